@@ -1,0 +1,61 @@
+# dlock: a lock service inside PostgreSQL
+#
+#   make && make install    build, and install into the server of pg_config
+#                           (another one: PG_CONFIG=/path/to/pg_config)
+#   make installcheck       run the installed version's tests, each kind on a
+#                           private server of its own; not as root
+#   test/run                all of this with one command, on a bare machine
+
+EXTENSION = dlock
+MODULE_big = dlock
+PGFILEDESC = "dlock - distributed locks"
+
+OBJS = \
+	src/api.o \
+	src/deadlock.o \
+	src/dlock.o \
+	src/queue.o \
+	src/session.o \
+	src/shmem.o \
+	src/stats.o \
+	src/ticket.o \
+	src/wait.o
+
+# The version has one source, the control file.
+EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" dlock.control)
+DATA = sql/dlock--$(EXTVERSION).sql
+
+# Tests are listed by name: a wildcard would not miss a lost one.  test/run
+# fails where these lists and the files in test/ do not agree.
+
+# test/sql/*.sql
+REGRESS = \
+	acquire
+
+# test/specs/*.spec; isolation_setup comes first, the others need it
+ISOLATION = \
+	isolation_setup
+
+# test/t/*.pl
+TAP =
+
+# Both expect their outputs in expected/.  The servers' directories must not
+# be tmp_check, which the TAP tests delete.
+instance = --temp-config=test/dlock.conf --no-locale --encoding=UTF8
+REGRESS_OPTS = --inputdir=test --temp-instance=./tmp_regress $(instance)
+ISOLATION_OPTS = --inputdir=test --outputdir=. \
+	--temp-instance=./tmp_isolation $(instance)
+
+ifneq ($(strip $(TAP)),)
+TAP_TESTS = 1
+PROVE_TESTS ?= $(TAP:%=test/t/%.pl)
+endif
+
+EXTRA_CLEAN = tmp_regress tmp_isolation
+
+PG_CONFIG ?= pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs)
+include $(PGXS)
+
+# PGXS does not know which headers an object needs: all of them, then.
+$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)

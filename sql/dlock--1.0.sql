@@ -1,0 +1,247 @@
+/* sql/dlock--1.0.sql */
+
+-- complain if script is sourced in psql, rather than via CREATE EXTENSION
+\echo Use "CREATE EXTENSION dlock" to load this file. \quit
+
+--
+-- Ticket numbers
+--
+-- Its last value is the greatest number ever reserved, so it goes into dumps:
+-- a restored database never gives a fence that the old one gave.
+--
+CREATE SEQUENCE dlock_ticket_seq MAXVALUE 9007199254740991 NO CYCLE;
+SELECT pg_catalog.pg_extension_config_dump('dlock_ticket_seq', '');
+REVOKE ALL ON SEQUENCE dlock_ticket_seq FROM PUBLIC;
+COMMENT ON SEQUENCE dlock_ticket_seq IS
+'greatest ticket number that dlock has reserved';
+
+--
+-- Session scope
+--
+CREATE FUNCTION dlock_acquire(
+    name text, timeout interval = NULL, shared boolean = false,
+    slots integer = NULL, permits integer = 1, info text = NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_acquire'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_acquire(text, interval, boolean, integer, integer, text) IS
+'wait for a lock, hold it until released or until the session ends, and return its fence';
+
+CREATE FUNCTION dlock_try_acquire(
+    name text, timeout interval = '0', shared boolean = false,
+    slots integer = NULL, permits integer = 1, info text = NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_try_acquire'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_try_acquire(text, interval, boolean, integer, integer, text) IS
+'as dlock_acquire, but return NULL if the lock cannot be had in time';
+
+CREATE FUNCTION dlock_acquire_all(
+    names text[], timeout interval = NULL, shared boolean = false,
+    info text = NULL)
+RETURNS bigint[]
+AS 'MODULE_PATHNAME', 'dlock_acquire_all'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_acquire_all(text[], interval, boolean, text) IS
+'acquire all of several locks or none, without deadlocks among callers that hold nothing else';
+
+CREATE FUNCTION dlock_try_acquire_all(
+    names text[], timeout interval = '0', shared boolean = false,
+    info text = NULL)
+RETURNS bigint[]
+AS 'MODULE_PATHNAME', 'dlock_try_acquire_all'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_try_acquire_all(text[], interval, boolean, text) IS
+'as dlock_acquire_all, but return NULL if the locks cannot be had in time';
+
+CREATE FUNCTION dlock_release(name text)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_release'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_release(text) IS
+'undo one session-scoped acquire of a lock';
+
+CREATE FUNCTION dlock_release_ticket(ticket bigint)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_release_ticket'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_release_ticket(bigint) IS
+'undo one session-scoped acquire of a ticket';
+
+CREATE FUNCTION dlock_release_at_commit(ticket bigint)
+RETURNS void
+AS 'MODULE_PATHNAME', 'dlock_release_at_commit'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_release_at_commit(bigint) IS
+'undo one session-scoped acquire of a ticket as soon as this transaction''s writes are visible, and only if it commits';
+
+CREATE FUNCTION dlock_release_all()
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_release_all'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_release_all() IS
+'release every session-scoped lock of this session';
+
+--
+-- Transaction scope
+--
+CREATE FUNCTION dlock_xact_acquire(
+    name text, timeout interval = NULL, shared boolean = false,
+    slots integer = NULL, permits integer = 1, info text = NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_xact_acquire'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_xact_acquire(text, interval, boolean, integer, integer, text) IS
+'wait for a lock, hold it until the transaction has ended, and return its fence';
+
+CREATE FUNCTION dlock_try_xact_acquire(
+    name text, timeout interval = '0', shared boolean = false,
+    slots integer = NULL, permits integer = 1, info text = NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_try_xact_acquire'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_try_xact_acquire(text, interval, boolean, integer, integer, text) IS
+'as dlock_xact_acquire, but return NULL if the lock cannot be had in time';
+
+CREATE FUNCTION dlock_xact_acquire_all(
+    names text[], timeout interval = NULL, shared boolean = false,
+    info text = NULL)
+RETURNS bigint[]
+AS 'MODULE_PATHNAME', 'dlock_xact_acquire_all'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_xact_acquire_all(text[], interval, boolean, text) IS
+'as dlock_acquire_all, until the transaction has ended';
+
+CREATE FUNCTION dlock_try_xact_acquire_all(
+    names text[], timeout interval = '0', shared boolean = false,
+    info text = NULL)
+RETURNS bigint[]
+AS 'MODULE_PATHNAME', 'dlock_try_xact_acquire_all'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_try_xact_acquire_all(text[], interval, boolean, text) IS
+'as dlock_xact_acquire_all, but return NULL if the locks cannot be had in time';
+
+--
+-- Questions
+--
+CREATE FUNCTION dlock_is_held(name text)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_is_held'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_is_held(text) IS
+'does this session hold the lock, in session or transaction scope?';
+
+CREATE FUNCTION dlock_fence(name text)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_fence'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_fence(text) IS
+'greatest fence among the holders of a lock, NULL if there is none';
+
+CREATE FUNCTION dlock_check(name text, fence bigint)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_check'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_check(text, bigint) IS
+'was this fence a holder''s at the moment of the call?';
+
+CREATE FUNCTION dlock_blocking_pids(pid integer)
+RETURNS integer[]
+AS 'MODULE_PATHNAME', 'dlock_blocking_pids'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_blocking_pids(integer) IS
+'process ids of the sessions that keep a session waiting for a lock of dlock';
+
+--
+-- For administrators: superusers, and whom they grant it to
+--
+CREATE FUNCTION dlock_force_release(ticket bigint)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_force_release'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE EXECUTE ON FUNCTION dlock_force_release(bigint) FROM PUBLIC;
+COMMENT ON FUNCTION dlock_force_release(bigint) IS
+'end a ticket of any session, held or waiting';
+
+CREATE FUNCTION dlock_advance_ticket(minimum bigint)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_advance_ticket'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE EXECUTE ON FUNCTION dlock_advance_ticket(bigint) FROM PUBLIC;
+COMMENT ON FUNCTION dlock_advance_ticket(bigint) IS
+'see to it that no later ticket has a smaller number';
+
+--
+-- Views
+--
+CREATE FUNCTION dlock_lock_status(
+    OUT name text, OUT ticket bigint, OUT mode text, OUT slots integer,
+    OUT permits integer, OUT granted boolean, OUT "position" integer,
+    OUT scope text, OUT pid integer, OUT lease bigint, OUT role oid,
+    OUT owner text, OUT info text, OUT channel text,
+    OUT enqueued_at timestamptz, OUT granted_at timestamptz,
+    OUT remaining interval, OUT depth integer, OUT pinned boolean,
+    OUT blocked_by bigint[])
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'dlock_lock_status'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_lock_status() IS
+'function behind the view dlock_locks';
+
+CREATE VIEW dlock_locks AS
+SELECT l.name, l.ticket, l.mode, l.slots, l.permits, l.granted, l."position",
+       l.scope, l.pid, l.lease,
+       pg_catalog.pg_get_userbyid(l.role) AS role,
+       l.owner, l.info, l.channel, l.enqueued_at, l.granted_at, l.remaining,
+       l.depth, l.pinned, l.blocked_by
+  FROM dlock_lock_status() AS l;
+GRANT SELECT ON dlock_locks TO PUBLIC;
+COMMENT ON VIEW dlock_locks IS
+'the holders and the queue of every lock in this database';
+COMMENT ON COLUMN dlock_locks.name IS 'name of the lock';
+COMMENT ON COLUMN dlock_locks.ticket IS 'number of the ticket; the fence of an exclusive holder';
+COMMENT ON COLUMN dlock_locks.mode IS 'exclusive, shared or slots';
+COMMENT ON COLUMN dlock_locks.slots IS 'permits that the lock has; NULL unless mode is slots';
+COMMENT ON COLUMN dlock_locks.permits IS 'permits that this ticket takes';
+COMMENT ON COLUMN dlock_locks.granted IS 'true for a holder, false for a waiter';
+COMMENT ON COLUMN dlock_locks.position IS 'place in the queue, from 1; 0 for a holder';
+COMMENT ON COLUMN dlock_locks.scope IS 'what the ticket lives and dies with: session or transaction';
+COMMENT ON COLUMN dlock_locks.pid IS 'process id of the session';
+COMMENT ON COLUMN dlock_locks.lease IS 'lease that keeps the ticket; NULL if none';
+COMMENT ON COLUMN dlock_locks.role IS 'role that asked for the lock';
+COMMENT ON COLUMN dlock_locks.owner IS 'owner given with a lease; NULL if none';
+COMMENT ON COLUMN dlock_locks.info IS 'what the session says of itself';
+COMMENT ON COLUMN dlock_locks.channel IS 'channel on which a grant is announced; NULL if none';
+COMMENT ON COLUMN dlock_locks.enqueued_at IS 'when the ticket joined the queue';
+COMMENT ON COLUMN dlock_locks.granted_at IS 'when the lock was granted; NULL for a waiter';
+COMMENT ON COLUMN dlock_locks.remaining IS 'time until the lease runs out; NULL if none';
+COMMENT ON COLUMN dlock_locks.depth IS 'acquires that a holder has still to undo';
+COMMENT ON COLUMN dlock_locks.pinned IS 'true while a guarded commit keeps the lock from being handed over';
+COMMENT ON COLUMN dlock_locks.blocked_by IS 'tickets that stand before a waiter';
+
+CREATE FUNCTION dlock_counters(
+    OUT acquired bigint, OUT waited bigint, OUT released bigint,
+    OUT busy bigint, OUT timeouts bigint, OUT canceled bigint,
+    OUT deadlocks bigint, OUT wait_us bigint)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'dlock_counters'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_counters() IS
+'function behind the view dlock_stats';
+
+CREATE VIEW dlock_stats AS
+SELECT c.acquired, c.waited, c.released, c.busy, c.timeouts, c.canceled,
+       c.deadlocks,
+       pg_catalog.make_interval(secs => c.wait_us / 1e6::double precision) AS wait_time
+  FROM dlock_counters() AS c;
+GRANT SELECT ON dlock_stats TO PUBLIC;
+COMMENT ON VIEW dlock_stats IS
+'what the locks of this database have seen since the server started';
+COMMENT ON COLUMN dlock_stats.acquired IS 'locks granted';
+COMMENT ON COLUMN dlock_stats.waited IS 'of these, granted after a wait';
+COMMENT ON COLUMN dlock_stats.released IS 'locks given back';
+COMMENT ON COLUMN dlock_stats.busy IS 'attempts that gave up at once';
+COMMENT ON COLUMN dlock_stats.timeouts IS 'waits ended by their timeout';
+COMMENT ON COLUMN dlock_stats.canceled IS 'waits ended by any other error';
+COMMENT ON COLUMN dlock_stats.deadlocks IS 'waits ended to break a deadlock';
+COMMENT ON COLUMN dlock_stats.wait_time IS 'time spent waiting';

@@ -1,0 +1,484 @@
+/*-------------------------------------------------------------------------
+ *
+ * api.c
+ *	  The functions that SQL calls: arguments, rights, results.
+ *
+ * None is strict: a NULL where a value is needed is an error here, and not a
+ * NULL result that reads like "not acquired".
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/parallel.h"
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "common/hashfn.h"
+#include "common/int.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "dlock.h"
+
+/*
+ * What every call begins with.  Returns this database's space.
+ */
+static DlockSpace *
+begin_call(void)
+{
+	if (RecoveryInProgress())
+		ereport(ERROR,
+				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+				 errmsg("cannot use locks during recovery"),
+				 errdetail("A standby server knows nothing of the locks that its primary grants."),
+				 errhint("Connect to the primary server.")));
+	if (IsParallelWorker())
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+				 errmsg("cannot use locks in a parallel worker")));
+	if (unlikely(dlock_my_backend == NULL))
+		dlock_session_attach();
+	return dlock_current_space();
+}
+
+static void
+need(FunctionCallInfo fcinfo, int argument, const char *name)
+{
+	if (PG_ARGISNULL(argument))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("argument \"%s\" must not be null", name)));
+}
+
+static void
+make_key(DlockKey *key, const DlockSpace *space, text *name)
+{
+	int			length = VARSIZE_ANY_EXHDR(name);
+
+	if (length == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("lock name must not be empty")));
+	if (length > DLOCK_MAX_NAME)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("lock name is too long"),
+				 errdetail("It has %d bytes; at most %d are allowed.",
+						   length, DLOCK_MAX_NAME),
+				 errhint("Use a digest of it, such as md5().")));
+	memset(key, 0, sizeof(DlockKey));
+	key->space = space->key;
+	key->length = length;
+	memcpy(key->name, VARDATA_ANY(name), length);
+	key->hash = hash_combine(hash_bytes((unsigned char *) &key->space,
+										sizeof(DlockSpaceKey)),
+							 hash_bytes((unsigned char *) key->name, length));
+}
+
+/* The lock name in the first argument, as every function has it. */
+static DlockSpace *
+begin_named_call(FunctionCallInfo fcinfo, DlockKey *key)
+{
+	DlockSpace *space = begin_call();
+
+	need(fcinfo, 0, "name");
+	make_key(key, space, PG_GETARG_TEXT_PP(0));
+	return space;
+}
+
+/*
+ * A timeout.  Months count 30 days and days 24 hours, as in every place where
+ * PostgreSQL makes a number of an interval.
+ */
+static DlockTimeout
+get_timeout(FunctionCallInfo fcinfo, int argument)
+{
+	Interval   *interval;
+	int64		days;
+	int64		result;
+
+	if (PG_ARGISNULL(argument))
+		return DLOCK_WAIT_FOREVER;
+	interval = PG_GETARG_INTERVAL_P(argument);
+	if (COMPAT_INTERVAL_NOT_FINITE(interval) ||
+		(days = (int64) interval->month * DAYS_PER_MONTH + interval->day,
+		 pg_mul_s64_overflow(days, USECS_PER_DAY, &result)) ||
+		pg_add_s64_overflow(result, interval->time, &result) ||
+		result < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("timeout must not be negative or infinite"),
+				 errhint("To wait without a limit, use timeout => NULL.")));
+	return result;
+}
+
+static const char *
+get_info(FunctionCallInfo fcinfo, int argument)
+{
+	text	   *info;
+
+	if (PG_ARGISNULL(argument))
+		return NULL;
+	info = PG_GETARG_TEXT_PP(argument);
+	if (VARSIZE_ANY_EXHDR(info) > DLOCK_MAX_INFO)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("info is too long"),
+				 errdetail("It has %d bytes; at most %d are allowed.",
+						   (int) VARSIZE_ANY_EXHDR(info), DLOCK_MAX_INFO)));
+	return text_to_cstring(info);
+}
+
+/* Mode, slots and permits, from three arguments in a row. */
+static void
+get_mode(FunctionCallInfo fcinfo, int shared, DlockRequest *request)
+{
+	int			slots = shared + 1;
+	int			permits = shared + 2;
+
+	need(fcinfo, shared, "shared");
+	need(fcinfo, permits, "permits");
+	request->slots = PG_ARGISNULL(slots) ? 0 : PG_GETARG_INT32(slots);
+	request->permits = PG_GETARG_INT32(permits);
+	request->mode = PG_GETARG_BOOL(shared) ? DLOCK_SHARED :
+		PG_ARGISNULL(slots) ? DLOCK_EXCLUSIVE : DLOCK_SLOTS;
+
+	if (request->mode == DLOCK_SHARED && !PG_ARGISNULL(slots))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("\"shared\" and \"slots\" cannot be used together"),
+				 errhint("A lock with slots is shared by nature: a request takes one permit, or as many as \"permits\" says.")));
+	if (!PG_ARGISNULL(slots) && request->slots < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("slots must be 1 or more, not %d", request->slots)));
+	if (request->permits < 1 ||
+		request->permits > (request->mode == DLOCK_SLOTS ? request->slots : 1))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("permits must be between 1 and slots, not %d",
+						request->permits),
+				 request->mode == DLOCK_SLOTS ?
+				 errdetail("The lock has %d slots.", request->slots) :
+				 errhint("Only a request with \"slots\" can take more than one permit.")));
+}
+
+static void
+check_session_scope(DlockScope scope)
+{
+	if (scope == DLOCK_SESSION &&
+		dlock_session_locks != DLOCK_SESSION_LOCKS_ALLOW)
+		ereport(dlock_session_locks == DLOCK_SESSION_LOCKS_WARN ? WARNING : ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("session-scoped lock requested where dlock.session_locks advises against it"),
+				 errdetail("Behind a transaction pooler, a session and its locks outlive the client."),
+				 errhint("Use transaction scope, as with dlock_xact_acquire().")));
+}
+
+static void
+raise_timeout(const DlockRequest *request, DlockTimeout timeout)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+			 errmsg("could not acquire lock \"%.*s\" within its timeout",
+					request->key.length, request->key.name),
+			 errdetail("The timeout was %.0f ms.", timeout / 1000.0),
+			 errhint("The view dlock_locks shows who holds the lock and who waits.")));
+}
+
+/*
+ * The acquire functions of session and transaction scope:
+ * (name, timeout, shared, slots, permits, info).
+ */
+static Datum
+acquire(FunctionCallInfo fcinfo, DlockScope scope, bool try)
+{
+	DlockRequest request = {.scope = scope};
+	DlockSpace *space = begin_named_call(fcinfo, &request.key);
+	DlockOutcome outcome;
+	int64		fence;
+
+	request.timeout = get_timeout(fcinfo, 1);
+	get_mode(fcinfo, 2, &request);
+	request.info = get_info(fcinfo, 5);
+	check_session_scope(scope);
+
+	fence = dlock_session_acquire(space, &request, &outcome);
+	if (outcome == DLOCK_ACQUIRED)
+		PG_RETURN_INT64(fence);
+	if (!try)
+		raise_timeout(&request, request.timeout);
+	PG_RETURN_NULL();
+}
+
+PG_FUNCTION_INFO_V1(dlock_acquire);
+Datum
+dlock_acquire(PG_FUNCTION_ARGS)
+{
+	return acquire(fcinfo, DLOCK_SESSION, false);
+}
+
+PG_FUNCTION_INFO_V1(dlock_try_acquire);
+Datum
+dlock_try_acquire(PG_FUNCTION_ARGS)
+{
+	return acquire(fcinfo, DLOCK_SESSION, true);
+}
+
+PG_FUNCTION_INFO_V1(dlock_xact_acquire);
+Datum
+dlock_xact_acquire(PG_FUNCTION_ARGS)
+{
+	return acquire(fcinfo, DLOCK_TRANSACTION, false);
+}
+
+PG_FUNCTION_INFO_V1(dlock_try_xact_acquire);
+Datum
+dlock_try_xact_acquire(PG_FUNCTION_ARGS)
+{
+	return acquire(fcinfo, DLOCK_TRANSACTION, true);
+}
+
+static int
+compare_keys(const DlockKey *a, const DlockKey *b)
+{
+	int			result = memcmp(a->name, b->name, Min(a->length, b->length));
+
+	return result != 0 ? result : (int) a->length - (int) b->length;
+}
+
+static int
+compare_key_pointers(const void *a, const void *b)
+{
+	return compare_keys(*(DlockKey *const *) a, *(DlockKey *const *) b);
+}
+
+/*
+ * The names of an array as keys: "keys" in the array's order, "sorted"
+ * without duplicates in the order of their bytes, which is the one global
+ * order of acquiring.  Returns how many "sorted" has.
+ */
+static int
+get_keys(DlockSpace *space, ArrayType *names, int *count,
+		 DlockKey **keys, DlockKey ***sorted)
+{
+	Datum	   *elements;
+	bool	   *nulls;
+	int			unique = 0;
+
+	if (ARR_NDIM(names) > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
+				 errmsg("wrong number of array subscripts"),
+				 errdetail("The array of lock names must be one-dimensional.")));
+	deconstruct_array(names, TEXTOID, -1, false, TYPALIGN_INT,
+					  &elements, &nulls, count);
+	*keys = MemoryContextAllocHuge(CurrentMemoryContext,
+								   Max(*count, 1) * sizeof(DlockKey));
+	*sorted = palloc(Max(*count, 1) * sizeof(DlockKey *));
+	for (int i = 0; i < *count; i++)
+	{
+		if (nulls[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("lock name must not be null")));
+		make_key(&(*keys)[i], space, DatumGetTextPP(elements[i]));
+		(*sorted)[i] = &(*keys)[i];
+	}
+	qsort(*sorted, *count, sizeof(DlockKey *), compare_key_pointers);
+	for (int i = 0; i < *count; i++)
+	{
+		if (unique == 0 ||
+			compare_keys((*sorted)[unique - 1], (*sorted)[i]) != 0)
+			(*sorted)[unique++] = (*sorted)[i];
+	}
+	return unique;
+}
+
+/*
+ * The functions that acquire many locks at once:
+ * (names, timeout, shared, info).
+ */
+static Datum
+acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
+{
+	DlockSpace *space = begin_call();
+	DlockRequest request = {
+		.scope = scope,
+		.permits = 1,
+	};
+	DlockTimeout timeout;
+	DlockOutcome outcome;
+	DlockKey   *keys;
+	DlockKey  **sorted;
+	int64	   *fences;
+	Datum	   *result;
+	int			count;
+	int			unique;
+	int			failed;
+
+	need(fcinfo, 0, "names");
+	need(fcinfo, 2, "shared");
+	unique = get_keys(space, PG_GETARG_ARRAYTYPE_P(0), &count, &keys, &sorted);
+	request.timeout = timeout = get_timeout(fcinfo, 1);
+	request.mode = PG_GETARG_BOOL(2) ? DLOCK_SHARED : DLOCK_EXCLUSIVE;
+	request.info = get_info(fcinfo, 3);
+	check_session_scope(scope);
+
+	fences = palloc(Max(unique, 1) * sizeof(int64));
+	if (!dlock_session_acquire_all(space, &request, sorted, unique, fences,
+								   &failed, &outcome))
+	{
+		request.key = *sorted[failed];
+		if (!try)
+			raise_timeout(&request, timeout);
+		PG_RETURN_NULL();
+	}
+
+	result = palloc(Max(count, 1) * sizeof(Datum));
+	for (int i = 0; i < count; i++)
+	{
+		DlockKey   *key = &keys[i];
+		DlockKey  **found = bsearch(&key, sorted, unique, sizeof(DlockKey *),
+									compare_key_pointers);
+
+		result[i] = Int64GetDatum(fences[found - sorted]);
+	}
+	PG_RETURN_ARRAYTYPE_P(construct_array(result, count, INT8OID, sizeof(int64),
+										  FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+}
+
+PG_FUNCTION_INFO_V1(dlock_acquire_all);
+Datum
+dlock_acquire_all(PG_FUNCTION_ARGS)
+{
+	return acquire_all(fcinfo, DLOCK_SESSION, false);
+}
+
+PG_FUNCTION_INFO_V1(dlock_try_acquire_all);
+Datum
+dlock_try_acquire_all(PG_FUNCTION_ARGS)
+{
+	return acquire_all(fcinfo, DLOCK_SESSION, true);
+}
+
+PG_FUNCTION_INFO_V1(dlock_xact_acquire_all);
+Datum
+dlock_xact_acquire_all(PG_FUNCTION_ARGS)
+{
+	return acquire_all(fcinfo, DLOCK_TRANSACTION, false);
+}
+
+PG_FUNCTION_INFO_V1(dlock_try_xact_acquire_all);
+Datum
+dlock_try_xact_acquire_all(PG_FUNCTION_ARGS)
+{
+	return acquire_all(fcinfo, DLOCK_TRANSACTION, true);
+}
+
+PG_FUNCTION_INFO_V1(dlock_release);
+Datum
+dlock_release(PG_FUNCTION_ARGS)
+{
+	DlockKey	key;
+
+	(void) begin_named_call(fcinfo, &key);
+	PG_RETURN_BOOL(dlock_session_release(&key));
+}
+
+PG_FUNCTION_INFO_V1(dlock_release_ticket);
+Datum
+dlock_release_ticket(PG_FUNCTION_ARGS)
+{
+	(void) begin_call();
+	need(fcinfo, 0, "ticket");
+	PG_RETURN_BOOL(dlock_session_release_ticket(PG_GETARG_INT64(0)));
+}
+
+PG_FUNCTION_INFO_V1(dlock_release_at_commit);
+Datum
+dlock_release_at_commit(PG_FUNCTION_ARGS)
+{
+	(void) begin_call();
+	need(fcinfo, 0, "ticket");
+	dlock_session_release_at_commit(PG_GETARG_INT64(0));
+	PG_RETURN_VOID();
+}
+
+PG_FUNCTION_INFO_V1(dlock_release_all);
+Datum
+dlock_release_all(PG_FUNCTION_ARGS)
+{
+	(void) begin_call();
+	PG_RETURN_INT64(dlock_session_release_all());
+}
+
+PG_FUNCTION_INFO_V1(dlock_is_held);
+Datum
+dlock_is_held(PG_FUNCTION_ARGS)
+{
+	DlockKey	key;
+
+	(void) begin_named_call(fcinfo, &key);
+	PG_RETURN_BOOL(dlock_session_holds(&key));
+}
+
+PG_FUNCTION_INFO_V1(dlock_fence);
+Datum
+dlock_fence(PG_FUNCTION_ARGS)
+{
+	DlockKey	key;
+	int64		fence;
+
+	(void) begin_named_call(fcinfo, &key);
+	fence = dlock_queue_fence(&key);
+	if (fence == 0)
+		PG_RETURN_NULL();
+	PG_RETURN_INT64(fence);
+}
+
+PG_FUNCTION_INFO_V1(dlock_check);
+Datum
+dlock_check(PG_FUNCTION_ARGS)
+{
+	DlockKey	key;
+
+	(void) begin_named_call(fcinfo, &key);
+	need(fcinfo, 1, "fence");
+	PG_RETURN_BOOL(dlock_queue_is_fence(&key, PG_GETARG_INT64(1)));
+}
+
+PG_FUNCTION_INFO_V1(dlock_force_release);
+Datum
+dlock_force_release(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_call();
+
+	need(fcinfo, 0, "ticket");
+	PG_RETURN_BOOL(dlock_queue_force(&space->key, PG_GETARG_INT64(0)));
+}
+
+/*
+ * Returns the least number that a ticket can have from now on.
+ */
+PG_FUNCTION_INFO_V1(dlock_advance_ticket);
+Datum
+dlock_advance_ticket(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_call();
+	int64		minimum;
+
+	need(fcinfo, 0, "minimum");
+	minimum = PG_GETARG_INT64(0);
+	if (minimum < 1 || minimum > DLOCK_MAX_TICKET)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("ticket number must be between 1 and %lld, not %lld",
+						(long long) DLOCK_MAX_TICKET, (long long) minimum)));
+	dlock_ticket_reserve(space, minimum);
+	PG_RETURN_INT64((int64) pg_atomic_read_u64(&space->next_ticket));
+}

@@ -1,0 +1,132 @@
+/*-------------------------------------------------------------------------
+ *
+ * compat.h
+ *	  What differs between PostgreSQL versions, newest first.
+ *
+ * Every test of PG_VERSION_NUM in dlock stands here, each with what changed.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_COMPAT_H
+#define DLOCK_COMPAT_H
+
+#include "lib/dshash.h"
+#include "storage/lwlock.h"
+#include "storage/proc.h"
+#include "utils/ps_status.h"
+
+#if PG_VERSION_NUM < 150000
+#error "dlock needs PostgreSQL 15 or later"
+#endif
+
+/*
+ * 19: a tranche gets its name in shared memory when its id is made; before,
+ * every process that may print the name registers it.
+ */
+static inline int
+compat_lwlock_new_tranche(const char *name)
+{
+#if PG_VERSION_NUM >= 190000
+	return LWLockNewTrancheId(name);
+#else
+	return LWLockNewTrancheId();
+#endif
+}
+
+static inline void
+compat_lwlock_register_tranche(int tranche, const char *name)
+{
+#if PG_VERSION_NUM < 190000
+	LWLockRegisterTranche(tranche, name);
+#endif
+}
+
+/* 17: proc numbers and backend ids became one, with a variable of its own */
+static inline int
+compat_my_procno(void)
+{
+#if PG_VERSION_NUM >= 170000
+	return MyProcNumber;
+#else
+	return MyProc->pgprocno;
+#endif
+}
+
+static inline int
+compat_procno(PGPROC *proc)
+{
+#if PG_VERSION_NUM >= 170000
+	return GetNumberFromPGProc(proc);
+#else
+	return proc->pgprocno;
+#endif
+}
+
+/* 17: dshash takes a function that copies keys */
+#if PG_VERSION_NUM >= 170000
+#define COMPAT_DSHASH_HAS_COPY
+#define COMPAT_DSHASH_COPY(function)	.copy_function = (function),
+#else
+#define COMPAT_DSHASH_COPY(function)
+#endif
+
+/* 17: intervals can be infinite */
+#if PG_VERSION_NUM >= 170000
+#define COMPAT_INTERVAL_NOT_FINITE(interval)	INTERVAL_NOT_FINITE(interval)
+#else
+#define COMPAT_INTERVAL_NOT_FINITE(interval)	false
+#endif
+
+/*
+ * 16: the process title can be given a suffix, and loses it again.  Before,
+ * lock.c copied and restored the whole title, and so does this.
+ */
+typedef struct CompatPsSuffix
+{
+#if PG_VERSION_NUM >= 160000
+	bool		set;
+#else
+	char	   *title;			/* what to restore, or NULL */
+#endif
+} CompatPsSuffix;
+
+static inline void
+compat_ps_suffix_set(CompatPsSuffix *saved, const char *suffix)
+{
+#if PG_VERSION_NUM >= 160000
+	saved->set = true;
+	set_ps_display_suffix(suffix);
+#else
+	saved->title = NULL;
+	if (update_process_title)
+	{
+		int			length;
+		const char *title = get_ps_display(&length);
+		char	   *waiting = palloc(length + strlen(suffix) + 2);
+
+		saved->title = pnstrdup(title, length);
+		sprintf(waiting, "%s %s", saved->title, suffix);
+		set_ps_display(waiting);
+		pfree(waiting);
+	}
+#endif
+}
+
+static inline void
+compat_ps_suffix_remove(CompatPsSuffix *saved)
+{
+#if PG_VERSION_NUM >= 160000
+	if (saved->set)
+		set_ps_display_remove_suffix();
+	saved->set = false;
+#else
+	if (saved->title)
+	{
+		set_ps_display(saved->title);
+		pfree(saved->title);
+		saved->title = NULL;
+	}
+#endif
+}
+
+#endif							/* DLOCK_COMPAT_H */

@@ -1,0 +1,87 @@
+/*-------------------------------------------------------------------------
+ *
+ * dlock.c
+ *	  The module: settings and hooks.
+ *
+ * The library comes into a session with the first call of one of its
+ * functions, so all that is set up here concerns only sessions that can hold
+ * a lock.  Preloading it is possible and changes nothing else.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <limits.h>
+
+#include "nodes/parsenodes.h"
+#include "tcop/utility.h"
+#include "utils/guc.h"
+
+#include "dlock.h"
+
+PG_MODULE_MAGIC;
+
+int			dlock_max_memory;
+int			dlock_max_locks_per_session;
+int			dlock_session_locks;
+
+/* PostgreSQL declares it itself from 16 on */
+extern PGDLLEXPORT void _PG_init(void);
+
+static const struct config_enum_entry session_locks_options[] = {
+	{"allow", DLOCK_SESSION_LOCKS_ALLOW, false},
+	{"warn", DLOCK_SESSION_LOCKS_WARN, false},
+	{"error", DLOCK_SESSION_LOCKS_ERROR, false},
+	{NULL, 0, false}
+};
+
+static ProcessUtility_hook_type previous_process_utility = NULL;
+
+/*
+ * DISCARD ALL brings a session back to its start, and connection pools send
+ * it between two clients: locks of the first must not stay for the second.
+ */
+static void
+process_utility(PlannedStmt *pstmt, const char *queryString,
+				bool readOnlyTree, ProcessUtilityContext context,
+				ParamListInfo params, QueryEnvironment *queryEnv,
+				DestReceiver *dest, QueryCompletion *qc)
+{
+	(previous_process_utility ? previous_process_utility :
+	 standard_ProcessUtility) (pstmt, queryString, readOnlyTree, context,
+							   params, queryEnv, dest, qc);
+
+	if (IsA(pstmt->utilityStmt, DiscardStmt) &&
+		castNode(DiscardStmt, pstmt->utilityStmt)->target == DISCARD_ALL)
+		(void) dlock_session_release_all();
+}
+
+void
+_PG_init(void)
+{
+	DefineCustomIntVariable("dlock.max_memory",
+							"Sets the memory that the locks of all sessions may take.",
+							"An eighth of it is kept for superusers.",
+							&dlock_max_memory,
+							128 * 1024, 1024, INT_MAX,
+							PGC_SIGHUP, GUC_UNIT_KB,
+							NULL, NULL, NULL);
+	DefineCustomIntVariable("dlock.max_locks_per_session",
+							"Sets how many locks a session may hold and wait for.",
+							NULL,
+							&dlock_max_locks_per_session,
+							100000, 1, INT_MAX,
+							PGC_SUSET, 0,
+							NULL, NULL, NULL);
+	DefineCustomEnumVariable("dlock.session_locks",
+							 "Sets whether session-scoped locks are allowed.",
+							 "Behind a transaction pooler they outlive their client.",
+							 &dlock_session_locks,
+							 DLOCK_SESSION_LOCKS_ALLOW, session_locks_options,
+							 PGC_SUSET, 0,
+							 NULL, NULL, NULL);
+	MarkGUCPrefixReserved("dlock");
+
+	previous_process_utility = ProcessUtility_hook;
+	ProcessUtility_hook = process_utility;
+}

@@ -1,0 +1,159 @@
+/*-------------------------------------------------------------------------
+ *
+ * dlock.h
+ *	  Backend types of dlock, and its functions by the file that has them.
+ *
+ * Calls go one way: api -> session -> wait -> queue -> ticket, shmem.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_H
+#define DLOCK_H
+
+#include "fmgr.h"
+#include "lib/ilist.h"
+#include "portability/instr_time.h"
+
+#include "compat.h"
+#include "shmem.h"
+
+#define ERRCODE_DLOCK_LOST	MAKE_SQLSTATE('5', '5', 'L', '0', '1')
+
+/* How long to wait, in microseconds */
+typedef int64 DlockTimeout;
+
+#define DLOCK_WAIT_FOREVER	((DlockTimeout) -1)
+#define DLOCK_NO_WAIT		((DlockTimeout) 0)
+
+/* What a caller asks for */
+typedef struct DlockRequest
+{
+	DlockKey	key;
+	DlockScope	scope;
+	DlockMode	mode;
+	int32		slots;			/* 0 unless mode is DLOCK_SLOTS */
+	int32		permits;
+	const char *info;			/* or NULL */
+	DlockTimeout timeout;
+	bool		without_snapshot;	/* wait without holding a snapshot */
+} DlockRequest;
+
+typedef enum DlockOutcome
+{
+	DLOCK_ACQUIRED,
+	DLOCK_BUSY,					/* not granted at once, no wait wanted */
+	DLOCK_TIMED_OUT
+} DlockOutcome;
+
+/* dlock.c */
+extern int	dlock_max_memory;	/* kilobytes */
+extern int	dlock_max_locks_per_session;
+extern int	dlock_session_locks;
+
+typedef enum DlockSessionLocks
+{
+	DLOCK_SESSION_LOCKS_ALLOW,
+	DLOCK_SESSION_LOCKS_WARN,
+	DLOCK_SESSION_LOCKS_ERROR
+} DlockSessionLocks;
+
+/* shmem.c */
+extern DlockControl *dlock_control;
+extern dsa_area *dlock_area;
+extern dshash_table *dlock_locks;
+extern DlockBackend *dlock_backends;
+extern DlockBackend *dlock_my_backend;
+
+extern void dlock_attach(void);
+extern void dlock_detach(void);
+extern DlockSpace *dlock_current_space(void);
+extern void dlock_check_memory(void);
+extern void dlock_count(DlockCounter counter, uint64 amount);
+extern void dlock_sum_counters(DlockSpace *space, uint64 *sums);
+
+/* ticket.c */
+extern int64 dlock_ticket_draw(DlockSpace *space);
+extern void dlock_ticket_reserve(DlockSpace *space, int64 minimum);
+extern DlockTicket *dlock_ticket_make(const DlockRequest *request);
+extern void dlock_ticket_joined(DlockTicket *ticket);
+extern void dlock_ticket_free(DlockTicket *ticket);
+extern void dlock_ticket_free_spare(void);
+
+/* queue.c */
+typedef enum DlockJoin
+{
+	DLOCK_JOIN_GRANTED,
+	DLOCK_JOIN_QUEUED,
+	DLOCK_JOIN_BUSY,			/* would have to wait, and must not */
+	DLOCK_JOIN_MISMATCH,		/* the lock is in use with other slots */
+	DLOCK_JOIN_NO_NUMBER		/* ticket numbers must be reserved first */
+} DlockJoin;
+
+/* What the views show of a ticket; the rows of a lock follow each other */
+typedef struct DlockRow
+{
+	struct DlockRow *next;
+	int64		number;
+	DlockMode	mode;
+	int32		slots;
+	int32		permits;
+	uint32		position;		/* in the queue; 0: holder */
+	DlockScope	scope;
+	uint32		session_depth;
+	uint32		xact_depth;
+	int			pid;
+	Oid			role;
+	TimestampTz enqueued_at;
+	TimestampTz granted_at;
+	uint16		name_length;
+	uint16		info_length;
+	bool		has_info;
+	char		text[FLEXIBLE_ARRAY_MEMBER];	/* name, then info */
+} DlockRow;
+
+typedef void (*DlockBlockerCallback) (const DlockTicket *ticket, void *arg);
+
+extern DlockJoin dlock_queue_join(DlockSpace *space, const DlockRequest *request,
+								  DlockTicket *ticket, bool nowait,
+								  int32 *slots);
+extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
+extern int64 dlock_queue_fence(const DlockKey *key);
+extern bool dlock_queue_is_fence(const DlockKey *key, int64 number);
+extern bool dlock_queue_force(const DlockSpaceKey *space, int64 number);
+extern bool dlock_queue_blockers(const DlockKey *key, int64 number,
+								 DlockBlockerCallback callback, void *arg);
+extern DlockRow *dlock_queue_rows(const DlockSpaceKey *space);
+extern void dlock_queue_reap(const DlockKey *key);
+
+/* wait.c */
+extern bool dlock_wait(const DlockRequest *request, DlockTicket *ticket);
+
+/* deadlock.c */
+
+/* A backend's wait; the same "count" means the same wait */
+typedef struct DlockWait
+{
+	uint64		count;
+	int64		number;			/* of the ticket waited for */
+	DlockKey	key;			/* of its lock */
+} DlockWait;
+
+extern bool dlock_backend_wait(int procno, DlockWait *wait);
+
+/* session.c */
+extern void dlock_session_attach(void);
+extern int64 dlock_session_acquire(DlockSpace *space,
+								   const DlockRequest *request,
+								   DlockOutcome *outcome);
+extern bool dlock_session_acquire_all(DlockSpace *space,
+									  DlockRequest *request,
+									  DlockKey *const *keys, int count,
+									  int64 *fences, int *failed,
+									  DlockOutcome *outcome);
+extern bool dlock_session_release(const DlockKey *key);
+extern bool dlock_session_release_ticket(int64 number);
+extern void dlock_session_release_at_commit(int64 number);
+extern int64 dlock_session_release_all(void);
+extern bool dlock_session_holds(const DlockKey *key);
+
+#endif							/* DLOCK_H */

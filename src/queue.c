@@ -1,0 +1,505 @@
+/*-------------------------------------------------------------------------
+ *
+ * queue.c
+ *	  The state machine of a lock: join, grant, hand over, leave.
+ *
+ * A lock has a list of holders and a queue.  Whoever changes either, under
+ * the entry's lock, goes on to grant from the head of the queue for as long
+ * as the head fits, and wakes those whom it granted once the entry's lock is
+ * free.  So nobody but the head is ever considered, nobody is woken in vain,
+ * and these hold whenever the entry's lock is free:
+ *
+ *	- the head of the queue does not fit beside the holders;
+ *	- the queue is in ticket order, and so are the grants;
+ *	- an entry has a ticket in one of its lists.
+ *
+ * Under the entry's lock nothing here sleeps, calls out, or allocates, but
+ * for dshash's own insertion, which comes before any change.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+#include "utils/memutils.h"
+
+#include "dlock.h"
+
+/* Backends to wake once the entry's lock is free */
+typedef struct Wakeups
+{
+	int			count;
+	int			procnos[32];
+} Wakeups;
+
+static inline DlockTicket *
+ticket_at(dsa_pointer pointer)
+{
+	return DsaPointerIsValid(pointer) ?
+		dsa_get_address(dlock_area, pointer) : NULL;
+}
+
+static void
+list_append(DlockList *list, DlockTicket *ticket)
+{
+	ticket->prev = list->tail;
+	ticket->next = InvalidDsaPointer;
+	if (DsaPointerIsValid(list->tail))
+		ticket_at(list->tail)->next = ticket->self;
+	else
+		list->head = ticket->self;
+	list->tail = ticket->self;
+	list->length++;
+}
+
+static void
+list_remove(DlockList *list, DlockTicket *ticket)
+{
+	if (DsaPointerIsValid(ticket->prev))
+		ticket_at(ticket->prev)->next = ticket->next;
+	else
+		list->head = ticket->next;
+	if (DsaPointerIsValid(ticket->next))
+		ticket_at(ticket->next)->prev = ticket->prev;
+	else
+		list->tail = ticket->prev;
+	ticket->prev = ticket->next = InvalidDsaPointer;
+	list->length--;
+}
+
+static inline DlockState
+state_of(DlockTicket *ticket)
+{
+	return (DlockState) pg_atomic_read_u32(&ticket->state);
+}
+
+static void
+wake_all(Wakeups *wakeups)
+{
+	for (int i = 0; i < wakeups->count; i++)
+		SetLatch(&GetPGProcByNumber(wakeups->procnos[i])->procLatch);
+	wakeups->count = 0;
+}
+
+/*
+ * Note a backend to be woken.  Where so many shared holders come in at once
+ * that the array is full, the latches are set under the entry's lock: that is
+ * only slower.
+ */
+static void
+wake_later(Wakeups *wakeups, const DlockTicket *ticket)
+{
+	if (wakeups->count == lengthof(wakeups->procnos))
+		wake_all(wakeups);
+	wakeups->procnos[wakeups->count++] = ticket->procno;
+}
+
+/* Could this request hold the lock beside the holders that there are? */
+static bool
+fits(const DlockLock *lock, DlockMode mode, int32 permits)
+{
+	switch (mode)
+	{
+		case DLOCK_EXCLUSIVE:
+			return lock->holders.length == 0;
+		case DLOCK_SHARED:
+			return lock->exclusive == 0;
+		case DLOCK_SLOTS:
+			return permits <= lock->slots - lock->permits;
+	}
+	return false;
+}
+
+static void
+grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
+{
+	list_append(&lock->holders, ticket);
+	lock->permits += ticket->permits;
+	if (ticket->mode == DLOCK_EXCLUSIVE)
+		lock->exclusive++;
+	ticket->granted_at = now;
+	/* the owner may read the state without the lock: all before is done */
+	pg_write_barrier();
+	pg_atomic_write_u32(&ticket->state, DLOCK_GRANTED);
+}
+
+/* Grant to the head of the queue for as long as it fits. */
+static void
+grant_from_queue(DlockLock *lock, Wakeups *wakeups)
+{
+	DlockTicket *head;
+	TimestampTz now = 0;
+
+	while ((head = ticket_at(lock->queue.head)) != NULL &&
+		   fits(lock, head->mode, head->permits))
+	{
+		if (now == 0)
+			now = GetCurrentTimestamp();
+		list_remove(&lock->queue, head);
+		grant(lock, head, now);
+		wake_later(wakeups, head);
+	}
+}
+
+/* Take a ticket out of the lock, and hand on what that frees. */
+static void
+take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
+{
+	if (state_of(ticket) == DLOCK_GRANTED)
+	{
+		list_remove(&lock->holders, ticket);
+		lock->permits -= ticket->permits;
+		if (ticket->mode == DLOCK_EXCLUSIVE)
+			lock->exclusive--;
+	}
+	else
+		list_remove(&lock->queue, ticket);
+	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
+	grant_from_queue(lock, wakeups);
+}
+
+static inline bool
+is_unused(const DlockLock *lock)
+{
+	return lock->holders.length == 0 && lock->queue.length == 0;
+}
+
+/* Let go of the entry's lock; an entry without a ticket goes. */
+static void
+let_go(DlockLock *lock)
+{
+	if (is_unused(lock))
+	{
+		dshash_delete_entry(dlock_locks, lock);
+		pg_atomic_fetch_sub_u64(&dlock_control->memory_used, sizeof(DlockLock));
+	}
+	else
+		dshash_release_lock(dlock_locks, lock);
+}
+
+static DlockLock *
+find(const DlockKey *key, bool exclusive)
+{
+	return dshash_find(dlock_locks, key, exclusive);
+}
+
+/*
+ * Enter a ticket: granted at once where nobody waits and it fits, queued
+ * otherwise, except that a request that must not wait is not queued.
+ *
+ * Where the outcome is not GRANTED or QUEUED, nothing has changed, and the
+ * ticket is still the caller's to free; *slots is set for MISMATCH.
+ *
+ * Raises 53200 where the table cannot grow; nothing has changed then either.
+ */
+DlockJoin
+dlock_queue_join(DlockSpace *space, const DlockRequest *request,
+				 DlockTicket *ticket, bool nowait, int32 *slots)
+{
+	DlockLock  *lock;
+	DlockJoin	result;
+	bool		found;
+	bool		free;
+
+	lock = dshash_find_or_insert(dlock_locks, &request->key, &found);
+	if (!found)
+	{
+		memset((char *) lock + sizeof(DlockKey), 0,
+			   sizeof(DlockLock) - sizeof(DlockKey));
+		lock->slots = request->slots;
+		pg_atomic_fetch_add_u64(&dlock_control->memory_used, sizeof(DlockLock));
+	}
+
+	free = lock->queue.length == 0 &&
+		fits(lock, request->mode, request->permits);
+	if (lock->slots != request->slots)
+	{
+		*slots = lock->slots;
+		result = DLOCK_JOIN_MISMATCH;
+	}
+	else if (!free && nowait)
+		result = DLOCK_JOIN_BUSY;
+	else if ((ticket->number = dlock_ticket_draw(space)) == 0)
+		result = DLOCK_JOIN_NO_NUMBER;
+	else if (free)
+	{
+		grant(lock, ticket, ticket->enqueued_at);
+		result = DLOCK_JOIN_GRANTED;
+	}
+	else
+	{
+		list_append(&lock->queue, ticket);
+		pg_atomic_write_u32(&ticket->state, DLOCK_WAITING);
+		result = DLOCK_JOIN_QUEUED;
+	}
+	let_go(lock);
+	return result;
+}
+
+/*
+ * End a ticket of this backend, held or waiting, and hand over.  False where
+ * it was gone already.  The ticket's memory is the caller's again.
+ *
+ * Raises nothing and allocates nothing: error and exit paths call this.
+ */
+bool
+dlock_queue_leave(const DlockKey *key, DlockTicket *ticket)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock;
+
+	if (state_of(ticket) == DLOCK_GONE)
+		return false;
+	lock = find(key, true);
+	if (lock == NULL)
+		return false;
+	if (state_of(ticket) == DLOCK_GONE)
+	{
+		/* ended by force since we looked */
+		dshash_release_lock(dlock_locks, lock);
+		return false;
+	}
+	take_out(lock, ticket, &wakeups);
+	let_go(lock);
+	wake_all(&wakeups);
+	return true;
+}
+
+/* The greatest number among the holders; 0 where there is none. */
+int64
+dlock_queue_fence(const DlockKey *key)
+{
+	DlockLock  *lock = find(key, false);
+	int64		fence = 0;
+
+	if (lock == NULL)
+		return 0;
+	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
+		 ticket = ticket_at(ticket->next))
+		fence = Max(fence, ticket->number);
+	dshash_release_lock(dlock_locks, lock);
+	return fence;
+}
+
+/* Is this the number of a holder? */
+bool
+dlock_queue_is_fence(const DlockKey *key, int64 number)
+{
+	DlockLock  *lock = find(key, false);
+	bool		found = false;
+
+	if (lock == NULL)
+		return false;
+	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket && !found;
+		 ticket = ticket_at(ticket->next))
+		found = ticket->number == number;
+	dshash_release_lock(dlock_locks, lock);
+	return found;
+}
+
+static DlockTicket *
+find_number(const DlockList *list, int64 number)
+{
+	DlockTicket *ticket = ticket_at(list->head);
+
+	while (ticket && ticket->number != number)
+		ticket = ticket_at(ticket->next);
+	return ticket;
+}
+
+/*
+ * End a ticket of any backend, on an administrator's word.  Its owner finds
+ * it GONE, and is woken in case it waits.  False where there is none.
+ *
+ * Looks through all locks, as nobody but its owner knows a ticket's lock.
+ */
+bool
+dlock_queue_force(const DlockSpaceKey *space, int64 number)
+{
+	dshash_seq_status status;
+	Wakeups		wakeups = {0};
+	DlockLock  *lock;
+	bool		done = false;
+
+	dshash_seq_init(&status, dlock_locks, true);
+	while (!done && (lock = dshash_seq_next(&status)) != NULL)
+	{
+		DlockTicket *ticket;
+
+		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
+			continue;
+		ticket = find_number(&lock->holders, number);
+		if (ticket == NULL)
+			ticket = find_number(&lock->queue, number);
+		if (ticket == NULL)
+			continue;
+		wake_later(&wakeups, ticket);
+		take_out(lock, ticket, &wakeups);
+		if (is_unused(lock))
+		{
+			dshash_delete_current(&status);
+			pg_atomic_fetch_sub_u64(&dlock_control->memory_used,
+									sizeof(DlockLock));
+		}
+		done = true;
+	}
+	dshash_seq_term(&status);
+	wake_all(&wakeups);
+	return done;
+}
+
+/*
+ * Tell the callback of every ticket that stands between a waiting ticket and
+ * its grant: the holders beside which it does not fit, and all that wait
+ * before it.  False where it does not wait.
+ *
+ * The callback is called under the entry's lock, and may do nothing there but
+ * note what it sees.
+ */
+bool
+dlock_queue_blockers(const DlockKey *key, int64 number,
+					 DlockBlockerCallback callback, void *arg)
+{
+	DlockLock  *lock = find(key, false);
+	DlockTicket *waiting;
+
+	if (lock == NULL)
+		return false;
+	waiting = find_number(&lock->queue, number);
+	if (waiting)
+	{
+		for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
+			 ticket = ticket_at(ticket->next))
+		{
+			if (waiting->mode != DLOCK_SHARED ||
+				ticket->mode == DLOCK_EXCLUSIVE)
+				callback(ticket, arg);
+		}
+		for (DlockTicket *ticket = ticket_at(lock->queue.head);
+			 ticket != waiting; ticket = ticket_at(ticket->next))
+			callback(ticket, arg);
+	}
+	dshash_release_lock(dlock_locks, lock);
+	return waiting != NULL;
+}
+
+/*
+ * Clear away the tickets of a lock whose owners are gone without having given
+ * them back.  That takes an error in a backend's exit, so this is never seen;
+ * but without it such a lock would stay closed until a restart.
+ *
+ * Their memory is freed here, as its owner is no more.
+ */
+void
+dlock_queue_reap(const DlockKey *key)
+{
+	DlockLock  *lock = find(key, true);
+	Wakeups		wakeups = {0};
+
+	if (lock == NULL)
+		return;
+	for (DlockTicket *ticket = ticket_at(lock->holders.head), *next; ticket;
+		 ticket = next)
+	{
+		DlockBackend *owner = &dlock_backends[ticket->procno];
+
+		next = ticket_at(ticket->next);
+		if (pg_atomic_read_u64(&owner->session) == ticket->session)
+			continue;
+		take_out(lock, ticket, &wakeups);
+		dlock_ticket_free(ticket);
+	}
+	let_go(lock);
+	wake_all(&wakeups);
+}
+
+static DlockRow *
+make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
+{
+	const char *info = NULL;
+	Size		info_length = 0;
+	DlockRow   *row;
+
+	if (DsaPointerIsValid(ticket->info))
+	{
+		info = dsa_get_address(dlock_area, ticket->info);
+		info_length = strlen(info);
+	}
+	row = palloc_extended(offsetof(DlockRow, text) + lock->key.length +
+						  info_length, MCXT_ALLOC_NO_OOM);
+	if (row == NULL)
+		return NULL;
+	row->number = ticket->number;
+	row->mode = ticket->mode;
+	row->slots = lock->slots;
+	row->permits = ticket->permits;
+	row->position = position;
+	row->session_depth = pg_atomic_read_u32(&ticket->session_depth);
+	row->xact_depth = pg_atomic_read_u32(&ticket->xact_depth);
+	row->scope = row->session_depth > 0 ? DLOCK_SESSION :
+		row->xact_depth > 0 ? DLOCK_TRANSACTION : ticket->scope;
+	row->pid = ticket->pid;
+	row->role = ticket->role;
+	row->enqueued_at = ticket->enqueued_at;
+	row->granted_at = ticket->granted_at;
+	row->name_length = lock->key.length;
+	row->info_length = info_length;
+	row->has_info = info != NULL;
+	memcpy(row->text, lock->key.name, row->name_length);
+	if (info)
+		memcpy(row->text + row->name_length, info, info_length);
+	return row;
+}
+
+/* Append a row for each ticket of a list; false where memory is out. */
+static bool
+append_rows(DlockRow ***tail, const DlockLock *lock, const DlockList *list,
+			bool queued)
+{
+	uint32		position = 0;
+
+	for (DlockTicket *ticket = ticket_at(list->head); ticket;
+		 ticket = ticket_at(ticket->next))
+	{
+		DlockRow   *row = make_row(lock, ticket, queued ? ++position : 0);
+
+		if (row == NULL)
+			return false;
+		row->next = NULL;
+		**tail = row;
+		*tail = &row->next;
+	}
+	return true;
+}
+
+/*
+ * Copy out every ticket of a space, lock by lock, the holders first and then
+ * the queue in its order.  Each lock is seen at one moment, different ones at
+ * different moments.
+ */
+DlockRow *
+dlock_queue_rows(const DlockSpaceKey *space)
+{
+	dshash_seq_status status;
+	DlockLock  *lock;
+	DlockRow   *rows = NULL;
+	DlockRow  **tail = &rows;
+	bool		complete = true;
+
+	dshash_seq_init(&status, dlock_locks, false);
+	while (complete && (lock = dshash_seq_next(&status)) != NULL)
+	{
+		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) == 0)
+			complete = append_rows(&tail, lock, &lock->holders, false) &&
+				append_rows(&tail, lock, &lock->queue, true);
+	}
+	dshash_seq_term(&status);
+	if (!complete)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory"),
+				 errdetail("Failed while copying the lock table.")));
+	return rows;
+}

@@ -1,0 +1,876 @@
+/*-------------------------------------------------------------------------
+ *
+ * session.c
+ *	  What this backend holds and waits for, and when it gives that back.
+ *
+ * A HeldTicket stands here for every ticket of this backend, from the moment
+ * it joined a lock until it has left it.  It counts how often the session and
+ * the transaction asked: the ticket ends when both counts are zero.  All of
+ * this is the backend's own memory.
+ *
+ * Transaction scope follows the nesting of subtransactions: "marks" is a
+ * stack of what is to be undone, each with the level that it belongs to.
+ * Marks are worked off when PostgreSQL has released the transaction's own
+ * locks, so that the next holder finds neither a row lock nor a write that it
+ * could not see.
+ *
+ * Whatever the shared state and this need is allocated before the shared
+ * state changes; afterwards nothing here can fail.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+#include "utils/wait_event.h"
+
+#include "dlock.h"
+
+/* A name under which this backend has tickets */
+typedef struct HeldName
+{
+	DlockKey	key;			/* hash key, must be first */
+	dlist_head	tickets;		/* HeldTicket.by_name, latest first */
+} HeldName;
+
+typedef struct HeldTicket
+{
+	int64		number;			/* hash key, must be first; 0: prepared */
+	HeldName   *name;
+	DlockTicket *ticket;
+	dlist_node	by_name;		/* in HeldName.tickets */
+	dlist_node	by_age;			/* in held_tickets */
+	uint32		session_depth;	/* acquires not yet released */
+	uint32		xact_depth;
+	uint32		marks;			/* how many marks point here */
+} HeldTicket;
+
+/* To be done at the end of the (sub)transaction of this level */
+typedef struct Mark
+{
+	HeldTicket *held;
+	int			level;			/* transaction nesting level */
+	uint32		count;			/* acquires to undo */
+	bool		at_commit;		/* a session-scoped one, and at commit only */
+} Mark;
+
+static HTAB *names = NULL;
+static HTAB *numbers = NULL;
+static dlist_head held_tickets = DLIST_STATIC_INIT(held_tickets);
+static uint32 num_held = 0;
+
+static Mark *marks = NULL;
+static int	num_marks = 0;
+static int	max_marks = 0;
+
+/*
+ * Prepared for the acquire under way.  After one that failed they are left
+ * for the next.
+ */
+static HeldTicket *prepared_ticket = NULL;
+static HeldName *prepared_name = NULL;
+
+static void at_exit(int code, Datum arg);
+static void at_resource_release(ResourceReleasePhase phase, bool isCommit,
+								bool isTopLevel, void *arg);
+static void at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
+						   SubTransactionId parentSubid, void *arg);
+static void at_xact_end(XactEvent event, void *arg);
+
+static uint32
+name_hash(const void *key, Size size)
+{
+	return ((const DlockKey *) key)->hash;
+}
+
+static int
+name_compare(const void *a, const void *b, Size size)
+{
+	const DlockKey *x = a;
+	const DlockKey *y = b;
+
+	return memcmp(x, y, offsetof(DlockKey, name)) != 0 ||
+		memcmp(x->name, y->name, x->length) != 0;
+}
+
+static void *
+name_copy(void *to, const void *from, Size size)
+{
+	return memcpy(to, from, offsetof(DlockKey, name) +
+				  ((const DlockKey *) from)->length);
+}
+
+/* Make the tables and register the callbacks; once per backend. */
+static void
+initialize(void)
+{
+	HASHCTL		info = {0};
+
+	info.keysize = sizeof(int64);
+	info.entrysize = sizeof(HeldTicket);
+	info.hcxt = TopMemoryContext;
+	if (numbers == NULL)
+		numbers = hash_create("dlock tickets", 16, &info,
+							  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+
+	info.keysize = sizeof(DlockKey);
+	info.entrysize = sizeof(HeldName);
+	info.hash = name_hash;
+	info.match = name_compare;
+	info.keycopy = name_copy;
+	if (names == NULL)
+		names = hash_create("dlock names", 16, &info,
+							HASH_ELEM | HASH_FUNCTION | HASH_COMPARE |
+							HASH_KEYCOPY | HASH_CONTEXT);
+
+	before_shmem_exit(at_exit, 0);
+}
+
+/*
+ * Attach this backend at its first call.  The exit callback is there before
+ * anything can be held.
+ */
+void
+dlock_session_attach(void)
+{
+	static bool initialized = false;
+
+	if (!initialized)
+	{
+		initialize();
+		initialized = true;
+	}
+	dlock_attach();
+}
+
+static inline bool
+is_gone(const HeldTicket *held)
+{
+	return pg_atomic_read_u32(&held->ticket->state) == DLOCK_GONE;
+}
+
+static inline bool
+is_granted(const HeldTicket *held)
+{
+	return pg_atomic_read_u32(&held->ticket->state) == DLOCK_GRANTED;
+}
+
+static void
+set_depth(HeldTicket *held, uint32 session_depth, uint32 xact_depth)
+{
+	held->session_depth = session_depth;
+	held->xact_depth = xact_depth;
+	pg_atomic_write_u32(&held->ticket->session_depth, session_depth);
+	pg_atomic_write_u32(&held->ticket->xact_depth, xact_depth);
+}
+
+/* Forget a ticket that has left its lock, and free it. */
+static void
+forget(HeldTicket *held)
+{
+	HeldName   *name = held->name;
+
+	Assert(held->marks == 0);
+	dlock_ticket_free(held->ticket);
+	dlist_delete(&held->by_name);
+	dlist_delete(&held->by_age);
+	num_held--;
+	hash_search(numbers, &held->number, HASH_REMOVE, NULL);
+	if (dlist_is_empty(&name->tickets) && name != prepared_name)
+		hash_search(names, &name->key, HASH_REMOVE, NULL);
+}
+
+/*
+ * End the ticket if nobody asks for it any more.  A ticket that was ended by
+ * force is forgotten here, too, as soon as no mark points to it.
+ */
+static void
+settle(HeldTicket *held)
+{
+	if (held->session_depth == 0 && held->xact_depth == 0 && !is_gone(held))
+	{
+		if (dlock_queue_leave(&held->name->key, held->ticket))
+			dlock_count(DLOCK_COUNT_RELEASED, 1);
+	}
+	if (is_gone(held) && held->marks == 0)
+		forget(held);
+}
+
+/*
+ * The name's entry if this backend has a live ticket under it, NULL if not.
+ * Tickets that were ended by force are forgotten on the way, except where a
+ * mark still points to them; *lost tells that there were any.
+ */
+static HeldName *
+find_name(const DlockKey *key, bool *lost)
+{
+	HeldName   *name = hash_search(names, key, HASH_FIND, NULL);
+	dlist_node *node;
+	dlist_node *next;
+	bool		live = false;
+
+	*lost = false;
+	if (name == NULL || dlist_is_empty(&name->tickets))
+		return NULL;
+	for (node = dlist_head_node(&name->tickets); node; node = next)
+	{
+		HeldTicket *held = dlist_container(HeldTicket, by_name, node);
+
+		/* read on first: the entry itself goes with its last ticket */
+		next = dlist_has_next(&name->tickets, node) ?
+			dlist_next_node(&name->tickets, node) : NULL;
+		if (!is_gone(held))
+			live = true;
+		else
+		{
+			*lost = true;
+			if (held->marks == 0)
+				forget(held);
+		}
+	}
+	return live ? name : NULL;
+}
+
+/* The latest ticket under a name that is granted, in a mode other than slots */
+static HeldTicket *
+find_reentrant(HeldName *name)
+{
+	dlist_iter	iter;
+
+	dlist_foreach(iter, &name->tickets)
+	{
+		HeldTicket *held = dlist_container(HeldTicket, by_name, iter.cur);
+
+		if (is_granted(held) && held->ticket->mode != DLOCK_SLOTS)
+			return held;
+	}
+	return NULL;
+}
+
+/*
+ * Would this request, if it had to wait, wait for its own backend?  It would
+ * behind a ticket of its own beside which it can never hold.
+ */
+static bool
+blocks_itself(HeldName *name, const DlockRequest *request)
+{
+	int64		permits = request->permits;
+	dlist_iter	iter;
+
+	dlist_foreach(iter, &name->tickets)
+	{
+		HeldTicket *held = dlist_container(HeldTicket, by_name, iter.cur);
+
+		if (is_gone(held))
+			continue;
+		if (request->mode == DLOCK_EXCLUSIVE ||
+			held->ticket->mode == DLOCK_EXCLUSIVE)
+			return true;
+		permits += held->ticket->permits;
+	}
+	return request->mode == DLOCK_SLOTS && permits > request->slots;
+}
+
+/* Make sure that a mark can be pushed without allocating. */
+static void
+prepare_mark(void)
+{
+	static bool registered = false;
+
+	if (!registered)
+	{
+		RegisterXactCallback(at_xact_end, NULL);
+		RegisterSubXactCallback(at_subxact_end, NULL);
+		RegisterResourceReleaseCallback(at_resource_release, NULL);
+		registered = true;
+	}
+	if (marks == NULL)
+	{
+		marks = MemoryContextAlloc(TopMemoryContext, 16 * sizeof(Mark));
+		max_marks = 16;
+	}
+	else if (num_marks == max_marks)
+	{
+		marks = repalloc_huge(marks, (Size) max_marks * 2 * sizeof(Mark));
+		max_marks *= 2;
+	}
+}
+
+static void
+push_mark(HeldTicket *held, bool at_commit)
+{
+	int			level = GetCurrentTransactionNestLevel();
+	Mark	   *top = num_marks > 0 ? &marks[num_marks - 1] : NULL;
+
+	/* a loop that asks again and again needs no more than one */
+	if (top && top->held == held && top->level == level &&
+		top->at_commit == at_commit)
+	{
+		top->count++;
+		return;
+	}
+	Assert(num_marks < max_marks);
+	marks[num_marks++] = (Mark)
+	{
+		.held = held,
+		.level = level,
+		.count = 1,
+		.at_commit = at_commit
+	};
+	held->marks++;
+}
+
+/* Count one more acquire of a ticket.  prepare_mark() has been called. */
+static void
+deepen(HeldTicket *held, DlockScope scope)
+{
+	if (scope == DLOCK_TRANSACTION)
+	{
+		set_depth(held, held->session_depth, held->xact_depth + 1);
+		push_mark(held, false);
+	}
+	else
+		set_depth(held, held->session_depth + 1, held->xact_depth);
+}
+
+/* Take the top mark off the stack, and do or drop what it says. */
+static void
+pop_mark(bool is_commit)
+{
+	Mark		mark = marks[--num_marks];
+	HeldTicket *held = mark.held;
+
+	held->marks--;
+	if (!mark.at_commit)
+		set_depth(held, held->session_depth,
+				  held->xact_depth - mark.count);
+	else if (is_commit)
+		set_depth(held,
+				  held->session_depth - Min(mark.count, held->session_depth),
+				  held->xact_depth);
+	settle(held);
+}
+
+/*
+ * Allocate all that entering a ticket under this name will need.
+ */
+static void
+prepare(const DlockRequest *request)
+{
+	const int64 zero = 0;
+	bool		found;
+
+	if (num_held >= dlock_max_locks_per_session)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("too many locks in this session"),
+				 errdetail("The session has reached dlock.max_locks_per_session (%d).",
+						   dlock_max_locks_per_session),
+				 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
+
+	if (request->scope == DLOCK_TRANSACTION)
+		prepare_mark();
+	if (prepared_ticket == NULL)
+		prepared_ticket = hash_search(numbers, &zero, HASH_ENTER, NULL);
+	if (prepared_name && dlist_is_empty(&prepared_name->tickets))
+		hash_search(names, &prepared_name->key, HASH_REMOVE, NULL);
+	prepared_name = NULL;
+	prepared_name = hash_search(names, &request->key, HASH_ENTER, &found);
+	if (!found)
+		dlist_init(&prepared_name->tickets);
+}
+
+/* Enter a ticket that has joined its lock.  Cannot fail. */
+static HeldTicket *
+enter(DlockTicket *ticket)
+{
+	HeldTicket *held = prepared_ticket;
+
+	if (!hash_update_hash_key(numbers, held, &ticket->number))
+		elog(PANIC, "ticket number %lld was drawn twice",
+			 (long long) ticket->number);
+	held->name = prepared_name;
+	held->ticket = ticket;
+	held->marks = 0;
+	set_depth(held, 0, 0);
+	dlist_push_head(&held->name->tickets, &held->by_name);
+	dlist_push_tail(&held_tickets, &held->by_age);
+	num_held++;
+	prepared_ticket = NULL;
+	prepared_name = NULL;
+	return held;
+}
+
+static void
+raise_self_wait(const DlockRequest *request)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_DEADLOCK_DETECTED),
+			 errmsg("deadlock detected"),
+			 errdetail("Process %d would wait for lock \"%.*s\" behind a ticket of its own.",
+					   MyProcPid, request->key.length, request->key.name),
+			 errhint("Release that ticket first, or ask for no more than is left.")));
+}
+
+static void
+raise_mismatch(const DlockRequest *request, int32 slots)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("lock \"%.*s\" is in use with other slots",
+					request->key.length, request->key.name),
+			 slots == 0 ?
+			 errdetail("It is held or waited for without slots.") :
+			 errdetail("It is held or waited for with slots => %d.", slots),
+			 errhint("All holders and waiters of a lock must give the same slots.")));
+}
+
+static void
+check_upgrade(const DlockRequest *request, const HeldTicket *held)
+{
+	if (request->mode == DLOCK_EXCLUSIVE &&
+		held->ticket->mode == DLOCK_SHARED)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot acquire lock \"%.*s\" exclusively while holding it shared",
+						request->key.length, request->key.name),
+				 errdetail("An upgrade would overtake those who wait."),
+				 errhint("Release the shared hold first.")));
+}
+
+/*
+ * Wait for a ticket that was queued.  Whatever ends the wait other than the
+ * grant ends the ticket: withdrawn, or handed on where the grant came at the
+ * same moment.
+ */
+static bool
+wait_or_leave(const DlockRequest *request, HeldTicket *held)
+{
+	bool		granted;
+
+	PG_TRY();
+	{
+		granted = dlock_wait(request, held->ticket);
+	}
+	PG_CATCH();
+	{
+		dlock_count(DLOCK_COUNT_CANCELED, 1);
+		settle(held);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	if (granted)
+		dlock_count(DLOCK_COUNT_WAITED, 1);
+	else
+	{
+		dlock_count(DLOCK_COUNT_TIMEOUTS, 1);
+		settle(held);
+	}
+	return granted;
+}
+
+/*
+ * Acquire in session or transaction scope: returns the ticket's number, the
+ * fence.  Where that was not to be had in the request's time, returns 0 with
+ * *outcome set, and nothing is held that was not before.
+ */
+int64
+dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
+					  DlockOutcome *outcome)
+{
+	bool		nowait = request->timeout == DLOCK_NO_WAIT;
+	bool		would_block_itself = false;
+	bool		lost;
+	HeldName   *name;
+	HeldTicket *held;
+	DlockTicket *ticket;
+	DlockJoin	join;
+	int32		slots;
+
+	/* an interrupt is taken while nothing depends on it */
+	CHECK_FOR_INTERRUPTS();
+
+	*outcome = DLOCK_ACQUIRED;
+	name = find_name(&request->key, &lost);
+	if (name)
+	{
+		held = find_reentrant(name);
+		if (held && request->mode != DLOCK_SLOTS)
+		{
+			check_upgrade(request, held);
+			if (request->scope == DLOCK_TRANSACTION)
+				prepare_mark();
+			deepen(held, request->scope);
+			return held->number;
+		}
+		would_block_itself = blocks_itself(name, request);
+	}
+
+	prepare(request);
+	ticket = dlock_ticket_make(request);
+	while ((join = dlock_queue_join(space, request, ticket,
+									nowait || would_block_itself,
+									&slots)) == DLOCK_JOIN_NO_NUMBER)
+		dlock_ticket_reserve(space, 0);
+	switch (join)
+	{
+		case DLOCK_JOIN_MISMATCH:
+			raise_mismatch(request, slots);
+			break;
+		case DLOCK_JOIN_BUSY:
+			if (!nowait)
+				raise_self_wait(request);
+			dlock_count(DLOCK_COUNT_BUSY, 1);
+			*outcome = DLOCK_BUSY;
+			return 0;
+		default:
+			break;
+	}
+
+	dlock_ticket_joined(ticket);
+	held = enter(ticket);
+	if (join == DLOCK_JOIN_QUEUED && !wait_or_leave(request, held))
+	{
+		*outcome = DLOCK_TIMED_OUT;
+		return 0;
+	}
+	deepen(held, request->scope);
+	dlock_count(DLOCK_COUNT_ACQUIRED, 1);
+	return held->number;
+}
+
+/*
+ * Undo the acquire that was made last, under this name and in this scope.
+ * Raises nothing.
+ */
+static void
+undo_last_acquire(const DlockKey *key, DlockScope scope)
+{
+	if (scope == DLOCK_TRANSACTION)
+	{
+		Mark	   *top = &marks[num_marks - 1];
+
+		Assert(num_marks > 0 && !top->at_commit);
+		if (top->count == 1)
+			pop_mark(false);
+		else
+		{
+			top->count--;
+			set_depth(top->held, top->held->session_depth,
+					  top->held->xact_depth - 1);
+		}
+	}
+	else
+		(void) dlock_session_release(key);
+}
+
+/*
+ * Acquire all of several locks, or none.  The keys come without duplicates,
+ * in the order that all callers keep.  Writes a fence for each and returns
+ * true; or returns false where one was not to be had in the request's time,
+ * its index in *failed; "outcome" says why.
+ */
+bool
+dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
+						  DlockKey *const *keys, int count, int64 *fences,
+						  int *failed, DlockOutcome *outcome)
+{
+	DlockTimeout timeout = request->timeout;
+	volatile int taken = 0;
+	instr_time	start;
+
+	INSTR_TIME_SET_CURRENT(start);
+	PG_TRY();
+	{
+		while (taken < count)
+		{
+			instr_time	now;
+
+			request->key = *keys[taken];
+			if (timeout > 0)
+			{
+				INSTR_TIME_SET_CURRENT(now);
+				INSTR_TIME_SUBTRACT(now, start);
+				request->timeout =
+					Max(timeout - (int64) INSTR_TIME_GET_MICROSEC(now), 0);
+			}
+			fences[taken] = dlock_session_acquire(space, request, outcome);
+			if (*outcome != DLOCK_ACQUIRED)
+				break;
+			taken++;
+		}
+	}
+	PG_CATCH();
+	{
+		while (taken > 0)
+			undo_last_acquire(keys[--taken], request->scope);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+
+	if (taken == count)
+		return true;
+	*failed = taken;
+	while (taken > 0)
+		undo_last_acquire(keys[--taken], request->scope);
+	return false;
+}
+
+/* The latest ticket under a name that the session, as such, holds */
+static HeldTicket *
+find_session_hold(HeldName *name)
+{
+	dlist_iter	iter;
+
+	dlist_foreach(iter, &name->tickets)
+	{
+		HeldTicket *held = dlist_container(HeldTicket, by_name, iter.cur);
+
+		if (is_granted(held) && held->session_depth > 0)
+			return held;
+	}
+	return NULL;
+}
+
+static void
+undo_session_acquire(HeldTicket *held)
+{
+	set_depth(held, held->session_depth - 1, held->xact_depth);
+	settle(held);
+}
+
+/*
+ * Undo one session-scoped acquire of this name, the latest.  False where
+ * there is none; a warning says whether it was lost.
+ */
+bool
+dlock_session_release(const DlockKey *key)
+{
+	bool		lost;
+	HeldName   *name = find_name(key, &lost);
+	HeldTicket *held = name ? find_session_hold(name) : NULL;
+
+	if (held)
+	{
+		undo_session_acquire(held);
+		return true;
+	}
+	if (lost)
+		ereport(WARNING,
+				(errcode(ERRCODE_DLOCK_LOST),
+				 errmsg("lock \"%.*s\" was lost before this session released it",
+						key->length, key->name),
+				 errdetail("An administrator released it by force.")));
+	else
+		ereport(WARNING,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this session does not hold lock \"%.*s\"",
+						key->length, key->name)));
+	return false;
+}
+
+/*
+ * Undo one session-scoped acquire of the ticket with this number.
+ */
+bool
+dlock_session_release_ticket(int64 number)
+{
+	HeldTicket *held = hash_search(numbers, &number, HASH_FIND, NULL);
+
+	if (held && held->session_depth > 0 && !is_gone(held))
+	{
+		undo_session_acquire(held);
+		return true;
+	}
+	if (held && is_gone(held))
+	{
+		settle(held);
+		ereport(WARNING,
+				(errcode(ERRCODE_DLOCK_LOST),
+				 errmsg("ticket %lld was lost before this session released it",
+						(long long) number),
+				 errdetail("An administrator released it by force.")));
+	}
+	else
+		ereport(WARNING,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this session has no session-scoped ticket %lld",
+						(long long) number)));
+	return false;
+}
+
+/*
+ * Undo one session-scoped acquire of this ticket when the transaction has
+ * committed; a rollback, to a savepoint too, forgets about it.
+ */
+void
+dlock_session_release_at_commit(int64 number)
+{
+	HeldTicket *held = hash_search(numbers, &number, HASH_FIND, NULL);
+	uint32		marked = 0;
+
+	for (int i = 0; i < num_marks; i++)
+	{
+		if (marks[i].held == held && marks[i].at_commit)
+			marked += marks[i].count;
+	}
+	if (held == NULL || is_gone(held) || held->session_depth <= marked)
+		ereport(ERROR,
+				(errcode(ERRCODE_DLOCK_LOST),
+				 errmsg("this session does not hold ticket %lld",
+						(long long) number),
+				 held && !is_gone(held) ?
+				 errdetail("All its session-scoped acquires are released at commit already, or it has none.") :
+				 errdetail("It was never this session's, or has ended.")));
+	prepare_mark();
+	push_mark(held, true);
+}
+
+/*
+ * Drop every session-scoped hold and queued ticket of this session.  Returns
+ * how many tickets these were.
+ */
+int64
+dlock_session_release_all(void)
+{
+	dlist_node *node;
+	dlist_node *next;
+	int64		count = 0;
+
+	if (dlist_is_empty(&held_tickets))
+		return 0;
+	for (node = dlist_head_node(&held_tickets); node; node = next)
+	{
+		HeldTicket *held = dlist_container(HeldTicket, by_age, node);
+
+		next = dlist_has_next(&held_tickets, node) ?
+			dlist_next_node(&held_tickets, node) : NULL;
+		if (held->session_depth == 0)
+			continue;
+		if (!is_gone(held))
+			count++;
+		set_depth(held, 0, held->xact_depth);
+		settle(held);
+	}
+	return count;
+}
+
+/* Does this backend hold the lock, in session or transaction scope? */
+bool
+dlock_session_holds(const DlockKey *key)
+{
+	bool		lost;
+	HeldName   *name = find_name(key, &lost);
+	dlist_iter	iter;
+
+	if (name == NULL)
+		return false;
+	dlist_foreach(iter, &name->tickets)
+	{
+		if (is_granted(dlist_container(HeldTicket, by_name, iter.cur)))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * The transaction's end, once PostgreSQL has released the transaction's own
+ * locks.  The callback comes for every resource owner; the one that stands
+ * for a whole (sub)transaction is told by its being current.
+ */
+static void
+at_resource_release(ResourceReleasePhase phase, bool isCommit,
+					bool isTopLevel, void *arg)
+{
+	int			level;
+
+	if (phase != RESOURCE_RELEASE_AFTER_LOCKS || num_marks == 0)
+		return;
+	if (isTopLevel)
+	{
+		if (CurrentResourceOwner != TopTransactionResourceOwner)
+			return;
+		level = 0;
+	}
+	else
+	{
+		/* a subtransaction's commit is at_subxact_end()'s */
+		if (isCommit || CurrentResourceOwner != CurTransactionResourceOwner)
+			return;
+		level = GetCurrentTransactionNestLevel();
+	}
+	while (num_marks > 0 && marks[num_marks - 1].level >= level)
+		pop_mark(isCommit);
+}
+
+/* A subtransaction's marks become its parent's when it commits. */
+static void
+at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
+			   SubTransactionId parentSubid, void *arg)
+{
+	int			level = GetCurrentTransactionNestLevel();
+
+	if (event != SUBXACT_EVENT_COMMIT_SUB)
+		return;
+	for (int i = num_marks - 1; i >= 0 && marks[i].level >= level; i--)
+		marks[i].level = level - 1;
+}
+
+static void
+at_xact_end(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_PRE_PREPARE && num_marks > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot PREPARE a transaction that has transaction-scoped locks of dlock"),
+				 errdetail("Transaction-scoped holds and releases at commit belong to this session and would not survive it."),
+				 errhint("Use a session-scoped or a lease-scoped lock.")));
+}
+
+/*
+ * Give everything back when the backend exits, however it exits.
+ *
+ * The callback was registered after PostgreSQL's own, and so comes first: the
+ * open transaction is rolled back here, before any lock is handed on, so that
+ * the next holder does not meet its row locks.  That takes the
+ * transaction-scoped holds along.
+ *
+ * Should an error be raised in here, it ends the callback, and PostgreSQL goes
+ * on with the ones that are left.  So each step registers this function again
+ * and never repeats what has failed; what could not be given back then is
+ * cleared away by the waiters, see dlock_queue_reap().
+ */
+static void
+at_exit(int code, Datum arg)
+{
+	static bool rolled_back = false;
+
+	if (!rolled_back)
+	{
+		rolled_back = true;
+		before_shmem_exit(at_exit, 0);
+		AbortOutOfAnyTransaction();
+	}
+	else if (!dlist_is_empty(&held_tickets))
+	{
+		before_shmem_exit(at_exit, 0);
+		while (!dlist_is_empty(&held_tickets))
+		{
+			HeldTicket *held = dlist_container(HeldTicket, by_age,
+											   dlist_pop_head_node(&held_tickets));
+
+			(void) dlock_queue_leave(&held->name->key, held->ticket);
+			dlock_ticket_free(held->ticket);
+		}
+	}
+	else
+	{
+		dlock_ticket_free_spare();
+		dlock_detach();
+	}
+}

@@ -1,0 +1,452 @@
+/*-------------------------------------------------------------------------
+ *
+ * shmem.c
+ *	  Making, finding and leaving the shared state; name spaces; counters.
+ *
+ * Nothing is made at server start, so that dlock needs no preloading: the
+ * first call in the cluster makes the control structure, in the slack that
+ * every PostgreSQL leaves in its main shared memory, and the memory area.
+ * After a crash PostgreSQL makes its shared memory anew, and so this begins
+ * anew as well.
+ *
+ * A backend attaches at its first call and stays attached until it exits.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "commands/extension.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/shmem.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+#include "utils/syscache.h"
+
+#include "dlock.h"
+
+/* What is valid only once dlock_attach() has returned */
+DlockControl *dlock_control = NULL;
+dsa_area   *dlock_area = NULL;
+dshash_table *dlock_locks = NULL;
+DlockBackend *dlock_backends = NULL;
+DlockBackend *dlock_my_backend = NULL;
+
+static dshash_table *spaces = NULL;
+
+/* The current database's space, valid until pg_proc changes */
+static DlockSpace *current_space = NULL;
+static bool current_space_valid = false;
+
+/* Every space this backend is counted in as a user; a list of DlockSpace */
+static List *attached_spaces = NIL;
+
+static int
+key_compare(const void *a, const void *b, size_t size, void *arg)
+{
+	const DlockKey *x = a;
+	const DlockKey *y = b;
+
+	return memcmp(x, y, offsetof(DlockKey, name)) != 0 ||
+		memcmp(x->name, y->name, x->length) != 0;
+}
+
+static dshash_hash
+key_hash(const void *key, size_t size, void *arg)
+{
+	return ((const DlockKey *) key)->hash;
+}
+
+#ifdef COMPAT_DSHASH_HAS_COPY
+static void
+key_copy(void *to, const void *from, size_t size, void *arg)
+{
+	memcpy(to, from,
+		   offsetof(DlockKey, name) + ((const DlockKey *) from)->length);
+}
+#endif
+
+static void
+table_parameters(dshash_parameters *spaces_table,
+				 dshash_parameters *locks_table)
+{
+	*spaces_table = (dshash_parameters)
+	{
+		.key_size = sizeof(DlockSpaceKey),
+		.entry_size = sizeof(DlockSpace),
+		.compare_function = dshash_memcmp,
+		.hash_function = dshash_memhash,
+		COMPAT_DSHASH_COPY(dshash_memcpy)
+		.tranche_id = dlock_control->table_tranche
+	};
+	*locks_table = (dshash_parameters)
+	{
+		.key_size = sizeof(DlockKey),
+		.entry_size = sizeof(DlockLock),
+		.compare_function = key_compare,
+		.hash_function = key_hash,
+		COMPAT_DSHASH_COPY(key_copy)
+		.tranche_id = dlock_control->table_tranche
+	};
+}
+
+/*
+ * Find the control structure, or make it.
+ *
+ * The tranches are made before "initialized" is set and not by the one who
+ * found nothing, because making them can fail on PostgreSQL 19: then the next
+ * caller goes on with what is there.
+ */
+static void
+find_control(void)
+{
+	DlockControl *control;
+	bool		found;
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	control = ShmemInitStruct(DLOCK_CONTROL_NAME, sizeof(DlockControl), &found);
+	if (!found)
+		memset(control, 0, sizeof(DlockControl));
+	if (!control->initialized)
+	{
+		control->memory_tranche = compat_lwlock_new_tranche("DlockMemory");
+		control->table_tranche = compat_lwlock_new_tranche("DlockTable");
+		LWLockInitialize(&control->lock, control->memory_tranche);
+		control->area = DSM_HANDLE_INVALID;
+		pg_atomic_init_u64(&control->last_session, 0);
+		pg_atomic_init_u64(&control->memory_used, 0);
+		control->initialized = true;
+	}
+	LWLockRelease(AddinShmemInitLock);
+
+	compat_lwlock_register_tranche(control->memory_tranche, "DlockMemory");
+	compat_lwlock_register_tranche(control->table_tranche, "DlockTable");
+	dlock_control = control;
+}
+
+/*
+ * Make the memory area and what is in it.  An error on the way leaves
+ * nothing behind: the area is pinned last, and goes with the transaction's
+ * resource owner until then.
+ */
+static void
+create_area(dsa_area **area, dshash_table **spaces_table,
+			dshash_table **locks_table)
+{
+	dshash_parameters spaces_parameters;
+	dshash_parameters locks_parameters;
+	DlockBackend *backends;
+	int			num_backends = ProcGlobal->allProcCount;
+	dsa_pointer backends_pointer;
+
+	table_parameters(&spaces_parameters, &locks_parameters);
+	*area = dsa_create(dlock_control->memory_tranche);
+	*spaces_table = dshash_create(*area, &spaces_parameters, NULL);
+	*locks_table = dshash_create(*area, &locks_parameters, NULL);
+	backends_pointer = dsa_allocate0(*area,
+									 num_backends * sizeof(DlockBackend));
+	backends = dsa_get_address(*area, backends_pointer);
+	for (int i = 0; i < num_backends; i++)
+	{
+		pg_atomic_init_u64(&backends[i].session, 0);
+		SpinLockInit(&backends[i].mutex);
+		for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
+			pg_atomic_init_u64(&backends[i].counters[c], 0);
+	}
+
+	dlock_control->spaces = dshash_get_hash_table_handle(*spaces_table);
+	dlock_control->locks = dshash_get_hash_table_handle(*locks_table);
+	dlock_control->backends = backends_pointer;
+	dlock_control->num_backends = num_backends;
+	dsa_pin(*area);
+	dlock_control->area = dsa_get_handle(*area);
+}
+
+static void
+attach_area(dsa_area **area, dshash_table **spaces_table,
+			dshash_table **locks_table)
+{
+	dshash_parameters spaces_parameters;
+	dshash_parameters locks_parameters;
+
+	table_parameters(&spaces_parameters, &locks_parameters);
+	*area = dsa_attach(dlock_control->area);
+	*spaces_table = dshash_attach(*area, &spaces_parameters,
+								  dlock_control->spaces, NULL);
+	*locks_table = dshash_attach(*area, &locks_parameters,
+								 dlock_control->locks, NULL);
+}
+
+static void
+forget_current_space(Datum arg, int cacheid, uint32 hashvalue)
+{
+	current_space_valid = false;
+}
+
+/*
+ * Attach this backend to the shared state, making it where there is none.
+ * Raises 25006 on a standby, and whatever a lack of memory brings; the next
+ * call then starts over.
+ *
+ * The caller registers its exit callback before the backend is entered into
+ * its slot, so that nothing is ever held without it.
+ */
+void
+dlock_attach(void)
+{
+	MemoryContext old_context;
+	dsa_area   *area;
+	dshash_table *spaces_table;
+	dshash_table *locks_table;
+	static bool registered = false;
+
+	Assert(dlock_my_backend == NULL);
+
+	if (dlock_control == NULL)
+		find_control();
+
+	old_context = MemoryContextSwitchTo(TopMemoryContext);
+	LWLockAcquire(&dlock_control->lock, LW_EXCLUSIVE);
+	if (dlock_control->area == DSM_HANDLE_INVALID)
+		create_area(&area, &spaces_table, &locks_table);
+	else
+		attach_area(&area, &spaces_table, &locks_table);
+	LWLockRelease(&dlock_control->lock);
+	dsa_pin_mapping(area);
+	MemoryContextSwitchTo(old_context);
+
+	if (!registered)
+		CacheRegisterSyscacheCallback(PROCOID, forget_current_space, 0);
+	registered = true;
+
+	dlock_area = area;
+	spaces = spaces_table;
+	dlock_locks = locks_table;
+	dlock_backends = dsa_get_address(area, dlock_control->backends);
+	dlock_my_backend = &dlock_backends[compat_my_procno()];
+	dlock_my_backend->database = MyDatabaseId;
+	dlock_my_backend->wait_ticket = 0;
+	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
+		pg_atomic_write_u64(&dlock_my_backend->counters[c], 0);
+	pg_atomic_write_u64(&dlock_my_backend->session,
+						pg_atomic_add_fetch_u64(&dlock_control->last_session, 1));
+}
+
+/* Move what this backend has counted into a space's totals. */
+static void
+flush_counters(DlockSpace *space)
+{
+	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
+	{
+		pg_atomic_uint64 *mine = &dlock_my_backend->counters[c];
+
+		pg_atomic_fetch_add_u64(&space->counters[c], pg_atomic_read_u64(mine));
+		pg_atomic_write_u64(mine, 0);
+	}
+}
+
+/*
+ * The last thing an exiting backend does here: free its slot.  Tickets that
+ * it could not give back for whatever reason are the waiters' to clear away
+ * from now on; see dlock_queue_reap().
+ *
+ * Raises nothing and allocates nothing.
+ */
+void
+dlock_detach(void)
+{
+	ListCell   *cell;
+
+	if (dlock_my_backend == NULL)
+		return;
+	if (current_space)
+		flush_counters(current_space);
+	foreach(cell, attached_spaces)
+	{
+		DlockSpace *space = lfirst(cell);
+
+		if (dshash_find(spaces, &space->key, true))
+		{
+			space->users--;
+			dshash_release_lock(spaces, space);
+		}
+	}
+	pg_atomic_write_u64(&dlock_my_backend->session, 0);
+	dlock_my_backend = NULL;
+}
+
+/*
+ * Remove the spaces that nobody can use again: of databases that are gone,
+ * and of earlier installations in this database.  Should this be wrong, as
+ * after the rollback of a DROP EXTENSION, it costs a block of ticket numbers.
+ */
+static void
+remove_unused_spaces(const DlockSpaceKey *keep)
+{
+	dshash_seq_status status;
+	DlockSpace *space;
+	DlockSpaceKey *unused;
+	int			count = 0;
+	const int	max = 64;
+
+	unused = palloc(max * sizeof(DlockSpaceKey));
+	dshash_seq_init(&status, spaces, false);
+	while ((space = dshash_seq_next(&status)) != NULL && count < max)
+	{
+		if (space->users == 0)
+			unused[count++] = space->key;
+	}
+	dshash_seq_term(&status);
+
+	for (int i = 0; i < count; i++)
+	{
+		if (unused[i].database == keep->database ?
+			unused[i].extension == keep->extension :
+			SearchSysCacheExists1(DATABASEOID,
+								  ObjectIdGetDatum(unused[i].database)))
+			continue;
+		space = dshash_find(spaces, &unused[i], true);
+		if (space && space->users == 0)
+			dshash_delete_entry(spaces, space);
+		else if (space)
+			dshash_release_lock(spaces, space);
+	}
+	pfree(unused);
+}
+
+static DlockSpace *
+attach_space(const DlockSpaceKey *key)
+{
+	MemoryContext old_context;
+	ListCell   *cell;
+	DlockSpace *space;
+	bool		found;
+
+	foreach(cell, attached_spaces)
+	{
+		space = lfirst(cell);
+		if (memcmp(&space->key, key, sizeof(DlockSpaceKey)) == 0)
+			return space;
+	}
+
+	/* first the memory, so that nothing can fail between counting and noting */
+	old_context = MemoryContextSwitchTo(TopMemoryContext);
+	attached_spaces = lappend(attached_spaces, NULL);
+	MemoryContextSwitchTo(old_context);
+	PG_TRY();
+	{
+		space = dshash_find_or_insert(spaces, key, &found);
+	}
+	PG_CATCH();
+	{
+		attached_spaces = list_delete_last(attached_spaces);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	if (!found)
+	{
+		space->users = 0;
+		SpinLockInit(&space->mutex);
+		pg_atomic_init_u64(&space->next_ticket, 0);
+		pg_atomic_init_u64(&space->ticket_limit, 0);
+		for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
+			pg_atomic_init_u64(&space->counters[c], 0);
+	}
+	space->users++;
+	llast(attached_spaces) = space;
+	dshash_release_lock(spaces, space);
+
+	if (!found)
+		remove_unused_spaces(key);
+	return space;
+}
+
+/*
+ * The space of the extension that is installed in this database now.
+ *
+ * The catalog is asked once, and again only after pg_proc has changed, as it
+ * does when an extension with functions comes or goes.
+ */
+DlockSpace *
+dlock_current_space(void)
+{
+	DlockSpaceKey key;
+	DlockSpace *space;
+
+	if (likely(current_space_valid))
+		return current_space;
+
+	/* set before the catalog is read: a change during that is not missed */
+	current_space_valid = true;
+	PG_TRY();
+	{
+		key.database = MyDatabaseId;
+		key.extension = get_extension_oid("dlock", false);
+		space = attach_space(&key);
+	}
+	PG_CATCH();
+	{
+		current_space_valid = false;
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+
+	if (current_space && current_space != space)
+		flush_counters(current_space);
+	current_space = space;
+	return space;
+}
+
+/*
+ * Is there memory for one more lock?  Raises 53200 where there is not.
+ *
+ * An eighth is kept for superusers, so that one who is to clear up can still
+ * lock.  The area's own limit stands behind this one; it is reached first
+ * only where the area has become very fragmented.
+ */
+void
+dlock_check_memory(void)
+{
+	uint64		limit = (uint64) dlock_max_memory * 1024;
+	uint64		used = pg_atomic_read_u64(&dlock_control->memory_used);
+
+	if (likely(used < limit - limit / 8))
+		return;
+	if (used >= limit || !superuser())
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory for locks"),
+				 errdetail("The locks and tickets of all sessions have reached dlock.max_memory."),
+				 errhint("Release locks that are not needed, or increase dlock.max_memory.")));
+}
+
+void
+dlock_count(DlockCounter counter, uint64 amount)
+{
+	pg_atomic_uint64 *mine = &dlock_my_backend->counters[counter];
+
+	/* nobody else writes here, so this need not be one instruction */
+	pg_atomic_write_u64(mine, pg_atomic_read_u64(mine) + amount);
+}
+
+/*
+ * Add up the counters of a space: those of backends gone and of those alive.
+ * A backend that leaves meanwhile may be missed or counted twice.
+ */
+void
+dlock_sum_counters(DlockSpace *space, uint64 *sums)
+{
+	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
+		sums[c] = pg_atomic_read_u64(&space->counters[c]);
+	for (int i = 0; i < dlock_control->num_backends; i++)
+	{
+		DlockBackend *backend = &dlock_backends[i];
+
+		if (pg_atomic_read_u64(&backend->session) == 0 ||
+			backend->database != space->key.database)
+			continue;
+		for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
+			sums[c] += pg_atomic_read_u64(&backend->counters[c]);
+	}
+}

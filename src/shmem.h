@@ -1,0 +1,222 @@
+/*-------------------------------------------------------------------------
+ *
+ * shmem.h
+ *	  dlock's memory map: every structure that processes share.
+ *
+ * A small control structure lives in the main shared memory segment.  All
+ * the rest lives in one dynamic shared memory area, which is made by the
+ * first backend that needs it and grows on demand:
+ *
+ *	DlockControl		one per server: how to find the rest
+ *	  spaces			dshash: (database, extension) -> DlockSpace
+ *	  locks				dshash: (space, name) -> DlockLock
+ *	  backends			array by proc number: DlockBackend
+ *	DlockTicket			one per holder and per waiter, linked into its lock
+ *
+ * A lock exists in the table for as long as it has a holder or a waiter.
+ * The lock of its table partition (dshash_find returns with it held) is "the
+ * lock entry's lock" in the comments here and elsewhere; it protects the lock
+ * and the links and states of all its tickets.  Only queue.c takes it.
+ *
+ * Lock order: an entry's lock, then a backend's mutex or the memory area's
+ * internal locks.  Nobody holds two entries' locks at a time.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_SHMEM_H
+#define DLOCK_SHMEM_H
+
+#include "datatype/timestamp.h"
+#include "lib/dshash.h"
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+#include "storage/spin.h"
+#include "utils/dsa.h"
+
+/*
+ * The layout version is part of the control structure's name: when an upgrade
+ * changes a structure below, sessions that still run the old library keep the
+ * old state and never see the new one.
+ */
+#define DLOCK_CONTROL_NAME	"dlock/1"
+
+#define DLOCK_MAX_NAME		255 /* bytes in a lock's name */
+#define DLOCK_MAX_INFO		1024	/* bytes in a ticket's info */
+#define DLOCK_MAX_TICKET	((INT64CONST(1) << 53) - 1)
+
+typedef enum DlockMode
+{
+	DLOCK_EXCLUSIVE,
+	DLOCK_SHARED,
+	DLOCK_SLOTS
+} DlockMode;
+
+/* What a ticket lives and dies with */
+typedef enum DlockScope
+{
+	DLOCK_SESSION,
+	DLOCK_TRANSACTION
+} DlockScope;
+
+/*
+ * The life of a ticket.  WAITING is in the lock's queue, GRANTED among its
+ * holders, GONE in neither.  A ticket's memory belongs to the backend that
+ * made it, which alone frees it, so that its owner may look at the state at
+ * any time without a lock.
+ */
+typedef enum DlockState
+{
+	DLOCK_WAITING,
+	DLOCK_GRANTED,
+	DLOCK_GONE
+} DlockState;
+
+/*
+ * Where a name belongs: one space per database and installation of the
+ * extension, so that a re-created extension starts empty.
+ */
+typedef struct DlockSpaceKey
+{
+	Oid			database;
+	Oid			extension;
+} DlockSpaceKey;
+
+/*
+ * Key of the lock table.  "name" is not terminated, and the bytes behind
+ * "length" mean nothing: keys are compared up to there.
+ */
+typedef struct DlockKey
+{
+	DlockSpaceKey space;
+	uint32		hash;			/* of all the rest */
+	uint16		length;			/* of the name, in bytes, 1 or more */
+	char		name[DLOCK_MAX_NAME];
+} DlockKey;
+
+typedef struct DlockTicket
+{
+	/* immutable once the ticket has joined a lock */
+	dsa_pointer self;
+	int64		number;
+	uint64		session;		/* DlockBackend.session of the owner */
+	int			procno;
+	int			pid;
+	Oid			role;			/* who asked */
+	DlockScope	scope;			/* as first asked; see also the depths */
+	DlockMode	mode;
+	int32		permits;		/* 1 except for slots */
+	TimestampTz enqueued_at;
+	dsa_pointer info;			/* terminated string, or invalid */
+
+	/* protected by the lock entry's lock */
+	dsa_pointer prev;
+	dsa_pointer next;
+	TimestampTz granted_at;
+
+	/* atomic: changed under the lock entry's lock, read without */
+	pg_atomic_uint32 state;		/* DlockState */
+
+	/* atomic: written by the owner, read by the views; how often acquired */
+	pg_atomic_uint32 session_depth;
+	pg_atomic_uint32 xact_depth;
+} DlockTicket;
+
+typedef struct DlockList
+{
+	dsa_pointer head;
+	dsa_pointer tail;
+	uint32		length;
+} DlockList;
+
+/*
+ * A lock that is held or waited for.  Invariants, whenever the entry's lock
+ * is free: one of the lists is not empty; both are in ticket order of joining
+ * and granting; the head of the queue could not be granted.
+ */
+typedef struct DlockLock
+{
+	DlockKey	key;			/* hash key, must be first */
+
+	/* protected by the lock entry's lock */
+	DlockList	holders;		/* GRANTED tickets */
+	DlockList	queue;			/* WAITING tickets, in ticket order */
+	uint32		exclusive;		/* exclusive tickets among the holders: 0, 1 */
+	int32		slots;			/* permits there are; 0: not a semaphore */
+	int32		permits;		/* permits given out */
+} DlockLock;
+
+typedef enum DlockCounter
+{
+	DLOCK_COUNT_ACQUIRED,		/* tickets granted */
+	DLOCK_COUNT_WAITED,			/* ... of these, after a wait */
+	DLOCK_COUNT_RELEASED,
+	DLOCK_COUNT_BUSY,			/* try: not granted at once */
+	DLOCK_COUNT_TIMEOUTS,		/* waits ended by their timeout */
+	DLOCK_COUNT_CANCELED,		/* waits ended by any other error */
+	DLOCK_COUNT_DEADLOCKS,		/* waits ended as a deadlock's victim */
+	DLOCK_COUNT_WAIT_US,		/* time waited, in microseconds */
+	DLOCK_NUM_COUNTERS
+} DlockCounter;
+
+/*
+ * A name space: one per database and extension.  Kept while a backend uses
+ * it; see dlock_space_attach() for what happens to it then.
+ */
+typedef struct DlockSpace
+{
+	DlockSpaceKey key;			/* hash key, must be first */
+
+	/* protected by the partition lock of the spaces' table */
+	uint32		users;			/* backends attached */
+
+	/* changed under mutex; see ticket.c for how they are read without */
+	slock_t		mutex;
+	pg_atomic_uint64 next_ticket;	/* next number to give out */
+	pg_atomic_uint64 ticket_limit;	/* first number not reserved */
+
+	/* atomic: what backends that are gone have counted */
+	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
+} DlockSpace;
+
+/*
+ * What others need to know about a backend.  "session" tells one backend
+ * from the next one in the same slot: a ticket whose session is not its
+ * slot's any more has lost its owner.
+ */
+typedef struct DlockBackend
+{
+	pg_atomic_uint64 session;	/* 0: slot unused */
+	Oid			database;
+
+	/* protected by mutex */
+	slock_t		mutex;
+	uint64		wait_count;		/* waits begun; tells one from the next */
+	int64		wait_ticket;	/* ticket waited for; 0: not waiting */
+	TimestampTz wait_start;
+	DlockKey	wait_key;		/* its lock */
+
+	/* atomic: written by the backend alone, so without a locked instruction */
+	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
+} DlockBackend;
+
+typedef struct DlockControl
+{
+	/* immutable after creation, which AddinShmemInitLock protects */
+	bool		initialized;
+	LWLock		lock;			/* protects the making of the memory area */
+	int			memory_tranche;
+	int			table_tranche;
+
+	/* protected by lock until set, immutable then */
+	dsa_handle	area;
+	dshash_table_handle spaces;
+	dshash_table_handle locks;
+	dsa_pointer backends;
+	int			num_backends;
+
+	/* atomic */
+	pg_atomic_uint64 last_session;	/* source of DlockBackend.session */
+	pg_atomic_uint64 memory_used;	/* bytes of locks and tickets */
+} DlockControl;
+
+#endif							/* DLOCK_SHMEM_H */

@@ -1,0 +1,320 @@
+/*-------------------------------------------------------------------------
+ *
+ * ticket.c
+ *	  Ticket numbers, and the memory of tickets.
+ *
+ * Numbers are drawn from a block that is kept in the space, in shared memory,
+ * and blocks are reserved from the sequence dlock_ticket_seq.  The sequence's
+ * last_value is the greatest number ever reserved.  A block is usable only
+ * after the record of its reservation has been flushed, and so a number is
+ * never drawn twice, whatever crashes.
+ *
+ * A block starts above everything reserved before, and above the time: the
+ * seconds since 2025-01-01 shifted left by 22, as snowflake ids do it.  Where
+ * the sequence itself has gone back, as after the promotion of a standby that
+ * lacked the last records, point-in-time recovery or the restoring of an old
+ * dump, time carries the numbers on; where the clock has gone back, the
+ * sequence does.
+ *
+ * Why not nextval()?  It shows in the user's lastval(), it keeps a lock on
+ * the sequence until the end of the transaction, it assigns a transaction id,
+ * it refuses in a read-only transaction, and it cannot take the greater of
+ * two floors in one step.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/generic_xlog.h"
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/table.h"
+#include "access/xlog.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_extension.h"
+#include "commands/sequence.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "storage/bufpage.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "dlock.h"
+
+/* Numbers per reservation: what a restart loses, and how rarely WAL is written */
+#define BLOCK_SIZE	(1 << 18)
+
+/* 2025-01-01 00:00:00 UTC, in seconds since PostgreSQL's epoch */
+#define EPOCH_SECONDS	INT64CONST(788918400)
+#define TIME_SHIFT		22
+
+/*
+ * One ticket is kept for the next request, so that most need no allocation.
+ * A ticket stays the spare one until it has joined a lock: a request that
+ * fails before that leaves nothing to be freed.
+ */
+static DlockTicket *spare = NULL;
+
+/*
+ * Draw a number.  Returns 0 where the block is used up: the caller lets go of
+ * its locks, calls dlock_ticket_reserve() and tries again.
+ *
+ * To be called under the entry's lock of the lock that the ticket joins; that
+ * makes the order of the numbers the order of the queue.
+ *
+ * install_block() changes the next number before the limit.  So one who has
+ * read the next number of the old block and then the limit of the new one
+ * fails to exchange.
+ */
+int64
+dlock_ticket_draw(DlockSpace *space)
+{
+	uint64		number = pg_atomic_read_u64(&space->next_ticket);
+
+	do
+	{
+		pg_read_barrier();
+		if (number >= pg_atomic_read_u64(&space->ticket_limit))
+			return 0;
+	} while (!pg_atomic_compare_exchange_u64(&space->next_ticket, &number,
+											 number + 1));
+	return (int64) number;
+}
+
+static bool
+numbers_left(DlockSpace *space)
+{
+	return pg_atomic_read_u64(&space->next_ticket) <
+		pg_atomic_read_u64(&space->ticket_limit);
+}
+
+/*
+ * Make a reserved block the one to draw from, unless somebody was faster with
+ * a later one, or, without "force", with one that still has numbers.
+ */
+static void
+install_block(DlockSpace *space, uint64 first, uint64 limit, bool force)
+{
+	SpinLockAcquire(&space->mutex);
+	if (first >= pg_atomic_read_u64(&space->ticket_limit) &&
+		(force || !numbers_left(space)))
+	{
+		pg_atomic_write_u64(&space->next_ticket, first);
+		pg_write_barrier();
+		pg_atomic_write_u64(&space->ticket_limit, limit);
+	}
+	SpinLockRelease(&space->mutex);
+}
+
+/*
+ * The greatest number that the time says may have been used already.
+ */
+static int64
+floor_by_time(void)
+{
+	int64		seconds = GetCurrentTimestamp() / USECS_PER_SEC - EPOCH_SECONDS;
+
+	/* a clock that is decades off must not use up the numbers for ever */
+	if (seconds < 0 || seconds >= (DLOCK_MAX_TICKET >> TIME_SHIFT))
+		return 0;
+	return seconds << TIME_SHIFT;
+}
+
+/*
+ * The extension's sequence: in the extension's schema, wherever that is.
+ */
+static Oid
+sequence_oid(Oid extension)
+{
+	Relation	catalog = table_open(ExtensionRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	Oid			schema = InvalidOid;
+	Oid			sequence;
+
+	ScanKeyInit(&key, Anum_pg_extension_oid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(extension));
+	scan = systable_beginscan(catalog, ExtensionOidIndexId, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		schema = ((Form_pg_extension) GETSTRUCT(tuple))->extnamespace;
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+
+	sequence = get_relname_relid("dlock_ticket_seq", schema);
+	if (!OidIsValid(sequence))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("sequence \"%s\" of extension \"%s\" does not exist",
+						"dlock_ticket_seq", "dlock")));
+	return sequence;
+}
+
+/*
+ * Reserve a block that starts at "minimum" or later, and make it the one to
+ * draw from.  A minimum of 0 asks for any block, and may find that another
+ * backend has just installed one.
+ *
+ * Writes and flushes WAL; called without any lock of dlock's.
+ */
+void
+dlock_ticket_reserve(DlockSpace *space, int64 minimum)
+{
+	Relation	sequence;
+	Buffer		buffer;
+	GenericXLogState *state;
+	Page		page;
+	ItemId		item;
+	HeapTupleHeader header;
+	Form_pg_sequence_data data;
+	int64		reserved;
+	XLogRecPtr	lsn;
+
+	sequence = relation_open(sequence_oid(space->key.extension),
+							 RowExclusiveLock);
+	if (sequence->rd_rel->relkind != RELKIND_SEQUENCE)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("\"%s\" is not a sequence",
+						RelationGetRelationName(sequence))));
+	buffer = ReadBuffer(sequence, 0);
+	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
+	state = GenericXLogStart(sequence);
+	page = GenericXLogRegisterBuffer(state, buffer, 0);
+	item = PageGetItemId(page, FirstOffsetNumber);
+	header = (HeapTupleHeader) PageGetItem(page, item);
+	data = (Form_pg_sequence_data) ((char *) header + header->t_hoff);
+
+	reserved = data->is_called ? data->last_value : data->last_value - 1;
+	reserved = Max(reserved, floor_by_time());
+	reserved = Max(reserved, minimum - 1);
+	if (reserved > DLOCK_MAX_TICKET - BLOCK_SIZE)
+		ereport(ERROR,
+				(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
+				 errmsg("out of ticket numbers"),
+				 errdetail("Ticket numbers end at %lld.",
+						   (long long) DLOCK_MAX_TICKET)));
+	data->last_value = reserved + BLOCK_SIZE;
+	data->is_called = true;
+	data->log_cnt = 0;			/* so that nextval() writes WAL, too */
+	lsn = GenericXLogFinish(state);
+	UnlockReleaseBuffer(buffer);
+	relation_close(sequence, RowExclusiveLock);
+
+	XLogFlush(lsn);
+	install_block(space, reserved + 1, reserved + 1 + BLOCK_SIZE, minimum > 0);
+}
+
+static dsa_pointer
+allocate(Size size)
+{
+	dsa_pointer pointer = dsa_allocate(dlock_area, size);
+
+	pg_atomic_fetch_add_u64(&dlock_control->memory_used, size);
+	return pointer;
+}
+
+static void
+release(dsa_pointer pointer, Size size)
+{
+	dsa_free(dlock_area, pointer);
+	pg_atomic_fetch_sub_u64(&dlock_control->memory_used, size);
+}
+
+static void
+release_info(DlockTicket *ticket)
+{
+	if (DsaPointerIsValid(ticket->info))
+	{
+		char	   *info = dsa_get_address(dlock_area, ticket->info);
+
+		release(ticket->info, strlen(info) + 1);
+		ticket->info = InvalidDsaPointer;
+	}
+}
+
+/*
+ * Make a ticket for a request, to be entered into the lock's queue.  Raises
+ * 53200 where there is no memory.
+ */
+DlockTicket *
+dlock_ticket_make(const DlockRequest *request)
+{
+	DlockTicket *ticket;
+
+	dlock_check_memory();
+	if (spare == NULL)
+	{
+		dsa_pointer self = allocate(sizeof(DlockTicket));
+
+		spare = dsa_get_address(dlock_area, self);
+		spare->self = self;
+		spare->info = InvalidDsaPointer;
+		pg_atomic_init_u32(&spare->state, DLOCK_GONE);
+		pg_atomic_init_u32(&spare->session_depth, 0);
+		pg_atomic_init_u32(&spare->xact_depth, 0);
+	}
+	ticket = spare;
+	release_info(ticket);
+	if (request->info)
+	{
+		Size		size = strlen(request->info) + 1;
+
+		ticket->info = allocate(size);
+		memcpy(dsa_get_address(dlock_area, ticket->info), request->info, size);
+	}
+	ticket->number = 0;
+	ticket->session = pg_atomic_read_u64(&dlock_my_backend->session);
+	ticket->procno = compat_my_procno();
+	ticket->pid = MyProcPid;
+	ticket->role = GetUserId();
+	ticket->scope = request->scope;
+	ticket->mode = request->mode;
+	ticket->permits = request->permits;
+	ticket->enqueued_at = GetCurrentTimestamp();
+	ticket->granted_at = 0;
+	ticket->prev = ticket->next = InvalidDsaPointer;
+	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
+	pg_atomic_write_u32(&ticket->session_depth, 0);
+	pg_atomic_write_u32(&ticket->xact_depth, 0);
+	return ticket;
+}
+
+/* The ticket has joined a lock, and is not the spare one any more. */
+void
+dlock_ticket_joined(DlockTicket *ticket)
+{
+	Assert(ticket == spare);
+	spare = NULL;
+}
+
+/*
+ * Free a ticket that is in no lock.  Raises nothing.
+ */
+void
+dlock_ticket_free(DlockTicket *ticket)
+{
+	Assert(pg_atomic_read_u32(&ticket->state) == DLOCK_GONE);
+
+	release_info(ticket);
+	if (spare == NULL)
+		spare = ticket;
+	else
+		release(ticket->self, sizeof(DlockTicket));
+}
+
+/* The spare goes when the backend does. */
+void
+dlock_ticket_free_spare(void)
+{
+	if (spare)
+	{
+		release_info(spare);
+		release(spare->self, sizeof(DlockTicket));
+	}
+	spare = NULL;
+}
