@@ -36,6 +36,15 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION dlock_try_acquire(text, interval, boolean, integer, integer, text) IS
 'as dlock_acquire, but return NULL if the lock cannot be had in time';
 
+CREATE PROCEDURE dlock_acquire_nosnapshot(
+    name text, timeout interval = NULL, shared boolean = false,
+    slots integer = NULL, permits integer = 1, info text = NULL,
+    INOUT fence bigint = NULL)
+AS 'MODULE_PATHNAME', 'dlock_acquire_nosnapshot'
+LANGUAGE C;
+COMMENT ON PROCEDURE dlock_acquire_nosnapshot(text, interval, boolean, integer, integer, text, bigint) IS
+'as dlock_acquire, but hold no snapshot while waiting';
+
 CREATE FUNCTION dlock_acquire_all(
     names text[], timeout interval = NULL, shared boolean = false,
     info text = NULL)

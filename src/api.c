@@ -12,14 +12,18 @@
 
 #include "access/htup_details.h"
 #include "access/parallel.h"
+#include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "common/hashfn.h"
 #include "common/int.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "tcop/pquery.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/portal.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "dlock.h"
@@ -241,6 +245,52 @@ Datum
 dlock_try_xact_acquire(PG_FUNCTION_ARGS)
 {
 	return acquire(fcinfo, DLOCK_TRANSACTION, true);
+}
+
+/*
+ * The procedure (name, timeout, shared, slots, permits, info, INOUT fence):
+ * session scope, without a snapshot while it waits.
+ */
+PG_FUNCTION_INFO_V1(dlock_acquire_nosnapshot);
+Datum
+dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
+{
+	DlockRequest request = {
+		.scope = DLOCK_SESSION,
+		.without_snapshot = true
+	};
+	DlockSpace *space = begin_named_call(fcinfo, &request.key);
+	DlockOutcome outcome;
+	TupleDesc	descriptor;
+	Datum		fence;
+	bool		is_null = false;
+
+	request.timeout = get_timeout(fcinfo, 1);
+	get_mode(fcinfo, 2, &request);
+	request.info = get_info(fcinfo, 5);
+	check_session_scope(DLOCK_SESSION);
+	if (IsolationUsesXactSnapshot())
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("cannot drop the snapshot of a transaction whose isolation level is REPEATABLE READ or SERIALIZABLE"),
+				 errhint("Call dlock_acquire_nosnapshot() in READ COMMITTED, or use dlock_acquire().")));
+	if (ActivePortal == NULL || !ActiveSnapshotSet() ||
+		ActivePortal->portalSnapshot != GetActiveSnapshot())
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("cannot wait without a snapshot here"),
+				 errdetail("A function or an outer query holds a snapshot."),
+				 errhint("Use CALL at top level, in a DO block or in a procedure, outside a transaction block if it is nested; or use dlock_acquire().")));
+
+	fence = Int64GetDatum(dlock_session_acquire(space, &request, &outcome));
+	if (outcome != DLOCK_ACQUIRED)
+		raise_timeout(&request, request.timeout);
+
+	if (get_call_result_type(fcinfo, NULL, &descriptor) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	BlessTupleDesc(descriptor);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(descriptor, &fence,
+													  &is_null)));
 }
 
 static int

@@ -11,6 +11,8 @@
 #define DLOCK_COMPAT_H
 
 #include "lib/dshash.h"
+#include "lib/ilist.h"
+#include "storage/lock.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "utils/ps_status.h"
@@ -76,6 +78,42 @@ compat_procno(PGPROC *proc)
 #else
 #define COMPAT_INTERVAL_NOT_FINITE(interval)	false
 #endif
+
+/*
+ * Does anybody wait for a heavyweight lock that this backend holds or waits
+ * for?  Looks at one partition of the lock table, whose lock the caller holds.
+ *
+ * 16: shared-memory queues became doubly linked lists
+ */
+static inline bool
+compat_lock_partition_has_waiters(int partition)
+{
+#if PG_VERSION_NUM >= 160000
+	dlist_iter	iter;
+
+	dlist_foreach(iter, &MyProc->myProcLocks[partition])
+	{
+		PROCLOCK   *holder = dlist_container(PROCLOCK, procLink, iter.cur);
+
+		if (holder->tag.myLock->nRequested > holder->tag.myLock->nGranted)
+			return true;
+	}
+#else
+	SHM_QUEUE  *holders = &MyProc->myProcLocks[partition];
+	PROCLOCK   *holder;
+
+	for (holder = (PROCLOCK *) SHMQueueNext(holders, holders,
+											offsetof(PROCLOCK, procLink));
+		 holder;
+		 holder = (PROCLOCK *) SHMQueueNext(holders, &holder->procLink,
+											offsetof(PROCLOCK, procLink)))
+	{
+		if (holder->tag.myLock->nRequested > holder->tag.myLock->nGranted)
+			return true;
+	}
+#endif
+	return false;
+}
 
 /*
  * 16: the process title can be given a suffix, and loses it again.  Before,

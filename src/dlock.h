@@ -111,7 +111,17 @@ typedef struct DlockRow
 	char		text[FLEXIBLE_ARRAY_MEMBER];	/* name, then info */
 } DlockRow;
 
-typedef void (*DlockBlockerCallback) (const DlockTicket *ticket, void *arg);
+/* A holder or waiter of a lock, as the deadlock detector sees it */
+typedef struct DlockMember
+{
+	int64		number;
+	uint64		session;
+	int			procno;
+	int			pid;
+	DlockMode	mode;
+	int32		permits;
+	bool		granted;
+} DlockMember;
 
 extern DlockJoin dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 								  DlockTicket *ticket, bool nowait,
@@ -120,8 +130,9 @@ extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
 extern int64 dlock_queue_fence(const DlockKey *key);
 extern bool dlock_queue_is_fence(const DlockKey *key, int64 number);
 extern bool dlock_queue_force(const DlockSpaceKey *space, int64 number);
-extern bool dlock_queue_blockers(const DlockKey *key, int64 number,
-								 DlockBlockerCallback callback, void *arg);
+extern int	dlock_queue_members(const DlockKey *key, DlockMember *members,
+								int max, int32 *slots);
+extern bool dlock_queue_has_waiters(const DlockKey *key);
 extern DlockRow *dlock_queue_rows(const DlockSpaceKey *space);
 extern void dlock_queue_reap(const DlockKey *key);
 
@@ -129,16 +140,9 @@ extern void dlock_queue_reap(const DlockKey *key);
 extern bool dlock_wait(const DlockRequest *request, DlockTicket *ticket);
 
 /* deadlock.c */
-
-/* A backend's wait; the same "count" means the same wait */
-typedef struct DlockWait
-{
-	uint64		count;
-	int64		number;			/* of the ticket waited for */
-	DlockKey	key;			/* of its lock */
-} DlockWait;
-
-extern bool dlock_backend_wait(int procno, DlockWait *wait);
+extern void dlock_deadlock_check(void);
+extern void dlock_deadlock_log(const DlockRequest *request, int64 number,
+							   int64 waited, bool granted);
 
 /* session.c */
 extern void dlock_session_attach(void);
@@ -155,5 +159,6 @@ extern bool dlock_session_release_ticket(int64 number);
 extern void dlock_session_release_at_commit(int64 number);
 extern int64 dlock_session_release_all(void);
 extern bool dlock_session_holds(const DlockKey *key);
+extern bool dlock_session_blocks_others(int64 except);
 
 #endif							/* DLOCK_H */

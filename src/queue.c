@@ -350,39 +350,59 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 	return done;
 }
 
+static int
+copy_members(const DlockList *list, DlockMember *members, int count, int max)
+{
+	for (DlockTicket *ticket = ticket_at(list->head); ticket;
+		 ticket = ticket_at(ticket->next), count++)
+	{
+		if (count < max)
+			members[count] = (DlockMember)
+		{
+			.number = ticket->number,
+			.session = ticket->session,
+			.procno = ticket->procno,
+			.pid = ticket->pid,
+			.mode = ticket->mode,
+			.permits = ticket->permits,
+			.granted = state_of(ticket) == DLOCK_GRANTED
+		};
+	}
+	return count;
+}
+
 /*
- * Tell the callback of every ticket that stands between a waiting ticket and
- * its grant: the holders beside which it does not fit, and all that wait
- * before it.  False where it does not wait.
- *
- * The callback is called under the entry's lock, and may do nothing there but
- * note what it sees.
+ * Copy out who holds a lock and, behind them, who waits for it, in the order
+ * of the queue.  Returns how many there are: where that is more than "max",
+ * the copy is cut short, and the caller comes again with more room.
  */
-bool
-dlock_queue_blockers(const DlockKey *key, int64 number,
-					 DlockBlockerCallback callback, void *arg)
+int
+dlock_queue_members(const DlockKey *key, DlockMember *members, int max,
+					int32 *slots)
 {
 	DlockLock  *lock = find(key, false);
-	DlockTicket *waiting;
+	int			count;
+
+	if (lock == NULL)
+		return 0;
+	*slots = lock->slots;
+	count = copy_members(&lock->holders, members, 0, max);
+	count = copy_members(&lock->queue, members, count, max);
+	dshash_release_lock(dlock_locks, lock);
+	return count;
+}
+
+bool
+dlock_queue_has_waiters(const DlockKey *key)
+{
+	DlockLock  *lock = find(key, false);
+	bool		result;
 
 	if (lock == NULL)
 		return false;
-	waiting = find_number(&lock->queue, number);
-	if (waiting)
-	{
-		for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
-			 ticket = ticket_at(ticket->next))
-		{
-			if (waiting->mode != DLOCK_SHARED ||
-				ticket->mode == DLOCK_EXCLUSIVE)
-				callback(ticket, arg);
-		}
-		for (DlockTicket *ticket = ticket_at(lock->queue.head);
-			 ticket != waiting; ticket = ticket_at(ticket->next))
-			callback(ticket, arg);
-	}
+	result = lock->queue.length > 0;
 	dshash_release_lock(dlock_locks, lock);
-	return waiting != NULL;
+	return result;
 }
 
 /*

@@ -779,6 +779,25 @@ dlock_session_holds(const DlockKey *key)
 }
 
 /*
+ * Does anybody wait for a lock under which this backend has a ticket, other
+ * than the one given?
+ */
+bool
+dlock_session_blocks_others(int64 except)
+{
+	dlist_iter	iter;
+
+	dlist_foreach(iter, &held_tickets)
+	{
+		HeldTicket *held = dlist_container(HeldTicket, by_age, iter.cur);
+
+		if (held->number != except && dlock_queue_has_waiters(&held->name->key))
+			return true;
+	}
+	return false;
+}
+
+/*
  * The transaction's end, once PostgreSQL has released the transaction's own
  * locks.  The callback comes for every resource owner; the one that stands
  * for a whole (sub)transaction is told by its being current.

@@ -192,8 +192,12 @@ typedef struct DlockBackend
 	slock_t		mutex;
 	uint64		wait_count;		/* waits begun; tells one from the next */
 	int64		wait_ticket;	/* ticket waited for; 0: not waiting */
-	TimestampTz wait_start;
+	DlockMode	wait_mode;		/* what it asks for */
+	int32		wait_permits;
 	DlockKey	wait_key;		/* its lock */
+
+	/* atomic: set by another waiter that has found a deadlock */
+	pg_atomic_uint32 check_requested;
 
 	/* atomic: written by the backend alone, so without a locked instruction */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];

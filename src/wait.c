@@ -23,6 +23,9 @@
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
+#include "tcop/pquery.h"
+#include "utils/portal.h"
+#include "utils/snapmgr.h"
 #include "utils/timeout.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
@@ -44,15 +47,18 @@ microseconds_since(instr_time start)
 
 /* Let others see, and unsee, what this backend waits for. */
 static void
-announce_wait(const DlockKey *key, int64 number, TimestampTz since)
+announce_wait(const DlockRequest *request, int64 number)
 {
 	DlockBackend *me = dlock_my_backend;
 
+	pg_atomic_write_u32(&me->check_requested, 0);
 	SpinLockAcquire(&me->mutex);
 	me->wait_count++;
 	me->wait_ticket = number;
-	me->wait_start = since;
-	memcpy(&me->wait_key, key, offsetof(DlockKey, name) + key->length);
+	me->wait_mode = request->mode;
+	me->wait_permits = request->permits;
+	memcpy(&me->wait_key, &request->key,
+		   offsetof(DlockKey, name) + request->key.length);
 	SpinLockRelease(&me->mutex);
 }
 
@@ -73,28 +79,78 @@ still_waiting(DlockTicket *ticket)
 }
 
 /*
+ * Let go of the snapshots of the CALL that this backend is in, as a COMMIT in
+ * a procedure does, so that the wait holds back neither VACUUM nor CREATE
+ * INDEX CONCURRENTLY.  The caller has checked that the portal's is active.
+ *
+ * A portal that returns a row also keeps the snapshot for what the row may
+ * point to; this one's row is a plain number.
+ */
+static void
+drop_snapshot(void)
+{
+	Portal		portal = ActivePortal;
+
+	portal->portalSnapshot = NULL;
+	PopActiveSnapshot();
+	if (portal->holdSnapshot)
+		UnregisterSnapshotFromOwner(portal->holdSnapshot, portal->resowner);
+	portal->holdSnapshot = NULL;
+	InvalidateCatalogSnapshot();
+	if (TransactionIdIsValid(MyProc->xmin))
+	{
+		EnsurePortalSnapshotExists();
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("cannot wait without a snapshot here"),
+				 errdetail("An open cursor or an outer query holds a snapshot."),
+				 errhint("Close all cursors first, or use dlock_acquire().")));
+	}
+}
+
+/*
  * Sleep until the ticket is not waiting any more: true; or until the timeout
  * has passed: false.
+ *
+ * Deadlocks are looked for after deadlock_timeout and every two of them from
+ * then on, and when another waiter asks for it.
  */
 static bool
 sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 					instr_time start)
 {
+	int64		next_check = (int64) DeadlockTimeout * 1000;
+	bool		logged = false;
+
 	while (still_waiting(ticket))
 	{
-		int			events = WL_LATCH_SET | WL_EXIT_ON_PM_DEATH;
-		long		milliseconds = -1;
+		int64		waited = microseconds_since(start);
+		int64		left = next_check - waited;
 
 		if (request->timeout != DLOCK_WAIT_FOREVER)
 		{
-			int64		left = request->timeout - microseconds_since(start);
-
-			if (left <= 0)
+			if (waited >= request->timeout)
 				return false;
-			milliseconds = Min((left + 999) / 1000, INT_MAX);
-			events |= WL_TIMEOUT;
+			left = Min(left, request->timeout - waited);
 		}
-		(void) WaitLatch(MyLatch, events, milliseconds, WAIT_EVENT_DLOCK);
+		if (waited >= next_check ||
+			pg_atomic_read_u32(&dlock_my_backend->check_requested) != 0)
+		{
+			pg_atomic_write_u32(&dlock_my_backend->check_requested, 0);
+			dlock_deadlock_check();
+			if (waited >= next_check && log_lock_waits && !logged)
+			{
+				dlock_deadlock_log(request, ticket->number, waited, false);
+				logged = true;
+			}
+			waited = microseconds_since(start);
+			while (next_check <= waited)
+				next_check += (int64) DeadlockTimeout * 2000;
+			continue;
+		}
+		(void) WaitLatch(MyLatch,
+						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 Min((left + 999) / 1000, INT_MAX), WAIT_EVENT_DLOCK);
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 	}
@@ -104,34 +160,44 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	 * caller can still hand the lock on: whoever gets an error has no lock.
 	 */
 	CHECK_FOR_INTERRUPTS();
+	if (logged)
+		dlock_deadlock_log(request, ticket->number, microseconds_since(start),
+						   true);
 	return true;
 }
 
 /*
  * Wait until a queued ticket is granted.  Returns false where the request's
- * timeout passed.  Raises 55L01 where the ticket was ended by force, and
- * whatever interrupts bring.
+ * timeout passed.  Raises 55L01 where the ticket was ended by force, 40P01
+ * where it is a deadlock's victim, and whatever interrupts bring.
  */
 bool
 dlock_wait(const DlockRequest *request, DlockTicket *ticket)
 {
 	instr_time	start;
+	CompatPsSuffix title;
 	volatile bool granted = false;	/* set inside PG_TRY */
 	bool		has_lock_timeout = LockTimeout > 0;
 
 	INSTR_TIME_SET_CURRENT(start);
-	announce_wait(&request->key, ticket->number, GetCurrentTimestamp());
+	announce_wait(request, ticket->number);
+	compat_ps_suffix_set(&title, "waiting");
 	if (has_lock_timeout)
 		enable_timeout_after(LOCK_TIMEOUT, LockTimeout);
 	PG_TRY();
 	{
+		if (request->without_snapshot)
+			drop_snapshot();
 		granted = sleep_until_granted(ticket, request, start);
+		if (request->without_snapshot)
+			EnsurePortalSnapshotExists();
 	}
 	PG_FINALLY();
 	{
 		/* keep the indicator: a timeout on its way stays a lock timeout */
 		if (has_lock_timeout)
 			disable_timeout(LOCK_TIMEOUT, true);
+		compat_ps_suffix_remove(&title);
 		unannounce_wait();
 		dlock_count(DLOCK_COUNT_WAIT_US, microseconds_since(start));
 	}
