@@ -385,15 +385,21 @@ prepare(const DlockRequest *request)
 		dlist_init(&prepared_name->tickets);
 }
 
-/* Enter a ticket that has joined its lock.  Cannot fail. */
+/*
+ * Enter a ticket that has joined its lock.  That cannot fail, unless numbers
+ * are drawn twice; then the ticket is better given back than forgotten.
+ */
 static HeldTicket *
 enter(DlockTicket *ticket)
 {
 	HeldTicket *held = prepared_ticket;
 
 	if (!hash_update_hash_key(numbers, held, &ticket->number))
-		elog(PANIC, "ticket number %lld was drawn twice",
+	{
+		(void) dlock_queue_leave(&prepared_name->key, ticket);
+		elog(ERROR, "ticket number %lld was drawn twice",
 			 (long long) ticket->number);
+	}
 	held->name = prepared_name;
 	held->ticket = ticket;
 	held->marks = 0;
@@ -532,8 +538,8 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 			break;
 	}
 
-	dlock_ticket_joined(ticket);
 	held = enter(ticket);
+	dlock_ticket_joined(ticket);
 	if (join == DLOCK_JOIN_QUEUED && !wait_or_leave(request, held))
 	{
 		*outcome = DLOCK_TIMED_OUT;

@@ -267,7 +267,7 @@ dlock_detach(void)
 	{
 		DlockSpace *space = lfirst(cell);
 
-		if (dshash_find(spaces, &space->key, true))
+		if (space && dshash_find(spaces, &space->key, true))
 		{
 			space->users--;
 			dshash_release_lock(spaces, space);
@@ -316,41 +316,58 @@ remove_unused_spaces(const DlockSpaceKey *keep)
 	pfree(unused);
 }
 
+/*
+ * The first ticket number that no space of this database has reserved.
+ */
+static uint64
+first_unreserved(Oid database)
+{
+	dshash_seq_status status;
+	DlockSpace *space;
+	uint64		result = 0;
+
+	dshash_seq_init(&status, spaces, false);
+	while ((space = dshash_seq_next(&status)) != NULL)
+	{
+		if (space->key.database == database)
+			result = Max(result, pg_atomic_read_u64(&space->ticket_limit));
+	}
+	dshash_seq_term(&status);
+	return result;
+}
+
 static DlockSpace *
 attach_space(const DlockSpaceKey *key)
 {
 	MemoryContext old_context;
 	ListCell   *cell;
 	DlockSpace *space;
+	uint64		number;
 	bool		found;
 
 	foreach(cell, attached_spaces)
 	{
 		space = lfirst(cell);
-		if (memcmp(&space->key, key, sizeof(DlockSpaceKey)) == 0)
+		if (space && memcmp(&space->key, key, sizeof(DlockSpaceKey)) == 0)
 			return space;
 	}
 
-	/* first the memory, so that nothing can fail between counting and noting */
-	old_context = MemoryContextSwitchTo(TopMemoryContext);
-	attached_spaces = lappend(attached_spaces, NULL);
-	MemoryContextSwitchTo(old_context);
-	PG_TRY();
+	number = first_unreserved(key->database);
+
+	/* a place to note it first; where this fails, it is used next time */
+	if (attached_spaces == NIL || llast(attached_spaces) != NULL)
 	{
-		space = dshash_find_or_insert(spaces, key, &found);
+		old_context = MemoryContextSwitchTo(TopMemoryContext);
+		attached_spaces = lappend(attached_spaces, NULL);
+		MemoryContextSwitchTo(old_context);
 	}
-	PG_CATCH();
-	{
-		attached_spaces = list_delete_last(attached_spaces);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
+	space = dshash_find_or_insert(spaces, key, &found);
 	if (!found)
 	{
 		space->users = 0;
 		SpinLockInit(&space->mutex);
-		pg_atomic_init_u64(&space->next_ticket, 0);
-		pg_atomic_init_u64(&space->ticket_limit, 0);
+		pg_atomic_init_u64(&space->next_ticket, number);
+		pg_atomic_init_u64(&space->ticket_limit, number);
 		for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
 			pg_atomic_init_u64(&space->counters[c], 0);
 	}

@@ -14,7 +14,8 @@
  * the sequence itself has gone back, as after the promotion of a standby that
  * lacked the last records, point-in-time recovery or the restoring of an old
  * dump, time carries the numbers on; where the clock has gone back, the
- * sequence does.
+ * sequence does.  And in one server, where the extension was dropped and made
+ * anew, the space carries on what the old one had reserved.
  *
  * Why not nextval()?  It shows in the user's lastval(), it keeps a lock on
  * the sequence until the end of the transaction, it assigns a transaction id,
@@ -110,17 +111,23 @@ install_block(DlockSpace *space, uint64 first, uint64 limit, bool force)
 }
 
 /*
- * The greatest number that the time says may have been used already.
+ * The greatest number that the time says may have been used already.  The
+ * fraction of the second counts, too: a block that starts there is drawn from
+ * more slowly than the time goes on, so a block of a later moment lies above
+ * whatever was drawn before it, however soon it follows.
  */
 static int64
 floor_by_time(void)
 {
-	int64		seconds = GetCurrentTimestamp() / USECS_PER_SEC - EPOCH_SECONDS;
+	int64		now = GetCurrentTimestamp() - EPOCH_SECONDS * USECS_PER_SEC;
+	int64		seconds = now / USECS_PER_SEC;
+	int64		microseconds = now % USECS_PER_SEC;
 
 	/* a clock that is decades off must not use up the numbers for ever */
-	if (seconds < 0 || seconds >= (DLOCK_MAX_TICKET >> TIME_SHIFT))
+	if (now < 0 || seconds >= (DLOCK_MAX_TICKET >> TIME_SHIFT))
 		return 0;
-	return seconds << TIME_SHIFT;
+	return (seconds << TIME_SHIFT) +
+		(microseconds << TIME_SHIFT) / USECS_PER_SEC;
 }
 
 /*
@@ -191,6 +198,8 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 
 	reserved = data->is_called ? data->last_value : data->last_value - 1;
 	reserved = Max(reserved, floor_by_time());
+	reserved = Max(reserved,
+				   (int64) pg_atomic_read_u64(&space->ticket_limit) - 1);
 	reserved = Max(reserved, minimum - 1);
 	if (reserved > DLOCK_MAX_TICKET - BLOCK_SIZE)
 		ereport(ERROR,
