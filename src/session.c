@@ -62,7 +62,7 @@ typedef struct Mark
 static HTAB *names = NULL;
 static HTAB *numbers = NULL;
 static dlist_head held_tickets = DLIST_STATIC_INIT(held_tickets);
-static uint32 num_held = 0;
+static int num_held = 0;
 
 static Mark *marks = NULL;
 static int	num_marks = 0;
