@@ -30,14 +30,54 @@ DATA = sql/dlock--$(EXTVERSION).sql
 
 # test/sql/*.sql
 REGRESS = \
-	acquire
+	acquire \
+	names \
+	modes \
+	xact \
+	all \
+	views \
+	discard \
+	settings \
+	rights \
+	extension
 
 # test/specs/*.spec; isolation_setup comes first, the others need it
 ISOLATION = \
-	isolation_setup
+	isolation_setup \
+	isolation_fifo \
+	isolation_timeout \
+	isolation_lock_timeout \
+	isolation_statement_timeout \
+	isolation_cancel \
+	isolation_terminate \
+	isolation_try \
+	isolation_shared \
+	isolation_slots \
+	isolation_xact \
+	isolation_release_at_commit \
+	isolation_force \
+	isolation_all \
+	isolation_deadlock \
+	isolation_deadlock_three \
+	isolation_deadlock_shared \
+	isolation_deadlock_slots \
+	isolation_deadlock_row \
+	isolation_deadlock_table \
+	isolation_deadlock_advisory \
+	isolation_deadlock_xact \
+	isolation_deadlock_all \
+	isolation_nosnapshot
 
 # test/t/*.pl
-TAP =
+TAP = \
+	001_restart \
+	002_exit \
+	003_crash \
+	004_standby \
+	005_databases \
+	006_dump \
+	007_stress \
+	008_limits
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
@@ -45,6 +85,10 @@ instance = --temp-config=test/dlock.conf --no-locale --encoding=UTF8
 REGRESS_OPTS = --inputdir=test --temp-instance=./tmp_regress $(instance)
 ISOLATION_OPTS = --inputdir=test --outputdir=. \
 	--temp-instance=./tmp_isolation $(instance)
+
+# Seconds until isolationtester cancels a step that neither ends nor waits
+# for another session.
+export PGISOLATIONTIMEOUT ?= 60
 
 ifneq ($(strip $(TAP)),)
 TAP_TESTS = 1

@@ -17,6 +17,8 @@ for variable in "${!PG@}"; do
 done
 unset MAKEFLAGS MAKELEVEL
 
+scratch=
+
 die()
 {
 	printf '%s: %s\n' "${0##*/}" "$*" >&2
@@ -101,14 +103,16 @@ install_missing()
 	find_postgres || die "${PG_CONFIG:-pg_config} is not that of a whole server"
 }
 
-# Make the scratch directory with a copy of the tree in it, and go there.
+# Make the scratch directory, with a copy of the tree and nothing that was built
+# there, perhaps for another server, and go to the copy.
 make_scratch()
 {
 	scratch=$(mktemp -d "${TMPDIR:-/tmp}/dlock.XXXXXX")
 	if [ "$(id -u)" -eq 0 ]; then chown nobody "$scratch"; fi
 	export HOME=$scratch TMPDIR=$scratch
 	as_user mkdir "$scratch/dlock"
-	tar -C "$top" --exclude-vcs --exclude='./tmp_*' -cf - . |
+	tar -C "$top" --exclude-vcs --exclude='./tmp_*' \
+		--exclude='*.o' --exclude='*.bc' --exclude='*.so' -cf - . |
 		as_user tar -C "$scratch/dlock" -xf -
 	cd "$scratch/dlock" || exit
 
@@ -128,7 +132,7 @@ remove_scratch()
 	local file
 
 	cd /
-	if [ -z "${scratch-}" ]; then return; fi
+	if [ -z "$scratch" ]; then return 0; fi
 	find "$scratch" -name postmaster.pid | while read -r file; do
 		as_user "$("$pg_config" --bindir)/pg_ctl" -D "${file%/*}" -w \
 			-m immediate stop >/dev/null || true
