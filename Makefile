@@ -14,12 +14,14 @@ OBJS = \
 	src/api.o \
 	src/deadlock.o \
 	src/dlock.o \
+	src/notify.o \
 	src/queue.o \
 	src/session.o \
 	src/shmem.o \
 	src/stats.o \
 	src/ticket.o \
-	src/wait.o
+	src/wait.o \
+	src/worker.o
 
 # The version has one source, the control file.
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" dlock.control)

@@ -92,6 +92,32 @@ COMMENT ON FUNCTION dlock_release_all() IS
 'release every session-scoped lock of this session';
 
 --
+-- Tickets: a place in the queue without waiting
+--
+CREATE FUNCTION dlock_enqueue(
+    name text, channel text = NULL, shared boolean = false,
+    slots integer = NULL, permits integer = 1, info text = NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_enqueue'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_enqueue(text, text, boolean, integer, integer, text) IS
+'take a place in a lock''s queue and return its ticket at once; the grant is announced by NOTIFY';
+
+CREATE FUNCTION dlock_wait(ticket bigint, timeout interval = NULL)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_wait'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_wait(bigint, interval) IS
+'wait until an enqueued ticket is granted; false if the timeout passed first';
+
+CREATE FUNCTION dlock_channel()
+RETURNS text
+AS 'MODULE_PATHNAME', 'dlock_channel'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_channel() IS
+'listen on this session''s own channel from the commit on, and return its name';
+
+--
 -- Transaction scope
 --
 CREATE FUNCTION dlock_xact_acquire(

@@ -34,6 +34,8 @@
 static DlockSpace *
 begin_call(void)
 {
+	DlockSpace *space;
+
 	if (RecoveryInProgress())
 		ereport(ERROR,
 				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
@@ -46,7 +48,13 @@ begin_call(void)
 				 errmsg("cannot use locks in a parallel worker")));
 	if (unlikely(dlock_my_backend == NULL))
 		dlock_session_attach();
-	return dlock_current_space();
+	space = dlock_current_space();
+
+	/* a worker that died, or had no slot, gets another chance */
+	if (unlikely(space->outbox.length > 0 &&
+				 pg_atomic_read_u32(&space->worker) == 0))
+		dlock_worker_wake(space);
+	return space;
 }
 
 static void
@@ -428,6 +436,60 @@ Datum
 dlock_try_xact_acquire_all(PG_FUNCTION_ARGS)
 {
 	return acquire_all(fcinfo, DLOCK_TRANSACTION, true);
+}
+
+/* A channel of somebody else's, or NULL for this session's own. */
+static const char *
+get_channel(FunctionCallInfo fcinfo, int argument)
+{
+	text	   *channel;
+
+	if (PG_ARGISNULL(argument))
+		return dlock_notify_listen();
+	channel = PG_GETARG_TEXT_PP(argument);
+	if (VARSIZE_ANY_EXHDR(channel) == 0 ||
+		VARSIZE_ANY_EXHDR(channel) >= NAMEDATALEN)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("channel name must have between 1 and %d bytes, not %d",
+						NAMEDATALEN - 1, (int) VARSIZE_ANY_EXHDR(channel))));
+	return text_to_cstring(channel);
+}
+
+/* (name, channel, shared, slots, permits, info) */
+PG_FUNCTION_INFO_V1(dlock_enqueue);
+Datum
+dlock_enqueue(PG_FUNCTION_ARGS)
+{
+	DlockRequest request = {
+		.scope = DLOCK_SESSION,
+		.timeout = DLOCK_WAIT_FOREVER
+	};
+	DlockSpace *space = begin_named_call(fcinfo, &request.key);
+
+	get_mode(fcinfo, 2, &request);
+	request.info = get_info(fcinfo, 5);
+	check_session_scope(DLOCK_SESSION);
+	request.channel = get_channel(fcinfo, 1);
+	PG_RETURN_INT64(dlock_session_enqueue(space, &request));
+}
+
+PG_FUNCTION_INFO_V1(dlock_wait);
+Datum
+dlock_wait(PG_FUNCTION_ARGS)
+{
+	(void) begin_call();
+	need(fcinfo, 0, "ticket");
+	PG_RETURN_BOOL(dlock_session_wait(PG_GETARG_INT64(0),
+									  get_timeout(fcinfo, 1)));
+}
+
+PG_FUNCTION_INFO_V1(dlock_channel);
+Datum
+dlock_channel(PG_FUNCTION_ARGS)
+{
+	(void) begin_call();
+	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
 PG_FUNCTION_INFO_V1(dlock_release);

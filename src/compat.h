@@ -12,6 +12,7 @@
 
 #include "lib/dshash.h"
 #include "lib/ilist.h"
+#include "postmaster/bgworker.h"
 #include "storage/lock.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
@@ -43,6 +44,13 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 #endif
 }
 
+/* 19: a worker can be told to go when its database is to be dropped */
+#if PG_VERSION_NUM >= 190000
+#define COMPAT_BGWORKER_INTERRUPTIBLE	BGWORKER_INTERRUPTIBLE
+#else
+#define COMPAT_BGWORKER_INTERRUPTIBLE	0
+#endif
+
 /* 17: proc numbers and backend ids became one, with a variable of its own */
 static inline int
 compat_my_procno(void)
@@ -61,6 +69,17 @@ compat_procno(PGPROC *proc)
 	return GetNumberFromPGProc(proc);
 #else
 	return proc->pgprocno;
+#endif
+}
+
+/* 17: the fields of a virtual transaction id became one */
+static inline LocalTransactionId
+compat_my_lxid(void)
+{
+#if PG_VERSION_NUM >= 170000
+	return MyProc->vxid.lxid;
+#else
+	return MyProc->lxid;
 #endif
 }
 

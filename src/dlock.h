@@ -34,6 +34,7 @@ typedef struct DlockRequest
 	int32		slots;			/* 0 unless mode is DLOCK_SLOTS */
 	int32		permits;
 	const char *info;			/* or NULL */
+	const char *channel;		/* announce the grant there, or NULL */
 	DlockTimeout timeout;
 	bool		without_snapshot;	/* wait without holding a snapshot */
 } DlockRequest;
@@ -67,14 +68,20 @@ extern DlockBackend *dlock_my_backend;
 extern void dlock_attach(void);
 extern void dlock_detach(void);
 extern DlockSpace *dlock_current_space(void);
+extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
 extern void dlock_check_memory(void);
+extern dsa_pointer dlock_allocate(Size size);
+extern void dlock_release_memory(dsa_pointer pointer, Size size);
+extern void dlock_list_append(DlockList *list, DlockLink *link);
+extern void dlock_list_remove(DlockList *list, DlockLink *link);
 extern void dlock_count(DlockCounter counter, uint64 amount);
 extern void dlock_sum_counters(DlockSpace *space, uint64 *sums);
 
 /* ticket.c */
 extern int64 dlock_ticket_draw(DlockSpace *space);
 extern void dlock_ticket_reserve(DlockSpace *space, int64 minimum);
-extern DlockTicket *dlock_ticket_make(const DlockRequest *request);
+extern DlockTicket *dlock_ticket_make(DlockSpace *space,
+									  const DlockRequest *request);
 extern void dlock_ticket_joined(DlockTicket *ticket);
 extern void dlock_ticket_free(DlockTicket *ticket);
 extern void dlock_ticket_free_spare(void);
@@ -136,8 +143,24 @@ extern bool dlock_queue_has_waiters(const DlockKey *key);
 extern DlockRow *dlock_queue_rows(const DlockSpaceKey *space);
 extern void dlock_queue_reap(const DlockKey *key);
 
+/* notify.c */
+extern const char *dlock_notify_listen(void);
+extern dsa_pointer dlock_announcement_make(DlockSpace *space,
+										   const DlockRequest *request);
+extern void dlock_announcement_set(DlockTicket *ticket,
+								   dsa_pointer announcement);
+extern void dlock_announcement_free(DlockTicket *ticket);
+extern void dlock_announcement_event(DlockTicket *ticket, uint32 event);
+extern void dlock_announcement_arm(DlockTicket *ticket);
+extern bool dlock_announcement_is_armed(DlockTicket *ticket);
+extern bool dlock_notify_is_mine(DlockTicket *ticket);
+extern int	dlock_notify_send(DlockSpace *space);
+
+/* worker.c */
+extern void dlock_worker_wake(DlockSpace *space);
+
 /* wait.c */
-extern bool dlock_wait(const DlockRequest *request, DlockTicket *ticket);
+extern bool dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket);
 
 /* deadlock.c */
 extern void dlock_deadlock_check(void);
@@ -154,6 +177,9 @@ extern bool dlock_session_acquire_all(DlockSpace *space,
 									  DlockKey *const *keys, int count,
 									  int64 *fences, int *failed,
 									  DlockOutcome *outcome);
+extern int64 dlock_session_enqueue(DlockSpace *space,
+								   const DlockRequest *request);
+extern bool dlock_session_wait(int64 number, DlockTimeout timeout);
 extern bool dlock_session_release(const DlockKey *key);
 extern bool dlock_session_release_ticket(int64 number);
 extern void dlock_session_release_at_commit(int64 number);

@@ -27,9 +27,10 @@
 
 #include "dlock.h"
 
-/* Backends to wake once the entry's lock is free */
+/* Whom to wake once the entry's lock is free */
 typedef struct Wakeups
 {
+	DlockSpace *space;			/* its worker; or NULL */
 	int			count;
 	int			procnos[32];
 } Wakeups;
@@ -41,34 +42,6 @@ ticket_at(dsa_pointer pointer)
 		dsa_get_address(dlock_area, pointer) : NULL;
 }
 
-static void
-list_append(DlockList *list, DlockTicket *ticket)
-{
-	ticket->prev = list->tail;
-	ticket->next = InvalidDsaPointer;
-	if (DsaPointerIsValid(list->tail))
-		ticket_at(list->tail)->next = ticket->self;
-	else
-		list->head = ticket->self;
-	list->tail = ticket->self;
-	list->length++;
-}
-
-static void
-list_remove(DlockList *list, DlockTicket *ticket)
-{
-	if (DsaPointerIsValid(ticket->prev))
-		ticket_at(ticket->prev)->next = ticket->next;
-	else
-		list->head = ticket->next;
-	if (DsaPointerIsValid(ticket->next))
-		ticket_at(ticket->next)->prev = ticket->prev;
-	else
-		list->tail = ticket->prev;
-	ticket->prev = ticket->next = InvalidDsaPointer;
-	list->length--;
-}
-
 static inline DlockState
 state_of(DlockTicket *ticket)
 {
@@ -76,23 +49,36 @@ state_of(DlockTicket *ticket)
 }
 
 static void
-wake_all(Wakeups *wakeups)
+set_latches(Wakeups *wakeups)
 {
 	for (int i = 0; i < wakeups->count; i++)
 		SetLatch(&GetPGProcByNumber(wakeups->procnos[i])->procLatch);
 	wakeups->count = 0;
 }
 
+static void
+wake_all(Wakeups *wakeups)
+{
+	set_latches(wakeups);
+	if (wakeups->space)
+		dlock_worker_wake(wakeups->space);
+}
+
 /*
- * Note a backend to be woken.  Where so many shared holders come in at once
- * that the array is full, the latches are set under the entry's lock: that is
- * only slower.
+ * Note a ticket's backend to be woken, and the worker if the ticket is to be
+ * announced.  Where so many shared holders come in at once that the array is
+ * full, the latches are set under the entry's lock: that is only slower.
  */
 static void
-wake_later(Wakeups *wakeups, const DlockTicket *ticket)
+wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
 {
+	if (DsaPointerIsValid(ticket->announcement))
+	{
+		dlock_announcement_event(ticket, event);
+		wakeups->space = dsa_get_address(dlock_area, ticket->space);
+	}
 	if (wakeups->count == lengthof(wakeups->procnos))
-		wake_all(wakeups);
+		set_latches(wakeups);
 	wakeups->procnos[wakeups->count++] = ticket->procno;
 }
 
@@ -115,7 +101,7 @@ fits(const DlockLock *lock, DlockMode mode, int32 permits)
 static void
 grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 {
-	list_append(&lock->holders, ticket);
+	dlock_list_append(&lock->holders, &ticket->link);
 	lock->permits += ticket->permits;
 	if (ticket->mode == DLOCK_EXCLUSIVE)
 		lock->exclusive++;
@@ -137,9 +123,9 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 	{
 		if (now == 0)
 			now = GetCurrentTimestamp();
-		list_remove(&lock->queue, head);
+		dlock_list_remove(&lock->queue, &head->link);
 		grant(lock, head, now);
-		wake_later(wakeups, head);
+		wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
 	}
 }
 
@@ -149,13 +135,13 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 {
 	if (state_of(ticket) == DLOCK_GRANTED)
 	{
-		list_remove(&lock->holders, ticket);
+		dlock_list_remove(&lock->holders, &ticket->link);
 		lock->permits -= ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
 			lock->exclusive--;
 	}
 	else
-		list_remove(&lock->queue, ticket);
+		dlock_list_remove(&lock->queue, &ticket->link);
 	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
 	grant_from_queue(lock, wakeups);
 }
@@ -226,11 +212,13 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 	else if (free)
 	{
 		grant(lock, ticket, ticket->enqueued_at);
+		if (DsaPointerIsValid(ticket->announcement))
+			dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
 		result = DLOCK_JOIN_GRANTED;
 	}
 	else
 	{
-		list_append(&lock->queue, ticket);
+		dlock_list_append(&lock->queue, &ticket->link);
 		pg_atomic_write_u32(&ticket->state, DLOCK_WAITING);
 		result = DLOCK_JOIN_QUEUED;
 	}
@@ -277,7 +265,7 @@ dlock_queue_fence(const DlockKey *key)
 	if (lock == NULL)
 		return 0;
 	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
-		 ticket = ticket_at(ticket->next))
+		 ticket = ticket_at(ticket->link.next))
 		fence = Max(fence, ticket->number);
 	dshash_release_lock(dlock_locks, lock);
 	return fence;
@@ -293,7 +281,7 @@ dlock_queue_is_fence(const DlockKey *key, int64 number)
 	if (lock == NULL)
 		return false;
 	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket && !found;
-		 ticket = ticket_at(ticket->next))
+		 ticket = ticket_at(ticket->link.next))
 		found = ticket->number == number;
 	dshash_release_lock(dlock_locks, lock);
 	return found;
@@ -305,7 +293,7 @@ find_number(const DlockList *list, int64 number)
 	DlockTicket *ticket = ticket_at(list->head);
 
 	while (ticket && ticket->number != number)
-		ticket = ticket_at(ticket->next);
+		ticket = ticket_at(ticket->link.next);
 	return ticket;
 }
 
@@ -335,7 +323,7 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 			ticket = find_number(&lock->queue, number);
 		if (ticket == NULL)
 			continue;
-		wake_later(&wakeups, ticket);
+		wake_later(&wakeups, ticket, DLOCK_EVENT_RELEASED);
 		take_out(lock, ticket, &wakeups);
 		if (is_unused(lock))
 		{
@@ -354,7 +342,7 @@ static int
 copy_members(const DlockList *list, DlockMember *members, int count, int max)
 {
 	for (DlockTicket *ticket = ticket_at(list->head); ticket;
-		 ticket = ticket_at(ticket->next), count++)
+		 ticket = ticket_at(ticket->link.next), count++)
 	{
 		if (count < max)
 			members[count] = (DlockMember)
@@ -425,7 +413,7 @@ dlock_queue_reap(const DlockKey *key)
 	{
 		DlockBackend *owner = &dlock_backends[ticket->procno];
 
-		next = ticket_at(ticket->next);
+		next = ticket_at(ticket->link.next);
 		if (pg_atomic_read_u64(&owner->session) == ticket->session)
 			continue;
 		take_out(lock, ticket, &wakeups);
@@ -481,7 +469,7 @@ append_rows(DlockRow ***tail, const DlockLock *lock, const DlockList *list,
 	uint32		position = 0;
 
 	for (DlockTicket *ticket = ticket_at(list->head); ticket;
-		 ticket = ticket_at(ticket->next))
+		 ticket = ticket_at(ticket->link.next))
 	{
 		DlockRow   *row = make_row(lock, ticket, queued ? ++position : 0);
 

@@ -48,21 +48,34 @@ typedef struct HeldTicket
 	uint32		session_depth;	/* acquires not yet released */
 	uint32		xact_depth;
 	uint32		marks;			/* how many marks point here */
+	bool		to_arm;			/* a MARK_ARM is among them, or ... */
+	bool		arming;			/* ... the transaction with it has committed */
+	dlist_node	by_arming;		/* in arming_tickets if arming */
 } HeldTicket;
+
+typedef enum MarkKind
+{
+	MARK_UNDO,					/* undo transaction-scoped acquires */
+	MARK_RELEASE,				/* at commit: undo session-scoped acquires */
+	MARK_ARM					/* at commit: arm the announcement */
+} MarkKind;
 
 /* To be done at the end of the (sub)transaction of this level */
 typedef struct Mark
 {
 	HeldTicket *held;
+	MarkKind	kind;
 	int			level;			/* transaction nesting level */
-	uint32		count;			/* acquires to undo */
-	bool		at_commit;		/* a session-scoped one, and at commit only */
+	uint32		count;			/* how often */
 } Mark;
 
 static HTAB *names = NULL;
 static HTAB *numbers = NULL;
 static dlist_head held_tickets = DLIST_STATIC_INIT(held_tickets);
 static int num_held = 0;
+
+/* Tickets whose announcements are armed as soon as the transaction is over */
+static dlist_head arming_tickets = DLIST_STATIC_INIT(arming_tickets);
 
 static Mark *marks = NULL;
 static int	num_marks = 0;
@@ -176,6 +189,8 @@ forget(HeldTicket *held)
 	HeldName   *name = held->name;
 
 	Assert(held->marks == 0);
+	if (held->arming)
+		dlist_delete(&held->by_arming);
 	dlock_ticket_free(held->ticket);
 	dlist_delete(&held->by_name);
 	dlist_delete(&held->by_age);
@@ -302,14 +317,14 @@ prepare_mark(void)
 }
 
 static void
-push_mark(HeldTicket *held, bool at_commit)
+push_mark(HeldTicket *held, MarkKind kind)
 {
 	int			level = GetCurrentTransactionNestLevel();
 	Mark	   *top = num_marks > 0 ? &marks[num_marks - 1] : NULL;
 
 	/* a loop that asks again and again needs no more than one */
 	if (top && top->held == held && top->level == level &&
-		top->at_commit == at_commit)
+		top->kind == kind)
 	{
 		top->count++;
 		return;
@@ -318,9 +333,9 @@ push_mark(HeldTicket *held, bool at_commit)
 	marks[num_marks++] = (Mark)
 	{
 		.held = held,
+		.kind = kind,
 		.level = level,
-		.count = 1,
-		.at_commit = at_commit
+		.count = 1
 	};
 	held->marks++;
 }
@@ -332,7 +347,7 @@ deepen(HeldTicket *held, DlockScope scope)
 	if (scope == DLOCK_TRANSACTION)
 	{
 		set_depth(held, held->session_depth, held->xact_depth + 1);
-		push_mark(held, false);
+		push_mark(held, MARK_UNDO);
 	}
 	else
 		set_depth(held, held->session_depth + 1, held->xact_depth);
@@ -346,13 +361,27 @@ pop_mark(bool is_commit)
 	HeldTicket *held = mark.held;
 
 	held->marks--;
-	if (!mark.at_commit)
-		set_depth(held, held->session_depth,
-				  held->xact_depth - mark.count);
-	else if (is_commit)
-		set_depth(held,
-				  held->session_depth - Min(mark.count, held->session_depth),
-				  held->xact_depth);
+	switch (mark.kind)
+	{
+		case MARK_UNDO:
+			set_depth(held, held->session_depth,
+					  held->xact_depth - mark.count);
+			break;
+		case MARK_RELEASE:
+			if (is_commit)
+				set_depth(held, held->session_depth -
+						  Min(mark.count, held->session_depth),
+						  held->xact_depth);
+			break;
+		case MARK_ARM:
+			held->to_arm = false;
+			if (is_commit && !held->arming)
+			{
+				held->arming = true;
+				dlist_push_tail(&arming_tickets, &held->by_arming);
+			}
+			break;
+	}
 	settle(held);
 }
 
@@ -373,7 +402,7 @@ prepare(const DlockRequest *request)
 						   dlock_max_locks_per_session),
 				 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
 
-	if (request->scope == DLOCK_TRANSACTION)
+	if (request->scope == DLOCK_TRANSACTION || request->channel)
 		prepare_mark();
 	if (prepared_ticket == NULL)
 		prepared_ticket = hash_search(numbers, &zero, HASH_ENTER, NULL);
@@ -403,6 +432,7 @@ enter(DlockTicket *ticket)
 	held->name = prepared_name;
 	held->ticket = ticket;
 	held->marks = 0;
+	held->to_arm = held->arming = false;
 	set_depth(held, 0, 0);
 	dlist_push_head(&held->name->tickets, &held->by_name);
 	dlist_push_tail(&held_tickets, &held->by_age);
@@ -461,7 +491,7 @@ wait_or_leave(const DlockRequest *request, HeldTicket *held)
 
 	PG_TRY();
 	{
-		granted = dlock_wait(request, held->ticket);
+		granted = dlock_wait_for_grant(request, held->ticket);
 	}
 	PG_CATCH();
 	{
@@ -481,6 +511,32 @@ wait_or_leave(const DlockRequest *request, HeldTicket *held)
 }
 
 /*
+ * Join the lock with a new ticket.  Returns NULL where the lock is busy and
+ * the request is not to be queued.
+ */
+static HeldTicket *
+join(DlockSpace *space, const DlockRequest *request, bool nowait)
+{
+	DlockTicket *ticket;
+	HeldTicket *held;
+	DlockJoin	outcome;
+	int32		slots;
+
+	prepare(request);
+	ticket = dlock_ticket_make(space, request);
+	while ((outcome = dlock_queue_join(space, request, ticket, nowait,
+									   &slots)) == DLOCK_JOIN_NO_NUMBER)
+		dlock_ticket_reserve(space, 0);
+	if (outcome == DLOCK_JOIN_MISMATCH)
+		raise_mismatch(request, slots);
+	if (outcome == DLOCK_JOIN_BUSY)
+		return NULL;
+	held = enter(ticket);
+	dlock_ticket_joined(ticket);
+	return held;
+}
+
+/*
  * Acquire in session or transaction scope: returns the ticket's number, the
  * fence.  Where that was not to be had in the request's time, returns 0 with
  * *outcome set, and nothing is held that was not before.
@@ -494,9 +550,6 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 	bool		lost;
 	HeldName   *name;
 	HeldTicket *held;
-	DlockTicket *ticket;
-	DlockJoin	join;
-	int32		slots;
 
 	/* an interrupt is taken while nothing depends on it */
 	CHECK_FOR_INTERRUPTS();
@@ -517,30 +570,16 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		would_block_itself = blocks_itself(name, request);
 	}
 
-	prepare(request);
-	ticket = dlock_ticket_make(request);
-	while ((join = dlock_queue_join(space, request, ticket,
-									nowait || would_block_itself,
-									&slots)) == DLOCK_JOIN_NO_NUMBER)
-		dlock_ticket_reserve(space, 0);
-	switch (join)
+	held = join(space, request, nowait || would_block_itself);
+	if (held == NULL)
 	{
-		case DLOCK_JOIN_MISMATCH:
-			raise_mismatch(request, slots);
-			break;
-		case DLOCK_JOIN_BUSY:
-			if (!nowait)
-				raise_self_wait(request);
-			dlock_count(DLOCK_COUNT_BUSY, 1);
-			*outcome = DLOCK_BUSY;
-			return 0;
-		default:
-			break;
+		if (!nowait)
+			raise_self_wait(request);
+		dlock_count(DLOCK_COUNT_BUSY, 1);
+		*outcome = DLOCK_BUSY;
+		return 0;
 	}
-
-	held = enter(ticket);
-	dlock_ticket_joined(ticket);
-	if (join == DLOCK_JOIN_QUEUED && !wait_or_leave(request, held))
+	if (!is_granted(held) && !wait_or_leave(request, held))
 	{
 		*outcome = DLOCK_TIMED_OUT;
 		return 0;
@@ -548,6 +587,145 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 	deepen(held, request->scope);
 	dlock_count(DLOCK_COUNT_ACQUIRED, 1);
 	return held->number;
+}
+
+/*
+ * Arm what committed transactions have enqueued.
+ *
+ * This is called when the memory of a transaction goes, because that is the
+ * one place for an extension behind PostgreSQL's own processing of LISTEN.
+ * Raises nothing.
+ */
+static void
+arm_announcements(void *arg)
+{
+	*(bool *) arg = false;
+	while (!dlist_is_empty(&arming_tickets))
+	{
+		HeldTicket *held = dlist_container(HeldTicket, by_arming,
+										   dlist_pop_head_node(&arming_tickets));
+
+		held->arming = false;
+		dlock_announcement_arm(held->ticket);
+	}
+}
+
+/*
+ * Have a ticket's announcement armed after the commit of this transaction.
+ * prepare_mark() has been called.
+ */
+static void
+arm_at_commit(HeldTicket *held)
+{
+	static bool registered = false; /* in this transaction */
+
+	if (held->to_arm || held->arming ||
+		dlock_announcement_is_armed(held->ticket))
+		return;
+	if (!registered)
+	{
+		MemoryContextCallback *callback =
+			MemoryContextAlloc(TopTransactionContext,
+							   sizeof(MemoryContextCallback));
+
+		callback->func = arm_announcements;
+		callback->arg = &registered;
+		MemoryContextRegisterResetCallback(TopTransactionContext, callback);
+		registered = true;
+	}
+	held->to_arm = true;
+	push_mark(held, MARK_ARM);
+}
+
+/*
+ * Take a place in the queue in session scope, without waiting, and return the
+ * ticket's number.
+ */
+int64
+dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
+{
+	bool		lost;
+	HeldName   *name;
+	HeldTicket *held;
+
+	CHECK_FOR_INTERRUPTS();
+	name = find_name(&request->key, &lost);
+	held = name && request->mode != DLOCK_SLOTS ? find_reentrant(name) : NULL;
+	if (held)
+	{
+		check_upgrade(request, held);
+		prepare_mark();
+		dlock_announcement_set(held->ticket,
+							   dlock_announcement_make(space, request));
+	}
+	else
+		held = join(space, request, false);
+	deepen(held, DLOCK_SESSION);
+	arm_at_commit(held);
+	return held->number;
+}
+
+/* Which of the two tickets of this backend will be granted first? */
+static bool
+waits_behind_itself(HeldTicket *held)
+{
+	dlist_iter	iter;
+
+	dlist_foreach(iter, &held->name->tickets)
+	{
+		HeldTicket *other = dlist_container(HeldTicket, by_name, iter.cur);
+
+		if (other->number < held->number && !is_gone(other) &&
+			held->ticket->mode != DLOCK_SLOTS &&
+			(held->ticket->mode == DLOCK_EXCLUSIVE ||
+			 other->ticket->mode == DLOCK_EXCLUSIVE))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Wait for a ticket that was enqueued.  False where the timeout passed; the
+ * ticket stays queued then, and so it does when an error ends the wait.
+ * Raises 55L01 where this session has no such ticket (any more).
+ */
+bool
+dlock_session_wait(int64 number, DlockTimeout timeout)
+{
+	HeldTicket *held = hash_search(numbers, &number, HASH_FIND, NULL);
+	DlockRequest request = {.timeout = timeout};
+	bool		granted;
+
+	CHECK_FOR_INTERRUPTS();
+	if (held == NULL || is_gone(held))
+	{
+		if (held)
+			settle(held);
+		ereport(ERROR,
+				(errcode(ERRCODE_DLOCK_LOST),
+				 errmsg("ticket %lld is gone", (long long) number),
+				 errdetail("It was released, or it was never this session's."),
+				 errhint("Enqueue again.")));
+	}
+	if (DsaPointerIsValid(held->ticket->announcement))
+	{
+		prepare_mark();
+		if (dlock_notify_is_mine(held->ticket))
+			(void) dlock_notify_listen();
+		arm_at_commit(held);
+	}
+	if (is_granted(held) || timeout == DLOCK_NO_WAIT)
+		return is_granted(held);
+
+	request.key = held->name->key;
+	request.mode = held->ticket->mode;
+	request.permits = held->ticket->permits;
+	if (waits_behind_itself(held))
+		raise_self_wait(&request);
+	granted = dlock_wait_for_grant(&request, held->ticket);
+	if (granted)
+		dlock_count(DLOCK_COUNT_WAITED, 1);
+	return granted;
 }
 
 /*
@@ -561,7 +739,7 @@ undo_last_acquire(const DlockKey *key, DlockScope scope)
 	{
 		Mark	   *top = &marks[num_marks - 1];
 
-		Assert(num_marks > 0 && !top->at_commit);
+		Assert(num_marks > 0 && top->kind == MARK_UNDO);
 		if (top->count == 1)
 			pop_mark(false);
 		else
@@ -722,7 +900,7 @@ dlock_session_release_at_commit(int64 number)
 
 	for (int i = 0; i < num_marks; i++)
 	{
-		if (marks[i].held == held && marks[i].at_commit)
+		if (marks[i].held == held && marks[i].kind == MARK_RELEASE)
 			marked += marks[i].count;
 	}
 	if (held == NULL || is_gone(held) || held->session_depth <= marked)
@@ -734,7 +912,7 @@ dlock_session_release_at_commit(int64 number)
 				 errdetail("All its session-scoped acquires are released at commit already, or it has none.") :
 				 errdetail("It was never this session's, or has ended.")));
 	prepare_mark();
-	push_mark(held, true);
+	push_mark(held, MARK_RELEASE);
 }
 
 /*

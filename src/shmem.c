@@ -74,7 +74,7 @@ table_parameters(dshash_parameters *spaces_table,
 	*spaces_table = (dshash_parameters)
 	{
 		.key_size = sizeof(DlockSpaceKey),
-		.entry_size = sizeof(DlockSpace),
+		.entry_size = sizeof(DlockSpaceEntry),
 		.compare_function = dshash_memcmp,
 		.hash_function = dshash_memhash,
 		COMPAT_DSHASH_COPY(dshash_memcpy)
@@ -266,11 +266,15 @@ dlock_detach(void)
 	foreach(cell, attached_spaces)
 	{
 		DlockSpace *space = lfirst(cell);
+		DlockSpaceEntry *entry;
 
-		if (space && dshash_find(spaces, &space->key, true))
+		if (space == NULL)
+			continue;
+		entry = dshash_find(spaces, &space->key, true);
+		if (entry)
 		{
-			space->users--;
-			dshash_release_lock(spaces, space);
+			entry->users--;
+			dshash_release_lock(spaces, entry);
 		}
 	}
 	pg_atomic_write_u64(&dlock_my_backend->session, 0);
@@ -286,17 +290,17 @@ static void
 remove_unused_spaces(const DlockSpaceKey *keep)
 {
 	dshash_seq_status status;
-	DlockSpace *space;
+	DlockSpaceEntry *entry;
 	DlockSpaceKey *unused;
 	int			count = 0;
 	const int	max = 64;
 
 	unused = palloc(max * sizeof(DlockSpaceKey));
 	dshash_seq_init(&status, spaces, false);
-	while ((space = dshash_seq_next(&status)) != NULL && count < max)
+	while ((entry = dshash_seq_next(&status)) != NULL && count < max)
 	{
-		if (space->users == 0)
-			unused[count++] = space->key;
+		if (entry->users == 0)
+			unused[count++] = entry->key;
 	}
 	dshash_seq_term(&status);
 
@@ -307,11 +311,14 @@ remove_unused_spaces(const DlockSpaceKey *keep)
 			SearchSysCacheExists1(DATABASEOID,
 								  ObjectIdGetDatum(unused[i].database)))
 			continue;
-		space = dshash_find(spaces, &unused[i], true);
-		if (space && space->users == 0)
-			dshash_delete_entry(spaces, space);
-		else if (space)
-			dshash_release_lock(spaces, space);
+		entry = dshash_find(spaces, &unused[i], true);
+		if (entry && entry->users == 0)
+		{
+			dsa_free(dlock_area, entry->space);
+			dshash_delete_entry(spaces, entry);
+		}
+		else if (entry)
+			dshash_release_lock(spaces, entry);
 	}
 	pfree(unused);
 }
@@ -323,17 +330,59 @@ static uint64
 first_unreserved(Oid database)
 {
 	dshash_seq_status status;
-	DlockSpace *space;
+	DlockSpaceEntry *entry;
 	uint64		result = 0;
 
 	dshash_seq_init(&status, spaces, false);
-	while ((space = dshash_seq_next(&status)) != NULL)
+	while ((entry = dshash_seq_next(&status)) != NULL)
 	{
-		if (space->key.database == database)
+		DlockSpace *space = dsa_get_address(dlock_area, entry->space);
+
+		if (entry->key.database == database)
 			result = Max(result, pg_atomic_read_u64(&space->ticket_limit));
 	}
 	dshash_seq_term(&status);
 	return result;
+}
+
+static DlockSpace *
+make_space(const DlockSpaceKey *key)
+{
+	uint64		number = first_unreserved(key->database);
+	dsa_pointer self = dsa_allocate0(dlock_area, sizeof(DlockSpace));
+	DlockSpace *space = dsa_get_address(dlock_area, self);
+
+	space->key = *key;
+	space->self = self;
+	SpinLockInit(&space->mutex);
+	pg_atomic_init_u64(&space->next_ticket, number);
+	pg_atomic_init_u64(&space->ticket_limit, number);
+	LWLockInitialize(&space->outbox_lock, dlock_control->memory_tranche);
+	pg_atomic_init_u32(&space->announced, 0);
+	pg_atomic_init_u32(&space->worker, 0);
+	pg_atomic_init_u64(&space->worker_start, 0);
+	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
+		pg_atomic_init_u64(&space->counters[c], 0);
+	return space;
+}
+
+/*
+ * Count this backend among a space's users; NULL where the space is not there
+ * yet.  The caller has a place to note it.
+ */
+static DlockSpace *
+use_space(const DlockSpaceKey *key)
+{
+	DlockSpaceEntry *entry = dshash_find(spaces, key, true);
+	DlockSpace *space;
+
+	if (entry == NULL)
+		return NULL;
+	space = dsa_get_address(dlock_area, entry->space);
+	entry->users++;
+	llast(attached_spaces) = space;
+	dshash_release_lock(spaces, entry);
+	return space;
 }
 
 static DlockSpace *
@@ -342,7 +391,7 @@ attach_space(const DlockSpaceKey *key)
 	MemoryContext old_context;
 	ListCell   *cell;
 	DlockSpace *space;
-	uint64		number;
+	DlockSpaceEntry *entry;
 	bool		found;
 
 	foreach(cell, attached_spaces)
@@ -352,8 +401,6 @@ attach_space(const DlockSpaceKey *key)
 			return space;
 	}
 
-	number = first_unreserved(key->database);
-
 	/* a place to note it first; where this fails, it is used next time */
 	if (attached_spaces == NIL || llast(attached_spaces) != NULL)
 	{
@@ -361,23 +408,43 @@ attach_space(const DlockSpaceKey *key)
 		attached_spaces = lappend(attached_spaces, NULL);
 		MemoryContextSwitchTo(old_context);
 	}
-	space = dshash_find_or_insert(spaces, key, &found);
-	if (!found)
-	{
-		space->users = 0;
-		SpinLockInit(&space->mutex);
-		pg_atomic_init_u64(&space->next_ticket, number);
-		pg_atomic_init_u64(&space->ticket_limit, number);
-		for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
-			pg_atomic_init_u64(&space->counters[c], 0);
-	}
-	space->users++;
-	llast(attached_spaces) = space;
-	dshash_release_lock(spaces, space);
+	space = use_space(key);
+	if (space)
+		return space;
 
-	if (!found)
-		remove_unused_spaces(key);
+	space = make_space(key);
+	entry = dshash_find_or_insert(spaces, key, &found);
+	if (found)
+	{
+		/* somebody else was faster */
+		dsa_free(dlock_area, space->self);
+		space = dsa_get_address(dlock_area, entry->space);
+	}
+	else
+	{
+		entry->users = 0;
+		entry->space = space->self;
+	}
+	entry->users++;
+	llast(attached_spaces) = space;
+	dshash_release_lock(spaces, entry);
+
+	remove_unused_spaces(key);
 	return space;
+}
+
+/*
+ * A space that is there already, for the worker that was started for it; NULL
+ * where nobody uses it any more.
+ */
+DlockSpace *
+dlock_find_space(const DlockSpaceKey *key)
+{
+	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
+
+	attached_spaces = lappend(attached_spaces, NULL);
+	MemoryContextSwitchTo(old_context);
+	return use_space(key);
 }
 
 /*
@@ -437,6 +504,59 @@ dlock_check_memory(void)
 				 errmsg("out of memory for locks"),
 				 errdetail("The locks and tickets of all sessions have reached dlock.max_memory."),
 				 errhint("Release locks that are not needed, or increase dlock.max_memory.")));
+}
+
+/*
+ * Memory of tickets, which is counted.
+ */
+dsa_pointer
+dlock_allocate(Size size)
+{
+	dsa_pointer pointer = dsa_allocate(dlock_area, size);
+
+	pg_atomic_fetch_add_u64(&dlock_control->memory_used, size);
+	return pointer;
+}
+
+void
+dlock_release_memory(dsa_pointer pointer, Size size)
+{
+	dsa_free(dlock_area, pointer);
+	pg_atomic_fetch_sub_u64(&dlock_control->memory_used, size);
+}
+
+static DlockLink *
+link_at(dsa_pointer pointer)
+{
+	return dsa_get_address(dlock_area, pointer);
+}
+
+void
+dlock_list_append(DlockList *list, DlockLink *link)
+{
+	link->prev = list->tail;
+	link->next = InvalidDsaPointer;
+	if (DsaPointerIsValid(list->tail))
+		link_at(list->tail)->next = link->self;
+	else
+		list->head = link->self;
+	list->tail = link->self;
+	list->length++;
+}
+
+void
+dlock_list_remove(DlockList *list, DlockLink *link)
+{
+	if (DsaPointerIsValid(link->prev))
+		link_at(link->prev)->next = link->next;
+	else
+		list->head = link->next;
+	if (DsaPointerIsValid(link->next))
+		link_at(link->next)->prev = link->prev;
+	else
+		list->tail = link->prev;
+	link->prev = link->next = InvalidDsaPointer;
+	list->length--;
 }
 
 void

@@ -8,7 +8,8 @@
  * first backend that needs it and grows on demand:
  *
  *	DlockControl		one per server: how to find the rest
- *	  spaces			dshash: (database, extension) -> DlockSpace
+ *	  spaces			dshash: (database, extension) -> DlockSpaceEntry
+ *	DlockSpace			one per space: its numbers, its worker, its outbox
  *	  locks				dshash: (space, name) -> DlockLock
  *	  backends			array by proc number: DlockBackend
  *	DlockTicket			one per holder and per waiter, linked into its lock
@@ -18,8 +19,8 @@
  * lock entry's lock" in the comments here and elsewhere; it protects the lock
  * and the links and states of all its tickets.  Only queue.c takes it.
  *
- * Lock order: an entry's lock, then a backend's mutex or the memory area's
- * internal locks.  Nobody holds two entries' locks at a time.
+ * Lock order: an entry's lock, then an outbox's lock, then a mutex or the
+ * memory area's internal locks.  Nobody holds two entries' locks at a time.
  *
  *-------------------------------------------------------------------------
  */
@@ -93,10 +94,54 @@ typedef struct DlockKey
 	char		name[DLOCK_MAX_NAME];
 } DlockKey;
 
+/*
+ * A doubly linked list through the memory area.  A link is the first field of
+ * what is linked, so that a pointer to the one is a pointer to the other.
+ */
+typedef struct DlockLink
+{
+	dsa_pointer self;			/* immutable */
+	dsa_pointer prev;			/* protected as the list is */
+	dsa_pointer next;
+} DlockLink;
+
+typedef struct DlockList
+{
+	dsa_pointer head;
+	dsa_pointer tail;
+	uint32		length;
+} DlockList;
+
+/*
+ * What makes an announcement of a ticket.  Belongs to the ticket.
+ */
+typedef struct DlockAnnouncement
+{
+	DlockLink	link;			/* in DlockSpace.outbox; must be first */
+
+	/* immutable */
+	char		channel[NAMEDATALEN];
+	Size		size;			/* of the whole structure */
+
+	/* protected by the outbox's lock */
+	bool		armed;			/* the LISTEN that belongs to it is in effect */
+	uint32		events;			/* what is to be announced: DLOCK_EVENT_... */
+	bool		in_outbox;		/* linked there: armed, and there are events */
+	int64		number;			/* of the ticket */
+
+	/* immutable */
+	char		name[FLEXIBLE_ARRAY_MEMBER];	/* as a JSON string, quoted */
+} DlockAnnouncement;
+
+#define DLOCK_EVENT_GRANTED		0x01
+#define DLOCK_EVENT_RELEASED	0x02
+
 typedef struct DlockTicket
 {
+	DlockLink	link;			/* in a list of its lock; must be first */
+
 	/* immutable once the ticket has joined a lock */
-	dsa_pointer self;
+	dsa_pointer space;			/* DlockSpace */
 	int64		number;
 	uint64		session;		/* DlockBackend.session of the owner */
 	int			procno;
@@ -109,9 +154,10 @@ typedef struct DlockTicket
 	dsa_pointer info;			/* terminated string, or invalid */
 
 	/* protected by the lock entry's lock */
-	dsa_pointer prev;
-	dsa_pointer next;
 	TimestampTz granted_at;
+
+	/* protected by the outbox's lock; set once */
+	dsa_pointer announcement;	/* DlockAnnouncement, or invalid */
 
 	/* atomic: changed under the lock entry's lock, read without */
 	pg_atomic_uint32 state;		/* DlockState */
@@ -120,13 +166,6 @@ typedef struct DlockTicket
 	pg_atomic_uint32 session_depth;
 	pg_atomic_uint32 xact_depth;
 } DlockTicket;
-
-typedef struct DlockList
-{
-	dsa_pointer head;
-	dsa_pointer tail;
-	uint32		length;
-} DlockList;
 
 /*
  * A lock that is held or waited for.  Invariants, whenever the entry's lock
@@ -164,19 +203,36 @@ typedef enum DlockCounter
  */
 typedef struct DlockSpace
 {
-	DlockSpaceKey key;			/* hash key, must be first */
-
-	/* protected by the partition lock of the spaces' table */
-	uint32		users;			/* backends attached */
+	/* immutable */
+	DlockSpaceKey key;
+	dsa_pointer self;
 
 	/* changed under mutex; see ticket.c for how they are read without */
 	slock_t		mutex;
 	pg_atomic_uint64 next_ticket;	/* next number to give out */
 	pg_atomic_uint64 ticket_limit;	/* first number not reserved */
 
+	/* protected by outbox_lock */
+	LWLock		outbox_lock;
+	DlockList	outbox;			/* of DlockAnnouncement */
+
+	/* atomic */
+	pg_atomic_uint32 announced; /* tickets with an announcement */
+	pg_atomic_uint32 worker;	/* proc number of the worker, plus 1; or 0 */
+	pg_atomic_uint64 worker_start;	/* when one was last asked for, in ms */
+
 	/* atomic: what backends that are gone have counted */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 } DlockSpace;
+
+typedef struct DlockSpaceEntry
+{
+	DlockSpaceKey key;			/* hash key, must be first */
+
+	/* protected by the partition lock of the spaces' table */
+	uint32		users;			/* backends attached */
+	dsa_pointer space;
+} DlockSpaceEntry;
 
 /*
  * What others need to know about a backend.  "session" tells one backend

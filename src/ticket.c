@@ -218,32 +218,19 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	install_block(space, reserved + 1, reserved + 1 + BLOCK_SIZE, minimum > 0);
 }
 
-static dsa_pointer
-allocate(Size size)
-{
-	dsa_pointer pointer = dsa_allocate(dlock_area, size);
-
-	pg_atomic_fetch_add_u64(&dlock_control->memory_used, size);
-	return pointer;
-}
-
+/* Release what belongs to a ticket that is in no lock. */
 static void
-release(dsa_pointer pointer, Size size)
-{
-	dsa_free(dlock_area, pointer);
-	pg_atomic_fetch_sub_u64(&dlock_control->memory_used, size);
-}
-
-static void
-release_info(DlockTicket *ticket)
+release_texts(DlockTicket *ticket)
 {
 	if (DsaPointerIsValid(ticket->info))
 	{
 		char	   *info = dsa_get_address(dlock_area, ticket->info);
 
-		release(ticket->info, strlen(info) + 1);
+		dlock_release_memory(ticket->info, strlen(info) + 1);
 		ticket->info = InvalidDsaPointer;
 	}
+	if (DsaPointerIsValid(ticket->announcement))
+		dlock_announcement_free(ticket);
 }
 
 /*
@@ -251,31 +238,35 @@ release_info(DlockTicket *ticket)
  * 53200 where there is no memory.
  */
 DlockTicket *
-dlock_ticket_make(const DlockRequest *request)
+dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 {
 	DlockTicket *ticket;
 
 	dlock_check_memory();
 	if (spare == NULL)
 	{
-		dsa_pointer self = allocate(sizeof(DlockTicket));
+		dsa_pointer self = dlock_allocate(sizeof(DlockTicket));
 
 		spare = dsa_get_address(dlock_area, self);
-		spare->self = self;
+		spare->link.self = self;
 		spare->info = InvalidDsaPointer;
+		spare->announcement = InvalidDsaPointer;
 		pg_atomic_init_u32(&spare->state, DLOCK_GONE);
 		pg_atomic_init_u32(&spare->session_depth, 0);
 		pg_atomic_init_u32(&spare->xact_depth, 0);
 	}
 	ticket = spare;
-	release_info(ticket);
+	release_texts(ticket);
 	if (request->info)
 	{
 		Size		size = strlen(request->info) + 1;
 
-		ticket->info = allocate(size);
+		ticket->info = dlock_allocate(size);
 		memcpy(dsa_get_address(dlock_area, ticket->info), request->info, size);
 	}
+	if (request->channel)
+		ticket->announcement = dlock_announcement_make(space, request);
+	ticket->space = space->self;
 	ticket->number = 0;
 	ticket->session = pg_atomic_read_u64(&dlock_my_backend->session);
 	ticket->procno = compat_my_procno();
@@ -286,7 +277,7 @@ dlock_ticket_make(const DlockRequest *request)
 	ticket->permits = request->permits;
 	ticket->enqueued_at = GetCurrentTimestamp();
 	ticket->granted_at = 0;
-	ticket->prev = ticket->next = InvalidDsaPointer;
+	ticket->link.prev = ticket->link.next = InvalidDsaPointer;
 	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
 	pg_atomic_write_u32(&ticket->session_depth, 0);
 	pg_atomic_write_u32(&ticket->xact_depth, 0);
@@ -309,11 +300,11 @@ dlock_ticket_free(DlockTicket *ticket)
 {
 	Assert(pg_atomic_read_u32(&ticket->state) == DLOCK_GONE);
 
-	release_info(ticket);
+	release_texts(ticket);
 	if (spare == NULL)
 		spare = ticket;
 	else
-		release(ticket->self, sizeof(DlockTicket));
+		dlock_release_memory(ticket->link.self, sizeof(DlockTicket));
 }
 
 /* The spare goes when the backend does. */
@@ -322,8 +313,8 @@ dlock_ticket_free_spare(void)
 {
 	if (spare)
 	{
-		release_info(spare);
-		release(spare->self, sizeof(DlockTicket));
+		release_texts(spare);
+		dlock_release_memory(spare->link.self, sizeof(DlockTicket));
 	}
 	spare = NULL;
 }

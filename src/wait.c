@@ -172,7 +172,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
  * where it is a deadlock's victim, and whatever interrupts bring.
  */
 bool
-dlock_wait(const DlockRequest *request, DlockTicket *ticket)
+dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 {
 	instr_time	start;
 	CompatPsSuffix title;

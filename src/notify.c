@@ -1,0 +1,350 @@
+/*-------------------------------------------------------------------------
+ *
+ * notify.c
+ *	  Announcing grants through NOTIFY.
+ *
+ * A ticket that was enqueued carries an announcement.  What happens to the
+ * ticket sets an event in it; once it is armed, too, it goes into the outbox
+ * of the space, and the worker sends what is there.
+ *
+ * Arming comes after the commit of the transaction that enqueued the ticket,
+ * and after PostgreSQL's own processing of the LISTEN in that commit: earlier,
+ * the notification could be sent before it can be received.  A rollback takes
+ * the LISTEN back, but not the ticket; such a ticket stays silent until the
+ * next call about it.
+ *
+ * An announcement stays in the outbox while it is being sent, and leaves it
+ * only afterwards.  So what a worker could not send, because somebody holds
+ * the lock of NOTIFY or its queue is full or the worker is killed, is sent by
+ * the next attempt or the next worker; at worst twice, which is harmless, as
+ * a notification is a hint.
+ *
+ * Lock order: the entry's lock, then the outbox's lock.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "commands/async.h"
+#include "lib/stringinfo.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/json.h"
+#include "utils/memutils.h"
+
+#include "dlock.h"
+
+/* Events sent in one transaction */
+#define BATCH	100
+
+static char my_channel[NAMEDATALEN] = "";
+
+/*
+ * This session's own channel; the session listens on it from its commit on.
+ * Nobody else can guess the name, and so nobody else hears or says anything
+ * there.
+ */
+const char *
+dlock_notify_listen(void)
+{
+	static LocalTransactionId listened_in = InvalidLocalTransactionId;
+
+	if (MyBackendType != B_BACKEND)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot listen for grants within a background process"),
+				 errhint("Give the channel that somebody else listens on.")));
+	if (InSecurityRestrictedOperation())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("cannot listen for grants within a security-restricted operation")));
+
+	if (my_channel[0] == '\0')
+	{
+		uint64		random[2];
+
+		if (!pg_strong_random(random, sizeof(random)))
+			ereport(ERROR,
+					(errcode(ERRCODE_INTERNAL_ERROR),
+					 errmsg("could not generate a random channel name")));
+		snprintf(my_channel, sizeof(my_channel), "dlock_%016llx%016llx",
+				 (unsigned long long) random[0],
+				 (unsigned long long) random[1]);
+	}
+
+	/* again in every transaction, as UNLISTEN or a rollback may have undone it */
+	if (listened_in != compat_my_lxid())
+		Async_Listen(my_channel);
+	if (!IsSubTransaction())
+		listened_in = compat_my_lxid();
+	return my_channel;
+}
+
+static DlockAnnouncement *
+announcement_of(DlockTicket *ticket)
+{
+	return dsa_get_address(dlock_area, ticket->announcement);
+}
+
+static DlockSpace *
+space_of(DlockTicket *ticket)
+{
+	return dsa_get_address(dlock_area, ticket->space);
+}
+
+/* Is it announced on this session's own channel? */
+bool
+dlock_notify_is_mine(DlockTicket *ticket)
+{
+	return DsaPointerIsValid(ticket->announcement) &&
+		strcmp(announcement_of(ticket)->channel, my_channel) == 0;
+}
+
+/*
+ * A lock's name as a JSON string in ASCII.  Where the database's encoding is
+ * not known (SQL_ASCII), a byte stands for itself.
+ */
+static char *
+json_name(const DlockKey *key)
+{
+	char	   *name = pnstrdup(key->name, key->length);
+	bool		unknown = GetDatabaseEncoding() == PG_SQL_ASCII;
+	StringInfoData quoted;
+	StringInfoData result;
+	const unsigned char *p;
+
+	if (!unknown)
+		name = pg_server_to_any(name, strlen(name), PG_UTF8);
+	initStringInfo(&quoted);
+	initStringInfo(&result);
+	escape_json(&quoted, name);
+	for (p = (const unsigned char *) quoted.data; *p != '\0';)
+	{
+		pg_wchar	c;
+
+		if (*p < 0x80)
+		{
+			appendStringInfoChar(&result, (char) *p++);
+			continue;
+		}
+		c = unknown ? *p : utf8_to_unicode(p);
+		if (c >= 0x10000)
+			appendStringInfo(&result, "\\u%04x\\u%04x",
+							 0xd800 + ((c - 0x10000) >> 10),
+							 0xdc00 + ((c - 0x10000) & 0x3ff));
+		else
+			appendStringInfo(&result, "\\u%04x", c);
+		p += unknown ? 1 : pg_utf_mblen(p);
+	}
+	return result.data;
+}
+
+/*
+ * Make an announcement for a request with a channel.  All that can fail,
+ * fails here: the names are converted now, and not by the worker.
+ */
+dsa_pointer
+dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
+{
+	char	   *name = json_name(&request->key);
+	Size		size = offsetof(DlockAnnouncement, name) + strlen(name) + 1;
+	dsa_pointer self = dlock_allocate(size);
+	DlockAnnouncement *announcement = dsa_get_address(dlock_area, self);
+
+	memset(announcement, 0, size);
+	announcement->link.self = self;
+	announcement->size = size;
+	strlcpy(announcement->channel, request->channel, NAMEDATALEN);
+	strcpy(announcement->name, name);
+	pg_atomic_fetch_add_u32(&space->announced, 1);
+	return self;
+}
+
+/* Put it into the outbox if there is something to send. */
+static void
+post(DlockSpace *space, DlockAnnouncement *announcement)
+{
+	if (announcement->armed && announcement->events != 0 &&
+		!announcement->in_outbox)
+	{
+		dlock_list_append(&space->outbox, &announcement->link);
+		announcement->in_outbox = true;
+	}
+}
+
+/* Take it out of the outbox. */
+static void
+unpost(DlockSpace *space, DlockAnnouncement *announcement)
+{
+	if (announcement->in_outbox)
+		dlock_list_remove(&space->outbox, &announcement->link);
+	announcement->in_outbox = false;
+}
+
+/* Free a ticket's announcement, sent or not.  Raises nothing. */
+void
+dlock_announcement_free(DlockTicket *ticket)
+{
+	DlockSpace *space = space_of(ticket);
+	DlockAnnouncement *announcement = announcement_of(ticket);
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	unpost(space, announcement);
+	LWLockRelease(&space->outbox_lock);
+	dlock_release_memory(ticket->announcement, announcement->size);
+	ticket->announcement = InvalidDsaPointer;
+	pg_atomic_fetch_sub_u32(&space->announced, 1);
+}
+
+/*
+ * Give a granted ticket an announcement, or another one.
+ */
+void
+dlock_announcement_set(DlockTicket *ticket, dsa_pointer announcement)
+{
+	if (DsaPointerIsValid(ticket->announcement))
+		dlock_announcement_free(ticket);
+	ticket->announcement = announcement;
+	dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
+}
+
+/*
+ * Something has happened to a ticket that has an announcement.  Called under
+ * the entry's lock; the caller wakes the worker later.
+ */
+void
+dlock_announcement_event(DlockTicket *ticket, uint32 event)
+{
+	DlockSpace *space = space_of(ticket);
+	DlockAnnouncement *announcement = announcement_of(ticket);
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	announcement->number = ticket->number;
+	announcement->events |= event;
+	post(space, announcement);
+	LWLockRelease(&space->outbox_lock);
+}
+
+/*
+ * The session listens now, if it is to: what has happened may be sent.
+ */
+void
+dlock_announcement_arm(DlockTicket *ticket)
+{
+	DlockSpace *space = space_of(ticket);
+	DlockAnnouncement *announcement = announcement_of(ticket);
+	bool		posted;
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	announcement->armed = true;
+	post(space, announcement);
+	posted = announcement->in_outbox;
+	LWLockRelease(&space->outbox_lock);
+	if (posted)
+		dlock_worker_wake(space);
+}
+
+/* Only the ticket's own backend arms it, and so may ask without a lock. */
+bool
+dlock_announcement_is_armed(DlockTicket *ticket)
+{
+	return announcement_of(ticket)->armed;
+}
+
+/* What the worker sends, copied out of the outbox */
+typedef struct Message
+{
+	int64		number;
+	uint32		events;
+	char		channel[NAMEDATALEN];
+	char		name[6 * DLOCK_MAX_NAME + 3];	/* every byte as \uXXXX, quoted */
+} Message;
+
+static int
+copy_outbox(DlockSpace *space, Message *messages)
+{
+	int			count = 0;
+	dsa_pointer pointer;
+
+	LWLockAcquire(&space->outbox_lock, LW_SHARED);
+	for (pointer = space->outbox.head;
+		 DsaPointerIsValid(pointer) && count < BATCH; count++)
+	{
+		DlockAnnouncement *announcement = dsa_get_address(dlock_area, pointer);
+		Message    *message = &messages[count];
+
+		message->number = announcement->number;
+		message->events = announcement->events;
+		strlcpy(message->channel, announcement->channel, NAMEDATALEN);
+		strlcpy(message->name, announcement->name, sizeof(message->name));
+		pointer = announcement->link.next;
+	}
+	LWLockRelease(&space->outbox_lock);
+	return count;
+}
+
+/*
+ * Take what was sent out of the outbox.  Its order is the one in which it was
+ * copied, with some gone and others behind.
+ */
+static void
+clear_outbox(DlockSpace *space, const Message *messages, int count)
+{
+	dsa_pointer pointer;
+	int			i = 0;
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	for (pointer = space->outbox.head; DsaPointerIsValid(pointer) && i < count;)
+	{
+		DlockAnnouncement *announcement = dsa_get_address(dlock_area, pointer);
+
+		pointer = announcement->link.next;
+		while (i < count && messages[i].number != announcement->number)
+			i++;
+		if (i == count)
+			break;
+		announcement->events &= ~messages[i].events;
+		if (announcement->events == 0)
+			unpost(space, announcement);
+	}
+	LWLockRelease(&space->outbox_lock);
+}
+
+static void
+notify(const Message *message, uint32 event, const char *event_name)
+{
+	if (message->events & event)
+		Async_Notify(message->channel,
+					 psprintf("{\"event\":\"%s\",\"lock\":%s,\"ticket\":%lld}",
+							  event_name, message->name,
+							  (long long) message->number));
+}
+
+/*
+ * Send what is in the outbox, or a part of it, in a transaction of its own.
+ * Returns how many announcements were sent.  Raises what NOTIFY raises, with
+ * nothing sent and nothing lost.
+ */
+int
+dlock_notify_send(DlockSpace *space)
+{
+	static Message *messages = NULL;
+	int			count;
+
+	if (messages == NULL)
+		messages = MemoryContextAlloc(TopMemoryContext,
+									  BATCH * sizeof(Message));
+	count = copy_outbox(space, messages);
+	if (count == 0)
+		return 0;
+	StartTransactionCommand();
+	for (int i = 0; i < count; i++)
+	{
+		notify(&messages[i], DLOCK_EVENT_GRANTED, "granted");
+		notify(&messages[i], DLOCK_EVENT_RELEASED, "released");
+	}
+	CommitTransactionCommand();
+	clear_outbox(space, messages, count);
+	return count;
+}
