@@ -198,7 +198,8 @@ raise_timeout(const DlockRequest *request, DlockTimeout timeout)
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 			 errmsg("could not acquire lock \"%.*s\" within its timeout",
 					request->key.length, request->key.name),
-			 errdetail("The timeout was %.0f ms.", timeout / 1000.0),
+			 errdetail("The timeout was %lld.%03d ms.",
+					   (long long) (timeout / 1000), (int) (timeout % 1000)),
 			 errhint("The view dlock_locks shows who holds the lock and who waits.")));
 }
 
@@ -586,11 +587,12 @@ dlock_advance_ticket(PG_FUNCTION_ARGS)
 
 	need(fcinfo, 0, "minimum");
 	minimum = PG_GETARG_INT64(0);
-	if (minimum < 1 || minimum > DLOCK_MAX_TICKET)
+	if (minimum < 1 || minimum > DLOCK_MAX_TICKET - DLOCK_TICKET_BLOCK)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("ticket number must be between 1 and %lld, not %lld",
-						(long long) DLOCK_MAX_TICKET, (long long) minimum)));
+						(long long) (DLOCK_MAX_TICKET - DLOCK_TICKET_BLOCK),
+						(long long) minimum)));
 	dlock_ticket_reserve(space, minimum);
 	PG_RETURN_INT64((int64) pg_atomic_read_u64(&space->next_ticket));
 }

@@ -616,7 +616,6 @@ report(Graph *graph)
 																 false));
 	}
 	pgstat_report_deadlock();
-	dlock_count(DLOCK_COUNT_DEADLOCKS, 1);
 	ereport(ERROR,
 			(errcode(ERRCODE_T_R_DEADLOCK_DETECTED),
 			 errmsg("deadlock detected"),

@@ -3,7 +3,8 @@
  * dlock.h
  *	  Backend types of dlock, and its functions by the file that has them.
  *
- * Calls go one way: api -> session -> wait -> queue -> ticket, shmem.
+ * Calls go one way: api -> session -> wait -> deadlock -> queue -> notify ->
+ * worker, ticket, shmem; src/README names the one exception.
  *
  *-------------------------------------------------------------------------
  */
@@ -112,6 +113,7 @@ typedef struct DlockRow
 	Oid			role;
 	TimestampTz enqueued_at;
 	TimestampTz granted_at;
+	char		channel[NAMEDATALEN];	/* empty: none */
 	uint16		name_length;
 	uint16		info_length;
 	bool		has_info;
@@ -154,10 +156,12 @@ extern void dlock_announcement_event(DlockTicket *ticket, uint32 event);
 extern void dlock_announcement_arm(DlockTicket *ticket);
 extern bool dlock_announcement_is_armed(DlockTicket *ticket);
 extern bool dlock_notify_is_mine(DlockTicket *ticket);
+extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);
 extern int	dlock_notify_send(DlockSpace *space);
 
 /* worker.c */
 extern void dlock_worker_wake(DlockSpace *space);
+extern void dlock_worker_dismiss(DlockSpace *space);
 
 /* wait.c */
 extern bool dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket);

@@ -93,6 +93,22 @@ space_of(DlockTicket *ticket)
 	return dsa_get_address(dlock_area, ticket->space);
 }
 
+/*
+ * Copy out the channel of a ticket, empty where it has none.  Called under the
+ * entry's lock, by somebody who need not be its owner.
+ */
+void
+dlock_announcement_channel(DlockTicket *ticket, char *channel)
+{
+	DlockSpace *space = space_of(ticket);
+
+	channel[0] = '\0';
+	LWLockAcquire(&space->outbox_lock, LW_SHARED);
+	if (DsaPointerIsValid(ticket->announcement))
+		strlcpy(channel, announcement_of(ticket)->channel, NAMEDATALEN);
+	LWLockRelease(&space->outbox_lock);
+}
+
 /* Is it announced on this session's own channel? */
 bool
 dlock_notify_is_mine(DlockTicket *ticket)
@@ -191,10 +207,11 @@ dlock_announcement_free(DlockTicket *ticket)
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	unpost(space, announcement);
-	LWLockRelease(&space->outbox_lock);
-	dlock_release_memory(ticket->announcement, announcement->size);
 	ticket->announcement = InvalidDsaPointer;
-	pg_atomic_fetch_sub_u32(&space->announced, 1);
+	LWLockRelease(&space->outbox_lock);
+	dlock_release_memory(announcement->link.self, announcement->size);
+	if (pg_atomic_sub_fetch_u32(&space->announced, 1) == 0)
+		dlock_worker_dismiss(space);
 }
 
 /*
@@ -203,9 +220,13 @@ dlock_announcement_free(DlockTicket *ticket)
 void
 dlock_announcement_set(DlockTicket *ticket, dsa_pointer announcement)
 {
+	DlockSpace *space = space_of(ticket);
+
 	if (DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_free(ticket);
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	ticket->announcement = announcement;
+	LWLockRelease(&space->outbox_lock);
 	dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
 }
 

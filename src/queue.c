@@ -109,6 +109,7 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 	/* the owner may read the state without the lock: all before is done */
 	pg_write_barrier();
 	pg_atomic_write_u32(&ticket->state, DLOCK_GRANTED);
+	dlock_count(DLOCK_COUNT_ACQUIRED, 1);
 }
 
 /* Grant to the head of the queue for as long as it fits. */
@@ -139,6 +140,7 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 		lock->permits -= ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
 			lock->exclusive--;
+		dlock_count(DLOCK_COUNT_RELEASED, 1);
 	}
 	else
 		dlock_list_remove(&lock->queue, &ticket->link);
@@ -452,6 +454,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 	row->role = ticket->role;
 	row->enqueued_at = ticket->enqueued_at;
 	row->granted_at = ticket->granted_at;
+	dlock_announcement_channel(ticket, row->channel);
 	row->name_length = lock->key.length;
 	row->info_length = info_length;
 	row->has_info = info != NULL;

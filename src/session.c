@@ -173,6 +173,12 @@ is_granted(const HeldTicket *held)
 	return pg_atomic_read_u32(&held->ticket->state) == DLOCK_GRANTED;
 }
 
+static bool
+is_forgettable(const HeldTicket *held)
+{
+	return is_gone(held) && held->session_depth == 0 && held->marks == 0;
+}
+
 static void
 set_depth(HeldTicket *held, uint32 session_depth, uint32 xact_depth)
 {
@@ -201,54 +207,26 @@ forget(HeldTicket *held)
 }
 
 /*
- * End the ticket if nobody asks for it any more.  A ticket that was ended by
- * force is forgotten here, too, as soon as no mark points to it.
+ * End the ticket if nobody asks for it any more, and forget it.  A ticket that
+ * was ended by force is remembered until the session has released it as often
+ * as it acquired it, so that it hears of its loss.
  */
 static void
 settle(HeldTicket *held)
 {
-	if (held->session_depth == 0 && held->xact_depth == 0 && !is_gone(held))
-	{
-		if (dlock_queue_leave(&held->name->key, held->ticket))
-			dlock_count(DLOCK_COUNT_RELEASED, 1);
-	}
-	if (is_gone(held) && held->marks == 0)
+	if (held->session_depth == 0 && held->xact_depth == 0)
+		(void) dlock_queue_leave(&held->name->key, held->ticket);
+	if (is_forgettable(held))
 		forget(held);
 }
 
-/*
- * The name's entry if this backend has a live ticket under it, NULL if not.
- * Tickets that were ended by force are forgotten on the way, except where a
- * mark still points to them; *lost tells that there were any.
- */
+/* The name's entry if this backend has a ticket under it, NULL if not. */
 static HeldName *
-find_name(const DlockKey *key, bool *lost)
+find_name(const DlockKey *key)
 {
 	HeldName   *name = hash_search(names, key, HASH_FIND, NULL);
-	dlist_node *node;
-	dlist_node *next;
-	bool		live = false;
 
-	*lost = false;
-	if (name == NULL || dlist_is_empty(&name->tickets))
-		return NULL;
-	for (node = dlist_head_node(&name->tickets); node; node = next)
-	{
-		HeldTicket *held = dlist_container(HeldTicket, by_name, node);
-
-		/* read on first: the entry itself goes with its last ticket */
-		next = dlist_has_next(&name->tickets, node) ?
-			dlist_next_node(&name->tickets, node) : NULL;
-		if (!is_gone(held))
-			live = true;
-		else
-		{
-			*lost = true;
-			if (held->marks == 0)
-				forget(held);
-		}
-	}
-	return live ? name : NULL;
+	return name && !dlist_is_empty(&name->tickets) ? name : NULL;
 }
 
 /* The latest ticket under a name that is granted, in a mode other than slots */
@@ -268,11 +246,12 @@ find_reentrant(HeldName *name)
 }
 
 /*
- * Would this request, if it had to wait, wait for its own backend?  It would
- * behind a ticket of its own beside which it can never hold.
+ * Would a request, if it had to wait, wait for its own backend?  It would
+ * behind a ticket of its own beside which it can never hold.  "number" is
+ * that of its ticket; the tickets after it do not matter.
  */
 static bool
-blocks_itself(HeldName *name, const DlockRequest *request)
+blocks_itself(HeldName *name, const DlockRequest *request, int64 number)
 {
 	int64		permits = request->permits;
 	dlist_iter	iter;
@@ -281,7 +260,7 @@ blocks_itself(HeldName *name, const DlockRequest *request)
 	{
 		HeldTicket *held = dlist_container(HeldTicket, by_name, iter.cur);
 
-		if (is_gone(held))
+		if (is_gone(held) || held->number >= number)
 			continue;
 		if (request->mode == DLOCK_EXCLUSIVE ||
 			held->ticket->mode == DLOCK_EXCLUSIVE)
@@ -495,7 +474,8 @@ wait_or_leave(const DlockRequest *request, HeldTicket *held)
 	}
 	PG_CATCH();
 	{
-		dlock_count(DLOCK_COUNT_CANCELED, 1);
+		dlock_count(geterrcode() == ERRCODE_T_R_DEADLOCK_DETECTED ?
+					DLOCK_COUNT_DEADLOCKS : DLOCK_COUNT_CANCELED, 1);
 		settle(held);
 		PG_RE_THROW();
 	}
@@ -547,7 +527,6 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 {
 	bool		nowait = request->timeout == DLOCK_NO_WAIT;
 	bool		would_block_itself = false;
-	bool		lost;
 	HeldName   *name;
 	HeldTicket *held;
 
@@ -555,7 +534,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 	CHECK_FOR_INTERRUPTS();
 
 	*outcome = DLOCK_ACQUIRED;
-	name = find_name(&request->key, &lost);
+	name = find_name(&request->key);
 	if (name)
 	{
 		held = find_reentrant(name);
@@ -567,7 +546,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 			deepen(held, request->scope);
 			return held->number;
 		}
-		would_block_itself = blocks_itself(name, request);
+		would_block_itself = blocks_itself(name, request, PG_INT64_MAX);
 	}
 
 	held = join(space, request, nowait || would_block_itself);
@@ -585,7 +564,6 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		return 0;
 	}
 	deepen(held, request->scope);
-	dlock_count(DLOCK_COUNT_ACQUIRED, 1);
 	return held->number;
 }
 
@@ -644,12 +622,11 @@ arm_at_commit(HeldTicket *held)
 int64
 dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 {
-	bool		lost;
 	HeldName   *name;
 	HeldTicket *held;
 
 	CHECK_FOR_INTERRUPTS();
-	name = find_name(&request->key, &lost);
+	name = find_name(&request->key);
 	held = name && request->mode != DLOCK_SLOTS ? find_reentrant(name) : NULL;
 	if (held)
 	{
@@ -663,25 +640,6 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 	deepen(held, DLOCK_SESSION);
 	arm_at_commit(held);
 	return held->number;
-}
-
-/* Which of the two tickets of this backend will be granted first? */
-static bool
-waits_behind_itself(HeldTicket *held)
-{
-	dlist_iter	iter;
-
-	dlist_foreach(iter, &held->name->tickets)
-	{
-		HeldTicket *other = dlist_container(HeldTicket, by_name, iter.cur);
-
-		if (other->number < held->number && !is_gone(other) &&
-			held->ticket->mode != DLOCK_SLOTS &&
-			(held->ticket->mode == DLOCK_EXCLUSIVE ||
-			 other->ticket->mode == DLOCK_EXCLUSIVE))
-			return true;
-	}
-	return false;
 }
 
 /*
@@ -698,15 +656,11 @@ dlock_session_wait(int64 number, DlockTimeout timeout)
 
 	CHECK_FOR_INTERRUPTS();
 	if (held == NULL || is_gone(held))
-	{
-		if (held)
-			settle(held);
 		ereport(ERROR,
 				(errcode(ERRCODE_DLOCK_LOST),
 				 errmsg("ticket %lld is gone", (long long) number),
 				 errdetail("It was released, or it was never this session's."),
 				 errhint("Enqueue again.")));
-	}
 	if (DsaPointerIsValid(held->ticket->announcement))
 	{
 		prepare_mark();
@@ -719,8 +673,9 @@ dlock_session_wait(int64 number, DlockTimeout timeout)
 
 	request.key = held->name->key;
 	request.mode = held->ticket->mode;
+	request.slots = held->ticket->slots;
 	request.permits = held->ticket->permits;
-	if (waits_behind_itself(held))
+	if (blocks_itself(held->name, &request, number))
 		raise_self_wait(&request);
 	granted = dlock_wait_for_grant(&request, held->ticket);
 	if (granted)
@@ -805,9 +760,12 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 	return false;
 }
 
-/* The latest ticket under a name that the session, as such, holds */
+/*
+ * The latest ticket under a name that the session, as such, holds; or, if
+ * "lost", one that it would hold had it not been ended by force.
+ */
 static HeldTicket *
-find_session_hold(HeldName *name)
+find_session_hold(HeldName *name, bool lost)
 {
 	dlist_iter	iter;
 
@@ -815,46 +773,51 @@ find_session_hold(HeldName *name)
 	{
 		HeldTicket *held = dlist_container(HeldTicket, by_name, iter.cur);
 
-		if (is_granted(held) && held->session_depth > 0)
+		if (held->session_depth > 0 &&
+			(lost ? is_gone(held) : is_granted(held)))
 			return held;
 	}
 	return NULL;
 }
 
-static void
+/* Undo one acquire; false, with a warning, where the lock was lost before. */
+static bool
 undo_session_acquire(HeldTicket *held)
 {
-	set_depth(held, held->session_depth - 1, held->xact_depth);
-	settle(held);
-}
+	bool		lost = is_gone(held);
 
-/*
- * Undo one session-scoped acquire of this name, the latest.  False where
- * there is none; a warning says whether it was lost.
- */
-bool
-dlock_session_release(const DlockKey *key)
-{
-	bool		lost;
-	HeldName   *name = find_name(key, &lost);
-	HeldTicket *held = name ? find_session_hold(name) : NULL;
-
-	if (held)
-	{
-		undo_session_acquire(held);
-		return true;
-	}
 	if (lost)
 		ereport(WARNING,
 				(errcode(ERRCODE_DLOCK_LOST),
 				 errmsg("lock \"%.*s\" was lost before this session released it",
-						key->length, key->name),
-				 errdetail("An administrator released it by force.")));
-	else
-		ereport(WARNING,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this session does not hold lock \"%.*s\"",
-						key->length, key->name)));
+						held->name->key.length, held->name->key.name),
+				 errdetail("Ticket %lld was released by an administrator.",
+						   (long long) held->number)));
+	set_depth(held, held->session_depth - 1, held->xact_depth);
+	settle(held);
+	return !lost;
+}
+
+/*
+ * Undo one session-scoped acquire of this name, the latest.  False, with a
+ * warning, where there is none or where it was lost.
+ */
+bool
+dlock_session_release(const DlockKey *key)
+{
+	HeldName   *name = find_name(key);
+	HeldTicket *held = name ? find_session_hold(name, false) : NULL;
+
+	if (name && held == NULL)
+		held = find_session_hold(name, true);
+	if (held)
+		return undo_session_acquire(held);
+	ereport(WARNING,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("this session does not hold lock \"%.*s\" in session scope",
+					key->length, key->name),
+			 name && find_reentrant(name) ?
+			 errdetail("A transaction-scoped lock is released when the transaction ends.") : 0));
 	return false;
 }
 
@@ -866,25 +829,12 @@ dlock_session_release_ticket(int64 number)
 {
 	HeldTicket *held = hash_search(numbers, &number, HASH_FIND, NULL);
 
-	if (held && held->session_depth > 0 && !is_gone(held))
-	{
-		undo_session_acquire(held);
-		return true;
-	}
-	if (held && is_gone(held))
-	{
-		settle(held);
-		ereport(WARNING,
-				(errcode(ERRCODE_DLOCK_LOST),
-				 errmsg("ticket %lld was lost before this session released it",
-						(long long) number),
-				 errdetail("An administrator released it by force.")));
-	}
-	else
-		ereport(WARNING,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("this session has no session-scoped ticket %lld",
-						(long long) number)));
+	if (held && held->session_depth > 0)
+		return undo_session_acquire(held);
+	ereport(WARNING,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("this session has no session-scoped ticket %lld",
+					(long long) number)));
 	return false;
 }
 
@@ -948,8 +898,7 @@ dlock_session_release_all(void)
 bool
 dlock_session_holds(const DlockKey *key)
 {
-	bool		lost;
-	HeldName   *name = find_name(key, &lost);
+	HeldName   *name = find_name(key);
 	dlist_iter	iter;
 
 	if (name == NULL)
@@ -1032,7 +981,7 @@ at_xact_end(XactEvent event, void *arg)
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cannot PREPARE a transaction that has transaction-scoped locks of dlock"),
 				 errdetail("Transaction-scoped holds and releases at commit belong to this session and would not survive it."),
-				 errhint("Use a session-scoped or a lease-scoped lock.")));
+				 errhint("Use session scope, or release the locks by ending the transaction without PREPARE.")));
 }
 
 /*

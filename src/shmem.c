@@ -187,8 +187,7 @@ forget_current_space(Datum arg, int cacheid, uint32 hashvalue)
 
 /*
  * Attach this backend to the shared state, making it where there is none.
- * Raises 25006 on a standby, and whatever a lack of memory brings; the next
- * call then starts over.
+ * Raises whatever a lack of memory brings; the next call then starts over.
  *
  * The caller registers its exit callback before the backend is entered into
  * its slot, so that nothing is ever held without it.

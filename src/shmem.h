@@ -45,6 +45,9 @@
 #define DLOCK_MAX_INFO		1024	/* bytes in a ticket's info */
 #define DLOCK_MAX_TICKET	((INT64CONST(1) << 53) - 1)
 
+/* Numbers per reservation: what a restart loses, and how rarely WAL is written */
+#define DLOCK_TICKET_BLOCK	(1 << 18)
+
 typedef enum DlockMode
 {
 	DLOCK_EXCLUSIVE,
@@ -149,6 +152,7 @@ typedef struct DlockTicket
 	Oid			role;			/* who asked */
 	DlockScope	scope;			/* as first asked; see also the depths */
 	DlockMode	mode;
+	int32		slots;			/* 0 except for slots */
 	int32		permits;		/* 1 except for slots */
 	TimestampTz enqueued_at;
 	dsa_pointer info;			/* terminated string, or invalid */
@@ -199,7 +203,7 @@ typedef enum DlockCounter
 
 /*
  * A name space: one per database and extension.  Kept while a backend uses
- * it; see dlock_space_attach() for what happens to it then.
+ * it; see remove_unused_spaces() for what happens to it then.
  */
 typedef struct DlockSpace
 {

@@ -12,6 +12,7 @@
 #include "common/int.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "utils/acl.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
@@ -107,7 +108,10 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const DlockRow *first)
 															   row->info_length));
 	else
 		nulls[i++] = true;
-	nulls[i++] = true;			/* channel */
+	if (row->channel[0] != '\0' && has_privs_of_role(GetUserId(), row->role))
+		values[i++] = CStringGetTextDatum(row->channel);
+	else
+		nulls[i++] = true;
 	values[i++] = TimestampTzGetDatum(row->enqueued_at);
 	if (granted)
 		values[i++] = TimestampTzGetDatum(row->granted_at);

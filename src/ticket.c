@@ -45,9 +45,6 @@
 
 #include "dlock.h"
 
-/* Numbers per reservation: what a restart loses, and how rarely WAL is written */
-#define BLOCK_SIZE	(1 << 18)
-
 /* 2025-01-01 00:00:00 UTC, in seconds since PostgreSQL's epoch */
 #define EPOCH_SECONDS	INT64CONST(788918400)
 #define TIME_SHIFT		22
@@ -201,13 +198,13 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	reserved = Max(reserved,
 				   (int64) pg_atomic_read_u64(&space->ticket_limit) - 1);
 	reserved = Max(reserved, minimum - 1);
-	if (reserved > DLOCK_MAX_TICKET - BLOCK_SIZE)
+	if (reserved > DLOCK_MAX_TICKET - DLOCK_TICKET_BLOCK)
 		ereport(ERROR,
 				(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
 				 errmsg("out of ticket numbers"),
 				 errdetail("Ticket numbers end at %lld.",
 						   (long long) DLOCK_MAX_TICKET)));
-	data->last_value = reserved + BLOCK_SIZE;
+	data->last_value = reserved + DLOCK_TICKET_BLOCK;
 	data->is_called = true;
 	data->log_cnt = 0;			/* so that nextval() writes WAL, too */
 	lsn = GenericXLogFinish(state);
@@ -215,7 +212,7 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	relation_close(sequence, RowExclusiveLock);
 
 	XLogFlush(lsn);
-	install_block(space, reserved + 1, reserved + 1 + BLOCK_SIZE, minimum > 0);
+	install_block(space, reserved + 1, reserved + 1 + DLOCK_TICKET_BLOCK, minimum > 0);
 }
 
 /* Release what belongs to a ticket that is in no lock. */
@@ -274,6 +271,7 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 	ticket->role = GetUserId();
 	ticket->scope = request->scope;
 	ticket->mode = request->mode;
+	ticket->slots = request->slots;
 	ticket->permits = request->permits;
 	ticket->enqueued_at = GetCurrentTimestamp();
 	ticket->granted_at = 0;

@@ -92,6 +92,16 @@ dlock_worker_wake(DlockSpace *space)
 		start(space);
 }
 
+/* Nothing is left that could have to be announced: the worker may go. */
+void
+dlock_worker_dismiss(DlockSpace *space)
+{
+	uint32		worker = pg_atomic_read_u32(&space->worker);
+
+	if (worker != 0)
+		SetLatch(&GetPGProcByNumber(worker - 1)->procLatch);
+}
+
 /* Let the next worker come. */
 static void
 resign(int code, Datum arg)
@@ -173,7 +183,8 @@ dlock_worker_main(Datum arg)
 
 	for (;;)
 	{
-		long		timeout = IDLE_MS;
+		long		timeout = -1;
+		bool		sent;
 
 		/* before the outbox is looked at, so that no wakeup is missed */
 		ResetLatch(MyLatch);
@@ -185,21 +196,25 @@ dlock_worker_main(Datum arg)
 		}
 
 		pgstat_report_activity(STATE_RUNNING, NULL);
-		if (send_all())
-			retry = RETRY_MS;
-		else
+		sent = send_all();
+		pgstat_report_activity(STATE_IDLE, NULL);
+
+		if (!sent)
 		{
 			timeout = retry;
 			retry = Min(retry * 2, MAX_RETRY_MS);
 		}
-		pgstat_report_activity(STATE_IDLE, NULL);
-
+		else
+			retry = RETRY_MS;
 		if (pg_atomic_read_u32(&my_space->announced) > 0)
 			idle_since = now_ms();
 		else if (now_ms() - idle_since >= IDLE_MS)
 			return;
+		else if (sent)
+			timeout = IDLE_MS;
 		(void) WaitLatch(MyLatch,
-						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH |
+						 (timeout >= 0 ? WL_TIMEOUT : 0),
 						 timeout, PG_WAIT_EXTENSION);
 	}
 }
