@@ -20,6 +20,7 @@ OBJS = \
 	src/shmem.o \
 	src/stats.o \
 	src/ticket.o \
+	src/version.o \
 	src/wait.o \
 	src/worker.o
 

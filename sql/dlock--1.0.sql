@@ -188,6 +188,73 @@ COMMENT ON FUNCTION dlock_blocking_pids(integer) IS
 'process ids of the sessions that keep a session waiting for a lock of dlock';
 
 --
+-- Fenced commits
+--
+CREATE FUNCTION dlock_guard(name text, fence bigint)
+RETURNS void
+AS 'MODULE_PATHNAME', 'dlock_guard'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_guard(text, bigint) IS
+'let this transaction commit only while the lock is still held with this fence';
+
+CREATE FUNCTION dlock_require_guard()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'dlock_require_guard'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_require_guard() IS
+'statement trigger: refuse a change by a transaction that has not guarded the lock that the argument names';
+
+CREATE FUNCTION dlock_fence_guard()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'dlock_fence_guard'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_fence_guard() IS
+'row trigger: never overwrite a row with a smaller fence in the column that the argument names';
+
+--
+-- Optimistic locking
+--
+CREATE TABLE dlock_versions (
+    name text COLLATE "C" PRIMARY KEY,
+    version bigint NOT NULL CHECK (version > 0)
+);
+SELECT pg_catalog.pg_extension_config_dump('dlock_versions', '');
+-- written by the functions alone
+REVOKE ALL ON TABLE dlock_versions FROM PUBLIC;
+COMMENT ON TABLE dlock_versions IS
+'the version of every name that was ever bumped';
+COMMENT ON COLUMN dlock_versions.name IS 'name, compared byte by byte';
+COMMENT ON COLUMN dlock_versions.version IS 'how often it was bumped';
+
+CREATE FUNCTION dlock_version_of(name text)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_version_of'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_version_of(text) IS
+'version of a name; 0 if it was never bumped';
+
+CREATE FUNCTION dlock_version_bump(name text, expected bigint)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_version_bump'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_version_bump(text, bigint) IS
+'move a version on from the expected one and return it; serialization failure if it is another one by now';
+
+CREATE FUNCTION dlock_try_version_bump(name text, expected bigint)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_try_version_bump'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_try_version_bump(text, bigint) IS
+'as dlock_version_bump, but return NULL if it is another one by now';
+
+CREATE FUNCTION dlock_version_guard()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'dlock_version_guard'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_version_guard() IS
+'row trigger: keep a version column, by default "version", and refuse updates of a stale version';
+
+--
 -- For administrators: superusers, and whom they grant it to
 --
 CREATE FUNCTION dlock_force_release(ticket bigint)

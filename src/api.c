@@ -15,6 +15,7 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
+#include "commands/trigger.h"
 #include "common/hashfn.h"
 #include "common/int.h"
 #include "funcapi.h"
@@ -23,6 +24,7 @@
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/portal.h"
+#include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -563,6 +565,110 @@ dlock_check(PG_FUNCTION_ARGS)
 	(void) begin_named_call(fcinfo, &key);
 	need(fcinfo, 1, "fence");
 	PG_RETURN_BOOL(dlock_queue_is_fence(&key, PG_GETARG_INT64(1)));
+}
+
+PG_FUNCTION_INFO_V1(dlock_guard);
+Datum
+dlock_guard(PG_FUNCTION_ARGS)
+{
+	DlockKey	key;
+
+	(void) begin_named_call(fcinfo, &key);
+	need(fcinfo, 1, "fence");
+	dlock_session_guard(&key, PG_GETARG_INT64(1));
+	PG_RETURN_VOID();
+}
+
+PG_FUNCTION_INFO_V1(dlock_version_of);
+Datum
+dlock_version_of(PG_FUNCTION_ARGS)
+{
+	DlockKey	key;
+	DlockSpace *space = begin_named_call(fcinfo, &key);
+
+	PG_RETURN_INT64(dlock_version_read(space, &key));
+}
+
+/* (name, expected); returns 0 where the version is another one. */
+static int64
+bump_version(FunctionCallInfo fcinfo, DlockKey *key, DlockSpace **space)
+{
+	int64		expected;
+
+	*space = begin_named_call(fcinfo, key);
+	need(fcinfo, 1, "expected");
+	expected = PG_GETARG_INT64(1);
+	if (expected < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("expected version must not be negative, but is %lld",
+						(long long) expected)));
+	return dlock_version_increment(*space, key, expected);
+}
+
+PG_FUNCTION_INFO_V1(dlock_version_bump);
+Datum
+dlock_version_bump(PG_FUNCTION_ARGS)
+{
+	DlockKey	key;
+	DlockSpace *space;
+	int64		version = bump_version(fcinfo, &key, &space);
+
+	if (version == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("version of \"%.*s\" is not %lld any more",
+						key.length, key.name,
+						(long long) PG_GETARG_INT64(1)),
+				 errdetail("It is %lld.",
+						   (long long) dlock_version_read(space, &key)),
+				 errhint("Read the version and the data again, and repeat the transaction.")));
+	PG_RETURN_INT64(version);
+}
+
+PG_FUNCTION_INFO_V1(dlock_try_version_bump);
+Datum
+dlock_try_version_bump(PG_FUNCTION_ARGS)
+{
+	DlockKey	key;
+	DlockSpace *space;
+	int64		version = bump_version(fcinfo, &key, &space);
+
+	if (version == 0)
+		PG_RETURN_NULL();
+	PG_RETURN_INT64(version);
+}
+
+/*
+ * Statement trigger: the transaction must have guarded the lock that the
+ * trigger's argument names.
+ */
+PG_FUNCTION_INFO_V1(dlock_require_guard);
+Datum
+dlock_require_guard(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = dlock_trigger(fcinfo, "dlock_require_guard");
+	DlockKey	key;
+
+	if (!TRIGGER_FIRED_FOR_STATEMENT(trigger->tg_event))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" must be fired for each statement",
+						"dlock_require_guard")));
+	if (trigger->tg_trigger->tgnargs != 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" needs the name of a lock as its only argument",
+						"dlock_require_guard")));
+	make_key(&key, begin_call(), cstring_to_text(trigger->tg_trigger->tgargs[0]));
+	if (!dlock_session_has_guarded(&key))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot change table \"%s\" without a guard of lock \"%.*s\"",
+						RelationGetRelationName(trigger->tg_relation),
+						key.length, key.name),
+				 errhint("Acquire the lock and call dlock_guard() in this transaction first.")));
+	return PointerGetDatum(NULL);
 }
 
 PG_FUNCTION_INFO_V1(dlock_force_release);

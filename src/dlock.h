@@ -70,6 +70,7 @@ extern void dlock_attach(void);
 extern void dlock_detach(void);
 extern DlockSpace *dlock_current_space(void);
 extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
+extern Oid	dlock_relation(DlockSpace *space, const char *name);
 extern void dlock_check_memory(void);
 extern dsa_pointer dlock_allocate(Size size);
 extern void dlock_release_memory(dsa_pointer pointer, Size size);
@@ -109,6 +110,7 @@ typedef struct DlockRow
 	DlockScope	scope;
 	uint32		session_depth;
 	uint32		xact_depth;
+	bool		pinned;
 	int			pid;
 	Oid			role;
 	TimestampTz enqueued_at;
@@ -143,6 +145,8 @@ extern int	dlock_queue_members(const DlockKey *key, DlockMember *members,
 								int max, int32 *slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
 extern DlockRow *dlock_queue_rows(const DlockSpaceKey *space);
+extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
+extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_reap(const DlockKey *key);
 
 /* notify.c */
@@ -188,7 +192,17 @@ extern bool dlock_session_release(const DlockKey *key);
 extern bool dlock_session_release_ticket(int64 number);
 extern void dlock_session_release_at_commit(int64 number);
 extern int64 dlock_session_release_all(void);
+extern void dlock_session_guard(const DlockKey *key, int64 fence);
+extern bool dlock_session_has_guarded(const DlockKey *key);
 extern bool dlock_session_holds(const DlockKey *key);
 extern bool dlock_session_blocks_others(int64 except);
+
+/* version.c */
+struct TriggerData;
+extern struct TriggerData *dlock_trigger(FunctionCallInfo fcinfo,
+										 const char *function);
+extern int64 dlock_version_read(DlockSpace *space, const DlockKey *key);
+extern int64 dlock_version_increment(DlockSpace *space, const DlockKey *key,
+									 int64 expected);
 
 #endif							/* DLOCK_H */

@@ -134,7 +134,8 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 static void
 take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 {
-	if (state_of(ticket) == DLOCK_GRANTED)
+	Assert(ticket->pins == 0);
+	if (state_of(ticket) != DLOCK_WAITING)
 	{
 		dlock_list_remove(&lock->holders, &ticket->link);
 		lock->permits -= ticket->permits;
@@ -326,7 +327,10 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 		if (ticket == NULL)
 			continue;
 		wake_later(&wakeups, ticket, DLOCK_EVENT_RELEASED);
-		take_out(lock, ticket, &wakeups);
+		if (ticket->pins > 0)
+			pg_atomic_write_u32(&ticket->state, DLOCK_ENDING);
+		else
+			take_out(lock, ticket, &wakeups);
 		if (is_unused(lock))
 		{
 			dshash_delete_current(&status);
@@ -355,7 +359,7 @@ copy_members(const DlockList *list, DlockMember *members, int count, int max)
 			.pid = ticket->pid,
 			.mode = ticket->mode,
 			.permits = ticket->permits,
-			.granted = state_of(ticket) == DLOCK_GRANTED
+			.granted = state_of(ticket) != DLOCK_WAITING
 		};
 	}
 	return count;
@@ -393,6 +397,43 @@ dlock_queue_has_waiters(const DlockKey *key)
 	result = lock->queue.length > 0;
 	dshash_release_lock(dlock_locks, lock);
 	return result;
+}
+
+/*
+ * Keep a held ticket from ending, until it is unpinned; false where it is not
+ * held any more.
+ */
+bool
+dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
+{
+	DlockLock  *lock = find(key, true);
+	bool		granted;
+
+	if (lock == NULL)
+		return false;
+	granted = state_of(ticket) == DLOCK_GRANTED;
+	if (granted)
+		ticket->pins++;
+	dshash_release_lock(dlock_locks, lock);
+	return granted;
+}
+
+/*
+ * The pinned commit is visible, or was rolled back: whatever was to end the
+ * ticket meanwhile ends it now.  Raises nothing.
+ */
+void
+dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = find(key, true);
+
+	/* a pinned ticket keeps its lock's entry */
+	Assert(lock != NULL && ticket->pins > 0);
+	if (--ticket->pins == 0 && state_of(ticket) == DLOCK_ENDING)
+		take_out(lock, ticket, &wakeups);
+	let_go(lock);
+	wake_all(&wakeups);
 }
 
 /*
@@ -450,6 +491,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 	row->xact_depth = pg_atomic_read_u32(&ticket->xact_depth);
 	row->scope = row->session_depth > 0 ? DLOCK_SESSION :
 		row->xact_depth > 0 ? DLOCK_TRANSACTION : ticket->scope;
+	row->pinned = ticket->pins > 0;
 	row->pid = ticket->pid;
 	row->role = ticket->role;
 	row->enqueued_at = ticket->enqueued_at;

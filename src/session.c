@@ -57,7 +57,8 @@ typedef enum MarkKind
 {
 	MARK_UNDO,					/* undo transaction-scoped acquires */
 	MARK_RELEASE,				/* at commit: undo session-scoped acquires */
-	MARK_ARM					/* at commit: arm the announcement */
+	MARK_ARM,					/* at commit: arm the announcement */
+	MARK_GUARD					/* commit only while the ticket is held */
 } MarkKind;
 
 /* To be done at the end of the (sub)transaction of this level */
@@ -67,6 +68,7 @@ typedef struct Mark
 	MarkKind	kind;
 	int			level;			/* transaction nesting level */
 	uint32		count;			/* how often */
+	bool		pinned;			/* MARK_GUARD: the commit is under way */
 } Mark;
 
 static HTAB *names = NULL;
@@ -352,6 +354,9 @@ pop_mark(bool is_commit)
 						  Min(mark.count, held->session_depth),
 						  held->xact_depth);
 			break;
+		case MARK_GUARD:
+			Assert(!mark.pinned);
+			break;
 		case MARK_ARM:
 			held->to_arm = false;
 			if (is_commit && !held->arming)
@@ -430,6 +435,29 @@ raise_self_wait(const DlockRequest *request)
 			 errdetail("Process %d would wait for lock \"%.*s\" behind a ticket of its own.",
 					   MyProcPid, request->key.length, request->key.name),
 			 errhint("Release that ticket first, or ask for no more than is left.")));
+}
+
+/* The fence is not this backend's any more. */
+static void
+raise_lost(const DlockKey *key, int64 fence)
+{
+	int64		newer = dlock_queue_fence(key);
+
+	ereport(ERROR,
+			(errcode(ERRCODE_DLOCK_LOST),
+			 errmsg("lock \"%.*s\" with fence %lld is not held any more",
+					key->length, key->name, (long long) fence),
+			 newer > fence ?
+			 errdetail("It is held with the newer fence %lld.",
+					   (long long) newer) :
+			 errdetail("It was released, or lost, or never held by this session."),
+			 errhint("Roll back, acquire the lock again and repeat the transaction.")));
+}
+
+static bool
+name_is(const HeldTicket *held, const DlockKey *key)
+{
+	return name_compare(&held->name->key, key, sizeof(DlockKey)) == 0;
 }
 
 static void
@@ -931,6 +959,71 @@ dlock_session_blocks_others(int64 except)
 }
 
 /*
+ * Let the (sub)transaction commit only while this backend holds the ticket.
+ */
+void
+dlock_session_guard(const DlockKey *key, int64 fence)
+{
+	HeldTicket *held = hash_search(numbers, &fence, HASH_FIND, NULL);
+
+	if (held && !name_is(held, key))
+		held = NULL;
+	if (held == NULL && dlock_queue_is_fence(key, fence))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("lock \"%.*s\" is held by another session",
+						key->length, key->name),
+				 errhint("Only the session that holds a session- or transaction-scoped lock can guard with it.")));
+	if (held == NULL || !is_granted(held))
+		raise_lost(key, fence);
+	prepare_mark();
+	push_mark(held, MARK_GUARD);
+}
+
+/* Has this transaction guarded the lock? */
+bool
+dlock_session_has_guarded(const DlockKey *key)
+{
+	for (int i = 0; i < num_marks; i++)
+	{
+		if (marks[i].kind == MARK_GUARD && name_is(marks[i].held, key))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * The transaction is about to commit: pin what it has guarded, so that nobody
+ * gets those locks before the commit is visible.  Raises 55L01 where one was
+ * lost; the rollback then takes the pins away that were made before it.
+ */
+static void
+pin_guards(void)
+{
+	for (int i = 0; i < num_marks; i++)
+	{
+		Mark	   *mark = &marks[i];
+
+		if (mark->kind != MARK_GUARD)
+			continue;
+		if (!dlock_queue_pin(&mark->held->name->key, mark->held->ticket))
+			raise_lost(&mark->held->name->key, mark->held->number);
+		mark->pinned = true;
+	}
+}
+
+static void
+unpin_guards(void)
+{
+	for (int i = 0; i < num_marks; i++)
+	{
+		if (marks[i].pinned)
+			dlock_queue_unpin(&marks[i].held->name->key, marks[i].held->ticket);
+		marks[i].pinned = false;
+	}
+}
+
+/*
  * The transaction's end, once PostgreSQL has released the transaction's own
  * locks.  The callback comes for every resource owner; the one that stands
  * for a whole (sub)transaction is told by its being current.
@@ -956,6 +1049,8 @@ at_resource_release(ResourceReleasePhase phase, bool isCommit,
 			return;
 		level = GetCurrentTransactionNestLevel();
 	}
+	if (isTopLevel)
+		unpin_guards();
 	while (num_marks > 0 && marks[num_marks - 1].level >= level)
 		pop_mark(isCommit);
 }
@@ -976,11 +1071,13 @@ at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
 static void
 at_xact_end(XactEvent event, void *arg)
 {
+	if (event == XACT_EVENT_PRE_COMMIT)
+		pin_guards();
 	if (event == XACT_EVENT_PRE_PREPARE && num_marks > 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("cannot PREPARE a transaction that has transaction-scoped locks of dlock"),
-				 errdetail("Transaction-scoped holds and releases at commit belong to this session and would not survive it."),
+				 errmsg("cannot PREPARE a transaction that has used transaction-scoped locks of dlock"),
+				 errdetail("Transaction-scoped locks, guards, releases at commit and announcements belong to this session."),
 				 errhint("Use session scope, or release the locks by ending the transaction without PREPARE.")));
 }
 

@@ -15,13 +15,19 @@
  */
 #include "postgres.h"
 
-#include "access/xlog.h"
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/pg_extension.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/shmem.h"
+#include "utils/fmgroids.h"
 #include "utils/inval.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/rel.h"
 #include "utils/syscache.h"
 
 #include "dlock.h"
@@ -480,6 +486,37 @@ dlock_current_space(void)
 		flush_counters(current_space);
 	current_space = space;
 	return space;
+}
+
+/*
+ * A relation of the extension: in the extension's schema, wherever that is.
+ */
+Oid
+dlock_relation(DlockSpace *space, const char *name)
+{
+	Relation	catalog = table_open(ExtensionRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	Oid			schema = InvalidOid;
+	Oid			relation;
+
+	ScanKeyInit(&key, Anum_pg_extension_oid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(space->key.extension));
+	scan = systable_beginscan(catalog, ExtensionOidIndexId, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		schema = ((Form_pg_extension) GETSTRUCT(tuple))->extnamespace;
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+
+	relation = get_relname_relid(name, schema);
+	if (!OidIsValid(relation))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation \"%s\" of extension \"%s\" does not exist",
+						name, "dlock")));
+	return relation;
 }
 
 /*

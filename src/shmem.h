@@ -64,7 +64,8 @@ typedef enum DlockScope
 
 /*
  * The life of a ticket.  WAITING is in the lock's queue, GRANTED among its
- * holders, GONE in neither.  A ticket's memory belongs to the backend that
+ * holders, GONE in neither.  ENDING is among the holders still, because it is
+ * pinned: it goes with the pin.  A ticket's memory belongs to the backend that
  * made it, which alone frees it, so that its owner may look at the state at
  * any time without a lock.
  */
@@ -72,6 +73,7 @@ typedef enum DlockState
 {
 	DLOCK_WAITING,
 	DLOCK_GRANTED,
+	DLOCK_ENDING,
 	DLOCK_GONE
 } DlockState;
 
@@ -159,6 +161,7 @@ typedef struct DlockTicket
 
 	/* protected by the lock entry's lock */
 	TimestampTz granted_at;
+	uint32		pins;			/* guarded commits under way */
 
 	/* protected by the outbox's lock; set once */
 	dsa_pointer announcement;	/* DlockAnnouncement, or invalid */
@@ -181,7 +184,7 @@ typedef struct DlockLock
 	DlockKey	key;			/* hash key, must be first */
 
 	/* protected by the lock entry's lock */
-	DlockList	holders;		/* GRANTED tickets */
+	DlockList	holders;		/* GRANTED and ENDING tickets */
 	DlockList	queue;			/* WAITING tickets, in ticket order */
 	uint32		exclusive;		/* exclusive tickets among the holders: 0, 1 */
 	int32		slots;			/* permits there are; 0: not a semaphore */

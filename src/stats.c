@@ -119,7 +119,7 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const DlockRow *first)
 		nulls[i++] = true;
 	nulls[i++] = true;			/* remaining */
 	values[i++] = Int32GetDatum((int32) (row->session_depth + row->xact_depth));
-	values[i++] = BoolGetDatum(false);	/* pinned */
+	values[i++] = BoolGetDatum(row->pinned);
 	values[i++] = granted ? PointerGetDatum(construct_empty_array(INT8OID)) :
 		blocked_by(first, row);
 	Assert(i == lengthof(values));

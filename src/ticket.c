@@ -27,19 +27,14 @@
 #include "postgres.h"
 
 #include "access/generic_xlog.h"
-#include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/relation.h"
-#include "access/table.h"
 #include "access/xlog.h"
 #include "catalog/pg_class.h"
-#include "catalog/pg_extension.h"
 #include "commands/sequence.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/bufpage.h"
-#include "utils/fmgroids.h"
-#include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
@@ -128,37 +123,6 @@ floor_by_time(void)
 }
 
 /*
- * The extension's sequence: in the extension's schema, wherever that is.
- */
-static Oid
-sequence_oid(Oid extension)
-{
-	Relation	catalog = table_open(ExtensionRelationId, AccessShareLock);
-	ScanKeyData key;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-	Oid			schema = InvalidOid;
-	Oid			sequence;
-
-	ScanKeyInit(&key, Anum_pg_extension_oid, BTEqualStrategyNumber, F_OIDEQ,
-				ObjectIdGetDatum(extension));
-	scan = systable_beginscan(catalog, ExtensionOidIndexId, true, NULL, 1, &key);
-	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple))
-		schema = ((Form_pg_extension) GETSTRUCT(tuple))->extnamespace;
-	systable_endscan(scan);
-	table_close(catalog, AccessShareLock);
-
-	sequence = get_relname_relid("dlock_ticket_seq", schema);
-	if (!OidIsValid(sequence))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_TABLE),
-				 errmsg("sequence \"%s\" of extension \"%s\" does not exist",
-						"dlock_ticket_seq", "dlock")));
-	return sequence;
-}
-
-/*
  * Reserve a block that starts at "minimum" or later, and make it the one to
  * draw from.  A minimum of 0 asks for any block, and may find that another
  * backend has just installed one.
@@ -178,7 +142,7 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	int64		reserved;
 	XLogRecPtr	lsn;
 
-	sequence = relation_open(sequence_oid(space->key.extension),
+	sequence = relation_open(dlock_relation(space, "dlock_ticket_seq"),
 							 RowExclusiveLock);
 	if (sequence->rd_rel->relkind != RELKIND_SEQUENCE)
 		ereport(ERROR,
@@ -275,6 +239,7 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 	ticket->permits = request->permits;
 	ticket->enqueued_at = GetCurrentTimestamp();
 	ticket->granted_at = 0;
+	ticket->pins = 0;
 	ticket->link.prev = ticket->link.next = InvalidDsaPointer;
 	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
 	pg_atomic_write_u32(&ticket->session_depth, 0);
