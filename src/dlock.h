@@ -70,6 +70,7 @@ extern void dlock_attach(void);
 extern void dlock_detach(void);
 extern DlockSpace *dlock_current_space(void);
 extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
+extern uint64 dlock_first_unreserved(Oid database);
 extern Oid	dlock_relation(DlockSpace *space, const char *name);
 extern void dlock_check_memory(void);
 extern dsa_pointer dlock_allocate(Size size);

@@ -329,10 +329,12 @@ remove_unused_spaces(const DlockSpaceKey *keep)
 }
 
 /*
- * The first ticket number that no space of this database has reserved.
+ * The first ticket number that no space of this database has reserved.  There
+ * can be several: an installation that was dropped, or rolled back, is still
+ * known here and its sequence is not.
  */
-static uint64
-first_unreserved(Oid database)
+uint64
+dlock_first_unreserved(Oid database)
 {
 	dshash_seq_status status;
 	DlockSpaceEntry *entry;
@@ -353,7 +355,7 @@ first_unreserved(Oid database)
 static DlockSpace *
 make_space(const DlockSpaceKey *key)
 {
-	uint64		number = first_unreserved(key->database);
+	uint64		number = dlock_first_unreserved(key->database);
 	dsa_pointer self = dsa_allocate0(dlock_area, sizeof(DlockSpace));
 	DlockSpace *space = dsa_get_address(dlock_area, self);
 

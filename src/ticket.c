@@ -14,8 +14,8 @@
  * the sequence itself has gone back, as after the promotion of a standby that
  * lacked the last records, point-in-time recovery or the restoring of an old
  * dump, time carries the numbers on; where the clock has gone back, the
- * sequence does.  And in one server, where the extension was dropped and made
- * anew, the space carries on what the old one had reserved.
+ * sequence does.  And in one server it starts above whatever the database has
+ * reserved, should the extension have been dropped and made anew meanwhile.
  *
  * Why not nextval()?  It shows in the user's lastval(), it keeps a lock on
  * the sequence until the end of the transaction, it assigns a transaction id,
@@ -141,7 +141,10 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	Form_pg_sequence_data data;
 	int64		reserved;
 	XLogRecPtr	lsn;
+	bool		force = minimum > 0;
 
+	minimum = Max(minimum,
+				  (int64) dlock_first_unreserved(space->key.database));
 	sequence = relation_open(dlock_relation(space, "dlock_ticket_seq"),
 							 RowExclusiveLock);
 	if (sequence->rd_rel->relkind != RELKIND_SEQUENCE)
@@ -159,8 +162,6 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 
 	reserved = data->is_called ? data->last_value : data->last_value - 1;
 	reserved = Max(reserved, floor_by_time());
-	reserved = Max(reserved,
-				   (int64) pg_atomic_read_u64(&space->ticket_limit) - 1);
 	reserved = Max(reserved, minimum - 1);
 	if (reserved > DLOCK_MAX_TICKET - DLOCK_TICKET_BLOCK)
 		ereport(ERROR,
@@ -176,7 +177,7 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	relation_close(sequence, RowExclusiveLock);
 
 	XLogFlush(lsn);
-	install_block(space, reserved + 1, reserved + 1 + DLOCK_TICKET_BLOCK, minimum > 0);
+	install_block(space, reserved + 1, reserved + 1 + DLOCK_TICKET_BLOCK, force);
 }
 
 /* Release what belongs to a ticket that is in no lock. */
