@@ -1,0 +1,116 @@
+# A dump carries the sequence, so a restored database never gives a fence that
+# the dumped one gave before, even where the numbers are ahead of the time.
+#
+# What would break it: a sequence that is not marked to be dumped with the
+# extension, or whose last value is not the greatest number reserved.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+use DlockTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('main');
+my $dir = PostgreSQL::Test::Utils::tempdir;
+
+# One database with the numbers ahead of the time, and one with the numbers
+# that the time gives and the extension in a schema of its own
+$node->safe_psql('postgres', 'CREATE DATABASE ahead');
+$node->safe_psql('postgres', 'CREATE DATABASE "in Time"');
+$node->safe_psql('ahead',
+	'CREATE EXTENSION dlock; SELECT dlock_advance_ticket((2^51)::bigint)');
+$node->safe_psql('in Time',
+	'CREATE SCHEMA s; CREATE EXTENSION dlock SCHEMA s');
+
+# The fence to exceed is that of one who holds its lock during the dump.
+my %holders;
+my %fences;
+foreach my $dbname ('ahead', 'in Time')
+{
+	$holders{$dbname} = session($node, $dbname);
+	$holders{$dbname}->query('SET search_path = public, s');
+	$fences{$dbname} =
+	  $holders{$dbname}->query("SELECT dlock_acquire('lock')");
+}
+cmp_ok($fences{ahead}, '>=', 1 << 51, 'numbers are ahead of the time');
+
+my $fresh = PostgreSQL::Test::Cluster->new('fresh');
+$fresh->init;
+$fresh->start;
+
+sub restored
+{
+	my ($where, $dbname, $original, $how) = @_;
+
+	grows(
+		"$how: fences of \"$original\" grow",
+		$fences{$original},
+		$where->safe_psql(
+			$dbname,
+			"SET search_path = public, s; SELECT dlock_acquire('lock')"));
+	is( $where->safe_psql(
+			$dbname,
+			'SET search_path = public, s; SELECT count(*) FROM dlock_locks'),
+		'0',
+		"$how: no lock is restored");
+}
+
+# pg_dump, in each format, into this server and into a fresh one
+foreach my $original ('ahead', 'in Time')
+{
+	foreach my $format ('plain', 'custom', 'directory')
+	{
+		my $dump = "$dir/$original.$format";
+
+		$node->command_ok(
+			[ 'pg_dump', '-F', $format, '-f', $dump, '-d', $original ],
+			"pg_dump --format=$format");
+		foreach my $where ($node, $fresh)
+		{
+			my $dbname = "restored $original $format";
+
+			$where->safe_psql('postgres', qq{CREATE DATABASE "$dbname"});
+			$where->command_ok(
+				$format eq 'plain'
+				? [ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', $dump,
+					'-d', $dbname ]
+				: [ 'pg_restore', '-e', '-d', $dbname, $dump ],
+				"restored with --format=$format");
+			restored($where, $dbname, $original,
+				$where->name . ", --format=$format");
+		}
+	}
+}
+
+# pg_restore --clean in the place of the original, whose numbers have gone on
+foreach my $original ('ahead', 'in Time')
+{
+	my $restored = session($node, $original);
+
+	$restored->query('SET search_path = public, s; CREATE TABLE t ()');
+	$fences{$original} =
+	  $restored->query("SELECT dlock_acquire('another')");
+	$restored->quit;
+}
+$holders{'in Time'}->quit;
+$node->command_ok(
+	[ 'pg_restore', '-e', '--clean', '-d', 'in Time', "$dir/in Time.custom" ],
+	'pg_restore --clean');
+restored($node, 'in Time', 'in Time', 'pg_restore --clean');
+
+# pg_dumpall
+my $fresh_too = PostgreSQL::Test::Cluster->new('fresh_too');
+$fresh_too->init;
+$fresh_too->start;
+$node->command_ok([ 'pg_dumpall', '-f', "$dir/all" ], 'pg_dumpall');
+# the role that initdb makes is there already
+$fresh_too->command_ok([ 'psql', '-X', '-q', '-f', "$dir/all", 'postgres' ],
+	'restored from pg_dumpall');
+restored($fresh_too, $_, $_, 'pg_dumpall') foreach 'ahead', 'in Time';
+
+$holders{ahead}->quit;
+done_testing();

@@ -1,0 +1,278 @@
+
+=pod
+
+=head1 NAME
+
+DlockTest - servers and sessions for dlock's TAP tests
+
+=head1 DESCRIPTION
+
+PostgreSQL::Test::Cluster brings the servers.  A test of locks also needs
+sessions that are left waiting while others go on, and that die on the way;
+that is DlockTest::Session here.
+
+=cut
+
+package DlockTest;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Exporter 'import';
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+our @EXPORT = qw(new_server start_again poll fence fails_with grows session
+  backends_gone);
+
+# A running server with dlock in its database "postgres"
+sub new_server
+{
+	my ($name, %params) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init(%params);
+	$node->append_conf('postgresql.conf', $params{conf}) if $params{conf};
+	$node->start;
+	$node->safe_psql('postgres', 'CREATE EXTENSION dlock');
+	return $node;
+}
+
+# poll($what, $sub): until the sub returns true
+sub poll
+{
+	my ($what, $sub) = @_;
+
+	for (1 .. 100 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		return 1 if $sub->();
+		usleep(10_000);
+	}
+	die "timed out waiting: $what";
+}
+
+# Start a server that was killed, as soon as its last process is gone.
+sub start_again
+{
+	my ($node) = @_;
+
+	poll('killed server can be started',
+		sub {
+			$node->start(fail_ok => 1) && return 1;
+			# makes the node see that there is no postmaster
+			$node->stop('fast', fail_ok => 1);
+			return 0;
+		});
+}
+
+# Take a lock in a session of its own, and return the fence.
+sub fence
+{
+	my ($node, $dbname, $name) = @_;
+
+	$dbname //= 'postgres';
+	$name //= 'lock';
+	return $node->safe_psql($dbname, "SELECT dlock_acquire('$name')");
+}
+
+# fails_with($node, $dbname, $sql, $pattern, $test): psql's error output,
+# with SQLSTATE, must match
+sub fails_with
+{
+	my ($node, $dbname, $sql, $pattern, $test) = @_;
+	my ($out, $err);
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	$node->psql(
+		$dbname, $sql,
+		stdout => \$out,
+		stderr => \$err,
+		extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+	return like($err, $pattern, $test);
+}
+
+# grows($test, @fences): each must be greater than the one before it
+sub grows
+{
+	my ($test, @fences) = @_;
+	my $grows = @fences > 1 && !grep { !/^\d+$/ } @fences;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	for my $i (1 .. $#fences)
+	{
+		$grows &&= $fences[$i] > $fences[ $i - 1 ];
+	}
+	return ok($grows, $test) || diag("fences: @fences");
+}
+
+# Wait until these processes are gone.
+sub backends_gone
+{
+	my @pids = @_;
+
+	poll("processes @pids are gone", sub { !kill(0, @pids) });
+}
+
+sub session
+{
+	return DlockTest::Session->new(@_);
+}
+
+package DlockTest::Session;
+
+use IPC::Run;
+
+=pod
+
+=head1 SESSIONS
+
+=over
+
+=item session($node, $dbname, $options)
+
+A psql that stays, with its error output, SQLSTATEs included, among its
+results.  $options is added to the connection string.
+
+=item $session->start($sql)
+
+Lets it run without waiting for the result, except that of earlier ones.
+
+=item $session->answer
+
+Waits for the result of what was started last.  If the server has closed the
+connection, that is what it says before.
+
+=item $session->answered
+
+Is the answer there, so that answer() would not wait?
+
+=item $session->query($sql)
+
+Both of them.
+
+=item $session->{pid}
+
+The backend's.
+
+=item $session->wait_for($sql)
+
+Asks until the result is "t".
+
+=item $session->until_waits(@sessions)
+
+Asks until these other sessions wait for a lock of dlock.
+
+=item $session->quit
+
+=item $session->vanish
+
+Closes it: in the proper way, or by killing psql.
+
+=back
+
+=cut
+
+sub new
+{
+	my ($class, $node, $dbname, $options) = @_;
+	my $connstr = $node->connstr($dbname // 'postgres');
+	my $timeout =
+	  IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default);
+	my $self = bless { in => '', out => '', timeout => $timeout }, $class;
+
+	$connstr .= " $options" if $options;
+	$self->{psql} = IPC::Run::start(
+		[
+			$node->installed_command('psql'),
+			'-XAtq', '-v', 'VERBOSITY=verbose', '-d', $connstr, '-f', '-'
+		],
+		'<', \$self->{in}, '>', \$self->{out}, '2>&1', $timeout);
+	$self->{pid} = $self->query('SELECT pg_backend_pid()');
+	die "no connection: $self->{pid}" unless $self->{pid} =~ /^\d+$/;
+	return $self;
+}
+
+sub start
+{
+	my ($self, $sql) = @_;
+
+	$self->{timeout}->start;
+	$self->{in} .= "$sql;\n\\echo end of answer\n";
+	$self->{psql}->pump_nb while length $self->{in} && $self->{psql}->pumpable;
+	return;
+}
+
+sub answer
+{
+	my ($self) = @_;
+
+	$self->{timeout}->start;
+	$self->{psql}->pump
+	  while $self->{out} !~ /^end of answer\n/m && $self->{psql}->pumpable;
+	my ($answer, $rest) = split /^end of answer\n/m, $self->{out}, 2;
+	$self->{out} = $rest // '';
+	$answer //= '';
+	chomp $answer;
+	return $answer;
+}
+
+sub answered
+{
+	my ($self) = @_;
+
+	$self->{timeout}->start;
+	$self->{psql}->pump_nb if $self->{psql}->pumpable;
+	return $self->{out} =~ /^end of answer\n/m || !$self->{psql}->pumpable;
+}
+
+sub query
+{
+	my ($self, $sql) = @_;
+
+	$self->start($sql);
+	return $self->answer;
+}
+
+sub wait_for
+{
+	my ($self, $sql) = @_;
+
+	return DlockTest::poll($sql, sub { $self->query($sql) eq 't' });
+}
+
+sub until_waits
+{
+	my ($self, @sessions) = @_;
+
+	foreach my $waiter (@sessions)
+	{
+		$self->wait_for("SELECT count(*) = 1 FROM dlock_locks "
+			  . "WHERE pid = $waiter->{pid} AND NOT granted");
+	}
+	return;
+}
+
+sub quit
+{
+	my ($self) = @_;
+
+	return if $self->{finished}++;
+	$self->{timeout}->start;
+	$self->{in} .= "\\q\n";
+	# fails where psql has ended by itself
+	eval { $self->{psql}->finish; } or $self->{psql}->kill_kill;
+	return;
+}
+
+sub vanish
+{
+	my ($self) = @_;
+
+	$self->{psql}->kill_kill(coup_d_grace => 'KILL');
+	$self->{finished} = 1;
+	return;
+}
+
+1;
