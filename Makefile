@@ -39,6 +39,8 @@ REGRESS = \
 	xact \
 	all \
 	views \
+	guard \
+	versions \
 	discard \
 	settings \
 	rights \
@@ -69,7 +71,9 @@ ISOLATION = \
 	isolation_deadlock_advisory \
 	isolation_deadlock_xact \
 	isolation_deadlock_all \
-	isolation_nosnapshot
+	isolation_nosnapshot \
+	isolation_guard \
+	isolation_version
 
 # test/t/*.pl
 TAP = \
@@ -80,7 +84,11 @@ TAP = \
 	005_databases \
 	006_dump \
 	007_stress \
-	008_limits
+	008_limits \
+	020_deadlock \
+	021_waits \
+	030_model \
+	050_guard
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.

@@ -1,0 +1,231 @@
+--
+-- Session scope: acquire and release, and the questions that can be asked
+--
+SET client_min_messages = warning;
+CREATE EXTENSION IF NOT EXISTS dlock;
+RESET client_min_messages;
+
+-- what this session holds
+CREATE TEMPORARY VIEW held AS
+SELECT name, mode, scope, depth FROM dlock_locks
+ WHERE granted AND pid = pg_backend_pid() ORDER BY ticket;
+
+-- Nothing has to be created first.
+SELECT dlock_is_held('a'), dlock_fence('a'), dlock_check('a', 1);
+SELECT dlock_acquire('a') AS fence \gset
+SELECT :fence > 0 AND :fence < 2::numeric ^ 53 AS fence_in_range;
+SELECT dlock_is_held('a'), dlock_fence('a') = :fence AS fence_is_known,
+	dlock_check('a', :fence) AS mine, dlock_check('a', :fence + 1) AS next,
+	dlock_check('b', :fence) AS other_lock;
+SELECT * FROM held;
+SELECT dlock_release('a');
+
+-- A lock that nobody holds is gone, and its fence with it.
+SELECT dlock_is_held('a'), dlock_fence('a'), dlock_check('a', :fence);
+SELECT count(*) FROM dlock_locks WHERE name = 'a';
+
+-- Each new hold has a greater fence, in whatever lock.
+SELECT dlock_acquire('a') > :fence AS greater;
+SELECT dlock_acquire('b') > dlock_fence('a') AS greater;
+SELECT dlock_release('a'), dlock_release('b');
+
+-- Asking again for what one holds gives the same fence at once, and releases
+-- must match.
+SELECT dlock_acquire('a') AS fence \gset
+SELECT dlock_acquire('a') = :fence AS same;
+SELECT dlock_acquire('a', timeout => '0') = :fence AS same;
+SELECT dlock_try_acquire('a') = :fence AS same;
+SELECT dlock_try_acquire('a', '1s', info => 'unused') = :fence AS same;
+SELECT * FROM held;
+SELECT dlock_release('a');
+SELECT * FROM held;
+SELECT dlock_release('a'), dlock_release('a'), dlock_release('a');
+SELECT dlock_is_held('a'), dlock_check('a', :fence);
+SELECT dlock_release('a');
+SELECT dlock_is_held('a'), dlock_check('a', :fence);
+
+-- False and a warning, where there is nothing to release
+SELECT dlock_release('a');
+SELECT dlock_release('never seen');
+SELECT dlock_release('%s %n "x" ''y''');
+\set VERBOSITY sqlstate
+SELECT dlock_release('a');
+\set VERBOSITY default
+
+-- The other arguments, by position and by name
+SELECT dlock_acquire('a', NULL, false, NULL, 1, NULL) =
+	dlock_acquire(name => 'a', info => NULL, permits => 1, slots => NULL,
+				  shared => false, timeout => NULL) AS same;
+SELECT * FROM held;
+SELECT dlock_release_all();
+
+-- try is the same, where the lock is free
+SELECT dlock_try_acquire('a') AS fence \gset
+SELECT dlock_fence('a') = :fence AS same;
+SELECT * FROM held;
+SELECT dlock_release('a');
+
+-- The procedure is the same, too, but for its snapshot.
+DO $$
+DECLARE
+	fence bigint;
+BEGIN
+	CALL dlock_acquire_nosnapshot('a', fence => fence);
+	ASSERT fence = dlock_fence('a');
+	CALL dlock_acquire_nosnapshot('a', '1s', false, NULL, 1, 'info', fence);
+	ASSERT fence = dlock_fence('a');
+END $$;
+SELECT * FROM held;
+CALL dlock_acquire_nosnapshot(NULL);
+\echo :SQLSTATE
+CALL dlock_acquire_nosnapshot('');
+\echo :SQLSTATE
+CALL dlock_acquire_nosnapshot('a', shared => NULL);
+CALL dlock_acquire_nosnapshot('a', permits => NULL);
+CALL dlock_acquire_nosnapshot('a', '-1s');
+SELECT dlock_release_all();
+
+--
+-- By ticket
+--
+SELECT dlock_acquire('a') AS a, dlock_acquire('a') AS again \gset
+SELECT dlock_acquire('b') AS b \gset
+SELECT dlock_release_ticket(:a);
+SELECT * FROM held;
+SELECT dlock_release_ticket(:a);
+SELECT * FROM held;
+SELECT dlock_is_held('a');
+\set VERBOSITY sqlstate
+SELECT dlock_release_ticket(:a);
+\set VERBOSITY default
+SELECT dlock_release_ticket(0);
+SELECT dlock_release_ticket(-1);
+SELECT dlock_release_ticket(9223372036854775807);
+SELECT dlock_release_ticket(:b);
+
+--
+-- All at once: tickets are counted, not acquires.
+--
+SELECT dlock_release_all();
+SELECT count(dlock_acquire('a')) + count(dlock_acquire('b')) AS acquires
+  FROM generate_series(1, 3);
+SELECT dlock_acquire('c', shared => true) > 0,
+	dlock_acquire('d', slots => 3) < dlock_acquire('d', slots => 3);
+SELECT * FROM held;
+SELECT dlock_release_all();
+SELECT * FROM held;
+SELECT dlock_release_all();
+
+--
+-- Errors.  A null where a value is needed is an error, never a null result.
+--
+CREATE FUNCTION pg_temp.error_of(call text) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE 'SELECT ' || call;
+	RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+	RETURN sqlstate || ' ' || sqlerrm;
+END $$;
+
+SELECT call, pg_temp.error_of(call)
+  FROM unnest(ARRAY[
+	$$dlock_acquire(NULL)$$,
+	$$dlock_acquire('a', shared => NULL)$$,
+	$$dlock_acquire('a', permits => NULL)$$,
+	$$dlock_acquire('a', slots => 1, permits => NULL)$$,
+	$$dlock_try_acquire(NULL)$$,
+	$$dlock_try_acquire('a', shared => NULL)$$,
+	$$dlock_try_acquire('a', permits => NULL)$$,
+	$$dlock_xact_acquire(NULL)$$,
+	$$dlock_xact_acquire('a', shared => NULL)$$,
+	$$dlock_xact_acquire('a', permits => NULL)$$,
+	$$dlock_try_xact_acquire(NULL)$$,
+	$$dlock_try_xact_acquire('a', shared => NULL)$$,
+	$$dlock_try_xact_acquire('a', permits => NULL)$$,
+	$$dlock_release(NULL)$$,
+	$$dlock_release_ticket(NULL)$$,
+	$$dlock_release_at_commit(NULL)$$,
+	$$dlock_is_held(NULL)$$,
+	$$dlock_fence(NULL)$$,
+	$$dlock_check(NULL, 1)$$,
+	$$dlock_check('a', NULL)$$,
+	$$dlock_blocking_pids(NULL)$$,
+	$$dlock_force_release(NULL)$$,
+	$$dlock_advance_ticket(NULL)$$]) AS call;
+
+-- Names
+SELECT dlock_acquire('');
+SELECT dlock_acquire(repeat('x', 256));
+SELECT call, pg_temp.error_of(call)
+  FROM unnest(ARRAY[
+	$$dlock_acquire('')$$,
+	$$dlock_acquire(repeat('x', 256))$$,
+	$$dlock_try_acquire('')$$,
+	$$dlock_try_acquire(repeat('x', 256))$$,
+	$$dlock_xact_acquire('')$$,
+	$$dlock_xact_acquire(repeat('x', 256))$$,
+	$$dlock_release('')$$,
+	$$dlock_release(repeat('x', 1000000))$$,
+	$$dlock_is_held('')$$,
+	$$dlock_is_held(repeat('x', 256))$$,
+	$$dlock_fence('')$$,
+	$$dlock_fence(repeat('x', 256))$$,
+	$$dlock_check('', 1)$$,
+	$$dlock_check(repeat('x', 256), 1)$$]) AS call;
+
+-- Timeouts: months have 30 days, and days 24 hours.
+SELECT dlock_acquire('a', timeout => '-1us');
+SELECT call, pg_temp.error_of(call)
+  FROM unnest(ARRAY[
+	$$dlock_acquire('a', '-1us')$$,
+	$$dlock_acquire('a', '1 month -31 days')$$,
+	$$dlock_acquire('a', '1 day -25 hours')$$,
+	$$dlock_acquire('a', '170000000 years')$$,
+	$$dlock_acquire('a', '-170000000 years')$$,
+	$$dlock_try_acquire('a', '-1us')$$,
+	$$dlock_xact_acquire('a', '-1us')$$,
+	$$dlock_try_xact_acquire('a', '-1us')$$]) AS call;
+SELECT dlock_acquire('a', '1 month -30 days') =
+	dlock_acquire('a', '-1 day 25 hours') AS same,
+	dlock_acquire('a', '290000 years') = dlock_try_acquire('a', NULL) AS same;
+SELECT dlock_release_all();
+
+-- From PostgreSQL 17 on, intervals can be infinite.
+DO $$
+DECLARE
+	answers text[] := ARRAY[
+		pg_temp.error_of($q$dlock_acquire('a', 'infinity')$q$),
+		pg_temp.error_of($q$dlock_acquire('a', '-infinity')$q$)];
+BEGIN
+	IF current_setting('server_version_num')::integer < 170000 THEN
+		ASSERT answers[1] LIKE '22007 %' AND answers[2] LIKE '22007 %';
+	ELSE
+		ASSERT answers[1] LIKE '22023 timeout must not be % infinite'
+			AND answers[2] LIKE '22023 timeout must not be % infinite';
+	END IF;
+END $$;
+
+-- info has at most 1,024 bytes.
+SELECT dlock_acquire('a', info => repeat('x', 1025));
+SELECT dlock_acquire('a', info => repeat('é', 513));
+\echo :SQLSTATE
+SELECT dlock_is_held('a');
+SELECT dlock_acquire('a', info => repeat('é', 512)) > 0,
+	dlock_acquire('b', info => '') > 0;
+SELECT name, info = repeat('é', 512) AS all_of_it, info = '' AS empty
+  FROM dlock_locks WHERE pid = pg_backend_pid() ORDER BY name;
+SELECT dlock_release_all();
+
+-- A lock that is to be had at once, and is not.  Only slots can be denied to
+-- their own holder.
+SELECT dlock_acquire('s', slots => 1) > 0;
+SELECT dlock_acquire('s', slots => 1, timeout => '0');
+\echo :SQLSTATE
+SELECT dlock_try_acquire('s', slots => 1);
+SELECT dlock_try_acquire('s', slots => 1, timeout => '0');
+
+-- An error leaves nothing behind.
+SELECT * FROM held;
+SELECT dlock_release_all();
+SELECT count(*) FROM dlock_locks;

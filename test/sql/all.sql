@@ -1,0 +1,169 @@
+--
+-- Many locks at once: all or nothing
+--
+SET client_min_messages = warning;
+CREATE EXTENSION IF NOT EXISTS dlock;
+RESET client_min_messages;
+
+CREATE TEMPORARY VIEW held AS
+SELECT name, mode, scope, depth FROM dlock_locks
+ WHERE granted AND pid = pg_backend_pid() ORDER BY name COLLATE "C", ticket;
+
+-- Fences come in the order of the names given ...
+SELECT dlock_acquire_all(ARRAY['b', 'c', 'a']) AS fences \gset
+SELECT ARRAY[dlock_fence('b'), dlock_fence('c'), dlock_fence('a')] = :'fences' AS same;
+SELECT * FROM held;
+-- ... and locks are taken in the order of the names' bytes.
+SELECT name FROM dlock_locks ORDER BY ticket;
+
+-- Reentrant, as by themselves
+SELECT dlock_acquire_all('{b,c,a}') = :'fences' AS same,
+	dlock_try_acquire_all('{b,c,a}') = :'fences' AS same,
+	dlock_try_acquire_all('{a,d}', '1s') > '{0,0}' AS new_one;
+SELECT * FROM held;
+SELECT dlock_release_all();
+
+SELECT dlock_acquire_all('{é,z,Z,a,aa,a ,"",B}');
+SELECT dlock_acquire_all('{é,z,Z,a,aa,a ," a",B,0}') > '{0}';
+SELECT '<' || name || '>' AS name FROM dlock_locks ORDER BY ticket;
+SELECT dlock_release_all();
+
+-- A name given twice counts once.
+SELECT dlock_acquire_all('{b,a,b,b}') AS fences \gset
+SELECT fences[1] = fences[3] AND fences[1] = fences[4] AND
+	fences[2] < fences[1] AS as_given, array_length(fences, 1)
+  FROM (SELECT :'fences'::bigint[] AS fences) AS f;
+SELECT * FROM held;
+SELECT dlock_release('a'), dlock_release('b');
+SELECT * FROM held;
+
+-- None, one, and another lower bound
+SELECT dlock_acquire_all('{}'), dlock_try_acquire_all('{}'),
+	dlock_xact_acquire_all('{}'), dlock_try_xact_acquire_all('{}');
+SELECT dlock_acquire_all('{a}') = ARRAY[dlock_fence('a')] AS same;
+SELECT dlock_acquire_all('[5:6]={b,a}') = ARRAY[dlock_fence('b'), dlock_fence('a')] AS same;
+SELECT * FROM held;
+SELECT dlock_release_all();
+
+-- The other arguments
+SELECT dlock_acquire_all('{a,b}', '1s', true, 'reader') > '{0}';
+SELECT name, mode, info FROM dlock_locks ORDER BY ticket;
+SELECT dlock_release_all();
+
+-- A thousand
+SELECT dlock_acquire_all(array_agg('lock ' || n ORDER BY n DESC)) AS fences
+  FROM generate_series(1, 1000) AS n \gset
+SELECT cardinality(fences), (SELECT count(DISTINCT f) FROM unnest(fences) AS f),
+	(SELECT bool_and(f = dlock_fence('lock ' || 1001 - n))
+	   FROM unnest(fences) WITH ORDINALITY AS u (f, n)) AS same
+  FROM (SELECT :'fences'::bigint[] AS fences) AS f;
+SELECT count(*), sum(depth) FROM held;
+SELECT bool_and(ordered) AS ordered FROM (
+	SELECT name COLLATE "C" > lag(name) OVER (ORDER BY ticket) AS ordered
+	  FROM dlock_locks) AS l;
+SELECT dlock_release_all();
+SELECT * FROM held;
+
+-- Transaction scope
+BEGIN;
+SELECT dlock_xact_acquire_all('{b,a,b}') AS fences \gset
+SELECT dlock_try_xact_acquire_all('{a,c}') > '{0}';
+SELECT * FROM held;
+SAVEPOINT one;
+SELECT dlock_xact_acquire_all('{b,a,b}') = :'fences' AS same;
+SELECT dlock_xact_acquire_all('{c,d}') > '{0}';
+SELECT * FROM held;
+ROLLBACK TO one;
+SELECT * FROM held;
+COMMIT;
+SELECT * FROM held;
+
+--
+-- A failure keeps nothing that this call took, and all that was there.
+--
+SELECT dlock_acquire('a') AS a, dlock_acquire('c', slots => 2) AS c \gset
+SELECT dlock_acquire_all('{a,b,c,d}');
+\echo :SQLSTATE
+SELECT * FROM held;
+SELECT dlock_try_acquire_all('{d,c,b,a}');
+\echo :SQLSTATE
+SELECT dlock_xact_acquire_all('{a,b,c}');
+SELECT * FROM held;
+SELECT dlock_check('a', :a), dlock_check('c', :c);
+
+-- In a transaction that goes on
+BEGIN;
+SELECT dlock_xact_acquire_all('{a,b}') > '{0}';
+DO $$
+BEGIN
+	PERFORM dlock_xact_acquire_all('{a,b,bb,c}');
+EXCEPTION WHEN object_not_in_prerequisite_state THEN
+	RAISE NOTICE 'refused';
+END $$;
+SELECT * FROM held;
+COMMIT;
+SELECT * FROM held;
+SELECT dlock_release_all();
+
+-- An upgrade
+SELECT dlock_acquire('b', shared => true) > 0;
+SELECT dlock_acquire_all('{a,b}');
+\echo :SQLSTATE
+SELECT dlock_acquire_all('{a,b}', shared => true) > '{0}';
+SELECT * FROM held;
+SELECT dlock_release_all();
+
+-- Too many
+SET dlock.max_locks_per_session = 3;
+SELECT dlock_acquire('c') > 0;
+SELECT dlock_acquire_all('{a,b,c,d}');
+\echo :SQLSTATE
+SELECT * FROM held;
+SELECT dlock_acquire_all('{a,b,c}') > '{0}';
+SELECT * FROM held;
+RESET dlock.max_locks_per_session;
+SELECT dlock_release_all();
+
+--
+-- What cannot be asked for: nothing is taken before all names are known to be
+-- good.
+--
+SELECT dlock_acquire_all(NULL);
+\echo :SQLSTATE
+SELECT dlock_acquire_all('{a,NULL}');
+\echo :SQLSTATE
+SELECT dlock_acquire_all('{a}', shared => NULL);
+\echo :SQLSTATE
+SELECT dlock_acquire_all('{a,""}');
+\echo :SQLSTATE
+SELECT dlock_acquire_all(ARRAY['a', repeat('x', 256)]);
+\echo :SQLSTATE
+SELECT dlock_acquire_all('{{a,b},{c,d}}');
+\echo :SQLSTATE
+SELECT dlock_acquire_all('{a}', '-1s');
+\echo :SQLSTATE
+SELECT dlock_acquire_all('{a}', info => repeat('x', 1025));
+\echo :SQLSTATE
+
+CREATE FUNCTION pg_temp.error_of(call text) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE 'SELECT ' || call;
+	RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+	RETURN sqlstate || ' ' || sqlerrm;
+END $$;
+SELECT call, pg_temp.error_of(call)
+  FROM unnest(ARRAY[
+	$$dlock_try_acquire_all(NULL)$$,
+	$$dlock_try_acquire_all('{NULL}')$$,
+	$$dlock_try_acquire_all('{a}', shared => NULL)$$,
+	$$dlock_xact_acquire_all(NULL)$$,
+	$$dlock_xact_acquire_all('{a,NULL}')$$,
+	$$dlock_xact_acquire_all('{a}', shared => NULL)$$,
+	$$dlock_try_xact_acquire_all(NULL)$$,
+	$$dlock_try_xact_acquire_all('{NULL,a}')$$,
+	$$dlock_try_xact_acquire_all('{a}', shared => NULL)$$,
+	$$dlock_try_xact_acquire_all('{a}', '-1s')$$,
+	$$dlock_try_acquire_all('{{a}}')$$]) AS call;
+SELECT count(*) FROM dlock_locks;

@@ -1,0 +1,72 @@
+--
+-- What ends a session's locks, and what does not
+--
+SET client_min_messages = warning;
+CREATE EXTENSION IF NOT EXISTS dlock;
+RESET client_min_messages;
+
+-- Locking is not transactional: errors and rollbacks keep what was acquired.
+SELECT 1 / (dlock_acquire('a') * 0);
+SELECT dlock_is_held('a');
+BEGIN;
+SELECT dlock_acquire('b') > 0;
+SAVEPOINT one;
+SELECT dlock_acquire('c') > 0;
+ROLLBACK TO one;
+SELECT dlock_is_held('b'), dlock_is_held('c');
+ROLLBACK;
+SELECT name, scope, depth FROM dlock_locks ORDER BY name;
+
+-- Nor does a rollback bring back what was released.
+BEGIN;
+SELECT dlock_release('a');
+ROLLBACK;
+SELECT dlock_is_held('a');
+DO $$
+BEGIN
+	PERFORM dlock_acquire('d'), dlock_release('b');
+	RAISE 'out';
+EXCEPTION WHEN raise_exception THEN
+	NULL;
+END $$;
+SELECT name, scope, depth FROM dlock_locks ORDER BY name;
+
+-- DISCARD ALL, as connection pools send it
+SELECT dlock_acquire('a', shared => true) > 0, dlock_acquire('a', shared => true) > 0,
+	dlock_acquire('s', slots => 2) > 0, dlock_acquire('s', slots => 2) > 0;
+DISCARD PLANS;
+DISCARD SEQUENCES;
+DISCARD TEMP;
+SELECT name, mode, depth FROM dlock_locks ORDER BY ticket;
+DISCARD ALL;
+SELECT count(*) FROM dlock_locks;
+SELECT dlock_release('a');
+SELECT dlock_release_all();
+
+-- and again, where nothing is held
+DISCARD ALL;
+SELECT dlock_acquire('a') > 0;
+
+-- in a transaction it is refused, and releases nothing
+BEGIN;
+SELECT dlock_xact_acquire('x') > 0;
+DISCARD ALL;
+ROLLBACK;
+SELECT name, scope FROM dlock_locks ORDER BY name;
+
+-- It drops a lock of an extension that is no more.
+DROP EXTENSION dlock;
+DISCARD ALL;
+CREATE EXTENSION dlock;
+SELECT dlock_release_all();
+
+-- A session of which dlock has not seen anything
+\c -
+DISCARD ALL;
+SELECT dlock_acquire('a') > 0;
+
+-- Its end is the end of its locks: the next one gets them.
+\c -
+SELECT dlock_acquire('a', timeout => '1min') > 0;
+SELECT count(*) FROM dlock_locks;
+SELECT dlock_release('a');

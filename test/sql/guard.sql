@@ -1,0 +1,811 @@
+--
+-- Fenced commits: dlock_guard, and the triggers that know of fences
+--
+SET client_min_messages = warning;
+CREATE EXTENSION IF NOT EXISTS dlock;
+RESET client_min_messages;
+
+CREATE TEMPORARY VIEW held AS
+SELECT name, scope, depth, pinned FROM dlock_locks
+ WHERE granted AND pid = pg_backend_pid() ORDER BY name, ticket;
+
+-- Run a statement, and tell of its error, with F1, F2, ... for the fences.
+CREATE FUNCTION pg_temp.explain_error(statement text, VARIADIC fences bigint[] = '{}')
+RETURNS SETOF text LANGUAGE plpgsql AS $$
+DECLARE
+	line text;
+	detail text;
+	hint text;
+BEGIN
+	EXECUTE statement;
+	RETURN NEXT 'no error';
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL,
+		hint = PG_EXCEPTION_HINT;
+	FOREACH line IN ARRAY ARRAY[sqlstate || ' ' || sqlerrm, detail, hint] LOOP
+		FOR i IN 1 .. cardinality(fences) LOOP
+			line = replace(line, fences[i]::text, 'F' || i);
+		END LOOP;
+		RETURN NEXT line;
+	END LOOP;
+END $$;
+
+-- A commit's error cannot be caught, and its message has a number in it.
+\set message 'SELECT replace(:''LAST_ERROR_MESSAGE'', :''fence'', ''F'') AS message;'
+\set VERBOSITY sqlstate
+
+CREATE TABLE journal (entry text);
+
+--
+-- Session scope
+--
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+SELECT * FROM held;
+INSERT INTO journal VALUES ('guarded');
+COMMIT;
+SELECT * FROM held;
+SELECT * FROM journal;
+
+-- A statement by itself is a transaction.
+SELECT dlock_guard('a', :fence);
+INSERT INTO journal SELECT 'guarded by itself' FROM dlock_guard('a', :fence);
+
+-- A rollback needs no lock.
+BEGIN;
+SELECT dlock_guard('a', :fence);
+SELECT dlock_release('a');
+ROLLBACK;
+SELECT * FROM held;
+
+-- Released inside the transaction, before the guard ...
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_release('a');
+SELECT dlock_guard('a', :fence);
+ROLLBACK;
+
+-- ... and after it, in each way there is
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+INSERT INTO journal VALUES ('lost');
+SELECT dlock_release('a');
+COMMIT;
+:message
+SELECT * FROM journal;
+
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+SELECT dlock_release_ticket(:fence);
+COMMIT;
+
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+SELECT dlock_release_all();
+COMMIT;
+
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+SELECT dlock_force_release(:fence);
+COMMIT;
+:message
+SELECT dlock_release('a');
+SELECT * FROM held;
+
+-- A lock that was given up and taken again is another hold.
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+SELECT dlock_release('a');
+SELECT dlock_acquire('a') AS newer \gset
+COMMIT;
+:message
+SELECT dlock_check('a', :newer), dlock_release('a');
+
+-- One of two acquires is enough, in whichever scope.
+SELECT dlock_acquire('a') AS fence, dlock_acquire('a') \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+SELECT dlock_release('a');
+COMMIT;
+BEGIN;
+SELECT dlock_guard('a', :fence);
+SELECT dlock_xact_acquire('a') = :fence AS same;
+SELECT dlock_release('a');
+SELECT * FROM held;
+COMMIT;
+SELECT * FROM held;
+
+-- Released at commit: that is after the check.
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_release_at_commit(:fence);
+SELECT dlock_guard('a', :fence);
+COMMIT;
+SELECT * FROM held;
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+SELECT dlock_release_at_commit(:fence);
+COMMIT;
+SELECT * FROM held;
+
+--
+-- Transaction scope
+--
+BEGIN;
+SELECT dlock_xact_acquire('a') AS fence \gset
+SELECT dlock_guard('a', :fence);
+SELECT * FROM held;
+COMMIT;
+SELECT * FROM held;
+BEGIN;
+SELECT dlock_guard('a', :fence);
+ROLLBACK;
+BEGIN;
+SELECT dlock_xact_acquire('a') AS fence \gset
+SELECT dlock_guard('a', :fence);
+SELECT dlock_force_release(:fence);
+COMMIT;
+:message
+SELECT * FROM held;
+
+--
+-- Several guards
+--
+SELECT dlock_acquire('a') AS fence, dlock_acquire('b') AS fence_b,
+	dlock_acquire('c') AS fence_c \gset
+BEGIN;
+SELECT dlock_guard('a', :fence), dlock_guard('b', :fence_b);
+SELECT dlock_guard('a', :fence), dlock_guard('a', :fence),
+	dlock_guard('c', :fence_c), dlock_guard('b', :fence_b);
+COMMIT;
+SELECT * FROM held;
+
+-- One that is lost is enough, wherever it stands; and none stays pinned.
+BEGIN;
+SELECT dlock_guard('a', :fence), dlock_guard('b', :fence_b), dlock_guard('c', :fence_c);
+SELECT dlock_release('b');
+COMMIT;
+SELECT replace(:'LAST_ERROR_MESSAGE', :'fence_b', 'F') AS message;
+SELECT * FROM held;
+SELECT dlock_force_release(:fence), dlock_force_release(:fence_c);
+SELECT dlock_try_acquire('a') > :fence AS free, dlock_try_acquire('b') > :fence_b AS free,
+	dlock_try_acquire('c') > :fence_c AS free;
+SELECT * FROM held;
+SELECT dlock_release_all();
+
+-- Not a guard: a lock taken, checked, or guarded in an earlier transaction
+SELECT dlock_acquire('a') AS fence \gset
+SELECT dlock_guard('a', :fence);
+BEGIN;
+SELECT dlock_check('a', :fence), dlock_is_held('a');
+SELECT dlock_release('a');
+COMMIT;
+
+-- The next transaction in a chain has no guard of the last one's.
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+COMMIT AND CHAIN;
+SELECT dlock_release('a');
+COMMIT;
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+ROLLBACK AND CHAIN;
+SELECT dlock_release('a');
+COMMIT;
+
+--
+-- Savepoints: a guard belongs to its subtransaction.
+--
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SAVEPOINT one;
+SELECT dlock_guard('a', :fence);
+ROLLBACK TO one;
+SELECT dlock_release('a');
+COMMIT;
+SELECT * FROM held;
+
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SAVEPOINT one;
+SELECT dlock_guard('a', :fence);
+RELEASE one;
+SELECT dlock_release('a');
+COMMIT;
+:message
+
+-- Released twice, but then rolled back
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SAVEPOINT one;
+SAVEPOINT two;
+SAVEPOINT three;
+SELECT dlock_guard('a', :fence);
+RELEASE three;
+RELEASE two;
+ROLLBACK TO one;
+SELECT dlock_release('a');
+COMMIT;
+
+-- What stands before the savepoint stays.
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+SAVEPOINT one;
+SELECT dlock_guard('a', :fence);
+ROLLBACK TO one;
+SELECT dlock_release('a');
+COMMIT;
+:message
+
+-- No rollback brings back a lock that a session has released.
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+SAVEPOINT one;
+SELECT dlock_release('a');
+ROLLBACK TO one;
+COMMIT;
+:message
+
+-- A lock and its guard go together.
+BEGIN;
+SAVEPOINT one;
+SELECT dlock_xact_acquire('a') AS fence \gset
+SELECT dlock_guard('a', :fence);
+ROLLBACK TO one;
+SELECT * FROM held;
+COMMIT;
+BEGIN;
+SAVEPOINT one;
+SELECT dlock_xact_acquire('a') AS fence \gset
+SELECT dlock_guard('a', :fence);
+RELEASE one;
+SELECT * FROM held;
+COMMIT;
+SELECT * FROM held;
+
+-- The transaction goes on after a guard that has failed in a savepoint.
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SAVEPOINT one;
+SELECT dlock_guard('a', :fence + 1);
+ROLLBACK TO one;
+SELECT dlock_guard('a', :fence);
+COMMIT;
+
+--
+-- PL/pgSQL: a block with an exception handler is a subtransaction.
+--
+DO $$
+BEGIN
+	PERFORM dlock_guard('a', dlock_fence('a'));
+	RAISE division_by_zero;
+EXCEPTION WHEN division_by_zero THEN
+	PERFORM dlock_release('a');
+END $$;
+SELECT dlock_acquire('a') AS fence \gset
+DO $$
+BEGIN
+	BEGIN
+		PERFORM dlock_guard('a', dlock_fence('a'));
+	EXCEPTION WHEN division_by_zero THEN
+		NULL;
+	END;
+	PERFORM dlock_release('a');
+END $$;
+:message
+
+-- In a loop, every other one rolled back
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+DO $$
+BEGIN
+	FOR i IN 1 .. 1000 LOOP
+		BEGIN
+			PERFORM dlock_guard('a', dlock_fence('a')), dlock_xact_acquire('b');
+			IF i % 2 = 0 THEN
+				RAISE division_by_zero;
+			END IF;
+		EXCEPTION WHEN division_by_zero THEN
+			NULL;
+		END;
+	END LOOP;
+END $$;
+SELECT * FROM held;
+COMMIT;
+SELECT * FROM held;
+
+--
+-- Procedures: a guard counts until the next COMMIT.
+--
+DO $$
+DECLARE
+	fence bigint := dlock_fence('a');
+BEGIN
+	PERFORM dlock_guard('a', fence);
+	INSERT INTO journal VALUES ('before the first COMMIT');
+	COMMIT;
+	PERFORM dlock_release('a');
+	INSERT INTO journal VALUES ('unguarded');
+	COMMIT;
+	PERFORM dlock_acquire('a');
+	PERFORM dlock_guard('a', dlock_fence('a'));
+	ROLLBACK;
+	PERFORM dlock_release('a');
+	INSERT INTO journal VALUES ('unguarded, too');
+END $$;
+SELECT dlock_acquire('a') AS fence \gset
+DO $$
+BEGIN
+	INSERT INTO journal VALUES ('never committed');
+	PERFORM dlock_guard('a', dlock_fence('a'));
+	PERFORM dlock_release('a');
+	COMMIT;
+	INSERT INTO journal VALUES ('never reached');
+END $$;
+:message
+SELECT * FROM held;
+TABLE journal;
+TRUNCATE journal;
+
+--
+-- What runs at the commit runs before the check.
+--
+CREATE TABLE deferred (what text);
+CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE NEW.what;
+	RAISE NOTICE 'done';
+	RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON deferred
+	DEFERRABLE INITIALLY DEFERRED
+	FOR EACH ROW EXECUTE FUNCTION at_commit();
+
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+INSERT INTO deferred VALUES ('SELECT dlock_release(''a'')');
+SELECT * FROM held;
+COMMIT;
+:message
+SELECT * FROM held;
+SELECT count(*) FROM deferred;
+
+-- A trigger can guard, too, and what the transaction has done then counts.
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+INSERT INTO deferred VALUES ('SELECT dlock_guard(''a'', dlock_fence(''a''))');
+COMMIT;
+BEGIN;
+INSERT INTO deferred VALUES ('SELECT dlock_guard(''a'', dlock_fence(''a''))'),
+	('SELECT dlock_release(''a'')');
+COMMIT;
+:message
+SELECT count(*) FROM deferred;
+
+-- A cursor that is to outlive the transaction runs its query at the commit.
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+DECLARE late CURSOR WITH HOLD FOR SELECT dlock_release('a');
+COMMIT;
+:message
+SELECT * FROM held;
+
+--
+-- Modes
+--
+SELECT dlock_acquire('a', shared => true) AS fence,
+	dlock_acquire('s', slots => 3, permits => 2) AS one \gset
+SELECT dlock_acquire('s', slots => 3) AS two \gset
+BEGIN;
+SELECT dlock_guard('a', :fence), dlock_guard('s', :one), dlock_guard('s', :two);
+COMMIT;
+BEGIN;
+SELECT dlock_guard('s', :one);
+SELECT dlock_release_ticket(:two);
+COMMIT;
+BEGIN;
+SELECT dlock_guard('s', :one);
+SELECT dlock_acquire('s', slots => 3) AS two \gset
+SELECT dlock_release_ticket(:one);
+COMMIT;
+SELECT replace(:'LAST_ERROR_MESSAGE', :'one', 'F') AS message;
+SELECT * FROM held;
+SELECT dlock_release_all();
+
+--
+-- Errors
+--
+\set VERBOSITY terse
+SELECT dlock_guard(NULL, 1);
+\echo :SQLSTATE
+SELECT dlock_guard('a', NULL);
+\echo :SQLSTATE
+SELECT dlock_guard('', 1);
+\echo :SQLSTATE
+SELECT dlock_guard(repeat('a', 256), 1);
+\echo :SQLSTATE
+SELECT dlock_guard('a', 1);
+\echo :SQLSTATE
+SELECT dlock_guard('a', 0), dlock_guard('a', -1);
+\echo :SQLSTATE
+
+-- The message names the lock, the fence, and the newer one if there is any.
+SELECT dlock_acquire('orders/42') AS old, dlock_release('orders/42') \gset
+SELECT pg_temp.explain_error(format('SELECT dlock_guard(''orders/42'', %s)', :old), :old);
+SELECT dlock_acquire('orders/42') AS new \gset
+SELECT pg_temp.explain_error(format('SELECT dlock_guard(''orders/42'', %s)', :old), :old, :new);
+-- A greater one than there was
+SELECT pg_temp.explain_error(format('SELECT dlock_guard(''orders/42'', %s)', :new + 1), :old, :new + 1);
+-- The fence of another lock
+SELECT dlock_acquire('other') AS other \gset
+SELECT pg_temp.explain_error(format('SELECT dlock_guard(''other'', %s)', :new), :new, :other);
+SELECT pg_temp.explain_error(format('SELECT dlock_guard(''ORDERS/42'', %s)', :new), :new);
+SELECT dlock_release_all();
+
+-- A ticket that has been enqueued guards as soon as it is granted.
+SELECT dlock_enqueue('s', 'channel', slots => 1) AS one \gset
+SELECT dlock_enqueue('s', 'channel', slots => 1) AS two \gset
+SELECT dlock_guard('s', :one);
+SELECT pg_temp.explain_error(format('SELECT dlock_guard(''s'', %s)', :two), :one, :two);
+SELECT dlock_release_ticket(:one);
+SELECT dlock_guard('s', :two);
+SELECT dlock_release_all();
+
+--
+-- Two-phase commit cannot take a guard along.
+--
+SELECT dlock_acquire('a') AS fence \gset
+BEGIN;
+SELECT dlock_guard('a', :fence);
+PREPARE TRANSACTION 'one';
+\echo :SQLSTATE
+BEGIN;
+SAVEPOINT one;
+SELECT dlock_guard('a', :fence);
+RELEASE one;
+PREPARE TRANSACTION 'one';
+\echo :SQLSTATE
+BEGIN;
+INSERT INTO deferred VALUES ('SELECT dlock_guard(''a'', dlock_fence(''a''))');
+PREPARE TRANSACTION 'one';
+\echo :SQLSTATE
+SELECT * FROM held;
+-- Where there is none, nothing stands against it.
+BEGIN;
+SAVEPOINT one;
+SELECT dlock_guard('a', :fence);
+ROLLBACK TO one;
+PREPARE TRANSACTION 'one';
+ROLLBACK PREPARED 'one';
+SELECT * FROM held;
+
+-- A read-only transaction, and other isolation levels
+BEGIN READ ONLY;
+SELECT dlock_guard('a', :fence);
+COMMIT;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT dlock_guard('a', :fence);
+COMMIT;
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT dlock_guard('a', :fence);
+SELECT dlock_release('a');
+\set VERBOSITY sqlstate
+COMMIT;
+\set VERBOSITY terse
+DROP TABLE deferred;
+DROP FUNCTION at_commit();
+
+--
+-- dlock_require_guard: no change without a guard
+--
+CREATE TABLE stock (item text PRIMARY KEY, amount integer);
+INSERT INTO stock VALUES ('nail', 1), ('screw', 1);
+CREATE TRIGGER guarded BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON stock
+	FOR EACH STATEMENT EXECUTE FUNCTION dlock_require_guard('stock');
+
+SELECT pg_temp.explain_error('INSERT INTO stock VALUES (''bolt'', 1)');
+SELECT pg_temp.explain_error('UPDATE stock SET amount = 2');
+SELECT pg_temp.explain_error('UPDATE stock SET amount = 2 WHERE false');
+SELECT pg_temp.explain_error('DELETE FROM stock');
+SELECT pg_temp.explain_error('TRUNCATE stock');
+COPY stock FROM stdin;
+bolt	1
+\.
+MERGE INTO stock USING (VALUES ('nail')) AS new ON item = new.column1
+	WHEN MATCHED THEN UPDATE SET amount = 2;
+MERGE INTO stock USING (VALUES ('bolt')) AS new ON item = new.column1
+	WHEN NOT MATCHED THEN INSERT VALUES (new.column1, 1);
+MERGE INTO stock USING (VALUES ('nail')) AS new ON item = new.column1
+	WHEN MATCHED THEN DELETE;
+INSERT INTO stock VALUES ('nail', 1) ON CONFLICT DO NOTHING;
+WITH deleted AS (DELETE FROM stock RETURNING item) SELECT * FROM deleted;
+
+-- Who only reads needs none.
+SELECT * FROM stock ORDER BY item FOR UPDATE;
+COPY (SELECT count(*) FROM stock) TO stdout;
+
+-- The lock is not enough, and neither is the guard of another one.
+SELECT dlock_acquire('stock') AS fence, dlock_acquire('other') AS other \gset
+BEGIN;
+SELECT dlock_guard('other', :other);
+UPDATE stock SET amount = 2;
+ROLLBACK;
+
+BEGIN;
+SELECT dlock_guard('stock', :fence);
+INSERT INTO stock VALUES ('bolt', 1);
+INSERT INTO stock VALUES ('bolt', 1) ON CONFLICT (item) DO UPDATE SET amount = 2;
+UPDATE stock SET amount = amount + 1;
+DELETE FROM stock WHERE item = 'nail';
+MERGE INTO stock USING (VALUES ('nut')) AS new ON item = new.column1
+	WHEN NOT MATCHED THEN INSERT VALUES (new.column1, 1);
+COPY stock FROM stdin;
+hook	1
+\.
+SELECT * FROM stock ORDER BY item;
+TRUNCATE stock;
+INSERT INTO stock VALUES ('nail', 1);
+COMMIT;
+SELECT * FROM stock;
+
+-- It counts until the commit, or the rollback to a savepoint.
+UPDATE stock SET amount = 2;
+BEGIN;
+SAVEPOINT one;
+SELECT dlock_guard('stock', :fence);
+UPDATE stock SET amount = 2;
+SAVEPOINT two;
+UPDATE stock SET amount = 3;
+ROLLBACK TO one;
+UPDATE stock SET amount = 4;
+ROLLBACK;
+BEGIN;
+SAVEPOINT one;
+SELECT dlock_guard('stock', :fence);
+RELEASE one;
+UPDATE stock SET amount = 5;
+COMMIT;
+SELECT * FROM stock;
+
+-- It is the commit that asks whether the guard still holds.
+BEGIN;
+SELECT dlock_guard('stock', :fence);
+SELECT dlock_release('stock');
+UPDATE stock SET amount = 6;
+\set VERBOSITY sqlstate
+COMMIT;
+\set VERBOSITY terse
+SELECT * FROM stock;
+
+-- Changes that a foreign key makes
+CREATE TABLE item (item text PRIMARY KEY);
+INSERT INTO item VALUES ('nail');
+ALTER TABLE stock ADD FOREIGN KEY (item) REFERENCES item
+	ON DELETE CASCADE ON UPDATE CASCADE;
+DELETE FROM item;
+UPDATE item SET item = 'bolt';
+TRUNCATE item CASCADE;
+BEGIN;
+SELECT dlock_xact_acquire('stock') AS fence \gset
+SELECT dlock_guard('stock', :fence);
+UPDATE item SET item = 'bolt';
+SELECT * FROM stock;
+DELETE FROM item;
+SELECT * FROM stock;
+TRUNCATE item CASCADE;
+ROLLBACK;
+SELECT * FROM stock;
+DROP TABLE stock, item;
+
+-- A partitioned table.  As with all statement triggers in PostgreSQL, those of
+-- the table that the statement names are fired, and no others.
+CREATE TABLE stock (item text, amount integer) PARTITION BY LIST (amount);
+CREATE TABLE stock_1 PARTITION OF stock FOR VALUES IN (1);
+CREATE TABLE stock_2 PARTITION OF stock FOR VALUES IN (2);
+INSERT INTO stock VALUES ('nail', 1);
+CREATE TRIGGER guarded BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON stock
+	FOR EACH STATEMENT EXECUTE FUNCTION dlock_require_guard('stock');
+INSERT INTO stock VALUES ('screw', 1);
+UPDATE stock SET amount = 2;
+DELETE FROM stock;
+TRUNCATE stock;
+INSERT INTO stock_2 VALUES ('unguarded', 2);
+CREATE TRIGGER guarded BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON stock_2
+	FOR EACH STATEMENT EXECUTE FUNCTION dlock_require_guard('stock');
+INSERT INTO stock_2 VALUES ('guarded', 2);
+BEGIN;
+SELECT dlock_xact_acquire('stock') AS fence \gset
+SELECT dlock_guard('stock', :fence);
+UPDATE stock SET amount = 2;
+INSERT INTO stock_2 VALUES ('guarded', 2);
+SELECT tableoid::regclass, * FROM stock ORDER BY item;
+COMMIT;
+DROP TABLE stock;
+
+-- Names with other than letters; after the change instead of before it
+CREATE TABLE stock (item text);
+CREATE TRIGGER guarded AFTER INSERT ON stock
+	FOR EACH STATEMENT EXECUTE FUNCTION dlock_require_guard('Lager "Süd" 50%s');
+INSERT INTO stock VALUES ('nail');
+BEGIN;
+SELECT dlock_xact_acquire('Lager "Süd" 50%s') AS fence \gset
+SELECT dlock_guard('Lager "Süd" 50%s', :fence);
+INSERT INTO stock VALUES ('nail');
+COMMIT;
+SELECT * FROM stock;
+
+-- For whoever changes the table, the owner or not
+CREATE ROLE regress_dlock_writer;
+GRANT ALL ON stock TO regress_dlock_writer;
+SET ROLE regress_dlock_writer;
+INSERT INTO stock VALUES ('screw');
+BEGIN;
+SELECT dlock_xact_acquire('Lager "Süd" 50%s') AS fence \gset
+SELECT dlock_guard('Lager "Süd" 50%s', :fence);
+INSERT INTO stock VALUES ('screw');
+COMMIT;
+RESET ROLE;
+DROP TABLE stock;
+DROP ROLE regress_dlock_writer;
+
+-- Wrong definitions
+CREATE TABLE wrong (n integer);
+CREATE TRIGGER wrong BEFORE INSERT ON wrong
+	FOR EACH ROW EXECUTE FUNCTION dlock_require_guard('a');
+INSERT INTO wrong VALUES (1);
+\echo :SQLSTATE
+CREATE OR REPLACE TRIGGER wrong BEFORE INSERT ON wrong
+	FOR EACH STATEMENT EXECUTE FUNCTION dlock_require_guard();
+INSERT INTO wrong VALUES (1);
+\echo :SQLSTATE
+CREATE OR REPLACE TRIGGER wrong BEFORE INSERT ON wrong
+	FOR EACH STATEMENT EXECUTE FUNCTION dlock_require_guard('a', 'b');
+INSERT INTO wrong VALUES (1);
+CREATE OR REPLACE TRIGGER wrong BEFORE INSERT ON wrong
+	FOR EACH STATEMENT EXECUTE FUNCTION dlock_require_guard('');
+INSERT INTO wrong VALUES (1);
+\echo :SQLSTATE
+SELECT dlock_require_guard();
+\echo :SQLSTATE
+DROP TABLE wrong;
+
+--
+-- dlock_fence_guard: a row's fence never becomes smaller
+--
+CREATE TABLE job (id integer PRIMARY KEY, fence bigint, result text);
+CREATE TRIGGER fenced BEFORE UPDATE ON job
+	FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('fence');
+INSERT INTO job VALUES (1, 10, 'ten'), (2, NULL, 'none');
+
+UPDATE job SET fence = 10, result = 'ten again' WHERE id = 1;
+UPDATE job SET fence = 11, result = 'eleven' WHERE id = 1;
+SELECT pg_temp.explain_error('UPDATE job SET fence = 10, result = ''ten'' WHERE id = 1');
+SELECT pg_temp.explain_error('UPDATE job SET fence = -9223372036854775808 WHERE id = 1');
+SELECT * FROM job ORDER BY id;
+
+-- NULL is less than any fence.
+SELECT pg_temp.explain_error('UPDATE job SET fence = NULL WHERE id = 1');
+UPDATE job SET fence = NULL, result = 'still none' WHERE id = 2;
+UPDATE job SET fence = 0, result = 'zero' WHERE id = 2;
+UPDATE job SET fence = -1 WHERE id = 2;
+UPDATE job SET fence = NULL WHERE id = 2;
+UPDATE job SET fence = 9223372036854775807 WHERE id = 2;
+UPDATE job SET fence = 0 WHERE id = 2;
+SELECT * FROM job ORDER BY id;
+
+-- An update that says nothing of the fence leaves it as it is.
+UPDATE job SET result = 'unfenced' WHERE id = 1;
+SELECT * FROM job WHERE id = 1;
+
+-- One row that is refused is enough.
+UPDATE job SET fence = 12, result = 'both';
+SELECT * FROM job ORDER BY id;
+
+-- Other statements that update
+INSERT INTO job VALUES (1, 10, 'stale')
+	ON CONFLICT (id) DO UPDATE SET fence = EXCLUDED.fence, result = EXCLUDED.result;
+INSERT INTO job VALUES (1, 12, 'twelve')
+	ON CONFLICT (id) DO UPDATE SET fence = EXCLUDED.fence, result = EXCLUDED.result;
+INSERT INTO job VALUES (3, 1, 'new')
+	ON CONFLICT (id) DO UPDATE SET fence = EXCLUDED.fence, result = EXCLUDED.result;
+MERGE INTO job USING (VALUES (1, 11, 'stale')) AS new (id, fence, result) ON job.id = new.id
+	WHEN MATCHED THEN UPDATE SET fence = new.fence, result = new.result;
+MERGE INTO job USING (VALUES (1, 13, 'thirteen'), (4, 1, 'new')) AS new (id, fence, result)
+	ON job.id = new.id
+	WHEN MATCHED THEN UPDATE SET fence = new.fence, result = new.result
+	WHEN NOT MATCHED THEN INSERT VALUES (new.id, new.fence, new.result);
+UPDATE job SET fence = new.fence FROM (VALUES (1, 12)) AS new (id, fence) WHERE job.id = new.id;
+SELECT * FROM job ORDER BY id;
+
+-- A fence of dlock's
+SELECT dlock_acquire('a') AS old, dlock_release('a') \gset
+SELECT dlock_acquire('a') AS new \gset
+UPDATE job SET fence = :new, result = 'new' WHERE id = 1;
+SELECT pg_temp.explain_error(format('UPDATE job SET fence = %s, result = ''old'' WHERE id = 1', :old), :old, :new);
+SELECT result, fence = :new AS has_new FROM job WHERE id = 1;
+SELECT dlock_release('a');
+DROP TABLE job;
+
+-- A partitioned table, and a row that moves to another partition
+CREATE TABLE job (id integer, fence bigint, result text) PARTITION BY LIST (result);
+CREATE TABLE job_a PARTITION OF job FOR VALUES IN ('a');
+CREATE TABLE job_b (result text, gone integer, id integer, fence bigint);
+ALTER TABLE job_b DROP COLUMN gone;
+ALTER TABLE job ATTACH PARTITION job_b FOR VALUES IN ('b');
+CREATE TRIGGER fenced BEFORE UPDATE ON job
+	FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('fence');
+INSERT INTO job VALUES (1, 10, 'a'), (2, 10, 'b');
+UPDATE job SET fence = 9;
+UPDATE job_b SET fence = 9;
+UPDATE job SET fence = 9, result = 'b' WHERE id = 1;
+UPDATE job SET fence = 9, result = 'a' WHERE id = 2;
+UPDATE job SET fence = 10, result = 'b' WHERE id = 1;
+UPDATE job SET fence = 11, result = 'a' WHERE id = 2;
+SELECT tableoid::regclass, * FROM job ORDER BY id;
+DROP TABLE job;
+
+-- Wrong definitions
+CREATE TABLE wrong (fence bigint, "Fence" bigint, small integer, big numeric);
+INSERT INTO wrong VALUES (2, 2, 2, 2);
+CREATE TRIGGER wrong BEFORE UPDATE ON wrong
+	FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard();
+UPDATE wrong SET fence = 3;
+\echo :SQLSTATE
+CREATE OR REPLACE TRIGGER wrong BEFORE UPDATE ON wrong
+	FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('fence', 'small');
+UPDATE wrong SET fence = 3;
+\echo :SQLSTATE
+CREATE OR REPLACE TRIGGER wrong BEFORE UPDATE ON wrong
+	FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('FENCE');
+UPDATE wrong SET fence = 3;
+\echo :SQLSTATE
+CREATE OR REPLACE TRIGGER wrong BEFORE UPDATE ON wrong
+	FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('xmin');
+UPDATE wrong SET fence = 3;
+\echo :SQLSTATE
+CREATE OR REPLACE TRIGGER wrong BEFORE UPDATE ON wrong
+	FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('small');
+UPDATE wrong SET fence = 3;
+\echo :SQLSTATE
+CREATE OR REPLACE TRIGGER wrong BEFORE UPDATE ON wrong
+	FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('big');
+UPDATE wrong SET fence = 3;
+CREATE OR REPLACE TRIGGER wrong AFTER UPDATE ON wrong
+	FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('fence');
+UPDATE wrong SET fence = 3;
+\echo :SQLSTATE
+CREATE OR REPLACE TRIGGER wrong BEFORE UPDATE ON wrong
+	FOR EACH STATEMENT EXECUTE FUNCTION dlock_fence_guard('fence');
+UPDATE wrong SET fence = 3;
+CREATE OR REPLACE TRIGGER wrong BEFORE INSERT OR UPDATE ON wrong
+	FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('fence');
+INSERT INTO wrong VALUES (3);
+CREATE OR REPLACE TRIGGER wrong BEFORE DELETE ON wrong
+	FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('fence');
+DELETE FROM wrong;
+SELECT dlock_fence_guard();
+\echo :SQLSTATE
+-- A column is found by its exact name.
+CREATE OR REPLACE TRIGGER wrong BEFORE UPDATE ON wrong
+	FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('Fence');
+UPDATE wrong SET fence = 1;
+UPDATE wrong SET "Fence" = 1;
+SELECT * FROM wrong;
+DROP TABLE wrong;
+
+DROP TABLE journal;
+SELECT dlock_release_all();
+SELECT count(*) FROM dlock_locks;

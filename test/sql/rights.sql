@@ -1,0 +1,167 @@
+--
+-- Who may do what
+--
+SET client_min_messages = warning;
+CREATE EXTENSION IF NOT EXISTS dlock;
+RESET client_min_messages;
+
+CREATE ROLE regress_dlock_user;
+
+-- It can be created only by a superuser.
+BEGIN;
+DROP EXTENSION dlock;
+DO $$
+BEGIN
+	EXECUTE format('GRANT CREATE ON DATABASE %I TO regress_dlock_user',
+				   current_database());
+END $$;
+GRANT CREATE ON SCHEMA public TO regress_dlock_user;
+SET ROLE regress_dlock_user;
+CREATE EXTENSION dlock;
+\echo :SQLSTATE
+ROLLBACK;
+
+--
+-- Locks are for everybody, as advisory locks are.
+--
+SET ROLE regress_dlock_user;
+SELECT dlock_acquire('a') AS a \gset
+SELECT dlock_try_acquire('b', shared => true) > 0,
+	dlock_acquire_all('{c,d}') > '{0}', dlock_try_acquire_all('{e}') > '{0}';
+BEGIN;
+SELECT dlock_xact_acquire('x') > 0, dlock_try_xact_acquire('y') > 0,
+	dlock_xact_acquire_all('{z}') > '{0}', dlock_try_xact_acquire_all('{z}') > '{0}';
+SELECT dlock_release_at_commit(:a);
+COMMIT;
+SELECT dlock_is_held('a'), dlock_is_held('b'), dlock_check('b', 1),
+	dlock_fence('b') > 0 AS fence, dlock_blocking_pids(pg_backend_pid());
+SELECT dlock_release('b'), dlock_release_ticket(dlock_fence('c'));
+
+-- The views, too
+SELECT name, role FROM dlock_locks ORDER BY name;
+SELECT acquired > 0 AS counts FROM dlock_stats;
+
+-- A transaction that must not write may lock.
+BEGIN READ ONLY;
+SELECT dlock_acquire('a') > 0, dlock_xact_acquire('x') > 0;
+COMMIT;
+SELECT dlock_release_all();
+
+--
+-- Not so what touches others
+--
+SELECT dlock_force_release(1);
+\echo :SQLSTATE
+SELECT dlock_advance_ticket(1);
+\echo :SQLSTATE
+SELECT last_value FROM dlock_ticket_seq;
+\echo :SQLSTATE
+SELECT nextval('dlock_ticket_seq');
+\echo :SQLSTATE
+SELECT setval('dlock_ticket_seq', 1);
+\echo :SQLSTATE
+SELECT currval('dlock_ticket_seq');
+\echo :SQLSTATE
+
+-- until it is granted
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION dlock_force_release(bigint), dlock_advance_ticket(bigint)
+	TO regress_dlock_user;
+SELECT dlock_acquire('a') AS a \gset
+SET ROLE regress_dlock_user;
+SELECT dlock_force_release(:a);
+SELECT dlock_force_release(:a);
+SELECT dlock_advance_ticket(:a) > :a AS advanced;
+RESET ROLE;
+-- the holder's details have the number in them
+\set VERBOSITY terse
+SELECT dlock_release('a');
+\set VERBOSITY default
+
+-- The extension's other objects are closed to PUBLIC.
+SELECT c.oid::regclass, acl.privilege_type
+  FROM pg_depend d
+  JOIN pg_class c ON d.classid = 'pg_class'::regclass AND d.objid = c.oid,
+	LATERAL aclexplode(c.relacl) AS acl
+ WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+   AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'dlock')
+   AND acl.grantee <> c.relowner
+ ORDER BY 1, 2;
+
+-- The functions that not everybody may call
+SELECT p.oid::regprocedure
+  FROM pg_depend d
+  JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+ WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+   AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'dlock')
+   AND NOT has_function_privilege('pg_monitor', p.oid, 'EXECUTE')
+ ORDER BY 1;
+
+--
+-- What the administrator's functions do
+--
+-- by force: a held ticket, once
+SELECT dlock_acquire('a') AS a, dlock_acquire('a'), dlock_acquire('b') AS b \gset
+SELECT dlock_force_release(:a), dlock_force_release(:a);
+SELECT dlock_fence('a'), dlock_check('a', :a), dlock_is_held('b');
+-- its holder learns of it, once per acquire, whatever he asks before
+\set VERBOSITY terse
+SELECT dlock_is_held('a');
+SELECT dlock_release('a');
+SELECT dlock_release('a');
+SELECT dlock_release('a');
+SELECT dlock_force_release(:b);
+\set VERBOSITY sqlstate
+SELECT dlock_is_held('b');
+SELECT dlock_release_ticket(:b);
+SELECT dlock_release_ticket(:b);
+\set VERBOSITY default
+-- and can have it again
+SELECT dlock_acquire('a') > :a AS greater;
+SELECT dlock_force_release(0), dlock_force_release(-1), dlock_force_release(1);
+SELECT dlock_release_all();
+
+-- what was lost is not counted
+SELECT dlock_acquire('a') AS a, dlock_acquire('b') AS b \gset
+SELECT dlock_force_release(:b);
+SELECT dlock_release_all();
+
+-- what belongs to a transaction
+BEGIN;
+SELECT dlock_xact_acquire('a') AS a, dlock_acquire('b') AS b \gset
+SELECT dlock_release_at_commit(:b);
+SELECT dlock_force_release(:a), dlock_force_release(:b);
+SELECT dlock_is_held('a'), dlock_is_held('b');
+SELECT dlock_xact_acquire('a') > :a AS greater;
+SAVEPOINT one;
+SELECT dlock_xact_acquire('a') > :a AS greater;
+SELECT dlock_force_release(dlock_fence('a'));
+SELECT dlock_xact_acquire('a') > :a AS greater;
+ROLLBACK TO one;
+SELECT dlock_is_held('a');
+COMMIT;
+SELECT count(*) FROM dlock_locks;
+
+-- numbers: none below, from now on
+SELECT dlock_acquire('a') AS a \gset
+SELECT dlock_advance_ticket(:a + 1000000) >= :a + 1000000 AS advanced;
+SELECT dlock_acquire('b') >= :a + 1000000 AS advanced;
+SELECT dlock_fence('b') AS b \gset
+SELECT dlock_advance_ticket(1) > :b AS never_back;
+SELECT dlock_acquire('c') > :b AS greater;
+SELECT dlock_advance_ticket(dlock_fence('c')) > dlock_fence('c') AS advanced;
+SELECT dlock_release_all();
+SELECT dlock_advance_ticket(0);
+\echo :SQLSTATE
+SELECT dlock_advance_ticket(-1);
+SELECT dlock_advance_ticket(9007199254740992);
+\echo :SQLSTATE
+SELECT dlock_advance_ticket(9007199254740991);
+\echo :SQLSTATE
+-- which has done no harm
+SELECT dlock_acquire('a') < :a + 1000000000000 AS as_before;
+SELECT dlock_release('a');
+
+REVOKE EXECUTE ON FUNCTION dlock_force_release(bigint), dlock_advance_ticket(bigint)
+	FROM regress_dlock_user;
+DROP ROLE regress_dlock_user;

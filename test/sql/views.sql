@@ -1,0 +1,115 @@
+--
+-- The views, in a database of their own: nothing else is counted there.
+--
+SELECT current_database() AS before \gset
+CREATE DATABASE regress_dlock_views;
+\c regress_dlock_views
+CREATE EXTENSION dlock;
+
+SELECT c.relname AS view, a.attnum AS number, a.attname AS "column",
+	format_type(a.atttypid, a.atttypmod) AS type
+  FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+ WHERE c.relname IN ('dlock_locks', 'dlock_stats') AND a.attnum > 0
+ ORDER BY 1, 2;
+
+SELECT * FROM dlock_locks;
+SELECT * FROM dlock_stats;
+
+--
+-- dlock_locks
+--
+-- a holder of each kind
+SELECT dlock_acquire('e', info => 'who I am') > 0, dlock_acquire('e') > 0,
+	dlock_acquire('r', shared => true, info => '') > 0,
+	dlock_acquire('s', slots => 4) > 0,
+	dlock_acquire('s', slots => 4, permits => 3, info => 'two') > 0;
+BEGIN;
+SELECT dlock_xact_acquire('x') > 0, dlock_xact_acquire('e') > 0;
+SELECT name, mode, slots, permits, granted, position, scope, info, depth
+  FROM dlock_locks ORDER BY ticket;
+
+-- what a holder has not
+SELECT name, lease, owner, channel, remaining, pinned, blocked_by
+  FROM dlock_locks ORDER BY ticket;
+
+-- what differs from run to run
+SELECT name, ticket = dlock_fence(name) AS is_fence, pid = pg_backend_pid() AS pid,
+	role = current_user AS role,
+	enqueued_at <= granted_at AND granted_at <= clock_timestamp() AS times,
+	granted_at > (SELECT backend_start FROM pg_stat_activity
+				   WHERE pid = pg_backend_pid()) AS recent
+  FROM dlock_locks ORDER BY ticket;
+
+-- The role is the one that asked.
+CREATE ROLE regress_dlock_user;
+SET ROLE regress_dlock_user;
+SELECT dlock_xact_acquire('u') > 0;
+RESET ROLE;
+SELECT name, role FROM dlock_locks WHERE name = 'u';
+COMMIT;
+DROP ROLE regress_dlock_user;
+
+-- info is that of the first acquire, whoever asks again.
+SELECT dlock_acquire('e', info => 'somebody else') > 0;
+SELECT name, info, depth FROM dlock_locks WHERE name = 'e';
+
+-- A ticket that both scopes hold is the session's: that is how long it lives.
+BEGIN;
+SELECT dlock_xact_acquire('both') > 0;
+SELECT scope, depth FROM dlock_locks WHERE name = 'both';
+SELECT dlock_acquire('both') > 0;
+SELECT scope, depth FROM dlock_locks WHERE name = 'both';
+SELECT dlock_release('both');
+SELECT scope, depth FROM dlock_locks WHERE name = 'both';
+COMMIT;
+SELECT scope, depth FROM dlock_locks WHERE name = 'both';
+SELECT dlock_release_all();
+SELECT * FROM dlock_locks;
+
+-- Nobody waits for anybody, and not every number is a process.
+SELECT dlock_blocking_pids(pg_backend_pid()), dlock_blocking_pids(0),
+	dlock_blocking_pids(-1);
+
+--
+-- dlock_stats: a new session, a new start
+--
+DROP EXTENSION dlock;
+CREATE EXTENSION dlock;
+SELECT * FROM dlock_stats;
+SELECT dlock_acquire('a') > 0, dlock_xact_acquire('x') > 0;
+SELECT * FROM dlock_stats;
+-- again what is held: no new lock is granted, and none given back
+SELECT dlock_acquire('a') > 0, dlock_release('a');
+SELECT * FROM dlock_stats;
+SELECT dlock_release('a');
+SELECT * FROM dlock_stats;
+SELECT dlock_acquire_all('{a,b,c}') > '{0}';
+SELECT dlock_release_all();
+SELECT * FROM dlock_stats;
+-- in vain
+SELECT dlock_acquire('s', slots => 1) > 0;
+SELECT dlock_try_acquire('s', slots => 1);
+SELECT dlock_acquire('s', slots => 1, timeout => '0');
+SELECT acquired, busy FROM dlock_stats;
+-- errors count for nothing
+SELECT dlock_acquire('s');
+SELECT dlock_acquire('');
+SELECT dlock_release('no such lock');
+SELECT * FROM dlock_stats;
+
+-- What an ended session has counted is kept, and its end gives back the rest.
+SELECT pg_backend_pid() AS pid \gset
+\c -
+CREATE FUNCTION pg_temp.await_end(ended integer) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+	WHILE EXISTS (SELECT FROM pg_stat_activity WHERE pid = ended) LOOP
+		PERFORM pg_stat_clear_snapshot();
+	END LOOP;
+END $$;
+SELECT pg_temp.await_end(:pid);
+SELECT * FROM dlock_stats;
+SELECT * FROM dlock_locks;
+
+\c :before
+DROP DATABASE regress_dlock_views;
