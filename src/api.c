@@ -47,7 +47,8 @@ begin_call(void)
 	if (IsParallelWorker())
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
-				 errmsg("cannot use locks in a parallel worker")));
+				 errmsg("cannot use locks in a parallel worker"),
+				 errhint("Functions that call dlock must be PARALLEL UNSAFE.")));
 	if (unlikely(dlock_my_backend == NULL))
 		dlock_session_attach();
 	space = dlock_current_space();
@@ -65,7 +66,8 @@ need(FunctionCallInfo fcinfo, int argument, const char *name)
 	if (PG_ARGISNULL(argument))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("argument \"%s\" must not be null", name)));
+				 errmsg("argument \"%s\" must not be null", name),
+				 errhint("Give a value, or leave the argument out if it has a default.")));
 }
 
 static void
@@ -76,7 +78,8 @@ make_key(DlockKey *key, const DlockSpace *space, text *name)
 	if (length == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("lock name must not be empty")));
+				 errmsg("lock name must not be empty"),
+				 errhint("A name has between 1 and %d bytes.", DLOCK_MAX_NAME)));
 	if (length > DLOCK_MAX_NAME)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -84,13 +87,12 @@ make_key(DlockKey *key, const DlockSpace *space, text *name)
 				 errdetail("It has %d bytes; at most %d are allowed.",
 						   length, DLOCK_MAX_NAME),
 				 errhint("Use a digest of it, such as md5().")));
-	memset(key, 0, sizeof(DlockKey));
 	key->space = space->key;
 	key->length = length;
 	memcpy(key->name, VARDATA_ANY(name), length);
-	key->hash = hash_combine(hash_bytes((unsigned char *) &key->space,
-										sizeof(DlockSpaceKey)),
-							 hash_bytes((unsigned char *) key->name, length));
+	key->hash = hash_bytes_extended((unsigned char *) key->name, length,
+									(uint64) key->space.database << 32 |
+									key->space.extension);
 }
 
 /* The lock name in the first argument, as every function has it. */
@@ -143,7 +145,8 @@ get_info(FunctionCallInfo fcinfo, int argument)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("info is too long"),
 				 errdetail("It has %d bytes; at most %d are allowed.",
-						   (int) VARSIZE_ANY_EXHDR(info), DLOCK_MAX_INFO)));
+						   (int) VARSIZE_ANY_EXHDR(info), DLOCK_MAX_INFO),
+				 errhint("Keep what is longer elsewhere, and say where.")));
 	return text_to_cstring(info);
 }
 
@@ -169,7 +172,8 @@ get_mode(FunctionCallInfo fcinfo, int shared, DlockRequest *request)
 	if (!PG_ARGISNULL(slots) && request->slots < 1)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("slots must be 1 or more, not %d", request->slots)));
+				 errmsg("slots must be 1 or more, not %d", request->slots),
+				 errhint("Leave out \"slots\" for a lock that only one can hold.")));
 	if (request->permits < 1 ||
 		request->permits > (request->mode == DLOCK_SLOTS ? request->slots : 1))
 		ereport(ERROR,
@@ -212,11 +216,13 @@ raise_timeout(const DlockRequest *request, DlockTimeout timeout)
 static Datum
 acquire(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
-	DlockRequest request = {.scope = scope};
+	DlockRequest request;
 	DlockSpace *space = begin_named_call(fcinfo, &request.key);
 	DlockOutcome outcome;
 	int64		fence;
 
+	memset(&request, 0, offsetof(DlockRequest, key));
+	request.scope = scope;
 	request.timeout = get_timeout(fcinfo, 1);
 	get_mode(fcinfo, 2, &request);
 	request.info = get_info(fcinfo, 5);
@@ -346,7 +352,8 @@ get_keys(DlockSpace *space, ArrayType *names, int *count,
 		if (nulls[i])
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("lock name must not be null")));
+					 errmsg("lock name must not be null"),
+					 errhint("Remove the null from the array, as with array_remove().")));
 		make_key(&(*keys)[i], space, DatumGetTextPP(elements[i]));
 		(*sorted)[i] = &(*keys)[i];
 	}
@@ -455,7 +462,8 @@ get_channel(FunctionCallInfo fcinfo, int argument)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("channel name must have between 1 and %d bytes, not %d",
-						NAMEDATALEN - 1, (int) VARSIZE_ANY_EXHDR(channel))));
+						NAMEDATALEN - 1, (int) VARSIZE_ANY_EXHDR(channel)),
+				 errhint("Leave out \"channel\" to use this session's own.")));
 	return text_to_cstring(channel);
 }
 
@@ -602,7 +610,8 @@ bump_version(FunctionCallInfo fcinfo, DlockKey *key, DlockSpace **space)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("expected version must not be negative, but is %lld",
-						(long long) expected)));
+						(long long) expected),
+				 errhint("The version of a name never bumped is 0.")));
 	return dlock_version_increment(*space, key, expected);
 }
 
@@ -698,7 +707,8 @@ dlock_advance_ticket(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("ticket number must be between 1 and %lld, not %lld",
 						(long long) (DLOCK_MAX_TICKET - DLOCK_TICKET_BLOCK),
-						(long long) minimum)));
+						(long long) minimum),
+				 errhint("Numbers that were passed over never come back.")));
 	dlock_ticket_reserve(space, minimum);
 	PG_RETURN_INT64((int64) pg_atomic_read_u64(&space->next_ticket));
 }

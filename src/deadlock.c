@@ -742,7 +742,8 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(0))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("argument \"%s\" must not be null", "pid")));
+				 errmsg("argument \"%s\" must not be null", "pid"),
+				 errhint("Give the process id of a session, as in pg_stat_activity.")));
 	if (dlock_my_backend == NULL)
 		dlock_session_attach();
 

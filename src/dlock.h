@@ -29,7 +29,6 @@ typedef int64 DlockTimeout;
 /* What a caller asks for */
 typedef struct DlockRequest
 {
-	DlockKey	key;
 	DlockScope	scope;
 	DlockMode	mode;
 	int32		slots;			/* 0 unless mode is DLOCK_SLOTS */
@@ -38,6 +37,7 @@ typedef struct DlockRequest
 	const char *channel;		/* announce the grant there, or NULL */
 	DlockTimeout timeout;
 	bool		without_snapshot;	/* wait without holding a snapshot */
+	DlockKey	key;			/* last: only what is before needs zeroing */
 } DlockRequest;
 
 typedef enum DlockOutcome
@@ -73,6 +73,7 @@ extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
 extern uint64 dlock_first_unreserved(Oid database);
 extern Oid	dlock_relation(DlockSpace *space, const char *name);
 extern void dlock_check_memory(void);
+extern void dlock_count_memory(int64 change);
 extern dsa_pointer dlock_allocate(Size size);
 extern void dlock_release_memory(dsa_pointer pointer, Size size);
 extern void dlock_list_append(DlockList *list, DlockLink *link);

@@ -32,7 +32,7 @@ typedef struct Wakeups
 {
 	DlockSpace *space;			/* its worker; or NULL */
 	int			count;
-	int			procnos[32];
+	int			procnos[8];		/* few, as every release zeroes them */
 } Wakeups;
 
 static inline DlockTicket *
@@ -162,7 +162,7 @@ let_go(DlockLock *lock)
 	if (is_unused(lock))
 	{
 		dshash_delete_entry(dlock_locks, lock);
-		pg_atomic_fetch_sub_u64(&dlock_control->memory_used, sizeof(DlockLock));
+		dlock_count_memory(-(int64) sizeof(DlockLock));
 	}
 	else
 		dshash_release_lock(dlock_locks, lock);
@@ -198,7 +198,7 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 		memset((char *) lock + sizeof(DlockKey), 0,
 			   sizeof(DlockLock) - sizeof(DlockKey));
 		lock->slots = request->slots;
-		pg_atomic_fetch_add_u64(&dlock_control->memory_used, sizeof(DlockLock));
+		dlock_count_memory(sizeof(DlockLock));
 	}
 
 	free = lock->queue.length == 0 &&
@@ -334,8 +334,7 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 		if (is_unused(lock))
 		{
 			dshash_delete_current(&status);
-			pg_atomic_fetch_sub_u64(&dlock_control->memory_used,
-									sizeof(DlockLock));
+			dlock_count_memory(-(int64) sizeof(DlockLock));
 		}
 		done = true;
 	}

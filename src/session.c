@@ -40,9 +40,10 @@ typedef struct HeldName
 
 typedef struct HeldTicket
 {
-	int64		number;			/* hash key, must be first; 0: prepared */
+	int64		number;
 	HeldName   *name;
 	DlockTicket *ticket;
+	dlist_node	by_number;		/* in its bucket of "numbers" */
 	dlist_node	by_name;		/* in HeldName.tickets */
 	dlist_node	by_age;			/* in held_tickets */
 	uint32		session_depth;	/* acquires not yet released */
@@ -72,7 +73,14 @@ typedef struct Mark
 } Mark;
 
 static HTAB *names = NULL;
-static HTAB *numbers = NULL;
+
+/*
+ * HeldTicket by number.  A session's numbers mostly follow each other, so the
+ * last bits of a number are its hash.
+ */
+static dlist_head *numbers = NULL;
+static int	num_buckets = 0;	/* a power of 2, at least num_held */
+
 static dlist_head held_tickets = DLIST_STATIC_INIT(held_tickets);
 static int num_held = 0;
 
@@ -83,12 +91,14 @@ static Mark *marks = NULL;
 static int	num_marks = 0;
 static int	max_marks = 0;
 
-/*
- * Prepared for the acquire under way.  After one that failed they are left
- * for the next.
- */
+/* Memory for the next ticket, or NULL */
 static HeldTicket *prepared_ticket = NULL;
-static HeldName *prepared_name = NULL;
+
+/*
+ * The name that was acquired last, or NULL.  No other entry is ever without a
+ * ticket: this one stays until another takes its place.
+ */
+static HeldName *latest_name = NULL;
 
 static void at_exit(int code, Datum arg);
 static void at_resource_release(ResourceReleasePhase phase, bool isCommit,
@@ -126,15 +136,9 @@ initialize(void)
 {
 	HASHCTL		info = {0};
 
-	info.keysize = sizeof(int64);
-	info.entrysize = sizeof(HeldTicket);
-	info.hcxt = TopMemoryContext;
-	if (numbers == NULL)
-		numbers = hash_create("dlock tickets", 16, &info,
-							  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-
 	info.keysize = sizeof(DlockKey);
 	info.entrysize = sizeof(HeldName);
+	info.hcxt = TopMemoryContext;
 	info.hash = name_hash;
 	info.match = name_compare;
 	info.keycopy = name_copy;
@@ -190,22 +194,83 @@ set_depth(HeldTicket *held, uint32 session_depth, uint32 xact_depth)
 	pg_atomic_write_u32(&held->ticket->xact_depth, xact_depth);
 }
 
+/* Make a name the latest.  The one before goes if it has no ticket. */
+static void
+set_latest_name(HeldName *name)
+{
+	HeldName   *before = latest_name;
+
+	latest_name = name;
+	if (before && before != name && dlist_is_empty(&before->tickets))
+		hash_search(names, &before->key, HASH_REMOVE, NULL);
+}
+
 /* Forget a ticket that has left its lock, and free it. */
 static void
 forget(HeldTicket *held)
 {
-	HeldName   *name = held->name;
-
 	Assert(held->marks == 0);
 	if (held->arming)
 		dlist_delete(&held->by_arming);
 	dlock_ticket_free(held->ticket);
+	dlist_delete(&held->by_number);
 	dlist_delete(&held->by_name);
 	dlist_delete(&held->by_age);
 	num_held--;
-	hash_search(numbers, &held->number, HASH_REMOVE, NULL);
-	if (dlist_is_empty(&name->tickets) && name != prepared_name)
-		hash_search(names, &name->key, HASH_REMOVE, NULL);
+	if (dlist_is_empty(&held->name->tickets))
+		set_latest_name(held->name);
+	if (prepared_ticket == NULL)
+		prepared_ticket = held;
+	else
+		pfree(held);
+}
+
+static dlist_head *
+bucket_of(int64 number)
+{
+	return &numbers[number & (num_buckets - 1)];
+}
+
+static HeldTicket *
+find_number(int64 number)
+{
+	dlist_iter	iter;
+
+	if (numbers == NULL)
+		return NULL;
+	dlist_foreach(iter, bucket_of(number))
+	{
+		HeldTicket *held = dlist_container(HeldTicket, by_number, iter.cur);
+
+		if (held->number == number)
+			return held;
+	}
+	return NULL;
+}
+
+/* Make sure that there are buckets enough for one more ticket. */
+static void
+prepare_number(void)
+{
+	int			wanted = Max(num_buckets * 2, 16);
+	dlist_head *before = numbers;
+	dlist_iter	iter;
+
+	if (num_held < num_buckets)
+		return;
+	numbers = MemoryContextAllocHuge(TopMemoryContext,
+									 wanted * sizeof(dlist_head));
+	num_buckets = wanted;
+	for (int i = 0; i < num_buckets; i++)
+		dlist_init(&numbers[i]);
+	dlist_foreach(iter, &held_tickets)
+	{
+		HeldTicket *held = dlist_container(HeldTicket, by_age, iter.cur);
+
+		dlist_push_head(bucket_of(held->number), &held->by_number);
+	}
+	if (before)
+		pfree(before);
 }
 
 /*
@@ -222,11 +287,24 @@ settle(HeldTicket *held)
 		forget(held);
 }
 
+/*
+ * The name's entry.  What is released was mostly acquired last, and many ask
+ * for one name again and again: that takes no search.
+ */
+static HeldName *
+find_entry(const DlockKey *key)
+{
+	if (latest_name &&
+		name_compare(&latest_name->key, key, sizeof(DlockKey)) == 0)
+		return latest_name;
+	return hash_search(names, key, HASH_FIND, NULL);
+}
+
 /* The name's entry if this backend has a ticket under it, NULL if not. */
 static HeldName *
 find_name(const DlockKey *key)
 {
-	HeldName   *name = hash_search(names, key, HASH_FIND, NULL);
+	HeldName   *name = find_entry(key);
 
 	return name && !dlist_is_empty(&name->tickets) ? name : NULL;
 }
@@ -375,7 +453,7 @@ pop_mark(bool is_commit)
 static void
 prepare(const DlockRequest *request)
 {
-	const int64 zero = 0;
+	HeldName   *name;
 	bool		found;
 
 	if (num_held >= dlock_max_locks_per_session)
@@ -388,41 +466,36 @@ prepare(const DlockRequest *request)
 
 	if (request->scope == DLOCK_TRANSACTION || request->channel)
 		prepare_mark();
+	prepare_number();
 	if (prepared_ticket == NULL)
-		prepared_ticket = hash_search(numbers, &zero, HASH_ENTER, NULL);
-	if (prepared_name && dlist_is_empty(&prepared_name->tickets))
-		hash_search(names, &prepared_name->key, HASH_REMOVE, NULL);
-	prepared_name = NULL;
-	prepared_name = hash_search(names, &request->key, HASH_ENTER, &found);
+		prepared_ticket = MemoryContextAlloc(TopMemoryContext,
+											 sizeof(HeldTicket));
+	if (latest_name &&
+		name_compare(&latest_name->key, &request->key, sizeof(DlockKey)) == 0)
+		return;
+	name = hash_search(names, &request->key, HASH_ENTER, &found);
 	if (!found)
-		dlist_init(&prepared_name->tickets);
+		dlist_init(&name->tickets);
+	set_latest_name(name);
 }
 
-/*
- * Enter a ticket that has joined its lock.  That cannot fail, unless numbers
- * are drawn twice; then the ticket is better given back than forgotten.
- */
+/* Enter a ticket that has joined its lock.  Cannot fail. */
 static HeldTicket *
 enter(DlockTicket *ticket)
 {
 	HeldTicket *held = prepared_ticket;
 
-	if (!hash_update_hash_key(numbers, held, &ticket->number))
-	{
-		(void) dlock_queue_leave(&prepared_name->key, ticket);
-		elog(ERROR, "ticket number %lld was drawn twice",
-			 (long long) ticket->number);
-	}
-	held->name = prepared_name;
+	held->number = ticket->number;
+	held->name = latest_name;
 	held->ticket = ticket;
 	held->marks = 0;
 	held->to_arm = held->arming = false;
 	set_depth(held, 0, 0);
+	dlist_push_head(bucket_of(held->number), &held->by_number);
 	dlist_push_head(&held->name->tickets, &held->by_name);
 	dlist_push_tail(&held_tickets, &held->by_age);
 	num_held++;
 	prepared_ticket = NULL;
-	prepared_name = NULL;
 	return held;
 }
 
@@ -678,7 +751,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 bool
 dlock_session_wait(int64 number, DlockTimeout timeout)
 {
-	HeldTicket *held = hash_search(numbers, &number, HASH_FIND, NULL);
+	HeldTicket *held = find_number(number);
 	DlockRequest request = {.timeout = timeout};
 	bool		granted;
 
@@ -855,7 +928,7 @@ dlock_session_release(const DlockKey *key)
 bool
 dlock_session_release_ticket(int64 number)
 {
-	HeldTicket *held = hash_search(numbers, &number, HASH_FIND, NULL);
+	HeldTicket *held = find_number(number);
 
 	if (held && held->session_depth > 0)
 		return undo_session_acquire(held);
@@ -873,7 +946,7 @@ dlock_session_release_ticket(int64 number)
 void
 dlock_session_release_at_commit(int64 number)
 {
-	HeldTicket *held = hash_search(numbers, &number, HASH_FIND, NULL);
+	HeldTicket *held = find_number(number);
 	uint32		marked = 0;
 
 	for (int i = 0; i < num_marks; i++)
@@ -964,7 +1037,7 @@ dlock_session_blocks_others(int64 except)
 void
 dlock_session_guard(const DlockKey *key, int64 fence)
 {
-	HeldTicket *held = hash_search(numbers, &fence, HASH_FIND, NULL);
+	HeldTicket *held = find_number(fence);
 
 	if (held && !name_is(held, key))
 		held = NULL;

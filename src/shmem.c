@@ -48,6 +48,15 @@ static bool current_space_valid = false;
 /* Every space this backend is counted in as a user; a list of DlockSpace */
 static List *attached_spaces = NIL;
 
+/*
+ * Memory that this backend has taken and not yet reported, or given back.
+ * Where each lock and each release would report, all backends would fight for
+ * that one cache line.  All of them together can be off by a few megabytes.
+ */
+static int64 unreported_memory = 0;
+
+#define REPORT_MEMORY_EVERY 4096
+
 static int
 key_compare(const void *a, const void *b, size_t size, void *arg)
 {
@@ -252,6 +261,13 @@ flush_counters(DlockSpace *space)
 	}
 }
 
+static void
+report_memory(void)
+{
+	pg_atomic_fetch_add_u64(&dlock_control->memory_used, unreported_memory);
+	unreported_memory = 0;
+}
+
 /*
  * The last thing an exiting backend does here: free its slot.  Tickets that
  * it could not give back for whatever reason are the waiters' to clear away
@@ -268,6 +284,7 @@ dlock_detach(void)
 		return;
 	if (current_space)
 		flush_counters(current_space);
+	report_memory();
 	foreach(cell, attached_spaces)
 	{
 		DlockSpace *space = lfirst(cell);
@@ -531,8 +548,8 @@ dlock_relation(DlockSpace *space, const char *name)
 void
 dlock_check_memory(void)
 {
-	uint64		limit = (uint64) dlock_max_memory * 1024;
-	uint64		used = pg_atomic_read_u64(&dlock_control->memory_used);
+	int64		limit = (int64) dlock_max_memory * 1024;
+	int64		used = (int64) pg_atomic_read_u64(&dlock_control->memory_used);
 
 	if (likely(used < limit - limit / 8))
 		return;
@@ -552,7 +569,7 @@ dlock_allocate(Size size)
 {
 	dsa_pointer pointer = dsa_allocate(dlock_area, size);
 
-	pg_atomic_fetch_add_u64(&dlock_control->memory_used, size);
+	dlock_count_memory(size);
 	return pointer;
 }
 
@@ -560,7 +577,7 @@ void
 dlock_release_memory(dsa_pointer pointer, Size size)
 {
 	dsa_free(dlock_area, pointer);
-	pg_atomic_fetch_sub_u64(&dlock_control->memory_used, size);
+	dlock_count_memory(-(int64) size);
 }
 
 static DlockLink *
@@ -595,6 +612,16 @@ dlock_list_remove(DlockList *list, DlockLink *link)
 		list->tail = link->prev;
 	link->prev = link->next = InvalidDsaPointer;
 	list->length--;
+}
+
+/* Take note of shared memory taken, or, where negative, given back. */
+void
+dlock_count_memory(int64 change)
+{
+	unreported_memory += change;
+	if (unreported_memory > REPORT_MEMORY_EVERY ||
+		unreported_memory < -REPORT_MEMORY_EVERY)
+		report_memory();
 }
 
 void

@@ -214,6 +214,9 @@ typedef struct DlockSpace
 	DlockSpaceKey key;
 	dsa_pointer self;
 
+	/* what is above is read by every call, what is below is written */
+	char		padding[PG_CACHE_LINE_SIZE];
+
 	/* changed under mutex; see ticket.c for how they are read without */
 	slock_t		mutex;
 	pg_atomic_uint64 next_ticket;	/* next number to give out */
@@ -283,7 +286,7 @@ typedef struct DlockControl
 
 	/* atomic */
 	pg_atomic_uint64 last_session;	/* source of DlockBackend.session */
-	pg_atomic_uint64 memory_used;	/* bytes of locks and tickets */
+	pg_atomic_uint64 memory_used;	/* bytes of locks and tickets, about */
 } DlockControl;
 
 #endif							/* DLOCK_SHMEM_H */
