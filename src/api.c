@@ -194,7 +194,7 @@ check_session_scope(DlockScope scope)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("session-scoped lock requested where dlock.session_locks advises against it"),
 				 errdetail("Behind a transaction pooler, a session and its locks outlive the client."),
-				 errhint("Use transaction scope, as with dlock_xact_acquire().")));
+				 errhint("Use transaction scope.")));
 }
 
 static void

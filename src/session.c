@@ -524,7 +524,7 @@ raise_lost(const DlockKey *key, int64 fence)
 			 errdetail("It is held with the newer fence %lld.",
 					   (long long) newer) :
 			 errdetail("It was released, or lost, or never held by this session."),
-			 errhint("Roll back, acquire the lock again and repeat the transaction.")));
+			 errhint("Acquire the lock again, and repeat the transaction.")));
 }
 
 static bool
@@ -575,19 +575,12 @@ wait_or_leave(const DlockRequest *request, HeldTicket *held)
 	}
 	PG_CATCH();
 	{
-		dlock_count(geterrcode() == ERRCODE_T_R_DEADLOCK_DETECTED ?
-					DLOCK_COUNT_DEADLOCKS : DLOCK_COUNT_CANCELED, 1);
 		settle(held);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	if (granted)
-		dlock_count(DLOCK_COUNT_WAITED, 1);
-	else
-	{
-		dlock_count(DLOCK_COUNT_TIMEOUTS, 1);
+	if (!granted)
 		settle(held);
-	}
 	return granted;
 }
 
@@ -753,7 +746,6 @@ dlock_session_wait(int64 number, DlockTimeout timeout)
 {
 	HeldTicket *held = find_number(number);
 	DlockRequest request = {.timeout = timeout};
-	bool		granted;
 
 	CHECK_FOR_INTERRUPTS();
 	if (held == NULL || is_gone(held))
@@ -778,10 +770,7 @@ dlock_session_wait(int64 number, DlockTimeout timeout)
 	request.permits = held->ticket->permits;
 	if (blocks_itself(held->name, &request, number))
 		raise_self_wait(&request);
-	granted = dlock_wait_for_grant(&request, held->ticket);
-	if (granted)
-		dlock_count(DLOCK_COUNT_WAITED, 1);
-	return granted;
+	return dlock_wait_for_grant(&request, held->ticket);
 }
 
 /*
@@ -1149,9 +1138,9 @@ at_xact_end(XactEvent event, void *arg)
 	if (event == XACT_EVENT_PRE_PREPARE && num_marks > 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("cannot PREPARE a transaction that has used transaction-scoped locks of dlock"),
+				 errmsg("cannot PREPARE a transaction with transaction-scoped locks, guards or announcements of dlock"),
 				 errdetail("Transaction-scoped locks, guards, releases at commit and announcements belong to this session."),
-				 errhint("Use session scope, or release the locks by ending the transaction without PREPARE.")));
+				 errhint("Use COMMIT, or acquire in session scope before the transaction.")));
 }
 
 /*

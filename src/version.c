@@ -196,14 +196,20 @@ dlock_fence_guard(PG_FUNCTION_ARGS)
 	Column		column;
 
 	read_column(trigger, "dlock_fence_guard", NULL, &column);
-	if (!column.old_null &&
-		(column.new_null || column.new_value < column.old_value))
+	if (column.old_null)
+		return PointerGetDatum(trigger->tg_newtuple);
+	if (column.new_null)
 		ereport(ERROR,
-				(errcode(ERRCODE_DLOCK_LOST),
-				 column.new_null ?
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("fence in column \"%s\" of table \"%s\" cannot become null",
 						column.name,
-						RelationGetRelationName(trigger->tg_relation)) :
+						RelationGetRelationName(trigger->tg_relation)),
+				 errdetail("The row has fence %lld.",
+						   (long long) column.old_value),
+				 errhint("Write the fence of the lock's holder.")));
+	if (column.new_value < column.old_value)
+		ereport(ERROR,
+				(errcode(ERRCODE_DLOCK_LOST),
 				 errmsg("fence %lld in column \"%s\" of table \"%s\" is stale",
 						(long long) column.new_value, column.name,
 						RelationGetRelationName(trigger->tg_relation)),
@@ -251,8 +257,7 @@ dlock_version_guard(PG_FUNCTION_ARGS)
 	read_column(trigger, "dlock_version_guard", "version", &column);
 	if (column.new_value == column.old_value + 1)
 		return PointerGetDatum(trigger->tg_newtuple);
-	if (column.new_value != column.old_value ||
-		column.new_null != column.old_null)
+	if (column.new_value != column.old_value)
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				 errmsg("version in column \"%s\" of table \"%s\" is stale",

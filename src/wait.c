@@ -166,6 +166,18 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
+/* What was begun for a wait ends with it, however it ends. */
+static void
+end_wait(bool has_lock_timeout, CompatPsSuffix *title, instr_time start)
+{
+	/* keep the indicator: a timeout on its way stays a lock timeout */
+	if (has_lock_timeout)
+		disable_timeout(LOCK_TIMEOUT, true);
+	compat_ps_suffix_remove(title);
+	unannounce_wait();
+	dlock_count(DLOCK_COUNT_WAIT_US, microseconds_since(start));
+}
+
 /*
  * Wait until a queued ticket is granted.  Returns false where the request's
  * timeout passed.  Raises 55L01 where the ticket was ended by force, 40P01
@@ -192,18 +204,19 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 		if (request->without_snapshot)
 			EnsurePortalSnapshotExists();
 	}
-	PG_FINALLY();
+	PG_CATCH();
 	{
-		/* keep the indicator: a timeout on its way stays a lock timeout */
-		if (has_lock_timeout)
-			disable_timeout(LOCK_TIMEOUT, true);
-		compat_ps_suffix_remove(&title);
-		unannounce_wait();
-		dlock_count(DLOCK_COUNT_WAIT_US, microseconds_since(start));
+		end_wait(has_lock_timeout, &title, start);
+		dlock_count(geterrcode() == ERRCODE_T_R_DEADLOCK_DETECTED ?
+					DLOCK_COUNT_DEADLOCKS : DLOCK_COUNT_CANCELED, 1);
+		PG_RE_THROW();
 	}
 	PG_END_TRY();
+	end_wait(has_lock_timeout, &title, start);
 
 	if (pg_atomic_read_u32(&ticket->state) == DLOCK_GONE)
+	{
+		dlock_count(DLOCK_COUNT_CANCELED, 1);
 		ereport(ERROR,
 				(errcode(ERRCODE_DLOCK_LOST),
 				 errmsg("lost the place in the queue of lock \"%.*s\"",
@@ -211,5 +224,7 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 				 errdetail("Ticket %lld was released by an administrator.",
 						   (long long) ticket->number),
 				 errhint("Acquire the lock again.")));
+	}
+	dlock_count(granted ? DLOCK_COUNT_WAITED : DLOCK_COUNT_TIMEOUTS, 1);
 	return granted;
 }

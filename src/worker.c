@@ -102,14 +102,20 @@ dlock_worker_dismiss(DlockSpace *space)
 		SetLatch(&GetPGProcByNumber(worker - 1)->procLatch);
 }
 
-/* Let the next worker come. */
+/*
+ * Let the next worker come; and see to it that one does, if something was
+ * posted while this one still seemed to be there.
+ */
 static void
 resign(int code, Datum arg)
 {
 	uint32		me = compat_my_procno() + 1;
 
-	if (pg_atomic_compare_exchange_u32(&my_space->worker, &me, 0))
-		pg_atomic_write_u64(&my_space->worker_start, 0);
+	if (!pg_atomic_compare_exchange_u32(&my_space->worker, &me, 0))
+		return;
+	pg_atomic_write_u64(&my_space->worker_start, 0);
+	if (my_space->outbox.length > 0)
+		start(my_space);
 }
 
 /*
@@ -167,7 +173,7 @@ void
 dlock_worker_main(Datum arg)
 {
 	DlockSpaceKey key;
-	uint64		idle_since = now_ms();
+	uint64		idle_since = 0; /* 0: not idle */
 	long		retry = RETRY_MS;
 
 	memcpy(&key, MyBgworkerEntry->bgw_extra, sizeof(DlockSpaceKey));
@@ -207,10 +213,12 @@ dlock_worker_main(Datum arg)
 		else
 			retry = RETRY_MS;
 		if (pg_atomic_read_u32(&my_space->announced) > 0)
+			idle_since = 0;
+		else if (idle_since == 0)
 			idle_since = now_ms();
 		else if (now_ms() - idle_since >= IDLE_MS)
 			return;
-		else if (sent)
+		if (idle_since != 0 && sent)
 			timeout = IDLE_MS;
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH |
