@@ -72,17 +72,6 @@ compat_procno(PGPROC *proc)
 #endif
 }
 
-/* 17: the fields of a virtual transaction id became one */
-static inline LocalTransactionId
-compat_my_lxid(void)
-{
-#if PG_VERSION_NUM >= 170000
-	return MyProc->vxid.lxid;
-#else
-	return MyProc->lxid;
-#endif
-}
-
 /* 17: dshash takes a function that copies keys */
 #if PG_VERSION_NUM >= 170000
 #define COMPAT_DSHASH_HAS_COPY

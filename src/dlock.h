@@ -157,6 +157,7 @@ extern dsa_pointer dlock_announcement_make(DlockSpace *space,
 										   const DlockRequest *request);
 extern void dlock_announcement_set(DlockTicket *ticket,
 								   dsa_pointer announcement);
+extern void dlock_announcement_count(DlockTicket *ticket);
 extern void dlock_announcement_free(DlockTicket *ticket);
 extern void dlock_announcement_event(DlockTicket *ticket, uint32 event);
 extern void dlock_announcement_arm(DlockTicket *ticket);

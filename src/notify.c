@@ -48,8 +48,6 @@ static char my_channel[NAMEDATALEN] = "";
 const char *
 dlock_notify_listen(void)
 {
-	static LocalTransactionId listened_in = InvalidLocalTransactionId;
-
 	if (MyBackendType != B_BACKEND)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
@@ -73,11 +71,8 @@ dlock_notify_listen(void)
 				 (unsigned long long) random[1]);
 	}
 
-	/* again in every transaction, as UNLISTEN or a rollback may have undone it */
-	if (listened_in != compat_my_lxid())
-		Async_Listen(my_channel);
-	if (!IsSubTransaction())
-		listened_in = compat_my_lxid();
+	/* again in every call, as UNLISTEN or a rollback may have undone it */
+	Async_Listen(my_channel);
 	return my_channel;
 }
 
@@ -173,7 +168,6 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 	announcement->size = size;
 	strlcpy(announcement->channel, request->channel, NAMEDATALEN);
 	strcpy(announcement->name, name);
-	pg_atomic_fetch_add_u32(&space->announced, 1);
 	return self;
 }
 
@@ -198,19 +192,32 @@ unpost(DlockSpace *space, DlockAnnouncement *announcement)
 	announcement->in_outbox = false;
 }
 
+/*
+ * From now on the worker is needed for this ticket's announcement.  Not
+ * before the ticket has joined its lock: what a failed request leaves on the
+ * spare ticket must not keep the worker.
+ */
+void
+dlock_announcement_count(DlockTicket *ticket)
+{
+	announcement_of(ticket)->counted = true;
+	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
+}
+
 /* Free a ticket's announcement, sent or not.  Raises nothing. */
 void
 dlock_announcement_free(DlockTicket *ticket)
 {
 	DlockSpace *space = space_of(ticket);
 	DlockAnnouncement *announcement = announcement_of(ticket);
+	bool		counted = announcement->counted;
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	unpost(space, announcement);
 	ticket->announcement = InvalidDsaPointer;
 	LWLockRelease(&space->outbox_lock);
 	dlock_release_memory(announcement->link.self, announcement->size);
-	if (pg_atomic_sub_fetch_u32(&space->announced, 1) == 0)
+	if (counted && pg_atomic_sub_fetch_u32(&space->announced, 1) == 0)
 		dlock_worker_dismiss(space);
 }
 
@@ -227,6 +234,7 @@ dlock_announcement_set(DlockTicket *ticket, dsa_pointer announcement)
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	ticket->announcement = announcement;
 	LWLockRelease(&space->outbox_lock);
+	dlock_announcement_count(ticket);
 	dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
 }
 
@@ -288,13 +296,14 @@ copy_outbox(DlockSpace *space, Message *messages)
 	int			count = 0;
 	dsa_pointer pointer;
 
-	LWLockAcquire(&space->outbox_lock, LW_SHARED);
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	for (pointer = space->outbox.head;
 		 DsaPointerIsValid(pointer) && count < BATCH; count++)
 	{
 		DlockAnnouncement *announcement = dsa_get_address(dlock_area, pointer);
 		Message    *message = &messages[count];
 
+		announcement->sending = announcement->events;
 		message->number = announcement->number;
 		message->events = announcement->events;
 		strlcpy(message->channel, announcement->channel, NAMEDATALEN);
@@ -306,26 +315,25 @@ copy_outbox(DlockSpace *space, Message *messages)
 }
 
 /*
- * Take what was sent out of the outbox.  Its order is the one in which it was
- * copied, with some gone and others behind.
+ * Take what was sent out of the outbox: what is marked as being sent, at the
+ * head of the outbox.  A ticket's number would not do to find it, as the
+ * ticket may have got another announcement meanwhile.
  */
 static void
-clear_outbox(DlockSpace *space, const Message *messages, int count)
+clear_outbox(DlockSpace *space)
 {
 	dsa_pointer pointer;
-	int			i = 0;
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	for (pointer = space->outbox.head; DsaPointerIsValid(pointer) && i < count;)
+	for (pointer = space->outbox.head; DsaPointerIsValid(pointer);)
 	{
 		DlockAnnouncement *announcement = dsa_get_address(dlock_area, pointer);
 
 		pointer = announcement->link.next;
-		while (i < count && messages[i].number != announcement->number)
-			i++;
-		if (i == count)
+		if (announcement->sending == 0)
 			break;
-		announcement->events &= ~messages[i].events;
+		announcement->events &= ~announcement->sending;
+		announcement->sending = 0;
 		if (announcement->events == 0)
 			unpost(space, announcement);
 	}
@@ -366,6 +374,6 @@ dlock_notify_send(DlockSpace *space)
 		notify(&messages[i], DLOCK_EVENT_RELEASED, "released");
 	}
 	CommitTransactionCommand();
-	clear_outbox(space, messages, count);
+	clear_outbox(space);
 	return count;
 }

@@ -45,7 +45,7 @@ typedef struct HeldTicket
 	DlockTicket *ticket;
 	dlist_node	by_number;		/* in its bucket of "numbers" */
 	dlist_node	by_name;		/* in HeldName.tickets */
-	dlist_node	by_age;			/* in held_tickets */
+	dlist_node	by_age;			/* in held_tickets, latest first */
 	uint32		session_depth;	/* acquires not yet released */
 	uint32		xact_depth;
 	uint32		marks;			/* how many marks point here */
@@ -440,7 +440,8 @@ pop_mark(bool is_commit)
 			if (is_commit && !held->arming)
 			{
 				held->arming = true;
-				dlist_push_tail(&arming_tickets, &held->by_arming);
+				/* marks come from the top: the first comes last */
+				dlist_push_head(&arming_tickets, &held->by_arming);
 			}
 			break;
 	}
@@ -464,7 +465,7 @@ prepare(const DlockRequest *request)
 						   dlock_max_locks_per_session),
 				 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
 
-	if (request->scope == DLOCK_TRANSACTION || request->channel)
+	if (request->scope == DLOCK_TRANSACTION)
 		prepare_mark();
 	prepare_number();
 	if (prepared_ticket == NULL)
@@ -493,7 +494,7 @@ enter(DlockTicket *ticket)
 	set_depth(held, 0, 0);
 	dlist_push_head(bucket_of(held->number), &held->by_number);
 	dlist_push_head(&held->name->tickets, &held->by_name);
-	dlist_push_tail(&held_tickets, &held->by_age);
+	dlist_push_head(&held_tickets, &held->by_age);
 	num_held++;
 	prepared_ticket = NULL;
 	return held;
@@ -682,18 +683,13 @@ arm_announcements(void *arg)
 	}
 }
 
-/*
- * Have a ticket's announcement armed after the commit of this transaction.
- * prepare_mark() has been called.
- */
+/* Make sure that arm_at_commit() cannot fail. */
 static void
-arm_at_commit(HeldTicket *held)
+prepare_arming(void)
 {
 	static bool registered = false; /* in this transaction */
 
-	if (held->to_arm || held->arming ||
-		dlock_announcement_is_armed(held->ticket))
-		return;
+	prepare_mark();
 	if (!registered)
 	{
 		MemoryContextCallback *callback =
@@ -705,6 +701,18 @@ arm_at_commit(HeldTicket *held)
 		MemoryContextRegisterResetCallback(TopTransactionContext, callback);
 		registered = true;
 	}
+}
+
+/*
+ * Have a ticket's announcement armed after the commit of this transaction.
+ * prepare_arming() has been called.
+ */
+static void
+arm_at_commit(HeldTicket *held)
+{
+	if (held->to_arm || held->arming ||
+		dlock_announcement_is_armed(held->ticket))
+		return;
 	held->to_arm = true;
 	push_mark(held, MARK_ARM);
 }
@@ -720,12 +728,12 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 	HeldTicket *held;
 
 	CHECK_FOR_INTERRUPTS();
+	prepare_arming();
 	name = find_name(&request->key);
 	held = name && request->mode != DLOCK_SLOTS ? find_reentrant(name) : NULL;
 	if (held)
 	{
 		check_upgrade(request, held);
-		prepare_mark();
 		dlock_announcement_set(held->ticket,
 							   dlock_announcement_make(space, request));
 	}
@@ -756,7 +764,7 @@ dlock_session_wait(int64 number, DlockTimeout timeout)
 				 errhint("Enqueue again.")));
 	if (DsaPointerIsValid(held->ticket->announcement))
 	{
-		prepare_mark();
+		prepare_arming();
 		if (dlock_notify_is_mine(held->ticket))
 			(void) dlock_notify_listen();
 		arm_at_commit(held);

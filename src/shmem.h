@@ -131,8 +131,12 @@ typedef struct DlockAnnouncement
 	/* protected by the outbox's lock */
 	bool		armed;			/* the LISTEN that belongs to it is in effect */
 	uint32		events;			/* what is to be announced: DLOCK_EVENT_... */
+	uint32		sending;		/* of these, what the worker is sending */
 	bool		in_outbox;		/* linked there: armed, and there are events */
 	int64		number;			/* of the ticket */
+
+	/* the owner's */
+	bool		counted;		/* in DlockSpace.announced */
 
 	/* immutable */
 	char		name[FLEXIBLE_ARRAY_MEMBER];	/* as a JSON string, quoted */

@@ -253,6 +253,8 @@ void
 dlock_ticket_joined(DlockTicket *ticket)
 {
 	Assert(ticket == spare);
+	if (DsaPointerIsValid(ticket->announcement))
+		dlock_announcement_count(ticket);
 	spare = NULL;
 }
 

@@ -152,6 +152,12 @@ Is the answer there, so that answer() would not wait?
 
 Both of them.
 
+=item $session->announcements($count)
+
+Waits until $count notifications have come since it was called last, and
+returns the payloads of all that have, in their order.  They don't show in
+answers.
+
 =item $session->{pid}
 
 The backend's.
@@ -215,7 +221,40 @@ sub answer
 	$self->{out} = $rest // '';
 	$answer //= '';
 	chomp $answer;
-	return $answer;
+	return $self->_take_notifications($answer);
+}
+
+# psql shows notifications behind the result that they came with.
+sub _take_notifications
+{
+	my ($self, $answer) = @_;
+	my @lines;
+
+	return $answer unless $answer =~ /^Asynchronous notification /m;
+	foreach my $line (split /\n/, $answer)
+	{
+		if ($line =~
+			/^Asynchronous notification ".*?"(?: with payload "(.*)")? received /)
+		{
+			push @{ $self->{announcements} }, $1 // '';
+		}
+		else
+		{
+			push @lines, $line;
+		}
+	}
+	return join "\n", @lines;
+}
+
+sub announcements
+{
+	my ($self, $count) = @_;
+	my $come = $self->{announcements} //= [];
+
+	DlockTest::poll("$count announcements",
+		sub { $self->query('SELECT 1'); @$come >= $count });
+	delete $self->{announcements};
+	return @$come;
 }
 
 sub answered
