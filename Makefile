@@ -44,7 +44,8 @@ REGRESS = \
 	discard \
 	settings \
 	rights \
-	extension
+	extension \
+	tickets
 
 # test/specs/*.spec; isolation_setup comes first, the others need it
 ISOLATION = \
@@ -87,7 +88,10 @@ TAP = \
 	008_limits \
 	020_deadlock \
 	021_waits \
+	022_handover \
 	030_model \
+	040_tickets \
+	041_notify \
 	050_guard
 
 # Both expect their outputs in expected/.  The servers' directories must not

@@ -297,7 +297,7 @@ dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
 				 errmsg("cannot wait without a snapshot here"),
 				 errdetail("A function or an outer query holds a snapshot."),
-				 errhint("Use CALL at top level, in a DO block or in a procedure, outside a transaction block if it is nested; or use dlock_acquire().")));
+				 errhint("Use CALL at top level, in a DO block or in a procedure, and where it is nested, outside of transaction and exception blocks; or use dlock_acquire().")));
 
 	fence = Int64GetDatum(dlock_session_acquire(space, &request, &outcome));
 	if (outcome != DLOCK_ACQUIRED)
