@@ -543,6 +543,11 @@ BEGIN;
 SELECT dlock_guard('other', :other);
 UPDATE stock SET amount = 2;
 ROLLBACK;
+BEGIN;
+SELECT dlock_xact_acquire('stock') = :fence AS same;
+SELECT dlock_release_at_commit(:fence);
+UPDATE stock SET amount = 2;
+ROLLBACK;
 
 BEGIN;
 SELECT dlock_guard('stock', :fence);

@@ -350,7 +350,7 @@ DROP TABLE item;
 CREATE TABLE item (id integer, version integer);
 CREATE TRIGGER version BEFORE UPDATE ON item
 	FOR EACH ROW EXECUTE FUNCTION dlock_version_guard();
-INSERT INTO item VALUES (1, NULL), (2, NULL), (3, NULL), (4, NULL), (5, 0), (6, 1);
+INSERT INTO item VALUES (1, NULL), (2, NULL), (3, NULL), (4, NULL), (5, 0), (6, 1), (7, NULL);
 UPDATE item SET id = id WHERE id = 1 RETURNING *;
 UPDATE item SET version = NULL WHERE id = 2 RETURNING *;
 UPDATE item SET version = 1 WHERE id = 3 RETURNING *;
@@ -359,6 +359,8 @@ UPDATE item SET version = 2 WHERE id = 4;
 UPDATE item SET version = NULL WHERE id = 5;
 \echo :SQLSTATE
 UPDATE item SET version = NULL WHERE id = 6;
+\echo :SQLSTATE
+UPDATE item SET version = 0 WHERE id = 7;
 \echo :SQLSTATE
 SELECT * FROM item ORDER BY id;
 DROP TABLE item;

@@ -18,10 +18,12 @@ use lib $FindBin::RealBin;
 use DlockTest;
 use Test::More;
 
-# without WAL senders, no commit would wait
+# Without WAL senders, no commit would wait.  And a waiter that nobody wakes must
+# not get its lock by accident, when it comes round to look for deadlocks.
 my $node = new_server('main',
 	conf => "synchronous_commit = local\n"
-	  . "wal_level = replica\nmax_wal_senders = 1");
+	  . "wal_level = replica\nmax_wal_senders = 1\n"
+	  . 'deadlock_timeout = 10min');
 $node->safe_psql('postgres', 'CREATE TABLE journal (entry text)');
 my $admin = session($node);
 my $probe = session($node);
