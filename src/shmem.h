@@ -218,13 +218,15 @@ typedef struct DlockSpace
 	DlockSpaceKey key;
 	dsa_pointer self;
 
-	/* what is above is read by every call, what is below is written */
-	char		padding[PG_CACHE_LINE_SIZE];
+	/* written by every acquire, and so kept apart from what all only read */
+	char		padding1[PG_CACHE_LINE_SIZE];
 
 	/* changed under mutex; see ticket.c for how they are read without */
 	slock_t		mutex;
 	pg_atomic_uint64 next_ticket;	/* next number to give out */
 	pg_atomic_uint64 ticket_limit;	/* first number not reserved */
+
+	char		padding2[PG_CACHE_LINE_SIZE];
 
 	/* protected by outbox_lock */
 	LWLock		outbox_lock;
@@ -271,6 +273,9 @@ typedef struct DlockBackend
 
 	/* atomic: written by the backend alone, so without a locked instruction */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
+
+	/* the next backend's shall not share a cache line with this one's */
+	char		padding[PG_CACHE_LINE_SIZE];
 } DlockBackend;
 
 typedef struct DlockControl

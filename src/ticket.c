@@ -40,6 +40,9 @@
 
 #include "dlock.h"
 
+/* Tickets of different backends shall not share a cache line. */
+#define TICKET_SIZE	TYPEALIGN(PG_CACHE_LINE_SIZE, sizeof(DlockTicket))
+
 /* 2025-01-01 00:00:00 UTC, in seconds since PostgreSQL's epoch */
 #define EPOCH_SECONDS	INT64CONST(788918400)
 #define TIME_SHIFT		22
@@ -207,7 +210,7 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 	dlock_check_memory();
 	if (spare == NULL)
 	{
-		dsa_pointer self = dlock_allocate(sizeof(DlockTicket));
+		dsa_pointer self = dlock_allocate(TICKET_SIZE);
 
 		spare = dsa_get_address(dlock_area, self);
 		spare->link.self = self;
@@ -270,7 +273,7 @@ dlock_ticket_free(DlockTicket *ticket)
 	if (spare == NULL)
 		spare = ticket;
 	else
-		dlock_release_memory(ticket->link.self, sizeof(DlockTicket));
+		dlock_release_memory(ticket->link.self, TICKET_SIZE);
 }
 
 /* The spare goes when the backend does. */
@@ -280,7 +283,7 @@ dlock_ticket_free_spare(void)
 	if (spare)
 	{
 		release_texts(spare);
-		dlock_release_memory(spare->link.self, sizeof(DlockTicket));
+		dlock_release_memory(spare->link.self, TICKET_SIZE);
 	}
 	spare = NULL;
 }

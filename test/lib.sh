@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 #
-# What test/run and test/demo have in common; sourced by both.
+# What test/run, test/demo and test/matrix have in common; sourced by each.
 #
 # A server never runs as root, and tests don't belong into the source tree.
 # So the tree is copied into a scratch directory, which goes away at the end,
@@ -78,10 +78,21 @@ need()
 	fi
 }
 
-# install_missing build|tests: what is needed to build, or also to test
+install_packages()
+{
+	printf 'installing %s\n' "$*"
+	command -v apt-get >/dev/null || die "missing: $*"
+	quiet as_root apt-get -qq update
+	quiet as_root env DEBIAN_FRONTEND=noninteractive \
+		apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 \
+		install --no-install-recommends "$@"
+}
+
+# install_missing build|tests [PACKAGE...]: the packages, and what is needed to
+# build, or also to test
 install_missing()
 {
-	packages=()
+	packages=("${@:2}")
 	need 'command -v make' make
 	need 'command -v gcc && test -e /usr/include/stdio.h' gcc libc6-dev
 	if [ "$1" = tests ]; then
@@ -92,28 +103,26 @@ install_missing()
 		need find_postgres postgresql postgresql-server-dev-all
 	fi
 
-	if [ ${#packages[@]} -gt 0 ]; then
-		printf 'installing %s\n' "${packages[*]}"
-		command -v apt-get >/dev/null || die "missing: ${packages[*]}"
-		quiet as_root apt-get -qq update
-		quiet as_root env DEBIAN_FRONTEND=noninteractive \
-			apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 \
-			install --no-install-recommends "${packages[@]}"
-	fi
+	if [ ${#packages[@]} -gt 0 ]; then install_packages "${packages[@]}"; fi
 	find_postgres || die "${PG_CONFIG:-pg_config} is not that of a whole server"
 }
 
-# Make the scratch directory, with a copy of the tree and nothing that was built
-# there, perhaps for another server, and go to the copy.
+# The tree as an archive, without what was built there, perhaps for another
+# server
+pack_tree()
+{
+	tar -C "$top" --exclude-vcs --exclude='./tmp_*' \
+		--exclude='*.o' --exclude='*.bc' --exclude='*.so' -cf - .
+}
+
+# Make the scratch directory, with a copy of the tree, and go to the copy.
 make_scratch()
 {
 	scratch=$(mktemp -d "${TMPDIR:-/tmp}/dlock.XXXXXX")
 	if [ "$(id -u)" -eq 0 ]; then chown nobody "$scratch"; fi
 	export HOME=$scratch TMPDIR=$scratch
 	as_user mkdir "$scratch/dlock"
-	tar -C "$top" --exclude-vcs --exclude='./tmp_*' \
-		--exclude='*.o' --exclude='*.bc' --exclude='*.so' -cf - . |
-		as_user tar -C "$scratch/dlock" -xf -
+	pack_tree | as_user tar -C "$scratch/dlock" -xf -
 	cd "$scratch/dlock" || exit
 
 	# With LLVM in the server, PGXS wants the clang that the server was built

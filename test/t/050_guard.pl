@@ -64,8 +64,21 @@ sub commits_hang
 	return;
 }
 
-# A holder, by the given statement, and the next in line.  The latter reads the
-# journal as soon as he has the lock.
+# Let this session wait for the lock, and then read the journal at once.
+sub queue
+{
+	my ($session) = @_;
+
+	# With statistics to report, PostgreSQL would wake it after ten seconds,
+	# and that would do for a wakeup that was lost.
+	$session->query('SELECT pg_stat_force_next_flush()');
+	$session->start("SELECT dlock_acquire('lock') > $fence; "
+		  . 'SELECT entry FROM journal ORDER BY entry');
+	$admin->until_waits($session);
+	return;
+}
+
+# A holder, by the given statement, and the next in line
 sub lock_and_queue
 {
 	my ($acquire) = @_;
@@ -75,9 +88,7 @@ sub lock_and_queue
 	$next = session($node);
 	$fence = $holder->query($acquire // "SELECT dlock_acquire('lock')");
 	like($fence, qr/^\d+$/, 'locked');
-	$next->start("SELECT dlock_acquire('lock') > $fence; "
-		  . 'SELECT entry FROM journal ORDER BY entry');
-	$admin->until_waits($next);
+	queue($next);
 	return;
 }
 
@@ -254,8 +265,7 @@ my $reader = session($node);
 $admin->query("SELECT pg_cancel_backend($next->{pid})");
 $next->answer;
 $reader->query("SELECT dlock_acquire('lock', shared => true)");
-$next->start("SELECT dlock_acquire('lock') > $fence; SELECT entry FROM journal");
-$admin->until_waits($next);
+queue($next);
 hang_commit($guard->());
 is(end_by_force(), 't', 'shared: released by force');
 $reader->quit;

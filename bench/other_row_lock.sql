@@ -1,0 +1,3 @@
+BEGIN;
+SELECT id FROM row_lock WHERE id = :client_id FOR UPDATE;
+COMMIT;

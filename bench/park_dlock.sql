@@ -1,0 +1,3 @@
+-- wait, let the next one go, and stay connected
+SELECT dlock_acquire('parking'), dlock_release('parking');
+\sleep 1800 s

@@ -1,0 +1,46 @@
+-- The peers of dlock, and what else the scripts use.
+
+CREATE EXTENSION dlock;
+
+-- with dlock_acquire's and dlock_release's arguments and results
+CREATE FUNCTION noop_acquire(
+    name text, timeout interval = NULL, shared boolean = false,
+    slots integer = NULL, permits integer = 1, info text = NULL)
+RETURNS bigint AS :'library', 'bench_noop' LANGUAGE C;
+
+CREATE FUNCTION noop_release(name text)
+RETURNS boolean AS :'library', 'bench_noop' LANGUAGE C;
+
+CREATE FUNCTION turn(kinds integer, length integer)
+RETURNS integer AS :'library', 'bench_turn' LANGUAGE C;
+
+-- Nanoseconds per pair, without a client: PL/pgSQL evaluates these assignments
+-- directly, and so adds little of its own.
+CREATE FUNCTION in_process(kind integer, pairs integer) RETURNS float8
+LANGUAGE plpgsql AS $$
+DECLARE
+    began timestamptz := clock_timestamp();
+    ignored boolean;
+BEGIN
+    IF kind = 0 THEN
+        FOR i IN 1 .. pairs LOOP
+            ignored := dlock_acquire('1000000000000') IS NULL;
+            ignored := dlock_release('1000000000000');
+        END LOOP;
+    ELSIF kind = 1 THEN
+        FOR i IN 1 .. pairs LOOP
+            ignored := pg_advisory_lock(1000000000000) IS NULL;
+            ignored := pg_advisory_unlock(1000000000000);
+        END LOOP;
+    ELSE
+        FOR i IN 1 .. pairs LOOP
+            ignored := noop_acquire('1000000000000') IS NULL;
+            ignored := noop_release('1000000000000');
+        END LOOP;
+    END IF;
+    RETURN extract(epoch FROM clock_timestamp() - began) * 1e9 / pairs;
+END $$;
+
+CREATE TABLE row_lock (id integer PRIMARY KEY);
+INSERT INTO row_lock SELECT generate_series(0, 99);
+VACUUM ANALYZE row_lock;
