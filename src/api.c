@@ -14,12 +14,14 @@
 #include "access/parallel.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "catalog/pg_extension.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "common/hashfn.h"
 #include "common/int.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "tcop/pquery.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -579,8 +581,16 @@ PG_FUNCTION_INFO_V1(dlock_guard);
 Datum
 dlock_guard(PG_FUNCTION_ARGS)
 {
+	DlockSpace *space = begin_call();
 	DlockKey	key;
 
+	/*
+	 * The extension is not dropped, and made anew with everything free, before
+	 * the guarded transaction is over.  Should that have happened while we
+	 * waited for this, the fence is not found in what is there now.
+	 */
+	LockDatabaseObject(ExtensionRelationId, space->key.extension, 0,
+					   AccessShareLock);
 	(void) begin_named_call(fcinfo, &key);
 	need(fcinfo, 1, "fence");
 	dlock_session_guard(&key, PG_GETARG_INT64(1));

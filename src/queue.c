@@ -300,6 +300,14 @@ find_number(const DlockList *list, int64 number)
 	return ticket;
 }
 
+/* End a ticket that its owner has not given back, and tell it. */
+static void
+end_by_force(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
+{
+	wake_later(wakeups, ticket, DLOCK_EVENT_RELEASED);
+	take_out(lock, ticket, wakeups);
+}
+
 /*
  * End a ticket of any backend, on an administrator's word.  Its owner finds
  * it GONE, and is woken in case it waits.  False where there is none.
@@ -326,11 +334,10 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 			ticket = find_number(&lock->queue, number);
 		if (ticket == NULL)
 			continue;
-		wake_later(&wakeups, ticket, DLOCK_EVENT_RELEASED);
 		if (ticket->pins > 0)
 			pg_atomic_write_u32(&ticket->state, DLOCK_ENDING);
 		else
-			take_out(lock, ticket, &wakeups);
+			end_by_force(lock, ticket, &wakeups);
 		if (is_unused(lock))
 		{
 			dshash_delete_current(&status);
@@ -430,7 +437,7 @@ dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 	/* a pinned ticket keeps its lock's entry */
 	Assert(lock != NULL && ticket->pins > 0);
 	if (--ticket->pins == 0 && state_of(ticket) == DLOCK_ENDING)
-		take_out(lock, ticket, &wakeups);
+		end_by_force(lock, ticket, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 }

@@ -255,7 +255,8 @@ dlock_version_guard(PG_FUNCTION_ARGS)
 	bool		is_null = false;
 
 	read_column(trigger, "dlock_version_guard", "version", &column);
-	if (column.new_value == column.old_value + 1)
+	if (!column.new_null && column.old_value < PG_INT64_MAX &&
+		column.new_value == column.old_value + 1)
 		return PointerGetDatum(trigger->tg_newtuple);
 	if (column.new_value != column.old_value)
 		ereport(ERROR,

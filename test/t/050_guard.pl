@@ -350,7 +350,7 @@ foreach my $test ('guard', 'check')
 	{
 		like(
 			$holder->answer,
-			qr/^ERROR:  55L01: lock "lock" with fence $fence is not held any more
+			qr/ERROR:  55L01: lock "lock" with fence $fence is not held any more
 DETAIL:  It is held with the newer fence $newer\.
 HINT:  \S/m,
 			'the stale commit fails');
