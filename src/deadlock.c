@@ -122,8 +122,7 @@ read_wait(int procno, Wait *wait)
 	wait->mode = backend->wait_mode;
 	wait->permits = backend->wait_permits;
 	if (wait->number != 0)
-		memcpy(&wait->key, &backend->wait_key,
-			   offsetof(DlockKey, name) + backend->wait_key.length);
+		dlock_key_copy(&wait->key, &backend->wait_key);
 	SpinLockRelease(&backend->mutex);
 	return wait->number != 0;
 }
@@ -152,19 +151,12 @@ modes_conflict(DlockMode a, DlockMode b)
 	return a != DLOCK_SHARED || b != DLOCK_SHARED;
 }
 
-static bool
-same_key(const DlockKey *a, const DlockKey *b)
-{
-	return memcmp(a, b, offsetof(DlockKey, name)) == 0 &&
-		memcmp(a->name, b->name, a->length) == 0;
-}
-
 static int
 find_lock(Graph *graph, const DlockKey *key)
 {
 	for (int i = 0; i < graph->num_locks; i++)
 	{
-		if (same_key(&graph->locks[i].key, key))
+		if (dlock_key_equal(&graph->locks[i].key, key))
 			return i;
 	}
 	if (graph->num_locks == graph->max_locks)

@@ -274,22 +274,6 @@ dlock_queue_fence(const DlockKey *key)
 	return fence;
 }
 
-/* Is this the number of a holder? */
-bool
-dlock_queue_is_fence(const DlockKey *key, int64 number)
-{
-	DlockLock  *lock = find(key, false);
-	bool		found = false;
-
-	if (lock == NULL)
-		return false;
-	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket && !found;
-		 ticket = ticket_at(ticket->link.next))
-		found = ticket->number == number;
-	dshash_release_lock(dlock_locks, lock);
-	return found;
-}
-
 static DlockTicket *
 find_number(const DlockList *list, int64 number)
 {
@@ -298,6 +282,20 @@ find_number(const DlockList *list, int64 number)
 	while (ticket && ticket->number != number)
 		ticket = ticket_at(ticket->link.next);
 	return ticket;
+}
+
+/* Is this the number of a holder? */
+bool
+dlock_queue_is_fence(const DlockKey *key, int64 number)
+{
+	DlockLock  *lock = find(key, false);
+	bool		found;
+
+	if (lock == NULL)
+		return false;
+	found = find_number(&lock->holders, number) != NULL;
+	dshash_release_lock(dlock_locks, lock);
+	return found;
 }
 
 /* End a ticket that its owner has not given back, and tell it. */

@@ -116,18 +116,14 @@ name_hash(const void *key, Size size)
 static int
 name_compare(const void *a, const void *b, Size size)
 {
-	const DlockKey *x = a;
-	const DlockKey *y = b;
-
-	return memcmp(x, y, offsetof(DlockKey, name)) != 0 ||
-		memcmp(x->name, y->name, x->length) != 0;
+	return dlock_key_equal(a, b) ? 0 : 1;
 }
 
 static void *
 name_copy(void *to, const void *from, Size size)
 {
-	return memcpy(to, from, offsetof(DlockKey, name) +
-				  ((const DlockKey *) from)->length);
+	dlock_key_copy(to, from);
+	return to;
 }
 
 /* Make the tables and register the callbacks; once per backend. */
@@ -294,8 +290,7 @@ settle(HeldTicket *held)
 static HeldName *
 find_entry(const DlockKey *key)
 {
-	if (latest_name &&
-		name_compare(&latest_name->key, key, sizeof(DlockKey)) == 0)
+	if (latest_name && dlock_key_equal(&latest_name->key, key))
 		return latest_name;
 	return hash_search(names, key, HASH_FIND, NULL);
 }
@@ -471,8 +466,7 @@ prepare(const DlockRequest *request)
 	if (prepared_ticket == NULL)
 		prepared_ticket = MemoryContextAlloc(TopMemoryContext,
 											 sizeof(HeldTicket));
-	if (latest_name &&
-		name_compare(&latest_name->key, &request->key, sizeof(DlockKey)) == 0)
+	if (latest_name && dlock_key_equal(&latest_name->key, &request->key))
 		return;
 	name = hash_search(names, &request->key, HASH_ENTER, &found);
 	if (!found)
@@ -531,7 +525,7 @@ raise_lost(const DlockKey *key, int64 fence)
 static bool
 name_is(const HeldTicket *held, const DlockKey *key)
 {
-	return name_compare(&held->name->key, key, sizeof(DlockKey)) == 0;
+	return dlock_key_equal(&held->name->key, key);
 }
 
 static void

@@ -60,11 +60,7 @@ static int64 unreported_memory = 0;
 static int
 key_compare(const void *a, const void *b, size_t size, void *arg)
 {
-	const DlockKey *x = a;
-	const DlockKey *y = b;
-
-	return memcmp(x, y, offsetof(DlockKey, name)) != 0 ||
-		memcmp(x->name, y->name, x->length) != 0;
+	return dlock_key_equal(a, b) ? 0 : 1;
 }
 
 static dshash_hash
@@ -77,8 +73,7 @@ key_hash(const void *key, size_t size, void *arg)
 static void
 key_copy(void *to, const void *from, size_t size, void *arg)
 {
-	memcpy(to, from,
-		   offsetof(DlockKey, name) + ((const DlockKey *) from)->length);
+	dlock_key_copy(to, from);
 }
 #endif
 

@@ -99,6 +99,19 @@ typedef struct DlockKey
 	char		name[DLOCK_MAX_NAME];
 } DlockKey;
 
+static inline bool
+dlock_key_equal(const DlockKey *a, const DlockKey *b)
+{
+	return memcmp(a, b, offsetof(DlockKey, name)) == 0 &&
+		memcmp(a->name, b->name, a->length) == 0;
+}
+
+static inline void
+dlock_key_copy(DlockKey *to, const DlockKey *from)
+{
+	memcpy(to, from, offsetof(DlockKey, name) + from->length);
+}
+
 /*
  * A doubly linked list through the memory area.  A link is the first field of
  * what is linked, so that a pointer to the one is a pointer to the other.

@@ -57,8 +57,7 @@ announce_wait(const DlockRequest *request, int64 number)
 	me->wait_ticket = number;
 	me->wait_mode = request->mode;
 	me->wait_permits = request->permits;
-	memcpy(&me->wait_key, &request->key,
-		   offsetof(DlockKey, name) + request->key.length);
+	dlock_key_copy(&me->wait_key, &request->key);
 	SpinLockRelease(&me->mutex);
 }
 
