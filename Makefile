@@ -14,6 +14,8 @@ OBJS = \
 	src/api.o \
 	src/deadlock.o \
 	src/dlock.o \
+	src/journal.o \
+	src/lease.o \
 	src/notify.o \
 	src/queue.o \
 	src/session.o \

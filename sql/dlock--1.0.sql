@@ -75,14 +75,14 @@ RETURNS boolean
 AS 'MODULE_PATHNAME', 'dlock_release_ticket'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION dlock_release_ticket(bigint) IS
-'undo one session-scoped acquire of a ticket';
+'end a ticket of a lease, or undo one session-scoped acquire of a ticket';
 
 CREATE FUNCTION dlock_release_at_commit(ticket bigint)
 RETURNS void
 AS 'MODULE_PATHNAME', 'dlock_release_at_commit'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION dlock_release_at_commit(bigint) IS
-'undo one session-scoped acquire of a ticket as soon as this transaction''s writes are visible, and only if it commits';
+'as dlock_release_ticket, as soon as this transaction''s writes are visible, and only if it commits';
 
 CREATE FUNCTION dlock_release_all()
 RETURNS bigint
@@ -155,6 +155,188 @@ AS 'MODULE_PATHNAME', 'dlock_try_xact_acquire_all'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION dlock_try_xact_acquire_all(text[], interval, boolean, text) IS
 'as dlock_xact_acquire_all, but return NULL if the locks cannot be had in time';
+
+--
+-- Leases
+--
+-- The tables are written by the worker alone.  They are not dumped: what they
+-- say is true of one running system.  "system" and "database" tell which; rows
+-- of another one came with a copy, and are discarded.
+--
+CREATE TABLE dlock_queue_lease (
+    lease bigint PRIMARY KEY,
+    ttl interval NOT NULL,
+    delay interval,
+    delayed boolean NOT NULL,
+    info text,
+    role oid NOT NULL,
+    role_name name NOT NULL,
+    opened_at timestamptz NOT NULL,
+    durability integer NOT NULL,
+    system bigint NOT NULL,
+    database oid NOT NULL
+);
+-- the view dlock_leases shows what is for all to see
+REVOKE ALL ON TABLE dlock_queue_lease FROM PUBLIC;
+COMMENT ON TABLE dlock_queue_lease IS 'leases that were opened for any number of locks';
+COMMENT ON COLUMN dlock_queue_lease.lease IS 'number of the lease';
+COMMENT ON COLUMN dlock_queue_lease.ttl IS 'how long it lives without being renewed';
+COMMENT ON COLUMN dlock_queue_lease.delay IS 'how long its locks stay closed after it has run out; NULL if not at all';
+COMMENT ON COLUMN dlock_queue_lease.delayed IS 'true where it has run out, and keeps its locks closed';
+COMMENT ON COLUMN dlock_queue_lease.info IS 'what the client says of itself';
+COMMENT ON COLUMN dlock_queue_lease.role IS 'role that opened it';
+COMMENT ON COLUMN dlock_queue_lease.role_name IS 'name of that role';
+COMMENT ON COLUMN dlock_queue_lease.opened_at IS 'when it was opened';
+COMMENT ON COLUMN dlock_queue_lease.durability IS 'synchronous_commit of the session that opened it: 0 off, 1 local, 2 remote_write, 3 on, 4 remote_apply';
+COMMENT ON COLUMN dlock_queue_lease.system IS 'system identifier of the cluster that the row belongs to';
+COMMENT ON COLUMN dlock_queue_lease.database IS 'database that the row belongs to';
+
+CREATE TABLE dlock_queue (
+    ticket bigint PRIMARY KEY,
+    name text COLLATE "C" NOT NULL,
+    lease bigint NOT NULL,
+    granted boolean NOT NULL,
+    delayed boolean NOT NULL,
+    mode text NOT NULL,
+    slots integer,
+    permits integer NOT NULL,
+    owner text,
+    info text,
+    channel text,
+    role oid NOT NULL,
+    role_name name NOT NULL,
+    enqueued_at timestamptz NOT NULL,
+    granted_at timestamptz,
+    ttl interval,
+    delay interval,
+    durability integer NOT NULL,
+    system bigint NOT NULL,
+    database oid NOT NULL
+);
+-- a channel is for those who know its name; dlock_locks shows the rest
+REVOKE ALL ON TABLE dlock_queue FROM PUBLIC;
+COMMENT ON TABLE dlock_queue IS 'the durable queue: every ticket that a lease has, holding or waiting';
+COMMENT ON COLUMN dlock_queue.ticket IS 'number of the ticket; the fence of an exclusive holder';
+COMMENT ON COLUMN dlock_queue.name IS 'name of the lock';
+COMMENT ON COLUMN dlock_queue.lease IS 'lease that keeps the ticket; the number of the ticket where that is its own';
+COMMENT ON COLUMN dlock_queue.granted IS 'true for a holder, false for a waiter';
+COMMENT ON COLUMN dlock_queue.delayed IS 'true where its own lease has run out, and keeps the lock closed';
+COMMENT ON COLUMN dlock_queue.mode IS 'exclusive, shared or slots';
+COMMENT ON COLUMN dlock_queue.slots IS 'permits that the lock has; NULL unless mode is slots';
+COMMENT ON COLUMN dlock_queue.permits IS 'permits that this ticket takes';
+COMMENT ON COLUMN dlock_queue.owner IS 'for whom the lease has asked; NULL if not said';
+COMMENT ON COLUMN dlock_queue.info IS 'what the client says of itself';
+COMMENT ON COLUMN dlock_queue.channel IS 'channel on which a grant is announced; NULL if none';
+COMMENT ON COLUMN dlock_queue.role IS 'role that owns the ticket';
+COMMENT ON COLUMN dlock_queue.role_name IS 'name of that role';
+COMMENT ON COLUMN dlock_queue.enqueued_at IS 'when the ticket joined the queue';
+COMMENT ON COLUMN dlock_queue.granted_at IS 'when the lock was granted; NULL for a waiter';
+COMMENT ON COLUMN dlock_queue.ttl IS 'how long its own lease lives without being renewed; NULL where it has none';
+COMMENT ON COLUMN dlock_queue.delay IS 'delay of its own lease; NULL if none';
+COMMENT ON COLUMN dlock_queue.durability IS 'synchronous_commit of the session that asked, as in dlock_queue_lease';
+COMMENT ON COLUMN dlock_queue.system IS 'system identifier of the cluster that the row belongs to';
+COMMENT ON COLUMN dlock_queue.database IS 'database that the row belongs to';
+
+CREATE FUNCTION dlock_lease_open(
+    ttl interval, attach boolean = false, delay interval = NULL,
+    info text = NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_lease_open'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_lease_open(interval, boolean, interval, text) IS
+'open a lease for any number of locks, to be renewed within its ttl, and return its number';
+
+CREATE FUNCTION dlock_lease_close(lease bigint)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_lease_close'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_lease_close(bigint) IS
+'end a lease, and return how many tickets that released';
+
+CREATE FUNCTION dlock_renew(id bigint)
+RETURNS integer
+AS 'MODULE_PATHNAME', 'dlock_renew'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_renew(bigint) IS
+'give a lease, or a ticket''s own lease, its full ttl from now; return how many tickets it keeps, NULL if it is gone';
+
+CREATE FUNCTION dlock_lease_acquire(
+    name text, lease bigint, timeout interval = NULL,
+    shared boolean = false, slots integer = NULL, permits integer = 1,
+    owner text = NULL, info text = NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_lease_acquire'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_lease_acquire(text, bigint, interval, boolean, integer, integer, text, text) IS
+'wait for a lock, keep it with a lease until released or until the lease ends, and return its fence';
+
+CREATE FUNCTION dlock_try_lease_acquire(
+    name text, lease bigint, timeout interval = '0',
+    shared boolean = false, slots integer = NULL, permits integer = 1,
+    owner text = NULL, info text = NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_try_lease_acquire'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_try_lease_acquire(text, bigint, interval, boolean, integer, integer, text, text) IS
+'as dlock_lease_acquire, but return NULL if the lock cannot be had in time';
+
+CREATE FUNCTION dlock_ttl_acquire(
+    name text, ttl interval, timeout interval = NULL,
+    shared boolean = false, slots integer = NULL, permits integer = 1,
+    owner text = NULL, info text = NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_ttl_acquire'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_ttl_acquire(text, interval, interval, boolean, integer, integer, text, text) IS
+'as dlock_lease_acquire, with a lease of its own, whose number is the ticket';
+
+CREATE FUNCTION dlock_try_ttl_acquire(
+    name text, ttl interval, timeout interval = '0',
+    shared boolean = false, slots integer = NULL, permits integer = 1,
+    owner text = NULL, info text = NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_try_ttl_acquire'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_try_ttl_acquire(text, interval, interval, boolean, integer, integer, text, text) IS
+'as dlock_ttl_acquire, but return NULL if the lock cannot be had in time';
+
+CREATE FUNCTION dlock_lease_acquire_all(
+    names text[], lease bigint, timeout interval = NULL,
+    shared boolean = false, info text = NULL)
+RETURNS bigint[]
+AS 'MODULE_PATHNAME', 'dlock_lease_acquire_all'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_lease_acquire_all(text[], bigint, interval, boolean, text) IS
+'as dlock_acquire_all, with a lease';
+
+CREATE FUNCTION dlock_try_lease_acquire_all(
+    names text[], lease bigint, timeout interval = '0',
+    shared boolean = false, info text = NULL)
+RETURNS bigint[]
+AS 'MODULE_PATHNAME', 'dlock_try_lease_acquire_all'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_try_lease_acquire_all(text[], bigint, interval, boolean, text) IS
+'as dlock_lease_acquire_all, but return NULL if the locks cannot be had in time';
+
+CREATE FUNCTION dlock_lease_enqueue(
+    name text, lease bigint, channel text = NULL,
+    shared boolean = false, slots integer = NULL, permits integer = 1,
+    owner text = NULL, info text = NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_lease_enqueue'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_lease_enqueue(text, bigint, text, boolean, integer, integer, text, text) IS
+'take a durable place in the queue of a lock for a lease and return its ticket at once; the grant is announced by NOTIFY';
+
+CREATE FUNCTION dlock_ttl_enqueue(
+    name text, ttl interval, channel text = NULL,
+    shared boolean = false, slots integer = NULL, permits integer = 1,
+    owner text = NULL, info text = NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_ttl_enqueue'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_ttl_enqueue(text, interval, text, boolean, integer, integer, text, text) IS
+'as dlock_lease_enqueue, with a lease of its own, whose number is the ticket';
 
 --
 -- Questions
@@ -305,10 +487,10 @@ COMMENT ON COLUMN dlock_locks.ticket IS 'number of the ticket; the fence of an e
 COMMENT ON COLUMN dlock_locks.mode IS 'exclusive, shared or slots';
 COMMENT ON COLUMN dlock_locks.slots IS 'permits that the lock has; NULL unless mode is slots';
 COMMENT ON COLUMN dlock_locks.permits IS 'permits that this ticket takes';
-COMMENT ON COLUMN dlock_locks.granted IS 'true for a holder, false for a waiter';
-COMMENT ON COLUMN dlock_locks.position IS 'place in the queue, from 1; 0 for a holder';
-COMMENT ON COLUMN dlock_locks.scope IS 'what the ticket lives and dies with: session or transaction';
-COMMENT ON COLUMN dlock_locks.pid IS 'process id of the session';
+COMMENT ON COLUMN dlock_locks.granted IS 'true for a holder; false for a waiter, and where only a delay keeps the lock closed';
+COMMENT ON COLUMN dlock_locks.position IS 'place in the queue, from 1; 0 for a holder and for a delay';
+COMMENT ON COLUMN dlock_locks.scope IS 'what the ticket lives and dies with: session, transaction or lease';
+COMMENT ON COLUMN dlock_locks.pid IS 'process id of the session; NULL where a lease has the ticket';
 COMMENT ON COLUMN dlock_locks.lease IS 'lease that keeps the ticket; NULL if none';
 COMMENT ON COLUMN dlock_locks.role IS 'role that asked for the lock';
 COMMENT ON COLUMN dlock_locks.owner IS 'owner given with a lease; NULL if none';
@@ -316,10 +498,41 @@ COMMENT ON COLUMN dlock_locks.info IS 'what the session says of itself';
 COMMENT ON COLUMN dlock_locks.channel IS 'channel on which a grant is announced; NULL if none';
 COMMENT ON COLUMN dlock_locks.enqueued_at IS 'when the ticket joined the queue';
 COMMENT ON COLUMN dlock_locks.granted_at IS 'when the lock was granted; NULL for a waiter';
-COMMENT ON COLUMN dlock_locks.remaining IS 'time until the lease runs out; NULL if none';
+COMMENT ON COLUMN dlock_locks.remaining IS 'time until the lease runs out, or the delay that keeps the lock closed; NULL if none';
 COMMENT ON COLUMN dlock_locks.depth IS 'acquires that a holder has still to undo';
 COMMENT ON COLUMN dlock_locks.pinned IS 'true while a guarded commit keeps the lock from being handed over';
 COMMENT ON COLUMN dlock_locks.blocked_by IS 'tickets that stand before a waiter';
+
+CREATE FUNCTION dlock_lease_status(
+    OUT lease bigint, OUT ttl interval, OUT delay interval,
+    OUT remaining interval, OUT attached_pid integer, OUT role oid,
+    OUT info text, OUT opened_at timestamptz, OUT renewed_at timestamptz,
+    OUT held integer, OUT waiting integer)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'dlock_lease_status'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_lease_status() IS
+'function behind the view dlock_leases';
+
+CREATE VIEW dlock_leases AS
+SELECT l.lease, l.ttl, l.delay, l.remaining, l.attached_pid,
+       pg_catalog.pg_get_userbyid(l.role) AS role,
+       l.info, l.opened_at, l.renewed_at, l.held, l.waiting
+  FROM dlock_lease_status() AS l;
+GRANT SELECT ON dlock_leases TO PUBLIC;
+COMMENT ON VIEW dlock_leases IS
+'the leases of this database, those of single tickets included';
+COMMENT ON COLUMN dlock_leases.lease IS 'number of the lease; where it is the own one of a ticket, that of the ticket';
+COMMENT ON COLUMN dlock_leases.ttl IS 'how long it lives without being renewed';
+COMMENT ON COLUMN dlock_leases.delay IS 'how long its locks stay closed after it has run out; NULL if not at all';
+COMMENT ON COLUMN dlock_leases.remaining IS 'time until it runs out; NULL while a session keeps it';
+COMMENT ON COLUMN dlock_leases.attached_pid IS 'process id of the session that keeps it alive; NULL if none';
+COMMENT ON COLUMN dlock_leases.role IS 'role that opened it';
+COMMENT ON COLUMN dlock_leases.info IS 'what the client says of itself';
+COMMENT ON COLUMN dlock_leases.opened_at IS 'when it was opened';
+COMMENT ON COLUMN dlock_leases.renewed_at IS 'when it was last renewed';
+COMMENT ON COLUMN dlock_leases.held IS 'tickets that hold a lock';
+COMMENT ON COLUMN dlock_leases.waiting IS 'tickets that wait';
 
 CREATE FUNCTION dlock_counters(
     OUT acquired bigint, OUT waited bigint, OUT released bigint,

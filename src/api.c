@@ -17,7 +17,6 @@
 #include "catalog/pg_extension.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
-#include "common/hashfn.h"
 #include "common/int.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -53,12 +52,12 @@ begin_call(void)
 				 errhint("Functions that call dlock must be PARALLEL UNSAFE.")));
 	if (unlikely(dlock_my_backend == NULL))
 		dlock_session_attach();
-	space = dlock_current_space();
+	space = dlock_loaded_space();
 
 	/* a worker that died, or had no slot, gets another chance */
-	if (unlikely(space->outbox.length > 0 &&
+	if (unlikely(dlock_worker_is_needed(space) &&
 				 pg_atomic_read_u32(&space->worker) == 0))
-		dlock_worker_wake(space);
+		(void) dlock_worker_wake(space);
 	return space;
 }
 
@@ -89,12 +88,7 @@ make_key(DlockKey *key, const DlockSpace *space, text *name)
 				 errdetail("It has %d bytes; at most %d are allowed.",
 						   length, DLOCK_MAX_NAME),
 				 errhint("Use a digest of it, such as md5().")));
-	key->space = space->key;
-	key->length = length;
-	memcpy(key->name, VARDATA_ANY(name), length);
-	key->hash = hash_bytes_extended((unsigned char *) key->name, length,
-									(uint64) key->space.database << 32 |
-									key->space.extension);
+	dlock_key_fill(key, space, VARDATA_ANY(name), length);
 }
 
 /* The lock name in the first argument, as every function has it. */
@@ -134,22 +128,56 @@ get_timeout(FunctionCallInfo fcinfo, int argument)
 	return result;
 }
 
-static const char *
-get_info(FunctionCallInfo fcinfo, int argument)
+/*
+ * The length of time that a lease lives without being renewed, or keeps its
+ * locks closed, in microseconds.  A month is no length of time.
+ */
+static int64
+get_length(FunctionCallInfo fcinfo, int argument, const char *name)
 {
-	text	   *info;
+	Interval   *interval = PG_GETARG_INTERVAL_P(argument);
+	int64		result = 0;
+
+	if (COMPAT_INTERVAL_NOT_FINITE(interval) || interval->month != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must be a fixed length of time", name),
+				 errhint("Give it in seconds, minutes, hours or days.")));
+	if (pg_mul_s64_overflow(interval->day, USECS_PER_DAY, &result) ||
+		pg_add_s64_overflow(result, interval->time, &result) ||
+		result < DLOCK_MIN_TTL ||
+		result > (int64) dlock_max_ttl * USECS_PER_SEC)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must be between 100 ms and dlock.max_ttl", name),
+				 errdetail("dlock.max_ttl is %d seconds.", dlock_max_ttl),
+				 errhint("Use another %s, or change dlock.max_ttl.", name)));
+	return result;
+}
+
+/* A text for others to read: "info" or "owner" */
+static const char *
+get_text(FunctionCallInfo fcinfo, int argument, const char *name)
+{
+	text	   *value;
 
 	if (PG_ARGISNULL(argument))
 		return NULL;
-	info = PG_GETARG_TEXT_PP(argument);
-	if (VARSIZE_ANY_EXHDR(info) > DLOCK_MAX_INFO)
+	value = PG_GETARG_TEXT_PP(argument);
+	if (VARSIZE_ANY_EXHDR(value) > DLOCK_MAX_INFO)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("info is too long"),
+				 errmsg("%s is too long", name),
 				 errdetail("It has %d bytes; at most %d are allowed.",
-						   (int) VARSIZE_ANY_EXHDR(info), DLOCK_MAX_INFO),
+						   (int) VARSIZE_ANY_EXHDR(value), DLOCK_MAX_INFO),
 				 errhint("Keep what is longer elsewhere, and say where.")));
-	return text_to_cstring(info);
+	return text_to_cstring(value);
+}
+
+static const char *
+get_info(FunctionCallInfo fcinfo, int argument)
+{
+	return get_text(fcinfo, argument, "info");
 }
 
 /* Mode, slots and permits, from three arguments in a row. */
@@ -196,7 +224,7 @@ check_session_scope(DlockScope scope)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("session-scoped lock requested where dlock.session_locks advises against it"),
 				 errdetail("Behind a transaction pooler, a session and its locks outlive the client."),
-				 errhint("Use transaction scope.")));
+				 errhint("Use transaction or lease scope.")));
 }
 
 static void
@@ -369,13 +397,27 @@ get_keys(DlockSpace *space, ArrayType *names, int *count,
 	return unique;
 }
 
+static DlockLease *
+get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
+{
+	DlockLease *lease;
+
+	need(fcinfo, argument, "lease");
+	lease = dlock_lease_find(space, PG_GETARG_INT64(argument));
+	if (lease == NULL)
+		dlock_lease_raise_gone(PG_GETARG_INT64(argument));
+	return lease;
+}
+
 /*
  * The functions that acquire many locks at once:
- * (names, timeout, shared, info).
+ * (names, timeout, shared, info), or (names, lease, timeout, shared, info).
  */
 static Datum
 acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
+	int			before = dlock_record_prepare();
+	int			tail = scope == DLOCK_LEASE ? 2 : 1;
 	DlockSpace *space = begin_call();
 	DlockRequest request = {
 		.scope = scope,
@@ -390,18 +432,24 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	int			count;
 	int			unique;
 	int			failed;
+	bool		acquired;
 
 	need(fcinfo, 0, "names");
-	need(fcinfo, 2, "shared");
+	if (scope == DLOCK_LEASE)
+		request.lease = get_lease(fcinfo, space, 1);
+	need(fcinfo, tail + 1, "shared");
 	unique = get_keys(space, PG_GETARG_ARRAYTYPE_P(0), &count, &keys, &sorted);
-	request.timeout = timeout = get_timeout(fcinfo, 1);
-	request.mode = PG_GETARG_BOOL(2) ? DLOCK_SHARED : DLOCK_EXCLUSIVE;
-	request.info = get_info(fcinfo, 3);
+	request.timeout = timeout = get_timeout(fcinfo, tail);
+	request.mode = PG_GETARG_BOOL(tail + 1) ? DLOCK_SHARED : DLOCK_EXCLUSIVE;
+	request.info = get_info(fcinfo, tail + 2);
 	check_session_scope(scope);
 
 	fences = palloc(Max(unique, 1) * sizeof(int64));
-	if (!dlock_session_acquire_all(space, &request, sorted, unique, fences,
-								   &failed, &outcome))
+	acquired = (scope == DLOCK_LEASE ? dlock_session_acquire_all_for_lease :
+				dlock_session_acquire_all) (space, &request, sorted, unique,
+											fences, &failed, &outcome);
+	dlock_record_unuse(before);
+	if (!acquired)
 	{
 		request.key = *sorted[failed];
 		if (!try)
@@ -487,14 +535,194 @@ dlock_enqueue(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(dlock_session_enqueue(space, &request));
 }
 
+PG_FUNCTION_INFO_V1(dlock_lease_acquire_all);
+Datum
+dlock_lease_acquire_all(PG_FUNCTION_ARGS)
+{
+	return acquire_all(fcinfo, DLOCK_LEASE, false);
+}
+
+PG_FUNCTION_INFO_V1(dlock_try_lease_acquire_all);
+Datum
+dlock_try_lease_acquire_all(PG_FUNCTION_ARGS)
+{
+	return acquire_all(fcinfo, DLOCK_LEASE, true);
+}
+
+/* (ttl, attach, delay, info) */
+PG_FUNCTION_INFO_V1(dlock_lease_open);
+Datum
+dlock_lease_open(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_call();
+	int64		ttl;
+	int64		delay = 0;
+
+	need(fcinfo, 0, "ttl");
+	need(fcinfo, 1, "attach");
+	ttl = get_length(fcinfo, 0, "ttl");
+	if (!PG_ARGISNULL(2))
+		delay = get_length(fcinfo, 2, "delay");
+	PG_RETURN_INT64(dlock_lease_begin(space, ttl, delay, PG_GETARG_BOOL(1),
+									  get_info(fcinfo, 3)));
+}
+
+PG_FUNCTION_INFO_V1(dlock_lease_close);
+Datum
+dlock_lease_close(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_call();
+	int64		count;
+
+	need(fcinfo, 0, "lease");
+	count = dlock_lease_release(space, PG_GETARG_INT64(0));
+	if (count >= 0)
+		PG_RETURN_INT64(count);
+	ereport(WARNING,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("lease %lld is gone", (long long) PG_GETARG_INT64(0))));
+	PG_RETURN_NULL();
+}
+
+PG_FUNCTION_INFO_V1(dlock_renew);
+Datum
+dlock_renew(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_call();
+	int			count;
+
+	need(fcinfo, 0, "id");
+	count = dlock_lease_renew(space, PG_GETARG_INT64(0));
+	if (count < 0)
+		PG_RETURN_NULL();
+	PG_RETURN_INT32(count);
+}
+
+/*
+ * The second argument of the lease and ttl functions: a lease, or the ttl of
+ * one that is made for this request.
+ */
+static void
+get_lease_or_ttl(FunctionCallInfo fcinfo, DlockSpace *space, bool ttl,
+				 DlockRequest *request)
+{
+	request->scope = DLOCK_LEASE;
+	if (ttl)
+	{
+		need(fcinfo, 1, "ttl");
+		request->lease = dlock_lease_make(space, get_length(fcinfo, 1, "ttl"),
+										  0, true, NULL);
+	}
+	else
+		request->lease = get_lease(fcinfo, space, 1);
+}
+
+/*
+ * The acquire functions of lease scope:
+ * (name, lease or ttl, timeout, shared, slots, permits, owner, info).
+ */
+static Datum
+acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
+{
+	DlockRequest request;
+	DlockSpace *space = begin_named_call(fcinfo, &request.key);
+	int			before = dlock_record_prepare();
+	DlockOutcome outcome;
+	DlockTimeout timeout;
+	int64		fence;
+
+	memset(&request, 0, offsetof(DlockRequest, key));
+	request.timeout = timeout = get_timeout(fcinfo, 2);
+	get_mode(fcinfo, 3, &request);
+	request.owner = get_text(fcinfo, 6, "owner");
+	request.info = get_info(fcinfo, 7);
+	get_lease_or_ttl(fcinfo, space, ttl, &request);
+
+	fence = dlock_session_acquire_for_lease(space, &request, &outcome);
+	dlock_record_unuse(before);
+	if (outcome == DLOCK_ACQUIRED)
+		PG_RETURN_INT64(fence);
+	if (!try)
+		raise_timeout(&request, timeout);
+	PG_RETURN_NULL();
+}
+
+PG_FUNCTION_INFO_V1(dlock_lease_acquire);
+Datum
+dlock_lease_acquire(PG_FUNCTION_ARGS)
+{
+	return acquire_for_lease(fcinfo, false, false);
+}
+
+PG_FUNCTION_INFO_V1(dlock_try_lease_acquire);
+Datum
+dlock_try_lease_acquire(PG_FUNCTION_ARGS)
+{
+	return acquire_for_lease(fcinfo, false, true);
+}
+
+PG_FUNCTION_INFO_V1(dlock_ttl_acquire);
+Datum
+dlock_ttl_acquire(PG_FUNCTION_ARGS)
+{
+	return acquire_for_lease(fcinfo, true, false);
+}
+
+PG_FUNCTION_INFO_V1(dlock_try_ttl_acquire);
+Datum
+dlock_try_ttl_acquire(PG_FUNCTION_ARGS)
+{
+	return acquire_for_lease(fcinfo, true, true);
+}
+
+/* (name, lease or ttl, channel, shared, slots, permits, owner, info) */
+static Datum
+enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
+{
+	DlockRequest request;
+	DlockSpace *space = begin_named_call(fcinfo, &request.key);
+	int			before = dlock_record_prepare();
+	int64		number;
+
+	memset(&request, 0, offsetof(DlockRequest, key));
+	request.timeout = DLOCK_WAIT_FOREVER;
+	get_mode(fcinfo, 3, &request);
+	request.owner = get_text(fcinfo, 6, "owner");
+	request.info = get_info(fcinfo, 7);
+	request.channel = get_channel(fcinfo, 2);
+	get_lease_or_ttl(fcinfo, space, ttl, &request);
+	number = dlock_session_enqueue_for_lease(space, &request);
+	dlock_record_unuse(before);
+	PG_RETURN_INT64(number);
+}
+
+PG_FUNCTION_INFO_V1(dlock_lease_enqueue);
+Datum
+dlock_lease_enqueue(PG_FUNCTION_ARGS)
+{
+	return enqueue_for_lease(fcinfo, false);
+}
+
+PG_FUNCTION_INFO_V1(dlock_ttl_enqueue);
+Datum
+dlock_ttl_enqueue(PG_FUNCTION_ARGS)
+{
+	return enqueue_for_lease(fcinfo, true);
+}
+
 PG_FUNCTION_INFO_V1(dlock_wait);
 Datum
 dlock_wait(PG_FUNCTION_ARGS)
 {
-	(void) begin_call();
+	DlockSpace *space = begin_call();
+	int			before = dlock_record_prepare();
+	bool		granted;
+
 	need(fcinfo, 0, "ticket");
-	PG_RETURN_BOOL(dlock_session_wait(PG_GETARG_INT64(0),
-									  get_timeout(fcinfo, 1)));
+	granted = dlock_session_wait(space, PG_GETARG_INT64(0),
+								 get_timeout(fcinfo, 1));
+	dlock_record_unuse(before);
+	PG_RETURN_BOOL(granted);
 }
 
 PG_FUNCTION_INFO_V1(dlock_channel);
@@ -519,18 +747,20 @@ PG_FUNCTION_INFO_V1(dlock_release_ticket);
 Datum
 dlock_release_ticket(PG_FUNCTION_ARGS)
 {
-	(void) begin_call();
+	DlockSpace *space = begin_call();
+
 	need(fcinfo, 0, "ticket");
-	PG_RETURN_BOOL(dlock_session_release_ticket(PG_GETARG_INT64(0)));
+	PG_RETURN_BOOL(dlock_session_release_ticket(space, PG_GETARG_INT64(0)));
 }
 
 PG_FUNCTION_INFO_V1(dlock_release_at_commit);
 Datum
 dlock_release_at_commit(PG_FUNCTION_ARGS)
 {
-	(void) begin_call();
+	DlockSpace *space = begin_call();
+
 	need(fcinfo, 0, "ticket");
-	dlock_session_release_at_commit(PG_GETARG_INT64(0));
+	dlock_session_release_at_commit(space, PG_GETARG_INT64(0));
 	PG_RETURN_VOID();
 }
 
@@ -591,9 +821,9 @@ dlock_guard(PG_FUNCTION_ARGS)
 	 */
 	LockDatabaseObject(ExtensionRelationId, space->key.extension, 0,
 					   AccessShareLock);
-	(void) begin_named_call(fcinfo, &key);
+	space = begin_named_call(fcinfo, &key);
 	need(fcinfo, 1, "fence");
-	dlock_session_guard(&key, PG_GETARG_INT64(1));
+	dlock_session_guard(space, &key, PG_GETARG_INT64(1));
 	PG_RETURN_VOID();
 }
 

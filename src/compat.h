@@ -13,6 +13,7 @@
 #include "lib/dshash.h"
 #include "lib/ilist.h"
 #include "postmaster/bgworker.h"
+#include "replication/message.h"
 #include "storage/lock.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
@@ -69,6 +70,21 @@ compat_procno(PGPROC *proc)
 	return GetNumberFromPGProc(proc);
 #else
 	return proc->pgprocno;
+#endif
+}
+
+/*
+ * Write a record that means nothing to the WAL; returns where it ends.
+ *
+ * 17: the function can flush, too
+ */
+static inline XLogRecPtr
+compat_log_message(const char *prefix)
+{
+#if PG_VERSION_NUM >= 170000
+	return LogLogicalMessage(prefix, "", 0, false, false);
+#else
+	return LogLogicalMessage(prefix, "", 0, false);
 #endif
 }
 

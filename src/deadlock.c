@@ -188,11 +188,15 @@ find_vertex(Graph *graph, int procno, int pid)
 	return graph->num_vertices++;
 }
 
-/* Is the owner of this ticket the backend that is there now? */
+/*
+ * Is the owner of this ticket the backend that is there now?  A lease's ticket
+ * has none: it can always end, with its lease.
+ */
 static bool
 has_owner(const DlockMember *member)
 {
-	return pg_atomic_read_u64(&dlock_backends[member->procno].session) ==
+	return member->session != 0 &&
+		pg_atomic_read_u64(&dlock_backends[member->procno].session) ==
 		member->session;
 }
 
@@ -314,6 +318,27 @@ stays(Graph *graph, const DlockMember *member)
 }
 
 /*
+ * A waiting ticket would be granted: those who wait for it go on.  That is its
+ * owner; and any number of backends where a lease has it.  Returns whether
+ * that found another one.
+ */
+static bool
+let_go_on(Graph *graph, int64 number)
+{
+	bool		changed = false;
+
+	for (int n = 0; n < graph->num_vertices; n++)
+	{
+		Vertex	   *vertex = &graph->vertices[n];
+
+		if (!vertex->goes_on && vertex->kind == VERTEX_WAITS &&
+			vertex->wait.number == number)
+			vertex->goes_on = changed = true;
+	}
+	return changed;
+}
+
+/*
  * Play a lock's queue through, as if all who go on had released their tickets.
  * Whoever is granted what it waits for goes on.  Returns whether that found
  * another one.
@@ -329,7 +354,6 @@ reduce_lock(Graph *graph, const Lock *lock)
 	for (int i = 0; i < lock->expanded; i++)
 	{
 		const DlockMember *member = &lock->members[i];
-		Vertex	   *vertex = vertex_of(graph, member);
 
 		if (!member->granted)
 		{
@@ -337,12 +361,7 @@ reduce_lock(Graph *graph, const Lock *lock)
 				member->mode == DLOCK_SHARED ? exclusive > 0 :
 				permits + member->permits > lock->slots)
 				break;			/* and nobody overtakes it */
-			if (vertex && !vertex->goes_on && vertex->kind == VERTEX_WAITS &&
-				vertex->wait.number == member->number)
-			{
-				vertex->goes_on = true;
-				changed = true;
-			}
+			changed |= let_go_on(graph, member->number);
 		}
 		if (stays(graph, member))
 		{

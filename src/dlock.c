@@ -24,6 +24,7 @@ PG_MODULE_MAGIC;
 int			dlock_max_memory;
 int			dlock_max_locks_per_session;
 int			dlock_session_locks;
+int			dlock_max_ttl;
 
 /* PostgreSQL declares it itself from 16 on */
 extern PGDLLEXPORT void _PG_init(void);
@@ -72,6 +73,13 @@ _PG_init(void)
 							&dlock_max_locks_per_session,
 							100000, 1, INT_MAX,
 							PGC_SUSET, 0,
+							NULL, NULL, NULL);
+	DefineCustomIntVariable("dlock.max_ttl",
+							"Sets the longest time that a lease may live without being renewed.",
+							"It bounds the delay of a lease, too.",
+							&dlock_max_ttl,
+							24 * 60 * 60, 1, INT_MAX,
+							PGC_SUSET, GUC_UNIT_S,
 							NULL, NULL, NULL);
 	DefineCustomEnumVariable("dlock.session_locks",
 							 "Sets whether session-scoped locks are allowed.",

@@ -37,6 +37,8 @@ typedef struct DlockRequest
 	const char *channel;		/* announce the grant there, or NULL */
 	DlockTimeout timeout;
 	bool		without_snapshot;	/* wait without holding a snapshot */
+	DlockLease *lease;			/* DLOCK_LEASE: who is to have the ticket */
+	const char *owner;			/* ... and for whom, or NULL */
 	DlockKey	key;			/* last: only what is before needs zeroing */
 } DlockRequest;
 
@@ -44,12 +46,14 @@ typedef enum DlockOutcome
 {
 	DLOCK_ACQUIRED,
 	DLOCK_BUSY,					/* not granted at once, no wait wanted */
-	DLOCK_TIMED_OUT
+	DLOCK_TIMED_OUT,
+	DLOCK_LOST					/* somebody has ended the ticket */
 } DlockOutcome;
 
 /* dlock.c */
 extern int	dlock_max_memory;	/* kilobytes */
 extern int	dlock_max_locks_per_session;
+extern int	dlock_max_ttl;		/* seconds */
 extern int	dlock_session_locks;
 
 typedef enum DlockSessionLocks
@@ -63,6 +67,7 @@ typedef enum DlockSessionLocks
 extern DlockControl *dlock_control;
 extern dsa_area *dlock_area;
 extern dshash_table *dlock_locks;
+extern dshash_table *dlock_ids;
 extern DlockBackend *dlock_backends;
 extern DlockBackend *dlock_my_backend;
 
@@ -72,6 +77,9 @@ extern DlockSpace *dlock_current_space(void);
 extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
 extern uint64 dlock_first_unreserved(Oid database);
 extern Oid	dlock_relation(DlockSpace *space, const char *name);
+extern Oid	dlock_relation_owner(Oid relation);
+extern void dlock_key_fill(DlockKey *key, const DlockSpace *space,
+						   const char *name, int length);
 extern void dlock_check_memory(void);
 extern void dlock_count_memory(int64 change);
 extern dsa_pointer dlock_allocate(Size size);
@@ -86,6 +94,9 @@ extern int64 dlock_ticket_draw(DlockSpace *space);
 extern void dlock_ticket_reserve(DlockSpace *space, int64 minimum);
 extern DlockTicket *dlock_ticket_make(DlockSpace *space,
 									  const DlockRequest *request);
+extern void dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
+							  DlockTicket *ticket);
+extern void dlock_ticket_release_texts(DlockTicket *ticket);
 extern void dlock_ticket_joined(DlockTicket *ticket);
 extern void dlock_ticket_free(DlockTicket *ticket);
 extern void dlock_ticket_free_spare(void);
@@ -97,7 +108,9 @@ typedef enum DlockJoin
 	DLOCK_JOIN_QUEUED,
 	DLOCK_JOIN_BUSY,			/* would have to wait, and must not */
 	DLOCK_JOIN_MISMATCH,		/* the lock is in use with other slots */
-	DLOCK_JOIN_NO_NUMBER		/* ticket numbers must be reserved first */
+	DLOCK_JOIN_NO_NUMBER,		/* ticket numbers must be reserved first */
+	DLOCK_JOIN_EXISTS,			/* the lease has a ticket for this already */
+	DLOCK_JOIN_LEASE_GONE
 } DlockJoin;
 
 /* What the views show of a ticket; the rows of a lock follow each other */
@@ -118,10 +131,15 @@ typedef struct DlockRow
 	TimestampTz enqueued_at;
 	TimestampTz granted_at;
 	char		channel[NAMEDATALEN];	/* empty: none */
+	int64		lease;			/* 0: none */
+	int64		remaining;		/* microseconds; -1: no end */
+	bool		closed;			/* holds nothing: the lock is closed by a delay */
 	uint16		name_length;
 	uint16		info_length;
+	uint16		owner_length;
 	bool		has_info;
-	char		text[FLEXIBLE_ARRAY_MEMBER];	/* name, then info */
+	bool		has_owner;
+	char		text[FLEXIBLE_ARRAY_MEMBER];	/* name, info, owner */
 } DlockRow;
 
 /* A holder or waiter of a lock, as the deadlock detector sees it */
@@ -137,8 +155,14 @@ typedef struct DlockMember
 } DlockMember;
 
 extern DlockJoin dlock_queue_join(DlockSpace *space, const DlockRequest *request,
-								  DlockTicket *ticket, bool nowait,
-								  int32 *slots);
+								  DlockTicket *ticket, bool nowait, bool adopt,
+								  int32 *slots, DlockLeaseTicket **existing);
+extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
+extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
+extern void dlock_queue_resume(const DlockKey *key);
+extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
+extern void dlock_queue_finish(DlockLeaseTicket *ticket);
+extern void dlock_queue_purge(const DlockSpaceKey *space);
 extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
 extern int64 dlock_queue_fence(const DlockKey *key);
 extern bool dlock_queue_is_fence(const DlockKey *key, int64 number);
@@ -151,6 +175,87 @@ extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_reap(const DlockKey *key);
 
+/* lease.c */
+extern uint64 dlock_monotonic_now(void);
+extern void dlock_record_init(DlockRecord *record, dsa_pointer self,
+							  bool is_lease);
+extern void dlock_record_ref(DlockRecord *record);
+extern void dlock_record_unref(DlockRecord *record);
+extern int	dlock_record_prepare(void);
+extern void dlock_record_use(DlockRecord *record);
+extern void dlock_record_unuse(int before);
+extern DlockLeaseTicket *dlock_record_ticket(DlockRecord *record);
+extern DlockLease *dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay,
+									bool single, const char *info);
+extern int64 dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay,
+							  bool attach, const char *info);
+extern DlockLease *dlock_lease_find(DlockSpace *space, int64 number);
+pg_attribute_noreturn() extern void dlock_lease_raise_gone(int64 number);
+extern uint64 dlock_lease_deadline(const DlockLease *lease);
+extern bool dlock_lease_is_open(const DlockLease *lease);
+extern int	dlock_lease_renew(DlockSpace *space, int64 number);
+extern int64 dlock_lease_end(DlockLease *lease, uint32 event);
+extern int64 dlock_lease_release(DlockSpace *space, int64 number);
+extern uint64 dlock_lease_expire(DlockLease *lease);
+extern void dlock_lease_finish(DlockSpace *space, DlockRecord *record);
+extern void dlock_lease_detach_all(void);
+extern void dlock_lease_for_each(DlockSpace *space,
+								 bool (*callback) (DlockLease *, void *),
+								 void *arg);
+extern void dlock_lease_for_each_ticket(DlockLease *lease,
+										void (*callback) (DlockLeaseTicket *, void *),
+										void *arg);
+extern DlockLease *dlock_lease_restored(DlockSpace *space, int64 number);
+extern void dlock_lease_restore(DlockLease *lease, bool delayed);
+extern int	dlock_lease_greatest_durability(DlockSpace *space);
+extern void dlock_lease_purge(DlockSpace *space);
+extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
+												 const DlockRequest *request);
+extern DlockLeaseTicket *dlock_lease_ticket_find(DlockSpace *space,
+												 int64 number);
+extern void dlock_lease_ticket_publish(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_drop(DlockLeaseTicket *ticket);
+extern bool dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket);
+extern bool dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket);
+extern bool dlock_lease_ticket_is_same(const DlockLeaseTicket *ticket,
+									   const DlockLeaseTicket *wanted);
+extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket);
+extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,
+										dsa_pointer announcement);
+extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
+extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
+extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted,
+									   bool delayed);
+
+/* journal.c */
+extern uint64 dlock_journal_mark(DlockSpace *space, DlockRecord *record);
+extern bool dlock_journal_is_written(DlockRecord *record, uint64 mark,
+									 XLogRecPtr *lsn);
+extern void dlock_journal_wait(DlockSpace *space, DlockRecord *record,
+							   uint64 mark);
+extern void dlock_journal_wait_for_all(DlockSpace *space, DlockRecord *record);
+extern void dlock_journal_settle(DlockSpace *space, DlockRecord *record);
+extern bool dlock_journal_begin(DlockSpace *space);
+extern int	dlock_journal_write(DlockSpace *space, int *dead,
+								void (*written) (DlockRecord *, bool over,
+												 XLogRecPtr lsn));
+extern void dlock_journal_vacuum(DlockSpace *space, int *dead);
+extern bool dlock_journal_has_standbys(void);
+extern bool dlock_journal_is_acknowledged(XLogRecPtr lsn, int durability);
+extern XLogRecPtr dlock_journal_heartbeat(void);
+extern void dlock_journal_acknowledged(XLogRecPtr *positions);
+extern void dlock_journal_load(DlockSpace *space);
+extern DlockSpace *dlock_loaded_space(void);
+
+/* stats.c */
+extern const char *dlock_mode_name(DlockMode mode);
+extern DlockMode dlock_mode_by_name(const char *name);
+
 /* notify.c */
 extern const char *dlock_notify_listen(void);
 extern dsa_pointer dlock_announcement_make(DlockSpace *space,
@@ -159,6 +264,7 @@ extern void dlock_announcement_set(DlockTicket *ticket,
 								   dsa_pointer announcement);
 extern void dlock_announcement_count(DlockTicket *ticket);
 extern void dlock_announcement_free(DlockTicket *ticket);
+extern void dlock_announcement_orphan(DlockTicket *ticket);
 extern void dlock_announcement_event(DlockTicket *ticket, uint32 event);
 extern void dlock_announcement_arm(DlockTicket *ticket);
 extern bool dlock_announcement_is_armed(DlockTicket *ticket);
@@ -167,11 +273,14 @@ extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);
 extern int	dlock_notify_send(DlockSpace *space);
 
 /* worker.c */
-extern void dlock_worker_wake(DlockSpace *space);
+extern bool dlock_worker_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
+extern bool dlock_worker_is_needed(DlockSpace *space);
+extern void dlock_worker_unwatch(DlockLease *lease);
 
 /* wait.c */
-extern bool dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket);
+extern DlockOutcome dlock_wait_for_grant(const DlockRequest *request,
+										 DlockTicket *ticket);
 
 /* deadlock.c */
 extern void dlock_deadlock_check(void);
@@ -190,12 +299,25 @@ extern bool dlock_session_acquire_all(DlockSpace *space,
 									  DlockOutcome *outcome);
 extern int64 dlock_session_enqueue(DlockSpace *space,
 								   const DlockRequest *request);
-extern bool dlock_session_wait(int64 number, DlockTimeout timeout);
+extern int64 dlock_session_acquire_for_lease(DlockSpace *space,
+											 DlockRequest *request,
+											 DlockOutcome *outcome);
+extern bool dlock_session_acquire_all_for_lease(DlockSpace *space,
+												DlockRequest *request,
+												DlockKey *const *keys,
+												int count, int64 *fences,
+												int *failed,
+												DlockOutcome *outcome);
+extern int64 dlock_session_enqueue_for_lease(DlockSpace *space,
+											 const DlockRequest *request);
+extern bool dlock_session_wait(DlockSpace *space, int64 number,
+							   DlockTimeout timeout);
 extern bool dlock_session_release(const DlockKey *key);
-extern bool dlock_session_release_ticket(int64 number);
-extern void dlock_session_release_at_commit(int64 number);
+extern bool dlock_session_release_ticket(DlockSpace *space, int64 number);
+extern void dlock_session_release_at_commit(DlockSpace *space, int64 number);
 extern int64 dlock_session_release_all(void);
-extern void dlock_session_guard(const DlockKey *key, int64 fence);
+extern void dlock_session_guard(DlockSpace *space, const DlockKey *key,
+								int64 fence);
 extern bool dlock_session_has_guarded(const DlockKey *key);
 extern bool dlock_session_holds(const DlockKey *key);
 extern bool dlock_session_blocks_others(int64 except);

@@ -89,8 +89,7 @@ space_of(DlockTicket *ticket)
 }
 
 /*
- * Copy out the channel of a ticket, empty where it has none.  Called under the
- * entry's lock, by somebody who need not be its owner.
+ * Copy out the channel of a ticket, empty where it has none.
  */
 void
 dlock_announcement_channel(DlockTicket *ticket, char *channel)
@@ -108,8 +107,10 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 bool
 dlock_notify_is_mine(DlockTicket *ticket)
 {
-	return DsaPointerIsValid(ticket->announcement) &&
-		strcmp(announcement_of(ticket)->channel, my_channel) == 0;
+	char		channel[NAMEDATALEN];
+
+	dlock_announcement_channel(ticket, channel);
+	return channel[0] != '\0' && strcmp(channel, my_channel) == 0;
 }
 
 /*
@@ -204,54 +205,88 @@ dlock_announcement_count(DlockTicket *ticket)
 	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
 }
 
-/* Free a ticket's announcement, sent or not.  Raises nothing. */
-void
-dlock_announcement_free(DlockTicket *ticket)
+/* Free an announcement that is in no outbox and no ticket's any more. */
+static void
+release(DlockSpace *space, DlockAnnouncement *announcement)
 {
-	DlockSpace *space = space_of(ticket);
-	DlockAnnouncement *announcement = announcement_of(ticket);
 	bool		counted = announcement->counted;
 
-	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	unpost(space, announcement);
-	ticket->announcement = InvalidDsaPointer;
-	LWLockRelease(&space->outbox_lock);
 	dlock_release_memory(announcement->link.self, announcement->size);
 	if (counted && pg_atomic_sub_fetch_u32(&space->announced, 1) == 0)
 		dlock_worker_dismiss(space);
 }
 
 /*
- * Give a granted ticket an announcement, or another one.
+ * Give a ticket another announcement, or none.  The one before goes; but where
+ * "keep" is set and it is about to be sent, only when that is done.
+ */
+static void
+replace(DlockTicket *ticket, dsa_pointer announcement, bool keep)
+{
+	DlockSpace *space = space_of(ticket);
+	DlockAnnouncement *before = NULL;
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	if (DsaPointerIsValid(ticket->announcement))
+	{
+		before = announcement_of(ticket);
+		before->orphaned = keep && before->in_outbox;
+		if (!before->orphaned)
+			unpost(space, before);
+	}
+	ticket->announcement = announcement;
+	LWLockRelease(&space->outbox_lock);
+	if (before && !before->orphaned)
+		release(space, before);
+}
+
+/* Free a ticket's announcement, sent or not.  Raises nothing. */
+void
+dlock_announcement_free(DlockTicket *ticket)
+{
+	replace(ticket, InvalidDsaPointer, false);
+}
+
+/*
+ * The ticket goes, and what it has to tell is still told.  Raises nothing.
+ */
+void
+dlock_announcement_orphan(DlockTicket *ticket)
+{
+	replace(ticket, InvalidDsaPointer, true);
+}
+
+/*
+ * Give a ticket an announcement, or another one.
  */
 void
 dlock_announcement_set(DlockTicket *ticket, dsa_pointer announcement)
 {
-	DlockSpace *space = space_of(ticket);
+	DlockAnnouncement *made = dsa_get_address(dlock_area, announcement);
 
-	if (DsaPointerIsValid(ticket->announcement))
-		dlock_announcement_free(ticket);
-	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	ticket->announcement = announcement;
-	LWLockRelease(&space->outbox_lock);
-	dlock_announcement_count(ticket);
-	dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
+	made->counted = true;
+	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
+	replace(ticket, announcement, false);
 }
 
 /*
- * Something has happened to a ticket that has an announcement.  Called under
- * the entry's lock; the caller wakes the worker later.
+ * Something has happened to a ticket that may have an announcement.  The
+ * caller wakes the worker later.
  */
 void
 dlock_announcement_event(DlockTicket *ticket, uint32 event)
 {
 	DlockSpace *space = space_of(ticket);
-	DlockAnnouncement *announcement = announcement_of(ticket);
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	announcement->number = ticket->number;
-	announcement->events |= event;
-	post(space, announcement);
+	if (DsaPointerIsValid(ticket->announcement))
+	{
+		DlockAnnouncement *announcement = announcement_of(ticket);
+
+		announcement->number = ticket->number;
+		announcement->events |= event;
+		post(space, announcement);
+	}
 	LWLockRelease(&space->outbox_lock);
 }
 
@@ -262,23 +297,33 @@ void
 dlock_announcement_arm(DlockTicket *ticket)
 {
 	DlockSpace *space = space_of(ticket);
-	DlockAnnouncement *announcement = announcement_of(ticket);
-	bool		posted;
+	bool		posted = false;
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	announcement->armed = true;
-	post(space, announcement);
-	posted = announcement->in_outbox;
+	if (DsaPointerIsValid(ticket->announcement))
+	{
+		DlockAnnouncement *announcement = announcement_of(ticket);
+
+		announcement->armed = true;
+		post(space, announcement);
+		posted = announcement->in_outbox;
+	}
 	LWLockRelease(&space->outbox_lock);
 	if (posted)
-		dlock_worker_wake(space);
+		(void) dlock_worker_wake(space);
 }
 
-/* Only the ticket's own backend arms it, and so may ask without a lock. */
 bool
 dlock_announcement_is_armed(DlockTicket *ticket)
 {
-	return announcement_of(ticket)->armed;
+	DlockSpace *space = space_of(ticket);
+	bool		armed;
+
+	LWLockAcquire(&space->outbox_lock, LW_SHARED);
+	armed = DsaPointerIsValid(ticket->announcement) &&
+		announcement_of(ticket)->armed;
+	LWLockRelease(&space->outbox_lock);
+	return armed;
 }
 
 /* What the worker sends, copied out of the outbox */
@@ -334,8 +379,11 @@ clear_outbox(DlockSpace *space)
 			break;
 		announcement->events &= ~announcement->sending;
 		announcement->sending = 0;
-		if (announcement->events == 0)
-			unpost(space, announcement);
+		if (announcement->events != 0)
+			continue;
+		unpost(space, announcement);
+		if (announcement->orphaned)
+			release(space, announcement);
 	}
 	LWLockRelease(&space->outbox_lock);
 }
@@ -371,6 +419,7 @@ dlock_notify_send(DlockSpace *space)
 	for (int i = 0; i < count; i++)
 	{
 		notify(&messages[i], DLOCK_EVENT_GRANTED, "granted");
+		notify(&messages[i], DLOCK_EVENT_EXPIRED, "expired");
 		notify(&messages[i], DLOCK_EVENT_RELEASED, "released");
 	}
 	CommitTransactionCommand();

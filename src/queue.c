@@ -48,6 +48,31 @@ state_of(DlockTicket *ticket)
 	return (DlockState) pg_atomic_read_u32(&ticket->state);
 }
 
+static inline bool
+is_lease_ticket(const DlockTicket *ticket)
+{
+	return ticket->scope == DLOCK_LEASE && ticket->session == 0;
+}
+
+static inline DlockLeaseTicket *
+lease_ticket(DlockTicket *ticket)
+{
+	return (DlockLeaseTicket *) ticket;
+}
+
+/*
+ * Does one of the holders count as holding?  Not where its lease has run out,
+ * though nobody is granted the lock before the worker has come round to it;
+ * but always while a guarded commit is under way.
+ */
+static bool
+is_holding(DlockTicket *ticket)
+{
+	return !is_lease_ticket(ticket) || ticket->pins > 0 ||
+		(state_of(ticket) == DLOCK_GRANTED &&
+		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
+}
+
 static void
 set_latches(Wakeups *wakeups)
 {
@@ -68,15 +93,21 @@ wake_all(Wakeups *wakeups)
  * Note a ticket's backend to be woken, and the worker if the ticket is to be
  * announced.  Where so many shared holders come in at once that the array is
  * full, the latches are set under the entry's lock: that is only slower.
+ *
+ * For a lease's ticket the worker does all that, when the change is written.
  */
 static void
 wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
 {
-	if (DsaPointerIsValid(ticket->announcement))
-	{
-		dlock_announcement_event(ticket, event);
+	bool		of_lease = is_lease_ticket(ticket);
+
+	if (of_lease || DsaPointerIsValid(ticket->announcement))
 		wakeups->space = dsa_get_address(dlock_area, ticket->space);
-	}
+	if (DsaPointerIsValid(ticket->announcement) &&
+		!(of_lease && event == DLOCK_EVENT_GRANTED))
+		dlock_announcement_event(ticket, event);
+	if (of_lease)
+		return;
 	if (wakeups->count == lengthof(wakeups->procnos))
 		set_latches(wakeups);
 	wakeups->procnos[wakeups->count++] = ticket->procno;
@@ -110,9 +141,14 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 	pg_write_barrier();
 	pg_atomic_write_u32(&ticket->state, DLOCK_GRANTED);
 	dlock_count(DLOCK_COUNT_ACQUIRED, 1);
+	if (is_lease_ticket(ticket))
+		dlock_lease_ticket_granted(lease_ticket(ticket));
 }
 
-/* Grant to the head of the queue for as long as it fits. */
+/*
+ * Grant to the head of the queue for as long as it fits.  One whose lease has
+ * run out gives way: the worker ends it, or has begun to.
+ */
 static void
 grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 {
@@ -125,6 +161,14 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 		if (now == 0)
 			now = GetCurrentTimestamp();
 		dlock_list_remove(&lock->queue, &head->link);
+		if (is_lease_ticket(head) &&
+			!dlock_lease_ticket_is_live(lease_ticket(head)))
+		{
+			pg_atomic_write_u32(&head->state, DLOCK_GONE);
+			(void) dlock_lease_ticket_ended(lease_ticket(head));
+			wake_later(wakeups, head, DLOCK_EVENT_EXPIRED);
+			continue;
+		}
 		grant(lock, head, now);
 		wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
 	}
@@ -174,36 +218,76 @@ find(const DlockKey *key, bool exclusive)
 	return dshash_find(dlock_locks, key, exclusive);
 }
 
+/* The entry of a lock, made if need be.  Raises 53200. */
+static DlockLock *
+find_or_insert(const DlockKey *key, int32 slots)
+{
+	DlockLock  *lock;
+	bool		found;
+
+	lock = dshash_find_or_insert(dlock_locks, key, &found);
+	if (!found)
+	{
+		memset((char *) lock + sizeof(DlockKey), 0,
+			   sizeof(DlockLock) - sizeof(DlockKey));
+		lock->slots = slots;
+		dlock_count_memory(sizeof(DlockLock));
+	}
+	return lock;
+}
+
+/*
+ * A ticket in a list that answers the same request of a lease's client.  One
+ * that another session waits with counts unless it must be "adopted" already.
+ */
+static DlockLeaseTicket *
+find_same(const DlockList *list, const DlockLeaseTicket *wanted, bool adopted)
+{
+	for (DlockTicket *ticket = ticket_at(list->head); ticket;
+		 ticket = ticket_at(ticket->link.next))
+	{
+		if (ticket->scope == DLOCK_LEASE && state_of(ticket) != DLOCK_ENDING &&
+			!(adopted && ticket->session != 0) &&
+			dlock_lease_ticket_is_same(lease_ticket(ticket), wanted))
+			return lease_ticket(ticket);
+	}
+	return NULL;
+}
+
 /*
  * Enter a ticket: granted at once where nobody waits and it fits, queued
- * otherwise, except that a request that must not wait is not queued.
+ * otherwise, except that a request that must not wait is not queued.  Where
+ * "adopt", the lease that the ticket was made for adopts it at once.
  *
  * Where the outcome is not GRANTED or QUEUED, nothing has changed, and the
- * ticket is still the caller's to free; *slots is set for MISMATCH.
+ * ticket is still the caller's to free; *slots is set for MISMATCH.  For
+ * EXISTS, *existing is the ticket that the lease has already, in use by the
+ * caller.
  *
  * Raises 53200 where the table cannot grow; nothing has changed then either.
  */
 DlockJoin
 dlock_queue_join(DlockSpace *space, const DlockRequest *request,
-				 DlockTicket *ticket, bool nowait, int32 *slots)
+				 DlockTicket *ticket, bool nowait, bool adopt, int32 *slots,
+				 DlockLeaseTicket **existing)
 {
-	DlockLock  *lock;
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = find_or_insert(&request->key, request->slots);
 	DlockJoin	result;
-	bool		found;
 	bool		free;
-
-	lock = dshash_find_or_insert(dlock_locks, &request->key, &found);
-	if (!found)
-	{
-		memset((char *) lock + sizeof(DlockKey), 0,
-			   sizeof(DlockLock) - sizeof(DlockKey));
-		lock->slots = request->slots;
-		dlock_count_memory(sizeof(DlockLock));
-	}
 
 	free = lock->queue.length == 0 &&
 		fits(lock, request->mode, request->permits);
-	if (lock->slots != request->slots)
+	if (ticket->scope == DLOCK_LEASE &&
+		((*existing = find_same(&lock->holders, lease_ticket(ticket),
+								adopt)) != NULL ||
+		 (*existing = find_same(&lock->queue, lease_ticket(ticket),
+								adopt)) != NULL))
+	{
+		dlock_record_use(&(*existing)->record);
+		result = DLOCK_JOIN_EXISTS;
+	}
+	else if (lock->slots != request->slots)
 	{
 		*slots = lock->slots;
 		result = DLOCK_JOIN_MISMATCH;
@@ -215,7 +299,7 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 	else if (free)
 	{
 		grant(lock, ticket, ticket->enqueued_at);
-		if (DsaPointerIsValid(ticket->announcement))
+		if (DsaPointerIsValid(ticket->announcement) && !adopt)
 			dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
 		result = DLOCK_JOIN_GRANTED;
 	}
@@ -225,8 +309,75 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 		pg_atomic_write_u32(&ticket->state, DLOCK_WAITING);
 		result = DLOCK_JOIN_QUEUED;
 	}
+	if (ticket->scope == DLOCK_LEASE &&
+		(result == DLOCK_JOIN_GRANTED || result == DLOCK_JOIN_QUEUED))
+	{
+		/* as long as it is in a list */
+		dlock_record_ref(&lease_ticket(ticket)->record);
+		if (adopt && !dlock_lease_ticket_adopt(lease_ticket(ticket)))
+		{
+			take_out(lock, ticket, &wakeups);
+			dlock_record_unref(&lease_ticket(ticket)->record);
+			result = DLOCK_JOIN_LEASE_GONE;
+		}
+	}
 	let_go(lock);
+	wake_all(&wakeups);
 	return result;
+}
+
+/*
+ * The lease adopts a ticket that this backend has waited for.  False where
+ * the ticket or the lease is gone; the ticket is still the backend's then.
+ */
+bool
+dlock_queue_adopt(DlockLeaseTicket *ticket)
+{
+	DlockLock  *lock = find(&ticket->key, true);
+	bool		adopted;
+
+	if (lock == NULL)
+		return false;
+	adopted = state_of(&ticket->ticket) == DLOCK_GRANTED &&
+		dlock_lease_ticket_adopt(ticket);
+	dshash_release_lock(dlock_locks, lock);
+	return adopted;
+}
+
+/*
+ * Put a ticket back that was read from the tables, which come in the order of
+ * the numbers.  Raises 53200, with nothing changed.
+ */
+void
+dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
+{
+	DlockLock  *lock = find_or_insert(&ticket->key, ticket->ticket.slots);
+
+	if (state == DLOCK_WAITING)
+		dlock_list_append(&lock->queue, &ticket->ticket.link);
+	else
+	{
+		dlock_list_append(&lock->holders, &ticket->ticket.link);
+		lock->permits += ticket->ticket.permits;
+		if (ticket->ticket.mode == DLOCK_EXCLUSIVE)
+			lock->exclusive++;
+	}
+	pg_atomic_write_u32(&ticket->ticket.state, state);
+	dshash_release_lock(dlock_locks, lock);
+}
+
+/* After all were put back: grant what has become free. */
+void
+dlock_queue_resume(const DlockKey *key)
+{
+	DlockLock  *lock = find(key, true);
+	Wakeups		wakeups = {0};
+
+	if (lock == NULL)
+		return;
+	grant_from_queue(lock, &wakeups);
+	let_go(lock);
+	wake_all(&wakeups);
 }
 
 /*
@@ -269,7 +420,10 @@ dlock_queue_fence(const DlockKey *key)
 		return 0;
 	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
 		 ticket = ticket_at(ticket->link.next))
-		fence = Max(fence, ticket->number);
+	{
+		if (is_holding(ticket))
+			fence = Max(fence, ticket->number);
+	}
 	dshash_release_lock(dlock_locks, lock);
 	return fence;
 }
@@ -289,21 +443,80 @@ bool
 dlock_queue_is_fence(const DlockKey *key, int64 number)
 {
 	DlockLock  *lock = find(key, false);
-	bool		found;
+	DlockTicket *ticket;
+	bool		result;
 
 	if (lock == NULL)
 		return false;
-	found = find_number(&lock->holders, number) != NULL;
+	ticket = find_number(&lock->holders, number);
+	result = ticket && is_holding(ticket);
 	dshash_release_lock(dlock_locks, lock);
-	return found;
+	return result;
 }
 
-/* End a ticket that its owner has not given back, and tell it. */
+/*
+ * End a ticket, as far as that can be done now; "event" tells its owner, or is
+ * 0.  What is pinned, and what has a row, is made ENDING and taken out later.
+ */
 static void
-end_by_force(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
+end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 {
-	wake_later(wakeups, ticket, DLOCK_EVENT_RELEASED);
-	take_out(lock, ticket, wakeups);
+	bool		of_lease = is_lease_ticket(ticket);
+
+	if (event != 0 && (of_lease || ticket->pins == 0))
+		wake_later(wakeups, ticket, event);
+	if (of_lease)
+		wakeups->space = dsa_get_address(dlock_area, ticket->space);
+	if (state_of(ticket) == DLOCK_WAITING)
+	{
+		take_out(lock, ticket, wakeups);
+		if (of_lease)
+			(void) dlock_lease_ticket_ended(lease_ticket(ticket));
+		return;
+	}
+	pg_atomic_write_u32(&ticket->state, DLOCK_ENDING);
+	if (of_lease ? dlock_lease_ticket_ended(lease_ticket(ticket)) :
+		ticket->pins == 0)
+		take_out(lock, ticket, wakeups);
+}
+
+/*
+ * End a lease's ticket, held or waiting.  False where that was done before.
+ * Raises nothing.
+ */
+bool
+dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = find(&ticket->key, true);
+	DlockState	state;
+
+	if (lock == NULL)
+		return false;
+	state = state_of(&ticket->ticket);
+	if (state == DLOCK_WAITING || state == DLOCK_GRANTED)
+		end(lock, &ticket->ticket, event, &wakeups);
+	let_go(lock);
+	wake_all(&wakeups);
+	return state == DLOCK_WAITING || state == DLOCK_GRANTED;
+}
+
+/*
+ * The removal of an ended ticket's row is in the WAL: hand the lock on.
+ * Raises nothing.
+ */
+void
+dlock_queue_finish(DlockLeaseTicket *ticket)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = find(&ticket->key, true);
+
+	if (lock == NULL)
+		return;
+	if (state_of(&ticket->ticket) == DLOCK_ENDING)
+		take_out(lock, &ticket->ticket, &wakeups);
+	let_go(lock);
+	wake_all(&wakeups);
 }
 
 /*
@@ -321,7 +534,7 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 	bool		done = false;
 
 	dshash_seq_init(&status, dlock_locks, true);
-	while (!done && (lock = dshash_seq_next(&status)) != NULL)
+	while ((lock = dshash_seq_next(&status)) != NULL)
 	{
 		DlockTicket *ticket;
 
@@ -332,16 +545,15 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 			ticket = find_number(&lock->queue, number);
 		if (ticket == NULL)
 			continue;
-		if (ticket->pins > 0)
-			pg_atomic_write_u32(&ticket->state, DLOCK_ENDING);
-		else
-			end_by_force(lock, ticket, &wakeups);
+		done = state_of(ticket) != DLOCK_ENDING || ticket->pins > 0;
+		if (state_of(ticket) != DLOCK_ENDING)
+			end(lock, ticket, DLOCK_EVENT_RELEASED, &wakeups);
 		if (is_unused(lock))
 		{
 			dshash_delete_current(&status);
 			dlock_count_memory(-(int64) sizeof(DlockLock));
 		}
-		done = true;
+		break;
 	}
 	dshash_seq_term(&status);
 	wake_all(&wakeups);
@@ -415,7 +627,7 @@ dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 
 	if (lock == NULL)
 		return false;
-	granted = state_of(ticket) == DLOCK_GRANTED;
+	granted = state_of(ticket) == DLOCK_GRANTED && is_holding(ticket);
 	if (granted)
 		ticket->pins++;
 	dshash_release_lock(dlock_locks, lock);
@@ -435,7 +647,8 @@ dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 	/* a pinned ticket keeps its lock's entry */
 	Assert(lock != NULL && ticket->pins > 0);
 	if (--ticket->pins == 0 && state_of(ticket) == DLOCK_ENDING)
-		end_by_force(lock, ticket, &wakeups);
+		end(lock, ticket, is_lease_ticket(ticket) ? 0 : DLOCK_EVENT_RELEASED,
+			&wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 }
@@ -461,7 +674,8 @@ dlock_queue_reap(const DlockKey *key)
 		DlockBackend *owner = &dlock_backends[ticket->procno];
 
 		next = ticket_at(ticket->link.next);
-		if (pg_atomic_read_u64(&owner->session) == ticket->session)
+		if (ticket->session == 0 ||
+			pg_atomic_read_u64(&owner->session) == ticket->session)
 			continue;
 		take_out(lock, ticket, &wakeups);
 		dlock_ticket_free(ticket);
@@ -470,11 +684,33 @@ dlock_queue_reap(const DlockKey *key)
 	wake_all(&wakeups);
 }
 
+/*
+ * Free all that leases have in a space that nobody uses any more.
+ */
+void
+dlock_queue_purge(const DlockSpaceKey *space)
+{
+	dshash_seq_status status;
+	DlockLock  *lock;
+
+	dshash_seq_init(&status, dlock_locks, true);
+	while ((lock = dshash_seq_next(&status)) != NULL)
+	{
+		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
+			continue;
+		dshash_delete_current(&status);
+		dlock_count_memory(-(int64) sizeof(DlockLock));
+	}
+	dshash_seq_term(&status);
+}
+
 static DlockRow *
 make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 {
 	const char *info = NULL;
 	Size		info_length = 0;
+	const char *owner = NULL;
+	Size		owner_length = 0;
 	DlockRow   *row;
 
 	if (DsaPointerIsValid(ticket->info))
@@ -482,8 +718,14 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 		info = dsa_get_address(dlock_area, ticket->info);
 		info_length = strlen(info);
 	}
+	if (ticket->scope == DLOCK_LEASE &&
+		DsaPointerIsValid(lease_ticket(ticket)->owner))
+	{
+		owner = dsa_get_address(dlock_area, lease_ticket(ticket)->owner);
+		owner_length = strlen(owner);
+	}
 	row = palloc_extended(offsetof(DlockRow, text) + lock->key.length +
-						  info_length, MCXT_ALLOC_NO_OOM);
+						  info_length + owner_length, MCXT_ALLOC_NO_OOM);
 	if (row == NULL)
 		return NULL;
 	row->number = ticket->number;
@@ -504,10 +746,29 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 	row->name_length = lock->key.length;
 	row->info_length = info_length;
 	row->has_info = info != NULL;
+	row->owner_length = owner_length;
+	row->has_owner = owner != NULL;
 	memcpy(row->text, lock->key.name, row->name_length);
 	if (info)
 		memcpy(row->text + row->name_length, info, info_length);
+	if (owner)
+		memcpy(row->text + row->name_length + info_length, owner, owner_length);
+	row->lease = 0;
+	row->remaining = -1;
+	row->closed = false;
+	if (ticket->scope == DLOCK_LEASE)
+		dlock_lease_ticket_row(lease_ticket(ticket), row);
 	return row;
+}
+
+/* A lease's ticket is shown while it counts, or keeps the lock closed. */
+static bool
+is_shown(DlockTicket *ticket)
+{
+	return state_of(ticket) == DLOCK_WAITING ?
+		!is_lease_ticket(ticket) ||
+		dlock_lease_ticket_is_live(lease_ticket(ticket)) :
+		is_holding(ticket) || dlock_lease_ticket_is_delayed(lease_ticket(ticket));
 }
 
 /* Append a row for each ticket of a list; false where memory is out. */
@@ -520,8 +781,11 @@ append_rows(DlockRow ***tail, const DlockLock *lock, const DlockList *list,
 	for (DlockTicket *ticket = ticket_at(list->head); ticket;
 		 ticket = ticket_at(ticket->link.next))
 	{
-		DlockRow   *row = make_row(lock, ticket, queued ? ++position : 0);
+		DlockRow   *row;
 
+		if (!is_shown(ticket))
+			continue;
+		row = make_row(lock, ticket, queued ? ++position : 0);
 		if (row == NULL)
 			return false;
 		row->next = NULL;

@@ -65,7 +65,8 @@ typedef enum MarkKind
 /* To be done at the end of the (sub)transaction of this level */
 typedef struct Mark
 {
-	HeldTicket *held;
+	HeldTicket *held;			/* a ticket of this session's, or ... */
+	DlockLeaseTicket *of_lease; /* ... one of a lease's, referred to */
 	MarkKind	kind;
 	int			level;			/* transaction nesting level */
 	uint32		count;			/* how often */
@@ -86,6 +87,11 @@ static int num_held = 0;
 
 /* Tickets whose announcements are armed as soon as the transaction is over */
 static dlist_head arming_tickets = DLIST_STATIC_INIT(arming_tickets);
+
+/* ... and those that leases have; each referred to */
+static DlockLeaseTicket **arming_of_leases = NULL;
+static int	num_arming = 0;
+static int	max_arming = 0;
 
 static Mark *marks = NULL;
 static int	num_marks = 0;
@@ -208,7 +214,9 @@ forget(HeldTicket *held)
 	Assert(held->marks == 0);
 	if (held->arming)
 		dlist_delete(&held->by_arming);
-	dlock_ticket_free(held->ticket);
+	/* a lease may have adopted it */
+	if (held->ticket->session != 0)
+		dlock_ticket_free(held->ticket);
 	dlist_delete(&held->by_number);
 	dlist_delete(&held->by_name);
 	dlist_delete(&held->by_age);
@@ -370,15 +378,31 @@ prepare_mark(void)
 	}
 }
 
+static const DlockKey *
+mark_key(const Mark *mark)
+{
+	return mark->held ? &mark->held->name->key : &mark->of_lease->key;
+}
+
+static DlockTicket *
+mark_ticket(const Mark *mark)
+{
+	return mark->held ? mark->held->ticket : &mark->of_lease->ticket;
+}
+
+/*
+ * Push a mark for a ticket of this session's, or else for one that a lease
+ * has.  prepare_mark() has been called.
+ */
 static void
-push_mark(HeldTicket *held, MarkKind kind)
+push_mark(HeldTicket *held, DlockLeaseTicket *of_lease, MarkKind kind)
 {
 	int			level = GetCurrentTransactionNestLevel();
 	Mark	   *top = num_marks > 0 ? &marks[num_marks - 1] : NULL;
 
 	/* a loop that asks again and again needs no more than one */
-	if (top && top->held == held && top->level == level &&
-		top->kind == kind)
+	if (top && top->held == held && top->of_lease == of_lease &&
+		top->level == level && top->kind == kind)
 	{
 		top->count++;
 		return;
@@ -387,11 +411,15 @@ push_mark(HeldTicket *held, MarkKind kind)
 	marks[num_marks++] = (Mark)
 	{
 		.held = held,
+		.of_lease = of_lease,
 		.kind = kind,
 		.level = level,
 		.count = 1
 	};
-	held->marks++;
+	if (held)
+		held->marks++;
+	else
+		dlock_record_ref(&of_lease->record);
 }
 
 /* Count one more acquire of a ticket.  prepare_mark() has been called. */
@@ -401,10 +429,26 @@ deepen(HeldTicket *held, DlockScope scope)
 	if (scope == DLOCK_TRANSACTION)
 	{
 		set_depth(held, held->session_depth, held->xact_depth + 1);
-		push_mark(held, MARK_UNDO);
+		push_mark(held, NULL, MARK_UNDO);
 	}
 	else
 		set_depth(held, held->session_depth + 1, held->xact_depth);
+}
+
+/* The same for a ticket that a lease has. */
+static void
+pop_mark_of_lease(const Mark *mark, bool is_commit)
+{
+	Assert(!mark->pinned);
+	if (is_commit && mark->kind == MARK_RELEASE)
+		(void) dlock_queue_end(mark->of_lease, 0);
+	if (is_commit && mark->kind == MARK_ARM)
+	{
+		Assert(num_arming < max_arming);
+		arming_of_leases[num_arming++] = mark->of_lease;
+	}
+	else
+		dlock_record_unref(&mark->of_lease->record);
 }
 
 /* Take the top mark off the stack, and do or drop what it says. */
@@ -414,6 +458,11 @@ pop_mark(bool is_commit)
 	Mark		mark = marks[--num_marks];
 	HeldTicket *held = mark.held;
 
+	if (held == NULL)
+	{
+		pop_mark_of_lease(&mark, is_commit);
+		return;
+	}
 	held->marks--;
 	switch (mark.kind)
 	{
@@ -522,12 +571,6 @@ raise_lost(const DlockKey *key, int64 fence)
 			 errhint("Acquire the lock again, and repeat the transaction.")));
 }
 
-static bool
-name_is(const HeldTicket *held, const DlockKey *key)
-{
-	return dlock_key_equal(&held->name->key, key);
-}
-
 static void
 raise_mismatch(const DlockRequest *request, int32 slots)
 {
@@ -542,16 +585,27 @@ raise_mismatch(const DlockRequest *request, int32 slots)
 }
 
 static void
-check_upgrade(const DlockRequest *request, const HeldTicket *held)
+check_upgrade(const DlockRequest *request, const DlockTicket *held)
 {
-	if (request->mode == DLOCK_EXCLUSIVE &&
-		held->ticket->mode == DLOCK_SHARED)
+	if (request->mode == DLOCK_EXCLUSIVE && held->mode == DLOCK_SHARED)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("cannot acquire lock \"%.*s\" exclusively while holding it shared",
 						request->key.length, request->key.name),
 				 errdetail("An upgrade would overtake those who wait."),
 				 errhint("Release the shared hold first.")));
+}
+
+static void
+raise_lost_place(const DlockRequest *request, int64 number)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_DLOCK_LOST),
+			 errmsg("lost the place in the queue of lock \"%.*s\"",
+					request->key.length, request->key.name),
+			 errdetail("Ticket %lld was released by an administrator.",
+					   (long long) number),
+			 errhint("Acquire the lock again.")));
 }
 
 /*
@@ -562,11 +616,13 @@ check_upgrade(const DlockRequest *request, const HeldTicket *held)
 static bool
 wait_or_leave(const DlockRequest *request, HeldTicket *held)
 {
-	bool		granted;
+	DlockOutcome outcome;
 
 	PG_TRY();
 	{
-		granted = dlock_wait_for_grant(request, held->ticket);
+		outcome = dlock_wait_for_grant(request, held->ticket);
+		if (outcome == DLOCK_LOST)
+			raise_lost_place(request, held->number);
 	}
 	PG_CATCH();
 	{
@@ -574,9 +630,9 @@ wait_or_leave(const DlockRequest *request, HeldTicket *held)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	if (!granted)
+	if (outcome == DLOCK_TIMED_OUT)
 		settle(held);
-	return granted;
+	return outcome == DLOCK_ACQUIRED;
 }
 
 /*
@@ -593,8 +649,8 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 
 	prepare(request);
 	ticket = dlock_ticket_make(space, request);
-	while ((outcome = dlock_queue_join(space, request, ticket, nowait,
-									   &slots)) == DLOCK_JOIN_NO_NUMBER)
+	while ((outcome = dlock_queue_join(space, request, ticket, nowait, false,
+									   &slots, NULL)) == DLOCK_JOIN_NO_NUMBER)
 		dlock_ticket_reserve(space, 0);
 	if (outcome == DLOCK_JOIN_MISMATCH)
 		raise_mismatch(request, slots);
@@ -629,7 +685,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		held = find_reentrant(name);
 		if (held && request->mode != DLOCK_SLOTS)
 		{
-			check_upgrade(request, held);
+			check_upgrade(request, held->ticket);
 			if (request->scope == DLOCK_TRANSACTION)
 				prepare_mark();
 			deepen(held, request->scope);
@@ -675,6 +731,13 @@ arm_announcements(void *arg)
 		held->arming = false;
 		dlock_announcement_arm(held->ticket);
 	}
+	while (num_arming > 0)
+	{
+		DlockLeaseTicket *ticket = arming_of_leases[--num_arming];
+
+		dlock_announcement_arm(&ticket->ticket);
+		dlock_record_unref(&ticket->record);
+	}
 }
 
 /* Make sure that arm_at_commit() cannot fail. */
@@ -684,6 +747,15 @@ prepare_arming(void)
 	static bool registered = false; /* in this transaction */
 
 	prepare_mark();
+	if (num_arming + num_marks >= max_arming)
+	{
+		max_arming = Max(16, 2 * (num_arming + num_marks));
+		arming_of_leases = arming_of_leases == NULL ?
+			MemoryContextAlloc(TopMemoryContext,
+							   max_arming * sizeof(*arming_of_leases)) :
+			repalloc_huge(arming_of_leases,
+						  (Size) max_arming * sizeof(*arming_of_leases));
+	}
 	if (!registered)
 	{
 		MemoryContextCallback *callback =
@@ -708,7 +780,16 @@ arm_at_commit(HeldTicket *held)
 		dlock_announcement_is_armed(held->ticket))
 		return;
 	held->to_arm = true;
-	push_mark(held, MARK_ARM);
+	push_mark(held, NULL, MARK_ARM);
+}
+
+/* The same for a ticket that a lease has. */
+static void
+arm_of_lease_at_commit(DlockLeaseTicket *ticket)
+{
+	if (DsaPointerIsValid(ticket->ticket.announcement) &&
+		!dlock_announcement_is_armed(&ticket->ticket))
+		push_mark(NULL, ticket, MARK_ARM);
 }
 
 /*
@@ -727,9 +808,10 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 	held = name && request->mode != DLOCK_SLOTS ? find_reentrant(name) : NULL;
 	if (held)
 	{
-		check_upgrade(request, held);
+		check_upgrade(request, held->ticket);
 		dlock_announcement_set(held->ticket,
 							   dlock_announcement_make(space, request));
+		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED);
 	}
 	else
 		held = join(space, request, false);
@@ -739,23 +821,371 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 }
 
 /*
- * Wait for a ticket that was enqueued.  False where the timeout passed; the
- * ticket stays queued then, and so it does when an error ends the wait.
- * Raises 55L01 where this session has no such ticket (any more).
+ * For leases
+ *
+ * A blocking request waits with a ticket of this session's, as others do; when
+ * it is granted, the lease adopts the ticket.  What is enqueued is the lease's
+ * from the start.
+ */
+
+/*
+ * Join the lock with a new ticket for request->lease, or find the one that
+ * the lease has for the same request.  NULL where the lock is busy and the
+ * request is not to be queued.  *held is the session's part in a new ticket
+ * that is not adopted at once, NULL otherwise.
+ */
+static DlockLeaseTicket *
+join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
+			   bool adopt, HeldTicket **held, bool *created)
+{
+	DlockLeaseTicket *ticket;
+	DlockLeaseTicket *existing;
+	DlockJoin	outcome;
+	int32		slots;
+
+	*held = NULL;
+	*created = false;
+	if (!adopt)
+		prepare(request);
+	(void) dlock_record_prepare();
+	ticket = dlock_lease_ticket_make(space, request);
+	while ((outcome = dlock_queue_join(space, request, &ticket->ticket, nowait,
+									   adopt, &slots, &existing)) == DLOCK_JOIN_NO_NUMBER)
+		dlock_ticket_reserve(space, 0);
+	switch (outcome)
+	{
+		case DLOCK_JOIN_EXISTS:
+			check_upgrade(request, &existing->ticket);
+			return existing;
+		case DLOCK_JOIN_BUSY:
+			return NULL;
+		case DLOCK_JOIN_MISMATCH:
+			raise_mismatch(request, slots);
+			break;
+		case DLOCK_JOIN_LEASE_GONE:
+			dlock_lease_raise_gone(request->lease->number);
+			break;
+		default:
+			break;
+	}
+	*created = true;
+	if (!adopt)
+		*held = enter(&ticket->ticket);
+	return ticket;
+}
+
+/* Let the lease have the ticket that this session was granted. */
+static void
+let_adopt(const DlockRequest *request, HeldTicket *held,
+		  DlockLeaseTicket *ticket)
+{
+	PG_TRY();
+	{
+		dlock_lease_ticket_publish(ticket);
+		if (!dlock_queue_adopt(ticket))
+		{
+			dlock_lease_ticket_unpublish(ticket);
+			if (is_gone(held))
+				raise_lost_place(request, held->number);
+			dlock_lease_raise_gone(request->lease->number);
+		}
+	}
+	PG_CATCH();
+	{
+		settle(held);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	forget(held);
+}
+
+/* What a timeout leaves after some time */
+static DlockTimeout
+time_left(DlockTimeout timeout, uint64 start)
+{
+	return timeout <= 0 ? timeout :
+		Max(timeout - (int64) (dlock_monotonic_now() - start), 0);
+}
+
+/*
+ * Get a ticket for request->lease granted, or find it granted; the caller uses
+ * it then.  NULL where that was not to be had in the request's time.
+ * *created tells whether it is new, and so the caller's to take back.
+ */
+static DlockLeaseTicket *
+acquire_for_lease(DlockSpace *space, DlockRequest *request,
+				  DlockOutcome *outcome, bool *created)
+{
+	DlockTimeout timeout = request->timeout;
+	bool		nowait = timeout == DLOCK_NO_WAIT;
+	uint64		start = dlock_monotonic_now();
+
+	for (;;)
+	{
+		HeldName   *name;
+		HeldTicket *held;
+		DlockLeaseTicket *ticket;
+		bool		blocked;
+
+		CHECK_FOR_INTERRUPTS();
+		request->timeout = time_left(timeout, start);
+		name = find_name(&request->key);
+		blocked = name && blocks_itself(name, request, PG_INT64_MAX);
+		ticket = join_for_lease(space, request, nowait || blocked, false, &held,
+								created);
+		*outcome = DLOCK_BUSY;
+		if (ticket == NULL)
+		{
+			if (!nowait)
+				raise_self_wait(request);
+			dlock_count(DLOCK_COUNT_BUSY, 1);
+			return NULL;
+		}
+		if (held)
+		{
+			*outcome = DLOCK_TIMED_OUT;
+			if (!is_granted(held) && !wait_or_leave(request, held))
+				return NULL;
+			let_adopt(request, held, ticket);
+			*outcome = DLOCK_ACQUIRED;
+			return ticket;
+		}
+		if (pg_atomic_read_u32(&ticket->ticket.state) != DLOCK_GRANTED && nowait)
+			return NULL;
+		*outcome = dlock_wait_for_grant(request, &ticket->ticket);
+		if (*outcome == DLOCK_ACQUIRED)
+			return ticket;
+		if (*outcome == DLOCK_TIMED_OUT)
+			return NULL;
+		/* gone, so ask anew */
+	}
+}
+
+/*
+ * Wait until what is known of tickets is durable, each granted where "granted"
+ * is set.  Where that cannot be had, those that the caller has created are
+ * taken back.
+ */
+static void
+make_durable(DlockSpace *space, DlockLeaseTicket **tickets,
+			 const bool *created, int count, bool granted)
+{
+	PG_TRY();
+	{
+		for (int i = 0; i < count; i++)
+		{
+			DlockState	state;
+
+			dlock_journal_wait_for_all(space, &tickets[i]->record);
+			state = (DlockState) pg_atomic_read_u32(&tickets[i]->ticket.state);
+			if (!(state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)))
+				raise_lost(&tickets[i]->key, tickets[i]->ticket.number);
+		}
+	}
+	PG_CATCH();
+	{
+		for (int i = 0; i < count; i++)
+		{
+			if (created[i])
+				dlock_lease_ticket_withdraw(tickets[i]);
+		}
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+}
+
+/*
+ * Acquire for request->lease: returns the ticket's number, durably.  Where
+ * that was not to be had in the request's time, returns 0 with *outcome set.
+ */
+int64
+dlock_session_acquire_for_lease(DlockSpace *space, DlockRequest *request,
+								DlockOutcome *outcome)
+{
+	bool		created;
+	DlockLeaseTicket *ticket = acquire_for_lease(space, request, outcome,
+												 &created);
+
+	if (ticket == NULL)
+		return 0;
+	make_durable(space, &ticket, &created, 1, true);
+	return ticket->ticket.number;
+}
+
+/*
+ * The same for several locks, all or none; as dlock_session_acquire_all().
  */
 bool
-dlock_session_wait(int64 number, DlockTimeout timeout)
+dlock_session_acquire_all_for_lease(DlockSpace *space, DlockRequest *request,
+									DlockKey *const *keys, int count,
+									int64 *fences, int *failed,
+									DlockOutcome *outcome)
 {
-	HeldTicket *held = find_number(number);
-	DlockRequest request = {.timeout = timeout};
+	DlockTimeout timeout = request->timeout;
+	uint64		start = dlock_monotonic_now();
+	DlockLeaseTicket **tickets = palloc(Max(count, 1) * sizeof(*tickets));
+	bool	   *created = palloc0(Max(count, 1) * sizeof(bool));
+	volatile int taken = 0;
+
+	PG_TRY();
+	{
+		while (taken < count)
+		{
+			request->key = *keys[taken];
+			request->timeout = time_left(timeout, start);
+			tickets[taken] = acquire_for_lease(space, request, outcome,
+											   &created[taken]);
+			if (tickets[taken] == NULL)
+				break;
+			fences[taken] = tickets[taken]->ticket.number;
+			taken++;
+		}
+		if (taken == count)
+			make_durable(space, tickets, created, count, true);
+	}
+	PG_CATCH();
+	{
+		for (int i = 0; i < taken; i++)
+		{
+			if (created[i])
+				dlock_lease_ticket_withdraw(tickets[i]);
+		}
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+
+	if (taken == count)
+		return true;
+	*failed = taken;
+	for (int i = 0; i < taken; i++)
+	{
+		if (created[i])
+			dlock_lease_ticket_withdraw(tickets[i]);
+	}
+	return false;
+}
+
+/*
+ * Take a place in the queue for request->lease, durably and without waiting
+ * for the turn, and return the ticket's number.
+ */
+int64
+dlock_session_enqueue_for_lease(DlockSpace *space, const DlockRequest *request)
+{
+	DlockLeaseTicket *ticket;
+	HeldTicket *held;
+	bool		created;
 
 	CHECK_FOR_INTERRUPTS();
-	if (held == NULL || is_gone(held))
-		ereport(ERROR,
-				(errcode(ERRCODE_DLOCK_LOST),
-				 errmsg("ticket %lld is gone", (long long) number),
-				 errdetail("It was released, or it was never this session's."),
-				 errhint("Enqueue again.")));
+	prepare_arming();
+	ticket = join_for_lease(space, request, false, true, &held, &created);
+	PG_TRY();
+	{
+		if (created)
+			dlock_lease_ticket_publish(ticket);
+		else
+			dlock_lease_ticket_redirect(ticket,
+										dlock_announcement_make(space, request));
+	}
+	PG_CATCH();
+	{
+		if (created)
+			dlock_lease_ticket_withdraw(ticket);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	make_durable(space, &ticket, &created, 1, false);
+	arm_of_lease_at_commit(ticket);
+	return ticket->ticket.number;
+}
+
+/*
+ * Waiting for a ticket that was enqueued
+ */
+
+static void
+raise_no_ticket(int64 number)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_DLOCK_LOST),
+			 errmsg("ticket %lld is gone", (long long) number),
+			 errdetail("It was released, or lost, or it was never this session's or a lease's."),
+			 errhint("Enqueue again.")));
+}
+
+/*
+ * Wait for a ticket of this session's or of a lease's.  An error ends the wait
+ * and leaves the ticket queued.
+ */
+static bool
+wait_for_ticket(DlockTicket *ticket, const DlockKey *key, DlockTimeout timeout)
+{
+	DlockRequest request;
+	HeldName   *name = find_name(key);
+	DlockOutcome outcome;
+
+	memset(&request, 0, offsetof(DlockRequest, key));
+	dlock_key_copy(&request.key, key);
+	request.timeout = timeout;
+	request.mode = ticket->mode;
+	request.slots = ticket->slots;
+	request.permits = ticket->permits;
+	if (name && blocks_itself(name, &request, ticket->number))
+		raise_self_wait(&request);
+	outcome = dlock_wait_for_grant(&request, ticket);
+	if (outcome == DLOCK_LOST)
+		raise_no_ticket(ticket->number);
+	return outcome == DLOCK_ACQUIRED;
+}
+
+/*
+ * Wait for a lease's ticket.  True only once the grant is durable: it could
+ * otherwise be gone after a crash, and another one the holder.
+ */
+static bool
+wait_of_lease(DlockSpace *space, DlockLeaseTicket *ticket,
+			  DlockTimeout timeout)
+{
+	static const bool created = false;
+
+	if (DsaPointerIsValid(ticket->ticket.announcement))
+	{
+		prepare_arming();
+		if (dlock_notify_is_mine(&ticket->ticket))
+			(void) dlock_notify_listen();
+		arm_of_lease_at_commit(ticket);
+	}
+	if (pg_atomic_read_u32(&ticket->ticket.state) == DLOCK_WAITING &&
+		(timeout == DLOCK_NO_WAIT ||
+		 !wait_for_ticket(&ticket->ticket, &ticket->key, timeout)))
+		return false;
+	make_durable(space, &ticket, &created, 1, true);
+	return true;
+}
+
+/*
+ * Wait for a ticket that was enqueued.  False where the timeout passed; the
+ * ticket stays queued then, and so it does when an error ends the wait.
+ * Raises 55L01 where neither this session nor a lease has it (any more).
+ */
+bool
+dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
+{
+	HeldTicket *held = find_number(number);
+
+	CHECK_FOR_INTERRUPTS();
+	if (held == NULL)
+	{
+		DlockLeaseTicket *ticket;
+
+		(void) dlock_record_prepare();
+		ticket = dlock_lease_ticket_find(space, number);
+		if (ticket == NULL)
+			raise_no_ticket(number);
+		return wait_of_lease(space, ticket, timeout);
+	}
+	if (is_gone(held))
+		raise_no_ticket(number);
 	if (DsaPointerIsValid(held->ticket->announcement))
 	{
 		prepare_arming();
@@ -765,14 +1195,7 @@ dlock_session_wait(int64 number, DlockTimeout timeout)
 	}
 	if (is_granted(held) || timeout == DLOCK_NO_WAIT)
 		return is_granted(held);
-
-	request.key = held->name->key;
-	request.mode = held->ticket->mode;
-	request.slots = held->ticket->slots;
-	request.permits = held->ticket->permits;
-	if (blocks_itself(held->name, &request, number))
-		raise_self_wait(&request);
-	return dlock_wait_for_grant(&request, held->ticket);
+	return wait_for_ticket(held->ticket, &held->name->key, timeout);
 }
 
 /*
@@ -914,47 +1337,65 @@ dlock_session_release(const DlockKey *key)
 }
 
 /*
- * Undo one session-scoped acquire of the ticket with this number.
+ * Undo one session-scoped acquire of the ticket with this number; or end it
+ * where a lease has it.
  */
 bool
-dlock_session_release_ticket(int64 number)
+dlock_session_release_ticket(DlockSpace *space, int64 number)
 {
 	HeldTicket *held = find_number(number);
+	DlockLeaseTicket *ticket;
+	int			before;
+	bool		released;
 
 	if (held && held->session_depth > 0)
 		return undo_session_acquire(held);
-	ereport(WARNING,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("this session has no session-scoped ticket %lld",
-					(long long) number)));
-	return false;
+	before = dlock_record_prepare();
+	ticket = held ? NULL : dlock_lease_ticket_find(space, number);
+	released = ticket && dlock_queue_end(ticket, 0);
+	dlock_record_unuse(before);
+	if (!released)
+		ereport(WARNING,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("neither this session nor a lease has ticket %lld",
+						(long long) number)));
+	return released;
 }
 
 /*
  * Undo one session-scoped acquire of this ticket when the transaction has
- * committed; a rollback, to a savepoint too, forgets about it.
+ * committed, or end it where a lease has it; a rollback, to a savepoint too,
+ * forgets about it.
  */
 void
-dlock_session_release_at_commit(int64 number)
+dlock_session_release_at_commit(DlockSpace *space, int64 number)
 {
 	HeldTicket *held = find_number(number);
+	DlockLeaseTicket *ticket;
 	uint32		marked = 0;
 
+	prepare_mark();
+	(void) dlock_record_prepare();
+	ticket = held ? NULL : dlock_lease_ticket_find(space, number);
+	if (ticket)
+	{
+		push_mark(NULL, ticket, MARK_RELEASE);
+		return;
+	}
 	for (int i = 0; i < num_marks; i++)
 	{
-		if (marks[i].held == held && marks[i].kind == MARK_RELEASE)
+		if (held && marks[i].held == held && marks[i].kind == MARK_RELEASE)
 			marked += marks[i].count;
 	}
 	if (held == NULL || is_gone(held) || held->session_depth <= marked)
 		ereport(ERROR,
 				(errcode(ERRCODE_DLOCK_LOST),
-				 errmsg("this session does not hold ticket %lld",
+				 errmsg("neither this session nor a lease holds ticket %lld",
 						(long long) number),
 				 held && !is_gone(held) ?
 				 errdetail("All its session-scoped acquires are released at commit already, or it has none.") :
-				 errdetail("It was never this session's, or has ended.")));
-	prepare_mark();
-	push_mark(held, MARK_RELEASE);
+				 errdetail("It was never there, or has ended.")));
+	push_mark(held, NULL, MARK_RELEASE);
 }
 
 /*
@@ -1023,25 +1464,35 @@ dlock_session_blocks_others(int64 except)
 }
 
 /*
- * Let the (sub)transaction commit only while this backend holds the ticket.
+ * Let the (sub)transaction commit only while the ticket holds: one of this
+ * session's, or one that a lease of a role has whose rights this one has.
  */
 void
-dlock_session_guard(const DlockKey *key, int64 fence)
+dlock_session_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 {
 	HeldTicket *held = find_number(fence);
+	DlockLeaseTicket *ticket = NULL;
 
-	if (held && !name_is(held, key))
+	if (held && !dlock_key_equal(&held->name->key, key))
 		held = NULL;
-	if (held == NULL && dlock_queue_is_fence(key, fence))
+	if (held == NULL)
+	{
+		(void) dlock_record_prepare();
+		ticket = dlock_lease_ticket_find(space, fence);
+		if (ticket && !dlock_key_equal(&ticket->key, key))
+			ticket = NULL;
+	}
+	if (held == NULL && ticket == NULL && dlock_queue_is_fence(key, fence))
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("lock \"%.*s\" is held by another session",
 						key->length, key->name),
 				 errhint("Only the session that holds a session- or transaction-scoped lock can guard with it.")));
-	if (held == NULL || !is_granted(held))
+	if (ticket ? pg_atomic_read_u32(&ticket->ticket.state) != DLOCK_GRANTED :
+		held == NULL || !is_granted(held))
 		raise_lost(key, fence);
 	prepare_mark();
-	push_mark(held, MARK_GUARD);
+	push_mark(held, ticket, MARK_GUARD);
 }
 
 /* Has this transaction guarded the lock? */
@@ -1050,7 +1501,8 @@ dlock_session_has_guarded(const DlockKey *key)
 {
 	for (int i = 0; i < num_marks; i++)
 	{
-		if (marks[i].kind == MARK_GUARD && name_is(marks[i].held, key))
+		if (marks[i].kind == MARK_GUARD &&
+			dlock_key_equal(mark_key(&marks[i]), key))
 			return true;
 	}
 	return false;
@@ -1070,8 +1522,8 @@ pin_guards(void)
 
 		if (mark->kind != MARK_GUARD)
 			continue;
-		if (!dlock_queue_pin(&mark->held->name->key, mark->held->ticket))
-			raise_lost(&mark->held->name->key, mark->held->number);
+		if (!dlock_queue_pin(mark_key(mark), mark_ticket(mark)))
+			raise_lost(mark_key(mark), mark_ticket(mark)->number);
 		mark->pinned = true;
 	}
 }
@@ -1082,7 +1534,7 @@ unpin_guards(void)
 	for (int i = 0; i < num_marks; i++)
 	{
 		if (marks[i].pinned)
-			dlock_queue_unpin(&marks[i].held->name->key, marks[i].held->ticket);
+			dlock_queue_unpin(mark_key(&marks[i]), mark_ticket(&marks[i]));
 		marks[i].pinned = false;
 	}
 }
@@ -1184,6 +1636,8 @@ at_exit(int code, Datum arg)
 	else
 	{
 		dlock_ticket_free_spare();
+		if (dlock_my_backend)
+			dlock_lease_detach_all();
 		dlock_detach();
 	}
 }

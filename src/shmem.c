@@ -18,8 +18,10 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "catalog/pg_class.h"
 #include "catalog/pg_extension.h"
 #include "commands/extension.h"
+#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/shmem.h"
@@ -36,6 +38,7 @@
 DlockControl *dlock_control = NULL;
 dsa_area   *dlock_area = NULL;
 dshash_table *dlock_locks = NULL;
+dshash_table *dlock_ids = NULL;
 DlockBackend *dlock_backends = NULL;
 DlockBackend *dlock_my_backend = NULL;
 
@@ -79,7 +82,8 @@ key_copy(void *to, const void *from, size_t size, void *arg)
 
 static void
 table_parameters(dshash_parameters *spaces_table,
-				 dshash_parameters *locks_table)
+				 dshash_parameters *locks_table,
+				 dshash_parameters *ids_table)
 {
 	*spaces_table = (dshash_parameters)
 	{
@@ -97,6 +101,15 @@ table_parameters(dshash_parameters *spaces_table,
 		.compare_function = key_compare,
 		.hash_function = key_hash,
 		COMPAT_DSHASH_COPY(key_copy)
+		.tranche_id = dlock_control->table_tranche
+	};
+	*ids_table = (dshash_parameters)
+	{
+		.key_size = sizeof(DlockIdKey),
+		.entry_size = sizeof(DlockIdEntry),
+		.compare_function = dshash_memcmp,
+		.hash_function = dshash_memhash,
+		COMPAT_DSHASH_COPY(dshash_memcpy)
 		.tranche_id = dlock_control->table_tranche
 	};
 }
@@ -142,18 +155,20 @@ find_control(void)
  */
 static void
 create_area(dsa_area **area, dshash_table **spaces_table,
-			dshash_table **locks_table)
+			dshash_table **locks_table, dshash_table **ids_table)
 {
 	dshash_parameters spaces_parameters;
 	dshash_parameters locks_parameters;
+	dshash_parameters ids_parameters;
 	DlockBackend *backends;
 	int			num_backends = ProcGlobal->allProcCount;
 	dsa_pointer backends_pointer;
 
-	table_parameters(&spaces_parameters, &locks_parameters);
+	table_parameters(&spaces_parameters, &locks_parameters, &ids_parameters);
 	*area = dsa_create(dlock_control->memory_tranche);
 	*spaces_table = dshash_create(*area, &spaces_parameters, NULL);
 	*locks_table = dshash_create(*area, &locks_parameters, NULL);
+	*ids_table = dshash_create(*area, &ids_parameters, NULL);
 	backends_pointer = dsa_allocate0(*area,
 									 num_backends * sizeof(DlockBackend));
 	backends = dsa_get_address(*area, backends_pointer);
@@ -168,6 +183,7 @@ create_area(dsa_area **area, dshash_table **spaces_table,
 
 	dlock_control->spaces = dshash_get_hash_table_handle(*spaces_table);
 	dlock_control->locks = dshash_get_hash_table_handle(*locks_table);
+	dlock_control->ids = dshash_get_hash_table_handle(*ids_table);
 	dlock_control->backends = backends_pointer;
 	dlock_control->num_backends = num_backends;
 	dsa_pin(*area);
@@ -176,17 +192,20 @@ create_area(dsa_area **area, dshash_table **spaces_table,
 
 static void
 attach_area(dsa_area **area, dshash_table **spaces_table,
-			dshash_table **locks_table)
+			dshash_table **locks_table, dshash_table **ids_table)
 {
 	dshash_parameters spaces_parameters;
 	dshash_parameters locks_parameters;
+	dshash_parameters ids_parameters;
 
-	table_parameters(&spaces_parameters, &locks_parameters);
+	table_parameters(&spaces_parameters, &locks_parameters, &ids_parameters);
 	*area = dsa_attach(dlock_control->area);
 	*spaces_table = dshash_attach(*area, &spaces_parameters,
 								  dlock_control->spaces, NULL);
 	*locks_table = dshash_attach(*area, &locks_parameters,
 								 dlock_control->locks, NULL);
+	*ids_table = dshash_attach(*area, &ids_parameters,
+							   dlock_control->ids, NULL);
 }
 
 static void
@@ -209,6 +228,7 @@ dlock_attach(void)
 	dsa_area   *area;
 	dshash_table *spaces_table;
 	dshash_table *locks_table;
+	dshash_table *ids_table;
 	static bool registered = false;
 
 	Assert(dlock_my_backend == NULL);
@@ -219,9 +239,9 @@ dlock_attach(void)
 	old_context = MemoryContextSwitchTo(TopMemoryContext);
 	LWLockAcquire(&dlock_control->lock, LW_EXCLUSIVE);
 	if (dlock_control->area == DSM_HANDLE_INVALID)
-		create_area(&area, &spaces_table, &locks_table);
+		create_area(&area, &spaces_table, &locks_table, &ids_table);
 	else
-		attach_area(&area, &spaces_table, &locks_table);
+		attach_area(&area, &spaces_table, &locks_table, &ids_table);
 	LWLockRelease(&dlock_control->lock);
 	dsa_pin_mapping(area);
 	MemoryContextSwitchTo(old_context);
@@ -233,6 +253,7 @@ dlock_attach(void)
 	dlock_area = area;
 	spaces = spaces_table;
 	dlock_locks = locks_table;
+	dlock_ids = ids_table;
 	dlock_backends = dsa_get_address(area, dlock_control->backends);
 	dlock_my_backend = &dlock_backends[compat_my_procno()];
 	dlock_my_backend->database = MyDatabaseId;
@@ -331,6 +352,9 @@ remove_unused_spaces(const DlockSpaceKey *keep)
 		entry = dshash_find(spaces, &unused[i], true);
 		if (entry && entry->users == 0)
 		{
+			/* nobody comes to use it while this entry is locked */
+			dlock_queue_purge(&unused[i]);
+			dlock_lease_purge(dsa_get_address(dlock_area, entry->space));
 			dsa_free(dlock_area, entry->space);
 			dshash_delete_entry(spaces, entry);
 		}
@@ -376,7 +400,13 @@ make_space(const DlockSpaceKey *key)
 	SpinLockInit(&space->mutex);
 	pg_atomic_init_u64(&space->next_ticket, number);
 	pg_atomic_init_u64(&space->ticket_limit, number);
+	LWLockInitialize(&space->lease_lock, dlock_control->memory_tranche);
 	LWLockInitialize(&space->outbox_lock, dlock_control->memory_tranche);
+	pg_atomic_init_u32(&space->loaded, 0);
+	pg_atomic_init_u32(&space->failures, 0);
+	pg_atomic_init_u32(&space->failure, 0);
+	for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
+		pg_atomic_init_u64(&space->quorum[q], 0);
 	pg_atomic_init_u32(&space->announced, 0);
 	pg_atomic_init_u32(&space->worker, 0);
 	pg_atomic_init_u64(&space->worker_start, 0);
@@ -531,6 +561,32 @@ dlock_relation(DlockSpace *space, const char *name)
 				 errmsg("relation \"%s\" of extension \"%s\" does not exist",
 						name, "dlock")));
 	return relation;
+}
+
+Oid
+dlock_relation_owner(Oid relation)
+{
+	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
+	Oid			owner;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for relation %u", relation);
+	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+	ReleaseSysCache(tuple);
+	return owner;
+}
+
+/* Fill in the key of a lock, from a valid name. */
+void
+dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
+			   int length)
+{
+	key->space = space->key;
+	key->length = length;
+	memcpy(key->name, name, length);
+	key->hash = hash_bytes_extended((const unsigned char *) name, length,
+									(uint64) key->space.database << 32 |
+									key->space.extension);
 }
 
 /*

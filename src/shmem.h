@@ -9,18 +9,23 @@
  *
  *	DlockControl		one per server: how to find the rest
  *	  spaces			dshash: (database, extension) -> DlockSpaceEntry
- *	DlockSpace			one per space: its numbers, its worker, its outbox
+ *	DlockSpace			one per space: its numbers, worker, journal, outbox
  *	  locks				dshash: (space, name) -> DlockLock
+ *	  ids				dshash: (space, number) -> DlockIdEntry
  *	  backends			array by proc number: DlockBackend
  *	DlockTicket			one per holder and per waiter, linked into its lock
+ *	  DlockLeaseTicket	... one that belongs to a lease
+ *	DlockLease			one per lease, linked into its space
  *
  * A lock exists in the table for as long as it has a holder or a waiter.
  * The lock of its table partition (dshash_find returns with it held) is "the
  * lock entry's lock" in the comments here and elsewhere; it protects the lock
  * and the links and states of all its tickets.  Only queue.c takes it.
  *
- * Lock order: an entry's lock, then an outbox's lock, then a mutex or the
- * memory area's internal locks.  Nobody holds two entries' locks at a time.
+ * Lock order: an entry's lock, then a space's lease lock, then its outbox's
+ * lock, then a mutex or the memory area's internal locks.  Nobody holds two
+ * entries' locks at a time.  A partition of the table of numbers is locked
+ * alone; one of the spaces' table alone, or before an entry's lock.
  *
  *-------------------------------------------------------------------------
  */
@@ -30,6 +35,7 @@
 #include "datatype/timestamp.h"
 #include "lib/dshash.h"
 #include "port/atomics.h"
+#include "storage/condition_variable.h"
 #include "storage/lwlock.h"
 #include "storage/spin.h"
 #include "utils/dsa.h"
@@ -43,6 +49,7 @@
 
 #define DLOCK_MAX_NAME		255 /* bytes in a lock's name */
 #define DLOCK_MAX_INFO		1024	/* bytes in a ticket's info */
+#define DLOCK_MIN_TTL	INT64CONST(100000)	/* of a lease, in microseconds */
 #define DLOCK_MAX_TICKET	((INT64CONST(1) << 53) - 1)
 
 /* Numbers per reservation: what a restart loses, and how rarely WAL is written */
@@ -59,15 +66,19 @@ typedef enum DlockMode
 typedef enum DlockScope
 {
 	DLOCK_SESSION,
-	DLOCK_TRANSACTION
+	DLOCK_TRANSACTION,
+	DLOCK_LEASE					/* the ticket is a DlockLeaseTicket's */
 } DlockScope;
 
 /*
  * The life of a ticket.  WAITING is in the lock's queue, GRANTED among its
- * holders, GONE in neither.  ENDING is among the holders still, because it is
- * pinned: it goes with the pin.  A ticket's memory belongs to the backend that
- * made it, which alone frees it, so that its owner may look at the state at
- * any time without a lock.
+ * holders, GONE in neither.  ENDING is among the holders still, and does not
+ * hold any more: it goes with its last pin, or, where it belongs to a lease,
+ * once the removal of its row is in the WAL.
+ *
+ * The memory of a session's ticket belongs to the backend that made it, which
+ * alone frees it, so that its owner may look at the state at any time without
+ * a lock.  That of a lease's ticket is counted by references.
  */
 typedef enum DlockState
 {
@@ -146,6 +157,7 @@ typedef struct DlockAnnouncement
 	uint32		events;			/* what is to be announced: DLOCK_EVENT_... */
 	uint32		sending;		/* of these, what the worker is sending */
 	bool		in_outbox;		/* linked there: armed, and there are events */
+	bool		orphaned;		/* its ticket is gone: goes once it was sent */
 	int64		number;			/* of the ticket */
 
 	/* the owner's */
@@ -157,6 +169,7 @@ typedef struct DlockAnnouncement
 
 #define DLOCK_EVENT_GRANTED		0x01
 #define DLOCK_EVENT_RELEASED	0x02
+#define DLOCK_EVENT_EXPIRED		0x04
 
 typedef struct DlockTicket
 {
@@ -165,7 +178,8 @@ typedef struct DlockTicket
 	/* immutable once the ticket has joined a lock */
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
-	uint64		session;		/* DlockBackend.session of the owner */
+	uint64		session;		/* DlockBackend.session of the owner; 0: none,
+								 * it belongs to a lease (see below) */
 	int			procno;
 	int			pid;
 	Oid			role;			/* who asked */
@@ -190,6 +204,117 @@ typedef struct DlockTicket
 	pg_atomic_uint32 session_depth;
 	pg_atomic_uint32 xact_depth;
 } DlockTicket;
+
+/*
+ * What has a row in a table: a lease, or a lease's ticket.  Changes are marked
+ * here and written by the worker; see journal.c.
+ */
+typedef struct DlockRecord
+{
+	DlockLink	link;			/* in DlockSpace.journal; must be first */
+
+	/* immutable */
+	bool		is_lease;		/* a DlockLease's, or a DlockLeaseTicket's */
+
+	/* protected by the space's lease lock */
+	bool		listed;			/* in the journal: marked, and not written */
+	bool		in_flight;		/* the worker writes it, or died at it */
+	bool		has_row;
+	uint64		marked;			/* number of its latest change */
+
+	/* atomic: written by the worker, in this order */
+	pg_atomic_uint64 lsn;		/* end of the latest write, or of a later one */
+	pg_atomic_uint64 written;	/* the change that is in the WAL */
+
+	/* atomic; the memory goes with the last */
+	pg_atomic_uint32 references;
+
+	/* the worker broadcasts it after each write, and at the end */
+	ConditionVariable changed;
+} DlockRecord;
+
+/*
+ * A lease.  It is open for as long as its deadline lies ahead: who finds it
+ * passed treats the lease as gone, whether or not the worker has come round
+ * to it.  "deadline" goes from any moment to 0 once, by compare-and-exchange,
+ * and whoever does that ends the lease's tickets.
+ */
+typedef struct DlockLease
+{
+	DlockRecord record;			/* must be first */
+
+	/* immutable once it has a number */
+	dsa_pointer space;			/* DlockSpace */
+	int64		number;
+	bool		single;			/* one ticket's own, with that ticket's number:
+								 * the ticket's row stands for both */
+	int64		ttl;			/* in microseconds */
+	int64		delay;			/* in microseconds; 0: none */
+	int			durability;		/* the opener's synchronous_commit */
+	Oid			role;			/* the owner, by OID and by name */
+	NameData	role_name;
+	TimestampTz opened_at;
+	dsa_pointer info;			/* terminated string, or invalid */
+	uint64		session;		/* DlockBackend.session of the backend that
+								 * it is attached to; 0: none */
+	int			procno;
+	int			pid;
+
+	/* protected by the space's lease lock */
+	DlockLink	in_space;		/* in DlockSpace.leases */
+	bool		in_leases;		/* linked there */
+	bool		delayed;		/* ran out, and keeps its locks closed ... */
+	uint64		delay_ends;		/* ... until then, in monotonic microseconds */
+	DlockList	tickets;		/* WAITING and GRANTED, of DlockLeaseTicket */
+	DlockList	closed;			/* ENDING, once "delayed" is over */
+
+	/* atomic */
+	pg_atomic_uint64 deadline;	/* monotonic microseconds; 0: over */
+	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic */
+	pg_atomic_uint64 renewed_at;	/* TimestampTz */
+} DlockLease;
+
+/* The deadline of a lease that is attached to a living session */
+#define DLOCK_NO_DEADLINE	((uint64) PG_INT64_MAX)
+
+/*
+ * A lease's ticket.  While its request waits for the grant it is a session's
+ * ticket like others; then the lease adopts it: "session" becomes 0.
+ */
+typedef struct DlockLeaseTicket
+{
+	DlockTicket ticket;			/* must be first */
+	DlockRecord record;
+
+	/* immutable once the ticket has joined a lock */
+	DlockKey	key;
+	dsa_pointer lease;			/* DlockLease, which this refers to */
+	dsa_pointer owner;			/* terminated string, or invalid */
+	int			durability;		/* the requester's synchronous_commit */
+
+	/* protected by the space's lease lock */
+	DlockLink	in_lease;		/* in one of its lease's lists: */
+	bool		in_tickets;		/* ... in "tickets" */
+	bool		in_closed;		/* ... in "closed" */
+	bool		announced;		/* its grant has gone to the outbox */
+	bool		finished;		/* nothing knows its number any more */
+} DlockLeaseTicket;
+
+/* What a number stands for: a ticket, a lease, or both */
+typedef struct DlockIdKey
+{
+	DlockSpaceKey space;
+	int64		number;
+} DlockIdKey;
+
+typedef struct DlockIdEntry
+{
+	DlockIdKey	key;			/* hash key, must be first */
+
+	/* protected by the partition lock of the table */
+	dsa_pointer lease;			/* DlockLease, or invalid */
+	dsa_pointer ticket;			/* DlockLeaseTicket, or invalid */
+} DlockIdEntry;
 
 /*
  * A lock that is held or waited for.  Invariants, whenever the entry's lock
@@ -221,6 +346,9 @@ typedef enum DlockCounter
 	DLOCK_NUM_COUNTERS
 } DlockCounter;
 
+/* remote_write, remote_flush ("on") and remote_apply */
+#define DLOCK_NUM_QUORUMS	3
+
 /*
  * A name space: one per database and extension.  Kept while a backend uses
  * it; see remove_unused_spaces() for what happens to it then.
@@ -241,11 +369,22 @@ typedef struct DlockSpace
 
 	char		padding2[PG_CACHE_LINE_SIZE];
 
+	/* protected by lease_lock */
+	LWLock		lease_lock;
+	DlockList	leases;			/* of DlockLease */
+	DlockList	journal;		/* of DlockRecord, the oldest mark first */
+
 	/* protected by outbox_lock */
 	LWLock		outbox_lock;
 	DlockList	outbox;			/* of DlockAnnouncement */
 
 	/* atomic */
+	pg_atomic_uint32 loaded;	/* what the tables keep is in memory */
+	pg_atomic_uint32 failures;	/* attempts to write the journal that failed */
+	pg_atomic_uint32 failure;	/* SQLSTATE of the latest */
+	pg_atomic_uint64 quorum[DLOCK_NUM_QUORUMS]; /* when the last heartbeat was
+												 * sent that standbys have
+												 * acknowledged; monotonic */
 	pg_atomic_uint32 announced; /* tickets with an announcement */
 	pg_atomic_uint32 worker;	/* proc number of the worker, plus 1; or 0 */
 	pg_atomic_uint64 worker_start;	/* when one was last asked for, in ms */
@@ -303,6 +442,7 @@ typedef struct DlockControl
 	dsa_handle	area;
 	dshash_table_handle spaces;
 	dshash_table_handle locks;
+	dshash_table_handle ids;
 	dsa_pointer backends;
 	int			num_backends;
 

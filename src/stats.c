@@ -29,6 +29,42 @@ static const char *const mode_names[] = {
 StaticAssertDecl(lengthof(mode_names) == DLOCK_SLOTS + 1,
 				 "mode_names must match DlockMode");
 
+static const char *const scope_names[] = {
+	[DLOCK_SESSION] = "session",
+	[DLOCK_TRANSACTION] = "transaction",
+	[DLOCK_LEASE] = "lease"
+};
+
+StaticAssertDecl(lengthof(scope_names) == DLOCK_LEASE + 1,
+				 "scope_names must match DlockScope");
+
+const char *
+dlock_mode_name(DlockMode mode)
+{
+	return mode_names[mode];
+}
+
+DlockMode
+dlock_mode_by_name(const char *name)
+{
+	for (int mode = 0; mode < (int) lengthof(mode_names); mode++)
+	{
+		if (strcmp(mode_names[mode], name) == 0)
+			return (DlockMode) mode;
+	}
+	elog(ERROR, "unknown mode \"%s\" of a lock", name);
+}
+
+/* Microseconds as an interval */
+static Datum
+interval_datum(int64 microseconds)
+{
+	Interval   *interval = palloc0(sizeof(Interval));
+
+	interval->time = microseconds;
+	return IntervalPGetDatum(interval);
+}
+
 /*
  * The tickets that stand before a waiting one: the holders beside which it
  * does not fit, and all before it in the queue.  "first" is the first row of
@@ -73,13 +109,14 @@ space_to_show(void)
 		return NULL;
 	if (dlock_my_backend == NULL)
 		dlock_session_attach();
-	return dlock_current_space();
+	return dlock_loaded_space();
 }
 
 static void
 show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const DlockRow *first)
 {
-	bool		granted = row->position == 0;
+	bool		holder = row->position == 0 && !row->closed;
+	bool		waiter = row->position > 0;
 	Datum		values[20];
 	bool		nulls[20] = {0};
 	int			i = 0;
@@ -95,14 +132,20 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const DlockRow *first)
 	else
 		nulls[i++] = true;
 	values[i++] = Int32GetDatum(row->permits);
-	values[i++] = BoolGetDatum(granted);
+	values[i++] = BoolGetDatum(holder);
 	values[i++] = Int32GetDatum((int32) row->position);
-	values[i++] = CStringGetTextDatum(row->scope == DLOCK_SESSION ?
-									  "session" : "transaction");
+	values[i++] = CStringGetTextDatum(scope_names[row->scope]);
+	nulls[i] = row->pid == 0;
 	values[i++] = Int32GetDatum(row->pid);
-	nulls[i++] = true;			/* lease */
+	nulls[i] = row->lease == 0;
+	values[i++] = Int64GetDatum(row->lease);
 	values[i++] = ObjectIdGetDatum(row->role);
-	nulls[i++] = true;			/* owner */
+	if (row->has_owner)
+		values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length +
+															   row->info_length,
+															   row->owner_length));
+	else
+		nulls[i++] = true;
 	if (row->has_info)
 		values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length,
 															   row->info_length));
@@ -113,15 +156,18 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const DlockRow *first)
 	else
 		nulls[i++] = true;
 	values[i++] = TimestampTzGetDatum(row->enqueued_at);
-	if (granted)
+	if (waiter)
+		nulls[i++] = true;
+	else
 		values[i++] = TimestampTzGetDatum(row->granted_at);
+	if (row->remaining >= 0)
+		values[i++] = interval_datum(row->remaining);
 	else
 		nulls[i++] = true;
-	nulls[i++] = true;			/* remaining */
 	values[i++] = Int32GetDatum((int32) (row->session_depth + row->xact_depth));
 	values[i++] = BoolGetDatum(row->pinned);
-	values[i++] = granted ? PointerGetDatum(construct_empty_array(INT8OID)) :
-		blocked_by(first, row);
+	values[i++] = waiter ? blocked_by(first, row) :
+		PointerGetDatum(construct_empty_array(INT8OID));
 	Assert(i == lengthof(values));
 
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
@@ -145,6 +191,130 @@ dlock_lock_status(PG_FUNCTION_ARGS)
 			first = row;
 		show_row((ReturnSetInfo *) fcinfo->resultinfo, row, first);
 	}
+	return (Datum) 0;
+}
+
+/* What the view dlock_leases shows of a lease, copied out */
+typedef struct LeaseRow
+{
+	struct LeaseRow *next;
+	int64		number;
+	int64		ttl;
+	int64		delay;
+	int64		remaining;		/* microseconds; -1: no end */
+	int			pid;
+	Oid			role;
+	TimestampTz opened_at;
+	TimestampTz renewed_at;
+	int			held;
+	int			waiting;
+	bool		has_info;
+	char		info[FLEXIBLE_ARRAY_MEMBER];
+} LeaseRow;
+
+typedef struct LeaseRows
+{
+	LeaseRow   *first;
+	LeaseRow  **tail;
+	uint64		now;			/* monotonic */
+	bool		complete;
+} LeaseRows;
+
+static void
+count_ticket(DlockLeaseTicket *ticket, void *arg)
+{
+	LeaseRow   *row = arg;
+
+	if (pg_atomic_read_u32(&ticket->ticket.state) == DLOCK_WAITING)
+		row->waiting++;
+	else
+		row->held++;
+}
+
+static bool
+copy_lease(DlockLease *lease, void *arg)
+{
+	LeaseRows  *rows = arg;
+	LeaseRow   *row;
+	uint64		deadline = dlock_lease_deadline(lease);
+	const char *info = DsaPointerIsValid(lease->info) ?
+		dsa_get_address(dlock_area, lease->info) : NULL;
+
+	if (deadline <= rows->now)
+		return true;
+	row = palloc_extended(offsetof(LeaseRow, info) +
+						  (info ? strlen(info) : 0) + 1,
+						  MCXT_ALLOC_NO_OOM | MCXT_ALLOC_ZERO);
+	rows->complete = row != NULL;
+	if (row == NULL)
+		return false;
+	row->number = lease->number;
+	row->ttl = lease->ttl;
+	row->delay = lease->delay;
+	row->remaining = deadline == DLOCK_NO_DEADLINE ? -1 :
+		(int64) (deadline - rows->now);
+	row->pid = pg_atomic_read_u64(&lease->deadline) == DLOCK_NO_DEADLINE ?
+		lease->pid : 0;
+	row->role = lease->role;
+	row->opened_at = lease->opened_at;
+	row->renewed_at = (TimestampTz) pg_atomic_read_u64(&lease->renewed_at);
+	row->has_info = info != NULL;
+	if (info)
+		strcpy(row->info, info);
+	dlock_lease_for_each_ticket(lease, count_ticket, row);
+	*rows->tail = row;
+	rows->tail = &row->next;
+	return true;
+}
+
+static void
+show_lease(ReturnSetInfo *rsinfo, const LeaseRow *row)
+{
+	Datum		values[11];
+	bool		nulls[11] = {0};
+	int			i = 0;
+
+	values[i++] = Int64GetDatum(row->number);
+	values[i++] = interval_datum(row->ttl);
+	nulls[i] = row->delay == 0;
+	values[i++] = interval_datum(row->delay);
+	nulls[i] = row->remaining < 0;
+	values[i++] = interval_datum(row->remaining);
+	nulls[i] = row->pid == 0;
+	values[i++] = Int32GetDatum(row->pid);
+	values[i++] = ObjectIdGetDatum(row->role);
+	if (row->has_info)
+		values[i++] = CStringGetTextDatum(row->info);
+	else
+		nulls[i++] = true;
+	values[i++] = TimestampTzGetDatum(row->opened_at);
+	values[i++] = TimestampTzGetDatum(row->renewed_at);
+	values[i++] = Int32GetDatum(row->held);
+	values[i++] = Int32GetDatum(row->waiting);
+	Assert(i == lengthof(values));
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+PG_FUNCTION_INFO_V1(dlock_lease_status);
+Datum
+dlock_lease_status(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = space_to_show();
+	LeaseRows	rows = {.complete = true};
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (space == NULL)
+		return (Datum) 0;
+	rows.tail = &rows.first;
+	rows.now = dlock_monotonic_now();
+	dlock_lease_for_each(space, copy_lease, &rows);
+	if (!rows.complete)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory"),
+				 errdetail("Failed while copying the leases.")));
+	for (const LeaseRow *row = rows.first; row; row = row->next)
+		show_lease((ReturnSetInfo *) fcinfo->resultinfo, row);
 	return (Datum) 0;
 }
 

@@ -183,9 +183,9 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	install_block(space, reserved + 1, reserved + 1 + DLOCK_TICKET_BLOCK, force);
 }
 
-/* Release what belongs to a ticket that is in no lock. */
-static void
-release_texts(DlockTicket *ticket)
+/* Release what belongs to a ticket that is in no lock.  Raises nothing. */
+void
+dlock_ticket_release_texts(DlockTicket *ticket)
 {
 	if (DsaPointerIsValid(ticket->info))
 	{
@@ -221,7 +221,23 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 		pg_atomic_init_u32(&spare->xact_depth, 0);
 	}
 	ticket = spare;
-	release_texts(ticket);
+	dlock_ticket_release_texts(ticket);
+	dlock_ticket_fill(space, request, ticket);
+	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
+	pg_atomic_write_u32(&ticket->session_depth, 0);
+	pg_atomic_write_u32(&ticket->xact_depth, 0);
+	return ticket;
+}
+
+/*
+ * Fill in a ticket for a request of this session's.  Raises 53200 where there
+ * is no memory; what belongs to the ticket is its own already then.
+ */
+void
+dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
+				  DlockTicket *ticket)
+{
+	ticket->space = space->self;
 	if (request->info)
 	{
 		Size		size = strlen(request->info) + 1;
@@ -231,7 +247,6 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 	}
 	if (request->channel)
 		ticket->announcement = dlock_announcement_make(space, request);
-	ticket->space = space->self;
 	ticket->number = 0;
 	ticket->session = pg_atomic_read_u64(&dlock_my_backend->session);
 	ticket->procno = compat_my_procno();
@@ -245,10 +260,6 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 	ticket->granted_at = 0;
 	ticket->pins = 0;
 	ticket->link.prev = ticket->link.next = InvalidDsaPointer;
-	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
-	pg_atomic_write_u32(&ticket->session_depth, 0);
-	pg_atomic_write_u32(&ticket->xact_depth, 0);
-	return ticket;
 }
 
 /* The ticket has joined a lock, and is not the spare one any more. */
@@ -269,7 +280,13 @@ dlock_ticket_free(DlockTicket *ticket)
 {
 	Assert(pg_atomic_read_u32(&ticket->state) == DLOCK_GONE);
 
-	release_texts(ticket);
+	if (ticket->scope == DLOCK_LEASE)
+	{
+		dlock_lease_ticket_drop((DlockLeaseTicket *) ticket);
+		return;
+	}
+
+	dlock_ticket_release_texts(ticket);
 	if (spare == NULL)
 		spare = ticket;
 	else
@@ -282,7 +299,7 @@ dlock_ticket_free_spare(void)
 {
 	if (spare)
 	{
-		release_texts(spare);
+		dlock_ticket_release_texts(spare);
 		dlock_release_memory(spare->link.self, TICKET_SIZE);
 	}
 	spare = NULL;

@@ -20,6 +20,7 @@
 #include <limits.h>
 
 #include "miscadmin.h"
+#include "storage/condition_variable.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
@@ -71,10 +72,36 @@ unannounce_wait(void)
 	SpinLockRelease(&me->mutex);
 }
 
+/*
+ * Is the ticket somebody else's: a lease's, or that of a session whose lease
+ * will have it?  Nobody sets our latch for that, but its condition variable is
+ * broadcast.
+ */
 static bool
-still_waiting(DlockTicket *ticket)
+is_foreign(const DlockTicket *ticket)
 {
-	return pg_atomic_read_u32(&ticket->state) == DLOCK_WAITING;
+	return ticket->session != pg_atomic_read_u64(&dlock_my_backend->session);
+}
+
+/* A foreign ticket counts as granted once its lease has adopted it. */
+static bool
+still_waiting(DlockTicket *ticket, bool foreign)
+{
+	DlockState	state = (DlockState) pg_atomic_read_u32(&ticket->state);
+
+	return state == DLOCK_WAITING ||
+		(foreign && state == DLOCK_GRANTED && ticket->session != 0);
+}
+
+/*
+ * Be woken by a change of a foreign ticket.  The condition variable forgets us
+ * with every broadcast, so this comes before each look at the state.
+ */
+static void
+prepare_to_sleep(DlockTicket *ticket, bool foreign)
+{
+	if (foreign)
+		ConditionVariablePrepareToSleep(&((DlockLeaseTicket *) ticket)->record.changed);
 }
 
 /*
@@ -119,9 +146,10 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 					instr_time start)
 {
 	int64		next_check = (int64) DeadlockTimeout * 1000;
+	bool		foreign = is_foreign(ticket);
 	bool		logged = false;
 
-	while (still_waiting(ticket))
+	while (prepare_to_sleep(ticket, foreign), still_waiting(ticket, foreign))
 	{
 		int64		waited = microseconds_since(start);
 		int64		left = next_check - waited;
@@ -173,22 +201,24 @@ end_wait(bool has_lock_timeout, CompatPsSuffix *title, instr_time start)
 	if (has_lock_timeout)
 		disable_timeout(LOCK_TIMEOUT, true);
 	compat_ps_suffix_remove(title);
+	ConditionVariableCancelSleep();
 	unannounce_wait();
 	dlock_count(DLOCK_COUNT_WAIT_US, microseconds_since(start));
 }
 
 /*
- * Wait until a queued ticket is granted.  Returns false where the request's
- * timeout passed.  Raises 55L01 where the ticket was ended by force, 40P01
- * where it is a deadlock's victim, and whatever interrupts bring.
+ * Wait until a queued ticket is granted.  DLOCK_TIMED_OUT where the request's
+ * timeout passed, DLOCK_LOST where somebody has ended the ticket.  Raises
+ * 40P01 where it is a deadlock's victim, and whatever interrupts bring.
  */
-bool
+DlockOutcome
 dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 {
 	instr_time	start;
 	CompatPsSuffix title;
 	volatile bool granted = false;	/* set inside PG_TRY */
 	bool		has_lock_timeout = LockTimeout > 0;
+	DlockState	state;
 
 	INSTR_TIME_SET_CURRENT(start);
 	announce_wait(request, ticket->number);
@@ -213,17 +243,12 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	PG_END_TRY();
 	end_wait(has_lock_timeout, &title, start);
 
-	if (pg_atomic_read_u32(&ticket->state) == DLOCK_GONE)
+	state = (DlockState) pg_atomic_read_u32(&ticket->state);
+	if (state == DLOCK_GONE || (state == DLOCK_ENDING && is_foreign(ticket)))
 	{
 		dlock_count(DLOCK_COUNT_CANCELED, 1);
-		ereport(ERROR,
-				(errcode(ERRCODE_DLOCK_LOST),
-				 errmsg("lost the place in the queue of lock \"%.*s\"",
-						request->key.length, request->key.name),
-				 errdetail("Ticket %lld was released by an administrator.",
-						   (long long) ticket->number),
-				 errhint("Acquire the lock again.")));
+		return DLOCK_LOST;
 	}
 	dlock_count(granted ? DLOCK_COUNT_WAITED : DLOCK_COUNT_TIMEOUTS, 1);
-	return granted;
+	return granted ? DLOCK_ACQUIRED : DLOCK_TIMED_OUT;
 }

@@ -1,19 +1,30 @@
 /*-------------------------------------------------------------------------
  *
  * worker.c
- *	  The background worker of a space, which sends what sessions cannot.
+ *	  The background worker: writes what leases change, ends them when they
+ *	  are due, and sends announcements.
  *
  * There is at most one per database.  Whoever has something for it wakes it,
  * and asks the postmaster to start one where there is none.  It ends when no
- * ticket is left that could be announced, so that it does not stand in the
- * way of DROP DATABASE; and it may die at any time, as the outbox is in shared
- * memory and the next worker goes on with it.
+ * lease is left and no ticket that could be announced, so that it does not
+ * stand in the way of DROP DATABASE.  It may die at any time: all that it
+ * works on is in shared memory, and the next worker goes on with it.
+ *
+ * Its own memory has, besides, when to look at each lease again.  A lease can
+ * only be due later than that, as renewals are not told to the worker.
+ *
+ * The worker waits for nobody: not for standbys, whose answers it looks at,
+ * and for a lock only so long.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include <limits.h>
+
 #include "access/xact.h"
+#include "access/xlog.h"
+#include "lib/pairingheap.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
@@ -23,6 +34,7 @@
 #include "storage/proc.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
+#include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
@@ -33,26 +45,71 @@
 #define RETRY_MS		100		/* after an error, and then twice as long */
 #define MAX_RETRY_MS	2000
 #define START_MS		1000	/* that long, a start is waited for */
-#define LOCK_TIMEOUT_MS	"500"	/* for the lock that NOTIFY takes */
+#define LOCK_TIMEOUT_MS	"1000"	/* for a lock on the tables */
+#define NOTIFY_TIMEOUT_MS "20"	/* for the lock that NOTIFY takes */
+#define POLL_MS			10		/* standbys owe an answer */
+
+/* In microseconds, until when to sleep; see run() */
+#define NEVER			((uint64) PG_INT64_MAX)
 
 PGDLLEXPORT void dlock_worker_main(Datum arg);
 
+/* When a lease is to be looked at again */
+typedef struct Watch
+{
+	dsa_pointer key;			/* the lease; hash key, must be first */
+	DlockLease *lease;			/* referred to */
+	uint64		due;			/* monotonic microseconds */
+	pairingheap_node node;
+} Watch;
+
+/* A grant to be announced as soon as it is durable */
+typedef struct Grant
+{
+	DlockLeaseTicket *ticket;	/* referred to */
+	XLogRecPtr	lsn;
+} Grant;
+
+/* A heartbeat sent to standbys */
+typedef struct Heartbeat
+{
+	XLogRecPtr	lsn;
+	uint64		sent;
+} Heartbeat;
+
 static DlockSpace *my_space = NULL;
+static bool extension_is_gone = false;
+
+static HTAB *watches = NULL;
+static pairingheap *watches_by_due = NULL;
+
+static List *grants = NIL;		/* of Grant */
+
+static Heartbeat heartbeats[8];
+static int	num_heartbeats = 0;
+static uint64 next_heartbeat = 0;
+static int64 quorum_ttl = 0;	/* least ttl of the leases for which standbys
+								 * count; 0: to be found out again */
+
+/* What can fail, and is tried again */
+typedef struct Task
+{
+	bool		(*perform) (void);	/* returns whether there is more to do */
+	uint64		next_try;		/* monotonic microseconds; 0: at once */
+	long		retry_ms;
+} Task;
 
 static uint64
 now_ms(void)
 {
-	instr_time	now;
-
-	INSTR_TIME_SET_CURRENT(now);
-	return (uint64) INSTR_TIME_GET_MILLISEC(now);
+	return dlock_monotonic_now() / 1000;
 }
 
 /*
- * Ask for a worker, unless somebody has just done so.  Where no slot is free,
- * the next one who wakes the worker asks again.
+ * Ask for a worker, unless somebody has just done so.  False where no slot is
+ * free; the next one who wakes the worker asks again.
  */
-static void
+static bool
 start(DlockSpace *space)
 {
 	BackgroundWorker worker = {0};
@@ -61,7 +118,7 @@ start(DlockSpace *space)
 
 	if ((last != 0 && now - last < START_MS) ||
 		!pg_atomic_compare_exchange_u64(&space->worker_start, &last, now))
-		return;
+		return true;
 
 	worker.bgw_flags = BGWORKER_SHMEM_ACCESS |
 		BGWORKER_BACKEND_DATABASE_CONNECTION | COMPAT_BGWORKER_INTERRUPTIBLE;
@@ -74,22 +131,25 @@ start(DlockSpace *space)
 			 "dlock worker for database %u", space->key.database);
 	strlcpy(worker.bgw_type, "dlock worker", sizeof(worker.bgw_type));
 	memcpy(worker.bgw_extra, &space->key, sizeof(DlockSpaceKey));
-	(void) RegisterDynamicBackgroundWorker(&worker, NULL);
+	if (RegisterDynamicBackgroundWorker(&worker, NULL))
+		return true;
+	pg_atomic_write_u64(&space->worker_start, 0);
+	return false;
 }
 
 /*
- * There is something in the outbox.  Raises nothing, as exit callbacks call
- * this, too.
+ * There is something to do.  False where no worker is there and none can be
+ * started.  Raises nothing, as exit callbacks call this, too.
  */
-void
+bool
 dlock_worker_wake(DlockSpace *space)
 {
 	uint32		worker = pg_atomic_read_u32(&space->worker);
 
-	if (worker != 0)
-		SetLatch(&GetPGProcByNumber(worker - 1)->procLatch);
-	else
-		start(space);
+	if (worker == 0)
+		return start(space);
+	SetLatch(&GetPGProcByNumber(worker - 1)->procLatch);
+	return true;
 }
 
 /* Nothing is left that could have to be announced: the worker may go. */
@@ -102,9 +162,17 @@ dlock_worker_dismiss(DlockSpace *space)
 		SetLatch(&GetPGProcByNumber(worker - 1)->procLatch);
 }
 
+/* Is there something that a worker has to be there for? */
+bool
+dlock_worker_is_needed(DlockSpace *space)
+{
+	return space->leases.length > 0 || space->journal.length > 0 ||
+		space->outbox.length > 0;
+}
+
 /*
- * Let the next worker come; and see to it that one does, if something was
- * posted while this one still seemed to be there.
+ * Let the next worker come; and see to it that one does, if something is to
+ * be done, or was posted while this one still seemed to be there.
  */
 static void
 resign(int code, Datum arg)
@@ -114,8 +182,8 @@ resign(int code, Datum arg)
 	if (!pg_atomic_compare_exchange_u32(&my_space->worker, &me, 0))
 		return;
 	pg_atomic_write_u64(&my_space->worker_start, 0);
-	if (my_space->outbox.length > 0)
-		start(my_space);
+	if (!extension_is_gone && dlock_worker_is_needed(my_space))
+		(void) start(my_space);
 }
 
 /*
@@ -141,32 +209,393 @@ take_office(const DlockSpaceKey *key)
 }
 
 /*
- * Send all that is in the outbox.  Returns false where that failed: the error
- * has been logged, and the outbox is as it was.
+ * Watching leases
+ */
+
+static int
+compare_due(const pairingheap_node *a, const pairingheap_node *b, void *arg)
+{
+	uint64		due_a = pairingheap_const_container(Watch, node, a)->due;
+	uint64		due_b = pairingheap_const_container(Watch, node, b)->due;
+
+	/* the first is the one that compares as the greatest */
+	return due_a < due_b ? 1 : due_a > due_b ? -1 : 0;
+}
+
+static bool
+needs_quorum(const DlockLease *lease)
+{
+	return lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE;
+}
+
+static void
+watch(DlockLease *lease)
+{
+	bool		found;
+	Watch	   *watch = hash_search(watches, &lease->record.link.self,
+									HASH_ENTER, &found);
+
+	if (found)
+		return;
+	dlock_record_ref(&lease->record);
+	watch->lease = lease;
+	watch->due = Min(dlock_lease_deadline(lease),
+					 dlock_monotonic_now() + lease->ttl);
+	pairingheap_add(watches_by_due, &watch->node);
+	if (needs_quorum(lease) && lease->ttl < quorum_ttl)
+		quorum_ttl = 0;
+}
+
+/* A lease is gone. */
+void
+dlock_worker_unwatch(DlockLease *lease)
+{
+	Watch	   *watch = watches == NULL ? NULL :
+		hash_search(watches, &lease->record.link.self, HASH_FIND, NULL);
+
+	if (watch == NULL)
+		return;
+	pairingheap_remove(watches_by_due, &watch->node);
+	if (needs_quorum(lease) && lease->ttl == quorum_ttl)
+		quorum_ttl = 0;
+	(void) hash_search(watches, &lease->record.link.self, HASH_REMOVE, NULL);
+	dlock_record_unref(&lease->record);
+}
+
+/* End the leases that are due.  Returns when the next one is. */
+static uint64
+expire(void)
+{
+	while (!pairingheap_is_empty(watches_by_due))
+	{
+		Watch	   *first = pairingheap_container(Watch, node,
+												  pairingheap_first(watches_by_due));
+		uint64		due;
+
+		if (first->due > dlock_monotonic_now())
+			return first->due;
+		due = dlock_lease_expire(first->lease);
+		if (due == 0)
+			dlock_worker_unwatch(first->lease);
+		else
+		{
+			pairingheap_remove(watches_by_due, &first->node);
+			first->due = due;
+			pairingheap_add(watches_by_due, &first->node);
+		}
+	}
+	return NEVER;
+}
+
+/*
+ * Announcing grants
+ */
+
+static void
+remember_grant(DlockLeaseTicket *ticket, XLogRecPtr lsn)
+{
+	MemoryContext old_context;
+	Grant	   *grant;
+
+	if (ticket->announced || !DsaPointerIsValid(ticket->ticket.announcement) ||
+		pg_atomic_read_u32(&ticket->ticket.state) != DLOCK_GRANTED)
+		return;
+	old_context = MemoryContextSwitchTo(TopMemoryContext);
+	grant = palloc(sizeof(Grant));
+	grant->ticket = ticket;
+	grant->lsn = lsn;
+	grants = lappend(grants, grant);
+	MemoryContextSwitchTo(old_context);
+	dlock_record_ref(&ticket->record);
+}
+
+/*
+ * Let those grants be announced that are durable at their enqueuer's level.
+ * Returns whether some have still to wait for standbys.
  */
 static bool
-send_all(void)
+announce_grants(void)
 {
-	MemoryContext context = CurrentMemoryContext;
-	volatile bool sent = true;
+	ListCell   *cell;
 
+	foreach(cell, grants)
+	{
+		Grant	   *grant = lfirst(cell);
+		DlockLeaseTicket *ticket = grant->ticket;
+
+		if (ticket->durability != SYNCHRONOUS_COMMIT_OFF)
+			XLogFlush(grant->lsn);
+		if (!dlock_journal_is_acknowledged(grant->lsn, ticket->durability))
+			continue;
+		dlock_lease_ticket_announce(ticket);
+		dlock_record_unref(&ticket->record);
+		pfree(grant);
+		grants = foreach_delete_current(grants, cell);
+	}
+	return grants != NIL;
+}
+
+/*
+ * Learning of leases and grants
+ */
+
+/* A record was written, or was found written by the worker before. */
+static void
+at_write(DlockRecord *record, bool over, XLogRecPtr lsn)
+{
+	DlockLeaseTicket *ticket;
+	DlockLease *lease;
+
+	if (over)
+		return;
+	if (record->is_lease)
+	{
+		watch((DlockLease *) record);
+		return;
+	}
+	ticket = dlock_record_ticket(record);
+	lease = dsa_get_address(dlock_area, ticket->lease);
+	if (lease->single)
+		watch(lease);
+	remember_grant(ticket, lsn);
+}
+
+static void
+find_ticket(DlockLeaseTicket *ticket, void *arg)
+{
+	if (ticket->record.has_row && !ticket->record.listed)
+		remember_grant(ticket, pg_atomic_read_u64(&ticket->record.lsn));
+}
+
+static bool
+find_lease(DlockLease *lease, void *arg)
+{
+	watch(lease);
+	dlock_lease_for_each_ticket(lease, find_ticket, NULL);
+	return true;
+}
+
+/*
+ * Heartbeats
+ */
+
+static void
+find_quorum_ttl(void)
+{
+	HASH_SEQ_STATUS status;
+	Watch	   *watch;
+
+	quorum_ttl = PG_INT64_MAX;
+	hash_seq_init(&status, watches);
+	while ((watch = hash_seq_search(&status)) != NULL)
+	{
+		if (needs_quorum(watch->lease))
+			quorum_ttl = Min(quorum_ttl, watch->lease->ttl);
+	}
+}
+
+/* Believe in the quorum from a moment on; the moment only ever moves on. */
+static void
+confirm(int quorum, uint64 moment)
+{
+	if (moment > pg_atomic_read_u64(&my_space->quorum[quorum]))
+		pg_atomic_write_u64(&my_space->quorum[quorum], moment);
+}
+
+/* Take note of the heartbeats that standbys have acknowledged. */
+static void
+take_acknowledgements(void)
+{
+	XLogRecPtr	positions[DLOCK_NUM_QUORUMS];
+	int			done = 0;
+
+	dlock_journal_acknowledged(positions);
+	for (int i = 0; i < num_heartbeats; i++)
+	{
+		bool		by_all = true;
+
+		for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
+		{
+			if (positions[q] >= heartbeats[i].lsn)
+				confirm(q, heartbeats[i].sent);
+			else
+				by_all = false;
+		}
+		if (by_all)
+			done = i + 1;
+	}
+	num_heartbeats -= done;
+	memmove(heartbeats, heartbeats + done, num_heartbeats * sizeof(Heartbeat));
+}
+
+/*
+ * Send a heartbeat if it is time, which is each quarter of the least ttl.
+ * Where no standbys are named, none is needed: but who names some finds all
+ * leases confirmed until that moment.  Returns when to come again.
+ */
+static uint64
+beat(void)
+{
+	uint64		now = dlock_monotonic_now();
+	uint64		interval;
+
+	if (quorum_ttl == 0)
+		find_quorum_ttl();
+	if (quorum_ttl == PG_INT64_MAX)
+		return NEVER;
+	interval = quorum_ttl / 4;
+	next_heartbeat = Min(next_heartbeat, now + interval);
+	if (!dlock_journal_has_standbys())
+	{
+		num_heartbeats = 0;
+		for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
+			confirm(q, now);
+		return now + interval;
+	}
+	take_acknowledgements();
+	if (now >= next_heartbeat)
+	{
+		/* where nobody answers for so long, only the latest matters */
+		if (num_heartbeats == lengthof(heartbeats))
+			num_heartbeats--;
+		heartbeats[num_heartbeats].lsn = dlock_journal_heartbeat();
+		heartbeats[num_heartbeats].sent = now;
+		num_heartbeats++;
+		next_heartbeat = now + interval;
+	}
+	return num_heartbeats == 0 ? next_heartbeat :
+		Min(next_heartbeat, now + Max(interval / 8, 1000));
+}
+
+/*
+ * Tasks that can fail
+ */
+
+static int	dead_rows = 0;
+
+static bool
+write_journal(void)
+{
+	if (my_space->journal.length == 0)
+		return false;
+	extension_is_gone =
+		dlock_journal_write(my_space, &dead_rows, at_write) < 0;
+	return !extension_is_gone && my_space->journal.length > 0;
+}
+
+static bool
+send_announcements(void)
+{
+	bool		more;
+
+	/* whoever sits on the lock of NOTIFY delays announcements, and no more */
+	SetConfigOption("lock_timeout", NOTIFY_TIMEOUT_MS, PGC_SUSET, PGC_S_SESSION);
+	more = dlock_notify_send(my_space) > 0;
+	SetConfigOption("lock_timeout", LOCK_TIMEOUT_MS, PGC_SUSET, PGC_S_SESSION);
+	return more;
+}
+
+static bool
+vacuum_tables(void)
+{
+	dlock_journal_vacuum(my_space, &dead_rows);
+	return false;
+}
+
+static Task journal_task = {write_journal, 0, RETRY_MS};
+static Task notify_task = {send_announcements, 0, RETRY_MS};
+static Task vacuum_task = {vacuum_tables, 0, RETRY_MS};
+
+/*
+ * Perform a task, unless it has failed a moment ago.  Where it fails, the
+ * error is logged.  Returns when to come again.
+ */
+static uint64
+perform(Task *task)
+{
+	volatile bool more = false;
+	volatile bool failed = false;
+
+	if (dlock_monotonic_now() < task->next_try)
+		return task->next_try;
 	PG_TRY();
 	{
-		while (dlock_notify_send(my_space) > 0)
-			CHECK_FOR_INTERRUPTS();
+		more = task->perform();
 	}
 	PG_CATCH();
 	{
 		HOLD_INTERRUPTS();
 		EmitErrorReport();
 		AbortCurrentTransaction();
-		MemoryContextSwitchTo(context);
 		FlushErrorState();
+		SetConfigOption("lock_timeout", LOCK_TIMEOUT_MS, PGC_SUSET,
+						PGC_S_SESSION);
 		RESUME_INTERRUPTS();
-		sent = false;
+		failed = true;
 	}
 	PG_END_TRY();
-	return sent;
+	MemoryContextSwitchTo(TopMemoryContext);
+	if (!failed)
+	{
+		task->next_try = 0;
+		task->retry_ms = RETRY_MS;
+		return more ? 0 : NEVER;
+	}
+	task->next_try = dlock_monotonic_now() + task->retry_ms * 1000;
+	task->retry_ms = Min(task->retry_ms * 2, MAX_RETRY_MS);
+	return task->next_try;
+}
+
+/*
+ * What a database's or a role's settings must not change.
+ */
+static void
+pin_settings(void)
+{
+	static const char *const settings[][2] = {
+		{"search_path", "pg_catalog, pg_temp"},
+		{"synchronous_commit", "off"},
+		{"lock_timeout", LOCK_TIMEOUT_MS},
+		{"default_transaction_read_only", "off"},
+		{"default_transaction_isolation", "read committed"},
+		{"row_security", "off"},
+		{"vacuum_cost_delay", "0"},
+		{"transaction_timeout", "0"}	/* since 17 */
+	};
+
+	for (int i = 0; i < (int) lengthof(settings); i++)
+	{
+		if (GetConfigOption(settings[i][0], true, false) != NULL)
+			SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET,
+							PGC_S_SESSION);
+	}
+}
+
+/* All that a worker learns from the one before.  False: nothing to do. */
+static bool
+begin_work(void)
+{
+	HASHCTL		info = {
+		.keysize = sizeof(dsa_pointer),
+		.entrysize = sizeof(Watch),
+		.hcxt = TopMemoryContext
+	};
+
+	watches = hash_create("dlock leases", 256, &info,
+						  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	watches_by_due = pairingheap_allocate(compare_due, NULL);
+	StartTransactionCommand();
+	if (pg_atomic_read_u32(&my_space->loaded) == 0)
+		dlock_journal_load(my_space);
+	CommitTransactionCommand();
+	if (!dlock_journal_begin(my_space))
+	{
+		extension_is_gone = true;
+		return false;
+	}
+	MemoryContextSwitchTo(TopMemoryContext);
+	dlock_lease_for_each(my_space, find_lease, NULL);
+	return true;
 }
 
 void
@@ -174,25 +603,23 @@ dlock_worker_main(Datum arg)
 {
 	DlockSpaceKey key;
 	uint64		idle_since = 0; /* 0: not idle */
-	long		retry = RETRY_MS;
 
 	memcpy(&key, MyBgworkerEntry->bgw_extra, sizeof(DlockSpaceKey));
 	pqsignal(SIGTERM, die);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnectionByOid(key.database, InvalidOid, 0);
-
-	/* whoever sits on the lock of NOTIFY delays announcements, and no more */
-	SetConfigOption("lock_timeout", LOCK_TIMEOUT_MS, PGC_SUSET, PGC_S_SESSION);
-	if (!take_office(&key))
+	pin_settings();
+	MemoryContextSwitchTo(TopMemoryContext);
+	if (!take_office(&key) || !begin_work())
 		return;
 
 	for (;;)
 	{
-		long		timeout = -1;
-		bool		sent;
+		uint64		next;
+		uint64		now;
 
-		/* before the outbox is looked at, so that no wakeup is missed */
+		/* before anything is looked at, so that no wakeup is missed */
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)
@@ -202,27 +629,30 @@ dlock_worker_main(Datum arg)
 		}
 
 		pgstat_report_activity(STATE_RUNNING, NULL);
-		sent = send_all();
+		next = expire();
+		next = Min(next, perform(&journal_task));
+		if (extension_is_gone)
+			return;
+		next = Min(next, beat());
+		if (announce_grants())
+			next = Min(next, dlock_monotonic_now() + POLL_MS * 1000);
+		next = Min(next, perform(&notify_task));
+		next = Min(next, perform(&vacuum_task));
 		pgstat_report_activity(STATE_IDLE, NULL);
 
-		if (!sent)
-		{
-			timeout = retry;
-			retry = Min(retry * 2, MAX_RETRY_MS);
-		}
-		else
-			retry = RETRY_MS;
-		if (pg_atomic_read_u32(&my_space->announced) > 0)
+		now = dlock_monotonic_now();
+		if (dlock_worker_is_needed(my_space) ||
+			pg_atomic_read_u32(&my_space->announced) > 0)
 			idle_since = 0;
 		else if (idle_since == 0)
-			idle_since = now_ms();
-		else if (now_ms() - idle_since >= IDLE_MS)
+			idle_since = now;
+		else if (now - idle_since >= IDLE_MS * 1000)
 			return;
-		if (idle_since != 0 && sent)
-			timeout = IDLE_MS;
+		if (idle_since != 0)
+			next = Min(next, idle_since + IDLE_MS * 1000);
 		(void) WaitLatch(MyLatch,
-						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH |
-						 (timeout >= 0 ? WL_TIMEOUT : 0),
-						 timeout, PG_WAIT_EXTENSION);
+						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
+						 next <= now ? 0 : (long) Min((next - now + 999) / 1000, INT_MAX),
+						 PG_WAIT_EXTENSION);
 	}
 }

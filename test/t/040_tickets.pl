@@ -268,7 +268,7 @@ foreach my $mode ([ ', shared => true', '' ],
 	$waiter->start("SELECT dlock_wait($ticket)");
 	until_sleeps($waiter);
 	$admin->query("SELECT dlock_force_release($ticket)");
-	like($waiter->answer, qr/55L01: lost the place/, 'forced release');
+	like($waiter->answer, qr/55L01: ticket $ticket is gone/, 'forced release');
 	like($waiter->query("SELECT dlock_wait($ticket)"),
 		qr/55L01: ticket $ticket is gone/, 'it is gone');
 	$ticket = enqueue($waiter, 'lock');

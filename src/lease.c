@@ -1,0 +1,1235 @@
+/*-------------------------------------------------------------------------
+ *
+ * lease.c
+ *	  Leases: what keeps tickets beyond a session.
+ *
+ * A lease is in the list of its space, and so are its tickets in lists of the
+ * lease, from the moment they can be found until the removal of their rows is
+ * in the WAL; the worker then finishes them.  Leases and tickets are found by
+ * number, in the table of numbers, by any backend.  So their memory is counted
+ * by references: one for being listed, one for each backend that uses it, and
+ * a ticket has one on its lease.
+ *
+ * Whether a lease is open is told by its deadline alone, on the monotonic
+ * clock of the server.  Renewing moves it, by compare-and-exchange and without
+ * a lock; ending sets it to 0, once, by the same means; so a renewal and an
+ * expiry never both succeed.
+ *
+ * Lock order: an entry's lock, then the space's lease lock.  To end a lease,
+ * therefore, its tickets are picked one by one, and each ended with the lease
+ * lock released in between.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <time.h>
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "replication/syncrep.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "dlock.h"
+
+/* What calls of this transaction use, and let go of at its end at the latest */
+static DlockRecord **uses = NULL;
+static int	num_uses = 0;
+static int	max_uses = 0;
+
+/* Leases attached to this session, each referred to */
+static List *attached_leases = NIL;
+
+static inline DlockSpace *
+space_at(dsa_pointer pointer)
+{
+	return dsa_get_address(dlock_area, pointer);
+}
+
+static inline DlockLease *
+lease_of(const DlockLeaseTicket *ticket)
+{
+	return dsa_get_address(dlock_area, ticket->lease);
+}
+
+static inline DlockLeaseTicket *
+ticket_in_lease(dsa_pointer link)
+{
+	return (DlockLeaseTicket *) ((char *) dsa_get_address(dlock_area, link) -
+								 offsetof(DlockLeaseTicket, in_lease));
+}
+
+static inline DlockLease *
+lease_in_space(dsa_pointer link)
+{
+	return (DlockLease *) ((char *) dsa_get_address(dlock_area, link) -
+						   offsetof(DlockLease, in_space));
+}
+
+static inline DlockState
+state_of(const DlockLeaseTicket *ticket)
+{
+	return (DlockState)
+		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
+}
+
+/*
+ * Microseconds that never go back.  The clock of instr_time is not always one
+ * that all processes share, and so is not used for what they compare.
+ */
+uint64
+dlock_monotonic_now(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64) now.tv_sec * USECS_PER_SEC + now.tv_nsec / 1000;
+}
+
+/*
+ * References
+ */
+
+void
+dlock_record_init(DlockRecord *record, dsa_pointer self, bool is_lease)
+{
+	record->link.self = self;
+	record->is_lease = is_lease;
+	pg_atomic_init_u64(&record->lsn, 0);
+	pg_atomic_init_u64(&record->written, 0);
+	pg_atomic_init_u32(&record->references, 0);
+	ConditionVariableInit(&record->changed);
+}
+
+void
+dlock_record_ref(DlockRecord *record)
+{
+	pg_atomic_fetch_add_u32(&record->references, 1);
+}
+
+DlockLeaseTicket *
+dlock_record_ticket(DlockRecord *record)
+{
+	Assert(!record->is_lease);
+	return (DlockLeaseTicket *) ((char *) record -
+								 offsetof(DlockLeaseTicket, record));
+}
+
+static void
+release_text(dsa_pointer text)
+{
+	if (DsaPointerIsValid(text))
+		dlock_release_memory(text,
+							 strlen(dsa_get_address(dlock_area, text)) + 1);
+}
+
+/* Drop a reference; the last one frees.  Raises nothing. */
+void
+dlock_record_unref(DlockRecord *record)
+{
+	if (pg_atomic_sub_fetch_u32(&record->references, 1) > 0)
+		return;
+	if (record->is_lease)
+	{
+		DlockLease *lease = (DlockLease *) record;
+
+		Assert(lease->tickets.length == 0 && !lease->in_leases);
+		release_text(lease->info);
+		dlock_release_memory(record->link.self, sizeof(DlockLease));
+	}
+	else
+	{
+		DlockLeaseTicket *ticket = dlock_record_ticket(record);
+		DlockLease *lease = lease_of(ticket);
+
+		Assert(!ticket->in_tickets && !ticket->in_closed && !record->listed);
+		release_text(ticket->owner);
+		dlock_ticket_release_texts(&ticket->ticket);
+		dlock_release_memory(ticket->ticket.link.self,
+							 sizeof(DlockLeaseTicket));
+		dlock_record_unref(&lease->record);
+	}
+}
+
+static void
+at_transaction_end(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT)
+		dlock_record_unuse(0);
+}
+
+/*
+ * Make sure that a call can use a few records more, and return how many are
+ * in use, to be given to dlock_record_unuse() at the end of the call.
+ */
+int
+dlock_record_prepare(void)
+{
+	const int	more = 8;
+
+	if (uses == NULL)
+	{
+		uses = MemoryContextAlloc(TopMemoryContext, 32 * sizeof(*uses));
+		max_uses = 32;
+		RegisterXactCallback(at_transaction_end, NULL);
+	}
+	else if (num_uses + more > max_uses)
+	{
+		uses = repalloc_huge(uses, (Size) max_uses * 2 * sizeof(*uses));
+		max_uses *= 2;
+	}
+	return num_uses;
+}
+
+/*
+ * Keep a record's memory until the call's end; after an error, until that of
+ * the transaction.  Allocates nothing, so that this works under a lock.
+ */
+void
+dlock_record_use(DlockRecord *record)
+{
+	Assert(num_uses < max_uses);
+	dlock_record_ref(record);
+	uses[num_uses++] = record;
+}
+
+void
+dlock_record_unuse(int before)
+{
+	while (num_uses > before)
+		dlock_record_unref(uses[--num_uses]);
+}
+
+/*
+ * Numbers
+ */
+
+static DlockIdKey
+id_key(const DlockSpace *space, int64 number)
+{
+	return (DlockIdKey)
+	{
+		.space = space->key,
+		.number = number
+	};
+}
+
+/* Let a lease, or a ticket, or both, be found by a number.  Raises 53200. */
+static void
+insert_id(DlockSpace *space, int64 number, DlockLease *lease,
+		  DlockLeaseTicket *ticket)
+{
+	DlockIdKey	key = id_key(space, number);
+	DlockIdEntry *entry;
+	bool		found;
+
+	entry = dshash_find_or_insert(dlock_ids, &key, &found);
+	entry->lease = lease ? lease->record.link.self : InvalidDsaPointer;
+	entry->ticket = ticket ? ticket->ticket.link.self : InvalidDsaPointer;
+	dshash_release_lock(dlock_ids, entry);
+}
+
+static void
+delete_id(DlockSpace *space, int64 number)
+{
+	DlockIdKey	key = id_key(space, number);
+
+	(void) dshash_delete_key(dlock_ids, &key);
+}
+
+/*
+ * Find what a number stands for, and use it.  Either can be NULL afterwards.
+ */
+static void
+find_id(DlockSpace *space, int64 number, DlockLease **lease,
+		DlockLeaseTicket **ticket)
+{
+	DlockIdKey	key = id_key(space, number);
+	DlockIdEntry *entry;
+
+	*lease = NULL;
+	*ticket = NULL;
+	entry = dshash_find(dlock_ids, &key, false);
+	if (entry == NULL)
+		return;
+	if (DsaPointerIsValid(entry->lease))
+	{
+		*lease = dsa_get_address(dlock_area, entry->lease);
+		dlock_record_use(&(*lease)->record);
+	}
+	if (DsaPointerIsValid(entry->ticket))
+	{
+		*ticket = dsa_get_address(dlock_area, entry->ticket);
+		dlock_record_use(&(*ticket)->record);
+	}
+	dshash_release_lock(dlock_ids, entry);
+}
+
+/*
+ * Is a lease open?
+ */
+
+/*
+ * Where a quorum of standbys counts for a lease, it does not live beyond the
+ * sending of the last heartbeat that they have acknowledged, plus its ttl.
+ */
+static uint64
+quorum_deadline(const DlockLease *lease)
+{
+	DlockSpace *space = space_at(lease->space);
+	int			quorum = lease->durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE;
+	uint64		confirmed;
+
+	if (quorum < 0 || !dlock_journal_has_standbys())
+		return DLOCK_NO_DEADLINE;
+	confirmed = pg_atomic_read_u64((pg_atomic_uint64 *) &lease->confirmed);
+	confirmed = Max(confirmed, pg_atomic_read_u64(&space->quorum[quorum]));
+	return confirmed + lease->ttl;
+}
+
+/* When a lease runs out, in monotonic microseconds; 0: it is over. */
+uint64
+dlock_lease_deadline(const DlockLease *lease)
+{
+	uint64		deadline =
+		pg_atomic_read_u64((pg_atomic_uint64 *) &lease->deadline);
+
+	return deadline == 0 ? 0 : Min(deadline, quorum_deadline(lease));
+}
+
+bool
+dlock_lease_is_open(const DlockLease *lease)
+{
+	uint64		deadline = dlock_lease_deadline(lease);
+
+	return deadline != 0 && dlock_monotonic_now() < deadline;
+}
+
+/*
+ * Move the deadline to a full ttl from now; false where the lease is over.
+ */
+static bool
+extend(DlockLease *lease)
+{
+	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
+
+	do
+	{
+		if (!dlock_lease_is_open(lease))
+			return false;
+		if (deadline == DLOCK_NO_DEADLINE)
+			break;				/* attached */
+	} while (!pg_atomic_compare_exchange_u64(&lease->deadline, &deadline,
+											 dlock_monotonic_now() + lease->ttl));
+	pg_atomic_write_u64(&lease->renewed_at, (uint64) GetCurrentTimestamp());
+	return true;
+}
+
+/* Take it upon this backend to end a lease; false where another one has. */
+static bool
+claim(DlockLease *lease)
+{
+	return pg_atomic_exchange_u64(&lease->deadline, 0) != 0;
+}
+
+/*
+ * The tickets of a lease, for queue.c.  All of these raise nothing.
+ */
+
+bool
+dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket)
+{
+	return dlock_lease_is_open(lease_of(ticket));
+}
+
+bool
+dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
+{
+	return lease_of(ticket)->delayed;
+}
+
+static bool
+same_text(dsa_pointer a, dsa_pointer b)
+{
+	if (!DsaPointerIsValid(a) || !DsaPointerIsValid(b))
+		return !DsaPointerIsValid(a) && !DsaPointerIsValid(b);
+	return strcmp(dsa_get_address(dlock_area, a),
+				  dsa_get_address(dlock_area, b)) == 0;
+}
+
+/*
+ * Would a request that "wanted" was made for get this ticket?  With a lease of
+ * many tickets, where lease and owner are the same; with a ticket's own lease
+ * where the role is and an owner was given.  What is still waited for by
+ * another session counts, too.
+ */
+bool
+dlock_lease_ticket_is_same(const DlockLeaseTicket *ticket,
+						   const DlockLeaseTicket *wanted)
+{
+	const DlockLease *lease = lease_of(ticket);
+	const DlockLease *wanted_lease = lease_of(wanted);
+
+	if (!same_text(ticket->owner, wanted->owner))
+		return false;
+	if (!wanted_lease->single)
+		return ticket->lease == wanted->lease;
+	return lease->single && lease->role == wanted_lease->role &&
+		DsaPointerIsValid(wanted->owner) &&
+		(ticket->ticket.session != 0 || dlock_lease_is_open(lease));
+}
+
+/* Enter a lease into its space; called with the lease lock. */
+static void
+list_lease(DlockSpace *space, DlockLease *lease)
+{
+	dlock_record_ref(&lease->record);
+	lease->in_space.self = lease->record.link.self +
+		offsetof(DlockLease, in_space);
+	dlock_list_append(&space->leases, &lease->in_space);
+	lease->in_leases = true;
+}
+
+/*
+ * Take a lease out of its space; false where that was done before.  Whoever
+ * calls this refers to it, or to a ticket of it.
+ */
+static bool
+unlist_lease(DlockSpace *space, DlockLease *lease)
+{
+	bool		was_listed;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	was_listed = lease->in_leases;
+	if (was_listed)
+		dlock_list_remove(&space->leases, &lease->in_space);
+	lease->in_leases = false;
+	LWLockRelease(&space->lease_lock);
+	if (was_listed)
+	{
+		dlock_worker_unwatch(lease);
+		dlock_record_unref(&lease->record);
+	}
+	return was_listed;
+}
+
+static void
+list_ticket(DlockLease *lease, DlockLeaseTicket *ticket, bool closed)
+{
+	ticket->in_lease.self = ticket->ticket.link.self +
+		offsetof(DlockLeaseTicket, in_lease);
+	dlock_list_append(closed ? &lease->closed : &lease->tickets,
+					  &ticket->in_lease);
+	ticket->in_closed = closed;
+	ticket->in_tickets = !closed;
+}
+
+/* Take a ticket out of its lease's lists; called with the lease lock. */
+static void
+unlist_ticket(DlockLease *lease, DlockLeaseTicket *ticket)
+{
+	if (ticket->in_tickets)
+		dlock_list_remove(&lease->tickets, &ticket->in_lease);
+	if (ticket->in_closed)
+		dlock_list_remove(&lease->closed, &ticket->in_lease);
+	ticket->in_tickets = ticket->in_closed = false;
+}
+
+/* A lease becomes open.  Called with the lease lock. */
+static void
+begin(DlockSpace *space, DlockLease *lease)
+{
+	uint64		now = dlock_monotonic_now();
+
+	pg_atomic_write_u64(&lease->confirmed, now);
+	pg_atomic_write_u64(&lease->renewed_at, (uint64) GetCurrentTimestamp());
+	pg_atomic_write_u64(&lease->deadline,
+						lease->session != 0 ? DLOCK_NO_DEADLINE : now + lease->ttl);
+	list_lease(space, lease);
+}
+
+/*
+ * The lease takes a ticket that has joined its lock; false where the lease is
+ * gone.  Called under the entry's lock.
+ */
+bool
+dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
+{
+	DlockLease *lease = lease_of(ticket);
+	DlockSpace *space = space_at(lease->space);
+	bool		open;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	open = lease->single || dlock_lease_is_open(lease);
+	if (open)
+	{
+		if (lease->single)
+		{
+			lease->number = ticket->ticket.number;
+			begin(space, lease);
+		}
+		ticket->ticket.session = 0;
+		ticket->ticket.procno = 0;
+		ticket->ticket.pid = 0;
+		list_ticket(lease, ticket, false);
+		dlock_journal_mark(space, &ticket->record);
+	}
+	LWLockRelease(&space->lease_lock);
+	return open;
+}
+
+/*
+ * A ticket that waited was granted.  Called under the entry's lock.
+ */
+void
+dlock_lease_ticket_granted(DlockLeaseTicket *ticket)
+{
+	DlockLease *lease = lease_of(ticket);
+	DlockSpace *space = space_at(lease->space);
+
+	if (lease->single)
+		(void) extend(lease);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_journal_mark(space, &ticket->record);
+	LWLockRelease(&space->lease_lock);
+}
+
+/*
+ * A ticket has become GONE or ENDING, or an ENDING one has lost its last pin.
+ * Returns whether one that is ENDING may be taken out of its lock at once, as
+ * it has no row.  Called under the entry's lock.
+ */
+bool
+dlock_lease_ticket_ended(DlockLeaseTicket *ticket)
+{
+	DlockLease *lease = lease_of(ticket);
+	DlockSpace *space = space_at(lease->space);
+	bool		at_once = false;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	if (lease->single)
+		(void) claim(lease);
+	unlist_ticket(lease, ticket);
+	if (lease->delayed && state_of(ticket) == DLOCK_ENDING)
+		list_ticket(lease, ticket, true);
+	else
+		at_once = !ticket->record.has_row && !ticket->record.in_flight &&
+			ticket->ticket.pins == 0;
+	dlock_journal_mark(space, &ticket->record);
+	LWLockRelease(&space->lease_lock);
+	return at_once;
+}
+
+/*
+ * A grant is durable: let it be announced, if the ticket still holds.
+ */
+void
+dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
+{
+	DlockSpace *space = space_at(ticket->ticket.space);
+	bool		announce;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	announce = state_of(ticket) == DLOCK_GRANTED && !ticket->announced;
+	ticket->announced = true;
+	LWLockRelease(&space->lease_lock);
+	if (announce)
+		dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_GRANTED);
+}
+
+/*
+ * The announcement of a ticket is to go to another channel from now on; if it
+ * holds already, the grant is announced there.
+ */
+void
+dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
+{
+	DlockSpace *space = space_at(ticket->ticket.space);
+
+	dlock_announcement_set(&ticket->ticket, announcement);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	ticket->announced = false;
+	dlock_journal_mark(space, &ticket->record);
+	LWLockRelease(&space->lease_lock);
+}
+
+/* What the view shows of a ticket.  Called under the entry's lock. */
+void
+dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
+{
+	DlockLease *lease = lease_of(ticket);
+	uint64		deadline = dlock_lease_deadline(lease);
+	uint64		now = dlock_monotonic_now();
+
+	/* a ticket's own lease has no number before the grant */
+	row->lease = lease->single ? row->number : lease->number;
+	if (row->pid != 0)
+		return;
+	row->closed = lease->delayed && state_of(ticket) == DLOCK_ENDING;
+	if (row->closed)
+		deadline = lease->delay_ends;
+	if (deadline != DLOCK_NO_DEADLINE)
+		row->remaining = deadline > now ? (int64) (deadline - now) : 0;
+}
+
+/*
+ * Making
+ */
+
+static dsa_pointer
+copy_text(const char *text)
+{
+	dsa_pointer result;
+
+	if (text == NULL)
+		return InvalidDsaPointer;
+	result = dlock_allocate(strlen(text) + 1);
+	strcpy(dsa_get_address(dlock_area, result), text);
+	return result;
+}
+
+/*
+ * Make a lease, which the caller uses and nobody can find yet.
+ */
+DlockLease *
+dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
+				 const char *info)
+{
+	dsa_pointer self;
+	DlockLease *lease;
+
+	dlock_check_memory();
+	self = dlock_allocate(sizeof(DlockLease));
+	lease = dsa_get_address(dlock_area, self);
+	memset(lease, 0, sizeof(DlockLease));
+	dlock_record_init(&lease->record, self, true);
+	lease->space = space->self;
+	lease->single = single;
+	lease->ttl = ttl;
+	lease->delay = delay;
+	lease->durability = synchronous_commit;
+	lease->role = GetUserId();
+	namestrcpy(&lease->role_name, GetUserNameFromId(lease->role, false));
+	lease->opened_at = GetCurrentTimestamp();
+	pg_atomic_init_u64(&lease->deadline, 0);
+	pg_atomic_init_u64(&lease->confirmed, 0);
+	pg_atomic_init_u64(&lease->renewed_at, 0);
+	dlock_record_use(&lease->record);
+	lease->info = copy_text(info);
+	return lease;
+}
+
+/*
+ * Make a ticket for a lease, which the caller uses and nobody can find yet.
+ */
+DlockLeaseTicket *
+dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
+{
+	dsa_pointer self;
+	DlockLeaseTicket *ticket;
+
+	dlock_check_memory();
+	self = dlock_allocate(sizeof(DlockLeaseTicket));
+	ticket = dsa_get_address(dlock_area, self);
+	memset(ticket, 0, sizeof(DlockLeaseTicket));
+	ticket->ticket.link.self = self;
+	dlock_record_init(&ticket->record,
+					  self + offsetof(DlockLeaseTicket, record), false);
+	dlock_record_ref(&request->lease->record);
+	ticket->lease = request->lease->record.link.self;
+	dlock_key_copy(&ticket->key, &request->key);
+	ticket->durability = synchronous_commit;
+	pg_atomic_init_u32(&ticket->ticket.state, DLOCK_GONE);
+	pg_atomic_init_u32(&ticket->ticket.session_depth, 0);
+	pg_atomic_init_u32(&ticket->ticket.xact_depth, 0);
+	dlock_record_use(&ticket->record);
+	ticket->owner = copy_text(request->owner);
+	dlock_ticket_fill(space, request, &ticket->ticket);
+	if (DsaPointerIsValid(ticket->ticket.announcement))
+		dlock_announcement_count(&ticket->ticket);
+	return ticket;
+}
+
+/*
+ * Let an adopted ticket be found by its number, or one that is about to be
+ * adopted.  Should it have been finished before that, it is not found.
+ * Raises 53200.
+ */
+void
+dlock_lease_ticket_publish(DlockLeaseTicket *ticket)
+{
+	DlockLease *lease = lease_of(ticket);
+	DlockSpace *space = space_at(lease->space);
+	bool		finished;
+
+	insert_id(space, ticket->ticket.number, lease->single ? lease : NULL,
+			  ticket);
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	finished = ticket->finished;
+	LWLockRelease(&space->lease_lock);
+	if (finished)
+		delete_id(space, ticket->ticket.number);
+}
+
+void
+dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket)
+{
+	delete_id(space_at(ticket->ticket.space), ticket->ticket.number);
+}
+
+static int64
+draw_number(DlockSpace *space)
+{
+	int64		number;
+
+	while ((number = dlock_ticket_draw(space)) == 0)
+		dlock_ticket_reserve(space, 0);
+	return number;
+}
+
+/*
+ * Open a lease, durably.
+ */
+int64
+dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
+				 const char *info)
+{
+	int			before = dlock_record_prepare();
+	DlockLease *lease = dlock_lease_make(space, ttl, delay, false, info);
+	MemoryContext old_context;
+	uint64		mark;
+
+	if (attach)
+	{
+		lease->session = pg_atomic_read_u64(&dlock_my_backend->session);
+		lease->procno = compat_my_procno();
+		lease->pid = MyProcPid;
+		old_context = MemoryContextSwitchTo(TopMemoryContext);
+		attached_leases = lappend(attached_leases, lease);
+		MemoryContextSwitchTo(old_context);
+		dlock_record_ref(&lease->record);
+	}
+	lease->number = draw_number(space);
+	insert_id(space, lease->number, lease, NULL);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	begin(space, lease);
+	mark = dlock_journal_mark(space, &lease->record);
+	LWLockRelease(&space->lease_lock);
+
+	PG_TRY();
+	{
+		dlock_journal_wait(space, &lease->record, mark);
+		if (!dlock_lease_is_open(lease))
+			dlock_lease_raise_gone(lease->number);
+	}
+	PG_CATCH();
+	{
+		(void) dlock_lease_end(lease, 0);
+		dlock_journal_settle(space, &lease->record);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	dlock_record_unuse(before);
+	return lease->number;
+}
+
+/*
+ * Finding, with the rights that it takes
+ */
+
+void
+dlock_lease_raise_gone(int64 number)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_DLOCK_LOST),
+			 errmsg("lease %lld is gone", (long long) number),
+			 errdetail("It was closed, or ran out, or never existed."),
+			 errhint("Open a new lease, and acquire again.")));
+}
+
+/*
+ * May the current user use a lease?  The role that opened it must be the one
+ * it was, by name too: after a restore an OID can be somebody else's.
+ */
+static void
+check_rights(const DlockLease *lease)
+{
+	const char *name;
+
+	if (superuser())
+		return;
+	name = GetUserNameFromId(lease->role, true);
+	if (name == NULL || strcmp(name, NameStr(lease->role_name)) != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for lease %lld",
+						(long long) lease->number),
+				 errdetail("It belongs to role \"%s\" with OID %u, which are not the same role any more.",
+						   NameStr(lease->role_name), lease->role),
+				 errhint("Ask a superuser.")));
+	if (!has_privs_of_role(GetUserId(), lease->role))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for lease %lld",
+						(long long) lease->number),
+				 errdetail("It belongs to role \"%s\".",
+						   NameStr(lease->role_name)),
+				 errhint("Use a role that has the privileges of that role.")));
+}
+
+/*
+ * The lease with this number, in use by the caller; NULL where it is gone.
+ * Raises 42501 where it is not the current user's to use.
+ */
+DlockLease *
+dlock_lease_find(DlockSpace *space, int64 number)
+{
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+
+	find_id(space, number, &lease, &ticket);
+	if (lease == NULL || !dlock_lease_is_open(lease))
+		return NULL;
+	check_rights(lease);
+	return lease;
+}
+
+/*
+ * The ticket with this number, in use by the caller; NULL where there is none
+ * that a lease has.  Raises 42501 as above.
+ */
+DlockLeaseTicket *
+dlock_lease_ticket_find(DlockSpace *space, int64 number)
+{
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+	DlockState	state;
+
+	find_id(space, number, &lease, &ticket);
+	if (ticket == NULL || ticket->ticket.session != 0)
+		return NULL;
+	state = state_of(ticket);
+	if (state != DLOCK_WAITING && state != DLOCK_GRANTED)
+		return NULL;
+	if (!dlock_lease_ticket_is_live(ticket))
+		return NULL;
+	check_rights(lease_of(ticket));
+	return ticket;
+}
+
+/*
+ * The heartbeat.  Returns how many tickets the lease keeps, -1 where it is
+ * gone.
+ */
+int
+dlock_lease_renew(DlockSpace *space, int64 number)
+{
+	int			before = dlock_record_prepare();
+	DlockLease *lease = dlock_lease_find(space, number);
+	int			result = -1;
+
+	if (lease && extend(lease))
+		result = (int) lease->tickets.length;
+	dlock_record_unuse(before);
+	return result;
+}
+
+/*
+ * Ending
+ */
+
+/* The first ticket that a lease has, referred to; NULL where there is none. */
+static DlockLeaseTicket *
+first_ticket(DlockSpace *space, DlockLease *lease)
+{
+	DlockLeaseTicket *ticket = NULL;
+
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	if (DsaPointerIsValid(lease->tickets.head))
+	{
+		ticket = ticket_in_lease(lease->tickets.head);
+		dlock_record_ref(&ticket->record);
+	}
+	LWLockRelease(&space->lease_lock);
+	return ticket;
+}
+
+/*
+ * End the tickets that a lease has; how many these were.
+ */
+static int64
+end_tickets(DlockSpace *space, DlockLease *lease, uint32 event)
+{
+	DlockLeaseTicket *ticket;
+	int64		count = 0;
+
+	while ((ticket = first_ticket(space, lease)) != NULL)
+	{
+		if (dlock_queue_end(ticket, event))
+			count++;
+		dlock_record_unref(&ticket->record);
+	}
+	return count;
+}
+
+/*
+ * End a lease, whatever its deadline, and its tickets; how many these were,
+ * or -1 where the lease was over before.  Raises nothing.
+ */
+int64
+dlock_lease_end(DlockLease *lease, uint32 event)
+{
+	DlockSpace *space = space_at(lease->space);
+	int64		count;
+
+	if (!claim(lease))
+		return -1;
+	count = end_tickets(space, lease, event);
+	if (!lease->single)
+	{
+		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+		dlock_journal_mark(space, &lease->record);
+		LWLockRelease(&space->lease_lock);
+	}
+	dlock_worker_wake(space);
+	return count;
+}
+
+/*
+ * End what a call has made and could not bring to its end.  Where it has no
+ * row, nothing is left of it, and no worker is needed for that.
+ */
+void
+dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
+{
+	(void) dlock_queue_end(ticket, 0);
+	dlock_journal_settle(space_at(ticket->ticket.space), &ticket->record);
+}
+
+/*
+ * Close a lease: how many tickets it released, -1 where it was gone.
+ */
+int64
+dlock_lease_release(DlockSpace *space, int64 number)
+{
+	int			before = dlock_record_prepare();
+	DlockLease *lease = dlock_lease_find(space, number);
+	int64		count = lease ? dlock_lease_end(lease, 0) : -1;
+
+	dlock_record_unuse(before);
+	return count;
+}
+
+/*
+ * A ticket is GONE before its lease could adopt it.  Others may wait for it,
+ * as a request of their own would have got it.
+ */
+void
+dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
+{
+	ConditionVariableBroadcast(&ticket->record.changed);
+	dlock_record_unref(&ticket->record);
+}
+
+/*
+ * For the worker: end the lease if it is due, and its delay if that is.
+ * Returns when to look again, in monotonic microseconds; 0: never.
+ *
+ * A lease that is over is looked through again as well, since whoever ended it
+ * may have died in between.
+ */
+uint64
+dlock_lease_expire(DlockLease *lease)
+{
+	DlockSpace *space = space_at(lease->space);
+	uint64		now = dlock_monotonic_now();
+	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
+	uint64		due = dlock_lease_deadline(lease);
+	bool		delayed;
+
+	if (deadline == DLOCK_NO_DEADLINE &&
+		pg_atomic_read_u64(&dlock_backends[lease->procno].session) != lease->session)
+	{
+		/* its session is gone without having said so */
+		pg_atomic_compare_exchange_u64(&lease->deadline, &deadline,
+									   now + lease->ttl);
+		due = dlock_lease_deadline(lease);
+	}
+	if (due > now)
+		return due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
+	if (due != 0)
+	{
+		if (!pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, 0))
+			return now;			/* renewed at the last moment */
+		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+		lease->delayed = lease->delay > 0;
+		lease->delay_ends = now + lease->delay;
+		LWLockRelease(&space->lease_lock);
+	}
+	(void) end_tickets(space, lease, DLOCK_EVENT_EXPIRED);
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	if (lease->delayed &&
+		(lease->closed.length == 0 || now >= lease->delay_ends))
+	{
+		lease->delayed = false;
+		while (DsaPointerIsValid(lease->closed.head))
+		{
+			DlockLeaseTicket *ticket = ticket_in_lease(lease->closed.head);
+
+			unlist_ticket(lease, ticket);
+			dlock_journal_mark(space, &ticket->record);
+		}
+	}
+	delayed = lease->delayed;
+	if (!lease->single)
+		dlock_journal_mark(space, &lease->record);
+	LWLockRelease(&space->lease_lock);
+	return delayed ? lease->delay_ends : 0;
+}
+
+/*
+ * Nothing in the tables stands for this record any more: forget it.  Raises
+ * nothing; called by the worker, or, where there is no row, by the backend
+ * that has made the record.
+ */
+void
+dlock_lease_finish(DlockSpace *space, DlockRecord *record)
+{
+	DlockLease *lease;
+
+	if (record->is_lease)
+	{
+		lease = (DlockLease *) record;
+		(void) end_tickets(space, lease, 0);
+	}
+	else
+	{
+		DlockLeaseTicket *ticket = dlock_record_ticket(record);
+		bool		before;
+
+		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+		before = ticket->finished;
+		ticket->finished = true;
+		LWLockRelease(&space->lease_lock);
+		if (before)
+			return;
+		lease = lease_of(ticket);
+		dlock_queue_finish(ticket);
+		delete_id(space, ticket->ticket.number);
+		dlock_announcement_orphan(&ticket->ticket);
+		if (lease->single)
+			unlist_lease(space, lease);
+		ConditionVariableBroadcast(&record->changed);
+		dlock_record_unref(record);
+		return;
+	}
+	if (unlist_lease(space, lease))
+	{
+		delete_id(space, lease->number);
+		ConditionVariableBroadcast(&record->changed);
+	}
+}
+
+/*
+ * This session ends: the time of the leases attached to it begins to run.
+ * Raises nothing.
+ */
+void
+dlock_lease_detach_all(void)
+{
+	ListCell   *cell;
+
+	foreach(cell, attached_leases)
+	{
+		DlockLease *lease = lfirst(cell);
+		uint64		deadline = DLOCK_NO_DEADLINE;
+
+		if (pg_atomic_compare_exchange_u64(&lease->deadline, &deadline,
+										   dlock_monotonic_now() + lease->ttl))
+			dlock_worker_wake(space_at(lease->space));
+		dlock_record_unref(&lease->record);
+	}
+	attached_leases = NIL;
+	dlock_record_unuse(0);
+}
+
+/*
+ * For the worker, and for the view: call back for every lease of a space, with
+ * the lease lock held.
+ */
+void
+dlock_lease_for_each(DlockSpace *space, bool (*callback) (DlockLease *, void *),
+					 void *arg)
+{
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	for (dsa_pointer link = space->leases.head; DsaPointerIsValid(link);)
+	{
+		DlockLease *lease = lease_in_space(link);
+
+		link = lease->in_space.next;
+		if (!callback(lease, arg))
+			break;
+	}
+	LWLockRelease(&space->lease_lock);
+}
+
+/* Call back for every ticket of a lease; with the lease lock held. */
+void
+dlock_lease_for_each_ticket(DlockLease *lease,
+							void (*callback) (DlockLeaseTicket *, void *),
+							void *arg)
+{
+	for (dsa_pointer link = lease->tickets.head; DsaPointerIsValid(link);)
+	{
+		DlockLeaseTicket *ticket = ticket_in_lease(link);
+
+		link = ticket->in_lease.next;
+		callback(ticket, arg);
+	}
+}
+
+/*
+ * After a restart
+ */
+
+/* The lease that was put back with this number, in use; NULL: none. */
+DlockLease *
+dlock_lease_restored(DlockSpace *space, int64 number)
+{
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+
+	find_id(space, number, &lease, &ticket);
+	return lease;
+}
+
+/* Has this ticket been put back, by an attempt that failed later? */
+bool
+dlock_lease_ticket_is_restored(DlockSpace *space, int64 number)
+{
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+
+	find_id(space, number, &lease, &ticket);
+	return ticket != NULL;
+}
+
+static void
+restart(DlockSpace *space, DlockLease *lease, bool delayed)
+{
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	begin(space, lease);
+	if (delayed)
+	{
+		pg_atomic_write_u64(&lease->deadline, 0);
+		lease->delayed = true;
+		lease->delay_ends = dlock_monotonic_now() + lease->delay;
+	}
+	LWLockRelease(&space->lease_lock);
+}
+
+/* Put back a lease that was read from its table. */
+void
+dlock_lease_restore(DlockLease *lease, bool delayed)
+{
+	DlockSpace *space = space_at(lease->space);
+
+	insert_id(space, lease->number, lease, NULL);
+	lease->record.has_row = true;
+	restart(space, lease, delayed);
+}
+
+/* Put back a ticket that was read from its table. */
+void
+dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted, bool delayed)
+{
+	DlockLease *lease = lease_of(ticket);
+	DlockSpace *space = space_at(lease->space);
+	DlockState	state = (lease->single ? delayed : lease->delayed) ? DLOCK_ENDING :
+		granted ? DLOCK_GRANTED : DLOCK_WAITING;
+
+	ticket->ticket.session = 0;
+	ticket->ticket.procno = 0;
+	ticket->ticket.pid = 0;
+	ticket->record.has_row = true;
+	ticket->announced = granted;
+	insert_id(space, ticket->ticket.number, lease->single ? lease : NULL,
+			  ticket);
+	PG_TRY();
+	{
+		dlock_queue_restore(ticket, state);
+	}
+	PG_CATCH();
+	{
+		delete_id(space, ticket->ticket.number);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+
+	/* from here on nothing fails */
+	dlock_record_ref(&ticket->record);
+	if (lease->single)
+		restart(space, lease, state == DLOCK_ENDING);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	list_ticket(lease, ticket, state == DLOCK_ENDING);
+	LWLockRelease(&space->lease_lock);
+	if (DsaPointerIsValid(ticket->ticket.announcement))
+		dlock_announcement_arm(&ticket->ticket);
+}
+
+static bool
+take_greatest(DlockLease *lease, void *arg)
+{
+	int		   *durability = arg;
+
+	*durability = Max(*durability, lease->durability);
+	return true;
+}
+
+/* The greatest synchronous_commit that a lease was opened with. */
+int
+dlock_lease_greatest_durability(DlockSpace *space)
+{
+	int			durability = SYNCHRONOUS_COMMIT_OFF;
+
+	dlock_lease_for_each(space, take_greatest, &durability);
+	return durability;
+}
+
+/*
+ * Free the leases of a space that nobody uses any more.  Their tickets' locks
+ * have been removed.
+ */
+void
+dlock_lease_purge(DlockSpace *space)
+{
+	while (DsaPointerIsValid(space->leases.head))
+	{
+		DlockLease *lease = lease_in_space(space->leases.head);
+
+		dlock_record_ref(&lease->record);
+		for (int closed = 0; closed < 2; closed++)
+		{
+			DlockList  *list = closed ? &lease->closed : &lease->tickets;
+
+			while (DsaPointerIsValid(list->head))
+			{
+				DlockLeaseTicket *ticket = ticket_in_lease(list->head);
+
+				unlist_ticket(lease, ticket);
+				delete_id(space, ticket->ticket.number);
+				ticket->record.listed = false;
+				dlock_record_unref(&ticket->record);
+			}
+		}
+		dlock_list_remove(&space->leases, &lease->in_space);
+		lease->in_leases = false;
+		delete_id(space, lease->number);
+		dlock_record_unref(&lease->record);
+		dlock_record_unref(&lease->record);
+	}
+}
