@@ -14,6 +14,8 @@
 #include "lib/ilist.h"
 #include "postmaster/bgworker.h"
 #include "replication/message.h"
+#include "replication/syncrep.h"
+#include "replication/walsender_private.h"
 #include "storage/lock.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
@@ -85,6 +87,24 @@ compat_log_message(const char *prefix)
 	return LogLogicalMessage(prefix, "", 0, false, false);
 #else
 	return LogLogicalMessage(prefix, "", 0, false);
+#endif
+}
+
+/*
+ * Are there standbys whose answers commits wait for?  As SyncRepWaitForLSN()
+ * sees it: in shared memory, once it is there.
+ *
+ * 18, and minor releases before: the flag got a companion that tells so
+ */
+static inline bool
+compat_sync_standbys_defined(void)
+{
+#ifdef SYNC_STANDBY_DEFINED
+	if (WalSndCtl->sync_standbys_status & SYNC_STANDBY_INIT)
+		return (WalSndCtl->sync_standbys_status & SYNC_STANDBY_DEFINED) != 0;
+	return SyncRepStandbyNames != NULL && SyncRepStandbyNames[0] != '\0';
+#else
+	return WalSndCtl->sync_standbys_defined;
 #endif
 }
 

@@ -190,7 +190,7 @@ extern DlockLease *dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay,
 extern int64 dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay,
 							  bool attach, const char *info);
 extern DlockLease *dlock_lease_find(DlockSpace *space, int64 number);
-pg_attribute_noreturn() extern void dlock_lease_raise_gone(int64 number);
+extern void dlock_lease_raise_gone(int64 number);
 extern uint64 dlock_lease_deadline(const DlockLease *lease);
 extern bool dlock_lease_is_open(const DlockLease *lease);
 extern int	dlock_lease_renew(DlockSpace *space, int64 number);
@@ -225,6 +225,7 @@ extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
+extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,
 										dsa_pointer announcement);
 extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
@@ -234,8 +235,6 @@ extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted,
 
 /* journal.c */
 extern uint64 dlock_journal_mark(DlockSpace *space, DlockRecord *record);
-extern bool dlock_journal_is_written(DlockRecord *record, uint64 mark,
-									 XLogRecPtr *lsn);
 extern void dlock_journal_wait(DlockSpace *space, DlockRecord *record,
 							   uint64 mark);
 extern void dlock_journal_wait_for_all(DlockSpace *space, DlockRecord *record);
@@ -244,6 +243,7 @@ extern bool dlock_journal_begin(DlockSpace *space);
 extern int	dlock_journal_write(DlockSpace *space, int *dead,
 								void (*written) (DlockRecord *, bool over,
 												 XLogRecPtr lsn));
+extern void dlock_journal_fail(DlockSpace *space, int code);
 extern void dlock_journal_vacuum(DlockSpace *space, int *dead);
 extern bool dlock_journal_has_standbys(void);
 extern bool dlock_journal_is_acknowledged(XLogRecPtr lsn, int durability);

@@ -71,6 +71,8 @@ uint64
 dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 {
 	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
+	if (record->finished)
+		return record->marked;
 	if (!record->listed)
 		dlock_list_append(&space->journal, &record->link);
 	record->listed = true;
@@ -95,8 +97,7 @@ unlist(DlockSpace *space, DlockRecord *record)
 bool
 dlock_journal_has_standbys(void)
 {
-	return max_wal_senders > 0 && SyncRepStandbyNames != NULL &&
-		SyncRepStandbyNames[0] != '\0';
+	return max_wal_senders > 0 && compat_sync_standbys_defined();
 }
 
 /* Have they acknowledged this position, at this level? */
@@ -138,8 +139,8 @@ make_durable(XLogRecPtr lsn)
 /*
  * Is the change in the WAL?  If so, *lsn is where.
  */
-bool
-dlock_journal_is_written(DlockRecord *record, uint64 mark, XLogRecPtr *lsn)
+static bool
+is_written(DlockRecord *record, uint64 mark, XLogRecPtr *lsn)
 {
 	if (pg_atomic_read_u64(&record->written) < mark)
 		return false;
@@ -171,10 +172,10 @@ dlock_journal_wait(DlockSpace *space, DlockRecord *record, uint64 mark)
 	uint32		failures = pg_atomic_read_u32(&space->failures);
 	XLogRecPtr	lsn;
 
-	while (!dlock_journal_is_written(record, mark, &lsn))
+	while (!is_written(record, mark, &lsn))
 	{
 		ConditionVariablePrepareToSleep(&record->changed);
-		if (dlock_journal_is_written(record, mark, &lsn))
+		if (is_written(record, mark, &lsn))
 			break;
 		if (pg_atomic_read_u32(&space->failures) != failures)
 		{
@@ -542,6 +543,28 @@ run(const char *statement, int num_arguments, Oid *types, Datum *values)
 			 SPI_result_code_string(code));
 }
 
+/*
+ * Writing has failed, or cannot even begin: tell all who wait for it.  "code"
+ * is the SQLSTATE.
+ */
+void
+dlock_journal_fail(DlockSpace *space, int code)
+{
+	pg_atomic_write_u32(&space->failure, (uint32) code);
+	pg_write_barrier();
+	pg_atomic_fetch_add_u32(&space->failures, 1);
+
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	for (dsa_pointer link = space->journal.head; DsaPointerIsValid(link);)
+	{
+		DlockRecord *record = dsa_get_address(dlock_area, link);
+
+		link = record->link.next;
+		ConditionVariableBroadcast(&record->changed);
+	}
+	LWLockRelease(&space->lease_lock);
+}
+
 /* Write the rows of one table.  Returns how many rows it leaves dead. */
 static int
 write_table(DlockSpace *space, int count, bool leases)
@@ -646,13 +669,15 @@ end_writing(void)
  * for a record sees what has become of it.
  */
 static void
-publish(DlockSpace *space, int count)
+publish(DlockSpace *space, int count, bool committed)
 {
 	for (int i = 0; i < count; i++)
 	{
 		DlockRecord *record = images[i].record;
 
-		dlock_journal_settle(space, record);
+		/* what has become over meanwhile has been marked again */
+		if (images[i].over || !committed)
+			dlock_journal_settle(space, record);
 		ConditionVariableBroadcast(&record->changed);
 		dlock_record_unref(record);
 	}
@@ -688,26 +713,23 @@ dlock_journal_write(DlockSpace *space, int *dead,
 	}
 	PG_CATCH();
 	{
-		pg_atomic_write_u32(&space->failure, geterrcode());
-		pg_write_barrier();
-		pg_atomic_fetch_add_u32(&space->failures, 1);
 		LWLockReleaseAll();
 		unmark(space, count, false, InvalidXLogRecPtr);
-		publish(space, count);
+		dlock_journal_fail(space, geterrcode());
+		publish(space, count, false);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
 	if (!is_there)
 	{
-		pg_atomic_write_u32(&space->failure, ERRCODE_UNDEFINED_OBJECT);
-		pg_atomic_fetch_add_u32(&space->failures, 1);
+		dlock_journal_fail(space, ERRCODE_UNDEFINED_OBJECT);
 		return -1;
 	}
 	lsn = XactLastCommitEnd;
 	unmark(space, count, true, lsn);
 	for (int i = 0; i < count; i++)
 		written(images[i].record, images[i].over, lsn);
-	publish(space, count);
+	publish(space, count, true);
 	return count;
 }
 

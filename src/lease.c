@@ -407,6 +407,7 @@ unlist_lease(DlockSpace *space, DlockLease *lease)
 	if (was_listed)
 		dlock_list_remove(&space->leases, &lease->in_space);
 	lease->in_leases = false;
+	lease->record.finished = true;
 	LWLockRelease(&space->lease_lock);
 	if (was_listed)
 	{
@@ -556,6 +557,28 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	LWLockRelease(&space->lease_lock);
 }
 
+/*
+ * End the delay that keeps a lock closed, for this ticket; false where there is
+ * none.  Called under the entry's lock.
+ */
+bool
+dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
+{
+	DlockLease *lease = lease_of(ticket);
+	DlockSpace *space = space_at(lease->space);
+	bool		closed;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	closed = ticket->in_closed;
+	if (closed)
+	{
+		unlist_ticket(lease, ticket);
+		dlock_journal_mark(space, &ticket->record);
+	}
+	LWLockRelease(&space->lease_lock);
+	return closed;
+}
+
 /* What the view shows of a ticket.  Called under the entry's lock. */
 void
 dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
@@ -668,7 +691,7 @@ dlock_lease_ticket_publish(DlockLeaseTicket *ticket)
 	insert_id(space, ticket->ticket.number, lease->single ? lease : NULL,
 			  ticket);
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	finished = ticket->finished;
+	finished = ticket->record.finished;
 	LWLockRelease(&space->lease_lock);
 	if (finished)
 		delete_id(space, ticket->ticket.number);
@@ -1012,8 +1035,8 @@ dlock_lease_finish(DlockSpace *space, DlockRecord *record)
 		bool		before;
 
 		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-		before = ticket->finished;
-		ticket->finished = true;
+		before = record->finished;
+		record->finished = true;
 		LWLockRelease(&space->lease_lock);
 		if (before)
 			return;

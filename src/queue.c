@@ -218,6 +218,32 @@ find(const DlockKey *key, bool exclusive)
 	return dshash_find(dlock_locks, key, exclusive);
 }
 
+/*
+ * Would a request fit, if it were not for holders that do not hold any more:
+ * tickets whose lease has run out, or whose row is just being removed?  Their
+ * lock is free for all that anybody was told, and will be handed on at once.
+ */
+static bool
+fits_soon(DlockLock *lock, DlockMode mode, int32 permits)
+{
+	DlockLock	rest = {
+		.slots = lock->slots
+	};
+
+	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
+		 ticket = ticket_at(ticket->link.next))
+	{
+		if (is_lease_ticket(ticket) && !is_holding(ticket) &&
+			!dlock_lease_ticket_is_delayed(lease_ticket(ticket)))
+			continue;
+		rest.holders.length++;
+		rest.permits += ticket->permits;
+		if (ticket->mode == DLOCK_EXCLUSIVE)
+			rest.exclusive++;
+	}
+	return lock->queue.length == 0 && fits(&rest, mode, permits);
+}
+
 /* The entry of a lock, made if need be.  Raises 53200. */
 static DlockLock *
 find_or_insert(const DlockKey *key, int32 slots)
@@ -256,8 +282,9 @@ find_same(const DlockList *list, const DlockLeaseTicket *wanted, bool adopted)
 
 /*
  * Enter a ticket: granted at once where nobody waits and it fits, queued
- * otherwise, except that a request that must not wait is not queued.  Where
- * "adopt", the lease that the ticket was made for adopts it at once.
+ * otherwise, except that a request that must not wait is queued only where the
+ * lock is about to become free for it.  Where "adopt", the lease that the
+ * ticket was made for adopts it at once.
  *
  * Where the outcome is not GRANTED or QUEUED, nothing has changed, and the
  * ticket is still the caller's to free; *slots is set for MISMATCH.  For
@@ -292,7 +319,8 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 		*slots = lock->slots;
 		result = DLOCK_JOIN_MISMATCH;
 	}
-	else if (!free && nowait)
+	else if (!free && nowait &&
+			 !fits_soon(lock, request->mode, request->permits))
 		result = DLOCK_JOIN_BUSY;
 	else if ((ticket->number = dlock_ticket_draw(space)) == 0)
 		result = DLOCK_JOIN_NO_NUMBER;
@@ -548,6 +576,12 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 		done = state_of(ticket) != DLOCK_ENDING || ticket->pins > 0;
 		if (state_of(ticket) != DLOCK_ENDING)
 			end(lock, ticket, DLOCK_EVENT_RELEASED, &wakeups);
+		else if (is_lease_ticket(ticket) &&
+				 dlock_lease_ticket_undelay(lease_ticket(ticket)))
+		{
+			wakeups.space = dsa_get_address(dlock_area, ticket->space);
+			done = true;
+		}
 		if (is_unused(lock))
 		{
 			dshash_delete_current(&status);

@@ -31,6 +31,12 @@
 
 #include "dlock.h"
 
+/*
+ * How long a request that must not wait does so for the removal of a row, in
+ * microseconds; it takes a fraction of this, if the worker works.
+ */
+#define HANDOVER_TIMEOUT	1000000
+
 /* A name under which this backend has tickets */
 typedef struct HeldName
 {
@@ -636,6 +642,27 @@ wait_or_leave(const DlockRequest *request, HeldTicket *held)
 }
 
 /*
+ * The same for a request that must not wait, and was queued only because the
+ * lock is free already, but not yet for the next.
+ */
+static bool
+wait_for_handover(const DlockRequest *request, HeldTicket *held)
+{
+	DlockRequest patient = *request;
+
+	patient.timeout = HANDOVER_TIMEOUT;
+	return wait_or_leave(&patient, held);
+}
+
+static bool
+wait_for_turn(const DlockRequest *request, HeldTicket *held)
+{
+	return is_granted(held) ||
+		(request->timeout == DLOCK_NO_WAIT ?
+		 wait_for_handover(request, held) : wait_or_leave(request, held));
+}
+
+/*
  * Join the lock with a new ticket.  Returns NULL where the lock is busy and
  * the request is not to be queued.
  */
@@ -703,7 +730,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		*outcome = DLOCK_BUSY;
 		return 0;
 	}
-	if (!is_granted(held) && !wait_or_leave(request, held))
+	if (!wait_for_turn(request, held))
 	{
 		*outcome = DLOCK_TIMED_OUT;
 		return 0;
@@ -944,14 +971,19 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 		if (held)
 		{
 			*outcome = DLOCK_TIMED_OUT;
-			if (!is_granted(held) && !wait_or_leave(request, held))
+			if (!wait_for_turn(request, held))
 				return NULL;
 			let_adopt(request, held, ticket);
 			*outcome = DLOCK_ACQUIRED;
 			return ticket;
 		}
-		if (pg_atomic_read_u32(&ticket->ticket.state) != DLOCK_GRANTED && nowait)
-			return NULL;
+		if (pg_atomic_read_u32(&ticket->ticket.state) == DLOCK_WAITING)
+		{
+			if (nowait)
+				return NULL;
+			if (name && blocks_itself(name, request, ticket->ticket.number))
+				raise_self_wait(request);
+		}
 		*outcome = dlock_wait_for_grant(request, &ticket->ticket);
 		if (*outcome == DLOCK_ACQUIRED)
 			return ticket;

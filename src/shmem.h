@@ -220,6 +220,7 @@ typedef struct DlockRecord
 	bool		listed;			/* in the journal: marked, and not written */
 	bool		in_flight;		/* the worker writes it, or died at it */
 	bool		has_row;
+	bool		finished;		/* over, and not to be found any more */
 	uint64		marked;			/* number of its latest change */
 
 	/* atomic: written by the worker, in this order */
@@ -297,7 +298,6 @@ typedef struct DlockLeaseTicket
 	bool		in_tickets;		/* ... in "tickets" */
 	bool		in_closed;		/* ... in "closed" */
 	bool		announced;		/* its grant has gone to the outbox */
-	bool		finished;		/* nothing knows its number any more */
 } DlockLeaseTicket;
 
 /* What a number stands for: a ticket, a lease, or both */

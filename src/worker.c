@@ -49,7 +49,7 @@
 #define NOTIFY_TIMEOUT_MS "20"	/* for the lock that NOTIFY takes */
 #define POLL_MS			10		/* standbys owe an answer */
 
-/* In microseconds, until when to sleep; see run() */
+/* The moment when nothing is due, in monotonic microseconds */
 #define NEVER			((uint64) PG_INT64_MAX)
 
 PGDLLEXPORT void dlock_worker_main(Datum arg);
@@ -471,7 +471,28 @@ beat(void)
  * Tasks that can fail
  */
 
+static bool begun = false;
 static int	dead_rows = 0;
+
+/*
+ * All that a worker learns from the one before, and what it clears up.
+ */
+static bool
+begin_work(void)
+{
+	StartTransactionCommand();
+	if (pg_atomic_read_u32(&my_space->loaded) == 0)
+		dlock_journal_load(my_space);
+	CommitTransactionCommand();
+	extension_is_gone = !dlock_journal_begin(my_space);
+	if (!extension_is_gone)
+	{
+		MemoryContextSwitchTo(TopMemoryContext);
+		dlock_lease_for_each(my_space, find_lease, NULL);
+		begun = true;
+	}
+	return false;
+}
 
 static bool
 write_journal(void)
@@ -502,6 +523,7 @@ vacuum_tables(void)
 	return false;
 }
 
+static Task begin_task = {begin_work, 0, RETRY_MS};
 static Task journal_task = {write_journal, 0, RETRY_MS};
 static Task notify_task = {send_announcements, 0, RETRY_MS};
 static Task vacuum_task = {vacuum_tables, 0, RETRY_MS};
@@ -526,6 +548,8 @@ perform(Task *task)
 	{
 		HOLD_INTERRUPTS();
 		EmitErrorReport();
+		if (task == &begin_task)
+			dlock_journal_fail(my_space, geterrcode());
 		AbortCurrentTransaction();
 		FlushErrorState();
 		SetConfigOption("lock_timeout", LOCK_TIMEOUT_MS, PGC_SUSET,
@@ -571,37 +595,15 @@ pin_settings(void)
 	}
 }
 
-/* All that a worker learns from the one before.  False: nothing to do. */
-static bool
-begin_work(void)
+void
+dlock_worker_main(Datum arg)
 {
+	DlockSpaceKey key;
 	HASHCTL		info = {
 		.keysize = sizeof(dsa_pointer),
 		.entrysize = sizeof(Watch),
 		.hcxt = TopMemoryContext
 	};
-
-	watches = hash_create("dlock leases", 256, &info,
-						  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-	watches_by_due = pairingheap_allocate(compare_due, NULL);
-	StartTransactionCommand();
-	if (pg_atomic_read_u32(&my_space->loaded) == 0)
-		dlock_journal_load(my_space);
-	CommitTransactionCommand();
-	if (!dlock_journal_begin(my_space))
-	{
-		extension_is_gone = true;
-		return false;
-	}
-	MemoryContextSwitchTo(TopMemoryContext);
-	dlock_lease_for_each(my_space, find_lease, NULL);
-	return true;
-}
-
-void
-dlock_worker_main(Datum arg)
-{
-	DlockSpaceKey key;
 	uint64		idle_since = 0; /* 0: not idle */
 
 	memcpy(&key, MyBgworkerEntry->bgw_extra, sizeof(DlockSpaceKey));
@@ -611,8 +613,11 @@ dlock_worker_main(Datum arg)
 	BackgroundWorkerInitializeConnectionByOid(key.database, InvalidOid, 0);
 	pin_settings();
 	MemoryContextSwitchTo(TopMemoryContext);
-	if (!take_office(&key) || !begin_work())
+	if (!take_office(&key))
 		return;
+	watches_by_due = pairingheap_allocate(compare_due, NULL);
+	watches = hash_create("dlock leases", 256, &info,
+						  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 
 	for (;;)
 	{
@@ -629,15 +634,19 @@ dlock_worker_main(Datum arg)
 		}
 
 		pgstat_report_activity(STATE_RUNNING, NULL);
-		next = expire();
-		next = Min(next, perform(&journal_task));
+		next = begun ? NEVER : perform(&begin_task);
+		if (begun)
+		{
+			next = Min(next, expire());
+			next = Min(next, perform(&journal_task));
+			next = Min(next, beat());
+			if (announce_grants())
+				next = Min(next, dlock_monotonic_now() + POLL_MS * 1000);
+			next = Min(next, perform(&notify_task));
+			next = Min(next, perform(&vacuum_task));
+		}
 		if (extension_is_gone)
 			return;
-		next = Min(next, beat());
-		if (announce_grants())
-			next = Min(next, dlock_monotonic_now() + POLL_MS * 1000);
-		next = Min(next, perform(&notify_task));
-		next = Min(next, perform(&vacuum_task));
 		pgstat_report_activity(STATE_IDLE, NULL);
 
 		now = dlock_monotonic_now();
