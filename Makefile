@@ -18,6 +18,7 @@ OBJS = \
 	src/lease.o \
 	src/notify.o \
 	src/queue.o \
+	src/reserve.o \
 	src/session.o \
 	src/shmem.o \
 	src/stats.o \

@@ -455,6 +455,35 @@ REVOKE EXECUTE ON FUNCTION dlock_advance_ticket(bigint) FROM PUBLIC;
 COMMENT ON FUNCTION dlock_advance_ticket(bigint) IS
 'see to it that no later ticket has a smaller number';
 
+CREATE TABLE dlock_reservations (
+    prefix text COLLATE "C" PRIMARY KEY,
+    owner regrole NOT NULL
+);
+SELECT pg_catalog.pg_extension_config_dump('dlock_reservations', '');
+-- written by the functions below alone
+REVOKE ALL ON TABLE dlock_reservations FROM PUBLIC;
+GRANT SELECT ON TABLE dlock_reservations TO PUBLIC;
+COMMENT ON TABLE dlock_reservations IS
+'names that are kept for a role';
+COMMENT ON COLUMN dlock_reservations.prefix IS 'what these names begin with, compared byte by byte';
+COMMENT ON COLUMN dlock_reservations.owner IS 'role that, with those that have its privileges, may use them';
+
+CREATE FUNCTION dlock_reserve(prefix text, owner regrole)
+RETURNS void
+AS 'MODULE_PATHNAME', 'dlock_reserve'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE EXECUTE ON FUNCTION dlock_reserve(text, regrole) FROM PUBLIC;
+COMMENT ON FUNCTION dlock_reserve(text, regrole) IS
+'keep the names with a prefix for a role; of several prefixes that fit a name the longest counts';
+
+CREATE FUNCTION dlock_unreserve(prefix text)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_unreserve'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE EXECUTE ON FUNCTION dlock_unreserve(text) FROM PUBLIC;
+COMMENT ON FUNCTION dlock_unreserve(text) IS
+'give the names with a prefix free again';
+
 --
 -- Views
 --

@@ -102,6 +102,16 @@ begin_named_call(FunctionCallInfo fcinfo, DlockKey *key)
 	return space;
 }
 
+/* The same for those functions that need a right to a reserved name. */
+static DlockSpace *
+begin_protected_call(FunctionCallInfo fcinfo, DlockKey *key)
+{
+	DlockSpace *space = begin_named_call(fcinfo, key);
+
+	dlock_reserve_check(space, key);
+	return space;
+}
+
 /*
  * A timeout.  Months count 30 days and days 24 hours, as in every place where
  * PostgreSQL makes a number of an interval.
@@ -247,7 +257,7 @@ static Datum
 acquire(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
 	DlockRequest request;
-	DlockSpace *space = begin_named_call(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_call(fcinfo, &request.key);
 	DlockOutcome outcome;
 	int64		fence;
 
@@ -306,7 +316,7 @@ dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
 		.scope = DLOCK_SESSION,
 		.without_snapshot = true
 	};
-	DlockSpace *space = begin_named_call(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_call(fcinfo, &request.key);
 	DlockOutcome outcome;
 	TupleDesc	descriptor;
 	Datum		fence;
@@ -385,6 +395,7 @@ get_keys(DlockSpace *space, ArrayType *names, int *count,
 					 errmsg("lock name must not be null"),
 					 errhint("Remove the null from the array, as with array_remove().")));
 		make_key(&(*keys)[i], space, DatumGetTextPP(elements[i]));
+		dlock_reserve_check(space, &(*keys)[i]);
 		(*sorted)[i] = &(*keys)[i];
 	}
 	qsort(*sorted, *count, sizeof(DlockKey *), compare_key_pointers);
@@ -526,7 +537,7 @@ dlock_enqueue(PG_FUNCTION_ARGS)
 		.scope = DLOCK_SESSION,
 		.timeout = DLOCK_WAIT_FOREVER
 	};
-	DlockSpace *space = begin_named_call(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_call(fcinfo, &request.key);
 
 	get_mode(fcinfo, 2, &request);
 	request.info = get_info(fcinfo, 5);
@@ -625,7 +636,7 @@ static Datum
 acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 {
 	DlockRequest request;
-	DlockSpace *space = begin_named_call(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_call(fcinfo, &request.key);
 	int			before = dlock_record_prepare();
 	DlockOutcome outcome;
 	DlockTimeout timeout;
@@ -680,7 +691,7 @@ static Datum
 enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 {
 	DlockRequest request;
-	DlockSpace *space = begin_named_call(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_call(fcinfo, &request.key);
 	int			before = dlock_record_prepare();
 	int64		number;
 
@@ -821,7 +832,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	 */
 	LockDatabaseObject(ExtensionRelationId, space->key.extension, 0,
 					   AccessShareLock);
-	space = begin_named_call(fcinfo, &key);
+	space = begin_protected_call(fcinfo, &key);
 	need(fcinfo, 1, "fence");
 	dlock_session_guard(space, &key, PG_GETARG_INT64(1));
 	PG_RETURN_VOID();
@@ -832,7 +843,7 @@ Datum
 dlock_version_of(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
-	DlockSpace *space = begin_named_call(fcinfo, &key);
+	DlockSpace *space = begin_protected_call(fcinfo, &key);
 
 	PG_RETURN_INT64(dlock_version_read(space, &key));
 }
@@ -843,7 +854,7 @@ bump_version(FunctionCallInfo fcinfo, DlockKey *key, DlockSpace **space)
 {
 	int64		expected;
 
-	*space = begin_named_call(fcinfo, key);
+	*space = begin_protected_call(fcinfo, key);
 	need(fcinfo, 1, "expected");
 	expected = PG_GETARG_INT64(1);
 	if (expected < 0)
@@ -928,6 +939,29 @@ dlock_force_release(PG_FUNCTION_ARGS)
 
 	need(fcinfo, 0, "ticket");
 	PG_RETURN_BOOL(dlock_queue_force(&space->key, PG_GETARG_INT64(0)));
+}
+
+/* (prefix, owner) */
+PG_FUNCTION_INFO_V1(dlock_reserve);
+Datum
+dlock_reserve(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_call();
+
+	need(fcinfo, 0, "prefix");
+	need(fcinfo, 1, "owner");
+	dlock_reserve_add(space, PG_GETARG_TEXT_PP(0), PG_GETARG_OID(1));
+	PG_RETURN_VOID();
+}
+
+PG_FUNCTION_INFO_V1(dlock_unreserve);
+Datum
+dlock_unreserve(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_call();
+
+	need(fcinfo, 0, "prefix");
+	PG_RETURN_BOOL(dlock_reserve_remove(space, PG_GETARG_TEXT_PP(0)));
 }
 
 /*

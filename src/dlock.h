@@ -322,10 +322,18 @@ extern bool dlock_session_has_guarded(const DlockKey *key);
 extern bool dlock_session_holds(const DlockKey *key);
 extern bool dlock_session_blocks_others(int64 except);
 
+/* reserve.c */
+extern void dlock_reserve_check(DlockSpace *space, const DlockKey *key);
+extern void dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner);
+extern bool dlock_reserve_remove(DlockSpace *space, text *prefix);
+
 /* version.c */
 struct TriggerData;
 extern struct TriggerData *dlock_trigger(FunctionCallInfo fcinfo,
 										 const char *function);
+extern uint64 dlock_execute_as_owner(DlockSpace *space, const char *name,
+									 const char *statement, int num_values,
+									 Oid *types, Datum *values);
 extern int64 dlock_version_read(DlockSpace *space, const DlockKey *key);
 extern int64 dlock_version_increment(DlockSpace *space, const DlockKey *key,
 									 int64 expected);

@@ -26,27 +26,22 @@
 #include "dlock.h"
 
 /*
- * Run a statement on the table of versions, as its owner, with the name as $1
- * and the version as $2.  "%s" in it stands for the table.  Returns the
- * version of the row that comes out of it, or 0.
+ * Run a statement on a table of the extension, as its owner.  "%s" in it
+ * stands for the table.  Returns how many rows it has processed; where it is
+ * one that returns a value, that goes to *result.
  */
-static int64
-execute(DlockSpace *space, const char *statement, const DlockKey *key,
-		int64 version)
+static uint64
+execute_as_owner(DlockSpace *space, const char *name, const char *statement,
+				 int num_values, Oid *types, Datum *values, int64 *result)
 {
-	Relation	table = relation_open(dlock_relation(space, "dlock_versions"),
+	Relation	table = relation_open(dlock_relation(space, name),
 									  AccessShareLock);
 	char	   *table_name =
 		quote_qualified_identifier(get_namespace_name(RelationGetNamespace(table)),
 								   RelationGetRelationName(table));
-	Oid			types[] = {TEXTOID, INT8OID};
-	Datum		values[] = {
-		PointerGetDatum(cstring_to_text_with_len(key->name, key->length)),
-		Int64GetDatum(version)
-	};
 	Oid			user;
 	int			context;
-	int64		result = 0;
+	uint64		processed;
 	bool		is_null;
 
 	/* should an error come, PostgreSQL itself changes back */
@@ -55,16 +50,46 @@ execute(DlockSpace *space, const char *statement, const DlockKey *key,
 						   context | SECURITY_LOCAL_USERID_CHANGE |
 						   SECURITY_NOFORCE_RLS);
 	if (SPI_connect() != SPI_OK_CONNECT ||
-		SPI_execute_with_args(psprintf(statement, table_name), 2, types,
-							  values, NULL, false, 1) < 0)
-		elog(ERROR, "could not execute a statement on the table of versions");
-	if (SPI_processed == 1)
-		result = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0],
-											 SPI_tuptable->tupdesc, 1,
-											 &is_null));
+		SPI_execute_with_args(psprintf(statement, table_name), num_values,
+							  types, values, NULL, false, 1) < 0)
+		elog(ERROR, "could not execute a statement on table \"%s\"", name);
+	processed = SPI_processed;
+	if (result && processed == 1)
+		*result = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0],
+											  SPI_tuptable->tupdesc, 1,
+											  &is_null));
 	SPI_finish();
 	SetUserIdAndSecContext(user, context);
 	relation_close(table, AccessShareLock);
+	return processed;
+}
+
+uint64
+dlock_execute_as_owner(DlockSpace *space, const char *name,
+					   const char *statement, int num_values, Oid *types,
+					   Datum *values)
+{
+	return execute_as_owner(space, name, statement, num_values, types, values,
+							NULL);
+}
+
+/*
+ * Run a statement on the table of versions, with the name as $1 and the
+ * version as $2.  Returns the version of the row that comes out of it, or 0.
+ */
+static int64
+execute(DlockSpace *space, const char *statement, const DlockKey *key,
+		int64 version)
+{
+	Oid			types[] = {TEXTOID, INT8OID};
+	Datum		values[] = {
+		PointerGetDatum(cstring_to_text_with_len(key->name, key->length)),
+		Int64GetDatum(version)
+	};
+	int64		result = 0;
+
+	(void) execute_as_owner(space, "dlock_versions", statement, 2, types,
+							values, &result);
 	return result;
 }
 
