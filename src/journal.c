@@ -825,12 +825,16 @@ dlock_journal_vacuum(DlockSpace *space, int *dead)
  */
 
 /*
- * Write a record that means nothing; where it ends.
+ * Write a record that means nothing, and flush it, as only what is flushed is
+ * sent to standbys; where it ends.
  */
 XLogRecPtr
 dlock_journal_heartbeat(void)
 {
-	return compat_log_message("dlock");
+	XLogRecPtr	lsn = compat_log_message("dlock");
+
+	XLogFlush(lsn);
+	return lsn;
 }
 
 /*
@@ -1043,7 +1047,6 @@ wait_for_quorum(DlockSpace *space)
 		!dlock_journal_has_standbys())
 		return;
 	lsn = dlock_journal_heartbeat();
-	XLogFlush(lsn);
 	while (!dlock_journal_is_acknowledged(lsn, durability))
 	{
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT |
