@@ -208,6 +208,8 @@ extern void dlock_lease_for_each_ticket(DlockLease *lease,
 extern DlockLease *dlock_lease_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_restore(DlockLease *lease, bool delayed);
 extern int	dlock_lease_greatest_durability(DlockSpace *space);
+extern void dlock_lease_begin_anew(DlockSpace *space);
+extern void dlock_lease_abandon(DlockSpace *space);
 extern void dlock_lease_purge(DlockSpace *space);
 extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
 												 const DlockRequest *request);
@@ -244,6 +246,7 @@ extern int	dlock_journal_write(DlockSpace *space, int *dead,
 								void (*written) (DlockRecord *, bool over,
 												 XLogRecPtr lsn));
 extern void dlock_journal_fail(DlockSpace *space, int code);
+extern void dlock_journal_abandon(DlockSpace *space);
 extern void dlock_journal_vacuum(DlockSpace *space, int *dead);
 extern bool dlock_journal_has_standbys(void);
 extern bool dlock_journal_is_acknowledged(XLogRecPtr lsn, int durability);

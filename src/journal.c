@@ -56,8 +56,9 @@
 /* Rows written in one transaction */
 #define BATCH	1000
 
-/* How long a waiter trusts that somebody starts the worker */
+/* How long, and how often, a waiter trusts that the worker comes */
 #define RETRY_MS	1000
+#define MAX_RETRIES 10
 
 /* Dead rows after which the worker vacuums, and per page of the table */
 #define VACUUM_ROWS	10000
@@ -161,6 +162,17 @@ raise_failure(DlockSpace *space)
 			 errhint("See the server log for the reason.")));
 }
 
+static void
+raise_no_worker(const char *detail)
+{
+	ConditionVariableCancelSleep();
+	ereport(ERROR,
+			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+			 errmsg("could not start the worker of dlock"),
+			 errdetail("%s", detail),
+			 errhint("See the server log, increase max_worker_processes, or use session or transaction scope.")));
+}
+
 /*
  * Wait until a change is durable at the level of synchronous_commit.  Raises
  * an error where that fails, or where no worker is there to write it; the
@@ -170,6 +182,7 @@ void
 dlock_journal_wait(DlockSpace *space, DlockRecord *record, uint64 mark)
 {
 	uint32		failures = pg_atomic_read_u32(&space->failures);
+	int			alone = 0;		/* looks at which no worker was there */
 	XLogRecPtr	lsn;
 
 	while (!is_written(record, mark, &lsn))
@@ -183,14 +196,11 @@ dlock_journal_wait(DlockSpace *space, DlockRecord *record, uint64 mark)
 			raise_failure(space);
 		}
 		if (!dlock_worker_wake(space))
-		{
-			ConditionVariableCancelSleep();
-			ereport(ERROR,
-					(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-					 errmsg("could not start the worker of dlock"),
-					 errdetail("No background worker slot is free, and leases need a worker."),
-					 errhint("Increase max_worker_processes, or use session or transaction scope.")));
-		}
+			raise_no_worker("No background worker slot is free, and leases need a worker.");
+		if (pg_atomic_read_u32(&space->worker) != 0)
+			alone = 0;
+		else if (++alone > MAX_RETRIES)
+			raise_no_worker("It was asked for several times, and has not come.");
 		(void) ConditionVariableTimedSleep(&record->changed, RETRY_MS,
 										   PG_WAIT_EXTENSION);
 	}
@@ -734,6 +744,34 @@ dlock_journal_write(DlockSpace *space, int *dead,
 }
 
 /*
+ * Nothing can be written any more.  What is over goes, the rest is left to
+ * those who use it.
+ */
+void
+dlock_journal_abandon(DlockSpace *space)
+{
+	dlock_journal_fail(space, ERRCODE_UNDEFINED_OBJECT);
+	for (;;)
+	{
+		DlockRecord *record = NULL;
+
+		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+		if (DsaPointerIsValid(space->journal.head))
+		{
+			record = dsa_get_address(dlock_area, space->journal.head);
+			dlock_record_ref(record);
+			record->has_row = record->in_flight = false;
+			unlist(space, record);
+		}
+		LWLockRelease(&space->lease_lock);
+		if (record == NULL)
+			break;
+		dlock_journal_settle(space, record);
+		dlock_record_unref(record);
+	}
+}
+
+/*
  * What a worker begins with: rows that stand for nothing go.  And what the
  * worker before may have written, or not, counts as written.
  */
@@ -1087,6 +1125,7 @@ dlock_journal_load(DlockSpace *space)
 	SPI_finish();
 	SetUserIdAndSecContext(user, context);
 	wait_for_quorum(space);
+	dlock_lease_begin_anew(space);
 	pg_atomic_write_u32(&space->loaded, 1);
 	UnlockRelationOid(queue, ShareUpdateExclusiveLock);
 	if (space->leases.length > 0)

@@ -28,6 +28,7 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "replication/syncrep.h"
+#include "storage/ipc.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -713,6 +714,17 @@ draw_number(DlockSpace *space)
 	return number;
 }
 
+/* A lease could not be made durable, or its opener exits before that. */
+static void
+withdraw_lease(int code, Datum arg)
+{
+	DlockLease *lease = (DlockLease *) DatumGetPointer(arg);
+
+	ConditionVariableCancelSleep();
+	(void) dlock_lease_end(lease, 0);
+	dlock_journal_settle(space_at(lease->space), &lease->record);
+}
+
 /*
  * Open a lease, durably.
  */
@@ -724,6 +736,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 	DlockLease *lease = dlock_lease_make(space, ttl, delay, false, info);
 	MemoryContext old_context;
 	uint64		mark;
+	int64		number;
 
 	if (attach)
 	{
@@ -742,21 +755,16 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 	mark = dlock_journal_mark(space, &lease->record);
 	LWLockRelease(&space->lease_lock);
 
-	PG_TRY();
+	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
 	{
 		dlock_journal_wait(space, &lease->record, mark);
 		if (!dlock_lease_is_open(lease))
 			dlock_lease_raise_gone(lease->number);
 	}
-	PG_CATCH();
-	{
-		(void) dlock_lease_end(lease, 0);
-		dlock_journal_settle(space, &lease->record);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
+	PG_END_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
+	number = lease->number;
 	dlock_record_unuse(before);
-	return lease->number;
+	return number;
 }
 
 /*
@@ -957,6 +965,20 @@ dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
 	dlock_record_unref(&ticket->record);
 }
 
+/* A lease's locks are not kept closed any more.  Called with the lease lock. */
+static void
+end_delay(DlockSpace *space, DlockLease *lease)
+{
+	lease->delayed = false;
+	while (DsaPointerIsValid(lease->closed.head))
+	{
+		DlockLeaseTicket *ticket = ticket_in_lease(lease->closed.head);
+
+		unlist_ticket(lease, ticket);
+		dlock_journal_mark(space, &ticket->record);
+	}
+}
+
 /*
  * For the worker: end the lease if it is due, and its delay if that is.
  * Returns when to look again, in monotonic microseconds; 0: never.
@@ -997,16 +1019,7 @@ dlock_lease_expire(DlockLease *lease)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	if (lease->delayed &&
 		(lease->closed.length == 0 || now >= lease->delay_ends))
-	{
-		lease->delayed = false;
-		while (DsaPointerIsValid(lease->closed.head))
-		{
-			DlockLeaseTicket *ticket = ticket_in_lease(lease->closed.head);
-
-			unlist_ticket(lease, ticket);
-			dlock_journal_mark(space, &ticket->record);
-		}
-	}
+		end_delay(space, lease);
 	delayed = lease->delayed;
 	if (!lease->single)
 		dlock_journal_mark(space, &lease->record);
@@ -1221,6 +1234,72 @@ dlock_lease_greatest_durability(DlockSpace *space)
 
 	dlock_lease_for_each(space, take_greatest, &durability);
 	return durability;
+}
+
+static bool
+begin_anew(DlockLease *lease, void *arg)
+{
+	uint64		now = dlock_monotonic_now();
+
+	pg_atomic_write_u64(&lease->confirmed, now);
+	if (lease->delayed)
+		lease->delay_ends = now + lease->delay;
+	else
+		pg_atomic_write_u64(&lease->deadline, now + lease->ttl);
+	return true;
+}
+
+/* From now on leases count that were put back: their time begins now. */
+void
+dlock_lease_begin_anew(DlockSpace *space)
+{
+	dlock_lease_for_each(space, begin_anew, NULL);
+}
+
+static bool
+take_first(DlockLease *lease, void *arg)
+{
+	dlock_record_ref(&lease->record);
+	*(DlockLease **) arg = lease;
+	return false;
+}
+
+static void
+forget_row(DlockLeaseTicket *ticket, void *arg)
+{
+	ticket->record.has_row = ticket->record.in_flight = false;
+}
+
+/*
+ * The tables are gone, and with them all leases: whoever waits for one of
+ * their locks, in what is left of this space, is granted it.  Called by the
+ * worker, as its last work.
+ */
+void
+dlock_lease_abandon(DlockSpace *space)
+{
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+
+	while (lease = NULL, dlock_lease_for_each(space, take_first, &lease), lease)
+	{
+		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+		lease->record.has_row = lease->record.in_flight = false;
+		dlock_lease_for_each_ticket(lease, forget_row, NULL);
+		end_delay(space, lease);
+		LWLockRelease(&space->lease_lock);
+		(void) claim(lease);
+		while ((ticket = first_ticket(space, lease)) != NULL)
+		{
+			(void) dlock_queue_end(ticket, DLOCK_EVENT_EXPIRED);
+			dlock_journal_settle(space, &ticket->record);
+			dlock_record_unref(&ticket->record);
+		}
+		(void) unlist_lease(space, lease);
+		delete_id(space, lease->number);
+		dlock_record_unref(&lease->record);
+	}
+	dlock_journal_abandon(space);
 }
 
 /*

@@ -14,10 +14,10 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/table.h"
-#include "access/tableam.h"
 #include "catalog/pg_type.h"
-#include "executor/tuptable.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
@@ -51,14 +51,15 @@ forget_reservations(Datum arg, Oid relation)
 }
 
 static void
-read_reservation(TupleTableSlot *slot, Reservation *reservation)
+read_reservation(Relation table, HeapTuple row, Reservation *reservation)
 {
+	TupleDesc	columns = RelationGetDescr(table);
 	bool		is_null;
-	text	   *prefix = DatumGetTextPP(slot_getattr(slot, 1, &is_null));
+	text	   *prefix = DatumGetTextPP(heap_getattr(row, 1, columns, &is_null));
 
 	reservation->length = Min(VARSIZE_ANY_EXHDR(prefix), DLOCK_MAX_NAME);
 	memcpy(reservation->prefix, VARDATA_ANY(prefix), reservation->length);
-	reservation->owner = DatumGetObjectId(slot_getattr(slot, 2, &is_null));
+	reservation->owner = DatumGetObjectId(heap_getattr(row, 2, columns, &is_null));
 }
 
 static void
@@ -82,8 +83,8 @@ read_reservations(DlockSpace *space)
 	static bool registered = false;
 	Relation	table;
 	Snapshot	snapshot;
-	TableScanDesc scan;
-	TupleTableSlot *slot;
+	SysScanDesc scan;
+	HeapTuple	row;
 
 	if (!registered)
 		CacheRegisterRelcacheCallback(forget_reservations, 0);
@@ -99,15 +100,13 @@ read_reservations(DlockSpace *space)
 	PG_TRY();
 	{
 		snapshot = RegisterSnapshot(GetLatestSnapshot());
-		slot = table_slot_create(table, NULL);
-		scan = table_beginscan(table, snapshot, 0, NULL);
-		while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+		scan = systable_beginscan(table, InvalidOid, false, snapshot, 0, NULL);
+		while ((row = systable_getnext(scan)) != NULL)
 		{
 			make_room();
-			read_reservation(slot, &reservations[num_reservations++]);
+			read_reservation(table, row, &reservations[num_reservations++]);
 		}
-		table_endscan(scan);
-		ExecDropSingleTupleTableSlot(slot);
+		systable_endscan(scan);
 		UnregisterSnapshot(snapshot);
 	}
 	PG_CATCH();

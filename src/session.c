@@ -993,37 +993,41 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 	}
 }
 
+/* Tickets for leases that a call has got */
+typedef struct Taken
+{
+	DlockLeaseTicket **tickets;
+	bool	   *created;		/* ... anew, and so taken back after an error */
+	int			count;
+} Taken;
+
+/* A call fails, or the backend exits: nothing stays of what it has created. */
+static void
+take_back(int code, Datum arg)
+{
+	Taken	   *taken = (Taken *) DatumGetPointer(arg);
+
+	ConditionVariableCancelSleep();
+	for (int i = 0; i < taken->count; i++)
+	{
+		if (taken->created[i])
+			dlock_lease_ticket_withdraw(taken->tickets[i]);
+	}
+}
+
 /*
- * Wait until what is known of tickets is durable, each granted where "granted"
- * is set.  Where that cannot be had, those that the caller has created are
- * taken back.
+ * Wait until what is known of a ticket is durable; raises 55L01 where it is
+ * gone meanwhile, or is not granted though "granted" is set.
  */
 static void
-make_durable(DlockSpace *space, DlockLeaseTicket **tickets,
-			 const bool *created, int count, bool granted)
+make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 {
-	PG_TRY();
-	{
-		for (int i = 0; i < count; i++)
-		{
-			DlockState	state;
+	DlockState	state;
 
-			dlock_journal_wait_for_all(space, &tickets[i]->record);
-			state = (DlockState) pg_atomic_read_u32(&tickets[i]->ticket.state);
-			if (!(state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)))
-				raise_lost(&tickets[i]->key, tickets[i]->ticket.number);
-		}
-	}
-	PG_CATCH();
-	{
-		for (int i = 0; i < count; i++)
-		{
-			if (created[i])
-				dlock_lease_ticket_withdraw(tickets[i]);
-		}
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
+	dlock_journal_wait_for_all(space, &ticket->record);
+	state = (DlockState) pg_atomic_read_u32(&ticket->ticket.state);
+	if (!(state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)))
+		raise_lost(&ticket->key, ticket->ticket.number);
 }
 
 /*
@@ -1037,10 +1041,13 @@ dlock_session_acquire_for_lease(DlockSpace *space, DlockRequest *request,
 	bool		created;
 	DlockLeaseTicket *ticket = acquire_for_lease(space, request, outcome,
 												 &created);
+	Taken		taken = {&ticket, &created, 1};
 
 	if (ticket == NULL)
 		return 0;
-	make_durable(space, &ticket, &created, 1, true);
+	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+	make_durable(space, ticket, true);
+	PG_END_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
 	return ticket->ticket.number;
 }
 
@@ -1055,45 +1062,34 @@ dlock_session_acquire_all_for_lease(DlockSpace *space, DlockRequest *request,
 {
 	DlockTimeout timeout = request->timeout;
 	uint64		start = dlock_monotonic_now();
-	DlockLeaseTicket **tickets = palloc(Max(count, 1) * sizeof(*tickets));
-	bool	   *created = palloc0(Max(count, 1) * sizeof(bool));
-	volatile int taken = 0;
+	Taken		taken = {
+		.tickets = palloc(Max(count, 1) * sizeof(DlockLeaseTicket *)),
+		.created = palloc0(Max(count, 1) * sizeof(bool)),
+		.count = 0
+	};
 
-	PG_TRY();
+	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+	while (taken.count < count)
 	{
-		while (taken < count)
-		{
-			request->key = *keys[taken];
-			request->timeout = time_left(timeout, start);
-			tickets[taken] = acquire_for_lease(space, request, outcome,
-											   &created[taken]);
-			if (tickets[taken] == NULL)
-				break;
-			fences[taken] = tickets[taken]->ticket.number;
-			taken++;
-		}
-		if (taken == count)
-			make_durable(space, tickets, created, count, true);
-	}
-	PG_CATCH();
-	{
-		for (int i = 0; i < taken; i++)
-		{
-			if (created[i])
-				dlock_lease_ticket_withdraw(tickets[i]);
-		}
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
+		int			i = taken.count;
 
-	if (taken == count)
+		request->key = *keys[i];
+		request->timeout = time_left(timeout, start);
+		taken.tickets[i] = acquire_for_lease(space, request, outcome,
+											 &taken.created[i]);
+		if (taken.tickets[i] == NULL)
+			break;
+		fences[i] = taken.tickets[i]->ticket.number;
+		taken.count++;
+	}
+	for (int i = 0; i < count && taken.count == count; i++)
+		make_durable(space, taken.tickets[i], true);
+	PG_END_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+
+	if (taken.count == count)
 		return true;
-	*failed = taken;
-	for (int i = 0; i < taken; i++)
-	{
-		if (created[i])
-			dlock_lease_ticket_withdraw(tickets[i]);
-	}
+	*failed = taken.count;
+	take_back(0, PointerGetDatum(&taken));
 	return false;
 }
 
@@ -1107,26 +1103,19 @@ dlock_session_enqueue_for_lease(DlockSpace *space, const DlockRequest *request)
 	DlockLeaseTicket *ticket;
 	HeldTicket *held;
 	bool		created;
+	Taken		taken = {&ticket, &created, 1};
 
 	CHECK_FOR_INTERRUPTS();
 	prepare_arming();
 	ticket = join_for_lease(space, request, false, true, &held, &created);
-	PG_TRY();
-	{
-		if (created)
-			dlock_lease_ticket_publish(ticket);
-		else
-			dlock_lease_ticket_redirect(ticket,
-										dlock_announcement_make(space, request));
-	}
-	PG_CATCH();
-	{
-		if (created)
-			dlock_lease_ticket_withdraw(ticket);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-	make_durable(space, &ticket, &created, 1, false);
+	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+	if (created)
+		dlock_lease_ticket_publish(ticket);
+	else
+		dlock_lease_ticket_redirect(ticket,
+									dlock_announcement_make(space, request));
+	make_durable(space, ticket, false);
+	PG_END_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
 	arm_of_lease_at_commit(ticket);
 	return ticket->ticket.number;
 }
@@ -1178,8 +1167,6 @@ static bool
 wait_of_lease(DlockSpace *space, DlockLeaseTicket *ticket,
 			  DlockTimeout timeout)
 {
-	static const bool created = false;
-
 	if (DsaPointerIsValid(ticket->ticket.announcement))
 	{
 		prepare_arming();
@@ -1191,7 +1178,7 @@ wait_of_lease(DlockSpace *space, DlockLeaseTicket *ticket,
 		(timeout == DLOCK_NO_WAIT ||
 		 !wait_for_ticket(&ticket->ticket, &ticket->key, timeout)))
 		return false;
-	make_durable(space, &ticket, &created, 1, true);
+	make_durable(space, ticket, true);
 	return true;
 }
 

@@ -610,7 +610,8 @@ dlock_worker_main(Datum arg)
 	pqsignal(SIGTERM, die);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
-	BackgroundWorkerInitializeConnectionByOid(key.database, InvalidOid, 0);
+	BackgroundWorkerInitializeConnectionByOid(key.database, InvalidOid,
+											  BGWORKER_BYPASS_ALLOWCONN);
 	pin_settings();
 	MemoryContextSwitchTo(TopMemoryContext);
 	if (!take_office(&key))
@@ -646,7 +647,10 @@ dlock_worker_main(Datum arg)
 			next = Min(next, perform(&vacuum_task));
 		}
 		if (extension_is_gone)
+		{
+			dlock_lease_abandon(my_space);
 			return;
+		}
 		pgstat_report_activity(STATE_IDLE, NULL);
 
 		now = dlock_monotonic_now();
