@@ -379,6 +379,7 @@ dlock_lease_ticket_is_same(const DlockLeaseTicket *ticket,
 	if (!wanted_lease->single)
 		return ticket->lease == wanted->lease;
 	return lease->single && lease->role == wanted_lease->role &&
+		strcmp(NameStr(lease->role_name), NameStr(wanted_lease->role_name)) == 0 &&
 		DsaPointerIsValid(wanted->owner) &&
 		(ticket->ticket.session != 0 || dlock_lease_is_open(lease));
 }

@@ -305,19 +305,19 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 
 	free = lock->queue.length == 0 &&
 		fits(lock, request->mode, request->permits);
-	if (ticket->scope == DLOCK_LEASE &&
-		((*existing = find_same(&lock->holders, lease_ticket(ticket),
-								adopt)) != NULL ||
-		 (*existing = find_same(&lock->queue, lease_ticket(ticket),
-								adopt)) != NULL))
-	{
-		dlock_record_use(&(*existing)->record);
-		result = DLOCK_JOIN_EXISTS;
-	}
-	else if (lock->slots != request->slots)
+	if (lock->slots != request->slots)
 	{
 		*slots = lock->slots;
 		result = DLOCK_JOIN_MISMATCH;
+	}
+	else if (ticket->scope == DLOCK_LEASE &&
+			 ((*existing = find_same(&lock->holders, lease_ticket(ticket),
+									 adopt)) != NULL ||
+			  (*existing = find_same(&lock->queue, lease_ticket(ticket),
+									 adopt)) != NULL))
+	{
+		dlock_record_use(&(*existing)->record);
+		result = DLOCK_JOIN_EXISTS;
 	}
 	else if (!free && nowait &&
 			 !fits_soon(lock, request->mode, request->permits))

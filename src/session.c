@@ -603,6 +603,18 @@ check_upgrade(const DlockRequest *request, const DlockTicket *held)
 }
 
 static void
+raise_other_permits(const DlockRequest *request, const DlockTicket *existing)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("the lease has asked for lock \"%.*s\" with other permits",
+					request->key.length, request->key.name),
+			 errdetail("Its ticket %lld takes permits => %d.",
+					   (long long) existing->number, existing->permits),
+			 errhint("Give the same permits, or another owner.")));
+}
+
+static void
 raise_lost_place(const DlockRequest *request, int64 number)
 {
 	ereport(ERROR,
@@ -883,6 +895,8 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	{
 		case DLOCK_JOIN_EXISTS:
 			check_upgrade(request, &existing->ticket);
+			if (request->permits != existing->ticket.permits)
+				raise_other_permits(request, &existing->ticket);
 			return existing;
 		case DLOCK_JOIN_BUSY:
 			return NULL;
