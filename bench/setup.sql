@@ -11,6 +11,13 @@ RETURNS bigint AS :'library', 'bench_noop' LANGUAGE C;
 CREATE FUNCTION noop_release(name text)
 RETURNS boolean AS :'library', 'bench_noop' LANGUAGE C;
 
+-- with dlock_renew's and dlock_guard's
+CREATE FUNCTION noop_renew(id bigint)
+RETURNS integer AS :'library', 'bench_noop' LANGUAGE C;
+
+CREATE FUNCTION noop_guard(name text, fence bigint)
+RETURNS void AS :'library', 'bench_noop' LANGUAGE C;
+
 CREATE FUNCTION turn(kinds integer, length integer)
 RETURNS integer AS :'library', 'bench_turn' LANGUAGE C;
 
@@ -44,3 +51,19 @@ END $$;
 CREATE TABLE row_lock (id integer PRIMARY KEY);
 INSERT INTO row_lock SELECT generate_series(0, 99);
 VACUUM ANALYZE row_lock;
+
+CREATE TABLE commits (id bigint PRIMARY KEY, name text);
+
+CREATE TABLE notified (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY);
+
+-- with room for the new versions of the rows beside the old ones
+CREATE TABLE guarded (id integer PRIMARY KEY, value bigint)
+WITH (fillfactor = 10);
+INSERT INTO guarded SELECT generate_series(0, 99), 0;
+VACUUM ANALYZE guarded;
+
+CREATE TABLE versioned (id integer PRIMARY KEY, version bigint)
+WITH (fillfactor = 10);
+INSERT INTO versioned SELECT generate_series(0, 99), 0;
+VACUUM ANALYZE versioned;

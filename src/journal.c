@@ -81,8 +81,8 @@ dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 }
 
 /* Nothing is left to be written.  Called with the lease lock. */
-static void
-unlist(DlockSpace *space, DlockRecord *record)
+void
+dlock_journal_unmark(DlockSpace *space, DlockRecord *record)
 {
 	if (record->listed)
 		dlock_list_remove(&space->journal, &record->link);
@@ -293,7 +293,7 @@ dlock_journal_settle(DlockSpace *space, DlockRecord *record)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	finish = !record->has_row && !record->in_flight && is_over(record);
 	if (finish)
-		unlist(space, record);
+		dlock_journal_unmark(space, record);
 	LWLockRelease(&space->lease_lock);
 	if (finish)
 		dlock_lease_finish(space, record);
@@ -367,7 +367,7 @@ unmark(DlockSpace *space, int count, bool committed, XLogRecPtr lsn)
 		pg_write_barrier();
 		pg_atomic_write_u64(&record->written, images[i].mark);
 		if (record->marked == images[i].mark)
-			unlist(space, record);
+			dlock_journal_unmark(space, record);
 	}
 	LWLockRelease(&space->lease_lock);
 }
@@ -761,7 +761,7 @@ dlock_journal_abandon(DlockSpace *space)
 			record = dsa_get_address(dlock_area, space->journal.head);
 			dlock_record_ref(record);
 			record->has_row = record->in_flight = false;
-			unlist(space, record);
+			dlock_journal_unmark(space, record);
 		}
 		LWLockRelease(&space->lease_lock);
 		if (record == NULL)

@@ -137,7 +137,8 @@ dlock_record_unref(DlockRecord *record)
 	{
 		DlockLease *lease = (DlockLease *) record;
 
-		Assert(lease->tickets.length == 0 && !lease->in_leases);
+		Assert(lease->tickets.length == 0 && !lease->in_leases &&
+			   !record->listed);
 		release_text(lease->info);
 		dlock_release_memory(record->link.self, sizeof(DlockLease));
 	}
@@ -283,12 +284,13 @@ quorum_deadline(const DlockLease *lease)
 	DlockSpace *space = space_at(lease->space);
 	int			quorum = lease->durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE;
 	uint64		confirmed;
+	uint64		by_space;
 
 	if (quorum < 0 || !dlock_journal_has_standbys())
 		return DLOCK_NO_DEADLINE;
 	confirmed = pg_atomic_read_u64((pg_atomic_uint64 *) &lease->confirmed);
-	confirmed = Max(confirmed, pg_atomic_read_u64(&space->quorum[quorum]));
-	return confirmed + lease->ttl;
+	by_space = pg_atomic_read_u64(&space->quorum[quorum]);
+	return Max(confirmed, by_space) + lease->ttl;
 }
 
 /* When a lease runs out, in monotonic microseconds; 0: it is over. */
@@ -297,8 +299,12 @@ dlock_lease_deadline(const DlockLease *lease)
 {
 	uint64		deadline =
 		pg_atomic_read_u64((pg_atomic_uint64 *) &lease->deadline);
+	uint64		by_quorum;
 
-	return deadline == 0 ? 0 : Min(deadline, quorum_deadline(lease));
+	if (deadline == 0)
+		return 0;
+	by_quorum = quorum_deadline(lease);
+	return Min(deadline, by_quorum);
 }
 
 bool
@@ -410,6 +416,7 @@ unlist_lease(DlockSpace *space, DlockLease *lease)
 		dlock_list_remove(&space->leases, &lease->in_space);
 	lease->in_leases = false;
 	lease->record.finished = true;
+	dlock_journal_unmark(space, &lease->record);
 	LWLockRelease(&space->lease_lock);
 	if (was_listed)
 	{
@@ -1051,6 +1058,7 @@ dlock_lease_finish(DlockSpace *space, DlockRecord *record)
 		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 		before = record->finished;
 		record->finished = true;
+		dlock_journal_unmark(space, record);
 		LWLockRelease(&space->lease_lock);
 		if (before)
 			return;
@@ -1331,6 +1339,7 @@ dlock_lease_purge(DlockSpace *space)
 		}
 		dlock_list_remove(&space->leases, &lease->in_space);
 		lease->in_leases = false;
+		lease->record.listed = false;
 		delete_id(space, lease->number);
 		dlock_record_unref(&lease->record);
 		dlock_record_unref(&lease->record);

@@ -248,12 +248,26 @@ dlock_announcement_free(DlockTicket *ticket)
 }
 
 /*
- * The ticket goes, and what it has to tell is still told.  Raises nothing.
+ * The ticket goes, and what it has to tell is still told; where the LISTEN is
+ * not in effect yet, after that.  Raises nothing.
  */
 void
 dlock_announcement_orphan(DlockTicket *ticket)
 {
-	replace(ticket, InvalidDsaPointer, true);
+	DlockSpace *space = space_of(ticket);
+	bool		unarmed = false;
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	if (DsaPointerIsValid(ticket->announcement))
+	{
+		DlockAnnouncement *announcement = announcement_of(ticket);
+
+		unarmed = !announcement->armed && announcement->events != 0;
+		announcement->orphaned = unarmed;
+	}
+	LWLockRelease(&space->outbox_lock);
+	if (!unarmed)
+		replace(ticket, InvalidDsaPointer, true);
 }
 
 /*
@@ -291,7 +305,8 @@ dlock_announcement_event(DlockTicket *ticket, uint32 event)
 }
 
 /*
- * The session listens now, if it is to: what has happened may be sent.
+ * The session listens now, if it is to: what has happened may be sent.  The
+ * announcement of a ticket that is gone already is then the outbox's alone.
  */
 void
 dlock_announcement_arm(DlockTicket *ticket)
@@ -307,6 +322,8 @@ dlock_announcement_arm(DlockTicket *ticket)
 		announcement->armed = true;
 		post(space, announcement);
 		posted = announcement->in_outbox;
+		if (announcement->orphaned)
+			ticket->announcement = InvalidDsaPointer;
 	}
 	LWLockRelease(&space->outbox_lock);
 	if (posted)

@@ -944,8 +944,9 @@ let_adopt(const DlockRequest *request, HeldTicket *held,
 static DlockTimeout
 time_left(DlockTimeout timeout, uint64 start)
 {
-	return timeout <= 0 ? timeout :
-		Max(timeout - (int64) (dlock_monotonic_now() - start), 0);
+	int64		waited = (int64) (dlock_monotonic_now() - start);
+
+	return timeout <= 0 ? timeout : Max(timeout - waited, 0);
 }
 
 /*

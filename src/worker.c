@@ -231,6 +231,8 @@ needs_quorum(const DlockLease *lease)
 static void
 watch(DlockLease *lease)
 {
+	uint64		now;
+	uint64		due;
 	bool		found;
 	Watch	   *watch = hash_search(watches, &lease->record.link.self,
 									HASH_ENTER, &found);
@@ -239,8 +241,9 @@ watch(DlockLease *lease)
 		return;
 	dlock_record_ref(&lease->record);
 	watch->lease = lease;
-	watch->due = Min(dlock_lease_deadline(lease),
-					 dlock_monotonic_now() + lease->ttl);
+	now = dlock_monotonic_now();
+	due = dlock_lease_deadline(lease);
+	watch->due = due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
 	pairingheap_add(watches_by_due, &watch->node);
 	if (needs_quorum(lease) && lease->ttl < quorum_ttl)
 		quorum_ttl = 0;
@@ -262,19 +265,25 @@ dlock_worker_unwatch(DlockLease *lease)
 	dlock_record_unref(&lease->record);
 }
 
-/* End the leases that are due.  Returns when the next one is. */
+/* When the next lease is due */
 static uint64
+next_due(void)
+{
+	return pairingheap_is_empty(watches_by_due) ? NEVER :
+		pairingheap_container(Watch, node,
+							  pairingheap_first(watches_by_due))->due;
+}
+
+/* End the leases that are due. */
+static void
 expire(void)
 {
-	while (!pairingheap_is_empty(watches_by_due))
+	while (next_due() <= dlock_monotonic_now())
 	{
 		Watch	   *first = pairingheap_container(Watch, node,
 												  pairingheap_first(watches_by_due));
-		uint64		due;
+		uint64		due = dlock_lease_expire(first->lease);
 
-		if (first->due > dlock_monotonic_now())
-			return first->due;
-		due = dlock_lease_expire(first->lease);
 		if (due == 0)
 			dlock_worker_unwatch(first->lease);
 		else
@@ -284,7 +293,6 @@ expire(void)
 			pairingheap_add(watches_by_due, &first->node);
 		}
 	}
-	return NEVER;
 }
 
 /*
@@ -595,6 +603,35 @@ pin_settings(void)
 	}
 }
 
+static uint64
+sooner(uint64 a, uint64 b)
+{
+	return a < b ? a : b;
+}
+
+/* Do all there is to do.  Returns when to come again. */
+static uint64
+work(void)
+{
+	uint64		next;
+
+	if (!begun)
+	{
+		next = perform(&begin_task);
+		if (!begun)
+			return next;
+	}
+	expire();
+	next = perform(&journal_task);
+	next = sooner(next, beat());
+	if (announce_grants())
+		next = sooner(next, dlock_monotonic_now() + POLL_MS * 1000);
+	next = sooner(next, perform(&notify_task));
+	next = sooner(next, perform(&vacuum_task));
+	/* last, as the journal may have told of new leases */
+	return sooner(next, next_due());
+}
+
 void
 dlock_worker_main(Datum arg)
 {
@@ -635,17 +672,7 @@ dlock_worker_main(Datum arg)
 		}
 
 		pgstat_report_activity(STATE_RUNNING, NULL);
-		next = begun ? NEVER : perform(&begin_task);
-		if (begun)
-		{
-			next = Min(next, expire());
-			next = Min(next, perform(&journal_task));
-			next = Min(next, beat());
-			if (announce_grants())
-				next = Min(next, dlock_monotonic_now() + POLL_MS * 1000);
-			next = Min(next, perform(&notify_task));
-			next = Min(next, perform(&vacuum_task));
-		}
+		next = work();
 		if (extension_is_gone)
 		{
 			dlock_lease_abandon(my_space);
