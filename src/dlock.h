@@ -241,6 +241,7 @@ extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
 extern void dlock_journal_wait(DlockSpace *space, DlockRecord *record,
 							   uint64 mark);
 extern void dlock_journal_wait_for_all(DlockSpace *space, DlockRecord *record);
+extern void dlock_journal_flush_removals(DlockSpace *space);
 extern void dlock_journal_settle(DlockSpace *space, DlockRecord *record);
 extern bool dlock_journal_begin(DlockSpace *space);
 extern int	dlock_journal_write(DlockSpace *space, int *dead,

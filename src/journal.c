@@ -19,7 +19,10 @@
  *
  * A lock is handed on by the worker, after the commit that has removed the row
  * of the holder before (dlock_lease_finish).  As what the next holder writes
- * comes later in the WAL, no prefix of the WAL has two holders.
+ * comes later in the WAL, no prefix of the WAL has two holders.  A session
+ * that is the next holder writes nothing, so before it believes in its grant it
+ * flushes up to there (dlock_journal_flush_removals): otherwise a crash could
+ * bring back a holder whose fence its own has superseded.
  *
  * Lock order: an entry's lock, then the space's lease lock.
  *
@@ -226,6 +229,19 @@ dlock_journal_wait_for_all(DlockSpace *space, DlockRecord *record)
 	mark = record->marked;
 	LWLockRelease(&space->lease_lock);
 	dlock_journal_wait(space, record, mark);
+}
+
+/*
+ * For a session that was granted a lock: flush the removal of the row of the
+ * holder before, should there have been one.
+ */
+void
+dlock_journal_flush_removals(DlockSpace *space)
+{
+	XLogRecPtr	removed = pg_atomic_read_u64(&space->removed);
+
+	if (removed != InvalidXLogRecPtr)
+		XLogFlush(removed);
 }
 
 /*
@@ -736,6 +752,7 @@ dlock_journal_write(DlockSpace *space, int *dead,
 		return -1;
 	}
 	lsn = XactLastCommitEnd;
+	pg_atomic_write_u64(&space->removed, lsn);
 	unmark(space, count, true, lsn);
 	for (int i = 0; i < count; i++)
 		written(images[i].record, images[i].over, lsn);

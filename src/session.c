@@ -748,6 +748,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		return 0;
 	}
 	deepen(held, request->scope);
+	dlock_journal_flush_removals(space);
 	return held->number;
 }
 
@@ -1227,9 +1228,12 @@ dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
 			(void) dlock_notify_listen();
 		arm_at_commit(held);
 	}
-	if (is_granted(held) || timeout == DLOCK_NO_WAIT)
-		return is_granted(held);
-	return wait_for_ticket(held->ticket, &held->name->key, timeout);
+	if (!is_granted(held) &&
+		(timeout == DLOCK_NO_WAIT ||
+		 !wait_for_ticket(held->ticket, &held->name->key, timeout)))
+		return false;
+	dlock_journal_flush_removals(space);
+	return true;
 }
 
 /*

@@ -402,6 +402,7 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u64(&space->ticket_limit, number);
 	LWLockInitialize(&space->lease_lock, dlock_control->memory_tranche);
 	LWLockInitialize(&space->outbox_lock, dlock_control->memory_tranche);
+	pg_atomic_init_u64(&space->removed, InvalidXLogRecPtr);
 	pg_atomic_init_u32(&space->loaded, 0);
 	pg_atomic_init_u32(&space->failures, 0);
 	pg_atomic_init_u32(&space->failure, 0);

@@ -379,6 +379,8 @@ typedef struct DlockSpace
 	DlockList	outbox;			/* of DlockAnnouncement */
 
 	/* atomic */
+	pg_atomic_uint64 removed;	/* where in the WAL the latest commit of the
+								 * journal ends; or 0 */
 	pg_atomic_uint32 loaded;	/* what the tables keep is in memory */
 	pg_atomic_uint32 failures;	/* attempts to write the journal that failed */
 	pg_atomic_uint32 failure;	/* SQLSTATE of the latest */
