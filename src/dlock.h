@@ -161,6 +161,8 @@ extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
 extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
 extern void dlock_queue_resume(const DlockKey *key);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
+extern bool dlock_queue_claim(DlockLeaseTicket *ticket);
+extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern void dlock_queue_purge(const DlockSpaceKey *space);
 extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
@@ -241,7 +243,8 @@ extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
 extern void dlock_journal_wait(DlockSpace *space, DlockRecord *record,
 							   uint64 mark);
 extern void dlock_journal_wait_for_all(DlockSpace *space, DlockRecord *record);
-extern void dlock_journal_flush_removals(DlockSpace *space);
+extern void dlock_journal_flush_removal(DlockSpace *space,
+										const DlockKey *key);
 extern void dlock_journal_settle(DlockSpace *space, DlockRecord *record);
 extern bool dlock_journal_begin(DlockSpace *space);
 extern int	dlock_journal_write(DlockSpace *space, int *dead,

@@ -21,7 +21,7 @@
  * of the holder before (dlock_lease_finish).  As what the next holder writes
  * comes later in the WAL, no prefix of the WAL has two holders.  A session
  * that is the next holder writes nothing, so before it believes in its grant it
- * flushes up to there (dlock_journal_flush_removals): otherwise a crash could
+ * flushes up to there (dlock_journal_flush_removal): otherwise a crash could
  * bring back a holder whose fence its own has superseded.
  *
  * Lock order: an entry's lock, then the space's lease lock.
@@ -193,6 +193,12 @@ dlock_journal_wait(DlockSpace *space, DlockRecord *record, uint64 mark)
 		ConditionVariablePrepareToSleep(&record->changed);
 		if (is_written(record, mark, &lsn))
 			break;
+		if (record->finished)
+		{
+			/* it is over, and was never written: the caller will see */
+			lsn = InvalidXLogRecPtr;
+			break;
+		}
 		if (pg_atomic_read_u32(&space->failures) != failures)
 		{
 			ConditionVariableCancelSleep();
@@ -231,14 +237,21 @@ dlock_journal_wait_for_all(DlockSpace *space, DlockRecord *record)
 	dlock_journal_wait(space, record, mark);
 }
 
+/* Where the removal of the row of a lock's last holder is noted */
+static pg_atomic_uint64 *
+removal(DlockSpace *space, const DlockKey *key)
+{
+	return &space->removed[key->hash & (DLOCK_REMOVED_BUCKETS - 1)];
+}
+
 /*
  * For a session that was granted a lock: flush the removal of the row of the
  * holder before, should there have been one.
  */
 void
-dlock_journal_flush_removals(DlockSpace *space)
+dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)
 {
-	XLogRecPtr	removed = pg_atomic_read_u64(&space->removed);
+	XLogRecPtr	removed = pg_atomic_read_u64(removal(space, key));
 
 	if (removed != InvalidXLogRecPtr)
 		XLogFlush(removed);
@@ -382,10 +395,24 @@ unmark(DlockSpace *space, int count, bool committed, XLogRecPtr lsn)
 		pg_atomic_write_u64(&record->lsn, lsn);
 		pg_write_barrier();
 		pg_atomic_write_u64(&record->written, images[i].mark);
-		if (record->marked == images[i].mark)
+		/* what is over stays, until it is finished */
+		if (record->marked == images[i].mark && !images[i].over)
 			dlock_journal_unmark(space, record);
 	}
 	LWLockRelease(&space->lease_lock);
+}
+
+/* Tell sessions what to flush before they believe in a grant. */
+static void
+note_removals(DlockSpace *space, int count, XLogRecPtr lsn)
+{
+	for (int i = 0; i < count; i++)
+	{
+		if (images[i].over && images[i].had_row && !images[i].record->is_lease)
+			pg_atomic_write_u64(removal(space,
+										&dlock_record_ticket(images[i].record)->key),
+								lsn);
+	}
 }
 
 /* An array of each column, with room for all rows of a batch */
@@ -752,7 +779,7 @@ dlock_journal_write(DlockSpace *space, int *dead,
 		return -1;
 	}
 	lsn = XactLastCommitEnd;
-	pg_atomic_write_u64(&space->removed, lsn);
+	note_removals(space, count, lsn);
 	unmark(space, count, true, lsn);
 	for (int i = 0; i < count; i++)
 		written(images[i].record, images[i].over, lsn);

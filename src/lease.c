@@ -674,6 +674,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	ticket->lease = request->lease->record.link.self;
 	dlock_key_copy(&ticket->key, &request->key);
 	ticket->durability = synchronous_commit;
+	ticket->claims = 1;
 	pg_atomic_init_u32(&ticket->ticket.state, DLOCK_GONE);
 	pg_atomic_init_u32(&ticket->ticket.session_depth, 0);
 	pg_atomic_init_u32(&ticket->ticket.xact_depth, 0);
@@ -938,13 +939,14 @@ dlock_lease_end(DlockLease *lease, uint32 event)
 }
 
 /*
- * End what a call has made and could not bring to its end.  Where it has no
- * row, nothing is left of it, and no worker is needed for that.
+ * A call could not be brought to its end: end the ticket that it has claimed,
+ * unless another call has claimed it, too.  Where it has no row, nothing is
+ * left of it, and no worker is needed for that.
  */
 void
 dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 {
-	(void) dlock_queue_end(ticket, 0);
+	dlock_queue_withdraw(ticket);
 	dlock_journal_settle(space_at(ticket->ticket.space), &ticket->record);
 }
 

@@ -530,6 +530,48 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 }
 
 /*
+ * A call is about to return a ticket that another one has made: from now on it
+ * stays, should the other one fail.  False where it is gone already.
+ */
+bool
+dlock_queue_claim(DlockLeaseTicket *ticket)
+{
+	DlockLock  *lock = find(&ticket->key, true);
+	DlockState	state;
+	bool		is_there;
+
+	if (lock == NULL)
+		return false;
+	state = state_of(&ticket->ticket);
+	is_there = state == DLOCK_WAITING || state == DLOCK_GRANTED;
+	if (is_there)
+		ticket->claims++;
+	dshash_release_lock(dlock_locks, lock);
+	return is_there;
+}
+
+/*
+ * A call that has claimed a ticket has failed: end it, if no other call has
+ * claimed it.  Raises nothing.
+ */
+void
+dlock_queue_withdraw(DlockLeaseTicket *ticket)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = find(&ticket->key, true);
+	DlockState	state;
+
+	if (lock == NULL)
+		return;
+	state = state_of(&ticket->ticket);
+	if ((state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
+		--ticket->claims == 0)
+		end(lock, &ticket->ticket, 0, &wakeups);
+	let_go(lock);
+	wake_all(&wakeups);
+}
+
+/*
  * The removal of an ended ticket's row is in the WAL: hand the lock on.
  * Raises nothing.
  */

@@ -748,7 +748,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		return 0;
 	}
 	deepen(held, request->scope);
-	dlock_journal_flush_removals(space);
+	dlock_journal_flush_removal(space, &request->key);
 	return held->number;
 }
 
@@ -952,12 +952,12 @@ time_left(DlockTimeout timeout, uint64 start)
 
 /*
  * Get a ticket for request->lease granted, or find it granted; the caller uses
- * it then.  NULL where that was not to be had in the request's time.
- * *created tells whether it is new, and so the caller's to take back.
+ * it then, and has claimed it.  NULL where that was not to be had in the
+ * request's time.
  */
 static DlockLeaseTicket *
 acquire_for_lease(DlockSpace *space, DlockRequest *request,
-				  DlockOutcome *outcome, bool *created)
+				  DlockOutcome *outcome)
 {
 	DlockTimeout timeout = request->timeout;
 	bool		nowait = timeout == DLOCK_NO_WAIT;
@@ -968,6 +968,7 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 		HeldName   *name;
 		HeldTicket *held;
 		DlockLeaseTicket *ticket;
+		bool		created;
 		bool		blocked;
 
 		CHECK_FOR_INTERRUPTS();
@@ -975,7 +976,7 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 		name = find_name(&request->key);
 		blocked = name && blocks_itself(name, request, PG_INT64_MAX);
 		ticket = join_for_lease(space, request, nowait || blocked, false, &held,
-								created);
+								&created);
 		*outcome = DLOCK_BUSY;
 		if (ticket == NULL)
 		{
@@ -1001,7 +1002,7 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 				raise_self_wait(request);
 		}
 		*outcome = dlock_wait_for_grant(request, &ticket->ticket);
-		if (*outcome == DLOCK_ACQUIRED)
+		if (*outcome == DLOCK_ACQUIRED && dlock_queue_claim(ticket))
 			return ticket;
 		if (*outcome == DLOCK_TIMED_OUT)
 			return NULL;
@@ -1009,15 +1010,17 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 	}
 }
 
-/* Tickets for leases that a call has got */
+/* Tickets for leases that a call has claimed */
 typedef struct Taken
 {
 	DlockLeaseTicket **tickets;
-	bool	   *created;		/* ... anew, and so taken back after an error */
 	int			count;
 } Taken;
 
-/* A call fails, or the backend exits: nothing stays of what it has created. */
+/*
+ * A call fails, or the backend exits: nothing stays of what it has claimed,
+ * unless another call has, too.
+ */
 static void
 take_back(int code, Datum arg)
 {
@@ -1025,10 +1028,7 @@ take_back(int code, Datum arg)
 
 	ConditionVariableCancelSleep();
 	for (int i = 0; i < taken->count; i++)
-	{
-		if (taken->created[i])
-			dlock_lease_ticket_withdraw(taken->tickets[i]);
-	}
+		dlock_lease_ticket_withdraw(taken->tickets[i]);
 }
 
 /*
@@ -1054,10 +1054,8 @@ int64
 dlock_session_acquire_for_lease(DlockSpace *space, DlockRequest *request,
 								DlockOutcome *outcome)
 {
-	bool		created;
-	DlockLeaseTicket *ticket = acquire_for_lease(space, request, outcome,
-												 &created);
-	Taken		taken = {&ticket, &created, 1};
+	DlockLeaseTicket *ticket = acquire_for_lease(space, request, outcome);
+	Taken		taken = {&ticket, 1};
 
 	if (ticket == NULL)
 		return 0;
@@ -1080,7 +1078,6 @@ dlock_session_acquire_all_for_lease(DlockSpace *space, DlockRequest *request,
 	uint64		start = dlock_monotonic_now();
 	Taken		taken = {
 		.tickets = palloc(Max(count, 1) * sizeof(DlockLeaseTicket *)),
-		.created = palloc0(Max(count, 1) * sizeof(bool)),
 		.count = 0
 	};
 
@@ -1091,8 +1088,7 @@ dlock_session_acquire_all_for_lease(DlockSpace *space, DlockRequest *request,
 
 		request->key = *keys[i];
 		request->timeout = time_left(timeout, start);
-		taken.tickets[i] = acquire_for_lease(space, request, outcome,
-											 &taken.created[i]);
+		taken.tickets[i] = acquire_for_lease(space, request, outcome);
 		if (taken.tickets[i] == NULL)
 			break;
 		fences[i] = taken.tickets[i]->ticket.number;
@@ -1119,11 +1115,13 @@ dlock_session_enqueue_for_lease(DlockSpace *space, const DlockRequest *request)
 	DlockLeaseTicket *ticket;
 	HeldTicket *held;
 	bool		created;
-	Taken		taken = {&ticket, &created, 1};
+	Taken		taken = {&ticket, 1};
 
 	CHECK_FOR_INTERRUPTS();
 	prepare_arming();
-	ticket = join_for_lease(space, request, false, true, &held, &created);
+	do
+		ticket = join_for_lease(space, request, false, true, &held, &created);
+	while (!created && !dlock_queue_claim(ticket));
 	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
 	if (created)
 		dlock_lease_ticket_publish(ticket);
@@ -1232,7 +1230,7 @@ dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
 		(timeout == DLOCK_NO_WAIT ||
 		 !wait_for_ticket(held->ticket, &held->name->key, timeout)))
 		return false;
-	dlock_journal_flush_removals(space);
+	dlock_journal_flush_removal(space, &held->name->key);
 	return true;
 }
 

@@ -402,7 +402,8 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u64(&space->ticket_limit, number);
 	LWLockInitialize(&space->lease_lock, dlock_control->memory_tranche);
 	LWLockInitialize(&space->outbox_lock, dlock_control->memory_tranche);
-	pg_atomic_init_u64(&space->removed, InvalidXLogRecPtr);
+	for (int b = 0; b < DLOCK_REMOVED_BUCKETS; b++)
+		pg_atomic_init_u64(&space->removed[b], InvalidXLogRecPtr);
 	pg_atomic_init_u32(&space->loaded, 0);
 	pg_atomic_init_u32(&space->failures, 0);
 	pg_atomic_init_u32(&space->failure, 0);

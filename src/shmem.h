@@ -293,6 +293,9 @@ typedef struct DlockLeaseTicket
 	dsa_pointer owner;			/* terminated string, or invalid */
 	int			durability;		/* the requester's synchronous_commit */
 
+	/* protected by the lock entry's lock */
+	uint32		claims;			/* calls that have returned it, or may do so */
+
 	/* protected by the space's lease lock */
 	DlockLink	in_lease;		/* in one of its lease's lists: */
 	bool		in_tickets;		/* ... in "tickets" */
@@ -346,6 +349,9 @@ typedef enum DlockCounter
 	DLOCK_NUM_COUNTERS
 } DlockCounter;
 
+/* So many that two locks in use rarely share one; a power of 2 */
+#define DLOCK_REMOVED_BUCKETS	1024
+
 /* remote_write, remote_flush ("on") and remote_apply */
 #define DLOCK_NUM_QUORUMS	3
 
@@ -379,8 +385,6 @@ typedef struct DlockSpace
 	DlockList	outbox;			/* of DlockAnnouncement */
 
 	/* atomic */
-	pg_atomic_uint64 removed;	/* where in the WAL the latest commit of the
-								 * journal ends; or 0 */
 	pg_atomic_uint32 loaded;	/* what the tables keep is in memory */
 	pg_atomic_uint32 failures;	/* attempts to write the journal that failed */
 	pg_atomic_uint32 failure;	/* SQLSTATE of the latest */
@@ -390,6 +394,12 @@ typedef struct DlockSpace
 	pg_atomic_uint32 announced; /* tickets with an announcement */
 	pg_atomic_uint32 worker;	/* proc number of the worker, plus 1; or 0 */
 	pg_atomic_uint64 worker_start;	/* when one was last asked for, in ms */
+
+	/*
+	 * atomic: where in the WAL the latest commit ends that has removed a
+	 * holder's row, by the hash of the lock's name; or 0
+	 */
+	pg_atomic_uint64 removed[DLOCK_REMOVED_BUCKETS];
 
 	/* atomic: what backends that are gone have counted */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];

@@ -48,6 +48,7 @@
 #define LOCK_TIMEOUT_MS	"1000"	/* for a lock on the tables */
 #define NOTIFY_TIMEOUT_MS "20"	/* for the lock that NOTIFY takes */
 #define POLL_MS			10		/* standbys owe an answer */
+#define LOOK_MS			2000	/* between looks whether the extension is there */
 
 /* The moment when nothing is due, in monotonic microseconds */
 #define NEVER			((uint64) PG_INT64_MAX)
@@ -482,6 +483,9 @@ beat(void)
 static bool begun = false;
 static int	dead_rows = 0;
 
+/* When to look whether the extension is there, if nothing is written */
+static uint64 next_look = 0;
+
 /*
  * All that a worker learns from the one before, and what it clears up.
  */
@@ -505,8 +509,9 @@ begin_work(void)
 static bool
 write_journal(void)
 {
-	if (my_space->journal.length == 0)
+	if (my_space->journal.length == 0 && dlock_monotonic_now() < next_look)
 		return false;
+	next_look = dlock_monotonic_now() + LOOK_MS * 1000;
 	extension_is_gone =
 		dlock_journal_write(my_space, &dead_rows, at_write) < 0;
 	return !extension_is_gone && my_space->journal.length > 0;
@@ -623,6 +628,8 @@ work(void)
 	}
 	expire();
 	next = perform(&journal_task);
+	if (my_space->leases.length > 0)
+		next = sooner(next, next_look);
 	next = sooner(next, beat());
 	if (announce_grants())
 		next = sooner(next, dlock_monotonic_now() + POLL_MS * 1000);
@@ -679,6 +686,7 @@ dlock_worker_main(Datum arg)
 			return;
 		}
 		pgstat_report_activity(STATE_IDLE, NULL);
+		(void) pgstat_report_stat(false);
 
 		now = dlock_monotonic_now();
 		if (dlock_worker_is_needed(my_space) ||
