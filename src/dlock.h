@@ -251,6 +251,7 @@ extern int	dlock_journal_write(DlockSpace *space, int *dead,
 								void (*written) (DlockRecord *, bool over,
 												 XLogRecPtr lsn));
 extern void dlock_journal_fail(DlockSpace *space, int code);
+extern void dlock_journal_let_go(void);
 extern void dlock_journal_abandon(DlockSpace *space);
 extern void dlock_journal_vacuum(DlockSpace *space, int *dead);
 extern bool dlock_journal_has_standbys(void);

@@ -134,6 +134,15 @@ make_durable(XLogRecPtr lsn)
 	XLogFlush(lsn);
 	if (dlock_journal_is_acknowledged(lsn, durability))
 		return true;
+#ifdef USE_ASSERT_CHECKING
+
+	/*
+	 * All whose changes the worker has written in one transaction wait for the
+	 * same position.  PostgreSQL's queue of waiters works so, but asserts that
+	 * no two positions are equal: each gets one of its own then.
+	 */
+	lsn = dlock_journal_heartbeat();
+#endif
 	HOLD_INTERRUPTS();
 	SyncRepWaitForLSN(lsn, true);
 	RESUME_INTERRUPTS();
@@ -275,6 +284,7 @@ typedef struct Image
 } Image;
 
 static Image *images = NULL;
+static int	num_images = 0;
 
 static DlockState
 state_of(const DlockLeaseTicket *ticket)
@@ -355,25 +365,22 @@ copy_record(DlockRecord *record, Image *image)
 }
 
 /*
- * Copy what is marked, or the older part of it; how many records that is.
+ * Copy what is marked, or the older part of it.
  */
-static int
+static void
 copy_marked(DlockSpace *space)
 {
-	int			count = 0;
-
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	for (dsa_pointer link = space->journal.head;
-		 DsaPointerIsValid(link) && count < BATCH; count++)
+		 DsaPointerIsValid(link) && num_images < BATCH; num_images++)
 	{
 		DlockRecord *record = dsa_get_address(dlock_area, link);
 
 		dlock_record_ref(record);
-		copy_record(record, &images[count]);
+		copy_record(record, &images[num_images]);
 		link = record->link.next;
 	}
 	LWLockRelease(&space->lease_lock);
-	return count;
 }
 
 /*
@@ -381,10 +388,10 @@ copy_marked(DlockSpace *space)
  * still to be written.
  */
 static void
-unmark(DlockSpace *space, int count, bool committed, XLogRecPtr lsn)
+unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 {
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < num_images; i++)
 	{
 		DlockRecord *record = images[i].record;
 
@@ -404,9 +411,9 @@ unmark(DlockSpace *space, int count, bool committed, XLogRecPtr lsn)
 
 /* Tell sessions what to flush before they believe in a grant. */
 static void
-note_removals(DlockSpace *space, int count, XLogRecPtr lsn)
+note_removals(DlockSpace *space, XLogRecPtr lsn)
 {
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < num_images; i++)
 	{
 		if (images[i].over && images[i].had_row && !images[i].record->is_lease)
 			pg_atomic_write_u64(removal(space,
@@ -620,7 +627,7 @@ dlock_journal_fail(DlockSpace *space, int code)
 
 /* Write the rows of one table.  Returns how many rows it leaves dead. */
 static int
-write_table(DlockSpace *space, int count, bool leases)
+write_table(DlockSpace *space, bool leases)
 {
 	const char *name = table_name(space, leases ? "dlock_queue_lease" :
 								  "dlock_queue");
@@ -628,15 +635,15 @@ write_table(DlockSpace *space, int count, bool leases)
 	int			num_types = leases ? lengthof(lease_types) :
 		lengthof(ticket_types);
 	Columns		columns = {.num_columns = 0};
-	Datum	   *gone = palloc(count * sizeof(Datum));
+	Datum	   *gone = palloc(num_images * sizeof(Datum));
 	int			num_gone = 0;
 	int			dead = 0;
 	Oid			array_types[20];
 	Datum		arrays[20];
 
 	for (int c = 0; c < num_types; c++)
-		add_column(&columns, types[c], count);
-	for (int i = 0; i < count; i++)
+		add_column(&columns, types[c], num_images);
+	for (int i = 0; i < num_images; i++)
 	{
 		if (images[i].record->is_lease != leases)
 			continue;
@@ -717,14 +724,22 @@ end_writing(void)
 	CommitTransactionCommand();
 }
 
+/* The worker uses no record of the latest batch any more. */
+void
+dlock_journal_let_go(void)
+{
+	while (num_images > 0)
+		dlock_record_unref(images[--num_images].record);
+}
+
 /*
  * After the attempt to write: what is over and has no row goes, and who waits
  * for a record sees what has become of it.
  */
 static void
-publish(DlockSpace *space, int count, bool committed)
+publish(DlockSpace *space, bool committed)
 {
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < num_images; i++)
 	{
 		DlockRecord *record = images[i].record;
 
@@ -732,8 +747,8 @@ publish(DlockSpace *space, int count, bool committed)
 		if (images[i].over || !committed)
 			dlock_journal_settle(space, record);
 		ConditionVariableBroadcast(&record->changed);
-		dlock_record_unref(record);
 	}
+	dlock_journal_let_go();
 }
 
 /*
@@ -746,30 +761,31 @@ int
 dlock_journal_write(DlockSpace *space, int *dead,
 					void (*written) (DlockRecord *, bool over, XLogRecPtr lsn))
 {
-	volatile int count = 0;
 	bool		is_there;
 	XLogRecPtr	lsn;
+	int			count;
 
 	if (images == NULL)
 		images = MemoryContextAlloc(TopMemoryContext, BATCH * sizeof(Image));
+	dlock_journal_let_go();
 
 	PG_TRY();
 	{
 		is_there = begin_writing(space);
 		if (is_there)
 		{
-			count = copy_marked(space);
-			*dead += write_table(space, count, true);
-			*dead += write_table(space, count, false);
+			copy_marked(space);
+			*dead += write_table(space, true);
+			*dead += write_table(space, false);
 			end_writing();
 		}
 	}
 	PG_CATCH();
 	{
 		LWLockReleaseAll();
-		unmark(space, count, false, InvalidXLogRecPtr);
+		unmark(space, false, InvalidXLogRecPtr);
 		dlock_journal_fail(space, geterrcode());
-		publish(space, count, false);
+		publish(space, false);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -779,11 +795,12 @@ dlock_journal_write(DlockSpace *space, int *dead,
 		return -1;
 	}
 	lsn = XactLastCommitEnd;
-	note_removals(space, count, lsn);
-	unmark(space, count, true, lsn);
+	count = num_images;
+	note_removals(space, lsn);
+	unmark(space, true, lsn);
 	for (int i = 0; i < count; i++)
 		written(images[i].record, images[i].over, lsn);
-	publish(space, count, true);
+	publish(space, true);
 	return count;
 }
 

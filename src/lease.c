@@ -1212,6 +1212,8 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted, bool delayed)
 	}
 	PG_CATCH();
 	{
+		/* dshash raises a lack of memory with a lock of its own held */
+		LWLockReleaseAll();
 		delete_id(space, ticket->ticket.number);
 		PG_RE_THROW();
 	}

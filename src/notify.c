@@ -30,6 +30,7 @@
 #include "lib/stringinfo.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "utils/fmgroids.h"
 #include "utils/json.h"
 #include "utils/memutils.h"
 
@@ -424,6 +425,7 @@ int
 dlock_notify_send(DlockSpace *space)
 {
 	static Message *messages = NULL;
+	static bool failed = false;
 	int			count;
 
 	if (messages == NULL)
@@ -433,6 +435,14 @@ dlock_notify_send(DlockSpace *space)
 	if (count == 0)
 		return 0;
 	StartTransactionCommand();
+
+	/*
+	 * A full queue stays full when it has been read, until somebody moves its
+	 * tail; and nobody does so whose NOTIFY fails.  This moves it.
+	 */
+	if (failed)
+		(void) OidFunctionCall0(F_PG_NOTIFICATION_QUEUE_USAGE);
+	failed = true;
 	for (int i = 0; i < count; i++)
 	{
 		notify(&messages[i], DLOCK_EVENT_GRANTED, "granted");
@@ -440,6 +450,7 @@ dlock_notify_send(DlockSpace *space)
 		notify(&messages[i], DLOCK_EVENT_RELEASED, "released");
 	}
 	CommitTransactionCommand();
+	failed = false;
 	clear_outbox(space);
 	return count;
 }

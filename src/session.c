@@ -934,6 +934,8 @@ let_adopt(const DlockRequest *request, HeldTicket *held,
 	}
 	PG_CATCH();
 	{
+		/* dshash raises a lack of memory with a lock of its own held */
+		LWLockReleaseAll();
 		settle(held);
 		PG_RE_THROW();
 	}
@@ -1026,6 +1028,8 @@ take_back(int code, Datum arg)
 {
 	Taken	   *taken = (Taken *) DatumGetPointer(arg);
 
+	/* dshash raises a lack of memory with a lock of its own held */
+	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
 	for (int i = 0; i < taken->count; i++)
 		dlock_lease_ticket_withdraw(taken->tickets[i]);
@@ -1297,6 +1301,8 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 	}
 	PG_CATCH();
 	{
+		/* dshash raises a lack of memory with a lock of its own held */
+		LWLockReleaseAll();
 		while (taken > 0)
 			undo_last_acquire(keys[--taken], request->scope);
 		PG_RE_THROW();

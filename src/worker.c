@@ -171,6 +171,26 @@ dlock_worker_is_needed(DlockSpace *space)
 		space->outbox.length > 0;
 }
 
+/* What the worker refers to is not to be kept by one that is gone. */
+static void
+let_go(void)
+{
+	HASH_SEQ_STATUS status;
+	Watch	   *watch;
+	ListCell   *cell;
+
+	dlock_journal_let_go();
+	foreach(cell, grants)
+		dlock_record_unref(&((Grant *) lfirst(cell))->ticket->record);
+	grants = NIL;
+	if (watches == NULL)
+		return;
+	hash_seq_init(&status, watches);
+	while ((watch = hash_seq_search(&status)) != NULL)
+		dlock_record_unref(&watch->lease->record);
+	watches = NULL;
+}
+
 /*
  * Let the next worker come; and see to it that one does, if something is to
  * be done, or was posted while this one still seemed to be there.
@@ -180,6 +200,7 @@ resign(int code, Datum arg)
 {
 	uint32		me = compat_my_procno() + 1;
 
+	let_go();
 	if (!pg_atomic_compare_exchange_u32(&my_space->worker, &me, 0))
 		return;
 	pg_atomic_write_u64(&my_space->worker_start, 0);
