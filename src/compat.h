@@ -10,6 +10,7 @@
 #ifndef DLOCK_COMPAT_H
 #define DLOCK_COMPAT_H
 
+#include "executor/executor.h"
 #include "lib/dshash.h"
 #include "lib/ilist.h"
 #include "postmaster/bgworker.h"
@@ -208,6 +209,21 @@ compat_ps_suffix_remove(CompatPsSuffix *saved)
 		pfree(saved->title);
 		saved->title = NULL;
 	}
+#endif
+}
+
+/*
+ * What updates and deletes without a plan need: there is nothing to evaluate
+ * again.
+ */
+static inline void
+compat_eval_plan_qual_init(EPQState *state, EState *parent)
+{
+#if PG_VERSION_NUM >= 160000
+	/* 16: the result relations to look at, all of them */
+	EvalPlanQualInit(state, parent, NULL, NIL, -1, NIL);
+#else
+	EvalPlanQualInit(state, parent, NULL, NIL, -1);
 #endif
 }
 

@@ -30,13 +30,15 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/relation.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_control.h"
-#include "catalog/pg_type.h"
 #include "commands/extension.h"
+#include "commands/trigger.h"
 #include "commands/vacuum.h"
+#include "executor/executor.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "nodes/makefuncs.h"
@@ -45,8 +47,9 @@
 #include "replication/walsender_private.h"
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
-#include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -422,42 +425,121 @@ note_removals(DlockSpace *space, XLogRecPtr lsn)
 	}
 }
 
-/* An array of each column, with room for all rows of a batch */
-typedef struct Columns
+/*
+ * A table that is being written.  Rows are written without SQL, as the worker
+ * of logical replication does: for the few rows of a batch, starting up
+ * statements would cost more than all the rest.
+ */
+typedef struct Table
 {
-	Oid			types[20];
-	Datum	   *values[20];
-	bool	   *nulls[20];
-	int			num_columns;
-	int			num_rows;
-} Columns;
+	Relation	relation;
+	Oid			index;			/* of the primary key, the first column */
+	EState	   *state;
+	ResultRelInfo *info;
+	TupleTableSlot *row;		/* as it is to be */
+	TupleTableSlot *old_row;	/* as it was */
+} Table;
+
+/* The tables, and the owner of both, as long as they are known to be right */
+static bool tables_known = false;
+static Oid	table_ids[2];		/* dlock_queue, dlock_queue_lease */
 
 static void
-add_column(Columns *columns, Oid type, int max_rows)
+forget_tables(Datum arg, Oid relation)
 {
-	int			c = columns->num_columns++;
-
-	Assert(c < (int) lengthof(columns->types));
-	columns->types[c] = type;
-	columns->values[c] = palloc(max_rows * sizeof(Datum));
-	columns->nulls[c] = palloc0(max_rows * sizeof(bool));
+	if (relation == InvalidOid || relation == table_ids[0] ||
+		relation == table_ids[1])
+		tables_known = false;
 }
 
-static Datum
-column_array(Columns *columns, int c)
+static void
+open_table(Table *table, Relation relation)
 {
-	int			dimensions[1] = {columns->num_rows};
-	int			bounds[1] = {1};
-	int16		length;
-	bool		by_value;
-	char		alignment;
+	EState	   *state = CreateExecutorState();
+	TupleDesc	descriptor = RelationGetDescr(relation);
 
-	get_typlenbyvalalign(columns->types[c], &length, &by_value, &alignment);
-	return PointerGetDatum(construct_md_array(columns->values[c],
-											  columns->nulls[c], 1,
-											  dimensions, bounds,
-											  columns->types[c], length,
-											  by_value, alignment));
+	table->relation = relation;
+	table->state = state;
+	list_free(RelationGetIndexList(relation));
+	table->index = relation->rd_pkindex;
+	table->info = makeNode(ResultRelInfo);
+	InitResultRelInfo(table->info, relation, 0, NULL, 0);
+	ExecOpenIndices(table->info, false);
+	state->es_opened_result_relations = list_make1(table->info);
+	state->es_snapshot = GetActiveSnapshot();
+	state->es_output_cid = GetCurrentCommandId(true);
+	table->row = ExecInitExtraTupleSlot(state, descriptor, &TTSOpsVirtual);
+	table->old_row = ExecInitExtraTupleSlot(state, descriptor,
+											&TTSOpsHeapTuple);
+	AfterTriggerBeginQuery();
+}
+
+static void
+close_table(Table *table)
+{
+	AfterTriggerEndQuery(table->state);
+	ExecResetTupleTable(table->state->es_tupleTable, false);
+	ExecCloseIndices(table->info);
+	FreeExecutorState(table->state);
+}
+
+/* Find the row with this number; NULL where there is none. */
+static SysScanDesc
+find_row(Table *table, int64 number)
+{
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ,
+				Int64GetDatum(number));
+	scan = systable_beginscan(table->relation, table->index,
+							  OidIsValid(table->index),
+							  table->state->es_snapshot, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+	{
+		ExecStoreHeapTuple(tuple, table->old_row, false);
+		return scan;
+	}
+	systable_endscan(scan);
+	return NULL;
+}
+
+static void
+remove_row(Table *table, int64 number)
+{
+	SysScanDesc scan = find_row(table, number);
+	EPQState	nobody;
+
+	if (scan == NULL)
+		return;
+	compat_eval_plan_qual_init(&nobody, table->state);
+	ExecSimpleRelationDelete(table->info, table->state, &nobody,
+							 table->old_row);
+	EvalPlanQualEnd(&nobody);
+	ExecClearTuple(table->old_row);
+	systable_endscan(scan);
+}
+
+/* Write table->row, in the place of the old one where there may be one. */
+static void
+write_row(Table *table, int64 number, bool had_row)
+{
+	SysScanDesc scan = had_row ? find_row(table, number) : NULL;
+	EPQState	nobody;
+
+	if (scan == NULL)
+	{
+		ExecSimpleRelationInsert(table->info, table->state, table->row);
+		return;
+	}
+	compat_eval_plan_qual_init(&nobody, table->state);
+	ExecSimpleRelationUpdate(table->info, table->state, &nobody,
+							 table->old_row, table->row);
+	EvalPlanQualEnd(&nobody);
+	ExecClearTuple(table->old_row);
+	systable_endscan(scan);
 }
 
 static Datum
@@ -469,112 +551,161 @@ interval_datum(int64 microseconds)
 	return IntervalPGetDatum(interval);
 }
 
-static Datum
-text_datum(dsa_pointer text, bool *is_null)
+/* The columns of a row are set in their order. */
+static void
+set(TupleTableSlot *row, bool is_null, Datum datum)
 {
-	*is_null = !DsaPointerIsValid(text);
-	return *is_null ? (Datum) 0 :
-		CStringGetTextDatum((char *) dsa_get_address(dlock_area, text));
+	int			column = row->tts_nvalid++;
+
+	if (column >= row->tts_tupleDescriptor->natts)
+		elog(ERROR, "the tables of leases have too few columns");
+	row->tts_values[column] = datum;
+	row->tts_isnull[column] = is_null;
 }
-
-/* dlock_queue's columns, as the statement below has them */
-static const Oid ticket_types[] = {
-	INT8OID, TEXTOID, INT8OID, BOOLOID, BOOLOID, TEXTOID, INT4OID, INT4OID,
-	TEXTOID, TEXTOID, TEXTOID, OIDOID, TEXTOID, TIMESTAMPTZOID,
-	TIMESTAMPTZOID, INTERVALOID, INTERVALOID, INT4OID
-};
-
-static const char *const write_tickets =
-"INSERT INTO %1$s AS q (ticket, name, lease, granted, delayed, mode, slots, "
-" permits, owner, info, channel, role, role_name, enqueued_at, granted_at, "
-" ttl, delay, durability, system, database) "
-"SELECT r.*, %2$s FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, "
-" $12, $13, $14, $15, $16, $17, $18) AS r "
-"ON CONFLICT (ticket) DO UPDATE SET granted = excluded.granted, "
-" delayed = excluded.delayed, granted_at = excluded.granted_at, "
-" channel = excluded.channel";
 
 static void
-fill_ticket(Columns *columns, const Image *image)
+set_text(TupleTableSlot *row, const char *text)
 {
-	DlockLeaseTicket *ticket = dlock_record_ticket(image->record);
-	DlockLease *lease = lease_of(ticket);
-	int			row = columns->num_rows++;
-	int			c = 0;
-	bool		is_null;
-
-#define SET(datum) columns->values[c++][row] = (datum)
-#define SET_UNLESS(null, datum) \
-	(columns->nulls[c][row] = (null), \
-	 columns->values[c++][row] = (null) ? (Datum) 0 : (datum))
-#define SET_TEXT(text) \
-	(columns->values[c][row] = text_datum((text), &is_null), \
-	 columns->nulls[c++][row] = is_null)
-
-	SET(Int64GetDatum(ticket->ticket.number));
-	SET(PointerGetDatum(cstring_to_text_with_len(ticket->key.name,
-												 ticket->key.length)));
-	SET(Int64GetDatum(lease->number));
-	SET(BoolGetDatum(image->granted));
-	SET(BoolGetDatum(image->delayed));
-	SET(CStringGetTextDatum(dlock_mode_name(ticket->ticket.mode)));
-	SET_UNLESS(ticket->ticket.mode != DLOCK_SLOTS,
-			   Int32GetDatum(ticket->ticket.slots));
-	SET(Int32GetDatum(ticket->ticket.permits));
-	SET_TEXT(ticket->owner);
-	SET_TEXT(ticket->ticket.info);
-	SET_UNLESS(image->channel[0] == '\0', CStringGetTextDatum(image->channel));
-	SET(ObjectIdGetDatum(lease->role));
-	SET(CStringGetTextDatum(NameStr(lease->role_name)));
-	SET(TimestampTzGetDatum(ticket->ticket.enqueued_at));
-	SET_UNLESS(!image->granted, TimestampTzGetDatum(image->granted_at));
-	SET_UNLESS(!lease->single, interval_datum(lease->ttl));
-	SET_UNLESS(!lease->single || lease->delay == 0,
-			   interval_datum(lease->delay));
-	SET(Int32GetDatum(ticket->durability));
-	Assert(c == columns->num_columns);
+	set(row, text == NULL, text ? CStringGetTextDatum(text) : (Datum) 0);
 }
-
-/* dlock_queue_lease's columns, as the statement below has them */
-static const Oid lease_types[] = {
-	INT8OID, INTERVALOID, INTERVALOID, BOOLOID, TEXTOID, OIDOID, TEXTOID,
-	TIMESTAMPTZOID, INT4OID
-};
-
-static const char *const write_leases =
-"INSERT INTO %1$s (lease, ttl, delay, delayed, info, role, role_name, "
-" opened_at, durability, system, database) "
-"SELECT r.*, %2$s FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9) AS r "
-"ON CONFLICT (lease) DO UPDATE SET delayed = excluded.delayed";
 
 static void
-fill_lease(Columns *columns, const Image *image)
+set_shared_text(TupleTableSlot *row, dsa_pointer text)
 {
-	DlockLease *lease = (DlockLease *) image->record;
-	int			row = columns->num_rows++;
-	int			c = 0;
-	bool		is_null;
-
-	SET(Int64GetDatum(lease->number));
-	SET(interval_datum(lease->ttl));
-	SET_UNLESS(lease->delay == 0, interval_datum(lease->delay));
-	SET(BoolGetDatum(image->delayed));
-	SET_TEXT(lease->info);
-	SET(ObjectIdGetDatum(lease->role));
-	SET(CStringGetTextDatum(NameStr(lease->role_name)));
-	SET(TimestampTzGetDatum(lease->opened_at));
-	SET(Int32GetDatum(lease->durability));
-	Assert(c == columns->num_columns);
+	set_text(row, DsaPointerIsValid(text) ?
+			 dsa_get_address(dlock_area, text) : NULL);
 }
 
-#undef SET
-#undef SET_UNLESS
-#undef SET_TEXT
+static void
+set_interval(TupleTableSlot *row, int64 microseconds)
+{
+	set(row, microseconds == 0,
+		microseconds == 0 ? (Datum) 0 : interval_datum(microseconds));
+}
 
 /*
  * Which system and database a row belongs to: rows of another one came with a
- * copy, and stand for nothing here.  As two SQL literals.
+ * copy, and stand for nothing here.
  */
+static void
+set_origin(TupleTableSlot *row)
+{
+	set(row, false, Int64GetDatum((int64) GetSystemIdentifier()));
+	set(row, false, ObjectIdGetDatum(MyDatabaseId));
+}
+
+/* dlock_queue's columns */
+static void
+fill_ticket(TupleTableSlot *row, const Image *image)
+{
+	DlockLeaseTicket *ticket = dlock_record_ticket(image->record);
+	DlockLease *lease = lease_of(ticket);
+	bool		has_slots = ticket->ticket.mode == DLOCK_SLOTS;
+
+	set(row, false, Int64GetDatum(ticket->ticket.number));
+	set(row, false,
+		PointerGetDatum(cstring_to_text_with_len(ticket->key.name,
+												 ticket->key.length)));
+	set(row, false, Int64GetDatum(lease->number));
+	set(row, false, BoolGetDatum(image->granted));
+	set(row, false, BoolGetDatum(image->delayed));
+	set_text(row, dlock_mode_name(ticket->ticket.mode));
+	set(row, !has_slots,
+		has_slots ? Int32GetDatum(ticket->ticket.slots) : (Datum) 0);
+	set(row, false, Int32GetDatum(ticket->ticket.permits));
+	set_shared_text(row, ticket->owner);
+	set_shared_text(row, ticket->ticket.info);
+	set_text(row, image->channel[0] == '\0' ? NULL : image->channel);
+	set(row, false, ObjectIdGetDatum(lease->role));
+	set(row, false, NameGetDatum(&lease->role_name));
+	set(row, false, TimestampTzGetDatum(ticket->ticket.enqueued_at));
+	set(row, !image->granted,
+		image->granted ? TimestampTzGetDatum(image->granted_at) : (Datum) 0);
+	set_interval(row, lease->single ? lease->ttl : 0);
+	set_interval(row, lease->single ? lease->delay : 0);
+	set(row, false, Int32GetDatum(ticket->durability));
+	set_origin(row);
+}
+
+/* dlock_queue_lease's columns */
+static void
+fill_lease(TupleTableSlot *row, const Image *image)
+{
+	DlockLease *lease = (DlockLease *) image->record;
+
+	set(row, false, Int64GetDatum(lease->number));
+	set_interval(row, lease->ttl);
+	set_interval(row, lease->delay);
+	set(row, false, BoolGetDatum(image->delayed));
+	set_shared_text(row, lease->info);
+	set(row, false, ObjectIdGetDatum(lease->role));
+	set(row, false, NameGetDatum(&lease->role_name));
+	set(row, false, TimestampTzGetDatum(lease->opened_at));
+	set(row, false, Int32GetDatum(lease->durability));
+	set_origin(row);
+}
+
+static void
+fill_row(TupleTableSlot *row, const Image *image)
+{
+	ExecClearTuple(row);
+	if (image->record->is_lease)
+		fill_lease(row, image);
+	else
+		fill_ticket(row, image);
+	/* what somebody has added to the table */
+	while (row->tts_nvalid < row->tts_tupleDescriptor->natts)
+		set(row, true, (Datum) 0);
+	row->tts_nvalid = 0;
+	ExecStoreVirtualTuple(row);
+}
+
+static void
+write_image(Table *table, const Image *image)
+{
+	int64		number = image->record->is_lease ?
+		((DlockLease *) image->record)->number :
+		dlock_record_ticket(image->record)->ticket.number;
+
+	if (!image->over)
+	{
+		fill_row(table->row, image);
+		write_row(table, number, image->had_row);
+	}
+	else if (image->had_row)
+		remove_row(table, number);
+}
+
+/* Write the rows of one table.  Returns how many rows it leaves dead. */
+static int
+write_table(Relation relation, bool leases)
+{
+	Table		table = {NULL};
+	int			dead = 0;
+
+	for (int i = 0; i < num_images; i++)
+	{
+		MemoryContext old_context;
+
+		if (images[i].record->is_lease != leases ||
+			(images[i].over && !images[i].had_row))
+			continue;
+		if (table.relation == NULL)
+			open_table(&table, relation);
+		old_context =
+			MemoryContextSwitchTo(GetPerTupleMemoryContext(table.state));
+		write_image(&table, &images[i]);
+		MemoryContextSwitchTo(old_context);
+		ResetPerTupleExprContext(table.state);
+		if (images[i].had_row)
+			dead++;
+	}
+	if (table.relation)
+		close_table(&table);
+	return dead;
+}
+
+/* The same as two SQL literals */
 static char *
 origin(void)
 {
@@ -593,14 +724,53 @@ table_name(DlockSpace *space, const char *name)
 }
 
 static void
-run(const char *statement, int num_arguments, Oid *types, Datum *values)
+run(const char *statement)
 {
-	int			code = SPI_execute_with_args(statement, num_arguments, types,
-											 values, NULL, false, 0);
+	int			code = SPI_execute(statement, false, 0);
 
 	if (code < 0)
 		elog(ERROR, "could not write to the tables of leases: %s",
 			 SPI_result_code_string(code));
+}
+
+/* Who the worker is, unless it writes */
+static Oid	worker_user;
+static int	worker_context;
+
+/*
+ * Open both tables; false where the extension is not there any more.  Looking
+ * them up anew for each batch would be a good part of its cost.
+ */
+static bool
+open_tables(DlockSpace *space, Relation *relations)
+{
+	static bool registered = false;
+
+	if (!registered)
+		CacheRegisterRelcacheCallback(forget_tables, (Datum) 0);
+	registered = true;
+	for (;;)
+	{
+		if (!tables_known)
+		{
+			if (get_extension_oid("dlock", true) != space->key.extension)
+				return false;
+			table_ids[0] = dlock_relation(space, "dlock_queue");
+			table_ids[1] = dlock_relation(space, "dlock_queue_lease");
+			tables_known = true;
+		}
+		for (int i = 0; i < 2; i++)
+			relations[i] = try_relation_open(table_ids[i], RowExclusiveLock);
+		/* the locks have let the news in */
+		if (tables_known && relations[0] && relations[1])
+			return true;
+		for (int i = 0; i < 2; i++)
+		{
+			if (relations[i])
+				relation_close(relations[i], RowExclusiveLock);
+		}
+		tables_known = false;
+	}
 }
 
 /*
@@ -625,100 +795,35 @@ dlock_journal_fail(DlockSpace *space, int code)
 	LWLockRelease(&space->lease_lock);
 }
 
-/* Write the rows of one table.  Returns how many rows it leaves dead. */
-static int
-write_table(DlockSpace *space, bool leases)
-{
-	const char *name = table_name(space, leases ? "dlock_queue_lease" :
-								  "dlock_queue");
-	const Oid  *types = leases ? lease_types : ticket_types;
-	int			num_types = leases ? lengthof(lease_types) :
-		lengthof(ticket_types);
-	Columns		columns = {.num_columns = 0};
-	Datum	   *gone = palloc(num_images * sizeof(Datum));
-	int			num_gone = 0;
-	int			dead = 0;
-	Oid			array_types[20];
-	Datum		arrays[20];
-
-	for (int c = 0; c < num_types; c++)
-		add_column(&columns, types[c], num_images);
-	for (int i = 0; i < num_images; i++)
-	{
-		if (images[i].record->is_lease != leases)
-			continue;
-		if (images[i].had_row)
-			dead++;
-		if (!images[i].over && leases)
-			fill_lease(&columns, &images[i]);
-		else if (!images[i].over)
-			fill_ticket(&columns, &images[i]);
-		else if (images[i].had_row)
-			gone[num_gone++] =
-				Int64GetDatum(leases ?
-							  ((DlockLease *) images[i].record)->number :
-							  dlock_record_ticket(images[i].record)->ticket.number);
-	}
-	if (num_gone > 0)
-	{
-		array_types[0] = INT8ARRAYOID;
-		arrays[0] = PointerGetDatum(construct_array(gone, num_gone, INT8OID,
-													sizeof(int64),
-													FLOAT8PASSBYVAL,
-													TYPALIGN_DOUBLE));
-		run(psprintf("DELETE FROM %s WHERE %s OPERATOR(pg_catalog.=) ANY ($1)",
-					 name, leases ? "lease" : "ticket"),
-			1, array_types, arrays);
-	}
-	if (columns.num_rows > 0)
-	{
-		for (int c = 0; c < num_types; c++)
-		{
-			array_types[c] = get_array_type(types[c]);
-			arrays[c] = column_array(&columns, c);
-		}
-		run(psprintf(leases ? write_leases : write_tickets, name, origin()),
-			num_types, array_types, arrays);
-	}
-	return dead;
-}
-
-/* Who the worker is, unless it writes */
-static Oid	worker_user;
-static int	worker_context;
-
 /*
  * Begin a transaction as the owner of the tables; false where the extension is
  * not there any more, and there is nothing to write to.
  */
 static bool
-begin_writing(DlockSpace *space)
+begin_writing(DlockSpace *space, Relation *relations)
 {
-	Oid			owner;
-
 	GetUserIdAndSecContext(&worker_user, &worker_context);
 
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
-	if (get_extension_oid("dlock", true) != space->key.extension)
+	if (!open_tables(space, relations))
 	{
 		CommitTransactionCommand();
 		return false;
 	}
 	PushActiveSnapshot(GetTransactionSnapshot());
-	owner = dlock_relation_owner(dlock_relation(space, "dlock_queue"));
-	SetUserIdAndSecContext(owner, SECURITY_LOCAL_USERID_CHANGE |
+	SetUserIdAndSecContext(relations[0]->rd_rel->relowner,
+						   SECURITY_LOCAL_USERID_CHANGE |
 						   SECURITY_RESTRICTED_OPERATION |
 						   SECURITY_NOFORCE_RLS);
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
 	return true;
 }
 
 static void
-end_writing(void)
+end_writing(Relation *relations)
 {
-	SPI_finish();
+	for (int i = 0; i < 2; i++)
+		relation_close(relations[i], NoLock);
 	SetUserIdAndSecContext(worker_user, worker_context);
 	PopActiveSnapshot();
 	CommitTransactionCommand();
@@ -761,6 +866,7 @@ int
 dlock_journal_write(DlockSpace *space, int *dead,
 					void (*written) (DlockRecord *, bool over, XLogRecPtr lsn))
 {
+	Relation	relations[2];
 	bool		is_there;
 	XLogRecPtr	lsn;
 	int			count;
@@ -771,13 +877,13 @@ dlock_journal_write(DlockSpace *space, int *dead,
 
 	PG_TRY();
 	{
-		is_there = begin_writing(space);
+		is_there = begin_writing(space, relations);
 		if (is_there)
 		{
 			copy_marked(space);
-			*dead += write_table(space, true);
-			*dead += write_table(space, false);
-			end_writing();
+			*dead += write_table(relations[1], true);
+			*dead += write_table(relations[0], false);
+			end_writing(relations);
 		}
 	}
 	PG_CATCH();
@@ -839,6 +945,7 @@ dlock_journal_abandon(DlockSpace *space)
 bool
 dlock_journal_begin(DlockSpace *space)
 {
+	Relation	relations[2];
 	char	   *queue;
 	char	   *leases;
 
@@ -853,20 +960,21 @@ dlock_journal_begin(DlockSpace *space)
 	}
 	LWLockRelease(&space->lease_lock);
 
-	if (!begin_writing(space))
+	if (!begin_writing(space, relations))
 		return false;
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
 	queue = table_name(space, "dlock_queue");
 	leases = table_name(space, "dlock_queue_lease");
 	run(psprintf("DELETE FROM %s WHERE (system, database) "
-				 "OPERATOR(pg_catalog.<>) (%s)", leases, origin()),
-		0, NULL, NULL);
+				 "OPERATOR(pg_catalog.<>) (%s)", leases, origin()));
 	run(psprintf("DELETE FROM %s AS q WHERE (q.system, q.database) "
 				 "OPERATOR(pg_catalog.<>) (%s) OR (q.ttl IS NULL AND NOT EXISTS "
 				 "(SELECT FROM %s AS l WHERE l.lease OPERATOR(pg_catalog.=) q.lease "
 				 "AND (q.granted OR NOT l.delayed)))",
-				 queue, origin(), leases),
-		0, NULL, NULL);
-	end_writing();
+				 queue, origin(), leases));
+	SPI_finish();
+	end_writing(relations);
 	return true;
 }
 

@@ -21,9 +21,52 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/rel.h"
 
 #include "dlock.h"
+
+/*
+ * The plan for a statement, kept for the session: to make one costs more than
+ * to execute it.  Kept is the last one for each statement, by the address of
+ * its text, which is a constant; it is made anew where the table has got
+ * another name since.
+ */
+static SPIPlanPtr
+find_plan(const char *statement, const char *table_name, int num_values,
+		  Oid *types)
+{
+	static struct
+	{
+		const char *statement;
+		char	   *table_name;
+		SPIPlanPtr	plan;
+	}			plans[8];
+	SPIPlanPtr	plan;
+	int			i = 0;
+
+	while (i < (int) lengthof(plans) - 1 && plans[i].statement != NULL &&
+		   plans[i].statement != statement)
+		i++;
+	if (plans[i].statement == statement &&
+		strcmp(plans[i].table_name, table_name) == 0)
+		return plans[i].plan;
+
+	plan = SPI_prepare(psprintf(statement, table_name), num_values, types);
+	if (plan == NULL)
+		return NULL;
+	if (plans[i].statement != NULL)
+	{
+		plans[i].statement = NULL;
+		SPI_freeplan(plans[i].plan);
+		pfree(plans[i].table_name);
+	}
+	plans[i].table_name = MemoryContextStrdup(TopMemoryContext, table_name);
+	SPI_keepplan(plan);
+	plans[i].plan = plan;
+	plans[i].statement = statement;
+	return plan;
+}
 
 /*
  * Run a statement on a table of the extension, as its owner.  "%s" in it
@@ -42,6 +85,7 @@ execute_as_owner(DlockSpace *space, const char *name, const char *statement,
 	Oid			user;
 	int			context;
 	uint64		processed;
+	SPIPlanPtr	plan;
 	bool		is_null;
 
 	/* should an error come, PostgreSQL itself changes back */
@@ -50,8 +94,8 @@ execute_as_owner(DlockSpace *space, const char *name, const char *statement,
 						   context | SECURITY_LOCAL_USERID_CHANGE |
 						   SECURITY_NOFORCE_RLS);
 	if (SPI_connect() != SPI_OK_CONNECT ||
-		SPI_execute_with_args(psprintf(statement, table_name), num_values,
-							  types, values, NULL, false, 1) < 0)
+		(plan = find_plan(statement, table_name, num_values, types)) == NULL ||
+		SPI_execute_plan(plan, values, NULL, false, 1) < 0)
 		elog(ERROR, "could not execute a statement on table \"%s\"", name);
 	processed = SPI_processed;
 	if (result && processed == 1)
