@@ -54,7 +54,10 @@ process_utility(PlannedStmt *pstmt, const char *queryString,
 
 	if (IsA(pstmt->utilityStmt, DiscardStmt) &&
 		castNode(DiscardStmt, pstmt->utilityStmt)->target == DISCARD_ALL)
+	{
 		(void) dlock_session_release_all();
+		dlock_lease_detach_all();
+	}
 }
 
 void

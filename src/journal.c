@@ -318,6 +318,8 @@ is_over(DlockRecord *record)
 		return pg_atomic_read_u64(&lease->deadline) == 0 && !lease->delayed;
 	ticket = dlock_record_ticket(record);
 	state = state_of(ticket);
+	/* an ENDING ticket is not pinned anew: pins are read after the state */
+	pg_read_barrier();
 	return state == DLOCK_GONE ||
 		(state == DLOCK_ENDING && ticket->ticket.pins == 0 &&
 		 !ticket->in_closed);
@@ -989,11 +991,16 @@ dlock_journal_vacuum(DlockSpace *space, int *dead)
 {
 	static const char *const names[] = {"dlock_queue", "dlock_queue_lease"};
 	static int	threshold = VACUUM_ROWS;
+	static MemoryContext context = NULL;	/* outlives transactions */
 
 	if (*dead < threshold)
 		return;
 	*dead = 0;
 	threshold = VACUUM_ROWS;
+	if (context == NULL)
+		context = AllocSetContextCreate(TopMemoryContext, "dlock vacuum",
+										ALLOCSET_SMALL_SIZES);
+	MemoryContextReset(context);
 	for (int i = 0; i < (int) lengthof(names); i++)
 	{
 		VacuumStmt *statement;
@@ -1009,7 +1016,7 @@ dlock_journal_vacuum(DlockSpace *space, int *dead)
 		table = relation_open(dlock_relation(space, names[i]), AccessShareLock);
 		threshold = Max(threshold, (int) RelationGetNumberOfBlocks(table) *
 						VACUUM_ROWS_PER_PAGE);
-		MemoryContextSwitchTo(TopMemoryContext);
+		MemoryContextSwitchTo(context);
 		name = makeRangeVar(get_namespace_name(RelationGetNamespace(table)),
 							pstrdup(RelationGetRelationName(table)), -1);
 		relation_close(table, AccessShareLock);
@@ -1249,13 +1256,21 @@ wait_for_quorum(DlockSpace *space)
 {
 	int			durability = dlock_lease_greatest_durability(space);
 	XLogRecPtr	lsn;
+	uint64		sent;
 
 	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		!dlock_journal_has_standbys())
 		return;
 	lsn = dlock_journal_heartbeat();
+	sent = dlock_monotonic_now();
 	while (!dlock_journal_is_acknowledged(lsn, durability))
 	{
+		/* standbys tell what they have replayed when they get something new */
+		if (dlock_monotonic_now() - sent > USECS_PER_SEC)
+		{
+			(void) dlock_journal_heartbeat();
+			sent = dlock_monotonic_now();
+		}
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT |
 						 WL_EXIT_ON_PM_DEATH, 10, WAIT_EVENT_SYNC_REP);
 		ResetLatch(MyLatch);

@@ -735,6 +735,30 @@ withdraw_lease(int code, Datum arg)
 }
 
 /*
+ * Note a lease as attached to this session; those that are over are not any
+ * more.
+ */
+static void
+attach_to_session(DlockLease *lease)
+{
+	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
+	ListCell   *cell;
+
+	foreach(cell, attached_leases)
+	{
+		DlockLease *other = lfirst(cell);
+
+		if (pg_atomic_read_u64(&other->deadline) != 0)
+			continue;
+		attached_leases = foreach_delete_current(attached_leases, cell);
+		dlock_record_unref(&other->record);
+	}
+	attached_leases = lappend(attached_leases, lease);
+	MemoryContextSwitchTo(old_context);
+	dlock_record_ref(&lease->record);
+}
+
+/*
  * Open a lease, durably.
  */
 int64
@@ -743,7 +767,6 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 {
 	int			before = dlock_record_prepare();
 	DlockLease *lease = dlock_lease_make(space, ttl, delay, false, info);
-	MemoryContext old_context;
 	uint64		mark;
 	int64		number;
 
@@ -752,10 +775,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 		lease->session = pg_atomic_read_u64(&dlock_my_backend->session);
 		lease->procno = compat_my_procno();
 		lease->pid = MyProcPid;
-		old_context = MemoryContextSwitchTo(TopMemoryContext);
-		attached_leases = lappend(attached_leases, lease);
-		MemoryContextSwitchTo(old_context);
-		dlock_record_ref(&lease->record);
+		attach_to_session(lease);
 	}
 	lease->number = draw_number(space);
 	insert_id(space, lease->number, lease, NULL);
@@ -1082,8 +1102,8 @@ dlock_lease_finish(DlockSpace *space, DlockRecord *record)
 }
 
 /*
- * This session ends: the time of the leases attached to it begins to run.
- * Raises nothing.
+ * This session ends, or passes to another client: the time of the leases
+ * attached to it begins to run.  Raises nothing.
  */
 void
 dlock_lease_detach_all(void)
@@ -1100,8 +1120,8 @@ dlock_lease_detach_all(void)
 			dlock_worker_wake(space_at(lease->space));
 		dlock_record_unref(&lease->record);
 	}
+	list_free(attached_leases);
 	attached_leases = NIL;
-	dlock_record_unuse(0);
 }
 
 /*
@@ -1337,15 +1357,27 @@ dlock_lease_purge(DlockSpace *space)
 
 				unlist_ticket(lease, ticket);
 				delete_id(space, ticket->ticket.number);
-				ticket->record.listed = false;
+				dlock_journal_unmark(space, &ticket->record);
 				dlock_record_unref(&ticket->record);
 			}
 		}
 		dlock_list_remove(&space->leases, &lease->in_space);
 		lease->in_leases = false;
-		lease->record.listed = false;
+		dlock_journal_unmark(space, &lease->record);
 		delete_id(space, lease->number);
 		dlock_record_unref(&lease->record);
 		dlock_record_unref(&lease->record);
+	}
+
+	/* what has ended, and whose row was still to be removed */
+	while (DsaPointerIsValid(space->journal.head))
+	{
+		DlockRecord *record = dsa_get_address(dlock_area, space->journal.head);
+
+		dlock_journal_unmark(space, record);
+		if (record->is_lease)
+			continue;
+		delete_id(space, dlock_record_ticket(record)->ticket.number);
+		dlock_record_unref(record);
 	}
 }

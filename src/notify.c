@@ -226,18 +226,20 @@ replace(DlockTicket *ticket, dsa_pointer announcement, bool keep)
 {
 	DlockSpace *space = space_of(ticket);
 	DlockAnnouncement *before = NULL;
+	bool		orphaned = false;
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	if (DsaPointerIsValid(ticket->announcement))
 	{
 		before = announcement_of(ticket);
-		before->orphaned = keep && before->in_outbox;
-		if (!before->orphaned)
+		orphaned = before->orphaned = keep && before->in_outbox;
+		if (!orphaned)
 			unpost(space, before);
 	}
 	ticket->announcement = announcement;
 	LWLockRelease(&space->outbox_lock);
-	if (before && !before->orphaned)
+	/* one that is orphaned belongs to the worker now */
+	if (before && !orphaned)
 		release(space, before);
 }
 

@@ -583,7 +583,7 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 
 	if (lock == NULL)
 		return;
-	if (state_of(&ticket->ticket) == DLOCK_ENDING)
+	if (state_of(&ticket->ticket) == DLOCK_ENDING && ticket->ticket.pins == 0)
 		take_out(lock, &ticket->ticket, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);

@@ -1679,7 +1679,10 @@ at_exit(int code, Datum arg)
 	{
 		dlock_ticket_free_spare();
 		if (dlock_my_backend)
+		{
 			dlock_lease_detach_all();
+			dlock_record_unuse(0);
+		}
 		dlock_detach();
 	}
 }

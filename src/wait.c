@@ -163,6 +163,16 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 		if (waited >= next_check ||
 			pg_atomic_read_u32(&dlock_my_backend->check_requested) != 0)
 		{
+			DlockSpace *space = dsa_get_address(dlock_area, ticket->space);
+
+			/* a worker that had no slot, and may have to hand on to us */
+			if (pg_atomic_read_u32(&space->worker) == 0 &&
+				dlock_worker_is_needed(space))
+				(void) dlock_worker_wake(space);
+			/* nor need a request wait for a lease that is over by now */
+			if (request->lease && !request->lease->single &&
+				!dlock_lease_is_open(request->lease))
+				dlock_lease_raise_gone(request->lease->number);
 			pg_atomic_write_u32(&dlock_my_backend->check_requested, 0);
 			dlock_deadlock_check();
 			if (waited >= next_check && log_lock_waits && !logged)
