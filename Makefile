@@ -48,7 +48,9 @@ REGRESS = \
 	settings \
 	rights \
 	extension \
-	tickets
+	tickets \
+	lease \
+	lease_rights
 
 # test/specs/*.spec; isolation_setup comes first, the others need it
 ISOLATION = \
@@ -77,7 +79,13 @@ ISOLATION = \
 	isolation_deadlock_all \
 	isolation_nosnapshot \
 	isolation_guard \
-	isolation_version
+	isolation_version \
+	isolation_lease_fifo \
+	isolation_lease_same \
+	isolation_lease_expiry \
+	isolation_lease_delay \
+	isolation_lease_attach \
+	isolation_lease_guard
 
 # test/t/*.pl
 TAP = \
@@ -95,7 +103,13 @@ TAP = \
 	030_model \
 	040_tickets \
 	041_notify \
-	050_guard
+	050_guard \
+	060_crash \
+	061_promotion \
+	062_wal_order \
+	063_worker \
+	064_expiry \
+	065_quorum
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
