@@ -1220,7 +1220,9 @@ load_tickets(DlockSpace *space)
 		}
 		else
 			request.lease = dlock_lease_restored(space, get_int64(row, 3));
-		if (request.lease &&
+
+		/* the worker removes the rows of what ended with its lease */
+		if (request.lease && (get_bool(row, 4) || !request.lease->delayed) &&
 			!dlock_lease_ticket_is_restored(space, get_int64(row, 1)))
 		{
 			ticket = dlock_lease_ticket_make(space, &request);
