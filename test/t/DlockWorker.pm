@@ -1,0 +1,95 @@
+
+=pod
+
+=head1 NAME
+
+DlockWorker - the worker of dlock, found and stopped by TAP tests
+
+=head1 DESCRIPTION
+
+What depends on the worker is tested by stopping it: SIGSTOP is a point in its
+work, between two others, that lasts for as long as the test wants.
+
+=over
+
+=item worker($session)
+
+The process id of the worker of the session's database, as soon as it has one.
+
+=item no_worker($session)
+
+Waits until there is none.
+
+=item freeze($session)
+
+Stops the worker while it sleeps, and returns its process id.
+
+=item thaw($pid)
+
+Lets it go on.  Whatever is still stopped at the end of the test goes on then.
+
+=back
+
+=cut
+
+package DlockWorker;
+
+use strict;
+use warnings FATAL => 'all';
+
+use DlockTest;
+use Exporter 'import';
+
+our @EXPORT = qw(worker no_worker freeze thaw);
+
+my %frozen;
+
+my $workers = q{FROM pg_stat_activity WHERE backend_type = 'dlock worker'
+	 AND datname = current_database()};
+
+sub worker
+{
+	my ($session) = @_;
+	my $pid;
+
+	poll('a worker',
+		sub { ($pid = $session->query("SELECT pid $workers")) =~ /^\d+$/ });
+	return $pid;
+}
+
+sub no_worker
+{
+	my ($session) = @_;
+
+	return $session->wait_for("SELECT count(*) = 0 $workers");
+}
+
+sub freeze
+{
+	my ($session) = @_;
+	my $pid = worker($session);
+
+	# in its own wait, it holds nothing that others need
+	$session->wait_for(
+		"SELECT count(*) = 1 $workers AND pid = $pid AND state = 'idle' "
+		  . q{AND wait_event_type = 'Extension'});
+	kill('STOP', $pid) == 1 or die "no process $pid";
+	$frozen{$pid} = 1;
+	return $pid;
+}
+
+sub thaw
+{
+	my ($pid) = @_;
+
+	kill('CONT', $pid);
+	delete $frozen{$pid};
+	return;
+}
+
+END
+{
+	kill('CONT', keys %frozen) if %frozen;
+}
+
+1;
