@@ -109,7 +109,11 @@ TAP = \
 	062_wal_order \
 	063_worker \
 	064_expiry \
-	065_quorum
+	065_quorum \
+	066_lease_notify \
+	067_tickets \
+	068_pgbouncer \
+	069_paused_holder
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.

@@ -98,6 +98,8 @@ install_missing()
 	if [ "$1" = tests ]; then
 		need 'command -v prove' perl
 		need 'perl -MIPC::Run -e 1' libipc-run-perl
+		need 'command -v pgbouncer || test -x /usr/sbin/pgbouncer' pgbouncer
+		need 'command -v spin' spin
 	fi
 	if [ -z "${PG_CONFIG-}" ]; then
 		need find_postgres postgresql postgresql-server-dev-all
