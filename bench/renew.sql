@@ -1,0 +1,9 @@
+-- a lease for every client; the turns keep it alive
+\if :lease = 0
+SELECT dlock_lease_open('5 s') AS lease \gset
+\endif
+\if :turn = 0
+SELECT dlock_renew(:lease), turn(2, 20) AS turn \gset
+\else
+SELECT noop_renew(:lease), turn(2, 20) AS turn \gset
+\endif
