@@ -521,7 +521,7 @@ COMMENT ON COLUMN dlock_locks.position IS 'place in the queue, from 1; 0 for a h
 COMMENT ON COLUMN dlock_locks.scope IS 'what the ticket lives and dies with: session, transaction or lease';
 COMMENT ON COLUMN dlock_locks.pid IS 'process id of the session; NULL where a lease has the ticket';
 COMMENT ON COLUMN dlock_locks.lease IS 'lease that keeps the ticket; NULL if none';
-COMMENT ON COLUMN dlock_locks.role IS 'role that asked for the lock';
+COMMENT ON COLUMN dlock_locks.role IS 'role that asked for the lock; with a lease, the one that opened it';
 COMMENT ON COLUMN dlock_locks.owner IS 'owner given with a lease; NULL if none';
 COMMENT ON COLUMN dlock_locks.info IS 'what the session says of itself';
 COMMENT ON COLUMN dlock_locks.channel IS 'channel on which a grant is announced; NULL if none';

@@ -682,7 +682,7 @@ write_image(Table *table, const Image *image)
 static int
 write_table(Relation relation, bool leases)
 {
-	Table		table = {NULL};
+	Table		table = {.relation = NULL};
 	int			dead = 0;
 
 	for (int i = 0; i < num_images; i++)

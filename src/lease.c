@@ -518,12 +518,15 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket)
 	DlockLease *lease = lease_of(ticket);
 	DlockSpace *space = space_at(lease->space);
 	bool		at_once = false;
+	bool		was_listed;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	if (lease->single)
 		(void) claim(lease);
+	/* what was released before, while pinned, is no matter of a delay */
+	was_listed = ticket->in_tickets || ticket->in_closed;
 	unlist_ticket(lease, ticket);
-	if (lease->delayed && state_of(ticket) == DLOCK_ENDING)
+	if (lease->delayed && was_listed && state_of(ticket) == DLOCK_ENDING)
 		list_ticket(lease, ticket, true);
 	else
 		at_once = !ticket->record.has_row && !ticket->record.in_flight &&
@@ -681,6 +684,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	dlock_record_use(&ticket->record);
 	ticket->owner = copy_text(request->owner);
 	dlock_ticket_fill(space, request, &ticket->ticket);
+	ticket->ticket.role = request->lease->role;
 	if (DsaPointerIsValid(ticket->ticket.announcement))
 		dlock_announcement_count(&ticket->ticket);
 	return ticket;

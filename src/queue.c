@@ -117,6 +117,8 @@ wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
 static bool
 fits(const DlockLock *lock, DlockMode mode, int32 permits)
 {
+	if (lock->closed > 0)
+		return false;
 	switch (mode)
 	{
 		case DLOCK_EXCLUSIVE:
@@ -155,9 +157,13 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 	DlockTicket *head;
 	TimestampTz now = 0;
 
-	while ((head = ticket_at(lock->queue.head)) != NULL &&
-		   fits(lock, head->mode, head->permits))
+	while ((head = ticket_at(lock->queue.head)) != NULL)
 	{
+		/* the one before may have been a semaphore of another size */
+		if (lock->holders.length == 0)
+			lock->slots = head->slots;
+		if (!fits(lock, head->mode, head->permits))
+			break;
 		if (now == 0)
 			now = GetCurrentTimestamp();
 		dlock_list_remove(&lock->queue, &head->link);
@@ -185,6 +191,8 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 		lock->permits -= ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
 			lock->exclusive--;
+		if (ticket->scope == DLOCK_LEASE && lease_ticket(ticket)->closes)
+			lock->closed--;
 		dlock_count(DLOCK_COUNT_RELEASED, 1);
 	}
 	else
@@ -219,15 +227,17 @@ find(const DlockKey *key, bool exclusive)
 }
 
 /*
- * Would a request fit, if it were not for holders that do not hold any more:
- * tickets whose lease has run out, or whose row is just being removed?  Their
- * lock is free for all that anybody was told, and will be handed on at once.
+ * A lock as it will be without those holders that do not hold any more: tickets
+ * whose lease has run out, or whose row is just being removed.  For all that
+ * anybody was told the lock is that already, and it will be handed on at once.
  */
-static bool
-fits_soon(DlockLock *lock, DlockMode mode, int32 permits)
+static DlockLock
+without_leaving(DlockLock *lock)
 {
 	DlockLock	rest = {
-		.slots = lock->slots
+		.queue = lock->queue,
+		.slots = lock->slots,
+		.closed = lock->closed
 	};
 
 	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
@@ -241,7 +251,33 @@ fits_soon(DlockLock *lock, DlockMode mode, int32 permits)
 		if (ticket->mode == DLOCK_EXCLUSIVE)
 			rest.exclusive++;
 	}
-	return lock->queue.length == 0 && fits(&rest, mode, permits);
+	return rest;
+}
+
+static bool
+fits_soon(DlockLock *lock, DlockMode mode, int32 permits)
+{
+	DlockLock	rest = without_leaving(lock);
+
+	return rest.queue.length == 0 && fits(&rest, mode, permits);
+}
+
+/*
+ * Make a lock one with the slots that a request gives; false where somebody
+ * uses it with others.
+ */
+static bool
+agree_on_slots(DlockLock *lock, int32 slots)
+{
+	DlockLock	rest;
+
+	if (likely(lock->slots == slots))
+		return true;
+	rest = without_leaving(lock);
+	if (!is_unused(&rest))
+		return false;
+	lock->slots = slots;
+	return true;
 }
 
 /* The entry of a lock, made if need be.  Raises 53200. */
@@ -303,9 +339,10 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 	DlockJoin	result;
 	bool		free;
 
-	free = lock->queue.length == 0 &&
+	/* where the slots change, those who leave are not gone yet */
+	free = lock->queue.length == 0 && lock->slots == request->slots &&
 		fits(lock, request->mode, request->permits);
-	if (lock->slots != request->slots)
+	if (!agree_on_slots(lock, request->slots))
 	{
 		*slots = lock->slots;
 		result = DLOCK_JOIN_MISMATCH;
@@ -389,6 +426,9 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 		lock->permits += ticket->ticket.permits;
 		if (ticket->ticket.mode == DLOCK_EXCLUSIVE)
 			lock->exclusive++;
+		ticket->closes = state == DLOCK_ENDING;
+		if (ticket->closes)
+			lock->closed++;
 	}
 	pg_atomic_write_u32(&ticket->ticket.state, state);
 	dshash_release_lock(dlock_locks, lock);
@@ -506,6 +546,12 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 	if (of_lease ? dlock_lease_ticket_ended(lease_ticket(ticket)) :
 		ticket->pins == 0)
 		take_out(lock, ticket, wakeups);
+	else if (of_lease && lease_ticket(ticket)->in_closed &&
+			 !lease_ticket(ticket)->closes)
+	{
+		lease_ticket(ticket)->closes = true;
+		lock->closed++;
+	}
 }
 
 /*

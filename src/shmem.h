@@ -295,6 +295,7 @@ typedef struct DlockLeaseTicket
 
 	/* protected by the lock entry's lock */
 	uint32		claims;			/* calls that have returned it, or may do so */
+	bool		closes;			/* counted in its lock's "closed" */
 
 	/* protected by the space's lease lock */
 	DlockLink	in_lease;		/* in one of its lease's lists: */
@@ -334,6 +335,8 @@ typedef struct DlockLock
 	uint32		exclusive;		/* exclusive tickets among the holders: 0, 1 */
 	int32		slots;			/* permits there are; 0: not a semaphore */
 	int32		permits;		/* permits given out */
+	uint32		closed;			/* holders that a delay has kept there: nobody
+								 * fits beside them */
 } DlockLock;
 
 typedef enum DlockCounter
