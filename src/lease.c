@@ -492,7 +492,9 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
 }
 
 /*
- * A ticket that waited was granted.  Called under the entry's lock.
+ * A ticket that waited is granted.  The state changes together with the mark:
+ * whoever sees it, and then asks for the mark, waits for the grant to be
+ * written.  Called under the entry's lock.
  */
 void
 dlock_lease_ticket_granted(DlockLeaseTicket *ticket)
@@ -503,6 +505,7 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket)
 	if (lease->single)
 		(void) extend(lease);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	pg_atomic_write_u32(&ticket->ticket.state, DLOCK_GRANTED);
 	dlock_journal_mark(space, &ticket->record);
 	LWLockRelease(&space->lease_lock);
 }

@@ -139,12 +139,13 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 	if (ticket->mode == DLOCK_EXCLUSIVE)
 		lock->exclusive++;
 	ticket->granted_at = now;
-	/* the owner may read the state without the lock: all before is done */
-	pg_write_barrier();
-	pg_atomic_write_u32(&ticket->state, DLOCK_GRANTED);
 	dlock_count(DLOCK_COUNT_ACQUIRED, 1);
+	/* the state may be read without the lock: all before is done */
+	pg_write_barrier();
 	if (is_lease_ticket(ticket))
 		dlock_lease_ticket_granted(lease_ticket(ticket));
+	else
+		pg_atomic_write_u32(&ticket->state, DLOCK_GRANTED);
 }
 
 /*

@@ -433,7 +433,8 @@ is( $node->safe_psql('copy', q{SELECT count(*) FROM dlock_locks}),
 is($node->safe_psql('copy', "SELECT dlock_check('lock', $fence)"),
 	'f', 'the fence is not one here');
 grows('fences grow', $fence,
-	$node->safe_psql('copy', "SELECT dlock_ttl_acquire('lock', '10min')"));
+	$node->safe_psql('copy',
+		"SELECT dlock_try_ttl_acquire('lock', '10min')"));
 is($node->safe_psql('copy', 'SELECT count(*) FROM dlock_queue'),
 	'1', 'the row that came with it is discarded');
 is($node->safe_psql('original', "SELECT dlock_check('lock', $fence)"),
