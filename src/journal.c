@@ -111,15 +111,17 @@ dlock_journal_has_standbys(void)
 bool
 dlock_journal_is_acknowledged(XLogRecPtr lsn, int durability)
 {
-	XLogRecPtr	acknowledged;
+	bool		acknowledged;
 
 	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		!dlock_journal_has_standbys())
 		return true;
+	/* under the lock, as those who wait are woken before the setting changes */
 	LWLockAcquire(SyncRepLock, LW_SHARED);
-	acknowledged = WalSndCtl->lsn[durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE];
+	acknowledged = !dlock_journal_has_standbys() ||
+		WalSndCtl->lsn[durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE] >= lsn;
 	LWLockRelease(SyncRepLock);
-	return acknowledged >= lsn;
+	return acknowledged;
 }
 
 /*
