@@ -16,6 +16,7 @@ OBJS = \
 	src/dlock.o \
 	src/journal.o \
 	src/lease.o \
+	src/load.o \
 	src/notify.o \
 	src/queue.o \
 	src/reserve.o \

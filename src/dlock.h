@@ -258,7 +258,11 @@ extern bool dlock_journal_has_standbys(void);
 extern bool dlock_journal_is_acknowledged(XLogRecPtr lsn, int durability);
 extern XLogRecPtr dlock_journal_heartbeat(void);
 extern void dlock_journal_acknowledged(XLogRecPtr *positions);
-extern void dlock_journal_load(DlockSpace *space);
+extern char *dlock_journal_origin(void);
+extern char *dlock_journal_table(DlockSpace *space, const char *name);
+
+/* load.c */
+extern void dlock_load(DlockSpace *space);
 extern DlockSpace *dlock_loaded_space(void);
 
 /* stats.c */

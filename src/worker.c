@@ -515,7 +515,7 @@ begin_work(void)
 {
 	StartTransactionCommand();
 	if (pg_atomic_read_u32(&my_space->loaded) == 0)
-		dlock_journal_load(my_space);
+		dlock_load(my_space);
 	CommitTransactionCommand();
 	extension_is_gone = !dlock_journal_begin(my_space);
 	if (!extension_is_gone)
