@@ -417,6 +417,13 @@ get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
 	lease = dlock_lease_find(space, PG_GETARG_INT64(argument));
 	if (lease == NULL)
 		dlock_lease_raise_gone(PG_GETARG_INT64(argument));
+	if (lease->single)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("lease %lld is a ticket's own",
+						(long long) PG_GETARG_INT64(argument)),
+				 errdetail("It keeps that ticket alone."),
+				 errhint("For several locks, open a lease with dlock_lease_open().")));
 	return lease;
 }
 

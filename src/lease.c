@@ -397,6 +397,7 @@ list_lease(DlockSpace *space, DlockLease *lease)
 	dlock_record_ref(&lease->record);
 	lease->in_space.self = lease->record.link.self +
 		offsetof(DlockLease, in_space);
+	Assert(!lease->in_leases);
 	dlock_list_append(&space->leases, &lease->in_space);
 	lease->in_leases = true;
 }

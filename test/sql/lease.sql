@@ -445,6 +445,16 @@ DISCARD ALL;
 SELECT name, position, lease FROM lease_tickets;
 SELECT info, attached_pid = pg_backend_pid() AS attached FROM dlock_leases ORDER BY lease;
 
+-- The lease of a single ticket keeps no other.
+SELECT dlock_ttl_acquire('own', '1h') AS own \gset
+DO $$
+BEGIN
+	PERFORM dlock_lease_acquire('other', (SELECT lease FROM dlock_locks WHERE name = 'own'));
+EXCEPTION WHEN object_not_in_prerequisite_state THEN
+	RAISE NOTICE '%', regexp_replace(SQLERRM, '\d+', 'N');
+END $$;
+SELECT dlock_renew(:own), dlock_lease_close(:own);
+
 -- PREPARE TRANSACTION is refused where something is to be done at its end.
 \set VERBOSITY sqlstate
 BEGIN;

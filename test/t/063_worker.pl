@@ -55,14 +55,16 @@ my $lease = $client->query("SELECT dlock_lease_open('10min')");
 my $fence = $client->query("SELECT dlock_lease_acquire('held', $lease)");
 my $next = session($node);
 like($fence, qr/^\d+$/, 'a lease holds');
-$next->start("SELECT dlock_acquire('held')");
-$admin->until_waits($next);
 
+# Nobody waits, and nobody calls dlock before the next worker is there, as
+# either would ask for one.
 my $first = worker($admin);
 is($admin->query("SELECT pg_terminate_backend($first)"),
 	't', 'the worker is terminated while idle');
 backends_gone($first);
 isnt(worker($admin), $first, 'another worker comes by itself');
+$next->start("SELECT dlock_acquire('held')");
+$admin->until_waits($next);
 is($client->query("SELECT dlock_renew($lease)"), '1', 'the lease lives');
 is($client->query("SELECT dlock_release_ticket($fence)"), 't', 'is released');
 grows('and the waiter is next', $fence, $next->answer);
