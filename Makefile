@@ -51,7 +51,8 @@ REGRESS = \
 	extension \
 	tickets \
 	lease \
-	lease_rights
+	lease_rights \
+	reserve
 
 # test/specs/*.spec; isolation_setup comes first, the others need it
 ISOLATION = \
@@ -114,7 +115,8 @@ TAP = \
 	066_lease_notify \
 	067_tickets \
 	068_pgbouncer \
-	069_paused_holder
+	069_paused_holder \
+	070_vacuum
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.

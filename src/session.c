@@ -413,7 +413,7 @@ push_mark(HeldTicket *held, DlockLeaseTicket *of_lease, MarkKind kind)
 		top->count++;
 		return;
 	}
-	Assert(num_marks < max_marks);
+	Assert(marks != NULL && num_marks < max_marks);
 	marks[num_marks++] = (Mark)
 	{
 		.held = held,
