@@ -513,7 +513,15 @@ sub race
 
 	poll("$s to answer", sub { $sessions{$s}->answered });
 	$answer = $sessions{$s}{out};
-	$model->cancel($s) if $answer =~ /ERROR:  57014/;
+	if ($answer =~ /ERROR:  57014/)
+	{
+		$model->cancel($s);
+
+		# A cancel that comes after the last look for one finds the lock held,
+		# as with advisory locks.
+		$killer->query('SELECT count(dlock_force_release(ticket)) FROM '
+			  . "dlock_locks WHERE ticket = $waiter->{number}");
+	}
 	$model->release($holder->{session}, $holder->{name});
 	return 1;
 }
