@@ -857,6 +857,8 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		held = join(space, request, false);
 	deepen(held, DLOCK_SESSION);
 	arm_at_commit(held);
+	if (is_granted(held))
+		dlock_journal_flush_removal(space, &request->key);
 	return held->number;
 }
 

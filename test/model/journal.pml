@@ -1,0 +1,962 @@
+/*
+ * journal.pml
+ *	  Tickets that outlive their sessions: the journal, the worker that writes
+ *	  it, the order of the WAL, and what a crash leaves.  src/journal.c,
+ *	  src/load.c, src/lease.c, and what src/session.c does for leases.
+ *
+ * CLIENTS ask for one lock, exclusively.  Each is one of these:
+ *
+ *	SESSION		waits, uses the lock in a transaction that commits, and releases it
+ *	ACQUIRE		waits as a session; its lease adopts the ticket once it is granted
+ *	ENQUEUE		the lease has the ticket from the start; it may wait for the grant
+ *	RESTORED	the ticket was read from the tables at the start (with -DRESTART)
+ *
+ * One worker writes what is marked, in transactions that commit
+ * asynchronously. A number of times (FAILURES) its transaction fails, (DEATHS)
+ * it is terminated before or after the commit, (ERRORS) it raises an error
+ * after the commit, (CANCELS) a client is cancelled as it waits for
+ * durability, and (ENDS) a ticket is ended by its lease's expiry or close, or
+ * by force.  With -DRETRY one more session repeats the request of the first
+ * client, for the same lease.
+ *
+ * The WAL is a list of prefixes, each with the rows that it leaves, from the
+ * one that was flushed on.  A crash keeps any of these.  Instead of going on
+ * after each crash from each prefix, what it would leave is checked whenever a
+ * prefix is added or somebody is told something, in crash(); from a sound
+ * state on life goes on as with -DRESTART, which begins with all that a crash
+ * may leave.
+ *
+ * What stands for what:
+ *
+ *	join, take_out			dlock_queue_join(), take_out()
+ *	adopt, mark				dlock_lease_ticket_adopt(), dlock_journal_mark()
+ *	end_ticket				end(), dlock_lease_ticket_ended()
+ *	settle					dlock_journal_settle(), dlock_lease_finish(),
+ *							dlock_queue_finish()
+ *	wait_until_durable		dlock_journal_wait(), and make_durable() in session.c
+ *	withdraw				dlock_lease_ticket_withdraw()
+ *	worker					dlock_journal_begin(), dlock_journal_write():
+ *							copy_marked(), note_removals(), unmark(), publish()
+ *	removed					DlockSpace.removed, dlock_journal_flush_removal()
+ *	crash, restore			dlock_journal_load(), dlock_queue_restore()
+ *
+ * The entry's lock is a variable, as the worker copies what is marked under
+ * the lease lock alone.  What is done under the lease lock is one step.
+ *
+ * Checked, for each prefix that a crash may leave:
+ *
+ *	- no two rows are granted;
+ *	- no row is granted whose number is smaller than that of a later holder, as
+ *	  far as the WAL, or anybody who was told, knows of one;
+ *	- each ticket that was acknowledged as durable, waiting or granted, is there,
+ *	  unless somebody has begun to end it;
+ *
+ * and in memory, that grants are in the order of the numbers, to one at a
+ * time, and that no run ends with somebody who waits: for a grant, or for the
+ * journal.
+ *
+ * Left out: leases of several tickets, and the table of leases; renewals and
+ * the time (guard.pml); delays; shared holders and slots, sleeps and wakeups
+ * of sessions (queue.pml); the condition variable and the worker's latch, as
+ * those who wait look again after a second; standbys, for which "flushed"
+ * would read "acknowledged"; synchronous_commit = off, with which nobody is
+ * told that anything is durable; NOTIFY; the reservation of numbers.
+ *
+ * Not so, and to be found with -DRESUMED: that a ticket which is granted after
+ * a crash has a greater number than all holders before.  One that still waited
+ * and was ended leaves the queue at once, so a session behind it may be
+ * granted the lock before its row is gone, and a crash brings it back.
+ *
+ * Broken on purpose, and to be caught:
+ *
+ *	BROKEN_WAL_ORDER	the lock is handed on before the removal of the row of
+ *						its holder is in the WAL
+ *	BROKEN_TELL			a session is told of its grant before that is flushed
+ *	BROKEN_NOTE			the worker tells what to flush after the hand-over
+ *	BROKEN_ACK			a ticket is acknowledged before its row is flushed
+ *	BROKEN_WRITTEN		a change counts as written when it has been copied
+ *	BROKEN_UNMARK		what has changed since it was copied is unmarked, too
+ *	BROKEN_FLIGHT		what is just being written counts as without a row
+ *	BROKEN_DEATH		... or does when the worker has died at it
+ *	BROKEN_FINISH		what is over is unmarked before it is finished
+ *	BROKEN_SETTLE		who waits for a ticket that was taken back, unwritten, is
+ *						not told
+ *	BROKEN_CLAIM		who takes back what it has made does not look whether
+ *						another call has returned it
+ *	BROKEN_GRANT		the state of a ticket that is granted is written before
+ *						it is marked, not at once
+ *	BROKEN_ADOPT		a ticket that was granted is adopted without being marked
+ */
+
+#ifndef CLIENTS
+#define CLIENTS		3
+#endif
+#ifndef FAILURES
+#define FAILURES	0
+#endif
+#ifndef DEATHS
+#define DEATHS		0
+#endif
+#ifndef ERRORS
+#define ERRORS		0
+#endif
+#ifndef CANCELS
+#define CANCELS		0
+#endif
+#ifndef ENDS
+#define ENDS		0
+#endif
+
+#define MAX_WAL		10
+#define NOBODY		CLIENTS
+
+mtype = { SESSION, ACQUIRE, ENQUEUE, RESTORED };
+mtype = { NEW, WAITING, GRANTED, ENDING, GONE };
+
+/* how a row is, in order of what can be acknowledged */
+#define NO_ROW			0
+#define ROW_WAITING		1
+#define ROW_GRANTED		2
+
+/* protected by the entry's lock */
+bool entry_locked;
+byte queue[CLIENTS];
+byte waiters;
+byte holder = NOBODY;
+byte next_ticket = 1;
+byte to_mark = NOBODY;			/* granted, and still to be marked */
+
+typedef Ticket
+{
+	mtype state;
+	byte number;
+	bool of_session;
+	byte claims;
+
+	/* its record, protected by the lease lock */
+	bool listed;
+	bool in_flight;
+	bool has_row;
+	bool finished;
+	byte marked;
+	byte written;
+	byte lsn;
+
+	/* not in the program: what its client was told, and whether it has ended */
+	byte told;
+	bool ended;
+
+	/* the worker's image of it */
+	bool in_batch;
+	byte copied;
+	bool over;
+	bool had_row;
+	byte row
+};
+Ticket t[CLIENTS];
+
+byte journal[CLIENTS];			/* listed records, the oldest mark first */
+byte num_journal;
+
+byte failures;
+
+typedef Prefix
+{
+	byte row[CLIENTS];
+	byte fence					/* the greatest that a commit was made with */
+};
+Prefix wal[MAX_WAL];			/* from the one that is flushed on, at 0 */
+byte inserted;
+byte removed;					/* position of the latest removal; 0: flushed */
+
+/* not in the program, but for what is checked */
+byte last_granted;
+byte known;						/* the greatest fence that anybody was told of */
+
+/* used within a step only */
+hidden byte i, j, p, fence;
+
+#define of_lease(c)			(!t[c].of_session)
+#define is_over(c)			(t[c].state == ENDING || t[c].state == GONE)
+#define is_there(c)			(t[c].state == WAITING || t[c].state == GRANTED)
+
+#define lock_entry()		atomic { !entry_locked -> entry_locked = true }
+
+/*
+ * The WAL
+ */
+
+/* What would a crash leave at this moment?  Any of the prefixes. */
+inline crash()
+{
+	p = 0;
+	do
+	:: p <= inserted ->
+		fence = 0;
+		i = 0;
+		do
+		:: i < CLIENTS ->
+			assert(t[i].ended || wal[p].row[i] >= t[i].told);
+			if
+			:: wal[p].row[i] == ROW_GRANTED ->
+				assert(fence == 0);
+				fence = t[i].number
+			:: else
+			fi;
+			i++
+		:: else -> break
+		od;
+		assert(fence == 0 || (fence >= known && fence >= wal[p].fence));
+#ifdef RESUMED
+		i = 0;
+		do
+		:: i < CLIENTS ->
+			assert(wal[p].row[i] != ROW_WAITING || (t[i].number > fence &&
+				t[i].number > known && t[i].number > wal[p].fence));
+			i++
+		:: else -> break
+		od;
+#endif
+		p++
+	:: else -> break
+	od;
+	p = 0;
+	i = 0;
+	fence = 0
+}
+
+/* The next record, still without its contents */
+inline insert()
+{
+	assert(inserted < MAX_WAL - 1);
+	i = 0;
+	do
+	:: i < CLIENTS -> wal[inserted + 1].row[i] = wal[inserted].row[i]; i++
+	:: else -> break
+	od;
+	wal[inserted + 1].fence = wal[inserted].fence;
+	inserted++;
+	i = 0
+}
+
+inline move(position)
+{
+	if
+	:: position > p -> position = position - p
+	:: else -> position = 0
+	fi
+}
+
+/*
+ * XLogFlush().  What comes before is forgotten, and all positions are moved,
+ * so that 0 is where the WAL is flushed up to.
+ */
+inline flush(up_to)
+{
+	p = up_to;
+	if
+	:: p > 0 ->
+		j = 0;
+		do
+		:: j <= inserted ->
+			i = 0;
+			do
+			:: i < CLIENTS ->
+				if
+				:: j + p <= inserted -> wal[j].row[i] = wal[j + p].row[i]
+				:: else -> wal[j].row[i] = 0
+				fi;
+				i++
+			:: else -> break
+			od;
+			if
+			:: j + p <= inserted -> wal[j].fence = wal[j + p].fence
+			:: else -> wal[j].fence = 0
+			fi;
+			j++
+		:: else -> break
+		od;
+		inserted = inserted - p;
+		move(removed);
+		i = 0;
+		do
+		:: i < CLIENTS -> move(t[i].lsn); i++
+		:: else -> break
+		od
+	:: else
+	fi;
+	i = 0;
+	j = 0;
+	p = 0
+}
+
+/*
+ * The journal
+ */
+
+inline list_record(c)
+{
+	if
+	:: !t[c].listed -> journal[num_journal] = c; num_journal++
+	:: else
+	fi;
+	t[c].listed = true
+}
+
+inline unlist(c)
+{
+	if
+	:: t[c].listed ->
+		i = 0;
+		do
+		:: journal[i] != c -> i++
+		:: else -> break
+		od;
+		num_journal--;
+		do
+		:: i < num_journal -> journal[i] = journal[i + 1]; i++
+		:: else -> break
+		od;
+		journal[i] = 0;
+		i = 0
+	:: else
+	fi;
+	t[c].listed = false
+}
+
+inline mark(c)
+{
+	if
+	:: !t[c].finished -> list_record(c); t[c].marked++
+	:: else
+	fi
+}
+
+/*
+ * The queue
+ */
+
+inline grant(c)
+{
+	assert(holder == NOBODY && t[c].number > last_granted);
+	last_granted = t[c].number;
+	holder = c;
+#ifdef BROKEN_GRANT
+	t[c].state = GRANTED;
+	if
+	:: of_lease(c) -> to_mark = c;
+	:: else
+	fi
+#else
+	if
+	:: of_lease(c) -> to_mark = c
+	:: else -> t[c].state = GRANTED
+	fi
+#endif
+}
+
+/*
+ * The entry's lock is let go, but not before a lease's ticket that was granted
+ * is marked: that takes the lease lock, and is a step of its own.
+ */
+inline let_go()
+{
+	if
+	:: to_mark != NOBODY ->
+		d_step {				/* dlock_lease_ticket_granted() */
+			t[to_mark].state = GRANTED;
+			mark(to_mark);
+			to_mark = NOBODY;
+			entry_locked = false
+		}
+	:: else -> entry_locked = false
+	fi
+}
+
+inline dequeue(c)
+{
+	i = 0;
+	do
+	:: queue[i] != c -> i++
+	:: else -> break
+	od;
+	waiters--;
+	do
+	:: i < waiters -> queue[i] = queue[i + 1]; i++
+	:: else -> break
+	od;
+	queue[i] = 0;
+	i = 0
+}
+
+inline grant_from_queue()
+{
+	if
+	:: waiters > 0 && holder == NOBODY ->
+		j = queue[0];
+		dequeue(j);
+		grant(j);
+		j = 0
+	:: else
+	fi
+}
+
+inline take_out(c)
+{
+	if
+	:: t[c].state == WAITING -> dequeue(c)
+	:: else -> holder = NOBODY
+	fi;
+	t[c].state = GONE;
+	grant_from_queue()
+}
+
+/*
+ * End a lease's ticket.  Called with the entry's lock, which is free
+ * afterwards; "at_once" is the caller's.
+ */
+inline end_ticket(c)
+{
+	if
+	:: t[c].state == WAITING ->
+		d_step { take_out(c) };
+		d_step { mark(c) };
+		let_go()
+	:: t[c].state == GRANTED ->
+		t[c].state = ENDING;
+		atomic {				/* the lease lock; and take_out() follows */
+#if defined(BROKEN_WAL_ORDER)
+			at_once = true;
+#elif defined(BROKEN_FLIGHT)
+			at_once = !t[c].has_row;
+#else
+			at_once = !t[c].has_row && !t[c].in_flight;
+#endif
+			mark(c);
+			if
+			:: at_once -> take_out(c)
+			:: else
+			fi;
+			at_once = false
+		};
+		let_go()
+	:: else -> entry_locked = false
+	fi
+}
+
+/* Finish a record if it is over and has no row; "done" is the caller's. */
+inline settle(c)
+{
+	d_step {
+		done = !t[c].has_row && !t[c].in_flight && is_over(c) &&
+			!t[c].finished;
+		if
+		:: done -> unlist(c); t[c].finished = true
+		:: else
+		fi
+	};
+	if
+	:: done ->
+		atomic {				/* dlock_queue_finish() */
+			!entry_locked -> entry_locked = true;
+			done = false;
+			if
+			:: t[c].state == ENDING -> take_out(c)
+			:: else
+			fi;
+
+			/* for fewer states: nobody asks for these any more */
+			t[c].marked = 0;
+			t[c].written = 0;
+			t[c].lsn = 0;
+			t[c].claims = 0;
+			t[c].told = 0
+		};
+		let_go()
+	:: else
+	fi
+}
+
+/*
+ * The worker
+ */
+
+byte deaths, errors, cancels, ends, faults;
+
+/* An image of a record, as it is */
+inline copy_record(c)
+{
+	t[c].in_batch = true;
+	t[c].copied = t[c].marked;
+	t[c].had_row = t[c].has_row || t[c].in_flight;
+	t[c].over = is_over(c);
+	t[c].row = (t[c].state == WAITING -> ROW_WAITING :
+		(is_over(c) -> NO_ROW : ROW_GRANTED));
+	t[c].in_flight = !t[c].over || t[c].had_row;
+#ifdef BROKEN_WRITTEN
+	t[c].lsn = inserted;
+	t[c].written = t[c].marked
+#endif
+}
+
+/* The rows of the batch.  Where there are none, nothing is written. */
+inline write_rows()
+{
+	p = 0;
+	do
+	:: p < CLIENTS ->
+		if
+		:: t[p].in_batch && (t[p].had_row || !t[p].over) ->
+			if
+			:: j == 0 -> insert(); j = 1
+			:: else
+			fi;
+			wal[inserted].row[p] = t[p].row
+		:: else
+		fi;
+		p++
+	:: else -> break
+	od;
+	j = 0;
+	crash()
+}
+
+inline note_removals()
+{
+	i = 0;
+	do
+	:: i < CLIENTS ->
+		if
+		:: t[i].in_batch && t[i].over && t[i].had_row -> removed = inserted
+		:: else
+		fi;
+		i++
+	:: else -> break
+	od;
+	i = 0
+}
+
+inline unmark(committed)
+{
+	p = 0;
+	do
+	:: p < CLIENTS ->
+		if
+		:: t[p].in_batch ->
+			t[p].in_flight = false;
+			t[p].has_row = (committed -> !t[p].over : t[p].had_row)
+		:: else
+		fi;
+		if
+		:: t[p].in_batch && committed ->
+			t[p].lsn = inserted;
+			t[p].written = t[p].copied;
+			if
+#if defined(BROKEN_UNMARK)
+			:: !t[p].over ->
+#elif defined(BROKEN_FINISH)
+			:: t[p].marked == t[p].copied ->
+#else
+			:: t[p].marked == t[p].copied && !t[p].over ->
+#endif
+				unlist(p)
+			:: else
+			fi
+		:: else
+		fi;
+		p++
+	:: else -> break
+	od;
+	p = 0
+}
+
+inline commit_is_done()
+{
+	atomic {
+#ifndef BROKEN_NOTE
+		note_removals();
+#endif
+		unmark(true)
+	}
+}
+
+inline forget_image(c)
+{
+	t[c].in_batch = false;
+	t[c].copied = 0;
+	t[c].over = false;
+	t[c].had_row = false;
+	t[c].row = 0
+}
+
+inline forget_images()
+{
+	i = 0;
+	do
+	:: i < CLIENTS -> forget_image(i); i++
+	:: else -> break
+	od;
+	i = 0
+}
+
+proctype worker()
+{
+	byte c;
+	bool done, failed;
+
+begin:
+	/* dlock_journal_begin(): what was in flight counts as written */
+	atomic {
+		forget_images();
+		c = 0;
+		do
+		:: c < CLIENTS ->
+			if
+			:: t[c].listed ->
+#ifndef BROKEN_DEATH
+				t[c].has_row = t[c].has_row || t[c].in_flight;
+#endif
+				t[c].in_flight = false
+			:: else
+			fi;
+			c++
+		:: else -> break
+		od;
+		c = 0
+	};
+
+end:
+	do
+	:: num_journal > 0 ->
+
+		/* copy_marked(): all, or the older part */
+		atomic {
+			do
+			:: c < num_journal -> copy_record(journal[c]); c++
+			:: c > 0 || num_journal == 0 -> break
+			od;
+			c = 0
+		};
+
+		/* the transaction */
+		if
+		:: atomic { write_rows() }
+		:: deaths < DEATHS -> deaths++; goto begin
+		:: atomic {
+				faults < FAILURES ->
+				faults++;
+				failed = true;
+				unmark(false);
+				failures++
+			};
+			goto publish
+		fi;
+
+		/* it has committed */
+		if
+		:: commit_is_done()
+		:: deaths < DEATHS -> deaths++; goto begin
+		:: errors < ERRORS -> errors++; commit_is_done(); c = CLIENTS
+		fi;
+
+publish:
+		atomic {
+			do
+			:: c < CLIENTS && !(t[c].in_batch && (t[c].over || failed)) -> c++
+			:: else -> break
+			od
+		};
+		if
+		:: c < CLIENTS -> settle(c); c++; goto publish
+		:: else
+		fi;
+		atomic {
+#ifdef BROKEN_NOTE
+			note_removals();
+#endif
+			c = 0;
+			failed = false;
+			forget_images()
+		}
+	od
+}
+
+/*
+ * The clients
+ */
+
+inline enqueue(c)
+{
+	queue[waiters] = c;
+	waiters++;
+	t[c].state = WAITING
+}
+
+inline join(c)
+{
+	atomic {
+		!entry_locked;
+		t[c].number = next_ticket;
+		next_ticket++;
+		t[c].of_session = (kind != ENQUEUE);
+		t[c].claims = 1;
+		if
+		:: waiters == 0 && holder == NOBODY ->
+			grant(c);
+			t[c].state = GRANTED;
+			to_mark = NOBODY
+		:: else -> enqueue(c)
+		fi;
+		if
+		:: of_lease(c) -> mark(c)	/* adopted at once */
+		:: else
+		fi
+	}
+}
+
+/* A session ends its ticket, held or waiting. */
+inline leave(c)
+{
+	atomic { !entry_locked -> entry_locked = true; take_out(c) };
+	let_go()
+}
+
+/*
+ * A call has failed: end the ticket that it has claimed, if no other call has.
+ */
+inline withdraw(c)
+{
+	lock_entry();
+#ifdef BROKEN_CLAIM
+	if
+	:: created && is_there(c) -> t[c].ended = false; end_ticket(c)
+#else
+	if
+	:: is_there(c) && t[c].claims == 1 ->
+		d_step { t[c].claims = 0; t[c].ended = true };
+		end_ticket(c)
+#endif
+	:: else ->
+		d_step {
+			if
+			:: t[c].claims > 0 -> t[c].claims--
+			:: else
+			fi;
+			entry_locked = false
+		}
+	fi;
+	settle(c)
+}
+
+/*
+ * Wait until all that is known of a ticket is durable, and tell the client.
+ * Where that fails, "told_now" is NO_ROW, and the ticket withdrawn if
+ * "or_withdraw", as it is in the call that has made it.
+ */
+inline wait_until_durable(c, wanted, or_withdraw)
+{
+	d_step { wait_for = t[c].marked; failures_before = failures };
+	if
+#ifndef BROKEN_SETTLE
+	:: t[c].written >= wait_for || t[c].finished ->
+#else
+	:: t[c].written >= wait_for ->
+#endif
+		atomic {				/* the last look, and the answer */
+#ifndef BROKEN_ACK
+			flush(t[c].lsn);
+#endif
+			told_now = NO_ROW;
+			if
+			:: t[c].state == GRANTED || (t[c].state == WAITING &&
+					wanted == ROW_WAITING) -> told_now = wanted
+			:: else				/* raise_lost() */
+			fi;
+			if
+			:: told_now == ROW_GRANTED && t[c].number > known ->
+				known = t[c].number
+			:: else
+			fi;
+			if
+			:: told_now > t[c].told -> t[c].told = told_now
+			:: else
+			fi;
+			crash()
+		}
+	:: failures != failures_before -> told_now = NO_ROW
+	:: cancels < CANCELS -> cancels++; told_now = NO_ROW
+	fi;
+	d_step { wait_for = 0; failures_before = 0 };
+	if
+	:: told_now == NO_ROW && or_withdraw -> withdraw(c)
+	:: else
+	fi
+}
+
+proctype client(byte me; mtype kind)
+{
+	bool at_once, done, created = true;
+	byte wait_for, failures_before, told_now, wanted;
+
+	if
+	:: kind == RESTORED -> told_now = t[me].told; goto answered
+	:: else -> join(me)
+	fi;
+	if
+	:: kind == ENQUEUE -> wanted = ROW_WAITING; goto ask
+	:: kind != ENQUEUE -> t[me].state == GRANTED	/* for as long as it takes */
+	:: kind != ENQUEUE -> goto give_back	/* it gives up */
+	fi;
+	if
+	:: kind == SESSION ->
+		/* it is told its fence, and tells others */
+		atomic {
+#ifndef BROKEN_TELL
+			flush(removed);
+#endif
+			known = t[me].number;
+			crash()
+		};
+		/* its commit */
+		atomic { insert(); wal[inserted].fence = t[me].number; crash() };
+		goto give_back
+	:: else						/* ACQUIRE */
+	fi;
+	atomic {					/* let_adopt() */
+		!entry_locked;
+		t[me].of_session = false;
+#ifndef BROKEN_ADOPT
+		mark(me);
+#endif
+		wanted = ROW_GRANTED
+	};
+
+	/* the call that makes the ticket, or a dlock_wait() after it */
+ask:
+	wait_until_durable(me, wanted, t[me].told == NO_ROW);
+answered:
+	if
+	:: told_now == ROW_WAITING ->
+		t[me].state != WAITING;	/* for as long as it takes */
+		wanted = ROW_GRANTED;
+		goto ask
+	:: true
+	fi;
+
+	/* it is released, at the latest when its lease runs out */
+	atomic { !entry_locked -> entry_locked = true; t[me].ended = true };
+	end_ticket(me);
+	goto done_;
+
+give_back:
+	leave(me);
+
+done_:
+	atomic { told_now = 0; wanted = 0; created = false; kind = 0 }
+}
+
+/* The request of the first client once more, in another session */
+proctype retry()
+{
+	bool at_once, done, created;
+	byte wait_for, failures_before, told_now;
+
+	atomic {
+		!entry_locked && (t[0].state == NEW || t[0].of_session || is_over(0) ||
+			is_there(0));
+		if
+		:: is_there(0) && of_lease(0) -> t[0].claims++; told_now = 1
+		:: else
+		fi
+	};
+	if
+	:: told_now == 1 -> wait_until_durable(0, ROW_WAITING, true)
+	:: else
+	fi;
+	told_now = 0
+}
+
+/* A lease runs out or is closed; or an administrator ends a ticket. */
+proctype ender()
+{
+	byte c;
+	bool at_once;
+
+	do
+	:: ends < ENDS ->
+		select (c : 0 .. CLIENTS - 1);
+		ends++;
+		lock_entry();
+		if
+		:: is_there(c) && of_lease(c) -> t[c].ended = true; end_ticket(c)
+		:: else -> entry_locked = false
+		fi;
+		c = 0
+	:: true -> break
+	od;
+	c = 0
+}
+
+/* A ticket as dlock_journal_load() puts it back */
+inline restore(c)
+{
+	t[c].number = next_ticket;
+	next_ticket++;
+	t[c].has_row = true;
+	t[c].claims = 1;
+	if
+	:: holder == NOBODY && waiters == 0 ->
+		t[c].state = GRANTED;
+		t[c].told = ROW_GRANTED;
+		holder = c;
+		last_granted = t[c].number
+	:: true ->
+		enqueue(c);
+		t[c].told = ROW_WAITING
+	fi;
+	wal[0].row[c] = t[c].told
+}
+
+init
+{
+	byte c;
+
+	atomic {
+		do
+		:: c < CLIENTS -> t[c].state = NEW; c++
+		:: else -> c = 0; break
+		od;
+		do
+		:: c < CLIENTS ->
+			if
+#ifdef RESTART
+			:: restore(c); run client(c, RESTORED)
+#else
+			:: run client(c, ENQUEUE)
+#ifndef RETRY
+			:: run client(c, ACQUIRE)
+#endif
+#endif
+#ifndef RETRY
+			:: run client(c, SESSION)
+#else
+			:: c > 0 -> run client(c, SESSION)
+#endif
+			fi;
+			c++
+		:: else -> c = 0; break
+		od;
+#ifdef RESTART
+		grant_from_queue();		/* dlock_queue_resume() */
+		let_go();
+#endif
+#ifdef RETRY
+		run retry();
+#endif
+		if
+		:: ENDS > 0 -> run ender()
+		:: else
+		fi;
+		run worker()
+	}
+}
