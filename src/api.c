@@ -416,7 +416,10 @@ get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
 	need(fcinfo, argument, "lease");
 	lease = dlock_lease_find(space, PG_GETARG_INT64(argument));
 	if (lease == NULL)
+	{
 		dlock_lease_raise_gone(PG_GETARG_INT64(argument));
+		pg_unreachable();
+	}
 	if (lease->single)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
