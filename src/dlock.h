@@ -268,6 +268,7 @@ extern DlockSpace *dlock_loaded_space(void);
 /* stats.c */
 extern const char *dlock_mode_name(DlockMode mode);
 extern DlockMode dlock_mode_by_name(const char *name);
+extern Datum dlock_interval_datum(int64 microseconds);
 
 /* notify.c */
 extern const char *dlock_notify_listen(void);
@@ -346,7 +347,7 @@ extern struct TriggerData *dlock_trigger(FunctionCallInfo fcinfo,
 										 const char *function);
 extern uint64 dlock_execute_as_owner(DlockSpace *space, const char *name,
 									 const char *statement, int num_values,
-									 Oid *types, Datum *values);
+									 Oid *types, Datum *values, int64 *result);
 extern int64 dlock_version_read(DlockSpace *space, const DlockKey *key);
 extern int64 dlock_version_increment(DlockSpace *space, const DlockKey *key,
 									 int64 expected);

@@ -544,15 +544,6 @@ write_row(Table *table, int64 number, bool had_row)
 	systable_endscan(scan);
 }
 
-static Datum
-interval_datum(int64 microseconds)
-{
-	Interval   *interval = palloc0(sizeof(Interval));
-
-	interval->time = microseconds;
-	return IntervalPGetDatum(interval);
-}
-
 /* The columns of a row are set in their order. */
 static void
 set(TupleTableSlot *row, bool is_null, Datum datum)
@@ -582,7 +573,7 @@ static void
 set_interval(TupleTableSlot *row, int64 microseconds)
 {
 	set(row, microseconds == 0,
-		microseconds == 0 ? (Datum) 0 : interval_datum(microseconds));
+		microseconds == 0 ? (Datum) 0 : dlock_interval_datum(microseconds));
 }
 
 /*

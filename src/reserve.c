@@ -234,7 +234,7 @@ dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 	(void) dlock_execute_as_owner(space, "dlock_reservations",
 								  "INSERT INTO %s (prefix, owner) VALUES ($1, $2) "
 								  "ON CONFLICT (prefix) DO UPDATE SET owner = excluded.owner",
-								  2, types, values);
+								  2, types, values, NULL);
 	invalidate();
 }
 
@@ -250,7 +250,7 @@ dlock_reserve_remove(DlockSpace *space, text *prefix)
 	check_owner(space, prefix);
 	removed = dlock_execute_as_owner(space, "dlock_reservations",
 									 "DELETE FROM %s WHERE prefix OPERATOR(pg_catalog.=) $1",
-									 1, types, values);
+									 1, types, values, NULL);
 	invalidate();
 	return removed > 0;
 }

@@ -626,6 +626,15 @@ raise_lost_place(const DlockRequest *request, int64 number)
 			 errhint("Acquire the lock again.")));
 }
 
+/* What a timeout leaves after some time */
+static DlockTimeout
+time_left(DlockTimeout timeout, uint64 start)
+{
+	int64		waited = (int64) (dlock_monotonic_now() - start);
+
+	return timeout <= 0 ? timeout : Max(timeout - waited, 0);
+}
+
 /*
  * Wait for a ticket that was queued.  Whatever ends the wait other than the
  * grant ends the ticket: withdrawn, or handed on where the grant came at the
@@ -943,15 +952,6 @@ let_adopt(const DlockRequest *request, HeldTicket *held,
 	}
 	PG_END_TRY();
 	forget(held);
-}
-
-/* What a timeout leaves after some time */
-static DlockTimeout
-time_left(DlockTimeout timeout, uint64 start)
-{
-	int64		waited = (int64) (dlock_monotonic_now() - start);
-
-	return timeout <= 0 ? timeout : Max(timeout - waited, 0);
 }
 
 /*
@@ -1278,23 +1278,14 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 {
 	DlockTimeout timeout = request->timeout;
 	volatile int taken = 0;
-	instr_time	start;
+	uint64		start = dlock_monotonic_now();
 
-	INSTR_TIME_SET_CURRENT(start);
 	PG_TRY();
 	{
 		while (taken < count)
 		{
-			instr_time	now;
-
 			request->key = *keys[taken];
-			if (timeout > 0)
-			{
-				INSTR_TIME_SET_CURRENT(now);
-				INSTR_TIME_SUBTRACT(now, start);
-				request->timeout =
-					Max(timeout - (int64) INSTR_TIME_GET_MICROSEC(now), 0);
-			}
+			request->timeout = time_left(timeout, start);
 			fences[taken] = dlock_session_acquire(space, request, outcome);
 			if (*outcome != DLOCK_ACQUIRED)
 				break;

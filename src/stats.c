@@ -56,8 +56,8 @@ dlock_mode_by_name(const char *name)
 }
 
 /* Microseconds as an interval */
-static Datum
-interval_datum(int64 microseconds)
+Datum
+dlock_interval_datum(int64 microseconds)
 {
 	Interval   *interval = palloc0(sizeof(Interval));
 
@@ -161,7 +161,7 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const DlockRow *first)
 	else
 		values[i++] = TimestampTzGetDatum(row->granted_at);
 	if (row->remaining >= 0)
-		values[i++] = interval_datum(row->remaining);
+		values[i++] = dlock_interval_datum(row->remaining);
 	else
 		nulls[i++] = true;
 	values[i++] = Int32GetDatum((int32) (row->session_depth + row->xact_depth));
@@ -275,11 +275,11 @@ show_lease(ReturnSetInfo *rsinfo, const LeaseRow *row)
 	int			i = 0;
 
 	values[i++] = Int64GetDatum(row->number);
-	values[i++] = interval_datum(row->ttl);
+	values[i++] = dlock_interval_datum(row->ttl);
 	nulls[i] = row->delay == 0;
-	values[i++] = interval_datum(row->delay);
+	values[i++] = dlock_interval_datum(row->delay);
 	nulls[i] = row->remaining < 0;
-	values[i++] = interval_datum(row->remaining);
+	values[i++] = dlock_interval_datum(row->remaining);
 	nulls[i] = row->pid == 0;
 	values[i++] = Int32GetDatum(row->pid);
 	values[i++] = ObjectIdGetDatum(row->role);

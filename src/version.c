@@ -71,11 +71,12 @@ find_plan(const char *statement, const char *table_name, int num_values,
 /*
  * Run a statement on a table of the extension, as its owner.  "%s" in it
  * stands for the table.  Returns how many rows it has processed; where it is
- * one that returns a value, that goes to *result.
+ * one that returns a value, that goes to *result; otherwise it can be NULL.
  */
-static uint64
-execute_as_owner(DlockSpace *space, const char *name, const char *statement,
-				 int num_values, Oid *types, Datum *values, int64 *result)
+uint64
+dlock_execute_as_owner(DlockSpace *space, const char *name,
+					   const char *statement, int num_values, Oid *types,
+					   Datum *values, int64 *result)
 {
 	Relation	table = relation_open(dlock_relation(space, name),
 									  AccessShareLock);
@@ -108,15 +109,6 @@ execute_as_owner(DlockSpace *space, const char *name, const char *statement,
 	return processed;
 }
 
-uint64
-dlock_execute_as_owner(DlockSpace *space, const char *name,
-					   const char *statement, int num_values, Oid *types,
-					   Datum *values)
-{
-	return execute_as_owner(space, name, statement, num_values, types, values,
-							NULL);
-}
-
 /*
  * Run a statement on the table of versions, with the name as $1 and the
  * version as $2.  Returns the version of the row that comes out of it, or 0.
@@ -132,8 +124,8 @@ execute(DlockSpace *space, const char *statement, const DlockKey *key,
 	};
 	int64		result = 0;
 
-	(void) execute_as_owner(space, "dlock_versions", statement, 2, types,
-							values, &result);
+	(void) dlock_execute_as_owner(space, "dlock_versions", statement, 2, types,
+								  values, &result);
 	return result;
 }
 
