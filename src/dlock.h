@@ -178,6 +178,19 @@ extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_reap(const DlockKey *key);
 
 /* lease.c */
+static inline DlockLease *
+dlock_lease_of(const DlockLeaseTicket *ticket)
+{
+	return dsa_get_address(dlock_area, ticket->lease);
+}
+
+static inline DlockState
+dlock_state_of(const DlockLeaseTicket *ticket)
+{
+	return (DlockState)
+		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
+}
+
 extern uint64 dlock_monotonic_now(void);
 extern void dlock_record_init(DlockRecord *record, dsa_pointer self,
 							  bool is_lease);

@@ -289,19 +289,6 @@ typedef struct Image
 static Image *images = NULL;
 static int	num_images = 0;
 
-static DlockState
-state_of(const DlockLeaseTicket *ticket)
-{
-	return (DlockState)
-		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
-}
-
-static DlockLease *
-lease_of(const DlockLeaseTicket *ticket)
-{
-	return dsa_get_address(dlock_area, ticket->lease);
-}
-
 /*
  * Is its row to be removed, and all the rest of it then?  What is pinned, and
  * what keeps a lock closed, ends later, and is marked again then.  Called with
@@ -317,7 +304,7 @@ is_over(DlockRecord *record)
 	if (record->is_lease)
 		return pg_atomic_read_u64(&lease->deadline) == 0 && !lease->delayed;
 	ticket = dlock_record_ticket(record);
-	state = state_of(ticket);
+	state = dlock_state_of(ticket);
 	/* an ENDING ticket is not pinned anew: pins are read after the state */
 	pg_read_barrier();
 	return state == DLOCK_GONE ||
@@ -357,9 +344,9 @@ copy_record(DlockRecord *record, Image *image)
 	else
 	{
 		DlockLeaseTicket *ticket = dlock_record_ticket(record);
-		DlockLease *lease = lease_of(ticket);
+		DlockLease *lease = dlock_lease_of(ticket);
 
-		image->granted = state_of(ticket) != DLOCK_WAITING;
+		image->granted = dlock_state_of(ticket) != DLOCK_WAITING;
 		/* written before the state */
 		pg_read_barrier();
 		image->granted_at = ticket->ticket.granted_at;
@@ -592,7 +579,7 @@ static void
 fill_ticket(TupleTableSlot *row, const Image *image)
 {
 	DlockLeaseTicket *ticket = dlock_record_ticket(image->record);
-	DlockLease *lease = lease_of(ticket);
+	DlockLease *lease = dlock_lease_of(ticket);
 	bool		has_slots = ticket->ticket.mode == DLOCK_SLOTS;
 
 	set(row, false, Int64GetDatum(ticket->ticket.number));

@@ -50,12 +50,6 @@ space_at(dsa_pointer pointer)
 	return dsa_get_address(dlock_area, pointer);
 }
 
-static inline DlockLease *
-lease_of(const DlockLeaseTicket *ticket)
-{
-	return dsa_get_address(dlock_area, ticket->lease);
-}
-
 static inline DlockLeaseTicket *
 ticket_in_lease(dsa_pointer link)
 {
@@ -68,13 +62,6 @@ lease_in_space(dsa_pointer link)
 {
 	return (DlockLease *) ((char *) dsa_get_address(dlock_area, link) -
 						   offsetof(DlockLease, in_space));
-}
-
-static inline DlockState
-state_of(const DlockLeaseTicket *ticket)
-{
-	return (DlockState)
-		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
 }
 
 /*
@@ -145,7 +132,7 @@ dlock_record_unref(DlockRecord *record)
 	else
 	{
 		DlockLeaseTicket *ticket = dlock_record_ticket(record);
-		DlockLease *lease = lease_of(ticket);
+		DlockLease *lease = dlock_lease_of(ticket);
 
 		Assert(!ticket->in_tickets && !ticket->in_closed && !record->listed);
 		release_text(ticket->owner);
@@ -349,13 +336,13 @@ claim(DlockLease *lease)
 bool
 dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket)
 {
-	return dlock_lease_is_open(lease_of(ticket));
+	return dlock_lease_is_open(dlock_lease_of(ticket));
 }
 
 bool
 dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 {
-	return lease_of(ticket)->delayed;
+	return dlock_lease_of(ticket)->delayed;
 }
 
 static bool
@@ -377,8 +364,8 @@ bool
 dlock_lease_ticket_is_same(const DlockLeaseTicket *ticket,
 						   const DlockLeaseTicket *wanted)
 {
-	const DlockLease *lease = lease_of(ticket);
-	const DlockLease *wanted_lease = lease_of(wanted);
+	const DlockLease *lease = dlock_lease_of(ticket);
+	const DlockLease *wanted_lease = dlock_lease_of(wanted);
 
 	if (!same_text(ticket->owner, wanted->owner))
 		return false;
@@ -469,7 +456,7 @@ begin(DlockSpace *space, DlockLease *lease)
 bool
 dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
 {
-	DlockLease *lease = lease_of(ticket);
+	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = space_at(lease->space);
 	bool		open;
 
@@ -500,7 +487,7 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
 void
 dlock_lease_ticket_granted(DlockLeaseTicket *ticket)
 {
-	DlockLease *lease = lease_of(ticket);
+	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = space_at(lease->space);
 
 	if (lease->single)
@@ -519,7 +506,7 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket)
 bool
 dlock_lease_ticket_ended(DlockLeaseTicket *ticket)
 {
-	DlockLease *lease = lease_of(ticket);
+	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = space_at(lease->space);
 	bool		at_once = false;
 	bool		was_listed;
@@ -530,7 +517,7 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket)
 	/* what was released before, while pinned, is no matter of a delay */
 	was_listed = ticket->in_tickets || ticket->in_closed;
 	unlist_ticket(lease, ticket);
-	if (lease->delayed && was_listed && state_of(ticket) == DLOCK_ENDING)
+	if (lease->delayed && was_listed && dlock_state_of(ticket) == DLOCK_ENDING)
 		list_ticket(lease, ticket, true);
 	else
 		at_once = !ticket->record.has_row && !ticket->record.in_flight &&
@@ -550,7 +537,7 @@ dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
 	bool		announce;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	announce = state_of(ticket) == DLOCK_GRANTED && !ticket->announced;
+	announce = dlock_state_of(ticket) == DLOCK_GRANTED && !ticket->announced;
 	ticket->announced = true;
 	LWLockRelease(&space->lease_lock);
 	if (announce)
@@ -580,7 +567,7 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 bool
 dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 {
-	DlockLease *lease = lease_of(ticket);
+	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = space_at(lease->space);
 	bool		closed;
 
@@ -599,7 +586,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 void
 dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 {
-	DlockLease *lease = lease_of(ticket);
+	DlockLease *lease = dlock_lease_of(ticket);
 	uint64		deadline = dlock_lease_deadline(lease);
 	uint64		now = dlock_monotonic_now();
 
@@ -607,7 +594,7 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 	row->lease = lease->single ? row->number : lease->number;
 	if (row->pid != 0)
 		return;
-	row->closed = lease->delayed && state_of(ticket) == DLOCK_ENDING;
+	row->closed = lease->delayed && dlock_state_of(ticket) == DLOCK_ENDING;
 	if (row->closed)
 		deadline = lease->delay_ends;
 	if (deadline != DLOCK_NO_DEADLINE)
@@ -702,7 +689,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 void
 dlock_lease_ticket_publish(DlockLeaseTicket *ticket)
 {
-	DlockLease *lease = lease_of(ticket);
+	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = space_at(lease->space);
 	bool		finished;
 
@@ -879,12 +866,12 @@ dlock_lease_ticket_find(DlockSpace *space, int64 number)
 	find_id(space, number, &lease, &ticket);
 	if (ticket == NULL || ticket->ticket.session != 0)
 		return NULL;
-	state = state_of(ticket);
+	state = dlock_state_of(ticket);
 	if (state != DLOCK_WAITING && state != DLOCK_GRANTED)
 		return NULL;
 	if (!dlock_lease_ticket_is_live(ticket))
 		return NULL;
-	check_rights(lease_of(ticket));
+	check_rights(dlock_lease_of(ticket));
 	return ticket;
 }
 
@@ -1092,7 +1079,7 @@ dlock_lease_finish(DlockSpace *space, DlockRecord *record)
 		LWLockRelease(&space->lease_lock);
 		if (before)
 			return;
-		lease = lease_of(ticket);
+		lease = dlock_lease_of(ticket);
 		dlock_queue_finish(ticket);
 		delete_id(space, ticket->ticket.number);
 		dlock_announcement_orphan(&ticket->ticket);
@@ -1222,7 +1209,7 @@ dlock_lease_restore(DlockLease *lease, bool delayed)
 void
 dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted, bool delayed)
 {
-	DlockLease *lease = lease_of(ticket);
+	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = space_at(lease->space);
 	DlockState	state = (lease->single ? delayed : lease->delayed) ? DLOCK_ENDING :
 		granted ? DLOCK_GRANTED : DLOCK_WAITING;

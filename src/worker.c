@@ -384,7 +384,7 @@ at_write(DlockRecord *record, bool over, XLogRecPtr lsn)
 		return;
 	}
 	ticket = dlock_record_ticket(record);
-	lease = dsa_get_address(dlock_area, ticket->lease);
+	lease = dlock_lease_of(ticket);
 	if (lease->single)
 		watch(lease);
 	remember_grant(ticket, lsn);
