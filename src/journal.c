@@ -307,7 +307,7 @@ is_over(DlockRecord *record)
 	state = dlock_state_of(ticket);
 	/* an ENDING ticket is not pinned anew: pins are read after the state */
 	pg_read_barrier();
-	return state == DLOCK_GONE ||
+	return state == DLOCK_GONE || state == DLOCK_LEAVING ||
 		(state == DLOCK_ENDING && ticket->ticket.pins == 0 &&
 		 !ticket->in_closed);
 }

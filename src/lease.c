@@ -499,9 +499,9 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket)
 }
 
 /*
- * A ticket has become GONE or ENDING, or an ENDING one has lost its last pin.
- * Returns whether one that is ENDING may be taken out of its lock at once, as
- * it has no row.  Called under the entry's lock.
+ * A ticket has become LEAVING or ENDING, or an ENDING one has lost its last
+ * pin.  Returns whether it may be taken out of its lock at once, as it has no
+ * row.  Called under the entry's lock.
  */
 bool
 dlock_lease_ticket_ended(DlockLeaseTicket *ticket)

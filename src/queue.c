@@ -13,6 +13,10 @@
  *	- the queue is in ticket order, and so are the grants;
  *	- an entry has a ticket in one of its lists.
  *
+ * A lease's ticket stays in its list, LEAVING or ENDING, until the removal of
+ * its row is in the WAL, and nobody is granted the lock past it: otherwise a
+ * crash could bring it back, and have it granted after a greater number.
+ *
  * Under the entry's lock nothing here sleeps, calls out, or allocates, but
  * for dshash's own insertion, which comes before any change.
  *
@@ -58,6 +62,24 @@ static inline DlockLeaseTicket *
 lease_ticket(DlockTicket *ticket)
 {
 	return (DlockLeaseTicket *) ticket;
+}
+
+/* Is it in the queue, and not among the holders? */
+static bool
+is_queued(DlockTicket *ticket)
+{
+	DlockState	state = state_of(ticket);
+
+	return state == DLOCK_WAITING || state == DLOCK_LEAVING;
+}
+
+/* Does one of the queue wait?  Not where its lease has run out. */
+static bool
+is_waiting(DlockTicket *ticket)
+{
+	return state_of(ticket) == DLOCK_WAITING &&
+		(!is_lease_ticket(ticket) ||
+		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
 }
 
 /*
@@ -158,24 +180,27 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 	DlockTicket *head;
 	TimestampTz now = 0;
 
-	while ((head = ticket_at(lock->queue.head)) != NULL)
+	while ((head = ticket_at(lock->queue.head)) != NULL &&
+		   state_of(head) != DLOCK_LEAVING)
 	{
 		/* the one before may have been a semaphore of another size */
 		if (lock->holders.length == 0)
 			lock->slots = head->slots;
 		if (!fits(lock, head->mode, head->permits))
 			break;
+		if (!is_waiting(head))
+		{
+			wake_later(wakeups, head, DLOCK_EVENT_EXPIRED);
+			pg_atomic_write_u32(&head->state, DLOCK_LEAVING);
+			if (!dlock_lease_ticket_ended(lease_ticket(head)))
+				break;
+			dlock_list_remove(&lock->queue, &head->link);
+			pg_atomic_write_u32(&head->state, DLOCK_GONE);
+			continue;
+		}
 		if (now == 0)
 			now = GetCurrentTimestamp();
 		dlock_list_remove(&lock->queue, &head->link);
-		if (is_lease_ticket(head) &&
-			!dlock_lease_ticket_is_live(lease_ticket(head)))
-		{
-			pg_atomic_write_u32(&head->state, DLOCK_GONE);
-			(void) dlock_lease_ticket_ended(lease_ticket(head));
-			wake_later(wakeups, head, DLOCK_EVENT_EXPIRED);
-			continue;
-		}
 		grant(lock, head, now);
 		wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
 	}
@@ -186,7 +211,9 @@ static void
 take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 {
 	Assert(ticket->pins == 0);
-	if (state_of(ticket) != DLOCK_WAITING)
+	if (is_queued(ticket))
+		dlock_list_remove(&lock->queue, &ticket->link);
+	else
 	{
 		dlock_list_remove(&lock->holders, &ticket->link);
 		lock->permits -= ticket->permits;
@@ -196,8 +223,6 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 			lock->closed--;
 		dlock_count(DLOCK_COUNT_RELEASED, 1);
 	}
-	else
-		dlock_list_remove(&lock->queue, &ticket->link);
 	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
 	grant_from_queue(lock, wakeups);
 }
@@ -228,7 +253,7 @@ find(const DlockKey *key, bool exclusive)
 }
 
 /*
- * A lock as it will be without those holders that do not hold any more: tickets
+ * A lock as it will be without those that do not hold or wait any more: tickets
  * whose lease has run out, or whose row is just being removed.  For all that
  * anybody was told the lock is that already, and it will be handed on at once.
  */
@@ -236,7 +261,6 @@ static DlockLock
 without_leaving(DlockLock *lock)
 {
 	DlockLock	rest = {
-		.queue = lock->queue,
 		.slots = lock->slots,
 		.closed = lock->closed
 	};
@@ -251,6 +275,14 @@ without_leaving(DlockLock *lock)
 		rest.permits += ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
 			rest.exclusive++;
+	}
+	/* that there is one is enough */
+	for (DlockTicket *ticket = ticket_at(lock->queue.head);
+		 ticket && rest.queue.length == 0;
+		 ticket = ticket_at(ticket->link.next))
+	{
+		if (is_waiting(ticket))
+			rest.queue.length++;
 	}
 	return rest;
 }
@@ -309,7 +341,10 @@ find_same(const DlockList *list, const DlockLeaseTicket *wanted, bool adopted)
 	for (DlockTicket *ticket = ticket_at(list->head); ticket;
 		 ticket = ticket_at(ticket->link.next))
 	{
-		if (ticket->scope == DLOCK_LEASE && state_of(ticket) != DLOCK_ENDING &&
+		DlockState	state = state_of(ticket);
+
+		if (ticket->scope == DLOCK_LEASE &&
+			(state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
 			!(adopted && ticket->session != 0) &&
 			dlock_lease_ticket_is_same(lease_ticket(ticket), wanted))
 			return lease_ticket(ticket);
@@ -524,8 +559,9 @@ dlock_queue_is_fence(const DlockKey *key, int64 number)
 }
 
 /*
- * End a ticket, as far as that can be done now; "event" tells its owner, or is
- * 0.  What is pinned, and what has a row, is made ENDING and taken out later.
+ * End a ticket that is waiting or granted, or is ENDING and has lost its last
+ * pin, as far as that can be done now; "event" tells its owner, or is 0.  What
+ * is pinned, and what has a row, is taken out later.
  */
 static void
 end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
@@ -536,14 +572,8 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 		wake_later(wakeups, ticket, event);
 	if (of_lease)
 		wakeups->space = dsa_get_address(dlock_area, ticket->space);
-	if (state_of(ticket) == DLOCK_WAITING)
-	{
-		take_out(lock, ticket, wakeups);
-		if (of_lease)
-			(void) dlock_lease_ticket_ended(lease_ticket(ticket));
-		return;
-	}
-	pg_atomic_write_u32(&ticket->state, DLOCK_ENDING);
+	pg_atomic_write_u32(&ticket->state, is_queued(ticket) ?
+						DLOCK_LEAVING : DLOCK_ENDING);
 	if (of_lease ? dlock_lease_ticket_ended(lease_ticket(ticket)) :
 		ticket->pins == 0)
 		take_out(lock, ticket, wakeups);
@@ -627,10 +657,13 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 {
 	Wakeups		wakeups = {0};
 	DlockLock  *lock = find(&ticket->key, true);
+	DlockState	state;
 
 	if (lock == NULL)
 		return;
-	if (state_of(&ticket->ticket) == DLOCK_ENDING && ticket->ticket.pins == 0)
+	state = state_of(&ticket->ticket);
+	if (state == DLOCK_LEAVING ||
+		(state == DLOCK_ENDING && ticket->ticket.pins == 0))
 		take_out(lock, &ticket->ticket, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
@@ -654,6 +687,8 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 	while ((lock = dshash_seq_next(&status)) != NULL)
 	{
 		DlockTicket *ticket;
+		DlockState	state;
+		bool		ended;
 
 		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
 			continue;
@@ -662,8 +697,10 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 			ticket = find_number(&lock->queue, number);
 		if (ticket == NULL)
 			continue;
-		done = state_of(ticket) != DLOCK_ENDING || ticket->pins > 0;
-		if (state_of(ticket) != DLOCK_ENDING)
+		state = state_of(ticket);
+		ended = state == DLOCK_ENDING || state == DLOCK_LEAVING;
+		done = !ended || ticket->pins > 0;
+		if (!ended)
 			end(lock, ticket, DLOCK_EVENT_RELEASED, &wakeups);
 		else if (is_lease_ticket(ticket) &&
 				 dlock_lease_ticket_undelay(lease_ticket(ticket)))
@@ -698,7 +735,7 @@ copy_members(const DlockList *list, DlockMember *members, int count, int max)
 			.pid = ticket->pid,
 			.mode = ticket->mode,
 			.permits = ticket->permits,
-			.granted = state_of(ticket) != DLOCK_WAITING
+			.granted = !is_queued(ticket)
 		};
 	}
 	return count;
@@ -888,9 +925,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 static bool
 is_shown(DlockTicket *ticket)
 {
-	return state_of(ticket) == DLOCK_WAITING ?
-		!is_lease_ticket(ticket) ||
-		dlock_lease_ticket_is_live(lease_ticket(ticket)) :
+	return is_queued(ticket) ? is_waiting(ticket) :
 		is_holding(ticket) || dlock_lease_ticket_is_delayed(lease_ticket(ticket));
 }
 

@@ -72,9 +72,10 @@ typedef enum DlockScope
 
 /*
  * The life of a ticket.  WAITING is in the lock's queue, GRANTED among its
- * holders, GONE in neither.  ENDING is among the holders still, and does not
- * hold any more: it goes with its last pin, or, where it belongs to a lease,
- * once the removal of its row is in the WAL.
+ * holders, GONE in neither.  LEAVING is in the queue still, and does not wait
+ * any more; ENDING is among the holders, and does not hold: it goes with its
+ * last pin, or, where it belongs to a lease, as all that are LEAVING do, once
+ * the removal of its row is in the WAL.
  *
  * The memory of a session's ticket belongs to the backend that made it, which
  * alone frees it, so that its owner may look at the state at any time without
@@ -83,6 +84,7 @@ typedef enum DlockScope
 typedef enum DlockState
 {
 	DLOCK_WAITING,
+	DLOCK_LEAVING,
 	DLOCK_GRANTED,
 	DLOCK_ENDING,
 	DLOCK_GONE

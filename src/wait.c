@@ -254,7 +254,8 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	end_wait(has_lock_timeout, &title, start);
 
 	state = (DlockState) pg_atomic_read_u32(&ticket->state);
-	if (state == DLOCK_GONE || (state == DLOCK_ENDING && is_foreign(ticket)))
+	if (state == DLOCK_GONE || state == DLOCK_LEAVING ||
+		(state == DLOCK_ENDING && is_foreign(ticket)))
 	{
 		dlock_count(DLOCK_COUNT_CANCELED, 1);
 		return DLOCK_LOST;

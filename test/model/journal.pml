@@ -47,7 +47,8 @@
  *
  *	- no two rows are granted;
  *	- no row is granted whose number is smaller than that of a later holder, as
- *	  far as the WAL, or anybody who was told, knows of one;
+ *	  far as the WAL, or anybody who was told, knows of one; nor does one wait
+ *	  that would be granted later;
  *	- each ticket that was acknowledged as durable, waiting or granted, is there,
  *	  unless somebody has begun to end it;
  *
@@ -62,15 +63,11 @@
  * would read "acknowledged"; synchronous_commit = off, with which nobody is
  * told that anything is durable; NOTIFY; the reservation of numbers.
  *
- * Not so, and to be found with -DRESUMED: that a ticket which is granted after
- * a crash has a greater number than all holders before.  One that still waited
- * and was ended leaves the queue at once, so a session behind it may be
- * granted the lock before its row is gone, and a crash brings it back.
- *
  * Broken on purpose, and to be caught:
  *
  *	BROKEN_WAL_ORDER	the lock is handed on before the removal of the row of
  *						its holder is in the WAL
+ *	BROKEN_LEAVING		... or past the place in the queue of one that had a row
  *	BROKEN_TELL			a session is told of its grant before that is flushed
  *	BROKEN_NOTE			the worker tells what to flush after the hand-over
  *	BROKEN_ACK			a ticket is acknowledged before its row is flushed
@@ -111,7 +108,7 @@
 #define NOBODY		CLIENTS
 
 mtype = { SESSION, ACQUIRE, ENQUEUE, RESTORED };
-mtype = { NEW, WAITING, GRANTED, ENDING, GONE };
+mtype = { NEW, WAITING, LEAVING, GRANTED, ENDING, GONE };
 
 /* how a row is, in order of what can be acknowledged */
 #define NO_ROW			0
@@ -177,7 +174,9 @@ byte known;						/* the greatest fence that anybody was told of */
 hidden byte i, j, p, fence;
 
 #define of_lease(c)			(!t[c].of_session)
-#define is_over(c)			(t[c].state == ENDING || t[c].state == GONE)
+#define is_queued(c)		(t[c].state == WAITING || t[c].state == LEAVING)
+#define is_over(c)			(t[c].state == ENDING || t[c].state == LEAVING || \
+							 t[c].state == GONE)
 #define is_there(c)			(t[c].state == WAITING || t[c].state == GRANTED)
 
 #define lock_entry()		atomic { !entry_locked -> entry_locked = true }
@@ -207,7 +206,6 @@ inline crash()
 		:: else -> break
 		od;
 		assert(fence == 0 || (fence >= known && fence >= wal[p].fence));
-#ifdef RESUMED
 		i = 0;
 		do
 		:: i < CLIENTS ->
@@ -216,7 +214,6 @@ inline crash()
 			i++
 		:: else -> break
 		od;
-#endif
 		p++
 	:: else -> break
 	od;
@@ -392,7 +389,7 @@ inline dequeue(c)
 inline grant_from_queue()
 {
 	if
-	:: waiters > 0 && holder == NOBODY ->
+	:: waiters > 0 && holder == NOBODY && t[queue[0]].state == WAITING ->
 		j = queue[0];
 		dequeue(j);
 		grant(j);
@@ -404,7 +401,7 @@ inline grant_from_queue()
 inline take_out(c)
 {
 	if
-	:: t[c].state == WAITING -> dequeue(c)
+	:: is_queued(c) -> dequeue(c)
 	:: else -> holder = NOBODY
 	fi;
 	t[c].state = GONE;
@@ -418,14 +415,13 @@ inline take_out(c)
 inline end_ticket(c)
 {
 	if
-	:: t[c].state == WAITING ->
-		d_step { take_out(c) };
-		d_step { mark(c) };
-		let_go()
-	:: t[c].state == GRANTED ->
-		t[c].state = ENDING;
+	:: is_there(c) ->
+		t[c].state = (t[c].state == WAITING -> LEAVING : ENDING);
 		atomic {				/* the lease lock; and take_out() follows */
-#if defined(BROKEN_WAL_ORDER)
+#if defined(BROKEN_LEAVING)
+			at_once = t[c].state == LEAVING ||
+				(!t[c].has_row && !t[c].in_flight);
+#elif defined(BROKEN_WAL_ORDER)
 			at_once = true;
 #elif defined(BROKEN_FLIGHT)
 			at_once = !t[c].has_row;
@@ -461,7 +457,7 @@ inline settle(c)
 			!entry_locked -> entry_locked = true;
 			done = false;
 			if
-			:: t[c].state == ENDING -> take_out(c)
+			:: t[c].state == ENDING || t[c].state == LEAVING -> take_out(c)
 			:: else
 			fi;
 

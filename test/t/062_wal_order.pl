@@ -1,6 +1,7 @@
 # Nobody is granted a lock after a lease's ticket before the removal of that
-# ticket's row is in the WAL.  So whatever part of the WAL survives a crash, it
-# never has two holders.  Here the worker, which writes it, is stopped: nothing
+# ticket's row is in the WAL, whether the ticket held or still waited.  So
+# whatever part of the WAL survives a crash, it never has two holders, nor a
+# ticket that is granted after a greater number.  Here the worker, which writes it, is stopped: nothing
 # is handed on meanwhile, however the ticket ends and whoever waits, though it
 # counts as gone at once; and a crash finds the old holder, and no other.
 #
@@ -162,6 +163,35 @@ foreach my $ending (sort keys %endings)
 	$client->query("SELECT dlock_lease_close($_)") foreach $lease, $next;
 }
 
+# Who waits, and gives up: nobody is granted the lock past that place.
+foreach my $ending (sort keys %endings)
+{
+	my $name = "$ending of a waiter";
+	my $holder = session($node);
+	my $waiter = session($node);
+
+	$holder->query("SELECT dlock_acquire('$name')");
+	my $lease = $client->query("SELECT dlock_lease_open('1 h')");
+	my $ticket = $client->query("SELECT dlock_lease_enqueue('$name', $lease)");
+	$waiter->start("SELECT dlock_acquire('$name')");
+	$admin->until_waits($waiter);
+	stop_worker();
+	like($client->query($endings{$ending}->($lease, $ticket)),
+		qr/\A(t|)\z/, "$name: done");
+	like($client->query("SELECT dlock_wait($ticket, '0')"),
+		qr/55L01/, "$name: the ticket is gone");
+	$holder->query('SELECT dlock_release_all()');
+	like(rows($name), qr/\A\d+\|f\|session\z/,
+		"$name: who waits behind it waits still");
+	is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
+		't', "$name: nobody else gets it");
+	ok(!$waiter->answered, "$name: no answer");
+	continue_worker();
+	cmp_ok($waiter->answer, '>', $ticket, "$name: granted then");
+	$_->quit foreach $holder, $waiter;
+	$client->query("SELECT dlock_lease_close($lease)") if $ending ne 'close';
+}
+
 # A lease that runs out: gone for every question, and nothing handed on
 {
 	my $ticket = $client->query("SELECT dlock_ttl_acquire('expired', '2 s')");
@@ -250,6 +280,26 @@ foreach my $kind ('waits', 'comes later')
 	start_sessions();
 	is(rows($kind), '', "$kind: after a crash nobody holds");
 	is(is_current($kind, $ticket), 'f', "$kind: nor is the fence current");
+}
+
+# The same of a place in the queue that was given up.
+{
+	my $holder = session($node);
+	my $successor = session($node);
+
+	$holder->query("SELECT dlock_acquire('given up')");
+	my $ticket = $client->query("SELECT dlock_ttl_enqueue('given up', '1 h')");
+	$successor->start("SELECT dlock_acquire('given up')");
+	$admin->until_waits($successor);
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', 'given up: released');
+	$holder->query('SELECT dlock_release_all()');
+	cmp_ok($successor->answer, '>', $ticket, 'given up: granted');
+	DlockHistory::kill_server($node);
+	$_->vanish foreach $holder, $successor, $client, $admin;
+	$node->start;
+	start_sessions();
+	is(rows('given up'), '', 'given up: after a crash nobody waits');
 }
 
 $_->quit foreach $admin, $client;
