@@ -14,19 +14,26 @@ OBJS = \
 	src/api.o \
 	src/deadlock.o \
 	src/dlock.o \
+	src/held.o \
 	src/journal.o \
 	src/lease.o \
+	src/lease_ticket.o \
+	src/lessee.o \
 	src/load.o \
 	src/notify.o \
 	src/queue.o \
+	src/record.o \
+	src/request.o \
 	src/reserve.o \
+	src/rows.o \
 	src/session.o \
 	src/shmem.o \
 	src/stats.o \
 	src/ticket.o \
 	src/version.o \
 	src/wait.o \
-	src/worker.o
+	src/worker.o \
+	src/xact.o
 
 # The version has one source, the control file.
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" dlock.control)

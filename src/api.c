@@ -466,7 +466,7 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	check_session_scope(scope);
 
 	fences = palloc(Max(unique, 1) * sizeof(int64));
-	acquired = (scope == DLOCK_LEASE ? dlock_session_acquire_all_for_lease :
+	acquired = (scope == DLOCK_LEASE ? dlock_lessee_acquire_all :
 				dlock_session_acquire_all) (space, &request, sorted, unique,
 											fences, &failed, &outcome);
 	dlock_record_unuse(before);
@@ -659,7 +659,7 @@ acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 	request.info = get_info(fcinfo, 7);
 	get_lease_or_ttl(fcinfo, space, ttl, &request);
 
-	fence = dlock_session_acquire_for_lease(space, &request, &outcome);
+	fence = dlock_lessee_acquire(space, &request, &outcome);
 	dlock_record_unuse(before);
 	if (outcome == DLOCK_ACQUIRED)
 		PG_RETURN_INT64(fence);
@@ -712,7 +712,7 @@ enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 	request.info = get_info(fcinfo, 7);
 	request.channel = get_channel(fcinfo, 2);
 	get_lease_or_ttl(fcinfo, space, ttl, &request);
-	number = dlock_session_enqueue_for_lease(space, &request);
+	number = dlock_lessee_enqueue(space, &request);
 	dlock_record_unuse(before);
 	PG_RETURN_INT64(number);
 }
@@ -781,7 +781,7 @@ dlock_release_at_commit(PG_FUNCTION_ARGS)
 	DlockSpace *space = begin_call();
 
 	need(fcinfo, 0, "ticket");
-	dlock_session_release_at_commit(space, PG_GETARG_INT64(0));
+	dlock_xact_release_at_commit(space, PG_GETARG_INT64(0));
 	PG_RETURN_VOID();
 }
 
@@ -844,7 +844,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 					   AccessShareLock);
 	space = begin_protected_call(fcinfo, &key);
 	need(fcinfo, 1, "fence");
-	dlock_session_guard(space, &key, PG_GETARG_INT64(1));
+	dlock_xact_guard(space, &key, PG_GETARG_INT64(1));
 	PG_RETURN_VOID();
 }
 
@@ -931,7 +931,7 @@ dlock_require_guard(PG_FUNCTION_ARGS)
 				 errmsg("function \"%s\" needs the name of a lock as its only argument",
 						"dlock_require_guard")));
 	make_key(&key, begin_call(), cstring_to_text(trigger->tg_trigger->tgargs[0]));
-	if (!dlock_session_has_guarded(&key))
+	if (!dlock_xact_has_guarded(&key))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("cannot change table \"%s\" without a guard of lock \"%.*s\"",

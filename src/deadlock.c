@@ -662,7 +662,7 @@ dlock_deadlock_check(void)
 	Graph	   *previous = NULL;
 
 	dlock_queue_reap(&dlock_my_backend->wait_key);
-	if (!dlock_session_blocks_others(dlock_my_backend->wait_ticket) &&
+	if (!dlock_held_blocks_others(dlock_my_backend->wait_ticket) &&
 		!blocks_heavyweight())
 		return;
 

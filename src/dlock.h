@@ -3,8 +3,9 @@
  * dlock.h
  *	  Backend types of dlock, and its functions by the file that has them.
  *
- * Calls go one way: api -> session -> wait -> deadlock -> queue -> notify ->
- * worker, ticket, shmem; src/README names the one exception.
+ * Calls go one way: api -> session, lessee -> request, xact -> held, wait ->
+ * deadlock -> queue -> notify -> worker, ticket, shmem; src/README names the
+ * two exceptions.
  *
  *-------------------------------------------------------------------------
  */
@@ -84,10 +85,18 @@ extern void dlock_check_memory(void);
 extern void dlock_count_memory(int64 change);
 extern dsa_pointer dlock_allocate(Size size);
 extern void dlock_release_memory(dsa_pointer pointer, Size size);
+extern dsa_pointer dlock_text_copy(const char *text);
+extern void dlock_text_free(dsa_pointer text);
 extern void dlock_list_append(DlockList *list, DlockLink *link);
 extern void dlock_list_remove(DlockList *list, DlockLink *link);
 extern void dlock_count(DlockCounter counter, uint64 amount);
 extern void dlock_sum_counters(DlockSpace *space, uint64 *sums);
+
+static inline DlockSpace *
+dlock_space_at(dsa_pointer pointer)
+{
+	return dsa_get_address(dlock_area, pointer);
+}
 
 /* ticket.c */
 extern int64 dlock_ticket_draw(DlockSpace *space);
@@ -177,21 +186,7 @@ extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_reap(const DlockKey *key);
 
-/* lease.c */
-static inline DlockLease *
-dlock_lease_of(const DlockLeaseTicket *ticket)
-{
-	return dsa_get_address(dlock_area, ticket->lease);
-}
-
-static inline DlockState
-dlock_state_of(const DlockLeaseTicket *ticket)
-{
-	return (DlockState)
-		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
-}
-
-extern uint64 dlock_monotonic_now(void);
+/* record.c */
 extern void dlock_record_init(DlockRecord *record, dsa_pointer self,
 							  bool is_lease);
 extern void dlock_record_ref(DlockRecord *record);
@@ -200,6 +195,9 @@ extern int	dlock_record_prepare(void);
 extern void dlock_record_use(DlockRecord *record);
 extern void dlock_record_unuse(int before);
 extern DlockLeaseTicket *dlock_record_ticket(DlockRecord *record);
+
+/* lease.c */
+extern uint64 dlock_monotonic_now(void);
 extern DlockLease *dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay,
 									bool single, const char *info);
 extern int64 dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay,
@@ -226,6 +224,21 @@ extern int	dlock_lease_greatest_durability(DlockSpace *space);
 extern void dlock_lease_begin_anew(DlockSpace *space);
 extern void dlock_lease_abandon(DlockSpace *space);
 extern void dlock_lease_purge(DlockSpace *space);
+
+/* lease_ticket.c */
+static inline DlockLease *
+dlock_lease_of(const DlockLeaseTicket *ticket)
+{
+	return dsa_get_address(dlock_area, ticket->lease);
+}
+
+static inline DlockState
+dlock_state_of(const DlockLeaseTicket *ticket)
+{
+	return (DlockState)
+		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
+}
+
 extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
 												 const DlockRequest *request);
 extern DlockLeaseTicket *dlock_lease_ticket_find(DlockSpace *space,
@@ -266,13 +279,15 @@ extern int	dlock_journal_write(DlockSpace *space, int *dead,
 extern void dlock_journal_fail(DlockSpace *space, int code);
 extern void dlock_journal_let_go(void);
 extern void dlock_journal_abandon(DlockSpace *space);
-extern void dlock_journal_vacuum(DlockSpace *space, int *dead);
 extern bool dlock_journal_has_standbys(void);
 extern bool dlock_journal_is_acknowledged(XLogRecPtr lsn, int durability);
 extern XLogRecPtr dlock_journal_heartbeat(void);
 extern void dlock_journal_acknowledged(XLogRecPtr *positions);
-extern char *dlock_journal_origin(void);
-extern char *dlock_journal_table(DlockSpace *space, const char *name);
+
+/* rows.c */
+extern char *dlock_rows_origin(void);
+extern char *dlock_rows_table(DlockSpace *space, const char *name);
+extern void dlock_rows_vacuum(DlockSpace *space, int *dead);
 
 /* load.c */
 extern void dlock_load(DlockSpace *space);
@@ -326,28 +341,33 @@ extern bool dlock_session_acquire_all(DlockSpace *space,
 									  DlockOutcome *outcome);
 extern int64 dlock_session_enqueue(DlockSpace *space,
 								   const DlockRequest *request);
-extern int64 dlock_session_acquire_for_lease(DlockSpace *space,
-											 DlockRequest *request,
-											 DlockOutcome *outcome);
-extern bool dlock_session_acquire_all_for_lease(DlockSpace *space,
-												DlockRequest *request,
-												DlockKey *const *keys,
-												int count, int64 *fences,
-												int *failed,
-												DlockOutcome *outcome);
-extern int64 dlock_session_enqueue_for_lease(DlockSpace *space,
-											 const DlockRequest *request);
 extern bool dlock_session_wait(DlockSpace *space, int64 number,
 							   DlockTimeout timeout);
 extern bool dlock_session_release(const DlockKey *key);
 extern bool dlock_session_release_ticket(DlockSpace *space, int64 number);
-extern void dlock_session_release_at_commit(DlockSpace *space, int64 number);
 extern int64 dlock_session_release_all(void);
-extern void dlock_session_guard(DlockSpace *space, const DlockKey *key,
-								int64 fence);
-extern bool dlock_session_has_guarded(const DlockKey *key);
 extern bool dlock_session_holds(const DlockKey *key);
-extern bool dlock_session_blocks_others(int64 except);
+
+/* lessee.c */
+extern int64 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
+								  DlockOutcome *outcome);
+extern bool dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
+									 DlockKey *const *keys, int count,
+									 int64 *fences, int *failed,
+									 DlockOutcome *outcome);
+extern int64 dlock_lessee_enqueue(DlockSpace *space,
+								  const DlockRequest *request);
+extern bool dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
+							  DlockTimeout timeout);
+
+/* xact.c */
+extern void dlock_xact_release_at_commit(DlockSpace *space, int64 number);
+extern void dlock_xact_guard(DlockSpace *space, const DlockKey *key,
+							 int64 fence);
+extern bool dlock_xact_has_guarded(const DlockKey *key);
+
+/* held.c */
+extern bool dlock_held_blocks_others(int64 except);
 
 /* reserve.c */
 extern void dlock_reserve_check(DlockSpace *space, const DlockKey *key);

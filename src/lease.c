@@ -3,12 +3,8 @@
  * lease.c
  *	  Leases: what keeps tickets beyond a session.
  *
- * A lease is in the list of its space, and so are its tickets in lists of the
- * lease, from the moment they can be found until the removal of their rows is
- * in the WAL; the worker then finishes them.  Leases and tickets are found by
- * number, in the table of numbers, by any backend.  So their memory is counted
- * by references: one for being listed, one for each backend that uses it, and
- * a ticket has one on its lease.
+ * A lease is in the list of its space from the moment it can be found until
+ * the removal of its row is in the WAL; the worker then finishes it.
  *
  * Whether a lease is open is told by its deadline alone, on the monotonic
  * clock of the server.  Renewing moves it, by compare-and-exchange and without
@@ -27,28 +23,16 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
-#include "replication/syncrep.h"
 #include "storage/ipc.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "dlock.h"
-
-/* What calls of this transaction use, and let go of at its end at the latest */
-static DlockRecord **uses = NULL;
-static int	num_uses = 0;
-static int	max_uses = 0;
+#include "lease.h"
 
 /* Leases attached to this session, each referred to */
 static List *attached_leases = NIL;
-
-static inline DlockSpace *
-space_at(dsa_pointer pointer)
-{
-	return dsa_get_address(dlock_area, pointer);
-}
 
 static inline DlockLeaseTicket *
 ticket_in_lease(dsa_pointer link)
@@ -78,186 +62,6 @@ dlock_monotonic_now(void)
 }
 
 /*
- * References
- */
-
-void
-dlock_record_init(DlockRecord *record, dsa_pointer self, bool is_lease)
-{
-	record->link.self = self;
-	record->is_lease = is_lease;
-	pg_atomic_init_u64(&record->lsn, 0);
-	pg_atomic_init_u64(&record->written, 0);
-	pg_atomic_init_u32(&record->references, 0);
-	ConditionVariableInit(&record->changed);
-}
-
-void
-dlock_record_ref(DlockRecord *record)
-{
-	pg_atomic_fetch_add_u32(&record->references, 1);
-}
-
-DlockLeaseTicket *
-dlock_record_ticket(DlockRecord *record)
-{
-	Assert(!record->is_lease);
-	return (DlockLeaseTicket *) ((char *) record -
-								 offsetof(DlockLeaseTicket, record));
-}
-
-static void
-release_text(dsa_pointer text)
-{
-	if (DsaPointerIsValid(text))
-		dlock_release_memory(text,
-							 strlen(dsa_get_address(dlock_area, text)) + 1);
-}
-
-/* Drop a reference; the last one frees.  Raises nothing. */
-void
-dlock_record_unref(DlockRecord *record)
-{
-	if (pg_atomic_sub_fetch_u32(&record->references, 1) > 0)
-		return;
-	if (record->is_lease)
-	{
-		DlockLease *lease = (DlockLease *) record;
-
-		Assert(lease->tickets.length == 0 && !lease->in_leases &&
-			   !record->listed);
-		release_text(lease->info);
-		dlock_release_memory(record->link.self, sizeof(DlockLease));
-	}
-	else
-	{
-		DlockLeaseTicket *ticket = dlock_record_ticket(record);
-		DlockLease *lease = dlock_lease_of(ticket);
-
-		Assert(!ticket->in_tickets && !ticket->in_closed && !record->listed);
-		release_text(ticket->owner);
-		dlock_ticket_release_texts(&ticket->ticket);
-		dlock_release_memory(ticket->ticket.link.self,
-							 sizeof(DlockLeaseTicket));
-		dlock_record_unref(&lease->record);
-	}
-}
-
-static void
-at_transaction_end(XactEvent event, void *arg)
-{
-	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT)
-		dlock_record_unuse(0);
-}
-
-/*
- * Make sure that a call can use a few records more, and return how many are
- * in use, to be given to dlock_record_unuse() at the end of the call.
- */
-int
-dlock_record_prepare(void)
-{
-	const int	more = 8;
-
-	if (uses == NULL)
-	{
-		uses = MemoryContextAlloc(TopMemoryContext, 32 * sizeof(*uses));
-		max_uses = 32;
-		RegisterXactCallback(at_transaction_end, NULL);
-	}
-	else if (num_uses + more > max_uses)
-	{
-		uses = repalloc_huge(uses, (Size) max_uses * 2 * sizeof(*uses));
-		max_uses *= 2;
-	}
-	return num_uses;
-}
-
-/*
- * Keep a record's memory until the call's end; after an error, until that of
- * the transaction.  Allocates nothing, so that this works under a lock.
- */
-void
-dlock_record_use(DlockRecord *record)
-{
-	Assert(num_uses < max_uses);
-	dlock_record_ref(record);
-	uses[num_uses++] = record;
-}
-
-void
-dlock_record_unuse(int before)
-{
-	while (num_uses > before)
-		dlock_record_unref(uses[--num_uses]);
-}
-
-/*
- * Numbers
- */
-
-static DlockIdKey
-id_key(const DlockSpace *space, int64 number)
-{
-	return (DlockIdKey)
-	{
-		.space = space->key,
-		.number = number
-	};
-}
-
-/* Let a lease, or a ticket, or both, be found by a number.  Raises 53200. */
-static void
-insert_id(DlockSpace *space, int64 number, DlockLease *lease,
-		  DlockLeaseTicket *ticket)
-{
-	DlockIdKey	key = id_key(space, number);
-	DlockIdEntry *entry;
-	bool		found;
-
-	entry = dshash_find_or_insert(dlock_ids, &key, &found);
-	entry->lease = lease ? lease->record.link.self : InvalidDsaPointer;
-	entry->ticket = ticket ? ticket->ticket.link.self : InvalidDsaPointer;
-	dshash_release_lock(dlock_ids, entry);
-}
-
-static void
-delete_id(DlockSpace *space, int64 number)
-{
-	DlockIdKey	key = id_key(space, number);
-
-	(void) dshash_delete_key(dlock_ids, &key);
-}
-
-/*
- * Find what a number stands for, and use it.  Either can be NULL afterwards.
- */
-static void
-find_id(DlockSpace *space, int64 number, DlockLease **lease,
-		DlockLeaseTicket **ticket)
-{
-	DlockIdKey	key = id_key(space, number);
-	DlockIdEntry *entry;
-
-	*lease = NULL;
-	*ticket = NULL;
-	entry = dshash_find(dlock_ids, &key, false);
-	if (entry == NULL)
-		return;
-	if (DsaPointerIsValid(entry->lease))
-	{
-		*lease = dsa_get_address(dlock_area, entry->lease);
-		dlock_record_use(&(*lease)->record);
-	}
-	if (DsaPointerIsValid(entry->ticket))
-	{
-		*ticket = dsa_get_address(dlock_area, entry->ticket);
-		dlock_record_use(&(*ticket)->record);
-	}
-	dshash_release_lock(dlock_ids, entry);
-}
-
-/*
  * Is a lease open?
  */
 
@@ -268,7 +72,7 @@ find_id(DlockSpace *space, int64 number, DlockLease **lease,
 static uint64
 quorum_deadline(const DlockLease *lease)
 {
-	DlockSpace *space = space_at(lease->space);
+	DlockSpace *space = dlock_space_at(lease->space);
 	int			quorum = lease->durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE;
 	uint64		confirmed;
 	uint64		by_space;
@@ -305,8 +109,8 @@ dlock_lease_is_open(const DlockLease *lease)
 /*
  * Move the deadline to a full ttl from now; false where the lease is over.
  */
-static bool
-extend(DlockLease *lease)
+bool
+dlock_lease_extend(DlockLease *lease)
 {
 	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
 
@@ -323,58 +127,10 @@ extend(DlockLease *lease)
 }
 
 /* Take it upon this backend to end a lease; false where another one has. */
-static bool
-claim(DlockLease *lease)
+bool
+dlock_lease_claim(DlockLease *lease)
 {
 	return pg_atomic_exchange_u64(&lease->deadline, 0) != 0;
-}
-
-/*
- * The tickets of a lease, for queue.c.  All of these raise nothing.
- */
-
-bool
-dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket)
-{
-	return dlock_lease_is_open(dlock_lease_of(ticket));
-}
-
-bool
-dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
-{
-	return dlock_lease_of(ticket)->delayed;
-}
-
-static bool
-same_text(dsa_pointer a, dsa_pointer b)
-{
-	if (!DsaPointerIsValid(a) || !DsaPointerIsValid(b))
-		return !DsaPointerIsValid(a) && !DsaPointerIsValid(b);
-	return strcmp(dsa_get_address(dlock_area, a),
-				  dsa_get_address(dlock_area, b)) == 0;
-}
-
-/*
- * Would a request that "wanted" was made for get this ticket?  With a lease of
- * many tickets, where lease and owner are the same; with a ticket's own lease
- * where the role is and an owner was given.  What is still waited for by
- * another session counts, too.
- */
-bool
-dlock_lease_ticket_is_same(const DlockLeaseTicket *ticket,
-						   const DlockLeaseTicket *wanted)
-{
-	const DlockLease *lease = dlock_lease_of(ticket);
-	const DlockLease *wanted_lease = dlock_lease_of(wanted);
-
-	if (!same_text(ticket->owner, wanted->owner))
-		return false;
-	if (!wanted_lease->single)
-		return ticket->lease == wanted->lease;
-	return lease->single && lease->role == wanted_lease->role &&
-		strcmp(NameStr(lease->role_name), NameStr(wanted_lease->role_name)) == 0 &&
-		DsaPointerIsValid(wanted->owner) &&
-		(ticket->ticket.session != 0 || dlock_lease_is_open(lease));
 }
 
 /* Enter a lease into its space; called with the lease lock. */
@@ -414,31 +170,9 @@ unlist_lease(DlockSpace *space, DlockLease *lease)
 	return was_listed;
 }
 
-static void
-list_ticket(DlockLease *lease, DlockLeaseTicket *ticket, bool closed)
-{
-	ticket->in_lease.self = ticket->ticket.link.self +
-		offsetof(DlockLeaseTicket, in_lease);
-	dlock_list_append(closed ? &lease->closed : &lease->tickets,
-					  &ticket->in_lease);
-	ticket->in_closed = closed;
-	ticket->in_tickets = !closed;
-}
-
-/* Take a ticket out of its lease's lists; called with the lease lock. */
-static void
-unlist_ticket(DlockLease *lease, DlockLeaseTicket *ticket)
-{
-	if (ticket->in_tickets)
-		dlock_list_remove(&lease->tickets, &ticket->in_lease);
-	if (ticket->in_closed)
-		dlock_list_remove(&lease->closed, &ticket->in_lease);
-	ticket->in_tickets = ticket->in_closed = false;
-}
-
 /* A lease becomes open.  Called with the lease lock. */
-static void
-begin(DlockSpace *space, DlockLease *lease)
+void
+dlock_lease_start(DlockSpace *space, DlockLease *lease)
 {
 	uint64		now = dlock_monotonic_now();
 
@@ -447,174 +181,6 @@ begin(DlockSpace *space, DlockLease *lease)
 	pg_atomic_write_u64(&lease->deadline,
 						lease->session != 0 ? DLOCK_NO_DEADLINE : now + lease->ttl);
 	list_lease(space, lease);
-}
-
-/*
- * The lease takes a ticket that has joined its lock; false where the lease is
- * gone.  Called under the entry's lock.
- */
-bool
-dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
-{
-	DlockLease *lease = dlock_lease_of(ticket);
-	DlockSpace *space = space_at(lease->space);
-	bool		open;
-
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	open = lease->single || dlock_lease_is_open(lease);
-	if (open)
-	{
-		if (lease->single)
-		{
-			lease->number = ticket->ticket.number;
-			begin(space, lease);
-		}
-		ticket->ticket.session = 0;
-		ticket->ticket.procno = 0;
-		ticket->ticket.pid = 0;
-		list_ticket(lease, ticket, false);
-		dlock_journal_mark(space, &ticket->record);
-	}
-	LWLockRelease(&space->lease_lock);
-	return open;
-}
-
-/*
- * A ticket that waited is granted.  The state changes together with the mark:
- * whoever sees it, and then asks for the mark, waits for the grant to be
- * written.  Called under the entry's lock.
- */
-void
-dlock_lease_ticket_granted(DlockLeaseTicket *ticket)
-{
-	DlockLease *lease = dlock_lease_of(ticket);
-	DlockSpace *space = space_at(lease->space);
-
-	if (lease->single)
-		(void) extend(lease);
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	pg_atomic_write_u32(&ticket->ticket.state, DLOCK_GRANTED);
-	dlock_journal_mark(space, &ticket->record);
-	LWLockRelease(&space->lease_lock);
-}
-
-/*
- * A ticket has become LEAVING or ENDING, or an ENDING one has lost its last
- * pin.  Returns whether it may be taken out of its lock at once, as it has no
- * row.  Called under the entry's lock.
- */
-bool
-dlock_lease_ticket_ended(DlockLeaseTicket *ticket)
-{
-	DlockLease *lease = dlock_lease_of(ticket);
-	DlockSpace *space = space_at(lease->space);
-	bool		at_once = false;
-	bool		was_listed;
-
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	if (lease->single)
-		(void) claim(lease);
-	/* what was released before, while pinned, is no matter of a delay */
-	was_listed = ticket->in_tickets || ticket->in_closed;
-	unlist_ticket(lease, ticket);
-	if (lease->delayed && was_listed && dlock_state_of(ticket) == DLOCK_ENDING)
-		list_ticket(lease, ticket, true);
-	else
-		at_once = !ticket->record.has_row && !ticket->record.in_flight &&
-			ticket->ticket.pins == 0;
-	dlock_journal_mark(space, &ticket->record);
-	LWLockRelease(&space->lease_lock);
-	return at_once;
-}
-
-/*
- * A grant is durable: let it be announced, if the ticket still holds.
- */
-void
-dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
-{
-	DlockSpace *space = space_at(ticket->ticket.space);
-	bool		announce;
-
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	announce = dlock_state_of(ticket) == DLOCK_GRANTED && !ticket->announced;
-	ticket->announced = true;
-	LWLockRelease(&space->lease_lock);
-	if (announce)
-		dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_GRANTED);
-}
-
-/*
- * The announcement of a ticket is to go to another channel from now on; if it
- * holds already, the grant is announced there.
- */
-void
-dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
-{
-	DlockSpace *space = space_at(ticket->ticket.space);
-
-	dlock_announcement_set(&ticket->ticket, announcement);
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	ticket->announced = false;
-	dlock_journal_mark(space, &ticket->record);
-	LWLockRelease(&space->lease_lock);
-}
-
-/*
- * End the delay that keeps a lock closed, for this ticket; false where there is
- * none.  Called under the entry's lock.
- */
-bool
-dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
-{
-	DlockLease *lease = dlock_lease_of(ticket);
-	DlockSpace *space = space_at(lease->space);
-	bool		closed;
-
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	closed = ticket->in_closed;
-	if (closed)
-	{
-		unlist_ticket(lease, ticket);
-		dlock_journal_mark(space, &ticket->record);
-	}
-	LWLockRelease(&space->lease_lock);
-	return closed;
-}
-
-/* What the view shows of a ticket.  Called under the entry's lock. */
-void
-dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
-{
-	DlockLease *lease = dlock_lease_of(ticket);
-	uint64		deadline = dlock_lease_deadline(lease);
-	uint64		now = dlock_monotonic_now();
-
-	/* a ticket's own lease has no number before the grant */
-	row->lease = lease->single ? row->number : lease->number;
-	if (row->pid != 0)
-		return;
-	row->closed = lease->delayed && dlock_state_of(ticket) == DLOCK_ENDING;
-	if (row->closed)
-		deadline = lease->delay_ends;
-	if (deadline != DLOCK_NO_DEADLINE)
-		row->remaining = deadline > now ? (int64) (deadline - now) : 0;
-}
-
-/*
- * Making
- */
-
-static dsa_pointer
-copy_text(const char *text)
-{
-	dsa_pointer result;
-
-	if (text == NULL)
-		return InvalidDsaPointer;
-	result = dlock_allocate(strlen(text) + 1);
-	strcpy(dsa_get_address(dlock_area, result), text);
-	return result;
 }
 
 /*
@@ -644,68 +210,8 @@ dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
 	pg_atomic_init_u64(&lease->confirmed, 0);
 	pg_atomic_init_u64(&lease->renewed_at, 0);
 	dlock_record_use(&lease->record);
-	lease->info = copy_text(info);
+	lease->info = dlock_text_copy(info);
 	return lease;
-}
-
-/*
- * Make a ticket for a lease, which the caller uses and nobody can find yet.
- */
-DlockLeaseTicket *
-dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
-{
-	dsa_pointer self;
-	DlockLeaseTicket *ticket;
-
-	dlock_check_memory();
-	self = dlock_allocate(sizeof(DlockLeaseTicket));
-	ticket = dsa_get_address(dlock_area, self);
-	memset(ticket, 0, sizeof(DlockLeaseTicket));
-	ticket->ticket.link.self = self;
-	dlock_record_init(&ticket->record,
-					  self + offsetof(DlockLeaseTicket, record), false);
-	dlock_record_ref(&request->lease->record);
-	ticket->lease = request->lease->record.link.self;
-	dlock_key_copy(&ticket->key, &request->key);
-	ticket->durability = synchronous_commit;
-	ticket->claims = 1;
-	pg_atomic_init_u32(&ticket->ticket.state, DLOCK_GONE);
-	pg_atomic_init_u32(&ticket->ticket.session_depth, 0);
-	pg_atomic_init_u32(&ticket->ticket.xact_depth, 0);
-	dlock_record_use(&ticket->record);
-	ticket->owner = copy_text(request->owner);
-	dlock_ticket_fill(space, request, &ticket->ticket);
-	ticket->ticket.role = request->lease->role;
-	if (DsaPointerIsValid(ticket->ticket.announcement))
-		dlock_announcement_count(&ticket->ticket);
-	return ticket;
-}
-
-/*
- * Let an adopted ticket be found by its number, or one that is about to be
- * adopted.  Should it have been finished before that, it is not found.
- * Raises 53200.
- */
-void
-dlock_lease_ticket_publish(DlockLeaseTicket *ticket)
-{
-	DlockLease *lease = dlock_lease_of(ticket);
-	DlockSpace *space = space_at(lease->space);
-	bool		finished;
-
-	insert_id(space, ticket->ticket.number, lease->single ? lease : NULL,
-			  ticket);
-	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	finished = ticket->record.finished;
-	LWLockRelease(&space->lease_lock);
-	if (finished)
-		delete_id(space, ticket->ticket.number);
-}
-
-void
-dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket)
-{
-	delete_id(space_at(ticket->ticket.space), ticket->ticket.number);
 }
 
 static int64
@@ -726,7 +232,7 @@ withdraw_lease(int code, Datum arg)
 
 	ConditionVariableCancelSleep();
 	(void) dlock_lease_end(lease, 0);
-	dlock_journal_settle(space_at(lease->space), &lease->record);
+	dlock_journal_settle(dlock_space_at(lease->space), &lease->record);
 }
 
 /*
@@ -758,7 +264,7 @@ attach_to_session(DlockLease *lease)
  */
 int64
 dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
-				 const char *info)
+				  const char *info)
 {
 	int			before = dlock_record_prepare();
 	DlockLease *lease = dlock_lease_make(space, ttl, delay, false, info);
@@ -773,9 +279,9 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 		attach_to_session(lease);
 	}
 	lease->number = draw_number(space);
-	insert_id(space, lease->number, lease, NULL);
+	dlock_id_insert(space, lease->number, lease, NULL);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	begin(space, lease);
+	dlock_lease_start(space, lease);
 	mark = dlock_journal_mark(space, &lease->record);
 	LWLockRelease(&space->lease_lock);
 
@@ -809,8 +315,8 @@ dlock_lease_raise_gone(int64 number)
  * May the current user use a lease?  The role that opened it must be the one
  * it was, by name too: after a restore an OID can be somebody else's.
  */
-static void
-check_rights(const DlockLease *lease)
+void
+dlock_lease_check_rights(const DlockLease *lease)
 {
 	const char *name;
 
@@ -845,34 +351,11 @@ dlock_lease_find(DlockSpace *space, int64 number)
 	DlockLease *lease;
 	DlockLeaseTicket *ticket;
 
-	find_id(space, number, &lease, &ticket);
+	dlock_id_find(space, number, &lease, &ticket);
 	if (lease == NULL || !dlock_lease_is_open(lease))
 		return NULL;
-	check_rights(lease);
+	dlock_lease_check_rights(lease);
 	return lease;
-}
-
-/*
- * The ticket with this number, in use by the caller; NULL where there is none
- * that a lease has.  Raises 42501 as above.
- */
-DlockLeaseTicket *
-dlock_lease_ticket_find(DlockSpace *space, int64 number)
-{
-	DlockLease *lease;
-	DlockLeaseTicket *ticket;
-	DlockState	state;
-
-	find_id(space, number, &lease, &ticket);
-	if (ticket == NULL || ticket->ticket.session != 0)
-		return NULL;
-	state = dlock_state_of(ticket);
-	if (state != DLOCK_WAITING && state != DLOCK_GRANTED)
-		return NULL;
-	if (!dlock_lease_ticket_is_live(ticket))
-		return NULL;
-	check_rights(dlock_lease_of(ticket));
-	return ticket;
 }
 
 /*
@@ -886,7 +369,7 @@ dlock_lease_renew(DlockSpace *space, int64 number)
 	DlockLease *lease = dlock_lease_find(space, number);
 	int			result = -1;
 
-	if (lease && extend(lease))
+	if (lease && dlock_lease_extend(lease))
 		result = (int) lease->tickets.length;
 	dlock_record_unuse(before);
 	return result;
@@ -937,10 +420,10 @@ end_tickets(DlockSpace *space, DlockLease *lease, uint32 event)
 int64
 dlock_lease_end(DlockLease *lease, uint32 event)
 {
-	DlockSpace *space = space_at(lease->space);
+	DlockSpace *space = dlock_space_at(lease->space);
 	int64		count;
 
-	if (!claim(lease))
+	if (!dlock_lease_claim(lease))
 		return -1;
 	count = end_tickets(space, lease, event);
 	if (!lease->single)
@@ -951,18 +434,6 @@ dlock_lease_end(DlockLease *lease, uint32 event)
 	}
 	dlock_worker_wake(space);
 	return count;
-}
-
-/*
- * A call could not be brought to its end: end the ticket that it has claimed,
- * unless another call has claimed it, too.  Where it has no row, nothing is
- * left of it, and no worker is needed for that.
- */
-void
-dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
-{
-	dlock_queue_withdraw(ticket);
-	dlock_journal_settle(space_at(ticket->ticket.space), &ticket->record);
 }
 
 /*
@@ -979,17 +450,6 @@ dlock_lease_release(DlockSpace *space, int64 number)
 	return count;
 }
 
-/*
- * A ticket is GONE before its lease could adopt it.  Others may wait for it,
- * as a request of their own would have got it.
- */
-void
-dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
-{
-	ConditionVariableBroadcast(&ticket->record.changed);
-	dlock_record_unref(&ticket->record);
-}
-
 /* A lease's locks are not kept closed any more.  Called with the lease lock. */
 static void
 end_delay(DlockSpace *space, DlockLease *lease)
@@ -999,7 +459,7 @@ end_delay(DlockSpace *space, DlockLease *lease)
 	{
 		DlockLeaseTicket *ticket = ticket_in_lease(lease->closed.head);
 
-		unlist_ticket(lease, ticket);
+		dlock_lease_ticket_unlist(lease, ticket);
 		dlock_journal_mark(space, &ticket->record);
 	}
 }
@@ -1014,7 +474,7 @@ end_delay(DlockSpace *space, DlockLease *lease)
 uint64
 dlock_lease_expire(DlockLease *lease)
 {
-	DlockSpace *space = space_at(lease->space);
+	DlockSpace *space = dlock_space_at(lease->space);
 	uint64		now = dlock_monotonic_now();
 	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
 	uint64		due = dlock_lease_deadline(lease);
@@ -1081,7 +541,7 @@ dlock_lease_finish(DlockSpace *space, DlockRecord *record)
 			return;
 		lease = dlock_lease_of(ticket);
 		dlock_queue_finish(ticket);
-		delete_id(space, ticket->ticket.number);
+		dlock_id_delete(space, ticket->ticket.number);
 		dlock_announcement_orphan(&ticket->ticket);
 		if (lease->single)
 			unlist_lease(space, lease);
@@ -1091,7 +551,7 @@ dlock_lease_finish(DlockSpace *space, DlockRecord *record)
 	}
 	if (unlist_lease(space, lease))
 	{
-		delete_id(space, lease->number);
+		dlock_id_delete(space, lease->number);
 		ConditionVariableBroadcast(&record->changed);
 	}
 }
@@ -1112,7 +572,7 @@ dlock_lease_detach_all(void)
 
 		if (pg_atomic_compare_exchange_u64(&lease->deadline, &deadline,
 										   dlock_monotonic_now() + lease->ttl))
-			dlock_worker_wake(space_at(lease->space));
+			dlock_worker_wake(dlock_space_at(lease->space));
 		dlock_record_unref(&lease->record);
 	}
 	list_free(attached_leases);
@@ -1165,26 +625,15 @@ dlock_lease_restored(DlockSpace *space, int64 number)
 	DlockLease *lease;
 	DlockLeaseTicket *ticket;
 
-	find_id(space, number, &lease, &ticket);
+	dlock_id_find(space, number, &lease, &ticket);
 	return lease;
 }
 
-/* Has this ticket been put back, by an attempt that failed later? */
-bool
-dlock_lease_ticket_is_restored(DlockSpace *space, int64 number)
-{
-	DlockLease *lease;
-	DlockLeaseTicket *ticket;
-
-	find_id(space, number, &lease, &ticket);
-	return ticket != NULL;
-}
-
-static void
-restart(DlockSpace *space, DlockLease *lease, bool delayed)
+void
+dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 {
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	begin(space, lease);
+	dlock_lease_start(space, lease);
 	if (delayed)
 	{
 		pg_atomic_write_u64(&lease->deadline, 0);
@@ -1198,51 +647,11 @@ restart(DlockSpace *space, DlockLease *lease, bool delayed)
 void
 dlock_lease_restore(DlockLease *lease, bool delayed)
 {
-	DlockSpace *space = space_at(lease->space);
+	DlockSpace *space = dlock_space_at(lease->space);
 
-	insert_id(space, lease->number, lease, NULL);
+	dlock_id_insert(space, lease->number, lease, NULL);
 	lease->record.has_row = true;
-	restart(space, lease, delayed);
-}
-
-/* Put back a ticket that was read from its table. */
-void
-dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted, bool delayed)
-{
-	DlockLease *lease = dlock_lease_of(ticket);
-	DlockSpace *space = space_at(lease->space);
-	DlockState	state = (lease->single ? delayed : lease->delayed) ? DLOCK_ENDING :
-		granted ? DLOCK_GRANTED : DLOCK_WAITING;
-
-	ticket->ticket.session = 0;
-	ticket->ticket.procno = 0;
-	ticket->ticket.pid = 0;
-	ticket->record.has_row = true;
-	ticket->announced = granted;
-	insert_id(space, ticket->ticket.number, lease->single ? lease : NULL,
-			  ticket);
-	PG_TRY();
-	{
-		dlock_queue_restore(ticket, state);
-	}
-	PG_CATCH();
-	{
-		/* dshash raises a lack of memory with a lock of its own held */
-		LWLockReleaseAll();
-		delete_id(space, ticket->ticket.number);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-
-	/* from here on nothing fails */
-	dlock_record_ref(&ticket->record);
-	if (lease->single)
-		restart(space, lease, state == DLOCK_ENDING);
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	list_ticket(lease, ticket, state == DLOCK_ENDING);
-	LWLockRelease(&space->lease_lock);
-	if (DsaPointerIsValid(ticket->ticket.announcement))
-		dlock_announcement_arm(&ticket->ticket);
+	dlock_lease_restart(space, lease, delayed);
 }
 
 static bool
@@ -1316,7 +725,7 @@ dlock_lease_abandon(DlockSpace *space)
 		dlock_lease_for_each_ticket(lease, forget_row, NULL);
 		end_delay(space, lease);
 		LWLockRelease(&space->lease_lock);
-		(void) claim(lease);
+		(void) dlock_lease_claim(lease);
 		while ((ticket = first_ticket(space, lease)) != NULL)
 		{
 			(void) dlock_queue_end(ticket, DLOCK_EVENT_EXPIRED);
@@ -1324,7 +733,7 @@ dlock_lease_abandon(DlockSpace *space)
 			dlock_record_unref(&ticket->record);
 		}
 		(void) unlist_lease(space, lease);
-		delete_id(space, lease->number);
+		dlock_id_delete(space, lease->number);
 		dlock_record_unref(&lease->record);
 	}
 	dlock_journal_abandon(space);
@@ -1350,8 +759,8 @@ dlock_lease_purge(DlockSpace *space)
 			{
 				DlockLeaseTicket *ticket = ticket_in_lease(list->head);
 
-				unlist_ticket(lease, ticket);
-				delete_id(space, ticket->ticket.number);
+				dlock_lease_ticket_unlist(lease, ticket);
+				dlock_id_delete(space, ticket->ticket.number);
 				dlock_journal_unmark(space, &ticket->record);
 				dlock_record_unref(&ticket->record);
 			}
@@ -1359,7 +768,7 @@ dlock_lease_purge(DlockSpace *space)
 		dlock_list_remove(&space->leases, &lease->in_space);
 		lease->in_leases = false;
 		dlock_journal_unmark(space, &lease->record);
-		delete_id(space, lease->number);
+		dlock_id_delete(space, lease->number);
 		dlock_record_unref(&lease->record);
 		dlock_record_unref(&lease->record);
 	}
@@ -1372,7 +781,7 @@ dlock_lease_purge(DlockSpace *space)
 		dlock_journal_unmark(space, record);
 		if (record->is_lease)
 			continue;
-		delete_id(space, dlock_record_ticket(record)->ticket.number);
+		dlock_id_delete(space, dlock_record_ticket(record)->ticket.number);
 		dlock_record_unref(record);
 	}
 }

@@ -114,7 +114,7 @@ load_leases(DlockSpace *space)
 					   "role_name::pg_catalog.text, opened_at, durability FROM %s "
 					   "WHERE (system, database) OPERATOR(pg_catalog.=) (%s) "
 					   "ORDER BY lease",
-					   dlock_journal_table(space, "dlock_queue_lease"), dlock_journal_origin()));
+					   dlock_rows_table(space, "dlock_queue_lease"), dlock_rows_origin()));
 	for (uint64 i = 0; i < SPI_processed; i++)
 	{
 		HeapTuple	row = SPI_tuptable->vals[i];
@@ -146,7 +146,7 @@ load_tickets(DlockSpace *space)
 					   "delay, durability FROM %s "
 					   "WHERE (system, database) OPERATOR(pg_catalog.=) (%s) "
 					   "ORDER BY ticket",
-					   dlock_journal_table(space, "dlock_queue"), dlock_journal_origin()));
+					   dlock_rows_table(space, "dlock_queue"), dlock_rows_origin()));
 	for (uint64 i = 0; i < SPI_processed; i++)
 	{
 		HeapTuple	row = SPI_tuptable->vals[i];

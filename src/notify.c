@@ -86,7 +86,7 @@ announcement_of(DlockTicket *ticket)
 static DlockSpace *
 space_of(DlockTicket *ticket)
 {
-	return dsa_get_address(dlock_area, ticket->space);
+	return dlock_space_at(ticket->space);
 }
 
 /*

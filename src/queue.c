@@ -27,6 +27,7 @@
 #include "miscadmin.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
+#include "utils/memdebug.h"
 #include "utils/memutils.h"
 
 #include "dlock.h"
@@ -124,7 +125,7 @@ wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
 	bool		of_lease = is_lease_ticket(ticket);
 
 	if (of_lease || DsaPointerIsValid(ticket->announcement))
-		wakeups->space = dsa_get_address(dlock_area, ticket->space);
+		wakeups->space = dlock_space_at(ticket->space);
 	if (DsaPointerIsValid(ticket->announcement) &&
 		!(of_lease && event == DLOCK_EVENT_GRANTED))
 		dlock_announcement_event(ticket, event);
@@ -253,9 +254,10 @@ find(const DlockKey *key, bool exclusive)
 }
 
 /*
- * A lock as it will be without those that do not hold or wait any more: tickets
- * whose lease has run out, or whose row is just being removed.  For all that
- * anybody was told the lock is that already, and it will be handed on at once.
+ * A lock as it will be without those that do not hold or wait any more:
+ * tickets whose lease has run out, or whose row is just being removed.  For
+ * all that anybody was told the lock is that already, and it will be handed on
+ * at once.
  */
 static DlockLock
 without_leaving(DlockLock *lock)
@@ -323,6 +325,12 @@ find_or_insert(const DlockKey *key, int32 slots)
 	lock = dshash_find_or_insert(dlock_locks, key, &found);
 	if (!found)
 	{
+		/*
+		 * What stands behind the name in the request came along.  valgrind
+		 * would take these bytes for undefined ever after, as it does not see
+		 * what other processes write there.
+		 */
+		VALGRIND_MAKE_MEM_DEFINED(lock, sizeof(DlockKey));
 		memset((char *) lock + sizeof(DlockKey), 0,
 			   sizeof(DlockLock) - sizeof(DlockKey));
 		lock->slots = slots;
@@ -571,7 +579,7 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 	if (event != 0 && (of_lease || ticket->pins == 0))
 		wake_later(wakeups, ticket, event);
 	if (of_lease)
-		wakeups->space = dsa_get_address(dlock_area, ticket->space);
+		wakeups->space = dlock_space_at(ticket->space);
 	pg_atomic_write_u32(&ticket->state, is_queued(ticket) ?
 						DLOCK_LEAVING : DLOCK_ENDING);
 	if (of_lease ? dlock_lease_ticket_ended(lease_ticket(ticket)) :
@@ -705,7 +713,7 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 		else if (is_lease_ticket(ticket) &&
 				 dlock_lease_ticket_undelay(lease_ticket(ticket)))
 		{
-			wakeups.space = dsa_get_address(dlock_area, ticket->space);
+			wakeups.space = dlock_space_at(ticket->space);
 			done = true;
 		}
 		if (is_unused(lock))

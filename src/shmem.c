@@ -354,7 +354,7 @@ remove_unused_spaces(const DlockSpaceKey *keep)
 		{
 			/* nobody comes to use it while this entry is locked */
 			dlock_queue_purge(&unused[i]);
-			dlock_lease_purge(dsa_get_address(dlock_area, entry->space));
+			dlock_lease_purge(dlock_space_at(entry->space));
 			dsa_free(dlock_area, entry->space);
 			dshash_delete_entry(spaces, entry);
 		}
@@ -379,7 +379,7 @@ dlock_first_unreserved(Oid database)
 	dshash_seq_init(&status, spaces, false);
 	while ((entry = dshash_seq_next(&status)) != NULL)
 	{
-		DlockSpace *space = dsa_get_address(dlock_area, entry->space);
+		DlockSpace *space = dlock_space_at(entry->space);
 
 		if (entry->key.database == database)
 			result = Max(result, pg_atomic_read_u64(&space->ticket_limit));
@@ -429,7 +429,7 @@ use_space(const DlockSpaceKey *key)
 
 	if (entry == NULL)
 		return NULL;
-	space = dsa_get_address(dlock_area, entry->space);
+	space = dlock_space_at(entry->space);
 	entry->users++;
 	llast(attached_spaces) = space;
 	dshash_release_lock(spaces, entry);
@@ -469,7 +469,7 @@ attach_space(const DlockSpaceKey *key)
 	{
 		/* somebody else was faster */
 		dsa_free(dlock_area, space->self);
-		space = dsa_get_address(dlock_area, entry->space);
+		space = dlock_space_at(entry->space);
 	}
 	else
 	{
@@ -631,6 +631,27 @@ dlock_release_memory(dsa_pointer pointer, Size size)
 {
 	dsa_free(dlock_area, pointer);
 	dlock_count_memory(-(int64) size);
+}
+
+/* A text in shared memory, or none for NULL.  Raises 53200. */
+dsa_pointer
+dlock_text_copy(const char *text)
+{
+	dsa_pointer copy;
+
+	if (text == NULL)
+		return InvalidDsaPointer;
+	copy = dlock_allocate(strlen(text) + 1);
+	strcpy(dsa_get_address(dlock_area, copy), text);
+	return copy;
+}
+
+void
+dlock_text_free(dsa_pointer text)
+{
+	if (DsaPointerIsValid(text))
+		dlock_release_memory(text,
+							 strlen(dsa_get_address(dlock_area, text)) + 1);
 }
 
 static DlockLink *

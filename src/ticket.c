@@ -187,13 +187,8 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 void
 dlock_ticket_release_texts(DlockTicket *ticket)
 {
-	if (DsaPointerIsValid(ticket->info))
-	{
-		char	   *info = dsa_get_address(dlock_area, ticket->info);
-
-		dlock_release_memory(ticket->info, strlen(info) + 1);
-		ticket->info = InvalidDsaPointer;
-	}
+	dlock_text_free(ticket->info);
+	ticket->info = InvalidDsaPointer;
 	if (DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_free(ticket);
 }
@@ -238,13 +233,7 @@ dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 				  DlockTicket *ticket)
 {
 	ticket->space = space->self;
-	if (request->info)
-	{
-		Size		size = strlen(request->info) + 1;
-
-		ticket->info = dlock_allocate(size);
-		memcpy(dsa_get_address(dlock_area, ticket->info), request->info, size);
-	}
+	ticket->info = dlock_text_copy(request->info);
 	if (request->channel)
 		ticket->announcement = dlock_announcement_make(space, request);
 	ticket->number = 0;

@@ -163,7 +163,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 		if (waited >= next_check ||
 			pg_atomic_read_u32(&dlock_my_backend->check_requested) != 0)
 		{
-			DlockSpace *space = dsa_get_address(dlock_area, ticket->space);
+			DlockSpace *space = dlock_space_at(ticket->space);
 
 			/* a worker that had no slot, and may have to hand on to us */
 			if (pg_atomic_read_u32(&space->worker) == 0 &&

@@ -553,7 +553,7 @@ send_announcements(void)
 static bool
 vacuum_tables(void)
 {
-	dlock_journal_vacuum(my_space, &dead_rows);
+	dlock_rows_vacuum(my_space, &dead_rows);
 	return false;
 }
 

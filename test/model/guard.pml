@@ -2,7 +2,7 @@
  * guard.pml
  *	  The guarded commit: pins, and all that may end the guarded ticket
  *	  meanwhile.  dlock_queue_pin(), end() and dlock_queue_unpin() in
- *	  src/queue.c, pin_guards() and unpin_guards() in src/session.c, deadlines in
+ *	  src/queue.c, pin_guards() and unpin_guards() in src/xact.c, deadlines in
  *	  src/lease.c, and how src/journal.c decides what is over.
  *
  * A lease has the ticket, TRANSACTIONS transactions have guarded it, and one

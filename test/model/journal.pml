@@ -2,7 +2,7 @@
  * journal.pml
  *	  Tickets that outlive their sessions: the journal, the worker that writes
  *	  it, the order of the WAL, and what a crash leaves.  src/journal.c,
- *	  src/load.c, src/lease.c, and what src/session.c does for leases.
+ *	  src/load.c, src/lease_ticket.c, and src/lessee.c.
  *
  * CLIENTS ask for one lock, exclusively.  Each is one of these:
  *
@@ -33,7 +33,7 @@
  *	end_ticket				end(), dlock_lease_ticket_ended()
  *	settle					dlock_journal_settle(), dlock_lease_finish(),
  *							dlock_queue_finish()
- *	wait_until_durable		dlock_journal_wait(), and make_durable() in session.c
+ *	wait_until_durable		dlock_journal_wait(), and make_durable() in lessee.c
  *	withdraw				dlock_lease_ticket_withdraw()
  *	worker					dlock_journal_begin(), dlock_journal_write():
  *							copy_marked(), note_removals(), unmark(), publish()

@@ -1,0 +1,194 @@
+/*-------------------------------------------------------------------------
+ *
+ * record.c
+ *	  Records: what has a row in a table, a lease or a ticket of one.
+ *
+ * Any backend finds a record, by its number, and uses it.  So no backend frees
+ * it: its memory is counted by references, one for being listed, one for each
+ * backend that uses it, and a ticket has one on its lease.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "utils/memutils.h"
+
+#include "lease.h"
+
+/* What calls of this transaction use, and let go of at its end at the latest */
+static DlockRecord **uses = NULL;
+static int	num_uses = 0;
+static int	max_uses = 0;
+
+/*
+ * References
+ */
+
+void
+dlock_record_init(DlockRecord *record, dsa_pointer self, bool is_lease)
+{
+	record->link.self = self;
+	record->is_lease = is_lease;
+	pg_atomic_init_u64(&record->lsn, 0);
+	pg_atomic_init_u64(&record->written, 0);
+	pg_atomic_init_u32(&record->references, 0);
+	ConditionVariableInit(&record->changed);
+}
+
+void
+dlock_record_ref(DlockRecord *record)
+{
+	pg_atomic_fetch_add_u32(&record->references, 1);
+}
+
+DlockLeaseTicket *
+dlock_record_ticket(DlockRecord *record)
+{
+	Assert(!record->is_lease);
+	return (DlockLeaseTicket *) ((char *) record -
+								 offsetof(DlockLeaseTicket, record));
+}
+
+/* Drop a reference; the last one frees.  Raises nothing. */
+void
+dlock_record_unref(DlockRecord *record)
+{
+	if (pg_atomic_sub_fetch_u32(&record->references, 1) > 0)
+		return;
+	if (record->is_lease)
+	{
+		DlockLease *lease = (DlockLease *) record;
+
+		Assert(lease->tickets.length == 0 && !lease->in_leases &&
+			   !record->listed);
+		dlock_text_free(lease->info);
+		dlock_release_memory(record->link.self, sizeof(DlockLease));
+	}
+	else
+	{
+		DlockLeaseTicket *ticket = dlock_record_ticket(record);
+		DlockLease *lease = dlock_lease_of(ticket);
+
+		Assert(!ticket->in_tickets && !ticket->in_closed && !record->listed);
+		dlock_text_free(ticket->owner);
+		dlock_ticket_release_texts(&ticket->ticket);
+		dlock_release_memory(ticket->ticket.link.self,
+							 sizeof(DlockLeaseTicket));
+		dlock_record_unref(&lease->record);
+	}
+}
+
+static void
+at_transaction_end(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT)
+		dlock_record_unuse(0);
+}
+
+/*
+ * Make sure that a call can use a few records more, and return how many are
+ * in use, to be given to dlock_record_unuse() at the end of the call.
+ */
+int
+dlock_record_prepare(void)
+{
+	const int	more = 8;
+
+	if (uses == NULL)
+	{
+		uses = MemoryContextAlloc(TopMemoryContext, 32 * sizeof(*uses));
+		max_uses = 32;
+		RegisterXactCallback(at_transaction_end, NULL);
+	}
+	else if (num_uses + more > max_uses)
+	{
+		uses = repalloc_huge(uses, (Size) max_uses * 2 * sizeof(*uses));
+		max_uses *= 2;
+	}
+	return num_uses;
+}
+
+/*
+ * Keep a record's memory until the call's end; after an error, until that of
+ * the transaction.  Allocates nothing, so that this works under a lock.
+ */
+void
+dlock_record_use(DlockRecord *record)
+{
+	Assert(num_uses < max_uses);
+	dlock_record_ref(record);
+	uses[num_uses++] = record;
+}
+
+void
+dlock_record_unuse(int before)
+{
+	while (num_uses > before)
+		dlock_record_unref(uses[--num_uses]);
+}
+
+/*
+ * Numbers
+ */
+
+static DlockIdKey
+id_key(const DlockSpace *space, int64 number)
+{
+	return (DlockIdKey)
+	{
+		.space = space->key,
+		.number = number
+	};
+}
+
+/* Let a lease, or a ticket, or both, be found by a number.  Raises 53200. */
+void
+dlock_id_insert(DlockSpace *space, int64 number, DlockLease *lease,
+				DlockLeaseTicket *ticket)
+{
+	DlockIdKey	key = id_key(space, number);
+	DlockIdEntry *entry;
+	bool		found;
+
+	entry = dshash_find_or_insert(dlock_ids, &key, &found);
+	entry->lease = lease ? lease->record.link.self : InvalidDsaPointer;
+	entry->ticket = ticket ? ticket->ticket.link.self : InvalidDsaPointer;
+	dshash_release_lock(dlock_ids, entry);
+}
+
+void
+dlock_id_delete(DlockSpace *space, int64 number)
+{
+	DlockIdKey	key = id_key(space, number);
+
+	(void) dshash_delete_key(dlock_ids, &key);
+}
+
+/*
+ * Find what a number stands for, and use it.  Either can be NULL afterwards.
+ */
+void
+dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
+			  DlockLeaseTicket **ticket)
+{
+	DlockIdKey	key = id_key(space, number);
+	DlockIdEntry *entry;
+
+	*lease = NULL;
+	*ticket = NULL;
+	entry = dshash_find(dlock_ids, &key, false);
+	if (entry == NULL)
+		return;
+	if (DsaPointerIsValid(entry->lease))
+	{
+		*lease = dsa_get_address(dlock_area, entry->lease);
+		dlock_record_use(&(*lease)->record);
+	}
+	if (DsaPointerIsValid(entry->ticket))
+	{
+		*ticket = dsa_get_address(dlock_area, entry->ticket);
+		dlock_record_use(&(*ticket)->record);
+	}
+	dshash_release_lock(dlock_ids, entry);
+}
