@@ -183,8 +183,8 @@ dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
 }
 
 /*
- * The announcement of a ticket is to go to another channel from now on; if it
- * holds already, the grant is announced there.
+ * The announcement of a ticket is to go to another channel from now on, at this
+ * call's level of durability; if it holds already, the grant is announced there.
  */
 void
 dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
@@ -194,6 +194,7 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	dlock_announcement_set(&ticket->ticket, announcement);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	ticket->announced = false;
+	ticket->durability = synchronous_commit;
 	dlock_journal_mark(space, &ticket->record);
 	LWLockRelease(&space->lease_lock);
 }

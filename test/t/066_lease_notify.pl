@@ -495,10 +495,17 @@ foreach my $when ('grant written', 'worker terminated')
 
 	foreach my $level ('on', 'remote_apply', 'local', 'off')
 	{
+		my $me = ", 'shared', owner => 'me'";
+		my $other = $level =~ /on|remote/ ? 'local' : 'on';
+
 		$sessions{$level} = session($node);
-		$sessions{$level}->query("SET synchronous_commit = $level");
 		$admin->query("SELECT dlock_acquire('$level')");
-		$tickets{$level} = enqueue($sessions{$level}, $level, '1h', ", 'shared'");
+		# the level of the last who has asked for it counts
+		foreach my $asked ($other, $level)
+		{
+			$sessions{$level}->query("SET synchronous_commit = $asked");
+			$tickets{$level} = enqueue($sessions{$level}, $level, '1h', $me);
+		}
 	}
 	commits_hang($node, 1);
 	# one that knows of the setting
