@@ -48,6 +48,7 @@
 #define LOCK_TIMEOUT_MS	"1000"	/* for a lock on the tables */
 #define NOTIFY_TIMEOUT_MS "20"	/* for the lock that NOTIFY takes */
 #define POLL_MS			10		/* standbys owe an answer */
+#define LEAVE_MS		1000	/* a worker that is told to go writes that long */
 #define LOOK_MS			2000	/* between looks whether the extension is there */
 
 /* The moment when nothing is due, in monotonic microseconds */
@@ -502,10 +503,23 @@ beat(void)
  */
 
 static bool begun = false;
+static volatile sig_atomic_t leaving = false;
 static int	dead_rows = 0;
 
 /* When to look whether the extension is there, if nothing is written */
 static uint64 next_look = 0;
+
+/*
+ * What was released before a shutdown is released after it: so a worker that
+ * is told to go writes the journal first.  One that is told so again does not.
+ */
+static void
+leave(SIGNAL_ARGS)
+{
+	leaving = true;
+	pqsignal(SIGTERM, die);
+	SetLatch(MyLatch);
+}
 
 /*
  * All that a worker learns from the one before, and what it clears up.
@@ -523,6 +537,7 @@ begin_work(void)
 		MemoryContextSwitchTo(TopMemoryContext);
 		dlock_lease_for_each(my_space, find_lease, NULL);
 		begun = true;
+		pqsignal(SIGTERM, leave);
 	}
 	return false;
 }
@@ -602,6 +617,17 @@ perform(Task *task)
 	task->next_try = dlock_monotonic_now() + task->retry_ms * 1000;
 	task->retry_ms = Min(task->retry_ms * 2, MAX_RETRY_MS);
 	return task->next_try;
+}
+
+/* The last work of a worker that was told to go, which it then does. */
+static void
+write_the_rest(void)
+{
+	uint64		end = dlock_monotonic_now() + LEAVE_MS * 1000;
+
+	while (perform(&journal_task) == 0 && dlock_monotonic_now() < end)
+		;
+	ProcDiePending = InterruptPending = true;
 }
 
 /*
@@ -692,6 +718,8 @@ dlock_worker_main(Datum arg)
 
 		/* before anything is looked at, so that no wakeup is missed */
 		ResetLatch(MyLatch);
+		if (leaving)
+			write_the_rest();
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)
 		{

@@ -3,7 +3,8 @@
 # for is kept; a call that could not be answered has left nothing behind; and
 # session and transaction scope go on without a worker.
 #
-# What would break it: a mark in the journal that is lost with the worker; a
+# What would break it: a mark in the journal that is lost with the worker, or
+# by a shutdown; a
 # call that waits for a worker that cannot come; a ticket, or a name, that
 # stays behind where the wait for its row was cut short; a hand-over before
 # the removal of a row is written; a worker that takes on a database's or a
@@ -17,6 +18,7 @@ use FindBin;
 use lib $FindBin::RealBin;
 use DlockTest;
 use DlockWorker;
+use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -441,6 +443,29 @@ is($node->safe_psql('copy', 'SELECT count(*) FROM dlock_queue'),
 	'1', 'the row that came with it is discarded');
 is($node->safe_psql('original', "SELECT dlock_check('lock', $fence)"),
 	't', 'the original holds');
+
+#
+# A shutdown that comes before the worker has written: it writes then, and a
+# release is not undone.
+#
+$client = session($node, 'original');
+my $released = $client->query("SELECT dlock_ttl_acquire('released', '10min')");
+$worker = freeze($client);
+is($client->query("SELECT dlock_release_ticket($released)"),
+	't', 'shutdown: released');
+my $log = -s $node->logfile;
+my $shutdown = IPC::Run::start(
+	[ 'pg_ctl', '-D', $node->data_dir, '-m', 'fast', '-w', '-s', 'stop' ]);
+$node->wait_for_log(qr/received fast shutdown request/, $log);
+thaw($worker);
+$shutdown->finish;
+$client->vanish;
+$node->_update_pid(0);
+$node->start;
+is( $node->safe_psql('original',
+		"SELECT dlock_check('lock', $fence), dlock_check('released', $released)"),
+	't|f',
+	'shutdown: and stays so');
 
 #
 # No slot for a worker
