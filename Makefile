@@ -123,7 +123,8 @@ TAP = \
 	067_tickets \
 	068_pgbouncer \
 	069_paused_holder \
-	070_vacuum
+	070_vacuum \
+	080_orm
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
