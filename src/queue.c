@@ -823,8 +823,9 @@ dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 
 /*
  * Clear away the tickets of a lock whose owners are gone without having given
- * them back.  That takes an error in a backend's exit, so this is never seen;
- * but without it such a lock would stay closed until a restart.
+ * them back, and hand it on.  That takes an error in a backend's exit or in a
+ * hand-over, where a segment of memory cannot be mapped, so this is hardly
+ * ever seen; but without it such a lock would stay closed until a restart.
  *
  * Their memory is freed here, as its owner is no more.
  */
@@ -848,6 +849,8 @@ dlock_queue_reap(const DlockKey *key)
 		take_out(lock, ticket, &wakeups);
 		dlock_ticket_free(ticket);
 	}
+	/* an error in a hand-over has left the lock free, and the head waiting */
+	grant_from_queue(lock, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 }
