@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 #
-# What test/run, test/demo and test/matrix have in common; sourced by each.
+# What the scripts in test/ have in common; sourced by each.
 #
 # A server never runs as root, and tests don't belong into the source tree.
 # So the tree is copied into a scratch directory, which goes away at the end,
@@ -16,6 +16,17 @@ for variable in "${!PG@}"; do
 	case $variable in PG_*) ;; *) unset "$variable" ;; esac
 done
 unset MAKEFLAGS MAKELEVEL
+
+# The majors that Debian has, and the suite; experimental is none by itself, but
+# goes with sid.
+# shellcheck disable=SC2034 # for test/run and test/matrix
+majors=(15 17 18 19)
+# shellcheck disable=SC2034
+declare -A suites=(
+	[15]=bookworm
+	[17]=trixie
+	[18]=sid
+	[19]='sid experimental')
 
 scratch=
 
@@ -100,6 +111,8 @@ install_missing()
 		need 'perl -MIPC::Run -e 1' libipc-run-perl
 		need 'command -v pgbouncer || test -x /usr/sbin/pgbouncer' pgbouncer
 		need 'command -v spin' spin
+		need '/usr/bin/python3 -c "import sqlalchemy, psycopg2"' \
+			python3-sqlalchemy python3-psycopg2
 	fi
 	if [ -z "${PG_CONFIG-}" ]; then
 		need find_postgres postgresql postgresql-server-dev-all
@@ -107,6 +120,27 @@ install_missing()
 
 	if [ ${#packages[@]} -gt 0 ]; then install_packages "${packages[@]}"; fi
 	find_postgres || die "${PG_CONFIG:-pg_config} is not that of a whole server"
+}
+
+# The first mirror of Debian that apt uses, if it uses any
+apt_mirror()
+{
+	# shellcheck disable=SC2016 # expanded by apt-get
+	apt-get indextargets --format '$(LABEL) $(REPO_URI)' \
+		'Created-By: Packages' | awk '/^Debian http/ && !n++ { print $2 }'
+}
+
+# Set mirror, to nothing where apt uses none, or is not there.
+find_mirror()
+{
+	mirror=
+	command -v apt-get >/dev/null || return 0
+	mirror=$(apt_mirror) || true
+	if [ -z "$mirror" ]; then
+		# apt knows which source is Debian's only from the lists
+		quiet as_root timeout 60 apt-get -qq update || true
+		mirror=$(apt_mirror) || true
+	fi
 }
 
 # The tree as an archive, without what was built there, perhaps for another
@@ -126,6 +160,8 @@ make_scratch()
 	as_user mkdir "$scratch/dlock"
 	pack_tree | as_user tar -C "$scratch/dlock" -xf -
 	cd "$scratch/dlock" || exit
+
+	headers=$("$pg_config" --includedir-server)
 
 	# With LLVM in the server, PGXS wants the clang that the server was built
 	# with, for bitcode; do without where it is not installed.
@@ -155,4 +191,22 @@ remove_scratch()
 expand()
 {
 	"${make[@]}" --eval "expand: ; @echo $1" expand
+}
+
+# compile COMPILER [OPTIONS [ARGUMENT...]]: all anew, each warning an error
+#
+# PostgreSQL's headers don't pass -Wextra, and count as the system's therefore;
+# its callbacks and PG_FUNCTION_ARGS bring parameters that not all need.
+compile()
+{
+	local options="-Wall -Wextra -Werror -Wno-unused-parameter"
+
+	# unknown to clang are some options that the server was built with
+	case $1 in *clang*)
+		options+=' -Wno-unknown-warning-option'
+		options+=' -Wno-ignored-optimization-argument' ;;
+	esac
+	quiet as_user "${make[@]}" clean &&
+		quiet as_user "${make[@]}" -j"$(nproc)" "CC=$1" "${@:3}" \
+			COPT="$options -isystem $headers ${COPT-} ${2-}"
 }
