@@ -6,7 +6,9 @@
 # A run is made of series, each with a history of its own, and a series of
 # rounds.  In a round clients are hurt for some seconds, then the server dies
 # in one way or another, and what there is then is compared with the history.
-# At the end of a series everything is closed, and nothing must be left.
+# At the end of a series everything is closed, and nothing must be left.  Some
+# series have servers of their own: on a small disk, or three of them with
+# networks between them, which are cut.
 #
 # What is chosen at random depends on the seed.  When it happens does not: so
 # the same seed gives the same faults in the same order, at other moments.
@@ -16,11 +18,12 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/t";
+use DlockNetwork;
 use DlockTest;
 use DlockTorture;
 use File::Path;
 use IPC::Run;
-use List::Util qw(sum);
+use List::Util qw(shuffle sum);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -30,17 +33,21 @@ my $seed = $ENV{DLOCK_TEST_SEED} || time % 1_000_000;
 my $minutes = $ENV{DLOCK_TORTURE_MINUTES} || 2;
 my $clients = $ENV{DLOCK_TORTURE_CLIENTS} || 8;
 my $disk = $ENV{DLOCK_TORTURE_DISK};
+my $namespaces = $ENV{DLOCK_TORTURE_NETWORK};
 my $faketime = $ENV{DLOCK_TORTURE_FAKETIME};
 my $only = $ENV{DLOCK_TORTURE_ONLY} // '';
 my $clock = PostgreSQL::Test::Utils::tempdir() . '/clock';
 
 my $rounds_in_series = 6;
+my $forever = 9**9**9;
 my $begun = DlockHistory::now();
 my $over = $begun + 60 * $minutes;
 my %count;       # of each kind of fault
 my $nodes = 0;
 my $calls = 0;
 my ($primary, $standby, $history, $admin);
+my $network;     # in a series that has one
+my @cuts;        # of links, each to be healed at a time
 my @problems;
 my %results;
 my @slowest;     # seconds, what, which call
@@ -48,6 +55,7 @@ my @slowest;     # seconds, what, which call
 srand($seed);
 note 'clock: not hurt, as there is no libfaketime' unless $faketime;
 note 'disk: not hurt, as no file system can be mounted' unless $disk;
+note 'networks: not cut, as there are no namespaces' unless $namespaces;
 
 my $conf = q{
 max_connections = 100
@@ -115,7 +123,14 @@ sub new_primary
 
 	$node->init(allows_streaming => 1, %params);
 	$node->append_conf('postgresql.conf', $conf . ($params{conf} // ''));
-	start($node);
+	if ($params{network})
+	{
+		$network = DlockNetwork->new($params{network}, $node);
+	}
+	else
+	{
+		start($node);
+	}
 	$node->safe_psql('postgres', 'CREATE EXTENSION dlock');
 	DlockTorture::prepare($node);
 	return $node;
@@ -217,10 +232,39 @@ sub storm
 # that is to sleep for so long fails an assertion.
 sub move_clock
 {
-	return 0 unless $faketime;
+	return 0 if !$faketime || $network;
 	set_clock(one_of('+0', '+3600', '-3600', '+86400', '-86400', '+864000',
 			'-7'));
 	return 1;
+}
+
+# One link or two, in one direction or in both, and not for long
+sub cut_links
+{
+	return 0 unless $network;
+	my @links = grep {
+		my ($from, $to) = @$_;
+
+		$from != $to && !$network->is_cut($from, $to)
+	} map { my $from = $_; map { [ $from, $_ ] } 0 .. 2 } 0 .. 2;
+	my $time = DlockHistory::now() + seconds(0.1, 1.5);
+	my @some = (shuffle @links)[ 0 .. one_of(0, 1, 2, 3) ];
+
+	foreach my $link (grep { defined } @some)
+	{
+		$network->cut(@$link);
+		push @cuts, [ $time, @$link ];
+	}
+	return 1;
+}
+
+sub heal_links
+{
+	my ($time) = @_;
+
+	$network->heal($_->[1], $_->[2]) foreach grep { $_->[0] <= $time } @cuts;
+	@cuts = grep { $_->[0] > $time } @cuts;
+	return;
 }
 
 my @faults = (
@@ -238,14 +282,18 @@ my @faults = (
 	[ 1, 'vacuums', sub { $admin->query('VACUUM dlock_queue'); 1 } ],
 	[ 1, 'reloads', sub { $admin->query('SELECT pg_reload_conf()'); 1 } ],
 	[ 1, 'terminated walsenders',
-		sub { signal_one('walsender', 'pg_terminate_backend') } ]);
+		sub { signal_one('walsender', 'pg_terminate_backend') } ],
+	[ 6, 'cut links', \&cut_links ]);
 my @drawn = map { ($_) x $_->[0] } @faults;
 
 sub hurt
 {
 	my ($until, $answers) = @_;
 
-	return 0 if DlockHistory::now() >= $until;
+	my $now = DlockHistory::now();
+
+	heal_links($now < $until ? $now : $forever);
+	return 0 if $now >= $until;
 	if (!$admin->{psql}->pumpable)
 	{
 		$history->problem('the server has died of itself');
@@ -339,6 +387,7 @@ sub round
 	my $since;
 
 	$standby = new_standby() if $how eq 'failovers';
+	$history->{quorum} = $how eq 'failovers';
 	$admin = session($primary);
 	$calls += $history->torture(
 		$primary,
@@ -381,6 +430,135 @@ sub round
 	return;
 }
 
+# Cut the primary off, and replace it.  Returns when that was, and the place of
+# the new one.
+sub replace_primary
+{
+	my ($load, $old, @others) = @_;
+	my $since;
+
+	$history->cut_off($load);
+	foreach my $place (@others)
+	{
+		$network->cut($old, $place);
+		$network->cut($place, $old);
+	}
+	my $until = DlockHistory::now() + seconds(0.3, 1.5);
+	while (DlockHistory::now() < $until)
+	{
+		cancel_stuck($admin);
+		usleep(20_000);
+	}
+	my $new = $network->fail_over(
+		$old,
+		sub {
+			$since = DlockHistory::now();
+			$history->fail_over($load);
+		});
+	return ($since, $new);
+}
+
+# The primary is cut off from its standbys, and replaced, while it goes on with
+# half of its clients.  What there is then on the new primary is compared with
+# the history; and the other clients go on there until both are killed.
+sub partition
+{
+	my $old = $network->place($primary);
+	my @others = grep { $_ != $old } 0 .. 2;
+	my @off = (off => one_of(0, 30, 60));
+	my $until = DlockHistory::now() + seconds(4, 7);
+	my $title = "series of seed $history->{seed}, round "
+	  . ($history->{round} + 1) . ', partitions';
+
+	$network->set_quorum($primary, one_of(1, 1, 2), @others);
+	$admin = administrator($primary);
+	my $load = $history->start_clients($primary, [ 1 .. $clients ], @off);
+	$history->run_clients($load, sub { hurt($until, @_) });
+	my ($since, $new) = replace_primary($load, $old, @others);
+
+	my @movers = (shuffle 1 .. $clients)[ 0 .. ($clients - 1) / 2 ];
+	my $names = join(', ', map { "'client_$_'" } @movers);
+	$history->release_clients(
+		$load,
+		sub {
+			$admin->query('SELECT pg_terminate_backend(pid) '
+				  . "FROM pg_stat_activity WHERE application_name IN ($names)");
+		},
+		@movers);
+	$history->read_calls($load);
+	$history->check_round;
+	my $old_admin = $admin;
+	$primary = $network->node($new);
+	$history->check($primary, $since, "$title, cut off", 'there');
+
+	$admin = administrator($primary);
+	$until = DlockHistory::now() + seconds(4, 7);
+	my $second = $history->start_clients($primary, \@movers, @off);
+	$history->run_clients(
+		$second,
+		sub {
+			cancel_stuck($old_admin);
+			hurt($until, @_);
+		});
+	$_->vanish foreach $admin, $old_admin;
+	$history->release_clients($load,
+		sub { DlockHistory::kill_server($network->node($old)) });
+	$history->read_calls($load);
+	$history->release_clients(
+		$second,
+		sub {
+			$since = DlockHistory::now();
+			DlockHistory::kill_server($primary);
+		});
+	$history->read_calls($second);
+	$history->check_round;
+	$history->check_old;
+	poll('server is back', sub { $network->start($new) });
+	$history->check($primary, $since, "$title, then killed", 'here');
+	$calls += $_->{answers} foreach $load, $second;
+	$count{'partitions'}++;
+	progress('partitions');
+
+	forget($network->node($old));
+	foreach my $place (@others)
+	{
+		$network->heal($old, $place);
+		$network->heal($place, $old);
+	}
+	add_standby($old);
+	return;
+}
+
+# Who waits for standbys on the old primary would do so for ever.
+sub cancel_stuck
+{
+	my ($session) = @_;
+
+	$count{'cancelled calls'} += $session->query(
+		'SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity '
+		  . "WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'");
+	return;
+}
+
+# Who waits for no standby, so as to be there when none answers
+sub administrator
+{
+	my ($node) = @_;
+	my $session = session($node);
+
+	$session->query('SET synchronous_commit = local');
+	return $session;
+}
+
+sub add_standby
+{
+	my ($place) = @_;
+
+	$network->add_standby($place,
+		PostgreSQL::Test::Cluster->new('server_' . ++$nodes), $primary);
+	return;
+}
+
 #
 # The run
 #
@@ -410,48 +588,76 @@ sub series
 	my @left;
 
 	$history = DlockTorture->new($seed + $series - 1, $clients);
+	if ($network)
+	{
+		$history->{quorum} = $history->{apart} = 1;
+		$history->{levels} = [ 'on', 'on', 'remote_write', 'remote_apply', 'local' ];
+		$history->{shorts} = [ 0.2, 2, 2 ];
+	}
 	foreach (1 .. $rounds)
 	{
 		@left = sort { rand() <=> 0.5 } @ends unless @left;
-		round(pop @left);
+		my $how = pop @left;
+		$how eq 'partitions' ? partition() : round($how);
 		last if DlockHistory::now() > $over && $_ >= 2;
 	}
 	end_series();
 	return;
 }
 
+sub series_on_full_disk
+{
+	my ($series) = @_;
+
+	$primary = new_primary(
+		extra => [ '--waldir', "$disk/wal", '--wal-segsize', '1' ],
+		conf => "max_wal_size = 4MB\nmin_wal_size = 2MB\n");
+	mkdir "$disk/tables" or die "mkdir: $!";
+	$primary->safe_psql('postgres', $_) foreach
+	  "CREATE TABLESPACE small LOCATION '$disk/tables'",
+	  'ALTER TABLE dlock_queue SET TABLESPACE small',
+	  'ALTER INDEX dlock_queue_pkey SET TABLESPACE small';
+	series($series, 3, 'full disks');
+	$primary->stop;
+	forget($primary);
+	rmtree("$disk/$_") foreach 'wal', 'tables';
+	return;
+}
+
+# Clocks are right here: fences count on them where a primary is replaced that
+# goes on.
+sub series_of_partitions
+{
+	my ($series) = @_;
+
+	$primary = new_primary(network => $namespaces);
+	add_standby($_) foreach 1, 2;
+	series($series, 2, 'partitions');
+	forget($network->node($_)) foreach 0 .. 2;
+	undef $network;
+	return;
+}
+
 set_clock('+0');
 my $server = new_primary();
-my @kinds = grep { $_ ne 'full disks' && (!$only || /$only/) } sort keys %ends;
+my @kinds = grep { !/full disks|partitions/ && /(?:$only)/ } sort keys %ends;
+my @plan = (
+	@kinds ? sub {
+		$primary = $server;
+		series($_[0], $rounds_in_series, @kinds);
+		$server = $primary;
+	} : (),
+	$disk && 'full disks' =~ /(?:$only)/ ? \&series_on_full_disk : (),
+	$namespaces && 'partitions' =~ /(?:$only)/ ? \&series_of_partitions : ());
 my $series = 0;
 
-while (DlockHistory::now() < $over)
+die "no round ends in this way: $only" unless @plan;
+do
 {
-	$series++;
-	if ($disk && ($series % 3 == 2 || $only eq 'full disks'))
-	{
-		my $full = new_primary(
-			extra => [ '--waldir', "$disk/wal", '--wal-segsize', '1' ],
-			conf => "max_wal_size = 4MB\nmin_wal_size = 2MB\n");
+	my $next = $plan[ $series % @plan ];
 
-		$primary = $full;
-		mkdir "$disk/tables" or die "mkdir: $!";
-		$full->safe_psql('postgres', $_) foreach
-		  "CREATE TABLESPACE small LOCATION '$disk/tables'",
-		  'ALTER TABLE dlock_queue SET TABLESPACE small',
-		  'ALTER INDEX dlock_queue_pkey SET TABLESPACE small';
-		series($series, 3, 'full disks');
-		$full->stop;
-		forget($full);
-		rmtree("$disk/$_") foreach 'wal', 'tables';
-	}
-	else
-	{
-		$primary = $server;
-		series($series, $rounds_in_series, @kinds);
-		$server = $primary;
-	}
-}
+	$next->(++$series);
+} while (DlockHistory::now() < $over);
 
 my $lost = sum(@problems);
 note sprintf(
@@ -465,10 +671,10 @@ is($lost, 0, 'nothing was lost');
 # who gets nothing has nothing to lose
 is( join(
 		' ',
-		grep { !$results{$_} } 'acquire', 'acquire_all', 'close', 'end_block',
-		'enqueue', 'guard', 'lease_acquire_all', 'open', 'release',
-		'release_all', 'release_at_commit', 'release_ticket', 'renew', 'wait',
-		'write'),
+		grep { !$results{$_} } 'acquire', 'acquire_all', 'check', 'close',
+		'end_block', 'enqueue', 'force', 'guard', 'lease_acquire_all', 'open',
+		'release', 'release_all', 'release_at_commit', 'release_ticket',
+		'renew', 'wait', 'write'),
 	'', 'calls of all kinds have succeeded');
 cmp_ok($results{'error 57014'} // 0, '<=', $count{'cancelled calls'} // 0,
 	'no call was cancelled that nobody has cancelled');

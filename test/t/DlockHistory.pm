@@ -31,7 +31,8 @@ those that have made one which is found.
 
 A ticket of a lease is there, and holds if it held, if the client was told so
 durably or before the horizon, unless somebody has begun to release it, or to
-close its lease, or the lease could run out.
+close its lease, or the lease could run out.  A lock that a lease with a delay
+had is closed for so long after it has run out.
 
 =item *
 
@@ -104,6 +105,11 @@ sub new
 		holds => [],      # what clients were sure to hold
 		problems => []
 	}, $class;
+}
+
+sub ttl
+{
+	return $ttl;
 }
 
 sub now
@@ -195,7 +201,7 @@ sub _belongings
 	  values %{ $self->{tickets} };
 
 	return (
-		{ map { $_->{number} => 1 } grep { !$_->{single} } @leases },
+		{ map { $_->{number} => $_->{short} } grep { !$_->{single} } @leases },
 		{ map { $_->{number} => $_->{name} } @tickets });
 }
 
@@ -293,6 +299,25 @@ sub _alive_until
 	return $lease->{short} ? $lease->{alive_until} : $infinity;
 }
 
+# Its locks are sure not to be granted to others until then, unless somebody
+# releases them: a delay begins when the lease has run out.
+sub _closed_until
+{
+	my ($lease) = @_;
+
+	return _alive_until($lease) + $lease->{delay};
+}
+
+# The lease was open when this call was made: for how long is it sure to be?
+sub _alive_from
+{
+	my ($self, $lease, $call) = @_;
+	my $until = $call->{begin} + $lease->{short};
+
+	$lease->{alive_until} = $until if $until > ($lease->{alive_until} // 0);
+	return;
+}
+
 # It was told that it is gone: fine, if it has expired, or was released.
 sub _gone
 {
@@ -332,7 +357,7 @@ sub _learn_answer
 		}
 		else
 		{
-			$lease->{alive_until} = $call->{begin} + $short_ttl;
+			$self->_alive_from($lease, $call);
 		}
 	}
 	elsif ($op eq 'close')
@@ -383,15 +408,18 @@ sub _learn_lease
 {
 	my ($self, $number, $call, $single) = @_;
 
-	return $self->{leases}{$number} //= {
+	my $lease = $self->{leases}{$number} //= {
 		number => $number,
 		client => $call->{client},
 		short => $call->{short} // 0,
+		delay => $call->{delay} // 0,
 		single => $single,
 		told => $call,
-		alive_until => $call->{begin} + $short_ttl,
 		live => 1
 	};
+
+	$self->_alive_from($lease, $call) if !defined $lease->{alive_until};
+	return $lease;
 }
 
 sub _learn_ticket
@@ -445,12 +473,29 @@ sub _hold
 
 =pod
 
+=item is_durable($level, $where)
+
+Does that synchronous_commit make a call's answer durable "here", on the server
+that the client used; "there", on a synchronous standby; or "nowhere", on an
+asynchronous one?
+
+=cut
+
+sub is_durable
+{
+	my ($level, $where) = @_;
+
+	return $where eq 'here' ? $level ne 'off' :
+	  $where eq 'there' ? $level =~ /^(?:on|remote_write|remote_apply)$/ : 0;
+}
+
+=pod
+
 =item $history->check($node, $since, $when, $durable)
 
 Compares what the server has now, before any client is there again, with the
-history.  It was not started before the time $since.  What was durable is
-"here", for the server that the clients used; "there", for a synchronous
-standby that has replaced it; or "nowhere", for an asynchronous one.
+history.  It was not started before the time $since.  $durable says where it
+stands, seen from the server that the clients used: see is_durable().
 
 What is there the clients have again in the next round, and what is not there
 is forgotten.
@@ -468,7 +513,7 @@ sub check
 	$self->{durable} = sub {
 		my ($call) = @_;
 
-		return $durable ne 'nowhere' && $call->{answer} && $call->{sync} eq 'on' &&
+		return $call->{answer} && is_durable($call->{sync}, $durable) &&
 		  ($call->{scope} eq 'lease' || $call->{op} eq 'open');
 	};
 	foreach my $line (
@@ -483,6 +528,9 @@ sub check
 		@row{qw(name number mode permits granted position scope lease info pid)}
 		  = split /\|/, $line, -1;
 		die "unexpected answer: $line" unless exists $row{pid} && defined $row{pid};
+		# one that a delay keeps closed stands among the holders
+		$row{closed} = !$row{granted} && $row{position} == 0;
+		$row{granted} ||= $row{closed};
 		push @{ $locks{ $row{name} } }, \%row;
 		$there{ $row{number} } = \%row;
 		$self->problem("ticket $row{number} has a session")
@@ -617,9 +665,11 @@ sub _check_present
 
 		if ($ticket)
 		{
+			# what comes after the lease has run out does not end a delay
 			$self->problem($self->_tell($ticket) . ' is there again')
-			  if !$ticket->{live} || $self->_released($ticket->{release}) ||
-			  $lease && $self->_released($lease->{close});
+			  if !$ticket->{live} || !$row->{closed} &&
+			  ($self->_released($ticket->{release}) ||
+				$lease && $self->_released($lease->{close}));
 			$self->{undone}++ if $ticket->{release} && $ticket->{release}{answer};
 		}
 		else
@@ -668,7 +718,8 @@ sub _check_lock
 		my $head = $waiters[0];
 
 		$self->problem("lock $name: $head->{number} waits for nobody")
-		  if $name =~ /^n/ ? $permits + $head->{permits} <= $slots :
+		  if grep({ $_->{closed} } @holders) ? 0 :
+		  $name =~ /^n/ ? $permits + $head->{permits} <= $slots :
 		  $head->{mode} eq 'exclusive' ? !@holders :
 		  !$exclusive;
 	}
@@ -734,6 +785,7 @@ sub _check_fences
 		$self->problem($self->_tell($ticket)
 			  . ($is_current ? ' is current' : ' is not current'))
 		  if $is_current && !($row && $row->{granted}) && !$ticket->{live} ||
+		  $is_current && $row && $row->{closed} ||
 		  $is_current && !$row && !$self->{leases}{ $ticket->{lease} }{short} ||
 		  !$is_current && $row && $row->{granted} &&
 		  !$self->{leases}{ $ticket->{lease} }{short};
@@ -821,7 +873,7 @@ sub _go_on
 		if ($ticket->{lease})
 		{
 			my $lease = $self->{leases}{ $ticket->{lease} };
-			my $end = _alive_until($lease);
+			my $end = _closed_until($lease);
 			my $row = $there->{ $ticket->{number} };
 
 			# one that waits again has lost its grant
@@ -887,7 +939,9 @@ sub check_past
 {
 	my ($self) = @_;
 
-	foreach my $name (@locks)
+	my %names = map { $_->{name} => 1 } values %{ $self->{tickets} };
+
+	foreach my $name (grep { /^[xsn]/ } sort keys %names)
 	{
 		my @tickets =
 		  grep { $_->{name} eq $name } values %{ $self->{tickets} };
@@ -902,7 +956,7 @@ sub check_past
 
 			if ($ticket->{lease})
 			{
-				my $end = _alive_until($self->{leases}{ $ticket->{lease} });
+				my $end = _closed_until($self->{leases}{ $ticket->{lease} });
 
 				$hold->{end} = $end if $end < ($hold->{end} // $infinity);
 			}
@@ -1064,7 +1118,7 @@ sub new
 		off => $off,
 		round => $history->{round},
 		calls => 0,
-		leases => $leases,      # number => 1
+		leases => $leases,      # number => seconds until it runs out, 0: never
 		tickets => $tickets,    # number => name
 		session_holds => {},    # name => 1
 		session => DlockTest::session($node)
@@ -1167,6 +1221,12 @@ sub is_number
 	return defined $_[0] && $_[0] =~ /^\d+$/;
 }
 
+# The argument for the channel of announcements, which may be noted in the call
+sub channel
+{
+	return ", channel => 'history'";
+}
+
 # One call.  False when the session has ended.
 sub step
 {
@@ -1181,7 +1241,7 @@ sub step
 
 	if (@leases < 2 && $what < 50)
 	{
-		return $self->open_lease;
+		return defined $self->open_lease;
 	}
 	elsif (@tickets > 6 || $ticket && $what < 25)
 	{
@@ -1211,6 +1271,7 @@ sub step
 
 		$name = 'x1' if $name !~ /^x/;
 		$name = 'x2' if $name eq $other;
+		$_ = $self->lock_for($_, $self->{leases}{$lease}) foreach $name, $other;
 		$result = $self->call(
 			'lease_acquire_all',
 			"dlock_try_lease_acquire_all('{$name,$other}', $lease, "
@@ -1232,19 +1293,43 @@ sub step
 	return defined $result;
 }
 
+# The seconds after which a lease may run out, or 0 for one that never does
+sub short
+{
+	return percent(25) ? $short_ttl : 0;
+}
+
+# The delay of a lease that may run out, in seconds
+sub delay
+{
+	return 0;
+}
+
+# The lock to ask for, where $name was chosen, with such a lease
+sub lock_for
+{
+	my ($self, $name, $short) = @_;
+
+	return $name;
+}
+
+# Returns its number, or an error; undefined when the session has ended.
 sub open_lease
 {
-	my ($self) = @_;
-	my $short = percent(25) ? 1 : 0;
+	my ($self, $short, $delay) = @_;
+
+	$short //= $self->short;
+	$delay //= $short ? $self->delay : 0;
 	my $result = $self->call(
 		'open',
-		"dlock_lease_open('" . ($short ? $short_ttl : $ttl) . " s', "
+		"dlock_lease_open('" . ($short || $ttl) . " s', "
 		  . 'attach => ' . (!$short && percent(20) ? 'true' : 'false')
+		  . ($delay ? ", delay => '$delay s'" : '')
 		  . ', INFO)',
-		short => $short, scope => 'none');
+		short => $short, delay => $delay, scope => 'none');
 
-	$self->{leases}{$result} = 1 if is_number($result);
-	return defined $result;
+	$self->{leases}{$result} = $short if is_number($result);
+	return $result;
 }
 
 sub release
@@ -1267,28 +1352,30 @@ sub ask_for_lease
 	my ($arguments, %call) = shape($name);
 	my $kind = choose('acquire', 'try', 'enqueue', 'enqueue');
 	my $function = $kind eq 'try' ? 'dlock_try_' : 'dlock_';
-	my $short = 0;
 	my $second = $lease;
+	my $short;
 	my $result;
 
 	$function .= $lease && percent(50) ? 'lease_' : 'ttl_';
 	if ($function =~ /ttl/)
 	{
-		$short = percent(25) ? 1 : 0;
-		$second = "'" . ($short ? $short_ttl : $ttl) . " s'";
+		$short = $self->short;
+		$second = "'" . ($short || $ttl) . " s'";
 		$call{short} = $short;
 		$call{lease} = 0;
 	}
 	else
 	{
+		$short = $self->{leases}{$lease};
 		$call{lease} = $lease;
 	}
+	$name = $self->lock_for($name, $short);
 	$function .= $kind eq 'enqueue' ? 'enqueue' : 'acquire';
 	$arguments .=
-	  $kind eq 'enqueue' ? ", channel => 'history'" : ", timeout => '20 ms'";
+	  $kind ne 'enqueue' ? ", timeout => '20 ms'" : $self->channel(\%call);
 	# no other client asks with the same
 	$arguments .= ", owner => '$self->{client}." . choose(1, 2) . "'"
-	  if percent(30) && !$short && $function !~ /ttl/;
+	  if percent(30) && $function !~ /ttl/;
 	$result = $self->call($kind eq 'enqueue' ? 'enqueue' : 'acquire',
 		"$function('$name', $second$arguments, INFO)",
 		%call, name => $name, scope => 'lease');

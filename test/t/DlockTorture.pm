@@ -12,7 +12,9 @@ also end before, and calls are cancelled.  A client that has lost its session
 waits until its backend is gone, connects again, and looks up what became of
 the call that it has had no answer to.  In addition to what they do there, the
 clients hold locks for whole transactions, wait without a timeout, and so in
-deadlocks at times, queue up in session scope, and make guarded writes.
+deadlocks at times, queue up in session scope, make guarded writes, release
+tickets of others by force, and listen for their grants.  Leases that may run
+out have a delay at times.
 
 Added to the rules:
 
@@ -25,7 +27,20 @@ has been told before that he holds with a greater ticket.
 
 =item *
 
-A guarded write is never visible after one with a greater fence.
+A guarded write is never visible after one with a greater fence, and what was
+committed durably is there.
+
+=item *
+
+What was granted to a session that listens is announced to it, once it is
+known to hold, unless it is released or the session ends before.
+
+=item *
+
+While standbys count for a lease, nothing is known of how long it lives.  But a
+primary that is cut off from them for good does not honour it for
+longer than its ttl, and not after its successor has granted the lock to
+somebody else, and acknowledges nothing that the successor does not have.
 
 =item *
 
@@ -65,6 +80,11 @@ our @blocking = ('b1', 'b2', 'b3');
 
 =item DlockTorture->new($seed, $clients)
 
+What is in the object to be changed: {levels}, which clients choose their
+synchronous_commit from, {shorts}, the seconds after which leases run out,
+{apart}, whether leases that do not have locks of their own, and {quorum},
+whether standbys count for leases.
+
 =cut
 
 sub new
@@ -75,7 +95,14 @@ sub new
 	# each history has a directory of its own
 	$self->{dir} = PostgreSQL::Test::Utils::tempdir();
 	$self->{clients} = $clients;
-	$self->{waits} = [];
+	$self->{seen} = [];       # tickets that were in a queue, or held
+	$self->{forced} = {};     # number => call that was to end it by force
+	$self->{forces} = [];     # these calls
+	$self->{writes} = [];     # tickets with guarded writes that were answered
+	$self->{levels} = ['on'];
+	$self->{shorts} = [0.2];
+	$self->{quorum} = 0;
+	$self->{offsets} = {};
 	$self->{results} = {};
 	$self->{all_problems} = 0;
 	return $self;
@@ -96,7 +123,7 @@ sub prepare
 	$node->safe_psql('postgres',
 		q{CREATE TABLE guarded (name text PRIMARY KEY, fence bigint, stale int);
 		  INSERT INTO guarded SELECT name, 0, 0
-			FROM unnest('{x1,x2,x3,b1,b2,b3}'::text[]) AS name});
+			FROM unnest('{x1,x2,x3,x7,x8,x9,b1,b2,b3}'::text[]) AS name});
 	return;
 }
 
@@ -109,85 +136,161 @@ calls that were answered so far, until it returns false.  Then, once each
 client has got an answer once more, calls the sub $end, which has to end their
 sessions.  Takes the same option "off" as load().
 
+It is made of these, which are for rounds with two servers:
+
+=over
+
+=item $history->start_clients($node, $numbers, %options)
+
+Returns what stands for the load.
+
+=item $history->run_clients($load, $hurt)
+
+=item $history->release_clients($load, $end, @numbers)
+
+Ends these clients, or all: the sub $end has to end their sessions, and is
+called until all are gone where only some are to.
+
+=item $history->read_calls($load)
+
+Takes note of what they have asked and were told, since it was called last.
+
+=back
+
 =cut
 
 sub torture
 {
 	my ($self, $node, $hurt, $end, %options) = @_;
-	my %clients;
-	my $answers = 0;
-	my @answered;
+	my $load = $self->start_clients($node, [ 1 .. $self->{clients} ], %options);
 
-	$self->{round}++;
-	my $stop = "$self->{dir}/stop.$self->{round}";
-	pipe(my $reader, my $writer) or die "pipe: $!";
-	foreach my $client (1 .. $self->{clients})
+	$self->run_clients($load, $hurt);
+	$self->release_clients($load, $end);
+	$self->read_calls($load);
+	return $load->{answers};
+}
+
+sub start_clients
+{
+	my ($self, $node, $numbers, %options) = @_;
+	my $round = ++$self->{round};
+	my %load = (
+		node => $node,
+		round => $round,
+		stop => "$self->{dir}/stop.$round",
+		clients => {},    # pid => number
+		answers => 0,
+		answered => {});
+
+	pipe($load{reader}, my $writer) or die "pipe: $!";
+	foreach my $client (@$numbers)
 	{
 		my $pid = fork() // die "fork: $!";
 
 		if ($pid == 0)
 		{
-			close $reader;
+			close $load{reader};
 			my $done = eval {
 				my $new = DlockTorture::Client->new($self, $node, $client,
 					$writer, $options{off} // 0);
 
-				$new->{stop} = $stop;
+				$new->{stop} = $load{stop};
 				$new->run;
 				1;
 			};
 			warn $@ unless $done;
 			POSIX::_exit($done ? 0 : 1);
 		}
-		$clients{$pid} = $client;
+		$load{clients}{$pid} = $client;
 	}
 	close $writer;
-	$reader->blocking(0);
+	$load{reader}->blocking(0);
+	return \%load;
+}
 
-	my $read = sub {
-		while (sysread($reader, my $bytes, 4096))
-		{
-			$answers += length $bytes;
-			$answered[ ord $_ ] = 1 foreach split //, $bytes;
-		}
-	};
+# Read which clients were answered: each byte is one.
+sub _count_answers
+{
+	my ($load) = @_;
 
-	# each has begun
-	my $all = sub {
-		$read->();
-		return !grep { !$answered[$_] } 1 .. $self->{clients};
+	while (sysread($load->{reader}, my $bytes, 4096))
+	{
+		$load->{answers} += length $bytes;
+		$load->{answered}{ ord $_ }++ foreach split //, $bytes;
+	}
+	return;
+}
+
+# Who has not got so many answers since they were counted from 0 on?
+sub _unanswered
+{
+	my ($load, $count) = @_;
+
+	_count_answers($load);
+	return grep { ($load->{answered}{$_} // 0) < $count }
+	  values %{ $load->{clients} };
+}
+
+# Wait until all have, from now on.
+sub _await_answers
+{
+	my ($self, $load, $count) = @_;
+
+	_count_answers($load);
+	$load->{answered} = {};
+	return if eval {
+		poll('clients are answered', sub { !_unanswered($load, $count) });
+		1;
 	};
-	my $is_well = eval { poll('clients are there', $all); 1 };
-	while ($is_well && $hurt->($answers))
-	{
-		$read->();
-	}
-	if ($is_well)
-	{
-		@answered = ();
-		$is_well = eval { poll('clients are answered', $all); 1 };
-	}
 	$self->problem('no answer for client '
-		  . join(', ', grep { !$answered[$_] } 1 .. $self->{clients})
-		  . ":\n" . _activity($node))
-	  unless $is_well;
+		  . join(', ', sort { $a <=> $b } _unanswered($load, $count))
+		  . ":\n" . _activity($load->{node}));
+	return;
+}
 
-	append_to_file($stop, '');
-	$self->{killed} = DlockHistory::now();
+sub run_clients
+{
+	my ($self, $load, $hurt) = @_;
+
+	$self->_await_answers($load, 1);
+	while ($hurt->($load->{answers}))
+	{
+		_count_answers($load);
+	}
+	$self->_await_answers($load, 1);
+	return;
+}
+
+sub release_clients
+{
+	my ($self, $load, $end, @numbers) = @_;
+	my $all = !@numbers;
+	my $clients = $load->{clients};
+	my %ends = map { $_ => 1 } $all ? values %$clients : @numbers;
+
+	append_to_file($load->{stop} . ($all ? '' : ".$_"), '') foreach keys %ends;
+	# what an old primary says does not count since it was cut off
+	$self->{killed} = DlockHistory::now()
+	  if $all && !($self->{split} && $self->{split}{load} == $load);
 	$end->();
 	poll('clients have seen the end', sub {
-			$read->();
-			foreach my $pid (keys %clients)
+			_count_answers($load);
+			foreach my $pid (grep { $ends{ $clients->{$_} } } keys %$clients)
 			{
 				next unless waitpid($pid, POSIX::WNOHANG) == $pid;
-				$self->problem("client $clients{$pid} failed") if $? != 0;
-				delete $clients{$pid};
+				$self->problem("client $clients->{$pid} failed") if $? != 0;
+				delete $clients->{$pid};
 			}
-			return !%clients;
+			return 1 if !grep { $ends{$_} } values %$clients;
+			$end->() unless $all;
+			return 0;
 		});
-	close $reader;
-	$self->_read;
-	return $answers;
+	if ($all)
+	{
+		close $load->{reader};
+		$load->{over} = 1;
+	}
+	return;
 }
 
 sub _activity
@@ -236,26 +339,47 @@ sub look
 	return;
 }
 
-# Read what the clients have written in this round, in the order of time.
-sub _read
+# The lines that were written to a file since this was called last
+sub _new_lines
 {
-	my ($self) = @_;
-	my @lines;
+	my ($self, $file) = @_;
 
-	foreach my $file (glob("$self->{dir}/$self->{round}.*"))
-	{
-		push @lines, map { [ split /\t/, $_, -1 ] } split /\n/,
-		  slurp_file($file);
-		unlink $file;
-	}
-	foreach my $line (sort { $a->[1] <=> $b->[1] } @lines)
+	open my $handle, '<', $file or die "open: $!";
+	seek $handle, $self->{offsets}{$file} // 0, 0 or die "seek: $!";
+	my @lines = <$handle>;
+	close $handle;
+	# one that is not complete
+	pop @lines if @lines && $lines[-1] !~ /\n\z/;
+	$self->{offsets}{$file} += length $_ foreach @lines;
+	chomp @lines;
+	return map { [ split /\t/, $_, -1 ] } @lines;
+}
+
+# In the order of time
+sub read_calls
+{
+	my ($self, $load) = @_;
+	my $split = $self->{split};
+	my $old = $split && $split->{load} == $load;
+	my @files = glob("$self->{dir}/$load->{round}.*");
+
+	foreach my $line (sort { $a->[1] <=> $b->[1] }
+		map { $self->_new_lines($_) } @files)
 	{
 		my ($what, $time, $id, $result, %call) = @$line;
 
-		if ($what eq 'asks')
+		if ($what eq 'odd')
+		{
+			$self->problem("client $id: $result");
+		}
+		elsif ($old && $time > $split->{promoted})
+		{
+			$self->_learn_of_old(@$line);
+		}
+		elsif ($what eq 'asks')
 		{
 			$self->{calls}{$id} =
-			  { %call, id => $id, round => $self->{round}, begin => $time };
+			  { %call, id => $id, round => $load->{round}, begin => $time };
 			$self->_learn_begin($self->{calls}{$id});
 		}
 		elsif ($what eq 'told')
@@ -263,6 +387,7 @@ sub _read
 			my $call = $self->{calls}{$id};
 
 			# found, but nobody was told so
+			$call->{level} = $call->{sync};
 			$call->{sync} = 'off' if $call{found};
 			$call->{answer} = $time;
 			$call->{result} = $result;
@@ -272,17 +397,219 @@ sub _read
 		{
 			$self->_end_holds($id, $result, 'session', 'xact');
 		}
-		else
-		{
-			$self->problem("client $id: $result");
-		}
 	}
+	unlink @files if $load->{over};
 	# with their sessions their holds are over
 	foreach my $hold (@{ $self->{holds} })
 	{
 		$hold->{end} //= $self->{killed}
 		  if $hold->{ticket}{scope} ne 'lease';
 	}
+	return;
+}
+
+=pod
+
+=item $history->cut_off($load)
+
+The primary of this load is about to be cut off from its standbys, for good.
+Returns once each client has something that standbys count for.
+
+=item $history->fail_over($load)
+
+Now none of them receives anything any more, and one is about to be promoted.
+What the clients are told by the old primary after this is not what happened,
+but is held against it by check_old().
+
+=cut
+
+sub cut_off
+{
+	my ($self, $load) = @_;
+
+	append_to_file("$load->{stop}.alone", '');
+	$self->_await_answers($load, 4);
+	$self->{killed} = DlockHistory::now();
+	return;
+}
+
+sub fail_over
+{
+	my ($self, $load) = @_;
+
+	$self->{split} = {
+		load => $load,
+		promoted => DlockHistory::now(),
+		calls => {},
+		answers => []
+	};
+	return;
+}
+
+sub _learn_of_old
+{
+	my ($self, $what, $time, $id, $result, %call) = @_;
+	my $split = $self->{split};
+
+	if ($what eq 'asks')
+	{
+		$split->{calls}{$id} = { %call, id => $id, begin => $time };
+	}
+	elsif ($what eq 'told')
+	{
+		my $call = $split->{calls}{$id} // $self->{calls}{$id};
+
+		push @{ $split->{answers} },
+		  { %$call, answer => $time, result => $result };
+	}
+	return;
+}
+
+# The guarded writes that were answered are there, too.
+sub _check_tables
+{
+	my ($self, $session) = @_;
+	my %written = map { split /\|/ } split /
+/,
+	  $session->query('SELECT name, fence FROM guarded');
+
+	foreach my $write (splice @{ $self->{writes} })
+	{
+		my ($ticket, $call) = @$write;
+
+		$self->problem("$call->{id}: the write of $ticket->{number} is missing")
+		  if $self->_settled($call) &&
+		  $written{ $ticket->{name} } < $ticket->{number};
+	}
+	return DlockHistory::_check_tables($self, $session);
+}
+
+# as in DlockHistory, and keeps what is there for check_old()
+sub check
+{
+	my ($self, @arguments) = @_;
+	my $split = $self->{split};
+
+	DlockHistory::check($self, @arguments);
+	return if !$split || $split->{there};
+	$split->{there} = $self->{there};
+
+	# What was lost there has not been, and has numbers of its own.
+	foreach my $number (keys %{ $self->{tickets} })
+	{
+		my $told = $self->{tickets}{$number}{told};
+
+		delete $self->{tickets}{$number}
+		  if $told->{round} == $split->{load}{round} &&
+		  !$self->{tickets}{$number}{live} &&
+		  ($told->{answer} // 0) > $split->{promoted};
+	}
+	return;
+}
+
+=pod
+
+=item $history->check_old
+
+After the end of both loads: was what the old primary has said beside the new
+one true?
+
+=cut
+
+sub check_old
+{
+	my ($self) = @_;
+	my $split = delete $self->{split};
+	my $count = 0;
+
+	foreach my $call (grep { $_->{result} !~ /^error|^null|^f$/ }
+		@{ $split->{answers} })
+	{
+		my ($op, $result) = ($call->{op}, $call->{result});
+		my $lasting = DlockHistory::is_durable($call->{sync}, 'there');
+
+		next unless $call->{scope} eq 'lease' || $op =~ /^(?:open|renew)$/;
+		if ($op eq 'renew')
+		{
+			$self->_check_honoured($call, $split->{promoted},
+				$self->{leases}{ $call->{lease} })
+			  if $self->{leases}{ $call->{lease} };
+			next;
+		}
+		foreach my $number (
+			$op =~ /^(?:check|guard|wait)$/ ? $call->{ticket} :
+			$result =~ /\d+/g)
+		{
+			my $row = $split->{there}{$number};
+			my $ticket = $self->{tickets}{$number};
+			my $held = $row && $row->{granted};
+
+			if ($held && $op !~ /enqueue|open/)
+			{
+				$self->_check_honoured($call, $split->{promoted},
+					$self->{leases}{ $row->{lease} }, $ticket);
+				$count++;
+			}
+			elsif ($lasting && $op =~ /acquire|enqueue|open|wait/ &&
+				($row ? !$held && $op =~ /acquire|wait/ :
+					!$ticket && !$self->{leases}{$number}))
+			{
+				# what was told before is compared in check()
+				$self->problem("$call->{id}: $op gave $number, which the new "
+					  . 'primary has ' . ($row ? 'waiting' : 'not'));
+			}
+		}
+	}
+	note "the old primary has confirmed holders $count times";
+	return;
+}
+
+# The old primary has said that it honours the lease, and the ticket.
+sub _check_honoured
+{
+	my ($self, $call, $promoted, $lease, $ticket) = @_;
+	my $ttl = $lease->{short} || DlockHistory::ttl();
+	my $late = $call->{begin} - $promoted - $ttl;
+
+	return if !$self->_standbys_count($lease);
+	$self->problem("$call->{id}: $call->{op} honours lease $lease->{number} "
+		  . "$late s after its ttl, which no standby can have prolonged")
+	  if $late > 0;
+	return if !$ticket || $self->{forced}{ $ticket->{number} };
+	foreach my $hold (grep { $_->{round} == $self->{round} }
+		@{ $self->{holds} })
+	{
+		my $other = $hold->{ticket};
+
+		$self->problem("$call->{id}: $call->{op} honours "
+			  . $self->_tell($ticket) . ' beside ' . $self->_tell($other))
+		  if $other->{name} eq $ticket->{name} &&
+		  $other->{number} > $ticket->{number} &&
+		  $hold->{from} < $call->{begin} &&
+		  ($other->{mode} eq 'exclusive' || $ticket->{mode} eq 'exclusive');
+	}
+	return;
+}
+
+# Do standbys count for this lease?
+sub _standbys_count
+{
+	my ($self, $lease) = @_;
+	my $told = $lease->{told};
+
+	return $self->{quorum} &&
+	  DlockHistory::is_durable($told->{level} // $told->{sync}, 'there');
+}
+
+# It may run out at any moment where standbys count for it.
+sub _alive_from
+{
+	my ($self, $lease, $call) = @_;
+
+	return DlockHistory::_alive_from($self, $lease, $call)
+	  unless $self->_standbys_count($lease);
+	$lease->{alive_until} = $call->{begin}
+	  if $call->{begin} > ($lease->{alive_until} // 0);
 	return;
 }
 
@@ -317,6 +644,15 @@ sub _learn_begin
 			$_->{scope} eq 'session' && $_->{client} == $call->{client}
 		  } values %{ $self->{tickets} };
 	}
+	elsif ($call->{op} eq 'force')
+	{
+		my $number = $call->{ticket};
+
+		push @{ $self->{forces} }, $call;
+		$self->{forced}{$number} //= $call;
+		$self->_begin_release($self->{tickets}{$number}, $call)
+		  if $self->{tickets}{$number};
+	}
 	else
 	{
 		DlockHistory::_learn_begin($self, $call);
@@ -324,7 +660,40 @@ sub _learn_begin
 	return;
 }
 
-my $ends = qr/^(?:release|release_ticket|release_at_commit|close)$/;
+# Might somebody have ended a ticket of that lock by force during this call?
+sub _is_forced
+{
+	my ($self, $call) = @_;
+	my %names = map { $_ => 1 } split /,/, $call->{name};
+
+	return grep {
+		$names{ $_->{name} } &&
+		  $_->{begin} < $call->{answer} &&
+		  ($_->{answer} // $call->{answer}) >= $call->{begin}
+	} @{ $self->{forces} };
+}
+
+sub _learn_ticket
+{
+	my ($self, $number, @arguments) = @_;
+	my $ticket = DlockHistory::_learn_ticket($self, $number, @arguments);
+
+	$self->_begin_release($ticket, $self->{forced}{$number})
+	  if $self->{forced}{$number};
+	return $ticket;
+}
+
+# What is there in spite of it was not ended.
+sub _go_on
+{
+	my ($self, $there, $leases, $durable) = @_;
+
+	delete $self->{forced}{$_} foreach keys %$there;
+	$self->{there} = { (map { $_ => {} } keys %$leases), %$there };
+	return DlockHistory::_go_on($self, $there, $leases, $durable);
+}
+
+my $ends = qr/^(?:release|release_ticket|release_at_commit|close|force)$/;
 
 sub _learn_answer
 {
@@ -334,7 +703,8 @@ sub _learn_answer
 	my $lease = $self->{leases}{ $call->{lease} || 0 };
 
 	$self->{results}{ $result =~ /^error/ ? $result : $op }++;
-	$self->{slowest} = $call
+	$self->{results}{announced}++ if $call->{announced};
+	$self->{slowest} = {%$call}
 	  if !$self->{slowest} || $call->{answer} - $call->{begin} >
 	  $self->{slowest}{answer} - $self->{slowest}{begin};
 
@@ -343,7 +713,8 @@ sub _learn_answer
 		# the transaction has failed
 		$self->_end_holds($call->{client}, $call->{begin}, 'xact');
 		$self->problem("$call->{id}: the holder's $op gave $result")
-		  if $op eq 'write' && $result ne 'error 57014';
+		  if $op eq 'write' && $result ne 'error 57014' &&
+		  !$self->{forced}{ $call->{ticket} };
 	}
 	if ($result =~ /^error (57014|53100|58030)/)
 	{
@@ -362,20 +733,58 @@ sub _learn_answer
 	}
 	if ($op eq 'wait' && $result eq 'f')
 	{
-		push @{ $self->{waits} }, [ $ticket, $call ];
+		push @{ $self->{seen} }, [ $ticket, $call ];
+		$self->problem("$call->{id}: ticket $ticket->{number} was announced "
+			  . 'as granted, and waits')
+		  if $call->{announced};
 	}
 	elsif ($op eq 'wait' && $ticket->{scope} ne 'lease')
 	{
 		$self->_hold($ticket, $call) if $result eq 't';
 		$self->problem("$call->{id}: ticket $ticket->{number} is $result")
-		  if $result =~ /^error/ && $result ne 'error 40P01';
+		  if $result =~ /^error/ && $result ne 'error 40P01' &&
+		  !$self->{forced}{ $ticket->{number} };
 		return;
 	}
 	elsif ($op =~ /acquire|enqueue/ && $lease && $result eq 'error 55L01')
 	{
-		$self->_gone($call, "lease $call->{lease}", $lease);
+		$self->_gone($call, "lease $call->{lease}", $lease)
+		  unless $self->_is_forced($call);
 	}
+	$self->_learn_confirmation($call, $ticket) if $op =~ /^(?:check|guard|wait)$/;
 	DlockHistory::_learn_answer($self, $call);
+	return;
+}
+
+# The fence of a lease's ticket, which the client has got, is current or not.
+sub _learn_confirmation
+{
+	my ($self, $call, $ticket) = @_;
+	my $op = $call->{op};
+
+	if ($call->{result} eq 't')
+	{
+		$self->_alive_from_ticket($ticket, $call);
+		push @{ $self->{seen} }, [ $ticket, $call ]
+		  if $ticket->{mode} eq 'exclusive';
+		push @{ $self->{writes} }, [ $ticket, $call ] if $op eq 'guard';
+	}
+	elsif ($op eq 'check' && $ticket->{held} &&
+		$ticket->{held}{answer} < $call->{begin})
+	{
+		$self->_gone($call, "fence $ticket->{number}", $ticket);
+	}
+	return;
+}
+
+# Its lease was open, but that does not renew it.
+sub _alive_from_ticket
+{
+	my ($self, $ticket, $call) = @_;
+	my $lease = $self->{leases}{ $ticket->{lease} };
+
+	$lease->{alive_until} = $call->{begin}
+	  if $call->{begin} > $lease->{alive_until};
 	return;
 }
 
@@ -419,7 +828,7 @@ sub check_round
 		  if $alone;
 	}
 	push @{ $seen{ $_->[0]{name} } }, [ $_->[1]{begin}, $_->[0], 0 ]
-	  foreach splice @{ $self->{waits} };
+	  foreach splice @{ $self->{seen} };
 	foreach my $name (sort keys %seen)
 	{
 		my $greatest;
@@ -500,12 +909,16 @@ use Time::HiRes qw(clock_gettime usleep CLOCK_MONOTONIC);
 
 our @ISA = ('DlockHistory::Client');
 
+my %exclusive = (mode => 'exclusive', permits => 1);
+
 sub new
 {
 	my ($class, $history, $node, $client, $pipe, $off) = @_;
 	my ($leases, $tickets) = $history->_belongings($client);
 	my $self = bless {
+		%$history{ 'apart', 'levels', 'shorts' },
 		node => $node,
+		parent => getppid(),
 		client => $client,
 		pipe => $pipe,
 		off => $off,
@@ -522,12 +935,21 @@ sub new
 	return $self;
 }
 
-# The server is killed once there is this file.
+# The server is killed once there is this file; or the test has died.
 sub is_over
 {
 	my ($self) = @_;
 
-	return -e $self->{stop};
+	return getppid() != $self->{parent} ||
+	  -e $self->{stop} || -e "$self->{stop}.$self->{client}";
+}
+
+# Its server is cut off from its standbys once there is this file.
+sub is_alone
+{
+	my ($self) = @_;
+
+	return -e "$self->{stop}.alone";
 }
 
 sub run
@@ -555,7 +977,10 @@ sub run
 sub connect
 {
 	my ($self) = @_;
-	my $session = eval { DlockTest::session($self->{node}) };
+	my $session = eval {
+		DlockTest::session($self->{node}, 'postgres',
+			"application_name=client_$self->{client}");
+	};
 
 	if (!$session)
 	{
@@ -565,6 +990,8 @@ sub connect
 	$self->{session} = $session;
 	$self->{session_holds} = {};
 	$self->{session_tickets} = {};
+	$self->{listens} = {};
+	$self->{heard} = {};
 	delete $self->{sync};
 	$self->{last_answer} = clock_gettime(CLOCK_MONOTONIC);
 	return $self->surely('SET client_min_messages = error');
@@ -625,7 +1052,7 @@ sub find_out
 		found => 1);
 	if ($call->{op} eq 'open')
 	{
-		$self->{leases}{$ticket} = 1;
+		$self->{leases}{$ticket} = $call->{short};
 	}
 	else
 	{
@@ -645,7 +1072,8 @@ sub call
 
 	if (!$call{block})
 	{
-		my $sync = DlockHistory::Client::percent($self->{off}) ? 'off' : 'on';
+		my $sync = DlockHistory::Client::percent($self->{off}) ? 'off' :
+		  choose(@{ $self->{levels} });
 
 		$self->surely("SET synchronous_commit = $sync") or return
 		  if $sync ne ($self->{sync} // '');
@@ -658,7 +1086,7 @@ sub call
 	$self->{lost} = [ $id, \%call ];
 	$call{op} = $op;
 	$self->note_down('asks', clock_gettime(CLOCK_MONOTONIC), $id, '',
-		%call, client => $self->{client}, sync => $self->{sync} // 'on');
+		client => $self->{client}, sync => $self->{sync} // 'on', %call);
 	my $answer = $self->{session}->query($sql);
 
 	$answer =~ s/^(t|f)(rue|alse)$/$1/;
@@ -667,6 +1095,12 @@ sub call
 		return if $1 =~ /^(57P|08)/;
 		$answer = "error $1";
 		$self->surely('ROLLBACK') or return if !$call{block};
+	}
+	elsif ($answer =~ /WARNING:  .*wait(?:ing)? for synchronous replication/)
+	{
+		# committed here, and who knows where else
+		return unless $self->is_alive;
+		$answer = 'error 57014';
 	}
 	elsif ($answer =~ /^\s*$/ && $op =~ /^(?:release_at_commit|guard|write|end_block)$/)
 	{
@@ -685,7 +1119,9 @@ sub call
 	delete $self->{lost};
 	$self->{last_answer} = clock_gettime(CLOCK_MONOTONIC);
 	$self->note_down('told', $self->{last_answer}, $id, $answer);
-	syswrite($self->{pipe}, chr $self->{client});
+	$self->note_listening($answer, %call)
+	  if $op eq 'enqueue' && $call{scope} eq 'lease';
+	syswrite($self->{pipe}, chr $self->{client}) unless $self->{quiet};
 
 	# who wants to end something does not give up
 	return $self->call($op, $expression, %call, again => $again + 1)
@@ -708,6 +1144,8 @@ sub step
 	my ($self) = @_;
 	my $what = rand(100);
 
+	$self->renew_in_time or return 0;
+	return $self->step_alone if $self->is_alone;
 	return
 	  $what < 6 ? $self->block :
 	  $what < 11 ? $self->wait_for_ever :
@@ -715,10 +1153,216 @@ sub step
 	  $what < 19 ? $self->without_snapshot :
 	  $what < 22 ? $self->all_at_once :
 	  $what < 30 ? $self->guarded_write :
+	  $what < 31 ? $self->force :
+	  $what < 35 ? $self->confirm :
+	  $what < 42 ? $self->listen :
+	  $what < 45 ? $self->lapse :
 	  DlockHistory::Client::step($self);
 }
 
-my %exclusive = (mode => 'exclusive', permits => 1);
+# What a client wants of a server that is cut off is to keep what it has; and
+# that is what it must not be told it can.
+sub step_alone
+{
+	my ($self) = @_;
+	my $what = rand(100);
+
+	# first, nobody waits for what this session has
+	return defined $self->release_all && $self->lapse(2, 0, ['on'])
+	  unless $self->{prepared}++;
+	# most of what waits for standbys would not end
+	$self->{off} = 90;
+	usleep(5_000);
+	return
+	  $what < 80 ? $self->confirm :
+	  $what < 90 ? $self->guarded_write :
+	  $what < 95 ? defined $self->open_lease :
+	  $self->ask_for_lease(choose('x1', 's1', 'n1'),
+		choose(sort keys %{ $self->{leases} }));
+}
+
+sub short
+{
+	my ($self) = @_;
+
+	return DlockHistory::Client::percent(@{ $self->{shorts} } > 1 ? 60 : 25) ?
+	  choose(@{ $self->{shorts} }) : 0;
+}
+
+# Longer than most leases, so that a grant in its time shows
+sub delay
+{
+	return choose(0, 0.7);
+}
+
+# x1 for leases that may run out, and x7 for others
+sub lock_for
+{
+	my ($self, $name, $short) = @_;
+
+	$name =~ tr/123/789/ if $self->{apart} && !$short;
+	return $name;
+}
+
+# The session's own, at times
+sub channel
+{
+	my ($self, $call) = @_;
+
+	return ", channel => 'history'" if choose(0, 1);
+	$call->{listens} = 1;
+	return '';
+}
+
+# Take a lock with a lease that runs out soon, and whose delay begins then.
+sub lapse
+{
+	my ($self, $short, $delay, $levels) = @_;
+	my $name = choose('x1', 'x2', 'x3');
+	my $result;
+
+	local $self->{levels} = $levels // $self->{levels};
+	local $self->{off} = $levels ? 0 : $self->{off};
+	my $lease = $self->open_lease($short // 0.2, $delay // 0.7);
+
+	return defined $lease unless is_number($lease);
+	$result = $self->call('acquire',
+		"dlock_try_lease_acquire('$name', $lease, '200 ms', INFO)", %exclusive,
+		name => $name, lease => $lease, scope => 'lease');
+	$self->{tickets}{$result} = $name if is_number($result);
+	return defined $result;
+}
+
+# As clients do, for leases that live long enough for that
+sub renew_in_time
+{
+	my ($self) = @_;
+	my $leases = $self->{leases};
+
+	foreach my $lease (grep { $leases->{$_} >= 1 } sort keys %$leases)
+	{
+		my $now = clock_gettime(CLOCK_MONOTONIC);
+
+		next if $now < ($self->{renewed}{$lease} // 0) + $leases->{$lease} / 4;
+		$self->{renewed}{$lease} = $now;
+		my $result = $self->call('renew', "dlock_renew($lease)",
+			lease => $lease, scope => 'none');
+		return 0 if !defined $result;
+		delete $leases->{$lease} if $result eq 'null';
+	}
+	return 1;
+}
+
+# Ask something about what the client has, or renew it; once the server is cut
+# off, above all what must not last there.
+sub confirm
+{
+	my ($self) = @_;
+	my ($leases, $tickets) = @$self{ 'leases', 'tickets' };
+	my $all = !$self->is_alone;
+	my $lease = choose(grep { $all || $leases->{$_} } sort keys %$leases);
+	my $ticket =
+	  choose(grep { $all || $tickets->{$_} =~ /[123]/ } sort keys %$tickets);
+	my $result;
+
+	if ($lease && choose(0, 1))
+	{
+		$result = $self->call('renew', "dlock_renew($lease)",
+			lease => $lease, scope => 'none');
+		delete $leases->{$lease} if ($result // '') eq 'null';
+	}
+	elsif ($ticket)
+	{
+		$result = $self->call('check',
+			"dlock_check('$tickets->{$ticket}', $ticket)",
+			ticket => $ticket, scope => 'lease');
+	}
+	else
+	{
+		usleep(10_000);
+		return 1;
+	}
+	return defined $result;
+}
+
+# End somebody's ticket.
+sub force
+{
+	my ($self) = @_;
+	my ($ticket, $name) = split /\\|/,
+	  choose(split /\n/,
+		$self->{session}->query('SELECT ticket, name FROM dlock_locks')) // '';
+
+	return 1 unless is_number($ticket) && $name;
+	return defined $self->call('force', "dlock_force_release($ticket)",
+		ticket => $ticket, name => $name, scope => 'none');
+}
+
+# Is the grant of a ticket announced that this session has enqueued?  It may
+# take some time, but not for ever.
+sub listen
+{
+	my ($self) = @_;
+	my $patience = clock_gettime(CLOCK_MONOTONIC)
+	  + $PostgreSQL::Test::Utils::timeout_default / 2;
+	my $ticket = choose(sort keys %{ $self->{listens} }) or return 1;
+	my $scope = $self->{listens}{$ticket};
+
+	# until then the client has not got its answer
+	local $self->{quiet} = 0;
+	for (;;)
+	{
+		my $announced = $self->has_heard($ticket);
+		my $result = $self->call('wait', "dlock_wait($ticket, '0')",
+			ticket => $ticket, scope => $scope,
+			announced => $announced ? 1 : 0);
+
+		return 0 if !defined $result;
+		next if $result eq 'error 57014';
+		delete $self->{listens}{$ticket} if $announced || $result =~ /^error/;
+		return 1 if $announced || $result ne 't' || $self->is_alone;
+		if (clock_gettime(CLOCK_MONOTONIC) > $patience)
+		{
+			$self->note_down('odd', clock_gettime(CLOCK_MONOTONIC),
+				$self->{client}, "ticket $ticket holds, unannounced");
+			delete $self->{listens}{$ticket};
+			return 1;
+		}
+		$self->{quiet} = 1;
+		usleep(10_000);
+	}
+}
+
+# A lease gets the ticket that it has, whose grant is now announced to this
+# channel, or, after an error, to who knows which.
+sub note_listening
+{
+	my ($self, $answer, %call) = @_;
+
+	delete $self->{listens}{$_}
+	  foreach is_number($answer) ? $answer :
+	  grep { ($self->{tickets}{$_} // '') eq $call{name} }
+	  keys %{ $self->{listens} };
+	$self->{listens}{$answer} = 'lease'
+	  if $call{listens} && is_number($answer);
+	return;
+}
+
+# What has come before the latest answer
+sub has_heard
+{
+	my ($self, $ticket) = @_;
+
+	foreach my $payload (splice @{ $self->{session}{announcements} // [] })
+	{
+		$self->{heard}{$1} = 1
+		  if $payload =~ /"event":"granted".*"ticket":(\d+)/;
+	}
+	return $self->{heard}{$ticket};
+}
+
+# With the next durable call, so that such calls cannot rely on it
+my $flushed_later = 'SET LOCAL synchronous_commit = off; ';
 
 # A lock for a transaction, and then a write, perhaps.  Waits without a
 # timeout, so that only deadlock detection gets it out of some waits.
@@ -749,7 +1393,8 @@ sub block
 	if ($name && choose(0, 1))
 	{
 		return 0 if !defined $self->call('write', '', scope => 'none',
-			block => 1, sql => write_sql($name, $held{$name}));
+			block => 1, ticket => $held{$name},
+			sql => $flushed_later . write_sql($name, $held{$name}));
 	}
 	delete $self->{sync};
 	return defined $self->call('end_block', '', scope => 'none', block => 1,
@@ -757,13 +1402,12 @@ sub block
 	  && $self->surely('ROLLBACK');
 }
 
-# Flushed with the next durable call, so that such calls cannot rely on it
 sub write_sql
 {
 	my ($name, $fence) = @_;
 
 	return
-	  "SET LOCAL synchronous_commit = off; DO \$\$BEGIN PERFORM dlock_guard('$name', $fence); END\$\$; "
+	  "DO \$\$BEGIN PERFORM dlock_guard('$name', $fence); END\$\$; "
 	  . "UPDATE guarded SET stale = stale + (fence > $fence)::int, "
 	  . "fence = greatest(fence, $fence) WHERE name = '$name'";
 }
@@ -776,8 +1420,13 @@ sub guarded_write
 	  sort keys %{ $self->{tickets} };
 	my $ticket = choose(@tickets) or return 1;
 
-	return defined $self->call('guard', '', scope => 'none',
-		sql => 'BEGIN; '
+	my $later = choose(0, 1);
+
+	# standbys that are not waited for make a warning
+	return defined $self->call('guard', '', scope => 'lease',
+		ticket => $ticket, $later ? (sync => 'off') : (),
+		sql => 'BEGIN; SET LOCAL client_min_messages = warning; '
+		  . ($later ? $flushed_later : '')
 		  . write_sql($self->{tickets}{$ticket}, $ticket) . '; COMMIT');
 }
 
@@ -816,6 +1465,7 @@ sub release_all
 {
 	my ($self) = @_;
 
+	delete $self->{listens}{$_} foreach keys %{ $self->{session_tickets} };
 	$self->{session_holds} = {};
 	$self->{session_tickets} = {};
 	return $self->call('release_all', 'dlock_release_all()',
@@ -839,6 +1489,7 @@ sub queue_up
 		$result = $self->call('enqueue', "dlock_enqueue('$name'$arguments, INFO)",
 			%call, name => $name, scope => 'session');
 		$self->{session_tickets}{$result} = 1 if is_number($result);
+		$self->{listens}{$result} = 'session' if is_number($result);
 	}
 	elsif (choose(0, 1))
 	{
@@ -851,6 +1502,7 @@ sub queue_up
 		  $self->call('release_ticket', "dlock_release_ticket($ticket)",
 			ticket => $ticket, scope => 'none');
 		delete $self->{session_tickets}{$ticket};
+		delete $self->{listens}{$ticket};
 	}
 	return defined $result;
 }
