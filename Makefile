@@ -124,6 +124,10 @@ TAP = \
 	068_pgbouncer \
 	069_paused_holder \
 	070_vacuum \
+	071_unwritten \
+	072_load \
+	073_memory \
+	074_worker_start \
 	080_orm
 
 # Both expect their outputs in expected/.  The servers' directories must not

@@ -66,9 +66,6 @@ dlock_held_initialize(void)
 {
 	HASHCTL		info = {0};
 
-	if (names)
-		return;
-
 	info.keysize = sizeof(DlockKey);
 	info.entrysize = sizeof(DlockHeldName);
 	info.hcxt = TopMemoryContext;

@@ -779,8 +779,7 @@ dlock_lease_purge(DlockSpace *space)
 		DlockRecord *record = dsa_get_address(dlock_area, space->journal.head);
 
 		dlock_journal_unmark(space, record);
-		if (record->is_lease)
-			continue;
+		Assert(!record->is_lease);
 		dlock_id_delete(space, dlock_record_ticket(record)->ticket.number);
 		dlock_record_unref(record);
 	}

@@ -152,5 +152,22 @@ DROP SCHEMA regress_dlock CASCADE;
 CREATE EXTENSION dlock;
 SELECT count(*) FROM dlock_locks;
 
+-- What it needs is not where it was, or is something else.
+ALTER SEQUENCE dlock_ticket_seq RENAME TO elsewhere;
+SELECT dlock_advance_ticket(1);
+CREATE TABLE dlock_ticket_seq ();
+SELECT dlock_advance_ticket(1);
+DROP TABLE dlock_ticket_seq;
+ALTER SEQUENCE elsewhere RENAME TO dlock_ticket_seq;
+SELECT dlock_advance_ticket(1) > 0 AS advanced;
+
+-- A function of the library without the extension
+DROP EXTENSION dlock;
+CREATE FUNCTION is_held(name text) RETURNS boolean
+LANGUAGE c AS '$libdir/dlock', 'dlock_is_held';
+SELECT is_held('a');
+CREATE EXTENSION dlock;
+SELECT is_held('a');
+
 \c :before
 DROP DATABASE regress_dlock_extension;

@@ -735,6 +735,19 @@ SELECT octet_length(name) AS name, octet_length(owner) AS owner, octet_length(in
 SELECT dlock_lease_open('1h', info => repeat('i', 1024)) AS l2 \gset
 SELECT octet_length(info) FROM dlock_leases WHERE lease = :l2;
 
+-- A ticket that is to be released at commit, and has gone before
+BEGIN;
+SELECT dlock_release_at_commit(:x);
+SELECT dlock_release_ticket(:x);
+DO $$
+BEGIN
+	WHILE EXISTS (SELECT FROM dlock_queue WHERE name = repeat('x', 255)) LOOP
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+END $$;
+COMMIT;
+SELECT dlock_fence(repeat('x', 255)), dlock_renew(:l);
+
 -- Nothing is left of what is closed.
 SELECT dlock_lease_close(:l), dlock_lease_close(:l2);
 SELECT await_tables();

@@ -99,6 +99,19 @@ SELECT dlock_acquire('shop/2') > 0;
 RESET ROLE;
 SELECT dlock_acquire('shop/orders/2') > 0;
 
+-- Many of them
+SELECT count(dlock_reserve('many' || n || '/', 'regress_dlock_orders'))
+  FROM generate_series(1, 100) AS n;
+SET ROLE regress_dlock_other;
+SELECT dlock_acquire('many1/x');
+SELECT dlock_acquire('many100/x');
+SELECT dlock_acquire('many101/x') > 0;
+SET ROLE regress_dlock_clerk;
+SELECT dlock_acquire('many1/x') > 0, dlock_acquire('many100/x') > 0;
+RESET ROLE;
+SELECT count(*) FROM generate_series(1, 100) AS n
+ WHERE dlock_unreserve('many' || n || '/');
+
 SELECT dlock_release_all();
 SELECT dlock_unreserve('shop/'), dlock_unreserve('shop/orders/'), dlock_unreserve('shop/');
 SELECT * FROM dlock_reservations;

@@ -59,6 +59,8 @@ foreach my $call (grep { $_ ne $question } @calls)
 is($session->query($question), '{}', 'nobody waits');
 is( $session->query('SELECT count(*) FROM dlock_locks'),
 	'0', 'dlock_locks is empty');
+is( $session->query('SELECT count(*) FROM dlock_leases'),
+	'0', 'dlock_leases is empty');
 is( $session->query(
 		'SELECT acquired, waited, released, wait_time FROM dlock_stats'),
 	'0|0|0|00:00:00',

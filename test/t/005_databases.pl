@@ -209,4 +209,12 @@ grows('and greater fences', @a, fence($node, 'wal_log'));
 is($node->safe_psql('a', 'SELECT count(*) FROM dlock_locks'),
 	'0', 'all is released at the end');
 
+# The numbers end.
+$node->safe_psql('postgres', 'CREATE DATABASE last');
+$node->safe_psql('last', 'CREATE EXTENSION dlock');
+my $last = 2**53 - 1 - 2**18;
+$node->safe_psql('last', "SELECT dlock_advance_ticket($last)");
+fails_with($node, 'last', $use_up,
+	qr/2200H: out of ticket numbers.*DETAIL:  \S/s, 'numbers end at 2^53');
+$node->stop;
 done_testing();

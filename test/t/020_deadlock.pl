@@ -309,6 +309,58 @@ is($admin->query('SELECT deadlocks FROM dlock_stats'),
 ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	'order: nothing is left');
 
+# What was lost by force is not held: who waits for its lock waits for another.
+{
+	my ($loser, $holder, $waiter) = map { session($node) } 1 .. 3;
+
+	$loser->query("SELECT dlock_acquire('lost')");
+	$admin->query("SELECT dlock_force_release(dlock_fence('lost'))");
+	$holder->query("SELECT dlock_acquire('lock'), dlock_acquire('lost')");
+	$loser->query($looks);
+	is($loser->query("SELECT dlock_try_acquire('lock', '100ms') IS NULL"),
+		't', 'lost: it is held by another one');
+	$waiter->start("SELECT dlock_acquire('lost') > 0");
+	$admin->until_waits($waiter);
+	is($loser->query("SELECT dlock_try_acquire('lock', '100ms') IS NULL"),
+		't', 'lost: and waited for');
+	$holder->query("SELECT dlock_release('lost')");
+	is($waiter->answer, 't', 'lost: it goes to the waiter');
+	$waiter->query("SELECT dlock_release('lost')");
+	is($loser->query("SELECT dlock_try_acquire('lock', '100ms') IS NULL"),
+		't', 'lost: nobody has it');
+	$_->quit foreach $loser, $holder, $waiter;
+}
+
+# A cycle through a parallel worker, which waits for a heavyweight lock
+{
+	my ($leader, $victim) = map { session($node) } 1 .. 2;
+
+	$admin->query(
+		q{CREATE FUNCTION wait_in_parallel() RETURNS integer
+		LANGUAGE plpgsql PARALLEL SAFE AS $$
+		BEGIN
+			PERFORM pg_advisory_xact_lock(7);
+			RETURN 1;
+		END $$});
+	$leader->query("SELECT dlock_acquire('parallel')");
+	$leader->query(
+		q{SELECT set_config(name, 'on', false) FROM pg_settings
+		   WHERE name IN ('force_parallel_mode', 'debug_parallel_query')});
+	$victim->query("SELECT pg_advisory_lock(7); $looks");
+	$leader->start('SELECT wait_in_parallel()');
+	$admin->wait_for(q{SELECT count(*) = 1 FROM pg_stat_activity
+		WHERE backend_type = 'parallel worker' AND wait_event = 'advisory'});
+	is( detail($victim->query("SELECT dlock_acquire('parallel')")),
+		edges(
+			edge($leader, 'a lock, in a parallel worker', $victim),
+			edge($victim, 'exclusive hold of lock "parallel"', $leader)),
+		'parallel: the edges');
+	$victim->query('SELECT pg_advisory_unlock(7)');
+	is($leader->answer, '1', 'parallel: the other one goes on');
+	$deadlocks++;
+	$_->quit foreach $leader, $victim;
+}
+
 # In any order: each deadlock is resolved, by one victim
 $offset = -s $node->logfile;
 ($done, $failed) = storm(
@@ -345,4 +397,5 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	'disorder: nothing is left');
 
 $admin->quit;
+$node->stop;
 done_testing();

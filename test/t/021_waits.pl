@@ -10,6 +10,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib $FindBin::RealBin;
+use DlockLease;
 use DlockTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -94,6 +95,28 @@ sub title_becomes
 	$waiter->quit;
 	unlike(slurp_file($node->logfile, $offset),
 		qr/still waiting/, 'no log message unless it is asked for');
+}
+
+# Who waits for nothing any more, and does not know it yet
+{
+	my $waiter = session($node);
+
+	$holder->query("SELECT dlock_acquire('lock')");
+	$waiter->start("SELECT dlock_acquire('lock')");
+	$admin->until_waits($waiter);
+	is($admin->query("SELECT dlock_blocking_pids($waiter->{pid})"),
+		"{$holder->{pid}}", 'blocked by the holder');
+	stop_process($waiter->{pid});
+	$admin->query('SELECT dlock_force_release(ticket) FROM dlock_locks '
+		  . "WHERE pid = $waiter->{pid}");
+	is($admin->query("SELECT dlock_blocking_pids($waiter->{pid})"),
+		'{}', 'its ticket is gone, and nobody blocks it');
+	$holder->query("SELECT dlock_release('lock')");
+	is($admin->query("SELECT dlock_blocking_pids($waiter->{pid})"),
+		'{}', 'nor where the lock is gone, too');
+	continue_process($waiter->{pid});
+	like($waiter->answer, qr/55L01/, 'it is told');
+	$waiter->quit;
 }
 
 # log_lock_waits
@@ -393,4 +416,5 @@ foreach my $how (sort keys %failing)
 is($admin->query('SELECT count(*) FROM dlock_locks'), '0',
 	'nothing is left');
 $_->quit foreach $admin, $holder;
+$node->stop;
 done_testing();

@@ -309,5 +309,5 @@ like($client->query("SELECT dlock_lease_acquire('cut', $lease)"),
 
 $_->quit foreach $client, $admin;
 $standby->stop;
-$primary->stop('immediate');
+$primary->stop;
 done_testing();

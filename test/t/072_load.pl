@@ -1,0 +1,162 @@
+# The first call after a start reads the tables of leases, and until that is done
+# nobody is answered.  It can be cut short, and then another call goes on with
+# it, or the worker does; and rows that stand for nothing, whoever made them so,
+# are discarded, and do no harm.
+#
+# What would break it: a second call that does not wait for the first; what was
+# put back by an attempt that failed, and is put back once more; a lock that is
+# free after the start, and stays closed; a row that is not there, where one is
+# to be removed; a column too many.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+use DlockLease;
+use DlockTest;
+use DlockWorker;
+use Test::More;
+
+# Standbys can be waited for by those who ask for it.
+my $node = new_server('main', allows_streaming => 1,
+	conf => "synchronous_commit = local\ndeadlock_timeout = '1h'\n");
+my ($admin, $client, $other);
+
+sub connect_again
+{
+	$_->quit foreach grep { defined } $admin, $client, $other;
+	$node->restart;
+	($admin, $client, $other) = map { session($node) } 1 .. 3;
+	return;
+}
+
+sub until_waits_for
+{
+	my ($session, $type) = @_;
+
+	return $admin->wait_for(
+			"SELECT wait_event_type = '$type' FROM pg_stat_activity "
+		  . "WHERE pid = $session->{pid}");
+}
+
+($admin, $client, $other) = map { session($node) } 1 .. 3;
+my $lease = $client->query("SELECT dlock_lease_open('1h', info => 'lease')");
+my $held = $client->query("SELECT dlock_lease_acquire('held', $lease)");
+my $queued = $client->query("SELECT dlock_ttl_enqueue('held', '1h', 'nobody')");
+
+my $as_it_was = "held $held t|held $queued f";
+my $tickets = q{SELECT string_agg(format('%s %s %s', name, ticket, granted), '|'
+	ORDER BY name, ticket) FROM dlock_locks};
+
+#
+# Two first calls at one time: the one reads, the other one waits for that.
+#
+connect_again();
+$admin->query(
+	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$client->start("SELECT dlock_try_acquire('held') IS NULL; $tickets");
+$other->start($tickets);
+until_waits_for($_, 'Lock') foreach $client, $other;
+ok(!$client->answered && !$other->answered, 'two first calls wait');
+$admin->query('COMMIT');
+is($client->answer, "t\n$as_it_was", 'the one finds all as it was');
+is($other->answer, $as_it_was, 'and so does the other one');
+is( $admin->query(
+		q{SELECT held, waiting FROM dlock_leases WHERE info = 'lease'}),
+	'1|0', 'each lease and each ticket once');
+
+#
+# A holder's row is gone, and no row says yet who is next.  A crash in between
+# two commits of the worker leaves the tables so.  The next is granted the lock
+# as soon as they are read, and is told so by the worker; even where who reads
+# them cannot go on, as standbys do not answer.
+#
+$client->query('SET synchronous_commit = on');
+my $counts =
+  $client->query("SELECT dlock_lease_open('1h', info => 'standbys count')");
+$client->query("SELECT dlock_ttl_acquire('another', '1h')");
+$admin->query(q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
+connect_again();
+is($admin->query("DELETE FROM dlock_queue WHERE ticket = $held"),
+	'', 'the row of a holder is gone');
+$other->query('LISTEN nobody');
+$client->start("SELECT dlock_check('held', $queued)");
+until_waits_for($client, 'IPC');
+my $worker = worker($admin);
+ok(!$client->answered, 'the first call waits for standbys');
+$admin->query("SELECT pg_cancel_backend($client->{pid})");
+like($client->answer, qr/57014/, 'and is canceled');
+$admin->wait_for("SELECT wait_event = 'SyncRep' FROM pg_stat_activity "
+	  . "WHERE pid = $worker");
+pass('the worker goes on in its place');
+$client->start("SELECT dlock_check('held', $queued)");
+until_waits_for($client, 'Lock');
+ok(!$client->answered, 'and other calls wait');
+$admin->query('ALTER SYSTEM RESET synchronous_standby_names');
+$admin->query('SELECT pg_reload_conf()');
+is($client->answer, 't', 'until standbys are not needed any more');
+is($admin->query($tickets) =~ s/another \d+/another/r,
+	"another t|held $queued t", 'the next has the lock, and nobody else');
+told($other, 'and is told', announcement('granted', 'held', $queued));
+is_now($admin, "SELECT granted FROM dlock_queue WHERE ticket = $queued",
+	't', 'and its row says so');
+is( $client->query('SELECT count(*) FROM dlock_leases WHERE lease IN '
+		  . "($lease, $counts)"),
+	'2', 'each lease is put back once');
+$client->query("SELECT dlock_lease_close($counts)");
+$client->query(
+	q{SELECT dlock_release_ticket(ticket) FROM dlock_locks
+	   WHERE name = 'another'});
+
+#
+# A lease's row is gone: so are its tickets.
+#
+$held = $client->query("SELECT dlock_lease_acquire('free', $lease)");
+connect_again();
+$admin->query("DELETE FROM dlock_queue_lease WHERE lease = $lease");
+is($client->query($tickets), "held $queued t",
+	'a ticket without its lease is none');
+like($client->query("SELECT dlock_try_acquire('free')"),
+	qr/^\d+$/, 'its lock is free');
+is($client->query("SELECT dlock_renew($lease) IS NULL"),
+	't', 'the lease is gone');
+is_now($admin, "SELECT count(*) FROM dlock_queue WHERE ticket = $held",
+	'0', 'and the worker removes its row');
+
+#
+# Rows disappear, and columns come, while the worker has leases.
+#
+$lease = $client->query("SELECT dlock_lease_open('1h')");
+$held = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
+my $next = $other->query("SELECT dlock_ttl_enqueue('lock', '1h', 'nobody')");
+$admin->query('DELETE FROM dlock_queue; DELETE FROM dlock_queue_lease');
+is($client->query("SELECT dlock_check('lock', $held)"),
+	't', 'rows disappear, and a lease holds');
+is($client->query("SELECT dlock_release_ticket($held)"), 't', 'releases');
+is($other->query("SELECT dlock_wait($next)"), 't', 'and hands on');
+is( $admin->query('SELECT ticket, granted FROM dlock_queue'),
+	"$next|t", 'what is written again has a row');
+is($client->query("SELECT dlock_lease_close($lease)"), '0', 'it is closed');
+
+$admin->query('ALTER TABLE dlock_queue ADD COLUMN more text;'
+	  . 'ALTER TABLE dlock_queue_lease ADD COLUMN more text');
+$lease = $client->query("SELECT dlock_lease_open('1h')");
+$held = $client->query("SELECT dlock_lease_acquire('more', $lease)");
+like($held, qr/^\d+$/, 'tables with a column more are written');
+is( $admin->query(
+		'SELECT q.ticket, q.more IS NULL, l.more IS NULL '
+		  . 'FROM dlock_queue q JOIN dlock_queue_lease l USING (lease)'),
+	"$held|t|t",
+	'as before');
+connect_again();
+is($client->query("SELECT dlock_check('more', $held), dlock_renew($lease)"),
+	't|1', 'and read');
+$admin->query('ALTER TABLE dlock_queue DROP COLUMN more;'
+	  . 'ALTER TABLE dlock_queue_lease DROP COLUMN more');
+is($client->query("SELECT dlock_lease_acquire('less', $lease) > 0"),
+	't', 'and written without it again');
+
+$_->quit foreach $admin, $client, $other;
+$node->stop;
+done_testing();
