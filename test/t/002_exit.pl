@@ -334,8 +334,7 @@ sub works_again
 	$node->command_ok(
 		[ 'pg_ctl', '-D', $node->data_dir, '-m', 'smart', '-W', 'stop' ],
 		'smart shutdown');
-	poll('smart shutdown has begun',
-		sub { $node->psql('postgres', 'SELECT 1') != 0 });
+	poll('smart shutdown has begun', sub { !answers($node) });
 	$sessions[0]->quit;
 	is($sessions[1]->answer, 't', 'smart shutdown: the next has the lock');
 	$sessions[1]->query("SELECT dlock_release('lock')");

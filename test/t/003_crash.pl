@@ -39,8 +39,7 @@ sub crash
 
 	kill('KILL', $victim->{pid}) == 1 or die "no process $victim->{pid}";
 	backends_gone($witness->{pid});
-	ok($node->poll_query_until('postgres', 'SELECT true'),
-		'server is back');
+	poll('server is back', sub { answers($node) });
 }
 
 sub begins_anew

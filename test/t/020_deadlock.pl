@@ -11,6 +11,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 use DlockTest;
+use DlockLease;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -48,11 +49,14 @@ sub edges
 	return join "\n", sort @_;
 }
 
-sub blocking_pids
+# dlock_blocking_pids() tells of a wait an instant after it is in the queue.
+sub waits_for
 {
-	my ($session) = @_;
+	my ($waiter, $blocker, $test) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
 
-	return $admin->query("SELECT dlock_blocking_pids($session->{pid})");
+	return is_now($admin, "SELECT dlock_blocking_pids($waiter->{pid})",
+		"{$blocker->{pid}}", $test);
 }
 
 # Nothing is left of it, and there was but one more victim.
@@ -90,8 +94,7 @@ foreach my $size (2, 3, 10)
 		{
 			$ring[$i]->start("SELECT dlock_acquire('" . ($i + 1) . "') > 0");
 			$admin->until_waits($ring[$i]);
-			is(blocking_pids($ring[$i]),
-				"{$ring[$i + 1]{pid}}", "$test: $i waits for the next");
+			waits_for($ring[$i], $ring[ $i + 1 ], "$test: $i waits for the next");
 		}
 		is( detail($ring[$last]->query("SELECT dlock_acquire('0')")),
 			edges(
@@ -134,15 +137,16 @@ foreach my $looker (0, 1)
 	$admin->until_waits($a);
 	$b->start("SELECT dlock_acquire('slots', slots => 3, permits => 2)");
 	$admin->until_waits($b);
-	is(blocking_pids($a), "{$b->{pid}}", "$test: a waits for b");
-	is(blocking_pids($b), "{$c->{pid}}", "$test: b waits for c");
+	waits_for($a, $b, "$test: a waits for b");
+	waits_for($b, $c, "$test: b waits for c");
 	$c->start('SELECT pg_advisory_lock(1)');
 	$d->start('SELECT pg_advisory_lock(2)');
 	foreach my $waiter ($c, $d)
 	{
 		$admin->wait_for(
 			"SELECT cardinality(pg_blocking_pids($waiter->{pid})) = 1");
-		is(blocking_pids($waiter), '{}', "$test: not a wait of dlock's");
+		is($admin->query("SELECT dlock_blocking_pids($waiter->{pid})"),
+			'{}', "$test: not a wait of dlock's");
 	}
 	$e->start('UPDATE t SET n = n + 1');
 
@@ -256,7 +260,7 @@ sub storm
 # has held the lock waits for the row an instant after letting go of it.
 my $offset = -s $node->logfile;
 my ($done, $failed) = storm(
-	10,
+	ample(10),
 	q{
 \set a random(1, 3)
 \set b random(:a + 1, 4)
@@ -364,7 +368,7 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 # In any order: each deadlock is resolved, by one victim
 $offset = -s $node->logfile;
 ($done, $failed) = storm(
-	5,
+	ample(5),
 	q{
 \set a random(1, 4)
 \set b random(1, 4)

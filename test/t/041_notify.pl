@@ -644,7 +644,7 @@ sub reset_standby
 	kill('KILL', $pid) == 1 or die "no process $pid";
 	backends_gone($waiter->{pid}, $admin->{pid});
 	$_->quit foreach $application, $waiter, $admin;
-	ok($node->poll_query_until('postgres', 'SELECT true'), 'server is back');
+	poll('server is back', sub { answers($node) });
 	$admin = session($node);
 	$waiter = session($node);
 	is($admin->query("SELECT count(*) $worker"), '0',

@@ -58,8 +58,7 @@ sub rounds
 			},
 			%options);
 		$node->start unless $how eq 'a backend';
-		$node->poll_query_until('postgres', 'SELECT true')
-		  or die 'server is not back';
+		poll('server is back', sub { answers($node) });
 		$history->check($node, $since, "$what, round $round, $how killed", 'here');
 	}
 	return;

@@ -194,7 +194,9 @@ foreach my $ending (sort keys %endings)
 
 # A lease that runs out: gone for every question, and nothing handed on
 {
-	my $ticket = $client->query("SELECT dlock_ttl_acquire('expired', '2 s')");
+	my $ttl = ample(2);
+	my $ticket =
+	  $client->query("SELECT dlock_ttl_acquire('expired', '$ttl s')");
 	my $waiter = session($node);
 
 	$waiter->start("SELECT dlock_acquire('expired')");

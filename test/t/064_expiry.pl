@@ -33,13 +33,15 @@ sub now
 #
 # Expired while the worker is stopped
 #
+my $ttl = ample(2);
 my $other = $client->query("SELECT dlock_lease_open('10min')");
-my $lease = $client->query("SELECT dlock_lease_open('2s')");
+my $lease = $client->query("SELECT dlock_lease_open('$ttl s')");
 my $by_lease = $client->query("SELECT dlock_lease_acquire('a', $lease)");
-my $by_ttl = $client->query("SELECT dlock_ttl_acquire('b', '2s')");
-my $by_shared = $client->query("SELECT dlock_ttl_acquire('c', '2s', shared => true)");
+my $by_ttl = $client->query("SELECT dlock_ttl_acquire('b', '$ttl s')");
+my $by_shared =
+  $client->query("SELECT dlock_ttl_acquire('c', '$ttl s', shared => true)");
 my $queued = $client->query("SELECT dlock_lease_enqueue('b', $other)");
-my $gone = $client->query("SELECT dlock_ttl_enqueue('a', '2s')");
+my $gone = $client->query("SELECT dlock_ttl_enqueue('a', '$ttl s')");
 my $waiter = session($node);
 my $shared = session($node);
 my $guard = session($node);
@@ -125,7 +127,7 @@ $_->quit foreach $waiter, $shared, $guard;
 # Renewals keep all that a lease has.  An answer that it is gone is right only
 # if its ttl has passed since the last renewal was asked for.
 #
-my $ttl = 1;
+$ttl = ample(1);
 my $sent = now();
 $lease = $client->query("SELECT dlock_lease_open('$ttl s')");
 is( $client->query(
@@ -163,7 +165,7 @@ cmp_ok(now(), '>=', $sent + $ttl, 'and all go when it is not renewed');
 # Renewals that race with the expiry.  Where one was answered for, nothing is
 # lost within the ttl; where it was not, all is lost for good.
 #
-$ttl = 0.1;
+$ttl = ample(0.1);
 $kept = 0;
 my @wrong;
 foreach my $i (1 .. 24)
@@ -171,7 +173,7 @@ foreach my $i (1 .. 24)
 	# how long before the deadline to ask: now and then for sure in time, and
 	# for sure too late
 	my $early =
-	  $i % 8 == 0 ? 0.05 : $i % 8 == 4 ? -0.02 : 0.0005 * ($i % 8 - 5);
+	  $i % 8 == 0 ? ample(0.05) : $i % 8 == 4 ? -0.02 : 0.0005 * ($i % 8 - 5);
 	my @fences;
 
 	$sent = now();
@@ -222,11 +224,12 @@ ok($kept > 0 && $lost > 0, 'either came first')
 #
 # An enqueued ticket's ttl starts over at the grant
 #
-$ttl = 2;
+$ttl = ample(2);
 $client->query("SELECT dlock_acquire('lock')");
 my $ticket = $admin->query("SELECT dlock_ttl_enqueue('lock', '$ttl s')");
 $admin->wait_for(
-	"SELECT remaining < '1.2 s' FROM dlock_locks WHERE ticket = $ticket");
+	"SELECT remaining < 0.6 * '$ttl s'::interval FROM dlock_locks "
+	  . "WHERE ticket = $ticket");
 $sent = now();
 $client->query("SELECT dlock_release('lock')");
 is($admin->query("SELECT dlock_wait($ticket)"), 't', 'a ticket is granted');
@@ -333,15 +336,16 @@ foreach my $way (sort keys %ways)
 #
 # Delay
 #
-my $delay = 1.5;
+my $delay = ample(1.5);
+$ttl = ample(0.3);
 $sent = now();
 $lease = $client->query(
-	"SELECT dlock_lease_open('300ms', delay => '$delay s')");
+	"SELECT dlock_lease_open('$ttl s', delay => '$delay s')");
 my $fence = $client->query("SELECT dlock_lease_acquire('delayed', $lease)");
 $queued = $client->query("SELECT dlock_lease_enqueue('delayed', $lease, "
 	  . "owner => 'another')");
 $client->wait_for("SELECT NOT dlock_check('delayed', $fence)");
-cmp_ok(now(), '>=', $sent + 0.3, 'a lease with a delay runs out');
+cmp_ok(now(), '>=', $sent + $ttl, 'a lease with a delay runs out');
 $waiter = session($node);
 $waiter->start("SELECT dlock_acquire('delayed')");
 $admin->until_waits($waiter);
@@ -356,7 +360,7 @@ is($client->query("SELECT dlock_try_acquire('delayed') IS NULL"),
 is($client->query("SELECT dlock_renew($lease) IS NULL"),
 	't', 'the lease is gone');
 grows('the next is granted after the delay', $fence, $waiter->answer);
-cmp_ok(now(), '>=', $sent + 0.3 + $delay, 'and not before');
+cmp_ok(now(), '>=', $sent + $ttl + $delay, 'and not before');
 $waiter->quit;
 
 # closed instead of run out
@@ -372,7 +376,7 @@ $client->query("SELECT dlock_release('delayed')");
 # A crash does not shorten it.  A commit of another transaction flushes what
 # the worker has written.
 $lease = $client->query(
-	"SELECT dlock_lease_open('300ms', delay => '$delay s')");
+	"SELECT dlock_lease_open('$ttl s', delay => '$delay s')");
 $fence = $client->query("SELECT dlock_lease_acquire('delayed', $lease)");
 $admin->wait_for('SELECT delayed FROM dlock_queue_lease');
 $admin->query('CREATE TABLE flush ()');
@@ -396,6 +400,7 @@ $client->query('SELECT dlock_release_all()');
 # Many leases with different ttls, of which every other one is renewed once
 #
 my %until;
+$ttl = ample(1);
 my @sessions = map { session($node) } 1 .. 4;
 foreach my $batch (1 .. 8)
 {
@@ -405,12 +410,12 @@ foreach my $batch (1 .. 8)
 		q{SET synchronous_commit = off;
 		SELECT string_agg(dlock_ttl_acquire(format('%s %s', pg_backend_pid(), }
 		  . ($batch * 100)
-		  . q{ + i), make_interval(secs => 1 + i / 50.0)) || ' ' || i, ',')
-		  FROM generate_series(1, 100) AS i}) foreach @sessions;
+		  . " + i), make_interval(secs => $ttl + i / 50.0)) || ' ' || i, ',')"
+		  . ' FROM generate_series(1, 100) AS i') foreach @sessions;
 	foreach my $answer (map { split /,/, $_->answer } @sessions)
 	{
 		my ($number, $i) = split / /, $answer;
-		$until{$number} = $sent + 1 + $i / 50;
+		$until{$number} = $sent + $ttl + $i / 50;
 	}
 }
 $_->quit foreach @sessions;

@@ -24,7 +24,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(clock_gettime usleep CLOCK_MONOTONIC);
 
-my $ttl = 3;
+my $ttl = ample(3);
 my $primary = new_server('primary', allows_streaming => 1);
 
 $primary->backup('backup');

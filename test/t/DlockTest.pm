@@ -24,8 +24,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(usleep);
 
-our @EXPORT = qw(new_server start_again poll fence fails_with grows session
-  backends_gone);
+our @EXPORT = qw(new_server start_again answers poll ample fence fails_with grows
+  session backends_gone);
 
 # A running server with dlock in its database "postgres"
 sub new_server
@@ -53,6 +53,15 @@ sub poll
 	die "timed out waiting: $what";
 }
 
+# ample($seconds): so many, or more of them where PG_TEST_TIMEOUT_DEFAULT says
+# that the machine is slow.  For a ttl within which the test has to do something.
+sub ample
+{
+	my ($seconds) = @_;
+
+	return $seconds * (int($PostgreSQL::Test::Utils::timeout_default / 180) || 1);
+}
+
 # Start a server that was killed, as soon as its last process is gone.
 sub start_again
 {
@@ -65,6 +74,20 @@ sub start_again
 			$node->stop('fast', fail_ok => 1);
 			return 0;
 		});
+}
+
+# Does the server let clients in?  psql, where it does not, ends before it has
+# read its input, and the test may end with it, of a broken pipe.
+sub answers
+{
+	my ($node) = @_;
+
+	return IPC::Run::run(
+		[
+			$node->installed_command('pg_isready'),
+			'-d', $node->connstr('postgres')
+		],
+		'>', \my $out);
 }
 
 # Take a lock in a session of its own, and return the fence.
