@@ -834,6 +834,8 @@ dlock_queue_reap(const DlockKey *key)
 {
 	DlockLock  *lock = find(key, true);
 	Wakeups		wakeups = {0};
+	DlockList	lost = {0};
+	DlockTicket *one;
 
 	if (lock == NULL)
 		return;
@@ -847,12 +849,17 @@ dlock_queue_reap(const DlockKey *key)
 			pg_atomic_read_u64(&owner->session) == ticket->session)
 			continue;
 		take_out(lock, ticket, &wakeups);
-		dlock_ticket_free(ticket);
+		dlock_list_append(&lost, &ticket->link);
 	}
 	/* an error in a hand-over has left the lock free, and the head waiting */
 	grant_from_queue(lock, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
+	while ((one = ticket_at(lost.head)) != NULL)
+	{
+		dlock_list_remove(&lost, &one->link);
+		dlock_ticket_free(one);
+	}
 }
 
 /*

@@ -129,6 +129,8 @@ wait_or_leave(const DlockRequest *request, DlockHeld *held)
 	}
 	PG_CATCH();
 	{
+		/* a look at others can fail with an entry's lock held */
+		LWLockReleaseAll();
 		dlock_held_settle(held);
 		PG_RE_THROW();
 	}

@@ -390,6 +390,8 @@ at_exit(int code, Datum arg)
 {
 	static bool rolled_back = false;
 
+	/* what the step before may have held as it failed */
+	LWLockReleaseAll();
 	if (!rolled_back)
 	{
 		rolled_back = true;

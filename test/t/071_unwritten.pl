@@ -249,11 +249,13 @@ $node->safe_psql('postgres', 'DROP FUNCTION stop() CASCADE');
 	my $listener = session($node);
 	my $is_granted =
 	  "SELECT granted FROM dlock_locks WHERE pid = $other->{pid}";
+	my $ttl = ample(2);
 	my ($ticket, $worker);
 
 	$listener->query('LISTEN channel');
 	$client->query("SELECT dlock_acquire('lock')");
-	$ticket = $admin->query("SELECT dlock_ttl_enqueue('lock', '2s', 'channel')");
+	$ticket =
+	  $admin->query("SELECT dlock_ttl_enqueue('lock', '${ttl}s', 'channel')");
 	$other->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($other);
 	$worker = freeze($admin);
@@ -274,7 +276,7 @@ $node->safe_psql('postgres', 'DROP FUNCTION stop() CASCADE');
 	my $enqueuer = session($node);
 	$client->query("SELECT dlock_acquire('lock')");
 	$worker = freeze($admin);
-	$enqueuer->start("SELECT dlock_ttl_enqueue('lock', '2s', 'channel')");
+	$enqueuer->start("SELECT dlock_ttl_enqueue('lock', '${ttl}s', 'channel')");
 	$ticket = ticket_of('lock');
 	$other->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($other);

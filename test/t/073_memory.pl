@@ -19,6 +19,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib $FindBin::RealBin;
+use DlockLease;
 use DlockTest;
 use Test::More;
 
@@ -303,6 +304,23 @@ $node->stop;
 $node = new_server('segments', conf => "dynamic_shared_memory_type = mmap\n");
 $directory = $node->data_dir . '/pg_dynshmem';
 $admin = session($node);
+# Stop a waiter while it sleeps, where it has no lock that others need.
+sub stop_sleeper
+{
+	my ($waiter) = @_;
+
+	poll('the waiter sleeps',
+		sub {
+			stop_process($waiter->{pid});
+			return 1
+			  if $admin->query("SELECT wait_event = 'userlock' "
+				  . "FROM pg_stat_activity WHERE pid = $waiter->{pid}") eq 't';
+			continue_process($waiter->{pid});
+			return 0;
+		});
+	return;
+}
+
 foreach my $how ('release', 'end')
 {
 	my ($holder, $other) = map { session($node) } 1 .. 2;
@@ -319,6 +337,8 @@ foreach my $how ('release', 'end')
 			  FROM generate_series(1, 6000) AS n});
 	$waiter->start("SELECT dlock_acquire('lock') > 0");
 	$admin->until_waits($waiter);
+	# its looks for deadlocks would fail, too
+	stop_sleeper($waiter);
 	close_memory(0);
 	if ($how eq 'release')
 	{
@@ -332,6 +352,7 @@ foreach my $how ('release', 'end')
 		backends_gone($holder->{pid});
 	}
 	open_memory();
+	continue_process($waiter->{pid});
 	is($waiter->answer, 't', "$how: the next in line has the lock");
 	is( $admin->query(
 			q{SELECT string_agg(pid::text, ' ') FROM dlock_locks
@@ -341,6 +362,37 @@ foreach my $how ('release', 'end')
 	$_->quit foreach $holder, $waiter, $other;
 	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 }
+
+# A look for deadlocks that cannot see all who wait ends the wait, and no more.
+{
+	my ($holder, $other, $third) = map { session($node) } 1 .. 3;
+	my $waiter =
+	  session($node, 'postgres', q{options='-c deadlock_timeout=10ms'});
+
+	$holder->query("SELECT dlock_acquire('lock')");
+	$waiter->query("SELECT dlock_acquire('mine')");
+	$waiter->start("SELECT dlock_acquire('lock')");
+	$admin->until_waits($waiter);
+	stop_sleeper($waiter);
+	$other->query(
+		q{SELECT count(dlock_enqueue('lock', 'nobody', info => repeat('x', 1000)))
+		    FROM generate_series(1, 2000)});
+	# only who keeps others waiting looks
+	$third->start("SELECT dlock_acquire('mine') > 0");
+	$admin->until_waits($third);
+	close_memory(0);
+	continue_process($waiter->{pid});
+	like($waiter->answer, $no_memory, 'look: fails');
+	open_memory();
+	is($waiter->query("SELECT dlock_release('mine')"),
+		't', 'look: the waiter goes on');
+	is($third->answer, 't', 'look: and so do others');
+	$holder->query("SELECT dlock_release('lock')");
+	is($other->query('SELECT dlock_release_all()'),
+		'2000', 'look: the lock is handed on');
+	$_->quit foreach $holder, $other, $third, $waiter;
+}
+
 $admin->quit;
 $node->stop;
 done_testing();

@@ -67,6 +67,8 @@ $admin->query('BEGIN; DROP EXTENSION dlock');
 is($other->query("SELECT dlock_release_ticket($held)"),
 	't', 'a release is to be written');
 $client->start("SELECT dlock_lease_acquire('lock', $lease)");
+$admin->wait_for("SELECT wait_event_type = 'Extension' FROM pg_stat_activity "
+	  . "WHERE pid = $client->{pid}");
 $admin->wait_for("SELECT wait_event_type = 'Lock' FROM pg_stat_activity "
 	  . "WHERE pid = $worker");
 $admin->query('COMMIT');
