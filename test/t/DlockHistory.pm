@@ -547,7 +547,7 @@ sub check
 	foreach my $call (map { $_->{told} } values %{ $self->{tickets} },
 		values %{ $self->{leases} })
 	{
-		$horizon = $call->{begin}
+		($horizon, $self->{latest}) = @{$call}{ 'begin', 'id' }
 		  if $call->{begin} > $horizon && $self->{durable}->($call);
 	}
 	foreach my $info ((map { $_->{info} } values %there),
@@ -555,7 +555,8 @@ sub check
 	{
 		my $call = $self->{calls}{$info};
 
-		$horizon = $call->{begin} if $call && $call->{begin} > $horizon;
+		($horizon, $self->{latest}) = @{$call}{ 'begin', 'id' }
+		  if $call && $call->{begin} > $horizon;
 	}
 	$self->{horizon} = $horizon;
 
@@ -675,7 +676,8 @@ sub _check_present
 		else
 		{
 			$self->problem("ticket $row->{number} is there, "
-				  . "but $row->{info} asked for none, or has got another")
+				  . "but $row->{info} asked for none, or has got another, "
+				  . 'before ' . ($self->{latest} // 'nothing'))
 			  if !$call ||
 			  $self->_released($call);
 		}
