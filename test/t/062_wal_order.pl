@@ -17,6 +17,7 @@ use FindBin;
 use lib $FindBin::RealBin;
 use DlockTest;
 use DlockHistory;
+use DlockWorker;
 use Test::More;
 
 # Nobody but who waits for it flushes the WAL.
@@ -36,36 +37,6 @@ sub start_sessions
 	$admin = session($node);
 	$client = session($node);
 	return;
-}
-
-# Stop the worker once it sleeps, so that it has no lock of any kind.
-sub stop_worker
-{
-	my $worker = q{FROM pg_stat_activity WHERE backend_type = 'dlock worker'};
-
-	$admin->wait_for("SELECT count(*) = 1 $worker AND state = 'idle' "
-		  . "AND wait_event_type = 'Extension'");
-	$stopped = $admin->query("SELECT pid $worker");
-	kill('STOP', $stopped) == 1 or die "no process $stopped";
-	poll('worker is stopped',
-		sub { DlockHistory::processes(sub { $_[0] == $stopped && $_[2] eq 'T' }) }
-	);
-	return;
-}
-
-sub continue_worker
-{
-	kill('CONT', $stopped);
-	$stopped = undef;
-	return;
-}
-
-# whatever happens, no stopped process is left
-END
-{
-	local $?;
-
-	kill('CONT', $stopped) if $stopped;
 }
 
 sub rows
@@ -123,7 +94,7 @@ foreach my $ending (sort keys %endings)
 
 		$waiter->start(sprintf($waiters{$kind}, $name));
 		$admin->until_waits($waiter);
-		stop_worker();
+		$stopped = freeze($admin);
 		my $queue = rows($name);
 		$queue =~ s/^$ticket\|t\|lease\n//;
 		# a release at commit has an empty answer more
@@ -136,7 +107,7 @@ foreach my $ending (sort keys %endings)
 		is($admin->query("SELECT dlock_fence('$name') IS NULL"),
 			't', "$name: there is no fence");
 		ok(!$waiter->answered, "$name: no answer");
-		continue_worker();
+		thaw($stopped);
 		cmp_ok($waiter->answer, '>', $ticket, "$name: granted then");
 		$waiter->quit;
 		$client->query("SELECT dlock_lease_close($lease)")
@@ -150,12 +121,12 @@ foreach my $ending (sort keys %endings)
 	my ($next) = $client->query('LISTEN c; '
 		  . "SELECT dlock_ttl_enqueue('enqueued', '1 h', 'c')");
 
-	stop_worker();
+	$stopped = freeze($admin);
 	$client->query("SELECT dlock_release_ticket($ticket)");
 	is(rows('enqueued'), "$next|f|lease", 'enqueued: waits');
 	is($client->query("SELECT dlock_wait($next, '0')"),
 		'f', 'enqueued: told so');
-	continue_worker();
+	thaw($stopped);
 	is($client->query("SELECT dlock_wait($next)"), 't', 'enqueued: granted');
 	is( ($client->announcements(1))[0],
 		qq({"event":"granted","lock":"enqueued","ticket":$next}),
@@ -175,7 +146,7 @@ foreach my $ending (sort keys %endings)
 	my $ticket = $client->query("SELECT dlock_lease_enqueue('$name', $lease)");
 	$waiter->start("SELECT dlock_acquire('$name')");
 	$admin->until_waits($waiter);
-	stop_worker();
+	$stopped = freeze($admin);
 	like($client->query($endings{$ending}->($lease, $ticket)),
 		qr/\A(t|)\z/, "$name: done");
 	like($client->query("SELECT dlock_wait($ticket, '0')"),
@@ -186,7 +157,7 @@ foreach my $ending (sort keys %endings)
 	is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
 		't', "$name: nobody else gets it");
 	ok(!$waiter->answered, "$name: no answer");
-	continue_worker();
+	thaw($stopped);
 	cmp_ok($waiter->answer, '>', $ticket, "$name: granted then");
 	$_->quit foreach $holder, $waiter;
 	$client->query("SELECT dlock_lease_close($lease)") if $ending ne 'close';
@@ -201,14 +172,14 @@ foreach my $ending (sort keys %endings)
 
 	$waiter->start("SELECT dlock_acquire('expired')");
 	$admin->until_waits($waiter);
-	stop_worker();
+	$stopped = freeze($admin);
 	$admin->wait_for("SELECT NOT dlock_check('expired', $ticket)");
 	like(rows('expired'), qr/\A\d+\|f\|session\z/, 'expired: the waiter waits');
 	is($client->query("SELECT dlock_renew($ticket) IS NULL"),
 		't', 'expired: cannot be renewed');
 	is($admin->query("SELECT dlock_try_acquire('expired') IS NULL"),
 		't', 'expired: nobody else gets it');
-	continue_worker();
+	thaw($stopped);
 	cmp_ok($waiter->answer, '>', $ticket, 'expired: granted then');
 	$waiter->quit;
 }
@@ -223,11 +194,10 @@ foreach my $ending (sort keys %endings)
 
 	$waiter->start("SELECT dlock_acquire('with a session')");
 	$admin->until_waits($waiter);
-	stop_worker();
+	$stopped = freeze($admin);
 	is($client->query("SELECT dlock_release_ticket($_)"), 't', 'released')
 	  foreach $ticket, $other;
 	ok(!$waiter->answered, 'crash: no answer');
-	$stopped = undef;
 	DlockHistory::kill_server($node);
 	unlike($waiter->answer, qr/^\d+$/m, 'crash: never granted');
 	$_->vanish foreach $waiter, $client, $admin;
