@@ -503,7 +503,7 @@ sub race
 	my $s = $waiter->{session};
 	my $cancel = "SELECT pg_cancel_backend($sessions{$s}{pid})";
 	my $cancel_first = percent(50);
-	my $answer;
+	my ($answer, $late);
 
 	push @program, "$step: cancel $s at the same time";
 	$killer->start($cancel) if $cancel_first;
@@ -515,14 +515,15 @@ sub race
 	$answer = $sessions{$s}{out};
 	if ($answer =~ /ERROR:  57014/)
 	{
-		$model->cancel($s);
-
-		# A cancel that comes after the last look for one finds the lock held,
-		# as with advisory locks.
-		$killer->query('SELECT count(dlock_force_release(ticket)) FROM '
-			  . "dlock_locks WHERE ticket = $waiter->{number}");
+		# A cancel that comes after the last look for one finds all held that
+		# was asked for, as with advisory locks.
+		$late = $waiter->{scope} eq 'session'
+		  && $killer->query('SELECT count(*) FROM dlock_locks '
+			  . "WHERE ticket = $waiter->{number} AND granted");
+		$model->cancel($s) unless $late;
 	}
 	$model->release($holder->{session}, $holder->{name});
+	$model->cancel($s) if $late;
 	return 1;
 }
 
