@@ -25,7 +25,9 @@ The state stands at one point of the WAL.  Whatever was answered before a call
 that is seen to be before that point began is before it, too.  The latest
 begin of such a call is called the I<horizon> here.  Two kinds of calls are
 seen to be there: those that were given a new ticket or lease, durably, and
-those that have made one which is found.
+those that have made one which is found.  A ticket may be older than the call
+that it was given to: then an earlier call has asked for it, and was told
+nothing.
 
 =item *
 
@@ -102,6 +104,7 @@ sub new
 		calls => {},      # id => call
 		tickets => {},    # number => ticket that a client was told of
 		leases => {},     # number => lease, the same
+		asked => {},      # "lease name" => first call that was told nothing
 		holds => [],      # what clients were sure to hold
 		problems => []
 	}, $class;
@@ -277,6 +280,11 @@ sub _learn_begin
 			  $_->{client} == $call->{client}
 		  } values %{ $self->{tickets} };
 	}
+	elsif ($call->{op} =~ /acquire|enqueue/ && $call->{lease})
+	{
+		$self->{asked}{"$call->{lease} $_"} //= $call
+		  foreach split /,/, $call->{name};
+	}
 	return;
 }
 
@@ -415,6 +423,7 @@ sub _learn_lease
 		delay => $call->{delay} // 0,
 		single => $single,
 		told => $call,
+		begin => $call->{begin},
 		live => 1
 	};
 
@@ -427,6 +436,7 @@ sub _learn_ticket
 	my ($self, $number, $name, $call) = @_;
 	my $ticket = $self->{tickets}{$number};
 	my $lease = 0;
+	my $asked = delete $self->{asked}{ ($call->{lease} // '') . " $name" };
 
 	if ($ticket)
 	{
@@ -450,6 +460,7 @@ sub _learn_ticket
 		scope => $call->{scope},
 		lease => $lease,
 		told => $call,
+		begin => ($asked // $call)->{begin},
 		live => $lease ? 1 : 0
 	};
 }
@@ -544,11 +555,10 @@ sub check
 	$self->_check_ttl(\%leases, now() - $since);
 
 	# how far what is there reaches
-	foreach my $call (map { $_->{told} } values %{ $self->{tickets} },
-		values %{ $self->{leases} })
+	foreach my $made (values %{ $self->{tickets} }, values %{ $self->{leases} })
 	{
-		($horizon, $self->{latest}) = @{$call}{ 'begin', 'id' }
-		  if $call->{begin} > $horizon && $self->{durable}->($call);
+		($horizon, $self->{latest}) = ($made->{begin}, $made->{told}{id})
+		  if $made->{begin} > $horizon && $self->{durable}->($made->{told});
 	}
 	foreach my $info ((map { $_->{info} } values %there),
 		map { $_->[3] } values %leases)
@@ -890,6 +900,7 @@ sub _go_on
 	{
 		$ticket->{live} = 0;
 	}
+	$self->{asked} = {};
 	foreach my $row (values %$there)
 	{
 		my $call = $self->{calls}{ $row->{info} } or next;
