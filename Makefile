@@ -42,7 +42,7 @@ DATA = sql/dlock--$(EXTVERSION).sql
 # Tests are listed by name: a wildcard would not miss a lost one.  test/run
 # fails where these lists and the files in test/ do not agree.
 
-# test/sql/*.sql
+# test/sql/*.sql, which share test/include/*.sql
 REGRESS = \
 	acquire \
 	names \

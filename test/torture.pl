@@ -1,7 +1,7 @@
 # Clients use all of dlock at once, and are hurt at random moments; servers
 # die, and are followed by their standbys; the disk fills up, and the clock
-# jumps.  What clients were told stays true: see DlockTorture.pm and
-# DlockHistory.pm for the rules, and test/torture for how to run this.
+# jumps.  What clients were told stays true: see DlockChecker.pm and
+# DlockTorture.pm for the rules, and test/torture for how to run this.
 #
 # A run is made of series, each with a history of its own, and a series of
 # rounds.  In a round clients are hurt for some seconds, then the server dies
@@ -18,6 +18,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/t";
+use DlockHistory qw(now);
 use DlockNetwork;
 use DlockTest;
 use DlockTorture;
@@ -40,7 +41,7 @@ my $clock = PostgreSQL::Test::Utils::tempdir() . '/clock';
 
 my $rounds_in_series = 6;
 my $forever = 9**9**9;
-my $begun = DlockHistory::now();
+my $begun = now();
 my $over = $begun + 60 * $minutes;
 my %count;       # of each kind of fault
 my $nodes = 0;
@@ -247,7 +248,7 @@ sub cut_links
 
 		$from != $to && !$network->is_cut($from, $to)
 	} map { my $from = $_; map { [ $from, $_ ] } 0 .. 2 } 0 .. 2;
-	my $time = DlockHistory::now() + seconds(0.1, 1.5);
+	my $time = now() + seconds(0.1, 1.5);
 	my @some = (shuffle @links)[ 0 .. one_of(0, 1, 2, 3) ];
 
 	foreach my $link (grep { defined } @some)
@@ -290,7 +291,7 @@ sub hurt
 {
 	my ($until, $answers) = @_;
 
-	my $now = DlockHistory::now();
+	my $now = now();
 
 	heal_links($now < $until ? $now : $forever);
 	return 0 if $now >= $until;
@@ -339,8 +340,8 @@ sub kill_a_backend
 
 my %ends = (
 	'killed backends' => \&kill_a_backend,
-	'killed postmasters' => sub { DlockHistory::kill_server($primary, 1) },
-	'killed servers' => sub { DlockHistory::kill_server($primary) },
+	'killed postmasters' => sub { kill_server($primary, 1) },
+	'killed servers' => sub { kill_server($primary) },
 	'immediate shutdowns' => sub { $primary->stop('immediate') },
 	'fast shutdowns' => sub { $primary->stop('fast') },
 	'failovers' => sub {
@@ -352,14 +353,14 @@ my %ends = (
 			kill('STOP', $sender);
 			usleep(int(seconds(200_000, 1_000_000)));
 		}
-		DlockHistory::kill_server($primary);
+		kill_server($primary);
 	},
 	'full disks' => sub {
 		fill_disk();
 		# it may have died of it
 		if (kill(0, $primary->{_pid}))
 		{
-			DlockHistory::kill_server($primary);
+			kill_server($primary);
 		}
 		else
 		{
@@ -373,7 +374,7 @@ sub progress
 	my ($how) = @_;
 
 	note sprintf('%4d s: %d calls, %d faults, %d problems; %s',
-		DlockHistory::now() - $begun, $calls,
+		now() - $begun, $calls,
 		sum(values %count),
 		$history->{all_problems}, $how);
 	return;
@@ -383,7 +384,7 @@ sub round
 {
 	my ($how) = @_;
 	my $off = one_of(0, 30, 60);
-	my $until = DlockHistory::now() + seconds(4, 9);
+	my $until = now() + seconds(4, 9);
 	my $since;
 
 	$standby = new_standby() if $how eq 'failovers';
@@ -397,7 +398,7 @@ sub round
 			# does not see that its postmaster is gone
 			stop_one('client backend', 30, 30)
 			  if $how =~ /servers|failovers/ && rand() < 0.5;
-			$since = DlockHistory::now();
+			$since = now();
 			$ends{$how}->();
 		},
 		off => $off);
@@ -443,8 +444,8 @@ sub replace_primary
 		$network->cut($old, $place);
 		$network->cut($place, $old);
 	}
-	my $until = DlockHistory::now() + seconds(0.3, 1.5);
-	while (DlockHistory::now() < $until)
+	my $until = now() + seconds(0.3, 1.5);
+	while (now() < $until)
 	{
 		cancel_stuck($admin);
 		usleep(20_000);
@@ -452,7 +453,7 @@ sub replace_primary
 	my $new = $network->fail_over(
 		$old,
 		sub {
-			$since = DlockHistory::now();
+			$since = now();
 			$history->fail_over($load);
 		});
 	return ($since, $new);
@@ -466,20 +467,19 @@ sub partition
 	my $old = $network->place($primary);
 	my @others = grep { $_ != $old } 0 .. 2;
 	my @off = (off => one_of(0, 30, 60));
-	my $until = DlockHistory::now() + seconds(4, 7);
+	my $until = now() + seconds(4, 7);
 	my $title = "series of seed $history->{seed}, round "
 	  . ($history->{round} + 1) . ', partitions';
 
 	$network->set_quorum($primary, one_of(1, 1, 2), @others);
 	$admin = administrator($primary);
 	my $load = $history->start_clients($primary, [ 1 .. $clients ], @off);
-	$history->run_clients($load, sub { hurt($until, @_) });
+	$load->run(sub { hurt($until, @_) });
 	my ($since, $new) = replace_primary($load, $old, @others);
 
 	my @movers = (shuffle 1 .. $clients)[ 0 .. ($clients - 1) / 2 ];
 	my $names = join(', ', map { "'client_$_'" } @movers);
-	$history->release_clients(
-		$load,
+	$load->release(
 		sub {
 			$admin->query('SELECT pg_terminate_backend(pid) '
 				  . "FROM pg_stat_activity WHERE application_name IN ($names)");
@@ -492,23 +492,20 @@ sub partition
 	$history->check($primary, $since, "$title, cut off", 'there');
 
 	$admin = administrator($primary);
-	$until = DlockHistory::now() + seconds(4, 7);
+	$until = now() + seconds(4, 7);
 	my $second = $history->start_clients($primary, \@movers, @off);
-	$history->run_clients(
-		$second,
+	$second->run(
 		sub {
 			cancel_stuck($old_admin);
 			hurt($until, @_);
 		});
 	$_->vanish foreach $admin, $old_admin;
-	$history->release_clients($load,
-		sub { DlockHistory::kill_server($network->node($old)) });
+	$load->release(sub { kill_server($network->node($old)) });
 	$history->read_calls($load);
-	$history->release_clients(
-		$second,
+	$second->release(
 		sub {
-			$since = DlockHistory::now();
-			DlockHistory::kill_server($primary);
+			$since = now();
+			kill_server($primary);
 		});
 	$history->read_calls($second);
 	$history->check_round;
@@ -599,7 +596,7 @@ sub series
 		@left = sort { rand() <=> 0.5 } @ends unless @left;
 		my $how = pop @left;
 		$how eq 'partitions' ? partition() : round($how);
-		last if DlockHistory::now() > $over && $_ >= 2;
+		last if now() > $over && $_ >= 2;
 	}
 	end_series();
 	return;
@@ -657,12 +654,12 @@ do
 	my $next = $plan[ $series % @plan ];
 
 	$next->(++$series);
-} while (DlockHistory::now() < $over);
+} while (now() < $over);
 
 my $lost = sum(@problems);
 note sprintf(
 	'%d s, seed %d, %d clients, %d calls, the slowest took %.1f s: %s %s',
-	DlockHistory::now() - $begun, $seed, $clients, $calls, @slowest);
+	now() - $begun, $seed, $clients, $calls, @slowest);
 note "faults: $count{$_} $_" foreach sort keys %count;
 note 'answers: ' . join(', ', map { "$results{$_} $_" } sort keys %results);
 note "lost, or wrong: $lost";

@@ -4,6 +4,7 @@
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
+\i test/include/errors.sql
 
 -- what this session holds
 CREATE TEMPORARY VIEW held AS
@@ -119,16 +120,7 @@ SELECT dlock_release_all();
 --
 -- Errors.  A null where a value is needed is an error, never a null result.
 --
-CREATE FUNCTION pg_temp.error_of(call text) RETURNS text
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE 'SELECT ' || call;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	RETURN sqlstate || ' ' || sqlerrm;
-END $$;
-
-SELECT call, pg_temp.error_of(call)
+SELECT call, error_of(call)
   FROM unnest(ARRAY[
 	$$dlock_acquire(NULL)$$,
 	$$dlock_acquire('a', shared => NULL)$$,
@@ -157,7 +149,7 @@ SELECT call, pg_temp.error_of(call)
 -- Names
 SELECT dlock_acquire('');
 SELECT dlock_acquire(repeat('x', 256));
-SELECT call, pg_temp.error_of(call)
+SELECT call, error_of(call)
   FROM unnest(ARRAY[
 	$$dlock_acquire('')$$,
 	$$dlock_acquire(repeat('x', 256))$$,
@@ -176,7 +168,7 @@ SELECT call, pg_temp.error_of(call)
 
 -- Timeouts: months have 30 days, and days 24 hours.
 SELECT dlock_acquire('a', timeout => '-1us');
-SELECT call, pg_temp.error_of(call)
+SELECT call, error_of(call)
   FROM unnest(ARRAY[
 	$$dlock_acquire('a', '-1us')$$,
 	$$dlock_acquire('a', '1 month -31 days')$$,
@@ -195,8 +187,8 @@ SELECT dlock_release_all();
 DO $$
 DECLARE
 	answers text[] := ARRAY[
-		pg_temp.error_of($q$dlock_acquire('a', 'infinity')$q$),
-		pg_temp.error_of($q$dlock_acquire('a', '-infinity')$q$)];
+		error_of($q$dlock_acquire('a', 'infinity')$q$),
+		error_of($q$dlock_acquire('a', '-infinity')$q$)];
 BEGIN
 	IF current_setting('server_version_num')::integer < 170000 THEN
 		ASSERT answers[1] LIKE '22007 %' AND answers[2] LIKE '22007 %';

@@ -4,6 +4,7 @@
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
+\i test/include/errors.sql
 
 CREATE TEMPORARY VIEW held AS
 SELECT name, mode, scope, depth FROM dlock_locks
@@ -145,15 +146,7 @@ SELECT dlock_acquire_all('{a}', '-1s');
 SELECT dlock_acquire_all('{a}', info => repeat('x', 1025));
 \echo :SQLSTATE
 
-CREATE FUNCTION pg_temp.error_of(call text) RETURNS text
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE 'SELECT ' || call;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	RETURN sqlstate || ' ' || sqlerrm;
-END $$;
-SELECT call, pg_temp.error_of(call)
+SELECT call, error_of(call)
   FROM unnest(ARRAY[
 	$$dlock_try_acquire_all(NULL)$$,
 	$$dlock_try_acquire_all('{NULL}')$$,

@@ -4,31 +4,11 @@
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
+\i test/include/errors.sql
 
 CREATE TEMPORARY VIEW held AS
 SELECT name, scope, depth, pinned FROM dlock_locks
  WHERE granted AND pid = pg_backend_pid() ORDER BY name, ticket;
-
--- Run a statement, and tell of its error, with F1, F2, ... for the fences.
-CREATE FUNCTION pg_temp.explain_error(statement text, VARIADIC fences bigint[] = '{}')
-RETURNS SETOF text LANGUAGE plpgsql AS $$
-DECLARE
-	line text;
-	detail text;
-	hint text;
-BEGIN
-	EXECUTE statement;
-	RETURN NEXT 'no error';
-EXCEPTION WHEN OTHERS THEN
-	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL,
-		hint = PG_EXCEPTION_HINT;
-	FOREACH line IN ARRAY ARRAY[sqlstate || ' ' || sqlerrm, detail, hint] LOOP
-		FOR i IN 1 .. cardinality(fences) LOOP
-			line = replace(line, fences[i]::text, 'F' || i);
-		END LOOP;
-		RETURN NEXT line;
-	END LOOP;
-END $$;
 
 -- A commit's error cannot be caught, and its message has a number in it.
 \set message 'SELECT replace(:''LAST_ERROR_MESSAGE'', :''fence'', ''F'') AS message;'
@@ -444,22 +424,22 @@ SELECT dlock_guard('a', 0), dlock_guard('a', -1);
 
 -- The message names the lock, the fence, and the newer one if there is any.
 SELECT dlock_acquire('orders/42') AS old, dlock_release('orders/42') \gset
-SELECT pg_temp.explain_error(format('SELECT dlock_guard(''orders/42'', %s)', :old), :old);
+SELECT explain_error(format('SELECT dlock_guard(''orders/42'', %s)', :old), :old);
 SELECT dlock_acquire('orders/42') AS new \gset
-SELECT pg_temp.explain_error(format('SELECT dlock_guard(''orders/42'', %s)', :old), :old, :new);
+SELECT explain_error(format('SELECT dlock_guard(''orders/42'', %s)', :old), :old, :new);
 -- A greater one than there was
-SELECT pg_temp.explain_error(format('SELECT dlock_guard(''orders/42'', %s)', :new + 1), :old, :new + 1);
+SELECT explain_error(format('SELECT dlock_guard(''orders/42'', %s)', :new + 1), :old, :new + 1);
 -- The fence of another lock
 SELECT dlock_acquire('other') AS other \gset
-SELECT pg_temp.explain_error(format('SELECT dlock_guard(''other'', %s)', :new), :new, :other);
-SELECT pg_temp.explain_error(format('SELECT dlock_guard(''ORDERS/42'', %s)', :new), :new);
+SELECT explain_error(format('SELECT dlock_guard(''other'', %s)', :new), :new, :other);
+SELECT explain_error(format('SELECT dlock_guard(''ORDERS/42'', %s)', :new), :new);
 SELECT dlock_release_all();
 
 -- A ticket that has been enqueued guards as soon as it is granted.
 SELECT dlock_enqueue('s', 'channel', slots => 1) AS one \gset
 SELECT dlock_enqueue('s', 'channel', slots => 1) AS two \gset
 SELECT dlock_guard('s', :one);
-SELECT pg_temp.explain_error(format('SELECT dlock_guard(''s'', %s)', :two), :one, :two);
+SELECT explain_error(format('SELECT dlock_guard(''s'', %s)', :two), :one, :two);
 SELECT dlock_release_ticket(:one);
 SELECT dlock_guard('s', :two);
 SELECT dlock_release_all();
@@ -516,11 +496,11 @@ INSERT INTO stock VALUES ('nail', 1), ('screw', 1);
 CREATE TRIGGER guarded BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON stock
 	FOR EACH STATEMENT EXECUTE FUNCTION dlock_require_guard('stock');
 
-SELECT pg_temp.explain_error('INSERT INTO stock VALUES (''bolt'', 1)');
-SELECT pg_temp.explain_error('UPDATE stock SET amount = 2');
-SELECT pg_temp.explain_error('UPDATE stock SET amount = 2 WHERE false');
-SELECT pg_temp.explain_error('DELETE FROM stock');
-SELECT pg_temp.explain_error('TRUNCATE stock');
+SELECT explain_error('INSERT INTO stock VALUES (''bolt'', 1)');
+SELECT explain_error('UPDATE stock SET amount = 2');
+SELECT explain_error('UPDATE stock SET amount = 2 WHERE false');
+SELECT explain_error('DELETE FROM stock');
+SELECT explain_error('TRUNCATE stock');
 COPY stock FROM stdin;
 bolt	1
 \.
@@ -697,12 +677,12 @@ INSERT INTO job VALUES (1, 10, 'ten'), (2, NULL, 'none');
 
 UPDATE job SET fence = 10, result = 'ten again' WHERE id = 1;
 UPDATE job SET fence = 11, result = 'eleven' WHERE id = 1;
-SELECT pg_temp.explain_error('UPDATE job SET fence = 10, result = ''ten'' WHERE id = 1');
-SELECT pg_temp.explain_error('UPDATE job SET fence = -9223372036854775808 WHERE id = 1');
+SELECT explain_error('UPDATE job SET fence = 10, result = ''ten'' WHERE id = 1');
+SELECT explain_error('UPDATE job SET fence = -9223372036854775808 WHERE id = 1');
 SELECT * FROM job ORDER BY id;
 
 -- NULL is less than any fence.
-SELECT pg_temp.explain_error('UPDATE job SET fence = NULL WHERE id = 1');
+SELECT explain_error('UPDATE job SET fence = NULL WHERE id = 1');
 UPDATE job SET fence = NULL, result = 'still none' WHERE id = 2;
 UPDATE job SET fence = 0, result = 'zero' WHERE id = 2;
 UPDATE job SET fence = -1 WHERE id = 2;
@@ -739,7 +719,7 @@ SELECT * FROM job ORDER BY id;
 SELECT dlock_acquire('a') AS old, dlock_release('a') \gset
 SELECT dlock_acquire('a') AS new \gset
 UPDATE job SET fence = :new, result = 'new' WHERE id = 1;
-SELECT pg_temp.explain_error(format('UPDATE job SET fence = %s, result = ''old'' WHERE id = 1', :old), :old, :new);
+SELECT explain_error(format('UPDATE job SET fence = %s, result = ''old'' WHERE id = 1', :old), :old, :new);
 SELECT result, fence = :new AS has_new FROM job WHERE id = 1;
 SELECT dlock_release('a');
 DROP TABLE job;

@@ -8,6 +8,7 @@
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
+\i test/include/errors.sql
 
 -- what leases hold and wait for; their owners and info tell them apart
 CREATE VIEW lease_tickets AS
@@ -16,29 +17,6 @@ SELECT q.name, q.mode, q.slots, q.permits, q.granted, q.position, q.scope,
 	q.owner, q.info, q.channel, q.depth, q.pinned
   FROM dlock_locks q LEFT JOIN dlock_leases l USING (lease)
  WHERE q.scope = 'lease' ORDER BY q.ticket;
-
-CREATE FUNCTION error_of(call text) RETURNS text
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE 'SELECT ' || call;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	RETURN sqlstate || ' ' || regexp_replace(sqlerrm, '\d{9,}', 'N', 'g');
-END $$;
-
-CREATE FUNCTION detail_of(call text) RETURNS SETOF text
-LANGUAGE plpgsql AS $$
-DECLARE
-	detail text;
-	hint text;
-BEGIN
-	EXECUTE 'SELECT ' || call;
-EXCEPTION WHEN OTHERS THEN
-	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
-	detail := replace(detail, pg_backend_pid()::text, 'PID');
-	RETURN NEXT regexp_replace(detail, '\d{9,}', 'N', 'g');
-	RETURN NEXT hint;
-END $$;
 
 -- Wait until the tables have nothing that the views do not show.
 CREATE FUNCTION await_tables() RETURNS void
@@ -338,8 +316,7 @@ SELECT granted, owner, granted_at > enqueued_at AS times
 -- one that waits goes with its lease
 SELECT dlock_lease_enqueue('q', :l, 'nobody') AS q5 \gset
 SELECT dlock_lease_close(:l);
-SELECT error_of(format('dlock_wait(%s)', :q5));
-SELECT * FROM detail_of(format('dlock_wait(%s)', :q5));
+SELECT explain_error(format('SELECT dlock_wait(%s)', :q5), :q5);
 SELECT dlock_lease_close(:l2), dlock_release_ticket(:q4);
 -- or with its ttl
 SELECT dlock_acquire('q') > 0;
@@ -359,7 +336,7 @@ SELECT error_of(format('dlock_lease_acquire(%L, %s)', 'q', :l)),
 	error_of(format('dlock_ttl_acquire(%L, %L)', 'q', '1h')),
 	error_of(format('dlock_lease_acquire_all(%L, %s)', '{o,q}', :l)),
 	error_of(format('dlock_try_lease_acquire(%L, %s, %L)', 'q', :l, '1s')) \gx
-SELECT * FROM detail_of(format('dlock_lease_acquire(%L, %s)', 'q', :l));
+SELECT explain_error(format('SELECT dlock_lease_acquire(%L, %s)', 'q', :l));
 SELECT dlock_try_lease_acquire('q', :l);
 SELECT * FROM lease_tickets;
 -- with a ticket that is there already
@@ -507,7 +484,7 @@ COMMIT;
 SELECT error_of(format('dlock_guard(%L, %s)', 'h', :g)),
 	error_of(format('dlock_guard(%L, %s)', 'g', :g - 1)),
 	error_of(format('dlock_guard(%L, %s)', 'g', :l)) \gx
-SELECT * FROM detail_of(format('dlock_guard(%L, %s)', 'g', :g - 1));
+SELECT explain_error(format('SELECT dlock_guard(%L, %s)', 'g', :g - 1), :g - 1, :g);
 -- nor with a place in the queue
 SELECT dlock_ttl_enqueue('g', '1h', 'nobody') AS g2 \gset
 SELECT error_of(format('dlock_guard(%L, %s)', 'g', :g2));
@@ -703,7 +680,7 @@ SELECT error_of($$dlock_lease_open('infinity')$$) ~ '^(22023 ttl must be a fixed
 	error_of($$dlock_ttl_acquire('a', 'infinity')$$) ~ '^(22023 ttl must be a fixed length|22007)' AS refused,
 	error_of(format('dlock_lease_acquire(%L, %s, %L)', 'a', :l, 'infinity')) ~ '^(22023 timeout must not|22007)' AS refused;
 -- a lease that is gone
-SELECT * FROM detail_of($$dlock_lease_acquire('a', 1)$$);
+SELECT explain_error($$SELECT dlock_lease_acquire('a', 1)$$);
 SELECT call, error_of(call)
   FROM unnest(ARRAY[
 	$$dlock_try_lease_acquire('a', 1)$$,
@@ -757,4 +734,4 @@ SELECT count(*) FROM dlock_queue;
 SELECT count(*) FROM dlock_locks;
 
 DROP VIEW lease_tickets;
-DROP FUNCTION error_of(text), detail_of(text), await_tables(), await_expiry(bigint);
+DROP FUNCTION await_tables(), await_expiry(bigint);

@@ -4,33 +4,12 @@
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
+\i test/include/errors.sql
 
 CREATE ROLE regress_dlock_owner;
 CREATE ROLE regress_dlock_member IN ROLE regress_dlock_owner;
 CREATE ROLE regress_dlock_noinherit NOINHERIT IN ROLE regress_dlock_owner;
 CREATE ROLE regress_dlock_other;
-
-CREATE FUNCTION error_of(call text) RETURNS text
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE 'SELECT ' || call;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	RETURN sqlstate || ' ' || regexp_replace(sqlerrm, '\d{9,}', 'N', 'g');
-END $$;
-
-CREATE FUNCTION detail_of(call text) RETURNS SETOF text
-LANGUAGE plpgsql AS $$
-DECLARE
-	detail text;
-	hint text;
-BEGIN
-	EXECUTE 'SELECT ' || call;
-EXCEPTION WHEN OTHERS THEN
-	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
-	RETURN NEXT regexp_replace(detail, 'OID \d+', 'OID N');
-	RETURN NEXT hint;
-END $$;
 
 -- All that needs the owner's privileges, of a lease with a held ticket and of
 -- one with its own lease.  Each is to fail, and so does no harm.
@@ -83,7 +62,7 @@ SELECT * FROM refused(:l, :h, :o);
 SELECT dlock_renew(:l);
 SELECT dlock_release_ticket(:q);
 \set VERBOSITY default
-SELECT * FROM detail_of(format('dlock_renew(%s)', :l));
+SELECT explain_error(format('SELECT dlock_renew(%s)', :l), :l);
 -- what anybody may ask
 SELECT dlock_check('held', :h), dlock_fence('held') = :h AS fence,
 	dlock_fence('own') = :o AS fence;
@@ -204,7 +183,7 @@ RESET ROLE;
 ALTER ROLE regress_dlock_owner RENAME TO regress_dlock_renamed;
 SET ROLE regress_dlock_renamed;
 SELECT * FROM refused(:l, :h, :o);
-SELECT * FROM detail_of(format('dlock_renew(%s)', :l));
+SELECT explain_error(format('SELECT dlock_renew(%s)', :l), :l);
 -- It does not get what it had by asking again for the same owner, either.
 SELECT dlock_try_ttl_acquire('mine', '1h', owner => 'me');
 SELECT name, role FROM dlock_locks ORDER BY ticket;
@@ -241,6 +220,6 @@ SELECT dlock_lease_close(:l);
 SELECT count(*) FROM dlock_locks;
 SELECT count(*) FROM dlock_leases;
 
-DROP FUNCTION refused(bigint, bigint, bigint), error_of(text), detail_of(text);
+DROP FUNCTION refused(bigint, bigint, bigint);
 DROP ROLE regress_dlock_owner, regress_dlock_member, regress_dlock_noinherit,
 	regress_dlock_other;

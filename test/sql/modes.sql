@@ -4,6 +4,7 @@
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
+\i test/include/errors.sql
 
 CREATE TEMPORARY VIEW held AS
 SELECT name, mode, slots, permits, depth FROM dlock_locks
@@ -53,24 +54,9 @@ SELECT dlock_fence('s') = :three AS greatest,
 SELECT dlock_try_acquire('s', slots => 3);
 SELECT dlock_acquire('s', slots => 3, timeout => '0');
 \echo :SQLSTATE
-CREATE FUNCTION pg_temp.explain_error(call text) RETURNS SETOF text
-LANGUAGE plpgsql AS $$
-DECLARE
-	detail text;
-	hint text;
-BEGIN
-	EXECUTE 'SELECT ' || call;
-	RETURN NEXT 'no error';
-EXCEPTION WHEN OTHERS THEN
-	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL,
-		hint = PG_EXCEPTION_HINT;
-	RETURN NEXT sqlstate || ' ' || sqlerrm;
-	RETURN NEXT replace(detail, pg_backend_pid()::text, 'PID');
-	RETURN NEXT hint;
-END $$;
-SELECT pg_temp.explain_error($$dlock_acquire('s', slots => 3)$$);
-SELECT pg_temp.explain_error($$dlock_try_acquire('s', '1h', slots => 3)$$);
-SELECT pg_temp.explain_error($$dlock_xact_acquire('s', slots => 3)$$);
+SELECT explain_error($$SELECT dlock_acquire('s', slots => 3)$$);
+SELECT explain_error($$SELECT dlock_try_acquire('s', '1h', slots => 3)$$);
+SELECT explain_error($$SELECT dlock_xact_acquire('s', slots => 3)$$);
 
 -- Which one is given back can be said; the last one goes if it is not.
 SELECT dlock_release_ticket(:one);
@@ -80,7 +66,7 @@ SELECT dlock_check('s', :one), dlock_check('s', :two), dlock_check('s', :three);
 SELECT dlock_fence('s') = :two AS greatest;
 
 -- Two of three permits are free.
-SELECT pg_temp.explain_error($$dlock_acquire('s', slots => 3, permits => 3)$$);
+SELECT explain_error($$SELECT dlock_acquire('s', slots => 3, permits => 3)$$);
 SELECT dlock_try_acquire('s', slots => 3, permits => 3);
 SELECT dlock_acquire('s', slots => 3, permits => 2) > :three AS greater;
 SELECT dlock_try_acquire('s', slots => 3);
@@ -108,7 +94,7 @@ SELECT dlock_acquire('s', slots => 2147483647) > 0,
 	dlock_try_acquire('s', slots => 2147483647, permits => 2147483646) > 0,
 	dlock_try_acquire('s', slots => 2147483647);
 SELECT * FROM held;
-SELECT pg_temp.explain_error($$dlock_acquire('s', slots => 2147483647, permits => 2147483647)$$);
+SELECT explain_error($$SELECT dlock_acquire('s', slots => 2147483647, permits => 2147483647)$$);
 SELECT dlock_release_all();
 
 --
@@ -152,7 +138,7 @@ SELECT dlock_acquire('s', slots => 2, permits => 3);
 \echo :SQLSTATE
 SELECT dlock_acquire('s', permits => 2);
 \echo :SQLSTATE
-SELECT call, (SELECT e FROM pg_temp.explain_error(call) AS e LIMIT 1) AS error
+SELECT call, error_of(call) AS error
   FROM unnest(ARRAY[
 	$$dlock_acquire('s', slots => -1)$$,
 	$$dlock_acquire('s', slots => 2, permits => 0)$$,

@@ -7,33 +7,12 @@
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
+\i test/include/errors.sql
 
 -- what this session holds and waits for
 CREATE TEMPORARY VIEW tickets AS
 SELECT name, mode, slots, permits, position, scope, channel, depth, info
   FROM dlock_locks WHERE pid = pg_backend_pid() ORDER BY ticket;
-
-CREATE FUNCTION pg_temp.error_of(call text) RETURNS text
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE 'SELECT ' || call;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	RETURN sqlstate || ' ' || sqlerrm;
-END $$;
-
-CREATE FUNCTION pg_temp.detail_of(call text) RETURNS SETOF text
-LANGUAGE plpgsql AS $$
-DECLARE
-	detail text;
-	hint text;
-BEGIN
-	EXECUTE 'SELECT ' || call;
-EXCEPTION WHEN OTHERS THEN
-	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
-	RETURN NEXT replace(detail, pg_backend_pid()::text, 'PID');
-	RETURN NEXT hint;
-END $$;
 
 --
 -- A free lock is granted at once; the ticket is its fence.
@@ -95,7 +74,7 @@ SELECT dlock_enqueue('a', 'nobody', shared => true) AS a \gset
 SELECT dlock_enqueue('a', 'nobody', shared => true) = :a AS same;
 SELECT mode, position, depth FROM tickets;
 SELECT dlock_enqueue('a', 'nobody');
-SELECT * FROM pg_temp.detail_of($$dlock_enqueue('a', 'nobody')$$);
+SELECT explain_error($$SELECT dlock_enqueue('a', 'nobody')$$);
 SELECT dlock_release_all();
 
 -- shared while holding exclusive counts as exclusive
@@ -149,17 +128,16 @@ SELECT dlock_release_all();
 --
 SELECT dlock_acquire('s', slots => 1) AS s1 \gset
 SELECT dlock_enqueue('s', 'nobody', slots => 1) AS s2 \gset
-SELECT pg_temp.error_of(format('dlock_wait(%s)', :s2));
-SELECT * FROM pg_temp.detail_of(format('dlock_wait(%s)', :s2));
-SELECT pg_temp.error_of(format('dlock_wait(%s, %L)', :s2, '1h'));
-SELECT pg_temp.error_of($$dlock_acquire('s', slots => 1)$$);
+SELECT explain_error(format('SELECT dlock_wait(%s)', :s2));
+SELECT error_of(format('dlock_wait(%s, %L)', :s2, '1h'));
+SELECT error_of($$dlock_acquire('s', slots => 1)$$);
 -- it can be asked about, and stays in the queue
 SELECT dlock_wait(:s2, '0');
 SELECT name, position FROM tickets;
 -- with another one behind it
 SELECT dlock_enqueue('s', 'nobody', slots => 1) AS s3 \gset
 SELECT dlock_release_ticket(:s1);
-SELECT dlock_wait(:s2, '0'), pg_temp.error_of(format('dlock_wait(%s)', :s3));
+SELECT dlock_wait(:s2, '0'), error_of(format('dlock_wait(%s)', :s3));
 SELECT dlock_release_ticket(:s2);
 SELECT dlock_wait(:s3);
 SELECT dlock_release_all();
@@ -225,18 +203,10 @@ SELECT dlock_wait(:s2);
 SELECT dlock_release_ticket(:s2);
 \set VERBOSITY default
 
--- DISCARD ALL has dropped these, too.
+-- DISCARD ALL has dropped this, too.
 CREATE TEMPORARY VIEW tickets AS
 SELECT name, mode, slots, permits, position, scope, channel, depth, info
   FROM dlock_locks WHERE pid = pg_backend_pid() ORDER BY ticket;
-CREATE FUNCTION pg_temp.error_of(call text) RETURNS text
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE 'SELECT ' || call;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	RETURN sqlstate || ' ' || sqlerrm;
-END $$;
 
 --
 -- A ticket that is gone
@@ -249,12 +219,12 @@ SELECT dlock_wait(9223372036854775807, '1h');
 -- released
 SELECT dlock_enqueue('a', 'nobody') AS a \gset
 SELECT dlock_release_ticket(:a);
-SELECT replace(pg_temp.error_of(format('dlock_wait(%s)', :a)), :'a', 'N');
+SELECT error_of(format('dlock_wait(%s)', :a), :a);
 -- ended by force: what is asked is answered, and then it is to be released
 SELECT dlock_enqueue('a', 'nobody') AS a \gset
 SELECT dlock_force_release(:a);
-SELECT replace(pg_temp.error_of(format('dlock_wait(%s)', :a)), :'a', 'N');
-SELECT replace(pg_temp.error_of(format('dlock_wait(%s, %L)', :a, '0')), :'a', 'N');
+SELECT error_of(format('dlock_wait(%s)', :a), :a);
+SELECT error_of(format('dlock_wait(%s, %L)', :a, '0'), :a);
 SELECT dlock_is_held('a'), dlock_check('a', :a);
 \set VERBOSITY sqlstate
 SELECT dlock_release_ticket(:a);
@@ -264,7 +234,7 @@ SELECT dlock_release_ticket(:a);
 SELECT dlock_acquire('s', slots => 1) > 0;
 SELECT dlock_enqueue('s', 'nobody', slots => 1) AS s2 \gset
 SELECT dlock_force_release(:s2);
-SELECT replace(pg_temp.error_of(format('dlock_wait(%s)', :s2)), :'s2', 'N');
+SELECT error_of(format('dlock_wait(%s)', :s2), :s2);
 SELECT name, position FROM tickets;
 SELECT dlock_release_all();
 
@@ -323,14 +293,6 @@ UNLISTEN *;
 CREATE TEMPORARY VIEW tickets AS
 SELECT name, mode, slots, permits, position, scope, channel, depth, info
   FROM dlock_locks WHERE pid = pg_backend_pid() ORDER BY ticket;
-CREATE FUNCTION pg_temp.error_of(call text) RETURNS text
-LANGUAGE plpgsql AS $$
-BEGIN
-	EXECUTE 'SELECT ' || call;
-	RETURN 'no error';
-EXCEPTION WHEN OTHERS THEN
-	RETURN sqlstate || ' ' || sqlerrm;
-END $$;
 
 -- Where LISTEN is not allowed, this is not.
 CREATE MATERIALIZED VIEW mv AS SELECT dlock_channel();
@@ -360,7 +322,7 @@ SELECT dlock_enqueue('a', '');
 \echo :SQLSTATE
 SELECT dlock_wait(1, '-1s');
 \echo :SQLSTATE
-SELECT call, pg_temp.error_of(call)
+SELECT call, error_of(call)
   FROM unnest(ARRAY[
 	$$dlock_enqueue(NULL, 'nobody')$$,
 	$$dlock_enqueue('a', 'nobody', shared => NULL)$$,

@@ -4,23 +4,8 @@
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
+\i test/include/errors.sql
 
--- Run a statement, and tell of its error.
-CREATE FUNCTION pg_temp.explain_error(statement text) RETURNS SETOF text
-LANGUAGE plpgsql AS $$
-DECLARE
-	detail text;
-	hint text;
-BEGIN
-	EXECUTE statement;
-	RETURN NEXT 'no error';
-EXCEPTION WHEN OTHERS THEN
-	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL,
-		hint = PG_EXCEPTION_HINT;
-	RETURN NEXT sqlstate || ' ' || sqlerrm;
-	RETURN NEXT detail;
-	RETURN NEXT hint;
-END $$;
 \set VERBOSITY terse
 
 -- A name that was never bumped has version 0, and no row.
@@ -32,10 +17,10 @@ SELECT dlock_version_bump('doc', 1), dlock_version_of('doc'),
 SELECT * FROM dlock_versions;
 
 -- Another version than the expected one, older or newer
-SELECT pg_temp.explain_error('SELECT dlock_version_bump(''doc'', 2)');
-SELECT pg_temp.explain_error('SELECT dlock_version_bump(''doc'', 4)');
-SELECT pg_temp.explain_error('SELECT dlock_version_bump(''doc'', 0)');
-SELECT pg_temp.explain_error('SELECT dlock_version_bump(''never seen'', 1)');
+SELECT explain_error('SELECT dlock_version_bump(''doc'', 2)');
+SELECT explain_error('SELECT dlock_version_bump(''doc'', 4)');
+SELECT explain_error('SELECT dlock_version_bump(''doc'', 0)');
+SELECT explain_error('SELECT dlock_version_bump(''never seen'', 1)');
 SELECT dlock_try_version_bump('doc', 2), dlock_try_version_bump('doc', 4),
 	dlock_try_version_bump('doc', 0), dlock_try_version_bump('never seen', 1);
 SELECT dlock_version_of('doc'), dlock_version_of('never seen');
@@ -235,9 +220,9 @@ UPDATE item SET version = version WHERE id = 1 RETURNING *;
 UPDATE item SET name = 'Nail', version = 4 WHERE id = 1 RETURNING *;
 UPDATE item SET version = version + 1 WHERE id = 1 RETURNING *;
 -- Anything else has seen another row.
-SELECT pg_temp.explain_error('UPDATE item SET name = ''stale'', version = 4 WHERE id = 1');
-SELECT pg_temp.explain_error('UPDATE item SET name = ''stale'', version = 7 WHERE id = 1');
-SELECT pg_temp.explain_error('UPDATE item SET name = ''stale'', version = -5 WHERE id = 1');
+SELECT explain_error('UPDATE item SET name = ''stale'', version = 4 WHERE id = 1');
+SELECT explain_error('UPDATE item SET name = ''stale'', version = 7 WHERE id = 1');
+SELECT explain_error('UPDATE item SET name = ''stale'', version = -5 WHERE id = 1');
 UPDATE item SET version = 0;
 \echo :SQLSTATE
 -- All rows at once

@@ -4,6 +4,7 @@
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
+\i test/include/errors.sql
 
 CREATE TEMPORARY VIEW held AS
 SELECT name, scope, depth FROM dlock_locks
@@ -365,32 +366,20 @@ COMMIT;
 SELECT * FROM held;
 
 -- More than there are is an error.
-CREATE FUNCTION pg_temp.explain_error(ticket bigint) RETURNS SETOF text
-LANGUAGE plpgsql AS $$
-DECLARE
-	detail text;
-BEGIN
-	PERFORM dlock_release_at_commit(ticket);
-	RETURN NEXT 'no error';
-EXCEPTION WHEN OTHERS THEN
-	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
-	RETURN NEXT sqlstate || ' ' || replace(sqlerrm, ticket::text, 'N');
-	RETURN NEXT detail;
-END $$;
 BEGIN;
 SELECT dlock_release_at_commit(:fence);
-SELECT pg_temp.explain_error(:fence);
+SELECT explain_error(format('SELECT dlock_release_at_commit(%s)', :fence), :fence);
 ROLLBACK;
 SELECT * FROM held;
-SELECT pg_temp.explain_error(:fence + 1);
-SELECT pg_temp.explain_error(0);
+SELECT explain_error(format('SELECT dlock_release_at_commit(%s)', :fence + 1), :fence + 1);
+SELECT explain_error('SELECT dlock_release_at_commit(0)');
 SELECT dlock_release('a');
-SELECT pg_temp.explain_error(:fence);
+SELECT explain_error(format('SELECT dlock_release_at_commit(%s)', :fence), :fence);
 
 -- What belongs to the transaction ends with it anyway.
 BEGIN;
 SELECT dlock_xact_acquire('a') AS fence \gset
-SELECT pg_temp.explain_error(:fence);
+SELECT explain_error(format('SELECT dlock_release_at_commit(%s)', :fence), :fence);
 SELECT dlock_acquire('a') = :fence AS same;
 SELECT dlock_release_at_commit(:fence);
 SELECT * FROM held;

@@ -15,8 +15,9 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib $FindBin::RealBin;
+use DlockChecker;
+use DlockHistory qw(now);
 use DlockTest;
-use DlockHistory;
 use Test::More;
 
 # Nobody but the worker and the clients moves the WAL on, so that a crash
@@ -30,7 +31,7 @@ wal_buffers = 16MB
 autovacuum = off
 log_statement = none
 });
-my $history = DlockHistory->new($ENV{DLOCK_TEST_SEED} || 20250101);
+my $history = DlockChecker->new($ENV{DLOCK_TEST_SEED} || 20250101);
 
 # Several rounds of each kind of crash; clients go on with what they have.
 sub rounds
@@ -46,14 +47,14 @@ sub rounds
 		$history->load(
 			$node, $calls,
 			sub {
-				$since = DlockHistory::now();
+				$since = now();
 				if ($how eq 'a backend')
 				{
 					kill_a_backend();
 				}
 				else
 				{
-					DlockHistory::kill_server($node, $how eq 'postmaster');
+					kill_server($node, $how eq 'postmaster');
 				}
 			},
 			%options);

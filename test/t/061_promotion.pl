@@ -14,13 +14,14 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib $FindBin::RealBin;
+use DlockChecker;
+use DlockHistory qw(now);
 use DlockTest;
-use DlockHistory;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $history = DlockHistory->new($ENV{DLOCK_TEST_SEED} || 20250101);
+my $history = DlockChecker->new($ENV{DLOCK_TEST_SEED} || 20250101);
 my $primary = new_server(
 	'primary',
 	allows_streaming => 1,
@@ -64,7 +65,7 @@ sub set_synchronous
 sub fail_over
 {
 	my ($standby, $what, $durable) = @_;
-	my $since = DlockHistory::now();
+	my $since = now();
 
 	$standby->promote;
 	# what the primary said of others does not hold for it
@@ -102,7 +103,7 @@ foreach my $round (1 .. 2)
 				  . "OR count(*) = $history->{clients} FROM pg_stat_activity "
 				  . "WHERE wait_event = 'SyncRep' "
 				  . "AND backend_type = 'client backend'");
-			DlockHistory::kill_server($primary);
+			kill_server($primary);
 			$session->vanish;
 		});
 	fail_over($standby, "synchronous, round $round", 'there');
@@ -119,7 +120,7 @@ foreach my $round (1 .. 2)
 	$history->load(
 		$primary,
 		300 + int(rand(300)),
-		sub { DlockHistory::kill_server($primary) },
+		sub { kill_server($primary) },
 		after => 150 + int(rand(100)),
 		then => sub { kill('STOP', $sender) == 1 or die 'no sender' });
 	fail_over($standby, "asynchronous, round $round", 'nowhere');

@@ -16,7 +16,6 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 use DlockTest;
-use DlockHistory;
 use DlockWorker;
 use Test::More;
 
@@ -198,7 +197,7 @@ foreach my $ending (sort keys %endings)
 	is($client->query("SELECT dlock_release_ticket($_)"), 't', 'released')
 	  foreach $ticket, $other;
 	ok(!$waiter->answered, 'crash: no answer');
-	DlockHistory::kill_server($node);
+	kill_server($node);
 	unlike($waiter->answer, qr/^\d+$/m, 'crash: never granted');
 	$_->vanish foreach $waiter, $client, $admin;
 	$node->start;
@@ -217,7 +216,7 @@ foreach my $ending (sort keys %endings)
 	# And the other way round: once the successor knows, it stays so.
 	$client->query("SELECT dlock_release_ticket($ticket)");
 	is($client->query("SELECT dlock_wait($next)"), 't', 'granted');
-	DlockHistory::kill_server($node);
+	kill_server($node);
 	$_->vanish foreach $client, $admin;
 	$node->start;
 	start_sessions();
@@ -246,7 +245,7 @@ foreach my $kind ('waits', 'comes later')
 		$successor->start("SELECT dlock_acquire('$kind')");
 	}
 	cmp_ok($successor->answer, '>', $ticket, "$kind: granted");
-	DlockHistory::kill_server($node);
+	kill_server($node);
 	$_->vanish foreach $successor, $client, $admin;
 	$node->start;
 	start_sessions();
@@ -267,7 +266,7 @@ foreach my $kind ('waits', 'comes later')
 		't', 'given up: released');
 	$holder->query('SELECT dlock_release_all()');
 	cmp_ok($successor->answer, '>', $ticket, 'given up: granted');
-	DlockHistory::kill_server($node);
+	kill_server($node);
 	$_->vanish foreach $holder, $successor, $client, $admin;
 	$node->start;
 	start_sessions();

@@ -21,6 +21,7 @@ use FindBin;
 use lib $FindBin::RealBin;
 use DlockLease;
 use DlockTest;
+use DlockWorker;
 use Encode qw(decode);
 use JSON::PP qw(decode_json);
 use Test::More;
@@ -37,8 +38,6 @@ my $listener = session($node);
 
 $node->safe_psql('postgres', 'CREATE TABLE t (n integer)');
 $listener->query('LISTEN shared');
-
-my $worker = "FROM pg_stat_activity WHERE backend_type = 'dlock worker'";
 
 sub open_lease
 {
@@ -96,40 +95,13 @@ sub ask
 	return $session->query("SELECT dlock_wait($ticket, '0')");
 }
 
-sub worker_pid
-{
-	my $pid;
-
-	poll('the worker',
-		sub { ($pid = $admin->query("SELECT pid $worker")) =~ /^\d+$/ });
-	return $pid;
-}
-
 sub terminate_worker
 {
-	my $pid = worker_pid();
+	my $pid = worker($admin);
 
 	$admin->query("SELECT pg_terminate_backend($pid)");
 	backends_gone($pid);
 	return;
-}
-
-# Stop the worker where it has nothing to do, and so holds nothing.
-sub stop_worker
-{
-	my $idle =
-	  "SELECT count(*) = 1 $worker AND state = 'idle' AND wait_event_type = 'Extension'";
-	my $pid = worker_pid();
-
-	poll('the worker is stopped while it is idle',
-		sub {
-			$admin->wait_for($idle);
-			stop_process($pid);
-			return 1 if $admin->query($idle) eq 't';
-			continue_process($pid);
-			return 0;
-		});
-	return $pid;
 }
 
 # Does this session wait for the journal?
@@ -453,7 +425,7 @@ foreach my $channel (undef, 'shared')
 
 	$admin->query("SELECT dlock_acquire('lock')");
 	$ticket = enqueue($waiter, 'lock', '1h', ", 'shared'");
-	$pid = stop_worker();
+	$pid = freeze($admin);
 	$admin->query("SELECT dlock_release('lock')");
 	is( $admin->query(
 			"SELECT l.granted, q.granted FROM dlock_locks AS l "
@@ -473,7 +445,7 @@ foreach my $channel (undef, 'shared')
 		'0',
 		'worker stopped: nothing is enqueued then');
 	is(scalar($listener->announcements(0)), 0, 'worker stopped: none told');
-	continue_process($pid);
+	thaw($pid);
 	is($asker->answer, 't', 'worker goes on: confirmed');
 	told($listener, 'worker goes on: announced',
 		announcement('granted', 'lock', $ticket));
@@ -510,7 +482,7 @@ foreach my $when ('grant written', 'worker terminated')
 	commits_hang($node, 1);
 	# one that knows of the setting
 	terminate_worker();
-	worker_pid();
+	worker($admin);
 
 	foreach my $level ('on', 'remote_apply')
 	{
@@ -603,7 +575,7 @@ sub nuisance
 	$tickets{lock} = enqueue($admin, 'lock', '1h', ", 'shared'");
 	told($listener, "$what: before",
 		announcement('granted', 'expiring', $tickets{expiring}));
-	$pid = worker_pid();
+	$pid = worker($admin);
 
 	my $end = $nuisances{$what}->($application);
 
@@ -631,7 +603,7 @@ sub nuisance
 		'f|t',
 		"$what: to the next");
 	is(scalar($listener->announcements(0)), 0, "$what: nothing is announced");
-	is($admin->query("SELECT pid $worker"), $pid, "$what: the worker lives on");
+	is(worker($admin), $pid, "$what: the worker lives on");
 
 	# nor does a worker that ends lose anything
 	terminate_worker();

@@ -24,8 +24,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(usleep);
 
-our @EXPORT = qw(new_server start_again answers poll ample fence fails_with grows
-  session backends_gone);
+our @EXPORT = qw(new_server start_again kill_server answers poll ample fence
+  fails_with grows session backends_gone);
 
 # A running server with dlock in its database "postgres"
 sub new_server
@@ -74,6 +74,37 @@ sub start_again
 			$node->stop('fast', fail_ok => 1);
 			return 0;
 		});
+}
+
+# The ids of processes for which the sub is true of id, parent and state
+sub processes
+{
+	my ($condition) = @_;
+
+	return map { $_->[0] } grep { $condition->(@$_) }
+	  map { [ /^\s*(\d+)\s+(\d+)\s+(\S)/ ] } `ps -A -o pid= -o ppid= -o state=`;
+}
+
+# kill_server($node, $alone): all of a server's processes, or its postmaster
+# alone; and wait until the last one is gone
+sub kill_server
+{
+	my ($node, $alone) = @_;
+	my $postmaster = $node->{_pid};
+
+	# stopped, it has no more children
+	kill('STOP', $postmaster) == 1 or die "no process $postmaster";
+	my @children = processes(sub { $_[1] == $postmaster });
+	kill('KILL', @children) unless $alone;
+	$node->kill9;
+	my %killed = map { $_ => 1 } $postmaster, @children;
+
+	poll('processes are gone',
+		sub { !processes(sub { $killed{ $_[0] } && $_[2] ne 'Z' }) });
+	# who is to start takes a zombie for a server, for as long as it is there
+	unlink $node->data_dir . '/postmaster.pid',
+	  $node->host . '/.s.PGSQL.' . $node->port . '.lock';
+	return;
 }
 
 # Does the server let clients in?  psql, where it does not, ends before it has

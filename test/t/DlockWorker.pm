@@ -22,7 +22,8 @@ Waits until there is none.
 
 =item freeze($session)
 
-Stops the worker while it sleeps, and returns its process id.
+Stops the worker while it sleeps, and returns its process id.  In its own wait,
+it holds nothing that others need.
 
 =item thaw($pid)
 
@@ -37,12 +38,11 @@ package DlockWorker;
 use strict;
 use warnings FATAL => 'all';
 
+use DlockLease qw(stop_process continue_process);
 use DlockTest;
 use Exporter 'import';
 
 our @EXPORT = qw(worker no_worker freeze thaw);
-
-my %frozen;
 
 my $workers = q{FROM pg_stat_activity WHERE backend_type = 'dlock worker'
 	 AND datname = current_database()};
@@ -68,13 +68,18 @@ sub freeze
 {
 	my ($session) = @_;
 	my $pid = worker($session);
+	my $sleeps = "SELECT count(*) = 1 $workers AND pid = $pid "
+	  . q{AND state = 'idle' AND wait_event_type = 'Extension'};
 
-	# in its own wait, it holds nothing that others need
-	$session->wait_for(
-		"SELECT count(*) = 1 $workers AND pid = $pid AND state = 'idle' "
-		  . q{AND wait_event_type = 'Extension'});
-	kill('STOP', $pid) == 1 or die "no process $pid";
-	$frozen{$pid} = 1;
+	poll('the worker is stopped while it sleeps',
+		sub {
+			$session->wait_for($sleeps);
+			stop_process($pid);
+			return 1 if $session->query($sleeps) eq 't';
+			# it has woken up before the signal came
+			continue_process($pid);
+			return 0;
+		});
 	return $pid;
 }
 
@@ -82,14 +87,7 @@ sub thaw
 {
 	my ($pid) = @_;
 
-	kill('CONT', $pid);
-	delete $frozen{$pid};
-	return;
-}
-
-END
-{
-	kill('CONT', keys %frozen) if %frozen;
+	return continue_process($pid);
 }
 
 1;
