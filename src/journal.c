@@ -177,6 +177,7 @@ dlock_journal_wait(DlockSpace *space, DlockRecord *record, uint64 mark)
 	uint32		failures = pg_atomic_read_u32(&space->failures);
 	int			alone = 0;		/* looks at which no worker was there */
 	XLogRecPtr	lsn;
+	bool		durable;
 
 	while (!is_written(record, mark, &lsn))
 	{
@@ -204,15 +205,15 @@ dlock_journal_wait(DlockSpace *space, DlockRecord *record, uint64 mark)
 										   PG_WAIT_EXTENSION);
 	}
 	ConditionVariableCancelSleep();
-	if (!make_durable(lsn))
-	{
-		CHECK_FOR_INTERRUPTS();
+	durable = make_durable(lsn);
+	/* the last look: a cancel that comes later finds done what was asked for */
+	CHECK_FOR_INTERRUPTS();
+	if (!durable)
 		ereport(ERROR,
 				(errcode(ERRCODE_QUERY_CANCELED),
 				 errmsg("canceled while waiting for synchronous replication"),
 				 errdetail("What was asked for has been taken back."),
 				 errhint("Try again when the standbys answer.")));
-	}
 }
 
 /* The same for all that has happened to a record so far. */

@@ -373,7 +373,8 @@ sub progress
 {
 	my ($how) = @_;
 
-	note sprintf('%4d s: %d calls, %d faults, %d problems; %s',
+	# not by way of prove, which may keep it to itself for long
+	diag sprintf('%4d s: %d calls, %d faults, %d problems; %s',
 		now() - $begun, $calls,
 		sum(values %count),
 		$history->{all_problems}, $how);

@@ -106,7 +106,7 @@ sub connect
 		"application_name=client_$self->{client}");
 	$self->{session_holds} = {};    # name => 1
 	delete $self->{sync};
-	$self->{last_answer} = clock_gettime(CLOCK_MONOTONIC);
+	$self->{last_alive} = clock_gettime(CLOCK_MONOTONIC);
 	return $self->surely('SET client_min_messages = error');
 }
 
@@ -146,6 +146,7 @@ sub call
 	my $sql = delete $call{sql}
 	  // "SELECT coalesce(($expression)::text, 'null')";
 	my $id = "$self->{round}.$self->{client}." . ++$self->{calls};
+	my $begin;
 
 	if (!$call{block})
 	{
@@ -160,8 +161,9 @@ sub call
 	# until it is answered
 	$self->{asked} = [ $id, \%call ];
 	$call{op} = $op;
-	$self->note_down('asks', clock_gettime(CLOCK_MONOTONIC), $id, '',
-		client => $self->{client}, sync => $self->{sync} // 'on', %call);
+	$begin = clock_gettime(CLOCK_MONOTONIC);
+	$self->note_down('asks', $begin, $id, '', client => $self->{client},
+		sync => $self->{sync} // 'on', %call);
 	my $answer = $self->{session}->query($sql);
 
 	$answer =~ s/^(t|f)(rue|alse)$/$1/;
@@ -191,9 +193,18 @@ sub call
 		  $answer !~ /server closed the connection|connection to server/;
 		return;
 	}
+	return $self->told($id, $answer, $begin);
+}
+
+# The call that began then is answered.
+sub told
+{
+	my ($self, $id, $answer, $begin) = @_;
+
 	delete $self->{asked};
-	$self->{last_answer} = clock_gettime(CLOCK_MONOTONIC);
-	$self->note_down('told', $self->{last_answer}, $id, $answer);
+	# the answer may have come before the session ended, and be read after
+	$self->{last_alive} = $begin;
+	$self->note_down('told', clock_gettime(CLOCK_MONOTONIC), $id, $answer);
 	syswrite($self->{pipe}, chr $self->{client}) unless $self->{quiet};
 	return $answer;
 }
@@ -379,9 +390,12 @@ sub ask_for_lease
 	$function .= $kind eq 'enqueue' ? 'enqueue' : 'acquire';
 	$arguments .=
 	  $kind ne 'enqueue' ? ", timeout => '20 ms'" : $self->channel(\%call);
-	# no other client asks with the same
-	$arguments .= ", owner => '$self->{client}." . choose(1, 2) . "'"
-	  if percent(30) && $function !~ /ttl/;
+	if (percent(30) && $function !~ /ttl/)
+	{
+		# no other client asks with the same
+		$call{owner} = "$self->{client}." . choose(1, 2);
+		$arguments .= ", owner => '$call{owner}'";
+	}
 	$result = $self->call($kind eq 'enqueue' ? 'enqueue' : 'acquire',
 		"$function('$name', $second$arguments, INFO)",
 		%call, name => $name, scope => 'lease');

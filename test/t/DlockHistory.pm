@@ -61,7 +61,7 @@ sub new
 		calls => {},         # id => call
 		tickets => {},       # number => ticket that a client was told of
 		leases => {},        # number => lease, the same
-		asked => {},         # "lease name" => first call that was told nothing
+		asked => {},         # request => first call for it that was told nothing
 		holds => [],         # what clients were sure to hold
 		offsets => {},       # file => how far it was read
 		problems => [],
@@ -230,10 +230,18 @@ sub _learn_begin
 	}
 	elsif ($call->{op} =~ /acquire|enqueue/ && $call->{lease})
 	{
-		$self->{asked}{"$call->{lease} $_"} //= $call
+		$self->{asked}{ _request($call, $_) } //= $call
 		  foreach split /,/, $call->{name};
 	}
 	return;
+}
+
+# What a lease has one ticket for, however often it asks
+sub _request
+{
+	my ($call, $name) = @_;
+
+	return join ' ', $call->{lease} // 0, $name, $call->{owner} // '';
 }
 
 sub _begin_release
@@ -384,7 +392,7 @@ sub _learn_ticket
 	my ($self, $number, $name, $call) = @_;
 	my $ticket = $self->{tickets}{$number};
 	my $lease = 0;
-	my $asked = delete $self->{asked}{ ($call->{lease} // '') . " $name" };
+	my $asked = delete $self->{asked}{ _request($call, $name) };
 
 	if ($ticket)
 	{

@@ -252,6 +252,7 @@ sub _learn
 		# found, but nobody was told so
 		$call->{level} = $call->{sync};
 		$call->{sync} = 'off' if $call{found};
+		$self->{results}{found}++ if $call{found};
 	}
 	elsif ($what eq 'lost')
 	{

@@ -10,9 +10,10 @@ DlockTortureClient - a client of dlock that is hurt, and goes on
 A DlockClient's session lives until the server dies.  Here sessions also end
 before, and calls are cancelled.  A client that has lost its session waits until
 its backend is gone, connects again, and looks up what became of the call that
-it has had no answer to.  It puts down when it had the last answer:
+it has had no answer to.  It puts down until when the session was there, for
+sure: when the last call began that was answered.
 
-	lost  time  client  time of the last answer
+	lost  time  client  that time
 
 In addition to what they do there, clients hold locks for whole transactions,
 wait without a timeout, and so in deadlocks at times, queue up in session scope,
@@ -82,14 +83,13 @@ sub run
 	until ($self->is_over)
 	{
 		$self->connect or next;
-		if ($self->find_out)
+		if (defined $self->find_out)
 		{
 			while ($self->step) { }
 		}
 		$self->{session}->vanish;
-		# what held until the last answer may have been lost since
 		$self->note_down('lost', clock_gettime(CLOCK_MONOTONIC),
-			$self->{client}, $self->{last_answer});
+			$self->{client}, $self->{last_alive});
 		last if $self->is_over;
 		DlockTest::poll('backend is gone',
 			sub { !kill(0, $self->{session}{pid}) || $self->is_over });
@@ -109,46 +109,55 @@ sub connect
 	return 0;
 }
 
-# What has become of the call whose answer was lost with the session?
+# What has become of the call that has had no answer?  If it has got what it
+# asked for, puts that down, and returns true; undefined if the session has ended.
 sub find_out
 {
 	my ($self) = @_;
-	my $lost = delete $self->{asked} or return 1;
-	my ($id, $call) = @$lost;
-	my $ticket;
+	my ($id, $call) = @{ delete $self->{asked} // [] };
+	my $found;
 
-	return 1 if $call->{scope} ne 'lease' && $call->{op} ne 'open';
-	if ($call->{op} eq 'lease_acquire_all')
-	{
-		delete $self->{leases}{ $call->{lease} };
-		return
-		  defined $self->call('close', "dlock_lease_close($call->{lease})",
-			lease => $call->{lease}, scope => 'none');
-	}
-	return 1 if $call->{op} !~ /acquire|enqueue|open/;
+	return 0 unless $id && ($call->{op} eq 'open' ||
+		$call->{scope} eq 'lease' && $call->{op} =~ /acquire|enqueue/);
 	for (1 .. 20)
 	{
-		$ticket = $self->{session}->query(
+		$found = $self->{session}->query(
 			$call->{op} eq 'open' ?
 			  "SELECT lease FROM dlock_leases WHERE info = '$id'" :
 			  q{SELECT ticket FROM dlock_locks WHERE scope = 'lease' }
 			  . ($call->{op} eq 'enqueue' ? '' : 'AND granted ')
 			  . "AND info = '$id'");
-		last if $ticket !~ /ERROR:  57014/;
+		last if $found !~ /ERROR:  57014/;
 	}
-	return 1 if $ticket eq '';
-	return 0 if $ticket !~ /^\d+$/;
-	$self->note_down('told', clock_gettime(CLOCK_MONOTONIC), $id, $ticket,
+	return 0 if $found eq '';
+	return undef if $found !~ /^\d+$/m;
+	if ($call->{op} eq 'lease_acquire_all')
+	{
+		delete $self->{leases}{ $call->{lease} };
+		return $self->call('close', "dlock_lease_close($call->{lease})",
+			lease => $call->{lease}, scope => 'none');
+	}
+	$self->note_down('told', clock_gettime(CLOCK_MONOTONIC), $id, $found,
 		found => 1);
 	if ($call->{op} eq 'open')
 	{
-		$self->{leases}{$ticket} = $call->{short};
+		$self->{leases}{$found} = $call->{short};
 	}
 	else
 	{
-		$self->{tickets}{$ticket} = $call->{name};
+		$self->{tickets}{$found} = $call->{name};
 	}
 	return 1;
+}
+
+# A cancel may have come when all was done.
+sub told
+{
+	my ($self, $id, $answer, @begin) = @_;
+	my $done = $answer eq 'error 57014' ? $self->find_out : 0;
+
+	return undef if !defined $done;
+	return $done ? $answer : $self->SUPER::told($id, $answer, @begin);
 }
 
 # As the one that it replaces, but who wants to end something does not give up
