@@ -798,9 +798,12 @@ Datum
 dlock_is_held(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
+	DlockSpace *space = begin_named_call(fcinfo, &key);
+	bool		held = dlock_session_holds(&key);
 
-	(void) begin_named_call(fcinfo, &key);
-	PG_RETURN_BOOL(dlock_session_holds(&key));
+	if (held)
+		dlock_journal_flush_removal(space, &key);
+	PG_RETURN_BOOL(held);
 }
 
 PG_FUNCTION_INFO_V1(dlock_fence);
@@ -808,12 +811,12 @@ Datum
 dlock_fence(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
-	int64		fence;
+	DlockSpace *space = begin_named_call(fcinfo, &key);
+	int64		fence = dlock_queue_fence(&key);
 
-	(void) begin_named_call(fcinfo, &key);
-	fence = dlock_queue_fence(&key);
 	if (fence == 0)
 		PG_RETURN_NULL();
+	dlock_journal_flush_removal(space, &key);
 	PG_RETURN_INT64(fence);
 }
 
@@ -822,10 +825,14 @@ Datum
 dlock_check(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
+	DlockSpace *space = begin_named_call(fcinfo, &key);
+	bool		held;
 
-	(void) begin_named_call(fcinfo, &key);
 	need(fcinfo, 1, "fence");
-	PG_RETURN_BOOL(dlock_queue_is_fence(&key, PG_GETARG_INT64(1)));
+	held = dlock_queue_is_fence(&key, PG_GETARG_INT64(1));
+	if (held)
+		dlock_journal_flush_removal(space, &key);
+	PG_RETURN_BOOL(held);
 }
 
 PG_FUNCTION_INFO_V1(dlock_guard);

@@ -424,10 +424,12 @@ for_each_edge(Graph *graph, const Vertex *vertex,
 		for (int i = 0; i < vertex->place; i++)
 		{
 			const DlockMember *member = &lock->members[i];
+			Vertex	   *blocker = vertex_of(graph, member);
 
-			if (stays(graph, member) &&
+			/* looked up once: its owner may be about to end */
+			if (blocker && !blocker->goes_on &&
 				modes_conflict(member->mode, lock->members[vertex->place].mode))
-				callback((Vertex *) vertex, vertex_of(graph, member), arg);
+				callback((Vertex *) vertex, blocker, arg);
 		}
 	}
 }

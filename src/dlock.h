@@ -271,6 +271,7 @@ extern void dlock_journal_wait(DlockSpace *space, DlockRecord *record,
 extern void dlock_journal_wait_for_all(DlockSpace *space, DlockRecord *record);
 extern void dlock_journal_flush_removal(DlockSpace *space,
 										const DlockKey *key);
+extern void dlock_journal_flush_removals(DlockSpace *space);
 extern void dlock_journal_settle(DlockSpace *space, DlockRecord *record);
 extern bool dlock_journal_begin(DlockSpace *space);
 extern int	dlock_journal_write(DlockSpace *space, int *dead,
@@ -307,6 +308,7 @@ extern void dlock_announcement_set(DlockTicket *ticket,
 extern void dlock_announcement_count(DlockTicket *ticket);
 extern void dlock_announcement_free(DlockTicket *ticket);
 extern void dlock_announcement_orphan(DlockTicket *ticket);
+extern void dlock_announcement_purge(DlockSpace *space);
 extern void dlock_announcement_event(DlockTicket *ticket, uint32 event);
 extern void dlock_announcement_arm(DlockTicket *ticket);
 extern bool dlock_announcement_is_armed(DlockTicket *ticket);
@@ -365,6 +367,7 @@ extern void dlock_xact_release_at_commit(DlockSpace *space, int64 number);
 extern void dlock_xact_guard(DlockSpace *space, const DlockKey *key,
 							 int64 fence);
 extern bool dlock_xact_has_guarded(const DlockKey *key);
+extern void dlock_xact_finish(void (*work) (void));
 
 /* held.c */
 extern bool dlock_held_blocks_others(int64 except);

@@ -19,9 +19,9 @@
  * A lock is handed on by the worker, after the commit that has removed the row
  * of the holder before (dlock_lease_finish).  As what the next holder writes
  * comes later in the WAL, no prefix of the WAL has two holders.  A session
- * that is the next holder writes nothing, so before it believes in its grant it
- * flushes up to there (dlock_journal_flush_removal): otherwise a crash could
- * bring back a holder whose fence its own has superseded.
+ * that is the next holder writes nothing, so before it, or anybody else, is told
+ * of its grant, what is up to there is flushed (dlock_journal_flush_removal):
+ * otherwise a crash could bring back a holder whose fence was superseded.
  *
  * Lock order: an entry's lock, then the space's lease lock.
  *
@@ -236,7 +236,7 @@ removal(DlockSpace *space, const DlockKey *key)
 }
 
 /*
- * For a session that was granted a lock: flush the removal of the row of the
+ * Before anybody is told who holds a lock: flush the removal of the row of the
  * holder before, should there have been one.
  */
 void
@@ -246,6 +246,18 @@ dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)
 
 	if (removed != InvalidXLogRecPtr)
 		XLogFlush(removed);
+}
+
+/* The same for all locks, before grants of any are announced. */
+void
+dlock_journal_flush_removals(DlockSpace *space)
+{
+	XLogRecPtr	latest = InvalidXLogRecPtr;
+
+	for (int b = 0; b < DLOCK_REMOVED_BUCKETS; b++)
+		latest = Max(latest, pg_atomic_read_u64(&space->removed[b]));
+	if (latest != InvalidXLogRecPtr)
+		XLogFlush(latest);
 }
 
 /*

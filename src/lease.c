@@ -783,4 +783,5 @@ dlock_lease_purge(DlockSpace *space)
 		dlock_id_delete(space, dlock_record_ticket(record)->ticket.number);
 		dlock_record_unref(record);
 	}
+	dlock_announcement_purge(space);
 }

@@ -89,7 +89,6 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 		dlock_lease_ticket_publish(ticket);
 		if (!dlock_queue_adopt(ticket))
 		{
-			dlock_lease_ticket_unpublish(ticket);
 			if (dlock_held_is_gone(held))
 				dlock_request_raise_lost_place(request, held->number);
 			dlock_lease_raise_gone(request->lease->number);
@@ -99,6 +98,7 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 	{
 		/* dshash raises a lack of memory with a lock of its own held */
 		LWLockReleaseAll();
+		dlock_lease_ticket_unpublish(ticket);
 		dlock_held_settle(held);
 		PG_RE_THROW();
 	}

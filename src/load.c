@@ -194,7 +194,11 @@ load_tickets(DlockSpace *space)
 		dlock_record_unuse(before);
 	}
 
-	/* who waits is granted what became free with the last release written */
+	/*
+	 * Who waits is granted what became free with the last release written.  No
+	 * time has passed for what was put back, were it by an earlier attempt.
+	 */
+	dlock_lease_begin_anew(space);
 	for (uint64 i = 0; i < SPI_processed; i++)
 	{
 		DlockKey	key;

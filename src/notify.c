@@ -287,6 +287,23 @@ dlock_announcement_set(DlockTicket *ticket, dsa_pointer announcement)
 }
 
 /*
+ * Free what is still to be told in a space that nobody uses any more.  All its
+ * tickets are gone.
+ */
+void
+dlock_announcement_purge(DlockSpace *space)
+{
+	while (DsaPointerIsValid(space->outbox.head))
+	{
+		DlockAnnouncement *orphan = dsa_get_address(dlock_area,
+													space->outbox.head);
+
+		unpost(space, orphan);
+		release(space, orphan);
+	}
+}
+
+/*
  * Something has happened to a ticket that may have an announcement.  The
  * caller wakes the worker later.
  */
@@ -436,6 +453,7 @@ dlock_notify_send(DlockSpace *space)
 	count = copy_outbox(space, messages);
 	if (count == 0)
 		return 0;
+	dlock_journal_flush_removals(space);
 	StartTransactionCommand();
 
 	/*

@@ -136,20 +136,25 @@ wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
 	wakeups->procnos[wakeups->count++] = ticket->procno;
 }
 
-/* Could this request hold the lock beside the holders that there are? */
+/*
+ * Could this ticket hold the lock beside the holders that there are?  Not where
+ * they have other slots: they are about to leave, and in the way until then.
+ */
 static bool
-fits(const DlockLock *lock, DlockMode mode, int32 permits)
+fits(const DlockLock *lock, const DlockTicket *ticket)
 {
-	if (lock->closed > 0)
+	const DlockTicket *holder = ticket_at(lock->holders.head);
+
+	if (lock->closed > 0 || (holder && holder->slots != ticket->slots))
 		return false;
-	switch (mode)
+	switch (ticket->mode)
 	{
 		case DLOCK_EXCLUSIVE:
 			return lock->holders.length == 0;
 		case DLOCK_SHARED:
 			return lock->exclusive == 0;
 		case DLOCK_SLOTS:
-			return permits <= lock->slots - lock->permits;
+			return ticket->permits <= lock->slots - lock->permits;
 	}
 	return false;
 }
@@ -187,7 +192,7 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 		/* the one before may have been a semaphore of another size */
 		if (lock->holders.length == 0)
 			lock->slots = head->slots;
-		if (!fits(lock, head->mode, head->permits))
+		if (!fits(lock, head))
 			break;
 		if (!is_waiting(head))
 		{
@@ -201,6 +206,8 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 		}
 		if (now == 0)
 			now = GetCurrentTimestamp();
+		/* mapped before any change, as that can fail */
+		(void) ticket_at(lock->holders.tail);
 		dlock_list_remove(&lock->queue, &head->link);
 		grant(lock, head, now);
 		wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
@@ -290,11 +297,11 @@ without_leaving(DlockLock *lock)
 }
 
 static bool
-fits_soon(DlockLock *lock, DlockMode mode, int32 permits)
+fits_soon(DlockLock *lock, const DlockTicket *ticket)
 {
 	DlockLock	rest = without_leaving(lock);
 
-	return rest.queue.length == 0 && fits(&rest, mode, permits);
+	return rest.queue.length == 0 && fits(&rest, ticket);
 }
 
 /*
@@ -383,9 +390,8 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 	DlockJoin	result;
 	bool		free;
 
-	/* where the slots change, those who leave are not gone yet */
 	free = lock->queue.length == 0 && lock->slots == request->slots &&
-		fits(lock, request->mode, request->permits);
+		fits(lock, ticket);
 	if (!agree_on_slots(lock, request->slots))
 	{
 		*slots = lock->slots;
@@ -401,7 +407,7 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 		result = DLOCK_JOIN_EXISTS;
 	}
 	else if (!free && nowait &&
-			 !fits_soon(lock, request->mode, request->permits))
+			 !fits_soon(lock, ticket))
 		result = DLOCK_JOIN_BUSY;
 	else if ((ticket->number = dlock_ticket_draw(space)) == 0)
 		result = DLOCK_JOIN_NO_NUMBER;

@@ -80,10 +80,20 @@ dlock_record_unref(DlockRecord *record)
 }
 
 static void
+unuse_all(void)
+{
+	dlock_record_unuse(0);
+}
+
+static void
 at_transaction_end(XactEvent event, void *arg)
 {
-	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT)
-		dlock_record_unuse(0);
+	if (num_uses == 0)
+		return;
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_PREPARE)
+		dlock_xact_finish(unuse_all);
+	else if (event == XACT_EVENT_ABORT)
+		unuse_all();
 }
 
 /*

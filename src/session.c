@@ -89,6 +89,8 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 			if (request->scope == DLOCK_TRANSACTION)
 				dlock_xact_prepare();
 			dlock_xact_deepen(held, request->scope);
+			/* it may have been enqueued, and granted since */
+			dlock_journal_flush_removal(space, &request->key);
 			return held->number;
 		}
 		would_block_itself = dlock_held_blocks(name, request, PG_INT64_MAX);
@@ -412,12 +414,12 @@ at_exit(int code, Datum arg)
 	}
 	else
 	{
-		dlock_ticket_free_spare();
 		if (dlock_my_backend)
 		{
 			dlock_lease_detach_all();
 			dlock_record_unuse(0);
 		}
+		dlock_ticket_free_spare();
 		dlock_detach();
 	}
 }

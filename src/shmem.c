@@ -229,6 +229,7 @@ dlock_attach(void)
 	dshash_table *spaces_table;
 	dshash_table *locks_table;
 	dshash_table *ids_table;
+	DlockBackend *backends;
 	static bool registered = false;
 
 	Assert(dlock_my_backend == NULL);
@@ -243,6 +244,8 @@ dlock_attach(void)
 	else
 		attach_area(&area, &spaces_table, &locks_table, &ids_table);
 	LWLockRelease(&dlock_control->lock);
+	/* before the area is pinned, as it cannot be attached twice */
+	backends = dsa_get_address(area, dlock_control->backends);
 	dsa_pin_mapping(area);
 	MemoryContextSwitchTo(old_context);
 
@@ -254,7 +257,7 @@ dlock_attach(void)
 	spaces = spaces_table;
 	dlock_locks = locks_table;
 	dlock_ids = ids_table;
-	dlock_backends = dsa_get_address(area, dlock_control->backends);
+	dlock_backends = backends;
 	dlock_my_backend = &dlock_backends[compat_my_procno()];
 	dlock_my_backend->database = MyDatabaseId;
 	dlock_my_backend->wait_ticket = 0;
@@ -676,12 +679,16 @@ dlock_list_append(DlockList *list, DlockLink *link)
 void
 dlock_list_remove(DlockList *list, DlockLink *link)
 {
-	if (DsaPointerIsValid(link->prev))
-		link_at(link->prev)->next = link->next;
+	/* before any change, as to map a segment of memory can fail */
+	DlockLink  *prev = DsaPointerIsValid(link->prev) ? link_at(link->prev) : NULL;
+	DlockLink  *next = DsaPointerIsValid(link->next) ? link_at(link->next) : NULL;
+
+	if (prev)
+		prev->next = link->next;
 	else
 		list->head = link->next;
-	if (DsaPointerIsValid(link->next))
-		link_at(link->next)->prev = link->prev;
+	if (next)
+		next->prev = link->prev;
 	else
 		list->tail = link->prev;
 	link->prev = link->next = InvalidDsaPointer;

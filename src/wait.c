@@ -96,12 +96,18 @@ still_waiting(DlockTicket *ticket, bool foreign)
 /*
  * Be woken by a change of a foreign ticket.  The condition variable forgets us
  * with every broadcast, so this comes before each look at the state.
+ *
+ * Not ConditionVariablePrepareToSleep(): before 16, where we are forgotten
+ * already, that takes it for a signal and passes it on to the next who waits,
+ * who would do the same.  A sleep of no time only puts us back, and resets the
+ * latch.
  */
 static void
 prepare_to_sleep(DlockTicket *ticket, bool foreign)
 {
 	if (foreign)
-		ConditionVariablePrepareToSleep(&((DlockLeaseTicket *) ticket)->record.changed);
+		(void) ConditionVariableTimedSleep(&((DlockLeaseTicket *) ticket)->record.changed,
+										   0, WAIT_EVENT_DLOCK);
 }
 
 /*

@@ -201,6 +201,8 @@ resign(int code, Datum arg)
 {
 	uint32		me = compat_my_procno() + 1;
 
+	/* what it may have held as it failed */
+	LWLockReleaseAll();
 	let_go();
 	if (!pg_atomic_compare_exchange_u32(&my_space->worker, &me, 0))
 		return;
@@ -516,9 +518,12 @@ static uint64 next_look = 0;
 static void
 leave(SIGNAL_ARGS)
 {
+	int			save_errno = errno;
+
 	leaving = true;
 	pqsignal(SIGTERM, die);
 	SetLatch(MyLatch);
+	errno = save_errno;
 }
 
 /*
@@ -532,24 +537,42 @@ begin_work(void)
 		dlock_load(my_space);
 	CommitTransactionCommand();
 	extension_is_gone = !dlock_journal_begin(my_space);
-	if (!extension_is_gone)
-	{
-		MemoryContextSwitchTo(TopMemoryContext);
-		dlock_lease_for_each(my_space, find_lease, NULL);
-		begun = true;
+	begun = !extension_is_gone;
+	if (begun)
 		pqsignal(SIGTERM, leave);
-	}
 	return false;
+}
+
+/*
+ * Learn of all the leases and grants that there are.  In a transaction: before
+ * 16, an error while a segment of memory is mapped leaves something behind
+ * otherwise.
+ */
+static void
+learn(void)
+{
+	StartTransactionCommand();
+	MemoryContextSwitchTo(TopMemoryContext);
+	dlock_lease_for_each(my_space, find_lease, NULL);
+	CommitTransactionCommand();
 }
 
 static bool
 write_journal(void)
 {
+	/* an error can come between writing something and learning of it */
+	static bool knows_all = false;
+
+	if (!knows_all)
+		learn();
+	knows_all = true;
 	if (my_space->journal.length == 0 && dlock_monotonic_now() < next_look)
 		return false;
 	next_look = dlock_monotonic_now() + LOOK_MS * 1000;
+	knows_all = false;
 	extension_is_gone =
 		dlock_journal_write(my_space, &dead_rows, at_write) < 0;
+	knows_all = true;
 	return !extension_is_gone && my_space->journal.length > 0;
 }
 
@@ -596,6 +619,8 @@ perform(Task *task)
 	PG_CATCH();
 	{
 		HOLD_INTERRUPTS();
+		/* outside of a transaction, PostgreSQL does not do so below */
+		LWLockReleaseAll();
 		EmitErrorReport();
 		if (task == &begin_task)
 			dlock_journal_fail(my_space, geterrcode());

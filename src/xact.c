@@ -14,6 +14,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "miscadmin.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 
@@ -226,13 +227,15 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 	DlockHeld  *held = dlock_held_find_number(number);
 	DlockLeaseTicket *ticket;
 	uint32		marked = 0;
+	int			before;
 
 	dlock_xact_prepare();
-	(void) dlock_record_prepare();
+	before = dlock_record_prepare();
 	ticket = held ? NULL : dlock_lease_ticket_find(space, number);
 	if (ticket)
 	{
 		push_mark(NULL, ticket, MARK_RELEASE);
+		dlock_record_unuse(before);
 		return;
 	}
 	for (int i = 0; i < num_marks; i++)
@@ -253,20 +256,55 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 }
 
 /*
+ * Finish something behind a commit, where an error would be a PANIC.  It can
+ * only come from a segment of memory that cannot be mapped; it becomes a
+ * warning, and the work, which forgets each thing before it does it, goes on.
+ * A ticket that could not be given back so is at the session's end.
+ */
+void
+dlock_xact_finish(void (*work) (void))
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	uint32		holdoff = InterruptHoldoffCount;
+	volatile bool done = false;
+
+	while (!done)
+	{
+		PG_TRY();
+		{
+			/* the transaction's own takes nothing any more */
+			CurrentResourceOwner = NULL;
+			work();
+			done = true;
+		}
+		PG_CATCH();
+		{
+			ErrorData  *error;
+
+			LWLockReleaseAll();
+			InterruptHoldoffCount = holdoff;
+			MemoryContextSwitchTo(context);
+			error = CopyErrorData();
+			FlushErrorState();
+			ereport(WARNING,
+					(errcode(error->sqlerrcode),
+					 errmsg("could not finish what was to be done at the end of the transaction"),
+					 errdetail_internal("%s", error->message)));
+			FreeErrorData(error);
+		}
+		PG_END_TRY();
+	}
+	CurrentResourceOwner = owner;
+}
+
+/*
  * Announcements
  */
 
-/*
- * Arm what committed transactions have enqueued.
- *
- * This is called when the memory of a transaction goes, because that is the
- * one place for an extension behind PostgreSQL's own processing of LISTEN.
- * Raises nothing.
- */
 static void
-arm_announcements(void *arg)
+arm_announcements(void)
 {
-	*(bool *) arg = false;
 	while (!dlist_is_empty(&arming_tickets))
 	{
 		dlist_node *node = dlist_pop_head_node(&arming_tickets);
@@ -282,6 +320,19 @@ arm_announcements(void *arg)
 		dlock_announcement_arm(&ticket->ticket);
 		dlock_record_unref(&ticket->record);
 	}
+}
+
+/*
+ * Arm what committed transactions have enqueued.
+ *
+ * This is called when the memory of a transaction goes, because that is the
+ * one place for an extension behind PostgreSQL's own processing of LISTEN.
+ */
+static void
+at_memory_reset(void *arg)
+{
+	*(bool *) arg = false;
+	dlock_xact_finish(arm_announcements);
 }
 
 /* Make sure that dlock_xact_arm() cannot fail. */
@@ -306,7 +357,7 @@ dlock_xact_prepare_arming(void)
 			MemoryContextAlloc(TopTransactionContext,
 							   sizeof(MemoryContextCallback));
 
-		callback->func = arm_announcements;
+		callback->func = at_memory_reset;
 		callback->arg = &registered;
 		MemoryContextRegisterResetCallback(TopTransactionContext, callback);
 		registered = true;
@@ -349,12 +400,12 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 {
 	DlockHeld  *held = dlock_held_find_number(fence);
 	DlockLeaseTicket *ticket = NULL;
+	int			before = dlock_record_prepare();
 
 	if (held && !dlock_key_equal(&held->name->key, key))
 		held = NULL;
 	if (held == NULL)
 	{
-		(void) dlock_record_prepare();
 		ticket = dlock_lease_ticket_find(space, fence);
 		if (ticket && !dlock_key_equal(&ticket->key, key))
 			ticket = NULL;
@@ -370,6 +421,7 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 		dlock_request_raise_lost(key, fence);
 	dlock_xact_prepare();
 	push_mark(held, ticket, MARK_GUARD);
+	dlock_record_unuse(before);
 }
 
 /* Has this transaction guarded the lock? */
@@ -410,15 +462,34 @@ unpin_guards(void)
 {
 	for (int i = 0; i < num_marks; i++)
 	{
-		if (marks[i].pinned)
-			dlock_queue_unpin(mark_key(&marks[i]), mark_ticket(&marks[i]));
+		bool		pinned = marks[i].pinned;
+
 		marks[i].pinned = false;
+		if (pinned)
+			dlock_queue_unpin(mark_key(&marks[i]), mark_ticket(&marks[i]));
 	}
 }
 
 /*
  * The end of a transaction
  */
+
+static void
+commit_marks(void)
+{
+	unpin_guards();
+	while (num_marks > 0)
+		pop_mark(true);
+}
+
+static void
+roll_back_marks(int level)
+{
+	if (level <= 1)
+		unpin_guards();
+	while (num_marks > 0 && marks[num_marks - 1].level >= level)
+		pop_mark(false);
+}
 
 /*
  * What is done once PostgreSQL has released the transaction's own
@@ -429,27 +500,16 @@ static void
 at_resource_release(ResourceReleasePhase phase, bool isCommit,
 					bool isTopLevel, void *arg)
 {
-	int			level;
-
-	if (phase != RESOURCE_RELEASE_AFTER_LOCKS || num_marks == 0)
+	/* a subtransaction's commit is at_subxact_end()'s */
+	if (phase != RESOURCE_RELEASE_AFTER_LOCKS || num_marks == 0 ||
+		CurrentResourceOwner != (isTopLevel ? TopTransactionResourceOwner :
+								 CurTransactionResourceOwner) ||
+		(isCommit && !isTopLevel))
 		return;
-	if (isTopLevel)
-	{
-		if (CurrentResourceOwner != TopTransactionResourceOwner)
-			return;
-		level = 0;
-	}
+	if (isCommit)
+		dlock_xact_finish(commit_marks);
 	else
-	{
-		/* a subtransaction's commit is at_subxact_end()'s */
-		if (isCommit || CurrentResourceOwner != CurTransactionResourceOwner)
-			return;
-		level = GetCurrentTransactionNestLevel();
-	}
-	if (isTopLevel)
-		unpin_guards();
-	while (num_marks > 0 && marks[num_marks - 1].level >= level)
-		pop_mark(isCommit);
+		roll_back_marks(isTopLevel ? 1 : GetCurrentTransactionNestLevel());
 }
 
 /* A subtransaction's marks become its parent's when it commits. */

@@ -124,9 +124,9 @@ sub find_out
 		$found = $self->{session}->query(
 			$call->{op} eq 'open' ?
 			  "SELECT lease FROM dlock_leases WHERE info = '$id'" :
+			  # neither is true of what keeps a lock closed
 			  q{SELECT ticket FROM dlock_locks WHERE scope = 'lease' }
-			  . ($call->{op} eq 'enqueue' ? '' : 'AND granted ')
-			  . "AND info = '$id'");
+			  . "AND (granted OR position > 0) AND info = '$id'");
 		last if $found !~ /ERROR:  57014/;
 	}
 	return 0 if $found eq '';
