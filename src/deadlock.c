@@ -200,20 +200,27 @@ has_owner(const DlockMember *member)
 		member->session;
 }
 
+/* A waiter's place in a lock; -1 where it waits no more. */
+static int
+find_place(const Lock *lock, int64 number)
+{
+	for (int place = 0; place < lock->count; place++)
+	{
+		if (lock->members[place].number == number)
+			return lock->members[place].granted ? -1 : place;
+	}
+	return -1;
+}
+
 /* Collect those who are before a waiter in its lock. */
 static bool
 expand_wait(Graph *graph, int n)
 {
 	int			l = find_lock(graph, &graph->vertices[n].wait.key);
 	Lock	   *lock = &graph->locks[l];
-	int			place;
+	int			place = find_place(lock, graph->vertices[n].wait.number);
 
-	for (place = 0; place < lock->count; place++)
-	{
-		if (lock->members[place].number == graph->vertices[n].wait.number)
-			break;
-	}
-	if (place == lock->count || lock->members[place].granted)
+	if (place < 0)
 		return false;
 	graph->vertices[n].lock = l;
 	graph->vertices[n].place = place;
@@ -764,11 +771,7 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	if (proc && read_wait(compat_procno(proc), &wait))
 	{
 		read_lock(&wait.key, &lock);
-		while (place < lock.count && lock.members[place].number != wait.number)
-			place++;
-		/* it may have been granted meanwhile */
-		if (place == lock.count || lock.members[place].granted)
-			place = 0;
+		place = Max(find_place(&lock, wait.number), 0);
 	}
 	pids = palloc(Max(place, 1) * sizeof(Datum));
 	for (int i = 0; i < place; i++)

@@ -264,11 +264,9 @@ extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted,
 									   bool delayed);
 
 /* journal.c */
-extern uint64 dlock_journal_mark(DlockSpace *space, DlockRecord *record);
+extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);
 extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
-extern void dlock_journal_wait(DlockSpace *space, DlockRecord *record,
-							   uint64 mark);
-extern void dlock_journal_wait_for_all(DlockSpace *space, DlockRecord *record);
+extern void dlock_journal_wait(DlockSpace *space, DlockRecord *record);
 extern void dlock_journal_flush_removal(DlockSpace *space,
 										const DlockKey *key);
 extern void dlock_journal_flush_removals(DlockSpace *space);

@@ -49,18 +49,18 @@
 
 /*
  * Take note that a record has changed.  Called with the lease lock, after the
- * change.  Returns what to give to dlock_journal_wait().
+ * change.
  */
-uint64
+void
 dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 {
 	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
 	if (record->finished)
-		return record->marked;
+		return;
 	if (!record->listed)
 		dlock_list_append(&space->journal, &record->link);
 	record->listed = true;
-	return ++record->marked;
+	record->marked++;
 }
 
 /* Nothing is left to be written.  Called with the lease lock. */
@@ -167,18 +167,22 @@ raise_no_worker(const char *detail)
 }
 
 /*
- * Wait until a change is durable at the level of synchronous_commit.  Raises
- * an error where that fails, or where no worker is there to write it; the
- * change is then the caller's to take back.
+ * Wait until all that has happened to a record so far is durable at the level
+ * of synchronous_commit.  Raises an error where that fails, or where no worker
+ * is there to write it; what was asked for is then the caller's to take back.
  */
 void
-dlock_journal_wait(DlockSpace *space, DlockRecord *record, uint64 mark)
+dlock_journal_wait(DlockSpace *space, DlockRecord *record)
 {
 	uint32		failures = pg_atomic_read_u32(&space->failures);
 	int			alone = 0;		/* looks at which no worker was there */
+	uint64		mark;
 	XLogRecPtr	lsn;
 	bool		durable;
 
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	mark = record->marked;
+	LWLockRelease(&space->lease_lock);
 	while (!is_written(record, mark, &lsn))
 	{
 		ConditionVariablePrepareToSleep(&record->changed);
@@ -214,18 +218,6 @@ dlock_journal_wait(DlockSpace *space, DlockRecord *record, uint64 mark)
 				 errmsg("canceled while waiting for synchronous replication"),
 				 errdetail("What was asked for has been taken back."),
 				 errhint("Try again when the standbys answer.")));
-}
-
-/* The same for all that has happened to a record so far. */
-void
-dlock_journal_wait_for_all(DlockSpace *space, DlockRecord *record)
-{
-	uint64		mark;
-
-	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	mark = record->marked;
-	LWLockRelease(&space->lease_lock);
-	dlock_journal_wait(space, record, mark);
 }
 
 /* Where the removal of the row of a lock's last holder is noted */

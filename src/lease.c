@@ -268,7 +268,6 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 {
 	int			before = dlock_record_prepare();
 	DlockLease *lease = dlock_lease_make(space, ttl, delay, false, info);
-	uint64		mark;
 	int64		number;
 
 	if (attach)
@@ -282,12 +281,12 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 	dlock_id_insert(space, lease->number, lease, NULL);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_start(space, lease);
-	mark = dlock_journal_mark(space, &lease->record);
+	dlock_journal_mark(space, &lease->record);
 	LWLockRelease(&space->lease_lock);
 
 	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
 	{
-		dlock_journal_wait(space, &lease->record, mark);
+		dlock_journal_wait(space, &lease->record);
 		if (!dlock_lease_is_open(lease))
 			dlock_lease_raise_gone(lease->number);
 	}
@@ -512,6 +511,29 @@ dlock_lease_expire(DlockLease *lease)
 	return delayed ? lease->delay_ends : 0;
 }
 
+static void
+finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
+{
+	DlockRecord *record = &ticket->record;
+	DlockLease *lease = dlock_lease_of(ticket);
+	bool		before;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	before = record->finished;
+	record->finished = true;
+	dlock_journal_unmark(space, record);
+	LWLockRelease(&space->lease_lock);
+	if (before)
+		return;
+	dlock_queue_finish(ticket);
+	dlock_id_delete(space, ticket->ticket.number);
+	dlock_announcement_orphan(&ticket->ticket);
+	if (lease->single)
+		unlist_lease(space, lease);
+	ConditionVariableBroadcast(&record->changed);
+	dlock_record_unref(record);
+}
+
 /*
  * Nothing in the tables stands for this record any more: forget it.  Raises
  * nothing; called by the worker, or, where there is no row, by the backend
@@ -520,35 +542,14 @@ dlock_lease_expire(DlockLease *lease)
 void
 dlock_lease_finish(DlockSpace *space, DlockRecord *record)
 {
-	DlockLease *lease;
+	DlockLease *lease = (DlockLease *) record;
 
-	if (record->is_lease)
+	if (!record->is_lease)
 	{
-		lease = (DlockLease *) record;
-		(void) end_tickets(space, lease, 0);
-	}
-	else
-	{
-		DlockLeaseTicket *ticket = dlock_record_ticket(record);
-		bool		before;
-
-		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-		before = record->finished;
-		record->finished = true;
-		dlock_journal_unmark(space, record);
-		LWLockRelease(&space->lease_lock);
-		if (before)
-			return;
-		lease = dlock_lease_of(ticket);
-		dlock_queue_finish(ticket);
-		dlock_id_delete(space, ticket->ticket.number);
-		dlock_announcement_orphan(&ticket->ticket);
-		if (lease->single)
-			unlist_lease(space, lease);
-		ConditionVariableBroadcast(&record->changed);
-		dlock_record_unref(record);
+		finish_ticket(space, dlock_record_ticket(record));
 		return;
 	}
+	(void) end_tickets(space, lease, 0);
 	if (unlist_lease(space, lease))
 	{
 		dlock_id_delete(space, lease->number);

@@ -199,7 +199,7 @@ make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 {
 	DlockState	state;
 
-	dlock_journal_wait_for_all(space, &ticket->record);
+	dlock_journal_wait(space, &ticket->record);
 	state = (DlockState) pg_atomic_read_u32(&ticket->ticket.state);
 	if (!(state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)))
 		dlock_request_raise_lost(&ticket->key, ticket->ticket.number);

@@ -333,18 +333,13 @@ dlock_session_release_ticket(DlockSpace *space, int64 number)
 int64
 dlock_session_release_all(void)
 {
-	dlist_node *node;
-	dlist_node *next;
+	dlist_mutable_iter iter;
 	int64		count = 0;
 
-	if (dlist_is_empty(&dlock_held_tickets))
-		return 0;
-	for (node = dlist_head_node(&dlock_held_tickets); node; node = next)
+	dlist_foreach_modify(iter, &dlock_held_tickets)
 	{
-		DlockHeld  *held = dlist_container(DlockHeld, by_age, node);
+		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
 
-		next = dlist_has_next(&dlock_held_tickets, node) ?
-			dlist_next_node(&dlock_held_tickets, node) : NULL;
 		if (held->session_depth == 0)
 			continue;
 		if (!dlock_held_is_gone(held))

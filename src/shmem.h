@@ -398,7 +398,8 @@ typedef struct DlockSpace
 												 * acknowledged; monotonic */
 	pg_atomic_uint32 announced; /* tickets with an announcement */
 	pg_atomic_uint32 worker;	/* proc number of the worker, plus 1; or 0 */
-	pg_atomic_uint64 worker_start;	/* when one was last asked for, in ms */
+	pg_atomic_uint64 worker_start;	/* when one was last asked for, monotonic
+									 * microseconds */
 
 	/*
 	 * atomic: where in the WAL the latest commit ends that has removed a

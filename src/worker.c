@@ -101,12 +101,6 @@ typedef struct Task
 	long		retry_ms;
 } Task;
 
-static uint64
-now_ms(void)
-{
-	return dlock_monotonic_now() / 1000;
-}
-
 /*
  * Ask for a worker, unless somebody has just done so.  False where no slot is
  * free; the next one who wakes the worker asks again.
@@ -115,10 +109,10 @@ static bool
 start(DlockSpace *space)
 {
 	BackgroundWorker worker = {0};
-	uint64		now = now_ms();
+	uint64		now = dlock_monotonic_now();
 	uint64		last = pg_atomic_read_u64(&space->worker_start);
 
-	if ((last != 0 && now - last < START_MS) ||
+	if ((last != 0 && now - last < START_MS * 1000) ||
 		!pg_atomic_compare_exchange_u64(&space->worker_start, &last, now))
 		return true;
 
@@ -139,6 +133,17 @@ start(DlockSpace *space)
 	return false;
 }
 
+/* Wake the worker; false where there is none. */
+static bool
+wake(DlockSpace *space)
+{
+	uint32		worker = pg_atomic_read_u32(&space->worker);
+
+	if (worker != 0)
+		SetLatch(&GetPGProcByNumber(worker - 1)->procLatch);
+	return worker != 0;
+}
+
 /*
  * There is something to do.  False where no worker is there and none can be
  * started.  Raises nothing, as exit callbacks call this, too.
@@ -146,22 +151,14 @@ start(DlockSpace *space)
 bool
 dlock_worker_wake(DlockSpace *space)
 {
-	uint32		worker = pg_atomic_read_u32(&space->worker);
-
-	if (worker == 0)
-		return start(space);
-	SetLatch(&GetPGProcByNumber(worker - 1)->procLatch);
-	return true;
+	return wake(space) || start(space);
 }
 
 /* Nothing is left that could have to be announced: the worker may go. */
 void
 dlock_worker_dismiss(DlockSpace *space)
 {
-	uint32		worker = pg_atomic_read_u32(&space->worker);
-
-	if (worker != 0)
-		SetLatch(&GetPGProcByNumber(worker - 1)->procLatch);
+	(void) wake(space);
 }
 
 /* Is there something that a worker has to be there for? */
