@@ -57,6 +57,7 @@ process_utility(PlannedStmt *pstmt, const char *queryString,
 	{
 		(void) dlock_session_release_all();
 		dlock_lease_detach_all();
+		dlock_notify_forget();
 	}
 }
 

@@ -299,6 +299,7 @@ extern Datum dlock_interval_datum(int64 microseconds);
 
 /* notify.c */
 extern const char *dlock_notify_listen(void);
+extern void dlock_notify_forget(void);
 extern dsa_pointer dlock_announcement_make(DlockSpace *space,
 										   const DlockRequest *request);
 extern void dlock_announcement_set(DlockTicket *ticket,

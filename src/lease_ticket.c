@@ -216,6 +216,13 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 	{
 		dlock_lease_ticket_unlist(lease, ticket);
 		dlock_journal_mark(space, &ticket->record);
+		if (!lease->single && lease->tickets.length == 0 &&
+			lease->closed.length == 0)
+		{
+			/* it keeps nothing closed any more */
+			lease->delayed = false;
+			dlock_journal_mark(space, &lease->record);
+		}
 	}
 	LWLockRelease(&space->lease_lock);
 	return closed;

@@ -77,6 +77,13 @@ dlock_notify_listen(void)
 	return my_channel;
 }
 
+/* The session passes to another client, who must not know the channel. */
+void
+dlock_notify_forget(void)
+{
+	my_channel[0] = '\0';
+}
+
 static DlockAnnouncement *
 announcement_of(DlockTicket *ticket)
 {

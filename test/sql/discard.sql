@@ -47,6 +47,13 @@ SELECT dlock_release_all();
 DISCARD ALL;
 SELECT dlock_acquire('a') > 0;
 
+-- The next client's channel is not one that this one knows.
+SELECT dlock_channel() AS channel \gset
+SELECT dlock_channel() = :'channel';
+DISCARD ALL;
+SELECT dlock_channel() = :'channel';
+SELECT dlock_acquire('a') > 0;
+
 -- in a transaction it is refused, and releases nothing
 BEGIN;
 SELECT dlock_xact_acquire('x') > 0;
