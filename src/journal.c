@@ -465,7 +465,6 @@ dlock_journal_write(DlockSpace *space, int *dead,
 	{
 		LWLockReleaseAll();
 		unmark(space, false, InvalidXLogRecPtr);
-		dlock_journal_fail(space, geterrcode());
 		publish(space, false);
 		PG_RE_THROW();
 	}

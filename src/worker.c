@@ -619,7 +619,7 @@ perform(Task *task)
 		/* outside of a transaction, PostgreSQL does not do so below */
 		LWLockReleaseAll();
 		EmitErrorReport();
-		if (task == &begin_task)
+		if (task == &begin_task || task == &journal_task)
 			dlock_journal_fail(my_space, geterrcode());
 		AbortCurrentTransaction();
 		FlushErrorState();
