@@ -914,7 +914,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 		return NULL;
 	row->number = ticket->number;
 	row->mode = ticket->mode;
-	row->slots = lock->slots;
+	row->slots = ticket->slots;
 	row->permits = ticket->permits;
 	row->position = position;
 	row->session_depth = pg_atomic_read_u32(&ticket->session_depth);
