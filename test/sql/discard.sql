@@ -61,7 +61,15 @@ DISCARD ALL;
 ROLLBACK;
 SELECT name, scope FROM dlock_locks ORDER BY name;
 
--- It drops a lock of an extension that is no more.
+-- It drops a lock of an extension that is no more.  The session of the test
+-- before may not have ended yet, and has a view of it.
+DO $$
+BEGIN
+	WHILE (SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND backend_type = 'client backend') > 1 LOOP
+		PERFORM pg_stat_clear_snapshot();
+	END LOOP;
+END $$;
 DROP EXTENSION dlock;
 DISCARD ALL;
 CREATE EXTENSION dlock;

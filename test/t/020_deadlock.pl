@@ -15,8 +15,10 @@ use DlockLease;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# Only who sets deadlock_timeout looks for deadlocks.
-my $node = new_server('main', conf => "deadlock_timeout = '1h'\n");
+# Only who sets deadlock_timeout looks for deadlocks.  Where that is short,
+# autovacuum would be canceled for keeping somebody waiting, and log an error.
+my $node = new_server('main',
+	conf => "deadlock_timeout = '1h'\nautovacuum = off\n");
 my $admin = session($node);
 my $looks = "SET deadlock_timeout = '10ms'";
 my $deadlocks = 0;

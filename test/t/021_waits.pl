@@ -80,12 +80,11 @@ sub title_becomes
 	$holder->query("SELECT dlock_acquire('lock')");
 	$waiter->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($waiter);
-	$admin->wait_for(
-		'SELECT wait_event IS NOT NULL FROM pg_stat_activity '
-		  . "WHERE pid = $waiter->{pid}");
-	is( $admin->query(
-			'SELECT state, wait_event_type, wait_event FROM pg_stat_activity '
-			  . "WHERE pid = $waiter->{pid}"),
+	# it is in the queue before it sleeps
+	is_now(
+		$admin,
+		'SELECT state, wait_event_type, wait_event FROM pg_stat_activity '
+		  . "WHERE pid = $waiter->{pid}",
 		'active|Lock|userlock',
 		'wait event');
 	ok(title_becomes($waiter, qr/SELECT waiting/), 'process title');
@@ -105,7 +104,7 @@ sub title_becomes
 	$holder->query("SELECT dlock_acquire('lock')");
 	$waiter->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($waiter);
-	is($admin->query("SELECT dlock_blocking_pids($waiter->{pid})"),
+	is_now($admin, "SELECT dlock_blocking_pids($waiter->{pid})",
 		"{$holder->{pid}}", 'blocked by the holder');
 	stop_process($waiter->{pid});
 	$admin->query('SELECT dlock_force_release(ticket) FROM dlock_locks '

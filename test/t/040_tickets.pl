@@ -239,8 +239,9 @@ foreach my $mode ([ ', shared => true', '' ],
 		"SELECT dlock_wait($ticket, timeout => '0')" => qr/^f$/,
 		"SET lock_timeout = '10ms'; SELECT dlock_wait($ticket)" =>
 		  qr/55P03: canceling/,
-		"SET statement_timeout = '10ms'; SELECT dlock_wait($ticket)" =>
-		  qr/57014: canceling/,
+		# local, as it would otherwise count for its own RESET
+		"BEGIN; SET LOCAL statement_timeout = '10ms';"
+		  . "SELECT dlock_wait($ticket); ROLLBACK" => qr/57014: canceling/,
 		"BEGIN; SAVEPOINT s; SET LOCAL lock_timeout = '10ms';"
 		  . "SELECT dlock_wait($ticket); ROLLBACK TO s; ROLLBACK" =>
 		  qr/55P03: canceling/);
@@ -249,7 +250,7 @@ foreach my $mode ([ ', shared => true', '' ],
 	{
 		like($waiter->query($sql), $interruptions{$sql},
 			$sql =~ s/\d{5,}/N/r);
-		$waiter->query('RESET lock_timeout; RESET statement_timeout');
+		$waiter->query('RESET lock_timeout');
 		is( $admin->query("SELECT string_agg(ticket::text, ' ' "
 				  . 'ORDER BY position) FROM dlock_locks'),
 			"$held $ticket $behind",

@@ -199,6 +199,7 @@ sub worker_gone
 			  1 .. 250),
 		'many at once');
 	$waiter->quit;
+	backends_gone($waiter->{pid});
 	not_told($listener, $admin, 'once each', 'shared');
 
 	#

@@ -162,19 +162,23 @@ foreach my $ending (sort keys %endings)
 	$client->query("SELECT dlock_lease_close($lease)") if $ending ne 'close';
 }
 
-# A lease that runs out: gone for every question, and nothing handed on
+# A lease that runs out: gone for every question, and nothing handed on.  Its ttl
+# begins at the end of a session, when the worker is stopped.
 {
-	my $ttl = ample(2);
+	my $keeper = session($node);
+	my $lease =
+	  $keeper->query("SELECT dlock_lease_open('100 ms', attach => true)");
 	my $ticket =
-	  $client->query("SELECT dlock_ttl_acquire('expired', '$ttl s')");
+	  $client->query("SELECT dlock_lease_acquire('expired', $lease)");
 	my $waiter = session($node);
 
 	$waiter->start("SELECT dlock_acquire('expired')");
 	$admin->until_waits($waiter);
 	$stopped = freeze($admin);
+	$keeper->quit;
 	$admin->wait_for("SELECT NOT dlock_check('expired', $ticket)");
 	like(rows('expired'), qr/\A\d+\|f\|session\z/, 'expired: the waiter waits');
-	is($client->query("SELECT dlock_renew($ticket) IS NULL"),
+	is($client->query("SELECT dlock_renew($lease) IS NULL"),
 		't', 'expired: cannot be renewed');
 	is($admin->query("SELECT dlock_try_acquire('expired') IS NULL"),
 		't', 'expired: nobody else gets it');

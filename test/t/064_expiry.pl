@@ -9,7 +9,9 @@
 # crash forgets; a lease that is not looked at again.
 #
 # Times are taken here, before a request is sent and after its answer has
-# come, so that a slow machine can only make a promise easier to keep.
+# come, so that a slow machine can only make a promise easier to keep.  Where
+# something has to be done within a ttl, that is long, or begins when it has
+# been done, or it is all tried again with a longer one.
 
 use strict;
 use warnings FATAL => 'all';
@@ -33,7 +35,11 @@ sub now
 #
 # Expired while the worker is stopped
 #
-my $ttl = ample(2);
+my $ttl = ample(8);
+my $waiter = session($node);
+my $shared = session($node);
+my $guard = session($node);
+$guard->query('CREATE TABLE t (n integer)');
 my $other = $client->query("SELECT dlock_lease_open('10min')");
 my $lease = $client->query("SELECT dlock_lease_open('$ttl s')");
 my $by_lease = $client->query("SELECT dlock_lease_acquire('a', $lease)");
@@ -42,9 +48,6 @@ my $by_shared =
   $client->query("SELECT dlock_ttl_acquire('c', '$ttl s', shared => true)");
 my $queued = $client->query("SELECT dlock_lease_enqueue('b', $other)");
 my $gone = $client->query("SELECT dlock_ttl_enqueue('a', '$ttl s')");
-my $waiter = session($node);
-my $shared = session($node);
-my $guard = session($node);
 
 $waiter->start("SELECT dlock_acquire('a')");
 $shared->start("SELECT dlock_acquire('c', shared => true), "
@@ -57,7 +60,7 @@ is( $client->query(
 		  . "dlock_renew($gone)"),
 	'1|1|1|1',
 	'leases live on while the worker is stopped');
-$guard->query("CREATE TABLE t (n integer); BEGIN; INSERT INTO t VALUES (1); "
+$guard->query('BEGIN; INSERT INTO t VALUES (1); '
 	  . "SELECT dlock_guard('a', $by_lease)");
 is( $admin->query(
 		'SELECT count(*), count(*) FILTER (WHERE granted) FROM dlock_locks '
@@ -127,37 +130,50 @@ $_->quit foreach $waiter, $shared, $guard;
 # Renewals keep all that a lease has.  An answer that it is gone is right only
 # if its ttl has passed since the last renewal was asked for.
 #
-$ttl = ample(1);
-my $sent = now();
-$lease = $client->query("SELECT dlock_lease_open('$ttl s')");
-is( $client->query(
-		"SELECT count(dlock_lease_acquire('exclusive ' || n, $lease)) "
-		  . 'FROM generate_series(1, 20) AS n'),
-	'20',
-	'many locks with one lease');
-is( $client->query(
-		"SELECT dlock_lease_acquire('shared', $lease, shared => true) > 0, "
-		  . "dlock_lease_acquire('slots', $lease, slots => 3, permits => 2) > 0"
-	),
-	't|t',
-	'in all modes');
-my $end = now() + 2.5 * $ttl;
-my ($kept, $lost) = (0, 0);
-while (now() < $end)
-{
-	my $before = now();
+my $sent;
 
-	last unless $client->query("SELECT dlock_renew($lease)") eq '22';
-	$sent = $before;
-	$kept++;
-	usleep(50_000);
+# Renew a lease for several times its ttl; returns how many tickets it had in the
+# end.
+sub keep
+{
+	my $end = now() + 2.5 * $ttl;
+	my $count = $client->query(
+		'SELECT count(fence) FROM (SELECT '
+		  . "dlock_lease_acquire('exclusive ' || n, $lease) AS fence "
+		  . 'FROM generate_series(1, 20) AS n UNION ALL '
+		  . "SELECT dlock_lease_acquire('shared', $lease, shared => true) "
+		  . 'UNION ALL SELECT '
+		  . "dlock_lease_acquire('slots', $lease, slots => 3, permits => 2)) AS a");
+
+	while ($count eq '22' && now() < $end)
+	{
+		my $before = now();
+
+		$count = $client->query("SELECT dlock_renew($lease)");
+		last if $count ne '22';
+		$sent = $before;
+		usleep(50_000);
+	}
+	$count = $client->query(
+		"SELECT count(*) FROM dlock_locks WHERE lease = $lease AND granted")
+	  if $count eq '22';
+	return $count;
 }
-ok(now() >= $sent + $ttl || now() >= $end, 'no renewal fails in time')
-  or diag('lost ' . (now() - $sent) . ' s after a renewal');
-is( $client->query(
-		"SELECT count(*) FROM dlock_locks WHERE lease = $lease AND granted"),
-	'22',
-	'all are held after several times the ttl');
+
+for ($ttl = ample(1);; $ttl *= 2)
+{
+	$sent = now();
+	$lease = $client->query("SELECT dlock_lease_open('$ttl s')");
+	my $count = $lease =~ /^\d+$/ ? keep() : $lease;
+
+	if ($count eq '22' || now() < $sent + $ttl)
+	{
+		is($count, '22', 'all are held after several times the ttl')
+		  or diag('lost ' . (now() - $sent) . ' s after a renewal');
+		last;
+	}
+	note "a ttl of $ttl s is too short here";
+}
 $client->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 cmp_ok(now(), '>=', $sent + $ttl, 'and all go when it is not renewed');
 
@@ -165,23 +181,29 @@ cmp_ok(now(), '>=', $sent + $ttl, 'and all go when it is not renewed');
 # Renewals that race with the expiry.  Where one was answered for, nothing is
 # lost within the ttl; where it was not, all is lost for good.
 #
-$ttl = ample(0.1);
-$kept = 0;
+my ($kept, $lost) = (0, 0);
 my @wrong;
+$ttl = ample(0.1);
 foreach my $i (1 .. 24)
 {
 	# how long before the deadline to ask: now and then for sure in time, and
 	# for sure too late
 	my $early =
-	  $i % 8 == 0 ? ample(0.05) : $i % 8 == 4 ? -0.02 : 0.0005 * ($i % 8 - 5);
+	  $i % 8 == 0 ? $ttl / 2 : $i % 8 == 4 ? -0.02 : 0.0005 * ($i % 8 - 5);
 	my @fences;
 
 	$sent = now();
 	$lease = $client->query("SELECT dlock_lease_open('$ttl s')");
 	push @fences, $client->query("SELECT dlock_lease_acquire('r $_', $lease)")
 	  foreach 1, 2;
-	# lost before it began to be kept, on a slow machine
-	next if grep { !/^\d+$/ } @fences;
+	if (now() >= $sent + $ttl / 2)
+	{
+		$client->query("SELECT dlock_lease_close($lease)");
+		$ttl *= 2;
+		redo;
+	}
+	push @wrong, grep { !/^\d+$/ } @fences;
+	last if @wrong;
 
 	my $check = "SELECT dlock_check('r 1', $fences[0]) "
 	  . "AND dlock_check('r 2', $fences[1])";
@@ -224,11 +246,11 @@ ok($kept > 0 && $lost > 0, 'either came first')
 #
 # An enqueued ticket's ttl starts over at the grant
 #
-$ttl = ample(2);
+$ttl = 600;
 $client->query("SELECT dlock_acquire('lock')");
 my $ticket = $admin->query("SELECT dlock_ttl_enqueue('lock', '$ttl s')");
 $admin->wait_for(
-	"SELECT remaining < 0.6 * '$ttl s'::interval FROM dlock_locks "
+	"SELECT remaining < '$ttl s'::interval - '1 s' FROM dlock_locks "
 	  . "WHERE ticket = $ticket");
 $sent = now();
 $client->query("SELECT dlock_release('lock')");
@@ -241,7 +263,7 @@ $admin->query("SELECT dlock_release_ticket($ticket)");
 
 # One that runs out in the queue lets those behind it pass.
 $client->query("SELECT dlock_acquire('lock')");
-$ticket = $admin->query("SELECT dlock_ttl_enqueue('lock', '100ms')");
+$ticket = $admin->query("SELECT dlock_ttl_enqueue('lock', '1s')");
 $waiter = session($node);
 $waiter->start("SELECT dlock_acquire('lock')");
 $admin->until_waits($waiter);
@@ -284,7 +306,7 @@ foreach my $way (sort keys %ways)
 {
 	my $session = session($node);
 	my $attached = $session->query(
-		"SELECT dlock_lease_open('10s', attach => true)");
+		"SELECT dlock_lease_open('10min', attach => true)");
 	my $fence = $session->query("SELECT dlock_lease_acquire('at', $attached)");
 
 	is( $client->query(
@@ -300,7 +322,7 @@ foreach my $way (sort keys %ways)
 		'SELECT attached_pid IS NULL, extract(epoch FROM remaining) '
 		  . "FROM dlock_leases WHERE lease = $attached");
 	is($pid, 't', '... and not any more');
-	cmp_ok($left, '>=', 10 - (now() - $sent), '... its ttl runs from then');
+	cmp_ok($left, '>=', 600 - (now() - $sent), '... its ttl runs from then');
 	is( $client->query(
 			"SELECT dlock_check('at', $fence), dlock_renew($attached), "
 			  . "dlock_lease_acquire('at', $attached)"),
@@ -317,8 +339,8 @@ foreach my $way (sort keys %ways)
 		"SELECT dlock_lease_open('200ms', attach => true)");
 	my $fence = $session->query("SELECT dlock_lease_acquire('at', $attached)");
 
-	# another lease of the same ttl shows that the time has passed
-	my $plain = $client->query("SELECT dlock_lease_open('200ms')");
+	# another lease of a longer ttl shows that the time has passed
+	my $plain = $client->query("SELECT dlock_lease_open('1s')");
 	$client->wait_for(
 		"SELECT count(*) = 0 FROM dlock_queue_lease WHERE lease = $plain");
 	is($client->query("SELECT dlock_check('at', $fence)"),
@@ -336,20 +358,30 @@ foreach my $way (sort keys %ways)
 #
 # Delay
 #
-my $delay = ample(1.5);
-$ttl = ample(0.3);
-$sent = now();
-$lease = $client->query(
-	"SELECT dlock_lease_open('$ttl s', delay => '$delay s')");
-my $fence = $client->query("SELECT dlock_lease_acquire('delayed', $lease)");
+# The ttl of these begins at the end of a session.
+sub open_delayed
+{
+	my ($name, $delay) = @_;
+	my $keeper = session($node);
+	my $lease = $keeper->query(
+		"SELECT dlock_lease_open('100ms', attach => true, delay => '$delay')");
+
+	return ($keeper, $lease,
+		$keeper->query("SELECT dlock_lease_acquire('$name', $lease)"));
+}
+
+# A long one shows what is closed meanwhile.
+my ($keeper, $fence);
+($keeper, $lease, $fence) = open_delayed('delayed', '10min');
 $queued = $client->query("SELECT dlock_lease_enqueue('delayed', $lease, "
 	  . "owner => 'another')");
-$client->wait_for("SELECT NOT dlock_check('delayed', $fence)");
-cmp_ok(now(), '>=', $sent + $ttl, 'a lease with a delay runs out');
 $waiter = session($node);
 $waiter->start("SELECT dlock_acquire('delayed')");
 $admin->until_waits($waiter);
-$admin->wait_for('SELECT delayed FROM dlock_queue_lease');
+$keeper->quit;
+$admin->wait_for('SELECT count(*) = 1 FROM dlock_queue_lease WHERE delayed');
+is($client->query("SELECT dlock_check('delayed', $fence)"),
+	'f', 'a lease with a delay runs out');
 is( $client->query(
 		'SELECT ticket, granted, position, remaining > \'0\' '
 		  . "FROM dlock_locks WHERE name = 'delayed' AND lease IS NOT NULL"),
@@ -359,9 +391,21 @@ is($client->query("SELECT dlock_try_acquire('delayed') IS NULL"),
 	't', 'to everyone');
 is($client->query("SELECT dlock_renew($lease) IS NULL"),
 	't', 'the lease is gone');
-grows('the next is granted after the delay', $fence, $waiter->answer);
-cmp_ok(now(), '>=', $sent + $ttl + $delay, 'and not before');
+ok(!$waiter->answered, 'nor has the next in line got it');
+$admin->query("SELECT dlock_force_release($fence)");
+grows('an administrator ends the delay', $fence, $waiter->answer);
 $waiter->quit;
+ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_queue_lease'),
+	'and nothing is left of the lease');
+
+# and a short one that it ends
+($keeper, $lease, $fence) = open_delayed('delayed', '500ms');
+$sent = now();
+$keeper->quit;
+grows('the next is granted after the delay',
+	$fence, $client->query("SELECT dlock_acquire('delayed')"));
+cmp_ok(now(), '>=', $sent + 0.6, 'and not before');
+$client->query("SELECT dlock_release('delayed')");
 
 # closed instead of run out
 $lease =
@@ -375,25 +419,27 @@ $client->query("SELECT dlock_release('delayed')");
 
 # A crash does not shorten it.  A commit of another transaction flushes what
 # the worker has written.
-$lease = $client->query(
-	"SELECT dlock_lease_open('$ttl s', delay => '$delay s')");
-$fence = $client->query("SELECT dlock_lease_acquire('delayed', $lease)");
-$admin->wait_for('SELECT delayed FROM dlock_queue_lease');
+($keeper, $lease, $fence) = open_delayed('delayed', '10min');
+$keeper->quit;
+$admin->wait_for(
+	"SELECT delayed FROM dlock_queue_lease WHERE lease = $lease");
 $admin->query('CREATE TABLE flush ()');
 $node->stop('immediate');
 $_->quit foreach $client, $admin;
 $node->start;
-$sent = now();
 $client = session($node);
-is($client->query("SELECT dlock_check('delayed', $fence)"),
-	'f', 'after a crash the lease is still gone');
+# It is short from the first call on, so that it cannot be over before.
+$client->query("UPDATE dlock_queue_lease SET delay = '1s'");
+$sent = now();
 is( $client->query(
 		"SELECT ticket, granted FROM dlock_locks WHERE name = 'delayed'"),
 	"$fence|f",
-	'its lock is still closed');
+	'after a crash its lock is still closed');
+is($client->query("SELECT dlock_check('delayed', $fence)"),
+	'f', 'and the lease still gone');
 grows('until the delay is over', $fence,
 	$client->query("SELECT dlock_acquire('delayed')"));
-cmp_ok(now(), '>=', $sent + $delay, 'which starts over');
+cmp_ok(now(), '>=', $sent + 1, 'which starts over');
 $client->query('SELECT dlock_release_all()');
 
 #
@@ -412,14 +458,19 @@ foreach my $batch (1 .. 8)
 		  . ($batch * 100)
 		  . " + i), make_interval(secs => $ttl + i / 50.0)) || ' ' || i, ',')"
 		  . ' FROM generate_series(1, 100) AS i') foreach @sessions;
-	foreach my $answer (map { split /,/, $_->answer } @sessions)
+	foreach my $answer (map { $_->answer } @sessions)
 	{
-		my ($number, $i) = split / /, $answer;
-		$until{$number} = $sent + $ttl + $i / 50;
+		# one that has run out before it could be told
+		next if $answer =~ /55L01/ && now() > $sent + $ttl;
+		foreach (split /,/, $answer)
+		{
+			my ($number, $i) = split / /;
+			$until{$number} = $sent + $ttl + $i / 50;
+		}
 	}
 }
 $_->quit foreach @sessions;
-is(scalar(keys %until), 3200, 'many leases');
+cmp_ok(scalar(keys %until), '>', 1600, 'many leases');
 {
 	my $n = 0;
 	my @some = grep { $n++ % 2 } sort { $a <=> $b } keys %until;

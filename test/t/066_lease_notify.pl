@@ -192,7 +192,7 @@ foreach my $channel (undef, 'shared')
 	release($next);
 
 	# a ticket's own lease: granted may be past when it is sent
-	$ticket = enqueue($waiter, 'lock', '200ms', $more);
+	$ticket = enqueue($waiter, 'lock', '1s', $more);
 	my @told;
 	poll('expired',
 		sub {
@@ -324,7 +324,7 @@ foreach my $channel (undef, 'shared')
 		"$where: announced after it");
 
 	$waiter->query('BEGIN');
-	$ticket = enqueue($waiter, 'lock', '100ms', $more);
+	$ticket = enqueue($waiter, 'lock', '1s', $more);
 	is_now($admin, "SELECT count(*) FROM dlock_queue WHERE ticket = $ticket",
 		'0', "$where: expired before the commit");
 	$waiter->query('COMMIT');

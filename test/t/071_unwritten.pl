@@ -243,22 +243,26 @@ $node->safe_psql('postgres', 'DROP FUNCTION stop() CASCADE');
 
 #
 # The head of the queue is a lease that has run out.  It gives way, where it has a
-# row once that is removed, and at once where it has none.
+# row once that is removed, and at once where it has none.  Its ttl begins at the
+# end of a session, when the worker is stopped.
 #
 {
 	my $listener = session($node);
 	my $is_granted =
 	  "SELECT granted FROM dlock_locks WHERE pid = $other->{pid}";
-	my $ttl = ample(2);
-	my ($ticket, $worker);
+	my $enqueue = "SELECT dlock_lease_enqueue('lock', %s, 'channel')";
+	my $open = "SELECT dlock_lease_open('100ms', attach => true)";
+	my $keeper = session($node);
+	my ($short, $ticket, $worker);
 
 	$listener->query('LISTEN channel');
 	$client->query("SELECT dlock_acquire('lock')");
-	$ticket =
-	  $admin->query("SELECT dlock_ttl_enqueue('lock', '${ttl}s', 'channel')");
+	$short = $keeper->query($open);
+	$ticket = $admin->query(sprintf($enqueue, $short));
 	$other->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($other);
 	$worker = freeze($admin);
+	$keeper->quit;
 	$admin->wait_for(
 		"SELECT count(*) = 0 FROM dlock_locks WHERE ticket = $ticket");
 	$client->query("SELECT dlock_release('lock')");
@@ -274,12 +278,15 @@ $node->safe_psql('postgres', 'DROP FUNCTION stop() CASCADE');
 	$listener->quit;
 
 	my $enqueuer = session($node);
+	$keeper = session($node);
 	$client->query("SELECT dlock_acquire('lock')");
+	$short = $keeper->query($open);
 	$worker = freeze($admin);
-	$enqueuer->start("SELECT dlock_ttl_enqueue('lock', '${ttl}s', 'channel')");
+	$enqueuer->start(sprintf($enqueue, $short));
 	$ticket = ticket_of('lock');
 	$other->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($other);
+	$keeper->quit;
 	$admin->wait_for(
 		"SELECT count(*) = 0 FROM dlock_locks WHERE ticket = $ticket");
 	$client->query("SELECT dlock_release('lock')");

@@ -78,6 +78,8 @@ my $counts =
 $client->query("SELECT dlock_ttl_acquire('another', '1h')");
 $admin->query(q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
 connect_again();
+# the checkpointer reads it, some time after the start
+commits_hang($node, 1);
 is($admin->query("DELETE FROM dlock_queue WHERE ticket = $held"),
 	'', 'the row of a holder is gone');
 $other->query('LISTEN nobody');

@@ -67,8 +67,13 @@ $admin->query('BEGIN; DROP EXTENSION dlock');
 is($other->query("SELECT dlock_release_ticket($held)"),
 	't', 'a release is to be written');
 $client->start("SELECT dlock_lease_acquire('lock', $lease)");
-$admin->wait_for("SELECT wait_event_type = 'Extension' FROM pg_stat_activity "
-	  . "WHERE pid = $client->{pid}");
+# it fails when the worker has waited for a second
+poll('a call waits, or has failed',
+	sub {
+		$client->answered || $admin->query(
+			"SELECT wait_event_type = 'Extension' FROM pg_stat_activity "
+			  . "WHERE pid = $client->{pid}") eq 't';
+	});
 $admin->wait_for("SELECT wait_event_type = 'Lock' FROM pg_stat_activity "
 	  . "WHERE pid = $worker");
 $admin->query('COMMIT');
@@ -139,9 +144,11 @@ $node->safe_psql('postgres', 'CREATE DATABASE a');
 $node->safe_psql('a', 'CREATE EXTENSION dlock');
 my $first =
   $node->safe_psql('postgres', "SELECT dlock_ttl_acquire('lock', '1h')");
-my $second = $node->safe_psql('a', "SELECT dlock_ttl_acquire('lock', '1s')");
+my $second = $node->safe_psql('a', "SELECT dlock_ttl_acquire('lock', '1h')");
 $node->append_conf('postgresql.conf', 'max_worker_processes = 1');
 $node->restart;
+# It is short from the first call on, so that it cannot run out before.
+$node->safe_psql('a', "UPDATE dlock_queue SET ttl = '1s'");
 $admin = session($node);
 is($admin->query("SELECT dlock_check('lock', $first)"),
 	't', 'the lease of one database');

@@ -34,6 +34,9 @@ sub new_server
 	my $node = PostgreSQL::Test::Cluster->new($name);
 
 	$node->init(%params);
+	# With allows_streaming there would be ten, of which those take some whose
+	# clients have gone a moment ago.
+	$node->append_conf('postgresql.conf', 'max_connections = 100');
 	$node->append_conf('postgresql.conf', $params{conf}) if $params{conf};
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION dlock');
@@ -92,8 +95,10 @@ sub kill_server
 	my ($node, $alone) = @_;
 	my $postmaster = $node->{_pid};
 
-	# stopped, it has no more children
+	# stopped, which it is some time after the signal, it has no more children
 	kill('STOP', $postmaster) == 1 or die "no process $postmaster";
+	poll('the postmaster is stopped',
+		sub { processes(sub { $_[0] == $postmaster && $_[2] eq 'T' }) });
 	my @children = processes(sub { $_[1] == $postmaster });
 	kill('KILL', @children) unless $alone;
 	$node->kill9;
