@@ -385,8 +385,8 @@ note_removals(DlockSpace *space, XLogRecPtr lsn)
 }
 
 /*
- * Writing has failed, or cannot even begin: tell all who wait for it.  "code"
- * is the SQLSTATE.
+ * Writing has failed, or cannot even begin.  "code" is the SQLSTATE.  Who waits
+ * for something to be written sees it at the next look, within a second.
  */
 void
 dlock_journal_fail(DlockSpace *space, int code)
@@ -394,16 +394,6 @@ dlock_journal_fail(DlockSpace *space, int code)
 	pg_atomic_write_u32(&space->failure, (uint32) code);
 	pg_write_barrier();
 	pg_atomic_fetch_add_u32(&space->failures, 1);
-
-	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	for (dsa_pointer link = space->journal.head; DsaPointerIsValid(link);)
-	{
-		DlockRecord *record = dsa_get_address(dlock_area, link);
-
-		link = record->link.next;
-		ConditionVariableBroadcast(&record->changed);
-	}
-	LWLockRelease(&space->lease_lock);
 }
 
 /* The worker uses no record of the latest batch any more. */
@@ -465,6 +455,7 @@ dlock_journal_write(DlockSpace *space, int *dead,
 	{
 		LWLockReleaseAll();
 		unmark(space, false, InvalidXLogRecPtr);
+		dlock_journal_fail(space, geterrcode());
 		publish(space, false);
 		PG_RE_THROW();
 	}

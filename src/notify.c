@@ -457,11 +457,16 @@ dlock_notify_send(DlockSpace *space)
 	if (messages == NULL)
 		messages = MemoryContextAlloc(TopMemoryContext,
 									  BATCH * sizeof(Message));
-	count = copy_outbox(space, messages);
-	if (count == 0)
+	if (space->outbox.length == 0)
 		return 0;
-	dlock_journal_flush_removals(space);
+
+	/*
+	 * In a transaction: before 16, an error while a segment of memory is mapped
+	 * leaves something behind otherwise.
+	 */
 	StartTransactionCommand();
+	count = copy_outbox(space, messages);
+	dlock_journal_flush_removals(space);
 
 	/*
 	 * A full queue stays full when it has been read, until somebody moves its
@@ -478,6 +483,8 @@ dlock_notify_send(DlockSpace *space)
 	}
 	CommitTransactionCommand();
 	failed = false;
+	StartTransactionCommand();
 	clear_outbox(space);
+	CommitTransactionCommand();
 	return count;
 }

@@ -17,7 +17,8 @@
  * after the commit, (CANCELS) a client is cancelled as it waits for
  * durability, and (ENDS) a ticket is ended by its lease's expiry or close, or
  * by force.  With -DRETRY one more session repeats the request of the first
- * client, for the same lease.
+ * client, for the same lease.  With -DASK somebody else is told, once, that a
+ * session holds the lock.
  *
  * The WAL is a list of prefixes, each with the rows that it leaves, from the
  * one that was flushed on.  A crash keeps any of these.  Instead of going on
@@ -38,6 +39,7 @@
  *	worker					dlock_journal_begin(), dlock_journal_write():
  *							copy_marked(), note_removals(), unmark(), publish()
  *	removed					DlockSpace.removed, dlock_journal_flush_removal()
+ *	asker					dlock_check(), dlock_fence(), dlock_notify_send()
  *	crash, restore			dlock_journal_load(), dlock_queue_restore()
  *
  * The entry's lock is a variable, as the worker copies what is marked under
@@ -69,6 +71,7 @@
  *						its holder is in the WAL
  *	BROKEN_LEAVING		... or past the place in the queue of one that had a row
  *	BROKEN_TELL			a session is told of its grant before that is flushed
+ *	BROKEN_ASK			... or somebody else is
  *	BROKEN_NOTE			the worker tells what to flush after the hand-over
  *	BROKEN_ACK			a ticket is acknowledged before its row is flushed
  *	BROKEN_WRITTEN		a change counts as written when it has been copied
@@ -893,6 +896,35 @@ proctype ender()
 	c = 0
 }
 
+/*
+ * Somebody else is told that a session holds the lock, as an answer or by an
+ * announcement, whether the session has learned of it or not.
+ */
+proctype asker()
+{
+	byte number;
+
+	if
+	:: atomic {
+			!entry_locked && holder != NOBODY && t[holder].of_session &&
+				t[holder].state == GRANTED ->
+			number = t[holder].number
+		};
+		atomic {
+#ifndef BROKEN_ASK
+			flush(removed);
+#endif
+			if
+			:: number > known -> known = number
+			:: else
+			fi;
+			crash();
+			number = 0
+		}
+	:: true						/* or nobody asks */
+	fi
+}
+
 /* A ticket as dlock_journal_load() puts it back */
 inline restore(c)
 {
@@ -948,6 +980,9 @@ init
 #endif
 #ifdef RETRY
 		run retry();
+#endif
+#ifdef ASK
+		run asker();
 #endif
 		if
 		:: ENDS > 0 -> run ender()

@@ -1,14 +1,16 @@
 # Nobody is granted a lock after a lease's ticket before the removal of that
 # ticket's row is in the WAL, whether the ticket held or still waited.  So
 # whatever part of the WAL survives a crash, it never has two holders, nor a
-# ticket that is granted after a greater number.  Here the worker, which writes it, is stopped: nothing
-# is handed on meanwhile, however the ticket ends and whoever waits, though it
-# counts as gone at once; and a crash finds the old holder, and no other.
+# ticket that is granted after a greater number.  Here the worker, which writes
+# it, is stopped: nothing is handed on meanwhile, however the ticket ends and
+# whoever waits, though it counts as gone at once; and a crash finds the old
+# holder, and no other.
 #
 # What would break it: a release, a close, a forced release or an expiry that
 # takes a ticket with a row out of its lock by itself; a new request that passes
-# by a lock which is only waiting for the worker; a grant that is announced or
-# answered before it is written.
+# by a lock which is only waiting for the worker, or fits beside who leaves it, as
+# it comes with other slots; a grant that is announced or answered before it is
+# written, or before that removal is flushed.
 
 use strict;
 use warnings FATAL => 'all';
@@ -57,11 +59,11 @@ sub is_current
 # A lease that holds a lock, with its ticket
 sub holder
 {
-	my ($name, $options) = @_;
-	my $lease =
-	  $client->query("SELECT dlock_lease_open('1 h'" . ($options // '') . ')');
-	my $ticket =
-	  $client->query("SELECT dlock_lease_acquire('$name', $lease)");
+	my ($name, @options) = @_;
+	my $lease = $client->query("SELECT dlock_lease_open('1 h')");
+	my $ticket = $client->query(
+		'SELECT dlock_lease_acquire('
+		  . join(', ', "'$name'", $lease, @options) . ')');
 
 	die "no ticket: $ticket" unless $ticket =~ /^\d+$/;
 	return ($lease, $ticket);
@@ -187,23 +189,106 @@ foreach my $ending (sort keys %endings)
 	$waiter->quit;
 }
 
+# Beside a holder that is leaving, the lock is already one with the slots of those
+# who come then, or a shared one; all the same nobody fits beside that holder,
+# neither who waits, when another one gives up, nor who comes later.
+my %other_slots = (
+	'exclusive, then slots' => [ 'slots => 5' ],
+	'shared, then slots' => [ 'slots => 5', 'shared => true' ],
+	'slots, then shared' => [ 'shared => true', 'slots => 3' ],
+	'slots, then other slots' => [ 'slots => 5', 'slots => 3' ]);
+
+# Two sessions that wait for a lock, one behind the other
+sub start_two
+{
+	my ($name, $options) = @_;
+	my @waiters = map { session($node) } 1, 2;
+
+	foreach my $waiter (@waiters)
+	{
+		$waiter->start("SELECT dlock_acquire('$name', $options)");
+		$admin->until_waits($waiter);
+	}
+	return @waiters;
+}
+
+sub cancel
+{
+	my ($waiter) = @_;
+
+	$admin->query("SELECT pg_cancel_backend($waiter->{pid})");
+	like($waiter->answer, qr/57014/, 'one gives up');
+	$waiter->quit;
+	return;
+}
+
+foreach my $name (sort keys %other_slots)
+{
+	my ($after, @before) = @{ $other_slots{$name} };
+	my ($lease, $ticket) = holder($name, @before);
+
+	$stopped = freeze($admin);
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', "$name: released");
+	my ($first, $second) = start_two($name, $after);
+	cancel($second);
+	like(rows($name), qr/\A\d+\|f\|session\z/, "$name: the other one waits");
+	cancel($first);
+	is( $client->query("SELECT dlock_try_acquire('$name', $after) IS NULL"),
+		't', "$name: who comes later does not get it");
+	thaw($stopped);
+	cmp_ok($client->query("SELECT dlock_acquire('$name', $after)"),
+		'>', $ticket, "$name: free then");
+	$client->query("SELECT dlock_lease_close($lease)");
+}
+
+# The same where the lease before has run out: its delay, which the worker has
+# still to begin, closes the lock.
+{
+	my $name = 'delayed';
+	my $keeper = session($node);
+	my $lease = $keeper->query(
+		"SELECT dlock_lease_open('100 ms', attach => true, delay => '1 h')");
+	my $ticket =
+	  $client->query("SELECT dlock_lease_acquire('$name', $lease)");
+
+	$stopped = freeze($admin);
+	$keeper->quit;
+	$admin->wait_for("SELECT NOT dlock_check('$name', $ticket)");
+	my ($first, $second) = start_two($name, 'slots => 5');
+	cancel($second);
+	thaw($stopped);
+	$admin->wait_for(
+		"SELECT remaining > '1 min' FROM dlock_locks WHERE ticket = $ticket");
+	like(rows($name), qr/\A$ticket\|f\|lease\n\d+\|f\|session\z/,
+		"$name: closed to other slots");
+	is($admin->query("SELECT dlock_force_release($ticket)"),
+		't', "$name: opened");
+	cmp_ok($first->answer, '>', $ticket, "$name: granted then");
+	$first->quit;
+}
+
 # A crash while the removal is not written: the old holder holds, nobody else
 # does, and no waiter's session is there any more.
 {
 	my ($lease, $ticket) = holder('crash');
 	my $next = $client->query("SELECT dlock_ttl_enqueue('crash', '1 h', 'c')");
 	my ($other_lease, $other) = holder('with a session');
+	my ($third_lease, $third) = holder('with slots');
 	my $waiter = session($node);
 
 	$waiter->start("SELECT dlock_acquire('with a session')");
 	$admin->until_waits($waiter);
 	$stopped = freeze($admin);
 	is($client->query("SELECT dlock_release_ticket($_)"), 't', 'released')
-	  foreach $ticket, $other;
-	ok(!$waiter->answered, 'crash: no answer');
+	  foreach $ticket, $other, $third;
+	my ($first, $second) = start_two('with slots', 'slots => 5');
+	cancel($second);
+	ok(!$_->answered, 'crash: no answer') foreach $waiter, $first;
 	kill_server($node);
-	unlike($waiter->answer, qr/^\d+$/m, 'crash: never granted');
-	$_->vanish foreach $waiter, $client, $admin;
+	unlike($_->answer, qr/^\d+$/m, 'crash: never granted')
+	  foreach $waiter, $first;
+	$_->vanish foreach $waiter, $first, $client, $admin;
 	$node->start;
 	start_sessions();
 
@@ -211,6 +296,8 @@ foreach my $ending (sort keys %endings)
 		'after the crash: who held holds, and who waited waits');
 	is(rows('with a session'), "$other|t|lease",
 		'after the crash: holder and no waiter');
+	is(rows('with slots'), "$third|t|lease",
+		'after the crash: the same beside other slots');
 	is(is_current('crash', $ticket), 't', 'after the crash: fence is current');
 	is(is_current('crash', $next), 'f', 'after the crash: no successor');
 	is($client->query("SELECT dlock_try_acquire('$_') IS NULL"),
@@ -257,7 +344,50 @@ foreach my $kind ('waits', 'comes later')
 	is(is_current($kind, $ticket), 'f', "$kind: nor is the fence current");
 }
 
-# The same of a place in the queue that was given up.
+# Nor does it come back where the successor was enqueued, and has learned of its
+# grant, or somebody else has, in any other way than by waiting for it.  In a
+# transaction the session is not told by an announcement.  What dlock_locks shows
+# is in memory, and no more.
+my %tells = (
+	acquire => sub { "SELECT dlock_acquire('$_[0]') = $_[1]" },
+	wait => sub { "SELECT dlock_wait($_[1], '0')" },
+	check => sub { "SELECT dlock_check('$_[0]', $_[1])" },
+	fence => sub { "SELECT dlock_fence('$_[0]') = $_[1]" },
+	'is held' => sub { "SELECT dlock_is_held('$_[0]')" },
+	'enqueue again' => sub { "SELECT dlock_enqueue('$_[0]') = $_[1]" },
+	announcement => undef);
+
+foreach my $name (sort keys %tells)
+{
+	my ($lease, $ticket) = holder($name);
+	my $successor = session($node);
+	my $next;
+
+	$successor->query('BEGIN') if $tells{$name};
+	$next = $successor->query("SELECT dlock_enqueue('$name')");
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', "$name: released");
+	if ($tells{$name})
+	{
+		$admin->wait_for("SELECT granted FROM dlock_locks WHERE ticket = $next");
+		is($successor->query($tells{$name}->($name, $next)),
+			't', "$name: tells");
+	}
+	else
+	{
+		is( ($successor->announcements(1))[0],
+			qq({"event":"granted","lock":"$name","ticket":$next}),
+			"$name: tells");
+	}
+	kill_server($node);
+	$_->vanish foreach $successor, $client, $admin;
+	$node->start;
+	start_sessions();
+	is(rows($name), '', "$name: after a crash nobody holds");
+	is(is_current($name, $ticket), 'f', "$name: nor is the fence current");
+}
+
+# Nor does a place in the queue that was given up.
 {
 	my $holder = session($node);
 	my $successor = session($node);

@@ -4,9 +4,9 @@
 # are discarded, and do no harm.
 #
 # What would break it: a second call that does not wait for the first; what was
-# put back by an attempt that failed, and is put back once more; a lock that is
-# free after the start, and stays closed; a row that is not there, where one is
-# to be removed; a column too many.
+# put back by an attempt that failed, and is put back once more, or runs out
+# before the next one; a lock that is free after the start, and stays closed; a
+# row that is not there, where one is to be removed; a column too many.
 
 use strict;
 use warnings FATAL => 'all';
@@ -110,6 +110,33 @@ $client->query("SELECT dlock_lease_close($counts)");
 $client->query(
 	q{SELECT dlock_release_ticket(ticket) FROM dlock_locks
 	   WHERE name = 'another'});
+
+#
+# A first call fails half way, at a row that cannot be read, and the next one
+# comes when the ttl of a waiter is over that was put back.  No time has passed
+# for it: it is granted what became free, and its lease starts over.
+#
+$held = $client->query("SELECT dlock_lease_acquire('half', $lease)");
+my $second = $client->query("SELECT dlock_ttl_enqueue('half', '1h', 'nobody')");
+my $behind = $client->query("SELECT dlock_lease_acquire('behind', $lease)");
+connect_again();
+my $ttl = ample(1);
+$admin->query("DELETE FROM dlock_queue WHERE ticket = $held");
+$admin->query(
+	"UPDATE dlock_queue SET ttl = '$ttl s' WHERE ticket = $second");
+$admin->query("UPDATE dlock_queue SET mode = 'none' WHERE ticket = $behind");
+like($client->query("SELECT dlock_check('half', $second)"),
+	qr/unknown mode/, 'a first call fails');
+my $later = $admin->query("SELECT clock_timestamp() + '$ttl s'");
+$admin->wait_for("SELECT clock_timestamp() > '$later'");
+$admin->query(
+	"UPDATE dlock_queue SET mode = 'exclusive' WHERE ticket = $behind");
+is( $client->query(
+		"SELECT dlock_check('half', $second), dlock_release_ticket($second)"),
+	't|t',
+	'a waiter is granted the lock, however late the second call comes');
+is($client->query("SELECT dlock_release_ticket($behind)"),
+	't', 'and what comes behind it is there');
 
 #
 # A lease's row is gone: so are its tickets.
