@@ -128,6 +128,7 @@ TAP = \
 	072_load \
 	073_memory \
 	074_worker_start \
+	075_segments \
 	080_orm
 
 # Both expect their outputs in expected/.  The servers' directories must not

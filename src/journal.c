@@ -510,6 +510,9 @@ dlock_journal_abandon(DlockSpace *space)
 bool
 dlock_journal_begin(DlockSpace *space)
 {
+	if (!dlock_rows_begin(space))
+		return false;
+
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	for (dsa_pointer link = space->journal.head; DsaPointerIsValid(link);)
 	{
@@ -520,9 +523,6 @@ dlock_journal_begin(DlockSpace *space)
 		link = record->link.next;
 	}
 	LWLockRelease(&space->lease_lock);
-
-	if (!dlock_rows_begin(space))
-		return false;
 	dlock_rows_remove_foreign(space);
 	dlock_rows_commit();
 	return true;

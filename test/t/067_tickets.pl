@@ -4,7 +4,8 @@
 #
 # What would break it: a limit or a list that does not stand thousands of tickets
 # of one lease; a grant that is not announced, or is announced and not held; a
-# lease's ticket that is bound to a session, or a session's that is not.
+# lease's ticket that is bound to a session, or a session's that is not; sessions
+# that wait for the same one, and wake each other up.
 
 use strict;
 use warnings FATAL => 'all';
@@ -14,10 +15,22 @@ use lib $FindBin::RealBin;
 use DlockLease;
 use DlockTest;
 use JSON::PP qw(decode_json);
+use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = new_server('main', conf => "deadlock_timeout = '1h'");
 my $admin = session($node);
+
+# How often have the sessions' backends gone to sleep?
+sub sleeps
+{
+	my $sum = 0;
+
+	$sum += (slurp_file("/proc/$_->{pid}/status") =~
+		  /^voluntary_ctxt_switches:\s+(\d+)/m)[0]
+	  foreach @_;
+	return $sum;
+}
 
 #
 # Ten thousand locks are held by a session, and wanted under one lease.
@@ -136,6 +149,46 @@ foreach my $kind ('lease', 'ttl')
 	$admin->query("SELECT dlock_release('lock')");
 	$admin->query("SELECT dlock_lease_close($lease)");
 	$sessions[3]->quit;
+}
+
+#
+# Ten wait for the same ticket, which changes a few times before it is granted.
+# Each is woken then, and no more.
+#
+SKIP:
+{
+	skip 'nothing tells how often a process has slept', 3
+	  unless -r "/proc/$$/status";
+	my @waiters = map { session($node) } 1 .. 10;
+	my $held = $admin->query("SELECT dlock_ttl_acquire('lock', '1h')");
+	my $lease = $admin->query("SELECT dlock_lease_open('1h')");
+	my $ticket = $admin->query("SELECT dlock_lease_enqueue('lock', $lease)");
+	my $now = -1;
+	my $before;
+
+	$_->start("SELECT dlock_wait($ticket)") foreach @waiters;
+	$admin->wait_for('SELECT count(*) = 10 FROM pg_stat_activity '
+		  . "WHERE wait_event_type = 'Lock'");
+	$before = sleeps(@waiters);
+	is( $admin->query(
+			'SELECT string_agg(dlock_lease_enqueue('
+			  . "'lock', $lease, 'channel_' || n)::text, ' ') "
+			  . 'FROM generate_series(1, 5) AS n'),
+		join(' ', ($ticket) x 5),
+		'it changes');
+	poll('all sleep again',
+		sub {
+			my $last = $now;
+
+			$now = sleeps(@waiters) - $before;
+			return $now == $last || $now > 1000;
+		});
+	cmp_ok($now, '<=', 1000, 'and they do not wake each other up');
+	$admin->query("SELECT dlock_release_ticket($held)");
+	is(join(' ', map { $_->answer } @waiters),
+		join(' ', ('t') x 10), 'all are told of the grant');
+	$admin->query("SELECT dlock_lease_close($lease)");
+	$_->quit foreach @waiters;
 }
 
 #

@@ -7,20 +7,19 @@
 #
 # What would break it: a lock of a table that is not let go after such an error; a
 # ticket that has joined its lock, and is not taken back when its number cannot
-# be entered; a session that cannot begin, and cannot end either; a hand-over that
-# fails half done, and that nobody makes up for; memory that a failed attempt
-# keeps, or counts.
+# be entered; a session that cannot begin, and cannot end either; memory that a
+# failed attempt keeps, or counts, or that stays when its extension has gone.
 #
 # Segments of shared memory are files here, in a directory where no more can be
-# made, or none can be opened, while it is closed.
+# made while it is closed.
 
 use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
 use lib $FindBin::RealBin;
-use DlockLease;
 use DlockTest;
+use DlockWorker;
 use Test::More;
 
 my $node = new_server('main', conf => "synchronous_commit = off\n"
@@ -28,12 +27,9 @@ my $node = new_server('main', conf => "synchronous_commit = off\n"
 my $directory = $node->data_dir . '/pg_dynshmem';
 my $no_memory = qr/ERROR:  42501: could not open shared memory segment/;
 
-# close_memory($mode): 0500 so that none can be made, 0 so that none can be opened
 sub close_memory
 {
-	my ($mode) = @_;
-
-	chmod($mode // 0500, $directory) or die "chmod: $!";
+	chmod(0500, $directory) or die "chmod: $!";
 	return;
 }
 
@@ -292,110 +288,27 @@ is($client->query("SELECT dlock_lease_close($lease) > 500"),
 $client->wait_for('SELECT count(*) = 0 FROM dlock_queue');
 $client->quit;
 backends_gone($client->{pid});
+
+#
+# What the tickets of an extension still have to tell when it goes
+#
+$client = session($node, 'third');
+is( $client->query(
+		q{SELECT count(dlock_ttl_enqueue(repeat('x', 200) || n, '1h', 'nobody',
+				owner => 'me')) FROM generate_series(1, 300) AS n}),
+	'300',
+	'enqueued for, and announced');
+$client->query('DROP EXTENSION dlock');
+no_worker($client);
+$client->quit;
+backends_gone($client->{pid});
+# the next name space clears up
+$node->safe_psql('third',
+	"CREATE EXTENSION dlock; SELECT dlock_is_held('lock')");
+
 my $now = room();
 cmp_ok(abs($now - $room), '<=', 24, "there is room for $now locks again");
 
 $filler->quit;
-$node->stop;
-
-#
-# A session that cannot map a segment that others have made can neither hand on to
-# a ticket that is there, nor end its own where the table of locks has grown into
-# one.  Who waits makes up for it.
-#
-$node = new_server('segments', conf => "dynamic_shared_memory_type = mmap\n");
-$directory = $node->data_dir . '/pg_dynshmem';
-$admin = session($node);
-# Stop a waiter while it sleeps, where it has no lock that others need.
-sub stop_sleeper
-{
-	my ($waiter) = @_;
-
-	poll('the waiter sleeps',
-		sub {
-			stop_process($waiter->{pid});
-			return 1
-			  if $admin->query("SELECT wait_event = 'userlock' "
-				  . "FROM pg_stat_activity WHERE pid = $waiter->{pid}") eq 't';
-			continue_process($waiter->{pid});
-			return 0;
-		});
-	return;
-}
-
-foreach my $how ('release', 'end')
-{
-	my ($holder, $other) = map { session($node) } 1 .. 2;
-	my $waiter =
-	  session($node, 'postgres', q{options='-c deadlock_timeout=10ms'});
-
-	$holder->query("SELECT dlock_acquire('lock')");
-	# many tickets of one lock, or many locks
-	$other->query(
-		$how eq 'release'
-		? q{SELECT count(dlock_acquire('other', slots => 10000,
-				info => repeat('x', 1000))) FROM generate_series(1, 2000)}
-		: q{SELECT count(dlock_acquire('other ' || n))
-			  FROM generate_series(1, 6000) AS n});
-	$waiter->start("SELECT dlock_acquire('lock') > 0");
-	$admin->until_waits($waiter);
-	# its looks for deadlocks would fail, too
-	stop_sleeper($waiter);
-	close_memory(0);
-	if ($how eq 'release')
-	{
-		like($holder->query("SELECT dlock_release('lock')"),
-			$no_memory, "$how: fails");
-	}
-	else
-	{
-		$admin->query("SELECT pg_terminate_backend($holder->{pid})");
-		$holder->quit;
-		backends_gone($holder->{pid});
-	}
-	open_memory();
-	continue_process($waiter->{pid});
-	is($waiter->answer, 't', "$how: the next in line has the lock");
-	is( $admin->query(
-			q{SELECT string_agg(pid::text, ' ') FROM dlock_locks
-			   WHERE name = 'lock'}),
-		$waiter->{pid},
-		"$how: and nobody else");
-	$_->quit foreach $holder, $waiter, $other;
-	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
-}
-
-# A look for deadlocks that cannot see all who wait ends the wait, and hangs
-# nobody.
-{
-	my ($holder, $other, $third) = map { session($node) } 1 .. 3;
-	my $waiter =
-	  session($node, 'postgres', q{options='-c deadlock_timeout=10ms'});
-
-	$holder->query("SELECT dlock_acquire('lock')");
-	$waiter->query("SELECT dlock_acquire('mine')");
-	$waiter->start("SELECT dlock_acquire('lock')");
-	$admin->until_waits($waiter);
-	stop_sleeper($waiter);
-	$other->query(
-		q{SELECT count(dlock_enqueue('lock', 'nobody', info => repeat('x', 1000)))
-		    FROM generate_series(1, 2000)});
-	# only who keeps others waiting looks
-	$third->start("SELECT dlock_acquire('mine') > 0");
-	$admin->until_waits($third);
-	close_memory(0);
-	continue_process($waiter->{pid});
-	like($waiter->answer, $no_memory, 'look: fails');
-	open_memory();
-	# in some versions it cannot map again what it has failed to map once
-	$waiter->quit;
-	is($third->answer, 't', 'look: others go on');
-	$holder->query("SELECT dlock_release('lock')");
-	is($other->query('SELECT dlock_release_all()'),
-		'2000', 'look: the lock is handed on');
-	$_->quit foreach $holder, $other, $third;
-}
-
-$admin->quit;
 $node->stop;
 done_testing();
