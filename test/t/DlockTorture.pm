@@ -311,12 +311,14 @@ sub _alive_from
 	return;
 }
 
-# The client holds nothing of these scopes after that time.
+# The client holds nothing of these scopes after that time, for sure, even if it
+# has believed to, and then asked for their end.
 sub _end_holds
 {
 	my ($self, $client, $time, @scopes) = @_;
 
-	foreach my $hold (grep { !defined $_->{end} } @{ $self->{holds} })
+	foreach my $hold (grep { !defined $_->{end} || $_->{end} > $time }
+		@{ $self->{holds} })
 	{
 		my $ticket = $hold->{ticket};
 
