@@ -40,6 +40,16 @@ sub start_sessions
 	return;
 }
 
+# All sessions are gone then, also these others.
+sub crash
+{
+	kill_server($node);
+	$_->vanish foreach @_, $client, $admin;
+	$node->start;
+	start_sessions();
+	return;
+}
+
 sub rows
 {
 	my ($name) = @_;
@@ -54,6 +64,16 @@ sub is_current
 	my ($name, $ticket) = @_;
 
 	return $admin->query("SELECT dlock_check('$name', $ticket)");
+}
+
+sub crash_and_nobody_holds
+{
+	my ($name, $ticket, @sessions) = @_;
+
+	crash(@sessions);
+	is(rows($name), '', "$name: after a crash nobody holds");
+	is(is_current($name, $ticket), 'f', "$name: nor is the fence current");
+	return;
 }
 
 # A lease that holds a lock, with its ticket
@@ -285,12 +305,10 @@ foreach my $name (sort keys %other_slots)
 	my ($first, $second) = start_two('with slots', 'slots => 5');
 	cancel($second);
 	ok(!$_->answered, 'crash: no answer') foreach $waiter, $first;
-	kill_server($node);
+	crash();
 	unlike($_->answer, qr/^\d+$/m, 'crash: never granted')
 	  foreach $waiter, $first;
-	$_->vanish foreach $waiter, $first, $client, $admin;
-	$node->start;
-	start_sessions();
+	$_->vanish foreach $waiter, $first;
 
 	is(rows('crash'), "$ticket|t|lease\n$next|f|lease",
 		'after the crash: who held holds, and who waited waits');
@@ -307,10 +325,7 @@ foreach my $name (sort keys %other_slots)
 	# And the other way round: once the successor knows, it stays so.
 	$client->query("SELECT dlock_release_ticket($ticket)");
 	is($client->query("SELECT dlock_wait($next)"), 't', 'granted');
-	kill_server($node);
-	$_->vanish foreach $client, $admin;
-	$node->start;
-	start_sessions();
+	crash();
 	is(rows('crash'), "$next|t|lease", 'after another crash: successor holds');
 	is(is_current('crash', $ticket), 'f',
 		'after another crash: the fence before is not current');
@@ -336,12 +351,7 @@ foreach my $kind ('waits', 'comes later')
 		$successor->start("SELECT dlock_acquire('$kind')");
 	}
 	cmp_ok($successor->answer, '>', $ticket, "$kind: granted");
-	kill_server($node);
-	$_->vanish foreach $successor, $client, $admin;
-	$node->start;
-	start_sessions();
-	is(rows($kind), '', "$kind: after a crash nobody holds");
-	is(is_current($kind, $ticket), 'f', "$kind: nor is the fence current");
+	crash_and_nobody_holds($kind, $ticket, $successor);
 }
 
 # Nor does it come back where the successor was enqueued, and has learned of its
@@ -379,12 +389,7 @@ foreach my $name (sort keys %tells)
 			qq({"event":"granted","lock":"$name","ticket":$next}),
 			"$name: tells");
 	}
-	kill_server($node);
-	$_->vanish foreach $successor, $client, $admin;
-	$node->start;
-	start_sessions();
-	is(rows($name), '', "$name: after a crash nobody holds");
-	is(is_current($name, $ticket), 'f', "$name: nor is the fence current");
+	crash_and_nobody_holds($name, $ticket, $successor);
 }
 
 # Nor does a place in the queue that was given up.
@@ -400,10 +405,7 @@ foreach my $name (sort keys %tells)
 		't', 'given up: released');
 	$holder->query('SELECT dlock_release_all()');
 	cmp_ok($successor->answer, '>', $ticket, 'given up: granted');
-	kill_server($node);
-	$_->vanish foreach $holder, $successor, $client, $admin;
-	$node->start;
-	start_sessions();
+	crash($holder, $successor);
 	is(rows('given up'), '', 'given up: after a crash nobody waits');
 }
 

@@ -91,15 +91,9 @@ sub stop_sleeper
 	my ($waiter) = @_;
 
 	$admin->until_waits($waiter);
-	poll('the waiter sleeps',
-		sub {
-			stop_process($waiter->{pid});
-			return 1
-			  if $admin->query("SELECT wait_event = 'userlock' "
-				  . "FROM pg_stat_activity WHERE pid = $waiter->{pid}") eq 't';
-			continue_process($waiter->{pid});
-			return 0;
-		});
+	stop_while($admin, $waiter->{pid},
+		"SELECT wait_event = 'userlock' FROM pg_stat_activity "
+		  . "WHERE pid = $waiter->{pid}");
 	return;
 }
 

@@ -29,6 +29,11 @@ Asks until the result is as expected; what it is in the end is the test.
 
 By signals.  Once stop_process() has returned, the process does nothing.
 
+=item stop_while($session, $pid, $sql)
+
+Stops the process where the query's result is "t", and still is then: where it
+sleeps, and has no lock that others need.
+
 =item commits_hang($node, $hang)
 
 Let commits wait for a standby from now on, or let them through; those, that
@@ -52,8 +57,8 @@ use DlockTest;
 use Exporter 'import';
 use Test::More;
 
-our @EXPORT = qw(announcement told is_now stop_process continue_process
-  commits_hang hangs);
+our @EXPORT = qw(announcement told is_now stop_process stop_while
+  continue_process commits_hang hangs);
 
 my %stopped;
 
@@ -116,6 +121,22 @@ sub continue_process
 
 	kill('CONT', $pid) == 1 or die "no process $pid";
 	delete $stopped{$pid};
+	return;
+}
+
+# It may wake up before the signal comes.
+sub stop_while
+{
+	my ($session, $pid, $sql) = @_;
+
+	poll("process $pid is stopped while it sleeps",
+		sub {
+			$session->wait_for($sql);
+			stop_process($pid);
+			return 1 if $session->query($sql) eq 't';
+			continue_process($pid);
+			return 0;
+		});
 	return;
 }
 

@@ -38,7 +38,7 @@ package DlockWorker;
 use strict;
 use warnings FATAL => 'all';
 
-use DlockLease qw(stop_process continue_process);
+use DlockLease qw(stop_while continue_process);
 use DlockTest;
 use Exporter 'import';
 
@@ -68,18 +68,10 @@ sub freeze
 {
 	my ($session) = @_;
 	my $pid = worker($session);
-	my $sleeps = "SELECT count(*) = 1 $workers AND pid = $pid "
-	  . q{AND state = 'idle' AND wait_event_type = 'Extension'};
 
-	poll('the worker is stopped while it sleeps',
-		sub {
-			$session->wait_for($sleeps);
-			stop_process($pid);
-			return 1 if $session->query($sleeps) eq 't';
-			# it has woken up before the signal came
-			continue_process($pid);
-			return 0;
-		});
+	stop_while($session, $pid,
+		"SELECT count(*) = 1 $workers AND pid = $pid "
+		  . q{AND state = 'idle' AND wait_event_type = 'Extension'});
 	return $pid;
 }
 
