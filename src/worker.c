@@ -502,6 +502,7 @@ beat(void)
  */
 
 static bool begun = false;
+static bool knows_all = false;
 static volatile sig_atomic_t leaving = false;
 static int	dead_rows = 0;
 
@@ -545,27 +546,24 @@ begin_work(void)
  * 16, an error while a segment of memory is mapped leaves something behind
  * otherwise.
  */
-static void
+static bool
 learn(void)
 {
 	StartTransactionCommand();
 	MemoryContextSwitchTo(TopMemoryContext);
 	dlock_lease_for_each(my_space, find_lease, NULL);
 	CommitTransactionCommand();
+	knows_all = true;
+	return false;
 }
 
 static bool
 write_journal(void)
 {
-	/* an error can come between writing something and learning of it */
-	static bool knows_all = false;
-
-	if (!knows_all)
-		learn();
-	knows_all = true;
 	if (my_space->journal.length == 0 && dlock_monotonic_now() < next_look)
 		return false;
 	next_look = dlock_monotonic_now() + LOOK_MS * 1000;
+	/* an error can come between writing something and learning of it */
 	knows_all = false;
 	extension_is_gone =
 		dlock_journal_write(my_space, &dead_rows, at_write) < 0;
@@ -593,6 +591,7 @@ vacuum_tables(void)
 }
 
 static Task begin_task = {begin_work, 0, RETRY_MS};
+static Task learn_task = {learn, 0, RETRY_MS};
 static Task journal_task = {write_journal, 0, RETRY_MS};
 static Task notify_task = {send_announcements, 0, RETRY_MS};
 static Task vacuum_task = {vacuum_tables, 0, RETRY_MS};
@@ -619,7 +618,7 @@ perform(Task *task)
 		/* outside of a transaction, PostgreSQL does not do so below */
 		LWLockReleaseAll();
 		EmitErrorReport();
-		if (task == &begin_task || task == &journal_task)
+		if (task == &begin_task || task == &learn_task)
 			dlock_journal_fail(my_space, geterrcode());
 		AbortCurrentTransaction();
 		FlushErrorState();
@@ -687,7 +686,7 @@ sooner(uint64 a, uint64 b)
 static uint64
 work(void)
 {
-	uint64		next;
+	uint64		next = NEVER;
 
 	if (!begun)
 	{
@@ -696,7 +695,10 @@ work(void)
 			return next;
 	}
 	expire();
-	next = perform(&journal_task);
+	if (!knows_all)
+		next = perform(&learn_task);
+	if (knows_all)
+		next = perform(&journal_task);
 	if (my_space->leases.length > 0)
 		next = sooner(next, next_look);
 	next = sooner(next, beat());
