@@ -37,7 +37,12 @@ OBJS = \
 
 # The version has one source, the control file.
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" dlock.control)
-DATA = sql/dlock--$(EXTVERSION).sql
+
+# What was released once never changes: a version is its predecessor's scripts,
+# and one more.
+DATA = \
+	sql/dlock--1.0.sql \
+	sql/dlock--1.0--1.1.sql
 
 # Tests are listed by name: a wildcard would not miss a lost one.  test/run
 # fails where these lists and the files in test/ do not agree.
