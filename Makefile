@@ -64,6 +64,7 @@ REGRESS = \
 	tickets \
 	lease \
 	lease_rights \
+	planted \
 	reserve
 
 # test/specs/*.spec; isolation_setup comes first, the others need it
@@ -134,7 +135,8 @@ TAP = \
 	073_memory \
 	074_worker_start \
 	075_segments \
-	080_orm
+	080_orm \
+	085_restore
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.

@@ -2,3 +2,63 @@
 
 -- complain if script is sourced in psql, rather than via ALTER EXTENSION
 \echo Use "ALTER EXTENSION dlock UPDATE TO '1.1'" to load this file. \quit
+
+--
+-- Statistics
+--
+-- Operators with their schema, and operands of exactly their types: what
+-- matches only after a conversion loses to an operator that matches exactly,
+-- whoever has made that in a schema of the search_path.
+--
+CREATE OR REPLACE VIEW dlock_stats AS
+SELECT c.acquired, c.waited, c.released, c.busy, c.timeouts, c.canceled,
+       c.deadlocks,
+       pg_catalog.make_interval(secs =>
+           c.wait_us::pg_catalog.float8 OPERATOR(pg_catalog./) 1e6::pg_catalog.float8) AS wait_time
+  FROM dlock_counters() AS c;
+
+--
+-- Reservations
+--
+-- A reservation is for a role of a name, since that is what a dump can keep,
+-- and for the role that had this name when the row was written here: for
+-- nobody else who gets the name later.  The OID is computed as a row is
+-- stored, whether by dlock_reserve, by COPY or by a restore without triggers;
+-- it is 0 where there is no such role.  So it is never dumped.
+--
+-- Immutable, as a stored column needs it: its value stays what it was then.
+CREATE FUNCTION dlock_role_oid(role name)
+RETURNS oid
+AS 'MODULE_PATHNAME', 'dlock_role_oid'
+LANGUAGE C IMMUTABLE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_role_oid(name) IS
+'OID of the role that has this name now, 0 if there is none; for dlock_reservations';
+
+ALTER TABLE dlock_reservations
+    ALTER COLUMN owner TYPE name
+        USING pg_catalog.pg_get_userbyid(owner::pg_catalog.oid);
+ALTER TABLE dlock_reservations
+    ADD COLUMN role oid GENERATED ALWAYS AS (dlock_role_oid(owner)) STORED;
+COMMENT ON COLUMN dlock_reservations.owner IS 'name of the role that, with those that have its privileges, may use them';
+COMMENT ON COLUMN dlock_reservations.role IS 'OID of the role that had this name when the row was written; 0 if there was none';
+
+-- Whoever has changed the table, all sessions read it again.
+CREATE FUNCTION dlock_reservations_changed()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'dlock_reservations_changed'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_reservations_changed() IS
+'trigger of dlock_reservations: have all sessions read the table again';
+
+CREATE TRIGGER dlock_changed AFTER INSERT OR UPDATE OR DELETE ON dlock_reservations
+    FOR EACH ROW EXECUTE FUNCTION dlock_reservations_changed();
+CREATE TRIGGER dlock_truncated AFTER TRUNCATE ON dlock_reservations
+    FOR EACH STATEMENT EXECUTE FUNCTION dlock_reservations_changed();
+-- also for what a restore or logical replication writes
+ALTER TABLE dlock_reservations
+    ENABLE ALWAYS TRIGGER dlock_changed,
+    ENABLE ALWAYS TRIGGER dlock_truncated;
+COMMENT ON TRIGGER dlock_changed ON dlock_reservations IS
+'has all sessions read the table again';
+COMMENT ON TRIGGER dlock_truncated ON dlock_reservations IS
+'has all sessions read the table again';

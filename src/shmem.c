@@ -18,6 +18,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "catalog/dependency.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_extension.h"
 #include "commands/extension.h"
@@ -539,6 +540,8 @@ dlock_current_space(void)
 
 /*
  * A relation of the extension: in the extension's schema, wherever that is.
+ * One of that name which is not the extension's own is not meant: whoever may
+ * create there could have made it, before an update that does.
  */
 Oid
 dlock_relation(DlockSpace *space, const char *name)
@@ -560,7 +563,8 @@ dlock_relation(DlockSpace *space, const char *name)
 	table_close(catalog, AccessShareLock);
 
 	relation = get_relname_relid(name, schema);
-	if (!OidIsValid(relation))
+	if (!OidIsValid(relation) ||
+		getExtensionOfObject(RelationRelationId, relation) != space->key.extension)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("relation \"%s\" of extension \"%s\" does not exist",

@@ -12,7 +12,7 @@ CREATE ROLE regress_dlock_other;
 
 SELECT dlock_reserve('shop/', 'regress_dlock_shop');
 SELECT dlock_reserve('shop/orders/', 'regress_dlock_orders');
-SELECT * FROM dlock_reservations ORDER BY prefix;
+SELECT prefix, owner FROM dlock_reservations ORDER BY prefix;
 
 -- Arguments
 \set VERBOSITY sqlstate
@@ -112,9 +112,91 @@ RESET ROLE;
 SELECT count(*) FROM generate_series(1, 100) AS n
  WHERE dlock_unreserve('many' || n || '/');
 
+-- Rows that come otherwise, as from a dump, count as soon as they are there.
+-- The OID of the role is never given.
+INSERT INTO dlock_reservations VALUES ('by hand/', 'regress_dlock_shop');
+SET ROLE regress_dlock_other;
+SELECT dlock_acquire('by hand/1');
+RESET ROLE;
+UPDATE dlock_reservations SET owner = 'regress_dlock_other' WHERE prefix = 'by hand/';
+SET ROLE regress_dlock_other;
+SELECT dlock_acquire('by hand/1') > 0;
+RESET ROLE;
+COPY dlock_reservations (prefix, owner) FROM stdin;
+by copy/	regress_dlock_shop
+of nobody/	regress_dlock_missing
+\.
+SELECT prefix, owner, role = (SELECT oid FROM pg_roles WHERE rolname = owner) AS same, role = 0 AS none
+  FROM dlock_reservations ORDER BY prefix;
+SET ROLE regress_dlock_other;
+SELECT dlock_acquire('by copy/1');
+-- a role that there is not
+\set VERBOSITY default
+SELECT dlock_acquire('of nobody/1');
+\set VERBOSITY terse
+RESET ROLE;
+DELETE FROM dlock_reservations WHERE prefix = 'by copy/';
+SET ROLE regress_dlock_other;
+SELECT dlock_acquire('by copy/1') > 0;
+RESET ROLE;
+SELECT dlock_acquire('of nobody/1') > 0;
+BEGIN;
+TRUNCATE dlock_reservations;
+SET LOCAL ROLE regress_dlock_other;
+SELECT dlock_xact_acquire('of nobody/2') > 0;
+ROLLBACK;
+-- without triggers the commands around the rows do it
+SELECT dlock_unreserve('by hand/');
+ALTER TABLE dlock_reservations DISABLE TRIGGER ALL;
+INSERT INTO dlock_reservations VALUES ('by hand/', 'regress_dlock_shop');
+ALTER TABLE dlock_reservations ENABLE TRIGGER ALL;
+ALTER TABLE dlock_reservations ENABLE ALWAYS TRIGGER dlock_changed, ENABLE ALWAYS TRIGGER dlock_truncated;
+SET ROLE regress_dlock_other;
+SELECT dlock_acquire('by hand/2');
+RESET ROLE;
+
+-- A role that is dropped, made anew, or renamed: nobody inherits its names.
+CREATE ROLE regress_dlock_gone;
+SELECT dlock_reserve('gone/', 'regress_dlock_gone');
+GRANT EXECUTE ON FUNCTION dlock_unreserve(text) TO regress_dlock_other;
+DROP ROLE regress_dlock_gone;
+SET ROLE regress_dlock_other;
+\set VERBOSITY default
+SELECT dlock_acquire('gone/1');
+SELECT dlock_unreserve('gone/');
+RESET ROLE;
+CREATE ROLE regress_dlock_gone;
+SET ROLE regress_dlock_gone;
+SELECT dlock_acquire('gone/1');
+\set VERBOSITY terse
+RESET ROLE;
+SELECT dlock_acquire('gone/1') > 0, dlock_release('gone/1');
+SELECT dlock_reserve('gone/', 'regress_dlock_gone');
+SET ROLE regress_dlock_gone;
+SELECT dlock_acquire('gone/1') > 0, dlock_release('gone/1');
+RESET ROLE;
+ALTER ROLE regress_dlock_gone RENAME TO regress_dlock_renamed;
+SET ROLE regress_dlock_renamed;
+SELECT dlock_acquire('gone/1');
+RESET ROLE;
+ALTER ROLE regress_dlock_renamed RENAME TO regress_dlock_gone;
+SET ROLE regress_dlock_gone;
+SELECT dlock_acquire('gone/1') > 0, dlock_release('gone/1');
+RESET ROLE;
+SELECT dlock_unreserve('gone/'), dlock_unreserve('of nobody/'), dlock_unreserve('by hand/');
+DROP ROLE regress_dlock_gone;
+
+-- What an administrator has made of the table
+ALTER TABLE dlock_reservations RENAME owner TO holder;
+\set VERBOSITY default
+SELECT dlock_acquire('x');
+\set VERBOSITY terse
+ALTER TABLE dlock_reservations RENAME holder TO owner;
+SELECT dlock_acquire('x') > 0;
+
 SELECT dlock_release_all();
 SELECT dlock_unreserve('shop/'), dlock_unreserve('shop/orders/'), dlock_unreserve('shop/');
-SELECT * FROM dlock_reservations;
+SELECT prefix, owner FROM dlock_reservations;
 REVOKE EXECUTE ON FUNCTION dlock_reserve(text, regrole), dlock_unreserve(text)
 	FROM regress_dlock_other, regress_dlock_orders;
 DROP ROLE regress_dlock_shop, regress_dlock_orders, regress_dlock_clerk, regress_dlock_other;
