@@ -111,6 +111,7 @@ TAP = \
 	006_dump \
 	007_stress \
 	008_limits \
+	009_caught \
 	020_deadlock \
 	021_waits \
 	022_handover \
