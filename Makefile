@@ -60,6 +60,7 @@ REGRESS = \
 	discard \
 	settings \
 	rights \
+	restricted \
 	extension \
 	tickets \
 	lease \
