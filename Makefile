@@ -60,6 +60,7 @@ REGRESS = \
 	discard \
 	settings \
 	rights \
+	restricted \
 	extension \
 	tickets \
 	lease \
@@ -112,6 +113,7 @@ TAP = \
 	006_dump \
 	007_stress \
 	008_limits \
+	009_caught \
 	020_deadlock \
 	021_waits \
 	022_handover \

@@ -33,6 +33,9 @@
 
 /*
  * What every call begins with.  Returns this database's space.
+ *
+ * Enough for what only asks; what changes anything comes through
+ * begin_change().
  */
 static DlockSpace *
 begin_call(void)
@@ -59,6 +62,26 @@ begin_call(void)
 				 pg_atomic_read_u32(&space->worker) == 0))
 		(void) dlock_worker_wake(space);
 	return space;
+}
+
+/*
+ * The door for all that changes anything: tickets, leases, guards, versions,
+ * reservations, numbers, what a session waits for or listens on.
+ *
+ * Not within a security-restricted operation, as it is with LISTEN.  There the
+ * code of an object's owner, such as a function in the expression of an index,
+ * runs in the session of somebody else, who analyzes the table or refreshes the
+ * view: as the owner's role, but amid the locks of that session.
+ */
+static DlockSpace *
+begin_change(void)
+{
+	if (InSecurityRestrictedOperation())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("cannot change locks within a security-restricted operation"),
+				 errdetail("Here the code of an object's owner runs amid the locks of another role's session.")));
+	return begin_call();
 }
 
 static void
@@ -92,22 +115,39 @@ make_key(DlockKey *key, const DlockSpace *space, text *name)
 }
 
 /* The lock name in the first argument, as every function has it. */
+static void
+get_key(FunctionCallInfo fcinfo, const DlockSpace *space, DlockKey *key)
+{
+	need(fcinfo, 0, "name");
+	make_key(key, space, PG_GETARG_TEXT_PP(0));
+}
+
 static DlockSpace *
 begin_named_call(FunctionCallInfo fcinfo, DlockKey *key)
 {
 	DlockSpace *space = begin_call();
 
-	need(fcinfo, 0, "name");
-	make_key(key, space, PG_GETARG_TEXT_PP(0));
+	get_key(fcinfo, space, key);
 	return space;
 }
 
-/* The same for those functions that need a right to a reserved name. */
+/* The same for those functions that need a right to a reserved name, ... */
 static DlockSpace *
 begin_protected_call(FunctionCallInfo fcinfo, DlockKey *key)
 {
 	DlockSpace *space = begin_named_call(fcinfo, key);
 
+	dlock_reserve_check(space, key);
+	return space;
+}
+
+/* ... and change something. */
+static DlockSpace *
+begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
+{
+	DlockSpace *space = begin_change();
+
+	get_key(fcinfo, space, key);
 	dlock_reserve_check(space, key);
 	return space;
 }
@@ -257,7 +297,7 @@ static Datum
 acquire(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
 	DlockRequest request;
-	DlockSpace *space = begin_protected_call(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_change(fcinfo, &request.key);
 	DlockOutcome outcome;
 	int64		fence;
 
@@ -316,7 +356,7 @@ dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
 		.scope = DLOCK_SESSION,
 		.without_snapshot = true
 	};
-	DlockSpace *space = begin_protected_call(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_change(fcinfo, &request.key);
 	DlockOutcome outcome;
 	TupleDesc	descriptor;
 	Datum		fence;
@@ -364,6 +404,32 @@ compare_key_pointers(const void *a, const void *b)
 	return compare_keys(*(DlockKey *const *) a, *(DlockKey *const *) b);
 }
 
+/* For sorting: a key for each name may be many, and takes its time. */
+static int
+compare_interruptibly(const void *a, const void *b)
+{
+	CHECK_FOR_INTERRUPTS();
+	return compare_key_pointers(a, b);
+}
+
+/*
+ * Nobody can acquire more locks than that; and a key is many times as large as
+ * a short name, so this comes before any is made.  Where a pointer has 32 bits,
+ * their size could overflow.
+ */
+static void
+check_count(int count)
+{
+	if (count > dlock_max_locks_per_session ||
+		(Size) count > MaxAllocHugeSize / sizeof(DlockKey))
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("too many lock names"),
+				 errdetail("The array has %d elements, and dlock.max_locks_per_session is %d.",
+						   count, dlock_max_locks_per_session),
+				 errhint("Acquire fewer locks at a time, or increase dlock.max_locks_per_session.")));
+}
+
 /*
  * The names of an array as keys: "keys" in the array's order, "sorted"
  * without duplicates in the order of their bytes, which is the one global
@@ -382,6 +448,7 @@ get_keys(DlockSpace *space, ArrayType *names, int *count,
 				(errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
 				 errmsg("wrong number of array subscripts"),
 				 errdetail("The array of lock names must be one-dimensional.")));
+	check_count(ArrayGetNItems(ARR_NDIM(names), ARR_DIMS(names)));
 	deconstruct_array(names, TEXTOID, -1, false, TYPALIGN_INT,
 					  &elements, &nulls, count);
 	*keys = MemoryContextAllocHuge(CurrentMemoryContext,
@@ -389,6 +456,7 @@ get_keys(DlockSpace *space, ArrayType *names, int *count,
 	*sorted = palloc(Max(*count, 1) * sizeof(DlockKey *));
 	for (int i = 0; i < *count; i++)
 	{
+		CHECK_FOR_INTERRUPTS();
 		if (nulls[i])
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -398,7 +466,7 @@ get_keys(DlockSpace *space, ArrayType *names, int *count,
 		dlock_reserve_check(space, &(*keys)[i]);
 		(*sorted)[i] = &(*keys)[i];
 	}
-	qsort(*sorted, *count, sizeof(DlockKey *), compare_key_pointers);
+	qsort(*sorted, *count, sizeof(DlockKey *), compare_interruptibly);
 	for (int i = 0; i < *count; i++)
 	{
 		if (unique == 0 ||
@@ -406,6 +474,34 @@ get_keys(DlockSpace *space, ArrayType *names, int *count,
 			(*sorted)[unique++] = (*sorted)[i];
 	}
 	return unique;
+}
+
+/*
+ * The array to be returned, with room for "count" fences, and which of the
+ * sorted keys each is for.  Made before anything is acquired: what comes after
+ * that cannot fail, nor be interrupted.
+ */
+static ArrayType *
+make_result(DlockKey *keys, int count, DlockKey **sorted, int unique,
+			int **places)
+{
+	Datum	   *zeros = palloc(Max(count, 1) * sizeof(Datum));
+	ArrayType  *result;
+
+	*places = palloc(Max(count, 1) * sizeof(int));
+	for (int i = 0; i < count; i++)
+	{
+		DlockKey   *key = &keys[i];
+		DlockKey  **found = bsearch(&key, sorted, unique, sizeof(DlockKey *),
+									compare_interruptibly);
+
+		(*places)[i] = (int) (found - sorted);
+		zeros[i] = Int64GetDatum(0);
+	}
+	result = construct_array(zeros, count, INT8OID, sizeof(int64),
+							 FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
+	pfree(zeros);
+	return result;
 }
 
 static DlockLease *
@@ -439,7 +535,7 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
 	int			before = dlock_record_prepare();
 	int			tail = scope == DLOCK_LEASE ? 2 : 1;
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 	DlockRequest request = {
 		.scope = scope,
 		.permits = 1,
@@ -449,7 +545,8 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	DlockKey   *keys;
 	DlockKey  **sorted;
 	int64	   *fences;
-	Datum	   *result;
+	int		   *places;
+	ArrayType  *result;
 	int			count;
 	int			unique;
 	int			failed;
@@ -466,6 +563,7 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	check_session_scope(scope);
 
 	fences = palloc(Max(unique, 1) * sizeof(int64));
+	result = make_result(keys, count, sorted, unique, &places);
 	acquired = (scope == DLOCK_LEASE ? dlock_lessee_acquire_all :
 				dlock_session_acquire_all) (space, &request, sorted, unique,
 											fences, &failed, &outcome);
@@ -478,17 +576,9 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 		PG_RETURN_NULL();
 	}
 
-	result = palloc(Max(count, 1) * sizeof(Datum));
 	for (int i = 0; i < count; i++)
-	{
-		DlockKey   *key = &keys[i];
-		DlockKey  **found = bsearch(&key, sorted, unique, sizeof(DlockKey *),
-									compare_key_pointers);
-
-		result[i] = Int64GetDatum(fences[found - sorted]);
-	}
-	PG_RETURN_ARRAYTYPE_P(construct_array(result, count, INT8OID, sizeof(int64),
-										  FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+		((int64 *) ARR_DATA_PTR(result))[i] = fences[places[i]];
+	PG_RETURN_ARRAYTYPE_P(result);
 }
 
 PG_FUNCTION_INFO_V1(dlock_acquire_all);
@@ -547,7 +637,7 @@ dlock_enqueue(PG_FUNCTION_ARGS)
 		.scope = DLOCK_SESSION,
 		.timeout = DLOCK_WAIT_FOREVER
 	};
-	DlockSpace *space = begin_protected_call(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_change(fcinfo, &request.key);
 
 	get_mode(fcinfo, 2, &request);
 	request.info = get_info(fcinfo, 5);
@@ -575,7 +665,7 @@ PG_FUNCTION_INFO_V1(dlock_lease_open);
 Datum
 dlock_lease_open(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 	int64		ttl;
 	int64		delay = 0;
 
@@ -592,7 +682,7 @@ PG_FUNCTION_INFO_V1(dlock_lease_close);
 Datum
 dlock_lease_close(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 	int64		count;
 
 	need(fcinfo, 0, "lease");
@@ -609,7 +699,7 @@ PG_FUNCTION_INFO_V1(dlock_renew);
 Datum
 dlock_renew(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 	int			count;
 
 	need(fcinfo, 0, "id");
@@ -646,7 +736,7 @@ static Datum
 acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 {
 	DlockRequest request;
-	DlockSpace *space = begin_protected_call(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_change(fcinfo, &request.key);
 	int			before = dlock_record_prepare();
 	DlockOutcome outcome;
 	DlockTimeout timeout;
@@ -701,7 +791,7 @@ static Datum
 enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 {
 	DlockRequest request;
-	DlockSpace *space = begin_protected_call(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_change(fcinfo, &request.key);
 	int			before = dlock_record_prepare();
 	int64		number;
 
@@ -735,7 +825,7 @@ PG_FUNCTION_INFO_V1(dlock_wait);
 Datum
 dlock_wait(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 	int			before = dlock_record_prepare();
 	bool		granted;
 
@@ -750,7 +840,7 @@ PG_FUNCTION_INFO_V1(dlock_channel);
 Datum
 dlock_channel(PG_FUNCTION_ARGS)
 {
-	(void) begin_call();
+	(void) begin_change();
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
@@ -760,7 +850,7 @@ dlock_release(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
 
-	(void) begin_named_call(fcinfo, &key);
+	get_key(fcinfo, begin_change(), &key);
 	PG_RETURN_BOOL(dlock_session_release(&key));
 }
 
@@ -768,7 +858,7 @@ PG_FUNCTION_INFO_V1(dlock_release_ticket);
 Datum
 dlock_release_ticket(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 
 	need(fcinfo, 0, "ticket");
 	PG_RETURN_BOOL(dlock_session_release_ticket(space, PG_GETARG_INT64(0)));
@@ -778,7 +868,7 @@ PG_FUNCTION_INFO_V1(dlock_release_at_commit);
 Datum
 dlock_release_at_commit(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 
 	need(fcinfo, 0, "ticket");
 	dlock_xact_release_at_commit(space, PG_GETARG_INT64(0));
@@ -789,7 +879,7 @@ PG_FUNCTION_INFO_V1(dlock_release_all);
 Datum
 dlock_release_all(PG_FUNCTION_ARGS)
 {
-	(void) begin_call();
+	(void) begin_change();
 	PG_RETURN_INT64(dlock_session_release_all());
 }
 
@@ -839,7 +929,7 @@ PG_FUNCTION_INFO_V1(dlock_guard);
 Datum
 dlock_guard(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 	DlockKey	key;
 
 	/*
@@ -849,7 +939,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	 */
 	LockDatabaseObject(ExtensionRelationId, space->key.extension, 0,
 					   AccessShareLock);
-	space = begin_protected_call(fcinfo, &key);
+	space = begin_protected_change(fcinfo, &key);
 	need(fcinfo, 1, "fence");
 	dlock_xact_guard(space, &key, PG_GETARG_INT64(1));
 	PG_RETURN_VOID();
@@ -871,7 +961,7 @@ bump_version(FunctionCallInfo fcinfo, DlockKey *key, DlockSpace **space)
 {
 	int64		expected;
 
-	*space = begin_protected_call(fcinfo, key);
+	*space = begin_protected_change(fcinfo, key);
 	need(fcinfo, 1, "expected");
 	expected = PG_GETARG_INT64(1);
 	if (expected < 0)
@@ -952,7 +1042,7 @@ PG_FUNCTION_INFO_V1(dlock_force_release);
 Datum
 dlock_force_release(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 
 	need(fcinfo, 0, "ticket");
 	PG_RETURN_BOOL(dlock_queue_force(&space->key, PG_GETARG_INT64(0)));
@@ -963,7 +1053,7 @@ PG_FUNCTION_INFO_V1(dlock_reserve);
 Datum
 dlock_reserve(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 
 	need(fcinfo, 0, "prefix");
 	need(fcinfo, 1, "owner");
@@ -975,7 +1065,7 @@ PG_FUNCTION_INFO_V1(dlock_unreserve);
 Datum
 dlock_unreserve(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 
 	need(fcinfo, 0, "prefix");
 	PG_RETURN_BOOL(dlock_reserve_remove(space, PG_GETARG_TEXT_PP(0)));
@@ -988,7 +1078,7 @@ PG_FUNCTION_INFO_V1(dlock_advance_ticket);
 Datum
 dlock_advance_ticket(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 	int64		minimum;
 
 	need(fcinfo, 0, "minimum");

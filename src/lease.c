@@ -190,6 +190,8 @@ DlockLease *
 dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
 				 const char *info)
 {
+	/* before the allocation, as it raises where the role is gone */
+	const char *role_name = GetUserNameFromId(GetUserId(), false);
 	dsa_pointer self;
 	DlockLease *lease;
 
@@ -204,7 +206,7 @@ dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
 	lease->delay = delay;
 	lease->durability = synchronous_commit;
 	lease->role = GetUserId();
-	namestrcpy(&lease->role_name, GetUserNameFromId(lease->role, false));
+	namestrcpy(&lease->role_name, role_name);
 	lease->opened_at = GetCurrentTimestamp();
 	pg_atomic_init_u64(&lease->deadline, 0);
 	pg_atomic_init_u64(&lease->confirmed, 0);

@@ -44,7 +44,7 @@ static char my_channel[NAMEDATALEN] = "";
 /*
  * This session's own channel; the session listens on it from its commit on.
  * Nobody else can guess the name, and so nobody else hears or says anything
- * there.
+ * there.  The caller has seen to it that LISTEN would be allowed here.
  */
 const char *
 dlock_notify_listen(void)
@@ -54,10 +54,6 @@ dlock_notify_listen(void)
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cannot listen for grants within a background process"),
 				 errhint("Give the channel that somebody else listens on.")));
-	if (InSecurityRestrictedOperation())
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("cannot listen for grants within a security-restricted operation")));
 
 	if (my_channel[0] == '\0')
 	{

@@ -16,8 +16,18 @@
 
 #include "lease.h"
 
-/* What calls of this transaction use, and let go of at its end at the latest */
-static DlockRecord **uses = NULL;
+/*
+ * What calls of this transaction use.  A call that fails leaves its uses to the
+ * end of the subtransaction that the error ends: one that catches such errors
+ * in a loop keeps no more than one call's.  A stack: levels never fall.
+ */
+typedef struct Use
+{
+	DlockRecord *record;
+	int			level;			/* transaction nesting level */
+} Use;
+
+static Use *uses = NULL;
 static int	num_uses = 0;
 static int	max_uses = 0;
 
@@ -97,6 +107,28 @@ at_transaction_end(XactEvent event, void *arg)
 }
 
 /*
+ * What is used in a subtransaction becomes its parent's when it commits, and is
+ * let go of when it is rolled back.
+ */
+static void
+at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
+					  SubTransactionId parentSubid, void *arg)
+{
+	int			level = GetCurrentTransactionNestLevel();
+	int			before = num_uses;
+
+	while (before > 0 && uses[before - 1].level >= level)
+		before--;
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		dlock_record_unuse(before);
+	else if (event == SUBXACT_EVENT_COMMIT_SUB)
+	{
+		for (int i = before; i < num_uses; i++)
+			uses[i].level = level - 1;
+	}
+}
+
+/*
  * Make sure that a call can use a few records more, and return how many are
  * in use, to be given to dlock_record_unuse() at the end of the call.
  */
@@ -110,6 +142,7 @@ dlock_record_prepare(void)
 		uses = MemoryContextAlloc(TopMemoryContext, 32 * sizeof(*uses));
 		max_uses = 32;
 		RegisterXactCallback(at_transaction_end, NULL);
+		RegisterSubXactCallback(at_subtransaction_end, NULL);
 	}
 	else if (num_uses + more > max_uses)
 	{
@@ -121,21 +154,25 @@ dlock_record_prepare(void)
 
 /*
  * Keep a record's memory until the call's end; after an error, until that of
- * the transaction.  Allocates nothing, so that this works under a lock.
+ * the (sub)transaction.  Allocates nothing, so that this works under a lock.
  */
 void
 dlock_record_use(DlockRecord *record)
 {
 	Assert(num_uses < max_uses);
 	dlock_record_ref(record);
-	uses[num_uses++] = record;
+	uses[num_uses++] = (Use)
+	{
+		.record = record,
+		.level = GetCurrentTransactionNestLevel()
+	};
 }
 
 void
 dlock_record_unuse(int before)
 {
 	while (num_uses > before)
-		dlock_record_unref(uses[--num_uses]);
+		dlock_record_unref(uses[--num_uses].record);
 }
 
 /*

@@ -117,12 +117,35 @@ SELECT dlock_release_all();
 -- Too many
 SET dlock.max_locks_per_session = 3;
 SELECT dlock_acquire('c') > 0;
-SELECT dlock_acquire_all('{a,b,c,d}');
+SELECT dlock_acquire_all('{a,b,d}');
 \echo :SQLSTATE
 SELECT * FROM held;
 SELECT dlock_acquire_all('{a,b,c}') > '{0}';
 SELECT * FROM held;
+SELECT dlock_release_all();
+
+-- More names than there can be locks are refused unseen, the same one again
+-- and again as well, and for a lease, too.
+SELECT dlock_acquire_all('{a,b,c,d}');
+\echo :SQLSTATE
+SELECT dlock_lease_open('1h') AS lease \gset
+SELECT call, error_of(format(call, :lease))
+  FROM unnest(ARRAY[
+	$$dlock_acquire_all('{a,a,a,a}')$$,
+	$$dlock_acquire_all('{a,b,NULL,""}')$$,
+	$$dlock_try_acquire_all('{a,b,c,d}')$$,
+	$$dlock_xact_acquire_all('{a,b,c,d}')$$,
+	$$dlock_try_xact_acquire_all('{a,b,c,d}')$$,
+	$$dlock_lease_acquire_all('{a,b,c,d}', %s)$$,
+	$$dlock_try_lease_acquire_all('{a,b,c,d}', %s)$$,
+	$$dlock_try_lease_acquire_all('{a,b,c}', %s)$$]) AS call;
+SELECT dlock_lease_close(:lease);
+SELECT dlock_acquire_all('{a,a,a}') > '{0}';
+SELECT dlock_release_all();
 RESET dlock.max_locks_per_session;
+SELECT dlock_acquire_all(array_agg('a'::text)) FROM generate_series(1, 100001);
+\echo :SQLSTATE
+SELECT cardinality(dlock_acquire_all(array_agg('a'::text))) FROM generate_series(1, 100000);
 SELECT dlock_release_all();
 
 --

@@ -552,9 +552,12 @@ SELECT dlock_lease_open('1h', info => 'lease') AS l \gset
 SELECT dlock_lease_acquire('a', :l) > 0, dlock_ttl_acquire('b', '1h') > 0,
 	dlock_lease_acquire_all('{c}', :l) > '{0}', dlock_lease_enqueue('d', :l, 'nobody') > 0;
 RESET dlock.session_locks;
--- They do not count as the session's locks, but a wait for one does.
+-- They do not count as the session's locks, but a wait for one does, and so do
+-- the names of one call.
 SET dlock.max_locks_per_session = 1;
-SELECT dlock_lease_acquire_all('{e,f,g}', :l, '1min') > '{0}';
+SELECT dlock_lease_acquire_all('{e,f,g}', :l, '1min');
+SELECT count(dlock_lease_acquire_all(ARRAY[name], :l, '1min'))
+  FROM unnest(ARRAY['e', 'f', 'g']) AS name;
 SELECT dlock_acquire('z') > 0;
 SELECT dlock_lease_acquire('h', :l);
 \echo :SQLSTATE

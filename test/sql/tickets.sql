@@ -300,10 +300,6 @@ CREATE MATERIALIZED VIEW mv AS SELECT dlock_channel();
 CREATE MATERIALIZED VIEW mv AS SELECT dlock_enqueue('a');
 \echo :SQLSTATE
 SELECT count(*) FROM tickets;
-CREATE MATERIALIZED VIEW mv AS SELECT dlock_enqueue('a', 'nobody') > 0 AS enqueued;
-SELECT enqueued, name, position, channel FROM mv, tickets;
-DROP MATERIALIZED VIEW mv;
-SELECT dlock_release_all();
 
 -- A transaction that must not write may enqueue.
 BEGIN READ ONLY;
