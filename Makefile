@@ -117,6 +117,7 @@ TAP = \
 	030_model \
 	040_tickets \
 	041_notify \
+	042_pinned \
 	050_guard \
 	060_crash \
 	061_promotion \

@@ -53,6 +53,18 @@ state_of(DlockTicket *ticket)
 	return (DlockState) pg_atomic_read_u32(&ticket->state);
 }
 
+/*
+ * Change a ticket's state.  It is read without the lock: by its owner, who
+ * frees a session's ticket as soon as it finds it GONE, and by the waiters of
+ * a lease's.  So all that was done to the ticket and its links comes before.
+ */
+static inline void
+set_state(DlockTicket *ticket, DlockState state)
+{
+	pg_write_barrier();
+	pg_atomic_write_u32(&ticket->state, state);
+}
+
 static inline bool
 is_lease_ticket(const DlockTicket *ticket)
 {
@@ -168,12 +180,10 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 		lock->exclusive++;
 	ticket->granted_at = now;
 	dlock_count(DLOCK_COUNT_ACQUIRED, 1);
-	/* the state may be read without the lock: all before is done */
-	pg_write_barrier();
 	if (is_lease_ticket(ticket))
 		dlock_lease_ticket_granted(lease_ticket(ticket));
 	else
-		pg_atomic_write_u32(&ticket->state, DLOCK_GRANTED);
+		set_state(ticket, DLOCK_GRANTED);
 }
 
 /*
@@ -197,11 +207,11 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 		if (!is_waiting(head))
 		{
 			wake_later(wakeups, head, DLOCK_EVENT_EXPIRED);
-			pg_atomic_write_u32(&head->state, DLOCK_LEAVING);
+			set_state(head, DLOCK_LEAVING);
 			if (!dlock_lease_ticket_ended(lease_ticket(head)))
 				break;
 			dlock_list_remove(&lock->queue, &head->link);
-			pg_atomic_write_u32(&head->state, DLOCK_GONE);
+			set_state(head, DLOCK_GONE);
 			continue;
 		}
 		if (now == 0)
@@ -231,7 +241,7 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 			lock->closed--;
 		dlock_count(DLOCK_COUNT_RELEASED, 1);
 	}
-	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
+	set_state(ticket, DLOCK_GONE);
 	grant_from_queue(lock, wakeups);
 }
 
@@ -421,7 +431,7 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 	else
 	{
 		dlock_list_append(&lock->queue, &ticket->link);
-		pg_atomic_write_u32(&ticket->state, DLOCK_WAITING);
+		set_state(ticket, DLOCK_WAITING);
 		result = DLOCK_JOIN_QUEUED;
 	}
 	if (ticket->scope == DLOCK_LEASE &&
@@ -480,7 +490,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 		if (ticket->closes)
 			lock->closed++;
 	}
-	pg_atomic_write_u32(&ticket->ticket.state, state);
+	set_state(&ticket->ticket, state);
 	dshash_release_lock(dlock_locks, lock);
 }
 
@@ -499,8 +509,39 @@ dlock_queue_resume(const DlockKey *key)
 }
 
 /*
+ * End a ticket that is waiting or granted, or is ENDING and has lost its last
+ * pin, as far as that can be done now; "event" tells its owner, or is 0.  What
+ * is pinned, and what has a row, is taken out later.
+ */
+static void
+end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
+{
+	bool		of_lease = is_lease_ticket(ticket);
+
+	if (event != 0 && (of_lease || ticket->pins == 0))
+		wake_later(wakeups, ticket, event);
+	if (!of_lease && ticket->pins == 0)
+	{
+		take_out(lock, ticket, wakeups);
+		return;
+	}
+	set_state(ticket, is_queued(ticket) ? DLOCK_LEAVING : DLOCK_ENDING);
+	if (!of_lease)
+		return;
+	wakeups->space = dlock_space_at(ticket->space);
+	if (dlock_lease_ticket_ended(lease_ticket(ticket)))
+		take_out(lock, ticket, wakeups);
+	else if (lease_ticket(ticket)->in_closed && !lease_ticket(ticket)->closes)
+	{
+		lease_ticket(ticket)->closes = true;
+		lock->closed++;
+	}
+}
+
+/*
  * End a ticket of this backend, held or waiting, and hand over.  False where
- * it was gone already.  The ticket's memory is the caller's again.
+ * it was gone already.  The ticket's memory is the caller's again, once it is
+ * GONE: a pinned one only becomes ENDING, and goes with its last pin.
  *
  * Raises nothing and allocates nothing: error and exit paths call this.
  */
@@ -509,22 +550,24 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket)
 {
 	Wakeups		wakeups = {0};
 	DlockLock  *lock;
+	bool		was_there;
 
 	if (state_of(ticket) == DLOCK_GONE)
+	{
+		/* whoever ended it has done with it: see set_state() */
+		pg_memory_barrier();
 		return false;
+	}
 	lock = find(key, true);
 	if (lock == NULL)
 		return false;
-	if (state_of(ticket) == DLOCK_GONE)
-	{
-		/* ended by force since we looked */
-		dshash_release_lock(dlock_locks, lock);
-		return false;
-	}
-	take_out(lock, ticket, &wakeups);
+	/* it may have been ended by force since we looked */
+	was_there = state_of(ticket) != DLOCK_GONE;
+	if (was_there)
+		end(lock, ticket, 0, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
-	return true;
+	return was_there;
 }
 
 /* The greatest number among the holders; 0 where there is none. */
@@ -570,33 +613,6 @@ dlock_queue_is_fence(const DlockKey *key, int64 number)
 	result = ticket && is_holding(ticket);
 	dshash_release_lock(dlock_locks, lock);
 	return result;
-}
-
-/*
- * End a ticket that is waiting or granted, or is ENDING and has lost its last
- * pin, as far as that can be done now; "event" tells its owner, or is 0.  What
- * is pinned, and what has a row, is taken out later.
- */
-static void
-end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
-{
-	bool		of_lease = is_lease_ticket(ticket);
-
-	if (event != 0 && (of_lease || ticket->pins == 0))
-		wake_later(wakeups, ticket, event);
-	if (of_lease)
-		wakeups->space = dlock_space_at(ticket->space);
-	pg_atomic_write_u32(&ticket->state, is_queued(ticket) ?
-						DLOCK_LEAVING : DLOCK_ENDING);
-	if (of_lease ? dlock_lease_ticket_ended(lease_ticket(ticket)) :
-		ticket->pins == 0)
-		take_out(lock, ticket, wakeups);
-	else if (of_lease && lease_ticket(ticket)->in_closed &&
-			 !lease_ticket(ticket)->closes)
-	{
-		lease_ticket(ticket)->closes = true;
-		lock->closed++;
-	}
 }
 
 /*
@@ -809,6 +825,21 @@ dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 }
 
 /*
+ * What the owner of an ENDING ticket has still to be told: that it was ended
+ * by force, where it has not given the ticket back itself.  A lease's was told
+ * as it became ENDING.
+ */
+static uint32
+event_of_unpinning(DlockTicket *ticket)
+{
+	if (is_lease_ticket(ticket) ||
+		(pg_atomic_read_u32(&ticket->session_depth) == 0 &&
+		 pg_atomic_read_u32(&ticket->xact_depth) == 0))
+		return 0;
+	return DLOCK_EVENT_RELEASED;
+}
+
+/*
  * The pinned commit is visible, or was rolled back: whatever was to end the
  * ticket meanwhile ends it now.  Raises nothing.
  */
@@ -821,8 +852,7 @@ dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 	/* a pinned ticket keeps its lock's entry */
 	Assert(lock != NULL && ticket->pins > 0);
 	if (--ticket->pins == 0 && state_of(ticket) == DLOCK_ENDING)
-		end(lock, ticket, is_lease_ticket(ticket) ? 0 : DLOCK_EVENT_RELEASED,
-			&wakeups);
+		end(lock, ticket, event_of_unpinning(ticket), &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 }
@@ -854,6 +884,8 @@ dlock_queue_reap(const DlockKey *key)
 		if (ticket->session == 0 ||
 			pg_atomic_read_u64(&owner->session) == ticket->session)
 			continue;
+		/* a session's is pinned by its owner alone */
+		ticket->pins = 0;
 		take_out(lock, ticket, &wakeups);
 		dlock_list_append(&lost, &ticket->link);
 	}
