@@ -118,6 +118,7 @@ TAP = \
 	040_tickets \
 	041_notify \
 	042_pinned \
+	043_long_queue \
 	050_guard \
 	060_crash \
 	061_promotion \

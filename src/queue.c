@@ -25,6 +25,7 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
 #include "utils/memdebug.h"
@@ -187,6 +188,27 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 }
 
 /*
+ * Take a ticket out of a list of its lock.  A view that has copied a part of
+ * the list, and would go on with this ticket, goes on with the one behind it.
+ */
+static void
+leave_list(DlockList *list, DlockTicket *ticket)
+{
+	dsa_pointer next = ticket->link.next;
+
+	dlock_list_remove(list, &ticket->link);
+	if (likely(pg_atomic_read_u32(&dlock_control->readers) == 0))
+		return;
+	for (int i = 0; i < dlock_control->num_backends; i++)
+	{
+		pg_atomic_uint64 *cursor = &dlock_backends[i].cursor;
+
+		if (pg_atomic_read_u64(cursor) == ticket->link.self)
+			pg_atomic_write_u64(cursor, next);
+	}
+}
+
+/*
  * Grant to the head of the queue for as long as it fits.  One whose lease has
  * run out gives way: the worker ends it, or has begun to.
  */
@@ -210,7 +232,7 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 			set_state(head, DLOCK_LEAVING);
 			if (!dlock_lease_ticket_ended(lease_ticket(head)))
 				break;
-			dlock_list_remove(&lock->queue, &head->link);
+			leave_list(&lock->queue, head);
 			set_state(head, DLOCK_GONE);
 			continue;
 		}
@@ -218,7 +240,7 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 			now = GetCurrentTimestamp();
 		/* mapped before any change, as that can fail */
 		(void) ticket_at(lock->holders.tail);
-		dlock_list_remove(&lock->queue, &head->link);
+		leave_list(&lock->queue, head);
 		grant(lock, head, now);
 		wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
 	}
@@ -230,10 +252,10 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 {
 	Assert(ticket->pins == 0);
 	if (is_queued(ticket))
-		dlock_list_remove(&lock->queue, &ticket->link);
+		leave_list(&lock->queue, ticket);
 	else
 	{
-		dlock_list_remove(&lock->holders, &ticket->link);
+		leave_list(&lock->holders, ticket);
 		lock->permits -= ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
 			lock->exclusive--;
@@ -985,56 +1007,216 @@ is_shown(DlockTicket *ticket)
 		is_holding(ticket) || dlock_lease_ticket_is_delayed(lease_ticket(ticket));
 }
 
-/* Append a row for each ticket of a list; false where memory is out. */
-static bool
-append_rows(DlockRow ***tail, const DlockLock *lock, const DlockList *list,
-			bool queued)
-{
-	uint32		position = 0;
+/*
+ * What the views copy
+ *
+ * Nobody waits long for a view: an entry's lock is held for so many tickets at
+ * a time.  A lock that has no more is copied at one moment.  Of one with more,
+ * the queue is copied first and the holders then, part by part; whoever is
+ * granted the lock meanwhile changes from the one list to the other, and is
+ * found there.  In between, the backend's "cursor" keeps the place: it is the
+ * ticket to go on with, and moves on when that one leaves its list.
+ */
+#define ROWS_AT_ONCE	256
 
-	for (DlockTicket *ticket = ticket_at(list->head); ticket;
-		 ticket = ticket_at(ticket->link.next))
+typedef struct Rows
+{
+	DlockRow   *first;
+	DlockRow  **tail;
+	bool		complete;		/* false: memory is out */
+	int64		latest;			/* the greatest number seen, shown or not */
+} Rows;
+
+/* A lock that is copied by itself, after the others */
+typedef struct LongLock
+{
+	struct LongLock *next;
+	DlockKey	key;
+} LongLock;
+
+static void
+make_empty(Rows *rows)
+{
+	rows->first = NULL;
+	rows->tail = &rows->first;
+	rows->complete = true;
+	rows->latest = 0;
+}
+
+static void
+append(Rows *rows, DlockRow *row)
+{
+	row->next = NULL;
+	*rows->tail = row;
+	rows->tail = &row->next;
+}
+
+/*
+ * Append a row for each ticket from this one on, or for so many of them.
+ * Returns the first that is left, or invalid.
+ */
+static dsa_pointer
+copy_some(Rows *rows, const DlockLock *lock, DlockTicket *ticket, bool queued,
+		  uint32 position)
+{
+	int			count = 0;
+
+	for (; ticket && count < ROWS_AT_ONCE; ticket = ticket_at(ticket->link.next))
 	{
 		DlockRow   *row;
 
+		count++;
+		rows->latest = Max(rows->latest, ticket->number);
 		if (!is_shown(ticket))
 			continue;
 		row = make_row(lock, ticket, queued ? ++position : 0);
+		rows->complete = row != NULL;
 		if (row == NULL)
-			return false;
-		row->next = NULL;
-		**tail = row;
-		*tail = &row->next;
+			return InvalidDsaPointer;
+		append(rows, row);
 	}
-	return true;
+	return ticket ? ticket->link.self : InvalidDsaPointer;
+}
+
+/* Copy one list of a lock, part by part. */
+static void
+copy_list(Rows *rows, const DlockKey *key, bool queued)
+{
+	pg_atomic_uint64 *cursor = &dlock_my_backend->cursor;
+	bool		begun = false;
+
+	do
+	{
+		DlockLock  *lock;
+		const DlockList *list;
+
+		CHECK_FOR_INTERRUPTS();
+		lock = find(key, false);
+		if (lock == NULL)
+		{
+			/* all of them are gone */
+			rows->latest = DLOCK_MAX_TICKET;
+			break;
+		}
+		list = queued ? &lock->queue : &lock->holders;
+		if (!begun)
+			pg_atomic_write_u64(cursor, list->head);
+		begun = true;
+		pg_atomic_write_u64(cursor,
+							copy_some(rows, lock,
+									  ticket_at(pg_atomic_read_u64(cursor)),
+									  queued, 0));
+		dshash_release_lock(dlock_locks, lock);
+	} while (DsaPointerIsValid(pg_atomic_read_u64(cursor)));
+	pg_atomic_write_u64(cursor, InvalidDsaPointer);
+}
+
+/*
+ * Copy a lock with many tickets.  Grants go in the order of numbers: so of
+ * those who were in the queue, all up to the latest holder wait no more.
+ */
+static void
+copy_long_lock(Rows *rows, const DlockKey *key)
+{
+	Rows		queue;
+	Rows		holders;
+	uint32		position = 0;
+
+	make_empty(&queue);
+	make_empty(&holders);
+	copy_list(&queue, key, true);
+	copy_list(&holders, key, false);
+	rows->complete = queue.complete && holders.complete;
+	if (holders.first)
+	{
+		*rows->tail = holders.first;
+		rows->tail = holders.tail;
+	}
+	for (DlockRow *row = queue.first, *next; row; row = next)
+	{
+		next = row->next;
+		if (row->number <= holders.latest)
+		{
+			pfree(row);
+			continue;
+		}
+		row->position = ++position;
+		append(rows, row);
+	}
+}
+
+/* Copy the locks that have few tickets, and take note of the others. */
+static LongLock *
+copy_short_locks(Rows *rows, const DlockSpaceKey *space)
+{
+	dshash_seq_status status;
+	DlockLock  *lock;
+	LongLock   *long_locks = NULL;
+
+	dshash_seq_init(&status, dlock_locks, false);
+	while (rows->complete && (lock = dshash_seq_next(&status)) != NULL)
+	{
+		LongLock   *long_lock;
+
+		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
+			continue;
+		if (lock->holders.length + lock->queue.length <= ROWS_AT_ONCE)
+		{
+			(void) copy_some(rows, lock, ticket_at(lock->holders.head), false, 0);
+			if (rows->complete)
+				(void) copy_some(rows, lock, ticket_at(lock->queue.head), true, 0);
+			continue;
+		}
+		long_lock = palloc_extended(sizeof(LongLock), MCXT_ALLOC_NO_OOM);
+		rows->complete = long_lock != NULL;
+		if (long_lock == NULL)
+			break;
+		dlock_key_copy(&long_lock->key, &lock->key);
+		long_lock->next = long_locks;
+		long_locks = long_lock;
+	}
+	dshash_seq_term(&status);
+	return long_locks;
+}
+
+static void
+stop_reading(int code, Datum arg)
+{
+	pg_atomic_write_u64(&dlock_my_backend->cursor, InvalidDsaPointer);
+	pg_atomic_fetch_sub_u32(&dlock_control->readers, 1);
+}
+
+static void
+copy_long_locks(Rows *rows, const LongLock *long_locks)
+{
+	pg_atomic_fetch_add_u32(&dlock_control->readers, 1);
+	PG_ENSURE_ERROR_CLEANUP(stop_reading, 0);
+	for (const LongLock *one = long_locks; one && rows->complete; one = one->next)
+		copy_long_lock(rows, &one->key);
+	PG_END_ENSURE_ERROR_CLEANUP(stop_reading, 0);
+	stop_reading(0, 0);
 }
 
 /*
  * Copy out every ticket of a space, lock by lock, the holders first and then
- * the queue in its order.  Each lock is seen at one moment, different ones at
- * different moments.
+ * the queue in its order.  Different locks are seen at different moments; and
+ * so are the parts of one with many tickets: a ticket that is there all the
+ * time is in there once, and who is a holder at the end of it is no waiter.
  */
 DlockRow *
 dlock_queue_rows(const DlockSpaceKey *space)
 {
-	dshash_seq_status status;
-	DlockLock  *lock;
-	DlockRow   *rows = NULL;
-	DlockRow  **tail = &rows;
-	bool		complete = true;
+	Rows		rows;
+	LongLock   *long_locks;
 
-	dshash_seq_init(&status, dlock_locks, false);
-	while (complete && (lock = dshash_seq_next(&status)) != NULL)
-	{
-		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) == 0)
-			complete = append_rows(&tail, lock, &lock->holders, false) &&
-				append_rows(&tail, lock, &lock->queue, true);
-	}
-	dshash_seq_term(&status);
-	if (!complete)
+	make_empty(&rows);
+	long_locks = copy_short_locks(&rows, space);
+	if (long_locks && rows.complete)
+		copy_long_locks(&rows, long_locks);
+	if (!rows.complete)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory"),
 				 errdetail("Failed while copying the lock table.")));
-	return rows;
+	return rows.first;
 }

@@ -15,6 +15,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib $FindBin::RealBin;
+use DlockDebugger;
 use DlockLease;
 use DlockTest;
 use Test::More;
@@ -25,26 +26,8 @@ my $node = new_server('main',
 	  . 'deadlock_timeout = 10min');
 my $admin = session($node);
 
-# Have a process call a function without arguments; false where no debugger can.
-sub call_in
-{
-	my ($pid, $function) = @_;
-	my $output = '';
-
-	eval {
-		IPC::Run::run(
-			[
-				'gdb', '-q', '-batch', '-nx', '-p', $pid, '-ex',
-				"print ((long (*)(void)) $function)()"
-			],
-			'<', \undef, '>&', \$output, IPC::Run::timeout(60));
-	};
-	diag($output) unless $output =~ /^\$1 = /m;
-	return $output =~ /^\$1 = /m;
-}
-
 plan skip_all => 'no debugger that can be attached'
-  unless call_in($admin->{pid}, 'getpid');
+  unless debugger_works($admin);
 
 $node->safe_psql('postgres', 'CREATE TABLE journal (entry text)');
 foreach my $acquire ("SELECT dlock_acquire('lock')",
