@@ -119,6 +119,7 @@ TAP = \
 	041_notify \
 	042_pinned \
 	043_long_queue \
+	044_answers \
 	050_guard \
 	060_crash \
 	061_promotion \

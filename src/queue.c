@@ -97,16 +97,30 @@ is_waiting(DlockTicket *ticket)
 }
 
 /*
- * Does one of the holders count as holding?  Not where its lease has run out,
- * though nobody is granted the lock before the worker has come round to it;
- * but always while a guarded commit is under way.
+ * Does one of the holders hold?  This is what every question is answered with,
+ * and what a guard needs.  Not where it has ended and only a pin keeps it, nor
+ * where its lease has run out, though the worker may not have come round to it.
  */
 static bool
 is_holding(DlockTicket *ticket)
 {
-	return !is_lease_ticket(ticket) || ticket->pins > 0 ||
-		(state_of(ticket) == DLOCK_GRANTED &&
+	return state_of(ticket) == DLOCK_GRANTED &&
+		(!is_lease_ticket(ticket) ||
 		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
+}
+
+/*
+ * Is one of the holders about to leave, so that the next can be granted?  Not
+ * while a commit has it pinned, or a delay keeps the lock closed.  Until it has
+ * left, nobody is granted the lock beside it: that is what fits() asks, and
+ * all holders count there.
+ */
+static bool
+is_leaving(DlockTicket *ticket)
+{
+	return !is_holding(ticket) && ticket->pins == 0 &&
+		!(is_lease_ticket(ticket) &&
+		  dlock_lease_ticket_is_delayed(lease_ticket(ticket)));
 }
 
 static void
@@ -309,8 +323,7 @@ without_leaving(DlockLock *lock)
 	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
 		 ticket = ticket_at(ticket->link.next))
 	{
-		if (is_lease_ticket(ticket) && !is_holding(ticket) &&
-			!dlock_lease_ticket_is_delayed(lease_ticket(ticket)))
+		if (is_leaving(ticket))
 			continue;
 		rest.holders.length++;
 		rest.permits += ticket->permits;
@@ -839,7 +852,7 @@ dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 
 	if (lock == NULL)
 		return false;
-	granted = state_of(ticket) == DLOCK_GRANTED && is_holding(ticket);
+	granted = is_holding(ticket);
 	if (granted)
 		ticket->pins++;
 	dshash_release_lock(dlock_locks, lock);
@@ -971,6 +984,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 	row->slots = ticket->slots;
 	row->permits = ticket->permits;
 	row->position = position;
+	row->granted = position == 0 && is_holding(ticket);
 	row->session_depth = pg_atomic_read_u32(&ticket->session_depth);
 	row->xact_depth = pg_atomic_read_u32(&ticket->xact_depth);
 	row->scope = row->session_depth > 0 ? DLOCK_SESSION :
@@ -999,12 +1013,11 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 	return row;
 }
 
-/* A lease's ticket is shown while it counts, or keeps the lock closed. */
+/* A ticket is shown while it counts, or keeps the lock closed. */
 static bool
 is_shown(DlockTicket *ticket)
 {
-	return is_queued(ticket) ? is_waiting(ticket) :
-		is_holding(ticket) || dlock_lease_ticket_is_delayed(lease_ticket(ticket));
+	return is_queued(ticket) ? is_waiting(ticket) : !is_leaving(ticket);
 }
 
 /*

@@ -151,7 +151,6 @@ space_to_show(void)
 static void
 show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 {
-	bool		holder = row->position == 0 && !row->closed;
 	bool		waiter = row->position > 0;
 	Datum		values[20];
 	bool		nulls[20] = {0};
@@ -168,7 +167,7 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 	else
 		nulls[i++] = true;
 	values[i++] = Int32GetDatum(row->permits);
-	values[i++] = BoolGetDatum(holder);
+	values[i++] = BoolGetDatum(row->granted);
 	values[i++] = Int32GetDatum((int32) row->position);
 	values[i++] = CStringGetTextDatum(scope_names[row->scope]);
 	nulls[i] = row->pid == 0;
