@@ -120,6 +120,9 @@ TAP = \
 	030_model \
 	040_tickets \
 	041_notify \
+	042_pinned \
+	043_long_queue \
+	044_answers \
 	050_guard \
 	060_crash \
 	061_promotion \

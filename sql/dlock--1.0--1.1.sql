@@ -62,3 +62,8 @@ COMMENT ON TRIGGER dlock_changed ON dlock_reservations IS
 'has all sessions read the table again';
 COMMENT ON TRIGGER dlock_truncated ON dlock_reservations IS
 'has all sessions read the table again';
+
+--
+-- The view dlock_locks
+--
+COMMENT ON COLUMN dlock_locks.blocked_by IS 'the holders in a waiter''s way, at most 16 of them, and the one request right before it';

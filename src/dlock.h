@@ -130,7 +130,8 @@ typedef struct DlockRow
 	DlockMode	mode;
 	int32		slots;
 	int32		permits;
-	uint32		position;		/* in the queue; 0: holder */
+	uint32		position;		/* in the queue; 0: among the holders */
+	bool		granted;		/* it holds, and is not only in the way */
 	DlockScope	scope;
 	uint32		session_depth;
 	uint32		xact_depth;

@@ -131,6 +131,8 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket)
 	if (lease->single)
 		(void) dlock_lease_extend(lease);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	/* read without a lock, too: all that belongs to the grant comes before */
+	pg_write_barrier();
 	pg_atomic_write_u32(&ticket->ticket.state, DLOCK_GRANTED);
 	dlock_journal_mark(space, &ticket->record);
 	LWLockRelease(&space->lease_lock);

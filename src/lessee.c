@@ -192,7 +192,8 @@ take_back(int code, Datum arg)
 
 /*
  * Wait until what is known of a ticket is durable; raises 55L01 where it is
- * gone meanwhile, or is not granted though "granted" is set.
+ * gone meanwhile, or is not granted though "granted" is set.  A ticket whose
+ * lease has run out is gone, whether or not the worker has ended it.
  */
 static void
 make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
@@ -200,8 +201,9 @@ make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 	DlockState	state;
 
 	dlock_journal_wait(space, &ticket->record);
-	state = (DlockState) pg_atomic_read_u32(&ticket->ticket.state);
-	if (!(state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)))
+	state = dlock_state_of(ticket);
+	if (!(state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)) ||
+		!dlock_lease_ticket_is_live(ticket))
 		dlock_request_raise_lost(&ticket->key, ticket->ticket.number);
 }
 

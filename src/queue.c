@@ -25,6 +25,7 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
 #include "utils/memdebug.h"
@@ -51,6 +52,18 @@ static inline DlockState
 state_of(DlockTicket *ticket)
 {
 	return (DlockState) pg_atomic_read_u32(&ticket->state);
+}
+
+/*
+ * Change a ticket's state.  It is read without the lock: by its owner, who
+ * frees a session's ticket as soon as it finds it GONE, and by the waiters of
+ * a lease's.  So all that was done to the ticket and its links comes before.
+ */
+static inline void
+set_state(DlockTicket *ticket, DlockState state)
+{
+	pg_write_barrier();
+	pg_atomic_write_u32(&ticket->state, state);
 }
 
 static inline bool
@@ -84,16 +97,30 @@ is_waiting(DlockTicket *ticket)
 }
 
 /*
- * Does one of the holders count as holding?  Not where its lease has run out,
- * though nobody is granted the lock before the worker has come round to it;
- * but always while a guarded commit is under way.
+ * Does one of the holders hold?  This is what every question is answered with,
+ * and what a guard needs.  Not where it has ended and only a pin keeps it, nor
+ * where its lease has run out, though the worker may not have come round to it.
  */
 static bool
 is_holding(DlockTicket *ticket)
 {
-	return !is_lease_ticket(ticket) || ticket->pins > 0 ||
-		(state_of(ticket) == DLOCK_GRANTED &&
+	return state_of(ticket) == DLOCK_GRANTED &&
+		(!is_lease_ticket(ticket) ||
 		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
+}
+
+/*
+ * Is one of the holders about to leave, so that the next can be granted?  Not
+ * while a commit has it pinned, or a delay keeps the lock closed.  Until it has
+ * left, nobody is granted the lock beside it: that is what fits() asks, and
+ * all holders count there.
+ */
+static bool
+is_leaving(DlockTicket *ticket)
+{
+	return !is_holding(ticket) && ticket->pins == 0 &&
+		!(is_lease_ticket(ticket) &&
+		  dlock_lease_ticket_is_delayed(lease_ticket(ticket)));
 }
 
 static void
@@ -168,12 +195,31 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 		lock->exclusive++;
 	ticket->granted_at = now;
 	dlock_count(DLOCK_COUNT_ACQUIRED, 1);
-	/* the state may be read without the lock: all before is done */
-	pg_write_barrier();
 	if (is_lease_ticket(ticket))
 		dlock_lease_ticket_granted(lease_ticket(ticket));
 	else
-		pg_atomic_write_u32(&ticket->state, DLOCK_GRANTED);
+		set_state(ticket, DLOCK_GRANTED);
+}
+
+/*
+ * Take a ticket out of a list of its lock.  A view that has copied a part of
+ * the list, and would go on with this ticket, goes on with the one behind it.
+ */
+static void
+leave_list(DlockList *list, DlockTicket *ticket)
+{
+	dsa_pointer next = ticket->link.next;
+
+	dlock_list_remove(list, &ticket->link);
+	if (likely(pg_atomic_read_u32(&dlock_control->readers) == 0))
+		return;
+	for (int i = 0; i < dlock_control->num_backends; i++)
+	{
+		pg_atomic_uint64 *cursor = &dlock_backends[i].cursor;
+
+		if (pg_atomic_read_u64(cursor) == ticket->link.self)
+			pg_atomic_write_u64(cursor, next);
+	}
 }
 
 /*
@@ -197,18 +243,18 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 		if (!is_waiting(head))
 		{
 			wake_later(wakeups, head, DLOCK_EVENT_EXPIRED);
-			pg_atomic_write_u32(&head->state, DLOCK_LEAVING);
+			set_state(head, DLOCK_LEAVING);
 			if (!dlock_lease_ticket_ended(lease_ticket(head)))
 				break;
-			dlock_list_remove(&lock->queue, &head->link);
-			pg_atomic_write_u32(&head->state, DLOCK_GONE);
+			leave_list(&lock->queue, head);
+			set_state(head, DLOCK_GONE);
 			continue;
 		}
 		if (now == 0)
 			now = GetCurrentTimestamp();
 		/* mapped before any change, as that can fail */
 		(void) ticket_at(lock->holders.tail);
-		dlock_list_remove(&lock->queue, &head->link);
+		leave_list(&lock->queue, head);
 		grant(lock, head, now);
 		wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
 	}
@@ -220,10 +266,10 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 {
 	Assert(ticket->pins == 0);
 	if (is_queued(ticket))
-		dlock_list_remove(&lock->queue, &ticket->link);
+		leave_list(&lock->queue, ticket);
 	else
 	{
-		dlock_list_remove(&lock->holders, &ticket->link);
+		leave_list(&lock->holders, ticket);
 		lock->permits -= ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
 			lock->exclusive--;
@@ -231,7 +277,7 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 			lock->closed--;
 		dlock_count(DLOCK_COUNT_RELEASED, 1);
 	}
-	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
+	set_state(ticket, DLOCK_GONE);
 	grant_from_queue(lock, wakeups);
 }
 
@@ -277,8 +323,7 @@ without_leaving(DlockLock *lock)
 	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
 		 ticket = ticket_at(ticket->link.next))
 	{
-		if (is_lease_ticket(ticket) && !is_holding(ticket) &&
-			!dlock_lease_ticket_is_delayed(lease_ticket(ticket)))
+		if (is_leaving(ticket))
 			continue;
 		rest.holders.length++;
 		rest.permits += ticket->permits;
@@ -421,7 +466,7 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 	else
 	{
 		dlock_list_append(&lock->queue, &ticket->link);
-		pg_atomic_write_u32(&ticket->state, DLOCK_WAITING);
+		set_state(ticket, DLOCK_WAITING);
 		result = DLOCK_JOIN_QUEUED;
 	}
 	if (ticket->scope == DLOCK_LEASE &&
@@ -480,7 +525,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 		if (ticket->closes)
 			lock->closed++;
 	}
-	pg_atomic_write_u32(&ticket->ticket.state, state);
+	set_state(&ticket->ticket, state);
 	dshash_release_lock(dlock_locks, lock);
 }
 
@@ -499,8 +544,39 @@ dlock_queue_resume(const DlockKey *key)
 }
 
 /*
+ * End a ticket that is waiting or granted, or is ENDING and has lost its last
+ * pin, as far as that can be done now; "event" tells its owner, or is 0.  What
+ * is pinned, and what has a row, is taken out later.
+ */
+static void
+end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
+{
+	bool		of_lease = is_lease_ticket(ticket);
+
+	if (event != 0 && (of_lease || ticket->pins == 0))
+		wake_later(wakeups, ticket, event);
+	if (!of_lease && ticket->pins == 0)
+	{
+		take_out(lock, ticket, wakeups);
+		return;
+	}
+	set_state(ticket, is_queued(ticket) ? DLOCK_LEAVING : DLOCK_ENDING);
+	if (!of_lease)
+		return;
+	wakeups->space = dlock_space_at(ticket->space);
+	if (dlock_lease_ticket_ended(lease_ticket(ticket)))
+		take_out(lock, ticket, wakeups);
+	else if (lease_ticket(ticket)->in_closed && !lease_ticket(ticket)->closes)
+	{
+		lease_ticket(ticket)->closes = true;
+		lock->closed++;
+	}
+}
+
+/*
  * End a ticket of this backend, held or waiting, and hand over.  False where
- * it was gone already.  The ticket's memory is the caller's again.
+ * it was gone already.  The ticket's memory is the caller's again, once it is
+ * GONE: a pinned one only becomes ENDING, and goes with its last pin.
  *
  * Raises nothing and allocates nothing: error and exit paths call this.
  */
@@ -509,22 +585,24 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket)
 {
 	Wakeups		wakeups = {0};
 	DlockLock  *lock;
+	bool		was_there;
 
 	if (state_of(ticket) == DLOCK_GONE)
+	{
+		/* whoever ended it has done with it: see set_state() */
+		pg_memory_barrier();
 		return false;
+	}
 	lock = find(key, true);
 	if (lock == NULL)
 		return false;
-	if (state_of(ticket) == DLOCK_GONE)
-	{
-		/* ended by force since we looked */
-		dshash_release_lock(dlock_locks, lock);
-		return false;
-	}
-	take_out(lock, ticket, &wakeups);
+	/* it may have been ended by force since we looked */
+	was_there = state_of(ticket) != DLOCK_GONE;
+	if (was_there)
+		end(lock, ticket, 0, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
-	return true;
+	return was_there;
 }
 
 /* The greatest number among the holders; 0 where there is none. */
@@ -570,33 +648,6 @@ dlock_queue_is_fence(const DlockKey *key, int64 number)
 	result = ticket && is_holding(ticket);
 	dshash_release_lock(dlock_locks, lock);
 	return result;
-}
-
-/*
- * End a ticket that is waiting or granted, or is ENDING and has lost its last
- * pin, as far as that can be done now; "event" tells its owner, or is 0.  What
- * is pinned, and what has a row, is taken out later.
- */
-static void
-end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
-{
-	bool		of_lease = is_lease_ticket(ticket);
-
-	if (event != 0 && (of_lease || ticket->pins == 0))
-		wake_later(wakeups, ticket, event);
-	if (of_lease)
-		wakeups->space = dlock_space_at(ticket->space);
-	pg_atomic_write_u32(&ticket->state, is_queued(ticket) ?
-						DLOCK_LEAVING : DLOCK_ENDING);
-	if (of_lease ? dlock_lease_ticket_ended(lease_ticket(ticket)) :
-		ticket->pins == 0)
-		take_out(lock, ticket, wakeups);
-	else if (of_lease && lease_ticket(ticket)->in_closed &&
-			 !lease_ticket(ticket)->closes)
-	{
-		lease_ticket(ticket)->closes = true;
-		lock->closed++;
-	}
 }
 
 /*
@@ -801,11 +852,26 @@ dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 
 	if (lock == NULL)
 		return false;
-	granted = state_of(ticket) == DLOCK_GRANTED && is_holding(ticket);
+	granted = is_holding(ticket);
 	if (granted)
 		ticket->pins++;
 	dshash_release_lock(dlock_locks, lock);
 	return granted;
+}
+
+/*
+ * What the owner of an ENDING ticket has still to be told: that it was ended
+ * by force, where it has not given the ticket back itself.  A lease's was told
+ * as it became ENDING.
+ */
+static uint32
+event_of_unpinning(DlockTicket *ticket)
+{
+	if (is_lease_ticket(ticket) ||
+		(pg_atomic_read_u32(&ticket->session_depth) == 0 &&
+		 pg_atomic_read_u32(&ticket->xact_depth) == 0))
+		return 0;
+	return DLOCK_EVENT_RELEASED;
 }
 
 /*
@@ -821,8 +887,7 @@ dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 	/* a pinned ticket keeps its lock's entry */
 	Assert(lock != NULL && ticket->pins > 0);
 	if (--ticket->pins == 0 && state_of(ticket) == DLOCK_ENDING)
-		end(lock, ticket, is_lease_ticket(ticket) ? 0 : DLOCK_EVENT_RELEASED,
-			&wakeups);
+		end(lock, ticket, event_of_unpinning(ticket), &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 }
@@ -854,6 +919,8 @@ dlock_queue_reap(const DlockKey *key)
 		if (ticket->session == 0 ||
 			pg_atomic_read_u64(&owner->session) == ticket->session)
 			continue;
+		/* a session's is pinned by its owner alone */
+		ticket->pins = 0;
 		take_out(lock, ticket, &wakeups);
 		dlock_list_append(&lost, &ticket->link);
 	}
@@ -917,6 +984,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 	row->slots = ticket->slots;
 	row->permits = ticket->permits;
 	row->position = position;
+	row->granted = position == 0 && is_holding(ticket);
 	row->session_depth = pg_atomic_read_u32(&ticket->session_depth);
 	row->xact_depth = pg_atomic_read_u32(&ticket->xact_depth);
 	row->scope = row->session_depth > 0 ? DLOCK_SESSION :
@@ -945,64 +1013,223 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 	return row;
 }
 
-/* A lease's ticket is shown while it counts, or keeps the lock closed. */
+/* A ticket is shown while it counts, or keeps the lock closed. */
 static bool
 is_shown(DlockTicket *ticket)
 {
-	return is_queued(ticket) ? is_waiting(ticket) :
-		is_holding(ticket) || dlock_lease_ticket_is_delayed(lease_ticket(ticket));
+	return is_queued(ticket) ? is_waiting(ticket) : !is_leaving(ticket);
 }
 
-/* Append a row for each ticket of a list; false where memory is out. */
-static bool
-append_rows(DlockRow ***tail, const DlockLock *lock, const DlockList *list,
-			bool queued)
-{
-	uint32		position = 0;
+/*
+ * What the views copy
+ *
+ * Nobody waits long for a view: an entry's lock is held for so many tickets at
+ * a time.  A lock that has no more is copied at one moment.  Of one with more,
+ * the queue is copied first and the holders then, part by part; whoever is
+ * granted the lock meanwhile changes from the one list to the other, and is
+ * found there.  In between, the backend's "cursor" keeps the place: it is the
+ * ticket to go on with, and moves on when that one leaves its list.
+ */
+#define ROWS_AT_ONCE	256
 
-	for (DlockTicket *ticket = ticket_at(list->head); ticket;
-		 ticket = ticket_at(ticket->link.next))
+typedef struct Rows
+{
+	DlockRow   *first;
+	DlockRow  **tail;
+	bool		complete;		/* false: memory is out */
+	int64		latest;			/* the greatest number seen, shown or not */
+} Rows;
+
+/* A lock that is copied by itself, after the others */
+typedef struct LongLock
+{
+	struct LongLock *next;
+	DlockKey	key;
+} LongLock;
+
+static void
+make_empty(Rows *rows)
+{
+	rows->first = NULL;
+	rows->tail = &rows->first;
+	rows->complete = true;
+	rows->latest = 0;
+}
+
+static void
+append(Rows *rows, DlockRow *row)
+{
+	row->next = NULL;
+	*rows->tail = row;
+	rows->tail = &row->next;
+}
+
+/*
+ * Append a row for each ticket from this one on, or for so many of them.
+ * Returns the first that is left, or invalid.
+ */
+static dsa_pointer
+copy_some(Rows *rows, const DlockLock *lock, DlockTicket *ticket, bool queued,
+		  uint32 position)
+{
+	int			count = 0;
+
+	for (; ticket && count < ROWS_AT_ONCE; ticket = ticket_at(ticket->link.next))
 	{
 		DlockRow   *row;
 
+		count++;
+		rows->latest = Max(rows->latest, ticket->number);
 		if (!is_shown(ticket))
 			continue;
 		row = make_row(lock, ticket, queued ? ++position : 0);
+		rows->complete = row != NULL;
 		if (row == NULL)
-			return false;
-		row->next = NULL;
-		**tail = row;
-		*tail = &row->next;
+			return InvalidDsaPointer;
+		append(rows, row);
 	}
-	return true;
+	return ticket ? ticket->link.self : InvalidDsaPointer;
+}
+
+/* Copy one list of a lock, part by part. */
+static void
+copy_list(Rows *rows, const DlockKey *key, bool queued)
+{
+	pg_atomic_uint64 *cursor = &dlock_my_backend->cursor;
+	bool		begun = false;
+
+	do
+	{
+		DlockLock  *lock;
+		const DlockList *list;
+
+		CHECK_FOR_INTERRUPTS();
+		lock = find(key, false);
+		if (lock == NULL)
+		{
+			/* all of them are gone */
+			rows->latest = DLOCK_MAX_TICKET;
+			break;
+		}
+		list = queued ? &lock->queue : &lock->holders;
+		if (!begun)
+			pg_atomic_write_u64(cursor, list->head);
+		begun = true;
+		pg_atomic_write_u64(cursor,
+							copy_some(rows, lock,
+									  ticket_at(pg_atomic_read_u64(cursor)),
+									  queued, 0));
+		dshash_release_lock(dlock_locks, lock);
+	} while (DsaPointerIsValid(pg_atomic_read_u64(cursor)));
+	pg_atomic_write_u64(cursor, InvalidDsaPointer);
+}
+
+/*
+ * Copy a lock with many tickets.  Grants go in the order of numbers: so of
+ * those who were in the queue, all up to the latest holder wait no more.
+ */
+static void
+copy_long_lock(Rows *rows, const DlockKey *key)
+{
+	Rows		queue;
+	Rows		holders;
+	uint32		position = 0;
+
+	make_empty(&queue);
+	make_empty(&holders);
+	copy_list(&queue, key, true);
+	copy_list(&holders, key, false);
+	rows->complete = queue.complete && holders.complete;
+	if (holders.first)
+	{
+		*rows->tail = holders.first;
+		rows->tail = holders.tail;
+	}
+	for (DlockRow *row = queue.first, *next; row; row = next)
+	{
+		next = row->next;
+		if (row->number <= holders.latest)
+		{
+			pfree(row);
+			continue;
+		}
+		row->position = ++position;
+		append(rows, row);
+	}
+}
+
+/* Copy the locks that have few tickets, and take note of the others. */
+static LongLock *
+copy_short_locks(Rows *rows, const DlockSpaceKey *space)
+{
+	dshash_seq_status status;
+	DlockLock  *lock;
+	LongLock   *long_locks = NULL;
+
+	dshash_seq_init(&status, dlock_locks, false);
+	while (rows->complete && (lock = dshash_seq_next(&status)) != NULL)
+	{
+		LongLock   *long_lock;
+
+		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
+			continue;
+		if (lock->holders.length + lock->queue.length <= ROWS_AT_ONCE)
+		{
+			(void) copy_some(rows, lock, ticket_at(lock->holders.head), false, 0);
+			if (rows->complete)
+				(void) copy_some(rows, lock, ticket_at(lock->queue.head), true, 0);
+			continue;
+		}
+		long_lock = palloc_extended(sizeof(LongLock), MCXT_ALLOC_NO_OOM);
+		rows->complete = long_lock != NULL;
+		if (long_lock == NULL)
+			break;
+		dlock_key_copy(&long_lock->key, &lock->key);
+		long_lock->next = long_locks;
+		long_locks = long_lock;
+	}
+	dshash_seq_term(&status);
+	return long_locks;
+}
+
+static void
+stop_reading(int code, Datum arg)
+{
+	pg_atomic_write_u64(&dlock_my_backend->cursor, InvalidDsaPointer);
+	pg_atomic_fetch_sub_u32(&dlock_control->readers, 1);
+}
+
+static void
+copy_long_locks(Rows *rows, const LongLock *long_locks)
+{
+	pg_atomic_fetch_add_u32(&dlock_control->readers, 1);
+	PG_ENSURE_ERROR_CLEANUP(stop_reading, 0);
+	for (const LongLock *one = long_locks; one && rows->complete; one = one->next)
+		copy_long_lock(rows, &one->key);
+	PG_END_ENSURE_ERROR_CLEANUP(stop_reading, 0);
+	stop_reading(0, 0);
 }
 
 /*
  * Copy out every ticket of a space, lock by lock, the holders first and then
- * the queue in its order.  Each lock is seen at one moment, different ones at
- * different moments.
+ * the queue in its order.  Different locks are seen at different moments; and
+ * so are the parts of one with many tickets: a ticket that is there all the
+ * time is in there once, and who is a holder at the end of it is no waiter.
  */
 DlockRow *
 dlock_queue_rows(const DlockSpaceKey *space)
 {
-	dshash_seq_status status;
-	DlockLock  *lock;
-	DlockRow   *rows = NULL;
-	DlockRow  **tail = &rows;
-	bool		complete = true;
+	Rows		rows;
+	LongLock   *long_locks;
 
-	dshash_seq_init(&status, dlock_locks, false);
-	while (complete && (lock = dshash_seq_next(&status)) != NULL)
-	{
-		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) == 0)
-			complete = append_rows(&tail, lock, &lock->holders, false) &&
-				append_rows(&tail, lock, &lock->queue, true);
-	}
-	dshash_seq_term(&status);
-	if (!complete)
+	make_empty(&rows);
+	long_locks = copy_short_locks(&rows, space);
+	if (long_locks && rows.complete)
+		copy_long_locks(&rows, long_locks);
+	if (!rows.complete)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory"),
 				 errdetail("Failed while copying the lock table.")));
-	return rows;
+	return rows.first;
 }

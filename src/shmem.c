@@ -140,6 +140,7 @@ find_control(void)
 		control->area = DSM_HANDLE_INVALID;
 		pg_atomic_init_u64(&control->last_session, 0);
 		pg_atomic_init_u64(&control->memory_used, 0);
+		pg_atomic_init_u32(&control->readers, 0);
 		control->initialized = true;
 	}
 	LWLockRelease(AddinShmemInitLock);
@@ -178,6 +179,7 @@ create_area(dsa_area **area, dshash_table **spaces_table,
 		pg_atomic_init_u64(&backends[i].session, 0);
 		SpinLockInit(&backends[i].mutex);
 		pg_atomic_init_u32(&backends[i].check_requested, 0);
+		pg_atomic_init_u64(&backends[i].cursor, InvalidDsaPointer);
 		for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
 			pg_atomic_init_u64(&backends[i].counters[c], 0);
 	}

@@ -441,6 +441,13 @@ typedef struct DlockBackend
 	/* atomic: set by another waiter that has found a deadlock */
 	pg_atomic_uint32 check_requested;
 
+	/*
+	 * atomic: the ticket that a view has still to copy next, or invalid; see
+	 * queue.c.  Written by the backend, with its lock's entry locked, and by
+	 * whoever takes that ticket out of its list.
+	 */
+	pg_atomic_uint64 cursor;
+
 	/* atomic: written by the backend alone, so without a locked instruction */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 
@@ -467,6 +474,7 @@ typedef struct DlockControl
 	/* atomic */
 	pg_atomic_uint64 last_session;	/* source of DlockBackend.session */
 	pg_atomic_uint64 memory_used;	/* bytes of locks and tickets, about */
+	pg_atomic_uint32 readers;	/* backends that may have a cursor */
 } DlockControl;
 
 #endif							/* DLOCK_SHMEM_H */

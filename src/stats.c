@@ -15,6 +15,7 @@
 #include "utils/acl.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
@@ -65,38 +66,73 @@ dlock_interval_datum(int64 microseconds)
 	return IntervalPGetDatum(interval);
 }
 
-/*
- * The tickets that stand before a waiting one: the holders beside which it
- * does not fit, and all before it in the queue.  "first" is the first row of
- * its lock.
- */
-static Datum
-blocked_by(const DlockRow *first, const DlockRow *waiting)
-{
-	Datum	   *numbers;
-	int			count = 0;
-	int			max = 0;
-
-	for (const DlockRow *row = first; row != waiting; row = row->next)
-		max++;
-	numbers = palloc(max * sizeof(Datum));
-	for (const DlockRow *row = first; row != waiting; row = row->next)
-	{
-		if (row->position == 0 &&
-			waiting->mode == DLOCK_SHARED && row->mode == DLOCK_SHARED)
-			continue;
-		numbers[count++] = Int64GetDatum(row->number);
-	}
-	return PointerGetDatum(construct_array(numbers, count, INT8OID,
-										   sizeof(int64), FLOAT8PASSBYVAL,
-										   TYPALIGN_DOUBLE));
-}
-
 static bool
 same_lock(const DlockRow *a, const DlockRow *b)
 {
 	return a->name_length == b->name_length &&
 		memcmp(a->text, b->text, a->name_length) == 0;
+}
+
+/* The holders of a lock that are named to those who wait for it */
+#define MAX_HOLDERS	16
+
+typedef struct Holders
+{
+	int64		numbers[MAX_HOLDERS];
+	int			count;
+} Holders;
+
+/* What stands before the waiters of the lock that is being shown */
+typedef struct Blockers
+{
+	const DlockRow *first;		/* the first row of the lock */
+	Holders		of_shared;		/* in the way of those who wait for it shared */
+	Holders		of_others;
+	int64		previous;		/* the waiter shown last; 0: none */
+} Blockers;
+
+static void
+add_holder(Holders *holders, int64 number)
+{
+	if (holders->count < MAX_HOLDERS)
+		holders->numbers[holders->count++] = number;
+}
+
+/* A lock's rows begin with this one: look through its holders, once. */
+static void
+find_holders(Blockers *blockers, const DlockRow *first)
+{
+	memset(blockers, 0, sizeof(Blockers));
+	blockers->first = first;
+	for (const DlockRow *row = first;
+		 row && row->position == 0 && same_lock(first, row); row = row->next)
+	{
+		add_holder(&blockers->of_others, row->number);
+		if (row->mode != DLOCK_SHARED || row->closed)
+			add_holder(&blockers->of_shared, row->number);
+	}
+}
+
+/*
+ * What stands before a waiter: the holders beside which it does not fit, or
+ * some of them, and the one before it in the queue.  Not all before it: that
+ * would be as many numbers as the square of the queue's length.
+ */
+static Datum
+blocked_by(const Blockers *blockers, const DlockRow *waiting)
+{
+	const Holders *holders = waiting->mode == DLOCK_SHARED ?
+		&blockers->of_shared : &blockers->of_others;
+	Datum		numbers[MAX_HOLDERS + 1];
+	int			count;
+
+	for (count = 0; count < holders->count; count++)
+		numbers[count] = Int64GetDatum(holders->numbers[count]);
+	if (blockers->previous != 0)
+		numbers[count++] = Int64GetDatum(blockers->previous);
+	return PointerGetDatum(construct_array(numbers, count, INT8OID,
+										   sizeof(int64), FLOAT8PASSBYVAL,
+										   TYPALIGN_DOUBLE));
 }
 
 /*
@@ -113,9 +149,8 @@ space_to_show(void)
 }
 
 static void
-show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const DlockRow *first)
+show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 {
-	bool		holder = row->position == 0 && !row->closed;
 	bool		waiter = row->position > 0;
 	Datum		values[20];
 	bool		nulls[20] = {0};
@@ -132,7 +167,7 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const DlockRow *first)
 	else
 		nulls[i++] = true;
 	values[i++] = Int32GetDatum(row->permits);
-	values[i++] = BoolGetDatum(holder);
+	values[i++] = BoolGetDatum(row->granted);
 	values[i++] = Int32GetDatum((int32) row->position);
 	values[i++] = CStringGetTextDatum(scope_names[row->scope]);
 	nulls[i] = row->pid == 0;
@@ -166,7 +201,7 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const DlockRow *first)
 		nulls[i++] = true;
 	values[i++] = Int32GetDatum((int32) (row->session_depth + row->xact_depth));
 	values[i++] = BoolGetDatum(row->pinned);
-	values[i++] = waiter ? blocked_by(first, row) :
+	values[i++] = waiter ? blocked_by(blockers, row) :
 		PointerGetDatum(construct_empty_array(INT8OID));
 	Assert(i == lengthof(values));
 
@@ -179,18 +214,28 @@ dlock_lock_status(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = space_to_show();
 	const DlockRow *rows = NULL;
-	const DlockRow *first = NULL;
+	Blockers	blockers = {0};
+	MemoryContext row_context;
+	MemoryContext old_context;
 
 	InitMaterializedSRF(fcinfo, 0);
 	if (space)
 		rows = dlock_queue_rows(&space->key);
+	row_context = AllocSetContextCreate(CurrentMemoryContext, "dlock row",
+										ALLOCSET_SMALL_SIZES);
+	old_context = MemoryContextSwitchTo(row_context);
 	for (const DlockRow *row = rows; row; row = row->next)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (first == NULL || !same_lock(first, row))
-			first = row;
-		show_row((ReturnSetInfo *) fcinfo->resultinfo, row, first);
+		if (blockers.first == NULL || !same_lock(blockers.first, row))
+			find_holders(&blockers, row);
+		show_row((ReturnSetInfo *) fcinfo->resultinfo, row, &blockers);
+		if (row->position > 0)
+			blockers.previous = row->number;
+		MemoryContextReset(row_context);
 	}
+	MemoryContextSwitchTo(old_context);
+	MemoryContextDelete(row_context);
 	return (Datum) 0;
 }
 

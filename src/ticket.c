@@ -263,11 +263,15 @@ dlock_ticket_joined(DlockTicket *ticket)
 
 /*
  * Free a ticket that is in no lock.  Raises nothing.
+ *
+ * One that could not leave its lock as its owner exits, as an unpinning has
+ * failed, is dlock_queue_reap()'s to free.
  */
 void
 dlock_ticket_free(DlockTicket *ticket)
 {
-	Assert(pg_atomic_read_u32(&ticket->state) == DLOCK_GONE);
+	if (pg_atomic_read_u32(&ticket->state) != DLOCK_GONE)
+		return;
 
 	if (ticket->scope == DLOCK_LEASE)
 	{

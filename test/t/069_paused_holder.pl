@@ -180,7 +180,7 @@ foreach my $when ('before the write', 'after the write', 'in between')
 
 	is( $admin->query(
 			'SELECT ticket, granted, pinned FROM dlock_locks ORDER BY ticket'),
-		"$fence|t|t\n$next|f|f",
+		"$fence|f|t\n$next|f|f",
 		'commit: the lock is pinned');
 	is($successor->query("SELECT dlock_wait($next, '300ms')"),
 		'f', 'commit: nobody succeeds it');
@@ -190,7 +190,7 @@ foreach my $when ('before the write', 'after the write', 'in between')
 		't',
 		'commit: nor does anybody else');
 	is($admin->query("SELECT dlock_check('lock', $fence)"),
-		't', 'commit: the fence is a holder\'s');
+		'f', 'commit: the fence is nobody\'s any more');
 	like($admin->query(
 			"BEGIN; SELECT dlock_guard('lock', $next); COMMIT"),
 		qr/55L01/, 'commit: and that of the successor is not');
