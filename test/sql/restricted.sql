@@ -104,7 +104,8 @@ INSERT INTO calls VALUES
 	('dlock_unreserve(''b'')', true),
 	('count(*) > 0 FROM dlock_lock_status()', false),
 	('count(*) > 0 FROM dlock_lease_status()', false),
-	('acquired > 0 FROM dlock_counters()', false);
+	('acquired > 0 FROM dlock_counters()', false),
+	('dlock_role_oid(''x'') >= 0', false);
 
 -- What is not here, but for the triggers', is to be added, and asked.
 SELECT p.oid::regprocedure
