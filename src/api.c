@@ -901,12 +901,12 @@ Datum
 dlock_fence(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
-	DlockSpace *space = begin_named_call(fcinfo, &key);
-	int64		fence = dlock_queue_fence(&key);
+	int64		fence;
 
+	(void) begin_named_call(fcinfo, &key);
+	fence = dlock_queue_fence(&key);
 	if (fence == 0)
 		PG_RETURN_NULL();
-	dlock_journal_flush_removal(space, &key);
 	PG_RETURN_INT64(fence);
 }
 
@@ -915,14 +915,10 @@ Datum
 dlock_check(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
-	DlockSpace *space = begin_named_call(fcinfo, &key);
-	bool		held;
 
+	(void) begin_named_call(fcinfo, &key);
 	need(fcinfo, 1, "fence");
-	held = dlock_queue_is_fence(&key, PG_GETARG_INT64(1));
-	if (held)
-		dlock_journal_flush_removal(space, &key);
-	PG_RETURN_BOOL(held);
+	PG_RETURN_BOOL(dlock_queue_is_fence(&key, PG_GETARG_INT64(1)));
 }
 
 PG_FUNCTION_INFO_V1(dlock_guard);
@@ -942,6 +938,8 @@ dlock_guard(PG_FUNCTION_ARGS)
 	space = begin_protected_change(fcinfo, &key);
 	need(fcinfo, 1, "fence");
 	dlock_xact_guard(space, &key, PG_GETARG_INT64(1));
+	/* it may have been enqueued, and granted since */
+	dlock_journal_flush_removal(space, &key);
 	PG_RETURN_VOID();
 }
 

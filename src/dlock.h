@@ -182,7 +182,7 @@ extern bool dlock_queue_force(const DlockSpaceKey *space, int64 number);
 extern int	dlock_queue_members(const DlockKey *key, DlockMember *members,
 								int max, int32 *slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
-extern DlockRow *dlock_queue_rows(const DlockSpaceKey *space);
+extern DlockRow *dlock_queue_rows(DlockSpace *space);
 extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_reap(const DlockKey *key);

@@ -229,7 +229,9 @@ removal(DlockSpace *space, const DlockKey *key)
 
 /*
  * Before anybody is told who holds a lock: flush the removal of the row of the
- * holder before, should there have been one.
+ * holder before, should there have been one.  Nobody is told in any other way:
+ * queue.c calls this with each of its answers, and whoever tells of a session's
+ * own ticket, whose state it reads without queue.c, does so itself.
  */
 void
 dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)

@@ -605,22 +605,41 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket)
 	return was_there;
 }
 
+/*
+ * Let go of a lock that somebody was found to hold.  Whoever is told of a grant
+ * is told so after the removal of the row before it is flushed, so all answers
+ * end here; or, for what a backend knows of its own tickets, with the same call.
+ */
+static void
+let_go_to_tell(DlockLock *lock, const DlockKey *key, const DlockTicket *holder)
+{
+	DlockSpace *space = dlock_space_at(holder->space);
+
+	dshash_release_lock(dlock_locks, lock);
+	dlock_journal_flush_removal(space, key);
+}
+
 /* The greatest number among the holders; 0 where there is none. */
 int64
 dlock_queue_fence(const DlockKey *key)
 {
 	DlockLock  *lock = find(key, false);
-	int64		fence = 0;
+	DlockTicket *ticket;
+	int64		fence;
 
 	if (lock == NULL)
 		return 0;
-	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
-		 ticket = ticket_at(ticket->link.next))
+	/* grants go in the order of numbers, so the latest comes last */
+	ticket = ticket_at(lock->holders.tail);
+	while (ticket && !is_holding(ticket))
+		ticket = ticket_at(ticket->link.prev);
+	if (ticket == NULL)
 	{
-		if (is_holding(ticket))
-			fence = Max(fence, ticket->number);
+		dshash_release_lock(dlock_locks, lock);
+		return 0;
 	}
-	dshash_release_lock(dlock_locks, lock);
+	fence = ticket->number;
+	let_go_to_tell(lock, key, ticket);
 	return fence;
 }
 
@@ -640,14 +659,17 @@ dlock_queue_is_fence(const DlockKey *key, int64 number)
 {
 	DlockLock  *lock = find(key, false);
 	DlockTicket *ticket;
-	bool		result;
 
 	if (lock == NULL)
 		return false;
 	ticket = find_number(&lock->holders, number);
-	result = ticket && is_holding(ticket);
+	if (ticket && is_holding(ticket))
+	{
+		let_go_to_tell(lock, key, ticket);
+		return true;
+	}
 	dshash_release_lock(dlock_locks, lock);
-	return result;
+	return false;
 }
 
 /*
@@ -823,7 +845,10 @@ dlock_queue_members(const DlockKey *key, DlockMember *members, int max,
 	*slots = lock->slots;
 	count = copy_members(&lock->holders, members, 0, max);
 	count = copy_members(&lock->queue, members, count, max);
-	dshash_release_lock(dlock_locks, lock);
+	if (DsaPointerIsValid(lock->holders.head))
+		let_go_to_tell(lock, key, ticket_at(lock->holders.head));
+	else
+		dshash_release_lock(dlock_locks, lock);
 	return count;
 }
 
@@ -1217,13 +1242,13 @@ copy_long_locks(Rows *rows, const LongLock *long_locks)
  * time is in there once, and who is a holder at the end of it is no waiter.
  */
 DlockRow *
-dlock_queue_rows(const DlockSpaceKey *space)
+dlock_queue_rows(DlockSpace *space)
 {
 	Rows		rows;
 	LongLock   *long_locks;
 
 	make_empty(&rows);
-	long_locks = copy_short_locks(&rows, space);
+	long_locks = copy_short_locks(&rows, &space->key);
 	if (long_locks && rows.complete)
 		copy_long_locks(&rows, long_locks);
 	if (!rows.complete)
@@ -1231,5 +1256,7 @@ dlock_queue_rows(const DlockSpaceKey *space)
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory"),
 				 errdetail("Failed while copying the lock table.")));
+	/* as let_go_to_tell(), for all of them */
+	dlock_journal_flush_removals(space);
 	return rows.first;
 }

@@ -220,7 +220,7 @@ dlock_lock_status(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, 0);
 	if (space)
-		rows = dlock_queue_rows(&space->key);
+		rows = dlock_queue_rows(space);
 	row_context = AllocSetContextCreate(CurrentMemoryContext, "dlock row",
 										ALLOCSET_SMALL_SIZES);
 	old_context = MemoryContextSwitchTo(row_context);
@@ -358,6 +358,8 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory"),
 				 errdetail("Failed while copying the leases.")));
+	/* how many tickets a lease holds tells of grants */
+	dlock_journal_flush_removals(space);
 	for (const LeaseRow *row = rows.first; row; row = row->next)
 		show_lease((ReturnSetInfo *) fcinfo->resultinfo, row);
 	return (Datum) 0;

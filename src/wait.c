@@ -204,8 +204,13 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	 */
 	CHECK_FOR_INTERRUPTS();
 	if (logged)
+	{
+		/* the log tells of the grant, too */
+		dlock_journal_flush_removal(dlock_space_at(ticket->space),
+									&request->key);
 		dlock_deadlock_log(request, ticket->number, microseconds_since(start),
 						   true);
+	}
 	return true;
 }
 

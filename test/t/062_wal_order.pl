@@ -356,9 +356,13 @@ foreach my $kind ('waits', 'comes later')
 
 # Nor does it come back where the successor was enqueued, and has learned of its
 # grant, or somebody else has, in any other way than by waiting for it.  In a
-# transaction the session is not told by an announcement.  What dlock_locks shows
-# is in memory, and no more.
+# transaction the session is not told by an announcement.  A counter tells nobody
+# who holds what.
 my %tells = (
+	view => sub { "SELECT granted FROM dlock_locks WHERE ticket = $_[1]" },
+	guard => sub { "SELECT 't' FROM dlock_guard('$_[0]', $_[1])" },
+	'error' => sub { "SELECT dlock_guard('$_[0]', 1)" },
+	'blocking pids' => sub { "SELECT dlock_blocking_pids($_[2]) > '{0}'" },
 	acquire => sub { "SELECT dlock_acquire('$_[0]') = $_[1]" },
 	wait => sub { "SELECT dlock_wait($_[1], '0')" },
 	check => sub { "SELECT dlock_check('$_[0]', $_[1])" },
@@ -367,21 +371,40 @@ my %tells = (
 	'enqueue again' => sub { "SELECT dlock_enqueue('$_[0]') = $_[1]" },
 	announcement => undef);
 
+# Release a ticket, and wait until somebody is granted the lock; without asking
+# who.  One who tries waits for the grant that is under way, at the most.
+sub hand_over
+{
+	my ($name, $ticket) = @_;
+	my $count = $admin->query('SELECT acquired FROM dlock_stats');
+
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', "$name: released");
+	$admin->wait_for("SELECT acquired > $count FROM dlock_stats");
+	is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
+		't', "$name: and not free");
+	return;
+}
+
 foreach my $name (sort keys %tells)
 {
 	my ($lease, $ticket) = holder($name);
 	my $successor = session($node);
+	my $waiter = session($node);
 	my $next;
 
 	$successor->query('BEGIN') if $tells{$name};
 	$next = $successor->query("SELECT dlock_enqueue('$name')");
-	is($client->query("SELECT dlock_release_ticket($ticket)"),
-		't', "$name: released");
+	$waiter->start("SELECT dlock_acquire('$name')");
+	$admin->until_waits($waiter);
+	hand_over($name, $ticket);
 	if ($tells{$name})
 	{
-		$admin->wait_for("SELECT granted FROM dlock_locks WHERE ticket = $next");
-		is($successor->query($tells{$name}->($name, $next)),
-			't', "$name: tells");
+		my $expected = $name eq 'error' ? qr/newer fence $next\./ : qr/^t$/;
+
+		like(
+			$successor->query($tells{$name}->($name, $next, $waiter->{pid})),
+			$expected, "$name: tells");
 	}
 	else
 	{
@@ -389,7 +412,27 @@ foreach my $name (sort keys %tells)
 			qq({"event":"granted","lock":"$name","ticket":$next}),
 			"$name: tells");
 	}
-	crash_and_nobody_holds($name, $ticket, $successor);
+	crash_and_nobody_holds($name, $ticket, $successor, $waiter);
+}
+
+# Nor where the view of leases has told that another one holds it.  That one's row
+# is in the WAL before, and its grant need not be.
+{
+	my ($lease, $ticket) = holder('leases');
+	my $successor = session($node);
+	my $other = $client->query("SELECT dlock_lease_open('1 h')");
+	my $next;
+
+	$successor->query('SET synchronous_commit = off; BEGIN');
+	$next =
+	  $successor->query("SELECT dlock_lease_enqueue('leases', $other, 'c')");
+	$client->query("SELECT dlock_lease_open('1 h')");
+	hand_over('leases', $ticket);
+	is($admin->query("SELECT held FROM dlock_leases WHERE lease = $other"),
+		'1', 'leases: tells');
+	crash($successor);
+	is(rows('leases'), "$next|t|lease", 'leases: nobody else holds');
+	is(is_current('leases', $ticket), 'f', 'leases: nor is the fence current');
 }
 
 # Nor does a place in the queue that was given up.
