@@ -9,8 +9,9 @@
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# The answers of tools are read here, and none may depend on the caller's
-# settings for PostgreSQL.
+# The answers of tools are read here, and what the tests see must not depend on
+# the caller's settings, those for PostgreSQL or for the language.
+unset LANG LANGUAGE "${!LC_@}"
 export LC_ALL=C
 for variable in "${!PG@}"; do
 	case $variable in PG_*) ;; *) unset "$variable" ;; esac
@@ -36,9 +37,21 @@ die()
 	exit 1
 }
 
+# sudo may ask for a password only where somebody can type it.
+sudo=(sudo)
+if [ ! -t 0 ]; then sudo+=(-n); fi
+
 as_root()
 {
-	if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo -n "$@"; fi
+	if [ "$(id -u)" -eq 0 ]; then "$@"; else "${sudo[@]}" "$@"; fi
+}
+
+# Can as_root do anything?  Asks for the password, if one is needed.
+may_be_root()
+{
+	if [ "$(id -u)" -eq 0 ]; then return; fi
+	command -v sudo >/dev/null || return
+	sudo -n true 2>/dev/null || { [ -t 0 ] && sudo -v; }
 }
 
 as_user()
@@ -61,22 +74,54 @@ quiet()
 	return "$status"
 }
 
-# Does this pg_config come with a server, and with what PGXS and tests need?
+# lacking PG_CONFIG: the first file that does not come with it, of a server and
+# of what PGXS and the tests need; nothing where all of them do
+#
+# Debian has PGXS and pg_regress in the client's package already, and only the
+# headers in the one for development.
+lacking()
+{
+	local pgxs bin headers file
+
+	if ! pgxs=$("$1" --pgxs 2>/dev/null); then
+		printf '%s\n' "$1"
+		return
+	fi
+	bin=$("$1" --bindir)
+	headers=$("$1" --includedir-server)
+	for file in "$bin"/{postgres,initdb,pg_ctl,psql} "$headers/postgres.h" \
+		"$pgxs" "${pgxs%/makefiles/pgxs.mk}/test/regress/pg_regress"; do
+		if [ ! -e "$file" ]; then
+			printf '%s\n' "$file"
+			return
+		fi
+	done
+}
+
 complete()
 {
-	local pgxs bin
-	pgxs=$("$1" --pgxs 2>/dev/null) && bin=$("$1" --bindir) &&
-		[ -e "$pgxs" ] && [ -x "$bin/initdb" ] && [ -x "$bin/postgres" ] &&
-		[ -x "${pgxs%/makefiles/pgxs.mk}/test/regress/pg_regress" ]
+	[ -z "$(lacking "$1")" ]
 }
 
 # Set pg_config: the caller's PG_CONFIG, or else the first that is complete.
 find_postgres()
 {
-	local candidates=(pg_config /usr/lib/postgresql/*/bin/pg_config)
+	local candidates=(pg_config "$debian"/*/bin/pg_config)
 	if [ -n "${PG_CONFIG-}" ]; then candidates=("$PG_CONFIG"); fi
 	for pg_config in "${candidates[@]}"; do
 		if complete "$pg_config"; then return 0; fi
+	done
+	return 1
+}
+
+# Where Debian's packages have their servers, by major
+debian=/usr/lib/postgresql
+
+# Set compiler: the first that is there.
+find_compiler()
+{
+	for compiler in gcc clang cc; do
+		if command -v "$compiler" >/dev/null; then return 0; fi
 	done
 	return 1
 }
@@ -89,58 +134,201 @@ need()
 	fi
 }
 
+need_compiler()
+{
+	need find_compiler gcc
+	need 'test -e /usr/include/stdio.h' libc6-dev
+}
+
+# Of a server: the one that PG_CONFIG is of, or one that is there, but not
+# whole, or the one that Debian would choose.  With what is needed, and no more:
+# postgresql-server-dev-all may be for many.
+need_server()
+{
+	local path major=
+
+	path=$("${PG_CONFIG-}" --bindir 2>/dev/null) || path=${PG_CONFIG-}
+	if [ -n "$path" ]; then
+		major=${path#"$debian"/}
+		major=${major%%/*}
+		# not one of a package
+		if [ "$path" = "${path#"$debian"/}" ]; then return; fi
+	fi
+	if may_be_root; then update_lists; fi
+	if [ -z "$path" ]; then
+		for path in $(printf '%s\n' "$debian"/*/bin/postgres | sort -V); do
+			if [ -x "$path" ]; then major=$(basename "${path%/bin/*}"); fi
+		done
+		# from elsewhere, and nothing for it here?
+		if ! apt-cache show "postgresql-server-dev-$major" >/dev/null 2>&1 &&
+			[ -n "$(debians_major)" ]; then
+			major=
+		fi
+	fi
+
+	: "${major:=$(debians_major)}"
+	if [ -z "$major" ]; then
+		# as without apt
+		packages+=(postgresql postgresql-server-dev-all)
+		return
+	fi
+	need "test -x $debian/$major/bin/postgres" "postgresql-$major"
+	need "test -e \"\$('$debian/$major/bin/pg_config' \
+		--includedir-server)/postgres.h\"" "postgresql-server-dev-$major"
+}
+
+# The major of the package postgresql; nothing where apt has no lists
+debians_major()
+{
+	apt-cache depends postgresql 2>/dev/null |
+		sed -n 's/^ *Depends: postgresql-\([0-9]*\)$/\1/p'
+}
+
+# Once; what fails here, a source of somebody else's perhaps, may not be needed.
+updated=
+update_lists()
+{
+	if [ -z "$updated" ] && command -v apt-get >/dev/null; then
+		quiet as_root apt-get -qq update ||
+			printf 'going on with the lists of packages that are there\n'
+	fi
+	updated=yes
+}
+
+# As root: leave the machine's services as they are, and make none; Debian's
+# packages would start what they bring, and make and start a cluster.
+#
+# How they are told not to, by two files, is undone at the end.  Where somebody
+# has said already whether there is to be a cluster, that holds.
+apt_install()
+{
+	local apt conf=/etc/postgresql-common/createcluster.conf
+	local policy=/usr/sbin/policy-rc.d
+
+	apt=(apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0
+		install --no-install-recommends)
+	export DEBIAN_FRONTEND=noninteractive
+	undo=:
+	trap 'eval "$undo"' EXIT
+	trap 'exit 130' INT
+	trap 'exit 143' TERM
+	trap 'exit 129' HUP
+
+	if [ ! -e "$policy" ]; then
+		undo+="; rm -f $policy"
+		printf '#!/bin/sh\nexit 101\n' >"$policy"
+		chmod +x "$policy"
+	fi
+	if [[ " $* " =~ ' postgresql'(-[0-9]+)?' ' ]]; then
+		# has the file, and starts nothing
+		"${apt[@]}" postgresql-common || return
+		if ! grep -Eqs '^[[:space:]]*create_main_cluster' "$conf"; then
+			cp -p "$conf" "$conf.dlock" || return
+			undo+="; mv -f $conf.dlock $conf"
+			printf '\ncreate_main_cluster = false\n' >>"$conf"
+		fi
+	fi
+	"${apt[@]}" "$@" || return
+	# nor at the next start of the machine
+	if [[ " $* " == *' pgbouncer '* ]]; then
+		update-rc.d pgbouncer disable || return
+	fi
+}
+
 install_packages()
 {
+	local line="apt-get install --no-install-recommends $*"
+
+	command -v apt-get >/dev/null ||
+		die "missing is what Debian has in these packages: $*"
+	may_be_root || die "packages are missing, and installing them needs root." \
+		"As root, type
+
+  apt-get update && $line
+"
+	update_lists
 	printf 'installing %s\n' "$*"
-	command -v apt-get >/dev/null || die "missing: $*"
-	quiet as_root apt-get -qq update
-	quiet as_root env DEBIAN_FRONTEND=noninteractive \
-		apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 \
-		install --no-install-recommends "$@"
+	quiet as_root bash -c "$(declare -f apt_install); apt_install \"\$@\"" \
+		bash "$@"
 }
 
-# install_missing build|tests [PACKAGE...]: the packages, and what is needed to
-# build, or also to test
+# install_missing [TOOL...]: what is needed to build, and of tools besides
 install_missing()
 {
-	packages=("${@:2}")
+	local tool
+
+	packages=()
 	need 'command -v make' make
-	need 'command -v gcc && test -e /usr/include/stdio.h' gcc libc6-dev
-	if [ "$1" = tests ]; then
-		need 'command -v prove' perl
-		need 'perl -MIPC::Run -e 1' libipc-run-perl
-		need 'command -v pgbouncer || test -x /usr/sbin/pgbouncer' pgbouncer
-		need 'command -v spin' spin
-		need '/usr/bin/python3 -c "import sqlalchemy, psycopg2"' \
-			python3-sqlalchemy python3-psycopg2
-	fi
-	if [ -z "${PG_CONFIG-}" ]; then
-		need find_postgres postgresql postgresql-server-dev-all
-	fi
+	need_compiler
+	for tool; do
+		case $tool in
+			gcc) need 'command -v gcc' gcc ;;
+			tap)
+				need 'command -v prove' perl
+				need 'perl -MIPC::Run -e 1' libipc-run-perl
+				need 'command -v ps' procps
+				;;
+			pgbouncer)
+				need 'command -v pgbouncer || test -x /usr/sbin/pgbouncer' \
+					pgbouncer
+				;;
+			sqlalchemy)
+				need '/usr/bin/python3 -c "import sqlalchemy, psycopg2"' \
+					python3-sqlalchemy python3-psycopg2
+				;;
+			*) need "command -v $tool" "$tool" ;;
+		esac
+	done
+	if ! find_postgres; then need_server; fi
 
 	if [ ${#packages[@]} -gt 0 ]; then install_packages "${packages[@]}"; fi
-	find_postgres || die "${PG_CONFIG:-pg_config} is not that of a whole server"
+	find_postgres ||
+		die "no whole server: $(lacking "${PG_CONFIG:-pg_config}") is missing"
+	find_compiler
 }
 
-# The first mirror of Debian that apt uses, if it uses any
+# tools_of regress|isolation|tap [NAME...]: for all of these tests by default
+tools_of()
+{
+	local names=("${@:2}") files
+
+	[ "$1" = tap ] || return 0
+	names=("${names[@]##*/}")
+	files=("${names[@]/#/$top/test/t/}")
+	files=("${files[@]%.pl}")
+	files=("${files[@]/%/.pl}")
+	[ ${#names[@]} -gt 0 ] || files=("$top"/test/t/*.pl)
+	printf 'tap\n'
+	if grep -qs pgbouncer "${files[@]}"; then printf 'pgbouncer\n'; fi
+	if grep -qs sqlalchemy "${files[@]}"; then printf 'sqlalchemy\n'; fi
+}
+
+# The first mirror of Debian that apt uses, if it uses any, and the keys that it
+# checks it with
 apt_mirror()
 {
 	# shellcheck disable=SC2016 # expanded by apt-get
-	apt-get indextargets --format '$(LABEL) $(REPO_URI)' \
-		'Created-By: Packages' | awk '/^Debian http/ && !n++ { print $2 }'
+	apt-get indextargets --format '$(LABEL) $(REPO_URI) $(SIGNED_BY)' \
+		'Created-By: Packages' | awk '/^Debian http/ && !n++ { print $2, $3 }'
 }
 
-# Set mirror, to nothing where apt uses none, or is not there.
+# Set mirror and keyring, or no mirror where apt uses none, or is not there; as
+# with some other system that has packages of the same kind.
 find_mirror()
 {
+	local keys=/usr/share/keyrings/debian-archive-keyring.gpg
+
 	mirror=
 	command -v apt-get >/dev/null || return 0
-	mirror=$(apt_mirror) || true
+	read -r mirror keyring < <(apt_mirror) || true
 	if [ -z "$mirror" ]; then
 		# apt knows which source is Debian's only from the lists
 		quiet as_root timeout 60 apt-get -qq update || true
-		mirror=$(apt_mirror) || true
+		read -r mirror keyring < <(apt_mirror) || true
 	fi
+	# a source may be for one suite, with the keys of that one, or have them in
+	# its own file
+	if [ -e "$keys" ] || [ ! -e "$keyring" ]; then keyring=$keys; fi
 }
 
 # The tree as an archive, without what was built there, perhaps for another
@@ -157,6 +345,8 @@ make_scratch()
 	scratch=$(mktemp -d "${TMPDIR:-/tmp}/dlock.XXXXXX")
 	if [ "$(id -u)" -eq 0 ]; then chown nobody "$scratch"; fi
 	export HOME=$scratch TMPDIR=$scratch
+	as_user test -x "$("$pg_config" --bindir)/postgres" ||
+		die "$(as_user id -un) has no access to $("$pg_config" --bindir)"
 	as_user mkdir "$scratch/dlock"
 	pack_tree | as_user tar -C "$scratch/dlock" -xf -
 	cd "$scratch/dlock" || exit
@@ -166,6 +356,12 @@ make_scratch()
 	# With LLVM in the server, PGXS wants the clang that the server was built
 	# with, for bitcode; do without where it is not installed.
 	make=(make -s "PG_CONFIG=$pg_config")
+	compiler=$(expand "\$(CC)")
+	if ! command -v "${compiler%% *}" >/dev/null; then
+		# another one than that of the server will do
+		find_compiler
+		make+=("CC=$compiler")
+	fi
 	clang=$(expand "\$(CLANG)")
 	if ! command -v "${clang:=clang}" >/dev/null; then
 		clang=
@@ -185,6 +381,23 @@ remove_scratch()
 			-m immediate stop >/dev/null || true
 	done
 	rm -rf "$scratch"
+}
+
+# Install what was built, as root only where that is needed.
+install_dlock()
+{
+	local lib share dir as=()
+
+	lib=$("$pg_config" --pkglibdir)
+	share=$("$pg_config" --sharedir)/extension
+	for dir in "$lib" "$share"; do
+		if [ ! -w "$dir" ]; then as=(as_root); fi
+	done
+	if [ ${#as[@]} -gt 0 ] && ! may_be_root; then
+		die "installing into $lib and $share needs root;" \
+			"with PG_CONFIG of a server of your own, it does not"
+	fi
+	quiet "${as[@]}" "${make[@]}" install
 }
 
 # expand TEXT: with the variables of the Makefile and of PGXS

@@ -63,7 +63,8 @@ my @holders = (
 		$admin->query("SELECT pg_terminate_backend($_[0]{pid})");
 	},
 	'terminate in a failed transaction' => sub {
-		$_[0]->query('BEGIN; UPDATE t SET n = 0; SELECT 1/0');
+		like($_[0]->query('BEGIN; UPDATE t SET n = 0; SELECT 1/0'),
+			qr/22012/, 'failed');
 		$admin->query("SELECT pg_terminate_backend($_[0]{pid})");
 	},
 	'terminate in a query' => sub {

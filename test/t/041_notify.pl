@@ -241,8 +241,11 @@ sub worker_gone
 		$waiter->query('ROLLBACK');
 		$is_granted->();
 		not_told($listener, $admin, "$state: not after a rollback", 'shared');
-		$waiter->query(
-			"BEGIN; SELECT dlock_wait($ticket, '0'); SELECT 1/0; COMMIT");
+		like(
+			$waiter->query(
+				"BEGIN; SELECT dlock_wait($ticket, '0'); SELECT 1/0; COMMIT"),
+			qr/22012/,
+			"$state: failed");
 		not_told($listener, $admin, "$state: nor after another", 'shared');
 		is($waiter->query("SELECT dlock_wait($ticket, '0')"),
 			't', "$state: it is there even so");

@@ -276,7 +276,7 @@ commits_hang(1);
 lock_and_queue("SELECT dlock_acquire('lock', shared => true)");
 my $reader = session($node);
 $admin->query("SELECT pg_cancel_backend($next->{pid})");
-$next->answer;
+like($next->answer, qr/57014/, 'shared: the next gives up');
 $reader->query("SELECT dlock_acquire('lock', shared => true)");
 queue($next);
 hang_commit($guard->());

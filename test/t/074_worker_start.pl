@@ -124,7 +124,7 @@ $client->quit;
 
 # told to go once, it writes first; told so twice, it goes
 poll('DROP DATABASE',
-	sub { $admin->query('DROP DATABASE short WITH (FORCE)') eq '' });
+	sub { $node->psql('postgres', 'DROP DATABASE short WITH (FORCE)') == 0 });
 pass('and its database goes');
 
 # the next name space clears up

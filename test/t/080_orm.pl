@@ -21,9 +21,7 @@ plan skip_all => 'python3 with sqlalchemy and psycopg2 is not installed'
   unless $python;
 
 my $timeout = $PostgreSQL::Test::Utils::timeout_default;
-my $node = new_server(
-	'main',
-	extra => [ '--no-locale', '--encoding=UTF8' ],
+my $node = new_server('main',
 	conf => "deadlock_timeout = '10ms'\nstatement_timeout = '${timeout}s'\n");
 
 $ENV{PGHOST} = $node->host;

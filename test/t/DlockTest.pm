@@ -27,6 +27,22 @@ use Time::HiRes qw(usleep);
 our @EXPORT = qw(new_server start_again kill_server answers poll ample fence
   fails_with grows session backends_gone);
 
+# All servers of the tests have the same encoding and locale, whatever the
+# caller's are: initdb would take these, and SQL_ASCII where there is none.
+# Here, so that no test can forget it.
+{
+	no warnings 'redefine';
+	my $init = PostgreSQL::Test::Cluster->can('init');
+
+	*PostgreSQL::Test::Cluster::init = sub {
+		my ($node, %params) = @_;
+		my $extra = $params{extra} // [];
+
+		$params{extra} = [ '--encoding=UTF8', '--no-locale', @$extra ];
+		return $node->$init(%params);
+	};
+}
+
 # A running server with dlock in its database "postgres"
 sub new_server
 {
@@ -44,13 +60,21 @@ sub new_server
 }
 
 # poll($what, $sub): until the sub returns true
+#
+# What an error of a session has prevented would be waited for in vain: it dies
+# of one that nobody has looked at, and of one that is not what it waits for.
 sub poll
 {
 	my ($what, $sub) = @_;
 
+	DlockTest::Error->none_unseen($what);
 	for (1 .. 100 * $PostgreSQL::Test::Utils::timeout_default)
 	{
+		my $errors = DlockTest::Error->count;
+
 		return 1 if $sub->();
+		die "$what: " . DlockTest::Error->last
+		  if DlockTest::Error->count > $errors;
 		usleep(10_000);
 	}
 	die "timed out waiting: $what";
@@ -179,6 +203,57 @@ sub session
 	return DlockTest::Session->new(@_);
 }
 
+# A session's answer that has an error in it: a string like others, but poll()
+# knows of it, and whether anyone has read it.
+package DlockTest::Error;
+
+use Scalar::Util qw(refaddr);
+
+use overload
+  '""' => sub { delete unseen()->{ refaddr($_[0]) }; return ${ $_[0] }; },
+  fallback => 1;
+
+my %unseen;
+my $count = 0;
+my $last = '';
+
+sub unseen { return \%unseen; }
+sub count { return $count; }
+sub last { return $last; }
+
+sub is_in
+{
+	my ($class, $answer) = @_;
+
+	return $answer =~ /^(?:psql:\S* )?ERROR: /m;
+}
+
+sub new
+{
+	my ($class, $answer) = @_;
+	my $self = bless \$answer, $class;
+
+	$count++;
+	$last = $unseen{ refaddr($self) } = $answer;
+	return $self;
+}
+
+sub none_unseen
+{
+	my ($class, $what) = @_;
+
+	foreach my $answer (values %unseen) { die "before \"$what\": $answer\n"; }
+	return;
+}
+
+sub DESTROY
+{
+	my ($self) = @_;
+
+	delete $unseen{ refaddr($self) } if ${^GLOBAL_PHASE} ne 'DESTRUCT';
+	return;
+}
+
 package DlockTest::Session;
 
 use IPC::Run;
@@ -201,7 +276,8 @@ Lets it run without waiting for the result, except that of earlier ones.
 =item $session->answer
 
 Waits for the result of what was started last.  If the server has closed the
-connection, that is what it says before.
+connection, that is what it says before.  Where the caller takes no result, an
+error is fatal.
 
 =item $session->answered
 
@@ -263,6 +339,8 @@ sub start
 {
 	my ($self, $sql) = @_;
 
+	# the answers of one that is over are empty
+	die "the session is over: $sql\n" unless $self->{psql}->pumpable;
 	$self->{timeout}->start;
 	$self->{in} .= "$sql;\n\\echo end of answer\n";
 	$self->{psql}->pump_nb while length $self->{in} && $self->{psql}->pumpable;
@@ -280,7 +358,10 @@ sub answer
 	$self->{out} = $rest // '';
 	$answer //= '';
 	chomp $answer;
-	return $self->_take_notifications($answer);
+	$answer = $self->_take_notifications($answer);
+	return $answer unless DlockTest::Error->is_in($answer);
+	die "unexpected: $answer\n" unless defined wantarray;
+	return DlockTest::Error->new($answer);
 }
 
 # psql shows notifications behind the result that they came with.
