@@ -63,6 +63,7 @@ REGRESS = \
 	restricted \
 	extension \
 	tickets \
+	counts \
 	lease \
 	lease_rights \
 	reserve
@@ -113,6 +114,8 @@ TAP = \
 	007_stress \
 	008_limits \
 	009_caught \
+	010_many \
+	011_undo \
 	020_deadlock \
 	021_waits \
 	022_handover \

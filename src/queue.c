@@ -581,6 +581,7 @@ static void
 end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 {
 	bool		of_lease = is_lease_ticket(ticket);
+	DlockBackend *owner = of_lease ? NULL : &dlock_backends[ticket->procno];
 
 	if (event != 0 && (of_lease || ticket->pins == 0))
 		wake_later(wakeups, ticket, event);
@@ -597,6 +598,9 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 		lease_ticket(ticket)->closes = true;
 		lock->closed++;
 	}
+	/* after the state, for those who see this then look at the state */
+	if (owner)
+		pg_atomic_fetch_add_u32(&owner->lost, 1);
 }
 
 /*

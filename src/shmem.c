@@ -177,6 +177,7 @@ create_area(dsa_area **area, dshash_table **spaces_table,
 		pg_atomic_init_u64(&backends[i].session, 0);
 		SpinLockInit(&backends[i].mutex);
 		pg_atomic_init_u32(&backends[i].check_requested, 0);
+		pg_atomic_init_u32(&backends[i].lost, 0);
 		for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
 			pg_atomic_init_u64(&backends[i].counters[c], 0);
 	}

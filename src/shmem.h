@@ -441,6 +441,10 @@ typedef struct DlockBackend
 	/* atomic: set by another waiter that has found a deadlock */
 	pg_atomic_uint32 check_requested;
 
+	/* atomic: counts the tickets of this backend that were ended by force; only
+	 * its changes mean anything */
+	pg_atomic_uint32 lost;
+
 	/* atomic: written by the backend alone, so without a locked instruction */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 
