@@ -116,6 +116,7 @@ TAP = \
 	009_caught \
 	010_many \
 	011_undo \
+	012_flush \
 	020_deadlock \
 	021_waits \
 	022_handover \
