@@ -63,6 +63,7 @@ REGRESS = \
 	restricted \
 	extension \
 	tickets \
+	counts \
 	lease \
 	lease_rights \
 	planted \
@@ -114,6 +115,9 @@ TAP = \
 	007_stress \
 	008_limits \
 	009_caught \
+	010_many \
+	011_undo \
+	012_flush \
 	020_deadlock \
 	021_waits \
 	022_handover \

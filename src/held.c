@@ -11,6 +11,13 @@
  * Whatever the shared state and this need is allocated before the shared
  * state changes; afterwards nothing here can fail.
  *
+ * A session can have many tickets under one name: permits, or requests that it
+ * has enqueued.  No call looks through them.  Each is in a list by what has
+ * become of it, and counts under its name until it is gone.  That others have
+ * granted one is found by looking at the oldest that waits, as the queue has
+ * them in the order of their numbers: if that one waits still, so do all.  That
+ * others have ended one is told by DlockBackend.lost.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
@@ -24,6 +31,10 @@ dlist_head	dlock_held_tickets = DLIST_STATIC_INIT(dlock_held_tickets);
 static int	num_held = 0;
 
 static HTAB *names = NULL;
+static dlist_head names_in_use = DLIST_STATIC_INIT(names_in_use);
+
+/* DlockBackend.lost as it was when all tickets were last looked at */
+static uint32 lost_seen = 0;
 
 /*
  * DlockHeld by number.  A session's numbers mostly follow each other, so
@@ -60,21 +71,144 @@ name_copy(void *to, const void *from, Size size)
 	return to;
 }
 
-/* Make the table of names; once per backend. */
-void
-dlock_held_initialize(void)
+/* Make a table whose entries begin with a DlockKey, for this backend. */
+HTAB *
+dlock_held_make_table(const char *title, Size entry_size)
 {
 	HASHCTL		info = {0};
 
 	info.keysize = sizeof(DlockKey);
-	info.entrysize = sizeof(DlockHeldName);
+	info.entrysize = entry_size;
 	info.hcxt = TopMemoryContext;
 	info.hash = name_hash;
 	info.match = name_compare;
 	info.keycopy = name_copy;
-	names = hash_create("dlock names", 16, &info,
-						HASH_ELEM | HASH_FUNCTION | HASH_COMPARE |
-						HASH_KEYCOPY | HASH_CONTEXT);
+	return hash_create(title, 16, &info,
+					   HASH_ELEM | HASH_FUNCTION | HASH_COMPARE |
+					   HASH_KEYCOPY | HASH_CONTEXT);
+}
+
+/* Make the table of names; once per backend. */
+void
+dlock_held_initialize(void)
+{
+	names = dlock_held_make_table("dlock names", sizeof(DlockHeldName));
+}
+
+/*
+ * Where a ticket stands under its name
+ */
+
+/* Enter a ticket into a list by its age: mostly it is the latest one there. */
+static void
+insert_by_age(dlist_head *list, DlockHeld *held)
+{
+	dlist_iter	iter;
+
+	dlist_foreach(iter, list)
+	{
+		if (dlist_container(DlockHeld, by_name, iter.cur)->number < held->number)
+		{
+			dlist_insert_before(iter.cur, &held->by_name);
+			return;
+		}
+	}
+	dlist_push_tail(list, &held->by_name);
+}
+
+/* A ticket counts under its name, or does not any more. */
+static void
+count_ticket(DlockHeld *held, int sign)
+{
+	DlockHeldName *name = held->name;
+
+	name->live += sign;
+	name->permits += sign * held->ticket->permits;
+	if (held->ticket->mode == DLOCK_EXCLUSIVE)
+		name->exclusive += sign;
+}
+
+static void
+move_ticket(DlockHeld *held, DlockHeldPlace place)
+{
+	if (held->place == place)
+		return;
+	if (place == DLOCK_HELD_LOST)
+		count_ticket(held, -1);
+	Assert(held->place != DLOCK_HELD_LOST);
+	dlist_delete(&held->by_name);
+	held->place = place;
+	insert_by_age(&held->name->tickets[place], held);
+}
+
+static DlockHeldPlace
+granted_place(const DlockHeld *held)
+{
+	return held->session_depth > 0 ? DLOCK_HELD_BY_SESSION : DLOCK_HELD_BY_XACT;
+}
+
+/*
+ * Find out which tickets are gone, if others have ended any since it was done
+ * last.  The count goes up after the state has changed.
+ */
+static void
+notice_losses(void)
+{
+	uint32		lost = pg_atomic_read_u32(&dlock_my_backend->lost);
+	dlist_iter	iter;
+
+	if (likely(lost == lost_seen))
+		return;
+	pg_read_barrier();
+	/* the oldest first, so that each is the latest where it comes */
+	dlist_reverse_foreach(iter, &dlock_held_tickets)
+	{
+		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
+
+		if (dlock_held_is_gone(held))
+			move_ticket(held, DLOCK_HELD_LOST);
+	}
+	lost_seen = lost;
+}
+
+/*
+ * See what others have done to the tickets under a name.  Each ticket is moved
+ * on twice at most, whatever the number of calls.
+ */
+static void
+catch_up(DlockHeldName *name)
+{
+	dlist_head *waiting = &name->tickets[DLOCK_HELD_WAITING];
+
+	notice_losses();
+	while (!dlist_is_empty(waiting))
+	{
+		DlockHeld  *oldest = dlist_tail_element(DlockHeld, by_name, waiting);
+
+		if (dlock_held_is_gone(oldest))
+			move_ticket(oldest, DLOCK_HELD_LOST);
+		else if (dlock_held_is_granted(oldest))
+			move_ticket(oldest, granted_place(oldest));
+		else
+			break;
+	}
+}
+
+/* The latest ticket that is granted, of those that were found so */
+static DlockHeld *
+find_granted(DlockHeldName *name, DlockHeldPlace place)
+{
+	dlist_iter	iter;
+
+	dlist_foreach(iter, &name->tickets[place])
+	{
+		DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
+
+		/* hardly ever not so: it has been ended since catch_up() */
+		if (dlock_held_is_granted(held))
+			return held;
+	}
+	return NULL;
 }
 
 static bool
@@ -92,6 +226,9 @@ dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 	held->xact_depth = xact_depth;
 	pg_atomic_write_u32(&held->ticket->session_depth, session_depth);
 	pg_atomic_write_u32(&held->ticket->xact_depth, xact_depth);
+	if (held->place == DLOCK_HELD_BY_SESSION ||
+		held->place == DLOCK_HELD_BY_XACT)
+		move_ticket(held, granted_place(held));
 }
 
 /* Make a name the latest.  The one before goes if it has no ticket. */
@@ -101,7 +238,7 @@ set_latest_name(DlockHeldName *name)
 	DlockHeldName *before = latest_name;
 
 	latest_name = name;
-	if (before && before != name && dlist_is_empty(&before->tickets))
+	if (before && before != name && before->count == 0)
 		hash_search(names, &before->key, HASH_REMOVE, NULL);
 }
 
@@ -112,6 +249,8 @@ dlock_held_forget(DlockHeld *held)
 	Assert(held->marks == 0);
 	if (held->arming)
 		dlist_delete(&held->by_arming);
+	if (held->place != DLOCK_HELD_LOST)
+		count_ticket(held, -1);
 	/* a lease may have adopted it */
 	if (held->ticket->session != 0)
 		dlock_ticket_free(held->ticket);
@@ -119,8 +258,13 @@ dlock_held_forget(DlockHeld *held)
 	dlist_delete(&held->by_name);
 	dlist_delete(&held->by_age);
 	num_held--;
-	if (dlist_is_empty(&held->name->tickets))
+	if (--held->name->count == 0)
+	{
+		Assert(held->name->live == 0 && held->name->exclusive == 0 &&
+			   held->name->permits == 0);
+		dlist_delete(&held->name->link);
 		set_latest_name(held->name);
+	}
 	if (prepared_ticket == NULL)
 		prepared_ticket = held;
 	else
@@ -187,6 +331,8 @@ dlock_held_settle(DlockHeld *held)
 		(void) dlock_queue_leave(&held->name->key, held->ticket);
 	if (is_forgettable(held))
 		dlock_held_forget(held);
+	else if (dlock_held_is_gone(held))
+		move_ticket(held, DLOCK_HELD_LOST);
 }
 
 /*
@@ -207,49 +353,116 @@ dlock_held_find_name(const DlockKey *key)
 {
 	DlockHeldName *name = find_entry(key);
 
-	return name && !dlist_is_empty(&name->tickets) ? name : NULL;
+	return name && name->count > 0 ? name : NULL;
 }
 
-/* The latest granted ticket under a name, in a mode other than slots */
+/*
+ * The latest granted ticket under a name, in a mode other than slots.  All that
+ * a session has under a name at one time, and is not gone, have the same slots.
+ */
 DlockHeld *
 dlock_held_find_reentrant(DlockHeldName *name)
 {
+	DlockHeld  *by_session;
+	DlockHeld  *by_xact;
+	DlockHeld  *latest;
+
+	catch_up(name);
+	by_session = find_granted(name, DLOCK_HELD_BY_SESSION);
+	by_xact = find_granted(name, DLOCK_HELD_BY_XACT);
+	latest = by_session == NULL ||
+		(by_xact && by_xact->number > by_session->number) ? by_xact : by_session;
+	return latest && latest->ticket->mode != DLOCK_SLOTS ? latest : NULL;
+}
+
+/*
+ * The latest ticket under a name that the session, as such, holds; or where
+ * there is none, one that it would hold had it not been ended by force.
+ */
+DlockHeld *
+dlock_held_find_session_hold(DlockHeldName *name)
+{
+	DlockHeld  *held;
 	dlist_iter	iter;
 
-	dlist_foreach(iter, &name->tickets)
+	catch_up(name);
+	held = find_granted(name, DLOCK_HELD_BY_SESSION);
+	if (held)
+		return held;
+	dlist_foreach(iter, &name->tickets[DLOCK_HELD_LOST])
 	{
-		DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
-
-		if (dlock_held_is_granted(held) && held->ticket->mode != DLOCK_SLOTS)
+		held = dlist_container(DlockHeld, by_name, iter.cur);
+		if (held->session_depth > 0)
 			return held;
 	}
 	return NULL;
+}
+
+/* Is one of the tickets under a name granted? */
+bool
+dlock_held_is_holding(DlockHeldName *name)
+{
+	catch_up(name);
+	return find_granted(name, DLOCK_HELD_BY_SESSION) != NULL ||
+		find_granted(name, DLOCK_HELD_BY_XACT) != NULL;
+}
+
+/* As dlock_held_blocks(), looking at one ticket after the other */
+static bool
+blocks_before(DlockHeldName *name, const DlockRequest *request, int64 number)
+{
+	int64		permits = request->permits;
+
+	for (int place = 0; place < DLOCK_HELD_LOST; place++)
+	{
+		dlist_iter	iter;
+
+		/* the oldest first, which ends as soon as possible */
+		dlist_reverse_foreach(iter, &name->tickets[place])
+		{
+			DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
+
+			if (held->number >= number)
+				break;
+			if (dlock_held_is_gone(held))
+				continue;
+			permits += held->ticket->permits;
+			if (request->mode == DLOCK_EXCLUSIVE ||
+				held->ticket->mode == DLOCK_EXCLUSIVE ||
+				(request->mode == DLOCK_SLOTS && permits > request->slots))
+				return true;
+		}
+	}
+	return false;
 }
 
 /*
  * Would a request, if it had to wait, wait for its own backend?  It would
  * behind a ticket of its own beside which it can never hold.  "number" is
  * that of its ticket; the tickets after it do not matter.
+ *
+ * For a request that has no ticket yet all matter, and the counts tell.  They
+ * are never too small, so that whoever is told that it would not can believe
+ * it.  Only who is about to sleep for a ticket of his looks at those before it.
  */
 bool
 dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 				  int64 number)
 {
-	int64		permits = request->permits;
-	dlist_iter	iter;
-
-	dlist_foreach(iter, &name->tickets)
+	catch_up(name);
+	if (name->live == 0 ||
+		(request->mode != DLOCK_EXCLUSIVE && name->exclusive == 0 &&
+		 (request->mode != DLOCK_SLOTS ||
+		  name->permits + request->permits <= request->slots)))
 	{
-		DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
-
-		if (dlock_held_is_gone(held) || held->number >= number)
-			continue;
-		if (request->mode == DLOCK_EXCLUSIVE ||
-			held->ticket->mode == DLOCK_EXCLUSIVE)
-			return true;
-		permits += held->ticket->permits;
+		Assert(name->count > 50 || !blocks_before(name, request, number));
+		return false;
 	}
-	return request->mode == DLOCK_SLOTS && permits > request->slots;
+	if (number < PG_INT64_MAX)
+		return blocks_before(name, request, number);
+	Assert(name->count > 50 || blocks_before(name, request, number) ||
+		   pg_atomic_read_u32(&dlock_my_backend->lost) != lost_seen);
+	return true;
 }
 
 /*
@@ -259,14 +472,19 @@ dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 bool
 dlock_held_blocks_others(int64 except)
 {
+	DlockHeld  *excepted = dlock_held_find_number(except);
 	dlist_iter	iter;
 
-	dlist_foreach(iter, &dlock_held_tickets)
+	notice_losses();
+	dlist_foreach(iter, &names_in_use)
 	{
-		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
+		DlockHeldName *name = dlist_container(DlockHeldName, link, iter.cur);
+		uint32		live = name->live;
 
-		if (held->number != except &&
-			dlock_queue_has_waiters(&held->name->key))
+		if (excepted && excepted->name == name &&
+			excepted->place != DLOCK_HELD_LOST)
+			live--;
+		if (live > 0 && dlock_queue_has_waiters(&name->key))
 			return true;
 	}
 	return false;
@@ -297,7 +515,12 @@ dlock_held_prepare(const DlockRequest *request)
 		return;
 	name = hash_search(names, &request->key, HASH_ENTER, &found);
 	if (!found)
-		dlist_init(&name->tickets);
+	{
+		for (int place = 0; place < DLOCK_NUM_HELD_PLACES; place++)
+			dlist_init(&name->tickets[place]);
+		name->count = name->live = name->exclusive = 0;
+		name->permits = 0;
+	}
 	set_latest_name(name);
 }
 
@@ -310,11 +533,15 @@ dlock_held_enter(DlockTicket *ticket)
 	held->number = ticket->number;
 	held->name = latest_name;
 	held->ticket = ticket;
-	held->marks = 0;
+	held->place = DLOCK_HELD_WAITING;
+	held->marks = held->releases = 0;
 	held->to_arm = held->arming = false;
 	dlock_held_set_depth(held, 0, 0);
 	dlist_push_head(bucket_of(held->number), &held->by_number);
-	dlist_push_head(&held->name->tickets, &held->by_name);
+	dlist_push_head(&held->name->tickets[held->place], &held->by_name);
+	if (held->name->count++ == 0)
+		dlist_push_head(&names_in_use, &held->name->link);
+	count_ticket(held, 1);
 	dlist_push_head(&dlock_held_tickets, &held->by_age);
 	num_held++;
 	prepared_ticket = NULL;

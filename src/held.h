@@ -13,11 +13,33 @@
 
 #include "dlock.h"
 
+/*
+ * Where a ticket stands under its name, as far as this backend has seen: others
+ * grant, or end by force, and what has become of a ticket is seen at the next
+ * call that has to know.
+ */
+typedef enum DlockHeldPlace
+{
+	DLOCK_HELD_WAITING,
+	DLOCK_HELD_BY_SESSION,		/* granted, and session_depth > 0 */
+	DLOCK_HELD_BY_XACT,			/* granted, and session_depth = 0 */
+	DLOCK_HELD_LOST,			/* gone, and remembered */
+	DLOCK_NUM_HELD_PLACES
+} DlockHeldPlace;
+
 /* A name under which this backend has tickets */
 typedef struct DlockHeldName
 {
 	DlockKey	key;			/* hash key, must be first */
-	dlist_head	tickets;		/* DlockHeld.by_name, latest first */
+	dlist_head	tickets[DLOCK_NUM_HELD_PLACES]; /* DlockHeld.by_name, latest
+												 * first */
+	dlist_node	link;			/* in the list of names, if count > 0 */
+	uint32		count;			/* of all tickets */
+
+	/* of those that are not lost */
+	uint32		live;
+	uint32		exclusive;
+	int64		permits;
 } DlockHeldName;
 
 typedef struct DlockHeld
@@ -26,11 +48,13 @@ typedef struct DlockHeld
 	DlockHeldName *name;
 	DlockTicket *ticket;
 	dlist_node	by_number;		/* in its bucket of "numbers" */
-	dlist_node	by_name;		/* in DlockHeldName.tickets */
+	dlist_node	by_name;		/* in DlockHeldName.tickets[place] */
+	DlockHeldPlace place;
 	dlist_node	by_age;			/* in dlock_held_tickets, latest first */
 	uint32		session_depth;	/* acquires not yet released */
 	uint32		xact_depth;
 	uint32		marks;			/* how many marks point here, see xact.c */
+	uint32		releases;		/* session-scoped acquires that the marks undo */
 	bool		to_arm;			/* a MARK_ARM is among them, or ... */
 	bool		arming;			/* ... its transaction has committed */
 	dlist_node	by_arming;		/* in arming_tickets if arming */
@@ -52,6 +76,7 @@ dlock_held_is_granted(const DlockHeld *held)
 extern dlist_head dlock_held_tickets;
 
 extern void dlock_held_initialize(void);
+extern struct HTAB *dlock_held_make_table(const char *title, Size entry_size);
 extern void dlock_held_prepare(const DlockRequest *request);
 extern DlockHeld *dlock_held_enter(DlockTicket *ticket);
 extern void dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
@@ -61,6 +86,8 @@ extern void dlock_held_forget(DlockHeld *held);
 extern DlockHeld *dlock_held_find_number(int64 number);
 extern DlockHeldName *dlock_held_find_name(const DlockKey *key);
 extern DlockHeld *dlock_held_find_reentrant(DlockHeldName *name);
+extern DlockHeld *dlock_held_find_session_hold(DlockHeldName *name);
+extern bool dlock_held_is_holding(DlockHeldName *name);
 extern bool dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 							  int64 number);
 

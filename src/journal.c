@@ -227,6 +227,13 @@ removal(DlockSpace *space, const DlockKey *key)
 	return &space->removed[key->hash & (DLOCK_REMOVED_BUCKETS - 1)];
 }
 
+/* Is there anything to be flushed before that?  Mostly not. */
+bool
+dlock_journal_has_removal(DlockSpace *space, const DlockKey *key)
+{
+	return pg_atomic_read_u64(removal(space, key)) != InvalidXLogRecPtr;
+}
+
 /*
  * Before anybody is told who holds a lock: flush the removal of the row of the
  * holder before, should there have been one.  Nobody is told in any other way:

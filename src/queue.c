@@ -552,17 +552,22 @@ static void
 end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 {
 	bool		of_lease = is_lease_ticket(ticket);
+	int			procno = ticket->procno;
 
 	if (event != 0 && (of_lease || ticket->pins == 0))
 		wake_later(wakeups, ticket, event);
-	if (!of_lease && ticket->pins == 0)
+	if (!of_lease)
 	{
-		take_out(lock, ticket, wakeups);
+		if (ticket->pins == 0)
+			take_out(lock, ticket, wakeups);
+		else
+			set_state(ticket, DLOCK_ENDING);
+		/* after the state, for those who see this then look at the state */
+		if (event != 0)
+			pg_atomic_fetch_add_u32(&dlock_backends[procno].lost, 1);
 		return;
 	}
 	set_state(ticket, is_queued(ticket) ? DLOCK_LEAVING : DLOCK_ENDING);
-	if (!of_lease)
-		return;
 	wakeups->space = dlock_space_at(ticket->space);
 	if (dlock_lease_ticket_ended(lease_ticket(ticket)))
 		take_out(lock, ticket, wakeups);

@@ -62,6 +62,30 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 }
 
 /*
+ * Make sure that this backend may be told of a ticket's grant.  Where that
+ * fails, a new ticket goes, as nobody has asked for it yet.
+ */
+static void
+confirm_grant(DlockSpace *space, DlockHeld *held)
+{
+	const DlockKey *key = &held->name->key;
+
+	if (likely(!dlock_journal_has_removal(space, key)))
+		return;
+	PG_TRY();
+	{
+		dlock_journal_flush_removal(space, key);
+	}
+	PG_CATCH();
+	{
+		LWLockReleaseAll();
+		dlock_held_settle(held);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+}
+
+/*
  * Acquire in session or transaction scope: returns the ticket's number, the
  * fence.  Where that was not to be had in the request's time, returns 0 with
  * *outcome set, and nothing is held that was not before.
@@ -88,9 +112,9 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 			dlock_request_check_upgrade(request, held->ticket);
 			if (request->scope == DLOCK_TRANSACTION)
 				dlock_xact_prepare();
-			dlock_xact_deepen(held, request->scope);
 			/* it may have been enqueued, and granted since */
-			dlock_journal_flush_removal(space, &request->key);
+			confirm_grant(space, held);
+			dlock_xact_deepen(held, request->scope);
 			return held->number;
 		}
 		would_block_itself = dlock_held_blocks(name, request, PG_INT64_MAX);
@@ -110,19 +134,31 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		*outcome = DLOCK_TIMED_OUT;
 		return 0;
 	}
+	confirm_grant(space, held);
+	/* the last step, which cannot fail: an error before it keeps nothing */
 	dlock_xact_deepen(held, request->scope);
-	dlock_journal_flush_removal(space, &request->key);
 	return held->number;
 }
 
-/* Undo the acquire that was made last.  Raises nothing. */
+/*
+ * Undo the acquire that was made last.  Raises nothing, and so tells nothing:
+ * a warning would take interrupts, and a cancel would then leave the rest as it
+ * is.  Nor need a lock's loss be told to whoever has not got it.
+ */
 static void
-undo_latest(const DlockKey *key, DlockScope scope)
+undo_latest(int64 number, DlockScope scope)
 {
+	DlockHeld  *held;
+
 	if (scope == DLOCK_TRANSACTION)
+	{
 		dlock_xact_undo_latest();
-	else
-		(void) dlock_session_release(key);
+		return;
+	}
+	/* also one that was ended by force is remembered until it is released */
+	held = dlock_held_find_number(number);
+	dlock_held_set_depth(held, held->session_depth - 1, held->xact_depth);
+	dlock_held_settle(held);
 }
 
 /*
@@ -157,7 +193,7 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 		/* dshash raises a lack of memory with a lock of its own held */
 		LWLockReleaseAll();
 		while (taken > 0)
-			undo_latest(keys[--taken], request->scope);
+			undo_latest(fences[--taken], request->scope);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -166,7 +202,7 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 		return true;
 	*failed = taken;
 	while (taken > 0)
-		undo_latest(keys[--taken], request->scope);
+		undo_latest(fences[--taken], request->scope);
 	return false;
 }
 
@@ -187,17 +223,23 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		dlock_held_find_reentrant(name) : NULL;
 	if (held)
 	{
+		dsa_pointer announcement;
+
 		dlock_request_check_upgrade(request, held->ticket);
-		dlock_announcement_set(held->ticket,
-							   dlock_announcement_make(space, request));
+		confirm_grant(space, held);
+		announcement = dlock_announcement_make(space, request);
+		dlock_announcement_set(held->ticket, announcement);
 		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED);
 	}
 	else
+	{
 		held = join(space, request, false);
+		if (dlock_held_is_granted(held))
+			confirm_grant(space, held);
+	}
+	/* the last steps, which cannot fail */
 	dlock_xact_deepen(held, DLOCK_SESSION);
 	dlock_xact_arm(held);
-	if (dlock_held_is_granted(held))
-		dlock_journal_flush_removal(space, &request->key);
 	return held->number;
 }
 
@@ -239,26 +281,6 @@ dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
 	return true;
 }
 
-/*
- * The latest ticket under a name that the session, as such, holds; or, if
- * "lost", one that it would hold had it not been ended by force.
- */
-static DlockHeld *
-find_session_hold(DlockHeldName *name, bool lost)
-{
-	dlist_iter	iter;
-
-	dlist_foreach(iter, &name->tickets)
-	{
-		DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
-
-		if (held->session_depth > 0 &&
-			(lost ? dlock_held_is_gone(held) : dlock_held_is_granted(held)))
-			return held;
-	}
-	return NULL;
-}
-
 /* Undo one acquire; false, with a warning, where the lock was lost before. */
 static bool
 undo_session_acquire(DlockHeld *held)
@@ -285,10 +307,8 @@ bool
 dlock_session_release(const DlockKey *key)
 {
 	DlockHeldName *name = dlock_held_find_name(key);
-	DlockHeld  *held = name ? find_session_hold(name, false) : NULL;
+	DlockHeld  *held = name ? dlock_held_find_session_hold(name) : NULL;
 
-	if (name && held == NULL)
-		held = find_session_hold(name, true);
 	if (held)
 		return undo_session_acquire(held);
 	ereport(WARNING,
@@ -355,18 +375,8 @@ bool
 dlock_session_holds(const DlockKey *key)
 {
 	DlockHeldName *name = dlock_held_find_name(key);
-	dlist_iter	iter;
 
-	if (name == NULL)
-		return false;
-	dlist_foreach(iter, &name->tickets)
-	{
-		DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
-
-		if (dlock_held_is_granted(held))
-			return true;
-	}
-	return false;
+	return name && dlock_held_is_holding(name);
 }
 
 /*

@@ -180,6 +180,7 @@ create_area(dsa_area **area, dshash_table **spaces_table,
 		SpinLockInit(&backends[i].mutex);
 		pg_atomic_init_u32(&backends[i].check_requested, 0);
 		pg_atomic_init_u64(&backends[i].cursor, InvalidDsaPointer);
+		pg_atomic_init_u32(&backends[i].lost, 0);
 		for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
 			pg_atomic_init_u64(&backends[i].counters[c], 0);
 	}

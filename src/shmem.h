@@ -448,6 +448,12 @@ typedef struct DlockBackend
 	 */
 	pg_atomic_uint64 cursor;
 
+	/*
+	 * atomic: counts the tickets of this backend that were ended by force; only
+	 * its changes mean anything
+	 */
+	pg_atomic_uint32 lost;
+
 	/* atomic: written by the backend alone, so without a locked instruction */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 

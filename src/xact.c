@@ -15,6 +15,7 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 
@@ -42,6 +43,15 @@ typedef struct Mark
 static Mark *marks = NULL;
 static int	num_marks = 0;
 static int	max_marks = 0;
+
+/* A lock that guards are there for, for those who ask again and again */
+typedef struct Guarded
+{
+	DlockKey	key;			/* hash key, must be first */
+	uint32		marks;			/* MARK_GUARDs; the entry goes with the last */
+} Guarded;
+
+static HTAB *guarded = NULL;
 
 /* Tickets whose announcements are armed as soon as the transaction is over */
 static dlist_head arming_tickets = DLIST_STATIC_INIT(arming_tickets);
@@ -94,6 +104,35 @@ mark_ticket(const Mark *mark)
 	return mark->held ? mark->held->ticket : &mark->of_lease->ticket;
 }
 
+static Guarded *
+find_guarded(const DlockKey *key)
+{
+	return guarded == NULL ? NULL :
+		hash_search(guarded, key, HASH_FIND, NULL);
+}
+
+/* Make sure that a MARK_GUARD for this lock can be pushed. */
+static void
+prepare_guarded(const DlockKey *key)
+{
+	Guarded    *entry;
+	bool		found;
+
+	if (guarded == NULL)
+		guarded = dlock_held_make_table("dlock guards", sizeof(Guarded));
+	entry = hash_search(guarded, key, HASH_ENTER, &found);
+	if (!found)
+		entry->marks = 0;
+}
+
+/* A MARK_GUARD goes. */
+static void
+forget_guarded(const DlockKey *key)
+{
+	if (--find_guarded(key)->marks == 0)
+		(void) hash_search(guarded, key, HASH_REMOVE, NULL);
+}
+
 /*
  * Push a mark for a ticket of this session's, or else for one that a lease
  * has.  dlock_xact_prepare() has been called.
@@ -104,6 +143,8 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, MarkKind kind)
 	int			level = GetCurrentTransactionNestLevel();
 	Mark	   *top = num_marks > 0 ? &marks[num_marks - 1] : NULL;
 
+	if (held && kind == MARK_RELEASE)
+		held->releases++;
 	/* a loop that asks again and again needs no more than one */
 	if (top && top->held == held && top->of_lease == of_lease &&
 		top->level == level && top->kind == kind)
@@ -124,6 +165,8 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, MarkKind kind)
 		held->marks++;
 	else
 		dlock_record_ref(&of_lease->record);
+	if (kind == MARK_GUARD)
+		find_guarded(mark_key(&marks[num_marks - 1]))->marks++;
 }
 
 /*
@@ -165,6 +208,8 @@ pop_mark(bool is_commit)
 	Mark		mark = marks[--num_marks];
 	DlockHeld  *held = mark.held;
 
+	if (mark.kind == MARK_GUARD)
+		forget_guarded(mark_key(&mark));
 	if (held == NULL)
 	{
 		pop_mark_of_lease(&mark, is_commit);
@@ -178,6 +223,7 @@ pop_mark(bool is_commit)
 								 held->xact_depth - mark.count);
 			break;
 		case MARK_RELEASE:
+			held->releases -= mark.count;
 			if (is_commit)
 				dlock_held_set_depth(held, held->session_depth -
 									 Min(mark.count, held->session_depth),
@@ -226,7 +272,6 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 {
 	DlockHeld  *held = dlock_held_find_number(number);
 	DlockLeaseTicket *ticket;
-	uint32		marked = 0;
 	int			before;
 
 	dlock_xact_prepare();
@@ -238,13 +283,8 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 		dlock_record_unuse(before);
 		return;
 	}
-	for (int i = 0; i < num_marks; i++)
-	{
-		if (held && marks[i].held == held && marks[i].kind == MARK_RELEASE)
-			marked += marks[i].count;
-	}
 	if (held == NULL || dlock_held_is_gone(held) ||
-		held->session_depth <= marked)
+		held->session_depth <= held->releases)
 		ereport(ERROR,
 				(errcode(ERRCODE_DLOCK_LOST),
 				 errmsg("neither this session nor a lease holds ticket %lld",
@@ -420,6 +460,7 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 		held == NULL || !dlock_held_is_granted(held))
 		dlock_request_raise_lost(key, fence);
 	dlock_xact_prepare();
+	prepare_guarded(key);
 	push_mark(held, ticket, MARK_GUARD);
 	dlock_record_unuse(before);
 }
@@ -428,13 +469,7 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 bool
 dlock_xact_has_guarded(const DlockKey *key)
 {
-	for (int i = 0; i < num_marks; i++)
-	{
-		if (marks[i].kind == MARK_GUARD &&
-			dlock_key_equal(mark_key(&marks[i]), key))
-			return true;
-	}
-	return false;
+	return find_guarded(key) != NULL;
 }
 
 /*
