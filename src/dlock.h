@@ -171,7 +171,9 @@ extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
 extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
 extern void dlock_queue_resume(const DlockKey *key);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
-extern bool dlock_queue_claim(DlockLeaseTicket *ticket);
+extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
+extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
+								 dsa_pointer announcement);
 extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern void dlock_queue_purge(const DlockSpaceKey *space);
@@ -305,6 +307,10 @@ extern dsa_pointer dlock_announcement_make(DlockSpace *space,
 										   const DlockRequest *request);
 extern void dlock_announcement_set(DlockTicket *ticket,
 								   dsa_pointer announcement);
+extern void dlock_announcement_redirect(DlockTicket *ticket,
+										dsa_pointer announcement);
+extern void dlock_announcement_discard(DlockSpace *space,
+									   dsa_pointer announcement);
 extern void dlock_announcement_count(DlockTicket *ticket);
 extern void dlock_announcement_free(DlockTicket *ticket);
 extern void dlock_announcement_orphan(DlockTicket *ticket);

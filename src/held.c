@@ -80,8 +80,9 @@ dlock_held_initialize(void)
 static bool
 is_forgettable(const DlockHeld *held)
 {
-	return dlock_held_is_gone(held) && held->session_depth == 0 &&
-		held->marks == 0;
+	/* what a lease has adopted goes on without this session */
+	return (dlock_held_is_gone(held) || held->ticket->session == 0) &&
+		held->session_depth == 0 && held->marks == 0;
 }
 
 void
@@ -105,16 +106,14 @@ set_latest_name(DlockHeldName *name)
 		hash_search(names, &before->key, HASH_REMOVE, NULL);
 }
 
-/* Forget a ticket that has left its lock, and free it. */
+/* Forget a ticket that has left its lock, or that its lease has adopted. */
 void
 dlock_held_forget(DlockHeld *held)
 {
 	Assert(held->marks == 0);
 	if (held->arming)
 		dlist_delete(&held->by_arming);
-	/* a lease may have adopted it */
-	if (held->ticket->session != 0)
-		dlock_ticket_free(held->ticket);
+	dlock_ticket_free(held->ticket);
 	dlist_delete(&held->by_number);
 	dlist_delete(&held->by_name);
 	dlist_delete(&held->by_age);

@@ -88,8 +88,8 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 }
 
 /*
- * The lease takes a ticket that has joined its lock; false where the lease is
- * gone.  Called under the entry's lock.
+ * The lease takes a ticket that has joined its lock, held or waiting; false
+ * where the lease is gone.  Called under the entry's lock.
  */
 bool
 dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
@@ -187,13 +187,14 @@ dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
 /*
  * The announcement of a ticket is to go to another channel from now on, at this
  * call's level of durability; if it holds already, the grant is announced there.
+ * Called under the entry's lock; the caller wakes the worker.
  */
 void
 dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 
-	dlock_announcement_set(&ticket->ticket, announcement);
+	dlock_announcement_redirect(&ticket->ticket, announcement);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	ticket->announced = false;
 	ticket->durability = synchronous_commit;
@@ -351,13 +352,22 @@ dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 }
 
 /*
- * A ticket is GONE before its lease could adopt it.  Others may wait for it,
- * as a request of their own would have got it.
+ * The session that has made a ticket has done with it.  If it is GONE before its
+ * lease could adopt it, others may wait for it, as a request of their own would
+ * have got it.  If the lease has adopted it, and this session's claim was the
+ * last, and it has no row, then nothing is left of it.
  */
 void
 dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
 {
-	ConditionVariableBroadcast(&ticket->record.changed);
+	if (ticket->ticket.session == 0)
+		dlock_journal_settle(dlock_space_at(ticket->ticket.space),
+							 &ticket->record);
+	else
+	{
+		ConditionVariableBroadcast(&ticket->record.changed);
+		dlock_record_unref(&ticket->record);
+	}
 	dlock_record_unref(&ticket->record);
 }
 

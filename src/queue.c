@@ -393,10 +393,10 @@ find_or_insert(const DlockKey *key, int32 slots)
 
 /*
  * A ticket in a list that answers the same request of a lease's client.  One
- * that another session waits with counts unless it must be "adopted" already.
+ * that another session waits with counts, too.
  */
 static DlockLeaseTicket *
-find_same(const DlockList *list, const DlockLeaseTicket *wanted, bool adopted)
+find_same(const DlockList *list, const DlockLeaseTicket *wanted)
 {
 	for (DlockTicket *ticket = ticket_at(list->head); ticket;
 		 ticket = ticket_at(ticket->link.next))
@@ -405,7 +405,6 @@ find_same(const DlockList *list, const DlockLeaseTicket *wanted, bool adopted)
 
 		if (ticket->scope == DLOCK_LEASE &&
 			(state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
-			!(adopted && ticket->session != 0) &&
 			dlock_lease_ticket_is_same(lease_ticket(ticket), wanted))
 			return lease_ticket(ticket);
 	}
@@ -443,10 +442,8 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 		result = DLOCK_JOIN_MISMATCH;
 	}
 	else if (ticket->scope == DLOCK_LEASE &&
-			 ((*existing = find_same(&lock->holders, lease_ticket(ticket),
-									 adopt)) != NULL ||
-			  (*existing = find_same(&lock->queue, lease_ticket(ticket),
-									 adopt)) != NULL))
+			 ((*existing = find_same(&lock->holders, lease_ticket(ticket))) != NULL ||
+			  (*existing = find_same(&lock->queue, lease_ticket(ticket))) != NULL))
 	{
 		dlock_record_use(&(*existing)->record);
 		result = DLOCK_JOIN_EXISTS;
@@ -487,8 +484,9 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 }
 
 /*
- * The lease adopts a ticket that this backend has waited for.  False where
- * the ticket or the lease is gone; the ticket is still the backend's then.
+ * The lease adopts a ticket that this backend has waited for, if it has not done
+ * so for another client.  False where the ticket or the lease is gone; what was
+ * not adopted is still the backend's then.
  */
 bool
 dlock_queue_adopt(DlockLeaseTicket *ticket)
@@ -499,7 +497,7 @@ dlock_queue_adopt(DlockLeaseTicket *ticket)
 	if (lock == NULL)
 		return false;
 	adopted = state_of(&ticket->ticket) == DLOCK_GRANTED &&
-		dlock_lease_ticket_adopt(ticket);
+		(is_lease_ticket(&ticket->ticket) || dlock_lease_ticket_adopt(ticket));
 	dshash_release_lock(dlock_locks, lock);
 	return adopted;
 }
@@ -573,10 +571,22 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 	}
 }
 
+/* A call that has claimed a ticket has failed: the last one ends it. */
+static void
+withdraw_claim(DlockLock *lock, DlockLeaseTicket *ticket, Wakeups *wakeups)
+{
+	DlockState	state = state_of(&ticket->ticket);
+
+	if ((state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
+		--ticket->claims == 0)
+		end(lock, &ticket->ticket, 0, wakeups);
+}
+
 /*
  * End a ticket of this backend, held or waiting, and hand over.  False where
  * it was gone already.  The ticket's memory is the caller's again, once it is
- * GONE: a pinned one only becomes ENDING, and goes with its last pin.
+ * GONE: a pinned one only becomes ENDING, and goes with its last pin.  One that
+ * its lease has adopted meanwhile, for another client, stays that client's.
  *
  * Raises nothing and allocates nothing: error and exit paths call this.
  */
@@ -598,7 +608,9 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket)
 		return false;
 	/* it may have been ended by force since we looked */
 	was_there = state_of(ticket) != DLOCK_GONE;
-	if (was_there)
+	if (is_lease_ticket(ticket))
+		withdraw_claim(lock, lease_ticket(ticket), &wakeups);
+	else if (was_there)
 		end(lock, ticket, 0, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
@@ -695,10 +707,40 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 
 /*
  * A call is about to return a ticket that another one has made: from now on it
- * stays, should the other one fail.  False where it is gone already.
+ * stays, should the other one fail.  Where "adopt", the lease has it then: a
+ * session that waits with it is woken, and waits on as for a lease's.  False
+ * where the ticket is gone already, or its lease is.
  */
 bool
-dlock_queue_claim(DlockLeaseTicket *ticket)
+dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = find(&ticket->key, true);
+	DlockState	state;
+	bool		is_there;
+
+	if (lock == NULL)
+		return false;
+	state = state_of(&ticket->ticket);
+	is_there = state == DLOCK_WAITING || state == DLOCK_GRANTED;
+	if (is_there && adopt && !is_lease_ticket(&ticket->ticket))
+	{
+		wake_later(&wakeups, &ticket->ticket, 0);
+		is_there = dlock_lease_ticket_adopt(ticket);
+	}
+	if (is_there)
+		ticket->claims++;
+	dshash_release_lock(dlock_locks, lock);
+	wake_all(&wakeups);
+	return is_there;
+}
+
+/*
+ * Announce what becomes of a lease's ticket elsewhere from now on.  False where
+ * it has ended, and the announcement is still the caller's.
+ */
+bool
+dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
 	DlockLock  *lock = find(&ticket->key, true);
 	DlockState	state;
@@ -709,8 +751,10 @@ dlock_queue_claim(DlockLeaseTicket *ticket)
 	state = state_of(&ticket->ticket);
 	is_there = state == DLOCK_WAITING || state == DLOCK_GRANTED;
 	if (is_there)
-		ticket->claims++;
+		dlock_lease_ticket_redirect(ticket, announcement);
 	dshash_release_lock(dlock_locks, lock);
+	if (is_there)
+		(void) dlock_worker_wake(dlock_space_at(ticket->ticket.space));
 	return is_there;
 }
 
@@ -723,14 +767,10 @@ dlock_queue_withdraw(DlockLeaseTicket *ticket)
 {
 	Wakeups		wakeups = {0};
 	DlockLock  *lock = find(&ticket->key, true);
-	DlockState	state;
 
 	if (lock == NULL)
 		return;
-	state = state_of(&ticket->ticket);
-	if ((state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
-		--ticket->claims == 0)
-		end(lock, &ticket->ticket, 0, &wakeups);
+	withdraw_claim(lock, ticket, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 }
