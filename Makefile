@@ -122,6 +122,7 @@ TAP = \
 	043_long_queue \
 	044_answers \
 	045_repeat \
+	046_same_request \
 	050_guard \
 	060_crash \
 	061_promotion \

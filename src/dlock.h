@@ -252,8 +252,8 @@ extern void dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_drop(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_is_same(const DlockLeaseTicket *ticket,
-									   const DlockLeaseTicket *wanted);
+extern DlockLeaseTicket *dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted);
+extern void dlock_lease_ticket_forget_request(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket);

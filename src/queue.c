@@ -307,46 +307,48 @@ find(const DlockKey *key, bool exclusive)
 }
 
 /*
- * A lock as it will be without those that do not hold or wait any more:
- * tickets whose lease has run out, or whose row is just being removed.  For
- * all that anybody was told the lock is that already, and it will be handed on
- * at once.
+ * Does anybody wait?  Those do not count whose lease has run out, or whose row
+ * is just being removed.
  */
-static DlockLock
-without_leaving(DlockLock *lock)
+static bool
+has_waiting(const DlockLock *lock)
 {
-	DlockLock	rest = {
-		.slots = lock->slots,
-		.closed = lock->closed
-	};
-
-	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
-		 ticket = ticket_at(ticket->link.next))
-	{
-		if (is_leaving(ticket))
-			continue;
-		rest.holders.length++;
-		rest.permits += ticket->permits;
-		if (ticket->mode == DLOCK_EXCLUSIVE)
-			rest.exclusive++;
-	}
-	/* that there is one is enough */
-	for (DlockTicket *ticket = ticket_at(lock->queue.head);
-		 ticket && rest.queue.length == 0;
+	for (DlockTicket *ticket = ticket_at(lock->queue.head); ticket;
 		 ticket = ticket_at(ticket->link.next))
 	{
 		if (is_waiting(ticket))
-			rest.queue.length++;
+			return true;
 	}
-	return rest;
+	return false;
 }
 
+/*
+ * Will a ticket fit as soon as those have left who do not hold any more?  For
+ * all that anybody was told the lock is free of them already, and it will be
+ * handed on at once.  The answer is there with the first holder that stays and
+ * is in the way.
+ */
 static bool
-fits_soon(DlockLock *lock, const DlockTicket *ticket)
+fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 {
-	DlockLock	rest = without_leaving(lock);
+	int32		permits = ticket->permits;
 
-	return rest.queue.length == 0 && fits(&rest, ticket);
+	if (lock->closed > 0 || has_waiting(lock))
+		return false;
+	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0)
+		return true;
+	for (DlockTicket *holder = ticket_at(lock->holders.head); holder;
+		 holder = ticket_at(holder->link.next))
+	{
+		if (is_leaving(holder))
+			continue;
+		if (ticket->mode == DLOCK_EXCLUSIVE || holder->mode == DLOCK_EXCLUSIVE)
+			return false;
+		permits += holder->permits;
+		if (ticket->mode == DLOCK_SLOTS && permits > lock->slots)
+			return false;
+	}
+	return true;
 }
 
 /*
@@ -356,12 +358,15 @@ fits_soon(DlockLock *lock, const DlockTicket *ticket)
 static bool
 agree_on_slots(DlockLock *lock, int32 slots)
 {
-	DlockLock	rest;
-
 	if (likely(lock->slots == slots))
 		return true;
-	rest = without_leaving(lock);
-	if (!is_unused(&rest))
+	for (DlockTicket *holder = ticket_at(lock->holders.head); holder;
+		 holder = ticket_at(holder->link.next))
+	{
+		if (!is_leaving(holder))
+			return false;
+	}
+	if (has_waiting(lock))
 		return false;
 	lock->slots = slots;
 	return true;
@@ -389,26 +394,6 @@ find_or_insert(const DlockKey *key, int32 slots)
 		dlock_count_memory(sizeof(DlockLock));
 	}
 	return lock;
-}
-
-/*
- * A ticket in a list that answers the same request of a lease's client.  One
- * that another session waits with counts, too.
- */
-static DlockLeaseTicket *
-find_same(const DlockList *list, const DlockLeaseTicket *wanted)
-{
-	for (DlockTicket *ticket = ticket_at(list->head); ticket;
-		 ticket = ticket_at(ticket->link.next))
-	{
-		DlockState	state = state_of(ticket);
-
-		if (ticket->scope == DLOCK_LEASE &&
-			(state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
-			dlock_lease_ticket_is_same(lease_ticket(ticket), wanted))
-			return lease_ticket(ticket);
-	}
-	return NULL;
 }
 
 /*
@@ -442,12 +427,8 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 		result = DLOCK_JOIN_MISMATCH;
 	}
 	else if (ticket->scope == DLOCK_LEASE &&
-			 ((*existing = find_same(&lock->holders, lease_ticket(ticket))) != NULL ||
-			  (*existing = find_same(&lock->queue, lease_ticket(ticket))) != NULL))
-	{
-		dlock_record_use(&(*existing)->record);
+			 (*existing = dlock_lease_ticket_find_same(lease_ticket(ticket))) != NULL)
 		result = DLOCK_JOIN_EXISTS;
-	}
 	else if (!free && nowait &&
 			 !fits_soon(lock, ticket))
 		result = DLOCK_JOIN_BUSY;
@@ -655,14 +636,18 @@ dlock_queue_fence(const DlockKey *key)
 	return fence;
 }
 
+/* A ticket by its number.  Both lists are in the order of numbers. */
 static DlockTicket *
 find_number(const DlockList *list, int64 number)
 {
-	DlockTicket *ticket = ticket_at(list->head);
+	DlockTicket *ticket = ticket_at(list->tail);
 
-	while (ticket && ticket->number != number)
+	if (ticket == NULL || ticket->number < number)
+		return NULL;
+	ticket = ticket_at(list->head);
+	while (ticket && ticket->number < number)
 		ticket = ticket_at(ticket->link.next);
-	return ticket;
+	return ticket && ticket->number == number ? ticket : NULL;
 }
 
 /* Is this the number of a holder? */
