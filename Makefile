@@ -99,6 +99,7 @@ ISOLATION = \
 	isolation_version \
 	isolation_lease_fifo \
 	isolation_lease_same \
+	isolation_lease_enqueue \
 	isolation_lease_expiry \
 	isolation_lease_delay \
 	isolation_lease_attach \
@@ -127,6 +128,8 @@ TAP = \
 	042_pinned \
 	043_long_queue \
 	044_answers \
+	045_repeat \
+	046_same_request \
 	050_guard \
 	060_crash \
 	061_promotion \

@@ -171,7 +171,9 @@ extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
 extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
 extern void dlock_queue_resume(const DlockKey *key);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
-extern bool dlock_queue_claim(DlockLeaseTicket *ticket);
+extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
+extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
+								 dsa_pointer announcement);
 extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern void dlock_queue_purge(const DlockSpaceKey *space);
@@ -250,8 +252,8 @@ extern void dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_drop(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_is_same(const DlockLeaseTicket *ticket,
-									   const DlockLeaseTicket *wanted);
+extern DlockLeaseTicket *dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted);
+extern void dlock_lease_ticket_forget_request(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket);
@@ -306,6 +308,10 @@ extern dsa_pointer dlock_announcement_make(DlockSpace *space,
 										   const DlockRequest *request);
 extern void dlock_announcement_set(DlockTicket *ticket,
 								   dsa_pointer announcement);
+extern void dlock_announcement_redirect(DlockTicket *ticket,
+										dsa_pointer announcement);
+extern void dlock_announcement_discard(DlockSpace *space,
+									   dsa_pointer announcement);
 extern void dlock_announcement_count(DlockTicket *ticket);
 extern void dlock_announcement_free(DlockTicket *ticket);
 extern void dlock_announcement_orphan(DlockTicket *ticket);

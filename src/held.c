@@ -214,8 +214,9 @@ find_granted(DlockHeldName *name, DlockHeldPlace place)
 static bool
 is_forgettable(const DlockHeld *held)
 {
-	return dlock_held_is_gone(held) && held->session_depth == 0 &&
-		held->marks == 0;
+	/* what a lease has adopted goes on without this session */
+	return (dlock_held_is_gone(held) || held->ticket->session == 0) &&
+		held->session_depth == 0 && held->marks == 0;
 }
 
 void
@@ -242,7 +243,7 @@ set_latest_name(DlockHeldName *name)
 		hash_search(names, &before->key, HASH_REMOVE, NULL);
 }
 
-/* Forget a ticket that has left its lock, and free it. */
+/* Forget a ticket that has left its lock, or that its lease has adopted. */
 void
 dlock_held_forget(DlockHeld *held)
 {
@@ -251,9 +252,7 @@ dlock_held_forget(DlockHeld *held)
 		dlist_delete(&held->by_arming);
 	if (held->place != DLOCK_HELD_LOST)
 		count_ticket(held, -1);
-	/* a lease may have adopted it */
-	if (held->ticket->session != 0)
-		dlock_ticket_free(held->ticket);
+	dlock_ticket_free(held->ticket);
 	dlist_delete(&held->by_number);
 	dlist_delete(&held->by_name);
 	dlist_delete(&held->by_age);

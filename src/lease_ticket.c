@@ -14,6 +14,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "common/hashfn.h"
 
 #include "lease.h"
 
@@ -48,14 +49,14 @@ same_text(dsa_pointer a, dsa_pointer b)
  * where the role is and an owner was given.  What is still waited for by
  * another session counts, too.
  */
-bool
-dlock_lease_ticket_is_same(const DlockLeaseTicket *ticket,
-						   const DlockLeaseTicket *wanted)
+static bool
+is_same(const DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
 {
 	const DlockLease *lease = dlock_lease_of(ticket);
 	const DlockLease *wanted_lease = dlock_lease_of(wanted);
 
-	if (!same_text(ticket->owner, wanted->owner))
+	if (!dlock_key_equal(&ticket->key, &wanted->key) ||
+		!same_text(ticket->owner, wanted->owner))
 		return false;
 	if (!wanted_lease->single)
 		return ticket->lease == wanted->lease;
@@ -63,6 +64,129 @@ dlock_lease_ticket_is_same(const DlockLeaseTicket *ticket,
 		strcmp(NameStr(lease->role_name), NameStr(wanted_lease->role_name)) == 0 &&
 		DsaPointerIsValid(wanted->owner) &&
 		(ticket->ticket.session != 0 || dlock_lease_is_open(lease));
+}
+
+/*
+ * The tickets of one request
+ *
+ * A client that asks again is to get the ticket that it has, at the same cost
+ * whatever the number of others.  So each ticket is entered, from its making to
+ * its end, under the hash of its lock, owner, and lease or role; and who joins
+ * looks there, with the lock's entry locked.  As a request has one ticket at a
+ * time that waits or holds, there are few under one hash: of the others some
+ * call still knows, or the row is being removed.
+ */
+
+static int64
+hash_request(const DlockLeaseTicket *ticket)
+{
+	const DlockLease *lease = dlock_lease_of(ticket);
+	uint64		hash = lease->single ? lease->role : ticket->lease;
+	const char *owner;
+
+	if (lease->single && !DsaPointerIsValid(ticket->owner))
+		return 0;
+	hash = hash_combine64(hash, ticket->key.hash);
+	if (DsaPointerIsValid(ticket->owner))
+	{
+		owner = dsa_get_address(dlock_area, ticket->owner);
+		hash = hash_bytes_extended((const unsigned char *) owner,
+								   strlen(owner), hash);
+	}
+	return -1 - (int64) (hash >> 1);
+}
+
+static DlockIdKey
+request_key(const DlockLeaseTicket *ticket)
+{
+	return (DlockIdKey)
+	{
+		.space = ticket->key.space,
+		.number = ticket->request
+	};
+}
+
+/* Raises 53200, with nothing changed. */
+static void
+enter_request(DlockLeaseTicket *ticket)
+{
+	DlockIdEntry *entry;
+	DlockIdKey	key;
+	bool		found;
+
+	ticket->request = hash_request(ticket);
+	if (ticket->request == 0)
+		return;
+	key = request_key(ticket);
+	entry = dshash_find_or_insert(dlock_ids, &key, &found);
+	if (!found)
+	{
+		entry->lease = entry->ticket = InvalidDsaPointer;
+		dlock_count_memory(sizeof(DlockIdEntry));
+	}
+	ticket->next_same = entry->ticket;
+	entry->ticket = ticket->ticket.link.self;
+	ticket->in_requests = true;
+	dshash_release_lock(dlock_ids, entry);
+}
+
+/* A ticket's memory goes.  Raises nothing. */
+void
+dlock_lease_ticket_forget_request(DlockLeaseTicket *ticket)
+{
+	DlockIdKey	key = request_key(ticket);
+	DlockIdEntry *entry;
+	dsa_pointer *link;
+
+	if (!ticket->in_requests)
+		return;
+	entry = dshash_find(dlock_ids, &key, true);
+	link = &entry->ticket;
+	while (*link != ticket->ticket.link.self)
+		link = &((DlockLeaseTicket *) dsa_get_address(dlock_area, *link))->next_same;
+	*link = ticket->next_same;
+	ticket->in_requests = false;
+	if (DsaPointerIsValid(entry->ticket))
+	{
+		dshash_release_lock(dlock_ids, entry);
+		return;
+	}
+	dshash_delete_entry(dlock_ids, entry);
+	dlock_count_memory(-(int64) sizeof(DlockIdEntry));
+}
+
+/*
+ * The ticket that a request which "wanted" was made for has already, waiting or
+ * held, in use by the caller; NULL where there is none.  One that another session
+ * waits with counts, too.  Called under the entry's lock, under which alone it
+ * could end; raises nothing.
+ */
+DlockLeaseTicket *
+dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
+{
+	DlockIdKey	key = request_key(wanted);
+	DlockIdEntry *entry;
+	dsa_pointer pointer;
+
+	if (wanted->request == 0 ||
+		(entry = dshash_find(dlock_ids, &key, false)) == NULL)
+		return NULL;
+	for (pointer = entry->ticket; DsaPointerIsValid(pointer);)
+	{
+		DlockLeaseTicket *ticket = dsa_get_address(dlock_area, pointer);
+		DlockState	state = dlock_state_of(ticket);
+
+		if ((state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
+			is_same(ticket, wanted))
+		{
+			dlock_record_use(&ticket->record);
+			dshash_release_lock(dlock_ids, entry);
+			return ticket;
+		}
+		pointer = ticket->next_same;
+	}
+	dshash_release_lock(dlock_ids, entry);
+	return NULL;
 }
 
 static void
@@ -88,8 +212,8 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 }
 
 /*
- * The lease takes a ticket that has joined its lock; false where the lease is
- * gone.  Called under the entry's lock.
+ * The lease takes a ticket that has joined its lock, held or waiting; false
+ * where the lease is gone.  Called under the entry's lock.
  */
 bool
 dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
@@ -187,13 +311,14 @@ dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
 /*
  * The announcement of a ticket is to go to another channel from now on, at this
  * call's level of durability; if it holds already, the grant is announced there.
+ * Called under the entry's lock; the caller wakes the worker.
  */
 void
 dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 
-	dlock_announcement_set(&ticket->ticket, announcement);
+	dlock_announcement_redirect(&ticket->ticket, announcement);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	ticket->announced = false;
 	ticket->durability = synchronous_commit;
@@ -283,6 +408,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	ticket->ticket.role = request->lease->role;
 	if (DsaPointerIsValid(ticket->ticket.announcement))
 		dlock_announcement_count(&ticket->ticket);
+	enter_request(ticket);
 	return ticket;
 }
 
@@ -351,13 +477,22 @@ dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 }
 
 /*
- * A ticket is GONE before its lease could adopt it.  Others may wait for it,
- * as a request of their own would have got it.
+ * The session that has made a ticket has done with it.  If it is GONE before its
+ * lease could adopt it, others may wait for it, as a request of their own would
+ * have got it.  If the lease has adopted it, and this session's claim was the
+ * last, and it has no row, then nothing is left of it.
  */
 void
 dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
 {
-	ConditionVariableBroadcast(&ticket->record.changed);
+	if (ticket->ticket.session == 0)
+		dlock_journal_settle(dlock_space_at(ticket->ticket.space),
+							 &ticket->record);
+	else
+	{
+		ConditionVariableBroadcast(&ticket->record.changed);
+		dlock_record_unref(&ticket->record);
+	}
 	dlock_record_unref(&ticket->record);
 }
 

@@ -75,7 +75,11 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	}
 	*created = true;
 	if (!adopt)
+	{
 		*held = dlock_held_enter(&ticket->ticket);
+		/* for as long as it is noted there, whoever has the ticket by then */
+		dlock_record_ref(&ticket->record);
+	}
 	return ticket;
 }
 
@@ -98,7 +102,8 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 	{
 		/* dshash raises a lack of memory with a lock of its own held */
 		LWLockReleaseAll();
-		dlock_lease_ticket_unpublish(ticket);
+		if (ticket->ticket.session != 0)
+			dlock_lease_ticket_unpublish(ticket);
 		dlock_held_settle(held);
 		PG_RE_THROW();
 	}
@@ -128,6 +133,8 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 		bool		blocked;
 
 		CHECK_FOR_INTERRUPTS();
+		if (!request->lease->single && !dlock_lease_is_open(request->lease))
+			dlock_lease_raise_gone(request->lease->number);
 		request->timeout = dlock_request_time_left(timeout, start);
 		name = dlock_held_find_name(&request->key);
 		blocked = name && dlock_held_blocks(name, request, PG_INT64_MAX);
@@ -143,11 +150,12 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 		}
 		if (held)
 		{
-			*outcome = DLOCK_TIMED_OUT;
-			if (!dlock_request_wait(request, held))
+			*outcome = dlock_request_wait_for_lease(request, held);
+			if (*outcome == DLOCK_TIMED_OUT)
 				return NULL;
+			if (*outcome == DLOCK_LOST)
+				continue;		/* ask anew */
 			let_adopt(request, held, ticket);
-			*outcome = DLOCK_ACQUIRED;
 			return ticket;
 		}
 		if (pg_atomic_read_u32(&ticket->ticket.state) == DLOCK_WAITING)
@@ -159,7 +167,7 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 				dlock_request_raise_self_wait(request);
 		}
 		*outcome = dlock_wait_for_grant(request, &ticket->ticket);
-		if (*outcome == DLOCK_ACQUIRED && dlock_queue_claim(ticket))
+		if (*outcome == DLOCK_ACQUIRED && dlock_queue_claim(ticket, false))
 			return ticket;
 		if (*outcome == DLOCK_TIMED_OUT)
 			return NULL;
@@ -267,6 +275,45 @@ dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
 }
 
 /*
+ * The ticket that an enqueue is to return, claimed: a new one, or the one that
+ * the same request got before.  Where that one's session waits with it still,
+ * the lease adopts it now, as an enqueued ticket is to outlive that session.
+ */
+static DlockLeaseTicket *
+enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
+{
+	DlockLeaseTicket *ticket;
+	DlockHeld  *held;
+
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!request->lease->single && !dlock_lease_is_open(request->lease))
+			dlock_lease_raise_gone(request->lease->number);
+		ticket = join_for_lease(space, request, false, true, &held, created);
+		if (*created || dlock_queue_claim(ticket, true))
+			return ticket;
+	}
+}
+
+/*
+ * A ticket that another call has made is announced to this one's client from now
+ * on.  Only when all else is done: should this call fail, the other client is
+ * still told.
+ */
+static void
+redirect(DlockSpace *space, const DlockRequest *request,
+		 DlockLeaseTicket *ticket)
+{
+	dsa_pointer announcement = dlock_announcement_make(space, request);
+
+	if (dlock_queue_redirect(ticket, announcement))
+		return;
+	dlock_announcement_discard(space, announcement);
+	dlock_request_raise_lost(&ticket->key, ticket->ticket.number);
+}
+
+/*
  * Take a place in the queue for request->lease, durably and without waiting
  * for the turn, and return the ticket's number.
  */
@@ -274,22 +321,17 @@ int64
 dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request)
 {
 	DlockLeaseTicket *ticket;
-	DlockHeld  *held;
 	bool		created;
 	Taken		taken = {&ticket, 1};
 
-	CHECK_FOR_INTERRUPTS();
 	dlock_xact_prepare_arming();
-	do
-		ticket = join_for_lease(space, request, false, true, &held, &created);
-	while (!created && !dlock_queue_claim(ticket));
+	ticket = enqueue_for_lease(space, request, &created);
 	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
-	if (created)
-		dlock_lease_ticket_publish(ticket);
-	else
-		dlock_lease_ticket_redirect(ticket,
-									dlock_announcement_make(space, request));
+	/* also what was there: nobody may have done so, if it was adopted now */
+	dlock_lease_ticket_publish(ticket);
 	make_durable(space, ticket, false);
+	if (!created)
+		redirect(space, request, ticket);
 	PG_END_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
 	dlock_xact_arm_of_lease(ticket);
 	return ticket->ticket.number;

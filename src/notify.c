@@ -290,6 +290,27 @@ dlock_announcement_set(DlockTicket *ticket, dsa_pointer announcement)
 }
 
 /*
+ * The ticket's announcement goes to another client from now on.  What the one
+ * before has still to be told is sent nevertheless.
+ */
+void
+dlock_announcement_redirect(DlockTicket *ticket, dsa_pointer announcement)
+{
+	DlockAnnouncement *made = dsa_get_address(dlock_area, announcement);
+
+	made->counted = true;
+	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
+	replace(ticket, announcement, true);
+}
+
+/* Free an announcement that has become no ticket's. */
+void
+dlock_announcement_discard(DlockSpace *space, dsa_pointer announcement)
+{
+	release(space, dsa_get_address(dlock_area, announcement));
+}
+
+/*
  * Free what is still to be told in a space that nobody uses any more.  All its
  * tickets are gone.
  */

@@ -307,46 +307,48 @@ find(const DlockKey *key, bool exclusive)
 }
 
 /*
- * A lock as it will be without those that do not hold or wait any more:
- * tickets whose lease has run out, or whose row is just being removed.  For
- * all that anybody was told the lock is that already, and it will be handed on
- * at once.
+ * Does anybody wait?  Those do not count whose lease has run out, or whose row
+ * is just being removed.
  */
-static DlockLock
-without_leaving(DlockLock *lock)
+static bool
+has_waiting(const DlockLock *lock)
 {
-	DlockLock	rest = {
-		.slots = lock->slots,
-		.closed = lock->closed
-	};
-
-	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
-		 ticket = ticket_at(ticket->link.next))
-	{
-		if (is_leaving(ticket))
-			continue;
-		rest.holders.length++;
-		rest.permits += ticket->permits;
-		if (ticket->mode == DLOCK_EXCLUSIVE)
-			rest.exclusive++;
-	}
-	/* that there is one is enough */
-	for (DlockTicket *ticket = ticket_at(lock->queue.head);
-		 ticket && rest.queue.length == 0;
+	for (DlockTicket *ticket = ticket_at(lock->queue.head); ticket;
 		 ticket = ticket_at(ticket->link.next))
 	{
 		if (is_waiting(ticket))
-			rest.queue.length++;
+			return true;
 	}
-	return rest;
+	return false;
 }
 
+/*
+ * Will a ticket fit as soon as those have left who do not hold any more?  For
+ * all that anybody was told the lock is free of them already, and it will be
+ * handed on at once.  The answer is there with the first holder that stays and
+ * is in the way.
+ */
 static bool
-fits_soon(DlockLock *lock, const DlockTicket *ticket)
+fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 {
-	DlockLock	rest = without_leaving(lock);
+	int32		permits = ticket->permits;
 
-	return rest.queue.length == 0 && fits(&rest, ticket);
+	if (lock->closed > 0 || has_waiting(lock))
+		return false;
+	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0)
+		return true;
+	for (DlockTicket *holder = ticket_at(lock->holders.head); holder;
+		 holder = ticket_at(holder->link.next))
+	{
+		if (is_leaving(holder))
+			continue;
+		if (ticket->mode == DLOCK_EXCLUSIVE || holder->mode == DLOCK_EXCLUSIVE)
+			return false;
+		permits += holder->permits;
+		if (ticket->mode == DLOCK_SLOTS && permits > lock->slots)
+			return false;
+	}
+	return true;
 }
 
 /*
@@ -356,12 +358,15 @@ fits_soon(DlockLock *lock, const DlockTicket *ticket)
 static bool
 agree_on_slots(DlockLock *lock, int32 slots)
 {
-	DlockLock	rest;
-
 	if (likely(lock->slots == slots))
 		return true;
-	rest = without_leaving(lock);
-	if (!is_unused(&rest))
+	for (DlockTicket *holder = ticket_at(lock->holders.head); holder;
+		 holder = ticket_at(holder->link.next))
+	{
+		if (!is_leaving(holder))
+			return false;
+	}
+	if (has_waiting(lock))
 		return false;
 	lock->slots = slots;
 	return true;
@@ -389,27 +394,6 @@ find_or_insert(const DlockKey *key, int32 slots)
 		dlock_count_memory(sizeof(DlockLock));
 	}
 	return lock;
-}
-
-/*
- * A ticket in a list that answers the same request of a lease's client.  One
- * that another session waits with counts unless it must be "adopted" already.
- */
-static DlockLeaseTicket *
-find_same(const DlockList *list, const DlockLeaseTicket *wanted, bool adopted)
-{
-	for (DlockTicket *ticket = ticket_at(list->head); ticket;
-		 ticket = ticket_at(ticket->link.next))
-	{
-		DlockState	state = state_of(ticket);
-
-		if (ticket->scope == DLOCK_LEASE &&
-			(state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
-			!(adopted && ticket->session != 0) &&
-			dlock_lease_ticket_is_same(lease_ticket(ticket), wanted))
-			return lease_ticket(ticket);
-	}
-	return NULL;
 }
 
 /*
@@ -443,14 +427,8 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 		result = DLOCK_JOIN_MISMATCH;
 	}
 	else if (ticket->scope == DLOCK_LEASE &&
-			 ((*existing = find_same(&lock->holders, lease_ticket(ticket),
-									 adopt)) != NULL ||
-			  (*existing = find_same(&lock->queue, lease_ticket(ticket),
-									 adopt)) != NULL))
-	{
-		dlock_record_use(&(*existing)->record);
+			 (*existing = dlock_lease_ticket_find_same(lease_ticket(ticket))) != NULL)
 		result = DLOCK_JOIN_EXISTS;
-	}
 	else if (!free && nowait &&
 			 !fits_soon(lock, ticket))
 		result = DLOCK_JOIN_BUSY;
@@ -487,8 +465,9 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 }
 
 /*
- * The lease adopts a ticket that this backend has waited for.  False where
- * the ticket or the lease is gone; the ticket is still the backend's then.
+ * The lease adopts a ticket that this backend has waited for, if it has not done
+ * so for another client.  False where the ticket or the lease is gone; what was
+ * not adopted is still the backend's then.
  */
 bool
 dlock_queue_adopt(DlockLeaseTicket *ticket)
@@ -499,7 +478,7 @@ dlock_queue_adopt(DlockLeaseTicket *ticket)
 	if (lock == NULL)
 		return false;
 	adopted = state_of(&ticket->ticket) == DLOCK_GRANTED &&
-		dlock_lease_ticket_adopt(ticket);
+		(is_lease_ticket(&ticket->ticket) || dlock_lease_ticket_adopt(ticket));
 	dshash_release_lock(dlock_locks, lock);
 	return adopted;
 }
@@ -578,10 +557,22 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 	}
 }
 
+/* A call that has claimed a ticket has failed: the last one ends it. */
+static void
+withdraw_claim(DlockLock *lock, DlockLeaseTicket *ticket, Wakeups *wakeups)
+{
+	DlockState	state = state_of(&ticket->ticket);
+
+	if ((state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
+		--ticket->claims == 0)
+		end(lock, &ticket->ticket, 0, wakeups);
+}
+
 /*
  * End a ticket of this backend, held or waiting, and hand over.  False where
  * it was gone already.  The ticket's memory is the caller's again, once it is
- * GONE: a pinned one only becomes ENDING, and goes with its last pin.
+ * GONE: a pinned one only becomes ENDING, and goes with its last pin.  One that
+ * its lease has adopted meanwhile, for another client, stays that client's.
  *
  * Raises nothing and allocates nothing: error and exit paths call this.
  */
@@ -603,7 +594,9 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket)
 		return false;
 	/* it may have been ended by force since we looked */
 	was_there = state_of(ticket) != DLOCK_GONE;
-	if (was_there)
+	if (is_lease_ticket(ticket))
+		withdraw_claim(lock, lease_ticket(ticket), &wakeups);
+	else if (was_there)
 		end(lock, ticket, 0, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
@@ -648,14 +641,18 @@ dlock_queue_fence(const DlockKey *key)
 	return fence;
 }
 
+/* A ticket by its number.  Both lists are in the order of numbers. */
 static DlockTicket *
 find_number(const DlockList *list, int64 number)
 {
-	DlockTicket *ticket = ticket_at(list->head);
+	DlockTicket *ticket = ticket_at(list->tail);
 
-	while (ticket && ticket->number != number)
+	if (ticket == NULL || ticket->number < number)
+		return NULL;
+	ticket = ticket_at(list->head);
+	while (ticket && ticket->number < number)
 		ticket = ticket_at(ticket->link.next);
-	return ticket;
+	return ticket && ticket->number == number ? ticket : NULL;
 }
 
 /* Is this the number of a holder? */
@@ -700,10 +697,40 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 
 /*
  * A call is about to return a ticket that another one has made: from now on it
- * stays, should the other one fail.  False where it is gone already.
+ * stays, should the other one fail.  Where "adopt", the lease has it then: a
+ * session that waits with it is woken, and waits on as for a lease's.  False
+ * where the ticket is gone already, or its lease is.
  */
 bool
-dlock_queue_claim(DlockLeaseTicket *ticket)
+dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = find(&ticket->key, true);
+	DlockState	state;
+	bool		is_there;
+
+	if (lock == NULL)
+		return false;
+	state = state_of(&ticket->ticket);
+	is_there = state == DLOCK_WAITING || state == DLOCK_GRANTED;
+	if (is_there && adopt && !is_lease_ticket(&ticket->ticket))
+	{
+		wake_later(&wakeups, &ticket->ticket, 0);
+		is_there = dlock_lease_ticket_adopt(ticket);
+	}
+	if (is_there)
+		ticket->claims++;
+	dshash_release_lock(dlock_locks, lock);
+	wake_all(&wakeups);
+	return is_there;
+}
+
+/*
+ * Announce what becomes of a lease's ticket elsewhere from now on.  False where
+ * it has ended, and the announcement is still the caller's.
+ */
+bool
+dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
 	DlockLock  *lock = find(&ticket->key, true);
 	DlockState	state;
@@ -714,8 +741,10 @@ dlock_queue_claim(DlockLeaseTicket *ticket)
 	state = state_of(&ticket->ticket);
 	is_there = state == DLOCK_WAITING || state == DLOCK_GRANTED;
 	if (is_there)
-		ticket->claims++;
+		dlock_lease_ticket_redirect(ticket, announcement);
 	dshash_release_lock(dlock_locks, lock);
+	if (is_there)
+		(void) dlock_worker_wake(dlock_space_at(ticket->ticket.space));
 	return is_there;
 }
 
@@ -728,14 +757,10 @@ dlock_queue_withdraw(DlockLeaseTicket *ticket)
 {
 	Wakeups		wakeups = {0};
 	DlockLock  *lock = find(&ticket->key, true);
-	DlockState	state;
 
 	if (lock == NULL)
 		return;
-	state = state_of(&ticket->ticket);
-	if ((state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
-		--ticket->claims == 0)
-		end(lock, &ticket->ticket, 0, &wakeups);
+	withdraw_claim(lock, ticket, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 }

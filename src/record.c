@@ -81,6 +81,7 @@ dlock_record_unref(DlockRecord *record)
 		DlockLease *lease = dlock_lease_of(ticket);
 
 		Assert(!ticket->in_tickets && !ticket->in_closed && !record->listed);
+		dlock_lease_ticket_forget_request(ticket);
 		dlock_text_free(ticket->owner);
 		dlock_ticket_release_texts(&ticket->ticket);
 		dlock_release_memory(ticket->ticket.link.self,

@@ -116,7 +116,7 @@ dlock_request_time_left(DlockTimeout timeout, uint64 start)
  * grant ends the ticket: withdrawn, or handed on where the grant came at the
  * same moment.
  */
-static bool
+static DlockOutcome
 wait_or_leave(const DlockRequest *request, DlockHeld *held)
 {
 	DlockOutcome outcome;
@@ -124,7 +124,8 @@ wait_or_leave(const DlockRequest *request, DlockHeld *held)
 	PG_TRY();
 	{
 		outcome = dlock_wait_for_grant(request, held->ticket);
-		if (outcome == DLOCK_LOST)
+		/* what its lease has adopted meanwhile is asked for anew */
+		if (outcome == DLOCK_LOST && held->ticket->session != 0)
 			dlock_request_raise_lost_place(request, held->number);
 	}
 	PG_CATCH();
@@ -135,16 +136,16 @@ wait_or_leave(const DlockRequest *request, DlockHeld *held)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	if (outcome == DLOCK_TIMED_OUT)
+	if (outcome != DLOCK_ACQUIRED)
 		dlock_held_settle(held);
-	return outcome == DLOCK_ACQUIRED;
+	return outcome;
 }
 
 /*
  * The same for a request that must not wait, and was queued only because the
  * lock is free already, but not yet for the next.
  */
-static bool
+static DlockOutcome
 wait_for_handover(const DlockRequest *request, DlockHeld *held)
 {
 	DlockRequest patient = *request;
@@ -154,15 +155,28 @@ wait_for_handover(const DlockRequest *request, DlockHeld *held)
 }
 
 /*
+ * Wait for a new ticket of a lease's to be granted.  DLOCK_TIMED_OUT where the
+ * request's time has passed, DLOCK_LOST where the lease has adopted the ticket
+ * meanwhile, for another client, and it has ended since.  In both cases it is
+ * not this session's any more, and *held forgotten.
+ */
+DlockOutcome
+dlock_request_wait_for_lease(const DlockRequest *request, DlockHeld *held)
+{
+	if (dlock_held_is_granted(held))
+		return DLOCK_ACQUIRED;
+	return request->timeout == DLOCK_NO_WAIT ?
+		wait_for_handover(request, held) : wait_or_leave(request, held);
+}
+
+/*
  * Wait for a new ticket to be granted.  False where the request's time has
  * passed; the ticket is gone then, and *held forgotten.
  */
 bool
 dlock_request_wait(const DlockRequest *request, DlockHeld *held)
 {
-	return dlock_held_is_granted(held) ||
-		(request->timeout == DLOCK_NO_WAIT ?
-		 wait_for_handover(request, held) : wait_or_leave(request, held));
+	return dlock_request_wait_for_lease(request, held) == DLOCK_ACQUIRED;
 }
 
 /*

@@ -25,7 +25,8 @@
  * Lock order: an entry's lock, then a space's lease lock, then its outbox's
  * lock, then a mutex or the memory area's internal locks.  Nobody holds two
  * entries' locks at a time.  A partition of the table of numbers is locked
- * alone; one of the spaces' table alone, or before an entry's lock.
+ * alone, or last but for the area's locks; one of the spaces' table alone, or
+ * before an entry's lock.
  *
  *-------------------------------------------------------------------------
  */
@@ -294,6 +295,13 @@ typedef struct DlockLeaseTicket
 	dsa_pointer lease;			/* DlockLease, which this refers to */
 	dsa_pointer owner;			/* terminated string, or invalid */
 	int			durability;		/* the requester's synchronous_commit */
+	int64		request;		/* what stands for its request in the table of
+								 * numbers, below 0; or 0: no other request is
+								 * the same */
+
+	/* protected by the partition lock of that entry */
+	dsa_pointer next_same;		/* the next ticket whose request has that hash */
+	bool		in_requests;	/* is it in that list? */
 
 	/* protected by the lock entry's lock */
 	uint32		claims;			/* calls that have returned it, or may do so */
@@ -306,7 +314,11 @@ typedef struct DlockLeaseTicket
 	bool		announced;		/* its grant has gone to the outbox */
 } DlockLeaseTicket;
 
-/* What a number stands for: a ticket, a lease, or both */
+/*
+ * What a number stands for: a ticket, a lease, or both.  Numbers below 0 are
+ * hashes of requests that can be repeated, and stand for the first of the
+ * tickets that were made for such a one, whatever has become of them.
+ */
 typedef struct DlockIdKey
 {
 	DlockSpaceKey space;

@@ -262,7 +262,8 @@ dlock_ticket_joined(DlockTicket *ticket)
 }
 
 /*
- * Free a ticket that is in no lock.  Raises nothing.
+ * Free a ticket that is in no lock, or let go of one that its lease has adopted.
+ * Raises nothing.
  *
  * One that could not leave its lock as its owner exits, as an unpinning has
  * failed, is dlock_queue_reap()'s to free.
@@ -270,7 +271,8 @@ dlock_ticket_joined(DlockTicket *ticket)
 void
 dlock_ticket_free(DlockTicket *ticket)
 {
-	if (pg_atomic_read_u32(&ticket->state) != DLOCK_GONE)
+	if (pg_atomic_read_u32(&ticket->state) != DLOCK_GONE &&
+		ticket->session != 0)
 		return;
 
 	if (ticket->scope == DLOCK_LEASE)

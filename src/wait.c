@@ -152,10 +152,12 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 					instr_time start)
 {
 	int64		next_check = (int64) DeadlockTimeout * 1000;
-	bool		foreign = is_foreign(ticket);
+	bool		foreign;
 	bool		logged = false;
 
-	while (prepare_to_sleep(ticket, foreign), still_waiting(ticket, foreign))
+	/* it becomes foreign where its lease adopts it, and our latch is set then */
+	while (foreign = is_foreign(ticket),
+		   prepare_to_sleep(ticket, foreign), still_waiting(ticket, foreign))
 	{
 		int64		waited = microseconds_since(start);
 		int64		left = next_check - waited;

@@ -1,0 +1,224 @@
+# The same request has one ticket, also where it comes once as an acquire and once
+# as an enqueue, and whatever becomes of the one call is no matter for the other:
+# canceled while its ticket is made durable, an enqueue leaves the announcement
+# where it was, and the ticket to who waits with it; and one that comes while the
+# grant is on its way to the session that waits gets that very ticket.
+#
+# What would break it: an announcement that goes to the second client before that
+# one's call has succeeded; a ticket that goes with the session that has waited for
+# it, although another client has been given it; memory that is freed with it.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib $FindBin::RealBin;
+use DlockLease;
+use DlockTest;
+use Test::More;
+
+my $node = new_server('main',
+	conf => "synchronous_commit = local\n"
+	  . "wal_level = replica\nmax_wal_senders = 1\n"
+	  . 'deadlock_timeout = 10min');
+my $admin = session($node);
+
+sub locks
+{
+	return $admin->query('SELECT ticket, granted, channel, pid IS NULL '
+		  . "FROM dlock_locks WHERE name = 'lock' AND scope = 'lease' "
+		  . 'ORDER BY ticket');
+}
+
+# A call that waits for a standby which is not there
+sub start_hanging
+{
+	my ($session, $call) = @_;
+
+	commits_hang($node, 1);
+	$session->start("SET synchronous_commit = on; SELECT $call");
+	poll('the call waits for a standby', sub { hangs($node, $session) });
+	return;
+}
+
+sub cancel
+{
+	my ($session) = @_;
+
+	$admin->query("SELECT pg_cancel_backend($session->{pid})");
+	like($session->answer, qr/57014/, 'canceled');
+	commits_hang($node, 0);
+	return;
+}
+
+sub finish
+{
+	$_->quit foreach @_;
+	$admin->query('SELECT dlock_lease_close(lease) FROM dlock_leases');
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+	return;
+}
+
+#
+# An enqueue is repeated for another channel, and canceled, or not.
+#
+foreach my $canceled (1, 0)
+{
+	my ($holder, $first, $second) = map { session($node) } 1 .. 3;
+	my $lease = $admin->query("SELECT dlock_lease_open('1h')");
+	my $enqueue = "dlock_lease_enqueue('lock', $lease, '%s')";
+	my $ticket;
+
+	$first->query('LISTEN c1');
+	$second->query('LISTEN c2');
+	$holder->query("SELECT dlock_acquire('lock')");
+	$ticket = $first->query(sprintf "SELECT $enqueue", 'c1');
+	start_hanging($second, sprintf $enqueue, 'c2');
+	is(locks(), "$ticket|f|c1|t", 'not before the call has succeeded');
+	if ($canceled)
+	{
+		cancel($second);
+	}
+	else
+	{
+		commits_hang($node, 0);
+		is($second->answer, $ticket, 'the same ticket');
+	}
+	is(locks(), "$ticket|f|" . ($canceled ? 'c1' : 'c2') . '|t',
+		'it is announced to one of them');
+	$holder->query("SELECT dlock_release('lock')");
+	told($canceled ? $first : $second,
+		'who is told', announcement('granted', 'lock', $ticket));
+	is_now($admin,
+		"SELECT channel FROM dlock_queue WHERE ticket = $ticket",
+		$canceled ? 'c1' : 'c2',
+		'and so it is kept');
+	finish($holder, $first, $second);
+}
+
+# Granted meanwhile: both are told.
+{
+	my ($holder, $first, $second) = map { session($node) } 1 .. 3;
+	my $lease = $admin->query("SELECT dlock_lease_open('1h')");
+	my $enqueue = "dlock_lease_enqueue('lock', $lease, '%s')";
+	my $ticket;
+
+	$first->query('LISTEN c1');
+	$second->query('LISTEN c2');
+	$holder->query("SELECT dlock_acquire('lock')");
+	$ticket = $first->query(sprintf "SELECT $enqueue", 'c1');
+	start_hanging($second, sprintf $enqueue, 'c2');
+	$holder->query("SELECT dlock_release('lock')");
+	told($first, 'the first is told',
+		announcement('granted', 'lock', $ticket));
+	commits_hang($node, 0);
+	is($second->answer, $ticket, 'the same ticket');
+	told($second, 'and the second', announcement('granted', 'lock', $ticket));
+	finish($holder, $first, $second);
+}
+
+#
+# A session waits with a ttl, and another client enqueues the same.
+#
+my $acquire = "dlock_ttl_acquire('lock', '1h', owner => 'me')";
+my $enqueue = "dlock_ttl_enqueue('lock', '1h', 'c2', owner => 'me')";
+
+# The enqueue fails: the session waits on, and gets it.  Where it has failed, too,
+# nothing is left.
+foreach my $too (0, 1)
+{
+	my ($holder, $waiter, $client) = map { session($node) } 1 .. 3;
+	my $ticket;
+
+	$holder->query("SELECT dlock_acquire('lock')");
+	$waiter->start("SELECT $acquire");
+	$admin->until_waits($waiter);
+	($ticket) = split /\|/, locks();
+	start_hanging($client, $enqueue);
+	is(locks(), "$ticket|f||t", 'the ticket is the lease\'s');
+	cancel($client);
+	is(locks(), "$ticket|f||t", 'and stays, for the session');
+	if ($too)
+	{
+		$admin->query("SELECT pg_cancel_backend($waiter->{pid})");
+		like($waiter->answer, qr/57014/, 'which is canceled');
+		is_now($admin,
+			"SELECT (SELECT count(*) FROM dlock_queue), "
+			  . "(SELECT count(*) FROM dlock_leases)",
+			'0|0',
+			'and nothing is left of it');
+		is($holder->query("SELECT dlock_release('lock')"), 't', 'released');
+	}
+	else
+	{
+		is($holder->query("SELECT dlock_release('lock')"), 't', 'released');
+		is($waiter->answer, $ticket, 'the session is granted');
+		is($admin->query("SELECT dlock_renew($ticket)"), '1', 'and keeps it');
+	}
+	$admin->query("SELECT dlock_release_ticket($ticket)") unless $too;
+	finish($holder, $waiter, $client);
+}
+
+# It comes while the session has been granted the lock, and not noticed yet; the
+# session then goes on, or is terminated, or canceled.
+foreach my $end ('', 'pg_terminate_backend', 'pg_cancel_backend')
+{
+	my ($holder, $waiter, $client) = map { session($node) } 1 .. 3;
+	my $ticket;
+
+	$client->query('LISTEN c2');
+	$holder->query("SELECT dlock_acquire('lock')");
+	$waiter->start("SELECT $acquire");
+	$admin->until_waits($waiter);
+	stop_while($admin, $waiter->{pid},
+		"SELECT wait_event = 'userlock' FROM pg_stat_activity "
+		  . "WHERE pid = $waiter->{pid}");
+	$holder->query("SELECT dlock_release('lock')");
+	$ticket = $client->query("SELECT $enqueue");
+	is(locks(), "$ticket|t|c2|t", "stopped $end: it is the lease's");
+	is($client->query("SELECT dlock_wait($ticket, '0')"),
+		't', "stopped $end: and granted");
+	told($client, "stopped $end: as announced",
+		announcement('granted', 'lock', $ticket));
+	$admin->query("SELECT $end($waiter->{pid})") if $end;
+	continue_process($waiter->{pid});
+	if ($end)
+	{
+		like($waiter->answer, qr/57014|57P01/, "$end: so it ends");
+	}
+	else
+	{
+		is($waiter->answer, $ticket, 'the session has the same one');
+	}
+	$waiter->quit;
+	backends_gone($waiter->{pid});
+	is($admin->query("SELECT dlock_check('lock', $ticket)"),
+		't', "$end: the client's it is");
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', "$end: released once");
+	finish($holder, $client);
+}
+
+# A crash: what was enqueued waits on, with the same ticket.
+{
+	my ($holder, $waiter, $client) = map { session($node) } 1 .. 3;
+	my $held = $holder->query("SELECT dlock_ttl_acquire('lock', '1h')");
+	my $ticket;
+
+	$waiter->start("SELECT $acquire");
+	$admin->until_waits($waiter);
+	$ticket = $client->query("SELECT $enqueue");
+	kill_server($node);
+	$_->vanish foreach $holder, $waiter, $client, $admin;
+	$node->start;
+	$admin = session($node);
+	is(locks(), "$held|t||t\n$ticket|f|c2|t", 'crash: it waits on');
+	is($admin->query("SELECT $enqueue"), $ticket, 'crash: and is found again');
+	$admin->query("SELECT dlock_release_ticket($held)");
+	is($admin->query("SELECT dlock_wait($ticket)"), 't', 'crash: granted');
+	is($admin->query("SELECT $acquire"), $ticket, 'crash: found granted, too');
+	finish();
+}
+
+$admin->quit;
+done_testing();
