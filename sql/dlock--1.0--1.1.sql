@@ -62,3 +62,37 @@ COMMENT ON TRIGGER dlock_changed ON dlock_reservations IS
 'has all sessions read the table again';
 COMMENT ON TRIGGER dlock_truncated ON dlock_reservations IS
 'has all sessions read the table again';
+
+--
+-- Logical replication
+--
+-- Publications FOR ALL TABLES take in these tables.  The triggers are fired for
+-- what comes from another server, and see to it that it does no harm here.
+--
+CREATE FUNCTION dlock_replicated()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'dlock_replicated'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_replicated() IS
+'trigger of the tables of dlock: what becomes of rows that come by logical replication';
+
+CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_queue
+    FOR EACH ROW EXECUTE FUNCTION dlock_replicated('live');
+CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_queue_lease
+    FOR EACH ROW EXECUTE FUNCTION dlock_replicated('live');
+CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_versions
+    FOR EACH ROW EXECUTE FUNCTION dlock_replicated('versions');
+CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_reservations
+    FOR EACH ROW EXECUTE FUNCTION dlock_replicated('reservations');
+ALTER TABLE dlock_queue ENABLE REPLICA TRIGGER dlock_replicated;
+ALTER TABLE dlock_queue_lease ENABLE REPLICA TRIGGER dlock_replicated;
+ALTER TABLE dlock_versions ENABLE REPLICA TRIGGER dlock_replicated;
+ALTER TABLE dlock_reservations ENABLE REPLICA TRIGGER dlock_replicated;
+COMMENT ON TRIGGER dlock_replicated ON dlock_queue IS
+'drops what comes by logical replication';
+COMMENT ON TRIGGER dlock_replicated ON dlock_queue_lease IS
+'drops what comes by logical replication';
+COMMENT ON TRIGGER dlock_replicated ON dlock_versions IS
+'takes from logical replication what is greater';
+COMMENT ON TRIGGER dlock_replicated ON dlock_reservations IS
+'takes from logical replication what is not reserved here';

@@ -284,8 +284,6 @@ extern XLogRecPtr dlock_journal_heartbeat(void);
 extern void dlock_journal_acknowledged(XLogRecPtr *positions);
 
 /* rows.c */
-extern char *dlock_rows_origin(void);
-extern char *dlock_rows_table(DlockSpace *space, const char *name);
 extern void dlock_rows_vacuum(DlockSpace *space, int *dead);
 
 /* load.c */
