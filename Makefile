@@ -139,7 +139,8 @@ TAP = \
 	080_orm \
 	085_restore \
 	086_logical \
-	087_tables
+	087_tables \
+	088_reset
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.

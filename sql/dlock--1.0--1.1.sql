@@ -96,3 +96,14 @@ COMMENT ON TRIGGER dlock_replicated ON dlock_versions IS
 'takes from logical replication what is greater';
 COMMENT ON TRIGGER dlock_replicated ON dlock_reservations IS
 'takes from logical replication what is not reserved here';
+
+--
+-- For administrators: superusers, and whom they grant it to
+--
+CREATE FUNCTION dlock_reset()
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_reset'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE EXECUTE ON FUNCTION dlock_reset() FROM PUBLIC;
+COMMENT ON FUNCTION dlock_reset() IS
+'on a clone: end all leases of this database, and return how many';

@@ -208,6 +208,7 @@ extern uint64 dlock_lease_deadline(const DlockLease *lease);
 extern bool dlock_lease_is_open(const DlockLease *lease);
 extern int	dlock_lease_renew(DlockSpace *space, int64 number);
 extern int64 dlock_lease_end(DlockLease *lease, uint32 event);
+extern int64 dlock_lease_end_all(DlockSpace *space);
 extern int64 dlock_lease_release(DlockSpace *space, int64 number);
 extern uint64 dlock_lease_expire(DlockLease *lease);
 extern void dlock_lease_finish(DlockSpace *space, DlockRecord *record);
