@@ -78,7 +78,6 @@ extern DlockSpace *dlock_current_space(void);
 extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
 extern uint64 dlock_first_unreserved(Oid database);
 extern Oid	dlock_relation(DlockSpace *space, const char *name);
-extern Oid	dlock_relation_owner(Oid relation);
 extern void dlock_key_fill(DlockKey *key, const DlockSpace *space,
 						   const char *name, int length);
 extern void dlock_check_memory(void);

@@ -266,7 +266,7 @@ is_other(const Shape *shape, const Places *places, Form_pg_attribute attribute)
 	return !attribute->attisdropped && attribute->attgenerated == '\0';
 }
 
-/* What is put into such a column; NULL: a null.  Raises 55000 if that is not to be. */
+/* What is put into such a column; NULL: a null.  Raises 55000 if it must not be. */
 static Node *
 find_default(Relation relation, Form_pg_attribute attribute)
 {
@@ -815,7 +815,12 @@ dlock_rows_check(DlockSpace *space)
 
 		if (!ConditionalLockRelationOid(id, AccessShareLock))
 			continue;
-		relation = relation_open(id, NoLock);
+		relation = try_relation_open(id, NoLock);
+		if (relation == NULL)
+		{
+			UnlockRelationOid(id, AccessShareLock);
+			continue;
+		}
 		descriptor = RelationGetDescr(relation);
 		find_places(relation, &shapes[i], &places);
 		for (int a = 0; a < descriptor->natts; a++)
