@@ -23,6 +23,7 @@ OBJS = \
 	src/notify.o \
 	src/queue.o \
 	src/record.o \
+	src/replicated.o \
 	src/request.o \
 	src/reserve.o \
 	src/rows.o \
@@ -148,7 +149,10 @@ TAP = \
 	074_worker_start \
 	075_segments \
 	080_orm \
-	085_restore
+	085_restore \
+	086_logical \
+	087_tables \
+	088_reset
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.

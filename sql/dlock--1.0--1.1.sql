@@ -67,3 +67,48 @@ COMMENT ON TRIGGER dlock_truncated ON dlock_reservations IS
 -- The view dlock_locks
 --
 COMMENT ON COLUMN dlock_locks.blocked_by IS 'the holders in a waiter''s way, at most 16 of them, and the one request right before it';
+
+--
+-- Logical replication
+--
+-- Publications FOR ALL TABLES take in these tables.  The triggers are fired for
+-- what comes from another server, and see to it that it does no harm here.
+--
+CREATE FUNCTION dlock_replicated()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'dlock_replicated'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_replicated() IS
+'trigger of the tables of dlock: what becomes of rows that come by logical replication';
+
+CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_queue
+    FOR EACH ROW EXECUTE FUNCTION dlock_replicated('live');
+CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_queue_lease
+    FOR EACH ROW EXECUTE FUNCTION dlock_replicated('live');
+CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_versions
+    FOR EACH ROW EXECUTE FUNCTION dlock_replicated('versions');
+CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_reservations
+    FOR EACH ROW EXECUTE FUNCTION dlock_replicated('reservations');
+ALTER TABLE dlock_queue ENABLE REPLICA TRIGGER dlock_replicated;
+ALTER TABLE dlock_queue_lease ENABLE REPLICA TRIGGER dlock_replicated;
+ALTER TABLE dlock_versions ENABLE REPLICA TRIGGER dlock_replicated;
+ALTER TABLE dlock_reservations ENABLE REPLICA TRIGGER dlock_replicated;
+COMMENT ON TRIGGER dlock_replicated ON dlock_queue IS
+'drops what comes by logical replication';
+COMMENT ON TRIGGER dlock_replicated ON dlock_queue_lease IS
+'drops what comes by logical replication';
+COMMENT ON TRIGGER dlock_replicated ON dlock_versions IS
+'takes from logical replication what is greater';
+COMMENT ON TRIGGER dlock_replicated ON dlock_reservations IS
+'takes from logical replication what is not reserved here';
+
+--
+-- For administrators: superusers, and whom they grant it to
+--
+CREATE FUNCTION dlock_reset()
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_reset'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE EXECUTE ON FUNCTION dlock_reset() FROM PUBLIC;
+COMMENT ON FUNCTION dlock_reset() IS
+'on a clone: end all leases of this database, and return how many';

@@ -1070,6 +1070,34 @@ dlock_unreserve(PG_FUNCTION_ARGS)
 }
 
 /*
+ * For a copy of the server that takes itself for the original: end all leases.
+ * Rows of other systems go as well, wherever that is told.
+ */
+PG_FUNCTION_INFO_V1(dlock_reset);
+Datum
+dlock_reset(PG_FUNCTION_ARGS)
+{
+	static const char *const tables[] = {"dlock_queue", "dlock_queue_lease"};
+	DlockSpace *space = begin_call();
+	Oid			types[] = {INT8OID, OIDOID};
+	Datum		values[] = {
+		Int64GetDatum((int64) GetSystemIdentifier()),
+		ObjectIdGetDatum(MyDatabaseId)
+	};
+	int64		count;
+
+	for (int i = 0; i < (int) lengthof(tables); i++)
+		(void) dlock_execute_as_owner(space, tables[i],
+									  "DELETE FROM %s WHERE system OPERATOR(pg_catalog.<>) $1 "
+									  "OR database OPERATOR(pg_catalog.<>) $2",
+									  2, types, values, NULL);
+	count = dlock_lease_end_all(space);
+	ereport(LOG,
+			(errmsg("dlock_reset() has ended %lld leases", (long long) count)));
+	PG_RETURN_INT64(count);
+}
+
+/*
  * Returns the least number that a ticket can have from now on.
  */
 PG_FUNCTION_INFO_V1(dlock_advance_ticket);

@@ -15,6 +15,7 @@
 #include "lib/ilist.h"
 #include "postmaster/bgworker.h"
 #include "replication/message.h"
+#include "replication/origin.h"
 #include "replication/syncrep.h"
 #include "replication/walsender_private.h"
 #include "storage/lock.h"
@@ -54,6 +55,22 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 #else
 #define COMPAT_BGWORKER_INTERRUPTIBLE	0
 #endif
+
+/*
+ * What this process writes from now on is marked as not to be replicated by
+ * those who subscribe to what has no origin, as they can from 16 on.
+ *
+ * 19: the variable became a member of a structure
+ */
+static inline void
+compat_do_not_replicate(void)
+{
+#if PG_VERSION_NUM >= 190000
+	replorigin_xact_state.origin = DoNotReplicateId;
+#else
+	replorigin_session_origin = DoNotReplicateId;
+#endif
+}
 
 /* 17: proc numbers and backend ids became one, with a variable of its own */
 static inline int

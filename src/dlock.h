@@ -78,7 +78,6 @@ extern DlockSpace *dlock_current_space(void);
 extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
 extern uint64 dlock_first_unreserved(Oid database);
 extern Oid	dlock_relation(DlockSpace *space, const char *name);
-extern Oid	dlock_relation_owner(Oid relation);
 extern void dlock_key_fill(DlockKey *key, const DlockSpace *space,
 						   const char *name, int length);
 extern void dlock_check_memory(void);
@@ -211,6 +210,7 @@ extern uint64 dlock_lease_deadline(const DlockLease *lease);
 extern bool dlock_lease_is_open(const DlockLease *lease);
 extern int	dlock_lease_renew(DlockSpace *space, int64 number);
 extern int64 dlock_lease_end(DlockLease *lease, uint32 event);
+extern int64 dlock_lease_end_all(DlockSpace *space);
 extern int64 dlock_lease_release(DlockSpace *space, int64 number);
 extern uint64 dlock_lease_expire(DlockLease *lease);
 extern void dlock_lease_finish(DlockSpace *space, DlockRecord *record);
@@ -288,8 +288,6 @@ extern XLogRecPtr dlock_journal_heartbeat(void);
 extern void dlock_journal_acknowledged(XLogRecPtr *positions);
 
 /* rows.c */
-extern char *dlock_rows_origin(void);
-extern char *dlock_rows_table(DlockSpace *space, const char *name);
 extern void dlock_rows_vacuum(DlockSpace *space, int *dead);
 
 /* load.c */

@@ -39,6 +39,7 @@
 #include "utils/wait_event.h"
 
 #include "journal.h"
+#include "tables.h"
 
 /* Rows written in one transaction */
 #define BATCH	1000
@@ -148,6 +149,9 @@ raise_failure(DlockSpace *space)
 {
 	int			code = (int) pg_atomic_read_u32(&space->failure);
 
+	/* what somebody has made of the tables can be told from here */
+	if (code == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE)
+		dlock_rows_check(space);
 	ereport(ERROR,
 			(errcode(code),
 			 errmsg("could not write to the tables of leases"),

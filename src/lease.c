@@ -465,6 +465,64 @@ end_delay(DlockSpace *space, DlockLease *lease)
 	}
 }
 
+/* Numbers of leases, with room for so many */
+typedef struct Numbers
+{
+	int64	   *numbers;
+	uint64		count;
+	uint64		max;
+} Numbers;
+
+static bool
+take_number(DlockLease *lease, void *arg)
+{
+	Numbers    *all = arg;
+
+	if (all->count == all->max)
+		return false;
+	all->numbers[all->count++] = lease->number;
+	return true;
+}
+
+/*
+ * End all leases that there are at this moment, and the delays of those that
+ * are over; how many were open.
+ */
+int64
+dlock_lease_end_all(DlockSpace *space)
+{
+	Numbers		all = {.max = space->leases.length + 64};
+	int64		count = 0;
+
+	all.numbers = MemoryContextAllocHuge(CurrentMemoryContext,
+										 all.max * sizeof(int64));
+	dlock_lease_for_each(space, take_number, &all);
+	for (uint64 i = 0; i < all.count; i++)
+	{
+		int			before = dlock_record_prepare();
+		DlockLease *lease;
+		DlockLeaseTicket *ticket;
+
+		CHECK_FOR_INTERRUPTS();
+		dlock_id_find(space, all.numbers[i], &lease, &ticket);
+		if (lease && dlock_lease_end(lease, DLOCK_EVENT_RELEASED) >= 0)
+			count++;
+		else if (lease)
+		{
+			LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+			if (lease->delayed)
+				end_delay(space, lease);
+			if (!lease->single)
+				dlock_journal_mark(space, &lease->record);
+			LWLockRelease(&space->lease_lock);
+		}
+		dlock_record_unuse(before);
+	}
+	pfree(all.numbers);
+	(void) dlock_worker_wake(space);
+	return count;
+}
+
 /*
  * For the worker: end the lease if it is due, and its delay if that is.
  * Returns when to look again, in monotonic microseconds; 0: never.

@@ -13,125 +13,102 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "executor/spi.h"
+#include "access/xlog.h"
 #include "miscadmin.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "dlock.h"
+#include "tables.h"
 
-/* The columns of a row that was read */
-static Datum
-get(HeapTuple row, int column, bool *is_null)
-{
-	return SPI_getbinval(row, SPI_tuptable->tupdesc, column, is_null);
-}
-
+/* The columns of a row that was read; where null, 0 or NULL */
 static int64
-get_int64(HeapTuple row, int column)
+get_int64(const DlockStored *row, int column)
 {
-	bool		is_null;
-
-	return DatumGetInt64(get(row, column, &is_null));
+	return DatumGetInt64(row->values[column]);
 }
 
 static int32
-get_int32(HeapTuple row, int column)
+get_int32(const DlockStored *row, int column)
 {
-	bool		is_null;
-	Datum		datum = get(row, column, &is_null);
-
-	return is_null ? 0 : DatumGetInt32(datum);
+	return DatumGetInt32(row->values[column]);
 }
 
 static bool
-get_bool(HeapTuple row, int column)
+get_bool(const DlockStored *row, int column)
 {
-	bool		is_null;
-
-	return DatumGetBool(get(row, column, &is_null));
+	return DatumGetBool(row->values[column]);
 }
 
 static TimestampTz
-get_time(HeapTuple row, int column)
+get_time(const DlockStored *row, int column)
 {
-	bool		is_null;
-	Datum		datum = get(row, column, &is_null);
-
-	return is_null ? 0 : DatumGetTimestampTz(datum);
+	return row->nulls[column] ? 0 : DatumGetTimestampTz(row->values[column]);
 }
 
 static int64
-get_interval(HeapTuple row, int column)
+get_interval(const DlockStored *row, int column)
 {
-	bool		is_null;
-	Datum		datum = get(row, column, &is_null);
-
-	return is_null ? 0 : DatumGetIntervalP(datum)->time;
+	return row->nulls[column] ? 0 :
+		DatumGetIntervalP(row->values[column])->time;
 }
 
 static char *
-get_text(HeapTuple row, int column)
+get_text(const DlockStored *row, int column)
 {
-	bool		is_null;
-	Datum		datum = get(row, column, &is_null);
-
-	return is_null ? NULL : TextDatumGetCString(datum);
+	return row->nulls[column] ? NULL : TextDatumGetCString(row->values[column]);
 }
 
 static Oid
-get_oid(HeapTuple row, int column)
+get_oid(const DlockStored *row, int column)
 {
-	bool		is_null;
-
-	return DatumGetObjectId(get(row, column, &is_null));
+	return DatumGetObjectId(row->values[column]);
 }
 
-/* Read a table with the latest snapshot there is. */
+/* Rows that came with a copy are left out, and whoever wonders can read why. */
 static void
-read_rows(const char *statement)
+log_foreign(const DlockStoredRows *rows, const char *table)
 {
-	SPIPlanPtr	plan = SPI_prepare(statement, 0, NULL);
-	Snapshot	snapshot;
-
-	if (plan == NULL)
-		elog(ERROR, "could not read the tables of leases");
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	if (SPI_execute_snapshot(plan, NULL, NULL, snapshot, InvalidSnapshot,
-							 true, false, 0) != SPI_OK_SELECT)
-		elog(ERROR, "could not read the tables of leases");
-	UnregisterSnapshot(snapshot);
+	if (rows->num_foreign == 0)
+		return;
+	ereport(LOG,
+			(errmsg("left out %llu rows of table \"%s\", which belong to another server or database",
+					(unsigned long long) rows->num_foreign, table),
+			 errdetail("This is database %u of system %llu; the first of them is of database %u of system %llu.",
+					   MyDatabaseId, (unsigned long long) GetSystemIdentifier(),
+					   rows->foreign_database,
+					   (unsigned long long) rows->foreign_system),
+			 errhint("Leases do not come along with a copy, or with pg_upgrade: open them again.")));
 }
 
 static void
 load_leases(DlockSpace *space)
 {
-	read_rows(psprintf("SELECT lease, ttl, delay, delayed, info, role, "
-					   "role_name::pg_catalog.text, opened_at, durability FROM %s "
-					   "WHERE (system, database) OPERATOR(pg_catalog.=) (%s) "
-					   "ORDER BY lease",
-					   dlock_rows_table(space, "dlock_queue_lease"), dlock_rows_origin()));
-	for (uint64 i = 0; i < SPI_processed; i++)
+	DlockStoredRows rows;
+
+	dlock_rows_read(space, DLOCK_TABLE_LEASES, &rows);
+	log_foreign(&rows, "dlock_queue_lease");
+	for (uint64 i = 0; i < rows.count; i++)
 	{
-		HeapTuple	row = SPI_tuptable->vals[i];
+		const DlockStored *row = &rows.rows[i];
 		int			before = dlock_record_prepare();
 		DlockLease *lease;
 
-		if (dlock_lease_restored(space, get_int64(row, 1)) == NULL)
+		if (dlock_lease_restored(space, get_int64(row, DLOCK_LEASE_LEASE)) == NULL)
 		{
-			lease = dlock_lease_make(space, get_interval(row, 2),
-									 get_interval(row, 3), false,
-									 get_text(row, 5));
-			lease->number = get_int64(row, 1);
-			lease->role = get_oid(row, 6);
-			namestrcpy(&lease->role_name, get_text(row, 7));
-			lease->opened_at = get_time(row, 8);
-			lease->durability = get_int32(row, 9);
-			dlock_lease_restore(lease, get_bool(row, 4));
+			lease = dlock_lease_make(space, get_interval(row, DLOCK_LEASE_TTL),
+									 get_interval(row, DLOCK_LEASE_DELAY), false,
+									 get_text(row, DLOCK_LEASE_INFO));
+			lease->number = get_int64(row, DLOCK_LEASE_LEASE);
+			lease->role = get_oid(row, DLOCK_LEASE_ROLE);
+			lease->role_name = *DatumGetName(row->values[DLOCK_LEASE_ROLE_NAME]);
+			lease->opened_at = get_time(row, DLOCK_LEASE_OPENED_AT);
+			lease->durability = get_int32(row, DLOCK_LEASE_DURABILITY);
+			dlock_lease_restore(lease, get_bool(row, DLOCK_LEASE_DELAYED));
 		}
 		dlock_record_unuse(before);
 	}
@@ -140,56 +117,59 @@ load_leases(DlockSpace *space)
 static void
 load_tickets(DlockSpace *space)
 {
-	read_rows(psprintf("SELECT ticket, name, lease, granted, delayed, mode, slots, "
-					   "permits, owner, info, channel, role, "
-					   "role_name::pg_catalog.text, enqueued_at, granted_at, ttl, "
-					   "delay, durability FROM %s "
-					   "WHERE (system, database) OPERATOR(pg_catalog.=) (%s) "
-					   "ORDER BY ticket",
-					   dlock_rows_table(space, "dlock_queue"), dlock_rows_origin()));
-	for (uint64 i = 0; i < SPI_processed; i++)
+	DlockStoredRows rows;
+
+	dlock_rows_read(space, DLOCK_TABLE_QUEUE, &rows);
+	log_foreign(&rows, "dlock_queue");
+	for (uint64 i = 0; i < rows.count; i++)
 	{
-		HeapTuple	row = SPI_tuptable->vals[i];
+		const DlockStored *row = &rows.rows[i];
+		int64		number = get_int64(row, DLOCK_QUEUE_TICKET);
 		int			before = dlock_record_prepare();
-		char	   *name = get_text(row, 2);
+		char	   *name = get_text(row, DLOCK_QUEUE_NAME);
 		DlockRequest request;
-		bool		single = get_interval(row, 16) > 0;
+		bool		single = get_interval(row, DLOCK_QUEUE_TTL) > 0;
 		DlockLeaseTicket *ticket;
 
 		memset(&request, 0, offsetof(DlockRequest, key));
 		dlock_key_fill(&request.key, space, name, strlen(name));
 		request.scope = DLOCK_LEASE;
-		request.mode = dlock_mode_by_name(get_text(row, 6));
-		request.slots = get_int32(row, 7);
-		request.permits = get_int32(row, 8);
-		request.owner = get_text(row, 9);
-		request.info = get_text(row, 10);
-		request.channel = get_text(row, 11);
+		request.mode = dlock_mode_by_name(get_text(row, DLOCK_QUEUE_MODE));
+		request.slots = get_int32(row, DLOCK_QUEUE_SLOTS);
+		request.permits = get_int32(row, DLOCK_QUEUE_PERMITS);
+		request.owner = get_text(row, DLOCK_QUEUE_OWNER);
+		request.info = get_text(row, DLOCK_QUEUE_INFO);
+		request.channel = get_text(row, DLOCK_QUEUE_CHANNEL);
 		if (single)
 		{
-			request.lease = dlock_lease_make(space, get_interval(row, 16),
-											 get_interval(row, 17), true, NULL);
-			request.lease->number = get_int64(row, 1);
-			request.lease->role = get_oid(row, 12);
-			namestrcpy(&request.lease->role_name, get_text(row, 13));
-			request.lease->opened_at = get_time(row, 14);
-			request.lease->durability = get_int32(row, 18);
+			request.lease = dlock_lease_make(space, get_interval(row, DLOCK_QUEUE_TTL),
+											 get_interval(row, DLOCK_QUEUE_DELAY),
+											 true, NULL);
+			request.lease->number = number;
+			request.lease->role = get_oid(row, DLOCK_QUEUE_ROLE);
+			request.lease->role_name =
+				*DatumGetName(row->values[DLOCK_QUEUE_ROLE_NAME]);
+			request.lease->opened_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
+			request.lease->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
 		}
 		else
-			request.lease = dlock_lease_restored(space, get_int64(row, 3));
+			request.lease = dlock_lease_restored(space,
+												 get_int64(row, DLOCK_QUEUE_LEASE));
 
 		/* the worker removes the rows of what ended with its lease */
-		if (request.lease && (get_bool(row, 4) || !request.lease->delayed) &&
-			!dlock_lease_ticket_is_restored(space, get_int64(row, 1)))
+		if (request.lease &&
+			(get_bool(row, DLOCK_QUEUE_GRANTED) || !request.lease->delayed) &&
+			!dlock_lease_ticket_is_restored(space, number))
 		{
 			ticket = dlock_lease_ticket_make(space, &request);
-			ticket->ticket.number = get_int64(row, 1);
-			ticket->ticket.role = get_oid(row, 12);
-			ticket->ticket.enqueued_at = get_time(row, 14);
-			ticket->ticket.granted_at = get_time(row, 15);
-			ticket->durability = get_int32(row, 18);
-			dlock_lease_ticket_restore(ticket, get_bool(row, 4),
-									   get_bool(row, 5));
+			ticket->ticket.number = number;
+			ticket->ticket.role = get_oid(row, DLOCK_QUEUE_ROLE);
+			ticket->ticket.enqueued_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
+			ticket->ticket.granted_at = get_time(row, DLOCK_QUEUE_GRANTED_AT);
+			ticket->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
+			dlock_lease_ticket_restore(ticket,
+									   get_bool(row, DLOCK_QUEUE_GRANTED),
+									   get_bool(row, DLOCK_QUEUE_DELAYED));
 		}
 		dlock_record_unuse(before);
 	}
@@ -199,10 +179,10 @@ load_tickets(DlockSpace *space)
 	 * time has passed for what was put back, were it by an earlier attempt.
 	 */
 	dlock_lease_begin_anew(space);
-	for (uint64 i = 0; i < SPI_processed; i++)
+	for (uint64 i = 0; i < rows.count; i++)
 	{
 		DlockKey	key;
-		char	   *name = get_text(SPI_tuptable->vals[i], 2);
+		char	   *name = get_text(&rows.rows[i], DLOCK_QUEUE_NAME);
 
 		dlock_key_fill(&key, space, name, strlen(name));
 		dlock_queue_resume(&key);
@@ -248,8 +228,8 @@ void
 dlock_load(DlockSpace *space)
 {
 	Oid			queue = dlock_relation(space, "dlock_queue");
-	Oid			user;
-	int			context;
+	MemoryContext context;
+	MemoryContext old_context;
 
 	LockRelationOid(queue, ShareUpdateExclusiveLock);
 	if (pg_atomic_read_u32(&space->loaded) != 0)
@@ -257,17 +237,15 @@ dlock_load(DlockSpace *space)
 		UnlockRelationOid(queue, ShareUpdateExclusiveLock);
 		return;
 	}
-	GetUserIdAndSecContext(&user, &context);
-	SetUserIdAndSecContext(dlock_relation_owner(queue),
-						   context | SECURITY_LOCAL_USERID_CHANGE |
-						   SECURITY_RESTRICTED_OPERATION |
-						   SECURITY_NOFORCE_RLS);
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
+	context = AllocSetContextCreate(CurrentMemoryContext, "dlock load",
+									ALLOCSET_DEFAULT_SIZES);
+	old_context = MemoryContextSwitchTo(context);
+	PushActiveSnapshot(GetLatestSnapshot());
 	load_leases(space);
 	load_tickets(space);
-	SPI_finish();
-	SetUserIdAndSecContext(user, context);
+	PopActiveSnapshot();
+	MemoryContextSwitchTo(old_context);
+	MemoryContextDelete(context);
 	wait_for_quorum(space);
 	dlock_lease_begin_anew(space);
 	pg_atomic_write_u32(&space->loaded, 1);

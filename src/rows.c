@@ -1,27 +1,40 @@
 /*-------------------------------------------------------------------------
  *
  * rows.c
- *	  Writing the tables dlock_queue and dlock_queue_lease.
+ *	  Writing and reading the tables dlock_queue and dlock_queue_lease.
  *
- * The worker does, alone, for journal.c.  Rows are written without SQL, as the
- * worker of logical replication writes: for the few rows of a batch, starting
- * up statements would cost more than all the rest.
+ * The worker writes, alone, for journal.c.  Rows are written without SQL, as
+ * the worker of logical replication writes: for the few rows of a batch,
+ * starting up statements would cost more than all the rest.  They are read in
+ * the same way, so that what lets one of them go on lets the other: neither
+ * asks for rights.  What the tables themselves may run (triggers, defaults,
+ * generated columns, constraints, expressions of indexes) is run as the owner of
+ * each, restricted; so PostgreSQL refuses triggers that are deferred.
+ *
+ * Columns are found by name, once for each change of a table, and looked at for
+ * their type.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/relation.h"
 #include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_type.h"
 #include "commands/extension.h"
 #include "commands/trigger.h"
 #include "commands/vacuum.h"
 #include "executor/executor.h"
-#include "executor/spi.h"
 #include "miscadmin.h"
 #include "nodes/makefuncs.h"
+#include "optimizer/optimizer.h"
+#include "rewrite/rewriteHandler.h"
 #include "storage/bufmgr.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
@@ -29,29 +42,116 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 
 #include "journal.h"
+#include "tables.h"
 
 /* Dead rows after which the worker vacuums, and per page of the table */
 #define VACUUM_ROWS	10000
 #define VACUUM_ROWS_PER_PAGE	20
 
-/* dlock_queue and dlock_queue_lease, as long as they are known to be right */
+/* A column as it must be */
+typedef struct Column
+{
+	const char *name;
+	Oid			type;
+	bool		can_be_null;
+} Column;
+
+static const Column queue_columns[] = {
+	[DLOCK_QUEUE_TICKET] = {"ticket", INT8OID, false},
+	[DLOCK_QUEUE_NAME] = {"name", TEXTOID, false},
+	[DLOCK_QUEUE_LEASE] = {"lease", INT8OID, false},
+	[DLOCK_QUEUE_GRANTED] = {"granted", BOOLOID, false},
+	[DLOCK_QUEUE_DELAYED] = {"delayed", BOOLOID, false},
+	[DLOCK_QUEUE_MODE] = {"mode", TEXTOID, false},
+	[DLOCK_QUEUE_SLOTS] = {"slots", INT4OID, true},
+	[DLOCK_QUEUE_PERMITS] = {"permits", INT4OID, false},
+	[DLOCK_QUEUE_OWNER] = {"owner", TEXTOID, true},
+	[DLOCK_QUEUE_INFO] = {"info", TEXTOID, true},
+	[DLOCK_QUEUE_CHANNEL] = {"channel", TEXTOID, true},
+	[DLOCK_QUEUE_ROLE] = {"role", OIDOID, false},
+	[DLOCK_QUEUE_ROLE_NAME] = {"role_name", NAMEOID, false},
+	[DLOCK_QUEUE_ENQUEUED_AT] = {"enqueued_at", TIMESTAMPTZOID, false},
+	[DLOCK_QUEUE_GRANTED_AT] = {"granted_at", TIMESTAMPTZOID, true},
+	[DLOCK_QUEUE_TTL] = {"ttl", INTERVALOID, true},
+	[DLOCK_QUEUE_DELAY] = {"delay", INTERVALOID, true},
+	[DLOCK_QUEUE_DURABILITY] = {"durability", INT4OID, false},
+	[DLOCK_QUEUE_SYSTEM] = {"system", INT8OID, false},
+	[DLOCK_QUEUE_DATABASE] = {"database", OIDOID, false}
+};
+
+static const Column lease_columns[] = {
+	[DLOCK_LEASE_LEASE] = {"lease", INT8OID, false},
+	[DLOCK_LEASE_TTL] = {"ttl", INTERVALOID, false},
+	[DLOCK_LEASE_DELAY] = {"delay", INTERVALOID, true},
+	[DLOCK_LEASE_DELAYED] = {"delayed", BOOLOID, false},
+	[DLOCK_LEASE_INFO] = {"info", TEXTOID, true},
+	[DLOCK_LEASE_ROLE] = {"role", OIDOID, false},
+	[DLOCK_LEASE_ROLE_NAME] = {"role_name", NAMEOID, false},
+	[DLOCK_LEASE_OPENED_AT] = {"opened_at", TIMESTAMPTZOID, false},
+	[DLOCK_LEASE_DURABILITY] = {"durability", INT4OID, false},
+	[DLOCK_LEASE_SYSTEM] = {"system", INT8OID, false},
+	[DLOCK_LEASE_DATABASE] = {"database", OIDOID, false}
+};
+
+StaticAssertDecl(lengthof(queue_columns) == DLOCK_QUEUE_NUM_COLUMNS,
+				 "columns of dlock_queue");
+StaticAssertDecl(lengthof(lease_columns) == DLOCK_LEASE_NUM_COLUMNS,
+				 "columns of dlock_queue_lease");
+
+/* A table as it must be; its first column is the number of a row */
+typedef struct Shape
+{
+	const char *name;
+	const Column *columns;
+	int			num_columns;
+	int			system;			/* the column */
+	int			database;
+} Shape;
+
+static const Shape shapes[DLOCK_NUM_TABLES] = {
+	[DLOCK_TABLE_QUEUE] = {"dlock_queue", queue_columns,
+		DLOCK_QUEUE_NUM_COLUMNS, DLOCK_QUEUE_SYSTEM, DLOCK_QUEUE_DATABASE},
+	[DLOCK_TABLE_LEASES] = {"dlock_queue_lease", lease_columns,
+		DLOCK_LEASE_NUM_COLUMNS, DLOCK_LEASE_SYSTEM, DLOCK_LEASE_DATABASE}
+};
+
+/* Where the columns of a table are */
+typedef struct Places
+{
+	AttrNumber	number[DLOCK_MAX_COLUMNS];
+} Places;
+
+/* The tables, and where their columns are, as long as that is known to be right */
 static bool tables_known = false;
-static Oid	table_ids[2];
+static bool places_known = false;
+static Oid	table_ids[DLOCK_NUM_TABLES];
+static Places table_places[DLOCK_NUM_TABLES];
 
 /* The same, opened by the transaction that writes */
-static Relation relations[2];
+static Relation relations[DLOCK_NUM_TABLES];
+
+/* There may be rows of another system or database. */
+static bool has_foreign_rows = false;
 
 /* A table that is being written */
 typedef struct Table
 {
 	Relation	relation;
-	Oid			index;			/* of the primary key, the first column */
+	const Shape *shape;
+	const Places *places;
+	Oid			index;			/* of the number of a row, or none */
 	EState	   *state;
 	ResultRelInfo *info;
 	TupleTableSlot *row;		/* as it is to be */
 	TupleTableSlot *old_row;	/* as it was */
+	int			num_others;		/* columns that somebody has added, ... */
+	AttrNumber *others;
+	ExprState **defaults;		/* ... and what they get; NULL: a null */
+	Oid			user;			/* who the worker is otherwise */
+	int			context;
 } Table;
 
 static void
@@ -59,19 +159,169 @@ forget_tables(Datum arg, Oid relation)
 {
 	if (relation == InvalidOid || relation == table_ids[0] ||
 		relation == table_ids[1])
-		tables_known = false;
+		tables_known = places_known = false;
 }
 
 static void
-open_table(Table *table, Relation relation)
+raise_changed(Relation relation, const char *detail)
 {
-	EState	   *state = CreateExecutorState();
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table \"%s\" is not what extension \"%s\" has made",
+					RelationGetRelationName(relation), "dlock"),
+			 errdetail_internal("%s", detail),
+			 errhint("Undo what was changed, with ALTER TABLE.")));
+}
+
+/* Find the columns of a table.  Raises 55000 where one is not as it must be. */
+static void
+find_places(Relation relation, const Shape *shape, Places *places)
+{
 	TupleDesc	descriptor = RelationGetDescr(relation);
 
-	table->relation = relation;
-	table->state = state;
+	for (int i = 0; i < shape->num_columns; i++)
+	{
+		const Column *column = &shape->columns[i];
+		Form_pg_attribute found = NULL;
+
+		for (int a = 0; a < descriptor->natts && found == NULL; a++)
+		{
+			Form_pg_attribute attribute = TupleDescAttr(descriptor, a);
+
+			if (!attribute->attisdropped &&
+				strcmp(NameStr(attribute->attname), column->name) == 0)
+				found = attribute;
+		}
+		if (found == NULL)
+			raise_changed(relation,
+						  psprintf(_("It has no column \"%s\" of type %s."),
+								   column->name, format_type_be(column->type)));
+		if (found->atttypid != column->type || found->attgenerated != '\0')
+			raise_changed(relation,
+						  psprintf(_("Column \"%s\" is of type %s instead of %s, or generated."),
+								   column->name, format_type_be(found->atttypid),
+								   format_type_be(column->type)));
+		places->number[i] = found->attnum;
+	}
+}
+
+/* The columns of a row that was read */
+static void
+take_row(Relation relation, const Shape *shape, const Places *places,
+		 HeapTuple tuple, DlockStored *row)
+{
+	for (int i = 0; i < shape->num_columns; i++)
+	{
+		row->values[i] = heap_getattr(tuple, places->number[i],
+									  RelationGetDescr(relation),
+									  &row->nulls[i]);
+		if (!row->nulls[i])
+			continue;
+		if (!shape->columns[i].can_be_null)
+			raise_changed(relation,
+						  psprintf(_("A row has a null in column \"%s\"."),
+								   shape->columns[i].name));
+		row->values[i] = (Datum) 0;
+	}
+}
+
+static bool
+is_foreign(const Shape *shape, const DlockStored *row)
+{
+	return (uint64) DatumGetInt64(row->values[shape->system]) !=
+		GetSystemIdentifier() ||
+		DatumGetObjectId(row->values[shape->database]) != MyDatabaseId;
+}
+
+/* The index by which a row is found: the primary key, if it is that one. */
+static Oid
+find_index(Relation relation, AttrNumber number)
+{
+	HeapTuple	tuple;
+	Form_pg_index index;
+	Oid			found = InvalidOid;
+
 	list_free(RelationGetIndexList(relation));
-	table->index = relation->rd_pkindex;
+	if (!OidIsValid(relation->rd_pkindex))
+		return InvalidOid;
+	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(relation->rd_pkindex));
+	if (!HeapTupleIsValid(tuple))
+		return InvalidOid;
+	index = (Form_pg_index) GETSTRUCT(tuple);
+	if (index->indisvalid && index->indkey.values[0] == number)
+		found = relation->rd_pkindex;
+	ReleaseSysCache(tuple);
+	return found;
+}
+
+/* Is this a column that somebody has added, and that can be written? */
+static bool
+is_other(const Shape *shape, const Places *places, Form_pg_attribute attribute)
+{
+	for (int i = 0; i < shape->num_columns; i++)
+	{
+		if (places->number[i] == attribute->attnum)
+			return false;
+	}
+	return !attribute->attisdropped && attribute->attgenerated == '\0';
+}
+
+/* What is put into such a column; NULL: a null.  Raises 55000 if it must not be. */
+static Node *
+find_default(Relation relation, Form_pg_attribute attribute)
+{
+	Node	   *expression = build_column_default(relation, attribute->attnum);
+
+	if (expression == NULL && attribute->attnotnull)
+		raise_changed(relation,
+					  psprintf(_("Column \"%s\" must not be null, and has no default."),
+							   NameStr(attribute->attname)));
+	return expression;
+}
+
+static void
+find_defaults(Table *table)
+{
+	TupleDesc	descriptor = RelationGetDescr(table->relation);
+
+	table->num_others = 0;
+	if (descriptor->natts == table->shape->num_columns)
+		return;
+	table->others = palloc(descriptor->natts * sizeof(AttrNumber));
+	table->defaults = palloc(descriptor->natts * sizeof(ExprState *));
+	for (int a = 0; a < descriptor->natts; a++)
+	{
+		Form_pg_attribute attribute = TupleDescAttr(descriptor, a);
+		Node	   *expression;
+
+		if (!is_other(table->shape, table->places, attribute))
+			continue;
+		expression = find_default(table->relation, attribute);
+		table->others[table->num_others] = attribute->attnum;
+		table->defaults[table->num_others++] = expression == NULL ? NULL :
+			ExecInitExpr(expression_planner((Expr *) expression), NULL);
+	}
+}
+
+static void
+open_table(Table *table, DlockTable which)
+{
+	EState	   *state = CreateExecutorState();
+	Relation	relation = relations[which];
+	TupleDesc	descriptor = RelationGetDescr(relation);
+	MemoryContext old_context = MemoryContextSwitchTo(state->es_query_cxt);
+
+	/* should an error come, PostgreSQL itself changes back */
+	GetUserIdAndSecContext(&table->user, &table->context);
+	SetUserIdAndSecContext(relation->rd_rel->relowner,
+						   SECURITY_LOCAL_USERID_CHANGE |
+						   SECURITY_RESTRICTED_OPERATION |
+						   SECURITY_NOFORCE_RLS);
+	table->relation = relation;
+	table->shape = &shapes[which];
+	table->places = &table_places[which];
+	table->state = state;
+	table->index = find_index(relation, table->places->number[0]);
 	table->info = makeNode(ResultRelInfo);
 	InitResultRelInfo(table->info, relation, 0, NULL, 0);
 	ExecOpenIndices(table->info, false);
@@ -81,6 +331,8 @@ open_table(Table *table, Relation relation)
 	table->row = ExecInitExtraTupleSlot(state, descriptor, &TTSOpsVirtual);
 	table->old_row = ExecInitExtraTupleSlot(state, descriptor,
 											&TTSOpsHeapTuple);
+	find_defaults(table);
+	MemoryContextSwitchTo(old_context);
 	AfterTriggerBeginQuery();
 }
 
@@ -91,6 +343,7 @@ close_table(Table *table)
 	ExecResetTupleTable(table->state->es_tupleTable, false);
 	ExecCloseIndices(table->info);
 	FreeExecutorState(table->state);
+	SetUserIdAndSecContext(table->user, table->context);
 }
 
 /* Find the row with this number; NULL where there is none. */
@@ -101,7 +354,7 @@ find_row(Table *table, int64 number)
 	SysScanDesc scan;
 	HeapTuple	tuple;
 
-	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ,
+	ScanKeyInit(&key, table->places->number[0], BTEqualStrategyNumber, F_INT8EQ,
 				Int64GetDatum(number));
 	scan = systable_beginscan(table->relation, table->index,
 							  OidIsValid(table->index),
@@ -116,29 +369,62 @@ find_row(Table *table, int64 number)
 	return NULL;
 }
 
+/* Remove the row that is in table->old_row. */
 static void
-remove_row(Table *table, int64 number)
+remove_found(Table *table)
 {
-	SysScanDesc scan = find_row(table, number);
 	EPQState	nobody;
 
-	if (scan == NULL)
-		return;
 	compat_eval_plan_qual_init(&nobody, table->state);
 	ExecSimpleRelationDelete(table->info, table->state, &nobody,
 							 table->old_row);
 	EvalPlanQualEnd(&nobody);
 	ExecClearTuple(table->old_row);
+}
+
+static void
+remove_row(Table *table, int64 number)
+{
+	SysScanDesc scan = find_row(table, number);
+
+	if (scan == NULL)
+		return;
+	remove_found(table);
 	systable_endscan(scan);
 }
 
-/* Write table->row, in the place of the old one where there may be one. */
+/* Columns that somebody has added get their default, or keep what they have. */
+static void
+fill_others(Table *table, TupleTableSlot *old_row)
+{
+	ExprContext *context = GetPerTupleExprContext(table->state);
+
+	for (int i = 0; i < table->num_others; i++)
+	{
+		int			column = table->others[i] - 1;
+		Datum	   *value = &table->row->tts_values[column];
+		bool	   *is_null = &table->row->tts_isnull[column];
+
+		if (old_row)
+			*value = slot_getattr(old_row, column + 1, is_null);
+		else if (table->defaults[i])
+			*value = ExecEvalExpr(table->defaults[i], context, is_null);
+	}
+}
+
+/*
+ * Write table->row, in the place of the old one where there may be one.  A row
+ * of another system can have the same number as a new one here.
+ */
 static void
 write_row(Table *table, int64 number, bool had_row)
 {
-	SysScanDesc scan = had_row ? find_row(table, number) : NULL;
+	SysScanDesc scan = had_row || has_foreign_rows ?
+		find_row(table, number) : NULL;
 	EPQState	nobody;
 
+	fill_others(table, scan ? table->old_row : NULL);
+	ExecStoreVirtualTuple(table->row);
 	if (scan == NULL)
 	{
 		ExecSimpleRelationInsert(table->info, table->state, table->row);
@@ -152,113 +438,106 @@ write_row(Table *table, int64 number, bool had_row)
 	systable_endscan(scan);
 }
 
-/* The columns of a row are set in their order. */
 static void
-set(TupleTableSlot *row, bool is_null, Datum datum)
+set(Table *table, int column, bool is_null, Datum datum)
 {
-	int			column = row->tts_nvalid++;
+	int			place = table->places->number[column] - 1;
 
-	if (column >= row->tts_tupleDescriptor->natts)
-		elog(ERROR, "the tables of leases have too few columns");
-	row->tts_values[column] = datum;
-	row->tts_isnull[column] = is_null;
+	table->row->tts_values[place] = datum;
+	table->row->tts_isnull[place] = is_null;
 }
 
 static void
-set_text(TupleTableSlot *row, const char *text)
+set_text(Table *table, int column, const char *text)
 {
-	set(row, text == NULL, text ? CStringGetTextDatum(text) : (Datum) 0);
+	set(table, column, text == NULL,
+		text ? CStringGetTextDatum(text) : (Datum) 0);
 }
 
 static void
-set_shared_text(TupleTableSlot *row, dsa_pointer text)
+set_shared_text(Table *table, int column, dsa_pointer text)
 {
-	set_text(row, DsaPointerIsValid(text) ?
+	set_text(table, column, DsaPointerIsValid(text) ?
 			 dsa_get_address(dlock_area, text) : NULL);
 }
 
 static void
-set_interval(TupleTableSlot *row, int64 microseconds)
+set_interval(Table *table, int column, int64 microseconds)
 {
-	set(row, microseconds == 0,
+	set(table, column, microseconds == 0,
 		microseconds == 0 ? (Datum) 0 : dlock_interval_datum(microseconds));
-}
-
-/*
- * Which system and database a row belongs to: rows of another one came with a
- * copy, and stand for nothing here.
- */
-static void
-set_origin(TupleTableSlot *row)
-{
-	set(row, false, Int64GetDatum((int64) GetSystemIdentifier()));
-	set(row, false, ObjectIdGetDatum(MyDatabaseId));
 }
 
 /* dlock_queue's columns */
 static void
-fill_ticket(TupleTableSlot *row, const DlockImage *image)
+fill_ticket(Table *table, const DlockImage *image)
 {
 	DlockLeaseTicket *ticket = dlock_record_ticket(image->record);
 	DlockLease *lease = dlock_lease_of(ticket);
 	bool		has_slots = ticket->ticket.mode == DLOCK_SLOTS;
 
-	set(row, false, Int64GetDatum(ticket->ticket.number));
-	set(row, false,
+	set(table, DLOCK_QUEUE_TICKET, false, Int64GetDatum(ticket->ticket.number));
+	set(table, DLOCK_QUEUE_NAME, false,
 		PointerGetDatum(cstring_to_text_with_len(ticket->key.name,
 												 ticket->key.length)));
-	set(row, false, Int64GetDatum(lease->number));
-	set(row, false, BoolGetDatum(image->granted));
-	set(row, false, BoolGetDatum(image->delayed));
-	set_text(row, dlock_mode_name(ticket->ticket.mode));
-	set(row, !has_slots,
+	set(table, DLOCK_QUEUE_LEASE, false, Int64GetDatum(lease->number));
+	set(table, DLOCK_QUEUE_GRANTED, false, BoolGetDatum(image->granted));
+	set(table, DLOCK_QUEUE_DELAYED, false, BoolGetDatum(image->delayed));
+	set_text(table, DLOCK_QUEUE_MODE, dlock_mode_name(ticket->ticket.mode));
+	set(table, DLOCK_QUEUE_SLOTS, !has_slots,
 		has_slots ? Int32GetDatum(ticket->ticket.slots) : (Datum) 0);
-	set(row, false, Int32GetDatum(ticket->ticket.permits));
-	set_shared_text(row, ticket->owner);
-	set_shared_text(row, ticket->ticket.info);
-	set_text(row, image->channel[0] == '\0' ? NULL : image->channel);
-	set(row, false, ObjectIdGetDatum(lease->role));
-	set(row, false, NameGetDatum(&lease->role_name));
-	set(row, false, TimestampTzGetDatum(ticket->ticket.enqueued_at));
-	set(row, !image->granted,
+	set(table, DLOCK_QUEUE_PERMITS, false,
+		Int32GetDatum(ticket->ticket.permits));
+	set_shared_text(table, DLOCK_QUEUE_OWNER, ticket->owner);
+	set_shared_text(table, DLOCK_QUEUE_INFO, ticket->ticket.info);
+	set_text(table, DLOCK_QUEUE_CHANNEL,
+			 image->channel[0] == '\0' ? NULL : image->channel);
+	set(table, DLOCK_QUEUE_ROLE, false, ObjectIdGetDatum(lease->role));
+	set(table, DLOCK_QUEUE_ROLE_NAME, false, NameGetDatum(&lease->role_name));
+	set(table, DLOCK_QUEUE_ENQUEUED_AT, false,
+		TimestampTzGetDatum(ticket->ticket.enqueued_at));
+	set(table, DLOCK_QUEUE_GRANTED_AT, !image->granted,
 		image->granted ? TimestampTzGetDatum(image->granted_at) : (Datum) 0);
-	set_interval(row, lease->single ? lease->ttl : 0);
-	set_interval(row, lease->single ? lease->delay : 0);
-	set(row, false, Int32GetDatum(ticket->durability));
-	set_origin(row);
+	set_interval(table, DLOCK_QUEUE_TTL, lease->single ? lease->ttl : 0);
+	set_interval(table, DLOCK_QUEUE_DELAY, lease->single ? lease->delay : 0);
+	set(table, DLOCK_QUEUE_DURABILITY, false, Int32GetDatum(ticket->durability));
 }
 
 /* dlock_queue_lease's columns */
 static void
-fill_lease(TupleTableSlot *row, const DlockImage *image)
+fill_lease(Table *table, const DlockImage *image)
 {
 	DlockLease *lease = (DlockLease *) image->record;
 
-	set(row, false, Int64GetDatum(lease->number));
-	set_interval(row, lease->ttl);
-	set_interval(row, lease->delay);
-	set(row, false, BoolGetDatum(image->delayed));
-	set_shared_text(row, lease->info);
-	set(row, false, ObjectIdGetDatum(lease->role));
-	set(row, false, NameGetDatum(&lease->role_name));
-	set(row, false, TimestampTzGetDatum(lease->opened_at));
-	set(row, false, Int32GetDatum(lease->durability));
-	set_origin(row);
+	set(table, DLOCK_LEASE_LEASE, false, Int64GetDatum(lease->number));
+	set_interval(table, DLOCK_LEASE_TTL, lease->ttl);
+	set_interval(table, DLOCK_LEASE_DELAY, lease->delay);
+	set(table, DLOCK_LEASE_DELAYED, false, BoolGetDatum(image->delayed));
+	set_shared_text(table, DLOCK_LEASE_INFO, lease->info);
+	set(table, DLOCK_LEASE_ROLE, false, ObjectIdGetDatum(lease->role));
+	set(table, DLOCK_LEASE_ROLE_NAME, false, NameGetDatum(&lease->role_name));
+	set(table, DLOCK_LEASE_OPENED_AT, false,
+		TimestampTzGetDatum(lease->opened_at));
+	set(table, DLOCK_LEASE_DURABILITY, false, Int32GetDatum(lease->durability));
 }
 
+/*
+ * Make table->row.  Which system and database it belongs to is written, too:
+ * rows of another one came with a copy, and stand for nothing here.
+ */
 static void
-fill_row(TupleTableSlot *row, const DlockImage *image)
+fill_row(Table *table, const DlockImage *image)
 {
-	ExecClearTuple(row);
+	ExecClearTuple(table->row);
+	memset(table->row->tts_isnull, true,
+		   RelationGetDescr(table->relation)->natts * sizeof(bool));
 	if (image->record->is_lease)
-		fill_lease(row, image);
+		fill_lease(table, image);
 	else
-		fill_ticket(row, image);
-	/* what somebody has added to the table */
-	while (row->tts_nvalid < row->tts_tupleDescriptor->natts)
-		set(row, true, (Datum) 0);
-	row->tts_nvalid = 0;
-	ExecStoreVirtualTuple(row);
+		fill_ticket(table, image);
+	set(table, table->shape->system, false,
+		Int64GetDatum((int64) GetSystemIdentifier()));
+	set(table, table->shape->database, false, ObjectIdGetDatum(MyDatabaseId));
 }
 
 static void
@@ -270,7 +549,7 @@ write_image(Table *table, const DlockImage *image)
 
 	if (!image->over)
 	{
-		fill_row(table->row, image);
+		fill_row(table, image);
 		write_row(table, number, image->had_row);
 	}
 	else if (image->had_row)
@@ -279,10 +558,10 @@ write_image(Table *table, const DlockImage *image)
 
 /* Write the rows of one table.  Returns how many rows it leaves dead. */
 static int
-write_table(Relation relation, const DlockImage *images, int count,
-			bool leases)
+write_table(DlockTable which, const DlockImage *images, int count)
 {
 	Table		table = {.relation = NULL};
+	bool		leases = which == DLOCK_TABLE_LEASES;
 	int			dead = 0;
 
 	for (int i = 0; i < count; i++)
@@ -293,7 +572,7 @@ write_table(Relation relation, const DlockImage *images, int count,
 			(images[i].over && !images[i].had_row))
 			continue;
 		if (table.relation == NULL)
-			open_table(&table, relation);
+			open_table(&table, which);
 		old_context =
 			MemoryContextSwitchTo(GetPerTupleMemoryContext(table.state));
 		write_image(&table, &images[i]);
@@ -306,38 +585,6 @@ write_table(Relation relation, const DlockImage *images, int count,
 		close_table(&table);
 	return dead;
 }
-
-/* The same as two SQL literals */
-char *
-dlock_rows_origin(void)
-{
-	return psprintf("'%lld'::pg_catalog.int8, '%u'::pg_catalog.oid",
-					(long long) GetSystemIdentifier(), MyDatabaseId);
-}
-
-/* A table of the space's, quoted */
-char *
-dlock_rows_table(DlockSpace *space, const char *name)
-{
-	Oid			relation = dlock_relation(space, name);
-
-	return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relation)),
-									  get_rel_name(relation));
-}
-
-static void
-run(const char *statement)
-{
-	int			code = SPI_execute(statement, false, 0);
-
-	if (code < 0)
-		elog(ERROR, "could not write to the tables of leases: %s",
-			 SPI_result_code_string(code));
-}
-
-/* Who the worker is, unless it writes */
-static Oid	worker_user;
-static int	worker_context;
 
 /*
  * Open both tables; false where the extension is not there any more.  Looking
@@ -357,33 +604,40 @@ open_tables(DlockSpace *space)
 		{
 			if (get_extension_oid("dlock", true) != space->key.extension)
 				return false;
-			table_ids[0] = dlock_relation(space, "dlock_queue");
-			table_ids[1] = dlock_relation(space, "dlock_queue_lease");
+			for (int i = 0; i < DLOCK_NUM_TABLES; i++)
+				table_ids[i] = dlock_relation(space, shapes[i].name);
 			tables_known = true;
 		}
-		for (int i = 0; i < 2; i++)
+		for (int i = 0; i < DLOCK_NUM_TABLES; i++)
 			relations[i] = try_relation_open(table_ids[i], RowExclusiveLock);
 		/* the locks have let the news in */
 		if (tables_known && relations[0] && relations[1])
-			return true;
-		for (int i = 0; i < 2; i++)
+			break;
+		for (int i = 0; i < DLOCK_NUM_TABLES; i++)
 		{
 			if (relations[i])
 				relation_close(relations[i], RowExclusiveLock);
 		}
 		tables_known = false;
 	}
+	if (!places_known)
+	{
+		for (int i = 0; i < DLOCK_NUM_TABLES; i++)
+			find_places(relations[i], &shapes[i], &table_places[i]);
+		places_known = true;
+	}
+	return true;
 }
 
 /*
- * Begin a transaction as the owner of the tables; false where the extension is
- * not there any more, and there is nothing to write to.
+ * Begin a transaction that writes; false where the extension is not there any
+ * more, and there is nothing to write to.  What it writes is not for
+ * subscribers that ask for what was written here alone.
  */
 bool
 dlock_rows_begin(DlockSpace *space)
 {
-	GetUserIdAndSecContext(&worker_user, &worker_context);
-
+	compat_do_not_replicate();
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	if (!open_tables(space))
@@ -392,10 +646,6 @@ dlock_rows_begin(DlockSpace *space)
 		return false;
 	}
 	PushActiveSnapshot(GetTransactionSnapshot());
-	SetUserIdAndSecContext(relations[0]->rd_rel->relowner,
-						   SECURITY_LOCAL_USERID_CHANGE |
-						   SECURITY_RESTRICTED_OPERATION |
-						   SECURITY_NOFORCE_RLS);
 	return true;
 }
 
@@ -405,39 +655,189 @@ dlock_rows_begin(DlockSpace *space)
 int
 dlock_rows_write(const DlockImage *images, int count)
 {
-	return write_table(relations[1], images, count, true) +
-		write_table(relations[0], images, count, false);
+	return write_table(DLOCK_TABLE_LEASES, images, count) +
+		write_table(DLOCK_TABLE_QUEUE, images, count);
+}
+
+/* A lease of this system and database, by its row */
+typedef struct LeaseSeen
+{
+	int64		number;			/* key */
+	bool		delayed;
+} LeaseSeen;
+
+/* Does a row stand for something?  Takes note of leases. */
+static bool
+is_alive(const Table *table, const DlockStored *row, HTAB *leases)
+{
+	LeaseSeen  *lease;
+
+	if (table->shape == &shapes[DLOCK_TABLE_LEASES])
+	{
+		lease = hash_search(leases, &row->values[DLOCK_LEASE_LEASE],
+							HASH_ENTER, NULL);
+		lease->delayed = DatumGetBool(row->values[DLOCK_LEASE_DELAYED]);
+		return true;
+	}
+	if (!row->nulls[DLOCK_QUEUE_TTL])
+		return true;
+	lease = hash_search(leases, &row->values[DLOCK_QUEUE_LEASE],
+						HASH_FIND, NULL);
+	return lease && (DatumGetBool(row->values[DLOCK_QUEUE_GRANTED]) ||
+					 !lease->delayed);
+}
+
+static void
+remove_dead(DlockTable which, HTAB *leases)
+{
+	Table		table;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	open_table(&table, which);
+	scan = systable_beginscan(table.relation, InvalidOid, false,
+							  table.state->es_snapshot, 0, NULL);
+	while ((tuple = systable_getnext(scan)) != NULL)
+	{
+		DlockStored row;
+
+		take_row(table.relation, table.shape, table.places, tuple, &row);
+		if (is_foreign(table.shape, &row))
+		{
+			has_foreign_rows = true;
+			if (XLogLogicalInfoActive())
+				continue;
+		}
+		else if (is_alive(&table, &row, leases))
+			continue;
+		ExecStoreHeapTuple(tuple, table.old_row, false);
+		remove_found(&table);
+	}
+	systable_endscan(scan);
+	close_table(&table);
 }
 
 /*
  * Remove rows that stand for nothing: of another system or database, and of
  * leases that are not there.
+ *
+ * A foreign row may have come by logical replication, from where it stands for
+ * something; and its removal may go back there.  So where that is possible it
+ * stays.  It is not read, and what is written here takes its place if it has
+ * the same number.
  */
 void
 dlock_rows_remove_foreign(DlockSpace *space)
 {
-	char	   *queue = dlock_rows_table(space, "dlock_queue");
-	char	   *leases = dlock_rows_table(space, "dlock_queue_lease");
+	HASHCTL		info = {
+		.keysize = sizeof(int64),
+		.entrysize = sizeof(LeaseSeen),
+		.hcxt = CurrentMemoryContext
+	};
+	HTAB	   *leases = hash_create("dlock leases seen", 256, &info,
+									 HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
-	run(psprintf("DELETE FROM %s WHERE (system, database) "
-				 "OPERATOR(pg_catalog.<>) (%s)", leases, dlock_rows_origin()));
-	run(psprintf("DELETE FROM %s AS q WHERE (q.system, q.database) "
-				 "OPERATOR(pg_catalog.<>) (%s) OR (q.ttl IS NULL AND NOT EXISTS "
-				 "(SELECT FROM %s AS l WHERE l.lease OPERATOR(pg_catalog.=) q.lease "
-				 "AND (q.granted OR NOT l.delayed)))",
-				 queue, dlock_rows_origin(), leases));
-	SPI_finish();
+	has_foreign_rows = false;
+	remove_dead(DLOCK_TABLE_LEASES, leases);
+	remove_dead(DLOCK_TABLE_QUEUE, leases);
+	hash_destroy(leases);
+}
+
+static int
+compare_numbers(const void *a, const void *b)
+{
+	int64		number_a = DatumGetInt64(((const DlockStored *) a)->values[0]);
+	int64		number_b = DatumGetInt64(((const DlockStored *) b)->values[0]);
+
+	return number_a < number_b ? -1 : number_a > number_b ? 1 : 0;
+}
+
+/*
+ * Read a table, with the active snapshot.  All is in the current memory
+ * context.
+ */
+void
+dlock_rows_read(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
+{
+	const Shape *shape = &shapes[which];
+	Relation	relation = relation_open(dlock_relation(space, shape->name),
+										 AccessShareLock);
+	Places		places;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	uint64		max = 64;
+
+	find_places(relation, shape, &places);
+	memset(rows, 0, sizeof(DlockStoredRows));
+	rows->rows = palloc(max * sizeof(DlockStored));
+	scan = systable_beginscan(relation, InvalidOid, false, GetActiveSnapshot(),
+							  0, NULL);
+	while ((tuple = systable_getnext(scan)) != NULL)
+	{
+		DlockStored *row;
+
+		CHECK_FOR_INTERRUPTS();
+		if (rows->count == max)
+		{
+			max *= 2;
+			rows->rows = repalloc_huge(rows->rows, max * sizeof(DlockStored));
+		}
+		row = &rows->rows[rows->count];
+		take_row(relation, shape, &places, heap_copytuple(tuple), row);
+		if (!is_foreign(shape, row))
+			rows->count++;
+		else if (rows->num_foreign++ == 0)
+		{
+			rows->foreign_system =
+				(uint64) DatumGetInt64(row->values[shape->system]);
+			rows->foreign_database =
+				DatumGetObjectId(row->values[shape->database]);
+		}
+	}
+	systable_endscan(scan);
+	relation_close(relation, AccessShareLock);
+	qsort(rows->rows, rows->count, sizeof(DlockStored), compare_numbers);
+}
+
+/*
+ * Raise an error where the tables cannot be written as they are; for those who
+ * were told that this has failed.  Waits for nobody who changes them now.
+ */
+void
+dlock_rows_check(DlockSpace *space)
+{
+	for (int i = 0; i < DLOCK_NUM_TABLES; i++)
+	{
+		Oid			id = dlock_relation(space, shapes[i].name);
+		Relation	relation;
+		TupleDesc	descriptor;
+		Places		places;
+
+		if (!ConditionalLockRelationOid(id, AccessShareLock))
+			continue;
+		relation = try_relation_open(id, NoLock);
+		if (relation == NULL)
+		{
+			UnlockRelationOid(id, AccessShareLock);
+			continue;
+		}
+		descriptor = RelationGetDescr(relation);
+		find_places(relation, &shapes[i], &places);
+		for (int a = 0; a < descriptor->natts; a++)
+		{
+			if (is_other(&shapes[i], &places, TupleDescAttr(descriptor, a)))
+				(void) find_default(relation, TupleDescAttr(descriptor, a));
+		}
+		relation_close(relation, AccessShareLock);
+	}
 }
 
 /* Commit what dlock_rows_begin() has begun. */
 void
 dlock_rows_commit(void)
 {
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < DLOCK_NUM_TABLES; i++)
 		relation_close(relations[i], NoLock);
-	SetUserIdAndSecContext(worker_user, worker_context);
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 }
@@ -451,7 +851,6 @@ dlock_rows_commit(void)
 void
 dlock_rows_vacuum(DlockSpace *space, int *dead)
 {
-	static const char *const names[] = {"dlock_queue", "dlock_queue_lease"};
 	static int	threshold = VACUUM_ROWS;
 	static MemoryContext context = NULL;	/* outlives transactions */
 
@@ -463,7 +862,7 @@ dlock_rows_vacuum(DlockSpace *space, int *dead)
 		context = AllocSetContextCreate(TopMemoryContext, "dlock vacuum",
 										ALLOCSET_SMALL_SIZES);
 	MemoryContextReset(context);
-	for (int i = 0; i < (int) lengthof(names); i++)
+	for (int i = 0; i < DLOCK_NUM_TABLES; i++)
 	{
 		VacuumStmt *statement;
 		Relation	table;
@@ -475,7 +874,7 @@ dlock_rows_vacuum(DlockSpace *space, int *dead)
 			CommitTransactionCommand();
 			return;
 		}
-		table = relation_open(dlock_relation(space, names[i]), AccessShareLock);
+		table = relation_open(dlock_relation(space, shapes[i].name), AccessShareLock);
 		threshold = Max(threshold, (int) RelationGetNumberOfBlocks(table) *
 						VACUUM_ROWS_PER_PAGE);
 		MemoryContextSwitchTo(context);

@@ -575,19 +575,6 @@ dlock_relation(DlockSpace *space, const char *name)
 	return relation;
 }
 
-Oid
-dlock_relation_owner(Oid relation)
-{
-	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
-	Oid			owner;
-
-	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for relation %u", relation);
-	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
-	ReleaseSysCache(tuple);
-	return owner;
-}
-
 /* Fill in the key of a lock, from a valid name. */
 void
 dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
