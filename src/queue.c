@@ -828,22 +828,45 @@ dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 }
 
 /*
+ * Has a lock been left as it never should be?  Its head fits, where an error
+ * has come into a hand-over; or there may be tickets in it without an owner.
+ */
+static bool
+needs_reaping(DlockLock *lock)
+{
+	DlockTicket *head = ticket_at(lock->queue.head);
+
+	if (pg_atomic_read_u32(&dlock_control->lost) > 0)
+		return true;
+	return head && state_of(head) != DLOCK_LEAVING &&
+		(lock->holders.length == 0 || fits(lock, head));
+}
+
+/*
  * Clear away the tickets of a lock whose owners are gone without having given
  * them back, and hand it on.  That takes an error in a backend's exit or in a
  * hand-over, where a segment of memory cannot be mapped, so this is hardly
  * ever seen; but without it such a lock would stay closed until a restart.
+ *
+ * Every waiter asks for this again and again.  So it looks at the head of the
+ * queue only, in shared mode, unless there is a lost ticket anywhere.
  *
  * Their memory is freed here, as its owner is no more.
  */
 void
 dlock_queue_reap(const DlockKey *key)
 {
-	DlockLock  *lock = find(key, true);
+	DlockLock  *lock = find(key, false);
 	Wakeups		wakeups = {0};
 	DlockList	lost = {0};
 	DlockTicket *one;
+	bool		needed;
 
 	if (lock == NULL)
+		return;
+	needed = needs_reaping(lock);
+	dshash_release_lock(dlock_locks, lock);
+	if (!needed || (lock = find(key, true)) == NULL)
 		return;
 	for (DlockTicket *ticket = ticket_at(lock->holders.head), *next; ticket;
 		 ticket = next)
@@ -855,6 +878,8 @@ dlock_queue_reap(const DlockKey *key)
 			pg_atomic_read_u64(&owner->session) == ticket->session)
 			continue;
 		take_out(lock, ticket, &wakeups);
+		if (pg_atomic_read_u32(&dlock_control->lost) > 0)
+			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
 		dlock_list_append(&lost, &ticket->link);
 	}
 	/* an error in a hand-over has left the lock free, and the head waiting */
