@@ -734,16 +734,39 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 	return done;
 }
 
-static int
-copy_members(const DlockList *list, DlockMember *members, int count, int max)
+/*
+ * The number of the lease that has a ticket; 0: it is a session's.
+ */
+static int64
+lease_of(DlockTicket *ticket)
 {
-	for (DlockTicket *ticket = ticket_at(list->head); ticket;
+	DlockLease *lease;
+
+	if (!is_lease_ticket(ticket))
+		return 0;
+	lease = dsa_get_address(dlock_area, lease_ticket(ticket)->lease);
+	return lease->number;
+}
+
+/*
+ * Copy the first "max_each" of a list, with no number above "up_to", to behind
+ * the "count" members that there are.  Returns how many there are then, or
+ * more than "max" where that is not room enough.
+ */
+static int
+copy_members(const DlockList *list, int64 up_to, int max_each,
+			 DlockMember *members, int count, int max)
+{
+	for (DlockTicket *ticket = ticket_at(list->head);
+		 ticket && max_each-- > 0 && ticket->number <= up_to;
 		 ticket = ticket_at(ticket->link.next), count++)
 	{
-		if (count < max)
-			members[count] = (DlockMember)
+		if (count >= max)
+			return max + 1;
+		members[count] = (DlockMember)
 		{
 			.number = ticket->number,
+			.lease = lease_of(ticket),
 			.session = ticket->session,
 			.procno = ticket->procno,
 			.pid = ticket->pid,
@@ -757,12 +780,15 @@ copy_members(const DlockList *list, DlockMember *members, int count, int max)
 
 /*
  * Copy out who holds a lock and, behind them, who waits for it, in the order
- * of the queue.  Returns how many there are: where that is more than "max",
- * the copy is cut short, and the caller comes again with more room.
+ * of the queue: of either, at most so many; and of the queue, those up to a
+ * number, as who comes behind a waiter does not concern it, and may be many.
+ *
+ * Returns how many there are: where that is more than "max", the copy is cut
+ * short, and the caller comes again with more room.
  */
 int
-dlock_queue_members(const DlockKey *key, DlockMember *members, int max,
-					int32 *slots)
+dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
+					DlockMember *members, int max, int32 *slots)
 {
 	DlockLock  *lock = find(key, false);
 	int			count;
@@ -770,8 +796,11 @@ dlock_queue_members(const DlockKey *key, DlockMember *members, int max,
 	if (lock == NULL)
 		return 0;
 	*slots = lock->slots;
-	count = copy_members(&lock->holders, members, 0, max);
-	count = copy_members(&lock->queue, members, count, max);
+	count = copy_members(&lock->holders, DLOCK_MAX_TICKET, max_each, members,
+						 0, max);
+	if (count <= max)
+		count = copy_members(&lock->queue, up_to, max_each, members, count,
+							 max);
 	dshash_release_lock(dlock_locks, lock);
 	return count;
 }
