@@ -14,6 +14,7 @@ OBJS = \
 	src/api.o \
 	src/deadlock.o \
 	src/dlock.o \
+	src/graph.o \
 	src/held.o \
 	src/journal.o \
 	src/lease.o \
@@ -90,6 +91,7 @@ ISOLATION = \
 	isolation_deadlock_three \
 	isolation_deadlock_shared \
 	isolation_deadlock_slots \
+	isolation_deadlock_knot \
 	isolation_deadlock_row \
 	isolation_deadlock_table \
 	isolation_deadlock_advisory \
@@ -123,6 +125,7 @@ TAP = \
 	020_deadlock \
 	021_waits \
 	022_handover \
+	023_looks \
 	030_model \
 	040_tickets \
 	041_notify \

@@ -142,39 +142,95 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * Does anybody wait for a heavyweight lock that this backend holds or waits
- * for?  Looks at one partition of the lock table, whose lock the caller holds.
+ * Heavyweight locks, as the lock manager links them.  Each of these gives the
+ * first element, or the one after another one, or NULL behind the last; the
+ * caller holds the lock of the partition.
  *
  * 16: shared-memory queues became doubly linked lists
  */
-static inline bool
-compat_lock_partition_has_waiters(int partition)
+#if PG_VERSION_NUM >= 160000
+static inline dlist_node *
+compat_dlist_next(dlist_head *list, dlist_node *node)
+{
+	if (node == NULL)
+		return dlist_is_empty(list) ? NULL : dlist_head_node(list);
+	return dlist_has_next(list, node) ? dlist_next_node(list, node) : NULL;
+}
+#endif
+
+/* Who holds a lock, or waits for it */
+static inline PROCLOCK *
+compat_next_of_lock(LOCK *lock, PROCLOCK *before)
 {
 #if PG_VERSION_NUM >= 160000
-	dlist_iter	iter;
+	dlist_node *node = compat_dlist_next(&lock->procLocks,
+										 before ? &before->lockLink : NULL);
 
-	dlist_foreach(iter, &MyProc->myProcLocks[partition])
-	{
-		PROCLOCK   *holder = dlist_container(PROCLOCK, procLink, iter.cur);
-
-		if (holder->tag.myLock->nRequested > holder->tag.myLock->nGranted)
-			return true;
-	}
+	return node ? dlist_container(PROCLOCK, lockLink, node) : NULL;
 #else
-	SHM_QUEUE  *holders = &MyProc->myProcLocks[partition];
-	PROCLOCK   *holder;
-
-	for (holder = (PROCLOCK *) SHMQueueNext(holders, holders,
-											offsetof(PROCLOCK, procLink));
-		 holder;
-		 holder = (PROCLOCK *) SHMQueueNext(holders, &holder->procLink,
-											offsetof(PROCLOCK, procLink)))
-	{
-		if (holder->tag.myLock->nRequested > holder->tag.myLock->nGranted)
-			return true;
-	}
+	return (PROCLOCK *) SHMQueueNext(&lock->procLocks,
+									 before ? &before->lockLink :
+									 &lock->procLocks,
+									 offsetof(PROCLOCK, lockLink));
 #endif
-	return false;
+}
+
+/*
+ * Who waits for a lock, in the order of its queue
+ *
+ * 19: a process is in a lock's queue by a link of its own
+ */
+#if PG_VERSION_NUM >= 190000
+#define COMPAT_WAIT_LINK	waitLink
+#else
+#define COMPAT_WAIT_LINK	links
+#endif
+
+static inline PGPROC *
+compat_next_waiter(LOCK *lock, PGPROC *before)
+{
+#if PG_VERSION_NUM >= 160000
+	dlist_node *node = compat_dlist_next(&lock->waitProcs.dlist,
+										 before ? &before->COMPAT_WAIT_LINK : NULL);
+
+	return node ? dlist_container(PGPROC, COMPAT_WAIT_LINK, node) : NULL;
+#else
+	return (PGPROC *) SHMQueueNext(&lock->waitProcs.links,
+								   before ? &before->links :
+								   &lock->waitProcs.links,
+								   offsetof(PGPROC, links));
+#endif
+}
+
+/* What this backend holds or waits for in a partition */
+static inline PROCLOCK *
+compat_next_of_mine(int partition, PROCLOCK *before)
+{
+#if PG_VERSION_NUM >= 160000
+	dlist_node *node = compat_dlist_next(&MyProc->myProcLocks[partition],
+										 before ? &before->procLink : NULL);
+
+	return node ? dlist_container(PROCLOCK, procLink, node) : NULL;
+#else
+	return (PROCLOCK *) SHMQueueNext(&MyProc->myProcLocks[partition],
+									 before ? &before->procLink :
+									 &MyProc->myProcLocks[partition],
+									 offsetof(PROCLOCK, procLink));
+#endif
+}
+
+/*
+ * Does this backend have nothing there?  That may be asked without the lock of
+ * the partition, and be out of date then.
+ */
+static inline bool
+compat_has_none_in_partition(int partition)
+{
+#if PG_VERSION_NUM >= 160000
+	return dlist_is_empty(&MyProc->myProcLocks[partition]);
+#else
+	return SHMQueueEmpty(&MyProc->myProcLocks[partition]);
+#endif
 }
 
 /*

@@ -1,32 +1,51 @@
 /*-------------------------------------------------------------------------
  *
  * deadlock.c
- *	  Who waits for whom: deadlocks over dlock's queues and PostgreSQL's
- *	  heavyweight locks together, and the reports about them.
+ *	  Who is in a deadlock, whom to end for it, and the reports about it.
  *
  * A waiter looks for a deadlock when it has waited for deadlock_timeout, and
- * again every two deadlock_timeouts, since a cycle can be closed later by a
- * heavyweight lock whose waiter knows nothing of dlock.  Most looks end at
- * the first question, whether anybody waits for something that this backend
- * has: who has nothing is in no cycle.  That takes no lock for longer than a
- * few instructions, so a thousand waiters may ask it.
+ * again from time to time.  Most looks end at the first question, whether
+ * anybody waits for something that this backend has: who has nothing is in no
+ * cycle.  That takes no lock for longer than a few instructions, so a thousand
+ * waiters may ask it.
  *
- * Otherwise the waiter collects everybody it waits for, directly or not, and
- * reduces that graph as Holt did ("Some deadlock properties of computer
- * systems", 1972): whoever waits for nothing can go on, and will in the end
- * release all; whoever is then granted what it waits for can go on, too;
- * until nothing changes.  Who is left over never goes on.  Granting follows
- * the rules of the queue, so a wait for permits or behind shared holders is a
+ * Otherwise the waiter collects everybody it waits for, directly or not
+ * (graph.c), and reduces that graph as Holt did ("Some deadlock properties of
+ * computer systems", 1972): whoever waits for nothing can go on, and will in
+ * the end release all; whoever is then granted what it waits for can go on,
+ * too; until nothing changes.  Who is left over is stuck.  Granting follows the
+ * rules of the queue, so a wait for permits or behind shared holders is a
  * deadlock only where nobody is left who could make it end.
  *
- * Among those left over, the ones that both wait for this backend and are
- * waited for by it, directly or not, form its knot.  The youngest ticket in it
- * is the victim, whoever looks: all see the same knot, because those in it
- * cannot move.  One that finds another to be the victim tells it to look.
+ * Not everybody who is stuck is in a deadlock: one may only wait for those who
+ * are, and go on once they do.  One of W and A, with a permit each, waits for
+ * another one; A is in a deadlock with Z.  Then W has a cycle too, as W's own
+ * permit is in its way, but it is A's or Z's end that helps.  So a deadlock is a
+ * set of waiters that stays stuck even if everybody outside of it went on: the
+ * end of one of them is needed, whatever happens elsewhere.  A least such set
+ * is strongly connected, for a part of it that waits for nobody in the rest
+ * would be such a set by itself.  The *knot* of this backend is found by taking
+ * turns: those of the stuck who both wait for it and are waited for by it,
+ * directly or not; of these, who is stuck if all others go on; and so forth,
+ * until nobody falls out.  If this backend does, it is in no deadlock.  If not,
+ * every least set that it is in has stayed in, as neither step can take away a
+ * part of one.  All in a knot find the same one: they cannot move.
+ *
+ * Deadlocks of heavyweight locks alone are PostgreSQL's detector's, whoever it
+ * ends.  They count as resolved.
+ *
+ * The victim is the one in the knot whose end lets most of the others go on; of
+ * several, the youngest ticket.  In a plain cycle any end lets all go on.  One
+ * that finds another to be the victim tells it to look.
  *
  * The graph is not collected at one moment.  So the victim collects it twice,
- * and believes only a knot in which everybody is in the same wait both times:
- * all these waits existed at the moment between the two.
+ * and believes only a knot of which everybody was in the same wait the first
+ * time.  Then at the moment between the two all of them were in these waits.
+ * Whatever the second graph shows in their way was in their way at that moment
+ * already, as the places before a waiter in a lock can only be left.  So all of
+ * the knot was stuck then, whatever the others did, and so it is for ever.
+ * Nothing that was seen of anybody else has a part in the verdict: they all
+ * count as going on.
  *
  *-------------------------------------------------------------------------
  */
@@ -41,495 +60,398 @@
 #include "storage/procarray.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
 #include "utils/memutils.h"
 
-#include "dlock.h"
+#include "graph.h"
 
-/* What a backend waits for in dlock; the same "count" means the same wait */
-typedef struct Wait
-{
-	uint64		count;
-	int64		number;			/* of the ticket waited for */
-	DlockMode	mode;
-	int32		permits;
-	DlockKey	key;			/* of its lock */
-} Wait;
+/* How often to look on end, where each look shows other waits */
+#define MAX_LOOKS		5
 
-/* A lock's holders and queue */
-typedef struct Lock
-{
-	DlockKey	key;
-	DlockMember *members;		/* holders, then the queue in its order */
-	int			count;
-	int32		slots;
-	int			expanded;		/* members whose backends are collected */
-} Lock;
+/* How many of a knot to try as the victim, the youngest first */
+#define MAX_CANDIDATES	64
 
-typedef enum VertexKind
-{
-	VERTEX_GOES_ON,
-	VERTEX_WAITS,					/* for a ticket of dlock */
-	VERTEX_WAITS_HEAVYWEIGHT
-} VertexKind;
+/* How many to name in a list of processes */
+#define MAX_NAMED		10
 
-/* A backend */
-typedef struct Vertex
-{
-	int			procno;
-	int			pid;
-	VertexKind	kind;
-	uint64		wait_id;		/* differs between two waits */
-
-	/* VERTEX_WAITS */
-	Wait		wait;
-	int			lock;			/* index in Graph.locks */
-	int			place;			/* index in Lock.members */
-
-	/* VERTEX_WAITS_HEAVYWEIGHT */
-	int		   *blockers;		/* indexes in Graph.vertices */
-	int			num_blockers;
-
-	bool		goes_on;		/* will, in the end */
-	bool		reached;		/* this backend waits for it */
-	bool		reaches;		/* it waits for this backend */
-} Vertex;
-
-typedef struct Graph
-{
-	Vertex	   *vertices;			/* this backend's comes first */
-	int			num_vertices;
-	int			max_vertices;
-	Lock	   *locks;
-	int			num_locks;
-	int			max_locks;
-	int		   *vertex_of;		/* by proc number; -1: none */
-} Graph;
-
-/*
- * Read what a backend waits for in dlock; false where it does not wait.
- */
 static bool
-read_wait(int procno, Wait *wait)
+has_wait(const DlockVertex *vertex)
 {
-	DlockBackend *backend = &dlock_backends[procno];
-
-	if (pg_atomic_read_u64(&backend->session) == 0)
-		return false;
-	SpinLockAcquire(&backend->mutex);
-	wait->count = backend->wait_count;
-	wait->number = backend->wait_ticket;
-	wait->mode = backend->wait_mode;
-	wait->permits = backend->wait_permits;
-	if (wait->number != 0)
-		dlock_key_copy(&wait->key, &backend->wait_key);
-	SpinLockRelease(&backend->mutex);
-	return wait->number != 0;
-}
-
-static void
-read_lock(const DlockKey *key, Lock *lock)
-{
-	int			max = 16;
-
-	lock->key = *key;
-	lock->expanded = 0;
-	for (;;)
-	{
-		lock->members = palloc(max * sizeof(DlockMember));
-		lock->count = dlock_queue_members(key, lock->members, max, &lock->slots);
-		if (lock->count <= max)
-			return;
-		pfree(lock->members);
-		max = lock->count + lock->count / 4;
-	}
+	return vertex->first_wait >= 0;
 }
 
 static bool
-modes_conflict(DlockMode a, DlockMode b)
+is_stuck(const DlockGraph *graph, const DlockGraphPlace *place)
 {
-	return a != DLOCK_SHARED || b != DLOCK_SHARED;
-}
-
-static int
-find_lock(Graph *graph, const DlockKey *key)
-{
-	for (int i = 0; i < graph->num_locks; i++)
-	{
-		if (dlock_key_equal(&graph->locks[i].key, key))
-			return i;
-	}
-	if (graph->num_locks == graph->max_locks)
-	{
-		graph->max_locks *= 2;
-		graph->locks = repalloc(graph->locks, graph->max_locks * sizeof(Lock));
-	}
-	read_lock(key, &graph->locks[graph->num_locks]);
-	return graph->num_locks++;
-}
-
-static int
-find_vertex(Graph *graph, int procno, int pid)
-{
-	Vertex	   *vertex;
-
-	if (graph->vertex_of[procno] >= 0)
-		return graph->vertex_of[procno];
-	if (graph->num_vertices == graph->max_vertices)
-	{
-		graph->max_vertices *= 2;
-		graph->vertices = repalloc(graph->vertices, graph->max_vertices * sizeof(Vertex));
-	}
-	vertex = &graph->vertices[graph->num_vertices];
-	memset(vertex, 0, sizeof(Vertex));
-	vertex->procno = procno;
-	vertex->pid = pid;
-	graph->vertex_of[procno] = graph->num_vertices;
-	return graph->num_vertices++;
+	return place->vertex >= 0 && graph->vertices[place->vertex].stuck;
 }
 
 /*
- * Is the owner of this ticket the backend that is there now?  A lease's ticket
- * has none: it can always end, with its lease.
+ * Those who wait at a place have what they wait for.  Whoever has no other wait
+ * goes on.  Returns whether that found another one.
  */
 static bool
-has_owner(const DlockMember *member)
-{
-	return member->session != 0 &&
-		pg_atomic_read_u64(&dlock_backends[member->procno].session) ==
-		member->session;
-}
-
-/* A waiter's place in a lock; -1 where it waits no more. */
-static int
-find_place(const Lock *lock, int64 number)
-{
-	for (int place = 0; place < lock->count; place++)
-	{
-		if (lock->members[place].number == number)
-			return lock->members[place].granted ? -1 : place;
-	}
-	return -1;
-}
-
-/* Collect those who are before a waiter in its lock. */
-static bool
-expand_wait(Graph *graph, int n)
-{
-	int			l = find_lock(graph, &graph->vertices[n].wait.key);
-	Lock	   *lock = &graph->locks[l];
-	int			place = find_place(lock, graph->vertices[n].wait.number);
-
-	if (place < 0)
-		return false;
-	graph->vertices[n].lock = l;
-	graph->vertices[n].place = place;
-	for (; lock->expanded <= place; lock->expanded++)
-	{
-		DlockMember *member = &lock->members[lock->expanded];
-
-		if (has_owner(member))
-			(void) find_vertex(graph, member->procno, member->pid);
-	}
-	return true;
-}
-
-/*
- * Collect those who block a backend in the lock manager, or its parallel
- * workers.  A prepared transaction is nobody, as somebody else can end it.
- */
-static bool
-expand_heavyweight(Graph *graph, int n)
-{
-	PGPROC	   *proc = GetPGProcByNumber(graph->vertices[n].procno);
-	ArrayType  *array;
-	int32	   *pids;
-	int			count;
-	int		   *blockers;
-	int			num_blockers = 0;
-
-	/* a look without a lock, to spare most the question */
-	if (proc->waitLock == NULL && proc->lockGroupLeader == NULL)
-		return false;
-	array = DatumGetArrayTypeP(DirectFunctionCall1(pg_blocking_pids,
-												   Int32GetDatum(graph->vertices[n].pid)));
-	pids = (int32 *) ARR_DATA_PTR(array);
-	count = ArrayGetNItems(ARR_NDIM(array), ARR_DIMS(array));
-	blockers = palloc(Max(count, 1) * sizeof(int));
-	for (int i = 0; i < count; i++)
-	{
-		PGPROC	   *blocker = pids[i] == 0 ? NULL : BackendPidGetProc(pids[i]);
-
-		if (blocker)
-			blockers[num_blockers++] = find_vertex(graph, compat_procno(blocker),
-												 pids[i]);
-	}
-	graph->vertices[n].blockers = blockers;
-	graph->vertices[n].num_blockers = num_blockers;
-	return num_blockers > 0;
-}
-
-/* Collect all that this backend waits for, directly or not. */
-static Graph *
-collect(void)
-{
-	Graph	   *graph = palloc0(sizeof(Graph));
-
-	graph->max_vertices = 16;
-	graph->vertices = palloc(graph->max_vertices * sizeof(Vertex));
-	graph->max_locks = 4;
-	graph->locks = palloc(graph->max_locks * sizeof(Lock));
-	graph->vertex_of = palloc(dlock_control->num_backends * sizeof(int));
-	memset(graph->vertex_of, -1, dlock_control->num_backends * sizeof(int));
-
-	(void) find_vertex(graph, compat_my_procno(), MyProcPid);
-	for (int n = 0; n < graph->num_vertices; n++)
-	{
-		Vertex	   *vertex = &graph->vertices[n];
-
-		CHECK_FOR_INTERRUPTS();
-		if (read_wait(vertex->procno, &vertex->wait))
-		{
-			vertex->wait_id = vertex->wait.count;
-			if (expand_wait(graph, n))
-				graph->vertices[n].kind = VERTEX_WAITS;
-		}
-		else
-		{
-			PGPROC	   *proc = GetPGProcByNumber(vertex->procno);
-
-			vertex->wait_id = pg_atomic_read_u64(&proc->waitStart);
-			if (expand_heavyweight(graph, n))
-				graph->vertices[n].kind = VERTEX_WAITS_HEAVYWEIGHT;
-		}
-		graph->vertices[n].goes_on = graph->vertices[n].kind == VERTEX_GOES_ON;
-	}
-	return graph;
-}
-
-/* The vertex of a ticket's owner; NULL where nobody needs to wait for that. */
-static Vertex *
-vertex_of(Graph *graph, const DlockMember *member)
-{
-	int			n = has_owner(member) ? graph->vertex_of[member->procno] : -1;
-
-	return n < 0 ? NULL : &graph->vertices[n];
-}
-
-static bool
-stays(Graph *graph, const DlockMember *member)
-{
-	Vertex	   *vertex = vertex_of(graph, member);
-
-	return vertex && !vertex->goes_on;
-}
-
-/*
- * A waiting ticket would be granted: those who wait for it go on.  That is its
- * owner; and any number of backends where a lease has it.  Returns whether
- * that found another one.
- */
-static bool
-let_go_on(Graph *graph, int64 number)
+end_waits(DlockGraph *graph, const DlockGraphPlace *place)
 {
 	bool		changed = false;
 
-	for (int n = 0; n < graph->num_vertices; n++)
+	for (int w = place->first_wait; w >= 0; w = graph->waits[w].next_at_place)
 	{
-		Vertex	   *vertex = &graph->vertices[n];
+		DlockVertex *vertex = &graph->vertices[graph->waits[w].vertex];
+		bool		blocked = false;
 
-		if (!vertex->goes_on && vertex->kind == VERTEX_WAITS &&
-			vertex->wait.number == number)
-			vertex->goes_on = changed = true;
+		graph->waits[w].blocked = false;
+		for (int other = vertex->first_wait; other >= 0;
+			 other = graph->waits[other].next_of_vertex)
+			blocked |= graph->waits[other].blocked;
+		if (!blocked && vertex->stuck)
+		{
+			vertex->stuck = false;
+			changed = true;
+		}
 	}
 	return changed;
 }
 
 /*
- * Play a lock's queue through, as if all who go on had released their tickets.
- * Whoever is granted what it waits for goes on.  Returns whether that found
- * another one.
+ * Play the queue of a lock of dlock through, as if all who are not stuck had
+ * released their tickets, or withdrawn them.  A lease can always do so.
  */
 static bool
-reduce_lock(Graph *graph, const Lock *lock)
+reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
 {
 	int			exclusive = 0;
 	int			holders = 0;
 	int64		permits = 0;
 	bool		changed = false;
 
-	for (int i = 0; i < lock->expanded; i++)
+	for (int p = 0; p < lock->count; p++)
 	{
-		const DlockMember *member = &lock->members[i];
+		const DlockGraphPlace *place = &lock->places[p];
 
-		if (!member->granted)
+		if (!place->granted)
 		{
-			if (member->mode == DLOCK_EXCLUSIVE ? holders > 0 :
-				member->mode == DLOCK_SHARED ? exclusive > 0 :
-				permits + member->permits > lock->slots)
-				break;			/* and nobody overtakes it */
-			changed |= let_go_on(graph, member->number);
+			if (place->modes & LOCKBIT_ON(DLOCK_EXCLUSIVE) ? holders > 0 :
+				place->modes & LOCKBIT_ON(DLOCK_SHARED) ? exclusive > 0 :
+				permits + place->permits > lock->slots)
+			{
+				if (is_stuck(graph, place))
+					break;		/* and nobody overtakes it */
+				continue;
+			}
+			changed |= end_waits(graph, place);
 		}
-		if (stays(graph, member))
+		if (is_stuck(graph, place))
 		{
 			holders++;
-			permits += member->permits;
-			if (member->mode == DLOCK_EXCLUSIVE)
+			permits += place->permits;
+			if (place->modes & LOCKBIT_ON(DLOCK_EXCLUSIVE))
 				exclusive++;
 		}
 	}
 	return changed;
 }
 
+/*
+ * The same for a heavyweight lock, where each waiter has its own conflicts,
+ * with those who have the lock, and with those before it who want it; but none
+ * with its own backend.
+ */
+static bool
+reduce_heavy_lock(DlockGraph *graph, const DlockGraphLock *lock)
+{
+	int			counts[MAX_LOCKMODES] = {0};	/* of backends, by mode */
+	bool		changed = false;
+
+	for (int p = 0; p < lock->count; p++)
+	{
+		const DlockGraphPlace *place = &lock->places[p];
+		DlockVertex *vertex;
+
+		if (place->first_wait >= 0)
+		{
+			bool		blocked = false;
+
+			vertex = &graph->vertices[graph->waits[place->first_wait].vertex];
+			for (int mode = 1; mode < MAX_LOCKMODES; mode++)
+			{
+				if ((place->conflicts & LOCKBIT_ON(mode)) &&
+					counts[mode] > (vertex->counted & LOCKBIT_ON(mode) ? 1 : 0))
+					blocked = true;
+			}
+			if (!blocked)
+				changed |= end_waits(graph, place);
+		}
+		if (!is_stuck(graph, place))
+			continue;
+		vertex = &graph->vertices[place->vertex];
+		for (int mode = 1; mode < MAX_LOCKMODES; mode++)
+		{
+			if (place->modes & ~vertex->counted & LOCKBIT_ON(mode))
+				counts[mode]++;
+		}
+		vertex->counted |= place->modes;
+	}
+	for (int p = 0; p < lock->count; p++)
+	{
+		if (lock->places[p].vertex >= 0)
+			graph->vertices[lock->places[p].vertex].counted = 0;
+	}
+	return changed;
+}
+
+/*
+ * Of those that are stuck as far as is known, find those that are if all others
+ * go on.  Who is farthest away was collected last, and is looked at first.
+ */
 static void
-reduce(Graph *graph)
+reduce(DlockGraph *graph)
 {
 	bool		changed;
 
+	for (int w = 0; w < graph->num_waits; w++)
+		graph->waits[w].blocked = true;
 	do
 	{
 		changed = false;
-		for (int n = 0; n < graph->num_vertices; n++)
-		{
-			Vertex	   *vertex = &graph->vertices[n];
-			bool		blocked = false;
-
-			if (vertex->goes_on || vertex->kind != VERTEX_WAITS_HEAVYWEIGHT)
-				continue;
-			for (int b = 0; b < vertex->num_blockers && !blocked; b++)
-				blocked = !graph->vertices[vertex->blockers[b]].goes_on;
-			if (!blocked)
-				vertex->goes_on = changed = true;
-		}
-		for (int l = 0; l < graph->num_locks; l++)
-			changed |= reduce_lock(graph, &graph->locks[l]);
+		for (int l = graph->num_locks - 1; l >= 0; l--)
+			changed |= graph->locks[l].heavyweight ?
+				reduce_heavy_lock(graph, &graph->locks[l]) :
+				reduce_lock(graph, &graph->locks[l]);
 	} while (changed);
 }
 
 /*
- * Call back for every one, among those that never go on, that keeps a vertex
- * waiting.
+ * Take out deadlocks of heavyweight locks alone: they are resolved without us.
  */
 static void
-for_each_edge(Graph *graph, const Vertex *vertex,
-			  void (*callback) (Vertex *from, Vertex *to, void *arg), void *arg)
+resolve_heavy(DlockGraph *graph)
 {
-	if (vertex->kind == VERTEX_WAITS_HEAVYWEIGHT)
-	{
-		for (int b = 0; b < vertex->num_blockers; b++)
-		{
-			Vertex	   *blocker = &graph->vertices[vertex->blockers[b]];
-
-			if (!blocker->goes_on)
-				callback((Vertex *) vertex, blocker, arg);
-		}
-	}
-	else
-	{
-		const Lock *lock = &graph->locks[vertex->lock];
-
-		for (int i = 0; i < vertex->place; i++)
-		{
-			const DlockMember *member = &lock->members[i];
-			Vertex	   *blocker = vertex_of(graph, member);
-
-			/* looked up once: its owner may be about to end */
-			if (blocker && !blocker->goes_on &&
-				modes_conflict(member->mode, lock->members[vertex->place].mode))
-				callback((Vertex *) vertex, blocker, arg);
-		}
-	}
-}
-
-static void
-mark_reached(Vertex *from, Vertex *to, void *arg)
-{
-	if (!to->reached)
-		*(bool *) arg = to->reached = true;
-}
-
-static void
-mark_reaching(Vertex *from, Vertex *to, void *arg)
-{
-	/* "arg" is this backend's vertex, from which the marks spread backwards */
-	if (!from->reaches && (to == arg || to->reaches))
-		from->reaches = true;
-}
-
-static bool
-in_knot(const Vertex *vertex)
-{
-	return !vertex->goes_on && vertex->reached && vertex->reaches;
-}
-
-/*
- * Mark the knot that this backend is in, and return its victim: the waiter
- * with the youngest ticket.  NULL where this backend is in no knot.
- */
-static Vertex *
-find_victim(Graph *graph)
-{
-	Vertex	   *me = &graph->vertices[0];
-	Vertex	   *victim = NULL;
-	bool		changed = true;
-
-	reduce(graph);
-	if (me->goes_on)
-		return NULL;
-
-	for_each_edge(graph, me, mark_reached, &changed);
-	while (changed)
-	{
-		changed = false;
-		for (int n = 0; n < graph->num_vertices; n++)
-		{
-			if (graph->vertices[n].reached && !graph->vertices[n].goes_on)
-				for_each_edge(graph, &graph->vertices[n], mark_reached, &changed);
-		}
-	}
-	do
-	{
-		changed = false;
-		for (int n = 0; n < graph->num_vertices; n++)
-		{
-			Vertex	   *vertex = &graph->vertices[n];
-
-			if (vertex->goes_on || vertex->reaches || !vertex->reached)
-				continue;
-			for_each_edge(graph, vertex, mark_reaching, me);
-			changed |= vertex->reaches;
-		}
-	} while (changed);
-
-	if (!in_knot(me))
-		return NULL;
 	for (int n = 0; n < graph->num_vertices; n++)
 	{
-		Vertex	   *vertex = &graph->vertices[n];
+		DlockVertex *vertex = &graph->vertices[n];
 
-		if (in_knot(vertex) && vertex->kind == VERTEX_WAITS &&
-			(victim == NULL || vertex->wait.number > victim->wait.number))
-			victim = vertex;
+		vertex->mark = vertex->stuck;
+		vertex->stuck &= vertex->number == 0;
+	}
+	reduce(graph);
+	for (int n = 0; n < graph->num_vertices; n++)
+		graph->vertices[n].stuck = graph->vertices[n].mark &&
+			!graph->vertices[n].stuck;
+	reduce(graph);
+}
+
+/*
+ * Along a lock, mark those of the stuck that somebody who is reached waits for.
+ * Returns whether that marked another one.
+ */
+static bool
+mark_reached(DlockGraph *graph, const DlockGraphLock *lock)
+{
+	LOCKMASK	wanted = 0;
+	bool		changed = false;
+
+	for (int p = lock->count - 1; p >= 0; p--)
+	{
+		const DlockGraphPlace *place = &lock->places[p];
+
+		if ((place->modes & wanted) && is_stuck(graph, place) &&
+			!graph->vertices[place->vertex].reached)
+		{
+			graph->vertices[place->vertex].reached = true;
+			changed = true;
+		}
+		for (int w = place->first_wait; w >= 0;
+			 w = graph->waits[w].next_at_place)
+		{
+			DlockVertex *waiter = &graph->vertices[graph->waits[w].vertex];
+
+			if (waiter->stuck && waiter->reached)
+				wanted |= place->conflicts;
+		}
+	}
+	return changed;
+}
+
+/* The other way round: mark those that wait for somebody who reaches us. */
+static bool
+mark_reaching(DlockGraph *graph, const DlockGraphLock *lock)
+{
+	LOCKMASK	there = 0;
+	bool		changed = false;
+
+	for (int p = 0; p < lock->count; p++)
+	{
+		const DlockGraphPlace *place = &lock->places[p];
+
+		for (int w = place->first_wait; w >= 0;
+			 w = graph->waits[w].next_at_place)
+		{
+			DlockVertex *waiter = &graph->vertices[graph->waits[w].vertex];
+
+			if (waiter->stuck && !waiter->reaches && (place->conflicts & there))
+				waiter->reaches = changed = true;
+		}
+		if (is_stuck(graph, place) && graph->vertices[place->vertex].reaches)
+			there |= place->modes;
+	}
+	return changed;
+}
+
+/*
+ * Of the stuck, keep those that this backend waits for, directly or not, and
+ * that wait for it.  Returns whether any fell out.
+ */
+static bool
+keep_connected(DlockGraph *graph)
+{
+	bool		changed;
+	bool		fell_out = false;
+
+	for (int n = 0; n < graph->num_vertices; n++)
+		graph->vertices[n].reached = graph->vertices[n].reaches = n == 0;
+	do
+	{
+		changed = false;
+		for (int l = 0; l < graph->num_locks; l++)
+			changed |= mark_reached(graph, &graph->locks[l]);
+	} while (changed);
+	do
+	{
+		changed = false;
+		for (int l = graph->num_locks - 1; l >= 0; l--)
+			changed |= mark_reaching(graph, &graph->locks[l]);
+	} while (changed);
+
+	for (int n = 0; n < graph->num_vertices; n++)
+	{
+		DlockVertex *vertex = &graph->vertices[n];
+
+		if (vertex->stuck && !(vertex->reached && vertex->reaches))
+		{
+			vertex->stuck = false;
+			fell_out = true;
+		}
+	}
+	return fell_out;
+}
+
+/* Mark the knot that this backend is in; false where it is in none. */
+static bool
+find_knot(DlockGraph *graph)
+{
+	for (int n = 0; n < graph->num_vertices; n++)
+		graph->vertices[n].stuck = has_wait(&graph->vertices[n]);
+	reduce(graph);
+	if (graph->vertices[0].stuck)
+		resolve_heavy(graph);
+	while (graph->vertices[0].stuck && keep_connected(graph))
+		reduce(graph);
+	for (int n = 0; n < graph->num_vertices; n++)
+		graph->vertices[n].in_knot = graph->vertices[n].stuck;
+	return graph->vertices[0].in_knot;
+}
+
+/* How many of the knot would be stuck still if one of them went on? */
+static int
+count_without(DlockGraph *graph, const DlockVertex *ended)
+{
+	int			count = 0;
+
+	for (int n = 0; n < graph->num_vertices; n++)
+	{
+		DlockVertex *vertex = &graph->vertices[n];
+
+		vertex->stuck = vertex->in_knot && vertex != ended;
+	}
+	reduce(graph);
+	for (int n = 0; n < graph->num_vertices; n++)
+		count += graph->vertices[n].stuck ? 1 : 0;
+	return count;
+}
+
+/* Several can wait for one ticket of a lease. */
+static bool
+is_younger(const DlockVertex *a, const DlockVertex *b)
+{
+	return a->number > b->number ||
+		(a->number == b->number && a->procno > b->procno);
+}
+
+/* Of those in the knot who wait in dlock, the youngest but those before */
+static DlockVertex *
+next_candidate(DlockGraph *graph, const DlockVertex *before)
+{
+	DlockVertex *next = NULL;
+
+	for (int n = 0; n < graph->num_vertices; n++)
+	{
+		DlockVertex *vertex = &graph->vertices[n];
+
+		if (vertex->in_knot && vertex->number != 0 &&
+			(before == NULL || is_younger(before, vertex)) &&
+			(next == NULL || is_younger(vertex, next)))
+			next = vertex;
+	}
+	return next;
+}
+
+/*
+ * The victim of the knot that this backend is in; NULL where it is in none.
+ */
+static DlockVertex *
+find_victim(DlockGraph *graph)
+{
+	DlockVertex *victim = NULL;
+	DlockVertex *candidate = NULL;
+	int			least = INT_MAX;
+
+	if (!find_knot(graph))
+		return NULL;
+	for (int i = 0; i < MAX_CANDIDATES && least > 0 &&
+		 (candidate = next_candidate(graph, candidate)) != NULL; i++)
+	{
+		int			count = count_without(graph, candidate);
+
+		CHECK_FOR_INTERRUPTS();
+		if (count < least)
+		{
+			least = count;
+			victim = candidate;
+		}
 	}
 	return victim;
 }
 
-/* Is everybody of one graph's knot in the other's, and in the same wait? */
+/* Was somebody in this wait of one graph when the other was collected? */
 static bool
-knot_is_within(const Graph *a, const Graph *b)
+was_waiting(const DlockGraph *graph, const DlockGraphWait *wait,
+			const DlockGraph *before)
 {
-	for (int n = 0; n < a->num_vertices; n++)
-	{
-		const Vertex *vertex = &a->vertices[n];
-		const Vertex *other;
+	int			n = before->vertex_of[graph->vertices[wait->vertex].procno];
+	const DlockGraphLock *lock = &graph->locks[wait->lock];
 
-		if (!in_knot(vertex))
-			continue;
-		if (b->vertex_of[vertex->procno] < 0)
-			return false;
-		other = &b->vertices[b->vertex_of[vertex->procno]];
-		if (!in_knot(other) || other->kind != vertex->kind ||
-			other->wait_id != vertex->wait_id)
+	for (int w = n < 0 ? -1 : before->vertices[n].first_wait; w >= 0;
+		 w = before->waits[w].next_of_vertex)
+	{
+		const DlockGraphWait *other = &before->waits[w];
+		const DlockGraphLock *other_lock = &before->locks[other->lock];
+
+		if (other->procno == wait->procno && other->id == wait->id &&
+			wait->id != 0 && other_lock->heavyweight == lock->heavyweight &&
+			memcmp(&other_lock->tag, &lock->tag, sizeof(LOCKTAG)) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* Was everybody of a knot in the same wait before? */
+static bool
+knot_was_waiting(const DlockGraph *graph, const DlockGraph *before)
+{
+	for (int w = 0; w < graph->num_waits; w++)
+	{
+		if (graph->vertices[graph->waits[w].vertex].in_knot &&
+			!was_waiting(graph, &graph->waits[w], before))
 			return false;
 	}
 	return true;
@@ -555,67 +477,95 @@ describe_request(StringInfo buffer, DlockMode mode, int32 permits,
 	appendStringInfo(buffer, " of lock \"%.*s\"", key->length, key->name);
 }
 
-/* Who keeps a vertex waiting, as a list for a message */
-typedef struct BlockerText
+/* The mode that a waiter asks for; its mask has one bit. */
+static int
+mode_of(const DlockGraphPlace *place)
 {
-	StringInfoData pids;
+	int			mode = 0;
+
+	while (!(place->modes & LOCKBIT_ON(mode)))
+		mode++;
+	return mode;
+}
+
+/* A list of processes for a message, cut short where there are many */
+typedef struct NameList
+{
+	StringInfoData text;
 	int			count;
-} BlockerText;
+} NameList;
 
+/* Append a process; or a lease, if that is not 0. */
 static void
-append_pid(BlockerText *text, int pid)
+append_name(NameList *list, int pid, int64 lease)
 {
-	appendStringInfo(&text->pids, text->count++ == 0 ? "%d" : ", %d", pid);
+	const char *separator = list->count++ == 0 ? "" : ", ";
+
+	if (list->count > MAX_NAMED + 1)
+		return;
+	if (list->count > MAX_NAMED)
+		appendStringInfoString(&list->text, ", ...");
+	else if (lease != 0)
+		appendStringInfo(&list->text, "%slease " INT64_FORMAT, separator, lease);
+	else
+		appendStringInfo(&list->text, "%s%d", separator, pid);
 }
 
+/*
+ * Describe one wait of the knot, unless nobody in it is in its way.
+ */
 static void
-append_blocker(Vertex *from, Vertex *to, void *arg)
+describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 {
-	if (in_knot(to))
-		append_pid(arg, to->pid);
-}
+	const DlockGraphLock *lock = &graph->locks[wait->lock];
+	const DlockGraphPlace *place = &lock->places[wait->place];
+	const DlockVertex *vertex = &graph->vertices[wait->vertex];
+	NameList	blockers = {.count = 0};
 
-static void
-describe_wait(StringInfo buffer, Graph *graph, const Vertex *vertex)
-{
-	BlockerText blockers = {.count = 0};
+	initStringInfo(&blockers.text);
+	for (int n = 0; n < graph->num_vertices; n++)
+		graph->vertices[n].mark = false;
+	/* none of a backend's locks in the lock manager is in its own way */
+	if (lock->heavyweight)
+		graph->vertices[wait->vertex].mark = true;
+	for (int p = 0; p < wait->place; p++)
+	{
+		DlockVertex *blocker = lock->places[p].vertex < 0 ? NULL :
+			&graph->vertices[lock->places[p].vertex];
 
-	initStringInfo(&blockers.pids);
-	for_each_edge(graph, vertex, append_blocker, &blockers);
+		if (blocker == NULL || !blocker->in_knot || blocker->mark ||
+			!(lock->places[p].modes & place->conflicts))
+			continue;
+		blocker->mark = true;
+		append_name(&blockers, blocker->pid, 0);
+	}
+	if (blockers.count == 0)
+		return;
+
 	if (buffer->len > 0)
 		appendStringInfoChar(buffer, '\n');
 	appendStringInfo(buffer, "Process %d waits for ", vertex->pid);
-	if (vertex->kind == VERTEX_WAITS)
-		describe_request(buffer, vertex->wait.mode, vertex->wait.permits,
-						 &vertex->wait.key);
+	if (!lock->heavyweight)
+		describe_request(buffer, mode_of(place), place->permits, &lock->key);
+	else if (wait->procno != vertex->procno)
+		appendStringInfoString(buffer, "a lock, in a parallel worker");
 	else
 	{
-		PGPROC	   *proc = GetPGProcByNumber(vertex->procno);
-		LOCK	   *lock = proc->waitLock;
-
-		/* it cannot end its wait, so the lock stays; but it may be a worker's */
-		if (lock)
-		{
-			LOCKTAG		tag = lock->tag;
-
-			appendStringInfo(buffer, "%s on ",
-							 GetLockmodeName(tag.locktag_lockmethodid,
-											 proc->waitLockMode));
-			DescribeLockTag(buffer, &tag);
-		}
-		else
-			appendStringInfoString(buffer, "a lock, in a parallel worker");
+		appendStringInfo(buffer, "%s on ",
+						 GetLockmodeName(lock->tag.locktag_lockmethodid,
+										 mode_of(place)));
+		DescribeLockTag(buffer, &lock->tag);
 	}
 	appendStringInfo(buffer, blockers.count == 1 ?
 					 "; blocked by process %s." : "; blocked by processes %s.",
-					 blockers.pids.data);
+					 blockers.text.data);
 }
 
 /*
  * Raise the error in the victim: a line for every wait in the knot.
  */
 static void
-report(Graph *graph)
+report(DlockGraph *graph)
 {
 	StringInfoData client;
 	StringInfoData server;
@@ -624,13 +574,16 @@ report(Graph *graph)
 	initStringInfo(&server);
 	for (int n = 0; n < graph->num_vertices; n++)
 	{
-		if (in_knot(&graph->vertices[n]))
-			describe_wait(&client, graph, &graph->vertices[n]);
+		if (!graph->vertices[n].in_knot)
+			continue;
+		for (int w = graph->vertices[n].first_wait; w >= 0;
+			 w = graph->waits[w].next_of_vertex)
+			describe_wait(&client, graph, &graph->waits[w]);
 	}
 	appendStringInfoString(&server, client.data);
 	for (int n = 0; n < graph->num_vertices; n++)
 	{
-		if (in_knot(&graph->vertices[n]))
+		if (graph->vertices[n].in_knot)
 			appendStringInfo(&server, "\nProcess %d: %s", graph->vertices[n].pid,
 							 pgstat_get_backend_current_activity(graph->vertices[n].pid,
 																 false));
@@ -644,7 +597,12 @@ report(Graph *graph)
 			 errhint("See server log for query details.")));
 }
 
-/* Does anybody wait for a heavyweight lock that this backend holds? */
+/*
+ * Does anybody wait for a heavyweight lock that this backend holds?  Looks at
+ * this backend's own locks only, and locks no partition in which it has none.
+ * One that another backend is just moving there from the fast path is seen the
+ * next time.
+ */
 static bool
 blocks_heavyweight(void)
 {
@@ -652,8 +610,12 @@ blocks_heavyweight(void)
 
 	for (int i = 0; i < NUM_LOCK_PARTITIONS && !result; i++)
 	{
+		if (compat_has_none_in_partition(i))
+			continue;
 		LWLockAcquire(LockHashPartitionLockByIndex(i), LW_SHARED);
-		result = compat_lock_partition_has_waiters(i);
+		for (PROCLOCK *mine = compat_next_of_mine(i, NULL); mine && !result;
+			 mine = compat_next_of_mine(i, mine))
+			result = mine->tag.myLock->nRequested > mine->tag.myLock->nGranted;
 		LWLockRelease(LockHashPartitionLockByIndex(i));
 	}
 	return result;
@@ -662,26 +624,36 @@ blocks_heavyweight(void)
 /*
  * Look for a deadlock, in a backend that waits; raises 40P01 where there is
  * one and this backend is its victim.
+ *
+ * Unless "thorough", only where a heavyweight lock of this backend is waited
+ * for.  A cycle that is closed by somebody's wait in dlock is found by that
+ * one, who looks thoroughly after deadlock_timeout; and if one is closed in the
+ * lock manager, then there is a waiter of dlock in it who has such a lock: on
+ * the way round the cycle, the first of them after a waiter of the lock manager.
+ *
+ * Returns false where what was seen has changed all the time, so that it should
+ * be looked at again soon.
  */
-void
-dlock_deadlock_check(void)
+bool
+dlock_deadlock_check(bool thorough)
 {
 	MemoryContext context;
 	MemoryContext old_context;
-	Graph	   *previous = NULL;
+	DlockGraph *previous = NULL;
+	int			looks = 0;
 
 	dlock_queue_reap(&dlock_my_backend->wait_key);
-	if (!dlock_held_blocks_others(dlock_my_backend->wait_ticket) &&
-		!blocks_heavyweight())
-		return;
+	if (!blocks_heavyweight() &&
+		!(thorough && dlock_held_blocks_others(dlock_my_backend->wait_ticket)))
+		return true;
 
 	context = AllocSetContextCreate(CurrentMemoryContext, "dlock deadlock check",
 									ALLOCSET_DEFAULT_SIZES);
 	old_context = MemoryContextSwitchTo(context);
-	for (;;)
+	for (; looks < MAX_LOOKS; looks++)
 	{
-		Graph	   *graph = collect();
-		Vertex	   *victim = find_victim(graph);
+		DlockGraph *graph = dlock_graph_collect();
+		DlockVertex *victim = find_victim(graph);
 
 		if (victim == NULL)
 			break;
@@ -691,8 +663,7 @@ dlock_deadlock_check(void)
 			SetLatch(&GetPGProcByNumber(victim->procno)->procLatch);
 			break;
 		}
-		if (previous && knot_is_within(previous, graph) &&
-			knot_is_within(graph, previous))
+		if (previous && knot_was_waiting(graph, previous))
 		{
 			/* the report outlives the context that the graph is in */
 			MemoryContextSwitchTo(old_context);
@@ -702,20 +673,23 @@ dlock_deadlock_check(void)
 	}
 	MemoryContextSwitchTo(old_context);
 	MemoryContextDelete(context);
+	return looks < MAX_LOOKS;
 }
 
 /*
- * What log_lock_waits asks for, in the words of PostgreSQL's lock manager.
- * "waited" is in microseconds.
+ * What log_lock_waits asks for, in the words of PostgreSQL's lock manager, but
+ * with no more than a few of the queue.  "waited" is in microseconds.
  */
 void
 dlock_deadlock_log(const DlockRequest *request, int64 number, int64 waited,
 				   bool granted)
 {
 	StringInfoData what;
-	BlockerText holders = {.count = 0};
-	BlockerText queue = {.count = 0};
-	Lock		lock;
+	NameList	holders = {.count = 0};
+	NameList	queue = {.count = 0};
+	DlockMember *members;
+	int32		slots;
+	int			count;
 
 	initStringInfo(&what);
 	describe_request(&what, request->mode, request->permits, &request->key);
@@ -728,20 +702,21 @@ dlock_deadlock_log(const DlockRequest *request, int64 number, int64 waited,
 		return;
 	}
 
-	initStringInfo(&holders.pids);
-	initStringInfo(&queue.pids);
-	read_lock(&request->key, &lock);
-	for (int i = 0; i < lock.count; i++)
-		append_pid(lock.members[i].granted ? &holders : &queue,
-				   lock.members[i].pid);
+	initStringInfo(&holders.text);
+	initStringInfo(&queue.text);
+	count = dlock_graph_read_lock(&request->key, DLOCK_MAX_TICKET,
+								  MAX_NAMED + 1, &members, &slots);
+	for (int i = 0; i < count; i++)
+		append_name(members[i].granted ? &holders : &queue, members[i].pid,
+					members[i].lease);
 	ereport(LOG,
 			(errmsg("process %d still waiting for %s after %lld.%03d ms",
 					MyProcPid, what.data,
 					(long long) (waited / 1000), (int) (waited % 1000)),
 			 errdetail_log_plural("Process holding the lock: %s. Wait queue: %s.",
 								  "Processes holding the lock: %s. Wait queue: %s.",
-								  holders.count, holders.pids.data,
-								  queue.pids.data)));
+								  holders.count, holders.text.data,
+								  queue.text.data)));
 }
 
 /*
@@ -753,8 +728,9 @@ Datum
 dlock_blocking_pids(PG_FUNCTION_ARGS)
 {
 	PGPROC	   *proc;
-	Wait		wait;
-	Lock		lock = {0};
+	DlockWait	wait;
+	DlockMember *members = NULL;
+	int32		slots;
 	Datum	   *pids;
 	int			count = 0;
 	int			place = 0;
@@ -768,17 +744,21 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 		dlock_session_attach();
 
 	proc = BackendPidGetProc(PG_GETARG_INT32(0));
-	if (proc && read_wait(compat_procno(proc), &wait))
+	if (proc && dlock_graph_read_wait(compat_procno(proc), &wait))
 	{
-		read_lock(&wait.key, &lock);
-		place = Max(find_place(&lock, wait.number), 0);
+		place = dlock_graph_read_lock(&wait.key, wait.number, INT_MAX,
+									  &members, &slots) - 1;
+		/* nobody is in its way where it is not the last of these any more */
+		if (place < 0 || members[place].granted ||
+			members[place].number != wait.number)
+			place = 0;
 	}
 	pids = palloc(Max(place, 1) * sizeof(Datum));
 	for (int i = 0; i < place; i++)
 	{
-		if (!lock.members[i].granted ||
-			modes_conflict(lock.members[i].mode, wait.mode))
-			pids[count++] = Int32GetDatum(lock.members[i].pid);
+		if (!members[i].granted || members[i].mode != DLOCK_SHARED ||
+			wait.mode != DLOCK_SHARED)
+			pids[count++] = Int32GetDatum(members[i].pid);
 	}
 	PG_RETURN_ARRAYTYPE_P(construct_array(pids, count, INT4OID, sizeof(int32),
 										  true, TYPALIGN_INT));

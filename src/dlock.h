@@ -4,8 +4,8 @@
  *	  Backend types of dlock, and its functions by the file that has them.
  *
  * Calls go one way: api -> session, lessee -> request, xact -> held, wait ->
- * deadlock -> queue -> notify -> worker, ticket, shmem; src/README names the
- * two exceptions.
+ * deadlock -> graph -> queue -> notify -> worker, ticket, shmem; src/README
+ * names the two exceptions.
  *
  *-------------------------------------------------------------------------
  */
@@ -155,6 +155,7 @@ typedef struct DlockRow
 typedef struct DlockMember
 {
 	int64		number;
+	int64		lease;			/* that has the ticket; or 0 */
 	uint64		session;
 	int			procno;
 	int			pid;
@@ -180,8 +181,8 @@ extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
 extern int64 dlock_queue_fence(const DlockKey *key);
 extern bool dlock_queue_is_fence(const DlockKey *key, int64 number);
 extern bool dlock_queue_force(const DlockSpaceKey *space, int64 number);
-extern int	dlock_queue_members(const DlockKey *key, DlockMember *members,
-								int max, int32 *slots);
+extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
+								DlockMember *members, int max, int32 *slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
 extern DlockRow *dlock_queue_rows(DlockSpace *space);
 extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
@@ -332,7 +333,7 @@ extern DlockOutcome dlock_wait_for_grant(const DlockRequest *request,
 										 DlockTicket *ticket);
 
 /* deadlock.c */
-extern void dlock_deadlock_check(void);
+extern bool dlock_deadlock_check(bool thorough);
 extern void dlock_deadlock_log(const DlockRequest *request, int64 number,
 							   int64 waited, bool granted);
 

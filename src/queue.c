@@ -837,16 +837,39 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 	return done;
 }
 
-static int
-copy_members(const DlockList *list, DlockMember *members, int count, int max)
+/*
+ * The number of the lease that has a ticket; 0: it is a session's.
+ */
+static int64
+lease_of(DlockTicket *ticket)
 {
-	for (DlockTicket *ticket = ticket_at(list->head); ticket;
+	DlockLease *lease;
+
+	if (!is_lease_ticket(ticket))
+		return 0;
+	lease = dsa_get_address(dlock_area, lease_ticket(ticket)->lease);
+	return lease->number;
+}
+
+/*
+ * Copy the first "max_each" of a list, with no number above "up_to", to behind
+ * the "count" members that there are.  Returns how many there are then, or
+ * more than "max" where that is not room enough.
+ */
+static int
+copy_members(const DlockList *list, int64 up_to, int max_each,
+			 DlockMember *members, int count, int max)
+{
+	for (DlockTicket *ticket = ticket_at(list->head);
+		 ticket && max_each-- > 0 && ticket->number <= up_to;
 		 ticket = ticket_at(ticket->link.next), count++)
 	{
-		if (count < max)
-			members[count] = (DlockMember)
+		if (count >= max)
+			return max + 1;
+		members[count] = (DlockMember)
 		{
 			.number = ticket->number,
+			.lease = lease_of(ticket),
 			.session = ticket->session,
 			.procno = ticket->procno,
 			.pid = ticket->pid,
@@ -860,12 +883,15 @@ copy_members(const DlockList *list, DlockMember *members, int count, int max)
 
 /*
  * Copy out who holds a lock and, behind them, who waits for it, in the order
- * of the queue.  Returns how many there are: where that is more than "max",
- * the copy is cut short, and the caller comes again with more room.
+ * of the queue: of either, at most so many; and of the queue, those up to a
+ * number, as who comes behind a waiter does not concern it, and may be many.
+ *
+ * Returns how many there are: where that is more than "max", the copy is cut
+ * short, and the caller comes again with more room.
  */
 int
-dlock_queue_members(const DlockKey *key, DlockMember *members, int max,
-					int32 *slots)
+dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
+					DlockMember *members, int max, int32 *slots)
 {
 	DlockLock  *lock = find(key, false);
 	int			count;
@@ -873,8 +899,11 @@ dlock_queue_members(const DlockKey *key, DlockMember *members, int max,
 	if (lock == NULL)
 		return 0;
 	*slots = lock->slots;
-	count = copy_members(&lock->holders, members, 0, max);
-	count = copy_members(&lock->queue, members, count, max);
+	count = copy_members(&lock->holders, DLOCK_MAX_TICKET, max_each, members,
+						 0, max);
+	if (count <= max)
+		count = copy_members(&lock->queue, up_to, max_each, members, count,
+							 max);
 	if (DsaPointerIsValid(lock->holders.head))
 		let_go_to_tell(lock, key, ticket_at(lock->holders.head));
 	else
@@ -948,22 +977,45 @@ dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 }
 
 /*
+ * Has a lock been left as it never should be?  Its head fits, where an error
+ * has come into a hand-over; or there may be tickets in it without an owner.
+ */
+static bool
+needs_reaping(DlockLock *lock)
+{
+	DlockTicket *head = ticket_at(lock->queue.head);
+
+	if (pg_atomic_read_u32(&dlock_control->lost) > 0)
+		return true;
+	return head && state_of(head) != DLOCK_LEAVING &&
+		(lock->holders.length == 0 || fits(lock, head));
+}
+
+/*
  * Clear away the tickets of a lock whose owners are gone without having given
  * them back, and hand it on.  That takes an error in a backend's exit or in a
  * hand-over, where a segment of memory cannot be mapped, so this is hardly
  * ever seen; but without it such a lock would stay closed until a restart.
+ *
+ * Every waiter asks for this again and again.  So it looks at the head of the
+ * queue only, in shared mode, unless there is a lost ticket anywhere.
  *
  * Their memory is freed here, as its owner is no more.
  */
 void
 dlock_queue_reap(const DlockKey *key)
 {
-	DlockLock  *lock = find(key, true);
+	DlockLock  *lock = find(key, false);
 	Wakeups		wakeups = {0};
 	DlockList	lost = {0};
 	DlockTicket *one;
+	bool		needed;
 
 	if (lock == NULL)
+		return;
+	needed = needs_reaping(lock);
+	dshash_release_lock(dlock_locks, lock);
+	if (!needed || (lock = find(key, true)) == NULL)
 		return;
 	for (DlockTicket *ticket = ticket_at(lock->holders.head), *next; ticket;
 		 ticket = next)
@@ -977,6 +1029,8 @@ dlock_queue_reap(const DlockKey *key)
 		/* a session's is pinned by its owner alone */
 		ticket->pins = 0;
 		take_out(lock, ticket, &wakeups);
+		if (pg_atomic_read_u32(&dlock_control->lost) > 0)
+			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
 		dlock_list_append(&lost, &ticket->link);
 	}
 	/* an error in a hand-over has left the lock free, and the head waiting */

@@ -413,7 +413,10 @@ at_exit(int code, Datum arg)
 			dlist_node *node = dlist_pop_head_node(&dlock_held_tickets);
 			DlockHeld  *held = dlist_container(DlockHeld, by_age, node);
 
+			/* counts for as long as an error here leaves it behind */
+			pg_atomic_fetch_add_u32(&dlock_control->lost, 1);
 			(void) dlock_queue_leave(&held->name->key, held->ticket);
+			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
 			dlock_ticket_free(held->ticket);
 		}
 	}

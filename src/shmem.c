@@ -141,6 +141,7 @@ find_control(void)
 		pg_atomic_init_u64(&control->last_session, 0);
 		pg_atomic_init_u64(&control->memory_used, 0);
 		pg_atomic_init_u32(&control->readers, 0);
+		pg_atomic_init_u32(&control->lost, 0);
 		control->initialized = true;
 	}
 	LWLockRelease(AddinShmemInitLock);

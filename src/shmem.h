@@ -493,6 +493,8 @@ typedef struct DlockControl
 	pg_atomic_uint64 last_session;	/* source of DlockBackend.session */
 	pg_atomic_uint64 memory_used;	/* bytes of locks and tickets, about */
 	pg_atomic_uint32 readers;	/* backends that may have a cursor */
+	pg_atomic_uint32 lost;		/* tickets that an exiting backend is giving
+								 * back, or has failed to */
 } DlockControl;
 
 #endif							/* DLOCK_SHMEM_H */

@@ -141,17 +141,31 @@ drop_snapshot(void)
 }
 
 /*
+ * When to look thoroughly for deadlocks again: every time after twice as long
+ * as before, up to 64 deadlock_timeouts.
+ */
+static int64
+next_thorough_look(int64 waited)
+{
+	int64		timeout = (int64) DeadlockTimeout * 1000;
+
+	return waited + Min(waited + timeout, 64 * timeout);
+}
+
+/*
  * Sleep until the ticket is not waiting any more: true; or until the timeout
  * has passed: false.
  *
- * Deadlocks are looked for after deadlock_timeout and every two of them from
- * then on, and when another waiter asks for it.
+ * Deadlocks are looked for after deadlock_timeout, at growing intervals from
+ * then on, and when another waiter asks for it; those that a heavyweight lock
+ * can have closed meanwhile, every two deadlock_timeouts.
  */
 static bool
 sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 					instr_time start)
 {
 	int64		next_check = (int64) DeadlockTimeout * 1000;
+	int64		next_thorough = next_check;
 	bool		foreign;
 	bool		logged = false;
 
@@ -172,6 +186,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 			pg_atomic_read_u32(&dlock_my_backend->check_requested) != 0)
 		{
 			DlockSpace *space = dlock_space_at(ticket->space);
+			bool		thorough;
 
 			/* a worker that had no slot, and may have to hand on to us */
 			if (pg_atomic_read_u32(&space->worker) == 0 &&
@@ -181,8 +196,13 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 			if (request->lease && !request->lease->single &&
 				!dlock_lease_is_open(request->lease))
 				dlock_lease_raise_gone(request->lease->number);
-			pg_atomic_write_u32(&dlock_my_backend->check_requested, 0);
-			dlock_deadlock_check();
+			thorough = pg_atomic_exchange_u32(&dlock_my_backend->check_requested,
+											  0) != 0 ||
+				waited >= next_thorough;
+			if (!dlock_deadlock_check(thorough))
+				next_thorough = waited;
+			else if (waited >= next_thorough)
+				next_thorough = next_thorough_look(waited);
 			if (waited >= next_check && log_lock_waits && !logged)
 			{
 				dlock_deadlock_log(request, ticket->number, waited, false);

@@ -204,19 +204,25 @@ foreach my $how ('release', 'end')
 # nobody.
 #
 {
-	my ($holder, $other, $third) = map { session($node) } 1 .. 3;
+	my ($holder, $other, $third, $fourth) = map { session($node) } 1 .. 4;
 	my $waiter = waiter();
 	my $enqueue = "SELECT dlock_enqueue('lock', 'nobody')";
 	my $next;
 
-	$holder->query("SELECT dlock_acquire('lock')");
 	$waiter->query("SELECT dlock_acquire('mine')");
-	$waiter->start("SELECT dlock_acquire('lock')");
-	stop_sleeper($waiter);
-	# the neighbour, which it needs to leave
+	# a ticket that they keep for the next time
+	$_->query("SELECT dlock_acquire('lock'), dlock_release('lock')")
+	  foreach $waiter, $fourth;
+	$holder->query("SELECT dlock_acquire('lock')");
+	# the head of the queue, which every look looks at
 	$next = $other->query($enqueue);
 	grow($other);
 	$other->query($enqueue);
+	# the neighbour, which the waiter needs to join and to leave
+	$fourth->start("SELECT dlock_acquire('lock')");
+	$admin->until_waits($fourth);
+	$waiter->start("SELECT dlock_acquire('lock')");
+	stop_sleeper($waiter);
 	# only who keeps others waiting looks
 	$third->start("SELECT dlock_acquire('mine') > 0");
 	$admin->until_waits($third);
@@ -230,7 +236,9 @@ foreach my $how ('release', 'end')
 	$holder->query("SELECT dlock_release('lock')");
 	is($other->query("SELECT dlock_wait($next)"),
 		't', 'look: the lock is handed on');
-	finish($holder, $other, $third);
+	$other->quit;
+	$fourth->answer;
+	finish($holder, $other, $third, $fourth);
 }
 
 #
