@@ -37,6 +37,7 @@ OBJS = \
 
 # The version has one source, the control file.
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" dlock.control)
+PG_CPPFLAGS = -DDLOCK_VERSION=\"$(EXTVERSION)\"
 
 # What was released once never changes: a version is its predecessor's scripts,
 # and one more.
@@ -134,7 +135,10 @@ TAP = \
 	073_memory \
 	074_worker_start \
 	075_segments \
-	080_orm
+	080_orm \
+	093_update \
+	094_layouts \
+	096_small_memory
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
@@ -158,5 +162,6 @@ PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
-# PGXS does not know which headers an object needs: all of them, then.
-$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
+# PGXS does not know which headers an object needs: all of them, then; and the
+# version.
+$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h) dlock.control
