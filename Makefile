@@ -138,6 +138,7 @@ TAP = \
 	080_orm \
 	093_update \
 	094_layouts \
+	095_dropped \
 	096_small_memory
 
 # Both expect their outputs in expected/.  The servers' directories must not

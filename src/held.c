@@ -133,8 +133,12 @@ bucket_of(int64 number)
 	return &numbers[number & (num_buckets - 1)];
 }
 
+/*
+ * The ticket with this number; NULL where this backend has none in this space.
+ * It may still have some from before the extension was dropped.
+ */
 DlockHeld *
-dlock_held_find_number(int64 number)
+dlock_held_find_number(const DlockSpace *space, int64 number)
 {
 	dlist_iter	iter;
 
@@ -144,7 +148,7 @@ dlock_held_find_number(int64 number)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_number, iter.cur);
 
-		if (held->number == number)
+		if (held->number == number && held->ticket->space == space->self)
 			return held;
 	}
 	return NULL;

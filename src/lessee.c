@@ -192,7 +192,8 @@ take_back(int code, Datum arg)
 
 /*
  * Wait until what is known of a ticket is durable; raises 55L01 where it is
- * gone meanwhile, or is not granted though "granted" is set.
+ * gone meanwhile, with the extension or without, or is not granted though
+ * "granted" is set.
  */
 static void
 make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
@@ -200,6 +201,7 @@ make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 	DlockState	state;
 
 	dlock_journal_wait(space, &ticket->record);
+	dlock_wait_check_space(space, &ticket->key);
 	state = (DlockState) pg_atomic_read_u32(&ticket->ticket.state);
 	if (!(state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)))
 		dlock_request_raise_lost(&ticket->key, ticket->ticket.number);

@@ -209,7 +209,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 bool
 dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
 {
-	DlockHeld  *held = dlock_held_find_number(number);
+	DlockHeld  *held = dlock_held_find_number(space, number);
 
 	CHECK_FOR_INTERRUPTS();
 	if (held == NULL)
@@ -307,7 +307,7 @@ dlock_session_release(const DlockKey *key)
 bool
 dlock_session_release_ticket(DlockSpace *space, int64 number)
 {
-	DlockHeld  *held = dlock_held_find_number(number);
+	DlockHeld  *held = dlock_held_find_number(space, number);
 	DlockLeaseTicket *ticket;
 	int			before;
 	bool		released;
