@@ -39,6 +39,7 @@ OBJS = \
 
 # The version has one source, the control file.
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" dlock.control)
+PG_CPPFLAGS = -DDLOCK_VERSION=\"$(EXTVERSION)\"
 
 # What was released once never changes: a version is its predecessor's scripts,
 # and one more.
@@ -155,7 +156,11 @@ TAP = \
 	085_restore \
 	086_logical \
 	087_tables \
-	088_reset
+	088_reset \
+	093_update \
+	094_layouts \
+	095_dropped \
+	096_small_memory
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
@@ -179,5 +184,6 @@ PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
-# PGXS does not know which headers an object needs: all of them, then.
-$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
+# PGXS does not know which headers an object needs: all of them, then; and the
+# version.
+$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h) dlock.control

@@ -112,3 +112,13 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE EXECUTE ON FUNCTION dlock_reset() FROM PUBLIC;
 COMMENT ON FUNCTION dlock_reset() IS
 'on a clone: end all leases of this database, and return how many';
+
+--
+-- The version of the library
+--
+CREATE FUNCTION dlock_version()
+RETURNS text
+AS 'MODULE_PATHNAME', 'dlock_version'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_version() IS
+'version of the library that this session has loaded';

@@ -72,6 +72,14 @@ compat_do_not_replicate(void)
 #endif
 }
 
+/* 18: a library tells its name and version, for pg_get_loaded_modules() */
+#if PG_VERSION_NUM >= 180000
+#define COMPAT_MODULE_MAGIC(name_, version_) \
+	PG_MODULE_MAGIC_EXT(.name = (name_), .version = (version_))
+#else
+#define COMPAT_MODULE_MAGIC(name_, version_)	PG_MODULE_MAGIC
+#endif
+
 /* 17: proc numbers and backend ids became one, with a variable of its own */
 static inline int
 compat_my_procno(void)
@@ -139,6 +147,19 @@ compat_sync_standbys_defined(void)
 #define COMPAT_INTERVAL_NOT_FINITE(interval)	INTERVAL_NOT_FINITE(interval)
 #else
 #define COMPAT_INTERVAL_NOT_FINITE(interval)	false
+#endif
+
+/*
+ * Has this transaction given a relation a new file?
+ *
+ * 16: files are told apart by numbers of their own, and locators
+ */
+#if PG_VERSION_NUM >= 160000
+#define COMPAT_HAS_NEW_FILE(relation) \
+	((relation)->rd_newRelfilelocatorSubid != InvalidSubTransactionId)
+#else
+#define COMPAT_HAS_NEW_FILE(relation) \
+	((relation)->rd_newRelfilenodeSubid != InvalidSubTransactionId)
 #endif
 
 /*

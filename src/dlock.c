@@ -15,11 +15,12 @@
 
 #include "nodes/parsenodes.h"
 #include "tcop/utility.h"
+#include "utils/builtins.h"
 #include "utils/guc.h"
 
 #include "dlock.h"
 
-PG_MODULE_MAGIC;
+COMPAT_MODULE_MAGIC("dlock", DLOCK_VERSION);
 
 int			dlock_max_memory;
 int			dlock_max_locks_per_session;
@@ -96,4 +97,12 @@ _PG_init(void)
 
 	previous_process_utility = ProcessUtility_hook;
 	ProcessUtility_hook = process_utility;
+}
+
+/* The version of this library, which may be another than the extension's. */
+PG_FUNCTION_INFO_V1(dlock_version);
+Datum
+dlock_version(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_TEXT_P(cstring_to_text(DLOCK_VERSION));
 }

@@ -74,12 +74,20 @@ extern DlockBackend *dlock_my_backend;
 
 extern void dlock_attach(void);
 extern void dlock_detach(void);
+extern void dlock_count_as_worker(void);
+extern bool dlock_is_replaced(void);
+extern void *dlock_table_insert(dshash_table *table, const void *key,
+								bool *found);
 extern DlockSpace *dlock_current_space(void);
 extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
+extern bool dlock_space_is_current(const DlockSpace *space);
+extern void dlock_check_committed(DlockSpace *space);
 extern uint64 dlock_first_unreserved(Oid database);
+extern void dlock_set_unreserved(const DlockSpace *space, uint64 limit);
 extern Oid	dlock_relation(DlockSpace *space, const char *name);
 extern void dlock_key_fill(DlockKey *key, const DlockSpace *space,
 						   const char *name, int length);
+extern int64 dlock_memory_limit(void);
 extern void dlock_check_memory(void);
 extern void dlock_count_memory(int64 change);
 extern dsa_pointer dlock_allocate(Size size);
@@ -331,6 +339,8 @@ extern void dlock_worker_unwatch(DlockLease *lease);
 /* wait.c */
 extern DlockOutcome dlock_wait_for_grant(const DlockRequest *request,
 										 DlockTicket *ticket);
+extern void dlock_wait_check_space(const DlockSpace *space,
+								   const DlockKey *key);
 
 /* deadlock.c */
 extern bool dlock_deadlock_check(bool thorough);

@@ -276,8 +276,13 @@ bucket_of(int64 number)
 	return &numbers[number & (num_buckets - 1)];
 }
 
+/*
+ * The ticket with this number; NULL where this backend has none in this space,
+ * or, if that is NULL, in any: it may still have some from before the extension
+ * was dropped.
+ */
 DlockHeld *
-dlock_held_find_number(int64 number)
+dlock_held_find_number(const DlockSpace *space, int64 number)
 {
 	dlist_iter	iter;
 
@@ -287,7 +292,8 @@ dlock_held_find_number(int64 number)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_number, iter.cur);
 
-		if (held->number == number)
+		if (held->number == number &&
+			(space == NULL || held->ticket->space == space->self))
 			return held;
 	}
 	return NULL;
@@ -471,7 +477,7 @@ dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 bool
 dlock_held_blocks_others(int64 except)
 {
-	DlockHeld  *excepted = dlock_held_find_number(except);
+	DlockHeld  *excepted = dlock_held_find_number(NULL, except);
 	dlist_iter	iter;
 
 	notice_losses();

@@ -83,7 +83,8 @@ extern void dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 								 uint32 xact_depth);
 extern void dlock_held_settle(DlockHeld *held);
 extern void dlock_held_forget(DlockHeld *held);
-extern DlockHeld *dlock_held_find_number(int64 number);
+extern DlockHeld *dlock_held_find_number(const DlockSpace *space,
+										 int64 number);
 extern DlockHeldName *dlock_held_find_name(const DlockKey *key);
 extern DlockHeld *dlock_held_find_reentrant(DlockHeldName *name);
 extern DlockHeld *dlock_held_find_session_hold(DlockHeldName *name);

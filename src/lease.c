@@ -195,6 +195,7 @@ dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
 	dsa_pointer self;
 	DlockLease *lease;
 
+	dlock_check_committed(space);
 	dlock_check_memory();
 	self = dlock_allocate(sizeof(DlockLease));
 	lease = dsa_get_address(dlock_area, self);

@@ -118,7 +118,7 @@ enter_request(DlockLeaseTicket *ticket)
 	if (ticket->request == 0)
 		return;
 	key = request_key(ticket);
-	entry = dshash_find_or_insert(dlock_ids, &key, &found);
+	entry = dlock_table_insert(dlock_ids, &key, &found);
 	if (!found)
 	{
 		entry->lease = entry->ticket = InvalidDsaPointer;

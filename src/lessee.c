@@ -200,8 +200,9 @@ take_back(int code, Datum arg)
 
 /*
  * Wait until what is known of a ticket is durable; raises 55L01 where it is
- * gone meanwhile, or is not granted though "granted" is set.  A ticket whose
- * lease has run out is gone, whether or not the worker has ended it.
+ * gone meanwhile, with the extension or without, or is not granted though
+ * "granted" is set.  A ticket whose lease has run out is gone, whether or not the
+ * worker has ended it.
  */
 static void
 make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
@@ -209,6 +210,7 @@ make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 	DlockState	state;
 
 	dlock_journal_wait(space, &ticket->record);
+	dlock_wait_check_space(space, &ticket->key);
 	state = dlock_state_of(ticket);
 	if (!(state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)) ||
 		!dlock_lease_ticket_is_live(ticket))

@@ -379,7 +379,7 @@ find_or_insert(const DlockKey *key, int32 slots)
 	DlockLock  *lock;
 	bool		found;
 
-	lock = dshash_find_or_insert(dlock_locks, key, &found);
+	lock = dlock_table_insert(dlock_locks, key, &found);
 	if (!found)
 	{
 		/*

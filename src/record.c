@@ -199,7 +199,7 @@ dlock_id_insert(DlockSpace *space, int64 number, DlockLease *lease,
 	DlockIdEntry *entry;
 	bool		found;
 
-	entry = dshash_find_or_insert(dlock_ids, &key, &found);
+	entry = dlock_table_insert(dlock_ids, &key, &found);
 	entry->lease = lease ? lease->record.link.self : InvalidDsaPointer;
 	entry->ticket = ticket ? ticket->ticket.link.self : InvalidDsaPointer;
 	dshash_release_lock(dlock_ids, entry);

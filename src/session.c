@@ -146,7 +146,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
  * is.  Nor need a lock's loss be told to whoever has not got it.
  */
 static void
-undo_latest(int64 number, DlockScope scope)
+undo_latest(const DlockSpace *space, int64 number, DlockScope scope)
 {
 	DlockHeld  *held;
 
@@ -156,7 +156,7 @@ undo_latest(int64 number, DlockScope scope)
 		return;
 	}
 	/* also one that was ended by force is remembered until it is released */
-	held = dlock_held_find_number(number);
+	held = dlock_held_find_number(space, number);
 	dlock_held_set_depth(held, held->session_depth - 1, held->xact_depth);
 	dlock_held_settle(held);
 }
@@ -193,7 +193,7 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 		/* dshash raises a lack of memory with a lock of its own held */
 		LWLockReleaseAll();
 		while (taken > 0)
-			undo_latest(fences[--taken], request->scope);
+			undo_latest(space, fences[--taken], request->scope);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -202,7 +202,7 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 		return true;
 	*failed = taken;
 	while (taken > 0)
-		undo_latest(fences[--taken], request->scope);
+		undo_latest(space, fences[--taken], request->scope);
 	return false;
 }
 
@@ -251,7 +251,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 bool
 dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
 {
-	DlockHeld  *held = dlock_held_find_number(number);
+	DlockHeld  *held = dlock_held_find_number(space, number);
 
 	CHECK_FOR_INTERRUPTS();
 	if (held == NULL)
@@ -327,7 +327,7 @@ dlock_session_release(const DlockKey *key)
 bool
 dlock_session_release_ticket(DlockSpace *space, int64 number)
 {
-	DlockHeld  *held = dlock_held_find_number(number);
+	DlockHeld  *held = dlock_held_find_number(space, number);
 	DlockLeaseTicket *ticket;
 	int			before;
 	bool		released;

@@ -3,11 +3,12 @@
  * shmem.h
  *	  dlock's memory map: every structure that processes share.
  *
- * A small control structure lives in the main shared memory segment.  All
- * the rest lives in one dynamic shared memory area, which is made by the
- * first backend that needs it and grows on demand:
+ * A small header lives in the main shared memory segment.  All the rest lives
+ * in one dynamic shared memory area, which is made by the first backend that
+ * needs it and grows on demand:
  *
- *	DlockControl		one per server: how to find the rest
+ *	DlockHeader			one per server, in the main segment: whose layout it is
+ *	DlockControl		one per area: how to find the rest
  *	  spaces			dshash: (database, extension) -> DlockSpaceEntry
  *	DlockSpace			one per space: its numbers, worker, journal, outbox
  *	  locks				dshash: (space, name) -> DlockLock
@@ -25,8 +26,9 @@
  * Lock order: an entry's lock, then a space's lease lock, then its outbox's
  * lock, then a mutex or the memory area's internal locks.  Nobody holds two
  * entries' locks at a time.  A partition of the table of numbers is locked
- * alone, or last but for the area's locks; one of the spaces' table alone, or
- * before an entry's lock.
+ * alone, or last but for the area's locks; one of the spaces' table alone,
+ * before an entry's lock, or behind the lock under which numbers are reserved,
+ * which comes before all others.
  *
  *-------------------------------------------------------------------------
  */
@@ -42,11 +44,15 @@
 #include "utils/dsa.h"
 
 /*
- * The layout version is part of the control structure's name: when an upgrade
- * changes a structure below, sessions that still run the old library keep the
- * old state and never see the new one.
+ * The number of the layout of all that is below: increased with the first
+ * change since a release.  Libraries of different layouts never share an area;
+ * see DlockHeader.  1 is that of version 1.0, which knows no header.
  */
-#define DLOCK_CONTROL_NAME	"dlock/1"
+#ifndef DLOCK_LAYOUT
+#define DLOCK_LAYOUT		2
+#endif
+
+#define DLOCK_HEADER_NAME	"dlock"
 
 #define DLOCK_MAX_NAME		255 /* bytes in a lock's name */
 #define DLOCK_MAX_INFO		1024	/* bytes in a ticket's info */
@@ -430,6 +436,12 @@ typedef struct DlockSpaceEntry
 	/* protected by the partition lock of the spaces' table */
 	uint32		users;			/* backends attached */
 	dsa_pointer space;
+
+	/*
+	 * Where the key has no extension, the entry stands for the database, and
+	 * has nothing but the first number that no space there has ever reserved.
+	 */
+	uint64		unreserved;
 } DlockSpaceEntry;
 
 /*
@@ -475,19 +487,18 @@ typedef struct DlockBackend
 
 typedef struct DlockControl
 {
-	/* immutable after creation, which AddinShmemInitLock protects */
-	bool		initialized;
-	LWLock		lock;			/* protects the making of the memory area */
+	/* immutable */
 	int			memory_tranche;
 	int			table_tranche;
-
-	/* protected by lock until set, immutable then */
-	dsa_handle	area;
 	dshash_table_handle spaces;
 	dshash_table_handle locks;
 	dshash_table_handle ids;
 	dsa_pointer backends;
 	int			num_backends;
+	int64		room;			/* what the file system leaves for locks and
+								 * tickets, in bytes; see file_system() */
+
+	LWLock		reserve_lock;	/* held while ticket numbers are reserved */
 
 	/* atomic */
 	pg_atomic_uint64 last_session;	/* source of DlockBackend.session */
@@ -496,5 +507,41 @@ typedef struct DlockControl
 	pg_atomic_uint32 lost;		/* tickets that an exiting backend is giving
 								 * back, or has failed to */
 } DlockControl;
+
+/*
+ * What libraries of all layouts find under one name, and agree about: this
+ * structure and what is said of it never change.
+ *
+ * An area is used by libraries of its own layout alone.  Each process that is
+ * attached to it counts itself, until it has let go of its memory; another
+ * layout's library may free the area, and make its own, once nobody does.
+ */
+typedef struct DlockHeader
+{
+	/* protected by AddinShmemInitLock, as is the choice of the area */
+	uint32		initialized;	/* the tranches are made */
+	int32		memory_tranche;
+	int32		table_tranche;
+	uint32		layout;			/* DLOCK_LAYOUT of the area's library, ... */
+	uint32		sizes;			/* ... of which builds may differ ... */
+	char		version[64];	/* ... and its version */
+	dsa_handle	area;			/* pinned; or DSM_HANDLE_INVALID */
+	dsa_pointer control;		/* the layout's own DlockControl */
+	dsa_pointer pids;			/* of the processes attached, by proc number: an
+								 * array of pg_atomic_uint32, 0 for nobody */
+	uint32		num_pids;
+
+	/* atomic; increased under the lock */
+	pg_atomic_uint32 attached;	/* processes attached to the area */
+	pg_atomic_uint32 workers;	/* ... of these, background workers of dlock */
+
+	/*
+	 * atomic: until then, in microseconds as TimestampTz, somebody with another
+	 * layout wants to have the place.  Workers go where only they are left.
+	 */
+	pg_atomic_uint64 wanted_until;
+
+	char		unused[64];		/* zero */
+} DlockHeader;
 
 #endif							/* DLOCK_SHMEM_H */

@@ -15,7 +15,8 @@
  * lacked the last records, point-in-time recovery or the restoring of an old
  * dump, time carries the numbers on; where the clock has gone back, the
  * sequence does.  And in one server it starts above whatever the database has
- * reserved, should the extension have been dropped and made anew meanwhile.
+ * reserved, should the extension have been dropped and made anew meanwhile, and
+ * perhaps come back by a rollback.
  *
  * Why not nextval()?  It shows in the user's lastval(), it keeps a lock on
  * the sequence until the end of the transaction, it assigns a transaction id,
@@ -87,21 +88,14 @@ numbers_left(DlockSpace *space)
 		pg_atomic_read_u64(&space->ticket_limit);
 }
 
-/*
- * Make a reserved block the one to draw from, unless somebody was faster with
- * a later one, or, without "force", with one that still has numbers.
- */
+/* Make a reserved block the one to draw from. */
 static void
-install_block(DlockSpace *space, uint64 first, uint64 limit, bool force)
+install_block(DlockSpace *space, uint64 first, uint64 limit)
 {
 	SpinLockAcquire(&space->mutex);
-	if (first >= pg_atomic_read_u64(&space->ticket_limit) &&
-		(force || !numbers_left(space)))
-	{
-		pg_atomic_write_u64(&space->next_ticket, first);
-		pg_write_barrier();
-		pg_atomic_write_u64(&space->ticket_limit, limit);
-	}
+	pg_atomic_write_u64(&space->next_ticket, first);
+	pg_write_barrier();
+	pg_atomic_write_u64(&space->ticket_limit, limit);
 	SpinLockRelease(&space->mutex);
 }
 
@@ -126,17 +120,41 @@ floor_by_time(void)
 }
 
 /*
- * Reserve a block that starts at "minimum" or later, and make it the one to
- * draw from.  A minimum of 0 asks for any block, and may find that another
- * backend has just installed one.
+ * The sequence, for as long as a block is reserved.
  *
- * Writes and flushes WAL; called without any lock of dlock's.
+ * An ALTER SEQUENCE of this transaction has given it a new file, which goes if
+ * the transaction is rolled back, with the reservation in it.  That of another
+ * one is waited for.
  */
-void
-dlock_ticket_reserve(DlockSpace *space, int64 minimum)
+static Relation
+open_sequence(DlockSpace *space)
 {
-	Relation	sequence;
-	Buffer		buffer;
+	Relation	sequence = relation_open(dlock_relation(space, "dlock_ticket_seq"),
+										 RowExclusiveLock);
+
+	if (sequence->rd_rel->relkind != RELKIND_SEQUENCE)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("\"%s\" is not a sequence",
+						RelationGetRelationName(sequence))));
+	if (COMPAT_HAS_NEW_FILE(sequence))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot reserve ticket numbers in a transaction that has changed sequence \"%s\"",
+						RelationGetRelationName(sequence)),
+				 errdetail("A rollback would undo the reservation, too."),
+				 errhint("Commit first; or call dlock_advance_ticket() instead of ALTER SEQUENCE.")));
+	return sequence;
+}
+
+/*
+ * Write into the sequence that a block is reserved, and flush that.  The block
+ * starts at "minimum" or later; returns its first number.
+ */
+static int64
+write_reservation(Relation sequence, int64 minimum)
+{
+	Buffer		buffer = ReadBuffer(sequence, 0);
 	GenericXLogState *state;
 	Page		page;
 	ItemId		item;
@@ -144,18 +162,7 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	Form_pg_sequence_data data;
 	int64		reserved;
 	XLogRecPtr	lsn;
-	bool		force = minimum > 0;
 
-	minimum = Max(minimum,
-				  (int64) dlock_first_unreserved(space->key.database));
-	sequence = relation_open(dlock_relation(space, "dlock_ticket_seq"),
-							 RowExclusiveLock);
-	if (sequence->rd_rel->relkind != RELKIND_SEQUENCE)
-		ereport(ERROR,
-				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("\"%s\" is not a sequence",
-						RelationGetRelationName(sequence))));
-	buffer = ReadBuffer(sequence, 0);
 	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
 	state = GenericXLogStart(sequence);
 	page = GenericXLogRegisterBuffer(state, buffer, 0);
@@ -177,10 +184,38 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	data->log_cnt = 0;			/* so that nextval() writes WAL, too */
 	lsn = GenericXLogFinish(state);
 	UnlockReleaseBuffer(buffer);
-	relation_close(sequence, RowExclusiveLock);
-
 	XLogFlush(lsn);
-	install_block(space, reserved + 1, reserved + 1 + DLOCK_TICKET_BLOCK, force);
+	return reserved + 1;
+}
+
+/*
+ * Reserve a block that starts at "minimum" or later, and make it the one to
+ * draw from.  A minimum of 0 asks for any block, and may find that another
+ * backend has just installed one.
+ *
+ * Blocks are reserved one after the other, whosever they are: so each lies
+ * above all that any space of the database has drawn from before it, and none
+ * draws from an earlier one afterwards.
+ *
+ * Writes and flushes WAL; called without any lock of dlock's.
+ */
+void
+dlock_ticket_reserve(DlockSpace *space, int64 minimum)
+{
+	Relation	sequence = open_sequence(space);
+
+	LWLockAcquire(&dlock_control->reserve_lock, LW_EXCLUSIVE);
+	if (minimum > 0 || !numbers_left(space))
+	{
+		int64		unreserved = (int64) dlock_first_unreserved(space->key.database);
+		int64		first = write_reservation(sequence,
+											  Max(minimum, unreserved));
+
+		dlock_set_unreserved(space, first + DLOCK_TICKET_BLOCK);
+		install_block(space, first, first + DLOCK_TICKET_BLOCK);
+	}
+	LWLockRelease(&dlock_control->reserve_lock);
+	relation_close(sequence, RowExclusiveLock);
 }
 
 /* Release what belongs to a ticket that is in no lock.  Raises nothing. */

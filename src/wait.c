@@ -9,6 +9,9 @@
  * set for other reasons too, and by others' late wakeups: a waiter that finds
  * its ticket still waiting sleeps again.
  *
+ * Nobody sets our latch when the extension is dropped, and the locks of its
+ * space end: a waiter that sleeps looks once a second.
+ *
  * Everything that ends a wait but a grant raises an error or returns false,
  * with the ticket still in the lock: the caller withdraws it, and where it
  * was granted at the same moment, that hands it on.
@@ -16,8 +19,6 @@
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
-
-#include <limits.h>
 
 #include "miscadmin.h"
 #include "storage/condition_variable.h"
@@ -32,6 +33,12 @@
 #include "utils/wait_event.h"
 
 #include "dlock.h"
+
+/*
+ * A waiter looks so often, in microseconds, whether its extension is still
+ * there.
+ */
+#define SPACE_LOOK_US	INT64CONST(1000000)
 
 /* Show in pg_stat_activity what a wait for a user-defined lock shows */
 #define WAIT_EVENT_DLOCK	(PG_WAIT_LOCK | LOCKTAG_USERLOCK)
@@ -153,6 +160,50 @@ next_thorough_look(int64 waited)
 }
 
 /*
+ * Nobody waits in a space that is gone, or is told that it has got something
+ * there.  A space that this transaction alone has dropped is gone for it alone.
+ */
+void
+dlock_wait_check_space(const DlockSpace *space, const DlockKey *key)
+{
+	if (dlock_space_is_current(space))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_DLOCK_LOST),
+			 errmsg("lock \"%.*s\" is gone", key->length, key->name),
+			 errdetail("Extension \"%s\" was dropped meanwhile, and all of its locks and tickets with it.",
+					   "dlock"),
+			 errhint("Acquire the lock again, if the extension was created anew.")));
+}
+
+/*
+ * Sleep until the latch is set, or for so many microseconds, in pieces between
+ * which we look for our space.  Such a look is no reason to look at the ticket,
+ * too: that would only hide a wakeup that was missed.
+ */
+static void
+sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
+			  int64 left)
+{
+	int			events;
+
+	do
+	{
+		int64		piece = Min(left, SPACE_LOOK_US);
+
+		events = WaitLatch(MyLatch,
+						   WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						   (piece + 999) / 1000, WAIT_EVENT_DLOCK);
+		/* not where it may have been set since */
+		if (events & WL_LATCH_SET)
+			ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		dlock_wait_check_space(dlock_space_at(ticket->space), &request->key);
+		left -= piece;
+	} while ((events & WL_LATCH_SET) == 0 && left > 0);
+}
+
+/*
  * Sleep until the ticket is not waiting any more: true; or until the timeout
  * has passed: false.
  *
@@ -213,11 +264,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 				next_check += (int64) DeadlockTimeout * 2000;
 			continue;
 		}
-		(void) WaitLatch(MyLatch,
-						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 Min((left + 999) / 1000, INT_MAX), WAIT_EVENT_DLOCK);
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
+		sleep_a_while(request, ticket, left);
 	}
 
 	/*
@@ -225,6 +272,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	 * caller can still hand the lock on: whoever gets an error has no lock.
 	 */
 	CHECK_FOR_INTERRUPTS();
+	dlock_wait_check_space(dlock_space_at(ticket->space), &request->key);
 	if (logged)
 	{
 		/* the log tells of the grant, too */

@@ -81,6 +81,7 @@ typedef struct Heartbeat
 
 static DlockSpace *my_space = NULL;
 static bool extension_is_gone = false;
+static bool gives_way = false;	/* to a library of another layout */
 
 static HTAB *watches = NULL;
 static pairingheap *watches_by_due = NULL;
@@ -204,7 +205,7 @@ resign(int code, Datum arg)
 	if (!pg_atomic_compare_exchange_u32(&my_space->worker, &me, 0))
 		return;
 	pg_atomic_write_u64(&my_space->worker_start, 0);
-	if (!extension_is_gone && dlock_worker_is_needed(my_space))
+	if (!extension_is_gone && !gives_way && dlock_worker_is_needed(my_space))
 		(void) start(my_space);
 }
 
@@ -219,6 +220,7 @@ take_office(const DlockSpaceKey *key)
 
 	StartTransactionCommand();
 	dlock_session_attach();
+	dlock_count_as_worker();
 	my_space = dlock_find_space(key);
 	CommitTransactionCommand();
 
@@ -756,6 +758,14 @@ dlock_worker_main(Datum arg)
 		if (extension_is_gone)
 		{
 			dlock_lease_abandon(my_space);
+			return;
+		}
+		gives_way = dlock_is_replaced();
+		if (gives_way)
+		{
+			ereport(LOG,
+					(errmsg("dlock worker gives way to another version of dlock"),
+					 errdetail("Leases are read again from their tables, by the first call.")));
 			return;
 		}
 		pgstat_report_activity(STATE_IDLE, NULL);

@@ -270,7 +270,7 @@ dlock_xact_undo_latest(void)
 void
 dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 {
-	DlockHeld  *held = dlock_held_find_number(number);
+	DlockHeld  *held = dlock_held_find_number(space, number);
 	DlockLeaseTicket *ticket;
 	int			before;
 
@@ -438,7 +438,7 @@ dlock_xact_arm_of_lease(DlockLeaseTicket *ticket)
 void
 dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 {
-	DlockHeld  *held = dlock_held_find_number(fence);
+	DlockHeld  *held = dlock_held_find_number(space, fence);
 	DlockLeaseTicket *ticket = NULL;
 	int			before = dlock_record_prepare();
 

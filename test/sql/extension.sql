@@ -87,6 +87,40 @@ SELECT name, scope, depth, ticket = :a AS same FROM dlock_locks;
 SELECT dlock_is_held('a'), dlock_is_held('b'), dlock_is_held('x');
 SELECT dlock_release('b');
 
+-- But numbers that were seen there are not drawn again, nor are lower ones.
+BEGIN;
+DROP EXTENSION dlock;
+CREATE EXTENSION dlock;
+SELECT dlock_acquire('a') AS there \gset
+SELECT dlock_release('a');
+ROLLBACK;
+SELECT dlock_release('a'), dlock_acquire('a') > :there AS greater;
+SELECT dlock_acquire('b') AS here \gset
+BEGIN;
+DROP EXTENSION dlock;
+CREATE EXTENSION dlock;
+SELECT dlock_acquire('b') > :here AS greater;
+ROLLBACK;
+SELECT dlock_release('b');
+
+-- A lease needs the worker, which does not see what is not committed.
+BEGIN;
+DROP EXTENSION dlock;
+CREATE EXTENSION dlock;
+SELECT dlock_acquire('a') > 0, dlock_release('a');
+SAVEPOINT one;
+SELECT dlock_lease_open('1min');
+ROLLBACK TO one;
+SELECT dlock_ttl_acquire('a', '1min');
+ROLLBACK TO one;
+SELECT dlock_ttl_enqueue('a', '1min');
+ROLLBACK;
+BEGIN;
+CREATE TABLE regress_dlock_other ();
+SELECT dlock_lease_open('1min') AS lease \gset
+ROLLBACK;
+SELECT dlock_lease_close(:lease);
+
 --
 -- Dropped and re-created, it starts empty, holders or not.  But fences go on:
 -- what an outside resource has seen stays behind them.
@@ -164,6 +198,22 @@ ALTER EXTENSION dlock DROP TABLE dlock_ticket_seq;
 DROP TABLE dlock_ticket_seq;
 ALTER SEQUENCE elsewhere RENAME TO dlock_ticket_seq;
 SELECT dlock_advance_ticket(1) > 0 AS advanced;
+
+-- A reservation that a rollback would undo, while its numbers are drawn
+BEGIN;
+ALTER SEQUENCE dlock_ticket_seq RESTART;
+SELECT dlock_advance_ticket(1);
+ROLLBACK;
+BEGIN;
+SAVEPOINT one;
+ALTER SEQUENCE dlock_ticket_seq INCREMENT 1;
+ROLLBACK TO one;
+SELECT dlock_advance_ticket(1) > 0 AS advanced;
+COMMIT;
+
+-- The version of the library, by default that of the extension, too
+SELECT dlock_version() = extversion AS same FROM pg_extension
+ WHERE extname = 'dlock';
 
 -- A function of the library without the extension
 DROP EXTENSION dlock;

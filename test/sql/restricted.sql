@@ -105,7 +105,9 @@ INSERT INTO calls VALUES
 	('count(*) > 0 FROM dlock_lock_status()', false),
 	('count(*) > 0 FROM dlock_lease_status()', false),
 	('acquired > 0 FROM dlock_counters()', false),
-	('dlock_role_oid(''x'') >= 0', false);
+	('dlock_role_oid(''x'') >= 0', false),
+	('dlock_version() <> ''''', false),
+	('dlock_reset()', true);
 
 -- What is not here, but for the triggers', is to be added, and asked.
 SELECT p.oid::regprocedure

@@ -49,14 +49,16 @@ my @calls = split /\n/, $session->query($calls);
 
 # asks about sessions of this server, of which none can wait
 my $question = q{SELECT dlock_blocking_pids('1')};
+my $of_library = 'SELECT dlock_version()';
 
 cmp_ok(scalar(@calls), '>', 10, 'there are functions');
-foreach my $call (grep { $_ ne $question } @calls)
+foreach my $call (grep { $_ ne $question && $_ ne $of_library } @calls)
 {
 	like($session->query($call), qr/25006: .*HINT: /s,
 		"standby refuses $call");
 }
 is($session->query($question), '{}', 'nobody waits');
+like($session->query($of_library), qr/^\d+\.\d+/, 'the library has a version');
 is( $session->query('SELECT count(*) FROM dlock_locks'),
 	'0', 'dlock_locks is empty');
 is( $session->query('SELECT count(*) FROM dlock_leases'),
