@@ -331,7 +331,7 @@ has_waiting(const DlockLock *lock)
 static bool
 fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 {
-	int32		permits = ticket->permits;
+	int64		permits = ticket->permits;
 
 	if (lock->closed > 0 || has_waiting(lock))
 		return false;
