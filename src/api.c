@@ -1078,7 +1078,7 @@ Datum
 dlock_reset(PG_FUNCTION_ARGS)
 {
 	static const char *const tables[] = {"dlock_queue", "dlock_queue_lease"};
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_change();
 	Oid			types[] = {INT8OID, OIDOID};
 	Datum		values[] = {
 		Int64GetDatum((int64) GetSystemIdentifier()),
