@@ -14,6 +14,7 @@ OBJS = \
 	src/api.o \
 	src/deadlock.o \
 	src/dlock.o \
+	src/heartbeat.o \
 	src/held.o \
 	src/journal.o \
 	src/lease.o \

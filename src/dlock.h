@@ -321,6 +321,11 @@ extern void dlock_worker_dismiss(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
 extern void dlock_worker_unwatch(DlockLease *lease);
 
+/* heartbeat.c */
+extern void dlock_heartbeat_watch(const DlockLease *lease);
+extern void dlock_heartbeat_unwatch(const DlockLease *lease);
+extern uint64 dlock_heartbeat_beat(DlockSpace *space);
+
 /* wait.c */
 extern DlockOutcome dlock_wait_for_grant(const DlockRequest *request,
 										 DlockTicket *ticket);
