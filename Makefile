@@ -135,6 +135,8 @@ TAP = \
 	073_memory \
 	074_worker_start \
 	075_segments \
+	076_suspended \
+	077_promise \
 	080_orm
 
 # Both expect their outputs in expected/.  The servers' directories must not
