@@ -137,6 +137,7 @@ TAP = \
 	075_segments \
 	076_suspended \
 	077_promise \
+	078_replaced \
 	080_orm
 
 # Both expect their outputs in expected/.  The servers' directories must not
