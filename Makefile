@@ -138,6 +138,7 @@ TAP = \
 	076_suspended \
 	077_promise \
 	078_replaced \
+	079_heartbeats \
 	080_orm
 
 # Both expect their outputs in expected/.  The servers' directories must not
