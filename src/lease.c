@@ -505,7 +505,8 @@ raise_unconfirmed(const DlockLease *lease)
 static bool
 wait_for_standbys(DlockSpace *space, DlockLease *lease, uint64 start)
 {
-	uint64		since = Max(start, lease->ttl / 4 + 1) - lease->ttl / 4;
+	uint64		quarter = lease->ttl / 4;
+	uint64		since = start > quarter ? start - quarter : 1;
 	uint64		until;
 
 	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
@@ -513,7 +514,7 @@ wait_for_standbys(DlockSpace *space, DlockLease *lease, uint64 start)
 		return true;
 	if (!move_deadline(lease))
 		return false;
-	until = start + Min(lease->ttl / 4, MAX_RENEW_MS * INT64CONST(1000));
+	until = start + Min(quarter, MAX_RENEW_MS * UINT64CONST(1000));
 	if (!dlock_heartbeat_wait(space, lease->durability, since, until) &&
 		dlock_lease_is_open(lease))
 		raise_unconfirmed(lease);
