@@ -15,6 +15,7 @@ OBJS = \
 	src/deadlock.o \
 	src/dlock.o \
 	src/graph.o \
+	src/heartbeat.o \
 	src/held.o \
 	src/journal.o \
 	src/lease.o \
@@ -152,6 +153,10 @@ TAP = \
 	073_memory \
 	074_worker_start \
 	075_segments \
+	076_suspended \
+	077_promise \
+	078_replaced \
+	079_heartbeats \
 	080_orm \
 	085_restore \
 	086_logical \

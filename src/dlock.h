@@ -215,10 +215,10 @@ extern int64 dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay,
 							  bool attach, const char *info);
 extern DlockLease *dlock_lease_find(DlockSpace *space, int64 number);
 extern void dlock_lease_raise_gone(int64 number);
-extern uint64 dlock_lease_deadline(const DlockLease *lease);
-extern bool dlock_lease_is_open(const DlockLease *lease);
+extern uint64 dlock_lease_deadline(DlockLease *lease);
+extern bool dlock_lease_is_open(DlockLease *lease);
+extern bool dlock_lease_is_attached(const DlockLease *lease);
 extern int	dlock_lease_renew(DlockSpace *space, int64 number);
-extern int64 dlock_lease_end(DlockLease *lease, uint32 event);
 extern int64 dlock_lease_end_all(DlockSpace *space);
 extern int64 dlock_lease_release(DlockSpace *space, int64 number);
 extern uint64 dlock_lease_expire(DlockLease *lease);
@@ -232,8 +232,10 @@ extern void dlock_lease_for_each_ticket(DlockLease *lease,
 										void *arg);
 extern DlockLease *dlock_lease_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_restore(DlockLease *lease, bool delayed);
-extern int	dlock_lease_greatest_durability(DlockSpace *space);
-extern void dlock_lease_begin_anew(DlockSpace *space);
+extern int	dlock_lease_greatest_durability(DlockSpace *space,
+											int64 *least_ttl);
+extern void dlock_lease_hold_time(DlockSpace *space);
+extern void dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed);
 extern void dlock_lease_abandon(DlockSpace *space);
 extern void dlock_lease_purge(DlockSpace *space);
 
@@ -335,6 +337,15 @@ extern bool dlock_worker_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
 extern void dlock_worker_unwatch(DlockLease *lease);
+
+/* heartbeat.c */
+extern void dlock_heartbeat_watch(const DlockLease *lease);
+extern void dlock_heartbeat_unwatch(const DlockLease *lease);
+extern uint64 dlock_heartbeat_beat(DlockSpace *space);
+extern uint64 dlock_heartbeat_confirmed(DlockSpace *space, int durability);
+extern void dlock_heartbeat_look(DlockSpace *space);
+extern bool dlock_heartbeat_wait(DlockSpace *space, int durability,
+								 uint64 since, uint64 until);
 
 /* wait.c */
 extern DlockOutcome dlock_wait_for_grant(const DlockRequest *request,

@@ -6,10 +6,16 @@
  * A lease is in the list of its space from the moment it can be found until
  * the removal of its row is in the WAL; the worker then finishes it.
  *
- * Whether a lease is open is told by its deadline alone, on the monotonic
- * clock of the server.  Renewing moves it, by compare-and-exchange and without
- * a lock; ending sets it to 0, once, by the same means; so a renewal and an
- * expiry never both succeed.
+ * Whether a lease is open is told by its deadline alone, on a clock of the
+ * server that never goes back, nor stands still while the machine sleeps.
+ * Renewing moves it, by compare-and-exchange and without a lock.  Whoever finds
+ * it passed sets it to DLOCK_RAN_OUT by the same means before he says so; closing
+ * sets it to 0.  So of a renewal, a close, and an answer that the lease is gone,
+ * none is ever taken back by another one.
+ *
+ * A lease that ran out has its delay still to come, which begins when
+ * DLOCK_RAN_OUT becomes 0, under the lease lock.  The worker does that, or
+ * whoever ends a ticket of it before the worker.
  *
  * Lock order: an entry's lock, then the space's lease lock.  To end a lease,
  * therefore, its tickets are picked one by one, and each ended with the lease
@@ -31,8 +37,13 @@
 
 #include "lease.h"
 
+#define MAX_RENEW_MS	10000	/* a renewal waits for standbys that long, or for
+								 * a quarter of its ttl */
+
 /* Leases attached to this session, each referred to */
 static List *attached_leases = NIL;
+
+static int64 finish_end(DlockSpace *space, DlockLease *lease, uint32 event);
 
 static inline DlockLeaseTicket *
 ticket_in_lease(dsa_pointer link)
@@ -49,15 +60,22 @@ lease_in_space(dsa_pointer link)
 }
 
 /*
- * Microseconds that never go back.  The clock of instr_time is not always one
- * that all processes share, and so is not used for what they compare.
+ * Microseconds that never go back, and pass while the machine sleeps: a server
+ * that wakes up must not honour what has run out elsewhere meanwhile.  Where
+ * there is no such clock, the machine had better not sleep.  The clock of
+ * instr_time is not always one that all processes share.
  */
 uint64
 dlock_monotonic_now(void)
 {
+#ifdef CLOCK_BOOTTIME
+	const clockid_t clock = CLOCK_BOOTTIME;
+#else
+	const clockid_t clock = CLOCK_MONOTONIC;
+#endif
 	struct timespec now;
 
-	clock_gettime(CLOCK_MONOTONIC, &now);
+	clock_gettime(clock, &now);
 	return (uint64) now.tv_sec * USECS_PER_SEC + now.tv_nsec / 1000;
 }
 
@@ -65,72 +83,175 @@ dlock_monotonic_now(void)
  * Is a lease open?
  */
 
+/* How long it is honoured after standbys were heard of, and after a load */
+static uint64
+honoured_for(const DlockLease *lease)
+{
+	return lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ? lease->ttl :
+		lease->ttl + lease->ttl / 4;
+}
+
+/* When the latest heartbeat was sent that is known to be acknowledged */
+static uint64
+confirmed_at(DlockLease *lease)
+{
+	uint64		confirmed = pg_atomic_read_u64(&lease->confirmed);
+	uint64		by_space =
+		dlock_heartbeat_confirmed(dlock_space_at(lease->space),
+								  lease->durability);
+
+	return Max(confirmed, by_space);
+}
+
 /*
  * Where a quorum of standbys counts for a lease, it does not live beyond the
- * sending of the last heartbeat that they have acknowledged, plus its ttl.
+ * sending of the last heartbeat that they have acknowledged, plus its ttl and
+ * a quarter.
  */
 static uint64
-quorum_deadline(const DlockLease *lease)
+quorum_deadline(DlockLease *lease)
 {
-	DlockSpace *space = dlock_space_at(lease->space);
-	int			quorum = lease->durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE;
-	uint64		confirmed;
-	uint64		by_space;
+	uint64		deadline;
 
-	if (quorum < 0 || !dlock_journal_has_standbys())
+	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
+		!dlock_journal_has_standbys())
 		return DLOCK_NO_DEADLINE;
-	confirmed = pg_atomic_read_u64((pg_atomic_uint64 *) &lease->confirmed);
-	by_space = pg_atomic_read_u64(&space->quorum[quorum]);
-	return Max(confirmed, by_space) + lease->ttl;
-}
-
-/* When a lease runs out, in monotonic microseconds; 0: it is over. */
-uint64
-dlock_lease_deadline(const DlockLease *lease)
-{
-	uint64		deadline =
-		pg_atomic_read_u64((pg_atomic_uint64 *) &lease->deadline);
-	uint64		by_quorum;
-
-	if (deadline == 0)
-		return 0;
-	by_quorum = quorum_deadline(lease);
-	return Min(deadline, by_quorum);
-}
-
-bool
-dlock_lease_is_open(const DlockLease *lease)
-{
-	uint64		deadline = dlock_lease_deadline(lease);
-
-	return deadline != 0 && dlock_monotonic_now() < deadline;
+	deadline = confirmed_at(lease) + honoured_for(lease);
+	if (deadline <= dlock_monotonic_now())
+	{
+		/* nobody may have looked for a while */
+		dlock_heartbeat_look(dlock_space_at(lease->space));
+		deadline = confirmed_at(lease) + honoured_for(lease);
+	}
+	return deadline;
 }
 
 /*
- * Move the deadline to a full ttl from now; false where the lease is over.
+ * When a lease runs out, in monotonic microseconds; 0: it is gone.  Then it is
+ * made so first, that the answer holds for all who ask later.  *deadline is
+ * what was found there.
+ *
+ * The deadline is read before the standbys' answers, while a renewal looks at
+ * these first and moves the deadline then: one that has succeeded meanwhile
+ * makes the exchange fail.
  */
-bool
-dlock_lease_extend(DlockLease *lease)
+static uint64
+look(DlockLease *lease, uint64 *deadline)
 {
-	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
+	*deadline = pg_atomic_read_u64(&lease->deadline);
+	while (*deadline > DLOCK_RAN_OUT)
+	{
+		uint64		by_quorum;
+		uint64		due;
+
+		pg_read_barrier();
+		by_quorum = quorum_deadline(lease);
+		due = Min(*deadline, by_quorum);
+		if (dlock_monotonic_now() < due)
+			return Min(due, DLOCK_NO_DEADLINE);
+		if (pg_atomic_compare_exchange_u64(&lease->deadline, deadline,
+										   DLOCK_RAN_OUT))
+			return 0;
+	}
+	return 0;
+}
+
+/*
+ * When a lease runs out, in monotonic microseconds; DLOCK_NO_DEADLINE where its
+ * session keeps it alive.  0: it is gone, and stays so.
+ */
+uint64
+dlock_lease_deadline(DlockLease *lease)
+{
+	uint64		deadline;
+
+	return look(lease, &deadline);
+}
+
+bool
+dlock_lease_is_open(DlockLease *lease)
+{
+	return dlock_lease_deadline(lease) != 0;
+}
+
+/* Does a living session keep it alive, as far as is known? */
+bool
+dlock_lease_is_attached(const DlockLease *lease)
+{
+	return pg_atomic_read_u64((pg_atomic_uint64 *) &lease->deadline) >=
+		DLOCK_NO_DEADLINE;
+}
+
+/*
+ * Move the deadline to a full ttl from now; false where the lease is gone.
+ * What is found there always changes, so that nobody who has looked at it
+ * before can still end the lease for what he knew then.
+ */
+static bool
+move_deadline(DlockLease *lease)
+{
+	uint64		deadline;
+	uint64		next;
 
 	do
 	{
-		if (!dlock_lease_is_open(lease))
+		if (look(lease, &deadline) == 0)
 			return false;
-		if (deadline == DLOCK_NO_DEADLINE)
-			break;				/* attached */
-	} while (!pg_atomic_compare_exchange_u64(&lease->deadline, &deadline,
-											 dlock_monotonic_now() + lease->ttl));
+		next = deadline >= DLOCK_NO_DEADLINE ? 0 :	/* attached */
+			dlock_monotonic_now() + lease->ttl;
+		next = Max(next, deadline + 1);
+	} while (!pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, next));
+	return true;
+}
+
+bool
+dlock_lease_extend(DlockLease *lease)
+{
+	if (!move_deadline(lease))
+		return false;
 	pg_atomic_write_u64(&lease->renewed_at, (uint64) GetCurrentTimestamp());
 	return true;
 }
 
-/* Take it upon this backend to end a lease; false where another one has. */
-bool
-dlock_lease_claim(DlockLease *lease)
+/*
+ * Take it upon this backend to end a lease; false where that was done before,
+ * or where it ran out, and somebody was told so.
+ */
+static bool
+claim(DlockLease *lease)
 {
-	return pg_atomic_exchange_u64(&lease->deadline, 0) != 0;
+	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
+
+	while (deadline > DLOCK_RAN_OUT &&
+		   !pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, 0))
+		;
+	return deadline > DLOCK_RAN_OUT;
+}
+
+/* Its locks are kept closed from now on, where it has a delay for that. */
+static void
+begin_delay(DlockLease *lease)
+{
+	lease->delayed = lease->delay > 0 && lease->tickets.length > 0;
+	lease->delay_ends = dlock_monotonic_now() + lease->delay;
+}
+
+/*
+ * A lease that ran out is over, and its delay begins; with "always", one that
+ * did not run out is over, too.  Called with the lease lock, before a ticket of
+ * the lease is taken from it.
+ */
+void
+dlock_lease_be_over(DlockLease *lease, bool always)
+{
+	uint64		ran_out = DLOCK_RAN_OUT;
+
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
+	if (always ?
+		pg_atomic_exchange_u64(&lease->deadline, 0) == DLOCK_RAN_OUT :
+		pg_atomic_compare_exchange_u64(&lease->deadline, &ran_out, 0))
+		begin_delay(lease);
 }
 
 /* Enter a lease into its space; called with the lease lock. */
@@ -232,10 +353,14 @@ static void
 withdraw_lease(int code, Datum arg)
 {
 	DlockLease *lease = (DlockLease *) DatumGetPointer(arg);
+	DlockSpace *space = dlock_space_at(lease->space);
 
 	ConditionVariableCancelSleep();
-	(void) dlock_lease_end(lease, 0);
-	dlock_journal_settle(dlock_space_at(lease->space), &lease->record);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_be_over(lease, true);
+	LWLockRelease(&space->lease_lock);
+	finish_end(space, lease, 0);
+	dlock_journal_settle(space, &lease->record);
 }
 
 /*
@@ -252,7 +377,7 @@ attach_to_session(DlockLease *lease)
 	{
 		DlockLease *other = lfirst(cell);
 
-		if (pg_atomic_read_u64(&other->deadline) != 0)
+		if (pg_atomic_read_u64(&other->deadline) > DLOCK_RAN_OUT)
 			continue;
 		attached_leases = foreach_delete_current(attached_leases, cell);
 		dlock_record_unref(&other->record);
@@ -360,18 +485,59 @@ dlock_lease_find(DlockSpace *space, int64 number)
 	return lease;
 }
 
+static void
+raise_unconfirmed(const DlockLease *lease)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IO_ERROR),
+			 errmsg("could not renew lease %lld", (long long) lease->number),
+			 errdetail("Synchronous standbys have not acknowledged a heartbeat for a quarter of its ttl, so that its full ttl cannot be promised; it is not gone yet."),
+			 errhint("Renew again, for as long as the latest renewal that succeeded lasts.")));
+}
+
 /*
- * The heartbeat.  Returns how many tickets the lease keeps, -1 where it is
- * gone.
+ * A renewal promises the full ttl from "start" on.  Where standbys count, that
+ * takes a heartbeat that they have acknowledged, and that was sent after that,
+ * or no longer before than a quarter of the ttl: wait for it, but not for long,
+ * as the client must have time to ask again, and stop if that fails, too.
+ * False where the lease is gone meanwhile.
+ *
+ * That the client lives is noted before the wait, or else the lease could run
+ * out for want of a renewal while that is waiting.
+ */
+static bool
+wait_for_standbys(DlockSpace *space, DlockLease *lease, uint64 start)
+{
+	uint64		quarter = lease->ttl / 4;
+	uint64		since = start > quarter ? start - quarter : 1;
+	uint64		until;
+
+	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
+		confirmed_at(lease) >= since)
+		return true;
+	if (!move_deadline(lease))
+		return false;
+	until = start + Min(quarter, MAX_RENEW_MS * UINT64CONST(1000));
+	if (!dlock_heartbeat_wait(space, lease->durability, since, until) &&
+		dlock_lease_is_open(lease))
+		raise_unconfirmed(lease);
+	return true;
+}
+
+/*
+ * Renew a lease.  Returns how many tickets it keeps, -1 where it is gone.
+ * Raises 58030 where standbys count, and do not answer.
  */
 int
 dlock_lease_renew(DlockSpace *space, int64 number)
 {
+	uint64		start = dlock_monotonic_now();
 	int			before = dlock_record_prepare();
 	DlockLease *lease = dlock_lease_find(space, number);
 	int			result = -1;
 
-	if (lease && dlock_lease_extend(lease))
+	if (lease && wait_for_standbys(space, lease, start) &&
+		dlock_lease_extend(lease))
 		result = (int) lease->tickets.length;
 	dlock_record_unuse(before);
 	return result;
@@ -416,18 +582,13 @@ end_tickets(DlockSpace *space, DlockLease *lease, uint32 event)
 }
 
 /*
- * End a lease, whatever its deadline, and its tickets; how many these were,
- * or -1 where the lease was over before.  Raises nothing.
+ * A lease is over: end its tickets; how many these were.  Raises nothing.
  */
-int64
-dlock_lease_end(DlockLease *lease, uint32 event)
+static int64
+finish_end(DlockSpace *space, DlockLease *lease, uint32 event)
 {
-	DlockSpace *space = dlock_space_at(lease->space);
-	int64		count;
+	int64		count = end_tickets(space, lease, event);
 
-	if (!dlock_lease_claim(lease))
-		return -1;
-	count = end_tickets(space, lease, event);
 	if (!lease->single)
 	{
 		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
@@ -446,8 +607,10 @@ dlock_lease_release(DlockSpace *space, int64 number)
 {
 	int			before = dlock_record_prepare();
 	DlockLease *lease = dlock_lease_find(space, number);
-	int64		count = lease ? dlock_lease_end(lease, 0) : -1;
+	int64		count = -1;
 
+	if (lease && claim(lease))
+		count = finish_end(space, lease, 0);
 	dlock_record_unuse(before);
 	return count;
 }
@@ -506,11 +669,16 @@ dlock_lease_end_all(DlockSpace *space)
 
 		CHECK_FOR_INTERRUPTS();
 		dlock_id_find(space, all.numbers[i], &lease, &ticket);
-		if (lease && dlock_lease_end(lease, DLOCK_EVENT_RELEASED) >= 0)
+		if (lease && claim(lease))
+		{
+			(void) finish_end(space, lease, DLOCK_EVENT_RELEASED);
 			count++;
+		}
 		else if (lease)
 		{
 			LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+			/* what ran out is not to be delayed by whoever ends its tickets */
+			dlock_lease_be_over(lease, false);
 			if (lease->delayed)
 				end_delay(space, lease);
 			if (!lease->single)
@@ -525,6 +693,21 @@ dlock_lease_end_all(DlockSpace *space)
 }
 
 /*
+ * The time of an attached lease begins to run; false where it did before.
+ */
+static bool
+detach(DlockLease *lease)
+{
+	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
+	uint64		end = dlock_monotonic_now() + lease->ttl;
+
+	while (deadline >= DLOCK_NO_DEADLINE &&
+		   !pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, end))
+		;
+	return deadline >= DLOCK_NO_DEADLINE;
+}
+
+/*
  * For the worker: end the lease if it is due, and its delay if that is.
  * Returns when to look again, in monotonic microseconds; 0: never.
  *
@@ -536,29 +719,18 @@ dlock_lease_expire(DlockLease *lease)
 {
 	DlockSpace *space = dlock_space_at(lease->space);
 	uint64		now = dlock_monotonic_now();
-	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
-	uint64		due = dlock_lease_deadline(lease);
+	uint64		due;
 	bool		delayed;
 
-	if (deadline == DLOCK_NO_DEADLINE &&
+	if (dlock_lease_is_attached(lease) &&
 		pg_atomic_read_u64(&dlock_backends[lease->procno].session) != lease->session)
-	{
-		/* its session is gone without having said so */
-		pg_atomic_compare_exchange_u64(&lease->deadline, &deadline,
-									   now + lease->ttl);
-		due = dlock_lease_deadline(lease);
-	}
-	if (due > now)
-		return due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
+		detach(lease);			/* its session is gone without having said so */
+	due = dlock_lease_deadline(lease);
 	if (due != 0)
-	{
-		if (!pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, 0))
-			return now;			/* renewed at the last moment */
-		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-		lease->delayed = lease->delay > 0;
-		lease->delay_ends = now + lease->delay;
-		LWLockRelease(&space->lease_lock);
-	}
+		return due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_be_over(lease, false);
+	LWLockRelease(&space->lease_lock);
 	(void) end_tickets(space, lease, DLOCK_EVENT_EXPIRED);
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
@@ -630,10 +802,8 @@ dlock_lease_detach_all(void)
 	foreach(cell, attached_leases)
 	{
 		DlockLease *lease = lfirst(cell);
-		uint64		deadline = DLOCK_NO_DEADLINE;
 
-		if (pg_atomic_compare_exchange_u64(&lease->deadline, &deadline,
-										   dlock_monotonic_now() + lease->ttl))
+		if (detach(lease))
 			dlock_worker_wake(dlock_space_at(lease->space));
 		dlock_record_unref(&lease->record);
 	}
@@ -716,23 +886,51 @@ dlock_lease_restore(DlockLease *lease, bool delayed)
 	dlock_lease_restart(space, lease, delayed);
 }
 
-static bool
-take_greatest(DlockLease *lease, void *arg)
+typedef struct Demand
 {
-	int		   *durability = arg;
+	int			durability;
+	int64		ttl;
+} Demand;
 
-	*durability = Max(*durability, lease->durability);
+static bool
+take_demand(DlockLease *lease, void *arg)
+{
+	Demand	   *demand = arg;
+
+	demand->durability = Max(demand->durability, lease->durability);
+	if (lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+		demand->ttl = Min(demand->ttl, lease->ttl);
 	return true;
 }
 
-/* The greatest synchronous_commit that a lease was opened with. */
+/*
+ * The greatest synchronous_commit that a lease was opened with; and the least
+ * ttl of those for which standbys count, PG_INT64_MAX where there are none.
+ */
 int
-dlock_lease_greatest_durability(DlockSpace *space)
+dlock_lease_greatest_durability(DlockSpace *space, int64 *least_ttl)
 {
-	int			durability = SYNCHRONOUS_COMMIT_OFF;
+	Demand		demand = {SYNCHRONOUS_COMMIT_OFF, PG_INT64_MAX};
 
-	dlock_lease_for_each(space, take_greatest, &durability);
-	return durability;
+	dlock_lease_for_each(space, take_demand, &demand);
+	*least_ttl = demand.ttl;
+	return demand.durability;
+}
+
+static bool
+hold_time(DlockLease *lease, void *arg)
+{
+	pg_atomic_write_u64(&lease->confirmed, DLOCK_NO_DEADLINE);
+	if (!lease->delayed)
+		pg_atomic_write_u64(&lease->deadline, DLOCK_NO_DEADLINE);
+	return true;
+}
+
+/* No time passes for the leases that are put back, before all of them are. */
+void
+dlock_lease_hold_time(DlockSpace *space)
+{
+	dlock_lease_for_each(space, hold_time, NULL);
 }
 
 static bool
@@ -740,19 +938,23 @@ begin_anew(DlockLease *lease, void *arg)
 {
 	uint64		now = dlock_monotonic_now();
 
-	pg_atomic_write_u64(&lease->confirmed, now);
+	pg_atomic_write_u64(&lease->confirmed, *(uint64 *) arg);
 	if (lease->delayed)
 		lease->delay_ends = now + lease->delay;
 	else
-		pg_atomic_write_u64(&lease->deadline, now + lease->ttl);
+		pg_atomic_write_u64(&lease->deadline, now + honoured_for(lease));
 	return true;
 }
 
-/* From now on leases count that were put back: their time begins now. */
+/*
+ * From now on leases count that were put back: their time begins now.  The
+ * standbys that count for them were last heard of by an answer to what was
+ * sent at "confirmed".
+ */
 void
-dlock_lease_begin_anew(DlockSpace *space)
+dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed)
 {
-	dlock_lease_for_each(space, begin_anew, NULL);
+	dlock_lease_for_each(space, begin_anew, &confirmed);
 }
 
 static bool
@@ -787,7 +989,7 @@ dlock_lease_abandon(DlockSpace *space)
 		dlock_lease_for_each_ticket(lease, forget_row, NULL);
 		end_delay(space, lease);
 		LWLockRelease(&space->lease_lock);
-		(void) dlock_lease_claim(lease);
+		pg_atomic_write_u64(&lease->deadline, 0);
 		while ((ticket = first_ticket(space, lease)) != NULL)
 		{
 			(void) dlock_queue_end(ticket, DLOCK_EVENT_EXPIRED);

@@ -22,7 +22,7 @@ extern void dlock_lease_start(DlockSpace *space, DlockLease *lease);
 extern void dlock_lease_restart(DlockSpace *space, DlockLease *lease,
 								bool delayed);
 extern bool dlock_lease_extend(DlockLease *lease);
-extern bool dlock_lease_claim(DlockLease *lease);
+extern void dlock_lease_be_over(DlockLease *lease, bool always);
 extern void dlock_lease_check_rights(const DlockLease *lease);
 
 /* lease_ticket.c */

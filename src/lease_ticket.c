@@ -52,7 +52,7 @@ same_text(dsa_pointer a, dsa_pointer b)
 static bool
 is_same(const DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
 {
-	const DlockLease *lease = dlock_lease_of(ticket);
+	DlockLease *lease = dlock_lease_of(ticket);
 	const DlockLease *wanted_lease = dlock_lease_of(wanted);
 
 	if (!dlock_key_equal(&ticket->key, &wanted->key) ||
@@ -276,8 +276,7 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket)
 	bool		was_listed;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	if (lease->single)
-		(void) dlock_lease_claim(lease);
+	dlock_lease_be_over(lease, lease->single);
 	/* what was released before, while pinned, is no matter of a delay */
 	was_listed = ticket->in_tickets || ticket->in_closed;
 	dlock_lease_ticket_unlist(lease, ticket);

@@ -15,15 +15,16 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "miscadmin.h"
-#include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
 #include "tables.h"
+
+/* So often standbys are asked for an answer, if they take long */
+#define MAX_QUORUM_WAITS	3
 
 /* The columns of a row that was read; where null, 0 or NULL */
 static int64
@@ -178,7 +179,7 @@ load_tickets(DlockSpace *space)
 	 * Who waits is granted what became free with the last release written.  No
 	 * time has passed for what was put back, were it by an earlier attempt.
 	 */
-	dlock_lease_begin_anew(space);
+	dlock_lease_hold_time(space);
 	for (uint64 i = 0; i < rows.count; i++)
 	{
 		DlockKey	key;
@@ -192,33 +193,32 @@ load_tickets(DlockSpace *space)
 /*
  * Wait for the standbys to acknowledge a record written now, if there are
  * leases that they count for: a server that was cut off from them, and
- * replaced, must not honour what it finds in its tables.
+ * replaced, must not honour what it finds in its tables.  Returns the moment
+ * from which on they count: before the record was written, as this server may
+ * be replaced as soon as they have it.
+ *
+ * An answer that took longer than a quarter of a ttl leaves the leases less than
+ * their full ttl, so another one is asked for; but where answers always take so
+ * long, there is no sense in that.
  */
-static void
+static uint64
 wait_for_quorum(DlockSpace *space)
 {
-	int			durability = dlock_lease_greatest_durability(space);
-	XLogRecPtr	lsn;
-	uint64		sent;
+	int64		ttl;
+	int			durability = dlock_lease_greatest_durability(space, &ttl);
+	uint64		start = dlock_monotonic_now();
 
-	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
-		!dlock_journal_has_standbys())
-		return;
-	lsn = dlock_journal_heartbeat();
-	sent = dlock_monotonic_now();
-	while (!dlock_journal_is_acknowledged(lsn, durability))
+	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+		return start;
+	for (int i = 0; i < MAX_QUORUM_WAITS; i++)
 	{
-		/* standbys tell what they have replayed when they get something new */
-		if (dlock_monotonic_now() - sent > USECS_PER_SEC)
-		{
-			(void) dlock_journal_heartbeat();
-			sent = dlock_monotonic_now();
-		}
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT |
-						 WL_EXIT_ON_PM_DEATH, 10, WAIT_EVENT_SYNC_REP);
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
+		start = dlock_monotonic_now();
+		(void) dlock_heartbeat_wait(space, durability, start,
+									DLOCK_NO_DEADLINE);
+		if ((int64) (dlock_monotonic_now() - start) < ttl / 4)
+			break;
 	}
+	return start;
 }
 
 /*
@@ -246,8 +246,7 @@ dlock_load(DlockSpace *space)
 	PopActiveSnapshot();
 	MemoryContextSwitchTo(old_context);
 	MemoryContextDelete(context);
-	wait_for_quorum(space);
-	dlock_lease_begin_anew(space);
+	dlock_lease_begin_anew(space, wait_for_quorum(space));
 	pg_atomic_write_u32(&space->loaded, 1);
 	UnlockRelationOid(queue, ShareUpdateExclusiveLock);
 	if (space->leases.length > 0)

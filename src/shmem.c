@@ -887,6 +887,8 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u32(&space->failure, 0);
 	for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
 		pg_atomic_init_u64(&space->quorum[q], 0);
+	SpinLockInit(&space->heartbeat_mutex);
+	pg_atomic_init_u64(&space->last_heartbeat, 0);
 	pg_atomic_init_u32(&space->announced, 0);
 	pg_atomic_init_u32(&space->worker, 0);
 	pg_atomic_init_u64(&space->worker_start, 0);

@@ -35,6 +35,7 @@
 #ifndef DLOCK_SHMEM_H
 #define DLOCK_SHMEM_H
 
+#include "access/xlogdefs.h"
 #include "datatype/timestamp.h"
 #include "lib/dshash.h"
 #include "port/atomics.h"
@@ -246,8 +247,9 @@ typedef struct DlockRecord
 /*
  * A lease.  It is open for as long as its deadline lies ahead: who finds it
  * passed treats the lease as gone, whether or not the worker has come round
- * to it.  "deadline" goes from any moment to 0 once, by compare-and-exchange,
- * and whoever does that ends the lease's tickets.
+ * to it, and makes it DLOCK_RAN_OUT first, by compare-and-exchange.  That
+ * becomes 0 under the lease lock, when its delay begins; a close, from any
+ * moment, makes it 0 at once.  From both there is no way back.
  */
 typedef struct DlockLease
 {
@@ -279,12 +281,18 @@ typedef struct DlockLease
 	DlockList	closed;			/* ENDING, once "delayed" is over */
 
 	/* atomic */
-	pg_atomic_uint64 deadline;	/* monotonic microseconds; 0: over */
+	pg_atomic_uint64 deadline;	/* monotonic microseconds, or as below; 0: over */
 	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic */
 	pg_atomic_uint64 renewed_at;	/* TimestampTz */
 } DlockLease;
 
-/* The deadline of a lease that is attached to a living session */
+/* The deadline of a lease that ran out, which somebody may have been told */
+#define DLOCK_RAN_OUT		((uint64) 1)
+
+/*
+ * The deadline of a lease that is attached to a living session; renewals of
+ * such a one move it on from there
+ */
 #define DLOCK_NO_DEADLINE	((uint64) PG_INT64_MAX)
 
 /*
@@ -378,6 +386,16 @@ typedef enum DlockCounter
 /* remote_write, remote_flush ("on") and remote_apply */
 #define DLOCK_NUM_QUORUMS	3
 
+/* Heartbeats that are known at a time, for each of these */
+#define DLOCK_HEARTBEATS	8
+
+/* One that was sent to standbys */
+typedef struct DlockHeartbeat
+{
+	XLogRecPtr	lsn;			/* where it ends */
+	uint64		sent;			/* before it was written; monotonic */
+} DlockHeartbeat;
+
 /*
  * A name space: one per database and extension.  Kept while a backend uses
  * it; see remove_unused_spaces() for what happens to it then.
@@ -403,6 +421,11 @@ typedef struct DlockSpace
 	DlockList	leases;			/* of DlockLease */
 	DlockList	journal;		/* of DlockRecord, the oldest mark first */
 
+	/* protected by heartbeat_mutex: what standbys have not acknowledged yet */
+	slock_t		heartbeat_mutex;
+	int			num_heartbeats[DLOCK_NUM_QUORUMS];
+	DlockHeartbeat heartbeats[DLOCK_NUM_QUORUMS][DLOCK_HEARTBEATS];
+
 	/* protected by outbox_lock */
 	LWLock		outbox_lock;
 	DlockList	outbox;			/* of DlockAnnouncement */
@@ -414,6 +437,8 @@ typedef struct DlockSpace
 	pg_atomic_uint64 quorum[DLOCK_NUM_QUORUMS]; /* when the last heartbeat was
 												 * sent that standbys have
 												 * acknowledged; monotonic */
+	pg_atomic_uint64 last_heartbeat;	/* when somebody last began to send
+										 * one; monotonic */
 	pg_atomic_uint32 announced; /* tickets with an announcement */
 	pg_atomic_uint32 worker;	/* proc number of the worker, plus 1; or 0 */
 	pg_atomic_uint64 worker_start;	/* when one was last asked for, monotonic

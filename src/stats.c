@@ -285,7 +285,7 @@ copy_lease(DlockLease *lease, void *arg)
 	const char *info = DsaPointerIsValid(lease->info) ?
 		dsa_get_address(dlock_area, lease->info) : NULL;
 
-	if (deadline <= rows->now)
+	if (deadline == 0)
 		return true;
 	row = palloc_extended(offsetof(LeaseRow, info) +
 						  (info ? strlen(info) : 0) + 1,
@@ -297,9 +297,8 @@ copy_lease(DlockLease *lease, void *arg)
 	row->ttl = lease->ttl;
 	row->delay = lease->delay;
 	row->remaining = deadline == DLOCK_NO_DEADLINE ? -1 :
-		(int64) (deadline - rows->now);
-	row->pid = pg_atomic_read_u64(&lease->deadline) == DLOCK_NO_DEADLINE ?
-		lease->pid : 0;
+		(int64) (Max(deadline, rows->now) - rows->now);
+	row->pid = dlock_lease_is_attached(lease) ? lease->pid : 0;
 	row->role = lease->role;
 	row->opened_at = lease->opened_at;
 	row->renewed_at = (TimestampTz) pg_atomic_read_u64(&lease->renewed_at);

@@ -72,13 +72,6 @@ typedef struct Grant
 	XLogRecPtr	lsn;
 } Grant;
 
-/* A heartbeat sent to standbys */
-typedef struct Heartbeat
-{
-	XLogRecPtr	lsn;
-	uint64		sent;
-} Heartbeat;
-
 static DlockSpace *my_space = NULL;
 static bool extension_is_gone = false;
 static bool gives_way = false;	/* to a library of another layout */
@@ -87,12 +80,6 @@ static HTAB *watches = NULL;
 static pairingheap *watches_by_due = NULL;
 
 static List *grants = NIL;		/* of Grant */
-
-static Heartbeat heartbeats[8];
-static int	num_heartbeats = 0;
-static uint64 next_heartbeat = 0;
-static int64 quorum_ttl = 0;	/* least ttl of the leases for which standbys
-								 * count; 0: to be found out again */
 
 /* What can fail, and is tried again */
 typedef struct Task
@@ -246,12 +233,6 @@ compare_due(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 	return due_a < due_b ? 1 : due_a > due_b ? -1 : 0;
 }
 
-static bool
-needs_quorum(const DlockLease *lease)
-{
-	return lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE;
-}
-
 static void
 watch(DlockLease *lease)
 {
@@ -269,8 +250,7 @@ watch(DlockLease *lease)
 	due = dlock_lease_deadline(lease);
 	watch->due = due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
 	pairingheap_add(watches_by_due, &watch->node);
-	if (needs_quorum(lease) && lease->ttl < quorum_ttl)
-		quorum_ttl = 0;
+	dlock_heartbeat_watch(lease);
 }
 
 /* A lease is gone. */
@@ -283,8 +263,7 @@ dlock_worker_unwatch(DlockLease *lease)
 	if (watch == NULL)
 		return;
 	pairingheap_remove(watches_by_due, &watch->node);
-	if (needs_quorum(lease) && lease->ttl == quorum_ttl)
-		quorum_ttl = 0;
+	dlock_heartbeat_unwatch(lease);
 	(void) hash_search(watches, &lease->record.link.self, HASH_REMOVE, NULL);
 	dlock_record_unref(&lease->record);
 }
@@ -405,98 +384,6 @@ find_lease(DlockLease *lease, void *arg)
 	watch(lease);
 	dlock_lease_for_each_ticket(lease, find_ticket, NULL);
 	return true;
-}
-
-/*
- * Heartbeats
- */
-
-static void
-find_quorum_ttl(void)
-{
-	HASH_SEQ_STATUS status;
-	Watch	   *watch;
-
-	quorum_ttl = PG_INT64_MAX;
-	hash_seq_init(&status, watches);
-	while ((watch = hash_seq_search(&status)) != NULL)
-	{
-		if (needs_quorum(watch->lease))
-			quorum_ttl = Min(quorum_ttl, watch->lease->ttl);
-	}
-}
-
-/* Believe in the quorum from a moment on; the moment only ever moves on. */
-static void
-confirm(int quorum, uint64 moment)
-{
-	if (moment > pg_atomic_read_u64(&my_space->quorum[quorum]))
-		pg_atomic_write_u64(&my_space->quorum[quorum], moment);
-}
-
-/* Take note of the heartbeats that standbys have acknowledged. */
-static void
-take_acknowledgements(void)
-{
-	XLogRecPtr	positions[DLOCK_NUM_QUORUMS];
-	int			done = 0;
-
-	dlock_journal_acknowledged(positions);
-	for (int i = 0; i < num_heartbeats; i++)
-	{
-		bool		by_all = true;
-
-		for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
-		{
-			if (positions[q] >= heartbeats[i].lsn)
-				confirm(q, heartbeats[i].sent);
-			else
-				by_all = false;
-		}
-		if (by_all)
-			done = i + 1;
-	}
-	num_heartbeats -= done;
-	memmove(heartbeats, heartbeats + done, num_heartbeats * sizeof(Heartbeat));
-}
-
-/*
- * Send a heartbeat if it is time, which is each quarter of the least ttl.
- * Where no standbys are named, none is needed: but who names some finds all
- * leases confirmed until that moment.  Returns when to come again.
- */
-static uint64
-beat(void)
-{
-	uint64		now = dlock_monotonic_now();
-	uint64		interval;
-
-	if (quorum_ttl == 0)
-		find_quorum_ttl();
-	if (quorum_ttl == PG_INT64_MAX)
-		return NEVER;
-	interval = quorum_ttl / 4;
-	next_heartbeat = Min(next_heartbeat, now + interval);
-	if (!dlock_journal_has_standbys())
-	{
-		num_heartbeats = 0;
-		for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
-			confirm(q, now);
-		return now + interval;
-	}
-	take_acknowledgements();
-	if (now >= next_heartbeat)
-	{
-		/* where nobody answers for so long, only the latest matters */
-		if (num_heartbeats == lengthof(heartbeats))
-			num_heartbeats--;
-		heartbeats[num_heartbeats].lsn = dlock_journal_heartbeat();
-		heartbeats[num_heartbeats].sent = now;
-		num_heartbeats++;
-		next_heartbeat = now + interval;
-	}
-	return num_heartbeats == 0 ? next_heartbeat :
-		Min(next_heartbeat, now + Max(interval / 8, 1000));
 }
 
 /*
@@ -703,7 +590,7 @@ work(void)
 		next = perform(&journal_task);
 	if (my_space->leases.length > 0)
 		next = sooner(next, next_look);
-	next = sooner(next, beat());
+	next = sooner(next, dlock_heartbeat_beat(my_space));
 	if (announce_grants())
 		next = sooner(next, dlock_monotonic_now() + POLL_MS * 1000);
 	next = sooner(next, perform(&notify_task));

@@ -190,6 +190,7 @@ sub _released
 	return $call && $call->{answer} && $call->{answer} <= $self->{horizon};
 }
 
+# Where standbys may count, the ttl and a quarter
 sub _check_ttl
 {
 	my ($self, $leases, $elapsed) = @_;
@@ -200,7 +201,7 @@ sub _check_ttl
 
 		$self->problem("lease $number has $remaining s of $full s, "
 			  . "with the server up for $elapsed s at most")
-		  if $pid != 0 || $remaining > $full ||
+		  if $pid != 0 || $remaining > 1.25 * $full ||
 		  $remaining < $full - $elapsed && $full == $ttl;
 	}
 	return;

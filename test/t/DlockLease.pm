@@ -29,6 +29,10 @@ Asks until the result is as expected; what it is in the end is the test.
 
 By signals.  Once stop_process() has returned, the process does nothing.
 
+=item process_state($pid)
+
+Its letter: "T" where it is stopped.  On demand.
+
 =item stop_while($session, $pid, $sql)
 
 Stops the process where the query's result is "t", and still is then: where it
@@ -59,6 +63,7 @@ use Test::More;
 
 our @EXPORT = qw(announcement told is_now stop_process stop_while
   continue_process commits_hang hangs);
+our @EXPORT_OK = qw(process_state);
 
 my %stopped;
 
