@@ -270,7 +270,11 @@ write_image(Table *table, const DlockImage *image)
 
 	if (!image->over)
 	{
+		MemoryContext old_context =
+			MemoryContextSwitchTo(GetPerTupleMemoryContext(table->state));
+
 		fill_row(table->row, image);
+		MemoryContextSwitchTo(old_context);
 		write_row(table, number, image->had_row);
 	}
 	else if (image->had_row)
@@ -294,8 +298,8 @@ write_table(Relation relation, const DlockImage *images, int count,
 			continue;
 		if (table.relation == NULL)
 			open_table(&table, relation);
-		old_context =
-			MemoryContextSwitchTo(GetPerTupleMemoryContext(table.state));
+		/* what a trigger's function keeps from row to row is put there */
+		old_context = MemoryContextSwitchTo(table.state->es_query_cxt);
 		write_image(&table, &images[i]);
 		MemoryContextSwitchTo(old_context);
 		ResetPerTupleExprContext(table.state);
