@@ -17,16 +17,19 @@ OBJS = \
 	src/heartbeat.o \
 	src/held.o \
 	src/journal.o \
+	src/launcher.o \
 	src/lease.o \
 	src/lease_ticket.o \
 	src/lessee.o \
 	src/load.o \
 	src/notify.o \
+	src/process.o \
 	src/queue.o \
 	src/record.o \
 	src/request.o \
 	src/reserve.o \
 	src/rows.o \
+	src/sender.o \
 	src/session.o \
 	src/shmem.o \
 	src/stats.o \
@@ -135,7 +138,11 @@ TAP = \
 	073_memory \
 	074_worker_start \
 	075_segments \
-	080_orm
+	080_orm \
+	100_settings \
+	101_worker_deaths \
+	102_held_up \
+	103_sender
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.

@@ -32,8 +32,7 @@
 
 #include "journal.h"
 
-/* Dead rows after which the worker vacuums, and per page of the table */
-#define VACUUM_ROWS	10000
+/* Dead rows per page of the table that are worth a vacuum */
 #define VACUUM_ROWS_PER_PAGE	20
 
 /* dlock_queue and dlock_queue_lease, as long as they are known to be right */
@@ -447,22 +446,18 @@ dlock_rows_commit(void)
 }
 
 /*
- * Vacuum the tables once they have got many dead rows, so that they stay small
- * however many tickets come and go between two runs of autovacuum.  Where an
- * old snapshot keeps the dead rows, the tables grow, and this comes more
+ * Vacuum the tables, so that they stay small however many tickets come and go
+ * between two runs of autovacuum.  Returns after how many dead rows to do so
+ * again: where an old snapshot keeps them, the tables grow, and this comes more
  * rarely.
  */
-void
-dlock_rows_vacuum(DlockSpace *space, int *dead)
+int
+dlock_rows_vacuum(DlockSpace *space)
 {
 	static const char *const names[] = {"dlock_queue", "dlock_queue_lease"};
-	static int	threshold = VACUUM_ROWS;
+	int			threshold = DLOCK_VACUUM_ROWS;
 	static MemoryContext context = NULL;	/* outlives transactions */
 
-	if (*dead < threshold)
-		return;
-	*dead = 0;
-	threshold = VACUUM_ROWS;
 	if (context == NULL)
 		context = AllocSetContextCreate(TopMemoryContext, "dlock vacuum",
 										ALLOCSET_SMALL_SIZES);
@@ -477,7 +472,7 @@ dlock_rows_vacuum(DlockSpace *space, int *dead)
 		if (get_extension_oid("dlock", true) != space->key.extension)
 		{
 			CommitTransactionCommand();
-			return;
+			break;
 		}
 		table = relation_open(dlock_relation(space, names[i]), AccessShareLock);
 		threshold = Max(threshold, (int) RelationGetNumberOfBlocks(table) *
@@ -498,4 +493,5 @@ dlock_rows_vacuum(DlockSpace *space, int *dead)
 		ExecVacuum(make_parsestate(NULL), statement, true);
 		CommitTransactionCommand();
 	}
+	return threshold;
 }
