@@ -142,7 +142,8 @@ TAP = \
 	100_settings \
 	101_worker_deaths \
 	102_held_up \
-	103_sender
+	103_sender \
+	104_worker_goes
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
