@@ -22,8 +22,8 @@ my $superuser =
 my @places = ('DATABASE test', "ROLE $superuser",
 	"ROLE $superuser IN DATABASE test", 'ROLE ALL');
 my @settings = (
-	'role = nobody',
-	'session_authorization = nobody',
+	'role = stranger',
+	'session_authorization = stranger',
 	'search_path = evil',
 	'session_replication_role = replica',
 	'row_security = on',
@@ -55,7 +55,7 @@ my $free = '-c role=none -c search_path=public -c statement_timeout=0 '
 $free .= ' -c transaction_timeout=0' if $node->pg_version >= 17;
 
 my $admin = session($node);
-$admin->query('CREATE ROLE nobody; CREATE DATABASE test');
+$admin->query('CREATE ROLE stranger; CREATE DATABASE test');
 $node->safe_psql('test', 'CREATE EXTENSION dlock; CREATE SCHEMA evil');
 
 # All at once: each that matters breaks something.
