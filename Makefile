@@ -18,17 +18,20 @@ OBJS = \
 	src/heartbeat.o \
 	src/held.o \
 	src/journal.o \
+	src/launcher.o \
 	src/lease.o \
 	src/lease_ticket.o \
 	src/lessee.o \
 	src/load.o \
 	src/notify.o \
+	src/process.o \
 	src/queue.o \
 	src/record.o \
 	src/replicated.o \
 	src/request.o \
 	src/reserve.o \
 	src/rows.o \
+	src/sender.o \
 	src/session.o \
 	src/shmem.o \
 	src/stats.o \
@@ -165,7 +168,12 @@ TAP = \
 	093_update \
 	094_layouts \
 	095_dropped \
-	096_small_memory
+	096_small_memory \
+	100_settings \
+	101_worker_deaths \
+	102_held_up \
+	103_sender \
+	104_worker_goes
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.

@@ -56,11 +56,7 @@ begin_call(void)
 	if (unlikely(dlock_my_backend == NULL))
 		dlock_session_attach();
 	space = dlock_loaded_space();
-
-	/* a worker that died, or had no slot, gets another chance */
-	if (unlikely(dlock_worker_is_needed(space) &&
-				 pg_atomic_read_u32(&space->worker) == 0))
-		(void) dlock_worker_wake(space);
+	dlock_worker_look(space);
 	return space;
 }
 

@@ -26,6 +26,7 @@ int			dlock_max_memory;
 int			dlock_max_locks_per_session;
 int			dlock_session_locks;
 int			dlock_max_ttl;
+int			dlock_worker_idle_timeout;
 
 /* PostgreSQL declares it itself from 16 on */
 extern PGDLLEXPORT void _PG_init(void);
@@ -85,6 +86,13 @@ _PG_init(void)
 							&dlock_max_ttl,
 							24 * 60 * 60, 1, INT_MAX,
 							PGC_SUSET, GUC_UNIT_S,
+							NULL, NULL, NULL);
+	DefineCustomIntVariable("dlock.worker_idle_timeout",
+							"Sets how long a background worker stays while nobody could notice that it went.",
+							"It comes again as soon as somebody could; what leases hold is held without it.",
+							&dlock_worker_idle_timeout,
+							2000, 0, INT_MAX,
+							PGC_SIGHUP, GUC_UNIT_MS,
 							NULL, NULL, NULL);
 	DefineCustomEnumVariable("dlock.session_locks",
 							 "Sets whether session-scoped locks are allowed.",

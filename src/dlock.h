@@ -55,6 +55,7 @@ typedef enum DlockOutcome
 extern int	dlock_max_memory;	/* kilobytes */
 extern int	dlock_max_locks_per_session;
 extern int	dlock_max_ttl;		/* seconds */
+extern int	dlock_worker_idle_timeout;	/* milliseconds */
 extern int	dlock_session_locks;
 
 typedef enum DlockSessionLocks
@@ -221,9 +222,13 @@ extern bool dlock_lease_is_attached(const DlockLease *lease);
 extern int	dlock_lease_renew(DlockSpace *space, int64 number);
 extern int64 dlock_lease_end_all(DlockSpace *space);
 extern int64 dlock_lease_release(DlockSpace *space, int64 number);
-extern uint64 dlock_lease_expire(DlockLease *lease);
+extern uint64 dlock_lease_expire(DlockLease *lease, uint64 until);
 extern void dlock_lease_finish(DlockSpace *space, DlockRecord *record);
 extern void dlock_lease_detach_all(void);
+extern bool dlock_lease_visit(DlockSpace *space, DlockLease **at,
+							  bool (*callback) (DlockLease *, void *),
+							  void *arg);
+extern void dlock_lease_stop_visit(DlockSpace *space, DlockLease **at);
 extern void dlock_lease_for_each(DlockSpace *space,
 								 bool (*callback) (DlockLease *, void *),
 								 void *arg);
@@ -286,7 +291,8 @@ extern void dlock_journal_flush_removal(DlockSpace *space,
 										const DlockKey *key);
 extern void dlock_journal_flush_removals(DlockSpace *space);
 extern void dlock_journal_settle(DlockSpace *space, DlockRecord *record);
-extern bool dlock_journal_begin(DlockSpace *space);
+extern void dlock_journal_begin(DlockSpace *space);
+extern bool dlock_journal_clear(DlockSpace *space);
 extern int	dlock_journal_write(DlockSpace *space, int *dead,
 								void (*written) (DlockRecord *, bool over,
 												 XLogRecPtr lsn));
@@ -299,7 +305,7 @@ extern XLogRecPtr dlock_journal_heartbeat(void);
 extern void dlock_journal_acknowledged(XLogRecPtr *positions);
 
 /* rows.c */
-extern void dlock_rows_vacuum(DlockSpace *space, int *dead);
+extern int	dlock_rows_vacuum(DlockSpace *space);
 
 /* load.c */
 extern void dlock_load(DlockSpace *space);
@@ -332,10 +338,27 @@ extern bool dlock_notify_is_mine(DlockTicket *ticket);
 extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);
 extern int	dlock_notify_send(DlockSpace *space);
 
-/* worker.c */
+/* launcher.c */
+typedef enum DlockOffice
+{
+	DLOCK_WORKER,
+	DLOCK_SENDER,
+	DLOCK_VACUUM
+} DlockOffice;
+
+extern bool dlock_office_take(DlockSpace *space, DlockOffice office);
+extern bool dlock_office_leave(DlockSpace *space, DlockOffice office);
+extern bool dlock_office_is_held(DlockSpace *space, DlockOffice office);
+extern bool dlock_office_start(DlockSpace *space, DlockOffice office);
+extern bool dlock_office_wake(DlockSpace *space, DlockOffice office);
 extern bool dlock_worker_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
+extern bool dlock_worker_is_awaited(DlockSpace *space);
+extern void dlock_worker_look(DlockSpace *space);
+extern void dlock_worker_expect(DlockSpace *space);
+
+/* worker.c */
 extern void dlock_worker_unwatch(DlockLease *lease);
 
 /* heartbeat.c */

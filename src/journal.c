@@ -39,6 +39,7 @@
 #include "utils/wait_event.h"
 
 #include "journal.h"
+#include "process.h"
 #include "tables.h"
 
 /* Rows written in one transaction */
@@ -439,7 +440,8 @@ publish(DlockSpace *space, bool committed)
 /*
  * Write what is marked.  Returns how many records that were, -1 where the
  * extension is gone.  Raises what PostgreSQL raises; nothing is written then,
- * and all of it still marked.  For every row that was written, and is still
+ * and all of it still marked.  Those who wait are told that, unless it was a
+ * lock that could not be had: the caller knows for how long.  For every row that was written, and is still
  * there, "written" is called back.
  */
 int
@@ -468,7 +470,9 @@ dlock_journal_write(DlockSpace *space, int *dead,
 	{
 		LWLockReleaseAll();
 		unmark(space, false, InvalidXLogRecPtr);
-		dlock_journal_fail(space, geterrcode());
+		/* a lock that could not be had in time may be at the next attempt */
+		if (!dlock_error_is_lock(geterrcode()))
+			dlock_journal_fail(space, geterrcode());
 		publish(space, false);
 		PG_RE_THROW();
 	}
@@ -517,17 +521,17 @@ dlock_journal_abandon(DlockSpace *space)
 }
 
 /*
- * What a worker begins with: rows that stand for nothing go.  And what the
- * worker before may have written, or not, counts as written.
+ * What a worker begins with: what the worker before may have written, or not,
+ * counts as written.  That was at the head of the journal, and still is.
  */
-bool
+void
 dlock_journal_begin(DlockSpace *space)
 {
-	if (!dlock_rows_begin(space))
-		return false;
+	dsa_pointer link;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	for (dsa_pointer link = space->journal.head; DsaPointerIsValid(link);)
+	link = space->journal.head;
+	for (int i = 0; i < BATCH && DsaPointerIsValid(link); i++)
 	{
 		DlockRecord *record = dsa_get_address(dlock_area, link);
 
@@ -536,8 +540,22 @@ dlock_journal_begin(DlockSpace *space)
 		link = record->link.next;
 	}
 	LWLockRelease(&space->lease_lock);
+}
+
+/*
+ * Once after each load: rows that stand for nothing go.  False where the
+ * extension is gone.
+ */
+bool
+dlock_journal_clear(DlockSpace *space)
+{
+	if (pg_atomic_read_u32(&space->cleared) != 0)
+		return true;
+	if (!dlock_rows_begin(space))
+		return false;
 	dlock_rows_remove_foreign(space);
 	dlock_rows_commit();
+	pg_atomic_write_u32(&space->cleared, 1);
 	return true;
 }
 

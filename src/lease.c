@@ -267,6 +267,19 @@ list_lease(DlockSpace *space, DlockLease *lease)
 }
 
 /*
+ * One that is not listed any more leaves the list, but not while a walk stands
+ * there.  Called with the lease lock.
+ */
+static void
+unlink_lease(DlockSpace *space, DlockLease *lease)
+{
+	if (lease->visitors == 0)
+		dlock_list_remove(&space->leases, &lease->in_space);
+	else
+		space->leases.length--; /* nobody is to count it */
+}
+
+/*
  * Take a lease out of its space; false where that was done before.  Whoever
  * calls this refers to it, or to a ticket of it.
  */
@@ -277,9 +290,9 @@ unlist_lease(DlockSpace *space, DlockLease *lease)
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	was_listed = lease->in_leases;
-	if (was_listed)
-		dlock_list_remove(&space->leases, &lease->in_space);
 	lease->in_leases = false;
+	if (was_listed)
+		unlink_lease(space, lease);
 	lease->record.finished = true;
 	dlock_journal_unmark(space, &lease->record);
 	LWLockRelease(&space->lease_lock);
@@ -582,6 +595,25 @@ end_tickets(DlockSpace *space, DlockLease *lease, uint32 event)
 }
 
 /*
+ * The same, as far as that is done in time; false where some may be left.
+ */
+static bool
+end_tickets_until(DlockSpace *space, DlockLease *lease, uint32 event,
+				  uint64 until)
+{
+	DlockLeaseTicket *ticket;
+
+	while ((ticket = first_ticket(space, lease)) != NULL)
+	{
+		(void) dlock_queue_end(ticket, event);
+		dlock_record_unref(&ticket->record);
+		if (dlock_monotonic_now() >= until)
+			return false;
+	}
+	return true;
+}
+
+/*
  * A lease is over: end its tickets; how many these were.  Raises nothing.
  */
 static int64
@@ -709,13 +741,14 @@ detach(DlockLease *lease)
 
 /*
  * For the worker: end the lease if it is due, and its delay if that is.
- * Returns when to look again, in monotonic microseconds; 0: never.
+ * Returns when to look again, in monotonic microseconds; 0: never.  At once,
+ * where it has so many tickets that they could not all be ended "until" then.
  *
  * A lease that is over is looked through again as well, since whoever ended it
  * may have died in between.
  */
 uint64
-dlock_lease_expire(DlockLease *lease)
+dlock_lease_expire(DlockLease *lease, uint64 until)
 {
 	DlockSpace *space = dlock_space_at(lease->space);
 	uint64		now = dlock_monotonic_now();
@@ -731,7 +764,8 @@ dlock_lease_expire(DlockLease *lease)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_be_over(lease, false);
 	LWLockRelease(&space->lease_lock);
-	(void) end_tickets(space, lease, DLOCK_EVENT_EXPIRED);
+	if (!end_tickets_until(space, lease, DLOCK_EVENT_EXPIRED, until))
+		return now;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	if (lease->delayed &&
@@ -812,23 +846,106 @@ dlock_lease_detach_all(void)
 }
 
 /*
- * For the worker, and for the view: call back for every lease of a space, with
- * the lease lock held.
+ * Walking through the leases of a space, a few at a time, so that however many
+ * there are the lease lock is never held for long.  Between two steps a walk
+ * stands on a lease, which it refers to; that stays linked meanwhile, even where
+ * it is not listed any more.  What comes or goes meanwhile may be seen, or not.
  */
+
+/* Leases that are looked at in one step */
+#define VISIT	256
+
+/* A walk goes on from a lease.  Called with the lease lock. */
+static void
+leave_lease(DlockSpace *space, DlockLease *lease)
+{
+	Assert(lease->visitors > 0);
+	lease->visitors--;
+	if (lease->visitors > 0 || lease->in_leases)
+		return;
+	space->leases.length++;		/* it was not counted any more */
+	unlink_lease(space, lease);
+}
+
+/*
+ * Call back for some leases, with the lease lock held: those behind *at, or the
+ * first ones where that is NULL.  False where none is left, or the callback has
+ * returned that; otherwise *at is where to go on.
+ */
+bool
+dlock_lease_visit(DlockSpace *space, DlockLease **at,
+				  bool (*callback) (DlockLease *, void *), void *arg)
+{
+	DlockLease *before = *at;
+	DlockLease *last = NULL;
+	dsa_pointer link;
+	bool		more = true;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	link = before ? before->in_space.next : space->leases.head;
+	for (int n = 0; more && n < VISIT && DsaPointerIsValid(link); n++)
+	{
+		last = lease_in_space(link);
+		link = last->in_space.next;
+		more = !last->in_leases || callback(last, arg);
+	}
+	more = more && DsaPointerIsValid(link);
+	if (more)
+	{
+		last->visitors++;
+		dlock_record_ref(&last->record);
+	}
+	*at = more ? last : NULL;
+	if (before)
+		leave_lease(space, before);
+	LWLockRelease(&space->lease_lock);
+	if (before)
+		dlock_record_unref(&before->record);
+	return more;
+}
+
+/* Break off a walk, wherever it stands. */
+void
+dlock_lease_stop_visit(DlockSpace *space, DlockLease **at)
+{
+	DlockLease *lease = *at;
+
+	if (lease == NULL)
+		return;
+	*at = NULL;
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	leave_lease(space, lease);
+	LWLockRelease(&space->lease_lock);
+	dlock_record_unref(&lease->record);
+}
+
+typedef struct Walk
+{
+	DlockSpace *space;
+	DlockLease *at;
+} Walk;
+
+static void
+stop_walk(int code, Datum arg)
+{
+	Walk	   *walk = (Walk *) DatumGetPointer(arg);
+
+	/* a segment of memory could not be mapped */
+	LWLockReleaseAll();
+	dlock_lease_stop_visit(walk->space, &walk->at);
+}
+
+/* Call back for every lease of a space, with the lease lock held. */
 void
 dlock_lease_for_each(DlockSpace *space, bool (*callback) (DlockLease *, void *),
 					 void *arg)
 {
-	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	for (dsa_pointer link = space->leases.head; DsaPointerIsValid(link);)
-	{
-		DlockLease *lease = lease_in_space(link);
+	Walk		walk = {space, NULL};
 
-		link = lease->in_space.next;
-		if (!callback(lease, arg))
-			break;
-	}
-	LWLockRelease(&space->lease_lock);
+	PG_ENSURE_ERROR_CLEANUP(stop_walk, PointerGetDatum(&walk));
+	while (dlock_lease_visit(space, &walk.at, callback, arg))
+		;
+	PG_END_ENSURE_ERROR_CLEANUP(stop_walk, PointerGetDatum(&walk));
 }
 
 /* Call back for every ticket of a lease; with the lease lock held. */
@@ -1029,11 +1146,15 @@ dlock_lease_purge(DlockSpace *space)
 				dlock_record_unref(&ticket->record);
 			}
 		}
-		dlock_list_remove(&space->leases, &lease->in_space);
+		/* one that is not listed is where a walk has failed */
+		if (lease->in_leases)
+			dlock_record_unref(&lease->record);
+		else
+			space->leases.length++;
 		lease->in_leases = false;
+		dlock_list_remove(&space->leases, &lease->in_space);
 		dlock_journal_unmark(space, &lease->record);
 		dlock_id_delete(space, lease->number);
-		dlock_record_unref(&lease->record);
 		dlock_record_unref(&lease->record);
 	}
 

@@ -189,6 +189,17 @@ dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
 	return NULL;
 }
 
+/* Count a ticket among those that its lease holds locks with, if it is one. */
+static void
+count_held(DlockLease *lease, DlockLeaseTicket *ticket)
+{
+	if (!ticket->in_tickets || ticket->held ||
+		dlock_state_of(ticket) != DLOCK_GRANTED)
+		return;
+	ticket->held = true;
+	lease->held++;
+}
+
 static void
 list_ticket(DlockLease *lease, DlockLeaseTicket *ticket, bool closed)
 {
@@ -198,6 +209,7 @@ list_ticket(DlockLease *lease, DlockLeaseTicket *ticket, bool closed)
 					  &ticket->in_lease);
 	ticket->in_closed = closed;
 	ticket->in_tickets = !closed;
+	count_held(lease, ticket);
 }
 
 /* Take a ticket out of its lease's lists; called with the lease lock. */
@@ -208,7 +220,9 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 		dlock_list_remove(&lease->tickets, &ticket->in_lease);
 	if (ticket->in_closed)
 		dlock_list_remove(&lease->closed, &ticket->in_lease);
-	ticket->in_tickets = ticket->in_closed = false;
+	if (ticket->held)
+		lease->held--;
+	ticket->in_tickets = ticket->in_closed = ticket->held = false;
 }
 
 /*
@@ -258,6 +272,7 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket)
 	/* read without a lock, too: all that belongs to the grant comes before */
 	pg_write_barrier();
 	pg_atomic_write_u32(&ticket->ticket.state, DLOCK_GRANTED);
+	count_held(lease, ticket);
 	dlock_journal_mark(space, &ticket->record);
 	LWLockRelease(&space->lease_lock);
 }

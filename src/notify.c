@@ -5,7 +5,7 @@
  *
  * A ticket that was enqueued carries an announcement.  What happens to the
  * ticket sets an event in it; once it is armed, too, it goes into the outbox
- * of the space, and the worker sends what is there.
+ * of the space, and the sender (sender.c) sends what is there.
  *
  * Arming comes after the commit of the transaction that enqueued the ticket,
  * and after PostgreSQL's own processing of the LISTEN in that commit: earlier,
@@ -14,10 +14,9 @@
  * next call about it.
  *
  * An announcement stays in the outbox while it is being sent, and leaves it
- * only afterwards.  So what a worker could not send, because somebody holds
- * the lock of NOTIFY or its queue is full or the worker is killed, is sent by
- * the next attempt or the next worker; at worst twice, which is harmless, as
- * a notification is a hint.
+ * only afterwards.  So what the sender could not send, because the queue of
+ * NOTIFY is full or the sender is killed, is sent by the next attempt or the
+ * next sender; at worst twice, which is harmless, as a notification is a hint.
  *
  * Lock order: the entry's lock, then the outbox's lock.
  *
@@ -26,10 +25,12 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "catalog/pg_database.h"
 #include "commands/async.h"
 #include "lib/stringinfo.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/json.h"
 #include "utils/memutils.h"
@@ -37,7 +38,7 @@
 #include "dlock.h"
 
 /* Events sent in one transaction */
-#define BATCH	100
+#define BATCH	1000
 
 static char my_channel[NAMEDATALEN] = "";
 
@@ -387,7 +388,7 @@ dlock_announcement_is_armed(DlockTicket *ticket)
 	return armed;
 }
 
-/* What the worker sends, copied out of the outbox */
+/* What the sender sends, copied out of the outbox */
 typedef struct Message
 {
 	int64		number;
@@ -460,9 +461,22 @@ notify(const Message *message, uint32 event, const char *event_name)
 }
 
 /*
+ * Wait for one's turn among all that notify, in any database.  async.c takes
+ * this lock before a commit, and waits for it then; whoever has it by that time
+ * does not, and so can tell of what has come while it waited.
+ */
+static void
+wait_for_turn(void)
+{
+	LockSharedObject(DatabaseRelationId, InvalidOid, 0, AccessExclusiveLock);
+}
+
+/*
  * Send what is in the outbox, or a part of it, in a transaction of its own.
  * Returns how many announcements were sent.  Raises what NOTIFY raises, with
  * nothing sent and nothing lost.
+ *
+ * Only one process at a time sends: the one that holds the sender's office.
  */
 int
 dlock_notify_send(DlockSpace *space)
@@ -472,8 +486,8 @@ dlock_notify_send(DlockSpace *space)
 	int			count;
 
 	if (messages == NULL)
-		messages = MemoryContextAlloc(TopMemoryContext,
-									  BATCH * sizeof(Message));
+		messages = MemoryContextAllocHuge(TopMemoryContext,
+										  BATCH * sizeof(Message));
 	if (space->outbox.length == 0)
 		return 0;
 
@@ -482,8 +496,6 @@ dlock_notify_send(DlockSpace *space)
 	 * leaves something behind otherwise.
 	 */
 	StartTransactionCommand();
-	count = copy_outbox(space, messages);
-	dlock_journal_flush_removals(space);
 
 	/*
 	 * A full queue stays full when it has been read, until somebody moves its
@@ -492,6 +504,12 @@ dlock_notify_send(DlockSpace *space)
 	if (failed)
 		(void) OidFunctionCall0(F_PG_NOTIFICATION_QUEUE_USAGE);
 	failed = true;
+
+	/* before others wait for us; after it, for what has come meanwhile */
+	dlock_journal_flush_removals(space);
+	wait_for_turn();
+	count = copy_outbox(space, messages);
+	dlock_journal_flush_removals(space);
 	for (int i = 0; i < count; i++)
 	{
 		notify(&messages[i], DLOCK_EVENT_GRANTED, "granted");

@@ -47,8 +47,7 @@
 #include "journal.h"
 #include "tables.h"
 
-/* Dead rows after which the worker vacuums, and per page of the table */
-#define VACUUM_ROWS	10000
+/* Dead rows per page of the table that are worth a vacuum */
 #define VACUUM_ROWS_PER_PAGE	20
 
 /* A column as it must be */
@@ -549,7 +548,11 @@ write_image(Table *table, const DlockImage *image)
 
 	if (!image->over)
 	{
+		MemoryContext old_context =
+			MemoryContextSwitchTo(GetPerTupleMemoryContext(table->state));
+
 		fill_row(table, image);
+		MemoryContextSwitchTo(old_context);
 		write_row(table, number, image->had_row);
 	}
 	else if (image->had_row)
@@ -573,8 +576,8 @@ write_table(DlockTable which, const DlockImage *images, int count)
 			continue;
 		if (table.relation == NULL)
 			open_table(&table, which);
-		old_context =
-			MemoryContextSwitchTo(GetPerTupleMemoryContext(table.state));
+		/* what a trigger's function keeps from row to row is put there */
+		old_context = MemoryContextSwitchTo(table.state->es_query_cxt);
 		write_image(&table, &images[i]);
 		MemoryContextSwitchTo(old_context);
 		ResetPerTupleExprContext(table.state);
@@ -843,21 +846,17 @@ dlock_rows_commit(void)
 }
 
 /*
- * Vacuum the tables once they have got many dead rows, so that they stay small
- * however many tickets come and go between two runs of autovacuum.  Where an
- * old snapshot keeps the dead rows, the tables grow, and this comes more
+ * Vacuum the tables, so that they stay small however many tickets come and go
+ * between two runs of autovacuum.  Returns after how many dead rows to do so
+ * again: where an old snapshot keeps them, the tables grow, and this comes more
  * rarely.
  */
-void
-dlock_rows_vacuum(DlockSpace *space, int *dead)
+int
+dlock_rows_vacuum(DlockSpace *space)
 {
-	static int	threshold = VACUUM_ROWS;
+	int			threshold = DLOCK_VACUUM_ROWS;
 	static MemoryContext context = NULL;	/* outlives transactions */
 
-	if (*dead < threshold)
-		return;
-	*dead = 0;
-	threshold = VACUUM_ROWS;
 	if (context == NULL)
 		context = AllocSetContextCreate(TopMemoryContext, "dlock vacuum",
 										ALLOCSET_SMALL_SIZES);
@@ -872,7 +871,7 @@ dlock_rows_vacuum(DlockSpace *space, int *dead)
 		if (get_extension_oid("dlock", true) != space->key.extension)
 		{
 			CommitTransactionCommand();
-			return;
+			break;
 		}
 		table = relation_open(dlock_relation(space, shapes[i].name), AccessShareLock);
 		threshold = Max(threshold, (int) RelationGetNumberOfBlocks(table) *
@@ -893,4 +892,5 @@ dlock_rows_vacuum(DlockSpace *space, int *dead)
 		ExecVacuum(make_parsestate(NULL), statement, true);
 		CommitTransactionCommand();
 	}
+	return threshold;
 }

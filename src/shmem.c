@@ -892,6 +892,15 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u32(&space->announced, 0);
 	pg_atomic_init_u32(&space->worker, 0);
 	pg_atomic_init_u64(&space->worker_start, 0);
+	pg_atomic_init_u32(&space->worker_deaths, 0);
+	pg_atomic_init_u64(&space->next_due, 0);
+	pg_atomic_init_u32(&space->sender, 0);
+	pg_atomic_init_u64(&space->sender_start, 0);
+	pg_atomic_init_u32(&space->vacuum, 0);
+	pg_atomic_init_u64(&space->vacuum_start, 0);
+	pg_atomic_init_u32(&space->dead_rows, 0);
+	pg_atomic_init_u32(&space->vacuum_at, DLOCK_VACUUM_ROWS);
+	pg_atomic_init_u32(&space->cleared, 0);
 	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
 		pg_atomic_init_u64(&space->counters[c], 0);
 	return space;

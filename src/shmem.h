@@ -274,10 +274,13 @@ typedef struct DlockLease
 
 	/* protected by the space's lease lock */
 	DlockLink	in_space;		/* in DlockSpace.leases */
-	bool		in_leases;		/* linked there */
+	bool		in_leases;		/* listed there */
+	uint32		visitors;		/* walks through that list that stand here: it
+								 * stays linked until they have gone on */
 	bool		delayed;		/* ran out, and keeps its locks closed ... */
 	uint64		delay_ends;		/* ... until then, in monotonic microseconds */
 	DlockList	tickets;		/* WAITING and GRANTED, of DlockLeaseTicket */
+	uint32		held;			/* of these, how many are GRANTED */
 	DlockList	closed;			/* ENDING, once "delayed" is over */
 
 	/* atomic */
@@ -324,6 +327,7 @@ typedef struct DlockLeaseTicket
 	/* protected by the space's lease lock */
 	DlockLink	in_lease;		/* in one of its lease's lists: */
 	bool		in_tickets;		/* ... in "tickets" */
+	bool		held;			/* ... and counted in "held" there */
 	bool		in_closed;		/* ... in "closed" */
 	bool		announced;		/* its grant has gone to the outbox */
 } DlockLeaseTicket;
@@ -382,6 +386,9 @@ typedef enum DlockCounter
 
 /* So many that two locks in use rarely share one; a power of 2 */
 #define DLOCK_REMOVED_BUCKETS	1024
+
+/* Dead rows in the tables after which they are vacuumed, at the least */
+#define DLOCK_VACUUM_ROWS	10000
 
 /* remote_write, remote_flush ("on") and remote_apply */
 #define DLOCK_NUM_QUORUMS	3
@@ -443,6 +450,16 @@ typedef struct DlockSpace
 	pg_atomic_uint32 worker;	/* proc number of the worker, plus 1; or 0 */
 	pg_atomic_uint64 worker_start;	/* when one was last asked for, monotonic
 									 * microseconds */
+	pg_atomic_uint32 worker_deaths; /* workers in a row that died young */
+	pg_atomic_uint64 next_due;	/* when a lease is due that a worker has left
+								 * alone, at the earliest; monotonic */
+	pg_atomic_uint32 sender;	/* as "worker", and so on, for the others */
+	pg_atomic_uint64 sender_start;
+	pg_atomic_uint32 vacuum;
+	pg_atomic_uint64 vacuum_start;
+	pg_atomic_uint32 dead_rows; /* in the tables, about */
+	pg_atomic_uint32 vacuum_at; /* so many are vacuumed away */
+	pg_atomic_uint32 cleared;	/* the rows are gone that stand for nothing */
 
 	/*
 	 * atomic: where in the WAL the latest commit ends that has removed a

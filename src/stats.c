@@ -141,11 +141,16 @@ blocked_by(const Blockers *blockers, const DlockRow *waiting)
 static DlockSpace *
 space_to_show(void)
 {
+	DlockSpace *space;
+
 	if (RecoveryInProgress())
 		return NULL;
 	if (dlock_my_backend == NULL)
 		dlock_session_attach();
-	return dlock_loaded_space();
+	space = dlock_loaded_space();
+	/* a view shows that a lease has run out */
+	dlock_worker_look(space);
+	return space;
 }
 
 static void
@@ -265,17 +270,6 @@ typedef struct LeaseRows
 	bool		complete;
 } LeaseRows;
 
-static void
-count_ticket(DlockLeaseTicket *ticket, void *arg)
-{
-	LeaseRow   *row = arg;
-
-	if (pg_atomic_read_u32(&ticket->ticket.state) == DLOCK_WAITING)
-		row->waiting++;
-	else
-		row->held++;
-}
-
 static bool
 copy_lease(DlockLease *lease, void *arg)
 {
@@ -305,7 +299,8 @@ copy_lease(DlockLease *lease, void *arg)
 	row->has_info = info != NULL;
 	if (info)
 		strcpy(row->info, info);
-	dlock_lease_for_each_ticket(lease, count_ticket, row);
+	row->held = (int) lease->held;
+	row->waiting = (int) (lease->tickets.length - lease->held);
 	*rows->tail = row;
 	rows->tail = &row->next;
 	return true;

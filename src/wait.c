@@ -240,9 +240,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 			bool		thorough;
 
 			/* a worker that had no slot, and may have to hand on to us */
-			if (pg_atomic_read_u32(&space->worker) == 0 &&
-				dlock_worker_is_needed(space))
-				(void) dlock_worker_wake(space);
+			dlock_worker_expect(space);
 			/* nor need a request wait for a lease that is over by now */
 			if (request->lease && !request->lease->single &&
 				!dlock_lease_is_open(request->lease))
@@ -313,6 +311,7 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 
 	INSTR_TIME_SET_CURRENT(start);
 	announce_wait(request, ticket->number);
+	dlock_worker_expect(dlock_space_at(ticket->space));
 	compat_ps_suffix_set(&title, "waiting");
 	if (has_lock_timeout)
 		enable_timeout_after(LOCK_TIMEOUT, LockTimeout);

@@ -16,6 +16,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib $FindBin::RealBin;
+use DlockLease qw(stop_process continue_process);
 use DlockTest;
 use Encode qw(encode);
 use JSON::PP qw(decode_json);
@@ -80,13 +81,16 @@ sub not_told
 }
 
 my $worker = "FROM pg_stat_activity WHERE backend_type = 'dlock worker'";
+my $sender = "FROM pg_stat_activity WHERE backend_type = 'dlock sender'";
+my $sender_waits = "SELECT count(*) = 1 $sender AND wait_event_type = 'Lock'";
 
 sub worker_gone
 {
 	my ($when) = @_;
 
 	return $admin->wait_for("SELECT count(*) = 0 $worker")
-	  && pass("$when: the worker has ended");
+	  && $admin->wait_for("SELECT count(*) = 0 $sender")
+	  && pass("$when: the worker has ended, and the sender");
 }
 
 #
@@ -512,7 +516,6 @@ sub reset_standby
 	my $application = session($node);
 	my $holder = session($node);
 	my $waiter = session($node);
-	my $offset = -s $node->logfile;
 	my $ticket;
 	my $pid;
 
@@ -530,12 +533,12 @@ sub reset_standby
 	$holder->query("SELECT dlock_release('lock')");
 	is($waiter->query("SELECT dlock_wait($ticket)"),
 		't', 'NOTIFY is held up: the lock is granted');
-	$node->wait_for_log(qr/canceling statement due to lock timeout/, $offset);
+	$admin->wait_for($sender_waits);
 	$waiter->query("SELECT dlock_release('lock')");
 	is( $holder->query("SELECT dlock_try_acquire('lock') IS NOT NULL"),
 		't',
 		'NOTIFY is held up: released and acquired');
-	# asked for while the worker waits for the lock, or sleeps after it
+	# asked for while the sender waits for the lock
 	foreach my $round (1 .. 3)
 	{
 		push @tickets, enqueue($waiter, "round $round");
@@ -562,21 +565,17 @@ sub reset_standby
 	worker_gone('the lock of NOTIFY');
 }
 
-# Enqueued again, on another channel, while the worker is about to announce it
+# Enqueued again, on another channel, while the sender is about to announce it
 # on the first one: the second announcement must not go with the first.
 {
 	my $application = session($node);
 	my $waiter = session($node);
 	my $ticket = enqueue($waiter, 'before');
-	my $waits = "SELECT count(*) = 1 $worker AND wait_event_type = 'Lock'";
 
 	told($waiter, 'before', announcement('granted', 'before', $ticket));
 	hold_up_notify($application);
 	$ticket = enqueue($waiter, 'lock', ", 'nobody'");
-	# half a second is left when its wait has just begun
-	$admin->wait_for($waits);
-	$admin->wait_for("SELECT NOT ($waits)");
-	$admin->wait_for($waits);
+	$admin->wait_for($sender_waits);
 	is(enqueue($waiter, 'lock'), $ticket, 'enqueued again while it is sent');
 	let_go_of_notify($application);
 	told($waiter, 'announced again', announcement('granted', 'lock', $ticket));
@@ -609,22 +608,58 @@ sub reset_standby
 }
 
 #
-# The worker is killed, with something to announce.
+# The worker and the sender are killed, with something to announce.
+#
+foreach my $type ('sender', 'worker')
+{
+	my $application = session($node);
+	my $waiter = session($node);
+	my $ticket = enqueue($waiter, 'before');
+
+	told($waiter, 'before', announcement('granted', 'before', $ticket));
+	hold_up_notify($application);
+	$ticket = enqueue($waiter, 'lock');
+	$admin->wait_for($sender_waits);
+	my $pid = $admin->query(
+		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'dlock $type'");
+	$admin->query("SELECT pg_terminate_backend($pid)");
+	backends_gone($pid);
+	$admin->wait_for($sender_waits);
+	isnt(
+		$admin->query(
+			"SELECT pid FROM pg_stat_activity WHERE backend_type = 'dlock $type'"),
+		$pid,
+		"$type terminated: another one comes by itself");
+	let_go_of_notify($application);
+	reset_standby();
+	told($waiter, "$type terminated: announced",
+		announcement('granted', 'lock', $ticket));
+	not_told($waiter, $waiter, "$type terminated: once");
+	$_->quit foreach $application, $waiter;
+	worker_gone("$type terminated");
+}
+
+#
+# Both at once.
 #
 {
 	my $application = session($node);
 	my $waiter = session($node);
-	my $offset = -s $node->logfile;
 	my $ticket = enqueue($waiter, 'before');
 	my $pid;
 
 	told($waiter, 'before', announcement('granted', 'before', $ticket));
 	hold_up_notify($application);
 	$ticket = enqueue($waiter, 'lock');
-	$node->wait_for_log(qr/canceling statement due to lock timeout/, $offset);
+	$admin->wait_for($sender_waits);
 	$pid = $admin->query("SELECT pid $worker");
-	$admin->query("SELECT pg_terminate_backend($pid)");
+	my $sender_pid = $admin->query("SELECT pid $sender");
+	stop_process($sender_pid);
+	$admin->query(
+		"SELECT pg_terminate_backend($pid), pg_terminate_backend($sender_pid)");
 	backends_gone($pid);
+	continue_process($sender_pid);
+	backends_gone($sender_pid);
 	let_go_of_notify($application);
 	reset_standby();
 
@@ -644,6 +679,7 @@ sub reset_standby
 		announcement('granted', 'again', $ticket));
 
 	# A crash takes all locks along, and the announcements with them.
+	$admin->wait_for("SELECT count(*) = 1 $worker");
 	$pid = $admin->query("SELECT pid $worker");
 	kill('KILL', $pid) == 1 or die "no process $pid";
 	backends_gone($waiter->{pid}, $admin->{pid});

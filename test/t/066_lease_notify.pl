@@ -24,6 +24,7 @@ use DlockTest;
 use DlockWorker;
 use Encode qw(decode);
 use JSON::PP qw(decode_json);
+use PostgreSQL::Test::Utils qw(slurp_file);
 use Test::More;
 
 # Standbys can be waited for by those who ask for it.
@@ -581,8 +582,15 @@ sub nuisance
 
 	# the journal
 	$tickets{free} = enqueue($waiter, 'free', '1h', ", 'shared'");
-	$node->wait_for_log(
-		qr/lock timeout|too many notifications in the NOTIFY queue/, $log);
+	poll('cannot be announced',
+		sub {
+			slurp_file($node->logfile, $log) =~
+			  /too many notifications in the NOTIFY queue/
+			  || $admin->query(
+				q{SELECT count(*) = 1 FROM pg_stat_activity
+				   WHERE backend_type = 'dlock sender'
+					 AND wait_event_type = 'Lock'}) eq 't';
+		});
 	$admin->query("SELECT dlock_release('lock')");
 	is($waiter->query("SELECT dlock_wait($tickets{lock})"),
 		't', "$what: granted, and written");

@@ -160,6 +160,18 @@ $admin->query('SELECT count(*) FROM dlock_locks');
 	$node->wait_for_log($cannot, $log);
 	open_memory();
 	is($other->answer, 't', 'worker: a lease runs out');
+
+	# one that cannot map it time and again makes room for another one
+	close_new();
+	$log = -s $node->logfile;
+	$admin->query('SELECT pg_terminate_backend(' . worker($admin) . ')');
+	# that one, and the one behind it
+	ok($node->wait_for_log(
+			qr/(worker" \(PID \d+\) exited.*){2}/s, $log),
+		'worker: one that cannot map memory ends');
+	open_memory();
+	like($client->query("SELECT dlock_ttl_acquire('lock 2', '1h')"),
+		qr/^\d+$/, 'worker: and the next one can');
 	$admin->query('SELECT dlock_lease_close(lease) FROM dlock_leases');
 	finish($client, $other);
 }

@@ -53,6 +53,8 @@ sub new_server
 	# With allows_streaming there would be ten, of which those take some whose
 	# clients have gone a moment ago.
 	$node->append_conf('postgresql.conf', 'max_connections = 100');
+	# Many tests stop the worker at some time, and it has to be there then.
+	$node->append_conf('postgresql.conf', 'dlock.worker_idle_timeout = 1h');
 	$node->append_conf('postgresql.conf', $params{conf}) if $params{conf};
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION dlock');
