@@ -102,7 +102,8 @@ $client->query('SAVEPOINT one');
 $client->query('SAVEPOINT two');
 my $ticket = $client->query("SELECT dlock_ttl_acquire('kept', '1h')");
 $client->query("SELECT dlock_guard('kept', $ticket)");
-$client->query("SELECT dlock_try_ttl_acquire('held', '1h', slots => 3)");
+like($client->query("SELECT dlock_try_ttl_acquire('held', '1h', slots => 3)"),
+	qr/55000/, 'an error');
 $client->query('ROLLBACK TO two');
 $client->query('RELEASE two');
 $client->query("SELECT dlock_guard('kept', $ticket)");

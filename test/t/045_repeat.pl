@@ -208,6 +208,9 @@ foreach my $end ('', 'pg_terminate_backend', 'pg_cancel_backend')
 	$waiter->start("SELECT $acquire");
 	$admin->until_waits($waiter);
 	$ticket = $client->query("SELECT $enqueue");
+	# the channel of what was there comes into the row just behind the answer
+	$admin->wait_for(
+		"SELECT channel = 'c2' FROM dlock_queue WHERE ticket = $ticket");
 	kill_server($node);
 	$_->vanish foreach $holder, $waiter, $client, $admin;
 	$node->start;
