@@ -394,8 +394,9 @@ begin_work(void)
 	StartTransactionCommand();
 	if (pg_atomic_read_u32(&my_space->loaded) == 0)
 		dlock_load(my_space);
-	CommitTransactionCommand();
+	/* in a transaction, for the same reason as in learn() */
 	dlock_journal_begin(my_space);
+	CommitTransactionCommand();
 	begun = true;
 	pqsignal(SIGTERM, leave);
 	/* from now on, others wait */

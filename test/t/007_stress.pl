@@ -88,6 +88,9 @@ sub run_clients
 	my %running;
 	my $signals = 0;
 	my $session = session($node);
+
+	# a warning about one that has just gone
+	$session->query('SET client_min_messages = error');
 	my $written = 0;
 	my $deadline;
 

@@ -211,6 +211,8 @@ foreach my $end ('', 'pg_terminate_backend', 'pg_cancel_backend')
 	# the channel of what was there comes into the row just behind the answer
 	$admin->wait_for(
 		"SELECT channel = 'c2' FROM dlock_queue WHERE ticket = $ticket");
+	# a commit that is flushed, behind that one
+	$admin->query('CREATE TABLE flushed ()');
 	kill_server($node);
 	$_->vanish foreach $holder, $waiter, $client, $admin;
 	$node->start;

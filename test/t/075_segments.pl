@@ -147,7 +147,7 @@ $admin->query('SELECT count(*) FROM dlock_locks');
 	$node->wait_for_log($cannot, $log);
 	open_memory();
 	# where that has taken too long, this call was told so
-	$client->answer;
+	my $told = '' . $client->answer;
 	like($client->query("SELECT dlock_lease_open('1h')"),
 		qr/^\d+$/, 'worker: comes in the end');
 
