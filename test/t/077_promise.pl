@@ -196,7 +196,8 @@ foreach my $held_up ('the worker is stopped', 'its table is locked')
 	}
 	else
 	{
-		$admin->answer;
+		# its time may be over before it is written
+		my $told = '' . $admin->answer;
 	}
 }
 

@@ -54,7 +54,7 @@ sub new_server
 	# clients have gone a moment ago.
 	$node->append_conf('postgresql.conf', 'max_connections = 100');
 	# Many tests stop the worker at some time, and it has to be there then.
-	$node->append_conf('postgresql.conf', 'dlock.worker_idle_timeout = 1h');
+	$node->append_conf('postgresql.conf', 'dlock.worker_idle_timeout = 20d');
 	$node->append_conf('postgresql.conf', $params{conf}) if $params{conf};
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION dlock');
