@@ -70,7 +70,7 @@ confirm_grant(DlockSpace *space, DlockHeld *held)
 {
 	const DlockKey *key = &held->name->key;
 
-	if (likely(!dlock_journal_has_removal(space, key)))
+	if (likely(dlock_journal_removal(space, key) == InvalidXLogRecPtr))
 		return;
 	PG_TRY();
 	{
@@ -416,7 +416,9 @@ at_exit(int code, Datum arg)
 			/* counts for as long as an error here leaves it behind */
 			pg_atomic_fetch_add_u32(&dlock_control->lost, 1);
 			(void) dlock_queue_leave(&held->name->key, held->ticket);
-			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
+			/* where an unpinning has failed, it stays lost */
+			if (dlock_held_is_gone(held) || held->ticket->session == 0)
+				pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
 			dlock_ticket_free(held->ticket);
 		}
 	}

@@ -5,7 +5,7 @@
 # What would break it: a ticket that leaves its lock although it is pinned, so
 # that its successor is granted before the write can be seen, and the unpinning
 # looks for a ticket that is in no lock any more; or one that is ENDING for ever,
-# as nobody takes it out.
+# as nobody takes it out, also where its session has gone.
 #
 # No SQL runs at that moment, so a debugger has the backend call the function,
 # while its commit waits for a standby that is not there.
@@ -65,6 +65,28 @@ foreach my $acquire ("SELECT dlock_acquire('lock')",
 		't', 'and free');
 	$_->quit foreach $holder, $next;
 	$node->safe_psql('postgres', 'TRUNCATE journal');
+}
+
+#
+# An unpinning that has failed, as a segment of memory could not be mapped: when
+# the session has gone, whoever waits clears the ticket away.  Here one more pin
+# stands for it, which nobody takes away.
+#
+{
+	my $holder = session($node);
+	my $next =
+	  session($node, 'postgres', q{options='-c deadlock_timeout=10ms'});
+	my $fence = $holder->query("SELECT dlock_acquire('lock')");
+	my $pre_commit = 5;		# XACT_EVENT_PRE_COMMIT
+
+	$holder->query("BEGIN; SELECT dlock_guard('lock', $fence)");
+	ok(call_in($holder->{pid}, 'at_xact_end', $pre_commit, 0), 'pinned')
+	  foreach 1, 2;
+	$next->start("SELECT dlock_acquire('lock') > $fence");
+	$admin->until_waits($next);
+	$holder->quit;
+	is($next->answer, 't', 'a pin that is left over ends with its session');
+	$next->quit;
 }
 
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');

@@ -15,9 +15,9 @@ What happens between two steps of one process is tested by stopping it there.
 
 Is there one, and can it be attached to a server's process?
 
-=item call_in($pid, $function)
+=item call_in($pid, $function, @arguments)
 
-Has a process call a function without arguments.
+Has a process call a function, with these numbers.
 
 =item stop_behind($session, $function)
 
@@ -56,12 +56,13 @@ sub arguments
 
 sub call_in
 {
-	my ($pid, $function) = @_;
+	my ($pid, $function, @numbers) = @_;
+	my $call = sprintf '((long (*)()) %s)(%s)', $function, join ', ', @numbers;
 	my $output = '';
 
 	eval {
 		IPC::Run::run(
-			arguments($pid, "print ((long (*)(void)) $function)()"),
+			arguments($pid, "print $call"),
 			'<', \undef, '>&', \$output, IPC::Run::timeout(60));
 	};
 	return 1 if $output =~ /^\$1 = /m;
