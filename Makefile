@@ -173,7 +173,10 @@ TAP = \
 	101_worker_deaths \
 	102_held_up \
 	103_sender \
-	104_worker_goes
+	104_worker_goes \
+	115_rewind \
+	117_event_triggers \
+	118_commit_timestamp
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.

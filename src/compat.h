@@ -60,15 +60,20 @@ compat_lwlock_register_tranche(int tranche, const char *name)
  * What this process writes from now on is marked as not to be replicated by
  * those who subscribe to what has no origin, as they can from 16 on.
  *
- * 19: the variable became a member of a structure
+ * A commit with an origin has the time that is said here, in the WAL: that of
+ * the commit on the server where it was made, which is this one.
+ *
+ * 19: the variables became members of a structure
  */
 static inline void
-compat_do_not_replicate(void)
+compat_do_not_replicate(TimestampTz committed_at)
 {
 #if PG_VERSION_NUM >= 190000
 	replorigin_xact_state.origin = DoNotReplicateId;
+	replorigin_xact_state.origin_timestamp = committed_at;
 #else
 	replorigin_session_origin = DoNotReplicateId;
+	replorigin_session_origin_timestamp = committed_at;
 #endif
 }
 

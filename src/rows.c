@@ -43,6 +43,7 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
+#include "utils/timestamp.h"
 
 #include "journal.h"
 #include "tables.h"
@@ -632,15 +633,39 @@ open_tables(DlockSpace *space)
 	return true;
 }
 
+/* A transaction's time is that of its commit, also where it waited before. */
+static void
+set_commit_time(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_PRE_COMMIT)
+		compat_do_not_replicate(GetCurrentTimestamp());
+}
+
+/*
+ * What this process writes is not for subscribers that ask for what was written
+ * here alone.  PostgreSQL leaves the time of such commits to who marks them so,
+ * and takes its own on this server only: standbys, a restart after a crash and
+ * subscribers have what is in the WAL.
+ */
+static void
+mark_origin(void)
+{
+	static bool registered = false;
+
+	if (!registered)
+		RegisterXactCallback(set_commit_time, NULL);
+	registered = true;
+	compat_do_not_replicate(GetCurrentTimestamp());
+}
+
 /*
  * Begin a transaction that writes; false where the extension is not there any
- * more, and there is nothing to write to.  What it writes is not for
- * subscribers that ask for what was written here alone.
+ * more, and there is nothing to write to.
  */
 bool
 dlock_rows_begin(DlockSpace *space)
 {
-	compat_do_not_replicate();
+	mark_origin();
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	if (!open_tables(space))
