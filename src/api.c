@@ -717,6 +717,7 @@ get_lease_or_ttl(FunctionCallInfo fcinfo, DlockSpace *space, bool ttl,
 	if (ttl)
 	{
 		need(fcinfo, 1, "ttl");
+		dlock_check_memory();
 		request->lease = dlock_lease_make(space, get_length(fcinfo, 1, "ttl"),
 										  0, true, NULL);
 	}

@@ -318,7 +318,8 @@ dlock_lease_start(DlockSpace *space, DlockLease *lease)
 }
 
 /*
- * Make a lease, which the caller uses and nobody can find yet.
+ * Make a lease, which the caller uses and nobody can find yet.  The caller has
+ * checked for memory; what is put back is made without that.
  */
 DlockLease *
 dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
@@ -330,7 +331,6 @@ dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
 	DlockLease *lease;
 
 	dlock_check_committed(space);
-	dlock_check_memory();
 	self = dlock_allocate(sizeof(DlockLease));
 	lease = dsa_get_address(dlock_area, self);
 	memset(lease, 0, sizeof(DlockLease));
@@ -408,9 +408,11 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 				  const char *info)
 {
 	int			before = dlock_record_prepare();
-	DlockLease *lease = dlock_lease_make(space, ttl, delay, false, info);
+	DlockLease *lease;
 	int64		number;
 
+	dlock_check_memory();
+	lease = dlock_lease_make(space, ttl, delay, false, info);
 	if (attach)
 	{
 		lease->session = pg_atomic_read_u64(&dlock_my_backend->session);

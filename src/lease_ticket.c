@@ -394,6 +394,7 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 
 /*
  * Make a ticket for a lease, which the caller uses and nobody can find yet.
+ * The caller has checked for memory, as with a lease.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
@@ -401,7 +402,6 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	dsa_pointer self;
 	DlockLeaseTicket *ticket;
 
-	dlock_check_memory();
 	self = dlock_allocate(sizeof(DlockLeaseTicket));
 	ticket = dsa_get_address(dlock_area, self);
 	memset(ticket, 0, sizeof(DlockLeaseTicket));

@@ -50,6 +50,7 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	if (!adopt)
 		dlock_held_prepare(request);
 	(void) dlock_record_prepare();
+	dlock_check_memory();
 	ticket = dlock_lease_ticket_make(space, request);
 	while ((outcome = dlock_queue_join(space, request, &ticket->ticket,
 									   nowait, adopt, &slots,

@@ -186,6 +186,38 @@ $admin->query('ALTER TABLE dlock_queue DROP COLUMN more;'
 is($client->query("SELECT dlock_lease_acquire('less', $lease) > 0"),
 	't', 'and written without it again');
 
+#
+# The limit of memory is lowered below what is put back: all of that is there, and
+# can be released, and what needs memory of its own has to wait until then.
+#
+my $few = $client->query("SELECT dlock_lease_open('1h')");
+is( $client->query(
+		q{SELECT cardinality(dlock_lease_acquire_all(
+				(SELECT array_agg('many ' || n)
+				   FROM generate_series(1, 1500) AS n), }
+		  . "$few, info => repeat('x', 1000)))"),
+	'1500',
+	'much is held');
+$client->query(q{ALTER SYSTEM SET dlock.max_memory = '1MB'});
+connect_again();
+is($client->query("SELECT dlock_renew($few), count(*) FROM dlock_locks "
+	  . "WHERE name LIKE 'many %'"),
+	'1500|1500', 'more is put back than the limit allows');
+foreach my $call ("dlock_acquire('new')",
+	"dlock_lease_acquire('new', $few)",
+	"dlock_lease_open('1h')",
+	"dlock_ttl_acquire('new', '1h')")
+{
+	like($client->query("SELECT $call"), qr/53200/, "there is no room: $call");
+}
+is($client->query("SELECT dlock_lease_close($few)"), '1500', 'it is closed');
+$admin->wait_for(
+	q{SELECT count(*) = 0 FROM dlock_queue WHERE name LIKE 'many %'});
+like($client->query("SELECT dlock_lease_acquire('new', $lease)"),
+	qr/^\d+$/, 'and there is room');
+$client->query('ALTER SYSTEM RESET dlock.max_memory');
+$admin->query('SELECT pg_reload_conf()');
+
 $_->quit foreach $admin, $client, $other;
 $node->stop;
 done_testing();
