@@ -445,8 +445,8 @@ publish(DlockSpace *space, bool committed)
  * Write what is marked.  Returns how many records that were, -1 where the
  * extension is gone.  Raises what PostgreSQL raises; nothing is written then,
  * and all of it still marked.  Those who wait are told that, unless it was a
- * lock that could not be had: the caller knows for how long.  For every row that was written, and is still
- * there, "written" is called back.
+ * lock that could not be had: the caller knows for how long.  "written" is
+ * called back for every record that was written, and told whether it is over.
  */
 int
 dlock_journal_write(DlockSpace *space, int *dead,
@@ -553,13 +553,16 @@ dlock_journal_begin(DlockSpace *space)
 bool
 dlock_journal_clear(DlockSpace *space)
 {
-	if (pg_atomic_read_u32(&space->cleared) != 0)
+	bool		left;
+
+	if (pg_atomic_read_u32(&space->cleared) != DLOCK_NOT_CLEARED)
 		return true;
 	if (!dlock_rows_begin(space))
 		return false;
-	dlock_rows_remove_foreign(space);
+	left = dlock_rows_remove_foreign(space);
 	dlock_rows_commit();
-	pg_atomic_write_u32(&space->cleared, 1);
+	pg_atomic_write_u32(&space->cleared,
+						left ? DLOCK_FOREIGN_LEFT : DLOCK_CLEARED);
 	return true;
 }
 

@@ -26,7 +26,7 @@ typedef struct DlockImage
 /* rows.c */
 extern bool dlock_rows_begin(DlockSpace *space);
 extern int	dlock_rows_write(const DlockImage *images, int count);
-extern void dlock_rows_remove_foreign(DlockSpace *space);
+extern bool dlock_rows_remove_foreign(DlockSpace *space);
 extern void dlock_rows_commit(void);
 
 #endif							/* DLOCK_JOURNAL_H */

@@ -133,8 +133,8 @@ static Places table_places[DLOCK_NUM_TABLES];
 /* The same, opened by the transaction that writes */
 static Relation relations[DLOCK_NUM_TABLES];
 
-/* There may be rows of another system or database. */
-static bool has_foreign_rows = false;
+/* There may be rows of another system or database, as the space tells. */
+static bool has_foreign_rows = true;
 
 /* A table that is being written */
 typedef struct Table
@@ -666,6 +666,8 @@ bool
 dlock_rows_begin(DlockSpace *space)
 {
 	mark_origin();
+	has_foreign_rows =
+		pg_atomic_read_u32(&space->cleared) != DLOCK_CLEARED;
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	if (!open_tables(space))
@@ -715,12 +717,14 @@ is_alive(const Table *table, const DlockStored *row, HTAB *leases)
 					 !lease->delayed);
 }
 
-static void
+/* Returns whether there are rows of others that have to stay. */
+static bool
 remove_dead(DlockTable which, HTAB *leases)
 {
 	Table		table;
 	SysScanDesc scan;
 	HeapTuple	tuple;
+	bool		left = false;
 
 	open_table(&table, which);
 	scan = systable_beginscan(table.relation, InvalidOid, false,
@@ -732,9 +736,11 @@ remove_dead(DlockTable which, HTAB *leases)
 		take_row(table.relation, table.shape, table.places, tuple, &row);
 		if (is_foreign(table.shape, &row))
 		{
-			has_foreign_rows = true;
 			if (XLogLogicalInfoActive())
+			{
+				left = true;
 				continue;
+			}
 		}
 		else if (is_alive(&table, &row, leases))
 			continue;
@@ -743,6 +749,7 @@ remove_dead(DlockTable which, HTAB *leases)
 	}
 	systable_endscan(scan);
 	close_table(&table);
+	return left;
 }
 
 /*
@@ -752,9 +759,9 @@ remove_dead(DlockTable which, HTAB *leases)
  * A foreign row may have come by logical replication, from where it stands for
  * something; and its removal may go back there.  So where that is possible it
  * stays.  It is not read, and what is written here takes its place if it has
- * the same number.
+ * the same number.  Returns whether there is any.
  */
-void
+bool
 dlock_rows_remove_foreign(DlockSpace *space)
 {
 	HASHCTL		info = {
@@ -764,11 +771,11 @@ dlock_rows_remove_foreign(DlockSpace *space)
 	};
 	HTAB	   *leases = hash_create("dlock leases seen", 256, &info,
 									 HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	bool		left = remove_dead(DLOCK_TABLE_LEASES, leases);
 
-	has_foreign_rows = false;
-	remove_dead(DLOCK_TABLE_LEASES, leases);
-	remove_dead(DLOCK_TABLE_QUEUE, leases);
+	left |= remove_dead(DLOCK_TABLE_QUEUE, leases);
 	hash_destroy(leases);
+	return left;
 }
 
 static int

@@ -393,6 +393,14 @@ typedef enum DlockCounter
 /* remote_write, remote_flush ("on") and remote_apply */
 #define DLOCK_NUM_QUORUMS	3
 
+/* What has become of the rows that stand for nothing */
+typedef enum DlockCleared
+{
+	DLOCK_NOT_CLEARED,			/* nobody has looked since the load */
+	DLOCK_CLEARED,				/* there is none */
+	DLOCK_FOREIGN_LEFT			/* those of other systems had to stay */
+} DlockCleared;
+
 /* Heartbeats that are known at a time, for each of these */
 #define DLOCK_HEARTBEATS	8
 
@@ -459,7 +467,8 @@ typedef struct DlockSpace
 	pg_atomic_uint64 vacuum_start;
 	pg_atomic_uint32 dead_rows; /* in the tables, about */
 	pg_atomic_uint32 vacuum_at; /* so many are vacuumed away */
-	pg_atomic_uint32 cleared;	/* the rows are gone that stand for nothing */
+	pg_atomic_uint32 cleared;	/* are the rows gone that stand for nothing? a
+								 * DlockCleared */
 
 	/*
 	 * atomic: where in the WAL the latest commit ends that has removed a

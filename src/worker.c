@@ -643,7 +643,7 @@ work(void)
 	next = sooner(next, next_beat);
 	if (!knows_all)
 		next = sooner(next, dlock_task_perform(&learn_task));
-	if (pg_atomic_read_u32(&my_space->cleared) == 0)
+	if (pg_atomic_read_u32(&my_space->cleared) == DLOCK_NOT_CLEARED)
 		next = sooner(next, dlock_task_perform(&clear_task));
 	if (!extension_is_gone)
 		next = sooner(next, dlock_task_perform(&journal_task));

@@ -13,6 +13,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib $FindBin::RealBin;
 use DlockTest;
+use DlockWorker;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -131,6 +132,13 @@ ask('a', "SELECT dlock_ttl_acquire('another', '1h')");
 arrived();
 is(ask('b', "SELECT count(*) FROM dlock_queue WHERE ticket = $next"),
 	'1', 'what is foreign there is not removed');
+# one that comes later has not looked through the tables itself
+my $session = session($nodes{a});
+my $first = worker($session);
+
+$session->query("SELECT pg_terminate_backend($first)");
+poll('another worker', sub { worker($session) != $first });
+$session->quit;
 ask('a', "SELECT dlock_advance_ticket($next)");
 my $same = 0;
 foreach (1 .. 5)
