@@ -175,6 +175,7 @@ TAP = \
 	103_sender \
 	104_worker_goes \
 	115_rewind \
+	116_cascade \
 	117_event_triggers \
 	118_commit_timestamp
 
