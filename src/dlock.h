@@ -311,6 +311,7 @@ extern int	dlock_rows_vacuum(DlockSpace *space);
 
 /* load.c */
 extern void dlock_load(DlockSpace *space);
+extern void dlock_load_failed(DlockSpace *space);
 extern DlockSpace *dlock_loaded_space(void);
 
 /* stats.c */

@@ -3,28 +3,43 @@
  * load.c
  *	  Reading the tables of leases back into memory.
  *
- * The first call after a restart, a crash or a promotion puts back every lease
- * with its full ttl, and every ticket in its place.  Until that is done no
- * other call goes on, so nobody sees a part of it; an error leaves what was put
- * back so far, and the next call goes on from there.
+ * After a restart, a crash or a promotion every lease is put back with its full
+ * ttl, and every ticket in its place.  Until that is done no call goes on, so
+ * nobody sees a part of it; an error leaves what was put back so far, and the
+ * next attempt goes on from there.
+ *
+ * The worker does it, so that it goes on when a caller has no time to wait.  The
+ * first caller itself does what takes no longer than to start a worker, or
+ * where none can be had, or the worker has failed: so he meets the error, or
+ * waits for the lock on a table, that it has met, and with his own timeouts.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "access/relation.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "storage/condition_variable.h"
 #include "storage/lmgr.h"
+#include "storage/proc.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
+#include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
+#include "utils/wait_event.h"
 
 #include "tables.h"
 
 /* So often standbys are asked for an answer, if they take long */
 #define MAX_QUORUM_WAITS	3
+
+#define SMALL_BLOCKS		32		/* are read while a worker would start */
+#define LOOK_MS				1000	/* between looks for a worker that loads */
+#define NO_WORKER_MS		3000	/* without any, after which none will come */
 
 /* The columns of a row that was read; where null, 0 or NULL */
 static int64
@@ -222,6 +237,25 @@ wait_for_quorum(DlockSpace *space)
 }
 
 /*
+ * From now on leases count.  Where a caller has no time to wait for standbys,
+ * the worker does so in its place.
+ */
+static void
+begin_anew(DlockSpace *space)
+{
+	PG_TRY();
+	{
+		dlock_lease_begin_anew(space, wait_for_quorum(space));
+	}
+	PG_CATCH();
+	{
+		(void) dlock_worker_wake(space);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+}
+
+/*
  * Put back what the tables keep, unless somebody has.
  */
 void
@@ -246,11 +280,85 @@ dlock_load(DlockSpace *space)
 	PopActiveSnapshot();
 	MemoryContextSwitchTo(old_context);
 	MemoryContextDelete(context);
-	dlock_lease_begin_anew(space, wait_for_quorum(space));
+	begin_anew(space);
 	pg_atomic_write_u32(&space->loaded, 1);
+	ConditionVariableBroadcast(&space->load_changed);
 	UnlockRelationOid(queue, ShareUpdateExclusiveLock);
 	if (space->leases.length > 0)
 		(void) dlock_worker_wake(space);
+}
+
+/* The worker could not load: who waits for it tries on his own. */
+void
+dlock_load_failed(DlockSpace *space)
+{
+	pg_atomic_fetch_add_u32(&space->load_failures, 1);
+	ConditionVariableBroadcast(&space->load_changed);
+}
+
+/* Are there so few rows that a worker's start would take longer than they? */
+static bool
+is_small(DlockSpace *space)
+{
+	static const char *const tables[] = {"dlock_queue_lease", "dlock_queue"};
+	BlockNumber blocks = 0;
+
+	for (int i = 0; i < (int) lengthof(tables); i++)
+	{
+		Relation	table = relation_open(dlock_relation(space, tables[i]),
+										  AccessShareLock);
+
+		blocks += RelationGetNumberOfBlocks(table);
+		relation_close(table, AccessShareLock);
+	}
+	return blocks <= SMALL_BLOCKS;
+}
+
+/* As where a table's lock is waited for */
+static void
+check_lock_timeout(uint64 start)
+{
+	if (LockTimeout > 0 &&
+		dlock_monotonic_now() - start >= (uint64) LockTimeout * 1000)
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("canceling statement due to lock timeout"),
+				 errdetail("The background worker of dlock still reads the tables of leases.")));
+}
+
+/*
+ * Wait until the worker has loaded.  False where that cannot be waited for: no
+ * worker can be had, or it has failed.
+ */
+static bool
+wait_for_worker(DlockSpace *space)
+{
+	uint32		failures = pg_atomic_read_u32(&space->load_failures);
+	uint64		start = dlock_monotonic_now();
+	uint64		seen_at = start;	/* when a worker was last there */
+	bool		goes_on = true;
+
+	ConditionVariablePrepareToSleep(&space->load_changed);
+	while (pg_atomic_read_u32(&space->loaded) == 0)
+	{
+		uint64		now = dlock_monotonic_now();
+		long		pause = LOOK_MS;
+
+		if (dlock_office_is_held(space, DLOCK_WORKER))
+			seen_at = now;
+		goes_on = dlock_space_is_current(space) && dlock_worker_wake(space) &&
+			pg_atomic_read_u32(&space->load_failures) == failures &&
+			now - seen_at < NO_WORKER_MS * 1000;
+		if (!goes_on)
+			break;
+		check_lock_timeout(start);
+		if (LockTimeout > 0)
+			pause = Min(pause, LockTimeout);
+		(void) ConditionVariableTimedSleep(&space->load_changed, pause,
+										   PG_WAIT_EXTENSION);
+	}
+	ConditionVariableCancelSleep();
+	return goes_on;
 }
 
 /* The space of this database, with what its tables keep. */
@@ -259,7 +367,8 @@ dlock_loaded_space(void)
 {
 	DlockSpace *space = dlock_current_space();
 
-	if (unlikely(pg_atomic_read_u32(&space->loaded) == 0))
+	if (unlikely(pg_atomic_read_u32(&space->loaded) == 0) &&
+		(is_small(space) || !wait_for_worker(space)))
 		dlock_load(space);
 	return space;
 }

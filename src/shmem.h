@@ -447,6 +447,8 @@ typedef struct DlockSpace
 
 	/* atomic */
 	pg_atomic_uint32 loaded;	/* what the tables keep is in memory */
+	pg_atomic_uint32 load_failures; /* attempts of the worker at that */
+	ConditionVariable load_changed; /* broadcast when either changes */
 	pg_atomic_uint32 failures;	/* attempts to write the journal that failed */
 	pg_atomic_uint32 failure;	/* SQLSTATE of the latest */
 	pg_atomic_uint64 quorum[DLOCK_NUM_QUORUMS]; /* when the last heartbeat was

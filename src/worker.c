@@ -26,6 +26,7 @@
 
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "commands/extension.h"
 #include "lib/pairingheap.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -385,14 +386,17 @@ leave(SIGNAL_ARGS)
 }
 
 /*
- * What the worker before has left.  No table is needed for that, so that who
- * keeps them locked does not keep a new worker from its heartbeats.
+ * What the tables keep, unless that is in memory, and what the worker before has
+ * left.  No table is needed for that one, so that who keeps them locked does
+ * not keep a new worker from its heartbeats; and before they are read, nothing
+ * needs any.  Where the extension has gone, the next task finds that out.
  */
 static bool
 begin_work(void)
 {
 	StartTransactionCommand();
-	if (pg_atomic_read_u32(&my_space->loaded) == 0)
+	if (pg_atomic_read_u32(&my_space->loaded) == 0 &&
+		get_extension_oid("dlock", true) == my_space->key.extension)
 		dlock_load(my_space);
 	/* in a transaction, for the same reason as in learn() */
 	dlock_journal_begin(my_space);
@@ -431,6 +435,7 @@ forget(void)
 static void
 begin_failed(int code)
 {
+	dlock_load_failed(my_space);
 	dlock_journal_fail(my_space, code);
 }
 

@@ -1,9 +1,10 @@
-# The first call after a start reads the tables of leases, and until that is done
-# nobody is answered.  It can be cut short, and then another call goes on with
-# it, or the worker does; and rows that stand for nothing, whoever made them so,
+# After a start the tables of leases are read, few rows by the first call and many
+# by the worker, and until that is done nobody is answered.  It can be cut
+# short, and then another call goes on with it, or the worker does; and rows that stand for nothing, whoever made them so,
 # are discarded, and do no harm.
 #
-# What would break it: a second call that does not wait for the first; what was
+# What would break it: a second call that does not wait for the first; a call
+# whose timeout ends the load, or is ignored meanwhile; what was
 # put back by an attempt that failed, and is put back once more, or runs out
 # before the next one; a lock that is free after the start, and stays closed; a
 # row that is not there, where one is to be removed; a column too many.
@@ -187,8 +188,9 @@ is($client->query("SELECT dlock_lease_acquire('less', $lease) > 0"),
 	't', 'and written without it again');
 
 #
-# The limit of memory is lowered below what is put back: all of that is there, and
-# can be released, and what needs memory of its own has to wait until then.
+# What takes longer than to start a worker is the worker's to read.  Who has no
+# time to wait for it leaves it to go on; others wait, under their own timeouts;
+# and where the worker stands still at a lock, they wait for that lock.
 #
 my $few = $client->query("SELECT dlock_lease_open('1h')");
 is( $client->query(
@@ -198,11 +200,100 @@ is( $client->query(
 		  . "$few, info => repeat('x', 1000)))"),
 	'1500',
 	'much is held');
+my $all = "SELECT dlock_renew($few), count(*) FROM dlock_locks "
+  . "WHERE name LIKE 'many %'";
+connect_again();
+$admin->query(
+	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$client->query("SET statement_timeout = '100ms'");
+like($client->query("SELECT dlock_try_acquire('free')"),
+	qr/57014/, 'a first call has no time to wait');
+$worker = worker($other);
+stop_while($other, $worker,
+	"SELECT wait_event_type = 'Lock' FROM pg_stat_activity "
+	  . "WHERE pid = $worker");
+$admin->query('COMMIT');
+like($client->query("SELECT dlock_try_acquire('free')"),
+	qr/57014/, 'nor has the next one, while the worker reads');
+$client->query("SET statement_timeout = 0; SET lock_timeout = '100ms'");
+like($client->query($all),
+	qr/55P03: canceling statement due to lock timeout/,
+	'nor one with another timeout');
+$client->query('SET lock_timeout = 0');
+$client->start($all);
+$other->start("SELECT dlock_try_acquire('many 1') IS NULL");
+until_waits_for($_, 'Extension') foreach $client, $other;
+ok(!$client->answered && !$other->answered, 'others wait for the worker');
+$admin->query("SELECT pg_cancel_backend($other->{pid})");
+like($other->answer, qr/57014/, 'and can be canceled');
+continue_process($worker);
+is($client->answer, '1500|1500', 'all is there when it has gone on');
+is(worker($admin), $worker, 'which is the same worker');
+
+connect_again();
+$admin->query(
+	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$client->start($all);
+until_waits_for($client, 'Lock');
+$admin->query('COMMIT');
+is($client->answer, '1500|1500', 'a lock in the way is waited for');
+
+# The worker dies at it.
+connect_again();
+$admin->query(
+	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$client->start($all);
+$worker = worker($other);
+stop_process($worker);
+$admin->query("SELECT pg_terminate_backend($worker)");
+continue_process($worker);
+backends_gone($worker);
+$admin->query('COMMIT');
+is($client->answer, '1500|1500', 'who waits goes on with another worker');
+
+# There is none.  Both tables are read by who calls.
+$admin->query('ALTER SYSTEM SET max_worker_processes = 0');
+connect_again();
+is($client->query($all), '1500|1500', 'no worker is needed');
+$admin->query('ALTER SYSTEM RESET max_worker_processes');
+connect_again();
+
+# The extension goes before anything was read, and the worker with it.
+$client->query('CREATE DATABASE gone');
+{
+	my ($one, $two) = map { session($node, 'gone') } 1 .. 2;
+
+	$one->query('CREATE EXTENSION dlock');
+	my $open = $one->query("SELECT dlock_lease_open('1h')");
+	$one->query(
+		q{SELECT dlock_lease_acquire_all(
+			(SELECT array_agg('many ' || n) FROM generate_series(1, 500) AS n), }
+		  . "$open, info => repeat('x', 1000))");
+	$_->quit foreach $one, $two;
+	connect_again();
+	($one, $two) = map { session($node, 'gone') } 1 .. 2;
+	$one->query('BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+	$two->query("SET statement_timeout = '100ms'");
+	like($two->query("SELECT dlock_is_held('x')"),
+		qr/57014/, 'the load has begun');
+	$two->query('SET statement_timeout = 0');
+	$worker = worker($two);
+	$one->query('DROP EXTENSION dlock; COMMIT');
+	backends_gone($worker);
+	pass('the worker goes with the extension');
+	no_worker($two);
+	$_->quit foreach $one, $two;
+}
+
+#
+# The limit of memory is lowered below what is put back: all of that is there, and
+# can be released, and what needs memory of its own has to wait until then.
+#
+is($client->query($all), '1500|1500', 'all is there');
 $client->query(q{ALTER SYSTEM SET dlock.max_memory = '1MB'});
 connect_again();
-is($client->query("SELECT dlock_renew($few), count(*) FROM dlock_locks "
-	  . "WHERE name LIKE 'many %'"),
-	'1500|1500', 'more is put back than the limit allows');
+is($client->query($all), '1500|1500',
+	'more is put back than the limit allows');
 foreach my $call ("dlock_acquire('new')",
 	"dlock_lease_acquire('new', $few)",
 	"dlock_lease_open('1h')",
