@@ -286,7 +286,9 @@ extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted,
 extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);
 extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
 extern void dlock_journal_wait(DlockSpace *space, DlockRecord *record);
-extern bool dlock_journal_has_removal(DlockSpace *space, const DlockKey *key);
+extern XLogRecPtr dlock_journal_removal(DlockSpace *space,
+										const DlockKey *key);
+extern void dlock_journal_flush(XLogRecPtr removed);
 extern void dlock_journal_flush_removal(DlockSpace *space,
 										const DlockKey *key);
 extern void dlock_journal_flush_removals(DlockSpace *space);

@@ -232,26 +232,31 @@ removal(DlockSpace *space, const DlockKey *key)
 	return &space->removed[key->hash & (DLOCK_REMOVED_BUCKETS - 1)];
 }
 
-/* Is there anything to be flushed before that?  Mostly not. */
-bool
-dlock_journal_has_removal(DlockSpace *space, const DlockKey *key)
+/* Where that removal ends in the WAL; mostly there was none. */
+XLogRecPtr
+dlock_journal_removal(DlockSpace *space, const DlockKey *key)
 {
-	return pg_atomic_read_u64(removal(space, key)) != InvalidXLogRecPtr;
+	return pg_atomic_read_u64(removal(space, key));
+}
+
+/* Flush a removal, if it is one. */
+void
+dlock_journal_flush(XLogRecPtr removed)
+{
+	if (removed != InvalidXLogRecPtr)
+		XLogFlush(removed);
 }
 
 /*
  * Before anybody is told who holds a lock: flush the removal of the row of the
  * holder before, should there have been one.  Nobody is told in any other way:
- * queue.c calls this with each of its answers, and whoever tells of a session's
- * own ticket, whose state it reads without queue.c, does so itself.
+ * queue.c flushes it with each of its answers, and whoever tells of a session's
+ * own ticket, whose state it reads without queue.c, calls this.
  */
 void
 dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)
 {
-	XLogRecPtr	removed = pg_atomic_read_u64(removal(space, key));
-
-	if (removed != InvalidXLogRecPtr)
-		XLogFlush(removed);
+	dlock_journal_flush(dlock_journal_removal(space, key));
 }
 
 /* The same for all locks, before grants of any are announced. */
@@ -262,8 +267,7 @@ dlock_journal_flush_removals(DlockSpace *space)
 
 	for (int b = 0; b < DLOCK_REMOVED_BUCKETS; b++)
 		latest = Max(latest, pg_atomic_read_u64(&space->removed[b]));
-	if (latest != InvalidXLogRecPtr)
-		XLogFlush(latest);
+	dlock_journal_flush(latest);
 }
 
 /*

@@ -611,10 +611,12 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket)
 static void
 let_go_to_tell(DlockLock *lock, const DlockKey *key, const DlockTicket *holder)
 {
-	DlockSpace *space = dlock_space_at(holder->space);
+	/* the lock can be another space's, which goes once this one has let go */
+	XLogRecPtr	removed = dlock_journal_removal(dlock_space_at(holder->space),
+												key);
 
 	dshash_release_lock(dlock_locks, lock);
-	dlock_journal_flush_removal(space, key);
+	dlock_journal_flush(removed);
 }
 
 /* The greatest number among the holders; 0 where there is none. */

@@ -70,7 +70,7 @@ confirm_grant(DlockSpace *space, DlockHeld *held)
 {
 	const DlockKey *key = &held->name->key;
 
-	if (likely(!dlock_journal_has_removal(space, key)))
+	if (likely(dlock_journal_removal(space, key) == InvalidXLogRecPtr))
 		return;
 	PG_TRY();
 	{
