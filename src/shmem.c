@@ -424,7 +424,7 @@ static void
 wait_for_others(TimestampTz start)
 {
 	uint32		attached = pg_atomic_read_u32(&header->attached);
-	bool		only_workers = pg_atomic_read_u32(&header->workers) == attached;
+	bool		only_workers = pg_atomic_read_u32(&header->workers) >= attached;
 	TimestampTz now = GetCurrentTimestamp();
 	uint32		layout = header->layout;
 	char		version[sizeof(header->version)];
@@ -565,14 +565,17 @@ attach_area(Attachment *found)
  * callback comes behind the one that detaches from all dynamic shared memory,
  * and is the only place where the count decreases: a backend that fails at
  * anything else at its end is not forgotten.
+ *
+ * A worker counts among the workers for longer, so that it is never taken for
+ * a session as it goes.
  */
 static void
 uncount(int code, Datum arg)
 {
-	if (counted_as_worker)
-		pg_atomic_fetch_sub_u32(&header->workers, 1);
 	if (counted)
 		pg_atomic_fetch_sub_u32(&header->attached, 1);
+	if (counted_as_worker)
+		pg_atomic_fetch_sub_u32(&header->workers, 1);
 	counted = counted_as_worker = false;
 }
 
@@ -686,7 +689,7 @@ dlock_is_replaced(void)
 
 	return wanted_until != 0 &&
 		GetCurrentTimestamp() <= (TimestampTz) wanted_until &&
-		pg_atomic_read_u32(&header->attached) ==
+		pg_atomic_read_u32(&header->attached) <=
 		pg_atomic_read_u32(&header->workers);
 }
 
