@@ -463,11 +463,7 @@ dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 		Assert(name->count > 50 || !blocks_before(name, request, number));
 		return false;
 	}
-	if (number < PG_INT64_MAX)
-		return blocks_before(name, request, number);
-	Assert(name->count > 50 || blocks_before(name, request, number) ||
-		   pg_atomic_read_u32(&dlock_my_backend->lost) != lost_seen);
-	return true;
+	return number == PG_INT64_MAX || blocks_before(name, request, number);
 }
 
 /*
