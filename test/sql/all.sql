@@ -182,4 +182,9 @@ SELECT call, error_of(call)
 	$$dlock_try_xact_acquire_all('{a}', shared => NULL)$$,
 	$$dlock_try_xact_acquire_all('{a}', '-1s')$$,
 	$$dlock_try_acquire_all('{{a}}')$$]) AS call;
+
+-- An interrupt is taken before the names are looked at, and not behind them
+SELECT dlock_acquire_all(CASE WHEN pg_cancel_backend(pg_backend_pid())
+						 THEN ARRAY['a', ''] END);
+\echo :SQLSTATE
 SELECT count(*) FROM dlock_locks;
