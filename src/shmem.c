@@ -454,13 +454,16 @@ wait_for_others(TimestampTz start)
  *
  * What its worker has written, and what was free for the next because of that,
  * is in the WAL, but perhaps not flushed; and where that is stands in the area.
+ * On a standby, where dlock_blocking_pids() alone attaches, there is no worker,
+ * and nothing can be written.
  */
 static void
 free_area_of_others(void)
 {
 	dsa_area   *area = dsa_attach(header->area);
 
-	XLogFlush(compat_log_message("dlock"));
+	if (!RecoveryInProgress())
+		XLogFlush(compat_log_message("dlock"));
 	dsa_unpin(area);
 	header->area = DSM_HANDLE_INVALID;
 	dsa_detach(area);

@@ -52,6 +52,14 @@ commands
   echo raised\n
   continue
 end
+break dlock_journal_removal
+commands
+  silent
+  set $space = space
+  note 0x7fffffff00000000
+  enable 2
+  continue
+end
 disable 2
 continue
 END
@@ -64,7 +72,7 @@ my $gdb = IPC::Run::start(
 	'<', \undef, '>', \$out, '2>&1',
 	IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 poll('the debugger is there',
-	sub { $gdb->pump_nb; $out =~ /^Breakpoint 2 at/m || !$gdb->pumpable });
+	sub { $gdb->pump_nb; $out =~ /^Breakpoint 3 at/m || !$gdb->pumpable });
 # fails, if the debugger can do this
 my $first = '' . $client->query("SELECT dlock_fence('held')");
 poll('the debugger has noted it',

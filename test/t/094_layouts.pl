@@ -24,7 +24,9 @@ my $top = abs_path("$FindBin::RealBin/../..");
 my $dir = PostgreSQL::Test::Utils::tempdir;
 
 # Segments are files here, which can be looked at, and closed.
-my $node = new_server('main', conf => "dynamic_shared_memory_type = mmap\n");
+my $node = new_server('main',
+	allows_streaming => 1,
+	conf => "dynamic_shared_memory_type = mmap\n");
 my $bindir = $node->config_data('--bindir');
 
 # make in a directory; false if that fails
@@ -148,12 +150,13 @@ $node->safe_psql(
 
 sub ours
 {
-	return session($node);
+	return session($_[0] // $node);
 }
 
 sub other
 {
-	return session($node, 'postgres', q{options='-c search_path=other,public'});
+	return session($_[0] // $node,
+		'postgres', q{options='-c search_path=other,public'});
 }
 
 sub segments
@@ -293,6 +296,25 @@ $another = ours();
 like($another->query("SELECT dlock_acquire('lock')"),
 	qr/^\d+$/, 'after a crash, the first one decides');
 $another->quit;
+
+#
+# A standby, where one function attaches, though there is nothing to be asked
+#
+$node->backup('backup');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'backup', has_streaming => 1);
+$standby->start;
+$node->wait_for_catchup($standby);
+foreach my $how (\&other, \&ours, \&other)
+{
+	my $session = $how->($standby);
+
+	is($session->query('SELECT dlock_blocking_pids(0)'),
+		'{}', 'a standby takes over, too, and writes nothing');
+	$session->quit;
+	backends_gone($session->{pid});
+}
+$standby->stop;
 
 #
 # Version 1.0: who comes second is refused, whichever it is.
