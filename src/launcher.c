@@ -194,7 +194,8 @@ dlock_worker_is_awaited(DlockSpace *space)
 
 /*
  * For every call: a worker that died, or had no slot, gets another chance; and
- * one that left, as nobody looked, comes again when a lease is due.
+ * one that left, as nobody looked, comes again when a lease is due, or where an
+ * announcement could be for the caller, who may listen from now on.
  */
 void
 dlock_worker_look(DlockSpace *space)
@@ -203,6 +204,7 @@ dlock_worker_look(DlockSpace *space)
 		dlock_office_is_held(space, DLOCK_WORKER))
 		return;
 	if (has_work(space) ||
+		pg_atomic_read_u32(&space->announced) > 0 ||
 		dlock_monotonic_now() >= pg_atomic_read_u64(&space->next_due))
 		(void) dlock_worker_wake(space);
 }

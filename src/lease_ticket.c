@@ -28,10 +28,25 @@ dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket)
 	return dlock_lease_is_open(dlock_lease_of(ticket));
 }
 
+/*
+ * Does a delay keep its lock closed?  Or will one, as soon as somebody ends what
+ * the lease has, which has run out: nobody is to count on the lock before.
+ */
 bool
 dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 {
-	return dlock_lease_of(ticket)->delayed;
+	DlockLease *lease = dlock_lease_of(ticket);
+	DlockSpace *space = dlock_space_at(lease->space);
+	bool		delayed;
+
+	if (lease->delay == 0)
+		return false;
+	/* the one becomes the other under this lock */
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	delayed = lease->delayed ||
+		pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;
+	LWLockRelease(&space->lease_lock);
+	return delayed;
 }
 
 static bool
@@ -381,9 +396,10 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 	row->lease = lease->single ? row->number : lease->number;
 	if (row->pid != 0)
 		return;
-	row->closed = lease->delayed && dlock_state_of(ticket) == DLOCK_ENDING;
+	row->closed = row->position == 0 && !row->granted &&
+		dlock_lease_ticket_is_delayed(ticket);
 	if (row->closed)
-		deadline = lease->delay_ends;
+		deadline = lease->delayed ? lease->delay_ends : now + lease->delay;
 	if (deadline != DLOCK_NO_DEADLINE)
 		row->remaining = deadline > now ? (int64) (deadline - now) : 0;
 }

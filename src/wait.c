@@ -10,7 +10,8 @@
  * its ticket still waiting sleeps again.
  *
  * Nobody sets our latch when the extension is dropped, and the locks of its
- * space end: a waiter that sleeps looks once a second.
+ * space end: a waiter that sleeps looks once a second.  Nor when a slot is free
+ * for a worker that had none, and may have to hand on to us.
  *
  * Everything that ends a wait but a grant raises an error or returns false,
  * with the ticket still in the lock: the caller withdraws it, and where it
@@ -36,7 +37,7 @@
 
 /*
  * A waiter looks so often, in microseconds, whether its extension is still
- * there.
+ * there, and the worker.
  */
 #define SPACE_LOOK_US	INT64CONST(1000000)
 
@@ -178,13 +179,14 @@ dlock_wait_check_space(const DlockSpace *space, const DlockKey *key)
 
 /*
  * Sleep until the latch is set, or for so many microseconds, in pieces between
- * which we look for our space.  Such a look is no reason to look at the ticket,
- * too: that would only hide a wakeup that was missed.
+ * which we look for our space and its worker.  Such a look is no reason to look
+ * at the ticket, too: that would only hide a wakeup that was missed.
  */
 static void
 sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
 			  int64 left)
 {
+	DlockSpace *space = dlock_space_at(ticket->space);
 	int			events;
 
 	do
@@ -198,7 +200,8 @@ sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
 		if (events & WL_LATCH_SET)
 			ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
-		dlock_wait_check_space(dlock_space_at(ticket->space), &request->key);
+		dlock_wait_check_space(space, &request->key);
+		dlock_worker_expect(space);
 		left -= piece;
 	} while ((events & WL_LATCH_SET) == 0 && left > 0);
 }
@@ -236,12 +239,9 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 		if (waited >= next_check ||
 			pg_atomic_read_u32(&dlock_my_backend->check_requested) != 0)
 		{
-			DlockSpace *space = dlock_space_at(ticket->space);
 			bool		thorough;
 
-			/* a worker that had no slot, and may have to hand on to us */
-			dlock_worker_expect(space);
-			/* nor need a request wait for a lease that is over by now */
+			/* no request need wait for a lease that is over by now */
 			if (request->lease && !request->lease->single &&
 				!dlock_lease_is_open(request->lease))
 				dlock_lease_raise_gone(request->lease->number);

@@ -768,6 +768,8 @@ dlock_worker_main(Datum arg)
 			if (leaves)
 				return;
 			next = sooner(next, missed_at + idle_time());
+			/* the extension may go meanwhile */
+			next = sooner(next, next_look);
 		}
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,

@@ -127,6 +127,32 @@ $client->query("SELECT dlock_release_all(), dlock_lease_close($other)");
 $_->quit foreach $waiter, $shared, $guard;
 
 #
+# With a delay, which begins when the worker comes: until then the lock is no
+# more free than it is afterwards.
+#
+$lease = $client->query("SELECT dlock_lease_open('$ttl s', delay => '10min')");
+my $closing = $client->query("SELECT dlock_lease_acquire('closing', $lease)");
+$worker = freeze($admin);
+$client->wait_for("SELECT NOT dlock_check('closing', $closing)");
+is( $client->query(
+		"SELECT granted, position, remaining > '9min' FROM dlock_locks "
+		  . "WHERE ticket = $closing"),
+	'f|0|t',
+	'a delay that has still to begin keeps the lock closed');
+like($client->query("SELECT dlock_try_acquire('closing', slots => 2)"),
+	qr/55000/, 'in use with other slots');
+is($client->query("SELECT dlock_try_acquire('closing') IS NULL"),
+	't', 'and busy');
+thaw($worker);
+$admin->wait_for('SELECT count(*) = 1 FROM dlock_queue_lease WHERE delayed');
+is( $client->query(
+		"SELECT granted, position, remaining > '9min' FROM dlock_locks "
+		  . "WHERE ticket = $closing"),
+	'f|0|t',
+	'as when it has begun');
+is($admin->query("SELECT dlock_force_release($closing)"), 't', 'ended');
+
+#
 # Renewals keep all that a lease has.  An answer that it is gone is right only
 # if its ttl has passed since the last renewal was asked for.
 #

@@ -150,6 +150,56 @@ foreach my $round (1 .. 10)
 	grows("round $round: handed on", $fence, $other->answer);
 	$other->query('SELECT dlock_release_all()');
 }
-$_->quit foreach $client, $other, $admin;
+$_->quit foreach $client, $other;
+no_worker_in('d1');
+
+#
+# Who comes back to hear of what it has enqueued: from its first call on
+#
+$client = session($node, 'd1');
+my $fence = $client->query("SELECT dlock_ttl_acquire('told', '30 s')");
+my $queued = $client->query("SELECT dlock_ttl_enqueue('told', '1h', 'news')");
+$client->quit;
+no_worker_in('d1');
+$client = session($node, 'd1');
+$client->query('LISTEN news');
+is($client->query("SELECT dlock_check('told', $queued)"), 'f', 'not yet');
+ok( $admin->wait_for('SELECT count(*) = 1 ' . workers("datname = 'd1'")),
+	'who comes back may be told, and so brings a worker');
+$client->query("SELECT dlock_release_ticket($fence), dlock_release_ticket($queued)");
+$client->quit;
+no_worker_in('d1');
+
+#
+# Who waits while no slot is free asks again, and not only when it looks for
+# deadlocks
+#
+$client = session($node);
+$fence = $client->query("SELECT dlock_ttl_acquire('slot', '1h')");
+no_worker_in('postgres');
+my @others = map { session($node, "d$_") } 1 .. 7;
+foreach my $other (@others)
+{
+	# a slot may not be free yet
+	poll('a lease that others wait for',
+		sub {
+			$other->query("SELECT dlock_ttl_acquire('keeps', '1h')") !~ /53400/;
+		});
+}
+$_->start("SELECT dlock_acquire('keeps')") foreach @others;
+$admin->wait_for('SELECT count(*) = 7 ' . workers('true'));
+my $waiter = session($node);
+$waiter->start("SELECT dlock_acquire('slot')");
+$admin->until_waits($waiter);
+like($client->query("SELECT dlock_release_ticket($fence)"),
+	qr/^t$/, 'released, with no slot for a worker');
+ok(!$waiter->answered, 'not handed on');
+$admin->query('SELECT pg_cancel_backend(pid) FROM pg_stat_activity '
+	  . "WHERE datname = 'd1' AND wait_event = 'userlock'");
+grows('as soon as a slot is free', $fence, $waiter->answer);
+like($others[0]->answer, qr/57014/, 'which was another one');
+$admin->query('SELECT pg_cancel_backend(pid) FROM pg_stat_activity '
+	  . "WHERE wait_event = 'userlock'");
+$_->quit foreach @others, $waiter, $client, $admin;
 $node->stop;
 done_testing();
