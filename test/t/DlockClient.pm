@@ -104,6 +104,7 @@ sub connect
 
 	$self->{session} = DlockTest::session($self->{node}, 'postgres',
 		"application_name=client_$self->{client}");
+	$self->{session}->may_end;
 	$self->{session_holds} = {};    # name => 1
 	delete $self->{sync};
 	$self->{last_alive} = clock_gettime(CLOCK_MONOTONIC);

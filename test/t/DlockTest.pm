@@ -271,6 +271,10 @@ use IPC::Run;
 A psql that stays, with its error output, SQLSTATEs included, among its
 results.  $options is added to the connection string.
 
+=item $session->may_end
+
+It is not an error any more to ask one that is over: the answer is empty.
+
 =item $session->start($sql)
 
 Lets it run without waiting for the result, except that of earlier ones.
@@ -337,12 +341,21 @@ sub new
 	return $self;
 }
 
+sub may_end
+{
+	my ($self) = @_;
+
+	$self->{may_end} = 1;
+	return;
+}
+
 sub start
 {
 	my ($self, $sql) = @_;
 
 	# the answers of one that is over are empty
-	die "the session is over: $sql\n" unless $self->{psql}->pumpable;
+	die "the session is over: $sql\n"
+	  unless $self->{psql}->pumpable || $self->{may_end};
 	$self->{timeout}->start;
 	$self->{in} .= "$sql;\n\\echo end of answer\n";
 	$self->{psql}->pump_nb while length $self->{in} && $self->{psql}->pumpable;
