@@ -275,13 +275,15 @@ foreach my $name (sort keys %other_slots)
 	$stopped = freeze($admin);
 	$keeper->quit;
 	$admin->wait_for("SELECT NOT dlock_check('$name', $ticket)");
-	my ($first, $second) = start_two($name, 'slots => 5');
+	like($client->query("SELECT dlock_try_acquire('$name', slots => 5)"),
+		qr/55000/, "$name: in use");
+	my ($first, $second) = start_two($name, 'shared => true');
 	cancel($second);
 	thaw($stopped);
 	$admin->wait_for(
 		"SELECT remaining > '1 min' FROM dlock_locks WHERE ticket = $ticket");
 	like(rows($name), qr/\A$ticket\|f\|lease\n\d+\|f\|session\z/,
-		"$name: closed to other slots");
+		"$name: closed to all");
 	is($admin->query("SELECT dlock_force_release($ticket)"),
 		't', "$name: opened");
 	cmp_ok($first->answer, '>', $ticket, "$name: granted then");
