@@ -324,6 +324,8 @@ foreach my $how ('release', 'end')
 	$client = session($node);
 	$lease = $admin->query("SELECT dlock_lease_open('1h')");
 	$worker = freeze($admin);
+	$admin->wait_for(q{SELECT count(*) = 0 FROM pg_stat_activity
+		WHERE backend_type = 'dlock sender'});
 	$client->query('BEGIN; INSERT INTO t VALUES (2)');
 	$client->query("SELECT dlock_enqueue('lock 1')");
 	grow($other);
