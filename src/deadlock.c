@@ -631,11 +631,14 @@ blocks_heavyweight(void)
  * lock manager, then there is a waiter of dlock in it who has such a lock: on
  * the way round the cycle, the first of them after a waiter of the lock manager.
  *
+ * One that was "told" that it is the victim looks whatever it has: it may have
+ * nothing but the place in a queue behind which others wait.
+ *
  * Returns false where what was seen has changed all the time, so that it should
  * be looked at again soon.
  */
 bool
-dlock_deadlock_check(bool thorough)
+dlock_deadlock_check(bool thorough, bool told)
 {
 	MemoryContext context;
 	MemoryContext old_context;
@@ -643,7 +646,7 @@ dlock_deadlock_check(bool thorough)
 	int			looks = 0;
 
 	dlock_queue_reap(&dlock_my_backend->wait_key);
-	if (!blocks_heavyweight() &&
+	if (!told && !blocks_heavyweight() &&
 		!(thorough && dlock_held_blocks_others(dlock_my_backend->wait_ticket)))
 		return true;
 

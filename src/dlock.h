@@ -380,7 +380,7 @@ extern void dlock_wait_check_space(const DlockSpace *space,
 								   const DlockKey *key);
 
 /* deadlock.c */
-extern bool dlock_deadlock_check(bool thorough);
+extern bool dlock_deadlock_check(bool thorough, bool told);
 extern void dlock_deadlock_log(const DlockRequest *request, int64 number,
 							   int64 waited, bool granted);
 

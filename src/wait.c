@@ -239,16 +239,17 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 		if (waited >= next_check ||
 			pg_atomic_read_u32(&dlock_my_backend->check_requested) != 0)
 		{
+			bool		told;
 			bool		thorough;
 
 			/* no request need wait for a lease that is over by now */
 			if (request->lease && !request->lease->single &&
 				!dlock_lease_is_open(request->lease))
 				dlock_lease_raise_gone(request->lease->number);
-			thorough = pg_atomic_exchange_u32(&dlock_my_backend->check_requested,
-											  0) != 0 ||
-				waited >= next_thorough;
-			if (!dlock_deadlock_check(thorough))
+			told = pg_atomic_exchange_u32(&dlock_my_backend->check_requested,
+										  0) != 0;
+			thorough = told || waited >= next_thorough;
+			if (!dlock_deadlock_check(thorough, told))
 				next_thorough = waited;
 			else if (waited >= next_thorough)
 				next_thorough = next_thorough_look(waited);

@@ -337,6 +337,41 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	$_->quit foreach $loser, $holder, $waiter;
 }
 
+# The victim may have nothing but its place in the queue: two cycles go through
+# that, and only its end lets all others go on.
+{
+	my ($head, @holders) = map { session($node) } 1 .. 3;
+	my @behind = map { session($node) } 1 .. 2;
+
+	$_->query("SET deadlock_timeout = '1h'")
+	  foreach $head, @holders, @behind;
+	$_->query("SELECT dlock_acquire('head', shared => true)") foreach @holders;
+	foreach my $n (0, 1)
+	{
+		$behind[$n]->query("SELECT dlock_acquire('behind $n')");
+	}
+	$head->start("SELECT dlock_acquire('head')");
+	$admin->until_waits($head);
+	foreach my $n (0, 1)
+	{
+		$behind[$n]->start("SELECT dlock_acquire('head', shared => true) > 0");
+		$admin->until_waits($behind[$n]);
+	}
+	$holders[0]->start("SELECT dlock_acquire('behind 0') > 0");
+	$admin->until_waits($holders[0]);
+	$holders[1]->query($looks);
+	$holders[1]->start("SELECT dlock_acquire('behind 1') > 0");
+	like($head->answer, qr/40P01/, 'head: it has only a place, and is the victim');
+	foreach my $n (0, 1)
+	{
+		is($behind[$n]->answer, 't', "head: who waited behind goes on, $n");
+		$behind[$n]->query('SELECT dlock_release_all()');
+		is($holders[$n]->answer, 't', "head: and so does who waited for that");
+	}
+	$deadlocks++;
+	$_->quit foreach $head, @holders, @behind;
+}
+
 # A cycle through a parallel worker, which waits for a heavyweight lock
 {
 	my ($leader, $victim) = map { session($node) } 1 .. 2;
