@@ -159,6 +159,7 @@ TAP = \
 	076_suspended \
 	077_promise \
 	078_replaced \
+	079_heartbeats \
 	080_orm \
 	085_restore \
 	086_logical \

@@ -47,6 +47,8 @@
 #define LEAVE_MS		1000	/* a worker that is told to go writes that long */
 #define LOOK_MS			2000	/* between looks whether the extension is there */
 #define RETRY_START_MS	100		/* of a sender that has not come */
+#define MISS_MS			10		/* between looks at all sessions, who would miss
+								 * the worker */
 #define STEP_US			5000	/* at one thing, while others may be due */
 #define SOON_MS			5000	/* a lease that is due then is waited for */
 #define FIRST_PAUSE_MS	100		/* after a worker that died young, and then
@@ -66,6 +68,8 @@ typedef struct Watch
 	DlockLease *lease;			/* referred to */
 	uint64		due;			/* monotonic microseconds */
 	pairingheap_node node;
+	bool		attached;		/* in the list of those, by this node */
+	dlist_node	attached_node;
 } Watch;
 
 /* A grant to be announced as soon as it is durable */
@@ -86,6 +90,12 @@ static bool leaves = false;		/* as nobody could notice */
 
 static HTAB *watches = NULL;
 static pairingheap *watches_by_due = NULL;
+
+/*
+ * Those that were attached when they were last looked at, and for which standbys
+ * could count.  None becomes attached later.
+ */
+static dlist_head attached_watches = DLIST_STATIC_INIT(attached_watches);
 
 /* each once, and by durability and position */
 static HTAB *grants = NULL;
@@ -182,6 +192,10 @@ watch(DlockLease *lease)
 	due = dlock_lease_deadline(lease);
 	watch->due = due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
 	pairingheap_add(watches_by_due, &watch->node);
+	watch->attached = dlock_lease_is_attached(lease) &&
+		lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE;
+	if (watch->attached)
+		dlist_push_head(&attached_watches, &watch->attached_node);
 	dlock_heartbeat_watch(lease);
 }
 
@@ -195,6 +209,8 @@ dlock_worker_unwatch(DlockLease *lease)
 	if (watch == NULL)
 		return;
 	pairingheap_remove(watches_by_due, &watch->node);
+	if (watch->attached)
+		dlist_delete(&watch->attached_node);
 	dlock_heartbeat_unwatch(lease);
 	(void) hash_search(watches, &lease->record.link.self, HASH_REMOVE, NULL);
 	dlock_record_unref(&lease->record);
@@ -590,18 +606,15 @@ is_wanted(void)
 static bool
 has_attached_lease(void)
 {
-	HASH_SEQ_STATUS status;
-	Watch	   *watch;
-
-	hash_seq_init(&status, watches);
-	while ((watch = hash_seq_search(&status)) != NULL)
+	while (!dlist_is_empty(&attached_watches))
 	{
-		if (dlock_lease_is_attached(watch->lease) &&
-			watch->lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE)
-		{
-			hash_seq_term(&status);
+		Watch	   *watch = dlist_head_element(Watch, attached_node,
+											   &attached_watches);
+
+		if (dlock_lease_is_attached(watch->lease))
 			return true;
-		}
+		watch->attached = false;
+		dlist_delete(&watch->attached_node);
 	}
 	return false;
 }
@@ -723,6 +736,7 @@ dlock_worker_main(Datum arg)
 {
 	uint64		old_at;
 	uint64		missed_at;		/* when somebody last would have missed it */
+	uint64		look_at = 0;	/* when to look next whether somebody would */
 
 	begin();
 	missed_at = dlock_monotonic_now();
@@ -756,14 +770,18 @@ dlock_worker_main(Datum arg)
 			pg_atomic_write_u32(&my_space->worker_deaths, 0);
 		if (next <= now)
 			missed_at = now;
+		else if (begun && now < look_at)
+			next = sooner(next, look_at);
 		else if (begun && is_missed(next_beat))
 		{
 			missed_at = now;
+			look_at = now + MISS_MS * 1000;
 			/* who would miss it may go without a word */
 			next = sooner(next, now + DLOCK_IDLE_MS * 1000);
 		}
 		else if (begun)
 		{
+			look_at = now + MISS_MS * 1000;
 			leaves = now - missed_at >= idle_time();
 			if (leaves)
 				return;
