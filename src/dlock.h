@@ -17,7 +17,7 @@
 #include "portability/instr_time.h"
 
 #include "compat.h"
-#include "shmem.h"
+#include "shared/shmem.h"
 
 #define ERRCODE_DLOCK_LOST	MAKE_SQLSTATE('5', '5', 'L', '0', '1')
 

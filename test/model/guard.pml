@@ -2,8 +2,9 @@
  * guard.pml
  *	  The guarded commit: pins, and all that may end the guarded ticket
  *	  meanwhile.  dlock_queue_pin(), end() and dlock_queue_unpin() in
- *	  src/queue.c, pin_guards() and unpin_guards() in src/xact.c, deadlines in
- *	  src/lease.c, and how src/journal.c decides what is over.
+ *	  src/shared/queue.c, pin_guards() and unpin_guards() in
+ *	  src/backend/xact.c, deadlines in src/shared/lease.c, and how
+ *	  src/shared/lease_end.c decides what is over.
  *
  * A lease has the ticket, TRANSACTIONS transactions have guarded it, and one
  * session waits for the lock behind it.  Time passes; RENEWALS times somebody

@@ -1,8 +1,9 @@
 /*
  * journal.pml
  *	  Tickets that outlive their sessions: the journal, the worker that writes
- *	  it, the order of the WAL, and what a crash leaves.  src/journal.c,
- *	  src/load.c, src/lease_ticket.c, and src/lessee.c.
+ *	  it, the order of the WAL, and what a crash leaves.  src/shared/journal.c,
+ *	  src/worker/writer.c, src/backend/durable.c, src/tables/load.c,
+ *	  src/shared/lease_ticket.c, and src/backend/lessee.c.
  *
  * CLIENTS ask for one lock, exclusively.  Each is one of these:
  *

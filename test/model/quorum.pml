@@ -1,8 +1,8 @@
 /*
  * quorum.pml
  *	  A lease that standbys count for, on two servers.  look(), move_deadline()
- *	  and dlock_lease_renew() in src/lease.c, src/heartbeat.c, and
- *	  wait_for_quorum() in src/load.c.
+ *	  in src/shared/lease.c, dlock_lease_renew() in src/backend/lease_open.c,
+ *	  src/shared/quorum.c, and wait_for_quorum() in src/tables/load.c.
  *
  * One server is the primary, with a lease that somebody holds; the other one is
  * its standby, whose acknowledgement counts.  Messages both ways take as long as

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * rows.c
+ * write.c
  *	  Writing and reading the tables dlock_queue and dlock_queue_lease.
  *
  * The worker writes, alone, for journal.c.  Rows are written without SQL, as

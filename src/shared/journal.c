@@ -38,9 +38,9 @@
 #include "utils/memutils.h"
 #include "utils/wait_event.h"
 
-#include "journal.h"
-#include "process.h"
-#include "tables.h"
+#include "tables/journal.h"
+#include "worker/process.h"
+#include "tables/tables.h"
 
 /* Rows written in one transaction */
 #define BATCH	1000

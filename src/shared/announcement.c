@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * notify.c
+ * announcement.c
  *	  Announcing grants through NOTIFY.
  *
  * A ticket that was enqueued carries an announcement.  What happens to the

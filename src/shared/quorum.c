@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * heartbeat.c
+ * quorum.c
  *	  Heartbeats: WAL records that standbys acknowledge, so that the leases
  *	  live on for which standbys count.
  *
