@@ -13,33 +13,58 @@ PGFILEDESC = "dlock - distributed locks"
 OBJS = \
 	src/dlock.o \
 	src/backend/api.o \
+	src/backend/channel.o \
 	src/backend/deadlock.o \
+	src/backend/durable.o \
+	src/backend/errors.o \
 	src/backend/graph.o \
 	src/backend/held.o \
+	src/backend/lease_open.o \
 	src/backend/lessee.o \
 	src/backend/replicated.o \
 	src/backend/request.o \
 	src/backend/reserve.o \
 	src/backend/session.o \
+	src/backend/triggers.o \
 	src/backend/version.o \
 	src/backend/views.o \
 	src/backend/wait.o \
 	src/backend/xact.o \
+	src/worker/grants.o \
+	src/worker/heartbeat.o \
+	src/worker/notify.o \
+	src/worker/process.o \
+	src/worker/sender.o \
+	src/worker/watch.o \
+	src/worker/worker.o \
+	src/worker/writer.o \
 	src/tables/load.o \
+	src/tables/owner.o \
+	src/tables/read.o \
+	src/tables/shape.o \
+	src/tables/vacuum.o \
+	src/tables/value.o \
 	src/tables/write.o \
 	src/shared/announcement.o \
+	src/shared/catalog.o \
+	src/shared/clock.o \
+	src/shared/commit.o \
+	src/shared/counter.o \
 	src/shared/journal.o \
 	src/shared/launcher.o \
 	src/shared/lease.o \
+	src/shared/lease_end.o \
 	src/shared/lease_ticket.o \
+	src/shared/list.o \
+	src/shared/memory.o \
+	src/shared/purge.o \
 	src/shared/queue.o \
 	src/shared/quorum.o \
 	src/shared/record.o \
+	src/shared/restore.o \
 	src/shared/shmem.o \
-	src/shared/ticket.o \
-	src/worker/process.o \
-	src/worker/sender.o \
-	src/worker/worker.o
+	src/shared/space.o \
+	src/shared/ticket.o
 
 # The version has one source, the control file.  The source may be in another
 # directory than what is built.

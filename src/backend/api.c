@@ -29,7 +29,13 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "dlock.h"
+#include "backend/backend.h"
+#include "shared/shared.h"
+#include "tables/tables.h"
+
+/* The settings */
+int			dlock_max_ttl;
+int			dlock_session_locks;
 
 /*
  * What every call begins with.  Returns this database's space.
@@ -53,7 +59,7 @@ begin_call(void)
 				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
 				 errmsg("cannot use locks in a parallel worker"),
 				 errhint("Functions that call dlock must be PARALLEL UNSAFE.")));
-	if (unlikely(dlock_my_backend == NULL))
+	if (unlikely(!dlock_session_attached))
 		dlock_session_attach();
 	space = dlock_loaded_space();
 	dlock_worker_look(space);
@@ -509,7 +515,7 @@ get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
 	lease = dlock_lease_find(space, PG_GETARG_INT64(argument));
 	if (lease == NULL)
 	{
-		dlock_lease_raise_gone(PG_GETARG_INT64(argument));
+		dlock_raise_lease_gone(PG_GETARG_INT64(argument));
 		pg_unreachable();
 	}
 	if (lease->single)

@@ -51,18 +51,17 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
 #include "storage/procarray.h"
-#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 
-#include "graph.h"
+#include "backend/graph.h"
+#include "backend/held.h"
 
 /* How often to look on end, where each look shows other waits */
 #define MAX_LOOKS		5
@@ -720,49 +719,4 @@ dlock_deadlock_log(const DlockRequest *request, int64 number, int64 waited,
 								  "Processes holding the lock: %s. Wait queue: %s.",
 								  holders.count, holders.text.data,
 								  queue.text.data)));
-}
-
-/*
- * Who keeps a process waiting: the holders beside which it does not fit, and
- * all before it in the queue.
- */
-PG_FUNCTION_INFO_V1(dlock_blocking_pids);
-Datum
-dlock_blocking_pids(PG_FUNCTION_ARGS)
-{
-	PGPROC	   *proc;
-	DlockWait	wait;
-	DlockMember *members = NULL;
-	int32		slots;
-	Datum	   *pids;
-	int			count = 0;
-	int			place = 0;
-
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("argument \"%s\" must not be null", "pid"),
-				 errhint("Give the process id of a session, as in pg_stat_activity.")));
-	if (dlock_my_backend == NULL)
-		dlock_session_attach();
-
-	proc = BackendPidGetProc(PG_GETARG_INT32(0));
-	if (proc && dlock_graph_read_wait(compat_procno(proc), &wait))
-	{
-		place = dlock_graph_read_lock(&wait.key, wait.number, INT_MAX,
-									  &members, &slots) - 1;
-		/* nobody is in its way where it is not the last of these any more */
-		if (place < 0 || members[place].granted ||
-			members[place].number != wait.number)
-			place = 0;
-	}
-	pids = palloc(Max(place, 1) * sizeof(Datum));
-	for (int i = 0; i < place; i++)
-	{
-		if (!members[i].granted || members[i].mode != DLOCK_SHARED ||
-			wait.mode != DLOCK_SHARED)
-			pids[count++] = Int32GetDatum(members[i].pid);
-	}
-	PG_RETURN_ARRAYTYPE_P(construct_array(pids, count, INT4OID, sizeof(int32),
-										  true, TYPALIGN_INT));
 }

@@ -32,7 +32,7 @@
 #include "storage/proc.h"
 #include "storage/spin.h"
 
-#include "graph.h"
+#include "backend/graph.h"
 
 /* A leader and its parallel workers */
 #define MAX_GROUP	(1 + MAX_PARALLEL_WORKER_LIMIT)

@@ -13,7 +13,7 @@
 
 #include "storage/lock.h"
 
-#include "dlock.h"
+#include "shared/shared.h"
 
 /* What a backend waits for in dlock; the same "count" means the same wait */
 typedef struct DlockWait

@@ -25,7 +25,10 @@
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 
-#include "held.h"
+#include "backend/held.h"
+
+/* The setting */
+int			dlock_max_locks_per_session;
 
 dlist_head	dlock_held_tickets = DLIST_STATIC_INIT(dlock_held_tickets);
 static int	num_held = 0;
@@ -243,6 +246,25 @@ set_latest_name(DlockHeldName *name)
 		hash_search(names, &before->key, HASH_REMOVE, NULL);
 }
 
+/*
+ * Free a ticket that is in no lock, or let go of one that its lease has adopted.
+ * Raises nothing.
+ *
+ * One that could not leave its lock as its owner exits, as an unpinning has
+ * failed, is dlock_queue_reap()'s to free.
+ */
+void
+dlock_held_free_ticket(DlockTicket *ticket)
+{
+	if (pg_atomic_read_u32(&ticket->state) != DLOCK_GONE &&
+		ticket->session != 0)
+		return;
+	if (ticket->scope == DLOCK_LEASE)
+		dlock_lease_ticket_drop((DlockLeaseTicket *) ticket);
+	else
+		dlock_ticket_free(ticket);
+}
+
 /* Forget a ticket that has left its lock, or that its lease has adopted. */
 void
 dlock_held_forget(DlockHeld *held)
@@ -252,7 +274,7 @@ dlock_held_forget(DlockHeld *held)
 		dlist_delete(&held->by_arming);
 	if (held->place != DLOCK_HELD_LOST)
 		count_ticket(held, -1);
-	dlock_ticket_free(held->ticket);
+	dlock_held_free_ticket(held->ticket);
 	dlist_delete(&held->by_number);
 	dlist_delete(&held->by_name);
 	dlist_delete(&held->by_age);

@@ -3,15 +3,18 @@
  * held.h
  *	  What this backend has: its tickets, by name and by number.
  *
- * For the files that work with them: session.c, lessee.c, request.c, xact.c
- * and held.c.  All of this is the backend's own memory.
+ * For the files that work with them: session.c, lessee.c, request.c, xact.c,
+ * deadlock.c, errors.c and held.c.  All of this is the backend's own memory.
  *
  *-------------------------------------------------------------------------
  */
 #ifndef DLOCK_HELD_H
 #define DLOCK_HELD_H
 
-#include "dlock.h"
+#include "lib/ilist.h"
+
+#include "backend/backend.h"
+#include "shared/shared.h"
 
 /*
  * Where a ticket stands under its name, as far as this backend has seen: others
@@ -82,12 +85,14 @@ extern DlockHeld *dlock_held_enter(DlockTicket *ticket);
 extern void dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 								 uint32 xact_depth);
 extern void dlock_held_settle(DlockHeld *held);
+extern void dlock_held_free_ticket(DlockTicket *ticket);
 extern void dlock_held_forget(DlockHeld *held);
 extern DlockHeld *dlock_held_find_number(const DlockSpace *space,
 										 int64 number);
 extern DlockHeldName *dlock_held_find_name(const DlockKey *key);
 extern DlockHeld *dlock_held_find_reentrant(DlockHeldName *name);
 extern DlockHeld *dlock_held_find_session_hold(DlockHeldName *name);
+extern bool dlock_held_blocks_others(int64 except);
 extern bool dlock_held_is_holding(DlockHeldName *name);
 extern bool dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 							  int64 number);
@@ -110,12 +115,14 @@ extern bool dlock_request_wait_again(DlockTicket *ticket, const DlockKey *key,
 									 DlockTimeout timeout);
 extern void dlock_request_check_upgrade(const DlockRequest *request,
 										const DlockTicket *held);
-extern void dlock_request_raise_self_wait(const DlockRequest *request);
-extern void dlock_request_raise_mismatch(const DlockRequest *request,
+
+/* errors.c */
+extern void dlock_raise_self_wait(const DlockRequest *request);
+extern void dlock_raise_mismatch(const DlockRequest *request,
 										 int32 slots);
-extern void dlock_request_raise_lost_place(const DlockRequest *request,
+extern void dlock_raise_lost_place(const DlockRequest *request,
 										   int64 number);
-extern void dlock_request_raise_lost(const DlockKey *key, int64 fence);
-extern void dlock_request_raise_no_ticket(int64 number);
+extern void dlock_raise_lost(const DlockKey *key, int64 fence);
+extern void dlock_raise_no_ticket(int64 number);
 
 #endif							/* DLOCK_HELD_H */

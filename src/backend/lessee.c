@@ -16,7 +16,7 @@
 #include "storage/condition_variable.h"
 #include "storage/ipc.h"
 
-#include "held.h"
+#include "backend/held.h"
 
 static void
 raise_other_permits(const DlockRequest *request, const DlockTicket *existing)
@@ -66,10 +66,10 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 		case DLOCK_JOIN_BUSY:
 			return NULL;
 		case DLOCK_JOIN_MISMATCH:
-			dlock_request_raise_mismatch(request, slots);
+			dlock_raise_mismatch(request, slots);
 			break;
 		case DLOCK_JOIN_LEASE_GONE:
-			dlock_lease_raise_gone(request->lease->number);
+			dlock_raise_lease_gone(request->lease->number);
 			break;
 		default:
 			break;
@@ -95,8 +95,8 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 		if (!dlock_queue_adopt(ticket))
 		{
 			if (dlock_held_is_gone(held))
-				dlock_request_raise_lost_place(request, held->number);
-			dlock_lease_raise_gone(request->lease->number);
+				dlock_raise_lost_place(request, held->number);
+			dlock_raise_lease_gone(request->lease->number);
 		}
 	}
 	PG_CATCH();
@@ -135,7 +135,7 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 
 		CHECK_FOR_INTERRUPTS();
 		if (!request->lease->single && !dlock_lease_is_open(request->lease))
-			dlock_lease_raise_gone(request->lease->number);
+			dlock_raise_lease_gone(request->lease->number);
 		request->timeout = dlock_request_time_left(timeout, start);
 		name = dlock_held_find_name(&request->key);
 		blocked = name && dlock_held_blocks(name, request, PG_INT64_MAX);
@@ -145,7 +145,7 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 		if (ticket == NULL)
 		{
 			if (!nowait)
-				dlock_request_raise_self_wait(request);
+				dlock_raise_self_wait(request);
 			dlock_count(DLOCK_COUNT_BUSY, 1);
 			return NULL;
 		}
@@ -165,7 +165,7 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 				return NULL;
 			if (name &&
 				dlock_held_blocks(name, request, ticket->ticket.number))
-				dlock_request_raise_self_wait(request);
+				dlock_raise_self_wait(request);
 		}
 		*outcome = dlock_wait_for_grant(request, &ticket->ticket);
 		if (*outcome == DLOCK_ACQUIRED && dlock_queue_claim(ticket, false))
@@ -210,12 +210,12 @@ make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 {
 	DlockState	state;
 
-	dlock_journal_wait(space, &ticket->record);
+	dlock_durable_wait(space, &ticket->record);
 	dlock_wait_check_space(space, &ticket->key);
 	state = dlock_state_of(ticket);
 	if (!(state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)) ||
 		!dlock_lease_ticket_is_live(ticket))
-		dlock_request_raise_lost(&ticket->key, ticket->ticket.number);
+		dlock_raise_lost(&ticket->key, ticket->ticket.number);
 }
 
 /*
@@ -292,7 +292,7 @@ enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (!request->lease->single && !dlock_lease_is_open(request->lease))
-			dlock_lease_raise_gone(request->lease->number);
+			dlock_raise_lease_gone(request->lease->number);
 		ticket = join_for_lease(space, request, false, true, &held, created);
 		if (*created || dlock_queue_claim(ticket, true))
 			return ticket;
@@ -313,7 +313,7 @@ redirect(DlockSpace *space, const DlockRequest *request,
 	if (dlock_queue_redirect(ticket, announcement))
 		return;
 	dlock_announcement_discard(space, announcement);
-	dlock_request_raise_lost(&ticket->key, ticket->ticket.number);
+	dlock_raise_lost(&ticket->key, ticket->ticket.number);
 }
 
 /*

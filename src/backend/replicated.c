@@ -35,7 +35,7 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
-#include "dlock.h"
+#include "backend/backend.h"
 
 /* One of our own statements is at work: its rows go in. */
 static bool merging = false;

@@ -2,49 +2,19 @@
  *
  * request.c
  *	  What all requests of this backend do alike: waiting for the turn, with
- *	  all its ends, and the errors.
+ *	  all its ends.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
-#include "miscadmin.h"
-
-#include "held.h"
+#include "backend/held.h"
 
 /*
  * How long a request that must not wait does so for the removal of a row, in
  * microseconds; it takes a fraction of this, if the worker works.
  */
 #define HANDOVER_TIMEOUT	1000000
-
-/*
- * Errors
- */
-
-void
-dlock_request_raise_self_wait(const DlockRequest *request)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_T_R_DEADLOCK_DETECTED),
-			 errmsg("deadlock detected"),
-			 errdetail("Process %d would wait for lock \"%.*s\" behind a ticket of its own.",
-					   MyProcPid, request->key.length, request->key.name),
-			 errhint("Release that ticket first, or ask for no more than is left.")));
-}
-
-void
-dlock_request_raise_mismatch(const DlockRequest *request, int32 slots)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("lock \"%.*s\" is in use with other slots",
-					request->key.length, request->key.name),
-			 slots == 0 ?
-			 errdetail("It is held or waited for without slots.") :
-			 errdetail("It is held or waited for with slots => %d.", slots),
-			 errhint("All holders and waiters of a lock must give the same slots.")));
-}
 
 void
 dlock_request_check_upgrade(const DlockRequest *request,
@@ -58,49 +28,6 @@ dlock_request_check_upgrade(const DlockRequest *request,
 				 errdetail("An upgrade would overtake those who wait."),
 				 errhint("Release the shared hold first.")));
 }
-
-void
-dlock_request_raise_lost_place(const DlockRequest *request, int64 number)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_DLOCK_LOST),
-			 errmsg("lost the place in the queue of lock \"%.*s\"",
-					request->key.length, request->key.name),
-			 errdetail("Ticket %lld was released by an administrator.",
-					   (long long) number),
-			 errhint("Acquire the lock again.")));
-}
-
-/* The fence is not this backend's any more. */
-void
-dlock_request_raise_lost(const DlockKey *key, int64 fence)
-{
-	int64		newer = dlock_queue_fence(key);
-
-	ereport(ERROR,
-			(errcode(ERRCODE_DLOCK_LOST),
-			 errmsg("lock \"%.*s\" with fence %lld is not held any more",
-					key->length, key->name, (long long) fence),
-			 newer > fence ?
-			 errdetail("It is held with the newer fence %lld.",
-					   (long long) newer) :
-			 errdetail("It was released, or lost, or never held by this session."),
-			 errhint("Acquire the lock again, and repeat the transaction.")));
-}
-
-void
-dlock_request_raise_no_ticket(int64 number)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_DLOCK_LOST),
-			 errmsg("ticket %lld is gone", (long long) number),
-			 errdetail("It was released, or lost, or it was never this session's or a lease's."),
-			 errhint("Enqueue again.")));
-}
-
-/*
- * Waiting
- */
 
 /* What a timeout leaves after some time */
 DlockTimeout
@@ -126,7 +53,7 @@ wait_or_leave(const DlockRequest *request, DlockHeld *held)
 		outcome = dlock_wait_for_grant(request, held->ticket);
 		/* what its lease has adopted meanwhile is asked for anew */
 		if (outcome == DLOCK_LOST && held->ticket->session != 0)
-			dlock_request_raise_lost_place(request, held->number);
+			dlock_raise_lost_place(request, held->number);
 	}
 	PG_CATCH();
 	{
@@ -198,9 +125,9 @@ dlock_request_wait_again(DlockTicket *ticket, const DlockKey *key,
 	request.slots = ticket->slots;
 	request.permits = ticket->permits;
 	if (name && dlock_held_blocks(name, &request, ticket->number))
-		dlock_request_raise_self_wait(&request);
+		dlock_raise_self_wait(&request);
 	outcome = dlock_wait_for_grant(&request, ticket);
 	if (outcome == DLOCK_LOST)
-		dlock_request_raise_no_ticket(ticket->number);
+		dlock_raise_no_ticket(ticket->number);
 	return outcome == DLOCK_ACQUIRED;
 }

@@ -37,7 +37,9 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
-#include "dlock.h"
+#include "backend/backend.h"
+#include "shared/shared.h"
+#include "tables/tables.h"
 
 typedef struct Reservation
 {

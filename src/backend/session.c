@@ -11,13 +11,21 @@
 #include "miscadmin.h"
 #include "storage/ipc.h"
 
-#include "held.h"
+#include "backend/held.h"
 
 static void at_exit(int code, Datum arg);
 
+/* Is all of a session there that holds something? */
+bool		dlock_session_attached = false;
+
+/* A background process has attached itself, and detaches itself */
+static bool attached_here = false;
+
 /*
- * Attach this backend at its first call.  The exit callback is there before
- * anything can be held.
+ * Make this backend a session of dlock at its first call.  The exit callback
+ * is there before anything can be held.  A background process is attached
+ * already, and becomes one where somebody's trigger on a table of ours calls
+ * us.
  */
 void
 dlock_session_attach(void)
@@ -30,7 +38,12 @@ dlock_session_attach(void)
 		before_shmem_exit(at_exit, 0);
 		initialized = true;
 	}
-	dlock_attach();
+	if (dlock_my_backend == NULL)
+	{
+		dlock_attach();
+		attached_here = true;
+	}
+	dlock_session_attached = true;
 }
 
 /*
@@ -53,7 +66,7 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 									   &slots, NULL)) == DLOCK_JOIN_NO_NUMBER)
 		dlock_ticket_reserve(space, 0);
 	if (outcome == DLOCK_JOIN_MISMATCH)
-		dlock_request_raise_mismatch(request, slots);
+		dlock_raise_mismatch(request, slots);
 	if (outcome == DLOCK_JOIN_BUSY)
 		return NULL;
 	held = dlock_held_enter(ticket);
@@ -124,7 +137,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 	if (held == NULL)
 	{
 		if (!nowait)
-			dlock_request_raise_self_wait(request);
+			dlock_raise_self_wait(request);
 		dlock_count(DLOCK_COUNT_BUSY, 1);
 		*outcome = DLOCK_BUSY;
 		return 0;
@@ -261,11 +274,11 @@ dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
 		(void) dlock_record_prepare();
 		ticket = dlock_lease_ticket_find(space, number);
 		if (ticket == NULL)
-			dlock_request_raise_no_ticket(number);
+			dlock_raise_no_ticket(number);
 		return dlock_lessee_wait(space, ticket, timeout);
 	}
 	if (dlock_held_is_gone(held))
-		dlock_request_raise_no_ticket(number);
+		dlock_raise_no_ticket(number);
 	if (DsaPointerIsValid(held->ticket->announcement))
 	{
 		dlock_xact_prepare_arming();
@@ -419,7 +432,7 @@ at_exit(int code, Datum arg)
 			/* where an unpinning has failed, it stays lost */
 			if (dlock_held_is_gone(held) || held->ticket->session == 0)
 				pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
-			dlock_ticket_free(held->ticket);
+			dlock_held_free_ticket(held->ticket);
 		}
 	}
 	else
@@ -430,6 +443,11 @@ at_exit(int code, Datum arg)
 			dlock_record_unuse(0);
 		}
 		dlock_ticket_free_spare();
-		dlock_detach();
+		dlock_session_attached = false;
+		if (attached_here)
+		{
+			dlock_space_leave_all();
+			dlock_detach();
+		}
 	}
 }

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * views.c
- *	  The functions behind the views dlock_locks and dlock_stats.
+ *	  The functions behind the views, and dlock_blocking_pids().
  *
  *-------------------------------------------------------------------------
  */
@@ -12,6 +12,8 @@
 #include "common/int.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/proc.h"
+#include "storage/procarray.h"
 #include "utils/acl.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -19,16 +21,10 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "dlock.h"
-
-static const char *const mode_names[] = {
-	[DLOCK_EXCLUSIVE] = "exclusive",
-	[DLOCK_SHARED] = "shared",
-	[DLOCK_SLOTS] = "slots"
-};
-
-StaticAssertDecl(lengthof(mode_names) == DLOCK_SLOTS + 1,
-				 "mode_names must match DlockMode");
+#include "backend/backend.h"
+#include "backend/graph.h"
+#include "shared/shared.h"
+#include "tables/tables.h"
 
 static const char *const scope_names[] = {
 	[DLOCK_SESSION] = "session",
@@ -38,33 +34,6 @@ static const char *const scope_names[] = {
 
 StaticAssertDecl(lengthof(scope_names) == DLOCK_LEASE + 1,
 				 "scope_names must match DlockScope");
-
-const char *
-dlock_mode_name(DlockMode mode)
-{
-	return mode_names[mode];
-}
-
-DlockMode
-dlock_mode_by_name(const char *name)
-{
-	for (int mode = 0; mode < (int) lengthof(mode_names); mode++)
-	{
-		if (strcmp(mode_names[mode], name) == 0)
-			return (DlockMode) mode;
-	}
-	elog(ERROR, "unknown mode \"%s\" of a lock", name);
-}
-
-/* Microseconds as an interval */
-Datum
-dlock_interval_datum(int64 microseconds)
-{
-	Interval   *interval = palloc0(sizeof(Interval));
-
-	interval->time = microseconds;
-	return IntervalPGetDatum(interval);
-}
 
 static bool
 same_lock(const DlockRow *a, const DlockRow *b)
@@ -145,7 +114,7 @@ space_to_show(void)
 
 	if (RecoveryInProgress())
 		return NULL;
-	if (dlock_my_backend == NULL)
+	if (!dlock_session_attached)
 		dlock_session_attach();
 	space = dlock_loaded_space();
 	/* a view shows that a lease has run out */
@@ -166,7 +135,7 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 	values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text,
 														   row->name_length));
 	values[i++] = Int64GetDatum(row->number);
-	values[i++] = CStringGetTextDatum(mode_names[row->mode]);
+	values[i++] = CStringGetTextDatum(dlock_mode_name(row->mode));
 	if (row->mode == DLOCK_SLOTS)
 		values[i++] = Int32GetDatum(row->slots);
 	else
@@ -376,4 +345,49 @@ dlock_counters(PG_FUNCTION_ARGS)
 		values[c] = Int64GetDatum((int64) sums[c]);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	return (Datum) 0;
+}
+
+/*
+ * Who keeps a process waiting: the holders beside which it does not fit, and
+ * all before it in the queue.
+ */
+PG_FUNCTION_INFO_V1(dlock_blocking_pids);
+Datum
+dlock_blocking_pids(PG_FUNCTION_ARGS)
+{
+	PGPROC	   *proc;
+	DlockWait	wait;
+	DlockMember *members = NULL;
+	int32		slots;
+	Datum	   *pids;
+	int			count = 0;
+	int			place = 0;
+
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("argument \"%s\" must not be null", "pid"),
+				 errhint("Give the process id of a session, as in pg_stat_activity.")));
+	if (!dlock_session_attached)
+		dlock_session_attach();
+
+	proc = BackendPidGetProc(PG_GETARG_INT32(0));
+	if (proc && dlock_graph_read_wait(compat_procno(proc), &wait))
+	{
+		place = dlock_graph_read_lock(&wait.key, wait.number, INT_MAX,
+									  &members, &slots) - 1;
+		/* nobody is in its way where it is not the last of these any more */
+		if (place < 0 || members[place].granted ||
+			members[place].number != wait.number)
+			place = 0;
+	}
+	pids = palloc(Max(place, 1) * sizeof(Datum));
+	for (int i = 0; i < place; i++)
+	{
+		if (!members[i].granted || members[i].mode != DLOCK_SHARED ||
+			wait.mode != DLOCK_SHARED)
+			pids[count++] = Int32GetDatum(members[i].pid);
+	}
+	PG_RETURN_ARRAYTYPE_P(construct_array(pids, count, INT4OID, sizeof(int32),
+										  true, TYPALIGN_INT));
 }

@@ -22,6 +22,7 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "portability/instr_time.h"
 #include "storage/condition_variable.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
@@ -33,7 +34,8 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "dlock.h"
+#include "backend/backend.h"
+#include "shared/shared.h"
 
 /*
  * A waiter looks so often, in microseconds, whether its extension is still
@@ -245,7 +247,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 			/* no request need wait for a lease that is over by now */
 			if (request->lease && !request->lease->single &&
 				!dlock_lease_is_open(request->lease))
-				dlock_lease_raise_gone(request->lease->number);
+				dlock_raise_lease_gone(request->lease->number);
 			told = pg_atomic_exchange_u32(&dlock_my_backend->check_requested,
 										  0) != 0;
 			thorough = told || waited >= next_thorough;

@@ -19,7 +19,7 @@
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 
-#include "held.h"
+#include "backend/held.h"
 
 typedef enum MarkKind
 {
@@ -296,49 +296,6 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 }
 
 /*
- * Finish something behind a commit, where an error would be a PANIC.  It can
- * only come from a segment of memory that cannot be mapped; it becomes a
- * warning, and the work, which forgets each thing before it does it, goes on.
- * A ticket that could not be given back so is at the session's end.
- */
-void
-dlock_xact_finish(void (*work) (void))
-{
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	uint32		holdoff = InterruptHoldoffCount;
-	volatile bool done = false;
-
-	while (!done)
-	{
-		PG_TRY();
-		{
-			/* the transaction's own takes nothing any more */
-			CurrentResourceOwner = NULL;
-			work();
-			done = true;
-		}
-		PG_CATCH();
-		{
-			ErrorData  *error;
-
-			LWLockReleaseAll();
-			InterruptHoldoffCount = holdoff;
-			MemoryContextSwitchTo(context);
-			error = CopyErrorData();
-			FlushErrorState();
-			ereport(WARNING,
-					(errcode(error->sqlerrcode),
-					 errmsg("could not finish what was to be done at the end of the transaction"),
-					 errdetail_internal("%s", error->message)));
-			FreeErrorData(error);
-		}
-		PG_END_TRY();
-	}
-	CurrentResourceOwner = owner;
-}
-
-/*
  * Announcements
  */
 
@@ -372,7 +329,7 @@ static void
 at_memory_reset(void *arg)
 {
 	*(bool *) arg = false;
-	dlock_xact_finish(arm_announcements);
+	dlock_finish_commit(arm_announcements);
 }
 
 /* Make sure that dlock_xact_arm() cannot fail. */
@@ -458,7 +415,7 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 				 errhint("Only the session that holds a session- or transaction-scoped lock can guard with it.")));
 	if (ticket ? pg_atomic_read_u32(&ticket->ticket.state) != DLOCK_GRANTED :
 		held == NULL || !dlock_held_is_granted(held))
-		dlock_request_raise_lost(key, fence);
+		dlock_raise_lost(key, fence);
 	dlock_xact_prepare();
 	prepare_guarded(key);
 	push_mark(held, ticket, MARK_GUARD);
@@ -487,7 +444,7 @@ pin_guards(void)
 		if (mark->kind != MARK_GUARD)
 			continue;
 		if (!dlock_queue_pin(mark_key(mark), mark_ticket(mark)))
-			dlock_request_raise_lost(mark_key(mark), mark_ticket(mark)->number);
+			dlock_raise_lost(mark_key(mark), mark_ticket(mark)->number);
 		mark->pinned = true;
 	}
 }
@@ -542,7 +499,7 @@ at_resource_release(ResourceReleasePhase phase, bool isCommit,
 		(isCommit && !isTopLevel))
 		return;
 	if (isCommit)
-		dlock_xact_finish(commit_marks);
+		dlock_finish_commit(commit_marks);
 	else
 		roll_back_marks(isTopLevel ? 1 : GetCurrentTransactionNestLevel());
 }

@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * announcement.c
- *	  Announcing grants through NOTIFY.
+ *	  Announcements of grants, and the outbox of those that are to be sent.
  *
  * A ticket that was enqueued carries an announcement.  What happens to the
  * ticket sets an event in it; once it is armed, too, it goes into the outbox
- * of the space, and the sender (sender.c) sends what is there.
+ * of the space, and the sender sends what is there.
  *
  * Arming comes after the commit of the transaction that enqueued the ticket,
  * and after PostgreSQL's own processing of the LISTEN in that commit: earlier,
@@ -18,68 +18,15 @@
  * NOTIFY is full or the sender is killed, is sent by the next attempt or the
  * next sender; at worst twice, which is harmless, as a notification is a hint.
  *
- * Lock order: the entry's lock, then the outbox's lock.
- *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
-#include "access/xact.h"
-#include "catalog/pg_database.h"
-#include "commands/async.h"
 #include "lib/stringinfo.h"
 #include "mb/pg_wchar.h"
-#include "miscadmin.h"
-#include "storage/lmgr.h"
-#include "utils/fmgroids.h"
 #include "utils/json.h"
-#include "utils/memutils.h"
 
-#include "dlock.h"
-
-/* Events sent in one transaction */
-#define BATCH	1000
-
-static char my_channel[NAMEDATALEN] = "";
-
-/*
- * This session's own channel; the session listens on it from its commit on.
- * Nobody else can guess the name, and so nobody else hears or says anything
- * there.  The caller has seen to it that LISTEN would be allowed here.
- */
-const char *
-dlock_notify_listen(void)
-{
-	if (MyBackendType != B_BACKEND)
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("cannot listen for grants within a background process"),
-				 errhint("Give the channel that somebody else listens on.")));
-
-	if (my_channel[0] == '\0')
-	{
-		uint64		random[2];
-
-		if (!pg_strong_random(random, sizeof(random)))
-			ereport(ERROR,
-					(errcode(ERRCODE_INTERNAL_ERROR),
-					 errmsg("could not generate a random channel name")));
-		snprintf(my_channel, sizeof(my_channel), "dlock_%016llx%016llx",
-				 (unsigned long long) random[0],
-				 (unsigned long long) random[1]);
-	}
-
-	/* again in every call, as UNLISTEN or a rollback may have undone it */
-	Async_Listen(my_channel);
-	return my_channel;
-}
-
-/* The session passes to another client, who must not know the channel. */
-void
-dlock_notify_forget(void)
-{
-	my_channel[0] = '\0';
-}
+#include "shared/shared.h"
 
 static DlockAnnouncement *
 announcement_of(DlockTicket *ticket)
@@ -106,16 +53,6 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 	if (DsaPointerIsValid(ticket->announcement))
 		strlcpy(channel, announcement_of(ticket)->channel, NAMEDATALEN);
 	LWLockRelease(&space->outbox_lock);
-}
-
-/* Is it announced on this session's own channel? */
-bool
-dlock_notify_is_mine(DlockTicket *ticket)
-{
-	char		channel[NAMEDATALEN];
-
-	dlock_announcement_channel(ticket, channel);
-	return channel[0] != '\0' && strcmp(channel, my_channel) == 0;
 }
 
 /*
@@ -181,6 +118,7 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 static void
 post(DlockSpace *space, DlockAnnouncement *announcement)
 {
+	Assert(LWLockHeldByMeInMode(&space->outbox_lock, LW_EXCLUSIVE));
 	if (announcement->armed && announcement->events != 0 &&
 		!announcement->in_outbox)
 	{
@@ -193,6 +131,7 @@ post(DlockSpace *space, DlockAnnouncement *announcement)
 static void
 unpost(DlockSpace *space, DlockAnnouncement *announcement)
 {
+	Assert(LWLockHeldByMeInMode(&space->outbox_lock, LW_EXCLUSIVE));
 	if (announcement->in_outbox)
 		dlock_list_remove(&space->outbox, &announcement->link);
 	announcement->in_outbox = false;
@@ -318,6 +257,7 @@ dlock_announcement_discard(DlockSpace *space, dsa_pointer announcement)
 void
 dlock_announcement_purge(DlockSpace *space)
 {
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	while (DsaPointerIsValid(space->outbox.head))
 	{
 		DlockAnnouncement *orphan = dsa_get_address(dlock_area,
@@ -326,6 +266,7 @@ dlock_announcement_purge(DlockSpace *space)
 		unpost(space, orphan);
 		release(space, orphan);
 	}
+	LWLockRelease(&space->outbox_lock);
 }
 
 /*
@@ -388,27 +329,22 @@ dlock_announcement_is_armed(DlockTicket *ticket)
 	return armed;
 }
 
-/* What the sender sends, copied out of the outbox */
-typedef struct Message
-{
-	int64		number;
-	uint32		events;
-	char		channel[NAMEDATALEN];
-	char		name[6 * DLOCK_MAX_NAME + 3];	/* every byte as \uXXXX, quoted */
-} Message;
-
-static int
-copy_outbox(DlockSpace *space, Message *messages)
+/*
+ * Copy what is to be sent, and mark it as being sent; returns how many these
+ * are, at most "max".
+ */
+int
+dlock_outbox_copy(DlockSpace *space, DlockMessage *messages, int max)
 {
 	int			count = 0;
 	dsa_pointer pointer;
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	for (pointer = space->outbox.head;
-		 DsaPointerIsValid(pointer) && count < BATCH; count++)
+		 DsaPointerIsValid(pointer) && count < max; count++)
 	{
 		DlockAnnouncement *announcement = dsa_get_address(dlock_area, pointer);
-		Message    *message = &messages[count];
+		DlockMessage *message = &messages[count];
 
 		announcement->sending = announcement->events;
 		message->number = announcement->number;
@@ -426,8 +362,8 @@ copy_outbox(DlockSpace *space, Message *messages)
  * head of the outbox.  A ticket's number would not do to find it, as the
  * ticket may have got another announcement meanwhile.
  */
-static void
-clear_outbox(DlockSpace *space)
+void
+dlock_outbox_clear(DlockSpace *space)
 {
 	dsa_pointer pointer;
 
@@ -448,78 +384,4 @@ clear_outbox(DlockSpace *space)
 			release(space, announcement);
 	}
 	LWLockRelease(&space->outbox_lock);
-}
-
-static void
-notify(const Message *message, uint32 event, const char *event_name)
-{
-	if (message->events & event)
-		Async_Notify(message->channel,
-					 psprintf("{\"event\":\"%s\",\"lock\":%s,\"ticket\":%lld}",
-							  event_name, message->name,
-							  (long long) message->number));
-}
-
-/*
- * Wait for one's turn among all that notify, in any database.  async.c takes
- * this lock before a commit, and waits for it then; whoever has it by that time
- * does not, and so can tell of what has come while it waited.
- */
-static void
-wait_for_turn(void)
-{
-	LockSharedObject(DatabaseRelationId, InvalidOid, 0, AccessExclusiveLock);
-}
-
-/*
- * Send what is in the outbox, or a part of it, in a transaction of its own.
- * Returns how many announcements were sent.  Raises what NOTIFY raises, with
- * nothing sent and nothing lost.
- *
- * Only one process at a time sends: the one that holds the sender's office.
- */
-int
-dlock_notify_send(DlockSpace *space)
-{
-	static Message *messages = NULL;
-	static bool failed = false;
-	int			count;
-
-	if (messages == NULL)
-		messages = MemoryContextAllocHuge(TopMemoryContext,
-										  BATCH * sizeof(Message));
-	if (space->outbox.length == 0)
-		return 0;
-
-	/*
-	 * In a transaction: before 16, an error while a segment of memory is mapped
-	 * leaves something behind otherwise.
-	 */
-	StartTransactionCommand();
-
-	/*
-	 * A full queue stays full when it has been read, until somebody moves its
-	 * tail; and nobody does so whose NOTIFY fails.  This moves it.
-	 */
-	if (failed)
-		(void) OidFunctionCall0(F_PG_NOTIFICATION_QUEUE_USAGE);
-	failed = true;
-
-	/* before others wait for us; after it, for what has come meanwhile */
-	dlock_journal_flush_removals(space);
-	wait_for_turn();
-	count = copy_outbox(space, messages);
-	dlock_journal_flush_removals(space);
-	for (int i = 0; i < count; i++)
-	{
-		notify(&messages[i], DLOCK_EVENT_GRANTED, "granted");
-		notify(&messages[i], DLOCK_EVENT_EXPIRED, "expired");
-		notify(&messages[i], DLOCK_EVENT_RELEASED, "released");
-	}
-	CommitTransactionCommand();
-	failed = false;
-	StartTransactionCommand();
-	clear_outbox(space);
-	CommitTransactionCommand();
-	return count;
 }

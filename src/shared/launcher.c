@@ -20,7 +20,7 @@
 #include "storage/latch.h"
 #include "storage/proc.h"
 
-#include "dlock.h"
+#include "shared/shared.h"
 
 #define START_MS		1000	/* that long, a start is waited for */
 

@@ -17,67 +17,22 @@
  * DLOCK_RAN_OUT becomes 0, under the lease lock.  The worker does that, or
  * whoever ends a ticket of it before the worker.
  *
- * Lock order: an entry's lock, then the space's lease lock.  To end a lease,
- * therefore, its tickets are picked one by one, and each ended with the lease
- * lock released in between.
- *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
-
-#include <time.h>
 
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
-#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "lease.h"
+#include "shared/lease.h"
+#include "shared/shared.h"
 
 #define MAX_RENEW_MS	10000	/* a renewal waits for standbys that long, or for
 								 * a quarter of its ttl */
-
-/* Leases attached to this session, each referred to */
-static List *attached_leases = NIL;
-
-static int64 finish_end(DlockSpace *space, DlockLease *lease, uint32 event);
-
-static inline DlockLeaseTicket *
-ticket_in_lease(dsa_pointer link)
-{
-	return (DlockLeaseTicket *) ((char *) dsa_get_address(dlock_area, link) -
-								 offsetof(DlockLeaseTicket, in_lease));
-}
-
-static inline DlockLease *
-lease_in_space(dsa_pointer link)
-{
-	return (DlockLease *) ((char *) dsa_get_address(dlock_area, link) -
-						   offsetof(DlockLease, in_space));
-}
-
-/*
- * Microseconds that never go back, and pass while the machine sleeps: a server
- * that wakes up must not honour what has run out elsewhere meanwhile.  Where
- * there is no such clock, the machine had better not sleep.  The clock of
- * instr_time is not always one that all processes share.
- */
-uint64
-dlock_monotonic_now(void)
-{
-#ifdef CLOCK_BOOTTIME
-	const clockid_t clock = CLOCK_BOOTTIME;
-#else
-	const clockid_t clock = CLOCK_MONOTONIC;
-#endif
-	struct timespec now;
-
-	clock_gettime(clock, &now);
-	return (uint64) now.tv_sec * USECS_PER_SEC + now.tv_nsec / 1000;
-}
 
 /*
  * Is a lease open?
@@ -97,7 +52,7 @@ confirmed_at(DlockLease *lease)
 {
 	uint64		confirmed = pg_atomic_read_u64(&lease->confirmed);
 	uint64		by_space =
-		dlock_heartbeat_confirmed(dlock_space_at(lease->space),
+		dlock_quorum_confirmed(dlock_space_at(lease->space),
 								  lease->durability);
 
 	return Max(confirmed, by_space);
@@ -114,13 +69,13 @@ quorum_deadline(DlockLease *lease)
 	uint64		deadline;
 
 	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
-		!dlock_journal_has_standbys())
+		!dlock_quorum_has_standbys())
 		return DLOCK_NO_DEADLINE;
 	deadline = confirmed_at(lease) + honoured_for(lease);
 	if (deadline <= dlock_monotonic_now())
 	{
 		/* nobody may have looked for a while */
-		dlock_heartbeat_look(dlock_space_at(lease->space));
+		dlock_quorum_look(dlock_space_at(lease->space));
 		deadline = confirmed_at(lease) + honoured_for(lease);
 	}
 	return deadline;
@@ -217,8 +172,8 @@ dlock_lease_extend(DlockLease *lease)
  * Take it upon this backend to end a lease; false where that was done before,
  * or where it ran out, and somebody was told so.
  */
-static bool
-claim(DlockLease *lease)
+bool
+dlock_lease_claim(DlockLease *lease)
 {
 	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
 
@@ -232,6 +187,8 @@ claim(DlockLease *lease)
 static void
 begin_delay(DlockLease *lease)
 {
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
 	lease->delayed = lease->delay > 0 && lease->tickets.length > 0;
 	lease->delay_ends = dlock_monotonic_now() + lease->delay;
 }
@@ -258,6 +215,7 @@ dlock_lease_be_over(DlockLease *lease, bool always)
 static void
 list_lease(DlockSpace *space, DlockLease *lease)
 {
+	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
 	dlock_record_ref(&lease->record);
 	lease->in_space.self = lease->record.link.self +
 		offsetof(DlockLease, in_space);
@@ -273,6 +231,7 @@ list_lease(DlockSpace *space, DlockLease *lease)
 static void
 unlink_lease(DlockSpace *space, DlockLease *lease)
 {
+	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
 	if (lease->visitors == 0)
 		dlock_list_remove(&space->leases, &lease->in_space);
 	else
@@ -283,8 +242,8 @@ unlink_lease(DlockSpace *space, DlockLease *lease)
  * Take a lease out of its space; false where that was done before.  Whoever
  * calls this refers to it, or to a ticket of it.
  */
-static bool
-unlist_lease(DlockSpace *space, DlockLease *lease)
+bool
+dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 {
 	bool		was_listed;
 
@@ -297,10 +256,7 @@ unlist_lease(DlockSpace *space, DlockLease *lease)
 	dlock_journal_unmark(space, &lease->record);
 	LWLockRelease(&space->lease_lock);
 	if (was_listed)
-	{
-		dlock_worker_unwatch(lease);
 		dlock_record_unref(&lease->record);
-	}
 	return was_listed;
 }
 
@@ -351,107 +307,9 @@ dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
 	return lease;
 }
 
-static int64
-draw_number(DlockSpace *space)
-{
-	int64		number;
-
-	while ((number = dlock_ticket_draw(space)) == 0)
-		dlock_ticket_reserve(space, 0);
-	return number;
-}
-
-/* A lease could not be made durable, or its opener exits before that. */
-static void
-withdraw_lease(int code, Datum arg)
-{
-	DlockLease *lease = (DlockLease *) DatumGetPointer(arg);
-	DlockSpace *space = dlock_space_at(lease->space);
-
-	ConditionVariableCancelSleep();
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_be_over(lease, true);
-	LWLockRelease(&space->lease_lock);
-	finish_end(space, lease, 0);
-	dlock_journal_settle(space, &lease->record);
-}
-
-/*
- * Note a lease as attached to this session; those that are over are not any
- * more.
- */
-static void
-attach_to_session(DlockLease *lease)
-{
-	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
-	ListCell   *cell;
-
-	foreach(cell, attached_leases)
-	{
-		DlockLease *other = lfirst(cell);
-
-		if (pg_atomic_read_u64(&other->deadline) > DLOCK_RAN_OUT)
-			continue;
-		attached_leases = foreach_delete_current(attached_leases, cell);
-		dlock_record_unref(&other->record);
-	}
-	attached_leases = lappend(attached_leases, lease);
-	MemoryContextSwitchTo(old_context);
-	dlock_record_ref(&lease->record);
-}
-
-/*
- * Open a lease, durably.
- */
-int64
-dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
-				  const char *info)
-{
-	int			before = dlock_record_prepare();
-	DlockLease *lease;
-	int64		number;
-
-	dlock_check_memory();
-	lease = dlock_lease_make(space, ttl, delay, false, info);
-	if (attach)
-	{
-		lease->session = pg_atomic_read_u64(&dlock_my_backend->session);
-		lease->procno = compat_my_procno();
-		lease->pid = MyProcPid;
-		attach_to_session(lease);
-	}
-	lease->number = draw_number(space);
-	dlock_id_insert(space, lease->number, lease, NULL);
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_start(space, lease);
-	dlock_journal_mark(space, &lease->record);
-	LWLockRelease(&space->lease_lock);
-
-	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
-	{
-		dlock_journal_wait(space, &lease->record);
-		if (!dlock_lease_is_open(lease))
-			dlock_lease_raise_gone(lease->number);
-	}
-	PG_END_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
-	number = lease->number;
-	dlock_record_unuse(before);
-	return number;
-}
-
 /*
  * Finding, with the rights that it takes
  */
-
-void
-dlock_lease_raise_gone(int64 number)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_DLOCK_LOST),
-			 errmsg("lease %lld is gone", (long long) number),
-			 errdetail("It was closed, or ran out, or never existed."),
-			 errhint("Open a new lease, and acquire again.")));
-}
 
 /*
  * May the current user use a lease?  The role that opened it must be the one
@@ -533,7 +391,7 @@ wait_for_standbys(DlockSpace *space, DlockLease *lease, uint64 start)
 	if (!move_deadline(lease))
 		return false;
 	until = start + Min(quarter, MAX_RENEW_MS * UINT64CONST(1000));
-	if (!dlock_heartbeat_wait(space, lease->durability, since, until) &&
+	if (!dlock_quorum_wait(space, lease->durability, since, until) &&
 		dlock_lease_is_open(lease))
 		raise_unconfirmed(lease);
 	return true;
@@ -559,178 +417,10 @@ dlock_lease_renew(DlockSpace *space, int64 number)
 }
 
 /*
- * Ending
- */
-
-/* The first ticket that a lease has, referred to; NULL where there is none. */
-static DlockLeaseTicket *
-first_ticket(DlockSpace *space, DlockLease *lease)
-{
-	DlockLeaseTicket *ticket = NULL;
-
-	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	if (DsaPointerIsValid(lease->tickets.head))
-	{
-		ticket = ticket_in_lease(lease->tickets.head);
-		dlock_record_ref(&ticket->record);
-	}
-	LWLockRelease(&space->lease_lock);
-	return ticket;
-}
-
-/*
- * End the tickets that a lease has; how many these were.
- */
-static int64
-end_tickets(DlockSpace *space, DlockLease *lease, uint32 event)
-{
-	DlockLeaseTicket *ticket;
-	int64		count = 0;
-
-	while ((ticket = first_ticket(space, lease)) != NULL)
-	{
-		if (dlock_queue_end(ticket, event))
-			count++;
-		dlock_record_unref(&ticket->record);
-	}
-	return count;
-}
-
-/*
- * The same, as far as that is done in time; false where some may be left.
- */
-static bool
-end_tickets_until(DlockSpace *space, DlockLease *lease, uint32 event,
-				  uint64 until)
-{
-	DlockLeaseTicket *ticket;
-
-	while ((ticket = first_ticket(space, lease)) != NULL)
-	{
-		(void) dlock_queue_end(ticket, event);
-		dlock_record_unref(&ticket->record);
-		if (dlock_monotonic_now() >= until)
-			return false;
-	}
-	return true;
-}
-
-/*
- * A lease is over: end its tickets; how many these were.  Raises nothing.
- */
-static int64
-finish_end(DlockSpace *space, DlockLease *lease, uint32 event)
-{
-	int64		count = end_tickets(space, lease, event);
-
-	if (!lease->single)
-	{
-		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-		dlock_journal_mark(space, &lease->record);
-		LWLockRelease(&space->lease_lock);
-	}
-	dlock_worker_wake(space);
-	return count;
-}
-
-/*
- * Close a lease: how many tickets it released, -1 where it was gone.
- */
-int64
-dlock_lease_release(DlockSpace *space, int64 number)
-{
-	int			before = dlock_record_prepare();
-	DlockLease *lease = dlock_lease_find(space, number);
-	int64		count = -1;
-
-	if (lease && claim(lease))
-		count = finish_end(space, lease, 0);
-	dlock_record_unuse(before);
-	return count;
-}
-
-/* A lease's locks are not kept closed any more.  Called with the lease lock. */
-static void
-end_delay(DlockSpace *space, DlockLease *lease)
-{
-	lease->delayed = false;
-	while (DsaPointerIsValid(lease->closed.head))
-	{
-		DlockLeaseTicket *ticket = ticket_in_lease(lease->closed.head);
-
-		dlock_lease_ticket_unlist(lease, ticket);
-		dlock_journal_mark(space, &ticket->record);
-	}
-}
-
-/* Numbers of leases, with room for so many */
-typedef struct Numbers
-{
-	int64	   *numbers;
-	uint64		count;
-	uint64		max;
-} Numbers;
-
-static bool
-take_number(DlockLease *lease, void *arg)
-{
-	Numbers    *all = arg;
-
-	if (all->count == all->max)
-		return false;
-	all->numbers[all->count++] = lease->number;
-	return true;
-}
-
-/*
- * End all leases that there are at this moment, and the delays of those that
- * are over; how many were open.
- */
-int64
-dlock_lease_end_all(DlockSpace *space)
-{
-	Numbers		all = {.max = space->leases.length + 64};
-	int64		count = 0;
-
-	all.numbers = MemoryContextAllocHuge(CurrentMemoryContext,
-										 all.max * sizeof(int64));
-	dlock_lease_for_each(space, take_number, &all);
-	for (uint64 i = 0; i < all.count; i++)
-	{
-		int			before = dlock_record_prepare();
-		DlockLease *lease;
-		DlockLeaseTicket *ticket;
-
-		CHECK_FOR_INTERRUPTS();
-		dlock_id_find(space, all.numbers[i], &lease, &ticket);
-		if (lease && claim(lease))
-		{
-			(void) finish_end(space, lease, DLOCK_EVENT_RELEASED);
-			count++;
-		}
-		else if (lease)
-		{
-			LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-			/* what ran out is not to be delayed by whoever ends its tickets */
-			dlock_lease_be_over(lease, false);
-			if (lease->delayed)
-				end_delay(space, lease);
-			if (!lease->single)
-				dlock_journal_mark(space, &lease->record);
-			LWLockRelease(&space->lease_lock);
-		}
-		dlock_record_unuse(before);
-	}
-	pfree(all.numbers);
-	(void) dlock_worker_wake(space);
-	return count;
-}
-
-/*
  * The time of an attached lease begins to run; false where it did before.
  */
-static bool
-detach(DlockLease *lease)
+bool
+dlock_lease_detach(DlockLease *lease)
 {
 	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
 	uint64		end = dlock_monotonic_now() + lease->ttl;
@@ -739,112 +429,6 @@ detach(DlockLease *lease)
 		   !pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, end))
 		;
 	return deadline >= DLOCK_NO_DEADLINE;
-}
-
-/*
- * For the worker: end the lease if it is due, and its delay if that is.
- * Returns when to look again, in monotonic microseconds; 0: never.  At once,
- * where it has so many tickets that they could not all be ended "until" then.
- *
- * A lease that is over is looked through again as well, since whoever ended it
- * may have died in between.
- */
-uint64
-dlock_lease_expire(DlockLease *lease, uint64 until)
-{
-	DlockSpace *space = dlock_space_at(lease->space);
-	uint64		now = dlock_monotonic_now();
-	uint64		due;
-	bool		delayed;
-
-	if (dlock_lease_is_attached(lease) &&
-		pg_atomic_read_u64(&dlock_backends[lease->procno].session) != lease->session)
-		detach(lease);			/* its session is gone without having said so */
-	due = dlock_lease_deadline(lease);
-	if (due != 0)
-		return due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_be_over(lease, false);
-	LWLockRelease(&space->lease_lock);
-	if (!end_tickets_until(space, lease, DLOCK_EVENT_EXPIRED, until))
-		return now;
-
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	if (lease->delayed &&
-		(lease->closed.length == 0 || now >= lease->delay_ends))
-		end_delay(space, lease);
-	delayed = lease->delayed;
-	if (!lease->single)
-		dlock_journal_mark(space, &lease->record);
-	LWLockRelease(&space->lease_lock);
-	return delayed ? lease->delay_ends : 0;
-}
-
-static void
-finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
-{
-	DlockRecord *record = &ticket->record;
-	DlockLease *lease = dlock_lease_of(ticket);
-	bool		before;
-
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	before = record->finished;
-	record->finished = true;
-	dlock_journal_unmark(space, record);
-	LWLockRelease(&space->lease_lock);
-	if (before)
-		return;
-	dlock_queue_finish(ticket);
-	dlock_id_delete(space, ticket->ticket.number);
-	dlock_announcement_orphan(&ticket->ticket);
-	if (lease->single)
-		unlist_lease(space, lease);
-	ConditionVariableBroadcast(&record->changed);
-	dlock_record_unref(record);
-}
-
-/*
- * Nothing in the tables stands for this record any more: forget it.  Raises
- * nothing; called by the worker, or, where there is no row, by the backend
- * that has made the record.
- */
-void
-dlock_lease_finish(DlockSpace *space, DlockRecord *record)
-{
-	DlockLease *lease = (DlockLease *) record;
-
-	if (!record->is_lease)
-	{
-		finish_ticket(space, dlock_record_ticket(record));
-		return;
-	}
-	(void) end_tickets(space, lease, 0);
-	if (unlist_lease(space, lease))
-	{
-		dlock_id_delete(space, lease->number);
-		ConditionVariableBroadcast(&record->changed);
-	}
-}
-
-/*
- * This session ends, or passes to another client: the time of the leases
- * attached to it begins to run.  Raises nothing.
- */
-void
-dlock_lease_detach_all(void)
-{
-	ListCell   *cell;
-
-	foreach(cell, attached_leases)
-	{
-		DlockLease *lease = lfirst(cell);
-
-		if (detach(lease))
-			dlock_worker_wake(dlock_space_at(lease->space));
-		dlock_record_unref(&lease->record);
-	}
-	list_free(attached_leases);
-	attached_leases = NIL;
 }
 
 /*
@@ -861,6 +445,7 @@ dlock_lease_detach_all(void)
 static void
 leave_lease(DlockSpace *space, DlockLease *lease)
 {
+	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
 	Assert(lease->visitors > 0);
 	lease->visitors--;
 	if (lease->visitors > 0 || lease->in_leases)
@@ -887,7 +472,7 @@ dlock_lease_visit(DlockSpace *space, DlockLease **at,
 	link = before ? before->in_space.next : space->leases.head;
 	for (int n = 0; more && n < VISIT && DsaPointerIsValid(link); n++)
 	{
-		last = lease_in_space(link);
+		last = dlock_lease_in_space(link);
 		link = last->in_space.next;
 		more = !last->in_leases || callback(last, arg);
 	}
@@ -956,9 +541,11 @@ dlock_lease_for_each_ticket(DlockLease *lease,
 							void (*callback) (DlockLeaseTicket *, void *),
 							void *arg)
 {
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
 	for (dsa_pointer link = lease->tickets.head; DsaPointerIsValid(link);)
 	{
-		DlockLeaseTicket *ticket = ticket_in_lease(link);
+		DlockLeaseTicket *ticket = dlock_ticket_in_lease(link);
 
 		link = ticket->in_lease.next;
 		callback(ticket, arg);
@@ -1074,101 +661,4 @@ void
 dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed)
 {
 	dlock_lease_for_each(space, begin_anew, &confirmed);
-}
-
-static bool
-take_first(DlockLease *lease, void *arg)
-{
-	dlock_record_ref(&lease->record);
-	*(DlockLease **) arg = lease;
-	return false;
-}
-
-static void
-forget_row(DlockLeaseTicket *ticket, void *arg)
-{
-	ticket->record.has_row = ticket->record.in_flight = false;
-}
-
-/*
- * The tables are gone, and with them all leases: whoever waits for one of
- * their locks, in what is left of this space, is granted it.  Called by the
- * worker, as its last work.
- */
-void
-dlock_lease_abandon(DlockSpace *space)
-{
-	DlockLease *lease;
-	DlockLeaseTicket *ticket;
-
-	while (lease = NULL, dlock_lease_for_each(space, take_first, &lease), lease)
-	{
-		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-		lease->record.has_row = lease->record.in_flight = false;
-		dlock_lease_for_each_ticket(lease, forget_row, NULL);
-		end_delay(space, lease);
-		LWLockRelease(&space->lease_lock);
-		pg_atomic_write_u64(&lease->deadline, 0);
-		while ((ticket = first_ticket(space, lease)) != NULL)
-		{
-			(void) dlock_queue_end(ticket, DLOCK_EVENT_EXPIRED);
-			dlock_journal_settle(space, &ticket->record);
-			dlock_record_unref(&ticket->record);
-		}
-		(void) unlist_lease(space, lease);
-		dlock_id_delete(space, lease->number);
-		dlock_record_unref(&lease->record);
-	}
-	dlock_journal_abandon(space);
-}
-
-/*
- * Free the leases of a space that nobody uses any more.  Their tickets' locks
- * have been removed.
- */
-void
-dlock_lease_purge(DlockSpace *space)
-{
-	while (DsaPointerIsValid(space->leases.head))
-	{
-		DlockLease *lease = lease_in_space(space->leases.head);
-
-		dlock_record_ref(&lease->record);
-		for (int closed = 0; closed < 2; closed++)
-		{
-			DlockList  *list = closed ? &lease->closed : &lease->tickets;
-
-			while (DsaPointerIsValid(list->head))
-			{
-				DlockLeaseTicket *ticket = ticket_in_lease(list->head);
-
-				dlock_lease_ticket_unlist(lease, ticket);
-				dlock_id_delete(space, ticket->ticket.number);
-				dlock_journal_unmark(space, &ticket->record);
-				dlock_record_unref(&ticket->record);
-			}
-		}
-		/* one that is not listed is where a walk has failed */
-		if (lease->in_leases)
-			dlock_record_unref(&lease->record);
-		else
-			space->leases.length++;
-		lease->in_leases = false;
-		dlock_list_remove(&space->leases, &lease->in_space);
-		dlock_journal_unmark(space, &lease->record);
-		dlock_id_delete(space, lease->number);
-		dlock_record_unref(&lease->record);
-	}
-
-	/* what has ended, and whose row was still to be removed */
-	while (DsaPointerIsValid(space->journal.head))
-	{
-		DlockRecord *record = dsa_get_address(dlock_area, space->journal.head);
-
-		dlock_journal_unmark(space, record);
-		Assert(!record->is_lease);
-		dlock_id_delete(space, dlock_record_ticket(record)->ticket.number);
-		dlock_record_unref(record);
-	}
-	dlock_announcement_purge(space);
 }

@@ -7,8 +7,6 @@
  * ended.  It is in a list of its lease until it has ended: in "tickets", or in
  * "closed" where it keeps its lock closed by a delay.
  *
- * Lock order: an entry's lock, then the space's lease lock.
- *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
@@ -16,7 +14,8 @@
 #include "access/xact.h"
 #include "common/hashfn.h"
 
-#include "lease.h"
+#include "shared/lease.h"
+#include "shared/shared.h"
 
 /*
  * For queue.c.  All of these raise nothing.
@@ -111,16 +110,6 @@ hash_request(const DlockLeaseTicket *ticket)
 	return -1 - (int64) (hash >> 1);
 }
 
-static DlockIdKey
-request_key(const DlockLeaseTicket *ticket)
-{
-	return (DlockIdKey)
-	{
-		.space = ticket->key.space,
-		.number = ticket->request
-	};
-}
-
 /* Raises 53200, with nothing changed. */
 static void
 enter_request(DlockLeaseTicket *ticket)
@@ -132,7 +121,7 @@ enter_request(DlockLeaseTicket *ticket)
 	ticket->request = hash_request(ticket);
 	if (ticket->request == 0)
 		return;
-	key = request_key(ticket);
+	key = dlock_request_key(ticket);
 	entry = dlock_table_insert(dlock_ids, &key, &found);
 	if (!found)
 	{
@@ -145,31 +134,6 @@ enter_request(DlockLeaseTicket *ticket)
 	dshash_release_lock(dlock_ids, entry);
 }
 
-/* A ticket's memory goes.  Raises nothing. */
-void
-dlock_lease_ticket_forget_request(DlockLeaseTicket *ticket)
-{
-	DlockIdKey	key = request_key(ticket);
-	DlockIdEntry *entry;
-	dsa_pointer *link;
-
-	if (!ticket->in_requests)
-		return;
-	entry = dshash_find(dlock_ids, &key, true);
-	link = &entry->ticket;
-	while (*link != ticket->ticket.link.self)
-		link = &((DlockLeaseTicket *) dsa_get_address(dlock_area, *link))->next_same;
-	*link = ticket->next_same;
-	ticket->in_requests = false;
-	if (DsaPointerIsValid(entry->ticket))
-	{
-		dshash_release_lock(dlock_ids, entry);
-		return;
-	}
-	dshash_delete_entry(dlock_ids, entry);
-	dlock_count_memory(-(int64) sizeof(DlockIdEntry));
-}
-
 /*
  * The ticket that a request which "wanted" was made for has already, waiting or
  * held, in use by the caller; NULL where there is none.  One that another session
@@ -179,7 +143,7 @@ dlock_lease_ticket_forget_request(DlockLeaseTicket *ticket)
 DlockLeaseTicket *
 dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
 {
-	DlockIdKey	key = request_key(wanted);
+	DlockIdKey	key = dlock_request_key(wanted);
 	DlockIdEntry *entry;
 	dsa_pointer pointer;
 
@@ -208,6 +172,8 @@ dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
 static void
 count_held(DlockLease *lease, DlockLeaseTicket *ticket)
 {
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
 	if (!ticket->in_tickets || ticket->held ||
 		dlock_state_of(ticket) != DLOCK_GRANTED)
 		return;
@@ -215,9 +181,12 @@ count_held(DlockLease *lease, DlockLeaseTicket *ticket)
 	lease->held++;
 }
 
-static void
-list_ticket(DlockLease *lease, DlockLeaseTicket *ticket, bool closed)
+void
+dlock_lease_ticket_list(DlockLease *lease, DlockLeaseTicket *ticket,
+						bool closed)
 {
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
 	ticket->in_lease.self = ticket->ticket.link.self +
 		offsetof(DlockLeaseTicket, in_lease);
 	dlock_list_append(closed ? &lease->closed : &lease->tickets,
@@ -231,6 +200,8 @@ list_ticket(DlockLease *lease, DlockLeaseTicket *ticket, bool closed)
 void
 dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 {
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
 	if (ticket->in_tickets)
 		dlock_list_remove(&lease->tickets, &ticket->in_lease);
 	if (ticket->in_closed)
@@ -263,7 +234,7 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
 		ticket->ticket.session = 0;
 		ticket->ticket.procno = 0;
 		ticket->ticket.pid = 0;
-		list_ticket(lease, ticket, false);
+		dlock_lease_ticket_list(lease, ticket, false);
 		dlock_journal_mark(space, &ticket->record);
 	}
 	LWLockRelease(&space->lease_lock);
@@ -311,7 +282,7 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket)
 	was_listed = ticket->in_tickets || ticket->in_closed;
 	dlock_lease_ticket_unlist(lease, ticket);
 	if (lease->delayed && was_listed && dlock_state_of(ticket) == DLOCK_ENDING)
-		list_ticket(lease, ticket, true);
+		dlock_lease_ticket_list(lease, ticket, true);
 	else
 		at_once = !ticket->record.has_row && !ticket->record.in_flight &&
 			ticket->ticket.pins == 0;
@@ -494,35 +465,16 @@ dlock_lease_ticket_find(DlockSpace *space, int64 number)
 }
 
 /*
- * A call could not be brought to its end: end the ticket that it has claimed,
- * unless another call has claimed it, too.  Where it has no row, nothing is
- * left of it, and no worker is needed for that.
+ * A session's ticket is GONE before its lease could adopt it, and its session
+ * has done with it.  Others may wait for it, as a request of their own would
+ * have got it.
  */
 void
-dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
+dlock_lease_ticket_discard(DlockLeaseTicket *ticket)
 {
-	dlock_queue_withdraw(ticket);
-	dlock_journal_settle(dlock_space_at(ticket->ticket.space),
-						 &ticket->record);
-}
-
-/*
- * The session that has made a ticket has done with it.  If it is GONE before its
- * lease could adopt it, others may wait for it, as a request of their own would
- * have got it.  If the lease has adopted it, and this session's claim was the
- * last, and it has no row, then nothing is left of it.
- */
-void
-dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
-{
-	if (ticket->ticket.session == 0)
-		dlock_journal_settle(dlock_space_at(ticket->ticket.space),
-							 &ticket->record);
-	else
-	{
-		ConditionVariableBroadcast(&ticket->record.changed);
-		dlock_record_unref(&ticket->record);
-	}
+	ConditionVariableBroadcast(&ticket->record.changed);
+	dlock_record_unref(&ticket->record);
+	/* for as long as it was noted as the session's */
 	dlock_record_unref(&ticket->record);
 }
 
@@ -535,44 +487,4 @@ dlock_lease_ticket_is_restored(DlockSpace *space, int64 number)
 
 	dlock_id_find(space, number, &lease, &ticket);
 	return ticket != NULL;
-}
-
-/* Put back a ticket that was read from its table. */
-void
-dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted, bool delayed)
-{
-	DlockLease *lease = dlock_lease_of(ticket);
-	DlockSpace *space = dlock_space_at(lease->space);
-	DlockState	state = (lease->single ? delayed : lease->delayed) ? DLOCK_ENDING :
-		granted ? DLOCK_GRANTED : DLOCK_WAITING;
-
-	ticket->ticket.session = 0;
-	ticket->ticket.procno = 0;
-	ticket->ticket.pid = 0;
-	ticket->record.has_row = true;
-	ticket->announced = granted;
-	dlock_id_insert(space, ticket->ticket.number, lease->single ? lease : NULL,
-					ticket);
-	PG_TRY();
-	{
-		dlock_queue_restore(ticket, state);
-	}
-	PG_CATCH();
-	{
-		/* dshash raises a lack of memory with a lock of its own held */
-		LWLockReleaseAll();
-		dlock_id_delete(space, ticket->ticket.number);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-
-	/* from here on nothing fails */
-	dlock_record_ref(&ticket->record);
-	if (lease->single)
-		dlock_lease_restart(space, lease, state == DLOCK_ENDING);
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	list_ticket(lease, ticket, state == DLOCK_ENDING);
-	LWLockRelease(&space->lease_lock);
-	if (DsaPointerIsValid(ticket->ticket.announcement))
-		dlock_announcement_arm(&ticket->ticket);
 }

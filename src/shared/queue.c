@@ -31,7 +31,7 @@
 #include "utils/memdebug.h"
 #include "utils/memutils.h"
 
-#include "dlock.h"
+#include "shared/shared.h"
 
 /* Whom to wake once the entry's lock is free */
 typedef struct Wakeups
@@ -1042,7 +1042,10 @@ dlock_queue_reap(const DlockKey *key)
 	while ((one = ticket_at(lost.head)) != NULL)
 	{
 		dlock_list_remove(&lost, &one->link);
-		dlock_ticket_free(one);
+		if (one->scope == DLOCK_LEASE)
+			dlock_lease_ticket_discard(lease_ticket(one));
+		else
+			dlock_ticket_free(one);
 	}
 }
 

@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * quorum.c
- *	  Heartbeats: WAL records that standbys acknowledge, so that the leases
- *	  live on for which standbys count.
+ *	  What synchronous standbys have acknowledged, and heartbeats: WAL records
+ *	  that they acknowledge, so that the leases live on for which they count.
  *
  * A heartbeat that a quorum has acknowledged says that no standby had been
  * promoted without it when it was sent; so what counts is the time before it
@@ -22,25 +22,55 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "miscadmin.h"
-#include "port/pg_bitutils.h"
+#include "replication/syncrep.h"
+#include "replication/walsender.h"
+#include "replication/walsender_private.h"
 #include "storage/latch.h"
 #include "utils/wait_event.h"
 
-#include "dlock.h"
+#include "shared/shared.h"
 
 #define FIRST_RESEND_MS	10		/* no answer: sent again, then twice as late */
 #define LAST_RESEND_MS	1000
 #define MAX_POLL_MS		10		/* between looks for an answer */
 
-/*
- * How many leases the worker watches for which standbys count, by the
- * logarithm of the ttl, and in which of these there are any
- */
-static uint32 watched[64];
-static uint64 watched_mask = 0;
+/* Are there standbys whose answers commits wait for? */
+bool
+dlock_quorum_has_standbys(void)
+{
+	return max_wal_senders > 0 && compat_sync_standbys_defined();
+}
 
-static uint64 next_heartbeat = 0;
+/* Have they acknowledged this position, at this level? */
+bool
+dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
+{
+	bool		acknowledged;
+
+	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
+		!dlock_quorum_has_standbys())
+		return true;
+	/* under the lock, as those who wait are woken before the setting changes */
+	LWLockAcquire(SyncRepLock, LW_SHARED);
+	acknowledged = !dlock_quorum_has_standbys() ||
+		WalSndCtl->lsn[durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE] >= lsn;
+	LWLockRelease(SyncRepLock);
+	return acknowledged;
+}
+
+/*
+ * How far have standbys acknowledged the WAL?  For each level.
+ */
+static void
+read_acknowledged(XLogRecPtr *positions)
+{
+	LWLockAcquire(SyncRepLock, LW_SHARED);
+	for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
+		positions[q] = WalSndCtl->lsn[q];
+	LWLockRelease(SyncRepLock);
+}
 
 static inline int
 quorum_of(int durability)
@@ -51,7 +81,7 @@ quorum_of(int durability)
 
 /* When the latest one was sent that is known to be acknowledged at a level */
 uint64
-dlock_heartbeat_confirmed(DlockSpace *space, int durability)
+dlock_quorum_confirmed(DlockSpace *space, int durability)
 {
 	return pg_atomic_read_u64(&space->quorum[quorum_of(durability)]);
 }
@@ -98,18 +128,18 @@ take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
  * Raises nothing, and may be called with an entry's lock.
  */
 void
-dlock_heartbeat_look(DlockSpace *space)
+dlock_quorum_look(DlockSpace *space)
 {
 	uint64		now = dlock_monotonic_now();
 	XLogRecPtr	positions[DLOCK_NUM_QUORUMS];
 
-	if (!dlock_journal_has_standbys())
+	if (!dlock_quorum_has_standbys())
 	{
 		for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
 			confirm(space, q, now);
 		return;
 	}
-	dlock_journal_acknowledged(positions);
+	read_acknowledged(positions);
 	for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
 		confirm(space, q, take_acknowledged(space, q, positions[q]));
 }
@@ -131,6 +161,26 @@ remember(DlockSpace *space, XLogRecPtr lsn, uint64 sent)
 }
 
 /*
+ * Write a record that means nothing, and flush it, as only what is flushed is
+ * sent to standbys; where it ends.
+ */
+XLogRecPtr
+dlock_quorum_log_message(void)
+{
+	XLogRecPtr	lsn = compat_log_message("dlock");
+
+	XLogFlush(lsn);
+	return lsn;
+}
+
+/* Send a heartbeat, at this moment. */
+void
+dlock_quorum_send(DlockSpace *space, uint64 now)
+{
+	remember(space, dlock_quorum_log_message(), now);
+}
+
+/*
  * Wait until a heartbeat is acknowledged, at this level, that was sent at
  * "since" or later; false where that has not come about at "until".  One is
  * sent if nobody has sent such a one yet, and again from time to time: standbys
@@ -138,7 +188,7 @@ remember(DlockSpace *space, XLogRecPtr lsn, uint64 sent)
  * about to send one may have been stopped.
  */
 bool
-dlock_heartbeat_wait(DlockSpace *space, int durability, uint64 since,
+dlock_quorum_wait(DlockSpace *space, int durability, uint64 since,
 					 uint64 until)
 {
 	long		resend = FIRST_RESEND_MS;
@@ -149,15 +199,15 @@ dlock_heartbeat_wait(DlockSpace *space, int durability, uint64 since,
 		uint64		last = pg_atomic_read_u64(&space->last_heartbeat);
 		uint64		now = dlock_monotonic_now();
 
-		dlock_heartbeat_look(space);
-		if (dlock_heartbeat_confirmed(space, durability) >= since)
+		dlock_quorum_look(space);
+		if (dlock_quorum_confirmed(space, durability) >= since)
 			return true;
 		if (now >= until)
 			return false;
 		if ((last < since || now >= last + resend * 1000) &&
 			pg_atomic_compare_exchange_u64(&space->last_heartbeat, &last, now))
 		{
-			remember(space, dlock_journal_heartbeat(), now);
+			dlock_quorum_send(space, now);
 			if (last >= since)
 				resend = Min(resend * 2, LAST_RESEND_MS);
 			continue;
@@ -168,71 +218,4 @@ dlock_heartbeat_wait(DlockSpace *space, int durability, uint64 since,
 		CHECK_FOR_INTERRUPTS();
 		poll = Min(poll * 2, MAX_POLL_MS);
 	}
-}
-
-/*
- * For the worker
- */
-
-/*
- * Which heartbeats a lease needs: one for each quarter of two to the power of
- * what is returned; -1: none.  An answer tells what was replayed when the
- * heartbeat before was, so for these it takes twice as many.
- */
-static int
-class_of(const DlockLease *lease)
-{
-	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
-		return -1;
-	return pg_leftmost_one_pos64(lease->ttl) -
-		(lease->durability == SYNCHRONOUS_COMMIT_REMOTE_APPLY ? 1 : 0);
-}
-
-/* The worker has begun to watch a lease. */
-void
-dlock_heartbeat_watch(const DlockLease *lease)
-{
-	int			class = class_of(lease);
-
-	if (class >= 0 && watched[class]++ == 0)
-		watched_mask |= UINT64CONST(1) << class;
-}
-
-/* A lease that the worker has watched is gone. */
-void
-dlock_heartbeat_unwatch(const DlockLease *lease)
-{
-	int			class = class_of(lease);
-
-	Assert(class < 0 || watched[class] > 0);
-	if (class >= 0 && --watched[class] == 0)
-		watched_mask &= ~(UINT64CONST(1) << class);
-}
-
-/*
- * Send a heartbeat if it is time.  Where no standbys are named, none is
- * needed.  Returns when to come again; DLOCK_NO_DEADLINE: not for the leases
- * that are watched now.
- */
-uint64
-dlock_heartbeat_beat(DlockSpace *space)
-{
-	uint64		now = dlock_monotonic_now();
-	uint64		interval;
-
-	if (watched_mask == 0)
-		return DLOCK_NO_DEADLINE;
-	interval = (UINT64CONST(1) << pg_rightmost_one_pos64(watched_mask)) / 4;
-	dlock_heartbeat_look(space);
-	next_heartbeat = Min(next_heartbeat, now + interval);
-	if (now >= next_heartbeat)
-	{
-		if (dlock_journal_has_standbys())
-		{
-			pg_atomic_write_u64(&space->last_heartbeat, now);
-			remember(space, dlock_journal_heartbeat(), now);
-		}
-		next_heartbeat = now + interval;
-	}
-	return next_heartbeat;
 }

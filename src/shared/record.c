@@ -14,7 +14,8 @@
 #include "access/xact.h"
 #include "utils/memutils.h"
 
-#include "lease.h"
+#include "shared/lease.h"
+#include "shared/shared.h"
 
 /*
  * What calls of this transaction use.  A call that fails leaves its uses to the
@@ -60,6 +61,34 @@ dlock_record_ticket(DlockRecord *record)
 								 offsetof(DlockLeaseTicket, record));
 }
 
+/*
+ * A ticket's memory goes: no request finds it any more, see lease_ticket.c.
+ * Raises nothing.
+ */
+static void
+forget_request(DlockLeaseTicket *ticket)
+{
+	DlockIdKey	key = dlock_request_key(ticket);
+	DlockIdEntry *entry;
+	dsa_pointer *link;
+
+	if (!ticket->in_requests)
+		return;
+	entry = dshash_find(dlock_ids, &key, true);
+	link = &entry->ticket;
+	while (*link != ticket->ticket.link.self)
+		link = &((DlockLeaseTicket *) dsa_get_address(dlock_area, *link))->next_same;
+	*link = ticket->next_same;
+	ticket->in_requests = false;
+	if (DsaPointerIsValid(entry->ticket))
+	{
+		dshash_release_lock(dlock_ids, entry);
+		return;
+	}
+	dshash_delete_entry(dlock_ids, entry);
+	dlock_count_memory(-(int64) sizeof(DlockIdEntry));
+}
+
 /* Drop a reference; the last one frees.  Raises nothing. */
 void
 dlock_record_unref(DlockRecord *record)
@@ -81,7 +110,7 @@ dlock_record_unref(DlockRecord *record)
 		DlockLease *lease = dlock_lease_of(ticket);
 
 		Assert(!ticket->in_tickets && !ticket->in_closed && !record->listed);
-		dlock_lease_ticket_forget_request(ticket);
+		forget_request(ticket);
 		dlock_text_free(ticket->owner);
 		dlock_ticket_release_texts(&ticket->ticket);
 		dlock_release_memory(ticket->ticket.link.self,
@@ -102,7 +131,7 @@ at_transaction_end(XactEvent event, void *arg)
 	if (num_uses == 0)
 		return;
 	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_PREPARE)
-		dlock_xact_finish(unuse_all);
+		dlock_finish_commit(unuse_all);
 	else if (event == XACT_EVENT_ABORT)
 		unuse_all();
 }

@@ -23,12 +23,7 @@
  * lock entry's lock" in the comments here and elsewhere; it protects the lock
  * and the links and states of all its tickets.  Only queue.c takes it.
  *
- * Lock order: an entry's lock, then a space's lease lock, then its outbox's
- * lock, then a mutex or the memory area's internal locks.  Nobody holds two
- * entries' locks at a time.  A partition of the table of numbers is locked
- * alone, or last but for the area's locks; one of the spaces' table alone,
- * before an entry's lock, or behind the lock under which numbers are reserved,
- * which comes before all others.
+ * src/README has the order of the locks.
  *
  *-------------------------------------------------------------------------
  */
@@ -44,6 +39,8 @@
 #include "storage/spin.h"
 #include "utils/dsa.h"
 
+#include "dlock.h"
+
 /*
  * The number of the layout of all that is below: increased with the first
  * change since a release.  Libraries of different layouts never share an area;
@@ -55,28 +52,8 @@
 
 #define DLOCK_HEADER_NAME	"dlock"
 
-#define DLOCK_MAX_NAME		255 /* bytes in a lock's name */
-#define DLOCK_MAX_INFO		1024	/* bytes in a ticket's info */
-#define DLOCK_MIN_TTL	INT64CONST(100000)	/* of a lease, in microseconds */
-#define DLOCK_MAX_TICKET	((INT64CONST(1) << 53) - 1)
-
 /* Numbers per reservation: what a restart loses, and how rarely WAL is written */
 #define DLOCK_TICKET_BLOCK	(1 << 18)
-
-typedef enum DlockMode
-{
-	DLOCK_EXCLUSIVE,
-	DLOCK_SHARED,
-	DLOCK_SLOTS
-} DlockMode;
-
-/* What a ticket lives and dies with */
-typedef enum DlockScope
-{
-	DLOCK_SESSION,
-	DLOCK_TRANSACTION,
-	DLOCK_LEASE					/* the ticket is a DlockLeaseTicket's */
-} DlockScope;
 
 /*
  * The life of a ticket.  WAITING is in the lock's queue, GRANTED among its
@@ -97,41 +74,6 @@ typedef enum DlockState
 	DLOCK_ENDING,
 	DLOCK_GONE
 } DlockState;
-
-/*
- * Where a name belongs: one space per database and installation of the
- * extension, so that a re-created extension starts empty.
- */
-typedef struct DlockSpaceKey
-{
-	Oid			database;
-	Oid			extension;
-} DlockSpaceKey;
-
-/*
- * Key of the lock table.  "name" is not terminated, and the bytes behind
- * "length" mean nothing: keys are compared up to there.
- */
-typedef struct DlockKey
-{
-	DlockSpaceKey space;
-	uint32		hash;			/* of all the rest */
-	uint16		length;			/* of the name, in bytes, 1 or more */
-	char		name[DLOCK_MAX_NAME];
-} DlockKey;
-
-static inline bool
-dlock_key_equal(const DlockKey *a, const DlockKey *b)
-{
-	return memcmp(a, b, offsetof(DlockKey, name)) == 0 &&
-		memcmp(a->name, b->name, a->length) == 0;
-}
-
-static inline void
-dlock_key_copy(DlockKey *to, const DlockKey *from)
-{
-	memcpy(to, from, offsetof(DlockKey, name) + from->length);
-}
 
 /*
  * A doubly linked list through the memory area.  A link is the first field of
@@ -251,7 +193,7 @@ typedef struct DlockRecord
  * becomes 0 under the lease lock, when its delay begins; a close, from any
  * moment, makes it 0 at once.  From both there is no way back.
  */
-typedef struct DlockLease
+struct DlockLease
 {
 	DlockRecord record;			/* must be first */
 
@@ -287,7 +229,7 @@ typedef struct DlockLease
 	pg_atomic_uint64 deadline;	/* monotonic microseconds, or as below; 0: over */
 	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic */
 	pg_atomic_uint64 renewed_at;	/* TimestampTz */
-} DlockLease;
+};
 
 /* The deadline of a lease that ran out, which somebody may have been told */
 #define DLOCK_RAN_OUT		((uint64) 1)
@@ -413,9 +355,9 @@ typedef struct DlockHeartbeat
 
 /*
  * A name space: one per database and extension.  Kept while a backend uses
- * it; see remove_unused_spaces() for what happens to it then.
+ * it; see purge.c for what happens to it then.
  */
-typedef struct DlockSpace
+struct DlockSpace
 {
 	/* immutable */
 	DlockSpaceKey key;
@@ -480,7 +422,7 @@ typedef struct DlockSpace
 
 	/* atomic: what backends that are gone have counted */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
-} DlockSpace;
+};
 
 typedef struct DlockSpaceEntry
 {
@@ -549,7 +491,7 @@ typedef struct DlockControl
 	dsa_pointer backends;
 	int			num_backends;
 	int64		room;			/* what the file system leaves for locks and
-								 * tickets, in bytes; see file_system() */
+								 * tickets, in bytes; see memory.c */
 
 	LWLock		reserve_lock;	/* held while ticket numbers are reserved */
 

@@ -39,7 +39,7 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
-#include "dlock.h"
+#include "shared/shared.h"
 
 /* Tickets of different backends shall not share a cache line. */
 #define TICKET_SIZE	TYPEALIGN(PG_CACHE_LINE_SIZE, sizeof(DlockTicket))
@@ -296,26 +296,10 @@ dlock_ticket_joined(DlockTicket *ticket)
 	spare = NULL;
 }
 
-/*
- * Free a ticket that is in no lock, or let go of one that its lease has adopted.
- * Raises nothing.
- *
- * One that could not leave its lock as its owner exits, as an unpinning has
- * failed, is dlock_queue_reap()'s to free.
- */
+/* Free a session's ticket that is in no lock.  Raises nothing. */
 void
 dlock_ticket_free(DlockTicket *ticket)
 {
-	if (pg_atomic_read_u32(&ticket->state) != DLOCK_GONE &&
-		ticket->session != 0)
-		return;
-
-	if (ticket->scope == DLOCK_LEASE)
-	{
-		dlock_lease_ticket_drop((DlockLeaseTicket *) ticket);
-		return;
-	}
-
 	dlock_ticket_release_texts(ticket);
 	if (spare == NULL)
 		spare = ticket;

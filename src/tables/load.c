@@ -32,7 +32,8 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "tables.h"
+#include "shared/shared.h"
+#include "tables/tables.h"
 
 /* So often standbys are asked for an answer, if they take long */
 #define MAX_QUORUM_WAITS	3
@@ -130,6 +131,24 @@ load_leases(DlockSpace *space)
 	}
 }
 
+/*
+ * Who waits is granted what became free with the last release written.  No
+ * time has passed for what was put back, were it by an earlier attempt.
+ */
+static void
+resume_queues(DlockSpace *space, const DlockStoredRows *rows)
+{
+	dlock_lease_hold_time(space);
+	for (uint64 i = 0; i < rows->count; i++)
+	{
+		DlockKey	key;
+		char	   *name = get_text(&rows->rows[i], DLOCK_QUEUE_NAME);
+
+		dlock_key_fill(&key, space, name, strlen(name));
+		dlock_queue_resume(&key);
+	}
+}
+
 static void
 load_tickets(DlockSpace *space)
 {
@@ -189,20 +208,7 @@ load_tickets(DlockSpace *space)
 		}
 		dlock_record_unuse(before);
 	}
-
-	/*
-	 * Who waits is granted what became free with the last release written.  No
-	 * time has passed for what was put back, were it by an earlier attempt.
-	 */
-	dlock_lease_hold_time(space);
-	for (uint64 i = 0; i < rows.count; i++)
-	{
-		DlockKey	key;
-		char	   *name = get_text(&rows.rows[i], DLOCK_QUEUE_NAME);
-
-		dlock_key_fill(&key, space, name, strlen(name));
-		dlock_queue_resume(&key);
-	}
+	resume_queues(space, &rows);
 }
 
 /*
@@ -228,7 +234,7 @@ wait_for_quorum(DlockSpace *space)
 	for (int i = 0; i < MAX_QUORUM_WAITS; i++)
 	{
 		start = dlock_monotonic_now();
-		(void) dlock_heartbeat_wait(space, durability, start,
+		(void) dlock_quorum_wait(space, durability, start,
 									DLOCK_NO_DEADLINE);
 		if ((int64) (dlock_monotonic_now() - start) < ttl / 4)
 			break;
@@ -271,6 +277,7 @@ dlock_load(DlockSpace *space)
 		UnlockRelationOid(queue, ShareUpdateExclusiveLock);
 		return;
 	}
+	dlock_remove_unused_spaces(&space->key);
 	context = AllocSetContextCreate(CurrentMemoryContext, "dlock load",
 									ALLOCSET_DEFAULT_SIZES);
 	old_context = MemoryContextSwitchTo(context);

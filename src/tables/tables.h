@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * tables.h
- *	  What the tables dlock_queue and dlock_queue_lease look like, for all who
- *	  read or write them.
+ *	  What stands on disk: the tables dlock_queue and dlock_queue_lease, and
+ *	  the one way to act as the tables' owner.
  *
  *-------------------------------------------------------------------------
  */
@@ -11,7 +11,7 @@
 
 #include "access/htup.h"
 
-#include "dlock.h"
+#include "shared/shared.h"
 
 typedef enum DlockTable
 {
@@ -19,9 +19,7 @@ typedef enum DlockTable
 	DLOCK_TABLE_LEASES
 } DlockTable;
 
-#define DLOCK_NUM_TABLES	2
-
-/* Columns of dlock_queue, as rows.c describes them in "shapes" */
+/* Columns of dlock_queue, as shape.c describes them */
 typedef enum DlockQueueColumn
 {
 	DLOCK_QUEUE_TICKET,
@@ -87,9 +85,48 @@ typedef struct DlockStoredRows
 	Oid			foreign_database;
 } DlockStoredRows;
 
-/* rows.c */
+/* A row, as it is to be */
+typedef struct DlockImage
+{
+	DlockRecord *record;		/* referred to */
+	uint64		mark;
+	bool		had_row;
+	bool		over;			/* to be removed, and finished then */
+	bool		granted;
+	bool		delayed;
+	TimestampTz granted_at;
+	char		channel[NAMEDATALEN];
+} DlockImage;
+
+/* write.c */
+extern bool dlock_rows_begin(DlockSpace *space);
+extern int	dlock_rows_write(const DlockImage *images, int count);
+extern bool dlock_rows_remove_foreign(DlockSpace *space);
+extern void dlock_rows_commit(void);
+
+/* read.c */
 extern void dlock_rows_read(DlockSpace *space, DlockTable which,
 							DlockStoredRows *rows);
+
+/* shape.c */
 extern void dlock_rows_check(DlockSpace *space);
+
+/* vacuum.c */
+extern int	dlock_rows_vacuum(DlockSpace *space);
+
+/* load.c */
+extern void dlock_load(DlockSpace *space);
+extern void dlock_load_failed(DlockSpace *space);
+extern DlockSpace *dlock_loaded_space(void);
+
+/* value.c */
+extern const char *dlock_mode_name(DlockMode mode);
+extern DlockMode dlock_mode_by_name(const char *name);
+extern Datum dlock_interval_datum(int64 microseconds);
+
+/* owner.c */
+extern uint64 dlock_execute_as_owner(DlockSpace *space, const char *name,
+									 const char *statement, int num_values,
+									 Oid *types, Datum *values, int64 *result);
 
 #endif							/* DLOCK_TABLES_H */

@@ -1,18 +1,17 @@
 /*-------------------------------------------------------------------------
  *
  * write.c
- *	  Writing and reading the tables dlock_queue and dlock_queue_lease.
+ *	  Writing the tables dlock_queue and dlock_queue_lease.
  *
- * The worker writes, alone, for journal.c.  Rows are written without SQL, as
- * the worker of logical replication writes: for the few rows of a batch,
+ * The worker writes, alone (worker/writer.c).  Rows are written without SQL,
+ * as the worker of logical replication writes: for the few rows of a batch,
  * starting up statements would cost more than all the rest.  They are read in
  * the same way, so that what lets one of them go on lets the other: neither
  * asks for rights.  What the tables themselves may run (triggers, defaults,
- * generated columns, constraints, expressions of indexes) is run as the owner of
- * each, restricted; so PostgreSQL refuses triggers that are deferred.
+ * generated columns, constraints, expressions of indexes) is run as the owner
+ * of each, restricted; so PostgreSQL refuses triggers that are deferred.
  *
- * Columns are found by name, once for each change of a table, and looked at for
- * their type.
+ * Columns are found (shape.c) once for each change of a table.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,17 +23,11 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_index.h"
-#include "catalog/pg_type.h"
 #include "commands/extension.h"
 #include "commands/trigger.h"
-#include "commands/vacuum.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
-#include "nodes/makefuncs.h"
 #include "optimizer/optimizer.h"
-#include "rewrite/rewriteHandler.h"
-#include "storage/bufmgr.h"
-#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
@@ -45,90 +38,15 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
-#include "journal.h"
-#include "tables.h"
-
-/* Dead rows per page of the table that are worth a vacuum */
-#define VACUUM_ROWS_PER_PAGE	20
-
-/* A column as it must be */
-typedef struct Column
-{
-	const char *name;
-	Oid			type;
-	bool		can_be_null;
-} Column;
-
-static const Column queue_columns[] = {
-	[DLOCK_QUEUE_TICKET] = {"ticket", INT8OID, false},
-	[DLOCK_QUEUE_NAME] = {"name", TEXTOID, false},
-	[DLOCK_QUEUE_LEASE] = {"lease", INT8OID, false},
-	[DLOCK_QUEUE_GRANTED] = {"granted", BOOLOID, false},
-	[DLOCK_QUEUE_DELAYED] = {"delayed", BOOLOID, false},
-	[DLOCK_QUEUE_MODE] = {"mode", TEXTOID, false},
-	[DLOCK_QUEUE_SLOTS] = {"slots", INT4OID, true},
-	[DLOCK_QUEUE_PERMITS] = {"permits", INT4OID, false},
-	[DLOCK_QUEUE_OWNER] = {"owner", TEXTOID, true},
-	[DLOCK_QUEUE_INFO] = {"info", TEXTOID, true},
-	[DLOCK_QUEUE_CHANNEL] = {"channel", TEXTOID, true},
-	[DLOCK_QUEUE_ROLE] = {"role", OIDOID, false},
-	[DLOCK_QUEUE_ROLE_NAME] = {"role_name", NAMEOID, false},
-	[DLOCK_QUEUE_ENQUEUED_AT] = {"enqueued_at", TIMESTAMPTZOID, false},
-	[DLOCK_QUEUE_GRANTED_AT] = {"granted_at", TIMESTAMPTZOID, true},
-	[DLOCK_QUEUE_TTL] = {"ttl", INTERVALOID, true},
-	[DLOCK_QUEUE_DELAY] = {"delay", INTERVALOID, true},
-	[DLOCK_QUEUE_DURABILITY] = {"durability", INT4OID, false},
-	[DLOCK_QUEUE_SYSTEM] = {"system", INT8OID, false},
-	[DLOCK_QUEUE_DATABASE] = {"database", OIDOID, false}
-};
-
-static const Column lease_columns[] = {
-	[DLOCK_LEASE_LEASE] = {"lease", INT8OID, false},
-	[DLOCK_LEASE_TTL] = {"ttl", INTERVALOID, false},
-	[DLOCK_LEASE_DELAY] = {"delay", INTERVALOID, true},
-	[DLOCK_LEASE_DELAYED] = {"delayed", BOOLOID, false},
-	[DLOCK_LEASE_INFO] = {"info", TEXTOID, true},
-	[DLOCK_LEASE_ROLE] = {"role", OIDOID, false},
-	[DLOCK_LEASE_ROLE_NAME] = {"role_name", NAMEOID, false},
-	[DLOCK_LEASE_OPENED_AT] = {"opened_at", TIMESTAMPTZOID, false},
-	[DLOCK_LEASE_DURABILITY] = {"durability", INT4OID, false},
-	[DLOCK_LEASE_SYSTEM] = {"system", INT8OID, false},
-	[DLOCK_LEASE_DATABASE] = {"database", OIDOID, false}
-};
-
-StaticAssertDecl(lengthof(queue_columns) == DLOCK_QUEUE_NUM_COLUMNS,
-				 "columns of dlock_queue");
-StaticAssertDecl(lengthof(lease_columns) == DLOCK_LEASE_NUM_COLUMNS,
-				 "columns of dlock_queue_lease");
-
-/* A table as it must be; its first column is the number of a row */
-typedef struct Shape
-{
-	const char *name;
-	const Column *columns;
-	int			num_columns;
-	int			system;			/* the column */
-	int			database;
-} Shape;
-
-static const Shape shapes[DLOCK_NUM_TABLES] = {
-	[DLOCK_TABLE_QUEUE] = {"dlock_queue", queue_columns,
-		DLOCK_QUEUE_NUM_COLUMNS, DLOCK_QUEUE_SYSTEM, DLOCK_QUEUE_DATABASE},
-	[DLOCK_TABLE_LEASES] = {"dlock_queue_lease", lease_columns,
-		DLOCK_LEASE_NUM_COLUMNS, DLOCK_LEASE_SYSTEM, DLOCK_LEASE_DATABASE}
-};
-
-/* Where the columns of a table are */
-typedef struct Places
-{
-	AttrNumber	number[DLOCK_MAX_COLUMNS];
-} Places;
+#include "shared/shared.h"
+#include "tables/shape.h"
+#include "tables/tables.h"
 
 /* The tables, and where their columns are, as long as that is known to be right */
 static bool tables_known = false;
 static bool places_known = false;
 static Oid	table_ids[DLOCK_NUM_TABLES];
-static Places table_places[DLOCK_NUM_TABLES];
+static DlockPlaces table_places[DLOCK_NUM_TABLES];
 
 /* The same, opened by the transaction that writes */
 static Relation relations[DLOCK_NUM_TABLES];
@@ -140,8 +58,8 @@ static bool has_foreign_rows = true;
 typedef struct Table
 {
 	Relation	relation;
-	const Shape *shape;
-	const Places *places;
+	const DlockShape *shape;
+	const DlockPlaces *places;
 	Oid			index;			/* of the number of a row, or none */
 	EState	   *state;
 	ResultRelInfo *info;
@@ -160,77 +78,6 @@ forget_tables(Datum arg, Oid relation)
 	if (relation == InvalidOid || relation == table_ids[0] ||
 		relation == table_ids[1])
 		tables_known = places_known = false;
-}
-
-static void
-raise_changed(Relation relation, const char *detail)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("table \"%s\" is not what extension \"%s\" has made",
-					RelationGetRelationName(relation), "dlock"),
-			 errdetail_internal("%s", detail),
-			 errhint("Undo what was changed, with ALTER TABLE.")));
-}
-
-/* Find the columns of a table.  Raises 55000 where one is not as it must be. */
-static void
-find_places(Relation relation, const Shape *shape, Places *places)
-{
-	TupleDesc	descriptor = RelationGetDescr(relation);
-
-	for (int i = 0; i < shape->num_columns; i++)
-	{
-		const Column *column = &shape->columns[i];
-		Form_pg_attribute found = NULL;
-
-		for (int a = 0; a < descriptor->natts && found == NULL; a++)
-		{
-			Form_pg_attribute attribute = TupleDescAttr(descriptor, a);
-
-			if (!attribute->attisdropped &&
-				strcmp(NameStr(attribute->attname), column->name) == 0)
-				found = attribute;
-		}
-		if (found == NULL)
-			raise_changed(relation,
-						  psprintf(_("It has no column \"%s\" of type %s."),
-								   column->name, format_type_be(column->type)));
-		if (found->atttypid != column->type || found->attgenerated != '\0')
-			raise_changed(relation,
-						  psprintf(_("Column \"%s\" is of type %s instead of %s, or generated."),
-								   column->name, format_type_be(found->atttypid),
-								   format_type_be(column->type)));
-		places->number[i] = found->attnum;
-	}
-}
-
-/* The columns of a row that was read */
-static void
-take_row(Relation relation, const Shape *shape, const Places *places,
-		 HeapTuple tuple, DlockStored *row)
-{
-	for (int i = 0; i < shape->num_columns; i++)
-	{
-		row->values[i] = heap_getattr(tuple, places->number[i],
-									  RelationGetDescr(relation),
-									  &row->nulls[i]);
-		if (!row->nulls[i])
-			continue;
-		if (!shape->columns[i].can_be_null)
-			raise_changed(relation,
-						  psprintf(_("A row has a null in column \"%s\"."),
-								   shape->columns[i].name));
-		row->values[i] = (Datum) 0;
-	}
-}
-
-static bool
-is_foreign(const Shape *shape, const DlockStored *row)
-{
-	return (uint64) DatumGetInt64(row->values[shape->system]) !=
-		GetSystemIdentifier() ||
-		DatumGetObjectId(row->values[shape->database]) != MyDatabaseId;
 }
 
 /* The index by which a row is found: the primary key, if it is that one. */
@@ -254,31 +101,6 @@ find_index(Relation relation, AttrNumber number)
 	return found;
 }
 
-/* Is this a column that somebody has added, and that can be written? */
-static bool
-is_other(const Shape *shape, const Places *places, Form_pg_attribute attribute)
-{
-	for (int i = 0; i < shape->num_columns; i++)
-	{
-		if (places->number[i] == attribute->attnum)
-			return false;
-	}
-	return !attribute->attisdropped && attribute->attgenerated == '\0';
-}
-
-/* What is put into such a column; NULL: a null.  Raises 55000 if it must not be. */
-static Node *
-find_default(Relation relation, Form_pg_attribute attribute)
-{
-	Node	   *expression = build_column_default(relation, attribute->attnum);
-
-	if (expression == NULL && attribute->attnotnull)
-		raise_changed(relation,
-					  psprintf(_("Column \"%s\" must not be null, and has no default."),
-							   NameStr(attribute->attname)));
-	return expression;
-}
-
 static void
 find_defaults(Table *table)
 {
@@ -294,9 +116,9 @@ find_defaults(Table *table)
 		Form_pg_attribute attribute = TupleDescAttr(descriptor, a);
 		Node	   *expression;
 
-		if (!is_other(table->shape, table->places, attribute))
+		if (!dlock_shape_is_other(table->shape, table->places, attribute))
 			continue;
-		expression = find_default(table->relation, attribute);
+		expression = dlock_shape_find_default(table->relation, attribute);
 		table->others[table->num_others] = attribute->attnum;
 		table->defaults[table->num_others++] = expression == NULL ? NULL :
 			ExecInitExpr(expression_planner((Expr *) expression), NULL);
@@ -318,7 +140,7 @@ open_table(Table *table, DlockTable which)
 						   SECURITY_RESTRICTED_OPERATION |
 						   SECURITY_NOFORCE_RLS);
 	table->relation = relation;
-	table->shape = &shapes[which];
+	table->shape = &dlock_shapes[which];
 	table->places = &table_places[which];
 	table->state = state;
 	table->index = find_index(relation, table->places->number[0]);
@@ -609,7 +431,7 @@ open_tables(DlockSpace *space)
 			if (get_extension_oid("dlock", true) != space->key.extension)
 				return false;
 			for (int i = 0; i < DLOCK_NUM_TABLES; i++)
-				table_ids[i] = dlock_relation(space, shapes[i].name);
+				table_ids[i] = dlock_relation(space, dlock_shapes[i].name);
 			tables_known = true;
 		}
 		for (int i = 0; i < DLOCK_NUM_TABLES; i++)
@@ -627,7 +449,7 @@ open_tables(DlockSpace *space)
 	if (!places_known)
 	{
 		for (int i = 0; i < DLOCK_NUM_TABLES; i++)
-			find_places(relations[i], &shapes[i], &table_places[i]);
+			dlock_shape_find(relations[i], &dlock_shapes[i], &table_places[i]);
 		places_known = true;
 	}
 	return true;
@@ -702,7 +524,7 @@ is_alive(const Table *table, const DlockStored *row, HTAB *leases)
 {
 	LeaseSeen  *lease;
 
-	if (table->shape == &shapes[DLOCK_TABLE_LEASES])
+	if (table->shape == &dlock_shapes[DLOCK_TABLE_LEASES])
 	{
 		lease = hash_search(leases, &row->values[DLOCK_LEASE_LEASE],
 							HASH_ENTER, NULL);
@@ -733,8 +555,9 @@ remove_dead(DlockTable which, HTAB *leases)
 	{
 		DlockStored row;
 
-		take_row(table.relation, table.shape, table.places, tuple, &row);
-		if (is_foreign(table.shape, &row))
+		dlock_shape_take_row(table.relation, table.shape, table.places, tuple,
+							 &row);
+		if (dlock_shape_is_foreign(table.shape, &row))
 		{
 			if (XLogLogicalInfoActive())
 			{
@@ -778,95 +601,6 @@ dlock_rows_remove_foreign(DlockSpace *space)
 	return left;
 }
 
-static int
-compare_numbers(const void *a, const void *b)
-{
-	int64		number_a = DatumGetInt64(((const DlockStored *) a)->values[0]);
-	int64		number_b = DatumGetInt64(((const DlockStored *) b)->values[0]);
-
-	return number_a < number_b ? -1 : number_a > number_b ? 1 : 0;
-}
-
-/*
- * Read a table, with the active snapshot.  All is in the current memory
- * context.
- */
-void
-dlock_rows_read(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
-{
-	const Shape *shape = &shapes[which];
-	Relation	relation = relation_open(dlock_relation(space, shape->name),
-										 AccessShareLock);
-	Places		places;
-	SysScanDesc scan;
-	HeapTuple	tuple;
-	uint64		max = 64;
-
-	find_places(relation, shape, &places);
-	memset(rows, 0, sizeof(DlockStoredRows));
-	rows->rows = palloc(max * sizeof(DlockStored));
-	scan = systable_beginscan(relation, InvalidOid, false, GetActiveSnapshot(),
-							  0, NULL);
-	while ((tuple = systable_getnext(scan)) != NULL)
-	{
-		DlockStored *row;
-
-		CHECK_FOR_INTERRUPTS();
-		if (rows->count == max)
-		{
-			max *= 2;
-			rows->rows = repalloc_huge(rows->rows, max * sizeof(DlockStored));
-		}
-		row = &rows->rows[rows->count];
-		take_row(relation, shape, &places, heap_copytuple(tuple), row);
-		if (!is_foreign(shape, row))
-			rows->count++;
-		else if (rows->num_foreign++ == 0)
-		{
-			rows->foreign_system =
-				(uint64) DatumGetInt64(row->values[shape->system]);
-			rows->foreign_database =
-				DatumGetObjectId(row->values[shape->database]);
-		}
-	}
-	systable_endscan(scan);
-	relation_close(relation, AccessShareLock);
-	qsort(rows->rows, rows->count, sizeof(DlockStored), compare_numbers);
-}
-
-/*
- * Raise an error where the tables cannot be written as they are; for those who
- * were told that this has failed.  Waits for nobody who changes them now.
- */
-void
-dlock_rows_check(DlockSpace *space)
-{
-	for (int i = 0; i < DLOCK_NUM_TABLES; i++)
-	{
-		Oid			id = dlock_relation(space, shapes[i].name);
-		Relation	relation;
-		TupleDesc	descriptor;
-		Places		places;
-
-		if (!ConditionalLockRelationOid(id, AccessShareLock))
-			continue;
-		relation = try_relation_open(id, NoLock);
-		if (relation == NULL)
-		{
-			UnlockRelationOid(id, AccessShareLock);
-			continue;
-		}
-		descriptor = RelationGetDescr(relation);
-		find_places(relation, &shapes[i], &places);
-		for (int a = 0; a < descriptor->natts; a++)
-		{
-			if (is_other(&shapes[i], &places, TupleDescAttr(descriptor, a)))
-				(void) find_default(relation, TupleDescAttr(descriptor, a));
-		}
-		relation_close(relation, AccessShareLock);
-	}
-}
-
 /* Commit what dlock_rows_begin() has begun. */
 void
 dlock_rows_commit(void)
@@ -875,54 +609,4 @@ dlock_rows_commit(void)
 		relation_close(relations[i], NoLock);
 	PopActiveSnapshot();
 	CommitTransactionCommand();
-}
-
-/*
- * Vacuum the tables, so that they stay small however many tickets come and go
- * between two runs of autovacuum.  Returns after how many dead rows to do so
- * again: where an old snapshot keeps them, the tables grow, and this comes more
- * rarely.
- */
-int
-dlock_rows_vacuum(DlockSpace *space)
-{
-	int			threshold = DLOCK_VACUUM_ROWS;
-	static MemoryContext context = NULL;	/* outlives transactions */
-
-	if (context == NULL)
-		context = AllocSetContextCreate(TopMemoryContext, "dlock vacuum",
-										ALLOCSET_SMALL_SIZES);
-	MemoryContextReset(context);
-	for (int i = 0; i < DLOCK_NUM_TABLES; i++)
-	{
-		VacuumStmt *statement;
-		Relation	table;
-		RangeVar   *name;
-
-		StartTransactionCommand();
-		if (get_extension_oid("dlock", true) != space->key.extension)
-		{
-			CommitTransactionCommand();
-			break;
-		}
-		table = relation_open(dlock_relation(space, shapes[i].name), AccessShareLock);
-		threshold = Max(threshold, (int) RelationGetNumberOfBlocks(table) *
-						VACUUM_ROWS_PER_PAGE);
-		MemoryContextSwitchTo(context);
-		name = makeRangeVar(get_namespace_name(RelationGetNamespace(table)),
-							pstrdup(RelationGetRelationName(table)), -1);
-		relation_close(table, AccessShareLock);
-		statement = makeNode(VacuumStmt);
-		statement->is_vacuumcmd = true;
-		statement->rels = list_make1(makeVacuumRelation(name, InvalidOid, NIL));
-		statement->options =
-			list_make2(makeDefElem("skip_locked", NULL, -1),
-					   makeDefElem("truncate", (Node *) makeString("off"), -1));
-		CommitTransactionCommand();
-
-		StartTransactionCommand();
-		ExecVacuum(make_parsestate(NULL), statement, true);
-		CommitTransactionCommand();
-	}
-	return threshold;
 }

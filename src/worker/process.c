@@ -19,7 +19,8 @@
 #include "utils/guc.h"
 #include "utils/memutils.h"
 
-#include "process.h"
+#include "shared/shared.h"
+#include "worker/process.h"
 
 #define RETRY_MS		100		/* after an error, and then twice as long */
 #define LOCKED_RETRY_MS	5		/* after a wait for a lock that took too long */
@@ -76,6 +77,29 @@ pin_settings(void)
 }
 
 /*
+ * At the exit, and first: what the open transaction has.  Should that raise an
+ * error, PostgreSQL goes on with the callbacks that are left.
+ */
+static void
+roll_back(int code, Datum arg)
+{
+	LWLockReleaseAll();
+	AbortOutOfAnyTransaction();
+}
+
+/* At the exit, and last: this process's part in the shared state. */
+static void
+leave(int code, Datum arg)
+{
+	/* what the callback before may have held as it failed */
+	LWLockReleaseAll();
+	if (dlock_my_backend)
+		dlock_record_unuse(0);
+	dlock_space_leave_all();
+	dlock_detach();
+}
+
+/*
  * Begin as a process that is to hold an office of the space that it was
  * started for.  NULL where that has a holder, or is not there any more.
  */
@@ -93,8 +117,11 @@ dlock_process_begin(DlockOffice office)
 											  BGWORKER_BYPASS_ALLOWCONN);
 	pin_settings();
 
+	/* before anything is held; the one that is registered last comes first */
+	before_shmem_exit(leave, 0);
+	before_shmem_exit(roll_back, 0);
 	StartTransactionCommand();
-	dlock_session_attach();
+	dlock_attach();
 	dlock_count_as_worker();
 	space = dlock_find_space(&key);
 	CommitTransactionCommand();

@@ -8,7 +8,7 @@
 #ifndef DLOCK_PROCESS_H
 #define DLOCK_PROCESS_H
 
-#include "dlock.h"
+#include "shared/shared.h"
 
 /* How long a lock is waited for where nothing else is said */
 #define DLOCK_LOCK_TIMEOUT	"1s"
@@ -37,6 +37,7 @@ typedef struct DlockTask
 	long		silence_ms;
 } DlockTask;
 
+/* process.c */
 extern DlockSpace *dlock_process_begin(DlockOffice office);
 extern void dlock_process_signals(void);
 extern bool dlock_process_gives_way(void);
@@ -44,5 +45,8 @@ extern void dlock_process_lock_timeout(const char *timeout);
 extern bool dlock_error_is_lock(int code);
 extern uint64 dlock_task_perform(DlockTask *task);
 extern long dlock_milliseconds_until(uint64 moment);
+
+/* notify.c */
+extern int	dlock_notify_send(DlockSpace *space);
 
 #endif							/* DLOCK_PROCESS_H */

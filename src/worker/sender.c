@@ -25,7 +25,9 @@
 #include "storage/latch.h"
 #include "utils/wait_event.h"
 
-#include "process.h"
+#include "shared/shared.h"
+#include "tables/tables.h"
+#include "worker/process.h"
 
 /*
  * The longest pause after an error, such as a full queue.  It is no longer than

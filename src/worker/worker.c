@@ -1,18 +1,15 @@
 /*-------------------------------------------------------------------------
  *
  * worker.c
- *	  The background worker: writes what leases change, ends them when they
- *	  are due, and sends announcements.
+ *	  The background worker: has written what leases change, ends them when
+ *	  they are due, and has announcements sent.
  *
  * There is at most one per database.  Whoever has something for it wakes it,
- * and asks the postmaster to start one where there is none (launcher.c).  It
- * stays for as long as somebody could notice that it went, see is_missed();
+ * and asks the postmaster to start one if there is none (shared/launcher.c).
+ * It stays for as long as somebody could notice that it went, see is_missed();
  * otherwise it leaves, so that it does not stand in the way of DROP DATABASE,
  * nor of the workers of other databases.  It may die at any time: all that it
  * works on is in shared memory, and the next worker goes on with it.
- *
- * Its own memory has, besides, when to look at each lease again.  A lease can
- * only be due later than that, as renewals are not told to the worker.
  *
  * The worker waits for nobody, so that heartbeats and expiry are never late:
  * not for standbys, whose answers it looks at; for a lock on the tables only so
@@ -27,23 +24,24 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "commands/extension.h"
-#include "lib/pairingheap.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/procarray.h"
 #include "tcop/tcopprot.h"
-#include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "process.h"
+#include "shared/shared.h"
+#include "tables/tables.h"
+#include "worker/process.h"
+#include "worker/watch.h"
+#include "worker/worker.h"
 
 #define MAX_RETRY_MS	2000	/* between attempts that fail */
 #define PATIENCE_MS		1000	/* for a lock that it does not get */
-#define POLL_MS			10		/* standbys owe an answer */
 #define LEAVE_MS		1000	/* a worker that is told to go writes that long */
 #define LOOK_MS			2000	/* between looks whether the extension is there */
 #define RETRY_START_MS	100		/* of a sender that has not come */
@@ -59,70 +57,30 @@
 
 PGDLLEXPORT void dlock_worker_main(Datum arg);
 
-/* When a lease is to be looked at again */
-typedef struct Watch
-{
-	dsa_pointer key;			/* the lease; hash key, must be first */
-	DlockLease *lease;			/* referred to */
-	uint64		due;			/* monotonic microseconds */
-	pairingheap_node node;
-} Watch;
-
-/* A grant to be announced as soon as it is durable */
-typedef struct Grant
-{
-	dsa_pointer key;			/* the ticket; hash key, must be first */
-	DlockLeaseTicket *ticket;	/* referred to */
-	int			durability;		/* the level, and so the heap, that it is in */
-	XLogRecPtr	lsn;
-	uint64		turn;			/* among those of one position */
-	pairingheap_node node;
-} Grant;
+/* The setting, in milliseconds */
+int			dlock_worker_idle_timeout;
 
 static DlockSpace *my_space = NULL;
 static bool extension_is_gone = false;
 static bool gives_way = false;	/* to a library of another layout */
 static bool leaves = false;		/* as nobody could notice */
 
-static HTAB *watches = NULL;
-static pairingheap *watches_by_due = NULL;
-
-/* each once, and by durability and position */
-static HTAB *grants = NULL;
-static pairingheap *grants_by_lsn[SYNCHRONOUS_COMMIT_REMOTE_APPLY + 1];
-
-/* Where learning of leases stands */
-static DlockLease *learning_at = NULL;
-
 /* Set by a signal */
 static volatile sig_atomic_t leaving = false;
 
-static uint64 next_due(void);
 static bool is_wanted(void);
+
+/* Where learning of leases stands */
+static DlockLease *learning_at = NULL;
 
 /* What the worker refers to is not to be kept by one that is gone. */
 static void
 let_go(void)
 {
-	HASH_SEQ_STATUS status;
-	Watch	   *watch;
-	Grant	   *grant;
-
-	dlock_journal_let_go();
+	dlock_writer_let_go();
 	dlock_lease_stop_visit(my_space, &learning_at);
-	if (grants)
-	{
-		hash_seq_init(&status, grants);
-		while ((grant = hash_seq_search(&status)) != NULL)
-			dlock_record_unref(&grant->ticket->record);
-	}
-	if (watches)
-	{
-		hash_seq_init(&status, watches);
-		while ((watch = hash_seq_search(&status)) != NULL)
-			dlock_record_unref(&watch->lease->record);
-	}
-	grants = watches = NULL;
+	dlock_grants_let_go();
+	dlock_watch_let_go();
 }
 
 /*
@@ -142,216 +100,13 @@ resign(int code, Datum arg)
 	if (leaves || leaving)
 		pg_atomic_write_u32(&my_space->worker_deaths, 0);
 	pg_atomic_write_u64(&my_space->next_due,
-						leaves ? next_due() : 0);
+						leaves ? dlock_watch_next_due() : 0);
 	if (!dlock_office_leave(my_space, DLOCK_WORKER))
 		return;
 	if (!extension_is_gone && !gives_way &&
 		(leaves ? is_wanted() : dlock_worker_is_needed(my_space)))
 		(void) dlock_office_start(my_space, DLOCK_WORKER);
 	let_go();
-}
-
-/*
- * Watching leases
- */
-
-static int
-compare_due(const pairingheap_node *a, const pairingheap_node *b, void *arg)
-{
-	uint64		due_a = pairingheap_const_container(Watch, node, a)->due;
-	uint64		due_b = pairingheap_const_container(Watch, node, b)->due;
-
-	/* the first is the one that compares as the greatest */
-	return due_a < due_b ? 1 : due_a > due_b ? -1 : 0;
-}
-
-static void
-watch(DlockLease *lease)
-{
-	uint64		now;
-	uint64		due;
-	bool		found;
-	Watch	   *watch = hash_search(watches, &lease->record.link.self,
-									HASH_ENTER, &found);
-
-	if (found)
-		return;
-	dlock_record_ref(&lease->record);
-	watch->lease = lease;
-	now = dlock_monotonic_now();
-	due = dlock_lease_deadline(lease);
-	watch->due = due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
-	pairingheap_add(watches_by_due, &watch->node);
-	dlock_heartbeat_watch(lease);
-}
-
-/* A lease is gone. */
-void
-dlock_worker_unwatch(DlockLease *lease)
-{
-	Watch	   *watch = watches == NULL ? NULL :
-		hash_search(watches, &lease->record.link.self, HASH_FIND, NULL);
-
-	if (watch == NULL)
-		return;
-	pairingheap_remove(watches_by_due, &watch->node);
-	dlock_heartbeat_unwatch(lease);
-	(void) hash_search(watches, &lease->record.link.self, HASH_REMOVE, NULL);
-	dlock_record_unref(&lease->record);
-}
-
-/* When the next lease is due */
-static uint64
-next_due(void)
-{
-	return pairingheap_is_empty(watches_by_due) ? NEVER :
-		pairingheap_container(Watch, node,
-							  pairingheap_first(watches_by_due))->due;
-}
-
-/* End the leases that are due, or as many of them as make a step. */
-static void
-expire(void)
-{
-	uint64		until = dlock_monotonic_now() + STEP_US;
-	uint64		now;
-
-	while (now = dlock_monotonic_now(), now < until && next_due() <= now)
-	{
-		Watch	   *first = pairingheap_container(Watch, node,
-												  pairingheap_first(watches_by_due));
-		uint64		due = dlock_lease_expire(first->lease, until);
-
-		if (due == 0)
-			dlock_worker_unwatch(first->lease);
-		else
-		{
-			pairingheap_remove(watches_by_due, &first->node);
-			first->due = due;
-			pairingheap_add(watches_by_due, &first->node);
-		}
-	}
-}
-
-/*
- * Announcing grants
- */
-
-static int
-compare_grants(const pairingheap_node *a, const pairingheap_node *b, void *arg)
-{
-	const Grant *grant_a = pairingheap_const_container(Grant, node, a);
-	const Grant *grant_b = pairingheap_const_container(Grant, node, b);
-
-	/* the first is the one that compares as the greatest */
-	if (grant_a->lsn != grant_b->lsn)
-		return grant_a->lsn < grant_b->lsn ? 1 : -1;
-	return grant_a->turn < grant_b->turn ? 1 :
-		grant_a->turn > grant_b->turn ? -1 : 0;
-}
-
-/* One that is remembered already may be wanted at another level by now. */
-static void
-remember_grant(DlockLeaseTicket *ticket, XLogRecPtr lsn)
-{
-	static uint64 turn = 0;
-	Grant	   *grant;
-	bool		found;
-
-	if (ticket->announced || !DsaPointerIsValid(ticket->ticket.announcement) ||
-		pg_atomic_read_u32(&ticket->ticket.state) != DLOCK_GRANTED)
-		return;
-	grant = hash_search(grants, &ticket->ticket.link.self, HASH_ENTER, &found);
-	if (found)
-		pairingheap_remove(grants_by_lsn[grant->durability], &grant->node);
-	else
-		dlock_record_ref(&ticket->record);
-	grant->ticket = ticket;
-	grant->durability = ticket->durability;
-	grant->lsn = lsn;
-	grant->turn = ++turn;
-	pairingheap_add(grants_by_lsn[grant->durability], &grant->node);
-}
-
-/* Let a grant be announced, and forget it. */
-static void
-announce(Grant *grant)
-{
-	DlockLeaseTicket *ticket = grant->ticket;
-
-	dlock_lease_ticket_announce(ticket);
-	pairingheap_remove(grants_by_lsn[grant->durability], &grant->node);
-	(void) hash_search(grants, &grant->key, HASH_REMOVE, NULL);
-	dlock_record_unref(&ticket->record);
-}
-
-/*
- * Let those grants be announced that are durable at their enqueuer's level, or
- * as many of them as make a step.  Returns when to come again.
- */
-static uint64
-announce_grants(void)
-{
-	uint64		until = dlock_monotonic_now() + STEP_US;
-
-	for (int level = 0; level < (int) lengthof(grants_by_lsn); level++)
-	{
-		while (!pairingheap_is_empty(grants_by_lsn[level]))
-		{
-			Grant	   *first = pairingheap_container(Grant, node,
-													  pairingheap_first(grants_by_lsn[level]));
-
-			if (level != SYNCHRONOUS_COMMIT_OFF)
-				XLogFlush(first->lsn);
-			if (!dlock_journal_is_acknowledged(first->lsn, level))
-				break;
-			announce(first);
-			if (dlock_monotonic_now() >= until)
-				return 0;
-		}
-	}
-	return hash_get_num_entries(grants) == 0 ? NEVER :
-		dlock_monotonic_now() + POLL_MS * 1000;
-}
-
-/*
- * Learning of leases and grants
- */
-
-/* A record was written, or was found written by the worker before. */
-static void
-at_write(DlockRecord *record, bool over, XLogRecPtr lsn)
-{
-	DlockLeaseTicket *ticket;
-	DlockLease *lease;
-
-	if (over)
-		return;
-	if (record->is_lease)
-	{
-		watch((DlockLease *) record);
-		return;
-	}
-	ticket = dlock_record_ticket(record);
-	lease = dlock_lease_of(ticket);
-	if (lease->single)
-		watch(lease);
-	remember_grant(ticket, lsn);
-}
-
-static void
-find_ticket(DlockLeaseTicket *ticket, void *arg)
-{
-	if (ticket->record.has_row && !ticket->record.listed)
-		remember_grant(ticket, pg_atomic_read_u64(&ticket->record.lsn));
-}
-
-static bool
-find_lease(DlockLease *lease, void *arg)
-{
-	watch(lease);
-	dlock_lease_for_each_ticket(lease, find_ticket, NULL);
-	return true;
 }
 
 static uint64
@@ -399,13 +154,28 @@ begin_work(void)
 		get_extension_oid("dlock", true) == my_space->key.extension)
 		dlock_load(my_space);
 	/* in a transaction, for the same reason as in learn() */
-	dlock_journal_begin(my_space);
+	dlock_writer_begin(my_space);
 	CommitTransactionCommand();
 	begun = true;
 	pqsignal(SIGTERM, leave);
 	/* from now on, others wait */
 	dlock_process_lock_timeout(DLOCK_SHORT_LOCK_TIMEOUT);
 	return false;
+}
+
+static void
+find_ticket(DlockLeaseTicket *ticket, void *arg)
+{
+	if (ticket->record.has_row && !ticket->record.listed)
+		dlock_grants_remember(ticket, pg_atomic_read_u64(&ticket->record.lsn));
+}
+
+static bool
+find_lease(DlockLease *lease, void *arg)
+{
+	dlock_watch_add(lease);
+	dlock_lease_for_each_ticket(lease, find_ticket, NULL);
+	return true;
 }
 
 /*
@@ -450,7 +220,7 @@ learn_failed(int code)
 static bool
 clear_tables(void)
 {
-	extension_is_gone = !dlock_journal_clear(my_space);
+	extension_is_gone = !dlock_writer_clear(my_space);
 	return false;
 }
 
@@ -465,7 +235,7 @@ write_journal(void)
 		return false;
 	next_look = dlock_monotonic_now() + LOOK_MS * 1000;
 	commit_before = XactLastCommitEnd;
-	extension_is_gone = dlock_journal_write(my_space, &dead, at_write) < 0;
+	extension_is_gone = dlock_writer_write(my_space, &dead) < 0;
 	pg_atomic_fetch_add_u32(&my_space->dead_rows, dead);
 	return !extension_is_gone && my_space->journal.length > 0;
 }
@@ -584,29 +354,6 @@ is_wanted(void)
 }
 
 /*
- * Is there a lease that a session keeps alive, and standbys could count for?
- * They may be named at any time, and it counts then that they were not before.
- */
-static bool
-has_attached_lease(void)
-{
-	HASH_SEQ_STATUS status;
-	Watch	   *watch;
-
-	hash_seq_init(&status, watches);
-	while ((watch = hash_seq_search(&status)) != NULL)
-	{
-		if (dlock_lease_is_attached(watch->lease) &&
-			watch->lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE)
-		{
-			hash_seq_term(&status);
-			return true;
-		}
-	}
-	return false;
-}
-
-/*
  * Could somebody notice if there were no worker?  Who waits for something that
  * a lease has; who renews a lease that lives by heartbeats; a session that may
  * listen for announcements; or whoever looks at a lease that is due soon.
@@ -617,16 +364,16 @@ has_attached_lease(void)
 static bool
 is_missed(uint64 next_beat)
 {
-	if (!knows_all || is_wanted() || hash_get_num_entries(grants) > 0)
+	if (!knows_all || is_wanted() || dlock_grants_are_left())
 		return true;
 	if (pg_atomic_read_u32(&my_space->announced) > 0 &&
 		CountDBConnections(MyDatabaseId) > 0)
 		return true;
 	if (my_space->leases.length == 0)
 		return false;
-	return (next_beat != NEVER && dlock_journal_has_standbys()) ||
-		next_due() <= dlock_monotonic_now() + SOON_MS * 1000 ||
-		has_attached_lease();
+	return (next_beat != NEVER && dlock_quorum_has_standbys()) ||
+		dlock_watch_next_due() <= dlock_monotonic_now() + SOON_MS * 1000 ||
+		dlock_watch_has_attached();
 }
 
 static uint64 next_beat = NEVER;
@@ -643,7 +390,7 @@ work(void)
 		if (!begun)
 			return next;
 	}
-	expire();
+	dlock_watch_expire(STEP_US);
 	next_beat = dlock_heartbeat_beat(my_space);
 	next = sooner(next, next_beat);
 	if (!knows_all)
@@ -652,11 +399,11 @@ work(void)
 		next = sooner(next, dlock_task_perform(&clear_task));
 	if (!extension_is_gone)
 		next = sooner(next, dlock_task_perform(&journal_task));
-	next = sooner(next, announce_grants());
+	next = sooner(next, dlock_grants_announce(STEP_US));
 	next = sooner(next, have_announcements_sent());
 	have_tables_vacuumed();
 	/* last, as the journal may have told of new leases */
-	return sooner(next, next_due());
+	return sooner(next, dlock_watch_next_due());
 }
 
 /*
@@ -680,18 +427,6 @@ pause_before_work(uint32 deaths)
 	}
 }
 
-static HTAB *
-make_table(const char *name, Size size)
-{
-	HASHCTL		info = {
-		.keysize = sizeof(dsa_pointer),
-		.entrysize = size,
-		.hcxt = TopMemoryContext
-	};
-
-	return hash_create(name, 256, &info, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-}
-
 static void
 begin(void)
 {
@@ -699,11 +434,8 @@ begin(void)
 	if (my_space == NULL)
 		proc_exit(0);
 	before_shmem_exit(resign, 0);
-	watches_by_due = pairingheap_allocate(compare_due, NULL);
-	watches = make_table("dlock leases", sizeof(Watch));
-	for (int level = 0; level < (int) lengthof(grants_by_lsn); level++)
-		grants_by_lsn[level] = pairingheap_allocate(compare_grants, NULL);
-	grants = make_table("dlock grants", sizeof(Grant));
+	dlock_watch_begin();
+	dlock_grants_begin();
 	pause_before_work(pg_atomic_fetch_add_u32(&my_space->worker_deaths, 1));
 }
 

@@ -22,9 +22,10 @@
  *	end_ticket				end(); of it "ended", dlock_lease_ticket_ended()
  *	renewer					extend()
  *	ender					dlock_queue_end() or dlock_queue_force(), and before it
- *							perhaps claim(), as in dlock_lease_end()
- *	worker					dlock_lease_expire() and dlock_journal_write(), with
- *							copy_marked(), unmark(), dlock_journal_settle() and
+ *							perhaps dlock_lease_claim(), as in
+ *							dlock_lease_release()
+ *	worker					dlock_lease_expire() and dlock_writer_write(), with
+ *							copy_marked(), unmark(), dlock_lease_settle() and
  *							dlock_queue_finish()
  *
  * The entry's lock is a variable here, as the worker copies what is marked
@@ -309,7 +310,7 @@ end:
 		fi;
 		found = 0;
 
-		/* dlock_journal_write() */
+		/* dlock_writer_write() */
 		if
 		:: listed ->
 			d_step {			/* copy_marked() */
