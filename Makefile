@@ -11,39 +11,67 @@ MODULE_big = dlock
 PGFILEDESC = "dlock - distributed locks"
 
 OBJS = \
-	src/api.o \
-	src/deadlock.o \
 	src/dlock.o \
-	src/graph.o \
-	src/heartbeat.o \
-	src/held.o \
-	src/journal.o \
-	src/launcher.o \
-	src/lease.o \
-	src/lease_ticket.o \
-	src/lessee.o \
-	src/load.o \
-	src/notify.o \
-	src/process.o \
-	src/queue.o \
-	src/record.o \
-	src/replicated.o \
-	src/request.o \
-	src/reserve.o \
-	src/rows.o \
-	src/sender.o \
-	src/session.o \
-	src/shmem.o \
-	src/stats.o \
-	src/ticket.o \
-	src/version.o \
-	src/wait.o \
-	src/worker.o \
-	src/xact.o
+	src/backend/api.o \
+	src/backend/channel.o \
+	src/backend/deadlock.o \
+	src/backend/durable.o \
+	src/backend/errors.o \
+	src/backend/graph.o \
+	src/backend/held.o \
+	src/backend/lease_open.o \
+	src/backend/lessee.o \
+	src/backend/replicated.o \
+	src/backend/request.o \
+	src/backend/reserve.o \
+	src/backend/session.o \
+	src/backend/triggers.o \
+	src/backend/version.o \
+	src/backend/views.o \
+	src/backend/wait.o \
+	src/backend/xact.o \
+	src/worker/grants.o \
+	src/worker/heartbeat.o \
+	src/worker/notify.o \
+	src/worker/process.o \
+	src/worker/sender.o \
+	src/worker/watch.o \
+	src/worker/worker.o \
+	src/worker/writer.o \
+	src/tables/load.o \
+	src/tables/owner.o \
+	src/tables/read.o \
+	src/tables/shape.o \
+	src/tables/vacuum.o \
+	src/tables/value.o \
+	src/tables/write.o \
+	src/shared/announcement.o \
+	src/shared/catalog.o \
+	src/shared/clock.o \
+	src/shared/commit.o \
+	src/shared/counter.o \
+	src/shared/journal.o \
+	src/shared/launcher.o \
+	src/shared/lease.o \
+	src/shared/lease_end.o \
+	src/shared/lease_ticket.o \
+	src/shared/list.o \
+	src/shared/memory.o \
+	src/shared/purge.o \
+	src/shared/queue.o \
+	src/shared/quorum.o \
+	src/shared/record.o \
+	src/shared/restore.o \
+	src/shared/shmem.o \
+	src/shared/space.o \
+	src/shared/ticket.o
 
-# The version has one source, the control file.
-EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" dlock.control)
-PG_CPPFLAGS = -DDLOCK_VERSION=\"$(EXTVERSION)\"
+# The version has one source, the control file.  The source may be in another
+# directory than what is built.
+source := $(dir $(firstword $(MAKEFILE_LIST)))
+EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" \
+	$(source)dlock.control)
+PG_CPPFLAGS = -DDLOCK_VERSION=\"$(EXTVERSION)\" -I$(source)src
 
 # What was released once never changes: a version is its predecessor's scripts,
 # and one more.
@@ -203,4 +231,10 @@ include $(PGXS)
 
 # PGXS does not know which headers an object needs: all of them, then; and the
 # version.
-$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h) dlock.control
+$(OBJS) $(OBJS:.o=.bc): $(wildcard $(source)src/*.h $(source)src/*/*.h) \
+	$(source)dlock.control
+
+# Nor does it make directories, where they are not the source's.
+ifneq ($(source),./)
+$(shell mkdir -p $(dir $(OBJS)))
+endif

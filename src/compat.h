@@ -1,9 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * compat.h
- *	  What differs between PostgreSQL versions, newest first.
+ *	  What differs between PostgreSQL versions, newest first, and between
+ *	  builds.
  *
- * Every test of PG_VERSION_NUM in dlock stands here, each with what changed.
+ * Every test of PG_VERSION_NUM or USE_ASSERT_CHECKING in dlock stands here,
+ * each with what changed.
  *
  *-------------------------------------------------------------------------
  */
@@ -325,5 +327,16 @@ compat_eval_plan_qual_init(EPQState *state, EState *parent)
 	EvalPlanQualInit(state, parent, NULL, NIL, -1);
 #endif
 }
+
+/*
+ * SyncRepWaitForLSN() works for several who wait for the same position, but
+ * asserts that there are none: where assertions count, each needs one of its
+ * own.
+ */
+#ifdef USE_ASSERT_CHECKING
+#define COMPAT_SYNC_REP_TAKES_NO_EQUALS	true
+#else
+#define COMPAT_SYNC_REP_TAKES_NO_EQUALS	false
+#endif
 
 #endif							/* DLOCK_COMPAT_H */

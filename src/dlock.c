@@ -18,15 +18,11 @@
 #include "utils/builtins.h"
 #include "utils/guc.h"
 
-#include "dlock.h"
+#include "backend/backend.h"
+#include "shared/shared.h"
+#include "worker/worker.h"
 
 COMPAT_MODULE_MAGIC("dlock", DLOCK_VERSION);
-
-int			dlock_max_memory;
-int			dlock_max_locks_per_session;
-int			dlock_session_locks;
-int			dlock_max_ttl;
-int			dlock_worker_idle_timeout;
 
 /* PostgreSQL declares it itself from 16 on */
 extern PGDLLEXPORT void _PG_init(void);

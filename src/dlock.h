@@ -1,11 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * dlock.h
- *	  Backend types of dlock, and its functions by the file that has them.
+ *	  The types that all of dlock shares.
  *
- * Calls go one way: api -> session, lessee -> request, xact -> held, wait ->
- * deadlock -> graph -> queue -> notify -> worker, ticket, shmem; src/README
- * names the two exceptions.
+ * Functions are declared by the room that has them: backend/backend.h,
+ * worker/worker.h, tables/tables.h, shared/shared.h.
  *
  *-------------------------------------------------------------------------
  */
@@ -13,11 +12,67 @@
 #define DLOCK_H
 
 #include "fmgr.h"
-#include "lib/ilist.h"
-#include "portability/instr_time.h"
 
 #include "compat.h"
-#include "shmem.h"
+
+#define DLOCK_MAX_NAME		255 /* bytes in a lock's name */
+#define DLOCK_MAX_INFO		1024	/* bytes in a ticket's info */
+#define DLOCK_MIN_TTL	INT64CONST(100000)	/* of a lease, in microseconds */
+#define DLOCK_MAX_TICKET	((INT64CONST(1) << 53) - 1)
+
+typedef enum DlockMode
+{
+	DLOCK_EXCLUSIVE,
+	DLOCK_SHARED,
+	DLOCK_SLOTS
+} DlockMode;
+
+/* What a ticket lives and dies with */
+typedef enum DlockScope
+{
+	DLOCK_SESSION,
+	DLOCK_TRANSACTION,
+	DLOCK_LEASE					/* the ticket is a DlockLeaseTicket's */
+} DlockScope;
+
+/*
+ * Where a name belongs: one space per database and installation of the
+ * extension, so that a re-created extension starts empty.
+ */
+typedef struct DlockSpaceKey
+{
+	Oid			database;
+	Oid			extension;
+} DlockSpaceKey;
+
+/*
+ * Key of the lock table.  "name" is not terminated, and the bytes behind
+ * "length" mean nothing: keys are compared up to there.
+ */
+typedef struct DlockKey
+{
+	DlockSpaceKey space;
+	uint32		hash;			/* of all the rest */
+	uint16		length;			/* of the name, in bytes, 1 or more */
+	char		name[DLOCK_MAX_NAME];
+} DlockKey;
+
+static inline bool
+dlock_key_equal(const DlockKey *a, const DlockKey *b)
+{
+	return memcmp(a, b, offsetof(DlockKey, name)) == 0 &&
+		memcmp(a->name, b->name, a->length) == 0;
+}
+
+static inline void
+dlock_key_copy(DlockKey *to, const DlockKey *from)
+{
+	memcpy(to, from, offsetof(DlockKey, name) + from->length);
+}
+
+/* shared/shmem.h */
+typedef struct DlockLease DlockLease;
+typedef struct DlockSpace DlockSpace;
 
 #define ERRCODE_DLOCK_LOST	MAKE_SQLSTATE('5', '5', 'L', '0', '1')
 
@@ -50,395 +105,5 @@ typedef enum DlockOutcome
 	DLOCK_TIMED_OUT,
 	DLOCK_LOST					/* somebody has ended the ticket */
 } DlockOutcome;
-
-/* dlock.c */
-extern int	dlock_max_memory;	/* kilobytes */
-extern int	dlock_max_locks_per_session;
-extern int	dlock_max_ttl;		/* seconds */
-extern int	dlock_worker_idle_timeout;	/* milliseconds */
-extern int	dlock_session_locks;
-
-typedef enum DlockSessionLocks
-{
-	DLOCK_SESSION_LOCKS_ALLOW,
-	DLOCK_SESSION_LOCKS_WARN,
-	DLOCK_SESSION_LOCKS_ERROR
-} DlockSessionLocks;
-
-/* shmem.c */
-extern DlockControl *dlock_control;
-extern dsa_area *dlock_area;
-extern dshash_table *dlock_locks;
-extern dshash_table *dlock_ids;
-extern DlockBackend *dlock_backends;
-extern DlockBackend *dlock_my_backend;
-
-extern void dlock_attach(void);
-extern void dlock_detach(void);
-extern void dlock_count_as_worker(void);
-extern bool dlock_is_replaced(void);
-extern void *dlock_table_insert(dshash_table *table, const void *key,
-								bool *found);
-extern DlockSpace *dlock_current_space(void);
-extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
-extern bool dlock_space_is_current(const DlockSpace *space);
-extern void dlock_check_committed(DlockSpace *space);
-extern uint64 dlock_first_unreserved(Oid database);
-extern void dlock_set_unreserved(const DlockSpace *space, uint64 limit);
-extern Oid	dlock_relation(DlockSpace *space, const char *name);
-extern void dlock_key_fill(DlockKey *key, const DlockSpace *space,
-						   const char *name, int length);
-extern int64 dlock_memory_limit(void);
-extern void dlock_check_memory(void);
-extern void dlock_count_memory(int64 change);
-extern dsa_pointer dlock_allocate(Size size);
-extern void dlock_release_memory(dsa_pointer pointer, Size size);
-extern dsa_pointer dlock_text_copy(const char *text);
-extern void dlock_text_free(dsa_pointer text);
-extern void dlock_list_append(DlockList *list, DlockLink *link);
-extern void dlock_list_remove(DlockList *list, DlockLink *link);
-extern void dlock_count(DlockCounter counter, uint64 amount);
-extern void dlock_sum_counters(DlockSpace *space, uint64 *sums);
-
-static inline DlockSpace *
-dlock_space_at(dsa_pointer pointer)
-{
-	return dsa_get_address(dlock_area, pointer);
-}
-
-/* ticket.c */
-extern int64 dlock_ticket_draw(DlockSpace *space);
-extern void dlock_ticket_reserve(DlockSpace *space, int64 minimum);
-extern DlockTicket *dlock_ticket_make(DlockSpace *space,
-									  const DlockRequest *request);
-extern void dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
-							  DlockTicket *ticket);
-extern void dlock_ticket_release_texts(DlockTicket *ticket);
-extern void dlock_ticket_joined(DlockTicket *ticket);
-extern void dlock_ticket_free(DlockTicket *ticket);
-extern void dlock_ticket_free_spare(void);
-
-/* queue.c */
-typedef enum DlockJoin
-{
-	DLOCK_JOIN_GRANTED,
-	DLOCK_JOIN_QUEUED,
-	DLOCK_JOIN_BUSY,			/* would have to wait, and must not */
-	DLOCK_JOIN_MISMATCH,		/* the lock is in use with other slots */
-	DLOCK_JOIN_NO_NUMBER,		/* ticket numbers must be reserved first */
-	DLOCK_JOIN_EXISTS,			/* the lease has a ticket for this already */
-	DLOCK_JOIN_LEASE_GONE
-} DlockJoin;
-
-/* What the views show of a ticket; the rows of a lock follow each other */
-typedef struct DlockRow
-{
-	struct DlockRow *next;
-	int64		number;
-	DlockMode	mode;
-	int32		slots;
-	int32		permits;
-	uint32		position;		/* in the queue; 0: among the holders */
-	bool		granted;		/* it holds, and is not only in the way */
-	DlockScope	scope;
-	uint32		session_depth;
-	uint32		xact_depth;
-	bool		pinned;
-	int			pid;
-	Oid			role;
-	TimestampTz enqueued_at;
-	TimestampTz granted_at;
-	char		channel[NAMEDATALEN];	/* empty: none */
-	int64		lease;			/* 0: none */
-	int64		remaining;		/* microseconds; -1: no end */
-	bool		closed;			/* holds nothing: the lock is closed by a delay */
-	uint16		name_length;
-	uint16		info_length;
-	uint16		owner_length;
-	bool		has_info;
-	bool		has_owner;
-	char		text[FLEXIBLE_ARRAY_MEMBER];	/* name, info, owner */
-} DlockRow;
-
-/* A holder or waiter of a lock, as the deadlock detector sees it */
-typedef struct DlockMember
-{
-	int64		number;
-	int64		lease;			/* that has the ticket; or 0 */
-	uint64		session;
-	int			procno;
-	int			pid;
-	DlockMode	mode;
-	int32		permits;
-	bool		granted;
-} DlockMember;
-
-extern DlockJoin dlock_queue_join(DlockSpace *space, const DlockRequest *request,
-								  DlockTicket *ticket, bool nowait, bool adopt,
-								  int32 *slots, DlockLeaseTicket **existing);
-extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
-extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
-extern void dlock_queue_resume(const DlockKey *key);
-extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
-extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
-extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
-								 dsa_pointer announcement);
-extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
-extern void dlock_queue_finish(DlockLeaseTicket *ticket);
-extern void dlock_queue_purge(const DlockSpaceKey *space);
-extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
-extern int64 dlock_queue_fence(const DlockKey *key);
-extern bool dlock_queue_is_fence(const DlockKey *key, int64 number);
-extern bool dlock_queue_force(const DlockSpaceKey *space, int64 number);
-extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
-								DlockMember *members, int max, int32 *slots);
-extern bool dlock_queue_has_waiters(const DlockKey *key);
-extern DlockRow *dlock_queue_rows(DlockSpace *space);
-extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
-extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
-extern void dlock_queue_reap(const DlockKey *key);
-
-/* record.c */
-extern void dlock_record_init(DlockRecord *record, dsa_pointer self,
-							  bool is_lease);
-extern void dlock_record_ref(DlockRecord *record);
-extern void dlock_record_unref(DlockRecord *record);
-extern int	dlock_record_prepare(void);
-extern void dlock_record_use(DlockRecord *record);
-extern void dlock_record_unuse(int before);
-extern DlockLeaseTicket *dlock_record_ticket(DlockRecord *record);
-
-/* lease.c */
-extern uint64 dlock_monotonic_now(void);
-extern DlockLease *dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay,
-									bool single, const char *info);
-extern int64 dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay,
-							  bool attach, const char *info);
-extern DlockLease *dlock_lease_find(DlockSpace *space, int64 number);
-extern void dlock_lease_raise_gone(int64 number);
-extern uint64 dlock_lease_deadline(DlockLease *lease);
-extern bool dlock_lease_is_open(DlockLease *lease);
-extern bool dlock_lease_is_attached(const DlockLease *lease);
-extern int	dlock_lease_renew(DlockSpace *space, int64 number);
-extern int64 dlock_lease_end_all(DlockSpace *space);
-extern int64 dlock_lease_release(DlockSpace *space, int64 number);
-extern uint64 dlock_lease_expire(DlockLease *lease, uint64 until);
-extern void dlock_lease_finish(DlockSpace *space, DlockRecord *record);
-extern void dlock_lease_detach_all(void);
-extern bool dlock_lease_visit(DlockSpace *space, DlockLease **at,
-							  bool (*callback) (DlockLease *, void *),
-							  void *arg);
-extern void dlock_lease_stop_visit(DlockSpace *space, DlockLease **at);
-extern void dlock_lease_for_each(DlockSpace *space,
-								 bool (*callback) (DlockLease *, void *),
-								 void *arg);
-extern void dlock_lease_for_each_ticket(DlockLease *lease,
-										void (*callback) (DlockLeaseTicket *, void *),
-										void *arg);
-extern DlockLease *dlock_lease_restored(DlockSpace *space, int64 number);
-extern void dlock_lease_restore(DlockLease *lease, bool delayed);
-extern int	dlock_lease_greatest_durability(DlockSpace *space,
-											int64 *least_ttl);
-extern void dlock_lease_hold_time(DlockSpace *space);
-extern void dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed);
-extern void dlock_lease_abandon(DlockSpace *space);
-extern void dlock_lease_purge(DlockSpace *space);
-
-/* lease_ticket.c */
-static inline DlockLease *
-dlock_lease_of(const DlockLeaseTicket *ticket)
-{
-	return dsa_get_address(dlock_area, ticket->lease);
-}
-
-static inline DlockState
-dlock_state_of(const DlockLeaseTicket *ticket)
-{
-	return (DlockState)
-		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
-}
-
-extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
-												 const DlockRequest *request);
-extern DlockLeaseTicket *dlock_lease_ticket_find(DlockSpace *space,
-												 int64 number);
-extern void dlock_lease_ticket_publish(DlockLeaseTicket *ticket);
-extern void dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket);
-extern void dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket);
-extern void dlock_lease_ticket_drop(DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket);
-extern DlockLeaseTicket *dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted);
-extern void dlock_lease_ticket_forget_request(DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket);
-extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket);
-extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
-extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,
-										dsa_pointer announcement);
-extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
-extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
-extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted,
-									   bool delayed);
-
-/* journal.c */
-extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);
-extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
-extern void dlock_journal_wait(DlockSpace *space, DlockRecord *record);
-extern XLogRecPtr dlock_journal_removal(DlockSpace *space,
-										const DlockKey *key);
-extern void dlock_journal_flush(XLogRecPtr removed);
-extern void dlock_journal_flush_removal(DlockSpace *space,
-										const DlockKey *key);
-extern void dlock_journal_flush_removals(DlockSpace *space);
-extern void dlock_journal_settle(DlockSpace *space, DlockRecord *record);
-extern void dlock_journal_begin(DlockSpace *space);
-extern bool dlock_journal_clear(DlockSpace *space);
-extern int	dlock_journal_write(DlockSpace *space, int *dead,
-								void (*written) (DlockRecord *, bool over,
-												 XLogRecPtr lsn));
-extern void dlock_journal_fail(DlockSpace *space, int code);
-extern void dlock_journal_let_go(void);
-extern void dlock_journal_abandon(DlockSpace *space);
-extern bool dlock_journal_has_standbys(void);
-extern bool dlock_journal_is_acknowledged(XLogRecPtr lsn, int durability);
-extern XLogRecPtr dlock_journal_heartbeat(void);
-extern void dlock_journal_acknowledged(XLogRecPtr *positions);
-
-/* rows.c */
-extern int	dlock_rows_vacuum(DlockSpace *space);
-
-/* load.c */
-extern void dlock_load(DlockSpace *space);
-extern void dlock_load_failed(DlockSpace *space);
-extern DlockSpace *dlock_loaded_space(void);
-
-/* stats.c */
-extern const char *dlock_mode_name(DlockMode mode);
-extern DlockMode dlock_mode_by_name(const char *name);
-extern Datum dlock_interval_datum(int64 microseconds);
-
-/* notify.c */
-extern const char *dlock_notify_listen(void);
-extern void dlock_notify_forget(void);
-extern dsa_pointer dlock_announcement_make(DlockSpace *space,
-										   const DlockRequest *request);
-extern void dlock_announcement_set(DlockTicket *ticket,
-								   dsa_pointer announcement);
-extern void dlock_announcement_redirect(DlockTicket *ticket,
-										dsa_pointer announcement);
-extern void dlock_announcement_discard(DlockSpace *space,
-									   dsa_pointer announcement);
-extern void dlock_announcement_count(DlockTicket *ticket);
-extern void dlock_announcement_free(DlockTicket *ticket);
-extern void dlock_announcement_orphan(DlockTicket *ticket);
-extern void dlock_announcement_purge(DlockSpace *space);
-extern void dlock_announcement_event(DlockTicket *ticket, uint32 event);
-extern void dlock_announcement_arm(DlockTicket *ticket);
-extern bool dlock_announcement_is_armed(DlockTicket *ticket);
-extern bool dlock_notify_is_mine(DlockTicket *ticket);
-extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);
-extern int	dlock_notify_send(DlockSpace *space);
-
-/* launcher.c */
-typedef enum DlockOffice
-{
-	DLOCK_WORKER,
-	DLOCK_SENDER,
-	DLOCK_VACUUM
-} DlockOffice;
-
-extern bool dlock_office_take(DlockSpace *space, DlockOffice office);
-extern bool dlock_office_leave(DlockSpace *space, DlockOffice office);
-extern bool dlock_office_is_held(DlockSpace *space, DlockOffice office);
-extern bool dlock_office_start(DlockSpace *space, DlockOffice office);
-extern bool dlock_office_wake(DlockSpace *space, DlockOffice office);
-extern bool dlock_worker_wake(DlockSpace *space);
-extern void dlock_worker_dismiss(DlockSpace *space);
-extern bool dlock_worker_is_needed(DlockSpace *space);
-extern bool dlock_worker_is_awaited(DlockSpace *space);
-extern void dlock_worker_look(DlockSpace *space);
-extern void dlock_worker_expect(DlockSpace *space);
-
-/* worker.c */
-extern void dlock_worker_unwatch(DlockLease *lease);
-
-/* heartbeat.c */
-extern void dlock_heartbeat_watch(const DlockLease *lease);
-extern void dlock_heartbeat_unwatch(const DlockLease *lease);
-extern uint64 dlock_heartbeat_beat(DlockSpace *space);
-extern uint64 dlock_heartbeat_confirmed(DlockSpace *space, int durability);
-extern void dlock_heartbeat_look(DlockSpace *space);
-extern bool dlock_heartbeat_wait(DlockSpace *space, int durability,
-								 uint64 since, uint64 until);
-
-/* wait.c */
-extern DlockOutcome dlock_wait_for_grant(const DlockRequest *request,
-										 DlockTicket *ticket);
-extern void dlock_wait_check_space(const DlockSpace *space,
-								   const DlockKey *key);
-
-/* deadlock.c */
-extern bool dlock_deadlock_check(bool thorough, bool told);
-extern void dlock_deadlock_log(const DlockRequest *request, int64 number,
-							   int64 waited, bool granted);
-
-/* session.c */
-extern void dlock_session_attach(void);
-extern int64 dlock_session_acquire(DlockSpace *space,
-								   const DlockRequest *request,
-								   DlockOutcome *outcome);
-extern bool dlock_session_acquire_all(DlockSpace *space,
-									  DlockRequest *request,
-									  DlockKey *const *keys, int count,
-									  int64 *fences, int *failed,
-									  DlockOutcome *outcome);
-extern int64 dlock_session_enqueue(DlockSpace *space,
-								   const DlockRequest *request);
-extern bool dlock_session_wait(DlockSpace *space, int64 number,
-							   DlockTimeout timeout);
-extern bool dlock_session_release(const DlockKey *key);
-extern bool dlock_session_release_ticket(DlockSpace *space, int64 number);
-extern int64 dlock_session_release_all(void);
-extern bool dlock_session_holds(const DlockKey *key);
-
-/* lessee.c */
-extern int64 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
-								  DlockOutcome *outcome);
-extern bool dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
-									 DlockKey *const *keys, int count,
-									 int64 *fences, int *failed,
-									 DlockOutcome *outcome);
-extern int64 dlock_lessee_enqueue(DlockSpace *space,
-								  const DlockRequest *request);
-extern bool dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
-							  DlockTimeout timeout);
-
-/* xact.c */
-extern void dlock_xact_release_at_commit(DlockSpace *space, int64 number);
-extern void dlock_xact_guard(DlockSpace *space, const DlockKey *key,
-							 int64 fence);
-extern bool dlock_xact_has_guarded(const DlockKey *key);
-extern void dlock_xact_finish(void (*work) (void));
-
-/* held.c */
-extern bool dlock_held_blocks_others(int64 except);
-
-/* reserve.c */
-extern void dlock_reserve_check(DlockSpace *space, const DlockKey *key);
-extern void dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner);
-extern bool dlock_reserve_remove(DlockSpace *space, text *prefix);
-
-/* version.c */
-struct TriggerData;
-extern struct TriggerData *dlock_trigger(FunctionCallInfo fcinfo,
-										 const char *function);
-extern uint64 dlock_execute_as_owner(DlockSpace *space, const char *name,
-									 const char *statement, int num_values,
-									 Oid *types, Datum *values, int64 *result);
-extern int64 dlock_version_read(DlockSpace *space, const DlockKey *key);
-extern int64 dlock_version_increment(DlockSpace *space, const DlockKey *key,
-									 int64 expected);
 
 #endif							/* DLOCK_H */

@@ -2,8 +2,9 @@
  * guard.pml
  *	  The guarded commit: pins, and all that may end the guarded ticket
  *	  meanwhile.  dlock_queue_pin(), end() and dlock_queue_unpin() in
- *	  src/queue.c, pin_guards() and unpin_guards() in src/xact.c, deadlines in
- *	  src/lease.c, and how src/journal.c decides what is over.
+ *	  src/shared/queue.c, pin_guards() and unpin_guards() in
+ *	  src/backend/xact.c, deadlines in src/shared/lease.c, and how
+ *	  src/shared/lease_end.c decides what is over.
  *
  * A lease has the ticket, TRANSACTIONS transactions have guarded it, and one
  * session waits for the lock behind it.  Time passes; RENEWALS times somebody
@@ -21,9 +22,10 @@
  *	end_ticket				end(); of it "ended", dlock_lease_ticket_ended()
  *	renewer					extend()
  *	ender					dlock_queue_end() or dlock_queue_force(), and before it
- *							perhaps claim(), as in dlock_lease_end()
- *	worker					dlock_lease_expire() and dlock_journal_write(), with
- *							copy_marked(), unmark(), dlock_journal_settle() and
+ *							perhaps dlock_lease_claim(), as in
+ *							dlock_lease_release()
+ *	worker					dlock_lease_expire() and dlock_writer_write(), with
+ *							copy_marked(), unmark(), dlock_lease_settle() and
  *							dlock_queue_finish()
  *
  * The entry's lock is a variable here, as the worker copies what is marked
@@ -308,7 +310,7 @@ end:
 		fi;
 		found = 0;
 
-		/* dlock_journal_write() */
+		/* dlock_writer_write() */
 		if
 		:: listed ->
 			d_step {			/* copy_marked() */

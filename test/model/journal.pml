@@ -1,8 +1,9 @@
 /*
  * journal.pml
  *	  Tickets that outlive their sessions: the journal, the worker that writes
- *	  it, the order of the WAL, and what a crash leaves.  src/journal.c,
- *	  src/load.c, src/lease_ticket.c, and src/lessee.c.
+ *	  it, the order of the WAL, and what a crash leaves.  src/shared/journal.c,
+ *	  src/worker/writer.c, src/backend/durable.c, src/tables/load.c,
+ *	  src/shared/lease_ticket.c, and src/backend/lessee.c.
  *
  * CLIENTS ask for one lock, exclusively.  Each is one of these:
  *
@@ -32,15 +33,14 @@
  *	join, take_out			dlock_queue_join(), take_out()
  *	adopt, mark				dlock_lease_ticket_adopt(), dlock_journal_mark()
  *	end_ticket				end(), dlock_lease_ticket_ended()
- *	settle					dlock_journal_settle(), dlock_lease_finish(),
- *							dlock_queue_finish()
- *	wait_until_durable		dlock_journal_wait(), and make_durable() in lessee.c
+ *	settle					dlock_lease_settle(), dlock_queue_finish()
+ *	wait_until_durable		dlock_durable_wait(), and make_durable() in lessee.c
  *	withdraw				dlock_lease_ticket_withdraw()
- *	worker					dlock_journal_begin(), dlock_journal_write():
+ *	worker					dlock_writer_begin(), dlock_writer_write():
  *							copy_marked(), note_removals(), unmark(), publish()
  *	removed					DlockSpace.removed, dlock_journal_flush_removal()
  *	asker					dlock_check(), dlock_fence(), dlock_notify_send()
- *	crash, restore			dlock_journal_load(), dlock_queue_restore()
+ *	crash, restore			dlock_load(), dlock_queue_restore()
  *
  * The entry's lock is a variable, as the worker copies what is marked under
  * the lease lock alone.  What is done under the lease lock is one step.
@@ -604,7 +604,7 @@ proctype worker()
 	bool done, failed;
 
 begin:
-	/* dlock_journal_begin(): what was in flight counts as written */
+	/* dlock_writer_begin(): what was in flight counts as written */
 	atomic {
 		forget_images();
 		c = 0;

@@ -1,7 +1,8 @@
 /*
  * queue.pml
- *	  A lock's queue, and the sleep of those who wait: src/queue.c, src/wait.c,
- *	  and what src/request.c does when a wait ends in another way.
+ *	  A lock's queue, and the sleep of those who wait: src/shared/queue.c,
+ *	  src/backend/wait.c, and what src/backend/request.c does when a wait ends
+ *	  in another way.
  *
  * BACKENDS sessions ask ROUNDS times each for one lock, exclusively or shared,
  * or, with -DSLOTS=n, for 1 or all of its n permits.  Each may give up at any

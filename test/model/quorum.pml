@@ -1,8 +1,8 @@
 /*
  * quorum.pml
  *	  A lease that standbys count for, on two servers.  look(), move_deadline()
- *	  and dlock_lease_renew() in src/lease.c, src/heartbeat.c, and
- *	  wait_for_quorum() in src/load.c.
+ *	  and dlock_lease_renew() in src/shared/lease.c, src/shared/quorum.c, and
+ *	  wait_for_quorum() in src/tables/load.c.
  *
  * One server is the primary, with a lease that somebody holds; the other one is
  * its standby, whose acknowledgement counts.  Messages both ways take as long as
@@ -15,9 +15,9 @@
  *
  * What stands for what:
  *
- *	heartbeat, acked		dlock_journal_heartbeat(), WalSndCtl->lsn; the number
- *							of a heartbeat is its position
- *	quorum					DlockSpace.quorum, by dlock_heartbeat_look()
+ *	heartbeat, acked		dlock_quorum_send(), WalSndCtl->lsn; the number of a
+ *							heartbeat is its position
+ *	quorum					DlockSpace.quorum, by dlock_quorum_look()
  *	load					dlock_load(): wait_for_quorum() and
  *							dlock_lease_begin_anew()
  *	look, renew, ask		look(), dlock_lease_renew(), all that ask

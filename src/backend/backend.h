@@ -1,0 +1,109 @@
+/*-------------------------------------------------------------------------
+ *
+ * backend.h
+ *	  One session's part of dlock: the functions, by the file that has them.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_BACKEND_H
+#define DLOCK_BACKEND_H
+
+#include "shared/shared.h"
+
+struct TriggerData;
+
+/* api.c */
+extern int	dlock_max_ttl;		/* seconds */
+extern int	dlock_session_locks;
+
+typedef enum DlockSessionLocks
+{
+	DLOCK_SESSION_LOCKS_ALLOW,
+	DLOCK_SESSION_LOCKS_WARN,
+	DLOCK_SESSION_LOCKS_ERROR
+} DlockSessionLocks;
+
+/* held.c */
+extern int	dlock_max_locks_per_session;
+
+/* session.c */
+extern bool dlock_session_attached;
+
+extern void dlock_session_attach(void);
+extern int64 dlock_session_acquire(DlockSpace *space,
+								   const DlockRequest *request,
+								   DlockOutcome *outcome);
+extern bool dlock_session_acquire_all(DlockSpace *space,
+									  DlockRequest *request,
+									  DlockKey *const *keys, int count,
+									  int64 *fences, int *failed,
+									  DlockOutcome *outcome);
+extern int64 dlock_session_enqueue(DlockSpace *space,
+								   const DlockRequest *request);
+extern bool dlock_session_wait(DlockSpace *space, int64 number,
+							   DlockTimeout timeout);
+extern bool dlock_session_release(const DlockKey *key);
+extern bool dlock_session_release_ticket(DlockSpace *space, int64 number);
+extern int64 dlock_session_release_all(void);
+extern bool dlock_session_holds(const DlockKey *key);
+
+/* lessee.c */
+extern int64 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
+								  DlockOutcome *outcome);
+extern bool dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
+									 DlockKey *const *keys, int count,
+									 int64 *fences, int *failed,
+									 DlockOutcome *outcome);
+extern int64 dlock_lessee_enqueue(DlockSpace *space,
+								  const DlockRequest *request);
+extern bool dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
+							  DlockTimeout timeout);
+
+/* lease_open.c */
+extern int64 dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay,
+							  bool attach, const char *info);
+extern void dlock_lease_detach_all(void);
+
+/* durable.c */
+extern void dlock_durable_wait(DlockSpace *space, DlockRecord *record);
+
+/* wait.c */
+extern DlockOutcome dlock_wait_for_grant(const DlockRequest *request,
+										 DlockTicket *ticket);
+extern void dlock_wait_check_space(const DlockSpace *space,
+								   const DlockKey *key);
+
+/* deadlock.c */
+extern bool dlock_deadlock_check(bool thorough, bool told);
+extern void dlock_deadlock_log(const DlockRequest *request, int64 number,
+							   int64 waited, bool granted);
+
+/* xact.c */
+extern void dlock_xact_release_at_commit(DlockSpace *space, int64 number);
+extern void dlock_xact_guard(DlockSpace *space, const DlockKey *key,
+							 int64 fence);
+extern bool dlock_xact_has_guarded(const DlockKey *key);
+
+/* channel.c */
+extern const char *dlock_notify_listen(void);
+extern void dlock_notify_forget(void);
+extern bool dlock_notify_is_mine(DlockTicket *ticket);
+
+/* errors.c */
+extern void dlock_raise_lease_gone(int64 number);
+
+/* reserve.c */
+extern void dlock_reserve_check(DlockSpace *space, const DlockKey *key);
+extern void dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner);
+extern bool dlock_reserve_remove(DlockSpace *space, text *prefix);
+
+/* version.c */
+extern int64 dlock_version_read(DlockSpace *space, const DlockKey *key);
+extern int64 dlock_version_increment(DlockSpace *space, const DlockKey *key,
+									 int64 expected);
+
+/* triggers.c */
+extern struct TriggerData *dlock_trigger(FunctionCallInfo fcinfo,
+										 const char *function);
+
+#endif							/* DLOCK_BACKEND_H */

@@ -1,0 +1,65 @@
+/*-------------------------------------------------------------------------
+ *
+ * channel.c
+ *	  This session's own channel, on which grants are announced to it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "commands/async.h"
+#include "miscadmin.h"
+
+#include "backend/backend.h"
+#include "shared/shared.h"
+
+static char my_channel[NAMEDATALEN] = "";
+
+/*
+ * This session's own channel; the session listens on it from its commit on.
+ * Nobody else can guess the name, and so nobody else hears or says anything
+ * there.  The caller has seen to it that LISTEN would be allowed here.
+ */
+const char *
+dlock_notify_listen(void)
+{
+	if (MyBackendType != B_BACKEND)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot listen for grants within a background process"),
+				 errhint("Give the channel that somebody else listens on.")));
+
+	if (my_channel[0] == '\0')
+	{
+		uint64		random[2];
+
+		if (!pg_strong_random(random, sizeof(random)))
+			ereport(ERROR,
+					(errcode(ERRCODE_INTERNAL_ERROR),
+					 errmsg("could not generate a random channel name")));
+		snprintf(my_channel, sizeof(my_channel), "dlock_%016llx%016llx",
+				 (unsigned long long) random[0],
+				 (unsigned long long) random[1]);
+	}
+
+	/* again in every call, as UNLISTEN or a rollback may have undone it */
+	Async_Listen(my_channel);
+	return my_channel;
+}
+
+/* The session passes to another client, who must not know the channel. */
+void
+dlock_notify_forget(void)
+{
+	my_channel[0] = '\0';
+}
+
+/* Is it announced on this session's own channel? */
+bool
+dlock_notify_is_mine(DlockTicket *ticket)
+{
+	char		channel[NAMEDATALEN];
+
+	dlock_announcement_channel(ticket, channel);
+	return channel[0] != '\0' && strcmp(channel, my_channel) == 0;
+}

@@ -1,0 +1,722 @@
+/*-------------------------------------------------------------------------
+ *
+ * deadlock.c
+ *	  Who is in a deadlock, whom to end for it, and the reports about it.
+ *
+ * A waiter looks for a deadlock when it has waited for deadlock_timeout, and
+ * again from time to time.  Most looks end at the first question, whether
+ * anybody waits for something that this backend has: who has nothing is in no
+ * cycle.  That takes no lock for longer than a few instructions, so a thousand
+ * waiters may ask it.
+ *
+ * Otherwise the waiter collects everybody it waits for, directly or not
+ * (graph.c), and reduces that graph as Holt did ("Some deadlock properties of
+ * computer systems", 1972): whoever waits for nothing can go on, and will in
+ * the end release all; whoever is then granted what it waits for can go on,
+ * too; until nothing changes.  Who is left over is stuck.  Granting follows the
+ * rules of the queue, so a wait for permits or behind shared holders is a
+ * deadlock only where nobody is left who could make it end.
+ *
+ * Not everybody who is stuck is in a deadlock: one may only wait for those who
+ * are, and go on once they do.  One of W and A, with a permit each, waits for
+ * another one; A is in a deadlock with Z.  Then W has a cycle too, as W's own
+ * permit is in its way, but it is A's or Z's end that helps.  So a deadlock is a
+ * set of waiters that stays stuck even if everybody outside of it went on: the
+ * end of one of them is needed, whatever happens elsewhere.  A least such set
+ * is strongly connected, for a part of it that waits for nobody in the rest
+ * would be such a set by itself.  The *knot* of this backend is found by taking
+ * turns: those of the stuck who both wait for it and are waited for by it,
+ * directly or not; of these, who is stuck if all others go on; and so forth,
+ * until nobody falls out.  If this backend does, it is in no deadlock.  If not,
+ * every least set that it is in has stayed in, as neither step can take away a
+ * part of one.  All in a knot find the same one: they cannot move.
+ *
+ * Deadlocks of heavyweight locks alone are PostgreSQL's detector's, whoever it
+ * ends.  They count as resolved.
+ *
+ * The victim is the one in the knot whose end lets most of the others go on; of
+ * several, the youngest ticket.  In a plain cycle any end lets all go on.  One
+ * that finds another to be the victim tells it to look.
+ *
+ * The graph is not collected at one moment.  So the victim collects it twice,
+ * and believes only a knot of which everybody was in the same wait the first
+ * time.  Then at the moment between the two all of them were in these waits.
+ * Whatever the second graph shows in their way was in their way at that moment
+ * already, as the places before a waiter in a lock can only be left.  So all of
+ * the knot was stuck then, whatever the others did, and so it is for ever.
+ * Nothing that was seen of anybody else has a part in the verdict: they all
+ * count as going on.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/latch.h"
+#include "storage/lmgr.h"
+#include "storage/proc.h"
+#include "storage/procarray.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+
+#include "backend/graph.h"
+#include "backend/held.h"
+
+/* How often to look on end, where each look shows other waits */
+#define MAX_LOOKS		5
+
+/* How many of a knot to try as the victim, the youngest first */
+#define MAX_CANDIDATES	64
+
+/* How many to name in a list of processes */
+#define MAX_NAMED		10
+
+static bool
+has_wait(const DlockVertex *vertex)
+{
+	return vertex->first_wait >= 0;
+}
+
+static bool
+is_stuck(const DlockGraph *graph, const DlockGraphPlace *place)
+{
+	return place->vertex >= 0 && graph->vertices[place->vertex].stuck;
+}
+
+/*
+ * Those who wait at a place have what they wait for.  Whoever has no other wait
+ * goes on.  Returns whether that found another one.
+ */
+static bool
+end_waits(DlockGraph *graph, const DlockGraphPlace *place)
+{
+	bool		changed = false;
+
+	for (int w = place->first_wait; w >= 0; w = graph->waits[w].next_at_place)
+	{
+		DlockVertex *vertex = &graph->vertices[graph->waits[w].vertex];
+		bool		blocked = false;
+
+		graph->waits[w].blocked = false;
+		for (int other = vertex->first_wait; other >= 0;
+			 other = graph->waits[other].next_of_vertex)
+			blocked |= graph->waits[other].blocked;
+		if (!blocked && vertex->stuck)
+		{
+			vertex->stuck = false;
+			changed = true;
+		}
+	}
+	return changed;
+}
+
+/*
+ * Play the queue of a lock of dlock through, as if all who are not stuck had
+ * released their tickets, or withdrawn them.  A lease can always do so.
+ */
+static bool
+reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
+{
+	int			exclusive = 0;
+	int			holders = 0;
+	int64		permits = 0;
+	bool		changed = false;
+
+	for (int p = 0; p < lock->count; p++)
+	{
+		const DlockGraphPlace *place = &lock->places[p];
+
+		if (!place->granted)
+		{
+			if (place->modes & LOCKBIT_ON(DLOCK_EXCLUSIVE) ? holders > 0 :
+				place->modes & LOCKBIT_ON(DLOCK_SHARED) ? exclusive > 0 :
+				permits + place->permits > lock->slots)
+			{
+				if (is_stuck(graph, place))
+					break;		/* and nobody overtakes it */
+				continue;
+			}
+			changed |= end_waits(graph, place);
+		}
+		if (is_stuck(graph, place))
+		{
+			holders++;
+			permits += place->permits;
+			if (place->modes & LOCKBIT_ON(DLOCK_EXCLUSIVE))
+				exclusive++;
+		}
+	}
+	return changed;
+}
+
+/*
+ * The same for a heavyweight lock, where each waiter has its own conflicts,
+ * with those who have the lock, and with those before it who want it; but none
+ * with its own backend.
+ */
+static bool
+reduce_heavy_lock(DlockGraph *graph, const DlockGraphLock *lock)
+{
+	int			counts[MAX_LOCKMODES] = {0};	/* of backends, by mode */
+	bool		changed = false;
+
+	for (int p = 0; p < lock->count; p++)
+	{
+		const DlockGraphPlace *place = &lock->places[p];
+		DlockVertex *vertex;
+
+		if (place->first_wait >= 0)
+		{
+			bool		blocked = false;
+
+			vertex = &graph->vertices[graph->waits[place->first_wait].vertex];
+			for (int mode = 1; mode < MAX_LOCKMODES; mode++)
+			{
+				if ((place->conflicts & LOCKBIT_ON(mode)) &&
+					counts[mode] > (vertex->counted & LOCKBIT_ON(mode) ? 1 : 0))
+					blocked = true;
+			}
+			if (!blocked)
+				changed |= end_waits(graph, place);
+		}
+		if (!is_stuck(graph, place))
+			continue;
+		vertex = &graph->vertices[place->vertex];
+		for (int mode = 1; mode < MAX_LOCKMODES; mode++)
+		{
+			if (place->modes & ~vertex->counted & LOCKBIT_ON(mode))
+				counts[mode]++;
+		}
+		vertex->counted |= place->modes;
+	}
+	for (int p = 0; p < lock->count; p++)
+	{
+		if (lock->places[p].vertex >= 0)
+			graph->vertices[lock->places[p].vertex].counted = 0;
+	}
+	return changed;
+}
+
+/*
+ * Of those that are stuck as far as is known, find those that are if all others
+ * go on.  Who is farthest away was collected last, and is looked at first.
+ */
+static void
+reduce(DlockGraph *graph)
+{
+	bool		changed;
+
+	for (int w = 0; w < graph->num_waits; w++)
+		graph->waits[w].blocked = true;
+	do
+	{
+		changed = false;
+		for (int l = graph->num_locks - 1; l >= 0; l--)
+			changed |= graph->locks[l].heavyweight ?
+				reduce_heavy_lock(graph, &graph->locks[l]) :
+				reduce_lock(graph, &graph->locks[l]);
+	} while (changed);
+}
+
+/*
+ * Take out deadlocks of heavyweight locks alone: they are resolved without us.
+ */
+static void
+resolve_heavy(DlockGraph *graph)
+{
+	for (int n = 0; n < graph->num_vertices; n++)
+	{
+		DlockVertex *vertex = &graph->vertices[n];
+
+		vertex->mark = vertex->stuck;
+		vertex->stuck &= vertex->number == 0;
+	}
+	reduce(graph);
+	for (int n = 0; n < graph->num_vertices; n++)
+		graph->vertices[n].stuck = graph->vertices[n].mark &&
+			!graph->vertices[n].stuck;
+	reduce(graph);
+}
+
+/*
+ * Along a lock, mark those of the stuck that somebody who is reached waits for.
+ * Returns whether that marked another one.
+ */
+static bool
+mark_reached(DlockGraph *graph, const DlockGraphLock *lock)
+{
+	LOCKMASK	wanted = 0;
+	bool		changed = false;
+
+	for (int p = lock->count - 1; p >= 0; p--)
+	{
+		const DlockGraphPlace *place = &lock->places[p];
+
+		if ((place->modes & wanted) && is_stuck(graph, place) &&
+			!graph->vertices[place->vertex].reached)
+		{
+			graph->vertices[place->vertex].reached = true;
+			changed = true;
+		}
+		for (int w = place->first_wait; w >= 0;
+			 w = graph->waits[w].next_at_place)
+		{
+			DlockVertex *waiter = &graph->vertices[graph->waits[w].vertex];
+
+			if (waiter->stuck && waiter->reached)
+				wanted |= place->conflicts;
+		}
+	}
+	return changed;
+}
+
+/* The other way round: mark those that wait for somebody who reaches us. */
+static bool
+mark_reaching(DlockGraph *graph, const DlockGraphLock *lock)
+{
+	LOCKMASK	there = 0;
+	bool		changed = false;
+
+	for (int p = 0; p < lock->count; p++)
+	{
+		const DlockGraphPlace *place = &lock->places[p];
+
+		for (int w = place->first_wait; w >= 0;
+			 w = graph->waits[w].next_at_place)
+		{
+			DlockVertex *waiter = &graph->vertices[graph->waits[w].vertex];
+
+			if (waiter->stuck && !waiter->reaches && (place->conflicts & there))
+				waiter->reaches = changed = true;
+		}
+		if (is_stuck(graph, place) && graph->vertices[place->vertex].reaches)
+			there |= place->modes;
+	}
+	return changed;
+}
+
+/*
+ * Of the stuck, keep those that this backend waits for, directly or not, and
+ * that wait for it.  Returns whether any fell out.
+ */
+static bool
+keep_connected(DlockGraph *graph)
+{
+	bool		changed;
+	bool		fell_out = false;
+
+	for (int n = 0; n < graph->num_vertices; n++)
+		graph->vertices[n].reached = graph->vertices[n].reaches = n == 0;
+	do
+	{
+		changed = false;
+		for (int l = 0; l < graph->num_locks; l++)
+			changed |= mark_reached(graph, &graph->locks[l]);
+	} while (changed);
+	do
+	{
+		changed = false;
+		for (int l = graph->num_locks - 1; l >= 0; l--)
+			changed |= mark_reaching(graph, &graph->locks[l]);
+	} while (changed);
+
+	for (int n = 0; n < graph->num_vertices; n++)
+	{
+		DlockVertex *vertex = &graph->vertices[n];
+
+		if (vertex->stuck && !(vertex->reached && vertex->reaches))
+		{
+			vertex->stuck = false;
+			fell_out = true;
+		}
+	}
+	return fell_out;
+}
+
+/* Mark the knot that this backend is in; false where it is in none. */
+static bool
+find_knot(DlockGraph *graph)
+{
+	for (int n = 0; n < graph->num_vertices; n++)
+		graph->vertices[n].stuck = has_wait(&graph->vertices[n]);
+	reduce(graph);
+	if (graph->vertices[0].stuck)
+		resolve_heavy(graph);
+	while (graph->vertices[0].stuck && keep_connected(graph))
+		reduce(graph);
+	for (int n = 0; n < graph->num_vertices; n++)
+		graph->vertices[n].in_knot = graph->vertices[n].stuck;
+	return graph->vertices[0].in_knot;
+}
+
+/* How many of the knot would be stuck still if one of them went on? */
+static int
+count_without(DlockGraph *graph, const DlockVertex *ended)
+{
+	int			count = 0;
+
+	for (int n = 0; n < graph->num_vertices; n++)
+	{
+		DlockVertex *vertex = &graph->vertices[n];
+
+		vertex->stuck = vertex->in_knot && vertex != ended;
+	}
+	reduce(graph);
+	for (int n = 0; n < graph->num_vertices; n++)
+		count += graph->vertices[n].stuck ? 1 : 0;
+	return count;
+}
+
+/* Several can wait for one ticket of a lease. */
+static bool
+is_younger(const DlockVertex *a, const DlockVertex *b)
+{
+	return a->number > b->number ||
+		(a->number == b->number && a->procno > b->procno);
+}
+
+/* Of those in the knot who wait in dlock, the youngest but those before */
+static DlockVertex *
+next_candidate(DlockGraph *graph, const DlockVertex *before)
+{
+	DlockVertex *next = NULL;
+
+	for (int n = 0; n < graph->num_vertices; n++)
+	{
+		DlockVertex *vertex = &graph->vertices[n];
+
+		if (vertex->in_knot && vertex->number != 0 &&
+			(before == NULL || is_younger(before, vertex)) &&
+			(next == NULL || is_younger(vertex, next)))
+			next = vertex;
+	}
+	return next;
+}
+
+/*
+ * The victim of the knot that this backend is in; NULL where it is in none.
+ */
+static DlockVertex *
+find_victim(DlockGraph *graph)
+{
+	DlockVertex *victim = NULL;
+	DlockVertex *candidate = NULL;
+	int			least = INT_MAX;
+
+	if (!find_knot(graph))
+		return NULL;
+	for (int i = 0; i < MAX_CANDIDATES && least > 0 &&
+		 (candidate = next_candidate(graph, candidate)) != NULL; i++)
+	{
+		int			count = count_without(graph, candidate);
+
+		CHECK_FOR_INTERRUPTS();
+		if (count < least)
+		{
+			least = count;
+			victim = candidate;
+		}
+	}
+	return victim;
+}
+
+/* Was somebody in this wait of one graph when the other was collected? */
+static bool
+was_waiting(const DlockGraph *graph, const DlockGraphWait *wait,
+			const DlockGraph *before)
+{
+	int			n = before->vertex_of[graph->vertices[wait->vertex].procno];
+	const DlockGraphLock *lock = &graph->locks[wait->lock];
+
+	for (int w = n < 0 ? -1 : before->vertices[n].first_wait; w >= 0;
+		 w = before->waits[w].next_of_vertex)
+	{
+		const DlockGraphWait *other = &before->waits[w];
+		const DlockGraphLock *other_lock = &before->locks[other->lock];
+
+		if (other->procno == wait->procno && other->id == wait->id &&
+			wait->id != 0 && other_lock->heavyweight == lock->heavyweight &&
+			memcmp(&other_lock->tag, &lock->tag, sizeof(LOCKTAG)) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* Was everybody of a knot in the same wait before? */
+static bool
+knot_was_waiting(const DlockGraph *graph, const DlockGraph *before)
+{
+	for (int w = 0; w < graph->num_waits; w++)
+	{
+		if (graph->vertices[graph->waits[w].vertex].in_knot &&
+			!was_waiting(graph, &graph->waits[w], before))
+			return false;
+	}
+	return true;
+}
+
+static void
+describe_request(StringInfo buffer, DlockMode mode, int32 permits,
+				 const DlockKey *key)
+{
+	switch (mode)
+	{
+		case DLOCK_EXCLUSIVE:
+			appendStringInfoString(buffer, "exclusive hold");
+			break;
+		case DLOCK_SHARED:
+			appendStringInfoString(buffer, "shared hold");
+			break;
+		case DLOCK_SLOTS:
+			appendStringInfo(buffer, permits == 1 ? "%d permit" : "%d permits",
+							 permits);
+			break;
+	}
+	appendStringInfo(buffer, " of lock \"%.*s\"", key->length, key->name);
+}
+
+/* The mode that a waiter asks for; its mask has one bit. */
+static int
+mode_of(const DlockGraphPlace *place)
+{
+	int			mode = 0;
+
+	while (!(place->modes & LOCKBIT_ON(mode)))
+		mode++;
+	return mode;
+}
+
+/* A list of processes for a message, cut short where there are many */
+typedef struct NameList
+{
+	StringInfoData text;
+	int			count;
+} NameList;
+
+/* Append a process; or a lease, if that is not 0. */
+static void
+append_name(NameList *list, int pid, int64 lease)
+{
+	const char *separator = list->count++ == 0 ? "" : ", ";
+
+	if (list->count > MAX_NAMED + 1)
+		return;
+	if (list->count > MAX_NAMED)
+		appendStringInfoString(&list->text, ", ...");
+	else if (lease != 0)
+		appendStringInfo(&list->text, "%slease " INT64_FORMAT, separator, lease);
+	else
+		appendStringInfo(&list->text, "%s%d", separator, pid);
+}
+
+/*
+ * Describe one wait of the knot, unless nobody in it is in its way.
+ */
+static void
+describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
+{
+	const DlockGraphLock *lock = &graph->locks[wait->lock];
+	const DlockGraphPlace *place = &lock->places[wait->place];
+	const DlockVertex *vertex = &graph->vertices[wait->vertex];
+	NameList	blockers = {.count = 0};
+
+	initStringInfo(&blockers.text);
+	for (int n = 0; n < graph->num_vertices; n++)
+		graph->vertices[n].mark = false;
+	/* none of a backend's locks in the lock manager is in its own way */
+	if (lock->heavyweight)
+		graph->vertices[wait->vertex].mark = true;
+	for (int p = 0; p < wait->place; p++)
+	{
+		DlockVertex *blocker = lock->places[p].vertex < 0 ? NULL :
+			&graph->vertices[lock->places[p].vertex];
+
+		if (blocker == NULL || !blocker->in_knot || blocker->mark ||
+			!(lock->places[p].modes & place->conflicts))
+			continue;
+		blocker->mark = true;
+		append_name(&blockers, blocker->pid, 0);
+	}
+	if (blockers.count == 0)
+		return;
+
+	if (buffer->len > 0)
+		appendStringInfoChar(buffer, '\n');
+	appendStringInfo(buffer, "Process %d waits for ", vertex->pid);
+	if (!lock->heavyweight)
+		describe_request(buffer, mode_of(place), place->permits, &lock->key);
+	else if (wait->procno != vertex->procno)
+		appendStringInfoString(buffer, "a lock, in a parallel worker");
+	else
+	{
+		appendStringInfo(buffer, "%s on ",
+						 GetLockmodeName(lock->tag.locktag_lockmethodid,
+										 mode_of(place)));
+		DescribeLockTag(buffer, &lock->tag);
+	}
+	appendStringInfo(buffer, blockers.count == 1 ?
+					 "; blocked by process %s." : "; blocked by processes %s.",
+					 blockers.text.data);
+}
+
+/*
+ * Raise the error in the victim: a line for every wait in the knot.
+ */
+static void
+report(DlockGraph *graph)
+{
+	StringInfoData client;
+	StringInfoData server;
+
+	initStringInfo(&client);
+	initStringInfo(&server);
+	for (int n = 0; n < graph->num_vertices; n++)
+	{
+		if (!graph->vertices[n].in_knot)
+			continue;
+		for (int w = graph->vertices[n].first_wait; w >= 0;
+			 w = graph->waits[w].next_of_vertex)
+			describe_wait(&client, graph, &graph->waits[w]);
+	}
+	appendStringInfoString(&server, client.data);
+	for (int n = 0; n < graph->num_vertices; n++)
+	{
+		if (graph->vertices[n].in_knot)
+			appendStringInfo(&server, "\nProcess %d: %s", graph->vertices[n].pid,
+							 pgstat_get_backend_current_activity(graph->vertices[n].pid,
+																 false));
+	}
+	pgstat_report_deadlock();
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_DEADLOCK_DETECTED),
+			 errmsg("deadlock detected"),
+			 errdetail_internal("%s", client.data),
+			 errdetail_log("%s", server.data),
+			 errhint("See server log for query details.")));
+}
+
+/*
+ * Does anybody wait for a heavyweight lock that this backend holds?  Looks at
+ * this backend's own locks only, and locks no partition in which it has none.
+ * One that another backend is just moving there from the fast path is seen the
+ * next time.
+ */
+static bool
+blocks_heavyweight(void)
+{
+	bool		result = false;
+
+	for (int i = 0; i < NUM_LOCK_PARTITIONS && !result; i++)
+	{
+		if (compat_has_none_in_partition(i))
+			continue;
+		LWLockAcquire(LockHashPartitionLockByIndex(i), LW_SHARED);
+		for (PROCLOCK *mine = compat_next_of_mine(i, NULL); mine && !result;
+			 mine = compat_next_of_mine(i, mine))
+			result = mine->tag.myLock->nRequested > mine->tag.myLock->nGranted;
+		LWLockRelease(LockHashPartitionLockByIndex(i));
+	}
+	return result;
+}
+
+/*
+ * Look for a deadlock, in a backend that waits; raises 40P01 where there is
+ * one and this backend is its victim.
+ *
+ * Unless "thorough", only where a heavyweight lock of this backend is waited
+ * for.  A cycle that is closed by somebody's wait in dlock is found by that
+ * one, who looks thoroughly after deadlock_timeout; and if one is closed in the
+ * lock manager, then there is a waiter of dlock in it who has such a lock: on
+ * the way round the cycle, the first of them after a waiter of the lock manager.
+ *
+ * One that was "told" that it is the victim looks whatever it has: it may have
+ * nothing but the place in a queue behind which others wait.
+ *
+ * Returns false where what was seen has changed all the time, so that it should
+ * be looked at again soon.
+ */
+bool
+dlock_deadlock_check(bool thorough, bool told)
+{
+	MemoryContext context;
+	MemoryContext old_context;
+	DlockGraph *previous = NULL;
+	int			looks = 0;
+
+	dlock_queue_reap(&dlock_my_backend->wait_key);
+	if (!told && !blocks_heavyweight() &&
+		!(thorough && dlock_held_blocks_others(dlock_my_backend->wait_ticket)))
+		return true;
+
+	context = AllocSetContextCreate(CurrentMemoryContext, "dlock deadlock check",
+									ALLOCSET_DEFAULT_SIZES);
+	old_context = MemoryContextSwitchTo(context);
+	for (; looks < MAX_LOOKS; looks++)
+	{
+		DlockGraph *graph = dlock_graph_collect();
+		DlockVertex *victim = find_victim(graph);
+
+		if (victim == NULL)
+			break;
+		if (victim != &graph->vertices[0])
+		{
+			pg_atomic_write_u32(&dlock_backends[victim->procno].check_requested, 1);
+			SetLatch(&GetPGProcByNumber(victim->procno)->procLatch);
+			break;
+		}
+		if (previous && knot_was_waiting(graph, previous))
+		{
+			/* the report outlives the context that the graph is in */
+			MemoryContextSwitchTo(old_context);
+			report(graph);
+		}
+		previous = graph;
+	}
+	MemoryContextSwitchTo(old_context);
+	MemoryContextDelete(context);
+	return looks < MAX_LOOKS;
+}
+
+/*
+ * What log_lock_waits asks for, in the words of PostgreSQL's lock manager, but
+ * with no more than a few of the queue.  "waited" is in microseconds.
+ */
+void
+dlock_deadlock_log(const DlockRequest *request, int64 number, int64 waited,
+				   bool granted)
+{
+	StringInfoData what;
+	NameList	holders = {.count = 0};
+	NameList	queue = {.count = 0};
+	DlockMember *members;
+	int32		slots;
+	int			count;
+
+	initStringInfo(&what);
+	describe_request(&what, request->mode, request->permits, &request->key);
+	if (granted)
+	{
+		ereport(LOG,
+				(errmsg("process %d acquired %s after %lld.%03d ms",
+						MyProcPid, what.data,
+						(long long) (waited / 1000), (int) (waited % 1000))));
+		return;
+	}
+
+	initStringInfo(&holders.text);
+	initStringInfo(&queue.text);
+	count = dlock_graph_read_lock(&request->key, DLOCK_MAX_TICKET,
+								  MAX_NAMED + 1, &members, &slots);
+	for (int i = 0; i < count; i++)
+		append_name(members[i].granted ? &holders : &queue, members[i].pid,
+					members[i].lease);
+	ereport(LOG,
+			(errmsg("process %d still waiting for %s after %lld.%03d ms",
+					MyProcPid, what.data,
+					(long long) (waited / 1000), (int) (waited % 1000)),
+			 errdetail_log_plural("Process holding the lock: %s. Wait queue: %s.",
+								  "Processes holding the lock: %s. Wait queue: %s.",
+								  holders.count, holders.text.data,
+								  queue.text.data)));
+}

@@ -1,0 +1,144 @@
+/*-------------------------------------------------------------------------
+ *
+ * durable.c
+ *	  Waiting until what a session has changed in leases is durable.
+ *
+ * The worker writes it, in a transaction that commits asynchronously, so that
+ * one batch is flushed while the next is being written.  Whoever needs
+ * durability waits until the change is in the WAL, then flushes up to there,
+ * and waits for standbys, as its own synchronous_commit says.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "miscadmin.h"
+#include "replication/syncrep.h"
+#include "utils/wait_event.h"
+
+#include "backend/backend.h"
+#include "shared/shared.h"
+#include "tables/tables.h"
+
+/* How long, and how often, a waiter trusts that the worker comes */
+#define RETRY_MS	1000
+#define MAX_RETRIES 10
+
+/*
+ * Make the WAL up to here durable at a level; false where the wait for the
+ * standbys was cut short.  PostgreSQL itself only warns then, since a commit
+ * cannot be taken back; but what we wait for can.
+ */
+static bool
+make_durable(XLogRecPtr lsn)
+{
+	int			durability = synchronous_commit;
+
+	if (durability == SYNCHRONOUS_COMMIT_OFF)
+		return true;
+	XLogFlush(lsn);
+	if (dlock_quorum_is_acknowledged(lsn, durability))
+		return true;
+	/* all whose changes were written in one transaction have the same one */
+	if (COMPAT_SYNC_REP_TAKES_NO_EQUALS)
+		lsn = dlock_quorum_log_message();
+	HOLD_INTERRUPTS();
+	SyncRepWaitForLSN(lsn, true);
+	RESUME_INTERRUPTS();
+	return dlock_quorum_is_acknowledged(lsn, durability);
+}
+
+/*
+ * Is the change in the WAL?  If so, *lsn is where.
+ */
+static bool
+is_written(DlockRecord *record, uint64 mark, XLogRecPtr *lsn)
+{
+	if (pg_atomic_read_u64(&record->written) < mark)
+		return false;
+	pg_read_barrier();
+	*lsn = pg_atomic_read_u64(&record->lsn);
+	return true;
+}
+
+static void
+raise_failure(DlockSpace *space)
+{
+	int			code = (int) pg_atomic_read_u32(&space->failure);
+
+	/* what somebody has made of the tables can be told from here */
+	if (code == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE)
+		dlock_rows_check(space);
+	ereport(ERROR,
+			(errcode(code),
+			 errmsg("could not write to the tables of leases"),
+			 errdetail("The worker of dlock failed to; what was asked for has been taken back."),
+			 errhint("See the server log for the reason.")));
+}
+
+static void
+raise_no_worker(const char *detail)
+{
+	ConditionVariableCancelSleep();
+	ereport(ERROR,
+			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+			 errmsg("could not start the worker of dlock"),
+			 errdetail("%s", detail),
+			 errhint("See the server log, increase max_worker_processes, or use session or transaction scope.")));
+}
+
+/*
+ * Wait until all that has happened to a record so far is durable at the level
+ * of synchronous_commit.  Raises an error where that fails, or where no worker
+ * is there to write it; what was asked for is then the caller's to take back.
+ */
+void
+dlock_durable_wait(DlockSpace *space, DlockRecord *record)
+{
+	uint32		failures = pg_atomic_read_u32(&space->failures);
+	int			alone = 0;		/* looks at which no worker was there */
+	uint64		mark;
+	XLogRecPtr	lsn;
+	bool		durable;
+
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	mark = record->marked;
+	LWLockRelease(&space->lease_lock);
+	while (!is_written(record, mark, &lsn))
+	{
+		ConditionVariablePrepareToSleep(&record->changed);
+		if (is_written(record, mark, &lsn))
+			break;
+		if (record->finished)
+		{
+			/* it is over, and was never written: the caller will see */
+			lsn = InvalidXLogRecPtr;
+			break;
+		}
+		if (pg_atomic_read_u32(&space->failures) != failures)
+		{
+			ConditionVariableCancelSleep();
+			raise_failure(space);
+		}
+		if (!dlock_worker_wake(space))
+			raise_no_worker("No background worker slot is free, and leases need a worker.");
+		if (pg_atomic_read_u32(&space->worker) != 0)
+			alone = 0;
+		else if (++alone > MAX_RETRIES)
+			raise_no_worker("It was asked for several times, and has not come.");
+		(void) ConditionVariableTimedSleep(&record->changed, RETRY_MS,
+										   PG_WAIT_EXTENSION);
+	}
+	ConditionVariableCancelSleep();
+	durable = make_durable(lsn);
+	/* the last look: a cancel that comes later finds done what was asked for */
+	CHECK_FOR_INTERRUPTS();
+	if (!durable)
+		ereport(ERROR,
+				(errcode(ERRCODE_QUERY_CANCELED),
+				 errmsg("canceled while waiting for synchronous replication"),
+				 errdetail("What was asked for has been taken back."),
+				 errhint("Try again when the standbys answer.")));
+}

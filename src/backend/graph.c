@@ -1,0 +1,495 @@
+/*-------------------------------------------------------------------------
+ *
+ * graph.c
+ *	  Collecting who waits for whom.
+ *
+ * Starting from this backend, everybody whom somebody collected waits for is
+ * collected in turn.  Each lock is read once, whoever waits for it, under its
+ * own lock alone: the entry's lock of one of dlock's, and that of its partition
+ * for a heavyweight one.  pg_blocking_pids() would take all partitions' locks
+ * at once, for each waiter.
+ *
+ * So the graph is not that of one moment.  What makes it one is in deadlock.c:
+ * a verdict stands on waits that were seen twice, and on places before them in
+ * their locks; and the places before a waiter can only be left.  In dlock's
+ * queues that is the rule.  In the lock manager's, a request goes before a
+ * waiter only if it does not conflict with that one, or if its process holds
+ * what the waiter waits for already.
+ *
+ * The lock manager's structures are read as it does itself.  proc->waitLock is
+ * set and reset under the lock of the partition of the awaited lock; which
+ * partition that is has to be read without it, and is verified under it.  What
+ * was recycled meanwhile is still a LOCK, in memory that stays mapped.  Fast-path
+ * locks need not be looked at: who waits has moved those in its way to the main
+ * table before.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "postmaster/bgworker_internals.h"
+#include "storage/proc.h"
+#include "storage/spin.h"
+
+#include "backend/graph.h"
+
+/* A leader and its parallel workers */
+#define MAX_GROUP	(1 + MAX_PARALLEL_WORKER_LIMIT)
+
+StaticAssertDecl(DLOCK_SLOTS < MAX_LOCKMODES, "modes are bits of a LOCKMASK");
+
+#define ALL_MODES \
+	(LOCKBIT_ON(DLOCK_EXCLUSIVE) | LOCKBIT_ON(DLOCK_SHARED) | \
+	 LOCKBIT_ON(DLOCK_SLOTS))
+
+/*
+ * Read what a backend waits for in dlock; false where it does not wait.
+ */
+bool
+dlock_graph_read_wait(int procno, DlockWait *wait)
+{
+	DlockBackend *backend = &dlock_backends[procno];
+
+	if (pg_atomic_read_u64(&backend->session) == 0)
+		return false;
+	SpinLockAcquire(&backend->mutex);
+	wait->count = backend->wait_count;
+	wait->number = backend->wait_ticket;
+	wait->mode = backend->wait_mode;
+	wait->permits = backend->wait_permits;
+	if (wait->number != 0)
+		dlock_key_copy(&wait->key, &backend->wait_key);
+	SpinLockRelease(&backend->mutex);
+	return wait->number != 0;
+}
+
+/*
+ * Read a lock's holders and its queue, see dlock_queue_members(); returns how
+ * many there are.
+ */
+int
+dlock_graph_read_lock(const DlockKey *key, int64 up_to, int max_each,
+					  DlockMember **members, int32 *slots)
+{
+	int			max = 16;
+	int			count;
+
+	for (;;)
+	{
+		*members = MemoryContextAllocHuge(CurrentMemoryContext,
+										  max * sizeof(DlockMember));
+		count = dlock_queue_members(key, up_to, max_each, *members, max, slots);
+		if (count <= max)
+			return count;
+		pfree(*members);
+		max *= 4;
+	}
+}
+
+/* Room for one more element of an array of the graph */
+static void *
+make_room(void *array, int count, int *max, Size size)
+{
+	if (count < *max)
+		return array;
+	*max *= 2;
+	return repalloc_huge(array, *max * size);
+}
+
+static int
+find_vertex(DlockGraph *graph, int procno, int pid)
+{
+	DlockVertex *vertex;
+
+	if (graph->vertex_of[procno] >= 0)
+		return graph->vertex_of[procno];
+	graph->vertices = make_room(graph->vertices, graph->num_vertices,
+								&graph->max_vertices, sizeof(DlockVertex));
+	vertex = &graph->vertices[graph->num_vertices];
+	memset(vertex, 0, sizeof(DlockVertex));
+	vertex->procno = procno;
+	vertex->pid = pid;
+	vertex->first_wait = -1;
+	graph->vertex_of[procno] = graph->num_vertices;
+	return graph->num_vertices++;
+}
+
+static void
+add_wait(DlockGraph *graph, int n, int l, int p, int procno, uint64 id)
+{
+	DlockVertex *vertex = &graph->vertices[n];
+	DlockGraphPlace *place = &graph->locks[l].places[p];
+	DlockGraphWait *wait;
+
+	graph->waits = make_room(graph->waits, graph->num_waits,
+							 &graph->max_waits, sizeof(DlockGraphWait));
+	wait = &graph->waits[graph->num_waits];
+	wait->vertex = n;
+	wait->procno = procno;
+	wait->lock = l;
+	wait->place = p;
+	wait->id = id;
+	wait->blocked = true;
+	wait->next_of_vertex = vertex->first_wait;
+	wait->next_at_place = place->first_wait;
+	vertex->first_wait = place->first_wait = graph->num_waits++;
+}
+
+/*
+ * Collect those who are before a waiter in its lock, and in its way.  Of many
+ * waiters, each goes on where the one before it has stopped, unless it is the
+ * first to ask for its mode.
+ */
+static void
+expand(DlockGraph *graph, int l, int p)
+{
+	DlockGraphLock *lock = &graph->locks[l];
+	LOCKMASK	conflicts = lock->places[p].conflicts;
+
+	if (conflicts & ~lock->wanted)
+	{
+		lock->wanted |= conflicts;
+		lock->expanded = 0;
+	}
+	for (; lock->expanded < p; lock->expanded++)
+	{
+		DlockGraphPlace *place = &lock->places[lock->expanded];
+
+		if (place->owner >= 0 && (place->modes & lock->wanted))
+			place->vertex = find_vertex(graph, place->owner, place->pid);
+	}
+}
+
+/* A new lock of the graph, yet to be filled */
+static int
+add_lock(DlockGraph *graph, uint32 hash)
+{
+	int		   *bucket = &graph->buckets[hash & (DLOCK_GRAPH_BUCKETS - 1)];
+	DlockGraphLock *lock;
+
+	graph->locks = make_room(graph->locks, graph->num_locks,
+							 &graph->max_locks, sizeof(DlockGraphLock));
+	lock = &graph->locks[graph->num_locks];
+	memset(lock, 0, sizeof(DlockGraphLock));
+	lock->next = *bucket;
+	*bucket = graph->num_locks;
+	return graph->num_locks++;
+}
+
+/*
+ * Locks of dlock
+ */
+
+/*
+ * Is the owner of this ticket the backend that is there now?  A lease's ticket
+ * has none: it can always end, with its lease.
+ */
+static bool
+has_owner(const DlockMember *member)
+{
+	return member->session != 0 &&
+		pg_atomic_read_u64(&dlock_backends[member->procno].session) ==
+		member->session;
+}
+
+static void
+fill_place(DlockGraphPlace *place, const DlockMember *member)
+{
+	place->procno = member->procno;
+	place->owner = has_owner(member) ? member->procno : -1;
+	place->pid = member->pid;
+	place->vertex = place->first_wait = -1;
+	place->granted = member->granted;
+	place->modes = LOCKBIT_ON(member->mode);
+	place->conflicts = member->mode == DLOCK_SHARED ?
+		ALL_MODES & ~LOCKBIT_ON(DLOCK_SHARED) : ALL_MODES;
+	place->number = member->number;
+	place->permits = member->permits;
+}
+
+/*
+ * A lock, with its queue up to a number at least.  Where it was read for less,
+ * it is read once more, whole, and is there twice: each of its waiters is in
+ * one of the two.
+ */
+static int
+find_lock(DlockGraph *graph, const DlockKey *key, int64 number)
+{
+	int			l = graph->buckets[key->hash & (DLOCK_GRAPH_BUCKETS - 1)];
+	DlockGraphLock *lock;
+	DlockMember *members;
+	bool		again = false;
+
+	for (; l >= 0; l = graph->locks[l].next)
+	{
+		lock = &graph->locks[l];
+		if (lock->heavyweight || !dlock_key_equal(&lock->key, key))
+			continue;
+		if (number <= lock->up_to)
+			return l;
+		again = true;
+	}
+	l = add_lock(graph, key->hash);
+	lock = &graph->locks[l];
+	dlock_key_copy(&lock->key, key);
+	lock->up_to = again ? DLOCK_MAX_TICKET : number;
+	lock->count = dlock_graph_read_lock(key, lock->up_to, INT_MAX, &members,
+										&lock->slots);
+	lock->places = MemoryContextAllocHuge(CurrentMemoryContext,
+										  Max(lock->count, 1) *
+										  sizeof(DlockGraphPlace));
+	for (int p = 0; p < lock->count; p++)
+	{
+		fill_place(&lock->places[p], &members[p]);
+		lock->holders += members[p].granted ? 1 : 0;
+	}
+	pfree(members);
+	return l;
+}
+
+/* A waiter's place in a lock; -1 where it waits no more. */
+static int
+find_place(const DlockGraphLock *lock, int64 number)
+{
+	int			low = lock->holders;
+	int			high = lock->count;
+
+	while (low < high)
+	{
+		int			middle = low + (high - low) / 2;
+
+		if (lock->places[middle].number < number)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low < lock->count && lock->places[low].number == number ? low : -1;
+}
+
+static void
+collect_wait(DlockGraph *graph, int n, const DlockWait *wait)
+{
+	int			l = find_lock(graph, &wait->key, wait->number);
+	int			p = find_place(&graph->locks[l], wait->number);
+
+	if (p < 0)
+		return;
+	graph->vertices[n].number = wait->number;
+	add_wait(graph, n, l, p, graph->vertices[n].procno, wait->count);
+	expand(graph, l, p);
+}
+
+/*
+ * Heavyweight locks
+ */
+
+/*
+ * Somebody's place in a heavyweight lock.  Parallel workers and their leader
+ * go on together.  A prepared transaction is nobody, as anyone can end it.
+ */
+static void
+fill_heavy_place(DlockGraphPlace *place, PROCLOCK *holder)
+{
+	PGPROC	   *owner = holder->groupLeader;
+	int			procno = compat_procno(owner);
+
+	memset(place, 0, sizeof(DlockGraphPlace));
+	place->procno = compat_procno(holder->tag.myProc);
+	place->owner = owner->pid != 0 && procno < dlock_control->num_backends ?
+		procno : -1;
+	place->pid = owner->pid;
+	place->vertex = place->first_wait = -1;
+}
+
+/*
+ * Copy a heavyweight lock's holders and its queue; "places" may be too short,
+ * as "max" says, and then the result is greater than that.  The caller holds
+ * the lock of its partition.
+ */
+static int
+copy_heavy_places(LOCK *lock, DlockGraphPlace *places, int max, int *holders)
+{
+	const LOCKMASK *conflicts = GetLocksMethodTable(lock)->conflictTab;
+	int			count = 0;
+
+	for (PROCLOCK *holder = compat_next_of_lock(lock, NULL); holder;
+		 holder = compat_next_of_lock(lock, holder))
+	{
+		if (holder->holdMask == 0)
+			continue;
+		if (count >= max)
+			return max + 1;
+		fill_heavy_place(&places[count], holder);
+		places[count].granted = true;
+		places[count++].modes = holder->holdMask;
+	}
+	*holders = count;
+	for (PGPROC *waiter = compat_next_waiter(lock, NULL); waiter;
+		 waiter = compat_next_waiter(lock, waiter))
+	{
+		if (count >= max)
+			return max + 1;
+		fill_heavy_place(&places[count], waiter->waitProcLock);
+		places[count].modes = LOCKBIT_ON(waiter->waitLockMode);
+		places[count].conflicts = conflicts[waiter->waitLockMode];
+		places[count++].since = pg_atomic_read_u64(&waiter->waitStart);
+	}
+	return count;
+}
+
+/*
+ * Read the lock that a process waits for, and put it into the graph.  That may
+ * have changed in between; then nothing happens.
+ */
+static void
+read_heavy_lock(DlockGraph *graph, PGPROC *proc, LOCK *awaited)
+{
+	LOCKTAG		tag = awaited->tag;
+	uint32		hash = LockTagHashCode(&tag);
+	LWLock	   *partition = LockHashPartitionLock(hash);
+	DlockGraphPlace *places;
+	int			max = 16;
+	int			count;
+	int			holders = 0;
+	bool		is_there;
+	int			l;
+
+	for (;;)
+	{
+		places = MemoryContextAllocHuge(CurrentMemoryContext,
+										max * sizeof(DlockGraphPlace));
+		LWLockAcquire(partition, LW_SHARED);
+		is_there = *(LOCK *volatile *) &proc->waitLock == awaited;
+		pg_read_barrier();
+		is_there = is_there && memcmp(&awaited->tag, &tag, sizeof(LOCKTAG)) == 0;
+		count = is_there ? copy_heavy_places(awaited, places, max, &holders) : 0;
+		LWLockRelease(partition);
+		if (count <= max)
+			break;
+		pfree(places);
+		max *= 4;
+	}
+	if (!is_there)
+		return;
+
+	l = add_lock(graph, hash);
+	graph->locks[l].heavyweight = true;
+	graph->locks[l].tag = tag;
+	graph->locks[l].places = places;
+	graph->locks[l].count = count;
+	graph->locks[l].holders = holders;
+	for (int p = holders; p < count; p++)
+	{
+		graph->heavy_lock[places[p].procno] = l;
+		graph->heavy_place[places[p].procno] = p;
+	}
+}
+
+/* What one process of a backend waits for in the lock manager */
+static void
+collect_heavy_wait(DlockGraph *graph, int n, int procno)
+{
+	PGPROC	   *proc = GetPGProcByNumber(procno);
+	LOCK	   *awaited = *(LOCK *volatile *) &proc->waitLock;
+	int			l;
+	int			p;
+
+	if (awaited == NULL)
+		return;
+	if (graph->heavy_lock[procno] < 0)
+		read_heavy_lock(graph, proc, awaited);
+	l = graph->heavy_lock[procno];
+	if (l < 0)
+		return;
+	p = graph->heavy_place[procno];
+	add_wait(graph, n, l, p, procno, graph->locks[l].places[p].since);
+	expand(graph, l, p);
+}
+
+/* A leader's group is protected by a partition's lock, which one is in it. */
+static int
+copy_group(PGPROC *leader, int *procnos)
+{
+	LWLock	   *lock = LockHashPartitionLockByProc(leader);
+	int			count = 0;
+	dlist_iter	iter;
+
+	LWLockAcquire(lock, LW_SHARED);
+	if (leader->lockGroupLeader == leader)
+	{
+		dlist_foreach(iter, &leader->lockGroupMembers)
+		{
+			if (count < MAX_GROUP)
+				procnos[count++] =
+					compat_procno(dlist_container(PGPROC, lockGroupLink,
+												  iter.cur));
+		}
+	}
+	LWLockRelease(lock);
+	return count;
+}
+
+static void
+collect_heavy_waits(DlockGraph *graph, int n)
+{
+	PGPROC	   *proc = GetPGProcByNumber(graph->vertices[n].procno);
+	int			procnos[MAX_GROUP];
+	int			count;
+
+	/* a look without a lock, to spare most the question */
+	if (*(PGPROC *volatile *) &proc->lockGroupLeader == NULL)
+	{
+		collect_heavy_wait(graph, n, graph->vertices[n].procno);
+		return;
+	}
+	count = copy_group(proc, procnos);
+	for (int i = 0; i < count; i++)
+		collect_heavy_wait(graph, n, procnos[i]);
+}
+
+static int *
+make_index(int count)
+{
+	int		   *index = palloc(count * sizeof(int));
+
+	memset(index, -1, count * sizeof(int));
+	return index;
+}
+
+/* Collect all that this backend waits for, directly or not. */
+DlockGraph *
+dlock_graph_collect(void)
+{
+	DlockGraph *graph = palloc0(sizeof(DlockGraph));
+	int			places = 0;
+
+	graph->max_vertices = 16;
+	graph->vertices = palloc(graph->max_vertices * sizeof(DlockVertex));
+	graph->max_waits = 16;
+	graph->waits = palloc(graph->max_waits * sizeof(DlockGraphWait));
+	graph->max_locks = 4;
+	graph->locks = palloc(graph->max_locks * sizeof(DlockGraphLock));
+	memset(graph->buckets, -1, sizeof(graph->buckets));
+	graph->vertex_of = make_index(dlock_control->num_backends);
+	graph->heavy_lock = make_index(dlock_control->num_backends);
+	graph->heavy_place = make_index(dlock_control->num_backends);
+
+	(void) find_vertex(graph, compat_my_procno(), MyProcPid);
+	for (int n = 0; n < graph->num_vertices; n++)
+	{
+		DlockWait	wait;
+
+		CHECK_FOR_INTERRUPTS();
+		if (dlock_graph_read_wait(graph->vertices[n].procno, &wait))
+			collect_wait(graph, n, &wait);
+		else
+			collect_heavy_waits(graph, n);
+	}
+	for (int l = 0; l < graph->num_locks; l++)
+		places += graph->locks[l].count;
+	ereport(DEBUG1,
+			(errmsg_internal("looked for a deadlock: %d processes, %d locks, %d places",
+							 graph->num_vertices, graph->num_locks, places)));
+	return graph;
+}

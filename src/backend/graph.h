@@ -1,0 +1,125 @@
+/*-------------------------------------------------------------------------
+ *
+ * graph.h
+ *	  Who waits for whom, over dlock's queues and heavyweight locks.
+ *
+ * For graph.c, which collects it, and deadlock.c, which judges it.  All of
+ * this is the memory of the backend that looks.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_GRAPH_H
+#define DLOCK_GRAPH_H
+
+#include "storage/lock.h"
+
+#include "shared/shared.h"
+
+/* What a backend waits for in dlock; the same "count" means the same wait */
+typedef struct DlockWait
+{
+	uint64		count;
+	int64		number;			/* of the ticket waited for */
+	DlockMode	mode;
+	int32		permits;
+	DlockKey	key;			/* of its lock */
+} DlockWait;
+
+/*
+ * One who has a lock, or stands in its queue.  A heavyweight lock that a
+ * process has, and waits for in another mode, gives it two places.
+ */
+typedef struct DlockGraphPlace
+{
+	int			procno;			/* a parallel worker's, for instance */
+	int			owner;			/* proc number of who has to go on so that this
+								 * place is left; -1: nobody who waits */
+	int			pid;			/* the owner's */
+	int			vertex;			/* the owner's; -1: not collected */
+	int			first_wait;		/* index in DlockGraph.waits; -1: none */
+	bool		granted;
+	LOCKMASK	modes;			/* held or asked for, a bit each */
+	LOCKMASK	conflicts;		/* asked for: beside which modes it cannot be */
+
+	/* of a lock of dlock */
+	int64		number;			/* of the ticket */
+	int32		permits;
+
+	/* in the queue of a heavyweight lock */
+	uint64		since;			/* when the wait began; 0: a moment ago */
+} DlockGraphPlace;
+
+typedef struct DlockGraphLock
+{
+	bool		heavyweight;
+	DlockKey	key;			/* unless heavyweight */
+	LOCKTAG		tag;			/* if heavyweight */
+	int			next;			/* in the same bucket; -1: none */
+	DlockGraphPlace *places;	/* holders, then the queue in its order */
+	int			count;
+	int			holders;		/* how many of these are holders */
+	int64		up_to;			/* the queue was read up to this number */
+	int32		slots;
+	LOCKMASK	wanted;			/* owners in these modes are collected ... */
+	int			expanded;		/* ... of so many places */
+} DlockGraphLock;
+
+/* Somebody's wait at a place */
+typedef struct DlockGraphWait
+{
+	int			vertex;
+	int			procno;			/* its backend's, or a parallel worker's */
+	int			lock;
+	int			place;
+	uint64		id;				/* differs between two waits; 0: unknown */
+	int			next_of_vertex; /* -1: none */
+	int			next_at_place;	/* -1: none; several can wait for a lease's */
+	bool		blocked;		/* see deadlock.c */
+} DlockGraphWait;
+
+/*
+ * A backend, with its parallel workers.  It waits for a ticket of dlock, or in
+ * the lock manager, there perhaps in more than one of its processes.
+ */
+typedef struct DlockVertex
+{
+	int			procno;
+	int			pid;
+	int			first_wait;		/* index in DlockGraph.waits; -1: none */
+	int64		number;			/* of the ticket that it waits for; or 0 */
+
+	/* deadlock.c's */
+	bool		stuck;			/* does not go on, as far as is known */
+	bool		in_knot;
+	bool		reached;
+	bool		reaches;
+	bool		mark;
+	LOCKMASK	counted;
+} DlockVertex;
+
+#define DLOCK_GRAPH_BUCKETS	256 /* a power of 2 */
+
+typedef struct DlockGraph
+{
+	DlockVertex *vertices;		/* this backend's comes first */
+	int			num_vertices;
+	int			max_vertices;
+	DlockGraphLock *locks;
+	int			num_locks;
+	int			max_locks;
+	DlockGraphWait *waits;
+	int			num_waits;
+	int			max_waits;
+	int		   *vertex_of;		/* by proc number; -1: none */
+	int		   *heavy_lock;		/* by proc number: the heavyweight lock in ... */
+	int		   *heavy_place;	/* ... whose queue it was seen, and where */
+	int			buckets[DLOCK_GRAPH_BUCKETS];	/* of locks; -1: none */
+} DlockGraph;
+
+extern bool dlock_graph_read_wait(int procno, DlockWait *wait);
+extern int	dlock_graph_read_lock(const DlockKey *key, int64 up_to,
+								  int max_each, DlockMember **members,
+								  int32 *slots);
+extern DlockGraph *dlock_graph_collect(void);
+
+#endif							/* DLOCK_GRAPH_H */

@@ -1,0 +1,572 @@
+/*-------------------------------------------------------------------------
+ *
+ * held.c
+ *	  What this backend holds and waits for.
+ *
+ * A DlockHeld stands here for every ticket of this backend, from the
+ * moment it joined a lock until it has left it.  It counts how often the
+ * session and the transaction asked: the ticket ends when both counts are
+ * zero.
+ *
+ * Whatever the shared state and this need is allocated before the shared
+ * state changes; afterwards nothing here can fail.
+ *
+ * A session can have many tickets under one name: permits, or requests that it
+ * has enqueued.  No call looks through them.  Each is in a list by what has
+ * become of it, and counts under its name until it is gone.  That others have
+ * granted one is found by looking at the oldest that waits, as the queue has
+ * them in the order of their numbers: if that one waits still, so do all.  That
+ * others have ended one is told by DlockBackend.lost.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+
+#include "backend/held.h"
+
+/* The setting */
+int			dlock_max_locks_per_session;
+
+dlist_head	dlock_held_tickets = DLIST_STATIC_INIT(dlock_held_tickets);
+static int	num_held = 0;
+
+static HTAB *names = NULL;
+static dlist_head names_in_use = DLIST_STATIC_INIT(names_in_use);
+
+/* DlockBackend.lost as it was when all tickets were last looked at */
+static uint32 lost_seen = 0;
+
+/*
+ * DlockHeld by number.  A session's numbers mostly follow each other, so
+ * the last bits of a number are its hash.
+ */
+static dlist_head *numbers = NULL;
+static int	num_buckets = 0;	/* a power of 2, at least num_held */
+
+/* Memory for the next ticket, or NULL */
+static DlockHeld *prepared_ticket = NULL;
+
+/*
+ * The name that was acquired last, or NULL.  No other entry is ever without a
+ * ticket: this one stays until another takes its place.
+ */
+static DlockHeldName *latest_name = NULL;
+
+static uint32
+name_hash(const void *key, Size size)
+{
+	return ((const DlockKey *) key)->hash;
+}
+
+static int
+name_compare(const void *a, const void *b, Size size)
+{
+	return dlock_key_equal(a, b) ? 0 : 1;
+}
+
+static void *
+name_copy(void *to, const void *from, Size size)
+{
+	dlock_key_copy(to, from);
+	return to;
+}
+
+/* Make a table whose entries begin with a DlockKey, for this backend. */
+HTAB *
+dlock_held_make_table(const char *title, Size entry_size)
+{
+	HASHCTL		info = {0};
+
+	info.keysize = sizeof(DlockKey);
+	info.entrysize = entry_size;
+	info.hcxt = TopMemoryContext;
+	info.hash = name_hash;
+	info.match = name_compare;
+	info.keycopy = name_copy;
+	return hash_create(title, 16, &info,
+					   HASH_ELEM | HASH_FUNCTION | HASH_COMPARE |
+					   HASH_KEYCOPY | HASH_CONTEXT);
+}
+
+/* Make the table of names; once per backend. */
+void
+dlock_held_initialize(void)
+{
+	names = dlock_held_make_table("dlock names", sizeof(DlockHeldName));
+}
+
+/*
+ * Where a ticket stands under its name
+ */
+
+/* Enter a ticket into a list by its age: mostly it is the latest one there. */
+static void
+insert_by_age(dlist_head *list, DlockHeld *held)
+{
+	dlist_iter	iter;
+
+	dlist_foreach(iter, list)
+	{
+		if (dlist_container(DlockHeld, by_name, iter.cur)->number < held->number)
+		{
+			dlist_insert_before(iter.cur, &held->by_name);
+			return;
+		}
+	}
+	dlist_push_tail(list, &held->by_name);
+}
+
+/* A ticket counts under its name, or does not any more. */
+static void
+count_ticket(DlockHeld *held, int sign)
+{
+	DlockHeldName *name = held->name;
+
+	name->live += sign;
+	name->permits += sign * held->ticket->permits;
+	if (held->ticket->mode == DLOCK_EXCLUSIVE)
+		name->exclusive += sign;
+}
+
+static void
+move_ticket(DlockHeld *held, DlockHeldPlace place)
+{
+	if (held->place == place)
+		return;
+	if (place == DLOCK_HELD_LOST)
+		count_ticket(held, -1);
+	Assert(held->place != DLOCK_HELD_LOST);
+	dlist_delete(&held->by_name);
+	held->place = place;
+	insert_by_age(&held->name->tickets[place], held);
+}
+
+static DlockHeldPlace
+granted_place(const DlockHeld *held)
+{
+	return held->session_depth > 0 ? DLOCK_HELD_BY_SESSION : DLOCK_HELD_BY_XACT;
+}
+
+/*
+ * Find out which tickets are gone, if others have ended any since it was done
+ * last.  The count goes up after the state has changed.
+ */
+static void
+notice_losses(void)
+{
+	uint32		lost = pg_atomic_read_u32(&dlock_my_backend->lost);
+	dlist_iter	iter;
+
+	if (likely(lost == lost_seen))
+		return;
+	pg_read_barrier();
+	/* the oldest first, so that each is the latest where it comes */
+	dlist_reverse_foreach(iter, &dlock_held_tickets)
+	{
+		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
+
+		if (dlock_held_is_gone(held))
+			move_ticket(held, DLOCK_HELD_LOST);
+	}
+	lost_seen = lost;
+}
+
+/*
+ * See what others have done to the tickets under a name.  Each ticket is moved
+ * on twice at most, whatever the number of calls.
+ */
+static void
+catch_up(DlockHeldName *name)
+{
+	dlist_head *waiting = &name->tickets[DLOCK_HELD_WAITING];
+
+	notice_losses();
+	while (!dlist_is_empty(waiting))
+	{
+		DlockHeld  *oldest = dlist_tail_element(DlockHeld, by_name, waiting);
+
+		if (dlock_held_is_gone(oldest))
+			move_ticket(oldest, DLOCK_HELD_LOST);
+		else if (dlock_held_is_granted(oldest))
+			move_ticket(oldest, granted_place(oldest));
+		else
+			break;
+	}
+}
+
+/* The latest ticket that is granted, of those that were found so */
+static DlockHeld *
+find_granted(DlockHeldName *name, DlockHeldPlace place)
+{
+	dlist_iter	iter;
+
+	dlist_foreach(iter, &name->tickets[place])
+	{
+		DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
+
+		/* hardly ever not so: it has been ended since catch_up() */
+		if (dlock_held_is_granted(held))
+			return held;
+	}
+	return NULL;
+}
+
+static bool
+is_forgettable(const DlockHeld *held)
+{
+	/* what a lease has adopted goes on without this session */
+	return (dlock_held_is_gone(held) || held->ticket->session == 0) &&
+		held->session_depth == 0 && held->marks == 0;
+}
+
+void
+dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
+					 uint32 xact_depth)
+{
+	held->session_depth = session_depth;
+	held->xact_depth = xact_depth;
+	pg_atomic_write_u32(&held->ticket->session_depth, session_depth);
+	pg_atomic_write_u32(&held->ticket->xact_depth, xact_depth);
+	if (held->place == DLOCK_HELD_BY_SESSION ||
+		held->place == DLOCK_HELD_BY_XACT)
+		move_ticket(held, granted_place(held));
+}
+
+/* Make a name the latest.  The one before goes if it has no ticket. */
+static void
+set_latest_name(DlockHeldName *name)
+{
+	DlockHeldName *before = latest_name;
+
+	latest_name = name;
+	if (before && before != name && before->count == 0)
+		hash_search(names, &before->key, HASH_REMOVE, NULL);
+}
+
+/*
+ * Free a ticket that is in no lock, or let go of one that its lease has adopted.
+ * Raises nothing.
+ *
+ * One that could not leave its lock as its owner exits, as an unpinning has
+ * failed, is dlock_queue_reap()'s to free.
+ */
+void
+dlock_held_free_ticket(DlockTicket *ticket)
+{
+	if (pg_atomic_read_u32(&ticket->state) != DLOCK_GONE &&
+		ticket->session != 0)
+		return;
+	if (ticket->scope == DLOCK_LEASE)
+		dlock_lease_ticket_drop((DlockLeaseTicket *) ticket);
+	else
+		dlock_ticket_free(ticket);
+}
+
+/* Forget a ticket that has left its lock, or that its lease has adopted. */
+void
+dlock_held_forget(DlockHeld *held)
+{
+	Assert(held->marks == 0);
+	if (held->arming)
+		dlist_delete(&held->by_arming);
+	if (held->place != DLOCK_HELD_LOST)
+		count_ticket(held, -1);
+	dlock_held_free_ticket(held->ticket);
+	dlist_delete(&held->by_number);
+	dlist_delete(&held->by_name);
+	dlist_delete(&held->by_age);
+	num_held--;
+	if (--held->name->count == 0)
+	{
+		Assert(held->name->live == 0 && held->name->exclusive == 0 &&
+			   held->name->permits == 0);
+		dlist_delete(&held->name->link);
+		set_latest_name(held->name);
+	}
+	if (prepared_ticket == NULL)
+		prepared_ticket = held;
+	else
+		pfree(held);
+}
+
+static dlist_head *
+bucket_of(int64 number)
+{
+	return &numbers[number & (num_buckets - 1)];
+}
+
+/*
+ * The ticket with this number; NULL where this backend has none in this space,
+ * or, if that is NULL, in any: it may still have some from before the extension
+ * was dropped.
+ */
+DlockHeld *
+dlock_held_find_number(const DlockSpace *space, int64 number)
+{
+	dlist_iter	iter;
+
+	if (numbers == NULL)
+		return NULL;
+	dlist_foreach(iter, bucket_of(number))
+	{
+		DlockHeld  *held = dlist_container(DlockHeld, by_number, iter.cur);
+
+		if (held->number == number &&
+			(space == NULL || held->ticket->space == space->self))
+			return held;
+	}
+	return NULL;
+}
+
+/* Make sure that there are buckets enough for one more ticket. */
+static void
+prepare_number(void)
+{
+	int			wanted = Max(num_buckets * 2, 16);
+	dlist_head *before = numbers;
+	dlist_iter	iter;
+
+	if (num_held < num_buckets)
+		return;
+	numbers = MemoryContextAllocHuge(TopMemoryContext,
+									 wanted * sizeof(dlist_head));
+	num_buckets = wanted;
+	for (int i = 0; i < num_buckets; i++)
+		dlist_init(&numbers[i]);
+	dlist_foreach(iter, &dlock_held_tickets)
+	{
+		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
+
+		dlist_push_head(bucket_of(held->number), &held->by_number);
+	}
+	if (before)
+		pfree(before);
+}
+
+/*
+ * End the ticket if nobody asks for it any more, and forget it.  A ticket that
+ * was ended by force is remembered until the session has released it as often
+ * as it acquired it, so that it hears of its loss.
+ */
+void
+dlock_held_settle(DlockHeld *held)
+{
+	if (held->session_depth == 0 && held->xact_depth == 0)
+		(void) dlock_queue_leave(&held->name->key, held->ticket);
+	if (is_forgettable(held))
+		dlock_held_forget(held);
+	else if (dlock_held_is_gone(held))
+		move_ticket(held, DLOCK_HELD_LOST);
+}
+
+/*
+ * The name's entry.  What is released was mostly acquired last, and many ask
+ * for one name again and again: that takes no search.
+ */
+static DlockHeldName *
+find_entry(const DlockKey *key)
+{
+	if (latest_name && dlock_key_equal(&latest_name->key, key))
+		return latest_name;
+	return hash_search(names, key, HASH_FIND, NULL);
+}
+
+/* The name's entry if this backend has a ticket under it, NULL if not. */
+DlockHeldName *
+dlock_held_find_name(const DlockKey *key)
+{
+	DlockHeldName *name = find_entry(key);
+
+	return name && name->count > 0 ? name : NULL;
+}
+
+/*
+ * The latest granted ticket under a name, in a mode other than slots.  All that
+ * a session has under a name at one time, and is not gone, have the same slots.
+ */
+DlockHeld *
+dlock_held_find_reentrant(DlockHeldName *name)
+{
+	DlockHeld  *by_session;
+	DlockHeld  *by_xact;
+	DlockHeld  *latest;
+
+	catch_up(name);
+	by_session = find_granted(name, DLOCK_HELD_BY_SESSION);
+	by_xact = find_granted(name, DLOCK_HELD_BY_XACT);
+	latest = by_session == NULL ||
+		(by_xact && by_xact->number > by_session->number) ? by_xact : by_session;
+	return latest && latest->ticket->mode != DLOCK_SLOTS ? latest : NULL;
+}
+
+/*
+ * The latest ticket under a name that the session, as such, holds; or where
+ * there is none, one that it would hold had it not been ended by force.
+ */
+DlockHeld *
+dlock_held_find_session_hold(DlockHeldName *name)
+{
+	DlockHeld  *held;
+	dlist_iter	iter;
+
+	catch_up(name);
+	held = find_granted(name, DLOCK_HELD_BY_SESSION);
+	if (held)
+		return held;
+	dlist_foreach(iter, &name->tickets[DLOCK_HELD_LOST])
+	{
+		held = dlist_container(DlockHeld, by_name, iter.cur);
+		if (held->session_depth > 0)
+			return held;
+	}
+	return NULL;
+}
+
+/* Is one of the tickets under a name granted? */
+bool
+dlock_held_is_holding(DlockHeldName *name)
+{
+	catch_up(name);
+	return find_granted(name, DLOCK_HELD_BY_SESSION) != NULL ||
+		find_granted(name, DLOCK_HELD_BY_XACT) != NULL;
+}
+
+/* As dlock_held_blocks(), looking at one ticket after the other */
+static bool
+blocks_before(DlockHeldName *name, const DlockRequest *request, int64 number)
+{
+	int64		permits = request->permits;
+
+	for (int place = 0; place < DLOCK_HELD_LOST; place++)
+	{
+		dlist_iter	iter;
+
+		/* the oldest first, which ends as soon as possible */
+		dlist_reverse_foreach(iter, &name->tickets[place])
+		{
+			DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
+
+			if (held->number >= number)
+				break;
+			if (dlock_held_is_gone(held))
+				continue;
+			permits += held->ticket->permits;
+			if (request->mode == DLOCK_EXCLUSIVE ||
+				held->ticket->mode == DLOCK_EXCLUSIVE ||
+				(request->mode == DLOCK_SLOTS && permits > request->slots))
+				return true;
+		}
+	}
+	return false;
+}
+
+/*
+ * Would a request, if it had to wait, wait for its own backend?  It would
+ * behind a ticket of its own beside which it can never hold.  "number" is
+ * that of its ticket; the tickets after it do not matter.
+ *
+ * For a request that has no ticket yet all matter, and the counts tell.  They
+ * are never too small, so that whoever is told that it would not can believe
+ * it.  Only who is about to sleep for a ticket of his looks at those before it.
+ */
+bool
+dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
+				  int64 number)
+{
+	catch_up(name);
+	if (name->live == 0 ||
+		(request->mode != DLOCK_EXCLUSIVE && name->exclusive == 0 &&
+		 (request->mode != DLOCK_SLOTS ||
+		  name->permits + request->permits <= request->slots)))
+	{
+		Assert(name->count > 50 || !blocks_before(name, request, number));
+		return false;
+	}
+	return number == PG_INT64_MAX || blocks_before(name, request, number);
+}
+
+/*
+ * Does anybody wait for a lock under which this backend has a ticket, other
+ * than the one given?
+ */
+bool
+dlock_held_blocks_others(int64 except)
+{
+	DlockHeld  *excepted = dlock_held_find_number(NULL, except);
+	dlist_iter	iter;
+
+	notice_losses();
+	dlist_foreach(iter, &names_in_use)
+	{
+		DlockHeldName *name = dlist_container(DlockHeldName, link, iter.cur);
+		uint32		live = name->live;
+
+		if (excepted && excepted->name == name &&
+			excepted->place != DLOCK_HELD_LOST)
+			live--;
+		if (live > 0 && dlock_queue_has_waiters(&name->key))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Allocate all that entering a ticket under this name will need.
+ */
+void
+dlock_held_prepare(const DlockRequest *request)
+{
+	DlockHeldName *name;
+	bool		found;
+
+	if (num_held >= dlock_max_locks_per_session)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("too many locks in this session"),
+				 errdetail("The session has reached dlock.max_locks_per_session (%d).",
+						   dlock_max_locks_per_session),
+				 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
+
+	prepare_number();
+	if (prepared_ticket == NULL)
+		prepared_ticket = MemoryContextAlloc(TopMemoryContext,
+											 sizeof(DlockHeld));
+	if (latest_name && dlock_key_equal(&latest_name->key, &request->key))
+		return;
+	name = hash_search(names, &request->key, HASH_ENTER, &found);
+	if (!found)
+	{
+		for (int place = 0; place < DLOCK_NUM_HELD_PLACES; place++)
+			dlist_init(&name->tickets[place]);
+		name->count = name->live = name->exclusive = 0;
+		name->permits = 0;
+	}
+	set_latest_name(name);
+}
+
+/* Enter a ticket that has joined its lock.  Cannot fail. */
+DlockHeld *
+dlock_held_enter(DlockTicket *ticket)
+{
+	DlockHeld  *held = prepared_ticket;
+
+	held->number = ticket->number;
+	held->name = latest_name;
+	held->ticket = ticket;
+	held->place = DLOCK_HELD_WAITING;
+	held->marks = held->releases = 0;
+	held->to_arm = held->arming = false;
+	dlock_held_set_depth(held, 0, 0);
+	dlist_push_head(bucket_of(held->number), &held->by_number);
+	dlist_push_head(&held->name->tickets[held->place], &held->by_name);
+	if (held->name->count++ == 0)
+		dlist_push_head(&names_in_use, &held->name->link);
+	count_ticket(held, 1);
+	dlist_push_head(&dlock_held_tickets, &held->by_age);
+	num_held++;
+	prepared_ticket = NULL;
+	return held;
+}

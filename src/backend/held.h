@@ -1,0 +1,128 @@
+/*-------------------------------------------------------------------------
+ *
+ * held.h
+ *	  What this backend has: its tickets, by name and by number.
+ *
+ * For the files that work with them: session.c, lessee.c, request.c, xact.c,
+ * deadlock.c, errors.c and held.c.  All of this is the backend's own memory.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_HELD_H
+#define DLOCK_HELD_H
+
+#include "lib/ilist.h"
+
+#include "backend/backend.h"
+#include "shared/shared.h"
+
+/*
+ * Where a ticket stands under its name, as far as this backend has seen: others
+ * grant, or end by force, and what has become of a ticket is seen at the next
+ * call that has to know.
+ */
+typedef enum DlockHeldPlace
+{
+	DLOCK_HELD_WAITING,
+	DLOCK_HELD_BY_SESSION,		/* granted, and session_depth > 0 */
+	DLOCK_HELD_BY_XACT,			/* granted, and session_depth = 0 */
+	DLOCK_HELD_LOST,			/* gone, and remembered */
+	DLOCK_NUM_HELD_PLACES
+} DlockHeldPlace;
+
+/* A name under which this backend has tickets */
+typedef struct DlockHeldName
+{
+	DlockKey	key;			/* hash key, must be first */
+	dlist_head	tickets[DLOCK_NUM_HELD_PLACES]; /* DlockHeld.by_name, latest
+												 * first */
+	dlist_node	link;			/* in the list of names, if count > 0 */
+	uint32		count;			/* of all tickets */
+
+	/* of those that are not lost */
+	uint32		live;
+	uint32		exclusive;
+	int64		permits;
+} DlockHeldName;
+
+typedef struct DlockHeld
+{
+	int64		number;
+	DlockHeldName *name;
+	DlockTicket *ticket;
+	dlist_node	by_number;		/* in its bucket of "numbers" */
+	dlist_node	by_name;		/* in DlockHeldName.tickets[place] */
+	DlockHeldPlace place;
+	dlist_node	by_age;			/* in dlock_held_tickets, latest first */
+	uint32		session_depth;	/* acquires not yet released */
+	uint32		xact_depth;
+	uint32		marks;			/* how many marks point here, see xact.c */
+	uint32		releases;		/* session-scoped acquires that the marks undo */
+	bool		to_arm;			/* a MARK_ARM is among them, or ... */
+	bool		arming;			/* ... its transaction has committed */
+	dlist_node	by_arming;		/* in arming_tickets if arming */
+} DlockHeld;
+
+static inline bool
+dlock_held_is_gone(const DlockHeld *held)
+{
+	return pg_atomic_read_u32(&held->ticket->state) == DLOCK_GONE;
+}
+
+static inline bool
+dlock_held_is_granted(const DlockHeld *held)
+{
+	return pg_atomic_read_u32(&held->ticket->state) == DLOCK_GRANTED;
+}
+
+/* held.c */
+extern dlist_head dlock_held_tickets;
+
+extern void dlock_held_initialize(void);
+extern struct HTAB *dlock_held_make_table(const char *title, Size entry_size);
+extern void dlock_held_prepare(const DlockRequest *request);
+extern DlockHeld *dlock_held_enter(DlockTicket *ticket);
+extern void dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
+								 uint32 xact_depth);
+extern void dlock_held_settle(DlockHeld *held);
+extern void dlock_held_free_ticket(DlockTicket *ticket);
+extern void dlock_held_forget(DlockHeld *held);
+extern DlockHeld *dlock_held_find_number(const DlockSpace *space,
+										 int64 number);
+extern DlockHeldName *dlock_held_find_name(const DlockKey *key);
+extern DlockHeld *dlock_held_find_reentrant(DlockHeldName *name);
+extern DlockHeld *dlock_held_find_session_hold(DlockHeldName *name);
+extern bool dlock_held_blocks_others(int64 except);
+extern bool dlock_held_is_holding(DlockHeldName *name);
+extern bool dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
+							  int64 number);
+
+/* xact.c */
+extern void dlock_xact_prepare(void);
+extern void dlock_xact_deepen(DlockHeld *held, DlockScope scope);
+extern void dlock_xact_undo_latest(void);
+extern void dlock_xact_prepare_arming(void);
+extern void dlock_xact_arm(DlockHeld *held);
+extern void dlock_xact_arm_of_lease(DlockLeaseTicket *ticket);
+
+/* request.c */
+extern DlockTimeout dlock_request_time_left(DlockTimeout timeout,
+											uint64 start);
+extern bool dlock_request_wait(const DlockRequest *request, DlockHeld *held);
+extern DlockOutcome dlock_request_wait_for_lease(const DlockRequest *request,
+												 DlockHeld *held);
+extern bool dlock_request_wait_again(DlockTicket *ticket, const DlockKey *key,
+									 DlockTimeout timeout);
+extern void dlock_request_check_upgrade(const DlockRequest *request,
+										const DlockTicket *held);
+
+/* errors.c */
+extern void dlock_raise_self_wait(const DlockRequest *request);
+extern void dlock_raise_mismatch(const DlockRequest *request,
+										 int32 slots);
+extern void dlock_raise_lost_place(const DlockRequest *request,
+										   int64 number);
+extern void dlock_raise_lost(const DlockKey *key, int64 fence);
+extern void dlock_raise_no_ticket(int64 number);
+
+#endif							/* DLOCK_HELD_H */

@@ -1,0 +1,128 @@
+/*-------------------------------------------------------------------------
+ *
+ * lease_open.c
+ *	  Opening leases, and those that are attached to this session.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "utils/memutils.h"
+
+#include "backend/backend.h"
+#include "shared/shared.h"
+
+/* Leases attached to this session, each referred to */
+static List *attached_leases = NIL;
+
+static int64
+draw_number(DlockSpace *space)
+{
+	int64		number;
+
+	while ((number = dlock_ticket_draw(space)) == 0)
+		dlock_ticket_reserve(space, 0);
+	return number;
+}
+
+/* A lease could not be made durable, or its opener exits before that. */
+static void
+withdraw_lease(int code, Datum arg)
+{
+	DlockLease *lease = (DlockLease *) DatumGetPointer(arg);
+	DlockSpace *space = dlock_space_at(lease->space);
+
+	ConditionVariableCancelSleep();
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_be_over(lease, true);
+	LWLockRelease(&space->lease_lock);
+	dlock_lease_end(space, lease, 0);
+	(void) dlock_lease_settle(space, &lease->record);
+}
+
+/*
+ * Note a lease as attached to this session; those that are over are not any
+ * more.
+ */
+static void
+attach_to_session(DlockLease *lease)
+{
+	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
+	ListCell   *cell;
+
+	foreach(cell, attached_leases)
+	{
+		DlockLease *other = lfirst(cell);
+
+		if (pg_atomic_read_u64(&other->deadline) > DLOCK_RAN_OUT)
+			continue;
+		attached_leases = foreach_delete_current(attached_leases, cell);
+		dlock_record_unref(&other->record);
+	}
+	attached_leases = lappend(attached_leases, lease);
+	MemoryContextSwitchTo(old_context);
+	dlock_record_ref(&lease->record);
+}
+
+/*
+ * Open a lease, durably.
+ */
+int64
+dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
+				  const char *info)
+{
+	int			before = dlock_record_prepare();
+	DlockLease *lease;
+	int64		number;
+
+	dlock_check_memory();
+	lease = dlock_lease_make(space, ttl, delay, false, info);
+	if (attach)
+	{
+		lease->session = pg_atomic_read_u64(&dlock_my_backend->session);
+		lease->procno = compat_my_procno();
+		lease->pid = MyProcPid;
+		attach_to_session(lease);
+	}
+	lease->number = draw_number(space);
+	dlock_id_insert(space, lease->number, lease, NULL);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_start(space, lease);
+	dlock_journal_mark(space, &lease->record);
+	LWLockRelease(&space->lease_lock);
+
+	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
+	{
+		dlock_durable_wait(space, &lease->record);
+		if (!dlock_lease_is_open(lease))
+			dlock_raise_lease_gone(lease->number);
+	}
+	PG_END_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
+	number = lease->number;
+	dlock_record_unuse(before);
+	return number;
+}
+
+/*
+ * This session ends, or passes to another client: the time of the leases
+ * attached to it begins to run.  Raises nothing.
+ */
+void
+dlock_lease_detach_all(void)
+{
+	ListCell   *cell;
+
+	foreach(cell, attached_leases)
+	{
+		DlockLease *lease = lfirst(cell);
+
+		if (dlock_lease_detach(lease))
+			dlock_worker_wake(dlock_space_at(lease->space));
+		dlock_record_unref(&lease->record);
+	}
+	list_free(attached_leases);
+	attached_leases = NIL;
+}

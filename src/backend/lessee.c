@@ -1,0 +1,364 @@
+/*-------------------------------------------------------------------------
+ *
+ * lessee.c
+ *	  Getting tickets for leases.
+ *
+ * A blocking request waits with a ticket of this session's, as others do; when
+ * it is granted, the lease adopts the ticket.  What is enqueued is the lease's
+ * from the start.  A call returns what is durable, or takes back what it has
+ * made.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/condition_variable.h"
+#include "storage/ipc.h"
+
+#include "backend/held.h"
+
+static void
+raise_other_permits(const DlockRequest *request, const DlockTicket *existing)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("the lease has asked for lock \"%.*s\" with other permits",
+					request->key.length, request->key.name),
+			 errdetail("Its ticket %lld takes permits => %d.",
+					   (long long) existing->number, existing->permits),
+			 errhint("Give the same permits, or another owner.")));
+}
+
+/*
+ * Join the lock with a new ticket for request->lease, or find the one that
+ * the lease has for the same request.  NULL where the lock is busy and the
+ * request is not to be queued.  *held is the session's part in a new ticket
+ * that is not adopted at once, NULL otherwise.
+ */
+static DlockLeaseTicket *
+join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
+			   bool adopt, DlockHeld **held, bool *created)
+{
+	DlockLeaseTicket *ticket;
+	DlockLeaseTicket *existing;
+	DlockJoin	outcome;
+	int32		slots;
+
+	*held = NULL;
+	*created = false;
+	if (!adopt)
+		dlock_held_prepare(request);
+	(void) dlock_record_prepare();
+	dlock_check_memory();
+	ticket = dlock_lease_ticket_make(space, request);
+	while ((outcome = dlock_queue_join(space, request, &ticket->ticket,
+									   nowait, adopt, &slots,
+									   &existing)) == DLOCK_JOIN_NO_NUMBER)
+		dlock_ticket_reserve(space, 0);
+	switch (outcome)
+	{
+		case DLOCK_JOIN_EXISTS:
+			dlock_request_check_upgrade(request, &existing->ticket);
+			if (request->permits != existing->ticket.permits)
+				raise_other_permits(request, &existing->ticket);
+			return existing;
+		case DLOCK_JOIN_BUSY:
+			return NULL;
+		case DLOCK_JOIN_MISMATCH:
+			dlock_raise_mismatch(request, slots);
+			break;
+		case DLOCK_JOIN_LEASE_GONE:
+			dlock_raise_lease_gone(request->lease->number);
+			break;
+		default:
+			break;
+	}
+	*created = true;
+	if (!adopt)
+	{
+		*held = dlock_held_enter(&ticket->ticket);
+		/* for as long as it is noted there, whoever has the ticket by then */
+		dlock_record_ref(&ticket->record);
+	}
+	return ticket;
+}
+
+/* Let the lease have the ticket that this session was granted. */
+static void
+let_adopt(const DlockRequest *request, DlockHeld *held,
+		  DlockLeaseTicket *ticket)
+{
+	PG_TRY();
+	{
+		dlock_lease_ticket_publish(ticket);
+		if (!dlock_queue_adopt(ticket))
+		{
+			if (dlock_held_is_gone(held))
+				dlock_raise_lost_place(request, held->number);
+			dlock_raise_lease_gone(request->lease->number);
+		}
+	}
+	PG_CATCH();
+	{
+		/* dshash raises a lack of memory with a lock of its own held */
+		LWLockReleaseAll();
+		if (ticket->ticket.session != 0)
+			dlock_lease_ticket_unpublish(ticket);
+		dlock_held_settle(held);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	dlock_held_forget(held);
+}
+
+/*
+ * Get a ticket for request->lease granted, or find it granted; the caller uses
+ * it then, and has claimed it.  NULL where that was not to be had in the
+ * request's time.
+ */
+static DlockLeaseTicket *
+acquire_for_lease(DlockSpace *space, DlockRequest *request,
+				  DlockOutcome *outcome)
+{
+	DlockTimeout timeout = request->timeout;
+	bool		nowait = timeout == DLOCK_NO_WAIT;
+	uint64		start = dlock_monotonic_now();
+
+	for (;;)
+	{
+		DlockHeldName *name;
+		DlockHeld  *held;
+		DlockLeaseTicket *ticket;
+		bool		created;
+		bool		blocked;
+
+		CHECK_FOR_INTERRUPTS();
+		if (!request->lease->single && !dlock_lease_is_open(request->lease))
+			dlock_raise_lease_gone(request->lease->number);
+		request->timeout = dlock_request_time_left(timeout, start);
+		name = dlock_held_find_name(&request->key);
+		blocked = name && dlock_held_blocks(name, request, PG_INT64_MAX);
+		ticket = join_for_lease(space, request, nowait || blocked, false,
+								&held, &created);
+		*outcome = DLOCK_BUSY;
+		if (ticket == NULL)
+		{
+			if (!nowait)
+				dlock_raise_self_wait(request);
+			dlock_count(DLOCK_COUNT_BUSY, 1);
+			return NULL;
+		}
+		if (held)
+		{
+			*outcome = dlock_request_wait_for_lease(request, held);
+			if (*outcome == DLOCK_TIMED_OUT)
+				return NULL;
+			if (*outcome == DLOCK_LOST)
+				continue;		/* ask anew */
+			let_adopt(request, held, ticket);
+			return ticket;
+		}
+		if (pg_atomic_read_u32(&ticket->ticket.state) == DLOCK_WAITING)
+		{
+			if (nowait)
+				return NULL;
+			if (name &&
+				dlock_held_blocks(name, request, ticket->ticket.number))
+				dlock_raise_self_wait(request);
+		}
+		*outcome = dlock_wait_for_grant(request, &ticket->ticket);
+		if (*outcome == DLOCK_ACQUIRED && dlock_queue_claim(ticket, false))
+			return ticket;
+		if (*outcome == DLOCK_TIMED_OUT)
+			return NULL;
+		/* gone, so ask anew */
+	}
+}
+
+/* Tickets for leases that a call has claimed */
+typedef struct Taken
+{
+	DlockLeaseTicket **tickets;
+	int			count;
+} Taken;
+
+/*
+ * A call fails, or the backend exits: nothing stays of what it has claimed,
+ * unless another call has, too.
+ */
+static void
+take_back(int code, Datum arg)
+{
+	Taken	   *taken = (Taken *) DatumGetPointer(arg);
+
+	/* dshash raises a lack of memory with a lock of its own held */
+	LWLockReleaseAll();
+	ConditionVariableCancelSleep();
+	for (int i = 0; i < taken->count; i++)
+		dlock_lease_ticket_withdraw(taken->tickets[i]);
+}
+
+/*
+ * Wait until what is known of a ticket is durable; raises 55L01 where it is
+ * gone meanwhile, with the extension or without, or is not granted though
+ * "granted" is set.  A ticket whose lease has run out is gone, whether or not the
+ * worker has ended it.
+ */
+static void
+make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
+{
+	DlockState	state;
+
+	dlock_durable_wait(space, &ticket->record);
+	dlock_wait_check_space(space, &ticket->key);
+	state = dlock_state_of(ticket);
+	if (!(state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)) ||
+		!dlock_lease_ticket_is_live(ticket))
+		dlock_raise_lost(&ticket->key, ticket->ticket.number);
+}
+
+/*
+ * Acquire for request->lease: returns the ticket's number, durably.  Where
+ * that was not to be had in the request's time, returns 0 with *outcome set.
+ */
+int64
+dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
+					 DlockOutcome *outcome)
+{
+	DlockLeaseTicket *ticket = acquire_for_lease(space, request, outcome);
+	Taken		taken = {&ticket, 1};
+
+	if (ticket == NULL)
+		return 0;
+	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+	make_durable(space, ticket, true);
+	PG_END_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+	return ticket->ticket.number;
+}
+
+/*
+ * The same for several locks, all or none; as dlock_session_acquire_all().
+ */
+bool
+dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
+						 DlockKey *const *keys, int count,
+						 int64 *fences, int *failed,
+						 DlockOutcome *outcome)
+{
+	DlockTimeout timeout = request->timeout;
+	uint64		start = dlock_monotonic_now();
+	Taken		taken = {
+		.tickets = palloc(Max(count, 1) * sizeof(DlockLeaseTicket *)),
+		.count = 0
+	};
+
+	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+	while (taken.count < count)
+	{
+		int			i = taken.count;
+
+		request->key = *keys[i];
+		request->timeout = dlock_request_time_left(timeout, start);
+		taken.tickets[i] = acquire_for_lease(space, request, outcome);
+		if (taken.tickets[i] == NULL)
+			break;
+		fences[i] = taken.tickets[i]->ticket.number;
+		taken.count++;
+	}
+	for (int i = 0; i < count && taken.count == count; i++)
+		make_durable(space, taken.tickets[i], true);
+	PG_END_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+
+	if (taken.count == count)
+		return true;
+	*failed = taken.count;
+	take_back(0, PointerGetDatum(&taken));
+	return false;
+}
+
+/*
+ * The ticket that an enqueue is to return, claimed: a new one, or the one that
+ * the same request got before.  Where that one's session waits with it still,
+ * the lease adopts it now, as an enqueued ticket is to outlive that session.
+ */
+static DlockLeaseTicket *
+enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
+{
+	DlockLeaseTicket *ticket;
+	DlockHeld  *held;
+
+	for (;;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (!request->lease->single && !dlock_lease_is_open(request->lease))
+			dlock_raise_lease_gone(request->lease->number);
+		ticket = join_for_lease(space, request, false, true, &held, created);
+		if (*created || dlock_queue_claim(ticket, true))
+			return ticket;
+	}
+}
+
+/*
+ * A ticket that another call has made is announced to this one's client from now
+ * on.  Only when all else is done: should this call fail, the other client is
+ * still told.
+ */
+static void
+redirect(DlockSpace *space, const DlockRequest *request,
+		 DlockLeaseTicket *ticket)
+{
+	dsa_pointer announcement = dlock_announcement_make(space, request);
+
+	if (dlock_queue_redirect(ticket, announcement))
+		return;
+	dlock_announcement_discard(space, announcement);
+	dlock_raise_lost(&ticket->key, ticket->ticket.number);
+}
+
+/*
+ * Take a place in the queue for request->lease, durably and without waiting
+ * for the turn, and return the ticket's number.
+ */
+int64
+dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request)
+{
+	DlockLeaseTicket *ticket;
+	bool		created;
+	Taken		taken = {&ticket, 1};
+
+	dlock_xact_prepare_arming();
+	ticket = enqueue_for_lease(space, request, &created);
+	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+	/* also what was there: nobody may have done so, if it was adopted now */
+	dlock_lease_ticket_publish(ticket);
+	make_durable(space, ticket, false);
+	if (!created)
+		redirect(space, request, ticket);
+	PG_END_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+	dlock_xact_arm_of_lease(ticket);
+	return ticket->ticket.number;
+}
+
+/*
+ * Wait for a lease's ticket.  True only once the grant is durable: it could
+ * otherwise be gone after a crash, and another one the holder.
+ */
+bool
+dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
+				  DlockTimeout timeout)
+{
+	if (DsaPointerIsValid(ticket->ticket.announcement))
+	{
+		dlock_xact_prepare_arming();
+		if (dlock_notify_is_mine(&ticket->ticket))
+			(void) dlock_notify_listen();
+		dlock_xact_arm_of_lease(ticket);
+	}
+	if (pg_atomic_read_u32(&ticket->ticket.state) == DLOCK_WAITING &&
+		(timeout == DLOCK_NO_WAIT ||
+		 !dlock_request_wait_again(&ticket->ticket, &ticket->key, timeout)))
+		return false;
+	make_durable(space, ticket, true);
+	return true;
+}

@@ -1,0 +1,144 @@
+/*-------------------------------------------------------------------------
+ *
+ * replicated.c
+ *	  What becomes of rows that come by logical replication.
+ *
+ * A publication FOR ALL TABLES takes in the tables of an extension, and nothing
+ * can keep them out of it.  So a trigger on each of them sees to it that what
+ * arrives from another server does no harm:
+ *
+ *	"live"			The tables of leases say what this server has promised.
+ *					Nothing that another one has promised is kept here, and
+ *					nothing of this one is removed.
+ *	"versions"		Of two versions of a name the greater one counts: who was
+ *					behind finds out and repeats, and no version ever falls,
+ *					whichever way, and however often, rows go around.
+ *	"reservations"	A prefix that is reserved here stays as it is.  Others
+ *					follow what comes.
+ *
+ * Otherwise two servers that have a row of one name would stop the replication
+ * of all tables.  The triggers are for replicas alone: neither this server's
+ * own changes nor, as it is a session's, a restore in a session that calls
+ * itself a replica is meant.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "postmaster/bgworker.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+
+#include "backend/backend.h"
+
+/* One of our own statements is at work: its rows go in. */
+static bool merging = false;
+
+static const char merge_version[] =
+	"INSERT INTO %s AS own (name, version) VALUES ($1, $2) "
+	"ON CONFLICT (name) DO UPDATE SET version = excluded.version "
+	"WHERE own.version OPERATOR(pg_catalog.<) excluded.version";
+static const char merge_reservation[] =
+	"INSERT INTO %s (prefix, owner) VALUES ($1, $2) ON CONFLICT (prefix) DO NOTHING";
+
+/*
+ * Whoever applies the changes of another server is a background worker.  Our
+ * own one is none of them, even if a setting makes it a replica.
+ */
+static bool
+is_applying(void)
+{
+	return MyBackendType == B_BG_WORKER &&
+		strcmp(MyBgworkerEntry->bgw_function_name, "dlock_worker_main") != 0;
+}
+
+/* Insert the two columns of a row with a statement. */
+static void
+merge(TriggerData *trigger, HeapTuple row, const char *statement,
+	  const char *const columns[2])
+{
+	TupleDesc	descriptor = RelationGetDescr(trigger->tg_relation);
+	char	   *table =
+		quote_qualified_identifier(get_namespace_name(RelationGetNamespace(trigger->tg_relation)),
+								   RelationGetRelationName(trigger->tg_relation));
+	Oid			types[2];
+	Datum		values[2];
+	bool		is_null;
+
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	for (int i = 0; i < 2; i++)
+	{
+		int			column = SPI_fnumber(descriptor, columns[i]);
+
+		if (column <= 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_UNDEFINED_COLUMN),
+					 errmsg("column \"%s\" of table %s does not exist",
+							columns[i], table)));
+		types[i] = SPI_gettypeid(descriptor, column);
+		values[i] = SPI_getbinval(row, descriptor, column, &is_null);
+		if (is_null)
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("null in column \"%s\" of table %s",
+							columns[i], table)));
+	}
+	merging = true;
+	PG_TRY();
+	{
+		if (SPI_execute_with_args(psprintf(statement, table), 2, types, values,
+								  NULL, false, 0) != SPI_OK_INSERT)
+			elog(ERROR, "could not merge a row into table %s", table);
+	}
+	PG_FINALLY();
+	{
+		merging = false;
+	}
+	PG_END_TRY();
+	SPI_finish();
+}
+
+/*
+ * Row trigger, before an insert, an update or a delete.  The argument says what
+ * kind of table this is.
+ */
+PG_FUNCTION_INFO_V1(dlock_replicated);
+Datum
+dlock_replicated(PG_FUNCTION_ARGS)
+{
+	static const char *const version_columns[] = {"name", "version"};
+	static const char *const reservation_columns[] = {"prefix", "owner"};
+	TriggerData *trigger = dlock_trigger(fcinfo, "dlock_replicated");
+	bool		updated = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event);
+	HeapTuple	row = updated ? trigger->tg_newtuple : trigger->tg_trigtuple;
+	const char *kind;
+
+	if (!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
+		!TRIGGER_FIRED_FOR_ROW(trigger->tg_event) ||
+		trigger->tg_trigger->tgnargs != 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" must be fired before a change, for each row, with the kind of the table",
+						"dlock_replicated")));
+
+	if (!is_applying() || merging)
+		return PointerGetDatum(row);
+	kind = trigger->tg_trigger->tgargs[0];
+	if (strcmp(kind, "reservations") == 0)
+	{
+		if (!TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
+			return PointerGetDatum(row);
+		merge(trigger, row, merge_reservation, reservation_columns);
+	}
+	else if (strcmp(kind, "versions") == 0 &&
+			 !TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
+		merge(trigger, row, merge_version, version_columns);
+	return PointerGetDatum(NULL);
+}

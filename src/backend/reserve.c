@@ -1,0 +1,404 @@
+/*-------------------------------------------------------------------------
+ *
+ * reserve.c
+ *	  Names that are kept for a role.
+ *
+ * A reservation keeps all names that begin with its prefix for the roles that
+ * have the privileges of its owner; of several that fit, the longest counts.
+ * They are rows of a table.  Each backend keeps a copy, and reads the table
+ * again after an invalidation of the table's entry in the relation cache,
+ * which every change of a row sends along with its transaction: a trigger does
+ * so, as rows also come by COPY, from a restore.  So where nothing is reserved
+ * a call pays for one comparison.
+ *
+ * A row names a role, and has the OID that a role of that name had when the row
+ * was written.  Where these two do not agree any more, the role was dropped, or
+ * renamed, or another one has got its name, and where the OID is 0 there was
+ * none: then the names are closed to all but superusers, until somebody says
+ * whose they are.  No dependency of the role could be recorded instead: only
+ * objects have them, and a row is none.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+#include "backend/backend.h"
+#include "shared/shared.h"
+#include "tables/tables.h"
+
+typedef struct Reservation
+{
+	Oid			role;			/* 0: none had the owner's name */
+	NameData	owner;
+	int			length;			/* of the prefix, in bytes */
+	char		prefix[DLOCK_MAX_NAME];
+} Reservation;
+
+static Reservation *reservations = NULL;
+static int	num_reservations = 0;
+static int	max_reservations = 0;
+static bool reservations_valid = false;
+static bool owners_are_names = false;	/* OIDs otherwise, as in version 1.0 */
+static Oid	reservations_table = InvalidOid;
+static DlockSpace *reservations_space = NULL;
+
+static void
+forget_reservations(Datum arg, Oid relation)
+{
+	if (relation == InvalidOid || relation == reservations_table)
+		reservations_valid = false;
+}
+
+/* The table's columns, by number */
+typedef struct Columns
+{
+	TupleDesc	descriptor;
+	int			prefix;
+	int			owner;
+	int			role;			/* version 1.0 of the extension has none */
+} Columns;
+
+static int
+find_column(Relation table, const char *name, Oid type, Oid other_type)
+{
+	TupleDesc	descriptor = RelationGetDescr(table);
+	int			column = SPI_fnumber(descriptor, name);
+	Oid			found = column > 0 ? SPI_gettypeid(descriptor, column) : InvalidOid;
+
+	if (found != InvalidOid && (found == type || found == other_type))
+		return column;
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table \"%s\" is not what extension \"%s\" has made",
+					RelationGetRelationName(table), "dlock"),
+			 errdetail("It has no column \"%s\" of type %s.", name,
+					   format_type_be(type)),
+			 errhint("Undo what was changed, with ALTER TABLE.")));
+	return 0;					/* keep compiler quiet */
+}
+
+static void
+find_columns(Relation table, Columns *columns)
+{
+	columns->descriptor = RelationGetDescr(table);
+	columns->prefix = find_column(table, "prefix", TEXTOID, InvalidOid);
+	columns->owner = find_column(table, "owner", NAMEOID, REGROLEOID);
+	columns->role =
+		SPI_gettypeid(columns->descriptor, columns->owner) == REGROLEOID ? 0 :
+		find_column(table, "role", OIDOID, InvalidOid);
+}
+
+static Datum
+get_column(HeapTuple row, const Columns *columns, int column)
+{
+	bool		is_null;
+	Datum		datum = heap_getattr(row, column, columns->descriptor, &is_null);
+
+	if (is_null)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("table \"%s\" has a null in column \"%s\"",
+						"dlock_reservations",
+						SPI_fname(columns->descriptor, column)),
+				 errhint("Delete the row, and call dlock_reserve() instead.")));
+	return datum;
+}
+
+static void
+read_reservation(HeapTuple row, const Columns *columns,
+				 Reservation *reservation)
+{
+	text	   *prefix = DatumGetTextPP(get_column(row, columns, columns->prefix));
+	Datum		owner = get_column(row, columns, columns->owner);
+
+	reservation->length = Min(VARSIZE_ANY_EXHDR(prefix), DLOCK_MAX_NAME);
+	memcpy(reservation->prefix, VARDATA_ANY(prefix), reservation->length);
+	if (columns->role)
+	{
+		reservation->owner = *DatumGetName(owner);
+		reservation->role =
+			DatumGetObjectId(get_column(row, columns, columns->role));
+	}
+	else
+	{
+		char	   *name = GetUserNameFromId(DatumGetObjectId(owner), true);
+
+		reservation->role = name ? DatumGetObjectId(owner) : InvalidOid;
+		namestrcpy(&reservation->owner,
+				   name ? name : psprintf("%u", DatumGetObjectId(owner)));
+	}
+}
+
+static void
+make_room(void)
+{
+	int			max = Max(8, 2 * max_reservations);
+	Size		size = (Size) max * sizeof(Reservation);
+
+	if (num_reservations < max_reservations)
+		return;
+	reservations = reservations == NULL ?
+		MemoryContextAlloc(TopMemoryContext, size) :
+		repalloc_huge(reservations, size);
+	max_reservations = max;
+}
+
+/* Read the table, with what is committed now and what this transaction did. */
+static void
+read_reservations(DlockSpace *space)
+{
+	static bool registered = false;
+	Relation	table;
+	Snapshot	snapshot;
+	SysScanDesc scan;
+	HeapTuple	row;
+	Columns		columns;
+
+	if (!registered)
+		CacheRegisterRelcacheCallback(forget_reservations, 0);
+	registered = true;
+
+	table = table_open(dlock_relation(space, "dlock_reservations"),
+					   AccessShareLock);
+	reservations_table = RelationGetRelid(table);
+	reservations_space = space;
+	num_reservations = 0;
+	/* set before the table is read: a change during that is not missed */
+	reservations_valid = true;
+	PG_TRY();
+	{
+		find_columns(table, &columns);
+		owners_are_names = columns.role != 0;
+		snapshot = RegisterSnapshot(GetLatestSnapshot());
+		scan = systable_beginscan(table, InvalidOid, false, snapshot, 0, NULL);
+		while ((row = systable_getnext(scan)) != NULL)
+		{
+			make_room();
+			read_reservation(row, &columns, &reservations[num_reservations++]);
+		}
+		systable_endscan(scan);
+		UnregisterSnapshot(snapshot);
+	}
+	PG_CATCH();
+	{
+		reservations_valid = false;
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	table_close(table, AccessShareLock);
+}
+
+/* The reservation that counts for a name; NULL where it is free for all. */
+static const Reservation *
+find_reservation(DlockSpace *space, const char *name, int length)
+{
+	const Reservation *longest = NULL;
+
+	if (!reservations_valid || space != reservations_space)
+		read_reservations(space);
+	for (int i = 0; i < num_reservations; i++)
+	{
+		const Reservation *reservation = &reservations[i];
+
+		if (reservation->length <= length &&
+			memcmp(reservation->prefix, name, reservation->length) == 0 &&
+			(longest == NULL || reservation->length > longest->length))
+			longest = reservation;
+	}
+	return longest;
+}
+
+/* Is the role there that the row was written for, by the same name? */
+static bool
+has_owner(const Reservation *reservation)
+{
+	return OidIsValid(reservation->role) &&
+		get_role_oid(NameStr(reservation->owner), true) == reservation->role;
+}
+
+static bool
+may_use(const Reservation *reservation)
+{
+	return reservation == NULL || superuser() ||
+		(has_owner(reservation) &&
+		 has_privs_of_role(GetUserId(), reservation->role));
+}
+
+/* The detail and the hint of an error about names that are another role's */
+static int
+explain_owner(const Reservation *reservation, const char *hint)
+{
+	const char *owner = NameStr(reservation->owner);
+
+	if (has_owner(reservation))
+	{
+		errdetail("Names that begin with \"%.*s\" are reserved for role \"%s\".",
+				  reservation->length, reservation->prefix, owner);
+		return errhint("%s", hint);
+	}
+	if (OidIsValid(get_role_oid(owner, true)))
+		errdetail("Names that begin with \"%.*s\" are reserved for an earlier role \"%s\", not for the one that has its name now.",
+				  reservation->length, reservation->prefix, owner);
+	else
+		errdetail("Names that begin with \"%.*s\" are reserved for role \"%s\", which does not exist.",
+				  reservation->length, reservation->prefix, owner);
+	return errhint("Until a superuser has reserved them again, with dlock_reserve(), only superusers can use them.");
+}
+
+/*
+ * May the current user use this name?  Raises 42501 if not.
+ */
+void
+dlock_reserve_check(DlockSpace *space, const DlockKey *key)
+{
+	const Reservation *reservation;
+
+	if (likely(reservations_valid && num_reservations == 0 &&
+			   space == reservations_space))
+		return;
+	reservation = find_reservation(space, key->name, key->length);
+	if (may_use(reservation))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("permission denied for lock \"%.*s\"",
+					key->length, key->name),
+			 explain_owner(reservation,
+						   "Use another name, or a role that has the privileges of that role.")));
+}
+
+static void
+check_prefix(const text *prefix)
+{
+	int			length = VARSIZE_ANY_EXHDR(prefix);
+
+	if (length < 1 || length > DLOCK_MAX_NAME)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("prefix must have between 1 and %d bytes, not %d",
+						DLOCK_MAX_NAME, length),
+				 errhint("It is compared with the beginning of names, byte by byte.")));
+}
+
+/* Only those who may use a name already may change whose it is. */
+static void
+check_owner(DlockSpace *space, const text *prefix)
+{
+	const Reservation *reservation = find_reservation(space,
+													  VARDATA_ANY(prefix),
+													  VARSIZE_ANY_EXHDR(prefix));
+
+	if (!may_use(reservation))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for prefix \"%s\"",
+						text_to_cstring(prefix)),
+				 explain_owner(reservation,
+							   "Use a role that has the privileges of that role.")));
+}
+
+/*
+ * Let all backends read the table again once this transaction has committed.
+ * The trigger does so, too, but version 1.0 of the extension has none.
+ */
+static void
+invalidate(void)
+{
+	CacheInvalidateRelcacheByRelid(reservations_table);
+}
+
+/*
+ * Trigger on the table: somebody has changed it.
+ */
+PG_FUNCTION_INFO_V1(dlock_reservations_changed);
+Datum
+dlock_reservations_changed(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = dlock_trigger(fcinfo, "dlock_reservations_changed");
+
+	CacheInvalidateRelcache(trigger->tg_relation);
+	return PointerGetDatum(NULL);
+}
+
+/*
+ * The OID of the role with a name, 0 if there is none; for a generated column.
+ */
+PG_FUNCTION_INFO_V1(dlock_role_oid);
+Datum
+dlock_role_oid(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_OID(PG_ARGISNULL(0) ? InvalidOid :
+				  get_role_oid(NameStr(*PG_GETARG_NAME(0)), true));
+}
+
+/*
+ * Keep the names with a prefix for an owner, instead of the one they may be
+ * kept for by now.
+ */
+void
+dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
+{
+	NameData	name;
+	Oid			types[] = {TEXTOID, NAMEOID};
+	Datum		values[] = {PointerGetDatum(prefix), NameGetDatum(&name)};
+
+	check_prefix(prefix);
+	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(owner)))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("role with OID %u does not exist", owner),
+				 errhint("Give the name of a role.")));
+	if (!has_privs_of_role(GetUserId(), owner))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied to reserve names for role \"%s\"",
+						GetUserNameFromId(owner, false)),
+				 errhint("Use a role that has the privileges of that role.")));
+	check_owner(space, prefix);
+	namestrcpy(&name, GetUserNameFromId(owner, false));
+	if (!owners_are_names)
+	{
+		types[1] = OIDOID;
+		values[1] = ObjectIdGetDatum(owner);
+	}
+	(void) dlock_execute_as_owner(space, "dlock_reservations", owners_are_names ?
+								  "INSERT INTO %s (prefix, owner) VALUES ($1, $2) "
+								  "ON CONFLICT (prefix) DO UPDATE SET owner = excluded.owner" :
+								  /* as version 1.0 of the extension has the table */
+								  "INSERT INTO %s (prefix, owner) VALUES ($1, $2::pg_catalog.regrole) "
+								  "ON CONFLICT (prefix) DO UPDATE SET owner = excluded.owner",
+								  2, types, values, NULL);
+	invalidate();
+}
+
+/* Give the names with a prefix free; false where they were not reserved. */
+bool
+dlock_reserve_remove(DlockSpace *space, text *prefix)
+{
+	Oid			types[] = {TEXTOID};
+	Datum		values[] = {PointerGetDatum(prefix)};
+	uint64		removed;
+
+	check_prefix(prefix);
+	check_owner(space, prefix);
+	removed = dlock_execute_as_owner(space, "dlock_reservations",
+									 "DELETE FROM %s WHERE prefix OPERATOR(pg_catalog.=) $1",
+									 1, types, values, NULL);
+	invalidate();
+	return removed > 0;
+}

@@ -1,0 +1,453 @@
+/*-------------------------------------------------------------------------
+ *
+ * session.c
+ *	  Session and transaction scope: acquiring, waiting and releasing.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+
+#include "backend/held.h"
+
+static void at_exit(int code, Datum arg);
+
+/* Is all of a session there that holds something? */
+bool		dlock_session_attached = false;
+
+/* A background process has attached itself, and detaches itself */
+static bool attached_here = false;
+
+/*
+ * Make this backend a session of dlock at its first call.  The exit callback
+ * is there before anything can be held.  A background process is attached
+ * already, and becomes one where somebody's trigger on a table of ours calls
+ * us.
+ */
+void
+dlock_session_attach(void)
+{
+	static bool initialized = false;
+
+	if (!initialized)
+	{
+		dlock_held_initialize();
+		before_shmem_exit(at_exit, 0);
+		initialized = true;
+	}
+	if (dlock_my_backend == NULL)
+	{
+		dlock_attach();
+		attached_here = true;
+	}
+	dlock_session_attached = true;
+}
+
+/*
+ * Join the lock with a new ticket.  Returns NULL where the lock is busy and
+ * the request is not to be queued.
+ */
+static DlockHeld *
+join(DlockSpace *space, const DlockRequest *request, bool nowait)
+{
+	DlockTicket *ticket;
+	DlockHeld  *held;
+	DlockJoin	outcome;
+	int32		slots;
+
+	dlock_held_prepare(request);
+	if (request->scope == DLOCK_TRANSACTION)
+		dlock_xact_prepare();
+	ticket = dlock_ticket_make(space, request);
+	while ((outcome = dlock_queue_join(space, request, ticket, nowait, false,
+									   &slots, NULL)) == DLOCK_JOIN_NO_NUMBER)
+		dlock_ticket_reserve(space, 0);
+	if (outcome == DLOCK_JOIN_MISMATCH)
+		dlock_raise_mismatch(request, slots);
+	if (outcome == DLOCK_JOIN_BUSY)
+		return NULL;
+	held = dlock_held_enter(ticket);
+	dlock_ticket_joined(ticket);
+	return held;
+}
+
+/*
+ * Make sure that this backend may be told of a ticket's grant.  Where that
+ * fails, a new ticket goes, as nobody has asked for it yet.
+ */
+static void
+confirm_grant(DlockSpace *space, DlockHeld *held)
+{
+	const DlockKey *key = &held->name->key;
+
+	if (likely(dlock_journal_removal(space, key) == InvalidXLogRecPtr))
+		return;
+	PG_TRY();
+	{
+		dlock_journal_flush_removal(space, key);
+	}
+	PG_CATCH();
+	{
+		LWLockReleaseAll();
+		dlock_held_settle(held);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+}
+
+/*
+ * Acquire in session or transaction scope: returns the ticket's number, the
+ * fence.  Where that was not to be had in the request's time, returns 0 with
+ * *outcome set, and nothing is held that was not before.
+ */
+int64
+dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
+					  DlockOutcome *outcome)
+{
+	bool		nowait = request->timeout == DLOCK_NO_WAIT;
+	bool		would_block_itself = false;
+	DlockHeldName *name;
+	DlockHeld  *held;
+
+	/* an interrupt is taken while nothing depends on it */
+	CHECK_FOR_INTERRUPTS();
+
+	*outcome = DLOCK_ACQUIRED;
+	name = dlock_held_find_name(&request->key);
+	if (name)
+	{
+		held = dlock_held_find_reentrant(name);
+		if (held && request->mode != DLOCK_SLOTS)
+		{
+			dlock_request_check_upgrade(request, held->ticket);
+			if (request->scope == DLOCK_TRANSACTION)
+				dlock_xact_prepare();
+			/* it may have been enqueued, and granted since */
+			confirm_grant(space, held);
+			dlock_xact_deepen(held, request->scope);
+			return held->number;
+		}
+		would_block_itself = dlock_held_blocks(name, request, PG_INT64_MAX);
+	}
+
+	held = join(space, request, nowait || would_block_itself);
+	if (held == NULL)
+	{
+		if (!nowait)
+			dlock_raise_self_wait(request);
+		dlock_count(DLOCK_COUNT_BUSY, 1);
+		*outcome = DLOCK_BUSY;
+		return 0;
+	}
+	if (!dlock_request_wait(request, held))
+	{
+		*outcome = DLOCK_TIMED_OUT;
+		return 0;
+	}
+	confirm_grant(space, held);
+	/* the last step, which cannot fail: an error before it keeps nothing */
+	dlock_xact_deepen(held, request->scope);
+	return held->number;
+}
+
+/*
+ * Undo the acquire that was made last.  Raises nothing, and so tells nothing:
+ * a warning would take interrupts, and a cancel would then leave the rest as it
+ * is.  Nor need a lock's loss be told to whoever has not got it.
+ */
+static void
+undo_latest(const DlockSpace *space, int64 number, DlockScope scope)
+{
+	DlockHeld  *held;
+
+	if (scope == DLOCK_TRANSACTION)
+	{
+		dlock_xact_undo_latest();
+		return;
+	}
+	/* also one that was ended by force is remembered until it is released */
+	held = dlock_held_find_number(space, number);
+	dlock_held_set_depth(held, held->session_depth - 1, held->xact_depth);
+	dlock_held_settle(held);
+}
+
+/*
+ * Acquire all of several locks, or none.  The keys come without duplicates,
+ * in the order that all callers keep.  Writes a fence for each and returns
+ * true; or returns false where one was not to be had in the request's time,
+ * its index in *failed; "outcome" says why.
+ */
+bool
+dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
+						  DlockKey *const *keys, int count, int64 *fences,
+						  int *failed, DlockOutcome *outcome)
+{
+	DlockTimeout timeout = request->timeout;
+	volatile int taken = 0;
+	uint64		start = dlock_monotonic_now();
+
+	PG_TRY();
+	{
+		while (taken < count)
+		{
+			request->key = *keys[taken];
+			request->timeout = dlock_request_time_left(timeout, start);
+			fences[taken] = dlock_session_acquire(space, request, outcome);
+			if (*outcome != DLOCK_ACQUIRED)
+				break;
+			taken++;
+		}
+	}
+	PG_CATCH();
+	{
+		/* dshash raises a lack of memory with a lock of its own held */
+		LWLockReleaseAll();
+		while (taken > 0)
+			undo_latest(space, fences[--taken], request->scope);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+
+	if (taken == count)
+		return true;
+	*failed = taken;
+	while (taken > 0)
+		undo_latest(space, fences[--taken], request->scope);
+	return false;
+}
+
+/*
+ * Take a place in the queue in session scope, without waiting, and return the
+ * ticket's number.
+ */
+int64
+dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
+{
+	DlockHeldName *name;
+	DlockHeld  *held;
+
+	CHECK_FOR_INTERRUPTS();
+	dlock_xact_prepare_arming();
+	name = dlock_held_find_name(&request->key);
+	held = name && request->mode != DLOCK_SLOTS ?
+		dlock_held_find_reentrant(name) : NULL;
+	if (held)
+	{
+		dsa_pointer announcement;
+
+		dlock_request_check_upgrade(request, held->ticket);
+		confirm_grant(space, held);
+		announcement = dlock_announcement_make(space, request);
+		dlock_announcement_set(held->ticket, announcement);
+		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED);
+	}
+	else
+	{
+		held = join(space, request, false);
+		if (dlock_held_is_granted(held))
+			confirm_grant(space, held);
+	}
+	/* the last steps, which cannot fail */
+	dlock_xact_deepen(held, DLOCK_SESSION);
+	dlock_xact_arm(held);
+	return held->number;
+}
+
+/*
+ * Wait for a ticket that was enqueued.  False where the timeout passed; the
+ * ticket stays queued then, and so it does when an error ends the wait.
+ * Raises 55L01 where neither this session nor a lease has it (any more).
+ */
+bool
+dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
+{
+	DlockHeld  *held = dlock_held_find_number(space, number);
+
+	CHECK_FOR_INTERRUPTS();
+	if (held == NULL)
+	{
+		DlockLeaseTicket *ticket;
+
+		(void) dlock_record_prepare();
+		ticket = dlock_lease_ticket_find(space, number);
+		if (ticket == NULL)
+			dlock_raise_no_ticket(number);
+		return dlock_lessee_wait(space, ticket, timeout);
+	}
+	if (dlock_held_is_gone(held))
+		dlock_raise_no_ticket(number);
+	if (DsaPointerIsValid(held->ticket->announcement))
+	{
+		dlock_xact_prepare_arming();
+		if (dlock_notify_is_mine(held->ticket))
+			(void) dlock_notify_listen();
+		dlock_xact_arm(held);
+	}
+	if (!dlock_held_is_granted(held) &&
+		(timeout == DLOCK_NO_WAIT ||
+		 !dlock_request_wait_again(held->ticket, &held->name->key, timeout)))
+		return false;
+	dlock_journal_flush_removal(space, &held->name->key);
+	return true;
+}
+
+/* Undo one acquire; false, with a warning, where the lock was lost before. */
+static bool
+undo_session_acquire(DlockHeld *held)
+{
+	bool		lost = dlock_held_is_gone(held);
+
+	if (lost)
+		ereport(WARNING,
+				(errcode(ERRCODE_DLOCK_LOST),
+				 errmsg("lock \"%.*s\" was lost before this session released it",
+						held->name->key.length, held->name->key.name),
+				 errdetail("Ticket %lld was released by an administrator.",
+						   (long long) held->number)));
+	dlock_held_set_depth(held, held->session_depth - 1, held->xact_depth);
+	dlock_held_settle(held);
+	return !lost;
+}
+
+/*
+ * Undo one session-scoped acquire of this name, the latest.  False, with a
+ * warning, where there is none or where it was lost.
+ */
+bool
+dlock_session_release(const DlockKey *key)
+{
+	DlockHeldName *name = dlock_held_find_name(key);
+	DlockHeld  *held = name ? dlock_held_find_session_hold(name) : NULL;
+
+	if (held)
+		return undo_session_acquire(held);
+	ereport(WARNING,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("this session does not hold lock \"%.*s\" in session scope",
+					key->length, key->name),
+			 name && dlock_held_find_reentrant(name) ?
+			 errdetail("A transaction-scoped lock is released when the transaction ends.") : 0));
+	return false;
+}
+
+/*
+ * Undo one session-scoped acquire of the ticket with this number; or end it
+ * where a lease has it.
+ */
+bool
+dlock_session_release_ticket(DlockSpace *space, int64 number)
+{
+	DlockHeld  *held = dlock_held_find_number(space, number);
+	DlockLeaseTicket *ticket;
+	int			before;
+	bool		released;
+
+	if (held && held->session_depth > 0)
+		return undo_session_acquire(held);
+	before = dlock_record_prepare();
+	ticket = held ? NULL : dlock_lease_ticket_find(space, number);
+	released = ticket && dlock_queue_end(ticket, 0);
+	dlock_record_unuse(before);
+	if (!released)
+		ereport(WARNING,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("neither this session nor a lease has ticket %lld",
+						(long long) number)));
+	return released;
+}
+
+/*
+ * Drop every session-scoped hold and queued ticket of this session.  Returns
+ * how many tickets these were.
+ */
+int64
+dlock_session_release_all(void)
+{
+	dlist_mutable_iter iter;
+	int64		count = 0;
+
+	dlist_foreach_modify(iter, &dlock_held_tickets)
+	{
+		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
+
+		if (held->session_depth == 0)
+			continue;
+		if (!dlock_held_is_gone(held))
+			count++;
+		dlock_held_set_depth(held, 0, held->xact_depth);
+		dlock_held_settle(held);
+	}
+	return count;
+}
+
+/* Does this backend hold the lock, in session or transaction scope? */
+bool
+dlock_session_holds(const DlockKey *key)
+{
+	DlockHeldName *name = dlock_held_find_name(key);
+
+	return name && dlock_held_is_holding(name);
+}
+
+/*
+ * Give everything back when the backend exits, however it exits.
+ *
+ * The callback was registered after PostgreSQL's own, and so comes first: the
+ * open transaction is rolled back here, before any lock is handed on, so that
+ * the next holder does not meet its row locks.  That takes the
+ * transaction-scoped holds along.
+ *
+ * Should an error be raised in here, it ends the callback, and PostgreSQL goes
+ * on with the ones that are left.  So each step registers this function again
+ * and never repeats what has failed; what could not be given back then is
+ * cleared away by the waiters, see dlock_queue_reap().
+ */
+static void
+at_exit(int code, Datum arg)
+{
+	static bool rolled_back = false;
+
+	/* what the step before may have held as it failed */
+	LWLockReleaseAll();
+	if (!rolled_back)
+	{
+		rolled_back = true;
+		before_shmem_exit(at_exit, 0);
+		AbortOutOfAnyTransaction();
+	}
+	else if (!dlist_is_empty(&dlock_held_tickets))
+	{
+		before_shmem_exit(at_exit, 0);
+		while (!dlist_is_empty(&dlock_held_tickets))
+		{
+			dlist_node *node = dlist_pop_head_node(&dlock_held_tickets);
+			DlockHeld  *held = dlist_container(DlockHeld, by_age, node);
+
+			/* counts for as long as an error here leaves it behind */
+			pg_atomic_fetch_add_u32(&dlock_control->lost, 1);
+			(void) dlock_queue_leave(&held->name->key, held->ticket);
+			/* where an unpinning has failed, it stays lost */
+			if (dlock_held_is_gone(held) || held->ticket->session == 0)
+				pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
+			dlock_held_free_ticket(held->ticket);
+		}
+	}
+	else
+	{
+		if (dlock_my_backend)
+		{
+			dlock_lease_detach_all();
+			dlock_record_unuse(0);
+		}
+		dlock_ticket_free_spare();
+		dlock_session_attached = false;
+		if (attached_here)
+		{
+			dlock_space_leave_all();
+			dlock_detach();
+		}
+	}
+}

@@ -1,0 +1,198 @@
+/*-------------------------------------------------------------------------
+ *
+ * triggers.c
+ *	  Row triggers that keep a column of versions or of fences.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "executor/spi.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+
+#include "backend/backend.h"
+
+/* The trigger that a function was called by; raises where there is none. */
+TriggerData *
+dlock_trigger(FunctionCallInfo fcinfo, const char *function)
+{
+	if (!CALLED_AS_TRIGGER(fcinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" was not called by trigger manager",
+						function)));
+	return (TriggerData *) fcinfo->context;
+}
+
+/* A column that a row trigger keeps, in the old row and in the new one */
+typedef struct Column
+{
+	const char *name;
+	int			number;
+	Oid			type;
+	int64		old_value;
+	bool		old_null;
+	int64		new_value;
+	bool		new_null;
+} Column;
+
+static int64
+get_integer(Datum value, Oid type)
+{
+	switch (type)
+	{
+		case INT2OID:
+			return DatumGetInt16(value);
+		case INT4OID:
+			return DatumGetInt32(value);
+		default:
+			return DatumGetInt64(value);
+	}
+}
+
+/*
+ * Read the column that the trigger's argument names.  The trigger has to be
+ * one before an update, for each row.
+ */
+static void
+read_column(TriggerData *trigger, const char *function,
+			const char *default_name, Column *column)
+{
+	TupleDesc	descriptor = RelationGetDescr(trigger->tg_relation);
+	Datum		value;
+
+	if (!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
+		!TRIGGER_FIRED_FOR_ROW(trigger->tg_event) ||
+		!TRIGGER_FIRED_BY_UPDATE(trigger->tg_event))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" must be fired before an update, for each row",
+						function)));
+	if (trigger->tg_trigger->tgnargs > 1 ||
+		(trigger->tg_trigger->tgnargs == 0 && default_name == NULL))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" needs the name of a column as its only argument",
+						function)));
+	column->name = trigger->tg_trigger->tgnargs == 0 ? default_name :
+		trigger->tg_trigger->tgargs[0];
+	column->number = SPI_fnumber(descriptor, column->name);
+	if (column->number <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_COLUMN),
+				 errmsg("column \"%s\" of table \"%s\" does not exist",
+						column->name,
+						RelationGetRelationName(trigger->tg_relation))));
+	column->type = SPI_gettypeid(descriptor, column->number);
+	if (column->type != INT8OID &&
+		(default_name == NULL ||
+		 (column->type != INT4OID && column->type != INT2OID)))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column \"%s\" of table \"%s\" must be of type %s",
+						column->name,
+						RelationGetRelationName(trigger->tg_relation),
+						default_name == NULL ? "bigint" :
+						"bigint, integer or smallint")));
+
+	value = SPI_getbinval(trigger->tg_trigtuple, descriptor, column->number,
+						  &column->old_null);
+	column->old_value = column->old_null ? 0 : get_integer(value, column->type);
+	value = SPI_getbinval(trigger->tg_newtuple, descriptor, column->number,
+						  &column->new_null);
+	column->new_value = column->new_null ? 0 : get_integer(value, column->type);
+}
+
+/*
+ * Row trigger: a row's fence never becomes smaller.
+ */
+PG_FUNCTION_INFO_V1(dlock_fence_guard);
+Datum
+dlock_fence_guard(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = dlock_trigger(fcinfo, "dlock_fence_guard");
+	Column		column;
+
+	read_column(trigger, "dlock_fence_guard", NULL, &column);
+	if (column.old_null)
+		return PointerGetDatum(trigger->tg_newtuple);
+	if (column.new_null)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("fence in column \"%s\" of table \"%s\" cannot become null",
+						column.name,
+						RelationGetRelationName(trigger->tg_relation)),
+				 errdetail("The row has fence %lld.",
+						   (long long) column.old_value),
+				 errhint("Write the fence of the lock's holder.")));
+	if (column.new_value < column.old_value)
+		ereport(ERROR,
+				(errcode(ERRCODE_DLOCK_LOST),
+				 errmsg("fence %lld in column \"%s\" of table \"%s\" is stale",
+						(long long) column.new_value, column.name,
+						RelationGetRelationName(trigger->tg_relation)),
+				 errdetail("The row has fence %lld.",
+						   (long long) column.old_value),
+				 errhint("The lock was lost. Acquire it again, and write with the new fence.")));
+	return PointerGetDatum(trigger->tg_newtuple);
+}
+
+static Datum
+make_integer(int64 value, const Column *column)
+{
+	if (value == PG_INT64_MIN ||	/* wrapped around */
+		(column->type == INT4OID && value > PG_INT32_MAX) ||
+		(column->type == INT2OID && value > PG_INT16_MAX))
+		ereport(ERROR,
+				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
+				 errmsg("version in column \"%s\" is out of range",
+						column->name)));
+	switch (column->type)
+	{
+		case INT2OID:
+			return Int16GetDatum((int16) value);
+		case INT4OID:
+			return Int32GetDatum((int32) value);
+		default:
+			return Int64GetDatum(value);
+	}
+}
+
+/*
+ * Row trigger: every update moves the version on by one.  A row that comes
+ * with the version that is there gets the next; one that comes with the next
+ * keeps it; anything else has seen another row.  Null counts as 0.
+ */
+PG_FUNCTION_INFO_V1(dlock_version_guard);
+Datum
+dlock_version_guard(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = dlock_trigger(fcinfo, "dlock_version_guard");
+	Column		column;
+	Datum		next;
+	bool		is_null = false;
+
+	read_column(trigger, "dlock_version_guard", "version", &column);
+	if (!column.new_null && column.old_value < PG_INT64_MAX &&
+		column.new_value == column.old_value + 1)
+		return PointerGetDatum(trigger->tg_newtuple);
+	if (column.new_value != column.old_value)
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("version in column \"%s\" of table \"%s\" is stale",
+						column.name,
+						RelationGetRelationName(trigger->tg_relation)),
+				 errdetail("The update comes with version %lld, but the row has %lld.",
+						   (long long) column.new_value,
+						   (long long) column.old_value),
+				 errhint("Read the row again, and repeat the transaction.")));
+	next = make_integer(column.old_value + 1, &column);
+	return PointerGetDatum(heap_modify_tuple_by_cols(trigger->tg_newtuple,
+													 RelationGetDescr(trigger->tg_relation),
+													 1, &column.number, &next,
+													 &is_null));
+}

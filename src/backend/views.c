@@ -1,0 +1,393 @@
+/*-------------------------------------------------------------------------
+ *
+ * views.c
+ *	  The functions behind the views, and dlock_blocking_pids().
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "common/int.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/proc.h"
+#include "storage/procarray.h"
+#include "utils/acl.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "backend/backend.h"
+#include "backend/graph.h"
+#include "shared/shared.h"
+#include "tables/tables.h"
+
+static const char *const scope_names[] = {
+	[DLOCK_SESSION] = "session",
+	[DLOCK_TRANSACTION] = "transaction",
+	[DLOCK_LEASE] = "lease"
+};
+
+StaticAssertDecl(lengthof(scope_names) == DLOCK_LEASE + 1,
+				 "scope_names must match DlockScope");
+
+static bool
+same_lock(const DlockRow *a, const DlockRow *b)
+{
+	return a->name_length == b->name_length &&
+		memcmp(a->text, b->text, a->name_length) == 0;
+}
+
+/* The holders of a lock that are named to those who wait for it */
+#define MAX_HOLDERS	16
+
+typedef struct Holders
+{
+	int64		numbers[MAX_HOLDERS];
+	int			count;
+} Holders;
+
+/* What stands before the waiters of the lock that is being shown */
+typedef struct Blockers
+{
+	const DlockRow *first;		/* the first row of the lock */
+	Holders		of_shared;		/* in the way of those who wait for it shared */
+	Holders		of_others;
+	int64		previous;		/* the waiter shown last; 0: none */
+} Blockers;
+
+static void
+add_holder(Holders *holders, int64 number)
+{
+	if (holders->count < MAX_HOLDERS)
+		holders->numbers[holders->count++] = number;
+}
+
+/* A lock's rows begin with this one: look through its holders, once. */
+static void
+find_holders(Blockers *blockers, const DlockRow *first)
+{
+	memset(blockers, 0, sizeof(Blockers));
+	blockers->first = first;
+	for (const DlockRow *row = first;
+		 row && row->position == 0 && same_lock(first, row); row = row->next)
+	{
+		add_holder(&blockers->of_others, row->number);
+		if (row->mode != DLOCK_SHARED || row->closed)
+			add_holder(&blockers->of_shared, row->number);
+	}
+}
+
+/*
+ * What stands before a waiter: the holders beside which it does not fit, or
+ * some of them, and the one before it in the queue.  Not all before it: that
+ * would be as many numbers as the square of the queue's length.
+ */
+static Datum
+blocked_by(const Blockers *blockers, const DlockRow *waiting)
+{
+	const Holders *holders = waiting->mode == DLOCK_SHARED ?
+		&blockers->of_shared : &blockers->of_others;
+	Datum		numbers[MAX_HOLDERS + 1];
+	int			count;
+
+	for (count = 0; count < holders->count; count++)
+		numbers[count] = Int64GetDatum(holders->numbers[count]);
+	if (blockers->previous != 0)
+		numbers[count++] = Int64GetDatum(blockers->previous);
+	return PointerGetDatum(construct_array(numbers, count, INT8OID,
+										   sizeof(int64), FLOAT8PASSBYVAL,
+										   TYPALIGN_DOUBLE));
+}
+
+/*
+ * Where the state may be looked at: not on a standby, where there is none.
+ */
+static DlockSpace *
+space_to_show(void)
+{
+	DlockSpace *space;
+
+	if (RecoveryInProgress())
+		return NULL;
+	if (!dlock_session_attached)
+		dlock_session_attach();
+	space = dlock_loaded_space();
+	/* a view shows that a lease has run out */
+	dlock_worker_look(space);
+	return space;
+}
+
+static void
+show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
+{
+	bool		waiter = row->position > 0;
+	Datum		values[20];
+	bool		nulls[20] = {0};
+	int			i = 0;
+
+	Assert(rsinfo->setDesc->natts == lengthof(values));
+
+	values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text,
+														   row->name_length));
+	values[i++] = Int64GetDatum(row->number);
+	values[i++] = CStringGetTextDatum(dlock_mode_name(row->mode));
+	if (row->mode == DLOCK_SLOTS)
+		values[i++] = Int32GetDatum(row->slots);
+	else
+		nulls[i++] = true;
+	values[i++] = Int32GetDatum(row->permits);
+	values[i++] = BoolGetDatum(row->granted);
+	values[i++] = Int32GetDatum((int32) row->position);
+	values[i++] = CStringGetTextDatum(scope_names[row->scope]);
+	nulls[i] = row->pid == 0;
+	values[i++] = Int32GetDatum(row->pid);
+	nulls[i] = row->lease == 0;
+	values[i++] = Int64GetDatum(row->lease);
+	values[i++] = ObjectIdGetDatum(row->role);
+	if (row->has_owner)
+		values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length +
+															   row->info_length,
+															   row->owner_length));
+	else
+		nulls[i++] = true;
+	if (row->has_info)
+		values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length,
+															   row->info_length));
+	else
+		nulls[i++] = true;
+	if (row->channel[0] != '\0' && has_privs_of_role(GetUserId(), row->role))
+		values[i++] = CStringGetTextDatum(row->channel);
+	else
+		nulls[i++] = true;
+	values[i++] = TimestampTzGetDatum(row->enqueued_at);
+	if (waiter)
+		nulls[i++] = true;
+	else
+		values[i++] = TimestampTzGetDatum(row->granted_at);
+	if (row->remaining >= 0)
+		values[i++] = dlock_interval_datum(row->remaining);
+	else
+		nulls[i++] = true;
+	values[i++] = Int32GetDatum((int32) (row->session_depth + row->xact_depth));
+	values[i++] = BoolGetDatum(row->pinned);
+	values[i++] = waiter ? blocked_by(blockers, row) :
+		PointerGetDatum(construct_empty_array(INT8OID));
+	Assert(i == lengthof(values));
+
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+PG_FUNCTION_INFO_V1(dlock_lock_status);
+Datum
+dlock_lock_status(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = space_to_show();
+	const DlockRow *rows = NULL;
+	Blockers	blockers = {0};
+	MemoryContext row_context;
+	MemoryContext old_context;
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (space)
+		rows = dlock_queue_rows(space);
+	row_context = AllocSetContextCreate(CurrentMemoryContext, "dlock row",
+										ALLOCSET_SMALL_SIZES);
+	old_context = MemoryContextSwitchTo(row_context);
+	for (const DlockRow *row = rows; row; row = row->next)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (blockers.first == NULL || !same_lock(blockers.first, row))
+			find_holders(&blockers, row);
+		show_row((ReturnSetInfo *) fcinfo->resultinfo, row, &blockers);
+		if (row->position > 0)
+			blockers.previous = row->number;
+		MemoryContextReset(row_context);
+	}
+	MemoryContextSwitchTo(old_context);
+	MemoryContextDelete(row_context);
+	return (Datum) 0;
+}
+
+/* What the view dlock_leases shows of a lease, copied out */
+typedef struct LeaseRow
+{
+	struct LeaseRow *next;
+	int64		number;
+	int64		ttl;
+	int64		delay;
+	int64		remaining;		/* microseconds; -1: no end */
+	int			pid;
+	Oid			role;
+	TimestampTz opened_at;
+	TimestampTz renewed_at;
+	int			held;
+	int			waiting;
+	bool		has_info;
+	char		info[FLEXIBLE_ARRAY_MEMBER];
+} LeaseRow;
+
+typedef struct LeaseRows
+{
+	LeaseRow   *first;
+	LeaseRow  **tail;
+	uint64		now;			/* monotonic */
+	bool		complete;
+} LeaseRows;
+
+static bool
+copy_lease(DlockLease *lease, void *arg)
+{
+	LeaseRows  *rows = arg;
+	LeaseRow   *row;
+	uint64		deadline = dlock_lease_deadline(lease);
+	const char *info = DsaPointerIsValid(lease->info) ?
+		dsa_get_address(dlock_area, lease->info) : NULL;
+
+	if (deadline == 0)
+		return true;
+	row = palloc_extended(offsetof(LeaseRow, info) +
+						  (info ? strlen(info) : 0) + 1,
+						  MCXT_ALLOC_NO_OOM | MCXT_ALLOC_ZERO);
+	rows->complete = row != NULL;
+	if (row == NULL)
+		return false;
+	row->number = lease->number;
+	row->ttl = lease->ttl;
+	row->delay = lease->delay;
+	row->remaining = deadline == DLOCK_NO_DEADLINE ? -1 :
+		(int64) (Max(deadline, rows->now) - rows->now);
+	row->pid = dlock_lease_is_attached(lease) ? lease->pid : 0;
+	row->role = lease->role;
+	row->opened_at = lease->opened_at;
+	row->renewed_at = (TimestampTz) pg_atomic_read_u64(&lease->renewed_at);
+	row->has_info = info != NULL;
+	if (info)
+		strcpy(row->info, info);
+	row->held = (int) lease->held;
+	row->waiting = (int) (lease->tickets.length - lease->held);
+	*rows->tail = row;
+	rows->tail = &row->next;
+	return true;
+}
+
+static void
+show_lease(ReturnSetInfo *rsinfo, const LeaseRow *row)
+{
+	Datum		values[11];
+	bool		nulls[11] = {0};
+	int			i = 0;
+
+	values[i++] = Int64GetDatum(row->number);
+	values[i++] = dlock_interval_datum(row->ttl);
+	nulls[i] = row->delay == 0;
+	values[i++] = dlock_interval_datum(row->delay);
+	nulls[i] = row->remaining < 0;
+	values[i++] = dlock_interval_datum(row->remaining);
+	nulls[i] = row->pid == 0;
+	values[i++] = Int32GetDatum(row->pid);
+	values[i++] = ObjectIdGetDatum(row->role);
+	if (row->has_info)
+		values[i++] = CStringGetTextDatum(row->info);
+	else
+		nulls[i++] = true;
+	values[i++] = TimestampTzGetDatum(row->opened_at);
+	values[i++] = TimestampTzGetDatum(row->renewed_at);
+	values[i++] = Int32GetDatum(row->held);
+	values[i++] = Int32GetDatum(row->waiting);
+	Assert(i == lengthof(values));
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+PG_FUNCTION_INFO_V1(dlock_lease_status);
+Datum
+dlock_lease_status(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = space_to_show();
+	LeaseRows	rows = {.complete = true};
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (space == NULL)
+		return (Datum) 0;
+	rows.tail = &rows.first;
+	rows.now = dlock_monotonic_now();
+	dlock_lease_for_each(space, copy_lease, &rows);
+	if (!rows.complete)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory"),
+				 errdetail("Failed while copying the leases.")));
+	/* how many tickets a lease holds tells of grants */
+	dlock_journal_flush_removals(space);
+	for (const LeaseRow *row = rows.first; row; row = row->next)
+		show_lease((ReturnSetInfo *) fcinfo->resultinfo, row);
+	return (Datum) 0;
+}
+
+PG_FUNCTION_INFO_V1(dlock_counters);
+Datum
+dlock_counters(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	DlockSpace *space = space_to_show();
+	uint64		sums[DLOCK_NUM_COUNTERS] = {0};
+	Datum		values[DLOCK_NUM_COUNTERS];
+	bool		nulls[DLOCK_NUM_COUNTERS] = {0};
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (space)
+		dlock_sum_counters(space, sums);
+	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
+		values[c] = Int64GetDatum((int64) sums[c]);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	return (Datum) 0;
+}
+
+/*
+ * Who keeps a process waiting: the holders beside which it does not fit, and
+ * all before it in the queue.
+ */
+PG_FUNCTION_INFO_V1(dlock_blocking_pids);
+Datum
+dlock_blocking_pids(PG_FUNCTION_ARGS)
+{
+	PGPROC	   *proc;
+	DlockWait	wait;
+	DlockMember *members = NULL;
+	int32		slots;
+	Datum	   *pids;
+	int			count = 0;
+	int			place = 0;
+
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("argument \"%s\" must not be null", "pid"),
+				 errhint("Give the process id of a session, as in pg_stat_activity.")));
+	if (!dlock_session_attached)
+		dlock_session_attach();
+
+	proc = BackendPidGetProc(PG_GETARG_INT32(0));
+	if (proc && dlock_graph_read_wait(compat_procno(proc), &wait))
+	{
+		place = dlock_graph_read_lock(&wait.key, wait.number, INT_MAX,
+									  &members, &slots) - 1;
+		/* nobody is in its way where it is not the last of these any more */
+		if (place < 0 || members[place].granted ||
+			members[place].number != wait.number)
+			place = 0;
+	}
+	pids = palloc(Max(place, 1) * sizeof(Datum));
+	for (int i = 0; i < place; i++)
+	{
+		if (!members[i].granted || members[i].mode != DLOCK_SHARED ||
+			wait.mode != DLOCK_SHARED)
+			pids[count++] = Int32GetDatum(members[i].pid);
+	}
+	PG_RETURN_ARRAYTYPE_P(construct_array(pids, count, INT4OID, sizeof(int32),
+										  true, TYPALIGN_INT));
+}

@@ -1,0 +1,348 @@
+/*-------------------------------------------------------------------------
+ *
+ * wait.c
+ *	  Sleeping until a ticket is granted.
+ *
+ * A waiter sleeps on its own latch.  The one who grants changes the ticket's
+ * state first and sets the latch then; the waiter resets the latch first and
+ * looks at the state then.  So a grant is never slept through.  The latch is
+ * set for other reasons too, and by others' late wakeups: a waiter that finds
+ * its ticket still waiting sleeps again.
+ *
+ * Nobody sets our latch when the extension is dropped, and the locks of its
+ * space end: a waiter that sleeps looks once a second.  Nor when a slot is free
+ * for a worker that had none, and may have to hand on to us.
+ *
+ * Everything that ends a wait but a grant raises an error or returns false,
+ * with the ticket still in the lock: the caller withdraws it, and where it
+ * was granted at the same moment, that hands it on.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "portability/instr_time.h"
+#include "storage/condition_variable.h"
+#include "storage/latch.h"
+#include "storage/lmgr.h"
+#include "storage/proc.h"
+#include "tcop/pquery.h"
+#include "utils/portal.h"
+#include "utils/snapmgr.h"
+#include "utils/timeout.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+#include "backend/backend.h"
+#include "shared/shared.h"
+
+/*
+ * A waiter looks so often, in microseconds, whether its extension is still
+ * there, and the worker.
+ */
+#define SPACE_LOOK_US	INT64CONST(1000000)
+
+/* Show in pg_stat_activity what a wait for a user-defined lock shows */
+#define WAIT_EVENT_DLOCK	(PG_WAIT_LOCK | LOCKTAG_USERLOCK)
+
+static int64
+microseconds_since(instr_time start)
+{
+	instr_time	now;
+
+	INSTR_TIME_SET_CURRENT(now);
+	INSTR_TIME_SUBTRACT(now, start);
+	return (int64) INSTR_TIME_GET_MICROSEC(now);
+}
+
+/* Let others see, and unsee, what this backend waits for. */
+static void
+announce_wait(const DlockRequest *request, int64 number)
+{
+	DlockBackend *me = dlock_my_backend;
+
+	pg_atomic_write_u32(&me->check_requested, 0);
+	SpinLockAcquire(&me->mutex);
+	me->wait_count++;
+	me->wait_ticket = number;
+	me->wait_mode = request->mode;
+	me->wait_permits = request->permits;
+	dlock_key_copy(&me->wait_key, &request->key);
+	SpinLockRelease(&me->mutex);
+}
+
+static void
+unannounce_wait(void)
+{
+	DlockBackend *me = dlock_my_backend;
+
+	SpinLockAcquire(&me->mutex);
+	me->wait_ticket = 0;
+	SpinLockRelease(&me->mutex);
+}
+
+/*
+ * Is the ticket somebody else's: a lease's, or that of a session whose lease
+ * will have it?  Nobody sets our latch for that, but its condition variable is
+ * broadcast.
+ */
+static bool
+is_foreign(const DlockTicket *ticket)
+{
+	return ticket->session != pg_atomic_read_u64(&dlock_my_backend->session);
+}
+
+/* A foreign ticket counts as granted once its lease has adopted it. */
+static bool
+still_waiting(DlockTicket *ticket, bool foreign)
+{
+	DlockState	state = (DlockState) pg_atomic_read_u32(&ticket->state);
+
+	return state == DLOCK_WAITING ||
+		(foreign && state == DLOCK_GRANTED && ticket->session != 0);
+}
+
+/*
+ * Be woken by a change of a foreign ticket.  The condition variable forgets us
+ * with every broadcast, so this comes before each look at the state.
+ *
+ * Not ConditionVariablePrepareToSleep(): before 16, where we are forgotten
+ * already, that takes it for a signal and passes it on to the next who waits,
+ * who would do the same.  A sleep of no time only puts us back, and resets the
+ * latch.
+ */
+static void
+prepare_to_sleep(DlockTicket *ticket, bool foreign)
+{
+	if (foreign)
+		(void) ConditionVariableTimedSleep(&((DlockLeaseTicket *) ticket)->record.changed,
+										   0, WAIT_EVENT_DLOCK);
+}
+
+/*
+ * Let go of the snapshots of the CALL that this backend is in, as a COMMIT in
+ * a procedure does, so that the wait holds back neither VACUUM nor CREATE
+ * INDEX CONCURRENTLY.  The caller has checked that the portal's is active.
+ *
+ * A portal that returns a row also keeps the snapshot for what the row may
+ * point to; this one's row is a plain number.
+ */
+static void
+drop_snapshot(void)
+{
+	Portal		portal = ActivePortal;
+
+	portal->portalSnapshot = NULL;
+	PopActiveSnapshot();
+	if (portal->holdSnapshot)
+		UnregisterSnapshotFromOwner(portal->holdSnapshot, portal->resowner);
+	portal->holdSnapshot = NULL;
+	InvalidateCatalogSnapshot();
+	if (TransactionIdIsValid(MyProc->xmin))
+	{
+		EnsurePortalSnapshotExists();
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("cannot wait without a snapshot here"),
+				 errdetail("An open cursor or an outer query holds a snapshot."),
+				 errhint("Close all cursors first, or use dlock_acquire().")));
+	}
+}
+
+/*
+ * When to look thoroughly for deadlocks again: every time after twice as long
+ * as before, up to 64 deadlock_timeouts.
+ */
+static int64
+next_thorough_look(int64 waited)
+{
+	int64		timeout = (int64) DeadlockTimeout * 1000;
+
+	return waited + Min(waited + timeout, 64 * timeout);
+}
+
+/*
+ * Nobody waits in a space that is gone, or is told that it has got something
+ * there.  A space that this transaction alone has dropped is gone for it alone.
+ */
+void
+dlock_wait_check_space(const DlockSpace *space, const DlockKey *key)
+{
+	if (dlock_space_is_current(space))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_DLOCK_LOST),
+			 errmsg("lock \"%.*s\" is gone", key->length, key->name),
+			 errdetail("Extension \"%s\" was dropped meanwhile, and all of its locks and tickets with it.",
+					   "dlock"),
+			 errhint("Acquire the lock again, if the extension was created anew.")));
+}
+
+/*
+ * Sleep until the latch is set, or for so many microseconds, in pieces between
+ * which we look for our space and its worker.  Such a look is no reason to look
+ * at the ticket, too: that would only hide a wakeup that was missed.
+ */
+static void
+sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
+			  int64 left)
+{
+	DlockSpace *space = dlock_space_at(ticket->space);
+	int			events;
+
+	do
+	{
+		int64		piece = Min(left, SPACE_LOOK_US);
+
+		events = WaitLatch(MyLatch,
+						   WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						   (piece + 999) / 1000, WAIT_EVENT_DLOCK);
+		/* not where it may have been set since */
+		if (events & WL_LATCH_SET)
+			ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		dlock_wait_check_space(space, &request->key);
+		dlock_worker_expect(space);
+		left -= piece;
+	} while ((events & WL_LATCH_SET) == 0 && left > 0);
+}
+
+/*
+ * Sleep until the ticket is not waiting any more: true; or until the timeout
+ * has passed: false.
+ *
+ * Deadlocks are looked for after deadlock_timeout, at growing intervals from
+ * then on, and when another waiter asks for it; those that a heavyweight lock
+ * can have closed meanwhile, every two deadlock_timeouts.
+ */
+static bool
+sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
+					instr_time start)
+{
+	int64		next_check = (int64) DeadlockTimeout * 1000;
+	int64		next_thorough = next_check;
+	bool		foreign;
+	bool		logged = false;
+
+	/* it becomes foreign where its lease adopts it, and our latch is set then */
+	while (foreign = is_foreign(ticket),
+		   prepare_to_sleep(ticket, foreign), still_waiting(ticket, foreign))
+	{
+		int64		waited = microseconds_since(start);
+		int64		left = next_check - waited;
+
+		if (request->timeout != DLOCK_WAIT_FOREVER)
+		{
+			if (waited >= request->timeout)
+				return false;
+			left = Min(left, request->timeout - waited);
+		}
+		if (waited >= next_check ||
+			pg_atomic_read_u32(&dlock_my_backend->check_requested) != 0)
+		{
+			bool		told;
+			bool		thorough;
+
+			/* no request need wait for a lease that is over by now */
+			if (request->lease && !request->lease->single &&
+				!dlock_lease_is_open(request->lease))
+				dlock_raise_lease_gone(request->lease->number);
+			told = pg_atomic_exchange_u32(&dlock_my_backend->check_requested,
+										  0) != 0;
+			thorough = told || waited >= next_thorough;
+			if (!dlock_deadlock_check(thorough, told))
+				next_thorough = waited;
+			else if (waited >= next_thorough)
+				next_thorough = next_thorough_look(waited);
+			if (waited >= next_check && log_lock_waits && !logged)
+			{
+				dlock_deadlock_log(request, ticket->number, waited, false);
+				logged = true;
+			}
+			waited = microseconds_since(start);
+			while (next_check <= waited)
+				next_check += (int64) DeadlockTimeout * 2000;
+			continue;
+		}
+		sleep_a_while(request, ticket, left);
+	}
+
+	/*
+	 * An interrupt that came together with the grant is taken now, while the
+	 * caller can still hand the lock on: whoever gets an error has no lock.
+	 */
+	CHECK_FOR_INTERRUPTS();
+	dlock_wait_check_space(dlock_space_at(ticket->space), &request->key);
+	if (logged)
+	{
+		/* the log tells of the grant, too */
+		dlock_journal_flush_removal(dlock_space_at(ticket->space),
+									&request->key);
+		dlock_deadlock_log(request, ticket->number, microseconds_since(start),
+						   true);
+	}
+	return true;
+}
+
+/* What was begun for a wait ends with it, however it ends. */
+static void
+end_wait(bool has_lock_timeout, CompatPsSuffix *title, instr_time start)
+{
+	/* keep the indicator: a timeout on its way stays a lock timeout */
+	if (has_lock_timeout)
+		disable_timeout(LOCK_TIMEOUT, true);
+	compat_ps_suffix_remove(title);
+	ConditionVariableCancelSleep();
+	unannounce_wait();
+	dlock_count(DLOCK_COUNT_WAIT_US, microseconds_since(start));
+}
+
+/*
+ * Wait until a queued ticket is granted.  DLOCK_TIMED_OUT where the request's
+ * timeout passed, DLOCK_LOST where somebody has ended the ticket.  Raises
+ * 40P01 where it is a deadlock's victim, and whatever interrupts bring.
+ */
+DlockOutcome
+dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
+{
+	instr_time	start;
+	CompatPsSuffix title;
+	volatile bool granted = false;	/* set inside PG_TRY */
+	bool		has_lock_timeout = LockTimeout > 0;
+	DlockState	state;
+
+	INSTR_TIME_SET_CURRENT(start);
+	announce_wait(request, ticket->number);
+	dlock_worker_expect(dlock_space_at(ticket->space));
+	compat_ps_suffix_set(&title, "waiting");
+	if (has_lock_timeout)
+		enable_timeout_after(LOCK_TIMEOUT, LockTimeout);
+	PG_TRY();
+	{
+		if (request->without_snapshot)
+			drop_snapshot();
+		granted = sleep_until_granted(ticket, request, start);
+		if (request->without_snapshot)
+			EnsurePortalSnapshotExists();
+	}
+	PG_CATCH();
+	{
+		end_wait(has_lock_timeout, &title, start);
+		dlock_count(geterrcode() == ERRCODE_T_R_DEADLOCK_DETECTED ?
+					DLOCK_COUNT_DEADLOCKS : DLOCK_COUNT_CANCELED, 1);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	end_wait(has_lock_timeout, &title, start);
+
+	state = (DlockState) pg_atomic_read_u32(&ticket->state);
+	if (state == DLOCK_GONE || state == DLOCK_LEAVING ||
+		(state == DLOCK_ENDING && is_foreign(ticket)))
+	{
+		dlock_count(DLOCK_COUNT_CANCELED, 1);
+		return DLOCK_LOST;
+	}
+	dlock_count(granted ? DLOCK_COUNT_WAITED : DLOCK_COUNT_TIMEOUTS, 1);
+	return granted ? DLOCK_ACQUIRED : DLOCK_TIMED_OUT;
+}

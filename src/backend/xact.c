@@ -1,0 +1,531 @@
+/*-------------------------------------------------------------------------
+ *
+ * xact.c
+ *	  What is to be done at the end of a (sub)transaction.
+ *
+ * Transaction scope follows the nesting of subtransactions, and so do guards,
+ * releases at commit, and announcements: "marks" is a stack of what is to be
+ * done or undone, each with the level that it belongs to.  Marks are worked
+ * off when PostgreSQL has released the transaction's own locks, so that the
+ * next holder finds neither a row lock nor a write that it could not see.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+
+#include "backend/held.h"
+
+typedef enum MarkKind
+{
+	MARK_UNDO,					/* undo transaction-scoped acquires */
+	MARK_RELEASE,				/* at commit: undo session-scoped acquires */
+	MARK_ARM,					/* at commit: arm the announcement */
+	MARK_GUARD					/* commit only while the ticket is held */
+} MarkKind;
+
+/* To be done at the end of the (sub)transaction of this level */
+typedef struct Mark
+{
+	DlockHeld  *held;		/* a ticket of this session's, or ... */
+	DlockLeaseTicket *of_lease; /* ... one of a lease's, referred to */
+	MarkKind	kind;
+	int			level;			/* transaction nesting level */
+	uint32		count;			/* how often */
+	bool		pinned;			/* MARK_GUARD: the commit is under way */
+} Mark;
+
+static Mark *marks = NULL;
+static int	num_marks = 0;
+static int	max_marks = 0;
+
+/* A lock that guards are there for, for those who ask again and again */
+typedef struct Guarded
+{
+	DlockKey	key;			/* hash key, must be first */
+	uint32		marks;			/* MARK_GUARDs; the entry goes with the last */
+} Guarded;
+
+static HTAB *guarded = NULL;
+
+/* Tickets whose announcements are armed as soon as the transaction is over */
+static dlist_head arming_tickets = DLIST_STATIC_INIT(arming_tickets);
+
+/* ... and those that leases have; each referred to */
+static DlockLeaseTicket **arming_of_leases = NULL;
+static int	num_arming = 0;
+static int	max_arming = 0;
+
+static void at_resource_release(ResourceReleasePhase phase, bool isCommit,
+								bool isTopLevel, void *arg);
+static void at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
+						   SubTransactionId parentSubid, void *arg);
+static void at_xact_end(XactEvent event, void *arg);
+
+/* Make sure that a mark can be pushed without allocating. */
+void
+dlock_xact_prepare(void)
+{
+	static bool registered = false;
+
+	if (!registered)
+	{
+		RegisterXactCallback(at_xact_end, NULL);
+		RegisterSubXactCallback(at_subxact_end, NULL);
+		RegisterResourceReleaseCallback(at_resource_release, NULL);
+		registered = true;
+	}
+	if (marks == NULL)
+	{
+		marks = MemoryContextAlloc(TopMemoryContext, 16 * sizeof(Mark));
+		max_marks = 16;
+	}
+	else if (num_marks == max_marks)
+	{
+		marks = repalloc_huge(marks, (Size) max_marks * 2 * sizeof(Mark));
+		max_marks *= 2;
+	}
+}
+
+static const DlockKey *
+mark_key(const Mark *mark)
+{
+	return mark->held ? &mark->held->name->key : &mark->of_lease->key;
+}
+
+static DlockTicket *
+mark_ticket(const Mark *mark)
+{
+	return mark->held ? mark->held->ticket : &mark->of_lease->ticket;
+}
+
+static Guarded *
+find_guarded(const DlockKey *key)
+{
+	return guarded == NULL ? NULL :
+		hash_search(guarded, key, HASH_FIND, NULL);
+}
+
+/* Make sure that a MARK_GUARD for this lock can be pushed. */
+static void
+prepare_guarded(const DlockKey *key)
+{
+	Guarded    *entry;
+	bool		found;
+
+	if (guarded == NULL)
+		guarded = dlock_held_make_table("dlock guards", sizeof(Guarded));
+	entry = hash_search(guarded, key, HASH_ENTER, &found);
+	if (!found)
+		entry->marks = 0;
+}
+
+/* A MARK_GUARD goes. */
+static void
+forget_guarded(const DlockKey *key)
+{
+	if (--find_guarded(key)->marks == 0)
+		(void) hash_search(guarded, key, HASH_REMOVE, NULL);
+}
+
+/*
+ * Push a mark for a ticket of this session's, or else for one that a lease
+ * has.  dlock_xact_prepare() has been called.
+ */
+static void
+push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, MarkKind kind)
+{
+	int			level = GetCurrentTransactionNestLevel();
+	Mark	   *top = num_marks > 0 ? &marks[num_marks - 1] : NULL;
+
+	if (held && kind == MARK_RELEASE)
+		held->releases++;
+	/* a loop that asks again and again needs no more than one */
+	if (top && top->held == held && top->of_lease == of_lease &&
+		top->level == level && top->kind == kind)
+	{
+		top->count++;
+		return;
+	}
+	Assert(marks != NULL && num_marks < max_marks);
+	marks[num_marks++] = (Mark)
+	{
+		.held = held,
+		.of_lease = of_lease,
+		.kind = kind,
+		.level = level,
+		.count = 1
+	};
+	if (held)
+		held->marks++;
+	else
+		dlock_record_ref(&of_lease->record);
+	if (kind == MARK_GUARD)
+		find_guarded(mark_key(&marks[num_marks - 1]))->marks++;
+}
+
+/*
+ * Count one more acquire of a ticket.  For transaction scope,
+ * dlock_xact_prepare() has been called.
+ */
+void
+dlock_xact_deepen(DlockHeld *held, DlockScope scope)
+{
+	if (scope == DLOCK_TRANSACTION)
+	{
+		dlock_held_set_depth(held, held->session_depth, held->xact_depth + 1);
+		push_mark(held, NULL, MARK_UNDO);
+	}
+	else
+		dlock_held_set_depth(held, held->session_depth + 1, held->xact_depth);
+}
+
+/* The same for a ticket that a lease has. */
+static void
+pop_mark_of_lease(const Mark *mark, bool is_commit)
+{
+	Assert(!mark->pinned);
+	if (is_commit && mark->kind == MARK_RELEASE)
+		(void) dlock_queue_end(mark->of_lease, 0);
+	if (is_commit && mark->kind == MARK_ARM)
+	{
+		Assert(num_arming < max_arming);
+		arming_of_leases[num_arming++] = mark->of_lease;
+	}
+	else
+		dlock_record_unref(&mark->of_lease->record);
+}
+
+/* Take the top mark off the stack, and do or drop what it says. */
+static void
+pop_mark(bool is_commit)
+{
+	Mark		mark = marks[--num_marks];
+	DlockHeld  *held = mark.held;
+
+	if (mark.kind == MARK_GUARD)
+		forget_guarded(mark_key(&mark));
+	if (held == NULL)
+	{
+		pop_mark_of_lease(&mark, is_commit);
+		return;
+	}
+	held->marks--;
+	switch (mark.kind)
+	{
+		case MARK_UNDO:
+			dlock_held_set_depth(held, held->session_depth,
+								 held->xact_depth - mark.count);
+			break;
+		case MARK_RELEASE:
+			held->releases -= mark.count;
+			if (is_commit)
+				dlock_held_set_depth(held, held->session_depth -
+									 Min(mark.count, held->session_depth),
+									 held->xact_depth);
+			break;
+		case MARK_GUARD:
+			Assert(!mark.pinned);
+			break;
+		case MARK_ARM:
+			held->to_arm = false;
+			if (is_commit && !held->arming)
+			{
+				held->arming = true;
+				/* marks come from the top: the first comes last */
+				dlist_push_head(&arming_tickets, &held->by_arming);
+			}
+			break;
+	}
+	dlock_held_settle(held);
+}
+
+/* Undo the transaction-scoped acquire that was made last.  Raises nothing. */
+void
+dlock_xact_undo_latest(void)
+{
+	Mark	   *top = &marks[num_marks - 1];
+
+	Assert(num_marks > 0 && top->kind == MARK_UNDO);
+	if (top->count == 1)
+		pop_mark(false);
+	else
+	{
+		top->count--;
+		dlock_held_set_depth(top->held, top->held->session_depth,
+							 top->held->xact_depth - 1);
+	}
+}
+
+/*
+ * Undo one session-scoped acquire of this ticket when the transaction has
+ * committed, or end it where a lease has it; a rollback, to a savepoint too,
+ * forgets about it.
+ */
+void
+dlock_xact_release_at_commit(DlockSpace *space, int64 number)
+{
+	DlockHeld  *held = dlock_held_find_number(space, number);
+	DlockLeaseTicket *ticket;
+	int			before;
+
+	dlock_xact_prepare();
+	before = dlock_record_prepare();
+	ticket = held ? NULL : dlock_lease_ticket_find(space, number);
+	if (ticket)
+	{
+		push_mark(NULL, ticket, MARK_RELEASE);
+		dlock_record_unuse(before);
+		return;
+	}
+	if (held == NULL || dlock_held_is_gone(held) ||
+		held->session_depth <= held->releases)
+		ereport(ERROR,
+				(errcode(ERRCODE_DLOCK_LOST),
+				 errmsg("neither this session nor a lease holds ticket %lld",
+						(long long) number),
+				 held && !dlock_held_is_gone(held) ?
+				 errdetail("All its session-scoped acquires are released at commit already, or it has none.") :
+				 errdetail("It was never there, or has ended.")));
+	push_mark(held, NULL, MARK_RELEASE);
+}
+
+/*
+ * Announcements
+ */
+
+static void
+arm_announcements(void)
+{
+	while (!dlist_is_empty(&arming_tickets))
+	{
+		dlist_node *node = dlist_pop_head_node(&arming_tickets);
+		DlockHeld  *held = dlist_container(DlockHeld, by_arming, node);
+
+		held->arming = false;
+		dlock_announcement_arm(held->ticket);
+	}
+	while (num_arming > 0)
+	{
+		DlockLeaseTicket *ticket = arming_of_leases[--num_arming];
+
+		dlock_announcement_arm(&ticket->ticket);
+		dlock_record_unref(&ticket->record);
+	}
+}
+
+/*
+ * Arm what committed transactions have enqueued.
+ *
+ * This is called when the memory of a transaction goes, because that is the
+ * one place for an extension behind PostgreSQL's own processing of LISTEN.
+ */
+static void
+at_memory_reset(void *arg)
+{
+	*(bool *) arg = false;
+	dlock_finish_commit(arm_announcements);
+}
+
+/* Make sure that dlock_xact_arm() cannot fail. */
+void
+dlock_xact_prepare_arming(void)
+{
+	static bool registered = false; /* in this transaction */
+
+	dlock_xact_prepare();
+	if (num_arming + num_marks >= max_arming)
+	{
+		max_arming = Max(16, 2 * (num_arming + num_marks));
+		arming_of_leases = arming_of_leases == NULL ?
+			MemoryContextAlloc(TopMemoryContext,
+							   max_arming * sizeof(*arming_of_leases)) :
+			repalloc_huge(arming_of_leases,
+						  (Size) max_arming * sizeof(*arming_of_leases));
+	}
+	if (!registered)
+	{
+		MemoryContextCallback *callback =
+			MemoryContextAlloc(TopTransactionContext,
+							   sizeof(MemoryContextCallback));
+
+		callback->func = at_memory_reset;
+		callback->arg = &registered;
+		MemoryContextRegisterResetCallback(TopTransactionContext, callback);
+		registered = true;
+	}
+}
+
+/*
+ * Have a ticket's announcement armed after the commit of this transaction.
+ * dlock_xact_prepare_arming() has been called.
+ */
+void
+dlock_xact_arm(DlockHeld *held)
+{
+	if (held->to_arm || held->arming ||
+		dlock_announcement_is_armed(held->ticket))
+		return;
+	held->to_arm = true;
+	push_mark(held, NULL, MARK_ARM);
+}
+
+/* The same for a ticket that a lease has. */
+void
+dlock_xact_arm_of_lease(DlockLeaseTicket *ticket)
+{
+	if (DsaPointerIsValid(ticket->ticket.announcement) &&
+		!dlock_announcement_is_armed(&ticket->ticket))
+		push_mark(NULL, ticket, MARK_ARM);
+}
+
+/*
+ * Guards
+ */
+
+/*
+ * Let the (sub)transaction commit only while the ticket holds: one of this
+ * session's, or one that a lease of a role has whose rights this one has.
+ */
+void
+dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
+{
+	DlockHeld  *held = dlock_held_find_number(space, fence);
+	DlockLeaseTicket *ticket = NULL;
+	int			before = dlock_record_prepare();
+
+	if (held && !dlock_key_equal(&held->name->key, key))
+		held = NULL;
+	if (held == NULL)
+	{
+		ticket = dlock_lease_ticket_find(space, fence);
+		if (ticket && !dlock_key_equal(&ticket->key, key))
+			ticket = NULL;
+	}
+	if (held == NULL && ticket == NULL && dlock_queue_is_fence(key, fence))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("lock \"%.*s\" is held by another session",
+						key->length, key->name),
+				 errhint("Only the session that holds a session- or transaction-scoped lock can guard with it.")));
+	if (ticket ? pg_atomic_read_u32(&ticket->ticket.state) != DLOCK_GRANTED :
+		held == NULL || !dlock_held_is_granted(held))
+		dlock_raise_lost(key, fence);
+	dlock_xact_prepare();
+	prepare_guarded(key);
+	push_mark(held, ticket, MARK_GUARD);
+	dlock_record_unuse(before);
+}
+
+/* Has this transaction guarded the lock? */
+bool
+dlock_xact_has_guarded(const DlockKey *key)
+{
+	return find_guarded(key) != NULL;
+}
+
+/*
+ * The transaction is about to commit: pin what it has guarded, so that nobody
+ * gets those locks before the commit is visible.  Raises 55L01 where one was
+ * lost; the rollback then takes the pins away that were made before it.
+ */
+static void
+pin_guards(void)
+{
+	for (int i = 0; i < num_marks; i++)
+	{
+		Mark	   *mark = &marks[i];
+
+		if (mark->kind != MARK_GUARD)
+			continue;
+		if (!dlock_queue_pin(mark_key(mark), mark_ticket(mark)))
+			dlock_raise_lost(mark_key(mark), mark_ticket(mark)->number);
+		mark->pinned = true;
+	}
+}
+
+static void
+unpin_guards(void)
+{
+	for (int i = 0; i < num_marks; i++)
+	{
+		bool		pinned = marks[i].pinned;
+
+		marks[i].pinned = false;
+		if (pinned)
+			dlock_queue_unpin(mark_key(&marks[i]), mark_ticket(&marks[i]));
+	}
+}
+
+/*
+ * The end of a transaction
+ */
+
+static void
+commit_marks(void)
+{
+	unpin_guards();
+	while (num_marks > 0)
+		pop_mark(true);
+}
+
+static void
+roll_back_marks(int level)
+{
+	if (level <= 1)
+		unpin_guards();
+	while (num_marks > 0 && marks[num_marks - 1].level >= level)
+		pop_mark(false);
+}
+
+/*
+ * What is done once PostgreSQL has released the transaction's own
+ * locks.  The callback comes for every resource owner; the one that stands
+ * for a whole (sub)transaction is told by its being current.
+ */
+static void
+at_resource_release(ResourceReleasePhase phase, bool isCommit,
+					bool isTopLevel, void *arg)
+{
+	/* a subtransaction's commit is at_subxact_end()'s */
+	if (phase != RESOURCE_RELEASE_AFTER_LOCKS || num_marks == 0 ||
+		CurrentResourceOwner != (isTopLevel ? TopTransactionResourceOwner :
+								 CurTransactionResourceOwner) ||
+		(isCommit && !isTopLevel))
+		return;
+	if (isCommit)
+		dlock_finish_commit(commit_marks);
+	else
+		roll_back_marks(isTopLevel ? 1 : GetCurrentTransactionNestLevel());
+}
+
+/* A subtransaction's marks become its parent's when it commits. */
+static void
+at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
+			   SubTransactionId parentSubid, void *arg)
+{
+	int			level = GetCurrentTransactionNestLevel();
+
+	if (event != SUBXACT_EVENT_COMMIT_SUB)
+		return;
+	for (int i = num_marks - 1; i >= 0 && marks[i].level >= level; i--)
+		marks[i].level = level - 1;
+}
+
+static void
+at_xact_end(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_PRE_COMMIT)
+		pin_guards();
+	if (event == XACT_EVENT_PRE_PREPARE && num_marks > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot PREPARE a transaction with transaction-scoped locks, guards or announcements of dlock"),
+				 errdetail("Transaction-scoped locks, guards, releases at commit and announcements belong to this session."),
+				 errhint("Use COMMIT, or acquire in session scope before the transaction.")));
+}

@@ -1,0 +1,387 @@
+/*-------------------------------------------------------------------------
+ *
+ * announcement.c
+ *	  Announcements of grants, and the outbox of those that are to be sent.
+ *
+ * A ticket that was enqueued carries an announcement.  What happens to the
+ * ticket sets an event in it; once it is armed, too, it goes into the outbox
+ * of the space, and the sender sends what is there.
+ *
+ * Arming comes after the commit of the transaction that enqueued the ticket,
+ * and after PostgreSQL's own processing of the LISTEN in that commit: earlier,
+ * the notification could be sent before it can be received.  A rollback takes
+ * the LISTEN back, but not the ticket; such a ticket stays silent until the
+ * next call about it.
+ *
+ * An announcement stays in the outbox while it is being sent, and leaves it
+ * only afterwards.  So what the sender could not send, because the queue of
+ * NOTIFY is full or the sender is killed, is sent by the next attempt or the
+ * next sender; at worst twice, which is harmless, as a notification is a hint.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "lib/stringinfo.h"
+#include "mb/pg_wchar.h"
+#include "utils/json.h"
+
+#include "shared/shared.h"
+
+static DlockAnnouncement *
+announcement_of(DlockTicket *ticket)
+{
+	return dsa_get_address(dlock_area, ticket->announcement);
+}
+
+static DlockSpace *
+space_of(DlockTicket *ticket)
+{
+	return dlock_space_at(ticket->space);
+}
+
+/*
+ * Copy out the channel of a ticket, empty where it has none.
+ */
+void
+dlock_announcement_channel(DlockTicket *ticket, char *channel)
+{
+	DlockSpace *space = space_of(ticket);
+
+	channel[0] = '\0';
+	LWLockAcquire(&space->outbox_lock, LW_SHARED);
+	if (DsaPointerIsValid(ticket->announcement))
+		strlcpy(channel, announcement_of(ticket)->channel, NAMEDATALEN);
+	LWLockRelease(&space->outbox_lock);
+}
+
+/*
+ * A lock's name as a JSON string in ASCII.  Where the database's encoding is
+ * not known (SQL_ASCII), a byte stands for itself.
+ */
+static char *
+json_name(const DlockKey *key)
+{
+	char	   *name = pnstrdup(key->name, key->length);
+	bool		unknown = GetDatabaseEncoding() == PG_SQL_ASCII;
+	StringInfoData quoted;
+	StringInfoData result;
+	const unsigned char *p;
+
+	if (!unknown)
+		name = pg_server_to_any(name, strlen(name), PG_UTF8);
+	initStringInfo(&quoted);
+	initStringInfo(&result);
+	escape_json(&quoted, name);
+	for (p = (const unsigned char *) quoted.data; *p != '\0';)
+	{
+		pg_wchar	c;
+
+		if (*p < 0x80)
+		{
+			appendStringInfoChar(&result, (char) *p++);
+			continue;
+		}
+		c = unknown ? *p : utf8_to_unicode(p);
+		if (c >= 0x10000)
+			appendStringInfo(&result, "\\u%04x\\u%04x",
+							 0xd800 + ((c - 0x10000) >> 10),
+							 0xdc00 + ((c - 0x10000) & 0x3ff));
+		else
+			appendStringInfo(&result, "\\u%04x", c);
+		p += unknown ? 1 : pg_utf_mblen(p);
+	}
+	return result.data;
+}
+
+/*
+ * Make an announcement for a request with a channel.  All that can fail,
+ * fails here: the names are converted now, and not by the worker.
+ */
+dsa_pointer
+dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
+{
+	char	   *name = json_name(&request->key);
+	Size		size = offsetof(DlockAnnouncement, name) + strlen(name) + 1;
+	dsa_pointer self = dlock_allocate(size);
+	DlockAnnouncement *announcement = dsa_get_address(dlock_area, self);
+
+	memset(announcement, 0, size);
+	announcement->link.self = self;
+	announcement->size = size;
+	strlcpy(announcement->channel, request->channel, NAMEDATALEN);
+	strcpy(announcement->name, name);
+	return self;
+}
+
+/* Put it into the outbox if there is something to send. */
+static void
+post(DlockSpace *space, DlockAnnouncement *announcement)
+{
+	Assert(LWLockHeldByMeInMode(&space->outbox_lock, LW_EXCLUSIVE));
+	if (announcement->armed && announcement->events != 0 &&
+		!announcement->in_outbox)
+	{
+		dlock_list_append(&space->outbox, &announcement->link);
+		announcement->in_outbox = true;
+	}
+}
+
+/* Take it out of the outbox. */
+static void
+unpost(DlockSpace *space, DlockAnnouncement *announcement)
+{
+	Assert(LWLockHeldByMeInMode(&space->outbox_lock, LW_EXCLUSIVE));
+	if (announcement->in_outbox)
+		dlock_list_remove(&space->outbox, &announcement->link);
+	announcement->in_outbox = false;
+}
+
+/*
+ * From now on the worker is needed for this ticket's announcement.  Not
+ * before the ticket has joined its lock: what a failed request leaves on the
+ * spare ticket must not keep the worker.
+ */
+void
+dlock_announcement_count(DlockTicket *ticket)
+{
+	announcement_of(ticket)->counted = true;
+	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
+}
+
+/* Free an announcement that is in no outbox and no ticket's any more. */
+static void
+release(DlockSpace *space, DlockAnnouncement *announcement)
+{
+	bool		counted = announcement->counted;
+
+	dlock_release_memory(announcement->link.self, announcement->size);
+	if (counted && pg_atomic_sub_fetch_u32(&space->announced, 1) == 0)
+		dlock_worker_dismiss(space);
+}
+
+/*
+ * Give a ticket another announcement, or none.  The one before goes; but where
+ * "keep" is set and it is about to be sent, only when that is done.
+ */
+static void
+replace(DlockTicket *ticket, dsa_pointer announcement, bool keep)
+{
+	DlockSpace *space = space_of(ticket);
+	DlockAnnouncement *before = NULL;
+	bool		orphaned = false;
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	if (DsaPointerIsValid(ticket->announcement))
+	{
+		before = announcement_of(ticket);
+		orphaned = before->orphaned = keep && before->in_outbox;
+		if (!orphaned)
+			unpost(space, before);
+	}
+	ticket->announcement = announcement;
+	LWLockRelease(&space->outbox_lock);
+	/* one that is orphaned belongs to the worker now */
+	if (before && !orphaned)
+		release(space, before);
+}
+
+/* Free a ticket's announcement, sent or not.  Raises nothing. */
+void
+dlock_announcement_free(DlockTicket *ticket)
+{
+	replace(ticket, InvalidDsaPointer, false);
+}
+
+/*
+ * The ticket goes, and what it has to tell is still told; where the LISTEN is
+ * not in effect yet, after that.  Raises nothing.
+ */
+void
+dlock_announcement_orphan(DlockTicket *ticket)
+{
+	DlockSpace *space = space_of(ticket);
+	bool		unarmed = false;
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	if (DsaPointerIsValid(ticket->announcement))
+	{
+		DlockAnnouncement *announcement = announcement_of(ticket);
+
+		unarmed = !announcement->armed && announcement->events != 0;
+		announcement->orphaned = unarmed;
+	}
+	LWLockRelease(&space->outbox_lock);
+	if (!unarmed)
+		replace(ticket, InvalidDsaPointer, true);
+}
+
+/*
+ * Give a ticket an announcement, or another one.
+ */
+void
+dlock_announcement_set(DlockTicket *ticket, dsa_pointer announcement)
+{
+	DlockAnnouncement *made = dsa_get_address(dlock_area, announcement);
+
+	made->counted = true;
+	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
+	replace(ticket, announcement, false);
+}
+
+/*
+ * The ticket's announcement goes to another client from now on.  What the one
+ * before has still to be told is sent nevertheless.
+ */
+void
+dlock_announcement_redirect(DlockTicket *ticket, dsa_pointer announcement)
+{
+	DlockAnnouncement *made = dsa_get_address(dlock_area, announcement);
+
+	made->counted = true;
+	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
+	replace(ticket, announcement, true);
+}
+
+/* Free an announcement that has become no ticket's. */
+void
+dlock_announcement_discard(DlockSpace *space, dsa_pointer announcement)
+{
+	release(space, dsa_get_address(dlock_area, announcement));
+}
+
+/*
+ * Free what is still to be told in a space that nobody uses any more.  All its
+ * tickets are gone.
+ */
+void
+dlock_announcement_purge(DlockSpace *space)
+{
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	while (DsaPointerIsValid(space->outbox.head))
+	{
+		DlockAnnouncement *orphan = dsa_get_address(dlock_area,
+													space->outbox.head);
+
+		unpost(space, orphan);
+		release(space, orphan);
+	}
+	LWLockRelease(&space->outbox_lock);
+}
+
+/*
+ * Something has happened to a ticket that may have an announcement.  The
+ * caller wakes the worker later.
+ */
+void
+dlock_announcement_event(DlockTicket *ticket, uint32 event)
+{
+	DlockSpace *space = space_of(ticket);
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	if (DsaPointerIsValid(ticket->announcement))
+	{
+		DlockAnnouncement *announcement = announcement_of(ticket);
+
+		announcement->number = ticket->number;
+		announcement->events |= event;
+		post(space, announcement);
+	}
+	LWLockRelease(&space->outbox_lock);
+}
+
+/*
+ * The session listens now, if it is to: what has happened may be sent.  The
+ * announcement of a ticket that is gone already is then the outbox's alone.
+ */
+void
+dlock_announcement_arm(DlockTicket *ticket)
+{
+	DlockSpace *space = space_of(ticket);
+	bool		posted = false;
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	if (DsaPointerIsValid(ticket->announcement))
+	{
+		DlockAnnouncement *announcement = announcement_of(ticket);
+
+		announcement->armed = true;
+		post(space, announcement);
+		posted = announcement->in_outbox;
+		if (announcement->orphaned)
+			ticket->announcement = InvalidDsaPointer;
+	}
+	LWLockRelease(&space->outbox_lock);
+	if (posted)
+		(void) dlock_worker_wake(space);
+}
+
+bool
+dlock_announcement_is_armed(DlockTicket *ticket)
+{
+	DlockSpace *space = space_of(ticket);
+	bool		armed;
+
+	LWLockAcquire(&space->outbox_lock, LW_SHARED);
+	armed = DsaPointerIsValid(ticket->announcement) &&
+		announcement_of(ticket)->armed;
+	LWLockRelease(&space->outbox_lock);
+	return armed;
+}
+
+/*
+ * Copy what is to be sent, and mark it as being sent; returns how many these
+ * are, at most "max".
+ */
+int
+dlock_outbox_copy(DlockSpace *space, DlockMessage *messages, int max)
+{
+	int			count = 0;
+	dsa_pointer pointer;
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	for (pointer = space->outbox.head;
+		 DsaPointerIsValid(pointer) && count < max; count++)
+	{
+		DlockAnnouncement *announcement = dsa_get_address(dlock_area, pointer);
+		DlockMessage *message = &messages[count];
+
+		announcement->sending = announcement->events;
+		message->number = announcement->number;
+		message->events = announcement->events;
+		strlcpy(message->channel, announcement->channel, NAMEDATALEN);
+		strlcpy(message->name, announcement->name, sizeof(message->name));
+		pointer = announcement->link.next;
+	}
+	LWLockRelease(&space->outbox_lock);
+	return count;
+}
+
+/*
+ * Take what was sent out of the outbox: what is marked as being sent, at the
+ * head of the outbox.  A ticket's number would not do to find it, as the
+ * ticket may have got another announcement meanwhile.
+ */
+void
+dlock_outbox_clear(DlockSpace *space)
+{
+	dsa_pointer pointer;
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	for (pointer = space->outbox.head; DsaPointerIsValid(pointer);)
+	{
+		DlockAnnouncement *announcement = dsa_get_address(dlock_area, pointer);
+
+		pointer = announcement->link.next;
+		if (announcement->sending == 0)
+			break;
+		announcement->events &= ~announcement->sending;
+		announcement->sending = 0;
+		if (announcement->events != 0)
+			continue;
+		unpost(space, announcement);
+		if (announcement->orphaned)
+			release(space, announcement);
+	}
+	LWLockRelease(&space->outbox_lock);
+}

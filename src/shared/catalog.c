@@ -1,0 +1,86 @@
+/*-------------------------------------------------------------------------
+ *
+ * catalog.c
+ *	  What the catalogs say of the extension.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/dependency.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_extension.h"
+#include "commands/extension.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+
+#include "shared/shared.h"
+
+/*
+ * A relation of the extension: in the extension's schema, wherever that is.
+ * One of that name which is not the extension's own is not meant: whoever may
+ * create there could have made it, before an update that does.
+ */
+Oid
+dlock_relation(DlockSpace *space, const char *name)
+{
+	Relation	catalog = table_open(ExtensionRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	Oid			schema = InvalidOid;
+	Oid			relation;
+
+	ScanKeyInit(&key, Anum_pg_extension_oid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(space->key.extension));
+	scan = systable_beginscan(catalog, ExtensionOidIndexId, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		schema = ((Form_pg_extension) GETSTRUCT(tuple))->extnamespace;
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+
+	relation = get_relname_relid(name, schema);
+	if (!OidIsValid(relation) ||
+		getExtensionOfObject(RelationRelationId, relation) != space->key.extension)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation \"%s\" of extension \"%s\" does not exist",
+						name, "dlock")));
+	return relation;
+}
+
+/*
+ * Leases need the worker, which does not see an extension whose creation has
+ * not been committed.  Raises 55000 where that is so.
+ */
+void
+dlock_check_committed(DlockSpace *space)
+{
+	TransactionId xid = GetTopTransactionIdIfAny();
+	static TransactionId checked_xid = InvalidTransactionId;
+	static DlockSpace *checked_space = NULL;
+	Relation	queue;
+	bool		is_new;
+
+	if (likely(!TransactionIdIsValid(xid)) ||
+		(xid == checked_xid && space == checked_space))
+		return;
+	queue = table_open(dlock_relation(space, "dlock_queue"), AccessShareLock);
+	is_new = queue->rd_createSubid != InvalidSubTransactionId;
+	table_close(queue, AccessShareLock);
+	if (is_new)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot use leases in the transaction that creates extension \"%s\"",
+						"dlock"),
+				 errdetail("The background worker, which keeps them, does not see the extension before that transaction has committed."),
+				 errhint("Commit first.")));
+	checked_xid = xid;
+	checked_space = space;
+}

@@ -1,0 +1,664 @@
+/*-------------------------------------------------------------------------
+ *
+ * lease.c
+ *	  Leases: what keeps tickets beyond a session.
+ *
+ * A lease is in the list of its space from the moment it can be found until
+ * the removal of its row is in the WAL; the worker then finishes it.
+ *
+ * Whether a lease is open is told by its deadline alone, on a clock of the
+ * server that never goes back, nor stands still while the machine sleeps.
+ * Renewing moves it, by compare-and-exchange and without a lock.  Whoever finds
+ * it passed sets it to DLOCK_RAN_OUT by the same means before he says so; closing
+ * sets it to 0.  So of a renewal, a close, and an answer that the lease is gone,
+ * none is ever taken back by another one.
+ *
+ * A lease that ran out has its delay still to come, which begins when
+ * DLOCK_RAN_OUT becomes 0, under the lease lock.  The worker does that, or
+ * whoever ends a ticket of it before the worker.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "shared/lease.h"
+#include "shared/shared.h"
+
+#define MAX_RENEW_MS	10000	/* a renewal waits for standbys that long, or for
+								 * a quarter of its ttl */
+
+/*
+ * Is a lease open?
+ */
+
+/* How long it is honoured after standbys were heard of, and after a load */
+static uint64
+honoured_for(const DlockLease *lease)
+{
+	return lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ? lease->ttl :
+		lease->ttl + lease->ttl / 4;
+}
+
+/* When the latest heartbeat was sent that is known to be acknowledged */
+static uint64
+confirmed_at(DlockLease *lease)
+{
+	uint64		confirmed = pg_atomic_read_u64(&lease->confirmed);
+	uint64		by_space =
+		dlock_quorum_confirmed(dlock_space_at(lease->space),
+								  lease->durability);
+
+	return Max(confirmed, by_space);
+}
+
+/*
+ * Where a quorum of standbys counts for a lease, it does not live beyond the
+ * sending of the last heartbeat that they have acknowledged, plus its ttl and
+ * a quarter.
+ */
+static uint64
+quorum_deadline(DlockLease *lease)
+{
+	uint64		deadline;
+
+	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
+		!dlock_quorum_has_standbys())
+		return DLOCK_NO_DEADLINE;
+	deadline = confirmed_at(lease) + honoured_for(lease);
+	if (deadline <= dlock_monotonic_now())
+	{
+		/* nobody may have looked for a while */
+		dlock_quorum_look(dlock_space_at(lease->space));
+		deadline = confirmed_at(lease) + honoured_for(lease);
+	}
+	return deadline;
+}
+
+/*
+ * When a lease runs out, in monotonic microseconds; 0: it is gone.  Then it is
+ * made so first, that the answer holds for all who ask later.  *deadline is
+ * what was found there.
+ *
+ * The deadline is read before the standbys' answers, while a renewal looks at
+ * these first and moves the deadline then: one that has succeeded meanwhile
+ * makes the exchange fail.
+ */
+static uint64
+look(DlockLease *lease, uint64 *deadline)
+{
+	*deadline = pg_atomic_read_u64(&lease->deadline);
+	while (*deadline > DLOCK_RAN_OUT)
+	{
+		uint64		by_quorum;
+		uint64		due;
+
+		pg_read_barrier();
+		by_quorum = quorum_deadline(lease);
+		due = Min(*deadline, by_quorum);
+		if (dlock_monotonic_now() < due)
+			return Min(due, DLOCK_NO_DEADLINE);
+		if (pg_atomic_compare_exchange_u64(&lease->deadline, deadline,
+										   DLOCK_RAN_OUT))
+			return 0;
+	}
+	return 0;
+}
+
+/*
+ * When a lease runs out, in monotonic microseconds; DLOCK_NO_DEADLINE where its
+ * session keeps it alive.  0: it is gone, and stays so.
+ */
+uint64
+dlock_lease_deadline(DlockLease *lease)
+{
+	uint64		deadline;
+
+	return look(lease, &deadline);
+}
+
+bool
+dlock_lease_is_open(DlockLease *lease)
+{
+	return dlock_lease_deadline(lease) != 0;
+}
+
+/* Does a living session keep it alive, as far as is known? */
+bool
+dlock_lease_is_attached(const DlockLease *lease)
+{
+	return pg_atomic_read_u64((pg_atomic_uint64 *) &lease->deadline) >=
+		DLOCK_NO_DEADLINE;
+}
+
+/*
+ * Move the deadline to a full ttl from now; false where the lease is gone.
+ * What is found there always changes, so that nobody who has looked at it
+ * before can still end the lease for what he knew then.
+ */
+static bool
+move_deadline(DlockLease *lease)
+{
+	uint64		deadline;
+	uint64		next;
+
+	do
+	{
+		if (look(lease, &deadline) == 0)
+			return false;
+		next = deadline >= DLOCK_NO_DEADLINE ? 0 :	/* attached */
+			dlock_monotonic_now() + lease->ttl;
+		next = Max(next, deadline + 1);
+	} while (!pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, next));
+	return true;
+}
+
+bool
+dlock_lease_extend(DlockLease *lease)
+{
+	if (!move_deadline(lease))
+		return false;
+	pg_atomic_write_u64(&lease->renewed_at, (uint64) GetCurrentTimestamp());
+	return true;
+}
+
+/*
+ * Take it upon this backend to end a lease; false where that was done before,
+ * or where it ran out, and somebody was told so.
+ */
+bool
+dlock_lease_claim(DlockLease *lease)
+{
+	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
+
+	while (deadline > DLOCK_RAN_OUT &&
+		   !pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, 0))
+		;
+	return deadline > DLOCK_RAN_OUT;
+}
+
+/* Its locks are kept closed from now on, where it has a delay for that. */
+static void
+begin_delay(DlockLease *lease)
+{
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
+	lease->delayed = lease->delay > 0 && lease->tickets.length > 0;
+	lease->delay_ends = dlock_monotonic_now() + lease->delay;
+}
+
+/*
+ * A lease that ran out is over, and its delay begins; with "always", one that
+ * did not run out is over, too.  Called with the lease lock, before a ticket of
+ * the lease is taken from it.
+ */
+void
+dlock_lease_be_over(DlockLease *lease, bool always)
+{
+	uint64		ran_out = DLOCK_RAN_OUT;
+
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
+	if (always ?
+		pg_atomic_exchange_u64(&lease->deadline, 0) == DLOCK_RAN_OUT :
+		pg_atomic_compare_exchange_u64(&lease->deadline, &ran_out, 0))
+		begin_delay(lease);
+}
+
+/* Enter a lease into its space; called with the lease lock. */
+static void
+list_lease(DlockSpace *space, DlockLease *lease)
+{
+	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
+	dlock_record_ref(&lease->record);
+	lease->in_space.self = lease->record.link.self +
+		offsetof(DlockLease, in_space);
+	Assert(!lease->in_leases);
+	dlock_list_append(&space->leases, &lease->in_space);
+	lease->in_leases = true;
+}
+
+/*
+ * One that is not listed any more leaves the list, but not while a walk stands
+ * there.  Called with the lease lock.
+ */
+static void
+unlink_lease(DlockSpace *space, DlockLease *lease)
+{
+	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
+	if (lease->visitors == 0)
+		dlock_list_remove(&space->leases, &lease->in_space);
+	else
+		space->leases.length--; /* nobody is to count it */
+}
+
+/*
+ * Take a lease out of its space; false where that was done before.  Whoever
+ * calls this refers to it, or to a ticket of it.
+ */
+bool
+dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
+{
+	bool		was_listed;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	was_listed = lease->in_leases;
+	lease->in_leases = false;
+	if (was_listed)
+		unlink_lease(space, lease);
+	lease->record.finished = true;
+	dlock_journal_unmark(space, &lease->record);
+	LWLockRelease(&space->lease_lock);
+	if (was_listed)
+		dlock_record_unref(&lease->record);
+	return was_listed;
+}
+
+/* A lease becomes open.  Called with the lease lock. */
+void
+dlock_lease_start(DlockSpace *space, DlockLease *lease)
+{
+	uint64		now = dlock_monotonic_now();
+
+	pg_atomic_write_u64(&lease->confirmed, now);
+	pg_atomic_write_u64(&lease->renewed_at, (uint64) GetCurrentTimestamp());
+	pg_atomic_write_u64(&lease->deadline,
+						lease->session != 0 ? DLOCK_NO_DEADLINE : now + lease->ttl);
+	list_lease(space, lease);
+}
+
+/*
+ * Make a lease, which the caller uses and nobody can find yet.  The caller has
+ * checked for memory; what is put back is made without that.
+ */
+DlockLease *
+dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
+				 const char *info)
+{
+	/* before the allocation, as it raises where the role is gone */
+	const char *role_name = GetUserNameFromId(GetUserId(), false);
+	dsa_pointer self;
+	DlockLease *lease;
+
+	dlock_check_committed(space);
+	self = dlock_allocate(sizeof(DlockLease));
+	lease = dsa_get_address(dlock_area, self);
+	memset(lease, 0, sizeof(DlockLease));
+	dlock_record_init(&lease->record, self, true);
+	lease->space = space->self;
+	lease->single = single;
+	lease->ttl = ttl;
+	lease->delay = delay;
+	lease->durability = synchronous_commit;
+	lease->role = GetUserId();
+	namestrcpy(&lease->role_name, role_name);
+	lease->opened_at = GetCurrentTimestamp();
+	pg_atomic_init_u64(&lease->deadline, 0);
+	pg_atomic_init_u64(&lease->confirmed, 0);
+	pg_atomic_init_u64(&lease->renewed_at, 0);
+	dlock_record_use(&lease->record);
+	lease->info = dlock_text_copy(info);
+	return lease;
+}
+
+/*
+ * Finding, with the rights that it takes
+ */
+
+/*
+ * May the current user use a lease?  The role that opened it must be the one
+ * it was, by name too: after a restore an OID can be somebody else's.
+ */
+void
+dlock_lease_check_rights(const DlockLease *lease)
+{
+	const char *name;
+
+	if (superuser())
+		return;
+	name = GetUserNameFromId(lease->role, true);
+	if (name == NULL || strcmp(name, NameStr(lease->role_name)) != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for lease %lld",
+						(long long) lease->number),
+				 errdetail("It belongs to role \"%s\" with OID %u, which are not the same role any more.",
+						   NameStr(lease->role_name), lease->role),
+				 errhint("Ask a superuser.")));
+	if (!has_privs_of_role(GetUserId(), lease->role))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for lease %lld",
+						(long long) lease->number),
+				 errdetail("It belongs to role \"%s\".",
+						   NameStr(lease->role_name)),
+				 errhint("Use a role that has the privileges of that role.")));
+}
+
+/*
+ * The lease with this number, in use by the caller; NULL where it is gone.
+ * Raises 42501 where it is not the current user's to use.
+ */
+DlockLease *
+dlock_lease_find(DlockSpace *space, int64 number)
+{
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+
+	dlock_id_find(space, number, &lease, &ticket);
+	if (lease == NULL || !dlock_lease_is_open(lease))
+		return NULL;
+	dlock_lease_check_rights(lease);
+	return lease;
+}
+
+static void
+raise_unconfirmed(const DlockLease *lease)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IO_ERROR),
+			 errmsg("could not renew lease %lld", (long long) lease->number),
+			 errdetail("Synchronous standbys have not acknowledged a heartbeat for a quarter of its ttl, so that its full ttl cannot be promised; it is not gone yet."),
+			 errhint("Renew again, for as long as the latest renewal that succeeded lasts.")));
+}
+
+/*
+ * A renewal promises the full ttl from "start" on.  Where standbys count, that
+ * takes a heartbeat that they have acknowledged, and that was sent after that,
+ * or no longer before than a quarter of the ttl: wait for it, but not for long,
+ * as the client must have time to ask again, and stop if that fails, too.
+ * False where the lease is gone meanwhile.
+ *
+ * That the client lives is noted before the wait, or else the lease could run
+ * out for want of a renewal while that is waiting.
+ */
+static bool
+wait_for_standbys(DlockSpace *space, DlockLease *lease, uint64 start)
+{
+	uint64		quarter = lease->ttl / 4;
+	uint64		since = start > quarter ? start - quarter : 1;
+	uint64		until;
+
+	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
+		confirmed_at(lease) >= since)
+		return true;
+	if (!move_deadline(lease))
+		return false;
+	until = start + Min(quarter, MAX_RENEW_MS * UINT64CONST(1000));
+	if (!dlock_quorum_wait(space, lease->durability, since, until) &&
+		dlock_lease_is_open(lease))
+		raise_unconfirmed(lease);
+	return true;
+}
+
+/*
+ * Renew a lease.  Returns how many tickets it keeps, -1 where it is gone.
+ * Raises 58030 where standbys count, and do not answer.
+ */
+int
+dlock_lease_renew(DlockSpace *space, int64 number)
+{
+	uint64		start = dlock_monotonic_now();
+	int			before = dlock_record_prepare();
+	DlockLease *lease = dlock_lease_find(space, number);
+	int			result = -1;
+
+	if (lease && wait_for_standbys(space, lease, start) &&
+		dlock_lease_extend(lease))
+		result = (int) lease->tickets.length;
+	dlock_record_unuse(before);
+	return result;
+}
+
+/*
+ * The time of an attached lease begins to run; false where it did before.
+ */
+bool
+dlock_lease_detach(DlockLease *lease)
+{
+	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
+	uint64		end = dlock_monotonic_now() + lease->ttl;
+
+	while (deadline >= DLOCK_NO_DEADLINE &&
+		   !pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, end))
+		;
+	return deadline >= DLOCK_NO_DEADLINE;
+}
+
+/*
+ * Walking through the leases of a space, a few at a time, so that however many
+ * there are the lease lock is never held for long.  Between two steps a walk
+ * stands on a lease, which it refers to; that stays linked meanwhile, even where
+ * it is not listed any more.  What comes or goes meanwhile may be seen, or not.
+ */
+
+/* Leases that are looked at in one step */
+#define VISIT	256
+
+/* A walk goes on from a lease.  Called with the lease lock. */
+static void
+leave_lease(DlockSpace *space, DlockLease *lease)
+{
+	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
+	Assert(lease->visitors > 0);
+	lease->visitors--;
+	if (lease->visitors > 0 || lease->in_leases)
+		return;
+	space->leases.length++;		/* it was not counted any more */
+	unlink_lease(space, lease);
+}
+
+/*
+ * Call back for some leases, with the lease lock held: those behind *at, or the
+ * first ones where that is NULL.  False where none is left, or the callback has
+ * returned that; otherwise *at is where to go on.
+ */
+bool
+dlock_lease_visit(DlockSpace *space, DlockLease **at,
+				  bool (*callback) (DlockLease *, void *), void *arg)
+{
+	DlockLease *before = *at;
+	DlockLease *last = NULL;
+	dsa_pointer link;
+	bool		more = true;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	link = before ? before->in_space.next : space->leases.head;
+	for (int n = 0; more && n < VISIT && DsaPointerIsValid(link); n++)
+	{
+		last = dlock_lease_in_space(link);
+		link = last->in_space.next;
+		more = !last->in_leases || callback(last, arg);
+	}
+	more = more && DsaPointerIsValid(link);
+	if (more)
+	{
+		last->visitors++;
+		dlock_record_ref(&last->record);
+	}
+	*at = more ? last : NULL;
+	if (before)
+		leave_lease(space, before);
+	LWLockRelease(&space->lease_lock);
+	if (before)
+		dlock_record_unref(&before->record);
+	return more;
+}
+
+/* Break off a walk, wherever it stands. */
+void
+dlock_lease_stop_visit(DlockSpace *space, DlockLease **at)
+{
+	DlockLease *lease = *at;
+
+	if (lease == NULL)
+		return;
+	*at = NULL;
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	leave_lease(space, lease);
+	LWLockRelease(&space->lease_lock);
+	dlock_record_unref(&lease->record);
+}
+
+typedef struct Walk
+{
+	DlockSpace *space;
+	DlockLease *at;
+} Walk;
+
+static void
+stop_walk(int code, Datum arg)
+{
+	Walk	   *walk = (Walk *) DatumGetPointer(arg);
+
+	/* a segment of memory could not be mapped */
+	LWLockReleaseAll();
+	dlock_lease_stop_visit(walk->space, &walk->at);
+}
+
+/* Call back for every lease of a space, with the lease lock held. */
+void
+dlock_lease_for_each(DlockSpace *space, bool (*callback) (DlockLease *, void *),
+					 void *arg)
+{
+	Walk		walk = {space, NULL};
+
+	PG_ENSURE_ERROR_CLEANUP(stop_walk, PointerGetDatum(&walk));
+	while (dlock_lease_visit(space, &walk.at, callback, arg))
+		;
+	PG_END_ENSURE_ERROR_CLEANUP(stop_walk, PointerGetDatum(&walk));
+}
+
+/* Call back for every ticket of a lease; with the lease lock held. */
+void
+dlock_lease_for_each_ticket(DlockLease *lease,
+							void (*callback) (DlockLeaseTicket *, void *),
+							void *arg)
+{
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
+	for (dsa_pointer link = lease->tickets.head; DsaPointerIsValid(link);)
+	{
+		DlockLeaseTicket *ticket = dlock_ticket_in_lease(link);
+
+		link = ticket->in_lease.next;
+		callback(ticket, arg);
+	}
+}
+
+/*
+ * After a restart
+ */
+
+/* The lease that was put back with this number, in use; NULL: none. */
+DlockLease *
+dlock_lease_restored(DlockSpace *space, int64 number)
+{
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+
+	dlock_id_find(space, number, &lease, &ticket);
+	return lease;
+}
+
+void
+dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
+{
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_start(space, lease);
+	if (delayed)
+	{
+		pg_atomic_write_u64(&lease->deadline, 0);
+		lease->delayed = true;
+		lease->delay_ends = dlock_monotonic_now() + lease->delay;
+	}
+	LWLockRelease(&space->lease_lock);
+}
+
+/* Put back a lease that was read from its table. */
+void
+dlock_lease_restore(DlockLease *lease, bool delayed)
+{
+	DlockSpace *space = dlock_space_at(lease->space);
+
+	dlock_id_insert(space, lease->number, lease, NULL);
+	lease->record.has_row = true;
+	dlock_lease_restart(space, lease, delayed);
+}
+
+typedef struct Demand
+{
+	int			durability;
+	int64		ttl;
+} Demand;
+
+static bool
+take_demand(DlockLease *lease, void *arg)
+{
+	Demand	   *demand = arg;
+
+	demand->durability = Max(demand->durability, lease->durability);
+	if (lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+		demand->ttl = Min(demand->ttl, lease->ttl);
+	return true;
+}
+
+/*
+ * The greatest synchronous_commit that a lease was opened with; and the least
+ * ttl of those for which standbys count, PG_INT64_MAX where there are none.
+ */
+int
+dlock_lease_greatest_durability(DlockSpace *space, int64 *least_ttl)
+{
+	Demand		demand = {SYNCHRONOUS_COMMIT_OFF, PG_INT64_MAX};
+
+	dlock_lease_for_each(space, take_demand, &demand);
+	*least_ttl = demand.ttl;
+	return demand.durability;
+}
+
+static bool
+hold_time(DlockLease *lease, void *arg)
+{
+	pg_atomic_write_u64(&lease->confirmed, DLOCK_NO_DEADLINE);
+	if (!lease->delayed)
+		pg_atomic_write_u64(&lease->deadline, DLOCK_NO_DEADLINE);
+	return true;
+}
+
+/* No time passes for the leases that are put back, before all of them are. */
+void
+dlock_lease_hold_time(DlockSpace *space)
+{
+	dlock_lease_for_each(space, hold_time, NULL);
+}
+
+static bool
+begin_anew(DlockLease *lease, void *arg)
+{
+	uint64		now = dlock_monotonic_now();
+
+	pg_atomic_write_u64(&lease->confirmed, *(uint64 *) arg);
+	if (lease->delayed)
+		lease->delay_ends = now + lease->delay;
+	else
+		pg_atomic_write_u64(&lease->deadline, now + honoured_for(lease));
+	return true;
+}
+
+/*
+ * From now on leases count that were put back: their time begins now.  The
+ * standbys that count for them were last heard of by an answer to what was
+ * sent at "confirmed".
+ */
+void
+dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed)
+{
+	dlock_lease_for_each(space, begin_anew, &confirmed);
+}

@@ -1,0 +1,432 @@
+/*-------------------------------------------------------------------------
+ *
+ * lease_end.c
+ *	  The end of leases, and of their tickets.
+ *
+ * To end a lease, its tickets are picked one by one, and each is ended through
+ * queue.c with the lease lock released in between: an entry's lock comes
+ * before it.
+ *
+ * What has ended is marked, and stays in its lock until the removal of its row
+ * is in the WAL.  Then it is settled, by the worker; or at once, if it never
+ * had a row.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/memutils.h"
+
+#include "shared/lease.h"
+#include "shared/shared.h"
+
+/*
+ * Finishing what is over
+ */
+
+/* The first ticket that a lease has, referred to; NULL where there is none. */
+static DlockLeaseTicket *
+first_ticket(DlockSpace *space, DlockLease *lease)
+{
+	DlockLeaseTicket *ticket = NULL;
+
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	if (DsaPointerIsValid(lease->tickets.head))
+	{
+		ticket = dlock_ticket_in_lease(lease->tickets.head);
+		dlock_record_ref(&ticket->record);
+	}
+	LWLockRelease(&space->lease_lock);
+	return ticket;
+}
+
+/*
+ * End the tickets that a lease has; how many these were.
+ */
+static int64
+end_tickets(DlockSpace *space, DlockLease *lease, uint32 event)
+{
+	DlockLeaseTicket *ticket;
+	int64		count = 0;
+
+	while ((ticket = first_ticket(space, lease)) != NULL)
+	{
+		if (dlock_queue_end(ticket, event))
+			count++;
+		dlock_record_unref(&ticket->record);
+	}
+	return count;
+}
+
+/*
+ * The same, as far as that is done in time; false where some may be left.
+ */
+static bool
+end_tickets_until(DlockSpace *space, DlockLease *lease, uint32 event,
+				  uint64 until)
+{
+	DlockLeaseTicket *ticket;
+
+	while ((ticket = first_ticket(space, lease)) != NULL)
+	{
+		(void) dlock_queue_end(ticket, event);
+		dlock_record_unref(&ticket->record);
+		if (dlock_monotonic_now() >= until)
+			return false;
+	}
+	return true;
+}
+
+static void
+finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
+{
+	DlockRecord *record = &ticket->record;
+	DlockLease *lease = dlock_lease_of(ticket);
+	bool		before;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	before = record->finished;
+	record->finished = true;
+	dlock_journal_unmark(space, record);
+	LWLockRelease(&space->lease_lock);
+	if (before)
+		return;
+	dlock_queue_finish(ticket);
+	dlock_id_delete(space, ticket->ticket.number);
+	dlock_announcement_orphan(&ticket->ticket);
+	if (lease->single)
+		(void) dlock_lease_unlist(space, lease);
+	ConditionVariableBroadcast(&record->changed);
+	dlock_record_unref(record);
+}
+
+/*
+ * Nothing in the tables stands for this record any more: forget it.  Raises
+ * nothing; called by the worker, or, where there is no row, by the backend
+ * that has made the record.
+ */
+static void
+finish(DlockSpace *space, DlockRecord *record)
+{
+	DlockLease *lease = (DlockLease *) record;
+
+	if (!record->is_lease)
+	{
+		finish_ticket(space, dlock_record_ticket(record));
+		return;
+	}
+	(void) end_tickets(space, lease, 0);
+	if (dlock_lease_unlist(space, lease))
+	{
+		dlock_id_delete(space, lease->number);
+		ConditionVariableBroadcast(&record->changed);
+	}
+}
+
+/*
+ * Is its row to be removed, and all the rest of it then?  What is pinned, and
+ * what keeps a lock closed, ends later, and is marked again then.  Called with
+ * the lease lock.
+ */
+bool
+dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
+{
+	DlockLeaseTicket *ticket;
+	DlockLease *lease = (DlockLease *) record;
+	DlockState	state;
+
+	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
+	if (record->is_lease)
+		return pg_atomic_read_u64(&lease->deadline) == 0 && !lease->delayed;
+	ticket = dlock_record_ticket(record);
+	state = dlock_state_of(ticket);
+	/* an ENDING ticket is not pinned anew: pins are read after the state */
+	pg_read_barrier();
+	return state == DLOCK_GONE || state == DLOCK_LEAVING ||
+		(state == DLOCK_ENDING && ticket->ticket.pins == 0 &&
+		 !ticket->in_closed);
+}
+
+/*
+ * Finish a record if it is over and has no row; returns whether it is.  The
+ * worker does so when it has tried to write, and a backend that takes back
+ * what was never written.
+ */
+bool
+dlock_lease_settle(DlockSpace *space, DlockRecord *record)
+{
+	bool		over;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	over = !record->has_row && !record->in_flight &&
+		dlock_lease_is_over(space, record);
+	if (over)
+		dlock_journal_unmark(space, record);
+	LWLockRelease(&space->lease_lock);
+	if (over)
+		finish(space, record);
+	return over;
+}
+
+/*
+ * A call could not be brought to its end: end the ticket that it has claimed,
+ * unless another call has claimed it, too.  Where it has no row, nothing is
+ * left of it, and no worker is needed for that.
+ */
+void
+dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
+{
+	dlock_queue_withdraw(ticket);
+	(void) dlock_lease_settle(dlock_space_at(ticket->ticket.space),
+							  &ticket->record);
+}
+
+/*
+ * The session that has made a ticket has done with it.  If the lease has
+ * adopted it, and this session's claim was the last, and it has no row, then
+ * nothing is left of it.
+ */
+void
+dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
+{
+	if (ticket->ticket.session != 0)
+	{
+		dlock_lease_ticket_discard(ticket);
+		return;
+	}
+	(void) dlock_lease_settle(dlock_space_at(ticket->ticket.space),
+							  &ticket->record);
+	dlock_record_unref(&ticket->record);
+}
+
+/*
+ * Ending
+ */
+
+/*
+ * A lease is over: end its tickets; how many these were.  Raises nothing.
+ */
+int64
+dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
+{
+	int64		count = end_tickets(space, lease, event);
+
+	if (!lease->single)
+	{
+		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+		dlock_journal_mark(space, &lease->record);
+		LWLockRelease(&space->lease_lock);
+	}
+	dlock_worker_wake(space);
+	return count;
+}
+
+/*
+ * Close a lease: how many tickets it released, -1 where it was gone.
+ */
+int64
+dlock_lease_release(DlockSpace *space, int64 number)
+{
+	int			before = dlock_record_prepare();
+	DlockLease *lease = dlock_lease_find(space, number);
+	int64		count = -1;
+
+	if (lease && dlock_lease_claim(lease))
+		count = dlock_lease_end(space, lease, 0);
+	dlock_record_unuse(before);
+	return count;
+}
+
+/* A lease's locks are not kept closed any more.  Called with the lease lock. */
+static void
+end_delay(DlockSpace *space, DlockLease *lease)
+{
+	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
+	lease->delayed = false;
+	while (DsaPointerIsValid(lease->closed.head))
+	{
+		DlockLeaseTicket *ticket = dlock_ticket_in_lease(lease->closed.head);
+
+		dlock_lease_ticket_unlist(lease, ticket);
+		dlock_journal_mark(space, &ticket->record);
+	}
+}
+
+/* Numbers of leases, with room for so many */
+typedef struct Numbers
+{
+	int64	   *numbers;
+	uint64		count;
+	uint64		max;
+} Numbers;
+
+static bool
+take_number(DlockLease *lease, void *arg)
+{
+	Numbers    *all = arg;
+
+	if (all->count == all->max)
+		return false;
+	all->numbers[all->count++] = lease->number;
+	return true;
+}
+
+/*
+ * End all leases that there are at this moment, and the delays of those that
+ * are over; how many were open.
+ */
+int64
+dlock_lease_end_all(DlockSpace *space)
+{
+	Numbers		all = {.max = space->leases.length + 64};
+	int64		count = 0;
+
+	all.numbers = MemoryContextAllocHuge(CurrentMemoryContext,
+										 all.max * sizeof(int64));
+	dlock_lease_for_each(space, take_number, &all);
+	for (uint64 i = 0; i < all.count; i++)
+	{
+		int			before = dlock_record_prepare();
+		DlockLease *lease;
+		DlockLeaseTicket *ticket;
+
+		CHECK_FOR_INTERRUPTS();
+		dlock_id_find(space, all.numbers[i], &lease, &ticket);
+		if (lease && dlock_lease_claim(lease))
+		{
+			(void) dlock_lease_end(space, lease, DLOCK_EVENT_RELEASED);
+			count++;
+		}
+		else if (lease)
+		{
+			LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+			/* what ran out is not to be delayed by whoever ends its tickets */
+			dlock_lease_be_over(lease, false);
+			if (lease->delayed)
+				end_delay(space, lease);
+			if (!lease->single)
+				dlock_journal_mark(space, &lease->record);
+			LWLockRelease(&space->lease_lock);
+		}
+		dlock_record_unuse(before);
+	}
+	pfree(all.numbers);
+	(void) dlock_worker_wake(space);
+	return count;
+}
+
+/*
+ * For the worker: end the lease if it is due, and its delay if that is.
+ * Returns when to look again, in monotonic microseconds; 0: never.  At once,
+ * where it has so many tickets that they could not all be ended "until" then.
+ *
+ * A lease that is over is looked through again as well, since whoever ended it
+ * may have died in between.
+ */
+uint64
+dlock_lease_expire(DlockLease *lease, uint64 until)
+{
+	DlockSpace *space = dlock_space_at(lease->space);
+	uint64		now = dlock_monotonic_now();
+	uint64		due;
+	bool		delayed;
+
+	if (dlock_lease_is_attached(lease) &&
+		pg_atomic_read_u64(&dlock_backends[lease->procno].session) != lease->session)
+		/* its session is gone without having said so */
+		(void) dlock_lease_detach(lease);
+	due = dlock_lease_deadline(lease);
+	if (due != 0)
+		return due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_be_over(lease, false);
+	LWLockRelease(&space->lease_lock);
+	if (!end_tickets_until(space, lease, DLOCK_EVENT_EXPIRED, until))
+		return now;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	if (lease->delayed &&
+		(lease->closed.length == 0 || now >= lease->delay_ends))
+		end_delay(space, lease);
+	delayed = lease->delayed;
+	if (!lease->single)
+		dlock_journal_mark(space, &lease->record);
+	LWLockRelease(&space->lease_lock);
+	return delayed ? lease->delay_ends : 0;
+}
+
+static bool
+take_first(DlockLease *lease, void *arg)
+{
+	dlock_record_ref(&lease->record);
+	*(DlockLease **) arg = lease;
+	return false;
+}
+
+static void
+forget_row(DlockLeaseTicket *ticket, void *arg)
+{
+	ticket->record.has_row = ticket->record.in_flight = false;
+}
+
+/*
+ * Nothing can be written any more.  What is over goes, the rest is left to
+ * those who use it.
+ */
+static void
+abandon_journal(DlockSpace *space)
+{
+	dlock_journal_fail(space, ERRCODE_UNDEFINED_OBJECT);
+	for (;;)
+	{
+		DlockRecord *record = NULL;
+
+		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+		if (DsaPointerIsValid(space->journal.head))
+		{
+			record = dsa_get_address(dlock_area, space->journal.head);
+			dlock_record_ref(record);
+			record->has_row = record->in_flight = false;
+			dlock_journal_unmark(space, record);
+		}
+		LWLockRelease(&space->lease_lock);
+		if (record == NULL)
+			break;
+		(void) dlock_lease_settle(space, record);
+		dlock_record_unref(record);
+	}
+}
+
+/*
+ * The tables are gone, and with them all leases: whoever waits for one of
+ * their locks, in what is left of this space, is granted it.  Called by the
+ * worker, as its last work.
+ */
+void
+dlock_lease_abandon(DlockSpace *space)
+{
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+
+	while (lease = NULL, dlock_lease_for_each(space, take_first, &lease), lease)
+	{
+		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+		lease->record.has_row = lease->record.in_flight = false;
+		dlock_lease_for_each_ticket(lease, forget_row, NULL);
+		end_delay(space, lease);
+		LWLockRelease(&space->lease_lock);
+		pg_atomic_write_u64(&lease->deadline, 0);
+		while ((ticket = first_ticket(space, lease)) != NULL)
+		{
+			(void) dlock_queue_end(ticket, DLOCK_EVENT_EXPIRED);
+			(void) dlock_lease_settle(space, &ticket->record);
+			dlock_record_unref(&ticket->record);
+		}
+		(void) dlock_lease_unlist(space, lease);
+		dlock_id_delete(space, lease->number);
+		dlock_record_unref(&lease->record);
+	}
+	abandon_journal(space);
+}

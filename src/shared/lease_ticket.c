@@ -1,0 +1,490 @@
+/*-------------------------------------------------------------------------
+ *
+ * lease_ticket.c
+ *	  The tickets of leases.
+ *
+ * queue.c tells of everything that happens to one: it is adopted, granted,
+ * ended.  It is in a list of its lease until it has ended: in "tickets", or in
+ * "closed" where it keeps its lock closed by a delay.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "common/hashfn.h"
+
+#include "shared/lease.h"
+#include "shared/shared.h"
+
+/*
+ * For queue.c.  All of these raise nothing.
+ */
+
+bool
+dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket)
+{
+	return dlock_lease_is_open(dlock_lease_of(ticket));
+}
+
+/*
+ * Does a delay keep its lock closed?  Or will one, as soon as somebody ends what
+ * the lease has, which has run out: nobody is to count on the lock before.
+ */
+bool
+dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
+{
+	DlockLease *lease = dlock_lease_of(ticket);
+	DlockSpace *space = dlock_space_at(lease->space);
+	bool		delayed;
+
+	if (lease->delay == 0)
+		return false;
+	/* the one becomes the other under this lock */
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	delayed = lease->delayed ||
+		pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;
+	LWLockRelease(&space->lease_lock);
+	return delayed;
+}
+
+static bool
+same_text(dsa_pointer a, dsa_pointer b)
+{
+	if (!DsaPointerIsValid(a) || !DsaPointerIsValid(b))
+		return !DsaPointerIsValid(a) && !DsaPointerIsValid(b);
+	return strcmp(dsa_get_address(dlock_area, a),
+				  dsa_get_address(dlock_area, b)) == 0;
+}
+
+/*
+ * Would a request that "wanted" was made for get this ticket?  With a lease of
+ * many tickets, where lease and owner are the same; with a ticket's own lease
+ * where the role is and an owner was given.  What is still waited for by
+ * another session counts, too.
+ */
+static bool
+is_same(const DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
+{
+	DlockLease *lease = dlock_lease_of(ticket);
+	const DlockLease *wanted_lease = dlock_lease_of(wanted);
+
+	if (!dlock_key_equal(&ticket->key, &wanted->key) ||
+		!same_text(ticket->owner, wanted->owner))
+		return false;
+	if (!wanted_lease->single)
+		return ticket->lease == wanted->lease;
+	return lease->single && lease->role == wanted_lease->role &&
+		strcmp(NameStr(lease->role_name), NameStr(wanted_lease->role_name)) == 0 &&
+		DsaPointerIsValid(wanted->owner) &&
+		(ticket->ticket.session != 0 || dlock_lease_is_open(lease));
+}
+
+/*
+ * The tickets of one request
+ *
+ * A client that asks again is to get the ticket that it has, at the same cost
+ * whatever the number of others.  So each ticket is entered, from its making to
+ * its end, under the hash of its lock, owner, and lease or role; and who joins
+ * looks there, with the lock's entry locked.  As a request has one ticket at a
+ * time that waits or holds, there are few under one hash: of the others some
+ * call still knows, or the row is being removed.
+ */
+
+static int64
+hash_request(const DlockLeaseTicket *ticket)
+{
+	const DlockLease *lease = dlock_lease_of(ticket);
+	uint64		hash = lease->single ? lease->role : ticket->lease;
+	const char *owner;
+
+	if (lease->single && !DsaPointerIsValid(ticket->owner))
+		return 0;
+	hash = hash_combine64(hash, ticket->key.hash);
+	if (DsaPointerIsValid(ticket->owner))
+	{
+		owner = dsa_get_address(dlock_area, ticket->owner);
+		hash = hash_bytes_extended((const unsigned char *) owner,
+								   strlen(owner), hash);
+	}
+	return -1 - (int64) (hash >> 1);
+}
+
+/* Raises 53200, with nothing changed. */
+static void
+enter_request(DlockLeaseTicket *ticket)
+{
+	DlockIdEntry *entry;
+	DlockIdKey	key;
+	bool		found;
+
+	ticket->request = hash_request(ticket);
+	if (ticket->request == 0)
+		return;
+	key = dlock_request_key(ticket);
+	entry = dlock_table_insert(dlock_ids, &key, &found);
+	if (!found)
+	{
+		entry->lease = entry->ticket = InvalidDsaPointer;
+		dlock_count_memory(sizeof(DlockIdEntry));
+	}
+	ticket->next_same = entry->ticket;
+	entry->ticket = ticket->ticket.link.self;
+	ticket->in_requests = true;
+	dshash_release_lock(dlock_ids, entry);
+}
+
+/*
+ * The ticket that a request which "wanted" was made for has already, waiting or
+ * held, in use by the caller; NULL where there is none.  One that another session
+ * waits with counts, too.  Called under the entry's lock, under which alone it
+ * could end; raises nothing.
+ */
+DlockLeaseTicket *
+dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
+{
+	DlockIdKey	key = dlock_request_key(wanted);
+	DlockIdEntry *entry;
+	dsa_pointer pointer;
+
+	if (wanted->request == 0 ||
+		(entry = dshash_find(dlock_ids, &key, false)) == NULL)
+		return NULL;
+	for (pointer = entry->ticket; DsaPointerIsValid(pointer);)
+	{
+		DlockLeaseTicket *ticket = dsa_get_address(dlock_area, pointer);
+		DlockState	state = dlock_state_of(ticket);
+
+		if ((state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
+			is_same(ticket, wanted))
+		{
+			dlock_record_use(&ticket->record);
+			dshash_release_lock(dlock_ids, entry);
+			return ticket;
+		}
+		pointer = ticket->next_same;
+	}
+	dshash_release_lock(dlock_ids, entry);
+	return NULL;
+}
+
+/* Count a ticket among those that its lease holds locks with, if it is one. */
+static void
+count_held(DlockLease *lease, DlockLeaseTicket *ticket)
+{
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
+	if (!ticket->in_tickets || ticket->held ||
+		dlock_state_of(ticket) != DLOCK_GRANTED)
+		return;
+	ticket->held = true;
+	lease->held++;
+}
+
+void
+dlock_lease_ticket_list(DlockLease *lease, DlockLeaseTicket *ticket,
+						bool closed)
+{
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
+	ticket->in_lease.self = ticket->ticket.link.self +
+		offsetof(DlockLeaseTicket, in_lease);
+	dlock_list_append(closed ? &lease->closed : &lease->tickets,
+					  &ticket->in_lease);
+	ticket->in_closed = closed;
+	ticket->in_tickets = !closed;
+	count_held(lease, ticket);
+}
+
+/* Take a ticket out of its lease's lists; called with the lease lock. */
+void
+dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
+{
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
+	if (ticket->in_tickets)
+		dlock_list_remove(&lease->tickets, &ticket->in_lease);
+	if (ticket->in_closed)
+		dlock_list_remove(&lease->closed, &ticket->in_lease);
+	if (ticket->held)
+		lease->held--;
+	ticket->in_tickets = ticket->in_closed = ticket->held = false;
+}
+
+/*
+ * The lease takes a ticket that has joined its lock, held or waiting; false
+ * where the lease is gone.  Called under the entry's lock.
+ */
+bool
+dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
+{
+	DlockLease *lease = dlock_lease_of(ticket);
+	DlockSpace *space = dlock_space_at(lease->space);
+	bool		open;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	open = lease->single || dlock_lease_is_open(lease);
+	if (open)
+	{
+		if (lease->single)
+		{
+			lease->number = ticket->ticket.number;
+			dlock_lease_start(space, lease);
+		}
+		ticket->ticket.session = 0;
+		ticket->ticket.procno = 0;
+		ticket->ticket.pid = 0;
+		dlock_lease_ticket_list(lease, ticket, false);
+		dlock_journal_mark(space, &ticket->record);
+	}
+	LWLockRelease(&space->lease_lock);
+	return open;
+}
+
+/*
+ * A ticket that waited is granted.  The state changes together with the mark:
+ * whoever sees it, and then asks for the mark, waits for the grant to be
+ * written.  Called under the entry's lock.
+ */
+void
+dlock_lease_ticket_granted(DlockLeaseTicket *ticket)
+{
+	DlockLease *lease = dlock_lease_of(ticket);
+	DlockSpace *space = dlock_space_at(lease->space);
+
+	if (lease->single)
+		(void) dlock_lease_extend(lease);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	/* read without a lock, too: all that belongs to the grant comes before */
+	pg_write_barrier();
+	pg_atomic_write_u32(&ticket->ticket.state, DLOCK_GRANTED);
+	count_held(lease, ticket);
+	dlock_journal_mark(space, &ticket->record);
+	LWLockRelease(&space->lease_lock);
+}
+
+/*
+ * A ticket has become LEAVING or ENDING, or an ENDING one has lost its last
+ * pin.  Returns whether it may be taken out of its lock at once, as it has no
+ * row.  Called under the entry's lock.
+ */
+bool
+dlock_lease_ticket_ended(DlockLeaseTicket *ticket)
+{
+	DlockLease *lease = dlock_lease_of(ticket);
+	DlockSpace *space = dlock_space_at(lease->space);
+	bool		at_once = false;
+	bool		was_listed;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_be_over(lease, lease->single);
+	/* what was released before, while pinned, is no matter of a delay */
+	was_listed = ticket->in_tickets || ticket->in_closed;
+	dlock_lease_ticket_unlist(lease, ticket);
+	if (lease->delayed && was_listed && dlock_state_of(ticket) == DLOCK_ENDING)
+		dlock_lease_ticket_list(lease, ticket, true);
+	else
+		at_once = !ticket->record.has_row && !ticket->record.in_flight &&
+			ticket->ticket.pins == 0;
+	dlock_journal_mark(space, &ticket->record);
+	LWLockRelease(&space->lease_lock);
+	return at_once;
+}
+
+/*
+ * A grant is durable: let it be announced, if the ticket still holds.
+ */
+void
+dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
+{
+	DlockSpace *space = dlock_space_at(ticket->ticket.space);
+	bool		announce;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	announce = dlock_state_of(ticket) == DLOCK_GRANTED && !ticket->announced;
+	ticket->announced = true;
+	LWLockRelease(&space->lease_lock);
+	if (announce)
+		dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_GRANTED);
+}
+
+/*
+ * The announcement of a ticket is to go to another channel from now on, at this
+ * call's level of durability; if it holds already, the grant is announced there.
+ * Called under the entry's lock; the caller wakes the worker.
+ */
+void
+dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
+{
+	DlockSpace *space = dlock_space_at(ticket->ticket.space);
+
+	dlock_announcement_redirect(&ticket->ticket, announcement);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	ticket->announced = false;
+	ticket->durability = synchronous_commit;
+	dlock_journal_mark(space, &ticket->record);
+	LWLockRelease(&space->lease_lock);
+}
+
+/*
+ * End the delay that keeps a lock closed, for this ticket; false where there is
+ * none.  Called under the entry's lock.
+ */
+bool
+dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
+{
+	DlockLease *lease = dlock_lease_of(ticket);
+	DlockSpace *space = dlock_space_at(lease->space);
+	bool		closed;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	closed = ticket->in_closed;
+	if (closed)
+	{
+		dlock_lease_ticket_unlist(lease, ticket);
+		dlock_journal_mark(space, &ticket->record);
+		if (!lease->single && lease->tickets.length == 0 &&
+			lease->closed.length == 0)
+		{
+			/* it keeps nothing closed any more */
+			lease->delayed = false;
+			dlock_journal_mark(space, &lease->record);
+		}
+	}
+	LWLockRelease(&space->lease_lock);
+	return closed;
+}
+
+/* What the view shows of a ticket.  Called under the entry's lock. */
+void
+dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
+{
+	DlockLease *lease = dlock_lease_of(ticket);
+	uint64		deadline = dlock_lease_deadline(lease);
+	uint64		now = dlock_monotonic_now();
+
+	/* a ticket's own lease has no number before the grant */
+	row->lease = lease->single ? row->number : lease->number;
+	if (row->pid != 0)
+		return;
+	row->closed = row->position == 0 && !row->granted &&
+		dlock_lease_ticket_is_delayed(ticket);
+	if (row->closed)
+		deadline = lease->delayed ? lease->delay_ends : now + lease->delay;
+	if (deadline != DLOCK_NO_DEADLINE)
+		row->remaining = deadline > now ? (int64) (deadline - now) : 0;
+}
+
+/*
+ * Making, finding, putting back
+ */
+
+/*
+ * Make a ticket for a lease, which the caller uses and nobody can find yet.
+ * The caller has checked for memory, as with a lease.
+ */
+DlockLeaseTicket *
+dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
+{
+	dsa_pointer self;
+	DlockLeaseTicket *ticket;
+
+	self = dlock_allocate(sizeof(DlockLeaseTicket));
+	ticket = dsa_get_address(dlock_area, self);
+	memset(ticket, 0, sizeof(DlockLeaseTicket));
+	ticket->ticket.link.self = self;
+	dlock_record_init(&ticket->record,
+					  self + offsetof(DlockLeaseTicket, record), false);
+	dlock_record_ref(&request->lease->record);
+	ticket->lease = request->lease->record.link.self;
+	dlock_key_copy(&ticket->key, &request->key);
+	ticket->durability = synchronous_commit;
+	ticket->claims = 1;
+	pg_atomic_init_u32(&ticket->ticket.state, DLOCK_GONE);
+	pg_atomic_init_u32(&ticket->ticket.session_depth, 0);
+	pg_atomic_init_u32(&ticket->ticket.xact_depth, 0);
+	dlock_record_use(&ticket->record);
+	ticket->owner = dlock_text_copy(request->owner);
+	dlock_ticket_fill(space, request, &ticket->ticket);
+	ticket->ticket.role = request->lease->role;
+	if (DsaPointerIsValid(ticket->ticket.announcement))
+		dlock_announcement_count(&ticket->ticket);
+	enter_request(ticket);
+	return ticket;
+}
+
+/*
+ * Let an adopted ticket be found by its number, or one that is about to be
+ * adopted.  Should it have been finished before that, it is not found.
+ * Raises 53200.
+ */
+void
+dlock_lease_ticket_publish(DlockLeaseTicket *ticket)
+{
+	DlockLease *lease = dlock_lease_of(ticket);
+	DlockSpace *space = dlock_space_at(lease->space);
+	bool		finished;
+
+	dlock_id_insert(space, ticket->ticket.number, lease->single ? lease : NULL,
+					ticket);
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	finished = ticket->record.finished;
+	LWLockRelease(&space->lease_lock);
+	if (finished)
+		dlock_id_delete(space, ticket->ticket.number);
+}
+
+void
+dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket)
+{
+	dlock_id_delete(dlock_space_at(ticket->ticket.space),
+					ticket->ticket.number);
+}
+
+/*
+ * The ticket with this number, in use by the caller; NULL where there is none
+ * that a lease has.  Raises 42501 as above.
+ */
+DlockLeaseTicket *
+dlock_lease_ticket_find(DlockSpace *space, int64 number)
+{
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+	DlockState	state;
+
+	dlock_id_find(space, number, &lease, &ticket);
+	if (ticket == NULL || ticket->ticket.session != 0)
+		return NULL;
+	state = dlock_state_of(ticket);
+	if (state != DLOCK_WAITING && state != DLOCK_GRANTED)
+		return NULL;
+	if (!dlock_lease_ticket_is_live(ticket))
+		return NULL;
+	dlock_lease_check_rights(dlock_lease_of(ticket));
+	return ticket;
+}
+
+/*
+ * A session's ticket is GONE before its lease could adopt it, and its session
+ * has done with it.  Others may wait for it, as a request of their own would
+ * have got it.
+ */
+void
+dlock_lease_ticket_discard(DlockLeaseTicket *ticket)
+{
+	ConditionVariableBroadcast(&ticket->record.changed);
+	dlock_record_unref(&ticket->record);
+	/* for as long as it was noted as the session's */
+	dlock_record_unref(&ticket->record);
+}
+
+/* Has this ticket been put back, by an attempt that failed later? */
+bool
+dlock_lease_ticket_is_restored(DlockSpace *space, int64 number)
+{
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+
+	dlock_id_find(space, number, &lease, &ticket);
+	return ticket != NULL;
+}

@@ -1,0 +1,51 @@
+/*-------------------------------------------------------------------------
+ *
+ * restore.c
+ *	  Putting back a ticket of a lease that was read from its table.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "shared/lease.h"
+#include "shared/shared.h"
+
+/* Put back a ticket that was read from its table. */
+void
+dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted, bool delayed)
+{
+	DlockLease *lease = dlock_lease_of(ticket);
+	DlockSpace *space = dlock_space_at(lease->space);
+	DlockState	state = (lease->single ? delayed : lease->delayed) ? DLOCK_ENDING :
+		granted ? DLOCK_GRANTED : DLOCK_WAITING;
+
+	ticket->ticket.session = 0;
+	ticket->ticket.procno = 0;
+	ticket->ticket.pid = 0;
+	ticket->record.has_row = true;
+	ticket->announced = granted;
+	dlock_id_insert(space, ticket->ticket.number, lease->single ? lease : NULL,
+					ticket);
+	PG_TRY();
+	{
+		dlock_queue_restore(ticket, state);
+	}
+	PG_CATCH();
+	{
+		/* dshash raises a lack of memory with a lock of its own held */
+		LWLockReleaseAll();
+		dlock_id_delete(space, ticket->ticket.number);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+
+	/* from here on nothing fails */
+	dlock_record_ref(&ticket->record);
+	if (lease->single)
+		dlock_lease_restart(space, lease, state == DLOCK_ENDING);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_ticket_list(lease, ticket, state == DLOCK_ENDING);
+	LWLockRelease(&space->lease_lock);
+	if (DsaPointerIsValid(ticket->ticket.announcement))
+		dlock_announcement_arm(&ticket->ticket);
+}

@@ -1,0 +1,342 @@
+/*-------------------------------------------------------------------------
+ *
+ * shared.h
+ *	  What sessions and background processes both touch, under locks: the
+ *	  functions, by the file that has them.
+ *
+ * All other rooms come in by here; this one calls none of them.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_SHARED_H
+#define DLOCK_SHARED_H
+
+#include "shared/shmem.h"
+
+/* clock.c */
+extern uint64 dlock_monotonic_now(void);
+
+/* memory.c */
+extern int	dlock_max_memory;	/* kilobytes */
+extern DlockControl *dlock_control;
+extern dsa_area *dlock_area;
+
+extern void dlock_growth_begin(ErrorContextCallback *context);
+extern void dlock_growth_end(ErrorContextCallback *context);
+extern void *dlock_table_insert(dshash_table *table, const void *key,
+								bool *found);
+extern bool dlock_file_system(int64 *size, int64 *left);
+extern void dlock_warn_of_file_system(void);
+extern void dlock_report_memory(void);
+extern void dlock_count_memory(int64 change);
+extern int64 dlock_memory_limit(void);
+extern void dlock_check_memory(void);
+extern dsa_pointer dlock_allocate(Size size);
+extern void dlock_release_memory(dsa_pointer pointer, Size size);
+extern dsa_pointer dlock_text_copy(const char *text);
+extern void dlock_text_free(dsa_pointer text);
+
+static inline DlockSpace *
+dlock_space_at(dsa_pointer pointer)
+{
+	return dsa_get_address(dlock_area, pointer);
+}
+
+/* list.c */
+extern void dlock_list_append(DlockList *list, DlockLink *link);
+extern void dlock_list_remove(DlockList *list, DlockLink *link);
+
+/* shmem.c */
+extern dshash_table *dlock_locks;
+extern dshash_table *dlock_ids;
+extern dshash_table *dlock_spaces;
+extern DlockBackend *dlock_backends;
+extern DlockBackend *dlock_my_backend;
+
+extern void dlock_attach(void);
+extern void dlock_detach(void);
+extern void dlock_count_as_worker(void);
+extern bool dlock_is_replaced(void);
+
+/* counter.c */
+extern void dlock_count(DlockCounter counter, uint64 amount);
+extern void dlock_sum_counters(DlockSpace *space, uint64 *sums);
+extern void dlock_flush_counters(DlockSpace *space);
+
+/* catalog.c */
+extern void dlock_check_committed(DlockSpace *space);
+extern Oid	dlock_relation(DlockSpace *space, const char *name);
+
+/* space.c */
+extern DlockSpace *dlock_current_space(void);
+extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
+extern bool dlock_space_is_current(const DlockSpace *space);
+extern uint64 dlock_first_unreserved(Oid database);
+extern void dlock_set_unreserved(const DlockSpace *space, uint64 limit);
+extern void dlock_key_fill(DlockKey *key, const DlockSpace *space,
+						   const char *name, int length);
+extern void dlock_space_leave_all(void);
+
+/* purge.c */
+extern void dlock_remove_unused_spaces(const DlockSpaceKey *keep);
+
+/* commit.c */
+extern void dlock_finish_commit(void (*work) (void));
+
+/* ticket.c */
+extern int64 dlock_ticket_draw(DlockSpace *space);
+extern void dlock_ticket_reserve(DlockSpace *space, int64 minimum);
+extern DlockTicket *dlock_ticket_make(DlockSpace *space,
+									  const DlockRequest *request);
+extern void dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
+							  DlockTicket *ticket);
+extern void dlock_ticket_release_texts(DlockTicket *ticket);
+extern void dlock_ticket_joined(DlockTicket *ticket);
+extern void dlock_ticket_free(DlockTicket *ticket);
+extern void dlock_ticket_free_spare(void);
+
+/* queue.c */
+typedef enum DlockJoin
+{
+	DLOCK_JOIN_GRANTED,
+	DLOCK_JOIN_QUEUED,
+	DLOCK_JOIN_BUSY,			/* would have to wait, and must not */
+	DLOCK_JOIN_MISMATCH,		/* the lock is in use with other slots */
+	DLOCK_JOIN_NO_NUMBER,		/* ticket numbers must be reserved first */
+	DLOCK_JOIN_EXISTS,			/* the lease has a ticket for this already */
+	DLOCK_JOIN_LEASE_GONE
+} DlockJoin;
+
+/* What the views show of a ticket; the rows of a lock follow each other */
+typedef struct DlockRow
+{
+	struct DlockRow *next;
+	int64		number;
+	DlockMode	mode;
+	int32		slots;
+	int32		permits;
+	uint32		position;		/* in the queue; 0: among the holders */
+	bool		granted;		/* it holds, and is not only in the way */
+	DlockScope	scope;
+	uint32		session_depth;
+	uint32		xact_depth;
+	bool		pinned;
+	int			pid;
+	Oid			role;
+	TimestampTz enqueued_at;
+	TimestampTz granted_at;
+	char		channel[NAMEDATALEN];	/* empty: none */
+	int64		lease;			/* 0: none */
+	int64		remaining;		/* microseconds; -1: no end */
+	bool		closed;			/* holds nothing: the lock is closed by a delay */
+	uint16		name_length;
+	uint16		info_length;
+	uint16		owner_length;
+	bool		has_info;
+	bool		has_owner;
+	char		text[FLEXIBLE_ARRAY_MEMBER];	/* name, info, owner */
+} DlockRow;
+
+/* A holder or waiter of a lock, as the deadlock detector sees it */
+typedef struct DlockMember
+{
+	int64		number;
+	int64		lease;			/* that has the ticket; or 0 */
+	uint64		session;
+	int			procno;
+	int			pid;
+	DlockMode	mode;
+	int32		permits;
+	bool		granted;
+} DlockMember;
+
+extern DlockJoin dlock_queue_join(DlockSpace *space, const DlockRequest *request,
+								  DlockTicket *ticket, bool nowait, bool adopt,
+								  int32 *slots, DlockLeaseTicket **existing);
+extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
+extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
+extern void dlock_queue_resume(const DlockKey *key);
+extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
+extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
+extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
+								 dsa_pointer announcement);
+extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
+extern void dlock_queue_finish(DlockLeaseTicket *ticket);
+extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
+extern int64 dlock_queue_fence(const DlockKey *key);
+extern bool dlock_queue_is_fence(const DlockKey *key, int64 number);
+extern bool dlock_queue_force(const DlockSpaceKey *space, int64 number);
+extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
+								DlockMember *members, int max, int32 *slots);
+extern bool dlock_queue_has_waiters(const DlockKey *key);
+extern void dlock_queue_purge(const DlockSpaceKey *space);
+extern DlockRow *dlock_queue_rows(DlockSpace *space);
+extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
+extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
+extern void dlock_queue_reap(const DlockKey *key);
+
+/* record.c */
+extern void dlock_record_init(DlockRecord *record, dsa_pointer self,
+							  bool is_lease);
+extern void dlock_record_ref(DlockRecord *record);
+extern void dlock_record_unref(DlockRecord *record);
+extern int	dlock_record_prepare(void);
+extern void dlock_record_use(DlockRecord *record);
+extern void dlock_record_unuse(int before);
+extern DlockLeaseTicket *dlock_record_ticket(DlockRecord *record);
+extern void dlock_id_insert(DlockSpace *space, int64 number,
+							DlockLease *lease, DlockLeaseTicket *ticket);
+
+/* lease.c */
+extern DlockLease *dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay,
+									bool single, const char *info);
+extern DlockLease *dlock_lease_find(DlockSpace *space, int64 number);
+extern uint64 dlock_lease_deadline(DlockLease *lease);
+extern bool dlock_lease_is_open(DlockLease *lease);
+extern bool dlock_lease_is_attached(const DlockLease *lease);
+extern int	dlock_lease_renew(DlockSpace *space, int64 number);
+extern bool dlock_lease_visit(DlockSpace *space, DlockLease **at,
+							  bool (*callback) (DlockLease *, void *),
+							  void *arg);
+extern void dlock_lease_stop_visit(DlockSpace *space, DlockLease **at);
+extern void dlock_lease_for_each(DlockSpace *space,
+								 bool (*callback) (DlockLease *, void *),
+								 void *arg);
+extern void dlock_lease_for_each_ticket(DlockLease *lease,
+										void (*callback) (DlockLeaseTicket *, void *),
+										void *arg);
+extern DlockLease *dlock_lease_restored(DlockSpace *space, int64 number);
+extern void dlock_lease_restore(DlockLease *lease, bool delayed);
+extern int	dlock_lease_greatest_durability(DlockSpace *space,
+											int64 *least_ttl);
+extern void dlock_lease_hold_time(DlockSpace *space);
+extern void dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed);
+extern void dlock_lease_start(DlockSpace *space, DlockLease *lease);
+extern void dlock_lease_be_over(DlockLease *lease, bool always);
+extern bool dlock_lease_detach(DlockLease *lease);
+
+/* lease_end.c */
+extern bool dlock_lease_is_over(DlockSpace *space, DlockRecord *record);
+extern bool dlock_lease_settle(DlockSpace *space, DlockRecord *record);
+extern void dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_drop(DlockLeaseTicket *ticket);
+extern int64 dlock_lease_end(DlockSpace *space, DlockLease *lease,
+							 uint32 event);
+extern int64 dlock_lease_end_all(DlockSpace *space);
+extern int64 dlock_lease_release(DlockSpace *space, int64 number);
+extern uint64 dlock_lease_expire(DlockLease *lease, uint64 until);
+extern void dlock_lease_abandon(DlockSpace *space);
+
+/* lease_ticket.c */
+static inline DlockLease *
+dlock_lease_of(const DlockLeaseTicket *ticket)
+{
+	return dsa_get_address(dlock_area, ticket->lease);
+}
+
+static inline DlockState
+dlock_state_of(const DlockLeaseTicket *ticket)
+{
+	return (DlockState)
+		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
+}
+
+extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
+												 const DlockRequest *request);
+extern DlockLeaseTicket *dlock_lease_ticket_find(DlockSpace *space,
+												 int64 number);
+extern void dlock_lease_ticket_publish(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket);
+extern bool dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket);
+extern bool dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket);
+extern DlockLeaseTicket *dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted);
+extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket);
+extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
+extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,
+										dsa_pointer announcement);
+extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
+extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
+extern void dlock_lease_ticket_discard(DlockLeaseTicket *ticket);
+
+/* restore.c */
+extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted,
+									   bool delayed);
+
+/* journal.c */
+extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);
+extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
+extern XLogRecPtr dlock_journal_removal(DlockSpace *space,
+										const DlockKey *key);
+extern void dlock_journal_flush(XLogRecPtr removed);
+extern void dlock_journal_flush_removal(DlockSpace *space,
+										const DlockKey *key);
+extern void dlock_journal_flush_removals(DlockSpace *space);
+extern void dlock_journal_fail(DlockSpace *space, int code);
+extern void dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
+									   XLogRecPtr lsn);
+
+/* quorum.c */
+extern bool dlock_quorum_has_standbys(void);
+extern bool dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability);
+extern XLogRecPtr dlock_quorum_log_message(void);
+extern uint64 dlock_quorum_confirmed(DlockSpace *space, int durability);
+extern void dlock_quorum_look(DlockSpace *space);
+extern bool dlock_quorum_wait(DlockSpace *space, int durability,
+								 uint64 since, uint64 until);
+extern void dlock_quorum_send(DlockSpace *space, uint64 now);
+
+/* announcement.c */
+extern dsa_pointer dlock_announcement_make(DlockSpace *space,
+										   const DlockRequest *request);
+extern void dlock_announcement_set(DlockTicket *ticket,
+								   dsa_pointer announcement);
+extern void dlock_announcement_redirect(DlockTicket *ticket,
+										dsa_pointer announcement);
+extern void dlock_announcement_discard(DlockSpace *space,
+									   dsa_pointer announcement);
+extern void dlock_announcement_count(DlockTicket *ticket);
+extern void dlock_announcement_free(DlockTicket *ticket);
+extern void dlock_announcement_orphan(DlockTicket *ticket);
+extern void dlock_announcement_purge(DlockSpace *space);
+extern void dlock_announcement_event(DlockTicket *ticket, uint32 event);
+extern void dlock_announcement_arm(DlockTicket *ticket);
+extern bool dlock_announcement_is_armed(DlockTicket *ticket);
+extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);
+
+/* What the sender sends, copied out of the outbox */
+typedef struct DlockMessage
+{
+	int64		number;
+	uint32		events;
+	char		channel[NAMEDATALEN];
+	char		name[6 * DLOCK_MAX_NAME + 3];	/* every byte as \uXXXX, quoted */
+} DlockMessage;
+
+extern int	dlock_outbox_copy(DlockSpace *space, DlockMessage *messages,
+							  int max);
+extern void dlock_outbox_clear(DlockSpace *space);
+
+/* launcher.c */
+typedef enum DlockOffice
+{
+	DLOCK_WORKER,
+	DLOCK_SENDER,
+	DLOCK_VACUUM
+} DlockOffice;
+
+extern bool dlock_office_take(DlockSpace *space, DlockOffice office);
+extern bool dlock_office_leave(DlockSpace *space, DlockOffice office);
+extern bool dlock_office_is_held(DlockSpace *space, DlockOffice office);
+extern bool dlock_office_start(DlockSpace *space, DlockOffice office);
+extern bool dlock_office_wake(DlockSpace *space, DlockOffice office);
+extern bool dlock_worker_wake(DlockSpace *space);
+extern void dlock_worker_dismiss(DlockSpace *space);
+extern bool dlock_worker_is_needed(DlockSpace *space);
+extern bool dlock_worker_is_awaited(DlockSpace *space);
+extern void dlock_worker_look(DlockSpace *space);
+extern void dlock_worker_expect(DlockSpace *space);
+
+#endif							/* DLOCK_SHARED_H */

@@ -1,0 +1,542 @@
+/*-------------------------------------------------------------------------
+ *
+ * shmem.h
+ *	  dlock's memory map: every structure that processes share.
+ *
+ * A small header lives in the main shared memory segment.  All the rest lives
+ * in one dynamic shared memory area, which is made by the first backend that
+ * needs it and grows on demand:
+ *
+ *	DlockHeader			one per server, in the main segment: whose layout it is
+ *	DlockControl		one per area: how to find the rest
+ *	  spaces			dshash: (database, extension) -> DlockSpaceEntry
+ *	DlockSpace			one per space: its numbers, worker, journal, outbox
+ *	  locks				dshash: (space, name) -> DlockLock
+ *	  ids				dshash: (space, number) -> DlockIdEntry
+ *	  backends			array by proc number: DlockBackend
+ *	DlockTicket			one per holder and per waiter, linked into its lock
+ *	  DlockLeaseTicket	... one that belongs to a lease
+ *	DlockLease			one per lease, linked into its space
+ *
+ * A lock exists in the table for as long as it has a holder or a waiter.
+ * The lock of its table partition (dshash_find returns with it held) is "the
+ * lock entry's lock" in the comments here and elsewhere; it protects the lock
+ * and the links and states of all its tickets.  Only queue.c takes it.
+ *
+ * src/README has the order of the locks.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_SHMEM_H
+#define DLOCK_SHMEM_H
+
+#include "access/xlogdefs.h"
+#include "datatype/timestamp.h"
+#include "lib/dshash.h"
+#include "port/atomics.h"
+#include "storage/condition_variable.h"
+#include "storage/lwlock.h"
+#include "storage/spin.h"
+#include "utils/dsa.h"
+
+#include "dlock.h"
+
+/*
+ * The number of the layout of all that is below: increased with the first
+ * change since a release.  Libraries of different layouts never share an area;
+ * see DlockHeader.  1 is that of version 1.0, which knows no header.
+ */
+#ifndef DLOCK_LAYOUT
+#define DLOCK_LAYOUT		2
+#endif
+
+#define DLOCK_HEADER_NAME	"dlock"
+
+/* Numbers per reservation: what a restart loses, and how rarely WAL is written */
+#define DLOCK_TICKET_BLOCK	(1 << 18)
+
+/*
+ * The life of a ticket.  WAITING is in the lock's queue, GRANTED among its
+ * holders, GONE in neither.  LEAVING is in the queue still, and does not wait
+ * any more; ENDING is among the holders, and does not hold: it goes with its
+ * last pin, or, where it belongs to a lease, as all that are LEAVING do, once
+ * the removal of its row is in the WAL.
+ *
+ * The memory of a session's ticket belongs to the backend that made it, which
+ * alone frees it, so that its owner may look at the state at any time without
+ * a lock.  That of a lease's ticket is counted by references.
+ */
+typedef enum DlockState
+{
+	DLOCK_WAITING,
+	DLOCK_LEAVING,
+	DLOCK_GRANTED,
+	DLOCK_ENDING,
+	DLOCK_GONE
+} DlockState;
+
+/*
+ * A doubly linked list through the memory area.  A link is the first field of
+ * what is linked, so that a pointer to the one is a pointer to the other.
+ */
+typedef struct DlockLink
+{
+	dsa_pointer self;			/* immutable */
+	dsa_pointer prev;			/* protected as the list is */
+	dsa_pointer next;
+} DlockLink;
+
+typedef struct DlockList
+{
+	dsa_pointer head;
+	dsa_pointer tail;
+	uint32		length;
+} DlockList;
+
+/*
+ * What makes an announcement of a ticket.  Belongs to the ticket.
+ */
+typedef struct DlockAnnouncement
+{
+	DlockLink	link;			/* in DlockSpace.outbox; must be first */
+
+	/* immutable */
+	char		channel[NAMEDATALEN];
+	Size		size;			/* of the whole structure */
+
+	/* protected by the outbox's lock */
+	bool		armed;			/* the LISTEN that belongs to it is in effect */
+	uint32		events;			/* what is to be announced: DLOCK_EVENT_... */
+	uint32		sending;		/* of these, what the worker is sending */
+	bool		in_outbox;		/* linked there: armed, and there are events */
+	bool		orphaned;		/* its ticket is gone: goes once it was sent */
+	int64		number;			/* of the ticket */
+
+	/* the owner's */
+	bool		counted;		/* in DlockSpace.announced */
+
+	/* immutable */
+	char		name[FLEXIBLE_ARRAY_MEMBER];	/* as a JSON string, quoted */
+} DlockAnnouncement;
+
+#define DLOCK_EVENT_GRANTED		0x01
+#define DLOCK_EVENT_RELEASED	0x02
+#define DLOCK_EVENT_EXPIRED		0x04
+
+typedef struct DlockTicket
+{
+	DlockLink	link;			/* in a list of its lock; must be first */
+
+	/* immutable once the ticket has joined a lock */
+	dsa_pointer space;			/* DlockSpace */
+	int64		number;
+	uint64		session;		/* DlockBackend.session of the owner; 0: none,
+								 * it belongs to a lease (see below) */
+	int			procno;
+	int			pid;
+	Oid			role;			/* who asked */
+	DlockScope	scope;			/* as first asked; see also the depths */
+	DlockMode	mode;
+	int32		slots;			/* 0 except for slots */
+	int32		permits;		/* 1 except for slots */
+	TimestampTz enqueued_at;
+	dsa_pointer info;			/* terminated string, or invalid */
+
+	/* protected by the lock entry's lock */
+	TimestampTz granted_at;
+	uint32		pins;			/* guarded commits under way */
+
+	/* protected by the outbox's lock; set once */
+	dsa_pointer announcement;	/* DlockAnnouncement, or invalid */
+
+	/* atomic: changed under the lock entry's lock, read without */
+	pg_atomic_uint32 state;		/* DlockState */
+
+	/* atomic: written by the owner, read by the views; how often acquired */
+	pg_atomic_uint32 session_depth;
+	pg_atomic_uint32 xact_depth;
+} DlockTicket;
+
+/*
+ * What has a row in a table: a lease, or a lease's ticket.  Changes are marked
+ * here and written by the worker; see journal.c.
+ */
+typedef struct DlockRecord
+{
+	DlockLink	link;			/* in DlockSpace.journal; must be first */
+
+	/* immutable */
+	bool		is_lease;		/* a DlockLease's, or a DlockLeaseTicket's */
+
+	/* protected by the space's lease lock */
+	bool		listed;			/* in the journal: marked, and not written */
+	bool		in_flight;		/* the worker writes it, or died at it */
+	bool		has_row;
+	bool		finished;		/* over, and not to be found any more */
+	uint64		marked;			/* number of its latest change */
+
+	/* atomic: written by the worker, in this order */
+	pg_atomic_uint64 lsn;		/* end of the latest write, or of a later one */
+	pg_atomic_uint64 written;	/* the change that is in the WAL */
+
+	/* atomic; the memory goes with the last */
+	pg_atomic_uint32 references;
+
+	/* the worker broadcasts it after each write, and at the end */
+	ConditionVariable changed;
+} DlockRecord;
+
+/*
+ * A lease.  It is open for as long as its deadline lies ahead: who finds it
+ * passed treats the lease as gone, whether or not the worker has come round
+ * to it, and makes it DLOCK_RAN_OUT first, by compare-and-exchange.  That
+ * becomes 0 under the lease lock, when its delay begins; a close, from any
+ * moment, makes it 0 at once.  From both there is no way back.
+ */
+struct DlockLease
+{
+	DlockRecord record;			/* must be first */
+
+	/* immutable once it has a number */
+	dsa_pointer space;			/* DlockSpace */
+	int64		number;
+	bool		single;			/* one ticket's own, with that ticket's number:
+								 * the ticket's row stands for both */
+	int64		ttl;			/* in microseconds */
+	int64		delay;			/* in microseconds; 0: none */
+	int			durability;		/* the opener's synchronous_commit */
+	Oid			role;			/* the owner, by OID and by name */
+	NameData	role_name;
+	TimestampTz opened_at;
+	dsa_pointer info;			/* terminated string, or invalid */
+	uint64		session;		/* DlockBackend.session of the backend that
+								 * it is attached to; 0: none */
+	int			procno;
+	int			pid;
+
+	/* protected by the space's lease lock */
+	DlockLink	in_space;		/* in DlockSpace.leases */
+	bool		in_leases;		/* listed there */
+	uint32		visitors;		/* walks through that list that stand here: it
+								 * stays linked until they have gone on */
+	bool		delayed;		/* ran out, and keeps its locks closed ... */
+	uint64		delay_ends;		/* ... until then, in monotonic microseconds */
+	DlockList	tickets;		/* WAITING and GRANTED, of DlockLeaseTicket */
+	uint32		held;			/* of these, how many are GRANTED */
+	DlockList	closed;			/* ENDING, once "delayed" is over */
+
+	/* atomic */
+	pg_atomic_uint64 deadline;	/* monotonic microseconds, or as below; 0: over */
+	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic */
+	pg_atomic_uint64 renewed_at;	/* TimestampTz */
+};
+
+/* The deadline of a lease that ran out, which somebody may have been told */
+#define DLOCK_RAN_OUT		((uint64) 1)
+
+/*
+ * The deadline of a lease that is attached to a living session; renewals of
+ * such a one move it on from there
+ */
+#define DLOCK_NO_DEADLINE	((uint64) PG_INT64_MAX)
+
+/*
+ * A lease's ticket.  While its request waits for the grant it is a session's
+ * ticket like others; then the lease adopts it: "session" becomes 0.
+ */
+typedef struct DlockLeaseTicket
+{
+	DlockTicket ticket;			/* must be first */
+	DlockRecord record;
+
+	/* immutable once the ticket has joined a lock */
+	DlockKey	key;
+	dsa_pointer lease;			/* DlockLease, which this refers to */
+	dsa_pointer owner;			/* terminated string, or invalid */
+	int			durability;		/* the requester's synchronous_commit */
+	int64		request;		/* what stands for its request in the table of
+								 * numbers, below 0; or 0: no other request is
+								 * the same */
+
+	/* protected by the partition lock of that entry */
+	dsa_pointer next_same;		/* the next ticket whose request has that hash */
+	bool		in_requests;	/* is it in that list? */
+
+	/* protected by the lock entry's lock */
+	uint32		claims;			/* calls that have returned it, or may do so */
+	bool		closes;			/* counted in its lock's "closed" */
+
+	/* protected by the space's lease lock */
+	DlockLink	in_lease;		/* in one of its lease's lists: */
+	bool		in_tickets;		/* ... in "tickets" */
+	bool		held;			/* ... and counted in "held" there */
+	bool		in_closed;		/* ... in "closed" */
+	bool		announced;		/* its grant has gone to the outbox */
+} DlockLeaseTicket;
+
+/*
+ * What a number stands for: a ticket, a lease, or both.  Numbers below 0 are
+ * hashes of requests that can be repeated, and stand for the first of the
+ * tickets that were made for such a one, whatever has become of them.
+ */
+typedef struct DlockIdKey
+{
+	DlockSpaceKey space;
+	int64		number;
+} DlockIdKey;
+
+typedef struct DlockIdEntry
+{
+	DlockIdKey	key;			/* hash key, must be first */
+
+	/* protected by the partition lock of the table */
+	dsa_pointer lease;			/* DlockLease, or invalid */
+	dsa_pointer ticket;			/* DlockLeaseTicket, or invalid */
+} DlockIdEntry;
+
+/*
+ * A lock that is held or waited for.  Invariants, whenever the entry's lock
+ * is free: one of the lists is not empty; both are in ticket order of joining
+ * and granting; the head of the queue could not be granted.
+ */
+typedef struct DlockLock
+{
+	DlockKey	key;			/* hash key, must be first */
+
+	/* protected by the lock entry's lock */
+	DlockList	holders;		/* GRANTED and ENDING tickets */
+	DlockList	queue;			/* WAITING tickets, in ticket order */
+	uint32		exclusive;		/* exclusive tickets among the holders: 0, 1 */
+	int32		slots;			/* permits there are; 0: not a semaphore */
+	int32		permits;		/* permits given out */
+	uint32		closed;			/* holders that a delay has kept there: nobody
+								 * fits beside them */
+} DlockLock;
+
+typedef enum DlockCounter
+{
+	DLOCK_COUNT_ACQUIRED,		/* tickets granted */
+	DLOCK_COUNT_WAITED,			/* ... of these, after a wait */
+	DLOCK_COUNT_RELEASED,
+	DLOCK_COUNT_BUSY,			/* try: not granted at once */
+	DLOCK_COUNT_TIMEOUTS,		/* waits ended by their timeout */
+	DLOCK_COUNT_CANCELED,		/* waits ended by any other error */
+	DLOCK_COUNT_DEADLOCKS,		/* waits ended as a deadlock's victim */
+	DLOCK_COUNT_WAIT_US,		/* time waited, in microseconds */
+	DLOCK_NUM_COUNTERS
+} DlockCounter;
+
+/* So many that two locks in use rarely share one; a power of 2 */
+#define DLOCK_REMOVED_BUCKETS	1024
+
+/* Dead rows in the tables after which they are vacuumed, at the least */
+#define DLOCK_VACUUM_ROWS	10000
+
+/* remote_write, remote_flush ("on") and remote_apply */
+#define DLOCK_NUM_QUORUMS	3
+
+/* What has become of the rows that stand for nothing */
+typedef enum DlockCleared
+{
+	DLOCK_NOT_CLEARED,			/* nobody has looked since the load */
+	DLOCK_CLEARED,				/* there is none */
+	DLOCK_FOREIGN_LEFT			/* those of other systems had to stay */
+} DlockCleared;
+
+/* Heartbeats that are known at a time, for each of these */
+#define DLOCK_HEARTBEATS	8
+
+/* One that was sent to standbys */
+typedef struct DlockHeartbeat
+{
+	XLogRecPtr	lsn;			/* where it ends */
+	uint64		sent;			/* before it was written; monotonic */
+} DlockHeartbeat;
+
+/*
+ * A name space: one per database and extension.  Kept while a backend uses
+ * it; see purge.c for what happens to it then.
+ */
+struct DlockSpace
+{
+	/* immutable */
+	DlockSpaceKey key;
+	dsa_pointer self;
+
+	/* written by every acquire, and so kept apart from what all only read */
+	char		padding1[PG_CACHE_LINE_SIZE];
+
+	/* changed under mutex; see ticket.c for how they are read without */
+	slock_t		mutex;
+	pg_atomic_uint64 next_ticket;	/* next number to give out */
+	pg_atomic_uint64 ticket_limit;	/* first number not reserved */
+
+	char		padding2[PG_CACHE_LINE_SIZE];
+
+	/* protected by lease_lock */
+	LWLock		lease_lock;
+	DlockList	leases;			/* of DlockLease */
+	DlockList	journal;		/* of DlockRecord, the oldest mark first */
+
+	/* protected by heartbeat_mutex: what standbys have not acknowledged yet */
+	slock_t		heartbeat_mutex;
+	int			num_heartbeats[DLOCK_NUM_QUORUMS];
+	DlockHeartbeat heartbeats[DLOCK_NUM_QUORUMS][DLOCK_HEARTBEATS];
+
+	/* protected by outbox_lock */
+	LWLock		outbox_lock;
+	DlockList	outbox;			/* of DlockAnnouncement */
+
+	/* atomic */
+	pg_atomic_uint32 loaded;	/* what the tables keep is in memory */
+	pg_atomic_uint32 load_failures; /* attempts of the worker at that */
+	ConditionVariable load_changed; /* broadcast when either changes */
+	pg_atomic_uint32 failures;	/* attempts to write the journal that failed */
+	pg_atomic_uint32 failure;	/* SQLSTATE of the latest */
+	pg_atomic_uint64 quorum[DLOCK_NUM_QUORUMS]; /* when the last heartbeat was
+												 * sent that standbys have
+												 * acknowledged; monotonic */
+	pg_atomic_uint64 last_heartbeat;	/* when somebody last began to send
+										 * one; monotonic */
+	pg_atomic_uint32 announced; /* tickets with an announcement */
+	pg_atomic_uint32 worker;	/* proc number of the worker, plus 1; or 0 */
+	pg_atomic_uint64 worker_start;	/* when one was last asked for, monotonic
+									 * microseconds */
+	pg_atomic_uint32 worker_deaths; /* workers in a row that died young */
+	pg_atomic_uint64 next_due;	/* when a lease is due that a worker has left
+								 * alone, at the earliest; monotonic */
+	pg_atomic_uint32 sender;	/* as "worker", and so on, for the others */
+	pg_atomic_uint64 sender_start;
+	pg_atomic_uint32 vacuum;
+	pg_atomic_uint64 vacuum_start;
+	pg_atomic_uint32 dead_rows; /* in the tables, about */
+	pg_atomic_uint32 vacuum_at; /* so many are vacuumed away */
+	pg_atomic_uint32 cleared;	/* are the rows gone that stand for nothing? a
+								 * DlockCleared */
+
+	/*
+	 * atomic: where in the WAL the latest commit ends that has removed a
+	 * holder's row, by the hash of the lock's name; or 0
+	 */
+	pg_atomic_uint64 removed[DLOCK_REMOVED_BUCKETS];
+
+	/* atomic: what backends that are gone have counted */
+	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
+};
+
+typedef struct DlockSpaceEntry
+{
+	DlockSpaceKey key;			/* hash key, must be first */
+
+	/* protected by the partition lock of the spaces' table */
+	uint32		users;			/* backends attached */
+	dsa_pointer space;
+
+	/*
+	 * Where the key has no extension, the entry stands for the database, and
+	 * has nothing but the first number that no space there has ever reserved.
+	 */
+	uint64		unreserved;
+} DlockSpaceEntry;
+
+/*
+ * What others need to know about a backend.  "session" tells one backend
+ * from the next one in the same slot: a ticket whose session is not its
+ * slot's any more has lost its owner.
+ */
+typedef struct DlockBackend
+{
+	pg_atomic_uint64 session;	/* 0: slot unused */
+	Oid			database;
+
+	/* protected by mutex */
+	slock_t		mutex;
+	uint64		wait_count;		/* waits begun; tells one from the next */
+	int64		wait_ticket;	/* ticket waited for; 0: not waiting */
+	DlockMode	wait_mode;		/* what it asks for */
+	int32		wait_permits;
+	DlockKey	wait_key;		/* its lock */
+
+	/* atomic: set by another waiter that has found a deadlock */
+	pg_atomic_uint32 check_requested;
+
+	/*
+	 * atomic: the ticket that a view has still to copy next, or invalid; see
+	 * queue.c.  Written by the backend, with its lock's entry locked, and by
+	 * whoever takes that ticket out of its list.
+	 */
+	pg_atomic_uint64 cursor;
+
+	/*
+	 * atomic: counts the tickets of this backend that were ended by force; only
+	 * its changes mean anything
+	 */
+	pg_atomic_uint32 lost;
+
+	/* atomic: written by the backend alone, so without a locked instruction */
+	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
+
+	/* the next backend's shall not share a cache line with this one's */
+	char		padding[PG_CACHE_LINE_SIZE];
+} DlockBackend;
+
+typedef struct DlockControl
+{
+	/* immutable */
+	int			memory_tranche;
+	int			table_tranche;
+	dshash_table_handle spaces;
+	dshash_table_handle locks;
+	dshash_table_handle ids;
+	dsa_pointer backends;
+	int			num_backends;
+	int64		room;			/* what the file system leaves for locks and
+								 * tickets, in bytes; see memory.c */
+
+	LWLock		reserve_lock;	/* held while ticket numbers are reserved */
+
+	/* atomic */
+	pg_atomic_uint64 last_session;	/* source of DlockBackend.session */
+	pg_atomic_uint64 memory_used;	/* bytes of locks and tickets, about */
+	pg_atomic_uint32 readers;	/* backends that may have a cursor */
+	pg_atomic_uint32 lost;		/* tickets that an exiting backend is giving
+								 * back, or has failed to */
+} DlockControl;
+
+/*
+ * What libraries of all layouts find under one name, and agree about: this
+ * structure and what is said of it never change.
+ *
+ * An area is used by libraries of its own layout alone.  Each process that is
+ * attached to it counts itself, until it has let go of its memory; another
+ * layout's library may free the area, and make its own, once nobody does.
+ */
+typedef struct DlockHeader
+{
+	/* protected by AddinShmemInitLock, as is the choice of the area */
+	uint32		initialized;	/* the tranches are made */
+	int32		memory_tranche;
+	int32		table_tranche;
+	uint32		layout;			/* DLOCK_LAYOUT of the area's library, ... */
+	uint32		sizes;			/* ... of which builds may differ ... */
+	char		version[64];	/* ... and its version */
+	dsa_handle	area;			/* pinned; or DSM_HANDLE_INVALID */
+	dsa_pointer control;		/* the layout's own DlockControl */
+	dsa_pointer pids;			/* of the processes attached, by proc number: an
+								 * array of pg_atomic_uint32, 0 for nobody */
+	uint32		num_pids;
+
+	/* atomic; increased under the lock */
+	pg_atomic_uint32 attached;	/* processes attached to the area */
+	pg_atomic_uint32 workers;	/* ... of these, background workers of dlock */
+
+	/*
+	 * atomic: until then, in microseconds as TimestampTz, somebody with another
+	 * layout wants to have the place.  Workers go where only they are left.
+	 */
+	pg_atomic_uint64 wanted_until;
+
+	char		unused[64];		/* zero */
+} DlockHeader;
+
+#endif							/* DLOCK_SHMEM_H */

@@ -1,0 +1,330 @@
+/*-------------------------------------------------------------------------
+ *
+ * space.c
+ *	  Name spaces: a database, and the extension in it.
+ *
+ * A backend looks up its space once, and again only when the catalog has
+ * changed.  A space is kept while a backend uses it; purge.c removes those
+ * that nobody can use again.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/pg_extension.h"
+#include "commands/extension.h"
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+#include "shared/shared.h"
+
+/* The current database's space, valid until pg_proc changes */
+static DlockSpace *current_space = NULL;
+static bool current_space_valid = false;
+
+/* Every space this backend is counted in as a user; a list of DlockSpace */
+static List *attached_spaces = NIL;
+
+static void
+forget_current_space(Datum arg, int cacheid, uint32 hashvalue)
+{
+	current_space_valid = false;
+}
+
+/*
+ * The first ticket number that no space of this database has reserved since
+ * the server was started.  There can be several spaces: an installation that
+ * was dropped, or rolled back, may still be in use, or was, and its sequence is
+ * not to be seen any more.
+ */
+uint64
+dlock_first_unreserved(Oid database)
+{
+	DlockSpaceKey key = {database, InvalidOid};
+	DlockSpaceEntry *entry;
+	uint64		result;
+	bool		found;
+
+	entry = dlock_table_insert(dlock_spaces, &key, &found);
+	if (!found)
+	{
+		entry->users = 0;
+		entry->space = InvalidDsaPointer;
+		entry->unreserved = 0;
+	}
+	result = entry->unreserved;
+	dshash_release_lock(dlock_spaces, entry);
+	return result;
+}
+
+/*
+ * A space has reserved the numbers below "limit", and is about to draw from
+ * them.  From now on no other space of the database draws a number, as that
+ * would be below these; each has to reserve some first.
+ *
+ * The caller holds the lock under which numbers are reserved, and has called
+ * dlock_first_unreserved() under it.
+ */
+void
+dlock_set_unreserved(const DlockSpace *space, uint64 limit)
+{
+	DlockSpaceKey key = {space->key.database, InvalidOid};
+	DlockSpaceEntry *entry;
+	dshash_seq_status status;
+
+	Assert(LWLockHeldByMeInMode(&dlock_control->reserve_lock, LW_EXCLUSIVE));
+	entry = dshash_find(dlock_spaces, &key, true);
+	Assert(entry != NULL);
+	entry->unreserved = Max(entry->unreserved, limit);
+	dshash_release_lock(dlock_spaces, entry);
+
+	dshash_seq_init(&status, dlock_spaces, false);
+	while ((entry = dshash_seq_next(&status)) != NULL)
+	{
+		DlockSpace *other;
+
+		if (entry->key.database != key.database ||
+			!OidIsValid(entry->key.extension) || entry->space == space->self)
+			continue;
+		other = dlock_space_at(entry->space);
+		SpinLockAcquire(&other->mutex);
+		/* who is just drawing finds the next number changed */
+		pg_atomic_write_u64(&other->next_ticket,
+							pg_atomic_read_u64(&other->ticket_limit));
+		SpinLockRelease(&other->mutex);
+	}
+	dshash_seq_term(&status);
+}
+
+static DlockSpace *
+make_space(const DlockSpaceKey *key)
+{
+	uint64		number = dlock_first_unreserved(key->database);
+	ErrorContextCallback context;
+	dsa_pointer self;
+	DlockSpace *space;
+
+	dlock_growth_begin(&context);
+	self = dsa_allocate0(dlock_area, sizeof(DlockSpace));
+	space = dsa_get_address(dlock_area, self);
+	dlock_growth_end(&context);
+
+	space->key = *key;
+	space->self = self;
+	SpinLockInit(&space->mutex);
+	pg_atomic_init_u64(&space->next_ticket, number);
+	pg_atomic_init_u64(&space->ticket_limit, number);
+	LWLockInitialize(&space->lease_lock, dlock_control->memory_tranche);
+	LWLockInitialize(&space->outbox_lock, dlock_control->memory_tranche);
+	for (int b = 0; b < DLOCK_REMOVED_BUCKETS; b++)
+		pg_atomic_init_u64(&space->removed[b], InvalidXLogRecPtr);
+	pg_atomic_init_u32(&space->loaded, 0);
+	pg_atomic_init_u32(&space->load_failures, 0);
+	ConditionVariableInit(&space->load_changed);
+	pg_atomic_init_u32(&space->failures, 0);
+	pg_atomic_init_u32(&space->failure, 0);
+	for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
+		pg_atomic_init_u64(&space->quorum[q], 0);
+	SpinLockInit(&space->heartbeat_mutex);
+	pg_atomic_init_u64(&space->last_heartbeat, 0);
+	pg_atomic_init_u32(&space->announced, 0);
+	pg_atomic_init_u32(&space->worker, 0);
+	pg_atomic_init_u64(&space->worker_start, 0);
+	pg_atomic_init_u32(&space->worker_deaths, 0);
+	pg_atomic_init_u64(&space->next_due, 0);
+	pg_atomic_init_u32(&space->sender, 0);
+	pg_atomic_init_u64(&space->sender_start, 0);
+	pg_atomic_init_u32(&space->vacuum, 0);
+	pg_atomic_init_u64(&space->vacuum_start, 0);
+	pg_atomic_init_u32(&space->dead_rows, 0);
+	pg_atomic_init_u32(&space->vacuum_at, DLOCK_VACUUM_ROWS);
+	pg_atomic_init_u32(&space->cleared, DLOCK_NOT_CLEARED);
+	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
+		pg_atomic_init_u64(&space->counters[c], 0);
+	return space;
+}
+
+/*
+ * Count this backend among a space's users; NULL where the space is not there
+ * yet.  The caller has a place to note it.
+ */
+static DlockSpace *
+use_space(const DlockSpaceKey *key)
+{
+	DlockSpaceEntry *entry = dshash_find(dlock_spaces, key, true);
+	DlockSpace *space;
+
+	if (entry == NULL)
+		return NULL;
+	space = dlock_space_at(entry->space);
+	entry->users++;
+	llast(attached_spaces) = space;
+	dshash_release_lock(dlock_spaces, entry);
+	return space;
+}
+
+static DlockSpace *
+attach_space(const DlockSpaceKey *key)
+{
+	MemoryContext old_context;
+	ListCell   *cell;
+	DlockSpace *space;
+	DlockSpaceEntry *entry;
+	bool		found;
+
+	foreach(cell, attached_spaces)
+	{
+		space = lfirst(cell);
+		if (space && memcmp(&space->key, key, sizeof(DlockSpaceKey)) == 0)
+			return space;
+	}
+
+	/* a place to note it first; where this fails, it is used next time */
+	if (attached_spaces == NIL || llast(attached_spaces) != NULL)
+	{
+		old_context = MemoryContextSwitchTo(TopMemoryContext);
+		attached_spaces = lappend(attached_spaces, NULL);
+		MemoryContextSwitchTo(old_context);
+	}
+	space = use_space(key);
+	if (space)
+		return space;
+
+	space = make_space(key);
+	entry = dlock_table_insert(dlock_spaces, key, &found);
+	if (found)
+	{
+		/* somebody else was faster */
+		dsa_free(dlock_area, space->self);
+		space = dlock_space_at(entry->space);
+	}
+	else
+	{
+		entry->users = 0;
+		entry->space = space->self;
+	}
+	entry->users++;
+	llast(attached_spaces) = space;
+	dshash_release_lock(dlock_spaces, entry);
+	return space;
+}
+
+/*
+ * A space that is there already, for the worker that was started for it; NULL
+ * where nobody uses it any more.
+ */
+DlockSpace *
+dlock_find_space(const DlockSpaceKey *key)
+{
+	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
+
+	attached_spaces = lappend(attached_spaces, NULL);
+	MemoryContextSwitchTo(old_context);
+	return use_space(key);
+}
+
+/*
+ * The space of the extension that is installed in this database now.
+ *
+ * The catalog is asked once, and again only after pg_proc has changed, as it
+ * does when an extension with functions comes or goes.
+ */
+DlockSpace *
+dlock_current_space(void)
+{
+	static bool registered = false;
+	DlockSpaceKey key;
+	DlockSpace *space;
+
+	/* a transaction that touches no table would not hear of a DROP */
+	AcceptInvalidationMessages();
+	if (likely(current_space_valid))
+		return current_space;
+
+	if (!registered)
+		CacheRegisterSyscacheCallback(PROCOID, forget_current_space, 0);
+	registered = true;
+	/* set before the catalog is read: a change during that is not missed */
+	current_space_valid = true;
+	PG_TRY();
+	{
+		key.database = MyDatabaseId;
+		key.extension = get_extension_oid("dlock", false);
+		space = attach_space(&key);
+	}
+	PG_CATCH();
+	{
+		current_space_valid = false;
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+
+	if (current_space && current_space != space)
+		dlock_flush_counters(current_space);
+	current_space = space;
+	return space;
+}
+
+/*
+ * Is this still the space of the extension that is installed here, as this
+ * transaction sees it?  Raises only what reading the catalog can.
+ */
+bool
+dlock_space_is_current(const DlockSpace *space)
+{
+	bool		is_current;
+
+	AcceptInvalidationMessages();
+	if (likely(current_space_valid && current_space == space))
+		return true;
+	is_current = get_extension_oid("dlock", true) == space->key.extension;
+	/* who waits without a snapshot shall not have got one by this */
+	InvalidateCatalogSnapshot();
+	return is_current;
+}
+
+/* Fill in the key of a lock, from a valid name. */
+void
+dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
+			   int length)
+{
+	key->space = space->key;
+	key->length = length;
+	memcpy(key->name, name, length);
+	key->hash = hash_bytes_extended((const unsigned char *) name, length,
+									(uint64) key->space.database << 32 |
+									key->space.extension);
+}
+
+/*
+ * The backend exits, and uses no space any more.  What it has counted stays.
+ * Raises nothing and allocates nothing.
+ */
+void
+dlock_space_leave_all(void)
+{
+	ListCell   *cell;
+
+	if (dlock_my_backend == NULL)
+		return;
+	if (current_space)
+		dlock_flush_counters(current_space);
+	foreach(cell, attached_spaces)
+	{
+		DlockSpace *space = lfirst(cell);
+		DlockSpaceEntry *entry;
+
+		if (space == NULL)
+			continue;
+		entry = dshash_find(dlock_spaces, &space->key, true);
+		if (entry)
+		{
+			entry->users--;
+			dshash_release_lock(dlock_spaces, entry);
+		}
+	}
+}

@@ -1,0 +1,320 @@
+/*-------------------------------------------------------------------------
+ *
+ * ticket.c
+ *	  Ticket numbers, and the memory of tickets.
+ *
+ * Numbers are drawn from a block that is kept in the space, in shared memory,
+ * and blocks are reserved from the sequence dlock_ticket_seq.  The sequence's
+ * last_value is the greatest number ever reserved.  A block is usable only
+ * after the record of its reservation has been flushed, and so a number is
+ * never drawn twice, whatever crashes.
+ *
+ * A block starts above everything reserved before, and above the time: the
+ * seconds since 2025-01-01 shifted left by 22, as snowflake ids do it.  Where
+ * the sequence itself has gone back, as after the promotion of a standby that
+ * lacked the last records, point-in-time recovery or the restoring of an old
+ * dump, time carries the numbers on; where the clock has gone back, the
+ * sequence does.  And in one server it starts above whatever the database has
+ * reserved, should the extension have been dropped and made anew meanwhile, and
+ * perhaps come back by a rollback.
+ *
+ * Why not nextval()?  It shows in the user's lastval(), it keeps a lock on
+ * the sequence until the end of the transaction, it assigns a transaction id,
+ * it refuses in a read-only transaction, and it cannot take the greater of
+ * two floors in one step.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/generic_xlog.h"
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/xlog.h"
+#include "catalog/pg_class.h"
+#include "commands/sequence.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "storage/bufpage.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "shared/shared.h"
+
+/* Tickets of different backends shall not share a cache line. */
+#define TICKET_SIZE	TYPEALIGN(PG_CACHE_LINE_SIZE, sizeof(DlockTicket))
+
+/* 2025-01-01 00:00:00 UTC, in seconds since PostgreSQL's epoch */
+#define EPOCH_SECONDS	INT64CONST(788918400)
+#define TIME_SHIFT		22
+
+/*
+ * One ticket is kept for the next request, so that most need no allocation.
+ * A ticket stays the spare one until it has joined a lock: a request that
+ * fails before that leaves nothing to be freed.
+ */
+static DlockTicket *spare = NULL;
+
+/*
+ * Draw a number.  Returns 0 where the block is used up: the caller lets go of
+ * its locks, calls dlock_ticket_reserve() and tries again.
+ *
+ * To be called under the entry's lock of the lock that the ticket joins; that
+ * makes the order of the numbers the order of the queue.
+ *
+ * install_block() changes the next number before the limit.  So one who has
+ * read the next number of the old block and then the limit of the new one
+ * fails to exchange.
+ */
+int64
+dlock_ticket_draw(DlockSpace *space)
+{
+	uint64		number = pg_atomic_read_u64(&space->next_ticket);
+
+	do
+	{
+		pg_read_barrier();
+		if (number >= pg_atomic_read_u64(&space->ticket_limit))
+			return 0;
+	} while (!pg_atomic_compare_exchange_u64(&space->next_ticket, &number,
+											 number + 1));
+	return (int64) number;
+}
+
+static bool
+numbers_left(DlockSpace *space)
+{
+	return pg_atomic_read_u64(&space->next_ticket) <
+		pg_atomic_read_u64(&space->ticket_limit);
+}
+
+/* Make a reserved block the one to draw from. */
+static void
+install_block(DlockSpace *space, uint64 first, uint64 limit)
+{
+	SpinLockAcquire(&space->mutex);
+	pg_atomic_write_u64(&space->next_ticket, first);
+	pg_write_barrier();
+	pg_atomic_write_u64(&space->ticket_limit, limit);
+	SpinLockRelease(&space->mutex);
+}
+
+/*
+ * The greatest number that the time says may have been used already.  The
+ * fraction of the second counts, too: a block that starts there is drawn from
+ * more slowly than the time goes on, so a block of a later moment lies above
+ * whatever was drawn before it, however soon it follows.
+ */
+static int64
+floor_by_time(void)
+{
+	int64		now = GetCurrentTimestamp() - EPOCH_SECONDS * USECS_PER_SEC;
+	int64		seconds = now / USECS_PER_SEC;
+	int64		microseconds = now % USECS_PER_SEC;
+
+	/* a clock that is decades off must not use up the numbers for ever */
+	if (now < 0 || seconds >= (DLOCK_MAX_TICKET >> TIME_SHIFT))
+		return 0;
+	return (seconds << TIME_SHIFT) +
+		(microseconds << TIME_SHIFT) / USECS_PER_SEC;
+}
+
+/*
+ * The sequence, for as long as a block is reserved.
+ *
+ * An ALTER SEQUENCE of this transaction has given it a new file, which goes if
+ * the transaction is rolled back, with the reservation in it.  That of another
+ * one is waited for.
+ */
+static Relation
+open_sequence(DlockSpace *space)
+{
+	Relation	sequence = relation_open(dlock_relation(space, "dlock_ticket_seq"),
+										 RowExclusiveLock);
+
+	if (sequence->rd_rel->relkind != RELKIND_SEQUENCE)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("\"%s\" is not a sequence",
+						RelationGetRelationName(sequence))));
+	if (COMPAT_HAS_NEW_FILE(sequence))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot reserve ticket numbers in a transaction that has changed sequence \"%s\"",
+						RelationGetRelationName(sequence)),
+				 errdetail("A rollback would undo the reservation, too."),
+				 errhint("Commit first; or call dlock_advance_ticket() instead of ALTER SEQUENCE.")));
+	return sequence;
+}
+
+/*
+ * Write into the sequence that a block is reserved, and flush that.  The block
+ * starts at "minimum" or later; returns its first number.
+ */
+static int64
+write_reservation(Relation sequence, int64 minimum)
+{
+	Buffer		buffer = ReadBuffer(sequence, 0);
+	GenericXLogState *state;
+	Page		page;
+	ItemId		item;
+	HeapTupleHeader header;
+	Form_pg_sequence_data data;
+	int64		reserved;
+	XLogRecPtr	lsn;
+
+	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
+	state = GenericXLogStart(sequence);
+	page = GenericXLogRegisterBuffer(state, buffer, 0);
+	item = PageGetItemId(page, FirstOffsetNumber);
+	header = (HeapTupleHeader) PageGetItem(page, item);
+	data = (Form_pg_sequence_data) ((char *) header + header->t_hoff);
+
+	reserved = data->is_called ? data->last_value : data->last_value - 1;
+	reserved = Max(reserved, floor_by_time());
+	reserved = Max(reserved, minimum - 1);
+	if (reserved > DLOCK_MAX_TICKET - DLOCK_TICKET_BLOCK)
+		ereport(ERROR,
+				(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
+				 errmsg("out of ticket numbers"),
+				 errdetail("Ticket numbers end at %lld.",
+						   (long long) DLOCK_MAX_TICKET)));
+	data->last_value = reserved + DLOCK_TICKET_BLOCK;
+	data->is_called = true;
+	data->log_cnt = 0;			/* so that nextval() writes WAL, too */
+	lsn = GenericXLogFinish(state);
+	UnlockReleaseBuffer(buffer);
+	XLogFlush(lsn);
+	return reserved + 1;
+}
+
+/*
+ * Reserve a block that starts at "minimum" or later, and make it the one to
+ * draw from.  A minimum of 0 asks for any block, and may find that another
+ * backend has just installed one.
+ *
+ * Blocks are reserved one after the other, whosever they are: so each lies
+ * above all that any space of the database has drawn from before it, and none
+ * draws from an earlier one afterwards.
+ *
+ * Writes and flushes WAL; called without any lock of dlock's.
+ */
+void
+dlock_ticket_reserve(DlockSpace *space, int64 minimum)
+{
+	Relation	sequence = open_sequence(space);
+
+	LWLockAcquire(&dlock_control->reserve_lock, LW_EXCLUSIVE);
+	if (minimum > 0 || !numbers_left(space))
+	{
+		int64		unreserved = (int64) dlock_first_unreserved(space->key.database);
+		int64		first = write_reservation(sequence,
+											  Max(minimum, unreserved));
+
+		dlock_set_unreserved(space, first + DLOCK_TICKET_BLOCK);
+		install_block(space, first, first + DLOCK_TICKET_BLOCK);
+	}
+	LWLockRelease(&dlock_control->reserve_lock);
+	relation_close(sequence, RowExclusiveLock);
+}
+
+/* Release what belongs to a ticket that is in no lock.  Raises nothing. */
+void
+dlock_ticket_release_texts(DlockTicket *ticket)
+{
+	dlock_text_free(ticket->info);
+	ticket->info = InvalidDsaPointer;
+	if (DsaPointerIsValid(ticket->announcement))
+		dlock_announcement_free(ticket);
+}
+
+/*
+ * Make a ticket for a request, to be entered into the lock's queue.  Raises
+ * 53200 where there is no memory.
+ */
+DlockTicket *
+dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
+{
+	DlockTicket *ticket;
+
+	dlock_check_memory();
+	if (spare == NULL)
+	{
+		dsa_pointer self = dlock_allocate(TICKET_SIZE);
+
+		spare = dsa_get_address(dlock_area, self);
+		spare->link.self = self;
+		spare->info = InvalidDsaPointer;
+		spare->announcement = InvalidDsaPointer;
+		pg_atomic_init_u32(&spare->state, DLOCK_GONE);
+		pg_atomic_init_u32(&spare->session_depth, 0);
+		pg_atomic_init_u32(&spare->xact_depth, 0);
+	}
+	ticket = spare;
+	dlock_ticket_release_texts(ticket);
+	dlock_ticket_fill(space, request, ticket);
+	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
+	pg_atomic_write_u32(&ticket->session_depth, 0);
+	pg_atomic_write_u32(&ticket->xact_depth, 0);
+	return ticket;
+}
+
+/*
+ * Fill in a ticket for a request of this session's.  Raises 53200 where there
+ * is no memory; what belongs to the ticket is its own already then.
+ */
+void
+dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
+				  DlockTicket *ticket)
+{
+	ticket->space = space->self;
+	ticket->info = dlock_text_copy(request->info);
+	if (request->channel)
+		ticket->announcement = dlock_announcement_make(space, request);
+	ticket->number = 0;
+	ticket->session = pg_atomic_read_u64(&dlock_my_backend->session);
+	ticket->procno = compat_my_procno();
+	ticket->pid = MyProcPid;
+	ticket->role = GetUserId();
+	ticket->scope = request->scope;
+	ticket->mode = request->mode;
+	ticket->slots = request->slots;
+	ticket->permits = request->permits;
+	ticket->enqueued_at = GetCurrentTimestamp();
+	ticket->granted_at = 0;
+	ticket->pins = 0;
+	ticket->link.prev = ticket->link.next = InvalidDsaPointer;
+}
+
+/* The ticket has joined a lock, and is not the spare one any more. */
+void
+dlock_ticket_joined(DlockTicket *ticket)
+{
+	Assert(ticket == spare);
+	if (DsaPointerIsValid(ticket->announcement))
+		dlock_announcement_count(ticket);
+	spare = NULL;
+}
+
+/* Free a session's ticket that is in no lock.  Raises nothing. */
+void
+dlock_ticket_free(DlockTicket *ticket)
+{
+	dlock_ticket_release_texts(ticket);
+	if (spare == NULL)
+		spare = ticket;
+	else
+		dlock_release_memory(ticket->link.self, TICKET_SIZE);
+}
+
+/* The spare goes when the backend does. */
+void
+dlock_ticket_free_spare(void)
+{
+	if (spare)
+	{
+		dlock_ticket_release_texts(spare);
+		dlock_release_memory(spare->link.self, TICKET_SIZE);
+	}
+	spare = NULL;
+}

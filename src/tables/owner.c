@@ -1,0 +1,102 @@
+/*-------------------------------------------------------------------------
+ *
+ * owner.c
+ *	  Acting on a table of the extension as its owner.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/relation.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+
+#include "shared/shared.h"
+#include "tables/tables.h"
+
+/*
+ * The plan for a statement, kept for the session: to make one costs more than
+ * to execute it.  Kept is the last one for each statement, by the address of
+ * its text, which is a constant; it is made anew where the table has got
+ * another name since.
+ */
+static SPIPlanPtr
+find_plan(const char *statement, const char *table_name, int num_values,
+		  Oid *types)
+{
+	static struct
+	{
+		const char *statement;
+		char	   *table_name;
+		SPIPlanPtr	plan;
+	}			plans[8];
+	SPIPlanPtr	plan;
+	int			i = 0;
+
+	while (i < (int) lengthof(plans) - 1 && plans[i].statement != NULL &&
+		   plans[i].statement != statement)
+		i++;
+	if (plans[i].statement == statement &&
+		strcmp(plans[i].table_name, table_name) == 0)
+		return plans[i].plan;
+
+	plan = SPI_prepare(psprintf(statement, table_name), num_values, types);
+	if (plan == NULL)
+		return NULL;
+	if (plans[i].statement != NULL)
+	{
+		plans[i].statement = NULL;
+		SPI_freeplan(plans[i].plan);
+		pfree(plans[i].table_name);
+	}
+	plans[i].table_name = MemoryContextStrdup(TopMemoryContext, table_name);
+	SPI_keepplan(plan);
+	plans[i].plan = plan;
+	plans[i].statement = statement;
+	return plan;
+}
+
+/*
+ * Run a statement on a table of the extension, as its owner.  "%s" in it
+ * stands for the table.  Returns how many rows it has processed; where it is
+ * one that returns a value, that goes to *result; otherwise it can be NULL.
+ */
+uint64
+dlock_execute_as_owner(DlockSpace *space, const char *name,
+					   const char *statement, int num_values, Oid *types,
+					   Datum *values, int64 *result)
+{
+	Relation	table = relation_open(dlock_relation(space, name),
+									  AccessShareLock);
+	char	   *table_name =
+		quote_qualified_identifier(get_namespace_name(RelationGetNamespace(table)),
+								   RelationGetRelationName(table));
+	Oid			user;
+	int			context;
+	uint64		processed;
+	SPIPlanPtr	plan;
+	bool		is_null;
+
+	/* should an error come, PostgreSQL itself changes back */
+	GetUserIdAndSecContext(&user, &context);
+	SetUserIdAndSecContext(table->rd_rel->relowner,
+						   context | SECURITY_LOCAL_USERID_CHANGE |
+						   SECURITY_NOFORCE_RLS);
+	if (SPI_connect() != SPI_OK_CONNECT ||
+		(plan = find_plan(statement, table_name, num_values, types)) == NULL ||
+		SPI_execute_plan(plan, values, NULL, false, 1) < 0)
+		elog(ERROR, "could not execute a statement on table \"%s\"", name);
+	processed = SPI_processed;
+	if (result && processed == 1)
+		*result = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0],
+											  SPI_tuptable->tupdesc, 1,
+											  &is_null));
+	SPI_finish();
+	SetUserIdAndSecContext(user, context);
+	relation_close(table, AccessShareLock);
+	return processed;
+}

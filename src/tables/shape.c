@@ -1,0 +1,205 @@
+/*-------------------------------------------------------------------------
+ *
+ * shape.c
+ *	  What the tables of leases look like, as they must be and as they are.
+ *
+ * Columns are found by name, and looked at for their type.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "rewrite/rewriteHandler.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/rel.h"
+
+#include "tables/shape.h"
+
+static const DlockColumn queue_columns[] = {
+	[DLOCK_QUEUE_TICKET] = {"ticket", INT8OID, false},
+	[DLOCK_QUEUE_NAME] = {"name", TEXTOID, false},
+	[DLOCK_QUEUE_LEASE] = {"lease", INT8OID, false},
+	[DLOCK_QUEUE_GRANTED] = {"granted", BOOLOID, false},
+	[DLOCK_QUEUE_DELAYED] = {"delayed", BOOLOID, false},
+	[DLOCK_QUEUE_MODE] = {"mode", TEXTOID, false},
+	[DLOCK_QUEUE_SLOTS] = {"slots", INT4OID, true},
+	[DLOCK_QUEUE_PERMITS] = {"permits", INT4OID, false},
+	[DLOCK_QUEUE_OWNER] = {"owner", TEXTOID, true},
+	[DLOCK_QUEUE_INFO] = {"info", TEXTOID, true},
+	[DLOCK_QUEUE_CHANNEL] = {"channel", TEXTOID, true},
+	[DLOCK_QUEUE_ROLE] = {"role", OIDOID, false},
+	[DLOCK_QUEUE_ROLE_NAME] = {"role_name", NAMEOID, false},
+	[DLOCK_QUEUE_ENQUEUED_AT] = {"enqueued_at", TIMESTAMPTZOID, false},
+	[DLOCK_QUEUE_GRANTED_AT] = {"granted_at", TIMESTAMPTZOID, true},
+	[DLOCK_QUEUE_TTL] = {"ttl", INTERVALOID, true},
+	[DLOCK_QUEUE_DELAY] = {"delay", INTERVALOID, true},
+	[DLOCK_QUEUE_DURABILITY] = {"durability", INT4OID, false},
+	[DLOCK_QUEUE_SYSTEM] = {"system", INT8OID, false},
+	[DLOCK_QUEUE_DATABASE] = {"database", OIDOID, false}
+};
+
+static const DlockColumn lease_columns[] = {
+	[DLOCK_LEASE_LEASE] = {"lease", INT8OID, false},
+	[DLOCK_LEASE_TTL] = {"ttl", INTERVALOID, false},
+	[DLOCK_LEASE_DELAY] = {"delay", INTERVALOID, true},
+	[DLOCK_LEASE_DELAYED] = {"delayed", BOOLOID, false},
+	[DLOCK_LEASE_INFO] = {"info", TEXTOID, true},
+	[DLOCK_LEASE_ROLE] = {"role", OIDOID, false},
+	[DLOCK_LEASE_ROLE_NAME] = {"role_name", NAMEOID, false},
+	[DLOCK_LEASE_OPENED_AT] = {"opened_at", TIMESTAMPTZOID, false},
+	[DLOCK_LEASE_DURABILITY] = {"durability", INT4OID, false},
+	[DLOCK_LEASE_SYSTEM] = {"system", INT8OID, false},
+	[DLOCK_LEASE_DATABASE] = {"database", OIDOID, false}
+};
+
+StaticAssertDecl(lengthof(queue_columns) == DLOCK_QUEUE_NUM_COLUMNS,
+				 "columns of dlock_queue");
+StaticAssertDecl(lengthof(lease_columns) == DLOCK_LEASE_NUM_COLUMNS,
+				 "columns of dlock_queue_lease");
+
+const DlockShape dlock_shapes[DLOCK_NUM_TABLES] = {
+	[DLOCK_TABLE_QUEUE] = {"dlock_queue", queue_columns,
+		DLOCK_QUEUE_NUM_COLUMNS, DLOCK_QUEUE_SYSTEM, DLOCK_QUEUE_DATABASE},
+	[DLOCK_TABLE_LEASES] = {"dlock_queue_lease", lease_columns,
+		DLOCK_LEASE_NUM_COLUMNS, DLOCK_LEASE_SYSTEM, DLOCK_LEASE_DATABASE}
+};
+
+void
+dlock_shape_raise_changed(Relation relation, const char *detail)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table \"%s\" is not what extension \"%s\" has made",
+					RelationGetRelationName(relation), "dlock"),
+			 errdetail_internal("%s", detail),
+			 errhint("Undo what was changed, with ALTER TABLE.")));
+}
+
+/* Find the columns of a table.  Raises 55000 where one is not as it must be. */
+void
+dlock_shape_find(Relation relation, const DlockShape *shape,
+				 DlockPlaces *places)
+{
+	TupleDesc	descriptor = RelationGetDescr(relation);
+
+	for (int i = 0; i < shape->num_columns; i++)
+	{
+		const DlockColumn *column = &shape->columns[i];
+		Form_pg_attribute found = NULL;
+
+		for (int a = 0; a < descriptor->natts && found == NULL; a++)
+		{
+			Form_pg_attribute attribute = TupleDescAttr(descriptor, a);
+
+			if (!attribute->attisdropped &&
+				strcmp(NameStr(attribute->attname), column->name) == 0)
+				found = attribute;
+		}
+		if (found == NULL)
+			dlock_shape_raise_changed(relation,
+						  psprintf(_("It has no column \"%s\" of type %s."),
+								   column->name, format_type_be(column->type)));
+		if (found->atttypid != column->type || found->attgenerated != '\0')
+			dlock_shape_raise_changed(relation,
+						  psprintf(_("Column \"%s\" is of type %s instead of %s, or generated."),
+								   column->name, format_type_be(found->atttypid),
+								   format_type_be(column->type)));
+		places->number[i] = found->attnum;
+	}
+}
+
+/* The columns of a row that was read */
+void
+dlock_shape_take_row(Relation relation, const DlockShape *shape,
+					 const DlockPlaces *places, HeapTuple tuple,
+					 DlockStored *row)
+{
+	for (int i = 0; i < shape->num_columns; i++)
+	{
+		row->values[i] = heap_getattr(tuple, places->number[i],
+									  RelationGetDescr(relation),
+									  &row->nulls[i]);
+		if (!row->nulls[i])
+			continue;
+		if (!shape->columns[i].can_be_null)
+			dlock_shape_raise_changed(relation,
+						  psprintf(_("A row has a null in column \"%s\"."),
+								   shape->columns[i].name));
+		row->values[i] = (Datum) 0;
+	}
+}
+
+bool
+dlock_shape_is_foreign(const DlockShape *shape, const DlockStored *row)
+{
+	return (uint64) DatumGetInt64(row->values[shape->system]) !=
+		GetSystemIdentifier() ||
+		DatumGetObjectId(row->values[shape->database]) != MyDatabaseId;
+}
+
+/* Is this a column that somebody has added, and that can be written? */
+bool
+dlock_shape_is_other(const DlockShape *shape, const DlockPlaces *places,
+					 Form_pg_attribute attribute)
+{
+	for (int i = 0; i < shape->num_columns; i++)
+	{
+		if (places->number[i] == attribute->attnum)
+			return false;
+	}
+	return !attribute->attisdropped && attribute->attgenerated == '\0';
+}
+
+/* What is put into such a column; NULL: a null.  Raises 55000 if it must not be. */
+Node *
+dlock_shape_find_default(Relation relation, Form_pg_attribute attribute)
+{
+	Node	   *expression = build_column_default(relation, attribute->attnum);
+
+	if (expression == NULL && attribute->attnotnull)
+		dlock_shape_raise_changed(relation,
+					  psprintf(_("Column \"%s\" must not be null, and has no default."),
+							   NameStr(attribute->attname)));
+	return expression;
+}
+
+/*
+ * Raise an error where the tables cannot be written as they are; for those who
+ * were told that this has failed.  Waits for nobody who changes them now.
+ */
+void
+dlock_rows_check(DlockSpace *space)
+{
+	for (int i = 0; i < DLOCK_NUM_TABLES; i++)
+	{
+		Oid			id = dlock_relation(space, dlock_shapes[i].name);
+		Relation	relation;
+		TupleDesc	descriptor;
+		DlockPlaces		places;
+
+		if (!ConditionalLockRelationOid(id, AccessShareLock))
+			continue;
+		relation = try_relation_open(id, NoLock);
+		if (relation == NULL)
+		{
+			UnlockRelationOid(id, AccessShareLock);
+			continue;
+		}
+		descriptor = RelationGetDescr(relation);
+		dlock_shape_find(relation, &dlock_shapes[i], &places);
+		for (int a = 0; a < descriptor->natts; a++)
+		{
+			Form_pg_attribute attribute = TupleDescAttr(descriptor, a);
+
+			if (dlock_shape_is_other(&dlock_shapes[i], &places, attribute))
+				(void) dlock_shape_find_default(relation, attribute);
+		}
+		relation_close(relation, AccessShareLock);
+	}
+}

@@ -1,0 +1,59 @@
+/*-------------------------------------------------------------------------
+ *
+ * shape.h
+ *	  The columns of the tables of leases, for the files that read or write
+ *	  them: shape.c, write.c, read.c and vacuum.c.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_SHAPE_H
+#define DLOCK_SHAPE_H
+
+#include "nodes/primnodes.h"
+#include "utils/relcache.h"
+
+#include "tables/tables.h"
+
+#define DLOCK_NUM_TABLES	2
+
+/* A column as it must be */
+typedef struct DlockColumn
+{
+	const char *name;
+	Oid			type;
+	bool		can_be_null;
+} DlockColumn;
+
+/* A table as it must be; its first column is the number of a row */
+typedef struct DlockShape
+{
+	const char *name;
+	const DlockColumn *columns;
+	int			num_columns;
+	int			system;			/* the column */
+	int			database;
+} DlockShape;
+
+extern const DlockShape dlock_shapes[DLOCK_NUM_TABLES];
+
+/* Where the columns of a table are */
+typedef struct DlockPlaces
+{
+	AttrNumber	number[DLOCK_MAX_COLUMNS];
+} DlockPlaces;
+
+extern void dlock_shape_raise_changed(Relation relation, const char *detail);
+extern void dlock_shape_find(Relation relation, const DlockShape *shape,
+							 DlockPlaces *places);
+extern void dlock_shape_take_row(Relation relation, const DlockShape *shape,
+								 const DlockPlaces *places, HeapTuple tuple,
+								 DlockStored *row);
+extern bool dlock_shape_is_foreign(const DlockShape *shape,
+								   const DlockStored *row);
+extern bool dlock_shape_is_other(const DlockShape *shape,
+								 const DlockPlaces *places,
+								 Form_pg_attribute attribute);
+extern Node *dlock_shape_find_default(Relation relation,
+									  Form_pg_attribute attribute);
+
+#endif							/* DLOCK_SHAPE_H */

@@ -1,0 +1,132 @@
+/*-------------------------------------------------------------------------
+ *
+ * tables.h
+ *	  What stands on disk: the tables dlock_queue and dlock_queue_lease, and
+ *	  the one way to act as the tables' owner.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_TABLES_H
+#define DLOCK_TABLES_H
+
+#include "access/htup.h"
+
+#include "shared/shared.h"
+
+typedef enum DlockTable
+{
+	DLOCK_TABLE_QUEUE,
+	DLOCK_TABLE_LEASES
+} DlockTable;
+
+/* Columns of dlock_queue, as shape.c describes them */
+typedef enum DlockQueueColumn
+{
+	DLOCK_QUEUE_TICKET,
+	DLOCK_QUEUE_NAME,
+	DLOCK_QUEUE_LEASE,
+	DLOCK_QUEUE_GRANTED,
+	DLOCK_QUEUE_DELAYED,
+	DLOCK_QUEUE_MODE,
+	DLOCK_QUEUE_SLOTS,
+	DLOCK_QUEUE_PERMITS,
+	DLOCK_QUEUE_OWNER,
+	DLOCK_QUEUE_INFO,
+	DLOCK_QUEUE_CHANNEL,
+	DLOCK_QUEUE_ROLE,
+	DLOCK_QUEUE_ROLE_NAME,
+	DLOCK_QUEUE_ENQUEUED_AT,
+	DLOCK_QUEUE_GRANTED_AT,
+	DLOCK_QUEUE_TTL,
+	DLOCK_QUEUE_DELAY,
+	DLOCK_QUEUE_DURABILITY,
+	DLOCK_QUEUE_SYSTEM,
+	DLOCK_QUEUE_DATABASE,
+	DLOCK_QUEUE_NUM_COLUMNS
+} DlockQueueColumn;
+
+/* Columns of dlock_queue_lease */
+typedef enum DlockLeaseColumn
+{
+	DLOCK_LEASE_LEASE,
+	DLOCK_LEASE_TTL,
+	DLOCK_LEASE_DELAY,
+	DLOCK_LEASE_DELAYED,
+	DLOCK_LEASE_INFO,
+	DLOCK_LEASE_ROLE,
+	DLOCK_LEASE_ROLE_NAME,
+	DLOCK_LEASE_OPENED_AT,
+	DLOCK_LEASE_DURABILITY,
+	DLOCK_LEASE_SYSTEM,
+	DLOCK_LEASE_DATABASE,
+	DLOCK_LEASE_NUM_COLUMNS
+} DlockLeaseColumn;
+
+#define DLOCK_MAX_COLUMNS	DLOCK_QUEUE_NUM_COLUMNS
+
+/* The columns of a row; where one is null that may be, the value is 0 */
+typedef struct DlockStored
+{
+	Datum		values[DLOCK_MAX_COLUMNS];
+	bool		nulls[DLOCK_MAX_COLUMNS];
+} DlockStored;
+
+/*
+ * The rows of a table, in the order of their numbers; and where there are
+ * others, which belong to another system or database, how many, and whose the
+ * first of them is.
+ */
+typedef struct DlockStoredRows
+{
+	DlockStored *rows;
+	uint64		count;
+	uint64		num_foreign;
+	uint64		foreign_system;
+	Oid			foreign_database;
+} DlockStoredRows;
+
+/* A row, as it is to be */
+typedef struct DlockImage
+{
+	DlockRecord *record;		/* referred to */
+	uint64		mark;
+	bool		had_row;
+	bool		over;			/* to be removed, and finished then */
+	bool		granted;
+	bool		delayed;
+	TimestampTz granted_at;
+	char		channel[NAMEDATALEN];
+} DlockImage;
+
+/* write.c */
+extern bool dlock_rows_begin(DlockSpace *space);
+extern int	dlock_rows_write(const DlockImage *images, int count);
+extern bool dlock_rows_remove_foreign(DlockSpace *space);
+extern void dlock_rows_commit(void);
+
+/* read.c */
+extern void dlock_rows_read(DlockSpace *space, DlockTable which,
+							DlockStoredRows *rows);
+
+/* shape.c */
+extern void dlock_rows_check(DlockSpace *space);
+
+/* vacuum.c */
+extern int	dlock_rows_vacuum(DlockSpace *space);
+
+/* load.c */
+extern void dlock_load(DlockSpace *space);
+extern void dlock_load_failed(DlockSpace *space);
+extern DlockSpace *dlock_loaded_space(void);
+
+/* value.c */
+extern const char *dlock_mode_name(DlockMode mode);
+extern DlockMode dlock_mode_by_name(const char *name);
+extern Datum dlock_interval_datum(int64 microseconds);
+
+/* owner.c */
+extern uint64 dlock_execute_as_owner(DlockSpace *space, const char *name,
+									 const char *statement, int num_values,
+									 Oid *types, Datum *values, int64 *result);
+
+#endif							/* DLOCK_TABLES_H */

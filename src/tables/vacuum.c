@@ -1,0 +1,76 @@
+/*-------------------------------------------------------------------------
+ *
+ * vacuum.c
+ *	  Vacuuming the tables of leases.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/relation.h"
+#include "access/xact.h"
+#include "commands/extension.h"
+#include "commands/vacuum.h"
+#include "nodes/makefuncs.h"
+#include "storage/bufmgr.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+
+#include "shared/shared.h"
+#include "tables/shape.h"
+#include "tables/tables.h"
+
+/* Dead rows per page of the table that are worth a vacuum */
+#define VACUUM_ROWS_PER_PAGE	20
+
+/*
+ * Vacuum the tables, so that they stay small however many tickets come and go
+ * between two runs of autovacuum.  Returns after how many dead rows to do so
+ * again: where an old snapshot keeps them, the tables grow, and this comes more
+ * rarely.
+ */
+int
+dlock_rows_vacuum(DlockSpace *space)
+{
+	int			threshold = DLOCK_VACUUM_ROWS;
+	static MemoryContext context = NULL;	/* outlives transactions */
+
+	if (context == NULL)
+		context = AllocSetContextCreate(TopMemoryContext, "dlock vacuum",
+										ALLOCSET_SMALL_SIZES);
+	MemoryContextReset(context);
+	for (int i = 0; i < DLOCK_NUM_TABLES; i++)
+	{
+		VacuumStmt *statement;
+		Relation	table;
+		RangeVar   *name;
+
+		StartTransactionCommand();
+		if (get_extension_oid("dlock", true) != space->key.extension)
+		{
+			CommitTransactionCommand();
+			break;
+		}
+		table = relation_open(dlock_relation(space, dlock_shapes[i].name),
+							  AccessShareLock);
+		threshold = Max(threshold, (int) RelationGetNumberOfBlocks(table) *
+						VACUUM_ROWS_PER_PAGE);
+		MemoryContextSwitchTo(context);
+		name = makeRangeVar(get_namespace_name(RelationGetNamespace(table)),
+							pstrdup(RelationGetRelationName(table)), -1);
+		relation_close(table, AccessShareLock);
+		statement = makeNode(VacuumStmt);
+		statement->is_vacuumcmd = true;
+		statement->rels = list_make1(makeVacuumRelation(name, InvalidOid, NIL));
+		statement->options =
+			list_make2(makeDefElem("skip_locked", NULL, -1),
+					   makeDefElem("truncate", (Node *) makeString("off"), -1));
+		CommitTransactionCommand();
+
+		StartTransactionCommand();
+		ExecVacuum(make_parsestate(NULL), statement, true);
+		CommitTransactionCommand();
+	}
+	return threshold;
+}

@@ -1,0 +1,48 @@
+/*-------------------------------------------------------------------------
+ *
+ * value.c
+ *	  How values of dlock are written in columns.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "utils/timestamp.h"
+
+#include "tables/tables.h"
+
+static const char *const mode_names[] = {
+	[DLOCK_EXCLUSIVE] = "exclusive",
+	[DLOCK_SHARED] = "shared",
+	[DLOCK_SLOTS] = "slots"
+};
+
+StaticAssertDecl(lengthof(mode_names) == DLOCK_SLOTS + 1,
+				 "mode_names must match DlockMode");
+
+const char *
+dlock_mode_name(DlockMode mode)
+{
+	return mode_names[mode];
+}
+
+DlockMode
+dlock_mode_by_name(const char *name)
+{
+	for (int mode = 0; mode < (int) lengthof(mode_names); mode++)
+	{
+		if (strcmp(mode_names[mode], name) == 0)
+			return (DlockMode) mode;
+	}
+	elog(ERROR, "unknown mode \"%s\" of a lock", name);
+}
+
+/* Microseconds as an interval */
+Datum
+dlock_interval_datum(int64 microseconds)
+{
+	Interval   *interval = palloc0(sizeof(Interval));
+
+	interval->time = microseconds;
+	return IntervalPGetDatum(interval);
+}

@@ -1,0 +1,89 @@
+/*-------------------------------------------------------------------------
+ *
+ * heartbeat.c
+ *	  When the worker sends heartbeats, for the leases that it watches.
+ *
+ * One for each quarter of the least ttl; see shared/quorum.c for what they
+ * are.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "port/pg_bitutils.h"
+
+#include "shared/shared.h"
+#include "worker/watch.h"
+
+/*
+ * How many leases the worker watches for which standbys count, by the
+ * logarithm of the ttl, and in which of these there are any
+ */
+static uint32 watched[64];
+static uint64 watched_mask = 0;
+
+static uint64 next_heartbeat = 0;
+
+/*
+ * Which heartbeats a lease needs: one for each quarter of two to the power of
+ * what is returned; -1: none.  An answer tells what was replayed when the
+ * heartbeat before was, so for these it takes twice as many.
+ */
+static int
+class_of(const DlockLease *lease)
+{
+	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+		return -1;
+	return pg_leftmost_one_pos64(lease->ttl) -
+		(lease->durability == SYNCHRONOUS_COMMIT_REMOTE_APPLY ? 1 : 0);
+}
+
+/* The worker has begun to watch a lease. */
+void
+dlock_heartbeat_watch(const DlockLease *lease)
+{
+	int			class = class_of(lease);
+
+	if (class >= 0 && watched[class]++ == 0)
+		watched_mask |= UINT64CONST(1) << class;
+}
+
+/* A lease that the worker has watched is gone. */
+void
+dlock_heartbeat_unwatch(const DlockLease *lease)
+{
+	int			class = class_of(lease);
+
+	Assert(class < 0 || watched[class] > 0);
+	if (class >= 0 && --watched[class] == 0)
+		watched_mask &= ~(UINT64CONST(1) << class);
+}
+
+/*
+ * Send a heartbeat if it is time.  Where no standbys are named, none is
+ * needed.  Returns when to come again; DLOCK_NO_DEADLINE: not for the leases
+ * that are watched now.
+ */
+uint64
+dlock_heartbeat_beat(DlockSpace *space)
+{
+	uint64		now = dlock_monotonic_now();
+	uint64		interval;
+
+	if (watched_mask == 0)
+		return DLOCK_NO_DEADLINE;
+	interval = (UINT64CONST(1) << pg_rightmost_one_pos64(watched_mask)) / 4;
+	dlock_quorum_look(space);
+	next_heartbeat = Min(next_heartbeat, now + interval);
+	if (now >= next_heartbeat)
+	{
+		if (dlock_quorum_has_standbys())
+		{
+			pg_atomic_write_u64(&space->last_heartbeat, now);
+			dlock_quorum_send(space, now);
+		}
+		next_heartbeat = now + interval;
+	}
+	return next_heartbeat;
+}

@@ -1,0 +1,312 @@
+/*-------------------------------------------------------------------------
+ *
+ * process.c
+ *	  What the background processes of dlock have in common: how they begin,
+ *	  the settings that they work with, and tasks that can fail.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_authid.h"
+#include "miscadmin.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/lwlock.h"
+#include "tcop/tcopprot.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+
+#include "shared/shared.h"
+#include "worker/process.h"
+
+#define RETRY_MS		100		/* after an error, and then twice as long */
+#define LOCKED_RETRY_MS	5		/* after a wait for a lock that took too long */
+#define MAX_SILENCE_MS	60000	/* between messages about one and the same lock */
+#define MAX_UNMAPPED	5		/* times that a segment cannot be mapped */
+
+/*
+ * What a database's or a role's settings must not change.
+ */
+static void
+pin_settings(void)
+{
+	static const char *const settings[][2] = {
+		/* who it is: not a role that owns nothing */
+		{"role", "none"},
+		{"search_path", "pg_catalog, pg_temp"},
+		{"session_replication_role", "origin"},
+		{"row_security", "off"},
+		/* what its transactions are, and that no standby holds them up */
+		{"synchronous_commit", "off"},
+		{"commit_delay", "0"},
+		{"default_transaction_read_only", "off"},
+		{"default_transaction_isolation", "read committed"},
+		{"default_transaction_deferrable", "off"},
+		/* when they end */
+		{"lock_timeout", DLOCK_LOCK_TIMEOUT},
+		{"statement_timeout", "0"},
+		{"transaction_timeout", "0"},	/* since 17 */
+		{"idle_in_transaction_session_timeout", "0"},
+		{"idle_session_timeout", "0"},
+		/* an error ends what failed, and not the process */
+		{"exit_on_error", "off"},
+		{"temp_file_limit", "-1"},
+		/* vacuuming is to keep up, and not to be made a thorough one */
+		{"vacuum_cost_delay", "0"},
+		{"vacuum_freeze_min_age", "50000000"},
+		{"vacuum_freeze_table_age", "150000000"},
+		{"vacuum_multixact_freeze_min_age", "5000000"},
+		{"vacuum_multixact_freeze_table_age", "150000000"}
+	};
+
+	/* to ask for a role takes a transaction, whatever that is */
+	StartTransactionCommand();
+	SetConfigOption("session_authorization",
+					GetUserNameFromId(BOOTSTRAP_SUPERUSERID, false),
+					PGC_USERSET, PGC_S_SESSION);
+	for (int i = 0; i < (int) lengthof(settings); i++)
+	{
+		if (GetConfigOption(settings[i][0], true, false) != NULL)
+			SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET,
+							PGC_S_SESSION);
+	}
+	CommitTransactionCommand();
+}
+
+/*
+ * At the exit, and first: what the open transaction has.  Should that raise an
+ * error, PostgreSQL goes on with the callbacks that are left.
+ */
+static void
+roll_back(int code, Datum arg)
+{
+	LWLockReleaseAll();
+	AbortOutOfAnyTransaction();
+}
+
+/* At the exit, and last: this process's part in the shared state. */
+static void
+leave(int code, Datum arg)
+{
+	/* what the callback before may have held as it failed */
+	LWLockReleaseAll();
+	if (dlock_my_backend)
+		dlock_record_unuse(0);
+	dlock_space_leave_all();
+	dlock_detach();
+}
+
+/*
+ * Begin as a process that is to hold an office of the space that it was
+ * started for.  NULL where that has a holder, or is not there any more.
+ */
+DlockSpace *
+dlock_process_begin(DlockOffice office)
+{
+	DlockSpaceKey key;
+	DlockSpace *space;
+
+	memcpy(&key, MyBgworkerEntry->bgw_extra, sizeof(DlockSpaceKey));
+	pqsignal(SIGTERM, die);
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnectionByOid(key.database, InvalidOid,
+											  BGWORKER_BYPASS_ALLOWCONN);
+	pin_settings();
+
+	/* before anything is held; the one that is registered last comes first */
+	before_shmem_exit(leave, 0);
+	before_shmem_exit(roll_back, 0);
+	StartTransactionCommand();
+	dlock_attach();
+	dlock_count_as_worker();
+	space = dlock_find_space(&key);
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(TopMemoryContext);
+	return space && dlock_office_take(space, office) ? space : NULL;
+}
+
+/* What every round of work begins with: a signal may have come. */
+void
+dlock_process_signals(void)
+{
+	CHECK_FOR_INTERRUPTS();
+	if (ConfigReloadPending)
+	{
+		ConfigReloadPending = false;
+		ProcessConfigFile(PGC_SIGHUP);
+	}
+}
+
+/*
+ * Is a library of another layout to take over, which waits for the background
+ * processes to go, as nobody else is attached?
+ */
+bool
+dlock_process_gives_way(void)
+{
+	if (!dlock_is_replaced())
+		return false;
+	ereport(LOG,
+			(errmsg("%s gives way to another version of dlock",
+					MyBgworkerEntry->bgw_type),
+			 errdetail("Leases are read again from their tables, by the first call.")));
+	return true;
+}
+
+/* How long a lock is waited for, in milliseconds; "0": as long as it takes */
+void
+dlock_process_lock_timeout(const char *timeout)
+{
+	SetConfigOption("lock_timeout", timeout, PGC_SUSET, PGC_S_SESSION);
+}
+
+/* Was it a wait for a lock that has taken too long? */
+bool
+dlock_error_is_lock(int code)
+{
+	return code == ERRCODE_LOCK_NOT_AVAILABLE ||
+		code == ERRCODE_T_R_DEADLOCK_DETECTED;
+}
+
+/*
+ * Was it a segment of shared memory that could not be mapped?  The errors' codes
+ * are those of a file or of too little memory, so that only where they come
+ * from tells.
+ */
+static bool
+is_unmapped(const ErrorData *error)
+{
+	return error->filename != NULL &&
+		(strcmp(error->filename, "dsm.c") == 0 ||
+		 strcmp(error->filename, "dsm_impl.c") == 0 ||
+		 strcmp(error->filename, "dsa.c") == 0);
+}
+
+/*
+ * From 17 on, a process that could not map a segment once never can.  Its
+ * successor begins anew.
+ */
+static void
+count_unmapped(const ErrorData *error)
+{
+	static int	unmapped = 0;
+
+	if (!is_unmapped(error))
+		return;
+	if (++unmapped < MAX_UNMAPPED)
+		return;
+	ereport(LOG,
+			(errmsg("%s ends, so that another one maps shared memory anew",
+					MyBgworkerEntry->bgw_type)));
+	proc_exit(1);
+}
+
+/*
+ * A task has waited too long for a lock: is it time to say so?  Whoever asks to
+ * be told is, again and again; the log, ever more rarely.
+ */
+static bool
+is_locked_for_long(DlockTask *task, int code)
+{
+	uint64		now = dlock_monotonic_now();
+
+	if (task->locked_since == 0)
+	{
+		task->locked_since = task->told_at = now;
+		task->silence_ms = task->patience_ms;
+	}
+	if (now - task->told_at < (uint64) task->patience_ms * 1000)
+		return false;
+	task->told_at = now;
+	if (task->failed)
+		task->failed(code);
+	if (now - task->locked_since < (uint64) task->silence_ms * 1000)
+		return false;
+	task->locked_since = now;
+	task->silence_ms = Min(task->silence_ms * 2, MAX_SILENCE_MS);
+	return true;
+}
+
+/* Clear up after an error in a task.  Returns when to try again. */
+static uint64
+recover(DlockTask *task)
+{
+	ErrorData  *error;
+	bool		locked;
+	bool		report = true;
+	long		pause;
+
+	HOLD_INTERRUPTS();
+	/* outside of a transaction, PostgreSQL does not do so below */
+	LWLockReleaseAll();
+	MemoryContextSwitchTo(TopMemoryContext);
+	error = CopyErrorData();
+	locked = task->patience_ms > 0 && dlock_error_is_lock(error->sqlerrcode);
+	if (locked)
+	{
+		report = is_locked_for_long(task, error->sqlerrcode);
+		pause = LOCKED_RETRY_MS;
+	}
+	else
+	{
+		task->locked_since = 0;
+		pause = task->retry_ms > 0 ? task->retry_ms : RETRY_MS;
+		task->retry_ms = Min(pause * 2, task->max_retry_ms);
+	}
+	if (report)
+		EmitErrorReport();
+	if (!locked && task->failed)
+		task->failed(error->sqlerrcode);
+	AbortCurrentTransaction();
+	FlushErrorState();
+	RESUME_INTERRUPTS();
+	count_unmapped(error);
+	FreeErrorData(error);
+	return dlock_monotonic_now() + pause * 1000;
+}
+
+/*
+ * Perform a task, unless it has failed a moment ago.  Where it fails, the
+ * error is logged.  Returns when to come again.
+ */
+uint64
+dlock_task_perform(DlockTask *task)
+{
+	volatile bool more = false;
+	volatile bool failed = false;
+
+	if (dlock_monotonic_now() < task->next_try)
+		return task->next_try;
+	PG_TRY();
+	{
+		more = task->perform();
+	}
+	PG_CATCH();
+	{
+		task->next_try = recover(task);
+		failed = true;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(TopMemoryContext);
+	if (failed)
+		return task->next_try;
+	task->next_try = 0;
+	task->retry_ms = 0;
+	task->locked_since = 0;
+	return more ? 0 : DLOCK_NO_DEADLINE;
+}
+
+/* Milliseconds from now until a moment, for WaitLatch() */
+long
+dlock_milliseconds_until(uint64 moment)
+{
+	uint64		now = dlock_monotonic_now();
+
+	if (moment <= now)
+		return 0;
+	return (long) Min((moment - now + 999) / 1000, PG_INT32_MAX);
+}

@@ -1,0 +1,517 @@
+/*-------------------------------------------------------------------------
+ *
+ * worker.c
+ *	  The background worker: has written what leases change, ends them when
+ *	  they are due, and has announcements sent.
+ *
+ * There is at most one per database.  Whoever has something for it wakes it,
+ * and asks the postmaster to start one if there is none (shared/launcher.c).
+ * It stays for as long as somebody could notice that it went, see is_missed();
+ * otherwise it leaves, so that it does not stand in the way of DROP DATABASE,
+ * nor of the workers of other databases.  It may die at any time: all that it
+ * works on is in shared memory, and the next worker goes on with it.
+ *
+ * The worker waits for nobody, so that heartbeats and expiry are never late:
+ * not for standbys, whose answers it looks at; for a lock on the tables only so
+ * long, between two looks at what is due; and what waits longer by its nature,
+ * NOTIFY and VACUUM, other processes do for it.  Nor does it do anything for
+ * longer than a step.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "commands/extension.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/procarray.h"
+#include "tcop/tcopprot.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+#include "shared/shared.h"
+#include "tables/tables.h"
+#include "worker/process.h"
+#include "worker/watch.h"
+#include "worker/worker.h"
+
+#define MAX_RETRY_MS	2000	/* between attempts that fail */
+#define PATIENCE_MS		1000	/* for a lock that it does not get */
+#define LEAVE_MS		1000	/* a worker that is told to go writes that long */
+#define LOOK_MS			2000	/* between looks whether the extension is there */
+#define RETRY_START_MS	100		/* of a sender that has not come */
+#define MISS_MS			10		/* between looks at all sessions, who would miss
+								 * the worker */
+#define STEP_US			5000	/* at one thing, while others may be due */
+#define SOON_MS			5000	/* a lease that is due then is waited for */
+#define FIRST_PAUSE_MS	100		/* after a worker that died young, and then
+								 * twice as long */
+#define MAX_PAUSE_MS	5000
+#define YOUNG_MS		10000
+
+/* The moment when nothing is due */
+#define NEVER			DLOCK_NO_DEADLINE
+
+PGDLLEXPORT void dlock_worker_main(Datum arg);
+
+/* The setting, in milliseconds */
+int			dlock_worker_idle_timeout;
+
+static DlockSpace *my_space = NULL;
+static bool extension_is_gone = false;
+static bool gives_way = false;	/* to a library of another layout */
+static bool leaves = false;		/* as nobody could notice */
+
+/* Set by a signal */
+static volatile sig_atomic_t leaving = false;
+
+static bool is_wanted(void);
+
+/* Where learning of leases stands */
+static DlockLease *learning_at = NULL;
+
+/* What the worker refers to is not to be kept by one that is gone. */
+static void
+let_go(void)
+{
+	dlock_writer_let_go();
+	dlock_lease_stop_visit(my_space, &learning_at);
+	dlock_grants_let_go();
+	dlock_watch_let_go();
+}
+
+/*
+ * Let the next worker come; and see to it that one does, if something is to
+ * be done, or was posted while this one still seemed to be there.  Where this
+ * one leaves as nobody could notice, that is: if somebody could by now.
+ *
+ * Letting go can raise an error, where a segment of memory cannot be mapped.
+ * So it comes last: what stays referred to keeps some memory, and no more.
+ */
+static void
+resign(int code, Datum arg)
+{
+	/* what it may have held as it failed */
+	LWLockReleaseAll();
+	(void) dlock_office_leave(my_space, DLOCK_SENDER);
+	if (leaves || leaving)
+		pg_atomic_write_u32(&my_space->worker_deaths, 0);
+	pg_atomic_write_u64(&my_space->next_due,
+						leaves ? dlock_watch_next_due() : 0);
+	if (!dlock_office_leave(my_space, DLOCK_WORKER))
+		return;
+	if (!extension_is_gone && !gives_way &&
+		(leaves ? is_wanted() : dlock_worker_is_needed(my_space)))
+		(void) dlock_office_start(my_space, DLOCK_WORKER);
+	let_go();
+}
+
+static uint64
+sooner(uint64 a, uint64 b)
+{
+	return a < b ? a : b;
+}
+
+/*
+ * Tasks that can fail
+ */
+
+static bool begun = false;
+static bool knows_all = false;
+
+/* When to look whether the extension is there, if nothing is written */
+static uint64 next_look = 0;
+
+/*
+ * What was released before a shutdown is released after it: so a worker that
+ * is told to go writes the journal first.  One that is told so again does not.
+ */
+static void
+leave(SIGNAL_ARGS)
+{
+	int			save_errno = errno;
+
+	leaving = true;
+	pqsignal(SIGTERM, die);
+	SetLatch(MyLatch);
+	errno = save_errno;
+}
+
+/*
+ * What the tables keep, unless that is in memory, and what the worker before has
+ * left.  No table is needed for that one, so that who keeps them locked does
+ * not keep a new worker from its heartbeats; and before they are read, nothing
+ * needs any.  Where the extension has gone, the next task finds that out.
+ */
+static bool
+begin_work(void)
+{
+	StartTransactionCommand();
+	if (pg_atomic_read_u32(&my_space->loaded) == 0 &&
+		get_extension_oid("dlock", true) == my_space->key.extension)
+		dlock_load(my_space);
+	/* in a transaction, for the same reason as in learn() */
+	dlock_writer_begin(my_space);
+	CommitTransactionCommand();
+	begun = true;
+	pqsignal(SIGTERM, leave);
+	/* from now on, others wait */
+	dlock_process_lock_timeout(DLOCK_SHORT_LOCK_TIMEOUT);
+	return false;
+}
+
+static void
+find_ticket(DlockLeaseTicket *ticket, void *arg)
+{
+	if (ticket->record.has_row && !ticket->record.listed)
+		dlock_grants_remember(ticket, pg_atomic_read_u64(&ticket->record.lsn));
+}
+
+static bool
+find_lease(DlockLease *lease, void *arg)
+{
+	dlock_watch_add(lease);
+	dlock_lease_for_each_ticket(lease, find_ticket, NULL);
+	return true;
+}
+
+/*
+ * Learn of all the leases and grants that there are, a few at a time.  In a
+ * transaction: before 16, an error while a segment of memory is mapped leaves
+ * something behind otherwise.
+ */
+static bool
+learn(void)
+{
+	StartTransactionCommand();
+	MemoryContextSwitchTo(TopMemoryContext);
+	knows_all = !dlock_lease_visit(my_space, &learning_at, find_lease, NULL);
+	CommitTransactionCommand();
+	return !knows_all;
+}
+
+/* Begin to learn again, from the first lease on. */
+static void
+forget(void)
+{
+	dlock_lease_stop_visit(my_space, &learning_at);
+	knows_all = false;
+}
+
+/* Those who wait are told. */
+static void
+begin_failed(int code)
+{
+	dlock_load_failed(my_space);
+	dlock_journal_fail(my_space, code);
+}
+
+static void
+learn_failed(int code)
+{
+	dlock_journal_fail(my_space, code);
+	forget();
+}
+
+/* Rows that stand for nothing go, and that may wait. */
+static bool
+clear_tables(void)
+{
+	extension_is_gone = !dlock_writer_clear(my_space);
+	return false;
+}
+
+static XLogRecPtr commit_before;
+
+static bool
+write_journal(void)
+{
+	int			dead = 0;
+
+	if (my_space->journal.length == 0 && dlock_monotonic_now() < next_look)
+		return false;
+	next_look = dlock_monotonic_now() + LOOK_MS * 1000;
+	commit_before = XactLastCommitEnd;
+	extension_is_gone = dlock_writer_write(my_space, &dead) < 0;
+	pg_atomic_fetch_add_u32(&my_space->dead_rows, dead);
+	return !extension_is_gone && my_space->journal.length > 0;
+}
+
+/* An error may have come between writing something and learning of it. */
+static void
+write_failed(int code)
+{
+	if (dlock_error_is_lock(code))
+		dlock_journal_fail(my_space, code);
+	if (XactLastCommitEnd != commit_before)
+		forget();
+}
+
+/*
+ * The sender has the outbox for itself.  Where no slot is free for one, the
+ * worker sends, as far as that takes no time.
+ */
+static bool
+send_announcements(void)
+{
+	volatile bool more = false;
+
+	if (!dlock_office_take(my_space, DLOCK_SENDER))
+		return false;
+	PG_TRY();
+	{
+		more = dlock_notify_send(my_space) > 0;
+	}
+	PG_FINALLY();
+	{
+		(void) dlock_office_leave(my_space, DLOCK_SENDER);
+	}
+	PG_END_TRY();
+	return more;
+}
+
+static DlockTask begin_task = {
+	.perform = begin_work,
+	.failed = begin_failed,
+	.max_retry_ms = MAX_RETRY_MS
+};
+static DlockTask learn_task = {
+	.perform = learn,
+	.failed = learn_failed,
+	.max_retry_ms = MAX_RETRY_MS
+};
+static DlockTask clear_task = {
+	.perform = clear_tables,
+	.max_retry_ms = MAX_RETRY_MS,
+	.patience_ms = PATIENCE_MS
+};
+static DlockTask journal_task = {
+	.perform = write_journal,
+	.failed = write_failed,
+	.max_retry_ms = MAX_RETRY_MS,
+	.patience_ms = PATIENCE_MS
+};
+static DlockTask notify_task = {
+	.perform = send_announcements,
+	.max_retry_ms = MAX_RETRY_MS
+};
+
+/* The last work of a worker that was told to go, which it then does. */
+static void
+write_the_rest(void)
+{
+	uint64		end = dlock_monotonic_now() + LEAVE_MS * 1000;
+	uint64		next;
+
+	while ((next = dlock_task_perform(&journal_task)) != NEVER && next < end)
+	{
+		if (next != 0)
+			(void) WaitLatch(MyLatch, WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
+							 dlock_milliseconds_until(next),
+							 PG_WAIT_EXTENSION);
+		CHECK_FOR_INTERRUPTS();
+		if (dlock_monotonic_now() >= end)
+			break;
+	}
+	ProcDiePending = InterruptPending = true;
+}
+
+/*
+ * See to it that somebody sends what is in the outbox.  Returns when to come
+ * again.
+ */
+static uint64
+have_announcements_sent(void)
+{
+	if (my_space->outbox.length == 0 ||
+		dlock_office_wake(my_space, DLOCK_SENDER))
+		return NEVER;
+	if (!dlock_office_start(my_space, DLOCK_SENDER))
+		return sooner(dlock_task_perform(&notify_task),
+					  dlock_monotonic_now() + RETRY_START_MS * 1000);
+	return dlock_monotonic_now() + RETRY_START_MS * 1000;
+}
+
+/* The same for the tables' dead rows; autovacuum comes, too, if nobody does. */
+static void
+have_tables_vacuumed(void)
+{
+	if (pg_atomic_read_u32(&my_space->dead_rows) >=
+		pg_atomic_read_u32(&my_space->vacuum_at) &&
+		!dlock_office_is_held(my_space, DLOCK_VACUUM))
+		(void) dlock_office_start(my_space, DLOCK_VACUUM);
+}
+
+/* Does somebody need the worker now? */
+static bool
+is_wanted(void)
+{
+	return my_space->journal.length > 0 || my_space->outbox.length > 0 ||
+		(my_space->leases.length > 0 && dlock_worker_is_awaited(my_space));
+}
+
+/*
+ * Could somebody notice if there were no worker?  Who waits for something that
+ * a lease has; who renews a lease that lives by heartbeats; a session that may
+ * listen for announcements; or whoever looks at a lease that is due soon.
+ *
+ * Nobody else does: what a lease holds is held without a worker, and its time
+ * runs.  Whoever meets it when it is due starts another one.
+ */
+static bool
+is_missed(uint64 next_beat)
+{
+	if (!knows_all || is_wanted() || dlock_grants_are_left())
+		return true;
+	if (pg_atomic_read_u32(&my_space->announced) > 0 &&
+		CountDBConnections(MyDatabaseId) > 0)
+		return true;
+	if (my_space->leases.length == 0)
+		return false;
+	return (next_beat != NEVER && dlock_quorum_has_standbys()) ||
+		dlock_watch_next_due() <= dlock_monotonic_now() + SOON_MS * 1000 ||
+		dlock_watch_has_attached();
+}
+
+static uint64 next_beat = NEVER;
+
+/* Do all there is to do.  Returns when to come again. */
+static uint64
+work(void)
+{
+	uint64		next = NEVER;
+
+	if (!begun)
+	{
+		next = dlock_task_perform(&begin_task);
+		if (!begun)
+			return next;
+	}
+	dlock_watch_expire(STEP_US);
+	next_beat = dlock_heartbeat_beat(my_space);
+	next = sooner(next, next_beat);
+	if (!knows_all)
+		next = sooner(next, dlock_task_perform(&learn_task));
+	if (pg_atomic_read_u32(&my_space->cleared) == DLOCK_NOT_CLEARED)
+		next = sooner(next, dlock_task_perform(&clear_task));
+	if (!extension_is_gone)
+		next = sooner(next, dlock_task_perform(&journal_task));
+	next = sooner(next, dlock_grants_announce(STEP_US));
+	next = sooner(next, have_announcements_sent());
+	have_tables_vacuumed();
+	/* last, as the journal may have told of new leases */
+	return sooner(next, dlock_watch_next_due());
+}
+
+/*
+ * Those before this one died young, so many of them: the next shall not do so
+ * at once.
+ */
+static void
+pause_before_work(uint32 deaths)
+{
+	uint64		end = dlock_monotonic_now();
+
+	if (deaths > 0)
+		end += Min(FIRST_PAUSE_MS << Min(deaths - 1, 10), MAX_PAUSE_MS) * 1000;
+	while (dlock_monotonic_now() < end)
+	{
+		(void) WaitLatch(MyLatch,
+						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
+						 dlock_milliseconds_until(end), PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+		dlock_process_signals();
+	}
+}
+
+static void
+begin(void)
+{
+	my_space = dlock_process_begin(DLOCK_WORKER);
+	if (my_space == NULL)
+		proc_exit(0);
+	before_shmem_exit(resign, 0);
+	dlock_watch_begin();
+	dlock_grants_begin();
+	pause_before_work(pg_atomic_fetch_add_u32(&my_space->worker_deaths, 1));
+}
+
+/*
+ * How long a worker stays that nobody would miss, in microseconds: a moment
+ * where nothing is left, and some more where leases are.
+ */
+static uint64
+idle_time(void)
+{
+	return (uint64) (my_space->leases.length == 0 ? DLOCK_IDLE_MS :
+					 dlock_worker_idle_timeout) * 1000;
+}
+
+void
+dlock_worker_main(Datum arg)
+{
+	uint64		old_at;
+	uint64		missed_at;		/* when somebody last would have missed it */
+	uint64		look_at = 0;	/* when to look next whether somebody would */
+
+	begin();
+	missed_at = dlock_monotonic_now();
+	old_at = missed_at + YOUNG_MS * 1000;
+	for (;;)
+	{
+		uint64		next;
+		uint64		now;
+
+		/* before anything is looked at, so that no wakeup is missed */
+		ResetLatch(MyLatch);
+		if (leaving)
+			write_the_rest();
+		dlock_process_signals();
+
+		pgstat_report_activity(STATE_RUNNING, NULL);
+		next = work();
+		if (extension_is_gone)
+		{
+			dlock_lease_abandon(my_space);
+			return;
+		}
+		gives_way = dlock_process_gives_way();
+		if (gives_way)
+			return;
+		pgstat_report_activity(STATE_IDLE, NULL);
+		(void) pgstat_report_stat(false);
+
+		now = dlock_monotonic_now();
+		if (now >= old_at)
+			pg_atomic_write_u32(&my_space->worker_deaths, 0);
+		if (next <= now)
+			missed_at = now;
+		else if (begun && now < look_at)
+			next = sooner(next, look_at);
+		else if (begun && is_missed(next_beat))
+		{
+			missed_at = now;
+			look_at = now + MISS_MS * 1000;
+			/* who would miss it may go without a word */
+			next = sooner(next, now + DLOCK_IDLE_MS * 1000);
+		}
+		else if (begun)
+		{
+			look_at = now + MISS_MS * 1000;
+			leaves = now - missed_at >= idle_time();
+			if (leaves)
+				return;
+			next = sooner(next, missed_at + idle_time());
+			/* the extension may go meanwhile */
+			next = sooner(next, next_look);
+		}
+		(void) WaitLatch(MyLatch,
+						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
+						 dlock_milliseconds_until(next), PG_WAIT_EXTENSION);
+	}
+}

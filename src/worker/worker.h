@@ -1,0 +1,17 @@
+/*-------------------------------------------------------------------------
+ *
+ * worker.h
+ *	  The background processes, as the rest of dlock sees them: settings.
+ *
+ * Nothing calls them: they are started by their functions' names, and woken
+ * (shared/launcher.c).
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_WORKER_H
+#define DLOCK_WORKER_H
+
+/* worker.c */
+extern int	dlock_worker_idle_timeout;	/* milliseconds */
+
+#endif							/* DLOCK_WORKER_H */

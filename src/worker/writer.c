@@ -1,0 +1,266 @@
+/*-------------------------------------------------------------------------
+ *
+ * writer.c
+ *	  Writing to the tables what is marked in the journal.
+ *
+ * The worker copies what is marked, writes the rows as they are then in one
+ * transaction (tables/write.c), and unmarks what has not changed again
+ * meanwhile.  What it learns of leases and grants by that goes to watch.c and
+ * grants.c.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "utils/memutils.h"
+
+#include "shared/shared.h"
+#include "tables/tables.h"
+#include "worker/process.h"
+#include "worker/watch.h"
+
+/* Rows written in one transaction */
+#define BATCH	1000
+
+static DlockImage *images = NULL;
+static int	num_images = 0;
+
+/* What a record is now.  Called with the lease lock. */
+static void
+copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
+{
+	image->record = record;
+	image->mark = record->marked;
+	image->had_row = record->has_row || record->in_flight;
+	image->over = dlock_lease_is_over(space, record);
+	image->channel[0] = '\0';
+	if (record->is_lease)
+		image->delayed = ((DlockLease *) record)->delayed;
+	else
+	{
+		DlockLeaseTicket *ticket = dlock_record_ticket(record);
+		DlockLease *lease = dlock_lease_of(ticket);
+
+		image->granted = dlock_state_of(ticket) != DLOCK_WAITING;
+		/* written before the state */
+		pg_read_barrier();
+		image->granted_at = ticket->ticket.granted_at;
+		image->delayed = lease->single && lease->delayed;
+		dlock_announcement_channel(&ticket->ticket, image->channel);
+	}
+	record->in_flight = !image->over || image->had_row;
+}
+
+/*
+ * Copy what is marked, or the older part of it.
+ */
+static void
+copy_marked(DlockSpace *space)
+{
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	for (dsa_pointer link = space->journal.head;
+		 DsaPointerIsValid(link) && num_images < BATCH; num_images++)
+	{
+		DlockRecord *record = dsa_get_address(dlock_area, link);
+
+		dlock_record_ref(record);
+		copy_record(space, record, &images[num_images]);
+		link = record->link.next;
+	}
+	LWLockRelease(&space->lease_lock);
+}
+
+/*
+ * After the commit, or after a failure: whose row is there now, and what is
+ * still to be written.
+ */
+static void
+unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
+{
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	for (int i = 0; i < num_images; i++)
+	{
+		DlockRecord *record = images[i].record;
+
+		record->in_flight = false;
+		record->has_row = committed ? !images[i].over : images[i].had_row;
+		if (!committed)
+			continue;
+		pg_atomic_write_u64(&record->lsn, lsn);
+		pg_write_barrier();
+		pg_atomic_write_u64(&record->written, images[i].mark);
+		/* what is over stays, until it is finished */
+		if (record->marked == images[i].mark && !images[i].over)
+			dlock_journal_unmark(space, record);
+	}
+	LWLockRelease(&space->lease_lock);
+}
+
+static void
+note_removals(DlockSpace *space, XLogRecPtr lsn)
+{
+	for (int i = 0; i < num_images; i++)
+	{
+		DlockRecord *record = images[i].record;
+
+		if (images[i].over && images[i].had_row && !record->is_lease)
+			dlock_journal_note_removal(space,
+									   &dlock_record_ticket(record)->key, lsn);
+	}
+}
+
+/* The worker uses no record of the latest batch any more. */
+void
+dlock_writer_let_go(void)
+{
+	while (num_images > 0)
+		dlock_record_unref(images[--num_images].record);
+}
+
+/* What is over and has no row goes, and is not watched any more. */
+static void
+settle(DlockSpace *space, DlockRecord *record)
+{
+	if (!dlock_lease_settle(space, record))
+		return;
+	if (record->is_lease)
+		dlock_watch_remove((DlockLease *) record);
+	else if (dlock_lease_of(dlock_record_ticket(record))->single)
+		dlock_watch_remove(dlock_lease_of(dlock_record_ticket(record)));
+}
+
+/*
+ * After the attempt to write: what is over and has no row goes, and who waits
+ * for a record sees what has become of it.
+ */
+static void
+publish(DlockSpace *space, bool committed)
+{
+	for (int i = 0; i < num_images; i++)
+	{
+		DlockRecord *record = images[i].record;
+
+		/* what has become over meanwhile has been marked again */
+		if (images[i].over || !committed)
+			settle(space, record);
+		ConditionVariableBroadcast(&record->changed);
+	}
+	dlock_writer_let_go();
+}
+
+/* A record was written: from now on it is watched, if it is not over. */
+static void
+learn_of(DlockRecord *record, bool over, XLogRecPtr lsn)
+{
+	DlockLeaseTicket *ticket;
+	DlockLease *lease;
+
+	if (over)
+		return;
+	if (record->is_lease)
+	{
+		dlock_watch_add((DlockLease *) record);
+		return;
+	}
+	ticket = dlock_record_ticket(record);
+	lease = dlock_lease_of(ticket);
+	if (lease->single)
+		dlock_watch_add(lease);
+	dlock_grants_remember(ticket, lsn);
+}
+
+/*
+ * Write what is marked.  Returns how many records that were, -1 where the
+ * extension is gone.  Raises what PostgreSQL raises; nothing is written then,
+ * and all of it still marked.  Those who wait are told that, unless it was a
+ * lock that could not be had: the caller knows for how long.
+ */
+int
+dlock_writer_write(DlockSpace *space, int *dead)
+{
+	bool		is_there;
+	XLogRecPtr	lsn;
+	int			count;
+
+	if (images == NULL)
+		images = MemoryContextAlloc(TopMemoryContext, BATCH * sizeof(DlockImage));
+	dlock_writer_let_go();
+
+	PG_TRY();
+	{
+		is_there = dlock_rows_begin(space);
+		if (is_there)
+		{
+			copy_marked(space);
+			*dead += dlock_rows_write(images, num_images);
+			dlock_rows_commit();
+		}
+	}
+	PG_CATCH();
+	{
+		LWLockReleaseAll();
+		unmark(space, false, InvalidXLogRecPtr);
+		/* a lock that could not be had in time may be at the next attempt */
+		if (!dlock_error_is_lock(geterrcode()))
+			dlock_journal_fail(space, geterrcode());
+		publish(space, false);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	if (!is_there)
+	{
+		dlock_journal_fail(space, ERRCODE_UNDEFINED_OBJECT);
+		return -1;
+	}
+	lsn = XactLastCommitEnd;
+	count = num_images;
+	note_removals(space, lsn);
+	unmark(space, true, lsn);
+	for (int i = 0; i < count; i++)
+		learn_of(images[i].record, images[i].over, lsn);
+	publish(space, true);
+	return count;
+}
+
+/*
+ * What a worker begins with: what the worker before may have written, or not,
+ * counts as written.  That was at the head of the journal, and still is.
+ */
+void
+dlock_writer_begin(DlockSpace *space)
+{
+	dsa_pointer link;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	link = space->journal.head;
+	for (int i = 0; i < BATCH && DsaPointerIsValid(link); i++)
+	{
+		DlockRecord *record = dsa_get_address(dlock_area, link);
+
+		record->has_row |= record->in_flight;
+		record->in_flight = false;
+		link = record->link.next;
+	}
+	LWLockRelease(&space->lease_lock);
+}
+
+/*
+ * Once after each load: rows that stand for nothing go.  False where the
+ * extension is gone.
+ */
+bool
+dlock_writer_clear(DlockSpace *space)
+{
+	bool		left;
+
+	if (pg_atomic_read_u32(&space->cleared) != DLOCK_NOT_CLEARED)
+		return true;
+	if (!dlock_rows_begin(space))
+		return false;
+	left = dlock_rows_remove_foreign(space);
+	dlock_rows_commit();
+	pg_atomic_write_u32(&space->cleared,
+						left ? DLOCK_FOREIGN_LEFT : DLOCK_CLEARED);
+	return true;
+}
