@@ -12,8 +12,8 @@ after it; a lock that stays in a connection where it must not, or does not
 where it must; an UPDATE of the library's that the triggers misunderstand.
 
 Runs with SQLAlchemy 1.4 and 2.0, over psycopg2.  libpq's environment variables
-say where the server is; test/t/080_orm.pl sets them, and reads what is printed
-here.
+say where the server is; test/t/client_sqlalchemy.pl sets them, and reads what
+is printed here.
 """
 
 import os
