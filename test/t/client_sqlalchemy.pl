@@ -1,13 +1,13 @@
-# An application that uses an object-relational mapper: test/orm has what it
-# does, and says what would break it.  Here it gets a server, and each of its
-# tests is counted.
+# An application that uses an object-relational mapper: what it does, and what
+# would break it, stands in test/clients/test_sqlalchemy.py.  Here it gets a
+# server, and each of its tests is counted.
 
 use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -29,7 +29,7 @@ $ENV{PGPORT} = $node->port;
 $ENV{PGDATABASE} = 'postgres';
 
 my ($out, $err) =
-  run_command([ $python, "$FindBin::RealBin/../orm/test_sqlalchemy.py" ]);
+  run_command([ $python, "$FindBin::RealBin/../clients/test_sqlalchemy.py" ]);
 my $status = $?;
 
 foreach my $line (split /\n/, $out)

@@ -14,8 +14,8 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
 use Test::More;
 
 # Without WAL senders, no commit would wait.  And a waiter that nobody wakes must
@@ -49,12 +49,12 @@ sub commits_hang
 	$admin->query('SELECT pg_reload_conf()');
 
 	# The checkpointer brings it about, some time later.
-	DlockTest::poll(
+	Dlock::Test::poll(
 		"commits: $names",
 		sub {
 			$probe->start('BEGIN; SET LOCAL synchronous_commit = on; '
 				  . "SELECT pg_logical_emit_message(true, 'probe', ''); COMMIT");
-			DlockTest::poll('commit',
+			Dlock::Test::poll('commit',
 				sub { $probe->answered || hangs($probe) });
 			my $hung = !$probe->answered && hangs($probe);
 			$admin->query("SELECT pg_cancel_backend($probe->{pid})") if $hung;
@@ -110,7 +110,7 @@ sub hang_commit
 	$holder->query("BEGIN; SET LOCAL synchronous_commit = on; $statements; "
 		  . "INSERT INTO journal VALUES ('holder')");
 	$holder->start('COMMIT');
-	DlockTest::poll('the commit hangs', sub { hangs($holder) });
+	Dlock::Test::poll('the commit hangs', sub { hangs($holder) });
 	return;
 }
 
@@ -386,7 +386,7 @@ commits_hang(1);
 my $notifier = session($node);
 $notifier->start('BEGIN; SET LOCAL synchronous_commit = on; NOTIFY other; '
 	  . "SELECT pg_logical_emit_message(true, 'waits for a standby', ''); COMMIT");
-DlockTest::poll('NOTIFY hangs', sub { hangs($notifier) });
+Dlock::Test::poll('NOTIFY hangs', sub { hangs($notifier) });
 foreach my $test (sort keys %failures)
 {
 	lock_and_queue();

@@ -18,9 +18,9 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockLease;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
 use Test::More;
 
 # Commits wait for a standby where that is asked for.

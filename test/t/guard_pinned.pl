@@ -14,10 +14,10 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockDebugger;
-use DlockLease;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Debugger;
+use Dlock::Lease;
+use Dlock::Test;
 use Test::More;
 
 my $node = new_server('main',

@@ -13,15 +13,15 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockChecker;
-use DlockHistory qw(now);
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Checker;
+use Dlock::History qw(now);
+use Dlock::Test;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $history = DlockChecker->new($ENV{DLOCK_TEST_SEED} || 20250101);
+my $history = Dlock::Checker->new($ENV{DLOCK_TEST_SEED} || 20250101);
 my $primary = new_server(
 	'primary',
 	allows_streaming => 1,

@@ -21,8 +21,8 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;

@@ -14,10 +14,10 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockClock;
-use DlockLease;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Clock;
+use Dlock::Lease;
+use Dlock::Test;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;

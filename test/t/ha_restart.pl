@@ -11,8 +11,8 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
 use List::Util qw(max);
 use Test::More;
 

@@ -14,10 +14,10 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockChecker;
-use DlockHistory qw(now);
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Checker;
+use Dlock::History qw(now);
+use Dlock::Test;
 use Test::More;
 
 # Nobody but the worker and the clients moves the WAL on, so that a crash
@@ -31,7 +31,7 @@ wal_buffers = 16MB
 autovacuum = off
 log_statement = none
 });
-my $history = DlockChecker->new($ENV{DLOCK_TEST_SEED} || 20250101);
+my $history = Dlock::Checker->new($ENV{DLOCK_TEST_SEED} || 20250101);
 
 # Several rounds of each kind of crash; clients go on with what they have.
 sub rounds

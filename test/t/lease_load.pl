@@ -13,10 +13,10 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockLease;
-use DlockTest;
-use DlockWorker;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
 use Test::More;
 
 # Standbys can be waited for by those who ask for it.

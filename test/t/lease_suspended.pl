@@ -11,9 +11,9 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockClock;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Clock;
+use Dlock::Test;
 use Test::More;
 
 plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();

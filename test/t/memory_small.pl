@@ -12,7 +12,7 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
+use lib "$FindBin::RealBin/../perl";
 use Test::More;
 
 my $megabytes;
@@ -39,7 +39,7 @@ BEGIN
 	}
 }
 
-use DlockTest;
+use Dlock::Test;
 
 my $node = new_server('main',
 	conf => "dynamic_shared_memory_type = posix\nmax_parallel_workers = 4\n");

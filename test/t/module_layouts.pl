@@ -13,9 +13,9 @@ use warnings FATAL => 'all';
 
 use Cwd qw(abs_path);
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockTest;
-use DlockWorker;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Worker;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;

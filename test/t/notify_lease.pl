@@ -18,10 +18,10 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockLease;
-use DlockTest;
-use DlockWorker;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
 use Encode qw(decode);
 use JSON::PP qw(decode_json);
 use PostgreSQL::Test::Utils qw(slurp_file);

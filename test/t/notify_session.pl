@@ -15,9 +15,9 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockLease qw(stop_process continue_process);
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease qw(stop_process continue_process);
+use Dlock::Test;
 use Encode qw(encode);
 use JSON::PP qw(decode_json);
 use PostgreSQL::Test::Utils;

@@ -9,9 +9,9 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockTest;
-use DlockLease;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Lease;
 use PostgreSQL::Test::Utils;
 use Test::More;
 

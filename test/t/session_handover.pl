@@ -9,8 +9,8 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
 use Test::More;
 
 my $node = new_server('main', conf => "max_locks_per_transaction = 1000\n");

@@ -9,8 +9,8 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
 use Test::More;
 
 my $many = 100000;

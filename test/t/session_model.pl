@@ -1,5 +1,5 @@
 # Random programs of many sessions over few locks: whenever the server has come
-# to rest, it must agree with a simple model (DlockModel.pm) about who holds
+# to rest, it must agree with a simple model (Dlock::Model) about who holds
 # what, who waits where, and what each statement has returned.
 #
 # What would break it: almost any error in the queue, in the counting of
@@ -14,9 +14,9 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockModel;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Model;
+use Dlock::Test;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time usleep);
@@ -30,7 +30,7 @@ note "DLOCK_SEED=$seed DLOCK_STEPS=$steps";
 
 my $node = new_server('main',
 	conf => "deadlock_timeout = '1h'\nautovacuum = off\n");
-my $model = DlockModel->new(@names);
+my $model = Dlock::Model->new(@names);
 my %sessions = map { $_ => session($node) } @names;
 my $admin = session($node);
 my $killer = session($node);

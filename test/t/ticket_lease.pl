@@ -11,9 +11,9 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockLease;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
 use JSON::PP qw(decode_json);
 use PostgreSQL::Test::Utils;
 use Test::More;

@@ -13,9 +13,9 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockDebugger;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Debugger;
+use Dlock::Test;
 use Test::More;
 
 my $node = new_server('main');

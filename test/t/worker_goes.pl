@@ -11,10 +11,10 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockLease;
-use DlockTest;
-use DlockWorker;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
 use Test::More;
 
 my $node = new_server('main',

@@ -10,8 +10,8 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib $FindBin::RealBin;
-use DlockTest;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
 use Test::More;
 
 my $node = new_server('main', conf => 'autovacuum = off');

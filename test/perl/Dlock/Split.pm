@@ -3,7 +3,7 @@
 
 =head1 NAME
 
-DlockSplit - a primary that goes on beside its successor, cut off from it
+Dlock::Split - a primary that goes on beside its successor, cut off from it
 
 =head1 DESCRIPTION
 
@@ -17,7 +17,7 @@ somebody else, and acknowledges nothing that the successor does not have.
 
 =over
 
-=item DlockSplit->new($history, $load)
+=item Dlock::Split->new($history, $load)
 
 From now on, of the clients of this load.
 
@@ -37,13 +37,13 @@ After the end of both loads: was what the old primary has said true?
 
 =cut
 
-package DlockSplit;
+package Dlock::Split;
 
 use strict;
 use warnings FATAL => 'all';
 
-use DlockClient qw($ttl);
-use DlockHistory qw(is_durable now);
+use Dlock::Client qw($ttl);
+use Dlock::History qw(is_durable now);
 use Test::More;
 
 sub new
@@ -136,7 +136,7 @@ sub check
 				($row ? !$held && $op =~ /acquire|wait/ :
 					!$ticket && !$history->{leases}{$number}))
 			{
-				# what was told before is compared in DlockChecker
+				# what was told before is compared in Dlock::Checker
 				$history->problem("$call->{id}: $op gave $number, which the new "
 					  . 'primary has ' . ($row ? 'waiting' : 'not'));
 			}

@@ -3,7 +3,7 @@
 
 =head1 NAME
 
-DlockLease - what TAP tests of leases and announcements share
+Dlock::Lease - what TAP tests of leases and announcements share
 
 =head1 DESCRIPTION
 
@@ -52,12 +52,12 @@ Does this session's commit wait for a standby?
 
 =cut
 
-package DlockLease;
+package Dlock::Lease;
 
 use strict;
 use warnings FATAL => 'all';
 
-use DlockTest;
+use Dlock::Test;
 use Exporter 'import';
 use Test::More;
 

@@ -1,6 +1,6 @@
 
-# Send random calls of dlock's functions; for test/fuzz, which has started the
-# server.
+# Send random calls of dlock's functions; for test/fuzz/run, which has started
+# the server.
 #
 # There is a database for each kind of encoding, and in each of them some
 # sessions, which take random roles, begin, nest and abort transactions of any

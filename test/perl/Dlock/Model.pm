@@ -3,7 +3,7 @@
 
 =head1 NAME
 
-DlockModel - what locks must do, told as simply as possible
+Dlock::Model - what locks must do, told as simply as possible
 
 =head1 DESCRIPTION
 
@@ -17,7 +17,7 @@ A session's operation leaves its result in {result}: [ 'number', tickets ],
 
 =cut
 
-package DlockModel;
+package Dlock::Model;
 
 use strict;
 use warnings FATAL => 'all';

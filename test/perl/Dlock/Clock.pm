@@ -3,7 +3,7 @@
 
 =head1 NAME
 
-DlockClock - the clock of leases, in the hands of TAP tests
+Dlock::Clock - the clock of leases, in the hands of TAP tests
 
 =head1 DESCRIPTION
 
@@ -40,14 +40,14 @@ Wait until it has stopped there, and return true; or until the sub returns true.
 
 =cut
 
-package DlockClock;
+package Dlock::Clock;
 
 use strict;
 use warnings FATAL => 'all';
 
 use Config;
-use DlockLease qw(process_state);
-use DlockTest;
+use Dlock::Lease qw(process_state);
+use Dlock::Test;
 use Exporter 'import';
 use PostgreSQL::Test::Utils ();
 

@@ -3,11 +3,11 @@
 
 =head1 NAME
 
-DlockChecker - what the history of dlock's clients allows a server to have
+Dlock::Checker - what the history of dlock's clients allows a server to have
 
 =head1 DESCRIPTION
 
-The server is killed in the middle of a load, see DlockHistory.  What it has
+The server is killed in the middle of a load, see Dlock::History.  What it has
 after a restart, or what another server has that was promoted in its place, is
 then compared with the history.  These are the rules:
 
@@ -51,23 +51,23 @@ tickets grow.
 
 =cut
 
-package DlockChecker;
+package Dlock::Checker;
 
 use strict;
 use warnings FATAL => 'all';
 
-use parent 'DlockHistory';
+use parent 'Dlock::History';
 
-use DlockClient qw($slots $ttl);
-use DlockHistory qw($infinity closed_until is_durable now);
-use DlockTest;
+use Dlock::Client qw($slots $ttl);
+use Dlock::History qw($infinity closed_until is_durable now);
+use Dlock::Test;
 use Test::More;
 
 =pod
 
 =head1 METHODS
 
-Beside those of a DlockHistory, which this is:
+Beside those of a Dlock::History, which this is:
 
 =over
 

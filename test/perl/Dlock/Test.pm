@@ -3,17 +3,17 @@
 
 =head1 NAME
 
-DlockTest - servers and sessions for dlock's TAP tests
+Dlock::Test - servers and sessions for dlock's TAP tests
 
 =head1 DESCRIPTION
 
 PostgreSQL::Test::Cluster brings the servers.  A test of locks also needs
 sessions that are left waiting while others go on, and that die on the way;
-that is DlockTest::Session here.
+that is Dlock::Test::Session here.
 
 =cut
 
-package DlockTest;
+package Dlock::Test;
 
 use strict;
 use warnings FATAL => 'all';
@@ -69,14 +69,14 @@ sub poll
 {
 	my ($what, $sub) = @_;
 
-	DlockTest::Error->none_unseen($what);
+	Dlock::Test::Error->none_unseen($what);
 	for (1 .. 100 * $PostgreSQL::Test::Utils::timeout_default)
 	{
-		my $errors = DlockTest::Error->count;
+		my $errors = Dlock::Test::Error->count;
 
 		return 1 if $sub->();
-		die "$what: " . DlockTest::Error->last
-		  if DlockTest::Error->count > $errors;
+		die "$what: " . Dlock::Test::Error->last
+		  if Dlock::Test::Error->count > $errors;
 		usleep(10_000);
 	}
 	die "timed out waiting: $what";
@@ -202,12 +202,12 @@ sub backends_gone
 
 sub session
 {
-	return DlockTest::Session->new(@_);
+	return Dlock::Test::Session->new(@_);
 }
 
 # A session's answer that has an error in it: a string like others, but poll()
 # knows of it, and whether anyone has read it.
-package DlockTest::Error;
+package Dlock::Test::Error;
 
 use Scalar::Util qw(refaddr);
 
@@ -256,7 +256,7 @@ sub DESTROY
 	return;
 }
 
-package DlockTest::Session;
+package Dlock::Test::Session;
 
 use IPC::Run;
 
@@ -374,9 +374,9 @@ sub answer
 	$answer //= '';
 	chomp $answer;
 	$answer = $self->_take_notifications($answer);
-	return $answer unless DlockTest::Error->is_in($answer);
+	return $answer unless Dlock::Test::Error->is_in($answer);
 	die "unexpected: $answer\n" unless defined wantarray;
-	return DlockTest::Error->new($answer);
+	return Dlock::Test::Error->new($answer);
 }
 
 # psql shows notifications behind the result that they came with.
@@ -406,7 +406,7 @@ sub announcements
 	my ($self, $count) = @_;
 	my $come = $self->{announcements} //= [];
 
-	DlockTest::poll("$count announcements",
+	Dlock::Test::poll("$count announcements",
 		sub { $self->query('SELECT 1'); @$come >= $count });
 	delete $self->{announcements};
 	return @$come;
@@ -433,7 +433,7 @@ sub wait_for
 {
 	my ($self, $sql) = @_;
 
-	return DlockTest::poll($sql, sub { $self->query($sql) eq 't' });
+	return Dlock::Test::poll($sql, sub { $self->query($sql) eq 't' });
 }
 
 sub until_waits

@@ -1,7 +1,7 @@
 # Clients use all of dlock at once, and are hurt at random moments; servers
 # die, and are followed by their standbys; the disk fills up, and the clock
-# jumps.  What clients were told stays true: see DlockChecker.pm and
-# DlockTorture.pm for the rules, and test/torture for how to run this.
+# jumps.  What clients were told stays true: see Dlock::Checker and
+# Dlock::Torture for the rules, and test/torture/run for how to run this.
 #
 # A run is made of series, each with a history of its own, and a series of
 # rounds.  In a round clients are hurt for some seconds, then the server dies
@@ -17,11 +17,11 @@ use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
-use lib "$FindBin::RealBin/t";
-use DlockHistory qw(now);
-use DlockNetwork;
-use DlockTest;
-use DlockTorture;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::History qw(now);
+use Dlock::Network;
+use Dlock::Test;
+use Dlock::Torture;
 use File::Path;
 use IPC::Run;
 use List::Util qw(shuffle sum);
@@ -126,14 +126,14 @@ sub new_primary
 	$node->append_conf('postgresql.conf', $conf . ($params{conf} // ''));
 	if ($params{network})
 	{
-		$network = DlockNetwork->new($params{network}, $node);
+		$network = Dlock::Network->new($params{network}, $node);
 	}
 	else
 	{
 		start($node);
 	}
 	$node->safe_psql('postgres', 'CREATE EXTENSION dlock');
-	DlockTorture::prepare($node);
+	Dlock::Torture::prepare($node);
 	return $node;
 }
 
@@ -585,7 +585,7 @@ sub series
 	my ($series, $rounds, @ends) = @_;
 	my @left;
 
-	$history = DlockTorture->new($seed + $series - 1, $clients);
+	$history = Dlock::Torture->new($seed + $series - 1, $clients);
 	if ($network)
 	{
 		$history->{quorum} = $history->{apart} = 1;

@@ -3,7 +3,7 @@
 
 =head1 NAME
 
-DlockLoad - clients of dlock, each in a process of its own
+Dlock::Load - clients of dlock, each in a process of its own
 
 =head1 DESCRIPTION
 
@@ -14,7 +14,7 @@ many answers there were, and who gets none.
 
 =over
 
-=item DlockLoad->new($history, $node, $numbers, %options)
+=item Dlock::Load->new($history, $node, $numbers, %options)
 
 Starts these clients.  With off => $percent so many of their calls are made
 with synchronous_commit = off.
@@ -45,12 +45,12 @@ called until all are gone where only some are to.
 
 =cut
 
-package DlockLoad;
+package Dlock::Load;
 
 use strict;
 use warnings FATAL => 'all';
 
-use DlockTest;
+use Dlock::Test;
 use IO::Select;
 use POSIX ();
 use PostgreSQL::Test::Utils;

@@ -3,7 +3,7 @@
 
 =head1 NAME
 
-DlockWorker - the worker of dlock, found and stopped by TAP tests
+Dlock::Worker - the worker of dlock, found and stopped by TAP tests
 
 =head1 DESCRIPTION
 
@@ -33,13 +33,13 @@ Lets it go on.  Whatever is still stopped at the end of the test goes on then.
 
 =cut
 
-package DlockWorker;
+package Dlock::Worker;
 
 use strict;
 use warnings FATAL => 'all';
 
-use DlockLease qw(stop_while continue_process);
-use DlockTest;
+use Dlock::Lease qw(stop_while continue_process);
+use Dlock::Test;
 use Exporter 'import';
 
 our @EXPORT = qw(worker no_worker freeze thaw);

@@ -3,7 +3,7 @@
 
 =head1 NAME
 
-DlockDebugger - a debugger in the hands of TAP tests
+Dlock::Debugger - a debugger in the hands of TAP tests
 
 =head1 DESCRIPTION
 
@@ -29,12 +29,12 @@ called again, that lets it go on.
 
 =cut
 
-package DlockDebugger;
+package Dlock::Debugger;
 
 use strict;
 use warnings FATAL => 'all';
 
-use DlockTest;
+use Dlock::Test;
 use Exporter 'import';
 use IPC::Run;
 use PostgreSQL::Test::Utils;

@@ -3,27 +3,27 @@
 
 =head1 NAME
 
-DlockHistory - what clients of dlock have asked, and what they were told
+Dlock::History - what clients of dlock have asked, and what they were told
 
 =head1 DESCRIPTION
 
-Each client, see DlockClient, writes down what it is about to ask, and then what
-it was told, both with the time.  So the history is known as well as any client
+Each client, see Dlock::Client, writes down what it is about to ask, and then
+what it was told, both with the time.  So the history is known as well as any client
 can know it: a call took effect somewhere between its two lines, if it has both.
 
 What follows from that of each ticket and lease is gathered here: who was given
 it, when it is sure to be held or open, and who has begun to end it.  What a
-server must have then is another matter, see DlockChecker.
+server must have then is another matter, see Dlock::Checker.
 
 =cut
 
-package DlockHistory;
+package Dlock::History;
 
 use strict;
 use warnings FATAL => 'all';
 
-use DlockClient;
-use DlockLoad;
+use Dlock::Client;
+use Dlock::Load;
 use Exporter 'import';
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -39,7 +39,7 @@ our $infinity = 9**9**9;
 
 =over
 
-=item DlockHistory->new($seed)
+=item Dlock::History->new($seed)
 
 A history, with nothing in it.  Whatever is chosen at random depends on the
 seed alone, and on what the server answers.
@@ -80,7 +80,7 @@ $sub this sub is called when so many have been answered.
 
 =item $history->start_clients($node, $numbers, %options)
 
-The first step of it: returns a DlockLoad.
+The first step of it: returns a Dlock::Load.
 
 =item $history->read_calls($load)
 
@@ -110,7 +110,7 @@ sub start_clients
 	my ($self, $node, $numbers, %options) = @_;
 
 	$self->{round}++;
-	return DlockLoad->new($self, $node, $numbers, %options);
+	return Dlock::Load->new($self, $node, $numbers, %options);
 }
 
 # The client of this number, in its own process
@@ -118,7 +118,7 @@ sub client
 {
 	my ($self, $load, $number) = @_;
 
-	return DlockClient->new($self, $load, $number);
+	return Dlock::Client->new($self, $load, $number);
 }
 
 # What this client had when its last session ended, as far as is known now

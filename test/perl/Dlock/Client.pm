@@ -3,7 +3,7 @@
 
 =head1 NAME
 
-DlockClient - a client of dlock that asks for all there is, at random
+Dlock::Client - a client of dlock that asks for all there is, at random
 
 =head1 DESCRIPTION
 
@@ -22,7 +22,7 @@ none of these, though the session lives, is put down as "odd".
 
 =over
 
-=item DlockClient->new($history, $load, $number)
+=item Dlock::Client->new($history, $load, $number)
 
 =item $client->run
 
@@ -44,12 +44,12 @@ Does something that is chosen at random.  False when the session has ended.
 
 =cut
 
-package DlockClient;
+package Dlock::Client;
 
 use strict;
 use warnings FATAL => 'all';
 
-use DlockTest ();
+use Dlock::Test ();
 use Exporter 'import';
 use Time::HiRes qw(clock_gettime CLOCK_MONOTONIC);
 
@@ -102,7 +102,7 @@ sub connect
 {
 	my ($self) = @_;
 
-	$self->{session} = DlockTest::session($self->{node}, 'postgres',
+	$self->{session} = Dlock::Test::session($self->{node}, 'postgres',
 		"application_name=client_$self->{client}");
 	$self->{session}->may_end;
 	$self->{session_holds} = {};    # name => 1

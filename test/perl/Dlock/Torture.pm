@@ -3,11 +3,11 @@
 
 =head1 NAME
 
-DlockTorture - DlockChecker's rules, for clients that are hurt
+Dlock::Torture - Dlock::Checker's rules, for clients that are hurt
 
 =head1 DESCRIPTION
 
-The clients are those of DlockTortureClient, whose sessions also end before the
+The clients are those of Dlock::TortureClient, whose sessions also end before the
 server does, and whose calls are cancelled.  Added to the rules:
 
 =over
@@ -30,7 +30,7 @@ known to hold, unless it is released or the session ends before.
 =item *
 
 While standbys count for a lease, nothing is known of how long it lives.  What a
-primary that was cut off from them may say of it then, see DlockSplit.
+primary that was cut off from them may say of it then, see Dlock::Split.
 
 =item *
 
@@ -45,28 +45,28 @@ Each client gets an answer again, once all stopped processes go on.
 
 =cut
 
-package DlockTorture;
+package Dlock::Torture;
 
 use strict;
 use warnings FATAL => 'all';
 
-use parent 'DlockChecker';
+use parent 'Dlock::Checker';
 
-use DlockHistory qw(is_durable now);
-use DlockSplit;
-use DlockTest;
-use DlockTortureClient qw(@blocking $ends);
+use Dlock::History qw(is_durable now);
+use Dlock::Split;
+use Dlock::Test;
+use Dlock::TortureClient qw(@blocking $ends);
 use PostgreSQL::Test::Utils;
 
 =pod
 
 =head1 METHODS
 
-Beside those of a DlockChecker, which this is:
+Beside those of a Dlock::Checker, which this is:
 
 =over
 
-=item DlockTorture->new($seed, $clients)
+=item Dlock::Torture->new($seed, $clients)
 
 What is in the object to be changed: {levels}, which clients choose their
 synchronous_commit from, {shorts}, the seconds after which leases run out,
@@ -96,12 +96,12 @@ sub client
 {
 	my ($self, $load, $number) = @_;
 
-	return DlockTortureClient->new($self, $load, $number);
+	return Dlock::TortureClient->new($self, $load, $number);
 }
 
 =pod
 
-=item DlockTorture::prepare($node)
+=item Dlock::Torture::prepare($node)
 
 Makes the table of the guarded writes.
 
@@ -207,7 +207,7 @@ sub fail_over
 {
 	my ($self, $load) = @_;
 
-	$self->{split} = DlockSplit->new($self, $load);
+	$self->{split} = Dlock::Split->new($self, $load);
 	return;
 }
 

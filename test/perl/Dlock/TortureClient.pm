@@ -3,11 +3,11 @@
 
 =head1 NAME
 
-DlockTortureClient - a client of dlock that is hurt, and goes on
+Dlock::TortureClient - a client of dlock that is hurt, and goes on
 
 =head1 DESCRIPTION
 
-A DlockClient's session lives until the server dies.  Here sessions also end
+A Dlock::Client's session lives until the server dies.  Here sessions also end
 before, and calls are cancelled.  A client that has lost its session waits until
 its backend is gone, connects again, and looks up what became of the call that
 it has had no answer to.  It puts down until when the session was there, for
@@ -26,15 +26,15 @@ from its standbys, to see what that server still grants.
 
 =cut
 
-package DlockTortureClient;
+package Dlock::TortureClient;
 
 use strict;
 use warnings FATAL => 'all';
 
-use parent 'DlockClient';
+use parent 'Dlock::Client';
 
-use DlockClient qw(choose is_number percent shape);
-use DlockTest ();
+use Dlock::Client qw(choose is_number percent shape);
+use Dlock::Test ();
 use PostgreSQL::Test::Utils ();
 use Time::HiRes qw(clock_gettime usleep CLOCK_MONOTONIC);
 
@@ -91,7 +91,7 @@ sub run
 		$self->note_down('lost', clock_gettime(CLOCK_MONOTONIC),
 			$self->{client}, $self->{last_alive});
 		last if $self->is_over;
-		DlockTest::poll('backend is gone',
+		Dlock::Test::poll('backend is gone',
 			sub { !kill(0, $self->{session}{pid}) || $self->is_over });
 	}
 	return;

@@ -3,13 +3,13 @@
 
 =head1 NAME
 
-DlockNetwork - three servers, each in a network of its own, and the links
+Dlock::Network - three servers, each in a network of its own, and the links
 between them
 
 =head1 DESCRIPTION
 
-test/torture makes three network namespaces, PREFIX-0 to PREFIX-2, each pair of
-them with a link of its own, and removes them at the end.  A server in one of
+test/torture/run makes three network namespaces, PREFIX-0 to PREFIX-2, each pair
+of them with a link of its own, and removes them at the end.  A server in one of
 them, its I<place>, reaches the others over these links alone.  Clients use Unix
 sockets, which are of no network, and so reach every server at any time.
 
@@ -21,7 +21,7 @@ that is broken.  Connections go on once it is healed, by sending it all again.
 
 =over
 
-=item DlockNetwork->new($prefix, $node)
+=item Dlock::Network->new($prefix, $node)
 
 The node has been made, and not been started: it is the primary, at place 0.
 
@@ -55,7 +55,7 @@ What is sent in this direction is lost, or is not any more.
 
 =cut
 
-package DlockNetwork;
+package Dlock::Network;
 
 use strict;
 use warnings FATAL => 'all';
