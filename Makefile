@@ -130,7 +130,6 @@ TAP = \
 	ticket_lease \
 	ticket_long_queue \
 	ticket_repeat \
-	ticket_same_request \
 	notify_session \
 	notify_lease \
 	notify_turn \
@@ -146,8 +145,10 @@ TAP = \
 	lease_promise \
 	lease_gone \
 	lease_tables \
+	lease_databases \
 	worker_failures \
 	worker_start \
+	worker_none \
 	worker_deaths \
 	worker_held_up \
 	worker_goes \
@@ -170,7 +171,6 @@ TAP = \
 	ha_reset \
 	module_databases \
 	module_dump \
-	module_restore \
 	module_update \
 	module_layouts \
 	module_dropped \

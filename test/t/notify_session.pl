@@ -17,6 +17,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Lease qw(stop_process continue_process);
+use Dlock::Lease qw(:DEFAULT enqueue);
 use Dlock::Test;
 use Encode qw(encode);
 use JSON::PP qw(decode_json);
@@ -34,34 +35,6 @@ restart_after_crash = on
 my $admin = session($node);
 
 $node->safe_psql('postgres', 'CREATE TABLE t (n integer)');
-
-sub announcement
-{
-	my ($event, $name, $ticket) = @_;
-
-	return qq({"event":"$event","lock":"$name","ticket":$ticket});
-}
-
-sub enqueue
-{
-	my ($session, $name, $options) = @_;
-	my $ticket = $session->query(
-		"SELECT dlock_enqueue('$name'" . ($options // '') . ')');
-
-	die "no ticket: $ticket" unless $ticket =~ /^\d+$/;
-	return $ticket;
-}
-
-# told($session, $test, @announcements): these have come next, and no other
-sub told
-{
-	my ($session, $test, @announcements) = @_;
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-	return is(
-		join("\n", $session->announcements(scalar(@announcements))),
-		join("\n", @announcements), $test);
-}
 
 # Nothing has come, nor is anything on its way: by a lock that the sender
 # enqueues for, and announces on the channel that the listener listens on.

@@ -13,6 +13,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease qw(announcement enqueue);
 use Dlock::Test;
 use Test::More;
 
@@ -22,23 +23,6 @@ my $admin = session($node);
 my $looks = "SET deadlock_timeout = '10ms'";
 
 $node->safe_psql('postgres', 'CREATE TABLE t AS SELECT 0 AS n');
-
-sub granted
-{
-	my ($name, $ticket) = @_;
-
-	return qq({"event":"granted","lock":"$name","ticket":$ticket});
-}
-
-sub enqueue
-{
-	my ($session, $name, $options) = @_;
-	my $ticket = $session->query(
-		"SELECT dlock_enqueue('$name'" . ($options // '') . ')');
-
-	die "no ticket: $ticket" unless $ticket =~ /^\d+$/;
-	return $ticket;
-}
 
 # Wait until the sessions sleep: one that has enqueued is in the queue before
 # it waits.
@@ -90,7 +74,7 @@ sub nothing_left
 	push @announced, $many->announcements(1);
 	is_deeply(
 		[ sort @announced ],
-		[ sort map { granted($tickets{$_}, $_) } keys %tickets ],
+		[ sort map { announcement('granted', $tickets{$_}, $_) } keys %tickets ],
 		'each grant is announced once');
 	is( $many->query(
 			'SELECT count(*) FROM dlock_locks WHERE dlock_wait(ticket)'),
@@ -160,7 +144,7 @@ while (my ($how, $end) = splice(@ways, 0, 2))
 		foreach my $i (0 .. 2)
 		{
 			is(join("\n", $sessions[$i]->announcements(1)),
-				granted('lock', $tickets[$i]), "$where: the next is told");
+				announcement('granted', 'lock', $tickets[$i]), "$where: the next is told");
 			is($sessions[$i]->query("SELECT dlock_wait($tickets[$i], '0')"),
 				't', "$where: and has it");
 			$sessions[$i]->quit;
@@ -202,7 +186,7 @@ while (my ($how, $end) = splice(@ways, 0, 2))
 	$sessions[1]->quit;
 	is($sessions[2]->answer, 't', 'and the last');
 	is(join("\n", $sessions[2]->announcements(1)),
-		granted('lock', $tickets[1]), 'who is told, too');
+		announcement('granted', 'lock', $tickets[1]), 'who is told, too');
 	$_->quit foreach $holder, @sessions;
 	nothing_left('dlock_wait');
 }

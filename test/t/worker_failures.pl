@@ -1,15 +1,11 @@
-# The worker of a database can fail, stop and die at any moment, and settings
-# that were made for others do not concern it.  What a lease call was answered
-# for is kept; a call that could not be answered has left nothing behind; and
-# session and transaction scope go on without a worker.
+# The worker of a database can fail, stop and die at any moment.  What a lease
+# call was answered for is kept; a call that could not be answered has left
+# nothing behind; and session and transaction scope go on meanwhile.
 #
-# What would break it: a mark in the journal that is lost with the worker, or
-# by a shutdown; a
-# call that waits for a worker that cannot come; a ticket, or a name, that
-# stays behind where the wait for its row was cut short; a hand-over before
-# the removal of a row is written; a worker that takes on a database's or a
-# role's settings, that stays when nothing is left to do, or that looks for
-# its tables where they were.
+# What would break it: a mark in the journal that is lost with the worker, or by
+# a shutdown; a ticket, or a name, that stays behind where the wait for its row
+# was cut short; a hand-over before the removal of a row is written; a worker
+# that stays when nothing is left to do.
 
 use strict;
 use warnings FATAL => 'all';
@@ -26,29 +22,6 @@ use Test::More;
 my $node = new_server('main');
 my $client = session($node);
 my $admin = session($node);
-
-# Session and transaction scope, on a name of their own
-sub others_go_on
-{
-	my ($session, $what) = @_;
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-	return is(
-		$session->query(
-			"SELECT dlock_acquire('other') > 0, dlock_release('other'), "
-			  . "dlock_xact_acquire('other') > 0"),
-		't|t|t',
-		"$what: session and transaction scope go on");
-}
-
-# Is the name free, so that session scope gets it at once?
-sub is_free
-{
-	my ($session, $name) = @_;
-
-	return $session->query("SELECT dlock_try_acquire('$name') IS NOT NULL "
-		  . "AND dlock_release('$name')") eq 't';
-}
 
 #
 # The worker ends, and the next one goes on
@@ -284,179 +257,12 @@ $node->safe_psql('closed', 'CREATE EXTENSION dlock');
 }
 
 #
-# Settings of the database and of the role
-#
-my $superuser = $admin->query('SELECT rolname FROM pg_roles WHERE oid = 10');
-$admin->query(q{CREATE ROLE owner; CREATE SCHEMA evil;
-	GRANT USAGE ON SCHEMA public TO owner});
-foreach my $setting (
-	'default_transaction_read_only = on',
-	'default_transaction_isolation = serializable',
-	'default_transaction_deferrable = on',
-	'search_path = evil',
-	'synchronous_commit = remote_apply',
-	'lock_timeout = 1',
-	'statement_timeout = 1',
-	'row_security = on',
-	'session_replication_role = replica',
-	'vacuum_cost_delay = 100',
-	'enable_indexscan = off')
-{
-	$admin->query("ALTER $_ SET $setting")
-	  foreach 'DATABASE postgres', "ROLE $superuser",
-	  "ROLE $superuser IN DATABASE postgres";
-}
-
-# a standby that does not exist, to be waited for; the tables are another
-# role's, which their policies let see nothing
-$admin->query('SET synchronous_commit = local');
-$admin->query('ALTER TABLE dlock_queue OWNER TO owner;'
-	  . 'ALTER TABLE dlock_queue_lease OWNER TO owner;'
-	  . 'ALTER TABLE dlock_queue ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;'
-	  . 'ALTER TABLE dlock_queue_lease ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;'
-	  . q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
-$node->reload;
-$admin->wait_for(q{SELECT setting = 'nobody' FROM pg_settings
-	WHERE name = 'synchronous_standby_names'});
-$client->query('SET synchronous_commit = local');
-$lease = $client->query("SELECT dlock_lease_open('10min')");
-like($lease, qr/^\d+$/, 'a worker with all these settings opens leases');
-grows(
-	'grants',
-	$client->query("SELECT dlock_lease_acquire('a', $lease)"),
-	$client->query("SELECT dlock_ttl_acquire('b', '1s')"),
-	$client->query("SELECT dlock_lease_enqueue('b', $lease)"));
-$client->wait_for(
-	"SELECT count(*) = 2 FROM dlock_queue WHERE granted AND lease = $lease");
-pass('expires and hands on');
-is($client->query("SELECT dlock_lease_close($lease)"), '2', 'closes');
-$client->wait_for('SELECT count(*) = 0 FROM dlock_queue');
-pass('and removes');
-
-# the same for the load at a start
-$lease = $client->query("SELECT dlock_lease_open('10min')");
-$fence = $client->query("SELECT dlock_lease_acquire('a', $lease)");
-$_->quit foreach $client, $admin, $next;
-$node->restart;
-my $free = '-c statement_timeout=0 -c lock_timeout=0 -c search_path=public '
-  . '-c synchronous_commit=local';
-$client = session($node, 'postgres', "options='$free'");
-$admin = session($node, 'postgres',
-	"options='$free -c default_transaction_read_only=off'");
-is($client->query("SELECT dlock_check('a', $fence)"),
-	't', 'a session with all these settings loads the tables');
-is($client->query("SELECT dlock_lease_close($lease)"), '1', 'and closes');
-$admin->query("ALTER $_ RESET ALL")
-  foreach 'DATABASE postgres', "ROLE $superuser",
-  "ROLE $superuser IN DATABASE postgres";
-$admin->query("ALTER TABLE $_ OWNER TO \"$superuser\"; "
-	  . "ALTER TABLE $_ DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY")
-  foreach 'dlock_queue', 'dlock_queue_lease';
-$admin->query('ALTER SYSTEM RESET synchronous_standby_names');
-$node->reload;
-no_worker($admin);
-$_->quit foreach $client, $admin;
-$client = session($node);
-$admin = session($node);
-
-#
-# The extension goes, comes back, and moves
-#
-$lease = $client->query("SELECT dlock_lease_open('10min')");
-$fence = $client->query("SELECT dlock_lease_acquire('held', $lease)");
-$admin->query('BEGIN; DROP EXTENSION dlock; ROLLBACK');
-is($client->query("SELECT dlock_check('held', $fence), dlock_renew($lease)"),
-	't|1', 'a DROP EXTENSION that is rolled back changes nothing');
-like($client->query("SELECT dlock_lease_acquire('more', $lease)"),
-	qr/^\d+$/, 'the worker goes on');
-
-$admin->query('CREATE SCHEMA elsewhere; '
-	  . 'ALTER EXTENSION dlock SET SCHEMA elsewhere');
-$client->query('SET search_path = elsewhere');
-is($client->query("SELECT dlock_check('held', $fence), dlock_renew($lease)"),
-	't|2', 'leases stay where the extension moves');
-like($client->query("SELECT dlock_lease_acquire('moved', $lease)"),
-	qr/^\d+$/, 'the worker finds its tables');
-is( $client->query('SELECT count(*) FROM elsewhere.dlock_queue'),
-	'3', 'and writes there');
-
-# Dropped: the leases are gone, and nobody waits for them any more.
-my $short =
-  $client->query("SELECT dlock_ttl_acquire('short', '1s', timeout => '0')");
-like($short, qr/^\d+$/, 'a short lease');
-$next = session($node);
-$next->query('SET search_path = elsewhere');
-$next->start("SELECT dlock_acquire('held') > 0");
-$client->wait_for("SELECT count(*) = 1 FROM dlock_locks "
-	  . "WHERE pid = $next->{pid} AND NOT granted");
-$worker = worker($admin);
-$admin->query('DROP EXTENSION dlock; CREATE EXTENSION dlock');
-$client->query('RESET search_path');
-is( $client->query(
-		'SELECT (SELECT count(*) FROM dlock_locks), '
-		  . '(SELECT count(*) FROM dlock_leases), '
-		  . '(SELECT count(*) FROM dlock_queue)'),
-	'0|0|0',
-	'DROP and CREATE EXTENSION with leases: a new one starts empty');
-is($client->query("SELECT dlock_renew($lease) IS NULL"),
-	't', 'old leases are gone');
-grows('fences grow', $fence,
-	$client->query("SELECT dlock_ttl_acquire('held', '10min')"));
-like($next->answer, qr/55L01: lock "held" is gone/,
-	'who waited for an old lease waits no more');
-backends_gone($worker);
-pass('its worker goes');
-$next->quit;
-
-#
-# Databases come and go
-#
-$client->quit;
-$node->safe_psql('postgres', 'CREATE DATABASE a');
-$node->safe_psql('a', 'CREATE EXTENSION dlock');
-$fence = $node->safe_psql('a', "SELECT dlock_ttl_acquire('lock', '10min')");
-is($node->safe_psql('postgres', 'DROP DATABASE a WITH (FORCE)'),
-	'', 'DROP DATABASE WITH (FORCE) takes leases along');
-$node->safe_psql('postgres', 'CREATE DATABASE a');
-$node->safe_psql('a', 'CREATE EXTENSION dlock');
-is($node->safe_psql('a', 'SELECT count(*) FROM dlock_locks'),
-	'0', 'a database of the same name has none');
-is($node->safe_psql('a', "SELECT dlock_lease_close(dlock_lease_open('10min'))"),
-	'0', 'a lease comes and goes');
-$client = session($node, 'a');
-no_worker($client);
-$client->quit;
-is($node->safe_psql('postgres', 'DROP DATABASE a'),
-	'', 'without a lease the worker is not in the way of DROP DATABASE');
-
-# A template must not be in use, and a worker is a user: so a copy with rows
-# is one made before the first call after a restart.
-$node->safe_psql('postgres', 'CREATE DATABASE original');
-$node->safe_psql('original', 'CREATE EXTENSION dlock');
-$fence =
-  $node->safe_psql('original', "SELECT dlock_ttl_acquire('lock', '10min')");
-$admin->quit;
-$node->restart;
-$node->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE original');
-is($node->safe_psql('copy', 'SELECT count(*) FROM dlock_queue'),
-	'1', 'a row came with the copy of a database');
-is( $node->safe_psql('copy', q{SELECT count(*) FROM dlock_locks}),
-	'0', 'which has no locks');
-is($node->safe_psql('copy', "SELECT dlock_check('lock', $fence)"),
-	'f', 'the fence is not one here');
-grows('fences grow', $fence,
-	$node->safe_psql('copy',
-		"SELECT dlock_try_ttl_acquire('lock', '10min')"));
-is($node->safe_psql('copy', 'SELECT count(*) FROM dlock_queue'),
-	'1', 'the row that came with it is discarded');
-is($node->safe_psql('original', "SELECT dlock_check('lock', $fence)"),
-	't', 'the original holds');
-
-#
 # A shutdown that comes before the worker has written: it writes then, and a
 # release is not undone.
 #
-$client = session($node, 'original');
+$lease = $client->query("SELECT dlock_lease_open('10min')");
+$fence = $client->query("SELECT dlock_lease_acquire('held', $lease)");
+$_->quit foreach $admin, $next;
 my $released = $client->query("SELECT dlock_ttl_acquire('released', '10min')");
 $worker = freeze($client);
 is($client->query("SELECT dlock_release_ticket($released)"),
@@ -470,59 +276,10 @@ $shutdown->finish;
 $client->vanish;
 $node->_update_pid(0);
 $node->start;
-is( $node->safe_psql('original',
-		"SELECT dlock_check('lock', $fence), dlock_check('released', $released)"),
+is( $node->safe_psql('postgres',
+		"SELECT dlock_check('held', $fence), dlock_check('released', $released)"),
 	't|f',
 	'shutdown: and stays so');
-
-#
-# No slot for a worker
-#
-$client = session($node, 'original');
-$lease = $client->query("SELECT dlock_lease_open('10min')");
-$fence = $client->query("SELECT dlock_lease_acquire('held', $lease)");
-$short = $client->query("SELECT dlock_ttl_acquire('short', '10min')");
-$client->quit;
-$node->append_conf('postgresql.conf', 'max_worker_processes = 0');
-$node->restart;
-$client = session($node, 'original');
-# It is short from the first call on, so that it cannot run out before.
-$client->query("UPDATE dlock_queue SET ttl = '1s' WHERE ticket = $short");
-is($client->query("SELECT dlock_try_acquire('held') IS NULL"),
-	't', 'no worker slot: a name that a lease holds is closed');
-is( $client->query(
-		"SELECT dlock_check('held', $fence), dlock_renew($lease)"),
-	't|1',
-	'and the lease has it');
-foreach my $call (
-	"dlock_lease_open('10min', info => 'new')",
-	"dlock_lease_open('10min', attach => true, info => 'new')",
-	"dlock_lease_acquire('new', $lease)",
-	"dlock_lease_enqueue('new', $lease)",
-	"dlock_ttl_acquire('new', '10min')",
-	"dlock_try_ttl_acquire('new', '10min')",
-	"dlock_ttl_enqueue('new', '10min')",
-	"dlock_lease_acquire_all('{new, new 2}', $lease)")
-{
-	like(
-		$client->query("SELECT $call"),
-		qr/53400: could not start the worker.*DETAIL: .*HINT: /s,
-		"no worker slot: $call fails");
-	is( $client->query(
-			q{SELECT (SELECT count(*) FROM dlock_locks WHERE name LIKE 'new%'),
-					 (SELECT count(*) FROM dlock_leases WHERE info = 'new')}),
-		'0|0',
-		'... leaves nothing');
-	ok(is_free($client, 'new') && is_free($client, 'new 2'),
-		'... and the names free');
-}
-is($client->query("SELECT dlock_lease_acquire('held', $lease)"),
-	$fence, 'what the lease has already needs no worker');
-others_go_on($client, 'no worker slot');
-$client->wait_for("SELECT NOT dlock_check('short', $short)");
-is($client->query("SELECT dlock_try_acquire('short') IS NULL"),
-	't', 'a name stays closed where nobody can write that its lease ran out');
-$client->quit;
 
 #
 # Disk full.  A limit on the size of files does what a full disk does, and

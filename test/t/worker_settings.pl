@@ -1,7 +1,7 @@
 # The settings of a database and of a role are for those who connect to it, and
 # not for the processes of dlock.  Whatever is set there: leases are opened,
 # written, expire and are handed on, announcements are sent, the tables are
-# vacuumed, and an error does not end a process.
+# vacuumed and loaded, and an error does not end a process.
 #
 # What would break it: a setting that a process takes on with its connection, as
 # all of them do with the database's and the superuser's.
@@ -121,6 +121,53 @@ foreach my $place (@places)
 		WHERE backend_type LIKE 'dlock %'});
 }
 
-$admin->quit;
+#
+# At all places, while the tables are another role's, which their policies let
+# see nothing, and a commit that does as it is told would wait for a standby
+#
+my $rights = 'ROW LEVEL SECURITY';
+my $client = session($node, 'test', "options='$free'");
+$admin->query('CREATE ROLE owner');
+$client->query('GRANT USAGE ON SCHEMA public TO owner');
+$client->query("ALTER TABLE $_ OWNER TO owner, ENABLE $rights, FORCE $rights")
+  foreach 'dlock_queue', 'dlock_queue_lease';
+foreach my $place (@places)
+{
+	$admin->query("SET client_min_messages = error; ALTER $place SET $_")
+	  foreach @settings;
+}
+$admin->query(q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
+$node->reload;
+$admin->wait_for(q{SELECT setting = 'nobody' FROM pg_settings
+	WHERE name = 'synchronous_standby_names'});
+
+my $lease = $client->query("SELECT dlock_lease_open('1h')");
+like($lease, qr/^\d+$/, 'all at once: a lease is opened');
+grows(
+	'all at once: granted, and queued',
+	$client->query("SELECT dlock_lease_acquire('a', $lease)"),
+	$client->query("SELECT dlock_ttl_acquire('b', '1s')"),
+	$client->query("SELECT dlock_lease_enqueue('b', $lease)"));
+ok( $client->wait_for(
+		'SELECT count(*) = 2 FROM dlock_queue '
+		  . "WHERE granted AND lease = $lease"),
+	'all at once: expires, and is handed on');
+is($client->query("SELECT dlock_lease_close($lease)"),
+	'2', 'all at once: closed');
+ok($client->wait_for('SELECT count(*) = 0 FROM dlock_queue'),
+	'all at once: and removed');
+
+# who loads after a start, in a transaction that is read-only
+$lease = $client->query("SELECT dlock_lease_open('1h')");
+my $fence = $client->query("SELECT dlock_lease_acquire('a', $lease)");
+$_->quit foreach $client, $admin;
+$node->restart;
+$client = session($node, 'test',
+	"options='$free -c default_transaction_read_only=on'");
+is($client->query("SELECT dlock_check('a', $fence)"),
+	't', 'all at once: a session loads the tables');
+is($client->query("SELECT dlock_lease_close($lease)"),
+	'1', 'all at once: and closes');
+$client->quit;
 $node->stop;
 done_testing();

@@ -17,6 +17,11 @@ between its beginning and its end for as long as a test likes.
 
 The payload.
 
+=item enqueue($session, $name, $arguments)
+
+The ticket of a session; the arguments, with a comma before, follow the name.
+On demand.
+
 =item told($session, $test, @announcements)
 
 These have come next, and no other.
@@ -63,7 +68,7 @@ use Test::More;
 
 our @EXPORT = qw(announcement told is_now stop_process stop_while
   continue_process commits_hang hangs);
-our @EXPORT_OK = qw(process_state);
+our @EXPORT_OK = qw(enqueue process_state);
 
 my %stopped;
 
@@ -72,6 +77,16 @@ sub announcement
 	my ($event, $name, $ticket) = @_;
 
 	return qq({"event":"$event","lock":"$name","ticket":$ticket});
+}
+
+sub enqueue
+{
+	my ($session, $name, $arguments) = @_;
+	my $ticket = $session->query(
+		"SELECT dlock_enqueue('$name'" . ($arguments // '') . ')');
+
+	die "no ticket: $ticket" unless $ticket =~ /^\d+$/;
+	return $ticket;
 }
 
 sub told

@@ -29,6 +29,14 @@ it holds nothing that others need.
 
 Lets it go on.  Whatever is still stopped at the end of the test goes on then.
 
+=item others_go_on($session, $what)
+
+Tests session and transaction scope, on a name of their own.
+
+=item is_free($session, $name)
+
+Is the name free, so that session scope gets it at once?
+
 =back
 
 =cut
@@ -41,8 +49,9 @@ use warnings FATAL => 'all';
 use Dlock::Lease qw(stop_while continue_process);
 use Dlock::Test;
 use Exporter 'import';
+use Test::More;
 
-our @EXPORT = qw(worker no_worker freeze thaw);
+our @EXPORT = qw(worker no_worker freeze thaw others_go_on is_free);
 
 my $workers = q{FROM pg_stat_activity WHERE backend_type = 'dlock worker'
 	 AND datname = current_database()};
@@ -80,6 +89,27 @@ sub thaw
 	my ($pid) = @_;
 
 	return continue_process($pid);
+}
+
+sub others_go_on
+{
+	my ($session, $what) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	return is(
+		$session->query(
+			"SELECT dlock_acquire('other') > 0, dlock_release('other'), "
+			  . "dlock_xact_acquire('other') > 0"),
+		't|t|t',
+		"$what: session and transaction scope go on");
+}
+
+sub is_free
+{
+	my ($session, $name) = @_;
+
+	return $session->query("SELECT dlock_try_acquire('$name') IS NOT NULL "
+		  . "AND dlock_release('$name')") eq 't';
 }
 
 1;
