@@ -15,6 +15,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
 use Dlock::Test;
 use Test::More;
 
@@ -26,43 +27,8 @@ my $node = new_server('main',
 	  . 'deadlock_timeout = 10min');
 $node->safe_psql('postgres', 'CREATE TABLE journal (entry text)');
 my $admin = session($node);
-my $probe = session($node);
 
 my ($holder, $next, $fence);
-
-# Does this session's commit wait for a standby?
-sub hangs
-{
-	my ($session) = @_;
-
-	return $admin->query('SELECT count(*) FROM pg_stat_activity WHERE '
-		  . "pid = $session->{pid} AND wait_event = 'SyncRep'");
-}
-
-# Let commits wait for a standby from now on, or let them through.
-sub commits_hang
-{
-	my ($hang) = @_;
-	my $names = $hang ? 'nobody' : '';
-
-	$admin->query("ALTER SYSTEM SET synchronous_standby_names = '$names'");
-	$admin->query('SELECT pg_reload_conf()');
-
-	# The checkpointer brings it about, some time later.
-	Dlock::Test::poll(
-		"commits: $names",
-		sub {
-			$probe->start('BEGIN; SET LOCAL synchronous_commit = on; '
-				  . "SELECT pg_logical_emit_message(true, 'probe', ''); COMMIT");
-			Dlock::Test::poll('commit',
-				sub { $probe->answered || hangs($probe) });
-			my $hung = !$probe->answered && hangs($probe);
-			$admin->query("SELECT pg_cancel_backend($probe->{pid})") if $hung;
-			$probe->answer;
-			return !$hung == !$hang;
-		});
-	return;
-}
 
 # Let this session wait for the lock, and then read the journal at once.
 sub queue
@@ -110,7 +76,7 @@ sub hang_commit
 	$holder->query("BEGIN; SET LOCAL synchronous_commit = on; $statements; "
 		  . "INSERT INTO journal VALUES ('holder')");
 	$holder->start('COMMIT');
-	Dlock::Test::poll('the commit hangs', sub { hangs($holder) });
+	poll('the commit hangs', sub { hangs($node, $holder) });
 	return;
 }
 
@@ -148,7 +114,7 @@ sub finish
 	return;
 }
 
-commits_hang(1);
+commits_hang($node, 1);
 
 #
 # The lock is lost while the guarded commit hangs.
@@ -187,7 +153,7 @@ sub successor_sees_it
 # The ways on for such a commit.  Each sub has to end its wait.
 my @ways = (
 	'standby not needed any more' => sub {
-		commits_hang(0);
+		commits_hang($node, 0);
 		is($holder->answer, '', 'the commit is over');
 	},
 	'cancel' => sub {
@@ -201,11 +167,11 @@ my @ways = (
 	'client gone, standby not needed any more' => sub {
 		$holder->vanish;
 		is(locks(), "holder|f|t\nnext|f|f", 'client gone: nobody knows');
-		commits_hang(0);
+		commits_hang($node, 0);
 	},
 	'stopped, standby not needed any more, continued' => sub {
 		kill 'STOP', $holder->{pid};
-		commits_hang(0);
+		commits_hang($node, 0);
 		is(locks(), "holder|f|t\nnext|f|f", 'stopped: still pinned');
 		ok(!$next->answered, 'stopped: the next still waits');
 		kill 'CONT', $holder->{pid};
@@ -221,7 +187,7 @@ my @ways = (
 while (my ($way, $go_on) = splice(@ways, 0, 2))
 {
 	note $way;
-	commits_hang(1);
+	commits_hang($node, 1);
 	lock_and_queue();
 	hang_commit($guard->());
 	pinned_and_lost($way);
@@ -231,7 +197,7 @@ while (my ($way, $go_on) = splice(@ways, 0, 2))
 }
 
 # The holder hears of it when he releases.
-commits_hang(1);
+commits_hang($node, 1);
 lock_and_queue();
 hang_commit($guard->());
 end_by_force();
@@ -247,7 +213,7 @@ finish('told');
 # Not lost: the lock stays with the session, or goes with the transaction.
 lock_and_queue();
 hang_commit($guard->());
-commits_hang(0);
+commits_hang($node, 0);
 is($holder->answer, '', 'session scope: committed');
 is(locks(), "holder|t|f\nnext|f|f", 'session scope: held, not pinned any more');
 is($holder->query("SELECT dlock_release('lock')"),
@@ -255,24 +221,24 @@ is($holder->query("SELECT dlock_release('lock')"),
 successor_sees_it('session scope');
 finish('session scope');
 
-commits_hang(1);
+commits_hang($node, 1);
 lock_and_queue("BEGIN; SELECT dlock_xact_acquire('lock')");
 hang_commit($guard->());
 pinned_and_lost('transaction scope, lost');
-commits_hang(0);
+commits_hang($node, 0);
 successor_sees_it('transaction scope, lost');
 finish('transaction scope, lost');
 
-commits_hang(1);
+commits_hang($node, 1);
 lock_and_queue();
 hang_commit($guard->() . "; SELECT dlock_release_at_commit($fence)");
 is(locks(), "holder|t|t\nnext|f|f", 'release at commit: pinned');
-commits_hang(0);
+commits_hang($node, 0);
 successor_sees_it('release at commit');
 finish('release at commit');
 
 # One holder of several: the others can go meanwhile.
-commits_hang(1);
+commits_hang($node, 1);
 lock_and_queue("SELECT dlock_acquire('lock', shared => true)");
 my $reader = session($node);
 $admin->query("SELECT pg_cancel_backend($next->{pid})");
@@ -285,7 +251,7 @@ $reader->quit;
 $admin->wait_for(
 	"SELECT count(*) = 0 FROM dlock_locks WHERE pid = $reader->{pid}");
 is(locks(), "holder|f|t\nnext|f|f", 'shared: the other is gone, this one pinned');
-commits_hang(0);
+commits_hang($node, 0);
 successor_sees_it('shared');
 finish('shared');
 
@@ -314,7 +280,7 @@ foreach my $test (sort keys %unguarded)
 {
 	my ($acquire, $statements) = @{ $unguarded{$test} };
 
-	commits_hang(1);
+	commits_hang($node, 1);
 	lock_and_queue($acquire);
 	hang_commit($statements->());
 	is(locks(), "holder|t|f\nnext|f|f", "$test: not pinned");
@@ -323,7 +289,7 @@ foreach my $test (sort keys %unguarded)
 	is(locks(), 'next|t|f', "$test: nobody else has");
 	$next->query("INSERT INTO journal VALUES ('successor')");
 	is(journal(), 'successor', "$test: what the successor wrote is visible");
-	commits_hang(0);
+	commits_hang($node, 0);
 	is($holder->answer, '', "$test: the holder's commit is over");
 	is(journal(), 'holder successor', "$test: the stale write came later");
 	finish($test);
@@ -382,11 +348,11 @@ my %failures = (
 		$admin->query("SELECT pg_terminate_backend($holder->{pid})");
 	});
 
-commits_hang(1);
+commits_hang($node, 1);
 my $notifier = session($node);
 $notifier->start('BEGIN; SET LOCAL synchronous_commit = on; NOTIFY other; '
 	  . "SELECT pg_logical_emit_message(true, 'waits for a standby', ''); COMMIT");
-Dlock::Test::poll('NOTIFY hangs', sub { hangs($notifier) });
+poll('NOTIFY hangs', sub { hangs($node, $notifier) });
 foreach my $test (sort keys %failures)
 {
 	lock_and_queue();
@@ -415,7 +381,7 @@ is(locks(), "holder|t|f\nnext|f|f", 'canceled, not lost: not pinned any more');
 is(end_by_force(), 't', 'canceled, not lost: released by force');
 is(next_answer(), 't', 'canceled, not lost: the next has the lock at once');
 finish('canceled, not lost');
-commits_hang(0);
+commits_hang($node, 0);
 like($notifier->answer, qr/^[0-9A-F]+\/[0-9A-F]+$/, 'NOTIFY is over');
 $notifier->quit;
 
@@ -423,12 +389,12 @@ $notifier->quit;
 # A crash while the lock is pinned: locks are gone, and the commit, which was in
 # the WAL, is visible before anybody can lock.
 #
-commits_hang(1);
+commits_hang($node, 1);
 lock_and_queue();
 hang_commit($guard->());
 end_by_force();
 $node->stop('immediate');
-$_->quit foreach $admin, $probe, $holder, $next;
+$_->quit foreach $admin, $holder, $next;
 start_again($node);
 $admin = session($node);
 is($admin->query('SELECT count(*) FROM dlock_locks'), '0', 'crash: no locks');

@@ -14,6 +14,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Test;
+use Dlock::Worker;
 use PostgreSQL::Test::Cluster;
 use Test::More;
 
@@ -68,21 +69,7 @@ my @queue = map {
 my @fences = $held;
 my $rows = 1 + @queue;
 
-# Many tickets, whose rows go again
-sub come_and_go
-{
-	$client->query(q{
-		SELECT dlock_lease_close(lease) FROM (
-			SELECT lease, dlock_lease_acquire_all(names, lease)
-			FROM dlock_lease_open('1h') AS lease,
-				(SELECT array_agg('lock ' || i) AS names
-				FROM generate_series(1, 12000) AS i) AS n
-			OFFSET 0) AS l});
-	$client->wait_for("SELECT count(*) = $rows FROM dlock_queue");
-	return;
-}
-
-# So many that the table is vacuumed: the greater it is, the more
+# The greater the table is, the more must go.
 sub until_vacuumed
 {
 	my $count = q{SELECT vacuum_count FROM pg_stat_user_tables
@@ -90,7 +77,7 @@ sub until_vacuumed
 	my $before = $client->query($count);
 
 	poll('vacuumed',
-		sub { come_and_go(); $client->query($count) > $before });
+		sub { come_and_go($client); $client->query($count) > $before });
 	return;
 }
 
@@ -182,7 +169,7 @@ is($old->query('SELECT count(*) FROM dlock_queue'), $rows, 'a snapshot');
 $client->wait_for(
 	'SELECT count(*) = 1 FROM pg_stat_replication WHERE backend_xmin::text::bigint <= '
 	  . $old->query('SELECT pg_snapshot_xmin(pg_current_snapshot())'));
-come_and_go() foreach 1 .. 2;
+come_and_go($client) foreach 1 .. 2;
 caught_up();
 works('with rows that stay');
 is($old->query('SELECT count(*) FROM dlock_queue'),

@@ -24,13 +24,7 @@ use Test::More;
 
 plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();
 
-my $primary = under_our_clock(
-	sub {
-		new_server(
-			'primary',
-			allows_streaming => 1,
-			conf => 'wal_sender_timeout = 0');
-	});
+my $primary = new_server_of_clock('primary');
 $primary->backup('backup');
 
 sub new_standby

@@ -26,17 +26,7 @@ use Test::More;
 
 plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();
 
-my $node = under_our_clock(
-	sub {
-		new_server(
-			'main',
-			allows_streaming => 1,
-			conf => q{
-synchronous_commit = local
-wal_sender_timeout = 0
-wal_receiver_timeout = 0
-});
-	});
+my $node = new_server_of_clock('main', 'synchronous_commit = local');
 my $client = session($node);
 my $other = session($node);
 my $admin = session($node);

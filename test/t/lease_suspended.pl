@@ -18,7 +18,7 @@ use Test::More;
 
 plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();
 
-my $node = under_our_clock(sub { new_server('main') });
+my $node = new_server_of_clock('main');
 my $client = session($node);
 my $waiter = session($node);
 my $attached = session($node);

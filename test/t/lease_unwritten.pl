@@ -150,30 +150,7 @@ sub rows
 # The worker dies with a batch in its hands.  Whether it has been written nobody
 # knows; the next one takes it that it has.
 #
-$node->safe_psql(
-	'postgres', q{
-	CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql
-	SET lock_timeout = 0 AS $$
-	BEGIN
-		PERFORM pg_advisory_xact_lock(1);
-		RETURN coalesce(new, old);
-	END $$;
-	CREATE TRIGGER stop BEFORE INSERT OR DELETE ON dlock_queue
-	FOR EACH ROW EXECUTE FUNCTION stop();
-});
-
-# Have the worker stop at the next row, and wait until it has.
-sub worker_stops
-{
-	my ($start) = @_;
-	my $worker = worker($admin);
-
-	$admin->query('SELECT pg_advisory_lock(1)');
-	$start->();
-	$admin->wait_for("SELECT wait_event = 'advisory' "
-		  . "FROM pg_stat_activity WHERE pid = $worker");
-	return $worker;
-}
+stop_at_rows($admin, 'INSERT OR DELETE');
 
 # Told so once, it would write first.
 sub worker_dies
@@ -189,30 +166,25 @@ sub worker_dies
 	return;
 }
 
-sub worker_goes_on
 {
-	return $admin->query('SELECT pg_advisory_unlock(1)');
-}
-
-{
-	my $worker = worker_stops(
+	my $worker = stop_worker($admin,
 		sub { $client->start("SELECT dlock_lease_acquire('lock', $lease)") });
 
 	worker_dies($worker);
 	ok(!$client->answered, 'the worker dies, and a call waits');
-	worker_goes_on();
+	worker_goes_on($admin);
 	like($client->answer, qr/^\d+$/, 'for the next one, which writes');
 	is(rows('lock'), '1', 'one row');
 
 	# the same where the row is to be removed
 	my $fence = $admin->query("SELECT dlock_fence('lock')");
-	$worker = worker_stops(
+	$worker = stop_worker($admin,
 		sub { $client->query("SELECT dlock_release_ticket($fence)") });
 	$other->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($other);
 	worker_dies($worker);
 	ok(!$other->answered, 'the worker dies at a removal');
-	worker_goes_on();
+	worker_goes_on($admin);
 	grows('the next one removes, and hands on', $fence, $other->answer);
 	is(rows('lock'), '0', 'no row');
 	$other->query("SELECT dlock_release('lock')");
@@ -222,7 +194,7 @@ sub worker_goes_on
 # closed until that is removed.
 foreach my $end ('goes on', 'dies')
 {
-	my $worker = worker_stops(
+	my $worker = stop_worker($admin,
 		sub { $client->start("SELECT dlock_lease_acquire('lock', $lease)") });
 
 	$admin->query("SELECT pg_cancel_backend($client->{pid})");
@@ -234,7 +206,7 @@ foreach my $end ('goes on', 'dies')
 	$admin->until_waits($other);
 	ok(!$other->answered, '... and nobody is granted it');
 	worker_dies($worker) if $end eq 'dies';
-	worker_goes_on();
+	worker_goes_on($admin);
 	is($other->answer, 't', '... before its row is gone');
 	is(rows('lock'), '0', '... as it is');
 	$other->query("SELECT dlock_release('lock')");

@@ -99,14 +99,7 @@ foreach my $round (1 .. 2)
 			  'granted', 'expired'),
 		"$name: one that runs out");
 	$client->wait_for('SELECT count(*) = 1 FROM dlock_queue');
-	$client->query(qq{
-		SELECT dlock_lease_close(lease) FROM (
-			SELECT lease, dlock_lease_acquire_all(names, lease)
-			FROM dlock_lease_open('1h') AS lease,
-				(SELECT array_agg('lock ' || i) AS names
-				FROM generate_series(1, 12000) AS i) AS n
-			OFFSET 0) AS l});
-	$client->wait_for('SELECT count(*) = 1 FROM dlock_queue');
+	come_and_go($client);
 	$client->wait_for(
 		"SELECT vacuum_count >= $round FROM pg_stat_user_tables "
 		  . q{WHERE relname = 'dlock_queue'});

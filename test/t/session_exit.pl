@@ -249,6 +249,12 @@ foreach my $round (1 .. 10)
 nothing_left('three at one stroke');
 
 # The next holder never meets the last one's row lock, nor its writes.
+my $no_waiting = q{DO $$
+	BEGIN
+		PERFORM dlock_acquire('lock');
+		PERFORM FROM t FOR UPDATE NOWAIT;
+		UPDATE t SET n = n + 1;
+	END $$};
 my $met = 0;
 foreach my $round (1 .. 50)
 {
@@ -258,13 +264,7 @@ foreach my $round (1 .. 50)
 
 	$holder->query(
 		"BEGIN; SELECT dlock_${scope}acquire('lock'); UPDATE t SET n = -1");
-	$next->start(
-		q{DO $$
-		BEGIN
-			PERFORM dlock_acquire('lock');
-			PERFORM FROM t FOR UPDATE NOWAIT;
-			UPDATE t SET n = n + 1;
-		END $$});
+	$next->start($no_waiting);
 	$admin->until_waits($next);
 	$admin->query("SELECT pg_terminate_backend($holder->{pid})");
 	my $answer = $next->answer;
@@ -288,13 +288,7 @@ foreach my $round (1 .. 50)
 
 	$holder->query(
 		"BEGIN; SELECT dlock_xact_acquire('lock'); UPDATE t SET n = n + 1");
-	$next->start(
-		q{DO $$
-		BEGIN
-			PERFORM dlock_acquire('lock');
-			PERFORM FROM t FOR UPDATE NOWAIT;
-			UPDATE t SET n = n + 1;
-		END $$});
+	$next->start($no_waiting);
 	$admin->until_waits($next);
 	$holder->query('COMMIT');
 	$met++ if $next->answer ne '';

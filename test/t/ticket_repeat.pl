@@ -67,7 +67,7 @@ sub finish
 #
 # An enqueue is repeated for another channel, and canceled, or not.
 #
-foreach my $canceled (1, 0)
+sub enqueue_twice
 {
 	my ($holder, $first, $second) = map { session($node) } 1 .. 3;
 	my $lease = $admin->query("SELECT dlock_lease_open('1h')");
@@ -79,6 +79,13 @@ foreach my $canceled (1, 0)
 	$holder->query("SELECT dlock_acquire('lock')");
 	$ticket = $first->query(sprintf "SELECT $enqueue", 'c1');
 	start_hanging($second, sprintf $enqueue, 'c2');
+	return ($holder, $first, $second, $ticket);
+}
+
+foreach my $canceled (1, 0)
+{
+	my ($holder, $first, $second, $ticket) = enqueue_twice();
+
 	is(locks(), "$ticket|f|c1|t", 'not before the call has succeeded');
 	if ($canceled)
 	{
@@ -103,16 +110,8 @@ foreach my $canceled (1, 0)
 
 # Granted meanwhile: both are told.
 {
-	my ($holder, $first, $second) = map { session($node) } 1 .. 3;
-	my $lease = $admin->query("SELECT dlock_lease_open('1h')");
-	my $enqueue = "dlock_lease_enqueue('lock', $lease, '%s')";
-	my $ticket;
+	my ($holder, $first, $second, $ticket) = enqueue_twice();
 
-	$first->query('LISTEN c1');
-	$second->query('LISTEN c2');
-	$holder->query("SELECT dlock_acquire('lock')");
-	$ticket = $first->query(sprintf "SELECT $enqueue", 'c1');
-	start_hanging($second, sprintf $enqueue, 'c2');
 	$holder->query("SELECT dlock_release('lock')");
 	told($first, 'the first is told',
 		announcement('granted', 'lock', $ticket));

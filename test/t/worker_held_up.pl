@@ -120,17 +120,7 @@ my $listener = session($node);
 #
 # Many that are due at once.  The worker stops at the first row that it removes.
 #
-$node->safe_psql(
-	'postgres', q{
-	CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql
-	SET lock_timeout = 0 AS $$
-	BEGIN
-		PERFORM pg_advisory_xact_lock(1);
-		RETURN old;
-	END $$;
-	CREATE TRIGGER stop BEFORE DELETE ON dlock_queue
-	FOR EACH ROW EXECUTE FUNCTION stop()});
-
+stop_at_rows($admin, 'DELETE');
 
 # A ttl that begins with the end of a session is over for all at about one time.
 my $count = 10000;
@@ -151,10 +141,7 @@ foreach my $what ('leases', 'tickets of one lease')
 		$count,
 		"$what: many");
 	$listener->announcements($count);
-	$admin->query('SELECT pg_advisory_lock(1)');
-	$keeper->quit;
-	$admin->wait_for(q{SELECT wait_event = 'advisory' FROM pg_stat_activity
-		WHERE backend_type = 'dlock worker'});
+	stop_worker($admin, sub { $keeper->quit });
 
 	# behind it, nothing comes that was posted before
 	$last = $client->query("SELECT dlock_enqueue('last', 'channel')");
@@ -167,7 +154,7 @@ foreach my $what ('leases', 'tickets of one lease')
 	my $ended = grep { /expired/ } @told;
 	cmp_ok($ended, '>', 0, "$what: some have been ended");
 	cmp_ok($ended, '<', $count, "$what: and not all, when the worker goes on");
-	$admin->query('SELECT pg_advisory_unlock(1)');
+	worker_goes_on($admin);
 	$ended += grep { /expired/ } $listener->announcements($count - $ended);
 	is($ended, $count, "$what: all are in the end");
 	$client->query('SELECT dlock_release_all()');

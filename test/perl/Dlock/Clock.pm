@@ -23,6 +23,11 @@ False where that cannot be done: there is no such clock, or no C compiler.
 
 Servers that the sub starts have that clock.
 
+=item new_server_of_clock($name, $conf)
+
+A new server with that clock, which can have standbys: it waits for one of them
+however long its processes are stopped.
+
 =item time_passes($seconds)
 
 So much time has passed.
@@ -51,8 +56,8 @@ use Dlock::Test;
 use Exporter 'import';
 use PostgreSQL::Test::Utils ();
 
-our @EXPORT = qw(clock_is_ours under_our_clock time_passes stop_at_reading
-  stopped_at_reading);
+our @EXPORT = qw(clock_is_ours under_our_clock new_server_of_clock time_passes
+  stop_at_reading stopped_at_reading);
 
 my $source = <<'END_OF_SOURCE';
 #define _GNU_SOURCE
@@ -136,6 +141,19 @@ sub under_our_clock
 	local $ENV{DLOCK_CLOCK} = "$dir/clock";
 
 	return $sub->();
+}
+
+sub new_server_of_clock
+{
+	my ($name, $conf) = @_;
+	my $patient = "wal_sender_timeout = 0\nwal_receiver_timeout = 0\n";
+
+	return under_our_clock(
+		sub {
+			new_server($name,
+				allows_streaming => 1,
+				conf => $patient . ($conf // ''));
+		});
 }
 
 sub time_passes

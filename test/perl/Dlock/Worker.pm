@@ -29,6 +29,18 @@ it holds nothing that others need.
 
 Lets it go on.  Whatever is still stopped at the end of the test goes on then.
 
+=item stop_at_rows($session, $events)
+
+From now on, stop_worker($session, $sub) has the worker stop at the next row of
+a ticket that it writes or removes, which the sub brings about, and returns its
+process id when it has stopped; worker_goes_on($session) lets it go on.  The
+events are those of a trigger: "INSERT OR DELETE".
+
+=item come_and_go($session)
+
+So many tickets that the worker vacuums their table, in time, come and go; they
+are gone when this returns.
+
 =item others_go_on($session, $what)
 
 Tests session and transaction scope, on a name of their own.
@@ -51,7 +63,8 @@ use Dlock::Test;
 use Exporter 'import';
 use Test::More;
 
-our @EXPORT = qw(worker no_worker freeze thaw others_go_on is_free);
+our @EXPORT = qw(worker no_worker freeze thaw stop_at_rows stop_worker
+  worker_goes_on come_and_go others_go_on is_free);
 
 my $workers = q{FROM pg_stat_activity WHERE backend_type = 'dlock worker'
 	 AND datname = current_database()};
@@ -89,6 +102,57 @@ sub thaw
 	my ($pid) = @_;
 
 	return continue_process($pid);
+}
+
+sub stop_at_rows
+{
+	my ($session, $events) = @_;
+
+	$session->query(qq{
+		CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql
+		SET lock_timeout = 0 AS \$\$
+		BEGIN
+			PERFORM pg_advisory_xact_lock(1);
+			RETURN coalesce(new, old);
+		END \$\$;
+		CREATE TRIGGER stop BEFORE $events ON dlock_queue
+		FOR EACH ROW EXECUTE FUNCTION stop()});
+	return;
+}
+
+sub stop_worker
+{
+	my ($session, $sub) = @_;
+	my $worker = worker($session);
+
+	$session->query('SELECT pg_advisory_lock(1)');
+	$sub->();
+	$session->wait_for("SELECT wait_event = 'advisory' "
+		  . "FROM pg_stat_activity WHERE pid = $worker");
+	return $worker;
+}
+
+sub worker_goes_on
+{
+	my ($session) = @_;
+
+	return $session->query('SELECT pg_advisory_unlock(1)');
+}
+
+sub come_and_go
+{
+	my ($session) = @_;
+	my $rows = $session->query('SELECT count(*) FROM dlock_queue');
+	my $gone = $session->query(q{
+		SELECT dlock_lease_close(lease) FROM (
+			SELECT lease, dlock_lease_acquire_all(names, lease)
+			FROM dlock_lease_open('1h') AS lease,
+				(SELECT array_agg('come and go ' || i) AS names
+				FROM generate_series(1, 12000) AS i) AS n
+			OFFSET 0) AS l});
+
+	die "not 12000 tickets: $gone" if $gone ne '12000';
+	return $session->wait_for("SELECT count(*) = $rows FROM dlock_queue");
 }
 
 sub others_go_on
