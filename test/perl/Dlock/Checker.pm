@@ -1,0 +1,613 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Checker - what the history of dlock's clients allows a server to have
+
+=head1 DESCRIPTION
+
+The server is killed in the middle of a load, see Dlock::History.  What it has
+after a restart, or what another server has that was promoted in its place, is
+then compared with the history.  These are the rules:
+
+=over
+
+=item *
+
+The state stands at one point of the WAL.  Whatever was answered before a call
+that is seen to be before that point began is before it, too.  The latest
+begin of such a call is called the I<horizon> here.  Two kinds of calls are
+seen to be there: those that were given a new ticket or lease, durably, and
+those that have made one which is found.  A ticket may be older than the call
+that it was given to: then an earlier call has asked for it, and was told
+nothing.
+
+=item *
+
+A ticket of a lease is there, and holds if it held, if the client was told so
+durably or before the horizon, unless somebody has begun to release it, or to
+close its lease, or the lease could run out.  A lock that a lease with a delay
+had is closed for so long after it has run out.
+
+=item *
+
+A ticket is not there if its release was answered before the horizon; or where
+a lock that it would stand in the way of was granted to a greater ticket,
+durably or before the horizon; or if no client can have asked for it.
+
+=item *
+
+In each lock who holds may hold together, nobody waits without a reason, and
+holders have smaller tickets than waiters.
+
+=item *
+
+From the beginning of the history to its end, through all crashes, no two
+clients are sure to hold a lock at one time that excludes one of them, and
+tickets grow.
+
+=back
+
+=cut
+
+package Dlock::Checker;
+
+use strict;
+use warnings FATAL => 'all';
+
+use parent 'Dlock::History';
+
+use Dlock::Client qw($slots $ttl);
+use Dlock::History qw($infinity closed_until is_durable now);
+use Dlock::Test;
+use Test::More;
+
+=pod
+
+=head1 METHODS
+
+Beside those of a Dlock::History, which this is:
+
+=over
+
+=item $history->check($node, $since, $when, $durable)
+
+Compares what the server has now, before any client is there again, with the
+history.  It was not started before the time $since.  $durable says where it
+stands, seen from the server that the clients used: see is_durable().
+
+What is there the clients have again in the next round, and what is not there
+is forgotten.
+
+=cut
+
+sub check
+{
+	my ($self, $node, $since, $when, $durable) = @_;
+	my $session = session($node);
+	my %there;
+	my %locks;
+	my $horizon = 0;
+
+	$self->{durable} = sub {
+		my ($call) = @_;
+
+		return $call->{answer} && is_durable($call->{sync}, $durable) &&
+		  ($call->{scope} eq 'lease' || $call->{op} eq 'open');
+	};
+	foreach my $line (
+		split /\n/,
+		$session->query(
+			q{SELECT name, ticket, mode, permits, granted::int, "position",
+					 scope, lease, info, coalesce(pid, 0)
+				FROM dlock_locks ORDER BY name, "position", ticket}))
+	{
+		my %row;
+
+		@row{qw(name number mode permits granted position scope lease info pid)}
+		  = split /\|/, $line, -1;
+		die "unexpected answer: $line" unless exists $row{pid} && defined $row{pid};
+		# one that a delay keeps closed stands among the holders
+		$row{closed} = !$row{granted} && $row{position} == 0;
+		$row{granted} ||= $row{closed};
+		push @{ $locks{ $row{name} } }, \%row;
+		$there{ $row{number} } = \%row;
+		$self->problem("ticket $row{number} has a session")
+		  if $row{scope} ne 'lease' || $row{pid} != 0;
+	}
+	my %leases = map { my @f = split /\|/, $_, -1; $f[0] => \@f } split /\n/,
+	  $session->query(
+		q{SELECT lease, extract(epoch FROM ttl), extract(epoch FROM remaining),
+				 info, coalesce(attached_pid, 0), held + waiting
+			FROM dlock_leases});
+	$self->_check_ttl(\%leases, now() - $since);
+
+	# how far what is there reaches
+	foreach my $made (values %{ $self->{tickets} }, values %{ $self->{leases} })
+	{
+		($horizon, $self->{latest}) = ($made->{begin}, $made->{told}{id})
+		  if $made->{begin} > $horizon && $self->{durable}->($made->{told});
+	}
+	foreach my $info ((map { $_->{info} } values %there),
+		map { $_->[3] } values %leases)
+	{
+		my $call = $self->{calls}{$info};
+
+		($horizon, $self->{latest}) = @{$call}{ 'begin', 'id' }
+		  if $call && $call->{begin} > $horizon;
+	}
+	$self->{horizon} = $horizon;
+
+	$self->{lost} = $self->{undone} = 0;
+	$self->_check_missing(\%there, \%leases);
+	$self->_check_present(\%there, \%leases);
+	$self->_check_lock($_, $locks{$_}, \%there) foreach sort keys %locks;
+	$self->_check_superseded(\%there, $durable);
+	$self->_check_fences($session, \%there);
+	$self->_check_tables($session);
+	$self->_check_growth($session);
+	$self->_go_on(\%there, \%leases, $durable);
+	$session->quit;
+	note sprintf(
+		'%s: %d calls, %d tickets told, %d there; %d leases there; '
+		  . '%d tickets and %d releases are lost',
+		$when,
+		scalar(keys %{ $self->{calls} }),
+		scalar(keys %{ $self->{tickets} }),
+		scalar(grep { $_->{live} } values %{ $self->{tickets} }),
+		scalar(grep { $_->{live} } values %{ $self->{leases} }),
+		$self->{lost},
+		$self->{undone});
+	$self->report($when);
+	return;
+}
+
+# Is this known to have happened before what is there?
+sub _settled
+{
+	my ($self, $call) = @_;
+
+	return $call && $call->{answer} &&
+	  ($self->{durable}->($call) || $call->{answer} <= $self->{horizon});
+}
+
+# The same for a grant.  A session is not told of one before the removal of
+# the holder before is flushed.
+sub _grant_settled
+{
+	my ($self, $ticket, $durable) = @_;
+
+	return $self->_settled($ticket->{held}) ||
+	  $ticket->{held} && $durable eq 'here' && $ticket->{scope} ne 'lease';
+}
+
+# The same for a release, which is never waited for
+sub _released
+{
+	my ($self, $call) = @_;
+
+	return $call && $call->{answer} && $call->{answer} <= $self->{horizon};
+}
+
+# Where standbys may count, the ttl and a quarter
+sub _check_ttl
+{
+	my ($self, $leases, $elapsed) = @_;
+
+	foreach my $lease (values %$leases)
+	{
+		my ($number, $full, $remaining, undef, $pid) = @$lease;
+
+		$self->problem("lease $number has $remaining s of $full s, "
+			  . "with the server up for $elapsed s at most")
+		  if $pid != 0 || $remaining > 1.25 * $full ||
+		  $remaining < $full - $elapsed && $full == $ttl;
+	}
+	return;
+}
+
+sub _check_missing
+{
+	my ($self, $there, $leases) = @_;
+
+	foreach my $lease (values %{ $self->{leases} })
+	{
+		next if !$lease->{live} || $leases->{ $lease->{number} };
+		$self->problem("lease $lease->{number} is missing")
+		  if $self->_settled($lease->{told}) && !$lease->{short} &&
+		  !$lease->{single} && !$lease->{close};
+	}
+	foreach my $ticket (values %{ $self->{tickets} })
+	{
+		my $lease = $self->{leases}{ $ticket->{lease} };
+		my $row = $there->{ $ticket->{number} };
+
+		next if !$ticket->{live} || $lease->{short};
+		if (!$row)
+		{
+			$self->problem($self->tell($ticket) . ' is missing')
+			  if $self->_settled($ticket->{told}) && !$ticket->{release} &&
+			  !$lease->{close};
+			$self->{lost}++ unless $ticket->{release} || $lease->{close};
+			next;
+		}
+		$self->problem($self->tell($ticket) . ' is ' . join(' ', %$row))
+		  if $row->{name} ne $ticket->{name} ||
+		  $row->{mode} ne $ticket->{mode} ||
+		  $row->{permits} != $ticket->{permits} ||
+		  $row->{lease} != $ticket->{lease};
+		$self->problem($self->tell($ticket) . ' waits again')
+		  if !$row->{granted} && $self->_settled($ticket->{held});
+	}
+	return;
+}
+
+sub _check_present
+{
+	my ($self, $there, $leases) = @_;
+
+	foreach my $row (values %$there)
+	{
+		my $ticket = $self->{tickets}{ $row->{number} };
+		my $call = $self->{calls}{ $row->{info} };
+		my $lease = $self->{leases}{ $row->{lease} };
+
+		if ($ticket)
+		{
+			# what comes after the lease has run out does not end a delay
+			$self->problem($self->tell($ticket) . ' is there again')
+			  if !$ticket->{live} || !$row->{closed} &&
+			  ($self->_released($ticket->{release}) ||
+				$lease && $self->_released($lease->{close}));
+			$self->{undone}++ if $ticket->{release} && $ticket->{release}{answer};
+		}
+		else
+		{
+			# what its lease has had until it ran out, the client may not have got
+			$self->problem("ticket $row->{number} is there, "
+				  . "but $row->{info} asked for none, or has got another, "
+				  . 'before ' . ($self->{latest} // 'nothing'))
+			  if !$call || !$row->{closed} && $self->_released($call);
+		}
+		$self->problem("ticket $row->{number} has no lease")
+		  unless $leases->{ $row->{lease} } || !$lease || $lease->{short};
+	}
+	foreach my $row (values %$leases)
+	{
+		my $lease = $self->{leases}{ $row->[0] };
+
+		$self->problem("lease $row->[0] is there again")
+		  if $lease && (!$lease->{live} || $self->_released($lease->{close}));
+	}
+	return;
+}
+
+sub _check_lock
+{
+	my ($self, $name, $rows) = @_;
+	my @holders = grep { $_->{granted} } @$rows;
+	my @waiters = grep { !$_->{granted} } @$rows;
+	my $exclusive = grep { $_->{mode} eq 'exclusive' } @holders;
+	my $permits = 0;
+	my @queue = map { $_->{number} } @waiters;
+
+	$permits += $_->{permits} foreach @holders;
+	$self->problem("lock $name has holders " . _list(@holders))
+	  if $exclusive && @holders > 1 ||
+	  $name =~ /^n/ && $permits > $slots;
+	$self->problem("lock $name has waiters @queue")
+	  if "@queue" ne join(' ', sort { $a <=> $b } @queue);
+	foreach my $holder (@holders)
+	{
+		$self->problem("lock $name: ticket $holder->{number} has overtaken "
+			  . _list(@waiters))
+		  if @waiters && $holder->{number} > $waiters[0]{number};
+	}
+	if (@waiters)
+	{
+		my $head = $waiters[0];
+
+		$self->problem("lock $name: $head->{number} waits for nobody")
+		  if grep({ $_->{closed} } @holders) ? 0 :
+		  $name =~ /^n/ ? $permits + $head->{permits} <= $slots :
+		  $head->{mode} eq 'exclusive' ? !@holders :
+		  !$exclusive;
+	}
+	return;
+}
+
+sub _list
+{
+	return join(', ', map { "$_->{number} ($_->{info})" } @_);
+}
+
+# Whom an exclusive grant has shut out, or an exclusive one that another
+# grant has, does not come back.
+sub _check_superseded
+{
+	my ($self, $there, $durable) = @_;
+	my (%greatest, %greatest_exclusive);
+
+	foreach my $ticket (values %{ $self->{tickets} })
+	{
+		my $name = $ticket->{name};
+
+		next if $name =~ /^n/ || !$self->_grant_settled($ticket, $durable);
+		foreach my $greatest (\%greatest,
+			$ticket->{mode} eq 'exclusive' ? \%greatest_exclusive : ())
+		{
+			$greatest->{$name} = $ticket
+			  if !$greatest->{$name} ||
+			  $greatest->{$name}{number} < $ticket->{number};
+		}
+	}
+	foreach my $row (values %$there)
+	{
+		my $by = $row->{mode} eq 'exclusive' ? $greatest{ $row->{name} } :
+		  $greatest_exclusive{ $row->{name} };
+
+		$self->problem("ticket $row->{number} of $row->{info} is there, "
+			  . 'and was superseded by ' . $self->tell($by))
+		  if $by && $by->{number} > $row->{number};
+	}
+	return;
+}
+
+# The answer of dlock_check() for every ticket that there ever was
+sub _check_fences
+{
+	my ($self, $session, $there) = @_;
+	my @tickets = values %{ $self->{tickets} };
+	my $answer = $session->query(
+		sprintf(
+			q{SELECT number FROM unnest('{%s}'::text[], '{%s}'::bigint[])
+				AS t (name, number) WHERE dlock_check(name, number)},
+			join(',', map { $_->{name} } @tickets),
+			join(',', map { $_->{number} } @tickets)));
+	my %current = map { $_ => 1 } split /\n/, $answer;
+
+	foreach my $ticket (@tickets)
+	{
+		my $row = $there->{ $ticket->{number} };
+		my $is_current = $current{ $ticket->{number} };
+
+		# what is there, and short, may expire just now
+		$self->problem($self->tell($ticket)
+			  . ($is_current ? ' is current' : ' is not current'))
+		  if $is_current && !($row && $row->{granted}) && !$ticket->{live} ||
+		  $is_current && $row && $row->{closed} ||
+		  $is_current && !$row && !$self->{leases}{ $ticket->{lease} }{short} ||
+		  !$is_current && $row && $row->{granted} &&
+		  !$self->{leases}{ $ticket->{lease} }{short};
+	}
+	return;
+}
+
+# What is in the tables is what is in memory, once all is written.
+sub _check_tables
+{
+	my ($self, $session) = @_;
+	my $tickets = q{SELECT ticket, name, lease, granted, mode, permits, info};
+	my $is_written = qq{WITH
+		a AS ($tickets FROM dlock_locks WHERE scope = 'lease'),
+		b AS ($tickets FROM dlock_queue),
+		c AS (SELECT lease, ttl, info FROM dlock_leases
+			   WHERE lease NOT IN (SELECT ticket FROM dlock_locks)),
+		d AS (SELECT lease, ttl, info FROM dlock_queue_lease)
+	  SELECT NOT EXISTS ((TABLE a EXCEPT TABLE b) UNION ALL
+						 (TABLE b EXCEPT TABLE a))
+		 AND NOT EXISTS ((TABLE c EXCEPT TABLE d) UNION ALL
+						 (TABLE d EXCEPT TABLE c))};
+
+	# what was found before is worth more than an end here
+	$self->problem('the tables are not what is in memory')
+	  unless eval { $session->wait_for($is_written) };
+	return;
+}
+
+# The next ticket of each lock is greater than all before.
+sub _check_growth
+{
+	my ($self, $session) = @_;
+	my %greatest;
+
+	foreach my $ticket (values %{ $self->{tickets} })
+	{
+		my $name = $ticket->{name};
+
+		$greatest{$name} = $ticket->{number}
+		  if $ticket->{number} > ($greatest{$name} // 0);
+	}
+	foreach my $name (sort keys %greatest)
+	{
+		my $number = $session->query(
+			"SELECT dlock_enqueue('$name', 'history'"
+			  . ($name =~ /^n/ ? ", slots => $slots" : '')
+			  . ')');
+
+		$self->problem("lock $name gave $greatest{$name}, and $number then")
+		  if $number !~ /^\d+$/ || $number <= $greatest{$name};
+		$session->query("SELECT dlock_release_ticket($number)");
+	}
+	return;
+}
+
+# The history goes on with what is there.
+sub _go_on
+{
+	my ($self, $there, $leases, $durable) = @_;
+
+	# what this server knows nothing of has not been
+	foreach my $ticket (values %{ $self->{tickets} })
+	{
+		delete $ticket->{held}
+		  unless $there->{ $ticket->{number} } ||
+		  $self->_grant_settled($ticket, $durable);
+	}
+	foreach my $lease (values %{ $self->{leases} })
+	{
+		$lease->{alive_until} = $self->{killed}
+		  if $lease->{alive_until} > $self->{killed};
+		$lease->{live} = $leases->{ $lease->{number} } ? 1 : 0;
+		delete $lease->{close} if $lease->{live};
+	}
+	foreach my $number (keys %$leases)
+	{
+		my $call = $self->{calls}{ $leases->{$number}[3] };
+
+		$self->_learn_lease($number, $call, $call->{op} ne 'open')
+		  if !$self->{leases}{$number} && $call;
+	}
+	foreach my $hold (@{ $self->{holds} })
+	{
+		my $ticket = $hold->{ticket};
+
+		if ($ticket->{lease})
+		{
+			my $lease = $self->{leases}{ $ticket->{lease} };
+			my $end = closed_until($lease);
+			my $row = $there->{ $ticket->{number} };
+
+			# one that waits again has lost its grant
+			$end = $self->{killed}
+			  if !($row && $row->{granted}) && $end > $self->{killed};
+			delete $ticket->{held} if $row && !$row->{granted};
+			$hold->{end} = $end
+			  if $end < ($hold->{end} // $infinity);
+		}
+	}
+	foreach my $ticket (values %{ $self->{tickets} })
+	{
+		$ticket->{live} = 0;
+	}
+	$self->{asked} = {};
+	foreach my $row (values %$there)
+	{
+		my $call = $self->{calls}{ $row->{info} } or next;
+		my $ticket = $self->_learn_ticket($row->{number}, $row->{name},
+			{ %$call, lease => $row->{lease}, mode => $row->{mode},
+				permits => $row->{permits} });
+
+		$ticket->{live} = 1;
+		if ($ticket->{release})
+		{
+			# the release is undone; nobody can tell since when
+			delete $ticket->{release};
+			delete $ticket->{held};
+		}
+		# what was found is in the WAL
+		$self->_hold($ticket,
+			{ id => 'found', op => 'found', sync => 'on', scope => 'lease',
+				answer => now() })
+		  if $row->{granted} &&
+		  !$self->{leases}{ $ticket->{lease} }{short};
+	}
+	return;
+}
+
+=pod
+
+=item $history->check_past
+
+Looks through the whole history: nobody has held together who must not, and
+whoever asked for a ticket later has got a greater one.
+
+=cut
+
+sub check_past
+{
+	my ($self) = @_;
+
+	my %names = map { $_->{name} => 1 } values %{ $self->{tickets} };
+
+	foreach my $name (grep { /^[xsn]/ } sort keys %names)
+	{
+		my @tickets =
+		  grep { $_->{name} eq $name } values %{ $self->{tickets} };
+		my @holds =
+		  grep { $_->{ticket}{name} eq $name } @{ $self->{holds} };
+		my @now;
+
+		foreach my $hold (sort { $a->{from} <=> $b->{from} } @holds)
+		{
+			my $ticket = $hold->{ticket};
+			my $permits = 0;
+
+			if ($ticket->{lease})
+			{
+				my $end = closed_until($self->{leases}{ $ticket->{lease} });
+
+				$hold->{end} = $end if $end < ($hold->{end} // $infinity);
+			}
+			next if $hold->{from} >= ($hold->{end} // $infinity);
+			@now =
+			  grep { ($_->{end} // $infinity) > $hold->{from} } @now;
+			foreach my $other (map { $_->{ticket} } @now)
+			{
+				$self->problem($self->tell($ticket) . ' held beside '
+					  . $self->tell($other))
+				  if $other != $ticket &&
+				  ($ticket->{mode} eq 'exclusive' ||
+					$other->{mode} eq 'exclusive');
+			}
+			push @now, $hold;
+			$permits += $_->{ticket}{permits} foreach @now;
+			$self->problem("$permits permits of $name are taken: "
+				  . join(', ', map { $self->tell($_->{ticket}) } @now))
+			  if $ticket->{mode} eq 'slots' && $permits > $slots;
+		}
+
+		# in the order of asking, with the answers that had come before
+		my @by_begin = sort { $a->{told}{begin} <=> $b->{told}{begin} }
+		  grep { $_->{told}{answer} } @tickets;
+		my @by_answer =
+		  sort { $a->{told}{answer} <=> $b->{told}{answer} } @by_begin;
+		my $greatest;
+
+		foreach my $ticket (@by_begin)
+		{
+			while (@by_answer &&
+				$by_answer[0]{told}{answer} < $ticket->{told}{begin})
+			{
+				my $before = shift @by_answer;
+
+				$greatest = $before
+				  if !$greatest || $before->{number} > $greatest->{number};
+			}
+			$self->problem($self->tell($ticket) . ' came later than '
+				  . $self->tell($greatest))
+			  if $greatest && $ticket->{number} < $greatest->{number};
+		}
+	}
+	$self->report('in the whole history');
+	return;
+}
+
+=pod
+
+=item $history->close_all($node)
+
+Closes every lease.  Nothing must be left then, in memory or in a table.
+
+=back
+
+=cut
+
+sub close_all
+{
+	my ($self, $node) = @_;
+	my $session = session($node);
+
+	$session->query('SELECT dlock_lease_close(lease) FROM dlock_leases');
+	ok( $session->wait_for(
+			q{SELECT NOT EXISTS (SELECT FROM dlock_locks)
+				AND NOT EXISTS (SELECT FROM dlock_leases)
+				AND NOT EXISTS (SELECT FROM dlock_queue)
+				AND NOT EXISTS (SELECT FROM dlock_queue_lease)}),
+		'nothing is left behind');
+	$session->quit;
+	return;
+}
+
+1;

@@ -1,0 +1,186 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Clock - the clock of leases, in the hands of TAP tests
+
+=head1 DESCRIPTION
+
+Leases run on CLOCK_BOOTTIME, the clock that goes on while the machine sleeps.
+A server that is started here gets it from a library that is loaded before the
+C library: with it a test lets an hour pass in a moment, for all processes at
+once and without any other clock moving, as it is after a suspend; and stops a
+process right behind one of its looks at that clock.
+
+=over
+
+=item clock_is_ours()
+
+False where that cannot be done: there is no such clock, or no C compiler.
+
+=item under_our_clock($sub)
+
+Servers that the sub starts have that clock.
+
+=item new_server_of_clock($name, $conf)
+
+A new server with that clock, which can have standbys: it waits for one of them
+however long its processes are stopped.
+
+=item time_passes($seconds)
+
+So much time has passed.
+
+=item stop_at_reading($pid, $n)
+
+Stop this process at its nth reading of the clock from now on; only the latest
+order counts.
+
+=item stopped_at_reading($pid, $sub)
+
+Wait until it has stopped there, and return true; or until the sub returns true.
+
+=back
+
+=cut
+
+package Dlock::Clock;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Config;
+use Dlock::Lease qw(process_state);
+use Dlock::Test;
+use Exporter 'import';
+use PostgreSQL::Test::Utils ();
+
+our @EXPORT = qw(clock_is_ours under_our_clock new_server_of_clock time_passes
+  stop_at_reading stopped_at_reading);
+
+my $source = <<'END_OF_SOURCE';
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+int
+clock_gettime(clockid_t clock, struct timespec *now)
+{
+	static int	(*real) (clockid_t, struct timespec *);
+	static int	order_seen,
+				readings;
+	int			saved_errno = errno;
+	int			order = 0,
+				pid = 0,
+				stop_at = 0;
+	long		passed = 0;
+	char		text[100] = "";
+	int			result,
+				file;
+
+	if (!real)
+		*(void **) &real = dlsym(RTLD_NEXT, "clock_gettime");
+	result = real(clock, now);
+	if (clock != CLOCK_BOOTTIME)
+		return result;
+	file = open(getenv("DLOCK_CLOCK"), O_RDONLY);
+	if (file < 0 || read(file, text, sizeof(text) - 1) <= 0)
+		abort();
+	close(file);
+	sscanf(text, "%ld %d %d %d", &passed, &order, &pid, &stop_at);
+	now->tv_sec += passed;
+	if (order != order_seen)
+		readings = 0;
+	order_seen = order;
+	if (++readings == stop_at && pid == (int) getpid())
+		raise(SIGSTOP);
+	errno = saved_errno;
+	return result;
+}
+END_OF_SOURCE
+
+my $dir;
+my ($passed, $order, $pid, $stop_at) = (0, 0, 0, 0);
+
+# Never is a part of it seen.
+sub set_clock
+{
+	open(my $file, '>', "$dir/clock.new") or die "cannot write: $!";
+	print $file "$passed $order $pid $stop_at\n";
+	close($file);
+	rename("$dir/clock.new", "$dir/clock") or die "cannot rename: $!";
+	return;
+}
+
+sub clock_is_ours
+{
+	my $compiler = $ENV{CC} || $Config{cc};
+
+	return 0 if $^O ne 'linux';
+	$dir = PostgreSQL::Test::Utils::tempdir();
+	open(my $file, '>', "$dir/clock.c") or die "cannot write: $!";
+	print $file $source;
+	close($file);
+	set_clock();
+	return system("$compiler -shared -fPIC -o $dir/clock.so $dir/clock.c -ldl"
+		  . " >$dir/clock.log 2>&1") == 0;
+}
+
+sub under_our_clock
+{
+	my ($sub) = @_;
+	local $ENV{LD_PRELOAD} = join ' ', grep { $_ } $ENV{LD_PRELOAD},
+	  "$dir/clock.so";
+	local $ENV{DLOCK_CLOCK} = "$dir/clock";
+
+	return $sub->();
+}
+
+sub new_server_of_clock
+{
+	my ($name, $conf) = @_;
+	my $patient = "wal_sender_timeout = 0\nwal_receiver_timeout = 0\n";
+
+	return under_our_clock(
+		sub {
+			new_server($name,
+				allows_streaming => 1,
+				conf => $patient . ($conf // ''));
+		});
+}
+
+sub time_passes
+{
+	my ($seconds) = @_;
+
+	$passed += $seconds;
+	set_clock();
+	return;
+}
+
+sub stop_at_reading
+{
+	($pid, $stop_at) = @_;
+	$order++;
+	set_clock();
+	return;
+}
+
+sub stopped_at_reading
+{
+	my ($process, $sub) = @_;
+	my $stopped;
+
+	poll("process $process is stopped",
+		sub { ($stopped = process_state($process) =~ /^T/i) || $sub->() });
+	return $stopped;
+}
+
+1;

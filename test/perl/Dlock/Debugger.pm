@@ -1,0 +1,117 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Debugger - a debugger in the hands of TAP tests
+
+=head1 DESCRIPTION
+
+What happens between two steps of one process is tested by stopping it there.
+
+=over
+
+=item debugger_works($session)
+
+Is there one, and can it be attached to a server's process?
+
+=item call_in($pid, $function, @arguments)
+
+Has a process call a function, with these numbers.
+
+=item stop_behind($session, $function)
+
+Lets a session, by what is started next, call this function, and stops its
+process when that has returned.  Returns a sub that waits until it is stopped;
+called again, that lets it go on.
+
+=back
+
+=cut
+
+package Dlock::Debugger;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Dlock::Test;
+use Exporter 'import';
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+our @EXPORT = qw(debugger_works call_in stop_behind);
+
+my $count = 0;
+
+sub arguments
+{
+	my ($pid, @commands) = @_;
+
+	return [
+		qw(gdb -q -batch -nx -ex), 'set pagination off', '-p', $pid,
+		map { ('-ex', $_) } 'handle all nostop noprint pass', @commands
+	];
+}
+
+sub call_in
+{
+	my ($pid, $function, @numbers) = @_;
+	my $call = sprintf '((long (*)()) %s)(%s)', $function, join ', ', @numbers;
+	my $output = '';
+
+	eval {
+		IPC::Run::run(
+			arguments($pid, "print $call"),
+			'<', \undef, '>&', \$output, IPC::Run::timeout(60));
+	};
+	return 1 if $output =~ /^\$1 = /m;
+	diag($output);
+	return 0;
+}
+
+sub debugger_works
+{
+	my ($session) = @_;
+
+	return call_in($session->{pid}, 'getpid');
+}
+
+sub stop_behind
+{
+	my ($session, $function) = @_;
+	my $file = "$PostgreSQL::Test::Utils::tmp_check/debugger_" . $count++;
+	my $output = '';
+	my $debugger = IPC::Run::start(
+		arguments(
+			$session->{pid},
+			"break $function",
+			"shell touch $file.attached",
+			'continue',
+			'delete',
+			'finish',
+			"shell touch $file.stopped; "
+			  . "while [ ! -e $file.go_on ]; do sleep 0.05; done",
+			'detach'),
+		'<', \undef, '>&', \$output);
+	my $until = sub {
+		my ($file) = @_;
+
+		poll($file, sub { $debugger->pump_nb if $debugger->pumpable; -e $file });
+	};
+	my $stopped = 0;
+
+	$until->("$file.attached");
+	return sub {
+		if (!$stopped++)
+		{
+			$until->("$file.stopped");
+			return;
+		}
+		PostgreSQL::Test::Utils::append_to_file("$file.go_on", '');
+		$debugger->finish;
+		return;
+	};
+}
+
+1;

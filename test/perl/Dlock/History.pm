@@ -1,0 +1,522 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::History - what clients of dlock have asked, and what they were told
+
+=head1 DESCRIPTION
+
+Each client, see Dlock::Client, writes down what it is about to ask, and then
+what it was told, both with the time.  So the history is known as well as any client
+can know it: a call took effect somewhere between its two lines, if it has both.
+
+What follows from that of each ticket and lease is gathered here: who was given
+it, when it is sure to be held or open, and who has begun to end it.  What a
+server must have then is another matter, see Dlock::Checker.
+
+=cut
+
+package Dlock::History;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Dlock::Client;
+use Dlock::Load;
+use Exporter 'import';
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(clock_gettime CLOCK_MONOTONIC);
+
+our @EXPORT_OK = qw($infinity closed_until is_durable now);
+
+our $infinity = 9**9**9;
+
+=pod
+
+=head1 METHODS
+
+=over
+
+=item Dlock::History->new($seed)
+
+A history, with nothing in it.  Whatever is chosen at random depends on the
+seed alone, and on what the server answers.
+
+=cut
+
+sub new
+{
+	my ($class, $seed) = @_;
+
+	srand($seed);
+	note "seed $seed: set DLOCK_TEST_SEED to run with another one";
+	return bless {
+		seed => $seed,
+		dir => PostgreSQL::Test::Utils::tempdir(),
+		round => 0,
+		clients => 6,
+		levels => ['on'],    # of synchronous_commit, to choose from
+		calls => {},         # id => call
+		tickets => {},       # number => ticket that a client was told of
+		leases => {},        # number => lease, the same
+		asked => {},         # request => first call for it that was told nothing
+		holds => [],         # what clients were sure to hold
+		offsets => {},       # file => how far it was read
+		problems => [],
+		all_problems => 0
+	}, $class;
+}
+
+=pod
+
+=item $history->load($node, $calls, $end, %options)
+
+Runs clients until $calls calls have been answered, and then calls the sub
+$end, which has to end their sessions.  With off => $percent so many of the
+calls are made with synchronous_commit = off.  With after => $calls2, then =>
+$sub this sub is called when so many have been answered.
+
+=item $history->start_clients($node, $numbers, %options)
+
+The first step of it: returns a Dlock::Load.
+
+=item $history->read_calls($load)
+
+The last one: takes note of what they have asked and were told, since it was
+called last.
+
+=cut
+
+sub load
+{
+	my ($self, $node, $calls, $end, %options) = @_;
+	my $load = $self->start_clients($node, [ 1 .. $self->{clients} ], %options);
+
+	if ($options{after})
+	{
+		$load->await($options{after});
+		$options{then}->();
+	}
+	$load->await($calls);
+	$load->release($end);
+	$self->read_calls($load);
+	return;
+}
+
+sub start_clients
+{
+	my ($self, $node, $numbers, %options) = @_;
+
+	$self->{round}++;
+	return Dlock::Load->new($self, $node, $numbers, %options);
+}
+
+# The client of this number, in its own process
+sub client
+{
+	my ($self, $load, $number) = @_;
+
+	return Dlock::Client->new($self, $load, $number);
+}
+
+# What this client had when its last session ended, as far as is known now
+sub belongings
+{
+	my ($self, $client) = @_;
+	my @leases = grep { $_->{client} == $client && $_->{live} }
+	  values %{ $self->{leases} };
+	my @tickets = grep { $_->{client} == $client && $_->{live} }
+	  values %{ $self->{tickets} };
+
+	return (
+		{ map { $_->{number} => $_->{short} } grep { !$_->{single} } @leases },
+		{ map { $_->{number} => $_->{name} } @tickets });
+}
+
+# Their server is about to be killed.
+sub note_end
+{
+	my ($self, $load) = @_;
+
+	$self->{killed} = now();
+	return;
+}
+
+# In the order of time
+sub read_calls
+{
+	my ($self, $load) = @_;
+	my @files = glob("$self->{dir}/$load->{round}.*");
+
+	$self->_learn($load, @$_) foreach sort { $a->[1] <=> $b->[1] }
+	  map { $self->_new_lines($_) } @files;
+	unlink @files if $load->{over};
+	# with their sessions their holds are over
+	foreach my $hold (@{ $self->{holds} })
+	{
+		$hold->{end} //= $self->{killed}
+		  if $hold->{ticket}{scope} ne 'lease';
+	}
+	return;
+}
+
+# The lines that were written to a file since this was called last
+sub _new_lines
+{
+	my ($self, $file) = @_;
+
+	open my $handle, '<', $file or die "open: $!";
+	seek $handle, $self->{offsets}{$file} // 0, 0 or die "seek: $!";
+	my @lines = <$handle>;
+	close $handle;
+	# one that is not complete
+	pop @lines if @lines && $lines[-1] !~ /\n\z/;
+	$self->{offsets}{$file} += length $_ foreach @lines;
+	chomp @lines;
+	return map { [ split /\t/, $_, -1 ] } @lines;
+}
+
+sub _learn
+{
+	my ($self, $load, $what, $time, $id, $result, %call) = @_;
+
+	if ($what eq 'asks')
+	{
+		$self->{calls}{$id} =
+		  { %call, id => $id, round => $load->{round}, begin => $time };
+		$self->_learn_begin($self->{calls}{$id});
+	}
+	elsif ($what eq 'told')
+	{
+		my $call = $self->{calls}{$id};
+
+		$call->{answer} = $time;
+		$call->{result} = $result;
+		$self->_learn_answer($call);
+	}
+	elsif ($what eq 'odd')
+	{
+		$self->problem("client $id: $result");
+	}
+	return;
+}
+
+sub _learn_begin
+{
+	my ($self, $call) = @_;
+
+	if ($call->{op} eq 'release_ticket' || $call->{op} eq 'release_at_commit')
+	{
+		$self->_begin_release($self->{tickets}{ $call->{ticket} }, $call);
+	}
+	elsif ($call->{op} eq 'close')
+	{
+		my $lease = $self->{leases}{ $call->{lease} };
+
+		$lease->{close} //= $call;
+		$self->_begin_release($_, $call)
+		  foreach grep { $_->{lease} == $call->{lease} }
+		  values %{ $self->{tickets} };
+	}
+	elsif ($call->{op} eq 'release')
+	{
+		$self->_begin_release($_, $call)
+		  foreach grep {
+			$_->{scope} eq 'session' && $_->{name} eq $call->{name} &&
+			  $_->{client} == $call->{client}
+		  } values %{ $self->{tickets} };
+	}
+	elsif ($call->{op} =~ /acquire|enqueue/ && $call->{lease})
+	{
+		$self->{asked}{ _request($call, $_) } //= $call
+		  foreach split /,/, $call->{name};
+	}
+	return;
+}
+
+# What a lease has one ticket for, however often it asks
+sub _request
+{
+	my ($call, $name) = @_;
+
+	return join ' ', $call->{lease} // 0, $name, $call->{owner} // '';
+}
+
+sub _begin_release
+{
+	my ($self, $ticket, $call) = @_;
+
+	return if $ticket->{release};
+	$ticket->{release} = $call;
+	$_->{end} //= $call->{begin}
+	  foreach grep { $_->{ticket} == $ticket } @{ $self->{holds} };
+	return;
+}
+
+# The lease is sure to be open until then.
+sub _alive_until
+{
+	my ($lease) = @_;
+
+	return $lease->{short} ? $lease->{alive_until} : $infinity;
+}
+
+# Its locks are sure not to be granted to others until then, unless somebody
+# releases them: a delay begins when the lease has run out.
+sub closed_until
+{
+	my ($lease) = @_;
+
+	return _alive_until($lease) + $lease->{delay};
+}
+
+# The lease was open when this call was made: for how long is it sure to be?
+sub _alive_from
+{
+	my ($self, $lease, $call) = @_;
+	my $until = $call->{begin} + $lease->{short};
+
+	$lease->{alive_until} = $until if $until > ($lease->{alive_until} // 0);
+	return;
+}
+
+# It was told that it is gone: fine, if it has expired, or was released.
+sub _gone
+{
+	my ($self, $call, $what, $thing) = @_;
+
+	return if $thing->{release} || $thing->{close};
+	my $lease =
+	  exists $thing->{lease} ? $self->{leases}{ $thing->{lease} } : $thing;
+
+	$self->problem("$call->{id}: $what is gone, and nobody has ended it")
+	  unless $lease->{close} || $call->{answer} > _alive_until($lease);
+	return;
+}
+
+sub _learn_answer
+{
+	my ($self, $call) = @_;
+	my $op = $call->{op};
+	my $result = $call->{result};
+	my $is_error = $result =~ /^error/;
+
+	if ($result =~ /^error (XX|53|22|42)/)
+	{
+		$self->problem("$call->{id}: $op gave $result");
+	}
+	elsif ($op eq 'open')
+	{
+		$self->_learn_lease($result, $call, 0) if !$is_error;
+	}
+	elsif ($op eq 'renew')
+	{
+		my $lease = $self->{leases}{ $call->{lease} };
+
+		if ($result eq 'null' || $is_error)
+		{
+			$self->_gone($call, "lease $call->{lease}", $lease);
+		}
+		else
+		{
+			$self->_alive_from($lease, $call);
+		}
+	}
+	elsif ($op eq 'close')
+	{
+		$self->_gone($call, "lease $call->{lease}",
+			$self->{leases}{ $call->{lease} })
+		  if $result eq 'null' && $self->{leases}{ $call->{lease} }{close} != $call;
+	}
+	elsif ($op eq 'release_ticket')
+	{
+		my $ticket = $self->{tickets}{ $call->{ticket} };
+		my $lease = $self->{leases}{ $ticket->{lease} };
+
+		$self->problem("$call->{id}: ticket $call->{ticket} is gone")
+		  if $result ne 't' && $ticket->{release} == $call &&
+		  $ticket->{scope} eq 'lease' && !$lease->{close} &&
+		  $call->{answer} < _alive_until($lease);
+	}
+	elsif ($op eq 'wait')
+	{
+		my $ticket = $self->{tickets}{ $call->{ticket} };
+
+		if ($result eq 't')
+		{
+			$self->_hold($ticket, $call);
+		}
+		elsif ($result eq 'error 55L01')
+		{
+			$self->_gone($call, "ticket $call->{ticket}", $ticket);
+		}
+	}
+	elsif ($op =~ /acquire|enqueue/ && !$is_error && $result ne 'null')
+	{
+		my @names = split /,/, $call->{name};
+
+		foreach my $number ($result =~ /\d+/g)
+		{
+			my $ticket =
+			  $self->_learn_ticket($number, shift @names, $call);
+
+			$self->_hold($ticket, $call) if $op !~ /enqueue/;
+		}
+	}
+	return;
+}
+
+sub _learn_lease
+{
+	my ($self, $number, $call, $single) = @_;
+
+	my $lease = $self->{leases}{$number} //= {
+		number => $number,
+		client => $call->{client},
+		short => $call->{short} // 0,
+		delay => $call->{delay} // 0,
+		single => $single,
+		told => $call,
+		begin => $call->{begin},
+		live => 1
+	};
+
+	$self->_alive_from($lease, $call) if !defined $lease->{alive_until};
+	return $lease;
+}
+
+sub _learn_ticket
+{
+	my ($self, $number, $name, $call) = @_;
+	my $ticket = $self->{tickets}{$number};
+	my $lease = 0;
+	my $asked = delete $self->{asked}{ _request($call, $name) };
+
+	if ($ticket)
+	{
+		$self->problem("$call->{id}: was given ticket $number, "
+			  . "which is of $ticket->{name} and client $ticket->{client}")
+		  if $ticket->{name} ne $name ||
+		  $ticket->{client} != $call->{client} || $ticket->{scope} ne 'lease';
+		return $ticket;
+	}
+	if ($call->{scope} eq 'lease')
+	{
+		$lease = $call->{lease} || $number;
+		$self->_learn_lease($number, $call, 1) if $lease == $number;
+	}
+	return $self->{tickets}{$number} = {
+		number => $number,
+		name => $name,
+		client => $call->{client},
+		mode => $call->{mode},
+		permits => $call->{permits},
+		scope => $call->{scope},
+		lease => $lease,
+		told => $call,
+		begin => ($asked // $call)->{begin},
+		live => $lease ? 1 : 0
+	};
+}
+
+# From this answer on, the ticket is known to hold.
+sub _hold
+{
+	my ($self, $ticket, $call) = @_;
+
+	return if $ticket->{held};
+	$ticket->{held} = $call;
+	push @{ $self->{holds} },
+	  {
+		ticket => $ticket,
+		from => $call->{answer},
+		end => $ticket->{release} ? $ticket->{release}{begin} :
+		  $ticket->{scope} eq 'xact' ? $call->{begin} : undef
+	  };
+	return;
+}
+
+=pod
+
+=item $history->problem($what)
+
+Something is not as it must be.
+
+=item $history->report($when)
+
+One test: no problem was found since the last report.
+
+=cut
+
+sub problem
+{
+	my ($self, $what) = @_;
+
+	push @{ $self->{problems} }, "round $self->{round}: $what";
+	return;
+}
+
+sub report
+{
+	my ($self, $when) = @_;
+	my @problems = splice @{ $self->{problems} };
+	local $Test::Builder::Level = $Test::Builder::Level + 2;
+
+	$self->{all_problems} += @problems;
+	splice @problems, 20, @problems - 20, '...' if @problems > 20;
+	ok(!@problems, "$when: all is as it must be") or diag(join "\n", @problems);
+	return;
+}
+
+sub tell
+{
+	my ($self, $ticket) = @_;
+	my $told = $ticket->{told};
+	my $text = "ticket $ticket->{number} of $ticket->{name} "
+	  . "($ticket->{mode}, $ticket->{scope}, lease $ticket->{lease}; "
+	  . "$told->{op} $told->{id}";
+
+	$text .= ", held $ticket->{held}{id}"
+	  if $ticket->{held} && $ticket->{held}{id};
+	$text .= ", released $ticket->{release}{id}" if $ticket->{release};
+	return "$text)";
+}
+
+=pod
+
+=back
+
+=head1 FUNCTIONS
+
+=over
+
+=item now()
+
+The time, as it is written down.
+
+=item is_durable($level, $where)
+
+Does that synchronous_commit make a call's answer durable "here", on the server
+that the client used; "there", on a synchronous standby; or "nowhere", on an
+asynchronous one?
+
+=back
+
+=cut
+
+sub now
+{
+	return clock_gettime(CLOCK_MONOTONIC);
+}
+
+sub is_durable
+{
+	my ($level, $where) = @_;
+
+	return $where eq 'here' ? $level ne 'off' :
+	  $where eq 'there' ? $level =~ /^(?:on|remote_write|remote_apply)$/ : 0;
+}
+
+1;

@@ -1,0 +1,176 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Split - a primary that goes on beside its successor, cut off from it
+
+=head1 DESCRIPTION
+
+What clients are told by a primary that is cut off from its standbys for good is
+not part of the history any more, once one of them is about to be promoted.  But
+it is held against that primary: it does not honour a lease that standbys count
+for longer than its ttl, and not after its successor has granted the lock to
+somebody else, and acknowledges nothing that the successor does not have.
+
+=head1 METHODS
+
+=over
+
+=item Dlock::Split->new($history, $load)
+
+From now on, of the clients of this load.
+
+=item $split->learn($what, $time, $id, $result, %call)
+
+A line that one of them has written.
+
+=item $split->found($there)
+
+What the new primary has: tickets, number => row, and leases.
+
+=item $split->check
+
+After the end of both loads: was what the old primary has said true?
+
+=back
+
+=cut
+
+package Dlock::Split;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Dlock::Client qw($ttl);
+use Dlock::History qw(is_durable now);
+use Test::More;
+
+sub new
+{
+	my ($class, $history, $load) = @_;
+
+	return bless {
+		history => $history,
+		load => $load,
+		promoted => now(),
+		calls => {},
+		answers => []
+	}, $class;
+}
+
+sub learn
+{
+	my ($self, $what, $time, $id, $result, %call) = @_;
+
+	if ($what eq 'asks')
+	{
+		$self->{calls}{$id} = { %call, id => $id, begin => $time };
+	}
+	elsif ($what eq 'told')
+	{
+		my $call = $self->{calls}{$id} // $self->{history}{calls}{$id};
+
+		push @{ $self->{answers} },
+		  { %$call, answer => $time, result => $result };
+	}
+	return;
+}
+
+sub found
+{
+	my ($self, $there) = @_;
+	my $history = $self->{history};
+
+	return if $self->{there};
+	$self->{there} = $there;
+
+	# What was lost there has not been, and has numbers of its own.
+	foreach my $number (keys %{ $history->{tickets} })
+	{
+		my $told = $history->{tickets}{$number}{told};
+
+		delete $history->{tickets}{$number}
+		  if $told->{round} == $self->{load}{round} &&
+		  !$history->{tickets}{$number}{live} &&
+		  ($told->{answer} // 0) > $self->{promoted};
+	}
+	return;
+}
+
+sub check
+{
+	my ($self) = @_;
+	my $history = $self->{history};
+	my $count = 0;
+
+	foreach my $call (grep { $_->{result} !~ /^error|^null|^f$/ }
+		@{ $self->{answers} })
+	{
+		my ($op, $result) = ($call->{op}, $call->{result});
+		my $lasting = is_durable($call->{sync}, 'there');
+
+		next unless $call->{scope} eq 'lease' || $op =~ /^(?:open|renew)$/;
+		if ($op eq 'renew')
+		{
+			my $lease = $history->{leases}{ $call->{lease} };
+
+			$self->_check_honoured($call, $lease) if $lease;
+			next;
+		}
+		foreach my $number (
+			$op =~ /^(?:check|guard|wait)$/ ? $call->{ticket} :
+			$result =~ /\d+/g)
+		{
+			my $row = $self->{there}{$number};
+			my $ticket = $history->{tickets}{$number};
+			my $held = $row && $row->{granted};
+
+			if ($held && $op !~ /enqueue|open/)
+			{
+				$self->_check_honoured($call, $history->{leases}{ $row->{lease} },
+					$ticket);
+				$count++;
+			}
+			elsif ($lasting && $op =~ /acquire|enqueue|open|wait/ &&
+				($row ? !$held && $op =~ /acquire|wait/ :
+					!$ticket && !$history->{leases}{$number}))
+			{
+				# what was told before is compared in Dlock::Checker
+				$history->problem("$call->{id}: $op gave $number, which the new "
+					  . 'primary has ' . ($row ? 'waiting' : 'not'));
+			}
+		}
+	}
+	note "the old primary has confirmed holders $count times";
+	return;
+}
+
+# The old primary has said that it honours the lease, and the ticket.
+sub _check_honoured
+{
+	my ($self, $call, $lease, $ticket) = @_;
+	my $history = $self->{history};
+	my $late = $call->{begin} - $self->{promoted} - ($lease->{short} || $ttl);
+
+	return if !$history->standbys_count($lease);
+	$history->problem("$call->{id}: $call->{op} honours lease $lease->{number} "
+		  . "$late s after its ttl, which no standby can have prolonged")
+	  if $late > 0;
+	return if !$ticket || $history->{forced}{ $ticket->{number} };
+	foreach my $hold (grep { $_->{round} == $history->{round} }
+		@{ $history->{holds} })
+	{
+		my $other = $hold->{ticket};
+
+		$history->problem("$call->{id}: $call->{op} honours "
+			  . $history->tell($ticket) . ' beside ' . $history->tell($other))
+		  if $other->{name} eq $ticket->{name} &&
+		  $other->{number} > $ticket->{number} &&
+		  $hold->{from} < $call->{begin} &&
+		  ($other->{mode} eq 'exclusive' || $ticket->{mode} eq 'exclusive');
+	}
+	return;
+}
+
+1;

@@ -1,0 +1,472 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Test - servers and sessions for dlock's TAP tests
+
+=head1 DESCRIPTION
+
+PostgreSQL::Test::Cluster brings the servers.  A test of locks also needs
+sessions that are left waiting while others go on, and that die on the way;
+that is Dlock::Test::Session here.
+
+=cut
+
+package Dlock::Test;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Exporter 'import';
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+our @EXPORT = qw(new_server start_again kill_server answers poll ample fence
+  fails_with grows session backends_gone);
+
+# All servers of the tests have the same encoding and locale, whatever the
+# caller's are: initdb would take these, and SQL_ASCII where there is none.
+# Here, so that no test can forget it.
+{
+	no warnings 'redefine';
+	my $init = PostgreSQL::Test::Cluster->can('init');
+
+	*PostgreSQL::Test::Cluster::init = sub {
+		my ($node, %params) = @_;
+		my $extra = $params{extra} // [];
+
+		$params{extra} = [ '--encoding=UTF8', '--no-locale', @$extra ];
+		return $node->$init(%params);
+	};
+}
+
+# A running server with dlock in its database "postgres"
+sub new_server
+{
+	my ($name, %params) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init(%params);
+	# With allows_streaming there would be ten, of which those take some whose
+	# clients have gone a moment ago.
+	$node->append_conf('postgresql.conf', 'max_connections = 100');
+	# Many tests stop the worker at some time, and it has to be there then.
+	$node->append_conf('postgresql.conf', 'dlock.worker_idle_timeout = 20d');
+	$node->append_conf('postgresql.conf', $params{conf}) if $params{conf};
+	$node->start;
+	$node->safe_psql('postgres', 'CREATE EXTENSION dlock');
+	return $node;
+}
+
+# poll($what, $sub): until the sub returns true
+#
+# What an error of a session has prevented would be waited for in vain: it dies
+# of one that nobody has looked at, and of one that is not what it waits for.
+sub poll
+{
+	my ($what, $sub) = @_;
+
+	Dlock::Test::Error->none_unseen($what);
+	for (1 .. 100 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		my $errors = Dlock::Test::Error->count;
+
+		return 1 if $sub->();
+		die "$what: " . Dlock::Test::Error->last
+		  if Dlock::Test::Error->count > $errors;
+		usleep(10_000);
+	}
+	die "timed out waiting: $what";
+}
+
+# ample($seconds): so many, or more of them where PG_TEST_TIMEOUT_DEFAULT says
+# that the machine is slow.  For a ttl within which the test has to do something.
+sub ample
+{
+	my ($seconds) = @_;
+
+	return $seconds * (int($PostgreSQL::Test::Utils::timeout_default / 180) || 1);
+}
+
+# Start a server that was killed, as soon as its last process is gone.
+sub start_again
+{
+	my ($node) = @_;
+
+	poll('killed server can be started',
+		sub {
+			$node->start(fail_ok => 1) && return 1;
+			# makes the node see that there is no postmaster
+			$node->stop('fast', fail_ok => 1);
+			return 0;
+		});
+}
+
+# The ids of processes for which the sub is true of id, parent and state
+sub processes
+{
+	my ($condition) = @_;
+
+	return map { $_->[0] } grep { $condition->(@$_) }
+	  map { [ /^\s*(\d+)\s+(\d+)\s+(\S)/ ] } `ps -A -o pid= -o ppid= -o state=`;
+}
+
+# kill_server($node, $alone): all of a server's processes, or its postmaster
+# alone; and wait until the last one is gone
+sub kill_server
+{
+	my ($node, $alone) = @_;
+	my $postmaster = $node->{_pid};
+
+	# stopped, which it is some time after the signal, it has no more children
+	kill('STOP', $postmaster) == 1 or die "no process $postmaster";
+	poll('the postmaster is stopped',
+		sub { processes(sub { $_[0] == $postmaster && $_[2] eq 'T' }) });
+	my @children = processes(sub { $_[1] == $postmaster });
+	kill('KILL', @children) unless $alone;
+	$node->kill9;
+	my %killed = map { $_ => 1 } $postmaster, @children;
+
+	poll('processes are gone',
+		sub { !processes(sub { $killed{ $_[0] } && $_[2] ne 'Z' }) });
+	# who is to start takes a zombie for a server, for as long as it is there
+	unlink $node->data_dir . '/postmaster.pid',
+	  $node->host . '/.s.PGSQL.' . $node->port . '.lock';
+	return;
+}
+
+# Does the server let clients in?  psql, where it does not, ends before it has
+# read its input, and the test may end with it, of a broken pipe.
+sub answers
+{
+	my ($node) = @_;
+
+	return IPC::Run::run(
+		[
+			$node->installed_command('pg_isready'),
+			'-d', $node->connstr('postgres')
+		],
+		'>', \my $out);
+}
+
+# Take a lock in a session of its own, and return the fence.
+sub fence
+{
+	my ($node, $dbname, $name) = @_;
+
+	$dbname //= 'postgres';
+	$name //= 'lock';
+	return $node->safe_psql($dbname, "SELECT dlock_acquire('$name')");
+}
+
+# fails_with($node, $dbname, $sql, $pattern, $test): psql's error output,
+# with SQLSTATE, must match
+sub fails_with
+{
+	my ($node, $dbname, $sql, $pattern, $test) = @_;
+	my ($out, $err);
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	$node->psql(
+		$dbname, $sql,
+		stdout => \$out,
+		stderr => \$err,
+		extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+	return like($err, $pattern, $test);
+}
+
+# grows($test, @fences): each must be greater than the one before it
+sub grows
+{
+	my ($test, @fences) = @_;
+	my $grows = @fences > 1 && !grep { !/^\d+$/ } @fences;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	for my $i (1 .. $#fences)
+	{
+		$grows &&= $fences[$i] > $fences[ $i - 1 ];
+	}
+	return ok($grows, $test) || diag("fences: @fences");
+}
+
+# Wait until these processes are gone.
+sub backends_gone
+{
+	my @pids = @_;
+
+	poll("processes @pids are gone", sub { !kill(0, @pids) });
+}
+
+sub session
+{
+	return Dlock::Test::Session->new(@_);
+}
+
+# A session's answer that has an error in it: a string like others, but poll()
+# knows of it, and whether anyone has read it.
+package Dlock::Test::Error;
+
+use Scalar::Util qw(refaddr);
+
+use overload
+  '""' => sub { delete unseen()->{ refaddr($_[0]) }; return ${ $_[0] }; },
+  fallback => 1;
+
+my %unseen;
+my $count = 0;
+my $last = '';
+
+sub unseen { return \%unseen; }
+sub count { return $count; }
+sub last { return $last; }
+
+sub is_in
+{
+	my ($class, $answer) = @_;
+
+	return $answer =~ /^(?:psql:\S* )?ERROR: /m;
+}
+
+sub new
+{
+	my ($class, $answer) = @_;
+	my $self = bless \$answer, $class;
+
+	$count++;
+	$last = $unseen{ refaddr($self) } = $answer;
+	return $self;
+}
+
+sub none_unseen
+{
+	my ($class, $what) = @_;
+
+	foreach my $answer (values %unseen) { die "before \"$what\": $answer\n"; }
+	return;
+}
+
+sub DESTROY
+{
+	my ($self) = @_;
+
+	delete $unseen{ refaddr($self) } if ${^GLOBAL_PHASE} ne 'DESTRUCT';
+	return;
+}
+
+package Dlock::Test::Session;
+
+use IPC::Run;
+
+=pod
+
+=head1 SESSIONS
+
+=over
+
+=item session($node, $dbname, $options)
+
+A psql that stays, with its error output, SQLSTATEs included, among its
+results.  $options is added to the connection string.
+
+=item $session->may_end
+
+It is not an error any more to ask one that is over: the answer is empty.
+
+=item $session->start($sql)
+
+Lets it run without waiting for the result, except that of earlier ones.
+
+=item $session->answer
+
+Waits for the result of what was started last.  If the server has closed the
+connection, that is what it says before.  Where the caller takes no result, an
+error is fatal.
+
+=item $session->answered
+
+Is the answer there, so that answer() would not wait?
+
+=item $session->query($sql)
+
+Both of them.
+
+=item $session->announcements($count)
+
+Waits until $count notifications have come since it was called last, and
+returns the payloads of all that have, in their order.  They don't show in
+answers.
+
+=item $session->{pid}
+
+The backend's.
+
+=item $session->wait_for($sql)
+
+Asks until the result is "t".
+
+=item $session->until_waits(@sessions)
+
+Asks until these other sessions wait for a lock of dlock.
+
+=item $session->quit
+
+=item $session->vanish
+
+Closes it: in the proper way, or by killing psql.
+
+=back
+
+=cut
+
+sub new
+{
+	my ($class, $node, $dbname, $options) = @_;
+	my $connstr = $node->connstr($dbname // 'postgres');
+	my $timeout =
+	  IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default);
+	my $self = bless { in => '', out => '', timeout => $timeout }, $class;
+
+	$connstr .= " $options" if $options;
+	$self->{psql} = IPC::Run::start(
+		[
+			$node->installed_command('psql'),
+			'-XAtq', '-v', 'VERBOSITY=verbose', '-d', $connstr, '-f', '-'
+		],
+		'<', \$self->{in}, '>', \$self->{out}, '2>&1', $timeout);
+	$self->{pid} = $self->query('SELECT pg_backend_pid()');
+	die "no connection: $self->{pid}" unless $self->{pid} =~ /^\d+$/;
+	return $self;
+}
+
+sub may_end
+{
+	my ($self) = @_;
+
+	$self->{may_end} = 1;
+	return;
+}
+
+sub start
+{
+	my ($self, $sql) = @_;
+
+	# the answers of one that is over are empty
+	die "the session is over: $sql\n"
+	  unless $self->{psql}->pumpable || $self->{may_end};
+	$self->{timeout}->start;
+	$self->{in} .= "$sql;\n\\echo end of answer\n";
+	$self->{psql}->pump_nb while length $self->{in} && $self->{psql}->pumpable;
+	return;
+}
+
+sub answer
+{
+	my ($self) = @_;
+
+	$self->{timeout}->start;
+	$self->{psql}->pump
+	  while $self->{out} !~ /^end of answer\n/m && $self->{psql}->pumpable;
+	my ($answer, $rest) = split /^end of answer\n/m, $self->{out}, 2;
+	$self->{out} = $rest // '';
+	$answer //= '';
+	chomp $answer;
+	$answer = $self->_take_notifications($answer);
+	return $answer unless Dlock::Test::Error->is_in($answer);
+	die "unexpected: $answer\n" unless defined wantarray;
+	return Dlock::Test::Error->new($answer);
+}
+
+# psql shows notifications behind the result that they came with.
+sub _take_notifications
+{
+	my ($self, $answer) = @_;
+	my @lines;
+
+	return $answer unless $answer =~ /^Asynchronous notification /m;
+	foreach my $line (split /\n/, $answer)
+	{
+		if ($line =~
+			/^Asynchronous notification ".*?"(?: with payload "(.*)")? received /)
+		{
+			push @{ $self->{announcements} }, $1 // '';
+		}
+		else
+		{
+			push @lines, $line;
+		}
+	}
+	return join "\n", @lines;
+}
+
+sub announcements
+{
+	my ($self, $count) = @_;
+	my $come = $self->{announcements} //= [];
+
+	Dlock::Test::poll("$count announcements",
+		sub { $self->query('SELECT 1'); @$come >= $count });
+	delete $self->{announcements};
+	return @$come;
+}
+
+sub answered
+{
+	my ($self) = @_;
+
+	$self->{timeout}->start;
+	$self->{psql}->pump_nb if $self->{psql}->pumpable;
+	return $self->{out} =~ /^end of answer\n/m || !$self->{psql}->pumpable;
+}
+
+sub query
+{
+	my ($self, $sql) = @_;
+
+	$self->start($sql);
+	return $self->answer;
+}
+
+sub wait_for
+{
+	my ($self, $sql) = @_;
+
+	return Dlock::Test::poll($sql, sub { $self->query($sql) eq 't' });
+}
+
+sub until_waits
+{
+	my ($self, @sessions) = @_;
+
+	foreach my $waiter (@sessions)
+	{
+		$self->wait_for("SELECT count(*) = 1 FROM dlock_locks "
+			  . "WHERE pid = $waiter->{pid} AND NOT granted");
+	}
+	return;
+}
+
+sub quit
+{
+	my ($self) = @_;
+
+	return if $self->{finished}++;
+	$self->{timeout}->start;
+	$self->{in} .= "\\q\n";
+	# fails where psql has ended by itself
+	eval { $self->{psql}->finish; } or $self->{psql}->kill_kill;
+	return;
+}
+
+sub vanish
+{
+	my ($self) = @_;
+
+	$self->{psql}->kill_kill(coup_d_grace => 'KILL');
+	$self->{finished} = 1;
+	return;
+}
+
+1;

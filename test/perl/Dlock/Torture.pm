@@ -1,0 +1,589 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Torture - Dlock::Checker's rules, for clients that are hurt
+
+=head1 DESCRIPTION
+
+The clients are those of Dlock::TortureClient, whose sessions also end before the
+server does, and whose calls are cancelled.  Added to the rules:
+
+=over
+
+=item *
+
+Who is told that he waits, or holds an exclusive lock, is not behind one who
+has been told before that he holds with a greater ticket.
+
+=item *
+
+A guarded write is never visible after one with a greater fence, and what was
+committed durably is there.
+
+=item *
+
+What was granted to a session that listens is announced to it, once it is
+known to hold, unless it is released or the session ends before.
+
+=item *
+
+While standbys count for a lease, nothing is known of how long it lives.  What a
+primary that was cut off from them may say of it then, see Dlock::Split.
+
+=item *
+
+A view of the locks, at any time, shows holders that may hold together, and
+waiters in the order of their tickets behind them.
+
+=item *
+
+Each client gets an answer again, once all stopped processes go on.
+
+=back
+
+=cut
+
+package Dlock::Torture;
+
+use strict;
+use warnings FATAL => 'all';
+
+use parent 'Dlock::Checker';
+
+use Dlock::History qw(is_durable now);
+use Dlock::Split;
+use Dlock::Test;
+use Dlock::TortureClient qw(@blocking $ends);
+use PostgreSQL::Test::Utils;
+
+=pod
+
+=head1 METHODS
+
+Beside those of a Dlock::Checker, which this is:
+
+=over
+
+=item Dlock::Torture->new($seed, $clients)
+
+What is in the object to be changed: {levels}, which clients choose their
+synchronous_commit from, {shorts}, the seconds after which leases run out,
+{apart}, whether leases that do not have locks of their own, and {quorum},
+whether standbys count for leases.
+
+=cut
+
+sub new
+{
+	my ($class, $seed, $clients) = @_;
+	my $self = $class->SUPER::new($seed);
+
+	$self->{clients} = $clients;
+	$self->{seen} = [];       # tickets that were in a queue, or held
+	$self->{forced} = {};     # number => call that was to end it by force
+	$self->{forces} = [];     # these calls
+	$self->{writes} = [];     # tickets with guarded writes that were answered
+	$self->{shorts} = [0.2];
+	$self->{apart} = 0;
+	$self->{quorum} = 0;
+	$self->{results} = {};
+	return $self;
+}
+
+sub client
+{
+	my ($self, $load, $number) = @_;
+
+	return Dlock::TortureClient->new($self, $load, $number);
+}
+
+=pod
+
+=item Dlock::Torture::prepare($node)
+
+Makes the table of the guarded writes.
+
+=cut
+
+sub prepare
+{
+	my ($node) = @_;
+
+	$node->safe_psql('postgres',
+		q{CREATE TABLE guarded (name text PRIMARY KEY, fence bigint, stale int);
+		  INSERT INTO guarded SELECT name, 0, 0
+			FROM unnest('{x1,x2,x3,x7,x8,x9,b1,b2,b3}'::text[]) AS name});
+	return;
+}
+
+=pod
+
+=item $history->torture($node, $hurt, $end, %options)
+
+Runs the clients.  Calls the sub $hurt again and again, with the number of
+calls that were answered so far, until it returns false.  Then, once each
+client has got an answer once more, calls the sub $end, which has to end their
+sessions.  Takes the same option "off" as load().  Returns the number of
+answers.
+
+=cut
+
+sub torture
+{
+	my ($self, $node, $hurt, $end, %options) = @_;
+	my $load = $self->start_clients($node, [ 1 .. $self->{clients} ], %options);
+
+	$load->run($hurt);
+	$load->release($end);
+	$self->read_calls($load);
+	return $load->{answers};
+}
+
+=pod
+
+=item $history->look($session)
+
+Are holders and queues as they must be, now?
+
+=cut
+
+sub look
+{
+	my ($self, $session) = @_;
+	my $wrong = $session->query(
+		q{WITH l AS (SELECT *, lag(ticket) OVER (PARTITION BY name
+											ORDER BY "position") AS before,
+							max(ticket) FILTER (WHERE granted)
+								OVER (PARTITION BY name) AS holder
+					   FROM dlock_locks)
+		  SELECT 'holders of ' || name || ': ' ||
+				 array_agg((ticket, mode, permits, scope))::text
+			FROM l WHERE granted GROUP BY name
+		  HAVING count(*) > 1 AND bool_or(mode = 'exclusive')
+			  OR sum(permits) > max(slots)
+		   UNION ALL
+		  SELECT 'ticket ' || ticket || ' of ' || name || ' waits behind '
+				 || before || ', and ' || holder || ' holds'
+			FROM l WHERE "position" > 0 AND NOT granted
+			 AND (ticket < before OR ticket < holder)});
+
+	$self->problem($wrong) if $wrong ne '';
+	return;
+}
+
+=pod
+
+=item $history->cut_off($load)
+
+The primary of this load is about to be cut off from its standbys, for good.
+Returns once each client has something that standbys count for.
+
+=item $history->fail_over($load)
+
+Now none of them receives anything any more, and one is about to be promoted.
+What the clients are told by the old primary after this is not what happened,
+but is held against it by check_old().
+
+=item $history->check_old
+
+After the end of both loads: was what the old primary has said beside the new
+one true?
+
+=cut
+
+sub cut_off
+{
+	my ($self, $load) = @_;
+
+	append_to_file("$load->{stop}.alone", '');
+	$load->await_each(4);
+	$self->{killed} = now();
+	return;
+}
+
+sub fail_over
+{
+	my ($self, $load) = @_;
+
+	$self->{split} = Dlock::Split->new($self, $load);
+	return;
+}
+
+sub check_old
+{
+	my ($self) = @_;
+
+	return (delete $self->{split})->check;
+}
+
+# Is this the load of the old primary?
+sub _is_old
+{
+	my ($self, $load) = @_;
+
+	return $self->{split} && $self->{split}{load} == $load;
+}
+
+# What an old primary says does not count since it was cut off.
+sub note_end
+{
+	my ($self, $load) = @_;
+
+	$self->SUPER::note_end($load) unless $self->_is_old($load);
+	return;
+}
+
+sub _learn
+{
+	my ($self, $load, $what, $time, $id, $result, %call) = @_;
+	my @line = ($what, $time, $id, $result, %call);
+
+	if ($what ne 'odd' && $self->_is_old($load) &&
+		$time > $self->{split}{promoted})
+	{
+		return $self->{split}->learn(@line);
+	}
+	elsif ($what eq 'told')
+	{
+		my $call = $self->{calls}{$id};
+
+		# found, but nobody was told so
+		$call->{level} = $call->{sync};
+		$call->{sync} = 'off' if $call{found};
+		$self->{results}{found}++ if $call{found};
+	}
+	elsif ($what eq 'lost')
+	{
+		$self->_end_holds($id, $result, 'session', 'xact');
+	}
+	return $self->SUPER::_learn($load, @line);
+}
+
+# The guarded writes that were answered are there, too.
+sub _check_tables
+{
+	my ($self, $session) = @_;
+	my %written = map { split /\|/ } split /\n/,
+	  $session->query('SELECT name, fence FROM guarded');
+
+	foreach my $write (splice @{ $self->{writes} })
+	{
+		my ($ticket, $call) = @$write;
+
+		$self->problem("$call->{id}: the write of $ticket->{number} is missing")
+		  if $self->_settled($call) &&
+		  $written{ $ticket->{name} } < $ticket->{number};
+	}
+	return $self->SUPER::_check_tables($session);
+}
+
+# keeps what is there for check_old()
+sub check
+{
+	my ($self, @arguments) = @_;
+
+	$self->SUPER::check(@arguments);
+	$self->{split}->found($self->{there}) if $self->{split};
+	return;
+}
+
+# Do standbys count for this lease?
+sub standbys_count
+{
+	my ($self, $lease) = @_;
+	my $told = $lease->{told};
+
+	return $self->{quorum} &&
+	  is_durable($told->{level} // $told->{sync}, 'there');
+}
+
+# It may run out at any moment where standbys count for it.
+sub _alive_from
+{
+	my ($self, $lease, $call) = @_;
+
+	return $self->SUPER::_alive_from($lease, $call)
+	  unless $self->standbys_count($lease);
+	$lease->{alive_until} = $call->{begin}
+	  if $call->{begin} > ($lease->{alive_until} // 0);
+	return;
+}
+
+# The client holds nothing of these scopes after that time, for sure, even if it
+# has believed to, and then asked for their end.
+sub _end_holds
+{
+	my ($self, $client, $time, @scopes) = @_;
+
+	foreach my $hold (grep { !defined $_->{end} || $_->{end} > $time }
+		@{ $self->{holds} })
+	{
+		my $ticket = $hold->{ticket};
+
+		$hold->{end} = $time
+		  if $ticket->{client} == $client &&
+		  grep { $_ eq $ticket->{scope} } @scopes;
+	}
+	return;
+}
+
+sub _learn_begin
+{
+	my ($self, $call) = @_;
+
+	if ($call->{op} eq 'end_block')
+	{
+		$self->_end_holds($call->{client}, $call->{begin}, 'xact');
+	}
+	elsif ($call->{op} eq 'release_all')
+	{
+		$self->_begin_release($_, $call)
+		  foreach grep {
+			$_->{scope} eq 'session' && $_->{client} == $call->{client}
+		  } values %{ $self->{tickets} };
+	}
+	elsif ($call->{op} eq 'force')
+	{
+		my $number = $call->{ticket};
+
+		push @{ $self->{forces} }, $call;
+		$self->{forced}{$number} //= $call;
+		$self->_begin_release($self->{tickets}{$number}, $call)
+		  if $self->{tickets}{$number};
+	}
+	else
+	{
+		$self->SUPER::_learn_begin($call);
+	}
+	return;
+}
+
+# Might somebody have ended a ticket of that lock by force during this call?
+sub _is_forced
+{
+	my ($self, $call) = @_;
+	my %names = map { $_ => 1 } split /,/, $call->{name};
+
+	return grep {
+		$names{ $_->{name} } &&
+		  $_->{begin} < $call->{answer} &&
+		  ($_->{answer} // $call->{answer}) >= $call->{begin}
+	} @{ $self->{forces} };
+}
+
+sub _learn_ticket
+{
+	my ($self, $number, @arguments) = @_;
+	my $ticket = $self->SUPER::_learn_ticket($number, @arguments);
+
+	$self->_begin_release($ticket, $self->{forced}{$number})
+	  if $self->{forced}{$number};
+	return $ticket;
+}
+
+# What is there in spite of it was not ended.
+sub _go_on
+{
+	my ($self, $there, $leases, $durable) = @_;
+
+	delete $self->{forced}{$_} foreach keys %$there;
+	$self->{there} = { (map { $_ => {} } keys %$leases), %$there };
+	return $self->SUPER::_go_on($there, $leases, $durable);
+}
+
+sub _learn_answer
+{
+	my ($self, $call) = @_;
+	my ($op, $result) = ($call->{op}, $call->{result});
+	my $ticket = $self->{tickets}{ $call->{ticket} // 0 };
+	my $lease = $self->{leases}{ $call->{lease} || 0 };
+
+	$self->{results}{ $result =~ /^error/ ? $result : $op }++;
+	$self->{results}{announced}++ if $call->{announced};
+	$self->{slowest} = {%$call}
+	  if !$self->{slowest} || $call->{answer} - $call->{begin} >
+	  $self->{slowest}{answer} - $self->{slowest}{begin};
+
+	if ($result =~ /^error/ && $call->{block})
+	{
+		# the transaction has failed
+		$self->_end_holds($call->{client}, $call->{begin}, 'xact');
+		$self->problem("$call->{id}: the holder's $op gave $result")
+		  if $op eq 'write' && $result ne 'error 57014' &&
+		  !$self->{forced}{ $call->{ticket} };
+	}
+	if ($result =~ /^error (57014|53100|58030)/)
+	{
+		# Nobody knows what a release did, or if it is going on.  What was
+		# asked for is not there, as with all other errors.
+		delete $call->{answer} if $op !~ /acquire|enqueue|open/;
+		return;
+	}
+	if ($op =~ $ends && $result !~ /^error/)
+	{
+		# asked again
+		my $before = $op eq 'close' ? $lease->{close} :
+		  $ticket ? $ticket->{release} : undef;
+
+		$before->{answer} //= $call->{answer} if $before;
+	}
+	if ($op eq 'wait' && $result eq 'f')
+	{
+		push @{ $self->{seen} }, [ $ticket, $call ];
+		$self->problem("$call->{id}: ticket $ticket->{number} was announced "
+			  . 'as granted, and waits')
+		  if $call->{announced};
+	}
+	elsif ($op eq 'wait' && $ticket->{scope} ne 'lease')
+	{
+		$self->_hold($ticket, $call) if $result eq 't';
+		$self->problem("$call->{id}: ticket $ticket->{number} is $result")
+		  if $result =~ /^error/ && $result ne 'error 40P01' &&
+		  !$self->{forced}{ $ticket->{number} };
+		return;
+	}
+	elsif ($op =~ /acquire|enqueue/ && $lease && $result eq 'error 55L01')
+	{
+		$self->_gone($call, "lease $call->{lease}", $lease)
+		  unless $self->_is_forced($call);
+	}
+	$self->_learn_confirmation($call, $ticket) if $op =~ /^(?:check|guard|wait)$/;
+	$self->SUPER::_learn_answer($call);
+	return;
+}
+
+# The fence of a lease's ticket, which the client has got, is current or not.
+sub _learn_confirmation
+{
+	my ($self, $call, $ticket) = @_;
+	my $op = $call->{op};
+
+	if ($call->{result} eq 't')
+	{
+		$self->_alive_from_ticket($ticket, $call);
+		push @{ $self->{seen} }, [ $ticket, $call ]
+		  if $ticket->{mode} eq 'exclusive';
+		push @{ $self->{writes} }, [ $ticket, $call ] if $op eq 'guard';
+	}
+	elsif ($op eq 'check' && $ticket->{held} &&
+		$ticket->{held}{answer} < $call->{begin})
+	{
+		$self->_gone($call, "fence $ticket->{number}", $ticket);
+	}
+	return;
+}
+
+# Its lease was open, but that does not renew it.
+sub _alive_from_ticket
+{
+	my ($self, $ticket, $call) = @_;
+	my $lease = $self->{leases}{ $ticket->{lease} };
+
+	$lease->{alive_until} = $call->{begin}
+	  if $call->{begin} > $lease->{alive_until};
+	return;
+}
+
+# In a transaction block the lock is held until it ends.
+sub _hold
+{
+	my ($self, $ticket, $call) = @_;
+	my $count = @{ $self->{holds} };
+
+	$self->SUPER::_hold($ticket, $call);
+	return if @{ $self->{holds} } == $count;
+	my $hold = $self->{holds}[-1];
+
+	delete $hold->{end} if $ticket->{scope} eq 'xact' && $call->{block};
+	$hold->{begin} = $call->{begin} // $call->{answer};
+	$hold->{round} = $self->{round};
+	return;
+}
+
+=pod
+
+=item $history->check_round
+
+Looks through the calls of the round.
+
+=cut
+
+sub check_round
+{
+	my ($self) = @_;
+	my %seen;    # lock => what has been seen of its tickets
+
+	foreach my $hold (grep { ($_->{round} // 0) == $self->{round} }
+		@{ $self->{holds} })
+	{
+		my $name = $hold->{ticket}{name};
+		my $alone = $hold->{ticket}{mode} eq 'exclusive';
+
+		push @{ $seen{$name} }, [ $hold->{from}, $hold->{ticket}, 1 ];
+		push @{ $seen{$name} }, [ $hold->{begin}, $hold->{ticket}, 0 ]
+		  if $alone;
+	}
+	push @{ $seen{ $_->[0]{name} } }, [ $_->[1]{begin}, $_->[0], 0 ]
+	  foreach splice @{ $self->{seen} };
+	foreach my $name (sort keys %seen)
+	{
+		my $greatest;
+
+		foreach my $event (sort { $a->[0] <=> $b->[0] || $a->[2] <=> $b->[2] }
+			@{ $seen{$name} })
+		{
+			my ($time, $ticket, $holds) = @$event;
+
+			if ($greatest && $ticket->{number} < $greatest->{number})
+			{
+				$self->problem($self->tell($ticket)
+					  . ' was overtaken by ' . $self->tell($greatest))
+				  if !$holds;
+			}
+			elsif ($holds)
+			{
+				$greatest = $ticket;
+			}
+		}
+	}
+	foreach my $name (@blocking)
+	{
+		my $last;
+
+		foreach my $hold (sort { $a->{from} <=> $b->{from} }
+			grep { $_->{ticket}{name} eq $name && $_->{round} == $self->{round} }
+			@{ $self->{holds} })
+		{
+			next if $hold->{from} >= $hold->{end};
+			$self->problem($self->tell($hold->{ticket}) . ' held beside '
+				  . $self->tell($last->{ticket}))
+			  if $last && $last->{end} > $hold->{from};
+			$last = $hold;
+		}
+	}
+	return;
+}
+
+=pod
+
+=item $history->check_guarded($node)
+
+No stale write was ever visible.
+
+=back
+
+=cut
+
+sub check_guarded
+{
+	my ($self, $node) = @_;
+	my $stale = $node->safe_psql('postgres',
+		'SELECT * FROM guarded WHERE stale > 0');
+
+	$self->problem("stale writes were visible:\n$stale") if $stale ne '';
+	return;
+}
+
+1;

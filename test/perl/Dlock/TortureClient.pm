@@ -1,0 +1,577 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::TortureClient - a client of dlock that is hurt, and goes on
+
+=head1 DESCRIPTION
+
+A Dlock::Client's session lives until the server dies.  Here sessions also end
+before, and calls are cancelled.  A client that has lost its session waits until
+its backend is gone, connects again, and looks up what became of the call that
+it has had no answer to.  It puts down until when the session was there, for
+sure: when the last call began that was answered.
+
+	lost  time  client  that time
+
+In addition to what they do there, clients hold locks for whole transactions,
+wait without a timeout, and so in deadlocks at times, queue up in session scope,
+make guarded writes, release tickets of others by force, and listen for their
+grants.  Leases that may run out have a delay at times.
+
+The test says by files what a client has to do: "stop.ROUND", or
+"stop.ROUND.CLIENT", to end; and "stop.ROUND.alone", when its server is cut off
+from its standbys, to see what that server still grants.
+
+=cut
+
+package Dlock::TortureClient;
+
+use strict;
+use warnings FATAL => 'all';
+
+use parent 'Dlock::Client';
+
+use Dlock::Client qw(choose is_number percent shape);
+use Dlock::Test ();
+use PostgreSQL::Test::Utils ();
+use Time::HiRes qw(clock_gettime usleep CLOCK_MONOTONIC);
+
+our @EXPORT_OK = qw(@blocking $ends);
+
+# Locks of sessions and transactions alone, who may wait for them for ever
+our @blocking = ('b1', 'b2', 'b3');
+
+# Calls that end something
+our $ends = qr/^(?:release|release_ticket|release_at_commit|close|force)$/;
+
+my %exclusive = (mode => 'exclusive', permits => 1);
+
+sub new
+{
+	my ($class, $history, $load, $number) = @_;
+	my $self = $class->SUPER::new($history, $load, $number);
+
+	$self->{$_} = $history->{$_} foreach 'apart', 'shorts';
+	$self->{stop} = $load->{stop};
+	$self->{parent} = getppid();
+	return $self;
+}
+
+# The server is killed once there is this file; or the test has died.
+sub is_over
+{
+	my ($self) = @_;
+
+	return getppid() != $self->{parent} ||
+	  -e $self->{stop} || -e "$self->{stop}.$self->{client}";
+}
+
+# Its server is cut off from its standbys once there is this file.
+sub is_alone
+{
+	my ($self) = @_;
+
+	return -e "$self->{stop}.alone";
+}
+
+sub run
+{
+	my ($self) = @_;
+
+	until ($self->is_over)
+	{
+		$self->connect or next;
+		if (defined $self->find_out)
+		{
+			while ($self->step) { }
+		}
+		$self->{session}->vanish;
+		$self->note_down('lost', clock_gettime(CLOCK_MONOTONIC),
+			$self->{client}, $self->{last_alive});
+		last if $self->is_over;
+		Dlock::Test::poll('backend is gone',
+			sub { !kill(0, $self->{session}{pid}) || $self->is_over });
+	}
+	return;
+}
+
+sub connect
+{
+	my ($self) = @_;
+
+	$self->{session_tickets} = {};
+	$self->{listens} = {};
+	$self->{heard} = {};
+	return 1 if eval { $self->SUPER::connect };
+	usleep(50_000);
+	return 0;
+}
+
+# What has become of the call that has had no answer?  If it has got what it
+# asked for, puts that down, and returns true; undefined if the session has ended.
+sub find_out
+{
+	my ($self) = @_;
+	my ($id, $call) = @{ delete $self->{asked} // [] };
+	my $found;
+
+	return 0 unless $id && ($call->{op} eq 'open' ||
+		$call->{scope} eq 'lease' && $call->{op} =~ /acquire|enqueue/);
+	for (1 .. 20)
+	{
+		$found = $self->{session}->query(
+			$call->{op} eq 'open' ?
+			  "SELECT lease FROM dlock_leases WHERE info = '$id'" :
+			  # neither is true of what keeps a lock closed
+			  q{SELECT ticket FROM dlock_locks WHERE scope = 'lease' }
+			  . "AND (granted OR position > 0) AND info = '$id'");
+		last if $found !~ /ERROR:  57014/;
+	}
+	return 0 if $found eq '';
+	return undef if $found !~ /^\d+$/m;
+	if ($call->{op} eq 'lease_acquire_all')
+	{
+		delete $self->{leases}{ $call->{lease} };
+		return $self->call('close', "dlock_lease_close($call->{lease})",
+			lease => $call->{lease}, scope => 'none');
+	}
+	$self->note_down('told', clock_gettime(CLOCK_MONOTONIC), $id, $found,
+		found => 1);
+	if ($call->{op} eq 'open')
+	{
+		$self->{leases}{$found} = $call->{short};
+	}
+	else
+	{
+		$self->{tickets}{$found} = $call->{name};
+	}
+	return 1;
+}
+
+# A cancel may have come when all was done.
+sub told
+{
+	my ($self, $id, $answer, @begin) = @_;
+	my $done = $answer eq 'error 57014' ? $self->find_out : 0;
+
+	return undef if !defined $done;
+	return $done ? $answer : $self->SUPER::told($id, $answer, @begin);
+}
+
+# As the one that it replaces, but who wants to end something does not give up
+# when that is cancelled.
+sub call
+{
+	my ($self, $op, $expression, %call) = @_;
+	my $answer;
+
+	for (1 .. 6)
+	{
+		$answer = $self->SUPER::call($op, $expression, %call);
+		last if ($answer // '') ne 'error 57014' || $op !~ $ends;
+	}
+	$self->note_listening($answer, %call)
+	  if defined $answer && $op eq 'enqueue' && $call{scope} eq 'lease';
+	return $answer;
+}
+
+sub step
+{
+	my ($self) = @_;
+	my $what = rand(100);
+
+	$self->renew_in_time or return 0;
+	return $self->step_alone if $self->is_alone;
+	return
+	  $what < 6 ? $self->block :
+	  $what < 11 ? $self->wait_for_ever :
+	  $what < 16 ? $self->queue_up :
+	  $what < 19 ? $self->without_snapshot :
+	  $what < 22 ? $self->all_at_once :
+	  $what < 30 ? $self->guarded_write :
+	  $what < 31 ? $self->force :
+	  $what < 35 ? $self->confirm :
+	  $what < 42 ? $self->listen :
+	  $what < 45 ? $self->lapse :
+	  $self->SUPER::step;
+}
+
+# What a client wants of a server that is cut off is to keep what it has; and
+# that is what it must not be told it can.
+sub step_alone
+{
+	my ($self) = @_;
+	my $what = rand(100);
+
+	# first, nobody waits for what this session has
+	return defined $self->release_all && $self->lapse(2, 0, ['on'])
+	  unless $self->{prepared}++;
+	# most of what waits for standbys would not end
+	$self->{off} = 90;
+	usleep(5_000);
+	return
+	  $what < 80 ? $self->confirm :
+	  $what < 90 ? $self->guarded_write :
+	  $what < 95 ? defined $self->open_lease :
+	  $self->ask_for_lease(choose('x1', 's1', 'n1'),
+		choose(sort keys %{ $self->{leases} }));
+}
+
+sub short
+{
+	my ($self) = @_;
+
+	return percent(@{ $self->{shorts} } > 1 ? 60 : 25) ?
+	  choose(@{ $self->{shorts} }) : 0;
+}
+
+# Longer than most leases, so that a grant in its time shows
+sub delay
+{
+	return choose(0, 0.7);
+}
+
+# x1 for leases that may run out, and x7 for others
+sub lock_for
+{
+	my ($self, $name, $short) = @_;
+
+	$name =~ tr/123/789/ if $self->{apart} && !$short;
+	return $name;
+}
+
+# The session's own, at times
+sub channel
+{
+	my ($self, $call) = @_;
+
+	return ", channel => 'history'" if choose(0, 1);
+	$call->{listens} = 1;
+	return '';
+}
+
+# Take a lock with a lease that runs out soon, and whose delay begins then.
+sub lapse
+{
+	my ($self, $short, $delay, $levels) = @_;
+	my $name = choose('x1', 'x2', 'x3');
+	my $result;
+
+	local $self->{levels} = $levels // $self->{levels};
+	local $self->{off} = $levels ? 0 : $self->{off};
+	my $lease = $self->open_lease($short // 0.2, $delay // 0.7);
+
+	return defined $lease unless is_number($lease);
+	$result = $self->call('acquire',
+		"dlock_try_lease_acquire('$name', $lease, '200 ms', INFO)", %exclusive,
+		name => $name, lease => $lease, scope => 'lease');
+	$self->{tickets}{$result} = $name if is_number($result);
+	return defined $result;
+}
+
+# As clients do, for leases that live long enough for that
+sub renew_in_time
+{
+	my ($self) = @_;
+	my $leases = $self->{leases};
+
+	foreach my $lease (grep { $leases->{$_} >= 1 } sort keys %$leases)
+	{
+		my $now = clock_gettime(CLOCK_MONOTONIC);
+
+		next if $now < ($self->{renewed}{$lease} // 0) + $leases->{$lease} / 4;
+		$self->{renewed}{$lease} = $now;
+		my $result = $self->call('renew', "dlock_renew($lease)",
+			lease => $lease, scope => 'none');
+		return 0 if !defined $result;
+		delete $leases->{$lease} if $result eq 'null';
+	}
+	return 1;
+}
+
+# Ask something about what the client has, or renew it; once the server is cut
+# off, above all what must not last there.
+sub confirm
+{
+	my ($self) = @_;
+	my ($leases, $tickets) = @$self{ 'leases', 'tickets' };
+	my $all = !$self->is_alone;
+	my $lease = choose(grep { $all || $leases->{$_} } sort keys %$leases);
+	my $ticket =
+	  choose(grep { $all || $tickets->{$_} =~ /[123]/ } sort keys %$tickets);
+	my $result;
+
+	if ($lease && choose(0, 1))
+	{
+		$result = $self->call('renew', "dlock_renew($lease)",
+			lease => $lease, scope => 'none');
+		delete $leases->{$lease} if ($result // '') eq 'null';
+	}
+	elsif ($ticket)
+	{
+		$result = $self->call('check',
+			"dlock_check('$tickets->{$ticket}', $ticket)",
+			ticket => $ticket, scope => 'lease');
+	}
+	else
+	{
+		usleep(10_000);
+		return 1;
+	}
+	return defined $result;
+}
+
+# End somebody's ticket.
+sub force
+{
+	my ($self) = @_;
+	my ($ticket, $name) = split /\\|/,
+	  choose(split /\n/,
+		$self->{session}->query('SELECT ticket, name FROM dlock_locks')) // '';
+
+	return 1 unless is_number($ticket) && $name;
+	return defined $self->call('force', "dlock_force_release($ticket)",
+		ticket => $ticket, name => $name, scope => 'none');
+}
+
+# Is the grant of a ticket announced that this session has enqueued?  It may
+# take some time, but not for ever.
+sub listen
+{
+	my ($self) = @_;
+	my $patience = clock_gettime(CLOCK_MONOTONIC)
+	  + $PostgreSQL::Test::Utils::timeout_default / 2;
+	my $ticket = choose(sort keys %{ $self->{listens} }) or return 1;
+	my $scope = $self->{listens}{$ticket};
+
+	# until then the client has not got its answer
+	local $self->{quiet} = 0;
+	for (;;)
+	{
+		my $announced = $self->has_heard($ticket);
+		my $result = $self->call('wait', "dlock_wait($ticket, '0')",
+			ticket => $ticket, scope => $scope,
+			announced => $announced ? 1 : 0);
+
+		return 0 if !defined $result;
+		next if $result eq 'error 57014';
+		delete $self->{listens}{$ticket} if $announced || $result =~ /^error/;
+		return 1 if $announced || $result ne 't' || $self->is_alone;
+		if (clock_gettime(CLOCK_MONOTONIC) > $patience)
+		{
+			$self->note_down('odd', clock_gettime(CLOCK_MONOTONIC),
+				$self->{client}, "ticket $ticket holds, unannounced");
+			delete $self->{listens}{$ticket};
+			return 1;
+		}
+		$self->{quiet} = 1;
+		usleep(10_000);
+	}
+}
+
+# A lease gets the ticket that it has, whose grant is now announced to this
+# channel, or, after an error, to who knows which.
+sub note_listening
+{
+	my ($self, $answer, %call) = @_;
+
+	delete $self->{listens}{$_}
+	  foreach is_number($answer) ? $answer :
+	  grep { ($self->{tickets}{$_} // '') eq $call{name} }
+	  keys %{ $self->{listens} };
+	$self->{listens}{$answer} = 'lease'
+	  if $call{listens} && is_number($answer);
+	return;
+}
+
+# What has come before the latest answer
+sub has_heard
+{
+	my ($self, $ticket) = @_;
+
+	foreach my $payload (splice @{ $self->{session}{announcements} // [] })
+	{
+		$self->{heard}{$1} = 1
+		  if $payload =~ /"event":"granted".*"ticket":(\d+)/;
+	}
+	return $self->{heard}{$ticket};
+}
+
+# With the next durable call, so that such calls cannot rely on it
+my $flushed_later = 'SET LOCAL synchronous_commit = off; ';
+
+# A lock for a transaction, and then a write, perhaps.  Waits without a
+# timeout, so that only deadlock detection gets it out of some waits.
+sub block
+{
+	my ($self) = @_;
+	my $count = choose(1, 1, 2);
+	my %held;
+
+	$self->surely('BEGIN') or return 0;
+	foreach my $name ((sort { rand() <=> 0.5 } @blocking)
+		[ 0 .. $count - 1 ])
+	{
+		next if $self->{session_holds}{$name};
+		my $fence = $self->call('acquire', "dlock_xact_acquire('$name', INFO)",
+			%exclusive, name => $name, scope => 'xact', block => 1);
+
+		return 0 if !defined $fence;
+		if (!is_number($fence))
+		{
+			%held = ();
+			last;
+		}
+		$held{$name} = $fence;
+	}
+	my ($name) = sort keys %held;
+
+	if ($name && choose(0, 1))
+	{
+		return 0 if !defined $self->call('write', '', scope => 'none',
+			block => 1, ticket => $held{$name},
+			sql => $flushed_later . write_sql($name, $held{$name}));
+	}
+	delete $self->{sync};
+	return defined $self->call('end_block', '', scope => 'none', block => 1,
+		sql => choose('COMMIT', 'COMMIT', 'ROLLBACK'))
+	  && $self->surely('ROLLBACK');
+}
+
+sub write_sql
+{
+	my ($name, $fence) = @_;
+
+	return
+	  "DO \$\$BEGIN PERFORM dlock_guard('$name', $fence); END\$\$; "
+	  . "UPDATE guarded SET stale = stale + (fence > $fence)::int, "
+	  . "fence = greatest(fence, $fence) WHERE name = '$name'";
+}
+
+# With a lease's ticket, or with one that may be gone
+sub guarded_write
+{
+	my ($self) = @_;
+	my @tickets = grep { $self->{tickets}{$_} =~ /^x/ }
+	  sort keys %{ $self->{tickets} };
+	my $ticket = choose(@tickets) or return 1;
+
+	my $later = choose(0, 1);
+
+	# standbys that are not waited for make a warning
+	return defined $self->call('guard', '', scope => 'lease',
+		ticket => $ticket, $later ? (sync => 'off') : (),
+		sql => 'BEGIN; SET LOCAL client_min_messages = warning; '
+		  . ($later ? $flushed_later : '')
+		  . write_sql($self->{tickets}{$ticket}, $ticket) . '; COMMIT');
+}
+
+sub wait_for_ever
+{
+	my ($self) = @_;
+	my $name = choose(@blocking);
+	my $result;
+
+	if ($self->{session_holds}{$name})
+	{
+		delete $self->{session_holds}{$name};
+		return defined $self->call('release', "dlock_release('$name')",
+			name => $name, scope => 'none');
+	}
+	$result = $self->call('acquire', "dlock_acquire('$name', INFO)",
+		%exclusive, name => $name, scope => 'session');
+	$self->{session_holds}{$name} = 1 if is_number($result);
+
+	# as it must, after a deadlock
+	return defined $self->release_all
+	  if ($result // '') eq 'error 40P01';
+	return defined $result;
+}
+
+# A ticket that is queued would be in the way of a request of the same session.
+sub use_session
+{
+	my ($self, $name) = @_;
+
+	return 1 if %{ $self->{session_tickets} };
+	return $self->SUPER::use_session($name);
+}
+
+sub release_all
+{
+	my ($self) = @_;
+
+	delete $self->{listens}{$_} foreach keys %{ $self->{session_tickets} };
+	$self->{session_holds} = {};
+	$self->{session_tickets} = {};
+	return $self->call('release_all', 'dlock_release_all()',
+		scope => 'none');
+}
+
+# A place in a queue, in session scope
+sub queue_up
+{
+	my ($self) = @_;
+	my @tickets = sort keys %{ $self->{session_tickets} };
+	my $ticket = choose(@tickets);
+	my $result;
+
+	if (!$ticket)
+	{
+		my $name = choose('x1', 'x2', 'x3', 's1', 'n1', 'n2');
+		my ($arguments, %call) = shape($name);
+
+		return 1 if $self->{session_holds}{$name};
+		$result = $self->call('enqueue', "dlock_enqueue('$name'$arguments, INFO)",
+			%call, name => $name, scope => 'session');
+		$self->{session_tickets}{$result} = 1 if is_number($result);
+		$self->{listens}{$result} = 'session' if is_number($result);
+	}
+	elsif (choose(0, 1))
+	{
+		$result = $self->call('wait', "dlock_wait($ticket, '20 ms')",
+			ticket => $ticket, scope => 'session');
+	}
+	else
+	{
+		$result =
+		  $self->call('release_ticket', "dlock_release_ticket($ticket)",
+			ticket => $ticket, scope => 'none');
+		delete $self->{session_tickets}{$ticket};
+		delete $self->{listens}{$ticket};
+	}
+	return defined $result;
+}
+
+sub without_snapshot
+{
+	my ($self) = @_;
+	my $name = choose('x1', 'x2', 'x3');
+
+	return 1 if $self->{session_holds}{$name} || %{ $self->{session_tickets} };
+	my $result = $self->call('acquire', '', %exclusive,
+		name => $name, scope => 'session',
+		sql => "CALL dlock_acquire_nosnapshot('$name', '20 ms', INFO)");
+
+	$self->{session_holds}{$name} = 1 if is_number($result);
+	return defined $result;
+}
+
+sub all_at_once
+{
+	my ($self) = @_;
+
+	return 1 if %{ $self->{session_tickets} };
+	return 0 if %{ $self->{session_holds} } && !defined $self->release_all;
+	my $result = $self->call('acquire_all',
+		"dlock_try_acquire_all('{x2,b1,x1}', '20 ms', INFO)",
+		%exclusive, name => 'x2,b1,x1', scope => 'session');
+
+	$self->{session_holds}{$_} = 1 foreach ($result // '') =~ /^\{/ ?
+	  ('x1', 'x2', 'b1') : ();
+	return defined $result;
+}
+
+1;

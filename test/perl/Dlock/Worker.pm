@@ -1,0 +1,179 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Worker - the worker of dlock, found and stopped by TAP tests
+
+=head1 DESCRIPTION
+
+What depends on the worker is tested by stopping it: SIGSTOP is a point in its
+work, between two others, that lasts for as long as the test wants.
+
+=over
+
+=item worker($session)
+
+The process id of the worker of the session's database, as soon as it has one.
+
+=item no_worker($session)
+
+Waits until there is none.
+
+=item freeze($session)
+
+Stops the worker while it sleeps, and returns its process id.  In its own wait,
+it holds nothing that others need.
+
+=item thaw($pid)
+
+Lets it go on.  Whatever is still stopped at the end of the test goes on then.
+
+=item stop_at_rows($session, $events)
+
+From now on, stop_worker($session, $sub) has the worker stop at the next row of
+a ticket that it writes or removes, which the sub brings about, and returns its
+process id when it has stopped; worker_goes_on($session) lets it go on.  The
+events are those of a trigger: "INSERT OR DELETE".
+
+=item come_and_go($session)
+
+So many tickets that the worker vacuums their table, in time, come and go; they
+are gone when this returns.
+
+=item others_go_on($session, $what)
+
+Tests session and transaction scope, on a name of their own.
+
+=item is_free($session, $name)
+
+Is the name free, so that session scope gets it at once?
+
+=back
+
+=cut
+
+package Dlock::Worker;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Dlock::Lease qw(stop_while continue_process);
+use Dlock::Test;
+use Exporter 'import';
+use Test::More;
+
+our @EXPORT = qw(worker no_worker freeze thaw stop_at_rows stop_worker
+  worker_goes_on come_and_go others_go_on is_free);
+
+my $workers = q{FROM pg_stat_activity WHERE backend_type = 'dlock worker'
+	 AND datname = current_database()};
+
+sub worker
+{
+	my ($session) = @_;
+	my $pid;
+
+	poll('a worker',
+		sub { ($pid = $session->query("SELECT pid $workers")) =~ /^\d+$/ });
+	return $pid;
+}
+
+sub no_worker
+{
+	my ($session) = @_;
+
+	return $session->wait_for("SELECT count(*) = 0 $workers");
+}
+
+sub freeze
+{
+	my ($session) = @_;
+	my $pid = worker($session);
+
+	stop_while($session, $pid,
+		"SELECT count(*) = 1 $workers AND pid = $pid "
+		  . q{AND state = 'idle' AND wait_event_type = 'Extension'});
+	return $pid;
+}
+
+sub thaw
+{
+	my ($pid) = @_;
+
+	return continue_process($pid);
+}
+
+sub stop_at_rows
+{
+	my ($session, $events) = @_;
+
+	$session->query(qq{
+		CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql
+		SET lock_timeout = 0 AS \$\$
+		BEGIN
+			PERFORM pg_advisory_xact_lock(1);
+			RETURN coalesce(new, old);
+		END \$\$;
+		CREATE TRIGGER stop BEFORE $events ON dlock_queue
+		FOR EACH ROW EXECUTE FUNCTION stop()});
+	return;
+}
+
+sub stop_worker
+{
+	my ($session, $sub) = @_;
+	my $worker = worker($session);
+
+	$session->query('SELECT pg_advisory_lock(1)');
+	$sub->();
+	$session->wait_for("SELECT wait_event = 'advisory' "
+		  . "FROM pg_stat_activity WHERE pid = $worker");
+	return $worker;
+}
+
+sub worker_goes_on
+{
+	my ($session) = @_;
+
+	return $session->query('SELECT pg_advisory_unlock(1)');
+}
+
+sub come_and_go
+{
+	my ($session) = @_;
+	my $rows = $session->query('SELECT count(*) FROM dlock_queue');
+	my $gone = $session->query(q{
+		SELECT dlock_lease_close(lease) FROM (
+			SELECT lease, dlock_lease_acquire_all(names, lease)
+			FROM dlock_lease_open('1h') AS lease,
+				(SELECT array_agg('come and go ' || i) AS names
+				FROM generate_series(1, 12000) AS i) AS n
+			OFFSET 0) AS l});
+
+	die "not 12000 tickets: $gone" if $gone ne '12000';
+	return $session->wait_for("SELECT count(*) = $rows FROM dlock_queue");
+}
+
+sub others_go_on
+{
+	my ($session, $what) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	return is(
+		$session->query(
+			"SELECT dlock_acquire('other') > 0, dlock_release('other'), "
+			  . "dlock_xact_acquire('other') > 0"),
+		't|t|t',
+		"$what: session and transaction scope go on");
+}
+
+sub is_free
+{
+	my ($session, $name) = @_;
+
+	return $session->query("SELECT dlock_try_acquire('$name') IS NOT NULL "
+		  . "AND dlock_release('$name')") eq 't';
+}
+
+1;

@@ -1,0 +1,259 @@
+# Leases behind a pooler in transaction mode, where each transaction of a client
+# may run in another session of the server, and a session serves many clients:
+# what a lease holds is the client's, by its number.
+#
+# What would break it: a lease, or a ticket of one, that is bound to the session
+# that made it; one that is renewed, waited for, guarded with or released only
+# there; a session that keeps something of the client before, or takes a lease's
+# tickets along when the pooler closes it.
+#
+# Each step of a client is made to run in another session: the one that it would
+# get is taken up by a transaction of somebody else.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my ($pgbouncer) =
+  grep { -x } map { "$_/pgbouncer" } split(/:/, $ENV{PATH}), '/usr/sbin';
+
+plan skip_all => 'pgbouncer is not installed' unless $pgbouncer;
+
+my $node = new_server('main', conf => "deadlock_timeout = '1h'");
+my $dir = PostgreSQL::Test::Utils::tempdir_short();
+my $port = $node->port;
+my $user = $node->safe_psql('postgres', 'SELECT user');
+
+append_to_file(
+	"$dir/pgbouncer.ini", qq{
+[databases]
+postgres = host=${\$node->host} port=$port dbname=postgres user=$user
+
+[pgbouncer]
+pool_mode = transaction
+default_pool_size = 10
+listen_addr =
+unix_socket_dir = $dir
+unix_socket_mode = 0700
+listen_port = $port
+auth_type = any
+logfile = $dir/log
+pidfile = $dir/pid
+});
+system_or_bail($pgbouncer, '-q', '-d', "$dir/pgbouncer.ini");
+my $pid;
+
+poll('the pooler has begun',
+	sub { -s "$dir/pid" && -S "$dir/.s.PGSQL.$port" });
+($pid) = slurp_file("$dir/pid") =~ /(\d+)/;
+
+END
+{
+	kill('TERM', $pid) if $pid;
+}
+
+# A client of the pooler
+sub client
+{
+	return session($node, 'postgres', "host=$dir port=$port");
+}
+
+my $admin = session($node);
+my $client = client();
+my %used;
+
+# Let a client run a statement in a session that has run none of these yet.
+# Those that have are in transactions of others meanwhile.
+sub elsewhere
+{
+	my ($sql) = @_;
+	my (@busy, $backend, $result);
+
+	while (1)
+	{
+		$client->query('BEGIN');
+		$backend = $client->query('SELECT pg_backend_pid()');
+		last unless $used{$backend}++;
+		$client->query('COMMIT');
+		push @busy, client();
+		$busy[-1]->query('BEGIN; SELECT 1');
+	}
+	$result = $client->query($sql);
+	$client->query('COMMIT');
+	foreach my $other (@busy)
+	{
+		$other->query('COMMIT');
+		$other->quit;
+	}
+	return $result;
+}
+
+# Have the pooler close its sessions.
+sub end_sessions
+{
+	# the user that may do so without a password, where it is who runs the pooler
+	system_or_bail($node->installed_command('psql'), '-XAtq', '-d',
+		"host=$dir port=$port dbname=pgbouncer user=pgbouncer",
+		'-c', 'RECONNECT');
+	backends_gone($_) foreach keys %used;
+	%used = ();
+	return;
+}
+
+sub nothing_is_left
+{
+	my ($test) = @_;
+
+	end_sessions();
+	return is_now($admin, 'SELECT count(*) FROM dlock_locks', '0',
+		"$test: nothing is left");
+}
+
+# Is this the holder, and the only one?
+sub is_holder
+{
+	my ($ticket, $test) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	return is(
+		$admin->query(
+			q{SELECT string_agg(ticket || ' ' || (pid IS NULL), ', ')
+				FROM dlock_locks WHERE granted}),
+		"$ticket true",
+		$test);
+}
+
+#
+# A lock with a ttl
+#
+{
+	my $ticket = elsewhere("SELECT dlock_ttl_acquire('lock', '1h', owner => 'me')");
+
+	like($ticket, qr/^\d+$/, 'ttl: acquired');
+	is_holder($ticket, 'ttl: held by no session');
+	is(elsewhere("SELECT dlock_renew($ticket)"), '1', 'ttl: renewed');
+	is(elsewhere("SELECT dlock_ttl_acquire('lock', '1h', owner => 'me')"),
+		$ticket, 'ttl: asked for again');
+	is(elsewhere("SELECT dlock_check('lock', $ticket)"), 't', 'ttl: checked');
+	is( elsewhere(
+			"SELECT dlock_try_ttl_acquire('lock', '1h', owner => 'you') IS NULL"
+		),
+		't',
+		'ttl: nobody else gets it');
+	cmp_ok(scalar(keys %used), '==', 5, 'ttl: in five sessions');
+	end_sessions();
+	is_holder($ticket, 'ttl: held without any of them');
+	is(elsewhere("SELECT dlock_renew($ticket)"), '1', 'ttl: and renewed');
+	is(elsewhere("SELECT dlock_release_ticket($ticket)"),
+		't', 'ttl: released');
+	like(elsewhere("SELECT dlock_release_ticket($ticket)"),
+		qr/WARNING.*^f$/ms, 'ttl: once');
+	is(elsewhere("SELECT dlock_renew($ticket) IS NULL"),
+		't', 'ttl: and not renewed any more');
+	nothing_is_left('ttl');
+}
+
+#
+# A lease with several locks
+#
+{
+	my $lease = elsewhere("SELECT dlock_lease_open('1h')");
+	my @tickets = map { elsewhere("SELECT dlock_lease_acquire('$_', $lease)") }
+	  'a', 'b';
+
+	is(elsewhere("SELECT dlock_lease_acquire('a', $lease)"),
+		$tickets[0], 'lease: asked for again');
+	is(elsewhere("SELECT dlock_renew($lease)"), '2', 'lease: renewed');
+	cmp_ok(scalar(keys %used), '==', 5, 'lease: in five sessions');
+	is(elsewhere("SELECT dlock_release_ticket($tickets[0])"),
+		't', 'lease: one lock released');
+	is_holder($tickets[1], 'lease: the other one held');
+	end_sessions();
+	is_holder($tickets[1], 'lease: held without any session');
+	is(elsewhere("SELECT dlock_lease_close($lease)"), '1', 'lease: closed');
+	is(elsewhere("SELECT dlock_renew($lease) IS NULL"),
+		't', 'lease: and gone for all');
+	nothing_is_left('lease');
+}
+
+#
+# Enqueued for through the pooler, announced to a session of its own, and waited
+# for by any
+#
+{
+	my $listener = session($node);
+	my $waiter = client();
+	my $held = elsewhere("SELECT dlock_ttl_acquire('lock', '1h')");
+	my (@tickets, $backend);
+
+	$listener->query('LISTEN mine');
+	push @tickets, elsewhere("SELECT dlock_ttl_enqueue('lock', '1h', 'mine')")
+	  foreach 1 .. 2;
+	is(elsewhere("SELECT dlock_wait($tickets[0], '0')"),
+		'f', 'enqueue: still waiting');
+	is(scalar($listener->announcements(0)), 0, 'enqueue: not announced');
+	end_sessions();
+	is(elsewhere("SELECT dlock_release_ticket($held)"),
+		't', 'enqueue: the holder releases');
+	told($listener, 'enqueue: announced',
+		announcement('granted', 'lock', $tickets[0]));
+	is(elsewhere("SELECT dlock_wait($tickets[0], '0')"),
+		't', 'enqueue: confirmed');
+
+	$waiter->query('BEGIN');
+	$backend = $waiter->query('SELECT pg_backend_pid()');
+	$waiter->start("SELECT dlock_wait($tickets[1])");
+	$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '
+		  . "WHERE pid = $backend AND wait_event_type = 'Lock'");
+	is(elsewhere("SELECT dlock_release_ticket($tickets[0])"),
+		't', 'enqueue: released');
+	is($waiter->answer, 't', 'enqueue: who waits for the next has it');
+	told($listener, 'enqueue: which is announced as well',
+		announcement('granted', 'lock', $tickets[1]));
+	$waiter->query('COMMIT');
+	$waiter->quit;
+	is_holder($tickets[1], 'enqueue: without the client who waited');
+	is(elsewhere("SELECT dlock_release_ticket($tickets[1])"),
+		't', 'enqueue: released');
+	$listener->quit;
+	nothing_is_left('enqueue');
+}
+
+#
+# A transaction of the pooler's can be guarded, and hold locks of its own.
+#
+{
+	my $ticket = elsewhere("SELECT dlock_ttl_acquire('lock', '1h')");
+
+	$admin->query('CREATE TABLE data (n integer)');
+	is( elsewhere(
+			"SELECT dlock_guard('lock', $ticket); INSERT INTO data VALUES (1)"),
+		'',
+		'guard: by the fence');
+	is($admin->query('SELECT count(*) FROM data'), '1', 'guard: committed');
+	elsewhere("SELECT dlock_release_ticket($ticket)");
+	like(
+		elsewhere(
+			"SELECT dlock_guard('lock', $ticket); INSERT INTO data VALUES (2)"),
+		qr/55L01/,
+		'guard: not once it was released');
+	is($admin->query('SELECT count(*) FROM data'), '1', 'guard: not committed');
+
+	is( elsewhere(
+			q{SELECT dlock_xact_acquire('lock') > 0; SELECT dlock_is_held('lock')}
+		),
+		"t\nt",
+		'transaction scope: held');
+	is($admin->query('SELECT count(*) FROM dlock_locks'),
+		'0', 'transaction scope: as long as the transaction');
+	nothing_is_left('transactions');
+}
+
+$_->quit foreach $client, $admin;
+done_testing();

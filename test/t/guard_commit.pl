@@ -1,0 +1,407 @@
+# A guarded commit pins the lock until it is visible, however long that takes:
+# no write of a stale holder becomes visible after its successor was granted.
+#
+# What would break it: no pin, or one that is taken away before the commit is
+# visible, so that a forced release hands the lock over while the commit waits
+# for a standby; an unpin that forgets to hand over, or a way out of a commit
+# without one, so that the lock stays closed; a pin for those who asked for
+# none.
+#
+# The commits in question wait for a synchronous standby that does not exist,
+# everybody else's do not.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Test::More;
+
+# Without WAL senders, no commit would wait.  And a waiter that nobody wakes must
+# not get its lock by accident, when it comes round to look for deadlocks.
+my $node = new_server('main',
+	conf => "synchronous_commit = local\n"
+	  . "wal_level = replica\nmax_wal_senders = 1\n"
+	  . 'deadlock_timeout = 10min');
+$node->safe_psql('postgres', 'CREATE TABLE journal (entry text)');
+my $admin = session($node);
+
+my ($holder, $next, $fence);
+
+# Let this session wait for the lock, and then read the journal at once.
+sub queue
+{
+	my ($session) = @_;
+
+	$session->start("SELECT dlock_acquire('lock') > $fence; "
+		  . 'SELECT entry FROM journal ORDER BY entry');
+	$admin->until_waits($session);
+	return;
+}
+
+# What the next in line has got from queue(), soon
+#
+# PostgreSQL has a backend report its statistics ten seconds after it was idle
+# first, and that wakes it: so a lost wakeup is no more than a long wait.
+sub next_answer
+{
+	my $start = time;
+	my $answer = $next->answer;
+
+	return time - $start < 8 ? $answer : "$answer, but far too late";
+}
+
+# A holder, by the given statement, and the next in line
+sub lock_and_queue
+{
+	my ($acquire) = @_;
+
+	$admin->query('TRUNCATE journal');
+	$holder = session($node);
+	$next = session($node);
+	$fence = $holder->query($acquire // "SELECT dlock_acquire('lock')");
+	like($fence, qr/^\d+$/, 'locked');
+	queue($next);
+	return;
+}
+
+# Begin a transaction with these statements and a write, and leave its commit
+# hanging.
+sub hang_commit
+{
+	my ($statements) = @_;
+
+	$holder->query("BEGIN; SET LOCAL synchronous_commit = on; $statements; "
+		  . "INSERT INTO journal VALUES ('holder')");
+	$holder->start('COMMIT');
+	poll('the commit hangs', sub { hangs($node, $holder) });
+	return;
+}
+
+my $guard = sub { "SELECT dlock_guard('lock', $fence)" };
+
+sub end_by_force
+{
+	return $admin->query("SELECT dlock_force_release($fence)");
+}
+
+# What dlock_locks says: one line for each
+sub locks
+{
+	my $locks = $admin->query(
+		'SELECT pid, granted, pinned FROM dlock_locks ORDER BY ticket');
+
+	$locks =~ s/^$holder->{pid}\b/holder/mg;
+	$locks =~ s/^$next->{pid}\b/next/mg;
+	return $locks;
+}
+
+sub journal
+{
+	return $admin->query(
+		"SELECT string_agg(entry, ' ' ORDER BY entry) FROM journal");
+}
+
+sub finish
+{
+	my ($test) = @_;
+
+	$_->quit foreach $holder, $next;
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+	pass("$test: nothing is left");
+	return;
+}
+
+commits_hang($node, 1);
+
+#
+# The lock is lost while the guarded commit hangs.
+#
+sub pinned_and_lost
+{
+	my ($test) = @_;
+
+	is(locks(), "holder|t|t\nnext|f|f", "$test: pinned");
+	is(end_by_force(), 't', "$test: released by force");
+	is(locks(), "holder|f|t\nnext|f|f", "$test: but still pinned");
+	is(end_by_force(), 't', "$test: once more");
+	ok(!$next->answered, "$test: the next still waits");
+	is( $admin->query(
+			"SELECT dlock_check('lock', $fence), dlock_fence('lock') IS NULL"),
+		'f|t',
+		"$test: the fence is nobody's any more");
+	is( $admin->query(
+			q{SELECT dlock_try_acquire('lock', '10ms') IS NULL}),
+		't',
+		"$test: nobody else gets it either");
+	is(journal(), '', "$test: the write is not visible yet");
+	return;
+}
+
+sub successor_sees_it
+{
+	my ($test) = @_;
+
+	is(next_answer(), "t\nholder",
+		"$test: the next has the lock and sees the write");
+	is(locks(), 'next|t|f', "$test: and nothing is pinned");
+	return;
+}
+
+# The ways on for such a commit.  Each sub has to end its wait.
+my @ways = (
+	'standby not needed any more' => sub {
+		commits_hang($node, 0);
+		is($holder->answer, '', 'the commit is over');
+	},
+	'cancel' => sub {
+		$admin->query("SELECT pg_cancel_backend($holder->{pid})");
+		like($holder->answer, qr/canceling wait for synchronous replication/,
+			'the commit is over, but for the standby');
+	},
+	'terminate' => sub {
+		$admin->query("SELECT pg_terminate_backend($holder->{pid})");
+	},
+	'client gone, standby not needed any more' => sub {
+		$holder->vanish;
+		is(locks(), "holder|f|t\nnext|f|f", 'client gone: nobody knows');
+		commits_hang($node, 0);
+	},
+	'stopped, standby not needed any more, continued' => sub {
+		kill 'STOP', $holder->{pid};
+		commits_hang($node, 0);
+		is(locks(), "holder|f|t\nnext|f|f", 'stopped: still pinned');
+		ok(!$next->answered, 'stopped: the next still waits');
+		kill 'CONT', $holder->{pid};
+		is($holder->answer, '', 'continued: the commit is over');
+	},
+	'stopped, terminated, continued' => sub {
+		kill 'STOP', $holder->{pid};
+		$admin->query("SELECT pg_terminate_backend($holder->{pid})");
+		is(locks(), "holder|f|t\nnext|f|f", 'terminated but stopped: still pinned');
+		kill 'CONT', $holder->{pid};
+	});
+
+while (my ($way, $go_on) = splice(@ways, 0, 2))
+{
+	note $way;
+	commits_hang($node, 1);
+	lock_and_queue();
+	hang_commit($guard->());
+	pinned_and_lost($way);
+	$go_on->();
+	successor_sees_it($way);
+	finish($way);
+}
+
+# The holder hears of it when he releases.
+commits_hang($node, 1);
+lock_and_queue();
+hang_commit($guard->());
+end_by_force();
+$admin->query("SELECT pg_cancel_backend($holder->{pid})");
+$holder->answer;
+like(
+	$holder->query("SELECT dlock_release('lock')"),
+	qr/WARNING:  55L01: lock "lock" was lost.*^f$/ms,
+	'the holder hears of the loss');
+is(next_answer(), "t\nholder", 'and the next has it');
+finish('told');
+
+# Not lost: the lock stays with the session, or goes with the transaction.
+lock_and_queue();
+hang_commit($guard->());
+commits_hang($node, 0);
+is($holder->answer, '', 'session scope: committed');
+is(locks(), "holder|t|f\nnext|f|f", 'session scope: held, not pinned any more');
+is($holder->query("SELECT dlock_release('lock')"),
+	't', 'session scope: released');
+successor_sees_it('session scope');
+finish('session scope');
+
+commits_hang($node, 1);
+lock_and_queue("BEGIN; SELECT dlock_xact_acquire('lock')");
+hang_commit($guard->());
+pinned_and_lost('transaction scope, lost');
+commits_hang($node, 0);
+successor_sees_it('transaction scope, lost');
+finish('transaction scope, lost');
+
+commits_hang($node, 1);
+lock_and_queue();
+hang_commit($guard->() . "; SELECT dlock_release_at_commit($fence)");
+is(locks(), "holder|t|t\nnext|f|f", 'release at commit: pinned');
+commits_hang($node, 0);
+successor_sees_it('release at commit');
+finish('release at commit');
+
+# One holder of several: the others can go meanwhile.
+commits_hang($node, 1);
+lock_and_queue("SELECT dlock_acquire('lock', shared => true)");
+my $reader = session($node);
+$admin->query("SELECT pg_cancel_backend($next->{pid})");
+like($next->answer, qr/57014/, 'shared: the next gives up');
+$reader->query("SELECT dlock_acquire('lock', shared => true)");
+queue($next);
+hang_commit($guard->());
+is(end_by_force(), 't', 'shared: released by force');
+$reader->quit;
+$admin->wait_for(
+	"SELECT count(*) = 0 FROM dlock_locks WHERE pid = $reader->{pid}");
+is(locks(), "holder|f|t\nnext|f|f", 'shared: the other is gone, this one pinned');
+commits_hang($node, 0);
+successor_sees_it('shared');
+finish('shared');
+
+#
+# Without a guard, nothing is pinned.  A check is not enough: what the holder
+# wrote becomes visible after what his successor did.
+#
+my $in_transaction = "BEGIN; SELECT dlock_xact_acquire('lock')";
+my %unguarded = (
+	'check' => [ undef, sub { "SELECT dlock_check('lock', $fence)" } ],
+	'check in transaction scope' =>
+	  [ $in_transaction, sub { "SELECT dlock_check('lock', $fence)" } ],
+	'release at commit' =>
+	  [ undef, sub { "SELECT dlock_release_at_commit($fence)" } ],
+	'guard rolled back' =>
+	  [ undef, sub { 'SAVEPOINT s; ' . $guard->() . '; ROLLBACK TO s' } ],
+	'guard of another transaction' => [
+		undef,
+		sub {
+			$holder->query($guard->());
+			return 'SELECT 1';
+		}
+	]);
+
+foreach my $test (sort keys %unguarded)
+{
+	my ($acquire, $statements) = @{ $unguarded{$test} };
+
+	commits_hang($node, 1);
+	lock_and_queue($acquire);
+	hang_commit($statements->());
+	is(locks(), "holder|t|f\nnext|f|f", "$test: not pinned");
+	is(end_by_force(), 't', "$test: released by force");
+	is(next_answer(), 't', "$test: the next has the lock and sees nothing");
+	is(locks(), 'next|t|f', "$test: nobody else has");
+	$next->query("INSERT INTO journal VALUES ('successor')");
+	is(journal(), 'successor', "$test: what the successor wrote is visible");
+	commits_hang($node, 0);
+	is($holder->answer, '', "$test: the holder's commit is over");
+	is(journal(), 'holder successor', "$test: the stale write came later");
+	finish($test);
+}
+
+#
+# A holder that is stopped before its commit, for as long as it takes, and is
+# succeeded meanwhile
+#
+foreach my $test ('guard', 'check')
+{
+	lock_and_queue();
+	$holder->query('BEGIN; '
+		  . ($test eq 'guard' ? $guard->() : "SELECT dlock_check('lock', $fence)")
+		  . "; INSERT INTO journal VALUES ('holder')");
+	kill 'STOP', $holder->{pid};
+	$holder->start('COMMIT');
+	is(locks(), "holder|t|f\nnext|f|f", "stopped after a $test: not pinned");
+	is(end_by_force(), 't', "stopped after a $test: released by force");
+	is(next_answer(), 't', "stopped after a $test: the next has the lock");
+	my $newer = $admin->query("SELECT dlock_fence('lock')");
+	$next->query("INSERT INTO journal VALUES ('successor')");
+	is(journal(), 'successor', "stopped after a $test: the successor writes");
+	kill 'CONT', $holder->{pid};
+	if ($test eq 'guard')
+	{
+		like(
+			$holder->answer,
+			qr/ERROR:  55L01: lock "lock" with fence $fence is not held any more
+DETAIL:  It is held with the newer fence $newer\.
+HINT:  \S/m,
+			'the stale commit fails');
+		is(journal(), 'successor', 'the stale write never was');
+	}
+	else
+	{
+		is($holder->answer, '', 'the unguarded commit does not fail');
+		is(journal(), 'holder successor', 'and the stale write came later');
+	}
+	finish("stopped after a $test");
+}
+
+#
+# A commit that fails after its locks were pinned: here because NOTIFY's lock is
+# not to be had.  What was lost meanwhile is handed over even so.
+#
+my %failures = (
+	'cancel' => sub {
+		$admin->query("SELECT pg_cancel_backend($holder->{pid})");
+		like($holder->answer, qr/57014: canceling statement/, 'canceled');
+	},
+	'terminate' =>
+	  sub { $admin->query("SELECT pg_terminate_backend($holder->{pid})") },
+	'terminate, client gone' => sub {
+		$holder->vanish;
+		$admin->query("SELECT pg_terminate_backend($holder->{pid})");
+	});
+
+commits_hang($node, 1);
+my $notifier = session($node);
+$notifier->start('BEGIN; SET LOCAL synchronous_commit = on; NOTIFY other; '
+	  . "SELECT pg_logical_emit_message(true, 'waits for a standby', ''); COMMIT");
+poll('NOTIFY hangs', sub { hangs($node, $notifier) });
+foreach my $test (sort keys %failures)
+{
+	lock_and_queue();
+	$holder->query('BEGIN; ' . $guard->()
+		  . "; INSERT INTO journal VALUES ('holder'); NOTIFY mine");
+	$holder->start('COMMIT');
+	$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '
+		  . "WHERE pid = $holder->{pid} AND wait_event_type = 'Lock'");
+	pinned_and_lost("$test in the commit");
+	$failures{$test}->();
+	is(next_answer(), 't', "$test in the commit: the next has the lock");
+	is(locks(), 'next|t|f', "$test in the commit: and nothing is pinned");
+	is(journal(), '', "$test in the commit: nothing was written");
+	finish("$test in the commit");
+}
+
+# The same, not lost: the lock is the holder's again, as before.
+lock_and_queue();
+$holder->query('BEGIN; ' . $guard->() . '; NOTIFY mine');
+$holder->start('COMMIT');
+$admin->wait_for(
+	"SELECT pinned FROM dlock_locks WHERE pid = $holder->{pid}");
+$admin->query("SELECT pg_cancel_backend($holder->{pid})");
+like($holder->answer, qr/57014: canceling statement/, 'canceled, not lost');
+is(locks(), "holder|t|f\nnext|f|f", 'canceled, not lost: not pinned any more');
+is(end_by_force(), 't', 'canceled, not lost: released by force');
+is(next_answer(), 't', 'canceled, not lost: the next has the lock at once');
+finish('canceled, not lost');
+commits_hang($node, 0);
+like($notifier->answer, qr/^[0-9A-F]+\/[0-9A-F]+$/, 'NOTIFY is over');
+$notifier->quit;
+
+#
+# A crash while the lock is pinned: locks are gone, and the commit, which was in
+# the WAL, is visible before anybody can lock.
+#
+commits_hang($node, 1);
+lock_and_queue();
+hang_commit($guard->());
+end_by_force();
+$node->stop('immediate');
+$_->quit foreach $admin, $holder, $next;
+start_again($node);
+$admin = session($node);
+is($admin->query('SELECT count(*) FROM dlock_locks'), '0', 'crash: no locks');
+is($admin->query("SELECT dlock_acquire('lock') > $fence"),
+	't', 'crash: a newer fence');
+is(journal(), 'holder', 'crash: the write is visible');
+$admin->quit;
+
+$node->stop;
+done_testing();

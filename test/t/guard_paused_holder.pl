@@ -1,0 +1,222 @@
+# The holder that is paused: it has a lease, makes sure that it holds the lock,
+# and stops, for longer than the lease lives.  The lock passes to a successor,
+# which writes.  Then the first one wakes up, and goes on to write.
+#
+# With dlock_guard() its commit fails, wherever it was stopped, and the
+# successor's data stands; stopped within the commit, nobody succeeds it before
+# the commit is visible.  With dlock_check() alone, however close to the write,
+# the stale write wins: that is why there is a guard, and the test shows it.
+#
+# What would break it: a guard that is checked when it is called, and not again
+# at the commit; a pin that an expiry does not respect, or that keeps the lock
+# after the commit; a lease that a stopped backend keeps alive.
+#
+# The processes are stopped by signals, and the leases run out by themselves;
+# what is waited for is that they have.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Test::More;
+
+# Commits wait for a standby where that is asked for.
+my $node = new_server(
+	'main',
+	conf => q{
+synchronous_commit = local
+wal_level = replica
+max_wal_senders = 1
+deadlock_timeout = '1h'
+});
+my $admin = session($node);
+my $listener = session($node);
+
+$node->safe_psql('postgres',
+	q{CREATE TABLE data (writer text); INSERT INTO data VALUES ('nobody')});
+$listener->query('LISTEN holder; LISTEN successor');
+
+my ($holder, $fence, $successor, $next);
+
+# A holder with a lease of a quarter of a second, which begins now: until this
+# returns, it is attached to a session.
+sub hold
+{
+	my ($scope) = @_;
+	my $keeper = session($node);
+	my $lease =
+	  $keeper->query("SELECT dlock_lease_open('250ms', attach => true)");
+
+	$admin->query(q{UPDATE data SET writer = 'nobody'});
+	$holder = session($node);
+	$successor = session($node);
+	$fence =
+	  $holder->query("SELECT dlock_lease_enqueue('lock', $lease, 'holder')");
+	told($listener, 'the holder has the lock',
+		announcement('granted', 'lock', $fence));
+	$next =
+	  $successor->query("SELECT dlock_ttl_enqueue('lock', '1h', 'successor')");
+	cmp_ok($next, '>', $fence, 'and the successor waits for it');
+	return $keeper;
+}
+
+sub data
+{
+	return $admin->query('SELECT writer FROM data');
+}
+
+# a transaction of the successor's, guarded
+sub successor_writes
+{
+	return $successor->query("BEGIN; SELECT dlock_guard('lock', $next); "
+		  . q{UPDATE data SET writer = 'successor'; COMMIT});
+}
+
+sub finish
+{
+	$admin->query("SELECT dlock_release_ticket($next)");
+	is_now($admin, 'SELECT count(*) FROM dlock_locks', '0', 'nothing is left');
+	is(scalar($listener->announcements(0)), 0, 'and nothing to be told');
+	$_->quit foreach $holder, $successor;
+	return;
+}
+
+#
+# Stopped in the middle of a guarded transaction
+#
+foreach my $when ('before the write', 'after the write', 'in between')
+{
+	my $keeper = hold();
+	my @statements = (
+		"SELECT dlock_guard('lock', $fence)",
+		q{INSERT INTO data VALUES ('holder')});
+
+	# A row that the holder has changed would keep the successor waiting.
+	$holder->query('BEGIN');
+	$holder->query($statements[0])
+	  unless $when eq 'in between';
+	is($holder->query("SELECT dlock_check('lock', $fence)"),
+		't', "$when: it holds the lock");
+	$holder->query($statements[1]) if $when eq 'after the write';
+	stop_process($holder->{pid});
+	$keeper->quit;
+	told(
+		$listener,
+		"$when: it is stopped for too long, and succeeded",
+		announcement('expired', 'lock', $fence),
+		announcement('granted', 'lock', $next));
+	is($successor->query("SELECT dlock_wait($next, '0')"),
+		't', "$when: confirmed");
+	is(successor_writes(), '', "$when: the successor writes");
+
+	continue_process($holder->{pid});
+	if ($when eq 'in between')
+	{
+		like($holder->query($statements[0]),
+			qr/55L01/, "$when: it goes on, and is told at once");
+		like($holder->query($statements[1]),
+			qr/25P02/, "$when: and cannot write");
+		like($holder->query('COMMIT'), qr/^$/, "$when: nor commit");
+	}
+	else
+	{
+		unlike($holder->query($statements[1]),
+			qr/ERROR/, "$when: it goes on, and writes")
+		  if $when eq 'before the write';
+		like($holder->query('COMMIT'), qr/55L01/, "$when: but cannot commit");
+	}
+	is(data(), 'successor', "$when: the successor's data stands");
+	finish();
+}
+
+#
+# The same with a question in place of the guard: it was true when it was
+# answered.
+#
+{
+	my $keeper = hold();
+
+	is($holder->query("SELECT dlock_check('lock', $fence)"),
+		't', 'check: it holds the lock');
+	stop_process($holder->{pid});
+	$keeper->quit;
+	told(
+		$listener,
+		'check: it is stopped for too long, and succeeded',
+		announcement('expired', 'lock', $fence),
+		announcement('granted', 'lock', $next));
+	is(successor_writes(), '', 'check: the successor writes');
+	is(data(), 'successor', 'check: and its data is there');
+
+	continue_process($holder->{pid});
+	is($holder->query(q{UPDATE data SET writer = 'holder'}),
+		'', 'check: it goes on, and writes');
+	is(data(), 'holder', q{check: the successor's data is lost});
+	is($holder->query("SELECT dlock_check('lock', $fence)"),
+		'f', 'check: which another question would have told');
+	finish();
+}
+
+#
+# Stopped within the commit, which waits for a standby.  It has said that it
+# holds the lock then, and so it does until the commit is visible.
+#
+{
+	my $keeper = hold();
+
+	commits_hang($node, 1);
+	$holder->query('BEGIN; SET LOCAL synchronous_commit = on; '
+		  . "SELECT dlock_guard('lock', $fence); "
+		  . q{UPDATE data SET writer = 'holder'});
+	$holder->start('COMMIT');
+	poll('the commit waits', sub { hangs($node, $holder) });
+	stop_process($holder->{pid});
+	$keeper->quit;
+	told($listener, 'commit: it is stopped for too long',
+		announcement('expired', 'lock', $fence));
+
+	is( $admin->query(
+			'SELECT ticket, granted, pinned FROM dlock_locks ORDER BY ticket'),
+		"$fence|f|t\n$next|f|f",
+		'commit: the lock is pinned');
+	is($successor->query("SELECT dlock_wait($next, '300ms')"),
+		'f', 'commit: nobody succeeds it');
+	is( $admin->query(
+			q{SELECT dlock_try_ttl_acquire('lock', '1h', timeout => '10ms') IS NULL}
+		),
+		't',
+		'commit: nor does anybody else');
+	is($admin->query("SELECT dlock_check('lock', $fence)"),
+		'f', 'commit: the fence is nobody\'s any more');
+	like($admin->query(
+			"BEGIN; SELECT dlock_guard('lock', $next); COMMIT"),
+		qr/55L01/, 'commit: and that of the successor is not');
+	is(data(), 'nobody', 'commit: which is not visible');
+
+	# the successor looks as soon as it is granted the lock
+	$successor->start(
+		"SELECT dlock_wait($next); SELECT writer FROM data");
+	$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '
+		  . "WHERE pid = $successor->{pid} AND wait_event_type = 'Lock'");
+
+	# The standby is not needed any more, but the commit is still stopped.
+	commits_hang($node, 0);
+	ok(!$successor->answered, 'commit: nobody succeeds it even so');
+	is($admin->query("SELECT granted FROM dlock_locks WHERE ticket = $next"),
+		'f', 'commit: nor is granted the lock');
+	continue_process($holder->{pid});
+	is($holder->answer, '', 'commit: it goes on, and commits');
+	is($successor->answer, "t\nholder",
+		'commit: the successor comes after it, and sees that');
+	told($listener, 'commit: and is announced',
+		announcement('granted', 'lock', $next));
+	is(successor_writes(), '', 'commit: the successor writes');
+	is(data(), 'successor', q{commit: the successor's data stands});
+	finish();
+}
+
+$_->quit foreach $admin, $listener;
+done_testing();

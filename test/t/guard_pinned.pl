@@ -1,0 +1,94 @@
+# A session that gives a lock back while its own guarded commit has it pinned, as
+# the callback of another extension can: the lock is handed over when the commit
+# is visible, and not before; and the session has nothing left of it.
+#
+# What would break it: a ticket that leaves its lock although it is pinned, so
+# that its successor is granted before the write can be seen, and the unpinning
+# looks for a ticket that is in no lock any more; or one that is ENDING for ever,
+# as nobody takes it out, also where its session has gone.
+#
+# No SQL runs at that moment, so a debugger has the backend call the function,
+# while its commit waits for a standby that is not there.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Debugger;
+use Dlock::Lease;
+use Dlock::Test;
+use Test::More;
+
+my $node = new_server('main',
+	conf => "synchronous_commit = local\n"
+	  . "wal_level = replica\nmax_wal_senders = 1\n"
+	  . 'deadlock_timeout = 10min');
+my $admin = session($node);
+
+plan skip_all => 'no debugger that can be attached'
+  unless debugger_works($admin);
+
+$node->safe_psql('postgres', 'CREATE TABLE journal (entry text)');
+foreach my $acquire ("SELECT dlock_acquire('lock')",
+	"SELECT dlock_enqueue('lock', 'c')")
+{
+	my ($holder, $next) = map { session($node) } 1, 2;
+	my $fence = $holder->query($acquire);
+
+	$next->start("SELECT dlock_acquire('lock') > $fence; "
+		  . 'SELECT entry FROM journal');
+	$admin->until_waits($next);
+	commits_hang($node, 1);
+	$holder->query('BEGIN; SET LOCAL synchronous_commit = on; '
+		  . "SELECT dlock_guard('lock', $fence); "
+		  . "INSERT INTO journal VALUES ('guarded')");
+	$holder->start('COMMIT');
+	poll('the commit hangs', sub { hangs($node, $holder) });
+
+	ok(call_in($holder->{pid}, 'dlock_session_release_all'),
+		"$acquire: given back");
+	is( $admin->query(
+			"SELECT pid = $holder->{pid}, pinned FROM dlock_locks "
+			  . 'ORDER BY ticket'),
+		"t|t\nf|f",
+		'it is pinned still');
+	ok(!$next->answered, 'the next one waits');
+
+	commits_hang($node, 0);
+	is($holder->answer, '', 'the commit is over');
+	is($next->answer, "t\nguarded", 'the next one has the lock, and sees it');
+	is($holder->query("SELECT dlock_is_held('lock'), dlock_release_all()"),
+		'f|0', 'the session has nothing left');
+	is($next->query("SELECT dlock_release('lock')"), 't', 'released');
+	is($holder->query("SELECT dlock_try_acquire('lock') > $fence"),
+		't', 'and free');
+	$_->quit foreach $holder, $next;
+	$node->safe_psql('postgres', 'TRUNCATE journal');
+}
+
+#
+# An unpinning that has failed, as a segment of memory could not be mapped: when
+# the session has gone, whoever waits clears the ticket away.  Here one more pin
+# stands for it, which nobody takes away.
+#
+{
+	my $holder = session($node);
+	my $next =
+	  session($node, 'postgres', q{options='-c deadlock_timeout=10ms'});
+	my $fence = $holder->query("SELECT dlock_acquire('lock')");
+	my $pre_commit = 5;		# XACT_EVENT_PRE_COMMIT
+
+	$holder->query("BEGIN; SELECT dlock_guard('lock', $fence)");
+	ok(call_in($holder->{pid}, 'at_xact_end', $pre_commit, 0), 'pinned')
+	  foreach 1, 2;
+	$next->start("SELECT dlock_acquire('lock') > $fence");
+	$admin->until_waits($next);
+	$holder->quit;
+	is($next->answer, 't', 'a pin that is left over ends with its session');
+	$next->quit;
+}
+
+$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+$admin->quit;
+done_testing();

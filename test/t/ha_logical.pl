@@ -1,0 +1,168 @@
+# Logical replication of all tables, in both directions, does no harm: it goes
+# on, whatever both sides have made under one name; no lease is lost, nor does
+# one come; no version falls.
+#
+# What would break it: a row of the other server that is taken for, or in the
+# place of, one of this server; a foreign row that is removed, and whose removal
+# goes back to where it stands for a lease; or two rows with one key, at which
+# the subscriber stops.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Worker;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my %nodes = map { $_ => new_server($_, allows_streaming => 'logical') } 'a', 'b';
+my %other = (a => 'b', b => 'a');
+my %leases;
+my %fences;
+
+sub ask
+{
+	my ($name, $sql) = @_;
+
+	return $nodes{$name}->safe_psql('postgres', $sql);
+}
+
+# All that one has written has arrived at the other.
+sub arrived
+{
+	$nodes{$_}->wait_for_catchup("from_$_") foreach 'a', 'b';
+	return;
+}
+
+# The same under the same names, on both
+foreach my $name ('a', 'b')
+{
+	ask($name, 'CREATE ROLE shop');
+	ask($name,
+		"SELECT dlock_version_bump('v', 0), dlock_reserve('shop/', 'shop')");
+	$leases{$name} = ask($name, "SELECT dlock_lease_open('1h')");
+	$fences{$name} =
+	  ask($name, "SELECT dlock_lease_acquire('lock', $leases{$name})");
+	ask($name, "SELECT dlock_ttl_acquire('own', '1h')");
+	ask($name, 'CREATE PUBLICATION everything FOR ALL TABLES');
+}
+foreach my $name ('a', 'b')
+{
+	my $connstr = $nodes{ $other{$name} }->connstr . ' dbname=postgres';
+
+	ask($name,
+		"CREATE SUBSCRIPTION from_$other{$name} CONNECTION '$connstr' "
+		  . 'PUBLICATION everything');
+}
+$nodes{$_}->wait_for_subscription_sync foreach 'a', 'b';
+
+# Both go on, with names of their own and the same ones.
+foreach my $name ('a', 'b')
+{
+	my $session = session($nodes{$name});
+
+	# where it does not know of the other's yet
+	my @told = map { '' . $session->query("SELECT dlock_version_bump('v', $_)") }
+	  1 .. ($name eq 'a' ? 4 : 2);
+	$session->query("SELECT dlock_version_bump('of $name', 0)");
+	$session->query("SELECT dlock_reserve('$name/', 'shop')");
+	is( $session->query(
+			"SELECT dlock_release_ticket(dlock_ttl_acquire('gone', '1h'))"),
+		't', "$name: leases come and go");
+	$session->query("SELECT dlock_ttl_enqueue('lock', '1h', 'channel')");
+	$session->quit;
+}
+arrived();
+# and what has gone around has arrived
+arrived();
+
+foreach my $name ('a', 'b')
+{
+	is(ask($name, "SELECT dlock_version_of('v')"),
+		'5', "$name: the greater version counts");
+	is(ask($name, "SELECT dlock_version_of('of $other{$name}')"),
+		'1', "$name: a new version comes");
+	is( ask($name, 'SELECT string_agg(prefix, NULL ORDER BY prefix) '
+			  . 'FROM dlock_reservations WHERE role <> 0'),
+		'a/b/shop/',
+		"$name: reservations come");
+	is( ask(
+			$name, 'SELECT count(*), count(DISTINCT system) FROM dlock_queue'),
+		'3|1',
+		"$name: tickets of its own alone");
+	is(ask($name, 'SELECT count(*) FROM dlock_queue_lease'),
+		'1', "$name: a lease of its own alone");
+	is( ask(
+			$name,
+			'SELECT apply_error_count + sync_error_count '
+			  . 'FROM pg_stat_subscription_stats'),
+		'0',
+		"$name: replication has met no error");
+}
+
+# A version that is forgotten, or a table emptied by hand, there stays here.
+ask('b', "DELETE FROM dlock_versions WHERE name = 'v'; DELETE FROM dlock_queue");
+arrived();
+is(ask('a', "SELECT dlock_version_of('v')"), '5', 'no version falls');
+is(ask('a', 'SELECT count(*) FROM dlock_queue'), '3', 'no ticket goes');
+
+# Rows that came before there were triggers, as with version 1.0: a worker that
+# begins anew does not read them, and does not remove them either; and they are
+# not in the way of new ones.
+ask('a', 'ALTER TABLE dlock_queue DISABLE TRIGGER dlock_replicated');
+my $next = ask('b', 'SELECT dlock_advance_ticket(1)') + (1 << 30);
+ask('b', "SELECT dlock_advance_ticket($next)");
+$next = ask('b', "SELECT dlock_ttl_acquire('b only', '1h')");
+$nodes{b}->wait_for_catchup('from_b');
+is(ask('a', "SELECT count(*) FROM dlock_queue WHERE name = 'b only'"),
+	'1', 'without a trigger rows come');
+ask('a', 'ALTER TABLE dlock_queue ENABLE REPLICA TRIGGER dlock_replicated');
+$nodes{a}->restart;
+is(ask('a', "SELECT dlock_fence('b only') IS NULL"),
+	't', 'a foreign row is not read');
+like(
+	slurp_file($nodes{a}->logfile),
+	qr/left out 1 rows of table "dlock_queue"/,
+	'which the log tells');
+# the worker has begun when it has written something
+ask('a', "SELECT dlock_ttl_acquire('another', '1h')");
+arrived();
+is(ask('b', "SELECT count(*) FROM dlock_queue WHERE ticket = $next"),
+	'1', 'what is foreign there is not removed');
+# one that comes later has not looked through the tables itself
+my $session = session($nodes{a});
+my $first = worker($session);
+
+$session->query("SELECT pg_terminate_backend($first)");
+poll('another worker', sub { worker($session) != $first });
+$session->quit;
+ask('a', "SELECT dlock_advance_ticket($next)");
+my $same = 0;
+foreach (1 .. 5)
+{
+	$same = 1 if ask('a', "SELECT dlock_ttl_acquire('t$_', '1h')") == $next;
+}
+ok($same, 'a ticket gets the number of a foreign row');
+
+# Then both crash, and still have what they had promised.
+arrived();
+foreach my $name ('a', 'b')
+{
+	my $node = $nodes{$name};
+
+	$node->stop('immediate');
+	$node->start;
+}
+is(ask('a', "SELECT dlock_check('lock', $fences{a})"), 't', 'a: the lease holds');
+is(ask('a', 'SELECT held FROM dlock_leases WHERE lease = ' . $leases{a}),
+	'1', 'a: as before');
+is( ask('a', "SELECT dlock_check('t1', $next) OR dlock_check('t2', $next) OR "
+		  . "dlock_check('t3', $next) OR dlock_check('t4', $next) OR dlock_check('t5', $next)"),
+	't',
+	'a: the ticket that took the place of a foreign row, too');
+is(ask('b', "SELECT dlock_check('b only', $next)"), 't', 'b: the lease holds');
+
+done_testing();

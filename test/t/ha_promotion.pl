@@ -1,0 +1,200 @@
+# What a client was told of its leases is true on a synchronous standby that
+# was promoted when its primary had died: all that was acknowledged is there.
+# On an asynchronous standby the latest may be missing, but what is there is of
+# one moment, nobody holds together with another, and fences grow on.  A
+# database that was copied, or dumped, carries no live ticket.
+#
+# What would break it: an answer that does not wait for the standbys, though
+# the client's synchronous_commit says so; a lock handed on before its holder's
+# removal is in the WAL; numbers that begin anew, or depend on what was
+# replicated; rows that are taken for live wherever they are found.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Checker;
+use Dlock::History qw(now);
+use Dlock::Test;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $history = Dlock::Checker->new($ENV{DLOCK_TEST_SEED} || 20250101);
+my $primary = new_server(
+	'primary',
+	allows_streaming => 1,
+	conf => q{
+autovacuum = off
+log_statement = none
+wal_writer_delay = 10s
+});
+
+sub new_standby
+{
+	my ($name) = @_;
+	my $standby = PostgreSQL::Test::Cluster->new($name);
+
+	$primary->backup($name);
+	$standby->init_from_backup($primary, $name, has_streaming => 1);
+	$standby->start;
+	$primary->wait_for_catchup($standby);
+	return $standby;
+}
+
+sub set_synchronous
+{
+	my ($name) = @_;
+
+	$primary->safe_psql('postgres',
+		"ALTER SYSTEM SET synchronous_standby_names = '$name'");
+	$primary->reload;
+	$primary->poll_query_until('postgres',
+		"SELECT current_setting('synchronous_standby_names') = '$name'")
+	  or die 'setting has not changed';
+	$primary->poll_query_until('postgres',
+		"SELECT count(*) = 1 FROM pg_stat_replication "
+		  . "WHERE sync_state = 'sync'")
+	  or die 'standby is not synchronous'
+	  if $name;
+	return;
+}
+
+# The primary dies, and the standby takes its place.
+sub fail_over
+{
+	my ($standby, $what, $durable) = @_;
+	my $since = now();
+
+	$standby->promote;
+	# what the primary said of others does not hold for it
+	$standby->append_conf('postgresql.conf', "synchronous_standby_names = ''");
+	$standby->safe_psql('postgres',
+		'ALTER SYSTEM RESET synchronous_standby_names');
+	$standby->reload;
+	$standby->poll_query_until('postgres',
+		"SELECT current_setting('synchronous_standby_names') = ''")
+	  or die 'setting has not changed';
+	$history->check($standby, $since, $what, $durable);
+	$primary = $standby;
+	return;
+}
+
+foreach my $round (1 .. 2)
+{
+	my $standby = new_standby("synchronous_$round");
+
+	set_synchronous("synchronous_$round");
+	my $session = session($primary);
+	my $sender = $session->query('SELECT pid FROM pg_stat_replication');
+
+	# The standby hears nothing any more, a moment before the primary dies:
+	# whoever is answered then, durably, must not be.
+	$history->load(
+		$primary,
+		200 + int(rand(500)),
+		sub {
+			my $acquired = $session->query('SELECT acquired FROM dlock_stats');
+
+			kill('STOP', $sender) == 1 or die 'no sender';
+			$session->wait_for(
+				"SELECT (SELECT acquired > $acquired + 300 FROM dlock_stats) "
+				  . "OR count(*) = $history->{clients} FROM pg_stat_activity "
+				  . "WHERE wait_event = 'SyncRep' "
+				  . "AND backend_type = 'client backend'");
+			kill_server($primary);
+			$session->vanish;
+		});
+	fail_over($standby, "synchronous, round $round", 'there');
+}
+
+foreach my $round (1 .. 2)
+{
+	my $standby = new_standby("asynchronous_$round");
+	my $sender = $primary->safe_psql('postgres',
+		'SELECT pid FROM pg_stat_replication');
+
+	# First with a standby that follows; then nothing more is sent.  What is
+	# answered after that is lost.
+	$history->load(
+		$primary,
+		300 + int(rand(300)),
+		sub { kill_server($primary) },
+		after => 150 + int(rand(100)),
+		then => sub { kill('STOP', $sender) == 1 or die 'no sender' });
+	fail_over($standby, "asynchronous, round $round", 'nowhere');
+}
+$history->check_past;
+
+# A copy of the database, made while nobody uses it: its rows are there, and
+# mean nothing.
+$primary->safe_psql('postgres', 'CREATE DATABASE original');
+my $session = session($primary, 'original');
+$session->query('CREATE EXTENSION dlock');
+my $lease = $session->query("SELECT dlock_lease_open('1 h')");
+my $held = $session->query("SELECT dlock_lease_acquire('lock', $lease)");
+my $waits = $session->query("SELECT dlock_ttl_enqueue('lock', '1 h', 'c')");
+my $closed = $session->query("SELECT dlock_ttl_acquire('other', '1 h')");
+my $dump = PostgreSQL::Test::Utils::tempdir . '/dump';
+
+sub is_original
+{
+	my ($when) = @_;
+
+	is( $session->query('SELECT ticket, granted FROM dlock_locks ORDER BY 1'),
+		"$held|t\n$waits|f\n$closed|t",
+		"$when: the original is what it was");
+	return;
+}
+
+sub is_empty
+{
+	my ($dbname) = @_;
+	my $copy = session($primary, $dbname);
+	my $ticket;
+
+	is($copy->query('SELECT count(*) FROM dlock_locks'),
+		'0', "$dbname: nothing is held");
+	is($copy->query('SELECT count(*) FROM dlock_leases'),
+		'0', "$dbname: there is no lease");
+	is($copy->query("SELECT dlock_check('lock', $held)"),
+		'f', "$dbname: the fence is not current");
+	is($copy->query("SELECT dlock_renew($lease) IS NULL"),
+		't', "$dbname: the lease cannot be renewed");
+	$ticket =
+	  $copy->query("SELECT dlock_try_ttl_acquire('lock', '1 h')");
+	cmp_ok($ticket, '>', $closed, "$dbname: the lock is free, fences grow");
+	ok( $copy->wait_for(
+			"SELECT array_agg(ticket) = '{$ticket}' FROM dlock_queue"),
+		"$dbname: the rows are gone");
+	is($copy->query('SELECT count(*) FROM dlock_queue_lease'),
+		'0', "$dbname: those of leases, too");
+	$copy->quit;
+	return;
+}
+
+$primary->command_ok([ 'pg_dump', '-f', $dump, '-d', 'original' ], 'pg_dump');
+$session->quit;
+$primary->restart;
+$primary->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE original');
+is( $primary->safe_psql(
+		'copy', 'SELECT count(*) FROM dlock_queue WHERE ticket > 0'),
+	'3', 'the copy has the rows');
+is_empty('copy');
+$session = session($primary, 'original');
+is_original('after the copy');
+
+$primary->safe_psql('postgres', 'CREATE DATABASE restored');
+$primary->command_ok(
+	[ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', $dump,
+		'-d', 'restored' ],
+	'restored');
+is( $primary->safe_psql('restored', 'SELECT count(*) FROM dlock_queue'),
+	'0', 'the dump has no rows');
+is_empty('restored');
+is_original('after all');
+$session->quit;
+
+$history->close_all($primary);
+done_testing();

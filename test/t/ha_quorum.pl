@@ -1,0 +1,348 @@
+# A primary that is cut off from its synchronous standbys cannot keep those
+# leases alive for which standbys count, however often they are renewed.  So
+# when one of the standbys is promoted, where every such lease has its full ttl
+# and a quarter again, no lock has two holders at any moment.  And a renewal that
+# succeeded gives the full ttl, on whichever server; one that cannot say is an
+# error.
+#
+# What would break it: a deadline that only renewals move; heartbeats that are
+# not sent, or lie in the buffers of the WAL; a server that honours what it
+# finds in its tables before the standbys have answered; a wait for them that
+# is cut short and leaves the ticket; a ttl that runs while nobody could renew;
+# leases that end because standbys are named; a renewal that succeeds, or says
+# that the lease is gone, without having heard of the standbys.
+#
+# Times are taken here, before a request is sent and after its answer has
+# come, so that a slow machine can only make a promise easier to keep; but a
+# heartbeat has to be answered within three quarters of the ttl, and so that is
+# long.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(clock_gettime usleep CLOCK_MONOTONIC);
+
+my $ttl = ample(7);
+my $primary = new_server('primary', allows_streaming => 1);
+
+$primary->backup('backup');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($primary, 'backup', has_streaming => 1);
+$standby->start;
+my $conninfo =
+  $standby->safe_psql('postgres', 'SHOW primary_conninfo') =~ s/'/''/gr;
+
+sub now
+{
+	return clock_gettime(CLOCK_MONOTONIC);
+}
+
+sub cut_off
+{
+	$standby->append_conf('postgresql.conf', q{primary_conninfo = ''});
+	$standby->reload;
+	$standby->poll_query_until('postgres',
+		'SELECT count(*) = 0 FROM pg_stat_wal_receiver')
+	  or die 'still connected';
+	return;
+}
+
+sub connected
+{
+	$primary->poll_query_until('postgres',
+		q{SELECT count(*) = 1 FROM pg_stat_replication
+		   WHERE state = 'streaming' AND sync_state IN ('async', 'quorum')})
+	  or die 'not connected';
+	return;
+}
+
+# Open a lease, with a lock of the same name that stands for what it counts for
+my %leases;
+my %fences;
+my %renewed;	# no later than at its latest renewal
+
+sub open_lease
+{
+	my ($session, $name, $level, $options) = @_;
+
+	$options //= '';
+	$session->query("SET synchronous_commit = $level");
+	$leases{$name} =
+	  $session->query("SELECT dlock_lease_open('$ttl s' $options)");
+	$fences{$name} =
+	  $session->query("SELECT dlock_lease_acquire('$name', $leases{$name})");
+	like($fences{$name}, qr/^\d+$/, "lease at $level: $name");
+	return;
+}
+
+#
+# Standbys are named while there are leases
+#
+connected();
+my $client = session($primary);
+my $admin = session($primary);
+open_lease($client, $_, $_)
+  foreach 'on', 'local', 'off', 'remote_write', 'remote_apply';
+$client->query('SET synchronous_commit = local');
+
+sub renew
+{
+	my ($name) = @_;
+	my $before = now();
+	my $answer = $client->query("SELECT dlock_renew($leases{$name})");
+
+	$renewed{$name} = $before if $answer =~ /^\d+$/;
+	return $answer;
+}
+
+# Renew, until the time has passed or one is lost; returns which are left.
+sub renew_for
+{
+	my ($seconds) = @_;
+	my $end = now() + $seconds;
+	my @left;
+
+	do
+	{
+		@left = grep { renew($_) eq '1' } sort keys %leases;
+		usleep(50_000);
+	} while (now() < $end && @left == keys %leases);
+	return join ' ', @left;
+}
+
+$primary->safe_psql('postgres',
+	q{ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (standby)'});
+$primary->reload;
+is(renew_for(1.2 * $ttl),
+	'local off on remote_apply remote_write',
+	'naming standbys ends no lease, and while they answer none is lost');
+is( $client->query(
+		q{SELECT setting FROM pg_settings
+		   WHERE name = 'synchronous_standby_names'}),
+	'ANY 1 (standby)',
+	'they are named');
+
+#
+# A restarted primary without its standbys does not honour its tables
+#
+$primary->stop('immediate');
+$_->quit foreach $client, $admin;
+cut_off();
+$primary->start;
+$client = session($primary);
+$admin = session($primary);
+$client->query("SET statement_timeout = '${ttl}s'");
+$admin->start("SELECT dlock_try_acquire('on') IS NULL");
+like($client->query("SELECT dlock_check('on', $fences{on})"),
+	qr/57014/, 'no answer without the standbys, for longer than the ttl');
+ok(!$admin->answered, 'nor for session scope');
+$standby->append_conf('postgresql.conf', "primary_conninfo = '$conninfo'");
+my $sent = now();
+$standby->reload;
+is($admin->answer, 't', 'when they answer, the locks are held');
+$client->query('RESET statement_timeout');
+foreach my $name ('on', 'local')
+{
+	my ($check, $left) = split /\|/,
+	  $client->query(
+		"SELECT dlock_check('$name', $fences{$name}), "
+		  . "extract(epoch FROM remaining) FROM dlock_leases "
+		  . "WHERE lease = $leases{$name}");
+	is($check, 't', "$name: the lease is open");
+	cmp_ok($left, '>=', $ttl - (now() - $sent),
+		'... with its full ttl from then');
+}
+connected();
+is(renew_for(0),
+	'local off on remote_apply remote_write',
+	'all leases are renewed');
+$client->query('SET synchronous_commit = local');
+
+#
+# Cut off, and the standby promoted
+#
+# What a session keeps alive, or a ticket of its own, is no different.
+my $attached = session($primary);
+open_lease($attached, 'attached', 'on', ', attach => true');
+$client->query('SET synchronous_commit = on');
+$fences{ttl} = $leases{ttl} =
+  $client->query("SELECT dlock_ttl_acquire('ttl', '$ttl s')");
+
+# the successors, whose leases live on the standby as well
+my %next;
+my $long = $client->query("SELECT dlock_lease_open('10min')");
+$next{$_} = $client->query("SELECT dlock_lease_enqueue('$_', $long)")
+  foreach sort keys %leases;
+$client->query('SET synchronous_commit = local');
+renew_for(0);
+my @all = sort keys %leases;
+my @quorum = grep { !/^(local|off)$/ } @all;
+
+# where standbys count, a server that begins leaves that much more time
+sub factor
+{
+	my ($name) = @_;
+	return scalar(grep { $_ eq $name } @quorum) ? 1.25 : 1;
+}
+
+cut_off();
+my $cut = now();
+$standby->promote;
+my $promoted = session($standby);
+$sent = now();
+my $answer = $promoted->query(
+	q{SELECT string_agg(format('%s %s', lease, extract(epoch FROM remaining)),
+						',') FROM dlock_leases}
+	  . " WHERE lease <> $long");
+my $asked = now();
+my %left = map { split / / } split /,/, $answer;
+foreach my $name (@all)
+{
+	my $left = $left{ $leases{$name} } // 'no lease';
+
+	my $full = $ttl * factor($name);
+	ok( $left =~ /^[\d.]+$/
+		  && $left >= $full - ($asked - $sent)
+		  && $left <= $full,
+		"promoted: $name has its full ttl"
+		  . (factor($name) > 1 ? ' and a quarter' : ''))
+	  || diag($left);
+}
+
+# Each lease is renewed on the old primary, by a client that knows of nothing,
+# and not on the new one.  "last" is when a lease was last told there that it
+# holds, "first" when the new primary first gave its lock to the next.  The
+# client has many to renew, and does not wait long for a standby.
+my (%last, %first, %late, @wrong);
+$client->query(q{SET statement_timeout = '100ms'});
+my %unsaid;
+my $patience = now() + $PostgreSQL::Test::Utils::timeout_default;
+while (keys %first < @all && now() < $patience)
+{
+	foreach my $name (@all)
+	{
+		my $before = now();
+		my $renewed = renew($name);
+		my $held = $client->query("SELECT dlock_check('$name', $fences{$name})");
+
+		$unsaid{$name} = 1 if $renewed =~ /57014/;
+		if ($renewed =~ /^\d+$/ || $held eq 't')
+		{
+			$last{$name} = now();
+			push @wrong, "$name: renewed beyond a quarter of its ttl"
+			  if $renewed =~ /^\d+$/
+			  && $before >= $cut + $ttl / 4
+			  && grep { $_ eq $name } @quorum;
+			push @wrong, "$name: honoured beyond its ttl"
+			  if $before >= $cut + 1.25 * $ttl && grep { $_ eq $name } @quorum;
+		}
+		elsif ($renewed eq '')
+		{
+			push @wrong, "$name: lost" if now() < $renewed{$name} + $ttl;
+			$late{$name} = 1;
+		}
+		next if $first{$name};
+		$before = now();
+		next
+		  if $promoted->query("SELECT dlock_wait($next{$name}, '0')") ne 't';
+		$first{$name} = now();
+		push @wrong, "$name: granted before the ttl has passed"
+		  if $first{$name} < $sent + $ttl * factor($name);
+		push @wrong, "$name: two holders"
+		  if grep({ $_ eq $name } @quorum)
+		  && $client->query("SELECT dlock_check('$name', $fences{$name})") eq
+		  't';
+	}
+	last if @wrong > 100;
+	usleep(20_000);
+}
+$client->query('RESET statement_timeout');
+is(join('; ', @wrong), '', 'no moment with two holders, and no renewal for nothing');
+is(join(' ', sort keys %unsaid),
+	join(' ', @quorum), 'where standbys count, renewals waited for them');
+is(scalar(keys %first), scalar(@all), 'each lock has gone to the next');
+foreach my $name (@quorum)
+{
+	cmp_ok($last{$name} // 0, '<', $first{$name} // 0,
+		"$name: the old holder was told before the next one");
+	is( $client->query(
+			"SELECT dlock_renew($leases{$name}) IS NULL, "
+			  . "dlock_check('$name', $fences{$name})"),
+		't|f',
+		'... that it is gone');
+	like($client->query("SELECT dlock_guard('$name', $fences{$name})"),
+		qr/55L01/, '... and cannot guard');
+}
+foreach my $name (grep { !$late{$_} } 'local', 'off')
+{
+	is( $client->query(
+			"SELECT dlock_renew($leases{$name}), "
+			  . "dlock_check('$name', $fences{$name})"),
+		'1|t',
+		"$name: needs no standby");
+	is($client->query("SELECT dlock_guard('$name', $fences{$name})"),
+		'', '... and can guard');
+}
+grows('fences grow across the promotion',
+	$fences{ttl},
+	$promoted->query("SELECT dlock_ttl_acquire('new', '10min')"));
+$attached->quit;
+$promoted->quit;
+
+#
+# A wait for standbys that is cut short takes back what was asked for
+#
+$client->query('SET synchronous_commit = local');
+my $lease = $client->query("SELECT dlock_lease_open('10min')");
+my %calls = (
+	"dlock_lease_open('10min', info => 'cut')" => 'open',
+	"dlock_lease_acquire('cut', $lease)" => 'acquire',
+	"dlock_lease_enqueue('cut', $lease)" => 'acquire',
+	"dlock_ttl_acquire('cut', '10min')" => 'acquire',
+	"dlock_ttl_enqueue('cut', '10min')" => 'acquire',
+	"dlock_lease_acquire_all('{cut, cut 2}', $lease)" => 'acquire');
+foreach my $call (sort keys %calls)
+{
+	foreach my $function ('pg_cancel_backend', 'pg_terminate_backend')
+	{
+		my $session = session($primary);
+
+		$session->start("SELECT $call");
+		$admin->wait_for(q{SELECT wait_event = 'SyncRep' }
+			  . "FROM pg_stat_activity WHERE pid = $session->{pid}");
+		$admin->query("SELECT $function($session->{pid})");
+		like(
+			$session->answer,
+			$function eq 'pg_cancel_backend'
+			? qr/57014: canceled while waiting for synchronous replication/
+			: qr/57P01|closed the connection/,
+			"$function: $call");
+		$session->quit;
+		backends_gone($session->{pid});
+		is( $admin->query(
+				q{SELECT (SELECT count(*) FROM dlock_locks
+						   WHERE name LIKE 'cut%'),
+						 (SELECT count(*) FROM dlock_leases WHERE info = 'cut')}
+			),
+			'0|0',
+			'... leaves nothing');
+		$admin->wait_for(
+			q{SELECT dlock_try_acquire_all('{cut, cut 2}') IS NOT NULL});
+		$admin->query('SELECT dlock_release_all()');
+		$admin->wait_for(
+			q{SELECT count(*) = 0 FROM dlock_queue WHERE name LIKE 'cut%'});
+	}
+}
+like($client->query("SELECT dlock_lease_acquire('cut', $lease)"),
+	qr/^\d+$/, 'who does not wait for standbys goes on');
+
+$_->quit foreach $client, $admin;
+$standby->stop;
+$primary->stop;
+done_testing();

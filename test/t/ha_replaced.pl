@@ -1,0 +1,135 @@
+# A primary that is replaced while it loads its leases honours none of them
+# beyond the moment at which its successor may grant their locks.  Its standby
+# has acknowledged what it wrote, as a server does that begins; and was promoted
+# before the loader has taken note of that.
+#
+# What would break it: leases that count from when the answer was seen, or from
+# when it was needed, and not from before what was answered was written.
+#
+# Time is the test's: it passes at its word.  The loader is stopped while it
+# waits for the answer; and once more when it has it, at its next looks at the
+# clock.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Clock;
+use Dlock::Lease;
+use Dlock::Test;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();
+
+my $primary = new_server_of_clock('primary');
+$primary->backup('backup');
+
+sub new_standby
+{
+	my ($name, $primary_conninfo) = @_;
+	my $standby = PostgreSQL::Test::Cluster->new($name);
+
+	$standby->init_from_backup($primary, 'backup', has_streaming => 1);
+	under_our_clock(sub { $standby->start });
+	$primary->wait_for_catchup($standby);
+	return $standby;
+}
+
+# Until the loader has an answer to what it has written, none is sent.
+sub connect_again
+{
+	my ($standby, $conninfo) = @_;
+
+	$standby->append_conf('postgresql.conf', "primary_conninfo = '$conninfo'");
+	$standby->reload;
+	return;
+}
+
+foreach my $reading (0 .. 3)
+{
+	my $when = $reading ? "at reading $reading" : 'before it has looked';
+	my $standby = new_standby("standby_$reading");
+	my $conninfo =
+	  $standby->safe_psql('postgres', 'SHOW primary_conninfo') =~ s/'/''/gr;
+	my $client = session($primary);
+
+	$client->query(q{ALTER SYSTEM SET synchronous_standby_names = '*'});
+	$primary->reload;
+	$client->wait_for(q{SELECT count(*) = 1 FROM pg_stat_replication
+		 WHERE sync_state = 'sync'});
+	my $lease = $client->query("SELECT dlock_lease_open('1h')");
+	my $fence = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
+	like($fence, qr/^\d+$/, "$when: a holder");
+
+	# It is restarted, and its standby is late.
+	$client->quit;
+	$primary->stop('immediate');
+	connect_again($standby, '');
+	under_our_clock(sub { $primary->start });
+	my $loader = session($primary);
+	$loader->start("SELECT dlock_renew($lease)");
+	my $admin = session($primary);
+	$admin->wait_for(q{SELECT count(*) = 1 FROM pg_stat_activity
+		 WHERE wait_event = 'SyncRep'});
+	my $pid = $admin->query(
+		q{SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'});
+	my $written = $admin->query('SELECT pg_current_wal_lsn()');
+	stop_process($pid);
+	connect_again($standby, $conninfo);
+	$admin->wait_for("SELECT count(*) = 1 FROM pg_stat_replication "
+		  . "WHERE flush_lsn >= '$written' AND sync_state = 'sync'");
+	if ($reading)
+	{
+		stop_at_reading($pid, $reading);
+		continue_process($pid);
+		my $stopped =
+		  stopped_at_reading($pid, sub { $loader->answered });
+		stop_at_reading(0, 0);
+		ok($stopped, "$when: the loader is stopped") || diag($loader->answer);
+	}
+
+	# It is replaced.
+	connect_again($standby, '');
+	$admin->wait_for('SELECT count(*) = 0 FROM pg_stat_replication');
+	$standby->promote;
+	my $next = session($standby);
+	is($next->query("SELECT dlock_check('lock', $fence)"),
+		't', "$when: its successor honours the lease");
+	time_passes(1.24 * 3600);
+	is($next->query("SELECT dlock_check('lock', $fence)"),
+		't', '... for its ttl and a quarter');
+	time_passes(0.02 * 3600);
+	$next->query('SET synchronous_commit = local');
+	grows('... and then grants the lock',
+		$fence, $next->query("SELECT dlock_ttl_acquire('lock', '10h')"));
+
+	# The loader goes on, and a client asks.
+	continue_process($pid);
+	$admin->query(q{SET statement_timeout = '1s'});
+	unlike($admin->query("SELECT dlock_check('lock', $fence)"),
+		qr/^t$/, "$when: it wakes up, and the old holder holds no more");
+	$loader->start(q{SELECT 'end'}) if $loader->answered;
+	unlike($admin->query("SELECT dlock_renew($lease)"),
+		qr/^\d+$/, '... and cannot renew');
+	$admin->query('RESET statement_timeout');
+	$admin->query("SELECT pg_cancel_backend($pid)");
+	unlike($loader->answer, qr/^\d+$/, '... nor could the one that was waiting');
+
+	# The next round begins without it.
+	$_->quit foreach $next, $loader;
+	$standby->stop;
+	$admin->query('ALTER SYSTEM RESET synchronous_standby_names');
+	$admin->quit;
+	$primary->reload;
+	my $after = session($primary);
+	$after->wait_for(q{SELECT count(*) = 1 FROM pg_settings
+		WHERE name = 'synchronous_standby_names' AND setting = ''});
+	$after->query("SELECT dlock_lease_close($lease)");
+	$after->quit;
+}
+
+$primary->stop;
+done_testing();

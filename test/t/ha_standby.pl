@@ -1,0 +1,124 @@
+# A standby grants nothing; once promoted it does, with fences greater than
+# all that its primary gave, even where the primary's last reservations never
+# reached it.
+#
+# What would break it: state that is made or used during recovery; a session
+# that goes on refusing after the promotion; fences that depend on the
+# sequence alone, or on a time coarser than a failover is fast.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use PostgreSQL::Test::Cluster;
+use Test::More;
+
+my $primary = new_server('primary', allows_streaming => 1);
+my @fences = fence($primary);
+
+$primary->backup('backup');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($primary, 'backup', has_streaming => 1);
+$standby->start;
+
+# Every function there is, with some value for each argument that needs one,
+# but for those behind the views and for triggers
+my $calls = q{
+	SELECT format('%s %I(%s)',
+				  CASE prokind WHEN 'p' THEN 'CALL' ELSE 'SELECT' END, proname,
+				  (SELECT string_agg(quote_literal(
+							CASE type
+							WHEN 'text[]'::regtype THEN '{1}'
+							WHEN 'interval'::regtype THEN '1 min'
+							WHEN 'regrole'::regtype THEN user::text
+							ELSE '1' END), ', ' ORDER BY n)
+					 FROM unnest(proargtypes) WITH ORDINALITY AS a (type, n)
+					WHERE n <= pronargs - pronargdefaults))
+	  FROM pg_proc
+	  JOIN pg_depend ON classid = 'pg_proc'::regclass AND objid = pg_proc.oid
+	  JOIN pg_extension ON refobjid = pg_extension.oid
+	 WHERE deptype = 'e' AND extname = 'dlock'
+	   AND NOT proretset AND prorettype <> 'trigger'::regtype
+	 ORDER BY 1};
+
+$primary->wait_for_catchup($standby);
+my $session = session($standby);
+my @calls = split /\n/, $session->query($calls);
+
+# asks about sessions of this server, of which none can wait
+my $question = q{SELECT dlock_blocking_pids('1')};
+# ask nothing of locks
+my %others = map { $_ => 1 } 'SELECT dlock_version()', q{SELECT dlock_role_oid('1')};
+
+cmp_ok(scalar(@calls), '>', 10, 'there are functions');
+foreach my $call (grep { $_ ne $question && !$others{$_} } @calls)
+{
+	like($session->query($call), qr/25006: .*HINT: /s,
+		"standby refuses $call");
+}
+is($session->query($question), '{}', 'nobody waits');
+like($session->query('SELECT dlock_version()'), qr/^\d+\.\d+/, 'the library has a version');
+is( $session->query('SELECT count(*) FROM dlock_locks'),
+	'0', 'dlock_locks is empty');
+is( $session->query('SELECT count(*) FROM dlock_leases'),
+	'0', 'dlock_leases is empty');
+is( $session->query(
+		'SELECT acquired, waited, released, wait_time FROM dlock_stats'),
+	'0|0|0|00:00:00',
+	'dlock_stats is zero');
+is($session->query('DISCARD ALL'), '', 'DISCARD ALL passes');
+
+# What the primary gives out meanwhile, the standby has to exceed.  Each
+# restart makes it reserve.
+foreach (1 .. 3)
+{
+	$primary->restart;
+	push @fences, fence($primary);
+}
+grows('fences of the primary grow', @fences);
+$primary->wait_for_catchup($standby);
+
+# Cut off from here on: these reservations never arrive.
+$standby->append_conf('postgresql.conf', "primary_conninfo = ''");
+$standby->restart;
+$session->quit;
+$session = session($standby);
+like($session->query("SELECT dlock_acquire('lock')"),
+	qr/25006/, 'standby refuses');
+foreach (1 .. 3)
+{
+	$primary->restart;
+	push @fences, fence($primary);
+}
+$primary->stop('immediate');
+$standby->promote;
+
+push @fences, $session->query("SELECT dlock_acquire('lock')");
+grows('a session from before the promotion gets a greater fence', @fences);
+is($standby->safe_psql('postgres', 'SELECT ticket FROM dlock_locks'),
+	$fences[-1], 'and holds the lock');
+$session->quit;
+push @fences, fence($standby);
+grows('so does a new one', @fences);
+$standby->restart;
+push @fences, fence($standby);
+grows('and one after a restart', @fences);
+
+# Again, with a standby that was fed to the end, of a primary whose numbers
+# are ahead of the time
+my $next = PostgreSQL::Test::Cluster->new('next');
+$standby->backup('backup');
+$next->init_from_backup($standby, 'backup', has_streaming => 1);
+$next->start;
+$standby->safe_psql('postgres', 'SELECT dlock_advance_ticket((2^51)::bigint)');
+push @fences, fence($standby);
+cmp_ok($fences[-1], '>=', 1 << 51, 'numbers are ahead of the time');
+$standby->wait_for_catchup($next);
+$standby->stop('immediate');
+$next->promote;
+push @fences, fence($next);
+grows('fences grow on', @fences);
+
+done_testing();

@@ -1,0 +1,116 @@
+# Leases belong to one installation of the extension in one database.  They stay
+# where it moves, and where its DROP is rolled back; they go with it, and with
+# the database; and a copy of the database honours none of them.
+#
+# What would break it: a worker that looks for its tables where they were, or
+# that stays when they are gone; a waiter that nobody tells; a row that is taken
+# for a lease wherever it is found.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+
+my $node = new_server('main');
+my $client = session($node);
+my $admin = session($node);
+
+#
+# The extension goes, comes back, and moves
+#
+my $lease = $client->query("SELECT dlock_lease_open('10min')");
+my $fence = $client->query("SELECT dlock_lease_acquire('held', $lease)");
+$admin->query('BEGIN; DROP EXTENSION dlock; ROLLBACK');
+is($client->query("SELECT dlock_check('held', $fence), dlock_renew($lease)"),
+	't|1', 'a DROP EXTENSION that is rolled back changes nothing');
+like($client->query("SELECT dlock_lease_acquire('more', $lease)"),
+	qr/^\d+$/, 'the worker goes on');
+
+$admin->query('CREATE SCHEMA elsewhere; '
+	  . 'ALTER EXTENSION dlock SET SCHEMA elsewhere');
+$client->query('SET search_path = elsewhere');
+is($client->query("SELECT dlock_check('held', $fence), dlock_renew($lease)"),
+	't|2', 'leases stay where the extension moves');
+like($client->query("SELECT dlock_lease_acquire('moved', $lease)"),
+	qr/^\d+$/, 'the worker finds its tables');
+is( $client->query('SELECT count(*) FROM elsewhere.dlock_queue'),
+	'3', 'and writes there');
+
+# Dropped: the leases are gone, and nobody waits for them any more.
+my $short =
+  $client->query("SELECT dlock_ttl_acquire('short', '1s', timeout => '0')");
+like($short, qr/^\d+$/, 'a short lease');
+my $next = session($node);
+$next->query('SET search_path = elsewhere');
+$next->start("SELECT dlock_acquire('held') > 0");
+$client->wait_for("SELECT count(*) = 1 FROM dlock_locks "
+	  . "WHERE pid = $next->{pid} AND NOT granted");
+my $worker = worker($admin);
+$admin->query('DROP EXTENSION dlock; CREATE EXTENSION dlock');
+$client->query('RESET search_path');
+is( $client->query(
+		'SELECT (SELECT count(*) FROM dlock_locks), '
+		  . '(SELECT count(*) FROM dlock_leases), '
+		  . '(SELECT count(*) FROM dlock_queue)'),
+	'0|0|0',
+	'DROP and CREATE EXTENSION with leases: a new one starts empty');
+is($client->query("SELECT dlock_renew($lease) IS NULL"),
+	't', 'old leases are gone');
+grows('fences grow', $fence,
+	$client->query("SELECT dlock_ttl_acquire('held', '10min')"));
+like($next->answer, qr/55L01: lock "held" is gone/,
+	'who waited for an old lease waits no more');
+backends_gone($worker);
+pass('its worker goes');
+$next->quit;
+
+#
+# Databases come and go
+#
+$client->quit;
+$node->safe_psql('postgres', 'CREATE DATABASE a');
+$node->safe_psql('a', 'CREATE EXTENSION dlock');
+$fence = $node->safe_psql('a', "SELECT dlock_ttl_acquire('lock', '10min')");
+is($node->safe_psql('postgres', 'DROP DATABASE a WITH (FORCE)'),
+	'', 'DROP DATABASE WITH (FORCE) takes leases along');
+$node->safe_psql('postgres', 'CREATE DATABASE a');
+$node->safe_psql('a', 'CREATE EXTENSION dlock');
+is($node->safe_psql('a', 'SELECT count(*) FROM dlock_locks'),
+	'0', 'a database of the same name has none');
+is($node->safe_psql('a', "SELECT dlock_lease_close(dlock_lease_open('10min'))"),
+	'0', 'a lease comes and goes');
+$client = session($node, 'a');
+no_worker($client);
+$client->quit;
+is($node->safe_psql('postgres', 'DROP DATABASE a'),
+	'', 'without a lease the worker is not in the way of DROP DATABASE');
+
+# A template must not be in use, and a worker is a user: so a copy with rows
+# is one made before the first call after a restart.
+$node->safe_psql('postgres', 'CREATE DATABASE original');
+$node->safe_psql('original', 'CREATE EXTENSION dlock');
+$fence =
+  $node->safe_psql('original', "SELECT dlock_ttl_acquire('lock', '10min')");
+$admin->quit;
+$node->restart;
+$node->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE original');
+is($node->safe_psql('copy', 'SELECT count(*) FROM dlock_queue'),
+	'1', 'a row came with the copy of a database');
+is( $node->safe_psql('copy', q{SELECT count(*) FROM dlock_locks}),
+	'0', 'which has no locks');
+is($node->safe_psql('copy', "SELECT dlock_check('lock', $fence)"),
+	'f', 'the fence is not one here');
+grows('fences grow', $fence,
+	$node->safe_psql('copy',
+		"SELECT dlock_try_ttl_acquire('lock', '10min')"));
+is($node->safe_psql('copy', 'SELECT count(*) FROM dlock_queue'),
+	'1', 'the row that came with it is discarded');
+is($node->safe_psql('original', "SELECT dlock_check('lock', $fence)"),
+	't', 'the original holds');
+
+$node->stop;
+done_testing();

@@ -1,0 +1,540 @@
+# A lease that is not renewed runs out, never before its time, and counts as
+# gone from then on for whoever asks, whether or not the worker has come round
+# to it.  Its locks go to the next in line once that is written, or after the
+# delay that the lease was opened with.
+#
+# What would break it: an answer that looks at the worker's work instead of
+# the deadline; a grant before the row is removed; a renewal that succeeds
+# beside the expiry, or moves the deadline of some locks only; a delay that a
+# crash forgets; a lease that is not looked at again.
+#
+# Times are taken here, before a request is sent and after its answer has
+# come, so that a slow machine can only make a promise easier to keep.  Where
+# something has to be done within a ttl, that is long, or begins when it has
+# been done, or it is all tried again with a longer one.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+use Time::HiRes qw(clock_gettime usleep CLOCK_MONOTONIC);
+
+my $node = new_server('main');
+my $client = session($node);
+my $admin = session($node);
+
+sub now
+{
+	return clock_gettime(CLOCK_MONOTONIC);
+}
+
+#
+# Expired while the worker is stopped
+#
+my $ttl = ample(8);
+my $waiter = session($node);
+my $shared = session($node);
+my $guard = session($node);
+$guard->query('CREATE TABLE t (n integer)');
+my $other = $client->query("SELECT dlock_lease_open('10min')");
+my $lease = $client->query("SELECT dlock_lease_open('$ttl s')");
+my $by_lease = $client->query("SELECT dlock_lease_acquire('a', $lease)");
+my $by_ttl = $client->query("SELECT dlock_ttl_acquire('b', '$ttl s')");
+my $by_shared =
+  $client->query("SELECT dlock_ttl_acquire('c', '$ttl s', shared => true)");
+my $queued = $client->query("SELECT dlock_lease_enqueue('b', $other)");
+my $gone = $client->query("SELECT dlock_ttl_enqueue('a', '$ttl s')");
+
+$waiter->start("SELECT dlock_acquire('a')");
+$shared->start("SELECT dlock_acquire('c', shared => true), "
+	  . "dlock_acquire('c 2')");
+$admin->until_waits($waiter);
+like($shared->answer, qr/^\d+\|\d+$/, 'shared beside a lease');
+my $worker = freeze($admin);
+is( $client->query(
+		"SELECT dlock_renew($lease), dlock_renew($by_ttl), dlock_renew($by_shared), "
+		  . "dlock_renew($gone)"),
+	'1|1|1|1',
+	'leases live on while the worker is stopped');
+$guard->query('BEGIN; INSERT INTO t VALUES (1); '
+	  . "SELECT dlock_guard('a', $by_lease)");
+is( $admin->query(
+		'SELECT count(*), count(*) FILTER (WHERE granted) FROM dlock_locks '
+		  . "WHERE ticket IN ($by_lease, $by_ttl, $by_shared, $gone)"),
+	'4|3',
+	'they are in the view');
+
+# The worker cannot end any of them.
+$client->wait_for(
+	"SELECT count(*) = 0 FROM dlock_locks WHERE ticket = $gone");
+foreach (
+	[ 'a', $by_lease, $lease ],
+	[ 'b', $by_ttl, $by_ttl ],
+	[ 'c', $by_shared, $by_shared ])
+{
+	my ($name, $fence, $id) = @$_;
+
+	$client->wait_for("SELECT NOT dlock_check('$name', $fence)");
+	is($client->query("SELECT dlock_renew($id) IS NULL"),
+		't', "$name: not to be renewed");
+	like($client->query("SELECT dlock_guard('$name', $fence)"),
+		qr/55L01/, "$name: not to guard with");
+	like($client->query("SELECT dlock_release_ticket($fence)"),
+		qr/WARNING.*^f$/ms, "$name: not to be released");
+	is( $client->query("SELECT count(*) FROM dlock_locks WHERE ticket = $fence"),
+		'0',
+		"$name: not in dlock_locks");
+	is($client->query("SELECT count(*) FROM dlock_leases WHERE lease = $id"),
+		'0', "$name: not in dlock_leases");
+}
+like($client->query("SELECT dlock_lease_acquire('more', $lease)"),
+	qr/55L01/, 'nothing can be acquired with the lease');
+like($client->query("SELECT dlock_wait($gone, '0')"),
+	qr/55L01/, 'a place in the queue is gone');
+is($client->query("SELECT dlock_fence('a') IS NULL, dlock_fence('b') IS NULL"),
+	't|t', 'nobody holds');
+is( $client->query(
+		"SELECT dlock_try_acquire('a') IS NULL, "
+		  . "dlock_try_acquire('b') IS NULL, "
+		  . "dlock_try_lease_acquire('c', $other) IS NULL"),
+	't|t|t',
+	'but nobody is granted the locks before that is written');
+is($client->query("SELECT dlock_wait($queued, '0')"), 'f', 'not to a ticket');
+ok(!$waiter->answered, 'nor to a waiter');
+is($admin->query("SELECT count(*) FROM dlock_queue WHERE ticket IN ($by_lease, $by_ttl)"),
+	'2', 'the rows are there');
+like($guard->query('COMMIT'), qr/55L01/, 'a guarded commit fails');
+is($admin->query('SELECT count(*) FROM t'), '0', 'and is rolled back');
+
+thaw($worker);
+grows('the next in line is granted', $by_lease, $waiter->answer);
+is( $admin->query("SELECT count(*) FROM dlock_queue WHERE ticket = $by_lease"),
+	'0',
+	'when the row is gone');
+is($client->query("SELECT dlock_wait($queued)"), 't', 'a ticket is, too');
+is( $admin->query(
+		"SELECT count(*) FROM dlock_queue WHERE ticket IN ($by_lease, $by_ttl, $by_shared, $gone)"),
+	'0',
+	'no row is left');
+is($waiter->query('SELECT dlock_release_all()'), '1', 'and no queue');
+is($client->query("SELECT dlock_try_acquire('a') IS NOT NULL"),
+	't', 'the lock is free');
+$client->query("SELECT dlock_release_all(), dlock_lease_close($other)");
+$_->quit foreach $waiter, $shared, $guard;
+
+#
+# With a delay, which begins when the worker comes: until then the lock is no
+# more free than it is afterwards.
+#
+$lease = $client->query("SELECT dlock_lease_open('$ttl s', delay => '10min')");
+my $closing = $client->query("SELECT dlock_lease_acquire('closing', $lease)");
+$worker = freeze($admin);
+$client->wait_for("SELECT NOT dlock_check('closing', $closing)");
+is( $client->query(
+		"SELECT granted, position, remaining > '9min' FROM dlock_locks "
+		  . "WHERE ticket = $closing"),
+	'f|0|t',
+	'a delay that has still to begin keeps the lock closed');
+like($client->query("SELECT dlock_try_acquire('closing', slots => 2)"),
+	qr/55000/, 'in use with other slots');
+is($client->query("SELECT dlock_try_acquire('closing') IS NULL"),
+	't', 'and busy');
+thaw($worker);
+$admin->wait_for('SELECT count(*) = 1 FROM dlock_queue_lease WHERE delayed');
+is( $client->query(
+		"SELECT granted, position, remaining > '9min' FROM dlock_locks "
+		  . "WHERE ticket = $closing"),
+	'f|0|t',
+	'as when it has begun');
+is($admin->query("SELECT dlock_force_release($closing)"), 't', 'ended');
+
+#
+# Renewals keep all that a lease has.  An answer that it is gone is right only
+# if its ttl has passed since the last renewal was asked for.
+#
+my $sent;
+
+# Renew a lease for several times its ttl; returns how many tickets it had in the
+# end.
+sub keep
+{
+	my $end = now() + 2.5 * $ttl;
+	my $count = $client->query(
+		'SELECT count(fence) FROM (SELECT '
+		  . "dlock_lease_acquire('exclusive ' || n, $lease) AS fence "
+		  . 'FROM generate_series(1, 20) AS n UNION ALL '
+		  . "SELECT dlock_lease_acquire('shared', $lease, shared => true) "
+		  . 'UNION ALL SELECT '
+		  . "dlock_lease_acquire('slots', $lease, slots => 3, permits => 2)) AS a");
+
+	while ($count eq '22' && now() < $end)
+	{
+		my $before = now();
+
+		$count = $client->query("SELECT dlock_renew($lease)");
+		last if $count ne '22';
+		$sent = $before;
+		usleep(50_000);
+	}
+	$count = $client->query(
+		"SELECT count(*) FROM dlock_locks WHERE lease = $lease AND granted")
+	  if $count eq '22';
+	return $count;
+}
+
+for ($ttl = ample(1);; $ttl *= 2)
+{
+	$sent = now();
+	$lease = $client->query("SELECT dlock_lease_open('$ttl s')");
+	my $count = $lease =~ /^\d+$/ ? keep() : $lease;
+
+	if ($count eq '22' || now() < $sent + $ttl)
+	{
+		is($count, '22', 'all are held after several times the ttl')
+		  or diag('lost ' . (now() - $sent) . ' s after a renewal');
+		last;
+	}
+	note "a ttl of $ttl s is too short here";
+}
+$client->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+cmp_ok(now(), '>=', $sent + $ttl, 'and all go when it is not renewed');
+
+#
+# Renewals that race with the expiry.  Where one was answered for, nothing is
+# lost within the ttl; where it was not, all is lost for good.
+#
+my ($kept, $lost) = (0, 0);
+my @wrong;
+$ttl = ample(0.1);
+foreach my $i (1 .. 24)
+{
+	# how long before the deadline to ask: now and then for sure in time, and
+	# for sure too late
+	my $early =
+	  $i % 8 == 0 ? $ttl / 2 : $i % 8 == 4 ? -0.02 : 0.0005 * ($i % 8 - 5);
+	my @fences;
+
+	$sent = now();
+	$lease = $client->query("SELECT dlock_lease_open('$ttl s')");
+	push @fences, $client->query("SELECT dlock_lease_acquire('r $_', $lease)")
+	  foreach 1, 2;
+	if (now() >= $sent + $ttl / 2)
+	{
+		$client->query("SELECT dlock_lease_close($lease)");
+		$ttl *= 2;
+		redo;
+	}
+	push @wrong, grep { !/^\d+$/ } @fences;
+	last if @wrong;
+
+	my $check = "SELECT dlock_check('r 1', $fences[0]) "
+	  . "AND dlock_check('r 2', $fences[1])";
+	foreach my $try (1 .. 3)
+	{
+		my ($before, $answer);
+
+		usleep(1000) while now() < $sent + $ttl - $early - 0.001;
+		$before = now();
+		$answer = $client->query("SELECT dlock_renew($lease)");
+		if ($answer eq '2')
+		{
+			$sent = $before;
+			$kept++;
+			while (now() < $sent + $ttl - abs($early) - 0.01)
+			{
+				$answer = $client->query($check);
+				push @wrong, "$i: lost after a renewal"
+				  if $answer ne 't' && now() < $sent + $ttl;
+			}
+			next;
+		}
+		$lost++;
+		push @wrong, "$i: answer $answer" if $answer ne '';
+		push @wrong, "$i: lost before its time" if now() < $sent + $ttl;
+		push @wrong, "$i: held after it was lost"
+		  if $client->query($check) ne 'f'
+		  || $client->query("SELECT dlock_renew($lease)") ne '';
+		last;
+	}
+	$admin->query("SELECT dlock_acquire('r 1') > 0, dlock_acquire('r 2') > 0");
+	push @wrong, "$i: two holders" if $client->query($check) ne 'f';
+	push @wrong, "$i: granted before its time" if now() < $sent + $ttl;
+	$admin->query('SELECT dlock_release_all()');
+}
+is(join('; ', @wrong), '', 'renewals and expiry agree');
+ok($kept > 0 && $lost > 0, 'either came first')
+  or diag("$kept renewals, $lost losses");
+
+#
+# An enqueued ticket's ttl starts over at the grant
+#
+$ttl = 600;
+$client->query("SELECT dlock_acquire('lock')");
+my $ticket = $admin->query("SELECT dlock_ttl_enqueue('lock', '$ttl s')");
+$admin->wait_for(
+	"SELECT remaining < '$ttl s'::interval - '1 s' FROM dlock_locks "
+	  . "WHERE ticket = $ticket");
+$sent = now();
+$client->query("SELECT dlock_release('lock')");
+is($admin->query("SELECT dlock_wait($ticket)"), 't', 'a ticket is granted');
+my $remaining = $admin->query('SELECT extract(epoch FROM remaining) '
+	  . "FROM dlock_locks WHERE ticket = $ticket");
+cmp_ok($remaining, '>=', $ttl - (now() - $sent), 'its ttl starts over then');
+cmp_ok($remaining, '<=', $ttl, 'and is no more than it was');
+$admin->query("SELECT dlock_release_ticket($ticket)");
+
+# One that runs out in the queue lets those behind it pass.
+$client->query("SELECT dlock_acquire('lock')");
+$ticket = $admin->query("SELECT dlock_ttl_enqueue('lock', '1s')");
+$waiter = session($node);
+$waiter->start("SELECT dlock_acquire('lock')");
+$admin->until_waits($waiter);
+$admin->wait_for("SELECT count(*) = 0 FROM dlock_queue WHERE ticket = $ticket");
+like($admin->query("SELECT dlock_wait($ticket)"),
+	qr/55L01/, 'a ticket that runs out in the queue is gone');
+$client->query("SELECT dlock_release('lock')");
+grows('those behind it are served', $ticket, $waiter->answer);
+$waiter->quit;
+
+# A request for a lease that ends meanwhile does not wait for its turn, if it
+# looks for deadlocks.
+{
+	my $session = session($node);
+
+	$client->query("SELECT dlock_acquire('lock')");
+	$lease = $admin->query("SELECT dlock_lease_open('10min')");
+	$session->query("SET deadlock_timeout = '10ms'");
+	$session->start("SELECT dlock_lease_acquire('lock', $lease)");
+	$admin->until_waits($session);
+	$admin->query("SELECT dlock_lease_close($lease)");
+	like($session->answer, qr/55L01: lease $lease is gone/,
+		'a request fails when its lease has ended');
+	is($client->query("SELECT dlock_release('lock')"),
+		't', 'though the lock is held');
+	$session->quit;
+}
+
+#
+# Attached to a session
+#
+my %ways = (
+	'session ends' => sub { shift->quit },
+	'client is killed' => sub { shift->vanish },
+	'backend is terminated' => sub {
+		$admin->query("SELECT pg_terminate_backend($_[0]->{pid})");
+		$_[0]->quit;
+	});
+foreach my $way (sort keys %ways)
+{
+	my $session = session($node);
+	my $attached = $session->query(
+		"SELECT dlock_lease_open('10min', attach => true)");
+	my $fence = $session->query("SELECT dlock_lease_acquire('at', $attached)");
+
+	is( $client->query(
+			'SELECT attached_pid, remaining IS NULL, held '
+			  . "FROM dlock_leases WHERE lease = $attached"),
+		"$session->{pid}|t|1",
+		"$way: attached before");
+	$sent = now();
+	$ways{$way}->($session);
+	backends_gone($session->{pid});
+	my ($pid, $left) = split /\|/,
+	  $client->query(
+		'SELECT attached_pid IS NULL, extract(epoch FROM remaining) '
+		  . "FROM dlock_leases WHERE lease = $attached");
+	is($pid, 't', '... and not any more');
+	cmp_ok($left, '>=', 600 - (now() - $sent), '... its ttl runs from then');
+	is( $client->query(
+			"SELECT dlock_check('at', $fence), dlock_renew($attached), "
+			  . "dlock_lease_acquire('at', $attached)"),
+		"t|1|$fence",
+		'... who comes back finds it as it was');
+	is($client->query("SELECT dlock_lease_close($attached)"),
+		'1', '... and can close it');
+}
+
+# It needs no heartbeat, and runs out after the session.
+{
+	my $session = session($node);
+	my $attached = $session->query(
+		"SELECT dlock_lease_open('200ms', attach => true)");
+	my $fence = $session->query("SELECT dlock_lease_acquire('at', $attached)");
+
+	# another lease of a longer ttl shows that the time has passed
+	my $plain = $client->query("SELECT dlock_lease_open('1s')");
+	$client->wait_for(
+		"SELECT count(*) = 0 FROM dlock_queue_lease WHERE lease = $plain");
+	is($client->query("SELECT dlock_check('at', $fence)"),
+		't', 'an attached lease needs no heartbeat');
+	is($client->query("SELECT dlock_renew($attached)"), '1', 'but may have one');
+	$client->start("SELECT dlock_acquire('at')");
+	$admin->until_waits($client);
+	$sent = now();
+	$session->quit;
+	grows('it is lost a ttl after its session', $fence, $client->answer);
+	cmp_ok(now(), '>=', $sent + 0.2, 'and not before');
+	$client->query('SELECT dlock_release_all()');
+}
+
+#
+# Delay
+#
+# The ttl of these begins at the end of a session.
+sub open_delayed
+{
+	my ($name, $delay) = @_;
+	my $keeper = session($node);
+	my $lease = $keeper->query(
+		"SELECT dlock_lease_open('100ms', attach => true, delay => '$delay')");
+
+	return ($keeper, $lease,
+		$keeper->query("SELECT dlock_lease_acquire('$name', $lease)"));
+}
+
+# A long one shows what is closed meanwhile.
+my ($keeper, $fence);
+($keeper, $lease, $fence) = open_delayed('delayed', '10min');
+$queued = $client->query("SELECT dlock_lease_enqueue('delayed', $lease, "
+	  . "owner => 'another')");
+$waiter = session($node);
+$waiter->start("SELECT dlock_acquire('delayed')");
+$admin->until_waits($waiter);
+$keeper->quit;
+$admin->wait_for('SELECT count(*) = 1 FROM dlock_queue_lease WHERE delayed');
+is($client->query("SELECT dlock_check('delayed', $fence)"),
+	'f', 'a lease with a delay runs out');
+is( $client->query(
+		'SELECT ticket, granted, position, remaining > \'0\' '
+		  . "FROM dlock_locks WHERE name = 'delayed' AND lease IS NOT NULL"),
+	"$fence|f|0|t",
+	'its lock is closed, and nothing else is left');
+is($client->query("SELECT dlock_try_acquire('delayed') IS NULL"),
+	't', 'to everyone');
+is($client->query("SELECT dlock_renew($lease) IS NULL"),
+	't', 'the lease is gone');
+ok(!$waiter->answered, 'nor has the next in line got it');
+$admin->query("SELECT dlock_force_release($fence)");
+grows('an administrator ends the delay', $fence, $waiter->answer);
+$waiter->quit;
+ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_queue_lease'),
+	'and nothing is left of the lease');
+
+# and a short one that it ends
+($keeper, $lease, $fence) = open_delayed('delayed', '500ms');
+$sent = now();
+$keeper->quit;
+grows('the next is granted after the delay',
+	$fence, $client->query("SELECT dlock_acquire('delayed')"));
+cmp_ok(now(), '>=', $sent + 0.6, 'and not before');
+$client->query("SELECT dlock_release('delayed')");
+
+# closed instead of run out
+$lease =
+  $client->query("SELECT dlock_lease_open('10min', delay => '10min')");
+$client->query("SELECT dlock_lease_acquire('delayed', $lease)");
+is($client->query("SELECT dlock_lease_close($lease)"),
+	'1', 'a lease with a delay is closed');
+like($client->query("SELECT dlock_acquire('delayed')"),
+	qr/^\d+$/, 'and its lock is free');
+$client->query("SELECT dlock_release('delayed')");
+
+# A crash does not shorten it.  A commit of another transaction flushes what
+# the worker has written.
+($keeper, $lease, $fence) = open_delayed('delayed', '10min');
+$keeper->quit;
+$admin->wait_for(
+	"SELECT delayed FROM dlock_queue_lease WHERE lease = $lease");
+$admin->query('CREATE TABLE flush ()');
+$node->stop('immediate');
+$_->quit foreach $client, $admin;
+$node->start;
+$client = session($node);
+# It is short from the first call on, so that it cannot be over before.
+$client->query("UPDATE dlock_queue_lease SET delay = '1s'");
+$sent = now();
+is( $client->query(
+		"SELECT ticket, granted FROM dlock_locks WHERE name = 'delayed'"),
+	"$fence|f",
+	'after a crash its lock is still closed');
+is($client->query("SELECT dlock_check('delayed', $fence)"),
+	'f', 'and the lease still gone');
+grows('until the delay is over', $fence,
+	$client->query("SELECT dlock_acquire('delayed')"));
+cmp_ok(now(), '>=', $sent + 1, 'which starts over');
+$client->query('SELECT dlock_release_all()');
+
+#
+# Many leases with different ttls, of which every other one is renewed once
+#
+my %until;
+$ttl = ample(1);
+my @sessions = map { session($node) } 1 .. 4;
+foreach my $batch (1 .. 8)
+{
+	# each session's in one transaction of the worker with the others'
+	$sent = now();
+	$_->start(
+		q{SET synchronous_commit = off;
+		SELECT string_agg(dlock_ttl_acquire(format('%s %s', pg_backend_pid(), }
+		  . ($batch * 100)
+		  . " + i), make_interval(secs => $ttl + i / 50.0)) || ' ' || i, ',')"
+		  . ' FROM generate_series(1, 100) AS i') foreach @sessions;
+	foreach my $answer (map { $_->answer } @sessions)
+	{
+		# one that has run out before it could be told
+		next if $answer =~ /55L01/ && now() > $sent + $ttl;
+		foreach (split /,/, $answer)
+		{
+			my ($number, $i) = split / /;
+			$until{$number} = $sent + $ttl + $i / 50;
+		}
+	}
+}
+$_->quit foreach @sessions;
+cmp_ok(scalar(keys %until), '>', 1600, 'many leases');
+{
+	my $n = 0;
+	my @some = grep { $n++ % 2 } sort { $a <=> $b } keys %until;
+	my $answer;
+
+	$sent = now();
+	$answer = $client->query(
+		q{SELECT string_agg(lease || ' ' || extract(epoch FROM ttl), ',') }
+		  . 'FROM dlock_leases WHERE dlock_renew(lease) = 1 '
+		  . "AND lease = ANY ('{" . join(',', @some) . "}')");
+	foreach (split /,/, $answer)
+	{
+		my ($number, $seconds) = split / /;
+		$until{$number} = $sent + $seconds;
+	}
+}
+my @early;
+poll('all leases are gone',
+	sub {
+		my %left = map { $_ => 1 }
+		  split /,/, $client->query(
+			q{SELECT string_agg(ticket::text, ',') FROM dlock_locks});
+		my $now = now();
+
+		foreach (keys %until)
+		{
+			next if $left{$_};
+			push @early, $_ if $now < $until{$_};
+			delete $until{$_};
+		}
+		return !%left;
+	});
+is(scalar(@early), 0, 'none runs out too early');
+is(scalar(keys %until), 0, 'all run out');
+$client->wait_for('SELECT count(*) = 0 FROM dlock_queue');
+pass('and their rows go');
+no_worker($client);
+pass('and the worker');
+$client->quit;
+$node->stop;
+done_testing();

@@ -1,0 +1,121 @@
+# A ticket that was told to be gone is gone for whoever asks, in whatever way:
+# also while a guarded commit has it pinned, so that the lock stays closed, and
+# before the worker has come to end it.
+#
+# What would break it: one question that stands for two, "does it hold?" and "may
+# the next be granted?", so that a lease that has run out holds for dlock_check
+# and not for dlock_renew; an acquire that returns a ticket whose lease ran out
+# while its row was made durable.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+
+my $node = new_server('main',
+	conf => "synchronous_commit = local\n"
+	  . "wal_level = replica\nmax_wal_senders = 1\n"
+	  . 'deadlock_timeout = 10min');
+my $admin = session($node);
+
+$node->safe_psql('postgres', 'CREATE TABLE journal (entry text)');
+
+# What is said of a ticket that may be a lease, too
+sub answers_of
+{
+	my ($name, $ticket, $lease) = @_;
+
+	return $admin->query("SELECT dlock_renew($lease) IS NOT NULL, "
+		  . "(SELECT count(*) FROM dlock_leases WHERE lease = $lease), "
+		  . "dlock_check('$name', $ticket), "
+		  . "dlock_fence('$name') IS NOT DISTINCT FROM $ticket, "
+		  . '(SELECT granted FROM dlock_locks '
+		  . "WHERE ticket = $ticket AND NOT pinned), "
+		  . '(SELECT granted FROM dlock_locks '
+		  . "WHERE ticket = $ticket AND pinned)");
+}
+
+#
+# The lease runs out while a guarded commit has its ticket pinned.
+#
+foreach my $kind ('lease', 'ttl')
+{
+	my ($keeper, $holder, $other, $next) = map { session($node) } 1 .. 4;
+	my $ttl = ample(3);
+	my ($lease, $ticket);
+
+	if ($kind eq 'lease')
+	{
+		$lease = $keeper->query(
+			"SELECT dlock_lease_open('100ms', attach => true)");
+		$ticket = $keeper->query("SELECT dlock_lease_acquire('lock', $lease)");
+	}
+	else
+	{
+		$lease = $ticket =
+		  $keeper->query("SELECT dlock_ttl_acquire('lock', '$ttl s')");
+	}
+	is(answers_of('lock', $ticket, $lease), 't|1|t|t|t|',
+		"$kind: it holds");
+	$next->start("SELECT dlock_acquire('lock') > $ticket; "
+		  . 'SELECT entry FROM journal');
+	$admin->until_waits($next);
+	commits_hang($node, 1);
+	$holder->query('BEGIN; SET LOCAL synchronous_commit = on; '
+		  . "SELECT dlock_guard('lock', $ticket); "
+		  . "INSERT INTO journal VALUES ('guarded')");
+	$holder->start('COMMIT');
+	poll("$kind: the commit hangs", sub { hangs($node, $holder) });
+	$keeper->quit;
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_leases');
+	is(answers_of('lock', $ticket, $lease), 'f|0|f|f||f',
+		"$kind: run out, it does not hold");
+	like(
+		$other->query("BEGIN; SELECT dlock_guard('lock', $ticket); COMMIT"),
+		qr/55L01/,
+		"$kind: nor does anybody guard with it");
+	like($other->query("SELECT dlock_wait($ticket, '0')"),
+		qr/55L01/, "$kind: nor is it waited for");
+	is($other->query("SELECT dlock_try_acquire('lock', '10ms') IS NULL"),
+		't', "$kind: but nobody else gets the lock");
+	ok(!$next->answered, "$kind: the next one waits");
+	commits_hang($node, 0);
+	is($holder->answer, '', "$kind: the commit is over");
+	is($next->answer, "t\nguarded", "$kind: the next one sees the write");
+	$_->quit foreach $holder, $other, $next;
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+	$node->safe_psql('postgres', 'TRUNCATE journal');
+}
+
+#
+# The lease runs out while the acquire waits for its row to be durable, and the
+# worker does not come to end it.
+#
+foreach my $call ("dlock_ttl_acquire('late', '%s')",
+	"dlock_ttl_enqueue('late', '%s', 'c')")
+{
+	my $client = session($node);
+
+	$admin->query("SELECT dlock_lease_open('1h')");
+	worker($admin);
+	commits_hang($node, 1);
+	$client->start('SET synchronous_commit = on; '
+		  . 'SELECT ' . sprintf($call, ample(3) . 's'));
+	poll('the acquire waits for a standby', sub { hangs($node, $client) });
+	my $stopped = freeze($admin);
+	$admin->wait_for('SELECT count(*) = 1 FROM dlock_leases');
+	commits_hang($node, 0);
+	like($client->answer, qr/55L01/, "$call: lost before it is returned");
+	thaw($stopped);
+	$admin->query('SELECT dlock_lease_close(lease) FROM dlock_leases');
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+	$client->quit;
+}
+
+$admin->quit;
+done_testing();

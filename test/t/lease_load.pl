@@ -1,0 +1,314 @@
+# After a start the tables of leases are read, few rows by the first call and many
+# by the worker, and until that is done nobody is answered.  It can be cut
+# short, and then another call goes on with it, or the worker does; and rows that stand for nothing, whoever made them so,
+# are discarded, and do no harm.
+#
+# What would break it: a second call that does not wait for the first; a call
+# whose timeout ends the load, or is ignored meanwhile; what was
+# put back by an attempt that failed, and is put back once more, or runs out
+# before the next one; a lock that is free after the start, and stays closed; a
+# row that is not there, where one is to be removed; a column too many.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+
+# Standbys can be waited for by those who ask for it.
+my $node = new_server('main', allows_streaming => 1,
+	conf => "synchronous_commit = local\ndeadlock_timeout = '1h'\n");
+my ($admin, $client, $other);
+
+sub connect_again
+{
+	$_->quit foreach grep { defined } $admin, $client, $other;
+	$node->restart;
+	($admin, $client, $other) = map { session($node) } 1 .. 3;
+	return;
+}
+
+sub until_waits_for
+{
+	my ($session, $type) = @_;
+
+	return $admin->wait_for(
+			"SELECT wait_event_type = '$type' FROM pg_stat_activity "
+		  . "WHERE pid = $session->{pid}");
+}
+
+($admin, $client, $other) = map { session($node) } 1 .. 3;
+my $lease = $client->query("SELECT dlock_lease_open('1h', info => 'lease')");
+my $held = $client->query("SELECT dlock_lease_acquire('held', $lease)");
+my $queued = $client->query("SELECT dlock_ttl_enqueue('held', '1h', 'nobody')");
+
+my $as_it_was = "held $held t|held $queued f";
+my $tickets = q{SELECT string_agg(format('%s %s %s', name, ticket, granted), '|'
+	ORDER BY name, ticket) FROM dlock_locks};
+
+#
+# Two first calls at one time: the one reads, the other one waits for that.
+#
+connect_again();
+$admin->query(
+	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$client->start("SELECT dlock_try_acquire('held') IS NULL; $tickets");
+$other->start($tickets);
+until_waits_for($_, 'Lock') foreach $client, $other;
+ok(!$client->answered && !$other->answered, 'two first calls wait');
+$admin->query('COMMIT');
+is($client->answer, "t\n$as_it_was", 'the one finds all as it was');
+is($other->answer, $as_it_was, 'and so does the other one');
+is( $admin->query(
+		q{SELECT held, waiting FROM dlock_leases WHERE info = 'lease'}),
+	'1|0', 'each lease and each ticket once');
+
+#
+# A holder's row is gone, and no row says yet who is next.  A crash in between
+# two commits of the worker leaves the tables so.  The next is granted the lock
+# as soon as they are read, and is told so by the worker; even where who reads
+# them cannot go on, as standbys do not answer.
+#
+$client->query('SET synchronous_commit = on');
+my $counts =
+  $client->query("SELECT dlock_lease_open('1h', info => 'standbys count')");
+$client->query("SELECT dlock_ttl_acquire('another', '1h')");
+$admin->query(q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
+connect_again();
+# the checkpointer reads it, some time after the start
+commits_hang($node, 1);
+is($admin->query("DELETE FROM dlock_queue WHERE ticket = $held"),
+	'', 'the row of a holder is gone');
+$other->query('LISTEN nobody');
+$client->start("SELECT dlock_check('held', $queued)");
+until_waits_for($client, 'IPC');
+my $worker = worker($admin);
+ok(!$client->answered, 'the first call waits for standbys');
+$admin->query("SELECT pg_cancel_backend($client->{pid})");
+like($client->answer, qr/57014/, 'and is canceled');
+$admin->wait_for("SELECT wait_event = 'SyncRep' FROM pg_stat_activity "
+	  . "WHERE pid = $worker");
+pass('the worker goes on in its place');
+$client->start("SELECT dlock_check('held', $queued)");
+until_waits_for($client, 'Lock');
+ok(!$client->answered, 'and other calls wait');
+$admin->query('ALTER SYSTEM RESET synchronous_standby_names');
+$admin->query('SELECT pg_reload_conf()');
+is($client->answer, 't', 'until standbys are not needed any more');
+is($admin->query($tickets) =~ s/another \d+/another/r,
+	"another t|held $queued t", 'the next has the lock, and nobody else');
+told($other, 'and is told', announcement('granted', 'held', $queued));
+is_now($admin, "SELECT granted FROM dlock_queue WHERE ticket = $queued",
+	't', 'and its row says so');
+is( $client->query('SELECT count(*) FROM dlock_leases WHERE lease IN '
+		  . "($lease, $counts)"),
+	'2', 'each lease is put back once');
+$client->query("SELECT dlock_lease_close($counts)");
+$client->query(
+	q{SELECT dlock_release_ticket(ticket) FROM dlock_locks
+	   WHERE name = 'another'});
+
+#
+# A first call fails half way, at a row that cannot be read, and the next one
+# comes when the ttl of a waiter is over that was put back.  No time has passed
+# for it: it is granted what became free, and its lease starts over.
+#
+$held = $client->query("SELECT dlock_lease_acquire('half', $lease)");
+my $second = $client->query("SELECT dlock_ttl_enqueue('half', '1h', 'nobody')");
+my $behind = $client->query("SELECT dlock_lease_acquire('behind', $lease)");
+connect_again();
+my $ttl = ample(1);
+$admin->query("DELETE FROM dlock_queue WHERE ticket = $held");
+$admin->query(
+	"UPDATE dlock_queue SET ttl = '$ttl s' WHERE ticket = $second");
+$admin->query("UPDATE dlock_queue SET mode = 'none' WHERE ticket = $behind");
+like($client->query("SELECT dlock_check('half', $second)"),
+	qr/unknown mode/, 'a first call fails');
+my $later = $admin->query("SELECT clock_timestamp() + '$ttl s'");
+$admin->wait_for("SELECT clock_timestamp() > '$later'");
+$admin->query(
+	"UPDATE dlock_queue SET mode = 'exclusive' WHERE ticket = $behind");
+is( $client->query(
+		"SELECT dlock_check('half', $second), dlock_release_ticket($second)"),
+	't|t',
+	'a waiter is granted the lock, however late the second call comes');
+is($client->query("SELECT dlock_release_ticket($behind)"),
+	't', 'and what comes behind it is there');
+
+#
+# A lease's row is gone: so are its tickets.
+#
+$held = $client->query("SELECT dlock_lease_acquire('free', $lease)");
+connect_again();
+$admin->query("DELETE FROM dlock_queue_lease WHERE lease = $lease");
+is($client->query($tickets), "held $queued t",
+	'a ticket without its lease is none');
+like($client->query("SELECT dlock_try_acquire('free')"),
+	qr/^\d+$/, 'its lock is free');
+is($client->query("SELECT dlock_renew($lease) IS NULL"),
+	't', 'the lease is gone');
+is_now($admin, "SELECT count(*) FROM dlock_queue WHERE ticket = $held",
+	'0', 'and the worker removes its row');
+
+#
+# Rows disappear, and columns come, while the worker has leases.
+#
+$lease = $client->query("SELECT dlock_lease_open('1h')");
+$held = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
+my $next = $other->query("SELECT dlock_ttl_enqueue('lock', '1h', 'nobody')");
+$admin->query('DELETE FROM dlock_queue; DELETE FROM dlock_queue_lease');
+is($client->query("SELECT dlock_check('lock', $held)"),
+	't', 'rows disappear, and a lease holds');
+is($client->query("SELECT dlock_release_ticket($held)"), 't', 'releases');
+is($other->query("SELECT dlock_wait($next)"), 't', 'and hands on');
+is( $admin->query('SELECT ticket, granted FROM dlock_queue'),
+	"$next|t", 'what is written again has a row');
+is($client->query("SELECT dlock_lease_close($lease)"), '0', 'it is closed');
+
+$admin->query('ALTER TABLE dlock_queue ADD COLUMN more text;'
+	  . 'ALTER TABLE dlock_queue_lease ADD COLUMN more text');
+$lease = $client->query("SELECT dlock_lease_open('1h')");
+$held = $client->query("SELECT dlock_lease_acquire('more', $lease)");
+like($held, qr/^\d+$/, 'tables with a column more are written');
+is( $admin->query(
+		'SELECT q.ticket, q.more IS NULL, l.more IS NULL '
+		  . 'FROM dlock_queue q JOIN dlock_queue_lease l USING (lease)'),
+	"$held|t|t",
+	'as before');
+connect_again();
+is($client->query("SELECT dlock_check('more', $held), dlock_renew($lease)"),
+	't|1', 'and read');
+$admin->query('ALTER TABLE dlock_queue DROP COLUMN more;'
+	  . 'ALTER TABLE dlock_queue_lease DROP COLUMN more');
+is($client->query("SELECT dlock_lease_acquire('less', $lease) > 0"),
+	't', 'and written without it again');
+
+#
+# What takes longer than to start a worker is the worker's to read.  Who has no
+# time to wait for it leaves it to go on; others wait, under their own timeouts;
+# and where the worker stands still at a lock, they wait for that lock.
+#
+my $few = $client->query("SELECT dlock_lease_open('1h')");
+is( $client->query(
+		q{SELECT cardinality(dlock_lease_acquire_all(
+				(SELECT array_agg('many ' || n)
+				   FROM generate_series(1, 1500) AS n), }
+		  . "$few, info => repeat('x', 1000)))"),
+	'1500',
+	'much is held');
+my $all = "SELECT dlock_renew($few), count(*) FROM dlock_locks "
+  . "WHERE name LIKE 'many %'";
+connect_again();
+$admin->query(
+	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$client->query("SET statement_timeout = '100ms'");
+like($client->query("SELECT dlock_try_acquire('free')"),
+	qr/57014/, 'a first call has no time to wait');
+$worker = worker($other);
+stop_while($other, $worker,
+	"SELECT wait_event_type = 'Lock' FROM pg_stat_activity "
+	  . "WHERE pid = $worker");
+$admin->query('COMMIT');
+like($client->query("SELECT dlock_try_acquire('free')"),
+	qr/57014/, 'nor has the next one, while the worker reads');
+$client->query("SET statement_timeout = 0; SET lock_timeout = '100ms'");
+like($client->query($all),
+	qr/55P03: canceling statement due to lock timeout/,
+	'nor one with another timeout');
+$client->query('SET lock_timeout = 0');
+$client->start($all);
+$other->start("SELECT dlock_try_acquire('many 1') IS NULL");
+until_waits_for($_, 'Extension') foreach $client, $other;
+ok(!$client->answered && !$other->answered, 'others wait for the worker');
+$admin->query("SELECT pg_cancel_backend($other->{pid})");
+like($other->answer, qr/57014/, 'and can be canceled');
+continue_process($worker);
+is($client->answer, '1500|1500', 'all is there when it has gone on');
+is(worker($admin), $worker, 'which is the same worker');
+
+connect_again();
+$admin->query(
+	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$client->start($all);
+until_waits_for($client, 'Lock');
+$admin->query('COMMIT');
+is($client->answer, '1500|1500', 'a lock in the way is waited for');
+
+# The worker dies at it.
+connect_again();
+$admin->query(
+	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$client->start($all);
+$worker = worker($other);
+stop_process($worker);
+$admin->query("SELECT pg_terminate_backend($worker)");
+continue_process($worker);
+backends_gone($worker);
+$admin->query('COMMIT');
+is($client->answer, '1500|1500', 'who waits goes on with another worker');
+
+# There is none.  Both tables are read by who calls.
+$admin->query('ALTER SYSTEM SET max_worker_processes = 0');
+connect_again();
+is($client->query($all), '1500|1500', 'no worker is needed');
+$admin->query('ALTER SYSTEM RESET max_worker_processes');
+connect_again();
+
+# The extension goes before anything was read, and the worker with it.
+$client->query('CREATE DATABASE gone');
+{
+	my ($one, $two) = map { session($node, 'gone') } 1 .. 2;
+
+	$one->query('CREATE EXTENSION dlock');
+	my $open = $one->query("SELECT dlock_lease_open('1h')");
+	$one->query(
+		q{SELECT dlock_lease_acquire_all(
+			(SELECT array_agg('many ' || n) FROM generate_series(1, 500) AS n), }
+		  . "$open, info => repeat('x', 1000))");
+	$_->quit foreach $one, $two;
+	connect_again();
+	($one, $two) = map { session($node, 'gone') } 1 .. 2;
+	$one->query('BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+	$two->query("SET statement_timeout = '100ms'");
+	like($two->query("SELECT dlock_is_held('x')"),
+		qr/57014/, 'the load has begun');
+	$two->query('SET statement_timeout = 0');
+	$worker = worker($two);
+	$one->query('DROP EXTENSION dlock; COMMIT');
+	backends_gone($worker);
+	pass('the worker goes with the extension');
+	no_worker($two);
+	$_->quit foreach $one, $two;
+}
+
+#
+# The limit of memory is lowered below what is put back: all of that is there, and
+# can be released, and what needs memory of its own has to wait until then.
+#
+is($client->query($all), '1500|1500', 'all is there');
+$client->query(q{ALTER SYSTEM SET dlock.max_memory = '1MB'});
+connect_again();
+is($client->query($all), '1500|1500',
+	'more is put back than the limit allows');
+foreach my $call ("dlock_acquire('new')",
+	"dlock_lease_acquire('new', $few)",
+	"dlock_lease_open('1h')",
+	"dlock_ttl_acquire('new', '1h')")
+{
+	like($client->query("SELECT $call"), qr/53200/, "there is no room: $call");
+}
+is($client->query("SELECT dlock_lease_close($few)"), '1500', 'it is closed');
+$admin->wait_for(
+	q{SELECT count(*) = 0 FROM dlock_queue WHERE name LIKE 'many %'});
+like($client->query("SELECT dlock_lease_acquire('new', $lease)"),
+	qr/^\d+$/, 'and there is room');
+$client->query('ALTER SYSTEM RESET dlock.max_memory');
+$admin->query('SELECT pg_reload_conf()');
+
+$_->quit foreach $admin, $client, $other;
+$node->stop;
+done_testing();

@@ -1,0 +1,268 @@
+# What is said of a lease stays true.  One that was called gone, by whatever
+# question, never comes back; a renewal that succeeded gives the full ttl, though
+# the worker is held up; and where standbys count and do not answer, a renewal
+# is an error, and neither of these.
+#
+# What would break it: an answer that leaves the deadline as it is; a renewal
+# that looks, and moves the deadline later, whatever was said in between; one
+# that does not look at the standbys; standbys' answers that only the worker
+# takes note of, or heartbeats that only the worker sends; heartbeats that are
+# forgotten, as standbys do not replay.
+#
+# Time is the test's: it passes at its word.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Clock;
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();
+
+my $node = new_server_of_clock('main', 'synchronous_commit = local');
+my $client = session($node);
+my $other = session($node);
+my $admin = session($node);
+
+# Each question that can be answered with "gone", about a lock of which the
+# lease is the only holder, and the answer
+sub questions
+{
+	my ($name, $fence, $lease) = @_;
+
+	return (
+		renew => [ "SELECT dlock_renew($lease) IS NULL", qr/^t$/ ],
+		check => [ "SELECT NOT dlock_check('$name', $fence)", qr/^t$/ ],
+		fence => [ "SELECT dlock_fence('$name') IS NULL", qr/^t$/ ],
+		locks => [
+			"SELECT count(*) = 0 FROM dlock_locks WHERE ticket = $fence",
+			qr/^t$/
+		],
+		leases => [
+			"SELECT count(*) = 0 FROM dlock_leases WHERE lease = $lease",
+			qr/^t$/
+		],
+		guard => [ "SELECT dlock_guard('$name', $fence)", qr/55L01/ ],
+		wait => [ "SELECT dlock_wait($fence, '0')", qr/55L01/ ],
+		release =>
+		  [ "SELECT dlock_release_ticket($fence)", qr/WARNING.*^f$/ms ],
+		close => [ "SELECT dlock_lease_close($lease)", qr/WARNING/ ],
+		acquire => [
+			"SELECT dlock_try_lease_acquire('$name 2', $lease)", qr/55L01/
+		]);
+}
+
+#
+# A renewal is stopped at each of its looks at the clock.  Meanwhile the time of
+# the lease is over, and somebody is told so; the worker has not come yet.
+#
+$admin->query(q{SELECT dlock_lease_open('1h', attach => true)});
+my $worker = freeze($admin);
+my ($stops, @wrong) = (0);
+my %by_number = (1 => 'nothing');
+my $last;
+
+# Opens without the worker, which it lets go for that
+sub ticket
+{
+	my ($name, $session, $ttl) = @_;
+
+	thaw($worker);
+	my $fence = $session->query("SELECT dlock_ttl_acquire('$name', '$ttl')");
+	like($fence, qr/^\d+$/, "$name: acquired") if $fence !~ /^\d+$/;
+	$worker = freeze($admin);
+	return $fence;
+}
+
+foreach my $question (sort { $a cmp $b } keys %{ { questions('', 0, 0) } })
+{
+	foreach my $reading (1 .. 20)
+	{
+		my $name = "$question $reading";
+		my $fence = ticket($name, $client, '1h');
+		my %questions = questions($name, $fence, $fence);
+		my ($sql, $gone) = @{ $questions{$question} };
+
+		stop_at_reading($client->{pid}, $reading);
+		$client->start("SELECT dlock_renew($fence)");
+		if (!stopped_at_reading($client->{pid}, sub { $client->answered }))
+		{
+			stop_at_reading(0, 0);
+			is($client->answer, '1', "$name: it has renewed without a stop");
+			last;
+		}
+		$stops++;
+		time_passes(2 * 60 * 60);
+		my $told = $other->query($sql) =~ $gone;
+		continue_process($client->{pid});
+		my $renewed = $client->answer;
+		push @wrong, "$name: gone, and then renewed" if $told && $renewed ne '';
+		push @wrong, "$name: neither" if !$told && $renewed eq '';
+		push @wrong, "$name: alive again"
+		  if $told && $other->query("SELECT dlock_check('$name', $fence)") ne 'f';
+	}
+}
+is(join('; ', @wrong), '', 'what is gone is not renewed by who found it open');
+cmp_ok($stops, '>=', 2 * keys %{ { questions('', 0, 0) } },
+	'renewals were stopped on their way');
+thaw($worker);
+
+#
+# With a standby that counts
+#
+$node->backup('backup');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'backup', has_streaming => 1);
+$standby->start;
+$node->safe_psql('postgres',
+	q{ALTER SYSTEM SET synchronous_standby_names = 'standby'});
+$node->reload;
+$admin->wait_for(
+	q{SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync'});
+
+my %lease;
+foreach my $level ('on', 'remote_write', 'remote_apply')
+{
+	$client->query("SET synchronous_commit = $level");
+	$lease{$level} = $client->query("SELECT dlock_ttl_acquire('$level', '1h')");
+	like($lease{$level}, qr/^\d+$/, "lease at $level");
+}
+$client->query(q{SET synchronous_commit = local});
+my $attached = session($node);
+$attached->query('SET synchronous_commit = on');
+$lease{attached} =
+  $attached->query("SELECT dlock_lease_open('1h', attach => true)");
+$attached->query("SELECT dlock_lease_acquire('attached', $lease{attached})");
+
+sub renewed
+{
+	return join ' ',
+	  grep { $client->query("SELECT dlock_renew($lease{$_})") eq '1' }
+	  sort keys %lease;
+}
+
+my $all = 'attached on remote_apply remote_write';
+
+foreach my $held_up ('the worker is stopped', 'its table is locked')
+{
+	my $locker = session($node);
+	if ($held_up =~ /stopped/)
+	{
+		$worker = freeze($admin);
+	}
+	else
+	{
+		$locker->query('BEGIN; LOCK TABLE dlock_queue');
+		$admin->start(
+			"SELECT dlock_ttl_acquire('more', '1h', owner => 'me')");
+		$locker->wait_for(q{SELECT count(*) = 1 FROM pg_stat_activity
+			WHERE backend_type = 'dlock worker' AND wait_event_type = 'Lock'});
+	}
+	my @answers;
+	foreach (1 .. 4)
+	{
+		push @answers, renewed();
+		time_passes(0.3 * 3600);
+		push @answers, renewed();
+		time_passes(0.99 * 3600);
+		push @answers, renewed();
+		time_passes(0.99 * 3600);
+	}
+	is(join(', ', grep { $_ ne $all } @answers),
+		'', "$held_up, and each renewal lasts for a ttl");
+	is(renewed(), $all, '... up to the last one');
+	$locker->query('ROLLBACK');
+	$locker->quit;
+	if ($held_up =~ /stopped/)
+	{
+		thaw($worker);
+	}
+	else
+	{
+		# its time may be over before it is written
+		my $told = '' . $admin->answer;
+	}
+}
+
+#
+# The standby writes, and does not replay
+#
+$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
+$standby->poll_query_until('postgres',
+	q{SELECT pg_get_wal_replay_pause_state() = 'paused'})
+  or die 'not paused';
+delete $lease{remote_apply};
+$all = 'attached on remote_write';
+my @answers;
+foreach (1 .. 20)
+{
+	time_passes(0.5 * 3600);
+	push @answers, renewed();
+}
+is(join(', ', grep { $_ ne $all } @answers),
+	'', 'leases live on that need no replay');
+$standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
+
+#
+# The standby does not answer
+#
+my $receiver = $standby->safe_psql('postgres',
+	'SELECT pid FROM pg_stat_wal_receiver');
+is(renewed(), $all, 'it answers still');
+stop_process($receiver);
+
+# For which a renewal waits a moment only
+sub renewal_waits
+{
+	my ($name, $seconds) = @_;
+
+	$client->start("SELECT dlock_renew($lease{$name})");
+	$admin->wait_for(q{SELECT count(*) = 1 FROM pg_stat_activity }
+		  . "WHERE pid = $client->{pid} AND wait_event = 'SyncRep'");
+	time_passes($seconds);
+	return $client->answer;
+}
+
+time_passes(0.1 * 3600);
+is(renewed(), $all,
+	'it does not, and the latest answer is no older than a quarter');
+time_passes(0.2 * 3600);
+like(
+	renewal_waits('on', 20),
+	qr/58030: could not renew lease $lease{on}.*HINT:  Renew again/s,
+	'then a renewal is neither a success nor a loss');
+$client->query(q{SET statement_timeout = '10ms'});
+like($client->query("SELECT dlock_renew($lease{on})"),
+	qr/57014/, 'and does not wait beyond statement_timeout');
+$client->query('RESET statement_timeout');
+continue_process($receiver);
+is(renewed(), $all, 'it answers, and all leases are renewed');
+
+stop_process($receiver);
+$worker = freeze($admin);
+time_passes(0.8 * 3600);
+like(renewal_waits('on', 20), qr/58030/, 'again it does not');
+time_passes(0.6 * 3600);
+is($other->query("SELECT dlock_check('on', $lease{on})"),
+	'f', 'once a ttl and a quarter has passed, somebody is told that it is gone');
+continue_process($receiver);
+$client->query("SET synchronous_commit = 'on'");
+$client->query("SELECT pg_logical_emit_message(true, 'dlock', '')");
+is( $client->query(
+		"SELECT dlock_renew($lease{on}) IS NULL, dlock_check('on', $lease{on})"
+	),
+	't|f',
+	'and so it stays, though the standby answers');
+thaw($worker);
+
+$_->quit foreach $client, $other, $admin, $attached;
+$standby->stop;
+$node->stop;
+done_testing();

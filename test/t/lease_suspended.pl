@@ -1,0 +1,65 @@
+# A machine that was suspended wakes up, and its server does not honour what
+# has run out meanwhile: elsewhere, the lock may have another holder.  The time
+# of leases goes on while the machine sleeps.
+#
+# What would break it: an expiry on CLOCK_MONOTONIC, which stands still then.
+#
+# No machine is suspended here.  What a suspend does is that CLOCK_BOOTTIME
+# leaps, and no other of the clocks that never go back: the test makes it leap.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Clock;
+use Dlock::Test;
+use Test::More;
+
+plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();
+
+my $node = new_server_of_clock('main');
+my $client = session($node);
+my $waiter = session($node);
+my $attached = session($node);
+
+my $lease = $client->query("SELECT dlock_lease_open('1h')");
+my $by_lease = $client->query("SELECT dlock_lease_acquire('a', $lease)");
+my $by_ttl = $client->query("SELECT dlock_ttl_acquire('b', '1h')");
+my $by_session = $client->query("SELECT dlock_acquire('c')");
+my $kept = $attached->query("SELECT dlock_lease_open('1h', attach => true)");
+my $long = $client->query("SELECT dlock_lease_open('3h')");
+
+$waiter->start("SELECT dlock_acquire('a')");
+$client->until_waits($waiter);
+time_passes(30 * 60);
+is($client->query("SELECT dlock_renew($lease), dlock_check('b', $by_ttl)"),
+	'1|t', 'half an hour of sleep, and all leases are there');
+ok(!$waiter->answered, 'and nobody else has their locks');
+
+# "b" was not renewed, and the other one is half an hour younger
+time_passes(2 * 60 * 60);
+is( $client->query(
+		"SELECT dlock_check('a', $by_lease), dlock_check('b', $by_ttl), "
+		  . "dlock_renew($lease) IS NULL, dlock_renew($by_ttl) IS NULL"),
+	'f|f|t|t',
+	'two hours more, and what had an hour is gone');
+like($client->query("SELECT dlock_guard('a', $by_lease)"),
+	qr/55L01/, 'and guards nothing');
+grows('the next in line is granted', $by_lease, $waiter->answer);
+is( $client->query(
+		"SELECT dlock_check('c', $by_session), "
+		  . "dlock_renew($kept), dlock_renew($long)"),
+	't|0|0',
+	'what a session keeps is there, and what has time left');
+
+# The ttl of what a session has kept begins with its end.
+$attached->quit;
+backends_gone($attached->{pid});
+is($client->query("SELECT dlock_renew($kept)"), '0', 'the session ends');
+time_passes(60 * 60);
+is($client->query("SELECT dlock_renew($kept) IS NULL"),
+	't', 'an hour later, what it kept is gone');
+
+$_->quit foreach $client, $waiter;
+done_testing();

@@ -1,0 +1,403 @@
+# What a lease call makes stands in shared memory before its row is written, and
+# in between anything can happen to it: others release it, wait for it, or are
+# next; who asked for it gives up; the worker dies at it.  Nobody is told of what
+# could still be undone, and nothing that was given up stays behind.
+#
+# What would break it: a call that waits for a row which nobody will write; a
+# ticket that is taken back twice, or that a batch under way brings back; a
+# request that is answered with the ticket of another one, before that is the
+# lease's; a lease in the queue that has run out, and is granted the lock.
+#
+# The worker is stopped while it sleeps, so that nothing is written; or by a
+# trigger on its table, so that it has a batch in its hands.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+
+# Only who sets deadlock_timeout looks for deadlocks.
+my $node = new_server('main', conf => "deadlock_timeout = '1h'\n");
+my $admin = session($node);
+my $client = session($node);
+my $other = session($node);
+my $lease = $admin->query("SELECT dlock_lease_open('1h', info => 'main')");
+
+# The number of the one ticket of a lock, once a lease has it
+sub ticket_of
+{
+	my ($name) = @_;
+	my $ticket;
+
+	poll("a ticket of $name",
+		sub {
+			$ticket = $admin->query("SELECT ticket FROM dlock_locks "
+				  . "WHERE name = '$name' AND pid IS NULL");
+			return $ticket =~ /^\d+$/;
+		});
+	return $ticket;
+}
+
+# Nobody has or wants the lock.
+sub is_unused
+{
+	my ($name, $test) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	return is(
+		$admin->query(
+			"SELECT (SELECT count(*) FROM dlock_locks WHERE name = '$name'), "
+			  . "dlock_try_acquire('$name') IS NOT NULL, dlock_release('$name')"
+		),
+		'0|t|t',
+		$test);
+}
+
+sub waits_for
+{
+	my ($session, $type) = @_;
+
+	return $admin->query(
+			"SELECT wait_event_type = '$type' FROM pg_stat_activity "
+		  . "WHERE pid = $session->{pid}") eq 't';
+}
+
+sub rows
+{
+	my ($name) = @_;
+
+	return $admin->query(
+		"SELECT count(*) FROM dlock_queue WHERE name = '$name'");
+}
+
+#
+# A lease is closed by somebody else before it could be answered for.
+#
+{
+	my $worker = freeze($admin);
+
+	$client->start("SELECT dlock_lease_open('1h', info => 'new')");
+	$admin->wait_for(
+		q{SELECT count(*) = 1 FROM dlock_leases WHERE info = 'new'});
+	is( $admin->query(
+			q{SELECT dlock_lease_close(lease) FROM dlock_leases
+			   WHERE info = 'new'}),
+		'0',
+		'a lease that is not written is closed');
+	thaw($worker);
+	like($client->answer, qr/55L01: lease \d+ is gone/,
+		'its opener is told that it is gone');
+	is($admin->query(
+			q{SELECT count(*) FROM dlock_leases WHERE info = 'new'}),
+		'0', 'and it is');
+}
+
+#
+# A ticket is released by somebody else before it is written: the lock is free
+# at once.  Who asked for it gives up, when there is nothing to take back.
+#
+{
+	my $worker = freeze($admin);
+	my $ticket;
+
+	$client->start("SELECT dlock_lease_acquire('lock', $lease)");
+	$ticket = ticket_of('lock');
+	is($admin->query("SELECT dlock_release_ticket($ticket)"),
+		't', 'a ticket that is not written is released');
+	is_unused('lock', 'and its lock is free without the worker');
+	$admin->query("SELECT pg_cancel_backend($client->{pid})");
+	like($client->answer, qr/57014/, 'who asked for it gives up');
+	is_unused('lock', 'and the lock is free');
+	thaw($worker);
+
+	# the same, and who asked for it does not give up
+	$worker = freeze($admin);
+	$client->start("SELECT dlock_lease_acquire('lock', $lease)");
+	$ticket = ticket_of('lock');
+	$admin->query("SELECT dlock_release_ticket($ticket)");
+	thaw($worker);
+	like($client->answer, qr/55L01/, 'who asked for it is told that it is gone');
+	is(rows('lock'), '0', 'and it has no row');
+}
+
+#
+# Others wait for the row, too: they are told when it will not come.
+#
+{
+	my $worker = freeze($admin);
+	my $ticket;
+
+	$client->start("SELECT dlock_lease_enqueue('lock', $lease, 'nobody')");
+	$ticket = ticket_of('lock');
+	$other->start("SELECT dlock_wait($ticket)");
+	poll('it waits, or not',
+		sub { $other->answered || waits_for($other, 'Extension') });
+	ok(!$other->answered, 'a grant counts when it is written');
+	$admin->query("SELECT pg_cancel_backend($client->{pid})");
+	like($client->answer, qr/57014/, 'who asked for the ticket gives up');
+	like($other->answer, qr/55L01/,
+		'who waits for it is told, without the worker');
+	is_unused('lock', 'and the lock is free');
+	thaw($worker);
+}
+
+#
+# The worker dies with a batch in its hands.  Whether it has been written nobody
+# knows; the next one takes it that it has.
+#
+stop_at_rows($admin, 'INSERT OR DELETE');
+
+# Told so once, it would write first.
+sub worker_dies
+{
+	my ($worker) = @_;
+
+	poll(
+		"worker $worker is gone",
+		sub {
+			$admin->query("SELECT pg_terminate_backend($worker)");
+			!kill(0, $worker);
+		});
+	return;
+}
+
+{
+	my $worker = stop_worker($admin,
+		sub { $client->start("SELECT dlock_lease_acquire('lock', $lease)") });
+
+	worker_dies($worker);
+	ok(!$client->answered, 'the worker dies, and a call waits');
+	worker_goes_on($admin);
+	like($client->answer, qr/^\d+$/, 'for the next one, which writes');
+	is(rows('lock'), '1', 'one row');
+
+	# the same where the row is to be removed
+	my $fence = $admin->query("SELECT dlock_fence('lock')");
+	$worker = stop_worker($admin,
+		sub { $client->query("SELECT dlock_release_ticket($fence)") });
+	$other->start("SELECT dlock_acquire('lock')");
+	$admin->until_waits($other);
+	worker_dies($worker);
+	ok(!$other->answered, 'the worker dies at a removal');
+	worker_goes_on($admin);
+	grows('the next one removes, and hands on', $fence, $other->answer);
+	is(rows('lock'), '0', 'no row');
+	$other->query("SELECT dlock_release('lock')");
+}
+
+# What is taken back meanwhile may have a row after all, so its lock stays
+# closed until that is removed.
+foreach my $end ('goes on', 'dies')
+{
+	my $worker = stop_worker($admin,
+		sub { $client->start("SELECT dlock_lease_acquire('lock', $lease)") });
+
+	$admin->query("SELECT pg_cancel_backend($client->{pid})");
+	like($client->answer, qr/57014/,
+		"who asked gives up, and the worker $end");
+	is($client->query("SELECT dlock_fence('lock') IS NULL"),
+		't', '... nobody holds the lock');
+	$other->start("SELECT dlock_acquire('lock') > 0");
+	$admin->until_waits($other);
+	ok(!$other->answered, '... and nobody is granted it');
+	worker_dies($worker) if $end eq 'dies';
+	worker_goes_on($admin);
+	is($other->answer, 't', '... before its row is gone');
+	is(rows('lock'), '0', '... as it is');
+	$other->query("SELECT dlock_release('lock')");
+}
+$node->safe_psql('postgres', 'DROP FUNCTION stop() CASCADE');
+
+#
+# The head of the queue is a lease that has run out.  It gives way, where it has a
+# row once that is removed, and at once where it has none.  Its ttl begins at the
+# end of a session, when the worker is stopped.
+#
+{
+	my $listener = session($node);
+	my $is_granted =
+	  "SELECT granted FROM dlock_locks WHERE pid = $other->{pid}";
+	my $enqueue = "SELECT dlock_lease_enqueue('lock', %s, 'channel')";
+	my $open = "SELECT dlock_lease_open('100ms', attach => true)";
+	my $keeper = session($node);
+	my ($short, $ticket, $worker);
+
+	$listener->query('LISTEN channel');
+	$client->query("SELECT dlock_acquire('lock')");
+	$short = $keeper->query($open);
+	$ticket = $admin->query(sprintf($enqueue, $short));
+	$other->start("SELECT dlock_acquire('lock')");
+	$admin->until_waits($other);
+	$worker = freeze($admin);
+	$keeper->quit;
+	$admin->wait_for(
+		"SELECT count(*) = 0 FROM dlock_locks WHERE ticket = $ticket");
+	$client->query("SELECT dlock_release('lock')");
+	is($admin->query($is_granted),
+		'f', 'the head of the queue has run out, and has a row');
+	is($admin->query(q{SELECT dlock_try_acquire('lock', '1ms') IS NULL}),
+		't', 'nobody passes it');
+	thaw($worker);
+	grows('before that is removed', $ticket, $other->answer);
+	is(rows('lock'), '0', 'as it is');
+	told($listener, 'and it is told', announcement('expired', 'lock', $ticket));
+	$other->query("SELECT dlock_release('lock')");
+	$listener->quit;
+
+	my $enqueuer = session($node);
+	$keeper = session($node);
+	$client->query("SELECT dlock_acquire('lock')");
+	$short = $keeper->query($open);
+	$worker = freeze($admin);
+	$enqueuer->start(sprintf($enqueue, $short));
+	$ticket = ticket_of('lock');
+	$other->start("SELECT dlock_acquire('lock')");
+	$admin->until_waits($other);
+	$keeper->quit;
+	$admin->wait_for(
+		"SELECT count(*) = 0 FROM dlock_locks WHERE ticket = $ticket");
+	$client->query("SELECT dlock_release('lock')");
+	grows('one without a row is passed', $ticket, $other->answer);
+	thaw($worker);
+	like($enqueuer->answer, qr/55L01/, 'and whose it is, is told');
+	is(rows('lock'), '0', 'it never had a row');
+	$other->query("SELECT dlock_release('lock')");
+	$enqueuer->quit;
+}
+
+#
+# A semaphore whose last holder has left, and whose row has not, can get
+# another size.
+#
+{
+	my $fence =
+	  $admin->query("SELECT dlock_lease_acquire('lock', $lease, slots => 2)");
+	my $worker = freeze($admin);
+
+	is($admin->query("SELECT dlock_release_ticket($fence)"),
+		't', 'a semaphore is released');
+	like($admin->query("SELECT dlock_release_ticket($fence)"),
+		qr/WARNING.*^f$/ms, 'and not once more');
+	$client->start("SELECT dlock_acquire('lock', slots => 3) > 0");
+	$admin->until_waits($client);
+	$other->start("SELECT dlock_acquire('lock', slots => 3, permits => 2) > 0");
+	$admin->until_waits($other);
+	like($admin->query("SELECT dlock_try_acquire('lock', slots => 2)"),
+		qr/55000: .*in use with other slots/, 'another size than its waiters\'');
+	thaw($worker);
+	is($client->answer . $other->answer,
+		'tt', 'a semaphore gets another size with its holders');
+	is( $admin->query(
+			q{SELECT string_agg(slots || ' ' || permits, ', ' ORDER BY ticket)
+				FROM dlock_locks WHERE name = 'lock' AND granted}),
+		'3 1, 3 2',
+		'and both fit');
+	$_->query("SELECT dlock_release('lock')") foreach $client, $other;
+}
+
+#
+# A ticket is granted and released while who waits for it does not look: it was
+# lost, whether or not its row is gone.
+#
+{
+	my $ticket;
+
+	$client->query("SELECT dlock_acquire('lock')");
+	$ticket = $admin->query("SELECT dlock_lease_enqueue('lock', $lease, 'nobody')");
+	$other->start("SELECT dlock_wait($ticket)");
+	poll('it waits', sub { waits_for($other, 'Lock') });
+	stop_process($other->{pid});
+	$client->query("SELECT dlock_release('lock')");
+	$admin->wait_for("SELECT granted FROM dlock_queue WHERE ticket = $ticket");
+	my $worker = freeze($admin);
+	is($admin->query("SELECT dlock_release_ticket($ticket)"),
+		't', 'granted and released');
+	continue_process($other->{pid});
+	like($other->answer, qr/55L01: ticket $ticket is gone/,
+		'who waited finds it gone');
+	is(rows('lock'), '1', 'before its row is');
+	thaw($worker);
+	poll('the lock is free',
+		sub {
+			$admin->query(
+				q{SELECT dlock_try_acquire('lock') IS NOT NULL
+					AND dlock_release('lock')}) eq 't';
+		});
+}
+
+#
+# A lease is closed while a request for it waits for more numbers: for whoever
+# comes with one, it is too late.
+#
+{
+	my $short = $client->query("SELECT dlock_lease_open('1h')");
+
+	$admin->query(
+		q{DO $$
+		DECLARE
+			last bigint = (SELECT last_value FROM dlock_ticket_seq);
+			ticket bigint = 0;
+		BEGIN
+			WHILE ticket < last LOOP
+				ticket = dlock_acquire('number');
+				PERFORM dlock_release('number');
+			END LOOP;
+		END $$});
+	$admin->query('BEGIN; ALTER SEQUENCE dlock_ticket_seq OWNED BY NONE');
+	$client->start("SELECT dlock_lease_enqueue('lock', $short, 'nobody')");
+	$other->start("SELECT dlock_lease_acquire('lock 2', $short)");
+	poll('both wait', sub { waits_for($client, 'Lock') })
+	  && poll('both wait', sub { waits_for($other, 'Lock') });
+	is($admin->query("SELECT dlock_lease_close($short)"),
+		'0', 'a lease is closed under a request');
+	$admin->query('ROLLBACK');
+	like($_->answer, qr/55L01: lease $short is gone/, 'which fails')
+	  foreach $client, $other;
+	is_unused($_, 'and leaves nothing') foreach 'lock', 'lock 2';
+}
+
+#
+# Two sessions ask for the same.  The one whose ticket it is has been granted it,
+# and has not come round to hand it to the lease: the other one is not told.
+#
+foreach my $end ('goes on', 'dies')
+{
+	my $holder = session($node);
+	my $first = session($node);
+
+	$holder->query("SELECT dlock_acquire('lock')");
+	$first->start("SELECT dlock_lease_acquire('lock', $lease)");
+	$admin->until_waits($first);
+	stop_process($first->{pid});
+	$holder->query("SELECT dlock_release('lock')");
+	$admin->wait_for("SELECT granted FROM dlock_locks WHERE pid = $first->{pid}");
+
+	$other->start("SELECT dlock_lease_acquire('lock', $lease)");
+	poll('it waits, or not',
+		sub { $other->answered || waits_for($other, 'Lock') });
+	ok(!$other->answered,
+		"who asks for the same is not told of the grant: $end");
+	$admin->query("SELECT pg_terminate_backend($first->{pid})")
+	  if $end eq 'dies';
+	continue_process($first->{pid});
+	my $fence = $other->answer;
+	like($fence, qr/^\d+$/, '... before the lease has it');
+	is($first->answer, $fence, '... the same ticket') if $end eq 'goes on';
+	is($admin->query("SELECT dlock_check('lock', $fence)"),
+		't', '... and then holds it');
+	is(rows('lock'), '1', '... with a row');
+	$admin->query("SELECT dlock_release_ticket($fence)");
+	$_->quit foreach $holder, $first;
+}
+
+$admin->query("SELECT dlock_lease_close($lease)");
+no_worker($admin);
+is($admin->query('SELECT count(*) FROM dlock_locks'), '0', 'nothing is left');
+$_->quit foreach $admin, $client, $other;
+$node->stop;
+done_testing();

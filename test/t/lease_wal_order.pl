@@ -1,0 +1,458 @@
+# Nobody is granted a lock after a lease's ticket before the removal of that
+# ticket's row is in the WAL, whether the ticket held or still waited.  So
+# whatever part of the WAL survives a crash, it never has two holders, nor a
+# ticket that is granted after a greater number.  Here the worker, which writes
+# it, is stopped: nothing is handed on meanwhile, however the ticket ends and
+# whoever waits, though it counts as gone at once; and a crash finds the old
+# holder, and no other.
+#
+# What would break it: a release, a close, a forced release or an expiry that
+# takes a ticket with a row out of its lock by itself; a new request that passes
+# by a lock which is only waiting for the worker, or fits beside who leaves it, as
+# it comes with other slots; a grant that is announced or answered before it is
+# written, or before that removal is flushed.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+
+# Nobody but who waits for it flushes the WAL.
+my $node = new_server(
+	'main',
+	conf => q{
+deadlock_timeout = 1h
+wal_writer_delay = 10s
+autovacuum = off
+});
+my $admin;
+my $client;
+my $stopped;
+
+sub start_sessions
+{
+	$admin = session($node);
+	$client = session($node);
+	return;
+}
+
+# All sessions are gone then, also these others.
+sub crash
+{
+	kill_server($node);
+	$_->vanish foreach @_, $client, $admin;
+	$node->start;
+	start_sessions();
+	return;
+}
+
+sub rows
+{
+	my ($name) = @_;
+
+	return $admin->query(
+		"SELECT ticket, granted, scope FROM dlock_locks "
+		  . "WHERE name = '$name' ORDER BY ticket");
+}
+
+sub is_current
+{
+	my ($name, $ticket) = @_;
+
+	return $admin->query("SELECT dlock_check('$name', $ticket)");
+}
+
+sub crash_and_nobody_holds
+{
+	my ($name, $ticket, @sessions) = @_;
+
+	crash(@sessions);
+	is(rows($name), '', "$name: after a crash nobody holds");
+	is(is_current($name, $ticket), 'f', "$name: nor is the fence current");
+	return;
+}
+
+# A lease that holds a lock, with its ticket
+sub holder
+{
+	my ($name, @options) = @_;
+	my $lease = $client->query("SELECT dlock_lease_open('1 h')");
+	my $ticket = $client->query(
+		'SELECT dlock_lease_acquire('
+		  . join(', ', "'$name'", $lease, @options) . ')');
+
+	die "no ticket: $ticket" unless $ticket =~ /^\d+$/;
+	return ($lease, $ticket);
+}
+
+# Every way of ending a ticket, and every kind of waiter
+
+my %endings = (
+	release => sub { "SELECT dlock_release_ticket($_[1])" },
+	'release at commit' =>
+	  sub { "BEGIN; SELECT dlock_release_at_commit($_[1]); COMMIT" },
+	close => sub { "SELECT dlock_lease_close($_[0]) > 0" },
+	'forced release' => sub { "SELECT dlock_force_release($_[1])" });
+my %waiters = (
+	session => q{SELECT dlock_acquire('%s')},
+	transaction => q{SELECT dlock_xact_acquire('%s')},
+	ttl => q{SELECT dlock_ttl_acquire('%s', '1 h')},
+	'of several' => q{SELECT (dlock_acquire_all('{%s}'))[1]},
+	'without snapshot' => q{CALL dlock_acquire_nosnapshot('%s')});
+
+start_sessions();
+foreach my $ending (sort keys %endings)
+{
+	foreach my $kind (sort keys %waiters)
+	{
+		my $name = "$ending $kind";
+		my ($lease, $ticket) = holder($name);
+		my $waiter = session($node);
+
+		$waiter->start(sprintf($waiters{$kind}, $name));
+		$admin->until_waits($waiter);
+		$stopped = freeze($admin);
+		my $queue = rows($name);
+		$queue =~ s/^$ticket\|t\|lease\n//;
+		# a release at commit has an empty answer more
+		like($client->query($endings{$ending}->($lease, $ticket)),
+			qr/\A(t|)\z/, "$name: done");
+		is(is_current($name, $ticket), 'f', "$name: the fence is not current");
+		is(rows($name), $queue, "$name: nobody holds, and the waiter waits");
+		is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
+			't', "$name: nobody else gets it");
+		is($admin->query("SELECT dlock_fence('$name') IS NULL"),
+			't', "$name: there is no fence");
+		ok(!$waiter->answered, "$name: no answer");
+		thaw($stopped);
+		cmp_ok($waiter->answer, '>', $ticket, "$name: granted then");
+		$waiter->quit;
+		$client->query("SELECT dlock_lease_close($lease)")
+		  if $ending ne 'close';
+	}
+}
+
+# Who is enqueued, and the announcement
+{
+	my ($lease, $ticket) = holder('enqueued');
+	my ($next) = $client->query('LISTEN c; '
+		  . "SELECT dlock_ttl_enqueue('enqueued', '1 h', 'c')");
+
+	$stopped = freeze($admin);
+	$client->query("SELECT dlock_release_ticket($ticket)");
+	is(rows('enqueued'), "$next|f|lease", 'enqueued: waits');
+	is($client->query("SELECT dlock_wait($next, '0')"),
+		'f', 'enqueued: told so');
+	thaw($stopped);
+	is($client->query("SELECT dlock_wait($next)"), 't', 'enqueued: granted');
+	is( ($client->announcements(1))[0],
+		qq({"event":"granted","lock":"enqueued","ticket":$next}),
+		'enqueued: announced');
+	$client->query("SELECT dlock_lease_close($_)") foreach $lease, $next;
+}
+
+# Who waits, and gives up: nobody is granted the lock past that place.
+foreach my $ending (sort keys %endings)
+{
+	my $name = "$ending of a waiter";
+	my $holder = session($node);
+	my $waiter = session($node);
+
+	$holder->query("SELECT dlock_acquire('$name')");
+	my $lease = $client->query("SELECT dlock_lease_open('1 h')");
+	my $ticket = $client->query("SELECT dlock_lease_enqueue('$name', $lease)");
+	$waiter->start("SELECT dlock_acquire('$name')");
+	$admin->until_waits($waiter);
+	$stopped = freeze($admin);
+	like($client->query($endings{$ending}->($lease, $ticket)),
+		qr/\A(t|)\z/, "$name: done");
+	like($client->query("SELECT dlock_wait($ticket, '0')"),
+		qr/55L01/, "$name: the ticket is gone");
+	$holder->query('SELECT dlock_release_all()');
+	like(rows($name), qr/\A\d+\|f\|session\z/,
+		"$name: who waits behind it waits still");
+	is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
+		't', "$name: nobody else gets it");
+	ok(!$waiter->answered, "$name: no answer");
+	thaw($stopped);
+	cmp_ok($waiter->answer, '>', $ticket, "$name: granted then");
+	$_->quit foreach $holder, $waiter;
+	$client->query("SELECT dlock_lease_close($lease)") if $ending ne 'close';
+}
+
+# A lease that runs out: gone for every question, and nothing handed on.  Its ttl
+# begins at the end of a session, when the worker is stopped.
+{
+	my $keeper = session($node);
+	my $lease =
+	  $keeper->query("SELECT dlock_lease_open('100 ms', attach => true)");
+	my $ticket =
+	  $client->query("SELECT dlock_lease_acquire('expired', $lease)");
+	my $waiter = session($node);
+
+	$waiter->start("SELECT dlock_acquire('expired')");
+	$admin->until_waits($waiter);
+	$stopped = freeze($admin);
+	$keeper->quit;
+	$admin->wait_for("SELECT NOT dlock_check('expired', $ticket)");
+	like(rows('expired'), qr/\A\d+\|f\|session\z/, 'expired: the waiter waits');
+	is($client->query("SELECT dlock_renew($lease) IS NULL"),
+		't', 'expired: cannot be renewed');
+	is($admin->query("SELECT dlock_try_acquire('expired') IS NULL"),
+		't', 'expired: nobody else gets it');
+	thaw($stopped);
+	cmp_ok($waiter->answer, '>', $ticket, 'expired: granted then');
+	$waiter->quit;
+}
+
+# Beside a holder that is leaving, the lock is already one with the slots of those
+# who come then, or a shared one; all the same nobody fits beside that holder,
+# neither who waits, when another one gives up, nor who comes later.
+my %other_slots = (
+	'exclusive, then slots' => [ 'slots => 5' ],
+	'shared, then slots' => [ 'slots => 5', 'shared => true' ],
+	'slots, then shared' => [ 'shared => true', 'slots => 3' ],
+	'slots, then other slots' => [ 'slots => 5', 'slots => 3' ]);
+
+# Two sessions that wait for a lock, one behind the other
+sub start_two
+{
+	my ($name, $options) = @_;
+	my @waiters = map { session($node) } 1, 2;
+
+	foreach my $waiter (@waiters)
+	{
+		$waiter->start("SELECT dlock_acquire('$name', $options)");
+		$admin->until_waits($waiter);
+	}
+	return @waiters;
+}
+
+sub cancel
+{
+	my ($waiter) = @_;
+
+	$admin->query("SELECT pg_cancel_backend($waiter->{pid})");
+	like($waiter->answer, qr/57014/, 'one gives up');
+	$waiter->quit;
+	return;
+}
+
+foreach my $name (sort keys %other_slots)
+{
+	my ($after, @before) = @{ $other_slots{$name} };
+	my ($lease, $ticket) = holder($name, @before);
+
+	$stopped = freeze($admin);
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', "$name: released");
+	my ($first, $second) = start_two($name, $after);
+	cancel($second);
+	like(rows($name), qr/\A\d+\|f\|session\z/, "$name: the other one waits");
+	cancel($first);
+	is( $client->query("SELECT dlock_try_acquire('$name', $after) IS NULL"),
+		't', "$name: who comes later does not get it");
+	thaw($stopped);
+	cmp_ok($client->query("SELECT dlock_acquire('$name', $after)"),
+		'>', $ticket, "$name: free then");
+	$client->query("SELECT dlock_lease_close($lease)");
+}
+
+# The same where the lease before has run out: its delay, which the worker has
+# still to begin, closes the lock.
+{
+	my $name = 'delayed';
+	my $keeper = session($node);
+	my $lease = $keeper->query(
+		"SELECT dlock_lease_open('100 ms', attach => true, delay => '1 h')");
+	my $ticket =
+	  $client->query("SELECT dlock_lease_acquire('$name', $lease)");
+
+	$stopped = freeze($admin);
+	$keeper->quit;
+	$admin->wait_for("SELECT NOT dlock_check('$name', $ticket)");
+	like($client->query("SELECT dlock_try_acquire('$name', slots => 5)"),
+		qr/55000/, "$name: in use");
+	my ($first, $second) = start_two($name, 'shared => true');
+	cancel($second);
+	thaw($stopped);
+	$admin->wait_for(
+		"SELECT remaining > '1 min' FROM dlock_locks WHERE ticket = $ticket");
+	like(rows($name), qr/\A$ticket\|f\|lease\n\d+\|f\|session\z/,
+		"$name: closed to all");
+	is($admin->query("SELECT dlock_force_release($ticket)"),
+		't', "$name: opened");
+	cmp_ok($first->answer, '>', $ticket, "$name: granted then");
+	$first->quit;
+}
+
+# A crash while the removal is not written: the old holder holds, nobody else
+# does, and no waiter's session is there any more.
+{
+	my ($lease, $ticket) = holder('crash');
+	my $next = $client->query("SELECT dlock_ttl_enqueue('crash', '1 h', 'c')");
+	my ($other_lease, $other) = holder('with a session');
+	my ($third_lease, $third) = holder('with slots');
+	my $waiter = session($node);
+
+	$waiter->start("SELECT dlock_acquire('with a session')");
+	$admin->until_waits($waiter);
+	$stopped = freeze($admin);
+	is($client->query("SELECT dlock_release_ticket($_)"), 't', 'released')
+	  foreach $ticket, $other, $third;
+	my ($first, $second) = start_two('with slots', 'slots => 5');
+	cancel($second);
+	ok(!$_->answered, 'crash: no answer') foreach $waiter, $first;
+	crash();
+	unlike($_->answer, qr/^\d+$/m, 'crash: never granted')
+	  foreach $waiter, $first;
+	$_->vanish foreach $waiter, $first;
+
+	is(rows('crash'), "$ticket|t|lease\n$next|f|lease",
+		'after the crash: who held holds, and who waited waits');
+	is(rows('with a session'), "$other|t|lease",
+		'after the crash: holder and no waiter');
+	is(rows('with slots'), "$third|t|lease",
+		'after the crash: the same beside other slots');
+	is(is_current('crash', $ticket), 't', 'after the crash: fence is current');
+	is(is_current('crash', $next), 'f', 'after the crash: no successor');
+	is($client->query("SELECT dlock_try_acquire('$_') IS NULL"),
+		't', 'after the crash: nobody else gets it')
+	  foreach 'crash', 'with a session';
+
+	# And the other way round: once the successor knows, it stays so.
+	$client->query("SELECT dlock_release_ticket($ticket)");
+	is($client->query("SELECT dlock_wait($next)"), 't', 'granted');
+	crash();
+	is(rows('crash'), "$next|t|lease", 'after another crash: successor holds');
+	is(is_current('crash', $ticket), 'f',
+		'after another crash: the fence before is not current');
+}
+
+# A session writes nothing of its grant.  All the same, what it has superseded
+# does not come back, even if it did not wait for its synchronous_commit.
+foreach my $kind ('waits', 'comes later')
+{
+	my ($lease, $ticket) = holder($kind);
+	my $successor = session($node);
+
+	$successor->query('SET synchronous_commit = off');
+	if ($kind eq 'waits')
+	{
+		$successor->start("SELECT dlock_acquire('$kind')");
+		$admin->until_waits($successor);
+	}
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', "$kind: released");
+	if ($kind eq 'comes later')
+	{
+		$successor->start("SELECT dlock_acquire('$kind')");
+	}
+	cmp_ok($successor->answer, '>', $ticket, "$kind: granted");
+	crash_and_nobody_holds($kind, $ticket, $successor);
+}
+
+# Nor does it come back where the successor was enqueued, and has learned of its
+# grant, or somebody else has, in any other way than by waiting for it.  In a
+# transaction the session is not told by an announcement.  A counter tells nobody
+# who holds what.
+my %tells = (
+	view => sub { "SELECT granted FROM dlock_locks WHERE ticket = $_[1]" },
+	guard => sub { "SELECT 't' FROM dlock_guard('$_[0]', $_[1])" },
+	'error' => sub { "SELECT dlock_guard('$_[0]', 1)" },
+	'blocking pids' => sub { "SELECT dlock_blocking_pids($_[2]) > '{0}'" },
+	acquire => sub { "SELECT dlock_acquire('$_[0]') = $_[1]" },
+	wait => sub { "SELECT dlock_wait($_[1], '0')" },
+	check => sub { "SELECT dlock_check('$_[0]', $_[1])" },
+	fence => sub { "SELECT dlock_fence('$_[0]') = $_[1]" },
+	'is held' => sub { "SELECT dlock_is_held('$_[0]')" },
+	'enqueue again' => sub { "SELECT dlock_enqueue('$_[0]') = $_[1]" },
+	announcement => undef);
+
+# Release a ticket, and wait until somebody is granted the lock; without asking
+# who.  One who tries waits for the grant that is under way, at the most.
+sub hand_over
+{
+	my ($name, $ticket) = @_;
+	my $count = $admin->query('SELECT acquired FROM dlock_stats');
+
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', "$name: released");
+	$admin->wait_for("SELECT acquired > $count FROM dlock_stats");
+	is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
+		't', "$name: and not free");
+	return;
+}
+
+foreach my $name (sort keys %tells)
+{
+	my ($lease, $ticket) = holder($name);
+	my $successor = session($node);
+	my $waiter = session($node);
+	my $next;
+
+	$successor->query('BEGIN') if $tells{$name};
+	$next = $successor->query("SELECT dlock_enqueue('$name')");
+	$waiter->start("SELECT dlock_acquire('$name')");
+	$admin->until_waits($waiter);
+	hand_over($name, $ticket);
+	if ($tells{$name})
+	{
+		my $expected = $name eq 'error' ? qr/newer fence $next\./ : qr/^t$/;
+
+		like(
+			$successor->query($tells{$name}->($name, $next, $waiter->{pid})),
+			$expected, "$name: tells");
+	}
+	else
+	{
+		is( ($successor->announcements(1))[0],
+			qq({"event":"granted","lock":"$name","ticket":$next}),
+			"$name: tells");
+	}
+	crash_and_nobody_holds($name, $ticket, $successor, $waiter);
+}
+
+# Nor where the view of leases has told that another one holds it.  That one's row
+# is in the WAL before, and its grant need not be.
+{
+	my ($lease, $ticket) = holder('leases');
+	my $successor = session($node);
+	my $other = $client->query("SELECT dlock_lease_open('1 h')");
+	my $next;
+
+	$successor->query('SET synchronous_commit = off; BEGIN');
+	$next =
+	  $successor->query("SELECT dlock_lease_enqueue('leases', $other, 'c')");
+	$client->query("SELECT dlock_lease_open('1 h')");
+	hand_over('leases', $ticket);
+	is($admin->query("SELECT held FROM dlock_leases WHERE lease = $other"),
+		'1', 'leases: tells');
+	crash($successor);
+	is(rows('leases'), "$next|t|lease", 'leases: nobody else holds');
+	is(is_current('leases', $ticket), 'f', 'leases: nor is the fence current');
+}
+
+# Nor does a place in the queue that was given up.
+{
+	my $holder = session($node);
+	my $successor = session($node);
+
+	$holder->query("SELECT dlock_acquire('given up')");
+	my $ticket = $client->query("SELECT dlock_ttl_enqueue('given up', '1 h')");
+	$successor->start("SELECT dlock_acquire('given up')");
+	$admin->until_waits($successor);
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', 'given up: released');
+	$holder->query('SELECT dlock_release_all()');
+	cmp_ok($successor->answer, '>', $ticket, 'given up: granted');
+	crash($holder, $successor);
+	is(rows('given up'), '', 'given up: after a crash nobody waits');
+}
+
+$_->quit foreach $admin, $client;
+done_testing();

@@ -1,0 +1,215 @@
+# Past dlock.max_locks_per_session or dlock.max_memory a request fails, and
+# that is all: nothing held is lost, by anyone, a superuser can still lock,
+# and after a release all is as before.
+#
+# What would break it: a request that fails half done; memory that is not
+# given back, or not counted as given back; one session's memory that another
+# one needs in order to let go.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Test::More;
+
+my $node = new_server('main');
+$node->safe_psql(
+	'postgres', q{
+	CREATE ROLE ordinary LOGIN;
+	CREATE FUNCTION fill(prefix text, how_many integer) RETURNS integer
+	LANGUAGE plpgsql AS $$
+	BEGIN
+		FOR n IN 1 .. how_many LOOP
+			BEGIN
+				PERFORM dlock_acquire(prefix || n);
+			EXCEPTION WHEN out_of_memory THEN
+				RETURN n - 1;
+			END;
+		END LOOP;
+		RETURN how_many;
+	END $$});
+
+my $ordinary = session($node, 'postgres', 'user=ordinary');
+my $superuser = session($node);
+
+sub held
+{
+	return $superuser->query('SELECT count(*) FROM dlock_locks');
+}
+
+#
+# Of a session
+#
+$ordinary->query("SELECT dlock_is_held('lock')");
+like(
+	$ordinary->query('SET dlock.max_locks_per_session = 10'),
+	qr/42501: permission denied/,
+	'dlock.max_locks_per_session is not for all to set');
+$superuser->query('ALTER ROLE ordinary SET dlock.max_locks_per_session = 10');
+$ordinary->quit;
+$ordinary = session($node, 'postgres', 'user=ordinary');
+
+is($ordinary->query("SELECT fill('lock ', 11)"), '10', 'ten locks, not eleven');
+my $too_many = qr/53200: too many locks in this session.*HINT:  \S/s;
+foreach my $function ('acquire', 'try_acquire', 'xact_acquire')
+{
+	like($ordinary->query("SELECT dlock_$function('one more')"),
+		$too_many, "error with a hint: dlock_$function()");
+}
+is(held(), '10', 'all of them are still held');
+is($ordinary->query("SELECT dlock_acquire('lock 1') > 0"),
+	't', 'again is not one more');
+$ordinary->query('BEGIN');
+is($ordinary->query("SELECT dlock_xact_acquire('lock 1') > 0"),
+	't', 'nor in the other scope');
+$ordinary->query('COMMIT');
+is($superuser->query("SELECT dlock_acquire('one more') > 0"),
+	't', 'others are not concerned');
+$superuser->query('SELECT dlock_release_all()');
+
+$ordinary->query("SELECT dlock_release('lock 2')");
+is($ordinary->query("SELECT fill('other ', 2)"),
+	'1', 'one released makes room for one');
+$ordinary->query("SELECT dlock_release('lock 3')");
+$ordinary->query("SELECT dlock_release('lock 4')");
+like($ordinary->query("SELECT dlock_acquire_all('{a, b, c}')"),
+	$too_many, 'three at once do not fit where two do');
+is(held(), '8', 'and leave none behind');
+is($ordinary->query("SELECT cardinality(dlock_acquire_all('{a, b}'))"),
+	'2', 'two at once do');
+is($ordinary->query('SELECT dlock_release_all()'), '10', 'all released');
+is($ordinary->query("SELECT fill('again ', 11)"), '10', 'and ten again');
+
+# A waiter counts like a holder, and no longer than it waits.
+$superuser->query("SELECT dlock_acquire('wanted')");
+$ordinary->query("SELECT dlock_release('again 1')");
+is( $ordinary->query(
+		"SELECT dlock_try_acquire('wanted', '1ms') IS NULL") =~ tr/t//,
+	1,
+	'a wait that times out');
+is($ordinary->query("SELECT fill('more ', 2)"), '1', 'takes no room');
+$superuser->query('SELECT dlock_release_all()');
+$ordinary->quit;
+$superuser->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+$superuser->query('ALTER ROLE ordinary RESET ALL');
+
+#
+# Of all sessions together
+#
+$superuser->query("ALTER SYSTEM SET dlock.max_memory = '1MB'");
+$node->reload;
+$superuser->wait_for("SELECT current_setting('dlock.max_memory') = '1MB'");
+my $too_much = qr/53200: out of memory for locks.*HINT:  \S/s;
+
+my @counts;
+foreach my $how ('release', 'end', 'terminate')
+{
+	$ordinary = session($node, 'postgres', 'user=ordinary');
+	my $other = session($node, 'postgres', 'user=ordinary');
+	my $count = $ordinary->query("SELECT fill('lock ', 100000)");
+
+	cmp_ok($count, '>', 1000, "$count locks of an ordinary role");
+	push @counts, $count;
+	like($_->query("SELECT dlock_acquire('one more')"),
+		$too_much, 'error with a hint')
+	  foreach $ordinary, $other;
+	like($other->query("SELECT dlock_acquire('lock 1')"),
+		$too_much, 'no memory to wait with, either');
+	is(held(), $count, 'all of them are still held');
+	is($ordinary->query("SELECT dlock_acquire('lock 1') > 0"),
+		't', 'again needs no memory');
+	$ordinary->query("SELECT dlock_release('lock 1')");
+
+	# the reserve
+	is($superuser->query("SELECT dlock_try_acquire('one more') > 0"),
+		't', 'a superuser still gets one');
+	is($superuser->query("SELECT dlock_try_acquire('lock 1', '1ms') IS NULL"),
+		't', 'and may wait');
+	my $reserve = $superuser->query("SELECT fill('super ', 100000)");
+	cmp_ok($reserve, '>', $count / 10, "$reserve locks in the reserve");
+	cmp_ok($reserve, '<', $count / 5, 'which is bounded, too');
+	like($superuser->query("SELECT dlock_acquire('still one')"),
+		$too_much, 'error for a superuser');
+	is(held(), $count + $reserve + 1, 'nothing is lost');
+	is($superuser->query('SELECT dlock_release_all()'),
+		$reserve + 1, 'the reserve is released');
+
+	# by name and by count: each of them was held to the end
+	if ($how eq 'release')
+	{
+		is( $ordinary->query(
+				"SELECT count(*) FROM generate_series(1, $count) AS n "
+				  . "WHERE dlock_release('lock ' || n)"),
+			$count,
+			'all released');
+		is(held(), '0', 'none is left');
+		is($other->query("SELECT dlock_acquire('one more') > 0"),
+			't', 'there is memory again');
+	}
+	elsif ($how eq 'end')
+	{
+		$ordinary->quit;
+	}
+	else
+	{
+		$superuser->query("SELECT pg_terminate_backend($ordinary->{pid})");
+	}
+	$_->quit foreach $ordinary, $other;
+	# what a session has reserved goes after its locks
+	backends_gone($_->{pid}) foreach $ordinary, $other;
+	is(held(), '0', 'nothing is left');
+}
+
+# Sessions report what they take in steps of 4 kB, which is a few locks each.
+my $few = 24;
+cmp_ok(abs($counts[$_] - $counts[0]),
+	'<=', $few, 'the same memory was there each time')
+  foreach 1, 2;
+
+# info takes memory, too
+$ordinary = session($node, 'postgres', 'user=ordinary');
+like(
+	$ordinary->query(
+		q{SELECT dlock_acquire('lock ' || n, info => repeat('x', 1024))
+			FROM generate_series(1, 1000) AS n}),
+	$too_much,
+	'memory for info is bounded');
+is($ordinary->query('SELECT dlock_release_all() > 500'), 't', 'released');
+cmp_ok(abs($ordinary->query("SELECT fill('lock ', 100000)") - $counts[0]),
+	'<=', $few, 'and given back');
+$ordinary->quit;
+$superuser->query('ALTER SYSTEM RESET dlock.max_memory');
+$node->reload;
+$superuser->wait_for("SELECT current_setting('dlock.max_memory') = '128MB'");
+
+#
+# Many locks of one session, gone with it
+#
+foreach my $scope ('', 'xact_')
+{
+	foreach my $how ('end', 'terminate')
+	{
+		my $many = session($node, 'postgres', 'user=ordinary');
+
+		$many->query('BEGIN') if $scope;
+		is( $many->query(
+				"SELECT count(dlock_${scope}acquire('lock ' || n)) "
+				  . 'FROM generate_series(1, 20000) AS n'),
+			'20000',
+			"dlock_${scope}acquire() 20,000 times");
+		my $waiter = session($node);
+		$waiter->start("SELECT dlock_acquire('lock 20000') > 0");
+		$superuser->until_waits($waiter);
+		$superuser->query("SELECT pg_terminate_backend($many->{pid})")
+		  if $how eq 'terminate';
+		$many->quit;
+		is($waiter->answer, 't', "$how: the next has its lock");
+		$waiter->quit;
+		$superuser->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+	}
+}
+
+$superuser->quit;
+done_testing();

@@ -1,0 +1,152 @@
+# DROP EXTENSION while sessions wait: none is told that it has got a lock of a
+# space that is gone, and none waits on there, whoever holds the lock.
+#
+# What would break it: a grant in the old space, to one who does not look whether
+# it is still the current one, while somebody else holds the lock in the new one;
+# a waiter that nobody wakes; a ticket that is found by its number in a space that
+# is not its own; and one who takes for a DROP what was rolled back, or was
+# something else.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+
+# Nobody comes round to look for deadlocks.
+my $node = new_server('main', conf => "deadlock_timeout = 10min\n");
+my ($holder, $admin) = map { session($node) } 1 .. 2;
+my $gone = qr/ERROR:  55L01: lock "lock" is gone.*DETAIL:  Extension "dlock" was dropped.*HINT:  \S/s;
+my $again = 'DROP EXTENSION dlock; CREATE EXTENSION dlock';
+
+# The sessions that each run one of these, and wait by now
+sub waiters
+{
+	my @calls = @_;
+	my @waiters;
+
+	foreach my $call (@calls)
+	{
+		my $waiter = session($node);
+
+		$waiter->start("SELECT $call");
+		$admin->until_waits($waiter);
+		push @waiters, $waiter;
+	}
+	return @waiters;
+}
+
+sub finish
+{
+	$_->quit foreach @_;
+	return;
+}
+
+#
+# Behind a session, which stays where it is
+#
+$holder->query("SELECT dlock_acquire('lock')");
+my $lease = $holder->query("SELECT dlock_lease_open('1h')");
+my $enqueuer = session($node);
+my $ticket = $enqueuer->query("SELECT dlock_enqueue('lock')");
+my %waiting = (
+	acquire => "dlock_acquire('lock')",
+	'try_acquire with a timeout' => "dlock_try_acquire('lock', '1h')",
+	xact_acquire => "dlock_xact_acquire('lock')",
+	acquire_all => "dlock_acquire_all('{a lock, lock}')",
+	lease_acquire => "dlock_lease_acquire('lock', $lease)",
+	ttl_acquire => "dlock_ttl_acquire('lock', '1h')");
+my @calls = sort keys %waiting;
+my @waiters = waiters(map { $waiting{$_} } @calls);
+my $caller = session($node);
+
+$enqueuer->start("SELECT dlock_wait($ticket)");
+$caller->start("CALL dlock_acquire_nosnapshot('lock')");
+$admin->until_waits($caller);
+$admin->query($again);
+like($waiters[$_]->answer, $gone, "$calls[$_] ends") foreach 0 .. $#calls;
+like($enqueuer->answer, $gone, 'wait ends');
+like($caller->answer, $gone, 'acquire_nosnapshot ends');
+like($waiters[0]->query("SELECT dlock_acquire('lock')"),
+	qr/^\d+$/, 'and the lock can be had anew');
+
+# What the number of an old ticket is good for
+like($enqueuer->query("SELECT dlock_wait($ticket, '0')"),
+	qr/ERROR:  55L01: ticket $ticket is gone/, 'an old ticket is gone');
+like($enqueuer->query("SELECT dlock_release_ticket($ticket)"),
+	qr/WARNING:  55000: .*^f$/ms, 'and cannot be released');
+finish($enqueuer, $caller, @waiters);
+
+#
+# The grant comes while somebody has the lock in the new space.
+#
+foreach my $call ("dlock_acquire('lock')", "dlock_ttl_acquire('lock', '1h')")
+{
+	my $other = session($node);
+	my ($waiter, $fence);
+
+	$admin->query('SELECT dlock_release_all()');
+	$holder->query("SELECT dlock_acquire('lock')");
+	($waiter) = waiters($call);
+	stop_while($admin, $waiter->{pid},
+		"SELECT wait_event = 'userlock' FROM pg_stat_activity "
+		  . "WHERE pid = $waiter->{pid}");
+	$admin->query($again);
+	like($other->query("SELECT dlock_acquire('lock')"),
+		qr/^\d+$/, 'another one holds it');
+	$holder->quit;
+	backends_gone($holder->{pid});
+	continue_process($waiter->{pid});
+	like($waiter->answer, $gone, "$call is granted what is gone");
+	finish($waiter, $other);
+	$holder = session($node);
+}
+
+#
+# Behind a lease, which ends with the extension
+#
+$holder->query("SELECT dlock_ttl_acquire('lock', '1h')");
+@waiters = waiters("dlock_acquire('lock')",
+	"dlock_ttl_acquire('lock', '1h', owner => 'another')");
+$admin->query($again);
+like($_->answer, $gone, 'behind a lease') foreach @waiters;
+finish(@waiters);
+
+#
+# Nothing has happened to who waits, though pg_proc has changed, or was about to.
+#
+$holder->query("SELECT dlock_acquire('lock')");
+my ($first, $second) = waiters("dlock_acquire('lock') > 0",
+	"dlock_acquire('lock') > 0");
+$admin->query('BEGIN');
+$admin->query('DROP EXTENSION dlock');
+$admin->query('CREATE EXTENSION dlock');
+$admin->query("SELECT dlock_acquire('lock')");
+$admin->query('ROLLBACK');
+$admin->query('CREATE FUNCTION f() RETURNS integer LANGUAGE sql RETURN 1');
+is($holder->query("SELECT dlock_release('lock')"), 't', 'released');
+is($first->answer, 't', 'the next one has it, in the same space');
+is($first->query("SELECT dlock_release('lock')"), 't', 'released');
+is($second->answer, 't', 'and so has the next one');
+finish($first, $second);
+
+#
+# A transaction that touches no table hears of it, too.
+#
+$holder->query("PREPARE p AS SELECT dlock_acquire('lock') > 0");
+$holder->query('BEGIN');
+$holder->query('EXECUTE p');
+$admin->query($again);
+is($admin->query("SELECT dlock_acquire('lock') > 0"), 't', 'held anew');
+$holder->start('EXECUTE p');
+$admin->until_waits($holder);
+$admin->query("SELECT dlock_release('lock')");
+is($holder->answer, 't', 'it waits for who holds it in the new space');
+
+finish($holder, $admin);
+$node->stop;
+done_testing();

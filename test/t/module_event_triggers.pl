@@ -1,0 +1,216 @@
+# Event triggers that raise stop DDL, and nothing of dlock: its processes run
+# none, however often they write, vacuum, announce and begin anew.  What is made
+# or dropped under such a trigger is made or dropped as a whole, or not at all;
+# locks and leases go on as if nothing had been tried.
+#
+# What would break it: a statement of the worker's, or of a call's, that fires
+# an event trigger; a DROP that ends leases, or a CREATE that begins a space,
+# before it is committed.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+
+my $node = new_server('main', conf => 'autovacuum = off');
+my $admin = session($node);
+my $client = session($node);
+my @events = qw(ddl_command_start ddl_command_end sql_drop table_rewrite);
+
+sub forbid
+{
+	my ($session, @forbidden) = @_;
+
+	$session->query(q{
+		CREATE OR REPLACE FUNCTION forbid() RETURNS event_trigger
+		AS $$ BEGIN RAISE '% is forbidden', tg_event; END $$
+		LANGUAGE plpgsql});
+	foreach my $event (@forbidden)
+	{
+		$session->query("CREATE EVENT TRIGGER forbid_$event ON $event "
+			  . 'EXECUTE FUNCTION forbid()');
+		$session->query("ALTER EVENT TRIGGER forbid_$event ENABLE ALWAYS");
+	}
+	return;
+}
+
+sub allow
+{
+	my ($session, @allowed) = @_;
+
+	$session->query("DROP EVENT TRIGGER forbid_$_") foreach @allowed;
+	return;
+}
+
+# Whoever logs in runs one, too, from 17 on.
+my $logs_in = $node->pg_version >= 17;
+
+#
+# All that dlock does by itself
+#
+my $lease = $client->query("SELECT dlock_lease_open('1h')");
+my $fence = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
+my $of_session = $client->query("SELECT dlock_acquire('of the session')");
+$client->query('CREATE TABLE t (a integer)');
+
+sub goes_on
+{
+	my ($when) = @_;
+
+	is( $client->query(
+			"SELECT dlock_renew($lease), dlock_check('lock', $fence), "
+			  . "dlock_fence('of the session') = $of_session, "
+			  . 'count(*) FROM dlock_locks'),
+		'1|t|t|2',
+		"$when: what is held is held");
+	return;
+}
+
+forbid($admin, @events);
+$admin->query('CREATE EVENT TRIGGER forbid_login ON login '
+	  . 'EXECUTE FUNCTION forbid()')
+  if $logs_in;
+like($admin->query('CREATE TABLE u ()'),
+	qr/ddl_command_start is forbidden/, 'DDL is forbidden');
+
+foreach my $round (1 .. 2)
+{
+	my $name = "round $round";
+
+	$client->query("LISTEN c$round");
+	my $first = $client->query("SELECT dlock_ttl_acquire('$name', '1h')");
+	my $next = $client->query(
+		"SELECT dlock_ttl_enqueue('$name', '1h', 'c$round', owner => 'next')");
+	grows("$name: acquired, and enqueued", $fence, $first, $next);
+	$client->query("SELECT dlock_release_ticket($first)");
+	is( join("\n", $client->announcements(1)),
+		qq({"event":"granted","lock":"$name","ticket":$next}),
+		"$name: granted, and announced");
+	is($client->query("SELECT dlock_release_ticket($next)"),
+		't', "$name: released");
+	my $short = $client->query("SELECT dlock_ttl_enqueue('$name', '1s')");
+	is( join("\n", $client->announcements(2)),
+		join("\n",
+			map { qq({"event":"$_","lock":"$name","ticket":$short}) }
+			  'granted', 'expired'),
+		"$name: one that runs out");
+	$client->wait_for('SELECT count(*) = 1 FROM dlock_queue');
+	come_and_go($client);
+	$client->wait_for(
+		"SELECT vacuum_count >= $round FROM pg_stat_user_tables "
+		  . q{WHERE relname = 'dlock_queue'});
+	goes_on("$name: expired, and vacuumed");
+
+	# and the next one begins
+	$admin->query(
+		'SELECT pg_terminate_backend(' . worker($admin) . ', 60000)');
+}
+is( $client->query(q{SELECT dlock_reserve('kept ', user::regrole)}),
+	'', 'names can be reserved');
+
+#
+# What is forbidden has no effect
+#
+allow($admin, @events);
+$admin->query('DROP EVENT TRIGGER forbid_login') if $logs_in;
+foreach my $event ('ddl_command_start', 'sql_drop', 'ddl_command_end')
+{
+	forbid($admin, $event);
+	like($admin->query('DROP EXTENSION dlock'),
+		qr/$event is forbidden/, "$event: DROP EXTENSION is forbidden");
+	goes_on($event);
+	my $ticket = $client->query("SELECT dlock_ttl_acquire('$event', '1h')");
+	grows("$event: and the worker works", $fence, $ticket);
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', "$event: released");
+	$client->wait_for('SELECT count(*) = 1 FROM dlock_queue');
+	allow($admin, $event);
+}
+
+#
+# In another database, where it is made, updated and dropped
+#
+$node->safe_psql('postgres', 'CREATE DATABASE other');
+my $other = session($node, 'other');
+my $fence_of_other = 0;
+
+sub works
+{
+	my ($when) = @_;
+	my $ticket = $other->query("SELECT dlock_ttl_acquire('lock', '1h')");
+
+	grows("$when: it works, and fences grow", $fence_of_other, $ticket);
+	$fence_of_other = $ticket;
+	is($other->query("SELECT dlock_release_ticket($ticket)"),
+		't', "$when: released");
+	return;
+}
+
+foreach my $event ('ddl_command_start', 'ddl_command_end')
+{
+	forbid($other, $event);
+	like($other->query('CREATE EXTENSION dlock'),
+		qr/$event is forbidden/, "$event: CREATE EXTENSION is forbidden");
+	is($other->query(q{SELECT count(*) FROM pg_class WHERE relname ~ '^dlock'}),
+		'0', "$event: nothing is there");
+	allow($other, $event);
+}
+$other->query('CREATE EXTENSION dlock');
+works('made');
+$other->query('DROP EXTENSION dlock');
+$other->query(q{CREATE EXTENSION dlock VERSION '1.0'});
+works('version 1.0');
+$lease = $other->query("SELECT dlock_lease_open('1h')");
+$fence = $other->query("SELECT dlock_lease_acquire('kept', $lease)");
+foreach my $event ('ddl_command_start', 'table_rewrite', 'ddl_command_end')
+{
+	forbid($other, $event);
+	like(
+		$other->query('ALTER EXTENSION dlock UPDATE'),
+		qr/$event is forbidden/,
+		"$event: the update is forbidden");
+	is( $other->query(
+			q{SELECT extversion FROM pg_extension WHERE extname = 'dlock'}),
+		'1.0', "$event: it is still the old one");
+	is($other->query("SELECT dlock_check('kept', $fence)"),
+		't', "$event: what is held is held");
+	allow($other, $event);
+	works($event);
+}
+is($other->query('ALTER EXTENSION dlock UPDATE'), '', 'the update');
+works('updated');
+is($other->query("SELECT dlock_check('kept', $fence), dlock_renew($lease)"),
+	't|1', 'what is held is held');
+
+#
+# An event trigger that takes a lock: one after the other, all DDL waits for it.
+#
+$other->query(q{
+	CREATE FUNCTION one_by_one() RETURNS event_trigger
+	AS $$ BEGIN PERFORM dlock_xact_acquire('ddl'); END $$
+	LANGUAGE plpgsql});
+$other->query('CREATE EVENT TRIGGER one_by_one ON ddl_command_start '
+	  . 'EXECUTE FUNCTION one_by_one()');
+my $second = session($node, 'other');
+$other->query('BEGIN; CREATE TABLE a ()');
+$second->start('CREATE TABLE b ()');
+$other->until_waits($second);
+$other->query('COMMIT');
+is($second->answer, '', 'DDL that waits for other DDL');
+$other->query('BEGIN; DROP EXTENSION dlock');
+is($other->query('ROLLBACK'), '', 'a DROP that takes the lock');
+is($second->query("SELECT dlock_check('kept', $fence)"),
+	't', '... and is rolled back');
+is($other->query('DROP EXTENSION dlock'), '', 'and one that is not');
+$other->query('DROP EVENT TRIGGER one_by_one');
+$other->query('CREATE EXTENSION dlock');
+$fence_of_other = $fence;
+works('made again');
+
+$_->quit foreach $admin, $client, $other, $second;
+$node->stop;
+done_testing();

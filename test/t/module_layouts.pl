@@ -1,0 +1,340 @@
+# Two libraries in one server that lay out their shared memory differently, as
+# after an update: never do both grant locks at one time.  The new one is refused
+# while somebody uses the old one, and takes over when nobody does, with all
+# leases; then the same the other way round.
+#
+# What would break it: a process that is counted as attached and is not, or is
+# and is not counted, however it ended and whatever failed on the way; an area
+# that stays behind; a worker of the one library with the memory of the other;
+# and version 1.0, which knows nothing of this.
+
+use strict;
+use warnings FATAL => 'all';
+
+use Cwd qw(abs_path);
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Worker;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $top = abs_path("$FindBin::RealBin/../..");
+my $dir = PostgreSQL::Test::Utils::tempdir;
+
+# Segments are files here, which can be looked at, and closed.
+my $node = new_server('main',
+	allows_streaming => 1,
+	conf => "dynamic_shared_memory_type = mmap\n");
+my $bindir = $node->config_data('--bindir');
+
+# make in a directory; false if that fails
+sub make
+{
+	my ($where, @arguments) = @_;
+
+	# what this test's own make has set
+	delete local @ENV{qw(MAKEFLAGS MAKELEVEL MFLAGS)};
+	return IPC::Run::run(
+		[
+			'make', '-s', '-C', $where, "PG_CONFIG=$bindir/pg_config",
+			'with_llvm=no', @arguments
+		],
+		'>', "$dir/make.log", '2>&1');
+}
+
+#
+# A library of another layout and version, and what version 1.0 leaves behind
+#
+mkdir "$dir/other" or die;
+system("cp -R '$top/Makefile' '$top/dlock.control' '$top/src' '$dir/other/' && "
+	  . "find '$dir/other/src' -name '*.o' -delete -o -name '*.bc' -delete") == 0
+  or die 'cp failed';
+plan skip_all => 'cannot compile a library here: '
+  . slurp_file("$dir/make.log")
+  unless make("$dir/other", '-j2', 'COPT=-DDLOCK_LAYOUT=1000',
+	'EXTVERSION=99.9', 'dlock.so');
+
+mkdir "$dir/first" or die;
+append_to_file("$dir/first/Makefile", <<'END');
+MODULES = first
+PGXS := $(shell $(PG_CONFIG) --pgxs)
+include $(PGXS)
+END
+append_to_file("$dir/first/first.c", <<'END');
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "lib/dshash.h"
+#include "miscadmin.h"
+#include "port/atomics.h"
+#include "storage/lwlock.h"
+#include "storage/shmem.h"
+#include "utils/dsa.h"
+
+PG_MODULE_MAGIC;
+
+typedef struct DlockControl
+{
+	bool		initialized;
+	LWLock		lock;
+	int			memory_tranche;
+	int			table_tranche;
+	dsa_handle	area;
+	dshash_table_handle spaces;
+	dshash_table_handle locks;
+	dshash_table_handle ids;
+	dsa_pointer backends;
+	int			num_backends;
+	pg_atomic_uint64 last_session;
+	pg_atomic_uint64 memory_used;
+} DlockControl;
+
+/* What the first call of 1.0 does: make an area, or attach to it. */
+PG_FUNCTION_INFO_V1(first_call);
+Datum
+first_call(PG_FUNCTION_ARGS)
+{
+	bool		found;
+	DlockControl *control;
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	control = ShmemInitStruct("dlock/1", sizeof(DlockControl), &found);
+	if (!found)
+		memset(control, 0, sizeof(DlockControl));
+	if (!control->initialized)
+	{
+		LWLockInitialize(&control->lock, LWTRANCHE_FIRST_USER_DEFINED);
+		control->area = DSM_HANDLE_INVALID;
+		control->initialized = true;
+	}
+	LWLockRelease(AddinShmemInitLock);
+	LWLockAcquire(&control->lock, LW_EXCLUSIVE);
+	if (control->area == DSM_HANDLE_INVALID)
+	{
+		dsa_area   *area = dsa_create(LWTRANCHE_FIRST_USER_DEFINED);
+
+		dsa_pin(area);
+		control->area = dsa_get_handle(area);
+	}
+	else
+		(void) dsa_attach(control->area);
+	LWLockRelease(&control->lock);
+	PG_RETURN_BOOL(true);
+}
+END
+make("$dir/first") or die slurp_file("$dir/make.log");
+
+# The other library's functions come first in the search path of its sessions.
+$node->safe_psql(
+	'postgres', qq{
+	CREATE SCHEMA other;
+	CREATE FUNCTION first_call() RETURNS boolean
+	AS '$dir/first/first' LANGUAGE C;
+	DO \$\$
+	DECLARE
+		definition text;
+	BEGIN
+		FOR definition IN
+			SELECT pg_get_functiondef(p.oid)
+			  FROM pg_proc AS p JOIN pg_language AS l ON l.oid = prolang
+			 WHERE lanname = 'c' AND probin LIKE '%dlock'
+			   AND pronamespace = 'public'::regnamespace
+			   AND prorettype <> 'trigger'::regtype
+		LOOP
+			EXECUTE replace(replace(definition, '\$libdir/dlock',
+				'$dir/other/dlock'), ' public.', ' other.');
+		END LOOP;
+	END \$\$});
+
+sub ours
+{
+	return session($_[0] // $node);
+}
+
+sub other
+{
+	return session($_[0] // $node,
+		'postgres', q{options='-c search_path=other,public'});
+}
+
+sub segments
+{
+	return glob($node->data_dir . '/pg_dynshmem/mmap.*');
+}
+
+my $version = $node->safe_psql('postgres', 'SELECT dlock_version()');
+my $theirs = '99.9';
+
+sub refused
+{
+	my ($session, $mine, $in_use, @pids) = @_;
+	my $pids = join '.*', @pids;
+	my $answer = $session->query("SELECT dlock_acquire('lock')");
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	return like(
+		$answer,
+		qr/ERROR:  55000: cannot use dlock \Q$mine\E while dlock \Q$in_use\E is in use.*DETAIL:  .*\b$pids\b.*HINT:  \S/s,
+		"$mine is refused, and told who uses $in_use");
+}
+
+my ($first, $second, $third);
+
+#
+# The old one is in use, by a session and by the worker
+#
+my %others = map { $_ => 1 } segments();
+$first = ours();
+my $lease = $first->query("SELECT dlock_lease_open('1h')");
+my $held = $first->query("SELECT dlock_lease_acquire('leased', $lease)");
+my $fence = $first->query("SELECT dlock_acquire('lock')");
+
+$second = other();
+is($second->query('SELECT dlock_version()'),
+	$theirs, 'the other library tells its own version');
+refused($second, $theirs, $version, $first->{pid}) foreach 'once', 'again';
+
+#
+# ... by the worker alone, which gives way; there is nobody else
+#
+my @before = grep { !$others{$_} } segments();
+my $log = -s $node->logfile;
+
+$first->quit;
+backends_gone($first->{pid});
+my $later = $second->query("SELECT dlock_acquire('lock')");
+grows('the lock is free, and fences go on', $fence, $later);
+$node->wait_for_log('dlock worker gives way to another version', $log);
+is($second->query("SELECT dlock_try_acquire('leased') IS NULL"),
+	't', 'the lease holds its lock');
+is($second->query("SELECT dlock_fence('leased')"), $held, 'with its fence');
+ok(@before > 0 && !(grep { -e } @before), 'the old memory is given back');
+
+#
+# The old one again: sessions, and workers, which the other library asks for,
+# as there is but one worker in the server's directory of libraries.
+#
+$third = ours();
+refused($third, $version, $theirs, $second->{pid});
+$log = -s $node->logfile;
+like($second->query("SELECT dlock_lease_open('1h')"),
+	qr/ERROR:  53400: could not start the worker/, 'a worker has not come');
+$node->wait_for_log(
+	qr/ERROR:  (55000: )?cannot use dlock \Q$version\E while dlock \Q$theirs\E/,
+	$log);
+my $workers = () = slurp_file($node->logfile, $log) =~
+  /ERROR:  (?:55000: )?cannot use dlock/g;
+cmp_ok($workers, '<=', 60, "$workers workers have tried, and no more");
+is($second->query("SELECT dlock_release('lock')"), 't', 'nothing is lost');
+
+#
+# A process counts until it is gone, however it ends, and no longer.
+#
+sub use_and_end
+{
+	my ($end) = @_;
+
+	$second->query("SELECT dlock_acquire('lock')");
+	$end->($second);
+	backends_gone($second->{pid});
+}
+
+use_and_end(sub { $_[0]->quit });
+like($third->query("SELECT dlock_renew($lease)"),
+	qr/^1$/, 'taken over, and the lease is there');
+is($third->query("SELECT dlock_lease_close($lease)"), '1', 'closed');
+$third->query("SELECT dlock_acquire('lock')");
+my ($user, $ours) = ($third, 1);
+foreach my $way ('end', 'terminate', 'vanish', 'idle in a transaction')
+{
+	my $next = $ours ? other() : ours();
+
+	refused($next, $ours ? ($theirs, $version) : ($version, $theirs),
+		$user->{pid});
+	$user->query('BEGIN; SELECT pg_current_xact_id()') if $way =~ /idle/;
+	$way eq 'end' ? $user->quit
+	  : $way eq 'vanish' ? $user->vanish
+	  : $node->safe_psql('postgres',
+		"SELECT pg_terminate_backend($user->{pid})");
+	backends_gone($user->{pid});
+	like($next->query("SELECT dlock_acquire('lock')"),
+		qr/^\d+$/, "$way: the next one takes over");
+	$user->quit;
+	($user, $ours) = ($next, !$ours);
+}
+
+# What fails while it attaches does not count.
+($second, $third) = ($user, ours());
+chmod(0, segments()) > 0 or die "chmod: $!";
+like($third->query("SELECT dlock_acquire('other')"),
+	qr/ERROR:  42501: could not open/, 'cannot attach');
+chmod(0600, segments());
+$second->quit;
+backends_gone($second->{pid});
+$second = other();
+like($second->query("SELECT dlock_acquire('lock')"),
+	qr/^\d+$/, 'who has failed to attach is not in the way');
+$third->quit;
+
+# Not before the last of several
+$third = other();
+$third->query("SELECT dlock_acquire('other')");
+my $another = ours();
+$second->quit;
+backends_gone($second->{pid});
+refused($another, $version, $theirs, $third->{pid});
+
+# A crash makes all anew.
+$node->safe_psql('postgres', 'ALTER SYSTEM SET restart_after_crash = on');
+$node->reload;
+kill('KILL', $third->{pid});
+$_->quit foreach $third, $another;
+poll('the server is there again', sub { answers($node) });
+$another = ours();
+like($another->query("SELECT dlock_acquire('lock')"),
+	qr/^\d+$/, 'after a crash, the first one decides');
+$another->quit;
+
+#
+# A standby, where one function attaches, though there is nothing to be asked
+#
+$node->backup('backup');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'backup', has_streaming => 1);
+$standby->start;
+$node->wait_for_catchup($standby);
+foreach my $how (\&other, \&ours, \&other)
+{
+	my $session = $how->($standby);
+
+	is($session->query('SELECT dlock_blocking_pids(0)'),
+		'{}', 'a standby takes over, too, and writes nothing');
+	$session->quit;
+	backends_gone($session->{pid});
+}
+$standby->stop;
+
+#
+# Version 1.0: who comes second is refused, whichever it is.
+#
+fails_with(
+	$node, 'postgres',
+	'SELECT first_call()',
+	qr/ERROR:  \w+: could not attach to dynamic shared area/,
+	'1.0 cannot be used beside a later one');
+$node->restart;
+is($node->safe_psql('postgres', 'SELECT first_call()'), 't', '1.0 is used');
+fails_with(
+	$node,
+	'postgres',
+	"SELECT dlock_acquire('lock')",
+	qr/ERROR:  55000: cannot use dlock \Q$version\E in a server that has used dlock 1\.0.*HINT:  Restart the server/s,
+	'a later one is refused')
+  foreach 'once', 'again';
+$node->restart;
+like(fence($node), qr/^\d+$/, 'a restart helps');
+
+$node->stop;
+done_testing();

@@ -1,0 +1,116 @@
+# ALTER EXTENSION dlock UPDATE, from version 1.0, while locks are held: nobody
+# notices, and what is there afterwards is what CREATE EXTENSION makes.
+#
+# What would break it: an object that only one of the two ways makes, or makes
+# otherwise; a space that is another one after the update; the library of now
+# with the objects of then.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Test::More;
+
+my $node = new_server('main');
+
+$node->safe_psql('postgres', "CREATE DATABASE old");
+$node->safe_psql('old', "CREATE EXTENSION dlock VERSION '1.0'");
+
+my ($client, $other, $third, $admin) = map { session($node, 'old') } 1 .. 4;
+
+#
+# All scopes, and one who waits for each
+#
+my $lease = $client->query("SELECT dlock_lease_open('1h')");
+my $fence = $client->query("SELECT dlock_acquire('of the session')");
+my $of_lease =
+  $client->query("SELECT dlock_lease_acquire('of the lease', $lease)");
+my $of_xact;
+
+$client->query('BEGIN');
+$of_xact = $client->query("SELECT dlock_xact_acquire('of the transaction')");
+like("$_", qr/^\d+$/, 'version 1.0, with the library of now')
+  foreach $fence, $of_lease, $of_xact;
+my $queued = $third->query(
+	"SELECT dlock_ttl_enqueue('of the lease', '1h', owner => 'third')");
+$other->start("SELECT dlock_acquire_all('{of the session, of the transaction}')");
+$admin->until_waits($other);
+
+is($admin->query('ALTER EXTENSION dlock UPDATE'), '', 'the update');
+is( $admin->query(
+		"SELECT extversion = dlock_version() FROM pg_extension "
+		  . "WHERE extname = 'dlock'"),
+	't',
+	'it is the version of the library now');
+
+is( $client->query(
+		"SELECT dlock_fence('of the session') = $fence, "
+		  . "dlock_fence('of the lease') = $of_lease, "
+		  . "dlock_fence('of the transaction') = $of_xact, "
+		  . "dlock_renew($lease)"),
+	't|t|t|1',
+	'all is held');
+is($client->query("SELECT dlock_release('of the session')"),
+	't', 'and can be released');
+is($other->answered, '', 'who waits still waits for the transaction');
+$client->query('COMMIT');
+like($other->answer, qr/^\{\d+,\d+\}$/, 'and is served');
+is($third->query("SELECT dlock_wait($queued, '0')"), 'f', 'queued');
+is($client->query("SELECT dlock_lease_close($lease)"), '1', 'a lease ends');
+is($third->query("SELECT dlock_wait($queued)"), 't', 'and the next one has it');
+is($third->query("SELECT dlock_release_ticket($queued)"), 't', 'released');
+
+#
+# The catalog, object by object.  Numbers that differ between any two databases
+# are left out: of objects, of types and of files.
+#
+my $objects = q{
+	SELECT pg_describe_object(classid, objid, 0) || E'\t' ||
+		coalesce(obj_description(objid, classid::regclass::name), '-')
+	  FROM pg_depend
+	 WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e'
+	   AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'dlock')
+	 ORDER BY 1};
+my $functions = q{
+	SELECT oid::regprocedure || E'\t' || pg_get_functiondef(oid) ||
+		coalesce(proacl::text, '-')
+	  FROM pg_proc WHERE proname LIKE 'dlock%' ORDER BY 1};
+my $relations = q{
+	SELECT relname || E'\t' || relkind::text || E'\t' || relpersistence::text ||
+		coalesce(relacl::text, '-') || coalesce(reloptions::text, '-') ||
+		coalesce(pg_get_viewdef(oid), '-') ||
+		(SELECT coalesce(string_agg(concat_ws(' ', attname, atttypid::regtype,
+				attnotnull, attacl, col_description(attrelid, attnum),
+				(SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef
+				  WHERE adrelid = attrelid AND adnum = attnum)),
+			', ' ORDER BY attnum), '-')
+		   FROM pg_attribute WHERE attrelid = c.oid AND NOT attisdropped) ||
+		(SELECT coalesce(string_agg(pg_get_constraintdef(oid), ', '
+			ORDER BY conname), '-')
+		   FROM pg_constraint WHERE conrelid = c.oid) ||
+		(SELECT coalesce(string_agg(pg_get_triggerdef(oid), ', '
+			ORDER BY tgname), '-')
+		   FROM pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal)
+	  FROM pg_class AS c
+	 WHERE relname LIKE 'dlock%' ORDER BY 1};
+my $extension = q{
+	SELECT extversion, extnamespace::regnamespace, extcondition,
+		(SELECT array_agg(oid::regclass ORDER BY i)
+		   FROM unnest(extconfig) WITH ORDINALITY AS t (oid, i))
+	  FROM pg_extension WHERE extname = 'dlock'};
+
+foreach my $query ($objects, $functions, $relations, $extension)
+{
+	my ($fresh, $updated) =
+	  map { $node->safe_psql($_, $query) } 'postgres', 'old';
+	my ($what) = $query =~ /FROM (pg_\w+)/;
+
+	cmp_ok(length $fresh, '>', 10, "$what has something");
+	is($updated, $fresh, "$what is as if it were new");
+}
+
+$_->quit foreach $client, $other, $third, $admin;
+$node->stop;
+done_testing();

@@ -1,0 +1,133 @@
+# Announcements are sent in their turn: whoever has asked NOTIFY for its turn
+# before, is before them, and nobody else.  So as long as the queue of NOTIFY
+# moves, they are told as soon as anybody is.
+#
+# What would break it: a sender that leaves the queue of NOTIFY and comes again
+# later; that tells only what there was when it began to wait; or that is not
+# there, and nobody in its place.
+#
+# The lock of NOTIFY is held by a transaction whose commit waits for a standby
+# that is not there.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+
+my $node = new_server(
+	'main',
+	allows_streaming => 1,
+	conf => "synchronous_commit = local\nautovacuum = off\n");
+my $admin = session($node);
+my $waiter = session($node);
+my $sender = "FROM pg_stat_activity WHERE backend_type = 'dlock sender'";
+my @applications = map { session($node) } 0, 1;
+my (%tickets, $pid);
+
+# A transaction that notifies, and that keeps the lock while it commits
+sub start_notifying
+{
+	my ($application) = @_;
+
+	$application->start('SET synchronous_commit = on; '
+		  . 'BEGIN; CREATE TEMP TABLE t (); NOTIFY application; COMMIT');
+	return;
+}
+
+sub waits_in_queue
+{
+	my ($id) = @_;
+
+	return $admin->wait_for(
+		"SELECT count(*) = 1 FROM pg_locks WHERE pid = $id AND NOT granted "
+		  . "AND locktype = 'object' AND classid = 'pg_database'::regclass");
+}
+
+sub enqueue
+{
+	my ($name, $call) = @_;
+
+	$tickets{$name} =
+	  $waiter->query($call // "SELECT dlock_enqueue('$name')");
+	return;
+}
+
+$waiter->query('SELECT dlock_channel()');
+commits_hang($node, 1);
+start_notifying($applications[0]);
+poll('the lock is held', sub { hangs($node, $applications[0]) });
+enqueue('first');
+$admin->wait_for("SELECT count(*) = 1 $sender");
+$pid = $admin->query("SELECT pid $sender");
+waits_in_queue($pid);
+start_notifying($applications[1]);
+waits_in_queue($applications[1]{pid});
+enqueue('second');
+enqueue('lease', "SELECT dlock_ttl_enqueue('lease', '1h')");
+$admin->wait_for(q{SELECT granted FROM dlock_queue WHERE name = 'lease'});
+is(scalar($waiter->announcements(0)), 0, 'nothing is told before its turn');
+
+# its turn, and then the other one's, who keeps the lock as well
+$admin->query("SELECT pg_cancel_backend($applications[0]{pid})");
+like($applications[0]->answer, qr/WARNING/, 'the queue moves');
+is_deeply(
+	[ sort $waiter->announcements(3) ],
+	[ sort map { announcement('granted', $_, $tickets{$_}) } keys %tickets ],
+	'all is told that has come until its turn');
+poll('the other one has the lock', sub { hangs($node, $applications[1]) });
+ok(!$applications[1]->answered, 'though the next one keeps the lock');
+is($admin->query("SELECT pid $sender"), $pid, 'by one sender');
+$admin->query("SELECT pg_cancel_backend($applications[1]{pid})");
+$applications[1]->answer;
+commits_hang($node, 0);
+$waiter->query('SELECT dlock_release_all()');
+$waiter->query("SELECT dlock_release_ticket($tickets{lease})");
+
+# It goes, and comes again.
+$admin->wait_for("SELECT count(*) = 0 $sender");
+enqueue('again');
+told($waiter, 'a sender comes when there is something to tell',
+	announcement('granted', 'again', $tickets{again}));
+$waiter->query('SELECT dlock_release_all()');
+
+#
+# No slot is free for a sender: the worker sends.
+#
+$_->quit foreach $admin, $waiter, @applications;
+$node->append_conf('postgresql.conf',
+	"max_logical_replication_workers = 0\nmax_worker_processes = 1");
+$node->restart;
+$admin = session($node);
+$waiter = session($node);
+{
+	my $application = session($node);
+	my $lease;
+
+	enqueue('alone');
+	told($waiter, 'no slot: announced even so',
+		announcement('granted', 'alone', $tickets{alone}));
+	is($admin->query("SELECT count(*) $sender"), '0', 'no slot: no sender');
+
+	# the lock of NOTIFY does not hold up the journal
+	commits_hang($node, 1);
+	start_notifying($application);
+	poll('the lock is held', sub { hangs($node, $application) });
+	enqueue('held up');
+	like($admin->query("SELECT dlock_ttl_acquire('lease', '1h')"),
+		qr/^\d+$/, 'no slot: the journal goes on');
+	is(scalar($waiter->announcements(0)), 0, 'no slot: nothing is told');
+	$admin->query("SELECT pg_cancel_backend($application->{pid})");
+	$application->answer;
+	commits_hang($node, 0);
+	told($waiter, 'no slot: announced in the end',
+		announcement('granted', 'held up', $tickets{'held up'}));
+	$application->quit;
+}
+$_->quit foreach $admin, $waiter;
+$node->stop;
+done_testing();

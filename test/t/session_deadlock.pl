@@ -1,0 +1,442 @@
+# A deadlock has exactly one victim, the youngest of its tickets, which is told
+# every wait in it; and where there is no deadlock, there is no victim.
+#
+# What would break it: a check that believes what it saw at two moments; two
+# waiters that each take the other one, or themselves, for the victim; a cycle
+# through a heavyweight lock that nobody looks for again.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Lease;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# Only who sets deadlock_timeout looks for deadlocks.  Where that is short,
+# autovacuum would be canceled for keeping somebody waiting, and log an error.
+my $node = new_server('main',
+	conf => "deadlock_timeout = '1h'\nautovacuum = off\n");
+my $admin = session($node);
+my $looks = "SET deadlock_timeout = '10ms'";
+my $deadlocks = 0;
+
+$node->safe_psql('postgres', 'CREATE TABLE t AS SELECT 0 AS n');
+
+# The detail of a victim's error, sorted, without the numbers of transactions
+sub detail
+{
+	my ($answer) = @_;
+	my ($detail) = $answer =~
+	  /ERROR:  40P01: deadlock detected\nDETAIL:  (.*?)\nHINT:  See server log/s
+	  or return $answer;
+
+	$detail =~ s/transaction \d+/transaction/g;
+	return join "\n", sort split /\n/, $detail;
+}
+
+sub edge
+{
+	my ($waiter, $what, @blockers) = @_;
+
+	return "Process $waiter->{pid} waits for $what; blocked by process"
+	  . (@blockers > 1 ? 'es ' : ' ')
+	  . join(', ', map { $_->{pid} } @blockers) . '.';
+}
+
+sub edges
+{
+	return join "\n", sort @_;
+}
+
+# dlock_blocking_pids() tells of a wait an instant after it is in the queue.
+sub waits_for
+{
+	my ($waiter, $blocker, $test) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	return is_now($admin, "SELECT dlock_blocking_pids($waiter->{pid})",
+		"{$blocker->{pid}}", $test);
+}
+
+# Nothing is left of it, and there was but one more victim.
+sub is_over
+{
+	my ($test, @sessions) = @_;
+
+	$deadlocks++;
+	$_->quit foreach @sessions;
+	ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
+		"$test: nothing is left");
+	$admin->wait_for("SELECT deadlocks = $deadlocks FROM pg_stat_database "
+		  . "WHERE datname = 'postgres'");
+	is($admin->query('SELECT deadlocks FROM dlock_stats'),
+		$deadlocks, "$test: one deadlock more");
+	return;
+}
+
+#
+# Rings, in which each one waits for the next one's lock.  Who looks is the
+# first, the last, one in the middle or everybody.
+#
+foreach my $size (2, 3, 10)
+{
+	foreach my $looker (0, int($size / 2), $size - 1, 'everybody')
+	{
+		my $test = "ring of $size, $looker looks";
+		my @ring = map { session($node) } 1 .. $size;
+		my $last = $size - 1;
+
+		$ring[$_]->query("SELECT dlock_acquire('$_')") foreach 0 .. $last;
+		$_->query($looks)
+		  foreach $looker eq 'everybody' ? @ring : $ring[$looker];
+		foreach my $i (0 .. $last - 1)
+		{
+			$ring[$i]->start("SELECT dlock_acquire('" . ($i + 1) . "') > 0");
+			$admin->until_waits($ring[$i]);
+			waits_for($ring[$i], $ring[ $i + 1 ], "$test: $i waits for the next");
+		}
+		is( detail($ring[$last]->query("SELECT dlock_acquire('0')")),
+			edges(
+				map {
+					my $next = ($_ + 1) % $size;
+					edge($ring[$_], "exclusive hold of lock \"$next\"",
+						$ring[$next]);
+				} 0 .. $last),
+			"$test: the youngest is told all edges");
+
+		# The others go on, one after the other.
+		$ring[$last]->query('SELECT dlock_release_all()');
+		foreach my $i (reverse 0 .. $last - 1)
+		{
+			is($ring[$i]->answer, 't', "$test: $i goes on");
+			$ring[$i]->query('SELECT dlock_release_all()');
+		}
+		is_over($test, @ring);
+	}
+}
+
+#
+# Every kind of wait in one ring, closed by a heavyweight lock's waiter, who
+# knows nothing of dlock.  The victim is the youngest ticket: the one whose
+# session looks, or, told by it, the other one.
+#
+foreach my $looker (0, 1)
+{
+	my $test = "mixed ring, $looker looks";
+	my ($a, $b, $c, $d, $e) = map { session($node) } 1 .. 5;
+
+	($a, $b)[$looker]->query($looks);
+	$a->query('BEGIN; UPDATE t SET n = n + 1');
+	$b->query("SELECT dlock_acquire('shared', shared => true)");
+	$c->query("SELECT dlock_acquire('slots', slots => 3, permits => 2)");
+	$d->query('SELECT pg_advisory_lock(1)');
+	$e->query('BEGIN; LOCK TABLE t IN ROW SHARE MODE; SELECT pg_advisory_lock(2)');
+
+	$a->start("SELECT dlock_acquire('shared')");
+	$admin->until_waits($a);
+	$b->start("SELECT dlock_acquire('slots', slots => 3, permits => 2)");
+	$admin->until_waits($b);
+	waits_for($a, $b, "$test: a waits for b");
+	waits_for($b, $c, "$test: b waits for c");
+	$c->start('SELECT pg_advisory_lock(1)');
+	$d->start('SELECT pg_advisory_lock(2)');
+	foreach my $waiter ($c, $d)
+	{
+		$admin->wait_for(
+			"SELECT cardinality(pg_blocking_pids($waiter->{pid})) = 1");
+		is($admin->query("SELECT dlock_blocking_pids($waiter->{pid})"),
+			'{}', "$test: not a wait of dlock's");
+	}
+	$e->start('UPDATE t SET n = n + 1');
+
+	is( detail($b->answer),
+		edges(
+			edge($a, 'exclusive hold of lock "shared"', $b),
+			edge($b, '2 permits of lock "slots"', $c),
+			edge($c, 'ExclusiveLock on advisory lock ['
+				  . $admin->query("SELECT oid FROM pg_database "
+					  . "WHERE datname = 'postgres'")
+				  . ',0,1,1]', $d),
+			edge($d, 'ExclusiveLock on advisory lock ['
+				  . $admin->query("SELECT oid FROM pg_database "
+					  . "WHERE datname = 'postgres'")
+				  . ',0,2,1]', $e),
+			edge($e, 'ShareLock on transaction', $a)),
+		"$test: the youngest ticket is told all edges");
+	$b->quit;
+	like($a->answer, qr/^\d+$/, "$test: a goes on");
+	$a->query('ROLLBACK');
+	is($e->answer, '', "$test: e goes on");
+	is_over($test, $a, $b, $e, $d, $c);
+}
+
+# What the server's log has more than the victim gets
+like(
+	slurp_file($node->logfile),
+	qr/DETAIL:  Process (\d+) waits for .*\n(\t.*\n)*\tProcess \1: SELECT dlock_acquire\('/,
+	"the server's log has the queries");
+
+# A knot: two holders of permits wait for the writer who waits for permits.
+{
+	my @holders = map { session($node) } 1 .. 2;
+	my $writer = session($node);
+	my $bystander = session($node);
+
+	$writer->query("SELECT dlock_acquire('x')");
+	foreach my $holder (@holders)
+	{
+		$holder->query("SELECT dlock_acquire('two', slots => 2)");
+		$holder->start("SELECT dlock_acquire('x') > 0");
+		$admin->until_waits($holder);
+	}
+
+	# It waits for the knot, with the youngest ticket, but nobody waits for it.
+	$writer->query($looks);
+	$writer->start("SELECT dlock_acquire('two', slots => 2)");
+	$bystander->query($looks);
+	$bystander->start("SELECT dlock_acquire('x') > 0");
+	is( detail($writer->answer),
+		edges(
+			edge($writer, '1 permit of lock "two"', @holders),
+			edge($holders[0], 'exclusive hold of lock "x"', $writer),
+			edge($holders[1], 'exclusive hold of lock "x"',
+				$writer, $holders[0])),
+		'knot: the victim is told all edges');
+	$writer->quit;
+	foreach my $session (@holders, $bystander)
+	{
+		is($session->answer, 't', 'knot: the others go on');
+		$session->quit;
+	}
+	is_over('knot');
+}
+
+#
+# Storms.  Clients hold and wait for a moment, and look for deadlocks after a
+# millisecond, so that much changes while they look.
+#
+$node->append_conf('postgresql.conf',
+	"deadlock_timeout = '1ms'\nlog_lock_waits = on\n");
+$node->reload;
+$admin->wait_for("SELECT current_setting('deadlock_timeout') = '1ms'");
+$node->safe_psql('postgres',
+	'CREATE TABLE rows AS SELECT id, 0 AS n FROM generate_series(1, 9) AS id');
+
+# storm($seconds, @scripts): runs them with 20 clients, and returns how many
+# transactions were done, and how many of those failed
+sub storm
+{
+	my ($seconds, @scripts) = @_;
+	my ($out, $err) = ('', '');
+	my $number = 0;
+	my @files;
+
+	foreach my $script (@scripts)
+	{
+		my $file = "$PostgreSQL::Test::Utils::tmp_check/storm." . $number++;
+
+		unlink $file;
+		append_to_file($file, $script);
+		push @files, '-f', $file;
+	}
+	IPC::Run::run(
+		[
+			$node->installed_command('pgbench'),
+			'-n', '-c', 20, '-j', 2, '-T', $seconds, @files,
+			$node->connstr('postgres')
+		],
+		'>', \$out, '2>', \$err,
+		IPC::Run::timeout(
+			$seconds + $PostgreSQL::Test::Utils::timeout_default));
+	is($?, 0, 'storm: ends') or diag($err);
+	my ($done) = $out =~ /transactions actually processed: (\d+)/;
+	my ($failed) = $out =~ /failed transactions: (\d+)/;
+	return ($done, $failed);
+}
+
+# In one order, which rows and locks keep alike: no cycle, and no victim.  The
+# last two could be taken for one: who waits for the lock holds a row, and who
+# has held the lock waits for the row an instant after letting go of it.
+my $offset = -s $node->logfile;
+my ($done, $failed) = storm(
+	ample(10),
+	q{
+\set a random(1, 3)
+\set b random(:a + 1, 4)
+\set reads random(0, 1)
+BEGIN;
+SELECT dlock_xact_acquire('lock ' || :a, shared => :reads = 1);
+SELECT dlock_xact_acquire('lock ' || :b);
+UPDATE rows SET n = n + 1 WHERE id = :b;
+COMMIT;
+}, q{
+\set a random(1, 3)
+\set b random(:a + 1, 4)
+\set permits random(1, 3)
+BEGIN;
+SELECT dlock_xact_acquire('lock ' || :a);
+UPDATE rows SET n = n + 1 WHERE id = :a;
+SELECT dlock_xact_acquire('slots ' || :a, slots => 3, permits => :permits);
+UPDATE rows SET n = n + 1 WHERE id = 4 + :a;
+COMMIT;
+}, q{
+\set a random(1, 3)
+\set b random(:a + 1, 4)
+SELECT cardinality(dlock_acquire_all(ARRAY['lock ' || :b, 'lock ' || :a]));
+SELECT dlock_release_all();
+}, q{
+BEGIN;
+UPDATE rows SET n = n + 1 WHERE id = 9;
+SELECT dlock_xact_acquire('last');
+COMMIT;
+}, q{
+DO $$
+BEGIN
+	FOR i IN 1 .. 20 LOOP
+		PERFORM dlock_acquire('last', shared => true);
+		PERFORM pg_sleep(0.002);
+		PERFORM dlock_release('last');
+		UPDATE rows SET n = n + 1 WHERE id = 9;
+		COMMIT;
+	END LOOP;
+END $$;
+});
+my $log = slurp_file($node->logfile, $offset);
+my $looked = () = $log =~ /still waiting for/g;
+note "$done transactions, $looked looks";
+cmp_ok($looked, '>', 100, 'order: they looked');
+is($failed, 0, 'order: nobody is a victim');
+unlike($log, qr/ERROR/, 'order: nor did anything else fail');
+is($admin->query('SELECT deadlocks FROM dlock_stats'),
+	$deadlocks, 'order: none is counted');
+ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
+	'order: nothing is left');
+
+# What was lost by force is not held: who waits for its lock waits for another.
+{
+	my ($loser, $holder, $waiter) = map { session($node) } 1 .. 3;
+
+	$loser->query("SELECT dlock_acquire('lost')");
+	$admin->query("SELECT dlock_force_release(dlock_fence('lost'))");
+	$holder->query("SELECT dlock_acquire('lock'), dlock_acquire('lost')");
+	$loser->query($looks);
+	is($loser->query("SELECT dlock_try_acquire('lock', '100ms') IS NULL"),
+		't', 'lost: it is held by another one');
+	$waiter->start("SELECT dlock_acquire('lost') > 0");
+	$admin->until_waits($waiter);
+	is($loser->query("SELECT dlock_try_acquire('lock', '100ms') IS NULL"),
+		't', 'lost: and waited for');
+	$holder->query("SELECT dlock_release('lost')");
+	is($waiter->answer, 't', 'lost: it goes to the waiter');
+	$waiter->query("SELECT dlock_release('lost')");
+	is($loser->query("SELECT dlock_try_acquire('lock', '100ms') IS NULL"),
+		't', 'lost: nobody has it');
+	$_->quit foreach $loser, $holder, $waiter;
+}
+
+# The victim may have nothing but its place in the queue: two cycles go through
+# that, and only its end lets all others go on.
+{
+	my ($head, @holders) = map { session($node) } 1 .. 3;
+	my @behind = map { session($node) } 1 .. 2;
+
+	$_->query("SET deadlock_timeout = '1h'")
+	  foreach $head, @holders, @behind;
+	$_->query("SELECT dlock_acquire('head', shared => true)") foreach @holders;
+	foreach my $n (0, 1)
+	{
+		$behind[$n]->query("SELECT dlock_acquire('behind $n')");
+	}
+	$head->start("SELECT dlock_acquire('head')");
+	$admin->until_waits($head);
+	foreach my $n (0, 1)
+	{
+		$behind[$n]->start("SELECT dlock_acquire('head', shared => true) > 0");
+		$admin->until_waits($behind[$n]);
+	}
+	$holders[0]->start("SELECT dlock_acquire('behind 0') > 0");
+	$admin->until_waits($holders[0]);
+	$holders[1]->query($looks);
+	$holders[1]->start("SELECT dlock_acquire('behind 1') > 0");
+	like($head->answer, qr/40P01/, 'head: it has only a place, and is the victim');
+	foreach my $n (0, 1)
+	{
+		is($behind[$n]->answer, 't', "head: who waited behind goes on, $n");
+		$behind[$n]->query('SELECT dlock_release_all()');
+		is($holders[$n]->answer, 't', "head: and so does who waited for that");
+	}
+	$deadlocks++;
+	$_->quit foreach $head, @holders, @behind;
+}
+
+# A cycle through a parallel worker, which waits for a heavyweight lock
+{
+	my ($leader, $victim) = map { session($node) } 1 .. 2;
+
+	$admin->query(
+		q{CREATE FUNCTION wait_in_parallel() RETURNS integer
+		LANGUAGE plpgsql PARALLEL SAFE AS $$
+		BEGIN
+			PERFORM pg_advisory_xact_lock(7);
+			RETURN 1;
+		END $$});
+	$leader->query("SELECT dlock_acquire('parallel')");
+	$leader->query(
+		q{SELECT set_config(name, 'on', false) FROM pg_settings
+		   WHERE name IN ('force_parallel_mode', 'debug_parallel_query')});
+	$victim->query("SELECT pg_advisory_lock(7); $looks");
+	$leader->start('SELECT wait_in_parallel()');
+	$admin->wait_for(q{SELECT count(*) = 1 FROM pg_stat_activity
+		WHERE backend_type = 'parallel worker' AND wait_event = 'advisory'});
+	is( detail($victim->query("SELECT dlock_acquire('parallel')")),
+		edges(
+			edge($leader, 'a lock, in a parallel worker', $victim),
+			edge($victim, 'exclusive hold of lock "parallel"', $leader)),
+		'parallel: the edges');
+	$victim->query('SELECT pg_advisory_unlock(7)');
+	is($leader->answer, '1', 'parallel: the other one goes on');
+	$deadlocks++;
+	$_->quit foreach $leader, $victim;
+}
+
+# In any order: each deadlock is resolved, by one victim
+$offset = -s $node->logfile;
+($done, $failed) = storm(
+	ample(5),
+	q{
+\set a random(1, 4)
+\set b random(1, 4)
+\set reads random(0, 1)
+BEGIN;
+SELECT dlock_xact_acquire('lock ' || :a, shared => :reads = 1);
+UPDATE rows SET n = n + 1 WHERE id = :b;
+SELECT dlock_xact_acquire('other ' || :b);
+COMMIT;
+}, q{
+\set a random(1, 4)
+\set b random(1, 4)
+SELECT dlock_release_all();
+SELECT dlock_acquire('other ' || :a);
+SELECT dlock_acquire('lock ' || :b);
+SELECT dlock_release_all();
+});
+$log = slurp_file($node->logfile, $offset);
+my $victims = () = $log =~ /ERROR:  deadlock detected/g;
+note "$done transactions, $victims victims";
+cmp_ok($done, '>', 0, 'disorder: it goes on');
+cmp_ok($victims, '>', 0, 'disorder: there are victims');
+unlike($log, qr/ERROR:  (?!deadlock)/, 'disorder: and no other errors');
+$deadlocks += $victims;
+$admin->wait_for("SELECT deadlocks = $deadlocks FROM pg_stat_database "
+	  . "WHERE datname = 'postgres'");
+is($admin->query('SELECT deadlocks FROM dlock_stats'),
+	$deadlocks, 'disorder: all are counted');
+ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
+	'disorder: nothing is left');
+
+$admin->quit;
+$node->stop;
+done_testing();

@@ -1,0 +1,125 @@
+# Looking for deadlocks costs the others nothing, and little itself: who waits
+# looks at growing intervals, unless one of its heavyweight locks is waited for;
+# each lock is read once a look, however many wait for it; and who has nothing
+# that is waited for reads none.
+#
+# What would break it: a question to the lock manager for each waiter in it; a
+# look of everybody at every turn; a message of each waiter that lists them all.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# Only who sets deadlock_timeout looks for deadlocks.
+my $node = new_server('main',
+	conf => "deadlock_timeout = '1h'\nautovacuum = off\n");
+my $admin = session($node);
+my $looks = "SET deadlock_timeout = '10ms'; SET log_min_messages = debug1";
+
+# The looks of a session so far: processes, locks and places of each
+sub looks_of
+{
+	my ($session) = @_;
+
+	my @looks = slurp_file($node->logfile) =~
+	  /\[$session->{pid}\].*looked for a deadlock: (\d+ processes, \d+ locks, \d+ places)/g;
+
+	return @looks;
+}
+
+sub advisory_waiters
+{
+	my ($key, $count) = @_;
+
+	return $admin->wait_for("SELECT count(*) = $count FROM pg_locks "
+		  . "WHERE locktype = 'advisory' AND objid = $key AND NOT granted");
+}
+
+#
+# Twelve wait for a lock, each with one that others wait for.  Its holder stands
+# at the end of a long queue in the lock manager.
+#
+{
+	my $depth = 20;
+	my $width = 12;
+	my @before = map { session($node) } 0 .. $depth;
+	my $holder = session($node);
+	my @waiters = map { session($node) } 1 .. $width;
+	my @behind = map { session($node) } 1 .. $width;
+	my ($last, $asker) = map { session($node) } 1 .. 2;
+	my $offset = -s $node->logfile;
+
+	$_->start('SELECT pg_advisory_lock(1)') foreach @before;
+	advisory_waiters(1, $depth);
+	$holder->query("SELECT dlock_acquire('lock')");
+	$holder->start('SELECT pg_advisory_lock(1)');
+	advisory_waiters(1, $depth + 1);
+	foreach my $i (0 .. $width - 1)
+	{
+		$waiters[$i]->query("$looks; SELECT dlock_acquire('own $i')");
+		$behind[$i]->query($looks);
+		$behind[$i]->start("SELECT dlock_acquire('own $i')");
+		$admin->until_waits($behind[$i]);
+		$waiters[$i]->start("SELECT dlock_acquire('lock')");
+		$admin->until_waits($waiters[$i]);
+	}
+
+	# somebody waits for the last one, too, but in the lock manager
+	$last->query("SET log_lock_waits = on; $looks; SELECT pg_advisory_lock(2)");
+	$asker->start('SELECT pg_advisory_lock(2)');
+	advisory_waiters(2, 1);
+	$last->start("SELECT dlock_acquire('lock')");
+	poll('many looks', sub { looks_of($last) >= 60 });
+	pass('who could be in a cycle of the lock manager looks again and again');
+
+	my @seen = looks_of($last);
+	my %seen;
+	my $places = 1 + $width + 1 + 1 + $depth + 1;
+	is( join(', ', grep { !$seen{$_}++ } @seen),
+		($width + $depth + 3) . " processes, 2 locks, $places places",
+		'each lock is read once');
+	my @counts = map { scalar(looks_of($_)) } @waiters;
+	note "looks: @counts; " . @seen;
+	is(scalar(grep { $_ < 1 } @counts), 0, 'the others have looked');
+	is(scalar(grep { $_ > 20 } @counts), 0, '... but not as often');
+	is(scalar(map { looks_of($_) } @behind),
+		0, 'who has nothing that is waited for does not look');
+
+	# The message for all of them would have all of them in it.
+	my $some = join(', ', map { $_->{pid} } @waiters[ 0 .. 9 ]);
+	$node->wait_for_log(
+		qr/process $last->{pid} still waiting for .*\n.*DETAIL:  Process holding the lock: $holder->{pid}\. Wait queue: \Q$some\E, \.\.\.\.\n/,
+		$offset);
+	pass('log_lock_waits names ten of them');
+
+	$admin->query('SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
+		  . "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()");
+	$_->quit foreach @before, $holder, @waiters, @behind, $last, $asker;
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+}
+
+# A lease has no process.
+{
+	my $lease = $admin->query("SELECT dlock_ttl_acquire('leased', '1h')");
+	my $waiter = session($node);
+	my $offset = -s $node->logfile;
+
+	$waiter->query("SET log_lock_waits = on; $looks");
+	is( $waiter->query("SELECT dlock_try_acquire('leased', '100ms') IS NULL"),
+		't', 'a lease is in the way');
+	$node->wait_for_log(
+		qr/Process holding the lock: lease $lease\. Wait queue: $waiter->{pid}\.\n/,
+		$offset);
+	pass('log_lock_waits names the lease');
+	$admin->query("SELECT dlock_release_ticket($lease)");
+	$waiter->quit;
+}
+
+$admin->quit;
+$node->stop;
+done_testing();

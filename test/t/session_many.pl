@@ -1,0 +1,81 @@
+# However many tickets a session has under one name, and however much a
+# transaction is to do at its end, a call takes no longer than the first one did.
+#
+# What would break it: a loop over the tickets of a name, over those of the
+# session, or over what the transaction has to do at its end.  With one, each of
+# the steps here would take many times its limit.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Test::More;
+
+my $many = 100000;
+my $limit = ample(60);
+my $node = new_server('main', conf => "max_connections = 20\n");
+my $holder = session($node);
+my $client = session($node);
+
+$client->query("SELECT dlock_is_held('lock')");
+$client->query("SET dlock.max_locks_per_session = " . 2 * $many);
+$client->query("SET statement_timeout = '${limit}s'");
+
+sub many
+{
+	my ($call, $what) = @_;
+
+	is( $client->query(
+			"SELECT count($call) FROM generate_series(1, $many) AS n"),
+		$many, $what);
+	return;
+}
+
+# Nothing that is enqueued is announced before the commit.
+$holder->query("SELECT dlock_acquire('lock')");
+$client->query('BEGIN');
+many("dlock_enqueue('lock', 'nobody')", 'queued for one lock');
+is($client->query("SELECT dlock_is_held('lock')"), 'f', 'and not granted');
+$holder->query("SELECT dlock_release('lock')");
+many("nullif(dlock_release('lock'), false)", 'granted, and released by name');
+is($client->query("SELECT dlock_is_held('lock')"), 'f', 'all of them');
+$client->query('COMMIT');
+
+many("dlock_acquire('lock', slots => $many)", 'permits of one session');
+like($client->query("SELECT dlock_acquire('lock', slots => $many)"),
+	qr/ERROR:  40P01/, 'and no more');
+$client->query('BEGIN');
+$client->query('CREATE TEMPORARY TABLE mine ON COMMIT DROP AS '
+	  . 'SELECT ticket FROM dlock_locks WHERE pid = pg_backend_pid()');
+is( $client->query('SELECT count(*) FROM (SELECT dlock_release_at_commit(ticket) '
+		  . 'FROM mine OFFSET 0) AS t'),
+	$many,
+	'each to be released at commit');
+is($client->query('COMMIT'), '', 'which is done');
+is( $holder->query('SELECT count(*) FROM dlock_locks'),
+	'0', 'and leaves none');
+
+$client->query('BEGIN');
+many("dlock_xact_acquire('lock', slots => $many)",
+	'permits of one transaction');
+is($client->query('COMMIT'), '', 'are given back');
+is($client->query('SELECT count(*) FROM dlock_locks'), '0', 'all');
+
+# A table that takes no change without a guard
+$holder->query("SELECT dlock_acquire('guarded')");
+$client->query('CREATE TABLE t (n integer); CREATE TRIGGER t BEFORE INSERT ON t '
+	  . "FOR EACH STATEMENT EXECUTE FUNCTION dlock_require_guard('lock')");
+$client->query('BEGIN');
+$client->query("SELECT dlock_guard('lock', dlock_acquire('lock'))");
+many("dlock_xact_acquire('a', slots => $many)",
+	'much to be done at the end of a transaction');
+$client->query('DO $$ BEGIN FOR n IN 1 .. 20000 LOOP '
+	  . 'INSERT INTO t VALUES (n); END LOOP; END $$');
+is($client->query('SELECT count(*) FROM t'), '20000', 'with many guarded statements');
+is($client->query('COMMIT'), '', 'is done');
+
+$_->quit foreach $client, $holder;
+$node->stop;
+done_testing();

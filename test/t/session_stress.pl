@@ -1,0 +1,198 @@
+# Mutual exclusion under stress: clients that read a counter, and write it
+# back greater by one in a later transaction, lose no update as long as they
+# hold one lock meanwhile, however many of them are cancelled and terminated
+# at whatever moment.  Without the lock they do lose updates.
+#
+# What would break it: two holders at a time; a lock that is handed on before
+# the last holder's transaction has ended; a ticket that stays behind; a lost
+# wakeup, as the clients, which are left in peace after a while, then never get
+# done.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use POSIX ();
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+my $clients = 16;
+my $updates = 300;    # of each client
+my $nuisances = 300;  # as many cancels and terminates
+my $seed = $ENV{DLOCK_TEST_SEED} // 20250101;
+
+note "seed $seed";
+srand($seed);
+
+my $node = new_server('main', conf => 'log_statement = none');
+my $test = $$;
+my $dir = PostgreSQL::Test::Utils::tempdir;
+my $connstr = $node->connstr('postgres');
+$node->safe_psql(
+	'postgres', q{
+	CREATE TABLE counter AS SELECT 0 AS value;
+	CREATE TABLE log (value integer, fence bigint, client integer)});
+
+# What a client does in one session.  Any error ends the session, and the
+# hold with it.
+sub write_script
+{
+	my ($acquire, $release) = @_;
+
+	append_to_file(
+		"$dir/script", qq{
+$acquire AS fence \\gset
+SELECT value + 1 AS next FROM counter \\gset
+BEGIN;
+UPDATE counter SET value = :next;
+INSERT INTO log VALUES (:next, :fence, :client);
+COMMIT;
+\\echo :client :fence :next
+$release AS released \\gset
+}) foreach 1 .. 25;
+	return;
+}
+
+sub count_lines
+{
+	my ($file) = @_;
+
+	return -e $file ? scalar(split /\n/, slurp_file($file)) : 0;
+}
+
+# Runs sessions until enough updates are acknowledged; the output of all of
+# them, one line for each update, goes to one file.  This is a process of its
+# own.
+sub run_client
+{
+	my ($client) = @_;
+	my $acknowledged = "$dir/acknowledged.$client";
+
+	while (count_lines($acknowledged) < $updates && getppid() == $test)
+	{
+		system("psql -XAtq -v ON_ERROR_STOP=1 -v client=$client "
+			  . "-d \"$connstr application_name=client\" -f $dir/script "
+			  . ">>$acknowledged 2>>$dir/errors");
+	}
+	return;
+}
+
+# Runs all clients, and sends them so many signals meanwhile, or fewer if they
+# are done before.  Returns how many.
+sub run_clients
+{
+	my ($nuisances) = @_;
+	my %running;
+	my $signals = 0;
+	my $session = session($node);
+
+	# a warning about one that has just gone
+	$session->query('SET client_min_messages = error');
+	my $written = 0;
+	my $deadline;
+
+	foreach my $client (1 .. $clients)
+	{
+		my $pid = fork() // die "fork: $!";
+
+		if ($pid == 0)
+		{
+			run_client($client);
+			POSIX::_exit(0);
+		}
+		$running{$pid} = 1;
+	}
+	while (%running)
+	{
+		foreach my $pid (keys %running)
+		{
+			delete $running{$pid} if waitpid($pid, POSIX::WNOHANG) == $pid;
+		}
+		# They may be slow, as long as they get on.
+		my $size = 0;
+		$size += -s $_ foreach glob("$dir/acknowledged.*");
+		if (!$deadline || $size > $written)
+		{
+			$written = $size;
+			$deadline = time() + $PostgreSQL::Test::Utils::timeout_default;
+		}
+		if (time() > $deadline)
+		{
+			kill('KILL', keys %running);
+			die 'timed out waiting for clients to get on';
+		}
+		if ($signals < $nuisances)
+		{
+			my $what = rand() < 0.5 ? 'cancel' : 'terminate';
+			my $which = rand();
+
+			$signals += $session->query(
+				"SELECT count(pg_${what}_backend(pid)) FROM ("
+				  . 'SELECT pid, row_number() OVER (ORDER BY pid) AS n, '
+				  . 'count(*) OVER () FROM pg_stat_activity '
+				  . "WHERE application_name = 'client') AS client "
+				  . "WHERE n = 1 + floor($which * count)");
+		}
+		usleep(10_000);
+	}
+	$session->quit;
+	return $signals;
+}
+
+sub acknowledged
+{
+	return map { split /\n/ } map { slurp_file($_) } glob("$dir/acknowledged.*");
+}
+
+# With the lock
+write_script("SELECT dlock_acquire('counter')",
+	"SELECT dlock_release('counter')");
+my $signals = run_clients($nuisances);
+cmp_ok($signals, '>', 50, "there was a nuisance ($signals signals)");
+
+my @acknowledged = acknowledged();
+cmp_ok(scalar(@acknowledged),
+	'>=', $clients * $updates, 'updates were acknowledged');
+is($node->safe_psql('postgres', 'SELECT value FROM counter'),
+	$node->safe_psql('postgres', 'SELECT count(*) FROM log'),
+	'no update is lost');
+is( $node->safe_psql(
+		'postgres', 'SELECT count(DISTINCT value), max(value) FROM log'),
+	$node->safe_psql('postgres', 'SELECT value, value FROM counter'),
+	'nor done twice');
+
+my %log =
+  map { $_ => 1 } split /\n/,
+  $node->safe_psql('postgres',
+	q{SELECT client || ' ' || fence || ' ' || value FROM log});
+is(scalar(grep { !$log{$_} } @acknowledged),
+	0, 'each acknowledged one is there');
+is( $node->safe_psql(
+		'postgres', q{
+	SELECT count(*) FROM
+		(SELECT fence > lag(fence) OVER (ORDER BY value) AS grows FROM log) AS f
+	 WHERE NOT grows}),
+	'0',
+	'fences grow in the order of holding');
+unlike(
+	slurp_file("$dir/errors"),
+	qr/(ERROR|FATAL|PANIC|WARNING): (?! canceling statement due to user request| terminating connection due to admin)/,
+	'no errors but those of the nuisance');
+ok( $node->poll_query_until(
+		'postgres', 'SELECT count(*) = 0 FROM dlock_locks'),
+	'nothing is left');
+note $node->safe_psql('postgres', 'SELECT * FROM dlock_stats');
+
+# Without
+unlink "$dir/script", glob("$dir/acknowledged.*");
+$node->safe_psql('postgres', 'TRUNCATE log; UPDATE counter SET value = 0');
+write_script('SELECT 0', 'SELECT 0');
+run_clients(0);
+my $lost = $node->safe_psql('postgres',
+	'SELECT count(*) - (SELECT value FROM counter) FROM log');
+cmp_ok($lost, '>', 0, "without the lock updates are lost ($lost)");
+
+done_testing();

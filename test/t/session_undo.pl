@@ -1,0 +1,91 @@
+# An acquire of several locks that fails keeps none, also where some of those that
+# it had were ended by force meanwhile, and where a cancel comes while it gives
+# back the others.
+#
+# What would break it: a warning while locks are given back, as sending one takes
+# interrupts, and an error there leaves the rest; a loss that is taken for
+# another's.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Test::More;
+
+my $node = new_server('main');
+my $admin = session($node);
+my $many = 4000;
+
+# So many warnings that a client that does not read would keep the backend at it:
+# there is no other place for it to stop than where it sends one.
+foreach my $how ('acquire_all', 'xact_acquire_all')
+{
+	my $holder = session($node);
+	my $client = session($node);
+	my $psql = $client->{psql}{KIDS}[0]{PID};
+
+	$holder->query("SELECT dlock_acquire('z')");
+	$client->query('BEGIN');
+	$client->start("SELECT dlock_$how('{a}' || array_agg('lock ' || n) || '{z}') "
+		  . "FROM generate_series(1, $many) AS n");
+	$admin->until_waits($client);
+	kill('STOP', $psql) == 1 or die "no process $psql";
+	is( $admin->query(
+			'SELECT count(*) FROM (SELECT dlock_force_release(ticket) FROM '
+			  . "dlock_locks WHERE name LIKE 'lock%' OFFSET 0) AS t"),
+		$many,
+		"$how: ended by force");
+	# the wait fails, and the rest is to be given back
+	$admin->query('SELECT dlock_force_release(ticket) FROM dlock_locks '
+		  . "WHERE pid = $client->{pid} AND NOT granted");
+	$admin->wait_for("SELECT wait_event = 'ClientWrite' OR state LIKE 'idle%' "
+		  . "FROM pg_stat_activity WHERE pid = $client->{pid}");
+	$admin->query("SELECT pg_cancel_backend($client->{pid})");
+	kill('CONT', $psql);
+	like($client->answer, qr/ERROR:  55L01: lost the place in the queue/,
+		"$how: it has failed");
+	is( $admin->query(
+			"SELECT count(*) FROM dlock_locks WHERE pid = $client->{pid}"),
+		'0',
+		"$how: and keeps nothing");
+	$client->query('ROLLBACK');
+	like($client->query("SELECT dlock_release('a')"),
+		qr/WARNING:  55000/, "$how: nor do others that were lost");
+	like($client->query("SELECT dlock_release('lock 1')"),
+		qr/WARNING:  55000/, "$how: have to be released");
+	$_->quit foreach $client, $holder;
+}
+
+# What was there before stays: also one that the session had lost.
+{
+	my $holder = session($node);
+	my $client = session($node);
+	my ($first, $ticket);
+
+	$first = $client->query("SELECT dlock_acquire('b')");
+	$admin->query("SELECT dlock_force_release($first)");
+	$client->query("SELECT dlock_acquire('a')");
+	$holder->query("SELECT dlock_acquire('c')");
+	$client->start("SELECT dlock_acquire_all('{a, b, c}')");
+	$admin->until_waits($client);
+	$ticket = $admin->query('SELECT ticket FROM dlock_locks '
+		  . "WHERE pid = $client->{pid} AND name = 'b'");
+	$admin->query("SELECT dlock_force_release($ticket)");
+	$admin->query("SELECT pg_cancel_backend($client->{pid})");
+	like($client->answer, qr/ERROR:  57014/, 'canceled');
+	is( $client->query('SELECT name, depth FROM dlock_locks WHERE '
+			  . "pid = $client->{pid}"),
+		'a|1',
+		'what it had before is left');
+	like($client->query("SELECT dlock_release_ticket($ticket)"),
+		qr/WARNING:  55000/, 'what it lost meanwhile is not');
+	like($client->query("SELECT dlock_release('b')"),
+		qr/WARNING:  55L01/, 'what it had lost before still is to be told');
+	$_->quit foreach $client, $holder;
+}
+
+$admin->quit;
+$node->stop;
+done_testing();

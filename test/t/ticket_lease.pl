@@ -1,0 +1,264 @@
+# One connection waits for thousands of locks, by tickets of a lease, and is told
+# of each; and such a ticket is nobody's in particular: any connection waits for
+# it, asks about it and releases it, and it stays when they are gone.
+#
+# What would break it: a limit or a list that does not stand thousands of tickets
+# of one lease; a grant that is not announced, or is announced and not held; a
+# lease's ticket that is bound to a session, or a session's that is not; sessions
+# that wait for the same one, and wake each other up.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use JSON::PP qw(decode_json);
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('main', conf => "deadlock_timeout = '1h'");
+my $admin = session($node);
+
+# How often have the sessions' backends gone to sleep?
+sub sleeps
+{
+	my $sum = 0;
+
+	$sum += (slurp_file("/proc/$_->{pid}/status") =~
+		  /^voluntary_ctxt_switches:\s+(\d+)/m)[0]
+	  foreach @_;
+	return $sum;
+}
+
+#
+# Ten thousand locks are held by a session, and wanted under one lease.
+#
+{
+	my $count = 10_000;
+	my $names = "FROM generate_series(1, $count) AS n";
+	my $holder = session($node);
+	my $waiter = session($node);
+	my $lease = $waiter->query("SELECT dlock_lease_open('1h')");
+	my (%tickets, %told);
+
+	is( $holder->query(
+			"SELECT count(DISTINCT dlock_acquire('lock ' || n)) $names"
+		),
+		$count,
+		'all held');
+	%tickets = map { split /\|/ } split /\n/,
+	  $waiter->query(
+		"SELECT n, dlock_lease_enqueue('lock ' || n, $lease) $names");
+	is(scalar(keys %tickets), $count, 'all enqueued for');
+	is( $admin->query(
+			'SELECT count(*), count(*) FILTER (WHERE granted), '
+			  . 'count(channel) FROM dlock_queue'),
+		"$count|0|$count",
+		'all in the table');
+	is($admin->query('SELECT lease, held, waiting FROM dlock_leases'),
+		"$lease|0|$count", 'all of one lease');
+	is($waiter->query("SELECT dlock_renew($lease)"),
+		$count, 'one heartbeat for all of them');
+	is(scalar($waiter->announcements(0)), 0, 'nothing is announced');
+
+	is($holder->query('SELECT dlock_release_all()'),
+		$count, 'one call releases all');
+	foreach my $payload ($waiter->announcements($count))
+	{
+		my $announcement = decode_json($payload);
+
+		$told{ $announcement->{lock} =~ s/^lock //r } .=
+		  "$announcement->{event} $announcement->{ticket}";
+	}
+	is_deeply(\%told, { map { $_ => "granted $tickets{$_}" } keys %tickets },
+		'each is announced, once');
+	is( $waiter->query(
+			    "SELECT count(*) FROM unnest('{"
+			  . join(',', values %tickets)
+			  . "}'::bigint[]) AS ticket WHERE dlock_wait(ticket, '0')"),
+		$count,
+		'each is confirmed');
+	is( $admin->query(
+			    'SELECT count(*), bool_and(granted) FROM dlock_locks '
+			  . "WHERE lease = $lease"),
+		"$count|t",
+		'and held');
+
+	# as the session has nothing of it, it can end
+	$_->quit foreach $holder, $waiter;
+	is( $admin->query(
+			"SELECT count(*) FILTER (WHERE dlock_check('lock ' || n, t)) "
+			  . 'FROM unnest(\'{'
+			  . join(',', map { $tickets{$_} } 1 .. $count)
+			  . "}'::bigint[]) WITH ORDINALITY AS a (t, n)"),
+		$count,
+		'without the session, too');
+	is($admin->query("SELECT dlock_lease_close($lease)"),
+		$count, 'anybody closes the lease');
+	is_now($admin,
+		'SELECT (SELECT count(*) FROM dlock_queue), '
+		  . '(SELECT count(*) FROM dlock_locks)',
+		'0|0', 'nothing is left');
+}
+
+#
+# Enqueued in one session, waited for in another, released in a third; each of
+# which is gone before the next step.
+#
+foreach my $kind ('lease', 'ttl')
+{
+	my @sessions = map { session($node) } 0 .. 3;
+	my $held = $admin->query("SELECT dlock_ttl_acquire('lock', '1h')");
+	my ($lease, $ticket, $next);
+
+	$lease = $sessions[0]->query("SELECT dlock_lease_open('1h')");
+	$ticket = $sessions[0]->query(
+		$kind eq 'lease' ? "SELECT dlock_lease_enqueue('lock', $lease)" :
+		  "SELECT dlock_ttl_enqueue('lock', '1h')");
+	$sessions[0]->quit;
+	backends_gone($sessions[0]->{pid});
+
+	$sessions[1]->start("SELECT dlock_wait($ticket)");
+	$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '
+		  . "WHERE pid = $sessions[1]->{pid} AND wait_event_type = 'Lock'");
+	is($sessions[2]->query("SELECT dlock_wait($ticket, '1ms')"),
+		'f', "$kind: another waits, too");
+	$admin->query("SELECT dlock_release_ticket($held)");
+	is($sessions[1]->answer, 't', "$kind: waited for by another session");
+	is($sessions[2]->query("SELECT dlock_wait($ticket)"),
+		't', "$kind: by any number of them");
+	$sessions[1]->vanish;
+	$sessions[2]->quit;
+	backends_gone($sessions[1]->{pid}, $sessions[2]->{pid});
+	is($admin->query("SELECT dlock_check('lock', $ticket)"),
+		't', "$kind: held without any");
+
+	$next = $admin->query("SELECT dlock_enqueue('lock')");
+	is($sessions[3]->query("SELECT dlock_release_ticket($ticket)"),
+		't', "$kind: released by a third");
+	is($admin->query("SELECT dlock_wait($next)"), 't', "$kind: and handed on");
+	foreach my $session ($sessions[3], $admin)
+	{
+		like($session->query("SELECT dlock_wait($ticket, '0')"),
+			qr/55L01/, "$kind: gone for all");
+		like($session->query("SELECT dlock_release_ticket($ticket)"),
+			qr/WARNING.*^f$/ms, "$kind: nor released again");
+	}
+	$admin->query("SELECT dlock_release('lock')");
+	$admin->query("SELECT dlock_lease_close($lease)");
+	$sessions[3]->quit;
+}
+
+#
+# Ten wait for the same ticket, which changes a few times before it is granted.
+# Each is woken then, and no more.
+#
+SKIP:
+{
+	skip 'nothing tells how often a process has slept', 3
+	  unless -r "/proc/$$/status";
+	my @waiters = map { session($node) } 1 .. 10;
+	my $held = $admin->query("SELECT dlock_ttl_acquire('lock', '1h')");
+	my $lease = $admin->query("SELECT dlock_lease_open('1h')");
+	my $ticket = $admin->query("SELECT dlock_lease_enqueue('lock', $lease)");
+	my $now = -1;
+	my $before;
+
+	$_->start("SELECT dlock_wait($ticket)") foreach @waiters;
+	$admin->wait_for('SELECT count(*) = 10 FROM pg_stat_activity '
+		  . "WHERE wait_event_type = 'Lock'");
+	$before = sleeps(@waiters);
+	is( $admin->query(
+			'SELECT string_agg(dlock_lease_enqueue('
+			  . "'lock', $lease, 'channel_' || n)::text, ' ') "
+			  . 'FROM generate_series(1, 5) AS n'),
+		join(' ', ($ticket) x 5),
+		'it changes');
+	poll('all sleep again',
+		sub {
+			my $last = $now;
+
+			$now = sleeps(@waiters) - $before;
+			return $now == $last || $now > 1000;
+		});
+	cmp_ok($now, '<=', 1000, 'and they do not wake each other up');
+	$admin->query("SELECT dlock_release_ticket($held)");
+	is(join(' ', map { $_->answer } @waiters),
+		join(' ', ('t') x 10), 'all are told of the grant');
+	$admin->query("SELECT dlock_lease_close($lease)");
+	$_->quit foreach @waiters;
+}
+
+#
+# A session's tickets leave with it, and those of leases stay, in their order.
+#
+foreach my $way ('quit', 'vanish', 'terminate')
+{
+	my $session = session($node);
+	my $other = session($node);
+	my $lease = $admin->query("SELECT dlock_lease_open('1h')");
+	my %tickets;
+
+	$admin->query("SELECT dlock_acquire('queue')");
+	foreach my $lock ('free', 'queue')
+	{
+		my %calls = (
+			session => 'dlock_enqueue(%s)',
+			lease => "dlock_lease_enqueue(%s, $lease)",
+			ttl => "dlock_ttl_enqueue(%s, '1h')");
+
+		foreach my $scope ('session', 'lease', 'ttl')
+		{
+			my $name = $lock eq 'queue' ? $lock : "$lock $scope";
+
+			$tickets{"$lock $scope"} = $session->query(
+				'SELECT ' . sprintf($calls{$scope}, "'$name'"));
+		}
+	}
+	like($other->query("SELECT dlock_wait($tickets{'queue session'}, '0')"),
+		qr/55L01/, "$way: a session's ticket is nobody else's");
+	is( $admin->query(
+			q{SELECT string_agg(scope || ' ' || granted, ', ' ORDER BY name, ticket)
+				FROM dlock_locks}),
+		'lease true, session true, lease true, '
+		  . 'session true, session false, lease false, lease false',
+		"$way: before");
+
+	$session->quit if $way eq 'quit';
+	$session->vanish if $way eq 'vanish';
+	$admin->query("SELECT pg_terminate_backend($session->{pid})")
+	  if $way eq 'terminate';
+	backends_gone($session->{pid});
+	is( $admin->query(
+			q{SELECT string_agg(ticket || ' ' || granted, ', ' ORDER BY name, ticket)
+				FROM dlock_locks WHERE scope = 'lease'}),
+		"$tickets{'free lease'} true, $tickets{'free ttl'} true, "
+		  . "$tickets{'queue lease'} false, $tickets{'queue ttl'} false",
+		"$way: those of leases stay");
+	is( $admin->query(
+			q{SELECT count(*) FROM dlock_locks
+			   WHERE scope = 'session' AND pid <> pg_backend_pid()}),
+		'0',
+		"$way: the session's have left");
+
+	$admin->query("SELECT dlock_release('queue')");
+	is($other->query("SELECT dlock_wait($tickets{'queue lease'})"),
+		't', "$way: the first in the queue");
+	is($other->query("SELECT dlock_wait($tickets{'queue ttl'}, '0')"),
+		'f', "$way: the second waits");
+	is($other->query("SELECT dlock_lease_close($lease)"),
+		'2', "$way: the lease had two");
+	is($other->query("SELECT dlock_wait($tickets{'queue ttl'})"),
+		't', "$way: the second");
+	$other->query("SELECT dlock_release_ticket($tickets{$_})")
+	  foreach 'queue ttl', 'free ttl';
+	is_now($admin, 'SELECT count(*) FROM dlock_locks', '0',
+		"$way: nothing is left");
+	$session->quit;
+	$other->quit;
+}
+
+$admin->quit;
+done_testing();

@@ -1,0 +1,70 @@
+# A worker that dies as soon as it works is followed by another one, as it may
+# be better off; but after a pause that grows, so that the server has time for
+# other things.  Once the reason is gone, all is as before.
+#
+# What would break it: a worker that is asked for at once, whatever has become
+# of the one before; a pause that stays, or one for a worker that was told to go.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Worker;
+use PostgreSQL::Test::Utils qw(slurp_file);
+use Test::More;
+use Time::HiRes qw(time);
+
+my $node = new_server('main');
+my $admin = session($node);
+my $client = session($node);
+
+# Who writes a row dies of it, without an error that could be caught.
+$admin->query(
+	q{CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM set_config('exit_on_error', 'on', false);
+		RAISE 'out';
+	END $$;
+	CREATE TRIGGER die BEFORE INSERT ON dlock_queue
+	FOR EACH ROW EXECUTE FUNCTION die()});
+
+my $lease = $client->query("SELECT dlock_lease_open('1h')");
+like($lease, qr/^\d+$/, 'a worker works');
+
+my $log = -s $node->logfile;
+
+sub deaths
+{
+	return scalar(() = slurp_file($node->logfile, $log) =~
+		  /background worker "dlock worker" .*exited/g);
+}
+
+my $start = time();
+$client->start("SELECT dlock_lease_acquire('lock', $lease)");
+poll('many deaths', sub { deaths() >= 6 });
+# 0.1 + 0.2 + 0.4 + 0.8 s, at the least
+cmp_ok(time() - $start, '>=', 1.5, 'workers die, each later than the one before');
+is($admin->query("SELECT dlock_acquire('other') > 0"),
+	't', 'session scope goes on');
+
+$admin->query('DROP FUNCTION die() CASCADE');
+# where that has taken too long, it was told so
+$client->answer;
+like($client->query("SELECT dlock_lease_acquire('lock', $lease)"),
+	qr/^\d+$/, 'the reason is gone: a worker works again');
+
+# One that is told to go has not died.
+my $pid;
+foreach (1 .. 10)
+{
+	$pid = worker($admin);
+	$admin->query("SELECT pg_terminate_backend($pid)");
+	backends_gone($pid);
+}
+isnt(worker($admin), $pid, 'workers that are terminated are followed, too');
+
+$_->quit foreach $admin, $client;
+$node->stop;
+done_testing();

@@ -1,0 +1,205 @@
+# A worker stays while somebody could notice that it went, and goes otherwise,
+# though leases are left; so it keeps neither its database nor its slot for as
+# long as they live.  Whoever waits for a lease brings it back, and so does
+# whoever comes when one is due.
+#
+# What would break it: a worker that stays with a lease that nobody looks at; one
+# that goes while somebody waits, or listens; a lease that is due, and is met by
+# somebody who does not see to it that it ends.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+
+my $node = new_server('main',
+	conf => "dlock.worker_idle_timeout = 0\ndeadlock_timeout = 1h\n");
+my $admin = session($node);
+
+$admin->query("CREATE DATABASE d$_") foreach 1 .. 8;
+$node->safe_psql("d$_", 'CREATE EXTENSION dlock') foreach 1 .. 8;
+
+sub workers
+{
+	my ($condition) = @_;
+
+	return 'FROM pg_stat_activity '
+	  . "WHERE backend_type = 'dlock worker' AND $condition";
+}
+
+sub no_worker_in
+{
+	my ($database) = @_;
+
+	return $admin->wait_for(
+		'SELECT count(*) = 0 ' . workers("datname = '$database'"));
+}
+
+#
+# As many databases as there are slots, and one more
+#
+foreach my $n (1 .. 8)
+{
+	my $client = session($node, "d$n");
+	my $answer;
+
+	# until a slot is free
+	poll("a lease in d$n",
+		sub {
+			$answer = $client->query("SELECT dlock_ttl_acquire('lock', '1h')");
+			return $answer !~ /53400/;
+		});
+	like($answer, qr/^\d+$/, "a lease in database $n");
+	$client->quit;
+}
+$admin->wait_for('SELECT count(*) = 0 ' . workers('true'));
+pass('their workers have gone');
+is($admin->query('DROP DATABASE d8'), '', 'and a database can be dropped');
+
+my $client = session($node, 'd7');
+is($client->query("SELECT count(*) FROM dlock_queue"), '1', 'a row is left');
+is($client->query("SELECT dlock_try_acquire('lock') IS NULL"),
+	't', 'the lease holds without a worker');
+is($admin->query('SELECT count(*) ' . workers('true')),
+	'0', 'and nobody has started one');
+is($client->query('SELECT dlock_renew(lease) FROM dlock_leases'),
+	'1', 'nor does a renewal need it');
+like(
+	$client->query(
+		'SELECT dlock_release_ticket(ticket) FROM dlock_locks'),
+	qr/^t$/, 'released');
+ok($client->wait_for('SELECT count(*) = 0 FROM dlock_queue'),
+	'and written by the next one');
+$client->quit;
+
+#
+# Due when nobody is there: in one database for each who may meet it
+#
+my %meet = (
+	d1 => "SELECT dlock_try_acquire('due') IS NOT NULL",
+	d2 => 'SELECT count(*) = 1 FROM dlock_leases',
+	d3 => 'SELECT count(*) = 1 FROM dlock_locks',
+	d4 => "SELECT dlock_is_held('another') IS NOT NULL");
+my $ttl = ample(10);
+no_worker_in('d7');
+my %session = map { $_ => session($node, $_) } sort keys %meet, 'd5', 'd6';
+
+foreach my $database (sort keys %session)
+{
+	like(
+		$session{$database}->query(
+			"SELECT dlock_ttl_acquire('due', '$ttl s', owner => 'o')"),
+		qr/^\d+$/, "$database: a lease that will be due");
+}
+
+# who waits brings one, and keeps it
+no_worker_in('d5');
+$session{d5}->start("SELECT dlock_acquire('due')");
+ok( $admin->wait_for(
+		'SELECT count(*) = 1 ' . workers("datname = 'd5'")),
+	'd5: who waits brings a worker');
+# as long as it may be announced to somebody
+$session{d6}->query("SELECT dlock_ttl_enqueue('due', '1h')");
+no_worker_in($_) foreach sort keys %meet;
+pass('nobody is there for those that nobody waits for');
+is( $admin->query("SELECT string_agg(datname, ' ' ORDER BY datname) "
+		  . workers('true')),
+	'd5 d6',
+	'but where somebody waits, or may be told');
+
+like($session{d5}->answer, qr/^\d+$/, 'd5: granted when it is due');
+like(join("\n", $session{d6}->announcements(1)),
+	qr/"event":"granted","lock":"due"/, 'd6: told when it is due');
+foreach my $database (sort keys %meet)
+{
+	my $met = session($node, $database);
+
+	# the row is only removed by a worker
+	ok( poll(
+			"$database: ends",
+			sub {
+				$met->query($meet{$database});
+				$met->query(
+					q{SELECT count(*) = 0 FROM dlock_queue WHERE name = 'due'}
+				) eq 't';
+			}),
+		"$database: ended by the worker that comes");
+	$met->quit;
+}
+$_->quit foreach values %session;
+no_worker_in($_) foreach 'd5', 'd6';
+pass('and goes when nobody can be told');
+
+#
+# In the moment when it goes: whoever begins to wait then is not forgotten
+#
+$client = session($node, 'd1');
+my $other = session($node, 'd1');
+foreach my $round (1 .. 10)
+{
+	my $fence = $client->query("SELECT dlock_ttl_acquire('race', '6 s')");
+
+	$other->start("SELECT dlock_acquire('race')");
+	$admin->wait_for('SELECT count(*) = 1 ' . workers("datname = 'd1'"));
+	$client->query("SELECT dlock_release_ticket($fence)");
+	grows("round $round: handed on", $fence, $other->answer);
+	$other->query('SELECT dlock_release_all()');
+}
+$_->quit foreach $client, $other;
+no_worker_in('d1');
+
+#
+# Who comes back to hear of what it has enqueued: from its first call on
+#
+$client = session($node, 'd1');
+my $fence = $client->query("SELECT dlock_ttl_acquire('told', '30 s')");
+my $queued = $client->query("SELECT dlock_ttl_enqueue('told', '1h', 'news')");
+$client->quit;
+no_worker_in('d1');
+$client = session($node, 'd1');
+$client->query('LISTEN news');
+is($client->query("SELECT dlock_check('told', $queued)"), 'f', 'not yet');
+ok( $admin->wait_for('SELECT count(*) = 1 ' . workers("datname = 'd1'")),
+	'who comes back may be told, and so brings a worker');
+$client->query("SELECT dlock_release_ticket($fence), dlock_release_ticket($queued)");
+$client->quit;
+no_worker_in('d1');
+
+#
+# Who waits while no slot is free asks again, and not only when it looks for
+# deadlocks
+#
+$client = session($node);
+$fence = $client->query("SELECT dlock_ttl_acquire('slot', '1h')");
+no_worker_in('postgres');
+my @others = map { session($node, "d$_") } 1 .. 7;
+foreach my $other (@others)
+{
+	# a slot may not be free yet
+	poll('a lease that others wait for',
+		sub {
+			$other->query("SELECT dlock_ttl_acquire('keeps', '1h')") !~ /53400/;
+		});
+}
+$_->start("SELECT dlock_acquire('keeps')") foreach @others;
+$admin->wait_for('SELECT count(*) = 7 ' . workers('true'));
+my $waiter = session($node);
+$waiter->start("SELECT dlock_acquire('slot')");
+$admin->until_waits($waiter);
+like($client->query("SELECT dlock_release_ticket($fence)"),
+	qr/^t$/, 'released, with no slot for a worker');
+ok(!$waiter->answered, 'not handed on');
+$admin->query('SELECT pg_cancel_backend(pid) FROM pg_stat_activity '
+	  . "WHERE datname = 'd1' AND wait_event = 'userlock'");
+grows('as soon as a slot is free', $fence, $waiter->answer);
+like($others[0]->answer, qr/57014/, 'which was another one');
+$admin->query('SELECT pg_cancel_backend(pid) FROM pg_stat_activity '
+	  . "WHERE wait_event = 'userlock'");
+$_->quit foreach @others, $waiter, $client, $admin;
+$node->stop;
+done_testing();

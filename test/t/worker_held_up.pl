@@ -1,0 +1,165 @@
+# Heartbeats and expiry wait for nothing: not for a lock that somebody holds on
+# the tables, nor for as many leases as may be due at once, nor for one with as
+# many tickets.
+#
+# What would break it: a worker that waits for a lock on a table as long as others
+# may wait, or that ends all that is due before it does anything else.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time usleep);
+
+my $node = new_server(
+	'main',
+	allows_streaming => 1,
+	conf => q{
+synchronous_commit = local
+deadlock_timeout = 1h
+autovacuum = off
+});
+my $admin = session($node);
+my $client = session($node);
+my $listener = session($node);
+
+#
+# A lock on a table, while standbys count
+#
+{
+	my $receiver = IPC::Run::start(
+		[
+			$node->installed_command('pg_receivewal'),
+			'-d', $node->connstr('postgres') . ' application_name=receiver',
+			'-D', PostgreSQL::Test::Utils::tempdir(), '--synchronous', '--no-loop'
+		],
+		'>', \my $out, '2>', \my $err);
+	my ($ttl, $lost, $gap, $times);
+
+	$admin->query("ALTER SYSTEM SET synchronous_standby_names = 'receiver'");
+	$node->reload;
+	$admin->wait_for(q{SELECT count(*) = 1 FROM pg_stat_replication
+		WHERE sync_state = 'sync'});
+	$client->query('SET synchronous_commit = on');
+
+	# What is slower than usual here, proves nothing: then again, with more time
+	for ($ttl = ample(0.5);; $ttl *= 2)
+	{
+		my $lease = $client->query("SELECT dlock_lease_open('$ttl s')");
+		my $start = time();
+		my $sent = $start;
+
+		die "no lease: $lease" unless $lease =~ /^\d+$/;
+		$admin->query('BEGIN; LOCK TABLE dlock_queue_lease IN SHARE MODE');
+		($lost, $gap, $times) = ('', 0, 0);
+		while (time() < $start + 6 * $ttl)
+		{
+			my $before = time();
+
+			$lost = $client->query("SELECT dlock_renew($lease)");
+			last if $lost ne '0';
+			$times++;
+			$gap = time() - $sent if $gap < time() - $sent;
+			$sent = $before;
+			usleep(20_000);
+		}
+		$gap = time() - $sent if $lost ne '0';
+		$admin->query('ROLLBACK');
+		$client->query("SELECT dlock_lease_close($lease)");
+		last if $lost eq '0' || $gap < $ttl / 4;
+		note "a ttl of $ttl s is too short here: $lost, after $gap s";
+	}
+	is($lost, '0', "a table is locked: a lease of $ttl s lives on ($times)");
+
+	$client->query('SET synchronous_commit = local');
+	$admin->query('ALTER SYSTEM RESET synchronous_standby_names');
+	$node->reload;
+	$receiver->signal('TERM');
+	$receiver->finish;
+}
+
+# A new worker needs no table either, to end what is due.  The row is removed
+# later, and the lock handed on then.
+{
+	my $keeper = session($node);
+	my $lease = $keeper->query("SELECT dlock_lease_open('100ms', attach => true)");
+	my $ticket = $client->query(
+		"SELECT dlock_lease_enqueue('lock', $lease, 'channel')");
+	my $next = session($node);
+	my $worker;
+
+	$listener->query('LISTEN channel');
+	$next->start("SELECT dlock_acquire('lock')");
+	$admin->until_waits($next);
+	$admin->query('BEGIN; LOCK TABLE dlock_queue, dlock_queue_lease');
+	$worker = worker($admin);
+	$admin->query("SELECT pg_terminate_backend($worker)");
+	backends_gone($worker);
+	isnt(worker($client), $worker, 'tables are locked: another worker comes');
+	$keeper->quit;
+	my @told;
+	poll('expired',
+		sub {
+			push @told, $listener->announcements(0);
+			grep { $_ eq announcement('expired', 'lock', $ticket) } @told;
+		});
+	pass('and ends what is due');
+	ok(!$next->answered, 'though nothing is handed on before it is written');
+	$admin->query('ROLLBACK');
+	grows('and then it is', $ticket, $next->answer);
+	$next->quit;
+}
+
+#
+# Many that are due at once.  The worker stops at the first row that it removes.
+#
+stop_at_rows($admin, 'DELETE');
+
+# A ttl that begins with the end of a session is over for all at about one time.
+my $count = 10000;
+foreach my $what ('leases', 'tickets of one lease')
+{
+	my $keeper = session($node);
+	my $leases = $what eq 'leases' ? $count : 1;
+	my ($last, @told);
+
+	# who is told of the grants is nobody
+	$keeper->query('SET synchronous_commit = off; CREATE TEMP TABLE l AS '
+		  . "SELECT dlock_lease_open('100ms', attach => true) AS lease "
+		  . "FROM generate_series(1, $leases)");
+	is( $keeper->query(
+			q{SELECT count(dlock_lease_enqueue('lock ' || row_number, lease,
+				'channel')) FROM (SELECT row_number() OVER (), lease
+				FROM l, generate_series(1, } . $count / $leases . ')) AS l'),
+		$count,
+		"$what: many");
+	$listener->announcements($count);
+	stop_worker($admin, sub { $keeper->quit });
+
+	# behind it, nothing comes that was posted before
+	$last = $client->query("SELECT dlock_enqueue('last', 'channel')");
+	@told = ();
+	poll('the last one',
+		sub {
+			push @told, $listener->announcements(0);
+			grep { /"ticket":$last\b/ } @told;
+		});
+	my $ended = grep { /expired/ } @told;
+	cmp_ok($ended, '>', 0, "$what: some have been ended");
+	cmp_ok($ended, '<', $count, "$what: and not all, when the worker goes on");
+	worker_goes_on($admin);
+	$ended += grep { /expired/ } $listener->announcements($count - $ended);
+	is($ended, $count, "$what: all are in the end");
+	$client->query('SELECT dlock_release_all()');
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_queue');
+}
+$_->quit foreach $client, $admin, $listener;
+$node->stop;
+done_testing();

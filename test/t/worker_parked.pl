@@ -1,0 +1,63 @@
+# Leases that standbys count for cost nothing beyond their heartbeats, however
+# many there are: the worker finds the least ttl without looking through them.
+#
+# What would break it: a least ttl that is looked for whenever a lease goes that
+# had it; a search where no standby is named; one for a lease that is attached,
+# whenever the worker has nothing to do.
+#
+# What is counted is the worker's work, by the system, and compared with what it
+# is with few leases: it may be a few times as much.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+
+my $node = new_server('main', conf => 'fsync = off');
+my $client = session($node);
+my $ticks = '/proc/self/stat';
+
+plan skip_all => 'needs /proc' unless -r $ticks;
+
+# Processor time of the worker, in ticks
+sub used
+{
+	my $pid = worker($client);
+
+	open(my $stat, '<', "/proc/$pid/stat") or die "no worker: $!";
+	my @fields = split / /, (<$stat> =~ s/.*\) //r);
+	return $fields[11] + $fields[12];
+}
+
+# Leases that come and go, each the one with the least ttl
+sub come_and_go
+{
+	my ($times) = @_;
+	my $before = used();
+
+	$client->query(qq{DO \$\$ BEGIN
+		FOR i IN 1..$times LOOP
+			PERFORM dlock_release_ticket(dlock_ttl_acquire('lock', '10s'));
+		END LOOP;
+	END \$\$});
+	return used() - $before;
+}
+
+$client->query(q{SELECT dlock_lease_open('20h')});
+my $few = come_and_go(3000);
+$client->query(
+	q{SELECT count(dlock_lease_open('20h')) FROM generate_series(1, 60000)});
+is($client->query('SELECT count(*) > 60000 FROM dlock_leases'),
+	't', 'many leases');
+my $many = come_and_go(3000);
+cmp_ok($many, '<=', 4 * $few + 100, 'they do not make the worker slower')
+  || diag("$few ticks before");
+note("$few and $many ticks");
+
+$client->quit;
+$node->stop;
+done_testing();

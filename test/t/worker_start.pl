@@ -1,0 +1,171 @@
+# The worker comes late, or more than one does, or it comes for something that is
+# gone; its slot can be another one's for a while, and its work can end with its
+# database.  Whoever waits is served by the one worker that stays, or told that
+# none comes; and none stays that has nothing to do.
+#
+# What would break it: a call that waits for ever for a worker; two in office; a
+# waiter that nobody hands the lock to, as no worker was to be had when it
+# began to wait; a worker that tries to write to tables that are gone, again
+# and again; a release that is forgotten with the tables.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+
+my $node =
+  new_server('main',
+	conf => "max_worker_processes = 30\ndeadlock_timeout = '1h'\n");
+my $admin = session($node);
+my $client = session($node);
+my $other = session($node);
+
+#
+# A worker reads the settings of its database before it can do anything.
+#
+$_->query('SELECT count(*) FROM dlock_locks') foreach $client, $other;
+$admin->query('BEGIN; LOCK TABLE pg_db_role_setting IN ACCESS EXCLUSIVE MODE');
+$client->start("SELECT dlock_lease_open('1h')");
+like(
+	$client->answer,
+	qr/53400: could not start the worker.*DETAIL:  It was asked for several times.*HINT/s,
+	'no worker comes: a call fails');
+$client->start("SELECT dlock_ttl_acquire('lock', '1h')");
+$other->start("SELECT dlock_ttl_acquire('lock 2', '1h')");
+$admin->wait_for(q{SELECT count(*) = 2 FROM dlock_locks
+	WHERE granted AND pid IS NULL});
+$admin->query('ROLLBACK');
+like($_->answer, qr/^\d+$/, 'a worker comes late: calls succeed')
+  foreach $client, $other;
+$admin->wait_for(q{SELECT count(*) = 1 FROM pg_stat_activity
+	WHERE backend_type = 'dlock worker'});
+pass('one of many stays');
+my $worker = worker($admin);
+is($client->query(q{SELECT dlock_ttl_acquire('lock 3', '1h') > 0}),
+	't', 'and works');
+is(worker($admin), $worker, 'it is the same');
+is( $client->query(
+		'SELECT count(dlock_release_ticket(ticket)) FROM dlock_locks'),
+	'3',
+	'all are released');
+no_worker($admin);
+
+#
+# The extension goes while the worker waits for its tables.
+#
+my $lease = $client->query("SELECT dlock_lease_open('1h')");
+my $held = $client->query("SELECT dlock_lease_acquire('held', $lease)");
+my $next = session($node);
+$next->start("SELECT dlock_acquire('held')");
+$admin->until_waits($next);
+$worker = worker($admin);
+$admin->query('BEGIN; DROP EXTENSION dlock');
+is($other->query("SELECT dlock_release_ticket($held)"),
+	't', 'a release is to be written');
+$client->start("SELECT dlock_lease_acquire('lock', $lease)");
+# it fails when the worker has waited for a second
+poll('a call waits, or has failed',
+	sub {
+		$client->answered || $admin->query(
+			"SELECT wait_event_type = 'Extension' FROM pg_stat_activity "
+			  . "WHERE pid = $client->{pid}") eq 't';
+	});
+$admin->wait_for("SELECT wait_event_type = 'Lock' FROM pg_stat_activity "
+	  . "WHERE pid = $worker");
+$admin->query('COMMIT');
+like($client->answer, qr/(42704|55P03): could not write to the tables|55L01/,
+	'the extension goes: a call fails');
+backends_gone($worker);
+pass('and the worker goes');
+like($next->answer, qr/55L01: lock "held" is gone/,
+	'nobody waits for what was released');
+$next->quit;
+$admin->query('CREATE EXTENSION dlock');
+
+#
+# It has gone when the worker comes, for a ticket of before.
+#
+$client->query("SELECT dlock_acquire('lock')");
+my $ticket = $other->query("SELECT dlock_enqueue('lock', 'nobody')");
+$admin->query('DROP EXTENSION dlock; CREATE EXTENSION dlock');
+is($client->query('SELECT dlock_release_all()'),
+	'1', 'a lock of an extension that is gone is released');
+like($other->query("SELECT dlock_wait($ticket)"),
+	qr/55L01: ticket $ticket is gone/, 'and not handed on in the new one');
+no_worker($admin);
+pass('no worker stays for it');
+$_->quit foreach $client, $other;
+
+#
+# The database goes before the worker has written the last release.
+#
+$node->safe_psql('postgres', 'CREATE DATABASE short');
+$node->safe_psql('short', q{
+	CREATE EXTENSION dlock;
+	CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM pg_sleep(1000);
+		RETURN old;
+	END $$;
+	CREATE TRIGGER stop BEFORE DELETE ON dlock_queue
+	FOR EACH ROW EXECUTE FUNCTION stop()});
+$client = session($node, 'short');
+$lease = $client->query("SELECT dlock_lease_open('1h')");
+my @tickets =
+  map { $client->query("SELECT dlock_lease_acquire('lock $_', $lease)") }
+  1 .. 3;
+is($client->query("SELECT dlock_release_ticket($tickets[0])"),
+	't', 'a release is being written');
+$admin->wait_for(q{SELECT count(*) = 1 FROM pg_stat_activity
+	WHERE backend_type = 'dlock worker' AND wait_event = 'PgSleep'});
+$client->quit;
+
+# told to go once, it writes first; told so twice, it goes
+poll('DROP DATABASE',
+	sub { $node->psql('postgres', 'DROP DATABASE short WITH (FORCE)') == 0 });
+pass('and its database goes');
+
+# the next name space clears up
+$admin->query('DROP EXTENSION dlock; CREATE EXTENSION dlock');
+like($admin->query("SELECT dlock_ttl_acquire('lock 1', '1h')"),
+	qr/^\d+$/, 'others go on');
+is($admin->query('SELECT count(*) FROM dlock_locks'), '1', 'with their own');
+$admin->quit;
+$node->stop;
+
+#
+# One slot for two databases
+#
+$node = new_server('one_slot',
+	conf => "max_logical_replication_workers = 0\n");
+$node->safe_psql('postgres', 'CREATE DATABASE a');
+$node->safe_psql('a', 'CREATE EXTENSION dlock');
+my $first =
+  $node->safe_psql('postgres', "SELECT dlock_ttl_acquire('lock', '1h')");
+my $second = $node->safe_psql('a', "SELECT dlock_ttl_acquire('lock', '1h')");
+$node->append_conf('postgresql.conf', 'max_worker_processes = 1');
+$node->restart;
+# It is short from the first call on, so that it cannot run out before.
+$node->safe_psql('a', "UPDATE dlock_queue SET ttl = '1s'");
+$admin = session($node);
+is($admin->query("SELECT dlock_check('lock', $first)"),
+	't', 'the lease of one database');
+worker($admin);
+
+# Nothing but the waiter itself can see to it that the worker comes.
+$client = session($node, 'a', q{options='-c deadlock_timeout=10ms'});
+$client->start("SELECT dlock_acquire('lock')");
+$admin->wait_for("SELECT wait_event = 'userlock' FROM pg_stat_activity "
+	  . "WHERE pid = $client->{pid}");
+ok(!$client->answered, 'a lease has the lock in the other one');
+is($admin->query("SELECT dlock_release_ticket($first)"),
+	't', 'the one has no lease any more');
+grows('so the worker can come, which hands on in the other',
+	$second, $client->answer);
+$_->quit foreach $admin, $client;
+$node->stop;
+done_testing();

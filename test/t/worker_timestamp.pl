@@ -1,0 +1,113 @@
+# With track_commit_timestamp, what the worker writes has the time at which it
+# was committed: on the primary, on a standby, after a crash, and for those who
+# decode the WAL.
+#
+# What would break it: the worker's commits carry an origin, and so a time of
+# their own, which is in the WAL, and which nobody but the worker sets.  On the
+# primary alone that would not be seen.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Worker;
+use PostgreSQL::Test::Cluster;
+use Test::More;
+
+my $node = new_server(
+	'primary',
+	allows_streaming => 1,
+	conf => q{
+track_commit_timestamp = on
+wal_level = logical
+});
+
+$node->backup('backup');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'backup', has_streaming => 1);
+$standby->start;
+
+my $client = session($node);
+my @commits;	# each: transaction id, and when it was asked for and answered
+
+sub acquire
+{
+	my ($name) = @_;
+	my $before = $client->query('SELECT clock_timestamp()');
+	my $ticket = $client->query("SELECT dlock_ttl_acquire('$name', '1h')");
+
+	push @commits,
+	  [
+		$client->query("SELECT xmin FROM dlock_queue WHERE ticket = $ticket"),
+		$before, $client->query('SELECT clock_timestamp()')
+	  ];
+	return $ticket;
+}
+
+sub times_are_right
+{
+	my ($server, $where) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	foreach my $commit (@commits)
+	{
+		my ($xid, $before, $after) = @$commit;
+		my $time = $server->safe_psql('postgres',
+			"SELECT coalesce(pg_xact_commit_timestamp('$xid'), '-infinity')");
+
+		is( $server->safe_psql(
+				'postgres',
+				"SELECT '$time'::timestamptz BETWEEN '$before' AND '$after'"),
+			't',
+			"$where: transaction $xid was committed when it was")
+		  || diag("committed at $time, between $before and $after");
+	}
+	return;
+}
+
+# The first of a worker, and those that come later
+$client->query(
+	q{SELECT pg_create_logical_replication_slot('slot', 'pgoutput')});
+$client->query('CREATE PUBLICATION all_tables FOR ALL TABLES');
+acquire("lock $_") foreach 1 .. 2;
+$client->query(
+	'SELECT pg_terminate_backend(' . worker($client) . ', 60000)');
+my $ticket = acquire('lock 3');
+# time goes by, which a transaction without rows does not take note of
+$client->query('SELECT pg_sleep(0.1)');
+acquire('lock 4');
+times_are_right($node, 'primary');
+
+$node->wait_for_catchup($standby);
+times_are_right($standby, 'standby');
+
+# The message that begins a transaction: its last position, its time, its number
+my ($first, $latest) = @commits[ 0, -1 ];
+is( $client->query(qq{
+		SELECT bool_and(('x' || encode(substr(data, 10, 8), 'hex'))::bit(64)::bigint / 1e6
+					>= extract(epoch FROM '$first->[1]'::timestamptz - '2000-01-01Z'))
+		  FROM pg_logical_slot_get_binary_changes('slot', NULL, NULL,
+			'proto_version', '1', 'publication_names', 'all_tables')
+		 WHERE get_byte(data, 0) = ascii('B')}),
+	't',
+	'and those who decode the WAL are told so');
+
+$client->quit;
+$node->stop('immediate');
+$node->start;
+times_are_right($node, 'after a crash');
+$client = session($node);
+is($client->query("SELECT dlock_check('lock 3', $ticket)"),
+	't', '... and the lease is there');
+
+$node->stop('immediate');
+$standby->promote;
+times_are_right($standby, 'promoted');
+is( $standby->safe_psql('postgres', "SELECT dlock_check('lock 3', $ticket)"),
+	't', '... and the lease is there');
+
+$client->quit;
+$standby->stop;
+done_testing();

@@ -1,0 +1,51 @@
+# The tables of leases stay small, however many tickets come and go: the worker
+# vacuums them itself, as autovacuum comes too rarely for that.
+#
+# What would break it: a worker that does not vacuum, so that the table has a
+# dead row for every ticket that there ever was; or that stops where rows cannot
+# be removed yet.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Dlock::Worker;
+use Test::More;
+
+my $node = new_server('main', conf => 'autovacuum = off');
+my $client = session($node);
+
+sub vacuums
+{
+	my ($more_than) = @_;
+	return $node->poll_query_until('postgres',
+		"SELECT vacuum_count > $more_than FROM pg_stat_user_tables "
+		  . "WHERE relname = 'dlock_queue'");
+}
+
+come_and_go($client);
+ok(vacuums(0), 'the table was vacuumed');
+my $size =
+  $node->safe_psql('postgres', "SELECT pg_relation_size('dlock_queue')");
+foreach my $round (1 .. 3)
+{
+	come_and_go($client);
+	ok(vacuums($round), 'and again');
+}
+cmp_ok($node->safe_psql('postgres', "SELECT pg_relation_size('dlock_queue')"),
+	'<', 2 * $size, 'it has not grown by what came and went');
+
+# Where an old snapshot keeps the dead rows, the worker goes on.
+my $old = session($node);
+$old->query('BEGIN ISOLATION LEVEL REPEATABLE READ');
+$old->query('SELECT count(*) FROM dlock_queue');
+come_and_go($client) foreach 1 .. 2;
+$old->query('COMMIT');
+$old->quit;
+come_and_go($client);
+
+$client->quit;
+$node->stop;
+done_testing();

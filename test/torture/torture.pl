@@ -1,0 +1,681 @@
+# Clients use all of dlock at once, and are hurt at random moments; servers
+# die, and are followed by their standbys; the disk fills up, and the clock
+# jumps.  What clients were told stays true: see Dlock::Checker and
+# Dlock::Torture for the rules, and test/torture/run for how to run this.
+#
+# A run is made of series, each with a history of its own, and a series of
+# rounds.  In a round clients are hurt for some seconds, then the server dies
+# in one way or another, and what there is then is compared with the history.
+# At the end of a series everything is closed, and nothing must be left.  Some
+# series have servers of their own: on a small disk, or three of them with
+# networks between them, which are cut.
+#
+# What is chosen at random depends on the seed.  When it happens does not: so
+# the same seed gives the same faults in the same order, at other moments.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::History qw(now);
+use Dlock::Network;
+use Dlock::Test;
+use Dlock::Torture;
+use File::Path;
+use IPC::Run;
+use List::Util qw(shuffle sum);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+my $seed = $ENV{DLOCK_TEST_SEED} || time % 1_000_000;
+my $minutes = $ENV{DLOCK_TORTURE_MINUTES} || 2;
+my $clients = $ENV{DLOCK_TORTURE_CLIENTS} || 8;
+my $disk = $ENV{DLOCK_TORTURE_DISK};
+my $namespaces = $ENV{DLOCK_TORTURE_NETWORK};
+my $faketime = $ENV{DLOCK_TORTURE_FAKETIME};
+my $only = $ENV{DLOCK_TORTURE_ONLY} // '';
+my $clock = PostgreSQL::Test::Utils::tempdir() . '/clock';
+
+my $rounds_in_series = 6;
+my $forever = 9**9**9;
+my $begun = now();
+my $over = $begun + 60 * $minutes;
+my %count;       # of each kind of fault
+my $nodes = 0;
+my $calls = 0;
+my ($primary, $standby, $history, $admin);
+my $network;     # in a series that has one
+my @cuts;        # of links, each to be healed at a time
+my @problems;
+my %results;
+my @slowest;     # seconds, what, which call
+
+srand($seed);
+note 'clock: not hurt, as there is no libfaketime' unless $faketime;
+note 'disk: not hurt, as no file system can be mounted' unless $disk;
+note 'networks: not cut, as there are no namespaces' unless $namespaces;
+
+my $conf = q{
+max_connections = 100
+restart_after_crash = on
+autovacuum = off
+log_statement = none
+log_min_messages = warning
+wal_writer_delay = 10s
+deadlock_timeout = 200ms
+fsync = off
+# timeouts by the clock, which jumps
+wal_sender_timeout = 0
+wal_receiver_timeout = 0
+authentication_timeout = 10min
+};
+
+sub one_of
+{
+	return $_[ int(rand(scalar @_)) ];
+}
+
+sub seconds
+{
+	my ($least, $most) = @_;
+
+	return $least + rand($most - $least);
+}
+
+#
+# Servers
+#
+
+sub set_clock
+{
+	my ($offset) = @_;
+
+	open my $file, '>', "$clock.new" or die "open: $!";
+	print $file "$offset\n" or die "print: $!";
+	close $file or die "close: $!";
+	rename "$clock.new", $clock or die "rename: $!";
+	return;
+}
+
+# Only CLOCK_REALTIME: the monotonic clock is monotonic.
+sub start
+{
+	my ($node, @arguments) = @_;
+
+	local %ENV = %ENV;
+	if ($faketime)
+	{
+		$ENV{LD_PRELOAD} = $faketime;
+		$ENV{FAKETIME_TIMESTAMP_FILE} = $clock;
+		$ENV{FAKETIME_NO_CACHE} = 1;
+		$ENV{FAKETIME_DONT_FAKE_MONOTONIC} = 1;
+		$ENV{FAKETIME_DISABLE_SHM} = 1;
+	}
+	return $node->start(@arguments);
+}
+
+sub new_primary
+{
+	my (%params) = @_;
+	my $node = PostgreSQL::Test::Cluster->new('server_' . ++$nodes);
+
+	$node->init(allows_streaming => 1, %params);
+	$node->append_conf('postgresql.conf', $conf . ($params{conf} // ''));
+	if ($params{network})
+	{
+		$network = Dlock::Network->new($params{network}, $node);
+	}
+	else
+	{
+		start($node);
+	}
+	$node->safe_psql('postgres', 'CREATE EXTENSION dlock');
+	Dlock::Torture::prepare($node);
+	return $node;
+}
+
+sub new_standby
+{
+	my $name = 'server_' . ++$nodes;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$primary->backup($name);
+	$node->init_from_backup($primary, $name, has_streaming => 1);
+	start($node);
+	$primary->safe_psql('postgres',
+		"ALTER SYSTEM SET synchronous_standby_names = '$name'");
+	$primary->reload;
+	$primary->poll_query_until('postgres',
+		"SELECT count(*) = 1 FROM pg_stat_replication "
+		  . "WHERE sync_state = 'sync'")
+	  or die 'standby is not synchronous';
+	rmtree($primary->backup_dir . "/$name");
+	return $node;
+}
+
+sub forget
+{
+	my ($node) = @_;
+
+	$node->teardown_node if -e $node->data_dir . '/postmaster.pid';
+	rmtree($node->data_dir);
+	return;
+}
+
+#
+# Faults, each in the middle of the load
+#
+
+sub backends
+{
+	my ($type) = @_;
+
+	return grep { /^\d+$/ } split /\n/, $admin->query(
+		"SELECT pid FROM pg_stat_activity WHERE backend_type = '$type' "
+		  . 'AND pid <> pg_backend_pid() ORDER BY backend_start');
+}
+
+sub signal_one
+{
+	my ($type, $function) = @_;
+	my $pid = one_of(backends($type)) or return 0;
+
+	$admin->query("SELECT $function($pid)");
+	return 1;
+}
+
+# Where it stops a process may hold anything, so not for long; and this process
+# here may come to wait for it, so another one lets it go on.
+sub stop_one
+{
+	my ($type, $least, $most) = @_;
+	my $pid = one_of(backends($type)) or return 0;
+	my $time = seconds($least, $most);
+
+	kill('STOP', $pid) == 1 or return 0;
+	system("(sleep $time; kill -CONT $pid) >/dev/null 2>&1 &");
+	return 1;
+}
+
+# Many connections at once, which do little, and some are killed meanwhile
+sub storm
+{
+	my @psqls = map
+	{
+		my $name = one_of('x1', 'x2', 'b1', 'n1');
+		my $slots = $name =~ /^n/ ? ', slots => 3' : '';
+
+		IPC::Run::start(
+			[
+				$primary->installed_command('psql'), '-XAtq',
+				'-d', $primary->connstr('postgres'),
+				'-c', "SELECT dlock_try_acquire('$name', '50 ms'$slots)",
+				'-c', "SELECT dlock_enqueue('$name'$slots)",
+				'-c', "SELECT dlock_xact_acquire('b2', '50 ms')",
+				'-c', 'SELECT dlock_release_all()'
+			],
+			'<', \undef, '>', \my $out, '2>&1')
+	} 1 .. 15;
+
+	usleep(int(rand(300_000)));
+	foreach my $psql (@psqls)
+	{
+		$psql->kill_kill(coup_d_grace => 'KILL') if rand() < 0.5;
+	}
+	eval { $_->finish } foreach @psqls;
+	return 1;
+}
+
+# PostgreSQL's own processes do not stand more than 24 days: a checkpointer
+# that is to sleep for so long fails an assertion.
+sub move_clock
+{
+	return 0 if !$faketime || $network;
+	set_clock(one_of('+0', '+3600', '-3600', '+86400', '-86400', '+864000',
+			'-7'));
+	return 1;
+}
+
+# One link or two, in one direction or in both, and not for long
+sub cut_links
+{
+	return 0 unless $network;
+	my @links = grep {
+		my ($from, $to) = @$_;
+
+		$from != $to && !$network->is_cut($from, $to)
+	} map { my $from = $_; map { [ $from, $_ ] } 0 .. 2 } 0 .. 2;
+	my $time = now() + seconds(0.1, 1.5);
+	my @some = (shuffle @links)[ 0 .. one_of(0, 1, 2, 3) ];
+
+	foreach my $link (grep { defined } @some)
+	{
+		$network->cut(@$link);
+		push @cuts, [ $time, @$link ];
+	}
+	return 1;
+}
+
+sub heal_links
+{
+	my ($time) = @_;
+
+	$network->heal($_->[1], $_->[2]) foreach grep { $_->[0] <= $time } @cuts;
+	@cuts = grep { $_->[0] > $time } @cuts;
+	return;
+}
+
+my @faults = (
+	[ 10, 'cancelled calls',
+		sub { signal_one('client backend', 'pg_cancel_backend') } ],
+	[ 4, 'terminated sessions',
+		sub { signal_one('client backend', 'pg_terminate_backend') } ],
+	[ 4, 'stopped sessions', sub { stop_one('client backend', 0.05, 0.8) } ],
+	[ 3, 'stopped workers', sub { stop_one('dlock worker', 0.05, 1.5) } ],
+	[ 3, 'terminated workers',
+		sub { signal_one('dlock worker', 'pg_terminate_backend') } ],
+	[ 1, 'connection storms', \&storm ],
+	[ 2, 'clock steps', \&move_clock ],
+	[ 1, 'checkpoints', sub { $admin->query('CHECKPOINT'); 1 } ],
+	[ 1, 'vacuums', sub { $admin->query('VACUUM dlock_queue'); 1 } ],
+	[ 1, 'reloads', sub { $admin->query('SELECT pg_reload_conf()'); 1 } ],
+	[ 1, 'terminated walsenders',
+		sub { signal_one('walsender', 'pg_terminate_backend') } ],
+	[ 6, 'cut links', \&cut_links ]);
+my @drawn = map { ($_) x $_->[0] } @faults;
+
+sub hurt
+{
+	my ($until, $answers) = @_;
+
+	my $now = now();
+
+	heal_links($now < $until ? $now : $forever);
+	return 0 if $now >= $until;
+	if (!$admin->{psql}->pumpable)
+	{
+		$history->problem('the server has died of itself');
+		$admin->vanish;
+		poll('server is back', sub { $admin = eval { session($primary) } });
+	}
+	my (undef, $what, $do) = @{ one_of(@drawn) };
+
+	$count{$what}++ if $do->();
+	usleep(int(rand(120_000)));
+	$history->look($admin);
+	return 1;
+}
+
+#
+# How rounds end
+#
+
+sub fill_disk
+{
+	my $file = "$disk/filler";
+
+	open my $filler, '>', $file or die "open: $!";
+	# down to the last block
+	foreach my $size (65536, 4096)
+	{
+		while (syswrite($filler, "\0" x $size)) { }
+	}
+	usleep(int(seconds(500_000, 2_500_000)));
+	close $filler;
+	unlink $file;
+	return;
+}
+
+sub kill_a_backend
+{
+	my @pids = (backends('client backend'), backends('dlock worker'));
+
+	kill('KILL', one_of(@pids)) == 1 or die "no process of @pids";
+	backends_gone($admin->{pid});
+	return;
+}
+
+my %ends = (
+	'killed backends' => \&kill_a_backend,
+	'killed postmasters' => sub { kill_server($primary, 1) },
+	'killed servers' => sub { kill_server($primary) },
+	'immediate shutdowns' => sub { $primary->stop('immediate') },
+	'fast shutdowns' => sub { $primary->stop('fast') },
+	'failovers' => sub {
+		my ($sender) = backends('walsender');
+
+		# what the standby is not told is not acknowledged
+		if ($sender && rand() < 0.75)
+		{
+			kill('STOP', $sender);
+			usleep(int(seconds(200_000, 1_000_000)));
+		}
+		kill_server($primary);
+	},
+	'full disks' => sub {
+		fill_disk();
+		# it may have died of it
+		if (kill(0, $primary->{_pid}))
+		{
+			kill_server($primary);
+		}
+		else
+		{
+			unlink $primary->data_dir . '/postmaster.pid';
+			undef $primary->{_pid};
+		}
+	});
+
+sub progress
+{
+	my ($how) = @_;
+
+	# not by way of prove, which may keep it to itself for long
+	diag sprintf('%4d s: %d calls, %d faults, %d problems; %s',
+		now() - $begun, $calls,
+		sum(values %count),
+		$history->{all_problems}, $how);
+	return;
+}
+
+sub round
+{
+	my ($how) = @_;
+	my $off = one_of(0, 30, 60);
+	my $until = now() + seconds(4, 9);
+	my $since;
+
+	$standby = new_standby() if $how eq 'failovers';
+	$history->{quorum} = $how eq 'failovers';
+	$admin = session($primary);
+	$calls += $history->torture(
+		$primary,
+		sub { hurt($until, @_) },
+		sub {
+			# a process that is stopped dies with those that are killed, but
+			# does not see that its postmaster is gone
+			stop_one('client backend', 30, 30)
+			  if $how =~ /servers|failovers/ && rand() < 0.5;
+			$since = now();
+			$ends{$how}->();
+		},
+		off => $off);
+	$admin->vanish;
+	$count{$how}++;
+	if ($how eq 'failovers')
+	{
+		# what the primary said of standbys does not hold for the new one
+		$standby->append_conf('postgresql.auto.conf',
+			"synchronous_standby_names = ''");
+		$standby->promote;
+		$standby->reload;
+		forget($primary);
+		$primary = $standby;
+		$standby->poll_query_until('postgres',
+			"SELECT current_setting('synchronous_standby_names') = ''")
+		  or die 'setting has not changed';
+	}
+	elsif ($how ne 'killed backends')
+	{
+		poll('server is back', sub { start($primary, fail_ok => 1) });
+	}
+	$primary->poll_query_until('postgres', 'SELECT true')
+	  or die 'server is not back';
+	$history->check_round;
+	$history->check($primary, $since, "series of seed $history->{seed}, "
+		  . "round $history->{round}, $how",
+		$how eq 'failovers' ? 'there' : 'here');
+	progress($how);
+	return;
+}
+
+# Cut the primary off, and replace it.  Returns when that was, and the place of
+# the new one.
+sub replace_primary
+{
+	my ($load, $old, @others) = @_;
+	my $since;
+
+	$history->cut_off($load);
+	foreach my $place (@others)
+	{
+		$network->cut($old, $place);
+		$network->cut($place, $old);
+	}
+	my $until = now() + seconds(0.3, 1.5);
+	while (now() < $until)
+	{
+		cancel_stuck($admin);
+		usleep(20_000);
+	}
+	my $new = $network->fail_over(
+		$old,
+		sub {
+			$since = now();
+			$history->fail_over($load);
+		});
+	return ($since, $new);
+}
+
+# The primary is cut off from its standbys, and replaced, while it goes on with
+# half of its clients.  What there is then on the new primary is compared with
+# the history; and the other clients go on there until both are killed.
+sub partition
+{
+	my $old = $network->place($primary);
+	my @others = grep { $_ != $old } 0 .. 2;
+	my @off = (off => one_of(0, 30, 60));
+	my $until = now() + seconds(4, 7);
+	my $title = "series of seed $history->{seed}, round "
+	  . ($history->{round} + 1) . ', partitions';
+
+	$network->set_quorum($primary, one_of(1, 1, 2), @others);
+	$admin = administrator($primary);
+	my $load = $history->start_clients($primary, [ 1 .. $clients ], @off);
+	$load->run(sub { hurt($until, @_) });
+	my ($since, $new) = replace_primary($load, $old, @others);
+
+	my @movers = (shuffle 1 .. $clients)[ 0 .. ($clients - 1) / 2 ];
+	my $names = join(', ', map { "'client_$_'" } @movers);
+	$load->release(
+		sub {
+			$admin->query('SELECT pg_terminate_backend(pid) '
+				  . "FROM pg_stat_activity WHERE application_name IN ($names)");
+		},
+		@movers);
+	$history->read_calls($load);
+	$history->check_round;
+	my $old_admin = $admin;
+	$primary = $network->node($new);
+	$history->check($primary, $since, "$title, cut off", 'there');
+
+	$admin = administrator($primary);
+	$until = now() + seconds(4, 7);
+	my $second = $history->start_clients($primary, \@movers, @off);
+	$second->run(
+		sub {
+			cancel_stuck($old_admin);
+			hurt($until, @_);
+		});
+	$_->vanish foreach $admin, $old_admin;
+	$load->release(sub { kill_server($network->node($old)) });
+	$history->read_calls($load);
+	$second->release(
+		sub {
+			$since = now();
+			kill_server($primary);
+		});
+	$history->read_calls($second);
+	$history->check_round;
+	$history->check_old;
+	poll('server is back', sub { $network->start($new) });
+	$history->check($primary, $since, "$title, then killed", 'here');
+	$calls += $_->{answers} foreach $load, $second;
+	$count{'partitions'}++;
+	progress('partitions');
+
+	forget($network->node($old));
+	foreach my $place (@others)
+	{
+		$network->heal($old, $place);
+		$network->heal($place, $old);
+	}
+	add_standby($old);
+	return;
+}
+
+# Who waits for standbys on the old primary would do so for ever.
+sub cancel_stuck
+{
+	my ($session) = @_;
+
+	$count{'cancelled calls'} += $session->query(
+		'SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity '
+		  . "WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'");
+	return;
+}
+
+# Who waits for no standby, so as to be there when none answers
+sub administrator
+{
+	my ($node) = @_;
+	my $session = session($node);
+
+	$session->query('SET synchronous_commit = local');
+	return $session;
+}
+
+sub add_standby
+{
+	my ($place) = @_;
+
+	$network->add_standby($place,
+		PostgreSQL::Test::Cluster->new('server_' . ++$nodes), $primary);
+	return;
+}
+
+#
+# The run
+#
+
+sub end_series
+{
+	$history->check_past;
+	$history->check_guarded($primary);
+	$history->close_all($primary);
+	$history->report('at the end of the series');
+	$results{$_} += $history->{results}{$_} foreach keys %{ $history->{results} };
+	my $call = $history->{slowest};
+
+	if ($call && $call->{answer} &&
+		$call->{answer} - $call->{begin} > ($slowest[0] // 0))
+	{
+		@slowest = ($call->{answer} - $call->{begin}, $call->{op},
+			"$call->{id} of seed $history->{seed}");
+	}
+	push @problems, $history->{all_problems};
+	return;
+}
+
+sub series
+{
+	my ($series, $rounds, @ends) = @_;
+	my @left;
+
+	$history = Dlock::Torture->new($seed + $series - 1, $clients);
+	if ($network)
+	{
+		$history->{quorum} = $history->{apart} = 1;
+		$history->{levels} = [ 'on', 'on', 'remote_write', 'remote_apply', 'local' ];
+		$history->{shorts} = [ 0.2, 2, 2 ];
+	}
+	foreach (1 .. $rounds)
+	{
+		@left = sort { rand() <=> 0.5 } @ends unless @left;
+		my $how = pop @left;
+		$how eq 'partitions' ? partition() : round($how);
+		last if now() > $over && $_ >= 2;
+	}
+	end_series();
+	return;
+}
+
+sub series_on_full_disk
+{
+	my ($series) = @_;
+
+	$primary = new_primary(
+		extra => [ '--waldir', "$disk/wal", '--wal-segsize', '1' ],
+		conf => "max_wal_size = 4MB\nmin_wal_size = 2MB\n");
+	mkdir "$disk/tables" or die "mkdir: $!";
+	$primary->safe_psql('postgres', $_) foreach
+	  "CREATE TABLESPACE small LOCATION '$disk/tables'",
+	  'ALTER TABLE dlock_queue SET TABLESPACE small',
+	  'ALTER INDEX dlock_queue_pkey SET TABLESPACE small';
+	series($series, 3, 'full disks');
+	$primary->stop;
+	forget($primary);
+	rmtree("$disk/$_") foreach 'wal', 'tables';
+	return;
+}
+
+# Clocks are right here: fences count on them where a primary is replaced that
+# goes on.
+sub series_of_partitions
+{
+	my ($series) = @_;
+
+	$primary = new_primary(network => $namespaces);
+	add_standby($_) foreach 1, 2;
+	series($series, 2, 'partitions');
+	forget($network->node($_)) foreach 0 .. 2;
+	undef $network;
+	return;
+}
+
+set_clock('+0');
+my $server = new_primary();
+my @kinds = grep { !/full disks|partitions/ && /(?:$only)/ } sort keys %ends;
+my @plan = (
+	@kinds ? sub {
+		$primary = $server;
+		series($_[0], $rounds_in_series, @kinds);
+		$server = $primary;
+	} : (),
+	$disk && 'full disks' =~ /(?:$only)/ ? \&series_on_full_disk : (),
+	$namespaces && 'partitions' =~ /(?:$only)/ ? \&series_of_partitions : ());
+my $series = 0;
+
+die "no round ends in this way: $only" unless @plan;
+do
+{
+	my $next = $plan[ $series % @plan ];
+
+	$next->(++$series);
+} while (now() < $over);
+
+my $lost = sum(@problems);
+note sprintf(
+	'%d s, seed %d, %d clients, %d calls, the slowest took %.1f s: %s %s',
+	now() - $begun, $seed, $clients, $calls, @slowest);
+note "faults: $count{$_} $_" foreach sort keys %count;
+note 'answers: ' . join(', ', map { "$results{$_} $_" } sort keys %results);
+note "lost, or wrong: $lost";
+is($lost, 0, 'nothing was lost');
+
+# who gets nothing has nothing to lose
+is( join(
+		' ',
+		grep { !$results{$_} } 'acquire', 'acquire_all', 'check', 'close',
+		'end_block', 'enqueue', 'force', 'guard', 'lease_acquire_all', 'open',
+		'release', 'release_all', 'release_at_commit', 'release_ticket',
+		'renew', 'wait', 'write'),
+	'', 'calls of all kinds have succeeded');
+cmp_ok($results{'error 57014'} // 0, '<=', $count{'cancelled calls'} // 0,
+	'no call was cancelled that nobody has cancelled');
+
+$server->stop;
+done_testing();
