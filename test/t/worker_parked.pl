@@ -34,7 +34,7 @@ sub used
 }
 
 # Leases that come and go, each the one with the least ttl
-sub come_and_go
+sub grant_and_release
 {
 	my ($times) = @_;
 	my $before = used();
@@ -48,12 +48,12 @@ sub come_and_go
 }
 
 $client->query(q{SELECT dlock_lease_open('20h')});
-my $few = come_and_go(3000);
+my $few = grant_and_release(3000);
 $client->query(
 	q{SELECT count(dlock_lease_open('20h')) FROM generate_series(1, 60000)});
 is($client->query('SELECT count(*) > 60000 FROM dlock_leases'),
 	't', 'many leases');
-my $many = come_and_go(3000);
+my $many = grant_and_release(3000);
 cmp_ok($many, '<=', 4 * $few + 100, 'they do not make the worker slower')
   || diag("$few ticks before");
 note("$few and $many ticks");
