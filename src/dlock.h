@@ -178,7 +178,7 @@ extern DlockJoin dlock_queue_join(DlockSpace *space, const DlockRequest *request
 								  int32 *slots, DlockLeaseTicket **existing);
 extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
 extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
-extern void dlock_queue_resume(const DlockKey *key);
+extern void dlock_queue_resume(const DlockSpace *space);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
 extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
 extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
@@ -239,7 +239,6 @@ extern DlockLease *dlock_lease_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_restore(DlockLease *lease, bool delayed);
 extern int	dlock_lease_greatest_durability(DlockSpace *space,
 											int64 *least_ttl);
-extern void dlock_lease_hold_time(DlockSpace *space);
 extern void dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed);
 extern void dlock_lease_abandon(DlockSpace *space);
 extern void dlock_lease_purge(DlockSpace *space);
@@ -313,6 +312,8 @@ extern int	dlock_rows_vacuum(DlockSpace *space);
 extern void dlock_load(DlockSpace *space);
 extern void dlock_load_failed(DlockSpace *space);
 extern DlockSpace *dlock_loaded_space(void);
+extern bool dlock_load_name(DlockSpace *space, const DlockKey *key,
+							DlockTimeout timeout);
 
 /* stats.c */
 extern const char *dlock_mode_name(DlockMode mode);

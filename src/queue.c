@@ -508,17 +508,24 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	dshash_release_lock(dlock_locks, lock);
 }
 
-/* After all were put back: grant what has become free. */
+/*
+ * After all were put back: grant what has become free.  Can be repeated, and
+ * does nothing to the locks that sessions have taken meanwhile.
+ */
 void
-dlock_queue_resume(const DlockKey *key)
+dlock_queue_resume(const DlockSpace *space)
 {
-	DlockLock  *lock = find(key, true);
+	dshash_seq_status status;
 	Wakeups		wakeups = {0};
+	DlockLock  *lock;
 
-	if (lock == NULL)
-		return;
-	grant_from_queue(lock, &wakeups);
-	let_go(lock);
+	dshash_seq_init(&status, dlock_locks, true);
+	while ((lock = dshash_seq_next(&status)) != NULL)
+	{
+		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) == 0)
+			grant_from_queue(lock, &wakeups);
+	}
+	dshash_seq_term(&status);
 	wake_all(&wakeups);
 }
 

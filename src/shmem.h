@@ -412,6 +412,21 @@ typedef struct DlockHeartbeat
 } DlockHeartbeat;
 
 /*
+ * How far the tables of leases have been read: an attempt that fails, or has no
+ * more time, leaves it to the next one.
+ */
+typedef struct DlockLoading
+{
+	int			part;			/* what is being put back: a LoadPart of load.c */
+	int64		last;			/* number of the latest row that was read there */
+
+	/* of its rows, those of another system or database: how many, and the first */
+	uint64		num_foreign;
+	uint64		foreign_system;
+	Oid			foreign_database;
+} DlockLoading;
+
+/*
  * A name space: one per database and extension.  Kept while a backend uses
  * it; see remove_unused_spaces() for what happens to it then.
  */
@@ -445,10 +460,15 @@ typedef struct DlockSpace
 	LWLock		outbox_lock;
 	DlockList	outbox;			/* of DlockAnnouncement */
 
+	/* protected by a lock on dlock_queue that excludes itself */
+	DlockLoading loading;
+
 	/* atomic */
 	pg_atomic_uint32 loaded;	/* what the tables keep is in memory */
 	pg_atomic_uint32 load_failures; /* attempts of the worker at that */
 	ConditionVariable load_changed; /* broadcast when either changes */
+	pg_atomic_uint64 lock_told_at;	/* when somebody last logged that a table is
+									 * locked, and cannot be read; monotonic */
 	pg_atomic_uint32 failures;	/* attempts to write the journal that failed */
 	pg_atomic_uint32 failure;	/* SQLSTATE of the latest */
 	pg_atomic_uint64 quorum[DLOCK_NUM_QUORUMS]; /* when the last heartbeat was

@@ -71,25 +71,21 @@ typedef struct DlockStored
 {
 	Datum		values[DLOCK_MAX_COLUMNS];
 	bool		nulls[DLOCK_MAX_COLUMNS];
+	bool		is_foreign;		/* of another system or database */
 } DlockStored;
 
-/*
- * The rows of a table, in the order of their numbers; and where there are
- * others, which belong to another system or database, how many, and whose the
- * first of them is.
- */
+/* Rows of a table, in the order of their numbers */
 typedef struct DlockStoredRows
 {
 	DlockStored *rows;
 	uint64		count;
-	uint64		num_foreign;
-	uint64		foreign_system;
-	Oid			foreign_database;
+	bool		complete;		/* no others come behind them */
 } DlockStoredRows;
 
 /* rows.c */
-extern void dlock_rows_read(DlockSpace *space, DlockTable which,
-							DlockStoredRows *rows);
+extern void dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind,
+							uint64 max, DlockStoredRows *rows);
+extern bool dlock_rows_have_name(DlockSpace *space, const DlockKey *key);
 extern void dlock_rows_check(DlockSpace *space);
 
 #endif							/* DLOCK_TABLES_H */
