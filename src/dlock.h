@@ -257,6 +257,13 @@ dlock_state_of(const DlockLeaseTicket *ticket)
 		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
 }
 
+/* Neither waits nor holds any more: what has ended never begins again. */
+static inline bool
+dlock_state_has_ended(DlockState state)
+{
+	return state != DLOCK_WAITING && state != DLOCK_GRANTED;
+}
+
 extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
 												 const DlockRequest *request);
 extern DlockLeaseTicket *dlock_lease_ticket_find(DlockSpace *space,

@@ -30,6 +30,8 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -346,6 +348,7 @@ dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
 	pg_atomic_init_u64(&lease->deadline, 0);
 	pg_atomic_init_u64(&lease->confirmed, 0);
 	pg_atomic_init_u64(&lease->renewed_at, 0);
+	pg_atomic_init_u32(&lease->waiters, 0);
 	dlock_record_use(&lease->record);
 	lease->info = dlock_text_copy(info);
 	return lease;
@@ -368,6 +371,8 @@ withdraw_lease(int code, Datum arg)
 	DlockLease *lease = (DlockLease *) DatumGetPointer(arg);
 	DlockSpace *space = dlock_space_at(lease->space);
 
+	/* a segment of memory could not be mapped */
+	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_be_over(lease, true);
@@ -616,6 +621,33 @@ end_tickets_until(DlockSpace *space, DlockLease *lease, uint32 event,
 }
 
 /*
+ * A lease is over: wake the sessions that wait to get it a lock, whose tickets
+ * are not its own yet.  Who comes to wait later finds it over: he counts himself
+ * before he looks, and it was over before this.
+ */
+static void
+wake_waiters(DlockLease *lease)
+{
+	pg_memory_barrier();
+	if (likely(pg_atomic_read_u32(&lease->waiters) == 0))
+		return;
+	for (int i = 0; i < dlock_control->num_backends; i++)
+	{
+		DlockBackend *backend = &dlock_backends[i];
+		bool		waits;
+
+		if (pg_atomic_read_u64(&backend->session) == 0)
+			continue;
+		SpinLockAcquire(&backend->mutex);
+		waits = backend->wait_ticket != 0 &&
+			backend->wait_lease == lease->record.link.self;
+		SpinLockRelease(&backend->mutex);
+		if (waits)
+			SetLatch(&GetPGProcByNumber(i)->procLatch);
+	}
+}
+
+/*
  * A lease is over: end its tickets; how many these were.  Raises nothing.
  */
 static int64
@@ -623,6 +655,7 @@ finish_end(DlockSpace *space, DlockLease *lease, uint32 event)
 {
 	int64		count = end_tickets(space, lease, event);
 
+	wake_waiters(lease);
 	if (!lease->single)
 	{
 		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
@@ -766,6 +799,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_be_over(lease, false);
 	LWLockRelease(&space->lease_lock);
+	wake_waiters(lease);
 	if (!end_tickets_until(space, lease, DLOCK_EVENT_EXPIRED, until))
 		return now;
 

@@ -189,9 +189,8 @@ dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
 	for (pointer = entry->ticket; DsaPointerIsValid(pointer);)
 	{
 		DlockLeaseTicket *ticket = dsa_get_address(dlock_area, pointer);
-		DlockState	state = dlock_state_of(ticket);
 
-		if ((state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
+		if (!dlock_state_has_ended(dlock_state_of(ticket)) &&
 			is_same(ticket, wanted))
 		{
 			dlock_record_use(&ticket->record);
@@ -479,13 +478,10 @@ dlock_lease_ticket_find(DlockSpace *space, int64 number)
 {
 	DlockLease *lease;
 	DlockLeaseTicket *ticket;
-	DlockState	state;
 
 	dlock_id_find(space, number, &lease, &ticket);
-	if (ticket == NULL || ticket->ticket.session != 0)
-		return NULL;
-	state = dlock_state_of(ticket);
-	if (state != DLOCK_WAITING && state != DLOCK_GRANTED)
+	if (ticket == NULL || ticket->ticket.session != 0 ||
+		dlock_state_has_ended(dlock_state_of(ticket)))
 		return NULL;
 	if (!dlock_lease_ticket_is_live(ticket))
 		return NULL;

@@ -287,6 +287,7 @@ typedef struct DlockLease
 	pg_atomic_uint64 deadline;	/* monotonic microseconds, or as below; 0: over */
 	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic */
 	pg_atomic_uint64 renewed_at;	/* TimestampTz */
+	pg_atomic_uint32 waiters;	/* sessions that wait to get it a lock */
 } DlockLease;
 
 /* The deadline of a lease that ran out, which somebody may have been told */
@@ -531,6 +532,7 @@ typedef struct DlockBackend
 	slock_t		mutex;
 	uint64		wait_count;		/* waits begun; tells one from the next */
 	int64		wait_ticket;	/* ticket waited for; 0: not waiting */
+	dsa_pointer wait_lease;		/* a lease that is to have it; or invalid */
 	DlockMode	wait_mode;		/* what it asks for */
 	int32		wait_permits;
 	DlockKey	wait_key;		/* its lock */

@@ -337,8 +337,14 @@ like(slurp_file($node->logfile, $offset) =~ s/\t//gr,
 	qr/LOG:  $said/, 'without an end, in a queue, and the log tells why');
 poll('the worker has told',
 	sub { slurp_file($node->logfile, $offset) =~ /ERROR:  $said/ });
+poll('the worker has told again',
+	sub { (() = slurp_file($node->logfile, $offset) =~ /ERROR:  $said/g) > 1 });
 my @told = slurp_file($node->logfile, $offset) =~ /LOG:  $said/g;
 is(scalar(@told), 1, 'once');
+@told = slurp_file($node->logfile, $offset) =~
+  /:(\d\d)(\.\d+) \S+ \[\d+\] ERROR:  $said/g;
+my $pause = ($told[2] + $told[3] - $told[0] - $told[1]) % 60;
+cmp_ok($pause, '>=', 1.9, "while the worker tells rarely ($pause)");
 ok(!$client->answered, 'it is waited for');
 $admin->query("SELECT pg_cancel_backend($client->{pid})");
 like($client->answer, qr/57014/, 'and that can be canceled');
