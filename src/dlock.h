@@ -283,6 +283,12 @@ extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,
 										dsa_pointer announcement);
+extern void dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
+											  dsa_pointer announcement);
+extern void dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
+											 dsa_pointer announcement);
+extern void dlock_lease_ticket_channel(DlockLeaseTicket *ticket,
+									   char *channel);
 extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
 extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted,

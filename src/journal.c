@@ -339,7 +339,7 @@ copy_record(DlockRecord *record, DlockImage *image)
 		pg_read_barrier();
 		image->granted_at = ticket->ticket.granted_at;
 		image->delayed = lease->single && lease->delayed;
-		dlock_announcement_channel(&ticket->ticket, image->channel);
+		dlock_lease_ticket_channel(ticket, image->channel);
 	}
 	record->in_flight = !image->over || image->had_row;
 }

@@ -331,6 +331,9 @@ typedef struct DlockLeaseTicket
 	bool		held;			/* ... and counted in "held" there */
 	bool		in_closed;		/* ... in "closed" */
 	bool		announced;		/* its grant has gone to the outbox */
+	dsa_pointer redirection;	/* a call's DlockAnnouncement that is to take the
+								 * place of its own once its row says so; or
+								 * invalid */
 } DlockLeaseTicket;
 
 /*
