@@ -66,6 +66,11 @@ COMMENT ON TRIGGER dlock_truncated ON dlock_reservations IS
 --
 -- The tables of leases
 --
+-- A ticket's own lease has no delay.
+ALTER TABLE dlock_queue
+    DROP COLUMN delay,
+    DROP COLUMN delayed;
+
 -- After a restart, before they are read, a session asks whether a name is there.
 CREATE INDEX dlock_queue_name ON dlock_queue (name);
 COMMENT ON INDEX dlock_queue_name IS

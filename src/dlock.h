@@ -291,8 +291,7 @@ extern void dlock_lease_ticket_channel(DlockLeaseTicket *ticket,
 									   char *channel);
 extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
 extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
-extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted,
-									   bool delayed);
+extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
 
 /* journal.c */
 extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);

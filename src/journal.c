@@ -332,13 +332,11 @@ copy_record(DlockRecord *record, DlockImage *image)
 	else
 	{
 		DlockLeaseTicket *ticket = dlock_record_ticket(record);
-		DlockLease *lease = dlock_lease_of(ticket);
 
 		image->granted = dlock_state_of(ticket) != DLOCK_WAITING;
 		/* written before the state */
 		pg_read_barrier();
 		image->granted_at = ticket->ticket.granted_at;
-		image->delayed = lease->single && lease->delayed;
 		dlock_lease_ticket_channel(ticket, image->channel);
 	}
 	record->in_flight = !image->over || image->had_row;

@@ -18,7 +18,7 @@ typedef struct DlockImage
 	bool		had_row;
 	bool		over;			/* to be removed, and finished then */
 	bool		granted;
-	bool		delayed;
+	bool		delayed;		/* of a lease */
 	TimestampTz granted_at;
 	char		channel[NAMEDATALEN];
 } DlockImage;

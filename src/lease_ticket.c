@@ -427,8 +427,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 	{
 		dlock_lease_ticket_unlist(lease, ticket);
 		dlock_journal_mark(space, &ticket->record);
-		if (!lease->single && lease->tickets.length == 0 &&
-			lease->closed.length == 0)
+		if (lease->tickets.length == 0 && lease->closed.length == 0)
 		{
 			/* it keeps nothing closed any more */
 			lease->delayed = false;
@@ -591,11 +590,11 @@ dlock_lease_ticket_is_restored(DlockSpace *space, int64 number)
 
 /* Put back a ticket that was read from its table. */
 void
-dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted, bool delayed)
+dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 {
 	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = dlock_space_at(lease->space);
-	DlockState	state = (lease->single ? delayed : lease->delayed) ? DLOCK_ENDING :
+	DlockState	state = lease->delayed ? DLOCK_ENDING :
 		granted ? DLOCK_GRANTED : DLOCK_WAITING;
 
 	ticket->ticket.session = 0;
@@ -621,7 +620,7 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted, bool delayed)
 	/* from here on nothing fails */
 	dlock_record_ref(&ticket->record);
 	if (lease->single)
-		dlock_lease_restart(space, lease, state == DLOCK_ENDING);
+		dlock_lease_restart(space, lease, false);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	list_ticket(lease, ticket, state == DLOCK_ENDING);
 	LWLockRelease(&space->lease_lock);

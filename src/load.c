@@ -172,8 +172,7 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 	if (single)
 	{
 		request.lease = dlock_lease_make(space, get_interval(row, DLOCK_QUEUE_TTL),
-										 get_interval(row, DLOCK_QUEUE_DELAY),
-										 true, NULL);
+										 0, true, NULL);
 		request.lease->number = number;
 		request.lease->role = get_oid(row, DLOCK_QUEUE_ROLE);
 		request.lease->role_name =
@@ -197,8 +196,7 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 		ticket->ticket.granted_at = get_time(row, DLOCK_QUEUE_GRANTED_AT);
 		ticket->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
 		dlock_lease_ticket_restore(ticket,
-								   get_bool(row, DLOCK_QUEUE_GRANTED),
-								   get_bool(row, DLOCK_QUEUE_DELAYED));
+								   get_bool(row, DLOCK_QUEUE_GRANTED));
 	}
 	dlock_record_unuse(before);
 }

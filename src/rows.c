@@ -60,6 +60,7 @@ typedef struct Column
 	const char *name;
 	Oid			type;
 	bool		can_be_null;
+	bool		can_be_missing;
 } Column;
 
 static const Column queue_columns[] = {
@@ -67,7 +68,7 @@ static const Column queue_columns[] = {
 	[DLOCK_QUEUE_NAME] = {"name", TEXTOID, false},
 	[DLOCK_QUEUE_LEASE] = {"lease", INT8OID, false},
 	[DLOCK_QUEUE_GRANTED] = {"granted", BOOLOID, false},
-	[DLOCK_QUEUE_DELAYED] = {"delayed", BOOLOID, false},
+	[DLOCK_QUEUE_DELAYED] = {"delayed", BOOLOID, false, true},
 	[DLOCK_QUEUE_MODE] = {"mode", TEXTOID, false},
 	[DLOCK_QUEUE_SLOTS] = {"slots", INT4OID, true},
 	[DLOCK_QUEUE_PERMITS] = {"permits", INT4OID, false},
@@ -79,7 +80,6 @@ static const Column queue_columns[] = {
 	[DLOCK_QUEUE_ENQUEUED_AT] = {"enqueued_at", TIMESTAMPTZOID, false},
 	[DLOCK_QUEUE_GRANTED_AT] = {"granted_at", TIMESTAMPTZOID, true},
 	[DLOCK_QUEUE_TTL] = {"ttl", INTERVALOID, true},
-	[DLOCK_QUEUE_DELAY] = {"delay", INTERVALOID, true},
 	[DLOCK_QUEUE_DURABILITY] = {"durability", INT4OID, false},
 	[DLOCK_QUEUE_SYSTEM] = {"system", INT8OID, false},
 	[DLOCK_QUEUE_DATABASE] = {"database", OIDOID, false}
@@ -121,7 +121,7 @@ static const Shape shapes[DLOCK_NUM_TABLES] = {
 		DLOCK_LEASE_NUM_COLUMNS, DLOCK_LEASE_SYSTEM, DLOCK_LEASE_DATABASE}
 };
 
-/* Where the columns of a table are */
+/* Where the columns of a table are; InvalidAttrNumber: one is missing */
 typedef struct Places
 {
 	AttrNumber	number[DLOCK_MAX_COLUMNS];
@@ -195,6 +195,9 @@ find_places(Relation relation, const Shape *shape, Places *places)
 				strcmp(NameStr(attribute->attname), column->name) == 0)
 				found = attribute;
 		}
+		places->number[i] = InvalidAttrNumber;
+		if (found == NULL && column->can_be_missing)
+			continue;
 		if (found == NULL)
 			raise_changed(relation,
 						  psprintf(_("It has no column \"%s\" of type %s."),
@@ -215,8 +218,13 @@ take_row(Relation relation, const Shape *shape, const Places *places,
 {
 	for (int i = 0; i < shape->num_columns; i++)
 	{
-		row->values[i] = heap_getattr(tuple, places->number[i],
-									  RelationGetDescr(relation),
+		AttrNumber	number = places->number[i];
+
+		row->nulls[i] = number == InvalidAttrNumber;
+		row->values[i] = (Datum) 0;
+		if (row->nulls[i])
+			continue;
+		row->values[i] = heap_getattr(tuple, number, RelationGetDescr(relation),
 									  &row->nulls[i]);
 		if (!row->nulls[i])
 			continue;
@@ -288,8 +296,6 @@ find_defaults(Table *table)
 	TupleDesc	descriptor = RelationGetDescr(table->relation);
 
 	table->num_others = 0;
-	if (descriptor->natts == table->shape->num_columns)
-		return;
 	table->others = palloc(descriptor->natts * sizeof(AttrNumber));
 	table->defaults = palloc(descriptor->natts * sizeof(ExprState *));
 	for (int a = 0; a < descriptor->natts; a++)
@@ -446,6 +452,8 @@ set(Table *table, int column, bool is_null, Datum datum)
 {
 	int			place = table->places->number[column] - 1;
 
+	if (place < 0)
+		return;
 	table->row->tts_values[place] = datum;
 	table->row->tts_isnull[place] = is_null;
 }
@@ -485,7 +493,7 @@ fill_ticket(Table *table, const DlockImage *image)
 												 ticket->key.length)));
 	set(table, DLOCK_QUEUE_LEASE, false, Int64GetDatum(lease->number));
 	set(table, DLOCK_QUEUE_GRANTED, false, BoolGetDatum(image->granted));
-	set(table, DLOCK_QUEUE_DELAYED, false, BoolGetDatum(image->delayed));
+	set(table, DLOCK_QUEUE_DELAYED, false, BoolGetDatum(false));
 	set_text(table, DLOCK_QUEUE_MODE, dlock_mode_name(ticket->ticket.mode));
 	set(table, DLOCK_QUEUE_SLOTS, !has_slots,
 		has_slots ? Int32GetDatum(ticket->ticket.slots) : (Datum) 0);
@@ -502,7 +510,6 @@ fill_ticket(Table *table, const DlockImage *image)
 	set(table, DLOCK_QUEUE_GRANTED_AT, !image->granted,
 		image->granted ? TimestampTzGetDatum(image->granted_at) : (Datum) 0);
 	set_interval(table, DLOCK_QUEUE_TTL, lease->single ? lease->ttl : 0);
-	set_interval(table, DLOCK_QUEUE_DELAY, lease->single ? lease->delay : 0);
 	set(table, DLOCK_QUEUE_DURABILITY, false, Int32GetDatum(ticket->durability));
 }
 

@@ -261,7 +261,8 @@ typedef struct DlockLease
 	bool		single;			/* one ticket's own, with that ticket's number:
 								 * the ticket's row stands for both */
 	int64		ttl;			/* in microseconds */
-	int64		delay;			/* in microseconds; 0: none */
+	int64		delay;			/* in microseconds; 0: none, as with a ticket's
+								 * own */
 	int			durability;		/* the opener's synchronous_commit */
 	Oid			role;			/* the owner, by OID and by name */
 	NameData	role_name;

@@ -180,7 +180,7 @@ SELECT dlock_try_ttl_acquire('b', ttl => '2h', timeout => '1s', shared => true, 
 SELECT * FROM lease_tickets;
 SELECT lease IN (:a, :b) AS own, ttl, delay, attached_pid, info, held, waiting
   FROM dlock_leases ORDER BY lease;
-SELECT ticket = lease AS own, ttl, delay, granted, owner, info FROM dlock_queue ORDER BY ticket;
+SELECT ticket = lease AS own, ttl, granted, owner, info FROM dlock_queue ORDER BY ticket;
 SELECT count(*) FROM dlock_queue_lease;
 SELECT dlock_renew(:a), dlock_renew(:b);
 -- asking again: with the same owner, if there is one

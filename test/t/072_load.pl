@@ -306,6 +306,8 @@ grows('and is handed on in the order of the queue',
 is($other->query("SELECT dlock_release('free')"), 't', 'to sessions');
 is($admin->query("SELECT dlock_wait($behind_it)"), 't', 'and to a lease');
 $admin->query("SELECT dlock_release_ticket($behind_it)");
+is_now($admin, "SELECT count(*) FROM dlock_queue WHERE name = 'free'",
+	'0', 'which leaves no row behind');
 
 #
 # Where it cannot even be looked at, by a lock that outlives the start, they wait
