@@ -300,27 +300,6 @@ $client->query("SELECT dlock_release('lock')");
 grows('those behind it are served', $ticket, $waiter->answer);
 $waiter->quit;
 
-# A request for a lease that ends meanwhile does not wait for its turn, nor for a
-# look for deadlocks, whoever ends it.
-foreach my $way ('is closed', 'runs out')
-{
-	my $session = session($node);
-	my $keeper = session($node);
-
-	$client->query("SELECT dlock_acquire('lock')");
-	$lease = $keeper->query("SELECT dlock_lease_open('100ms', attach => true)");
-	$session->query("SET deadlock_timeout = '1h'");
-	$session->start("SELECT dlock_lease_acquire('lock', $lease)");
-	$admin->until_waits($session);
-	$admin->query("SELECT dlock_lease_close($lease)") if $way eq 'is closed';
-	$keeper->quit;
-	like($session->answer, qr/55L01: lease $lease is gone/,
-		"a request fails when its lease $way");
-	is($client->query("SELECT dlock_release('lock')"),
-		't', 'though the lock is held');
-	$session->quit;
-}
-
 #
 # Attached to a session
 #
