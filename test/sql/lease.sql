@@ -107,9 +107,9 @@ SELECT ticket = :a AS ticket, lease = :l AS lease, role = current_user AS role,
 	remaining BETWEEN '1s' AND '1h' AS remaining, blocked_by
   FROM dlock_locks;
 -- what is durable
-SELECT ticket = :a AS ticket, name, lease = :l AS lease, granted, delayed, mode, slots,
+SELECT ticket = :a AS ticket, name, lease = :l AS lease, granted, mode, slots,
 	permits, owner, info, channel, role_name = current_user AS name,
-	granted_at >= enqueued_at AS times, ttl, delay, durability
+	granted_at >= enqueued_at AS times, ttl, durability
   FROM dlock_queue;
 
 -- It is no lock of this session's, nor does it have a lease.
