@@ -64,6 +64,19 @@ COMMENT ON TRIGGER dlock_truncated ON dlock_reservations IS
 'has all sessions read the table again';
 
 --
+-- The tables of leases
+--
+-- A ticket's own lease has no delay.
+ALTER TABLE dlock_queue
+    DROP COLUMN delay,
+    DROP COLUMN delayed;
+
+-- After a restart, before they are read, a session asks whether a name is there.
+CREATE INDEX dlock_queue_name ON dlock_queue (name);
+COMMENT ON INDEX dlock_queue_name IS
+'for sessions that ask for a lock before the tables of leases have been read';
+
+--
 -- The view dlock_locks
 --
 COMMENT ON COLUMN dlock_locks.blocked_by IS 'the holders in a waiter''s way, at most 16 of them, and the one request right before it';

@@ -38,13 +38,13 @@ int			dlock_max_ttl;
 int			dlock_session_locks;
 
 /*
- * What every call begins with.  Returns this database's space.
+ * What every call begins with.  Returns this database's space; what leases keep
+ * there may not have been read since the server was started.
  *
- * Enough for what only asks; what changes anything comes through
- * begin_change().
+ * Enough for what asks about this session, or, behind get_key(), about one lock.
  */
 static DlockSpace *
-begin_call(void)
+begin_unloaded(void)
 {
 	DlockSpace *space;
 
@@ -61,7 +61,7 @@ begin_call(void)
 				 errhint("Functions that call dlock must be PARALLEL UNSAFE.")));
 	if (unlikely(!dlock_session_attached))
 		dlock_session_attach();
-	space = dlock_loaded_space();
+	space = dlock_current_space();
 	dlock_worker_look(space);
 	return space;
 }
@@ -83,7 +83,15 @@ begin_change(void)
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("cannot change locks within a security-restricted operation"),
 				 errdetail("Here the code of an object's owner runs amid the locks of another role's session.")));
-	return begin_call();
+	return begin_unloaded();
+}
+
+/* The same for what a lease can have to do with: all of them are there. */
+static DlockSpace *
+begin_lease_change(void)
+{
+	(void) begin_change();
+	return dlock_loaded_space();
 }
 
 static void
@@ -124,26 +132,18 @@ get_key(FunctionCallInfo fcinfo, const DlockSpace *space, DlockKey *key)
 	make_key(key, space, PG_GETARG_TEXT_PP(0));
 }
 
+/* A call that asks for a lock, and is told what leases have there, too. */
 static DlockSpace *
 begin_named_call(FunctionCallInfo fcinfo, DlockKey *key)
 {
-	DlockSpace *space = begin_call();
+	DlockSpace *space = begin_unloaded();
 
 	get_key(fcinfo, space, key);
+	(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER);
 	return space;
 }
 
-/* The same for those functions that need a right to a reserved name, ... */
-static DlockSpace *
-begin_protected_call(FunctionCallInfo fcinfo, DlockKey *key)
-{
-	DlockSpace *space = begin_named_call(fcinfo, key);
-
-	dlock_reserve_check(space, key);
-	return space;
-}
-
-/* ... and change something. */
+/* For what changes something, and needs a right to a reserved name */
 static DlockSpace *
 begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
 {
@@ -152,6 +152,13 @@ begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
 	get_key(fcinfo, space, key);
 	dlock_reserve_check(space, key);
 	return space;
+}
+
+static DlockSpace *
+begin_protected_lease_change(FunctionCallInfo fcinfo, DlockKey *key)
+{
+	(void) begin_protected_change(fcinfo, key);
+	return dlock_loaded_space();
 }
 
 /*
@@ -537,7 +544,8 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
 	int			before = dlock_record_prepare();
 	int			tail = scope == DLOCK_LEASE ? 2 : 1;
-	DlockSpace *space = begin_change();
+	DlockSpace *space = scope == DLOCK_LEASE ? begin_lease_change() :
+		begin_change();
 	DlockRequest request = {
 		.scope = scope,
 		.permits = 1,
@@ -667,7 +675,7 @@ PG_FUNCTION_INFO_V1(dlock_lease_open);
 Datum
 dlock_lease_open(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_change();
+	DlockSpace *space = begin_lease_change();
 	int64		ttl;
 	int64		delay = 0;
 
@@ -684,7 +692,7 @@ PG_FUNCTION_INFO_V1(dlock_lease_close);
 Datum
 dlock_lease_close(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_change();
+	DlockSpace *space = begin_lease_change();
 	int64		count;
 
 	need(fcinfo, 0, "lease");
@@ -701,7 +709,7 @@ PG_FUNCTION_INFO_V1(dlock_renew);
 Datum
 dlock_renew(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_change();
+	DlockSpace *space = begin_lease_change();
 	int			count;
 
 	need(fcinfo, 0, "id");
@@ -739,7 +747,7 @@ static Datum
 acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 {
 	DlockRequest request;
-	DlockSpace *space = begin_protected_change(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_lease_change(fcinfo, &request.key);
 	int			before = dlock_record_prepare();
 	DlockOutcome outcome;
 	DlockTimeout timeout;
@@ -794,7 +802,7 @@ static Datum
 enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 {
 	DlockRequest request;
-	DlockSpace *space = begin_protected_change(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_lease_change(fcinfo, &request.key);
 	int			before = dlock_record_prepare();
 	int64		number;
 
@@ -891,9 +899,11 @@ Datum
 dlock_is_held(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
-	DlockSpace *space = begin_named_call(fcinfo, &key);
-	bool		held = dlock_session_holds(&key);
+	DlockSpace *space = begin_unloaded();
+	bool		held;
 
+	get_key(fcinfo, space, &key);
+	held = dlock_session_holds(&key);
 	if (held)
 		dlock_journal_flush_removal(space, &key);
 	PG_RETURN_BOOL(held);
@@ -940,6 +950,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 					   AccessShareLock);
 	space = begin_protected_change(fcinfo, &key);
 	need(fcinfo, 1, "fence");
+	(void) dlock_load_name(space, &key, DLOCK_WAIT_FOREVER);
 	dlock_xact_guard(space, &key, PG_GETARG_INT64(1));
 	/* it may have been enqueued, and granted since */
 	dlock_journal_flush_removal(space, &key);
@@ -951,8 +962,10 @@ Datum
 dlock_version_of(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
-	DlockSpace *space = begin_protected_call(fcinfo, &key);
+	DlockSpace *space = begin_unloaded();
 
+	get_key(fcinfo, space, &key);
+	dlock_reserve_check(space, &key);
 	PG_RETURN_INT64(dlock_version_read(space, &key));
 }
 
@@ -1028,7 +1041,7 @@ dlock_require_guard(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("function \"%s\" needs the name of a lock as its only argument",
 						"dlock_require_guard")));
-	make_key(&key, begin_call(), cstring_to_text(trigger->tg_trigger->tgargs[0]));
+	make_key(&key, begin_unloaded(), cstring_to_text(trigger->tg_trigger->tgargs[0]));
 	if (!dlock_xact_has_guarded(&key))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -1043,7 +1056,7 @@ PG_FUNCTION_INFO_V1(dlock_force_release);
 Datum
 dlock_force_release(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = begin_change();
+	DlockSpace *space = begin_lease_change();
 
 	need(fcinfo, 0, "ticket");
 	PG_RETURN_BOOL(dlock_queue_force(&space->key, PG_GETARG_INT64(0)));
@@ -1081,7 +1094,7 @@ Datum
 dlock_reset(PG_FUNCTION_ARGS)
 {
 	static const char *const tables[] = {"dlock_queue", "dlock_queue_lease"};
-	DlockSpace *space = begin_change();
+	DlockSpace *space = begin_lease_change();
 	Oid			types[] = {INT8OID, OIDOID};
 	Datum		values[] = {
 		Int64GetDatum((int64) GetSystemIdentifier()),

@@ -35,6 +35,8 @@ withdraw_lease(int code, Datum arg)
 	DlockLease *lease = (DlockLease *) DatumGetPointer(arg);
 	DlockSpace *space = dlock_space_at(lease->space);
 
+	/* a segment of memory could not be mapped */
+	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_be_over(lease, true);

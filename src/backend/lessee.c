@@ -176,12 +176,29 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 	}
 }
 
-/* Tickets for leases that a call has claimed */
+/*
+ * Tickets for leases that a call has claimed; and where it redirects the
+ * announcement of the first, what is to take its place
+ */
 typedef struct Taken
 {
 	DlockLeaseTicket **tickets;
 	int			count;
+	dsa_pointer redirection;
 } Taken;
+
+/* A redirection has failed. */
+static void
+undo_redirect(Taken *taken)
+{
+	DlockLeaseTicket *ticket = taken->tickets[0];
+	dsa_pointer announcement = taken->redirection;
+
+	taken->redirection = InvalidDsaPointer;
+	dlock_lease_ticket_undo_redirect(ticket, announcement);
+	dlock_announcement_discard(dlock_space_at(ticket->ticket.space),
+							   announcement);
+}
 
 /*
  * A call fails, or the backend exits: nothing stays of what it has claimed,
@@ -195,6 +212,8 @@ take_back(int code, Datum arg)
 	/* dshash raises a lack of memory with a lock of its own held */
 	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
+	if (DsaPointerIsValid(taken->redirection))
+		undo_redirect(taken);
 	for (int i = 0; i < taken->count; i++)
 		dlock_lease_ticket_withdraw(taken->tickets[i]);
 }
@@ -227,7 +246,7 @@ dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
 					 DlockOutcome *outcome)
 {
 	DlockLeaseTicket *ticket = acquire_for_lease(space, request, outcome);
-	Taken		taken = {&ticket, 1};
+	Taken		taken = {&ticket, 1, InvalidDsaPointer};
 
 	if (ticket == NULL)
 		return 0;
@@ -250,7 +269,8 @@ dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
 	uint64		start = dlock_monotonic_now();
 	Taken		taken = {
 		.tickets = palloc(Max(count, 1) * sizeof(DlockLeaseTicket *)),
-		.count = 0
+		.count = 0,
+		.redirection = InvalidDsaPointer
 	};
 
 	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
@@ -305,15 +325,13 @@ enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
  * still told.
  */
 static void
-redirect(DlockSpace *space, const DlockRequest *request,
-		 DlockLeaseTicket *ticket)
+redirect(Taken *taken)
 {
-	dsa_pointer announcement = dlock_announcement_make(space, request);
+	DlockLeaseTicket *ticket = taken->tickets[0];
 
-	if (dlock_queue_redirect(ticket, announcement))
-		return;
-	dlock_announcement_discard(space, announcement);
-	dlock_raise_lost(&ticket->key, ticket->ticket.number);
+	if (!dlock_queue_redirect(ticket, taken->redirection))
+		dlock_raise_lost(&ticket->key, ticket->ticket.number);
+	taken->redirection = InvalidDsaPointer;
 }
 
 /*
@@ -325,16 +343,21 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request)
 {
 	DlockLeaseTicket *ticket;
 	bool		created;
-	Taken		taken = {&ticket, 1};
+	Taken		taken = {&ticket, 1, InvalidDsaPointer};
 
 	dlock_xact_prepare_arming();
 	ticket = enqueue_for_lease(space, request, &created);
 	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
 	/* also what was there: nobody may have done so, if it was adopted now */
 	dlock_lease_ticket_publish(ticket);
+	if (!created)
+	{
+		taken.redirection = dlock_announcement_make(space, request);
+		dlock_lease_ticket_begin_redirect(ticket, taken.redirection);
+	}
 	make_durable(space, ticket, false);
 	if (!created)
-		redirect(space, request, ticket);
+		redirect(&taken);
 	PG_END_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
 	dlock_xact_arm_of_lease(ticket);
 	return ticket->ticket.number;

@@ -12,6 +12,7 @@
 #include "storage/ipc.h"
 
 #include "backend/held.h"
+#include "tables/tables.h"
 
 static void at_exit(int code, Datum arg);
 
@@ -99,6 +100,28 @@ confirm_grant(DlockSpace *space, DlockHeld *held)
 }
 
 /*
+ * Where the tables of leases have still to be read, a lock that a lease may have
+ * is nobody's to join before.  False where the request's time has passed by
+ * then; otherwise request->timeout is what is left of it.
+ */
+static bool
+wait_for_leases(DlockSpace *space, DlockRequest *request,
+				DlockOutcome *outcome)
+{
+	uint64		start = dlock_monotonic_now();
+	bool		nowait = request->timeout == DLOCK_NO_WAIT;
+
+	if (dlock_load_name(space, &request->key, request->timeout))
+	{
+		request->timeout = dlock_request_time_left(request->timeout, start);
+		return true;
+	}
+	dlock_count(nowait ? DLOCK_COUNT_BUSY : DLOCK_COUNT_TIMEOUTS, 1);
+	*outcome = nowait ? DLOCK_BUSY : DLOCK_TIMED_OUT;
+	return false;
+}
+
+/*
  * Acquire in session or transaction scope: returns the ticket's number, the
  * fence.  Where that was not to be had in the request's time, returns 0 with
  * *outcome set, and nothing is held that was not before.
@@ -107,10 +130,11 @@ int64
 dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 					  DlockOutcome *outcome)
 {
-	bool		nowait = request->timeout == DLOCK_NO_WAIT;
 	bool		would_block_itself = false;
+	DlockRequest rest;
 	DlockHeldName *name;
 	DlockHeld  *held;
+	bool		nowait;
 
 	/* an interrupt is taken while nothing depends on it */
 	CHECK_FOR_INTERRUPTS();
@@ -133,6 +157,14 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		would_block_itself = dlock_held_blocks(name, request, PG_INT64_MAX);
 	}
 
+	if (unlikely(pg_atomic_read_u32(&space->loaded) == 0))
+	{
+		rest = *request;
+		request = &rest;
+		if (!wait_for_leases(space, &rest, outcome))
+			return 0;
+	}
+	nowait = request->timeout == DLOCK_NO_WAIT;
 	held = join(space, request, nowait || would_block_itself);
 	if (held == NULL)
 	{
@@ -246,6 +278,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 	}
 	else
 	{
+		(void) dlock_load_name(space, &request->key, DLOCK_WAIT_FOREVER);
 		held = join(space, request, false);
 		if (dlock_held_is_granted(held))
 			confirm_grant(space, held);
@@ -272,6 +305,7 @@ dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
 		DlockLeaseTicket *ticket;
 
 		(void) dlock_record_prepare();
+		space = dlock_loaded_space();
 		ticket = dlock_lease_ticket_find(space, number);
 		if (ticket == NULL)
 			dlock_raise_no_ticket(number);
@@ -347,6 +381,7 @@ dlock_session_release_ticket(DlockSpace *space, int64 number)
 
 	if (held && held->session_depth > 0)
 		return undo_session_acquire(held);
+	space = dlock_loaded_space();
 	before = dlock_record_prepare();
 	ticket = held ? NULL : dlock_lease_ticket_find(space, number);
 	released = ticket && dlock_queue_end(ticket, 0);

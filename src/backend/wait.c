@@ -56,7 +56,17 @@ microseconds_since(instr_time start)
 	return (int64) INSTR_TIME_GET_MICROSEC(now);
 }
 
-/* Let others see, and unsee, what this backend waits for. */
+/* Is the lock for a lease that was there before, and can be over meanwhile? */
+static bool
+has_lease(const DlockRequest *request)
+{
+	return request->lease && !request->lease->single;
+}
+
+/*
+ * Let others see, and unsee, what this backend waits for.  Whoever ends a lease
+ * wakes those who wait with it.
+ */
 static void
 announce_wait(const DlockRequest *request, int64 number)
 {
@@ -66,20 +76,26 @@ announce_wait(const DlockRequest *request, int64 number)
 	SpinLockAcquire(&me->mutex);
 	me->wait_count++;
 	me->wait_ticket = number;
+	me->wait_lease = has_lease(request) ?
+		request->lease->record.link.self : InvalidDsaPointer;
 	me->wait_mode = request->mode;
 	me->wait_permits = request->permits;
 	dlock_key_copy(&me->wait_key, &request->key);
 	SpinLockRelease(&me->mutex);
+	if (has_lease(request))
+		pg_atomic_fetch_add_u32(&request->lease->waiters, 1);
 }
 
 static void
-unannounce_wait(void)
+unannounce_wait(const DlockRequest *request)
 {
 	DlockBackend *me = dlock_my_backend;
 
 	SpinLockAcquire(&me->mutex);
 	me->wait_ticket = 0;
 	SpinLockRelease(&me->mutex);
+	if (has_lease(request))
+		pg_atomic_fetch_sub_u32(&request->lease->waiters, 1);
 }
 
 /*
@@ -232,6 +248,9 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 		int64		waited = microseconds_since(start);
 		int64		left = next_check - waited;
 
+		/* no request need wait for a lease that is over by now */
+		if (has_lease(request) && !dlock_lease_is_open(request->lease))
+			dlock_raise_lease_gone(request->lease->number);
 		if (request->timeout != DLOCK_WAIT_FOREVER)
 		{
 			if (waited >= request->timeout)
@@ -244,10 +263,6 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 			bool		told;
 			bool		thorough;
 
-			/* no request need wait for a lease that is over by now */
-			if (request->lease && !request->lease->single &&
-				!dlock_lease_is_open(request->lease))
-				dlock_raise_lease_gone(request->lease->number);
 			told = pg_atomic_exchange_u32(&dlock_my_backend->check_requested,
 										  0) != 0;
 			thorough = told || waited >= next_thorough;
@@ -287,14 +302,15 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 
 /* What was begun for a wait ends with it, however it ends. */
 static void
-end_wait(bool has_lock_timeout, CompatPsSuffix *title, instr_time start)
+end_wait(const DlockRequest *request, bool has_lock_timeout,
+		 CompatPsSuffix *title, instr_time start)
 {
 	/* keep the indicator: a timeout on its way stays a lock timeout */
 	if (has_lock_timeout)
 		disable_timeout(LOCK_TIMEOUT, true);
 	compat_ps_suffix_remove(title);
 	ConditionVariableCancelSleep();
-	unannounce_wait();
+	unannounce_wait(request);
 	dlock_count(DLOCK_COUNT_WAIT_US, microseconds_since(start));
 }
 
@@ -328,13 +344,13 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	}
 	PG_CATCH();
 	{
-		end_wait(has_lock_timeout, &title, start);
+		end_wait(request, has_lock_timeout, &title, start);
 		dlock_count(geterrcode() == ERRCODE_T_R_DEADLOCK_DETECTED ?
 					DLOCK_COUNT_DEADLOCKS : DLOCK_COUNT_CANCELED, 1);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	end_wait(has_lock_timeout, &title, start);
+	end_wait(request, has_lock_timeout, &title, start);
 
 	state = (DlockState) pg_atomic_read_u32(&ticket->state);
 	if (state == DLOCK_GONE || state == DLOCK_LEAVING ||

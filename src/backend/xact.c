@@ -20,6 +20,7 @@
 #include "utils/resowner.h"
 
 #include "backend/held.h"
+#include "tables/tables.h"
 
 typedef enum MarkKind
 {
@@ -275,6 +276,8 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 	int			before;
 
 	dlock_xact_prepare();
+	if (held == NULL)
+		space = dlock_loaded_space();
 	before = dlock_record_prepare();
 	ticket = held ? NULL : dlock_lease_ticket_find(space, number);
 	if (ticket)

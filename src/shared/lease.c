@@ -302,6 +302,7 @@ dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
 	pg_atomic_init_u64(&lease->deadline, 0);
 	pg_atomic_init_u64(&lease->confirmed, 0);
 	pg_atomic_init_u64(&lease->renewed_at, 0);
+	pg_atomic_init_u32(&lease->waiters, 0);
 	dlock_record_use(&lease->record);
 	lease->info = dlock_text_copy(info);
 	return lease;
@@ -567,11 +568,17 @@ dlock_lease_restored(DlockSpace *space, int64 number)
 	return lease;
 }
 
+/*
+ * A lease is put back.  No time passes for it before all are, however many
+ * attempts that takes: see dlock_lease_begin_anew().
+ */
 void
 dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 {
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_start(space, lease);
+	pg_atomic_write_u64(&lease->confirmed, DLOCK_NO_DEADLINE);
+	pg_atomic_write_u64(&lease->deadline, DLOCK_NO_DEADLINE);
 	if (delayed)
 	{
 		pg_atomic_write_u64(&lease->deadline, 0);
@@ -621,22 +628,6 @@ dlock_lease_greatest_durability(DlockSpace *space, int64 *least_ttl)
 	dlock_lease_for_each(space, take_demand, &demand);
 	*least_ttl = demand.ttl;
 	return demand.durability;
-}
-
-static bool
-hold_time(DlockLease *lease, void *arg)
-{
-	pg_atomic_write_u64(&lease->confirmed, DLOCK_NO_DEADLINE);
-	if (!lease->delayed)
-		pg_atomic_write_u64(&lease->deadline, DLOCK_NO_DEADLINE);
-	return true;
-}
-
-/* No time passes for the leases that are put back, before all of them are. */
-void
-dlock_lease_hold_time(DlockSpace *space)
-{
-	dlock_lease_for_each(space, hold_time, NULL);
 }
 
 static bool

@@ -17,6 +17,8 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
 #include "utils/memutils.h"
 
 #include "shared/lease.h"
@@ -206,6 +208,33 @@ dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
  */
 
 /*
+ * A lease is over: wake the sessions that wait to get it a lock, whose tickets
+ * are not its own yet.  Who comes to wait later finds it over: he counts himself
+ * before he looks, and it was over before this.
+ */
+static void
+wake_waiters(DlockLease *lease)
+{
+	pg_memory_barrier();
+	if (likely(pg_atomic_read_u32(&lease->waiters) == 0))
+		return;
+	for (int i = 0; i < dlock_control->num_backends; i++)
+	{
+		DlockBackend *backend = &dlock_backends[i];
+		bool		waits;
+
+		if (pg_atomic_read_u64(&backend->session) == 0)
+			continue;
+		SpinLockAcquire(&backend->mutex);
+		waits = backend->wait_ticket != 0 &&
+			backend->wait_lease == lease->record.link.self;
+		SpinLockRelease(&backend->mutex);
+		if (waits)
+			SetLatch(&GetPGProcByNumber(i)->procLatch);
+	}
+}
+
+/*
  * A lease is over: end its tickets; how many these were.  Raises nothing.
  */
 int64
@@ -213,6 +242,7 @@ dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
 {
 	int64		count = end_tickets(space, lease, event);
 
+	wake_waiters(lease);
 	if (!lease->single)
 	{
 		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
@@ -343,6 +373,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_be_over(lease, false);
 	LWLockRelease(&space->lease_lock);
+	wake_waiters(lease);
 	if (!end_tickets_until(space, lease, DLOCK_EVENT_EXPIRED, until))
 		return now;
 

@@ -153,9 +153,8 @@ dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
 	for (pointer = entry->ticket; DsaPointerIsValid(pointer);)
 	{
 		DlockLeaseTicket *ticket = dsa_get_address(dlock_area, pointer);
-		DlockState	state = dlock_state_of(ticket);
 
-		if ((state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
+		if (!dlock_state_has_ended(dlock_state_of(ticket)) &&
 			is_same(ticket, wanted))
 		{
 			dlock_record_use(&ticket->record);
@@ -309,7 +308,61 @@ dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
 }
 
 /*
- * The announcement of a ticket is to go to another channel from now on, at this
+ * Redirecting the announcement of a ticket, for a call that gets one which another
+ * has made.  The row comes first, and names the new channel; once that is durable
+ * and the call cannot fail any more, the announcement itself is exchanged.  Until
+ * then the other client is told as before.  Where several calls are at it, the row
+ * is the latest one's.
+ */
+void
+dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
+								  dsa_pointer announcement)
+{
+	DlockSpace *space = dlock_space_at(ticket->ticket.space);
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	ticket->redirection = announcement;
+	dlock_journal_mark(space, &ticket->record);
+	LWLockRelease(&space->lease_lock);
+}
+
+/* The call has failed: the row says what it said before.  Raises nothing. */
+void
+dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
+								 dsa_pointer announcement)
+{
+	DlockSpace *space = dlock_space_at(ticket->ticket.space);
+	bool		undone;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	undone = ticket->redirection == announcement;
+	if (undone)
+	{
+		ticket->redirection = InvalidDsaPointer;
+		dlock_journal_mark(space, &ticket->record);
+	}
+	LWLockRelease(&space->lease_lock);
+	if (undone)
+		(void) dlock_worker_wake(space);
+}
+
+/* The channel for its row, or an empty one.  Called with the lease lock. */
+void
+dlock_lease_ticket_channel(DlockLeaseTicket *ticket, char *channel)
+{
+	DlockAnnouncement *announcement;
+
+	if (!DsaPointerIsValid(ticket->redirection))
+	{
+		dlock_announcement_channel(&ticket->ticket, channel);
+		return;
+	}
+	announcement = dsa_get_address(dlock_area, ticket->redirection);
+	strlcpy(channel, announcement->channel, NAMEDATALEN);
+}
+
+/*
+ * The announcement of a ticket goes to another channel from now on, at this
  * call's level of durability; if it holds already, the grant is announced there.
  * Called under the entry's lock; the caller wakes the worker.
  */
@@ -320,6 +373,8 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 
 	dlock_announcement_redirect(&ticket->ticket, announcement);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	if (ticket->redirection == announcement)
+		ticket->redirection = InvalidDsaPointer;
 	ticket->announced = false;
 	ticket->durability = synchronous_commit;
 	dlock_journal_mark(space, &ticket->record);
@@ -343,8 +398,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 	{
 		dlock_lease_ticket_unlist(lease, ticket);
 		dlock_journal_mark(space, &ticket->record);
-		if (!lease->single && lease->tickets.length == 0 &&
-			lease->closed.length == 0)
+		if (lease->tickets.length == 0 && lease->closed.length == 0)
 		{
 			/* it keeps nothing closed any more */
 			lease->delayed = false;
@@ -450,13 +504,10 @@ dlock_lease_ticket_find(DlockSpace *space, int64 number)
 {
 	DlockLease *lease;
 	DlockLeaseTicket *ticket;
-	DlockState	state;
 
 	dlock_id_find(space, number, &lease, &ticket);
-	if (ticket == NULL || ticket->ticket.session != 0)
-		return NULL;
-	state = dlock_state_of(ticket);
-	if (state != DLOCK_WAITING && state != DLOCK_GRANTED)
+	if (ticket == NULL || ticket->ticket.session != 0 ||
+		dlock_state_has_ended(dlock_state_of(ticket)))
 		return NULL;
 	if (!dlock_lease_ticket_is_live(ticket))
 		return NULL;

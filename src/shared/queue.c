@@ -508,17 +508,24 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	dshash_release_lock(dlock_locks, lock);
 }
 
-/* After all were put back: grant what has become free. */
+/*
+ * After all were put back: grant what has become free.  Can be repeated, and
+ * does nothing to the locks that sessions have taken meanwhile.
+ */
 void
-dlock_queue_resume(const DlockKey *key)
+dlock_queue_resume(const DlockSpace *space)
 {
-	DlockLock  *lock = find(key, true);
+	dshash_seq_status status;
 	Wakeups		wakeups = {0};
+	DlockLock  *lock;
 
-	if (lock == NULL)
-		return;
-	grant_from_queue(lock, &wakeups);
-	let_go(lock);
+	dshash_seq_init(&status, dlock_locks, true);
+	while ((lock = dshash_seq_next(&status)) != NULL)
+	{
+		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) == 0)
+			grant_from_queue(lock, &wakeups);
+	}
+	dshash_seq_term(&status);
 	wake_all(&wakeups);
 }
 
@@ -561,9 +568,7 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 static void
 withdraw_claim(DlockLock *lock, DlockLeaseTicket *ticket, Wakeups *wakeups)
 {
-	DlockState	state = state_of(&ticket->ticket);
-
-	if ((state == DLOCK_WAITING || state == DLOCK_GRANTED) &&
+	if (!dlock_state_has_ended(state_of(&ticket->ticket)) &&
 		--ticket->claims == 0)
 		end(lock, &ticket->ticket, 0, wakeups);
 }
@@ -685,16 +690,16 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 {
 	Wakeups		wakeups = {0};
 	DlockLock  *lock = find(&ticket->key, true);
-	DlockState	state;
+	bool		is_there;
 
 	if (lock == NULL)
 		return false;
-	state = state_of(&ticket->ticket);
-	if (state == DLOCK_WAITING || state == DLOCK_GRANTED)
+	is_there = !dlock_state_has_ended(state_of(&ticket->ticket));
+	if (is_there)
 		end(lock, &ticket->ticket, event, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
-	return state == DLOCK_WAITING || state == DLOCK_GRANTED;
+	return is_there;
 }
 
 /*
@@ -702,19 +707,21 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
  * stays, should the other one fail.  Where "adopt", the lease has it then: a
  * session that waits with it is woken, and waits on as for a lease's.  False
  * where the ticket is gone already, or its lease is.
+ *
+ * The worker is not woken for what is to be written now: whoever claims a ticket
+ * waits for that, and wakes it then.  Should he give up before, nobody has been
+ * promised anything.
  */
 bool
 dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 {
 	Wakeups		wakeups = {0};
 	DlockLock  *lock = find(&ticket->key, true);
-	DlockState	state;
 	bool		is_there;
 
 	if (lock == NULL)
 		return false;
-	state = state_of(&ticket->ticket);
-	is_there = state == DLOCK_WAITING || state == DLOCK_GRANTED;
+	is_there = !dlock_state_has_ended(state_of(&ticket->ticket));
 	if (is_there && adopt && !is_lease_ticket(&ticket->ticket))
 	{
 		wake_later(&wakeups, &ticket->ticket, 0);
@@ -735,13 +742,11 @@ bool
 dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
 	DlockLock  *lock = find(&ticket->key, true);
-	DlockState	state;
 	bool		is_there;
 
 	if (lock == NULL)
 		return false;
-	state = state_of(&ticket->ticket);
-	is_there = state == DLOCK_WAITING || state == DLOCK_GRANTED;
+	is_there = !dlock_state_has_ended(state_of(&ticket->ticket));
 	if (is_there)
 		dlock_lease_ticket_redirect(ticket, announcement);
 	dshash_release_lock(dlock_locks, lock);

@@ -12,11 +12,11 @@
 
 /* Put back a ticket that was read from its table. */
 void
-dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted, bool delayed)
+dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 {
 	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = dlock_space_at(lease->space);
-	DlockState	state = (lease->single ? delayed : lease->delayed) ? DLOCK_ENDING :
+	DlockState	state = lease->delayed ? DLOCK_ENDING :
 		granted ? DLOCK_GRANTED : DLOCK_WAITING;
 
 	ticket->ticket.session = 0;
@@ -42,7 +42,7 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted, bool delayed)
 	/* from here on nothing fails */
 	dlock_record_ref(&ticket->record);
 	if (lease->single)
-		dlock_lease_restart(space, lease, state == DLOCK_ENDING);
+		dlock_lease_restart(space, lease, false);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_ticket_list(lease, ticket, state == DLOCK_ENDING);
 	LWLockRelease(&space->lease_lock);

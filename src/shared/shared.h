@@ -155,7 +155,7 @@ extern DlockJoin dlock_queue_join(DlockSpace *space, const DlockRequest *request
 								  int32 *slots, DlockLeaseTicket **existing);
 extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
 extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
-extern void dlock_queue_resume(const DlockKey *key);
+extern void dlock_queue_resume(const DlockSpace *space);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
 extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
 extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
@@ -209,7 +209,6 @@ extern DlockLease *dlock_lease_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_restore(DlockLease *lease, bool delayed);
 extern int	dlock_lease_greatest_durability(DlockSpace *space,
 											int64 *least_ttl);
-extern void dlock_lease_hold_time(DlockSpace *space);
 extern void dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed);
 extern void dlock_lease_start(DlockSpace *space, DlockLease *lease);
 extern void dlock_lease_be_over(DlockLease *lease, bool always);
@@ -241,6 +240,13 @@ dlock_state_of(const DlockLeaseTicket *ticket)
 		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
 }
 
+/* Neither waits nor holds any more: what has ended never begins again. */
+static inline bool
+dlock_state_has_ended(DlockState state)
+{
+	return state != DLOCK_WAITING && state != DLOCK_GRANTED;
+}
+
 extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
 												 const DlockRequest *request);
 extern DlockLeaseTicket *dlock_lease_ticket_find(DlockSpace *space,
@@ -257,13 +263,18 @@ extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,
 										dsa_pointer announcement);
+extern void dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
+											  dsa_pointer announcement);
+extern void dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
+											 dsa_pointer announcement);
+extern void dlock_lease_ticket_channel(DlockLeaseTicket *ticket,
+									   char *channel);
 extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
 extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_ticket_discard(DlockLeaseTicket *ticket);
 
 /* restore.c */
-extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted,
-									   bool delayed);
+extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
 
 /* journal.c */
 extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);

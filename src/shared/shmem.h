@@ -203,7 +203,8 @@ struct DlockLease
 	bool		single;			/* one ticket's own, with that ticket's number:
 								 * the ticket's row stands for both */
 	int64		ttl;			/* in microseconds */
-	int64		delay;			/* in microseconds; 0: none */
+	int64		delay;			/* in microseconds; 0: none, as with a ticket's
+								 * own */
 	int			durability;		/* the opener's synchronous_commit */
 	Oid			role;			/* the owner, by OID and by name */
 	NameData	role_name;
@@ -229,6 +230,7 @@ struct DlockLease
 	pg_atomic_uint64 deadline;	/* monotonic microseconds, or as below; 0: over */
 	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic */
 	pg_atomic_uint64 renewed_at;	/* TimestampTz */
+	pg_atomic_uint32 waiters;	/* sessions that wait to get it a lock */
 };
 
 /* The deadline of a lease that ran out, which somebody may have been told */
@@ -272,6 +274,9 @@ typedef struct DlockLeaseTicket
 	bool		held;			/* ... and counted in "held" there */
 	bool		in_closed;		/* ... in "closed" */
 	bool		announced;		/* its grant has gone to the outbox */
+	dsa_pointer redirection;	/* a call's DlockAnnouncement that is to take the
+								 * place of its own once its row says so; or
+								 * invalid */
 } DlockLeaseTicket;
 
 /*
@@ -354,6 +359,21 @@ typedef struct DlockHeartbeat
 } DlockHeartbeat;
 
 /*
+ * How far the tables of leases have been read: an attempt that fails, or has no
+ * more time, leaves it to the next one.
+ */
+typedef struct DlockLoading
+{
+	int			part;			/* what is being put back: a LoadPart of load.c */
+	int64		last;			/* number of the latest row that was read there */
+
+	/* of its rows, those of another system or database: how many, and the first */
+	uint64		num_foreign;
+	uint64		foreign_system;
+	Oid			foreign_database;
+} DlockLoading;
+
+/*
  * A name space: one per database and extension.  Kept while a backend uses
  * it; see purge.c for what happens to it then.
  */
@@ -387,10 +407,15 @@ struct DlockSpace
 	LWLock		outbox_lock;
 	DlockList	outbox;			/* of DlockAnnouncement */
 
+	/* protected by a lock on dlock_queue that excludes itself */
+	DlockLoading loading;
+
 	/* atomic */
 	pg_atomic_uint32 loaded;	/* what the tables keep is in memory */
 	pg_atomic_uint32 load_failures; /* attempts of the worker at that */
 	ConditionVariable load_changed; /* broadcast when either changes */
+	pg_atomic_uint64 lock_told_at;	/* when somebody last logged that a table is
+									 * locked, and cannot be read; monotonic */
 	pg_atomic_uint32 failures;	/* attempts to write the journal that failed */
 	pg_atomic_uint32 failure;	/* SQLSTATE of the latest */
 	pg_atomic_uint64 quorum[DLOCK_NUM_QUORUMS]; /* when the last heartbeat was
@@ -453,6 +478,7 @@ typedef struct DlockBackend
 	slock_t		mutex;
 	uint64		wait_count;		/* waits begun; tells one from the next */
 	int64		wait_ticket;	/* ticket waited for; 0: not waiting */
+	dsa_pointer wait_lease;		/* a lease that is to have it; or invalid */
 	DlockMode	wait_mode;		/* what it asks for */
 	int32		wait_permits;
 	DlockKey	wait_key;		/* its lock */

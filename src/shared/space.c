@@ -125,6 +125,7 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u32(&space->loaded, 0);
 	pg_atomic_init_u32(&space->load_failures, 0);
 	ConditionVariableInit(&space->load_changed);
+	pg_atomic_init_u64(&space->lock_told_at, 0);
 	pg_atomic_init_u32(&space->failures, 0);
 	pg_atomic_init_u32(&space->failure, 0);
 	for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)

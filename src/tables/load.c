@@ -4,9 +4,13 @@
  *	  Reading the tables of leases back into memory.
  *
  * After a restart, a crash or a promotion every lease is put back with its full
- * ttl, and every ticket in its place.  Until that is done no call goes on, so
- * nobody sees a part of it; an error leaves what was put back so far, and the
- * next attempt goes on from there.
+ * ttl, and every ticket in its place.  Until that is done no call goes on that
+ * could see a part of it; an error leaves what was put back so far, and the next
+ * attempt goes on behind it.
+ *
+ * A session that asks for a name does not see what is put back under others.
+ * While the tables are not loaded nothing is written to them, so where no row
+ * has its name there is nothing of it to come, and it goes on at once.
  *
  * The worker does it, so that it goes on when a caller has no time to wait.  The
  * first caller itself does what takes no longer than to start a worker, or
@@ -20,10 +24,14 @@
 #include "access/relation.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "commands/dbcommands.h"
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/condition_variable.h"
+#include "storage/latch.h"
 #include "storage/lmgr.h"
+#include "storage/lock.h"
 #include "storage/proc.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -38,9 +46,15 @@
 /* So often standbys are asked for an answer, if they take long */
 #define MAX_QUORUM_WAITS	3
 
+#define ROWS_AT_ONCE		500		/* are read in a step, of a few milliseconds */
 #define SMALL_BLOCKS		32		/* are read while a worker would start */
 #define LOOK_MS				1000	/* between looks for a worker that loads */
 #define NO_WORKER_MS		3000	/* without any, after which none will come */
+#define WORKER_LOCK_MS		1000	/* the worker waits for a lock that long */
+#define TELL_MS				1000	/* of a lock on a table, after a wait */
+#define SILENCE_MS			60000	/* between two messages about that */
+#define MAX_LOCK_POLL_MS	50
+#define MAX_HOLDERS			5		/* are named */
 
 /* The columns of a row that was read; where null, 0 or NULL */
 static int64
@@ -86,172 +100,230 @@ get_oid(const DlockStored *row, int column)
 	return DatumGetObjectId(row->values[column]);
 }
 
+/*
+ * What is put back
+ */
+
 /* Rows that came with a copy are left out, and whoever wonders can read why. */
 static void
-log_foreign(const DlockStoredRows *rows, const char *table)
+log_foreign(const DlockLoading *loading, const char *table)
 {
-	if (rows->num_foreign == 0)
+	if (loading->num_foreign == 0)
 		return;
 	ereport(LOG,
 			(errmsg("left out %llu rows of table \"%s\", which belong to another server or database",
-					(unsigned long long) rows->num_foreign, table),
+					(unsigned long long) loading->num_foreign, table),
 			 errdetail("This is database %u of system %llu; the first of them is of database %u of system %llu.",
 					   MyDatabaseId, (unsigned long long) GetSystemIdentifier(),
-					   rows->foreign_database,
-					   (unsigned long long) rows->foreign_system),
+					   loading->foreign_database,
+					   (unsigned long long) loading->foreign_system),
 			 errhint("Leases do not come along with a copy, or with pg_upgrade: open them again.")));
 }
 
+/* Leave out a row that came with a copy. */
 static void
-load_leases(DlockSpace *space)
+leave_out(DlockLoading *loading, int64 system, Oid database)
 {
-	DlockStoredRows rows;
+	if (loading->num_foreign++ > 0)
+		return;
+	loading->foreign_system = (uint64) system;
+	loading->foreign_database = database;
+}
 
-	dlock_rows_read(space, DLOCK_TABLE_LEASES, &rows);
-	log_foreign(&rows, "dlock_queue_lease");
-	for (uint64 i = 0; i < rows.count; i++)
+static void
+load_lease(DlockSpace *space, const DlockStored *row)
+{
+	int			before = dlock_record_prepare();
+	DlockLease *lease;
+
+	if (dlock_lease_restored(space, get_int64(row, DLOCK_LEASE_LEASE)) == NULL)
 	{
-		const DlockStored *row = &rows.rows[i];
-		int			before = dlock_record_prepare();
-		DlockLease *lease;
-
-		if (dlock_lease_restored(space, get_int64(row, DLOCK_LEASE_LEASE)) == NULL)
-		{
-			lease = dlock_lease_make(space, get_interval(row, DLOCK_LEASE_TTL),
-									 get_interval(row, DLOCK_LEASE_DELAY), false,
-									 get_text(row, DLOCK_LEASE_INFO));
-			lease->number = get_int64(row, DLOCK_LEASE_LEASE);
-			lease->role = get_oid(row, DLOCK_LEASE_ROLE);
-			lease->role_name = *DatumGetName(row->values[DLOCK_LEASE_ROLE_NAME]);
-			lease->opened_at = get_time(row, DLOCK_LEASE_OPENED_AT);
-			lease->durability = get_int32(row, DLOCK_LEASE_DURABILITY);
-			dlock_lease_restore(lease, get_bool(row, DLOCK_LEASE_DELAYED));
-		}
-		dlock_record_unuse(before);
+		lease = dlock_lease_make(space, get_interval(row, DLOCK_LEASE_TTL),
+								 get_interval(row, DLOCK_LEASE_DELAY), false,
+								 get_text(row, DLOCK_LEASE_INFO));
+		lease->number = get_int64(row, DLOCK_LEASE_LEASE);
+		lease->role = get_oid(row, DLOCK_LEASE_ROLE);
+		lease->role_name = *DatumGetName(row->values[DLOCK_LEASE_ROLE_NAME]);
+		lease->opened_at = get_time(row, DLOCK_LEASE_OPENED_AT);
+		lease->durability = get_int32(row, DLOCK_LEASE_DURABILITY);
+		dlock_lease_restore(lease, get_bool(row, DLOCK_LEASE_DELAYED));
 	}
+	dlock_record_unuse(before);
+}
+
+static void
+load_ticket(DlockSpace *space, const DlockStored *row)
+{
+	int64		number = get_int64(row, DLOCK_QUEUE_TICKET);
+	int			before = dlock_record_prepare();
+	char	   *name = get_text(row, DLOCK_QUEUE_NAME);
+	DlockRequest request;
+	bool		single = get_interval(row, DLOCK_QUEUE_TTL) > 0;
+	DlockLeaseTicket *ticket;
+
+	memset(&request, 0, offsetof(DlockRequest, key));
+	dlock_key_fill(&request.key, space, name, strlen(name));
+	request.scope = DLOCK_LEASE;
+	request.mode = dlock_mode_by_name(get_text(row, DLOCK_QUEUE_MODE));
+	request.slots = get_int32(row, DLOCK_QUEUE_SLOTS);
+	request.permits = get_int32(row, DLOCK_QUEUE_PERMITS);
+	request.owner = get_text(row, DLOCK_QUEUE_OWNER);
+	request.info = get_text(row, DLOCK_QUEUE_INFO);
+	request.channel = get_text(row, DLOCK_QUEUE_CHANNEL);
+	if (single)
+	{
+		request.lease = dlock_lease_make(space, get_interval(row, DLOCK_QUEUE_TTL),
+										 0, true, NULL);
+		request.lease->number = number;
+		request.lease->role = get_oid(row, DLOCK_QUEUE_ROLE);
+		request.lease->role_name =
+			*DatumGetName(row->values[DLOCK_QUEUE_ROLE_NAME]);
+		request.lease->opened_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
+		request.lease->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
+	}
+	else
+		request.lease = dlock_lease_restored(space,
+											 get_int64(row, DLOCK_QUEUE_LEASE));
+
+	/* the worker removes the rows of what ended with its lease */
+	if (request.lease &&
+		(get_bool(row, DLOCK_QUEUE_GRANTED) || !request.lease->delayed) &&
+		!dlock_lease_ticket_is_restored(space, number))
+	{
+		ticket = dlock_lease_ticket_make(space, &request);
+		ticket->ticket.number = number;
+		ticket->ticket.role = get_oid(row, DLOCK_QUEUE_ROLE);
+		ticket->ticket.enqueued_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
+		ticket->ticket.granted_at = get_time(row, DLOCK_QUEUE_GRANTED_AT);
+		ticket->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
+		dlock_lease_ticket_restore(ticket,
+								   get_bool(row, DLOCK_QUEUE_GRANTED));
+	}
+	dlock_record_unuse(before);
+}
+
+/* In this order */
+typedef enum LoadPart
+{
+	LOAD_LEASES,
+	LOAD_TICKETS,
+	LOAD_GRANTS
+} LoadPart;
+
+static void
+begin_part(DlockLoading *loading, LoadPart part)
+{
+	memset(loading, 0, sizeof(DlockLoading));
+	loading->part = part;
 }
 
 /*
- * Who waits is granted what became free with the last release written.  No
- * time has passed for what was put back, were it by an earlier attempt.
+ * Put back some leases.  What was put back is behind us, should we be
+ * interrupted: the next attempt goes on with the row after it.
  */
 static void
-resume_queues(DlockSpace *space, const DlockStoredRows *rows)
+load_some_leases(DlockSpace *space)
 {
-	dlock_lease_hold_time(space);
-	for (uint64 i = 0; i < rows->count; i++)
-	{
-		DlockKey	key;
-		char	   *name = get_text(&rows->rows[i], DLOCK_QUEUE_NAME);
-
-		dlock_key_fill(&key, space, name, strlen(name));
-		dlock_queue_resume(&key);
-	}
-}
-
-static void
-load_tickets(DlockSpace *space)
-{
+	DlockLoading *loading = &space->loading;
 	DlockStoredRows rows;
 
-	dlock_rows_read(space, DLOCK_TABLE_QUEUE, &rows);
-	log_foreign(&rows, "dlock_queue");
+	dlock_rows_read(space, DLOCK_TABLE_LEASES, loading->last, ROWS_AT_ONCE,
+					&rows);
 	for (uint64 i = 0; i < rows.count; i++)
 	{
 		const DlockStored *row = &rows.rows[i];
-		int64		number = get_int64(row, DLOCK_QUEUE_TICKET);
-		int			before = dlock_record_prepare();
-		char	   *name = get_text(row, DLOCK_QUEUE_NAME);
-		DlockRequest request;
-		bool		single = get_interval(row, DLOCK_QUEUE_TTL) > 0;
-		DlockLeaseTicket *ticket;
 
-		memset(&request, 0, offsetof(DlockRequest, key));
-		dlock_key_fill(&request.key, space, name, strlen(name));
-		request.scope = DLOCK_LEASE;
-		request.mode = dlock_mode_by_name(get_text(row, DLOCK_QUEUE_MODE));
-		request.slots = get_int32(row, DLOCK_QUEUE_SLOTS);
-		request.permits = get_int32(row, DLOCK_QUEUE_PERMITS);
-		request.owner = get_text(row, DLOCK_QUEUE_OWNER);
-		request.info = get_text(row, DLOCK_QUEUE_INFO);
-		request.channel = get_text(row, DLOCK_QUEUE_CHANNEL);
-		if (single)
-		{
-			request.lease = dlock_lease_make(space, get_interval(row, DLOCK_QUEUE_TTL),
-											 get_interval(row, DLOCK_QUEUE_DELAY),
-											 true, NULL);
-			request.lease->number = number;
-			request.lease->role = get_oid(row, DLOCK_QUEUE_ROLE);
-			request.lease->role_name =
-				*DatumGetName(row->values[DLOCK_QUEUE_ROLE_NAME]);
-			request.lease->opened_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
-			request.lease->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
-		}
+		CHECK_FOR_INTERRUPTS();
+		if (row->is_foreign)
+			leave_out(loading, get_int64(row, DLOCK_LEASE_SYSTEM),
+					  get_oid(row, DLOCK_LEASE_DATABASE));
 		else
-			request.lease = dlock_lease_restored(space,
-												 get_int64(row, DLOCK_QUEUE_LEASE));
-
-		/* the worker removes the rows of what ended with its lease */
-		if (request.lease &&
-			(get_bool(row, DLOCK_QUEUE_GRANTED) || !request.lease->delayed) &&
-			!dlock_lease_ticket_is_restored(space, number))
-		{
-			ticket = dlock_lease_ticket_make(space, &request);
-			ticket->ticket.number = number;
-			ticket->ticket.role = get_oid(row, DLOCK_QUEUE_ROLE);
-			ticket->ticket.enqueued_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
-			ticket->ticket.granted_at = get_time(row, DLOCK_QUEUE_GRANTED_AT);
-			ticket->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
-			dlock_lease_ticket_restore(ticket,
-									   get_bool(row, DLOCK_QUEUE_GRANTED),
-									   get_bool(row, DLOCK_QUEUE_DELAYED));
-		}
-		dlock_record_unuse(before);
+			load_lease(space, row);
+		loading->last = get_int64(row, DLOCK_LEASE_LEASE);
 	}
-	resume_queues(space, &rows);
+	if (rows.complete)
+	{
+		log_foreign(loading, "dlock_queue_lease");
+		begin_part(loading, LOAD_TICKETS);
+	}
+}
+
+/* The same for tickets */
+static void
+load_some_tickets(DlockSpace *space)
+{
+	DlockLoading *loading = &space->loading;
+	DlockStoredRows rows;
+
+	dlock_rows_read(space, DLOCK_TABLE_QUEUE, loading->last, ROWS_AT_ONCE,
+					&rows);
+	for (uint64 i = 0; i < rows.count; i++)
+	{
+		const DlockStored *row = &rows.rows[i];
+
+		CHECK_FOR_INTERRUPTS();
+		if (row->is_foreign)
+			leave_out(loading, get_int64(row, DLOCK_QUEUE_SYSTEM),
+					  get_oid(row, DLOCK_QUEUE_DATABASE));
+		else
+			load_ticket(space, row);
+		loading->last = get_int64(row, DLOCK_QUEUE_TICKET);
+	}
+	if (rows.complete)
+	{
+		log_foreign(loading, "dlock_queue");
+		begin_part(loading, LOAD_GRANTS);
+	}
 }
 
 /*
  * Wait for the standbys to acknowledge a record written now, if there are
  * leases that they count for: a server that was cut off from them, and
- * replaced, must not honour what it finds in its tables.  Returns the moment
- * from which on they count: before the record was written, as this server may
- * be replaced as soon as they have it.
+ * replaced, must not honour what it finds in its tables.  False where they have
+ * not in the time that there is.  *confirmed is the moment from which on leases
+ * count: before the record was written, as this server may be replaced as soon
+ * as they have it.
  *
  * An answer that took longer than a quarter of a ttl leaves the leases less than
  * their full ttl, so another one is asked for; but where answers always take so
  * long, there is no sense in that.
  */
-static uint64
-wait_for_quorum(DlockSpace *space)
+static bool
+wait_for_quorum(DlockSpace *space, uint64 until, uint64 *confirmed)
 {
 	int64		ttl;
 	int			durability = dlock_lease_greatest_durability(space, &ttl);
-	uint64		start = dlock_monotonic_now();
 
+	*confirmed = dlock_monotonic_now();
 	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
-		return start;
+		return true;
 	for (int i = 0; i < MAX_QUORUM_WAITS; i++)
 	{
-		start = dlock_monotonic_now();
-		(void) dlock_quorum_wait(space, durability, start,
-									DLOCK_NO_DEADLINE);
-		if ((int64) (dlock_monotonic_now() - start) < ttl / 4)
+		*confirmed = dlock_monotonic_now();
+		if (!dlock_quorum_wait(space, durability, *confirmed, until))
+			return false;
+		if ((int64) (dlock_monotonic_now() - *confirmed) < ttl / 4)
 			break;
 	}
-	return start;
+	return true;
 }
 
 /*
  * From now on leases count.  Where a caller has no time to wait for standbys,
  * the worker does so in its place.
  */
-static void
-begin_anew(DlockSpace *space)
+static bool
+begin_anew(DlockSpace *space, uint64 until)
 {
+	volatile bool begun = false;
+
 	PG_TRY();
 	{
-		dlock_lease_begin_anew(space, wait_for_quorum(space));
+		uint64		confirmed;
+
+		begun = wait_for_quorum(space, until, &confirmed);
+		if (begun)
+			dlock_lease_begin_anew(space, confirmed);
 	}
 	PG_CATCH();
 	{
@@ -259,40 +331,245 @@ begin_anew(DlockSpace *space)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
+	if (!begun)
+		(void) dlock_worker_wake(space);
+	return begun;
 }
 
 /*
- * Put back what the tables keep, unless somebody has.
+ * Locks on the tables
+ */
+
+/* Who has a table locked, for a message */
+static char *
+describe_holders(Oid table, LOCKMODE mode)
+{
+	LockData   *locks = GetLockStatusData();
+	StringInfoData text;
+	int			count = 0;
+
+	initStringInfo(&text);
+	for (int i = 0; i < locks->nelements; i++)
+	{
+		const LockInstanceData *lock = &locks->locks[i];
+		bool		conflicts = false;
+
+		if (lock->locktag.locktag_type != LOCKTAG_RELATION ||
+			lock->locktag.locktag_field1 != MyDatabaseId ||
+			lock->locktag.locktag_field2 != table || lock->pid == MyProcPid)
+			continue;
+		for (LOCKMODE held = 1; held <= MaxLockMode; held++)
+			conflicts |= (lock->holdMask & LOCKBIT_ON(held)) != 0 &&
+				DoLockModesConflict(held, mode);
+		if (!conflicts)
+			continue;
+		if (++count > MAX_HOLDERS)
+			break;
+		appendStringInfoString(&text, count > 1 ? ", " : "");
+		if (lock->pid == 0)
+			appendStringInfoString(&text, _("a prepared transaction"));
+		else
+			appendStringInfo(&text, _("process %d"), lock->pid);
+	}
+	if (count == 0)
+		appendStringInfoString(&text, _("nobody any more"));
+	else if (count > MAX_HOLDERS)
+		appendStringInfoString(&text, ", ...");
+	return text.data;
+}
+
+/*
+ * Say who keeps us from reading a table: to the log, or, where that was to be an
+ * error, to whoever gets it.
+ */
+static void
+tell_of_lock(int level, const char *name, Oid table, LOCKMODE mode)
+{
+	ereport(level,
+			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+			 errmsg("cannot read table \"%s\" of database \"%s\", as it is locked",
+					name, get_database_name(MyDatabaseId)),
+			 errdetail("Process %d needs it to know which locks leases hold since before the server was started. It is locked by: %s.",
+					   MyProcPid, describe_holders(table, mode)),
+			 errhint("End that transaction; a prepared one with COMMIT PREPARED or ROLLBACK PREPARED: see the view pg_prepared_xacts.")));
+}
+
+/* Now and then, one of those who wait tells the log. */
+static void
+log_lock(DlockSpace *space, const char *name, Oid table, LOCKMODE mode)
+{
+	uint64		now = dlock_monotonic_now();
+	uint64		told_at = pg_atomic_read_u64(&space->lock_told_at);
+
+	if ((told_at == 0 || now - told_at >= SILENCE_MS * 1000) &&
+		pg_atomic_compare_exchange_u64(&space->lock_told_at, &told_at, now))
+		tell_of_lock(LOG, name, table, mode);
+}
+
+/* As where a table's lock is waited for */
+static void
+check_lock_timeout(uint64 start, const char *detail)
+{
+	if (LockTimeout > 0 &&
+		dlock_monotonic_now() - start >= (uint64) LockTimeout * 1000)
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("canceling statement due to lock timeout"),
+				 errdetail_internal("%s", detail)));
+}
+
+/*
+ * Lock a table, as any statement does: but where a time is set for that, no
+ * longer; false then.  Where it takes long, the log is told why.
+ *
+ * A wait without an end is one in PostgreSQL's queue, after a while: there,
+ * deadlocks are found.
+ */
+static bool
+lock_table(DlockSpace *space, const char *name, LOCKMODE mode, uint64 until)
+{
+	Oid			table = dlock_relation(space, name);
+	uint64		start = dlock_monotonic_now();
+	long		pause = 1;
+
+	while (!ConditionalLockRelationOid(table, mode))
+	{
+		uint64		now = dlock_monotonic_now();
+
+		if (now >= until)
+			return false;
+		check_lock_timeout(start, _("A table of leases is locked by another transaction."));
+		if (now - start >= TELL_MS * 1000)
+		{
+			log_lock(space, name, table, mode);
+			if (until == DLOCK_NO_DEADLINE && LockTimeout == 0)
+			{
+				LockRelationOid(table, mode);
+				break;
+			}
+		}
+		(void) WaitLatch(MyLatch,
+						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 pause, PG_WAIT_LOCK | LOCKTAG_RELATION);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		pause = Min(pause * 2, MAX_LOCK_POLL_MS);
+	}
+	return true;
+}
+
+static void
+unlock_table(DlockSpace *space, const char *name, LOCKMODE mode)
+{
+	UnlockRelationOid(dlock_relation(space, name), mode);
+}
+
+/*
+ * Loading
+ */
+
+/* Until when a step may take, in monotonic microseconds */
+typedef struct Patience
+{
+	uint64		locks;			/* for locks on the tables, */
+	uint64		rows;			/* for what is read, but for the first step, */
+	uint64		standbys;		/* for their answer */
+} Patience;
+
+/* Read the tables, which are locked.  False where the time was too short. */
+static bool
+load_tables(DlockSpace *space, const Patience *patience)
+{
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
+												  "dlock load",
+												  ALLOCSET_DEFAULT_SIZES);
+	bool		done = pg_atomic_read_u32(&space->loaded) != 0;
+
+	while (!done)
+	{
+		MemoryContext old_context = MemoryContextSwitchTo(context);
+		int			part = space->loading.part;
+
+		CHECK_FOR_INTERRUPTS();
+		PushActiveSnapshot(GetLatestSnapshot());
+		if (part == LOAD_LEASES)
+			load_some_leases(space);
+		else if (part == LOAD_TICKETS)
+			load_some_tickets(space);
+		PopActiveSnapshot();
+		MemoryContextSwitchTo(old_context);
+		MemoryContextReset(context);
+		if (part == LOAD_GRANTS)
+		{
+			/*
+			 * Who waits is granted what became free with the last release
+			 * written.
+			 */
+			dlock_queue_resume(space);
+			if (!begin_anew(space, patience->standbys))
+				break;
+			pg_atomic_write_u32(&space->loaded, 1);
+			ConditionVariableBroadcast(&space->load_changed);
+			done = true;
+		}
+		else if (dlock_monotonic_now() >= patience->rows)
+			break;
+	}
+	MemoryContextDelete(context);
+	return done;
+}
+
+/*
+ * Put back what the tables keep, unless somebody has.  False where the time was
+ * too short: but for locks that could not be had, there is less left to do then.
+ */
+static bool
+load(DlockSpace *space, const Patience *patience)
+{
+	bool		done = false;
+
+	/* excludes itself, and so there is one who loads at a time */
+	if (!lock_table(space, "dlock_queue", ShareUpdateExclusiveLock,
+					patience->locks))
+		return false;
+	if (lock_table(space, "dlock_queue_lease", AccessShareLock,
+				   patience->locks))
+	{
+		done = load_tables(space, patience);
+		unlock_table(space, "dlock_queue_lease", AccessShareLock);
+	}
+	unlock_table(space, "dlock_queue", ShareUpdateExclusiveLock);
+	if (done && space->leases.length > 0)
+		(void) dlock_worker_wake(space);
+	return done;
+}
+
+static void
+raise_locked(DlockSpace *space)
+{
+	Oid			queue = dlock_relation(space, "dlock_queue");
+	Oid			leases = dlock_relation(space, "dlock_queue_lease");
+
+	if (!ConditionalLockRelationOid(queue, ShareUpdateExclusiveLock))
+		tell_of_lock(ERROR, "dlock_queue", queue, ShareUpdateExclusiveLock);
+	tell_of_lock(ERROR, "dlock_queue_lease", leases, AccessShareLock);
+}
+
+/*
+ * For the worker: put back what the tables keep.  A lock on them is an error
+ * after a while, as callers are to meet it then.
  */
 void
 dlock_load(DlockSpace *space)
 {
-	Oid			queue = dlock_relation(space, "dlock_queue");
-	MemoryContext context;
-	MemoryContext old_context;
+	Patience	patience = {
+		.locks = dlock_monotonic_now() + WORKER_LOCK_MS * 1000,
+		.rows = DLOCK_NO_DEADLINE,
+		.standbys = DLOCK_NO_DEADLINE
+	};
 
-	LockRelationOid(queue, ShareUpdateExclusiveLock);
-	if (pg_atomic_read_u32(&space->loaded) != 0)
-	{
-		UnlockRelationOid(queue, ShareUpdateExclusiveLock);
-		return;
-	}
-	dlock_remove_unused_spaces(&space->key);
-	context = AllocSetContextCreate(CurrentMemoryContext, "dlock load",
-									ALLOCSET_DEFAULT_SIZES);
-	old_context = MemoryContextSwitchTo(context);
-	PushActiveSnapshot(GetLatestSnapshot());
-	load_leases(space);
-	load_tickets(space);
-	PopActiveSnapshot();
-	MemoryContextSwitchTo(old_context);
-	MemoryContextDelete(context);
-	begin_anew(space);
-	pg_atomic_write_u32(&space->loaded, 1);
-	ConditionVariableBroadcast(&space->load_changed);
-	UnlockRelationOid(queue, ShareUpdateExclusiveLock);
-	if (space->leases.length > 0)
-		(void) dlock_worker_wake(space);
+	if (!load(space, &patience))
+		raise_locked(space);
 }
 
 /* The worker could not load: who waits for it tries on his own. */
@@ -303,7 +580,10 @@ dlock_load_failed(DlockSpace *space)
 	ConditionVariableBroadcast(&space->load_changed);
 }
 
-/* Are there so few rows that a worker's start would take longer than they? */
+/*
+ * Are there so few rows that a worker's start would take longer than they?  Who
+ * cannot even look, for a lock, has not.
+ */
 static bool
 is_small(DlockSpace *space)
 {
@@ -312,38 +592,35 @@ is_small(DlockSpace *space)
 
 	for (int i = 0; i < (int) lengthof(tables); i++)
 	{
-		Relation	table = relation_open(dlock_relation(space, tables[i]),
-										  AccessShareLock);
+		Oid			id = dlock_relation(space, tables[i]);
+		Relation	table;
 
+		if (!ConditionalLockRelationOid(id, AccessShareLock))
+			return false;
+		table = relation_open(id, NoLock);
 		blocks += RelationGetNumberOfBlocks(table);
 		relation_close(table, AccessShareLock);
 	}
 	return blocks <= SMALL_BLOCKS;
 }
 
-/* As where a table's lock is waited for */
-static void
-check_lock_timeout(uint64 start)
+typedef enum WorkerLoad
 {
-	if (LockTimeout > 0 &&
-		dlock_monotonic_now() - start >= (uint64) LockTimeout * 1000)
-		ereport(ERROR,
-				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				 errmsg("canceling statement due to lock timeout"),
-				 errdetail("The background worker of dlock still reads the tables of leases.")));
-}
+	WORKER_HAS_LOADED,
+	WORKER_TAKES_LONGER,
+	WORKER_DOES_NOT				/* none can be had, or it has failed */
+} WorkerLoad;
 
 /*
- * Wait until the worker has loaded.  False where that cannot be waited for: no
- * worker can be had, or it has failed.
+ * Wait until the worker has loaded, or until then.
  */
-static bool
-wait_for_worker(DlockSpace *space)
+static WorkerLoad
+wait_for_worker(DlockSpace *space, uint64 until)
 {
 	uint32		failures = pg_atomic_read_u32(&space->load_failures);
 	uint64		start = dlock_monotonic_now();
 	uint64		seen_at = start;	/* when a worker was last there */
-	bool		goes_on = true;
+	WorkerLoad	result = WORKER_HAS_LOADED;
 
 	ConditionVariablePrepareToSleep(&space->load_changed);
 	while (pg_atomic_read_u32(&space->loaded) == 0)
@@ -353,29 +630,124 @@ wait_for_worker(DlockSpace *space)
 
 		if (dlock_office_is_held(space, DLOCK_WORKER))
 			seen_at = now;
-		goes_on = dlock_space_is_current(space) && dlock_worker_wake(space) &&
-			pg_atomic_read_u32(&space->load_failures) == failures &&
-			now - seen_at < NO_WORKER_MS * 1000;
-		if (!goes_on)
+		if (!dlock_space_is_current(space) || !dlock_worker_wake(space) ||
+			pg_atomic_read_u32(&space->load_failures) != failures ||
+			now - seen_at >= NO_WORKER_MS * 1000)
+		{
+			result = WORKER_DOES_NOT;
 			break;
-		check_lock_timeout(start);
+		}
+		if (now >= until)
+		{
+			result = WORKER_TAKES_LONGER;
+			break;
+		}
+		check_lock_timeout(start, _("The background worker of dlock still reads the tables of leases."));
 		if (LockTimeout > 0)
 			pause = Min(pause, LockTimeout);
+		pause = (long) Min((uint64) pause, (until - now + 999) / 1000);
 		(void) ConditionVariableTimedSleep(&space->load_changed, pause,
 										   PG_WAIT_EXTENSION);
 	}
 	ConditionVariableCancelSleep();
-	return goes_on;
+	return result;
 }
 
-/* The space of this database, with what its tables keep. */
+/*
+ * Wait until what the tables keep is in memory; false where it is not by then.
+ * Who comes with no time at all, and without a worker, does a step of it.
+ */
+static bool
+wait_for_load(DlockSpace *space, uint64 until)
+{
+	Patience	patience = {
+		.locks = until,
+		.rows = until,
+		.standbys = until
+	};
+
+	switch (wait_for_worker(space, until))
+	{
+		case WORKER_HAS_LOADED:
+			return true;
+		case WORKER_TAKES_LONGER:
+			return false;
+		case WORKER_DOES_NOT:
+			break;
+	}
+	return load(space, &patience);
+}
+
+/*
+ * The space of this database, with what its tables keep: for leases, and for
+ * whoever asks for all there is.
+ */
 DlockSpace *
 dlock_loaded_space(void)
 {
 	DlockSpace *space = dlock_current_space();
+	Patience	forever = {
+		.locks = DLOCK_NO_DEADLINE,
+		.rows = DLOCK_NO_DEADLINE,
+		.standbys = DLOCK_NO_DEADLINE
+	};
 
-	if (unlikely(pg_atomic_read_u32(&space->loaded) == 0) &&
-		(is_small(space) || !wait_for_worker(space)))
-		dlock_load(space);
+	if (likely(pg_atomic_read_u32(&space->loaded) != 0))
+		return space;
+	if (is_small(space))
+		(void) load(space, &forever);
+	else
+		(void) wait_for_load(space, DLOCK_NO_DEADLINE);
 	return space;
+}
+
+/* Does a lease have something under this name?  *has tells; false: no time */
+static bool
+look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
+{
+	if (!lock_table(space, "dlock_queue", AccessShareLock, until))
+		return false;
+	PushActiveSnapshot(GetLatestSnapshot());
+	*has = dlock_rows_have_name(space, key);
+	PopActiveSnapshot();
+	unlock_table(space, "dlock_queue", AccessShareLock);
+	return true;
+}
+
+/*
+ * What a session does with one name goes on as soon as what leases have under
+ * that name is in memory: at once, where no row has it, as none comes before all
+ * are read.  Otherwise it waits as long as it has time.  False where that has
+ * passed.
+ *
+ * The worker loads meanwhile, as ever; what is small, and can be had without
+ * any wait, the first caller reads.
+ */
+bool
+dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout)
+{
+	uint64		now;
+	uint64		until;
+	bool		has;
+
+	if (likely(pg_atomic_read_u32(&space->loaded) != 0))
+		return true;
+	now = dlock_monotonic_now();
+	until = timeout == DLOCK_WAIT_FOREVER ? DLOCK_NO_DEADLINE :
+		Min(now + (uint64) timeout, DLOCK_NO_DEADLINE);
+	if (is_small(space))
+	{
+		Patience	small = {
+			.locks = now,
+			.rows = DLOCK_NO_DEADLINE,
+			.standbys = now
+		};
+
+		if (load(space, &small))
+			return true;
+	}
+	(void) dlock_worker_wake(space);
+	if (!look_for_name(space, key, until, &has))
+		return pg_atomic_read_u32(&space->loaded) != 0;
+	return !has || wait_for_load(space, until);
 }

@@ -12,7 +12,14 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/relation.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_opfamily.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -30,50 +37,152 @@ compare_numbers(const void *a, const void *b)
 	return number_a < number_b ? -1 : number_a > number_b ? 1 : 0;
 }
 
+/* Make room for one more row, and take it. */
+static void
+append_row(Relation relation, const DlockShape *shape, const DlockPlaces *places,
+		   HeapTuple tuple, DlockStoredRows *rows, uint64 *room)
+{
+	DlockStored *row;
+
+	if (rows->count == *room)
+	{
+		*room *= 2;
+		rows->rows = repalloc_huge(rows->rows, *room * sizeof(DlockStored));
+	}
+	row = &rows->rows[rows->count++];
+	dlock_shape_take_row(relation, shape, places, heap_copytuple(tuple), row);
+	row->is_foreign = dlock_shape_is_foreign(shape, row);
+}
+
 /*
- * Read a table, with the active snapshot.  All is in the current memory
- * context.
+ * Read rows of a table, with the active snapshot: those that come behind a
+ * number, and not many more than "max" of them.  Where there is no index for
+ * that, they are all that are left.  All is in the current memory context.
  */
 void
-dlock_rows_read(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
+dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
+				DlockStoredRows *rows)
 {
 	const DlockShape *shape = &dlock_shapes[which];
 	Relation	relation = relation_open(dlock_relation(space, shape->name),
 										 AccessShareLock);
-	DlockPlaces		places;
-	SysScanDesc scan;
+	DlockPlaces places;
+	Oid			index;
+	ScanKeyData key;
 	HeapTuple	tuple;
-	uint64		max = 64;
+	uint64		room = 64;
 
 	dlock_shape_find(relation, shape, &places);
+	index = dlock_shape_find_index(relation, places.number[0]);
 	memset(rows, 0, sizeof(DlockStoredRows));
-	rows->rows = palloc(max * sizeof(DlockStored));
-	scan = systable_beginscan(relation, InvalidOid, false, GetActiveSnapshot(),
-							  0, NULL);
-	while ((tuple = systable_getnext(scan)) != NULL)
+	rows->rows = palloc(room * sizeof(DlockStored));
+	rows->complete = true;
+	ScanKeyInit(&key, places.number[0], BTGreaterStrategyNumber, F_INT8GT,
+				Int64GetDatum(behind));
+	if (OidIsValid(index))
 	{
-		DlockStored *row;
+		Relation	by_number = index_open(index, AccessShareLock);
+		SysScanDesc scan = systable_beginscan_ordered(relation, by_number,
+													  GetActiveSnapshot(), 1,
+													  &key);
+
+		while (rows->complete &&
+			   (tuple = systable_getnext_ordered(scan, ForwardScanDirection)) != NULL)
+		{
+			CHECK_FOR_INTERRUPTS();
+			append_row(relation, shape, &places, tuple, rows, &room);
+			rows->complete = rows->count < max;
+		}
+		systable_endscan_ordered(scan);
+		index_close(by_number, AccessShareLock);
+	}
+	else
+	{
+		SysScanDesc scan = systable_beginscan(relation, InvalidOid, false,
+											  GetActiveSnapshot(), 1, &key);
+
+		while ((tuple = systable_getnext(scan)) != NULL)
+		{
+			CHECK_FOR_INTERRUPTS();
+			append_row(relation, shape, &places, tuple, rows, &room);
+		}
+		systable_endscan(scan);
+		qsort(rows->rows, rows->count, sizeof(DlockStored), compare_numbers);
+	}
+	relation_close(relation, AccessShareLock);
+}
+
+/*
+ * An index by which a lock's name is found, and which nobody has locked, as
+ * somebody may who makes it anew.  Names are compared as in C, whatever a library
+ * of the operating system says; InvalidOid where no index does so.
+ */
+static Oid
+lock_name_index(Relation relation, AttrNumber name)
+{
+	List	   *indexes = RelationGetIndexList(relation);
+	ListCell   *cell;
+	Oid			found = InvalidOid;
+
+	foreach(cell, indexes)
+	{
+		Oid			id = lfirst_oid(cell);
+		Relation	index;
+
+		if (!ConditionalLockRelationOid(id, AccessShareLock))
+			continue;
+		index = index_open(id, NoLock);
+		if (index->rd_rel->relam == BTREE_AM_OID &&
+			index->rd_index->indisvalid &&
+			index->rd_index->indkey.values[0] == name &&
+			index->rd_indcollation[0] == C_COLLATION_OID &&
+			index->rd_opfamily[0] == TEXT_BTREE_FAM_OID &&
+			RelationGetIndexPredicate(index) == NIL)
+			found = id;
+		index_close(index, OidIsValid(found) ? NoLock : AccessShareLock);
+		if (OidIsValid(found))
+			break;
+	}
+	list_free(indexes);
+	return found;
+}
+
+/*
+ * Does a lease of this system and database have something under this name, by
+ * the active snapshot?
+ */
+bool
+dlock_rows_have_name(DlockSpace *space, const DlockKey *key)
+{
+	const DlockShape *shape = &dlock_shapes[DLOCK_TABLE_QUEUE];
+	Relation	relation = relation_open(dlock_relation(space, shape->name),
+										 AccessShareLock);
+	DlockPlaces places;
+	Oid			index;
+	ScanKeyData scan_key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	bool		found = false;
+
+	dlock_shape_find(relation, shape, &places);
+	index = lock_name_index(relation, places.number[DLOCK_QUEUE_NAME]);
+	ScanKeyInit(&scan_key, places.number[DLOCK_QUEUE_NAME],
+				BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(cstring_to_text_with_len(key->name,
+														 key->length)));
+	scan = systable_beginscan(relation, index, OidIsValid(index),
+							  GetActiveSnapshot(), 1, &scan_key);
+	while (!found && (tuple = systable_getnext(scan)) != NULL)
+	{
+		DlockStored row;
 
 		CHECK_FOR_INTERRUPTS();
-		if (rows->count == max)
-		{
-			max *= 2;
-			rows->rows = repalloc_huge(rows->rows, max * sizeof(DlockStored));
-		}
-		row = &rows->rows[rows->count];
-		dlock_shape_take_row(relation, shape, &places, heap_copytuple(tuple),
-							 row);
-		if (!dlock_shape_is_foreign(shape, row))
-			rows->count++;
-		else if (rows->num_foreign++ == 0)
-		{
-			rows->foreign_system =
-				(uint64) DatumGetInt64(row->values[shape->system]);
-			rows->foreign_database =
-				DatumGetObjectId(row->values[shape->database]);
-		}
+		dlock_shape_take_row(relation, shape, &places, tuple, &row);
+		found = !dlock_shape_is_foreign(shape, &row);
 	}
 	systable_endscan(scan);
+	if (OidIsValid(index))
+		UnlockRelationOid(index, AccessShareLock);
 	relation_close(relation, AccessShareLock);
-	qsort(rows->rows, rows->count, sizeof(DlockStored), compare_numbers);
+	return found;
 }

@@ -12,12 +12,14 @@
 #include "access/htup_details.h"
 #include "access/relation.h"
 #include "access/xlog.h"
+#include "catalog/pg_index.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "rewrite/rewriteHandler.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
+#include "utils/syscache.h"
 
 #include "tables/shape.h"
 
@@ -26,7 +28,7 @@ static const DlockColumn queue_columns[] = {
 	[DLOCK_QUEUE_NAME] = {"name", TEXTOID, false},
 	[DLOCK_QUEUE_LEASE] = {"lease", INT8OID, false},
 	[DLOCK_QUEUE_GRANTED] = {"granted", BOOLOID, false},
-	[DLOCK_QUEUE_DELAYED] = {"delayed", BOOLOID, false},
+	[DLOCK_QUEUE_DELAYED] = {"delayed", BOOLOID, false, true},
 	[DLOCK_QUEUE_MODE] = {"mode", TEXTOID, false},
 	[DLOCK_QUEUE_SLOTS] = {"slots", INT4OID, true},
 	[DLOCK_QUEUE_PERMITS] = {"permits", INT4OID, false},
@@ -38,7 +40,6 @@ static const DlockColumn queue_columns[] = {
 	[DLOCK_QUEUE_ENQUEUED_AT] = {"enqueued_at", TIMESTAMPTZOID, false},
 	[DLOCK_QUEUE_GRANTED_AT] = {"granted_at", TIMESTAMPTZOID, true},
 	[DLOCK_QUEUE_TTL] = {"ttl", INTERVALOID, true},
-	[DLOCK_QUEUE_DELAY] = {"delay", INTERVALOID, true},
 	[DLOCK_QUEUE_DURABILITY] = {"durability", INT4OID, false},
 	[DLOCK_QUEUE_SYSTEM] = {"system", INT8OID, false},
 	[DLOCK_QUEUE_DATABASE] = {"database", OIDOID, false}
@@ -69,6 +70,27 @@ const DlockShape dlock_shapes[DLOCK_NUM_TABLES] = {
 	[DLOCK_TABLE_LEASES] = {"dlock_queue_lease", lease_columns,
 		DLOCK_LEASE_NUM_COLUMNS, DLOCK_LEASE_SYSTEM, DLOCK_LEASE_DATABASE}
 };
+
+/* The index by which a row is found: the primary key, if it is that one. */
+Oid
+dlock_shape_find_index(Relation relation, AttrNumber number)
+{
+	HeapTuple	tuple;
+	Form_pg_index index;
+	Oid			found = InvalidOid;
+
+	list_free(RelationGetIndexList(relation));
+	if (!OidIsValid(relation->rd_pkindex))
+		return InvalidOid;
+	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(relation->rd_pkindex));
+	if (!HeapTupleIsValid(tuple))
+		return InvalidOid;
+	index = (Form_pg_index) GETSTRUCT(tuple);
+	if (index->indisvalid && index->indkey.values[0] == number)
+		found = relation->rd_pkindex;
+	ReleaseSysCache(tuple);
+	return found;
+}
 
 void
 dlock_shape_raise_changed(Relation relation, const char *detail)
@@ -101,6 +123,9 @@ dlock_shape_find(Relation relation, const DlockShape *shape,
 				strcmp(NameStr(attribute->attname), column->name) == 0)
 				found = attribute;
 		}
+		places->number[i] = InvalidAttrNumber;
+		if (found == NULL && column->can_be_missing)
+			continue;
 		if (found == NULL)
 			dlock_shape_raise_changed(relation,
 						  psprintf(_("It has no column \"%s\" of type %s."),
@@ -122,8 +147,13 @@ dlock_shape_take_row(Relation relation, const DlockShape *shape,
 {
 	for (int i = 0; i < shape->num_columns; i++)
 	{
-		row->values[i] = heap_getattr(tuple, places->number[i],
-									  RelationGetDescr(relation),
+		AttrNumber	number = places->number[i];
+
+		row->nulls[i] = number == InvalidAttrNumber;
+		row->values[i] = (Datum) 0;
+		if (row->nulls[i])
+			continue;
+		row->values[i] = heap_getattr(tuple, number, RelationGetDescr(relation),
 									  &row->nulls[i]);
 		if (!row->nulls[i])
 			continue;

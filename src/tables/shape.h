@@ -22,6 +22,7 @@ typedef struct DlockColumn
 	const char *name;
 	Oid			type;
 	bool		can_be_null;
+	bool		can_be_missing;
 } DlockColumn;
 
 /* A table as it must be; its first column is the number of a row */
@@ -36,12 +37,13 @@ typedef struct DlockShape
 
 extern const DlockShape dlock_shapes[DLOCK_NUM_TABLES];
 
-/* Where the columns of a table are */
+/* Where the columns of a table are; InvalidAttrNumber: one is missing */
 typedef struct DlockPlaces
 {
 	AttrNumber	number[DLOCK_MAX_COLUMNS];
 } DlockPlaces;
 
+extern Oid	dlock_shape_find_index(Relation relation, AttrNumber number);
 extern void dlock_shape_raise_changed(Relation relation, const char *detail);
 extern void dlock_shape_find(Relation relation, const DlockShape *shape,
 							 DlockPlaces *places);

@@ -26,7 +26,7 @@ typedef enum DlockQueueColumn
 	DLOCK_QUEUE_NAME,
 	DLOCK_QUEUE_LEASE,
 	DLOCK_QUEUE_GRANTED,
-	DLOCK_QUEUE_DELAYED,
+	DLOCK_QUEUE_DELAYED,		/* in a table of version 1.0; always false */
 	DLOCK_QUEUE_MODE,
 	DLOCK_QUEUE_SLOTS,
 	DLOCK_QUEUE_PERMITS,
@@ -38,7 +38,6 @@ typedef enum DlockQueueColumn
 	DLOCK_QUEUE_ENQUEUED_AT,
 	DLOCK_QUEUE_GRANTED_AT,
 	DLOCK_QUEUE_TTL,
-	DLOCK_QUEUE_DELAY,
 	DLOCK_QUEUE_DURABILITY,
 	DLOCK_QUEUE_SYSTEM,
 	DLOCK_QUEUE_DATABASE,
@@ -69,20 +68,15 @@ typedef struct DlockStored
 {
 	Datum		values[DLOCK_MAX_COLUMNS];
 	bool		nulls[DLOCK_MAX_COLUMNS];
+	bool		is_foreign;		/* of another system or database */
 } DlockStored;
 
-/*
- * The rows of a table, in the order of their numbers; and where there are
- * others, which belong to another system or database, how many, and whose the
- * first of them is.
- */
+/* Rows of a table, in the order of their numbers */
 typedef struct DlockStoredRows
 {
 	DlockStored *rows;
 	uint64		count;
-	uint64		num_foreign;
-	uint64		foreign_system;
-	Oid			foreign_database;
+	bool		complete;		/* no others come behind them */
 } DlockStoredRows;
 
 /* A row, as it is to be */
@@ -93,7 +87,7 @@ typedef struct DlockImage
 	bool		had_row;
 	bool		over;			/* to be removed, and finished then */
 	bool		granted;
-	bool		delayed;
+	bool		delayed;		/* of a lease */
 	TimestampTz granted_at;
 	char		channel[NAMEDATALEN];
 } DlockImage;
@@ -105,8 +99,9 @@ extern bool dlock_rows_remove_foreign(DlockSpace *space);
 extern void dlock_rows_commit(void);
 
 /* read.c */
-extern void dlock_rows_read(DlockSpace *space, DlockTable which,
-							DlockStoredRows *rows);
+extern void dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind,
+							uint64 max, DlockStoredRows *rows);
+extern bool dlock_rows_have_name(DlockSpace *space, const DlockKey *key);
 
 /* shape.c */
 extern void dlock_rows_check(DlockSpace *space);
@@ -118,6 +113,8 @@ extern int	dlock_rows_vacuum(DlockSpace *space);
 extern void dlock_load(DlockSpace *space);
 extern void dlock_load_failed(DlockSpace *space);
 extern DlockSpace *dlock_loaded_space(void);
+extern bool dlock_load_name(DlockSpace *space, const DlockKey *key,
+							DlockTimeout timeout);
 
 /* value.c */
 extern const char *dlock_mode_name(DlockMode mode);

@@ -80,35 +80,12 @@ forget_tables(Datum arg, Oid relation)
 		tables_known = places_known = false;
 }
 
-/* The index by which a row is found: the primary key, if it is that one. */
-static Oid
-find_index(Relation relation, AttrNumber number)
-{
-	HeapTuple	tuple;
-	Form_pg_index index;
-	Oid			found = InvalidOid;
-
-	list_free(RelationGetIndexList(relation));
-	if (!OidIsValid(relation->rd_pkindex))
-		return InvalidOid;
-	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(relation->rd_pkindex));
-	if (!HeapTupleIsValid(tuple))
-		return InvalidOid;
-	index = (Form_pg_index) GETSTRUCT(tuple);
-	if (index->indisvalid && index->indkey.values[0] == number)
-		found = relation->rd_pkindex;
-	ReleaseSysCache(tuple);
-	return found;
-}
-
 static void
 find_defaults(Table *table)
 {
 	TupleDesc	descriptor = RelationGetDescr(table->relation);
 
 	table->num_others = 0;
-	if (descriptor->natts == table->shape->num_columns)
-		return;
 	table->others = palloc(descriptor->natts * sizeof(AttrNumber));
 	table->defaults = palloc(descriptor->natts * sizeof(ExprState *));
 	for (int a = 0; a < descriptor->natts; a++)
@@ -143,7 +120,7 @@ open_table(Table *table, DlockTable which)
 	table->shape = &dlock_shapes[which];
 	table->places = &table_places[which];
 	table->state = state;
-	table->index = find_index(relation, table->places->number[0]);
+	table->index = dlock_shape_find_index(relation, table->places->number[0]);
 	table->info = makeNode(ResultRelInfo);
 	InitResultRelInfo(table->info, relation, 0, NULL, 0);
 	ExecOpenIndices(table->info, false);
@@ -265,6 +242,8 @@ set(Table *table, int column, bool is_null, Datum datum)
 {
 	int			place = table->places->number[column] - 1;
 
+	if (place < 0)
+		return;
 	table->row->tts_values[place] = datum;
 	table->row->tts_isnull[place] = is_null;
 }
@@ -304,7 +283,7 @@ fill_ticket(Table *table, const DlockImage *image)
 												 ticket->key.length)));
 	set(table, DLOCK_QUEUE_LEASE, false, Int64GetDatum(lease->number));
 	set(table, DLOCK_QUEUE_GRANTED, false, BoolGetDatum(image->granted));
-	set(table, DLOCK_QUEUE_DELAYED, false, BoolGetDatum(image->delayed));
+	set(table, DLOCK_QUEUE_DELAYED, false, BoolGetDatum(false));
 	set_text(table, DLOCK_QUEUE_MODE, dlock_mode_name(ticket->ticket.mode));
 	set(table, DLOCK_QUEUE_SLOTS, !has_slots,
 		has_slots ? Int32GetDatum(ticket->ticket.slots) : (Datum) 0);
@@ -321,7 +300,6 @@ fill_ticket(Table *table, const DlockImage *image)
 	set(table, DLOCK_QUEUE_GRANTED_AT, !image->granted,
 		image->granted ? TimestampTzGetDatum(image->granted_at) : (Datum) 0);
 	set_interval(table, DLOCK_QUEUE_TTL, lease->single ? lease->ttl : 0);
-	set_interval(table, DLOCK_QUEUE_DELAY, lease->single ? lease->delay : 0);
 	set(table, DLOCK_QUEUE_DURABILITY, false, Int32GetDatum(ticket->durability));
 }
 

@@ -24,7 +24,9 @@
 
 #define RETRY_MS		100		/* after an error, and then twice as long */
 #define LOCKED_RETRY_MS	5		/* after a wait for a lock that took too long */
-#define MAX_SILENCE_MS	60000	/* between messages about one and the same lock */
+#define FIRST_SILENCE_MS	2000	/* between messages about one and the same
+									 * lock, and then twice as long */
+#define MAX_SILENCE_MS	60000
 #define MAX_UNMAPPED	5		/* times that a segment cannot be mapped */
 
 /*
@@ -231,6 +233,25 @@ is_locked_for_long(DlockTask *task, int code)
 	return true;
 }
 
+/*
+ * The same where waiting for a lock is an error like others: it is logged at
+ * once, and then ever more rarely.
+ */
+static bool
+is_to_be_logged(DlockTask *task)
+{
+	uint64		now = dlock_monotonic_now();
+
+	if (task->locked_since == 0)
+		task->silence_ms = FIRST_SILENCE_MS;
+	else if (now - task->locked_since < (uint64) task->silence_ms * 1000)
+		return false;
+	else
+		task->silence_ms = Min(task->silence_ms * 2, MAX_SILENCE_MS);
+	task->locked_since = now;
+	return true;
+}
+
 /* Clear up after an error in a task.  Returns when to try again. */
 static uint64
 recover(DlockTask *task)
@@ -253,7 +274,10 @@ recover(DlockTask *task)
 	}
 	else
 	{
-		task->locked_since = 0;
+		if (dlock_error_is_lock(error->sqlerrcode))
+			report = is_to_be_logged(task);
+		else
+			task->locked_since = 0;
 		pause = task->retry_ms > 0 ? task->retry_ms : RETRY_MS;
 		task->retry_ms = Min(pause * 2, task->max_retry_ms);
 	}

@@ -419,7 +419,8 @@ pause_before_work(uint32 deaths)
 
 	if (deaths > 0)
 		end += Min(FIRST_PAUSE_MS << Min(deaths - 1, 10), MAX_PAUSE_MS) * 1000;
-	while (dlock_monotonic_now() < end)
+	/* nor is it to be waited for by a library that wants its place */
+	while (dlock_monotonic_now() < end && !dlock_is_replaced())
 	{
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
@@ -472,6 +473,9 @@ dlock_worker_main(Datum arg)
 		if (leaving)
 			write_the_rest();
 		dlock_process_signals();
+		gives_way = dlock_process_gives_way();
+		if (gives_way)
+			return;
 
 		pgstat_report_activity(STATE_RUNNING, NULL);
 		next = work();
@@ -480,9 +484,6 @@ dlock_worker_main(Datum arg)
 			dlock_lease_abandon(my_space);
 			return;
 		}
-		gives_way = dlock_process_gives_way();
-		if (gives_way)
-			return;
 		pgstat_report_activity(STATE_IDLE, NULL);
 		(void) pgstat_report_stat(false);
 

@@ -40,14 +40,12 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	else
 	{
 		DlockLeaseTicket *ticket = dlock_record_ticket(record);
-		DlockLease *lease = dlock_lease_of(ticket);
 
 		image->granted = dlock_state_of(ticket) != DLOCK_WAITING;
 		/* written before the state */
 		pg_read_barrier();
 		image->granted_at = ticket->ticket.granted_at;
-		image->delayed = lease->single && lease->delayed;
-		dlock_announcement_channel(&ticket->ticket, image->channel);
+		dlock_lease_ticket_channel(ticket, image->channel);
 	}
 	record->in_flight = !image->over || image->had_row;
 }

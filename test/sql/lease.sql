@@ -107,9 +107,9 @@ SELECT ticket = :a AS ticket, lease = :l AS lease, role = current_user AS role,
 	remaining BETWEEN '1s' AND '1h' AS remaining, blocked_by
   FROM dlock_locks;
 -- what is durable
-SELECT ticket = :a AS ticket, name, lease = :l AS lease, granted, delayed, mode, slots,
+SELECT ticket = :a AS ticket, name, lease = :l AS lease, granted, mode, slots,
 	permits, owner, info, channel, role_name = current_user AS name,
-	granted_at >= enqueued_at AS times, ttl, delay, durability
+	granted_at >= enqueued_at AS times, ttl, durability
   FROM dlock_queue;
 
 -- It is no lock of this session's, nor does it have a lease.
@@ -180,7 +180,7 @@ SELECT dlock_try_ttl_acquire('b', ttl => '2h', timeout => '1s', shared => true, 
 SELECT * FROM lease_tickets;
 SELECT lease IN (:a, :b) AS own, ttl, delay, attached_pid, info, held, waiting
   FROM dlock_leases ORDER BY lease;
-SELECT ticket = lease AS own, ttl, delay, granted, owner, info FROM dlock_queue ORDER BY ticket;
+SELECT ticket = lease AS own, ttl, granted, owner, info FROM dlock_queue ORDER BY ticket;
 SELECT count(*) FROM dlock_queue_lease;
 SELECT dlock_renew(:a), dlock_renew(:b);
 -- asking again: with the same owner, if there is one

@@ -300,24 +300,6 @@ $client->query("SELECT dlock_release('lock')");
 grows('those behind it are served', $ticket, $waiter->answer);
 $waiter->quit;
 
-# A request for a lease that ends meanwhile does not wait for its turn, if it
-# looks for deadlocks.
-{
-	my $session = session($node);
-
-	$client->query("SELECT dlock_acquire('lock')");
-	$lease = $admin->query("SELECT dlock_lease_open('10min')");
-	$session->query("SET deadlock_timeout = '10ms'");
-	$session->start("SELECT dlock_lease_acquire('lock', $lease)");
-	$admin->until_waits($session);
-	$admin->query("SELECT dlock_lease_close($lease)");
-	like($session->answer, qr/55L01: lease $lease is gone/,
-		'a request fails when its lease has ended');
-	is($client->query("SELECT dlock_release('lock')"),
-		't', 'though the lock is held');
-	$session->quit;
-}
-
 #
 # Attached to a session
 #

@@ -1,10 +1,13 @@
 # After a start the tables of leases are read, few rows by the first call and many
-# by the worker, and until that is done nobody is answered.  It can be cut
-# short, and then another call goes on with it, or the worker does; and rows that stand for nothing, whoever made them so,
-# are discarded, and do no harm.
+# by the worker, and until that is done nobody is answered who could see a part of
+# it; whoever asks for a lock that no lease has is answered at once.  It can be cut
+# short, and then another call goes on with it, or the worker does; and rows that
+# stand for nothing, whoever made them so, are discarded, and do no harm.
 #
 # What would break it: a second call that does not wait for the first; a call
-# whose timeout ends the load, or is ignored meanwhile; what was
+# whose timeout ends the load, or is ignored meanwhile; a lock that is granted
+# before its name was looked for in the tables; a wait without a word for whoever
+# has locked them; an attempt that begins with the first row again; what was
 # put back by an attempt that failed, and is put back once more, or runs out
 # before the next one; a lock that is free after the start, and stays closed; a
 # row that is not there, where one is to be removed; a column too many.
@@ -17,11 +20,13 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Lease;
 use Dlock::Test;
 use Dlock::Worker;
+use PostgreSQL::Test::Utils;
 use Test::More;
 
 # Standbys can be waited for by those who ask for it.
 my $node = new_server('main', allows_streaming => 1,
-	conf => "synchronous_commit = local\ndeadlock_timeout = '1h'\n");
+	conf => "synchronous_commit = local\ndeadlock_timeout = '1h'\n"
+	  . "max_prepared_transactions = 2\n");
 my ($admin, $client, $other);
 
 sub connect_again
@@ -37,7 +42,7 @@ sub until_waits_for
 	my ($session, $type) = @_;
 
 	return $admin->wait_for(
-			"SELECT wait_event_type = '$type' FROM pg_stat_activity "
+			"SELECT wait_event_type ~ '$type' FROM pg_stat_activity "
 		  . "WHERE pid = $session->{pid}");
 }
 
@@ -84,7 +89,8 @@ commits_hang($node, 1);
 is($admin->query("DELETE FROM dlock_queue WHERE ticket = $held"),
 	'', 'the row of a holder is gone');
 $other->query('LISTEN nobody');
-$client->start("SELECT dlock_check('held', $queued)");
+my $is_granted = "SELECT granted FROM dlock_locks WHERE ticket = $queued";
+$client->start($is_granted);
 until_waits_for($client, 'IPC');
 my $worker = worker($admin);
 ok(!$client->answered, 'the first call waits for standbys');
@@ -93,12 +99,20 @@ like($client->answer, qr/57014/, 'and is canceled');
 $admin->wait_for("SELECT wait_event = 'SyncRep' FROM pg_stat_activity "
 	  . "WHERE pid = $worker");
 pass('the worker goes on in its place');
-$client->start("SELECT dlock_check('held', $queued)");
+$client->start($is_granted);
 until_waits_for($client, 'Lock');
-ok(!$client->answered, 'and other calls wait');
+$other->start("SELECT dlock_check('held', $queued)");
+until_waits_for($other, 'Extension');
+ok(!$client->answered && !$other->answered, 'and other calls wait');
+is( $admin->query(
+		q{SELECT dlock_try_acquire('no lease has it') > 0,
+			dlock_release('no lease has it')}),
+	't|t',
+	'but not those for a lock that no lease has');
 $admin->query('ALTER SYSTEM RESET synchronous_standby_names');
 $admin->query('SELECT pg_reload_conf()');
 is($client->answer, 't', 'until standbys are not needed any more');
+is($other->answer, 't', 'all of them');
 is($admin->query($tickets) =~ s/another \d+/another/r,
 	"another t|held $queued t", 'the next has the lock, and nobody else');
 told($other, 'and is told', announcement('granted', 'held', $queued));
@@ -206,14 +220,14 @@ connect_again();
 $admin->query(
 	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
 $client->query("SET statement_timeout = '100ms'");
-like($client->query("SELECT dlock_try_acquire('free')"),
+like($client->query("SELECT dlock_renew($few)"),
 	qr/57014/, 'a first call has no time to wait');
 $worker = worker($other);
 stop_while($other, $worker,
 	"SELECT wait_event_type = 'Lock' FROM pg_stat_activity "
 	  . "WHERE pid = $worker");
 $admin->query('COMMIT');
-like($client->query("SELECT dlock_try_acquire('free')"),
+like($client->query("SELECT dlock_renew($few)"),
 	qr/57014/, 'nor has the next one, while the worker reads');
 $client->query("SET statement_timeout = 0; SET lock_timeout = '100ms'");
 like($client->query($all),
@@ -221,7 +235,7 @@ like($client->query($all),
 	'nor one with another timeout');
 $client->query('SET lock_timeout = 0');
 $client->start($all);
-$other->start("SELECT dlock_try_acquire('many 1') IS NULL");
+$other->start("SELECT dlock_acquire('many 1')");
 until_waits_for($_, 'Extension') foreach $client, $other;
 ok(!$client->answered && !$other->answered, 'others wait for the worker');
 $admin->query("SELECT pg_cancel_backend($other->{pid})");
@@ -237,6 +251,111 @@ $client->start($all);
 until_waits_for($client, 'Lock');
 $admin->query('COMMIT');
 is($client->answer, '1500|1500', 'a lock in the way is waited for');
+
+#
+# While it is kept from being read, what no lease has is a session's to take, and
+# what one has is not.
+#
+connect_again();
+$admin->query(
+	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+my $fence = $client->query("SELECT dlock_try_acquire('free')");
+like($fence, qr/^\d+$/, 'a lock that no lease has is acquired at once');
+is( $client->query(
+		"SELECT dlock_check('free', $fence), dlock_fence('free') = $fence, "
+		  . q{dlock_is_held('free'), dlock_fence('free 2') IS NULL,
+			cardinality(dlock_acquire_all(ARRAY['free 2', 'free 3'])),
+			dlock_release('free 2'), dlock_acquire('free 2') > 0,
+			dlock_release_ticket(dlock_enqueue('free 4')),
+			dlock_xact_acquire('free 5') > 0}),
+	't|t|t|t|2|t|t|t|t',
+	'and all that is done with it');
+is( $client->query(
+		"BEGIN; SELECT dlock_guard('free', $fence); COMMIT"),
+	'', 'a guard, too');
+is($client->query('SELECT dlock_wait(dlock_enqueue($$free 3$$))'),
+	't', 'a ticket of the session is waited for');
+$other->start("SELECT dlock_acquire('free')");
+until_waits_for($other, 'Lock');
+is($client->query("SELECT dlock_try_acquire('many 1') IS NULL"),
+	't', 'one that a lease has is busy');
+is($client->query("SELECT dlock_try_acquire('many 1', '10ms') IS NULL"),
+	't', 'and is for as long as there is time');
+like(
+	$client->query("SELECT dlock_acquire('many 1', '10ms')"),
+	qr/55P03: could not acquire lock "many 1" within its timeout/,
+	'with the error of a timeout that has passed');
+like(
+	$client->query("SELECT dlock_acquire_all(ARRAY['free 6', 'many 1'], '10ms')"),
+	qr/55P03: could not acquire lock "many 1" within its timeout/,
+	'also as one of several');
+is($client->query("SELECT dlock_fence('free 6') IS NULL"),
+	't', 'of which none is held then');
+$client->start("SELECT dlock_fence('many 1') IS NULL");
+until_waits_for($client, 'Extension|Lock');
+ok(!$client->answered, 'what a lease has is told when it is known');
+$admin->query('COMMIT');
+is($client->answer, 'f', 'that it is held');
+is($client->query($all), '1500|1500', 'all is there');
+my $behind_it = $admin->query("SELECT dlock_ttl_enqueue('free', '1h', 'nobody')");
+is($client->query("SELECT dlock_check('free', $fence)"),
+	't', 'what was granted meanwhile is held');
+is($client->query("SELECT dlock_release('free')"), 't', 'until it is released');
+grows('and is handed on in the order of the queue',
+	$fence, $other->answer, $behind_it);
+is($other->query("SELECT dlock_release('free')"), 't', 'to sessions');
+is($admin->query("SELECT dlock_wait($behind_it)"), 't', 'and to a lease');
+$admin->query("SELECT dlock_release_ticket($behind_it)");
+is_now($admin, "SELECT count(*) FROM dlock_queue WHERE name = 'free'",
+	'0', 'which leaves no row behind');
+
+#
+# Where it cannot even be looked at, by a lock that outlives the start, they wait
+# for that as long as they have time, and the log tells for what.
+#
+$admin->query(q{BEGIN; LOCK TABLE dlock_queue; PREPARE TRANSACTION 'prepared'});
+connect_again();
+my $offset = -s $node->logfile;
+is($client->query("SELECT dlock_try_acquire('free') IS NULL"),
+	't', 'a table is locked: who cannot wait does not');
+like(
+	$client->query("SELECT dlock_acquire('free', '10ms')"),
+	qr/55P03: could not acquire lock "free" within its timeout/,
+	'who can wait does that long');
+$client->query("SET lock_timeout = '10ms'");
+like($client->query("SELECT dlock_acquire('free')"),
+	qr/55P03: canceling statement due to lock timeout/, 'or that long');
+$client->query("SET lock_timeout = 0; SET statement_timeout = '10ms'");
+like($client->query("SELECT dlock_acquire('free')"), qr/57014/, 'or that');
+$client->query('SET statement_timeout = 0');
+$client->start("SELECT dlock_acquire('free')");
+$admin->wait_for(
+	q{SELECT count(*) = 1 FROM pg_locks WHERE NOT granted
+		AND relation = 'dlock_queue'::regclass AND pid = } . $client->{pid});
+my $said = qr/cannot read table "dlock_queue" of database "postgres", as it is locked
+.*DETAIL:  Process \d+ .* is locked by: a prepared transaction\.
+.*HINT:  .*pg_prepared_xacts/;
+like(slurp_file($node->logfile, $offset) =~ s/\t//gr,
+	qr/LOG:  $said/, 'without an end, in a queue, and the log tells why');
+poll('the worker has told',
+	sub { slurp_file($node->logfile, $offset) =~ /ERROR:  $said/ });
+poll('the worker has told again',
+	sub { (() = slurp_file($node->logfile, $offset) =~ /ERROR:  $said/g) > 1 });
+my @told = slurp_file($node->logfile, $offset) =~ /LOG:  $said/g;
+is(scalar(@told), 1, 'once');
+@told = slurp_file($node->logfile, $offset) =~
+  /:(\d\d)(\.\d+) \S+ \[\d+\] ERROR:  $said/g;
+my $pause = ($told[2] + $told[3] - $told[0] - $told[1]) % 60;
+cmp_ok($pause, '>=', 1.9, "while the worker tells rarely ($pause)");
+ok(!$client->answered, 'it is waited for');
+$admin->query("SELECT pg_cancel_backend($client->{pid})");
+like($client->answer, qr/57014/, 'and that can be canceled');
+$client->start("SELECT dlock_acquire('free')");
+until_waits_for($client, 'Lock');
+$admin->query(q{COMMIT PREPARED 'prepared'});
+like($client->answer, qr/^\d+$/, 'it is over: the lock is there');
+is($client->query("SELECT dlock_release('free')"), 't', 'and is released');
+is($client->query($all), '1500|1500', 'and all the rest');
 
 # The worker dies at it.
 connect_again();
@@ -255,6 +374,39 @@ is($client->answer, '1500|1500', 'who waits goes on with another worker');
 $admin->query('ALTER SYSTEM SET max_worker_processes = 0');
 connect_again();
 is($client->query($all), '1500|1500', 'no worker is needed');
+
+# Each attempt goes on behind the one before.
+connect_again();
+my @numbers = split /\n/,
+  $admin->query(q{SELECT ticket FROM dlock_queue WHERE name LIKE 'many %'
+	ORDER BY ticket});
+sub spoil
+{
+	my ($index, $mode) = @_;
+
+	return $admin->query(
+		"UPDATE dlock_queue SET mode = '$mode' WHERE ticket = $numbers[$index]");
+}
+spoil(1000, 'none');
+like($client->query($all), qr/unknown mode/, 'an attempt fails');
+spoil(500, 'none');
+like($client->query($all), qr/unknown mode/, 'and the next one');
+spoil(1000, 'exclusive');
+is($client->query($all), '1500|1500',
+	'which does not read again what has been put back');
+spoil(500, 'exclusive');
+
+# Who has no time at all does a step.
+connect_again();
+is( $client->query(
+		q{SELECT dlock_try_acquire('many 1') IS NULL AND
+			dlock_try_acquire('free') IS NOT NULL AND dlock_release('free')}),
+	't',
+	'a lease has it')
+  foreach 1 .. 6;
+$admin->query('BEGIN; LOCK TABLE dlock_queue');
+is($client->query($all), '1500|1500', 'and all is read in the end');
+$admin->query('COMMIT');
 $admin->query('ALTER SYSTEM RESET max_worker_processes');
 connect_again();
 
@@ -274,7 +426,7 @@ $client->query('CREATE DATABASE gone');
 	($one, $two) = map { session($node, 'gone') } 1 .. 2;
 	$one->query('BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
 	$two->query("SET statement_timeout = '100ms'");
-	like($two->query("SELECT dlock_is_held('x')"),
+	like($two->query("SELECT dlock_renew($open)"),
 		qr/57014/, 'the load has begun');
 	$two->query('SET statement_timeout = 0');
 	$worker = worker($two);

@@ -20,6 +20,7 @@ use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Lease;
 use Dlock::Test;
+use Dlock::Worker;
 use Test::More;
 
 my $node = new_server('main',
@@ -106,6 +107,34 @@ foreach my $canceled (1, 0)
 		$canceled ? 'c1' : 'c2',
 		'and so it is kept');
 	finish($holder, $first, $second);
+}
+
+# The call returns when its channel is what would be told after a crash.
+{
+	my ($holder, $first, $second) = map { session($node) } 1 .. 3;
+	my $lease = $admin->query("SELECT dlock_lease_open('1h')");
+	my $enqueue = "SELECT dlock_lease_enqueue('lock', $lease, '%s')";
+	my ($ticket, $worker);
+
+	$holder->query("SELECT dlock_acquire('lock')");
+	$ticket = $first->query(sprintf $enqueue, 'c1');
+	$worker = freeze($admin);
+	$second->start(sprintf $enqueue, 'c2');
+	poll('the call answers or waits',
+		sub {
+			$second->answered || $admin->query(
+				"SELECT wait_event = 'Extension' FROM pg_stat_activity "
+				  . "WHERE pid = $second->{pid}") eq 't';
+		});
+	ok(!$second->answered, 'the row is waited for');
+	thaw($worker);
+	is($second->answer, $ticket, 'and then the call returns');
+	$node->kill9;
+	$_->quit foreach $admin, $holder, $first, $second;
+	start_again($node);
+	$admin = session($node);
+	is(locks(), "$ticket|t|c2|t", 'to be told after a crash');
+	finish();
 }
 
 # Granted meanwhile: both are told.

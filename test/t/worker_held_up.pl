@@ -123,9 +123,11 @@ my $listener = session($node);
 stop_at_rows($admin, 'DELETE');
 
 # A ttl that begins with the end of a session is over for all at about one time.
+# Returns how many have been ended when the worker has come to its tables.
 my $count = 10000;
-foreach my $what ('leases', 'tickets of one lease')
+sub end_many
 {
+	my ($what) = @_;
 	my $keeper = session($node);
 	my $leases = $what eq 'leases' ? $count : 1;
 	my ($last, @told);
@@ -153,12 +155,27 @@ foreach my $what ('leases', 'tickets of one lease')
 		});
 	my $ended = grep { /expired/ } @told;
 	cmp_ok($ended, '>', 0, "$what: some have been ended");
-	cmp_ok($ended, '<', $count, "$what: and not all, when the worker goes on");
 	worker_goes_on($admin);
-	$ended += grep { /expired/ } $listener->announcements($count - $ended);
-	is($ended, $count, "$what: all are in the end");
+	my $rest = grep { /expired/ } $listener->announcements($count - $ended);
+	is($ended + $rest, $count, "$what: all are in the end");
 	$client->query('SELECT dlock_release_all()');
 	$admin->wait_for('SELECT count(*) = 0 FROM dlock_queue');
+	return $ended;
+}
+
+# Where something else has kept the worker from its tables, as can be on a machine
+# with too much to do, it has gone on ending: that proves nothing, so once more.
+foreach my $what ('leases', 'tickets of one lease')
+{
+	my $ended;
+
+	foreach (1 .. 5)
+	{
+		$ended = end_many($what);
+		last if $ended < $count;
+		note "$what: all were ended before the worker came to its tables";
+	}
+	cmp_ok($ended, '<', $count, "$what: and not all, when the worker goes on");
 }
 $_->quit foreach $client, $admin, $listener;
 $node->stop;
