@@ -276,6 +276,9 @@ install_missing()
 				need '/usr/bin/python3 -c "import sqlalchemy, psycopg2"' \
 					python3-sqlalchemy python3-psycopg2
 				;;
+			psycopg2)
+				need '/usr/bin/python3 -c "import psycopg2"' python3-psycopg2
+				;;
 			*) need "command -v $tool" "$tool" ;;
 		esac
 	done
@@ -287,11 +290,12 @@ install_missing()
 	find_compiler
 }
 
-# tools_of regress|isolation|tap [NAME...]: for all of these tests by default
+# tools_of regress|isolation|tap|docs [NAME...]: for all of these tests by default
 tools_of()
 {
 	local names=("${@:2}") files
 
+	if [ "$1" = docs ]; then printf 'tap\npsycopg2\n'; fi
 	[ "$1" = tap ] || return 0
 	names=("${names[@]##*/}")
 	files=("${names[@]/#/$top/test/t/}")

@@ -1,0 +1,163 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Likeness - is what came what a page shows?
+
+=head1 DESCRIPTION
+
+Tickets, process ids and the like differ from run to run.  But what is equal on
+the page has to be equal in the run, and what is greater, greater.  So an object
+of this class is for one page, and remembers which number stands for which.
+
+=head1 METHODS
+
+=over
+
+=item $like->is_like($shown, $real)
+
+Is this line of the page like that one of the run?
+
+=item $like->add_pid($pid)
+
+Tells that this is a session's process id, wherever it is printed.
+
+=item $like->to_real($text)
+
+A statement of the page, with the numbers of the run.
+
+=back
+
+=cut
+
+package Dlock::Likeness;
+
+use strict;
+use warnings FATAL => 'all';
+
+my $token = qr/
+	\d{4}-\d\d-\d\d\ \d\d:\d\d:\d\d(?:\.\d+)?(?:[+-]\d\d(?::\d\d)?|\ [A-Z]+)? |
+	\d\d:\d\d:\d\d(?:\.\d+)? |
+	\b\d+\.\d+\ ms\b |
+	dlock_[0-9a-f]{32} |
+	\d+
+/x;
+
+sub new
+{
+	my ($class) = @_;
+
+	return bless { real => {}, shown => {}, tickets => [], pids => {} }, $class;
+}
+
+sub add_pid
+{
+	my ($self, $pid) = @_;
+
+	$self->{pids}{$pid} = 1;
+	return;
+}
+
+# Without what is only layout
+sub normal
+{
+	my ($line) = @_;
+
+	$line =~ s/-{3,}/---/g;
+	$line =~ s/\s+/ /g;
+	$line =~ s/^ | $//g;
+	return $line;
+}
+
+# bind($kind, $shown, $real): may the one stand for the other?
+sub bind_pair
+{
+	my ($self, $kind, $shown, $real) = @_;
+	my $known = $self->{real}{"$kind $shown"};
+
+	return $known eq $real if defined $known;
+	return 0 if exists $self->{shown}{"$kind $real"};
+	if ($kind eq 'ticket')
+	{
+		foreach my $pair (@{ $self->{tickets} })
+		{
+			return 0
+			  if ($shown <=> $pair->[0]) != ($real <=> $pair->[1]);
+		}
+		push @{ $self->{tickets} }, [ $shown, $real ];
+	}
+	$self->{real}{"$kind $shown"} = $real;
+	$self->{shown}{"$kind $real"} = $shown;
+	return 1;
+}
+
+sub is_like
+{
+	my ($self, $shown, $real) = @_;
+	my @shown = split /($token)/, normal($shown);
+	my @real = split /($token)/, normal($real);
+
+	return 0 if @shown != @real;
+	for my $i (0 .. $#real)
+	{
+		my ($s, $r) = ($shown[$i], $real[$i]);
+
+		if ($i % 2 == 0)
+		{
+			return 0 if $s ne $r;
+		}
+		elsif ($r =~ /^\d{12,}$/)
+		{
+			return 0 unless $s =~ /^\d{12,}$/;
+			return 0 unless $self->bind_pair('ticket', $s, $r);
+		}
+		elsif ($r =~ /^\d+$/
+			&& $real[ $i - 1 ] =~ /\breceived from server process with PID $/)
+		{
+			# a worker or a sender, and each can be another one
+			return 0 unless $s =~ /^\d+$/;
+		}
+		elsif ($r =~ /^\d+$/
+			&& ($self->{pids}{$r}
+				|| $real[ $i - 1 ] =~ /\b[Pp]rocess(?:es)? $/))
+		{
+			return 0 unless $s =~ /^\d+$/;
+			return 0 unless $self->bind_pair('pid', $s, $r);
+		}
+		elsif ($r =~ /^dlock_/)
+		{
+			return 0 unless $s =~ /^dlock_/;
+			return 0 unless $self->bind_pair('channel', $s, $r);
+		}
+		elsif ($r =~ /^\d{4}-/)
+		{
+			return 0 unless $s =~ /^\d{4}-\d\d-\d\d \d\d:/;
+		}
+		elsif ($r =~ / ms$/)
+		{
+			return 0 unless $s =~ / ms$/;
+		}
+		elsif ($r =~ /:.*\./)
+		{
+			return 0 unless $s =~ /:.*\./;
+		}
+		else
+		{
+			return 0 if $s ne $r;
+		}
+	}
+	return 1;
+}
+
+# What stands on the page, as it has to be said here
+sub to_real
+{
+	my ($self, $text) = @_;
+
+	$text =~ s{\b(\d{4,})\b}
+		{$self->{real}{"ticket $1"} // $self->{real}{"pid $1"} // $1}ge;
+	return $text;
+}
+
+1;

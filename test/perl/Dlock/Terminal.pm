@@ -1,0 +1,119 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Terminal - psql, as if at a terminal
+
+=head1 DESCRIPTION
+
+A psql that stays, and prints tables, command tags, errors and notifications as
+a reader sees them; Dlock::Test::Session prints what a test wants to compare.
+
+=head1 METHODS
+
+=over
+
+=item $psql->say($text)
+
+Types that, without waiting for the answer.
+
+=item $psql->answered
+
+Is the answer there, so that answer() would not wait?
+
+=item $psql->answer
+
+What was printed, without notifications, which @{ $psql->{notes} } has.
+
+=item $psql->is_up
+
+=item $psql->end
+
+Is it there still; and kill it.
+
+=item $psql->{pid}
+
+The backend's.
+
+=back
+
+=cut
+
+package Dlock::Terminal;
+
+use strict;
+use warnings FATAL => 'all';
+
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+
+sub new
+{
+	my ($class, $connstr) = @_;
+	my $timeout =
+	  IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default);
+	my $self = bless
+	  { in => '', out => '', notes => [], timeout => $timeout }, $class;
+
+	$self->{psql} = IPC::Run::start(
+		[ 'psql', '-X', '-d', $connstr ],
+		'<', \$self->{in}, '>', \$self->{out}, '2>&1', $timeout);
+	$self->say("SELECT pg_backend_pid() AS pid \\gset\n"
+		  . "\\echo :pid\n\\unset pid");
+	($self->{pid}) = $self->answer =~ /^(\d+)$/m
+	  or die "no connection for $connstr\n";
+	return $self;
+}
+
+sub is_up
+{
+	my ($self) = @_;
+
+	return $self->{psql}->pumpable;
+}
+
+sub say
+{
+	my ($self, $text) = @_;
+
+	$self->{timeout}->start;
+	$self->{in} .= "$text\n\\echo end of answer\n";
+	$self->{psql}->pump_nb
+	  while length $self->{in} && $self->{psql}->pumpable;
+	return;
+}
+
+sub answered
+{
+	my ($self) = @_;
+
+	$self->{psql}->pump_nb if $self->{psql}->pumpable;
+	return $self->{out} =~ /^end of answer\n/m || !$self->{psql}->pumpable;
+}
+
+# Without the notifications, which are kept
+sub answer
+{
+	my ($self) = @_;
+
+	$self->{timeout}->start;
+	$self->{psql}->pump
+	  while $self->{out} !~ /^end of answer\n/m && $self->{psql}->pumpable;
+	my ($answer, $rest) = split /^end of answer\n/m, $self->{out}, 2;
+	$self->{out} = $rest // '';
+	$answer //= '';
+	push @{ $self->{notes} }, $1
+	  while $answer =~ s/^(Asynchronous notification "[^\n]*)\n//m;
+	return $answer;
+}
+
+sub end
+{
+	my ($self) = @_;
+
+	$self->{psql}->kill_kill(coup_d_grace => 'KILL');
+	return;
+}
+
+1;
