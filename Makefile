@@ -176,7 +176,8 @@ TAP = \
 	115_rewind \
 	116_cascade \
 	117_event_triggers \
-	118_commit_timestamp
+	118_commit_timestamp \
+	130_messages
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
