@@ -27,7 +27,8 @@ sub codes
 	my ($dir, $errors) = run_command([ 'pg_config', '--includedir-server' ]);
 
 	die $errors unless -e "$dir/utils/errcodes.h";
-	foreach my $file ("$dir/utils/errcodes.h", "$top/src/dlock.h")
+	foreach my $file ("$dir/utils/errcodes.h",
+		glob("$top/src/*.h $top/src/*/*.h"))
 	{
 		my $text = slurp_file($file);
 		while ($text =~ /^#define (ERRCODE_\w+)\s+MAKE_SQLSTATE\((.*?)\)/mg)
