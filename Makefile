@@ -204,6 +204,7 @@ TAP = \
 	module_layouts \
 	module_dropped \
 	module_event_triggers \
+	module_messages \
 	client_pgbouncer \
 	client_sqlalchemy
 
