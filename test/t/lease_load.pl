@@ -1,13 +1,13 @@
-# After a start the tables of leases are read, few rows by the first call and many
-# by the worker, and until that is done nobody is answered.  It can be cut
-# short, and then another call goes on with it, or the worker does; and rows that stand for nothing, whoever made them so,
-# are discarded, and do no harm.
+# After a start the tables of leases are read, few rows by the first call and
+# many by the worker, and until that is done nobody is answered.  It can be cut
+# short, and then another call goes on with it, or the worker does; and rows that
+# stand for nothing, whoever made them so, are discarded, and do no harm.
 #
 # What would break it: a second call that does not wait for the first; a call
-# whose timeout ends the load, or is ignored meanwhile; what was
-# put back by an attempt that failed, and is put back once more, or runs out
-# before the next one; a lock that is free after the start, and stays closed; a
-# row that is not there, where one is to be removed; a column too many.
+# whose timeout ends the load, or is ignored meanwhile; what was put back by an
+# attempt that failed, and is put back once more, or runs out before the next
+# one; a lock that is free after the start, and stays closed; a row that is not
+# there, where one is to be removed; a column too many.
 
 use strict;
 use warnings FATAL => 'all';
