@@ -74,6 +74,67 @@ quiet()
 	return "$status"
 }
 
+# progress TITLE STATE COMMAND...: as quiet, and shows meanwhile that it goes on:
+# how long it has taken, and what STATE, a command, says of its output so far
+#
+# At a terminal that is one line, which changes; elsewhere, a line every ten
+# seconds.  The command stands in the foreground, where an interrupt reaches it.
+# Before apt has printed something the line stays, as sudo may ask for a password
+# there.
+progress()
+{
+	local title=$1 state=$2 log status=0 start=$SECONDS pid
+
+	printf '%s ...' "$title"
+	[ -t 1 ] || printf '\n'
+	log=$(mktemp)
+	show_progress "$title" "$state" "$log" &
+	pid=$!
+	# in a shell of its own: what a trap of this one prints is not for the log
+	("${@:3}") >"$log" 2>&1 </dev/null || status=$?
+	kill "$pid" 2>/dev/null || true
+	wait "$pid" 2>/dev/null || true
+	if [ -t 1 ]; then printf '\r\033[K%s: ' "$title"; fi
+	if [ "$status" -ne 0 ]; then
+		[ ! -t 1 ] || printf 'failed\n'
+		grep -Ev '^(dl|pm)status:' "$log" || true
+	elif [ -t 1 ]; then
+		printf '%d s\n' $((SECONDS - start))
+	fi
+	rm "$log"
+	return "$status"
+}
+
+# In the background, until it is killed, or its shell has gone
+show_progress()
+{
+	local start=$SECONDS next=10 line
+
+	while sleep 0.5 && kill -0 $$ 2>/dev/null; do
+		line="$1: $((SECONDS - start)) s$("$2" "$3" || true)"
+		if [ ! -t 1 ]; then
+			if [ $((SECONDS - start)) -ge "$next" ]; then
+				printf '%.79s\n' "$line"
+				next=$((next + 10))
+			fi
+		elif [ -s "$3" ] || [ "$2" != apt_state ]; then
+			printf '\r\033[K%.79s' "$line"
+		fi
+	done
+}
+
+# States for progress: nothing; how far apt_install is, by the last of its lines
+# like these:
+#	dlstatus:1:20.6:Retrieving file 7 of 34 (9s remaining)
+#	pmstatus:gcc-12:43.1:Unpacking gcc-12 (amd64)
+no_state() { :; }
+
+apt_state()
+{
+	tac "$1" | sed -nE '/^(dl|pm)status:/ {
+		s/^..status:[^:]*(:[^:0-9][^:]*)?:([0-9]+)[^:]*:(.*)/, \2%: \3/p; q }'
+}
+
 # lacking PG_CONFIG: the first file that does not come with it, of a server and
 # of what PGXS and the tests need; nothing where all of them do
 #
@@ -189,7 +250,8 @@ updated=
 update_lists()
 {
 	if [ -z "$updated" ] && command -v apt-get >/dev/null; then
-		quiet as_root apt-get -qq update ||
+		progress 'Reading the lists of packages' apt_state \
+			as_root apt-get -q update ||
 			printf 'going on with the lists of packages that are there\n'
 	fi
 	updated=yes
@@ -206,7 +268,7 @@ apt_install()
 	local policy=/usr/sbin/policy-rc.d
 
 	apt=(apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0
-		install --no-install-recommends)
+		-o APT::Status-Fd=1 install --no-install-recommends)
 	export DEBIAN_FRONTEND=noninteractive
 	undo=:
 	trap 'eval "$undo"' EXIT
@@ -247,9 +309,9 @@ install_packages()
   apt-get update && $line
 "
 	update_lists
-	printf 'installing %s\n' "$*"
-	quiet as_root bash -c "$(declare -f apt_install); apt_install \"\$@\"" \
-		bash "$@"
+	printf 'These packages are missing: %s\n' "$*" | fold -s -w 79
+	progress 'Installing packages' apt_state as_root \
+		bash -c "$(declare -f apt_install); apt_install \"\$@\"" bash "$@"
 }
 
 # install_missing [TOOL...]: what is needed to build, and of tools besides
