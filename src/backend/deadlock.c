@@ -129,8 +129,8 @@ reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
 
 		if (!place->granted)
 		{
-			if (place->modes & LOCKBIT_ON(DLOCK_EXCLUSIVE) ? holders > 0 :
-				place->modes & LOCKBIT_ON(DLOCK_SHARED) ? exclusive > 0 :
+			if ((place->modes & LOCKBIT_ON(DLOCK_EXCLUSIVE)) ? holders > 0 :
+				(place->modes & LOCKBIT_ON(DLOCK_SHARED)) ? exclusive > 0 :
 				permits + place->permits > lock->slots)
 			{
 				if (is_stuck(graph, place))
@@ -174,7 +174,7 @@ reduce_heavy_lock(DlockGraph *graph, const DlockGraphLock *lock)
 			for (int mode = 1; mode < MAX_LOCKMODES; mode++)
 			{
 				if ((place->conflicts & LOCKBIT_ON(mode)) &&
-					counts[mode] > (vertex->counted & LOCKBIT_ON(mode) ? 1 : 0))
+					counts[mode] > ((vertex->counted & LOCKBIT_ON(mode)) ? 1 : 0))
 					blocked = true;
 			}
 			if (!blocked)

@@ -145,6 +145,8 @@ dlock_shape_take_row(Relation relation, const DlockShape *shape,
 					 const DlockPlaces *places, HeapTuple tuple,
 					 DlockStored *row)
 {
+	/* the smaller of the two tables has that many */
+	Assert(shape->num_columns >= DLOCK_LEASE_NUM_COLUMNS);
 	for (int i = 0; i < shape->num_columns; i++)
 	{
 		AttrNumber	number = places->number[i];
