@@ -400,7 +400,11 @@ sub _learn_answer
 	my $ticket = $self->{tickets}{ $call->{ticket} // 0 };
 	my $lease = $self->{leases}{ $call->{lease} || 0 };
 
-	$self->{results}{ $result =~ /^error/ ? $result : $op }++;
+	# who gets nothing has not succeeded
+	$self->{results}{
+		$result =~ /^error/ ? $result :
+		  $result =~ /^(?:null|f)$/ ? "$op in vain" : $op
+	}++;
 	$self->{results}{announced}++ if $call->{announced};
 	$self->{slowest} = {%$call}
 	  if !$self->{slowest} || $call->{answer} - $call->{begin} >

@@ -327,7 +327,7 @@ sub confirm
 sub force
 {
 	my ($self) = @_;
-	my ($ticket, $name) = split /\\|/,
+	my ($ticket, $name) = split /\|/,
 	  choose(split /\n/,
 		$self->{session}->query('SELECT ticket, name FROM dlock_locks')) // '';
 
