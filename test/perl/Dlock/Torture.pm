@@ -453,6 +453,10 @@ sub _learn_answer
 		$self->_gone($call, "lease $call->{lease}", $lease)
 		  unless $self->_is_forced($call);
 	}
+	# by somebody else, after this call had begun
+	return
+	  if $op eq 'release_ticket' && $result eq 'f' &&
+	  $self->{forced}{ $ticket->{number} };
 	$self->_learn_confirmation($call, $ticket) if $op =~ /^(?:check|guard|wait)$/;
 	$self->SUPER::_learn_answer($call);
 	return;
