@@ -216,6 +216,8 @@ RESET SESSION AUTHORIZATION;
 RESET search_path;
 
 DROP EXTENSION dlock;
+-- At the end of the session this might take longer than DROP DATABASE waits.
+DISCARD TEMP;
 \c :before
 DROP DATABASE regress_dlock_planted WITH (FORCE);
 DROP ROLE regress_dlock_planter, regress_dlock_visitor;
