@@ -158,6 +158,7 @@ TAP = \
 	ticket_lease \
 	ticket_long_queue \
 	ticket_repeat \
+	ticket_unpublished \
 	notify_session \
 	notify_lease \
 	notify_turn \

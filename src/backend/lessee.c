@@ -103,8 +103,7 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 	{
 		/* dshash raises a lack of memory with a lock of its own held */
 		LWLockReleaseAll();
-		if (ticket->ticket.session != 0)
-			dlock_lease_ticket_unpublish(ticket);
+		dlock_queue_unpublish(ticket);
 		dlock_held_settle(held);
 		PG_RE_THROW();
 	}

@@ -488,6 +488,7 @@ dlock_lease_ticket_publish(DlockLeaseTicket *ticket)
 		dlock_id_delete(space, ticket->ticket.number);
 }
 
+/* Called under the entry's lock, as the lease could adopt it otherwise. */
 void
 dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket)
 {

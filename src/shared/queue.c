@@ -484,6 +484,22 @@ dlock_queue_adopt(DlockLeaseTicket *ticket)
 }
 
 /*
+ * This backend cannot let the lease adopt the ticket that it has waited for: it is
+ * not found by its number any more, if the lease has not adopted it for another
+ * client, which is told that number.  Raises nothing.
+ */
+void
+dlock_queue_unpublish(DlockLeaseTicket *ticket)
+{
+	DlockLock  *lock = find(&ticket->key, true);
+
+	if (!is_lease_ticket(&ticket->ticket))
+		dlock_lease_ticket_unpublish(ticket);
+	if (lock)
+		dshash_release_lock(dlock_locks, lock);
+}
+
+/*
  * Put a ticket back that was read from the tables, which come in the order of
  * the numbers.  Raises 53200, with nothing changed.
  */

@@ -154,6 +154,7 @@ extern DlockJoin dlock_queue_join(DlockSpace *space, const DlockRequest *request
 								  DlockTicket *ticket, bool nowait, bool adopt,
 								  int32 *slots, DlockLeaseTicket **existing);
 extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
+extern void dlock_queue_unpublish(DlockLeaseTicket *ticket);
 extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
 extern void dlock_queue_resume(const DlockSpace *space);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);

@@ -25,6 +25,11 @@ Lets a session, by what is started next, call this function, and stops its
 process when that has returned.  Returns a sub that waits until it is stopped;
 called again, that lets it go on.
 
+=item fail_in($session, $function, $stop)
+
+The same, but the session fails in place of the call, as if it were cancelled
+there, and is stopped when it calls $stop after that.
+
 =back
 
 =cut
@@ -40,7 +45,7 @@ use IPC::Run;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(debugger_works call_in stop_behind);
+our @EXPORT = qw(debugger_works call_in fail_in stop_behind);
 
 my $count = 0;
 
@@ -80,16 +85,38 @@ sub debugger_works
 sub stop_behind
 {
 	my ($session, $function) = @_;
+
+	return stop($session, $function, 'finish');
+}
+
+# At its very beginning, where one function is as good as the other
+sub fail_in
+{
+	my ($session, $function, $stop) = @_;
+
+	return stop(
+		$session, "*$function",
+		'set {int} &QueryCancelPending = 1',
+		'set {int} &InterruptPending = 1',
+		'set $pc = &ProcessInterrupts',
+		"break $stop",
+		'continue');
+}
+
+# Stops there, and behind these commands.
+sub stop
+{
+	my ($session, $place, @commands) = @_;
 	my $file = "$PostgreSQL::Test::Utils::tmp_check/debugger_" . $count++;
 	my $output = '';
 	my $debugger = IPC::Run::start(
 		arguments(
 			$session->{pid},
-			"break $function",
+			"break $place",
 			"shell touch $file.attached",
 			'continue',
 			'delete',
-			'finish',
+			@commands,
 			"shell touch $file.stopped; "
 			  . "while [ ! -e $file.go_on ]; do sleep 0.05; done",
 			'detach'),
@@ -110,6 +137,7 @@ sub stop_behind
 		}
 		PostgreSQL::Test::Utils::append_to_file("$file.go_on", '');
 		$debugger->finish;
+		note $output;
 		return;
 	};
 }

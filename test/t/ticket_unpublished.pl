@@ -1,0 +1,59 @@
+# A session is granted a lease's ticket, and fails before the lease can have it, as
+# where there is no memory for its number.  Another client asks for the same at
+# that moment: what it is given stays, and is found by its number.
+#
+# What would break it: a number that the failed session takes away from a ticket
+# that its lease has adopted meanwhile, which then nobody can release.
+#
+# The moment is between two steps of one process, so a debugger stops it there.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Debugger;
+use Dlock::Test;
+use Test::More;
+
+my $node = new_server('main');
+my $admin = session($node);
+
+plan skip_all => 'no debugger that can be attached'
+  unless debugger_works($admin);
+
+my ($holder, $waiter, $other) = map { session($node) } 1 .. 3;
+my $lease = $admin->query("SELECT dlock_lease_open('1h')");
+
+$holder->query("SELECT dlock_acquire('lock')");
+# the library is to be known to the debugger
+$waiter->query('SELECT dlock_version()');
+my $stopped = fail_in($waiter, 'dlock_id_insert', 'dlock_lease_ticket_unpublish');
+$waiter->start("SELECT dlock_lease_acquire('lock', $lease)");
+$admin->until_waits($waiter);
+$holder->query("SELECT dlock_release('lock')");
+$stopped->();
+
+# It is given that ticket, or waits until it is known what becomes of it.
+$other->start("SELECT dlock_lease_enqueue('lock', $lease)");
+poll(
+	'the other one has done what it can do',
+	sub {
+		$other->answered ||
+		  $admin->query('SELECT wait_event_type FROM pg_stat_activity '
+			  . "WHERE pid = $other->{pid}") eq 'LWLock';
+	});
+$stopped->();
+
+like($waiter->answer, qr/57014/, 'the session has failed');
+my $ticket = $other->answer;
+like($ticket, qr/^\d+$/, 'the other client has got a ticket');
+is($admin->query("SELECT dlock_wait($ticket)"), 't', 'which holds the lock');
+is($admin->query('SELECT ticket, scope FROM dlock_locks'),
+	"$ticket|lease", 'and nobody else');
+is($admin->query("SELECT dlock_release_ticket($ticket)"),
+	't', 'it is found by its number');
+$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+$_->quit foreach $holder, $waiter, $other, $admin;
+$node->stop;
+done_testing();
