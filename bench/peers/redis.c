@@ -4,7 +4,8 @@
  *	  The lock that Redis's manual gives for one server: SET with NX and PX,
  *	  and a script that deletes the key if it still has this client's token.
  *
- * REDIS_SOCKET says where the server is.  Nobody is told when the lock is
+ * REDIS_SOCKET says where the server is, and TTL_MS how long a lock lasts, as
+ * nobody renews it here.  Nobody is told when the lock is
  * free: who finds it taken asks again.
  *
  *-------------------------------------------------------------------------
@@ -17,8 +18,6 @@
 
 #include "driver.h"
 
-#define TTL_MS		"5000"
-
 typedef struct Session
 {
 	redisContext *context;
@@ -26,6 +25,7 @@ typedef struct Session
 	void	   *postgres;
 	char		token[64];
 	char		script[64];
+	const char *ttl_ms;
 } Session;
 
 static const char *const compare_and_delete =
@@ -53,6 +53,7 @@ connect_session(const char *kind)
 	session->context = redisConnectUnix(socket ? socket : "");
 	if (session->context == NULL || session->context->err)
 		die("redis", "could not connect");
+	session->ttl_ms = getenv("TTL_MS") ? getenv("TTL_MS") : "5000";
 	snprintf(session->token, sizeof(session->token), "%d-%p", (int) getpid(),
 			 (void *) session);
 	reply = check(session, redisCommand(session->context, "SCRIPT LOAD %s",
@@ -71,8 +72,9 @@ acquire(void *opaque, const char *lock)
 	{
 		redisReply *reply = check(session,
 								  redisCommand(session->context,
-											   "SET %s %s NX PX " TTL_MS,
-											   lock, session->token));
+											   "SET %s %s NX PX %s", lock,
+											   session->token,
+											   session->ttl_ms));
 		int			got = reply->type == REDIS_REPLY_STATUS;
 
 		freeReplyObject(reply);
