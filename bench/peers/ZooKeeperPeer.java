@@ -41,7 +41,8 @@ final class ZooKeeperPeer implements Driver.Session {
     public void update(int row) throws Exception {
         if (update == null) {
             Connection connection = DriverManager.getConnection(System.getenv("JDBC"));
-            update = connection.prepareStatement("UPDATE guarded SET value = value + 1 WHERE id = ?");
+            update = connection.prepareStatement(
+                    "UPDATE guarded SET value = value + 1 WHERE id = ?");
         }
         update.setInt(1, row);
         update.executeUpdate();

@@ -16,8 +16,8 @@
  * own), "hot" (all have the same) or "work" (each locks its own, changes a row
  * in PostgreSQL and unlocks).  The first round begins at BEGIN, in
  * milliseconds since 1970; in each, every one of KINDS peers has a turn of
- * LENGTH milliseconds, and this one is number TURN; every other round goes from
- * the last to the first, as one peer's turn may be felt in the next.
+ * LENGTH milliseconds, and this one is number TURN.  Every other round goes
+ * from the last to the first, as one peer's turn may be felt in the next.
  *
  * What ends in the first tenth of a turn does not count.  In the last three
  * tenths nothing new begins, so that those who are in a queue are through it
@@ -183,23 +183,26 @@ take_turns(void *argument)
 
 	for (int round = 0; round < turns.rounds; round++)
 	{
-		int			place = round % 2 ? turns.kinds - 1 - turns.turn : turns.turn;
-		long long	begin = (turns.begin + (round * turns.kinds + place) *
-							 turns.length) * 1000;
+		int			place = round % 2 == 0 ? turns.turn :
+			turns.kinds - 1 - turns.turn;
 		long long	length = turns.length * 1000;
+		long long	begin = turns.begin * 1000 +
+			(round * turns.kinds + place) * length;
+		long long	counts = begin + length / 10;
+		long long	stop = begin + length * 7 / 10;
 		long long	began;
 
 		sleep_until(begin);
-		while ((began = now()) < begin + length * 7 / 10)
+		while ((began = now()) < stop)
 		{
 			long long	waited = take_once(client);
 			long long	ended = now();
 
-			if (began >= begin + length / 10)
+			if (began >= counts)
 				client->waits[bucket(waited)]++;
 			if (ended >= begin + length)
 				client->late++;
-			if (ended >= begin + length / 10 && ended < begin + length * 7 / 10)
+			if (ended >= counts && ended < stop)
 			{
 				client->rounds[round]++;
 				client->done++;
@@ -317,7 +320,7 @@ run_command(const char *line)
 	}
 	else if (strcmp(line, "release\n") == 0)
 	{
-		/* until the call is sent: whoever is next may have it before it ends */
+		/* before the call: whoever is next may have it before it ends */
 		say("released %lld", now());
 		peer->release(clients[0].session, hot);
 	}
@@ -362,7 +365,8 @@ main(int argc, char **argv)
 		die("memory", "there is no more");
 	for (int i = 0; i < connected; i++)
 	{
-		snprintf(clients[i].own, sizeof(clients[i].own), "%lld", FIRST_LOCK + i);
+		snprintf(clients[i].own, sizeof(clients[i].own), "%lld",
+				 FIRST_LOCK + i);
 		snprintf(clients[i].row, sizeof(clients[i].row), "%d", i);
 	}
 	start_clients(connected, connect_client);

@@ -18,7 +18,7 @@
 
 #define STATEMENTS	4
 
-/* In the statements, $1 is the name of the lock, and $2 what setup returned. */
+/* In the statements, $1 is the lock, and $2 what setup has returned. */
 typedef struct Kind
 {
 	const char *name;
@@ -50,28 +50,52 @@ static const char *const statement_names[STATEMENTS] = {"0", "1", "2", "3"};
 #define UPDATE		3
 
 static const Kind kinds[] = {
-	{.name = "dlock",
+	{
+		.name = "dlock",
 		.acquire = {"SELECT dlock_acquire($1)"},
-	.release = "SELECT dlock_release($1)"},
-	{.name = "dlock_xact",
+		.release = "SELECT dlock_release($1)"
+	},
+	{
+		.name = "dlock_xact",
 		.acquire = {"BEGIN", "SELECT dlock_xact_acquire($1)"},
-	.release = "COMMIT",.pipelined = true},
-	{.name = "dlock_lease",
+		.release = "COMMIT",
+		.pipelined = true
+	},
+	{
+		.name = "dlock_lease",
 		.setup = "SELECT dlock_lease_open('5 s', attach => true)",
 		.acquire = {"SELECT dlock_lease_acquire($1, $2)"},
-	.release = "SELECT dlock_release_ticket($1)",.by_ticket = true},
-	{.name = "advisory",
+		.release = "SELECT dlock_release_ticket($1)",
+		.by_ticket = true
+	},
+	{
+		.name = "advisory",
 		.acquire = {"SELECT pg_advisory_lock($1)"},
-	.release = "SELECT pg_advisory_unlock($1)"},
-	{.name = "advisory_xact",
+		.release = "SELECT pg_advisory_unlock($1)"
+	},
+	{
+		.name = "advisory_xact",
 		.acquire = {"BEGIN", "SELECT pg_advisory_xact_lock($1)"},
-	.release = "COMMIT",.pipelined = true},
-	{.name = "row_lock",
-		.acquire = {"BEGIN", "SELECT id FROM row_lock WHERE id = $1 FOR UPDATE"},
-	.release = "COMMIT",.pipelined = true},
-	{.name = "lock_table",
-		.acquire = {"INSERT INTO lock_table VALUES ($1) ON CONFLICT DO NOTHING"},
-	.release = "DELETE FROM lock_table WHERE id = $1",.polls = true},
+		.release = "COMMIT",
+		.pipelined = true
+	},
+	{
+		.name = "row_lock",
+		.acquire = {
+			"BEGIN",
+			"SELECT id FROM row_lock WHERE id = $1 FOR UPDATE"
+		},
+		.release = "COMMIT",
+		.pipelined = true
+	},
+	{
+		.name = "lock_table",
+		.acquire = {
+			"INSERT INTO lock_table VALUES ($1) ON CONFLICT DO NOTHING"
+		},
+		.release = "DELETE FROM lock_table WHERE id = $1",
+		.polls = true
+	},
 	/* no lock at all */
 	{.name = "plain"},
 	{0}

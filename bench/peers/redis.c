@@ -70,12 +70,10 @@ acquire(void *opaque, const char *lock)
 
 	for (;;)
 	{
-		redisReply *reply = check(session,
-								  redisCommand(session->context,
-											   "SET %s %s NX PX %s", lock,
-											   session->token,
-											   session->ttl_ms));
-		int			got = reply->type == REDIS_REPLY_STATUS;
+		redisReply *reply = redisCommand(session->context,
+										 "SET %s %s NX PX %s", lock,
+										 session->token, session->ttl_ms);
+		int			got = check(session, reply)->type == REDIS_REPLY_STATUS;
 
 		freeReplyObject(reply);
 		if (got)
@@ -89,9 +87,10 @@ release(void *opaque, const char *lock)
 {
 	Session    *session = opaque;
 
-	freeReplyObject(check(session,
-						  redisCommand(session->context, "EVALSHA %s 1 %s %s",
-									   session->script, lock, session->token)));
+	redisReply *reply = redisCommand(session->context, "EVALSHA %s 1 %s %s",
+									 session->script, lock, session->token);
+
+	freeReplyObject(check(session, reply));
 }
 
 static void
