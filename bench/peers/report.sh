@@ -33,9 +33,12 @@ sample_rate()
 	sample "$@" "$(divide "$5" "$6")"
 }
 
+# divide A B: 9999 stands for more, as where B did nothing at all
 divide()
 {
-	awk -v a="$1" -v b="$2" 'BEGIN { printf "%.4f", (b > 0) ? a / b : 0 }'
+	awk -v a="$1" -v b="$2" 'BEGIN {
+		printf "%.4f", (a < 9999 * b) ? a / b : (a > 0) ? 9999 : 1
+	}'
 }
 
 # compute_turns LENGTH REFERENCE'S-FILE FILE...: of the answers of drivers.
@@ -78,11 +81,11 @@ compute_turns()
 		END {
 			for (f = 1; f <= files; f++) {
 				for (r = n = 0; r < rounds; r++)
-					if (count[f, r])
-						ratio[++n] = count[1, r] / count[f, r]
+					if (count[f, r] || count[1, r])
+						ratio[++n] = count[f, r] ? count[1, r] / count[f, r] : 9999
 				printf "%s %.1f %.4f %.0f %.0f %.4f %d\n", name[f],
 					done[f] / (rounds * length_ms * 0.6e-3),
-					n ? median(ratio, n) : 0, percentile(f, 0.5),
+					n ? median(ratio, n) : 1, percentile(f, 0.5),
 					percentile(f, 0.99),
 					most[f] ? least[f] / most[f] : 0, late[f]
 			}

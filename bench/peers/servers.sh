@@ -32,14 +32,16 @@ serve()
 	servers+=($!)
 }
 
-# as as_user, and in this very process, so that its id is the server's
+# as as_user, and in this very process, so that its id is the server's; in a
+# session of its own, as PostgreSQL is, since the kernel may share the processors
+# out among those
 exec_as_user()
 {
 	if [ "$(id -u)" -eq 0 ]; then
-		exec setpriv --reuid=nobody --regid="$(id -g nobody)" --clear-groups \
-			-- "$@"
+		exec setsid setpriv --reuid=nobody --regid="$(id -g nobody)" \
+			--clear-groups -- "$@"
 	fi
-	exec "$@"
+	exec setsid "$@"
 }
 
 # until_up NAME COMMAND...: until it succeeds

@@ -2,33 +2,56 @@
 
 CREATE EXTENSION dlock;
 
--- microseconds that a statement takes with $1 = items, beyond what it takes with
--- 0; NULL where it passes statement_timeout
-CREATE FUNCTION timed(statement text, items integer = 0) RETURNS float8
-LANGUAGE plpgsql AS $$
+CREATE FUNCTION process_cpu(pid integer) RETURNS bigint
+AS :'library', 'bench_process_cpu' LANGUAGE C;
+
+-- nanoseconds of processor time, of this session and of dlock's own processes
+-- for this database
+CREATE FUNCTION cpu() RETURNS numeric LANGUAGE sql AS $$
+    SELECT pg_stat_clear_snapshot();
+    SELECT sum(process_cpu(pid)) FROM pg_stat_activity
+    WHERE pid = pg_backend_pid() OR
+        backend_type LIKE 'dlock%' AND datname = current_database()
+$$;
+
+-- What a statement takes with $1 = items, beyond what it takes with 0: two
+-- lines, microseconds by the clock, and of cpu(); nothing where it passes
+-- statement_timeout
+CREATE FUNCTION timed(statement text, items integer = 0)
+RETURNS SETOF float8 LANGUAGE plpgsql AS $$
 DECLARE
     began timestamptz;
+    ended timestamptz;
+    cpu_began numeric;
     nothing interval := CASE WHEN items = 0 THEN '0' END;
+    cpu_nothing numeric := CASE WHEN items = 0 THEN 0 END;
 BEGIN
-    FOR i IN 1 .. CASE WHEN items = 0 THEN 0 ELSE 5 END LOOP
+    FOR i IN 0 .. CASE WHEN items = 0 THEN 0 ELSE 5 END LOOP
+        cpu_began := cpu();
         began := clock_timestamp();
-        EXECUTE statement USING 0;
-        nothing := least(nothing, clock_timestamp() - began);
+        EXECUTE statement USING CASE WHEN i < 5 THEN 0 ELSE items END;
+        ended := clock_timestamp();
+        IF items = 0 OR i = 5 THEN
+            RETURN NEXT extract(epoch FROM ended - began - nothing) * 1e6;
+            RETURN NEXT (cpu() - cpu_began - cpu_nothing) / 1000;
+        ELSE
+            nothing := least(nothing, ended - began);
+            cpu_nothing := least(cpu_nothing, cpu() - cpu_began);
+        END IF;
     END LOOP;
-    began := clock_timestamp();
-    EXECUTE statement USING items;
-    RETURN extract(epoch FROM clock_timestamp() - began - nothing) * 1e6;
 EXCEPTION WHEN query_canceled THEN
-    RETURN NULL;
+    RETURN;
 END $$;
 
--- microseconds of each such call, the median of 20 rounds of so many: the
+-- The same of each such call, the medians of 20 rounds of so many, as the
 -- machine may do other things at times
-CREATE FUNCTION timed_rounds(call text, calls integer) RETURNS float8
-LANGUAGE sql AS $$
-    SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY timed(
-        'SELECT count(' || call || ') FROM generate_series(1, $1)', calls)) / calls
-    FROM generate_series(1, 20)
+CREATE FUNCTION timed_rounds(call text, calls integer)
+RETURNS SETOF float8 LANGUAGE sql AS $$
+    SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY value)
+    FROM (SELECT t.value, t.line FROM generate_series(1, 20) AS round,
+            timed('SELECT count(' || call || ') FROM generate_series(1, $1)',
+                calls + 0 * round) WITH ORDINALITY AS t (value, line)) AS t
+    GROUP BY line ORDER BY line
 $$;
 
 CREATE FUNCTION pair() RETURNS boolean LANGUAGE sql AS
