@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # shared with those that source it
 #
 # The drivers of bench/peers/run: building them, and talking to them.  What
 # they are told is said in driver.c.

@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034,SC2119,SC2120,SC2154 # shared with those that source it
 #
 # What bench/peers/run prints and keeps of its results.
 

@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # shared with those that source it
 #
 # The servers of bench/peers/run, all private: in its scratch directory, on unix
 # sockets and ports of the loopback address, as an unprivileged user.
