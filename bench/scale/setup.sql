@@ -1,0 +1,62 @@
+-- What bench/scale/run calls to measure.
+
+CREATE EXTENSION dlock;
+
+CREATE FUNCTION process_cpu(pid integer) RETURNS bigint
+AS :'library', 'bench_process_cpu' LANGUAGE C;
+
+-- nanoseconds of processor time, of this session and of dlock's own processes
+-- for this database
+CREATE FUNCTION cpu() RETURNS numeric LANGUAGE sql AS $$
+    SELECT pg_stat_clear_snapshot();
+    SELECT sum(process_cpu(pid)) FROM pg_stat_activity
+    WHERE pid = pg_backend_pid() OR
+        backend_type LIKE 'dlock%' AND datname = current_database()
+$$;
+
+-- What a statement takes with $1 = items, beyond what it takes with 0: two
+-- lines, microseconds by the clock, and of cpu(); nothing where it passes
+-- statement_timeout
+CREATE FUNCTION timed(statement text, items integer = 0)
+RETURNS SETOF float8 LANGUAGE plpgsql AS $$
+DECLARE
+    began timestamptz;
+    ended timestamptz;
+    cpu_began numeric;
+    nothing interval := CASE WHEN items = 0 THEN '0' END;
+    cpu_nothing numeric := CASE WHEN items = 0 THEN 0 END;
+BEGIN
+    FOR i IN 0 .. CASE WHEN items = 0 THEN 0 ELSE 5 END LOOP
+        cpu_began := cpu();
+        began := clock_timestamp();
+        EXECUTE statement USING CASE WHEN i < 5 THEN 0 ELSE items END;
+        ended := clock_timestamp();
+        IF items = 0 OR i = 5 THEN
+            RETURN NEXT extract(epoch FROM ended - began - nothing) * 1e6;
+            RETURN NEXT (cpu() - cpu_began - cpu_nothing) / 1000;
+        ELSE
+            nothing := least(nothing, ended - began);
+            cpu_nothing := least(cpu_nothing, cpu() - cpu_began);
+        END IF;
+    END LOOP;
+EXCEPTION WHEN query_canceled THEN
+    RETURN;
+END $$;
+
+-- The same of each such call, the medians of 20 rounds of so many, as the
+-- machine may do other things at times
+CREATE FUNCTION timed_rounds(call text, calls integer)
+RETURNS SETOF float8 LANGUAGE sql AS $$
+    SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY value)
+    FROM (SELECT t.value, t.line FROM generate_series(1, 20) AS round,
+            timed('SELECT count(' || call || ') FROM generate_series(1, $1)',
+                calls + 0 * round) WITH ORDINALITY AS t (value, line)) AS t
+    GROUP BY line ORDER BY line
+$$;
+
+CREATE FUNCTION pair() RETURNS boolean LANGUAGE sql AS
+$$ SELECT dlock_acquire('beside') > 0 AND dlock_release('beside') $$;
+
+-- on the lease with the least ttl of all
+CREATE FUNCTION lease_pair() RETURNS boolean LANGUAGE sql AS
+$$ SELECT dlock_release_ticket(dlock_ttl_acquire('beside', '10 s')) $$;
