@@ -186,7 +186,7 @@ dlock_xact_deepen(DlockHeld *held, DlockScope scope)
 		dlock_held_set_depth(held, held->session_depth + 1, held->xact_depth);
 }
 
-/* The same for a ticket that a lease has. */
+/* Do what a mark was made for, and forget it: of a ticket that a lease has. */
 static void
 pop_mark_of_lease(const Mark *mark, bool is_commit)
 {
@@ -378,7 +378,7 @@ dlock_xact_arm(DlockHeld *held)
 	push_mark(held, NULL, MARK_ARM);
 }
 
-/* The same for a ticket that a lease has. */
+/* As dlock_xact_arm(), for a ticket that a lease has */
 void
 dlock_xact_arm_of_lease(DlockLeaseTicket *ticket)
 {

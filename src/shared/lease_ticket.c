@@ -498,7 +498,7 @@ dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket)
 
 /*
  * The ticket with this number, in use by the caller; NULL where there is none
- * that a lease has.  Raises 42501 as above.
+ * that a lease has.  Raises 42501 if the role may not act for its owner.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find(DlockSpace *space, int64 number)
