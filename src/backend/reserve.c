@@ -355,7 +355,7 @@ dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 {
 	NameData	name;
 	Oid			types[] = {TEXTOID, NAMEOID};
-	Datum		values[] = {PointerGetDatum(prefix), NameGetDatum(&name)};
+	Datum		values[] = {PointerGetDatum(prefix), (Datum) 0};
 
 	check_prefix(prefix);
 	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(owner)))
@@ -370,8 +370,12 @@ dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 						GetUserNameFromId(owner, false)),
 				 errhint("Use a role that has the privileges of that role.")));
 	check_owner(space, prefix);
-	namestrcpy(&name, GetUserNameFromId(owner, false));
-	if (!owners_are_names)
+	if (owners_are_names)
+	{
+		namestrcpy(&name, GetUserNameFromId(owner, false));
+		values[1] = NameGetDatum(&name);
+	}
+	else
 	{
 		types[1] = OIDOID;
 		values[1] = ObjectIdGetDatum(owner);
