@@ -107,7 +107,7 @@ sub fail_in
 sub stop
 {
 	my ($session, $place, @commands) = @_;
-	my $file = "$PostgreSQL::Test::Utils::tmp_check/debugger_" . $count++;
+	my $file = "$PostgreSQL::Test::Utils::tmp_check/debugger_${$}_" . $count++;
 	my $output = '';
 	my $debugger = IPC::Run::start(
 		arguments(
