@@ -544,8 +544,7 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
 	int			before = dlock_record_prepare();
 	int			tail = scope == DLOCK_LEASE ? 2 : 1;
-	DlockSpace *space = scope == DLOCK_LEASE ? begin_lease_change() :
-		begin_change();
+	DlockSpace *space = begin_change();
 	DlockRequest request = {
 		.scope = scope,
 		.permits = 1,
@@ -559,12 +558,12 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	ArrayType  *result;
 	int			count;
 	int			unique;
-	int			failed;
-	bool		acquired;
+	int			failed = 0;
+	bool		acquired = false;
 
 	need(fcinfo, 0, "names");
 	if (scope == DLOCK_LEASE)
-		request.lease = get_lease(fcinfo, space, 1);
+		need(fcinfo, 1, "lease");
 	need(fcinfo, tail + 1, "shared");
 	unique = get_keys(space, PG_GETARG_ARRAYTYPE_P(0), &count, &keys, &sorted);
 	request.timeout = timeout = get_timeout(fcinfo, tail);
@@ -574,9 +573,22 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 
 	fences = palloc(Max(unique, 1) * sizeof(int64));
 	result = make_result(keys, count, sorted, unique, &places);
-	acquired = (scope == DLOCK_LEASE ? dlock_lessee_acquire_all :
-				dlock_session_acquire_all) (space, &request, sorted, unique,
-											fences, &failed, &outcome);
+	if (scope != DLOCK_LEASE)
+		acquired = dlock_session_acquire_all(space, &request, sorted, unique,
+											 fences, &failed, &outcome);
+	else
+	{
+		/* where there is no lock to be busy, there is no timeout */
+		if (unique == 0)
+			request.timeout = DLOCK_WAIT_FOREVER;
+		if (dlock_lessee_wait_for_load(space, &request))
+		{
+			request.lease = get_lease(fcinfo, space, 1);
+			acquired = dlock_lessee_acquire_all(space, &request, sorted,
+												unique, fences, &failed,
+												&outcome);
+		}
+	}
 	dlock_record_unuse(before);
 	if (!acquired)
 	{
@@ -747,20 +759,22 @@ static Datum
 acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 {
 	DlockRequest request;
-	DlockSpace *space = begin_protected_lease_change(fcinfo, &request.key);
+	DlockSpace *space = begin_protected_change(fcinfo, &request.key);
 	int			before = dlock_record_prepare();
-	DlockOutcome outcome;
+	DlockOutcome outcome = DLOCK_TIMED_OUT;
 	DlockTimeout timeout;
-	int64		fence;
+	int64		fence = 0;
 
 	memset(&request, 0, offsetof(DlockRequest, key));
 	request.timeout = timeout = get_timeout(fcinfo, 2);
 	get_mode(fcinfo, 3, &request);
 	request.owner = get_text(fcinfo, 6, "owner");
 	request.info = get_info(fcinfo, 7);
-	get_lease_or_ttl(fcinfo, space, ttl, &request);
-
-	fence = dlock_lessee_acquire(space, &request, &outcome);
+	if (dlock_lessee_wait_for_load(space, &request))
+	{
+		get_lease_or_ttl(fcinfo, space, ttl, &request);
+		fence = dlock_lessee_acquire(space, &request, &outcome);
+	}
 	dlock_record_unuse(before);
 	if (outcome == DLOCK_ACQUIRED)
 		PG_RETURN_INT64(fence);

@@ -678,6 +678,29 @@ wait_for_load(DlockSpace *space, uint64 until)
 	return load(space, &patience);
 }
 
+static uint64
+deadline_of(DlockTimeout timeout)
+{
+	return timeout == DLOCK_WAIT_FOREVER ? DLOCK_NO_DEADLINE :
+		Min(dlock_monotonic_now() + (uint64) timeout, DLOCK_NO_DEADLINE);
+}
+
+/*
+ * Wait until all is there that the tables keep, or read them, but no longer than
+ * this; false where that was too short.
+ */
+bool
+dlock_load_all(DlockSpace *space, DlockTimeout timeout)
+{
+	Patience	patience = {.rows = DLOCK_NO_DEADLINE};
+
+	if (likely(pg_atomic_read_u32(&space->loaded) != 0))
+		return true;
+	patience.locks = patience.standbys = deadline_of(timeout);
+	return is_small(space) ? load(space, &patience) :
+		wait_for_load(space, patience.locks);
+}
+
 /*
  * The space of this database, with what its tables keep: for leases, and for
  * whoever asks for all there is.
@@ -686,18 +709,8 @@ DlockSpace *
 dlock_loaded_space(void)
 {
 	DlockSpace *space = dlock_current_space();
-	Patience	forever = {
-		.locks = DLOCK_NO_DEADLINE,
-		.rows = DLOCK_NO_DEADLINE,
-		.standbys = DLOCK_NO_DEADLINE
-	};
 
-	if (likely(pg_atomic_read_u32(&space->loaded) != 0))
-		return space;
-	if (is_small(space))
-		(void) load(space, &forever);
-	else
-		(void) wait_for_load(space, DLOCK_NO_DEADLINE);
+	(void) dlock_load_all(space, DLOCK_WAIT_FOREVER);
 	return space;
 }
 
@@ -733,8 +746,7 @@ dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout)
 	if (likely(pg_atomic_read_u32(&space->loaded) != 0))
 		return true;
 	now = dlock_monotonic_now();
-	until = timeout == DLOCK_WAIT_FOREVER ? DLOCK_NO_DEADLINE :
-		Min(now + (uint64) timeout, DLOCK_NO_DEADLINE);
+	until = deadline_of(timeout);
 	if (is_small(space))
 	{
 		Patience	small = {

@@ -112,6 +112,7 @@ extern int	dlock_rows_vacuum(DlockSpace *space);
 /* load.c */
 extern void dlock_load(DlockSpace *space);
 extern void dlock_load_failed(DlockSpace *space);
+extern bool dlock_load_all(DlockSpace *space, DlockTimeout timeout);
 extern DlockSpace *dlock_loaded_space(void);
 extern bool dlock_load_name(DlockSpace *space, const DlockKey *key,
 							DlockTimeout timeout);

@@ -233,6 +233,17 @@ $client->query("SET statement_timeout = 0; SET lock_timeout = '100ms'");
 like($client->query($all),
 	qr/55P03: canceling statement due to lock timeout/,
 	'nor one with another timeout');
+is( $client->query(
+		"SELECT dlock_try_lease_acquire('free', $few) IS NULL, "
+		  . q{dlock_try_ttl_acquire('free', '1h', '10ms') IS NULL, }
+		  . "dlock_try_lease_acquire_all(ARRAY['free'], $few, '10ms') IS NULL"),
+	't|t|t',
+	'nor who tries');
+like(
+	$client->query(
+		"SELECT dlock_lease_acquire('free', $few, timeout => '10ms')"),
+	qr/55P03: could not acquire lock "free" within its timeout/,
+	'nor who gives a timeout of his own');
 $client->query('SET lock_timeout = 0');
 $client->start($all);
 $other->start("SELECT dlock_acquire('many 1')");
