@@ -535,6 +535,7 @@ load(DlockSpace *space, const Patience *patience)
 	if (lock_table(space, "dlock_queue_lease", AccessShareLock,
 				   patience->locks))
 	{
+		dlock_remove_unused_spaces(&space->key);
 		done = load_tables(space, patience);
 		unlock_table(space, "dlock_queue_lease", AccessShareLock);
 	}

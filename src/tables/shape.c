@@ -24,39 +24,39 @@
 #include "tables/shape.h"
 
 static const DlockColumn queue_columns[] = {
-	[DLOCK_QUEUE_TICKET] = {"ticket", INT8OID, false},
-	[DLOCK_QUEUE_NAME] = {"name", TEXTOID, false},
-	[DLOCK_QUEUE_LEASE] = {"lease", INT8OID, false},
-	[DLOCK_QUEUE_GRANTED] = {"granted", BOOLOID, false},
-	[DLOCK_QUEUE_DELAYED] = {"delayed", BOOLOID, false, true},
-	[DLOCK_QUEUE_MODE] = {"mode", TEXTOID, false},
-	[DLOCK_QUEUE_SLOTS] = {"slots", INT4OID, true},
-	[DLOCK_QUEUE_PERMITS] = {"permits", INT4OID, false},
-	[DLOCK_QUEUE_OWNER] = {"owner", TEXTOID, true},
-	[DLOCK_QUEUE_INFO] = {"info", TEXTOID, true},
-	[DLOCK_QUEUE_CHANNEL] = {"channel", TEXTOID, true},
-	[DLOCK_QUEUE_ROLE] = {"role", OIDOID, false},
-	[DLOCK_QUEUE_ROLE_NAME] = {"role_name", NAMEOID, false},
-	[DLOCK_QUEUE_ENQUEUED_AT] = {"enqueued_at", TIMESTAMPTZOID, false},
-	[DLOCK_QUEUE_GRANTED_AT] = {"granted_at", TIMESTAMPTZOID, true},
-	[DLOCK_QUEUE_TTL] = {"ttl", INTERVALOID, true},
-	[DLOCK_QUEUE_DURABILITY] = {"durability", INT4OID, false},
-	[DLOCK_QUEUE_SYSTEM] = {"system", INT8OID, false},
-	[DLOCK_QUEUE_DATABASE] = {"database", OIDOID, false}
+	[DLOCK_QUEUE_TICKET] = {"ticket", INT8OID, DLOCK_NOT_NULL},
+	[DLOCK_QUEUE_NAME] = {"name", TEXTOID, DLOCK_NOT_NULL},
+	[DLOCK_QUEUE_LEASE] = {"lease", INT8OID, DLOCK_NOT_NULL},
+	[DLOCK_QUEUE_GRANTED] = {"granted", BOOLOID, DLOCK_NOT_NULL},
+	[DLOCK_QUEUE_DELAYED] = {"delayed", BOOLOID, DLOCK_CAN_BE_MISSING},
+	[DLOCK_QUEUE_MODE] = {"mode", TEXTOID, DLOCK_NOT_NULL},
+	[DLOCK_QUEUE_SLOTS] = {"slots", INT4OID, DLOCK_CAN_BE_NULL},
+	[DLOCK_QUEUE_PERMITS] = {"permits", INT4OID, DLOCK_NOT_NULL},
+	[DLOCK_QUEUE_OWNER] = {"owner", TEXTOID, DLOCK_CAN_BE_NULL},
+	[DLOCK_QUEUE_INFO] = {"info", TEXTOID, DLOCK_CAN_BE_NULL},
+	[DLOCK_QUEUE_CHANNEL] = {"channel", TEXTOID, DLOCK_CAN_BE_NULL},
+	[DLOCK_QUEUE_ROLE] = {"role", OIDOID, DLOCK_NOT_NULL},
+	[DLOCK_QUEUE_ROLE_NAME] = {"role_name", NAMEOID, DLOCK_NOT_NULL},
+	[DLOCK_QUEUE_ENQUEUED_AT] = {"enqueued_at", TIMESTAMPTZOID, DLOCK_NOT_NULL},
+	[DLOCK_QUEUE_GRANTED_AT] = {"granted_at", TIMESTAMPTZOID, DLOCK_CAN_BE_NULL},
+	[DLOCK_QUEUE_TTL] = {"ttl", INTERVALOID, DLOCK_CAN_BE_NULL},
+	[DLOCK_QUEUE_DURABILITY] = {"durability", INT4OID, DLOCK_NOT_NULL},
+	[DLOCK_QUEUE_SYSTEM] = {"system", INT8OID, DLOCK_NOT_NULL},
+	[DLOCK_QUEUE_DATABASE] = {"database", OIDOID, DLOCK_NOT_NULL}
 };
 
 static const DlockColumn lease_columns[] = {
-	[DLOCK_LEASE_LEASE] = {"lease", INT8OID, false},
-	[DLOCK_LEASE_TTL] = {"ttl", INTERVALOID, false},
-	[DLOCK_LEASE_DELAY] = {"delay", INTERVALOID, true},
-	[DLOCK_LEASE_DELAYED] = {"delayed", BOOLOID, false},
-	[DLOCK_LEASE_INFO] = {"info", TEXTOID, true},
-	[DLOCK_LEASE_ROLE] = {"role", OIDOID, false},
-	[DLOCK_LEASE_ROLE_NAME] = {"role_name", NAMEOID, false},
-	[DLOCK_LEASE_OPENED_AT] = {"opened_at", TIMESTAMPTZOID, false},
-	[DLOCK_LEASE_DURABILITY] = {"durability", INT4OID, false},
-	[DLOCK_LEASE_SYSTEM] = {"system", INT8OID, false},
-	[DLOCK_LEASE_DATABASE] = {"database", OIDOID, false}
+	[DLOCK_LEASE_LEASE] = {"lease", INT8OID, DLOCK_NOT_NULL},
+	[DLOCK_LEASE_TTL] = {"ttl", INTERVALOID, DLOCK_NOT_NULL},
+	[DLOCK_LEASE_DELAY] = {"delay", INTERVALOID, DLOCK_CAN_BE_NULL},
+	[DLOCK_LEASE_DELAYED] = {"delayed", BOOLOID, DLOCK_NOT_NULL},
+	[DLOCK_LEASE_INFO] = {"info", TEXTOID, DLOCK_CAN_BE_NULL},
+	[DLOCK_LEASE_ROLE] = {"role", OIDOID, DLOCK_NOT_NULL},
+	[DLOCK_LEASE_ROLE_NAME] = {"role_name", NAMEOID, DLOCK_NOT_NULL},
+	[DLOCK_LEASE_OPENED_AT] = {"opened_at", TIMESTAMPTZOID, DLOCK_NOT_NULL},
+	[DLOCK_LEASE_DURABILITY] = {"durability", INT4OID, DLOCK_NOT_NULL},
+	[DLOCK_LEASE_SYSTEM] = {"system", INT8OID, DLOCK_NOT_NULL},
+	[DLOCK_LEASE_DATABASE] = {"database", OIDOID, DLOCK_NOT_NULL}
 };
 
 StaticAssertDecl(lengthof(queue_columns) == DLOCK_QUEUE_NUM_COLUMNS,
@@ -124,7 +124,7 @@ dlock_shape_find(Relation relation, const DlockShape *shape,
 				found = attribute;
 		}
 		places->number[i] = InvalidAttrNumber;
-		if (found == NULL && column->can_be_missing)
+		if (found == NULL && column->needed == DLOCK_CAN_BE_MISSING)
 			continue;
 		if (found == NULL)
 			dlock_shape_raise_changed(relation,
@@ -159,7 +159,7 @@ dlock_shape_take_row(Relation relation, const DlockShape *shape,
 									  &row->nulls[i]);
 		if (!row->nulls[i])
 			continue;
-		if (!shape->columns[i].can_be_null)
+		if (shape->columns[i].needed == DLOCK_NOT_NULL)
 			dlock_shape_raise_changed(relation,
 						  psprintf(_("A row has a null in column \"%s\"."),
 								   shape->columns[i].name));

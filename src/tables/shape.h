@@ -16,13 +16,20 @@
 
 #define DLOCK_NUM_TABLES	2
 
+/* What must be there of a column */
+typedef enum DlockNeed
+{
+	DLOCK_NOT_NULL,				/* a value */
+	DLOCK_CAN_BE_NULL,
+	DLOCK_CAN_BE_MISSING		/* not even the column; if it is, a value */
+} DlockNeed;
+
 /* A column as it must be */
 typedef struct DlockColumn
 {
 	const char *name;
 	Oid			type;
-	bool		can_be_null;
-	bool		can_be_missing;
+	DlockNeed	needed;
 } DlockColumn;
 
 /* A table as it must be; its first column is the number of a row */

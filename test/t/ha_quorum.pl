@@ -138,10 +138,12 @@ $primary->start;
 $client = session($primary);
 $admin = session($primary);
 $client->query("SET statement_timeout = '${ttl}s'");
-$admin->start("SELECT dlock_try_acquire('on') IS NULL");
+is($admin->query("SELECT dlock_try_acquire('on') IS NULL"),
+	't', 'what the tables have is nobody else\'s');
+$admin->start("SELECT dlock_fence('on') = $fences{on}");
 like($client->query("SELECT dlock_check('on', $fences{on})"),
 	qr/57014/, 'no answer without the standbys, for longer than the ttl');
-ok(!$admin->answered, 'nor for session scope');
+ok(!$admin->answered, 'nor to a question about the lock');
 $standby->append_conf('postgresql.conf', "primary_conninfo = '$conninfo'");
 my $sent = now();
 $standby->reload;

@@ -304,7 +304,7 @@ $client->quit;
 backends_gone($client->{pid});
 # the next name space clears up
 $node->safe_psql('third',
-	"CREATE EXTENSION dlock; SELECT dlock_is_held('lock')");
+	"CREATE EXTENSION dlock; SELECT dlock_fence('lock')");
 
 my $now = room();
 cmp_ok(abs($now - $room), '<=', 24, "there is room for $now locks again");
