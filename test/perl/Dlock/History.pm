@@ -315,7 +315,11 @@ sub _learn_answer
 	{
 		my $lease = $self->{leases}{ $call->{lease} };
 
-		if ($result eq 'null' || $is_error)
+		if ($result eq 'error 58030')
+		{
+			# standbys do not answer: it may be there, or not
+		}
+		elsif ($result eq 'null' || $is_error)
 		{
 			$self->_gone($call, "lease $call->{lease}", $lease);
 		}
