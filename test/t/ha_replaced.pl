@@ -72,10 +72,14 @@ foreach my $reading (0 .. 3)
 	my $loader = session($primary);
 	$loader->start("SELECT dlock_renew($lease)");
 	my $admin = session($primary);
-	$admin->wait_for(q{SELECT count(*) = 1 FROM pg_stat_activity
-		 WHERE wait_event = 'SyncRep'});
-	my $pid = $admin->query(
-		q{SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'});
+	my $pid;
+	# it waits again and again, for a moment each time
+	poll(
+		'the loader waits',
+		sub {
+			($pid = $admin->query(q{SELECT pid FROM pg_stat_activity
+				 WHERE wait_event = 'SyncRep'})) =~ /^\d+$/;
+		});
 	my $written = $admin->query('SELECT pg_current_wal_lsn()');
 	stop_process($pid);
 	connect_again($standby, $conninfo);
