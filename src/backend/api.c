@@ -581,7 +581,7 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 		/* where there is no lock to be busy, there is no timeout */
 		if (unique == 0)
 			request.timeout = DLOCK_WAIT_FOREVER;
-		if (dlock_lessee_wait_for_load(space, &request))
+		if (dlock_request_wait_for_load(space, &request, &outcome))
 		{
 			request.lease = get_lease(fcinfo, space, 1);
 			acquired = dlock_lessee_acquire_all(space, &request, sorted,
@@ -739,7 +739,6 @@ static void
 get_lease_or_ttl(FunctionCallInfo fcinfo, DlockSpace *space, bool ttl,
 				 DlockRequest *request)
 {
-	request->scope = DLOCK_LEASE;
 	if (ttl)
 	{
 		need(fcinfo, 1, "ttl");
@@ -761,16 +760,17 @@ acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 	DlockRequest request;
 	DlockSpace *space = begin_protected_change(fcinfo, &request.key);
 	int			before = dlock_record_prepare();
-	DlockOutcome outcome = DLOCK_TIMED_OUT;
+	DlockOutcome outcome;
 	DlockTimeout timeout;
 	int64		fence = 0;
 
 	memset(&request, 0, offsetof(DlockRequest, key));
+	request.scope = DLOCK_LEASE;
 	request.timeout = timeout = get_timeout(fcinfo, 2);
 	get_mode(fcinfo, 3, &request);
 	request.owner = get_text(fcinfo, 6, "owner");
 	request.info = get_info(fcinfo, 7);
-	if (dlock_lessee_wait_for_load(space, &request))
+	if (dlock_request_wait_for_load(space, &request, &outcome))
 	{
 		get_lease_or_ttl(fcinfo, space, ttl, &request);
 		fence = dlock_lessee_acquire(space, &request, &outcome);
@@ -821,6 +821,7 @@ enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 	int64		number;
 
 	memset(&request, 0, offsetof(DlockRequest, key));
+	request.scope = DLOCK_LEASE;
 	request.timeout = DLOCK_WAIT_FOREVER;
 	get_mode(fcinfo, 3, &request);
 	request.owner = get_text(fcinfo, 6, "owner");

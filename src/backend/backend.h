@@ -47,9 +47,12 @@ extern bool dlock_session_release_ticket(DlockSpace *space, int64 number);
 extern int64 dlock_session_release_all(void);
 extern bool dlock_session_holds(const DlockKey *key);
 
+/* request.c */
+extern bool dlock_request_wait_for_load(DlockSpace *space,
+										DlockRequest *request,
+										DlockOutcome *outcome);
+
 /* lessee.c */
-extern bool dlock_lessee_wait_for_load(DlockSpace *space,
-									   DlockRequest *request);
 extern int64 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
 								  DlockOutcome *outcome);
 extern bool dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,

@@ -17,7 +17,6 @@
 #include "storage/ipc.h"
 
 #include "backend/held.h"
-#include "tables/tables.h"
 
 static void
 raise_other_permits(const DlockRequest *request, const DlockTicket *existing)
@@ -110,25 +109,6 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 	}
 	PG_END_TRY();
 	dlock_held_forget(held);
-}
-
-/*
- * Leases are known once the tables are read.  False where the request's time has
- * passed by then; otherwise request->timeout is what is left of it.
- */
-bool
-dlock_lessee_wait_for_load(DlockSpace *space, DlockRequest *request)
-{
-	uint64		start = dlock_monotonic_now();
-
-	if (dlock_load_all(space, request->timeout))
-	{
-		request->timeout = dlock_request_time_left(request->timeout, start);
-		return true;
-	}
-	dlock_count(request->timeout == DLOCK_NO_WAIT ? DLOCK_COUNT_BUSY :
-				DLOCK_COUNT_TIMEOUTS, 1);
-	return false;
 }
 
 /*

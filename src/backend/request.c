@@ -9,6 +9,7 @@
 #include "postgres.h"
 
 #include "backend/held.h"
+#include "tables/tables.h"
 
 /*
  * How long a request that must not wait does so for the removal of a row, in
@@ -36,6 +37,31 @@ dlock_request_time_left(DlockTimeout timeout, uint64 start)
 	int64		waited = (int64) (dlock_monotonic_now() - start);
 
 	return timeout <= 0 ? timeout : Max(timeout - waited, 0);
+}
+
+/*
+ * Where the tables of leases have still to be read: wait until what the request
+ * has to do with is there, which is all for a lease's, and otherwise what leases
+ * have under its name.  False where its time has passed by then, with *outcome
+ * set; otherwise request->timeout is what is left of it.
+ */
+bool
+dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,
+							DlockOutcome *outcome)
+{
+	uint64		start = dlock_monotonic_now();
+	bool		nowait = request->timeout == DLOCK_NO_WAIT;
+
+	if (request->scope == DLOCK_LEASE ?
+		dlock_load_all(space, request->timeout) :
+		dlock_load_name(space, &request->key, request->timeout))
+	{
+		request->timeout = dlock_request_time_left(request->timeout, start);
+		return true;
+	}
+	dlock_count(nowait ? DLOCK_COUNT_BUSY : DLOCK_COUNT_TIMEOUTS, 1);
+	*outcome = nowait ? DLOCK_BUSY : DLOCK_TIMED_OUT;
+	return false;
 }
 
 /*

@@ -100,28 +100,6 @@ confirm_grant(DlockSpace *space, DlockHeld *held)
 }
 
 /*
- * Where the tables of leases have still to be read, a lock that a lease may have
- * is nobody's to join before.  False where the request's time has passed by
- * then; otherwise request->timeout is what is left of it.
- */
-static bool
-wait_for_leases(DlockSpace *space, DlockRequest *request,
-				DlockOutcome *outcome)
-{
-	uint64		start = dlock_monotonic_now();
-	bool		nowait = request->timeout == DLOCK_NO_WAIT;
-
-	if (dlock_load_name(space, &request->key, request->timeout))
-	{
-		request->timeout = dlock_request_time_left(request->timeout, start);
-		return true;
-	}
-	dlock_count(nowait ? DLOCK_COUNT_BUSY : DLOCK_COUNT_TIMEOUTS, 1);
-	*outcome = nowait ? DLOCK_BUSY : DLOCK_TIMED_OUT;
-	return false;
-}
-
-/*
  * Acquire in session or transaction scope: returns the ticket's number, the
  * fence.  Where that was not to be had in the request's time, returns 0 with
  * *outcome set, and nothing is held that was not before.
@@ -161,7 +139,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 	{
 		rest = *request;
 		request = &rest;
-		if (!wait_for_leases(space, &rest, outcome))
+		if (!dlock_request_wait_for_load(space, &rest, outcome))
 			return 0;
 	}
 	nowait = request->timeout == DLOCK_NO_WAIT;

@@ -494,22 +494,24 @@ dlock_worker_main(Datum arg)
 			missed_at = now;
 		else if (begun && now < look_at)
 			next = sooner(next, look_at);
-		else if (begun && is_missed(next_beat))
-		{
-			missed_at = now;
-			look_at = now + MISS_MS * 1000;
-			/* who would miss it may go without a word */
-			next = sooner(next, now + DLOCK_IDLE_MS * 1000);
-		}
 		else if (begun)
 		{
 			look_at = now + MISS_MS * 1000;
-			leaves = now - missed_at >= idle_time();
-			if (leaves)
-				return;
-			next = sooner(next, missed_at + idle_time());
-			/* the extension may go meanwhile */
-			next = sooner(next, next_look);
+			if (is_missed(next_beat))
+			{
+				missed_at = now;
+				/* who would miss it may go without a word */
+				next = sooner(next, now + DLOCK_IDLE_MS * 1000);
+			}
+			else
+			{
+				leaves = now - missed_at >= idle_time();
+				if (leaves)
+					return;
+				next = sooner(next, missed_at + idle_time());
+				/* the extension may go meanwhile */
+				next = sooner(next, next_look);
+			}
 		}
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
