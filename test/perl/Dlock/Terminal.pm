@@ -45,6 +45,10 @@ package Dlock::Terminal;
 use strict;
 use warnings FATAL => 'all';
 
+# of which it has how answers are read
+use parent -norequire, 'Dlock::Test::Session';
+
+use Dlock::Test ();
 use IPC::Run;
 use PostgreSQL::Test::Utils;
 
@@ -84,25 +88,12 @@ sub say
 	return;
 }
 
-sub answered
-{
-	my ($self) = @_;
-
-	$self->{psql}->pump_nb if $self->{psql}->pumpable;
-	return $self->{out} =~ /^end of answer\n/m || !$self->{psql}->pumpable;
-}
-
 # Without the notifications, which are kept
 sub answer
 {
 	my ($self) = @_;
+	my $answer = $self->read_answer;
 
-	$self->{timeout}->start;
-	$self->{psql}->pump
-	  while $self->{out} !~ /^end of answer\n/m && $self->{psql}->pumpable;
-	my ($answer, $rest) = split /^end of answer\n/m, $self->{out}, 2;
-	$self->{out} = $rest // '';
-	$answer //= '';
 	push @{ $self->{notes} }, $1
 	  while $answer =~ s/^(Asynchronous notification "[^\n]*)\n//m;
 	return $answer;

@@ -362,7 +362,8 @@ sub start
 	return;
 }
 
-sub answer
+# What psql printed, up to the end of the answer
+sub read_answer
 {
 	my ($self) = @_;
 
@@ -371,7 +372,14 @@ sub answer
 	  while $self->{out} !~ /^end of answer\n/m && $self->{psql}->pumpable;
 	my ($answer, $rest) = split /^end of answer\n/m, $self->{out}, 2;
 	$self->{out} = $rest // '';
-	$answer //= '';
+	return $answer // '';
+}
+
+sub answer
+{
+	my ($self) = @_;
+	my $answer = $self->read_answer;
+
 	chomp $answer;
 	$answer = $self->_take_notifications($answer);
 	return $answer unless Dlock::Test::Error->is_in($answer);
