@@ -46,28 +46,61 @@ typedef struct DlockSpaceKey
 } DlockSpaceKey;
 
 /*
- * Key of the lock table.  "name" is not terminated, and the bytes behind
- * "length" mean nothing: keys are compared up to there.
+ * Key of the lock table.  "name" is not terminated; zeros fill it up to a whole
+ * word, so that keys are hashed, compared and copied word by word.  What stands
+ * behind that means nothing, and need not be there.
  */
 typedef struct DlockKey
 {
 	DlockSpaceKey space;
 	uint32		hash;			/* of all the rest */
 	uint16		length;			/* of the name, in bytes, 1 or more */
-	char		name[DLOCK_MAX_NAME];
+	uint16		zero;
+	union
+	{
+		char		name[DLOCK_MAX_NAME + 1];
+		uint64		words[(DLOCK_MAX_NAME + 1) / sizeof(uint64)];
+	};
 } DlockKey;
+
+/* How many words the name takes */
+static inline unsigned int
+dlock_key_words(const DlockKey *key)
+{
+	return (key->length + 7U) / 8;
+}
+
+/* What of it is used, in bytes */
+static inline Size
+dlock_key_size(const DlockKey *key)
+{
+	return offsetof(DlockKey, name) + dlock_key_words(key) * sizeof(uint64);
+}
 
 static inline bool
 dlock_key_equal(const DlockKey *a, const DlockKey *b)
 {
-	return memcmp(a, b, offsetof(DlockKey, name)) == 0 &&
-		memcmp(a->name, b->name, a->length) == 0;
+	if (a->hash != b->hash || a->length != b->length ||
+		a->space.database != b->space.database ||
+		a->space.extension != b->space.extension)
+		return false;
+	for (unsigned int w = 0; w < dlock_key_words(a); w++)
+	{
+		if (a->words[w] != b->words[w])
+			return false;
+	}
+	return true;
 }
 
 static inline void
 dlock_key_copy(DlockKey *to, const DlockKey *from)
 {
-	memcpy(to, from, offsetof(DlockKey, name) + from->length);
+	to->space = from->space;
+	to->hash = from->hash;
+	to->length = from->length;
+	to->zero = 0;
+	for (unsigned int w = 0; w < dlock_key_words(from); w++)
+		to->words[w] = from->words[w];
 }
 
 /* shared/shmem.h */

@@ -41,7 +41,7 @@ int			dlock_session_locks;
  * What every call begins with.  Returns this database's space; what leases keep
  * there may not have been read since the server was started.
  *
- * Enough for what asks about this session, or, behind get_key(), about one lock.
+ * Enough for what asks about this session, or, behind dlock_get_key(), about one lock.
  */
 static DlockSpace *
 begin_unloaded(void)
@@ -66,6 +66,16 @@ begin_unloaded(void)
 	return space;
 }
 
+static void
+check_unrestricted(void)
+{
+	if (InSecurityRestrictedOperation())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("cannot change locks within a security-restricted operation"),
+				 errdetail("Here the code of an object's owner runs amid the locks of another role's session.")));
+}
+
 /*
  * The door for all that changes anything: tickets, leases, guards, versions,
  * reservations, numbers, what a session waits for or listens on.
@@ -78,11 +88,7 @@ begin_unloaded(void)
 static DlockSpace *
 begin_change(void)
 {
-	if (InSecurityRestrictedOperation())
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("cannot change locks within a security-restricted operation"),
-				 errdetail("Here the code of an object's owner runs amid the locks of another role's session.")));
+	check_unrestricted();
 	return begin_unloaded();
 }
 
@@ -125,8 +131,8 @@ make_key(DlockKey *key, const DlockSpace *space, text *name)
 }
 
 /* The lock name in the first argument, as every function has it. */
-static void
-get_key(FunctionCallInfo fcinfo, const DlockSpace *space, DlockKey *key)
+void
+dlock_get_key(FunctionCallInfo fcinfo, const DlockSpace *space, DlockKey *key)
 {
 	need(fcinfo, 0, "name");
 	make_key(key, space, PG_GETARG_TEXT_PP(0));
@@ -138,7 +144,7 @@ begin_named_call(FunctionCallInfo fcinfo, DlockKey *key)
 {
 	DlockSpace *space = begin_unloaded();
 
-	get_key(fcinfo, space, key);
+	dlock_get_key(fcinfo, space, key);
 	(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER);
 	return space;
 }
@@ -149,7 +155,7 @@ begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
 {
 	DlockSpace *space = begin_change();
 
-	get_key(fcinfo, space, key);
+	dlock_get_key(fcinfo, space, key);
 	dlock_reserve_check(space, key);
 	return space;
 }
@@ -870,13 +876,29 @@ dlock_channel(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
+/*
+ * What the session has acquired last is released in the space that it knows,
+ * without a look at whether that is still the extension's: had that been dropped
+ * a moment ago, this would be as good as a release before it.
+ */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
 dlock_release(PG_FUNCTION_ARGS)
 {
+	DlockSpace *known = dlock_known_space();
 	DlockKey	key;
+	bool		released;
 
-	get_key(fcinfo, begin_change(), &key);
+	check_unrestricted();
+	need(fcinfo, 0, "name");
+	if (likely(known != NULL))
+	{
+		dlock_worker_look(known);
+		if (likely(dlock_session_release_latest(known, PG_GETARG_TEXT_PP(0),
+												&released)))
+			PG_RETURN_BOOL(released);
+	}
+	dlock_get_key(fcinfo, begin_change(), &key);
 	PG_RETURN_BOOL(dlock_session_release(&key));
 }
 
@@ -917,7 +939,7 @@ dlock_is_held(PG_FUNCTION_ARGS)
 	DlockSpace *space = begin_unloaded();
 	bool		held;
 
-	get_key(fcinfo, space, &key);
+	dlock_get_key(fcinfo, space, &key);
 	held = dlock_session_holds(&key);
 	if (held)
 		dlock_journal_flush_removal(space, &key);
@@ -979,7 +1001,7 @@ dlock_version_of(PG_FUNCTION_ARGS)
 	DlockKey	key;
 	DlockSpace *space = begin_unloaded();
 
-	get_key(fcinfo, space, &key);
+	dlock_get_key(fcinfo, space, &key);
 	dlock_reserve_check(space, &key);
 	PG_RETURN_INT64(dlock_version_read(space, &key));
 }

@@ -23,6 +23,10 @@ typedef enum DlockSessionLocks
 	DLOCK_SESSION_LOCKS_ERROR
 } DlockSessionLocks;
 
+/* api.c */
+extern void dlock_get_key(FunctionCallInfo fcinfo, const DlockSpace *space,
+						  DlockKey *key);
+
 /* held.c */
 extern int	dlock_max_locks_per_session;
 
@@ -42,6 +46,8 @@ extern int64 dlock_session_enqueue(DlockSpace *space,
 								   const DlockRequest *request);
 extern bool dlock_session_wait(DlockSpace *space, int64 number,
 							   DlockTimeout timeout);
+extern bool dlock_session_release_latest(const DlockSpace *space,
+										 const text *name, bool *released);
 extern bool dlock_session_release(const DlockKey *key);
 extern bool dlock_session_release_ticket(DlockSpace *space, int64 number);
 extern int64 dlock_session_release_all(void);

@@ -230,8 +230,10 @@ dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 	held->xact_depth = xact_depth;
 	pg_atomic_write_u32(&held->ticket->session_depth, session_depth);
 	pg_atomic_write_u32(&held->ticket->xact_depth, xact_depth);
-	if (held->place == DLOCK_HELD_BY_SESSION ||
-		held->place == DLOCK_HELD_BY_XACT)
+	/* one that nobody asks for any more is about to end */
+	if ((session_depth > 0 || xact_depth > 0) &&
+		(held->place == DLOCK_HELD_BY_SESSION ||
+		 held->place == DLOCK_HELD_BY_XACT))
 		move_ticket(held, granted_place(held));
 }
 
@@ -381,6 +383,22 @@ dlock_held_find_name(const DlockKey *key)
 	DlockHeldName *name = find_entry(key);
 
 	return name && name->count > 0 ? name : NULL;
+}
+
+/*
+ * The same without a key, and only if it is the name that was acquired last.
+ */
+DlockHeldName *
+dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
+{
+	DlockHeldName *latest = latest_name;
+
+	if (latest && latest->count > 0 && latest->key.length == length &&
+		latest->key.space.database == space->key.database &&
+		latest->key.space.extension == space->key.extension &&
+		memcmp(latest->key.name, name, length) == 0)
+		return latest;
+	return NULL;
 }
 
 /*
@@ -547,19 +565,23 @@ dlock_held_prepare(const DlockRequest *request)
 	set_latest_name(name);
 }
 
-/* Enter a ticket that has joined its lock.  Cannot fail. */
+/*
+ * Enter a ticket that has joined its lock, for a request of that scope, which
+ * is still to be counted.  Cannot fail.
+ */
 DlockHeld *
-dlock_held_enter(DlockTicket *ticket)
+dlock_held_enter(DlockTicket *ticket, DlockScope scope)
 {
 	DlockHeld  *held = prepared_ticket;
 
 	held->number = ticket->number;
 	held->name = latest_name;
 	held->ticket = ticket;
-	held->place = DLOCK_HELD_WAITING;
+	held->place = !dlock_held_is_granted(held) ? DLOCK_HELD_WAITING :
+		scope == DLOCK_SESSION ? DLOCK_HELD_BY_SESSION : DLOCK_HELD_BY_XACT;
+	held->session_depth = held->xact_depth = 0;
 	held->marks = held->releases = 0;
 	held->to_arm = held->arming = false;
-	dlock_held_set_depth(held, 0, 0);
 	dlist_push_head(bucket_of(held->number), &held->by_number);
 	dlist_push_head(&held->name->tickets[held->place], &held->by_name);
 	if (held->name->count++ == 0)

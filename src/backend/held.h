@@ -81,7 +81,7 @@ extern dlist_head dlock_held_tickets;
 extern void dlock_held_initialize(void);
 extern struct HTAB *dlock_held_make_table(const char *title, Size entry_size);
 extern void dlock_held_prepare(const DlockRequest *request);
-extern DlockHeld *dlock_held_enter(DlockTicket *ticket);
+extern DlockHeld *dlock_held_enter(DlockTicket *ticket, DlockScope scope);
 extern void dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 								 uint32 xact_depth);
 extern void dlock_held_settle(DlockHeld *held);
@@ -90,6 +90,8 @@ extern void dlock_held_forget(DlockHeld *held);
 extern DlockHeld *dlock_held_find_number(const DlockSpace *space,
 										 int64 number);
 extern DlockHeldName *dlock_held_find_name(const DlockKey *key);
+extern DlockHeldName *dlock_held_find_latest(const DlockSpace *space,
+											 const char *name, Size length);
 extern DlockHeld *dlock_held_find_reentrant(DlockHeldName *name);
 extern DlockHeld *dlock_held_find_session_hold(DlockHeldName *name);
 extern bool dlock_held_blocks_others(int64 except);

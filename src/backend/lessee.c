@@ -77,7 +77,7 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	*created = true;
 	if (!adopt)
 	{
-		*held = dlock_held_enter(&ticket->ticket);
+		*held = dlock_held_enter(&ticket->ticket, DLOCK_LEASE);
 		/* for as long as it is noted there, whoever has the ticket by then */
 		dlock_record_ref(&ticket->record);
 	}

@@ -70,7 +70,7 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 		dlock_raise_mismatch(request, slots);
 	if (outcome == DLOCK_JOIN_BUSY)
 		return NULL;
-	held = dlock_held_enter(ticket);
+	held = dlock_held_enter(ticket, request->scope);
 	dlock_ticket_joined(ticket);
 	return held;
 }
@@ -213,7 +213,7 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 	}
 	PG_CATCH();
 	{
-		/* dshash raises a lack of memory with a lock of its own held */
+		/* an error at the table of locks may come with a lock of it held */
 		LWLockReleaseAll();
 		while (taken > 0)
 			undo_latest(space, fences[--taken], request->scope);
@@ -322,6 +322,25 @@ undo_session_acquire(DlockHeld *held)
 	dlock_held_set_depth(held, held->session_depth - 1, held->xact_depth);
 	dlock_held_settle(held);
 	return !lost;
+}
+
+/*
+ * Undo one session-scoped acquire of this name, if it is the name that this
+ * backend has acquired last, and has in session scope; *released is what
+ * dlock_session_release() would return.  False, with nothing done, if not.
+ */
+bool
+dlock_session_release_latest(const DlockSpace *space, const text *name,
+							 bool *released)
+{
+	DlockHeldName *latest = dlock_held_find_latest(space, VARDATA_ANY(name),
+												   VARSIZE_ANY_EXHDR(name));
+	DlockHeld  *held = latest ? dlock_held_find_session_hold(latest) : NULL;
+
+	if (held == NULL)
+		return false;
+	*released = undo_session_acquire(held);
+	return true;
 }
 
 /*
@@ -456,6 +475,7 @@ at_exit(int code, Datum arg)
 			dlock_record_unuse(0);
 		}
 		dlock_ticket_free_spare();
+		dlock_lock_free_spare();
 		dlock_session_attached = false;
 		if (attached_here)
 		{

@@ -443,9 +443,9 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	dsa_pointer self;
 	DlockLeaseTicket *ticket;
 
-	self = dlock_allocate(sizeof(DlockLeaseTicket));
+	self = dlock_allocate(dlock_lease_ticket_size(&request->key));
 	ticket = dsa_get_address(dlock_area, self);
-	memset(ticket, 0, sizeof(DlockLeaseTicket));
+	memset(ticket, 0, dlock_lease_ticket_size(&request->key));
 	ticket->ticket.link.self = self;
 	dlock_record_init(&ticket->record,
 					  self + offsetof(DlockLeaseTicket, record), false);

@@ -199,11 +199,9 @@ dlock_check_memory(void)
 		raise_out_of_memory();
 }
 
-/*
- * Memory of tickets, which is counted.
- */
+/* Memory that is not counted: it is small beside what is.  Raises 53200. */
 dsa_pointer
-dlock_allocate(Size size)
+dlock_allocate_uncounted(Size size)
 {
 	ErrorContextCallback context;
 	dsa_pointer pointer;
@@ -211,6 +209,17 @@ dlock_allocate(Size size)
 	dlock_growth_begin(&context);
 	pointer = dsa_allocate(dlock_area, size);
 	dlock_growth_end(&context);
+	return pointer;
+}
+
+/*
+ * Memory of locks and tickets, which is counted.
+ */
+dsa_pointer
+dlock_allocate(Size size)
+{
+	dsa_pointer pointer = dlock_allocate_uncounted(size);
+
 	dlock_count_memory(size);
 	return pointer;
 }

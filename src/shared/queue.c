@@ -17,8 +17,7 @@
  * its row is in the WAL, and nobody is granted the lock past it: otherwise a
  * crash could bring it back, and have it granted after a greater number.
  *
- * Under the entry's lock nothing here sleeps, calls out, or allocates, but
- * for dshash's own insertion, which comes before any change.
+ * Under the entry's lock nothing here sleeps, calls out, or allocates.
  *
  *-------------------------------------------------------------------------
  */
@@ -28,7 +27,6 @@
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
-#include "utils/memdebug.h"
 #include "utils/memutils.h"
 
 #include "shared/shared.h"
@@ -292,18 +290,9 @@ static void
 let_go(DlockLock *lock)
 {
 	if (is_unused(lock))
-	{
-		dshash_delete_entry(dlock_locks, lock);
-		dlock_count_memory(-(int64) sizeof(DlockLock));
-	}
+		dlock_lock_remove(lock);
 	else
-		dshash_release_lock(dlock_locks, lock);
-}
-
-static DlockLock *
-find(const DlockKey *key, bool exclusive)
-{
-	return dshash_find(dlock_locks, key, exclusive);
+		dlock_lock_release(lock);
 }
 
 /*
@@ -372,30 +361,6 @@ agree_on_slots(DlockLock *lock, int32 slots)
 	return true;
 }
 
-/* The entry of a lock, made if need be.  Raises 53200. */
-static DlockLock *
-find_or_insert(const DlockKey *key, int32 slots)
-{
-	DlockLock  *lock;
-	bool		found;
-
-	lock = dlock_table_insert(dlock_locks, key, &found);
-	if (!found)
-	{
-		/*
-		 * What stands behind the name in the request came along.  valgrind
-		 * would take these bytes for undefined ever after, as it does not see
-		 * what other processes write there.
-		 */
-		VALGRIND_MAKE_MEM_DEFINED(lock, sizeof(DlockKey));
-		memset((char *) lock + sizeof(DlockKey), 0,
-			   sizeof(DlockLock) - sizeof(DlockKey));
-		lock->slots = slots;
-		dlock_count_memory(sizeof(DlockLock));
-	}
-	return lock;
-}
-
 /*
  * Enter a ticket: granted at once where nobody waits and it fits, queued
  * otherwise, except that a request that must not wait is queued only where the
@@ -415,7 +380,7 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 				 DlockLeaseTicket **existing)
 {
 	Wakeups		wakeups = {0};
-	DlockLock  *lock = find_or_insert(&request->key, request->slots);
+	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots);
 	DlockJoin	result;
 	bool		free;
 
@@ -472,14 +437,14 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 bool
 dlock_queue_adopt(DlockLeaseTicket *ticket)
 {
-	DlockLock  *lock = find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 	bool		adopted;
 
 	if (lock == NULL)
 		return false;
 	adopted = state_of(&ticket->ticket) == DLOCK_GRANTED &&
 		(is_lease_ticket(&ticket->ticket) || dlock_lease_ticket_adopt(ticket));
-	dshash_release_lock(dlock_locks, lock);
+	dlock_lock_release(lock);
 	return adopted;
 }
 
@@ -491,12 +456,12 @@ dlock_queue_adopt(DlockLeaseTicket *ticket)
 void
 dlock_queue_unpublish(DlockLeaseTicket *ticket)
 {
-	DlockLock  *lock = find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 
 	if (!is_lease_ticket(&ticket->ticket))
 		dlock_lease_ticket_unpublish(ticket);
 	if (lock)
-		dshash_release_lock(dlock_locks, lock);
+		dlock_lock_release(lock);
 }
 
 /*
@@ -506,7 +471,7 @@ dlock_queue_unpublish(DlockLeaseTicket *ticket)
 void
 dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 {
-	DlockLock  *lock = find_or_insert(&ticket->key, ticket->ticket.slots);
+	DlockLock  *lock = dlock_lock_insert(&ticket->key, ticket->ticket.slots);
 
 	if (state == DLOCK_WAITING)
 		dlock_list_append(&lock->queue, &ticket->ticket.link);
@@ -521,7 +486,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 			lock->closed++;
 	}
 	set_state(&ticket->ticket, state);
-	dshash_release_lock(dlock_locks, lock);
+	dlock_lock_release(lock);
 }
 
 /*
@@ -531,17 +496,17 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 void
 dlock_queue_resume(const DlockSpace *space)
 {
-	dshash_seq_status status;
+	DlockLockScan scan;
 	Wakeups		wakeups = {0};
 	DlockLock  *lock;
 
-	dshash_seq_init(&status, dlock_locks, true);
-	while ((lock = dshash_seq_next(&status)) != NULL)
+	dlock_lock_scan_begin(&scan, true);
+	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) == 0)
 			grant_from_queue(lock, &wakeups);
 	}
-	dshash_seq_term(&status);
+	dlock_lock_scan_end(&scan);
 	wake_all(&wakeups);
 }
 
@@ -610,7 +575,7 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket)
 		pg_memory_barrier();
 		return false;
 	}
-	lock = find(key, true);
+	lock = dlock_lock_find(key, true);
 	if (lock == NULL)
 		return false;
 	/* it may have been ended by force since we looked */
@@ -636,7 +601,7 @@ let_go_to_tell(DlockLock *lock, const DlockKey *key, const DlockTicket *holder)
 	XLogRecPtr	removed = dlock_journal_removal(dlock_space_at(holder->space),
 												key);
 
-	dshash_release_lock(dlock_locks, lock);
+	dlock_lock_release(lock);
 	dlock_journal_flush(removed);
 }
 
@@ -644,7 +609,7 @@ let_go_to_tell(DlockLock *lock, const DlockKey *key, const DlockTicket *holder)
 int64
 dlock_queue_fence(const DlockKey *key)
 {
-	DlockLock  *lock = find(key, false);
+	DlockLock  *lock = dlock_lock_find(key, false);
 	DlockTicket *ticket;
 	int64		fence;
 
@@ -656,7 +621,7 @@ dlock_queue_fence(const DlockKey *key)
 		ticket = ticket_at(ticket->link.prev);
 	if (ticket == NULL)
 	{
-		dshash_release_lock(dlock_locks, lock);
+		dlock_lock_release(lock);
 		return 0;
 	}
 	fence = ticket->number;
@@ -682,7 +647,7 @@ find_number(const DlockList *list, int64 number)
 bool
 dlock_queue_is_fence(const DlockKey *key, int64 number)
 {
-	DlockLock  *lock = find(key, false);
+	DlockLock  *lock = dlock_lock_find(key, false);
 	DlockTicket *ticket;
 
 	if (lock == NULL)
@@ -693,7 +658,7 @@ dlock_queue_is_fence(const DlockKey *key, int64 number)
 		let_go_to_tell(lock, key, ticket);
 		return true;
 	}
-	dshash_release_lock(dlock_locks, lock);
+	dlock_lock_release(lock);
 	return false;
 }
 
@@ -705,7 +670,7 @@ bool
 dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 {
 	Wakeups		wakeups = {0};
-	DlockLock  *lock = find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 	bool		is_there;
 
 	if (lock == NULL)
@@ -732,7 +697,7 @@ bool
 dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 {
 	Wakeups		wakeups = {0};
-	DlockLock  *lock = find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 	bool		is_there;
 
 	if (lock == NULL)
@@ -745,7 +710,7 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 	}
 	if (is_there)
 		ticket->claims++;
-	dshash_release_lock(dlock_locks, lock);
+	dlock_lock_release(lock);
 	wake_all(&wakeups);
 	return is_there;
 }
@@ -757,7 +722,7 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 bool
 dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
-	DlockLock  *lock = find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 	bool		is_there;
 
 	if (lock == NULL)
@@ -765,7 +730,7 @@ dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	is_there = !dlock_state_has_ended(state_of(&ticket->ticket));
 	if (is_there)
 		dlock_lease_ticket_redirect(ticket, announcement);
-	dshash_release_lock(dlock_locks, lock);
+	dlock_lock_release(lock);
 	if (is_there)
 		(void) dlock_worker_wake(dlock_space_at(ticket->ticket.space));
 	return is_there;
@@ -779,7 +744,7 @@ void
 dlock_queue_withdraw(DlockLeaseTicket *ticket)
 {
 	Wakeups		wakeups = {0};
-	DlockLock  *lock = find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 
 	if (lock == NULL)
 		return;
@@ -796,7 +761,7 @@ void
 dlock_queue_finish(DlockLeaseTicket *ticket)
 {
 	Wakeups		wakeups = {0};
-	DlockLock  *lock = find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 	DlockState	state;
 
 	if (lock == NULL)
@@ -818,13 +783,13 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 bool
 dlock_queue_force(const DlockSpaceKey *space, int64 number)
 {
-	dshash_seq_status status;
+	DlockLockScan scan;
 	Wakeups		wakeups = {0};
 	DlockLock  *lock;
 	bool		done = false;
 
-	dshash_seq_init(&status, dlock_locks, true);
-	while ((lock = dshash_seq_next(&status)) != NULL)
+	dlock_lock_scan_begin(&scan, true);
+	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		DlockTicket *ticket;
 		DlockState	state;
@@ -849,13 +814,10 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 			done = true;
 		}
 		if (is_unused(lock))
-		{
-			dshash_delete_current(&status);
-			dlock_count_memory(-(int64) sizeof(DlockLock));
-		}
+			dlock_lock_scan_remove(&scan);
 		break;
 	}
-	dshash_seq_term(&status);
+	dlock_lock_scan_end(&scan);
 	wake_all(&wakeups);
 	return done;
 }
@@ -916,7 +878,7 @@ int
 dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 					DlockMember *members, int max, int32 *slots)
 {
-	DlockLock  *lock = find(key, false);
+	DlockLock  *lock = dlock_lock_find(key, false);
 	int			count;
 
 	if (lock == NULL)
@@ -930,20 +892,20 @@ dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 	if (DsaPointerIsValid(lock->holders.head))
 		let_go_to_tell(lock, key, ticket_at(lock->holders.head));
 	else
-		dshash_release_lock(dlock_locks, lock);
+		dlock_lock_release(lock);
 	return count;
 }
 
 bool
 dlock_queue_has_waiters(const DlockKey *key)
 {
-	DlockLock  *lock = find(key, false);
+	DlockLock  *lock = dlock_lock_find(key, false);
 	bool		result;
 
 	if (lock == NULL)
 		return false;
 	result = lock->queue.length > 0;
-	dshash_release_lock(dlock_locks, lock);
+	dlock_lock_release(lock);
 	return result;
 }
 
@@ -954,7 +916,7 @@ dlock_queue_has_waiters(const DlockKey *key)
 bool
 dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 {
-	DlockLock  *lock = find(key, true);
+	DlockLock  *lock = dlock_lock_find(key, true);
 	bool		granted;
 
 	if (lock == NULL)
@@ -962,7 +924,7 @@ dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 	granted = is_holding(ticket);
 	if (granted)
 		ticket->pins++;
-	dshash_release_lock(dlock_locks, lock);
+	dlock_lock_release(lock);
 	return granted;
 }
 
@@ -989,7 +951,7 @@ void
 dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 {
 	Wakeups		wakeups = {0};
-	DlockLock  *lock = find(key, true);
+	DlockLock  *lock = dlock_lock_find(key, true);
 
 	/* a pinned ticket keeps its lock's entry */
 	Assert(lock != NULL && ticket->pins > 0);
@@ -1028,7 +990,7 @@ needs_reaping(DlockLock *lock)
 void
 dlock_queue_reap(const DlockKey *key)
 {
-	DlockLock  *lock = find(key, false);
+	DlockLock  *lock = dlock_lock_find(key, false);
 	Wakeups		wakeups = {0};
 	DlockList	lost = {0};
 	DlockTicket *one;
@@ -1037,8 +999,8 @@ dlock_queue_reap(const DlockKey *key)
 	if (lock == NULL)
 		return;
 	needed = needs_reaping(lock);
-	dshash_release_lock(dlock_locks, lock);
-	if (!needed || (lock = find(key, true)) == NULL)
+	dlock_lock_release(lock);
+	if (!needed || (lock = dlock_lock_find(key, true)) == NULL)
 		return;
 	for (DlockTicket *ticket = ticket_at(lock->holders.head), *next; ticket;
 		 ticket = next)
@@ -1076,18 +1038,17 @@ dlock_queue_reap(const DlockKey *key)
 void
 dlock_queue_purge(const DlockSpaceKey *space)
 {
-	dshash_seq_status status;
+	DlockLockScan scan;
 	DlockLock  *lock;
 
-	dshash_seq_init(&status, dlock_locks, true);
-	while ((lock = dshash_seq_next(&status)) != NULL)
+	dlock_lock_scan_begin(&scan, true);
+	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
 			continue;
-		dshash_delete_current(&status);
-		dlock_count_memory(-(int64) sizeof(DlockLock));
+		dlock_lock_scan_remove(&scan);
 	}
-	dshash_seq_term(&status);
+	dlock_lock_scan_end(&scan);
 }
 
 static DlockRow *
@@ -1239,7 +1200,7 @@ copy_list(Rows *rows, const DlockKey *key, bool queued)
 		const DlockList *list;
 
 		CHECK_FOR_INTERRUPTS();
-		lock = find(key, false);
+		lock = dlock_lock_find(key, false);
 		if (lock == NULL)
 		{
 			/* all of them are gone */
@@ -1254,7 +1215,7 @@ copy_list(Rows *rows, const DlockKey *key, bool queued)
 							copy_some(rows, lock,
 									  ticket_at(pg_atomic_read_u64(cursor)),
 									  queued, 0));
-		dshash_release_lock(dlock_locks, lock);
+		dlock_lock_release(lock);
 	} while (DsaPointerIsValid(pg_atomic_read_u64(cursor)));
 	pg_atomic_write_u64(cursor, InvalidDsaPointer);
 }
@@ -1293,28 +1254,35 @@ copy_long_lock(Rows *rows, const DlockKey *key)
 	}
 }
 
+/* Copy a lock that has few tickets; false where it has more. */
+static bool
+copy_short_lock(Rows *rows, const DlockLock *lock)
+{
+	if (lock->holders.length + lock->queue.length > ROWS_AT_ONCE)
+		return false;
+	(void) copy_some(rows, lock, ticket_at(lock->holders.head), false, 0);
+	if (rows->complete)
+		(void) copy_some(rows, lock, ticket_at(lock->queue.head), true, 0);
+	return true;
+}
+
 /* Copy the locks that have few tickets, and take note of the others. */
 static LongLock *
 copy_short_locks(Rows *rows, const DlockSpaceKey *space)
 {
-	dshash_seq_status status;
+	DlockLockScan scan;
 	DlockLock  *lock;
 	LongLock   *long_locks = NULL;
 
-	dshash_seq_init(&status, dlock_locks, false);
-	while (rows->complete && (lock = dshash_seq_next(&status)) != NULL)
+	dlock_lock_scan_begin(&scan, false);
+	while (rows->complete && (lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		LongLock   *long_lock;
 
 		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
 			continue;
-		if (lock->holders.length + lock->queue.length <= ROWS_AT_ONCE)
-		{
-			(void) copy_some(rows, lock, ticket_at(lock->holders.head), false, 0);
-			if (rows->complete)
-				(void) copy_some(rows, lock, ticket_at(lock->queue.head), true, 0);
+		if (copy_short_lock(rows, lock))
 			continue;
-		}
 		long_lock = palloc_extended(sizeof(LongLock), MCXT_ALLOC_NO_OOM);
 		rows->complete = long_lock != NULL;
 		if (long_lock == NULL)
@@ -1323,7 +1291,7 @@ copy_short_locks(Rows *rows, const DlockSpaceKey *space)
 		long_lock->next = long_locks;
 		long_locks = long_lock;
 	}
-	dshash_seq_term(&status);
+	dlock_lock_scan_end(&scan);
 	return long_locks;
 }
 
@@ -1345,6 +1313,16 @@ copy_long_locks(Rows *rows, const LongLock *long_locks)
 	stop_reading(0, 0);
 }
 
+static void
+check_complete(const Rows *rows)
+{
+	if (!rows->complete)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory"),
+				 errdetail("Failed while copying the lock table.")));
+}
+
 /*
  * Copy out every ticket of a space, lock by lock, the holders first and then
  * the queue in its order.  Different locks are seen at different moments; and
@@ -1361,12 +1339,32 @@ dlock_queue_rows(DlockSpace *space)
 	long_locks = copy_short_locks(&rows, &space->key);
 	if (long_locks && rows.complete)
 		copy_long_locks(&rows, long_locks);
-	if (!rows.complete)
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("out of memory"),
-				 errdetail("Failed while copying the lock table.")));
+	check_complete(&rows);
 	/* as let_go_to_tell(), for all of them */
 	dlock_journal_flush_removals(space);
+	return rows.first;
+}
+
+/* The same for one lock; no other is looked at. */
+DlockRow *
+dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
+{
+	DlockLock  *lock = dlock_lock_find(key, false);
+	LongLock	long_lock = {0};
+	bool		copied;
+	Rows		rows;
+
+	if (lock == NULL)
+		return NULL;
+	make_empty(&rows);
+	copied = copy_short_lock(&rows, lock);
+	dlock_lock_release(lock);
+	if (!copied)
+	{
+		dlock_key_copy(&long_lock.key, key);
+		copy_long_locks(&rows, &long_lock);
+	}
+	check_complete(&rows);
+	dlock_journal_flush_removal(space, key);
 	return rows.first;
 }

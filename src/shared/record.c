@@ -114,7 +114,7 @@ dlock_record_unref(DlockRecord *record)
 		dlock_text_free(ticket->owner);
 		dlock_ticket_release_texts(&ticket->ticket);
 		dlock_release_memory(ticket->ticket.link.self,
-							 sizeof(DlockLeaseTicket));
+							 dlock_lease_ticket_size(&ticket->key));
 		dlock_record_unref(&lease->record);
 	}
 }

@@ -31,6 +31,7 @@ extern void dlock_report_memory(void);
 extern void dlock_count_memory(int64 change);
 extern int64 dlock_memory_limit(void);
 extern void dlock_check_memory(void);
+extern dsa_pointer dlock_allocate_uncounted(Size size);
 extern dsa_pointer dlock_allocate(Size size);
 extern void dlock_release_memory(dsa_pointer pointer, Size size);
 extern dsa_pointer dlock_text_copy(const char *text);
@@ -42,12 +43,86 @@ dlock_space_at(dsa_pointer pointer)
 	return dsa_get_address(dlock_area, pointer);
 }
 
-/* list.c */
-extern void dlock_list_append(DlockList *list, DlockLink *link);
-extern void dlock_list_remove(DlockList *list, DlockLink *link);
+/*
+ * Lists.  A list and its links are protected by the lock of what the list
+ * belongs to.  Nothing here raises an error, but for a segment of memory that
+ * cannot be mapped, and that comes before any change.
+ */
+
+static inline DlockLink *
+dlock_link_at(dsa_pointer pointer)
+{
+	return dsa_get_address(dlock_area, pointer);
+}
+
+static inline void
+dlock_list_init(DlockList *list)
+{
+	list->head = list->tail = InvalidDsaPointer;
+	list->length = 0;
+}
+
+static inline void
+dlock_list_append(DlockList *list, DlockLink *link)
+{
+	link->prev = list->tail;
+	link->next = InvalidDsaPointer;
+	if (DsaPointerIsValid(list->tail))
+		dlock_link_at(list->tail)->next = link->self;
+	else
+		list->head = link->self;
+	list->tail = link->self;
+	list->length++;
+}
+
+static inline void
+dlock_list_remove(DlockList *list, DlockLink *link)
+{
+	/* before any change, as to map a segment of memory can fail */
+	DlockLink  *prev = DsaPointerIsValid(link->prev) ?
+		dlock_link_at(link->prev) : NULL;
+	DlockLink  *next = DsaPointerIsValid(link->next) ?
+		dlock_link_at(link->next) : NULL;
+
+	if (prev)
+		prev->next = link->next;
+	else
+		list->head = link->next;
+	if (next)
+		next->prev = link->prev;
+	else
+		list->tail = link->prev;
+	link->prev = link->next = InvalidDsaPointer;
+	list->length--;
+}
+
+/* lock_table.c */
+
+/* A walk through all locks; nothing in it is its user's business. */
+typedef struct DlockLockScan
+{
+	bool		exclusive;
+	bool		locked;			/* the partition's lock is held */
+	int			partition;
+	uint32		bucket;			/* the next one */
+	uint32		num_buckets;
+	dsa_pointer next;			/* entry in the bucket, or invalid */
+	DlockLock  *current;
+} DlockLockScan;
+
+extern dsa_pointer dlock_lock_table_create(dsa_area *area, int tranche);
+extern void dlock_lock_table_attach(dsa_area *area, dsa_pointer table);
+extern DlockLock *dlock_lock_find(const DlockKey *key, bool exclusive);
+extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots);
+extern void dlock_lock_release(const DlockLock *lock);
+extern void dlock_lock_remove(DlockLock *lock);
+extern void dlock_lock_free_spare(void);
+extern void dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive);
+extern DlockLock *dlock_lock_scan_next(DlockLockScan *scan);
+extern void dlock_lock_scan_remove(DlockLockScan *scan);
+extern void dlock_lock_scan_end(DlockLockScan *scan);
 
 /* shmem.c */
-extern dshash_table *dlock_locks;
 extern dshash_table *dlock_ids;
 extern dshash_table *dlock_spaces;
 extern DlockBackend *dlock_backends;
@@ -69,6 +144,7 @@ extern Oid	dlock_relation(DlockSpace *space, const char *name);
 
 /* space.c */
 extern DlockSpace *dlock_current_space(void);
+extern DlockSpace *dlock_known_space(void);
 extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
 extern bool dlock_space_is_current(const DlockSpace *space);
 extern uint64 dlock_first_unreserved(Oid database);
@@ -172,6 +248,7 @@ extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 extern bool dlock_queue_has_waiters(const DlockKey *key);
 extern void dlock_queue_purge(const DlockSpaceKey *space);
 extern DlockRow *dlock_queue_rows(DlockSpace *space);
+extern DlockRow *dlock_queue_rows_of(DlockSpace *space, const DlockKey *key);
 extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_reap(const DlockKey *key);

@@ -43,7 +43,6 @@
 #define MIN_AREA_SIZE	(2 * 1024 * 1024)
 
 /* What is valid only once dlock_attach() has returned */
-dshash_table *dlock_locks = NULL;
 dshash_table *dlock_ids = NULL;
 dshash_table *dlock_spaces = NULL;
 DlockBackend *dlock_backends = NULL;
@@ -57,29 +56,8 @@ static pg_atomic_uint32 *my_pid = NULL;
 static bool counted = false;
 static bool counted_as_worker = false;
 
-static int
-key_compare(const void *a, const void *b, size_t size, void *arg)
-{
-	return dlock_key_equal(a, b) ? 0 : 1;
-}
-
-static dshash_hash
-key_hash(const void *key, size_t size, void *arg)
-{
-	return ((const DlockKey *) key)->hash;
-}
-
-#ifdef COMPAT_DSHASH_HAS_COPY
-static void
-key_copy(void *to, const void *from, size_t size, void *arg)
-{
-	dlock_key_copy(to, from);
-}
-#endif
-
 static void
 table_parameters(dshash_parameters *spaces_table,
-				 dshash_parameters *locks_table,
 				 dshash_parameters *ids_table)
 {
 	*spaces_table = (dshash_parameters)
@@ -89,15 +67,6 @@ table_parameters(dshash_parameters *spaces_table,
 		.compare_function = dshash_memcmp,
 		.hash_function = dshash_memhash,
 		COMPAT_DSHASH_COPY(dshash_memcpy)
-		.tranche_id = header->table_tranche
-	};
-	*locks_table = (dshash_parameters)
-	{
-		.key_size = sizeof(DlockKey),
-		.entry_size = sizeof(DlockLock),
-		.compare_function = key_compare,
-		.hash_function = key_hash,
-		COMPAT_DSHASH_COPY(key_copy)
 		.tranche_id = header->table_tranche
 	};
 	*ids_table = (dshash_parameters)
@@ -121,7 +90,6 @@ typedef struct Attachment
 	dsa_area   *area;
 	DlockControl *control;
 	dshash_table *spaces;
-	dshash_table *locks;
 	dshash_table *ids;
 	DlockBackend *backends;
 	pg_atomic_uint32 *pids;
@@ -233,9 +201,9 @@ layout_sizes(void)
 {
 	static const Size sizes[] = {
 		sizeof(DlockControl), sizeof(DlockBackend), sizeof(DlockSpaceEntry),
-		sizeof(DlockSpace), sizeof(DlockLock), sizeof(DlockTicket),
-		sizeof(DlockLeaseTicket), sizeof(DlockLease), sizeof(DlockIdEntry),
-		sizeof(DlockAnnouncement)
+		sizeof(DlockSpace), sizeof(DlockPartition), sizeof(DlockLock),
+		sizeof(DlockTicket), sizeof(DlockLeaseTicket), sizeof(DlockLease),
+		sizeof(DlockIdEntry), sizeof(DlockAnnouncement)
 	};
 
 	return hash_bytes((const unsigned char *) sizes, sizeof(sizes));
@@ -343,17 +311,17 @@ static void
 create_area(Attachment *made)
 {
 	dshash_parameters spaces_parameters;
-	dshash_parameters locks_parameters;
 	dshash_parameters ids_parameters;
 	int			num_backends = ProcGlobal->allProcCount;
 	dsa_pointer control;
+	dsa_pointer locks;
 	dsa_pointer backends;
 	dsa_pointer pids;
 	int64		size;
 	int64		left;
 
 	Assert(LWLockHeldByMeInMode(AddinShmemInitLock, LW_EXCLUSIVE));
-	table_parameters(&spaces_parameters, &locks_parameters, &ids_parameters);
+	table_parameters(&spaces_parameters, &ids_parameters);
 	made->area = dsa_create(header->memory_tranche);
 	control = dsa_allocate0(made->area, sizeof(DlockControl));
 	made->control = dsa_get_address(made->area, control);
@@ -365,8 +333,8 @@ create_area(Attachment *made)
 		made->control->room = Max(size / 2, MIN_AREA_SIZE) / 4 * 3;
 	}
 	made->spaces = dshash_create(made->area, &spaces_parameters, NULL);
-	made->locks = dshash_create(made->area, &locks_parameters, NULL);
 	made->ids = dshash_create(made->area, &ids_parameters, NULL);
+	locks = dlock_lock_table_create(made->area, header->table_tranche);
 	backends = dsa_allocate0(made->area, num_backends * sizeof(DlockBackend));
 	made->backends = dsa_get_address(made->area, backends);
 	pids = dsa_allocate0(made->area, num_backends * sizeof(pg_atomic_uint32));
@@ -388,7 +356,7 @@ create_area(Attachment *made)
 	made->control->memory_tranche = header->memory_tranche;
 	made->control->table_tranche = header->table_tranche;
 	made->control->spaces = dshash_get_hash_table_handle(made->spaces);
-	made->control->locks = dshash_get_hash_table_handle(made->locks);
+	made->control->locks = locks;
 	made->control->ids = dshash_get_hash_table_handle(made->ids);
 	made->control->backends = backends;
 	made->control->num_backends = num_backends;
@@ -413,16 +381,13 @@ static void
 attach_area(Attachment *found)
 {
 	dshash_parameters spaces_parameters;
-	dshash_parameters locks_parameters;
 	dshash_parameters ids_parameters;
 
-	table_parameters(&spaces_parameters, &locks_parameters, &ids_parameters);
+	table_parameters(&spaces_parameters, &ids_parameters);
 	found->area = dsa_attach(header->area);
 	found->control = dsa_get_address(found->area, header->control);
 	found->spaces = dshash_attach(found->area, &spaces_parameters,
 								  found->control->spaces, NULL);
-	found->locks = dshash_attach(found->area, &locks_parameters,
-								 found->control->locks, NULL);
 	found->ids = dshash_attach(found->area, &ids_parameters,
 							   found->control->ids, NULL);
 	found->backends = dsa_get_address(found->area, found->control->backends);
@@ -515,7 +480,7 @@ dlock_attach(void)
 	dlock_area = attachment.area;
 	dlock_control = attachment.control;
 	dlock_spaces = attachment.spaces;
-	dlock_locks = attachment.locks;
+	dlock_lock_table_attach(dlock_area, dlock_control->locks);
 	dlock_ids = attachment.ids;
 	dlock_backends = attachment.backends;
 	my_pid = &attachment.pids[compat_my_procno()];

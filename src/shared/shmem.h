@@ -11,7 +11,7 @@
  *	DlockControl		one per area: how to find the rest
  *	  spaces			dshash: (database, extension) -> DlockSpaceEntry
  *	DlockSpace			one per space: its numbers, worker, journal, outbox
- *	  locks				dshash: (space, name) -> DlockLock
+ *	  locks				DlockPartition[]: (space, name) -> DlockLock
  *	  ids				dshash: (space, number) -> DlockIdEntry
  *	  backends			array by proc number: DlockBackend
  *	DlockTicket			one per holder and per waiter, linked into its lock
@@ -19,9 +19,9 @@
  *	DlockLease			one per lease, linked into its space
  *
  * A lock exists in the table for as long as it has a holder or a waiter.
- * The lock of its table partition (dshash_find returns with it held) is "the
- * lock entry's lock" in the comments here and elsewhere; it protects the lock
- * and the links and states of all its tickets.  Only queue.c takes it.
+ * The lock of its table partition (dlock_lock_find returns with it held) is
+ * "the lock entry's lock" in the comments here and elsewhere; it protects the
+ * lock and the links and states of all its tickets.  Only queue.c takes it.
  *
  * src/README has the order of the locks.
  *
@@ -135,8 +135,9 @@ typedef struct DlockTicket
 	int			procno;
 	int			pid;
 	Oid			role;			/* who asked */
-	DlockScope	scope;			/* as first asked; see also the depths */
-	DlockMode	mode;
+	uint8		scope;			/* DlockScope, as first asked; see also the
+								 * depths */
+	uint8		mode;			/* DlockMode */
 	int32		slots;			/* 0 except for slots */
 	int32		permits;		/* 1 except for slots */
 	TimestampTz enqueued_at;
@@ -144,10 +145,12 @@ typedef struct DlockTicket
 
 	/* protected by the lock entry's lock */
 	TimestampTz granted_at;
-	uint32		pins;			/* guarded commits under way */
 
 	/* protected by the outbox's lock; set once */
 	dsa_pointer announcement;	/* DlockAnnouncement, or invalid */
+
+	/* protected by the lock entry's lock */
+	uint32		pins;			/* guarded commits under way */
 
 	/* atomic: changed under the lock entry's lock, read without */
 	pg_atomic_uint32 state;		/* DlockState */
@@ -252,7 +255,6 @@ typedef struct DlockLeaseTicket
 	DlockRecord record;
 
 	/* immutable once the ticket has joined a lock */
-	DlockKey	key;
 	dsa_pointer lease;			/* DlockLease, which this refers to */
 	dsa_pointer owner;			/* terminated string, or invalid */
 	int			durability;		/* the requester's synchronous_commit */
@@ -277,7 +279,16 @@ typedef struct DlockLeaseTicket
 	dsa_pointer redirection;	/* a call's DlockAnnouncement that is to take the
 								 * place of its own once its row says so; or
 								 * invalid */
+
+	/* immutable; as long as its name, so it is last */
+	DlockKey	key;
 } DlockLeaseTicket;
+
+static inline Size
+dlock_lease_ticket_size(const DlockKey *key)
+{
+	return offsetof(DlockLeaseTicket, key) + dlock_key_size(key);
+}
 
 /*
  * What a number stands for: a ticket, a lease, or both.  Numbers below 0 are
@@ -306,9 +317,12 @@ typedef struct DlockIdEntry
  */
 typedef struct DlockLock
 {
-	DlockKey	key;			/* hash key, must be first */
+	/* immutable */
+	dsa_pointer self;
+	uint32		size;			/* in bytes, with the name's */
 
-	/* protected by the lock entry's lock */
+	/* protected by the lock entry's lock, as all that is in its partition */
+	dsa_pointer next;			/* in the same bucket */
 	DlockList	holders;		/* GRANTED and ENDING tickets */
 	DlockList	queue;			/* WAITING tickets, in ticket order */
 	uint32		exclusive;		/* exclusive tickets among the holders: 0, 1 */
@@ -316,7 +330,38 @@ typedef struct DlockLock
 	int32		permits;		/* permits given out */
 	uint32		closed;			/* holders that a delay has kept there: nobody
 								 * fits beside them */
+
+	/* immutable while it is in the table; as long as its name, so it is last */
+	DlockKey	key;
 } DlockLock;
+
+#define DLOCK_PARTITION_BITS	7
+#define DLOCK_PARTITIONS	(1 << DLOCK_PARTITION_BITS)
+
+/* Buckets that a partition begins with; a power of 2 */
+#define DLOCK_FIRST_BUCKETS	16
+
+/* So often can a partition double; no segment has more than 64 MB */
+#define DLOCK_SEGMENTS	20
+
+/*
+ * A part of the table of locks; see lock_table.c.
+ */
+typedef struct DlockPartition
+{
+	/* protects the rest, all entries here, and their locks' tickets */
+	LWLock		lock;
+	uint32		count;			/* entries */
+	uint32		num_buckets;	/* in use, DLOCK_FIRST_BUCKETS or more ... */
+	uint32		mask;			/* ... and no more than this plus 1, a power of 2 */
+	dsa_pointer first[DLOCK_FIRST_BUCKETS]; /* buckets: DlockLock, or invalid */
+	dsa_pointer segments[DLOCK_SEGMENTS];	/* arrays of more buckets, each as
+											 * many as there are before it; set
+											 * once */
+
+	/* the next one's lock shall not share a cache line with this one's */
+	char		padding[PG_CACHE_LINE_SIZE];
+} DlockPartition;
 
 typedef enum DlockCounter
 {
@@ -512,7 +557,7 @@ typedef struct DlockControl
 	int			memory_tranche;
 	int			table_tranche;
 	dshash_table_handle spaces;
-	dshash_table_handle locks;
+	dsa_pointer locks;			/* array of DlockPartition */
 	dshash_table_handle ids;
 	dsa_pointer backends;
 	int			num_backends;

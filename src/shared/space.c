@@ -271,6 +271,16 @@ dlock_current_space(void)
 }
 
 /*
+ * The same, as far as this backend has heard of changes; NULL where it has to
+ * look.
+ */
+DlockSpace *
+dlock_known_space(void)
+{
+	return current_space_valid ? current_space : NULL;
+}
+
+/*
  * Is this still the space of the extension that is installed here, as this
  * transaction sees it?  Raises only what reading the catalog can.
  */
@@ -288,17 +298,32 @@ dlock_space_is_current(const DlockSpace *space)
 	return is_current;
 }
 
-/* Fill in the key of a lock, from a valid name. */
+/*
+ * Fill in the key of a lock, from a valid name.
+ *
+ * The hash takes a word at a time, and for a short name a small part of what
+ * hash_bytes() does: a product carries what differs up, and the shift down
+ * again.  It is kept nowhere but in memory.
+ */
 void
 dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
 			   int length)
 {
+	const uint64 odd = UINT64CONST(0x9fb21c651e98df25);
+	uint64		hash = (uint64) space->key.database << 32 | space->key.extension;
+	unsigned int words = ((unsigned int) length + 7) / 8;
+
 	key->space = space->key;
 	key->length = length;
+	key->zero = 0;
+	key->words[words - 1] = 0;
 	memcpy(key->name, name, length);
-	key->hash = hash_bytes_extended((const unsigned char *) name, length,
-									(uint64) key->space.database << 32 |
-									key->space.extension);
+
+	hash = (hash ^ (uint64) length << 24) * odd;
+	for (unsigned int w = 0; w < words; w++)
+		hash = (hash ^ (hash >> 32) ^ key->words[w]) * odd;
+	hash = (hash ^ (hash >> 32)) * odd;
+	key->hash = (uint32) (hash >> 32);
 }
 
 /*

@@ -63,13 +63,13 @@ sub grow
 {
 	my ($session) = @_;
 	my $take = q{SELECT count(dlock_acquire('other', slots => 100000,
-		info => repeat('x', %d))) FROM generate_series(1, 1000)};
+		info => repeat('x', %d))) FROM generate_series(1, %d)};
 
 	%known = map { $_ => 1 } segments();
-	$session->query(sprintf $take, 1000)
+	$session->query(sprintf $take, 1000, 1000)
 	  while !grep { !$known{$_} } segments();
 	# what was left in the others is used up now
-	$session->query(sprintf $take, 350);
+	$session->query(sprintf $take, 350, 3000);
 	return;
 }
 

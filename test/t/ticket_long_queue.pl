@@ -96,7 +96,7 @@ SKIP:
 		enqueue(1000, 1);
 		my @tickets = split /,/, $reader->query($places) =~ tr/{}//dr;
 		my %place = map { $tickets[$_] => $_ } 0 .. $#tickets;
-		my $stop = stop_behind($reader, 'dshash_release_lock');
+		my $stop = stop_behind($reader, 'dlock_lock_release');
 
 		$reader->start('SELECT ticket, granted, position FROM dlock_locks');
 		$stop->();

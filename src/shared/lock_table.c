@@ -1,0 +1,428 @@
+/*-------------------------------------------------------------------------
+ *
+ * lock_table.c
+ *	  The table of locks: where an entry is, its lock, and its memory.
+ *
+ * A hash table in the memory area, in partitions.  A partition's LWLock is the
+ * lock of all entries in it; whoever has found an entry holds it, until he lets
+ * go of the entry or takes it out.  Only queue.c calls this.
+ *
+ * Why not dshash?  There an entry has room for the longest name, each insertion
+ * allocates and each deletion frees, and a resize takes the locks of all
+ * partitions for as long as it takes to move every entry.  Here an entry is as
+ * long as its name; the one that a backend took out last is its own spare, for
+ * the next one that it puts in; and a partition grows by one bucket at a time
+ * (linear hashing): the insertion that finds as many entries as buckets divides
+ * one bucket into two, so it costs the same however many entries there are.
+ *
+ * The first buckets are in the partition.  The others are in segments, each as
+ * large as all before it together.  One is allocated ahead, without any lock,
+ * by whoever is about to need it; it never moves, and is never freed, so a
+ * process looks up its address once.  8 bytes for each lock that was ever there
+ * at one time are all that this keeps.
+ *
+ * An insertion raises what it can raise, for want of memory, before it takes
+ * the partition's lock: see dlock_lock_prepare().
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "port/pg_bitutils.h"
+
+#include "shared/shared.h"
+
+/* An entry is so much longer, at the most, than it need be */
+#define ENTRY_STEP	32
+
+static DlockPartition *partitions = NULL;
+
+/* Addresses of segments, as far as this process has looked them up */
+static dsa_pointer *segments[DLOCK_PARTITIONS][DLOCK_SEGMENTS];
+
+/* An entry for the next insertion, or NULL */
+static DlockLock *spare = NULL;
+
+/* Make the table, in an area that nobody else knows yet. */
+dsa_pointer
+dlock_lock_table_create(dsa_area *area, int tranche)
+{
+	dsa_pointer self = dsa_allocate0(area,
+									 DLOCK_PARTITIONS * sizeof(DlockPartition));
+	DlockPartition *made = dsa_get_address(area, self);
+
+	StaticAssertStmt(DLOCK_FIRST_BUCKETS > 1 &&
+					 (DLOCK_FIRST_BUCKETS & (DLOCK_FIRST_BUCKETS - 1)) == 0,
+					 "DLOCK_FIRST_BUCKETS must be a power of 2");
+	for (int i = 0; i < DLOCK_PARTITIONS; i++)
+	{
+		LWLockInitialize(&made[i].lock, tranche);
+		made[i].num_buckets = DLOCK_FIRST_BUCKETS;
+		made[i].mask = DLOCK_FIRST_BUCKETS - 1;
+	}
+	return self;
+}
+
+/* Use the table that is there. */
+void
+dlock_lock_table_attach(dsa_area *area, dsa_pointer table)
+{
+	partitions = dsa_get_address(area, table);
+}
+
+static inline DlockLock *
+lock_at(dsa_pointer pointer)
+{
+	return dsa_get_address(dlock_area, pointer);
+}
+
+static inline DlockPartition *
+partition_of(uint32 hash)
+{
+	/* the bucket is in the last bits */
+	return &partitions[hash >> (32 - DLOCK_PARTITION_BITS)];
+}
+
+/* The segment of a bucket that is not one of the first */
+static inline int
+segment_of(uint32 bucket)
+{
+	return pg_leftmost_one_pos32(bucket / DLOCK_FIRST_BUCKETS);
+}
+
+static dsa_pointer *
+segment_bucket(DlockPartition *partition, uint32 bucket)
+{
+	int			s = segment_of(bucket);
+	dsa_pointer **segment = &segments[partition - partitions][s];
+
+	if (unlikely(*segment == NULL))
+		*segment = dsa_get_address(dlock_area, partition->segments[s]);
+	return &(*segment)[bucket - (DLOCK_FIRST_BUCKETS << s)];
+}
+
+static inline dsa_pointer *
+bucket_at(DlockPartition *partition, uint32 bucket)
+{
+	if (likely(bucket < DLOCK_FIRST_BUCKETS))
+		return &partition->first[bucket];
+	return segment_bucket(partition, bucket);
+}
+
+static inline uint32
+bucket_of(uint32 hash, uint32 num_buckets, uint32 mask)
+{
+	uint32		bucket = hash & mask;
+
+	/* that one is still to come from this one's division */
+	return bucket < num_buckets ? bucket : bucket & (mask >> 1);
+}
+
+static inline dsa_pointer *
+find_bucket(DlockPartition *partition, uint32 hash)
+{
+	return bucket_at(partition, bucket_of(hash, partition->num_buckets,
+										  partition->mask));
+}
+
+static DlockLock *
+find_in(dsa_pointer *bucket, const DlockKey *key)
+{
+	dsa_pointer next = *bucket;
+
+	while (DsaPointerIsValid(next))
+	{
+		DlockLock  *lock = lock_at(next);
+
+		if (dlock_key_equal(&lock->key, key))
+			return lock;
+		next = lock->next;
+	}
+	return NULL;
+}
+
+/*
+ * Find a lock, and return with its entry locked; NULL where nobody holds it or
+ * waits for it.
+ */
+DlockLock *
+dlock_lock_find(const DlockKey *key, bool exclusive)
+{
+	DlockPartition *partition = partition_of(key->hash);
+	DlockLock  *lock;
+
+	Assert(!LWLockHeldByMe(&partition->lock));
+	LWLockAcquire(&partition->lock, exclusive ? LW_EXCLUSIVE : LW_SHARED);
+	lock = find_in(find_bucket(partition, key->hash), key);
+	if (lock == NULL)
+		LWLockRelease(&partition->lock);
+	return lock;
+}
+
+void
+dlock_lock_release(const DlockLock *lock)
+{
+	Assert(LWLockHeldByMe(&partition_of(lock->key.hash)->lock));
+	LWLockRelease(&partition_of(lock->key.hash)->lock);
+}
+
+/*
+ * Memory for insertions
+ */
+
+static inline uint32
+entry_size(const DlockKey *key)
+{
+	return TYPEALIGN(ENTRY_STEP, offsetof(DlockLock, key) +
+					 dlock_key_size(key));
+}
+
+/* The spare entry goes when the backend does, or has the wrong size. */
+void
+dlock_lock_free_spare(void)
+{
+	DlockLock  *lock = spare;
+
+	spare = NULL;
+	if (lock)
+		dlock_release_memory(lock->self, lock->size);
+}
+
+static void
+make_spare(uint32 size)
+{
+	dsa_pointer self;
+
+	dlock_lock_free_spare();
+	self = dlock_allocate(size);
+	spare = lock_at(self);
+	spare->self = self;
+	spare->size = size;
+}
+
+/*
+ * Is the segment missing into which a partition would grow next?  To be
+ * believed only with its lock; others ask in order to allocate one ahead.
+ */
+static inline bool
+needs_segment(const DlockPartition *partition, int *segment)
+{
+	uint32		next = partition->num_buckets;
+
+	if (likely(partition->count < next || (next & (next - 1)) != 0))
+		return false;
+	*segment = segment_of(next);
+	return *segment < DLOCK_SEGMENTS &&
+		!DsaPointerIsValid(partition->segments[*segment]);
+}
+
+static void
+add_segment(DlockPartition *partition, int segment)
+{
+	dsa_pointer made = dlock_allocate_uncounted(sizeof(dsa_pointer) *
+												(DLOCK_FIRST_BUCKETS << segment));
+	bool		used;
+
+	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
+	used = !DsaPointerIsValid(partition->segments[segment]);
+	if (used)
+		partition->segments[segment] = made;
+	LWLockRelease(&partition->lock);
+	if (!used)
+		dsa_free(dlock_area, made);
+}
+
+/*
+ * Allocate all that the insertion of a lock may need.  Raises 53200.  Called
+ * without any of dlock's locks.
+ */
+static inline void
+prepare(DlockPartition *partition, const DlockKey *key)
+{
+	uint32		size = entry_size(key);
+	int			segment;
+
+	if (unlikely(needs_segment(partition, &segment)))
+		add_segment(partition, segment);
+	if (unlikely(spare == NULL || spare->size != size))
+		make_spare(size);
+}
+
+/*
+ * Insertion and removal
+ */
+
+/*
+ * Divide the next bucket in turn into two.  What a bucket of "mask" bits has is
+ * told apart by the bit before these.
+ *
+ * All is looked up before anything changes: to map memory can fail.
+ */
+static void
+divide_bucket(DlockPartition *partition)
+{
+	uint32		number = partition->num_buckets;
+	uint32		mask = partition->mask;
+	dsa_pointer *from;
+	dsa_pointer *to;
+	dsa_pointer next;
+
+	if (number > mask)
+		mask = mask * 2 + 1;
+	if (segment_of(number) >= DLOCK_SEGMENTS ||
+		!DsaPointerIsValid(partition->segments[segment_of(number)]))
+		return;
+	from = bucket_at(partition, number & (mask >> 1));
+	to = bucket_at(partition, number);
+	for (next = *from; DsaPointerIsValid(next); next = lock_at(next)->next)
+		;
+
+	*to = InvalidDsaPointer;
+	next = *from;
+	while (DsaPointerIsValid(next))
+	{
+		DlockLock  *lock = lock_at(next);
+
+		next = lock->next;
+		if ((lock->key.hash & mask) != number)
+		{
+			from = &lock->next;
+			continue;
+		}
+		*from = next;
+		lock->next = *to;
+		*to = lock->self;
+	}
+	partition->mask = mask;
+	partition->num_buckets = number + 1;
+}
+
+/*
+ * Find a lock, or enter it, without a ticket; returns with its entry locked.
+ * Raises 53200, with nothing changed.
+ */
+DlockLock *
+dlock_lock_insert(const DlockKey *key, int32 slots)
+{
+	DlockPartition *partition = partition_of(key->hash);
+	dsa_pointer *bucket;
+	DlockLock  *lock;
+
+	prepare(partition, key);
+	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
+	bucket = find_bucket(partition, key->hash);
+	lock = find_in(bucket, key);
+	if (lock)
+		return lock;
+	if (unlikely(partition->count >= partition->num_buckets))
+	{
+		divide_bucket(partition);
+		bucket = find_bucket(partition, key->hash);
+	}
+
+	lock = spare;
+	spare = NULL;
+	dlock_list_init(&lock->holders);
+	dlock_list_init(&lock->queue);
+	lock->exclusive = 0;
+	lock->slots = slots;
+	lock->permits = 0;
+	lock->closed = 0;
+	dlock_key_copy(&lock->key, key);
+	lock->next = *bucket;
+	*bucket = lock->self;
+	partition->count++;
+	return lock;
+}
+
+/* Take an entry out of its bucket. */
+static void
+unlink_entry(DlockPartition *partition, const DlockLock *lock)
+{
+	dsa_pointer *link = find_bucket(partition, lock->key.hash);
+
+	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
+	while (*link != lock->self)
+		link = &lock_at(*link)->next;
+	*link = lock->next;
+	partition->count--;
+}
+
+/*
+ * Take a lock that has no ticket out of the table, and let go of it.  The entry
+ * is this backend's spare then, or goes.
+ */
+void
+dlock_lock_remove(DlockLock *lock)
+{
+	DlockPartition *partition = partition_of(lock->key.hash);
+
+	unlink_entry(partition, lock);
+	LWLockRelease(&partition->lock);
+	if (likely(spare == NULL))
+		spare = lock;
+	else
+		dlock_release_memory(lock->self, lock->size);
+}
+
+/*
+ * Looking through all of them: partition by partition, each with its lock held
+ * for as long as its entries are looked at.
+ */
+
+void
+dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive)
+{
+	scan->exclusive = exclusive;
+	scan->locked = false;
+	scan->partition = -1;
+	scan->bucket = scan->num_buckets = 0;
+	scan->next = InvalidDsaPointer;
+	scan->current = NULL;
+}
+
+/* The next entry, locked; NULL behind the last one */
+DlockLock *
+dlock_lock_scan_next(DlockLockScan *scan)
+{
+	while (!DsaPointerIsValid(scan->next))
+	{
+		if (scan->bucket == scan->num_buckets)
+		{
+			dlock_lock_scan_end(scan);
+			if (scan->partition + 1 == DLOCK_PARTITIONS)
+				return NULL;
+			scan->partition++;
+			LWLockAcquire(&partitions[scan->partition].lock,
+						  scan->exclusive ? LW_EXCLUSIVE : LW_SHARED);
+			scan->locked = true;
+			scan->num_buckets = partitions[scan->partition].num_buckets;
+			scan->bucket = 0;
+		}
+		scan->next = *bucket_at(&partitions[scan->partition], scan->bucket++);
+	}
+	scan->current = lock_at(scan->next);
+	scan->next = scan->current->next;
+	return scan->current;
+}
+
+/* Take out the entry that was returned last, and free it. */
+void
+dlock_lock_scan_remove(DlockLockScan *scan)
+{
+	DlockLock  *lock = scan->current;
+
+	scan->current = NULL;
+	unlink_entry(&partitions[scan->partition], lock);
+	dlock_release_memory(lock->self, lock->size);
+}
+
+/* Let go of what the scan has locked; also before its end. */
+void
+dlock_lock_scan_end(DlockLockScan *scan)
+{
+	if (scan->locked)
+		LWLockRelease(&partitions[scan->partition].lock);
+	scan->locked = false;
+}
