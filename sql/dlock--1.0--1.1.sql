@@ -81,6 +81,17 @@ COMMENT ON INDEX dlock_queue_name IS
 --
 COMMENT ON COLUMN dlock_locks.blocked_by IS 'the holders in a waiter''s way, at most 16 of them, and the one request right before it';
 
+COMMENT ON COLUMN dlock_locks.enqueued_at IS 'when the ticket joined the queue; in session and transaction scope to within a few milliseconds';
+COMMENT ON COLUMN dlock_locks.granted_at IS 'when the lock was granted, as exactly as enqueued_at where nobody waited; NULL for a waiter';
+
+CREATE FUNCTION dlock_locks(name text)
+RETURNS SETOF dlock_locks
+AS 'MODULE_PATHNAME', 'dlock_locks_of'
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+ROWS 10;
+COMMENT ON FUNCTION dlock_locks(text) IS
+'the rows of the view dlock_locks for one lock, however many others there are';
+
 --
 -- Logical replication
 --

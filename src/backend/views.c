@@ -122,6 +122,15 @@ space_to_show(void)
 	return space;
 }
 
+/* A role as its OID, or by its name, as pg_get_userbyid() has it */
+static Datum
+role_datum(Oid type, Oid role)
+{
+	if (type != NAMEOID)
+		return ObjectIdGetDatum(role);
+	return DirectFunctionCall1(pg_get_userbyid, ObjectIdGetDatum(role));
+}
+
 static void
 show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 {
@@ -148,7 +157,8 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 	values[i++] = Int32GetDatum(row->pid);
 	nulls[i] = row->lease == 0;
 	values[i++] = Int64GetDatum(row->lease);
-	values[i++] = ObjectIdGetDatum(row->role);
+	values[i] = role_datum(TupleDescAttr(rsinfo->setDesc, i)->atttypid, row->role);
+	i++;
 	if (row->has_owner)
 		values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length +
 															   row->info_length,
@@ -182,19 +192,13 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
-PG_FUNCTION_INFO_V1(dlock_lock_status);
-Datum
-dlock_lock_status(PG_FUNCTION_ARGS)
+static void
+show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows)
 {
-	DlockSpace *space = space_to_show();
-	const DlockRow *rows = NULL;
 	Blockers	blockers = {0};
 	MemoryContext row_context;
 	MemoryContext old_context;
 
-	InitMaterializedSRF(fcinfo, 0);
-	if (space)
-		rows = dlock_queue_rows(space);
 	row_context = AllocSetContextCreate(CurrentMemoryContext, "dlock row",
 										ALLOCSET_SMALL_SIZES);
 	old_context = MemoryContextSwitchTo(row_context);
@@ -203,13 +207,44 @@ dlock_lock_status(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 		if (blockers.first == NULL || !same_lock(blockers.first, row))
 			find_holders(&blockers, row);
-		show_row((ReturnSetInfo *) fcinfo->resultinfo, row, &blockers);
+		show_row(rsinfo, row, &blockers);
 		if (row->position > 0)
 			blockers.previous = row->number;
 		MemoryContextReset(row_context);
 	}
 	MemoryContextSwitchTo(old_context);
 	MemoryContextDelete(row_context);
+}
+
+/* What the view dlock_locks is made of: as it is there, but with OIDs of roles */
+PG_FUNCTION_INFO_V1(dlock_lock_status);
+Datum
+dlock_lock_status(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = space_to_show();
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (space)
+		show_rows((ReturnSetInfo *) fcinfo->resultinfo,
+				  dlock_queue_rows(space));
+	return (Datum) 0;
+}
+
+/* The view's rows of one lock */
+PG_FUNCTION_INFO_V1(dlock_locks_of);
+Datum
+dlock_locks_of(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = space_to_show();
+	DlockKey	key;
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (space)
+	{
+		dlock_get_key(fcinfo, space, &key);
+		show_rows((ReturnSetInfo *) fcinfo->resultinfo,
+				  dlock_queue_rows_of(space, &key));
+	}
 	return (Datum) 0;
 }
 

@@ -103,6 +103,7 @@ INSERT INTO calls VALUES
 	('dlock_reserve(''b'', ''regress_dlock_tester'')', true),
 	('dlock_unreserve(''b'')', true),
 	('count(*) > 0 FROM dlock_lock_status()', false),
+	('count(*) > 0 FROM dlock_locks(''a'')', false),
 	('count(*) > 0 FROM dlock_lease_status()', false),
 	('acquired > 0 FROM dlock_counters()', false),
 	('dlock_role_oid(''x'') >= 0', false),

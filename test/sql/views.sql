@@ -66,6 +66,41 @@ SELECT scope, depth FROM dlock_locks WHERE name = 'both';
 SELECT dlock_release_all();
 SELECT * FROM dlock_locks;
 
+--
+-- dlock_locks(name): of one lock, what the view shows
+--
+CREATE FUNCTION pg_temp.as_in_view(lock text) RETURNS boolean
+LANGUAGE sql AS $$
+	SELECT array_agg(l ORDER BY ticket)::text IS NOT DISTINCT FROM
+		(SELECT array_agg(v ORDER BY ticket)::text FROM dlock_locks AS v
+		  WHERE name = lock)
+	  FROM dlock_locks(lock) AS l;
+$$;
+SELECT dlock_acquire('e', info => 'who I am') > 0,
+	dlock_acquire('r', shared => true) > 0,
+	dlock_enqueue('q', channel => 'c') > 0;
+SELECT name, mode, granted, position, scope, pid = pg_backend_pid() AS pid,
+	role = current_user AS role, info, channel, depth, blocked_by
+  FROM dlock_locks('e');
+SELECT name, info, channel FROM dlock_locks('q');
+SELECT * FROM dlock_locks('no such lock');
+SELECT lock, pg_temp.as_in_view(lock) FROM unnest('{e,r,q,no such lock}'::text[]) AS lock;
+-- with a queue
+SELECT dlock_ttl_enqueue('e', '1h', 'c', owner => 'first') AS first \gset
+SELECT dlock_ttl_enqueue('e', '1h', 'c', owner => 'second') AS second \gset
+SELECT position, granted, scope, owner, blocked_by = ARRAY[dlock_fence('e')] AS holder,
+	blocked_by = ARRAY[dlock_fence('e'), :first] AS first
+  FROM dlock_locks('e') ORDER BY ticket;
+SELECT dlock_release_ticket(:first), dlock_release_ticket(:second);
+-- with many holders
+SELECT count(dlock_acquire('s', slots => 1000)) FROM generate_series(1, 600);
+SELECT count(*), count(DISTINCT ticket), pg_temp.as_in_view('s') FROM dlock_locks('s');
+-- no name
+SELECT * FROM dlock_locks('');
+SELECT * FROM dlock_locks(repeat('x', 256));
+SELECT * FROM dlock_locks(NULL);
+SELECT dlock_release_all();
+
 -- Nobody waits for anybody, and not every number is a process.
 SELECT dlock_blocking_pids(pg_backend_pid()), dlock_blocking_pids(0),
 	dlock_blocking_pids(-1);
