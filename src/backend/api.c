@@ -41,7 +41,8 @@ int			dlock_session_locks;
  * What every call begins with.  Returns this database's space; what leases keep
  * there may not have been read since the server was started.
  *
- * Enough for what asks about this session, or, behind dlock_get_key(), about one lock.
+ * Enough for what asks about this session, or, behind dlock_get_key(), about one
+ * lock.
  */
 static DlockSpace *
 begin_unloaded(void)

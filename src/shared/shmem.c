@@ -302,6 +302,29 @@ free_area_of_others(void)
 	dsa_detach(area);
 }
 
+static void
+init_backend(DlockBackend *backend)
+{
+	pg_atomic_init_u64(&backend->session, 0);
+	SpinLockInit(&backend->mutex);
+	pg_atomic_init_u32(&backend->check_requested, 0);
+	pg_atomic_init_u64(&backend->cursor, InvalidDsaPointer);
+	pg_atomic_init_u32(&backend->lost, 0);
+	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
+		pg_atomic_init_u64(&backend->counters[c], 0);
+}
+
+static void
+make_secrets(uint64 *secrets)
+{
+	if (!pg_strong_random(secrets, 2 * sizeof(uint64)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR),
+				 errmsg("could not generate a random hash key")));
+	secrets[0] |= 1;
+	secrets[1] |= 1;
+}
+
 /*
  * Make the memory area and what is in it.  An error on the way leaves nothing
  * behind: the area is pinned last, and goes with the transaction's resource
@@ -341,18 +364,11 @@ create_area(Attachment *made)
 	made->pids = dsa_get_address(made->area, pids);
 	for (int i = 0; i < num_backends; i++)
 	{
-		DlockBackend *backend = &made->backends[i];
-
-		pg_atomic_init_u64(&backend->session, 0);
-		SpinLockInit(&backend->mutex);
-		pg_atomic_init_u32(&backend->check_requested, 0);
-		pg_atomic_init_u64(&backend->cursor, InvalidDsaPointer);
-		pg_atomic_init_u32(&backend->lost, 0);
-		for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
-			pg_atomic_init_u64(&backend->counters[c], 0);
+		init_backend(&made->backends[i]);
 		pg_atomic_init_u32(&made->pids[i], 0);
 	}
 
+	make_secrets(made->control->secrets);
 	made->control->memory_tranche = header->memory_tranche;
 	made->control->table_tranche = header->table_tranche;
 	made->control->spaces = dshash_get_hash_table_handle(made->spaces);

@@ -563,6 +563,7 @@ typedef struct DlockControl
 	int			num_backends;
 	int64		room;			/* what the file system leaves for locks and
 								 * tickets, in bytes; see memory.c */
+	uint64		secrets[2];		/* random and odd: the hash of names has them */
 
 	LWLock		reserve_lock;	/* held while ticket numbers are reserved */
 

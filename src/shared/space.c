@@ -298,18 +298,34 @@ dlock_space_is_current(const DlockSpace *space)
 	return is_current;
 }
 
+/* The halves of a product of 128 bits, folded into one */
+static inline uint64
+fold_product(uint64 a, uint64 b)
+{
+#ifdef HAVE_INT128
+	uint128		product = (uint128) a * b;
+
+	return (uint64) product ^ (uint64) (product >> 64);
+#else
+	return hash_bytes_uint32_extended((uint32) a, b) ^
+		hash_bytes_uint32_extended((uint32) (a >> 32), ~b);
+#endif
+}
+
 /*
  * Fill in the key of a lock, from a valid name.
  *
- * The hash takes a word at a time, and for a short name a small part of what
- * hash_bytes() does: a product carries what differs up, and the shift down
- * again.  It is kept nowhere but in memory.
+ * The hash takes a word at a time, by "folded multiplication" (as in aHash and
+ * foldhash), which for a short name costs a small part of what hash_bytes()
+ * does.  It is keyed with secrets of the area, as everybody may choose names,
+ * and nobody shall be able to choose many with one hash.  It is kept nowhere
+ * but in memory.
  */
 void
 dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
 			   int length)
 {
-	const uint64 odd = UINT64CONST(0x9fb21c651e98df25);
+	const uint64 *secrets = dlock_control->secrets;
 	uint64		hash = (uint64) space->key.database << 32 | space->key.extension;
 	unsigned int words = ((unsigned int) length + 7) / 8;
 
@@ -319,11 +335,10 @@ dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
 	key->words[words - 1] = 0;
 	memcpy(key->name, name, length);
 
-	hash = (hash ^ (uint64) length << 24) * odd;
+	hash = fold_product(hash ^ secrets[0], secrets[1] ^ length);
 	for (unsigned int w = 0; w < words; w++)
-		hash = (hash ^ (hash >> 32) ^ key->words[w]) * odd;
-	hash = (hash ^ (hash >> 32)) * odd;
-	key->hash = (uint32) (hash >> 32);
+		hash = fold_product(hash ^ key->words[w], secrets[1]);
+	key->hash = (uint32) fold_product(hash, secrets[0]);
 }
 
 /*
