@@ -59,6 +59,7 @@ OBJS = \
 	src/shared/memory.o \
 	src/shared/purge.o \
 	src/shared/queue.o \
+	src/shared/queue_view.o \
 	src/shared/quorum.o \
 	src/shared/record.o \
 	src/shared/restore.o \

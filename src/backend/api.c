@@ -549,7 +549,7 @@ get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
 static Datum
 acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
-	int			before = dlock_record_prepare();
+	int			before = dlock_record_begin_uses();
 	int			tail = scope == DLOCK_LEASE ? 2 : 1;
 	DlockSpace *space = begin_change();
 	DlockRequest request = {
@@ -596,7 +596,7 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 												&outcome);
 		}
 	}
-	dlock_record_unuse(before);
+	dlock_record_end_uses(before);
 	if (!acquired)
 	{
 		request.key = *sorted[failed];
@@ -766,7 +766,7 @@ acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 {
 	DlockRequest request;
 	DlockSpace *space = begin_protected_change(fcinfo, &request.key);
-	int			before = dlock_record_prepare();
+	int			before = dlock_record_begin_uses();
 	DlockOutcome outcome;
 	DlockTimeout timeout;
 	int64		fence = 0;
@@ -782,7 +782,7 @@ acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 		get_lease_or_ttl(fcinfo, space, ttl, &request);
 		fence = dlock_lessee_acquire(space, &request, &outcome);
 	}
-	dlock_record_unuse(before);
+	dlock_record_end_uses(before);
 	if (outcome == DLOCK_ACQUIRED)
 		PG_RETURN_INT64(fence);
 	if (!try)
@@ -824,7 +824,7 @@ enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 {
 	DlockRequest request;
 	DlockSpace *space = begin_protected_lease_change(fcinfo, &request.key);
-	int			before = dlock_record_prepare();
+	int			before = dlock_record_begin_uses();
 	int64		number;
 
 	memset(&request, 0, offsetof(DlockRequest, key));
@@ -836,7 +836,7 @@ enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 	request.channel = get_channel(fcinfo, 2);
 	get_lease_or_ttl(fcinfo, space, ttl, &request);
 	number = dlock_lessee_enqueue(space, &request);
-	dlock_record_unuse(before);
+	dlock_record_end_uses(before);
 	PG_RETURN_INT64(number);
 }
 
@@ -859,13 +859,13 @@ Datum
 dlock_wait(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = begin_change();
-	int			before = dlock_record_prepare();
+	int			before = dlock_record_begin_uses();
 	bool		granted;
 
 	need(fcinfo, 0, "ticket");
 	granted = dlock_session_wait(space, PG_GETARG_INT64(0),
 								 get_timeout(fcinfo, 1));
-	dlock_record_unuse(before);
+	dlock_record_end_uses(before);
 	PG_RETURN_BOOL(granted);
 }
 

@@ -76,7 +76,7 @@ int64
 dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 				  const char *info)
 {
-	int			before = dlock_record_prepare();
+	int			before = dlock_record_begin_uses();
 	DlockLease *lease;
 	int64		number;
 
@@ -104,7 +104,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 	}
 	PG_END_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
 	number = lease->number;
-	dlock_record_unuse(before);
+	dlock_record_end_uses(before);
 	return number;
 }
 

@@ -41,32 +41,31 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 			   bool adopt, DlockHeld **held, bool *created)
 {
 	DlockLeaseTicket *ticket;
-	DlockLeaseTicket *existing;
-	DlockJoin	outcome;
-	int32		slots;
+	DlockJoined joined;
 
 	*held = NULL;
 	*created = false;
 	if (!adopt)
 		dlock_held_prepare(request);
-	(void) dlock_record_prepare();
+	(void) dlock_record_begin_uses();
 	dlock_check_memory();
 	ticket = dlock_lease_ticket_make(space, request);
-	while ((outcome = dlock_queue_join(space, request, &ticket->ticket,
-									   nowait, adopt, &slots,
-									   &existing)) == DLOCK_JOIN_NO_NUMBER)
+	while (joined = dlock_queue_join_for_lease(space, request, ticket, nowait,
+											   adopt),
+		   joined.outcome == DLOCK_JOIN_NO_NUMBER)
 		dlock_ticket_reserve(space, 0);
-	switch (outcome)
+	switch (joined.outcome)
 	{
 		case DLOCK_JOIN_EXISTS:
-			dlock_request_check_upgrade(request, &existing->ticket);
-			if (request->permits != existing->ticket.permits)
-				raise_other_permits(request, &existing->ticket);
-			return existing;
+			ticket = joined.existing;
+			dlock_request_check_upgrade(request, &ticket->ticket);
+			if (request->permits != ticket->ticket.permits)
+				raise_other_permits(request, &ticket->ticket);
+			return ticket;
 		case DLOCK_JOIN_BUSY:
 			return NULL;
 		case DLOCK_JOIN_MISMATCH:
-			dlock_raise_mismatch(request, slots);
+			dlock_raise_mismatch(request, joined.slots);
 			break;
 		case DLOCK_JOIN_LEASE_GONE:
 			dlock_raise_lease_gone(request->lease->number);
@@ -111,6 +110,68 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 	dlock_held_forget(held);
 }
 
+static void
+check_lease(const DlockRequest *request)
+{
+	if (!request->lease->single && !dlock_lease_is_open(request->lease))
+		dlock_raise_lease_gone(request->lease->number);
+}
+
+/*
+ * Wait for a ticket that the lease had before, with whoever else does, and claim
+ * it.  LOST where it is gone.
+ */
+static DlockOutcome
+wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
+				 DlockLeaseTicket *ticket)
+{
+	DlockOutcome outcome;
+
+	if (pg_atomic_read_u32(&ticket->ticket.state) == DLOCK_WAITING)
+	{
+		if (nowait)
+			return DLOCK_BUSY;
+		if (name && dlock_held_blocks(name, request, ticket->ticket.number))
+			dlock_raise_self_wait(request);
+	}
+	outcome = dlock_wait_for_grant(request, &ticket->ticket);
+	if (outcome == DLOCK_ACQUIRED && !dlock_queue_claim(ticket, false))
+		return DLOCK_LOST;
+	return outcome;
+}
+
+/*
+ * Ask once for a ticket for request->lease.  ACQUIRED where it is granted; the
+ * caller uses it then, and has claimed it.  LOST where it was ended meanwhile,
+ * and the caller is to ask anew.
+ */
+static DlockOutcome
+ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
+			  DlockLeaseTicket **ticket)
+{
+	DlockHeldName *name = dlock_held_find_name(&request->key);
+	bool		blocked = name &&
+		dlock_held_blocks(name, request, PG_INT64_MAX);
+	DlockHeld  *held;
+	DlockOutcome outcome;
+	bool		created;
+
+	*ticket = join_for_lease(space, request, nowait || blocked, false, &held,
+							 &created);
+	if (*ticket == NULL)
+	{
+		if (!nowait)
+			dlock_raise_self_wait(request);
+		return DLOCK_BUSY;
+	}
+	if (held == NULL)
+		return wait_with_others(request, name, nowait, *ticket);
+	outcome = dlock_request_wait_for_lease(request, held);
+	if (outcome == DLOCK_ACQUIRED)
+		let_adopt(request, held, *ticket);
+	return outcome;
+}
+
 /*
  * Get a ticket for request->lease granted, or find it granted; the caller uses
  * it then, and has claimed it.  NULL where that was not to be had in the
@@ -121,58 +182,20 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 				  DlockOutcome *outcome)
 {
 	DlockTimeout timeout = request->timeout;
-	bool		nowait = timeout == DLOCK_NO_WAIT;
 	uint64		start = dlock_monotonic_now();
+	DlockLeaseTicket *ticket;
 
-	for (;;)
+	do
 	{
-		DlockHeldName *name;
-		DlockHeld  *held;
-		DlockLeaseTicket *ticket;
-		bool		created;
-		bool		blocked;
-
 		CHECK_FOR_INTERRUPTS();
-		if (!request->lease->single && !dlock_lease_is_open(request->lease))
-			dlock_raise_lease_gone(request->lease->number);
+		check_lease(request);
 		request->timeout = dlock_request_time_left(timeout, start);
-		name = dlock_held_find_name(&request->key);
-		blocked = name && dlock_held_blocks(name, request, PG_INT64_MAX);
-		ticket = join_for_lease(space, request, nowait || blocked, false,
-								&held, &created);
-		*outcome = DLOCK_BUSY;
-		if (ticket == NULL)
-		{
-			if (!nowait)
-				dlock_raise_self_wait(request);
-			dlock_count(DLOCK_COUNT_BUSY, 1);
-			return NULL;
-		}
-		if (held)
-		{
-			*outcome = dlock_request_wait_for_lease(request, held);
-			if (*outcome == DLOCK_TIMED_OUT)
-				return NULL;
-			if (*outcome == DLOCK_LOST)
-				continue;		/* ask anew */
-			let_adopt(request, held, ticket);
-			return ticket;
-		}
-		if (pg_atomic_read_u32(&ticket->ticket.state) == DLOCK_WAITING)
-		{
-			if (nowait)
-				return NULL;
-			if (name &&
-				dlock_held_blocks(name, request, ticket->ticket.number))
-				dlock_raise_self_wait(request);
-		}
-		*outcome = dlock_wait_for_grant(request, &ticket->ticket);
-		if (*outcome == DLOCK_ACQUIRED && dlock_queue_claim(ticket, false))
-			return ticket;
-		if (*outcome == DLOCK_TIMED_OUT)
-			return NULL;
-		/* gone, so ask anew */
-	}
+		*outcome = ask_for_lease(space, request, timeout == DLOCK_NO_WAIT,
+								 &ticket);
+	} while (*outcome == DLOCK_LOST);
+	if (*outcome == DLOCK_BUSY)
+		dlock_count(DLOCK_COUNT_BUSY, 1);
+	return *outcome == DLOCK_ACQUIRED ? ticket : NULL;
 }
 
 /*
@@ -310,8 +333,7 @@ enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!request->lease->single && !dlock_lease_is_open(request->lease))
-			dlock_raise_lease_gone(request->lease->number);
+		check_lease(request);
 		ticket = join_for_lease(space, request, false, true, &held, created);
 		if (*created || dlock_queue_claim(ticket, true))
 			return ticket;

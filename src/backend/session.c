@@ -56,19 +56,18 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 {
 	DlockTicket *ticket;
 	DlockHeld  *held;
-	DlockJoin	outcome;
-	int32		slots;
+	DlockJoined joined;
 
 	dlock_held_prepare(request);
 	if (request->scope == DLOCK_TRANSACTION)
 		dlock_xact_prepare();
 	ticket = dlock_ticket_make(space, request);
-	while ((outcome = dlock_queue_join(space, request, ticket, nowait, false,
-									   &slots, NULL)) == DLOCK_JOIN_NO_NUMBER)
+	while (joined = dlock_queue_join(space, request, ticket, nowait),
+		   joined.outcome == DLOCK_JOIN_NO_NUMBER)
 		dlock_ticket_reserve(space, 0);
-	if (outcome == DLOCK_JOIN_MISMATCH)
-		dlock_raise_mismatch(request, slots);
-	if (outcome == DLOCK_JOIN_BUSY)
+	if (joined.outcome == DLOCK_JOIN_MISMATCH)
+		dlock_raise_mismatch(request, joined.slots);
+	if (joined.outcome == DLOCK_JOIN_BUSY)
 		return NULL;
 	held = dlock_held_enter(ticket, request->scope);
 	dlock_ticket_joined(ticket);
@@ -282,7 +281,7 @@ dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
 	{
 		DlockLeaseTicket *ticket;
 
-		(void) dlock_record_prepare();
+		(void) dlock_record_begin_uses();
 		space = dlock_loaded_space();
 		ticket = dlock_lease_ticket_find(space, number);
 		if (ticket == NULL)
@@ -379,10 +378,10 @@ dlock_session_release_ticket(DlockSpace *space, int64 number)
 	if (held && held->session_depth > 0)
 		return undo_session_acquire(held);
 	space = dlock_loaded_space();
-	before = dlock_record_prepare();
+	before = dlock_record_begin_uses();
 	ticket = held ? NULL : dlock_lease_ticket_find(space, number);
 	released = ticket && dlock_queue_end(ticket, 0);
-	dlock_record_unuse(before);
+	dlock_record_end_uses(before);
 	if (!released)
 		ereport(WARNING,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -472,7 +471,7 @@ at_exit(int code, Datum arg)
 		if (dlock_my_backend)
 		{
 			dlock_lease_detach_all();
-			dlock_record_unuse(0);
+			dlock_record_end_uses(0);
 		}
 		dlock_ticket_free_spare();
 		dlock_lock_free_spare();

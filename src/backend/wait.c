@@ -167,18 +167,6 @@ drop_snapshot(void)
 }
 
 /*
- * When to look thoroughly for deadlocks again: every time after twice as long
- * as before, up to 64 deadlock_timeouts.
- */
-static int64
-next_thorough_look(int64 waited)
-{
-	int64		timeout = (int64) DeadlockTimeout * 1000;
-
-	return waited + Min(waited + timeout, 64 * timeout);
-}
-
-/*
  * Nobody waits in a space that is gone, or is told that it has got something
  * there.  A space that this transaction alone has dropped is gone for it alone.
  */
@@ -225,28 +213,75 @@ sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
 }
 
 /*
+ * When a waiter looks for deadlocks: after deadlock_timeout, at growing intervals
+ * from then on, and when another waiter asks for it; for those that a heavyweight
+ * lock can have closed meanwhile, every two deadlock_timeouts.
+ *
+ * All in microseconds since the wait began.
+ */
+typedef struct Looks
+{
+	int64		next;
+	int64		next_thorough;
+	bool		logged;			/* log_lock_waits: once for each wait */
+} Looks;
+
+/* Every time after twice as long as before, up to 64 deadlock_timeouts */
+static int64
+next_thorough_look(int64 waited)
+{
+	int64		timeout = (int64) DeadlockTimeout * 1000;
+
+	return waited + Min(waited + timeout, 64 * timeout);
+}
+
+static bool
+is_time_to_look(const Looks *looks, int64 waited)
+{
+	return waited >= looks->next ||
+		pg_atomic_read_u32(&dlock_my_backend->check_requested) != 0;
+}
+
+/* Raises 40P01 where this backend is a deadlock's victim. */
+static void
+look_for_deadlocks(Looks *looks, const DlockRequest *request, int64 number,
+				   instr_time start)
+{
+	int64		waited = microseconds_since(start);
+	bool		told = pg_atomic_exchange_u32(&dlock_my_backend->check_requested,
+											  0) != 0;
+	bool		thorough = told || waited >= looks->next_thorough;
+
+	if (!dlock_deadlock_check(thorough, told))
+		looks->next_thorough = waited;
+	else if (waited >= looks->next_thorough)
+		looks->next_thorough = next_thorough_look(waited);
+	if (waited >= looks->next && log_lock_waits && !looks->logged)
+	{
+		dlock_deadlock_log(request, number, waited, false);
+		looks->logged = true;
+	}
+	waited = microseconds_since(start);
+	while (looks->next <= waited)
+		looks->next += (int64) DeadlockTimeout * 2000;
+}
+
+/*
  * Sleep until the ticket is not waiting any more: true; or until the timeout
  * has passed: false.
- *
- * Deadlocks are looked for after deadlock_timeout, at growing intervals from
- * then on, and when another waiter asks for it; those that a heavyweight lock
- * can have closed meanwhile, every two deadlock_timeouts.
  */
 static bool
-sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
-					instr_time start)
+sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
+					Looks *looks, instr_time start)
 {
-	int64		next_check = (int64) DeadlockTimeout * 1000;
-	int64		next_thorough = next_check;
 	bool		foreign;
-	bool		logged = false;
 
 	/* it becomes foreign where its lease adopts it, and our latch is set then */
 	while (foreign = is_foreign(ticket),
 		   prepare_to_sleep(ticket, foreign), still_waiting(ticket, foreign))
 	{
 		int64		waited = microseconds_since(start);
-		int64		left = next_check - waited;
+		int64		left = looks->next - waited;
 
 		/* no request need wait for a lease that is over by now */
 		if (has_lease(request) && !dlock_lease_is_open(request->lease))
@@ -257,43 +292,36 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 				return false;
 			left = Min(left, request->timeout - waited);
 		}
-		if (waited >= next_check ||
-			pg_atomic_read_u32(&dlock_my_backend->check_requested) != 0)
-		{
-			bool		told;
-			bool		thorough;
-
-			told = pg_atomic_exchange_u32(&dlock_my_backend->check_requested,
-										  0) != 0;
-			thorough = told || waited >= next_thorough;
-			if (!dlock_deadlock_check(thorough, told))
-				next_thorough = waited;
-			else if (waited >= next_thorough)
-				next_thorough = next_thorough_look(waited);
-			if (waited >= next_check && log_lock_waits && !logged)
-			{
-				dlock_deadlock_log(request, ticket->number, waited, false);
-				logged = true;
-			}
-			waited = microseconds_since(start);
-			while (next_check <= waited)
-				next_check += (int64) DeadlockTimeout * 2000;
-			continue;
-		}
-		sleep_a_while(request, ticket, left);
+		if (is_time_to_look(looks, waited))
+			look_for_deadlocks(looks, request, ticket->number, start);
+		else
+			sleep_a_while(request, ticket, left);
 	}
+	return true;
+}
+
+/* The same, as long as the extension is there and no interrupt comes. */
+static bool
+sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
+					instr_time start)
+{
+	DlockSpace *space = dlock_space_at(ticket->space);
+	int64		timeout = (int64) DeadlockTimeout * 1000;
+	Looks		looks = {timeout, timeout, false};
+
+	if (!sleep_until_changed(ticket, request, &looks, start))
+		return false;
 
 	/*
 	 * An interrupt that came together with the grant is taken now, while the
 	 * caller can still hand the lock on: whoever gets an error has no lock.
 	 */
 	CHECK_FOR_INTERRUPTS();
-	dlock_wait_check_space(dlock_space_at(ticket->space), &request->key);
-	if (logged)
+	dlock_wait_check_space(space, &request->key);
+	if (looks.logged)
 	{
 		/* the log tells of the grant, too */
-		dlock_journal_flush_removal(dlock_space_at(ticket->space),
-									&request->key);
+		dlock_journal_flush_removal(space, &request->key);
 		dlock_deadlock_log(request, ticket->number, microseconds_since(start),
 						   true);
 	}

@@ -278,12 +278,12 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 	dlock_xact_prepare();
 	if (held == NULL)
 		space = dlock_loaded_space();
-	before = dlock_record_prepare();
+	before = dlock_record_begin_uses();
 	ticket = held ? NULL : dlock_lease_ticket_find(space, number);
 	if (ticket)
 	{
 		push_mark(NULL, ticket, MARK_RELEASE);
-		dlock_record_unuse(before);
+		dlock_record_end_uses(before);
 		return;
 	}
 	if (held == NULL || dlock_held_is_gone(held) ||
@@ -400,7 +400,7 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 {
 	DlockHeld  *held = dlock_held_find_number(space, fence);
 	DlockLeaseTicket *ticket = NULL;
-	int			before = dlock_record_prepare();
+	int			before = dlock_record_begin_uses();
 
 	if (held && !dlock_key_equal(&held->name->key, key))
 		held = NULL;
@@ -422,7 +422,7 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 	dlock_xact_prepare();
 	prepare_guarded(key);
 	push_mark(held, ticket, MARK_GUARD);
-	dlock_record_unuse(before);
+	dlock_record_end_uses(before);
 }
 
 /* Has this transaction guarded the lock? */

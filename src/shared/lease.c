@@ -406,14 +406,14 @@ int
 dlock_lease_renew(DlockSpace *space, int64 number)
 {
 	uint64		start = dlock_monotonic_now();
-	int			before = dlock_record_prepare();
+	int			before = dlock_record_begin_uses();
 	DlockLease *lease = dlock_lease_find(space, number);
 	int			result = -1;
 
 	if (lease && wait_for_standbys(space, lease, start) &&
 		dlock_lease_extend(lease))
 		result = (int) lease->tickets.length;
-	dlock_record_unuse(before);
+	dlock_record_end_uses(before);
 	return result;
 }
 

@@ -259,13 +259,13 @@ dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
 int64
 dlock_lease_release(DlockSpace *space, int64 number)
 {
-	int			before = dlock_record_prepare();
+	int			before = dlock_record_begin_uses();
 	DlockLease *lease = dlock_lease_find(space, number);
 	int64		count = -1;
 
 	if (lease && dlock_lease_claim(lease))
 		count = dlock_lease_end(space, lease, 0);
-	dlock_record_unuse(before);
+	dlock_record_end_uses(before);
 	return count;
 }
 
@@ -318,7 +318,7 @@ dlock_lease_end_all(DlockSpace *space)
 	dlock_lease_for_each(space, take_number, &all);
 	for (uint64 i = 0; i < all.count; i++)
 	{
-		int			before = dlock_record_prepare();
+		int			before = dlock_record_begin_uses();
 		DlockLease *lease;
 		DlockLeaseTicket *ticket;
 
@@ -340,7 +340,7 @@ dlock_lease_end_all(DlockSpace *space)
 				dlock_journal_mark(space, &lease->record);
 			LWLockRelease(&space->lease_lock);
 		}
-		dlock_record_unuse(before);
+		dlock_record_end_uses(before);
 	}
 	pfree(all.numbers);
 	(void) dlock_worker_wake(space);

@@ -5,7 +5,7 @@
  *
  * A hash table in the memory area, in partitions.  A partition's LWLock is the
  * lock of all entries in it; whoever has found an entry holds it, until he lets
- * go of the entry or takes it out.  Only queue.c calls this.
+ * go of the entry or takes it out.  Only queue.c and queue_view.c call this.
  *
  * Why not dshash?  There an entry has room for the longest name, each insertion
  * allocates and each deletion frees, and a resize takes the locks of all

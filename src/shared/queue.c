@@ -29,7 +29,7 @@
 #include "storage/proc.h"
 #include "utils/memutils.h"
 
-#include "shared/shared.h"
+#include "shared/queue.h"
 
 /* Whom to wake once the entry's lock is free */
 typedef struct Wakeups
@@ -38,19 +38,6 @@ typedef struct Wakeups
 	int			count;
 	int			procnos[8];		/* few, as every release zeroes them */
 } Wakeups;
-
-static inline DlockTicket *
-ticket_at(dsa_pointer pointer)
-{
-	return DsaPointerIsValid(pointer) ?
-		dsa_get_address(dlock_area, pointer) : NULL;
-}
-
-static inline DlockState
-state_of(DlockTicket *ticket)
-{
-	return (DlockState) pg_atomic_read_u32(&ticket->state);
-}
 
 /*
  * Change a ticket's state.  It is read without the lock: by its owner, who
@@ -62,63 +49,6 @@ set_state(DlockTicket *ticket, DlockState state)
 {
 	pg_write_barrier();
 	pg_atomic_write_u32(&ticket->state, state);
-}
-
-static inline bool
-is_lease_ticket(const DlockTicket *ticket)
-{
-	return ticket->scope == DLOCK_LEASE && ticket->session == 0;
-}
-
-static inline DlockLeaseTicket *
-lease_ticket(DlockTicket *ticket)
-{
-	return (DlockLeaseTicket *) ticket;
-}
-
-/* Is it in the queue, and not among the holders? */
-static bool
-is_queued(DlockTicket *ticket)
-{
-	DlockState	state = state_of(ticket);
-
-	return state == DLOCK_WAITING || state == DLOCK_LEAVING;
-}
-
-/* Does one of the queue wait?  Not where its lease has run out. */
-static bool
-is_waiting(DlockTicket *ticket)
-{
-	return state_of(ticket) == DLOCK_WAITING &&
-		(!is_lease_ticket(ticket) ||
-		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
-}
-
-/*
- * Does one of the holders hold?  This is what every question is answered with,
- * and what a guard needs.  Not where it has ended and only a pin keeps it, nor
- * where its lease has run out, though the worker may not have come round to it.
- */
-static bool
-is_holding(DlockTicket *ticket)
-{
-	return state_of(ticket) == DLOCK_GRANTED &&
-		(!is_lease_ticket(ticket) ||
-		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
-}
-
-/*
- * Is one of the holders about to leave, so that the next can be granted?  Not
- * while a commit has it pinned, or a delay keeps the lock closed.  Until it has
- * left, nobody is granted the lock beside it: that is what fits() asks, and
- * all holders count there.
- */
-static bool
-is_leaving(DlockTicket *ticket)
-{
-	return !is_holding(ticket) && ticket->pins == 0 &&
-		!(is_lease_ticket(ticket) &&
-		  dlock_lease_ticket_is_delayed(lease_ticket(ticket)));
 }
 
 static void
@@ -362,71 +292,97 @@ agree_on_slots(DlockLock *lock, int32 slots)
 }
 
 /*
- * Enter a ticket: granted at once where nobody waits and it fits, queued
- * otherwise, except that a request that must not wait is queued only where the
- * lock is about to become free for it.  Where "adopt", the lease that the
- * ticket was made for adopts it at once.
- *
- * Where the outcome is not GRANTED or QUEUED, nothing has changed, and the
- * ticket is still the caller's to free; *slots is set for MISMATCH.  For
- * EXISTS, *existing is the ticket that the lease has already, in use by the
- * caller.
+ * Enter a ticket, and give it its number: granted at once where nobody waits and
+ * it fits, queued otherwise.  One that must not wait is queued only where the
+ * lock is about to become free for it.
+ */
+static DlockJoin
+enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait)
+{
+	bool		free = lock->queue.length == 0 && fits(lock, ticket);
+
+	if (!free && nowait && !fits_soon(lock, ticket))
+		return DLOCK_JOIN_BUSY;
+	ticket->number = dlock_ticket_draw(space);
+	if (ticket->number == 0)
+		return DLOCK_JOIN_NO_NUMBER;
+	if (free)
+	{
+		grant(lock, ticket, ticket->enqueued_at);
+		return DLOCK_JOIN_GRANTED;
+	}
+	dlock_list_append(&lock->queue, &ticket->link);
+	set_state(ticket, DLOCK_WAITING);
+	return DLOCK_JOIN_QUEUED;
+}
+
+/*
+ * Join a lock with a ticket of this session's.  Where the outcome is not GRANTED
+ * or QUEUED, nothing has changed, and the ticket is still the caller's to free.
  *
  * Raises 53200 where the table cannot grow; nothing has changed then either.
  */
-DlockJoin
+DlockJoined
 dlock_queue_join(DlockSpace *space, const DlockRequest *request,
-				 DlockTicket *ticket, bool nowait, bool adopt, int32 *slots,
-				 DlockLeaseTicket **existing)
+				 DlockTicket *ticket, bool nowait)
 {
+	DlockJoined joined = {.outcome = DLOCK_JOIN_MISMATCH};
+	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots);
+
+	if (agree_on_slots(lock, request->slots))
+		joined.outcome = enter(space, lock, ticket, nowait);
+	else
+		joined.slots = lock->slots;
+	if (joined.outcome == DLOCK_JOIN_GRANTED &&
+		DsaPointerIsValid(ticket->announcement))
+		dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
+	let_go(lock);
+	return joined;
+}
+
+/*
+ * A ticket that was made for a lease is in one of the lists, and is referred to
+ * for as long.  Where "adopt", the lease has it from now on; false where that is
+ * gone, and the ticket is out again.
+ */
+static bool
+belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, bool adopt,
+				Wakeups *wakeups)
+{
+	dlock_record_ref(&ticket->record);
+	if (!adopt || dlock_lease_ticket_adopt(ticket))
+		return true;
+	take_out(lock, &ticket->ticket, wakeups);
+	dlock_record_unref(&ticket->record);
+	return false;
+}
+
+/*
+ * The same with a ticket for request->lease, but where that has one for the same
+ * request already.  "adopt": the ticket is not this session's, but the lease's
+ * from the start.
+ */
+DlockJoined
+dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
+						   DlockLeaseTicket *ticket, bool nowait, bool adopt)
+{
+	DlockJoined joined = {.outcome = DLOCK_JOIN_MISMATCH};
 	Wakeups		wakeups = {0};
 	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots);
-	DlockJoin	result;
-	bool		free;
 
-	free = lock->queue.length == 0 && lock->slots == request->slots &&
-		fits(lock, ticket);
 	if (!agree_on_slots(lock, request->slots))
-	{
-		*slots = lock->slots;
-		result = DLOCK_JOIN_MISMATCH;
-	}
-	else if (ticket->scope == DLOCK_LEASE &&
-			 (*existing = dlock_lease_ticket_find_same(lease_ticket(ticket))) != NULL)
-		result = DLOCK_JOIN_EXISTS;
-	else if (!free && nowait &&
-			 !fits_soon(lock, ticket))
-		result = DLOCK_JOIN_BUSY;
-	else if ((ticket->number = dlock_ticket_draw(space)) == 0)
-		result = DLOCK_JOIN_NO_NUMBER;
-	else if (free)
-	{
-		grant(lock, ticket, ticket->enqueued_at);
-		if (DsaPointerIsValid(ticket->announcement) && !adopt)
-			dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
-		result = DLOCK_JOIN_GRANTED;
-	}
+		joined.slots = lock->slots;
+	else if ((joined.existing = dlock_lease_ticket_find_same(ticket)) != NULL)
+		joined.outcome = DLOCK_JOIN_EXISTS;
 	else
-	{
-		dlock_list_append(&lock->queue, &ticket->link);
-		set_state(ticket, DLOCK_WAITING);
-		result = DLOCK_JOIN_QUEUED;
-	}
-	if (ticket->scope == DLOCK_LEASE &&
-		(result == DLOCK_JOIN_GRANTED || result == DLOCK_JOIN_QUEUED))
-	{
-		/* as long as it is in a list */
-		dlock_record_ref(&lease_ticket(ticket)->record);
-		if (adopt && !dlock_lease_ticket_adopt(lease_ticket(ticket)))
-		{
-			take_out(lock, ticket, &wakeups);
-			dlock_record_unref(&lease_ticket(ticket)->record);
-			result = DLOCK_JOIN_LEASE_GONE;
-		}
-	}
+		joined.outcome = enter(space, lock, &ticket->ticket, nowait);
+	if ((joined.outcome == DLOCK_JOIN_GRANTED ||
+		 joined.outcome == DLOCK_JOIN_QUEUED) &&
+		!belong_to_lease(lock, ticket, adopt, &wakeups))
+		joined.outcome = DLOCK_JOIN_LEASE_GONE;
 	let_go(lock);
 	wake_all(&wakeups);
-	return result;
+	return joined;
 }
 
 /*
@@ -590,79 +546,6 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket)
 }
 
 /*
- * Let go of a lock that somebody was found to hold.  Whoever is told of a grant
- * is told so after the removal of the row before it is flushed, so all answers
- * end here; or, for what a backend knows of its own tickets, with the same call.
- */
-static void
-let_go_to_tell(DlockLock *lock, const DlockKey *key, const DlockTicket *holder)
-{
-	/* the lock can be another space's, which goes once this one has let go */
-	XLogRecPtr	removed = dlock_journal_removal(dlock_space_at(holder->space),
-												key);
-
-	dlock_lock_release(lock);
-	dlock_journal_flush(removed);
-}
-
-/* The greatest number among the holders; 0 where there is none. */
-int64
-dlock_queue_fence(const DlockKey *key)
-{
-	DlockLock  *lock = dlock_lock_find(key, false);
-	DlockTicket *ticket;
-	int64		fence;
-
-	if (lock == NULL)
-		return 0;
-	/* grants go in the order of numbers, so the latest comes last */
-	ticket = ticket_at(lock->holders.tail);
-	while (ticket && !is_holding(ticket))
-		ticket = ticket_at(ticket->link.prev);
-	if (ticket == NULL)
-	{
-		dlock_lock_release(lock);
-		return 0;
-	}
-	fence = ticket->number;
-	let_go_to_tell(lock, key, ticket);
-	return fence;
-}
-
-/* A ticket by its number.  Both lists are in the order of numbers. */
-static DlockTicket *
-find_number(const DlockList *list, int64 number)
-{
-	DlockTicket *ticket = ticket_at(list->tail);
-
-	if (ticket == NULL || ticket->number < number)
-		return NULL;
-	ticket = ticket_at(list->head);
-	while (ticket && ticket->number < number)
-		ticket = ticket_at(ticket->link.next);
-	return ticket && ticket->number == number ? ticket : NULL;
-}
-
-/* Is this the number of a holder? */
-bool
-dlock_queue_is_fence(const DlockKey *key, int64 number)
-{
-	DlockLock  *lock = dlock_lock_find(key, false);
-	DlockTicket *ticket;
-
-	if (lock == NULL)
-		return false;
-	ticket = find_number(&lock->holders, number);
-	if (ticket && is_holding(ticket))
-	{
-		let_go_to_tell(lock, key, ticket);
-		return true;
-	}
-	dlock_lock_release(lock);
-	return false;
-}
-
-/*
  * End a lease's ticket, held or waiting.  False where that was done before.
  * Raises nothing.
  */
@@ -823,93 +706,6 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 }
 
 /*
- * The number of the lease that has a ticket; 0: it is a session's.
- */
-static int64
-lease_of(DlockTicket *ticket)
-{
-	DlockLease *lease;
-
-	if (!is_lease_ticket(ticket))
-		return 0;
-	lease = dsa_get_address(dlock_area, lease_ticket(ticket)->lease);
-	return lease->number;
-}
-
-/*
- * Copy the first "max_each" of a list, with no number above "up_to", to behind
- * the "count" members that there are.  Returns how many there are then, or
- * more than "max" where that is not room enough.
- */
-static int
-copy_members(const DlockList *list, int64 up_to, int max_each,
-			 DlockMember *members, int count, int max)
-{
-	for (DlockTicket *ticket = ticket_at(list->head);
-		 ticket && max_each-- > 0 && ticket->number <= up_to;
-		 ticket = ticket_at(ticket->link.next), count++)
-	{
-		if (count >= max)
-			return max + 1;
-		members[count] = (DlockMember)
-		{
-			.number = ticket->number,
-			.lease = lease_of(ticket),
-			.session = ticket->session,
-			.procno = ticket->procno,
-			.pid = ticket->pid,
-			.mode = ticket->mode,
-			.permits = ticket->permits,
-			.granted = !is_queued(ticket)
-		};
-	}
-	return count;
-}
-
-/*
- * Copy out who holds a lock and, behind them, who waits for it, in the order
- * of the queue: of either, at most so many; and of the queue, those up to a
- * number, as who comes behind a waiter does not concern it, and may be many.
- *
- * Returns how many there are: where that is more than "max", the copy is cut
- * short, and the caller comes again with more room.
- */
-int
-dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
-					DlockMember *members, int max, int32 *slots)
-{
-	DlockLock  *lock = dlock_lock_find(key, false);
-	int			count;
-
-	if (lock == NULL)
-		return 0;
-	*slots = lock->slots;
-	count = copy_members(&lock->holders, DLOCK_MAX_TICKET, max_each, members,
-						 0, max);
-	if (count <= max)
-		count = copy_members(&lock->queue, up_to, max_each, members, count,
-							 max);
-	if (DsaPointerIsValid(lock->holders.head))
-		let_go_to_tell(lock, key, ticket_at(lock->holders.head));
-	else
-		dlock_lock_release(lock);
-	return count;
-}
-
-bool
-dlock_queue_has_waiters(const DlockKey *key)
-{
-	DlockLock  *lock = dlock_lock_find(key, false);
-	bool		result;
-
-	if (lock == NULL)
-		return false;
-	result = lock->queue.length > 0;
-	dlock_lock_release(lock);
-	return result;
-}
-
-/*
  * Keep a held ticket from ending, until it is unpinned; false where it is not
  * held any more.
  */
@@ -1049,322 +845,4 @@ dlock_queue_purge(const DlockSpaceKey *space)
 		dlock_lock_scan_remove(&scan);
 	}
 	dlock_lock_scan_end(&scan);
-}
-
-static DlockRow *
-make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
-{
-	const char *info = NULL;
-	Size		info_length = 0;
-	const char *owner = NULL;
-	Size		owner_length = 0;
-	DlockRow   *row;
-
-	if (DsaPointerIsValid(ticket->info))
-	{
-		info = dsa_get_address(dlock_area, ticket->info);
-		info_length = strlen(info);
-	}
-	if (ticket->scope == DLOCK_LEASE &&
-		DsaPointerIsValid(lease_ticket(ticket)->owner))
-	{
-		owner = dsa_get_address(dlock_area, lease_ticket(ticket)->owner);
-		owner_length = strlen(owner);
-	}
-	row = palloc_extended(offsetof(DlockRow, text) + lock->key.length +
-						  info_length + owner_length, MCXT_ALLOC_NO_OOM);
-	if (row == NULL)
-		return NULL;
-	row->number = ticket->number;
-	row->mode = ticket->mode;
-	row->slots = ticket->slots;
-	row->permits = ticket->permits;
-	row->position = position;
-	row->granted = position == 0 && is_holding(ticket);
-	row->session_depth = pg_atomic_read_u32(&ticket->session_depth);
-	row->xact_depth = pg_atomic_read_u32(&ticket->xact_depth);
-	row->scope = row->session_depth > 0 ? DLOCK_SESSION :
-		row->xact_depth > 0 ? DLOCK_TRANSACTION : ticket->scope;
-	row->pinned = ticket->pins > 0;
-	row->pid = ticket->pid;
-	row->role = ticket->role;
-	row->enqueued_at = ticket->enqueued_at;
-	row->granted_at = ticket->granted_at;
-	dlock_announcement_channel(ticket, row->channel);
-	row->name_length = lock->key.length;
-	row->info_length = info_length;
-	row->has_info = info != NULL;
-	row->owner_length = owner_length;
-	row->has_owner = owner != NULL;
-	memcpy(row->text, lock->key.name, row->name_length);
-	if (info)
-		memcpy(row->text + row->name_length, info, info_length);
-	if (owner)
-		memcpy(row->text + row->name_length + info_length, owner, owner_length);
-	row->lease = 0;
-	row->remaining = -1;
-	row->closed = false;
-	if (ticket->scope == DLOCK_LEASE)
-		dlock_lease_ticket_row(lease_ticket(ticket), row);
-	return row;
-}
-
-/* A ticket is shown while it counts, or keeps the lock closed. */
-static bool
-is_shown(DlockTicket *ticket)
-{
-	return is_queued(ticket) ? is_waiting(ticket) : !is_leaving(ticket);
-}
-
-/*
- * What the views copy
- *
- * Nobody waits long for a view: an entry's lock is held for so many tickets at
- * a time.  A lock that has no more is copied at one moment.  Of one with more,
- * the queue is copied first and the holders then, part by part; whoever is
- * granted the lock meanwhile changes from the one list to the other, and is
- * found there.  In between, the backend's "cursor" keeps the place: it is the
- * ticket to go on with, and moves on when that one leaves its list.
- */
-#define ROWS_AT_ONCE	256
-
-typedef struct Rows
-{
-	DlockRow   *first;
-	DlockRow  **tail;
-	bool		complete;		/* false: memory is out */
-	int64		latest;			/* the greatest number seen, shown or not */
-} Rows;
-
-/* A lock that is copied by itself, after the others */
-typedef struct LongLock
-{
-	struct LongLock *next;
-	DlockKey	key;
-} LongLock;
-
-static void
-make_empty(Rows *rows)
-{
-	rows->first = NULL;
-	rows->tail = &rows->first;
-	rows->complete = true;
-	rows->latest = 0;
-}
-
-static void
-append(Rows *rows, DlockRow *row)
-{
-	row->next = NULL;
-	*rows->tail = row;
-	rows->tail = &row->next;
-}
-
-/*
- * Append a row for each ticket from this one on, or for so many of them.
- * Returns the first that is left, or invalid.
- */
-static dsa_pointer
-copy_some(Rows *rows, const DlockLock *lock, DlockTicket *ticket, bool queued,
-		  uint32 position)
-{
-	int			count = 0;
-
-	for (; ticket && count < ROWS_AT_ONCE; ticket = ticket_at(ticket->link.next))
-	{
-		DlockRow   *row;
-
-		count++;
-		rows->latest = Max(rows->latest, ticket->number);
-		if (!is_shown(ticket))
-			continue;
-		row = make_row(lock, ticket, queued ? ++position : 0);
-		rows->complete = row != NULL;
-		if (row == NULL)
-			return InvalidDsaPointer;
-		append(rows, row);
-	}
-	return ticket ? ticket->link.self : InvalidDsaPointer;
-}
-
-/* Copy one list of a lock, part by part. */
-static void
-copy_list(Rows *rows, const DlockKey *key, bool queued)
-{
-	pg_atomic_uint64 *cursor = &dlock_my_backend->cursor;
-	bool		begun = false;
-
-	do
-	{
-		DlockLock  *lock;
-		const DlockList *list;
-
-		CHECK_FOR_INTERRUPTS();
-		lock = dlock_lock_find(key, false);
-		if (lock == NULL)
-		{
-			/* all of them are gone */
-			rows->latest = DLOCK_MAX_TICKET;
-			break;
-		}
-		list = queued ? &lock->queue : &lock->holders;
-		if (!begun)
-			pg_atomic_write_u64(cursor, list->head);
-		begun = true;
-		pg_atomic_write_u64(cursor,
-							copy_some(rows, lock,
-									  ticket_at(pg_atomic_read_u64(cursor)),
-									  queued, 0));
-		dlock_lock_release(lock);
-	} while (DsaPointerIsValid(pg_atomic_read_u64(cursor)));
-	pg_atomic_write_u64(cursor, InvalidDsaPointer);
-}
-
-/*
- * Copy a lock with many tickets.  Grants go in the order of numbers: so of
- * those who were in the queue, all up to the latest holder wait no more.
- */
-static void
-copy_long_lock(Rows *rows, const DlockKey *key)
-{
-	Rows		queue;
-	Rows		holders;
-	uint32		position = 0;
-
-	make_empty(&queue);
-	make_empty(&holders);
-	copy_list(&queue, key, true);
-	copy_list(&holders, key, false);
-	rows->complete = queue.complete && holders.complete;
-	if (holders.first)
-	{
-		*rows->tail = holders.first;
-		rows->tail = holders.tail;
-	}
-	for (DlockRow *row = queue.first, *next; row; row = next)
-	{
-		next = row->next;
-		if (row->number <= holders.latest)
-		{
-			pfree(row);
-			continue;
-		}
-		row->position = ++position;
-		append(rows, row);
-	}
-}
-
-/* Copy a lock that has few tickets; false where it has more. */
-static bool
-copy_short_lock(Rows *rows, const DlockLock *lock)
-{
-	if (lock->holders.length + lock->queue.length > ROWS_AT_ONCE)
-		return false;
-	(void) copy_some(rows, lock, ticket_at(lock->holders.head), false, 0);
-	if (rows->complete)
-		(void) copy_some(rows, lock, ticket_at(lock->queue.head), true, 0);
-	return true;
-}
-
-/* Copy the locks that have few tickets, and take note of the others. */
-static LongLock *
-copy_short_locks(Rows *rows, const DlockSpaceKey *space)
-{
-	DlockLockScan scan;
-	DlockLock  *lock;
-	LongLock   *long_locks = NULL;
-
-	dlock_lock_scan_begin(&scan, false);
-	while (rows->complete && (lock = dlock_lock_scan_next(&scan)) != NULL)
-	{
-		LongLock   *long_lock;
-
-		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
-			continue;
-		if (copy_short_lock(rows, lock))
-			continue;
-		long_lock = palloc_extended(sizeof(LongLock), MCXT_ALLOC_NO_OOM);
-		rows->complete = long_lock != NULL;
-		if (long_lock == NULL)
-			break;
-		dlock_key_copy(&long_lock->key, &lock->key);
-		long_lock->next = long_locks;
-		long_locks = long_lock;
-	}
-	dlock_lock_scan_end(&scan);
-	return long_locks;
-}
-
-static void
-stop_reading(int code, Datum arg)
-{
-	pg_atomic_write_u64(&dlock_my_backend->cursor, InvalidDsaPointer);
-	pg_atomic_fetch_sub_u32(&dlock_control->readers, 1);
-}
-
-static void
-copy_long_locks(Rows *rows, const LongLock *long_locks)
-{
-	pg_atomic_fetch_add_u32(&dlock_control->readers, 1);
-	PG_ENSURE_ERROR_CLEANUP(stop_reading, 0);
-	for (const LongLock *one = long_locks; one && rows->complete; one = one->next)
-		copy_long_lock(rows, &one->key);
-	PG_END_ENSURE_ERROR_CLEANUP(stop_reading, 0);
-	stop_reading(0, 0);
-}
-
-static void
-check_complete(const Rows *rows)
-{
-	if (!rows->complete)
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("out of memory"),
-				 errdetail("Failed while copying the lock table.")));
-}
-
-/*
- * Copy out every ticket of a space, lock by lock, the holders first and then
- * the queue in its order.  Different locks are seen at different moments; and
- * so are the parts of one with many tickets: a ticket that is there all the
- * time is in there once, and who is a holder at the end of it is no waiter.
- */
-DlockRow *
-dlock_queue_rows(DlockSpace *space)
-{
-	Rows		rows;
-	LongLock   *long_locks;
-
-	make_empty(&rows);
-	long_locks = copy_short_locks(&rows, &space->key);
-	if (long_locks && rows.complete)
-		copy_long_locks(&rows, long_locks);
-	check_complete(&rows);
-	/* as let_go_to_tell(), for all of them */
-	dlock_journal_flush_removals(space);
-	return rows.first;
-}
-
-/* The same for one lock; no other is looked at. */
-DlockRow *
-dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
-{
-	DlockLock  *lock = dlock_lock_find(key, false);
-	LongLock	long_lock = {0};
-	bool		copied;
-	Rows		rows;
-
-	if (lock == NULL)
-		return NULL;
-	make_empty(&rows);
-	copied = copy_short_lock(&rows, lock);
-	dlock_lock_release(lock);
-	if (!copied)
-	{
-		dlock_key_copy(&long_lock.key, key);
-		copy_long_locks(&rows, &long_lock);
-	}
-	check_complete(&rows);
-	dlock_journal_flush_removal(space, key);
-	return rows.first;
 }

@@ -122,7 +122,7 @@ dlock_record_unref(DlockRecord *record)
 static void
 unuse_all(void)
 {
-	dlock_record_unuse(0);
+	dlock_record_end_uses(0);
 }
 
 static void
@@ -150,7 +150,7 @@ at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
 	while (before > 0 && uses[before - 1].level >= level)
 		before--;
 	if (event == SUBXACT_EVENT_ABORT_SUB)
-		dlock_record_unuse(before);
+		dlock_record_end_uses(before);
 	else if (event == SUBXACT_EVENT_COMMIT_SUB)
 	{
 		for (int i = before; i < num_uses; i++)
@@ -160,10 +160,10 @@ at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
 
 /*
  * Make sure that a call can use a few records more, and return how many are
- * in use, to be given to dlock_record_unuse() at the end of the call.
+ * in use, to be given to dlock_record_end_uses() at the end of the call.
  */
 int
-dlock_record_prepare(void)
+dlock_record_begin_uses(void)
 {
 	const int	more = 8;
 
@@ -199,7 +199,7 @@ dlock_record_use(DlockRecord *record)
 }
 
 void
-dlock_record_unuse(int before)
+dlock_record_end_uses(int before)
 {
 	while (num_uses > before)
 		dlock_record_unref(uses[--num_uses].record);

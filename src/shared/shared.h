@@ -183,6 +183,14 @@ typedef enum DlockJoin
 	DLOCK_JOIN_LEASE_GONE
 } DlockJoin;
 
+/* What has become of a request that was to join a lock's queue */
+typedef struct DlockJoined
+{
+	DlockJoin	outcome;
+	int32		slots;			/* MISMATCH: the lock's */
+	DlockLeaseTicket *existing; /* EXISTS: in use by the caller, see record.c */
+} DlockJoined;
+
 /* What the views show of a ticket; the rows of a lock follow each other */
 typedef struct DlockRow
 {
@@ -226,9 +234,13 @@ typedef struct DlockMember
 	bool		granted;
 } DlockMember;
 
-extern DlockJoin dlock_queue_join(DlockSpace *space, const DlockRequest *request,
-								  DlockTicket *ticket, bool nowait, bool adopt,
-								  int32 *slots, DlockLeaseTicket **existing);
+extern DlockJoined dlock_queue_join(DlockSpace *space,
+									const DlockRequest *request,
+									DlockTicket *ticket, bool nowait);
+extern DlockJoined dlock_queue_join_for_lease(DlockSpace *space,
+											  const DlockRequest *request,
+											  DlockLeaseTicket *ticket,
+											  bool nowait, bool adopt);
 extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
 extern void dlock_queue_unpublish(DlockLeaseTicket *ticket);
 extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
@@ -240,27 +252,29 @@ extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
 extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
-extern int64 dlock_queue_fence(const DlockKey *key);
-extern bool dlock_queue_is_fence(const DlockKey *key, int64 number);
 extern bool dlock_queue_force(const DlockSpaceKey *space, int64 number);
-extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
-								DlockMember *members, int max, int32 *slots);
-extern bool dlock_queue_has_waiters(const DlockKey *key);
 extern void dlock_queue_purge(const DlockSpaceKey *space);
-extern DlockRow *dlock_queue_rows(DlockSpace *space);
-extern DlockRow *dlock_queue_rows_of(DlockSpace *space, const DlockKey *key);
 extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_reap(const DlockKey *key);
+
+/* queue_view.c */
+extern int64 dlock_queue_fence(const DlockKey *key);
+extern bool dlock_queue_is_fence(const DlockKey *key, int64 number);
+extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
+								DlockMember *members, int max, int32 *slots);
+extern bool dlock_queue_has_waiters(const DlockKey *key);
+extern DlockRow *dlock_queue_rows(DlockSpace *space);
+extern DlockRow *dlock_queue_rows_of(DlockSpace *space, const DlockKey *key);
 
 /* record.c */
 extern void dlock_record_init(DlockRecord *record, dsa_pointer self,
 							  bool is_lease);
 extern void dlock_record_ref(DlockRecord *record);
 extern void dlock_record_unref(DlockRecord *record);
-extern int	dlock_record_prepare(void);
+extern int	dlock_record_begin_uses(void);
 extern void dlock_record_use(DlockRecord *record);
-extern void dlock_record_unuse(int before);
+extern void dlock_record_end_uses(int before);
 extern DlockLeaseTicket *dlock_record_ticket(DlockRecord *record);
 extern void dlock_id_insert(DlockSpace *space, int64 number,
 							DlockLease *lease, DlockLeaseTicket *ticket);

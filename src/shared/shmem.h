@@ -21,7 +21,8 @@
  * A lock exists in the table for as long as it has a holder or a waiter.
  * The lock of its table partition (dlock_lock_find returns with it held) is
  * "the lock entry's lock" in the comments here and elsewhere; it protects the
- * lock and the links and states of all its tickets.  Only queue.c takes it.
+ * lock and the links and states of all its tickets.  Only queue.c takes it, and
+ * queue_view.c.
  *
  * src/README has the order of the locks.
  *

@@ -134,7 +134,7 @@ leave_out(DlockLoading *loading, int64 system, Oid database)
 static void
 load_lease(DlockSpace *space, const DlockStored *row)
 {
-	int			before = dlock_record_prepare();
+	int			before = dlock_record_begin_uses();
 	DlockLease *lease;
 
 	if (dlock_lease_restored(space, get_int64(row, DLOCK_LEASE_LEASE)) == NULL)
@@ -149,14 +149,14 @@ load_lease(DlockSpace *space, const DlockStored *row)
 		lease->durability = get_int32(row, DLOCK_LEASE_DURABILITY);
 		dlock_lease_restore(lease, get_bool(row, DLOCK_LEASE_DELAYED));
 	}
-	dlock_record_unuse(before);
+	dlock_record_end_uses(before);
 }
 
 static void
 load_ticket(DlockSpace *space, const DlockStored *row)
 {
 	int64		number = get_int64(row, DLOCK_QUEUE_TICKET);
-	int			before = dlock_record_prepare();
+	int			before = dlock_record_begin_uses();
 	char	   *name = get_text(row, DLOCK_QUEUE_NAME);
 	DlockRequest request;
 	bool		single = get_interval(row, DLOCK_QUEUE_TTL) > 0;
@@ -200,7 +200,7 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 		dlock_lease_ticket_restore(ticket,
 								   get_bool(row, DLOCK_QUEUE_GRANTED));
 	}
-	dlock_record_unuse(before);
+	dlock_record_end_uses(before);
 }
 
 /* In this order */

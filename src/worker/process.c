@@ -96,7 +96,7 @@ leave(int code, Datum arg)
 	/* what the callback before may have held as it failed */
 	LWLockReleaseAll();
 	if (dlock_my_backend)
-		dlock_record_unuse(0);
+		dlock_record_end_uses(0);
 	dlock_space_leave_all();
 	dlock_detach();
 }

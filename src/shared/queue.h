@@ -1,0 +1,100 @@
+/*-------------------------------------------------------------------------
+ *
+ * queue.h
+ *	  What a lock's tickets are, for queue.c, which changes them, and
+ *	  queue_view.c, which tells of them.
+ *
+ * All of this asks for the lock of the ticket's entry, and raises nothing.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_QUEUE_H
+#define DLOCK_QUEUE_H
+
+#include "shared/shared.h"
+
+static inline DlockTicket *
+ticket_at(dsa_pointer pointer)
+{
+	return DsaPointerIsValid(pointer) ?
+		dsa_get_address(dlock_area, pointer) : NULL;
+}
+
+static inline DlockState
+state_of(DlockTicket *ticket)
+{
+	return (DlockState) pg_atomic_read_u32(&ticket->state);
+}
+
+static inline bool
+is_lease_ticket(const DlockTicket *ticket)
+{
+	return ticket->scope == DLOCK_LEASE && ticket->session == 0;
+}
+
+static inline DlockLeaseTicket *
+lease_ticket(DlockTicket *ticket)
+{
+	return (DlockLeaseTicket *) ticket;
+}
+
+/* Is it in the queue, and not among the holders? */
+static inline bool
+is_queued(DlockTicket *ticket)
+{
+	DlockState	state = state_of(ticket);
+
+	return state == DLOCK_WAITING || state == DLOCK_LEAVING;
+}
+
+/* Does one of the queue wait?  Not where its lease has run out. */
+static inline bool
+is_waiting(DlockTicket *ticket)
+{
+	return state_of(ticket) == DLOCK_WAITING &&
+		(!is_lease_ticket(ticket) ||
+		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
+}
+
+/*
+ * Does one of the holders hold?  This is what every question is answered with,
+ * and what a guard needs.  Not where it has ended and only a pin keeps it, nor
+ * where its lease has run out, though the worker may not have come round to it.
+ */
+static inline bool
+is_holding(DlockTicket *ticket)
+{
+	return state_of(ticket) == DLOCK_GRANTED &&
+		(!is_lease_ticket(ticket) ||
+		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
+}
+
+/*
+ * Is one of the holders about to leave, so that the next can be granted?  Not
+ * while a commit has it pinned, or a delay keeps the lock closed.  Until it has
+ * left, nobody is granted the lock beside it: that is what fits() asks, and
+ * all holders count there.
+ */
+static inline bool
+is_leaving(DlockTicket *ticket)
+{
+	return !is_holding(ticket) && ticket->pins == 0 &&
+		!(is_lease_ticket(ticket) &&
+		  dlock_lease_ticket_is_delayed(lease_ticket(ticket)));
+}
+
+/* A ticket by its number.  Both lists are in the order of numbers. */
+static inline DlockTicket *
+find_number(const DlockList *list, int64 number)
+{
+	DlockTicket *ticket = ticket_at(list->tail);
+
+	if (ticket == NULL || ticket->number < number)
+		return NULL;
+	ticket = ticket_at(list->head);
+	while (ticket && ticket->number < number)
+		ticket = ticket_at(ticket->link.next);
+	return ticket && ticket->number == number ? ticket : NULL;
+}
+
+#endif							/* DLOCK_QUEUE_H */

@@ -1,0 +1,481 @@
+/*-------------------------------------------------------------------------
+ *
+ * queue_view.c
+ *	  What a lock has: for questions, the search for deadlocks, and views.
+ *
+ * Nothing here changes anything.  Nobody is told of a grant before the removal
+ * of the row before it is flushed: who looks waits for that, with no lock held.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "utils/memutils.h"
+
+#include "shared/queue.h"
+
+/*
+ * Let go of a lock that somebody was found to hold.  Whoever is told of a grant
+ * is told so after the removal of the row before it is flushed, so all answers
+ * end here; or, for what a backend knows of its own tickets, with the same call.
+ */
+static void
+let_go_to_tell(DlockLock *lock, const DlockKey *key, const DlockTicket *holder)
+{
+	/* the lock can be another space's, which goes once this one has let go */
+	XLogRecPtr	removed = dlock_journal_removal(dlock_space_at(holder->space),
+												key);
+
+	dlock_lock_release(lock);
+	dlock_journal_flush(removed);
+}
+
+/* The greatest number among the holders; 0 where there is none. */
+int64
+dlock_queue_fence(const DlockKey *key)
+{
+	DlockLock  *lock = dlock_lock_find(key, false);
+	DlockTicket *ticket;
+	int64		fence;
+
+	if (lock == NULL)
+		return 0;
+	/* grants go in the order of numbers, so the latest comes last */
+	ticket = ticket_at(lock->holders.tail);
+	while (ticket && !is_holding(ticket))
+		ticket = ticket_at(ticket->link.prev);
+	if (ticket == NULL)
+	{
+		dlock_lock_release(lock);
+		return 0;
+	}
+	fence = ticket->number;
+	let_go_to_tell(lock, key, ticket);
+	return fence;
+}
+
+/* Is this the number of a holder? */
+bool
+dlock_queue_is_fence(const DlockKey *key, int64 number)
+{
+	DlockLock  *lock = dlock_lock_find(key, false);
+	DlockTicket *ticket;
+
+	if (lock == NULL)
+		return false;
+	ticket = find_number(&lock->holders, number);
+	if (ticket && is_holding(ticket))
+	{
+		let_go_to_tell(lock, key, ticket);
+		return true;
+	}
+	dlock_lock_release(lock);
+	return false;
+}
+
+/*
+ * The number of the lease that has a ticket; 0: it is a session's.
+ */
+static int64
+lease_of(DlockTicket *ticket)
+{
+	DlockLease *lease;
+
+	if (!is_lease_ticket(ticket))
+		return 0;
+	lease = dsa_get_address(dlock_area, lease_ticket(ticket)->lease);
+	return lease->number;
+}
+
+/*
+ * Copy the first "max_each" of a list, with no number above "up_to", to behind
+ * the "count" members that there are.  Returns how many there are then, or
+ * more than "max" where that is not room enough.
+ */
+static int
+copy_members(const DlockList *list, int64 up_to, int max_each,
+			 DlockMember *members, int count, int max)
+{
+	for (DlockTicket *ticket = ticket_at(list->head);
+		 ticket && max_each-- > 0 && ticket->number <= up_to;
+		 ticket = ticket_at(ticket->link.next), count++)
+	{
+		if (count >= max)
+			return max + 1;
+		members[count] = (DlockMember)
+		{
+			.number = ticket->number,
+			.lease = lease_of(ticket),
+			.session = ticket->session,
+			.procno = ticket->procno,
+			.pid = ticket->pid,
+			.mode = ticket->mode,
+			.permits = ticket->permits,
+			.granted = !is_queued(ticket)
+		};
+	}
+	return count;
+}
+
+/*
+ * Copy out who holds a lock and, behind them, who waits for it, in the order
+ * of the queue: of either, at most so many; and of the queue, those up to a
+ * number, as who comes behind a waiter does not concern it, and may be many.
+ *
+ * Returns how many there are: where that is more than "max", the copy is cut
+ * short, and the caller comes again with more room.
+ */
+int
+dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
+					DlockMember *members, int max, int32 *slots)
+{
+	DlockLock  *lock = dlock_lock_find(key, false);
+	int			count;
+
+	if (lock == NULL)
+		return 0;
+	*slots = lock->slots;
+	count = copy_members(&lock->holders, DLOCK_MAX_TICKET, max_each, members,
+						 0, max);
+	if (count <= max)
+		count = copy_members(&lock->queue, up_to, max_each, members, count,
+							 max);
+	if (DsaPointerIsValid(lock->holders.head))
+		let_go_to_tell(lock, key, ticket_at(lock->holders.head));
+	else
+		dlock_lock_release(lock);
+	return count;
+}
+
+bool
+dlock_queue_has_waiters(const DlockKey *key)
+{
+	DlockLock  *lock = dlock_lock_find(key, false);
+	bool		result;
+
+	if (lock == NULL)
+		return false;
+	result = lock->queue.length > 0;
+	dlock_lock_release(lock);
+	return result;
+}
+
+static DlockRow *
+make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
+{
+	const char *info = NULL;
+	Size		info_length = 0;
+	const char *owner = NULL;
+	Size		owner_length = 0;
+	DlockRow   *row;
+
+	if (DsaPointerIsValid(ticket->info))
+	{
+		info = dsa_get_address(dlock_area, ticket->info);
+		info_length = strlen(info);
+	}
+	if (ticket->scope == DLOCK_LEASE &&
+		DsaPointerIsValid(lease_ticket(ticket)->owner))
+	{
+		owner = dsa_get_address(dlock_area, lease_ticket(ticket)->owner);
+		owner_length = strlen(owner);
+	}
+	row = palloc_extended(offsetof(DlockRow, text) + lock->key.length +
+						  info_length + owner_length, MCXT_ALLOC_NO_OOM);
+	if (row == NULL)
+		return NULL;
+	row->number = ticket->number;
+	row->mode = ticket->mode;
+	row->slots = ticket->slots;
+	row->permits = ticket->permits;
+	row->position = position;
+	row->granted = position == 0 && is_holding(ticket);
+	row->session_depth = pg_atomic_read_u32(&ticket->session_depth);
+	row->xact_depth = pg_atomic_read_u32(&ticket->xact_depth);
+	row->scope = row->session_depth > 0 ? DLOCK_SESSION :
+		row->xact_depth > 0 ? DLOCK_TRANSACTION : ticket->scope;
+	row->pinned = ticket->pins > 0;
+	row->pid = ticket->pid;
+	row->role = ticket->role;
+	row->enqueued_at = ticket->enqueued_at;
+	row->granted_at = ticket->granted_at;
+	dlock_announcement_channel(ticket, row->channel);
+	row->name_length = lock->key.length;
+	row->info_length = info_length;
+	row->has_info = info != NULL;
+	row->owner_length = owner_length;
+	row->has_owner = owner != NULL;
+	memcpy(row->text, lock->key.name, row->name_length);
+	if (info)
+		memcpy(row->text + row->name_length, info, info_length);
+	if (owner)
+		memcpy(row->text + row->name_length + info_length, owner, owner_length);
+	row->lease = 0;
+	row->remaining = -1;
+	row->closed = false;
+	if (ticket->scope == DLOCK_LEASE)
+		dlock_lease_ticket_row(lease_ticket(ticket), row);
+	return row;
+}
+
+/* A ticket is shown while it counts, or keeps the lock closed. */
+static bool
+is_shown(DlockTicket *ticket)
+{
+	return is_queued(ticket) ? is_waiting(ticket) : !is_leaving(ticket);
+}
+
+/*
+ * What the views copy
+ *
+ * Nobody waits long for a view: an entry's lock is held for so many tickets at
+ * a time.  A lock that has no more is copied at one moment.  Of one with more,
+ * the queue is copied first and the holders then, part by part; whoever is
+ * granted the lock meanwhile changes from the one list to the other, and is
+ * found there.  In between, the backend's "cursor" keeps the place: it is the
+ * ticket to go on with, and moves on when that one leaves its list.
+ */
+#define ROWS_AT_ONCE	256
+
+typedef struct Rows
+{
+	DlockRow   *first;
+	DlockRow  **tail;
+	bool		complete;		/* false: memory is out */
+	int64		latest;			/* the greatest number seen, shown or not */
+} Rows;
+
+/* A lock that is copied by itself, after the others */
+typedef struct LongLock
+{
+	struct LongLock *next;
+	DlockKey	key;
+} LongLock;
+
+static void
+make_empty(Rows *rows)
+{
+	rows->first = NULL;
+	rows->tail = &rows->first;
+	rows->complete = true;
+	rows->latest = 0;
+}
+
+static void
+append(Rows *rows, DlockRow *row)
+{
+	row->next = NULL;
+	*rows->tail = row;
+	rows->tail = &row->next;
+}
+
+/*
+ * Append a row for each ticket from this one on, or for so many of them.
+ * Returns the first that is left, or invalid.
+ */
+static dsa_pointer
+copy_some(Rows *rows, const DlockLock *lock, DlockTicket *ticket, bool queued,
+		  uint32 position)
+{
+	int			count = 0;
+
+	for (; ticket && count < ROWS_AT_ONCE; ticket = ticket_at(ticket->link.next))
+	{
+		DlockRow   *row;
+
+		count++;
+		rows->latest = Max(rows->latest, ticket->number);
+		if (!is_shown(ticket))
+			continue;
+		row = make_row(lock, ticket, queued ? ++position : 0);
+		rows->complete = row != NULL;
+		if (row == NULL)
+			return InvalidDsaPointer;
+		append(rows, row);
+	}
+	return ticket ? ticket->link.self : InvalidDsaPointer;
+}
+
+/* Copy one list of a lock, part by part. */
+static void
+copy_list(Rows *rows, const DlockKey *key, bool queued)
+{
+	pg_atomic_uint64 *cursor = &dlock_my_backend->cursor;
+	bool		begun = false;
+
+	do
+	{
+		DlockLock  *lock;
+		const DlockList *list;
+
+		CHECK_FOR_INTERRUPTS();
+		lock = dlock_lock_find(key, false);
+		if (lock == NULL)
+		{
+			/* all of them are gone */
+			rows->latest = DLOCK_MAX_TICKET;
+			break;
+		}
+		list = queued ? &lock->queue : &lock->holders;
+		if (!begun)
+			pg_atomic_write_u64(cursor, list->head);
+		begun = true;
+		pg_atomic_write_u64(cursor,
+							copy_some(rows, lock,
+									  ticket_at(pg_atomic_read_u64(cursor)),
+									  queued, 0));
+		dlock_lock_release(lock);
+	} while (DsaPointerIsValid(pg_atomic_read_u64(cursor)));
+	pg_atomic_write_u64(cursor, InvalidDsaPointer);
+}
+
+/*
+ * Copy a lock with many tickets.  Grants go in the order of numbers: so of
+ * those who were in the queue, all up to the latest holder wait no more.
+ */
+static void
+copy_long_lock(Rows *rows, const DlockKey *key)
+{
+	Rows		queue;
+	Rows		holders;
+	uint32		position = 0;
+
+	make_empty(&queue);
+	make_empty(&holders);
+	copy_list(&queue, key, true);
+	copy_list(&holders, key, false);
+	rows->complete = queue.complete && holders.complete;
+	if (holders.first)
+	{
+		*rows->tail = holders.first;
+		rows->tail = holders.tail;
+	}
+	for (DlockRow *row = queue.first, *next; row; row = next)
+	{
+		next = row->next;
+		if (row->number <= holders.latest)
+		{
+			pfree(row);
+			continue;
+		}
+		row->position = ++position;
+		append(rows, row);
+	}
+}
+
+/* Copy a lock that has few tickets; false where it has more. */
+static bool
+copy_short_lock(Rows *rows, const DlockLock *lock)
+{
+	if (lock->holders.length + lock->queue.length > ROWS_AT_ONCE)
+		return false;
+	(void) copy_some(rows, lock, ticket_at(lock->holders.head), false, 0);
+	if (rows->complete)
+		(void) copy_some(rows, lock, ticket_at(lock->queue.head), true, 0);
+	return true;
+}
+
+/* Copy the locks that have few tickets, and take note of the others. */
+static LongLock *
+copy_short_locks(Rows *rows, const DlockSpaceKey *space)
+{
+	DlockLockScan scan;
+	DlockLock  *lock;
+	LongLock   *long_locks = NULL;
+
+	dlock_lock_scan_begin(&scan, false);
+	while (rows->complete && (lock = dlock_lock_scan_next(&scan)) != NULL)
+	{
+		LongLock   *long_lock;
+
+		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
+			continue;
+		if (copy_short_lock(rows, lock))
+			continue;
+		long_lock = palloc_extended(sizeof(LongLock), MCXT_ALLOC_NO_OOM);
+		rows->complete = long_lock != NULL;
+		if (long_lock == NULL)
+			break;
+		dlock_key_copy(&long_lock->key, &lock->key);
+		long_lock->next = long_locks;
+		long_locks = long_lock;
+	}
+	dlock_lock_scan_end(&scan);
+	return long_locks;
+}
+
+static void
+stop_reading(int code, Datum arg)
+{
+	pg_atomic_write_u64(&dlock_my_backend->cursor, InvalidDsaPointer);
+	pg_atomic_fetch_sub_u32(&dlock_control->readers, 1);
+}
+
+static void
+copy_long_locks(Rows *rows, const LongLock *long_locks)
+{
+	pg_atomic_fetch_add_u32(&dlock_control->readers, 1);
+	PG_ENSURE_ERROR_CLEANUP(stop_reading, 0);
+	for (const LongLock *one = long_locks; one && rows->complete; one = one->next)
+		copy_long_lock(rows, &one->key);
+	PG_END_ENSURE_ERROR_CLEANUP(stop_reading, 0);
+	stop_reading(0, 0);
+}
+
+static void
+check_complete(const Rows *rows)
+{
+	if (!rows->complete)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory"),
+				 errdetail("Failed while copying the lock table.")));
+}
+
+/*
+ * Copy out every ticket of a space, lock by lock, the holders first and then
+ * the queue in its order.  Different locks are seen at different moments; and
+ * so are the parts of one with many tickets: a ticket that is there all the
+ * time is in there once, and who is a holder at the end of it is no waiter.
+ */
+DlockRow *
+dlock_queue_rows(DlockSpace *space)
+{
+	Rows		rows;
+	LongLock   *long_locks;
+
+	make_empty(&rows);
+	long_locks = copy_short_locks(&rows, &space->key);
+	if (long_locks && rows.complete)
+		copy_long_locks(&rows, long_locks);
+	check_complete(&rows);
+	/* as let_go_to_tell(), for all of them */
+	dlock_journal_flush_removals(space);
+	return rows.first;
+}
+
+/* The same for one lock; no other is looked at. */
+DlockRow *
+dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
+{
+	DlockLock  *lock = dlock_lock_find(key, false);
+	LongLock	long_lock = {0};
+	bool		copied;
+	Rows		rows;
+
+	if (lock == NULL)
+		return NULL;
+	make_empty(&rows);
+	copied = copy_short_lock(&rows, lock);
+	dlock_lock_release(lock);
+	if (!copied)
+	{
+		dlock_key_copy(&long_lock.key, key);
+		copy_long_locks(&rows, &long_lock);
+	}
+	check_complete(&rows);
+	dlock_journal_flush_removal(space, key);
+	return rows.first;
+}
