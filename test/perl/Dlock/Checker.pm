@@ -182,12 +182,14 @@ sub _grant_settled
 	  $ticket->{held} && $durable eq 'here' && $ticket->{scope} ne 'lease';
 }
 
-# The same for a release, which is never waited for
+# The same for a release, which is never waited for.  One that failed, as it was
+# cancelled, may have released nothing.
 sub _released
 {
 	my ($self, $call) = @_;
 
-	return $call && $call->{answer} && $call->{answer} <= $self->{horizon};
+	return $call && $call->{answer} && $call->{answer} <= $self->{horizon} &&
+	  $call->{result} !~ /^error/;
 }
 
 # Where standbys may count, the ttl and a quarter
@@ -277,7 +279,8 @@ sub _check_present
 	{
 		my $lease = $self->{leases}{ $row->[0] };
 
-		$self->problem("lease $row->[0] is there again")
+		$self->problem("lease $row->[0] is there again"
+			  . ($lease->{live} ? ", which $lease->{close}{id} has closed" : ''))
 		  if $lease && (!$lease->{live} || $self->_released($lease->{close}));
 	}
 	return;
