@@ -175,6 +175,21 @@ find_postgres()
 	return 1
 }
 
+# Set pg_config: the caller's PG_CONFIG, or else the first of a server that has
+# dlock already, though it may lack what it takes to build it.
+find_installed()
+{
+	local candidates=(pg_config "$debian"/*/bin/pg_config)
+	if [ -n "${PG_CONFIG-}" ]; then candidates=("$PG_CONFIG"); fi
+	for pg_config in "${candidates[@]}"; do
+		if [ -x "$("$pg_config" --bindir 2>/dev/null)/postgres" ] &&
+			[ -e "$("$pg_config" --sharedir)/extension/dlock.control" ]; then
+			return 0
+		fi
+	done
+	return 1
+}
+
 # Where Debian's packages have their servers, by major
 debian=/usr/lib/postgresql
 
@@ -268,8 +283,10 @@ apt_install()
 	local policy=/usr/sbin/policy-rc.d
 
 	apt=(apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0
-		-o APT::Status-Fd=1 install --no-install-recommends)
+		-o APT::Status-Fd=3 install --no-install-recommends)
 	export DEBIAN_FRONTEND=noninteractive
+	# a descriptor of its own: dpkg closes it to the packages' own scripts
+	exec 3>&1
 	undo=:
 	trap 'eval "$undo"' EXIT
 	trap 'exit 130' INT
@@ -405,14 +422,21 @@ pack_tree()
 		--exclude='*.o' --exclude='*.bc' --exclude='*.so' -cf - .
 }
 
-# Make the scratch directory, with a copy of the tree, and go to the copy.
-make_scratch()
+# Make the scratch directory, for the user whom servers run as, and go there.
+make_empty_scratch()
 {
 	scratch=$(mktemp -d "${TMPDIR:-/tmp}/dlock.XXXXXX")
 	if [ "$(id -u)" -eq 0 ]; then chown nobody "$scratch"; fi
 	export HOME=$scratch TMPDIR=$scratch
 	as_user test -x "$("$pg_config" --bindir)/postgres" ||
 		die "$(as_user id -un) has no access to $("$pg_config" --bindir)"
+	cd "$scratch" || exit
+}
+
+# The same, with a copy of the tree to go to
+make_scratch()
+{
+	make_empty_scratch
 	as_user mkdir "$scratch/dlock"
 	pack_tree | as_user tar -C "$scratch/dlock" -xf -
 	cd "$scratch/dlock" || exit
