@@ -211,6 +211,8 @@ TAP = \
 	module_databases \
 	module_dump \
 	module_update \
+	module_schema \
+	module_pg_upgrade \
 	module_layouts \
 	module_dropped \
 	module_event_triggers \
