@@ -218,6 +218,7 @@ TAP = \
 	module_event_triggers \
 	module_messages \
 	client_pgbouncer \
+	client_schema_tools \
 	client_sqlalchemy
 
 # Both expect their outputs in expected/.  The servers' directories must not

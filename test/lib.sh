@@ -332,9 +332,26 @@ install_packages()
 }
 
 # install_missing [TOOL...]: what is needed to build, and of tools besides
+#
+# Tests can do without some of these, which not each Debian has.
 install_missing()
 {
-	local tool
+	local tool optional=()
+
+	packages=()
+	for tool; do
+		case $tool in
+			alembic)
+				need '/usr/bin/python3 -c "import alembic, psycopg2"' \
+					python3-alembic python3-psycopg2
+				;;
+			activerecord)
+				need 'ruby -e "require %q(active_record); require %q(pg)"' \
+					ruby-activerecord ruby-pg
+				;;
+		esac
+	done
+	optional=("${packages[@]}")
 
 	packages=()
 	need 'command -v make' make
@@ -358,12 +375,16 @@ install_missing()
 			psycopg2)
 				need '/usr/bin/python3 -c "import psycopg2"' python3-psycopg2
 				;;
+			alembic | activerecord | drizzle) ;;
 			*) need "command -v $tool" "$tool" ;;
 		esac
 	done
 	if ! find_postgres; then need_server; fi
 
 	if [ ${#packages[@]} -gt 0 ]; then install_packages "${packages[@]}"; fi
+	if [ ${#optional[@]} -gt 0 ]; then
+		(install_packages "${optional[@]}") || printf 'going on without them\n'
+	fi
 	find_postgres ||
 		die "no whole server: $(lacking "${PG_CONFIG:-pg_config}") is missing"
 	find_compiler
@@ -384,6 +405,26 @@ tools_of()
 	printf 'tap\n'
 	if grep -qs pgbouncer "${files[@]}"; then printf 'pgbouncer\n'; fi
 	if grep -qs sqlalchemy "${files[@]}"; then printf 'sqlalchemy\n'; fi
+	if grep -qs drizzle "${files[@]}"; then
+		printf 'alembic\nactiverecord\ndrizzle\n'
+	fi
+}
+
+# install_drizzle: into the scratch directory, and set DLOCK_DRIZZLE, where npm is
+# there; it is too much to be installed for this.  The test says what is missing.
+install_drizzle()
+{
+	local from=test/clients/schema_tools/package.json
+
+	if ! command -v npm >/dev/null; then return 0; fi
+	as_user mkdir "$scratch/drizzle"
+	as_user cp "$from" "$scratch/drizzle"
+	if quiet as_user env "HOME=$scratch/drizzle" \
+		timeout -k 5 120 npm install --prefix "$scratch/drizzle" \
+		--ignore-scripts --no-audit --no-fund --no-package-lock \
+		--fetch-timeout=15000 --fetch-retries=1; then
+		export DLOCK_DRIZZLE=$scratch/drizzle
+	fi
 }
 
 # The first mirror of Debian that apt uses, if it uses any, and the keys that it

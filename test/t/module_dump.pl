@@ -2,14 +2,16 @@
 # one never gives a fence that the dumped one gave before, even where the numbers
 # are ahead of the time; and versions and reservations, whatever roles there are
 # where it is restored, and however its rows are written, so that sessions that
-# are there see them.
+# are there see them.  Leases live meanwhile: the original's go on, and none is in
+# what was restored.
 #
 # What would break it: a table or a sequence that is not marked to be dumped with
 # the extension, or a sequence whose last value is not the greatest number
 # reserved; a column that can only hold the OID of a role that is there, so that
 # one missing role stops all rows; an OID that is taken from the dump; a copy of
-# the table, kept by a session, that nobody tells of the rows; or a trigger that
-# takes a restore for replication.
+# the table, kept by a session, that nobody tells of the rows; a trigger that
+# takes a restore for replication; a dump that waits for the worker, or that the
+# worker waits for; or rows of leases that are dumped.
 
 use strict;
 use warnings FATAL => 'all';
@@ -34,14 +36,21 @@ $node->safe_psql('in Time',
 	'CREATE SCHEMA s; CREATE EXTENSION dlock SCHEMA s');
 
 # The fence to exceed is that of one who holds its lock during the dump.
+# There is a lease, too, with tickets that are granted and that wait.
 my %holders;
+my %leases;
 my %fences;
 foreach my $dbname ('ahead', 'in Time')
 {
 	$holders{$dbname} = session($node, $dbname);
 	$holders{$dbname}->query('SET search_path = public, s');
+	$leases{$dbname} = $holders{$dbname}->query("SELECT dlock_lease_open('1h')");
+	$holders{$dbname}->query(
+		"SELECT dlock_lease_acquire('of the lease', $leases{$dbname})");
 	$fences{$dbname} =
 	  $holders{$dbname}->query("SELECT dlock_acquire('lock')");
+	$holders{$dbname}->query(
+		"SELECT dlock_lease_enqueue('lock', $leases{$dbname})");
 }
 cmp_ok($fences{ahead}, '>=', 1 << 51, 'numbers are ahead of the time');
 
@@ -56,9 +65,12 @@ sub restored
 	# first, as the lock that is taken then goes some time after its session
 	is( $where->safe_psql(
 			$dbname,
-			'SET search_path = public, s; SELECT count(*) FROM dlock_locks'),
-		'0',
-		"$how: no lock is restored");
+			'SET search_path = public, s; SELECT (SELECT count(*) FROM dlock_locks), '
+			  . '(SELECT count(*) FROM dlock_leases), '
+			  . '(SELECT count(*) FROM dlock_queue), '
+			  . '(SELECT count(*) FROM dlock_queue_lease)'),
+		'0|0|0|0',
+		"$how: no lock and no lease is restored");
 	grows(
 		"$how: fences of \"$original\" grow",
 		$fences{$original},
@@ -94,21 +106,15 @@ foreach my $original ('ahead', 'in Time')
 	}
 }
 
-# pg_restore --clean in the place of the original, whose numbers have gone on
+# All is held as before, and the worker has not been kept from writing.
 foreach my $original ('ahead', 'in Time')
 {
-	my $restored = session($node, $original);
-
-	$restored->query('SET search_path = public, s; CREATE TABLE t ()');
-	$fences{$original} =
-	  $restored->query("SELECT dlock_acquire('another')");
-	$restored->quit;
+	is( $holders{$original}->query(
+			"SELECT dlock_renew($leases{$original}), "
+			  . "dlock_check('lock', $fences{$original})"),
+		'2|t',
+		"the leases of \"$original\" go on");
 }
-$holders{'in Time'}->quit;
-$node->command_ok(
-	[ 'pg_restore', '-e', '--clean', '-d', 'in Time', "$dir/in Time.custom" ],
-	'pg_restore --clean');
-restored($node, 'in Time', 'in Time', 'pg_restore --clean');
 
 # pg_dumpall
 my $fresh_too = PostgreSQL::Test::Cluster->new('fresh_too');
@@ -120,7 +126,76 @@ $fresh_too->command_ok([ 'psql', '-X', '-q', '-f', "$dir/all", 'postgres' ],
 	'restored from pg_dumpall');
 restored($fresh_too, $_, $_, 'pg_dumpall') foreach 'ahead', 'in Time';
 
+# pg_restore --clean in the place of the original, whose numbers have gone on
+foreach my $original ('ahead', 'in Time')
+{
+	my $restored = session($node, $original);
+
+	$restored->query('SET search_path = public, s; CREATE TABLE t ()');
+	$fences{$original} =
+	  $restored->query("SELECT dlock_acquire('another')");
+	$restored->quit;
+}
+
+# What the holder had is gone then, and it is told so; and who waits, too.
+my $waiter = session($node, 'in Time');
+$waiter->start("SELECT s.dlock_acquire('of the lease')");
+$holders{'in Time'}->until_waits($waiter);
+$node->command_ok(
+	[
+		'pg_restore', '-e', '--clean', '--if-exists', '-d', 'in Time',
+		"$dir/in Time.custom"
+	],
+	'pg_restore --clean --if-exists');
+like($waiter->answer, qr/ERROR:  55L01/, 'who waited is told');
+is($holders{'in Time'}->query("SELECT dlock_renew($leases{'in Time'}) IS NULL"),
+	't', 'the lease of before is gone');
+$waiter->quit;
+$holders{'in Time'}->quit;
+restored($node, 'in Time', 'in Time', 'pg_restore --clean --if-exists');
+
 $holders{ahead}->quit;
+
+# Into a database of somebody else's, where only the extension is the superuser's
+$node->safe_psql('postgres',
+	'CREATE ROLE other_owner LOGIN; CREATE DATABASE of_other OWNER other_owner; '
+	  . 'CREATE DATABASE of_other_too OWNER other_owner');
+$node->safe_psql('in Time', 'GRANT USAGE ON SCHEMA s TO PUBLIC');
+$node->safe_psql('in Time', "SELECT s.dlock_version_bump('v', 0)");
+my $kept = $node->safe_psql('in Time',
+	"SELECT s.dlock_lease_acquire('kept', s.dlock_lease_open('1h'))");
+$node->command_ok([ 'pg_dump', '-Fc', '-f', "$dir/other", '-d', 'in Time' ],
+	'pg_dump, with leases');
+$node->command_ok(
+	[ 'pg_restore', '-e', '--no-owner', '-d', 'of_other', "$dir/other" ],
+	'restored into a database with another owner');
+my $owner = session($node, 'of_other', 'user=other_owner');
+is($owner->query("SELECT s.dlock_version_of('v')"), '1', 'versions are there');
+grows('the owner of the database has all locks',
+	$kept, $owner->query("SELECT s.dlock_ttl_acquire('kept', '1h')"));
+$owner->quit;
+$node->command_checks_all(
+	[ 'pg_restore', '-e', '--role=other_owner', '--no-owner', '-d',
+		'of_other_too', "$dir/other" ],
+	1,
+	[qr/^$/],
+	[qr/permission denied to create extension "dlock"/],
+	'that owner cannot restore it himself');
+
+# The schema alone: its rows and numbers, without the extension
+$node->command_ok(
+	[ 'pg_dump', '-n', 's', '-f', "$dir/schema", '-d', 'in Time' ],
+	'pg_dump -n');
+$node->safe_psql('of_other_too', 'CREATE EXTENSION dlock SCHEMA s');
+$node->command_ok(
+	[ 'psql', '-X', '-q', '-f', "$dir/schema", '-d', 'of_other_too' ],
+	'restored to where the extension is');
+is($node->safe_psql('of_other_too', "SELECT s.dlock_version_of('v')"),
+	'1', 'its versions are there');
+is( $node->safe_psql('of_other_too', 'SELECT count(*) FROM s.dlock_queue'),
+	'0', 'and no lease');
+is($node->safe_psql('in Time', "SELECT s.dlock_check('kept', $kept)"),
+	't', 'the original goes on');
 
 #
 # Versions and reservations

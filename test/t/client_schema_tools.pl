@@ -1,0 +1,235 @@
+# Tools that compare a database with an application's models, or dump its schema,
+# leave dlock alone where they are set up as docs/applications.md advises: with
+# the extension in a schema of its own, or in "public" with a filter.  What they do
+# to the application's tables, they still do; locks are held meanwhile.
+#
+# What would break it: a relation of the extension's that a tool takes for the
+# application's.  What it then wants is shown, too, as a test of the advice: if
+# that goes away, so can the advice.
+#
+# What is run is in test/clients/schema_tools.  A tool that is not installed is
+# left out.
+
+use strict;
+use warnings FATAL => 'all';
+
+use File::Copy qw(copy);
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $tools = "$FindBin::RealBin/../clients/schema_tools";
+my $dir = PostgreSQL::Test::Utils::tempdir;
+my $node = new_server('main');
+
+# The tools find the server by this.
+$ENV{PGHOST} = $node->host;
+$ENV{PGPORT} = $node->port;
+$ENV{PGUSER} = $node->safe_psql('postgres', 'SELECT current_user');
+
+# run_tool(@command): its exit status, and all that it has printed
+sub run_tool
+{
+	my ($out, $err);
+	my $run = eval { IPC::Run::run([@_], '<', \undef, '>', \$out, '2>', \$err); 1 };
+
+	return ($run ? $? : -1, ($out // '') . ($err // ''));
+}
+
+sub works
+{
+	my ($status) = run_tool(@_);
+
+	return $status == 0;
+}
+
+#
+# A database for each of the two layouts, with an application's table, a lease and
+# a lock of a session
+#
+my %schema = ('in_public' => 'public', 'on_its_own' => 'dlock');
+my (%holder, %lease, %objects);
+my $objects = q{SELECT string_agg(pg_describe_object(classid, objid, 0), E'\n'
+		ORDER BY classid, objid)
+	FROM pg_depend WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e'
+		AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'dlock')};
+
+foreach my $dbname (sort keys %schema)
+{
+	my $schema = $schema{$dbname};
+
+	$node->safe_psql('postgres', "CREATE DATABASE $dbname");
+	$node->safe_psql($dbname,
+		"CREATE SCHEMA IF NOT EXISTS $schema; CREATE EXTENSION dlock SCHEMA $schema; "
+		  . 'CREATE TABLE account (id integer PRIMARY KEY)');
+	$holder{$dbname} = session($node, $dbname);
+	$lease{$dbname} =
+	  $holder{$dbname}->query("SELECT $schema.dlock_lease_open('1h')");
+	$holder{$dbname}->query(
+		"SELECT $schema.dlock_lease_acquire('of the lease', $lease{$dbname})");
+	$holder{$dbname}->query("SELECT $schema.dlock_acquire('of the session')");
+	$objects{$dbname} = $node->safe_psql($dbname, $objects);
+}
+
+# Nothing has changed in dlock, and all is held.
+sub left_alone
+{
+	my ($dbname, $test) = @_;
+	my $schema = $schema{$dbname};
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	is($node->safe_psql($dbname, $objects), $objects{$dbname},
+		"$test: dlock has what it had");
+	is( $holder{$dbname}->query(
+			"SELECT $schema.dlock_renew($lease{$dbname}), "
+			  . "$schema.dlock_is_held('of the session')"),
+		'1|t',
+		"$test: and all is held");
+	return;
+}
+
+# skip() is not seen where tests pass.
+sub not_installed
+{
+	my ($tool) = @_;
+
+	diag("skipped: $tool is not installed");
+	skip("$tool is not installed", 1);
+	return;
+}
+
+#
+# Alembic: what it would do
+#
+SKIP:
+{
+	# the first in the path may be another one than that of the packages
+	my ($python) = grep { works($_, '-c', 'import alembic, psycopg2') }
+	  'python3', '/usr/bin/python3';
+
+	not_installed('Alembic') unless $python;
+
+	my $all = 'remove_table dlock_queue|remove_table dlock_versions';
+	my $own = "add_table note\n";
+
+	foreach my $case (
+		[ 'in_public', qr/$all/ ],
+		[ 'in_public', qr/^$own$/, 'advised' ],
+		[ 'on_its_own', qr/^$own$/ ],
+		[ 'on_its_own', qr/$all/, 'schemas' ],
+		[ 'on_its_own', qr/^$own$/, 'schemas', 'advised' ])
+	{
+		my ($dbname, $pattern, @how) = @$case;
+		my ($status, $out) =
+		  run_tool($python, "$tools/alembic_tool.py", $dbname, @how);
+		my $test = join ' ', 'Alembic,', $dbname, @how;
+
+		is($status, 0, "$test: works") or diag($out);
+		like($out, $pattern,
+			"$test: " . ($pattern =~ /dlock/ ? 'the trap' : 'dlock is not seen'));
+	}
+}
+
+#
+# Rails: dump and load
+#
+SKIP:
+{
+	not_installed('ActiveRecord')
+	  unless works('ruby', '-e', 'require "active_record"; require "pg"');
+
+	foreach my $case (
+		[ 'in_public', 'dump' ],
+		[ 'in_public', 'dump', 'advised' ],
+		[ 'on_its_own', 'dump' ],
+		[ 'on_its_own', 'structure_dump' ])
+	{
+		my ($dbname, $dump, @how) = @$case;
+		my $test = join ' ', 'Rails,', $dbname, $dump, @how;
+		my $file = join '_', $dbname, $dump, @how;
+		my $path = "$dir/$file" . ($dump eq 'dump' ? '.rb' : '.sql');
+		my ($status, $out) = run_tool('ruby', "$tools/rails_tool.rb", $dbname,
+			$dump, $path, @how);
+
+		is($status, 0, "$test: works") or diag($out);
+		$node->safe_psql('postgres', "CREATE DATABASE $file");
+		($status, $out) = run_tool('ruby', "$tools/rails_tool.rb", $file,
+			$dump =~ s/dump/load/r, $path, @how);
+		if ("$dbname $dump @how" eq 'in_public dump ')
+		{
+			like($out, qr/extension dlock requires it/,
+				"$test: the trap, it cannot be loaded");
+			next;
+		}
+		is($status, 0, "$test: it can be loaded") or diag($out);
+		unlike(slurp_file($path), qr/dlock_queue/, "$test: dlock's tables are not in it");
+		# a dump in Ruby does not say where the extension was, before Rails 8
+		my $schema = $node->safe_psql($file,
+			q{SELECT extnamespace::regnamespace FROM pg_extension WHERE extname = 'dlock'});
+
+		is($schema, $schema{$dbname}, "$test: dlock is where it was")
+		  if $dump eq 'structure_dump';
+		is( $node->safe_psql($file,
+				"SELECT count(*) FROM account WHERE $schema.dlock_acquire('lock') IS NULL"),
+			'0',
+			"$test: the table is there, and dlock works");
+	}
+}
+
+#
+# drizzle-kit: what is pushed.  DLOCK_DRIZZLE is the directory where npm has
+# installed it.
+#
+SKIP:
+{
+	my $installed = $ENV{DLOCK_DRIZZLE};
+
+	not_installed('drizzle-kit')
+	  unless $installed && -e "$installed/node_modules/.bin/drizzle-kit";
+
+	my $work = "$dir/drizzle";
+
+	mkdir $work or die "$work: $!";
+	symlink "$installed/node_modules", "$work/node_modules" or die $!;
+	# what these import is looked for beside them
+	foreach my $file ('drizzle.config.ts', 'schema.ts')
+	{
+		copy("$tools/$file", $work) or die "$file: $!";
+	}
+
+	foreach my $case (
+		[ 'in_public', '{}', '' ],
+		# a sequence is no table, and there is no filter for those
+		[ 'in_public', '{"tablesFilter":["!dlock_*"]}', '' ],
+		[ 'on_its_own', '{"schemaFilter":["public","dlock"]}', '' ],
+		[ 'on_its_own', '{"schemaFilter":["public"]}', 'yes' ])
+	{
+		my ($dbname, $filters, $note) = @$case;
+		my $test = "drizzle-kit, $dbname $filters";
+
+		local @ENV{ 'PGDATABASE', 'FILTERS', 'NOTE' } =
+		  ($dbname, $filters, $note);
+		my ($status, $out) = run_tool('sh', '-c',
+			"cd '$work' && node_modules/.bin/drizzle-kit push --force --verbose");
+
+		if ($note)
+		{
+			is($status, 0, "$test: works") or diag($out);
+			unlike($out, qr/"dlock/, "$test: dlock is not seen");
+			is($node->safe_psql($dbname, "SELECT 'public.note'::regclass"),
+				'note', "$test: what is the application's is done");
+		}
+		else
+		{
+			like($out, qr/DROP SEQUENCE "\w+"\."dlock_ticket_seq"/,
+				"$test: the trap");
+		}
+	}
+}
+
+left_alone($_, $_) foreach sort keys %schema;
+$_->quit foreach values %holder;
+$node->stop;
+done_testing();
