@@ -75,6 +75,13 @@ sub survives
 	$third->query("SELECT $from.dlock_enqueue('of the lease', 'never')");
 	$waiter->start("SELECT $from.dlock_acquire('of the lease')");
 	until_waits($from, $waiter);
+	# a plan of this is kept
+	my $bump = sub {
+		return $app->query(
+			"SELECT $_[0].dlock_version_bump('v', $_[0].dlock_version_of('v'))");
+	};
+	my $version = $bump->($from);
+
 	# its lease runs out when it likes
 	$third->query("SELECT $from.dlock_ttl_enqueue('runs out', '1s')");
 
@@ -87,6 +94,7 @@ sub survives
 			  . "$to.dlock_is_held('of the session')"),
 		't|t|1|t',
 		"$to: all is held");
+	is($bump->($to), $version + 1, "$to: versions go on");
 	is($waiter->answered, '', "$to: who waits still does");
 	$app->query("BEGIN; SELECT $to.dlock_guard('of the lease', $fence{lease})");
 	is($app->query('COMMIT'), '', "$to: and can be guarded");
@@ -201,9 +209,9 @@ gives(
 	"SELECT dlock.dlock_ttl_enqueue('x', '1h')" => $number,
 	"SELECT dlock.dlock_lease_close($lease)" => qr/^7$/,
 
-	"SELECT dlock.dlock_version_bump('v', 0)" => qr/^1$/,
-	"SELECT dlock.dlock_try_version_bump('v', 1)" => qr/^2$/,
-	"SELECT dlock.dlock_version_of('v')" => qr/^2$/,
+	"SELECT dlock.dlock_version_bump('x', 0)" => qr/^1$/,
+	"SELECT dlock.dlock_try_version_bump('x', 1)" => qr/^2$/,
+	"SELECT dlock.dlock_version_of('x')" => qr/^2$/,
 
 	"SELECT granted FROM dlock.dlock_locks('v')" => $yes,
 	'SELECT dlock.dlock_blocking_pids(pg_backend_pid())' => qr/^\{\}$/,
@@ -220,11 +228,11 @@ gives(
 	'SELECT dlock.dlock_reset()' => qr/^2$/,
 	# as logical replication would
 	'SET session_replication_role = replica' => $nothing,
-	"INSERT INTO dlock.dlock_versions VALUES ('w', 1)" => $nothing,
+	"INSERT INTO dlock.dlock_versions VALUES ('y', 1)" => $nothing,
 	"INSERT INTO dlock.dlock_reservations VALUES ('r/', 'app')" => $nothing,
 	'RESET session_replication_role' => $nothing,
 	'SELECT name, version FROM dlock.dlock_versions ORDER BY 1' =>
-	  qr/^v\|2\nw\|1$/,
+	  qr/^v\|2\nx\|2\ny\|1$/,
 	"SELECT dlock.dlock_unreserve('r/')" => $yes,);
 
 # Views, and whatever else can be read
