@@ -45,6 +45,7 @@ OBJS = \
 	src/tables/vacuum.o \
 	src/tables/value.o \
 	src/tables/write.o \
+	src/shared/account.o \
 	src/shared/announcement.o \
 	src/shared/catalog.o \
 	src/shared/clock.o \
@@ -195,6 +196,7 @@ TAP = \
 	worker_settings \
 	worker_timestamp \
 	memory_limits \
+	memory_tenants \
 	memory_caught \
 	memory_exhausted \
 	memory_unmapped \

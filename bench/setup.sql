@@ -67,3 +67,20 @@ CREATE TABLE versioned (id integer PRIMARY KEY, version bigint)
 WITH (fillfactor = 10);
 INSERT INTO versioned SELECT generate_series(0, 99), 0;
 VACUUM ANALYZE versioned;
+
+-- A role that takes all it gets, and one beside it
+CREATE ROLE tenant LOGIN;
+CREATE ROLE neighbour LOGIN;
+CREATE FUNCTION flood(is_dlock boolean) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	FOR i IN 1 .. 100000000 LOOP
+		IF is_dlock THEN
+			PERFORM dlock_acquire('flood ' || i);
+		ELSE
+			PERFORM pg_advisory_lock(i);
+		END IF;
+	END LOOP;
+EXCEPTION WHEN out_of_memory THEN
+	-- what was taken stays
+END $$;
+ALTER ROLE tenant SET dlock.max_locks_per_session = 100000000;

@@ -127,8 +127,59 @@ COMMENT ON TRIGGER dlock_replicated ON dlock_reservations IS
 'takes from logical replication what is not reserved here';
 
 --
+-- Who bumped a version last, and when
+--
+-- By name, as a dump can keep it.  NULL in rows of version 1.0.
+ALTER TABLE dlock_versions
+    ADD COLUMN bumped_by name,
+    ADD COLUMN bumped_at timestamptz;
+COMMENT ON COLUMN dlock_versions.bumped_by IS 'role that bumped it last; NULL if that was before version 1.1';
+COMMENT ON COLUMN dlock_versions.bumped_at IS 'when it was bumped last; NULL if that was before version 1.1';
+
+CREATE VIEW dlock_version_usage AS
+SELECT v.bumped_by AS role,
+       pg_catalog.count(*) AS versions,
+       pg_catalog.sum(pg_catalog.pg_column_size(v.*)::pg_catalog.int8)::pg_catalog.int8 AS bytes,
+       pg_catalog.min(v.bumped_at) AS oldest,
+       pg_catalog.max(v.bumped_at) AS latest
+  FROM dlock_versions AS v
+ GROUP BY v.bumped_by;
+GRANT SELECT ON dlock_version_usage TO PUBLIC;
+COMMENT ON VIEW dlock_version_usage IS
+'how many names'' versions there are, by the role that bumped them last';
+COMMENT ON COLUMN dlock_version_usage.role IS 'role that bumped them last; NULL if that was before version 1.1';
+COMMENT ON COLUMN dlock_version_usage.versions IS 'how many names these are';
+COMMENT ON COLUMN dlock_version_usage.bytes IS 'what their rows take, without the index';
+COMMENT ON COLUMN dlock_version_usage.oldest IS 'when the one was bumped that was not for longest';
+COMMENT ON COLUMN dlock_version_usage.latest IS 'when the last of them was bumped';
+
+--
 -- For administrators: superusers, and whom they grant it to
 --
+-- Who owns a database clears up in it; pg_database_owner is that role, whichever
+-- it is, in each database.
+--
+GRANT EXECUTE ON FUNCTION dlock_force_release(bigint) TO pg_database_owner;
+COMMENT ON FUNCTION dlock_force_release(bigint) IS
+'end a ticket of any session or lease, held or waiting';
+
+CREATE FUNCTION dlock_force_close(lease bigint)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'dlock_force_close'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE EXECUTE ON FUNCTION dlock_force_close(bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION dlock_force_close(bigint) TO pg_database_owner;
+COMMENT ON FUNCTION dlock_force_close(bigint) IS
+'end any lease, or the delay that keeps its locks closed, and return how many tickets that released; NULL if there is none';
+
+CREATE FUNCTION dlock_version_forget(name text)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_version_forget'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE EXECUTE ON FUNCTION dlock_version_forget(text) FROM PUBLIC;
+COMMENT ON FUNCTION dlock_version_forget(text) IS
+'drop the version of a name, which is 0 again; false if it was never bumped';
+
 CREATE FUNCTION dlock_reset()
 RETURNS bigint
 AS 'MODULE_PATHNAME', 'dlock_reset'

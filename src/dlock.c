@@ -69,6 +69,13 @@ _PG_init(void)
 							128 * 1024, 1024, INT_MAX,
 							PGC_SIGHUP, GUC_UNIT_KB,
 							NULL, NULL, NULL);
+	DefineCustomIntVariable("dlock.max_memory_per_role",
+							"Sets the memory that the locks of one role may take, in percent of dlock.max_memory.",
+							"It counts in all databases together, and not for superusers.",
+							&dlock_max_memory_per_role,
+							50, 1, 100,
+							PGC_SUSET, 0,
+							NULL, NULL, NULL);
 	DefineCustomIntVariable("dlock.max_locks_per_session",
 							"Sets how many locks a session may hold and wait for.",
 							NULL,

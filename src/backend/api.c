@@ -281,16 +281,36 @@ get_mode(FunctionCallInfo fcinfo, int shared, DlockRequest *request)
 				 errhint("Only a request with \"slots\" can take more than one permit.")));
 }
 
-static void
-check_session_scope(DlockScope scope)
+/* What belongs to a session, and so is unfit where clients take turns in one */
+typedef enum SessionUse
 {
-	if (scope == DLOCK_SESSION &&
-		dlock_session_locks != DLOCK_SESSION_LOCKS_ALLOW)
-		ereport(dlock_session_locks == DLOCK_SESSION_LOCKS_WARN ? WARNING : ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("session-scoped lock requested where dlock.session_locks advises against it"),
-				 errdetail("Behind a transaction pooler, a session and its locks outlive the client."),
-				 errhint("Use transaction or lease scope.")));
+	USE_LOCK,
+	USE_ATTACHED_LEASE,
+	USE_CHANNEL
+} SessionUse;
+
+/* Does dlock.session_locks let a client use its session for more than a moment? */
+static void
+check_session_use(SessionUse use)
+{
+	static const char *const uses[] = {
+		[USE_LOCK] = "session-scoped lock",
+		[USE_ATTACHED_LEASE] = "lease attached to a session",
+		[USE_CHANNEL] = "session's own channel"
+	};
+	bool		warn = dlock_session_locks == DLOCK_SESSION_LOCKS_WARN;
+
+	if (likely(dlock_session_locks == DLOCK_SESSION_LOCKS_ALLOW))
+		return;
+	ereport(warn ? WARNING : ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("%s requested where dlock.session_locks %s it", uses[use],
+					warn ? "advises against" : "forbids"),
+			 errdetail("Behind a transaction pooler, a session and what belongs to it outlive the client."),
+			 use == USE_LOCK ? errhint("Use transaction or lease scope.") :
+			 use == USE_ATTACHED_LEASE ?
+			 errhint("Open the lease without \"attach\", and renew it.") :
+			 errhint("Give a channel that somebody listens on over a connection of its own.")));
 }
 
 static void
@@ -322,7 +342,8 @@ acquire(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	request.timeout = get_timeout(fcinfo, 1);
 	get_mode(fcinfo, 2, &request);
 	request.info = get_info(fcinfo, 5);
-	check_session_scope(scope);
+	if (scope == DLOCK_SESSION)
+		check_session_use(USE_LOCK);
 
 	fence = dlock_session_acquire(space, &request, &outcome);
 	if (outcome == DLOCK_ACQUIRED)
@@ -381,7 +402,7 @@ dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
 	request.timeout = get_timeout(fcinfo, 1);
 	get_mode(fcinfo, 2, &request);
 	request.info = get_info(fcinfo, 5);
-	check_session_scope(DLOCK_SESSION);
+	check_session_use(USE_LOCK);
 	if (IsolationUsesXactSnapshot())
 		ereport(ERROR,
 				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
@@ -576,7 +597,8 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	request.timeout = timeout = get_timeout(fcinfo, tail);
 	request.mode = PG_GETARG_BOOL(tail + 1) ? DLOCK_SHARED : DLOCK_EXCLUSIVE;
 	request.info = get_info(fcinfo, tail + 2);
-	check_session_scope(scope);
+	if (scope == DLOCK_SESSION)
+		check_session_use(USE_LOCK);
 
 	fences = palloc(Max(unique, 1) * sizeof(int64));
 	result = make_result(keys, count, sorted, unique, &places);
@@ -640,12 +662,17 @@ dlock_try_xact_acquire_all(PG_FUNCTION_ARGS)
 
 /* A channel of somebody else's, or NULL for this session's own. */
 static const char *
-get_channel(FunctionCallInfo fcinfo, int argument)
+get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 {
 	text	   *channel;
 
 	if (PG_ARGISNULL(argument))
+	{
+		/* of a session's ticket, that was told already */
+		if (scope == DLOCK_LEASE)
+			check_session_use(USE_CHANNEL);
 		return dlock_notify_listen();
+	}
 	channel = PG_GETARG_TEXT_PP(argument);
 	if (VARSIZE_ANY_EXHDR(channel) == 0 ||
 		VARSIZE_ANY_EXHDR(channel) >= NAMEDATALEN)
@@ -670,8 +697,8 @@ dlock_enqueue(PG_FUNCTION_ARGS)
 
 	get_mode(fcinfo, 2, &request);
 	request.info = get_info(fcinfo, 5);
-	check_session_scope(DLOCK_SESSION);
-	request.channel = get_channel(fcinfo, 1);
+	check_session_use(USE_LOCK);
+	request.channel = get_channel(fcinfo, 1, DLOCK_SESSION);
 	PG_RETURN_INT64(dlock_session_enqueue(space, &request));
 }
 
@@ -703,6 +730,8 @@ dlock_lease_open(PG_FUNCTION_ARGS)
 	ttl = get_length(fcinfo, 0, "ttl");
 	if (!PG_ARGISNULL(2))
 		delay = get_length(fcinfo, 2, "delay");
+	if (PG_GETARG_BOOL(1))
+		check_session_use(USE_ATTACHED_LEASE);
 	PG_RETURN_INT64(dlock_lease_begin(space, ttl, delay, PG_GETARG_BOOL(1),
 									  get_info(fcinfo, 3)));
 }
@@ -749,9 +778,10 @@ get_lease_or_ttl(FunctionCallInfo fcinfo, DlockSpace *space, bool ttl,
 	if (ttl)
 	{
 		need(fcinfo, 1, "ttl");
-		dlock_check_memory();
-		request->lease = dlock_lease_make(space, get_length(fcinfo, 1, "ttl"),
-										  0, true, NULL);
+		dlock_request_check_memory(space, GetUserId());
+		request->lease = dlock_lease_make(space, GetUserId(),
+										  get_length(fcinfo, 1, "ttl"), 0,
+										  true, NULL);
 	}
 	else
 		request->lease = get_lease(fcinfo, space, 1);
@@ -833,7 +863,7 @@ enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 	get_mode(fcinfo, 3, &request);
 	request.owner = get_text(fcinfo, 6, "owner");
 	request.info = get_info(fcinfo, 7);
-	request.channel = get_channel(fcinfo, 2);
+	request.channel = get_channel(fcinfo, 2, DLOCK_LEASE);
 	get_lease_or_ttl(fcinfo, space, ttl, &request);
 	number = dlock_lessee_enqueue(space, &request);
 	dlock_record_end_uses(before);
@@ -874,6 +904,7 @@ Datum
 dlock_channel(PG_FUNCTION_ARGS)
 {
 	(void) begin_change();
+	check_session_use(USE_CHANNEL);
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
@@ -1098,6 +1129,31 @@ dlock_force_release(PG_FUNCTION_ARGS)
 
 	need(fcinfo, 0, "ticket");
 	PG_RETURN_BOOL(dlock_queue_force(&space->key, PG_GETARG_INT64(0)));
+}
+
+PG_FUNCTION_INFO_V1(dlock_force_close);
+Datum
+dlock_force_close(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_lease_change();
+	int64		count;
+
+	need(fcinfo, 0, "lease");
+	count = dlock_lease_force(space, PG_GETARG_INT64(0));
+	if (count < 0)
+		PG_RETURN_NULL();
+	PG_RETURN_INT64(count);
+}
+
+PG_FUNCTION_INFO_V1(dlock_version_forget);
+Datum
+dlock_version_forget(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_change();
+	DlockKey	key;
+
+	dlock_get_key(fcinfo, space, &key);
+	PG_RETURN_BOOL(dlock_version_remove(space, &key));
 }
 
 /* (prefix, owner) */

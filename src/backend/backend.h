@@ -54,6 +54,7 @@ extern int64 dlock_session_release_all(void);
 extern bool dlock_session_holds(const DlockKey *key);
 
 /* request.c */
+extern void dlock_request_check_memory(DlockSpace *space, Oid role);
 extern bool dlock_request_wait_for_load(DlockSpace *space,
 										DlockRequest *request,
 										DlockOutcome *outcome);
@@ -112,6 +113,7 @@ extern bool dlock_reserve_remove(DlockSpace *space, text *prefix);
 extern int64 dlock_version_read(DlockSpace *space, const DlockKey *key);
 extern int64 dlock_version_increment(DlockSpace *space, const DlockKey *key,
 									 int64 expected);
+extern bool dlock_version_remove(DlockSpace *space, const DlockKey *key);
 
 /* triggers.c */
 extern struct TriggerData *dlock_trigger(FunctionCallInfo fcinfo,

@@ -80,8 +80,8 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 	DlockLease *lease;
 	int64		number;
 
-	dlock_check_memory();
-	lease = dlock_lease_make(space, ttl, delay, false, info);
+	dlock_request_check_memory(space, GetUserId());
+	lease = dlock_lease_make(space, GetUserId(), ttl, delay, false, info);
 	if (attach)
 	{
 		lease->session = pg_atomic_read_u64(&dlock_my_backend->session);

@@ -48,7 +48,7 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	if (!adopt)
 		dlock_held_prepare(request);
 	(void) dlock_record_begin_uses();
-	dlock_check_memory();
+	dlock_request_check_memory(space, request->lease->role);
 	ticket = dlock_lease_ticket_make(space, request);
 	while (joined = dlock_queue_join_for_lease(space, request, ticket, nowait,
 											   adopt),

@@ -41,8 +41,10 @@
 static bool merging = false;
 
 static const char merge_version[] =
-	"INSERT INTO %s AS own (name, version) VALUES ($1, $2) "
-	"ON CONFLICT (name) DO UPDATE SET version = excluded.version "
+	"INSERT INTO %s AS own (name, version, bumped_by, bumped_at) "
+	"VALUES ($1, $2, $3, $4) "
+	"ON CONFLICT (name) DO UPDATE SET version = excluded.version, "
+	"bumped_by = excluded.bumped_by, bumped_at = excluded.bumped_at "
 	"WHERE own.version OPERATOR(pg_catalog.<) excluded.version";
 static const char merge_reservation[] =
 	"INSERT INTO %s (prefix, owner) VALUES ($1, $2) ON CONFLICT (prefix) DO NOTHING";
@@ -58,24 +60,28 @@ is_applying(void)
 		strcmp(MyBgworkerEntry->bgw_function_name, "dlock_worker_main") != 0;
 }
 
-/* Insert the two columns of a row with a statement. */
+#define MAX_COLUMNS	4
+
+/* Insert a row with a statement; its first two columns must not be null. */
 static void
 merge(TriggerData *trigger, HeapTuple row, const char *statement,
-	  const char *const columns[2])
+	  const char *const columns[], int num_columns)
 {
 	TupleDesc	descriptor = RelationGetDescr(trigger->tg_relation);
 	char	   *table =
 		quote_qualified_identifier(get_namespace_name(RelationGetNamespace(trigger->tg_relation)),
 								   RelationGetRelationName(trigger->tg_relation));
-	Oid			types[2];
-	Datum		values[2];
-	bool		is_null;
+	Oid			types[MAX_COLUMNS];
+	Datum		values[MAX_COLUMNS];
+	char		nulls[MAX_COLUMNS];
 
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	for (int i = 0; i < 2; i++)
+	Assert(num_columns <= MAX_COLUMNS);
+	for (int i = 0; i < num_columns; i++)
 	{
 		int			column = SPI_fnumber(descriptor, columns[i]);
+		bool		is_null;
 
 		if (column <= 0)
 			ereport(ERROR,
@@ -84,7 +90,8 @@ merge(TriggerData *trigger, HeapTuple row, const char *statement,
 							columns[i], table)));
 		types[i] = SPI_gettypeid(descriptor, column);
 		values[i] = SPI_getbinval(row, descriptor, column, &is_null);
-		if (is_null)
+		nulls[i] = is_null ? 'n' : ' ';
+		if (is_null && i < 2)
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 					 errmsg("null in column \"%s\" of table %s",
@@ -93,8 +100,8 @@ merge(TriggerData *trigger, HeapTuple row, const char *statement,
 	merging = true;
 	PG_TRY();
 	{
-		if (SPI_execute_with_args(psprintf(statement, table), 2, types, values,
-								  NULL, false, 0) != SPI_OK_INSERT)
+		if (SPI_execute_with_args(psprintf(statement, table), num_columns,
+								  types, values, nulls, false, 0) != SPI_OK_INSERT)
 			elog(ERROR, "could not merge a row into table %s", table);
 	}
 	PG_FINALLY();
@@ -113,7 +120,7 @@ PG_FUNCTION_INFO_V1(dlock_replicated);
 Datum
 dlock_replicated(PG_FUNCTION_ARGS)
 {
-	static const char *const version_columns[] = {"name", "version"};
+	static const char *const version_columns[] = {"name", "version", "bumped_by", "bumped_at"};
 	static const char *const reservation_columns[] = {"prefix", "owner"};
 	TriggerData *trigger = dlock_trigger(fcinfo, "dlock_replicated");
 	bool		updated = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event);
@@ -135,10 +142,12 @@ dlock_replicated(PG_FUNCTION_ARGS)
 	{
 		if (!TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
 			return PointerGetDatum(row);
-		merge(trigger, row, merge_reservation, reservation_columns);
+		merge(trigger, row, merge_reservation, reservation_columns,
+			  lengthof(reservation_columns));
 	}
 	else if (strcmp(kind, "versions") == 0 &&
 			 !TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
-		merge(trigger, row, merge_version, version_columns);
+		merge(trigger, row, merge_version, version_columns,
+			  lengthof(version_columns));
 	return PointerGetDatum(NULL);
 }

@@ -30,6 +30,20 @@ dlock_request_check_upgrade(const DlockRequest *request,
 				 errhint("Release the shared hold first.")));
 }
 
+/*
+ * Is there memory for one more lock, lease or ticket of a role's?  Raises 53200
+ * where there is not, nor in name spaces that nobody can use any more, as that of
+ * a database that was dropped.
+ */
+void
+dlock_request_check_memory(DlockSpace *space, Oid role)
+{
+	if (likely(dlock_memory_suffices(role)))
+		return;
+	dlock_remove_unused_spaces(&space->key);
+	dlock_check_memory(role);
+}
+
 /* What a timeout leaves after some time */
 DlockTimeout
 dlock_request_time_left(DlockTimeout timeout, uint64 start)

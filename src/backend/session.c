@@ -61,6 +61,7 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 	dlock_held_prepare(request);
 	if (request->scope == DLOCK_TRANSACTION)
 		dlock_xact_prepare();
+	dlock_request_check_memory(space, GetUserId());
 	ticket = dlock_ticket_make(space, request);
 	while (joined = dlock_queue_join(space, request, ticket, nowait),
 		   joined.outcome == DLOCK_JOIN_NO_NUMBER)

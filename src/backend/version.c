@@ -13,53 +13,92 @@
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/lsyscache.h"
 
 #include "backend/backend.h"
 #include "tables/tables.h"
 
 /*
- * Run a statement on the table of versions, with the name as $1 and the
- * version as $2.  Returns the version of the row that comes out of it, or 0.
+ * Run a statement on the table of versions, with the name as $1, a version as
+ * $2 and the current role as $3.  Returns how many rows that concerned; the
+ * version that comes out of it goes to *result, unless that is NULL.
  */
-static int64
+static uint64
 execute(DlockSpace *space, const char *statement, const DlockKey *key,
-		int64 version)
+		int64 version, int64 *result)
 {
-	Oid			types[] = {TEXTOID, INT8OID};
+	Oid			types[] = {TEXTOID, INT8OID, NAMEOID};
+	NameData	role;
 	Datum		values[] = {
 		PointerGetDatum(cstring_to_text_with_len(key->name, key->length)),
-		Int64GetDatum(version)
+		Int64GetDatum(version),
+		NameGetDatum(&role)
 	};
-	int64		result = 0;
 
-	(void) dlock_execute_as_owner(space, "dlock_versions", statement, 2, types,
-								  values, &result);
-	return result;
+	namestrcpy(&role, GetUserNameFromId(GetUserId(), false));
+	return dlock_execute_as_owner(space, "dlock_versions", statement, 3, types,
+								  values, result);
 }
 
 int64
 dlock_version_read(DlockSpace *space, const DlockKey *key)
 {
-	return execute(space,
+	int64		version = 0;
+
+	(void) execute(space,
 				   "SELECT version FROM %s WHERE name OPERATOR(pg_catalog.=) $1",
-				   key, 0);
+				   key, 0, &version);
+	return version;
 }
+
+/* By whether the version expected is 0, and whether the table says who bumped */
+static const char *const increments[2][2] = {
+	{
+		"UPDATE %s SET version = version OPERATOR(pg_catalog.+) 1 "
+		"WHERE name OPERATOR(pg_catalog.=) $1 "
+		"AND version OPERATOR(pg_catalog.=) $2 RETURNING version",
+		"UPDATE %s SET version = version OPERATOR(pg_catalog.+) 1, "
+		"bumped_by = $3, bumped_at = pg_catalog.clock_timestamp() "
+		"WHERE name OPERATOR(pg_catalog.=) $1 "
+		"AND version OPERATOR(pg_catalog.=) $2 RETURNING version"
+	},
+	{
+		"INSERT INTO %s (name, version) "
+		"VALUES ($1, $2 OPERATOR(pg_catalog.+) 1) "
+		"ON CONFLICT DO NOTHING RETURNING version",
+		"INSERT INTO %s (name, version, bumped_by, bumped_at) "
+		"VALUES ($1, $2 OPERATOR(pg_catalog.+) 1, $3, pg_catalog.clock_timestamp()) "
+		"ON CONFLICT DO NOTHING RETURNING version"
+	}
+};
 
 /*
  * Move a version on from the expected one.  Returns the new one, or 0 where
  * another one was found.  Waits for a transaction that has bumped the same
  * name; in REPEATABLE READ and SERIALIZABLE PostgreSQL then raises 40001
  * itself.
+ *
+ * The table of version 1.0 does not say who bumped, nor when.
  */
 int64
 dlock_version_increment(DlockSpace *space, const DlockKey *key, int64 expected)
 {
-	return execute(space, expected == 0 ?
-				   "INSERT INTO %s (name, version) VALUES ($1, $2 OPERATOR(pg_catalog.+) 1) "
-				   "ON CONFLICT DO NOTHING RETURNING version" :
-				   "UPDATE %s SET version = version OPERATOR(pg_catalog.+) 1 "
-				   "WHERE name OPERATOR(pg_catalog.=) $1 "
-				   "AND version OPERATOR(pg_catalog.=) $2 RETURNING version",
-				   key, expected);
+	bool		says_who = get_attnum(dlock_relation(space, "dlock_versions"),
+									  "bumped_by") != InvalidAttrNumber;
+	int64		version = 0;
+
+	(void) execute(space, increments[expected == 0][says_who], key, expected,
+				   &version);
+	return version;
+}
+
+/* Forget that a name was ever bumped; false where it was not. */
+bool
+dlock_version_remove(DlockSpace *space, const DlockKey *key)
+{
+	return execute(space,
+				   "DELETE FROM %s WHERE name OPERATOR(pg_catalog.=) $1",
+				   key, 0, NULL) > 0;
 }

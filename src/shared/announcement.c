@@ -103,12 +103,14 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 {
 	char	   *name = json_name(&request->key);
 	Size		size = offsetof(DlockAnnouncement, name) + strlen(name) + 1;
-	dsa_pointer self = dlock_allocate(size);
+	Oid			role = dlock_request_role(request);
+	dsa_pointer self = dlock_allocate(role, size);
 	DlockAnnouncement *announcement = dsa_get_address(dlock_area, self);
 
 	memset(announcement, 0, size);
 	announcement->link.self = self;
 	announcement->size = size;
+	announcement->role = role;
 	strlcpy(announcement->channel, request->channel, NAMEDATALEN);
 	strcpy(announcement->name, name);
 	return self;
@@ -155,7 +157,8 @@ release(DlockSpace *space, DlockAnnouncement *announcement)
 {
 	bool		counted = announcement->counted;
 
-	dlock_release_memory(announcement->link.self, announcement->size);
+	dlock_release_memory(announcement->role, announcement->link.self,
+						 announcement->size);
 	if (counted && pg_atomic_sub_fetch_u32(&space->announced, 1) == 0)
 		dlock_worker_dismiss(space);
 }

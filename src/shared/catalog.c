@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * catalog.c
- *	  What the catalogs say of the extension.
+ *	  What the catalogs say of the extension, and of roles' settings.
  *
  *-------------------------------------------------------------------------
  */
@@ -13,11 +13,17 @@
 #include "access/xact.h"
 #include "catalog/dependency.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_db_role_setting.h"
 #include "catalog/pg_extension.h"
+#include "catalog/pg_type.h"
 #include "commands/extension.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 
 #include "shared/shared.h"
 
@@ -83,4 +89,66 @@ dlock_check_committed(DlockSpace *space)
 				 errhint("Commit first.")));
 	checked_xid = xid;
 	checked_space = space;
+}
+
+/* The value of a setting in what pg_db_role_setting has of one; or NULL */
+static char *
+find_setting(Datum config, const char *name)
+{
+	Datum	   *elements;
+	int			count;
+	Size		length = strlen(name);
+	char	   *result = NULL;
+
+	deconstruct_array(DatumGetArrayTypeP(config), TEXTOID, -1, false,
+					  TYPALIGN_INT, &elements, NULL, &count);
+	for (int i = 0; i < count && result == NULL; i++)
+	{
+		char	   *element = TextDatumGetCString(elements[i]);
+
+		if (pg_strncasecmp(element, name, length) == 0 &&
+			element[length] == '=')
+			result = element + length + 1;
+	}
+	return result;
+}
+
+/*
+ * What ALTER ROLE ... SET says of a setting for a role, in this database, or
+ * else in all of them; NULL: nothing.
+ */
+char *
+dlock_role_setting(Oid role, const char *name)
+{
+	Relation	catalog = table_open(DbRoleSettingRelationId, AccessShareLock);
+	const Oid	databases[] = {MyDatabaseId, InvalidOid};
+	char	   *result = NULL;
+
+	for (int i = 0; i < (int) lengthof(databases) && result == NULL; i++)
+	{
+		ScanKeyData keys[2];
+		SysScanDesc scan;
+		HeapTuple	tuple;
+		Datum		config = (Datum) 0;
+		bool		is_null = true;
+
+		ScanKeyInit(&keys[0], Anum_pg_db_role_setting_setdatabase,
+					BTEqualStrategyNumber, F_OIDEQ,
+					ObjectIdGetDatum(databases[i]));
+		ScanKeyInit(&keys[1], Anum_pg_db_role_setting_setrole,
+					BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(role));
+		scan = systable_beginscan(catalog, DbRoleSettingDatidRolidIndexId, true,
+								  NULL, 2, keys);
+		tuple = systable_getnext(scan);
+		if (HeapTupleIsValid(tuple))
+			config = heap_getattr(tuple, Anum_pg_db_role_setting_setconfig,
+								  RelationGetDescr(catalog), &is_null);
+		if (!is_null)
+			result = find_setting(config, name);
+		systable_endscan(scan);
+	}
+	table_close(catalog, AccessShareLock);
+	/* who waits without a snapshot shall not have got one by this */
+	InvalidateCatalogSnapshot();
+	return result;
 }

@@ -15,6 +15,8 @@
  */
 #include "postgres.h"
 
+#include <signal.h>
+
 #include "miscadmin.h"
 #include "postmaster/bgworker.h"
 #include "storage/latch.h"
@@ -131,6 +133,17 @@ dlock_office_wake(DlockSpace *space, DlockOffice office)
 	if (procno != 0)
 		SetLatch(&GetPGProcByNumber(procno - 1)->procLatch);
 	return procno != 0;
+}
+
+/* Have it go who holds an office, if anybody does. */
+void
+dlock_office_terminate(DlockSpace *space, DlockOffice office)
+{
+	uint32		procno = pg_atomic_read_u32(holder(space, office));
+	int			pid = procno != 0 ? GetPGProcByNumber(procno - 1)->pid : 0;
+
+	if (pid != 0)
+		(void) kill(pid, SIGTERM);
 }
 
 /*

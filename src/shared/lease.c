@@ -274,12 +274,12 @@ dlock_lease_start(DlockSpace *space, DlockLease *lease)
 }
 
 /*
- * Make a lease, which the caller uses and nobody can find yet.  The caller has
- * checked for memory; what is put back is made without that.
+ * Make a lease of a role, which the caller uses and nobody can find yet.  The
+ * caller has checked for memory; what is put back is made without that.
  */
 DlockLease *
-dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
-				 const char *info)
+dlock_lease_make(DlockSpace *space, Oid role, int64 ttl, int64 delay,
+				 bool single, const char *info)
 {
 	/* before the allocation, as it raises where the role is gone */
 	const char *role_name = GetUserNameFromId(GetUserId(), false);
@@ -287,7 +287,7 @@ dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
 	DlockLease *lease;
 
 	dlock_check_committed(space);
-	self = dlock_allocate(sizeof(DlockLease));
+	self = dlock_allocate(role, sizeof(DlockLease));
 	lease = dsa_get_address(dlock_area, self);
 	memset(lease, 0, sizeof(DlockLease));
 	dlock_record_init(&lease->record, self, true);
@@ -296,7 +296,7 @@ dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
 	lease->ttl = ttl;
 	lease->delay = delay;
 	lease->durability = synchronous_commit;
-	lease->role = GetUserId();
+	lease->role = role;
 	namestrcpy(&lease->role_name, role_name);
 	lease->opened_at = GetCurrentTimestamp();
 	pg_atomic_init_u64(&lease->deadline, 0);
@@ -304,7 +304,7 @@ dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay, bool single,
 	pg_atomic_init_u64(&lease->renewed_at, 0);
 	pg_atomic_init_u32(&lease->waiters, 0);
 	dlock_record_use(&lease->record);
-	lease->info = dlock_text_copy(info);
+	lease->info = dlock_text_copy(role, info);
 	return lease;
 }
 

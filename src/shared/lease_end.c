@@ -304,6 +304,48 @@ take_number(DlockLease *lease, void *arg)
 }
 
 /*
+ * End a lease, or, where it is over, the delay that keeps its locks closed: how
+ * many tickets that released, -1 where there is nothing to end.
+ */
+static int64
+force_end(DlockSpace *space, DlockLease *lease, bool *was_open)
+{
+	int64		count;
+
+	*was_open = dlock_lease_claim(lease);
+	if (*was_open)
+		return dlock_lease_end(space, lease, DLOCK_EVENT_RELEASED);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	/* what ran out is not to be delayed by whoever ends its tickets */
+	dlock_lease_be_over(lease, false);
+	count = lease->delayed ?
+		(int64) lease->closed.length + (int64) lease->tickets.length : -1;
+	if (lease->delayed)
+		end_delay(space, lease);
+	if (!lease->single)
+		dlock_journal_mark(space, &lease->record);
+	LWLockRelease(&space->lease_lock);
+	(void) dlock_worker_wake(space);
+	return count;
+}
+
+/* The same by its number, whoever asks */
+int64
+dlock_lease_force(DlockSpace *space, int64 number)
+{
+	int			before = dlock_record_begin_uses();
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+	bool		was_open;
+	int64		count;
+
+	dlock_id_find(space, number, &lease, &ticket);
+	count = lease ? force_end(space, lease, &was_open) : -1;
+	dlock_record_end_uses(before);
+	return count;
+}
+
+/*
  * End all leases that there are at this moment, and the delays of those that
  * are over; how many were open.
  */
@@ -321,25 +363,14 @@ dlock_lease_end_all(DlockSpace *space)
 		int			before = dlock_record_begin_uses();
 		DlockLease *lease;
 		DlockLeaseTicket *ticket;
+		bool		was_open;
 
 		CHECK_FOR_INTERRUPTS();
 		dlock_id_find(space, all.numbers[i], &lease, &ticket);
-		if (lease && dlock_lease_claim(lease))
-		{
-			(void) dlock_lease_end(space, lease, DLOCK_EVENT_RELEASED);
+		if (lease)
+			(void) force_end(space, lease, &was_open);
+		if (lease && was_open)
 			count++;
-		}
-		else if (lease)
-		{
-			LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-			/* what ran out is not to be delayed by whoever ends its tickets */
-			dlock_lease_be_over(lease, false);
-			if (lease->delayed)
-				end_delay(space, lease);
-			if (!lease->single)
-				dlock_journal_mark(space, &lease->record);
-			LWLockRelease(&space->lease_lock);
-		}
 		dlock_record_end_uses(before);
 	}
 	pfree(all.numbers);

@@ -126,7 +126,8 @@ enter_request(DlockLeaseTicket *ticket)
 	if (!found)
 	{
 		entry->lease = entry->ticket = InvalidDsaPointer;
-		dlock_count_memory(sizeof(DlockIdEntry));
+		entry->role = ticket->ticket.role;
+		dlock_count_memory(entry->role, sizeof(DlockIdEntry));
 	}
 	ticket->next_same = entry->ticket;
 	entry->ticket = ticket->ticket.link.self;
@@ -440,10 +441,11 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 DlockLeaseTicket *
 dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 {
+	Oid			role = dlock_request_role(request);
 	dsa_pointer self;
 	DlockLeaseTicket *ticket;
 
-	self = dlock_allocate(dlock_lease_ticket_size(&request->key));
+	self = dlock_allocate(role, dlock_lease_ticket_size(&request->key));
 	ticket = dsa_get_address(dlock_area, self);
 	memset(ticket, 0, dlock_lease_ticket_size(&request->key));
 	ticket->ticket.link.self = self;
@@ -458,9 +460,9 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	pg_atomic_init_u32(&ticket->ticket.session_depth, 0);
 	pg_atomic_init_u32(&ticket->ticket.xact_depth, 0);
 	dlock_record_use(&ticket->record);
-	ticket->owner = dlock_text_copy(request->owner);
+	ticket->ticket.role = role;
+	ticket->owner = dlock_text_copy(role, request->owner);
 	dlock_ticket_fill(space, request, &ticket->ticket);
-	ticket->ticket.role = request->lease->role;
 	if (DsaPointerIsValid(ticket->ticket.announcement))
 		dlock_announcement_count(&ticket->ticket);
 	enter_request(ticket);

@@ -186,19 +186,20 @@ dlock_lock_free_spare(void)
 
 	spare = NULL;
 	if (lock)
-		dlock_release_memory(lock->self, lock->size);
+		dlock_release_memory(lock->role, lock->self, lock->size);
 }
 
 static void
-make_spare(uint32 size)
+make_spare(uint32 size, Oid role)
 {
 	dsa_pointer self;
 
 	dlock_lock_free_spare();
-	self = dlock_allocate(size);
+	self = dlock_allocate(role, size);
 	spare = lock_at(self);
 	spare->self = self;
 	spare->size = size;
+	spare->role = role;
 }
 
 /*
@@ -238,7 +239,7 @@ add_segment(DlockPartition *partition, int segment)
  * without any of dlock's locks.
  */
 static inline void
-prepare(DlockPartition *partition, const DlockKey *key)
+prepare(DlockPartition *partition, const DlockKey *key, Oid role)
 {
 	uint32		size = entry_size(key);
 	int			segment;
@@ -246,7 +247,12 @@ prepare(DlockPartition *partition, const DlockKey *key)
 	if (unlikely(needs_segment(partition, &segment)))
 		add_segment(partition, segment);
 	if (unlikely(spare == NULL || spare->size != size))
-		make_spare(size);
+		make_spare(size, role);
+	else if (unlikely(spare->role != role))
+	{
+		dlock_pass_memory(spare->role, role, size);
+		spare->role = role;
+	}
 }
 
 /*
@@ -299,17 +305,17 @@ divide_bucket(DlockPartition *partition)
 }
 
 /*
- * Find a lock, or enter it, without a ticket; returns with its entry locked.
- * Raises 53200, with nothing changed.
+ * Find a lock, or enter it, without a ticket, for a role to whom it is counted
+ * then; returns with its entry locked.  Raises 53200, with nothing changed.
  */
 DlockLock *
-dlock_lock_insert(const DlockKey *key, int32 slots)
+dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 {
 	DlockPartition *partition = partition_of(key->hash);
 	dsa_pointer *bucket;
 	DlockLock  *lock;
 
-	prepare(partition, key);
+	prepare(partition, key, role);
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
 	bucket = find_bucket(partition, key->hash);
 	lock = find_in(bucket, key);
@@ -363,7 +369,7 @@ dlock_lock_remove(DlockLock *lock)
 	if (likely(spare == NULL))
 		spare = lock;
 	else
-		dlock_release_memory(lock->self, lock->size);
+		dlock_release_memory(lock->role, lock->self, lock->size);
 }
 
 /*
@@ -415,7 +421,7 @@ dlock_lock_scan_remove(DlockLockScan *scan)
 
 	scan->current = NULL;
 	unlink_entry(&partitions[scan->partition], lock);
-	dlock_release_memory(lock->self, lock->size);
+	dlock_release_memory(lock->role, lock->self, lock->size);
 }
 
 /* Let go of what the scan has locked; also before its end. */

@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * memory.c
- *	  The memory of locks and tickets: its limit, what is taken of it, and the
- *	  errors where there is none.
+ *	  The memory area: its limit, and the errors where it cannot grow.
  *
- * All of it is in one dynamic shared memory area, which shmem.c makes or
- * finds.  What can let that area grow stands between dlock_growth_begin() and
- * dlock_growth_end().
+ * All that processes share is in one dynamic shared memory area, which shmem.c
+ * makes or finds.  What can let that area grow stands between
+ * dlock_growth_begin() and dlock_growth_end().  Who has taken how much of it is
+ * counted in account.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,18 +27,9 @@ int			dlock_max_memory;
 DlockControl *dlock_control = NULL;
 dsa_area   *dlock_area = NULL;
 
-/*
- * Memory that this backend has taken and not yet reported, or given back.
- * Where each lock and each release would report, all backends would fight for
- * that one cache line.  All of them together can be off by a few megabytes.
- */
-static int64 unreported_memory = 0;
-
-#define REPORT_MEMORY_EVERY 4096
-
 /* The directory of dynamic shared memory, where it has one that is known */
-static const char *
-memory_directory(void)
+const char *
+dlock_memory_directory(void)
 {
 	return dynamic_shared_memory_type == DSM_IMPL_POSIX ? "/dev/shm" :
 		dynamic_shared_memory_type == DSM_IMPL_MMAP ? PG_DYNSHMEM_DIR : NULL;
@@ -58,9 +49,9 @@ explain_growth(void *arg)
 		return;
 	type = GetConfigOption("dynamic_shared_memory_type", true, false);
 	errcode(ERRCODE_OUT_OF_MEMORY);
-	if (memory_directory())
+	if (dlock_memory_directory())
 		errhint("With dynamic_shared_memory_type = %s, locks are kept in the file system of \"%s\": give it more room, or decrease dlock.max_memory.",
-				type, memory_directory());
+				type, dlock_memory_directory());
 	else
 		errhint("Let the operating system give more memory to dynamic_shared_memory_type = %s, or decrease dlock.max_memory.",
 				type);
@@ -104,7 +95,7 @@ dlock_file_system(int64 *size, int64 *left)
 {
 	struct statvfs info;
 
-	if (memory_directory() == NULL || statvfs(memory_directory(), &info) != 0)
+	if (dlock_memory_directory() == NULL || statvfs(dlock_memory_directory(), &info) != 0)
 		return false;
 	*size = (int64) info.f_blocks * info.f_frsize;
 	*left = (int64) info.f_bavail * info.f_frsize;
@@ -130,27 +121,10 @@ dlock_warn_of_file_system(void)
 	ereport(WARNING,
 			(errmsg("dlock.max_memory cannot be reached"),
 			 errdetail("The file system of \"%s\" has %lld MB, %lld MB of them free, and dlock leaves half of it to others; dlock.max_memory is %d MB.",
-					   memory_directory(), (long long) (size >> 20),
+					   dlock_memory_directory(), (long long) (size >> 20),
 					   (long long) (left >> 20), dlock_max_memory / 1024),
 			 errhint("Give the file system more room, or decrease dlock.max_memory.")));
 	client_min_messages = client_level;
-}
-
-void
-dlock_report_memory(void)
-{
-	pg_atomic_fetch_add_u64(&dlock_control->memory_used, unreported_memory);
-	unreported_memory = 0;
-}
-
-/* Take note of shared memory taken, or, where negative, given back. */
-void
-dlock_count_memory(int64 change)
-{
-	unreported_memory += change;
-	if (unreported_memory > REPORT_MEMORY_EVERY ||
-		unreported_memory < -REPORT_MEMORY_EVERY)
-		dlock_report_memory();
 }
 
 /*
@@ -161,42 +135,6 @@ int64
 dlock_memory_limit(void)
 {
 	return Min((int64) dlock_max_memory * 1024, dlock_control->room);
-}
-
-static void
-raise_out_of_memory(void)
-{
-	bool		by_setting = dlock_memory_limit() < dlock_control->room;
-
-	ereport(ERROR,
-			(errcode(ERRCODE_OUT_OF_MEMORY),
-			 errmsg("out of memory for locks"),
-			 by_setting ?
-			 errdetail("The locks and tickets of all sessions have reached dlock.max_memory.") :
-			 errdetail("The locks and tickets of all sessions have reached their part of the file system of \"%s\", which is less than dlock.max_memory.",
-					   memory_directory()),
-			 by_setting ?
-			 errhint("Release locks that are not needed, or increase dlock.max_memory.") :
-			 errhint("Release locks that are not needed; or give the file system more room, and restart the server.")));
-}
-
-/*
- * Is there memory for one more lock?  Raises 53200 where there is not.
- *
- * An eighth is kept for superusers, so that one who is to clear up can still
- * lock.  The area's own limit stands behind this one; it is reached first
- * only where the area has become very fragmented.
- */
-void
-dlock_check_memory(void)
-{
-	int64		limit = dlock_memory_limit();
-	int64		used = (int64) pg_atomic_read_u64(&dlock_control->memory_used);
-
-	if (likely(used < limit - limit / 8))
-		return;
-	if (used >= limit || !superuser())
-		raise_out_of_memory();
 }
 
 /* Memory that is not counted: it is small beside what is.  Raises 53200. */
@@ -210,44 +148,4 @@ dlock_allocate_uncounted(Size size)
 	pointer = dsa_allocate(dlock_area, size);
 	dlock_growth_end(&context);
 	return pointer;
-}
-
-/*
- * Memory of locks and tickets, which is counted.
- */
-dsa_pointer
-dlock_allocate(Size size)
-{
-	dsa_pointer pointer = dlock_allocate_uncounted(size);
-
-	dlock_count_memory(size);
-	return pointer;
-}
-
-void
-dlock_release_memory(dsa_pointer pointer, Size size)
-{
-	dsa_free(dlock_area, pointer);
-	dlock_count_memory(-(int64) size);
-}
-
-/* A text in shared memory, or none for NULL.  Raises 53200. */
-dsa_pointer
-dlock_text_copy(const char *text)
-{
-	dsa_pointer copy;
-
-	if (text == NULL)
-		return InvalidDsaPointer;
-	copy = dlock_allocate(strlen(text) + 1);
-	strcpy(dsa_get_address(dlock_area, copy), text);
-	return copy;
-}
-
-void
-dlock_text_free(dsa_pointer text)
-{
-	if (DsaPointerIsValid(text))
-		dlock_release_memory(text,
-							 strlen(dsa_get_address(dlock_area, text)) + 1);
 }

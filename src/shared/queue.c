@@ -327,7 +327,8 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 				 DlockTicket *ticket, bool nowait)
 {
 	DlockJoined joined = {.outcome = DLOCK_JOIN_MISMATCH};
-	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots);
+	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots,
+										 ticket->role);
 
 	if (agree_on_slots(lock, request->slots))
 		joined.outcome = enter(space, lock, ticket, nowait);
@@ -368,7 +369,8 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 {
 	DlockJoined joined = {.outcome = DLOCK_JOIN_MISMATCH};
 	Wakeups		wakeups = {0};
-	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots);
+	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots,
+										 ticket->ticket.role);
 
 	if (!agree_on_slots(lock, request->slots))
 		joined.slots = lock->slots;
@@ -427,7 +429,8 @@ dlock_queue_unpublish(DlockLeaseTicket *ticket)
 void
 dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 {
-	DlockLock  *lock = dlock_lock_insert(&ticket->key, ticket->ticket.slots);
+	DlockLock  *lock = dlock_lock_insert(&ticket->key, ticket->ticket.slots,
+										 ticket->ticket.role);
 
 	if (state == DLOCK_WAITING)
 		dlock_list_append(&lock->queue, &ticket->ticket.link);

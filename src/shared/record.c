@@ -71,6 +71,7 @@ forget_request(DlockLeaseTicket *ticket)
 	DlockIdKey	key = dlock_request_key(ticket);
 	DlockIdEntry *entry;
 	dsa_pointer *link;
+	Oid			role;
 
 	if (!ticket->in_requests)
 		return;
@@ -85,8 +86,9 @@ forget_request(DlockLeaseTicket *ticket)
 		dshash_release_lock(dlock_ids, entry);
 		return;
 	}
+	role = entry->role;
 	dshash_delete_entry(dlock_ids, entry);
-	dlock_count_memory(-(int64) sizeof(DlockIdEntry));
+	dlock_count_memory(role, -(int64) sizeof(DlockIdEntry));
 }
 
 /* Drop a reference; the last one frees.  Raises nothing. */
@@ -101,8 +103,9 @@ dlock_record_unref(DlockRecord *record)
 
 		Assert(lease->tickets.length == 0 && !lease->in_leases &&
 			   !record->listed);
-		dlock_text_free(lease->info);
-		dlock_release_memory(record->link.self, sizeof(DlockLease));
+		dlock_text_free(lease->role, lease->info);
+		dlock_release_memory(lease->role, record->link.self,
+							 sizeof(DlockLease));
 	}
 	else
 	{
@@ -111,9 +114,9 @@ dlock_record_unref(DlockRecord *record)
 
 		Assert(!ticket->in_tickets && !ticket->in_closed && !record->listed);
 		forget_request(ticket);
-		dlock_text_free(ticket->owner);
+		dlock_text_free(ticket->ticket.role, ticket->owner);
 		dlock_ticket_release_texts(&ticket->ticket);
-		dlock_release_memory(ticket->ticket.link.self,
+		dlock_release_memory(ticket->ticket.role, ticket->ticket.link.self,
 							 dlock_lease_ticket_size(&ticket->key));
 		dlock_record_unref(&lease->record);
 	}

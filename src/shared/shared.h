@@ -11,6 +11,8 @@
 #ifndef DLOCK_SHARED_H
 #define DLOCK_SHARED_H
 
+#include "miscadmin.h"
+
 #include "shared/shmem.h"
 
 /* clock.c */
@@ -27,15 +29,31 @@ extern void *dlock_table_insert(dshash_table *table, const void *key,
 								bool *found);
 extern bool dlock_file_system(int64 *size, int64 *left);
 extern void dlock_warn_of_file_system(void);
-extern void dlock_report_memory(void);
-extern void dlock_count_memory(int64 change);
+extern const char *dlock_memory_directory(void);
 extern int64 dlock_memory_limit(void);
-extern void dlock_check_memory(void);
 extern dsa_pointer dlock_allocate_uncounted(Size size);
-extern dsa_pointer dlock_allocate(Size size);
-extern void dlock_release_memory(dsa_pointer pointer, Size size);
-extern dsa_pointer dlock_text_copy(const char *text);
-extern void dlock_text_free(dsa_pointer text);
+
+/* account.c */
+extern int	dlock_max_memory_per_role;	/* percent */
+extern dshash_table *dlock_accounts;
+
+extern bool dlock_memory_suffices(Oid role);
+extern void dlock_check_memory(Oid role);
+extern dsa_pointer dlock_allocate(Oid role, Size size);
+extern void dlock_release_memory(Oid role, dsa_pointer pointer, Size size);
+extern void dlock_count_memory(Oid role, int64 change);
+extern void dlock_pass_memory(Oid from, Oid to, Size size);
+extern dsa_pointer dlock_text_copy(Oid role, const char *text);
+extern void dlock_text_free(Oid role, dsa_pointer text);
+extern void dlock_report_memory(void);
+extern void dlock_close_accounts(void);
+
+/* Whose the memory is that a request takes */
+static inline Oid
+dlock_request_role(const DlockRequest *request)
+{
+	return request->lease ? request->lease->role : GetUserId();
+}
 
 static inline DlockSpace *
 dlock_space_at(dsa_pointer pointer)
@@ -113,7 +131,8 @@ typedef struct DlockLockScan
 extern dsa_pointer dlock_lock_table_create(dsa_area *area, int tranche);
 extern void dlock_lock_table_attach(dsa_area *area, dsa_pointer table);
 extern DlockLock *dlock_lock_find(const DlockKey *key, bool exclusive);
-extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots);
+extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots,
+									Oid role);
 extern void dlock_lock_release(const DlockLock *lock);
 extern void dlock_lock_remove(DlockLock *lock);
 extern void dlock_lock_free_spare(void);
@@ -141,6 +160,7 @@ extern void dlock_flush_counters(DlockSpace *space);
 /* catalog.c */
 extern void dlock_check_committed(DlockSpace *space);
 extern Oid	dlock_relation(DlockSpace *space, const char *name);
+extern char *dlock_role_setting(Oid role, const char *name);
 
 /* space.c */
 extern DlockSpace *dlock_current_space(void);
@@ -280,8 +300,9 @@ extern void dlock_id_insert(DlockSpace *space, int64 number,
 							DlockLease *lease, DlockLeaseTicket *ticket);
 
 /* lease.c */
-extern DlockLease *dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay,
-									bool single, const char *info);
+extern DlockLease *dlock_lease_make(DlockSpace *space, Oid role, int64 ttl,
+									int64 delay, bool single,
+									const char *info);
 extern DlockLease *dlock_lease_find(DlockSpace *space, int64 number);
 extern uint64 dlock_lease_deadline(DlockLease *lease);
 extern bool dlock_lease_is_open(DlockLease *lease);
@@ -313,6 +334,7 @@ extern void dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_drop(DlockLeaseTicket *ticket);
 extern int64 dlock_lease_end(DlockSpace *space, DlockLease *lease,
 							 uint32 event);
+extern int64 dlock_lease_force(DlockSpace *space, int64 number);
 extern int64 dlock_lease_end_all(DlockSpace *space);
 extern int64 dlock_lease_release(DlockSpace *space, int64 number);
 extern uint64 dlock_lease_expire(DlockLease *lease, uint64 until);
@@ -435,6 +457,7 @@ extern bool dlock_office_leave(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_is_held(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_start(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_wake(DlockSpace *space, DlockOffice office);
+extern void dlock_office_terminate(DlockSpace *space, DlockOffice office);
 extern bool dlock_worker_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);

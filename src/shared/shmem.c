@@ -58,7 +58,8 @@ static bool counted_as_worker = false;
 
 static void
 table_parameters(dshash_parameters *spaces_table,
-				 dshash_parameters *ids_table)
+				 dshash_parameters *ids_table,
+				 dshash_parameters *accounts_table)
 {
 	*spaces_table = (dshash_parameters)
 	{
@@ -78,6 +79,15 @@ table_parameters(dshash_parameters *spaces_table,
 		COMPAT_DSHASH_COPY(dshash_memcpy)
 		.tranche_id = header->table_tranche
 	};
+	*accounts_table = (dshash_parameters)
+	{
+		.key_size = sizeof(Oid),
+		.entry_size = sizeof(DlockAccount),
+		.compare_function = dshash_memcmp,
+		.hash_function = dshash_memhash,
+		COMPAT_DSHASH_COPY(dshash_memcpy)
+		.tranche_id = header->table_tranche
+	};
 }
 
 /*
@@ -91,6 +101,7 @@ typedef struct Attachment
 	DlockControl *control;
 	dshash_table *spaces;
 	dshash_table *ids;
+	dshash_table *accounts;
 	DlockBackend *backends;
 	pg_atomic_uint32 *pids;
 } Attachment;
@@ -203,7 +214,7 @@ layout_sizes(void)
 		sizeof(DlockControl), sizeof(DlockBackend), sizeof(DlockSpaceEntry),
 		sizeof(DlockSpace), sizeof(DlockPartition), sizeof(DlockLock),
 		sizeof(DlockTicket), sizeof(DlockLeaseTicket), sizeof(DlockLease),
-		sizeof(DlockIdEntry), sizeof(DlockAnnouncement)
+		sizeof(DlockIdEntry), sizeof(DlockAnnouncement), sizeof(DlockAccount)
 	};
 
 	return hash_bytes((const unsigned char *) sizes, sizeof(sizes));
@@ -335,6 +346,7 @@ create_area(Attachment *made)
 {
 	dshash_parameters spaces_parameters;
 	dshash_parameters ids_parameters;
+	dshash_parameters accounts_parameters;
 	int			num_backends = ProcGlobal->allProcCount;
 	dsa_pointer control;
 	dsa_pointer locks;
@@ -344,7 +356,8 @@ create_area(Attachment *made)
 	int64		left;
 
 	Assert(LWLockHeldByMeInMode(AddinShmemInitLock, LW_EXCLUSIVE));
-	table_parameters(&spaces_parameters, &ids_parameters);
+	table_parameters(&spaces_parameters, &ids_parameters,
+					 &accounts_parameters);
 	made->area = dsa_create(header->memory_tranche);
 	control = dsa_allocate0(made->area, sizeof(DlockControl));
 	made->control = dsa_get_address(made->area, control);
@@ -357,6 +370,7 @@ create_area(Attachment *made)
 	}
 	made->spaces = dshash_create(made->area, &spaces_parameters, NULL);
 	made->ids = dshash_create(made->area, &ids_parameters, NULL);
+	made->accounts = dshash_create(made->area, &accounts_parameters, NULL);
 	locks = dlock_lock_table_create(made->area, header->table_tranche);
 	backends = dsa_allocate0(made->area, num_backends * sizeof(DlockBackend));
 	made->backends = dsa_get_address(made->area, backends);
@@ -374,6 +388,7 @@ create_area(Attachment *made)
 	made->control->spaces = dshash_get_hash_table_handle(made->spaces);
 	made->control->locks = locks;
 	made->control->ids = dshash_get_hash_table_handle(made->ids);
+	made->control->accounts = dshash_get_hash_table_handle(made->accounts);
 	made->control->backends = backends;
 	made->control->num_backends = num_backends;
 	LWLockInitialize(&made->control->reserve_lock, header->memory_tranche);
@@ -398,14 +413,18 @@ attach_area(Attachment *found)
 {
 	dshash_parameters spaces_parameters;
 	dshash_parameters ids_parameters;
+	dshash_parameters accounts_parameters;
 
-	table_parameters(&spaces_parameters, &ids_parameters);
+	table_parameters(&spaces_parameters, &ids_parameters,
+					 &accounts_parameters);
 	found->area = dsa_attach(header->area);
 	found->control = dsa_get_address(found->area, header->control);
 	found->spaces = dshash_attach(found->area, &spaces_parameters,
 								  found->control->spaces, NULL);
 	found->ids = dshash_attach(found->area, &ids_parameters,
 							   found->control->ids, NULL);
+	found->accounts = dshash_attach(found->area, &accounts_parameters,
+									found->control->accounts, NULL);
 	found->backends = dsa_get_address(found->area, found->control->backends);
 	found->pids = dsa_get_address(found->area, header->pids);
 }
@@ -498,6 +517,7 @@ dlock_attach(void)
 	dlock_spaces = attachment.spaces;
 	dlock_lock_table_attach(dlock_area, dlock_control->locks);
 	dlock_ids = attachment.ids;
+	dlock_accounts = attachment.accounts;
 	dlock_backends = attachment.backends;
 	my_pid = &attachment.pids[compat_my_procno()];
 	pg_atomic_write_u32(my_pid, MyProcPid);
@@ -550,4 +570,5 @@ dlock_detach(void)
 	pg_atomic_write_u64(&dlock_my_backend->session, 0);
 	pg_atomic_write_u32(my_pid, 0);
 	dlock_my_backend = NULL;
+	dlock_close_accounts();
 }

@@ -14,6 +14,7 @@
  *	  locks				DlockPartition[]: (space, name) -> DlockLock
  *	  ids				dshash: (space, number) -> DlockIdEntry
  *	  backends			array by proc number: DlockBackend
+ *	  accounts			dshash: role -> DlockAccount
  *	DlockTicket			one per holder and per waiter, linked into its lock
  *	  DlockLeaseTicket	... one that belongs to a lease
  *	DlockLease			one per lease, linked into its space
@@ -104,6 +105,7 @@ typedef struct DlockAnnouncement
 	/* immutable */
 	char		channel[NAMEDATALEN];
 	Size		size;			/* of the whole structure */
+	Oid			role;			/* to whom it is counted */
 
 	/* protected by the outbox's lock */
 	bool		armed;			/* the LISTEN that belongs to it is in effect */
@@ -135,7 +137,8 @@ typedef struct DlockTicket
 								 * it belongs to a lease (see below) */
 	int			procno;
 	int			pid;
-	Oid			role;			/* who asked */
+	Oid			role;			/* who asked, or whose lease it is; to whom it is
+								 * counted */
 	uint8		scope;			/* DlockScope, as first asked; see also the
 								 * depths */
 	uint8		mode;			/* DlockMode */
@@ -210,7 +213,8 @@ struct DlockLease
 	int64		delay;			/* in microseconds; 0: none, as with a ticket's
 								 * own */
 	int			durability;		/* the opener's synchronous_commit */
-	Oid			role;			/* the owner, by OID and by name */
+	Oid			role;			/* the owner, by OID and by name; to whom it is
+								 * counted */
 	NameData	role_name;
 	TimestampTz opened_at;
 	dsa_pointer info;			/* terminated string, or invalid */
@@ -309,6 +313,7 @@ typedef struct DlockIdEntry
 	/* protected by the partition lock of the table */
 	dsa_pointer lease;			/* DlockLease, or invalid */
 	dsa_pointer ticket;			/* DlockLeaseTicket, or invalid */
+	Oid			role;			/* to whom it is counted, below 0 */
 } DlockIdEntry;
 
 /*
@@ -321,6 +326,7 @@ typedef struct DlockLock
 	/* immutable */
 	dsa_pointer self;
 	uint32		size;			/* in bytes, with the name's */
+	Oid			role;			/* to whom it is counted; as a spare, its backend's */
 
 	/* protected by the lock entry's lock, as all that is in its partition */
 	dsa_pointer next;			/* in the same bucket */
@@ -552,6 +558,20 @@ typedef struct DlockBackend
 	char		padding[PG_CACHE_LINE_SIZE];
 } DlockBackend;
 
+/*
+ * What a role has taken of the area, in all databases; see account.c.
+ */
+typedef struct DlockAccount
+{
+	Oid			role;			/* hash key, must be first */
+
+	/* protected by the partition lock of the table */
+	uint32		users;			/* backends that have it open */
+
+	/* atomic */
+	pg_atomic_uint64 used;		/* bytes, as far as they were reported */
+} DlockAccount;
+
 typedef struct DlockControl
 {
 	/* immutable */
@@ -560,6 +580,7 @@ typedef struct DlockControl
 	dshash_table_handle spaces;
 	dsa_pointer locks;			/* array of DlockPartition */
 	dshash_table_handle ids;
+	dshash_table_handle accounts;
 	dsa_pointer backends;
 	int			num_backends;
 	int64		room;			/* what the file system leaves for locks and

@@ -243,7 +243,7 @@ void
 dlock_ticket_release_texts(DlockTicket *ticket)
 {
 	if (DsaPointerIsValid(ticket->info))
-		dlock_text_free(ticket->info);
+		dlock_text_free(ticket->role, ticket->info);
 	ticket->info = InvalidDsaPointer;
 	if (DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_free(ticket);
@@ -251,20 +251,21 @@ dlock_ticket_release_texts(DlockTicket *ticket)
 
 /*
  * Make a ticket for a request, to be entered into the lock's queue.  Raises
- * 53200 where there is no memory.
+ * 53200 where there is no memory; the caller has asked for that before.
  */
 DlockTicket *
 dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 {
+	Oid			role = dlock_request_role(request);
 	DlockTicket *ticket;
 
-	dlock_check_memory();
 	if (spare == NULL)
 	{
-		dsa_pointer self = dlock_allocate(TICKET_SIZE);
+		dsa_pointer self = dlock_allocate(role, TICKET_SIZE);
 
 		spare = dsa_get_address(dlock_area, self);
 		spare->link.self = self;
+		spare->role = role;
 		spare->info = InvalidDsaPointer;
 		spare->announcement = InvalidDsaPointer;
 		pg_atomic_init_u32(&spare->state, DLOCK_GONE);
@@ -273,6 +274,11 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 	}
 	ticket = spare;
 	dlock_ticket_release_texts(ticket);
+	if (unlikely(ticket->role != role))
+	{
+		dlock_pass_memory(ticket->role, role, TICKET_SIZE);
+		ticket->role = role;
+	}
 	dlock_ticket_fill(space, request, ticket);
 	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
 	pg_atomic_write_u32(&ticket->session_depth, 0);
@@ -281,8 +287,9 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 }
 
 /*
- * Fill in a ticket for a request of this session's.  Raises 53200 where there
- * is no memory; what belongs to the ticket is its own already then.
+ * Fill in a ticket, which has its role, for a request of this session's.  Raises
+ * 53200 where there is no memory; what belongs to the ticket is its own already
+ * then.
  */
 void
 dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
@@ -290,14 +297,13 @@ dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 {
 	ticket->space = space->self;
 	if (request->info)
-		ticket->info = dlock_text_copy(request->info);
+		ticket->info = dlock_text_copy(ticket->role, request->info);
 	if (request->channel)
 		ticket->announcement = dlock_announcement_make(space, request);
 	ticket->number = 0;
 	ticket->session = pg_atomic_read_u64(&dlock_my_backend->session);
 	ticket->procno = compat_my_procno();
 	ticket->pid = MyProcPid;
-	ticket->role = GetUserId();
 	ticket->scope = request->scope;
 	ticket->mode = request->mode;
 	ticket->slots = request->slots;
@@ -327,7 +333,7 @@ dlock_ticket_free(DlockTicket *ticket)
 	if (spare == NULL)
 		spare = ticket;
 	else
-		dlock_release_memory(ticket->link.self, TICKET_SIZE);
+		dlock_release_memory(ticket->role, ticket->link.self, TICKET_SIZE);
 }
 
 /* The spare goes when the backend does. */
@@ -337,7 +343,7 @@ dlock_ticket_free_spare(void)
 	if (spare)
 	{
 		dlock_ticket_release_texts(spare);
-		dlock_release_memory(spare->link.self, TICKET_SIZE);
+		dlock_release_memory(spare->role, spare->link.self, TICKET_SIZE);
 	}
 	spare = NULL;
 }

@@ -139,11 +139,11 @@ load_lease(DlockSpace *space, const DlockStored *row)
 
 	if (dlock_lease_restored(space, get_int64(row, DLOCK_LEASE_LEASE)) == NULL)
 	{
-		lease = dlock_lease_make(space, get_interval(row, DLOCK_LEASE_TTL),
+		lease = dlock_lease_make(space, get_oid(row, DLOCK_LEASE_ROLE),
+								 get_interval(row, DLOCK_LEASE_TTL),
 								 get_interval(row, DLOCK_LEASE_DELAY), false,
 								 get_text(row, DLOCK_LEASE_INFO));
 		lease->number = get_int64(row, DLOCK_LEASE_LEASE);
-		lease->role = get_oid(row, DLOCK_LEASE_ROLE);
 		lease->role_name = *DatumGetName(row->values[DLOCK_LEASE_ROLE_NAME]);
 		lease->opened_at = get_time(row, DLOCK_LEASE_OPENED_AT);
 		lease->durability = get_int32(row, DLOCK_LEASE_DURABILITY);
@@ -173,10 +173,10 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 	request.channel = get_text(row, DLOCK_QUEUE_CHANNEL);
 	if (single)
 	{
-		request.lease = dlock_lease_make(space, get_interval(row, DLOCK_QUEUE_TTL),
+		request.lease = dlock_lease_make(space, get_oid(row, DLOCK_QUEUE_ROLE),
+										 get_interval(row, DLOCK_QUEUE_TTL),
 										 0, true, NULL);
 		request.lease->number = number;
-		request.lease->role = get_oid(row, DLOCK_QUEUE_ROLE);
 		request.lease->role_name =
 			*DatumGetName(row->values[DLOCK_QUEUE_ROLE_NAME]);
 		request.lease->opened_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
@@ -193,7 +193,6 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 	{
 		ticket = dlock_lease_ticket_make(space, &request);
 		ticket->ticket.number = number;
-		ticket->ticket.role = get_oid(row, DLOCK_QUEUE_ROLE);
 		ticket->ticket.enqueued_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
 		ticket->ticket.granted_at = get_time(row, DLOCK_QUEUE_GRANTED_AT);
 		ticket->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);

@@ -33,7 +33,7 @@ find_plan(const char *statement, const char *table_name, int num_values,
 		const char *statement;
 		char	   *table_name;
 		SPIPlanPtr	plan;
-	}			plans[8];
+	}			plans[16];
 	SPIPlanPtr	plan;
 	int			i = 0;
 

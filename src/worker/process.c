@@ -8,16 +8,22 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
 #include "catalog/pg_authid.h"
+#include "catalog/pg_database.h"
 #include "miscadmin.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
+#include "storage/lock.h"
 #include "storage/lwlock.h"
+#include "storage/proc.h"
+#include "storage/procarray.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
+#include "utils/syscache.h"
 
 #include "shared/shared.h"
 #include "worker/process.h"
@@ -102,6 +108,22 @@ leave(int code, Datum arg)
 }
 
 /*
+ * The database's owner may end us, as WITH (FORCE) does: it goes by the role of
+ * a process, and we have none of our own.
+ */
+static void
+belong_to_owner(void)
+{
+	HeapTuple	tuple = SearchSysCache1(DATABASEOID,
+										ObjectIdGetDatum(MyDatabaseId));
+
+	if (!HeapTupleIsValid(tuple))
+		return;
+	MyProc->roleId = ((Form_pg_database) GETSTRUCT(tuple))->datdba;
+	ReleaseSysCache(tuple);
+}
+
+/*
  * Begin as a process that is to hold an office of the space that it was
  * started for.  NULL where that has a holder, or is not there any more.
  */
@@ -123,6 +145,7 @@ dlock_process_begin(DlockOffice office)
 	before_shmem_exit(leave, 0);
 	before_shmem_exit(roll_back, 0);
 	StartTransactionCommand();
+	belong_to_owner();
 	dlock_attach();
 	dlock_count_as_worker();
 	space = dlock_find_space(&key);
@@ -157,6 +180,26 @@ dlock_process_gives_way(void)
 					MyBgworkerEntry->bgw_type),
 			 errdetail("Leases are read again from their tables, by the first call.")));
 	return true;
+}
+
+/*
+ * Does somebody drop, rename or copy this database, and wait for nobody but
+ * background processes to go?  He has it locked, as is seen by who comes to it
+ * then.  Where sessions are left it is they who are in the way, and they may
+ * need us.
+ */
+bool
+dlock_process_is_in_the_way(void)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, MyDatabaseId, 0);
+	if (LockAcquire(&tag, RowExclusiveLock, true, true) != LOCKACQUIRE_NOT_AVAIL)
+	{
+		(void) LockRelease(&tag, RowExclusiveLock, true);
+		return false;
+	}
+	return CountDBConnections(MyDatabaseId) == 0;
 }
 
 /* How long a lock is waited for, in milliseconds; "0": as long as it takes */

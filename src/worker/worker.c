@@ -49,6 +49,11 @@
 								 * the worker */
 #define STEP_US			5000	/* at one thing, while others may be due */
 #define SOON_MS			5000	/* a lease that is due then is waited for */
+#define WAY_MS			1000	/* between looks whether the database is to be
+								 * dropped, ... */
+#define SURE_MS			100		/* ... where it seems to be, before it goes */
+#define SURE_LOOKS		3		/* so many in a row: whoever has not the right
+								 * has it locked for a moment, too */
 #define FIRST_PAUSE_MS	100		/* after a worker that died young, and then
 								 * twice as long */
 #define MAX_PAUSE_MS	5000
@@ -66,6 +71,7 @@ static DlockSpace *my_space = NULL;
 static bool extension_is_gone = false;
 static bool gives_way = false;	/* to a library of another layout */
 static bool leaves = false;		/* as nobody could notice */
+static bool makes_way = false;	/* to who drops or renames the database */
 
 /* Set by a signal */
 static volatile sig_atomic_t leaving = false;
@@ -88,7 +94,8 @@ let_go(void)
 /*
  * Let the next worker come; and see to it that one does, if something is to
  * be done, or was posted while this one still seemed to be there.  Where this
- * one leaves as nobody could notice, that is: if somebody could by now.
+ * one leaves as nobody could notice, that is: if somebody could by now.  And
+ * where it makes way, not before somebody comes to the database again.
  *
  * Letting go can raise an error, where a segment of memory cannot be mapped.
  * So it comes last: what stays referred to keeps some memory, and no more.
@@ -99,13 +106,13 @@ resign(int code, Datum arg)
 	/* what it may have held as it failed */
 	LWLockReleaseAll();
 	(void) dlock_office_leave(my_space, DLOCK_SENDER);
-	if (leaves || leaving)
+	if (leaves || leaving || makes_way)
 		pg_atomic_write_u32(&my_space->worker_deaths, 0);
 	pg_atomic_write_u64(&my_space->next_due,
 						leaves ? dlock_watch_next_due() : 0);
 	if (!dlock_office_leave(my_space, DLOCK_WORKER))
 		return;
-	if (!extension_is_gone && !gives_way &&
+	if (!extension_is_gone && !gives_way && !makes_way &&
 		(leaves ? is_wanted() : dlock_worker_is_needed(my_space)))
 		(void) dlock_office_start(my_space, DLOCK_WORKER);
 	let_go();
@@ -318,6 +325,7 @@ write_the_rest(void)
 		if (dlock_monotonic_now() >= end)
 			break;
 	}
+	makes_way = dlock_process_is_in_the_way();
 	ProcDiePending = InterruptPending = true;
 }
 
@@ -376,6 +384,29 @@ is_missed(uint64 next_beat)
 	return (next_beat != NEVER && dlock_quorum_has_standbys()) ||
 		dlock_watch_next_due() <= dlock_monotonic_now() + SOON_MS * 1000 ||
 		dlock_watch_has_attached();
+}
+
+/*
+ * Is the database to be dropped, renamed or copied, with nobody left in it but
+ * us?  Then we go, and have the others go.  *next is when to look again.
+ */
+static bool
+is_in_the_way(uint64 now, uint64 *next)
+{
+	static uint64 look_at = 0;
+	static int	looks = 0;
+
+	if (now >= look_at)
+	{
+		looks = dlock_process_is_in_the_way() ? looks + 1 : 0;
+		look_at = now + (looks > 0 ? SURE_MS : WAY_MS) * 1000;
+	}
+	*next = sooner(*next, look_at);
+	if (looks < SURE_LOOKS)
+		return false;
+	dlock_office_terminate(my_space, DLOCK_SENDER);
+	dlock_office_terminate(my_space, DLOCK_VACUUM);
+	return true;
 }
 
 static uint64 next_beat = NEVER;
@@ -490,6 +521,9 @@ dlock_worker_main(Datum arg)
 		now = dlock_monotonic_now();
 		if (now >= old_at)
 			pg_atomic_write_u32(&my_space->worker_deaths, 0);
+		makes_way = is_in_the_way(now, &next);
+		if (makes_way)
+			return;
 		if (next <= now)
 			missed_at = now;
 		else if (begun && now < look_at)

@@ -272,7 +272,8 @@ sub statement
 	return one(
 		'SELECT * FROM dlock_locks', 'SELECT * FROM dlock_leases',
 		'SELECT * FROM dlock_stats', 'SELECT * FROM dlock_queue',
-		'SELECT * FROM dlock_reservations', 'SELECT * FROM dlock_versions')
+		'SELECT * FROM dlock_reservations', 'SELECT * FROM dlock_versions',
+		'SELECT * FROM dlock_version_usage')
 	  if $dice < 0.94;
 	return 'SELECT pg_cancel_backend(' . pid() . ')' if $dice < 0.97;
 	return 'SELECT pg_terminate_backend(' . pid() . ')' if $dice < 0.973;
@@ -282,6 +283,7 @@ sub statement
 		"ROLLBACK PREPARED 'p" . int(rand 5) . "'",
 		'SET dlock.session_locks = ' . one('allow', 'warn', 'error'),
 		'SET dlock.max_locks_per_session = ' . one(1, 3, 100000),
+		'SET dlock.max_memory_per_role = ' . one(1, 50, 100),
 		'SET synchronous_commit = ' . one('off', 'local', 'on'),
 		'SET lock_timeout = ' . one(0, 1, 20))
 	  if $dice < 0.998;

@@ -174,6 +174,57 @@ REVOKE EXECUTE ON FUNCTION dlock_force_release(bigint) FROM regress_dlock_other;
 SELECT name FROM dlock_locks;
 
 --
+-- A whole lease by force
+--
+SET ROLE regress_dlock_owner;
+SELECT dlock_lease_open('1h') AS f \gset
+SELECT dlock_lease_acquire_all('{f1,f2}', :f) > '{0}', dlock_lease_enqueue('own', :f, 'nobody') > 0;
+SET ROLE regress_dlock_other;
+SELECT dlock_force_close(:f);
+\echo :SQLSTATE
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION dlock_force_close(bigint) TO regress_dlock_other;
+SET ROLE regress_dlock_other;
+SELECT error_of(format('dlock_lease_close(%s)', :f));
+SELECT dlock_force_close(:f), dlock_force_close(:f);
+SELECT dlock_force_close(0), dlock_force_close(-1);
+SELECT dlock_force_close(NULL);
+\echo :SQLSTATE
+RESET ROLE;
+REVOKE EXECUTE ON FUNCTION dlock_force_close(bigint) FROM regress_dlock_other;
+
+--
+-- Who owns the database, and whoever has its owner's privileges
+--
+SET ROLE regress_dlock_owner;
+SELECT dlock_lease_open('1h') AS f, dlock_ttl_acquire('s', '1h') AS s \gset
+RESET ROLE;
+SELECT pg_get_userbyid(datdba) AS was FROM pg_database
+ WHERE datname = current_database() \gset
+SELECT format('ALTER DATABASE %I OWNER TO regress_dlock_landlord', current_database()) AS give,
+	format('ALTER DATABASE %I OWNER TO %I', current_database(), :'was') AS take \gset
+CREATE ROLE regress_dlock_landlord;
+CREATE ROLE regress_dlock_caretaker IN ROLE regress_dlock_landlord;
+SET ROLE regress_dlock_caretaker;
+SELECT dlock_force_close(:f);
+\echo :SQLSTATE
+RESET ROLE;
+:give;
+SET ROLE regress_dlock_caretaker;
+SELECT dlock_force_close(:f), dlock_force_release(:s);
+SELECT dlock_advance_ticket(1);
+\echo :SQLSTATE
+SELECT dlock_reset();
+\echo :SQLSTATE
+RESET ROLE;
+:take;
+SET ROLE regress_dlock_caretaker;
+SELECT dlock_force_release(1);
+\echo :SQLSTATE
+RESET ROLE;
+DROP ROLE regress_dlock_landlord, regress_dlock_caretaker;
+
+--
 -- A role that is not what it was: the name has changed, ...
 --
 SET ROLE regress_dlock_owner;

@@ -99,6 +99,8 @@ INSERT INTO calls VALUES
 	('dlock_version_bump(''a'', 0)', true),
 	('dlock_try_version_bump(''a'', 0)', true),
 	('dlock_force_release(dlock_fence(''a''))', true),
+	('dlock_force_close((SELECT lease FROM mine))', true),
+	('dlock_version_forget(''a'')', true),
 	('dlock_advance_ticket(1)', true),
 	('dlock_reserve(''b'', ''regress_dlock_tester'')', true),
 	('dlock_unreserve(''b'')', true),

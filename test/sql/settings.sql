@@ -51,6 +51,30 @@ BEGIN;
 SELECT dlock_xact_acquire('x') > 0, dlock_try_xact_acquire('y') > 0,
 	dlock_xact_acquire_all('{z}') > '{0}', dlock_try_xact_acquire_all('{z}') > '{0}';
 COMMIT;
+-- what else belongs to the session, and not to one client of a pooler
+SELECT dlock_lease_open('1h', attach => true);
+\echo :SQLSTATE
+SELECT dlock_channel();
+SELECT dlock_ttl_enqueue('f', '1h');
+\set VERBOSITY sqlstate
+SELECT dlock_enqueue('f');
+SELECT dlock_enqueue('f', 'nobody');
+SELECT dlock_lease_open('1h') AS l \gset
+SELECT dlock_lease_enqueue('f', :l);
+-- none of that has left anything
+SELECT count(*) FROM pg_listening_channels();
+SELECT name FROM dlock_locks WHERE name = 'f';
+SELECT count(*) FROM dlock_leases;
+SELECT dlock_lease_enqueue('f', :l, 'somebody') > 0, dlock_lease_close(:l);
+\set VERBOSITY default
+SET dlock.session_locks = 'warn';
+SELECT dlock_lease_open('1h', attach => true) AS l \gset
+SELECT dlock_lease_close(:l);
+SELECT dlock_channel() LIKE 'dlock_%';
+SELECT dlock_ttl_enqueue('f', '1h') AS f \gset
+SELECT dlock_release_ticket(:f);
+UNLISTEN *;
+SET dlock.session_locks = 'error';
 -- what is held can be given back
 SELECT dlock_is_held('a'), dlock_release('a'), dlock_release_ticket(dlock_fence('b')),
 	dlock_release_all();
@@ -113,6 +137,18 @@ ALTER SYSTEM SET dlock.max_memory = '2147483647kB';
 ALTER SYSTEM RESET dlock.max_memory;
 
 --
+-- dlock.max_memory_per_role
+--
+SET dlock.max_memory_per_role = 0;
+\echo :SQLSTATE
+SET dlock.max_memory_per_role = 101;
+\echo :SQLSTATE
+SET dlock.max_memory_per_role = 1;
+SHOW dlock.max_memory_per_role;
+SET dlock.max_memory_per_role = 100;
+RESET dlock.max_memory_per_role;
+
+--
 -- Who may set them.  Before the library is there, PostgreSQL takes every value
 -- from everybody; the library's coming sorts that out.
 --
@@ -123,6 +159,8 @@ SET dlock.session_locks = 'warn';
 SET dlock.max_locks_per_session = 10;
 \echo :SQLSTATE
 SET dlock.max_memory = '1GB';
+\echo :SQLSTATE
+SET dlock.max_memory_per_role = 100;
 \echo :SQLSTATE
 RESET ROLE;
 

@@ -14,7 +14,9 @@ SELECT dlock_version_bump('doc', 0);
 SELECT dlock_version_of('doc');
 SELECT dlock_version_bump('doc', 1), dlock_version_of('doc'),
 	dlock_try_version_bump('doc', 2), dlock_version_of('doc');
-SELECT * FROM dlock_versions;
+SELECT name, version, bumped_by = current_user AS by_me,
+	bumped_at BETWEEN now() - interval '1 minute' AND clock_timestamp() AS just_now
+  FROM dlock_versions;
 
 -- Another version than the expected one, older or newer
 SELECT explain_error('SELECT dlock_version_bump(''doc'', 2)');
@@ -147,6 +149,35 @@ COPY dlock_versions TO stdout;
 CREATE TRIGGER mine BEFORE INSERT ON dlock_versions
 	FOR EACH ROW EXECUTE FUNCTION dlock_version_guard();
 RESET ROLE;
+
+-- Who bumped last, and who has how many
+SELECT name, version, bumped_by FROM dlock_versions
+ WHERE name IN ('doc', 'hers') ORDER BY name COLLATE "C";
+SET ROLE regress_dlock_author;
+SELECT role, versions, bytes > 0 AS bytes, oldest <= latest AS in_order
+  FROM dlock_version_usage WHERE role = current_user;
+-- to forget one is not for all
+SELECT dlock_version_forget('hers');
+\echo :SQLSTATE
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION dlock_version_forget(text) TO regress_dlock_author;
+SET ROLE regress_dlock_author;
+SELECT dlock_version_bump('to be forgotten', 0), dlock_version_bump('to be forgotten', 1);
+SELECT dlock_version_forget('to be forgotten'), dlock_version_forget('to be forgotten'),
+	dlock_version_of('to be forgotten');
+SELECT dlock_version_bump('to be forgotten', 2);
+\echo :SQLSTATE
+SELECT dlock_version_bump('to be forgotten', 0);
+BEGIN;
+SELECT dlock_version_forget('to be forgotten');
+ROLLBACK;
+SELECT dlock_version_of('to be forgotten'), dlock_version_forget('to be forgotten');
+SELECT dlock_version_forget(NULL);
+\echo :SQLSTATE
+SELECT dlock_version_forget('');
+\echo :SQLSTATE
+RESET ROLE;
+REVOKE EXECUTE ON FUNCTION dlock_version_forget(text) FROM regress_dlock_author;
 
 -- The role is hers again after an error, too.
 SET ROLE regress_dlock_author;

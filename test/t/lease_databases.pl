@@ -3,8 +3,8 @@
 # the database; and a copy of the database honours none of them.
 #
 # What would break it: a worker that looks for its tables where they were, or
-# that stays when they are gone; a waiter that nobody tells; a row that is taken
-# for a lease wherever it is found.
+# that stays when they are gone, or are to go; a waiter that nobody tells; a row
+# that is taken for a lease wherever it is found.
 
 use strict;
 use warnings FATAL => 'all';
@@ -89,8 +89,116 @@ $client->quit;
 is($node->safe_psql('postgres', 'DROP DATABASE a'),
 	'', 'without a lease the worker is not in the way of DROP DATABASE');
 
-# A template must not be in use, and a worker is a user: so a copy with rows
-# is one made before the first call after a restart.
+#
+# A database's owner, who is nobody else: leases of others are not in the way
+#
+$admin->query('CREATE ROLE landlord LOGIN CREATEDB; CREATE ROLE tenant LOGIN');
+
+# The worker of a database, which is not for all to see
+sub worker_of
+{
+	my ($database) = @_;
+	my $pid;
+
+	poll("a worker in $database",
+		sub {
+			$pid = $admin->query('SELECT pid FROM pg_stat_activity '
+				  . "WHERE backend_type = 'dlock worker' AND datname = '$database'");
+			return $pid =~ /^\d+$/;
+		});
+	return $pid;
+}
+
+# Runs a command as the owner; the worker is there before, for a lease of others
+sub as_landlord
+{
+	my ($database, $command, $test) = @_;
+	my $tenant = session($node, $database, 'user=tenant');
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	$fence = $tenant->query(
+		"SELECT dlock_ttl_acquire('rented', '1h', owner => 'tenant')");
+	like($fence, qr/^\d+$/, 'a lease of a tenant');
+	my $pid = worker_of($database);
+	$tenant->quit;
+	my $landlord = session($node, 'postgres', 'user=landlord');
+	is($landlord->query($command), '', $test);
+	$landlord->quit;
+	backends_gone($pid);
+	return;
+}
+
+sub let
+{
+	my ($database) = @_;
+
+	$admin->query("CREATE DATABASE $database OWNER landlord");
+	$node->safe_psql($database, 'CREATE EXTENSION dlock');
+	return;
+}
+
+let('flat');
+as_landlord('flat', 'ALTER DATABASE flat RENAME TO house',
+	'the owner renames it');
+is($node->safe_psql('house', "SELECT dlock_check('rented', $fence)"),
+	't', 'and its leases stay');
+as_landlord('house', 'CREATE DATABASE copied TEMPLATE house',
+	'the owner copies it');
+is($node->safe_psql('copied', 'SELECT count(*) FROM dlock_locks'),
+	'0', 'without its leases');
+as_landlord('house', 'DROP DATABASE house', 'the owner drops it');
+let('room');
+as_landlord('room', 'DROP DATABASE room WITH (FORCE)',
+	'the owner drops it by force');
+
+# who is connected is in the way, and keeps the worker
+let('shop');
+my $tenant = session($node, 'shop', 'user=tenant');
+$fence = $tenant->query("SELECT dlock_ttl_acquire('rented', '1h')");
+my $kept = worker_of('shop');
+my $landlord = session($node, 'postgres', 'user=landlord');
+like(
+	$landlord->query('DROP DATABASE shop'),
+	qr/55006: database "shop" is being accessed by other users/,
+	'but not while somebody is connected');
+is(worker_of('shop'), $kept, 'nor is it left without its worker for that');
+is($landlord->query("SELECT pg_terminate_backend($kept)"),
+	't', 'the owner may end the worker');
+backends_gone($kept);
+is($tenant->query("SELECT dlock_check('rented', $fence)"),
+	't', 'which comes again');
+worker_of('shop');
+$tenant->quit;
+# what the owner is asked to clear up, is ended
+my $owner = session($node, 'shop', 'user=landlord');
+is( $owner->query(
+		'SELECT count(dlock_force_close(lease)) FROM dlock_leases'),
+	'1', 'the owner closes leases of others');
+is($owner->query('SELECT count(*) FROM dlock_leases'), '0', 'and they are gone');
+
+# and what a delay keeps closed
+my ($ttl, $delayed) = (ample(1));
+poll('a lease that lives for long enough',
+	sub {
+		$ttl *= 2;
+		$delayed =
+		  $owner->query("SELECT dlock_lease_open('$ttl s', delay => '1h')");
+		return $owner->query("SELECT dlock_try_lease_acquire('delayed', $delayed)")
+		  !~ /55L01/;
+	});
+$owner->wait_for("SELECT dlock_try_acquire('delayed') IS NULL "
+	  . "AND NOT EXISTS (SELECT FROM dlock_leases WHERE lease = $delayed)");
+is($owner->query("SELECT dlock_force_close($delayed)"),
+	'1', 'a delay is ended by force');
+is($owner->query("SELECT dlock_force_close($delayed) IS NULL"), 't', 'once');
+like($owner->query("SELECT dlock_acquire('delayed')"),
+	qr/^\d+$/, 'and the lock is free');
+$owner->quit;
+is($landlord->query('DROP DATABASE shop'), '', 'dropped with nobody connected');
+$landlord->quit;
+
+# A template must not be in use, and a worker is a user, if one that makes way:
+# a copy with rows is made here before the first call after a restart.
 $node->safe_psql('postgres', 'CREATE DATABASE original');
 $node->safe_psql('original', 'CREATE EXTENSION dlock');
 $fence =

@@ -94,6 +94,7 @@ $superuser->query('SELECT dlock_release_all()');
 $ordinary->quit;
 $superuser->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 $superuser->query('ALTER ROLE ordinary RESET ALL');
+$superuser->query('ALTER ROLE ordinary SET dlock.max_memory_per_role = 100');
 
 #
 # Of all sessions together
@@ -128,8 +129,8 @@ foreach my $how ('release', 'end', 'terminate')
 	is($superuser->query("SELECT dlock_try_acquire('lock 1', '1ms') IS NULL"),
 		't', 'and may wait');
 	my $reserve = $superuser->query("SELECT fill('super ', 100000)");
-	cmp_ok($reserve, '>', $count / 10, "$reserve locks in the reserve");
-	cmp_ok($reserve, '<', $count / 5, 'which is bounded, too');
+	cmp_ok($reserve, '>', $count / 4, "$reserve locks in the reserve");
+	cmp_ok($reserve, '<', $count / 2, 'which is bounded, too');
 	like($superuser->query("SELECT dlock_acquire('still one')"),
 		$too_much, 'error for a superuser');
 	is(held(), $count + $reserve + 1, 'nothing is lost');

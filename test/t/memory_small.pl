@@ -45,7 +45,8 @@ my $node = new_server('main',
 	conf => "dynamic_shared_memory_type = posix\nmax_parallel_workers = 4\n");
 my ($superuser, $ordinary, $other);
 
-$node->safe_psql('postgres', 'CREATE ROLE ordinary LOGIN');
+$node->safe_psql('postgres',
+	'CREATE ROLE ordinary LOGIN; ALTER ROLE ordinary SET dlock.max_memory_per_role = 100');
 $superuser = session($node);
 $superuser->query(
 	q{CREATE FUNCTION fill(prefix text, how_many integer) RETURNS text

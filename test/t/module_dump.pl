@@ -263,6 +263,11 @@ foreach my $way (sort keys %ways)
 		qr/^\d+$/, "$way: a superuser can");
 	is($session->query("SELECT dlock_version_of('v')"),
 		'2', "$way: versions are there");
+	is( $session->query(
+			"SELECT bumped_by = current_user AND bumped_at < now() "
+			  . "FROM dlock_versions WHERE name = 'v'"),
+		't',
+		"$way: and who bumped them, and when");
 
 	# A role that comes later may be anybody.
 	$session->query('CREATE ROLE shop');

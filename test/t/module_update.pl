@@ -38,7 +38,25 @@ my $queued = $third->query(
 $other->start("SELECT dlock_acquire_all('{of the session, of the transaction}')");
 $admin->until_waits($other);
 
+is( $admin->query(
+		"SELECT dlock_version_bump('then', 0), dlock_version_bump('both', 0)"),
+	'1|1',
+	'versions, where nobody notes who bumped');
 is($admin->query('ALTER EXTENSION dlock UPDATE'), '', 'the update');
+is( $admin->query(
+		"SELECT dlock_version_bump('both', 1), dlock_version_bump('now', 0)"),
+	'2|1',
+	'versions go on');
+is( $admin->query(
+		'SELECT string_agg(name, \' \' ORDER BY name) FROM dlock_versions '
+		  . 'WHERE bumped_by = current_user AND bumped_at IS NOT NULL'),
+	'both now',
+	'and say who bumped, from now on');
+is( $admin->query(
+		'SELECT string_agg(name, \' \') FROM dlock_versions '
+		  . 'WHERE bumped_by IS NULL AND bumped_at IS NULL'),
+	'then',
+	'what was bumped before says nothing');
 is( $admin->query(
 		"SELECT extversion = dlock_version() FROM pg_extension "
 		  . "WHERE extname = 'dlock'"),

@@ -1,0 +1,2 @@
+SELECT flood(:is_dlock);
+\sleep 3600 s

@@ -1,0 +1,266 @@
+# One role cannot take all of the memory: whatever it takes, in whatever scope and
+# in however many databases, the locks of others work, during and after that, and
+# after a restart.  What is freed is its own again, whoever frees it.
+#
+# What would break it: something that is not counted to its role, or to another
+# one; memory that somebody else frees, and that is not given back, or given back
+# to him; a limit that is not that of the role whose memory it is.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use Test::More;
+
+my $node = new_server('main',
+	conf => "dlock.max_memory = '2MB'\ndlock.max_ttl = '30d'\n"
+	  . "fsync = off\nmax_worker_processes = 16\n");
+my $admin = session($node);
+my @databases = qw(postgres d1 d2);
+
+$admin->query("CREATE ROLE $_ LOGIN") foreach qw(flood flood2 other member);
+$admin->query('GRANT flood TO member');
+foreach my $database (@databases, 'd3')
+{
+	if ($database ne 'postgres')
+	{
+		$admin->query("CREATE DATABASE $database");
+		$node->safe_psql($database, 'CREATE EXTENSION dlock');
+	}
+
+	# Calls, again and again, until there is no memory; with "for_ever", also then.
+	$node->safe_psql(
+		$database, q{
+		CREATE FUNCTION flood(call text, for_ever boolean = false)
+		RETURNS text LANGUAGE plpgsql AS $$
+		DECLARE
+			n integer := 0;
+			detail text;
+			hint text;
+		BEGIN
+			LOOP
+				BEGIN
+					n := n + 1;
+					EXECUTE 'SELECT ' || replace(call, '#', n::text);
+				EXCEPTION WHEN out_of_memory THEN
+					GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL,
+						hint = PG_EXCEPTION_HINT;
+					IF NOT for_ever THEN
+						RETURN n - 1 || ' ' || detail || ' ' || hint;
+					END IF;
+				END;
+			END LOOP;
+		END $$});
+}
+
+sub as
+{
+	my ($role, $database) = @_;
+
+	return session($node, $database // 'postgres', "user=$role");
+}
+
+# All that somebody else does, in every database
+sub others_work
+{
+	my ($when) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	foreach my $database (@databases)
+	{
+		my $other = as('other', $database);
+
+		is( $other->query(
+				q{SELECT dlock_acquire('mine', info => repeat('i', 1000)) > 0,
+				dlock_enqueue('mine', 'nobody') > 0, dlock_release_all()}),
+			't|t|1',
+			"$when, $database: session scope");
+		is( $other->query(
+				q{SELECT dlock_xact_acquire('mine') > 0,
+				cardinality(dlock_xact_acquire_all('{a, b, c}'))}),
+			't|3',
+			"$when, $database: transaction scope");
+		my $lease = $other->query("SELECT dlock_lease_open('1h')");
+		is( $other->query(
+				qq{SELECT dlock_lease_acquire('mine', $lease) > 0,
+				dlock_lease_enqueue('too', $lease, 'nobody') > 0,
+				dlock_renew($lease), dlock_lease_close($lease)}),
+			't|t|2|2',
+			"$when, $database: a lease");
+		is( $other->query(
+				q{SELECT dlock_release_ticket(dlock_ttl_acquire('own', '1h',
+				timeout => '10min'))}),
+			't',
+			"$when, $database: a ticket's own lease");
+		$other->quit;
+	}
+	return;
+}
+
+my $limit = qr/role "flood", in all databases, have reached dlock\.max_memory_per_role, which is 50 percent of 2048 kB\. Release what this role/;
+
+#
+# A flood in several databases and scopes
+#
+my $session = as('flood', 'd1');
+my $xact = as('flood', 'd2');
+my $leases = as('flood', 'd2');
+my $info = 'info => repeat(chr(105), 1000)';
+
+is($session->query("SELECT count(dlock_acquire('s' || n, $info)) FROM generate_series(1, 100) AS n"),
+	'100', 'some in session scope');
+$xact->query('BEGIN');
+is($xact->query("SELECT count(dlock_xact_acquire('x' || n, $info)) FROM generate_series(1, 100) AS n"),
+	'100', 'some in transaction scope');
+my $lease = $leases->query("SELECT dlock_lease_open('30d', $info)");
+my $tickets =
+  "dlock_lease_acquire_all(ARRAY(SELECT '#/' || n FROM generate_series(1, 20) AS n), $lease, $info)";
+like($leases->query("SELECT flood(\$\$$tickets\$\$)"),
+	qr/^\d+ .*$limit/, 'and as many as there are with a lease');
+like($_->query("SELECT flood('dlock_acquire(\$\$f#\$\$)')"),
+	qr/^\d+ .*$limit/, 'none is left for this role, in no database')
+  foreach $session, $leases;
+like($session->query("SELECT $_"), qr/53200: out of memory for locks/, $_)
+  foreach "dlock_lease_open('1h', $info)", "dlock_ttl_acquire('t', '1h', $info)",
+  "dlock_enqueue('t', 'c', $info)", "dlock_ttl_enqueue('t', '1h', 'c', $info)";
+is($session->query("SELECT count(*) FROM dlock_locks WHERE name ~ '^s'"),
+	'100', 'nothing is lost');
+is($session->query("SELECT dlock_acquire('s1') > 0, dlock_release('s1')"),
+	't|t', 'what it has it can acquire again');
+
+others_work('during it');
+# while it does not stop to ask
+$session->start(q{SELECT flood('dlock_acquire($$f#$$)', true)});
+$leases->start("SELECT flood(\$\$$tickets\$\$, true)");
+others_work('while it goes on');
+$admin->query("SELECT pg_cancel_backend(pid) FROM pg_stat_activity "
+	  . "WHERE usename = 'flood' AND state = 'active'");
+like($_->answer, qr/57014/, 'which is ended') foreach $session, $leases;
+
+#
+# Whose limit it is
+#
+$admin->query('ALTER ROLE flood SET dlock.max_memory_per_role = 55');
+$admin->query('ALTER ROLE member SET dlock.max_memory_per_role = 100');
+my $member = as('member', 'd2');
+like($member->query('SHOW dlock.max_memory_per_role'), qr/100|unrecognized/, 'a member');
+like(
+	$member->query("SET ROLE flood; SELECT flood('dlock_acquire(\$\$m#\$\$)')"),
+	qr/role "flood".* 55 percent/,
+	'who becomes another role has the limit of that one');
+like($member->query("RESET ROLE; SELECT flood(\$\$$tickets\$\$)"),
+	qr/role "flood".* 55 percent/, 'as has what goes with its lease');
+is($member->query("SELECT dlock_acquire('mine') > 0"),
+	't', 'and not what is not');
+$member->quit;
+$admin->query("ALTER ROLE flood RESET ALL");
+like(
+	$admin->query(
+		"SELECT count(dlock_acquire('a' || n, $info)) FROM generate_series(1, 300) AS n"
+	),
+	qr/^300$/,
+	'superusers are exempt');
+$admin->query('SELECT dlock_release_all()');
+
+#
+# Two of them leave something for those who have little
+#
+my $second = as('flood2', 'd1');
+like($second->query("SELECT flood('dlock_acquire(\$\$g#\$\$, $info)')"),
+	qr/three quarters of what they may/, 'a second one');
+others_work('beside two');
+$second->quit;
+
+#
+# What is freed, and by whom
+#
+sub fill
+{
+	my $filler = as('flood', 'd1');
+	my $count = $filler->query("SELECT flood('dlock_acquire(\$\$f#\$\$)')") =~ s/ .*//sr;
+
+	$filler->quit;
+	backends_gone($filler->{pid});
+	return $count;
+}
+
+$_->quit foreach $session, $xact;
+backends_gone($_->{pid}) foreach $session, $xact;
+# the lease's tickets, one by one, by the worker, after a close by another role
+my $clerk = session($node, 'd2');
+like($clerk->query("SELECT dlock_force_close($lease)"), qr/^\d{3,}$/, 'closed');
+$clerk->wait_for('SELECT count(*) = 0 FROM dlock_queue');
+$_->quit foreach $clerk, $leases;
+# a worker counts for itself, too, up to a step
+my $few = 60;
+my $all = fill();
+cmp_ok($all, '>', 1000, "$all locks, when all is free");
+cmp_ok(abs(fill() - $all), '<=', $few, 'as many again');
+
+# a spare entry and a spare ticket go from role to role
+my $changing = session($node, 'd1');
+is( $changing->query(
+		q{SELECT count(dlock_release('l')) FROM (
+			SELECT set_config('role', role, false),
+				dlock_acquire('l', info => repeat('i', 100))
+			FROM generate_series(1, 1000) AS n,
+				unnest(ARRAY['flood', 'other', 'flood2']) AS role
+			OFFSET 0) AS l;
+		RESET ROLE}),
+	'3000',
+	'roles that take turns');
+cmp_ok(abs(fill() - $all), '<=', $few, 'a session that changes its role');
+$changing->quit;
+
+# more roles than a session counts for at a time
+$changing = session($node, 'd1');
+$admin->query("CREATE ROLE r$_") foreach 1 .. 20;
+foreach my $round (1 .. 2)
+{
+	foreach my $role ((map { "r$_" } 1 .. 20), 'flood')
+	{
+		$changing->query(
+			"SET ROLE $role; SELECT count(dlock_acquire('$role/' || n)) FROM generate_series(1, 20) AS n; RESET ROLE");
+	}
+	$changing->query('SELECT dlock_release_all()');
+}
+cmp_ok(abs(fill() - $all), '<=', $few, 'a session of many roles');
+$changing->quit;
+
+# in a database that goes
+my $gone = as('flood', 'd3');
+like($gone->query("SELECT flood('dlock_lease_open(\$\$30d\$\$, $info)')"),
+	qr/role "flood"/, 'leases in a database');
+cmp_ok(fill(), '<=', $few, 'leave nothing for its locks elsewhere');
+$gone->quit;
+$admin->query('DROP DATABASE d3');
+cmp_ok(abs(fill() - $all), '<=', $few, 'which goes, and they with it');
+
+#
+# After a restart
+#
+$leases = as('flood', 'd2');
+$lease = $leases->query("SELECT dlock_lease_open('30d', $info)");
+$tickets =~ s/, \d+, /, $lease, /;
+like($leases->query("SELECT flood(\$\$$tickets\$\$)"),
+	qr/role "flood"/, 'a flood of tickets with a lease');
+$leases->quit;
+$admin->quit;
+$node->restart;
+$admin = session($node, 'd2');
+cmp_ok($admin->query('SELECT count(*) FROM dlock_locks'),
+	'>', 200, 'which are there after a restart');
+$session = as('flood', 'd1');
+like($session->query("SELECT flood('dlock_acquire(\$\$f#\$\$, $info)')"),
+	qr/^\d{1,2} .*role "flood"/, 'and counted to their role');
+others_work('after a restart');
+$session->quit;
+is($admin->query("SELECT dlock_force_close($lease) > 200"), 't', 'closed');
+$admin->wait_for('SELECT count(*) = 0 FROM dlock_queue');
+cmp_ok(abs(fill() - $all), '<=', $few, 'and all is free again');
+
+$admin->quit;
+$node->stop;
+done_testing();
