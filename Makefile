@@ -30,12 +30,12 @@ OBJS = \
 	src/backend/views.o \
 	src/backend/wait.o \
 	src/backend/xact.o \
+	src/worker/due.o \
 	src/worker/grants.o \
 	src/worker/heartbeat.o \
 	src/worker/notify.o \
 	src/worker/process.o \
 	src/worker/sender.o \
-	src/worker/watch.o \
 	src/worker/worker.o \
 	src/worker/writer.o \
 	src/tables/load.o \
