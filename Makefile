@@ -27,6 +27,7 @@ OBJS = \
 	src/backend/session.o \
 	src/backend/triggers.o \
 	src/backend/version.o \
+	src/backend/watches.o \
 	src/backend/views.o \
 	src/backend/wait.o \
 	src/backend/xact.o \
@@ -51,6 +52,7 @@ OBJS = \
 	src/shared/commit.o \
 	src/shared/counter.o \
 	src/shared/journal.o \
+	src/shared/json.o \
 	src/shared/launcher.o \
 	src/shared/lease.o \
 	src/shared/lease_end.o \
@@ -65,7 +67,8 @@ OBJS = \
 	src/shared/restore.o \
 	src/shared/shmem.o \
 	src/shared/space.o \
-	src/shared/ticket.o
+	src/shared/ticket.o \
+	src/shared/watch.o
 
 # The version has one source, the control file.  The source may be in another
 # directory than what is built.
@@ -106,6 +109,7 @@ REGRESS = \
 	restricted \
 	extension \
 	tickets \
+	watch \
 	counts \
 	lease \
 	lease_rights \
@@ -171,6 +175,8 @@ TAP = \
 	notify_session \
 	notify_lease \
 	notify_turn \
+	notify_wanted \
+	notify_watch \
 	guard_commit \
 	guard_pinned \
 	guard_paused_holder \

@@ -657,6 +657,47 @@ get_channel(FunctionCallInfo fcinfo, int argument)
 	return text_to_cstring(channel);
 }
 
+/* A watch is the session's, and would be told of to its next client. */
+static void
+check_session_watch(void)
+{
+	if (dlock_session_locks == DLOCK_SESSION_LOCKS_ALLOW)
+		return;
+	ereport(dlock_session_locks == DLOCK_SESSION_LOCKS_WARN ? WARNING : ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("watch requested where dlock.session_locks advises against it"),
+			 errdetail("Behind a transaction pooler, a session and its watches outlive the client."),
+			 errhint("Watch in a session that is not behind a pooler, or ask dlock_locks().")));
+}
+
+/*
+ * (name, channel): who holds a lock is for everybody to know, as with dlock_locks,
+ * be its name reserved or not.
+ */
+PG_FUNCTION_INFO_V1(dlock_watch);
+Datum
+dlock_watch(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_change();
+	DlockKey	key;
+
+	dlock_get_key(fcinfo, space, &key);
+	check_session_watch();
+	dlock_session_watch(space, &key, get_channel(fcinfo, 1));
+	PG_RETURN_VOID();
+}
+
+PG_FUNCTION_INFO_V1(dlock_unwatch);
+Datum
+dlock_unwatch(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_change();
+	DlockKey	key;
+
+	dlock_get_key(fcinfo, space, &key);
+	PG_RETURN_BOOL(dlock_session_unwatch(&key));
+}
+
 /* (name, channel, shared, slots, permits, info) */
 PG_FUNCTION_INFO_V1(dlock_enqueue);
 Datum

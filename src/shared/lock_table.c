@@ -5,7 +5,8 @@
  *
  * A hash table in the memory area, in partitions.  A partition's LWLock is the
  * lock of all entries in it; whoever has found an entry holds it, until he lets
- * go of the entry or takes it out.  Only queue.c and queue_view.c call this.
+ * go of the entry or takes it out.  Only queue.c and queue_view.c call this; and
+ * watch.c, for the partition of a name.
  *
  * Why not dshash?  There an entry has room for the longest name, each insertion
  * allocates and each deletion frees, and a resize takes the locks of all
@@ -82,6 +83,13 @@ partition_of(uint32 hash)
 {
 	/* the bucket is in the last bits */
 	return &partitions[hash >> (32 - DLOCK_PARTITION_BITS)];
+}
+
+/* For what else belongs to names, and to the locks that have them */
+DlockPartition *
+dlock_lock_partition(const DlockKey *key)
+{
+	return partition_of(key->hash);
 }
 
 /* The segment of a bucket that is not one of the first */

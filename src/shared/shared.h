@@ -76,6 +76,19 @@ dlock_list_append(DlockList *list, DlockLink *link)
 }
 
 static inline void
+dlock_list_prepend(DlockList *list, DlockLink *link)
+{
+	link->prev = InvalidDsaPointer;
+	link->next = list->head;
+	if (DsaPointerIsValid(list->head))
+		dlock_link_at(list->head)->prev = link->self;
+	else
+		list->tail = link->self;
+	list->head = link->self;
+	list->length++;
+}
+
+static inline void
 dlock_list_remove(DlockList *list, DlockLink *link)
 {
 	/* before any change, as to map a segment of memory can fail */
@@ -112,6 +125,7 @@ typedef struct DlockLockScan
 
 extern dsa_pointer dlock_lock_table_create(dsa_area *area, int tranche);
 extern void dlock_lock_table_attach(dsa_area *area, dsa_pointer table);
+extern DlockPartition *dlock_lock_partition(const DlockKey *key);
 extern DlockLock *dlock_lock_find(const DlockKey *key, bool exclusive);
 extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots);
 extern void dlock_lock_release(const DlockLock *lock);
@@ -261,6 +275,28 @@ extern void dlock_queue_reap(const DlockKey *key);
 /* queue_view.c */
 extern int64 dlock_queue_fence(const DlockKey *key);
 extern bool dlock_queue_is_fence(const DlockKey *key, int64 number);
+
+/* Who is to be told of as holding a lock */
+typedef enum DlockHolding
+{
+	DLOCK_HELD_BY_NOBODY,
+	DLOCK_HELD,
+	DLOCK_HELD_NOT_YET,			/* the newest grant is not durable yet */
+	DLOCK_HELD_NO_MORE			/* all have ended, and are about to leave */
+} DlockHolding;
+
+/* The newest holder */
+typedef struct DlockHolder
+{
+	int64		number;
+	DlockMode	mode;
+	DlockScope	scope;
+	bool		has_info;
+	char		info[DLOCK_MAX_INFO + 1];
+} DlockHolder;
+
+extern DlockHolding dlock_queue_holder(DlockSpace *space, const DlockKey *key,
+									   DlockHolder *holder);
 extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 								DlockMember *members, int max, int32 *slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
@@ -361,6 +397,8 @@ extern void dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 											 dsa_pointer announcement);
 extern void dlock_lease_ticket_channel(DlockLeaseTicket *ticket,
 									   char *channel);
+extern bool dlock_lease_ticket_is_written(DlockLeaseTicket *ticket,
+										  XLogRecPtr *lsn);
 extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
 extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_ticket_discard(DlockLeaseTicket *ticket);
@@ -404,8 +442,9 @@ extern void dlock_announcement_count(DlockTicket *ticket);
 extern void dlock_announcement_free(DlockTicket *ticket);
 extern void dlock_announcement_orphan(DlockTicket *ticket);
 extern void dlock_announcement_purge(DlockSpace *space);
-extern void dlock_announcement_event(DlockTicket *ticket, uint32 event);
+extern void dlock_announcement_event(DlockTicket *ticket, uint32 events);
 extern void dlock_announcement_arm(DlockTicket *ticket);
+extern void dlock_announcement_restored(DlockTicket *ticket, bool granted);
 extern bool dlock_announcement_is_armed(DlockTicket *ticket);
 extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);
 
@@ -421,6 +460,46 @@ typedef struct DlockMessage
 extern int	dlock_outbox_copy(DlockSpace *space, DlockMessage *messages,
 							  int max);
 extern void dlock_outbox_clear(DlockSpace *space);
+
+/* watch.c */
+
+/* A name whose watches are being told */
+typedef struct DlockTelling
+{
+	DlockWatched *watched;
+	uint64		change;			/* what is told is true after so many */
+	uint64		number;			/* of the latest copy of channels ... */
+	int			count;			/* ... and how many these were */
+} DlockTelling;
+
+/* Whom to tell */
+typedef struct DlockWatcher
+{
+	char		channel[NAMEDATALEN];
+	bool		anew;			/* it has not been told since it asked */
+} DlockWatcher;
+
+extern DlockSpace *dlock_watch_note_change(const DlockKey *key);
+extern DlockWatch *dlock_watch_begin(DlockSpace *space, const DlockKey *key,
+									 const char *channel);
+extern void dlock_watch_arm(DlockWatch *watch);
+extern void dlock_watch_end(DlockWatch *watch);
+extern void dlock_watch_purge(DlockSpace *space);
+extern uint64 dlock_watch_next_due(DlockSpace *space);
+extern int	dlock_watch_take(DlockSpace *space, DlockTelling *tellings,
+							 int max);
+extern bool dlock_watch_begin_telling(DlockSpace *space,
+									  DlockTelling *telling);
+extern void dlock_watch_put_back(DlockSpace *space, DlockTelling *tellings,
+								 int count);
+extern void dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
+							 DlockWatcher *watchers, int max);
+extern bool dlock_watch_end_telling(DlockSpace *space,
+									const DlockTelling *telling);
+extern void dlock_watch_skip(DlockSpace *space, const DlockTelling *telling);
+
+/* json.c */
+extern char *dlock_json_text(const char *text, int length, bool replace);
 
 /* launcher.c */
 typedef enum DlockOffice
@@ -439,6 +518,7 @@ extern bool dlock_worker_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
 extern bool dlock_worker_is_awaited(DlockSpace *space);
+extern bool dlock_has_messages(const DlockSpace *space);
 extern void dlock_worker_look(DlockSpace *space);
 extern void dlock_worker_expect(DlockSpace *space);
 

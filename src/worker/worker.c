@@ -265,7 +265,7 @@ send_announcements(void)
 		return false;
 	PG_TRY();
 	{
-		more = dlock_notify_send(my_space) > 0;
+		more = dlock_notify_send(my_space);
 	}
 	PG_FINALLY();
 	{
@@ -328,13 +328,16 @@ write_the_rest(void)
 static uint64
 have_announcements_sent(void)
 {
-	if (my_space->outbox.length == 0 ||
+	uint64		next;
+
+	if (!dlock_has_messages(my_space) ||
 		dlock_office_wake(my_space, DLOCK_SENDER))
 		return NEVER;
-	if (!dlock_office_start(my_space, DLOCK_SENDER))
-		return sooner(dlock_task_perform(&notify_task),
-					  dlock_monotonic_now() + RETRY_START_MS * 1000);
-	return dlock_monotonic_now() + RETRY_START_MS * 1000;
+	if (dlock_office_start(my_space, DLOCK_SENDER))
+		return dlock_monotonic_now() + RETRY_START_MS * 1000;
+	next = dlock_task_perform(&notify_task);
+	return sooner(sooner(next, dlock_notify_next()),
+				  dlock_monotonic_now() + RETRY_START_MS * 1000);
 }
 
 /* The same for the tables' dead rows; autovacuum comes, too, if nobody does. */
@@ -351,7 +354,7 @@ have_tables_vacuumed(void)
 static bool
 is_wanted(void)
 {
-	return my_space->journal.length > 0 || my_space->outbox.length > 0 ||
+	return my_space->journal.length > 0 || dlock_has_messages(my_space) ||
 		(my_space->leases.length > 0 && dlock_worker_is_awaited(my_space));
 }
 
