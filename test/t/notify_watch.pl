@@ -14,6 +14,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Debugger;
 use Dlock::Lease;
 use Dlock::Test;
 use JSON::PP qw(decode_json);
@@ -28,6 +29,33 @@ synchronous_commit = local
 restart_after_crash = on
 });
 my $admin = session($node);
+my $sender = "FROM pg_stat_activity WHERE backend_type = 'dlock sender'";
+my $sender_waits = "SELECT count(*) = 1 $sender AND wait_event_type = 'Lock'";
+
+$node->safe_psql('postgres', 'CREATE TABLE t (n integer)');
+
+# The lock of NOTIFY: a transaction that notifies and writes holds it while its
+# commit waits for a standby that is not there.
+sub hold_up_notify
+{
+	my $application = session($node);
+
+	commits_hang($node, 1);
+	$application->start('SET synchronous_commit = on; '
+		  . 'BEGIN; INSERT INTO t VALUES (1); NOTIFY application; COMMIT');
+	poll('the application commits', sub { hangs($node, $application) });
+	return $application;
+}
+
+sub let_go_of_notify
+{
+	my ($application) = @_;
+
+	commits_hang($node, 0);
+	$application->answer;
+	$application->quit;
+	return;
+}
 
 sub held
 {
@@ -281,4 +309,358 @@ sub not_told
 	$_->quit foreach $listener, $watcher, $holder;
 }
 
+#
+# What counts as held, and what as free
+#
+{
+	my $watcher = session($node);
+	my $client = session($node);
+	my $late = session($node);
+	my $acquire = "SELECT dlock_ttl_acquire('lock', '1 h', info => 'x')";
+	my $ticket;
+	my $is_granted =
+	  "SELECT count(*) = 1 AND bool_and(granted) FROM dlock_locks";
+
+	# a grant once it is durable, as its own client is told
+	$watcher->query("SELECT dlock_watch('lock')");
+	told($watcher, 'free', free('lock'));
+	commits_hang($node, 1);
+	foreach my $end ('taken back', 'durable')
+	{
+		$client->start("SET synchronous_commit = on; $acquire");
+		$admin->wait_for($is_granted);
+		not_told($watcher, "$end: not before");
+		$late->query("SELECT dlock_watch('lock')");
+		not_told($late, "$end: nor who comes now");
+		if ($end eq 'durable')
+		{
+			commits_hang($node, 0);
+			$ticket = $client->answer;
+			told_last($_, "$end: held",
+				held('lock', $ticket, scope => 'lease', info => 'x'))
+			  foreach $watcher, $late;
+			$client->query("SELECT dlock_release_ticket($ticket)");
+		}
+		else
+		{
+			$admin->query("SELECT pg_cancel_backend($client->{pid})");
+			like($client->answer, qr/ERROR/, "$end: the call fails");
+		}
+		told_last($_, "$end: free", free('lock')) foreach $watcher, $late;
+		$late->query("SELECT dlock_unwatch('lock')");
+	}
+
+	$client->query('RESET synchronous_commit');
+
+	# not free while a delay keeps it closed
+	my $lease =
+	  $client->query("SELECT dlock_lease_open('100 ms', delay => '1 h')");
+	$ticket = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
+	$admin->wait_for(
+		'SELECT count(*) = 1 AND NOT bool_or(granted) FROM dlock_locks');
+	not_told($late, 'the sender is not busy');
+	$watcher->announcements(0);
+	$late->query("SELECT dlock_watch('lock')");
+	not_told($_, 'neither held nor free') foreach $watcher, $late;
+	$admin->query("SELECT dlock_force_release($ticket)");
+	told($_, 'free when the delay is over', free('lock'))
+	  foreach $watcher, $late;
+
+	# nor while a guarded commit has it pinned
+	$ticket = $client->query("SELECT dlock_acquire('lock')");
+	told($_, 'held', held('lock', $ticket)) foreach $watcher, $late;
+	commits_hang($node, 1);
+	$client->start('SET synchronous_commit = on; '
+		  . "BEGIN; SELECT dlock_guard('lock', $ticket); "
+		  . 'INSERT INTO t VALUES (1); COMMIT');
+	poll('the guarded commit waits', sub { hangs($node, $client) });
+	$admin->query("SELECT dlock_force_release($ticket)");
+	not_told($watcher, 'not free while it is pinned');
+	commits_hang($node, 0);
+	$client->answer;
+	told($_, 'but when the commit is visible', free('lock'))
+	  foreach $watcher, $late;
+
+	# a lease that runs out, and nobody calls anything
+	$ticket = $client->query("SELECT dlock_ttl_acquire('lock', '100 ms')");
+	told_last($watcher, 'run out', free('lock'));
+	$_->quit foreach $watcher, $client, $late;
+}
+
+#
+# Whatever holds up the sender, the latest state is told, and once is enough.
+#
+{
+	my $watcher = session($node);
+	my $client = session($node);
+	my $ticket;
+	my $churn = q{DO $$ BEGIN FOR n IN 1 .. 100 LOOP
+		PERFORM dlock_acquire('lock'), dlock_release('lock');
+		PERFORM dlock_acquire('other'), dlock_release('other');
+		END LOOP; END $$};
+
+	$watcher->query("LISTEN c; SELECT dlock_watch('lock', 'c')");
+	told($watcher, 'free', free('lock'));
+	foreach my $how ('waits', 'is terminated')
+	{
+		my $application = hold_up_notify();
+
+		$client->query($churn);
+		$admin->wait_for($sender_waits);
+		if ($how ne 'waits')
+		{
+			my $pid = $admin->query("SELECT pid $sender");
+
+			$admin->query("SELECT pg_terminate_backend($pid)");
+			backends_gone($pid);
+			$admin->wait_for($sender_waits);
+		}
+		$client->query($churn);
+		$ticket = $client->query("SELECT dlock_acquire('lock')");
+		is(scalar($watcher->announcements(0)), 0, "$how: not told meanwhile");
+		let_go_of_notify($application);
+		told($watcher, "$how: told of the latest", held('lock', $ticket));
+		not_told($watcher, "$how: once", 'c');
+		$client->query("SELECT dlock_release('lock')");
+		told($watcher, "$how: and of the next", free('lock'));
+	}
+
+	# an error as it is told
+  SKIP:
+	{
+		skip 'no debugger that can be attached', 1
+		  unless debugger_works($admin);
+		my $application = hold_up_notify();
+
+		$ticket = $client->query("SELECT dlock_acquire('lock')");
+		$admin->wait_for($sender_waits);
+		my $stopped = fail_in({ pid => $admin->query("SELECT pid $sender") },
+			'Async_Notify', 'dlock_watch_take');
+		let_go_of_notify($application);
+		$stopped->();
+		$stopped->();
+		told($watcher, 'an error: told even so', held('lock', $ticket));
+		$client->query("SELECT dlock_release('lock')");
+		told($watcher, 'and of the next', free('lock'));
+	}
+
+	# one that is watched no more, before it could be told
+	my $application = hold_up_notify();
+	$client->query($churn);
+	$watcher->query("SELECT dlock_watch('other', 'c')");
+	$client->query($churn);
+	$watcher->query("SELECT dlock_unwatch('other'), dlock_unwatch('lock')");
+	$admin->wait_for($sender_waits);
+	$watcher->query("SELECT dlock_watch('lock', 'c')");
+	let_go_of_notify($application);
+	told($watcher, 'watched, and no more', free('lock'));
+	not_told($watcher, 'which is not told', 'c');
+	$watcher->query('SELECT dlock_release_all()');
+
+	# the sender dies again and again, and nobody waits for it
+	my @names = map { "churn $_" } 1 .. 5;
+	my @churners = map { session($node) } 1 .. 3;
+	my @watchers = map { session($node) } 1 .. 3;
+	my %last;
+
+	foreach my $session (@watchers)
+	{
+		$session->query("SELECT dlock_watch('$_')") foreach @names;
+	}
+	foreach my $round (1 .. 4)
+	{
+		$_->start(
+			q{DO $$ BEGIN FOR n IN 1 .. 300 LOOP
+				PERFORM dlock_try_acquire('churn ' || 1 + n % 5);
+				IF random() < 0.9 THEN PERFORM dlock_release_all(); END IF;
+				END LOOP; END $$}) foreach @churners;
+		$admin->query("SELECT pg_terminate_backend(pid) $sender");
+		$_->answer foreach @churners;
+	}
+	my $truth = $admin->query(
+		q{SELECT string_agg(n || ' ' || coalesce((SELECT ticket
+				FROM dlock_locks(n) ORDER BY ticket DESC LIMIT 1)::text, 'free'),
+			', ' ORDER BY n)
+			FROM (SELECT 'churn ' || m FROM generate_series(1, 5) AS m) AS names (n)}
+	);
+	foreach my $session (@watchers)
+	{
+		my %state;
+		my $known = '';
+
+		eval {
+			poll('the latest is known',
+				sub {
+					foreach my $told (map { decode_json($_) }
+						$session->announcements(0))
+					{
+						$state{ $told->{lock} } = $told->{ticket} // 'free';
+					}
+					$known = join ', ', map { "$_ $state{$_}" }
+					  grep { defined $state{$_} } @names;
+					return $known eq $truth;
+				});
+		};
+		is($known, $truth, 'the latest state of each, with dying senders');
+	}
+	$_->quit foreach $watcher, $client, @churners, @watchers;
+}
+
+#
+# Many watchers: one notification for each channel and name
+#
+{
+	my $listener = session($node);
+	my $holder = session($node);
+	my @watchers = map { session($node) } 1 .. 3;
+	my $ticket;
+
+	# each has a watch with the channel of all, and more of its own than are told
+	# in one transaction
+	foreach my $n (1 .. 3)
+	{
+		$watchers[ $n - 1 ]->query(
+			qq{SELECT dlock_watch('many', 'all');
+			SELECT count(dlock_watch('many', 'c' || $n || ' ' || m))
+			  FROM generate_series(1, 3500) AS m});
+	}
+	$listener->query(
+		q{SELECT dlock_watch('many'); LISTEN "all"; LISTEN "c1 1"; LISTEN "c1 3500";
+		LISTEN "c2 1750"; LISTEN "c3 1"; LISTEN "c3 3500"});
+	$listener->query("SELECT dlock_unwatch('many')");
+	# what the start has to tell has been told, as nobody is behind
+	$admin->query("SELECT dlock_watch('many', 'last')");
+	$listener->query('LISTEN "last"');
+	foreach my $n (1 .. 3)
+	{
+		$admin->query("SELECT dlock_watch('many', 'last')");
+		$listener->announcements(1);
+	}
+	$admin->query("SELECT dlock_unwatch('many')");
+	$listener->query('UNLISTEN "last"');
+	my $application = hold_up_notify();
+	$ticket = $holder->query("SELECT dlock_acquire('many')");
+	let_go_of_notify($application);
+	told($listener, 'one for each channel', (held('many', $ticket)) x 6);
+	not_told($listener, 'and not more', 'all');
+	$holder->query("SELECT dlock_release('many')");
+	told($listener, 'and so each time', (free('many')) x 6);
+	$_->query('SELECT dlock_release_all()') foreach @watchers;
+	$holder->query("SELECT dlock_acquire('many')");
+	not_told($listener, 'all gone', 'all');
+
+	# many names
+	$watchers[0]->query(
+		q{SELECT count(dlock_watch('many ' || n, 'all')) FROM generate_series(1, 3000) AS n});
+	is( join("\n", sort $listener->announcements(3000)),
+		join("\n", sort map { free("many $_") } 1 .. 3000),
+		'each of many names');
+	my %tickets = map { split /\|/ } split /\n/,
+	  $holder->query(
+		q{SELECT n, dlock_acquire('many ' || n) FROM generate_series(1, 3000) AS n});
+	my %known;
+	poll('the latest of each',
+		sub {
+			foreach my $told (map { decode_json($_) } $listener->announcements(0))
+			{
+				$known{ $told->{lock} } = $told->{ticket} // 'free';
+			}
+			return !grep { ($known{"many $_"} // '') ne $tickets{$_} }
+			  keys %tickets;
+		});
+	is(scalar(keys %known), 3000, 'and of each its holder');
+	$holder->quit;
+	poll('free again',
+		sub {
+			foreach my $told (map { decode_json($_) } $listener->announcements(0))
+			{
+				$known{ $told->{lock} } = $told->{ticket} // 'free';
+			}
+			return !grep { $_ ne 'free' } values %known;
+		});
+	pass('and that they are free, as its session has ended');
+	$_->quit foreach $listener, @watchers;
+}
+
+#
+# Two databases, and two installations
+#
+{
+	$node->safe_psql('postgres', 'CREATE DATABASE two');
+	$node->safe_psql('two', 'CREATE EXTENSION dlock');
+	my $here = session($node);
+	my $there = session($node, 'two');
+	my $ticket;
+
+	$_->query("SELECT dlock_watch('lock')") foreach $here, $there;
+	told($_, 'free', free('lock')) foreach $here, $there;
+	$ticket = $there->query("SELECT dlock_acquire('lock')");
+	told($there, 'another database', held('lock', $ticket));
+	not_told($here, 'is another name space');
+
+	# an installation that is gone, and watched
+	my $other = session($node, 'two');
+	$other->query('DROP EXTENSION dlock; CREATE EXTENSION dlock');
+	$ticket = $other->query("SELECT dlock_acquire('lock')");
+	is($there->query("SELECT dlock_watch('lock')"), '', 'watched anew');
+	told_last($there, 'in the new one', held('lock', $ticket));
+	$_->quit foreach $here, $there, $other;
+	backends_gone($there->{pid}, $other->{pid});
+	$node->safe_psql('postgres', 'DROP DATABASE two');
+}
+
+#
+# A restart, and a crash: who comes again is told how it is.
+#
+foreach my $how ('restart', 'crash')
+{
+	my $watcher = session($node);
+	my $client = session($node);
+	my $ticket = $client->query("SELECT dlock_ttl_acquire('kept', '1 h')");
+
+	$client->query("SELECT dlock_acquire('lost')");
+	$watcher->query("SELECT dlock_watch('kept'), dlock_watch('lost')");
+	is(scalar($watcher->announcements(2)), 2, "$how: before");
+	if ($how eq 'restart')
+	{
+		$_->quit foreach $admin, $watcher, $client;
+		$node->restart;
+	}
+	else
+	{
+		kill('KILL', $client->{pid}) == 1 or die "no process $client->{pid}";
+		backends_gone($watcher->{pid}, $admin->{pid});
+		$_->quit foreach $admin, $watcher, $client;
+		poll('server is back', sub { answers($node) });
+	}
+	$watcher = session($node);
+	$watcher->query("SELECT dlock_watch('kept')");
+	told($watcher, "$how: what a lease has is held",
+		held('kept', $ticket, scope => 'lease'));
+	$watcher->query("SELECT dlock_watch('lost')");
+	told($watcher, "$how: what a session had is free", free('lost'));
+	$admin = session($node);
+	$admin->query("SELECT dlock_release_ticket($ticket)");
+	told($watcher, "$how: and goes on", free('kept'));
+	$watcher->quit;
+}
+
+#
+# Without a process that could tell: nothing fails, and it is told later.
+#
+$admin->quit;
+$node->append_conf('postgresql.conf', 'max_worker_processes = 0');
+$node->restart;
+$admin = session($node);
+{
+	my $watcher = session($node);
+
+	$watcher->query("SELECT dlock_watch('lock')");
+	$admin->query("SELECT dlock_acquire('lock'), dlock_release('lock')");
+	is(scalar($watcher->announcements(0)), 0, 'no worker: not told');
+	is($watcher->query("SELECT dlock_unwatch('lock')"), 't', 'no worker: gone');
+	$watcher->query("SELECT dlock_watch('lock')");
+	$watcher->quit;
+}
+$admin->quit;
 done_testing();
