@@ -133,13 +133,6 @@ dlock_office_wake(DlockSpace *space, DlockOffice office)
 	return procno != 0;
 }
 
-/* Is there something to be told through NOTIFY? */
-bool
-dlock_has_messages(const DlockSpace *space)
-{
-	return space->outbox.length > 0 || space->changed.length > 0;
-}
-
 /*
  * There is something to do.  False where no worker is there and none can be
  * started.  Raises nothing, as exit callbacks call this, too.

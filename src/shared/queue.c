@@ -96,12 +96,12 @@ wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
  * lock.  Before the change, as this may have to map memory.
  */
 static inline void
-note_change(const DlockLock *lock, Wakeups *wakeups)
+note_change(const DlockLock *lock, DlockSpace **to_wake)
 {
 	DlockSpace *space = dlock_watch_note_change(&lock->key);
 
 	if (unlikely(space != NULL))
-		wakeups->space = space;
+		*to_wake = space;
 }
 
 /*
@@ -170,7 +170,7 @@ leave_list(DlockList *list, DlockTicket *ticket)
  * The mark comes before the event: see dlock_session_enqueue().
  */
 static void
-want(DlockLock *lock, Wakeups *wakeups)
+want(DlockLock *lock, DlockSpace **to_wake)
 {
 	DlockTicket *holder = ticket_at(lock->holders.tail);
 
@@ -181,7 +181,7 @@ want(DlockLock *lock, Wakeups *wakeups)
 			state_of(holder) != DLOCK_GRANTED)
 			continue;
 		dlock_announcement_event(holder, DLOCK_EVENT_WANTED);
-		wakeups->space = dlock_space_at(holder->space);
+		*to_wake = dlock_space_at(holder->space);
 	}
 }
 
@@ -217,13 +217,13 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 			now = GetCurrentTimestamp();
 		/* mapped before any change, as that can fail */
 		(void) ticket_at(lock->holders.tail);
-		note_change(lock, wakeups);
+		note_change(lock, &wakeups->space);
 		leave_list(&lock->queue, head);
 		grant(lock, head, now);
 		wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
 	}
 	if (head && is_waiting(head))
-		want(lock, wakeups);
+		want(lock, &wakeups->space);
 }
 
 /* Take a ticket out of the lock, and hand on what that frees. */
@@ -235,7 +235,7 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 		leave_list(&lock->queue, ticket);
 	else
 	{
-		note_change(lock, wakeups);
+		note_change(lock, &wakeups->space);
 		leave_list(&lock->holders, ticket);
 		lock->permits -= ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
@@ -337,7 +337,7 @@ agree_on_slots(DlockLock *lock, int32 slots)
  */
 static DlockJoin
 enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait,
-	  Wakeups *wakeups)
+	  DlockSpace **to_wake)
 {
 	bool		free = lock->queue.length == 0 && fits(lock, ticket);
 
@@ -348,12 +348,12 @@ enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait,
 		return DLOCK_JOIN_NO_NUMBER;
 	if (free)
 	{
-		note_change(lock, wakeups);
+		note_change(lock, to_wake);
 		grant(lock, ticket, ticket->enqueued_at);
 		return DLOCK_JOIN_GRANTED;
 	}
 	/* before the change, as a holder may have to be mapped */
-	want(lock, wakeups);
+	want(lock, to_wake);
 	dlock_list_append(&lock->queue, &ticket->link);
 	set_state(ticket, DLOCK_WAITING);
 	return DLOCK_JOIN_QUEUED;
@@ -370,18 +370,19 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 				 DlockTicket *ticket, bool nowait)
 {
 	DlockJoined joined = {.outcome = DLOCK_JOIN_MISMATCH};
-	Wakeups		wakeups = {0};
+	DlockSpace *to_wake = NULL;
 	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots);
 
 	if (agree_on_slots(lock, request->slots))
-		joined.outcome = enter(space, lock, ticket, nowait, &wakeups);
+		joined.outcome = enter(space, lock, ticket, nowait, &to_wake);
 	else
 		joined.slots = lock->slots;
 	if (joined.outcome == DLOCK_JOIN_GRANTED &&
 		DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
 	let_go(lock);
-	wake_all(&wakeups);
+	if (unlikely(to_wake != NULL))
+		(void) dlock_worker_wake(to_wake);
 	return joined;
 }
 
@@ -420,7 +421,8 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 	else if ((joined.existing = dlock_lease_ticket_find_same(ticket)) != NULL)
 		joined.outcome = DLOCK_JOIN_EXISTS;
 	else
-		joined.outcome = enter(space, lock, &ticket->ticket, nowait, &wakeups);
+		joined.outcome = enter(space, lock, &ticket->ticket, nowait,
+							   &wakeups.space);
 	if ((joined.outcome == DLOCK_JOIN_GRANTED ||
 		 joined.outcome == DLOCK_JOIN_QUEUED) &&
 		!belong_to_lease(lock, ticket, adopt, &wakeups))

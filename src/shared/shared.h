@@ -123,9 +123,18 @@ typedef struct DlockLockScan
 	DlockLock  *current;
 } DlockLockScan;
 
+extern DlockPartition *dlock_lock_partitions;
+
+/* The partition of a name, and of the lock that has it */
+static inline DlockPartition *
+dlock_lock_partition(const DlockKey *key)
+{
+	/* the bucket is in the last bits */
+	return &dlock_lock_partitions[key->hash >> (32 - DLOCK_PARTITION_BITS)];
+}
+
 extern dsa_pointer dlock_lock_table_create(dsa_area *area, int tranche);
 extern void dlock_lock_table_attach(dsa_area *area, dsa_pointer table);
-extern DlockPartition *dlock_lock_partition(const DlockKey *key);
 extern DlockLock *dlock_lock_find(const DlockKey *key, bool exclusive);
 extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots);
 extern void dlock_lock_release(const DlockLock *lock);
@@ -479,7 +488,22 @@ typedef struct DlockWatcher
 	bool		anew;			/* it has not been told since it asked */
 } DlockWatcher;
 
-extern DlockSpace *dlock_watch_note_change(const DlockKey *key);
+extern DlockSpace *dlock_watch_count_change(const DlockKey *key);
+
+/*
+ * The holders of a lock are about to change, or what is told of them.  Returns
+ * the space whose worker is to be woken then; NULL where none need be.  Called
+ * under the entry's lock, with which a name of no entry is locked as well; and
+ * before the change, as this raises what the mapping of memory can.
+ */
+static inline DlockSpace *
+dlock_watch_note_change(const DlockKey *key)
+{
+	if (likely(dlock_lock_partition(key)->num_watched == 0))
+		return NULL;
+	return dlock_watch_count_change(key);
+}
+
 extern DlockWatch *dlock_watch_begin(DlockSpace *space, const DlockKey *key,
 									 const char *channel);
 extern void dlock_watch_arm(DlockWatch *watch);
@@ -509,6 +533,13 @@ typedef enum DlockOffice
 	DLOCK_VACUUM
 } DlockOffice;
 
+/* Is there something to be told through NOTIFY? */
+static inline bool
+dlock_has_messages(const DlockSpace *space)
+{
+	return space->outbox.length > 0 || space->changed.length > 0;
+}
+
 extern bool dlock_office_take(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_leave(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_is_held(DlockSpace *space, DlockOffice office);
@@ -518,7 +549,6 @@ extern bool dlock_worker_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
 extern bool dlock_worker_is_awaited(DlockSpace *space);
-extern bool dlock_has_messages(const DlockSpace *space);
 extern void dlock_worker_look(DlockSpace *space);
 extern void dlock_worker_expect(DlockSpace *space);
 

@@ -397,6 +397,8 @@ typedef struct DlockWatched
 	DlockList	watches;		/* of DlockWatch, those that are armed; who was
 								 * told of the least stands first */
 	uint64		due;			/* not told before, in monotonic microseconds */
+	uint64		round;			/* now, all are told what is true after so many
+								 * changes, or more; 0: none is being told */
 
 	/* immutable; as long as its name, so it is last */
 	DlockKey	key;

@@ -55,13 +55,25 @@ watch_at(dsa_pointer pointer)
  * The table of names
  */
 
+/* Buckets as this process has looked them up last; they are never freed. */
+static struct
+{
+	dsa_pointer self;
+	dsa_pointer *address;
+}			known[DLOCK_PARTITIONS];
+
 static inline dsa_pointer *
 find_bucket(const DlockPartition *partition, uint32 hash)
 {
-	dsa_pointer *buckets = dsa_get_address(dlock_area, partition->watched);
+	int			p = partition - dlock_lock_partitions;
 
+	if (unlikely(known[p].self != partition->watched))
+	{
+		known[p].address = dsa_get_address(dlock_area, partition->watched);
+		known[p].self = partition->watched;
+	}
 	/* the partition is in the first bits */
-	return &buckets[hash & (partition->watched_size - 1)];
+	return &known[p].address[hash & (partition->watched_size - 1)];
 }
 
 /* Where a name's entry is linked; NULL where there is none. */
@@ -72,11 +84,14 @@ find_link(const DlockPartition *partition, const DlockKey *key)
 
 	if (partition->num_watched == 0)
 		return NULL;
-	for (link = find_bucket(partition, key->hash); DsaPointerIsValid(*link);
-		 link = &watched_at(*link)->next)
+	link = find_bucket(partition, key->hash);
+	while (DsaPointerIsValid(*link))
 	{
-		if (dlock_key_equal(&watched_at(*link)->key, key))
+		DlockWatched *watched = watched_at(*link);
+
+		if (dlock_key_equal(&watched->key, key))
 			return link;
+		link = &watched->next;
 	}
 	return NULL;
 }
@@ -117,30 +132,30 @@ use_buckets(DlockPartition *partition, dsa_pointer made, uint32 size)
 }
 
 /*
- * See to it that there are as many buckets as names, and one more.  Raises
- * 53200.  Called without any of dlock's locks.
+ * See to it that there are more than twice as many buckets as names, so that most
+ * locks of the partition find an empty one.  Raises 53200.  Called without any of
+ * dlock's locks.
+ *
+ * What is outgrown is not freed, so that its address may be kept.
  */
 static void
 make_buckets(DlockPartition *partition)
 {
 	uint32		size = partition->watched_size;
 	dsa_pointer made;
-	dsa_pointer unused;
+	bool		used;
 
-	if (likely(partition->num_watched < size))
+	if (likely(partition->num_watched * 2 < size))
 		return;
 	size = Max(FIRST_SIZE, size * 2);
-	unused = made = dlock_allocate_uncounted(size * sizeof(dsa_pointer));
+	made = dlock_allocate_uncounted(size * sizeof(dsa_pointer));
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
-	if (partition->watched_size < size)
-	{
-		unused = partition->watched_size > 0 ?
-			partition->watched : InvalidDsaPointer;
+	used = partition->watched_size < size;
+	if (used)
 		use_buckets(partition, made, size);
-	}
 	LWLockRelease(&partition->lock);
-	if (DsaPointerIsValid(unused))
-		dsa_free(dlock_area, unused);
+	if (!used)
+		dsa_free(dlock_area, made);
 }
 
 static Size
@@ -187,14 +202,9 @@ unlist(DlockSpace *space, DlockWatched *watched)
 	watched->listed = false;
 }
 
-/*
- * The holders of a lock are about to change, or what is told of them.  Returns
- * the space whose worker is to be woken then; NULL where none need be.  Called
- * under the entry's lock, with which a name of no entry is locked as well; and
- * before the change, as this raises what the mapping of memory can.
- */
+/* As dlock_watch_note_change(), where names are watched in the partition */
 DlockSpace *
-dlock_watch_note_change(const DlockKey *key)
+dlock_watch_count_change(const DlockKey *key)
 {
 	DlockPartition *partition = dlock_lock_partition(key);
 	DlockWatched *watched;
@@ -202,8 +212,8 @@ dlock_watch_note_change(const DlockKey *key)
 	dsa_pointer *link;
 
 	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
-	if (likely(partition->num_watched == 0) ||
-		(link = find_link(partition, key)) == NULL)
+	link = find_link(partition, key);
+	if (link == NULL)
 		return NULL;
 	watched = watched_at(*link);
 	watched->changes++;
@@ -474,22 +484,21 @@ dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
 	telling->change = watched->changes;
 	used = watched->users > 0;
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	if (!used)
-	{
-		dsa_pointer *link = find_link(partition, &watched->key);
-
-		LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 		unlist(space, watched);
-		LWLockRelease(&space->outbox_lock);
-		forget(partition, watched, link);
-	}
+	else if (watched->round == 0)
+		watched->round = watched->changes;
+	LWLockRelease(&space->outbox_lock);
+	if (!used)
+		forget(partition, watched, find_link(partition, &watched->key));
 	LWLockRelease(&partition->lock);
 	return used;
 }
 
 /*
- * Copy those who have not been told so much, at most "max"; telling->count is how
- * many these are.
+ * Copy those who have not been told in this round, at most "max"; telling->count
+ * is how many these are.
  */
 void
 dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
@@ -501,7 +510,7 @@ dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	telling->number = ++space->tellings;
 	for (watch = watch_at(telling->watched->watches.head);
-		 watch && watch->told < telling->change && count < max;
+		 watch && watch->told < telling->watched->round && count < max;
 		 watch = watch_at(watch->link.next), count++)
 	{
 		watch->telling = telling->number;
@@ -540,9 +549,20 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 }
 
 /*
- * The channels that were copied last have been told; if there were any.  Once all
- * have, the name leaves the list, unless the holders have changed meanwhile.
- * Returns whether there are more to be told at once.
+ * Take a name out of the list that has nothing to tell any more.  One that nobody
+ * watches stays there: it is to be freed, see dlock_watch_begin_telling().
+ */
+static void
+unlist_if_used(DlockSpace *space, DlockWatched *watched)
+{
+	if (watched->users > 0)
+		unlist(space, watched);
+}
+
+/*
+ * The channels that were copied last have been told, if there were any.  The round
+ * ends when all have; the name leaves the list then, unless the holders have
+ * changed meanwhile.  Returns whether there are more to be told at once.
  */
 bool
 dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
@@ -556,7 +576,9 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
 	LWLockAcquire(&partition->lock, LW_SHARED);
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	first = watch_at(watched->watches.head);
-	more = first && first->told < telling->change;
+	more = first && first->told < watched->round;
+	if (!more)
+		watched->round = 0;
 	if (more)
 	{
 		/* the first again, so that they are told in one go */
@@ -564,8 +586,8 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
 		dlock_list_prepend(&space->changed, &watched->link);
 		watched->due = 0;
 	}
-	else if (watched->changes == telling->change)
-		unlist(space, watched);
+	else if (first == NULL || first->told == watched->changes)
+		unlist_if_used(space, watched);
 	LWLockRelease(&space->outbox_lock);
 	LWLockRelease(&partition->lock);
 	return more;
@@ -583,8 +605,9 @@ dlock_watch_skip(DlockSpace *space, const DlockTelling *telling)
 
 	LWLockAcquire(&partition->lock, LW_SHARED);
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	watched->round = 0;
 	if (watched->changes == telling->change)
-		unlist(space, watched);
+		unlist_if_used(space, watched);
 	LWLockRelease(&space->outbox_lock);
 	LWLockRelease(&partition->lock);
 }

@@ -109,6 +109,12 @@ ok( $admin->wait_for(
 $session{d6}->query("SELECT dlock_ttl_enqueue('due', '1h')");
 # or watched
 $session{d9}->query("SELECT dlock_watch('due')");
+# each call asks for one, until a slot is free
+poll('a worker for who watches',
+	sub {
+		$session{d9}->query("SELECT dlock_is_held('due')");
+		$admin->query('SELECT count(*) ' . workers("datname = 'd9'")) eq '1';
+	});
 no_worker_in($_) foreach sort keys %meet;
 pass('nobody is there for those that nobody waits for');
 is( $admin->query("SELECT string_agg(datname, ' ' ORDER BY datname) "
