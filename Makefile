@@ -27,15 +27,16 @@ OBJS = \
 	src/backend/session.o \
 	src/backend/triggers.o \
 	src/backend/version.o \
+	src/backend/watches.o \
 	src/backend/views.o \
 	src/backend/wait.o \
 	src/backend/xact.o \
+	src/worker/due.o \
 	src/worker/grants.o \
 	src/worker/heartbeat.o \
 	src/worker/notify.o \
 	src/worker/process.o \
 	src/worker/sender.o \
-	src/worker/watch.o \
 	src/worker/worker.o \
 	src/worker/writer.o \
 	src/tables/load.o \
@@ -52,6 +53,7 @@ OBJS = \
 	src/shared/commit.o \
 	src/shared/counter.o \
 	src/shared/journal.o \
+	src/shared/json.o \
 	src/shared/launcher.o \
 	src/shared/lease.o \
 	src/shared/lease_end.o \
@@ -66,7 +68,8 @@ OBJS = \
 	src/shared/restore.o \
 	src/shared/shmem.o \
 	src/shared/space.o \
-	src/shared/ticket.o
+	src/shared/ticket.o \
+	src/shared/watch.o
 
 # The version has one source, the control file.  The source may be in another
 # directory than what is built.
@@ -107,6 +110,7 @@ REGRESS = \
 	restricted \
 	extension \
 	tickets \
+	watch \
 	counts \
 	lease \
 	lease_rights \
@@ -172,6 +176,8 @@ TAP = \
 	notify_session \
 	notify_lease \
 	notify_turn \
+	notify_wanted \
+	notify_watch \
 	guard_commit \
 	guard_pinned \
 	guard_paused_holder \

@@ -93,6 +93,23 @@ COMMENT ON FUNCTION dlock_locks(text) IS
 'the rows of the view dlock_locks for one lock, however many others there are';
 
 --
+-- Watching locks
+--
+CREATE FUNCTION dlock_watch(name text, channel text = NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'dlock_watch'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_watch(text, text) IS
+'be told by NOTIFY who holds a lock, now and at each change, until this session ends';
+
+CREATE FUNCTION dlock_unwatch(name text)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_unwatch'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_unwatch(text) IS
+'watch a lock no more; false, with a warning, where this session does not watch it';
+
+--
 -- Logical replication
 --
 -- Publications FOR ALL TABLES take in these tables.  The triggers are fired for

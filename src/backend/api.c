@@ -286,7 +286,8 @@ typedef enum SessionUse
 {
 	USE_LOCK,
 	USE_ATTACHED_LEASE,
-	USE_CHANNEL
+	USE_CHANNEL,
+	USE_WATCH
 } SessionUse;
 
 /* Does dlock.session_locks let a client use its session for more than a moment? */
@@ -296,7 +297,8 @@ check_session_use(SessionUse use)
 	static const char *const uses[] = {
 		[USE_LOCK] = "session-scoped lock",
 		[USE_ATTACHED_LEASE] = "lease attached to a session",
-		[USE_CHANNEL] = "session's own channel"
+		[USE_CHANNEL] = "session's own channel",
+		[USE_WATCH] = "watch"
 	};
 	bool		warn = dlock_session_locks == DLOCK_SESSION_LOCKS_WARN;
 
@@ -310,6 +312,8 @@ check_session_use(SessionUse use)
 			 use == USE_LOCK ? errhint("Use transaction or lease scope.") :
 			 use == USE_ATTACHED_LEASE ?
 			 errhint("Open the lease without \"attach\", and renew it.") :
+			 use == USE_WATCH ?
+			 errhint("Watch in a session that is not behind a pooler, or ask dlock_locks().") :
 			 errhint("Give a channel that somebody listens on over a connection of its own.")));
 }
 
@@ -682,6 +686,34 @@ get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 						NAMEDATALEN - 1, (int) VARSIZE_ANY_EXHDR(channel)),
 				 errhint("Leave out \"channel\" to use this session's own.")));
 	return text_to_cstring(channel);
+}
+
+/*
+ * (name, channel): who holds a lock is for everybody to know, as with dlock_locks,
+ * be its name reserved or not.
+ */
+PG_FUNCTION_INFO_V1(dlock_watch);
+Datum
+dlock_watch(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_change();
+	DlockKey	key;
+
+	dlock_get_key(fcinfo, space, &key);
+	check_session_use(USE_WATCH);
+	dlock_session_watch(space, &key, get_channel(fcinfo, 1, DLOCK_SESSION));
+	PG_RETURN_VOID();
+}
+
+PG_FUNCTION_INFO_V1(dlock_unwatch);
+Datum
+dlock_unwatch(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_change();
+	DlockKey	key;
+
+	dlock_get_key(fcinfo, space, &key);
+	PG_RETURN_BOOL(dlock_session_unwatch(&key));
 }
 
 /* (name, channel, shared, slots, permits, info) */

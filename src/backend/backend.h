@@ -96,6 +96,12 @@ extern void dlock_xact_guard(DlockSpace *space, const DlockKey *key,
 							 int64 fence);
 extern bool dlock_xact_has_guarded(const DlockKey *key);
 
+/* watches.c */
+extern void dlock_session_watch(DlockSpace *space, const DlockKey *key,
+								const char *channel);
+extern bool dlock_session_unwatch(const DlockKey *key);
+extern void dlock_session_unwatch_all(void);
+
 /* channel.c */
 extern const char *dlock_notify_listen(void);
 extern void dlock_notify_forget(void);

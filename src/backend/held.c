@@ -36,6 +36,9 @@ static int	num_held = 0;
 static HTAB *names = NULL;
 static dlist_head names_in_use = DLIST_STATIC_INIT(names_in_use);
 
+/* Watches of this backend, which count towards its limit like tickets */
+int			dlock_held_watches = 0;
+
 /* DlockBackend.lost as it was when all tickets were last looked at */
 static uint32 lost_seen = 0;
 
@@ -531,6 +534,25 @@ dlock_held_blocks_others(int64 except)
 	return false;
 }
 
+static void
+raise_no_room(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OUT_OF_MEMORY),
+			 errmsg("too many locks in this session"),
+			 errdetail("The session has reached dlock.max_locks_per_session (%d).",
+					   dlock_max_locks_per_session),
+			 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
+}
+
+/* Raise 53200 where the session has reached its limit. */
+void
+dlock_held_check_room(void)
+{
+	if (unlikely(num_held + dlock_held_watches >= dlock_max_locks_per_session))
+		raise_no_room();
+}
+
 /*
  * Allocate all that entering a ticket under this name will need.
  */
@@ -540,14 +562,7 @@ dlock_held_prepare(const DlockRequest *request)
 	DlockHeldName *name;
 	bool		found;
 
-	if (num_held >= dlock_max_locks_per_session)
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("too many locks in this session"),
-				 errdetail("The session has reached dlock.max_locks_per_session (%d).",
-						   dlock_max_locks_per_session),
-				 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
-
+	dlock_held_check_room();
 	prepare_number();
 	if (prepared_ticket == NULL)
 		prepared_ticket = MemoryContextAlloc(TopMemoryContext,

@@ -77,9 +77,11 @@ dlock_held_is_granted(const DlockHeld *held)
 
 /* held.c */
 extern dlist_head dlock_held_tickets;
+extern int	dlock_held_watches;
 
 extern void dlock_held_initialize(void);
 extern struct HTAB *dlock_held_make_table(const char *title, Size entry_size);
+extern void dlock_held_check_room(void);
 extern void dlock_held_prepare(const DlockRequest *request);
 extern DlockHeld *dlock_held_enter(DlockTicket *ticket, DlockScope scope);
 extern void dlock_held_set_depth(DlockHeld *held, uint32 session_depth,

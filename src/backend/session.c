@@ -252,7 +252,9 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		confirm_grant(space, held);
 		announcement = dlock_announcement_make(space, request);
 		dlock_announcement_set(held->ticket, announcement);
-		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED);
+		/* who comes to wait from here on finds the new one */
+		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED |
+								 (held->ticket->wanted ? DLOCK_EVENT_WANTED : 0));
 	}
 	else
 	{
@@ -392,8 +394,8 @@ dlock_session_release_ticket(DlockSpace *space, int64 number)
 }
 
 /*
- * Drop every session-scoped hold and queued ticket of this session.  Returns
- * how many tickets these were.
+ * Drop every session-scoped hold and queued ticket of this session, and its
+ * watches.  Returns how many tickets these were.
  */
 int64
 dlock_session_release_all(void)
@@ -412,6 +414,7 @@ dlock_session_release_all(void)
 		dlock_held_set_depth(held, 0, held->xact_depth);
 		dlock_held_settle(held);
 	}
+	dlock_session_unwatch_all();
 	return count;
 }
 
@@ -466,6 +469,11 @@ at_exit(int code, Datum arg)
 				pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
 			dlock_held_free_ticket(held->ticket);
 		}
+	}
+	else if (dlock_held_watches > 0)
+	{
+		before_shmem_exit(at_exit, 0);
+		dlock_session_unwatch_all();
 	}
 	else
 	{

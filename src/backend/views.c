@@ -26,15 +26,6 @@
 #include "shared/shared.h"
 #include "tables/tables.h"
 
-static const char *const scope_names[] = {
-	[DLOCK_SESSION] = "session",
-	[DLOCK_TRANSACTION] = "transaction",
-	[DLOCK_LEASE] = "lease"
-};
-
-StaticAssertDecl(lengthof(scope_names) == DLOCK_LEASE + 1,
-				 "scope_names must match DlockScope");
-
 static bool
 same_lock(const DlockRow *a, const DlockRow *b)
 {
@@ -152,7 +143,7 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 	values[i++] = Int32GetDatum(row->permits);
 	values[i++] = BoolGetDatum(row->granted);
 	values[i++] = Int32GetDatum((int32) row->position);
-	values[i++] = CStringGetTextDatum(scope_names[row->scope]);
+	values[i++] = CStringGetTextDatum(dlock_scope_name(row->scope));
 	nulls[i] = row->pid == 0;
 	values[i++] = Int32GetDatum(row->pid);
 	nulls[i] = row->lease == 0;

@@ -22,10 +22,6 @@
  */
 #include "postgres.h"
 
-#include "lib/stringinfo.h"
-#include "mb/pg_wchar.h"
-#include "utils/json.h"
-
 #include "shared/shared.h"
 
 static DlockAnnouncement *
@@ -56,52 +52,14 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 }
 
 /*
- * A lock's name as a JSON string in ASCII.  Where the database's encoding is
- * not known (SQL_ASCII), a byte stands for itself.
- */
-static char *
-json_name(const DlockKey *key)
-{
-	char	   *name = pnstrdup(key->name, key->length);
-	bool		unknown = GetDatabaseEncoding() == PG_SQL_ASCII;
-	StringInfoData quoted;
-	StringInfoData result;
-	const unsigned char *p;
-
-	if (!unknown)
-		name = pg_server_to_any(name, strlen(name), PG_UTF8);
-	initStringInfo(&quoted);
-	initStringInfo(&result);
-	escape_json(&quoted, name);
-	for (p = (const unsigned char *) quoted.data; *p != '\0';)
-	{
-		pg_wchar	c;
-
-		if (*p < 0x80)
-		{
-			appendStringInfoChar(&result, (char) *p++);
-			continue;
-		}
-		c = unknown ? *p : utf8_to_unicode(p);
-		if (c >= 0x10000)
-			appendStringInfo(&result, "\\u%04x\\u%04x",
-							 0xd800 + ((c - 0x10000) >> 10),
-							 0xdc00 + ((c - 0x10000) & 0x3ff));
-		else
-			appendStringInfo(&result, "\\u%04x", c);
-		p += unknown ? 1 : pg_utf_mblen(p);
-	}
-	return result.data;
-}
-
-/*
  * Make an announcement for a request with a channel.  All that can fail,
  * fails here: the names are converted now, and not by the worker.
  */
 dsa_pointer
 dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 {
-	char	   *name = json_name(&request->key);
+	char	   *name = dlock_json_text(request->key.name, request->key.length,
+									   false);
 	Size		size = offsetof(DlockAnnouncement, name) + strlen(name) + 1;
 	Oid			role = dlock_request_role(request);
 	dsa_pointer self = dlock_allocate(role, size);
@@ -273,11 +231,30 @@ dlock_announcement_purge(DlockSpace *space)
 }
 
 /*
+ * Which of these events are to be told now?  That the lock is wanted is told
+ * once, and behind the grant: where that one is still to become durable, with it.
+ */
+static uint32
+events_to_tell(DlockAnnouncement *announcement, uint32 events)
+{
+	bool		told = announcement->granted && announcement->wanted;
+
+	if (events & DLOCK_EVENT_GRANTED)
+		announcement->granted = true;
+	if (events & DLOCK_EVENT_WANTED)
+		announcement->wanted = true;
+	events &= ~DLOCK_EVENT_WANTED;
+	if (!told && announcement->granted && announcement->wanted)
+		events |= DLOCK_EVENT_WANTED;
+	return events;
+}
+
+/*
  * Something has happened to a ticket that may have an announcement.  The
  * caller wakes the worker later.
  */
 void
-dlock_announcement_event(DlockTicket *ticket, uint32 event)
+dlock_announcement_event(DlockTicket *ticket, uint32 events)
 {
 	DlockSpace *space = space_of(ticket);
 
@@ -287,7 +264,7 @@ dlock_announcement_event(DlockTicket *ticket, uint32 event)
 		DlockAnnouncement *announcement = announcement_of(ticket);
 
 		announcement->number = ticket->number;
-		announcement->events |= event;
+		announcement->events |= events_to_tell(announcement, events);
 		post(space, announcement);
 	}
 	LWLockRelease(&space->outbox_lock);
@@ -317,6 +294,18 @@ dlock_announcement_arm(DlockTicket *ticket)
 	LWLockRelease(&space->outbox_lock);
 	if (posted)
 		(void) dlock_worker_wake(space);
+}
+
+/*
+ * A ticket was put back.  Where it holds, its grant was told before the restart.
+ */
+void
+dlock_announcement_restored(DlockTicket *ticket, bool granted)
+{
+	if (!DsaPointerIsValid(ticket->announcement))
+		return;
+	announcement_of(ticket)->granted = granted;
+	dlock_announcement_arm(ticket);
 }
 
 bool

@@ -154,7 +154,7 @@ bool
 dlock_worker_wake(DlockSpace *space)
 {
 	/* announcements need not wait for the worker to wake it, if it is there */
-	if (space->outbox.length > 0)
+	if (dlock_has_messages(space))
 		(void) dlock_office_wake(space, DLOCK_SENDER);
 	return dlock_office_wake(space, DLOCK_WORKER) ||
 		dlock_office_start(space, DLOCK_WORKER);
@@ -171,7 +171,7 @@ dlock_worker_dismiss(DlockSpace *space)
 static bool
 has_work(DlockSpace *space)
 {
-	return space->journal.length > 0 || space->outbox.length > 0;
+	return space->journal.length > 0 || dlock_has_messages(space);
 }
 
 /* Is there something that a worker has to be there for, now or later? */
@@ -182,12 +182,14 @@ dlock_worker_is_needed(DlockSpace *space)
 }
 
 /*
- * Does a session wait for a lock of this space?  Whoever has begun to, and
- * found the worker there, is seen here once that has left its office.
+ * Does a session wait for a lock of this space, or watch one?  Whoever has begun
+ * to, and found the worker there, is seen here once that has left its office.
  */
 bool
 dlock_worker_is_awaited(DlockSpace *space)
 {
+	if (pg_atomic_read_u32(&space->watches) > 0)
+		return true;
 	for (int i = 0; i < dlock_control->num_backends; i++)
 	{
 		DlockBackend *backend = &dlock_backends[i];
@@ -218,6 +220,7 @@ dlock_worker_look(DlockSpace *space)
 		return;
 	if (has_work(space) ||
 		pg_atomic_read_u32(&space->announced) > 0 ||
+		pg_atomic_read_u32(&space->watches) > 0 ||
 		dlock_monotonic_now() >= pg_atomic_read_u64(&space->next_due))
 		(void) dlock_worker_wake(space);
 }

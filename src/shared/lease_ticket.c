@@ -410,6 +410,23 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 	return closed;
 }
 
+/*
+ * Is a ticket's row as the ticket is?  Where that ends in the WAL, it may still
+ * have to become durable.  Called under the entry's lock.
+ */
+bool
+dlock_lease_ticket_is_written(DlockLeaseTicket *ticket, XLogRecPtr *lsn)
+{
+	DlockSpace *space = dlock_space_at(ticket->ticket.space);
+	bool		written;
+
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	written = ticket->record.has_row && !ticket->record.listed;
+	*lsn = pg_atomic_read_u64(&ticket->record.lsn);
+	LWLockRelease(&space->lease_lock);
+	return written;
+}
+
 /* What the view shows of a ticket.  Called under the entry's lock. */
 void
 dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)

@@ -5,7 +5,8 @@
  *
  * A hash table in the memory area, in partitions.  A partition's LWLock is the
  * lock of all entries in it; whoever has found an entry holds it, until he lets
- * go of the entry or takes it out.  Only queue.c and queue_view.c call this.
+ * go of the entry or takes it out.  Only queue.c and queue_view.c call this; and
+ * watch.c, for the partition of a name.
  *
  * Why not dshash?  There an entry has room for the longest name, each insertion
  * allocates and each deletion frees, and a resize takes the locks of all
@@ -36,7 +37,7 @@
 /* An entry is so much longer, at the most, than it need be */
 #define ENTRY_STEP	32
 
-static DlockPartition *partitions = NULL;
+DlockPartition *dlock_lock_partitions = NULL;
 
 /* Addresses of segments, as far as this process has looked them up */
 static dsa_pointer *segments[DLOCK_PARTITIONS][DLOCK_SEGMENTS];
@@ -68,20 +69,13 @@ dlock_lock_table_create(dsa_area *area, int tranche)
 void
 dlock_lock_table_attach(dsa_area *area, dsa_pointer table)
 {
-	partitions = dsa_get_address(area, table);
+	dlock_lock_partitions = dsa_get_address(area, table);
 }
 
 static inline DlockLock *
 lock_at(dsa_pointer pointer)
 {
 	return dsa_get_address(dlock_area, pointer);
-}
-
-static inline DlockPartition *
-partition_of(uint32 hash)
-{
-	/* the bucket is in the last bits */
-	return &partitions[hash >> (32 - DLOCK_PARTITION_BITS)];
 }
 
 /* The segment of a bucket that is not one of the first */
@@ -95,7 +89,7 @@ static dsa_pointer *
 segment_bucket(DlockPartition *partition, uint32 bucket)
 {
 	int			s = segment_of(bucket);
-	dsa_pointer **segment = &segments[partition - partitions][s];
+	dsa_pointer **segment = &segments[partition - dlock_lock_partitions][s];
 
 	if (unlikely(*segment == NULL))
 		*segment = dsa_get_address(dlock_area, partition->segments[s]);
@@ -149,7 +143,7 @@ find_in(dsa_pointer *bucket, const DlockKey *key)
 DlockLock *
 dlock_lock_find(const DlockKey *key, bool exclusive)
 {
-	DlockPartition *partition = partition_of(key->hash);
+	DlockPartition *partition = dlock_lock_partition(key);
 	DlockLock  *lock;
 
 	Assert(!LWLockHeldByMe(&partition->lock));
@@ -163,8 +157,8 @@ dlock_lock_find(const DlockKey *key, bool exclusive)
 void
 dlock_lock_release(const DlockLock *lock)
 {
-	Assert(LWLockHeldByMe(&partition_of(lock->key.hash)->lock));
-	LWLockRelease(&partition_of(lock->key.hash)->lock);
+	Assert(LWLockHeldByMe(&dlock_lock_partition(&lock->key)->lock));
+	LWLockRelease(&dlock_lock_partition(&lock->key)->lock);
 }
 
 /*
@@ -311,7 +305,7 @@ divide_bucket(DlockPartition *partition)
 DlockLock *
 dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 {
-	DlockPartition *partition = partition_of(key->hash);
+	DlockPartition *partition = dlock_lock_partition(key);
 	dsa_pointer *bucket;
 	DlockLock  *lock;
 
@@ -362,7 +356,7 @@ unlink_entry(DlockPartition *partition, const DlockLock *lock)
 void
 dlock_lock_remove(DlockLock *lock)
 {
-	DlockPartition *partition = partition_of(lock->key.hash);
+	DlockPartition *partition = dlock_lock_partition(&lock->key);
 
 	unlink_entry(partition, lock);
 	LWLockRelease(&partition->lock);
@@ -400,13 +394,13 @@ dlock_lock_scan_next(DlockLockScan *scan)
 			if (scan->partition + 1 == DLOCK_PARTITIONS)
 				return NULL;
 			scan->partition++;
-			LWLockAcquire(&partitions[scan->partition].lock,
+			LWLockAcquire(&dlock_lock_partitions[scan->partition].lock,
 						  scan->exclusive ? LW_EXCLUSIVE : LW_SHARED);
 			scan->locked = true;
-			scan->num_buckets = partitions[scan->partition].num_buckets;
+			scan->num_buckets = dlock_lock_partitions[scan->partition].num_buckets;
 			scan->bucket = 0;
 		}
-		scan->next = *bucket_at(&partitions[scan->partition], scan->bucket++);
+		scan->next = *bucket_at(&dlock_lock_partitions[scan->partition], scan->bucket++);
 	}
 	scan->current = lock_at(scan->next);
 	scan->next = scan->current->next;
@@ -420,7 +414,7 @@ dlock_lock_scan_remove(DlockLockScan *scan)
 	DlockLock  *lock = scan->current;
 
 	scan->current = NULL;
-	unlink_entry(&partitions[scan->partition], lock);
+	unlink_entry(&dlock_lock_partitions[scan->partition], lock);
 	dlock_release_memory(lock->role, lock->self, lock->size);
 }
 
@@ -429,6 +423,6 @@ void
 dlock_lock_scan_end(DlockLockScan *scan)
 {
 	if (scan->locked)
-		LWLockRelease(&partitions[scan->partition].lock);
+		LWLockRelease(&dlock_lock_partitions[scan->partition].lock);
 	scan->locked = false;
 }

@@ -66,6 +66,7 @@ purge_leases(DlockSpace *space)
 	}
 	LWLockRelease(&space->lease_lock);
 	dlock_announcement_purge(space);
+	dlock_watch_purge(space);
 }
 
 /*

@@ -92,6 +92,19 @@ wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
 }
 
 /*
+ * The holders are about to change, or what those are told of them who watch the
+ * lock.  Before the change, as this may have to map memory.
+ */
+static inline void
+note_change(const DlockLock *lock, DlockSpace **to_wake)
+{
+	DlockSpace *space = dlock_watch_note_change(&lock->key);
+
+	if (unlikely(space != NULL))
+		*to_wake = space;
+}
+
+/*
  * Could this ticket hold the lock beside the holders that there are?  Not where
  * they have other slots: they are about to leave, and in the way until then.
  */
@@ -151,6 +164,28 @@ leave_list(DlockList *list, DlockTicket *ticket)
 }
 
 /*
+ * Somebody waits, or is about to: tell the holders that the lock is wanted, each
+ * once in its hold.  Those who have been told stand before those who have not.
+ *
+ * The mark comes before the event: see dlock_session_enqueue().
+ */
+static void
+want(DlockLock *lock, DlockSpace **to_wake)
+{
+	DlockTicket *holder = ticket_at(lock->holders.tail);
+
+	for (; holder && !holder->wanted; holder = ticket_at(holder->link.prev))
+	{
+		holder->wanted = true;
+		if (!DsaPointerIsValid(holder->announcement) ||
+			state_of(holder) != DLOCK_GRANTED)
+			continue;
+		dlock_announcement_event(holder, DLOCK_EVENT_WANTED);
+		*to_wake = dlock_space_at(holder->space);
+	}
+}
+
+/*
  * Grant to the head of the queue for as long as it fits.  One whose lease has
  * run out gives way: the worker ends it, or has begun to.
  */
@@ -182,10 +217,13 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 			now = GetCurrentTimestamp();
 		/* mapped before any change, as that can fail */
 		(void) ticket_at(lock->holders.tail);
+		note_change(lock, &wakeups->space);
 		leave_list(&lock->queue, head);
 		grant(lock, head, now);
 		wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
 	}
+	if (head && is_waiting(head))
+		want(lock, &wakeups->space);
 }
 
 /* Take a ticket out of the lock, and hand on what that frees. */
@@ -197,6 +235,7 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 		leave_list(&lock->queue, ticket);
 	else
 	{
+		note_change(lock, &wakeups->space);
 		leave_list(&lock->holders, ticket);
 		lock->permits -= ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
@@ -297,7 +336,8 @@ agree_on_slots(DlockLock *lock, int32 slots)
  * lock is about to become free for it.
  */
 static DlockJoin
-enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait)
+enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait,
+	  DlockSpace **to_wake)
 {
 	bool		free = lock->queue.length == 0 && fits(lock, ticket);
 
@@ -308,9 +348,12 @@ enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait)
 		return DLOCK_JOIN_NO_NUMBER;
 	if (free)
 	{
+		note_change(lock, to_wake);
 		grant(lock, ticket, ticket->enqueued_at);
 		return DLOCK_JOIN_GRANTED;
 	}
+	/* before the change, as a holder may have to be mapped */
+	want(lock, to_wake);
 	dlock_list_append(&lock->queue, &ticket->link);
 	set_state(ticket, DLOCK_WAITING);
 	return DLOCK_JOIN_QUEUED;
@@ -327,17 +370,20 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 				 DlockTicket *ticket, bool nowait)
 {
 	DlockJoined joined = {.outcome = DLOCK_JOIN_MISMATCH};
+	DlockSpace *to_wake = NULL;
 	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots,
 										 ticket->role);
 
 	if (agree_on_slots(lock, request->slots))
-		joined.outcome = enter(space, lock, ticket, nowait);
+		joined.outcome = enter(space, lock, ticket, nowait, &to_wake);
 	else
 		joined.slots = lock->slots;
 	if (joined.outcome == DLOCK_JOIN_GRANTED &&
 		DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
 	let_go(lock);
+	if (unlikely(to_wake != NULL))
+		(void) dlock_worker_wake(to_wake);
 	return joined;
 }
 
@@ -377,7 +423,8 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 	else if ((joined.existing = dlock_lease_ticket_find_same(ticket)) != NULL)
 		joined.outcome = DLOCK_JOIN_EXISTS;
 	else
-		joined.outcome = enter(space, lock, &ticket->ticket, nowait);
+		joined.outcome = enter(space, lock, &ticket->ticket, nowait,
+							   &wakeups.space);
 	if ((joined.outcome == DLOCK_JOIN_GRANTED ||
 		 joined.outcome == DLOCK_JOIN_QUEUED) &&
 		!belong_to_lease(lock, ticket, adopt, &wakeups))
@@ -615,7 +662,12 @@ dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 		return false;
 	is_there = !dlock_state_has_ended(state_of(&ticket->ticket));
 	if (is_there)
+	{
 		dlock_lease_ticket_redirect(ticket, announcement);
+		/* told behind the grant, which is announced anew */
+		if (ticket->ticket.wanted)
+			dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_WANTED);
+	}
 	dlock_lock_release(lock);
 	if (is_there)
 		(void) dlock_worker_wake(dlock_space_at(ticket->ticket.space));

@@ -10,6 +10,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "utils/memutils.h"
@@ -54,6 +55,71 @@ dlock_queue_fence(const DlockKey *key)
 	fence = ticket->number;
 	let_go_to_tell(lock, key, ticket);
 	return fence;
+}
+
+/* How a ticket's scope is shown: the longest-lived of what it was asked for in. */
+static DlockScope
+scope_of(DlockTicket *ticket)
+{
+	return pg_atomic_read_u32(&ticket->session_depth) > 0 ? DLOCK_SESSION :
+		pg_atomic_read_u32(&ticket->xact_depth) > 0 ? DLOCK_TRANSACTION :
+		(DlockScope) ticket->scope;
+}
+
+static void
+copy_holder(DlockHolder *holder, DlockTicket *ticket)
+{
+	holder->number = ticket->number;
+	holder->mode = ticket->mode;
+	holder->scope = scope_of(ticket);
+	holder->has_info = DsaPointerIsValid(ticket->info);
+	if (holder->has_info)
+		strlcpy(holder->info, dsa_get_address(dlock_area, ticket->info),
+				sizeof(holder->info));
+}
+
+/*
+ * Who holds a lock, for those who watch it: the newest holder, once its grant is
+ * durable.  As long as those that have ended keep the lock closed, be it until
+ * the removal of a row is in the WAL, it is neither held nor free.
+ */
+DlockHolding
+dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
+{
+	DlockLock  *lock = dlock_lock_find(key, false);
+	DlockHolding result = DLOCK_HELD_BY_NOBODY;
+	DlockTicket *ticket = NULL;
+	bool		written = true;
+	int			durability = SYNCHRONOUS_COMMIT_OFF;
+	XLogRecPtr	lsn = InvalidXLogRecPtr;
+
+	if (lock)
+	{
+		if (lock->holders.length > 0)
+			result = DLOCK_HELD_NO_MORE;
+		ticket = ticket_at(lock->holders.tail);
+		while (ticket && !is_holding(ticket))
+			ticket = ticket_at(ticket->link.prev);
+	}
+	if (ticket)
+	{
+		result = DLOCK_HELD;
+		copy_holder(holder, ticket);
+		if (ticket->scope == DLOCK_LEASE)
+		{
+			durability = lease_ticket(ticket)->durability;
+			written = is_lease_ticket(ticket) &&
+				dlock_lease_ticket_is_written(lease_ticket(ticket), &lsn);
+		}
+	}
+	if (lock)
+		dlock_lock_release(lock);
+
+	dlock_journal_flush_removal(space, key);
+	if (written && durability != SYNCHRONOUS_COMMIT_OFF)
+		dlock_journal_flush(lsn);
+	return written && dlock_quorum_is_acknowledged(lsn, durability) ?
+		result : DLOCK_HELD_NOT_YET;
 }
 
 /* Is this the number of a holder? */
@@ -194,8 +260,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 	row->granted = position == 0 && is_holding(ticket);
 	row->session_depth = pg_atomic_read_u32(&ticket->session_depth);
 	row->xact_depth = pg_atomic_read_u32(&ticket->xact_depth);
-	row->scope = row->session_depth > 0 ? DLOCK_SESSION :
-		row->xact_depth > 0 ? DLOCK_TRANSACTION : ticket->scope;
+	row->scope = scope_of(ticket);
 	row->pinned = ticket->pins > 0;
 	row->pid = ticket->pid;
 	row->role = ticket->role;

@@ -46,6 +46,5 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_ticket_list(lease, ticket, state == DLOCK_ENDING);
 	LWLockRelease(&space->lease_lock);
-	if (DsaPointerIsValid(ticket->ticket.announcement))
-		dlock_announcement_arm(&ticket->ticket);
+	dlock_announcement_restored(&ticket->ticket, granted);
 }

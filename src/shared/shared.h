@@ -94,6 +94,19 @@ dlock_list_append(DlockList *list, DlockLink *link)
 }
 
 static inline void
+dlock_list_prepend(DlockList *list, DlockLink *link)
+{
+	link->prev = InvalidDsaPointer;
+	link->next = list->head;
+	if (DsaPointerIsValid(list->head))
+		dlock_link_at(list->head)->prev = link->self;
+	else
+		list->tail = link->self;
+	list->head = link->self;
+	list->length++;
+}
+
+static inline void
 dlock_list_remove(DlockList *list, DlockLink *link)
 {
 	/* before any change, as to map a segment of memory can fail */
@@ -127,6 +140,16 @@ typedef struct DlockLockScan
 	dsa_pointer next;			/* entry in the bucket, or invalid */
 	DlockLock  *current;
 } DlockLockScan;
+
+extern DlockPartition *dlock_lock_partitions;
+
+/* The partition of a name, and of the lock that has it */
+static inline DlockPartition *
+dlock_lock_partition(const DlockKey *key)
+{
+	/* the bucket is in the last bits */
+	return &dlock_lock_partitions[key->hash >> (32 - DLOCK_PARTITION_BITS)];
+}
 
 extern dsa_pointer dlock_lock_table_create(dsa_area *area, int tranche);
 extern void dlock_lock_table_attach(dsa_area *area, dsa_pointer table);
@@ -281,6 +304,28 @@ extern void dlock_queue_reap(const DlockKey *key);
 /* queue_view.c */
 extern int64 dlock_queue_fence(const DlockKey *key);
 extern bool dlock_queue_is_fence(const DlockKey *key, int64 number);
+
+/* Who is to be told of as holding a lock */
+typedef enum DlockHolding
+{
+	DLOCK_HELD_BY_NOBODY,
+	DLOCK_HELD,
+	DLOCK_HELD_NOT_YET,			/* the newest grant is not durable yet */
+	DLOCK_HELD_NO_MORE			/* all have ended, and are about to leave */
+} DlockHolding;
+
+/* The newest holder */
+typedef struct DlockHolder
+{
+	int64		number;
+	DlockMode	mode;
+	DlockScope	scope;
+	bool		has_info;
+	char		info[DLOCK_MAX_INFO + 1];
+} DlockHolder;
+
+extern DlockHolding dlock_queue_holder(DlockSpace *space, const DlockKey *key,
+									   DlockHolder *holder);
 extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 								DlockMember *members, int max, int32 *slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
@@ -383,6 +428,8 @@ extern void dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 											 dsa_pointer announcement);
 extern void dlock_lease_ticket_channel(DlockLeaseTicket *ticket,
 									   char *channel);
+extern bool dlock_lease_ticket_is_written(DlockLeaseTicket *ticket,
+										  XLogRecPtr *lsn);
 extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
 extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_ticket_discard(DlockLeaseTicket *ticket);
@@ -426,8 +473,9 @@ extern void dlock_announcement_count(DlockTicket *ticket);
 extern void dlock_announcement_free(DlockTicket *ticket);
 extern void dlock_announcement_orphan(DlockTicket *ticket);
 extern void dlock_announcement_purge(DlockSpace *space);
-extern void dlock_announcement_event(DlockTicket *ticket, uint32 event);
+extern void dlock_announcement_event(DlockTicket *ticket, uint32 events);
 extern void dlock_announcement_arm(DlockTicket *ticket);
+extern void dlock_announcement_restored(DlockTicket *ticket, bool granted);
 extern bool dlock_announcement_is_armed(DlockTicket *ticket);
 extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);
 
@@ -444,6 +492,61 @@ extern int	dlock_outbox_copy(DlockSpace *space, DlockMessage *messages,
 							  int max);
 extern void dlock_outbox_clear(DlockSpace *space);
 
+/* watch.c */
+
+/* A name whose watches are being told */
+typedef struct DlockTelling
+{
+	DlockWatched *watched;
+	uint64		change;			/* what is told is true after so many */
+	uint64		number;			/* of the latest copy of channels ... */
+	int			count;			/* ... and how many these were */
+} DlockTelling;
+
+/* Whom to tell */
+typedef struct DlockWatcher
+{
+	char		channel[NAMEDATALEN];
+	bool		anew;			/* it has not been told since it asked */
+} DlockWatcher;
+
+extern DlockSpace *dlock_watch_count_change(const DlockKey *key);
+
+/*
+ * The holders of a lock are about to change, or what is told of them.  Returns
+ * the space whose worker is to be woken then; NULL where none need be.  Called
+ * under the entry's lock, with which a name of no entry is locked as well; and
+ * before the change, as this raises what the mapping of memory can.
+ */
+static inline DlockSpace *
+dlock_watch_note_change(const DlockKey *key)
+{
+	if (likely(dlock_lock_partition(key)->num_watched == 0))
+		return NULL;
+	return dlock_watch_count_change(key);
+}
+
+extern DlockWatch *dlock_watch_begin(DlockSpace *space, const DlockKey *key,
+									 const char *channel);
+extern void dlock_watch_arm(DlockWatch *watch);
+extern void dlock_watch_end(DlockWatch *watch);
+extern void dlock_watch_purge(DlockSpace *space);
+extern uint64 dlock_watch_next_due(DlockSpace *space);
+extern int	dlock_watch_take(DlockSpace *space, DlockTelling *tellings,
+							 int max);
+extern bool dlock_watch_begin_telling(DlockSpace *space,
+									  DlockTelling *telling);
+extern void dlock_watch_put_back(DlockSpace *space, DlockTelling *tellings,
+								 int count);
+extern void dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
+							 DlockWatcher *watchers, int max);
+extern bool dlock_watch_end_telling(DlockSpace *space,
+									const DlockTelling *telling);
+extern void dlock_watch_skip(DlockSpace *space, const DlockTelling *telling);
+
+/* json.c */
+extern char *dlock_json_text(const char *text, int length, bool replace);
+
 /* launcher.c */
 typedef enum DlockOffice
 {
@@ -451,6 +554,13 @@ typedef enum DlockOffice
 	DLOCK_SENDER,
 	DLOCK_VACUUM
 } DlockOffice;
+
+/* Is there something to be told through NOTIFY? */
+static inline bool
+dlock_has_messages(const DlockSpace *space)
+{
+	return space->outbox.length > 0 || space->changed.length > 0;
+}
 
 extern bool dlock_office_take(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_leave(DlockSpace *space, DlockOffice office);

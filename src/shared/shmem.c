@@ -214,7 +214,8 @@ layout_sizes(void)
 		sizeof(DlockControl), sizeof(DlockBackend), sizeof(DlockSpaceEntry),
 		sizeof(DlockSpace), sizeof(DlockPartition), sizeof(DlockLock),
 		sizeof(DlockTicket), sizeof(DlockLeaseTicket), sizeof(DlockLease),
-		sizeof(DlockIdEntry), sizeof(DlockAnnouncement), sizeof(DlockAccount)
+		sizeof(DlockIdEntry), sizeof(DlockAnnouncement), sizeof(DlockAccount),
+		sizeof(DlockWatched), sizeof(DlockWatch)
 	};
 
 	return hash_bytes((const unsigned char *) sizes, sizeof(sizes));

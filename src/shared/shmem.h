@@ -18,6 +18,8 @@
  *	DlockTicket			one per holder and per waiter, linked into its lock
  *	  DlockLeaseTicket	... one that belongs to a lease
  *	DlockLease			one per lease, linked into its space
+ *	DlockWatched		one per name that is watched, in its partition
+ *	DlockWatch			one per session and channel that watch it, linked there
  *
  * A lock exists in the table for as long as it has a holder or a waiter.
  * The lock of its table partition (dlock_lock_find returns with it held) is
@@ -114,6 +116,9 @@ typedef struct DlockAnnouncement
 	bool		in_outbox;		/* linked there: armed, and there are events */
 	bool		orphaned;		/* its ticket is gone: goes once it was sent */
 	int64		number;			/* of the ticket */
+	bool		granted;		/* that it was granted is an event, or was one */
+	bool		wanted;			/* somebody has begun to wait: an event once
+								 * "granted" is set, or was one */
 
 	/* the owner's */
 	bool		counted;		/* in DlockSpace.announced */
@@ -125,6 +130,7 @@ typedef struct DlockAnnouncement
 #define DLOCK_EVENT_GRANTED		0x01
 #define DLOCK_EVENT_RELEASED	0x02
 #define DLOCK_EVENT_EXPIRED		0x04
+#define DLOCK_EVENT_WANTED		0x08
 
 typedef struct DlockTicket
 {
@@ -155,6 +161,7 @@ typedef struct DlockTicket
 
 	/* protected by the lock entry's lock */
 	uint32		pins;			/* guarded commits under way */
+	bool		wanted;			/* somebody has waited since it holds: I36 */
 
 	/* atomic: changed under the lock entry's lock, read without */
 	pg_atomic_uint32 state;		/* DlockState */
@@ -361,6 +368,9 @@ typedef struct DlockPartition
 	uint32		count;			/* entries */
 	uint32		num_buckets;	/* in use, DLOCK_FIRST_BUCKETS or more ... */
 	uint32		mask;			/* ... and no more than this plus 1, a power of 2 */
+	uint32		num_watched;	/* names here that are watched ... */
+	uint32		watched_size;	/* ... and buckets for them, a power of 2; or 0 */
+	dsa_pointer watched;		/* these: DlockWatched, or invalid */
 	dsa_pointer first[DLOCK_FIRST_BUCKETS]; /* buckets: DlockLock, or invalid */
 	dsa_pointer segments[DLOCK_SEGMENTS];	/* arrays of more buckets, each as
 											 * many as there are before it; set
@@ -369,6 +379,53 @@ typedef struct DlockPartition
 	/* the next one's lock shall not share a cache line with this one's */
 	char		padding[PG_CACHE_LINE_SIZE];
 } DlockPartition;
+
+/*
+ * A name that is watched.  It is in the table for as long as it has a watch, or
+ * is listed: see watch.c.
+ */
+typedef struct DlockWatched
+{
+	DlockLink	link;			/* in DlockSpace.changed; must be first */
+
+	/* immutable */
+	dsa_pointer space;			/* DlockSpace */
+	Oid			role;			/* to whom its memory is counted */
+
+	/* protected by the partition's lock, as the entry of its lock is */
+	dsa_pointer next;			/* in the same bucket */
+	uint32		users;			/* watches */
+	uint64		changes;		/* of the lock's holders, and 1 */
+
+	/* changed under both, so that either will do to read it */
+	bool		listed;			/* in DlockSpace.changed: some are to be told */
+
+	/* protected by the outbox's lock */
+	DlockList	watches;		/* of DlockWatch, those that are armed; who was
+								 * told of the least stands first */
+	uint64		due;			/* not told before, in monotonic microseconds */
+	uint64		round;			/* now, all are told what is true after so many
+								 * changes, or more; 0: none is being told */
+
+	/* immutable; as long as its name, so it is last */
+	DlockKey	key;
+} DlockWatched;
+
+/* That somebody watches a name, and is told on a channel */
+typedef struct DlockWatch
+{
+	DlockLink	link;			/* in DlockWatched.watches; must be first */
+
+	/* immutable */
+	dsa_pointer watched;		/* DlockWatched */
+	Oid			role;			/* whose it is */
+	char		channel[NAMEDATALEN];
+
+	/* protected by the outbox's lock */
+	bool		armed;			/* the LISTEN that belongs to it is in effect */
+	uint64		told;			/* of the holders after so many changes; or 0 */
+	uint64		telling;		/* being told, in that one of all tellings */
+} DlockWatch;
 
 typedef enum DlockCounter
 {
@@ -458,6 +515,8 @@ struct DlockSpace
 	/* protected by outbox_lock */
 	LWLock		outbox_lock;
 	DlockList	outbox;			/* of DlockAnnouncement */
+	DlockList	changed;		/* of DlockWatched that are listed */
+	uint64		tellings;		/* so often was something taken from there */
 
 	/* protected by a lock on dlock_queue that excludes itself */
 	DlockLoading loading;
@@ -476,6 +535,7 @@ struct DlockSpace
 	pg_atomic_uint64 last_heartbeat;	/* when somebody last began to send
 										 * one; monotonic */
 	pg_atomic_uint32 announced; /* tickets with an announcement */
+	pg_atomic_uint32 watches;	/* DlockWatches */
 	pg_atomic_uint32 worker;	/* proc number of the worker, plus 1; or 0 */
 	pg_atomic_uint64 worker_start;	/* when one was last asked for, monotonic
 									 * microseconds */

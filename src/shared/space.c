@@ -133,6 +133,7 @@ make_space(const DlockSpaceKey *key)
 	SpinLockInit(&space->heartbeat_mutex);
 	pg_atomic_init_u64(&space->last_heartbeat, 0);
 	pg_atomic_init_u32(&space->announced, 0);
+	pg_atomic_init_u32(&space->watches, 0);
 	pg_atomic_init_u32(&space->worker, 0);
 	pg_atomic_init_u64(&space->worker_start, 0);
 	pg_atomic_init_u32(&space->worker_deaths, 0);

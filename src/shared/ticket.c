@@ -312,6 +312,7 @@ dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 		GetCurrentTimestamp() : current_time();
 	ticket->granted_at = 0;
 	ticket->pins = 0;
+	ticket->wanted = false;
 	ticket->link.prev = ticket->link.next = InvalidDsaPointer;
 }
 

@@ -119,6 +119,7 @@ extern bool dlock_load_name(DlockSpace *space, const DlockKey *key,
 
 /* value.c */
 extern const char *dlock_mode_name(DlockMode mode);
+extern const char *dlock_scope_name(DlockScope scope);
 extern DlockMode dlock_mode_by_name(const char *name);
 extern Datum dlock_interval_datum(int64 microseconds);
 

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * value.c
- *	  How values of dlock are written in columns.
+ *	  How values of dlock are written, in columns and elsewhere.
  *
  *-------------------------------------------------------------------------
  */
@@ -20,10 +20,25 @@ static const char *const mode_names[] = {
 StaticAssertDecl(lengthof(mode_names) == DLOCK_SLOTS + 1,
 				 "mode_names must match DlockMode");
 
+static const char *const scope_names[] = {
+	[DLOCK_SESSION] = "session",
+	[DLOCK_TRANSACTION] = "transaction",
+	[DLOCK_LEASE] = "lease"
+};
+
+StaticAssertDecl(lengthof(scope_names) == DLOCK_LEASE + 1,
+				 "scope_names must match DlockScope");
+
 const char *
 dlock_mode_name(DlockMode mode)
 {
 	return mode_names[mode];
+}
+
+const char *
+dlock_scope_name(DlockScope scope)
+{
+	return scope_names[scope];
 }
 
 DlockMode

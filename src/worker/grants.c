@@ -16,7 +16,7 @@
 #include "utils/hsearch.h"
 
 #include "shared/shared.h"
-#include "worker/watch.h"
+#include "worker/due.h"
 
 #define POLL_MS		10			/* standbys owe an answer */
 
@@ -57,7 +57,7 @@ dlock_grants_begin(void)
 {
 	for (int level = 0; level < (int) lengthof(grants_by_lsn); level++)
 		grants_by_lsn[level] = pairingheap_allocate(compare_grants, NULL);
-	grants = dlock_watch_make_table("dlock grants", sizeof(Grant));
+	grants = dlock_due_make_table("dlock grants", sizeof(Grant));
 }
 
 /* One that is remembered already may be wanted at another level by now. */

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * heartbeat.c
- *	  When the worker sends heartbeats, for the leases that it watches.
+ *	  When the worker sends heartbeats, for the leases that it looks at.
  *
  * One for each quarter of the least ttl; see shared/quorum.c for what they
  * are.
@@ -14,14 +14,14 @@
 #include "port/pg_bitutils.h"
 
 #include "shared/shared.h"
-#include "worker/watch.h"
+#include "worker/due.h"
 
 /*
- * How many leases the worker watches for which standbys count, by the
+ * How many leases the worker looks at for which standbys count, by the
  * logarithm of the ttl, and in which of these there are any
  */
-static uint32 watched[64];
-static uint64 watched_mask = 0;
+static uint32 counts[64];
+static uint64 counted = 0;
 
 static uint64 next_heartbeat = 0;
 
@@ -39,31 +39,31 @@ class_of(const DlockLease *lease)
 		(lease->durability == SYNCHRONOUS_COMMIT_REMOTE_APPLY ? 1 : 0);
 }
 
-/* The worker has begun to watch a lease. */
+/* The worker looks at a lease from now on. */
 void
-dlock_heartbeat_watch(const DlockLease *lease)
+dlock_heartbeat_add(const DlockLease *lease)
 {
 	int			class = class_of(lease);
 
-	if (class >= 0 && watched[class]++ == 0)
-		watched_mask |= UINT64CONST(1) << class;
+	if (class >= 0 && counts[class]++ == 0)
+		counted |= UINT64CONST(1) << class;
 }
 
-/* A lease that the worker has watched is gone. */
+/* A lease that the worker has looked at is gone. */
 void
-dlock_heartbeat_unwatch(const DlockLease *lease)
+dlock_heartbeat_remove(const DlockLease *lease)
 {
 	int			class = class_of(lease);
 
-	Assert(class < 0 || watched[class] > 0);
-	if (class >= 0 && --watched[class] == 0)
-		watched_mask &= ~(UINT64CONST(1) << class);
+	Assert(class < 0 || counts[class] > 0);
+	if (class >= 0 && --counts[class] == 0)
+		counted &= ~(UINT64CONST(1) << class);
 }
 
 /*
  * Send a heartbeat if it is time.  Where no standbys are named, none is
  * needed.  Returns when to come again; DLOCK_NO_DEADLINE: not for the leases
- * that are watched now.
+ * that there are now.
  */
 uint64
 dlock_heartbeat_beat(DlockSpace *space)
@@ -71,9 +71,9 @@ dlock_heartbeat_beat(DlockSpace *space)
 	uint64		now = dlock_monotonic_now();
 	uint64		interval;
 
-	if (watched_mask == 0)
+	if (counted == 0)
 		return DLOCK_NO_DEADLINE;
-	interval = (UINT64CONST(1) << pg_rightmost_one_pos64(watched_mask)) / 4;
+	interval = (UINT64CONST(1) << pg_rightmost_one_pos64(counted)) / 4;
 	dlock_quorum_look(space);
 	next_heartbeat = Min(next_heartbeat, now + interval);
 	if (now >= next_heartbeat)

@@ -48,6 +48,7 @@ extern uint64 dlock_task_perform(DlockTask *task);
 extern long dlock_milliseconds_until(uint64 moment);
 
 /* notify.c */
-extern int	dlock_notify_send(DlockSpace *space);
+extern bool dlock_notify_send(DlockSpace *space);
+extern uint64 dlock_notify_next(void);
 
 #endif							/* DLOCK_PROCESS_H */

@@ -49,14 +49,14 @@ static void
 resign(int code, Datum arg)
 {
 	if (dlock_office_leave(my_space, (DlockOffice) DatumGetInt32(arg)) &&
-		my_space->outbox.length > 0)
+		dlock_has_messages(my_space))
 		(void) dlock_worker_wake(my_space);
 }
 
 static bool
 send_announcements(void)
 {
-	return dlock_notify_send(my_space) > 0;
+	return dlock_notify_send(my_space);
 }
 
 static DlockTask notify_task = {
@@ -92,6 +92,7 @@ dlock_sender_main(Datum arg)
 		if (dlock_process_gives_way())
 			return;
 		now = dlock_monotonic_now();
+		next = Min(next, dlock_notify_next());
 		if (next != DLOCK_NO_DEADLINE)
 			sent_at = now;
 		else if (now - sent_at >= DLOCK_IDLE_MS * 1000)

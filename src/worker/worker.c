@@ -37,7 +37,7 @@
 #include "shared/shared.h"
 #include "tables/tables.h"
 #include "worker/process.h"
-#include "worker/watch.h"
+#include "worker/due.h"
 #include "worker/worker.h"
 
 #define MAX_RETRY_MS	2000	/* between attempts that fail */
@@ -88,7 +88,7 @@ let_go(void)
 	dlock_writer_let_go();
 	dlock_lease_stop_visit(my_space, &learning_at);
 	dlock_grants_let_go();
-	dlock_watch_let_go();
+	dlock_due_let_go();
 }
 
 /*
@@ -109,7 +109,7 @@ resign(int code, Datum arg)
 	if (leaves || leaving || makes_way)
 		pg_atomic_write_u32(&my_space->worker_deaths, 0);
 	pg_atomic_write_u64(&my_space->next_due,
-						leaves ? dlock_watch_next_due() : 0);
+						leaves ? dlock_due_next() : 0);
 	if (!dlock_office_leave(my_space, DLOCK_WORKER))
 		return;
 	if (!extension_is_gone && !gives_way && !makes_way &&
@@ -182,7 +182,7 @@ find_ticket(DlockLeaseTicket *ticket, void *arg)
 static bool
 find_lease(DlockLease *lease, void *arg)
 {
-	dlock_watch_add(lease);
+	dlock_due_add(lease);
 	dlock_lease_for_each_ticket(lease, find_ticket, NULL);
 	return true;
 }
@@ -272,7 +272,7 @@ send_announcements(void)
 		return false;
 	PG_TRY();
 	{
-		more = dlock_notify_send(my_space) > 0;
+		more = dlock_notify_send(my_space);
 	}
 	PG_FINALLY();
 	{
@@ -336,13 +336,16 @@ write_the_rest(void)
 static uint64
 have_announcements_sent(void)
 {
-	if (my_space->outbox.length == 0 ||
+	uint64		next;
+
+	if (!dlock_has_messages(my_space) ||
 		dlock_office_wake(my_space, DLOCK_SENDER))
 		return NEVER;
-	if (!dlock_office_start(my_space, DLOCK_SENDER))
-		return sooner(dlock_task_perform(&notify_task),
-					  dlock_monotonic_now() + RETRY_START_MS * 1000);
-	return dlock_monotonic_now() + RETRY_START_MS * 1000;
+	if (dlock_office_start(my_space, DLOCK_SENDER))
+		return dlock_monotonic_now() + RETRY_START_MS * 1000;
+	next = dlock_task_perform(&notify_task);
+	return sooner(sooner(next, dlock_notify_next()),
+				  dlock_monotonic_now() + RETRY_START_MS * 1000);
 }
 
 /* The same for the tables' dead rows; autovacuum comes, too, if nobody does. */
@@ -359,7 +362,7 @@ have_tables_vacuumed(void)
 static bool
 is_wanted(void)
 {
-	return my_space->journal.length > 0 || my_space->outbox.length > 0 ||
+	return my_space->journal.length > 0 || dlock_has_messages(my_space) ||
 		(my_space->leases.length > 0 && dlock_worker_is_awaited(my_space));
 }
 
@@ -382,8 +385,8 @@ is_missed(uint64 next_beat)
 	if (my_space->leases.length == 0)
 		return false;
 	return (next_beat != NEVER && dlock_quorum_has_standbys()) ||
-		dlock_watch_next_due() <= dlock_monotonic_now() + SOON_MS * 1000 ||
-		dlock_watch_has_attached();
+		dlock_due_next() <= dlock_monotonic_now() + SOON_MS * 1000 ||
+		dlock_due_has_attached();
 }
 
 /*
@@ -423,7 +426,7 @@ work(void)
 		if (!begun)
 			return next;
 	}
-	dlock_watch_expire(STEP_US);
+	dlock_due_expire(STEP_US);
 	next_beat = dlock_heartbeat_beat(my_space);
 	next = sooner(next, next_beat);
 	if (!knows_all)
@@ -436,7 +439,7 @@ work(void)
 	next = sooner(next, have_announcements_sent());
 	have_tables_vacuumed();
 	/* last, as the journal may have told of new leases */
-	return sooner(next, dlock_watch_next_due());
+	return sooner(next, dlock_due_next());
 }
 
 /*
@@ -468,7 +471,7 @@ begin(void)
 	if (my_space == NULL)
 		proc_exit(0);
 	before_shmem_exit(resign, 0);
-	dlock_watch_begin();
+	dlock_due_begin();
 	dlock_grants_begin();
 	pause_before_work(pg_atomic_fetch_add_u32(&my_space->worker_deaths, 1));
 }

@@ -5,7 +5,7 @@
  *
  * The worker copies what is marked, writes the rows as they are then in one
  * transaction (tables/write.c), and unmarks what has not changed again
- * meanwhile.  What it learns of leases and grants by that goes to watch.c and
+ * meanwhile.  What it learns of leases and grants by that goes to due.c and
  * grants.c.
  *
  *-------------------------------------------------------------------------
@@ -18,7 +18,7 @@
 #include "shared/shared.h"
 #include "tables/tables.h"
 #include "worker/process.h"
-#include "worker/watch.h"
+#include "worker/due.h"
 
 /* Rows written in one transaction */
 #define BATCH	1000
@@ -116,16 +116,16 @@ dlock_writer_let_go(void)
 		dlock_record_unref(images[--num_images].record);
 }
 
-/* What is over and has no row goes, and is not watched any more. */
+/* What is over and has no row goes, and is not looked at any more. */
 static void
 settle(DlockSpace *space, DlockRecord *record)
 {
 	if (!dlock_lease_settle(space, record))
 		return;
 	if (record->is_lease)
-		dlock_watch_remove((DlockLease *) record);
+		dlock_due_remove((DlockLease *) record);
 	else if (dlock_lease_of(dlock_record_ticket(record))->single)
-		dlock_watch_remove(dlock_lease_of(dlock_record_ticket(record)));
+		dlock_due_remove(dlock_lease_of(dlock_record_ticket(record)));
 }
 
 /*
@@ -147,7 +147,7 @@ publish(DlockSpace *space, bool committed)
 	dlock_writer_let_go();
 }
 
-/* A record was written: from now on it is watched, if it is not over. */
+/* A record was written: from now on it is looked at, if it is not over. */
 static void
 learn_of(DlockRecord *record, bool over, XLogRecPtr lsn)
 {
@@ -158,13 +158,13 @@ learn_of(DlockRecord *record, bool over, XLogRecPtr lsn)
 		return;
 	if (record->is_lease)
 	{
-		dlock_watch_add((DlockLease *) record);
+		dlock_due_add((DlockLease *) record);
 		return;
 	}
 	ticket = dlock_record_ticket(record);
 	lease = dlock_lease_of(ticket);
 	if (lease->single)
-		dlock_watch_add(lease);
+		dlock_due_add(lease);
 	dlock_grants_remember(ticket, lsn);
 }
 

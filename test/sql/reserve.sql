@@ -56,6 +56,7 @@ SELECT dlock_version_bump('shop/1', 0);
 SELECT dlock_try_version_bump('shop/1', 0);
 -- but not in questions
 SELECT dlock_fence('shop/1') > 0, dlock_check('shop/1', 1), dlock_is_held('shop/2');
+SELECT dlock_watch('shop/1', 'channel'), dlock_unwatch('shop/1');
 \set VERBOSITY terse
 
 -- Who may reserve

@@ -75,6 +75,8 @@ INSERT INTO calls VALUES
 	('dlock_enqueue(''a'', ''nobody'')', true),
 	('dlock_wait(dlock_fence(''a''))', true),
 	('dlock_channel()', true),
+	('dlock_watch(''a'', ''nobody'')', true),
+	('dlock_unwatch(''a'')', true),
 	('dlock_xact_acquire(''b'')', true),
 	('dlock_try_xact_acquire(''b'')', true),
 	('dlock_xact_acquire_all(''{b,c}'')', true),

@@ -202,7 +202,8 @@ sub is_holder
 	is(elsewhere("SELECT dlock_release_ticket($held)"),
 		't', 'enqueue: the holder releases');
 	told($listener, 'enqueue: announced',
-		announcement('granted', 'lock', $tickets[0]));
+		announcement('granted', 'lock', $tickets[0]),
+		announcement('wanted', 'lock', $tickets[0]));
 	is(elsewhere("SELECT dlock_wait($tickets[0], '0')"),
 		't', 'enqueue: confirmed');
 

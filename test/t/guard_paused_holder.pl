@@ -106,6 +106,7 @@ foreach my $when ('before the write', 'after the write', 'in between')
 	told(
 		$listener,
 		"$when: it is stopped for too long, and succeeded",
+		announcement('wanted', 'lock', $fence),
 		announcement('expired', 'lock', $fence),
 		announcement('granted', 'lock', $next));
 	is($successor->query("SELECT dlock_wait($next, '0')"),
@@ -146,6 +147,7 @@ foreach my $when ('before the write', 'after the write', 'in between')
 	told(
 		$listener,
 		'check: it is stopped for too long, and succeeded',
+		announcement('wanted', 'lock', $fence),
 		announcement('expired', 'lock', $fence),
 		announcement('granted', 'lock', $next));
 	is(successor_writes(), '', 'check: the successor writes');
@@ -176,6 +178,7 @@ foreach my $when ('before the write', 'after the write', 'in between')
 	stop_process($holder->{pid});
 	$keeper->quit;
 	told($listener, 'commit: it is stopped for too long',
+		announcement('wanted', 'lock', $fence),
 		announcement('expired', 'lock', $fence));
 
 	is( $admin->query(

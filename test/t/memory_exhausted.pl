@@ -148,6 +148,7 @@ foreach my $call (
 	"dlock_try_acquire('held') IS NULL",
 	"dlock_acquire_all('{new 1, new 2, new 3}')",
 	"dlock_enqueue('new')",
+	"dlock_watch('new', repeat('c', 63))",
 	"dlock_lease_open('1h', info => 'new')",
 	"dlock_ttl_acquire('new', '1h')",
 	"dlock_ttl_enqueue('new', '1h', 'nobody', owner => 'me')",

@@ -153,6 +153,7 @@ foreach my $channel (undef, 'shared')
 		  enqueue($waiter, 'lock', $lease, ($more || ', NULL') . ", owner => 'b'");
 		$admin->query("SELECT dlock_force_release($ticket)");
 		told($listener, "$what: a waiter's forced release",
+			announcement('wanted', 'lock', $held),
 			announcement('released', 'lock', $ticket));
 		like(ask($waiter, $ticket), qr/55L01/, "$what: confirmed");
 		$admin->query("SELECT dlock_force_release($held)");
@@ -182,8 +183,9 @@ foreach my $channel (undef, 'shared')
 	$ticket = enqueue($waiter, 'another', $lease, $more);
 	$keeper->quit;
 	is_deeply(
-		[ sort $listener->announcements(2) ],
-		[ sort(announcement('expired', 'lock', $held),
+		[ sort $listener->announcements(3) ],
+		[ sort(announcement('wanted', 'lock', $held),
+				announcement('expired', 'lock', $held),
 				announcement('expired', 'another', $ticket)) ],
 		"$where: expired, held and waiting");
 	like(ask($waiter, $held), qr/55L01/, "$where: confirmed");
@@ -621,10 +623,11 @@ sub nuisance
 
 	$end->();
 	is_deeply(
-		[ sort $listener->announcements(6) ],
+		[ sort $listener->announcements(7) ],
 		[
 			sort(announcement('granted', 'free', $tickets{free}),
 				announcement('granted', 'lock', $tickets{lock}),
+				announcement('wanted', 'expiring', $tickets{expiring}),
 				announcement('expired', 'expiring', $tickets{expiring}),
 				map { announcement('granted', "more $_", $tickets{$_}) } 1 .. 3)
 		],
@@ -695,7 +698,8 @@ SKIP:
 	$admin = session($node);
 	release($held);
 	told($listener, 'crash: the next is announced as well',
-		announcement('granted', 'lock', $given));
+		announcement('granted', 'lock', $given),
+		announcement('wanted', 'lock', $given));
 	is(ask($listener, $given), 't', 'crash: confirmed');
 	is($admin->query("SELECT dlock_lease_close($lease)"),
 		'1', 'crash: the lease is there, too');

@@ -408,6 +408,7 @@ sub worker_gone
 	$ticket = enqueue($waiter, 'lock');
 	$admin->query("SELECT dlock_force_release($held)");
 	told($holder, 'a holder is told of its forced release',
+		announcement('wanted', 'lock', $held),
 		announcement('released', 'lock', $held));
 	told($waiter, 'and the next one of his grant',
 		announcement('granted', 'lock', $ticket));
@@ -677,7 +678,9 @@ foreach my $type ('sender', 'worker')
 	my @sessions = map { session($node) } 0, 1;
 	my @tickets = map { enqueue($_, 'lock') } @sessions;
 
-	told($sessions[0], 'first', announcement('granted', 'lock', $tickets[0]));
+	told($sessions[0], 'first',
+		announcement('granted', 'lock', $tickets[0]),
+		announcement('wanted', 'lock', $tickets[0]));
 	$sessions[0]->query("SELECT dlock_release_ticket($tickets[0])");
 	told($sessions[1], 'second', announcement('granted', 'lock', $tickets[1]));
 	$sessions[1]->query("SELECT dlock_release_ticket($tickets[1])");
@@ -744,6 +747,7 @@ foreach my $type ('sender', 'worker')
 	told($new, 'a new installation', announcement('granted', 'another', $other));
 	$sessions[1]->quit;
 	told($old, 'an old installation',
+		announcement('wanted', 'another', $tickets[1]),
 		announcement('granted', 'another', $ticket));
 	$_->quit foreach $old, $new;
 	$node->safe_psql('postgres', 'DROP DATABASE two');

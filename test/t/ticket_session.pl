@@ -89,10 +89,15 @@ sub nothing_left
 	$_->query(
 		q{SELECT count(dlock_enqueue('lock ' || n))
 			FROM generate_series(1, 1000) AS n}) foreach @sessions;
-	foreach my $session (@sessions)
+	foreach my $n (1 .. 4)
 	{
-		is(scalar($session->announcements(1000)),
+		my $session = shift @sessions;
+		my @told = $session->announcements($n < 4 ? 2000 : 1000);
+
+		is(scalar(grep { /"granted"/ } @told),
 			1000, 'the next in line has 1,000 locks');
+		is(scalar(grep { /"wanted"/ } @told),
+			$n < 4 ? 1000 : 0, 'which are wanted, where somebody is behind');
 		$session->quit;
 	}
 	nothing_left('1,000 locks in line');
@@ -143,8 +148,11 @@ while (my ($how, $end) = splice(@ways, 0, 2))
 		pass("$where: has left the queue");
 		foreach my $i (0 .. 2)
 		{
-			is(join("\n", $sessions[$i]->announcements(1)),
-				announcement('granted', 'lock', $tickets[$i]), "$where: the next is told");
+			my @told = map { announcement($_, 'lock', $tickets[$i]) }
+			  $i < 2 ? ('granted', 'wanted') : 'granted';
+
+			is(join("\n", $sessions[$i]->announcements(scalar @told)),
+				join("\n", @told), "$where: the next is told");
 			is($sessions[$i]->query("SELECT dlock_wait($tickets[$i], '0')"),
 				't', "$where: and has it");
 			$sessions[$i]->quit;

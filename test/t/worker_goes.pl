@@ -87,7 +87,9 @@ my %meet = (
 	d4 => "SELECT dlock_is_held('another') IS NOT NULL");
 my $ttl = ample(10);
 no_worker_in('d7');
-my %session = map { $_ => session($node, $_) } sort keys %meet, 'd5', 'd6';
+$admin->query('CREATE DATABASE d9');
+$node->safe_psql('d9', 'CREATE EXTENSION dlock');
+my %session = map { $_ => session($node, $_) } sort keys %meet, 'd5', 'd6', 'd9';
 
 foreach my $database (sort keys %session)
 {
@@ -105,16 +107,26 @@ ok( $admin->wait_for(
 	'd5: who waits brings a worker');
 # as long as it may be announced to somebody
 $session{d6}->query("SELECT dlock_ttl_enqueue('due', '1h')");
+# or watched
+$session{d9}->query("SELECT dlock_watch('due')");
+# each call asks for one, until a slot is free
+poll('a worker for who watches',
+	sub {
+		$session{d9}->query("SELECT dlock_is_held('due')");
+		$admin->query('SELECT count(*) ' . workers("datname = 'd9'")) eq '1';
+	});
 no_worker_in($_) foreach sort keys %meet;
 pass('nobody is there for those that nobody waits for');
 is( $admin->query("SELECT string_agg(datname, ' ' ORDER BY datname) "
 		  . workers('true')),
-	'd5 d6',
-	'but where somebody waits, or may be told');
+	'd5 d6 d9',
+	'but where somebody waits, or may be told, or watches');
 
 like($session{d5}->answer, qr/^\d+$/, 'd5: granted when it is due');
 like(join("\n", $session{d6}->announcements(1)),
 	qr/"event":"granted","lock":"due"/, 'd6: told when it is due');
+like(join("\n", $session{d9}->announcements(2)),
+	qr/"held","lock":"due".*\n.*"free","lock":"due"/, 'd9: and so is who watches');
 foreach my $database (sort keys %meet)
 {
 	my $met = session($node, $database);
@@ -132,7 +144,7 @@ foreach my $database (sort keys %meet)
 	$met->quit;
 }
 $_->quit foreach values %session;
-no_worker_in($_) foreach 'd5', 'd6';
+no_worker_in($_) foreach 'd5', 'd6', 'd9';
 pass('and goes when nobody can be told');
 
 #

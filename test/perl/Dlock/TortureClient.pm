@@ -195,6 +195,7 @@ sub step
 	  $what < 35 ? $self->confirm :
 	  $what < 42 ? $self->listen :
 	  $what < 45 ? $self->lapse :
+	  $what < 47 ? $self->watch :
 	  $self->SUPER::step;
 }
 
@@ -543,6 +544,18 @@ sub queue_up
 		delete $self->{listens}{$ticket};
 	}
 	return defined $result;
+}
+
+# Be told who holds a lock, or not any more, which nobody else must notice
+sub watch
+{
+	my ($self) = @_;
+	my $name = choose('x1', 'x2', 'x3', 's1', 'n1', 'n2');
+	my $call = choose("dlock_watch('$name')",
+		"dlock_watch('$name', 'history')", "dlock_unwatch('$name')");
+
+	return $self->surely('DO $$BEGIN SET LOCAL client_min_messages = error; '
+		  . "PERFORM $call; END\$\$");
 }
 
 sub without_snapshot

@@ -1,26 +1,26 @@
 /*-------------------------------------------------------------------------
  *
- * watch.h
+ * due.h
  *	  What the worker's own memory has: leases, grants, heartbeats.
  *
  *-------------------------------------------------------------------------
  */
-#ifndef DLOCK_WATCH_H
-#define DLOCK_WATCH_H
+#ifndef DLOCK_DUE_H
+#define DLOCK_DUE_H
 
 #include "utils/hsearch.h"
 
 #include "shared/shared.h"
 
-/* watch.c */
-extern HTAB *dlock_watch_make_table(const char *name, Size size);
-extern void dlock_watch_begin(void);
-extern void dlock_watch_add(DlockLease *lease);
-extern void dlock_watch_remove(DlockLease *lease);
-extern uint64 dlock_watch_next_due(void);
-extern void dlock_watch_expire(uint64 step);
-extern bool dlock_watch_has_attached(void);
-extern void dlock_watch_let_go(void);
+/* due.c */
+extern HTAB *dlock_due_make_table(const char *name, Size size);
+extern void dlock_due_begin(void);
+extern void dlock_due_add(DlockLease *lease);
+extern void dlock_due_remove(DlockLease *lease);
+extern uint64 dlock_due_next(void);
+extern void dlock_due_expire(uint64 step);
+extern bool dlock_due_has_attached(void);
+extern void dlock_due_let_go(void);
 
 /* grants.c */
 extern void dlock_grants_begin(void);
@@ -30,8 +30,8 @@ extern bool dlock_grants_are_left(void);
 extern void dlock_grants_let_go(void);
 
 /* heartbeat.c */
-extern void dlock_heartbeat_watch(const DlockLease *lease);
-extern void dlock_heartbeat_unwatch(const DlockLease *lease);
+extern void dlock_heartbeat_add(const DlockLease *lease);
+extern void dlock_heartbeat_remove(const DlockLease *lease);
 extern uint64 dlock_heartbeat_beat(DlockSpace *space);
 
 /* writer.c */
@@ -40,4 +40,4 @@ extern bool dlock_writer_clear(DlockSpace *space);
 extern int	dlock_writer_write(DlockSpace *space, int *dead);
 extern void dlock_writer_let_go(void);
 
-#endif							/* DLOCK_WATCH_H */
+#endif							/* DLOCK_DUE_H */

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * watch.c
+ * due.c
  *	  When the worker is to look at each lease again.
  *
  * This is the worker's own memory.  A lease can only be due later than it says
@@ -17,13 +17,13 @@
 #include "utils/memutils.h"
 
 #include "shared/shared.h"
-#include "worker/watch.h"
+#include "worker/due.h"
 
 /* The moment when nothing is due */
 #define NEVER			DLOCK_NO_DEADLINE
 
 /* When a lease is to be looked at again */
-typedef struct Watch
+typedef struct Look
 {
 	dsa_pointer key;			/* the lease; hash key, must be first */
 	DlockLease *lease;			/* referred to */
@@ -31,20 +31,20 @@ typedef struct Watch
 	pairingheap_node node;
 	bool		attached;		/* in the list of those, by this node */
 	dlist_node	attached_node;
-} Watch;
+} Look;
 
-static HTAB *watches = NULL;
-static pairingheap *watches_by_due = NULL;
+static HTAB *looks = NULL;
+static pairingheap *looks_by_due = NULL;
 
 /*
  * Those that were attached when they were last looked at, and for which standbys
  * could count.  None becomes attached later.
  */
-static dlist_head attached_watches = DLIST_STATIC_INIT(attached_watches);
+static dlist_head attached_looks = DLIST_STATIC_INIT(attached_looks);
 
 /* A table by where something is in shared memory */
 HTAB *
-dlock_watch_make_table(const char *name, Size size)
+dlock_due_make_table(const char *name, Size size)
 {
 	HASHCTL		info = {
 		.keysize = sizeof(dsa_pointer),
@@ -58,8 +58,8 @@ dlock_watch_make_table(const char *name, Size size)
 static int
 compare_due(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 {
-	uint64		due_a = pairingheap_const_container(Watch, node, a)->due;
-	uint64		due_b = pairingheap_const_container(Watch, node, b)->due;
+	uint64		due_a = pairingheap_const_container(Look, node, a)->due;
+	uint64		due_b = pairingheap_const_container(Look, node, b)->due;
 
 	/* the first is the one that compares as the greatest */
 	return due_a < due_b ? 1 : due_a > due_b ? -1 : 0;
@@ -67,84 +67,84 @@ compare_due(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 
 /* Before anything else */
 void
-dlock_watch_begin(void)
+dlock_due_begin(void)
 {
-	watches_by_due = pairingheap_allocate(compare_due, NULL);
-	watches = dlock_watch_make_table("dlock leases", sizeof(Watch));
+	looks_by_due = pairingheap_allocate(compare_due, NULL);
+	looks = dlock_due_make_table("dlock leases", sizeof(Look));
 }
 
 /* Look at a lease again when it is due, or before. */
 void
-dlock_watch_add(DlockLease *lease)
+dlock_due_add(DlockLease *lease)
 {
 	uint64		now;
 	uint64		due;
 	bool		found;
-	Watch	   *watch = hash_search(watches, &lease->record.link.self,
-									HASH_ENTER, &found);
+	Look	   *look = hash_search(looks, &lease->record.link.self, HASH_ENTER,
+							   &found);
 
 	if (found)
 		return;
 	dlock_record_ref(&lease->record);
-	watch->lease = lease;
+	look->lease = lease;
 	now = dlock_monotonic_now();
 	due = dlock_lease_deadline(lease);
-	watch->due = due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
-	pairingheap_add(watches_by_due, &watch->node);
-	watch->attached = dlock_lease_is_attached(lease) &&
+	look->due = due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
+	pairingheap_add(looks_by_due, &look->node);
+	look->attached = dlock_lease_is_attached(lease) &&
 		lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE;
-	if (watch->attached)
-		dlist_push_head(&attached_watches, &watch->attached_node);
-	dlock_heartbeat_watch(lease);
+	if (look->attached)
+		dlist_push_head(&attached_looks, &look->attached_node);
+	dlock_heartbeat_add(lease);
 }
 
 /* A lease is gone. */
 void
-dlock_watch_remove(DlockLease *lease)
+dlock_due_remove(DlockLease *lease)
 {
-	Watch	   *watch = watches == NULL ? NULL :
-		hash_search(watches, &lease->record.link.self, HASH_FIND, NULL);
+	Look	   *look = looks == NULL ? NULL :
+		hash_search(looks, &lease->record.link.self, HASH_FIND, NULL);
 
-	if (watch == NULL)
+	if (look == NULL)
 		return;
-	pairingheap_remove(watches_by_due, &watch->node);
-	if (watch->attached)
-		dlist_delete(&watch->attached_node);
-	dlock_heartbeat_unwatch(lease);
-	(void) hash_search(watches, &lease->record.link.self, HASH_REMOVE, NULL);
+	pairingheap_remove(looks_by_due, &look->node);
+	if (look->attached)
+		dlist_delete(&look->attached_node);
+	dlock_heartbeat_remove(lease);
+	(void) hash_search(looks, &lease->record.link.self, HASH_REMOVE, NULL);
 	dlock_record_unref(&lease->record);
 }
 
 /* When the next lease is due */
 uint64
-dlock_watch_next_due(void)
+dlock_due_next(void)
 {
-	return pairingheap_is_empty(watches_by_due) ? NEVER :
-		pairingheap_container(Watch, node,
-							  pairingheap_first(watches_by_due))->due;
+	return pairingheap_is_empty(looks_by_due) ? NEVER :
+		pairingheap_container(Look, node,
+							  pairingheap_first(looks_by_due))->due;
 }
 
 /* End the leases that are due, or as many of them as take so long. */
 void
-dlock_watch_expire(uint64 step)
+dlock_due_expire(uint64 step)
 {
 	uint64		until = dlock_monotonic_now() + step;
 	uint64		now;
 
 	while (now = dlock_monotonic_now(),
-		   now < until && dlock_watch_next_due() <= now)
+		   now < until && dlock_due_next() <= now)
 	{
-		Watch	   *first = pairingheap_container(Watch, node,
-												  pairingheap_first(watches_by_due));
+		Look	   *first = pairingheap_container(Look, node,
+											  pairingheap_first(looks_by_due));
 		uint64		due = dlock_lease_expire(first->lease, until);
 
 		if (due == 0)
-			dlock_watch_remove(first->lease);
+			dlock_due_remove(first->lease);
 		else
 		{
-			pairingheap_remove(watches_by_due, &first->node);
+			pairingheap_remove(looks_by_due, &first->node);
 			first->due = due;
-			pairingheap_add(watches_by_due, &first->node);
+			pairingheap_add(looks_by_due, &first->node);
 		}
 	}
 }
@@ -154,33 +154,33 @@ dlock_watch_expire(uint64 step)
  * They may be named at any time, and it counts then that they were not before.
  */
 bool
-dlock_watch_has_attached(void)
+dlock_due_has_attached(void)
 {
-	while (!dlist_is_empty(&attached_watches))
+	while (!dlist_is_empty(&attached_looks))
 	{
-		Watch	   *watch = dlist_head_element(Watch, attached_node,
-											   &attached_watches);
+		Look	   *look = dlist_head_element(Look, attached_node,
+										  &attached_looks);
 
-		if (dlock_lease_is_attached(watch->lease))
+		if (dlock_lease_is_attached(look->lease))
 			return true;
-		watch->attached = false;
-		dlist_delete(&watch->attached_node);
+		look->attached = false;
+		dlist_delete(&look->attached_node);
 	}
 	return false;
 }
 
 /* Refer to no lease any more.  This is the last that is done here. */
 void
-dlock_watch_let_go(void)
+dlock_due_let_go(void)
 {
 	HASH_SEQ_STATUS status;
-	Watch	   *watch;
+	Look	   *look;
 
-	if (watches)
+	if (looks)
 	{
-		hash_seq_init(&status, watches);
-		while ((watch = hash_seq_search(&status)) != NULL)
-			dlock_record_unref(&watch->lease->record);
+		hash_seq_init(&status, looks);
+		while ((look = hash_seq_search(&status)) != NULL)
+			dlock_record_unref(&look->lease->record);
 	}
-	watches = NULL;
+	looks = NULL;
 }

@@ -1,0 +1,188 @@
+# The holder of a ticket that was enqueued is told once that somebody has begun to
+# wait for the lock; and at the grant, where somebody waits already.
+#
+# What would break it: a holder that is not told, or more than once in its hold,
+# or before it is told of its grant; one that has nothing to do with it; a waiter
+# that pays for all holders each time.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease qw(:DEFAULT enqueue);
+use Dlock::Test;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server(
+	'main',
+	allows_streaming => 1,
+	conf => q{
+synchronous_commit = local
+deadlock_timeout = '1h'
+});
+my $admin = session($node);
+my $count = 0;
+
+# Nothing has come, nor is anything on its way
+sub not_told
+{
+	my ($listener, $test, $channel) = @_;
+	my $name = 'last ' . ++$count;
+	my $sender = $channel ? $admin : $listener;
+	my $ticket =
+	  enqueue($sender, $name, $channel ? ", '$channel'" : '');
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	told($listener, $test, announcement('granted', $name, $ticket));
+	$sender->query("SELECT dlock_release_ticket($ticket)");
+	return;
+}
+
+sub try_for
+{
+	my ($session, $more) = @_;
+
+	$session->query("SELECT dlock_try_acquire('lock', '1 ms'"
+		  . ($more // '') . ')');
+	return;
+}
+
+#
+# Sessions' tickets
+#
+{
+	my $holder = session($node);
+	my $waiter = session($node);
+	my $next = session($node);
+	my $ticket = enqueue($holder, 'lock');
+
+	told($holder, 'granted', announcement('granted', 'lock', $ticket));
+	$waiter->query("SELECT dlock_try_acquire('lock')");
+	not_told($holder, 'who only tries does not wait');
+	try_for($waiter);
+	told($holder, 'wanted', announcement('wanted', 'lock', $ticket));
+	try_for($waiter);
+	try_for($next, ', shared => true');
+	not_told($holder, 'once');
+
+	# one that is granted while others wait
+	$waiter->query("SELECT dlock_enqueue('lock')");
+	$next->start("SELECT dlock_acquire('lock')");
+	$admin->until_waits($next);
+	$holder->query('SELECT dlock_release_all()');
+	my $second = $waiter->query(
+		q{SELECT ticket FROM dlock_locks WHERE name = 'lock' AND granted});
+	told($waiter, 'with the grant',
+		announcement('granted', 'lock', $second),
+		announcement('wanted', 'lock', $second));
+	$waiter->query('SELECT dlock_release_all()');
+	$next->answer;
+	not_told($waiter, 'and that is all');
+
+	# what was acquired otherwise is told once it has a channel
+	$waiter->start("SELECT dlock_acquire('lock')");
+	$admin->until_waits($waiter);
+	$ticket = enqueue($next, 'lock');
+	told($next, 'enqueued later',
+		announcement('granted', 'lock', $ticket),
+		announcement('wanted', 'lock', $ticket));
+	is(enqueue($next, 'lock'), $ticket, 'enqueued again');
+	told($next, 'told again',
+		announcement('granted', 'lock', $ticket),
+		announcement('wanted', 'lock', $ticket));
+	$next->query('SELECT dlock_release_all()');
+	$waiter->answer;
+	not_told($next, 'gone');
+	$waiter->query("SELECT dlock_release('lock')");
+
+	# all holders, each once, also those that come between two waiters
+	foreach my $mode (', shared => true', ', slots => 3')
+	{
+		my @holders = map { session($node) } 0 .. 2;
+		my @tickets = map { enqueue($holders[$_], 'lock', $mode) } 0, 1;
+		my $wants = $mode =~ /slots/ ? ', slots => 3, permits => 3' : '';
+
+		told($holders[$_], "$mode: granted",
+			announcement('granted', 'lock', $tickets[$_]))
+		  foreach 0, 1;
+		try_for($waiter, $wants);
+		told($holders[$_], "$mode: wanted",
+			announcement('wanted', 'lock', $tickets[$_]))
+		  foreach 0, 1;
+		push @tickets, enqueue($holders[2], 'lock', $mode);
+		told($holders[2], "$mode: granted later",
+			announcement('granted', 'lock', $tickets[2]));
+		try_for($waiter, $wants);
+		told($holders[2], "$mode: wanted later",
+			announcement('wanted', 'lock', $tickets[2]));
+		not_told($_, "$mode: once each") foreach @holders;
+		$_->quit foreach @holders;
+		$admin->wait_for("SELECT count(*) = 0 FROM dlock_locks");
+	}
+	$_->quit foreach $holder, $waiter, $next;
+}
+
+#
+# Leases' tickets
+#
+{
+	my $listener = session($node);
+	my $waiter = session($node);
+	my $client = session($node);
+	my $enqueue =
+	  "SELECT dlock_ttl_enqueue('lock', '1 h', 'c', owner => 'me')";
+	my $ticket;
+
+	$listener->query('LISTEN c; LISTEN d');
+	$ticket = $client->query($enqueue);
+	told($listener, 'granted', announcement('granted', 'lock', $ticket));
+	try_for($waiter);
+	told($listener, 'wanted', announcement('wanted', 'lock', $ticket));
+	try_for($waiter);
+	not_told($listener, 'once', 'c');
+
+	# whoever asks again is told, too
+	is($client->query($enqueue =~ s/'c'/'d'/r), $ticket, 'asked again');
+	told($listener, 'told again',
+		announcement('granted', 'lock', $ticket),
+		announcement('wanted', 'lock', $ticket));
+
+	# At most once more after a restart, and if nobody was told, then
+	$client->query($enqueue =~ s/me/other/r);
+	$_->quit foreach $listener, $waiter, $client, $admin;
+	$node->restart;
+	$admin = session($node);
+	$listener = session($node);
+	$waiter = session($node);
+	$listener->query('LISTEN c; LISTEN d');
+	try_for($waiter);
+	try_for($waiter);
+	my @told = grep { /"wanted"/ } map
+	{
+		$admin->query("SELECT dlock_enqueue('last $_', 'c')");
+		$listener->announcements(1)
+	} 1 .. 2;
+	cmp_ok(scalar(@told), '<=', 1, 'after a restart: at most once more');
+	$admin->query('SELECT dlock_release_all()');
+
+	# not before its grant is announced, which waits for a standby
+	$client = session($node);
+	$client->query(q{SELECT dlock_force_release(ticket) FROM dlock_locks
+					  ORDER BY ticket DESC});
+	$listener->announcements(2);
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+	commits_hang($node, 1);
+	$client->start("SET synchronous_commit = on; $enqueue");
+	$admin->wait_for('SELECT bool_and(granted) FROM dlock_locks');
+	try_for($waiter);
+	not_told($listener, 'not while the grant is not durable', 'c');
+	commits_hang($node, 0);
+	$ticket = $client->answer;
+	told($listener, 'but then',
+		announcement('granted', 'lock', $ticket),
+		announcement('wanted', 'lock', $ticket));
+}
+
+done_testing();
