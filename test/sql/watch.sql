@@ -25,10 +25,13 @@ SELECT dlock_unwatch('a');
 SELECT dlock_unwatch('a');
 SELECT dlock_unwatch('b'), dlock_unwatch('b');
 
--- The session's own channel: it listens there from the commit on
+-- The session's own channel: it listens there from the commit on, and hears of
+-- nothing that it watches no more by then
+BEGIN;
 SELECT dlock_watch('a');
-SELECT pg_listening_channels() = dlock_channel();
 SELECT dlock_unwatch('a');
+COMMIT;
+SELECT pg_listening_channels() = dlock_channel();
 
 -- No lock is there for it, neither held nor waited for; nor is one to be had.
 SELECT dlock_watch('a', 'c');
