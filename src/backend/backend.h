@@ -95,6 +95,18 @@ extern void dlock_xact_guard(DlockSpace *space, const DlockKey *key,
 							 int64 fence);
 extern bool dlock_xact_has_guarded(const DlockKey *key);
 
+/* cancel.c */
+extern bool dlock_cancel_lost_guards;
+
+extern void dlock_cancel_prepare(void);
+extern void dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket,
+							   DlockLease *lease);
+extern void dlock_cancel_unwatch(void);
+extern void dlock_cancel_stop(void);
+extern void dlock_cancel_check(void);
+extern void dlock_cancel_begin(ErrorContextCallback *context);
+extern void dlock_cancel_end(ErrorContextCallback *context);
+
 /* channel.c */
 extern const char *dlock_notify_listen(void);
 extern void dlock_notify_forget(void);

@@ -282,6 +282,7 @@ sub statement
 		"ROLLBACK PREPARED 'p" . int(rand 5) . "'",
 		'SET dlock.session_locks = ' . one('allow', 'warn', 'error'),
 		'SET dlock.max_locks_per_session = ' . one(1, 3, 100000),
+		'SET dlock.cancel_lost_guards = ' . one('on', 'off'),
 		'SET synchronous_commit = ' . one('off', 'local', 'on'),
 		'SET lock_timeout = ' . one(0, 1, 20))
 	  if $dice < 0.998;
