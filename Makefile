@@ -13,6 +13,7 @@ PGFILEDESC = "dlock - distributed locks"
 OBJS = \
 	src/dlock.o \
 	src/backend/api.o \
+	src/backend/cancel.o \
 	src/backend/channel.o \
 	src/backend/deadlock.o \
 	src/backend/durable.o \
@@ -145,6 +146,7 @@ ISOLATION = \
 	isolation_deadlock_all \
 	isolation_nosnapshot \
 	isolation_guard \
+	isolation_guard_lost \
 	isolation_version \
 	isolation_lease_fifo \
 	isolation_lease_same \
@@ -181,6 +183,7 @@ TAP = \
 	guard_commit \
 	guard_pinned \
 	guard_paused_holder \
+	guard_lost \
 	lease_crash \
 	lease_wal_order \
 	lease_unwritten \

@@ -87,6 +87,18 @@ compat_do_not_replicate(TimestampTz committed_at)
 #define COMPAT_MODULE_MAGIC(name_, version_)	PG_MODULE_MAGIC
 #endif
 
+/* 18: the hook of ExecutorRun() lost an argument */
+#if PG_VERSION_NUM >= 180000
+#define COMPAT_EXECUTOR_RUN_PARAMETERS \
+	QueryDesc *queryDesc, ScanDirection direction, uint64 count
+#define COMPAT_EXECUTOR_RUN_ARGUMENTS	queryDesc, direction, count
+#else
+#define COMPAT_EXECUTOR_RUN_PARAMETERS \
+	QueryDesc *queryDesc, ScanDirection direction, uint64 count, \
+	bool execute_once
+#define COMPAT_EXECUTOR_RUN_ARGUMENTS	queryDesc, direction, count, execute_once
+#endif
+
 /* 17: proc numbers and backend ids became one, with a variable of its own */
 static inline int
 compat_my_procno(void)

@@ -35,8 +35,14 @@ static const struct config_enum_entry session_locks_options[] = {
 };
 
 static ProcessUtility_hook_type previous_process_utility = NULL;
+static ExecutorRun_hook_type previous_executor_run = NULL;
+static ExecutorFinish_hook_type previous_executor_finish = NULL;
 
 /*
+ * All statements come by here, to fail where their transaction has lost a lock
+ * that it guards with, but for those that end the transaction, or go back to a
+ * savepoint.
+ *
  * DISCARD ALL brings a session back to its start, and connection pools send
  * it between two clients: locks of the first must not stay for the second.
  */
@@ -46,9 +52,15 @@ process_utility(PlannedStmt *pstmt, const char *queryString,
 				ParamListInfo params, QueryEnvironment *queryEnv,
 				DestReceiver *dest, QueryCompletion *qc)
 {
+	ErrorContextCallback frame;
+
+	if (!IsA(pstmt->utilityStmt, TransactionStmt))
+		dlock_cancel_check();
+	dlock_cancel_begin(&frame);
 	(previous_process_utility ? previous_process_utility :
 	 standard_ProcessUtility) (pstmt, queryString, readOnlyTree, context,
 							   params, queryEnv, dest, qc);
+	dlock_cancel_end(&frame);
 
 	if (IsA(pstmt->utilityStmt, DiscardStmt) &&
 		castNode(DiscardStmt, pstmt->utilityStmt)->target == DISCARD_ALL)
@@ -57,6 +69,41 @@ process_utility(PlannedStmt *pstmt, const char *queryString,
 		dlock_lease_detach_all();
 		dlock_notify_forget();
 	}
+}
+
+static void
+executor_run(COMPAT_EXECUTOR_RUN_PARAMETERS)
+{
+	ErrorContextCallback frame;
+
+	dlock_cancel_check();
+	dlock_cancel_begin(&frame);
+	(previous_executor_run ? previous_executor_run :
+	 standard_ExecutorRun) (COMPAT_EXECUTOR_RUN_ARGUMENTS);
+	dlock_cancel_end(&frame);
+}
+
+/* Triggers are run there. */
+static void
+executor_finish(QueryDesc *queryDesc)
+{
+	ErrorContextCallback frame;
+
+	dlock_cancel_begin(&frame);
+	(previous_executor_finish ? previous_executor_finish :
+	 standard_ExecutorFinish) (queryDesc);
+	dlock_cancel_end(&frame);
+}
+
+static void
+set_hooks(void)
+{
+	previous_process_utility = ProcessUtility_hook;
+	ProcessUtility_hook = process_utility;
+	previous_executor_run = ExecutorRun_hook;
+	ExecutorRun_hook = executor_run;
+	previous_executor_finish = ExecutorFinish_hook;
+	ExecutorFinish_hook = executor_finish;
 }
 
 void
@@ -104,10 +151,15 @@ _PG_init(void)
 							 DLOCK_SESSION_LOCKS_ALLOW, session_locks_options,
 							 PGC_SUSET, 0,
 							 NULL, NULL, NULL);
+	DefineCustomBoolVariable("dlock.cancel_lost_guards",
+							 "Cancels a guarded transaction that has lost its lock.",
+							 "Otherwise it goes on, and its commit fails.",
+							 &dlock_cancel_lost_guards,
+							 true,
+							 PGC_USERSET, 0,
+							 NULL, NULL, NULL);
 	MarkGUCPrefixReserved("dlock");
-
-	previous_process_utility = ProcessUtility_hook;
-	ProcessUtility_hook = process_utility;
+	set_hooks();
 }
 
 /* The version of this library, which may be another than the extension's. */

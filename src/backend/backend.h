@@ -102,6 +102,18 @@ extern void dlock_session_watch(DlockSpace *space, const DlockKey *key,
 extern bool dlock_session_unwatch(const DlockKey *key);
 extern void dlock_session_unwatch_all(void);
 
+/* cancel.c */
+extern bool dlock_cancel_lost_guards;
+
+extern void dlock_cancel_prepare(void);
+extern void dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket,
+							   DlockLease *lease);
+extern void dlock_cancel_unwatch(void);
+extern void dlock_cancel_stop(void);
+extern void dlock_cancel_check(void);
+extern void dlock_cancel_begin(ErrorContextCallback *context);
+extern void dlock_cancel_end(ErrorContextCallback *context);
+
 /* channel.c */
 extern const char *dlock_notify_listen(void);
 extern void dlock_notify_forget(void);

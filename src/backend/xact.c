@@ -167,7 +167,13 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, MarkKind kind)
 	else
 		dlock_record_ref(&of_lease->record);
 	if (kind == MARK_GUARD)
-		find_guarded(mark_key(&marks[num_marks - 1]))->marks++;
+	{
+		Mark	   *mark = &marks[num_marks - 1];
+
+		find_guarded(mark_key(mark))->marks++;
+		dlock_cancel_watch(mark_key(mark), mark_ticket(mark),
+						   of_lease ? dlock_lease_of(of_lease) : NULL);
+	}
 }
 
 /*
@@ -210,7 +216,10 @@ pop_mark(bool is_commit)
 	DlockHeld  *held = mark.held;
 
 	if (mark.kind == MARK_GUARD)
+	{
+		dlock_cancel_unwatch();
 		forget_guarded(mark_key(&mark));
+	}
 	if (held == NULL)
 	{
 		pop_mark_of_lease(&mark, is_commit);
@@ -421,6 +430,7 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 		dlock_raise_lost(key, fence);
 	dlock_xact_prepare();
 	prepare_guarded(key);
+	dlock_cancel_prepare();
 	push_mark(held, ticket, MARK_GUARD);
 	dlock_record_end_uses(before);
 }
@@ -440,6 +450,7 @@ dlock_xact_has_guarded(const DlockKey *key)
 static void
 pin_guards(void)
 {
+	dlock_cancel_stop();
 	for (int i = 0; i < num_marks; i++)
 	{
 		Mark	   *mark = &marks[i];

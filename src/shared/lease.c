@@ -129,6 +129,26 @@ dlock_lease_is_open(DlockLease *lease)
 	return dlock_lease_deadline(lease) != 0;
 }
 
+/*
+ * The same, the other way round, for a signal handler: what standbys have to do
+ * with it is left to the worker, which is there where they count.
+ */
+bool
+dlock_lease_has_run_out(DlockLease *lease)
+{
+	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
+
+	while (deadline > DLOCK_RAN_OUT)
+	{
+		if (dlock_monotonic_now() < deadline)
+			return false;
+		if (pg_atomic_compare_exchange_u64(&lease->deadline, &deadline,
+										   DLOCK_RAN_OUT))
+			break;
+	}
+	return true;
+}
+
 /* Does a living session keep it alive, as far as is known? */
 bool
 dlock_lease_is_attached(const DlockLease *lease)

@@ -351,6 +351,7 @@ extern DlockLease *dlock_lease_make(DlockSpace *space, Oid role, int64 ttl,
 extern DlockLease *dlock_lease_find(DlockSpace *space, int64 number);
 extern uint64 dlock_lease_deadline(DlockLease *lease);
 extern bool dlock_lease_is_open(DlockLease *lease);
+extern bool dlock_lease_has_run_out(DlockLease *lease);
 extern bool dlock_lease_is_attached(const DlockLease *lease);
 extern int	dlock_lease_renew(DlockSpace *space, int64 number);
 extern bool dlock_lease_visit(DlockSpace *space, DlockLease **at,

@@ -284,6 +284,7 @@ sub statement
 		'SET dlock.session_locks = ' . one('allow', 'warn', 'error'),
 		'SET dlock.max_locks_per_session = ' . one(1, 3, 100000),
 		'SET dlock.max_memory_per_role = ' . one(1, 50, 100),
+		'SET dlock.cancel_lost_guards = ' . one('on', 'off'),
 		'SET synchronous_commit = ' . one('off', 'local', 'on'),
 		'SET lock_timeout = ' . one(0, 1, 20))
 	  if $dice < 0.998;

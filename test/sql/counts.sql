@@ -53,6 +53,7 @@ ROLLBACK TO one;
 SELECT dlock_xact_acquire('s', slots => 3, permits => 2) AS s2 \gset
 SELECT dlock_try_acquire('s', '0', slots => 3) IS NULL AS busy;
 -- a guard keeps a ticket in mind that was ended by force
+SET LOCAL dlock.cancel_lost_guards = off;
 SELECT dlock_guard('s', :s2);
 SELECT dlock_force_release(:s2);
 SELECT dlock_acquire('s', slots => 3, permits => 2) > 0 AS fits,

@@ -16,6 +16,10 @@ SELECT name, scope, depth, pinned FROM dlock_locks
 
 CREATE TABLE journal (entry text);
 
+-- Most of this is about what the commit says.
+SELECT dlock_version() IS NOT NULL AS loaded;
+SET dlock.cancel_lost_guards = off;
+
 --
 -- Session scope
 --
@@ -181,6 +185,147 @@ SELECT dlock_guard('a', :fence);
 ROLLBACK AND CHAIN;
 SELECT dlock_release('a');
 COMMIT;
+
+--
+-- The lock is lost in the middle of the transaction: no statement works any
+-- more but those that end it, or go back to before the guard.
+--
+-- The loss itself is not to be noticed by the statement that brings it about.
+\set cancel 'SET LOCAL dlock.cancel_lost_guards = on;'
+\set guard_and_lose 'SELECT dlock_guard(:''lock'', dlock_acquire(:''lock'')); SET LOCAL dlock.cancel_lost_guards = off; SELECT dlock_force_release(dlock_fence(:''lock'')); SET LOCAL dlock.cancel_lost_guards = on;'
+\set lock a
+\set VERBOSITY terse
+PREPARE counting AS SELECT count(*) FROM journal;
+BEGIN;
+:cancel
+DECLARE journals CURSOR FOR SELECT * FROM journal ORDER BY entry;
+:guard_and_lose
+SAVEPOINT one;
+SELECT 1;
+\echo :SQLSTATE
+SELECT 1;
+ROLLBACK TO one;
+INSERT INTO journal VALUES ('late');
+ROLLBACK TO one;
+EXECUTE counting;
+ROLLBACK TO one;
+FETCH journals;
+ROLLBACK TO one;
+SET LOCAL work_mem = '1MB';
+ROLLBACK TO one;
+DO $$BEGIN END$$;
+ROLLBACK TO one;
+SELECT dlock_release_all();
+ROLLBACK TO one;
+SAVEPOINT two;
+RELEASE two;
+\set VERBOSITY sqlstate
+COMMIT;
+\set VERBOSITY terse
+SELECT * FROM journal WHERE entry = 'late';
+
+-- A guard that was rolled back counts no more, and no other transaction's does.
+BEGIN;
+:cancel
+SAVEPOINT one;
+:guard_and_lose
+SELECT 1;
+ROLLBACK TO one;
+SELECT 'goes on' AS after;
+\set lock b
+:guard_and_lose
+SELECT 1;
+ROLLBACK;
+SELECT 'goes on' AS after;
+BEGIN;
+:cancel
+SAVEPOINT one;
+:guard_and_lose
+RELEASE one;
+SELECT 1;
+ROLLBACK AND CHAIN;
+:cancel
+SELECT 'goes on' AS after;
+COMMIT;
+
+-- Of several guards, one is enough; more than there is room for at first.
+BEGIN;
+:cancel
+SELECT count(dlock_guard('b/' || n, dlock_acquire('b/' || n))) FROM generate_series(1, 50) AS n;
+:guard_and_lose
+SELECT dlock_guard('b/1', dlock_fence('b/1'));
+ROLLBACK;
+SELECT dlock_release_all();
+
+-- What it says; statements of a function
+CREATE FUNCTION explain_loss(name text) RETURNS text LANGUAGE plpgsql
+SET dlock.cancel_lost_guards = on AS $$
+DECLARE
+	fence	bigint := dlock_acquire(name);
+	detail	text;
+	hint	text;
+BEGIN
+	PERFORM dlock_guard(name, fence);
+	PERFORM dlock_force_release(fence);
+	INSERT INTO journal VALUES ('late');
+	RETURN 'not canceled';
+EXCEPTION WHEN query_canceled THEN
+	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+	RETURN format(E'%s\n%s\n%s', SQLERRM, replace(detail, fence::text, 'F'), hint);
+END $$;
+SELECT explain_loss('a');
+SELECT explain_loss('Lager "Süd" 50%s');
+DROP FUNCTION explain_loss;
+
+-- WHEN OTHERS does not catch it; and who catches it gets it again.
+CREATE PROCEDURE guard_and_lose(name text) LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM dlock_guard(name, dlock_acquire(name));
+	PERFORM dlock_force_release(dlock_fence(name));
+END $$;
+DO $$
+BEGIN
+	CALL guard_and_lose('a');
+	PERFORM set_config('dlock.cancel_lost_guards', 'on', true);
+	PERFORM 1;
+EXCEPTION WHEN OTHERS THEN
+	RAISE NOTICE 'caught';
+END $$;
+DO $$
+BEGIN
+	CALL guard_and_lose('a');
+	BEGIN
+		PERFORM set_config('dlock.cancel_lost_guards', 'on', true);
+		PERFORM 1;
+	EXCEPTION WHEN query_canceled THEN
+		RAISE NOTICE 'caught';
+	END;
+	PERFORM set_config('dlock.cancel_lost_guards', 'on', true);
+	PERFORM 2;
+END $$;
+
+-- A procedure can roll back, and go on.
+\set VERBOSITY sqlstate
+DO $$
+BEGIN
+	CALL guard_and_lose('a');
+	ROLLBACK;
+	SET LOCAL dlock.cancel_lost_guards = on;
+	INSERT INTO journal VALUES ('by a procedure');
+	COMMIT;
+	CALL guard_and_lose('b');
+	COMMIT;
+END $$;
+SELECT count(*) FROM journal WHERE entry = 'by a procedure';
+
+-- Where that is not wanted, the transaction goes on, up to its commit.
+BEGIN;
+CALL guard_and_lose('a');
+SELECT 'goes on' AS after;
+COMMIT;
+DEALLOCATE counting;
+DROP PROCEDURE guard_and_lose;
+DELETE FROM journal WHERE entry = 'by a procedure';
 
 --
 -- Savepoints: a guard belongs to its subtransaction.

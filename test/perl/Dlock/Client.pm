@@ -171,7 +171,9 @@ sub call
 	if ($answer =~ /(?:ERROR|FATAL|PANIC):  ([0-9A-Z]{5})/)
 	{
 		return if $1 =~ /^(57P|08)/;
-		$answer = "error $1";
+		# not by a fault, but by dlock, as the guard is lost
+		$answer = $answer =~ /57014: canceling statement due to loss of lock/ ?
+		  'error 55L01' : "error $1";
 		$self->surely('ROLLBACK') or return if !$call{block};
 	}
 	elsif ($answer =~ /WARNING:  .*wait(?:ing)? for synchronous replication/)

@@ -30,6 +30,12 @@ called again, that lets it go on.
 The same, but the session fails in place of the call, as if it were cancelled
 there, and is stopped when it calls $stop after that.
 
+=item commands_in($session, $function, @commands)
+
+Has a session, by what is started next, come to this function, and the debugger
+execute commands there.  Returns a sub that waits for that, and returns what was
+printed.
+
 =back
 
 =cut
@@ -45,7 +51,7 @@ use IPC::Run;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(debugger_works call_in fail_in stop_behind);
+our @EXPORT = qw(debugger_works call_in commands_in fail_in stop_behind);
 
 my $count = 0;
 
@@ -101,6 +107,28 @@ sub fail_in
 		'set $pc = &ProcessInterrupts',
 		"break $stop",
 		'continue');
+}
+
+sub commands_in
+{
+	my ($session, $function, @commands) = @_;
+	my $attached =
+	  "$PostgreSQL::Test::Utils::tmp_check/debugger_${$}_" . $count++;
+	my $output = '';
+	my $debugger = IPC::Run::start(
+		arguments(
+			$session->{pid}, "break $function",
+			"shell touch $attached", 'continue',
+			'delete', @commands,
+			'detach'),
+		'<', \undef, '>&', \$output);
+
+	poll($attached,
+		sub { $debugger->pump_nb if $debugger->pumpable; -e $attached });
+	return sub {
+		$debugger->finish;
+		return $output;
+	};
 }
 
 # Stops there, and behind these commands.

@@ -1,0 +1,234 @@
+# A guarded transaction that loses its lock is canceled for it, and nothing else
+# ever is: not what the session does behind it, in the next transaction or behind
+# a savepoint, whenever the loss is noticed.  And a cancel by a user is never
+# taken for this one, nor taken back with it.
+#
+# What would break it: a cancel that is set, and not heeded, when the guard goes,
+# and hits what comes next; one that is taken back although somebody else has
+# canceled, too; a loss that is noticed only where somebody tells of it, while
+# a lease can run out with nobody there; a log that has one look for a user who
+# has canceled.
+#
+# Which moments are hit is left to a debugger, and then to chance: sessions guard
+# and go back all the time, while their locks are taken away.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Debugger;
+use Dlock::Test;
+use Dlock::Worker;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('main', conf => "deadlock_timeout = '1h'");
+my $admin = session($node);
+my $loss =
+  qr/ERROR:  57014: canceling statement due to loss of lock "lock"/;
+my $by_user = qr/ERROR:  57014: canceling statement due to user request/;
+
+$node->safe_psql(
+	'postgres', q{
+CREATE TABLE journal (entry text);
+CREATE FUNCTION guard_and_lose() RETURNS void LANGUAGE plpgsql
+SET dlock.cancel_lost_guards = off AS $$
+DECLARE
+	fence	bigint := dlock_acquire('lock');
+BEGIN
+	PERFORM dlock_guard('lock', fence);
+	PERFORM dlock_force_release(fence);
+END $$;
+
+-- Guard, do something, and go back; then do something that is not guarded.
+-- Until the lock was lost so often.
+CREATE PROCEDURE guard_again_and_again(name text, times integer,
+	INOUT lost integer = 0, INOUT refused integer = 0, INOUT kept integer = 0)
+LANGUAGE plpgsql AS $$
+DECLARE
+	n	integer;
+BEGIN
+	SET client_min_messages = error;
+	WHILE lost < times LOOP
+		BEGIN
+			PERFORM dlock_guard(name, dlock_acquire(name));
+			n := random() * 20000;
+			WHILE n > 0 LOOP
+				n := n - 1;
+			END LOOP;
+			IF random() < 0.5 THEN
+				PERFORM 1;
+			END IF;
+			RAISE EXCEPTION USING ERRCODE = 'GOBAK';
+		EXCEPTION
+			WHEN query_canceled THEN
+				lost := lost + 1;
+			WHEN SQLSTATE '55L01' THEN
+				refused := refused + 1;
+			WHEN SQLSTATE 'GOBAK' THEN
+				kept := kept + 1;
+		END;
+		n := random() * 2000;
+		WHILE n > 0 LOOP
+			n := n - 1;
+		END LOOP;
+		PERFORM dlock_release_all();
+		IF random() < 0.5 THEN
+			ROLLBACK;
+		END IF;
+		INSERT INTO journal VALUES (name);
+		COMMIT;
+	END LOOP;
+END $$;
+
+});
+
+#
+# A lease runs out, and nobody is there to notice: the worker stands still.
+#
+{
+	my ($keeper, $holder) = map { session($node) } 1, 2;
+	my $lease =
+	  $keeper->query("SELECT dlock_lease_open('100ms', attach => true)");
+	my $fence = $holder->query("SELECT dlock_lease_acquire('lock', $lease)");
+
+	$holder->query("BEGIN; SELECT dlock_guard('lock', $fence)");
+	my $worker = freeze($admin);
+	$holder->start('SELECT pg_sleep(3600)');
+	$keeper->quit;
+	like($holder->answer, $loss, 'expiry: canceled');
+	is($holder->query('ROLLBACK; SELECT 1'), '1', 'expiry: and it goes on');
+	thaw($worker);
+	$holder->quit;
+	like(
+		slurp_file($node->logfile),
+		qr/ERROR:  .*loss of lock "lock"\n.*DETAIL:  .*fence $fence, which is not held/,
+		'the log says why');
+}
+
+#
+# By chance: nothing that these do behind a guard is ever canceled.  In the third,
+# a transaction may be, while it is guarded; but what is not says what it is for,
+# as anything else could not.
+#
+{
+	my @sessions = map { session($node) } 1 .. 3;
+	my $thief = session($node);
+	my (%outcomes, %next);
+
+	$thief->start(
+		q{DO $$BEGIN
+			LOOP
+				PERFORM dlock_force_release(ticket) FROM dlock_locks
+				 WHERE random() < 0.3 AND name <> 'stop';
+				PERFORM pg_sleep(random() / 500);
+				EXIT WHEN dlock_fence('stop') IS NOT NULL;
+			END LOOP;
+		END $$});
+	$sessions[0]->start("CALL guard_again_and_again('a', 20)");
+	$sessions[1]->start("CALL guard_again_and_again('b', 20)");
+	$sessions[2]->query('SET client_min_messages = error');
+	foreach (1 .. 200)
+	{
+		my $answer = $sessions[2]->query(
+			q{DO $$
+			DECLARE
+				n	integer := random() * 10000;
+			BEGIN
+				PERFORM dlock_guard('lock', dlock_acquire('lock'));
+				WHILE n > 0 LOOP
+					n := n - 1;
+				END LOOP;
+				ROLLBACK;
+				WHILE n < 2000 LOOP
+					n := n + 1;
+				END LOOP;
+				INSERT INTO journal VALUES ('lock');
+			END $$});
+
+		$outcomes{
+			$answer =~ /$loss/ ? 'canceled' :
+			  $answer =~ /ERROR:  55L01/ ? 'refused' : $answer || 'went on'
+		}++;
+		$next{ $sessions[2]->query('SELECT dlock_release_all() < 2') }++;
+	}
+	like($sessions[$_]->answer, qr/^\d+\|\d+\|\d+$/, 'nothing else was canceled')
+	  foreach 0, 1;
+	is(join(' ', keys %next), 't', 'nor the next statement');
+	is(join(' ', grep { !/^(?:canceled|refused|went on)$/ } sort keys %outcomes),
+		'', 'nor in transactions');
+	note join ', ', map { "$_: $outcomes{$_}" } sort keys %outcomes;
+	$admin->query("SELECT dlock_acquire('stop')");
+	is($thief->answer, '', 'their locks were taken away all the time');
+	$admin->query("SELECT dlock_release('stop')");
+	$_->quit foreach @sessions, $thief;
+}
+
+SKIP:
+{
+	skip 'no debugger that can be attached', 1 unless debugger_works($admin);
+
+	# The guard goes, in each way; and what comes behind it, in the same
+	# statement, is to be canceled or not.
+	my %ways = (
+		'a savepoint' => q{BEGIN
+				PERFORM guard_and_lose();
+				PERFORM 1 / 0;
+			EXCEPTION WHEN division_by_zero OR query_canceled THEN
+				NULL;
+			END;},
+		'a rollback' => q{PERFORM guard_and_lose();
+			ROLLBACK;});
+	my @look = ('print ((long (*)()) look_at_guards)()',
+		'print {int} &QueryCancelPending');
+	my $interrupt = 'print ((long (*)(int)) StatementCancelHandler)(2)';
+
+	foreach my $way (sort keys %ways)
+	{
+		my %cancels = (
+			'noticed' => [ '', 2, @look ],
+			'noticed, and canceled then' => [ $by_user, 2, @look, $interrupt ],
+			'canceled, and noticed then' => [ $by_user, 1, $interrupt, @look ]);
+
+		foreach my $when (sort keys %cancels)
+		{
+			my ($expected, $pending, @commands) = @{ $cancels{$when} };
+			my $session = session($node);
+			my $test = "$way: $when";
+
+			$session->query("SET client_min_messages = error; "
+				  . 'SET dlock.cancel_lost_guards = off; '
+				  . "SELECT dlock_release_all(); TRUNCATE journal");
+			my $done = commands_in($session, 'dlock_cancel_unwatch',
+				'set {char} &dlock_cancel_lost_guards = 1', @commands);
+			$session->start(
+				qq{DO \$\$BEGIN
+				$ways{$way}
+				FOR i IN 1 .. 10 LOOP
+					NULL;
+				END LOOP;
+				INSERT INTO journal VALUES ('behind it');
+			END\$\$});
+			like($done->(), qr/^\$\d+ = $pending$/m,
+				"$test, as the guard goes");
+			my $answer = $session->answer;
+
+			if ($expected)
+			{
+				like($answer, $expected, "$test: what comes then is canceled");
+			}
+			else
+			{
+				is($answer, '', "$test: what comes then goes on");
+				is($admin->query('SELECT * FROM journal'),
+					'behind it', "$test: to its end");
+			}
+			$session->quit;
+		}
+	}
+}
+
+$admin->quit;
+$node->stop;
+done_testing();
