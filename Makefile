@@ -13,6 +13,7 @@ PGFILEDESC = "dlock - distributed locks"
 OBJS = \
 	src/dlock.o \
 	src/backend/api.o \
+	src/backend/blockers.o \
 	src/backend/channel.o \
 	src/backend/deadlock.o \
 	src/backend/durable.o \
@@ -25,6 +26,7 @@ OBJS = \
 	src/backend/request.o \
 	src/backend/reserve.o \
 	src/backend/session.o \
+	src/backend/stats.o \
 	src/backend/triggers.o \
 	src/backend/version.o \
 	src/backend/views.o \
@@ -49,6 +51,7 @@ OBJS = \
 	src/shared/catalog.o \
 	src/shared/clock.o \
 	src/shared/commit.o \
+	src/shared/contention.o \
 	src/shared/counter.o \
 	src/shared/journal.o \
 	src/shared/launcher.o \
@@ -163,6 +166,7 @@ TAP = \
 	session_model \
 	session_deadlock \
 	session_looks \
+	session_sight \
 	ticket_session \
 	ticket_lease \
 	ticket_long_queue \

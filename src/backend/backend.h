@@ -113,6 +113,9 @@ extern int64 dlock_version_read(DlockSpace *space, const DlockKey *key);
 extern int64 dlock_version_increment(DlockSpace *space, const DlockKey *key,
 									 int64 expected);
 
+/* views.c */
+extern DlockSpace *dlock_space_to_show(void);
+
 /* triggers.c */
 extern struct TriggerData *dlock_trigger(FunctionCallInfo fcinfo,
 										 const char *function);

@@ -199,6 +199,16 @@ dlock_check_memory(void)
 		raise_out_of_memory();
 }
 
+/* The same question, for what can be done without. */
+bool
+dlock_memory_is_short(void)
+{
+	int64		limit = dlock_memory_limit();
+
+	return (int64) pg_atomic_read_u64(&dlock_control->memory_used) >=
+		limit - limit / 8;
+}
+
 /* Memory that is not counted: it is small beside what is.  Raises 53200. */
 dsa_pointer
 dlock_allocate_uncounted(Size size)

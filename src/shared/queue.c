@@ -47,6 +47,8 @@ typedef struct Wakeups
 static inline void
 set_state(DlockTicket *ticket, DlockState state)
 {
+	if (state == DLOCK_ENDING && state_of(ticket) == DLOCK_GRANTED)
+		dlock_count_ticket(ticket, DLOCK_COUNT_HELD, -1);
 	pg_write_barrier();
 	pg_atomic_write_u32(&ticket->state, state);
 }
@@ -122,7 +124,7 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 	if (ticket->mode == DLOCK_EXCLUSIVE)
 		lock->exclusive++;
 	ticket->granted_at = now;
-	dlock_count(DLOCK_COUNT_ACQUIRED, 1);
+	dlock_count_ticket(ticket, DLOCK_COUNT_ACQUIRED, 1);
 	if (is_lease_ticket(ticket))
 		dlock_lease_ticket_granted(lease_ticket(ticket));
 	else
@@ -148,6 +150,20 @@ leave_list(DlockList *list, DlockTicket *ticket)
 		if (pg_atomic_read_u64(cursor) == ticket->link.self)
 			pg_atomic_write_u64(cursor, next);
 	}
+}
+
+/*
+ * A ticket is about to be granted that nobody waits with: as it was enqueued, its
+ * session or lease goes on meanwhile.  So whoever grants counts its wait.
+ */
+static void
+count_wait(const DlockLock *lock, const DlockTicket *ticket, TimestampTz now)
+{
+	if (!is_lease_ticket(ticket) && !DsaPointerIsValid(ticket->announcement))
+		return;
+	dlock_contention_wait(dlock_space_at(ticket->space), &lock->key,
+						  Max(now - ticket->enqueued_at, 0),
+						  ticket->queue_length, DLOCK_WAIT_GRANTED);
 }
 
 /*
@@ -182,6 +198,7 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 			now = GetCurrentTimestamp();
 		/* mapped before any change, as that can fail */
 		(void) ticket_at(lock->holders.tail);
+		count_wait(lock, head, now);
 		leave_list(&lock->queue, head);
 		grant(lock, head, now);
 		wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
@@ -203,7 +220,9 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 			lock->exclusive--;
 		if (ticket->scope == DLOCK_LEASE && lease_ticket(ticket)->closes)
 			lock->closed--;
-		dlock_count(DLOCK_COUNT_RELEASED, 1);
+		dlock_count_ticket(ticket, DLOCK_COUNT_RELEASED, 1);
+		if (unlikely(state_of(ticket) == DLOCK_ENDING))
+			dlock_count_ticket(ticket, DLOCK_COUNT_HELD, 1);
 	}
 	set_state(ticket, DLOCK_GONE);
 	grant_from_queue(lock, wakeups);
@@ -312,6 +331,7 @@ enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait)
 		return DLOCK_JOIN_GRANTED;
 	}
 	dlock_list_append(&lock->queue, &ticket->link);
+	ticket->queue_length = lock->queue.length;
 	set_state(ticket, DLOCK_WAITING);
 	return DLOCK_JOIN_QUEUED;
 }
@@ -442,6 +462,8 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 			lock->closed++;
 	}
 	set_state(&ticket->ticket, state);
+	if (state == DLOCK_GRANTED)
+		dlock_count_ticket(&ticket->ticket, DLOCK_COUNT_HELD, 1);
 	dlock_lock_release(lock);
 }
 
@@ -456,7 +478,7 @@ dlock_queue_resume(const DlockSpace *space)
 	Wakeups		wakeups = {0};
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true);
+	dlock_lock_scan_begin(&scan, true, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) == 0)
@@ -477,6 +499,9 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 	bool		of_lease = is_lease_ticket(ticket);
 	int			procno = ticket->procno;
 
+	if (event == DLOCK_EVENT_EXPIRED && !is_queued(ticket))
+		dlock_contention_expiration(dlock_space_at(ticket->space), &lock->key,
+									lock->queue.length > 0);
 	if (event != 0 && (of_lease || ticket->pins == 0))
 		wake_later(wakeups, ticket, event);
 	if (!of_lease)
@@ -671,7 +696,7 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 	DlockLock  *lock;
 	bool		done = false;
 
-	dlock_lock_scan_begin(&scan, true);
+	dlock_lock_scan_begin(&scan, true, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		DlockTicket *ticket;
@@ -837,7 +862,7 @@ dlock_queue_purge(const DlockSpaceKey *space)
 	DlockLockScan scan;
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true);
+	dlock_lock_scan_begin(&scan, true, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
