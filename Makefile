@@ -13,6 +13,7 @@ PGFILEDESC = "dlock - distributed locks"
 OBJS = \
 	src/dlock.o \
 	src/backend/api.o \
+	src/backend/blockers.o \
 	src/backend/cancel.o \
 	src/backend/channel.o \
 	src/backend/deadlock.o \
@@ -26,6 +27,7 @@ OBJS = \
 	src/backend/request.o \
 	src/backend/reserve.o \
 	src/backend/session.o \
+	src/backend/stats.o \
 	src/backend/triggers.o \
 	src/backend/version.o \
 	src/backend/watches.o \
@@ -52,6 +54,7 @@ OBJS = \
 	src/shared/catalog.o \
 	src/shared/clock.o \
 	src/shared/commit.o \
+	src/shared/contention.o \
 	src/shared/counter.o \
 	src/shared/journal.o \
 	src/shared/json.o \
@@ -170,6 +173,7 @@ TAP = \
 	session_model \
 	session_deadlock \
 	session_looks \
+	session_sight \
 	ticket_session \
 	ticket_lease \
 	ticket_long_queue \

@@ -10,12 +10,91 @@
 -- matches only after a conversion loses to an operator that matches exactly,
 -- whoever has made that in a schema of the search_path.
 --
+CREATE FUNCTION dlock_gauges(
+    OUT waiting bigint, OUT oldest_wait interval, OUT held bigint,
+    OUT leases bigint, OUT memory_used bigint, OUT memory_limit bigint,
+    OUT worker_pid integer, OUT journal_lag interval,
+    OUT stats_reset timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'dlock_gauges'
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+ROWS 1;
+COMMENT ON FUNCTION dlock_gauges() IS
+'function behind the view dlock_stats, for what there is now';
+
 CREATE OR REPLACE VIEW dlock_stats AS
 SELECT c.acquired, c.waited, c.released, c.busy, c.timeouts, c.canceled,
        c.deadlocks,
        pg_catalog.make_interval(secs =>
-           c.wait_us::pg_catalog.float8 OPERATOR(pg_catalog./) 1e6::pg_catalog.float8) AS wait_time
-  FROM dlock_counters() AS c;
+           c.wait_us::pg_catalog.float8 OPERATOR(pg_catalog./) 1e6::pg_catalog.float8) AS wait_time,
+       g.waiting, g.oldest_wait, g.held, g.leases, g.memory_used,
+       g.memory_limit, g.worker_pid, g.journal_lag, g.stats_reset
+  FROM dlock_counters() AS c LEFT JOIN dlock_gauges() AS g ON true;
+COMMENT ON VIEW dlock_stats IS
+'what the locks of this database have seen, and what there is now';
+COMMENT ON COLUMN dlock_stats.waiting IS 'tickets in queues';
+COMMENT ON COLUMN dlock_stats.oldest_wait IS 'how long the first of them has waited; 0 if none';
+COMMENT ON COLUMN dlock_stats.held IS 'tickets that hold a lock';
+COMMENT ON COLUMN dlock_stats.leases IS 'leases, those of single tickets included';
+COMMENT ON COLUMN dlock_stats.memory_used IS 'bytes that the locks of all databases take, about';
+COMMENT ON COLUMN dlock_stats.memory_limit IS 'bytes that they may take';
+COMMENT ON COLUMN dlock_stats.worker_pid IS 'process id of the background worker of this database; NULL if there is none';
+COMMENT ON COLUMN dlock_stats.journal_lag IS 'how long the oldest change of a lease has waited to be written; 0 if none does';
+COMMENT ON COLUMN dlock_stats.stats_reset IS 'since when is counted';
+
+CREATE FUNCTION dlock_stats_reset()
+RETURNS void
+AS 'MODULE_PATHNAME', 'dlock_stats_reset'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+-- who looks after the server counts on what is counted
+REVOKE EXECUTE ON FUNCTION dlock_stats_reset() FROM PUBLIC;
+COMMENT ON FUNCTION dlock_stats_reset() IS
+'count anew, in dlock_stats, dlock_wait_histogram and dlock_contention';
+
+CREATE FUNCTION dlock_wait_counts(OUT le interval, OUT waits bigint)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'dlock_wait_counts'
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+ROWS 23;
+COMMENT ON FUNCTION dlock_wait_counts() IS
+'function behind the view dlock_wait_histogram';
+
+CREATE VIEW dlock_wait_histogram AS
+SELECT h.le, h.waits FROM dlock_wait_counts() AS h;
+GRANT SELECT ON dlock_wait_histogram TO PUBLIC;
+COMMENT ON VIEW dlock_wait_histogram IS
+'how long sessions have waited for locks of this database';
+COMMENT ON COLUMN dlock_wait_histogram.le IS 'no longer than this; NULL for all waits';
+COMMENT ON COLUMN dlock_wait_histogram.waits IS 'so many waits, those of shorter bounds included';
+
+CREATE FUNCTION dlock_contention_status(
+    OUT name text, OUT waits bigint, OUT wait_time interval,
+    OUT max_wait interval, OUT timeouts bigint, OUT deadlocks bigint,
+    OUT expirations bigint, OUT max_queue integer,
+    OUT last_wait_at timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'dlock_contention_status'
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+ROWS 100;
+COMMENT ON FUNCTION dlock_contention_status() IS
+'function behind the view dlock_contention';
+
+CREATE VIEW dlock_contention AS
+SELECT c.name, c.waits, c.wait_time, c.max_wait, c.timeouts, c.deadlocks,
+       c.expirations, c.max_queue, c.last_wait_at
+  FROM dlock_contention_status() AS c;
+GRANT SELECT ON dlock_contention TO PUBLIC;
+COMMENT ON VIEW dlock_contention IS
+'the 1000 locks of this database that were waited for longest, all waits together';
+COMMENT ON COLUMN dlock_contention.name IS 'name of the lock';
+COMMENT ON COLUMN dlock_contention.waits IS 'waits for it, however they ended';
+COMMENT ON COLUMN dlock_contention.wait_time IS 'how long these were together';
+COMMENT ON COLUMN dlock_contention.max_wait IS 'how long the longest was';
+COMMENT ON COLUMN dlock_contention.timeouts IS 'of the waits, ended by a timeout, or by lock_timeout';
+COMMENT ON COLUMN dlock_contention.deadlocks IS 'of the waits, ended to break a deadlock';
+COMMENT ON COLUMN dlock_contention.expirations IS 'leases that ran out while they held it';
+COMMENT ON COLUMN dlock_contention.max_queue IS 'the longest queue that one of the waits has met, itself included';
+COMMENT ON COLUMN dlock_contention.last_wait_at IS 'when the latest of the waits ended';
 
 --
 -- Reservations
@@ -91,6 +170,47 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 ROWS 10;
 COMMENT ON FUNCTION dlock_locks(text) IS
 'the rows of the view dlock_locks for one lock, however many others there are';
+
+CREATE FUNCTION dlock_blocker_status(
+    OUT pid integer, OUT lease bigint, OUT ticket bigint, OUT role oid,
+    OUT info text, OUT kind text, OUT transaction xid, OUT holds text[],
+    OUT since timestamptz, OUT blocked integer)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'dlock_blocker_status'
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+ROWS 10;
+COMMENT ON FUNCTION dlock_blocker_status() IS
+'function behind the view dlock_blockers';
+
+-- pg_stat_get_activity() says of sessions what the role that asks may see.
+CREATE VIEW dlock_blockers AS
+SELECT b.pid, b.lease, b.ticket,
+       pg_catalog.pg_get_userbyid(COALESCE(b.role, a.usesysid, p.ownerid)) AS role,
+       COALESCE(b.info, p.gid) AS info,
+       COALESCE(b.kind, a.state) AS state,
+       b.holds, b.since, b.blocked, a.query
+  FROM dlock_blocker_status() AS b
+  LEFT JOIN pg_catalog.pg_stat_get_activity(NULL::integer) AS a
+    ON a.pid OPERATOR(pg_catalog.=) b.pid
+  LEFT JOIN pg_catalog.pg_prepared_xact() AS p
+    ON p.transaction OPERATOR(pg_catalog.=) b.transaction
+ ORDER BY b.blocked DESC, b.since, b.ticket;
+GRANT SELECT ON dlock_blockers TO PUBLIC;
+COMMENT ON VIEW dlock_blockers IS
+'who keeps sessions and tickets of this database waiting, and does not wait itself';
+COMMENT ON COLUMN dlock_blockers.pid IS 'process id of the session; NULL for a lease and for a prepared transaction';
+COMMENT ON COLUMN dlock_blockers.lease IS 'lease that has the ticket; NULL if none';
+COMMENT ON COLUMN dlock_blockers.ticket IS 'of its tickets, the one that most wait for; NULL if none';
+COMMENT ON COLUMN dlock_blockers.role IS 'role that asked for the lock; of a session without a ticket, the session''s';
+COMMENT ON COLUMN dlock_blockers.info IS 'what is said of the ticket; of a prepared transaction, its name';
+COMMENT ON COLUMN dlock_blockers.state IS 'of a session as in pg_stat_activity; otherwise lease, delay or prepared';
+COMMENT ON COLUMN dlock_blockers.holds IS 'what it has that somebody waits for, of both kinds of locks; at most 16';
+COMMENT ON COLUMN dlock_blockers.since IS 'since when somebody has waited for one of these';
+COMMENT ON COLUMN dlock_blockers.blocked IS 'how many wait behind it, directly or not: sessions, and enqueued tickets';
+COMMENT ON COLUMN dlock_blockers.query IS 'of a session, as in pg_stat_activity';
+
+COMMENT ON FUNCTION dlock_blocking_pids(integer) IS
+'process ids of the sessions that keep a session waiting, for a lock of dlock or of PostgreSQL; 0 for a lease';
 
 --
 -- Watching locks

@@ -1261,3 +1261,18 @@ dlock_advance_ticket(PG_FUNCTION_ARGS)
 	dlock_ticket_reserve(space, minimum);
 	PG_RETURN_INT64((int64) pg_atomic_read_u64(&space->next_ticket));
 }
+
+/*
+ * The counters of dlock_stats and dlock_wait_histogram begin anew, and so does
+ * dlock_contention.
+ */
+PG_FUNCTION_INFO_V1(dlock_stats_reset);
+Datum
+dlock_stats_reset(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_change();
+
+	dlock_reset_counters(space);
+	dlock_contention_reset(space);
+	PG_RETURN_VOID();
+}

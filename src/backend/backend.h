@@ -133,6 +133,9 @@ extern int64 dlock_version_increment(DlockSpace *space, const DlockKey *key,
 									 int64 expected);
 extern bool dlock_version_remove(DlockSpace *space, const DlockKey *key);
 
+/* views.c */
+extern DlockSpace *dlock_space_to_show(void);
+
 /* triggers.c */
 extern struct TriggerData *dlock_trigger(FunctionCallInfo fcinfo,
 										 const char *function);

@@ -457,12 +457,10 @@ make_index(int count)
 	return index;
 }
 
-/* Collect all that this backend waits for, directly or not. */
-DlockGraph *
-dlock_graph_collect(void)
+static DlockGraph *
+make_graph(void)
 {
 	DlockGraph *graph = palloc0(sizeof(DlockGraph));
-	int			places = 0;
 
 	graph->max_vertices = 16;
 	graph->vertices = palloc(graph->max_vertices * sizeof(DlockVertex));
@@ -474,6 +472,36 @@ dlock_graph_collect(void)
 	graph->vertex_of = make_index(dlock_control->num_backends);
 	graph->heavy_lock = make_index(dlock_control->num_backends);
 	graph->heavy_place = make_index(dlock_control->num_backends);
+	return graph;
+}
+
+/*
+ * Collect all heavyweight locks that anybody in the server waits for, each read
+ * once: as locks of a graph without vertices.
+ */
+DlockGraph *
+dlock_graph_collect_heavyweight(void)
+{
+	DlockGraph *graph = make_graph();
+
+	for (int i = 0; i < dlock_control->num_backends; i++)
+	{
+		PGPROC	   *proc = GetPGProcByNumber(i);
+		LOCK	   *awaited = *(LOCK *volatile *) &proc->waitLock;
+
+		CHECK_FOR_INTERRUPTS();
+		if (awaited != NULL && graph->heavy_lock[i] < 0)
+			read_heavy_lock(graph, proc, awaited);
+	}
+	return graph;
+}
+
+/* Collect all that this backend waits for, directly or not. */
+DlockGraph *
+dlock_graph_collect(void)
+{
+	DlockGraph *graph = make_graph();
+	int			places = 0;
 
 	(void) find_vertex(graph, compat_my_procno(), MyProcPid);
 	for (int n = 0; n < graph->num_vertices; n++)

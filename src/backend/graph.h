@@ -121,5 +121,6 @@ extern int	dlock_graph_read_lock(const DlockKey *key, int64 up_to,
 								  int max_each, DlockMember **members,
 								  int32 *slots);
 extern DlockGraph *dlock_graph_collect(void);
+extern DlockGraph *dlock_graph_collect_heavyweight(void);
 
 #endif							/* DLOCK_GRAPH_H */

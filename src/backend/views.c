@@ -1,7 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * views.c
- *	  The functions behind the views, and dlock_blocking_pids().
+ *	  The functions behind dlock_locks and dlock_leases, and
+ *	  dlock_blocking_pids().
  *
  *-------------------------------------------------------------------------
  */
@@ -98,8 +99,8 @@ blocked_by(const Blockers *blockers, const DlockRow *waiting)
 /*
  * Where the state may be looked at: not on a standby, where there is none.
  */
-static DlockSpace *
-space_to_show(void)
+DlockSpace *
+dlock_space_to_show(void)
 {
 	DlockSpace *space;
 
@@ -212,12 +213,12 @@ PG_FUNCTION_INFO_V1(dlock_lock_status);
 Datum
 dlock_lock_status(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = space_to_show();
+	DlockSpace *space = dlock_space_to_show();
 
 	InitMaterializedSRF(fcinfo, 0);
 	if (space)
 		show_rows((ReturnSetInfo *) fcinfo->resultinfo,
-				  dlock_queue_rows(space));
+				  dlock_queue_rows(space, false));
 	return (Datum) 0;
 }
 
@@ -226,7 +227,7 @@ PG_FUNCTION_INFO_V1(dlock_locks_of);
 Datum
 dlock_locks_of(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = space_to_show();
+	DlockSpace *space = dlock_space_to_show();
 	DlockKey	key;
 
 	InitMaterializedSRF(fcinfo, 0);
@@ -333,7 +334,7 @@ PG_FUNCTION_INFO_V1(dlock_lease_status);
 Datum
 dlock_lease_status(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = space_to_show();
+	DlockSpace *space = dlock_space_to_show();
 	LeaseRows	rows = {.complete = true};
 
 	InitMaterializedSRF(fcinfo, 0);
@@ -354,28 +355,28 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-PG_FUNCTION_INFO_V1(dlock_counters);
-Datum
-dlock_counters(PG_FUNCTION_ARGS)
+/*
+ * Append what pg_blocking_pids() says of a process, which waits in PostgreSQL's
+ * lock manager, or has parallel workers that do.
+ */
+static Datum *
+append_heavyweight(Datum *pids, int *count, Datum pid)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	DlockSpace *space = space_to_show();
-	uint64		sums[DLOCK_NUM_COUNTERS] = {0};
-	Datum		values[DLOCK_NUM_COUNTERS];
-	bool		nulls[DLOCK_NUM_COUNTERS] = {0};
+	Datum		array = DirectFunctionCall1(pg_blocking_pids, pid);
+	Datum	   *others;
+	int			more;
 
-	InitMaterializedSRF(fcinfo, 0);
-	if (space)
-		dlock_sum_counters(space, sums);
-	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
-		values[c] = Int64GetDatum((int64) sums[c]);
-	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-	return (Datum) 0;
+	deconstruct_array(DatumGetArrayTypeP(array), INT4OID, sizeof(int32), true,
+					  TYPALIGN_INT, &others, NULL, &more);
+	pids = repalloc(pids, Max(*count + more, 1) * sizeof(Datum));
+	for (int i = 0; i < more; i++)
+		pids[(*count)++] = others[i];
+	return pids;
 }
 
 /*
- * Who keeps a process waiting: the holders beside which it does not fit, and
- * all before it in the queue.
+ * Who keeps a process waiting: in dlock, the holders beside which it does not
+ * fit, and all before it in the queue; and in the lock manager.
  */
 PG_FUNCTION_INFO_V1(dlock_blocking_pids);
 Datum
@@ -414,6 +415,7 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 			wait.mode != DLOCK_SHARED)
 			pids[count++] = Int32GetDatum(members[i].pid);
 	}
+	pids = append_heavyweight(pids, &count, PG_GETARG_DATUM(0));
 	PG_RETURN_ARRAYTYPE_P(construct_array(pids, count, INT4OID, sizeof(int32),
 										  true, TYPALIGN_INT));
 }

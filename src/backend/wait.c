@@ -328,10 +328,24 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
+/*
+ * Count a wait that is over.  That of an enqueued ticket, and of one that its
+ * lease has adopted meanwhile, whoever grants it has counted for the lock's name.
+ */
+static void
+count_wait(const DlockRequest *request, const DlockTicket *ticket,
+		   uint64 waited, DlockWaitEnd how)
+{
+	dlock_count_wait(waited);
+	if (!is_foreign(ticket) && !DsaPointerIsValid(ticket->announcement))
+		dlock_contention_wait(dlock_space_at(ticket->space), &request->key,
+							  waited, ticket->queue_length, how);
+}
+
 /* What was begun for a wait ends with it, however it ends. */
 static void
 end_wait(const DlockRequest *request, bool has_lock_timeout,
-		 CompatPsSuffix *title, instr_time start)
+		 CompatPsSuffix *title)
 {
 	/* keep the indicator: a timeout on its way stays a lock timeout */
 	if (has_lock_timeout)
@@ -339,7 +353,15 @@ end_wait(const DlockRequest *request, bool has_lock_timeout,
 	compat_ps_suffix_remove(title);
 	ConditionVariableCancelSleep();
 	unannounce_wait(request);
-	dlock_count(DLOCK_COUNT_WAIT_US, microseconds_since(start));
+}
+
+/* How did a wait end that an error has ended? */
+static DlockWaitEnd
+end_by_error(int code)
+{
+	return code == ERRCODE_T_R_DEADLOCK_DETECTED ? DLOCK_WAIT_DEADLOCK :
+		code == ERRCODE_LOCK_NOT_AVAILABLE ? DLOCK_WAIT_TIMED_OUT :
+		DLOCK_WAIT_CUT_SHORT;
 }
 
 /*
@@ -354,8 +376,10 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	CompatPsSuffix title;
 	volatile bool granted = false;	/* set inside PG_TRY */
 	bool		has_lock_timeout = LockTimeout > 0;
+	DlockWaitEnd how;
 	DlockState	state;
 
+	dlock_contention_prepare(dlock_space_at(ticket->space));
 	INSTR_TIME_SET_CURRENT(start);
 	announce_wait(request, ticket->number);
 	dlock_worker_expect(dlock_space_at(ticket->space));
@@ -372,21 +396,29 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	}
 	PG_CATCH();
 	{
-		end_wait(request, has_lock_timeout, &title, start);
-		dlock_count(geterrcode() == ERRCODE_T_R_DEADLOCK_DETECTED ?
+		/* a look at others can fail with an entry's lock held */
+		LWLockReleaseAll();
+		end_wait(request, has_lock_timeout, &title);
+		how = end_by_error(geterrcode());
+		dlock_count(how == DLOCK_WAIT_DEADLOCK ?
 					DLOCK_COUNT_DEADLOCKS : DLOCK_COUNT_CANCELED, 1);
+		count_wait(request, ticket, microseconds_since(start), how);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	end_wait(request, has_lock_timeout, &title, start);
+	end_wait(request, has_lock_timeout, &title);
 
 	state = (DlockState) pg_atomic_read_u32(&ticket->state);
 	if (state == DLOCK_GONE || state == DLOCK_LEAVING ||
 		(state == DLOCK_ENDING && is_foreign(ticket)))
 	{
 		dlock_count(DLOCK_COUNT_CANCELED, 1);
+		count_wait(request, ticket, microseconds_since(start),
+				   DLOCK_WAIT_CUT_SHORT);
 		return DLOCK_LOST;
 	}
 	dlock_count(granted ? DLOCK_COUNT_WAITED : DLOCK_COUNT_TIMEOUTS, 1);
+	count_wait(request, ticket, microseconds_since(start),
+			   granted ? DLOCK_WAIT_GRANTED : DLOCK_WAIT_TIMED_OUT);
 	return granted ? DLOCK_ACQUIRED : DLOCK_TIMED_OUT;
 }

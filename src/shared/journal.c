@@ -37,9 +37,30 @@ dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 	if (record->finished)
 		return;
 	if (!record->listed)
+	{
 		dlock_list_append(&space->journal, &record->link);
+		record->listed_at = dlock_monotonic_now();
+	}
 	record->listed = true;
 	record->marked++;
+}
+
+/*
+ * For how long the change has waited that is to be written next, in
+ * microseconds; 0 where there is none.
+ */
+int64
+dlock_journal_lag(DlockSpace *space)
+{
+	uint64		now = dlock_monotonic_now();
+	uint64		since = now;
+
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	if (DsaPointerIsValid(space->journal.head))
+		since = ((DlockRecord *) dsa_get_address(dlock_area,
+												 space->journal.head))->listed_at;
+	LWLockRelease(&space->lease_lock);
+	return since < now ? (int64) (now - since) : 0;
 }
 
 /* Nothing is left to be written.  Called with the lease lock. */

@@ -154,11 +154,32 @@ dlock_lock_find(const DlockKey *key, bool exclusive)
 	return lock;
 }
 
-void
-dlock_lock_release(const DlockLock *lock)
+/*
+ * An entry's lock is let go of: if it has got a queue, or has none any more, that
+ * is counted, for those who look for queues.
+ */
+static inline void
+count_queue(DlockPartition *partition, DlockLock *lock)
 {
-	Assert(LWLockHeldByMe(&dlock_lock_partition(&lock->key)->lock));
-	LWLockRelease(&dlock_lock_partition(&lock->key)->lock);
+	bool		queued = lock->queue.length > 0;
+
+	if (likely(queued == lock->queued))
+		return;
+	/* after an error, it can be a reader who finds that; he leaves it */
+	if (!LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE))
+		return;
+	lock->queued = queued;
+	partition->queued += queued ? 1 : -1;
+}
+
+void
+dlock_lock_release(DlockLock *lock)
+{
+	DlockPartition *partition = dlock_lock_partition(&lock->key);
+
+	Assert(LWLockHeldByMe(&partition->lock));
+	count_queue(partition, lock);
+	LWLockRelease(&partition->lock);
 }
 
 /*
@@ -329,6 +350,7 @@ dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 	lock->slots = slots;
 	lock->permits = 0;
 	lock->closed = 0;
+	lock->queued = false;
 	dlock_key_copy(&lock->key, key);
 	lock->next = *bucket;
 	*bucket = lock->self;
@@ -338,7 +360,7 @@ dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 
 /* Take an entry out of its bucket. */
 static void
-unlink_entry(DlockPartition *partition, const DlockLock *lock)
+unlink_entry(DlockPartition *partition, DlockLock *lock)
 {
 	dsa_pointer *link = find_bucket(partition, lock->key.hash);
 
@@ -347,6 +369,9 @@ unlink_entry(DlockPartition *partition, const DlockLock *lock)
 		link = &lock_at(*link)->next;
 	*link = lock->next;
 	partition->count--;
+	if (lock->queued)
+		partition->queued--;
+	lock->queued = false;
 }
 
 /*
@@ -371,8 +396,12 @@ dlock_lock_remove(DlockLock *lock)
  * for as long as its entries are looked at.
  */
 
+/*
+ * With "queued", only locks that have a queue are returned, and partitions where
+ * there is none are passed by.
+ */
 void
-dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive)
+dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive, bool queued)
 {
 	scan->exclusive = exclusive;
 	scan->locked = false;
@@ -380,30 +409,45 @@ dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive)
 	scan->bucket = scan->num_buckets = 0;
 	scan->next = InvalidDsaPointer;
 	scan->current = NULL;
+	scan->queued = queued;
+}
+
+static void
+begin_partition(DlockLockScan *scan, DlockPartition *partition)
+{
+	LWLockAcquire(&partition->lock,
+				  scan->exclusive ? LW_EXCLUSIVE : LW_SHARED);
+	scan->locked = true;
+	scan->bucket = 0;
+	scan->num_buckets = scan->queued && partition->queued == 0 ? 0 :
+		partition->num_buckets;
 }
 
 /* The next entry, locked; NULL behind the last one */
 DlockLock *
 dlock_lock_scan_next(DlockLockScan *scan)
 {
-	while (!DsaPointerIsValid(scan->next))
+	if (scan->current)
+		count_queue(&dlock_lock_partitions[scan->partition], scan->current);
+	scan->current = NULL;
+	do
 	{
-		if (scan->bucket == scan->num_buckets)
+		while (!DsaPointerIsValid(scan->next))
 		{
-			dlock_lock_scan_end(scan);
-			if (scan->partition + 1 == DLOCK_PARTITIONS)
-				return NULL;
-			scan->partition++;
-			LWLockAcquire(&dlock_lock_partitions[scan->partition].lock,
-						  scan->exclusive ? LW_EXCLUSIVE : LW_SHARED);
-			scan->locked = true;
-			scan->num_buckets = dlock_lock_partitions[scan->partition].num_buckets;
-			scan->bucket = 0;
+			if (scan->bucket == scan->num_buckets)
+			{
+				dlock_lock_scan_end(scan);
+				if (scan->partition + 1 == DLOCK_PARTITIONS)
+					return NULL;
+				begin_partition(scan, &dlock_lock_partitions[++scan->partition]);
+				continue;
+			}
+			scan->next = *bucket_at(&dlock_lock_partitions[scan->partition],
+									scan->bucket++);
 		}
-		scan->next = *bucket_at(&dlock_lock_partitions[scan->partition], scan->bucket++);
-	}
-	scan->current = lock_at(scan->next);
-	scan->next = scan->current->next;
+		scan->current = lock_at(scan->next);
+		scan->next = scan->current->next;
+	} while (scan->queued && scan->current->queue.length == 0);
 	return scan->current;
 }
 
@@ -422,6 +466,9 @@ dlock_lock_scan_remove(DlockLockScan *scan)
 void
 dlock_lock_scan_end(DlockLockScan *scan)
 {
+	if (scan->locked && scan->current)
+		count_queue(&dlock_lock_partitions[scan->partition], scan->current);
+	scan->current = NULL;
 	if (scan->locked)
 		LWLockRelease(&dlock_lock_partitions[scan->partition].lock);
 	scan->locked = false;

@@ -107,6 +107,7 @@ dlock_remove_unused_spaces(const DlockSpaceKey *keep)
 			/* nobody comes to use it while this entry is locked */
 			dlock_queue_purge(&unused[i]);
 			purge_leases(dlock_space_at(entry->space));
+			dlock_contention_free(dlock_space_at(entry->space));
 			dsa_free(dlock_area, entry->space);
 			dshash_delete_entry(dlock_spaces, entry);
 			if (unused[i].database != keep->database)

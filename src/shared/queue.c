@@ -47,6 +47,8 @@ typedef struct Wakeups
 static inline void
 set_state(DlockTicket *ticket, DlockState state)
 {
+	if (state == DLOCK_ENDING && state_of(ticket) == DLOCK_GRANTED)
+		dlock_count_ticket(ticket, DLOCK_COUNT_HELD, -1);
 	pg_write_barrier();
 	pg_atomic_write_u32(&ticket->state, state);
 }
@@ -135,7 +137,7 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 	if (ticket->mode == DLOCK_EXCLUSIVE)
 		lock->exclusive++;
 	ticket->granted_at = now;
-	dlock_count(DLOCK_COUNT_ACQUIRED, 1);
+	dlock_count_ticket(ticket, DLOCK_COUNT_ACQUIRED, 1);
 	if (is_lease_ticket(ticket))
 		dlock_lease_ticket_granted(lease_ticket(ticket));
 	else
@@ -186,6 +188,20 @@ want(DlockLock *lock, DlockSpace **to_wake)
 }
 
 /*
+ * A ticket is about to be granted that nobody waits with: as it was enqueued, its
+ * session or lease goes on meanwhile.  So whoever grants counts its wait.
+ */
+static void
+count_wait(const DlockLock *lock, const DlockTicket *ticket, TimestampTz now)
+{
+	if (!is_lease_ticket(ticket) && !DsaPointerIsValid(ticket->announcement))
+		return;
+	dlock_contention_wait(dlock_space_at(ticket->space), &lock->key,
+						  Max(now - ticket->enqueued_at, 0),
+						  ticket->queue_length, DLOCK_WAIT_GRANTED);
+}
+
+/*
  * Grant to the head of the queue for as long as it fits.  One whose lease has
  * run out gives way: the worker ends it, or has begun to.
  */
@@ -218,6 +234,7 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 		/* mapped before any change, as that can fail */
 		(void) ticket_at(lock->holders.tail);
 		note_change(lock, &wakeups->space);
+		count_wait(lock, head, now);
 		leave_list(&lock->queue, head);
 		grant(lock, head, now);
 		wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
@@ -242,7 +259,9 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 			lock->exclusive--;
 		if (ticket->scope == DLOCK_LEASE && lease_ticket(ticket)->closes)
 			lock->closed--;
-		dlock_count(DLOCK_COUNT_RELEASED, 1);
+		dlock_count_ticket(ticket, DLOCK_COUNT_RELEASED, 1);
+		if (unlikely(state_of(ticket) == DLOCK_ENDING))
+			dlock_count_ticket(ticket, DLOCK_COUNT_HELD, 1);
 	}
 	set_state(ticket, DLOCK_GONE);
 	grant_from_queue(lock, wakeups);
@@ -355,6 +374,7 @@ enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait,
 	/* before the change, as a holder may have to be mapped */
 	want(lock, to_wake);
 	dlock_list_append(&lock->queue, &ticket->link);
+	ticket->queue_length = lock->queue.length;
 	set_state(ticket, DLOCK_WAITING);
 	return DLOCK_JOIN_QUEUED;
 }
@@ -492,6 +512,8 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 			lock->closed++;
 	}
 	set_state(&ticket->ticket, state);
+	if (state == DLOCK_GRANTED)
+		dlock_count_ticket(&ticket->ticket, DLOCK_COUNT_HELD, 1);
 	dlock_lock_release(lock);
 }
 
@@ -506,7 +528,7 @@ dlock_queue_resume(const DlockSpace *space)
 	Wakeups		wakeups = {0};
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true);
+	dlock_lock_scan_begin(&scan, true, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) == 0)
@@ -527,6 +549,9 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 	bool		of_lease = is_lease_ticket(ticket);
 	int			procno = ticket->procno;
 
+	if (event == DLOCK_EVENT_EXPIRED && !is_queued(ticket))
+		dlock_contention_expiration(dlock_space_at(ticket->space), &lock->key,
+									lock->queue.length > 0);
 	if (event != 0 && (of_lease || ticket->pins == 0))
 		wake_later(wakeups, ticket, event);
 	if (!of_lease)
@@ -726,7 +751,7 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 	DlockLock  *lock;
 	bool		done = false;
 
-	dlock_lock_scan_begin(&scan, true);
+	dlock_lock_scan_begin(&scan, true, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		DlockTicket *ticket;
@@ -892,7 +917,7 @@ dlock_queue_purge(const DlockSpaceKey *space)
 	DlockLockScan scan;
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true);
+	dlock_lock_scan_begin(&scan, true, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)

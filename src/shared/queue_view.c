@@ -444,13 +444,13 @@ copy_short_lock(Rows *rows, const DlockLock *lock)
 
 /* Copy the locks that have few tickets, and take note of the others. */
 static LongLock *
-copy_short_locks(Rows *rows, const DlockSpaceKey *space)
+copy_short_locks(Rows *rows, const DlockSpaceKey *space, bool queued)
 {
 	DlockLockScan scan;
 	DlockLock  *lock;
 	LongLock   *long_locks = NULL;
 
-	dlock_lock_scan_begin(&scan, false);
+	dlock_lock_scan_begin(&scan, false, queued);
 	while (rows->complete && (lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		LongLock   *long_lock;
@@ -500,19 +500,47 @@ check_complete(const Rows *rows)
 }
 
 /*
- * Copy out every ticket of a space, lock by lock, the holders first and then
- * the queue in its order.  Different locks are seen at different moments; and
+ * How many tickets are in queues of a space, and since when the first of them;
+ * *since is 0 where there is none.  Costs nothing for locks without a queue.
+ */
+uint64
+dlock_queue_waiting(const DlockSpace *space, TimestampTz *since)
+{
+	DlockLockScan scan;
+	DlockLock  *lock;
+	uint64		count = 0;
+
+	*since = 0;
+	dlock_lock_scan_begin(&scan, false, true);
+	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
+	{
+		const DlockTicket *head;
+
+		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0)
+			continue;
+		head = ticket_at(lock->queue.head);
+		count += lock->queue.length;
+		if (*since == 0 || head->enqueued_at < *since)
+			*since = head->enqueued_at;
+	}
+	dlock_lock_scan_end(&scan);
+	return count;
+}
+
+/*
+ * Copy out every ticket of a space, or of its locks that have a queue: lock by
+ * lock, the holders first and then the queue in its order.  Different locks are seen at different moments; and
  * so are the parts of one with many tickets: a ticket that is there all the
  * time is in there once, and who is a holder at the end of it is no waiter.
  */
 DlockRow *
-dlock_queue_rows(DlockSpace *space)
+dlock_queue_rows(DlockSpace *space, bool queued)
 {
 	Rows		rows;
 	LongLock   *long_locks;
 
 	make_empty(&rows);
-	long_locks = copy_short_locks(&rows, &space->key);
+	long_locks = copy_short_locks(&rows, &space->key, queued);
 	if (long_locks && rows.complete)
 		copy_long_locks(&rows, long_locks);
 	check_complete(&rows);

@@ -31,6 +31,7 @@ extern bool dlock_file_system(int64 *size, int64 *left);
 extern void dlock_warn_of_file_system(void);
 extern const char *dlock_memory_directory(void);
 extern int64 dlock_memory_limit(void);
+extern bool dlock_memory_is_short(void);
 extern dsa_pointer dlock_allocate_uncounted(Size size);
 
 /* account.c */
@@ -139,6 +140,7 @@ typedef struct DlockLockScan
 	uint32		num_buckets;
 	dsa_pointer next;			/* entry in the bucket, or invalid */
 	DlockLock  *current;
+	bool		queued;			/* only entries that have a queue */
 } DlockLockScan;
 
 extern DlockPartition *dlock_lock_partitions;
@@ -156,10 +158,11 @@ extern void dlock_lock_table_attach(dsa_area *area, dsa_pointer table);
 extern DlockLock *dlock_lock_find(const DlockKey *key, bool exclusive);
 extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots,
 									Oid role);
-extern void dlock_lock_release(const DlockLock *lock);
+extern void dlock_lock_release(DlockLock *lock);
 extern void dlock_lock_remove(DlockLock *lock);
 extern void dlock_lock_free_spare(void);
-extern void dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive);
+extern void dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive,
+								  bool queued);
 extern DlockLock *dlock_lock_scan_next(DlockLockScan *scan);
 extern void dlock_lock_scan_remove(DlockLockScan *scan);
 extern void dlock_lock_scan_end(DlockLockScan *scan);
@@ -177,8 +180,32 @@ extern bool dlock_is_replaced(void);
 
 /* counter.c */
 extern void dlock_count(DlockCounter counter, uint64 amount);
-extern void dlock_sum_counters(DlockSpace *space, uint64 *sums);
-extern void dlock_flush_counters(DlockSpace *space);
+extern void dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
+							   int64 amount);
+extern int64 dlock_wait_bound(int bucket);
+extern void dlock_count_wait(uint64 waited);
+extern void dlock_count_for(DlockSpace *space);
+extern TimestampTz dlock_sum_counters(DlockSpace *space, uint64 *sums);
+extern void dlock_reset_counters(DlockSpace *space);
+
+/* contention.c */
+typedef enum DlockWaitEnd
+{
+	DLOCK_WAIT_GRANTED,
+	DLOCK_WAIT_TIMED_OUT,		/* by its own timeout, or lock_timeout */
+	DLOCK_WAIT_DEADLOCK,
+	DLOCK_WAIT_CUT_SHORT
+} DlockWaitEnd;
+
+extern void dlock_contention_prepare(DlockSpace *space);
+extern void dlock_contention_free(DlockSpace *space);
+extern void dlock_contention_wait(DlockSpace *space, const DlockKey *key,
+								  uint64 waited, uint32 queue_length,
+								  DlockWaitEnd how);
+extern void dlock_contention_expiration(DlockSpace *space, const DlockKey *key,
+										bool is_waited_for);
+extern int	dlock_contention_copy(DlockSpace *space, DlockContended *entries);
+extern void dlock_contention_reset(DlockSpace *space);
 
 /* catalog.c */
 extern void dlock_check_committed(DlockSpace *space);
@@ -329,7 +356,9 @@ extern DlockHolding dlock_queue_holder(DlockSpace *space, const DlockKey *key,
 extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 								DlockMember *members, int max, int32 *slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
-extern DlockRow *dlock_queue_rows(DlockSpace *space);
+extern uint64 dlock_queue_waiting(const DlockSpace *space,
+								  TimestampTz *since);
+extern DlockRow *dlock_queue_rows(DlockSpace *space, bool queued);
 extern DlockRow *dlock_queue_rows_of(DlockSpace *space, const DlockKey *key);
 
 /* record.c */
@@ -440,6 +469,7 @@ extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
 
 /* journal.c */
 extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);
+extern int64 dlock_journal_lag(DlockSpace *space);
 extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
 extern XLogRecPtr dlock_journal_removal(DlockSpace *space,
 										const DlockKey *key);

@@ -215,7 +215,8 @@ layout_sizes(void)
 		sizeof(DlockSpace), sizeof(DlockPartition), sizeof(DlockLock),
 		sizeof(DlockTicket), sizeof(DlockLeaseTicket), sizeof(DlockLease),
 		sizeof(DlockIdEntry), sizeof(DlockAnnouncement), sizeof(DlockAccount),
-		sizeof(DlockWatched), sizeof(DlockWatch)
+		sizeof(DlockWatched), sizeof(DlockWatch), sizeof(DlockContention),
+		sizeof(DlockContended)
 	};
 
 	return hash_bytes((const unsigned char *) sizes, sizeof(sizes));
@@ -324,6 +325,7 @@ init_backend(DlockBackend *backend)
 	pg_atomic_init_u32(&backend->lost, 0);
 	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
 		pg_atomic_init_u64(&backend->counters[c], 0);
+	pg_atomic_init_u64(&backend->space, InvalidDsaPointer);
 }
 
 static void
@@ -527,6 +529,7 @@ dlock_attach(void)
 	dlock_my_backend->wait_ticket = 0;
 	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
 		pg_atomic_write_u64(&dlock_my_backend->counters[c], 0);
+	pg_atomic_write_u64(&dlock_my_backend->space, InvalidDsaPointer);
 	pg_atomic_write_u64(&dlock_my_backend->session,
 						pg_atomic_add_fetch_u64(&dlock_control->last_session, 1));
 	if (made)

@@ -148,8 +148,13 @@ typedef struct DlockTicket
 	uint8		scope;			/* DlockScope, as first asked; see also the
 								 * depths */
 	uint8		mode;			/* DlockMode */
+	bool		wanted;			/* somebody has waited since it holds: I36;
+								 * protected by the lock entry's lock */
 	int32		slots;			/* 0 except for slots */
 	int32		permits;		/* 1 except for slots */
+	uint32		queue_length;	/* with it, as it joined; 0: it did not wait */
+	uint32		pins;			/* guarded commits under way; protected by the
+								 * lock entry's lock */
 	TimestampTz enqueued_at;
 	dsa_pointer info;			/* terminated string, or invalid */
 
@@ -158,10 +163,6 @@ typedef struct DlockTicket
 
 	/* protected by the outbox's lock; set once */
 	dsa_pointer announcement;	/* DlockAnnouncement, or invalid */
-
-	/* protected by the lock entry's lock */
-	uint32		pins;			/* guarded commits under way */
-	bool		wanted;			/* somebody has waited since it holds: I36 */
 
 	/* atomic: changed under the lock entry's lock, read without */
 	pg_atomic_uint32 state;		/* DlockState */
@@ -188,6 +189,7 @@ typedef struct DlockRecord
 	bool		has_row;
 	bool		finished;		/* over, and not to be found any more */
 	uint64		marked;			/* number of its latest change */
+	uint64		listed_at;		/* when it came into the journal, monotonic */
 
 	/* atomic: written by the worker, in this order */
 	pg_atomic_uint64 lsn;		/* end of the latest write, or of a later one */
@@ -344,6 +346,7 @@ typedef struct DlockLock
 	int32		permits;		/* permits given out */
 	uint32		closed;			/* holders that a delay has kept there: nobody
 								 * fits beside them */
+	bool		queued;			/* counted in its partition as having a queue */
 
 	/* immutable while it is in the table; as long as its name, so it is last */
 	DlockKey	key;
@@ -366,6 +369,7 @@ typedef struct DlockPartition
 	/* protects the rest, all entries here, and their locks' tickets */
 	LWLock		lock;
 	uint32		count;			/* entries */
+	uint32		queued;			/* ... that have a queue */
 	uint32		num_buckets;	/* in use, DLOCK_FIRST_BUCKETS or more ... */
 	uint32		mask;			/* ... and no more than this plus 1, a power of 2 */
 	uint32		num_watched;	/* names here that are watched ... */
@@ -427,6 +431,9 @@ typedef struct DlockWatch
 	uint64		telling;		/* being told, in that one of all tellings */
 } DlockWatch;
 
+/* The bounds of dlock_wait_histogram, and what is above the last; counter.c */
+#define DLOCK_WAIT_BUCKETS	23
+
 typedef enum DlockCounter
 {
 	DLOCK_COUNT_ACQUIRED,		/* tickets granted */
@@ -437,8 +444,55 @@ typedef enum DlockCounter
 	DLOCK_COUNT_CANCELED,		/* waits ended by any other error */
 	DLOCK_COUNT_DEADLOCKS,		/* waits ended as a deadlock's victim */
 	DLOCK_COUNT_WAIT_US,		/* time waited, in microseconds */
-	DLOCK_NUM_COUNTERS
+	DLOCK_NUM_EVENTS,			/* that many of them the view shows */
+	DLOCK_COUNT_HELD = DLOCK_NUM_EVENTS,	/* tickets that are GRANTED now, but
+											 * for those granted, and released */
+	DLOCK_COUNT_WAITS,			/* waits by their length: the first of ... */
+	DLOCK_NUM_COUNTERS = DLOCK_COUNT_WAITS + DLOCK_WAIT_BUCKETS
 } DlockCounter;
+
+/*
+ * The names of a space that were waited for most; see contention.c.  All is
+ * protected by "lock", but for what its chunks are: set once.
+ *
+ * An entry is known by its number.  What belongs to looking one up, and to
+ * finding the one to be displaced, is here, by number; the rest in chunks, of
+ * which there are as many as have been needed.
+ */
+#define DLOCK_CONTENDED_NAMES	1000
+#define DLOCK_CONTENDED_CHUNK	50
+#define DLOCK_CONTENDED_BUCKETS 1024	/* a power of 2 */
+
+typedef struct DlockContended
+{
+	uint64		waits;
+	uint64		wait_us;
+	uint64		max_wait_us;
+	uint64		timeouts;
+	uint64		deadlocks;
+	uint64		expirations;
+	uint32		max_queue;
+	TimestampTz last_wait_at;	/* 0: none has ended yet */
+	uint16		length;			/* of the name */
+	char		name[DLOCK_MAX_NAME];
+} DlockContended;
+
+typedef struct DlockContention
+{
+	LWLock		lock;
+	int			count;			/* entries in use */
+	int			room;			/* entries that chunks are there for */
+	int16		buckets[DLOCK_CONTENDED_BUCKETS];	/* entries by hash; -1: none */
+
+	/* by entry */
+	uint32		hashes[DLOCK_CONTENDED_NAMES];
+	uint64		weights[DLOCK_CONTENDED_NAMES];
+	int16		next[DLOCK_CONTENDED_NAMES];	/* in its bucket; -1: none */
+	int16		places[DLOCK_CONTENDED_NAMES];	/* in the heap */
+
+	int16		heap[DLOCK_CONTENDED_NAMES];	/* the least weight comes first */
+	dsa_pointer chunks[DLOCK_CONTENDED_NAMES / DLOCK_CONTENDED_CHUNK];
+} DlockContention;
 
 /* So many that two locks in use rarely share one; a power of 2 */
 #define DLOCK_REMOVED_BUCKETS	1024
@@ -559,6 +613,14 @@ struct DlockSpace
 
 	/* atomic: what backends that are gone have counted */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
+
+	/* exclusive for who moves a backend's counts there, shared to add all up */
+	LWLock		counts_lock;
+	uint64		counted_before[DLOCK_NUM_COUNTERS]; /* at the latest reset */
+	TimestampTz counted_since;
+
+	/* atomic: DlockContention, or invalid; set once */
+	pg_atomic_uint64 contention;
 };
 
 typedef struct DlockSpaceEntry
@@ -611,8 +673,12 @@ typedef struct DlockBackend
 	 */
 	pg_atomic_uint32 lost;
 
-	/* atomic: written by the backend alone, so without a locked instruction */
+	/*
+	 * atomic: written by the backend alone, so without a locked instruction; what
+	 * "space" is changes under the lock of that space's counts
+	 */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
+	pg_atomic_uint64 space;		/* DlockSpace that they are for, or invalid */
 
 	/* the next backend's shall not share a cache line with this one's */
 	char		padding[PG_CACHE_LINE_SIZE];

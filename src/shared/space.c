@@ -19,6 +19,7 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
+#include "utils/timestamp.h"
 
 #include "shared/shared.h"
 
@@ -147,6 +148,9 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u32(&space->cleared, DLOCK_NOT_CLEARED);
 	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
 		pg_atomic_init_u64(&space->counters[c], 0);
+	LWLockInitialize(&space->counts_lock, dlock_control->memory_tranche);
+	space->counted_since = GetCurrentTimestamp();
+	pg_atomic_init_u64(&space->contention, InvalidDsaPointer);
 	return space;
 }
 
@@ -223,10 +227,14 @@ DlockSpace *
 dlock_find_space(const DlockSpaceKey *key)
 {
 	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
+	DlockSpace *space;
 
 	attached_spaces = lappend(attached_spaces, NULL);
 	MemoryContextSwitchTo(old_context);
-	return use_space(key);
+	space = use_space(key);
+	if (space)
+		dlock_count_for(space);
+	return space;
 }
 
 /*
@@ -265,8 +273,8 @@ dlock_current_space(void)
 	}
 	PG_END_TRY();
 
-	if (current_space && current_space != space)
-		dlock_flush_counters(current_space);
+	if (current_space != space)
+		dlock_count_for(space);
 	current_space = space;
 	return space;
 }
@@ -353,8 +361,7 @@ dlock_space_leave_all(void)
 
 	if (dlock_my_backend == NULL)
 		return;
-	if (current_space)
-		dlock_flush_counters(current_space);
+	dlock_count_for(NULL);
 	foreach(cell, attached_spaces)
 	{
 		DlockSpace *space = lfirst(cell);

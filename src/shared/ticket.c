@@ -310,6 +310,7 @@ dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 	ticket->permits = request->permits;
 	ticket->enqueued_at = request->scope == DLOCK_LEASE ?
 		GetCurrentTimestamp() : current_time();
+	ticket->queue_length = 0;
 	ticket->granted_at = 0;
 	ticket->pins = 0;
 	ticket->wanted = false;

@@ -272,6 +272,8 @@ sub statement
 	return one(
 		'SELECT * FROM dlock_locks', 'SELECT * FROM dlock_leases',
 		'SELECT * FROM dlock_stats', 'SELECT * FROM dlock_queue',
+		'SELECT * FROM dlock_blockers', 'SELECT * FROM dlock_contention',
+		'SELECT * FROM dlock_wait_histogram',
 		'SELECT * FROM dlock_reservations', 'SELECT * FROM dlock_versions',
 		'SELECT * FROM dlock_version_usage')
 	  if $dice < 0.94;

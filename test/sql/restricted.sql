@@ -110,6 +110,11 @@ INSERT INTO calls VALUES
 	('count(*) > 0 FROM dlock_locks(''a'')', false),
 	('count(*) > 0 FROM dlock_lease_status()', false),
 	('acquired > 0 FROM dlock_counters()', false),
+	('held > 0 FROM dlock_gauges()', false),
+	('count(*) > 0 FROM dlock_wait_counts()', false),
+	('count(*) > 0 FROM dlock_contention_status()', false),
+	('count(*) > 0 FROM dlock_blocker_status()', false),
+	('dlock_stats_reset()', true),
 	('dlock_role_oid(''x'') >= 0', false),
 	('dlock_version() <> ''''', false),
 	('dlock_reset()', true);

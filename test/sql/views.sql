@@ -5,15 +5,25 @@ SELECT current_database() AS before \gset
 CREATE DATABASE regress_dlock_views;
 \c regress_dlock_views
 CREATE EXTENSION dlock;
+\set stats 'SELECT acquired, waited, released, busy, timeouts, canceled, deadlocks, wait_time, held FROM dlock_stats;'
 
 SELECT c.relname AS view, a.attnum AS number, a.attname AS "column",
 	format_type(a.atttypid, a.atttypmod) AS type
   FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
- WHERE c.relname IN ('dlock_locks', 'dlock_stats') AND a.attnum > 0
+ WHERE c.relname IN ('dlock_locks', 'dlock_stats', 'dlock_blockers', 'dlock_contention',
+	'dlock_wait_histogram') AND a.attnum > 0
  ORDER BY 1, 2;
 
 SELECT * FROM dlock_locks;
-SELECT * FROM dlock_stats;
+SELECT * FROM dlock_blockers;
+SELECT * FROM dlock_contention;
+SELECT * FROM dlock_wait_histogram;
+:stats
+SELECT waiting, oldest_wait, leases, worker_pid, journal_lag,
+	memory_used BETWEEN 0 AND memory_limit AS memory,
+	stats_reset BETWEEN (SELECT backend_start FROM pg_stat_activity
+						  WHERE pid = pg_backend_pid()) AND clock_timestamp() AS reset
+  FROM dlock_stats;
 
 --
 -- dlock_locks
@@ -110,17 +120,17 @@ SELECT dlock_blocking_pids(pg_backend_pid()), dlock_blocking_pids(0),
 --
 DROP EXTENSION dlock;
 CREATE EXTENSION dlock;
-SELECT * FROM dlock_stats;
+:stats
 SELECT dlock_acquire('a') > 0, dlock_xact_acquire('x') > 0;
-SELECT * FROM dlock_stats;
+:stats
 -- again what is held: no new lock is granted, and none given back
 SELECT dlock_acquire('a') > 0, dlock_release('a');
-SELECT * FROM dlock_stats;
+:stats
 SELECT dlock_release('a');
-SELECT * FROM dlock_stats;
+:stats
 SELECT dlock_acquire_all('{a,b,c}') > '{0}';
 SELECT dlock_release_all();
-SELECT * FROM dlock_stats;
+:stats
 -- in vain
 SELECT dlock_acquire('s', slots => 1) > 0;
 SELECT dlock_try_acquire('s', slots => 1);
@@ -130,7 +140,25 @@ SELECT acquired, busy FROM dlock_stats;
 SELECT dlock_acquire('s');
 SELECT dlock_acquire('');
 SELECT dlock_release('no such lock');
-SELECT * FROM dlock_stats;
+:stats
+
+-- counted anew: what is held is held
+SELECT dlock_acquire('held') > 0, dlock_acquire('r', shared => true) > 0;
+SELECT dlock_stats_reset();
+:stats
+SELECT dlock_release('held');
+:stats
+SELECT dlock_try_acquire('s', slots => 1);
+-- a wait
+SELECT dlock_ttl_acquire('leased', '1h') AS ticket \gset
+SELECT dlock_try_acquire('leased', '1ms');
+SELECT waited, timeouts, wait_time > '0' AS wait_time, waiting, leases FROM dlock_stats;
+SELECT max(waits) FILTER (WHERE le IS NULL) AS all, min(waits) FROM dlock_wait_histogram;
+SELECT name, waits, wait_time = max_wait AS wait_time, timeouts, deadlocks, expirations,
+	max_queue, last_wait_at BETWEEN now() - interval '1h' AND clock_timestamp() AS last
+  FROM dlock_contention;
+SELECT dlock_release_ticket(:ticket);
+SELECT dlock_acquire('a') > 0;
 
 -- What an ended session has counted is kept, and its end gives back the rest.
 SELECT pg_backend_pid() AS pid \gset
@@ -143,7 +171,7 @@ BEGIN
 	END LOOP;
 END $$;
 SELECT pg_temp.await_end(:pid);
-SELECT * FROM dlock_stats;
+SELECT acquired, busy, timeouts, held FROM dlock_stats;
 SELECT * FROM dlock_locks;
 
 \c :before

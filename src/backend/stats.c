@@ -1,0 +1,158 @@
+/*-------------------------------------------------------------------------
+ *
+ * stats.c
+ *	  The functions behind dlock_stats, dlock_wait_histogram and
+ *	  dlock_contention.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/proc.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "backend/backend.h"
+#include "shared/shared.h"
+#include "tables/tables.h"
+
+PG_FUNCTION_INFO_V1(dlock_counters);
+Datum
+dlock_counters(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	DlockSpace *space = dlock_space_to_show();
+	uint64		sums[DLOCK_NUM_COUNTERS] = {0};
+	Datum		values[DLOCK_NUM_EVENTS];
+	bool		nulls[DLOCK_NUM_EVENTS] = {0};
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (space)
+		(void) dlock_sum_counters(space, sums);
+	for (int c = 0; c < DLOCK_NUM_EVENTS; c++)
+		values[c] = Int64GetDatum((int64) sums[c]);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	return (Datum) 0;
+}
+
+/* The worker's process; 0: it is not there. */
+static int
+worker_pid(DlockSpace *space)
+{
+	uint32		worker = pg_atomic_read_u32(&space->worker);
+
+	return worker == 0 ? 0 : GetPGProcByNumber(worker - 1)->pid;
+}
+
+/* What there is now; on a standby, nothing */
+PG_FUNCTION_INFO_V1(dlock_gauges);
+Datum
+dlock_gauges(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	DlockSpace *space = dlock_space_to_show();
+	uint64		sums[DLOCK_NUM_COUNTERS];
+	TimestampTz counted_since;
+	TimestampTz waiting_since;
+	Datum		values[9];
+	bool		nulls[9] = {0};
+	int			pid;
+	int			i = 0;
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (space == NULL)
+		return (Datum) 0;
+	counted_since = dlock_sum_counters(space, sums);
+	values[i++] = Int64GetDatum((int64) dlock_queue_waiting(space,
+															&waiting_since));
+	values[i++] = dlock_interval_datum(waiting_since == 0 ? 0 :
+									   Max(GetCurrentTimestamp() - waiting_since,
+										   0));
+	values[i++] = Int64GetDatum(Max((int64) sums[DLOCK_COUNT_HELD], 0));
+	values[i++] = Int64GetDatum((int64) space->leases.length);
+	dlock_report_memory();
+	values[i++] = Int64GetDatum((int64) pg_atomic_read_u64(&dlock_control->memory_used));
+	values[i++] = Int64GetDatum(dlock_memory_limit());
+	pid = worker_pid(space);
+	nulls[i] = pid == 0;
+	values[i++] = Int32GetDatum(pid);
+	values[i++] = dlock_interval_datum(dlock_journal_lag(space));
+	values[i++] = TimestampTzGetDatum(counted_since);
+	Assert(i == lengthof(values));
+	/* how much is held tells of grants */
+	dlock_journal_flush_removals(space);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	return (Datum) 0;
+}
+
+/* A row for each bound, and one for all, which has none */
+PG_FUNCTION_INFO_V1(dlock_wait_counts);
+Datum
+dlock_wait_counts(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	DlockSpace *space = dlock_space_to_show();
+	uint64		sums[DLOCK_NUM_COUNTERS];
+	uint64		count = 0;
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (space == NULL)
+		return (Datum) 0;
+	(void) dlock_sum_counters(space, sums);
+	for (int b = 0; b < DLOCK_WAIT_BUCKETS; b++)
+	{
+		int64		bound = dlock_wait_bound(b);
+		Datum		values[2];
+		bool		nulls[2] = {bound < 0, false};
+
+		count += sums[DLOCK_COUNT_WAITS + b];
+		values[0] = dlock_interval_datum(bound);
+		values[1] = Int64GetDatum((int64) count);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	return (Datum) 0;
+}
+
+static void
+show_contended(ReturnSetInfo *rsinfo, const DlockContended *entry)
+{
+	Datum		values[9];
+	bool		nulls[9] = {0};
+	int			i = 0;
+
+	values[i++] = PointerGetDatum(cstring_to_text_with_len(entry->name,
+														   entry->length));
+	values[i++] = Int64GetDatum((int64) entry->waits);
+	values[i++] = dlock_interval_datum((int64) entry->wait_us);
+	values[i++] = dlock_interval_datum((int64) entry->max_wait_us);
+	values[i++] = Int64GetDatum((int64) entry->timeouts);
+	values[i++] = Int64GetDatum((int64) entry->deadlocks);
+	values[i++] = Int64GetDatum((int64) entry->expirations);
+	values[i++] = Int32GetDatum((int32) entry->max_queue);
+	nulls[i] = entry->last_wait_at == 0;
+	values[i++] = TimestampTzGetDatum(entry->last_wait_at);
+	Assert(i == lengthof(values));
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+PG_FUNCTION_INFO_V1(dlock_contention_status);
+Datum
+dlock_contention_status(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = dlock_space_to_show();
+	DlockContended *entries;
+	int			count;
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (space == NULL)
+		return (Datum) 0;
+	entries = palloc(DLOCK_CONTENDED_NAMES * sizeof(DlockContended));
+	count = dlock_contention_copy(space, entries);
+	for (int e = 0; e < count; e++)
+		show_contended((ReturnSetInfo *) fcinfo->resultinfo, &entries[e]);
+	pfree(entries);
+	return (Datum) 0;
+}

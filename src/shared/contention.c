@@ -1,0 +1,357 @@
+/*-------------------------------------------------------------------------
+ *
+ * contention.c
+ *	  The names that were waited for most, in bounded memory.
+ *
+ * "Space-saving", as in A. Metwally, D. Agrawal and A. El Abbadi, "Efficient
+ * Computation of Frequent and Top-k Elements in Data Streams" (ICDT 2005), with
+ * weights: the microseconds that a name was waited for.  There is room for
+ * DLOCK_CONTENDED_NAMES entries.  A name that comes when all are in use takes
+ * the place of the one with the least weight, and that weight, w, on top of its
+ * own.  So no weight is too small, or too great by more than w; and w is no more
+ * than the total divided by the number of entries, so that a name with a greater
+ * part than that is there, whatever else comes.
+ *
+ * What is shown of an entry is counted from when its name came, apart from the
+ * weight, and so is never too great.
+ *
+ * Entries are found by the hash of their names, which is keyed, and the one with
+ * the least weight is the first of a heap: so an update takes a bounded time,
+ * whatever names there are.  All is protected by the sketch's lock, under which
+ * nothing is allocated: who begins to wait makes room, as far as there is memory.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "utils/timestamp.h"
+
+#include "shared/shared.h"
+
+StaticAssertDecl(DLOCK_CONTENDED_NAMES % DLOCK_CONTENDED_CHUNK == 0,
+				 "chunks must fill the sketch");
+
+#define CHUNK_SIZE	(DLOCK_CONTENDED_CHUNK * sizeof(DlockContended))
+
+/* A space's sketch; NULL where nobody has waited there yet. */
+static DlockContention *
+sketch_of(DlockSpace *space)
+{
+	dsa_pointer pointer = pg_atomic_read_u64(&space->contention);
+
+	return DsaPointerIsValid(pointer) ?
+		dsa_get_address(dlock_area, pointer) : NULL;
+}
+
+static DlockContended *
+entry_at(const DlockContention *sketch, int e)
+{
+	DlockContended *chunk =
+		dsa_get_address(dlock_area, sketch->chunks[e / DLOCK_CONTENDED_CHUNK]);
+
+	return &chunk[e % DLOCK_CONTENDED_CHUNK];
+}
+
+/*
+ * Making room
+ */
+
+static void
+make_empty(DlockContention *sketch)
+{
+	sketch->count = 0;
+	memset(sketch->buckets, -1, sizeof(sketch->buckets));
+}
+
+static DlockContention *
+make_sketch(DlockSpace *space)
+{
+	dsa_pointer self = dlock_allocate(InvalidOid, sizeof(DlockContention));
+	DlockContention *sketch = dsa_get_address(dlock_area, self);
+	uint64		none = InvalidDsaPointer;
+
+	memset(sketch, 0, sizeof(DlockContention));
+	LWLockInitialize(&sketch->lock, dlock_control->memory_tranche);
+	make_empty(sketch);
+	if (pg_atomic_compare_exchange_u64(&space->contention, &none, self))
+		return sketch;
+	/* somebody else was faster */
+	dlock_release_memory(InvalidOid, self, sizeof(DlockContention));
+	return dsa_get_address(dlock_area, none);
+}
+
+static void
+add_chunk(DlockContention *sketch)
+{
+	dsa_pointer chunk = dlock_allocate(InvalidOid, CHUNK_SIZE);
+	bool		used;
+
+	LWLockAcquire(&sketch->lock, LW_EXCLUSIVE);
+	used = sketch->count == sketch->room &&
+		sketch->room < DLOCK_CONTENDED_NAMES;
+	if (used)
+	{
+		sketch->chunks[sketch->room / DLOCK_CONTENDED_CHUNK] = chunk;
+		sketch->room += DLOCK_CONTENDED_CHUNK;
+	}
+	LWLockRelease(&sketch->lock);
+	if (!used)
+		dlock_release_memory(InvalidOid, chunk, CHUNK_SIZE);
+}
+
+/*
+ * This session begins to wait: see to it that there is room for another name.
+ * Where locks have hardly any memory left, there is none for this.  Raises what
+ * a lack of memory raises.  Called without any of dlock's locks.
+ */
+void
+dlock_contention_prepare(DlockSpace *space)
+{
+	DlockContention *sketch = sketch_of(space);
+
+	/* as far as can be seen without the lock, which is enough */
+	if (likely(sketch && (sketch->count < sketch->room ||
+						  sketch->room == DLOCK_CONTENDED_NAMES)))
+		return;
+	if (dlock_memory_is_short())
+		return;
+	if (sketch == NULL)
+		sketch = make_sketch(space);
+	add_chunk(sketch);
+}
+
+/* A space goes, and its sketch with it. */
+void
+dlock_contention_free(DlockSpace *space)
+{
+	DlockContention *sketch = sketch_of(space);
+
+	if (sketch == NULL)
+		return;
+	for (int c = 0; c < sketch->room / DLOCK_CONTENDED_CHUNK; c++)
+		dlock_release_memory(InvalidOid, sketch->chunks[c], CHUNK_SIZE);
+	dlock_release_memory(InvalidOid,
+						 pg_atomic_read_u64(&space->contention),
+						 sizeof(DlockContention));
+	pg_atomic_write_u64(&space->contention, InvalidDsaPointer);
+}
+
+/*
+ * The heap
+ */
+
+static void
+put(DlockContention *sketch, int place, int e)
+{
+	sketch->heap[place] = e;
+	sketch->places[e] = place;
+}
+
+/* An entry's weight has grown. */
+static void
+sift_down(DlockContention *sketch, int e)
+{
+	int			place = sketch->places[e];
+	int			child;
+
+	while ((child = 2 * place + 1) < sketch->count)
+	{
+		if (child + 1 < sketch->count &&
+			sketch->weights[sketch->heap[child + 1]] <
+			sketch->weights[sketch->heap[child]])
+			child++;
+		if (sketch->weights[e] <= sketch->weights[sketch->heap[child]])
+			break;
+		put(sketch, place, sketch->heap[child]);
+		place = child;
+	}
+	put(sketch, place, e);
+}
+
+/* An entry has come, at the last place. */
+static void
+sift_up(DlockContention *sketch, int e)
+{
+	int			place = sketch->places[e];
+
+	while (place > 0)
+	{
+		int			parent = (place - 1) / 2;
+
+		if (sketch->weights[sketch->heap[parent]] <= sketch->weights[e])
+			break;
+		put(sketch, place, sketch->heap[parent]);
+		place = parent;
+	}
+	put(sketch, place, e);
+}
+
+/*
+ * Entries
+ */
+
+static int16 *
+bucket_of(DlockContention *sketch, uint32 hash)
+{
+	return &sketch->buckets[hash & (DLOCK_CONTENDED_BUCKETS - 1)];
+}
+
+/* The entry of a name; -1 where it has none. */
+static int
+find(DlockContention *sketch, const DlockKey *key)
+{
+	int			e = *bucket_of(sketch, key->hash);
+
+	for (; e >= 0; e = sketch->next[e])
+	{
+		const DlockContended *entry;
+
+		if (sketch->hashes[e] != key->hash)
+			continue;
+		entry = entry_at(sketch, e);
+		if (entry->length == key->length &&
+			memcmp(entry->name, key->name, key->length) == 0)
+			break;
+	}
+	return e;
+}
+
+/* Give an entry to a name. */
+static void
+enter(DlockContention *sketch, int e, DlockContended *entry,
+	  const DlockKey *key)
+{
+	int16	   *bucket = bucket_of(sketch, key->hash);
+
+	memset(entry, 0, offsetof(DlockContended, name));
+	entry->length = key->length;
+	memcpy(entry->name, key->name, key->length);
+	sketch->hashes[e] = key->hash;
+	sketch->next[e] = *bucket;
+	*bucket = e;
+}
+
+/* Take an entry from its name. */
+static void
+displace(DlockContention *sketch, int e)
+{
+	int16	   *link = bucket_of(sketch, sketch->hashes[e]);
+
+	while (*link != e)
+		link = &sketch->next[*link];
+	*link = sketch->next[e];
+}
+
+/*
+ * An entry for a name, which may be another one's until now; NULL where there
+ * is no room at all.  *e is its number.
+ */
+static DlockContended *
+take_entry(DlockContention *sketch, const DlockKey *key, int *e)
+{
+	DlockContended *entry;
+
+	if (sketch->room == 0)
+		return NULL;
+	*e = sketch->count < sketch->room ? sketch->count : sketch->heap[0];
+	/* mapped before any change, as that can fail */
+	entry = entry_at(sketch, *e);
+	if (*e == sketch->count)
+	{
+		sketch->weights[*e] = 0;
+		put(sketch, sketch->count++, *e);
+		sift_up(sketch, *e);
+	}
+	else
+		displace(sketch, *e);
+	enter(sketch, *e, entry, key);
+	return entry;
+}
+
+/*
+ * Somebody has waited for a lock, in a queue that was so long with him, and that
+ * is over.
+ */
+void
+dlock_contention_wait(DlockSpace *space, const DlockKey *key, uint64 waited,
+					  uint32 queue_length, DlockWaitEnd how)
+{
+	DlockContention *sketch = sketch_of(space);
+	TimestampTz now = GetCurrentTimestamp();
+	DlockContended *entry;
+	int			e;
+
+	if (sketch == NULL)
+		return;
+	LWLockAcquire(&sketch->lock, LW_EXCLUSIVE);
+	e = find(sketch, key);
+	entry = e >= 0 ? entry_at(sketch, e) : take_entry(sketch, key, &e);
+	if (entry)
+	{
+		entry->waits++;
+		entry->wait_us += waited;
+		entry->max_wait_us = Max(entry->max_wait_us, waited);
+		entry->timeouts += how == DLOCK_WAIT_TIMED_OUT;
+		entry->deadlocks += how == DLOCK_WAIT_DEADLOCK;
+		entry->max_queue = Max(entry->max_queue, queue_length);
+		entry->last_wait_at = now;
+		sketch->weights[e] += waited;
+		sift_down(sketch, e);
+	}
+	LWLockRelease(&sketch->lock);
+}
+
+/*
+ * A lease has run out that held a lock.  That counts for a name that was waited
+ * for, or is just now.
+ */
+void
+dlock_contention_expiration(DlockSpace *space, const DlockKey *key,
+							bool is_waited_for)
+{
+	DlockContention *sketch = sketch_of(space);
+	DlockContended *entry = NULL;
+	int			e;
+
+	if (sketch == NULL)
+		return;
+	LWLockAcquire(&sketch->lock, LW_EXCLUSIVE);
+	e = find(sketch, key);
+	if (e >= 0)
+		entry = entry_at(sketch, e);
+	else if (is_waited_for)
+		entry = take_entry(sketch, key, &e);
+	if (entry)
+		entry->expirations++;
+	LWLockRelease(&sketch->lock);
+}
+
+/* All entries, into room for as many as there can be; returns how many. */
+int
+dlock_contention_copy(DlockSpace *space, DlockContended *entries)
+{
+	DlockContention *sketch = sketch_of(space);
+	int			count;
+
+	if (sketch == NULL)
+		return 0;
+	LWLockAcquire(&sketch->lock, LW_SHARED);
+	count = sketch->count;
+	for (int e = 0; e < count; e += DLOCK_CONTENDED_CHUNK)
+		memcpy(&entries[e], entry_at(sketch, e),
+			   Min(count - e, DLOCK_CONTENDED_CHUNK) * sizeof(DlockContended));
+	LWLockRelease(&sketch->lock);
+	return count;
+}
+
+void
+dlock_contention_reset(DlockSpace *space)
+{
+	DlockContention *sketch = sketch_of(space);
+
+	if (sketch == NULL)
+		return;
+	LWLockAcquire(&sketch->lock, LW_EXCLUSIVE);
+	make_empty(sketch);
+	LWLockRelease(&sketch->lock);
+}

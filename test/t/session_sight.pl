@@ -1,0 +1,451 @@
+# One query finds who is at the root of the waiting, through queues of dlock and
+# locks of PostgreSQL, however many wait; and how many that are.  Afterwards the
+# views know what was waited for: the names that took most of the time, though
+# there were more of them than are kept.
+#
+# What would break it: a wait that is not followed into the other kind of lock; a
+# root that is counted twice, or not at all; a lease, a delay, a prepared
+# transaction or an enqueued ticket, which have no session that waits; a deadlock,
+# which has no root; what others may not see.  A gauge that goes astray with a
+# ticket's ways out; names that displace each other wrongly.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Test::More;
+
+my $many = 40;
+my $node = new_server('main',
+	conf => "deadlock_timeout = '1h'\nmax_prepared_transactions = 5\n");
+my $admin = session($node);
+
+$admin->query('CREATE TABLE account (id integer PRIMARY KEY, balance integer);'
+	  . 'INSERT INTO account VALUES (7, 100), (8, 100);'
+	  . 'GRANT ALL ON account TO PUBLIC; CREATE ROLE blind; CREATE ROLE eyes;'
+	  . 'GRANT pg_read_all_stats TO eyes; CREATE DATABASE other');
+
+# The view's columns of each root, in its order
+sub blockers
+{
+	my ($columns, $session) = @_;
+
+	return ($session // $admin)->query("SELECT $columns FROM dlock_blockers");
+}
+
+# Wait until this session waits for a lock of PostgreSQL.
+sub until_blocked
+{
+	my ($waiter) = @_;
+
+	return $admin->wait_for('SELECT EXISTS (SELECT FROM pg_locks '
+		  . "WHERE pid = $waiter->{pid} AND NOT granted)");
+}
+
+sub gauge
+{
+	my ($gauge) = @_;
+
+	return $admin->query("SELECT $gauge FROM dlock_stats");
+}
+
+# dlock_stats has what there is, as dlock_locks shows it.
+sub gauges_are_right
+{
+	my ($test) = @_;
+
+	return is_now(
+		$admin, q{SELECT (s.held, s.waiting) = (l.held, l.waiting)
+			FROM dlock_stats AS s, (SELECT count(*) FILTER (WHERE granted) AS held,
+				count(*) FILTER (WHERE position > 0) AS waiting
+				FROM dlock_locks) AS l}, 't', $test);
+}
+
+is(blockers('*'), '', 'nobody waits');
+
+#
+# The scene: many wait for a lock, and its holder for a row of one that is idle in
+# its transaction.
+#
+{
+	my ($idle, $holder) = map { session($node) } 1 .. 2;
+	my @waiters = map { session($node) } 1 .. $many;
+
+	$idle->query("SELECT dlock_acquire('not waited for')");
+	$idle->query('BEGIN');
+	$idle->query('UPDATE account SET balance = 0 WHERE id = 7');
+	$holder->query("SELECT dlock_acquire('busy', info => 'node-1')");
+	$holder->start('UPDATE account SET balance = 1 WHERE id = 7');
+	until_blocked($holder);
+	foreach my $n (0 .. $#waiters)
+	{
+		$waiters[$n]->start("SELECT dlock_acquire('busy')");
+		# the first of them come in this order
+		$admin->until_waits($waiters[$n]) if $n < 3;
+	}
+	$admin->until_waits(@waiters);
+
+	is( blockers('pid, lease, ticket, role = current_user, info, state, blocked, query'),
+		"$idle->{pid}|||t||idle in transaction|" . ($many + 1)
+		  . '|UPDATE account SET balance = 0 WHERE id = 7;',
+		'the idle session is at the root, and all are behind it');
+	like(blockers('holds'), qr/^\{"ExclusiveLock on transaction \d+"\}$/,
+		'for its transaction, and nothing else that it has');
+	is( blockers(q{since = (SELECT waitstart FROM pg_locks
+				WHERE NOT granted AND waitstart IS NOT NULL)}),
+		't',
+		'since when somebody waits for it');
+	is(gauge('waiting'), $many, 'as many wait in dlock');
+	is( gauge(q{oldest_wait > '0' AND oldest_wait BETWEEN
+			clock_timestamp() - (SELECT min(enqueued_at) FROM dlock_locks
+				WHERE position > 0) - interval '1min'
+			AND clock_timestamp() - (SELECT min(enqueued_at) FROM dlock_locks
+				WHERE position > 0)}),
+		't',
+		'the first of them for the longest');
+	gauges_are_right('as dlock_locks has it');
+	is( $admin->query("SELECT dlock_blocking_pids($holder->{pid}), "
+			  . "dlock_blocking_pids($waiters[1]{pid}), "
+			  . "dlock_blocking_pids($idle->{pid})"),
+		"{$idle->{pid}}|{$holder->{pid},$waiters[0]{pid}}|{}",
+		'dlock_blocking_pids() knows of both kinds of locks');
+
+	# others' queries are not everybody's to see
+	my $reader = session($node);
+	my $seen = 'pid, state, query, blocked';
+	$reader->query('SET ROLE blind');
+	is(blockers($seen, $reader),
+		"$idle->{pid}||<insufficient privilege>|" . ($many + 1),
+		'a role without rights does not see what it does');
+	$reader->query('SET ROLE eyes');
+	like(blockers($seen, $reader), qr/\|idle in transaction\|UPDATE/,
+		'one that may read all statistics does');
+	$reader->quit;
+	my $elsewhere = session($node, 'other');
+	$elsewhere->query('CREATE EXTENSION dlock');
+	is(blockers('*', $elsewhere), '', 'another database has nobody that waits');
+	is($elsewhere->query('SELECT waiting, held FROM dlock_stats'),
+		'0|0', 'in none of the counts');
+	$elsewhere->quit;
+
+	# when the root has gone on, the next one is it
+	$idle->query("COMMIT");
+	$holder->answer;
+	is( blockers('pid, ticket = dlock_fence($$busy$$), info, state, holds, blocked'),
+		"$holder->{pid}|t|node-1|idle|{\"exclusive hold of lock \\\"busy\\\"\"}|$many",
+		'then its holder is');
+	$admin->query('SELECT dlock_force_release(dlock_fence($$busy$$))');
+	$waiters[0]->answer;
+	is( blockers('pid, blocked'), "$waiters[0]{pid}|" . ($many - 1),
+		'then the next one');
+	gauges_are_right('after a release by force');
+	$admin->query("SELECT pg_cancel_backend($waiters[1]{pid})");
+	like($waiters[1]->answer, qr/ERROR:  57014/, 'one is cancelled');
+	$admin->query("SELECT pg_terminate_backend($waiters[0]{pid})");
+	$waiters[2]->answer;
+	is( blockers('pid, blocked'), "$waiters[2]{pid}|" . ($many - 3),
+		'ends and errors are seen at once');
+	gauges_are_right('after an end and a cancel');
+	$admin->query('SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
+		  . "WHERE pid IN (SELECT pid FROM dlock_locks WHERE name = 'busy')");
+	$_->quit foreach $idle, $holder, @waiters;
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+	gauges_are_right('all are gone');
+	is(blockers('*'), '', 'nobody waits any more');
+}
+
+#
+# Several roots: one that is waited for through a row that is waited for; holders
+# of permits, who are all in the way; readers.
+#
+{
+	my ($root, $writer, @others) = map { session($node) } 1 .. 8;
+
+	$root->query('BEGIN; UPDATE account SET balance = 0 WHERE id = 7');
+	foreach my $n (0 .. 2)
+	{
+		# the first of them waits for the transaction, the others for the first
+		$others[$n]->start("UPDATE account SET balance = $n WHERE id = 7");
+		until_blocked($others[$n]);
+	}
+	$others[3]->query("SELECT dlock_acquire('permits', slots => 3, permits => 2), "
+		  . "dlock_acquire('read', shared => true)");
+	$others[4]->query("SELECT dlock_acquire('permits', slots => 3)");
+	$writer->query("SELECT dlock_acquire('read', shared => true)");
+	$others[5]->start("SELECT dlock_acquire('permits', slots => 3, permits => 3)");
+	$admin->until_waits($others[5]);
+	is( blockers('pid, blocked, holds'),
+		join("\n",
+			$root->{pid} . '|3|' . $admin->query('SELECT holds FROM dlock_blockers LIMIT 1'),
+			"$others[3]{pid}|1|{\"2 permits of lock \\\"permits\\\"\"}",
+			"$others[4]{pid}|1|{\"1 permit of lock \\\"permits\\\"\"}"),
+		'a row; and permits, of whom each is in the way');
+
+	# who waits for it is behind whatever it waits for
+	$others[2]->may_end;
+	$admin->query("SELECT pg_terminate_backend($others[2]{pid})");
+	backends_gone($others[2]{pid});
+	$writer->start('UPDATE account SET balance = 9 WHERE id = 7');
+	until_blocked($writer);
+	my $last = session($node);
+	$last->start("SELECT dlock_acquire('read')");
+	$admin->until_waits($last);
+	my $reader = session($node);
+	$reader->start("SELECT dlock_acquire('read', shared => true)");
+	$admin->until_waits($reader);
+	is( blockers('pid, blocked'),
+		"$root->{pid}|5\n$others[3]{pid}|3\n$others[4]{pid}|1",
+		'a shared hold keeps the writer waiting, and who comes behind him');
+	$admin->query('SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
+		  . "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()");
+	$_->quit foreach $root, $writer, $last, $reader, @others;
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+}
+
+#
+# Those that have no process
+#
+{
+	my ($waiter, $other) = map { session($node) } 1 .. 2;
+	my $lease = $admin->query("SELECT dlock_lease_open('1h', delay => '1h')");
+	my $ticket = $admin->query(
+		"SELECT dlock_lease_acquire('leased', $lease, info => 'node-2')");
+	my $queued = $admin->query(
+		"SELECT dlock_ttl_enqueue('leased', '1h', 'nobody', owner => 'me')");
+	$waiter->query("SELECT dlock_acquire('mine')");
+	$waiter->start("SELECT dlock_acquire('leased')");
+	$admin->until_waits($waiter);
+	$other->start("SELECT dlock_wait($queued)");
+	is_now($admin, "SELECT dlock_blocking_pids($other->{pid})", '{0}',
+		'a lease is 0');
+
+	my $columns = 'pid, lease, ticket, role = current_user, info, state, holds, '
+	  . 'blocked, query';
+	is( blockers($columns),
+		"|$lease|$ticket|t|node-2|lease|{\"exclusive hold of lock \\\"leased\\\"\"}|2|",
+		'a lease is at the root, of a session and of a ticket that one waits for');
+	gauges_are_right('with leases');
+	is(gauge('leases, worker_pid = (SELECT pid FROM pg_stat_activity '
+			. "WHERE backend_type = 'dlock worker')"),
+		'2|t', 'leases are counted, and their worker is known');
+	is_now($admin, 'SELECT journal_lag FROM dlock_stats', '00:00:00',
+		'all is written');
+
+	# Its time is not the test's: it is made to run out by one that is short.
+	my $short = $admin->query(
+		"SELECT dlock_lease_open('" . ample(1) . "s', delay => '1h')");
+	my $closed = $admin->query("SELECT dlock_lease_acquire('closed', $short)");
+	$admin->wait_for("SELECT count(*) = 0 FROM dlock_leases WHERE lease = $short");
+	my $behind = session($node);
+	$behind->start("SELECT dlock_acquire('closed')");
+	$admin->until_waits($behind);
+	is( $admin->query("SELECT $columns FROM dlock_blockers WHERE lease = $short"),
+		"|$short|$closed|t||delay|{\"delay of lock \\\"closed\\\"\"}|1|",
+		'so is a delay');
+	gauges_are_right('a delay holds nothing');
+	$admin->query("SELECT dlock_force_release($closed)");
+	$behind->answer;
+	$behind->quit;
+
+	$admin->query("SELECT dlock_lease_close($lease)");
+	$other->answer;
+	is( blockers('pid, lease, blocked'), "|$queued|1", 'the next lease is');
+	$admin->query("SELECT dlock_release_ticket($queued)");
+	$waiter->answer;
+	$waiter->query("SELECT dlock_acquire('a')");
+	$other->query("SELECT dlock_acquire('theirs')");
+	$waiter->query("SELECT dlock_enqueue('theirs', 'nobody')");
+	is(blockers('pid, blocked'), "$other->{pid}|1", 'an enqueued ticket is one that waits');
+	my $third = session($node);
+	$third->start("SELECT dlock_acquire('a')");
+	$admin->until_waits($third);
+	is( $admin->query('SELECT pid, blocked FROM dlock_blockers ORDER BY pid = '
+			  . $waiter->{pid}),
+		"$other->{pid}|1\n$waiter->{pid}|1",
+		'and its session, which goes on, is at the root of what it holds itself');
+	gauges_are_right('with enqueued tickets');
+	$waiter->query('SELECT dlock_release_all()');
+	$third->answer;
+
+	# a prepared transaction
+	$other->query("BEGIN; UPDATE account SET balance = 5 WHERE id = 8; "
+		  . "PREPARE TRANSACTION 'forgotten'");
+	$third->start('UPDATE account SET balance = 6 WHERE id = 8');
+	until_blocked($third);
+	is( blockers('pid, lease, ticket, role = current_user, info, state, blocked'),
+		"|||t|forgotten|prepared|1",
+		'a prepared transaction has a name');
+	$admin->query("COMMIT PREPARED 'forgotten'");
+	$third->answer;
+	$_->quit foreach $waiter, $other, $third;
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+	gauges_are_right('all are gone');
+}
+
+#
+# A deadlock that nobody looks for yet, and one who is behind it: the one who was
+# the last to wait is shown.
+#
+{
+	my ($a, $b, $c) = map { session($node) } 1 .. 3;
+
+	$a->query("BEGIN; SELECT dlock_acquire('a')");
+	$b->query('BEGIN; UPDATE account SET balance = 1 WHERE id = 7');
+	$a->start('UPDATE account SET balance = 2 WHERE id = 7');
+	until_blocked($a);
+	$c->start("SELECT dlock_acquire('a')");
+	$admin->until_waits($c);
+	is(blockers('pid, blocked'), "$b->{pid}|2", 'before the deadlock');
+	$b->start("SELECT dlock_acquire('a')");
+	$admin->until_waits($b);
+	is_now($admin, 'SELECT pid, state, blocked FROM dlock_blockers',
+		"$b->{pid}|active|2", 'a deadlock has one row');
+	$admin->query("SELECT pg_cancel_backend($b->{pid})");
+	like($b->answer, qr/ERROR:  57014/, 'that one is ended');
+	$b->query('ROLLBACK');
+	$a->answer;
+	is(blockers('pid, blocked'), "$a->{pid}|1", 'and the others go on');
+	$a->query('COMMIT; SELECT dlock_release_all()');
+	$c->answer;
+	$_->quit foreach $a, $b, $c;
+}
+
+#
+# What was waited for
+#
+sub contention
+{
+	my ($columns, $names) = @_;
+
+	return $admin->query("SELECT $columns FROM dlock_contention "
+		  . ($names ? "WHERE name ~ '$names' " : '') . 'ORDER BY name');
+}
+
+my $all_waits = q{SELECT max(waits) = (SELECT waited + timeouts + canceled + deadlocks
+		FROM dlock_stats) FROM dlock_wait_histogram};
+my @sessions = map { session($node) } 1 .. 5;
+my ($holder, $waiter, $late, $third, $fourth) = @sessions;
+
+$holder->query("SELECT dlock_acquire('hot'), dlock_acquire('never waited for')");
+my $since = gauge('stats_reset');
+$admin->query('SELECT dlock_stats_reset()');
+is(gauge("stats_reset > '$since', acquired, waited, wait_time, held"),
+	't|0|0|00:00:00|2', 'counters begin anew, and what is held stays');
+is( $admin->query('SELECT count(*), count(le), sum(waits) FROM dlock_wait_histogram'),
+	'23|22|0', 'so do the counts of waits');
+is(contention('*'), '', 'and the names');
+$third->query('SET ROLE blind');
+like($third->query('SELECT dlock_stats_reset()'),
+	qr/ERROR:  42501/, 'which is not for everybody');
+$third->query('RESET ROLE');
+
+# each way out of a wait
+foreach my $session ($waiter, $late)
+{
+	$session->start("SELECT dlock_acquire('hot')");
+	$admin->until_waits($session);
+}
+is($third->query("SELECT dlock_try_acquire('hot', '1ms')"), '', 'a timeout');
+like($fourth->query("SET lock_timeout = '1ms'; SELECT dlock_acquire('hot')"),
+	qr/ERROR:  55P03/, 'a lock_timeout');
+is(gauge('waiting'), 2, 'two are left');
+is($third->query("SELECT dlock_try_acquire('hot')"),
+	'', 'who does not wait, does not count');
+$admin->query("SELECT pg_cancel_backend($late->{pid})");
+like($late->answer, qr/ERROR:  57014/, 'a cancel');
+$holder->query("SELECT dlock_release('hot')");
+$waiter->answer;
+$waiter->query("SELECT dlock_release('hot')");
+is( contention('name, waits, timeouts, deadlocks, expirations, max_queue, '
+		  . "max_wait > '0', max_wait < wait_time, "
+		  . 'last_wait_at <= clock_timestamp()'),
+	'hot|4|2|0|0|3|t|t|t', 'all are counted, for the one name');
+is(gauge('waited, timeouts, canceled, deadlocks, busy'),
+	'1|1|2|0|1', 'as in dlock_stats, but for lock_timeout');
+is( $admin->query('SELECT le IS NULL, waits FROM dlock_wait_histogram '
+		  . 'WHERE waits = 4 ORDER BY le DESC NULLS FIRST LIMIT 1'),
+	't|4', 'and by their length');
+is( $admin->query('SELECT bool_and(a.waits <= b.waits) FROM dlock_wait_histogram AS a, '
+		  . 'dlock_wait_histogram AS b WHERE a.le < b.le OR b.le IS NULL'),
+	't', 'each bound with what is shorter');
+
+# a deadlock
+$waiter->query("SET deadlock_timeout = '10ms'; SELECT dlock_acquire('dead 1')");
+$late->query("SELECT dlock_acquire('dead 2')");
+$late->start("SELECT dlock_acquire('dead 1')");
+$admin->until_waits($late);
+like($waiter->query("SELECT dlock_acquire('dead 2')"),
+	qr/ERROR:  40P01/, 'a deadlock');
+$waiter->query('SELECT dlock_release_all()');
+$late->answer;
+is(contention('name, waits, deadlocks', 'dead'),
+	"dead 1|1|0\ndead 2|1|1", 'is counted for the lock that its victim waited for');
+
+# a lease that runs out
+$admin->query("SELECT dlock_ttl_acquire('leased', '" . ample(2) . "s')");
+$waiter->start("SELECT dlock_acquire('leased')");
+is($admin->query("SELECT dlock_ttl_acquire('nobody waits', '100ms') > 0"),
+	't', 'another one');
+$waiter->answer;
+$admin->wait_for("SELECT dlock_fence('nobody waits') IS NULL");
+is_now($admin, 'SELECT leases FROM dlock_stats', '0', 'no lease is left');
+is(contention('name, expirations', 'leased|nobody'),
+	'leased|1', 'leases that ran out are counted where somebody waited');
+
+# tickets that nobody waits with
+$holder->query("SELECT dlock_acquire('queue')");
+my $of_session = $waiter->query("SELECT dlock_enqueue('queue', 'nobody')");
+my $of_lease =
+  $third->query("SELECT dlock_ttl_enqueue('queue', '1h', 'nobody')");
+$late->start("SELECT dlock_wait($of_lease)");
+is_now($admin, "SELECT dlock_blocking_pids($late->{pid})",
+	"{$holder->{pid},$waiter->{pid}}", 'an enqueued ticket is waited for');
+$holder->query("SELECT dlock_release('queue')");
+is(contention('waits, max_queue', 'queue'), '1|1', 'the grant of a session\'s counts');
+$waiter->query("SELECT dlock_release_ticket($of_session)");
+$late->answer;
+is(contention('waits, max_queue', 'queue'),
+	'2|2', 'and that of a lease\'s, once, though somebody waited for it');
+$third->query("SELECT dlock_release_ticket($of_lease)");
+is($admin->query($all_waits), 't', 'the histogram has all that sessions waited');
+
+# More names than there is room for: one that was waited for all the time stays.
+my $noise = 1050;
+sub make_noise
+{
+	return $third->query("SELECT count(dlock_try_acquire('noise ' || n, '1us')) "
+		  . "FROM generate_series(1, $noise) AS n");
+}
+$holder->query("SELECT count(dlock_acquire('noise ' || n)) "
+	  . "FROM generate_series(1, $noise) AS n");
+$holder->query("SELECT dlock_acquire('long')");
+$waiter->start("SELECT dlock_acquire('long')");
+$admin->until_waits($waiter);
+is(make_noise(), 0, 'many short waits');
+is($admin->query('SELECT count(*), count(DISTINCT name) FROM dlock_contention'),
+	'1000|1000', 'as many names as there is room for');
+$holder->query("SELECT dlock_release('long')");
+$waiter->answer;
+is(make_noise(), 0, 'as many again');
+is(contention('name, waits, wait_time = max_wait', '^long'),
+	'long|1|t', 'the long wait is still there');
+is( $admin->query('SELECT count(*), count(DISTINCT name), '
+		  . "max(waits) FILTER (WHERE name ~ 'noise') <= 2, "
+		  . "max(wait_time) FILTER (WHERE name ~ 'noise') < "
+		  . "(SELECT wait_time FROM dlock_contention WHERE name = 'long') "
+		  . 'FROM dlock_contention'),
+	'1000|1000|t|t', 'of the others nothing but what was theirs');
+is($admin->query('SELECT bool_and(waits > 0) FROM dlock_contention'),
+	't', 'and nothing that was not waited for');
+is($admin->query($all_waits), 't', 'all waits are counted');
+$_->quit foreach @sessions;
+gauges_are_right('in the end');
+is($admin->query('SELECT dlock_stats_reset()'), '', 'once more');
+is(contention('*'), '', 'all is forgotten');
+
+$admin->quit;
+$node->stop;
+done_testing();
