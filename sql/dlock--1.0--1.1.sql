@@ -93,6 +93,28 @@ COMMENT ON FUNCTION dlock_locks(text) IS
 'the rows of the view dlock_locks for one lock, however many others there are';
 
 --
+-- Questions
+--
+-- An argument more, for a function that views and the like may use: it has to
+-- stay the same function, and CREATE OR REPLACE cannot do that.  So its
+-- signature is changed the hard way, to that of a model.  Calls that are stored
+-- get the default of the new argument, as all that give fewer.
+CREATE FUNCTION dlock_model(name text, lease bigint = NULL)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_is_held'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+UPDATE pg_catalog.pg_proc AS p
+   SET pronargs = m.pronargs, pronargdefaults = m.pronargdefaults,
+       proargtypes = m.proargtypes, proargnames = m.proargnames,
+       proargdefaults = m.proargdefaults
+  FROM pg_catalog.pg_proc AS m
+ WHERE p.oid OPERATOR(pg_catalog.=) 'dlock_is_held(pg_catalog.text)'::pg_catalog.regprocedure::pg_catalog.oid
+   AND m.oid OPERATOR(pg_catalog.=) 'dlock_model(pg_catalog.text, pg_catalog.int8)'::pg_catalog.regprocedure::pg_catalog.oid;
+DROP FUNCTION dlock_model(text, bigint);
+COMMENT ON FUNCTION dlock_is_held(text, bigint) IS
+'does this session hold the lock, in session or transaction scope; or with "lease", does that lease?';
+
+--
 -- Logical replication
 --
 -- Publications FOR ALL TABLES take in these tables.  The triggers are fired for

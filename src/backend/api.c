@@ -932,14 +932,28 @@ dlock_release_all(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(dlock_session_release_all());
 }
 
+/* Is there an argument that version 1.0 of the extension does not have? */
+static bool
+has_later_argument(FunctionCallInfo fcinfo, int argument)
+{
+	return PG_NARGS() > argument && !PG_ARGISNULL(argument);
+}
+
+/* (name, lease) */
 PG_FUNCTION_INFO_V1(dlock_is_held);
 Datum
 dlock_is_held(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
-	DlockSpace *space = begin_unloaded();
+	DlockSpace *space;
 	bool		held;
 
+	if (has_later_argument(fcinfo, 1))
+	{
+		(void) begin_named_call(fcinfo, &key);
+		PG_RETURN_BOOL(dlock_queue_is_held_by(&key, PG_GETARG_INT64(1)));
+	}
+	space = begin_unloaded();
 	dlock_get_key(fcinfo, space, &key);
 	held = dlock_session_holds(&key);
 	if (held)

@@ -261,6 +261,7 @@ extern void dlock_queue_reap(const DlockKey *key);
 /* queue_view.c */
 extern int64 dlock_queue_fence(const DlockKey *key);
 extern bool dlock_queue_is_fence(const DlockKey *key, int64 number);
+extern bool dlock_queue_is_held_by(const DlockKey *key, int64 lease);
 extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 								DlockMember *members, int max, int32 *slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);

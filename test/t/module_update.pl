@@ -18,6 +18,17 @@ my $node = new_server('main');
 $node->safe_psql('postgres', "CREATE DATABASE old");
 $node->safe_psql('old', "CREATE EXTENSION dlock VERSION '1.0'");
 
+# What somebody has made with functions that get an argument more; and what was
+# granted.
+$node->safe_psql('old', q{
+	CREATE ROLE locker;
+	REVOKE EXECUTE ON FUNCTION dlock_is_held FROM PUBLIC;
+	GRANT EXECUTE ON FUNCTION dlock_is_held TO locker;
+	CREATE TABLE names (name text, held boolean DEFAULT dlock_is_held('default'));
+	CREATE VIEW held AS SELECT name, dlock_is_held(name) FROM names;
+	CREATE FUNCTION is_held(name text) RETURNS boolean LANGUAGE sql
+		BEGIN ATOMIC SELECT dlock_is_held(name); END});
+
 my ($client, $other, $third, $admin) = map { session($node, 'old') } 1 .. 4;
 
 #
@@ -38,7 +49,29 @@ my $queued = $third->query(
 $other->start("SELECT dlock_acquire_all('{of the session, of the transaction}')");
 $admin->until_waits($other);
 
+$admin->query("INSERT INTO names VALUES ('of the session')");
+is($client->query('SELECT * FROM held'), 'of the session|t', 'a view, before');
 is($admin->query('ALTER EXTENSION dlock UPDATE'), '', 'the update');
+is($client->query('SELECT * FROM held'), 'of the session|t', 'and after it');
+is( $client->query(
+		"SELECT is_held('of the session'), "
+		  . "dlock_is_held('of the lease', lease => $lease), "
+		  . "dlock_is_held('of the session', lease => $lease)"),
+	't|t|f',
+	'a function of somebody, and the new argument');
+is( $admin->query(
+		"INSERT INTO names (name) VALUES ('default') RETURNING held"),
+	'f', 'a default of a column');
+is( $admin->query(
+		"SELECT has_function_privilege('locker', "
+		  . "'dlock_is_held(text, bigint)', 'EXECUTE'), "
+		  . "count(*) FROM pg_proc WHERE proname = 'dlock_is_held' "
+		  . "AND proacl::text NOT LIKE '%{=%'"),
+	't|1',
+	'who may call it');
+# as it was before, to be compared
+$admin->query('GRANT EXECUTE ON FUNCTION dlock_is_held TO PUBLIC');
+$admin->query('REVOKE EXECUTE ON FUNCTION dlock_is_held FROM locker');
 is( $admin->query(
 		"SELECT extversion = dlock_version() FROM pg_extension "
 		  . "WHERE extname = 'dlock'"),
@@ -75,7 +108,8 @@ my $objects = q{
 	 ORDER BY 1};
 my $functions = q{
 	SELECT oid::regprocedure || E'\t' || pg_get_functiondef(oid) ||
-		coalesce(proacl::text, '-')
+		(SELECT string_agg(acl::text, ', ' ORDER BY acl::text)
+		   FROM unnest(coalesce(proacl, acldefault('f', proowner))) AS acl)
 	  FROM pg_proc WHERE proname LIKE 'dlock%' ORDER BY 1};
 my $relations = q{
 	SELECT relname || E'\t' || relkind::text || E'\t' || relpersistence::text ||
