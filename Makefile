@@ -13,6 +13,7 @@ PGFILEDESC = "dlock - distributed locks"
 OBJS = \
 	src/dlock.o \
 	src/backend/api.o \
+	src/backend/change.o \
 	src/backend/channel.o \
 	src/backend/deadlock.o \
 	src/backend/durable.o \
@@ -109,6 +110,7 @@ REGRESS = \
 	counts \
 	lease \
 	lease_rights \
+	change \
 	planted \
 	reserve
 

@@ -93,6 +93,16 @@ COMMENT ON FUNCTION dlock_locks(text) IS
 'the rows of the view dlock_locks for one lock, however many others there are';
 
 --
+-- Changing tickets and leases
+--
+CREATE FUNCTION dlock_set_info(id bigint, info text)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_set_info'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_set_info(bigint, text) IS
+'change what a ticket or a lease says of itself; false if it is gone';
+
+--
 -- Questions
 --
 -- An argument more, for a function that views and the like may use: it has to

@@ -924,6 +924,24 @@ dlock_release_at_commit(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
+/* (id, info) */
+PG_FUNCTION_INFO_V1(dlock_set_info);
+Datum
+dlock_set_info(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_change();
+
+	need(fcinfo, 0, "id");
+	if (dlock_change_info(space, PG_GETARG_INT64(0), get_info(fcinfo, 1)))
+		PG_RETURN_BOOL(true);
+	ereport(WARNING,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("ticket or lease %lld is gone",
+					(long long) PG_GETARG_INT64(0)),
+			 errdetail("It was released, or lost, or it was never this session's or a lease's.")));
+	PG_RETURN_BOOL(false);
+}
+
 PG_FUNCTION_INFO_V1(dlock_release_all);
 Datum
 dlock_release_all(PG_FUNCTION_ARGS)

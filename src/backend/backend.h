@@ -75,6 +75,10 @@ extern int64 dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay,
 							  bool attach, const char *info);
 extern void dlock_lease_detach_all(void);
 
+/* change.c */
+extern bool dlock_change_info(DlockSpace *space, int64 number,
+							  const char *info);
+
 /* durable.c */
 extern void dlock_durable_wait(DlockSpace *space, DlockRecord *record);
 

@@ -418,6 +418,29 @@ dlock_lease_renew(DlockSpace *space, int64 number)
 }
 
 /*
+ * Exchange what a lease says of itself; false where it is gone.  Raises nothing.
+ */
+bool
+dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
+{
+	DlockSpace *space = dlock_space_at(lease->space);
+	bool		is_there;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	is_there = pg_atomic_read_u64(&lease->deadline) > DLOCK_RAN_OUT;
+	if (is_there)
+	{
+		dsa_pointer before = lease->info;
+
+		lease->info = *info;
+		*info = before;
+		dlock_journal_mark(space, &lease->record);
+	}
+	LWLockRelease(&space->lease_lock);
+	return is_there;
+}
+
+/*
  * The time of an attached lease begins to run; false where it did before.
  */
 bool

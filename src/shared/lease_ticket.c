@@ -291,6 +291,23 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket)
 }
 
 /*
+ * Exchange what a ticket says of itself.  Called under the entry's lock.
+ */
+void
+dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket, dsa_pointer *info)
+{
+	DlockSpace *space = dlock_space_at(ticket->ticket.space);
+	dsa_pointer before;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	before = ticket->ticket.info;
+	ticket->ticket.info = *info;
+	*info = before;
+	dlock_journal_mark(space, &ticket->record);
+	LWLockRelease(&space->lease_lock);
+}
+
+/*
  * A grant is durable: let it be announced, if the ticket still holds.
  */
 void

@@ -620,6 +620,35 @@ dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 }
 
 /*
+ * Exchange what a ticket says of itself: a session's own, or a lease's, which
+ * is marked.  False where it has ended.  Raises nothing.
+ *
+ * Whatever depends on the info of a holder learns of its change here.
+ */
+bool
+dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
+						  dsa_pointer *info)
+{
+	DlockLock  *lock = dlock_lock_find(key, true);
+	dsa_pointer before;
+	bool		is_there;
+
+	if (lock == NULL)
+		return false;
+	is_there = !dlock_state_has_ended(state_of(ticket));
+	if (is_there && is_lease_ticket(ticket))
+		dlock_lease_ticket_exchange_info(lease_ticket(ticket), info);
+	else if (is_there)
+	{
+		before = ticket->info;
+		ticket->info = *info;
+		*info = before;
+	}
+	dlock_lock_release(lock);
+	return is_there;
+}
+
+/*
  * A call that has claimed a ticket has failed: end it, if no other call has
  * claimed it.  Raises nothing.
  */

@@ -249,6 +249,8 @@ extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
 extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
 extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
 								 dsa_pointer announcement);
+extern bool dlock_queue_exchange_info(const DlockKey *key,
+									  DlockTicket *ticket, dsa_pointer *info);
 extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
@@ -277,6 +279,7 @@ extern int	dlock_record_begin_uses(void);
 extern void dlock_record_use(DlockRecord *record);
 extern void dlock_record_end_uses(int before);
 extern DlockLeaseTicket *dlock_record_ticket(DlockRecord *record);
+extern const char *dlock_record_copy_info(DlockRecord *record, char *buffer);
 extern void dlock_id_insert(DlockSpace *space, int64 number,
 							DlockLease *lease, DlockLeaseTicket *ticket);
 
@@ -288,6 +291,7 @@ extern uint64 dlock_lease_deadline(DlockLease *lease);
 extern bool dlock_lease_is_open(DlockLease *lease);
 extern bool dlock_lease_is_attached(const DlockLease *lease);
 extern int	dlock_lease_renew(DlockSpace *space, int64 number);
+extern bool dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info);
 extern bool dlock_lease_visit(DlockSpace *space, DlockLease **at,
 							  bool (*callback) (DlockLease *, void *),
 							  void *arg);
@@ -352,6 +356,8 @@ extern DlockLeaseTicket *dlock_lease_ticket_find_same(const DlockLeaseTicket *wa
 extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket,
+											 dsa_pointer *info);
 extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,

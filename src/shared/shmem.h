@@ -142,10 +142,15 @@ typedef struct DlockTicket
 	int32		slots;			/* 0 except for slots */
 	int32		permits;		/* 1 except for slots */
 	TimestampTz enqueued_at;
-	dsa_pointer info;			/* terminated string, or invalid */
 
 	/* protected by the lock entry's lock */
 	TimestampTz granted_at;
+
+	/*
+	 * protected by the lock entry's lock, and a lease's ticket's by the space's
+	 * lease lock as well: either to read it, both to change it
+	 */
+	dsa_pointer info;			/* terminated string, or invalid */
 
 	/* protected by the outbox's lock; set once */
 	dsa_pointer announcement;	/* DlockAnnouncement, or invalid */
@@ -213,13 +218,13 @@ struct DlockLease
 	Oid			role;			/* the owner, by OID and by name */
 	NameData	role_name;
 	TimestampTz opened_at;
-	dsa_pointer info;			/* terminated string, or invalid */
 	uint64		session;		/* DlockBackend.session of the backend that
 								 * it is attached to; 0: none */
 	int			procno;
 	int			pid;
 
 	/* protected by the space's lease lock */
+	dsa_pointer info;			/* terminated string, or invalid */
 	DlockLink	in_space;		/* in DlockSpace.leases */
 	bool		in_leases;		/* listed there */
 	uint32		visitors;		/* walks through that list that stand here: it

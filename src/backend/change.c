@@ -1,0 +1,163 @@
+/*-------------------------------------------------------------------------
+ *
+ * change.c
+ *	  Changing tickets and leases that are there.
+ *
+ * What has a row is changed in shared memory first, and the call returns when
+ * the row is durable.  Where that fails, it is changed back; so changes of one
+ * ticket or lease come one after the other.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "storage/condition_variable.h"
+#include "storage/ipc.h"
+#include "storage/lmgr.h"
+
+#include "backend/held.h"
+#include "tables/tables.h"
+
+/* A change of what a lease has, or is */
+typedef struct Change
+{
+	DlockSpace *space;
+	DlockRecord *record;		/* in use; NULL: there is no such one */
+	DlockLeaseTicket *ticket;	/* it is that of this ticket, or ... */
+	DlockLease *lease;			/* ... of this lease */
+	Oid			class;			/* stands for all numbers in PostgreSQL's locks */
+	int64		number;
+	int			uses_before;
+
+	/* what is put in, and once it is there what was there before */
+	dsa_pointer info;
+} Change;
+
+static inline Oid
+low_bits(int64 number)
+{
+	return (Oid) (number & PG_UINT32_MAX);
+}
+
+static inline uint16
+high_bits(int64 number)
+{
+	return (uint16) ((number >> 32) & PG_UINT16_MAX);
+}
+
+/*
+ * Find the ticket or the lease with this number, once nobody else changes it.
+ * Numbers that differ in their highest bits alone wait for each other, too.
+ * Raises 42501 where it is not the current user's to change.
+ */
+static void
+start(Change *change, int64 number)
+{
+	memset(change, 0, sizeof(Change));
+	change->space = dlock_loaded_space();
+	change->number = number;
+	change->class = dlock_relation(change->space, "dlock_queue_lease");
+	LockDatabaseObject(change->class, low_bits(number), high_bits(number),
+					   ExclusiveLock);
+	change->uses_before = dlock_record_begin_uses();
+	change->ticket = dlock_lease_ticket_find(change->space, number);
+	if (change->ticket)
+		change->record = &change->ticket->record;
+	else
+	{
+		change->lease = dlock_lease_find(change->space, number);
+		if (change->lease)
+			change->record = &change->lease->record;
+	}
+}
+
+static void
+finish(Change *change)
+{
+	dlock_record_end_uses(change->uses_before);
+	UnlockDatabaseObject(change->class, low_bits(change->number),
+						 high_bits(change->number), ExclusiveLock);
+}
+
+/* Is what was changed still there?  Raises 55L01 if the extension is gone. */
+static bool
+is_there(const Change *change)
+{
+	if (change->ticket == NULL)
+		return dlock_lease_is_open(change->lease);
+	dlock_wait_check_space(change->space, &change->ticket->key);
+	return !dlock_state_has_ended(dlock_state_of(change->ticket)) &&
+		dlock_lease_ticket_is_live(change->ticket);
+}
+
+/*
+ * Info
+ */
+
+static bool
+exchange_info(Change *change)
+{
+	return change->ticket ?
+		dlock_queue_exchange_info(&change->ticket->key, &change->ticket->ticket,
+								  &change->info) :
+		dlock_lease_exchange_info(change->lease, &change->info);
+}
+
+/* The change could not be made durable, or this backend exits before that. */
+static void
+undo_info(int code, Datum arg)
+{
+	Change	   *change = (Change *) DatumGetPointer(arg);
+
+	/* a segment of memory could not be mapped */
+	LWLockReleaseAll();
+	ConditionVariableCancelSleep();
+	(void) exchange_info(change);
+	dlock_text_free(change->info);
+	(void) dlock_worker_wake(change->space);
+}
+
+static bool
+change_info_of_lease(int64 number, const char *info)
+{
+	Change		change;
+	bool		changed = false;
+
+	start(&change, number);
+	if (change.record)
+	{
+		change.info = dlock_text_copy(info);
+		changed = exchange_info(&change);
+		if (changed)
+		{
+			PG_ENSURE_ERROR_CLEANUP(undo_info, PointerGetDatum(&change));
+			dlock_durable_wait(change.space, change.record);
+			changed = is_there(&change);
+			PG_END_ENSURE_ERROR_CLEANUP(undo_info, PointerGetDatum(&change));
+		}
+		dlock_text_free(change.info);
+	}
+	finish(&change);
+	return changed;
+}
+
+/*
+ * Change what a ticket of this session's, or one of a lease's, or a lease says
+ * of itself.  False where it is gone.
+ */
+bool
+dlock_change_info(DlockSpace *space, int64 number, const char *info)
+{
+	DlockHeld  *held = dlock_held_find_number(space, number);
+	dsa_pointer text;
+	bool		changed;
+
+	if (info)
+		dlock_check_memory();
+	if (held == NULL)
+		return change_info_of_lease(number, info);
+	text = dlock_text_copy(info);
+	changed = dlock_queue_exchange_info(&held->name->key, held->ticket, &text);
+	dlock_text_free(text);
+	return changed;
+}
