@@ -56,6 +56,7 @@ OBJS = \
 	src/shared/lease.o \
 	src/shared/lease_end.o \
 	src/shared/lease_ticket.o \
+	src/shared/lease_ttl.o \
 	src/shared/lock_table.o \
 	src/shared/memory.o \
 	src/shared/purge.o \

@@ -724,6 +724,14 @@ dlock_lease_close(PG_FUNCTION_ARGS)
 	PG_RETURN_NULL();
 }
 
+/* Is there an argument that version 1.0 of the extension does not have? */
+static bool
+has_later_argument(FunctionCallInfo fcinfo, int argument)
+{
+	return PG_NARGS() > argument && !PG_ARGISNULL(argument);
+}
+
+/* (id, ttl) */
 PG_FUNCTION_INFO_V1(dlock_renew);
 Datum
 dlock_renew(PG_FUNCTION_ARGS)
@@ -732,7 +740,9 @@ dlock_renew(PG_FUNCTION_ARGS)
 	int			count;
 
 	need(fcinfo, 0, "id");
-	count = dlock_lease_renew(space, PG_GETARG_INT64(0));
+	count = has_later_argument(fcinfo, 1) ?
+		dlock_change_ttl(PG_GETARG_INT64(0), get_length(fcinfo, 1, "ttl")) :
+		dlock_lease_renew(space, PG_GETARG_INT64(0));
 	if (count < 0)
 		PG_RETURN_NULL();
 	PG_RETURN_INT32(count);
@@ -948,13 +958,6 @@ dlock_release_all(PG_FUNCTION_ARGS)
 {
 	(void) begin_change();
 	PG_RETURN_INT64(dlock_session_release_all());
-}
-
-/* Is there an argument that version 1.0 of the extension does not have? */
-static bool
-has_later_argument(FunctionCallInfo fcinfo, int argument)
-{
-	return PG_NARGS() > argument && !PG_ARGISNULL(argument);
 }
 
 /* (name, lease) */

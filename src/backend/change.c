@@ -31,6 +31,8 @@ typedef struct Change
 
 	/* what is put in, and once it is there what was there before */
 	dsa_pointer info;
+
+	DlockLease *retimed;		/* the lease that gets another ttl */
 } Change;
 
 static inline Oid
@@ -51,7 +53,7 @@ high_bits(int64 number)
  * Raises 42501 where it is not the current user's to change.
  */
 static void
-start(Change *change, int64 number)
+begin(Change *change, int64 number)
 {
 	memset(change, 0, sizeof(Change));
 	change->space = dlock_loaded_space();
@@ -123,7 +125,7 @@ change_info_of_lease(int64 number, const char *info)
 	Change		change;
 	bool		changed = false;
 
-	start(&change, number);
+	begin(&change, number);
 	if (change.record)
 	{
 		change.info = dlock_text_copy(info);
@@ -160,4 +162,55 @@ dlock_change_info(DlockSpace *space, int64 number, const char *info)
 	changed = dlock_queue_exchange_info(&held->name->key, held->ticket, &text);
 	dlock_text_free(text);
 	return changed;
+}
+
+/*
+ * Ttl
+ */
+
+/* The change could not be made durable, or this backend exits before that. */
+static void
+undo_ttl(int code, Datum arg)
+{
+	Change	   *change = (Change *) DatumGetPointer(arg);
+
+	/* a segment of memory could not be mapped */
+	LWLockReleaseAll();
+	ConditionVariableCancelSleep();
+	dlock_lease_undo_ttl(change->retimed, change->record);
+}
+
+/*
+ * Renew a lease, or a ticket's own, with another ttl, that it has from then on.
+ * Returns how many tickets it keeps, -1 where it is gone.
+ *
+ * The wait is for the standbys, too, that count for the lease, whatever
+ * synchronous_commit says here: should one of them take over, it goes by the row.
+ */
+int
+dlock_change_ttl(int64 number, int64 ttl)
+{
+	uint64		start = dlock_monotonic_now();
+	int			result = -1;
+	Change		change;
+	DlockLease *lease;
+
+	begin(&change, number);
+	lease = change.retimed =
+		change.ticket ? dlock_lease_of(change.ticket) : change.lease;
+	/* a lease of many is not renewed by a ticket of it */
+	if (lease && (change.lease || lease->single) &&
+		dlock_lease_confirm(change.space, lease,
+							Min(ttl, dlock_lease_ttl(lease)), start) &&
+		dlock_lease_begin_ttl(lease, change.record, ttl))
+	{
+		PG_ENSURE_ERROR_CLEANUP(undo_ttl, PointerGetDatum(&change));
+		dlock_durable_wait_at(change.space, change.record,
+							  lease->durability,
+							  _("The lease has the shorter one of the two ttls from now on."));
+		PG_END_ENSURE_ERROR_CLEANUP(undo_ttl, PointerGetDatum(&change));
+		result = dlock_lease_finish_ttl(lease, start);
+	}
+	finish(&change);
+	return result;
 }

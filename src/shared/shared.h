@@ -283,6 +283,20 @@ extern const char *dlock_record_copy_info(DlockRecord *record, char *buffer);
 extern void dlock_id_insert(DlockSpace *space, int64 number,
 							DlockLease *lease, DlockLeaseTicket *ticket);
 
+/* lease_ttl.c */
+static inline int64
+dlock_lease_ttl(const DlockLease *lease)
+{
+	return (int64) pg_atomic_read_u64((pg_atomic_uint64 *) &lease->ttl);
+}
+
+extern int64 dlock_lease_row_ttl(const DlockLease *lease);
+extern bool dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record,
+								  int64 ttl);
+extern int	dlock_lease_finish_ttl(DlockLease *lease, uint64 start);
+extern void dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record);
+extern DlockLease *dlock_lease_next_retimed(DlockSpace *space);
+
 /* lease.c */
 extern DlockLease *dlock_lease_make(DlockSpace *space, int64 ttl, int64 delay,
 									bool single, const char *info);
@@ -291,6 +305,8 @@ extern uint64 dlock_lease_deadline(DlockLease *lease);
 extern bool dlock_lease_is_open(DlockLease *lease);
 extern bool dlock_lease_is_attached(const DlockLease *lease);
 extern int	dlock_lease_renew(DlockSpace *space, int64 number);
+extern bool dlock_lease_confirm(DlockSpace *space, DlockLease *lease,
+								int64 ttl, uint64 start);
 extern bool dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info);
 extern bool dlock_lease_visit(DlockSpace *space, DlockLease **at,
 							  bool (*callback) (DlockLease *, void *),

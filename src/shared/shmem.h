@@ -211,7 +211,6 @@ struct DlockLease
 	int64		number;
 	bool		single;			/* one ticket's own, with that ticket's number:
 								 * the ticket's row stands for both */
-	int64		ttl;			/* in microseconds */
 	int64		delay;			/* in microseconds; 0: none, as with a ticket's
 								 * own */
 	int			durability;		/* the opener's synchronous_commit */
@@ -231,13 +230,21 @@ struct DlockLease
 								 * stays linked until they have gone on */
 	bool		delayed;		/* ran out, and keeps its locks closed ... */
 	uint64		delay_ends;		/* ... until then, in monotonic microseconds */
+	int64		next_ttl;		/* that its row has, in microseconds; 0: the one
+								 * that it has */
+	DlockLink	in_retimed;		/* in DlockSpace.retimed, ... */
+	bool		is_retimed;		/* ... which then refers to it */
 	DlockList	tickets;		/* WAITING and GRANTED, of DlockLeaseTicket */
 	uint32		held;			/* of these, how many are GRANTED */
 	DlockList	closed;			/* ENDING, once "delayed" is over */
 
+	/* atomic, changed under the space's lease lock */
+	pg_atomic_uint64 ttl;		/* in microseconds: what it lives by */
+
 	/* atomic */
 	pg_atomic_uint64 deadline;	/* monotonic microseconds, or as below; 0: over */
-	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic */
+	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic;
+								 * changed under the space's lease lock */
 	pg_atomic_uint64 renewed_at;	/* TimestampTz */
 	pg_atomic_uint32 waiters;	/* sessions that wait to get it a lock */
 };
@@ -447,6 +454,8 @@ struct DlockSpace
 	/* protected by lease_lock */
 	LWLock		lease_lock;
 	DlockList	leases;			/* of DlockLease */
+	DlockList	retimed;		/* of DlockLease: the worker is to look at these
+								 * anew */
 	DlockList	journal;		/* of DlockRecord, the oldest mark first */
 
 	/* protected by heartbeat_mutex: what standbys have not acknowledged yet */

@@ -88,6 +88,7 @@ typedef struct DlockImage
 	bool		over;			/* to be removed, and finished then */
 	bool		granted;
 	bool		delayed;		/* of a lease */
+	int64		ttl;			/* of a lease, or a ticket's own */
 	TimestampTz granted_at;
 	char		channel[NAMEDATALEN];
 } DlockImage;

@@ -308,7 +308,7 @@ fill_ticket(Table *table, const DlockImage *image)
 		TimestampTzGetDatum(ticket->ticket.enqueued_at));
 	set(table, DLOCK_QUEUE_GRANTED_AT, !image->granted,
 		image->granted ? TimestampTzGetDatum(image->granted_at) : (Datum) 0);
-	set_interval(table, DLOCK_QUEUE_TTL, lease->single ? lease->ttl : 0);
+	set_interval(table, DLOCK_QUEUE_TTL, image->ttl);
 	set(table, DLOCK_QUEUE_DURABILITY, false, Int32GetDatum(ticket->durability));
 }
 
@@ -319,7 +319,7 @@ fill_lease(Table *table, const DlockImage *image)
 	DlockLease *lease = (DlockLease *) image->record;
 
 	set(table, DLOCK_LEASE_LEASE, false, Int64GetDatum(lease->number));
-	set_interval(table, DLOCK_LEASE_TTL, lease->ttl);
+	set_interval(table, DLOCK_LEASE_TTL, image->ttl);
 	set_interval(table, DLOCK_LEASE_DELAY, lease->delay);
 	set(table, DLOCK_LEASE_DELAYED, false, BoolGetDatum(image->delayed));
 	set_info(table, DLOCK_LEASE_INFO, image->record);

@@ -4,7 +4,8 @@
  *	  When the worker is to look at each lease again.
  *
  * This is the worker's own memory.  A lease can only be due later than it says
- * here, as renewals are not told to the worker.
+ * here, as renewals are not told to the worker; but for those that have got
+ * another ttl, of which it is told (dlock_watch_update()).
  *
  *-------------------------------------------------------------------------
  */
@@ -28,6 +29,7 @@ typedef struct Watch
 	dsa_pointer key;			/* the lease; hash key, must be first */
 	DlockLease *lease;			/* referred to */
 	uint64		due;			/* monotonic microseconds */
+	int			class;			/* of its heartbeats */
 	pairingheap_node node;
 	bool		attached;		/* in the list of those, by this node */
 	dlist_node	attached_node;
@@ -73,12 +75,20 @@ dlock_watch_begin(void)
 	watches = dlock_watch_make_table("dlock leases", sizeof(Watch));
 }
 
+/* When to look at a lease */
+static uint64
+due_of(DlockLease *lease)
+{
+	uint64		due = dlock_lease_deadline(lease);
+
+	return due == DLOCK_NO_DEADLINE ?
+		dlock_monotonic_now() + dlock_lease_ttl(lease) : due;
+}
+
 /* Look at a lease again when it is due, or before. */
 void
 dlock_watch_add(DlockLease *lease)
 {
-	uint64		now;
-	uint64		due;
 	bool		found;
 	Watch	   *watch = hash_search(watches, &lease->record.link.self,
 									HASH_ENTER, &found);
@@ -87,15 +97,46 @@ dlock_watch_add(DlockLease *lease)
 		return;
 	dlock_record_ref(&lease->record);
 	watch->lease = lease;
-	now = dlock_monotonic_now();
-	due = dlock_lease_deadline(lease);
-	watch->due = due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
+	watch->due = due_of(lease);
 	pairingheap_add(watches_by_due, &watch->node);
 	watch->attached = dlock_lease_is_attached(lease) &&
 		lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE;
 	if (watch->attached)
 		dlist_push_head(&attached_watches, &watch->attached_node);
-	dlock_heartbeat_watch(lease);
+	watch->class = dlock_heartbeat_watch(lease);
+}
+
+/* At most so many are looked at anew in one step */
+#define UPDATES	256
+
+/*
+ * Look at those anew that have got another ttl.  Returns whether some may be
+ * left.
+ */
+bool
+dlock_watch_update(DlockSpace *space)
+{
+	DlockLease *lease;
+	int			count = 0;
+
+	while (count < UPDATES && (lease = dlock_lease_next_retimed(space)) != NULL)
+	{
+		Watch	   *watch = hash_search(watches, &lease->record.link.self,
+										HASH_FIND, NULL);
+
+		/* one that is not watched yet will be, once its row is written */
+		if (watch)
+		{
+			pairingheap_remove(watches_by_due, &watch->node);
+			watch->due = due_of(lease);
+			pairingheap_add(watches_by_due, &watch->node);
+			dlock_heartbeat_unwatch(watch->class);
+			watch->class = dlock_heartbeat_watch(lease);
+		}
+		dlock_record_unref(&lease->record);
+		count++;
+	}
+	return count == UPDATES;
 }
 
 /* A lease is gone. */
@@ -110,7 +151,7 @@ dlock_watch_remove(DlockLease *lease)
 	pairingheap_remove(watches_by_due, &watch->node);
 	if (watch->attached)
 		dlist_delete(&watch->attached_node);
-	dlock_heartbeat_unwatch(lease);
+	dlock_heartbeat_unwatch(watch->class);
 	(void) hash_search(watches, &lease->record.link.self, HASH_REMOVE, NULL);
 	dlock_record_unref(&lease->record);
 }

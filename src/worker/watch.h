@@ -16,6 +16,7 @@
 extern HTAB *dlock_watch_make_table(const char *name, Size size);
 extern void dlock_watch_begin(void);
 extern void dlock_watch_add(DlockLease *lease);
+extern bool dlock_watch_update(DlockSpace *space);
 extern void dlock_watch_remove(DlockLease *lease);
 extern uint64 dlock_watch_next_due(void);
 extern void dlock_watch_expire(uint64 step);
@@ -30,8 +31,8 @@ extern bool dlock_grants_are_left(void);
 extern void dlock_grants_let_go(void);
 
 /* heartbeat.c */
-extern void dlock_heartbeat_watch(const DlockLease *lease);
-extern void dlock_heartbeat_unwatch(const DlockLease *lease);
+extern int	dlock_heartbeat_watch(const DlockLease *lease);
+extern void dlock_heartbeat_unwatch(int class);
 extern uint64 dlock_heartbeat_beat(DlockSpace *space);
 
 /* writer.c */

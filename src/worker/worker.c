@@ -352,6 +352,7 @@ static bool
 is_wanted(void)
 {
 	return my_space->journal.length > 0 || my_space->outbox.length > 0 ||
+		my_space->retimed.length > 0 ||
 		(my_space->leases.length > 0 && dlock_worker_is_awaited(my_space));
 }
 
@@ -392,6 +393,8 @@ work(void)
 		if (!begun)
 			return next;
 	}
+	if (dlock_watch_update(my_space))
+		next = 0;
 	dlock_watch_expire(STEP_US);
 	next_beat = dlock_heartbeat_beat(my_space);
 	next = sooner(next, next_beat);

@@ -36,10 +36,16 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->over = dlock_lease_is_over(space, record);
 	image->channel[0] = '\0';
 	if (record->is_lease)
+	{
 		image->delayed = ((DlockLease *) record)->delayed;
+		image->ttl = dlock_lease_row_ttl((DlockLease *) record);
+	}
 	else
 	{
 		DlockLeaseTicket *ticket = dlock_record_ticket(record);
+		DlockLease *lease = dlock_lease_of(ticket);
+
+		image->ttl = lease->single ? dlock_lease_row_ttl(lease) : 0;
 
 		image->granted = dlock_state_of(ticket) != DLOCK_WAITING;
 		/* written before the state */

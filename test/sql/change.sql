@@ -53,4 +53,49 @@ SELECT dlock_set_info(:a, repeat('x', 1025));
 SELECT dlock_set_info(0, 'x'), dlock_set_info(-1, 'x'), dlock_set_info(9223372036854775807, 'x');
 SELECT dlock_release_ticket(:e), dlock_lease_close(:l), dlock_release_all();
 SELECT count(*) FROM dlock_locks;
+
+--
+-- A renewal with another ttl: of a lease, and of a ticket's own
+--
+SELECT dlock_lease_open('1h', delay => '1s') AS l, dlock_ttl_acquire('f', '1h', info => 'f') AS f \gset
+SELECT dlock_lease_acquire('g', :l) AS g, dlock_lease_enqueue('f', :l, 'nobody') > 0 AS queued \gset
+SELECT dlock_renew(:l, '2h'), dlock_renew(id => :f, ttl => '3h');
+SELECT lease = :l AS many, ttl, delay, remaining > ttl - interval '1h' AS full, info, held, waiting FROM dlock_leases ORDER BY 1;
+SELECT ttl, delay FROM dlock_queue_lease;
+SELECT name, ttl, info FROM dlock_queue ORDER BY ticket;
+SELECT dlock_renew(:l, '10 min'), dlock_renew(:f, '20 min');
+SELECT lease = :l AS many, ttl, remaining BETWEEN '1 min' AND ttl AS full FROM dlock_leases ORDER BY 1;
+SELECT ttl FROM dlock_queue_lease;
+SELECT name, ttl FROM dlock_queue ORDER BY ticket;
+-- from then on, without another one
+SELECT dlock_renew(:l), dlock_renew(:f, NULL), dlock_renew(id => :f);
+SELECT lease = :l AS many, ttl, remaining BETWEEN '1 min' AND ttl AS full FROM dlock_leases ORDER BY 1;
+-- as long as it is
+SELECT dlock_renew(:l, '10 min'), ttl FROM dlock_leases WHERE lease = :l;
+-- a ticket of a lease of many, and what was never there
+SELECT dlock_renew(:g, '1h'), dlock_renew(0, '1h');
+SELECT ttl FROM dlock_leases WHERE lease = :l;
+-- one that the session keeps
+SELECT dlock_lease_open('1h', attach => true) AS a \gset
+SELECT dlock_renew(:a, '2h');
+SELECT ttl, remaining, attached_pid = pg_backend_pid() AS attached FROM dlock_leases WHERE lease = :a;
+-- so short that it runs out, and its lock goes to the next one, after the delay
+SELECT dlock_wait((SELECT ticket FROM dlock_locks WHERE name = 'f' AND lease = :l), '0');
+-- (NULL if it has run out before the row was durable)
+SELECT coalesce(dlock_renew(:f, '100 ms'), 1);
+SELECT dlock_wait((SELECT ticket FROM dlock_locks WHERE name = 'f' AND lease = :l));
+SELECT dlock_renew(:f), dlock_renew(:f, '1h'), dlock_is_held('f', :f), dlock_is_held('f', :l);
+SELECT coalesce(dlock_renew(:l, '100 ms'), 2);
+SELECT dlock_acquire('g') > :g AS later, dlock_release('g');
+SELECT dlock_renew(:l, '1h');
+-- what is no ttl, and who may do this
+SELECT dlock_renew(:a, '99 ms');
+SELECT dlock_renew(:a, '25 h');
+SELECT dlock_renew(:a, '1 month');
+SELECT dlock_renew(NULL, '1h');
+SET ROLE regress_dlock_other;
+SELECT explain_error(format('SELECT dlock_renew(%s, $$1h$$)', :a), :a);
+RESET ROLE;
+SELECT dlock_lease_close(:a);
+SELECT count(*) FROM dlock_leases;
 DROP ROLE regress_dlock_other;

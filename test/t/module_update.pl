@@ -26,6 +26,7 @@ $node->safe_psql('old', q{
 	GRANT EXECUTE ON FUNCTION dlock_is_held TO locker;
 	CREATE TABLE names (name text, held boolean DEFAULT dlock_is_held('default'));
 	CREATE VIEW held AS SELECT name, dlock_is_held(name) FROM names;
+	CREATE VIEW renewed AS SELECT dlock_renew(max(lease)) FROM dlock_leases;
 	CREATE FUNCTION is_held(name text) RETURNS boolean LANGUAGE sql
 		BEGIN ATOMIC SELECT dlock_is_held(name); END});
 
@@ -53,6 +54,11 @@ $admin->query("INSERT INTO names VALUES ('of the session')");
 is($client->query('SELECT * FROM held'), 'of the session|t', 'a view, before');
 is($admin->query('ALTER EXTENSION dlock UPDATE'), '', 'the update');
 is($client->query('SELECT * FROM held'), 'of the session|t', 'and after it');
+is($client->query('SELECT * FROM renewed'), '1', 'a view that renews');
+is($client->query("SELECT dlock_renew($lease, ttl => '2h')"),
+	'1', 'renewed with another ttl');
+is($client->query("SELECT ttl FROM dlock_leases WHERE lease = $lease"),
+	'02:00:00', 'which it has');
 is( $client->query(
 		"SELECT is_held('of the session'), "
 		  . "dlock_is_held('of the lease', lease => $lease), "
