@@ -126,6 +126,7 @@ ISOLATION = \
 	isolation_terminate \
 	isolation_try \
 	isolation_shared \
+	isolation_downgrade \
 	isolation_slots \
 	isolation_xact \
 	isolation_release_at_commit \

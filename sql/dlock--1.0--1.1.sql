@@ -102,6 +102,13 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION dlock_set_info(bigint, text) IS
 'change what a ticket or a lease says of itself; false if it is gone';
 
+CREATE FUNCTION dlock_downgrade(ticket bigint)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_downgrade'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_downgrade(bigint) IS
+'make an exclusive hold a shared one, in place; false if it is not held';
+
 -- An argument more, for a function that views and the like may use: it has to
 -- stay the same function, and CREATE OR REPLACE cannot do that.  So its
 -- signature is changed the hard way, to that of a model.  Calls that are stored

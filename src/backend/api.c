@@ -952,6 +952,22 @@ dlock_set_info(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(false);
 }
 
+PG_FUNCTION_INFO_V1(dlock_downgrade);
+Datum
+dlock_downgrade(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_change();
+
+	need(fcinfo, 0, "ticket");
+	if (dlock_change_mode(space, PG_GETARG_INT64(0)))
+		PG_RETURN_BOOL(true);
+	ereport(WARNING,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("neither this session nor a lease holds ticket %lld",
+					(long long) PG_GETARG_INT64(0))));
+	PG_RETURN_BOOL(false);
+}
+
 PG_FUNCTION_INFO_V1(dlock_release_all);
 Datum
 dlock_release_all(PG_FUNCTION_ARGS)

@@ -78,6 +78,7 @@ extern void dlock_lease_detach_all(void);
 /* change.c */
 extern bool dlock_change_info(DlockSpace *space, int64 number,
 							  const char *info);
+extern bool dlock_change_mode(DlockSpace *space, int64 number);
 extern int	dlock_change_ttl(int64 number, int64 ttl);
 
 /* durable.c */

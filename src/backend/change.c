@@ -11,6 +11,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "storage/condition_variable.h"
 #include "storage/ipc.h"
 #include "storage/lmgr.h"
@@ -213,4 +214,89 @@ dlock_change_ttl(int64 number, int64 ttl)
 	}
 	finish(&change);
 	return result;
+}
+
+/*
+ * Mode
+ */
+
+static void
+raise_slots(const DlockKey *key, int64 number)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("cannot downgrade a hold of lock \"%.*s\", which has slots",
+					key->length, key->name),
+			 errdetail("Ticket %lld takes permits, and others can hold the lock beside it already.",
+					   (long long) number),
+			 errhint("Only an exclusive hold can become a shared one.")));
+}
+
+/*
+ * Make an exclusive hold of this session's a shared one.
+ */
+static bool
+downgrade_held(DlockHeld *held)
+{
+	DlockTicket *ticket = held->ticket;
+	bool		was_exclusive = ticket->mode == DLOCK_EXCLUSIVE;
+	bool		holds = false;
+
+	if (ticket->mode == DLOCK_SLOTS && !dlock_held_is_gone(held))
+		raise_slots(&held->name->key, held->number);
+	PG_TRY();
+	{
+		holds = dlock_queue_downgrade(&held->name->key, ticket);
+	}
+	PG_FINALLY();
+	{
+		/* also where those who come in could not all be granted */
+		if (was_exclusive && ticket->mode == DLOCK_SHARED)
+			dlock_held_count_shared(held);
+	}
+	PG_END_TRY();
+	return holds;
+}
+
+/*
+ * The same for a lease's.  Nobody comes in beside it before its row says so in the
+ * WAL; from then on it is shared, whatever becomes of this call.
+ */
+static bool
+downgrade_of_lease(int64 number)
+{
+	Change		change;
+	bool		holds = false;
+
+	begin(&change, number);
+	if (change.ticket)
+	{
+		if (change.ticket->ticket.mode == DLOCK_SLOTS)
+			raise_slots(&change.ticket->key, number);
+		holds = dlock_queue_downgrade(&change.ticket->key,
+									  &change.ticket->ticket);
+	}
+	if (holds)
+	{
+		dlock_durable_wait_at(change.space, change.record,
+							  SYNCHRONOUS_COMMIT_OFF,
+							  _("The hold becomes a shared one all the same."));
+		/* the worker does so, too, and may not have come round to it */
+		dlock_queue_share(change.ticket);
+		holds = is_there(&change);
+	}
+	finish(&change);
+	return holds;
+}
+
+/*
+ * Make an exclusive hold a shared one, in place.  False where neither this
+ * session nor a lease holds with this ticket.
+ */
+bool
+dlock_change_mode(DlockSpace *space, int64 number)
+{
+	DlockHeld  *held = dlock_held_find_number(space, number);
+
+	return held ? downgrade_held(held) : downgrade_of_lease(number);
 }

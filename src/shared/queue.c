@@ -648,6 +648,58 @@ dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
 	return is_there;
 }
 
+/* An exclusive hold becomes a shared one, and those come in who fit now. */
+static void
+share(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
+{
+	Assert(ticket->mode == DLOCK_EXCLUSIVE && lock->exclusive == 1);
+	ticket->mode = DLOCK_SHARED;
+	lock->exclusive--;
+	grant_from_queue(lock, wakeups);
+}
+
+/*
+ * Make an exclusive hold a shared one, if it is not; a lease's with a row only
+ * once that says so, see dlock_queue_share().  False where it does not hold.
+ */
+bool
+dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = dlock_lock_find(key, true);
+	bool		holds;
+
+	if (lock == NULL)
+		return false;
+	holds = is_holding(ticket);
+	if (holds && !dlock_ticket_is_shared(ticket) &&
+		(!is_lease_ticket(ticket) ||
+		 dlock_lease_ticket_lower(lease_ticket(ticket))))
+		share(lock, ticket, &wakeups);
+	dlock_lock_release(lock);
+	wake_all(&wakeups);
+	return holds;
+}
+
+/*
+ * The row of a lease's ticket says in the WAL that it is shared: so it is, if it
+ * holds still.
+ */
+void
+dlock_queue_share(DlockLeaseTicket *ticket)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
+
+	if (lock == NULL)
+		return;
+	if (state_of(&ticket->ticket) == DLOCK_GRANTED &&
+		ticket->ticket.mode == DLOCK_EXCLUSIVE)
+		share(lock, &ticket->ticket, &wakeups);
+	dlock_lock_release(lock);
+	wake_all(&wakeups);
+}
+
 /*
  * A call that has claimed a ticket has failed: end it, if no other call has
  * claimed it.  Raises nothing.

@@ -251,6 +251,8 @@ extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
 								 dsa_pointer announcement);
 extern bool dlock_queue_exchange_info(const DlockKey *key,
 									  DlockTicket *ticket, dsa_pointer *info);
+extern bool dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket);
+extern void dlock_queue_share(DlockLeaseTicket *ticket);
 extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
@@ -360,6 +362,18 @@ dlock_state_has_ended(DlockState state)
 	return state != DLOCK_WAITING && state != DLOCK_GRANTED;
 }
 
+/*
+ * Is a ticket shared, or about to be?  For who asks about its mode for the
+ * future, without a lock.
+ */
+static inline bool
+dlock_ticket_is_shared(const DlockTicket *ticket)
+{
+	return ticket->mode == DLOCK_SHARED ||
+		(ticket->scope == DLOCK_LEASE &&
+		 ((const DlockLeaseTicket *) ticket)->lowers);
+}
+
 extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
 												 const DlockRequest *request);
 extern DlockLeaseTicket *dlock_lease_ticket_find(DlockSpace *space,
@@ -374,6 +388,7 @@ extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket,
 											 dsa_pointer *info);
+extern bool dlock_lease_ticket_lower(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,

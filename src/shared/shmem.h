@@ -138,7 +138,8 @@ typedef struct DlockTicket
 	Oid			role;			/* who asked */
 	uint8		scope;			/* DlockScope, as first asked; see also the
 								 * depths */
-	uint8		mode;			/* DlockMode */
+	uint8		mode;			/* DlockMode; but exclusive can become shared,
+								 * under the lock entry's lock */
 	int32		slots;			/* 0 except for slots */
 	int32		permits;		/* 1 except for slots */
 	TimestampTz enqueued_at;
@@ -289,6 +290,12 @@ typedef struct DlockLeaseTicket
 	bool		held;			/* ... and counted in "held" there */
 	bool		in_closed;		/* ... in "closed" */
 	bool		announced;		/* its grant has gone to the outbox */
+
+
+	/* protected by the lock entry's lock and the lease lock: as "info" above */
+	bool		lowers;			/* shared, as soon as its row says so in the WAL */
+
+	/* protected by the space's lease lock */
 	dsa_pointer redirection;	/* a call's DlockAnnouncement that is to take the
 								 * place of its own once its row says so; or
 								 * invalid */

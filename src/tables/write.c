@@ -293,7 +293,7 @@ fill_ticket(Table *table, const DlockImage *image)
 	set(table, DLOCK_QUEUE_LEASE, false, Int64GetDatum(lease->number));
 	set(table, DLOCK_QUEUE_GRANTED, false, BoolGetDatum(image->granted));
 	set(table, DLOCK_QUEUE_DELAYED, false, BoolGetDatum(false));
-	set_text(table, DLOCK_QUEUE_MODE, dlock_mode_name(ticket->ticket.mode));
+	set_text(table, DLOCK_QUEUE_MODE, dlock_mode_name(image->mode));
 	set(table, DLOCK_QUEUE_SLOTS, !has_slots,
 		has_slots ? Int32GetDatum(ticket->ticket.slots) : (Datum) 0);
 	set(table, DLOCK_QUEUE_PERMITS, false,

@@ -98,4 +98,74 @@ SELECT explain_error(format('SELECT dlock_renew(%s, $$1h$$)', :a), :a);
 RESET ROLE;
 SELECT dlock_lease_close(:a);
 SELECT count(*) FROM dlock_leases;
+
+--
+-- Downgrade: an exclusive hold becomes a shared one, however often acquired
+--
+SELECT dlock_acquire('h') AS h, dlock_acquire('h') > 0 AS again \gset
+BEGIN;
+SELECT dlock_xact_acquire('h') = :h AS same, dlock_guard('h', :h);
+SAVEPOINT one;
+SELECT dlock_downgrade(:h);
+-- locking is not transactional, and a guard is of the fence
+ROLLBACK TO one;
+SELECT name, mode, granted, depth, ticket = :h AS same FROM dlock_locks;
+SELECT dlock_downgrade(ticket => :h), dlock_fence('h') = :h AS fence, dlock_check('h', :h), dlock_is_held('h');
+COMMIT;
+SELECT mode, depth, scope FROM dlock_locks;
+-- an upgrade is refused, as ever; shared it is asked for again
+SELECT dlock_acquire('h');
+BEGIN;
+SELECT dlock_xact_acquire('h');
+ROLLBACK;
+SELECT dlock_acquire('h', shared => true) = :h AS same, depth FROM dlock_locks;
+SELECT dlock_release('h'), dlock_release('h'), dlock_release('h'), dlock_is_held('h');
+SELECT dlock_acquire('h') > :h AS later, dlock_release('h');
+-- of a transaction, which ends it
+BEGIN;
+SELECT dlock_xact_acquire('h') AS h \gset
+SELECT dlock_downgrade(:h), mode FROM dlock_locks;
+COMMIT;
+SELECT count(*) FROM dlock_locks;
+-- enqueued again; shared from the start
+SELECT dlock_acquire('h') AS h, dlock_acquire('s', shared => true) AS s, dlock_acquire('p', slots => 2) AS p \gset
+SELECT dlock_downgrade(:h), dlock_enqueue('h', 'nobody', shared => true) = :h AS same, dlock_downgrade(:s);
+SELECT name, mode, depth FROM dlock_locks ORDER BY ticket;
+SELECT dlock_release_all();
+
+-- of a lease: the row says so, too
+SELECT dlock_lease_open('1h') AS l, dlock_ttl_acquire('i', '1h', owner => 'me') AS i \gset
+SELECT dlock_lease_acquire('h', :l) AS h, dlock_lease_enqueue('i', :l, 'nobody') AS w,
+	dlock_lease_acquire('p', :l, slots => 2) AS p \gset
+SELECT dlock_downgrade(:h), dlock_downgrade(:i), dlock_downgrade(:h);
+SELECT name, mode, granted FROM dlock_locks ORDER BY ticket;
+SELECT name, mode, granted FROM dlock_queue ORDER BY ticket;
+SELECT dlock_check('h', :h), dlock_fence('i') = :i AS fence, dlock_is_held('h', :l),
+	dlock_acquire('h', shared => true) > :h AS beside, dlock_fence('h') > :h AS greater, dlock_check('h', :h);
+SELECT dlock_lease_acquire('h', :l, shared => true) = :h AS same,
+	dlock_ttl_acquire('i', '1h', shared => true, owner => 'me') = :i AS same;
+SELECT dlock_lease_acquire('h', :l);
+SELECT dlock_ttl_acquire('i', '1h', owner => 'me');
+BEGIN;
+SELECT dlock_guard('h', :h);
+COMMIT;
+
+-- what waits, has ended, was never there, takes permits, or is another role's
+\set VERBOSITY terse
+SELECT dlock_downgrade(0), dlock_downgrade(-1), dlock_downgrade(NULL);
+SELECT dlock_downgrade(9223372036854775807);
+\set VERBOSITY default
+SET client_min_messages = error;
+SELECT dlock_downgrade(:w) AS waits, dlock_downgrade(:l) AS lease;
+RESET client_min_messages;
+SELECT explain_error(format('SELECT dlock_downgrade(%s)', :p), :p);
+SELECT dlock_acquire('q', slots => 2) AS q \gset
+SELECT explain_error(format('SELECT dlock_downgrade(%s)', :q), :q);
+SET ROLE regress_dlock_other;
+SELECT explain_error(format('SELECT dlock_downgrade(%s)', :h), :l);
+RESET ROLE;
+SELECT dlock_lease_close(:l), dlock_release_ticket(:i), dlock_release_all();
+SET client_min_messages = error;
+SELECT dlock_downgrade(:h), dlock_downgrade(:i), dlock_downgrade(:q);
+RESET client_min_messages;
 DROP ROLE regress_dlock_other;
