@@ -182,6 +182,7 @@ TAP = \
 	lease_wal_order \
 	lease_unwritten \
 	lease_load \
+	lease_change \
 	lease_expiry \
 	lease_suspended \
 	lease_promise \
