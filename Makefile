@@ -15,6 +15,7 @@ OBJS = \
 	src/backend/api.o \
 	src/backend/blockers.o \
 	src/backend/cancel.o \
+	src/backend/change.o \
 	src/backend/channel.o \
 	src/backend/deadlock.o \
 	src/backend/durable.o \
@@ -62,6 +63,7 @@ OBJS = \
 	src/shared/lease.o \
 	src/shared/lease_end.o \
 	src/shared/lease_ticket.o \
+	src/shared/lease_ttl.o \
 	src/shared/lock_table.o \
 	src/shared/memory.o \
 	src/shared/purge.o \
@@ -118,6 +120,7 @@ REGRESS = \
 	counts \
 	lease \
 	lease_rights \
+	change \
 	planted \
 	reserve
 
@@ -132,6 +135,7 @@ ISOLATION = \
 	isolation_terminate \
 	isolation_try \
 	isolation_shared \
+	isolation_downgrade \
 	isolation_slots \
 	isolation_xact \
 	isolation_release_at_commit \
@@ -192,6 +196,7 @@ TAP = \
 	lease_wal_order \
 	lease_unwritten \
 	lease_load \
+	lease_change \
 	lease_expiry \
 	lease_suspended \
 	lease_promise \

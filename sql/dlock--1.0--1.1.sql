@@ -230,6 +230,61 @@ COMMENT ON FUNCTION dlock_unwatch(text) IS
 'watch a lock no more; false, with a warning, where this session does not watch it';
 
 --
+-- Changing tickets and leases
+--
+CREATE FUNCTION dlock_set_info(id bigint, info text)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_set_info'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_set_info(bigint, text) IS
+'change what a ticket or a lease says of itself; false if it is gone';
+
+CREATE FUNCTION dlock_downgrade(ticket bigint)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_downgrade'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_downgrade(bigint) IS
+'make an exclusive hold a shared one, in place; false if it is not held';
+
+-- An argument more, for a function that views and the like may use: it has to
+-- stay the same function, and CREATE OR REPLACE cannot do that.  So its
+-- signature is changed the hard way, to that of a model.  Calls that are stored
+-- get the default of the new argument, as all that give fewer.
+CREATE FUNCTION dlock_model(id bigint, ttl interval = NULL)
+RETURNS integer
+AS 'MODULE_PATHNAME', 'dlock_renew'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+UPDATE pg_catalog.pg_proc AS p
+   SET pronargs = m.pronargs, pronargdefaults = m.pronargdefaults,
+       proargtypes = m.proargtypes, proargnames = m.proargnames,
+       proargdefaults = m.proargdefaults
+  FROM pg_catalog.pg_proc AS m
+ WHERE p.oid OPERATOR(pg_catalog.=) 'dlock_renew(pg_catalog.int8)'::pg_catalog.regprocedure::pg_catalog.oid
+   AND m.oid OPERATOR(pg_catalog.=) 'dlock_model(pg_catalog.int8, pg_catalog.interval)'::pg_catalog.regprocedure::pg_catalog.oid;
+DROP FUNCTION dlock_model(bigint, interval);
+COMMENT ON FUNCTION dlock_renew(bigint, interval) IS
+'give a lease, or a ticket''s own lease, its full ttl from now, or another ttl; return how many tickets it keeps, NULL if it is gone';
+
+--
+-- Questions
+--
+-- An argument more, as above
+CREATE FUNCTION dlock_model(name text, lease bigint = NULL)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'dlock_is_held'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+UPDATE pg_catalog.pg_proc AS p
+   SET pronargs = m.pronargs, pronargdefaults = m.pronargdefaults,
+       proargtypes = m.proargtypes, proargnames = m.proargnames,
+       proargdefaults = m.proargdefaults
+  FROM pg_catalog.pg_proc AS m
+ WHERE p.oid OPERATOR(pg_catalog.=) 'dlock_is_held(pg_catalog.text)'::pg_catalog.regprocedure::pg_catalog.oid
+   AND m.oid OPERATOR(pg_catalog.=) 'dlock_model(pg_catalog.text, pg_catalog.int8)'::pg_catalog.regprocedure::pg_catalog.oid;
+DROP FUNCTION dlock_model(text, bigint);
+COMMENT ON FUNCTION dlock_is_held(text, bigint) IS
+'does this session hold the lock, in session or transaction scope; or with "lease", does that lease?';
+
+--
 -- Logical replication
 --
 -- Publications FOR ALL TABLES take in these tables.  The triggers are fired for

@@ -785,6 +785,14 @@ dlock_lease_close(PG_FUNCTION_ARGS)
 	PG_RETURN_NULL();
 }
 
+/* Is there an argument that version 1.0 of the extension does not have? */
+static bool
+has_later_argument(FunctionCallInfo fcinfo, int argument)
+{
+	return PG_NARGS() > argument && !PG_ARGISNULL(argument);
+}
+
+/* (id, ttl) */
 PG_FUNCTION_INFO_V1(dlock_renew);
 Datum
 dlock_renew(PG_FUNCTION_ARGS)
@@ -793,7 +801,9 @@ dlock_renew(PG_FUNCTION_ARGS)
 	int			count;
 
 	need(fcinfo, 0, "id");
-	count = dlock_lease_renew(space, PG_GETARG_INT64(0));
+	count = has_later_argument(fcinfo, 1) ?
+		dlock_change_ttl(PG_GETARG_INT64(0), get_length(fcinfo, 1, "ttl")) :
+		dlock_lease_renew(space, PG_GETARG_INT64(0));
 	if (count < 0)
 		PG_RETURN_NULL();
 	PG_RETURN_INT32(count);
@@ -987,6 +997,40 @@ dlock_release_at_commit(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
+/* (id, info) */
+PG_FUNCTION_INFO_V1(dlock_set_info);
+Datum
+dlock_set_info(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_change();
+
+	need(fcinfo, 0, "id");
+	if (dlock_change_info(space, PG_GETARG_INT64(0), get_info(fcinfo, 1)))
+		PG_RETURN_BOOL(true);
+	ereport(WARNING,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("ticket or lease %lld is gone",
+					(long long) PG_GETARG_INT64(0)),
+			 errdetail("It was released, or lost, or it was never this session's or a lease's.")));
+	PG_RETURN_BOOL(false);
+}
+
+PG_FUNCTION_INFO_V1(dlock_downgrade);
+Datum
+dlock_downgrade(PG_FUNCTION_ARGS)
+{
+	DlockSpace *space = begin_change();
+
+	need(fcinfo, 0, "ticket");
+	if (dlock_change_mode(space, PG_GETARG_INT64(0)))
+		PG_RETURN_BOOL(true);
+	ereport(WARNING,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("neither this session nor a lease holds ticket %lld",
+					(long long) PG_GETARG_INT64(0))));
+	PG_RETURN_BOOL(false);
+}
+
 PG_FUNCTION_INFO_V1(dlock_release_all);
 Datum
 dlock_release_all(PG_FUNCTION_ARGS)
@@ -995,14 +1039,21 @@ dlock_release_all(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(dlock_session_release_all());
 }
 
+/* (name, lease) */
 PG_FUNCTION_INFO_V1(dlock_is_held);
 Datum
 dlock_is_held(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
-	DlockSpace *space = begin_unloaded();
+	DlockSpace *space;
 	bool		held;
 
+	if (has_later_argument(fcinfo, 1))
+	{
+		(void) begin_named_call(fcinfo, &key);
+		PG_RETURN_BOOL(dlock_queue_is_held_by(&key, PG_GETARG_INT64(1)));
+	}
+	space = begin_unloaded();
 	dlock_get_key(fcinfo, space, &key);
 	held = dlock_session_holds(&key);
 	if (held)

@@ -76,8 +76,16 @@ extern int64 dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay,
 							  bool attach, const char *info);
 extern void dlock_lease_detach_all(void);
 
+/* change.c */
+extern bool dlock_change_info(DlockSpace *space, int64 number,
+							  const char *info);
+extern bool dlock_change_mode(DlockSpace *space, int64 number);
+extern int	dlock_change_ttl(int64 number, int64 ttl);
+
 /* durable.c */
 extern void dlock_durable_wait(DlockSpace *space, DlockRecord *record);
+extern void dlock_durable_wait_at(DlockSpace *space, DlockRecord *record,
+								  int level, const char *outcome);
 
 /* wait.c */
 extern DlockOutcome dlock_wait_for_grant(const DlockRequest *request,

@@ -16,6 +16,7 @@
 #include "access/xlog.h"
 #include "miscadmin.h"
 #include "replication/syncrep.h"
+#include "utils/guc.h"
 #include "utils/wait_event.h"
 
 #include "backend/backend.h"
@@ -64,7 +65,7 @@ is_written(DlockRecord *record, uint64 mark, XLogRecPtr *lsn)
 }
 
 static void
-raise_failure(DlockSpace *space)
+raise_failure(DlockSpace *space, const char *outcome)
 {
 	int			code = (int) pg_atomic_read_u32(&space->failure);
 
@@ -74,7 +75,7 @@ raise_failure(DlockSpace *space)
 	ereport(ERROR,
 			(errcode(code),
 			 errmsg("could not write to the tables of leases"),
-			 errdetail("The worker of dlock failed to; what was asked for has been taken back."),
+			 errdetail("The worker of dlock failed to. %s", outcome),
 			 errhint("See the server log for the reason.")));
 }
 
@@ -92,10 +93,11 @@ raise_no_worker(const char *detail)
 /*
  * Wait until all that has happened to a record so far is durable at the level
  * of synchronous_commit.  Raises an error where that fails, or where no worker
- * is there to write it; what was asked for is then the caller's to take back.
+ * is there to write it; "outcome" tells what has become of the change then,
+ * which is the caller's to see to.
  */
-void
-dlock_durable_wait(DlockSpace *space, DlockRecord *record)
+static void
+wait_until_durable(DlockSpace *space, DlockRecord *record, const char *outcome)
 {
 	uint32		failures = pg_atomic_read_u32(&space->failures);
 	int			alone = 0;		/* looks at which no worker was there */
@@ -120,7 +122,7 @@ dlock_durable_wait(DlockSpace *space, DlockRecord *record)
 		if (pg_atomic_read_u32(&space->failures) != failures)
 		{
 			ConditionVariableCancelSleep();
-			raise_failure(space);
+			raise_failure(space, outcome);
 		}
 		if (!dlock_worker_wake(space))
 			raise_no_worker("No background worker slot is free, and leases need a worker.");
@@ -139,6 +141,46 @@ dlock_durable_wait(DlockSpace *space, DlockRecord *record)
 		ereport(ERROR,
 				(errcode(ERRCODE_QUERY_CANCELED),
 				 errmsg("canceled while waiting for synchronous replication"),
-				 errdetail("What was asked for has been taken back."),
+				 errdetail("%s", outcome),
 				 errhint("Try again when the standbys answer.")));
+}
+
+/* The same for what is taken back where that fails */
+void
+dlock_durable_wait(DlockSpace *space, DlockRecord *record)
+{
+	wait_until_durable(space, record,
+					   _("What was asked for has been taken back."));
+}
+
+/*
+ * The same at a level that may be higher than that of synchronous_commit, as
+ * others count on it.
+ */
+void
+dlock_durable_wait_at(DlockSpace *space, DlockRecord *record, int level,
+					  const char *outcome)
+{
+	static const char *const names[] = {
+		[SYNCHRONOUS_COMMIT_OFF] = "off",
+		[SYNCHRONOUS_COMMIT_LOCAL_FLUSH] = "local",
+		[SYNCHRONOUS_COMMIT_REMOTE_WRITE] = "remote_write",
+		[SYNCHRONOUS_COMMIT_REMOTE_FLUSH] = "on",
+		[SYNCHRONOUS_COMMIT_REMOTE_APPLY] = "remote_apply"
+	};
+	int			nest_level;
+
+	StaticAssertStmt(lengthof(names) == SYNCHRONOUS_COMMIT_REMOTE_APPLY + 1,
+					 "names must match SyncCommitLevel");
+	if (level <= synchronous_commit)
+	{
+		wait_until_durable(space, record, outcome);
+		return;
+	}
+	/* PostgreSQL's wait for standbys knows no other way; an error undoes it */
+	nest_level = NewGUCNestLevel();
+	(void) set_config_option("synchronous_commit", names[level], PGC_USERSET,
+							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	wait_until_durable(space, record, outcome);
+	AtEOXact_GUC(true, nest_level);
 }

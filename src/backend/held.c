@@ -134,6 +134,14 @@ count_ticket(DlockHeld *held, int sign)
 		name->exclusive += sign;
 }
 
+/* An exclusive ticket has become a shared one. */
+void
+dlock_held_count_shared(DlockHeld *held)
+{
+	if (held->place != DLOCK_HELD_LOST)
+		held->name->exclusive--;
+}
+
 static void
 move_ticket(DlockHeld *held, DlockHeldPlace place)
 {

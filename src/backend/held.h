@@ -86,6 +86,7 @@ extern void dlock_held_prepare(const DlockRequest *request);
 extern DlockHeld *dlock_held_enter(DlockTicket *ticket, DlockScope scope);
 extern void dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 								 uint32 xact_depth);
+extern void dlock_held_count_shared(DlockHeld *held);
 extern void dlock_held_settle(DlockHeld *held);
 extern void dlock_held_free_ticket(DlockTicket *ticket);
 extern void dlock_held_forget(DlockHeld *held);

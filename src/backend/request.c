@@ -21,7 +21,7 @@ void
 dlock_request_check_upgrade(const DlockRequest *request,
 							const DlockTicket *held)
 {
-	if (request->mode == DLOCK_EXCLUSIVE && held->mode == DLOCK_SHARED)
+	if (request->mode == DLOCK_EXCLUSIVE && dlock_ticket_is_shared(held))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("cannot acquire lock \"%.*s\" exclusively while holding it shared",

@@ -284,7 +284,7 @@ copy_lease(DlockLease *lease, void *arg)
 	if (row == NULL)
 		return false;
 	row->number = lease->number;
-	row->ttl = lease->ttl;
+	row->ttl = dlock_lease_ttl(lease);
 	row->delay = lease->delay;
 	row->remaining = deadline == DLOCK_NO_DEADLINE ? -1 :
 		(int64) (Max(deadline, rows->now) - rows->now);

@@ -42,8 +42,10 @@
 static uint64
 honoured_for(const DlockLease *lease)
 {
-	return lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ? lease->ttl :
-		lease->ttl + lease->ttl / 4;
+	int64		ttl = dlock_lease_ttl(lease);
+
+	return lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ? ttl :
+		ttl + ttl / 4;
 }
 
 /* When the latest heartbeat was sent that is known to be acknowledged */
@@ -173,10 +175,47 @@ move_deadline(DlockLease *lease)
 		if (look(lease, &deadline) == 0)
 			return false;
 		next = deadline >= DLOCK_NO_DEADLINE ? 0 :	/* attached */
-			dlock_monotonic_now() + lease->ttl;
+			dlock_monotonic_now() + dlock_lease_ttl(lease);
 		next = Max(next, deadline + 1);
 	} while (!pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, next));
 	return true;
+}
+
+/*
+ * Set the deadline to another ttl from now, though it may come sooner by that;
+ * false where the lease is gone.  As with a renewal, it always changes.
+ */
+bool
+dlock_lease_set_deadline(DlockLease *lease, int64 ttl)
+{
+	uint64		deadline;
+	uint64		next;
+
+	do
+	{
+		if (look(lease, &deadline) == 0)
+			return false;
+		next = deadline >= DLOCK_NO_DEADLINE ? deadline + 1 :	/* attached */
+			dlock_monotonic_now() + ttl;
+		if (next == deadline)
+			next++;
+	} while (!pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, next));
+	return true;
+}
+
+/*
+ * No more than the ttl from now on, if it is not attached, nor gone.  Raises
+ * nothing.
+ */
+void
+dlock_lease_shorten(DlockLease *lease)
+{
+	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
+	uint64		latest = dlock_monotonic_now() + dlock_lease_ttl(lease);
+
+	while (deadline > latest && deadline < DLOCK_NO_DEADLINE &&
+		   !pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, latest))
+		;
 }
 
 bool
@@ -259,6 +298,22 @@ unlink_lease(DlockSpace *space, DlockLease *lease)
 }
 
 /*
+ * The worker need not look at a lease anew (lease_ttl.c); false where it had not
+ * to.  If it had, the list's reference is the caller's.  Called with the lease lock.
+ */
+bool
+dlock_lease_unretime(DlockSpace *space, DlockLease *lease)
+{
+	bool		was_retimed = lease->is_retimed;
+
+	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
+	if (was_retimed)
+		dlock_list_remove(&space->retimed, &lease->in_retimed);
+	lease->is_retimed = false;
+	return was_retimed;
+}
+
+/*
  * Take a lease out of its space; false where that was done before.  Whoever
  * calls this refers to it, or to a ticket of it.
  */
@@ -266,6 +321,7 @@ bool
 dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 {
 	bool		was_listed;
+	bool		was_retimed;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	was_listed = lease->in_leases;
@@ -274,7 +330,10 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 		unlink_lease(space, lease);
 	lease->record.finished = true;
 	dlock_journal_unmark(space, &lease->record);
+	was_retimed = dlock_lease_unretime(space, lease);
 	LWLockRelease(&space->lease_lock);
+	if (was_retimed)
+		dlock_record_unref(&lease->record);
 	if (was_listed)
 		dlock_record_unref(&lease->record);
 	return was_listed;
@@ -289,7 +348,8 @@ dlock_lease_start(DlockSpace *space, DlockLease *lease)
 	pg_atomic_write_u64(&lease->confirmed, now);
 	pg_atomic_write_u64(&lease->renewed_at, (uint64) GetCurrentTimestamp());
 	pg_atomic_write_u64(&lease->deadline,
-						lease->session != 0 ? DLOCK_NO_DEADLINE : now + lease->ttl);
+						lease->session != 0 ? DLOCK_NO_DEADLINE :
+						now + dlock_lease_ttl(lease));
 	list_lease(space, lease);
 }
 
@@ -313,7 +373,7 @@ dlock_lease_make(DlockSpace *space, Oid role, int64 ttl, int64 delay,
 	dlock_record_init(&lease->record, self, true);
 	lease->space = space->self;
 	lease->single = single;
-	lease->ttl = ttl;
+	pg_atomic_init_u64(&lease->ttl, (uint64) ttl);
 	lease->delay = delay;
 	lease->durability = synchronous_commit;
 	lease->role = role;
@@ -390,7 +450,7 @@ raise_unconfirmed(const DlockLease *lease)
 }
 
 /*
- * A renewal promises the full ttl from "start" on.  Where standbys count, that
+ * A renewal promises a full ttl from "start" on.  Where standbys count, that
  * takes a heartbeat that they have acknowledged, and that was sent after that,
  * or no longer before than a quarter of the ttl: wait for it, but not for long,
  * as the client must have time to ask again, and stop if that fails, too.
@@ -399,10 +459,11 @@ raise_unconfirmed(const DlockLease *lease)
  * That the client lives is noted before the wait, or else the lease could run
  * out for want of a renewal while that is waiting.
  */
-static bool
-wait_for_standbys(DlockSpace *space, DlockLease *lease, uint64 start)
+bool
+dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
+					uint64 start)
 {
-	uint64		quarter = lease->ttl / 4;
+	uint64		quarter = ttl / 4;
 	uint64		since = start > quarter ? start - quarter : 1;
 	uint64		until;
 
@@ -430,11 +491,35 @@ dlock_lease_renew(DlockSpace *space, int64 number)
 	DlockLease *lease = dlock_lease_find(space, number);
 	int			result = -1;
 
-	if (lease && wait_for_standbys(space, lease, start) &&
+	if (lease &&
+		dlock_lease_confirm(space, lease, dlock_lease_ttl(lease), start) &&
 		dlock_lease_extend(lease))
 		result = (int) lease->tickets.length;
 	dlock_record_end_uses(before);
 	return result;
+}
+
+/*
+ * Exchange what a lease says of itself; false where it is gone.  Raises nothing.
+ */
+bool
+dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
+{
+	DlockSpace *space = dlock_space_at(lease->space);
+	bool		is_there;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	is_there = pg_atomic_read_u64(&lease->deadline) > DLOCK_RAN_OUT;
+	if (is_there)
+	{
+		dsa_pointer before = lease->info;
+
+		lease->info = *info;
+		*info = before;
+		dlock_journal_mark(space, &lease->record);
+	}
+	LWLockRelease(&space->lease_lock);
+	return is_there;
 }
 
 /*
@@ -444,7 +529,7 @@ bool
 dlock_lease_detach(DlockLease *lease)
 {
 	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
-	uint64		end = dlock_monotonic_now() + lease->ttl;
+	uint64		end = dlock_monotonic_now() + dlock_lease_ttl(lease);
 
 	while (deadline >= DLOCK_NO_DEADLINE &&
 		   !pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, end))
@@ -632,7 +717,7 @@ take_demand(DlockLease *lease, void *arg)
 
 	demand->durability = Max(demand->durability, lease->durability);
 	if (lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE)
-		demand->ttl = Min(demand->ttl, lease->ttl);
+		demand->ttl = Min(demand->ttl, dlock_lease_ttl(lease));
 	return true;
 }
 

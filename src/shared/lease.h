@@ -47,6 +47,9 @@ extern void dlock_lease_restart(DlockSpace *space, DlockLease *lease,
 extern bool dlock_lease_extend(DlockLease *lease);
 extern bool dlock_lease_claim(DlockLease *lease);
 extern void dlock_lease_check_rights(const DlockLease *lease);
+extern bool dlock_lease_set_deadline(DlockLease *lease, int64 ttl);
+extern void dlock_lease_shorten(DlockLease *lease);
+extern bool dlock_lease_unretime(DlockSpace *space, DlockLease *lease);
 extern bool dlock_lease_unlist(DlockSpace *space, DlockLease *lease);
 
 /* lease_ticket.c */

@@ -400,7 +400,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until)
 		(void) dlock_lease_detach(lease);
 	due = dlock_lease_deadline(lease);
 	if (due != 0)
-		return due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
+		return due == DLOCK_NO_DEADLINE ? now + dlock_lease_ttl(lease) : due;
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_be_over(lease, false);
 	LWLockRelease(&space->lease_lock);

@@ -292,6 +292,41 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket)
 }
 
 /*
+ * Exchange what a ticket says of itself.  Called under the entry's lock.
+ */
+void
+dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket, dsa_pointer *info)
+{
+	DlockSpace *space = dlock_space_at(ticket->ticket.space);
+	dsa_pointer before;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	before = ticket->ticket.info;
+	ticket->ticket.info = *info;
+	*info = before;
+	dlock_journal_mark(space, &ticket->record);
+	LWLockRelease(&space->lease_lock);
+}
+
+/*
+ * An exclusive hold is to become a shared one.  Returns whether it may at once,
+ * as it has no row.  Called under the entry's lock.
+ */
+bool
+dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
+{
+	DlockSpace *space = dlock_space_at(ticket->ticket.space);
+	bool		at_once;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	ticket->lowers = true;
+	at_once = !ticket->record.has_row && !ticket->record.in_flight;
+	dlock_journal_mark(space, &ticket->record);
+	LWLockRelease(&space->lease_lock);
+	return at_once;
+}
+
+/*
  * A grant is durable: let it be announced, if the ticket still holds.
  */
 void

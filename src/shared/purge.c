@@ -48,6 +48,8 @@ purge_leases(DlockSpace *space)
 		else
 			space->leases.length++;
 		lease->in_leases = false;
+		if (dlock_lease_unretime(space, lease))
+			dlock_record_unref(&lease->record);
 		dlock_list_remove(&space->leases, &lease->in_space);
 		dlock_journal_unmark(space, &lease->record);
 		dlock_id_delete(space, lease->number);

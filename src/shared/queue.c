@@ -700,6 +700,92 @@ dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 }
 
 /*
+ * Exchange what a ticket says of itself: a session's own, or a lease's, which
+ * is marked.  False where it has ended.  Raises nothing.
+ *
+ * Whatever depends on the info of a holder learns of its change here.
+ */
+bool
+dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
+						  dsa_pointer *info)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = dlock_lock_find(key, true);
+	dsa_pointer before;
+	bool		is_there;
+
+	if (lock == NULL)
+		return false;
+	is_there = !dlock_state_has_ended(state_of(ticket));
+	if (state_of(ticket) == DLOCK_GRANTED)
+		note_change(lock, &wakeups.space);
+	if (is_there && is_lease_ticket(ticket))
+		dlock_lease_ticket_exchange_info(lease_ticket(ticket), info);
+	else if (is_there)
+	{
+		before = ticket->info;
+		ticket->info = *info;
+		*info = before;
+	}
+	dlock_lock_release(lock);
+	wake_all(&wakeups);
+	return is_there;
+}
+
+/* An exclusive hold becomes a shared one, and those come in who fit now. */
+static void
+share(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
+{
+	Assert(ticket->mode == DLOCK_EXCLUSIVE && lock->exclusive == 1);
+	note_change(lock, &wakeups->space);
+	ticket->mode = DLOCK_SHARED;
+	lock->exclusive--;
+	grant_from_queue(lock, wakeups);
+}
+
+/*
+ * Make an exclusive hold a shared one, if it is not; a lease's with a row only
+ * once that says so, see dlock_queue_share().  False where it does not hold.
+ */
+bool
+dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = dlock_lock_find(key, true);
+	bool		holds;
+
+	if (lock == NULL)
+		return false;
+	holds = is_holding(ticket);
+	if (holds && !dlock_ticket_is_shared(ticket) &&
+		(!is_lease_ticket(ticket) ||
+		 dlock_lease_ticket_lower(lease_ticket(ticket))))
+		share(lock, ticket, &wakeups);
+	dlock_lock_release(lock);
+	wake_all(&wakeups);
+	return holds;
+}
+
+/*
+ * The row of a lease's ticket says in the WAL that it is shared: so it is, if it
+ * holds still.
+ */
+void
+dlock_queue_share(DlockLeaseTicket *ticket)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
+
+	if (lock == NULL)
+		return;
+	if (state_of(&ticket->ticket) == DLOCK_GRANTED &&
+		ticket->ticket.mode == DLOCK_EXCLUSIVE)
+		share(lock, &ticket->ticket, &wakeups);
+	dlock_lock_release(lock);
+	wake_all(&wakeups);
+}
+
+/*
  * A call that has claimed a ticket has failed: end it, if no other call has
  * claimed it.  Raises nothing.
  */

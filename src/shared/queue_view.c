@@ -155,6 +155,27 @@ lease_of(DlockTicket *ticket)
 	return lease->number;
 }
 
+/* Does the lease with this number hold the lock, with whatever ticket? */
+bool
+dlock_queue_is_held_by(const DlockKey *key, int64 lease)
+{
+	DlockLock  *lock = dlock_lock_find(key, false);
+	DlockTicket *ticket;
+
+	if (lock == NULL)
+		return false;
+	ticket = lease > 0 ? ticket_at(lock->holders.head) : NULL;
+	while (ticket && !(lease_of(ticket) == lease && is_holding(ticket)))
+		ticket = ticket_at(ticket->link.next);
+	if (ticket)
+	{
+		let_go_to_tell(lock, key, ticket);
+		return true;
+	}
+	dlock_lock_release(lock);
+	return false;
+}
+
 /*
  * Copy the first "max_each" of a list, with no number above "up_to", to behind
  * the "count" members that there are.  Returns how many there are then, or

@@ -62,6 +62,27 @@ dlock_record_ticket(DlockRecord *record)
 }
 
 /*
+ * What a record says of itself, copied to where there is room for it; NULL:
+ * nothing.
+ */
+const char *
+dlock_record_copy_info(DlockRecord *record, char *buffer)
+{
+	DlockLease *lease = record->is_lease ? (DlockLease *) record :
+		dlock_lease_of(dlock_record_ticket(record));
+	DlockSpace *space = dlock_space_at(lease->space);
+	dsa_pointer info;
+
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	info = record->is_lease ? lease->info :
+		dlock_record_ticket(record)->ticket.info;
+	if (DsaPointerIsValid(info))
+		strlcpy(buffer, dsa_get_address(dlock_area, info), DLOCK_MAX_INFO + 1);
+	LWLockRelease(&space->lease_lock);
+	return DsaPointerIsValid(info) ? buffer : NULL;
+}
+
+/*
  * A ticket's memory goes: no request finds it any more, see lease_ticket.c.
  * Raises nothing.
  */

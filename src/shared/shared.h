@@ -319,6 +319,10 @@ extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
 extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
 extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
 								 dsa_pointer announcement);
+extern bool dlock_queue_exchange_info(const DlockKey *key,
+									  DlockTicket *ticket, dsa_pointer *info);
+extern bool dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket);
+extern void dlock_queue_share(DlockLeaseTicket *ticket);
 extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
@@ -353,6 +357,7 @@ typedef struct DlockHolder
 
 extern DlockHolding dlock_queue_holder(DlockSpace *space, const DlockKey *key,
 									   DlockHolder *holder);
+extern bool dlock_queue_is_held_by(const DlockKey *key, int64 lease);
 extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 								DlockMember *members, int max, int32 *slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
@@ -370,8 +375,23 @@ extern int	dlock_record_begin_uses(void);
 extern void dlock_record_use(DlockRecord *record);
 extern void dlock_record_end_uses(int before);
 extern DlockLeaseTicket *dlock_record_ticket(DlockRecord *record);
+extern const char *dlock_record_copy_info(DlockRecord *record, char *buffer);
 extern void dlock_id_insert(DlockSpace *space, int64 number,
 							DlockLease *lease, DlockLeaseTicket *ticket);
+
+/* lease_ttl.c */
+static inline int64
+dlock_lease_ttl(const DlockLease *lease)
+{
+	return (int64) pg_atomic_read_u64((pg_atomic_uint64 *) &lease->ttl);
+}
+
+extern int64 dlock_lease_row_ttl(const DlockLease *lease);
+extern bool dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record,
+								  int64 ttl);
+extern int	dlock_lease_finish_ttl(DlockLease *lease, uint64 start);
+extern void dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record);
+extern DlockLease *dlock_lease_next_retimed(DlockSpace *space);
 
 /* lease.c */
 extern DlockLease *dlock_lease_make(DlockSpace *space, Oid role, int64 ttl,
@@ -383,6 +403,9 @@ extern bool dlock_lease_is_open(DlockLease *lease);
 extern bool dlock_lease_has_run_out(DlockLease *lease);
 extern bool dlock_lease_is_attached(const DlockLease *lease);
 extern int	dlock_lease_renew(DlockSpace *space, int64 number);
+extern bool dlock_lease_confirm(DlockSpace *space, DlockLease *lease,
+								int64 ttl, uint64 start);
+extern bool dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info);
 extern bool dlock_lease_visit(DlockSpace *space, DlockLease **at,
 							  bool (*callback) (DlockLease *, void *),
 							  void *arg);
@@ -436,6 +459,18 @@ dlock_state_has_ended(DlockState state)
 	return state != DLOCK_WAITING && state != DLOCK_GRANTED;
 }
 
+/*
+ * Is a ticket shared, or about to be?  For who asks about its mode for the
+ * future, without a lock.
+ */
+static inline bool
+dlock_ticket_is_shared(const DlockTicket *ticket)
+{
+	return ticket->mode == DLOCK_SHARED ||
+		(ticket->scope == DLOCK_LEASE &&
+		 ((const DlockLeaseTicket *) ticket)->lowers);
+}
+
 extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
 												 const DlockRequest *request);
 extern DlockLeaseTicket *dlock_lease_ticket_find(DlockSpace *space,
@@ -448,6 +483,9 @@ extern DlockLeaseTicket *dlock_lease_ticket_find_same(const DlockLeaseTicket *wa
 extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket,
+											 dsa_pointer *info);
+extern bool dlock_lease_ticket_lower(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,

@@ -147,7 +147,8 @@ typedef struct DlockTicket
 								 * counted */
 	uint8		scope;			/* DlockScope, as first asked; see also the
 								 * depths */
-	uint8		mode;			/* DlockMode */
+	uint8		mode;			/* DlockMode; but exclusive can become shared,
+								 * under the lock entry's lock */
 	bool		wanted;			/* somebody has waited since it holds: I36;
 								 * protected by the lock entry's lock */
 	int32		slots;			/* 0 except for slots */
@@ -156,10 +157,15 @@ typedef struct DlockTicket
 	uint32		pins;			/* guarded commits under way; protected by the
 								 * lock entry's lock */
 	TimestampTz enqueued_at;
-	dsa_pointer info;			/* terminated string, or invalid */
 
 	/* protected by the lock entry's lock */
 	TimestampTz granted_at;
+
+	/*
+	 * protected by the lock entry's lock, and a lease's ticket's by the space's
+	 * lease lock as well: either to read it, both to change it
+	 */
+	dsa_pointer info;			/* terminated string, or invalid */
 
 	/* protected by the outbox's lock; set once */
 	dsa_pointer announcement;	/* DlockAnnouncement, or invalid */
@@ -218,7 +224,6 @@ struct DlockLease
 	int64		number;
 	bool		single;			/* one ticket's own, with that ticket's number:
 								 * the ticket's row stands for both */
-	int64		ttl;			/* in microseconds */
 	int64		delay;			/* in microseconds; 0: none, as with a ticket's
 								 * own */
 	int			durability;		/* the opener's synchronous_commit */
@@ -226,26 +231,34 @@ struct DlockLease
 								 * counted */
 	NameData	role_name;
 	TimestampTz opened_at;
-	dsa_pointer info;			/* terminated string, or invalid */
 	uint64		session;		/* DlockBackend.session of the backend that
 								 * it is attached to; 0: none */
 	int			procno;
 	int			pid;
 
 	/* protected by the space's lease lock */
+	dsa_pointer info;			/* terminated string, or invalid */
 	DlockLink	in_space;		/* in DlockSpace.leases */
 	bool		in_leases;		/* listed there */
 	uint32		visitors;		/* walks through that list that stand here: it
 								 * stays linked until they have gone on */
 	bool		delayed;		/* ran out, and keeps its locks closed ... */
 	uint64		delay_ends;		/* ... until then, in monotonic microseconds */
+	int64		next_ttl;		/* that its row has, in microseconds; 0: the one
+								 * that it has */
+	DlockLink	in_retimed;		/* in DlockSpace.retimed, ... */
+	bool		is_retimed;		/* ... which then refers to it */
 	DlockList	tickets;		/* WAITING and GRANTED, of DlockLeaseTicket */
 	uint32		held;			/* of these, how many are GRANTED */
 	DlockList	closed;			/* ENDING, once "delayed" is over */
 
+	/* atomic, changed under the space's lease lock */
+	pg_atomic_uint64 ttl;		/* in microseconds: what it lives by */
+
 	/* atomic */
 	pg_atomic_uint64 deadline;	/* monotonic microseconds, or as below; 0: over */
-	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic */
+	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic;
+								 * changed under the space's lease lock */
 	pg_atomic_uint64 renewed_at;	/* TimestampTz */
 	pg_atomic_uint32 waiters;	/* sessions that wait to get it a lock */
 };
@@ -290,6 +303,12 @@ typedef struct DlockLeaseTicket
 	bool		held;			/* ... and counted in "held" there */
 	bool		in_closed;		/* ... in "closed" */
 	bool		announced;		/* its grant has gone to the outbox */
+
+
+	/* protected by the lock entry's lock and the lease lock: as "info" above */
+	bool		lowers;			/* shared, as soon as its row says so in the WAL */
+
+	/* protected by the space's lease lock */
 	dsa_pointer redirection;	/* a call's DlockAnnouncement that is to take the
 								 * place of its own once its row says so; or
 								 * invalid */
@@ -559,6 +578,8 @@ struct DlockSpace
 	/* protected by lease_lock */
 	LWLock		lease_lock;
 	DlockList	leases;			/* of DlockLease */
+	DlockList	retimed;		/* of DlockLease: the worker is to look at these
+								 * anew */
 	DlockList	journal;		/* of DlockRecord, the oldest mark first */
 
 	/* protected by heartbeat_mutex: what standbys have not acknowledged yet */

@@ -87,7 +87,10 @@ typedef struct DlockImage
 	bool		had_row;
 	bool		over;			/* to be removed, and finished then */
 	bool		granted;
+	DlockMode	mode;			/* of a ticket */
+	bool		shares;			/* ... which becomes that by this row */
 	bool		delayed;		/* of a lease */
+	int64		ttl;			/* of a lease, or a ticket's own */
 	TimestampTz granted_at;
 	char		channel[NAMEDATALEN];
 } DlockImage;

@@ -262,6 +262,15 @@ set_shared_text(Table *table, int column, dsa_pointer text)
 			 dsa_get_address(dlock_area, text) : NULL);
 }
 
+/* As it is now: what comes after the image has marked the record again. */
+static void
+set_info(Table *table, int column, DlockRecord *record)
+{
+	char		info[DLOCK_MAX_INFO + 1];
+
+	set_text(table, column, dlock_record_copy_info(record, info));
+}
+
 static void
 set_interval(Table *table, int column, int64 microseconds)
 {
@@ -284,13 +293,13 @@ fill_ticket(Table *table, const DlockImage *image)
 	set(table, DLOCK_QUEUE_LEASE, false, Int64GetDatum(lease->number));
 	set(table, DLOCK_QUEUE_GRANTED, false, BoolGetDatum(image->granted));
 	set(table, DLOCK_QUEUE_DELAYED, false, BoolGetDatum(false));
-	set_text(table, DLOCK_QUEUE_MODE, dlock_mode_name(ticket->ticket.mode));
+	set_text(table, DLOCK_QUEUE_MODE, dlock_mode_name(image->mode));
 	set(table, DLOCK_QUEUE_SLOTS, !has_slots,
 		has_slots ? Int32GetDatum(ticket->ticket.slots) : (Datum) 0);
 	set(table, DLOCK_QUEUE_PERMITS, false,
 		Int32GetDatum(ticket->ticket.permits));
 	set_shared_text(table, DLOCK_QUEUE_OWNER, ticket->owner);
-	set_shared_text(table, DLOCK_QUEUE_INFO, ticket->ticket.info);
+	set_info(table, DLOCK_QUEUE_INFO, image->record);
 	set_text(table, DLOCK_QUEUE_CHANNEL,
 			 image->channel[0] == '\0' ? NULL : image->channel);
 	set(table, DLOCK_QUEUE_ROLE, false, ObjectIdGetDatum(lease->role));
@@ -299,7 +308,7 @@ fill_ticket(Table *table, const DlockImage *image)
 		TimestampTzGetDatum(ticket->ticket.enqueued_at));
 	set(table, DLOCK_QUEUE_GRANTED_AT, !image->granted,
 		image->granted ? TimestampTzGetDatum(image->granted_at) : (Datum) 0);
-	set_interval(table, DLOCK_QUEUE_TTL, lease->single ? lease->ttl : 0);
+	set_interval(table, DLOCK_QUEUE_TTL, image->ttl);
 	set(table, DLOCK_QUEUE_DURABILITY, false, Int32GetDatum(ticket->durability));
 }
 
@@ -310,10 +319,10 @@ fill_lease(Table *table, const DlockImage *image)
 	DlockLease *lease = (DlockLease *) image->record;
 
 	set(table, DLOCK_LEASE_LEASE, false, Int64GetDatum(lease->number));
-	set_interval(table, DLOCK_LEASE_TTL, lease->ttl);
+	set_interval(table, DLOCK_LEASE_TTL, image->ttl);
 	set_interval(table, DLOCK_LEASE_DELAY, lease->delay);
 	set(table, DLOCK_LEASE_DELAYED, false, BoolGetDatum(image->delayed));
-	set_shared_text(table, DLOCK_LEASE_INFO, lease->info);
+	set_info(table, DLOCK_LEASE_INFO, image->record);
 	set(table, DLOCK_LEASE_ROLE, false, ObjectIdGetDatum(lease->role));
 	set(table, DLOCK_LEASE_ROLE_NAME, false, NameGetDatum(&lease->role_name));
 	set(table, DLOCK_LEASE_OPENED_AT, false,

@@ -4,7 +4,8 @@
  *	  When the worker is to look at each lease again.
  *
  * This is the worker's own memory.  A lease can only be due later than it says
- * here, as renewals are not told to the worker.
+ * here, as renewals are not told to the worker; but for those that have got
+ * another ttl, of which it is told (dlock_due_update()).
  *
  *-------------------------------------------------------------------------
  */
@@ -28,6 +29,7 @@ typedef struct Look
 	dsa_pointer key;			/* the lease; hash key, must be first */
 	DlockLease *lease;			/* referred to */
 	uint64		due;			/* monotonic microseconds */
+	int			class;			/* of its heartbeats */
 	pairingheap_node node;
 	bool		attached;		/* in the list of those, by this node */
 	dlist_node	attached_node;
@@ -73,12 +75,20 @@ dlock_due_begin(void)
 	looks = dlock_due_make_table("dlock leases", sizeof(Look));
 }
 
+/* When to look at a lease */
+static uint64
+due_of(DlockLease *lease)
+{
+	uint64		due = dlock_lease_deadline(lease);
+
+	return due == DLOCK_NO_DEADLINE ?
+		dlock_monotonic_now() + dlock_lease_ttl(lease) : due;
+}
+
 /* Look at a lease again when it is due, or before. */
 void
 dlock_due_add(DlockLease *lease)
 {
-	uint64		now;
-	uint64		due;
 	bool		found;
 	Look	   *look = hash_search(looks, &lease->record.link.self, HASH_ENTER,
 							   &found);
@@ -87,15 +97,46 @@ dlock_due_add(DlockLease *lease)
 		return;
 	dlock_record_ref(&lease->record);
 	look->lease = lease;
-	now = dlock_monotonic_now();
-	due = dlock_lease_deadline(lease);
-	look->due = due == DLOCK_NO_DEADLINE ? now + lease->ttl : due;
+	look->due = due_of(lease);
 	pairingheap_add(looks_by_due, &look->node);
 	look->attached = dlock_lease_is_attached(lease) &&
 		lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE;
 	if (look->attached)
 		dlist_push_head(&attached_looks, &look->attached_node);
-	dlock_heartbeat_add(lease);
+	look->class = dlock_heartbeat_add(lease);
+}
+
+/* At most so many are looked at anew in one step */
+#define UPDATES	256
+
+/*
+ * Look at those anew that have got another ttl.  Returns whether some may be
+ * left.
+ */
+bool
+dlock_due_update(DlockSpace *space)
+{
+	DlockLease *lease;
+	int			count = 0;
+
+	while (count < UPDATES && (lease = dlock_lease_next_retimed(space)) != NULL)
+	{
+		Look	   *look = hash_search(looks, &lease->record.link.self,
+										HASH_FIND, NULL);
+
+		/* one that is not looked at yet will be, once its row is written */
+		if (look)
+		{
+			pairingheap_remove(looks_by_due, &look->node);
+			look->due = due_of(lease);
+			pairingheap_add(looks_by_due, &look->node);
+			dlock_heartbeat_remove(look->class);
+			look->class = dlock_heartbeat_add(lease);
+		}
+		dlock_record_unref(&lease->record);
+		count++;
+	}
+	return count == UPDATES;
 }
 
 /* A lease is gone. */
@@ -110,7 +151,7 @@ dlock_due_remove(DlockLease *lease)
 	pairingheap_remove(looks_by_due, &look->node);
 	if (look->attached)
 		dlist_delete(&look->attached_node);
-	dlock_heartbeat_remove(lease);
+	dlock_heartbeat_remove(look->class);
 	(void) hash_search(looks, &lease->record.link.self, HASH_REMOVE, NULL);
 	dlock_record_unref(&lease->record);
 }

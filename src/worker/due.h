@@ -16,6 +16,7 @@
 extern HTAB *dlock_due_make_table(const char *name, Size size);
 extern void dlock_due_begin(void);
 extern void dlock_due_add(DlockLease *lease);
+extern bool dlock_due_update(DlockSpace *space);
 extern void dlock_due_remove(DlockLease *lease);
 extern uint64 dlock_due_next(void);
 extern void dlock_due_expire(uint64 step);
@@ -30,8 +31,8 @@ extern bool dlock_grants_are_left(void);
 extern void dlock_grants_let_go(void);
 
 /* heartbeat.c */
-extern void dlock_heartbeat_add(const DlockLease *lease);
-extern void dlock_heartbeat_remove(const DlockLease *lease);
+extern int	dlock_heartbeat_add(const DlockLease *lease);
+extern void dlock_heartbeat_remove(int class);
 extern uint64 dlock_heartbeat_beat(DlockSpace *space);
 
 /* writer.c */

@@ -35,26 +35,28 @@ class_of(const DlockLease *lease)
 {
 	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
 		return -1;
-	return pg_leftmost_one_pos64(lease->ttl) -
+	return pg_leftmost_one_pos64((uint64) dlock_lease_ttl(lease)) -
 		(lease->durability == SYNCHRONOUS_COMMIT_REMOTE_APPLY ? 1 : 0);
 }
 
-/* The worker looks at a lease from now on. */
-void
+/*
+ * The worker looks at a lease from now on.  Returns what is to be given to
+ * dlock_heartbeat_remove(), as the lease can get another ttl.
+ */
+int
 dlock_heartbeat_add(const DlockLease *lease)
 {
 	int			class = class_of(lease);
 
 	if (class >= 0 && counts[class]++ == 0)
 		counted |= UINT64CONST(1) << class;
+	return class;
 }
 
-/* A lease that the worker has looked at is gone. */
+/* A lease that the worker has looked at is gone, or has another ttl. */
 void
-dlock_heartbeat_remove(const DlockLease *lease)
+dlock_heartbeat_remove(int class)
 {
-	int			class = class_of(lease);
-
 	Assert(class < 0 || counts[class] > 0);
 	if (class >= 0 && --counts[class] == 0)
 		counted &= ~(UINT64CONST(1) << class);

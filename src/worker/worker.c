@@ -363,6 +363,7 @@ static bool
 is_wanted(void)
 {
 	return my_space->journal.length > 0 || dlock_has_messages(my_space) ||
+		my_space->retimed.length > 0 ||
 		(my_space->leases.length > 0 && dlock_worker_is_awaited(my_space));
 }
 
@@ -426,6 +427,8 @@ work(void)
 		if (!begun)
 			return next;
 	}
+	if (dlock_due_update(my_space))
+		next = 0;
 	dlock_due_expire(STEP_US);
 	next_beat = dlock_heartbeat_beat(my_space);
 	next = sooner(next, next_beat);

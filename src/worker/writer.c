@@ -35,13 +35,23 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->had_row = record->has_row || record->in_flight;
 	image->over = dlock_lease_is_over(space, record);
 	image->channel[0] = '\0';
+	image->shares = false;
 	if (record->is_lease)
+	{
 		image->delayed = ((DlockLease *) record)->delayed;
+		image->ttl = dlock_lease_row_ttl((DlockLease *) record);
+	}
 	else
 	{
 		DlockLeaseTicket *ticket = dlock_record_ticket(record);
+		DlockLease *lease = dlock_lease_of(ticket);
+
+		image->ttl = lease->single ? dlock_lease_row_ttl(lease) : 0;
 
 		image->granted = dlock_state_of(ticket) != DLOCK_WAITING;
+		image->mode = ticket->lowers ? DLOCK_SHARED : ticket->ticket.mode;
+		image->shares = !image->over && ticket->lowers &&
+			ticket->ticket.mode == DLOCK_EXCLUSIVE;
 		/* written before the state */
 		pg_read_barrier();
 		image->granted_at = ticket->ticket.granted_at;
@@ -88,8 +98,9 @@ unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 		pg_atomic_write_u64(&record->lsn, lsn);
 		pg_write_barrier();
 		pg_atomic_write_u64(&record->written, images[i].mark);
-		/* what is over stays, until it is finished */
-		if (record->marked == images[i].mark && !images[i].over)
+		/* what is over stays, until it is finished; and so what is to share */
+		if (record->marked == images[i].mark && !images[i].over &&
+			!images[i].shares)
 			dlock_journal_unmark(space, record);
 	}
 	LWLockRelease(&space->lease_lock);
@@ -102,7 +113,8 @@ note_removals(DlockSpace *space, XLogRecPtr lsn)
 	{
 		DlockRecord *record = images[i].record;
 
-		if (images[i].over && images[i].had_row && !record->is_lease)
+		if ((images[i].over && images[i].had_row && !record->is_lease) ||
+			images[i].shares)
 			dlock_journal_note_removal(space,
 									   &dlock_record_ticket(record)->key, lsn);
 	}
@@ -128,6 +140,19 @@ settle(DlockSpace *space, DlockRecord *record)
 		dlock_due_remove(dlock_lease_of(dlock_record_ticket(record)));
 }
 
+/* The row says that an exclusive hold is a shared one: so it becomes one. */
+static void
+share(DlockSpace *space, const DlockImage *image)
+{
+	DlockRecord *record = image->record;
+
+	dlock_queue_share(dlock_record_ticket(record));
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	if (record->marked == image->mark)
+		dlock_journal_unmark(space, record);
+	LWLockRelease(&space->lease_lock);
+}
+
 /*
  * After the attempt to write: what is over and has no row goes, and who waits
  * for a record sees what has become of it.
@@ -142,6 +167,8 @@ publish(DlockSpace *space, bool committed)
 		/* what has become over meanwhile has been marked again */
 		if (images[i].over || !committed)
 			settle(space, record);
+		if (images[i].shares && committed)
+			share(space, &images[i]);
 		ConditionVariableBroadcast(&record->changed);
 	}
 	dlock_writer_let_go();

@@ -7,7 +7,8 @@
  * BACKENDS sessions ask ROUNDS times each for one lock, exclusively or shared,
  * or, with -DSLOTS=n, for 1 or all of its n permits.  Each may give up at any
  * moment, at its timeout or by a cancel, and end at any moment of its wait.
- * FORCES times an administrator ends somebody's ticket.
+ * FORCES times an administrator ends somebody's ticket.  With -DDOWNGRADE, who
+ * holds the lock exclusively may make that a shared hold.
  *
  * What stands for what:
  *
@@ -18,6 +19,7 @@
  *	wake_all				wake_all(): SetLatch(), once the entry's lock is free
  *	backend, from "look" on	sleep_until_granted()
  *	administrator			dlock_queue_force()
+ *	downgrade				dlock_queue_downgrade(), of a session's
  *
  * What is done under the entry's lock is one step.  Nothing else is: the
  * waiter's looks at its state, and each setting and resetting of a latch, are
@@ -50,6 +52,8 @@
  *	BROKEN_LEAVE	who gives up, and was granted the lock, does not hand it on
  *	BROKEN_LOOK		who gives up looks without a lock whether it was granted
  *	BROKEN_EXIT		a session that ends keeps what it was just granted
+ *	BROKEN_SHARE	who makes its hold a shared one does not grant from the head
+ *	BROKEN_HOLD		... or does not look whether it holds still
  */
 
 #ifndef BACKENDS
@@ -212,6 +216,27 @@ inline leave()
 #endif
 }
 
+inline downgrade()
+{
+	d_step {
+		if
+#ifdef BROKEN_HOLD
+		:: !shared[me] ->
+#else
+		:: state[me] == GRANTED && !shared[me] ->
+#endif
+			shared[me] = true;
+			exclusive = false;
+#ifndef BROKEN_SHARE
+			grant_from_queue()
+#endif
+		:: else
+		fi;
+		let_go()
+	};
+	wake_all()
+}
+
 inline give_up()
 {
 #if defined(BROKEN_LEAVE)
@@ -330,6 +355,12 @@ asleep:		latch[me];			/* WaitLatch(), for as long as it takes */
 #endif
 			goto look
 		:: atomic { state[me] == GRANTED -> begin_use() };
+#ifdef DOWNGRADE
+			if
+			:: downgrade()
+			:: true
+			fi;
+#endif
 			leave()
 		:: state[me] == GONE	/* raise_lost_place() */
 		:: give_up()

@@ -58,6 +58,31 @@ SELECT lease = :l AS same, ttl, delay, delayed, info,
   FROM dlock_queue_lease;
 SELECT dlock_lease_close(:l);
 SELECT count(*) FROM dlock_leases;
+
+--
+-- Does a lease hold a lock?  What waits does not, nor what is gone.
+--
+SELECT dlock_lease_open('1h') AS l, dlock_lease_open('1h') AS m \gset
+SELECT dlock_lease_acquire('is held', :l) > 0, dlock_lease_acquire('is shared', :l, shared => true) > 0,
+	dlock_lease_acquire('is shared', :m, shared => true) > 0,
+	dlock_lease_acquire('has permits', :m, slots => 3, permits => 2) > 0,
+	dlock_lease_enqueue('is held', :m, channel => 'nobody') > 0;
+SELECT dlock_ttl_acquire('is its own', '1h') AS t \gset
+SELECT dlock_is_held('is held', :l), dlock_is_held('is held', lease => :m) AS waits,
+	dlock_is_held('is shared', :l), dlock_is_held('is shared', :m),
+	dlock_is_held('has permits', :l) AS another, dlock_is_held('has permits', :m),
+	dlock_is_held('is its own', :t);
+SELECT dlock_is_held('is held') AS session, dlock_is_held('is held', NULL) AS session,
+	dlock_is_held('is held', 0) AS zero, dlock_is_held('is held', -1) AS minus,
+	dlock_is_held('nobody has this', :l);
+SELECT dlock_acquire('of the session') > 0;
+SELECT dlock_is_held('of the session', :l), dlock_is_held('of the session', 0),
+	dlock_is_held('of the session', NULL);
+SELECT dlock_release_all();
+SELECT dlock_lease_close(:l), dlock_release_ticket(:t);
+SELECT dlock_is_held('is held', :l), dlock_is_held('is shared', :l), dlock_is_held('is its own', :t);
+SELECT dlock_wait(ticket), dlock_is_held('is held', :m) FROM dlock_locks WHERE name = 'is held' AND lease = :m;
+SELECT dlock_lease_close(:m);
 SELECT dlock_renew(:l) IS NULL AS gone;
 \set VERBOSITY sqlstate
 SELECT dlock_lease_close(:l) IS NULL AS gone;

@@ -70,6 +70,8 @@ INSERT INTO calls VALUES
 	('dlock_try_acquire_all(''{b,c}'')', true),
 	('dlock_release(''a'')', true),
 	('dlock_release_ticket(dlock_fence(''a''))', true),
+	('dlock_downgrade(dlock_fence(''a''))', true),
+	('dlock_set_info(dlock_fence(''a''), ''x'')', true),
 	('dlock_release_at_commit(dlock_fence(''a''))', true),
 	('dlock_release_all()', true),
 	('dlock_enqueue(''a'', ''nobody'')', true),

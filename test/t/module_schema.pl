@@ -177,6 +177,8 @@ gives(
 	"SELECT dlock.dlock_is_held('a')" => $yes,
 	"SELECT dlock.dlock_check('a', dlock.dlock_fence('a'))" => $yes,
 	"SELECT dlock.dlock_release('a')" => $yes,
+	"SELECT dlock.dlock_set_info(dlock.dlock_fence('b'), 'x')" => $yes,
+	"SELECT dlock.dlock_downgrade(dlock.dlock_fence('b'))" => $yes,
 	"SELECT dlock.dlock_release_ticket(dlock.dlock_fence('b'))" => $yes,
 
 	"SELECT dlock.dlock_wait(dlock.dlock_enqueue('h'))" => $yes,

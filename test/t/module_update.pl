@@ -18,6 +18,18 @@ my $node = new_server('main');
 $node->safe_psql('postgres', "CREATE DATABASE old");
 $node->safe_psql('old', "CREATE EXTENSION dlock VERSION '1.0'");
 
+# What somebody has made with functions that get an argument more; and what was
+# granted.
+$node->safe_psql('old', q{
+	CREATE ROLE locker;
+	REVOKE EXECUTE ON FUNCTION dlock_is_held FROM PUBLIC;
+	GRANT EXECUTE ON FUNCTION dlock_is_held TO locker;
+	CREATE TABLE names (name text, held boolean DEFAULT dlock_is_held('default'));
+	CREATE VIEW held AS SELECT name, dlock_is_held(name) FROM names;
+	CREATE VIEW renewed AS SELECT dlock_renew(max(lease)) FROM dlock_leases;
+	CREATE FUNCTION is_held(name text) RETURNS boolean LANGUAGE sql
+		BEGIN ATOMIC SELECT dlock_is_held(name); END});
+
 my ($client, $other, $third, $admin) = map { session($node, 'old') } 1 .. 4;
 
 #
@@ -42,7 +54,34 @@ is( $admin->query(
 		"SELECT dlock_version_bump('then', 0), dlock_version_bump('both', 0)"),
 	'1|1',
 	'versions, where nobody notes who bumped');
+$admin->query("INSERT INTO names VALUES ('of the session')");
+is($client->query('SELECT * FROM held'), 'of the session|t', 'a view, before');
 is($admin->query('ALTER EXTENSION dlock UPDATE'), '', 'the update');
+is($client->query('SELECT * FROM held'), 'of the session|t', 'and after it');
+is($client->query('SELECT * FROM renewed'), '1', 'a view that renews');
+is($client->query("SELECT dlock_renew($lease, ttl => '2h')"),
+	'1', 'renewed with another ttl');
+is($client->query("SELECT ttl FROM dlock_leases WHERE lease = $lease"),
+	'02:00:00', 'which it has');
+is( $client->query(
+		"SELECT is_held('of the session'), "
+		  . "dlock_is_held('of the lease', lease => $lease), "
+		  . "dlock_is_held('of the session', lease => $lease)"),
+	't|t|f',
+	'a function of somebody, and the new argument');
+is( $admin->query(
+		"INSERT INTO names (name) VALUES ('default') RETURNING held"),
+	'f', 'a default of a column');
+is( $admin->query(
+		"SELECT has_function_privilege('locker', "
+		  . "'dlock_is_held(text, bigint)', 'EXECUTE'), "
+		  . "count(*) FROM pg_proc WHERE proname = 'dlock_is_held' "
+		  . "AND proacl::text NOT LIKE '%{=%'"),
+	't|1',
+	'who may call it');
+# as it was before, to be compared
+$admin->query('GRANT EXECUTE ON FUNCTION dlock_is_held TO PUBLIC');
+$admin->query('REVOKE EXECUTE ON FUNCTION dlock_is_held FROM locker');
 is( $admin->query(
 		"SELECT dlock_version_bump('both', 1), dlock_version_bump('now', 0)"),
 	'2|1',
@@ -93,7 +132,8 @@ my $objects = q{
 	 ORDER BY 1};
 my $functions = q{
 	SELECT oid::regprocedure || E'\t' || pg_get_functiondef(oid) ||
-		coalesce(proacl::text, '-')
+		(SELECT string_agg(acl::text, ', ' ORDER BY acl::text)
+		   FROM unnest(coalesce(proacl, acldefault('f', proowner))) AS acl)
 	  FROM pg_proc WHERE proname LIKE 'dlock%' ORDER BY 1};
 my $relations = q{
 	SELECT relname || E'\t' || relkind::text || E'\t' || relpersistence::text ||

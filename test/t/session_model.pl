@@ -376,6 +376,13 @@ my @idle_steps = (
 		$model->release_ticket($s, $ticket);
 		done($s, "SELECT dlock_release_ticket($ticket->{number})");
 	},
+	4 => sub {
+		my ($s) = @_;
+		my $ticket = ticket($s) or return 0;
+
+		$model->downgrade($s, $ticket);
+		done($s, "SELECT dlock_downgrade($ticket->{number})");
+	},
 	3 => sub {
 		my ($s) = @_;
 		my $ticket = ticket($s) or return 0;

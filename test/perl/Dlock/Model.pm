@@ -74,6 +74,17 @@ sub leave
 		@$list = grep { $_ != $ticket } @$list;
 	}
 	$ticket->{state} = 'gone';
+	$self->grant($lock);
+	delete $self->{locks}{ $ticket->{name} }
+	  unless @{ $lock->{holders} } || @{ $lock->{queue} };
+	return;
+}
+
+# Those at the head of the queue come in for as long as they fit.
+sub grant
+{
+	my ($self, $lock) = @_;
+
 	while (my $head = $lock->{queue}[0])
 	{
 		last unless fits($lock, $head->{mode}, $head->{permits});
@@ -81,8 +92,6 @@ sub leave
 		$head->{state} = 'granted';
 		$self->go_on($head->{session}, $head);
 	}
-	delete $self->{locks}{ $ticket->{name} }
-	  unless @{ $lock->{holders} } || @{ $lock->{queue} };
 	return;
 }
 
@@ -437,6 +446,23 @@ sub release_ticket
 	my ($self, $s, $ticket) = @_;
 
 	return $self->statement($s, sub { $self->release_one($s, $ticket) });
+}
+
+# From exclusive to shared, in place
+sub downgrade
+{
+	my ($self, $s, $ticket) = @_;
+
+	return $self->statement(
+		$s,
+		sub {
+			return $self->succeed($s, 'text', 'f')
+			  if $ticket->{state} ne 'granted';
+			return $self->fail($s, '55000') if $ticket->{mode} eq 'slots';
+			$self->succeed($s, 'text', 't');
+			$ticket->{mode} = 'shared';
+			$self->grant($self->{locks}{ $ticket->{name} });
+		});
 }
 
 sub release_at_commit

@@ -1,0 +1,309 @@
+/*-------------------------------------------------------------------------
+ *
+ * change.c
+ *	  Changing tickets and leases that are there.
+ *
+ * What has a row is changed in shared memory first, and the call returns when
+ * the row is durable.  Where that fails, it is changed back; so changes of one
+ * ticket or lease come one after the other.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "storage/condition_variable.h"
+#include "storage/ipc.h"
+#include "storage/lmgr.h"
+
+#include "backend/held.h"
+#include "tables/tables.h"
+
+/* A change of what a lease has, or is */
+typedef struct Change
+{
+	DlockSpace *space;
+	DlockRecord *record;		/* in use; NULL: there is no such one */
+	DlockLeaseTicket *ticket;	/* it is that of this ticket, or ... */
+	DlockLease *lease;			/* ... of this lease */
+	Oid			role;			/* to whom its memory is counted */
+	Oid			class;			/* stands for all numbers in PostgreSQL's locks */
+	int64		number;
+	int			uses_before;
+
+	/* what is put in, and once it is there what was there before */
+	dsa_pointer info;
+
+	DlockLease *retimed;		/* the lease that gets another ttl */
+} Change;
+
+static inline Oid
+low_bits(int64 number)
+{
+	return (Oid) (number & PG_UINT32_MAX);
+}
+
+static inline uint16
+high_bits(int64 number)
+{
+	return (uint16) ((number >> 32) & PG_UINT16_MAX);
+}
+
+/*
+ * Find the ticket or the lease with this number, once nobody else changes it.
+ * Numbers that differ in their highest bits alone wait for each other, too.
+ * Raises 42501 where it is not the current user's to change.
+ */
+static void
+begin(Change *change, int64 number)
+{
+	memset(change, 0, sizeof(Change));
+	change->space = dlock_loaded_space();
+	change->number = number;
+	change->class = dlock_relation(change->space, "dlock_queue_lease");
+	LockDatabaseObject(change->class, low_bits(number), high_bits(number),
+					   ExclusiveLock);
+	change->uses_before = dlock_record_begin_uses();
+	change->ticket = dlock_lease_ticket_find(change->space, number);
+	if (change->ticket)
+	{
+		change->record = &change->ticket->record;
+		change->role = change->ticket->ticket.role;
+	}
+	else if ((change->lease = dlock_lease_find(change->space, number)) != NULL)
+	{
+		change->record = &change->lease->record;
+		change->role = change->lease->role;
+	}
+}
+
+static void
+finish(Change *change)
+{
+	dlock_record_end_uses(change->uses_before);
+	UnlockDatabaseObject(change->class, low_bits(change->number),
+						 high_bits(change->number), ExclusiveLock);
+}
+
+/* Is what was changed still there?  Raises 55L01 if the extension is gone. */
+static bool
+is_there(const Change *change)
+{
+	if (change->ticket == NULL)
+		return dlock_lease_is_open(change->lease);
+	dlock_wait_check_space(change->space, &change->ticket->key);
+	return !dlock_state_has_ended(dlock_state_of(change->ticket)) &&
+		dlock_lease_ticket_is_live(change->ticket);
+}
+
+/*
+ * Info
+ */
+
+static bool
+exchange_info(Change *change)
+{
+	return change->ticket ?
+		dlock_queue_exchange_info(&change->ticket->key, &change->ticket->ticket,
+								  &change->info) :
+		dlock_lease_exchange_info(change->lease, &change->info);
+}
+
+/* The change could not be made durable, or this backend exits before that. */
+static void
+undo_info(int code, Datum arg)
+{
+	Change	   *change = (Change *) DatumGetPointer(arg);
+
+	/* a segment of memory could not be mapped */
+	LWLockReleaseAll();
+	ConditionVariableCancelSleep();
+	(void) exchange_info(change);
+	dlock_text_free(change->role, change->info);
+	(void) dlock_worker_wake(change->space);
+}
+
+static bool
+change_info_of_lease(int64 number, const char *info)
+{
+	Change		change;
+	bool		changed = false;
+
+	begin(&change, number);
+	if (change.record)
+	{
+		if (info)
+			dlock_check_memory(change.role);
+		change.info = dlock_text_copy(change.role, info);
+		changed = exchange_info(&change);
+		if (changed)
+		{
+			PG_ENSURE_ERROR_CLEANUP(undo_info, PointerGetDatum(&change));
+			dlock_durable_wait(change.space, change.record);
+			changed = is_there(&change);
+			PG_END_ENSURE_ERROR_CLEANUP(undo_info, PointerGetDatum(&change));
+		}
+		dlock_text_free(change.role, change.info);
+	}
+	finish(&change);
+	return changed;
+}
+
+/*
+ * Change what a ticket of this session's, or one of a lease's, or a lease says
+ * of itself.  False where it is gone.
+ */
+bool
+dlock_change_info(DlockSpace *space, int64 number, const char *info)
+{
+	DlockHeld  *held = dlock_held_find_number(space, number);
+	Oid			role;
+	dsa_pointer text;
+	bool		changed;
+
+	if (held == NULL)
+		return change_info_of_lease(number, info);
+	role = held->ticket->role;
+	if (info)
+		dlock_check_memory(role);
+	text = dlock_text_copy(role, info);
+	changed = dlock_queue_exchange_info(&held->name->key, held->ticket, &text);
+	dlock_text_free(role, text);
+	return changed;
+}
+
+/*
+ * Ttl
+ */
+
+/* The change could not be made durable, or this backend exits before that. */
+static void
+undo_ttl(int code, Datum arg)
+{
+	Change	   *change = (Change *) DatumGetPointer(arg);
+
+	/* a segment of memory could not be mapped */
+	LWLockReleaseAll();
+	ConditionVariableCancelSleep();
+	dlock_lease_undo_ttl(change->retimed, change->record);
+}
+
+/*
+ * Renew a lease, or a ticket's own, with another ttl, that it has from then on.
+ * Returns how many tickets it keeps, -1 where it is gone.
+ *
+ * The wait is for the standbys, too, that count for the lease, whatever
+ * synchronous_commit says here: should one of them take over, it goes by the row.
+ */
+int
+dlock_change_ttl(int64 number, int64 ttl)
+{
+	uint64		start = dlock_monotonic_now();
+	int			result = -1;
+	Change		change;
+	DlockLease *lease;
+
+	begin(&change, number);
+	lease = change.retimed =
+		change.ticket ? dlock_lease_of(change.ticket) : change.lease;
+	/* a lease of many is not renewed by a ticket of it */
+	if (lease && (change.lease || lease->single) &&
+		dlock_lease_confirm(change.space, lease,
+							Min(ttl, dlock_lease_ttl(lease)), start) &&
+		dlock_lease_begin_ttl(lease, change.record, ttl))
+	{
+		PG_ENSURE_ERROR_CLEANUP(undo_ttl, PointerGetDatum(&change));
+		dlock_durable_wait_at(change.space, change.record,
+							  lease->durability,
+							  _("The lease has the shorter one of the two ttls from now on."));
+		PG_END_ENSURE_ERROR_CLEANUP(undo_ttl, PointerGetDatum(&change));
+		result = dlock_lease_finish_ttl(lease, start);
+	}
+	finish(&change);
+	return result;
+}
+
+/*
+ * Mode
+ */
+
+static void
+raise_slots(const DlockKey *key, int64 number)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("cannot downgrade a hold of lock \"%.*s\", which has slots",
+					key->length, key->name),
+			 errdetail("Ticket %lld takes permits, and others can hold the lock beside it already.",
+					   (long long) number),
+			 errhint("Only an exclusive hold can become a shared one.")));
+}
+
+/*
+ * Make an exclusive hold of this session's a shared one.
+ */
+static bool
+downgrade_held(DlockHeld *held)
+{
+	DlockTicket *ticket = held->ticket;
+	bool		was_exclusive = ticket->mode == DLOCK_EXCLUSIVE;
+	bool		holds = false;
+
+	if (ticket->mode == DLOCK_SLOTS && !dlock_held_is_gone(held))
+		raise_slots(&held->name->key, held->number);
+	PG_TRY();
+	{
+		holds = dlock_queue_downgrade(&held->name->key, ticket);
+	}
+	PG_FINALLY();
+	{
+		/* also where those who come in could not all be granted */
+		if (was_exclusive && ticket->mode == DLOCK_SHARED)
+			dlock_held_count_shared(held);
+	}
+	PG_END_TRY();
+	return holds;
+}
+
+/*
+ * The same for a lease's.  Nobody comes in beside it before its row says so in the
+ * WAL; from then on it is shared, whatever becomes of this call.
+ */
+static bool
+downgrade_of_lease(int64 number)
+{
+	Change		change;
+	bool		holds = false;
+
+	begin(&change, number);
+	if (change.ticket)
+	{
+		if (change.ticket->ticket.mode == DLOCK_SLOTS)
+			raise_slots(&change.ticket->key, number);
+		holds = dlock_queue_downgrade(&change.ticket->key,
+									  &change.ticket->ticket);
+	}
+	if (holds)
+	{
+		dlock_durable_wait_at(change.space, change.record,
+							  SYNCHRONOUS_COMMIT_OFF,
+							  _("The hold becomes a shared one all the same."));
+		/* the worker does so, too, and may not have come round to it */
+		dlock_queue_share(change.ticket);
+		holds = is_there(&change);
+	}
+	finish(&change);
+	return holds;
+}
+
+/*
+ * Make an exclusive hold a shared one, in place.  False where neither this
+ * session nor a lease holds with this ticket.
+ */
+bool
+dlock_change_mode(DlockSpace *space, int64 number)
+{
+	DlockHeld  *held = dlock_held_find_number(space, number);
+
+	return held ? downgrade_held(held) : downgrade_of_lease(number);
+}

@@ -1,0 +1,143 @@
+/*-------------------------------------------------------------------------
+ *
+ * lease_ttl.c
+ *	  Another ttl for a lease that is there.
+ *
+ * Until that is durable, and for ever if it does not become so, the lease lives
+ * by the shorter one of the two: that is what its client can count on, whatever
+ * becomes of the call.  The row has the new one already.  So on no server is a
+ * lease honoured for longer after a heartbeat than its row on a standby says
+ * (I12), should that one be promoted.
+ *
+ * Its own deadline lies a new ttl ahead at once.  A longer one lets it not run
+ * out while the row is written; that does no harm, for what standbys count for
+ * does not live by its own deadline alone.
+ *
+ * As a deadline can come sooner by that, the worker is told: in the list
+ * "retimed" of the space stand the leases that it is to look at anew.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "utils/timestamp.h"
+
+#include "shared/lease.h"
+#include "shared/shared.h"
+
+/* The worker is to look at this lease anew.  Called with the lease lock. */
+static void
+retime(DlockSpace *space, DlockLease *lease)
+{
+	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
+	if (lease->is_retimed || !lease->in_leases)
+		return;
+	dlock_record_ref(&lease->record);
+	lease->in_retimed.self = lease->record.link.self +
+		offsetof(DlockLease, in_retimed);
+	dlock_list_append(&space->retimed, &lease->in_retimed);
+	lease->is_retimed = true;
+}
+
+/* The next one that is to be looked at anew, referred to; NULL: none is left. */
+DlockLease *
+dlock_lease_next_retimed(DlockSpace *space)
+{
+	DlockLease *lease = NULL;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	if (DsaPointerIsValid(space->retimed.head))
+	{
+		lease = (DlockLease *)
+			((char *) dsa_get_address(dlock_area, space->retimed.head) -
+			 offsetof(DlockLease, in_retimed));
+		(void) dlock_lease_unretime(space, lease);
+	}
+	LWLockRelease(&space->lease_lock);
+	return lease;
+}
+
+/* The ttl that the row has.  Called with the lease lock. */
+int64
+dlock_lease_row_ttl(const DlockLease *lease)
+{
+	return lease->next_ttl != 0 ? lease->next_ttl : dlock_lease_ttl(lease);
+}
+
+/*
+ * Begin to give a lease another ttl: what is written now, "record", says so, and
+ * its deadline is that far away.  False where the lease is gone.
+ *
+ * No two do so at once.
+ */
+bool
+dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
+{
+	DlockSpace *space = dlock_space_at(lease->space);
+	bool		open;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	Assert(lease->next_ttl == 0);
+	/* the ttl before the deadline: who renews reads them the other way round */
+	if (ttl < dlock_lease_ttl(lease))
+		pg_atomic_write_u64(&lease->ttl, (uint64) ttl);
+	open = dlock_lease_set_deadline(lease, ttl);
+	if (open)
+	{
+		lease->next_ttl = ttl;
+		dlock_journal_mark(space, record);
+		retime(space, lease);
+	}
+	LWLockRelease(&space->lease_lock);
+	return open;
+}
+
+/*
+ * The row is durable, written after "start", and acknowledged by the standbys
+ * that count for the lease: it has that ttl from now on.  Returns how many
+ * tickets it keeps, -1 where it is gone.
+ */
+int
+dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
+{
+	DlockSpace *space = dlock_space_at(lease->space);
+	uint64		confirmed;
+	int			result = -1;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	if (dlock_lease_is_open(lease))
+	{
+		confirmed = pg_atomic_read_u64(&lease->confirmed);
+		pg_atomic_write_u64(&lease->confirmed, Max(confirmed, start));
+		pg_atomic_write_u64(&lease->ttl, (uint64) lease->next_ttl);
+		pg_atomic_write_u64(&lease->renewed_at,
+							(uint64) GetCurrentTimestamp());
+		result = (int) lease->tickets.length;
+		/* heartbeats may be wanted less often */
+		retime(space, lease);
+	}
+	lease->next_ttl = 0;
+	LWLockRelease(&space->lease_lock);
+	return result;
+}
+
+/*
+ * The row could not be made durable: the shorter ttl stays, and the row is to
+ * say so.  Raises nothing.
+ */
+void
+dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record)
+{
+	DlockSpace *space = dlock_space_at(lease->space);
+	bool		longer;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	longer = lease->next_ttl > dlock_lease_ttl(lease);
+	lease->next_ttl = 0;
+	if (longer)
+		dlock_lease_shorten(lease);
+	dlock_journal_mark(space, record);
+	retime(space, lease);
+	LWLockRelease(&space->lease_lock);
+	(void) dlock_worker_wake(space);
+}

@@ -1,0 +1,270 @@
+# What is changed of a lease or its ticket that is there is durable on return: its
+# info, its ttl, and an exclusive hold that has become a shared one.  It outlives a
+# crash, and is there on the synchronous standby that takes over.  Where the call
+# fails the info is as before, of two ttls the shorter one counts, and the hold
+# is shared all the same; and nobody is granted the lock beside a holder whom a
+# crash would make exclusive again.
+#
+# What would break it: an answer before the row is durable, at the level that
+# standbys count at for the lease; a longer ttl that counts before that, or a
+# shorter one that does not; a change that is undone after somebody else's; a
+# reader that comes in before the row says shared; a worker that looks at a
+# lease when it would have been due before; a text that is freed while a view
+# reads it.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
+use PostgreSQL::Test::Cluster;
+use Test::More;
+
+my $node = new_server('main', allows_streaming => 1,
+	conf => "deadlock_timeout = '1h'\nsynchronous_commit = local\n");
+my ($admin, $client, $other, $reader) = map { session($node) } 1 .. 4;
+
+$client->query('SET synchronous_commit = on');
+my $lease = $client->query("SELECT dlock_lease_open('1h', info => 'old')");
+my $ticket = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
+
+sub cancel
+{
+	$admin->query("SELECT pg_cancel_backend($client->{pid})");
+	like($client->answer, qr/57014/, $_[0]);
+	return;
+}
+
+sub until_hangs
+{
+	poll('the call waits for a standby', sub { hangs($node, $client) });
+	return;
+}
+
+sub of_lease
+{
+	return $admin->query(
+		"SELECT ttl, remaining <= ttl, info FROM dlock_leases "
+		  . "WHERE lease = $lease");
+}
+
+sub row_becomes
+{
+	my ($expected, $test) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	return is_now($admin,
+		"SELECT ttl, info FROM dlock_queue_lease WHERE lease = $lease",
+		$expected, $test);
+}
+
+#
+# While a standby does not answer
+#
+commits_hang($node, 1);
+$client->start("SELECT dlock_set_info($lease, 'new')");
+until_hangs();
+$other->start("SELECT dlock_set_info($lease, 'third')");
+$admin->wait_for("SELECT wait_event_type = 'Lock' FROM pg_stat_activity "
+	  . "WHERE pid = $other->{pid}");
+cancel('a change of the info is canceled');
+is($other->answer, 't', 'and one that came after it is done');
+is(of_lease(), '01:00:00|t|third', 'and stays');
+$client->start("SELECT dlock_set_info($lease, 'new')");
+until_hangs();
+cancel('another one is canceled');
+is(of_lease(), '01:00:00|t|third', 'and the info is as before');
+row_becomes('01:00:00|third', 'in the row, too');
+
+$client->start("SELECT dlock_renew($lease, '2h')");
+until_hangs();
+is(of_lease(), '01:00:00|f|third',
+	'a longer ttl does not count yet, though nothing runs out before it');
+row_becomes('02:00:00|third', 'and is in the row');
+cancel('it is canceled');
+is(of_lease(), '01:00:00|t|third', 'and the shorter one stays');
+row_becomes('01:00:00|third', 'in the row, too');
+
+$client->start("SELECT dlock_renew($lease, '30 min')");
+until_hangs();
+is(of_lease(), '00:30:00|t|third', 'a shorter ttl counts at once');
+cancel('it is canceled');
+is(of_lease(), '00:30:00|t|third', 'and it stays');
+row_becomes('00:30:00|third', 'in the row, too');
+
+# whatever the caller's level, standbys count for the lease
+$client->query('SET synchronous_commit = local');
+$client->start("SELECT dlock_renew($lease, '2h')");
+until_hangs();
+is(of_lease(), '00:30:00|f|third', 'standbys count for the lease');
+cancel('canceled once more');
+is($client->query('SHOW synchronous_commit'), 'local', 'the setting is back');
+$client->query('SET synchronous_commit = on');
+
+# a reader comes in as soon as the row is in the WAL
+$reader->start("SELECT dlock_acquire('lock', shared => true) > $ticket");
+$admin->until_waits($reader);
+$client->start("SELECT dlock_downgrade($ticket)");
+is($reader->answer, 't', 'a reader comes in');
+until_hangs();
+cancel('a downgrade is canceled');
+is($admin->query("SELECT mode FROM dlock_locks WHERE ticket = $ticket"),
+	'shared', 'and the hold is shared');
+commits_hang($node, 0);
+is($client->query("SELECT dlock_downgrade($ticket)"), 't', 'asked for again');
+is($reader->query("SELECT dlock_release('lock')"), 't', 'the reader goes');
+is($client->query("SELECT dlock_release_ticket($ticket)"),
+	't', 'and so does the ticket');
+
+#
+# While the worker does not write
+#
+$ticket = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
+my $short = $client->query("SELECT dlock_ttl_acquire('short', '1h')");
+{
+	my $worker = freeze($admin);
+
+	$reader->start("SELECT dlock_acquire('lock', shared => true)");
+	$admin->until_waits($reader);
+	$client->start("SELECT dlock_downgrade($ticket)");
+	$admin->wait_for("SELECT wait_event_type = 'Extension' "
+		  . "FROM pg_stat_activity WHERE pid = $client->{pid}");
+	is( $admin->query(
+			"SELECT mode, dlock_try_acquire('lock', shared => true) IS NULL "
+			  . "FROM dlock_locks WHERE ticket = $ticket"),
+		'exclusive|t',
+		'without the row, nobody comes in');
+	is($reader->answered, '', 'nor who waits');
+	$other->start("SELECT dlock_renew($short, '100 ms')");
+	$admin->wait_for(
+		"SELECT count(*) = 0 FROM dlock_leases WHERE lease = $short");
+	is($other->answered, '', 'a ttl that is over before its row is written');
+	kill_server($node);
+	$_->vanish foreach $admin, $client, $other, $reader;
+}
+$node->start;
+($admin, $client, $other, $reader) = map { session($node) } 1 .. 4;
+$client->query('SET synchronous_commit = on');
+is( $admin->query(
+		"SELECT mode, dlock_try_acquire('lock', shared => true) IS NULL "
+		  . "FROM dlock_locks WHERE ticket = $ticket"),
+	'exclusive|t',
+	'and after a crash it is exclusive');
+
+# the same, and the worker goes on
+{
+	my $worker = freeze($admin);
+
+	$reader->start("SELECT dlock_acquire('short')");
+	$admin->until_waits($reader);
+	$other->start("SELECT dlock_renew($short, '100 ms')");
+	$admin->wait_for(
+		"SELECT count(*) = 0 FROM dlock_leases WHERE lease = $short");
+	thaw($worker);
+	is($other->answer, '', 'such a renewal says that the lease is gone');
+	like($reader->answer, qr/^\d+$/, 'and the next one gets the lock');
+}
+
+#
+# What was answered is there after a crash, and with a successor
+#
+sub is_there
+{
+	my ($session, $what) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	is( $session->query(
+			"SELECT ttl, remaining > '2 h', info FROM dlock_leases "
+			  . "WHERE lease = $lease"),
+		'03:00:00|t|newest',
+		"$what: info, and a full ttl");
+	return is(
+		$session->query(
+			"SELECT mode, info, dlock_is_held('lock', $lease) "
+			  . "FROM dlock_locks WHERE ticket = $ticket"),
+		'shared|of the ticket|t',
+		"$what: the ticket's, and its mode");
+}
+
+is( $client->query(
+		"SELECT dlock_set_info($lease, 'newest'), dlock_renew($lease, '3h'), "
+		  . "dlock_set_info($ticket, 'of the ticket'), "
+		  . "dlock_downgrade($ticket)"),
+	't|1|t|t',
+	'changed');
+kill_server($node);
+$_->vanish foreach $admin, $client, $other, $reader;
+$node->start;
+$admin = session($node);
+is_there($admin, 'a crash');
+
+$ticket = $admin->query("SELECT dlock_ttl_acquire('its own', '1h')");
+$node->backup('backup');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'backup', has_streaming => 1);
+$standby->start;
+$admin->query("ALTER SYSTEM SET synchronous_standby_names = 'standby'");
+$admin->query('SELECT pg_reload_conf()');
+$admin->wait_for("SELECT count(*) = 1 FROM pg_stat_replication "
+	  . "WHERE sync_state = 'sync'");
+$client = session($node);
+$client->query('SET synchronous_commit = on');
+is( $client->query(
+		"SELECT dlock_renew($ticket, '5h'), dlock_set_info($ticket, 'last'), "
+		  . "dlock_downgrade($ticket)"),
+	'1|t|t',
+	'changed, with a standby');
+kill_server($node);
+$_->vanish foreach $admin, $client;
+$standby->append_conf('postgresql.conf', "synchronous_standby_names = ''");
+$standby->promote;
+$standby->safe_psql('postgres',
+	'ALTER SYSTEM RESET synchronous_standby_names');
+$standby->reload;
+$standby->poll_query_until('postgres',
+	"SELECT current_setting('synchronous_standby_names') = ''")
+  or die 'setting has not changed';
+$admin = session($standby);
+is( $admin->query(
+		"SELECT l.ttl, l.remaining > '4 h', q.mode, q.info "
+		  . "FROM dlock_leases AS l JOIN dlock_locks AS q USING (lease) "
+		  . "WHERE lease = $ticket"),
+	'05:00:00|t|shared|last',
+	'and on that standby, promoted');
+
+#
+# A view reads what another session changes
+#
+{
+	my @writers = map { session($standby) } 1 .. 2;
+	my $torn = 0;
+	my $looks = 0;
+
+	foreach my $writer (@writers)
+	{
+		my $number = $writer->query("SELECT dlock_acquire('texts', "
+			  . "shared => true)");
+		$writer->start(
+			"SELECT count(dlock_set_info($number, CASE WHEN i % 50 > 0 "
+			  . "THEN repeat(chr(97 + i % 26), i % 1024) END)) "
+			  . 'FROM generate_series(1, 30000) AS i');
+	}
+	while (grep { !$_->answered } @writers)
+	{
+		$torn += $admin->query(
+			q{SELECT count(*) FROM dlock_locks
+			   WHERE name = 'texts' AND info !~ '^(.)\1*$' AND info <> ''});
+		$looks++;
+	}
+	is($_->answer, '30000', 'texts were changed') foreach @writers;
+	is($torn, 0, 'each that was seen is one of them');
+	note "$looks looks";
+	$_->quit foreach @writers;
+}
+
+$admin->quit;
+$standby->stop;
+done_testing();
