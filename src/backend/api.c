@@ -712,10 +712,15 @@ Datum
 dlock_lease_close(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = begin_lease_change();
+	NameData	role;
+	bool		is_other;
 	int64		count;
 
 	need(fcinfo, 0, "lease");
+	is_other = dlock_lease_is_other(space, PG_GETARG_INT64(0), &role);
 	count = dlock_lease_release(space, PG_GETARG_INT64(0));
+	if (count >= 0 && is_other)
+		dlock_log_forced_close(PG_GETARG_INT64(0), NameStr(role), count);
 	if (count >= 0)
 		PG_RETURN_INT64(count);
 	ereport(WARNING,
@@ -1095,9 +1100,13 @@ Datum
 dlock_force_release(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = begin_lease_change();
+	DlockForced forced;
 
 	need(fcinfo, 0, "ticket");
-	PG_RETURN_BOOL(dlock_queue_force(&space->key, PG_GETARG_INT64(0)));
+	if (!dlock_queue_force(&space->key, PG_GETARG_INT64(0), &forced))
+		PG_RETURN_BOOL(false);
+	dlock_log_forced_release(space, PG_GETARG_INT64(0), &forced);
+	PG_RETURN_BOOL(true);
 }
 
 /* (prefix, owner) */
@@ -1147,7 +1156,8 @@ dlock_reset(PG_FUNCTION_ARGS)
 									  2, types, values, NULL);
 	count = dlock_lease_end_all(space);
 	ereport(LOG,
-			(errmsg("dlock_reset() has ended %lld leases", (long long) count)));
+			(errmsg("dlock_reset() has ended %lld leases", (long long) count),
+			 errdetail_internal("%s", dlock_describe_caller())));
 	PG_RETURN_INT64(count);
 }
 

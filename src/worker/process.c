@@ -10,13 +10,16 @@
 
 #include "access/xact.h"
 #include "catalog/pg_authid.h"
+#include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "tcop/tcopprot.h"
+#include "utils/builtins.h"
 #include "utils/guc.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 
 #include "shared/shared.h"
@@ -78,6 +81,15 @@ pin_settings(void)
 	CommitTransactionCommand();
 }
 
+/* The name of this process's database, which nobody can change meanwhile */
+static NameData database_name;
+
+const char *
+dlock_process_database(void)
+{
+	return NameStr(database_name);
+}
+
 /*
  * At the exit, and first: what the open transaction has.  Should that raise an
  * error, PostgreSQL goes on with the callbacks that are left.
@@ -123,6 +135,7 @@ dlock_process_begin(DlockOffice office)
 	before_shmem_exit(leave, 0);
 	before_shmem_exit(roll_back, 0);
 	StartTransactionCommand();
+	namestrcpy(&database_name, get_database_name(MyDatabaseId));
 	dlock_attach();
 	dlock_count_as_worker();
 	space = dlock_find_space(&key);
@@ -281,7 +294,8 @@ recover(DlockTask *task)
 		pause = task->retry_ms > 0 ? task->retry_ms : RETRY_MS;
 		task->retry_ms = Min(pause * 2, task->max_retry_ms);
 	}
-	if (report)
+	if (report && !(dlock_error_is_lock(error->sqlerrcode) &&
+					task->tell_of_lock && task->tell_of_lock()))
 		EmitErrorReport();
 	if (!locked && task->failed)
 		task->failed(error->sqlerrcode);
@@ -293,6 +307,14 @@ recover(DlockTask *task)
 	return dlock_monotonic_now() + pause * 1000;
 }
 
+/* For errors: what this process was doing, and where */
+static void
+tell_of_task(void *arg)
+{
+	errcontext("%s, in database \"%s\"", ((const DlockTask *) arg)->what,
+			   dlock_process_database());
+}
+
 /*
  * Perform a task, unless it has failed a moment ago.  Where it fails, the
  * error is logged.  Returns when to come again.
@@ -302,12 +324,19 @@ dlock_task_perform(DlockTask *task)
 {
 	volatile bool more = false;
 	volatile bool failed = false;
+	ErrorContextCallback context = {
+		.previous = error_context_stack,
+		.callback = tell_of_task,
+		.arg = task
+	};
 
 	if (dlock_monotonic_now() < task->next_try)
 		return task->next_try;
 	PG_TRY();
 	{
+		error_context_stack = &context;
 		more = task->perform();
+		error_context_stack = context.previous;
 	}
 	PG_CATCH();
 	{

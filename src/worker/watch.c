@@ -128,6 +128,7 @@ dlock_watch_next_due(void)
 void
 dlock_watch_expire(uint64 step)
 {
+	static DlockExpiry expiry;
 	uint64		until = dlock_monotonic_now() + step;
 	uint64		now;
 
@@ -136,8 +137,10 @@ dlock_watch_expire(uint64 step)
 	{
 		Watch	   *first = pairingheap_container(Watch, node,
 												  pairingheap_first(watches_by_due));
-		uint64		due = dlock_lease_expire(first->lease, until);
+		uint64		due = dlock_lease_expire(first->lease, until, &expiry);
 
+		if (expiry.lease != 0)
+			dlock_expiry_note(&expiry);
 		if (due == 0)
 			dlock_watch_remove(first->lease);
 		else
