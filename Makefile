@@ -222,6 +222,7 @@ TAP = \
 	module_event_triggers \
 	module_messages \
 	module_log \
+	module_observers \
 	client_pgbouncer \
 	client_schema_tools \
 	client_sqlalchemy
