@@ -223,6 +223,7 @@ TAP = \
 	module_messages \
 	module_log \
 	module_observers \
+	module_monitoring \
 	client_pgbouncer \
 	client_schema_tools \
 	client_sqlalchemy
