@@ -20,6 +20,7 @@ OBJS = \
 	src/backend/deadlock.o \
 	src/backend/durable.o \
 	src/backend/errors.o \
+	src/backend/force.o \
 	src/backend/graph.o \
 	src/backend/held.o \
 	src/backend/lease_open.o \
@@ -36,6 +37,7 @@ OBJS = \
 	src/backend/wait.o \
 	src/backend/xact.o \
 	src/worker/due.o \
+	src/worker/expiry.o \
 	src/worker/grants.o \
 	src/worker/heartbeat.o \
 	src/worker/notify.o \
@@ -44,6 +46,7 @@ OBJS = \
 	src/worker/worker.o \
 	src/worker/writer.o \
 	src/tables/load.o \
+	src/tables/locked.o \
 	src/tables/owner.o \
 	src/tables/read.o \
 	src/tables/shape.o \
@@ -71,6 +74,7 @@ OBJS = \
 	src/shared/queue_view.o \
 	src/shared/quorum.o \
 	src/shared/record.o \
+	src/shared/report.o \
 	src/shared/restore.o \
 	src/shared/shmem.o \
 	src/shared/space.o \
@@ -237,6 +241,9 @@ TAP = \
 	module_dropped \
 	module_event_triggers \
 	module_messages \
+	module_log \
+	module_observers \
+	module_monitoring \
 	client_pgbouncer \
 	client_schema_tools \
 	client_sqlalchemy

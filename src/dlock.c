@@ -144,6 +144,13 @@ _PG_init(void)
 							2000, 0, INT_MAX,
 							PGC_SIGHUP, GUC_UNIT_MS,
 							NULL, NULL, NULL);
+	DefineCustomBoolVariable("dlock.log_expirations",
+							 "Logs each lease that runs out.",
+							 NULL,
+							 &dlock_log_expirations,
+							 true,
+							 PGC_SIGHUP, 0,
+							 NULL, NULL, NULL);
 	DefineCustomEnumVariable("dlock.session_locks",
 							 "Sets whether session-scoped locks are allowed.",
 							 "Behind a transaction pooler they outlive their client.",

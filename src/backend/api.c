@@ -773,10 +773,15 @@ Datum
 dlock_lease_close(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = begin_lease_change();
+	NameData	role;
+	bool		is_other;
 	int64		count;
 
 	need(fcinfo, 0, "lease");
+	is_other = dlock_lease_is_other(space, PG_GETARG_INT64(0), &role);
 	count = dlock_lease_release(space, PG_GETARG_INT64(0));
+	if (count >= 0 && is_other)
+		dlock_log_forced_close(PG_GETARG_INT64(0), NameStr(role), count);
 	if (count >= 0)
 		PG_RETURN_INT64(count);
 	ereport(WARNING,
@@ -1209,9 +1214,13 @@ Datum
 dlock_force_release(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = begin_lease_change();
+	DlockForced forced;
 
 	need(fcinfo, 0, "ticket");
-	PG_RETURN_BOOL(dlock_queue_force(&space->key, PG_GETARG_INT64(0)));
+	if (!dlock_queue_force(&space->key, PG_GETARG_INT64(0), &forced))
+		PG_RETURN_BOOL(false);
+	dlock_log_forced_release(space, PG_GETARG_INT64(0), &forced);
+	PG_RETURN_BOOL(true);
 }
 
 PG_FUNCTION_INFO_V1(dlock_force_close);
@@ -1219,12 +1228,15 @@ Datum
 dlock_force_close(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = begin_lease_change();
+	NameData	role;
 	int64		count;
 
 	need(fcinfo, 0, "lease");
+	(void) dlock_lease_is_other(space, PG_GETARG_INT64(0), &role);
 	count = dlock_lease_force(space, PG_GETARG_INT64(0));
 	if (count < 0)
 		PG_RETURN_NULL();
+	dlock_log_forced_close(PG_GETARG_INT64(0), NameStr(role), count);
 	PG_RETURN_INT64(count);
 }
 
@@ -1286,7 +1298,8 @@ dlock_reset(PG_FUNCTION_ARGS)
 									  2, types, values, NULL);
 	count = dlock_lease_end_all(space);
 	ereport(LOG,
-			(errmsg("dlock_reset() has ended %lld leases", (long long) count)));
+			(errmsg("dlock_reset() has ended %lld leases", (long long) count),
+			 errdetail_internal("%s", dlock_describe_caller())));
 	PG_RETURN_INT64(count);
 }
 

@@ -95,7 +95,7 @@ extern void dlock_wait_check_space(const DlockSpace *space,
 
 /* deadlock.c */
 extern bool dlock_deadlock_check(bool thorough, bool told);
-extern void dlock_deadlock_log(const DlockRequest *request, int64 number,
+extern void dlock_deadlock_log(DlockSpace *space, const DlockRequest *request,
 							   int64 waited, bool granted);
 
 /* xact.c */
@@ -129,6 +129,15 @@ extern bool dlock_notify_is_mine(DlockTicket *ticket);
 
 /* errors.c */
 extern void dlock_raise_lease_gone(int64 number);
+
+/* force.c */
+extern char *dlock_describe_caller(void);
+extern bool dlock_lease_is_other(DlockSpace *space, int64 number,
+								 NameData *role);
+extern void dlock_log_forced_release(DlockSpace *space, int64 number,
+									 const DlockForced *forced);
+extern void dlock_log_forced_close(int64 number, const char *role,
+								   int64 tickets);
 
 /* reserve.c */
 extern void dlock_reserve_check(DlockSpace *space, const DlockKey *key);

@@ -494,20 +494,41 @@ typedef struct NameList
 	int			count;
 } NameList;
 
-/* Append a process; or a lease, if that is not 0. */
-static void
-append_name(NameList *list, int pid, int64 lease)
+/* Is there room for one more?  The separator before it is appended. */
+static bool
+begin_name(NameList *list)
 {
-	const char *separator = list->count++ == 0 ? "" : ", ";
+	list->count++;
+	if (list->count > 1 && list->count <= MAX_NAMED + 1)
+		appendStringInfoString(&list->text, ", ");
+	if (list->count == MAX_NAMED + 1)
+		appendStringInfoString(&list->text, "...");
+	return list->count <= MAX_NAMED;
+}
 
-	if (list->count > MAX_NAMED + 1)
-		return;
-	if (list->count > MAX_NAMED)
-		appendStringInfoString(&list->text, ", ...");
-	else if (lease != 0)
-		appendStringInfo(&list->text, "%slease " INT64_FORMAT, separator, lease);
-	else
-		appendStringInfo(&list->text, "%s%d", separator, pid);
+static void
+append_process(NameList *list, int pid)
+{
+	if (begin_name(list))
+		appendStringInfo(&list->text, "%d", pid);
+}
+
+/* Whose is it: a process's, or a lease's? */
+static void
+append_member(NameList *list, DlockSpace *space, const DlockMember *member)
+{
+	DlockLeaseName name;
+
+	if (member->lease == 0)
+		append_process(list, member->pid);
+	else if (begin_name(list))
+	{
+		dlock_lease_name_find(space, member->number, &name);
+		if (name.lease != 0)
+			dlock_lease_name_append(&list->text, &name);
+		else
+			appendStringInfo(&list->text, "lease " INT64_FORMAT, member->lease);
+	}
 }
 
 /*
@@ -536,7 +557,7 @@ describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 			!(lock->places[p].modes & place->conflicts))
 			continue;
 		blocker->mark = true;
-		append_name(&blockers, blocker->pid, 0);
+		append_process(&blockers, blocker->pid);
 	}
 	if (blockers.count == 0)
 		return;
@@ -683,7 +704,7 @@ dlock_deadlock_check(bool thorough, bool told)
  * with no more than a few of the queue.  "waited" is in microseconds.
  */
 void
-dlock_deadlock_log(const DlockRequest *request, int64 number, int64 waited,
+dlock_deadlock_log(DlockSpace *space, const DlockRequest *request, int64 waited,
 				   bool granted)
 {
 	StringInfoData what;
@@ -709,8 +730,8 @@ dlock_deadlock_log(const DlockRequest *request, int64 number, int64 waited,
 	count = dlock_graph_read_lock(&request->key, DLOCK_MAX_TICKET,
 								  MAX_NAMED + 1, &members, &slots);
 	for (int i = 0; i < count; i++)
-		append_name(members[i].granted ? &holders : &queue, members[i].pid,
-					members[i].lease);
+		append_member(members[i].granted ? &holders : &queue, space,
+					  &members[i]);
 	ereport(LOG,
 			(errmsg("process %d still waiting for %s after %lld.%03d ms",
 					MyProcPid, what.data,

@@ -244,8 +244,8 @@ is_time_to_look(const Looks *looks, int64 waited)
 
 /* Raises 40P01 where this backend is a deadlock's victim. */
 static void
-look_for_deadlocks(Looks *looks, const DlockRequest *request, int64 number,
-				   instr_time start)
+look_for_deadlocks(Looks *looks, DlockSpace *space,
+				   const DlockRequest *request, instr_time start)
 {
 	int64		waited = microseconds_since(start);
 	bool		told = pg_atomic_exchange_u32(&dlock_my_backend->check_requested,
@@ -258,7 +258,7 @@ look_for_deadlocks(Looks *looks, const DlockRequest *request, int64 number,
 		looks->next_thorough = next_thorough_look(waited);
 	if (waited >= looks->next && log_lock_waits && !looks->logged)
 	{
-		dlock_deadlock_log(request, number, waited, false);
+		dlock_deadlock_log(space, request, waited, false);
 		looks->logged = true;
 	}
 	waited = microseconds_since(start);
@@ -293,7 +293,8 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 			left = Min(left, request->timeout - waited);
 		}
 		if (is_time_to_look(looks, waited))
-			look_for_deadlocks(looks, request, ticket->number, start);
+			look_for_deadlocks(looks, dlock_space_at(ticket->space), request,
+							   start);
 		else
 			sleep_a_while(request, ticket, left);
 	}
@@ -322,8 +323,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	{
 		/* the log tells of the grant, too */
 		dlock_journal_flush_removal(space, &request->key);
-		dlock_deadlock_log(request, ticket->number, microseconds_since(start),
-						   true);
+		dlock_deadlock_log(space, request, microseconds_since(start), true);
 	}
 	return true;
 }

@@ -267,7 +267,27 @@ dlock_lease_be_over(DlockLease *lease, bool always)
 	if (always ?
 		pg_atomic_exchange_u64(&lease->deadline, 0) == DLOCK_RAN_OUT :
 		pg_atomic_compare_exchange_u64(&lease->deadline, &ran_out, 0))
+	{
+		lease->ran_out = true;
 		begin_delay(lease);
+	}
+}
+
+/*
+ * How long ago the latest heartbeat was sent that standbys have acknowledged,
+ * in microseconds; 0 where none count for the lease.
+ */
+uint64
+dlock_lease_unconfirmed_for(DlockLease *lease)
+{
+	uint64		now = dlock_monotonic_now();
+	uint64		confirmed;
+
+	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
+		!dlock_quorum_has_standbys())
+		return 0;
+	confirmed = confirmed_at(lease);
+	return now > confirmed ? now - confirmed : 0;
 }
 
 /* Enter a lease into its space; called with the lease lock. */

@@ -382,18 +382,21 @@ dlock_lease_end_all(DlockSpace *space)
  * For the worker: end the lease if it is due, and its delay if that is.
  * Returns when to look again, in monotonic microseconds; 0: never.  At once,
  * where it has so many tickets that they could not all be ended "until" then.
+ * Where it has run out, and nobody has said so yet, *expiry is what to say, and
+ * its "lease" not 0.
  *
  * A lease that is over is looked through again as well, since whoever ended it
  * may have died in between.
  */
 uint64
-dlock_lease_expire(DlockLease *lease, uint64 until)
+dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 {
 	DlockSpace *space = dlock_space_at(lease->space);
 	uint64		now = dlock_monotonic_now();
 	uint64		due;
 	bool		delayed;
 
+	expiry->lease = 0;
 	if (dlock_lease_is_attached(lease) &&
 		pg_atomic_read_u64(&dlock_backends[lease->procno].session) != lease->session)
 		/* its session is gone without having said so */
@@ -403,6 +406,9 @@ dlock_lease_expire(DlockLease *lease, uint64 until)
 		return due == DLOCK_NO_DEADLINE ? now + dlock_lease_ttl(lease) : due;
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_be_over(lease, false);
+	if (lease->ran_out)
+		dlock_expiry_fill(expiry, lease);
+	lease->ran_out = false;
 	LWLockRelease(&space->lease_lock);
 	wake_waiters(lease);
 	if (!end_tickets_until(space, lease, DLOCK_EVENT_EXPIRED, until))

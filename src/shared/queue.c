@@ -823,14 +823,30 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 	wake_all(&wakeups);
 }
 
+/* What a ticket is, that is about to be ended by force. */
+static void
+describe_forced(const DlockLock *lock, DlockTicket *ticket,
+				DlockForced *forced)
+{
+	dlock_key_copy(&forced->key, &lock->key);
+	forced->held = state_of(ticket) == DLOCK_GRANTED;
+	forced->waited = state_of(ticket) == DLOCK_WAITING;
+	forced->pid = is_lease_ticket(ticket) ? 0 : ticket->pid;
+	forced->role = ticket->role;
+	if (forced->pid == 0)
+		dlock_lease_name_fill(&forced->lease, lease_ticket(ticket));
+}
+
 /*
  * End a ticket of any backend, on an administrator's word.  Its owner finds
- * it GONE, and is woken in case it waits.  False where there is none.
+ * it GONE, and is woken in case it waits.  False where there is none; otherwise
+ * *forced is what it was.
  *
  * Looks through all locks, as nobody but its owner knows a ticket's lock.
  */
 bool
-dlock_queue_force(const DlockSpaceKey *space, int64 number)
+dlock_queue_force(const DlockSpaceKey *space, int64 number,
+				  DlockForced *forced)
 {
 	DlockLockScan scan;
 	Wakeups		wakeups = {0};
@@ -851,6 +867,7 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number)
 			ticket = find_number(&lock->queue, number);
 		if (ticket == NULL)
 			continue;
+		describe_forced(lock, ticket, forced);
 		state = state_of(ticket);
 		ended = state == DLOCK_ENDING || state == DLOCK_LEAVING;
 		done = !ended || ticket->pins > 0;

@@ -11,6 +11,7 @@
 #ifndef DLOCK_SHARED_H
 #define DLOCK_SHARED_H
 
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
 
 #include "shared/shmem.h"
@@ -241,6 +242,58 @@ extern void dlock_ticket_joined(DlockTicket *ticket);
 extern void dlock_ticket_free(DlockTicket *ticket);
 extern void dlock_ticket_free_spare(void);
 
+/* report.c */
+
+#define DLOCK_REPORT_TEXT		100 /* bytes of a text that a report has */
+#define DLOCK_REPORT_TICKETS	10	/* tickets that it has by name */
+
+/* A text that somebody gave, cut short where it is long; "" where there is none */
+typedef struct DlockReportText
+{
+	char		text[DLOCK_REPORT_TEXT + sizeof("...")];
+} DlockReportText;
+
+/* What the log says of a lease that has run out */
+typedef struct DlockExpiry
+{
+	int64		lease;			/* 0: there is nothing to say */
+	NameData	role;
+	DlockReportText info;
+	int64		ttl;			/* all times in microseconds */
+	int64		renewed;		/* so long ago */
+	int64		unconfirmed;	/* standbys have not answered for so long; 0: they
+								 * do not count */
+	int			attached_pid;	/* of the session that kept it; 0: none */
+	uint32		held;			/* tickets, of which these are some */
+	uint32		waiting;
+	int			num_tickets;
+	struct
+	{
+		int64		number;
+		int			name_length;
+		char		name[DLOCK_MAX_NAME];
+		DlockReportText owner;
+	}			tickets[DLOCK_REPORT_TICKETS];
+} DlockExpiry;
+
+/* Whose a lease's ticket is, for a message */
+typedef struct DlockLeaseName
+{
+	int64		lease;			/* 0: it is gone */
+	NameData	role;
+	DlockReportText owner;
+} DlockLeaseName;
+
+extern void dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease);
+extern void dlock_lease_name_fill(DlockLeaseName *name,
+								  const DlockLeaseTicket *ticket);
+extern void dlock_lease_name_find(DlockSpace *space, int64 number,
+							  DlockLeaseName *name);
+extern void dlock_lease_name_append(StringInfo buffer,
+									const DlockLeaseName *name);
+extern bool dlock_lease_role_find(DlockSpace *space, int64 number, Oid *role,
+								  NameData *role_name);
+
 /* queue.c */
 typedef enum DlockJoin
 {
@@ -326,7 +379,20 @@ extern void dlock_queue_share(DlockLeaseTicket *ticket);
 extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
-extern bool dlock_queue_force(const DlockSpaceKey *space, int64 number);
+
+/* A ticket that was ended by force, as it was before */
+typedef struct DlockForced
+{
+	DlockKey	key;
+	bool		held;
+	bool		waited;			/* neither: it only kept the lock closed */
+	int			pid;			/* of its session; 0: a lease's */
+	Oid			role;			/* ... and its role */
+	DlockLeaseName lease;
+} DlockForced;
+
+extern bool dlock_queue_force(const DlockSpaceKey *space, int64 number,
+							  DlockForced *forced);
 extern void dlock_queue_purge(const DlockSpaceKey *space);
 extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
@@ -435,7 +501,8 @@ extern int64 dlock_lease_end(DlockSpace *space, DlockLease *lease,
 extern int64 dlock_lease_force(DlockSpace *space, int64 number);
 extern int64 dlock_lease_end_all(DlockSpace *space);
 extern int64 dlock_lease_release(DlockSpace *space, int64 number);
-extern uint64 dlock_lease_expire(DlockLease *lease, uint64 until);
+extern uint64 dlock_lease_expire(DlockLease *lease, uint64 until,
+								 DlockExpiry *expiry);
 extern void dlock_lease_abandon(DlockSpace *space);
 
 /* lease_ticket.c */

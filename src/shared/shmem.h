@@ -242,6 +242,7 @@ struct DlockLease
 	bool		in_leases;		/* listed there */
 	uint32		visitors;		/* walks through that list that stand here: it
 								 * stays linked until they have gone on */
+	bool		ran_out;		/* and the log is still to be told */
 	bool		delayed;		/* ran out, and keeps its locks closed ... */
 	uint64		delay_ends;		/* ... until then, in monotonic microseconds */
 	int64		next_ttl;		/* that its row has, in microseconds; 0: the one

@@ -25,14 +25,12 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "commands/dbcommands.h"
-#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/condition_variable.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
-#include "storage/proc.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -55,7 +53,6 @@
 #define TELL_MS				1000	/* of a lock on a table, after a wait */
 #define SILENCE_MS			60000	/* between two messages about that */
 #define MAX_LOCK_POLL_MS	50
-#define MAX_HOLDERS			5		/* are named */
 
 /* The columns of a row that was read; where null, 0 or NULL */
 static int64
@@ -340,44 +337,6 @@ begin_anew(DlockSpace *space, uint64 until)
  * Locks on the tables
  */
 
-/* Who has a table locked, for a message */
-static char *
-describe_holders(Oid table, LOCKMODE mode)
-{
-	LockData   *locks = GetLockStatusData();
-	StringInfoData text;
-	int			count = 0;
-
-	initStringInfo(&text);
-	for (int i = 0; i < locks->nelements; i++)
-	{
-		const LockInstanceData *lock = &locks->locks[i];
-		bool		conflicts = false;
-
-		if (lock->locktag.locktag_type != LOCKTAG_RELATION ||
-			lock->locktag.locktag_field1 != MyDatabaseId ||
-			lock->locktag.locktag_field2 != table || lock->pid == MyProcPid)
-			continue;
-		for (LOCKMODE held = 1; held <= MaxLockMode; held++)
-			conflicts |= (lock->holdMask & LOCKBIT_ON(held)) != 0 &&
-				DoLockModesConflict(held, mode);
-		if (!conflicts)
-			continue;
-		if (++count > MAX_HOLDERS)
-			break;
-		appendStringInfoString(&text, count > 1 ? ", " : "");
-		if (lock->pid == 0)
-			appendStringInfoString(&text, _("a prepared transaction"));
-		else
-			appendStringInfo(&text, _("process %d"), lock->pid);
-	}
-	if (count == 0)
-		appendStringInfoString(&text, _("nobody any more"));
-	else if (count > MAX_HOLDERS)
-		appendStringInfoString(&text, ", ...");
-	return text.data;
-}
-
 /*
  * Say who keeps us from reading a table: to the log, or, where that was to be an
  * error, to whoever gets it.
@@ -390,7 +349,7 @@ tell_of_lock(int level, const char *name, Oid table, LOCKMODE mode)
 			 errmsg("cannot read table \"%s\" of database \"%s\", as it is locked",
 					name, get_database_name(MyDatabaseId)),
 			 errdetail("Process %d needs it to know which locks leases hold since before the server was started. It is locked by: %s.",
-					   MyProcPid, describe_holders(table, mode)),
+					   MyProcPid, dlock_describe_holders(table, mode)),
 			 errhint("End that transaction; a prepared one with COMMIT PREPARED or ROLLBACK PREPARED: see the view pg_prepared_xacts.")));
 }
 

@@ -95,11 +95,15 @@ typedef struct DlockImage
 	char		channel[NAMEDATALEN];
 } DlockImage;
 
+/* locked.c */
+extern char *dlock_describe_holders(Oid table, LOCKMODE mode);
+
 /* write.c */
 extern bool dlock_rows_begin(DlockSpace *space);
 extern int	dlock_rows_write(const DlockImage *images, int count);
 extern bool dlock_rows_remove_foreign(DlockSpace *space);
 extern void dlock_rows_commit(void);
+extern bool dlock_rows_tell_of_lock(const char *database);
 
 /* read.c */
 extern void dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind,

@@ -51,6 +51,9 @@ static DlockPlaces table_places[DLOCK_NUM_TABLES];
 /* The same, opened by the transaction that writes */
 static Relation relations[DLOCK_NUM_TABLES];
 
+/* The one that the transaction waits for; -1: none, as far as this file knows */
+static int	awaited = -1;
+
 /* There may be rows of another system or database, as the space tells. */
 static bool has_foreign_rows = true;
 
@@ -422,7 +425,11 @@ open_tables(DlockSpace *space)
 			tables_known = true;
 		}
 		for (int i = 0; i < DLOCK_NUM_TABLES; i++)
+		{
+			awaited = i;
 			relations[i] = try_relation_open(table_ids[i], RowExclusiveLock);
+		}
+		awaited = -1;
 		/* the locks have let the news in */
 		if (tables_known && relations[0] && relations[1])
 			break;
@@ -474,6 +481,7 @@ mark_origin(void)
 bool
 dlock_rows_begin(DlockSpace *space)
 {
+	awaited = -1;
 	mark_origin();
 	has_foreign_rows =
 		pg_atomic_read_u32(&space->cleared) != DLOCK_CLEARED;
@@ -489,13 +497,64 @@ dlock_rows_begin(DlockSpace *space)
 }
 
 /*
+ * A transaction that was to write has failed for a lock: tell the log who has
+ * it, if it is one on a table.  Otherwise false; PostgreSQL's own error, and its
+ * context, say then what it was.
+ */
+bool
+dlock_rows_tell_of_lock(const char *database)
+{
+	MemoryContext context;
+	MemoryContext old_context;
+
+	if (awaited < 0)
+		return false;
+	context = AllocSetContextCreate(CurrentMemoryContext, "dlock locked table",
+									ALLOCSET_SMALL_SIZES);
+	old_context = MemoryContextSwitchTo(context);
+	ereport(LOG,
+			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+			 errmsg("cannot write table \"%s\" of database \"%s\", as it is locked",
+					dlock_shapes[awaited].name, database),
+			 errdetail("Process %d has waited for %s on it. It is locked by: %s.",
+					   MyProcPid,
+					   GetLockmodeName(DEFAULT_LOCKMETHOD, RowExclusiveLock),
+					   dlock_describe_holders(table_ids[awaited],
+											  RowExclusiveLock)),
+			 errhint("End that transaction. Meanwhile leases are kept and run out, but what they held is not handed on, and new ones fail.")));
+	MemoryContextSwitchTo(old_context);
+	MemoryContextDelete(context);
+	return true;
+}
+
+/* For errors: what was being written */
+static void
+tell_of_table(void *arg)
+{
+	errcontext("writing table \"%s\"", ((const DlockShape *) arg)->name);
+}
+
+/*
  * Write the rows of a batch.  Returns how many rows that leaves dead.
  */
 int
 dlock_rows_write(const DlockImage *images, int count)
 {
-	return write_table(DLOCK_TABLE_LEASES, images, count) +
-		write_table(DLOCK_TABLE_QUEUE, images, count);
+	static const DlockTable tables[] = {DLOCK_TABLE_LEASES, DLOCK_TABLE_QUEUE};
+	ErrorContextCallback context = {
+		.previous = error_context_stack,
+		.callback = tell_of_table
+	};
+	int			dead = 0;
+
+	error_context_stack = &context;
+	for (int i = 0; i < (int) lengthof(tables); i++)
+	{
+		context.arg = unconstify(DlockShape *, &dlock_shapes[tables[i]]);
+		dead += write_table(tables[i], images, count);
+	}
+	error_context_stack = context.previous;
+	return dead;
 }
 
 /* A lease of this system and database, by its row */

@@ -169,6 +169,7 @@ dlock_due_next(void)
 void
 dlock_due_expire(uint64 step)
 {
+	static DlockExpiry expiry;
 	uint64		until = dlock_monotonic_now() + step;
 	uint64		now;
 
@@ -177,8 +178,10 @@ dlock_due_expire(uint64 step)
 	{
 		Look	   *first = pairingheap_container(Look, node,
 											  pairingheap_first(looks_by_due));
-		uint64		due = dlock_lease_expire(first->lease, until);
+		uint64		due = dlock_lease_expire(first->lease, until, &expiry);
 
+		if (expiry.lease != 0)
+			dlock_expiry_note(&expiry);
 		if (due == 0)
 			dlock_due_remove(first->lease);
 		else

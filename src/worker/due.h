@@ -23,6 +23,10 @@ extern void dlock_due_expire(uint64 step);
 extern bool dlock_due_has_attached(void);
 extern void dlock_due_let_go(void);
 
+/* expiry.c */
+extern void dlock_expiry_note(const DlockExpiry *expiry);
+extern uint64 dlock_expiry_tell(DlockSpace *space, bool at_once);
+
 /* grants.c */
 extern void dlock_grants_begin(void);
 extern void dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn);

@@ -44,6 +44,14 @@ notify(const DlockMessage *message, uint32 event, const char *event_name)
 							  (long long) message->number));
 }
 
+/* For errors */
+static void
+tell_of_turn(void *arg)
+{
+	errcontext("waiting for the lock that each NOTIFY takes, object 0 of class %u",
+			   DatabaseRelationId);
+}
+
 /*
  * Wait for one's turn among all that notify, in any database.  async.c takes
  * this lock before a commit, and waits for it then; whoever has it by that time
@@ -52,7 +60,14 @@ notify(const DlockMessage *message, uint32 event, const char *event_name)
 static void
 wait_for_turn(void)
 {
+	ErrorContextCallback context = {
+		.previous = error_context_stack,
+		.callback = tell_of_turn
+	};
+
+	error_context_stack = &context;
 	LockSharedObject(DatabaseRelationId, InvalidOid, 0, AccessExclusiveLock);
+	error_context_stack = context.previous;
 }
 
 /*

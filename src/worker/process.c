@@ -12,6 +12,7 @@
 #include "access/xact.h"
 #include "catalog/pg_authid.h"
 #include "catalog/pg_database.h"
+#include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
@@ -21,7 +22,9 @@
 #include "storage/proc.h"
 #include "storage/procarray.h"
 #include "tcop/tcopprot.h"
+#include "utils/builtins.h"
 #include "utils/guc.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/syscache.h"
 
@@ -82,6 +85,15 @@ pin_settings(void)
 							PGC_S_SESSION);
 	}
 	CommitTransactionCommand();
+}
+
+/* The name of this process's database, which nobody can change meanwhile */
+static NameData database_name;
+
+const char *
+dlock_process_database(void)
+{
+	return NameStr(database_name);
 }
 
 /*
@@ -146,6 +158,7 @@ dlock_process_begin(DlockOffice office)
 	before_shmem_exit(roll_back, 0);
 	StartTransactionCommand();
 	belong_to_owner();
+	namestrcpy(&database_name, get_database_name(MyDatabaseId));
 	dlock_attach();
 	dlock_count_as_worker();
 	space = dlock_find_space(&key);
@@ -324,7 +337,8 @@ recover(DlockTask *task)
 		pause = task->retry_ms > 0 ? task->retry_ms : RETRY_MS;
 		task->retry_ms = Min(pause * 2, task->max_retry_ms);
 	}
-	if (report)
+	if (report && !(dlock_error_is_lock(error->sqlerrcode) &&
+					task->tell_of_lock && task->tell_of_lock()))
 		EmitErrorReport();
 	if (!locked && task->failed)
 		task->failed(error->sqlerrcode);
@@ -336,6 +350,14 @@ recover(DlockTask *task)
 	return dlock_monotonic_now() + pause * 1000;
 }
 
+/* For errors: what this process was doing, and where */
+static void
+tell_of_task(void *arg)
+{
+	errcontext("%s, in database \"%s\"", ((const DlockTask *) arg)->what,
+			   dlock_process_database());
+}
+
 /*
  * Perform a task, unless it has failed a moment ago.  Where it fails, the
  * error is logged.  Returns when to come again.
@@ -345,12 +367,19 @@ dlock_task_perform(DlockTask *task)
 {
 	volatile bool more = false;
 	volatile bool failed = false;
+	ErrorContextCallback context = {
+		.previous = error_context_stack,
+		.callback = tell_of_task,
+		.arg = task
+	};
 
 	if (dlock_monotonic_now() < task->next_try)
 		return task->next_try;
 	PG_TRY();
 	{
+		error_context_stack = &context;
 		more = task->perform();
+		error_context_stack = context.previous;
 	}
 	PG_CATCH();
 	{

@@ -22,8 +22,12 @@
 /* What can fail, and is tried again */
 typedef struct DlockTask
 {
+	const char *what;			/* that it does: for the log */
 	bool		(*perform) (void);	/* returns whether there is more to do */
 	void		(*failed) (int code);	/* told of the SQLSTATE, or NULL */
+	bool		(*tell_of_lock) (void); /* in place of the error of a lock that
+										 * could not be had, to the log: false
+										 * where it has nothing to say; or NULL */
 	long		max_retry_ms;	/* the longest pause after an error */
 	long		patience_ms;	/* so long, a lock that cannot be had in time is
 								 * no error; 0: it is like others */
@@ -38,6 +42,7 @@ typedef struct DlockTask
 } DlockTask;
 
 /* process.c */
+extern const char *dlock_process_database(void);
 extern DlockSpace *dlock_process_begin(DlockOffice office);
 extern void dlock_process_signals(void);
 extern bool dlock_process_gives_way(void);

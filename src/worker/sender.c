@@ -60,6 +60,7 @@ send_announcements(void)
 }
 
 static DlockTask notify_task = {
+	.what = "sending notifications",
 	.perform = send_announcements,
 	.max_retry_ms = MAX_RETRY_MS
 };

@@ -282,28 +282,42 @@ send_announcements(void)
 	return more;
 }
 
+/* Who keeps the worker from its tables? */
+static bool
+tell_of_lock(void)
+{
+	return dlock_rows_tell_of_lock(dlock_process_database());
+}
+
 static DlockTask begin_task = {
+	.what = "reading the tables of leases",
 	.perform = begin_work,
 	.failed = begin_failed,
 	.max_retry_ms = MAX_RETRY_MS
 };
 static DlockTask learn_task = {
+	.what = "looking through leases",
 	.perform = learn,
 	.failed = learn_failed,
 	.max_retry_ms = MAX_RETRY_MS
 };
 static DlockTask clear_task = {
+	.what = "removing rows that stand for nothing",
 	.perform = clear_tables,
+	.tell_of_lock = tell_of_lock,
 	.max_retry_ms = MAX_RETRY_MS,
 	.patience_ms = PATIENCE_MS
 };
 static DlockTask journal_task = {
+	.what = "writing the tables of leases",
 	.perform = write_journal,
 	.failed = write_failed,
+	.tell_of_lock = tell_of_lock,
 	.max_retry_ms = MAX_RETRY_MS,
 	.patience_ms = PATIENCE_MS
 };
 static DlockTask notify_task = {
+	.what = "sending notifications",
 	.perform = send_announcements,
 	.max_retry_ms = MAX_RETRY_MS
 };
@@ -326,6 +340,7 @@ write_the_rest(void)
 			break;
 	}
 	makes_way = dlock_process_is_in_the_way();
+	(void) dlock_expiry_tell(my_space, true);
 	ProcDiePending = InterruptPending = true;
 }
 
@@ -441,6 +456,8 @@ work(void)
 	next = sooner(next, dlock_grants_announce(STEP_US));
 	next = sooner(next, have_announcements_sent());
 	have_tables_vacuumed();
+	/* when all else was done, as the log can be slow */
+	next = sooner(next, dlock_expiry_tell(my_space, false));
 	/* last, as the journal may have told of new leases */
 	return sooner(next, dlock_due_next());
 }
@@ -512,14 +529,14 @@ dlock_worker_main(Datum arg)
 		dlock_process_signals();
 		gives_way = dlock_process_gives_way();
 		if (gives_way)
-			return;
+			break;
 
 		pgstat_report_activity(STATE_RUNNING, NULL);
 		next = work();
 		if (extension_is_gone)
 		{
 			dlock_lease_abandon(my_space);
-			return;
+			break;
 		}
 		pgstat_report_activity(STATE_IDLE, NULL);
 		(void) pgstat_report_stat(false);
@@ -547,7 +564,7 @@ dlock_worker_main(Datum arg)
 			{
 				leaves = now - missed_at >= idle_time();
 				if (leaves)
-					return;
+					break;
 				next = sooner(next, missed_at + idle_time());
 				/* the extension may go meanwhile */
 				next = sooner(next, next_look);
@@ -557,4 +574,5 @@ dlock_worker_main(Datum arg)
 						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
 						 dlock_milliseconds_until(next), PG_WAIT_EXTENSION);
 	}
+	(void) dlock_expiry_tell(my_space, true);
 }

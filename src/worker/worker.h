@@ -11,6 +11,9 @@
 #ifndef DLOCK_WORKER_H
 #define DLOCK_WORKER_H
 
+/* expiry.c */
+extern bool dlock_log_expirations;
+
 /* worker.c */
 extern int	dlock_worker_idle_timeout;	/* milliseconds */
 

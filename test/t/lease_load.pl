@@ -344,7 +344,7 @@ $admin->wait_for(
 	q{SELECT count(*) = 1 FROM pg_locks WHERE NOT granted
 		AND relation = 'dlock_queue'::regclass AND pid = } . $client->{pid});
 my $said = qr/cannot read table "dlock_queue" of database "postgres", as it is locked
-.*DETAIL:  Process \d+ .* is locked by: a prepared transaction\.
+.*DETAIL:  Process \d+ .* is locked by: a prepared transaction \(AccessExclusiveLock\)\.
 .*HINT:  .*pg_prepared_xacts/;
 like(slurp_file($node->logfile, $offset) =~ s/\t//gr,
 	qr/LOG:  $said/, 'without an end, in a queue, and the log tells why');

@@ -42,9 +42,23 @@ our $infinity = 9**9**9;
 =item Dlock::History->new($seed)
 
 A history, with nothing in it.  Whatever is chosen at random depends on the
-seed alone, and on what the server answers.
+seed alone, and on what the server answers.  With DLOCK_TEST_HISTORY in the
+environment, what clients write down is kept, in a directory below that one, for
+docs/pictures/timeline to draw.
 
 =cut
+
+my $histories = 0;
+
+# Where clients write
+sub make_dir
+{
+	my $kept = $ENV{DLOCK_TEST_HISTORY} or return PostgreSQL::Test::Utils::tempdir();
+	my $dir = "$kept/" . ++$histories;
+
+	mkdir $dir or die "mkdir $dir: $!";
+	return $dir;
+}
 
 sub new
 {
@@ -54,7 +68,7 @@ sub new
 	note "seed $seed: set DLOCK_TEST_SEED to run with another one";
 	return bless {
 		seed => $seed,
-		dir => PostgreSQL::Test::Utils::tempdir(),
+		dir => make_dir(),
 		round => 0,
 		clients => 6,
 		levels => ['on'],    # of synchronous_commit, to choose from
@@ -152,7 +166,7 @@ sub read_calls
 
 	$self->_learn($load, @$_) foreach sort { $a->[1] <=> $b->[1] }
 	  map { $self->_new_lines($_) } @files;
-	unlink @files if $load->{over};
+	unlink @files if $load->{over} && !$ENV{DLOCK_TEST_HISTORY};
 	# with their sessions their holds are over
 	foreach my $hold (@{ $self->{holds} })
 	{

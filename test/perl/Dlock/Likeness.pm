@@ -39,7 +39,7 @@ use warnings FATAL => 'all';
 my $token = qr/
 	\d{4}-\d\d-\d\d\ \d\d:\d\d:\d\d(?:\.\d+)?(?:[+-]\d\d(?::\d\d)?|\ [A-Z]+)? |
 	\d\d:\d\d:\d\d(?:\.\d+)? |
-	\b\d+\.\d+\ ms\b |
+	\b\d+\.\d+\ m?s\b |
 	dlock_[0-9a-f]{32} |
 	\d+
 /x;
@@ -134,9 +134,9 @@ sub is_like
 		{
 			return 0 unless $s =~ /^\d{4}-\d\d-\d\d \d\d:/;
 		}
-		elsif ($r =~ / ms$/)
+		elsif ($r =~ /( m?s)$/)
 		{
-			return 0 unless $s =~ / ms$/;
+			return 0 unless $s =~ /\.\d+$1$/;
 		}
 		elsif ($r =~ /:.*\./)
 		{

@@ -1,0 +1,92 @@
+/*-------------------------------------------------------------------------
+ *
+ * force.c
+ *	  What the server's log says of those who end what is another's.
+ *
+ * It is said after the fact, and with no lock held.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+
+#include "backend/backend.h"
+
+/* A role's name; or its number, where it is gone */
+static const char *
+role_name(Oid role)
+{
+	const char *name = GetUserNameFromId(role, true);
+
+	return name ? name : psprintf("%u", role);
+}
+
+/*
+ * Who calls, as a sentence: whoever has logged in, and as whom, which another
+ * role is after SET ROLE and in a function with its owner's rights.
+ */
+char *
+dlock_describe_caller(void)
+{
+	Oid			session = GetSessionUserId();
+
+	if (session == GetUserId())
+		return psprintf("By process %d of role \"%s\".", MyProcPid,
+						role_name(session));
+	return psprintf("By process %d of role \"%s\", acting as \"%s\".", MyProcPid,
+					role_name(session), role_name(GetUserId()));
+}
+
+/*
+ * Is a lease some other role's, whose privileges the caller has not got but by
+ * being superuser?  *role is its name then.
+ */
+bool
+dlock_lease_is_other(DlockSpace *space, int64 number, NameData *role)
+{
+	Oid			owner;
+
+	return dlock_lease_role_find(space, number, &owner, role) &&
+		!is_member_of_role_nosuper(GetUserId(), owner);
+}
+
+/* A ticket was ended by force: what it was, and by whom. */
+void
+dlock_log_forced_release(DlockSpace *space, int64 number,
+						 const DlockForced *forced)
+{
+	StringInfoData detail;
+
+	/* whoever reads that somebody held it is told of a grant */
+	dlock_journal_flush_removal(space, &forced->key);
+	initStringInfo(&detail);
+	appendStringInfo(&detail, "%s %s ", dlock_describe_caller(),
+					 forced->held ? "It was held by" :
+					 forced->waited ? "It was a place in the queue, of" :
+					 "It had ended before, and kept the lock closed, of");
+	if (forced->pid != 0)
+		appendStringInfo(&detail, "process %d of role \"%s\"", forced->pid,
+						 role_name(forced->role));
+	else
+		dlock_lease_name_append(&detail, &forced->lease);
+	appendStringInfoChar(&detail, '.');
+	ereport(LOG,
+			(errmsg("ticket %lld of lock \"%.*s\" was released by force",
+					(long long) number, forced->key.length, forced->key.name),
+			 errdetail_internal("%s", detail.data)));
+}
+
+/* A lease was closed that is another's. */
+void
+dlock_log_forced_close(int64 number, const char *role, int64 tickets)
+{
+	ereport(LOG,
+			(errmsg("lease %lld of role \"%s\" was closed by force",
+					(long long) number, role),
+			 errdetail("%s It had %lld tickets.", dlock_describe_caller(),
+					   (long long) tickets)));
+}

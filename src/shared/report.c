@@ -1,0 +1,143 @@
+/*-------------------------------------------------------------------------
+ *
+ * report.c
+ *	  What messages say of leases and their tickets.
+ *
+ * It is copied under the lock that protects it, and put into words when no lock
+ * is held.  Texts that users gave are cut short, and so are lists: nobody is to
+ * fill the server's log with what he calls his locks.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "mb/pg_wchar.h"
+#include "utils/timestamp.h"
+
+#include "shared/lease.h"
+#include "shared/shared.h"
+
+/* Tickets of a lease among which those are looked for that it holds */
+#define MAX_LOOKED_AT	256
+
+/* Copy a text of the shared area, or none. */
+static void
+copy_text(DlockReportText *to, dsa_pointer from)
+{
+	const char *text;
+	int			length;
+	int			kept;
+
+	to->text[0] = '\0';
+	if (!DsaPointerIsValid(from))
+		return;
+	text = dsa_get_address(dlock_area, from);
+	length = strlen(text);
+	kept = pg_mbcliplen(text, length, DLOCK_REPORT_TEXT);
+	memcpy(to->text, text, kept);
+	strcpy(to->text + kept, kept < length ? "..." : "");
+}
+
+static void
+add_ticket(DlockExpiry *expiry, const DlockLeaseTicket *ticket)
+{
+	int			n = expiry->num_tickets++;
+
+	expiry->tickets[n].number = ticket->ticket.number;
+	expiry->tickets[n].name_length = ticket->key.length;
+	memcpy(expiry->tickets[n].name, ticket->key.name, ticket->key.length);
+	copy_text(&expiry->tickets[n].owner, ticket->owner);
+}
+
+/*
+ * A lease has run out, and has its tickets still: what there is to say.  A
+ * ticket's own lease has that ticket's info.  Called with the lease lock.
+ */
+void
+dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease)
+{
+	TimestampTz renewed = (TimestampTz) pg_atomic_read_u64(&lease->renewed_at);
+	dsa_pointer link = lease->tickets.head;
+
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
+	expiry->lease = lease->number;
+	expiry->role = lease->role_name;
+	copy_text(&expiry->info, lease->info);
+	expiry->ttl = dlock_lease_ttl(lease);
+	expiry->renewed = Max(GetCurrentTimestamp() - renewed, 0);
+	expiry->unconfirmed = (int64) dlock_lease_unconfirmed_for(lease);
+	expiry->attached_pid = lease->session != 0 ? lease->pid : 0;
+	expiry->held = lease->held;
+	expiry->waiting = lease->tickets.length - lease->held;
+	expiry->num_tickets = 0;
+	for (int n = 0; n < MAX_LOOKED_AT && DsaPointerIsValid(link) &&
+		 expiry->num_tickets < DLOCK_REPORT_TICKETS; n++)
+	{
+		DlockLeaseTicket *ticket = dlock_ticket_in_lease(link);
+
+		if (lease->single)
+			copy_text(&expiry->info, ticket->ticket.info);
+		if (ticket->held)
+			add_ticket(expiry, ticket);
+		link = ticket->in_lease.next;
+	}
+}
+
+/* Whose a lease's ticket is.  Raises nothing and allocates nothing. */
+void
+dlock_lease_name_fill(DlockLeaseName *name, const DlockLeaseTicket *ticket)
+{
+	const DlockLease *lease = dlock_lease_of(ticket);
+
+	name->lease = lease->number;
+	name->role = lease->role_name;
+	copy_text(&name->owner, ticket->owner);
+}
+
+/* The same by its number.  It may be gone by now. */
+void
+dlock_lease_name_find(DlockSpace *space, int64 number, DlockLeaseName *name)
+{
+	int			before = dlock_record_begin_uses();
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+
+	name->lease = 0;
+	dlock_id_find(space, number, &lease, &ticket);
+	if (ticket)
+		dlock_lease_name_fill(name, ticket);
+	dlock_record_end_uses(before);
+}
+
+/* It, for a message: lease 4711 (role "alice", owner "node-1") */
+void
+dlock_lease_name_append(StringInfo buffer, const DlockLeaseName *name)
+{
+	appendStringInfo(buffer, "lease %lld (role \"%s\"",
+					 (long long) name->lease, NameStr(name->role));
+	if (name->owner.text[0] != '\0')
+		appendStringInfo(buffer, ", owner \"%s\"", name->owner.text);
+	appendStringInfoChar(buffer, ')');
+}
+
+/*
+ * The role of a lease; false where it is gone.
+ */
+bool
+dlock_lease_role_find(DlockSpace *space, int64 number, Oid *role,
+					  NameData *role_name)
+{
+	int			before = dlock_record_begin_uses();
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+
+	dlock_id_find(space, number, &lease, &ticket);
+	if (lease)
+	{
+		*role = lease->role;
+		*role_name = lease->role_name;
+	}
+	dlock_record_end_uses(before);
+	return lease != NULL;
+}

@@ -1,0 +1,71 @@
+/*-------------------------------------------------------------------------
+ *
+ * locked.c
+ *	  Who keeps a process from locking a table, for messages.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "storage/lock.h"
+#include "storage/proc.h"
+
+#include "tables/tables.h"
+
+#define MAX_HOLDERS		5		/* are named */
+
+/* The strongest of these modes that is in the way of "mode"; 0: none is */
+static LOCKMODE
+find_conflict(LOCKMASK held, LOCKMODE mode)
+{
+	for (LOCKMODE other = MaxLockMode; other > 0; other--)
+	{
+		if ((held & LOCKBIT_ON(other)) && DoLockModesConflict(other, mode))
+			return other;
+	}
+	return NoLock;
+}
+
+/*
+ * Who has a table locked, or waits for a lock on it, and is in the way of
+ * "mode".  Reads no catalog, so that this works where a transaction has failed.
+ */
+char *
+dlock_describe_holders(Oid table, LOCKMODE mode)
+{
+	LockData   *locks = GetLockStatusData();
+	StringInfoData text;
+	int			count = 0;
+
+	initStringInfo(&text);
+	for (int i = 0; i < locks->nelements; i++)
+	{
+		const LockInstanceData *lock = &locks->locks[i];
+		LOCKMODE	conflict;
+
+		if (lock->locktag.locktag_type != LOCKTAG_RELATION ||
+			lock->locktag.locktag_field1 != MyDatabaseId ||
+			lock->locktag.locktag_field2 != table || lock->pid == MyProcPid)
+			continue;
+		conflict = find_conflict(lock->holdMask |
+								 LOCKBIT_ON(lock->waitLockMode), mode);
+		if (conflict == NoLock)
+			continue;
+		if (++count > MAX_HOLDERS)
+			break;
+		appendStringInfoString(&text, count > 1 ? ", " : "");
+		if (lock->pid == 0)
+			appendStringInfoString(&text, _("a prepared transaction"));
+		else
+			appendStringInfo(&text, _("process %d"), lock->pid);
+		appendStringInfo(&text, " (%s)",
+						 GetLockmodeName(DEFAULT_LOCKMETHOD, conflict));
+	}
+	if (count == 0)
+		appendStringInfoString(&text, _("nobody any more"));
+	else if (count > MAX_HOLDERS)
+		appendStringInfoString(&text, ", ...");
+	return text.data;
+}

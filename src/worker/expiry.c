@@ -1,0 +1,209 @@
+/*-------------------------------------------------------------------------
+ *
+ * expiry.c
+ *	  What the worker tells the server's log: leases that have run out.
+ *
+ * A line for each, but of those that run out within a second only so many; the
+ * others are counted, and their number is told when the second is over.  So a
+ * hundred thousand that run out at once do not fill a disk, nor hold up the
+ * worker.
+ *
+ * A lease is noted when it has run out, and told of when the worker has done all
+ * else that is due, with no lock held.  Where the worker dies in between, that
+ * goes untold.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "lib/ilist.h"
+#include "utils/memutils.h"
+
+#include "shared/shared.h"
+#include "worker/process.h"
+#include "worker/due.h"
+#include "worker/worker.h"
+
+#define MAX_LINES		100		/* in an interval */
+#define INTERVAL_US		UINT64CONST(1000000)
+#define MAX_RETRY_MS	2000	/* between attempts that fail */
+
+/* The setting */
+bool		dlock_log_expirations;
+
+static DlockSpace *my_space = NULL;
+
+/* What is still to be told, in its order */
+typedef struct Note
+{
+	dlist_node	node;
+	DlockExpiry expiry;
+} Note;
+
+static dlist_head notes = DLIST_STATIC_INIT(notes);
+
+/* Since the first of an interval: how many have got a line, and how many not */
+static uint64 interval_began;
+static int	num_lines = 0;
+static uint64 num_others = 0;
+
+/* A lease has run out.  Raises nothing. */
+void
+dlock_expiry_note(const DlockExpiry *expiry)
+{
+	Note	   *note = NULL;
+
+	if (!dlock_log_expirations)
+		return;
+	if (num_lines > 0 && num_others == 0 &&
+		dlock_monotonic_now() >= interval_began + INTERVAL_US)
+		num_lines = 0;
+	if (num_lines == 0)
+		interval_began = dlock_monotonic_now();
+	if (num_lines < MAX_LINES)
+		note = MemoryContextAllocExtended(TopMemoryContext, sizeof(Note),
+										  MCXT_ALLOC_NO_OOM);
+	if (note == NULL)
+	{
+		num_others++;
+		num_lines = Max(num_lines, 1);
+		return;
+	}
+	num_lines++;
+	note->expiry = *expiry;
+	dlist_push_tail(&notes, &note->node);
+}
+
+static void
+append_seconds(StringInfo buffer, uint64 microseconds)
+{
+	appendStringInfo(buffer, "%llu.%03d s",
+					 (unsigned long long) (microseconds / 1000000),
+					 (int) (microseconds / 1000 % 1000));
+}
+
+/* What it held, some of it by name */
+static void
+append_tickets(StringInfo buffer, const DlockExpiry *expiry)
+{
+	uint32		others = expiry->held - expiry->num_tickets;
+
+	for (int i = 0; i < expiry->num_tickets; i++)
+	{
+		appendStringInfo(buffer, "%s lock \"%.*s\" (ticket %lld",
+						 i == 0 ? " It held" :
+						 i == expiry->num_tickets - 1 && others == 0 ? " and" :
+						 ",", expiry->tickets[i].name_length,
+						 expiry->tickets[i].name,
+						 (long long) expiry->tickets[i].number);
+		if (expiry->tickets[i].owner.text[0] != '\0')
+			appendStringInfo(buffer, ", owner \"%s\"",
+							 expiry->tickets[i].owner.text);
+		appendStringInfoChar(buffer, ')');
+	}
+	if (expiry->held == 0)
+		appendStringInfoString(buffer, " It held nothing");
+	else if (expiry->num_tickets == 0)
+		appendStringInfo(buffer, " It held %u locks", expiry->held);
+	else if (others > 0)
+		appendStringInfo(buffer, " and %u more", others);
+	if (expiry->waiting > 0)
+		appendStringInfo(buffer, ", and waited for %u", expiry->waiting);
+	appendStringInfoChar(buffer, '.');
+}
+
+static void
+append_reason(StringInfo buffer, const DlockExpiry *expiry)
+{
+	if (expiry->attached_pid != 0)
+		appendStringInfo(buffer, "It was attached to process %d, which has ended; its last renewal was ",
+						 expiry->attached_pid);
+	else
+		appendStringInfoString(buffer, "Its last renewal was ");
+	append_seconds(buffer, expiry->renewed);
+	appendStringInfoString(buffer, " ago, its ttl is ");
+	append_seconds(buffer, expiry->ttl);
+	appendStringInfoChar(buffer, '.');
+	if (expiry->unconfirmed < expiry->ttl)
+		return;
+	appendStringInfoString(buffer, " Synchronous standbys have acknowledged nothing for ");
+	append_seconds(buffer, expiry->unconfirmed);
+	appendStringInfoChar(buffer, '.');
+}
+
+static void
+tell(const DlockExpiry *expiry)
+{
+	StringInfoData detail;
+
+	initStringInfo(&detail);
+	append_reason(&detail, expiry);
+	append_tickets(&detail, expiry);
+	if (expiry->info.text[0] != '\0')
+		appendStringInfo(&detail, " Its info is \"%s\".", expiry->info.text);
+	ereport(LOG,
+			(errmsg("lease %lld of role \"%s\" has run out",
+					(long long) expiry->lease, NameStr(expiry->role)),
+			 errdetail_internal("%s", detail.data),
+			 errhidecontext(true)));
+	pfree(detail.data);
+}
+
+/*
+ * Tell what there is to tell.  Who reads that a lease had a lock is told of a
+ * grant, so removals that were before it are flushed.
+ */
+static bool
+tell_all(void)
+{
+	if (!dlist_is_empty(&notes))
+		dlock_journal_flush_removals(my_space);
+	while (!dlist_is_empty(&notes))
+	{
+		Note	   *note = dlist_head_element(Note, node, &notes);
+
+		tell(&note->expiry);
+		dlist_delete(&note->node);
+		pfree(note);
+	}
+	return false;
+}
+
+/* ... and of the others.  Where more may come in this interval, that waits. */
+static uint64
+tell_of_others(bool at_once)
+{
+	if (num_others == 0)
+		return DLOCK_NO_DEADLINE;
+	if (!at_once && dlock_monotonic_now() < interval_began + INTERVAL_US)
+		return interval_began + INTERVAL_US;
+	ereport(LOG,
+			(errmsg("further leases that have run out: %llu",
+					(unsigned long long) num_others),
+			 errdetail("Of those that run out within a second, no more than %d are logged one by one.",
+					   MAX_LINES)));
+	num_others = 0;
+	num_lines = 0;
+	return DLOCK_NO_DEADLINE;
+}
+
+static DlockTask tell_task = {
+	.what = "logging leases that have run out",
+	.perform = tell_all,
+	.max_retry_ms = MAX_RETRY_MS
+};
+
+/*
+ * Tell the log of leases that have run out; of all of them, if this is the
+ * worker's last work.  Returns when to come again.
+ */
+uint64
+dlock_expiry_tell(DlockSpace *space, bool at_once)
+{
+	uint64		next = DLOCK_NO_DEADLINE;
+
+	my_space = space;
+	if (!dlist_is_empty(&notes))
+		next = dlock_task_perform(&tell_task);
+	return Min(next, tell_of_others(at_once));
+}

@@ -1,0 +1,482 @@
+# The server's log tells of each lease that runs out, and what it had; of whoever
+# ends what is another's; of the lock that keeps the worker from its work; and of
+# long waits, with the leases that are waited for by role and owner.  No one line,
+# and no moment, makes it grow without bound.
+#
+# What would break it: an end that is not told, or one that is told which was no
+# expiry; a line for each of many thousands; a list or a text that is not cut short;
+# an error of the worker that does not say which table it is about.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Lease;
+use Dlock::Test;
+use Dlock::Worker;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server(
+	'main',
+	allows_streaming => 1,
+	conf => q{
+synchronous_commit = local
+autovacuum = off
+deadlock_timeout = 1h
+log_lock_waits = on
+});
+my $admin = session($node);
+my $client;
+my $offset = 0;
+
+# What the log has had since new_part() was called last, a line each
+sub log_text
+{
+	return slurp_file($node->logfile, $offset) =~ s/\n\t/ /gr;
+}
+
+sub new_part
+{
+	$offset = -s $node->logfile;
+	return;
+}
+
+# Wait until the log has these words, in which # stands for a number, and <time>
+# for a time.
+sub logged
+{
+	my ($words, $test) = @_;
+	my $pattern =
+	  quotemeta($words) =~ s/\\<time\\>/\\d+\\.\\d{3} s/gr =~ s/\\#/\\d+/gr;
+	my $text;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	eval {
+		poll($test, sub { ($text = log_text()) =~ /$pattern/ });
+	};
+	return like($text, qr/$pattern/, $test);
+}
+
+# A lease of a session that ends, and its tickets for these names.  $open and
+# $acquire are further arguments.
+sub leave_lease
+{
+	my ($open, $acquire, @names) = @_;
+	my $keeper = session($node, 'postgres', 'user=alice');
+	my $lease = $keeper->query("SELECT dlock_lease_open('100ms', true$open)");
+	my @tickets =
+	  map { $keeper->query("SELECT dlock_lease_acquire($_, $lease$acquire)") }
+	  @names;
+
+	die "no lease and tickets: $lease @tickets"
+	  if grep { !/^\d+$/ } $lease, @tickets;
+	$keeper->quit;
+	return ($lease, $keeper->{pid}, @tickets);
+}
+
+$admin->query('CREATE ROLE alice LOGIN; CREATE ROLE bob; GRANT bob TO alice; '
+	  . 'CREATE ROLE ops LOGIN SUPERUSER');
+$client = session($node, 'postgres', 'user=alice');
+
+#
+# Leases that run out
+#
+{
+	my $ttl = ample(1);
+	my ($lease, $pid, $ticket, @rest);
+
+	$ticket = $client->query(
+		qq{SELECT dlock_ttl_acquire('single', '$ttl s',
+		owner => 'worker 1', info => 'node-1')});
+	logged(qq{LOG:  lease $ticket of role "alice" has run out},
+		'a lease runs out');
+	logged(
+		qq{DETAIL:  Its last renewal was <time> ago, its ttl is $ttl.000 s.}
+		  . qq{ It held lock "single" (ticket $ticket, owner "worker 1").}
+		  . qq{ Its info is "node-1".\n},
+		'and what it had');
+
+	# the acquires take their times, however long
+	($lease, $pid, $ticket, @rest) =
+	  leave_lease(", info => 'two', delay => '100ms'", '', "'a'", "'b\nc'");
+	logged(qq{LOG:  lease $lease of role "alice" has run out},
+		'one of a session');
+	logged(
+		"DETAIL:  It was attached to process $pid, which has ended;"
+		  . ' its last renewal was <time> ago, its ttl is 0.100 s.'
+		  . qq{ It held lock "a" (ticket $ticket) and lock "b c" (ticket $rest[0]).}
+		  . qq{ Its info is "two".\n},
+		'with two locks');
+
+	leave_lease('', '');
+	logged(qq{ its ttl is 0.100 s. It held nothing.\n}, 'one with nothing');
+
+	# Too much of everything.  A character is not cut in two.
+	my $euro = "\xe2\x82\xac";
+	($lease, $pid, $ticket, @rest) = leave_lease(
+		", info => repeat('$euro', 34)",
+		", owner => repeat('$euro', 34)",
+		map { "'many $_'" } 1 .. 12);
+	my $cut = $euro x 33 . '...';
+	logged(
+		join(', ',
+			map { qq{lock "many $_" (ticket #, owner "} . $cut . '")' }
+			  1 .. 10)
+		  . ' and 2 more. Its info is "'
+		  . $cut
+		  . qq{".\n},
+		'one with many, and long texts');
+	is(scalar(() = log_text() =~ /has run out/g),
+		4, 'and each of them has one line');
+}
+
+# Very many at once: some have a line, and the others are counted.
+{
+	my $count = 5000;
+	my $keeper = session($node, 'postgres', 'user=alice');
+	my ($lines, $others, $all);
+
+	new_part();
+	$keeper->query(
+		"SET synchronous_commit = off; SELECT count(dlock_lease_open('100ms', "
+		  . "true)) FROM generate_series(1, $count)");
+	$keeper->quit;
+	poll(
+		'all are told of',
+		sub {
+			my $text = log_text();
+
+			$lines = () =
+			  $text =~ /^.*LOG:  lease \d+ of role "alice" has run out/mg;
+			$others = 0;
+			$others += $_
+			  foreach $text =~
+			  /LOG:  further leases that have run out: (\d+)/g;
+			return $lines + $others >= $count;
+		});
+	is($lines + $others, $count, 'each of very many is told of once');
+	cmp_ok($others, '>', $count / 2, 'and not one by one');
+}
+
+# What is closed has not run out; nor is anything told where nobody wants to know.
+{
+	my ($lease) = leave_lease('', '');
+	my ($closed, $silent, $last);
+
+	new_part();
+	$closed = $client->query("SELECT dlock_ttl_acquire('closed', '1h')");
+	$client->query("SELECT dlock_release_ticket($closed)");
+	$admin->query(
+		q{LOAD 'dlock'; ALTER SYSTEM SET dlock.log_expirations = off});
+	$node->reload;
+	# the worker has read that when it comes to write something later
+	is_now($admin, 'SELECT count(*) FROM dlock_leases', '0', 'none is left');
+	$admin->query(
+		'SELECT pg_terminate_backend(' . worker($admin) . ', 180000)');
+	($silent) = leave_lease('', '');
+	is_now($admin, 'SELECT count(*) FROM dlock_leases', '0',
+		'it has run out');
+	$admin->query('ALTER SYSTEM RESET dlock.log_expirations');
+	$node->reload;
+	$admin->query(
+		'SELECT pg_terminate_backend(' . worker($admin) . ', 180000)');
+	($last) = leave_lease('', '');
+	logged("lease $last of role", 'one that comes later is told of');
+	unlike(
+		log_text(),
+		qr/lease (?:$closed|$silent) of role/,
+		'and none of those before');
+}
+
+#
+# What is ended by force
+#
+{
+	my $ops = session($node, 'postgres', 'user=ops');
+	my $holder = session($node, 'postgres', 'user=alice');
+	my $ticket = $holder->query("SELECT dlock_acquire('forced')");
+	my $waiter = session($node, 'postgres', 'user=alice');
+	my ($lease, $by_lease, $place, $delayed);
+
+	new_part();
+	$waiter->start("SELECT dlock_acquire('forced')");
+	$admin->until_waits($waiter);
+	$place = $admin->query(
+		"SELECT ticket FROM dlock_locks WHERE pid = $waiter->{pid}");
+	$ops->query("SELECT dlock_force_release($_)") foreach $place, $ticket;
+	like($waiter->answer, qr/55L01/, 'a waiter is ended');
+	logged(qq{LOG:  ticket $place of lock "forced" was released by force\n},
+		'a place in a queue');
+	logged(
+		qq{DETAIL:  By process $ops->{pid} of role "ops". It was a place in the}
+		  . qq{ queue, of process $waiter->{pid} of role "alice".\n},
+		'whose it was, and who has ended it');
+	logged(qq{LOG:  ticket $ticket of lock "forced" was released by force\n},
+		'a hold');
+	logged(
+		qq{DETAIL:  By process $ops->{pid} of role "ops". It was held by process}
+		  . qq{ $holder->{pid} of role "alice".\n},
+		'the same');
+
+	# with another role's rights
+	$admin->query('GRANT EXECUTE ON FUNCTION dlock_force_release TO bob');
+	$lease = $client->query("SELECT dlock_lease_open('1h')");
+	$by_lease = $client->query(
+		"SELECT dlock_lease_acquire('led', $lease, owner => 'worker 1')");
+	$client->query(
+		"SET ROLE bob; SELECT dlock_force_release($by_lease); RESET ROLE");
+	logged(
+		qq{DETAIL:  By process $client->{pid} of role "alice", acting as "bob".}
+		  . qq{ It was held by lease $lease (role "alice", owner "worker 1").\n},
+		'a lease has it, and another role is acted as');
+
+	# what nobody holds any more
+	($lease, undef, $delayed) =
+	  leave_lease(", delay => '1h'", '', "'delayed'");
+	logged("lease $lease of role", 'a delay begins');
+	$ops->query("SELECT dlock_force_release($delayed)");
+	logged(
+		qq{It had ended before, and kept the lock closed, of lease $lease (role "alice").\n},
+		'and is ended');
+
+	# a ticket that is not there
+	is($ops->query("SELECT dlock_force_release($delayed)"),
+		'f', 'and is gone');
+	is(scalar(() = log_text() =~ /released by force/g),
+		4, 'each of these has a line');
+
+	# leases that are another's, and one's own
+	my $own = $client->query("SELECT dlock_ttl_acquire('own', '1h')");
+	my $other = $client->query("SELECT dlock_lease_open('1h')");
+	$client->query("SELECT dlock_lease_acquire_all(ARRAY['x', 'y'], $other)");
+	$client->query("SELECT dlock_lease_close($own)");
+	$ops->query("SELECT dlock_lease_close($other)");
+	logged(qq{LOG:  lease $other of role "alice" was closed by force\n},
+		'a lease is closed that is another role\'s');
+	logged(
+		qq{DETAIL:  By process $ops->{pid} of role "ops". It had 2 tickets.\n},
+		'by whom');
+	unlike(
+		log_text(),
+		qr/lease $own of role/,
+		'of one\'s own, nothing is said');
+	$ops->query('SELECT dlock_reset()');
+	logged(qq{dlock_reset() has ended # leases\n},
+		'nor of each where all end');
+	logged(qq{DETAIL:  By process $ops->{pid} of role "ops".\n},
+		'but by whom');
+	$_->quit foreach $ops, $holder, $waiter;
+}
+
+#
+# What the worker cannot have
+#
+{
+	my $locker = session($node);
+	my $worker;
+
+	# there is one, and stays
+	$client->query("SELECT dlock_ttl_acquire('kept', '1h')");
+	$worker = worker($admin);
+	foreach my $case ([ 'dlock_queue', 'SHARE', 'ShareLock' ],
+		[ 'dlock_queue_lease', 'ACCESS EXCLUSIVE', 'AccessExclusiveLock' ])
+	{
+		my ($table, $mode, $lock) = @$case;
+
+		new_part();
+		$locker->query("BEGIN; LOCK TABLE $table IN $mode MODE");
+		like(
+			$client->query("SELECT dlock_ttl_acquire('other', '1h')"),
+			qr/could not write to the tables of leases/,
+			"$table is locked: who asks for a lease is told");
+		logged(
+			qq{LOG:  cannot write table "$table" of database "postgres", as it is locked\n},
+			'and the log');
+		logged(
+			qq{DETAIL:  Process $worker has waited for RowExclusiveLock on it.}
+			  . qq{ It is locked by: process $locker->{pid} ($lock).\n},
+			'who has which lock');
+		unlike(
+			log_text(),
+			qr/ERROR:  canceling statement/,
+			'and not a bare error');
+		$locker->query('ROLLBACK');
+		# the worker says it once more only where it has written since
+		like($client->query("SELECT dlock_ttl_acquire('$table', '1h')"),
+			qr/^\d+$/, 'then it goes on');
+	}
+
+	# Who only waits for a lock is in the way of those who come later.
+	my $reader = session($node);
+	new_part();
+	$reader->query('BEGIN; SELECT count(*) FROM dlock_queue');
+	$locker->start('BEGIN; LOCK TABLE dlock_queue');
+	$admin->wait_for("SELECT count(*) = 1 FROM pg_locks "
+		  . "WHERE pid = $locker->{pid} AND NOT granted");
+	like(
+		$client->query("SELECT dlock_ttl_acquire('other', '1h')"),
+		qr/could not write/,
+		'somebody waits for a lock: the worker waits');
+	logged(
+		qq{It is locked by: process $locker->{pid} (AccessExclusiveLock).\n},
+		'behind him');
+	$reader->query('ROLLBACK');
+	$locker->answer;
+	$locker->query('ROLLBACK');
+	$reader->quit;
+	like($client->query("SELECT dlock_ttl_acquire('kept, too', '1h')"),
+		qr/^\d+$/, 'then it goes on');
+
+	# a row
+	new_part();
+	$locker->query(
+		"BEGIN; SELECT FROM dlock_queue WHERE name = 'kept' FOR UPDATE");
+	$client->query('SELECT dlock_release_ticket(ticket) FROM dlock_locks '
+		  . "WHERE name = 'kept'");
+	logged("ERROR:  canceling statement due to lock timeout\n",
+		'a row is locked');
+	logged(qq{in relation "dlock_queue"}, 'PostgreSQL says which');
+	logged(qq{ writing table "dlock_queue" }, 'and dlock what it was at');
+	logged(qq{writing the tables of leases, in database "postgres"\n},
+		'and where');
+	$locker->query('ROLLBACK');
+	is_now($admin, q{SELECT count(*) FROM dlock_queue WHERE name = 'kept'},
+		'0', 'then it goes on');
+	$locker->quit;
+}
+
+#
+# Long waits, and who is waited for
+#
+{
+	my $lease = $client->query("SELECT dlock_lease_open('1h')");
+	my @tickets = map {
+		$client->query("SELECT dlock_lease_acquire('waited for', $lease, "
+			  . "owner => 'worker $_', slots => 12)")
+	} 1 .. 11;
+	my $slot =
+	  $client->query("SELECT dlock_acquire('waited for', slots => 12)");
+	my $single = $client->query(
+		"SELECT dlock_ttl_enqueue('waited for', '1h', 'c', slots => 12)");
+	my $waiter = session($node);
+
+	new_part();
+	$waiter->query("SET deadlock_timeout = '10ms'");
+	$waiter->start("SELECT dlock_acquire('waited for', slots => 12)");
+	logged(
+		qq{LOG:  process $waiter->{pid} still waiting for 1 permit of lock}
+		  . q{ "waited for" after },
+		'a long wait');
+	logged(
+		'DETAIL:  Processes holding the lock: '
+		  . join(', ',
+			map { qq{lease $lease (role "alice", owner "worker $_")} }
+			  1 .. 10)
+		  . qq{, .... Wait queue: lease $single (role "alice"), $waiter->{pid}.\n},
+		'for leases, by their roles and owners, and no more than ten of them'
+	);
+	$client->query("SELECT dlock_lease_close($lease)");
+	$waiter->answer;
+	logged(qq{LOG:  process $waiter->{pid} acquired 1 permit of lock},
+		'its end');
+	$waiter->quit;
+}
+
+#
+# The lock of NOTIFY, which a commit holds that waits for a standby.  No slot is
+# left for a sender, so the worker itself sends; and a lease keeps it there.
+#
+$client->query("SELECT dlock_ttl_acquire('stays', '1h')");
+$_->quit foreach $client, $admin;
+$node->append_conf('postgresql.conf',
+	"max_logical_replication_workers = 0\nmax_worker_processes = 1");
+$node->restart;
+{
+	my $locker = session($node);
+
+	$client = session($node);
+	$client->query("SELECT dlock_ttl_acquire('awake', '1h')");
+	new_part();
+	commits_hang($node, 1);
+	$locker->start('SET synchronous_commit = on; '
+		  . 'BEGIN; CREATE TEMP TABLE t (); NOTIFY c; COMMIT');
+	poll('the lock is held', sub { hangs($node, $locker) });
+	$client->query("SELECT dlock_enqueue('announced', 'c')");
+	logged(
+		'waiting for the lock that each NOTIFY takes, object 0 of class # '
+		  . 'sending notifications, in database "postgres"',
+		'nobody can notify');
+	commits_hang($node, 0);
+	$locker->answer;
+	$_->quit foreach $client, $locker;
+}
+$node->stop;
+
+#
+# The time line that is drawn of the log, and of the histories of clients
+#
+sub drawn
+{
+	my ($test, @arguments) = @_;
+	my ($out, $err) = run_command(
+		[ $^X, "$FindBin::RealBin/../../docs/pictures/timeline", @arguments ]
+	);
+
+	is($err, '', $test);
+	return $out;
+}
+
+{
+	my $picture = drawn('a time line', $node->logfile);
+
+	like($picture, qr/lease \d+ \(alice, worker 1\): holds/, 'has who held');
+	like($picture, qr/process \d+: waits/, "and who waited");
+	like($picture, qr/>\Q$_\E</, "and why that ended: $_")
+	  foreach 'ran out', 'by force';
+
+	my $history = PostgreSQL::Test::Utils::tempdir() . '/1.1';
+	my @lines = (
+		[
+			'asks', 10, '1.1.1', '',
+			client => 1,
+			op => 'acquire',
+			name => 'x1',
+			scope => 'session'
+		],
+		[
+			'asks', 11, '1.2.1', '',
+			client => 2,
+			op => 'acquire',
+			name => 'x1',
+			scope => 'lease',
+			lease => 7
+		],
+		[ 'told', 12, '1.1.1', 4711 ],
+		[
+			'asks', 14, '1.1.2', '',
+			client => 1,
+			op => 'release',
+			name => 'x1',
+			scope => 'session'
+		],
+		[ 'told', 15, '1.1.2', 't' ],
+		[ 'told', 15, '1.2.1', 4712 ],
+		[ 'asks', 17, '1.2.2', '', client => 2, op => 'renew', lease => 7 ],
+		[ 'told', 18, '1.2.2', 'null' ]);
+	append_to_file($history, join('', map { join("\t", @$_) . "\n" } @lines));
+	$picture = drawn('one of a history', $history);
+	is_deeply(
+		[ $picture =~ m{<title>(client .*?)</title>}g ],
+		[
+			'client 1: waits, 2.000 s',
+			'client 1: holds, 2.000 s',
+			'client 2, lease 7: waits, 4.000 s',
+			'client 2, lease 7: holds, 3.000 s'
+		],
+		'has who asked for what, and had it');
+	unlike(drawn('of the last second', '--last', 1, $history),
+		qr/client 1/, 'has no more than that');
+}
+done_testing();
