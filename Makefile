@@ -218,8 +218,10 @@ TAP = \
 	module_event_triggers \
 	module_messages \
 	client_pgbouncer \
+	client_python \
 	client_schema_tools \
-	client_sqlalchemy
+	client_sqlalchemy \
+	client_tooz
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
