@@ -33,7 +33,7 @@ $ENV{TOOZ_TEST_URL} = "dlock://app\@127.0.0.1:$port/postgres";
 delete @ENV{ grep { /^PG(?!_)/ } keys %ENV };
 
 my ($out, $err) = run_command(
-	[ $python, '-m', 'unittest', '-v', 'tooz.tests.test_coordination' ]);
+	[ $python, '-P', '-m', 'unittest', '-v', 'tooz.tests.test_coordination' ]);
 my %result = $err =~ /^tooz\.\S+\.(test_\w+) \.\.\. (\w+)/mg;
 
 is($result{$_}, 'ok', $_) foreach sort keys %result;

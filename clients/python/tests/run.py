@@ -126,6 +126,11 @@ def wait_until(condition, what='something'):
         time.sleep(0.01)
 
 
+def late():
+    return dlock.Locks(dsn(
+        'MAIN', options="options='-c search_path=late,public'"))
+
+
 @contextmanager
 def raises(kind, code=None):
     try:
@@ -336,6 +341,23 @@ def lease_renews():
         admin.until_renewed(lock.fence, 2)
         assert not admin.is_free('lease') and not lock.lost
         wait_until(lambda: lock.deadline > deadline)
+
+
+@row
+def lease_deadline():
+    lock = late().lock('lease', ttl=LONG)
+    with psycopg.connect(admin.dsn, autocommit=True) as other:
+        other.execute('SELECT pg_advisory_lock(17)')
+        with admin.holds('lease'):
+            waiting = start(lock.acquire)
+            admin.until_waits('lease')
+        admin.until('SELECT count(*) = 1 FROM pg_stat_activity '
+                    "WHERE usename = 'app' AND wait_event = 'advisory'")
+        assert not waiting.done()
+        latest = wires.now() + LONG * 0.99
+    waiting.result(TIMEOUT)
+    assert latest - LONG < lock.deadline <= latest
+    lock.release()
 
 
 @row
@@ -809,8 +831,7 @@ def lease_forced_one_of_many():
 
 @row
 def lease_quorum_late():
-    late = dlock.Locks(dsn('MAIN', options="options='-c search_path=late,public'"))
-    with late.lock('lease', **KEPT) as lock:
+    with late().lock('lease', **KEPT) as lock:
         admin.heartbeat()
         admin.until_renewed(lock.fence)
         admin('UPDATE late.quorum SET late = true RETURNING true')

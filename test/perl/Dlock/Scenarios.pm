@@ -146,6 +146,7 @@ sub start_servers
 			LANGUAGE plpgsql AS $$
 			BEGIN
 				PERFORM nextval('late.calls');
+				PERFORM pg_advisory_xact_lock_shared(17);
 				IF (SELECT late FROM late.quorum) THEN
 					RAISE 'no quorum' USING ERRCODE = '58030';
 				END IF;
