@@ -866,6 +866,27 @@ def lease_callback():
 
 
 @row
+def lease_callback_hangs():
+    called, may_return = threading.Event(), threading.Event()
+
+    def hang(lock):
+        called.set()
+        may_return.wait(2 * TIMEOUT)
+
+    with raises(dlock.LockLost):
+        with locks.lease(SHORT, interval=0.2) as lease:
+            lock = lease.lock('lease')
+            lock.acquire()
+            lock.lost.add_callback(hang)
+            admin.force(lock.fence)
+            assert called.wait(TIMEOUT)
+            order('freeze')
+            wait_until(lease.lost.is_set, 'the loss of the lease')
+            may_return.set()
+            order('thaw')
+
+
+@row
 def acquire_client_timeout():
     async def ends():
         for options in {}, {'ttl': LONG}:
@@ -1017,6 +1038,7 @@ def main(names):
             for line in traceback.format_exc().splitlines():
                 print(f'# {line}')
             print(f'not ok {name}')
+            order('thaw')
             admin('SELECT count(dlock_force_release(ticket)) FROM dlock_locks')
         print(f'# {name}: {time.monotonic() - began:.1f} s', flush=True)
     return failed

@@ -209,7 +209,10 @@ my %orders = (
 		@frozen = processes_of($main);
 		stop_process($_) foreach @frozen[ 1 .. $#frozen ];
 	},
-	thaw => sub { continue_process($_) foreach reverse @frozen; },
+	thaw => sub {
+		continue_process($_) foreach reverse @frozen;
+		@frozen = ();
+	},
 	suspend => sub {
 		my ($pid, $sql) = split ' ', $_[0], 2;
 
