@@ -227,6 +227,7 @@ class BaseLock(Kept):
         self.source, self.ttl = source, ttl
         self.fence: int | None = None
         self._held = False
+        self._owned = owner is not None
         self._options: dict[str, Any] = dict(
             shared=shared, slots=slots, permits=permits, info=info)
         if scope == 'lease':
@@ -313,7 +314,17 @@ class BaseLock(Kept):
         if kept is None:
             self.lost.set('the server has ended its lease at once')
             self.lost.check()
-        self.heart = Heart(line.dsn, fence, line.sent, self.ttl, *self._rhythm)
+        sent, ttl = line.sent, self.ttl
+        if self._owned:
+            # the ttl of the same request is the one that came first
+            ttl = min(ttl, await line.ask((
+                'SELECT extract(epoch FROM ttl)::float8 FROM dlock_leases '
+                'WHERE lease = %s', (fence,)), until) or 0)
+        if not ttl:
+            self.lost.set('the server has ended its lease at once')
+            self.lost.check()
+        self.heart = Heart(line.dsn, fence, sent, ttl,
+                           *(part * ttl / self.ttl for part in self._rhythm))
         self.heart.add(self.lost)
         self.heart.start()
         return fence

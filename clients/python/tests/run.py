@@ -396,8 +396,9 @@ def lease_same_owner():
     with connection() as db:
         fence = db.execute("SELECT dlock_ttl_acquire('lease', '1 h', "
                            "owner => 'job/1')").fetchone()[0]
-    with locks.lock('lease', ttl=LONG, owner='job/1', timeout=0) as lock:
+    with locks.lock('lease', ttl=2 * LONG, owner='job/1', timeout=0) as lock:
         assert lock.fence == fence
+        assert lock.deadline < wires.now() + LONG
         with raises(dlock.LockTimeout):
             locks.lock('lease', ttl=LONG, owner='job/2', timeout=0).acquire()
     assert admin.left('lease') == 0
