@@ -245,8 +245,10 @@ TAP = \
 	module_observers \
 	module_monitoring \
 	client_pgbouncer \
+	client_python \
 	client_schema_tools \
-	client_sqlalchemy
+	client_sqlalchemy \
+	client_tooz
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.

@@ -372,6 +372,14 @@ install_missing()
 				need '/usr/bin/python3 -c "import sqlalchemy, psycopg2"' \
 					python3-sqlalchemy python3-psycopg2
 				;;
+			psycopg)
+				need '/usr/bin/python3 -c "import setuptools, wheel, pip, psycopg"' \
+					python3-psycopg python3-pip python3-setuptools python3-wheel
+				;;
+			tooz)
+				need '/usr/bin/python3 -c "import tooz, fixtures, testtools"' \
+					python3-tooz python3-fixtures python3-testtools
+				;;
 			psycopg2)
 				need '/usr/bin/python3 -c "import psycopg2"' python3-psycopg2
 				;;
@@ -395,7 +403,7 @@ tools_of()
 {
 	local names=("${@:2}") files
 
-	if [ "$1" = docs ]; then printf 'tap\npsycopg2\n'; fi
+	if [ "$1" = docs ]; then printf 'tap\npsycopg2\npsycopg\n'; fi
 	[ "$1" = tap ] || return 0
 	names=("${names[@]##*/}")
 	files=("${names[@]/#/$top/test/t/}")
@@ -405,6 +413,8 @@ tools_of()
 	printf 'tap\n'
 	if grep -qs pgbouncer "${files[@]}"; then printf 'pgbouncer\n'; fi
 	if grep -qs sqlalchemy "${files[@]}"; then printf 'sqlalchemy\n'; fi
+	if grep -qs Dlock::Python "${files[@]}"; then printf 'psycopg\n'; fi
+	if grep -qs tooz "${files[@]}"; then printf 'tooz\n'; fi
 	if grep -qs drizzle "${files[@]}"; then
 		printf 'alembic\nactiverecord\ndrizzle\n'
 	fi

@@ -1,0 +1,1057 @@
+"""The scenarios of clients/scenarios.md, for the Python client.
+
+One function for each row, with its name; both of the client's ways, blocking
+and asynchronous.  test/t/client_python.pl starts this.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import psycopg
+
+import dlock
+from dlock import wires
+
+TIMEOUT = int(os.environ['PG_TEST_TIMEOUT_DEFAULT'])
+LONG = 3600
+SHORT = 2 * max(1, TIMEOUT // 180)
+KEPT = {'ttl': LONG, 'interval': 0.5}
+
+
+def dsn(server, user='app', options=''):
+    host, port = os.environ[f'DLOCK_{server}'].split(':')
+    return f'host={host} port={port} dbname=postgres user={user} {options}'
+
+
+MAIN, OTHER = dsn('MAIN'), dsn('OTHER')
+locks = dlock.Locks(MAIN, patience=TIMEOUT)
+async_locks = dlock.AsyncLocks(MAIN, patience=TIMEOUT)
+
+
+#
+# What the rows need
+#
+
+start = ThreadPoolExecutor(20).submit
+rows = {}
+
+
+def row(test):
+    rows[test.__name__] = test
+    return test
+
+
+def order(line):
+    """Have something done by who has started us."""
+    print(f'! {line}', flush=True)
+    if sys.stdin.readline() != 'done\n':
+        os._exit(2)     # nobody is there any more
+
+
+class Admin:
+    """Somebody else, who asks the server"""
+
+    def __init__(self, server='MAIN'):
+        self.dsn = dsn(server, 'admin')
+        self.connection = None
+
+    def __call__(self, sql, *values):
+        end = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                if self.connection is None or self.connection.closed:
+                    self.connection = psycopg.connect(
+                        self.dsn, autocommit=True, application_name='admin')
+                row = self.connection.execute(sql, values).fetchone()
+                return row and (row[0] if len(row) == 1 else row)
+            except psycopg.OperationalError:
+                if (self.connection and not self.connection.closed
+                        or time.monotonic() > end):
+                    raise
+                self.connection = None
+                time.sleep(0.01)
+
+    def until(self, sql, *values):
+        wait_until(lambda: self(sql, *values), f'{sql} {values}')
+
+    def is_free(self, name):
+        return self('SELECT dlock_try_xact_acquire(%s) IS NOT NULL', name)
+
+    def left(self, name):
+        return self('SELECT count(*) FROM dlock_locks WHERE name = %s', name)
+
+    def until_waits(self, name, count=1):
+        self.until('SELECT count(*) = %s FROM dlock_locks '
+                   'WHERE name = %s AND NOT granted', count, name)
+
+    def force(self, ticket):
+        assert self('SELECT dlock_force_release(%s)', ticket)
+
+    def renewed_at(self, lease):
+        return self('SELECT renewed_at FROM dlock_leases WHERE lease = %s',
+                    lease)
+
+    def until_renewed(self, lease, count=1):
+        for _ in range(count):
+            self.until('SELECT renewed_at > %s FROM dlock_leases '
+                       'WHERE lease = %s', self.renewed_at(lease), lease)
+
+    def heartbeat(self, count=1):
+        """The process of the heartbeat's connection, as soon as there is one"""
+        self.until("SELECT count(*) = %s FROM pg_stat_activity "
+                   "WHERE application_name = 'dlock heartbeat'", count)
+        return self("SELECT min(pid) FROM pg_stat_activity "
+                    "WHERE application_name = 'dlock heartbeat'")
+
+    @contextmanager
+    def holds(self, name):
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            ticket = connection.execute(
+                'SELECT dlock_acquire(%s)', [name]).fetchone()[0]
+            yield ticket
+            connection.execute('SELECT dlock_release_all()')
+
+
+admin = Admin()
+
+
+def wait_until(condition, what='something'):
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end, f'waited for {what}'
+        time.sleep(0.01)
+
+
+def late():
+    return dlock.Locks(dsn(
+        'MAIN', options="options='-c search_path=late,public'"))
+
+
+@contextmanager
+def raises(kind, code=None):
+    try:
+        yield
+    except kind as error:
+        assert code is None or error.sqlstate == code, error.sqlstate
+    else:
+        raise AssertionError(f'no {kind.__name__}')
+
+
+def connection():
+    return psycopg.connect(MAIN, autocommit=True)
+
+
+async def async_connection():
+    return await psycopg.AsyncConnection.connect(MAIN, autocommit=True)
+
+
+def told(lost):
+    assert lost.wait(TIMEOUT), 'not told of the loss'
+
+
+async def beside(function, *arguments):
+    """What waits, in a thread of its own, while the loop goes on"""
+    return await asyncio.get_running_loop().run_in_executor(
+        None, function, *arguments)
+
+
+#
+# Plain use
+#
+
+@row
+def session_acquire_release():
+    with locks.lock('plain', info='me') as lock:
+        assert not admin.is_free('plain')
+        assert admin('SELECT ticket, info, scope FROM dlock_locks '
+                     "WHERE name = 'plain'") == (lock.fence, 'me', 'session')
+        fence = lock.fence
+        lock.check()
+    assert admin.left('plain') == 0
+
+    async def same():
+        async with async_locks.lock('plain') as lock:
+            assert lock.fence > fence
+            assert not admin.is_free('plain')
+        assert admin.left('plain') == 0
+    asyncio.run(same())
+
+
+@row
+def session_exception():
+    with raises(KeyError):
+        with locks.lock('plain'):
+            raise KeyError
+    assert admin.left('plain') == 0
+
+    async def same():
+        with raises(KeyError):
+            async with async_locks.lock('plain'):
+                raise KeyError
+        assert admin.left('plain') == 0
+    asyncio.run(same())
+
+
+@row
+def session_on_connection():
+    with connection() as db:
+        with dlock.Lock(db, 'plain') as outer:
+            with dlock.Lock(db, 'plain') as inner:
+                assert inner.fence == outer.fence
+                db.execute('SELECT 1')
+            assert not admin.is_free('plain')
+        assert admin.is_free('plain')
+        db.execute('SELECT 1')
+
+    async def same():
+        async with await async_connection() as db:
+            async with dlock.AsyncLock(db, 'plain') as outer:
+                async with dlock.AsyncLock(db, 'plain') as inner:
+                    assert inner.fence == outer.fence
+                    await db.execute('SELECT 1')
+                assert not admin.is_free('plain')
+            assert admin.is_free('plain')
+            await db.execute('SELECT 1')
+    asyncio.run(same())
+
+
+def busy(timeout):
+    """Each scope asks for what somebody else holds."""
+    with admin.holds('busy'), connection() as db:
+        for lock in (locks.lock('busy', timeout=timeout),
+                     dlock.Lock(db, 'busy', timeout=timeout),
+                     locks.lock('busy', timeout=timeout, ttl=LONG)):
+            with raises(dlock.LockTimeout, '55P03'):
+                lock.acquire()
+            assert admin.left('busy') == 1
+        with db.transaction(), raises(dlock.LockTimeout, '55P03'):
+            dlock.Lock(db, 'busy', scope='transaction',
+                       timeout=timeout).acquire()
+        assert admin.left('busy') == 1
+
+        async def same():
+            async with await async_connection() as db:
+                for lock in (
+                        async_locks.lock('busy', timeout=timeout),
+                        dlock.AsyncLock(db, 'busy', timeout=timeout),
+                        async_locks.lock('busy', timeout=timeout, ttl=LONG)):
+                    with raises(dlock.LockTimeout, '55P03'):
+                        await lock.acquire()
+                    assert admin.left('busy') == 1
+        asyncio.run(same())
+
+
+@row
+def try_busy():
+    busy(0)
+
+
+@row
+def timeout():
+    busy(0.05)
+
+
+@row
+def shared():
+    with locks.lock('shared', shared=True) as first:
+        with locks.lock('shared', shared=True) as second:
+            assert first.fence != second.fence
+            with raises(dlock.LockTimeout):
+                locks.lock('shared', timeout=0).acquire()
+            assert admin("SELECT count(*) FROM dlock_locks "
+                         "WHERE name = 'shared' AND granted") == 2
+    with locks.lock('shared', timeout=0):
+        pass
+
+
+@row
+def slots():
+    big = locks.lock('slots', slots=3, permits=2)
+    big.acquire()
+    with locks.lock('slots', slots=3):
+        with raises(dlock.LockTimeout):
+            locks.lock('slots', slots=3, timeout=0).acquire()
+        with raises(dlock.WrongState, '55000'):
+            locks.lock('slots', slots=4).acquire()
+        big.release()
+        with locks.lock('slots', slots=3, timeout=0):
+            pass
+
+
+@row
+def transaction_commit():
+    with connection() as db:
+        with db.transaction():
+            with dlock.Lock(db, 'plain', scope='transaction') as lock:
+                assert lock.fence == admin(
+                    "SELECT ticket FROM dlock_locks WHERE name = 'plain'")
+            assert not admin.is_free('plain')
+        assert admin.is_free('plain')
+
+    async def same():
+        async with await async_connection() as db:
+            async with db.transaction():
+                async with dlock.AsyncLock(db, 'plain', scope='transaction'):
+                    pass
+                assert not admin.is_free('plain')
+            assert admin.is_free('plain')
+    asyncio.run(same())
+
+
+@row
+def transaction_rollback():
+    with connection() as db:
+        with raises(KeyError):
+            with db.transaction():
+                with dlock.Lock(db, 'plain', scope='transaction'):
+                    raise KeyError
+        assert admin.is_free('plain')
+
+
+@row
+def lease_acquire_release():
+    def look(lock):
+        assert admin('SELECT ticket, scope, pid, owner, info FROM dlock_locks '
+                     "WHERE name = 'lease'") == (
+            lock.fence, 'lease', None, 'job/1', 'me')
+        assert not lock.lost
+        assert lock.deadline > wires.now()
+        lock.check()
+
+    options = {'ttl': LONG, 'owner': 'job/1', 'info': 'me'}
+    with locks.lock('lease', **options) as lock:
+        look(lock)
+    assert not lock.lost and admin.left('lease') == 0
+
+    async def same():
+        async with async_locks.lock('lease', **options) as lock:
+            look(lock)
+        assert not lock.lost and admin.left('lease') == 0
+    asyncio.run(same())
+
+
+@row
+def lease_renews():
+    with locks.lock('lease', **KEPT) as lock:
+        deadline = lock.deadline
+        admin.until_renewed(lock.fence, 2)
+        assert not admin.is_free('lease') and not lock.lost
+        wait_until(lambda: lock.deadline > deadline)
+
+
+@row
+def lease_deadline():
+    lock = late().lock('lease', ttl=LONG)
+    with psycopg.connect(admin.dsn, autocommit=True) as other:
+        other.execute('SELECT pg_advisory_lock(17)')
+        with admin.holds('lease'):
+            waiting = start(lock.acquire)
+            admin.until_waits('lease')
+        admin.until('SELECT count(*) = 1 FROM pg_stat_activity '
+                    "WHERE usename = 'app' AND wait_event = 'advisory'")
+        assert not waiting.done()
+        latest = wires.now() + LONG * 0.99
+    waiting.result(TIMEOUT)
+    assert latest - LONG < lock.deadline <= latest
+    lock.release()
+
+
+@row
+def lease_many():
+    def held(count):
+        return admin('SELECT count(*) = 1 AND min(held) = %s FROM dlock_leases '
+                     'WHERE lease = %s', count, lease.id)
+
+    with locks.lease(LONG, info='many') as lease:
+        many = [lease.lock(name) for name in ('a', 'b', 'c')]
+        for lock in many:
+            lock.acquire()
+        assert held(3)
+        many[0].release()
+        assert held(2) and admin.is_free('a') and not admin.is_free('b')
+        with raises(dlock.LockTimeout):
+            lease.lock('b', timeout=0).acquire()
+    assert admin('SELECT count(*) FROM dlock_leases') == 0
+    assert admin.is_free('b') and admin.is_free('c')
+
+    async def same():
+        nonlocal lease
+        async with async_locks.lease(LONG) as lease:
+            async with lease.lock('a'), lease.lock('b'):
+                assert held(2)
+            assert held(0)
+        assert admin('SELECT count(*) FROM dlock_leases') == 0
+    asyncio.run(same())
+
+
+@row
+def lease_same_owner():
+    with connection() as db:
+        fence = db.execute("SELECT dlock_ttl_acquire('lease', '1 h', "
+                           "owner => 'job/1')").fetchone()[0]
+    with locks.lock('lease', ttl=2 * LONG, owner='job/1', timeout=0) as lock:
+        assert lock.fence == fence
+        assert lock.deadline < wires.now() + LONG
+        with raises(dlock.LockTimeout):
+            locks.lock('lease', ttl=LONG, owner='job/2', timeout=0).acquire()
+    assert admin.left('lease') == 0
+
+
+@row
+def guard_commits():
+    with locks.lock('lease', ttl=LONG) as lock, connection() as db:
+        with db.transaction():
+            lock.guard(db)
+            db.execute('INSERT INTO data VALUES (1)')
+    assert admin('SELECT count(*) FROM data WHERE n = 1') == 1
+
+    async def same():
+        async with async_locks.lock('lease', ttl=LONG) as lock, \
+                await async_connection() as db:
+            async with db.transaction():
+                await lock.guard(db)
+                await db.execute('INSERT INTO data VALUES (1)')
+    asyncio.run(same())
+    assert admin('SELECT count(*) FROM data WHERE n = 1') == 2
+
+
+@row
+def guard_refuses():
+    with raises(dlock.LockLost):
+        with locks.lock('lease', ttl=LONG) as lock, connection() as db:
+            admin.force(lock.fence)
+            with raises(dlock.LockLost, '55L01'):
+                with db.transaction():
+                    lock.guard(db)
+                    db.execute('INSERT INTO data VALUES (2)')
+    assert admin('SELECT count(*) FROM data WHERE n = 2') == 0
+
+
+@row
+def enqueue_free():
+    with dlock.Tickets(locks) as tickets:
+        ticket = tickets.enqueue('queue')
+        assert tickets.next(TIMEOUT)[:3] == ('granted', 'queue', ticket)
+        next_one = tickets.enqueue('next')
+        assert tickets.next(TIMEOUT)[:3] == ('granted', 'next', next_one)
+        assert tickets.next(0) is None
+        tickets.release(ticket)
+        assert admin.is_free('queue') and not admin.is_free('next')
+
+    async def same():
+        async with dlock.AsyncTickets(async_locks) as tickets:
+            coming = asyncio.ensure_future(tickets.next(TIMEOUT))
+            await asyncio.sleep(0)
+            ticket = await tickets.enqueue('queue')
+            assert (await coming)[:3] == ('granted', 'queue', ticket)
+            assert await tickets.next(0) is None
+            await tickets.release(ticket)
+    asyncio.run(same())
+
+
+@row
+def enqueue_waits():
+    with dlock.Tickets(locks) as tickets:
+        with admin.holds('queue'):
+            ticket = tickets.enqueue('queue')
+            assert tickets.next(0) is None
+        assert tickets.next(TIMEOUT)[:3] == ('granted', 'queue', ticket)
+
+    async def same():
+        async with dlock.AsyncTickets(async_locks) as tickets:
+            with admin.holds('queue'):
+                ticket = await tickets.enqueue('queue')
+                assert await tickets.next(0) is None
+            assert (await tickets.next(TIMEOUT))[2] == ticket
+    asyncio.run(same())
+
+
+@row
+def enqueue_thousands():
+    count = 2000
+    with psycopg.connect(admin.dsn, autocommit=True) as holder:
+        holder.execute("SELECT count(dlock_acquire('job/' || n)) "
+                       'FROM generate_series(1, %s) AS n', [count])
+        with dlock.Tickets(locks) as tickets:
+            waiting = {tickets.enqueue(f'job/{n}') for n in range(1, count + 1)}
+            assert len(waiting) == count
+            assert admin('SELECT count(*) FROM pg_stat_activity '
+                         "WHERE application_name = 'dlock'") == 1
+            holder.execute('SELECT dlock_release_all()')
+            for _ in range(count):
+                event = tickets.next(TIMEOUT)
+                assert event.event == 'granted'
+                waiting.remove(event.ticket)
+            assert tickets.next(0) is None
+
+
+@row
+def enqueue_connection_killed():
+    with locks.lease(LONG) as lease, \
+            dlock.Tickets(locks) as ours, \
+            dlock.Tickets(locks, lease=lease) as kept:
+        with admin.holds('busy'):
+            ours.enqueue('free')
+            assert ours.next(TIMEOUT).event == 'granted'
+            held, waits = kept.enqueue('kept'), kept.enqueue('busy')
+            assert kept.next(TIMEOUT)[:3] == ('granted', 'kept', held)
+            kill_sessions()
+            with raises(dlock.LockLost):
+                ours.next(TIMEOUT)
+            again = ours.enqueue('free')
+            assert ours.next(TIMEOUT)[:3] == ('granted', 'free', again)
+            assert kept.next(0) is None
+            assert admin('SELECT array_agg(ticket ORDER BY ticket) '
+                         'FROM dlock_locks WHERE lease = %s',
+                         lease.id) == [held, waits]
+        assert kept.next(TIMEOUT)[:3] == ('granted', 'busy', waits)
+        kept.release(waits)
+        kept.release(held)
+
+
+@row
+def enqueue_released():
+    with dlock.Tickets(locks) as tickets:
+        ticket = tickets.enqueue('queue')
+        assert tickets.next(TIMEOUT).event == 'granted'
+        admin.force(ticket)
+        assert tickets.next(TIMEOUT)[:3] == ('released', 'queue', ticket)
+        with raises(dlock.LockLost):
+            tickets.release(ticket)
+
+
+@row
+def election_hand_over():
+    leaving = [threading.Event() for _ in range(2)]
+    led = []
+
+    def work(n):
+        def lead(lock):
+            led.append((n, lock.fence))
+            assert leaving[n].wait(TIMEOUT)
+            return n
+        return lead
+
+    first = start(locks.election('leader', ttl=LONG, info='node-1').run, work(0))
+    wait_until(lambda: led)
+    second = start(locks.election('leader', ttl=LONG, info='node-2').run, work(1))
+    admin.until_waits('leader')
+    assert admin("SELECT info FROM dlock_locks "
+                 "WHERE name = 'leader' AND granted") == 'node-1'
+    assert len(led) == 1
+    leaving[0].set()
+    assert first.result(TIMEOUT) == 0
+    wait_until(lambda: len(led) == 2)
+    leaving[1].set()
+    assert second.result(TIMEOUT) == 1
+    assert led[0][1] < led[1][1]
+
+    with admin.holds('leader'):
+        election = locks.election('leader', ttl=LONG)
+        running = start(election.run, work(0))
+        admin.until_waits('leader')
+        election.stop()
+        assert running.result(TIMEOUT) is None
+        assert admin.left('leader') == 1
+
+
+@row
+def election_lost():
+    led = []
+
+    def work(lock):
+        led.append(lock.fence)
+        if len(led) == 1:
+            admin.force(lock.fence)
+            told(lock.lost)
+        return len(led)
+
+    assert locks.election('leader', **KEPT).run(work) == 2
+    assert led[0] < led[1]
+
+    async def same():
+        async def work(lock):
+            led.append(lock.fence)
+            if len(led) == 3:
+                admin.force(lock.fence)
+                await asyncio.sleep(TIMEOUT)
+                led.append('not cancelled')
+            return len(led)
+        assert await async_locks.election('leader', **KEPT).run(work) == 4
+    asyncio.run(same())
+    assert led[2] < led[3]
+
+
+@row
+def errors():
+    def fails(kind, code, *statement, hint=None):
+        with connection() as db:
+            with raises(kind, code), dlock.translated():
+                db.execute(*statement)
+            try:
+                with dlock.translated():
+                    db.execute('ROLLBACK')
+                    db.execute(*statement)
+            except dlock.Error as error:
+                assert hint is None or error.hint == hint
+                assert type(error) is kind
+
+    with admin.holds('busy'):
+        with raises(dlock.LockTimeout, '55P03'):
+            locks.lock('busy', timeout=0).acquire()
+        waiter = locks.lock('busy')
+        waiting = start(waiter.acquire)
+        admin.until_waits('busy')
+        assert admin('SELECT pg_cancel_backend(pid) FROM dlock_locks '
+                     'WHERE NOT granted')
+        with raises(dlock.Cancelled, '57014'):
+            waiting.result(TIMEOUT)
+
+    with connection() as one, connection() as two:
+        with dlock.Lock(one, 'a'), dlock.Lock(two, 'b'):
+            waiting = [start(dlock.Lock(one, 'b').acquire),
+                       start(dlock.Lock(two, 'a').acquire)]
+            wait_until(lambda: any(w.done() for w in waiting))
+            victim, = [w for w in waiting if w.done()]
+            with raises(dlock.Deadlock, '40P01'):
+                victim.result()
+            # the one that waits has the other's connection
+            admin('SELECT pg_cancel_backend(pid) FROM dlock_locks '
+                  'WHERE NOT granted')
+            wait_until(lambda: all(w.done() for w in waiting))
+
+    fails(dlock.LockLost, '55L01', "SELECT dlock_guard('gone', 1)")
+    with raises(dlock.NotAllowed, '42501'):
+        locks.lock('reserved/1').acquire()
+    with raises(dlock.NotPrimary, '25006'):
+        dlock.Locks(dsn('STANDBY'), patience=0).lock('standby').acquire()
+    fails(dlock.StaleVersion, '40001', "SELECT dlock_version_bump('doc', 7)")
+    with raises(dlock.BadArgument, '22023'):
+        locks.lock('slots', slots=0).acquire()
+    with raises(dlock.BadArgument, '22004'):
+        locks.lock(None).acquire()
+    with locks.lock('slots', slots=2):
+        with raises(dlock.WrongState, '55000'):
+            locks.lock('slots', slots=3).acquire()
+    for kind, code in ((dlock.NoRoom, '53200'), (dlock.NoRoom, '53400'),
+                       (dlock.QuorumLate, '58030'), (dlock.Error, '22012')):
+        fails(kind, code, 'SELECT raise(%s, %s)', [code, 'do this'],
+              hint='do this')
+    with raises(dlock.ConnectionLost):
+        dlock.Locks('host=127.0.0.1 port=1', patience=0).lock('x').acquire()
+
+
+@row
+def sharding():
+    names = [f'shard/{n}' for n in range(20)]
+    both = dlock.Locks([MAIN, OTHER], keys=['main', 'other'])
+    turned = dlock.Locks([OTHER, MAIN], keys=['other', 'main'])
+    third = dlock.Locks([MAIN, OTHER, 'host=nowhere'],
+                        keys=['main', 'other', 'third'])
+    other = Admin('OTHER')
+    held = [both.lock(name) for name in names]
+    for lock in held:
+        lock.acquire()
+    here, there = ({name for name in names if who.left(name)}
+                   for who in (admin, other))
+    assert here and there and here | there == set(names) and not here & there
+    for name in names:
+        with raises(dlock.LockTimeout):
+            turned.lock(name, timeout=0).acquire()
+        assert third.server(name) in ('host=nowhere', both.server(name))
+    assert any(third.server(name) == 'host=nowhere' for name in names)
+    for lock in held:
+        lock.release()
+
+
+#
+# What goes wrong
+#
+
+def kill_sessions():
+    admin('SELECT count(pg_terminate_backend(pid, 60000)) '
+          "FROM pg_stat_activity WHERE usename = 'app'")
+
+
+@row
+def session_connection_killed():
+    with raises(dlock.LockLost):
+        with locks.lock('killed') as lock:
+            kill_sessions()
+            with admin.holds('killed') as fence:
+                assert fence > lock.fence
+
+
+@row
+def session_restart():
+    with raises(dlock.LockLost):
+        with locks.lock('restart') as lock:
+            order('restart')
+    with locks.lock('restart') as again:
+        assert again.fence > lock.fence
+
+
+@row
+def lease_connection_killed():
+    with locks.lock('lease', **KEPT) as lock:
+        for _ in range(2):
+            admin.heartbeat()
+            kill_sessions()
+            admin.until_renewed(lock.fence)
+        assert not lock.lost and admin(
+            "SELECT dlock_check('lease', %s)", lock.fence)
+
+    async def same():
+        async with async_locks.lock('lease', **KEPT) as lock:
+            kill_sessions()
+            admin.until_renewed(lock.fence)
+            assert not lock.lost
+    asyncio.run(same())
+
+
+@row
+def lease_acquire_killed():
+    for acquire in locks.lock('lease', ttl=LONG, owner='job/1'), :
+        with admin.holds('lease'):
+            waiting = start(acquire.acquire)
+            admin.until_waits('lease')
+            pid = admin('SELECT pid FROM dlock_locks WHERE NOT granted')
+            assert admin('SELECT pg_terminate_backend(%s, 60000)', pid)
+            admin.until_waits('lease')
+        fence = waiting.result(TIMEOUT)
+        assert admin('SELECT array_agg(ticket), min(owner) FROM dlock_locks '
+                     "WHERE name = 'lease'") == ([fence], 'job/1')
+        acquire.release()
+
+
+@row
+def lease_backend_stopped():
+    with locks.lock('lease', **KEPT) as lock:
+        pid = admin.heartbeat()
+        order(f'stop {pid}')
+        admin.until_renewed(lock.fence, 2)
+        assert not lock.lost
+        order(f'continue {pid}')
+        assert not admin.is_free('lease')
+    assert admin.left('lease') == 0
+
+
+@row
+def lease_server_stopped():
+    async def both():
+        with raises(dlock.LockLost, '55L01'):
+            async with async_locks.lock('other', ttl=SHORT) as other:
+                with locks.lock('lease', ttl=SHORT) as lock:
+                    await beside(admin.heartbeat, 2)
+                    order('freeze')
+                    await asyncio.wait_for(other.lost.wait(), TIMEOUT)
+                    await beside(told, lock.lost)
+                    for lost in other, lock:
+                        with raises(dlock.LockLost):
+                            lost.check()
+                    order('thaw')
+                    assert admin('SELECT true')
+                    assert lock.lost and other.lost
+
+    asyncio.run(both())
+    for name in 'lease', 'other':
+        admin.until('SELECT dlock_try_xact_acquire(%s) IS NOT NULL', name)
+
+
+@row
+def lease_client_stopped():
+    with raises(dlock.LockLost):
+        with locks.lock('lease', ttl=SHORT) as lock:
+            called = threading.Event()
+            lock.lost.add_callback(lambda lock: called.set())
+            order(f'suspend {os.getpid()} '
+                  "SELECT dlock_try_xact_acquire('lease') IS NOT NULL")
+            assert lock.lost
+            assert called.wait(TIMEOUT)
+            assert admin('SELECT true') and lock.lost
+            with admin.holds('lease') as fence:
+                assert fence > lock.fence
+
+
+@row
+def lease_restart():
+    with locks.lock('lease', **KEPT) as lock:
+        order('restart')
+        admin.until_renewed(lock.fence, 2)
+        assert not lock.lost
+        assert admin("SELECT dlock_check('lease', %s)", lock.fence)
+    assert admin.left('lease') == 0
+
+
+@row
+def lease_worker_killed():
+    with locks.lock('lease', **KEPT) as lock:
+        fence = lock.fence
+        successor = locks.lock('lease', ttl=LONG)
+        waiting = start(successor.acquire)
+        admin.until_waits('lease')
+        assert admin('SELECT pg_terminate_backend(pid, 60000) '
+                     'FROM pg_stat_activity '
+                     "WHERE backend_type = 'dlock worker'")
+        admin.until_renewed(lock.fence, 2)
+        assert not lock.lost
+    assert waiting.result(TIMEOUT) > fence
+    successor.release()
+
+
+@row
+def lease_forced_release():
+    with raises(dlock.LockLost):
+        with locks.lock('lease', **KEPT) as lock:
+            admin.force(lock.fence)
+            told(lock.lost)
+            assert lock.lost and lock.lost
+
+    async def same():
+        with raises(dlock.LockLost):
+            async with async_locks.lock('lease', **KEPT) as lock:
+                admin.force(lock.fence)
+                await asyncio.wait_for(lock.lost.wait(), TIMEOUT)
+    asyncio.run(same())
+
+
+@row
+def lease_forced_one_of_many():
+    with locks.lease(**KEPT) as lease:
+        with lease.lock('kept') as kept, raises(dlock.LockLost):
+            with lease.lock('forced') as forced:
+                admin.force(forced.fence)
+                told(forced.lost)
+                assert not kept.lost and not lease.lost
+    assert admin.left('kept') == 0
+
+
+@row
+def lease_quorum_late():
+    with late().lock('lease', **KEPT) as lock:
+        admin.heartbeat()
+        admin.until_renewed(lock.fence)
+        admin('UPDATE late.quorum SET late = true RETURNING true')
+        called = admin('SELECT last_value FROM late.calls')
+        # the first of them may have asked before that
+        admin.until('SELECT last_value > %s + 1 FROM late.calls', called)
+        deadline = lock.deadline
+        admin.until('SELECT last_value > %s + 3 FROM late.calls', called)
+        assert lock.deadline == deadline and not lock.lost
+        admin('UPDATE late.quorum SET late = false RETURNING true')
+        wait_until(lambda: lock.deadline > deadline)
+        assert not lock.lost
+
+
+@row
+def lease_callback():
+    called = []
+
+    def bad(lock):
+        called.append(('bad', lock))
+        raise KeyError
+
+    with raises(dlock.LockLost):
+        with locks.lock('lease', **KEPT) as lock:
+            lock.lost.add_callback(bad)
+            lock.lost.add_callback(lambda lock: called.append(('good', lock)))
+            admin.force(lock.fence)
+            told(lock.lost)
+            wait_until(lambda: len(called) == 2)
+            lock.lost.add_callback(lambda lock: called.append(('late', lock)))
+    assert called == [('bad', lock), ('good', lock), ('late', lock)]
+
+
+@row
+def lease_callback_hangs():
+    called, may_return = threading.Event(), threading.Event()
+
+    def hang(lock):
+        called.set()
+        may_return.wait(2 * TIMEOUT)
+
+    with raises(dlock.LockLost):
+        with locks.lease(SHORT, interval=0.2) as lease:
+            lock = lease.lock('lease')
+            lock.acquire()
+            lock.lost.add_callback(hang)
+            admin.force(lock.fence)
+            assert called.wait(TIMEOUT)
+            order('freeze')
+            wait_until(lease.lost.is_set, 'the loss of the lease')
+            may_return.set()
+            order('thaw')
+
+
+@row
+def acquire_client_timeout():
+    async def ends():
+        for options in {}, {'ttl': LONG}:
+            with admin.holds('busy'):
+                with raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(
+                        async_locks.lock('busy', **options).acquire(), 0.1)
+                assert admin.left('busy') == 1
+            admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL")
+    asyncio.run(ends())
+
+    for options in {}, {'ttl': LONG}:
+        with admin.holds('busy'):
+            lock = locks.lock('busy', **options)
+            timer = threading.Timer(0.1, lock.cancel)
+            timer.start()
+            with raises(dlock.Cancelled):
+                lock.acquire()
+            timer.join()
+            assert admin.left('busy') == 1
+        admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL")
+
+
+@row
+def acquire_cancelled():
+    for options in {}, {'ttl': LONG}:
+        with admin.holds('busy'):
+            lock = locks.lock('busy', **options)
+            waiting = start(lock.acquire)
+            admin.until_waits('busy')
+            lock.cancel()
+            with raises(dlock.Cancelled):
+                waiting.result(TIMEOUT)
+            assert admin.left('busy') == 1
+        admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL")
+
+    async def same():
+        for options in {}, {'ttl': LONG}:
+            with admin.holds('busy'):
+                task = asyncio.ensure_future(
+                    async_locks.lock('busy', **options).acquire())
+                await beside(admin.until_waits, 'busy')
+                task.cancel()
+                with raises(asyncio.CancelledError):
+                    await task
+                assert admin.left('busy') == 1
+            admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL")
+
+        # granted already, when it is cancelled: the answer is on its way
+        lock = async_locks.lock('busy', ttl=LONG)
+        task = asyncio.ensure_future(lock.acquire())
+        while not await beside(admin.left, 'busy'):
+            pass
+        task.cancel()
+        try:
+            await task
+            await lock.release()
+        except asyncio.CancelledError:
+            pass
+        assert admin.left('busy') == 0
+    asyncio.run(same())
+
+
+@row
+def pool_returned():
+    class Pool:
+        def __init__(self):
+            self.idle = [connection()]
+
+        @contextmanager
+        def connection(self):
+            db = self.idle.pop()
+            try:
+                yield db
+            finally:
+                dlock.reset(db)
+                self.idle.append(db)
+
+    pool = Pool()
+    with pool.connection() as db:
+        pid = db.info.backend_pid
+        forgotten = dlock.Lock(db, 'pool')
+        forgotten.acquire()
+        with raises(psycopg.errors.DivisionByZero):
+            with db.transaction():
+                db.execute('SELECT 1 / 0')
+        db.autocommit = False
+        with raises(psycopg.errors.DivisionByZero):
+            db.execute('SELECT 1 / 0')
+    assert admin.is_free('pool')
+    with pool.connection() as db:
+        assert db.info.backend_pid == pid
+        assert not db.execute("SELECT dlock_is_held('pool')").fetchone()[0]
+    db.close()
+
+
+@row
+def clock_stepped():
+    day = 86400
+    with locks.lock('lease', **KEPT) as lock:
+        before = time.time()
+        deadline = lock.deadline
+        for seconds in day, -day:
+            order(f'clock {seconds}')
+            assert abs(time.time() - before - seconds) < day / 2
+            assert not lock.lost and lock.deadline < deadline + LONG
+            admin.until_renewed(lock.fence)
+        wait_until(lambda: lock.deadline > deadline)
+        assert lock.deadline < wires.now() + LONG
+    with raises(dlock.LockLost):
+        with locks.lock('lease', ttl=SHORT) as lock:
+            admin.heartbeat()
+            order('freeze')
+            told(lock.lost)
+            order('thaw')
+    order('clock 0')
+
+
+@row
+def lease_promotion():
+    hosts, ports = zip(*(os.environ[f'DLOCK_{server}'].split(':')
+                         for server in ('OTHER', 'STANDBY')))
+    pair = dlock.Locks(f"host={','.join(hosts)} port={','.join(ports)} "
+                       'dbname=postgres user=app')
+    promoted = Admin('STANDBY')
+    with pair.lock('lease', **KEPT) as lock:
+        order('promote')
+        promoted.until('SELECT count(*) = 1 FROM dlock_leases WHERE lease = %s',
+                       lock.fence)
+        promoted.until_renewed(lock.fence, 2)
+        assert not lock.lost
+        fence = lock.fence
+        assert promoted("SELECT dlock_check('lease', %s)", fence)
+    assert promoted.left('lease') == 0
+    with pair.lock('lease', ttl=LONG) as lock:
+        assert lock.fence > fence
+
+
+def main(names):
+    failed = 0
+    for name in names or rows:
+        began = time.monotonic()
+        try:
+            rows[name]()
+            admin.until('SELECT count(*) = 0 FROM dlock_locks')
+            print(f'ok {name}')
+        except BaseException:
+            failed = 1
+            for line in traceback.format_exc().splitlines():
+                print(f'# {line}')
+            print(f'not ok {name}')
+            order('thaw')
+            order('clock 0')
+            admin('SELECT count(dlock_force_release(ticket)) FROM dlock_locks')
+        print(f'# {name}: {time.monotonic() - began:.1f} s', flush=True)
+    return failed
+
+
+# of errors in callbacks, for one
+logging.disable()
+# without waiting for threads that wait for what has failed
+status = main(sys.argv[1:])
+sys.stdout.flush()
+os._exit(status)

@@ -1,0 +1,328 @@
+"""A driver of tooz over dlock: dlock://user@host/database?timeout=30
+
+A coordinator has one lease, which heartbeat() renews, and all that it holds is
+on it: its locks, its memberships, which are shared locks of their groups, and
+the leadership of groups.  That a group is there is a row of a table.
+"""
+
+import base64
+import threading
+import urllib.parse
+import uuid
+from contextlib import contextmanager
+
+import tooz
+from tooz import coordination, locking, utils
+
+import dlock
+from dlock import wires
+from dlock.wires import call, interval, run
+
+
+def text_of(prefix, name):
+    if isinstance(name, bytes):
+        name = urllib.parse.quote(name)
+    return f'tooz/{prefix}/{name}'
+
+
+def encode(value):
+    return base64.b85encode(utils.dumps(value)).decode()
+
+
+def decode(value):
+    return utils.loads(base64.b85decode(value))
+
+
+@contextmanager
+def translated():
+    """Errors of dlock as errors of tooz; but a timeout is a result."""
+    try:
+        yield
+    except dlock.LockTimeout:
+        raise
+    except dlock.ConnectionLost as error:
+        raise coordination.ToozConnectionError(str(error)) from error
+    except dlock.Error as error:
+        raise tooz.ToozError(f'{error} ({error.sqlstate})') from error
+
+
+class Done(coordination.CoordAsyncResult):
+    """The result of what was done at once"""
+
+    def __init__(self, function, *arguments):
+        self._error = None
+        try:
+            self._result = function(*arguments)
+        except tooz.ToozError as error:
+            self._error = error
+
+    def get(self, timeout=None):
+        if self._error:
+            raise self._error
+        return self._result
+
+    @staticmethod
+    def done():
+        return True
+
+
+class DlockLock(locking.Lock):
+    """Reentrant where it is shared, as tooz wants it: each acquire has a ticket
+    of its own."""
+
+    def __init__(self, driver, name):
+        super().__init__(name)
+        self._driver = driver
+        self._lock = text_of('lock', name)
+        self._tickets = []
+
+    @property
+    def acquired(self):
+        return bool(self._tickets)
+
+    @property
+    def fence(self):
+        return self._tickets[-1] if self._tickets else None
+
+    def acquire(self, blocking=True, shared=False):
+        timeout = None if blocking is True else float(blocking)
+        try:
+            self._tickets.append(self._driver.acquire(
+                self._lock, str(uuid.uuid4()), timeout, shared=bool(shared)))
+        except dlock.LockTimeout:
+            return False
+        return True
+
+    def release(self):
+        return bool(self._tickets) and self._driver.ask(
+            call('dlock_release_ticket', self._tickets.pop()))
+
+    def break_(self):
+        return self._driver.ask((
+            'SELECT count(dlock_release_ticket(ticket)) > 0 '
+            'FROM dlock_locks(%s) WHERE granted', (self._lock,)))
+
+    def is_still_owner(self):
+        return self.acquired and self._driver.ask(
+            call('dlock_check', self._lock, self.fence))
+
+    def heartbeat(self):
+        return self.is_still_owner() and bool(self._driver.heartbeat())
+
+
+class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
+    CHARACTERISTICS = (
+        coordination.Characteristics.DISTRIBUTED_ACROSS_THREADS,
+        coordination.Characteristics.DISTRIBUTED_ACROSS_PROCESSES,
+        coordination.Characteristics.DISTRIBUTED_ACROSS_HOSTS,
+        coordination.Characteristics.LINEARIZABLE,
+        coordination.Characteristics.SAME_VIEW_ACROSS_CLIENTS,
+    )
+
+    def __init__(self, member_id, parsed_url, options):
+        super().__init__(member_id, parsed_url, options)
+        options = utils.collapse(options)
+        self._ttl = float(options.get('timeout', 30))
+        self._dsn = f'postgresql://{parsed_url.netloc}{parsed_url.path}'
+        self._locks = dlock.Locks(self._dsn, patience=0)
+        self._mutex = threading.Lock()
+        self._leads = {}
+
+    def ask(self, statement):
+        """One at a time, and again over a new connection"""
+        with self._mutex, translated():
+            return run(self._line.ask(statement))
+
+    def acquire(self, name, owner, timeout, **options):
+        """The ticket; over a connection of its own, where it may wait"""
+        statement = call('dlock_lease_acquire', name, self._lease,
+                         owner=owner, timeout=interval(timeout), **options)
+        if timeout == 0:
+            return self.ask(statement)
+        line = self._locks.line(name)
+        try:
+            with translated():
+                return run(line.ask(statement))
+        finally:
+            run(line.close())
+
+    def _start(self):
+        self._line = self._locks.line('')
+        if self.ask(("SELECT to_regclass('tooz_group') IS NULL", ())):
+            with self._turn(b'') as ask:
+                ask(('CREATE TABLE IF NOT EXISTS tooz_group '
+                     '(id bytea PRIMARY KEY)', ()))
+        self._lease = self.ask(call('dlock_lease_open', interval(self._ttl),
+                                    info=encode(self._member_id)))
+
+    def _stop(self):
+        self.ask(call('dlock_lease_close', self._lease))
+        self._leads.clear()
+        run(self._line.close())
+
+    def heartbeat(self):
+        if self.ask(call('dlock_renew', self._lease)) is None:
+            raise tooz.ToozError('the lease has run out, and all its locks')
+        return self._ttl / 2
+
+    def get_lock(self, name):
+        return DlockLock(self, name)
+
+    #
+    # Groups
+    #
+
+    @contextmanager
+    def _turn(self, group_id):
+        """A transaction for who changes a group, or its members, one at a
+        time; raises where there is no such group."""
+        with self._mutex, translated():
+            run(self._line.ask(('SELECT 1', ())))
+            connection = self._line.connection
+            with dlock.translated(), connection.transaction():
+                def ask(statement):
+                    return wires.ask(connection, statement)
+                ask(call('dlock_xact_acquire', text_of('turn', group_id)))
+                yield ask
+
+    def _check(self, ask, group_id):
+        if not ask(('SELECT count(*) FROM tooz_group WHERE id = %s',
+                    (group_id,))):
+            raise coordination.GroupNotCreated(group_id)
+
+    def _owner(self):
+        # each of its own, so that a new one can come before the old one goes
+        return f'{urllib.parse.quote(self._member_id)}#{uuid.uuid4()}'
+
+    def _join(self, ask, group_id, capabilities):
+        ask(call('dlock_lease_acquire', text_of('group', group_id),
+                 self._lease, shared=True, owner=self._owner(),
+                 info=encode(capabilities)))
+
+    @staticmethod
+    def _members(ask, group_id):
+        """Of each member, its ticket and capabilities"""
+        rows = ask((
+            'SELECT coalesce(json_agg(json_build_array(owner, ticket, info)'
+            ' ORDER BY ticket), %s) FROM dlock_locks(%s) WHERE granted',
+            ('[]', text_of('group', group_id))))
+        return {urllib.parse.unquote_to_bytes(owner.split('#')[0]): rest
+                for owner, *rest in rows}
+
+    def create_group(self, group_id):
+        def create():
+            with self._turn(group_id) as ask:
+                if not ask(('INSERT INTO tooz_group VALUES (%s) '
+                            'ON CONFLICT DO NOTHING RETURNING true',
+                            (group_id,))):
+                    raise coordination.GroupAlreadyExist(group_id)
+        return Done(create)
+
+    def delete_group(self, group_id):
+        def delete():
+            with self._turn(group_id) as ask:
+                self._check(ask, group_id)
+                if self._members(ask, group_id):
+                    raise coordination.GroupNotEmpty(group_id)
+                ask(('DELETE FROM tooz_group WHERE id = %s', (group_id,)))
+        return Done(delete)
+
+    def _destroy_group(self, group_id):
+        """With its members, as tooz's tests want it"""
+        with self._turn(group_id) as ask:
+            for ticket, _ in self._members(ask, group_id).values():
+                ask(call('dlock_release_ticket', ticket))
+            ask(('DELETE FROM tooz_group WHERE id = %s', (group_id,)))
+
+    def get_groups(self):
+        return Done(lambda: self.ask(
+            ('SELECT coalesce(array_agg(id), %s) FROM tooz_group', ([],))))
+
+    def join_group(self, group_id, capabilities=b''):
+        def join():
+            with self._turn(group_id) as ask:
+                self._check(ask, group_id)
+                if self._member_id in self._members(ask, group_id):
+                    raise coordination.MemberAlreadyExist(
+                        group_id, self._member_id)
+                self._join(ask, group_id, capabilities)
+            self._joined_groups.add(group_id)
+        return Done(join)
+
+    def leave_group(self, group_id):
+        def leave():
+            with self._turn(group_id) as ask:
+                self._check(ask, group_id)
+                ask(call('dlock_release_ticket', self._mine(ask, group_id)))
+            self._joined_groups.discard(group_id)
+        return Done(leave)
+
+    def update_capabilities(self, group_id, capabilities):
+        def update():
+            with self._turn(group_id) as ask:
+                self._check(ask, group_id)
+                old = self._mine(ask, group_id)
+                self._join(ask, group_id, capabilities)
+                ask(call('dlock_release_ticket', old))
+        return Done(update)
+
+    def _mine(self, ask, group_id):
+        # perhaps of another coordinator, which this one is to replace
+        members = self._members(ask, group_id)
+        if self._member_id not in members:
+            raise coordination.MemberNotJoined(group_id, self._member_id)
+        return members[self._member_id][0]
+
+    def get_members(self, group_id):
+        def get():
+            self._check(self.ask, group_id)
+            return set(self._members(self.ask, group_id))
+        return Done(get)
+
+    def _capabilities(self, group_id, member_id):
+        self._check(self.ask, group_id)
+        members = self._members(self.ask, group_id)
+        if member_id not in members:
+            raise coordination.MemberNotJoined(group_id, member_id)
+        return decode(members[member_id][1])
+
+    def get_member_capabilities(self, group_id, member_id):
+        return Done(self._capabilities, group_id, member_id)
+
+    def get_member_info(self, group_id, member_id):
+        return Done(lambda: {
+            'capabilities': self._capabilities(group_id, member_id)})
+
+    #
+    # Leaders
+    #
+
+    def get_leader(self, group_id):
+        def get():
+            leader = self.ask((
+                'SELECT owner FROM dlock_locks(%s) WHERE granted',
+                (text_of('leader', group_id),)))
+            return leader and urllib.parse.unquote_to_bytes(leader)
+        return Done(get)
+
+    def run_elect_coordinator(self):
+        for group_id, hooks in list(self._hooks_elected_leader.items()):
+            try:
+                # the same one again, where we lead already
+                ticket = self.acquire(text_of('leader', group_id),
+                                      urllib.parse.quote(self._member_id), 0)
+            except dlock.LockTimeout:
+                continue
+            if self._leads.get(group_id) != ticket:
+                self._leads[group_id] = ticket
+                hooks.run(coordination.LeaderElected(group_id, self._member_id))
+
+    def run_watchers(self, timeout=None):
+        result = super().run_watchers(timeout)
+        self.run_elect_coordinator()
+        return result
+
+    def stand_down_group_leader(self, group_id):
+        ticket = self._leads.pop(group_id, None)
+        return ticket is not None and self.ask(
+            call('dlock_release_ticket', ticket))

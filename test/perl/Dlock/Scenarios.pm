@@ -1,0 +1,330 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Scenarios - what every client must pass
+
+=head1 DESCRIPTION
+
+clients/scenarios.md has a row for each thing that a client must do, and
+clients/README.md says how a client's runner talks to the test that has started
+it.  This is that test, whatever the client's language is: servers, what is done
+to them at the runner's request, and that each row has its test, and no other.
+
+=over
+
+=item run_scenarios($name, @command)
+
+Runs the runner, and counts each row.  The name is that of the directory below
+clients/.  The rows named in the environment variable DLOCK_SCENARIOS alone, if
+there are any.
+
+=back
+
+=cut
+
+package Dlock::Scenarios;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Config;
+use Dlock::Lease;
+use Dlock::Test;
+use Exporter 'import';
+use IPC::Run;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+our @EXPORT = qw(run_scenarios);
+
+# The wall clock of a client, ahead of the true one, or behind it
+my $clock_source = <<'END_OF_SOURCE';
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static long
+ahead(void)
+{
+	int			saved_errno = errno;
+	char		text[30] = "";
+	int			file = open(getenv("DLOCK_WALL_CLOCK"), O_RDONLY | O_CLOEXEC);
+
+	if (file >= 0)
+	{
+		if (read(file, text, sizeof(text) - 1) < 0)
+			text[0] = '\0';
+		close(file);
+	}
+	errno = saved_errno;
+	return atol(text);
+}
+
+int
+clock_gettime(clockid_t clock, struct timespec *now)
+{
+	static int	(*real) (clockid_t, struct timespec *);
+	int			result;
+
+	if (!real)
+		*(void **) &real = dlsym(RTLD_NEXT, "clock_gettime");
+	result = real(clock, now);
+	if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)
+		now->tv_sec += ahead();
+	return result;
+}
+
+int
+gettimeofday(struct timeval *restrict now, void *restrict zone)
+{
+	struct timespec precise;
+	int			result = clock_gettime(CLOCK_REALTIME, &precise);
+
+	(void) zone;
+	now->tv_sec = precise.tv_sec;
+	now->tv_usec = precise.tv_nsec / 1000;
+	return result;
+}
+
+time_t
+time(time_t *result)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	if (result)
+		*result = now.tv_sec;
+	return now.tv_sec;
+}
+END_OF_SOURCE
+
+my $dir;
+my ($main, $other, $standby, $admin);
+my @frozen;
+
+# The client is to reach it over TCP, which some languages have alone.
+my $conf = "listen_addresses = '127.0.0.1'\ndeadlock_timeout = '10ms'\n";
+
+sub address
+{
+	my ($node) = @_;
+
+	return '127.0.0.1:' . $node->port;
+}
+
+sub start_servers
+{
+	$main = new_server('main', conf => $conf);
+	$other = new_server('other', conf => $conf, allows_streaming => 1);
+	foreach my $node ($main, $other)
+	{
+		$node->safe_psql(
+			'postgres', q{
+			CREATE ROLE admin SUPERUSER LOGIN;
+			CREATE ROLE app LOGIN;
+			SELECT dlock_reserve('reserved/', 'admin');
+			CREATE TABLE data (n integer);
+			GRANT SELECT, INSERT, UPDATE, DELETE ON data TO app;
+			CREATE FUNCTION raise(code text, hint text) RETURNS void
+			LANGUAGE plpgsql AS $$
+			BEGIN
+				RAISE 'raised' USING ERRCODE = code, HINT = hint;
+			END $$;
+			CREATE SCHEMA late;
+			CREATE TABLE late.quorum (late boolean);
+			INSERT INTO late.quorum VALUES (false);
+			CREATE SEQUENCE late.calls;
+			CREATE FUNCTION late.dlock_renew(id bigint) RETURNS integer
+			LANGUAGE plpgsql AS $$
+			BEGIN
+				PERFORM nextval('late.calls');
+				PERFORM pg_advisory_xact_lock_shared(17);
+				IF (SELECT late FROM late.quorum) THEN
+					RAISE 'no quorum' USING ERRCODE = '58030';
+				END IF;
+				RETURN public.dlock_renew(id);
+			END $$;
+			GRANT USAGE ON SCHEMA late TO app;
+			GRANT SELECT ON late.quorum TO app;
+			GRANT USAGE ON SEQUENCE late.calls TO app});
+	}
+	$other->backup('backup');
+	$standby = PostgreSQL::Test::Cluster->new('standby');
+	$standby->init_from_backup($other, 'backup', has_streaming => 1);
+	$standby->start;
+	$other->wait_for_catchup($standby);
+	$admin = session($main);
+	return;
+}
+
+sub set_clock
+{
+	my ($seconds) = @_;
+
+	append_to_file("$dir/wall.new", $seconds);
+	rename("$dir/wall.new", "$dir/wall") or die "cannot rename: $!";
+	return;
+}
+
+# As in Dlock::Clock, but for a client, and the other clock: what goes before its
+# command
+sub with_our_clock
+{
+	my $compiler = $ENV{CC} || $Config{cc};
+
+	$dir = PostgreSQL::Test::Utils::tempdir();
+	set_clock(0);
+	append_to_file("$dir/wall.c", $clock_source);
+	system_or_bail('sh', '-c',
+		"$compiler -shared -fPIC -o $dir/wall.so $dir/wall.c -ldl");
+	return ('env',
+		'LD_PRELOAD=' . join(' ', grep { $_ } $ENV{LD_PRELOAD}, "$dir/wall.so"),
+		"DLOCK_WALL_CLOCK=$dir/wall");
+}
+
+sub processes_of
+{
+	my ($node) = @_;
+	my $postmaster = $node->{_pid};
+
+	return $postmaster, map { $_->[0] } grep { $_->[1] == $postmaster }
+	  map { [ /^\s*(\d+)\s+(\d+)/ ] } `ps -A -o pid= -o ppid=`;
+}
+
+my %orders = (
+	stop => \&stop_process,
+	continue => \&continue_process,
+	clock => \&set_clock,
+	freeze => sub {
+		# the postmaster first, so that no more come
+		stop_process($main->{_pid});
+		@frozen = processes_of($main);
+		stop_process($_) foreach @frozen[ 1 .. $#frozen ];
+	},
+	thaw => sub {
+		continue_process($_) foreach reverse @frozen;
+		@frozen = ();
+	},
+	suspend => sub {
+		my ($pid, $sql) = split ' ', $_[0], 2;
+
+		stop_process($pid);
+		$admin->wait_for($sql);
+		continue_process($pid);
+	},
+	restart => sub {
+		$admin->quit;
+		$main->restart;
+		$admin = session($main);
+	},
+	promote => sub {
+		$other->wait_for_catchup($standby);
+		kill_server($other);
+		$standby->promote;
+	});
+
+sub obey
+{
+	my ($order) = @_;
+	my ($word, $arguments) = split ' ', $order, 2;
+
+	die "no such order: $order\n" unless $orders{$word};
+	$orders{$word}->($arguments);
+	return;
+}
+
+# The names of the rows, in their order
+sub rows
+{
+	my ($file) = @_;
+
+	return slurp_file($file) =~ /^### (\w+)$/mg;
+}
+
+# Runs it to its end, and returns what it printed, without the orders.
+sub run_obeying
+{
+	my (@command) = @_;
+	my ($in, $out, $err, @lines) = ('', '', '');
+	my $timer =
+	  IPC::Run::timeout(2 * $PostgreSQL::Test::Utils::timeout_default);
+	my $runner =
+	  IPC::Run::start(\@command, '<', \$in, '>', \$out, '2>', \$err, $timer);
+
+	while (1)
+	{
+		while ($out =~ s/^(.*)\n//)
+		{
+			my $line = $1;
+
+			$timer->start;
+			if ($line =~ /^! (.*)/)
+			{
+				obey($1);
+				$in .= "done\n";
+			}
+			else
+			{
+				note($line);
+				push @lines, $line;
+			}
+		}
+		last unless $runner->pumpable;
+		$runner->pump;
+	}
+	$runner->finish;
+	diag($err) if $err ne '';
+	return ($runner->full_result(0), @lines);
+}
+
+sub run_scenarios
+{
+	my ($name, @command) = @_;
+	my $clients = $INC{'Dlock/Scenarios.pm'} =~ s{[^/]*/[^/]*$}{}r
+	  . '../../clients';
+	my @rows = rows("$clients/scenarios.md");
+	my @chosen = split ' ', $ENV{DLOCK_SCENARIOS} // '';
+	my (%result, @diagnosis);
+
+	start_servers();
+	local $ENV{DLOCK_MAIN} = address($main);
+	local $ENV{DLOCK_OTHER} = address($other);
+	local $ENV{DLOCK_STANDBY} = address($standby);
+	local $ENV{PG_TEST_TIMEOUT_DEFAULT} =
+	  $PostgreSQL::Test::Utils::timeout_default;
+	# it is to say by itself what its connections are for
+	delete local $ENV{PGAPPNAME};
+
+	my ($status, @lines) = run_obeying(with_our_clock(), @command, @chosen);
+	foreach my $line (@lines)
+	{
+		if ($line =~ /^(not )?ok (\w+)$/)
+		{
+			fail("$2 is tested once") if exists $result{$2};
+			$result{$2} = !$1;
+			ok(!$1, $2) or diag(join "\n", @diagnosis);
+			@diagnosis = ();
+		}
+		else
+		{
+			push @diagnosis, $line;
+		}
+	}
+	diag(join "\n", @diagnosis) if @diagnosis;
+	is($status, 0, "exit status of the runner of $name");
+	is( join(' ', sort keys %result),
+		join(' ', sort(@chosen ? @chosen : @rows)),
+		'each row of the table has its test, and each test its row');
+	$admin->quit;
+	return;
+}
+
+1;
