@@ -590,6 +590,42 @@ def election_lost():
 
 
 @row
+def watch():
+    def change():
+        with psycopg.connect(admin.dsn, autocommit=True) as db:
+            ticket = db.execute("SELECT dlock_acquire('leader', "
+                                "info => 'node-1')").fetchone()[0]
+            yield ticket
+            db.execute('SELECT dlock_release_all()')
+        yield
+
+    events = dlock.watch(locks, 'leader')
+    assert next(events)[:2] == ('free', 'leader')
+    changes = change()
+    ticket = next(changes)
+    held = next(events)
+    assert held[:3] == ('held', 'leader', ticket)
+    assert held.details['info'] == 'node-1'
+    kill_sessions()
+    # it watches anew, and begins with how it is
+    assert next(events)[:3] == ('held', 'leader', ticket)
+    next(changes)
+    assert next(events)[:2] == ('free', 'leader')
+    events.close()
+
+    async def same():
+        events = dlock.async_watch(async_locks, 'leader')
+        assert (await anext(events))[:2] == ('free', 'leader')
+        changes = change()
+        ticket = next(changes)
+        assert (await anext(events))[:3] == ('held', 'leader', ticket)
+        next(changes)
+        assert (await anext(events))[:2] == ('free', 'leader')
+        await events.aclose()
+    asyncio.run(same())
+
+
+@row
 def errors():
     def fails(kind, code, *statement, hint=None):
         with connection() as db:
