@@ -183,6 +183,8 @@ gives(
 
 	"SELECT dlock.dlock_wait(dlock.dlock_enqueue('h'))" => $yes,
 	'SELECT dlock.dlock_channel()' => qr/^dlock_\w+$/,
+	"SELECT dlock.dlock_watch('h', 'never')" => $nothing,
+	"SELECT dlock.dlock_unwatch('h')" => $yes,
 
 	'BEGIN' => $nothing,
 	"SELECT dlock.dlock_xact_acquire('i')" => $number,
@@ -226,8 +228,13 @@ gives(
 	"SELECT dlock.dlock_unreserve('app/')" => $yes,
 	"SELECT dlock.dlock_force_release(ticket) FROM dlock.dlock_locks('v')" =>
 	  $yes,
+	"SELECT dlock.dlock_force_close(ticket) FROM dlock.dlock_locks('w')" =>
+	  qr/^1$/,
+	"SELECT dlock.dlock_version_bump('z', 0)" => qr/^1$/,
+	"SELECT dlock.dlock_version_forget('z')" => $yes,
+	'SELECT dlock.dlock_stats_reset()' => $nothing,
 	'SELECT dlock.dlock_advance_ticket((2^40)::bigint)' => $number,
-	'SELECT dlock.dlock_reset()' => qr/^2$/,
+	'SELECT dlock.dlock_reset()' => qr/^1$/,
 	# as logical replication would
 	'SET session_replication_role = replica' => $nothing,
 	"INSERT INTO dlock.dlock_versions VALUES ('y', 1)" => $nothing,
