@@ -972,8 +972,11 @@ dlock_release(PG_FUNCTION_ARGS)
 	need(fcinfo, 0, "name");
 	if (likely(known != NULL))
 	{
+		text	   *name = PG_GETARG_TEXT_PP(0);
+
 		dlock_worker_look(known);
-		if (likely(dlock_session_release_latest(known, PG_GETARG_TEXT_PP(0),
+		if (likely(dlock_session_release_latest(known, VARDATA_ANY(name),
+												VARSIZE_ANY_EXHDR(name),
 												&released)))
 			PG_RETURN_BOOL(released);
 	}

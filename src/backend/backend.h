@@ -47,7 +47,8 @@ extern int64 dlock_session_enqueue(DlockSpace *space,
 extern bool dlock_session_wait(DlockSpace *space, int64 number,
 							   DlockTimeout timeout);
 extern bool dlock_session_release_latest(const DlockSpace *space,
-										 const text *name, bool *released);
+										 const char *name, Size length,
+										 bool *released);
 extern bool dlock_session_release(const DlockKey *key);
 extern bool dlock_session_release_ticket(DlockSpace *space, int64 number);
 extern int64 dlock_session_release_all(void);

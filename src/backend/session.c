@@ -332,11 +332,10 @@ undo_session_acquire(DlockHeld *held)
  * dlock_session_release() would return.  False, with nothing done, if not.
  */
 bool
-dlock_session_release_latest(const DlockSpace *space, const text *name,
-							 bool *released)
+dlock_session_release_latest(const DlockSpace *space, const char *name,
+							 Size length, bool *released)
 {
-	DlockHeldName *latest = dlock_held_find_latest(space, VARDATA_ANY(name),
-												   VARSIZE_ANY_EXHDR(name));
+	DlockHeldName *latest = dlock_held_find_latest(space, name, length);
 	DlockHeld  *held = latest ? dlock_held_find_session_hold(latest) : NULL;
 
 	if (held == NULL)
