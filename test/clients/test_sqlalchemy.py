@@ -391,18 +391,31 @@ class Guard(TestCase):
         deposit(20)
 
     def test_lost_at_commit(self):
-        """guard: a holder that is stale by then flushes, but cannot commit"""
+        """guard: where it is not canceled, a stale holder cannot commit"""
         with Work.begin() as session:
             fence = ttl_acquire(session, 'account/1', 'job/17')
         flushed = False
         with self.assertFails(OperationalError, '55L01'):
             with Work.begin() as session:
+                session.execute(text('SET LOCAL dlock.cancel_lost_guards = off'))
                 call(session, func.dlock_guard('account/1', fence))
                 session.get(Account, 1).balance += 10
                 self.lose(fence)
                 session.flush()
                 flushed = True
         self.assertTrue(flushed)
+        self.assertBalance(20)
+
+    def test_canceled_at_flush(self):
+        """guard: a holder that is stale by then is canceled at its flush"""
+        with Work.begin() as session:
+            fence = ttl_acquire(session, 'account/1', 'job/17')
+        with self.assertFails(OperationalError, '57014'):
+            with Work.begin() as session:
+                call(session, func.dlock_guard('account/1', fence))
+                session.get(Account, 1).balance += 10
+                self.lose(fence)
+                session.flush()
         self.assertBalance(20)
 
     def test_lost_before(self):

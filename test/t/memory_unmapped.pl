@@ -58,7 +58,8 @@ END
 }
 
 # From now on, what a session allocates comes into a segment that it has just
-# made: tickets, and all that has the size of a lease.
+# made: tickets, and all that has the size of a lease, or of an announcement of a
+# long name.
 sub grow
 {
 	my ($session) = @_;
@@ -68,8 +69,8 @@ sub grow
 	%known = map { $_ => 1 } segments();
 	$session->query(sprintf $take, 1000, 1000)
 	  while !grep { !$known{$_} } segments();
-	# what was left in the others is used up now
-	$session->query(sprintf $take, 350, 3000);
+	# what was left in the others is used up now, of 384 and of 448 bytes
+	$session->query(sprintf $take, $_, 3000) foreach 350, 420;
 	return;
 }
 
