@@ -16,6 +16,7 @@ use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Checker;
 use Dlock::History qw(now);
+use Dlock::Lease;
 use Dlock::Test;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -97,7 +98,10 @@ foreach my $round (1 .. 2)
 		sub {
 			my $acquired = $session->query('SELECT acquired FROM dlock_stats');
 
-			kill('STOP', $sender) == 1 or die 'no sender';
+			# where it has no lock that others need
+			stop_while($session, $sender,
+				"SELECT wait_event = 'WalSenderMain' FROM pg_stat_activity "
+				  . "WHERE pid = $sender");
 			$session->wait_for(
 				"SELECT (SELECT acquired > $acquired + 300 FROM dlock_stats) "
 				  . "OR count(*) = $history->{clients} FROM pg_stat_activity "
