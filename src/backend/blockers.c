@@ -237,13 +237,6 @@ add_lock(Look *look)
 	return lock;
 }
 
-static bool
-same_lock(const DlockRow *a, const DlockRow *b)
-{
-	return a->name_length == b->name_length &&
-		memcmp(a->text, b->text, a->name_length) == 0;
-}
-
 /*
  * A holder.  A delay is in everybody's way.
  */
@@ -298,12 +291,13 @@ add_dlock(Look *look, DlockSpace *space, const DlockRow *row)
 	Lock	   *lock = add_lock(look);
 
 	lock->row = row;
-	for (; row && same_lock(first, row) && row->position == 0; row = row->next)
+	for (; row && dlock_row_same_lock(first, row) && row->position == 0;
+		 row = row->next)
 		add_holder(look, row);
-	if (lock->end == lock->first && row && same_lock(first, row))
+	if (lock->end == lock->first && row && dlock_row_same_lock(first, row))
 		add_worker(look, space);
 	lock->queue = look->num_places;
-	for (; row && same_lock(first, row); row = row->next)
+	for (; row && dlock_row_same_lock(first, row); row = row->next)
 		add_waiter(look, row);
 	return row;
 }

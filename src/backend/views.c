@@ -27,13 +27,6 @@
 #include "shared/shared.h"
 #include "tables/tables.h"
 
-static bool
-same_lock(const DlockRow *a, const DlockRow *b)
-{
-	return a->name_length == b->name_length &&
-		memcmp(a->text, b->text, a->name_length) == 0;
-}
-
 /* The holders of a lock that are named to those who wait for it */
 #define MAX_HOLDERS	16
 
@@ -66,7 +59,8 @@ find_holders(Blockers *blockers, const DlockRow *first)
 	memset(blockers, 0, sizeof(Blockers));
 	blockers->first = first;
 	for (const DlockRow *row = first;
-		 row && row->position == 0 && same_lock(first, row); row = row->next)
+		 row && row->position == 0 && dlock_row_same_lock(first, row);
+		 row = row->next)
 	{
 		add_holder(&blockers->of_others, row->number);
 		if (row->mode != DLOCK_SHARED || row->closed)
@@ -197,7 +191,7 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows)
 	for (const DlockRow *row = rows; row; row = row->next)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (blockers.first == NULL || !same_lock(blockers.first, row))
+		if (blockers.first == NULL || !dlock_row_same_lock(blockers.first, row))
 			find_holders(&blockers, row);
 		show_row(rsinfo, row, &blockers);
 		if (row->position > 0)

@@ -344,6 +344,14 @@ typedef struct DlockRow
 	char		text[FLEXIBLE_ARRAY_MEMBER];	/* name, info, owner */
 } DlockRow;
 
+/* Rows of one lock come one after the other. */
+static inline bool
+dlock_row_same_lock(const DlockRow *a, const DlockRow *b)
+{
+	return a->name_length == b->name_length &&
+		memcmp(a->text, b->text, a->name_length) == 0;
+}
+
 /* A holder or waiter of a lock, as the deadlock detector sees it */
 typedef struct DlockMember
 {

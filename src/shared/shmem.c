@@ -56,38 +56,29 @@ static pg_atomic_uint32 *my_pid = NULL;
 static bool counted = false;
 static bool counted_as_worker = false;
 
+static dshash_parameters
+parameters_of(Size key_size, Size entry_size)
+{
+	return (dshash_parameters)
+	{
+		.key_size = key_size,
+		.entry_size = entry_size,
+		.compare_function = dshash_memcmp,
+		.hash_function = dshash_memhash,
+		COMPAT_DSHASH_COPY(dshash_memcpy)
+		.tranche_id = header->table_tranche
+	};
+}
+
 static void
 table_parameters(dshash_parameters *spaces_table,
 				 dshash_parameters *ids_table,
 				 dshash_parameters *accounts_table)
 {
-	*spaces_table = (dshash_parameters)
-	{
-		.key_size = sizeof(DlockSpaceKey),
-		.entry_size = sizeof(DlockSpaceEntry),
-		.compare_function = dshash_memcmp,
-		.hash_function = dshash_memhash,
-		COMPAT_DSHASH_COPY(dshash_memcpy)
-		.tranche_id = header->table_tranche
-	};
-	*ids_table = (dshash_parameters)
-	{
-		.key_size = sizeof(DlockIdKey),
-		.entry_size = sizeof(DlockIdEntry),
-		.compare_function = dshash_memcmp,
-		.hash_function = dshash_memhash,
-		COMPAT_DSHASH_COPY(dshash_memcpy)
-		.tranche_id = header->table_tranche
-	};
-	*accounts_table = (dshash_parameters)
-	{
-		.key_size = sizeof(Oid),
-		.entry_size = sizeof(DlockAccount),
-		.compare_function = dshash_memcmp,
-		.hash_function = dshash_memhash,
-		COMPAT_DSHASH_COPY(dshash_memcpy)
-		.tranche_id = header->table_tranche
-	};
+	*spaces_table = parameters_of(sizeof(DlockSpaceKey),
+								  sizeof(DlockSpaceEntry));
+	*ids_table = parameters_of(sizeof(DlockIdKey), sizeof(DlockIdEntry));
+	*accounts_table = parameters_of(sizeof(Oid), sizeof(DlockAccount));
 }
 
 /*
