@@ -13,6 +13,17 @@
  * is gone.  Time passes at any step, in ticks: a ttl of two, and one more for
  * the "quarter".  The clocks of both servers go alike.
  *
+ * With -DENGINE an engine decides, as Patroni does with synchronous_mode, and
+ * not with its strict form.  Each server has an agent; they share a store, which
+ * changes things one at a time.  The primary has a key there, which runs out
+ * when its agent does not renew it, for whatever reason: so at any time.  And the
+ * store says whether the standby may be promoted, which its agent does once the
+ * key is free.  The agent of the primary may take the standby out of
+ * synchronous_standby_names, so that the primary goes on alone, and put it in
+ * again: it tells the store before the one, and after the other.  Its server
+ * goes on serving whatever becomes of the key, as one would whose agent is
+ * stopped.
+ *
  * What stands for what:
  *
  *	heartbeat, acked		dlock_quorum_send(), WalSndCtl->lsn; the number of a
@@ -21,6 +32,7 @@
  *	load					dlock_load(): wait_for_quorum() and
  *							dlock_lease_begin_anew()
  *	look, renew, ask		look(), dlock_lease_renew(), all that ask
+ *	named					dlock_quorum_has_standbys()
  *
  * Each step of these is one of a process; what is read together is one step.
  *
@@ -44,6 +56,15 @@
  *	BROKEN_LAST		... or looks after it has moved the deadline
  *	BROKEN_QUARTER	a server that begins honours leases for their ttl alone
  *	BROKEN_GONE		an answer leaves the deadline as it is
+ *
+ * The engine, likewise:
+ *
+ *	BROKEN_DROP		the standby is taken out before the store is told
+ *	BROKEN_ADD		the store is told before the standby is in
+ *	BROKEN_STALE	the standby's agent reads the store, and is promoted by
+ *					what it said then, though the primary's agent, which was
+ *					stopped, has told it otherwise: what a watchdog is for
+ *	BROKEN_FORCE	somebody promotes a standby that may not be
  */
 
 #define TTL			2
@@ -76,16 +97,23 @@ byte sent, has, acked;
 bool promoted;
 byte next_deadline;
 
+/* the engine */
+bool named = true;				/* does the old primary wait for the standby? */
+bool leads = true;				/* has it the key? */
+bool may_follow = true;			/* by the store, may the standby be promoted? */
+
 /* not in the program, but for what is checked */
 bool told_gone;					/* by the old primary */
 byte promised;					/* until then, by the latest success */
 
-#define by_quorum		((confirmed > quorum -> confirmed : quorum) + HONOURED)
+#define heard			(confirmed > quorum -> confirmed : quorum)
+#define by_quorum		(named -> heard + HONOURED : 100)
 #define due				(deadline < by_quorum -> deadline : by_quorum)
 
 inline heard_of()
 {
 	do
+	:: !named && quorum < now -> quorum = now
 	:: seen < acked ->
 		if
 		:: sent_at[seen] > quorum -> quorum = sent_at[seen]
@@ -212,7 +240,7 @@ proctype renewer()
 #ifndef BROKEN_RENEW
 		d_step { heard_of() };
 		if
-		:: (confirmed > quorum -> confirmed : quorum) + QUARTER >= start
+		:: heard + QUARTER >= start
 		:: else ->
 			move(false);
 			if
@@ -226,13 +254,13 @@ proctype renewer()
 			/* until it is acknowledged, or the renewal fails */
 			if
 			:: atomic {
-					acked == sent && sent > 0 ->
+					(acked == sent && sent > 0) || !named ->
 					heard_of()
 				}
 			:: true
 			fi;
 			if
-			:: (confirmed > quorum -> confirmed : quorum) + QUARTER >= start
+			:: heard + QUARTER >= start
 			:: else -> goto again	/* 58030 */
 			fi
 		fi;
@@ -332,10 +360,66 @@ proctype world()
 	od
 }
 
+/* The agent of the primary */
+proctype agent()
+{
+	do
+	:: leads && named ->
+#ifdef BROKEN_DROP
+		named = false;
+		may_follow = false
+#else
+		/* which the store refuses if it has changed */
+		if
+		:: atomic { !promoted -> may_follow = false };
+			named = false
+		:: promoted
+		fi
+#endif
+	:: leads && !named ->
+#ifdef BROKEN_ADD
+		may_follow = true;
+		named = true
+#else
+		named = true;
+		if
+		:: has == sent ->
+			if
+			:: atomic { !promoted -> may_follow = true }
+			:: promoted
+			fi
+		:: true
+		fi
+#endif
+	:: !leads -> break
+	od
+}
+
+/* The key runs out. */
+proctype key()
+{
+	leads = false
+}
+
 /* The standby is promoted, and loads the lease; then it ends it. */
 proctype successor()
 {
+#if defined(ENGINE) && !defined(BROKEN_FORCE)
+	if
+	:: atomic {
+			!leads && may_follow ->
+#ifdef BROKEN_STALE
+			skip
+		};
+		d_step {
+#endif
+			promoted = true
+		}
+	:: now == END -> goto done
+	fi;
+#else
 	promoted = true;
+#endif
 #ifdef BROKEN_QUARTER
 	next_deadline = now + TTL;
 #else
@@ -353,7 +437,9 @@ end:
 			loaded && deadline > RAN_OUT && due > now -> assert(false)
 		}
 	:: now == END
-	fi
+	fi;
+done:
+	skip
 }
 
 init
@@ -362,9 +448,15 @@ init
 		deadline = now + TTL;
 		confirmed = now;
 		run renewer();
+#ifndef ENGINE
 		run asker();
+#endif
 #ifdef RESTART
 		run restarter();
+#endif
+#ifdef ENGINE
+		run agent();
+		run key();
 #endif
 		run world();
 		run successor()
