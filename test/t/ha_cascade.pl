@@ -13,9 +13,9 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Standby;
 use Dlock::Test;
 use Dlock::Worker;
-use PostgreSQL::Test::Cluster;
 use Test::More;
 
 my $conf = q{
@@ -24,23 +24,13 @@ wal_receiver_status_interval = 1s
 };
 my $first = new_server('first', allows_streaming => 1, conf => $conf);
 
-sub new_standby
-{
-	my ($name, $upstream) = @_;
-	my $standby = PostgreSQL::Test::Cluster->new($name);
-
-	$upstream->backup($name);
-	$standby->init_from_backup($upstream, $name, has_streaming => 1);
-	$standby->append_conf('postgresql.conf', q{
+my $no_delay = q{
 max_standby_streaming_delay = 0
 hot_standby_feedback = off
-});
-	$standby->start;
-	return $standby;
-}
+};
 
-my $middle = new_standby('middle', $first);
-my $last = new_standby('last', $middle);
+my $middle = new_standby($first, 'middle', conf => $no_delay);
+my $last = new_standby($middle, 'last', conf => $no_delay);
 
 # Up to where it is flushed, which a removal is not by itself
 sub follows

@@ -17,6 +17,7 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Checker;
 use Dlock::History qw(now);
 use Dlock::Lease;
+use Dlock::Standby;
 use Dlock::Test;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -32,51 +33,13 @@ log_statement = none
 wal_writer_delay = 10s
 });
 
-sub new_standby
-{
-	my ($name) = @_;
-	my $standby = PostgreSQL::Test::Cluster->new($name);
-
-	$primary->backup($name);
-	$standby->init_from_backup($primary, $name, has_streaming => 1);
-	$standby->start;
-	$primary->wait_for_catchup($standby);
-	return $standby;
-}
-
-sub set_synchronous
-{
-	my ($name) = @_;
-
-	$primary->safe_psql('postgres',
-		"ALTER SYSTEM SET synchronous_standby_names = '$name'");
-	$primary->reload;
-	$primary->poll_query_until('postgres',
-		"SELECT current_setting('synchronous_standby_names') = '$name'")
-	  or die 'setting has not changed';
-	$primary->poll_query_until('postgres',
-		"SELECT count(*) = 1 FROM pg_stat_replication "
-		  . "WHERE sync_state = 'sync'")
-	  or die 'standby is not synchronous'
-	  if $name;
-	return;
-}
-
 # The primary dies, and the standby takes its place.
 sub fail_over
 {
 	my ($standby, $what, $durable) = @_;
 	my $since = now();
 
-	$standby->promote;
-	# what the primary said of others does not hold for it
-	$standby->append_conf('postgresql.conf', "synchronous_standby_names = ''");
-	$standby->safe_psql('postgres',
-		'ALTER SYSTEM RESET synchronous_standby_names');
-	$standby->reload;
-	$standby->poll_query_until('postgres',
-		"SELECT current_setting('synchronous_standby_names') = ''")
-	  or die 'setting has not changed';
+	take_over($standby);
 	$history->check($standby, $since, $what, $durable);
 	$primary = $standby;
 	return;
@@ -84,9 +47,9 @@ sub fail_over
 
 foreach my $round (1 .. 2)
 {
-	my $standby = new_standby("synchronous_$round");
+	my $standby = new_standby($primary, "synchronous_$round");
 
-	set_synchronous("synchronous_$round");
+	count_on($primary, "synchronous_$round");
 	my $session = session($primary);
 	my $sender = $session->query('SELECT pid FROM pg_stat_replication');
 
@@ -115,7 +78,7 @@ foreach my $round (1 .. 2)
 
 foreach my $round (1 .. 2)
 {
-	my $standby = new_standby("asynchronous_$round");
+	my $standby = new_standby($primary, "asynchronous_$round");
 	my $sender = $primary->safe_psql('postgres',
 		'SELECT pid FROM pg_stat_replication');
 

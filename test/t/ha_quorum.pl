@@ -22,6 +22,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Standby;
 use Dlock::Test;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -31,10 +32,7 @@ use Time::HiRes qw(clock_gettime usleep CLOCK_MONOTONIC);
 my $ttl = ample(7);
 my $primary = new_server('primary', allows_streaming => 1);
 
-$primary->backup('backup');
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($primary, 'backup', has_streaming => 1);
-$standby->start;
+my $standby = new_standby($primary, 'standby');
 my $conninfo =
   $standby->safe_psql('postgres', 'SHOW primary_conninfo') =~ s/'/''/gr;
 

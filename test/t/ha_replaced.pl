@@ -17,26 +17,14 @@ use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Clock;
 use Dlock::Lease;
+use Dlock::Standby;
 use Dlock::Test;
-use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
 plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();
 
 my $primary = new_server_of_clock('primary');
-$primary->backup('backup');
-
-sub new_standby
-{
-	my ($name, $primary_conninfo) = @_;
-	my $standby = PostgreSQL::Test::Cluster->new($name);
-
-	$standby->init_from_backup($primary, 'backup', has_streaming => 1);
-	under_our_clock(sub { $standby->start });
-	$primary->wait_for_catchup($standby);
-	return $standby;
-}
 
 # Until the loader has an answer to what it has written, none is sent.
 sub connect_again
@@ -51,15 +39,13 @@ sub connect_again
 foreach my $reading (0 .. 3)
 {
 	my $when = $reading ? "at reading $reading" : 'before it has looked';
-	my $standby = new_standby("standby_$reading");
+	my $standby = new_standby($primary, "standby_$reading",
+		start => sub { my ($node) = @_; under_our_clock(sub { $node->start }) });
 	my $conninfo =
 	  $standby->safe_psql('postgres', 'SHOW primary_conninfo') =~ s/'/''/gr;
 	my $client = session($primary);
 
-	$client->query(q{ALTER SYSTEM SET synchronous_standby_names = '*'});
-	$primary->reload;
-	$client->wait_for(q{SELECT count(*) = 1 FROM pg_stat_replication
-		 WHERE sync_state = 'sync'});
+	count_on($primary, "standby_$reading");
 	my $lease = $client->query("SELECT dlock_lease_open('1h')");
 	my $fence = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
 	like($fence, qr/^\d+$/, "$when: a holder");

@@ -16,6 +16,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Standby;
 use Dlock::Test;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -32,10 +33,7 @@ wal_keep_size = 320MB
 autovacuum = off
 });
 
-$primary->backup('backup');
-my $standby = PostgreSQL::Test::Cluster->new('two');
-$standby->init_from_backup($primary, 'backup', has_streaming => 1);
-$standby->start;
+my $standby = new_standby($primary, 'two');
 
 # What is held wherever the history goes on
 my $client = session($primary);

@@ -11,17 +11,14 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Standby;
 use Dlock::Test;
-use PostgreSQL::Test::Cluster;
 use Test::More;
 
 my $primary = new_server('primary', allows_streaming => 1);
 my @fences = fence($primary);
 
-$primary->backup('backup');
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($primary, 'backup', has_streaming => 1);
-$standby->start;
+my $standby = new_standby($primary, 'standby');
 
 # Every function there is, with some value for each argument that needs one,
 # but for those behind the views and for triggers
@@ -108,10 +105,7 @@ grows('and one after a restart', @fences);
 
 # Again, with a standby that was fed to the end, of a primary whose numbers
 # are ahead of the time
-my $next = PostgreSQL::Test::Cluster->new('next');
-$standby->backup('backup');
-$next->init_from_backup($standby, 'backup', has_streaming => 1);
-$next->start;
+my $next = new_standby($standby, 'next');
 $standby->safe_psql('postgres', 'SELECT dlock_advance_ticket((2^51)::bigint)');
 push @fences, fence($standby);
 cmp_ok($fences[-1], '>=', 1 << 51, 'numbers are ahead of the time');

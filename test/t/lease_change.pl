@@ -18,9 +18,9 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Lease;
+use Dlock::Standby;
 use Dlock::Test;
 use Dlock::Worker;
-use PostgreSQL::Test::Cluster;
 use Test::More;
 
 my $node = new_server('main', allows_streaming => 1,
@@ -202,14 +202,8 @@ $admin = session($node);
 is_there($admin, 'a crash');
 
 $ticket = $admin->query("SELECT dlock_ttl_acquire('its own', '1h')");
-$node->backup('backup');
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($node, 'backup', has_streaming => 1);
-$standby->start;
-$admin->query("ALTER SYSTEM SET synchronous_standby_names = 'standby'");
-$admin->query('SELECT pg_reload_conf()');
-$admin->wait_for("SELECT count(*) = 1 FROM pg_stat_replication "
-	  . "WHERE sync_state = 'sync'");
+my $standby = new_standby($node, 'standby');
+count_on($node, 'standby');
 $client = session($node);
 $client->query('SET synchronous_commit = on');
 is( $client->query(
@@ -219,14 +213,7 @@ is( $client->query(
 	'changed, with a standby');
 kill_server($node);
 $_->vanish foreach $admin, $client;
-$standby->append_conf('postgresql.conf', "synchronous_standby_names = ''");
-$standby->promote;
-$standby->safe_psql('postgres',
-	'ALTER SYSTEM RESET synchronous_standby_names');
-$standby->reload;
-$standby->poll_query_until('postgres',
-	"SELECT current_setting('synchronous_standby_names') = ''")
-  or die 'setting has not changed';
+take_over($standby);
 $admin = session($standby);
 is( $admin->query(
 		"SELECT l.ttl, l.remaining > '4 h', q.mode, q.info "

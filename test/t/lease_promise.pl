@@ -18,9 +18,9 @@ use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Clock;
 use Dlock::Lease;
+use Dlock::Standby;
 use Dlock::Test;
 use Dlock::Worker;
-use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -117,15 +117,8 @@ thaw($worker);
 #
 # With a standby that counts
 #
-$node->backup('backup');
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($node, 'backup', has_streaming => 1);
-$standby->start;
-$node->safe_psql('postgres',
-	q{ALTER SYSTEM SET synchronous_standby_names = 'standby'});
-$node->reload;
-$admin->wait_for(
-	q{SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync'});
+my $standby = new_standby($node, 'standby');
+count_on($node, 'standby');
 
 my %lease;
 foreach my $level ('on', 'remote_write', 'remote_apply')

@@ -14,6 +14,7 @@ use warnings FATAL => 'all';
 use Cwd qw(abs_path);
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Standby;
 use Dlock::Test;
 use Dlock::Worker;
 use PostgreSQL::Test::Cluster;
@@ -300,11 +301,7 @@ $another->quit;
 #
 # A standby, where one function attaches, though there is nothing to be asked
 #
-$node->backup('backup');
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($node, 'backup', has_streaming => 1);
-$standby->start;
-$node->wait_for_catchup($standby);
+my $standby = new_standby($node, 'standby');
 foreach my $how (\&other, \&ours, \&other)
 {
 	my $session = $how->($standby);

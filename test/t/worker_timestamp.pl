@@ -11,9 +11,9 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Standby;
 use Dlock::Test;
 use Dlock::Worker;
-use PostgreSQL::Test::Cluster;
 use Test::More;
 
 my $node = new_server(
@@ -24,10 +24,7 @@ track_commit_timestamp = on
 wal_level = logical
 });
 
-$node->backup('backup');
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($node, 'backup', has_streaming => 1);
-$standby->start;
+my $standby = new_standby($node, 'standby');
 
 my $client = session($node);
 my @commits;	# each: transaction id, and when it was asked for and answered
