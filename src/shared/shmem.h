@@ -21,7 +21,8 @@
  *	DlockWatched		one per name that is watched, in its partition
  *	DlockWatch			one per session and channel that watch it, linked there
  *
- * A lock exists in the table for as long as it has a holder or a waiter.
+ * A lock exists in the table for as long as it has a holder or a waiter, or slots
+ * that were set for it.
  * The lock of its table partition (dlock_lock_find returns with it held) is
  * "the lock entry's lock" in the comments here and elsewhere; it protects the
  * lock and the links and states of all its tickets.  Only queue.c takes it, and

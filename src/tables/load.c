@@ -348,7 +348,7 @@ tell_of_lock(int level, const char *name, Oid table, LOCKMODE mode)
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 			 errmsg("cannot read table \"%s\" of database \"%s\", as it is locked",
 					name, get_database_name(MyDatabaseId)),
-			 errdetail("Process %d needs it to know which locks leases hold since before the server was started. It is locked by: %s.",
+			 errdetail("Process %d needs it to know what was there before the server was started. It is locked by: %s.",
 					   MyProcPid, dlock_describe_holders(table, mode)),
 			 errhint("End that transaction; a prepared one with COMMIT PREPARED or ROLLBACK PREPARED: see the view pg_prepared_xacts.")));
 }
@@ -397,7 +397,7 @@ lock_table(DlockSpace *space, const char *name, LOCKMODE mode, uint64 until)
 
 		if (now >= until)
 			return false;
-		check_lock_timeout(start, _("A table of leases is locked by another transaction."));
+		check_lock_timeout(start, _("A table of dlock is locked by another transaction."));
 		if (now - start >= TELL_MS * 1000)
 		{
 			log_lock(space, name, table, mode);

@@ -52,6 +52,11 @@ SET lock_timeout = '10ms';
 SELECT error_of('dlock_acquire(''b'', slots => 9, permits => 5)');
 RESET lock_timeout;
 SELECT try('b', 9, 5), dlock_release_all();
+-- behind its own permit, as fewer are set than it says
+SELECT dlock_set_slots('b', 1);
+SET deadlock_timeout = '1ms';
+SELECT try('b', 2), error_of('dlock_acquire(''b'', slots => 2)'), dlock_release_all();
+RESET deadlock_timeout;
 SELECT error_of('dlock_acquire(''b'', slots => 9, permits => 5, timeout => ''1ms'')'), count(*) FROM dlock_locks;
 
 -- in transaction scope, of a lease, and enqueued
