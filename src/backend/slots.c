@@ -9,8 +9,8 @@
  * committed, and before its locks are gone, the copy changes.
  *
  * Of a name that was changed, the lock's entry is kept until the transaction is
- * over, whether or not what changed it is rolled back to a savepoint meanwhile; so
- * behind the commit nothing can be missing.
+ * over, even if what changed it is rolled back to a savepoint meanwhile; so nothing
+ * can be missing behind the commit.
  *
  *-------------------------------------------------------------------------
  */
@@ -216,8 +216,8 @@ dlock_slots_changed(PG_FUNCTION_ARGS)
 }
 
 /*
- * Was the function granted to a role whose privileges the current user has, and not
- * only to all?
+ * Was the function granted to a role whose privileges the current user has, other
+ * than by what PUBLIC has?
  */
 static bool
 is_granted(Oid function)
@@ -228,7 +228,7 @@ is_granted(Oid function)
 	Datum		datum;
 
 	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for function %u", function);
+		return false;
 	result = has_privs_of_role(GetUserId(),
 							   ((Form_pg_proc) GETSTRUCT(tuple))->proowner);
 	datum = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_proacl, &is_null);

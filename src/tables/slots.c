@@ -83,6 +83,14 @@ dlock_slots_read(DlockSpace *space)
 	SysScanDesc scan;
 	HeapTuple	row;
 
+	/* what is committed is in a file that we do not see any more */
+	if (COMPAT_HAS_NEW_FILE(table))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot read table \"%s\" in a transaction that has emptied or rewritten it",
+						RelationGetRelationName(table)),
+				 errdetail("The slots of locks that it has set before are still to be read, since the server was started."),
+				 errhint("Commit first.")));
 	dlock_slots_find_columns(table, &columns);
 	/* a copy; so it sees nothing that any command of ours has done */
 	snapshot->curcid = FirstCommandId;
