@@ -29,6 +29,7 @@ OBJS = \
 	src/backend/request.o \
 	src/backend/reserve.o \
 	src/backend/session.o \
+	src/backend/slots.o \
 	src/backend/stats.o \
 	src/backend/triggers.o \
 	src/backend/version.o \
@@ -50,6 +51,7 @@ OBJS = \
 	src/tables/owner.o \
 	src/tables/read.o \
 	src/tables/shape.o \
+	src/tables/slots.o \
 	src/tables/vacuum.o \
 	src/tables/value.o \
 	src/tables/write.o \
@@ -125,6 +127,7 @@ REGRESS = \
 	lease \
 	lease_rights \
 	change \
+	slots \
 	planted \
 	reserve
 
@@ -141,6 +144,7 @@ ISOLATION = \
 	isolation_shared \
 	isolation_downgrade \
 	isolation_slots \
+	isolation_set_slots \
 	isolation_xact \
 	isolation_release_at_commit \
 	isolation_force \

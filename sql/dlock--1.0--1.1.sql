@@ -285,6 +285,54 @@ COMMENT ON FUNCTION dlock_is_held(text, bigint) IS
 'does this session hold the lock, in session or transaction scope; or with "lease", does that lease?';
 
 --
+-- How many permits locks have, whatever requests say
+--
+CREATE TABLE dlock_slots (
+    name text COLLATE "C" PRIMARY KEY
+        CHECK (pg_catalog.octet_length(name) OPERATOR(pg_catalog.>=) 1 AND
+               pg_catalog.octet_length(name) OPERATOR(pg_catalog.<=) 255),
+    slots integer NOT NULL CHECK (slots OPERATOR(pg_catalog.>=) 1)
+);
+SELECT pg_catalog.pg_extension_config_dump('dlock_slots', '');
+-- written by the function below alone
+REVOKE ALL ON TABLE dlock_slots FROM PUBLIC;
+GRANT SELECT ON TABLE dlock_slots TO PUBLIC;
+COMMENT ON TABLE dlock_slots IS
+'how many permits locks have, whatever requests say';
+COMMENT ON COLUMN dlock_slots.name IS 'name of the lock';
+COMMENT ON COLUMN dlock_slots.slots IS 'how many permits there are';
+
+-- Whoever has changed the table, it counts once that is committed.
+CREATE FUNCTION dlock_slots_changed()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'dlock_slots_changed'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_slots_changed() IS
+'trigger of dlock_slots: what it says counts once that is committed';
+
+CREATE TRIGGER dlock_changed AFTER INSERT OR UPDATE OR DELETE ON dlock_slots
+    FOR EACH ROW EXECUTE FUNCTION dlock_slots_changed();
+CREATE TRIGGER dlock_truncated AFTER TRUNCATE ON dlock_slots
+    FOR EACH STATEMENT EXECUTE FUNCTION dlock_slots_changed();
+-- also for what a restore or logical replication writes
+ALTER TABLE dlock_slots
+    ENABLE ALWAYS TRIGGER dlock_changed,
+    ENABLE ALWAYS TRIGGER dlock_truncated;
+COMMENT ON TRIGGER dlock_changed ON dlock_slots IS
+'what it says counts once that is committed';
+COMMENT ON TRIGGER dlock_truncated ON dlock_slots IS
+'what it says counts once that is committed';
+
+-- For roles that a reservation of the name lets in, and for those to which it is
+-- granted by name: the function looks, and what PUBLIC has is not enough.
+CREATE FUNCTION dlock_set_slots(name text, slots integer)
+RETURNS void
+AS 'MODULE_PATHNAME', 'dlock_set_slots'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION dlock_set_slots(text, integer) IS
+'set how many permits a lock has, whatever requests say, from this transaction''s commit on; with NULL, as they say again';
+
+--
 -- Logical replication
 --
 -- Publications FOR ALL TABLES take in these tables.  The triggers are fired for
@@ -305,10 +353,13 @@ CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_versi
     FOR EACH ROW EXECUTE FUNCTION dlock_replicated('versions');
 CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_reservations
     FOR EACH ROW EXECUTE FUNCTION dlock_replicated('reservations');
+CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_slots
+    FOR EACH ROW EXECUTE FUNCTION dlock_replicated('slots');
 ALTER TABLE dlock_queue ENABLE REPLICA TRIGGER dlock_replicated;
 ALTER TABLE dlock_queue_lease ENABLE REPLICA TRIGGER dlock_replicated;
 ALTER TABLE dlock_versions ENABLE REPLICA TRIGGER dlock_replicated;
 ALTER TABLE dlock_reservations ENABLE REPLICA TRIGGER dlock_replicated;
+ALTER TABLE dlock_slots ENABLE REPLICA TRIGGER dlock_replicated;
 COMMENT ON TRIGGER dlock_replicated ON dlock_queue IS
 'drops what comes by logical replication';
 COMMENT ON TRIGGER dlock_replicated ON dlock_queue_lease IS
@@ -317,6 +368,8 @@ COMMENT ON TRIGGER dlock_replicated ON dlock_versions IS
 'takes from logical replication what is greater';
 COMMENT ON TRIGGER dlock_replicated ON dlock_reservations IS
 'takes from logical replication what is not reserved here';
+COMMENT ON TRIGGER dlock_replicated ON dlock_slots IS
+'takes from logical replication what is not set here';
 
 --
 -- Who bumped a version last, and when

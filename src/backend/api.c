@@ -1039,6 +1039,25 @@ dlock_downgrade(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(false);
 }
 
+/* (name, slots) */
+PG_FUNCTION_INFO_V1(dlock_set_slots);
+Datum
+dlock_set_slots(PG_FUNCTION_ARGS)
+{
+	DlockKey	key;
+	DlockSpace *space = begin_protected_change(fcinfo, &key);
+	int32		slots = PG_ARGISNULL(1) ? 0 : PG_GETARG_INT32(1);
+
+	if (!PG_ARGISNULL(1) && slots < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("slots must be 1 or more, not %d", slots),
+				 errhint("To have requests say how many there are, use slots => NULL.")));
+	dlock_slots_check_right(space, &key, fcinfo->flinfo->fn_oid);
+	dlock_slots_set(space, &key, slots);
+	PG_RETURN_VOID();
+}
+
 PG_FUNCTION_INFO_V1(dlock_release_all);
 Datum
 dlock_release_all(PG_FUNCTION_ARGS)

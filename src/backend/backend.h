@@ -142,6 +142,7 @@ extern void dlock_log_forced_close(int64 number, const char *role,
 
 /* reserve.c */
 extern void dlock_reserve_check(DlockSpace *space, const DlockKey *key);
+extern bool dlock_reserve_lets_in(DlockSpace *space, const DlockKey *key);
 extern void dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner);
 extern bool dlock_reserve_remove(DlockSpace *space, text *prefix);
 
@@ -150,6 +151,12 @@ extern int64 dlock_version_read(DlockSpace *space, const DlockKey *key);
 extern int64 dlock_version_increment(DlockSpace *space, const DlockKey *key,
 									 int64 expected);
 extern bool dlock_version_remove(DlockSpace *space, const DlockKey *key);
+
+/* slots.c */
+extern void dlock_slots_check_right(DlockSpace *space, const DlockKey *key,
+									Oid function);
+extern void dlock_slots_set(DlockSpace *space, const DlockKey *key,
+							int32 slots);
 
 /* views.c */
 extern DlockSpace *dlock_space_to_show(void);

@@ -254,7 +254,8 @@ add_holder(Look *look, const DlockRow *row)
 
 /*
  * A lock has a queue, and nobody that holds it: the last one's row has still to
- * be removed, by the worker.
+ * be removed, by the worker.  Unless the first of them asks for more permits than
+ * are set: then nobody is in its way.
  */
 static void
 add_worker(Look *look, DlockSpace *space)
@@ -294,7 +295,8 @@ add_dlock(Look *look, DlockSpace *space, const DlockRow *row)
 	for (; row && dlock_row_same_lock(first, row) && row->position == 0;
 		 row = row->next)
 		add_holder(look, row);
-	if (lock->end == lock->first && row && dlock_row_same_lock(first, row))
+	if (lock->end == lock->first && row && dlock_row_same_lock(first, row) &&
+		!(row->mode == DLOCK_SLOTS && row->permits > row->slots))
 		add_worker(look, space);
 	lock->queue = look->num_places;
 	for (; row && dlock_row_same_lock(first, row); row = row->next)

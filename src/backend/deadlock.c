@@ -112,6 +112,27 @@ end_waits(DlockGraph *graph, const DlockGraphPlace *place)
 }
 
 /*
+ * Does a waiter fit beside so many of those who are stuck?
+ *
+ * More permits than there are can only be asked for where they are set, by
+ * dlock_set_slots(), and can be at any moment: so nobody who is stuck is in its
+ * way, nor in the way of those behind it.
+ */
+static bool
+fits_beside(const DlockGraphLock *lock, const DlockGraphPlace *place,
+			int holders, int exclusive, int64 permits)
+{
+	if (place->modes & LOCKBIT_ON(DLOCK_EXCLUSIVE))
+		return holders == 0;
+	if (place->modes & LOCKBIT_ON(DLOCK_SHARED))
+		return exclusive == 0;
+	if (place->permits > place->slots)
+		return true;
+	return (holders == 0 || place->slots == lock->slots) &&
+		permits + place->permits <= place->slots;
+}
+
+/*
  * Play the queue of a lock of dlock through, as if all who are not stuck had
  * released their tickets, or withdrawn them.  A lease can always do so.
  */
@@ -129,9 +150,7 @@ reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
 
 		if (!place->granted)
 		{
-			if ((place->modes & LOCKBIT_ON(DLOCK_EXCLUSIVE)) ? holders > 0 :
-				(place->modes & LOCKBIT_ON(DLOCK_SHARED)) ? exclusive > 0 :
-				permits + place->permits > lock->slots)
+			if (!fits_beside(lock, place, holders, exclusive, permits))
 			{
 				if (is_stuck(graph, place))
 					break;		/* and nobody overtakes it */

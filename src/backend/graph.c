@@ -205,6 +205,7 @@ fill_place(DlockGraphPlace *place, const DlockMember *member)
 	place->conflicts = member->mode == DLOCK_SHARED ?
 		ALL_MODES & ~LOCKBIT_ON(DLOCK_SHARED) : ALL_MODES;
 	place->number = member->number;
+	place->slots = member->slots;
 	place->permits = member->permits;
 }
 

@@ -43,6 +43,7 @@ typedef struct DlockGraphPlace
 
 	/* of a lock of dlock */
 	int64		number;			/* of the ticket */
+	int32		slots;			/* as it gave them, or as they are set */
 	int32		permits;
 
 	/* in the queue of a heavyweight lock */
@@ -59,7 +60,7 @@ typedef struct DlockGraphLock
 	int			count;
 	int			holders;		/* how many of these are holders */
 	int64		up_to;			/* the queue was read up to this number */
-	int32		slots;
+	int32		slots;			/* what counts for the holders */
 	LOCKMASK	wanted;			/* owners in these modes are collected ... */
 	int			expanded;		/* ... of so many places */
 } DlockGraphLock;

@@ -413,8 +413,9 @@ dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 }
 
 /*
- * The latest granted ticket under a name, in a mode other than slots.  All that
- * a session has under a name at one time, and is not gone, have the same slots.
+ * The latest granted ticket under a name, in a mode other than slots.  Of all that
+ * a session has under a name at one time, and are not gone, either all have slots
+ * or none has.
  */
 DlockHeld *
 dlock_held_find_reentrant(DlockHeldName *name)
@@ -465,7 +466,8 @@ dlock_held_is_holding(DlockHeldName *name)
 
 /* As dlock_held_blocks(), looking at one ticket after the other */
 static bool
-blocks_before(DlockHeldName *name, const DlockRequest *request, int64 number)
+blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
+			  int64 number)
 {
 	int64		permits = request->permits;
 
@@ -485,7 +487,7 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int64 number)
 			permits += held->ticket->permits;
 			if (request->mode == DLOCK_EXCLUSIVE ||
 				held->ticket->mode == DLOCK_EXCLUSIVE ||
-				(request->mode == DLOCK_SLOTS && permits > request->slots))
+				(request->mode == DLOCK_SLOTS && permits > slots))
 				return true;
 		}
 	}
@@ -500,21 +502,36 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int64 number)
  * For a request that has no ticket yet all matter, and the counts tell.  They
  * are never too small, so that whoever is told that it would not can believe
  * it.  Only who is about to sleep for a ticket of his looks at those before it.
+ *
+ * Where slots were set to fewer than the request gives, it may: the number that is
+ * set is asked for only where it could let the request in.  Nor does one block
+ * itself that waits for more permits than are set, as others can be.
  */
 bool
 dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 				  int64 number)
 {
+	int32		slots = request->slots;
+
 	catch_up(name);
 	if (name->live == 0 ||
 		(request->mode != DLOCK_EXCLUSIVE && name->exclusive == 0 &&
 		 (request->mode != DLOCK_SLOTS ||
-		  name->permits + request->permits <= request->slots)))
+		  name->permits + request->permits <= slots)))
 	{
-		Assert(name->count > 50 || !blocks_before(name, request, number));
+		Assert(name->count > 50 ||
+			   !blocks_before(name, request, slots, number));
 		return false;
 	}
-	return number == PG_INT64_MAX || blocks_before(name, request, number);
+	if (request->mode == DLOCK_SLOTS && name->exclusive == 0)
+	{
+		slots = dlock_queue_slots(&name->key, slots);
+		if (request->permits > slots ||
+			name->permits + request->permits <= slots)
+			return false;
+	}
+	return number == PG_INT64_MAX ||
+		blocks_before(name, request, slots, number);
 }
 
 /*

@@ -15,6 +15,7 @@
  *					whichever way, and however often, rows go around.
  *	"reservations"	A prefix that is reserved here stays as it is.  Others
  *					follow what comes.
+ *	"slots"			The same for locks whose slots are set here.
  *
  * Otherwise two servers that have a row of one name would stop the replication
  * of all tables.  The triggers are for replicas alone: neither this server's
@@ -46,6 +47,8 @@ static const char merge_version[] =
 	"ON CONFLICT (name) DO UPDATE SET version = excluded.version, "
 	"bumped_by = excluded.bumped_by, bumped_at = excluded.bumped_at "
 	"WHERE own.version OPERATOR(pg_catalog.<) excluded.version";
+static const char merge_slots[] =
+	"INSERT INTO %s (name, slots) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING";
 static const char merge_reservation[] =
 	"INSERT INTO %s (prefix, owner) VALUES ($1, $2) ON CONFLICT (prefix) DO NOTHING";
 
@@ -122,6 +125,7 @@ dlock_replicated(PG_FUNCTION_ARGS)
 {
 	static const char *const version_columns[] = {"name", "version", "bumped_by", "bumped_at"};
 	static const char *const reservation_columns[] = {"prefix", "owner"};
+	static const char *const slots_columns[] = {"name", "slots"};
 	TriggerData *trigger = dlock_trigger(fcinfo, "dlock_replicated");
 	bool		updated = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event);
 	HeapTuple	row = updated ? trigger->tg_newtuple : trigger->tg_trigtuple;
@@ -144,6 +148,13 @@ dlock_replicated(PG_FUNCTION_ARGS)
 			return PointerGetDatum(row);
 		merge(trigger, row, merge_reservation, reservation_columns,
 			  lengthof(reservation_columns));
+	}
+	else if (strcmp(kind, "slots") == 0)
+	{
+		if (!TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
+			return PointerGetDatum(row);
+		merge(trigger, row, merge_slots, slots_columns,
+			  lengthof(slots_columns));
 	}
 	else if (strcmp(kind, "versions") == 0 &&
 			 !TRIGGER_FIRED_BY_DELETE(trigger->tg_event))

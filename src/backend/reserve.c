@@ -282,6 +282,16 @@ dlock_reserve_check(DlockSpace *space, const DlockKey *key)
 						   "Use another name, or a role that has the privileges of that role.")));
 }
 
+/* Is this name reserved, and for a role whose privileges the current user has? */
+bool
+dlock_reserve_lets_in(DlockSpace *space, const DlockKey *key)
+{
+	const Reservation *reservation = find_reservation(space, key->name,
+													  key->length);
+
+	return reservation && may_use(reservation);
+}
+
 static void
 check_prefix(const text *prefix)
 {

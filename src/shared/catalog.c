@@ -30,10 +30,11 @@
 /*
  * A relation of the extension: in the extension's schema, wherever that is.
  * One of that name which is not the extension's own is not meant: whoever may
- * create there could have made it, before an update that does.
+ * create there could have made it, before an update that does.  0 where there is
+ * none, as before that update.
  */
 Oid
-dlock_relation(DlockSpace *space, const char *name)
+dlock_find_relation(DlockSpace *space, const char *name)
 {
 	Relation	catalog = table_open(ExtensionRelationId, AccessShareLock);
 	ScanKeyData key;
@@ -52,8 +53,19 @@ dlock_relation(DlockSpace *space, const char *name)
 	table_close(catalog, AccessShareLock);
 
 	relation = get_relname_relid(name, schema);
-	if (!OidIsValid(relation) ||
+	if (OidIsValid(relation) &&
 		getExtensionOfObject(RelationRelationId, relation) != space->key.extension)
+		relation = InvalidOid;
+	return relation;
+}
+
+/* The same for one that has to be there */
+Oid
+dlock_relation(DlockSpace *space, const char *name)
+{
+	Oid			relation = dlock_find_relation(space, name);
+
+	if (!OidIsValid(relation))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("relation \"%s\" of extension \"%s\" does not exist",

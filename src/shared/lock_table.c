@@ -346,11 +346,14 @@ dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 	spare = NULL;
 	dlock_list_init(&lock->holders);
 	dlock_list_init(&lock->queue);
-	lock->exclusive = 0;
-	lock->slots = slots;
+	lock->slots = lock->holders_slots = slots;
 	lock->permits = 0;
 	lock->closed = 0;
+	lock->exclusive = 0;
 	lock->queued = false;
+	lock->settled = false;
+	lock->setters = 0;
+	lock->set_slots = 0;
 	dlock_key_copy(&lock->key, key);
 	lock->next = *bucket;
 	*bucket = lock->self;

@@ -11,7 +11,7 @@
  *
  *	- the head of the queue does not fit beside the holders;
  *	- the queue is in ticket order, and so are the grants;
- *	- an entry has a ticket in one of its lists.
+ *	- an entry has a ticket in one of its lists, or slots that were set for it.
  *
  * A lease's ticket stays in its list, LEAVING or ENDING, until the removal of
  * its row is in the WAL, and nobody is granted the lock past it: otherwise a
@@ -108,14 +108,16 @@ note_change(const DlockLock *lock, DlockSpace **to_wake)
 
 /*
  * Could this ticket hold the lock beside the holders that there are?  Not where
- * they have other slots: they are about to leave, and in the way until then.
+ * they have other slots: they are about to leave, or were let in by slots that were
+ * set and are not any more; and in the way until then.
  */
 static bool
 fits(const DlockLock *lock, const DlockTicket *ticket)
 {
-	const DlockTicket *holder = ticket_at(lock->holders.head);
+	int32		slots = slots_for(lock, ticket->slots);
 
-	if (lock->closed > 0 || (holder && holder->slots != ticket->slots))
+	if (lock->closed > 0 ||
+		(lock->holders.length > 0 && lock->holders_slots != slots))
 		return false;
 	switch (ticket->mode)
 	{
@@ -124,7 +126,7 @@ fits(const DlockLock *lock, const DlockTicket *ticket)
 		case DLOCK_SHARED:
 			return lock->exclusive == 0;
 		case DLOCK_SLOTS:
-			return ticket->permits <= lock->slots - lock->permits;
+			return ticket->permits <= slots - lock->permits;
 	}
 	return false;
 }
@@ -132,6 +134,8 @@ fits(const DlockLock *lock, const DlockTicket *ticket)
 static void
 grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 {
+	if (lock->holders.length == 0)
+		lock->holders_slots = slots_for(lock, ticket->slots);
 	dlock_list_append(&lock->holders, &ticket->link);
 	lock->permits += ticket->permits;
 	if (ticket->mode == DLOCK_EXCLUSIVE)
@@ -216,7 +220,7 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 	{
 		/* the one before may have been a semaphore of another size */
 		if (lock->holders.length == 0)
-			lock->slots = head->slots;
+			lock->slots = slots_for(lock, head->slots);
 		if (!fits(lock, head))
 			break;
 		if (!is_waiting(head))
@@ -270,7 +274,8 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 static inline bool
 is_unused(const DlockLock *lock)
 {
-	return lock->holders.length == 0 && lock->queue.length == 0;
+	return lock->holders.length == 0 && lock->queue.length == 0 &&
+		lock->set_slots == 0 && lock->setters == 0 && !lock->settled;
 }
 
 /* Let go of the entry's lock; an entry without a ticket goes. */
@@ -310,7 +315,8 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 {
 	int64		permits = ticket->permits;
 
-	if (lock->closed > 0 || has_waiting(lock))
+	if (lock->closed > 0 || has_waiting(lock) ||
+		(ticket->mode == DLOCK_SLOTS && permits > lock->slots))
 		return false;
 	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0)
 		return true;
@@ -329,12 +335,14 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 }
 
 /*
- * Make a lock one with the slots that a request gives; false where somebody
- * uses it with others.
+ * Make a lock one with the slots that a request gives, or that were set; false
+ * where somebody uses it with others.
  */
 static bool
-agree_on_slots(DlockLock *lock, int32 slots)
+agree_on_slots(DlockLock *lock, int32 requested)
 {
+	int32		slots = slots_for(lock, requested);
+
 	if (likely(lock->slots == slots))
 		return true;
 	for (DlockTicket *holder = ticket_at(lock->holders.head); holder;
@@ -503,6 +511,9 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 		dlock_list_append(&lock->queue, &ticket->ticket.link);
 	else
 	{
+		if (lock->holders.length == 0)
+			lock->slots = lock->holders_slots =
+				slots_for(lock, ticket->ticket.slots);
 		dlock_list_append(&lock->holders, &ticket->ticket.link);
 		lock->permits += ticket->ticket.permits;
 		if (ticket->ticket.mode == DLOCK_EXCLUSIVE)
@@ -823,6 +834,119 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 	wake_all(&wakeups);
 }
 
+/*
+ * Slots that are set
+ */
+
+/*
+ * What dlock_slots says of a lock has become another number, or 0 for none; grant
+ * to those who fit now.
+ *
+ * Where requests count again, that is the one of who has held longest, or of the
+ * head of the queue.
+ */
+static void
+change_slots(DlockLock *lock, int32 slots, Wakeups *wakeups)
+{
+	const DlockTicket *holder = ticket_at(lock->holders.head);
+	const DlockTicket *head = ticket_at(lock->queue.head);
+
+	lock->set_slots = slots;
+	if (holder)
+		lock->holders_slots = slots_for(lock, holder->slots);
+	if (lock->slots > 0)
+	{
+		if (holder && holder->slots > 0)
+			lock->slots = lock->holders_slots;
+		else if (head && head->slots > 0)
+			lock->slots = slots_for(lock, head->slots);
+	}
+	grant_from_queue(lock, wakeups);
+}
+
+/*
+ * A transaction has changed what dlock_slots says of a lock: the entry stays until
+ * the transaction is over, and is counted to a role if it has to be made.  Raises
+ * 53200, with nothing changed.
+ */
+void
+dlock_queue_expect_slots(const DlockKey *key, Oid role)
+{
+	DlockLock  *lock = dlock_lock_insert(key, 0, role);
+
+	/* each has the row locked, or is about to end */
+	Assert(lock->setters < PG_UINT16_MAX);
+	lock->setters++;
+	dlock_lock_release(lock);
+}
+
+/*
+ * Such a transaction is over.  Its commit is visible, and this is what dlock_slots
+ * says from now on; or there is no change, as it was rolled back.  Raises nothing.
+ */
+void
+dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key, bool changed,
+						 int32 slots)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = dlock_lock_find(key, true);
+
+	Assert(lock != NULL && lock->setters > 0);
+	lock->setters--;
+	if (changed)
+	{
+		if (pg_atomic_read_u32(&space->slots_loaded) == 0)
+			lock->settled = true;
+		change_slots(lock, slots, &wakeups);
+	}
+	let_go(lock);
+	wake_all(&wakeups);
+}
+
+/*
+ * The table dlock_slots was emptied.  What the same transaction has changed besides
+ * is told by itself.  Raises nothing.
+ */
+void
+dlock_queue_forget_slots(DlockSpace *space)
+{
+	DlockLockScan scan;
+	Wakeups		wakeups = {0};
+	DlockLock  *lock;
+
+	dlock_lock_scan_begin(&scan, true, false);
+	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
+	{
+		if (lock->set_slots == 0 || lock->setters > 0 ||
+			memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0)
+			continue;
+		if (pg_atomic_read_u32(&space->slots_loaded) == 0)
+			lock->settled = true;
+		change_slots(lock, 0, &wakeups);
+		if (is_unused(lock))
+			dlock_lock_scan_remove(&scan);
+	}
+	dlock_lock_scan_end(&scan);
+	wake_all(&wakeups);
+}
+
+/*
+ * Put back what dlock_slots says of a lock, unless that was changed meanwhile, or
+ * somebody else has read all of it.  Raises 53200, with nothing changed.
+ */
+void
+dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
+					   Oid role)
+{
+	Wakeups		wakeups = {0};
+	DlockLock  *lock = dlock_lock_insert(key, 0, role);
+
+	if (pg_atomic_read_u32(&space->slots_loaded) == 0 && !lock->settled)
+		change_slots(lock, slots, &wakeups);
+	let_go(lock);
+	wake_all(&wakeups);
+}
+
 /* What a ticket is, that is about to be ended by force. */
 static void
 describe_forced(const DlockLock *lock, DlockTicket *ticket,
@@ -951,8 +1075,7 @@ needs_reaping(DlockLock *lock)
 
 	if (pg_atomic_read_u32(&dlock_control->lost) > 0)
 		return true;
-	return head && state_of(head) != DLOCK_LEAVING &&
-		(lock->holders.length == 0 || fits(lock, head));
+	return head && state_of(head) != DLOCK_LEAVING && fits(lock, head);
 }
 
 /*

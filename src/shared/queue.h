@@ -83,6 +83,16 @@ is_leaving(DlockTicket *ticket)
 		  dlock_lease_ticket_is_delayed(lease_ticket(ticket)));
 }
 
+/*
+ * The slots of a lock for a request, or a ticket, that gives some: what was set for
+ * the lock, if anything was.
+ */
+static inline int32
+slots_for(const DlockLock *lock, int32 slots)
+{
+	return slots > 0 && lock->set_slots > 0 ? lock->set_slots : slots;
+}
+
 /* A ticket by its number.  Both lists are in the order of numbers. */
 static inline DlockTicket *
 find_number(const DlockList *list, int64 number)

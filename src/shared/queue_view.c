@@ -182,8 +182,8 @@ dlock_queue_is_held_by(const DlockKey *key, int64 lease)
  * more than "max" where that is not room enough.
  */
 static int
-copy_members(const DlockList *list, int64 up_to, int max_each,
-			 DlockMember *members, int count, int max)
+copy_members(const DlockLock *lock, const DlockList *list, int64 up_to,
+			 int max_each, DlockMember *members, int count, int max)
 {
 	for (DlockTicket *ticket = ticket_at(list->head);
 		 ticket && max_each-- > 0 && ticket->number <= up_to;
@@ -199,6 +199,7 @@ copy_members(const DlockList *list, int64 up_to, int max_each,
 			.procno = ticket->procno,
 			.pid = ticket->pid,
 			.mode = ticket->mode,
+			.slots = slots_for(lock, ticket->slots),
 			.permits = ticket->permits,
 			.granted = !is_queued(ticket)
 		};
@@ -210,6 +211,8 @@ copy_members(const DlockList *list, int64 up_to, int max_each,
  * Copy out who holds a lock and, behind them, who waits for it, in the order
  * of the queue: of either, at most so many; and of the queue, those up to a
  * number, as who comes behind a waiter does not concern it, and may be many.
+ *
+ * *slots is what counts for the holders.
  *
  * Returns how many there are: where that is more than "max", the copy is cut
  * short, and the caller comes again with more room.
@@ -223,12 +226,12 @@ dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 
 	if (lock == NULL)
 		return 0;
-	*slots = lock->slots;
-	count = copy_members(&lock->holders, DLOCK_MAX_TICKET, max_each, members,
-						 0, max);
+	*slots = lock->holders_slots;
+	count = copy_members(lock, &lock->holders, DLOCK_MAX_TICKET, max_each,
+						 members, 0, max);
 	if (count <= max)
-		count = copy_members(&lock->queue, up_to, max_each, members, count,
-							 max);
+		count = copy_members(lock, &lock->queue, up_to, max_each, members,
+							 count, max);
 	if (DsaPointerIsValid(lock->holders.head))
 		let_go_to_tell(lock, key, ticket_at(lock->holders.head));
 	else
@@ -247,6 +250,21 @@ dlock_queue_has_waiters(const DlockKey *key)
 	result = lock->queue.length > 0;
 	dlock_lock_release(lock);
 	return result;
+}
+
+/*
+ * The slots of a lock, which is held or waited for, for a request that gives some.
+ */
+int32
+dlock_queue_slots(const DlockKey *key, int32 slots)
+{
+	DlockLock  *lock = dlock_lock_find(key, false);
+
+	if (lock == NULL)
+		return slots;
+	slots = slots_for(lock, slots);
+	dlock_lock_release(lock);
+	return slots;
 }
 
 static DlockRow *
@@ -275,7 +293,8 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 		return NULL;
 	row->number = ticket->number;
 	row->mode = ticket->mode;
-	row->slots = ticket->slots;
+	row->slots = position == 0 ? lock->holders_slots :
+		slots_for(lock, ticket->slots);
 	row->permits = ticket->permits;
 	row->position = position;
 	row->granted = position == 0 && is_holding(ticket);

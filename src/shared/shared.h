@@ -210,6 +210,7 @@ extern void dlock_contention_reset(DlockSpace *space);
 
 /* catalog.c */
 extern void dlock_check_committed(DlockSpace *space);
+extern Oid	dlock_find_relation(DlockSpace *space, const char *name);
 extern Oid	dlock_relation(DlockSpace *space, const char *name);
 extern char *dlock_role_setting(Oid role, const char *name);
 
@@ -361,6 +362,7 @@ typedef struct DlockMember
 	int			procno;
 	int			pid;
 	DlockMode	mode;
+	int32		slots;			/* as it gave them, or as they are set */
 	int32		permits;
 	bool		granted;
 } DlockMember;
@@ -384,6 +386,12 @@ extern bool dlock_queue_exchange_info(const DlockKey *key,
 									  DlockTicket *ticket, dsa_pointer *info);
 extern bool dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_share(DlockLeaseTicket *ticket);
+extern void dlock_queue_expect_slots(const DlockKey *key, Oid role);
+extern void dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
+									 bool changed, int32 slots);
+extern void dlock_queue_forget_slots(DlockSpace *space);
+extern void dlock_queue_load_slots(DlockSpace *space, const DlockKey *key,
+								   int32 slots, Oid role);
 extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
@@ -434,6 +442,7 @@ extern DlockHolding dlock_queue_holder(DlockSpace *space, const DlockKey *key,
 extern bool dlock_queue_is_held_by(const DlockKey *key, int64 lease);
 extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 								DlockMember *members, int max, int32 *slots);
+extern int32 dlock_queue_slots(const DlockKey *key, int32 slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
 extern uint64 dlock_queue_waiting(const DlockSpace *space,
 								  TimestampTz *since);

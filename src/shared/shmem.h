@@ -21,7 +21,8 @@
  *	DlockWatched		one per name that is watched, in its partition
  *	DlockWatch			one per session and channel that watch it, linked there
  *
- * A lock exists in the table for as long as it has a holder or a waiter.
+ * A lock exists in the table for as long as it has a holder or a waiter, or slots
+ * that were set for it.
  * The lock of its table partition (dlock_lock_find returns with it held) is
  * "the lock entry's lock" in the comments here and elsewhere; it protects the
  * lock and the links and states of all its tickets.  Only queue.c takes it, and
@@ -346,9 +347,10 @@ typedef struct DlockIdEntry
 } DlockIdEntry;
 
 /*
- * A lock that is held or waited for.  Invariants, whenever the entry's lock
- * is free: one of the lists is not empty; both are in ticket order of joining
- * and granting; the head of the queue could not be granted.
+ * A lock that is held or waited for, or whose slots were set.  Invariants,
+ * whenever the entry's lock is free: one of the lists is not empty, or one of
+ * those is true that keep an entry without a ticket; both are in ticket order of
+ * joining and granting; the head of the queue could not be granted.
  */
 typedef struct DlockLock
 {
@@ -361,12 +363,20 @@ typedef struct DlockLock
 	dsa_pointer next;			/* in the same bucket */
 	DlockList	holders;		/* GRANTED and ENDING tickets */
 	DlockList	queue;			/* WAITING tickets, in ticket order */
-	uint32		exclusive;		/* exclusive tickets among the holders: 0, 1 */
-	int32		slots;			/* permits there are; 0: not a semaphore */
+	int32		slots;			/* on which requests have to agree: permits there
+								 * are; 0: not a semaphore */
+	int32		holders_slots;	/* what counts for the holders, if there are any */
 	int32		permits;		/* permits given out */
 	uint32		closed;			/* holders that a delay has kept there: nobody
 								 * fits beside them */
-	bool		queued;			/* counted in its partition as having a queue */
+	uint8		exclusive;		/* exclusive tickets among the holders: 0, 1 */
+	bool		queued:1;		/* counted in its partition as having a queue */
+	bool		settled:1;		/* set_slots was changed before dlock_slots was
+								 * read; keeps the entry */
+
+	/* the same; they keep the entry as well */
+	uint16		setters;		/* transactions that may change set_slots */
+	int32		set_slots;		/* what dlock_slots says; 0: nothing */
 
 	/* immutable while it is in the table; as long as its name, so it is last */
 	DlockKey	key;
@@ -599,6 +609,8 @@ struct DlockSpace
 
 	/* atomic */
 	pg_atomic_uint32 loaded;	/* what the tables keep is in memory */
+	pg_atomic_uint32 slots_loaded;	/* so is what dlock_slots has; it is, too,
+									 * where "loaded" is set */
 	pg_atomic_uint32 load_failures; /* attempts of the worker at that */
 	ConditionVariable load_changed; /* broadcast when either changes */
 	pg_atomic_uint64 lock_told_at;	/* when somebody last logged that a table is

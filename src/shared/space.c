@@ -124,6 +124,7 @@ make_space(const DlockSpaceKey *key)
 	for (int b = 0; b < DLOCK_REMOVED_BUCKETS; b++)
 		pg_atomic_init_u64(&space->removed[b], InvalidXLogRecPtr);
 	pg_atomic_init_u32(&space->loaded, 0);
+	pg_atomic_init_u32(&space->slots_loaded, 0);
 	pg_atomic_init_u32(&space->load_failures, 0);
 	ConditionVariableInit(&space->load_changed);
 	pg_atomic_init_u64(&space->lock_told_at, 0);

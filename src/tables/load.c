@@ -348,7 +348,7 @@ tell_of_lock(int level, const char *name, Oid table, LOCKMODE mode)
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 			 errmsg("cannot read table \"%s\" of database \"%s\", as it is locked",
 					name, get_database_name(MyDatabaseId)),
-			 errdetail("Process %d needs it to know which locks leases hold since before the server was started. It is locked by: %s.",
+			 errdetail("Process %d needs it to know what was there before the server was started. It is locked by: %s.",
 					   MyProcPid, dlock_describe_holders(table, mode)),
 			 errhint("End that transaction; a prepared one with COMMIT PREPARED or ROLLBACK PREPARED: see the view pg_prepared_xacts.")));
 }
@@ -397,7 +397,7 @@ lock_table(DlockSpace *space, const char *name, LOCKMODE mode, uint64 until)
 
 		if (now >= until)
 			return false;
-		check_lock_timeout(start, _("A table of leases is locked by another transaction."));
+		check_lock_timeout(start, _("A table of dlock is locked by another transaction."));
 		if (now - start >= TELL_MS * 1000)
 		{
 			log_lock(space, name, table, mode);
@@ -421,6 +421,27 @@ static void
 unlock_table(DlockSpace *space, const char *name, LOCKMODE mode)
 {
 	UnlockRelationOid(dlock_relation(space, name), mode);
+}
+
+/*
+ * Have the slots that are set put into shared memory, before anything is asked of
+ * a lock; false where the table could not be locked by then.  Several may do so at
+ * one time.  Version 1.0 of the extension has no such table.
+ */
+static bool
+load_slots(DlockSpace *space, uint64 until)
+{
+	if (likely(pg_atomic_read_u32(&space->slots_loaded) != 0))
+		return true;
+	if (OidIsValid(dlock_find_relation(space, "dlock_slots")))
+	{
+		if (!lock_table(space, "dlock_slots", AccessShareLock, until))
+			return false;
+		dlock_slots_read(space);
+		unlock_table(space, "dlock_slots", AccessShareLock);
+	}
+	pg_atomic_write_u32(&space->slots_loaded, 1);
+	return true;
 }
 
 /*
@@ -487,6 +508,8 @@ load(DlockSpace *space, const Patience *patience)
 {
 	bool		done = false;
 
+	if (!load_slots(space, patience->locks))
+		return false;
 	/* excludes itself, and so there is one who loads at a time */
 	if (!lock_table(space, "dlock_queue", ShareUpdateExclusiveLock,
 					patience->locks))
@@ -507,9 +530,12 @@ load(DlockSpace *space, const Patience *patience)
 static void
 raise_locked(DlockSpace *space)
 {
+	Oid			slots = dlock_find_relation(space, "dlock_slots");
 	Oid			queue = dlock_relation(space, "dlock_queue");
 	Oid			leases = dlock_relation(space, "dlock_queue_lease");
 
+	if (OidIsValid(slots) && !ConditionalLockRelationOid(slots, AccessShareLock))
+		tell_of_lock(ERROR, "dlock_slots", slots, AccessShareLock);
 	if (!ConditionalLockRelationOid(queue, ShareUpdateExclusiveLock))
 		tell_of_lock(ERROR, "dlock_queue", queue, ShareUpdateExclusiveLock);
 	tell_of_lock(ERROR, "dlock_queue_lease", leases, AccessShareLock);
@@ -694,7 +720,7 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
  * passed.
  *
  * The worker loads meanwhile, as ever; what is small, and can be had without
- * any wait, the first caller reads.
+ * any wait, the first caller reads.  What was set for locks is there in any case.
  */
 bool
 dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout)
@@ -721,5 +747,5 @@ dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout)
 	(void) dlock_worker_wake(space);
 	if (!look_for_name(space, key, until, &has))
 		return pg_atomic_read_u32(&space->loaded) != 0;
-	return !has || wait_for_load(space, until);
+	return has ? wait_for_load(space, until) : load_slots(space, until);
 }

@@ -10,6 +10,7 @@
 #define DLOCK_TABLES_H
 
 #include "access/htup.h"
+#include "utils/relcache.h"
 
 #include "shared/shared.h"
 
@@ -115,6 +116,20 @@ extern void dlock_rows_check(DlockSpace *space);
 
 /* vacuum.c */
 extern int	dlock_rows_vacuum(DlockSpace *space);
+
+/* slots.c */
+typedef struct DlockSlotsColumns
+{
+	int			name;
+	int			slots;
+} DlockSlotsColumns;
+
+extern void dlock_slots_find_columns(Relation table,
+									 DlockSlotsColumns *columns);
+extern int32 dlock_slots_take_row(DlockSpace *space, Relation table,
+								  const DlockSlotsColumns *columns,
+								  HeapTuple row, DlockKey *key);
+extern void dlock_slots_read(DlockSpace *space);
 
 /* load.c */
 extern void dlock_load(DlockSpace *space);

@@ -275,6 +275,7 @@ sub statement
 		'SELECT * FROM dlock_blockers', 'SELECT * FROM dlock_contention',
 		'SELECT * FROM dlock_wait_histogram',
 		'SELECT * FROM dlock_reservations', 'SELECT * FROM dlock_versions',
+		'SELECT * FROM dlock_slots',
 		'SELECT * FROM dlock_version_usage')
 	  if $dice < 0.94;
 	return 'SELECT pg_cancel_backend(' . pid() . ')' if $dice < 0.97;
@@ -405,7 +406,7 @@ foreach my $database (@databases)
 		$database,
 		'CREATE EXTENSION dlock',
 		'GRANT EXECUTE ON FUNCTION dlock_force_release, dlock_reserve, '
-		  . 'dlock_unreserve, dlock_advance_ticket TO role_admin',
+		  . 'dlock_unreserve, dlock_advance_ticket, dlock_set_slots TO role_admin',
 		'CREATE TABLE guarded (x bigint)',
 		'CREATE TABLE fenced (fence bigint)',
 		'CREATE TABLE versioned (version bigint)',
@@ -529,6 +530,7 @@ eval {
 	ask('postgres', "LOAD 'dlock'", "ALTER SYSTEM SET dlock.max_memory = '1MB'",
 		'SELECT pg_reload_conf()');
 	ask($databases[0], 'DELETE FROM dlock_reservations');
+	ask($_, 'DELETE FROM dlock_slots') foreach @databases;
 	my $after = 0;
 	poll(
 		sub {

@@ -8,7 +8,9 @@
  * or, with -DSLOTS=n, for 1 or all of its n permits.  Each may give up at any
  * moment, at its timeout or by a cancel, and end at any moment of its wait.
  * FORCES times an administrator ends somebody's ticket.  With -DDOWNGRADE, who
- * holds the lock exclusively may make that a shared hold.
+ * holds the lock exclusively may make that a shared hold.  With -DSET_SLOTS, the
+ * permits become fewer once, with requests that ask for more than are left, and
+ * more again.
  *
  * What stands for what:
  *
@@ -20,6 +22,7 @@
  *	backend, from "look" on	sleep_until_granted()
  *	administrator			dlock_queue_force()
  *	downgrade				dlock_queue_downgrade(), of a session's
+ *	set_slots				dlock_queue_finish_slots()
  *
  * What is done under the entry's lock is one step.  Nothing else is: the
  * waiter's looks at its state, and each setting and resetting of a latch, are
@@ -28,7 +31,7 @@
  * Checked:
  *
  *	- nobody uses the lock beside an exclusive holder, and no more permits are
- *	  given out than there are (I1);
+ *	  given out than there are (I1), at the moment when they are given out;
  *	- the grants are in the order of the numbers (I3), and whenever the entry's
  *	  lock is free, the head of the queue does not fit (I2);
  *	- whoever waits is granted the lock, or leaves (I6, I7): no run ends with a
@@ -54,6 +57,8 @@
  *	BROKEN_EXIT		a session that ends keeps what it was just granted
  *	BROKEN_SHARE	who makes its hold a shared one does not grant from the head
  *	BROKEN_HOLD		... or does not look whether it holds still
+ *	BROKEN_SET		who sets more permits does not grant from the head
+ *	BROKEN_SET_LOCK	... or sets them without the lock
  */
 
 #ifndef BACKENDS
@@ -76,6 +81,11 @@ bool exclusive;
 #ifdef SLOTS
 byte permits_out;
 #endif
+#ifdef SET_SLOTS
+byte there = SLOTS;
+#else
+#define there SLOTS
+#endif
 byte next_ticket = 1;
 
 /* of the ticket that each backend has */
@@ -95,7 +105,7 @@ byte last_granted;				/* the greatest number */
 bool uses[BACKENDS];			/* has come back from its acquire */
 
 #ifdef SLOTS
-#define fits(p)		(permits[p] <= SLOTS - permits_out)
+#define fits(p)		(permits_out + permits[p] <= there)
 #else
 #define fits(p)		((!shared[p] && holders == 0) || (shared[p] && !exclusive))
 #endif
@@ -108,7 +118,7 @@ inline grant(p)
 	holders++;
 #ifdef SLOTS
 	permits_out = permits_out + permits[p];
-	assert(permits_out <= SLOTS);
+	assert(permits_out <= there);
 #else
 	exclusive = exclusive || !shared[p];
 #endif
@@ -236,6 +246,31 @@ inline downgrade()
 	};
 	wake_all()
 }
+
+#ifdef SET_SLOTS
+inline set_slots(n)
+{
+#ifdef BROKEN_SET_LOCK
+	there = n;
+#endif
+	d_step {
+		there = n;
+#ifndef BROKEN_SET
+		grant_from_queue();
+#endif
+		let_go()
+	};
+	wake_all()
+}
+
+proctype setter()
+{
+	byte wakeups;
+
+	set_slots(1);
+	set_slots(SLOTS)
+}
+#endif
 
 inline give_up()
 {
@@ -411,7 +446,10 @@ init
 		if
 		:: FORCES > 0 -> run administrator()
 		:: else
-		fi
+		fi;
+#ifdef SET_SLOTS
+		run setter()
+#endif
 	}
 }
 

@@ -74,6 +74,7 @@ INSERT INTO calls VALUES
 	('dlock_set_info(dlock_fence(''a''), ''x'')', true),
 	('dlock_release_at_commit(dlock_fence(''a''))', true),
 	('dlock_release_all()', true),
+	('dlock_set_slots(''b'', 2)', true),
 	('dlock_enqueue(''a'', ''nobody'')', true),
 	('dlock_wait(dlock_fence(''a''))', true),
 	('dlock_channel()', true),

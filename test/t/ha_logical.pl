@@ -1,6 +1,7 @@
 # Logical replication of all tables, in both directions, does no harm: it goes
 # on, whatever both sides have made under one name; no lease is lost, nor does
-# one come; no version falls.
+# one come; no version falls; what is set of a lock's slots here stays, and what
+# comes counts at once.
 #
 # What would break it: a row of the other server that is taken for, or in the
 # place of, one of this server; a foreign row that is removed, and whose removal
@@ -42,7 +43,8 @@ foreach my $name ('a', 'b')
 {
 	ask($name, 'CREATE ROLE shop');
 	ask($name,
-		"SELECT dlock_version_bump('v', 0), dlock_reserve('shop/', 'shop')");
+		"SELECT dlock_version_bump('v', 0), dlock_reserve('shop/', 'shop'), "
+		  . "dlock_set_slots('both', " . ($name eq 'a' ? 2 : 3) . ')');
 	$leases{$name} = ask($name, "SELECT dlock_lease_open('1h')");
 	$fences{$name} =
 	  ask($name, "SELECT dlock_lease_acquire('lock', $leases{$name})");
@@ -68,7 +70,9 @@ foreach my $name ('a', 'b')
 	my @told = map { '' . $session->query("SELECT dlock_version_bump('v', $_)") }
 	  1 .. ($name eq 'a' ? 4 : 2);
 	$session->query("SELECT dlock_version_bump('of $name', 0)");
-	$session->query("SELECT dlock_reserve('$name/', 'shop')");
+	$session->query("SELECT dlock_reserve('$name/', 'shop'), "
+		  . "dlock_set_slots('of $name', 3), dlock_set_slots('less of $name', 3)");
+	$session->query("SELECT dlock_set_slots('less of $name', 1)");
 	is( $session->query(
 			"SELECT dlock_release_ticket(dlock_ttl_acquire('gone', '1h'))"),
 		't', "$name: leases come and go");
@@ -89,6 +93,17 @@ foreach my $name ('a', 'b')
 			  . 'FROM dlock_reservations WHERE role <> 0'),
 		'a/b/shop/',
 		"$name: reservations come");
+	is( ask($name, 'SELECT string_agg(slots::text, NULL ORDER BY name) '
+			  . 'FROM dlock_slots'),
+		($name eq 'a' ? 2 : 3) . '1133',
+		"$name: slots come");
+	is( ask(
+			$name,
+			'SELECT string_agg(n::text, NULL ORDER BY name) FROM '
+			  . '(SELECT name, count(dlock_try_acquire(name, slots => 5)) AS n '
+			  . 'FROM dlock_slots, generate_series(1, 5) GROUP BY name) AS t'),
+		($name eq 'a' ? 2 : 3) . '1133',
+		"$name: and count");
 	is( ask(
 			$name, 'SELECT count(*), count(DISTINCT system) FROM dlock_queue'),
 		'3|1',

@@ -3,12 +3,14 @@
 # crash, and is there on the synchronous standby that takes over.  Where the call
 # fails the info is as before, of two ttls the shorter one counts, and the hold
 # is shared all the same; and nobody is granted the lock beside a holder whom a
-# crash would make exclusive again.
+# crash would make exclusive again.  The slots that are set for a lock go the same
+# way, with those that hold because of them.
 #
 # What would break it: an answer before the row is durable, at the level that
 # standbys count at for the lease; a longer ttl that counts before that, or a
 # shorter one that does not; a change that is undone after somebody else's; a
-# reader that comes in before the row says shared; a worker that looks at a
+# reader that comes in before the row says shared; slots that are read later than a
+# ticket of a lease, or before whoever asks reads is over; a worker that looks at a
 # lease when it would have been due before; a text that is freed while a view
 # reads it.
 
@@ -169,6 +171,43 @@ is( $admin->query(
 }
 
 #
+# Slots that are set: after a crash and a promotion, too, with as many who hold as
+# there were, and none more.  What was not committed is not there.
+#
+sub slots_are
+{
+	my ($session, $expected, $what) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	is( $session->query(
+			"SELECT dlock_try_acquire('jobs', slots => 9) IS NULL, "
+			  . "string_agg(format('%s %s', slots, granted), ', ' "
+			  . "ORDER BY ticket) FROM dlock_locks('jobs')"),
+		"t|$expected",
+		"$what: of leases");
+	is( $session->query(
+			"SELECT count(dlock_try_acquire('session', slots => 9)), "
+			  . "count(dlock_try_acquire('free', slots => 9)) "
+			  . "FROM generate_series(1, 4)"),
+		'2|4',
+		"$what: of sessions");
+	return $session->query('SELECT dlock_release_all()');
+}
+
+$client->query("SELECT dlock_set_slots('jobs', 3), "
+	  . "dlock_set_slots('session', 2), dlock_set_slots('free', 1)");
+is( $client->query(
+		"SELECT count(dlock_try_ttl_acquire('jobs', '1h', slots => 1, "
+		  . "owner => i::text)) FROM generate_series(1, 4) AS i"),
+	'3',
+	'as many as are set get the lock');
+$client->query("SELECT dlock_ttl_enqueue('jobs', '1h', 'nobody', slots => 7)");
+is( $client->query(
+		"SELECT dlock_set_slots('jobs', 2), dlock_set_slots('free', NULL)"),
+	'|', 'fewer than are given out');
+$other->query("BEGIN; SELECT dlock_set_slots('jobs', 9)");
+
+#
 # What was answered is there after a crash, and with a successor
 #
 sub is_there
@@ -195,10 +234,12 @@ is( $client->query(
 		  . "dlock_downgrade($ticket)"),
 	't|1|t|t',
 	'changed');
+slots_are($client, '2 t, 2 t, 2 t, 2 f', 'slots');
 kill_server($node);
 $_->vanish foreach $admin, $client, $other, $reader;
 $node->start;
 $admin = session($node);
+slots_are($admin, '2 t, 2 t, 2 t, 2 f', 'slots after a crash');
 is_there($admin, 'a crash');
 
 $ticket = $admin->query("SELECT dlock_ttl_acquire('its own', '1h')");
@@ -211,10 +252,25 @@ is( $client->query(
 		  . "dlock_downgrade($ticket)"),
 	'1|t|t',
 	'changed, with a standby');
+is($client->query("SELECT dlock_set_slots('jobs', 4)"),
+	'', 'and more slots are set');
+is($client->query("SELECT dlock_wait(max(ticket)) FROM dlock_locks('jobs')"),
+	't', 'which lets one in');
 kill_server($node);
 $_->vanish foreach $admin, $client;
 take_over($standby);
 $admin = session($standby);
+# who is the first to read them cannot have emptied the table, and what else he has
+# written does not count
+$admin->query('BEGIN; TRUNCATE dlock_slots');
+like($admin->query("SELECT dlock_try_acquire('session', slots => 9)"),
+	qr/55000.*emptied or rewritten/, 'not where they are gone for nobody else');
+$admin->query('ROLLBACK');
+$admin->query("BEGIN; UPDATE dlock_slots SET slots = 1 WHERE name = 'session'; "
+	  . "UPDATE dlock_slots SET slots = 5 WHERE name = 'jobs'");
+slots_are($admin, '4 t, 4 t, 4 t, 4 t', 'slots on that standby, promoted');
+$admin->query('ROLLBACK');
+slots_are($admin, '4 t, 4 t, 4 t, 4 t', 'and after a rollback');
 is( $admin->query(
 		"SELECT l.ttl, l.remaining > '4 h', q.mode, q.info "
 		  . "FROM dlock_leases AS l JOIN dlock_locks AS q USING (lease) "

@@ -1,17 +1,17 @@
 # A dump carries what must outlive the database: the sequence, so that a restored
 # one never gives a fence that the dumped one gave before, even where the numbers
-# are ahead of the time; and versions and reservations, whatever roles there are
-# where it is restored, and however its rows are written, so that sessions that
-# are there see them.  Leases live meanwhile: the original's go on, and none is in
+# are ahead of the time; and versions, reservations and the slots that are set,
+# whatever roles there are where it is restored, and however its rows are written,
+# so that sessions that are there see them.  Leases live meanwhile: the original's go on, and none is in
 # what was restored.
 #
-# What would break it: a table or a sequence that is not marked to be dumped with
-# the extension, or a sequence whose last value is not the greatest number
+# What would break it: a table or a sequence that is not marked to be dumped
+# with the extension, or a sequence whose last value is not the greatest number
 # reserved; a column that can only hold the OID of a role that is there, so that
 # one missing role stops all rows; an OID that is taken from the dump; a copy of
-# the table, kept by a session, that nobody tells of the rows; a trigger that
-# takes a restore for replication; a dump that waits for the worker, or that the
-# worker waits for; or rows of leases that are dumped.
+# the table, kept by a session or in shared memory, that nobody tells of the
+# rows; a trigger that takes a restore for replication; a dump that waits for
+# the worker, or that the worker waits for; or rows of leases that are dumped.
 
 use strict;
 use warnings FATAL => 'all';
@@ -198,7 +198,7 @@ is($node->safe_psql('in Time', "SELECT s.dlock_check('kept', $kept)"),
 	't', 'the original goes on');
 
 #
-# Versions and reservations
+# Versions, reservations and slots
 #
 $node->safe_psql(
 	'postgres', q{
@@ -209,7 +209,8 @@ $node->safe_psql(
 		dlock_reserve('gone/', 'gone');
 	DROP ROLE gone;
 	SELECT dlock_version_bump('v', 0);
-	SELECT dlock_version_bump('v', 1)});
+	SELECT dlock_version_bump('v', 1);
+	SELECT dlock_set_slots('slots', 2)});
 $node->command_ok([ 'pg_dump', '-Fc', '-f', "$dir/rows", '-d', 'postgres' ],
 	'pg_dump');
 
@@ -259,6 +260,15 @@ foreach my $way (sort keys %ways)
 	like($session->query("SELECT dlock_acquire('clerk/1')"),
 		qr/^\d+$/, "$way: the role of that name can use its names");
 	$session->query('RESET ROLE');
+	# whoever leaves out the triggers has to say himself that this counts
+	is($session->query('UPDATE dlock_slots SET slots = slots'),
+		'', "$way: nobody has seen the rows")
+	  if $way eq 'without triggers';
+	is( $session->query(
+			"SELECT count(dlock_try_acquire('slots', slots => 9)) "
+			  . "FROM generate_series(1, 5)"),
+		'2',
+		"$way: slots are set");
 	like($session->query("SELECT dlock_acquire('gone/1')"),
 		qr/^\d+$/, "$way: a superuser can");
 	is($session->query("SELECT dlock_version_of('v')"),

@@ -180,6 +180,7 @@ gives(
 	"SELECT dlock.dlock_set_info(dlock.dlock_fence('b'), 'x')" => $yes,
 	"SELECT dlock.dlock_downgrade(dlock.dlock_fence('b'))" => $yes,
 	"SELECT dlock.dlock_release_ticket(dlock.dlock_fence('b'))" => $yes,
+	"SELECT dlock.dlock_set_slots('a', 2)" => qr/ERROR:  42501/,
 
 	"SELECT dlock.dlock_wait(dlock.dlock_enqueue('h'))" => $yes,
 	'SELECT dlock.dlock_channel()' => qr/^dlock_\w+$/,
@@ -226,6 +227,11 @@ gives(
 	'SELECT prefix, owner, role = owner::regrole FROM dlock.dlock_reservations' =>
 	  qr/^app\/\|app\|t$/,
 	"SELECT dlock.dlock_unreserve('app/')" => $yes,
+	"SELECT dlock.dlock_set_slots('s', 2)" => $nothing,
+	"SELECT dlock.dlock_set_slots('s', 3)" => $nothing,
+	"SELECT dlock.dlock_set_slots('t', 3), dlock.dlock_set_slots('t', NULL)" =>
+	  qr/^\|$/,
+	'SELECT name, slots FROM dlock.dlock_slots' => qr/^s\|3$/,
 	"SELECT dlock.dlock_force_release(ticket) FROM dlock.dlock_locks('v')" =>
 	  $yes,
 	"SELECT dlock.dlock_force_close(ticket) FROM dlock.dlock_locks('w')" =>
@@ -239,6 +245,7 @@ gives(
 	'SET session_replication_role = replica' => $nothing,
 	"INSERT INTO dlock.dlock_versions VALUES ('y', 1)" => $nothing,
 	"INSERT INTO dlock.dlock_reservations VALUES ('r/', 'app')" => $nothing,
+	"INSERT INTO dlock.dlock_slots VALUES ('r', 1)" => $nothing,
 	'RESET session_replication_role' => $nothing,
 	'SELECT name, version FROM dlock.dlock_versions ORDER BY 1' =>
 	  qr/^v\|2\nx\|2\ny\|1$/,

@@ -1,0 +1,396 @@
+/*-------------------------------------------------------------------------
+ *
+ * slots.c
+ *	  How many permits locks have, as is set for them, whatever requests say.
+ *
+ * That stands in a table, dlock_slots, and what counts is a copy of it in shared
+ * memory, in the locks' entries.  Whoever changes a row, be it dlock_set_slots(),
+ * COPY or logical replication, a trigger notes it here; when the transaction has
+ * committed, and before its locks are gone, the copy changes.
+ *
+ * Of a name that was changed, the lock's entry is kept until the transaction is
+ * over, even if what changed it is rolled back to a savepoint meanwhile; so nothing
+ * can be missing behind the commit.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+
+#include "backend/held.h"
+#include "tables/tables.h"
+
+/* The objects that stand for names, by their hash, in PostgreSQL's locks */
+#define NUM_OBJECTS	256
+
+/* A lock whose entry is kept until this transaction is over */
+typedef struct KeptName
+{
+	DlockKey	key;			/* hash key, must be first */
+	DlockSpace *space;
+	struct KeptName *next;		/* in "names" */
+
+	/* at the commit: what is left of all changes */
+	bool		changed;
+	int32		slots;
+} KeptName;
+
+/* What was written, in this order */
+typedef struct Change
+{
+	KeptName   *name;			/* NULL: all rows are gone */
+	int32		slots;			/* 0: it has no row */
+	int			level;			/* transaction nesting level */
+} Change;
+
+static HTAB *table_of_names = NULL;
+static KeptName *names = NULL;
+static Change *changes = NULL;
+static int	num_changes = 0;
+static int	max_changes = 0;
+
+/* The space whose table was emptied, perhaps in what is rolled back */
+static DlockSpace *truncated = NULL;
+
+/* At the commit: the same, unless that was rolled back */
+static DlockSpace *emptied = NULL;
+
+/* Who calls dlock_set_slots(), which writes as the table's owner; or 0 */
+static Oid	setter = InvalidOid;
+
+static void at_xact_end(XactEvent event, void *arg);
+static void at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
+						   SubTransactionId parentSubid, void *arg);
+
+static void
+make_room(void)
+{
+	static bool registered = false;
+	Size		size = (Size) Max(16, 2 * max_changes) * sizeof(Change);
+
+	if (!registered)
+	{
+		RegisterXactCallback(at_xact_end, NULL);
+		RegisterSubXactCallback(at_subxact_end, NULL);
+		registered = true;
+	}
+	if (table_of_names == NULL)
+		table_of_names = dlock_held_make_table("dlock slots", sizeof(KeptName));
+	if (num_changes < max_changes)
+		return;
+	changes = changes == NULL ? MemoryContextAlloc(TopMemoryContext, size) :
+		repalloc_huge(changes, size);
+	max_changes = size / sizeof(Change);
+}
+
+/* The name's entry, which is kept from now on, and the lock's */
+static KeptName *
+keep_name(DlockSpace *space, const DlockKey *key)
+{
+	bool		found;
+	KeptName   *name = hash_search(table_of_names, key, HASH_FIND, NULL);
+
+	if (name)
+		return name;
+	dlock_queue_expect_slots(key, OidIsValid(setter) ? setter : GetUserId());
+	PG_TRY();
+	{
+		name = hash_search(table_of_names, key, HASH_ENTER, &found);
+	}
+	PG_CATCH();
+	{
+		dlock_queue_finish_slots(space, key, false, 0);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	name->space = space;
+	name->changed = false;
+	name->next = names;
+	names = name;
+	return name;
+}
+
+/*
+ * A row has been written, or is gone, which is 0 slots.
+ *
+ * Others can change it as soon as this transaction is seen to have committed, but
+ * none of them comes past the lock before its locks go: so what they change comes
+ * behind what it changes.
+ */
+static void
+note_change(DlockSpace *space, Relation table, const DlockKey *key,
+			int32 slots)
+{
+	KeptName   *name;
+
+	LockDatabaseObject(RelationGetRelid(table), key->hash % NUM_OBJECTS, 0,
+					   ExclusiveLock);
+	make_room();
+	name = keep_name(space, key);
+	changes[num_changes++] = (Change)
+	{
+		.name = name,
+		.slots = slots,
+		.level = GetCurrentTransactionNestLevel()
+	};
+}
+
+/* Nobody else has written to the table, or can before this one's locks go. */
+static void
+note_truncate(DlockSpace *space)
+{
+	make_room();
+	truncated = space;
+	changes[num_changes++] = (Change)
+	{
+		.name = NULL,
+		.level = GetCurrentTransactionNestLevel()
+	};
+}
+
+static void
+note_row(DlockSpace *space, TriggerData *trigger)
+{
+	Relation	table = trigger->tg_relation;
+	bool		is_update = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event);
+	bool		is_insert = TRIGGER_FIRED_BY_INSERT(trigger->tg_event);
+	DlockSlotsColumns columns;
+	DlockKey	key;
+	DlockKey	old_key;
+	int32		slots;
+
+	dlock_slots_find_columns(table, &columns);
+	if (!is_insert)
+		(void) dlock_slots_take_row(space, table, &columns,
+									trigger->tg_trigtuple, &old_key);
+	if (is_insert || is_update)
+	{
+		slots = dlock_slots_take_row(space, table, &columns, is_update ?
+									 trigger->tg_newtuple :
+									 trigger->tg_trigtuple, &key);
+		note_change(space, table, &key, slots);
+		if (is_insert || dlock_key_equal(&key, &old_key))
+			return;
+	}
+	note_change(space, table, &old_key, 0);
+}
+
+/*
+ * Trigger on the table, behind each change: for each row, or of all.
+ */
+PG_FUNCTION_INFO_V1(dlock_slots_changed);
+Datum
+dlock_slots_changed(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = dlock_trigger(fcinfo, "dlock_slots_changed");
+	DlockSpace *space;
+
+	if (!dlock_session_attached)
+		dlock_session_attach();
+	space = dlock_current_space();
+	/* not on a table that somebody else can write to */
+	if (!TRIGGER_FIRED_AFTER(trigger->tg_event) ||
+		RelationGetRelid(trigger->tg_relation) !=
+		dlock_find_relation(space, "dlock_slots"))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" must be fired after a change of table \"%s\"",
+						"dlock_slots_changed", "dlock_slots")));
+	if (TRIGGER_FIRED_FOR_ROW(trigger->tg_event))
+		note_row(space, trigger);
+	else if (TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event))
+		note_truncate(space);
+	return PointerGetDatum(NULL);
+}
+
+/*
+ * Was the function granted to a role whose privileges the current user has, other
+ * than by what PUBLIC has?
+ */
+static bool
+is_granted(Oid function)
+{
+	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	bool		is_null;
+	bool		result;
+	Datum		datum;
+
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	result = has_privs_of_role(GetUserId(),
+							   ((Form_pg_proc) GETSTRUCT(tuple))->proowner);
+	datum = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_proacl, &is_null);
+	if (!is_null && !result)
+	{
+		Acl		   *acl = DatumGetAclPCopy(datum);
+
+		for (int i = 0; i < ACL_NUM(acl) && !result; i++)
+		{
+			const AclItem *item = &ACL_DAT(acl)[i];
+
+			result = (ACLITEM_GET_PRIVS(*item) & ACL_EXECUTE) != 0 &&
+				item->ai_grantee != ACL_ID_PUBLIC &&
+				has_privs_of_role(GetUserId(), item->ai_grantee);
+		}
+	}
+	ReleaseSysCache(tuple);
+	return result;
+}
+
+/*
+ * May the current user say how many permits a lock has?  Whoever a reservation of
+ * its name lets in, and whoever was granted the function.  Raises 42501.
+ */
+void
+dlock_slots_check_right(DlockSpace *space, const DlockKey *key, Oid function)
+{
+	if (superuser() || dlock_reserve_lets_in(space, key) ||
+		is_granted(function))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("permission denied to set the slots of lock \"%.*s\"",
+					key->length, key->name),
+			 errdetail("The name is reserved for no role, and EXECUTE on dlock_set_slots() was granted to no role, that role \"%s\" has the privileges of.",
+					   GetUserNameFromId(GetUserId(), false)),
+			 errhint("An administrator can reserve such names, with dlock_reserve(), or grant EXECUTE on the function.")));
+}
+
+/*
+ * Set the slots of a lock from this transaction's commit on; 0: none are set.
+ */
+void
+dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
+{
+	Oid			types[] = {TEXTOID, INT4OID};
+	Datum		values[] = {
+		PointerGetDatum(cstring_to_text_with_len(key->name, key->length)),
+		Int32GetDatum(slots)
+	};
+
+	if (slots > 0)
+		dlock_request_check_memory(space, GetUserId());
+	setter = GetUserId();
+	PG_TRY();
+	{
+		(void) dlock_execute_as_owner(space, "dlock_slots", slots > 0 ?
+									  "INSERT INTO %s (name, slots) VALUES ($1, $2) "
+									  "ON CONFLICT (name) DO UPDATE SET slots = excluded.slots" :
+									  "DELETE FROM %s WHERE name OPERATOR(pg_catalog.=) $1",
+									  slots > 0 ? 2 : 1, types, values, NULL);
+	}
+	PG_FINALLY();
+	{
+		setter = InvalidOid;
+	}
+	PG_END_TRY();
+}
+
+/*
+ * The end of a transaction
+ */
+
+/* What is left of all changes, the latest first */
+static void
+decide_changes(void)
+{
+	emptied = NULL;
+	for (int i = num_changes - 1; i >= 0; i--)
+	{
+		KeptName   *name = changes[i].name;
+
+		if (name == NULL)
+			emptied = truncated;
+		else if (!name->changed)
+		{
+			name->changed = true;
+			name->slots = emptied ? 0 : changes[i].slots;
+		}
+	}
+}
+
+/* Each is forgotten before it is done, as that may fail. */
+static void
+finish_changes(void)
+{
+	DlockSpace *space = emptied;
+
+	/* while the names are kept, which it leaves alone */
+	emptied = NULL;
+	if (space)
+		dlock_queue_forget_slots(space);
+	while (names)
+	{
+		KeptName   *name = names;
+
+		names = name->next;
+		dlock_queue_finish_slots(name->space, &name->key, name->changed,
+								 name->slots);
+	}
+	if (table_of_names)
+		hash_destroy(table_of_names);
+	table_of_names = NULL;
+	num_changes = 0;
+}
+
+static void
+at_xact_end(XactEvent event, void *arg)
+{
+	if (names == NULL && num_changes == 0)
+		return;
+	switch (event)
+	{
+		case XACT_EVENT_PRE_PREPARE:
+			if (num_changes > 0)
+				ereport(ERROR,
+						(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						 errmsg("cannot PREPARE a transaction that has set the slots of locks"),
+						 errdetail("They count from the commit on, which another session could make."),
+						 errhint("Use COMMIT.")));
+			break;
+		case XACT_EVENT_COMMIT:
+			decide_changes();
+			dlock_finish_commit(finish_changes);
+			break;
+		case XACT_EVENT_PREPARE:
+			dlock_finish_commit(finish_changes);
+			break;
+		case XACT_EVENT_ABORT:
+			emptied = NULL;
+			finish_changes();
+			break;
+		default:
+			break;
+	}
+}
+
+/* A rollback to a savepoint forgets what was changed since. */
+static void
+at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
+			   SubTransactionId parentSubid, void *arg)
+{
+	int			level = GetCurrentTransactionNestLevel();
+
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+	{
+		while (num_changes > 0 && changes[num_changes - 1].level >= level)
+			num_changes--;
+	}
+	else if (event == SUBXACT_EVENT_COMMIT_SUB)
+	{
+		for (int i = num_changes - 1; i >= 0 && changes[i].level >= level; i--)
+			changes[i].level = level - 1;
+	}
+}

@@ -1,0 +1,110 @@
+/*-------------------------------------------------------------------------
+ *
+ * slots.c
+ *	  Reading the table dlock_slots: how many permits locks have, as is set for
+ *	  them.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+#include "shared/shared.h"
+#include "tables/shape.h"
+#include "tables/tables.h"
+
+static int
+find_column(Relation table, const char *name, Oid type)
+{
+	int			column = SPI_fnumber(RelationGetDescr(table), name);
+
+	if (column <= 0 ||
+		SPI_gettypeid(RelationGetDescr(table), column) != type)
+		dlock_shape_raise_changed(table,
+					  psprintf(_("It has no column \"%s\" of type %s."),
+							   name, format_type_be(type)));
+	return column;
+}
+
+/* Find the columns of the table.  Raises 55000 where one is not as it must be. */
+void
+dlock_slots_find_columns(Relation table, DlockSlotsColumns *columns)
+{
+	columns->name = find_column(table, "name", TEXTOID);
+	columns->slots = find_column(table, "slots", INT4OID);
+}
+
+/*
+ * A row: returns the slots that it sets, for a lock.  Raises 55000 for one that
+ * the table's constraints would not let in.
+ */
+int32
+dlock_slots_take_row(DlockSpace *space, Relation table,
+					 const DlockSlotsColumns *columns, HeapTuple row,
+					 DlockKey *key)
+{
+	TupleDesc	descriptor = RelationGetDescr(table);
+	bool		no_name;
+	bool		no_slots;
+	Datum		value = heap_getattr(row, columns->name, descriptor, &no_name);
+	Datum		slots = heap_getattr(row, columns->slots, descriptor, &no_slots);
+	text	   *name = no_name ? NULL : DatumGetTextPP(value);
+
+	if (name == NULL || VARSIZE_ANY_EXHDR(name) == 0 ||
+		VARSIZE_ANY_EXHDR(name) > DLOCK_MAX_NAME || no_slots ||
+		DatumGetInt32(slots) < 1)
+		dlock_shape_raise_changed(table,
+								  _("A row has no lock name, or no slots."));
+	dlock_key_fill(key, space, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
+	return DatumGetInt32(slots);
+}
+
+/*
+ * Put what the table says into shared memory: what is committed, and not what this
+ * transaction has written, which it may roll back.  An error leaves some of it
+ * there, as it is right, and the next one reads all.
+ */
+void
+dlock_slots_read(DlockSpace *space)
+{
+	Relation	table = table_open(dlock_relation(space, "dlock_slots"),
+								   AccessShareLock);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	DlockSlotsColumns columns;
+	SysScanDesc scan;
+	HeapTuple	row;
+
+	/* what is committed is in a file that we do not see any more */
+	if (COMPAT_HAS_NEW_FILE(table))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot read table \"%s\" in a transaction that has emptied or rewritten it",
+						RelationGetRelationName(table)),
+				 errdetail("The slots of locks that it has set before are still to be read, since the server was started."),
+				 errhint("Commit first.")));
+	dlock_slots_find_columns(table, &columns);
+	/* a copy; so it sees nothing that any command of ours has done */
+	snapshot->curcid = FirstCommandId;
+	scan = systable_beginscan(table, InvalidOid, false, snapshot, 0, NULL);
+	while ((row = systable_getnext(scan)) != NULL)
+	{
+		DlockKey	key;
+		int32		slots = dlock_slots_take_row(space, table, &columns, row,
+												 &key);
+
+		CHECK_FOR_INTERRUPTS();
+		dlock_queue_load_slots(space, &key, slots, table->rd_rel->relowner);
+	}
+	systable_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	table_close(table, AccessShareLock);
+}

@@ -1,0 +1,149 @@
+/*
+ * slots.pml
+ *	  How the slots of a lock in shared memory follow its row of dlock_slots:
+ *	  src/backend/slots.c, src/tables/slots.c, and what src/shared/queue.c does
+ *	  for them.
+ *
+ * The server has just been started: the table may have a row, and nothing is in
+ * memory.  SETTERS transactions write the row or remove it, and commit or roll
+ * back; READERS sessions ask for the lock, and read the table before, unless that
+ * is done.
+ *
+ * What stands for what:
+ *
+ *	setter			note_change(), and the end of its transaction
+ *	finish			dlock_queue_finish_slots()
+ *	reader			load_slots() and dlock_slots_read()
+ *	put_back		dlock_queue_load_slots()
+ *
+ * The row's lock is free as soon as a commit is visible, and an object's in the
+ * lock manager only when all of the transaction is over.  What is done under the
+ * entry's lock is one step.
+ *
+ * Checked: whoever asks finds in memory what the row says (I42), but for what a
+ * transaction is about to put there whose commit is visible; and so it is in the
+ * end.
+ *
+ * Left out: savepoints, and several changes by one transaction; more names than
+ * one; TRUNCATE; who waits for the lock (queue.pml).
+ *
+ * Broken on purpose, and to be caught:
+ *
+ *	BROKEN_EARLY	what was written is put into memory before the commit
+ *	BROKEN_OBJECT	nothing keeps the next one from overtaking who has committed
+ *	BROKEN_SETTLED	who changes the slots does not say so before they are read
+ *	BROKEN_KEPT		... or the entry that says so goes
+ *	BROKEN_LOADED	who reads the table does not look whether that was done
+ */
+
+#ifndef SETTERS
+#define SETTERS	2
+#endif
+#ifndef READERS
+#define READERS	2
+#endif
+
+byte row;						/* slots; 0: there is none */
+bool row_locked;
+bool object_locked;
+
+/* protected by the entry's lock */
+byte set_slots;
+bool settled;
+
+bool loaded;
+
+/* not in the program, but for what is checked */
+byte behind;					/* transactions that are visible, and not over */
+
+inline finish(n)
+{
+	d_step {
+		set_slots = n;
+#ifndef BROKEN_SETTLED
+		settled = settled || !loaded;
+#endif
+#ifdef BROKEN_KEPT
+		settled = settled && n > 0
+#endif
+	}
+}
+
+inline put_back(n)
+{
+	d_step {
+		if
+#ifdef BROKEN_LOADED
+		:: !settled -> set_slots = n
+#else
+		:: !settled && !loaded -> set_slots = n
+#endif
+		:: else
+		fi
+	}
+}
+
+proctype setter(byte me)
+{
+	byte slots;
+
+	if
+	:: slots = me
+	:: slots = 0
+	fi;
+	atomic { !row_locked -> row_locked = true };
+#ifndef BROKEN_OBJECT
+	atomic { !object_locked -> object_locked = true };
+#endif
+#ifdef BROKEN_EARLY
+	finish(slots);
+#endif
+	if
+	:: d_step { row = slots; row_locked = false; behind++ };
+		finish(slots);
+		d_step { object_locked = false; behind-- }
+	:: d_step { row_locked = false; object_locked = false }
+	fi;
+	slots = 0
+}
+
+proctype reader()
+{
+	byte seen;
+
+	if
+	:: loaded
+	:: else ->
+		seen = row;				/* a snapshot */
+		if
+		:: seen > 0 -> put_back(seen)
+		:: else
+		fi;
+		loaded = true
+	fi;
+	assert(behind > 0 || set_slots == row);
+	seen = 0
+}
+
+init
+{
+	byte i;
+
+	atomic {
+		if
+		:: row = 0
+		:: row = 9
+		fi;
+		do
+		:: i < SETTERS -> i++; run setter(i)
+		:: else -> break
+		od;
+		i = 0;
+		do
+		:: i < READERS -> i++; run reader()
+		:: else -> i = 0; break
+		od
+	}
+	_nr_pr == 1;
+	assert(set_slots == row)
+}
