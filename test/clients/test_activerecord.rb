@@ -284,9 +284,6 @@ TESTS = {
   end
 }.freeze
 
-ADMIN.exec('CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL); ' \
-           'INSERT INTO account VALUES (1, 0); GRANT ALL ON account TO app')
-
 passed = TESTS.map do |name, test|
   Timeout.timeout(PATIENCE) do
     test.call

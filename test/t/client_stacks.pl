@@ -3,7 +3,8 @@
 #
 # What would break it stands in the programs, test/clients/go and
 # test/clients/test_activerecord.rb.  Here they get a server, and each of their
-# tests is counted.  What is not installed is left out.
+# tests is counted.  The samples of the page itself are run, too.  What is not
+# installed is left out.
 
 use strict;
 use warnings FATAL => 'all';
@@ -72,6 +73,44 @@ sub run_program
 	return;
 }
 
+# sample($language, $before): the page's sample that is said to be run here, as a
+# file, with what comes before it
+sub sample
+{
+	my ($language, $before) = @_;
+	my $page = slurp_file("$FindBin::RealBin/../../docs/applications.md");
+	my $file = "$dir/sample." . ($language eq 'go' ? 'go' : 'rb');
+
+	$page =~
+	  /client_stacks\.pl runs it -->\n```$language\n(.*?)^```$/ms
+	  or die "there is no sample for $language";
+	append_to_file($file, $before . $1);
+	return $file;
+}
+
+# The sample pays, and leaves nothing.
+sub sample_works
+{
+	my ($output, @command) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my ($out, $err);
+
+	$node->safe_psql('postgres', 'UPDATE account SET balance = 100 WHERE id = 7');
+	($out, $err) = run_command(\@command);
+	is($?, 0, 'the sample works') or diag($err);
+	is($out, $output, 'the sample prints what it should');
+	is($node->safe_psql('postgres', 'SELECT balance FROM account WHERE id = 7'),
+		'90', 'the sample has paid');
+	ok( $node->poll_query_until(
+			'postgres', 'SELECT count(*) = 0 FROM dlock_locks'),
+		'the sample leaves no lock');
+	return;
+}
+
+$node->safe_psql('postgres',
+	'CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL);'
+	  . 'INSERT INTO account VALUES (1, 0), (7, 100); GRANT ALL ON account TO app');
+
 SKIP:
 {
 	# as Debian has them, and without a network
@@ -86,6 +125,11 @@ SKIP:
 	  && works($go, 'list', 'github.com/lib/pq', 'github.com/jackc/pgx/v4');
 	system_or_bail('sh', '-c', "cd '$clients/go' && $go build -o '$dir/stacks' .");
 	run_program('Go', "$dir/stacks");
+
+	my $sample = sample('go', '');
+
+	system_or_bail($go, 'build', '-o', "$dir/sample", $sample);
+	sample_works('', "$dir/sample");
 }
 
 SKIP:
@@ -93,6 +137,17 @@ SKIP:
 	not_installed('ActiveRecord')
 	  unless works('ruby', '-e', 'require "active_record"; require "pg"');
 	run_program('ActiveRecord', 'ruby', "$clients/test_activerecord.rb");
+	sample_works(
+		"working\n55L01",
+		'ruby',
+		sample(
+			'ruby',
+			q{require 'active_record'
+				ActiveRecord::Base.establish_connection(adapter: 'postgresql')
+				class Account < ActiveRecord::Base
+					self.table_name = 'account'
+				end
+			}));
 }
 
 $node->stop;

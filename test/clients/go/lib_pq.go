@@ -272,7 +272,7 @@ func pqContext() {
 	waitForWaiter("busy")
 	cancel()
 	expect("code", pqCode(<-done), "57014")
-	expect("waiters", ask("SELECT count(*) FROM dlock_locks WHERE NOT granted"), "0")
+	waitUntil("SELECT count(*) = 0 FROM dlock_locks WHERE NOT granted")
 
 	// the trap: whatever else this session held is lost
 	_, err = conn.ExecContext(background, "SELECT dlock_release('mine')")
