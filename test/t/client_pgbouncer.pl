@@ -321,10 +321,18 @@ sub next_client
 
 	# what is advised where DISCARD ALL is too much
 	pooler(q{SET server_reset_query = 'SELECT dlock_release_all()'});
+	$lease = $next->query("SELECT dlock_lease_open('1h', attach => true)");
 	$next->query("SELECT dlock_enqueue('other')");
 	$next = next_client($next, 'dlock_release_all');
 	is($next->query('SELECT count(*) FROM dlock_locks'),
 		'0', 'dlock_release_all: nothing is held or waited for');
+	is( $next->query(
+			'SELECT attached_pid = pg_backend_pid(), '
+			  . '(SELECT count(*) FROM pg_listening_channels()) '
+			  . "FROM dlock_leases WHERE lease = $lease"),
+		't|1',
+		'dlock_release_all: a lease stays attached, and LISTEN is kept');
+	$next->query("SELECT dlock_lease_close($lease)");
 	$next->quit;
 }
 
