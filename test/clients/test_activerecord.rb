@@ -87,8 +87,19 @@ def with_lock(name)
 end
 
 # In a connection of its own, which then goes back to the pool
+#
+# Not by with_connection, which keeps it from Rails 7.2 on, if it is asked for by
+# "connection".
+def start
+  Thread.new do
+    yield
+  ensure
+    ActiveRecord::Base.connection_pool.release_connection
+  end
+end
+
 def elsewhere(&work)
-  Thread.new { ActiveRecord::Base.connection_pool.with_connection(&work) }.value
+  start(&work).value
 end
 
 TESTS = {
@@ -183,12 +194,10 @@ TESTS = {
     error = failure do
       Account.transaction do
         ask_for('dlock_xact_acquire(?)', 'a')
-        other = Thread.new do
-          ActiveRecord::Base.connection_pool.with_connection do
-            Account.transaction do
-              ask_for('dlock_xact_acquire(?)', 'b')
-              ask_for('dlock_xact_acquire(?)', 'a')
-            end
+        other = start do
+          Account.transaction do
+            ask_for('dlock_xact_acquire(?)', 'b')
+            ask_for('dlock_xact_acquire(?)', 'a')
           end
         end
         wait_until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'a' AND NOT granted")
@@ -200,9 +209,16 @@ TESTS = {
     other.value
   end,
 
-  'a Duration in a statement is a number, and refused' => lambda do
-    error = failure { ask_for('dlock_acquire(?, timeout => ?)', 'report', 30.seconds) }
-    expect('code', sqlstate(error), '42883')
+  'a Duration in a statement is refused' => lambda do
+    refused = begin
+      ask_for('dlock_acquire(?, timeout => ?)', 'report', 30.seconds)
+    rescue TypeError
+      # by the library, in Rails 7.2
+      '42883'
+    rescue ActiveRecord::StatementInvalid => e
+      sqlstate(e)
+    end
+    expect('code', refused, '42883')
     # what is advised
     { "?::interval = '30 s'" => 30.seconds.iso8601,
       "make_interval(secs => ?) = '500 ms'" => 0.5.seconds.to_f }.each do |comparison, value|
