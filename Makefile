@@ -252,6 +252,7 @@ TAP = \
 	client_python \
 	client_schema_tools \
 	client_sqlalchemy \
+	client_stacks \
 	client_tooz
 
 # Both expect their outputs in expected/.  The servers' directories must not

@@ -349,6 +349,12 @@ install_missing()
 				need 'ruby -e "require %q(active_record); require %q(pg)"' \
 					ruby-activerecord ruby-pg
 				;;
+			golang)
+				need 'command -v go &&
+					ls -d /usr/share/gocode/src/github.com/{lib/pq,jackc/pgx/v4}' \
+					golang-go golang-github-lib-pq-dev \
+					golang-github-jackc-pgx-v4-dev
+				;;
 		esac
 	done
 	optional=("${packages[@]}")
@@ -383,7 +389,7 @@ install_missing()
 			psycopg2)
 				need '/usr/bin/python3 -c "import psycopg2"' python3-psycopg2
 				;;
-			alembic | activerecord | drizzle) ;;
+			alembic | activerecord | golang | drizzle) ;;
 			*) need "command -v $tool" "$tool" ;;
 		esac
 	done
@@ -415,9 +421,9 @@ tools_of()
 	if grep -qs sqlalchemy "${files[@]}"; then printf 'sqlalchemy\n'; fi
 	if grep -qs Dlock::Python "${files[@]}"; then printf 'psycopg\n'; fi
 	if grep -qs tooz "${files[@]}"; then printf 'tooz\n'; fi
-	if grep -qs drizzle "${files[@]}"; then
-		printf 'alembic\nactiverecord\ndrizzle\n'
-	fi
+	if grep -qs active_record "${files[@]}"; then printf 'activerecord\n'; fi
+	if grep -qs jackc/pgx "${files[@]}"; then printf 'golang\n'; fi
+	if grep -qs drizzle "${files[@]}"; then printf 'alembic\ndrizzle\n'; fi
 }
 
 # install_drizzle: into the scratch directory, and set DLOCK_DRIZZLE, where npm is

@@ -33,6 +33,9 @@
 #include "shared/shared.h"
 #include "tables/tables.h"
 
+/* What nobody means to wait for, in microseconds */
+#define LONG_TIMEOUT	(366 * USECS_PER_DAY)
+
 /* The settings */
 int			dlock_max_ttl;
 int			dlock_session_locks;
@@ -171,6 +174,10 @@ begin_protected_lease_change(FunctionCallInfo fcinfo, DlockKey *key)
 /*
  * A timeout.  Months count 30 days and days 24 hours, as in every place where
  * PostgreSQL makes a number of an interval.
+ *
+ * Whoever waits for longer than a year is most likely a program that sent
+ * nanoseconds, or milliseconds, as a number, and PostgreSQL reads numbers as
+ * seconds.  It is no error, because some write "for ever" like this.
  */
 static DlockTimeout
 get_timeout(FunctionCallInfo fcinfo, int argument)
@@ -191,6 +198,12 @@ get_timeout(FunctionCallInfo fcinfo, int argument)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("timeout must not be negative or infinite"),
 				 errhint("To wait without a limit, use timeout => NULL.")));
+	if (result > LONG_TIMEOUT)
+		ereport(WARNING,
+				(errcode(ERRCODE_WARNING),
+				 errmsg("timeout is %lld days long",
+						(long long) (result / USECS_PER_DAY)),
+				 errhint("A bare number is seconds; a program may have meant milliseconds or nanoseconds. To wait without a limit, use timeout => NULL.")));
 	return result;
 }
 

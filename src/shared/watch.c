@@ -293,7 +293,7 @@ dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 	}
 	PG_END_TRY();
 
-	watch = watch_at(self);
+	watch = dsa_get_address(dlock_area, self);
 	memset(watch, 0, sizeof(DlockWatch));
 	watch->link.self = self;
 	watch->watched = watched->link.self;

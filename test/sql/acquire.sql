@@ -183,6 +183,37 @@ SELECT dlock_acquire('a', '1 month -30 days') =
 	dlock_acquire('a', '290000 years') = dlock_try_acquire('a', NULL) AS same;
 SELECT dlock_release_all();
 
+-- A bare number is seconds.  30 seconds as lib/pq sends them, in nanoseconds, are
+-- no error, as some write "for ever" like this, but a WARNING, in every function
+-- that takes a timeout.
+SELECT dlock_acquire('a', '30000000000') > 0;
+\set VERBOSITY sqlstate
+SELECT dlock_acquire('a', '30000000000') > 0;
+\set VERBOSITY terse
+SELECT dlock_try_acquire('a', '1 year 7 days') > 0,
+	dlock_xact_acquire('a', '5000 days') > 0,
+	dlock_try_xact_acquire('a', '-1 day 10000 hours') > 0;
+SELECT dlock_acquire_all('{a}', '401 days') > '{0}',
+	dlock_try_acquire_all('{a}', '402 days') > '{0}',
+	dlock_xact_acquire_all('{a}', '403 days') > '{0}',
+	dlock_try_xact_acquire_all('{a}', '404 days') > '{0}';
+CALL dlock_acquire_nosnapshot('a', '405 days') \gset
+SELECT dlock_lease_open('1h') AS l \gset
+SELECT dlock_lease_acquire('b', :l, '406 days') AS b \gset
+SELECT dlock_try_lease_acquire('b', :l, '407 days') = :b AS same,
+	dlock_lease_acquire_all('{b}', :l, '408 days') = ARRAY[:b] AS same,
+	dlock_try_lease_acquire_all('{b}', :l, '409 days') = ARRAY[:b] AS same;
+SELECT dlock_ttl_acquire('c', '1h', '410 days') AS c \gset
+SELECT dlock_try_ttl_acquire('d', '1h', '411 days') AS d \gset
+SELECT dlock_wait(:b, '412 days');
+SELECT dlock_lease_close(:l), dlock_release_ticket(:c), dlock_release_ticket(:d);
+\set VERBOSITY default
+-- not of what somebody may mean
+SELECT dlock_acquire('a', '1 year') > 0, dlock_acquire('a', '366 days') > 0;
+-- nor of one that is refused
+SELECT dlock_acquire('a', '-400 days');
+SELECT dlock_release_all();
+
 -- From PostgreSQL 17 on, intervals can be infinite.
 DO $$
 DECLARE

@@ -1,11 +1,15 @@
 # Leases behind a pooler in transaction mode, where each transaction of a client
 # may run in another session of the server, and a session serves many clients:
-# what a lease holds is the client's, by its number.
+# what a lease holds is the client's, by its number.  And in session mode, what a
+# session holds is its client's, and nobody's after that; in statement mode, only a
+# lease protects anything.
 #
 # What would break it: a lease, or a ticket of one, that is bound to the session
 # that made it; one that is renewed, waited for, guarded with or released only
 # there; a session that keeps something of the client before, or takes a lease's
-# tickets along when the pooler closes it.
+# tickets along when the pooler closes it; a session that the pooler has reset
+# and that still holds, waits for or listens for something of its last client's.
+# What docs/applications.md says of the modes is shown also where it is a warning.
 #
 # Each step of a client is made to run in another session: the one that it would
 # get is taken up by a transaction of somebody else.
@@ -34,6 +38,8 @@ append_to_file(
 	"$dir/pgbouncer.ini", qq{
 [databases]
 postgres = host=${\$node->host} port=$port dbname=postgres user=$user
+session = host=${\$node->host} port=$port dbname=postgres user=$user pool_mode=session pool_size=1
+statement = host=${\$node->host} port=$port dbname=postgres user=$user pool_mode=statement pool_size=1
 
 [pgbouncer]
 pool_mode = transaction
@@ -58,10 +64,21 @@ END
 	kill('TERM', $pid) if $pid;
 }
 
-# A client of the pooler
+# A client of the pooler; its databases have the names of the other modes
 sub client
 {
-	return session($node, 'postgres', "host=$dir port=$port");
+	my ($database) = @_;
+
+	return session($node, $database // 'postgres', "host=$dir port=$port");
+}
+
+# Have the pooler do something: a command of its own.
+sub pooler
+{
+	# the user that may do so without a password, where it is who runs the pooler
+	system_or_bail($node->installed_command('psql'), '-XAtq', '-d',
+		"host=$dir port=$port dbname=pgbouncer user=pgbouncer", '-c', $_[0]);
+	return;
 }
 
 my $admin = session($node);
@@ -97,10 +114,7 @@ sub elsewhere
 # Have the pooler close its sessions.
 sub end_sessions
 {
-	# the user that may do so without a password, where it is who runs the pooler
-	system_or_bail($node->installed_command('psql'), '-XAtq', '-d',
-		"host=$dir port=$port dbname=pgbouncer user=pgbouncer",
-		'-c', 'RECONNECT');
+	pooler('RECONNECT');
 	backends_gone($_) foreach keys %used;
 	%used = ();
 	return;
@@ -254,6 +268,111 @@ sub is_holder
 	is($admin->query('SELECT count(*) FROM dlock_locks'),
 		'0', 'transaction scope: as long as the transaction');
 	nothing_is_left('transactions');
+}
+
+#
+# Session mode: one session, which serves one client after the other, and is reset
+# in between.
+#
+sub next_client
+{
+	my ($last, $test) = @_;
+	my $pid = $last->{pid};
+	my $next;
+
+	$last->quit;
+	$next = client('session');
+	is($next->{pid}, $pid, "$test: the next client has the same session");
+	return $next;
+}
+
+{
+	my $first = client('session');
+	my $lease = $first->query("SELECT dlock_lease_open('1h', attach => true)");
+	my $channel = $first->query('SELECT dlock_channel()');
+
+	$first->query("SELECT dlock_acquire('lock')");
+	$first->query("SELECT dlock_enqueue('lock')");
+	$first->query("SELECT dlock_watch('lock')");
+	is($admin->query("SELECT attached_pid FROM dlock_leases WHERE lease = $lease"),
+		$first->{pid}, 'session mode: a lease is attached');
+
+	my $next = next_client($first, 'DISCARD ALL');
+
+	is($next->query('SELECT count(*) FROM dlock_locks'),
+		'0', 'DISCARD ALL: and nothing is held or waited for');
+	is($next->query('SELECT count(*) FROM pg_listening_channels()'),
+		'0', 'DISCARD ALL: nor listened to');
+	isnt($next->query('SELECT dlock_channel()'),
+		$channel, 'DISCARD ALL: the channel is another one');
+	is( $next->query(
+			"SELECT attached_pid IS NULL FROM dlock_leases WHERE lease = $lease"),
+		't',
+		'DISCARD ALL: the lease is on its own');
+	is($next->query("SELECT dlock_lease_close($lease)"),
+		'0', 'DISCARD ALL: and is there');
+
+	# the trap: a pooler that resets nothing
+	pooler(q{SET server_reset_query = ''});
+	my $fence = $next->query("SELECT dlock_acquire('lock')");
+	$next = next_client($next, 'no reset');
+	is($next->query("SELECT dlock_try_acquire('lock')"),
+		$fence, 'no reset: a stranger holds the lock');
+
+	# what is advised where DISCARD ALL is too much
+	pooler(q{SET server_reset_query = 'SELECT dlock_release_all()'});
+	$lease = $next->query("SELECT dlock_lease_open('1h', attach => true)");
+	$next->query("SELECT dlock_enqueue('other')");
+	$next = next_client($next, 'dlock_release_all');
+	is($next->query('SELECT count(*) FROM dlock_locks'),
+		'0', 'dlock_release_all: nothing is held or waited for');
+	is( $next->query(
+			'SELECT attached_pid = pg_backend_pid(), '
+			  . '(SELECT count(*) FROM pg_listening_channels()) '
+			  . "FROM dlock_leases WHERE lease = $lease"),
+		't|1',
+		'dlock_release_all: a lease stays attached, and LISTEN is kept');
+	$next->query("SELECT dlock_lease_close($lease)");
+	$next->quit;
+}
+
+#
+# Statement mode: each statement is a transaction of its own.
+#
+{
+	my $client = client('statement');
+	my $ticket;
+
+	like($client->query("SELECT dlock_xact_acquire('lock')"),
+		qr/^\d+$/, 'statement mode: acquired for a transaction');
+	is($client->query('SELECT count(*) FROM dlock_locks'),
+		'0', 'statement mode: and free again at once');
+	$client->query("SELECT dlock_acquire('lock')");
+	$client->quit;
+	$client = client('statement');
+	is($client->query("SELECT dlock_is_held('lock')"),
+		't', 'statement mode: what a session holds is a stranger\'s');
+	$client->query('SELECT dlock_release_all()');
+
+	$ticket = $client->query("SELECT dlock_ttl_acquire('lock', '1h')");
+	is($client->query("SELECT dlock_renew($ticket)"),
+		'1', 'statement mode: a lease is good');
+	is( $client->query(
+			"WITH guard AS MATERIALIZED (SELECT dlock_guard('lock', $ticket)) "
+			  . 'INSERT INTO data SELECT 3 FROM guard RETURNING n'),
+		'3',
+		'statement mode: so is a guard in the statement that writes');
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', 'statement mode: released');
+	like(
+		$client->query(
+			"WITH guard AS MATERIALIZED (SELECT dlock_guard('lock', $ticket)) "
+			  . 'INSERT INTO data SELECT 4 FROM guard'),
+		qr/55L01/,
+		'statement mode: and refuses what comes too late');
+	like($client->query('BEGIN'), qr/not allowed/,
+		'statement mode: no transaction');
+	$client->may_end;
 }
 
 $_->quit foreach $client, $admin;

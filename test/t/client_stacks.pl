@@ -1,0 +1,154 @@
+# What programs do with the drivers and libraries of Go and Ruby, as
+# docs/applications.md advises, works; and each trap that the page warns of is one.
+#
+# What would break it stands in the programs, test/clients/go and
+# test/clients/test_activerecord.rb.  Here they get a server, and each of their
+# tests is counted.  The samples of the page itself are run, too.  What is not
+# installed is left out.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $clients = "$FindBin::RealBin/../clients";
+my $dir = PostgreSQL::Test::Utils::tempdir;
+my $timeout = $PostgreSQL::Test::Utils::timeout_default;
+my $node = new_server('main',
+	conf => "deadlock_timeout = '10ms'\nstatement_timeout = '${timeout}s'\n");
+
+# the programs' role, and names that are kept from it
+$node->safe_psql('postgres', 'CREATE ROLE app LOGIN');
+$node->safe_psql('postgres',
+	q{SELECT dlock_reserve('reserved/', current_user::regrole)});
+$ENV{PGHOST} = $node->host;
+$ENV{PGPORT} = $node->port;
+$ENV{PGUSER} = $node->safe_psql('postgres', 'SELECT current_user');
+$ENV{PGDATABASE} = 'postgres';
+
+# skip() is not seen where tests pass.
+sub not_installed
+{
+	my ($what) = @_;
+
+	diag("skipped: $what is not installed");
+	skip("$what is not installed", 1);
+	return;
+}
+
+# Does a command, or a program that is given to one, run?
+sub works
+{
+	my $command = [@_];
+
+	return eval { run_command($command); $? == 0 };
+}
+
+# run_program($name, @command): whose tests are subtests
+sub run_program
+{
+	my ($name, @command) = @_;
+
+	subtest $name => sub {
+		my ($out, $err) = run_command(\@command);
+		my $status = $?;
+
+		foreach my $line (split /\n/, $out)
+		{
+			if ($line =~ /^(not )?ok (.*)/)
+			{
+				ok(!$1, $2);
+			}
+			else
+			{
+				diag($line);
+			}
+		}
+		is($status, 0, 'exit status') or diag($err);
+	};
+	return;
+}
+
+# sample($language, $before): the page's sample that is said to be run here, as a
+# file, with what comes before it
+sub sample
+{
+	my ($language, $before) = @_;
+	my $page = slurp_file("$FindBin::RealBin/../../docs/applications.md");
+	my $file = "$dir/sample." . ($language eq 'go' ? 'go' : 'rb');
+
+	$page =~
+	  /client_stacks\.pl runs it -->\n```$language\n(.*?)^```$/ms
+	  or die "there is no sample for $language";
+	append_to_file($file, $before . $1);
+	return $file;
+}
+
+# The sample pays, and leaves nothing.
+sub sample_works
+{
+	my ($output, @command) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my ($out, $err);
+
+	$node->safe_psql('postgres', 'UPDATE account SET balance = 100 WHERE id = 7');
+	($out, $err) = run_command(\@command);
+	is($?, 0, 'the sample works') or diag($err);
+	is($out, $output, 'the sample prints what it should');
+	is($node->safe_psql('postgres', 'SELECT balance FROM account WHERE id = 7'),
+		'90', 'the sample has paid');
+	ok( $node->poll_query_until(
+			'postgres', 'SELECT count(*) = 0 FROM dlock_locks'),
+		'the sample leaves no lock');
+	return;
+}
+
+$node->safe_psql('postgres',
+	'CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL);'
+	  . 'INSERT INTO account VALUES (1, 0), (7, 100); GRANT ALL ON account TO app');
+
+SKIP:
+{
+	# as Debian has them, and without a network
+	local $ENV{GO111MODULE} = 'off';
+	local $ENV{GOPATH} = '/usr/share/gocode';
+	local $ENV{GOCACHE} = "$dir/cache";
+	local $ENV{GOFLAGS} = '';
+	my ($go) = grep { works($_, 'version') } 'go', glob('/usr/lib/go-*/bin/go');
+
+	not_installed('Go')
+	  unless $go
+	  && works($go, 'list', 'github.com/lib/pq', 'github.com/jackc/pgx/v4');
+	system_or_bail('sh', '-c', "cd '$clients/go' && $go build -o '$dir/stacks' .");
+	run_program('Go', "$dir/stacks");
+
+	my $sample = sample('go', '');
+
+	system_or_bail($go, 'build', '-o', "$dir/sample", $sample);
+	sample_works('', "$dir/sample");
+}
+
+SKIP:
+{
+	not_installed('ActiveRecord')
+	  unless works('ruby', '-e', 'require "active_record"; require "pg"');
+	run_program('ActiveRecord', 'ruby', "$clients/test_activerecord.rb");
+	sample_works(
+		"working\n55L01",
+		'ruby',
+		sample(
+			'ruby',
+			q{require 'active_record'
+				ActiveRecord::Base.establish_connection(adapter: 'postgresql')
+				class Account < ActiveRecord::Base
+					self.table_name = 'account'
+				end
+			}));
+}
+
+$node->stop;
+done_testing();
