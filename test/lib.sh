@@ -349,6 +349,12 @@ install_missing()
 				need 'ruby -e "require %q(active_record); require %q(pg)"' \
 					ruby-activerecord ruby-pg
 				;;
+			java)
+				need 'command -v javac' default-jdk-headless
+				need 'test -e /usr/share/java/postgresql.jar' \
+					libpostgresql-jdbc-java
+				need 'test -e /usr/share/java/HikariCP.jar' libhikaricp-java
+				;;
 		esac
 	done
 	optional=("${packages[@]}")
@@ -383,7 +389,7 @@ install_missing()
 			psycopg2)
 				need '/usr/bin/python3 -c "import psycopg2"' python3-psycopg2
 				;;
-			alembic | activerecord | drizzle) ;;
+			alembic | activerecord | drizzle | java) ;;
 			*) need "command -v $tool" "$tool" ;;
 		esac
 	done
@@ -414,6 +420,7 @@ tools_of()
 	if grep -qs pgbouncer "${files[@]}"; then printf 'pgbouncer\n'; fi
 	if grep -qs sqlalchemy "${files[@]}"; then printf 'sqlalchemy\n'; fi
 	if grep -qs Dlock::Python "${files[@]}"; then printf 'psycopg\n'; fi
+	if grep -qs Dlock::Java "${files[@]}"; then printf 'java\n'; fi
 	if grep -qs tooz "${files[@]}"; then printf 'tooz\n'; fi
 	if grep -qs drizzle "${files[@]}"; then
 		printf 'alembic\nactiverecord\ndrizzle\n'
