@@ -248,6 +248,7 @@ TAP = \
 	module_log \
 	module_observers \
 	module_monitoring \
+	client_java \
 	client_pgbouncer \
 	client_python \
 	client_schema_tools \

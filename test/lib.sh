@@ -355,6 +355,12 @@ install_missing()
 					golang-go golang-github-lib-pq-dev \
 					golang-github-jackc-pgx-v4-dev
 				;;
+			java)
+				need 'command -v javac' default-jdk-headless
+				need 'test -e /usr/share/java/postgresql.jar' \
+					libpostgresql-jdbc-java
+				need 'test -e /usr/share/java/HikariCP.jar' libhikaricp-java
+				;;
 		esac
 	done
 	optional=("${packages[@]}")
@@ -389,7 +395,7 @@ install_missing()
 			psycopg2)
 				need '/usr/bin/python3 -c "import psycopg2"' python3-psycopg2
 				;;
-			alembic | activerecord | golang | drizzle) ;;
+			alembic | activerecord | golang | java | drizzle) ;;
 			*) need "command -v $tool" "$tool" ;;
 		esac
 	done
@@ -420,6 +426,7 @@ tools_of()
 	if grep -qs pgbouncer "${files[@]}"; then printf 'pgbouncer\n'; fi
 	if grep -qs sqlalchemy "${files[@]}"; then printf 'sqlalchemy\n'; fi
 	if grep -qs Dlock::Python "${files[@]}"; then printf 'psycopg\n'; fi
+	if grep -qs Dlock::Java "${files[@]}"; then printf 'java\n'; fi
 	if grep -qs tooz "${files[@]}"; then printf 'tooz\n'; fi
 	if grep -qs active_record "${files[@]}"; then printf 'activerecord\n'; fi
 	if grep -qs jackc/pgx "${files[@]}"; then printf 'golang\n'; fi

@@ -14,6 +14,12 @@ to them at the runner's request, and that each row has its test, and no other.
 
 =over
 
+=item start_servers()
+
+They stand in the environment from then on, as for the runner; and the main one
+is returned.  For a test that has more to do with them: run_scenarios() does it
+where that is still to be done.
+
 =item run_scenarios($name, @command)
 
 Runs the runner, and counts each row.  The name is that of the directory below
@@ -38,7 +44,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(run_scenarios);
+our @EXPORT = qw(run_scenarios start_servers);
 
 # The wall clock of a client, ahead of the true one, or behind it
 my $clock_source = <<'END_OF_SOURCE';
@@ -162,7 +168,11 @@ sub start_servers
 	$standby->start;
 	$other->wait_for_catchup($standby);
 	$admin = session($main);
-	return;
+	$ENV{DLOCK_MAIN} = address($main);
+	$ENV{DLOCK_OTHER} = address($other);
+	$ENV{DLOCK_STANDBY} = address($standby);
+	$ENV{PG_TEST_TIMEOUT_DEFAULT} = $PostgreSQL::Test::Utils::timeout_default;
+	return $main;
 }
 
 sub set_clock
@@ -294,12 +304,7 @@ sub run_scenarios
 	my @chosen = split ' ', $ENV{DLOCK_SCENARIOS} // '';
 	my (%result, @diagnosis);
 
-	start_servers();
-	local $ENV{DLOCK_MAIN} = address($main);
-	local $ENV{DLOCK_OTHER} = address($other);
-	local $ENV{DLOCK_STANDBY} = address($standby);
-	local $ENV{PG_TEST_TIMEOUT_DEFAULT} =
-	  $PostgreSQL::Test::Utils::timeout_default;
+	start_servers() unless $main;
 	# it is to say by itself what its connections are for
 	delete local $ENV{PGAPPNAME};
 

@@ -1,0 +1,77 @@
+package org.dlock;
+
+import java.time.Duration;
+import java.util.HashMap;
+import java.util.Map;
+
+/** One heartbeat for any number of locks, all of them on one server */
+public final class Lease extends Kept<Lease> {
+    final Locks locks;
+    String url;
+    private final Duration ttl;
+    private final Map<String, Object> options = new HashMap<>();
+    private final Lost<Lease> lost = new Lost<>(this, this::look);
+    private String near = "";
+    private Duration interval;
+    private Line line;
+    private volatile long id;
+
+    Lease(Locks locks, Duration ttl) {
+        this.locks = locks;
+        this.ttl = ttl;
+    }
+
+    /** On the server that has this name */
+    public Lease near(String name) { near = name; return this; }
+
+    public Lease delay(Duration delay) { options.put("delay", delay); return this; }
+
+    public Lease info(String info) { options.put("info", info); return this; }
+
+    /** Between two renewals; a third of the ttl by default */
+    public Lease interval(Duration interval) { this.interval = interval; return this; }
+
+    public long id() { return id; }
+
+    @Override
+    public Lost<Lease> lost() { return lost; }
+
+    public Lock lock(String name) { return new Lock(this, name); }
+
+    public Lease open() throws DlockException {
+        Duration pause = interval(ttl, interval);
+        if (heart != null)
+            throw new DlockException.WrongState(this + " has been opened");
+        line = locks.line(near);
+        url = line.url;
+        try {
+            id = (Long) line.ask(Line.call("dlock_lease_open", options, ttl));
+        } catch (DlockException error) {
+            line.close();       // one whose answer is lost has no locks, and runs out
+            throw error;
+        }
+        heart = new Heart(url, id, line.sent, ttl, pause);
+        heart.add(lost, null);
+        heart.start();
+        return this;
+    }
+
+    static Duration interval(Duration ttl, Duration interval) throws DlockException {
+        Duration pause = interval == null ? ttl.dividedBy(3) : interval;
+        if (ttl.compareTo(Duration.ofMillis(1)) < 0 || ttl.compareTo(Duration.ofDays(36500)) > 0
+                || pause.isNegative() || pause.isZero() || pause.compareTo(ttl.multipliedBy(99).dividedBy(100)) >= 0)
+            throw new DlockException.BadArgument("the interval has to be less than the ttl");
+        return pause;
+    }
+
+    @Override
+    public void close() throws DlockException {
+        Line used = line;
+        line = null;
+        if (used != null && heart != null)
+            end(used, Line.call("dlock_lease_close", Map.of(), id), true);
+    }
+
+    @Override
+    public String toString() { return "lease " + id; }
+}

@@ -1,0 +1,70 @@
+package org.dlock;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.function.Consumer;
+
+/** Set once, and for good, when a lock or a lease is lost. */
+public final class Lost<T> {
+    private final T holder;
+    private final Runnable look;
+    private volatile String reason;
+    private List<Consumer<? super T>> callbacks = new ArrayList<>();    // protected by this
+
+    Lost(T holder, Runnable look) {
+        this.holder = holder;
+        this.look = look;
+    }
+
+    /** Looks at the clock, too: a process that was stopped may ask before its watcher has run. */
+    public boolean isSet() {
+        if (reason == null)
+            look.run();
+        return reason != null;
+    }
+
+    /** Throws LockLost where it is set. */
+    public void check() throws DlockException {
+        if (isSet())
+            throw new DlockException.LockLost(holder + " was lost: " + reason);
+    }
+
+    /** To be called once, with the lock or the lease, in a thread of this package's; at once, where it is lost. */
+    public void addCallback(Consumer<? super T> callback) {
+        synchronized (this) {
+            if (callbacks != null) {
+                callbacks.add(callback);
+                return;
+            }
+        }
+        call(List.of(callback));
+    }
+
+    /** Completes with the lock or the lease when that is lost. */
+    public CompletableFuture<T> future() {
+        CompletableFuture<T> future = new CompletableFuture<>();
+        addCallback(future::complete);
+        return future;
+    }
+
+    /** The callbacks have a thread of their own, so that none holds up whoever tells of the loss. */
+    synchronized void set(String why) {
+        if (reason != null)
+            return;
+        reason = why;
+        List<Consumer<? super T>> told = callbacks;
+        callbacks = null;
+        if (!told.isEmpty())
+            Heart.startOrRun("dlock lost", () -> call(told));
+    }
+
+    private void call(List<Consumer<? super T>> told) {
+        for (Consumer<? super T> callback : told)
+            try {
+                callback.accept(holder);
+            } catch (RuntimeException error) {
+                System.getLogger("org.dlock").log(System.Logger.Level.ERROR, "callback of " + holder, error);
+            }
+    }
+}

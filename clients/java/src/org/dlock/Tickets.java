@@ -1,0 +1,218 @@
+package org.dlock;
+
+import static java.util.concurrent.TimeUnit.MILLISECONDS;
+import static java.util.concurrent.TimeUnit.SECONDS;
+
+import java.sql.Connection;
+import java.sql.SQLException;
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.HashSet;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Queue;
+import java.util.Set;
+import org.postgresql.PGConnection;
+import org.postgresql.PGNotification;
+
+/** Places in many queues, and who holds what, over one connection; for one thread at a time. */
+public final class Tickets implements AutoCloseable {
+    private static final long ROUND = SECONDS.toNanos(60);      // what was not told, for whatever reason, is asked
+    private static final long GLANCE = MILLISECONDS.toNanos(200);       // has somebody interrupted us?
+
+    private record Request(String name, Line.Call call) {}
+
+    private final Locks locks;
+    private final Lease lease;
+    private final Line line;
+    private Connection connection;
+    private final Queue<Event> events = new ArrayDeque<>();
+    private final Map<Long, Request> requests = new LinkedHashMap<>();
+    private final Set<Long> granted = new HashSet<>();
+    private final Set<String> watched = new HashSet<>();
+    private long round = Clock.now() + ROUND;
+
+    /** The session's, gone with the connection */
+    public Tickets(Locks locks) { this(locks, ""); }
+
+    /** All of them on the server that has the name near */
+    public Tickets(Locks locks, String near) {
+        this.locks = locks;
+        lease = null;
+        line = locks.line(near);
+    }
+
+    /** A lease's, which keeps their places */
+    public Tickets(Lease lease) throws DlockException {
+        if (lease.heart == null)
+            throw new DlockException.WrongState(lease + " is not open");
+        locks = lease.locks;
+        this.lease = lease;
+        line = new Line(lease.url, locks.line("").patience);
+    }
+
+    /** The connection.  Where it broke, another one, to which a lease's tickets come along; the session's are gone. */
+    private Connection session() throws DlockException {
+        while (connection == null) {
+            if (lease == null && !requests.isEmpty()) {
+                requests.clear();
+                granted.clear();
+                throw new DlockException.LockLost("the tickets are gone with their connection");
+            }
+            line.ask(new Line.Call("SELECT 1"));
+            connection = line.connection;
+            try {
+                for (String name : watched)
+                    Line.ask(connection, Line.call("dlock_watch", Map.of(), name));
+                for (Map.Entry<Long, Request> old : List.copyOf(requests.entrySet())) {
+                    Long now = (Long) Line.ask(connection, old.getValue().call);
+                    if (!now.equals(old.getKey())) {
+                        Line.ask(connection, Line.call("dlock_release_ticket", Map.of(), now));
+                        forget(old.getKey(), "lost");
+                    }
+                    confirm(now);
+                }
+            } catch (DlockException.ConnectionLost error) {
+                broken();
+            }
+        }
+        return connection;
+    }
+
+    private void broken() {
+        connection = null;
+        line.close();
+    }
+
+    /** Again over another connection, where that is the way to it */
+    private Object ask(Line.Call call) throws DlockException {
+        while (true)
+            try {
+                return Line.ask(session(), call);
+            } catch (DlockException.ConnectionLost error) {
+                if (connection == null)     // out of patience
+                    throw error;
+                broken();
+            }
+    }
+
+    /** The ticket, which is the fence once it is granted */
+    public long enqueue(String name) throws DlockException { return enqueue(locks.lock(name)); }
+
+    /** With what the lock says of shared, slots, permits, info and, for a lease, owner */
+    public long enqueue(Lock lock) throws DlockException {
+        here(lock.name);
+        Line.Call call = lease == null ? Line.call("dlock_enqueue", lock.options(), lock.name)
+                : Line.call("dlock_lease_enqueue", lock.owned(), lock.name, lease.id());
+        long ticket = (Long) ask(call);
+        requests.put(ticket, new Request(lock.name, call));
+        confirmAgain(ticket);
+        return ticket;
+    }
+
+    /** The next event; null where none has come within the timeout. */
+    public Event next(Duration timeout) throws DlockException {
+        long until = Clock.now() + timeout.toNanos();
+        while (true) {
+            session();
+            if (Clock.now() >= round) {
+                round = Clock.now() + ROUND;
+                for (Long ticket : List.copyOf(requests.keySet()))
+                    confirmAgain(ticket);
+            }
+            if (!events.isEmpty())
+                return events.remove();
+            long now = Clock.now();
+            if (listen(Math.min(GLANCE, Math.min(round, until) - now)) == 0 && now >= until)
+                return null;
+            if (Thread.currentThread().isInterrupted())
+                throw new DlockException.Cancelled("interrupted");
+        }
+    }
+
+    public Event next() throws DlockException { return next(Duration.ofDays(36500)); }
+
+    /** How many notifications have come by then, or had come before with the reply to something else */
+    private int listen(long nanos) throws DlockException {
+        PGNotification[] heard;
+        try {
+            heard = session().unwrap(PGConnection.class).getNotifications((int) Math.max(1, nanos / 1_000_000));
+        } catch (SQLException error) {
+            if (DlockException.of(error) instanceof DlockException.ConnectionLost) {
+                broken();
+                return 1;
+            }
+            throw DlockException.of(error);
+        }
+        for (PGNotification one : heard == null ? new PGNotification[0] : heard) {
+            Event event = Event.of(one.getParameter());
+            switch (String.valueOf(event.event())) {
+                case "granted" -> confirmAgain(event.ticket());
+                case "released", "expired" -> forget(event.ticket(), event.event());
+                case "wanted" -> events.addAll(requests.containsKey(event.ticket()) ? List.of(event) : List.of());
+                case "held", "free" -> events.addAll(watched.contains(event.lock()) ? List.of(event) : List.of());
+                default -> { }      // of a later version
+            }
+        }
+        return heard == null ? 0 : heard.length;
+    }
+
+    private void confirmAgain(Long ticket) throws DlockException {
+        try {
+            session();
+            confirm(ticket);
+        } catch (DlockException.ConnectionLost error) {
+            if (connection == null)     // out of patience
+                throw error;
+            broken();       // and with another one, it asks
+        }
+    }
+
+    /** A notification is a hint.  Each grant is told once. */
+    private void confirm(Long ticket) throws DlockException {
+        if (!requests.containsKey(ticket) || granted.contains(ticket))
+            return;
+        try {
+            if (Line.ask(connection, Line.call("dlock_wait", Map.of(), ticket, Duration.ZERO)).equals(true)) {
+                granted.add(ticket);
+                events.add(new Event("granted", requests.get(ticket).name, ticket, Map.of()));
+            }
+        } catch (DlockException.LockLost error) {
+            forget(ticket, "lost");
+        }
+    }
+
+    private void forget(Long ticket, String event) {
+        Request request = requests.remove(ticket);
+        granted.remove(ticket);
+        if (request != null)
+            events.add(new Event(event, request.name, ticket, Map.of()));
+    }
+
+    public void release(long ticket) throws DlockException {
+        granted.remove(ticket);
+        if (requests.remove(ticket) == null)
+            throw new DlockException.LockLost("ticket " + ticket + " is not ours");
+        if (!ask(Line.call("dlock_release_ticket", Map.of(), ticket)).equals(true))
+            throw new DlockException.LockLost("ticket " + ticket + " was lost");
+    }
+
+    /** Be told who holds it: now, and at each change. */
+    public void watch(String name) throws DlockException {
+        here(name);
+        ask(Line.call("dlock_watch", Map.of(), name));
+        watched.add(name);
+    }
+
+    private void here(String name) throws DlockException {
+        if (!locks.server(name).equals(line.url))
+            throw new DlockException.BadArgument('"' + name + "\" is on another server");
+    }
+
+    @Override
+    public void close() {
+        connection = null;
+        line.close();
+    }
+}

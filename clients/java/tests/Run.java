@@ -1,0 +1,1105 @@
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.lang.annotation.Retention;
+import java.lang.annotation.RetentionPolicy;
+import java.lang.reflect.Method;
+import java.sql.Array;
+import java.sql.Connection;
+import java.sql.DriverManager;
+import java.sql.PreparedStatement;
+import java.sql.ResultSet;
+import java.sql.SQLException;
+import java.sql.Timestamp;
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Objects;
+import java.util.Queue;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.concurrent.Callable;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Supplier;
+import java.util.stream.Stream;
+import org.dlock.DlockException;
+import org.dlock.Election;
+import org.dlock.Event;
+import org.dlock.Lease;
+import org.dlock.Lock;
+import org.dlock.Locks;
+import org.dlock.Lost;
+import org.dlock.Tickets;
+
+/**
+ * The scenarios of clients/scenarios.md, for the Java client.
+ *
+ * <p>One method for each row, in their order, with its name.  test/t/client_java.pl starts this.
+ */
+public final class Run {
+    static final int TIMEOUT = Integer.parseInt(System.getenv("PG_TEST_TIMEOUT_DEFAULT"));
+    static final Duration PATIENCE = Duration.ofSeconds(TIMEOUT);
+    static final Duration LONG = Duration.ofHours(1);
+    static final Duration SHORT = Duration.ofSeconds(2 * Math.max(1, TIMEOUT / 180));
+    static final Duration BEAT = Duration.ofMillis(500);
+    static final Duration NOW = Duration.ZERO;
+
+    static final String MAIN = url("MAIN", "app");
+    static final String OTHER = url("OTHER", "app");
+    static final BufferedReader in = new BufferedReader(new InputStreamReader(System.in));
+    static Locks locks;
+    static Admin admin;
+
+    static String url(String server, String user) {
+        return "jdbc:postgresql://" + System.getenv("DLOCK_" + server) + "/postgres?user=" + user;
+    }
+
+    //
+    // What the rows need
+    //
+
+    @Retention(RetentionPolicy.RUNTIME)
+    @interface Row {
+        int value();        // reflection does not keep the order
+    }
+
+    interface Code {
+        void run() throws Exception;
+    }
+
+    /** Have something done by who has started us. */
+    static void order(String line) throws IOException {
+        System.out.println("! " + line);
+        System.out.flush();
+        if (!"done".equals(in.readLine()))
+            Runtime.getRuntime().halt(2);       // nobody is there any more
+    }
+
+    static Object ask(Connection db, String sql, Object... values) throws SQLException {
+        try (PreparedStatement statement = db.prepareStatement(sql)) {
+            for (int i = 0; i < values.length; i++)
+                statement.setObject(i + 1, values[i]);
+            if (!statement.execute())
+                return null;
+            try (ResultSet row = statement.getResultSet()) {
+                Object value = row.next() ? row.getObject(1) : null;
+                return value instanceof Array array ? List.of((Object[]) array.getArray()) : value;
+            }
+        }
+    }
+
+    static Connection connection() throws SQLException {
+        return DriverManager.getConnection(MAIN);
+    }
+
+    /** Somebody else, who asks the server; for any thread */
+    static final class Admin {
+        final String url;
+        private Connection connection;
+
+        Admin(String server) {
+            url = url(server, "admin") + "&ApplicationName=admin&socketTimeout=" + TIMEOUT;
+        }
+
+        synchronized Object ask(String sql, Object... values) throws Exception {
+            long end = System.nanoTime() + PATIENCE.toNanos();
+            while (true)
+                try {
+                    if (connection == null)
+                        connection = DriverManager.getConnection(url);
+                    return Run.ask(connection, sql, values);
+                } catch (SQLException error) {
+                    if (!(DlockException.of(error) instanceof DlockException.ConnectionLost)
+                            || System.nanoTime() > end)
+                        throw error;
+                    if (connection != null)
+                        connection.close();
+                    connection = null;
+                    Thread.sleep(10);
+                }
+        }
+
+        boolean is(String sql, Object... values) throws Exception {
+            return Boolean.TRUE.equals(ask(sql, values));
+        }
+
+        void until(String sql, Object... values) throws Exception {
+            waitUntil(() -> is(sql, values), sql);
+        }
+
+        boolean isFree(String name) throws Exception {
+            return is("SELECT dlock_try_xact_acquire(?) IS NOT NULL", name);
+        }
+
+        void untilFree(String name) throws Exception {
+            until("SELECT dlock_try_xact_acquire(?) IS NOT NULL", name);
+        }
+
+        long left(String name) throws Exception {
+            return (Long) ask("SELECT count(*) FROM dlock_locks WHERE name = ?", name);
+        }
+
+        void untilWaits(String name) throws Exception {
+            until("SELECT count(*) = 1 FROM dlock_locks WHERE name = ? AND NOT granted", name);
+        }
+
+        void force(long ticket) throws Exception {
+            check(is("SELECT dlock_force_release(?)", ticket));
+        }
+
+        void untilRenewed(long lease, int count) throws Exception {
+            for (int i = 0; i < count; i++) {
+                Object before = ask("SELECT renewed_at FROM dlock_leases WHERE lease = ?", lease);
+                until("SELECT renewed_at > ? FROM dlock_leases WHERE lease = ?", before, lease);
+            }
+        }
+
+        /** The process of the heartbeat's connection, as soon as there is one */
+        Object heartbeat() throws Exception {
+            until("SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'dlock heartbeat'");
+            return ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'dlock heartbeat'");
+        }
+
+        Holder holds(String name, String... info) throws SQLException {
+            return new Holder(url, name, info.length == 0 ? null : info[0]);
+        }
+    }
+
+    static final class Holder implements AutoCloseable {
+        private final Connection connection;
+        final long ticket;
+
+        Holder(String url, String name, String info) throws SQLException {
+            connection = DriverManager.getConnection(url);
+            ticket = (Long) Run.ask(connection, "SELECT dlock_acquire(?, info => ?)", name, info);
+        }
+
+        @Override
+        public void close() throws SQLException {
+            Run.ask(connection, "SELECT dlock_release_all()");
+            connection.close();
+        }
+    }
+
+    static void check(boolean condition) {
+        if (!condition)
+            throw new AssertionError();
+    }
+
+    static void same(Object got, Object expected) {
+        if (!Objects.equals(got, expected))
+            throw new AssertionError("got " + got + ", not " + expected);
+    }
+
+    static void waitUntil(Callable<Boolean> condition, String what) throws Exception {
+        long end = System.nanoTime() + PATIENCE.toNanos();
+        while (!condition.call()) {
+            if (System.nanoTime() > end)
+                throw new AssertionError("waited for " + what);
+            Thread.sleep(10);
+        }
+    }
+
+    static <E extends Exception> E raises(Class<E> kind, String code, Code code_) {
+        try {
+            code_.run();
+        } catch (Exception error) {
+            if (error.getClass() != kind)
+                throw new AssertionError("not " + kind, error);
+            if (code != null)
+                same(((SQLException) error).getSQLState(), code);
+            return kind.cast(error);
+        }
+        throw new AssertionError("no " + kind);
+    }
+
+    static void lost(Code code) {
+        raises(DlockException.LockLost.class, "55L01", code);
+    }
+
+    static void busy(Code code) {
+        raises(DlockException.LockTimeout.class, "55P03", code);
+    }
+
+    /** In another thread, which is there to be interrupted */
+    static final class Task<T> extends FutureTask<T> {
+        final Thread thread = new Thread(this);
+
+        Task(Callable<T> work) {
+            super(work);
+            thread.setDaemon(true);
+            thread.start();
+        }
+
+        T result() throws Exception {
+            try {
+                return get(TIMEOUT, TimeUnit.SECONDS);
+            } catch (ExecutionException error) {
+                throw (Exception) error.getCause();
+            }
+        }
+    }
+
+    static void told(Lost<?> lost) throws Exception {
+        lost.future().get(TIMEOUT, TimeUnit.SECONDS);
+        check(lost.isSet());
+    }
+
+    static Lock kept(String name) {
+        return locks.lock(name).ttl(LONG).interval(BEAT);
+    }
+
+    static Locks late() throws DlockException {
+        return new Locks(MAIN + "&currentSchema=late,public");
+    }
+
+    static void transaction(Connection db, Code work) throws Exception {
+        db.setAutoCommit(false);
+        try {
+            work.run();
+            db.commit();
+        } catch (Exception error) {
+            db.rollback();
+            throw error;
+        } finally {
+            db.setAutoCommit(true);
+        }
+    }
+
+    static void is(Event event, String what, String lock, Long ticket) {
+        same(event == null ? null : Arrays.asList(event.event(), event.lock(), event.ticket()),
+                Arrays.asList(what, lock, ticket));
+    }
+
+    static void killSessions() throws Exception {
+        admin.ask("SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE usename = 'app'");
+    }
+
+    @SuppressWarnings("serial")
+    static final class Mine extends Exception {}
+
+    //
+    // Plain use
+    //
+
+    @Row(1) static void session_acquire_release() throws Exception {
+        long fence;
+        Lock used = locks.lock("plain").info("me");
+        try (Lock lock = used.acquire()) {
+            check(!admin.isFree("plain"));
+            fence = lock.fence();
+            check(admin.is("SELECT (ticket, info, scope) = (?, 'me', 'session') FROM dlock_locks"
+                    + " WHERE name = 'plain'", fence));
+            lock.check();
+            raises(DlockException.WrongState.class, "55000", lock::acquire);
+        }
+        same(admin.left("plain"), 0L);
+        raises(DlockException.WrongState.class, "55000", used::release);
+        try (Lock lock = used.acquire()) {
+            check(lock.fence() > fence);
+        }
+    }
+
+    @Row(2) static void session_exception() throws Exception {
+        raises(Mine.class, null, () -> {
+            try (Lock lock = locks.lock("plain").acquire()) {
+                throw new Mine();
+            }
+        });
+        same(admin.left("plain"), 0L);
+    }
+
+    @Row(3) static void session_on_connection() throws Exception {
+        try (Connection db = connection()) {
+            try (Lock outer = Lock.on(db, "plain").acquire()) {
+                try (Lock inner = Lock.on(db, "plain").acquire()) {
+                    same(inner.fence(), outer.fence());
+                    ask(db, "SELECT 1");
+                }
+                check(!admin.isFree("plain"));
+            }
+            check(admin.isFree("plain"));
+            ask(db, "SELECT 1");
+        }
+    }
+
+    static void eachScopeIsBusy(Duration timeout) throws Exception {
+        try (Holder holder = admin.holds("busy"); Connection db = connection()) {
+            for (Lock lock : List.of(locks.lock("busy"), Lock.on(db, "busy"), locks.lock("busy").ttl(LONG))) {
+                busy(lock.timeout(timeout)::acquire);
+                same(admin.left("busy"), 1L);
+            }
+            busy(() -> transaction(db, () -> Lock.inTransaction(db, "busy").timeout(timeout).acquire()));
+            same(admin.left("busy"), 1L);
+        }
+    }
+
+    @Row(4) static void try_busy() throws Exception {
+        eachScopeIsBusy(NOW);
+    }
+
+    @Row(5) static void timeout() throws Exception {
+        eachScopeIsBusy(Duration.ofMillis(50));
+    }
+
+    @Row(6) static void shared() throws Exception {
+        try (Lock first = locks.lock("shared").shared().acquire();
+                Lock second = locks.lock("shared").shared().acquire()) {
+            check(first.fence() != second.fence());
+            busy(locks.lock("shared").timeout(NOW)::acquire);
+            same(admin.ask("SELECT count(*) FROM dlock_locks WHERE name = 'shared' AND granted"), 2L);
+        }
+        locks.lock("shared").timeout(NOW).acquire().close();
+    }
+
+    @Row(7) static void slots() throws Exception {
+        Lock big = locks.lock("slots").slots(3).permits(2).acquire();
+        try (Lock small = locks.lock("slots").slots(3).acquire()) {
+            busy(locks.lock("slots").slots(3).timeout(NOW)::acquire);
+            raises(DlockException.WrongState.class, "55000", locks.lock("slots").slots(4)::acquire);
+            big.release();
+            locks.lock("slots").slots(3).timeout(NOW).acquire().close();
+        }
+    }
+
+    @Row(8) static void transaction_commit() throws Exception {
+        try (Connection db = connection()) {
+            transaction(db, () -> {
+                try (Lock lock = Lock.inTransaction(db, "plain").acquire()) {
+                    same(admin.ask("SELECT ticket FROM dlock_locks WHERE name = 'plain'"), lock.fence());
+                }
+                check(!admin.isFree("plain"));
+            });
+            check(admin.isFree("plain"));
+        }
+    }
+
+    @Row(9) static void transaction_rollback() throws Exception {
+        try (Connection db = connection()) {
+            raises(Mine.class, null, () -> transaction(db, () -> {
+                try (Lock lock = Lock.inTransaction(db, "plain").acquire()) {
+                    throw new Mine();
+                }
+            }));
+            check(admin.isFree("plain"));
+        }
+    }
+
+    @Row(10) static void lease_acquire_release() throws Exception {
+        Lock used = locks.lock("lease").ttl(LONG).owner("job/1").info("me");
+        try (Lock lock = used.acquire()) {
+            check(admin.is("SELECT (ticket, scope, owner, info) = (?, 'lease', 'job/1', 'me') AND pid IS NULL"
+                    + " FROM dlock_locks WHERE name = 'lease'", lock.fence()));
+            check(!lock.lost().isSet());
+            check(lock.deadline() > Locks.now());
+            lock.check();
+        }
+        check(!used.lost().isSet());
+        same(admin.left("lease"), 0L);
+    }
+
+    @Row(11) static void lease_renews() throws Exception {
+        try (Lock lock = kept("lease").acquire()) {
+            long deadline = lock.deadline();
+            admin.untilRenewed(lock.fence(), 2);
+            check(!admin.isFree("lease") && !lock.lost().isSet());
+            waitUntil(() -> lock.deadline() > deadline, "a later deadline");
+        }
+    }
+
+    @Row(12) static void lease_deadline() throws Exception {
+        Lock lock = late().lock("lease").ttl(LONG);
+        Task<Lock> waiting;
+        long latest;
+        try (Connection other = DriverManager.getConnection(admin.url)) {
+            ask(other, "SELECT pg_advisory_lock(17)");
+            try (Holder holder = admin.holds("lease")) {
+                waiting = new Task<>(lock::acquire);
+                admin.untilWaits("lease");
+            }
+            admin.until("SELECT count(*) = 1 FROM pg_stat_activity"
+                    + " WHERE usename = 'app' AND wait_event = 'advisory'");
+            check(!waiting.isDone());
+            latest = Locks.now() + LONG.toNanos() / 100 * 99;
+        }
+        waiting.result();
+        check(latest - LONG.toNanos() < lock.deadline() && lock.deadline() <= latest);
+        lock.release();
+    }
+
+    static void holds(Lease lease, long count) throws Exception {
+        same(admin.ask("SELECT array_agg(held::bigint) FROM dlock_leases WHERE lease = ?", lease.id()),
+                List.of(count));
+    }
+
+    @Row(13) static void lease_many() throws Exception {
+        try (Lease lease = locks.lease(LONG).info("many").open()) {
+            List<Lock> many = List.of(lease.lock("a").acquire(), lease.lock("b").acquire(), lease.lock("c").acquire());
+            same(admin.ask("SELECT count(*) FROM dlock_leases"), 1L);
+            holds(lease, 3);
+            many.get(0).release();
+            holds(lease, 2);
+            check(admin.isFree("a") && !admin.isFree("b"));
+            busy(lease.lock("b").timeout(NOW)::acquire);
+        }
+        same(admin.ask("SELECT count(*) FROM dlock_leases"), 0L);
+        check(admin.isFree("b") && admin.isFree("c"));
+    }
+
+    @Row(14) static void lease_same_owner() throws Exception {
+        Object fence;
+        try (Connection db = connection()) {
+            fence = ask(db, "SELECT dlock_ttl_acquire('lease', '1 h', owner => 'job/1')");
+        }
+        try (Lock lock = locks.lock("lease").ttl(LONG.multipliedBy(2)).owner("job/1").timeout(NOW).acquire()) {
+            same(lock.fence(), fence);
+            check(lock.deadline() < Locks.now() + LONG.toNanos());
+            check(lock.deadline() > Locks.now());
+            busy(locks.lock("lease").ttl(LONG).owner("job/2").timeout(NOW)::acquire);
+        }
+        same(admin.left("lease"), 0L);
+    }
+
+    @Row(15) static void guard_commits() throws Exception {
+        try (Lock lock = locks.lock("lease").ttl(LONG).acquire(); Connection db = connection()) {
+            transaction(db, () -> {
+                lock.guard(db);
+                ask(db, "INSERT INTO data VALUES (1)");
+            });
+        }
+        same(admin.ask("SELECT count(*) FROM data WHERE n = 1"), 1L);
+    }
+
+    @Row(16) static void guard_refuses() throws Exception {
+        lost(() -> {
+            try (Connection db = connection(); Lock lock = locks.lock("lease").ttl(LONG).acquire()) {
+                admin.force(lock.fence());
+                lost(() -> transaction(db, () -> {
+                    lock.guard(db);
+                    ask(db, "INSERT INTO data VALUES (2)");
+                }));
+            }
+        });
+        same(admin.ask("SELECT count(*) FROM data WHERE n = 2"), 0L);
+    }
+
+    @Row(17) static void enqueue_free() throws Exception {
+        try (Tickets tickets = new Tickets(locks)) {
+            long ticket = tickets.enqueue("queue");
+            is(tickets.next(PATIENCE), "granted", "queue", ticket);
+            long other = tickets.enqueue("next");
+            is(tickets.next(PATIENCE), "granted", "next", other);
+            same(tickets.next(NOW), null);
+            tickets.release(ticket);
+            check(admin.isFree("queue") && !admin.isFree("next"));
+        }
+    }
+
+    @Row(18) static void enqueue_waits() throws Exception {
+        try (Tickets tickets = new Tickets(locks)) {
+            long ticket;
+            try (Holder holder = admin.holds("queue")) {
+                ticket = tickets.enqueue(locks.lock("queue").info("me"));
+                same(tickets.next(NOW), null);
+                check(admin.is("SELECT info = 'me' FROM dlock_locks WHERE ticket = ?", ticket));
+            }
+            is(tickets.next(PATIENCE), "granted", "queue", ticket);
+        }
+        try (Tickets tickets = new Tickets(locks); Holder holder = admin.holds("queue")) {
+            tickets.enqueue("queue");
+            Task<Event> waiting = new Task<>(tickets::next);
+            waiting.thread.interrupt();
+            raises(DlockException.Cancelled.class, "57014", waiting::result);
+        }
+    }
+
+    @Row(19) static void enqueue_thousands() throws Exception {
+        int count = 2000;
+        try (Connection holder = DriverManager.getConnection(admin.url); Tickets tickets = new Tickets(locks)) {
+            ask(holder, "SELECT count(dlock_acquire('job/' || n)) FROM generate_series(1, ?) AS n", count);
+            Set<Long> waiting = new HashSet<>();
+            for (int n = 1; n <= count; n++)
+                waiting.add(tickets.enqueue("job/" + n));
+            same(waiting.size(), count);
+            // those of earlier rows may still be ending
+            admin.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'dlock'");
+            ask(holder, "SELECT dlock_release_all()");
+            for (int n = 1; n <= count; n++) {
+                Event event = tickets.next(PATIENCE);
+                same(event.event(), "granted");
+                check(waiting.remove(event.ticket()));
+            }
+            same(tickets.next(NOW), null);
+        }
+    }
+
+    @Row(20) static void enqueue_connection_killed() throws Exception {
+        try (Lease lease = locks.lease(LONG).open(); Tickets ours = new Tickets(locks);
+                Tickets kept = new Tickets(lease)) {
+            long held, waits;
+            try (Holder holder = admin.holds("busy")) {
+                ours.enqueue("free");
+                same(ours.next(PATIENCE).event(), "granted");
+                held = kept.enqueue("kept");
+                waits = kept.enqueue("busy");
+                is(kept.next(PATIENCE), "granted", "kept", held);
+                killSessions();
+                lost(() -> ours.next(PATIENCE));
+                long again = ours.enqueue("free");
+                is(ours.next(PATIENCE), "granted", "free", again);
+                same(kept.next(NOW), null);
+                same(admin.ask("SELECT array_agg(ticket ORDER BY ticket) FROM dlock_locks WHERE lease = ?",
+                        lease.id()), List.of(held, waits));
+            }
+            is(kept.next(PATIENCE), "granted", "busy", waits);
+            kept.release(waits);
+            kept.release(held);
+        }
+    }
+
+    @Row(21) static void enqueue_released() throws Exception {
+        try (Tickets tickets = new Tickets(locks)) {
+            long ticket = tickets.enqueue("queue");
+            same(tickets.next(PATIENCE).event(), "granted");
+            admin.force(ticket);
+            is(tickets.next(PATIENCE), "released", "queue", ticket);
+            lost(() -> tickets.release(ticket));
+        }
+    }
+
+    @Row(22) static void election_hand_over() throws Exception {
+        List<CountDownLatch> leaving = List.of(new CountDownLatch(1), new CountDownLatch(1));
+        List<Long> led = Collections.synchronizedList(new ArrayList<>());
+        List<Task<Integer>> running = new ArrayList<>();
+
+        for (int n = 0; n < 2; n++) {
+            int me = n;
+            Election election = new Election(locks.lock("leader").ttl(LONG).info("node-" + n));
+            running.add(new Task<>(() -> election.run(lock -> {
+                led.add(lock.fence());
+                check(leaving.get(me).await(TIMEOUT, TimeUnit.SECONDS));
+                return me;
+            })));
+            if (n == 0)
+                waitUntil(() -> led.size() == 1, "the first leader");
+        }
+        admin.untilWaits("leader");
+        same(admin.ask("SELECT info FROM dlock_locks WHERE name = 'leader' AND granted"), "node-0");
+        same(led.size(), 1);
+        leaving.get(0).countDown();
+        same(running.get(0).result(), 0);
+        waitUntil(() -> led.size() == 2, "the second leader");
+        leaving.get(1).countDown();
+        same(running.get(1).result(), 1);
+        check(led.get(0) < led.get(1));
+
+        // one that is to campaign no more: while it waits, and while it leads, which it does to the end
+        Election stopped = new Election(locks.lock("leader").ttl(LONG));
+        try (Holder holder = admin.holds("leader")) {
+            Task<Integer> waiting = new Task<>(() -> stopped.run(lock -> 1));
+            admin.untilWaits("leader");
+            stopped.stop();
+            same(waiting.result(), null);
+            same(admin.left("leader"), 1L);
+        }
+        Election leads = new Election(locks.lock("leader").ttl(LONG));
+        same(leads.run(lock -> {
+            leads.stop();
+            return 1;
+        }), 1);
+        same(admin.left("leader"), 0L);
+    }
+
+    @Row(23) static void election_lost() throws Exception {
+        List<Long> led = new ArrayList<>();
+        same(new Election(kept("leader")).run(lock -> {
+            led.add(lock.fence());
+            if (led.size() == 1) {
+                admin.force(lock.fence());
+                try {
+                    Thread.sleep(PATIENCE.toMillis());
+                } catch (InterruptedException error) {
+                    check(lock.lost().isSet());
+                    throw error;
+                }
+                throw new AssertionError("not interrupted");
+            }
+            return led.size();
+        }), 2);
+        check(led.get(0) < led.get(1));
+        check(!Thread.interrupted());
+    }
+
+    @Row(24) static void watch() throws Exception {
+        String info = "node \"1\"\\\n" + "\u00e9\ud83d\ude00".repeat(100);
+        try (Tickets changes = locks.watch("leader")) {
+            is(changes.next(PATIENCE), "free", "leader", null);
+            try (Holder holder = admin.holds("leader", info)) {
+                Event held = changes.next(PATIENCE);
+                is(held, "held", "leader", holder.ticket);
+                same(held.details().get("info"), info);
+                killSessions();
+                // it watches anew, and begins with how it is
+                is(changes.next(PATIENCE), "held", "leader", holder.ticket);
+            }
+            is(changes.next(PATIENCE), "free", "leader", null);
+        }
+    }
+
+    static void fails(Class<? extends Exception> kind, String code, String hint, String sql, Object... values)
+            throws Exception {
+        try (Connection db = connection()) {
+            DlockException error = (DlockException) raises(kind, code, () -> {
+                try {
+                    ask(db, sql, values);
+                } catch (SQLException refused) {
+                    throw DlockException.of(refused);
+                }
+            });
+            if (hint != null)
+                same(error.getHint(), hint);
+        }
+    }
+
+    @Row(25) static void errors() throws Exception {
+        try (Holder holder = admin.holds("busy")) {
+            busy(locks.lock("busy").timeout(NOW)::acquire);
+            Task<Lock> waiting = new Task<>(locks.lock("busy")::acquire);
+            admin.untilWaits("busy");
+            check(admin.is("SELECT pg_cancel_backend(pid) FROM dlock_locks WHERE NOT granted"));
+            raises(DlockException.Cancelled.class, "57014", waiting::result);
+        }
+        try (Connection one = connection(); Connection two = connection();
+                Lock a = Lock.on(one, "a").acquire(); Lock b = Lock.on(two, "b").acquire()) {
+            List<Task<Lock>> waiting = List.of(
+                    new Task<>(Lock.on(one, "b")::acquire), new Task<>(Lock.on(two, "a")::acquire));
+            waitUntil(() -> waiting.stream().anyMatch(Task::isDone), "a victim");
+            for (Task<Lock> task : waiting)
+                if (task.isDone())
+                    raises(DlockException.Deadlock.class, "40P01", task::result);
+            // the one that waits has the other's connection
+            admin.ask("SELECT pg_cancel_backend(pid) FROM dlock_locks WHERE NOT granted");
+            waitUntil(() -> waiting.stream().allMatch(Task::isDone), "the other one");
+        }
+        fails(DlockException.LockLost.class, "55L01", null, "SELECT dlock_guard('gone', 1)");
+        raises(DlockException.NotAllowed.class, "42501", locks.lock("reserved/1")::acquire);
+        raises(DlockException.NotPrimary.class, "25006",
+                new Locks(url("STANDBY", "app")).patience(NOW).lock("standby")::acquire);
+        fails(DlockException.StaleVersion.class, "40001", null, "SELECT dlock_version_bump('doc', 7)");
+        raises(DlockException.BadArgument.class, "22023", locks.lock("slots").slots(0)::acquire);
+        raises(DlockException.BadArgument.class, "22004", locks.lock(null)::acquire);
+        try (Lock lock = locks.lock("slots").slots(2).acquire()) {
+            raises(DlockException.WrongState.class, "55000", locks.lock("slots").slots(3)::acquire);
+        }
+        fails(DlockException.NoRoom.class, "53200", "do this", "SELECT raise('53200', 'do this')");
+        fails(DlockException.NoRoom.class, "53400", "do this", "SELECT raise('53400', 'do this')");
+        fails(DlockException.QuorumLate.class, "58030", "do this", "SELECT raise('58030', 'do this')");
+        fails(DlockException.class, "22012", "do this", "SELECT raise('22012', 'do this')");
+        raises(DlockException.ConnectionLost.class, null,
+                new Locks("jdbc:postgresql://127.0.0.1:1/").patience(NOW).lock("x")::acquire);
+        raises(DlockException.BadArgument.class, null, new Locks("jdbc:other:").lock("x")::acquire);
+        raises(DlockException.BadArgument.class, null,
+                locks.lock("x").ttl(LONG).interval(LONG)::acquire);
+    }
+
+    @Row(26) static void sharding() throws Exception {
+        String third = "jdbc:postgresql://nowhere/";
+        Locks both = new Locks(MAIN, OTHER).keys("main", "other");
+        Locks turned = new Locks(OTHER, MAIN).keys("other", "main");
+        Locks more = new Locks(MAIN, OTHER, third).keys("main", "other", "third");
+        Admin other = new Admin("OTHER");
+        List<Lock> held = new ArrayList<>();
+        Set<String> here = new TreeSet<>(), there = new TreeSet<>();
+        boolean moved = false;
+
+        for (int n = 0; n < 20; n++) {
+            String name = "shard/" + n;
+            held.add(both.lock(name).acquire());
+            if (admin.left(name) > 0)
+                here.add(name);
+            if (other.left(name) > 0)
+                there.add(name);
+            busy(turned.lock(name).timeout(NOW)::acquire);
+            moved |= more.server(name).equals(third);
+            check(more.server(name).equals(third) || more.server(name).equals(both.server(name)));
+        }
+        check(moved && !here.isEmpty() && !there.isEmpty());
+        same(here.size() + there.size(), 20);
+        check(Collections.disjoint(here, there));
+        for (Lock lock : held)
+            lock.release();
+        // as in clients of other languages
+        same(List.of(new Locks("a", "b", "c").server("x"), new Locks("a", "b", "c").server("\u00e9")),
+                List.of("b", "c"));
+    }
+
+    //
+    // What goes wrong
+    //
+
+    @Row(27) static void session_connection_killed() throws Exception {
+        lost(() -> {
+            try (Lock lock = locks.lock("killed").acquire()) {
+                killSessions();
+                try (Holder holder = admin.holds("killed")) {
+                    check(holder.ticket > lock.fence());
+                }
+            }
+        });
+    }
+
+    @Row(28) static void session_restart() throws Exception {
+        Lock used = locks.lock("restart");
+        lost(() -> {
+            try (Lock lock = used.acquire()) {
+                order("restart");
+            }
+        });
+        long fence = used.fence();
+        try (Lock again = used.acquire()) {
+            check(again.fence() > fence);
+        }
+    }
+
+    @Row(29) static void lease_connection_killed() throws Exception {
+        try (Lock lock = kept("lease").acquire()) {
+            for (int n = 0; n < 2; n++) {
+                admin.heartbeat();
+                killSessions();
+                admin.untilRenewed(lock.fence(), 1);
+            }
+            check(!lock.lost().isSet());
+            check(admin.is("SELECT dlock_check('lease', ?)", lock.fence()));
+        }
+    }
+
+    @Row(30) static void lease_acquire_killed() throws Exception {
+        Lock lock = locks.lock("lease").ttl(LONG).owner("job/1");
+        Task<Lock> waiting;
+        try (Holder holder = admin.holds("lease")) {
+            waiting = new Task<>(lock::acquire);
+            admin.untilWaits("lease");
+            Object pid = admin.ask("SELECT pid FROM dlock_locks WHERE NOT granted");
+            check(admin.is("SELECT pg_terminate_backend(?, 60000)", pid));
+            admin.untilWaits("lease");
+        }
+        waiting.result();
+        same(admin.ask("SELECT array_agg(ticket) FROM dlock_locks WHERE name = 'lease' AND owner = 'job/1'"),
+                List.of(lock.fence()));
+        same(admin.left("lease"), 1L);
+        lock.release();
+    }
+
+    @Row(31) static void lease_backend_stopped() throws Exception {
+        try (Lock lock = kept("lease").acquire()) {
+            Object pid = admin.heartbeat();
+            order("stop " + pid);
+            admin.untilRenewed(lock.fence(), 2);
+            check(!lock.lost().isSet());
+            order("continue " + pid);
+            check(!admin.isFree("lease"));
+        }
+        same(admin.left("lease"), 0L);
+    }
+
+    @Row(32) static void lease_server_stopped() throws Exception {
+        lost(() -> {
+            try (Lock lock = locks.lock("lease").ttl(SHORT).acquire()) {
+                admin.heartbeat();
+                order("freeze");
+                told(lock.lost());
+                lost(lock::check);
+                order("thaw");
+                check(admin.is("SELECT true"));
+                check(lock.lost().isSet());
+            }
+        });
+        admin.untilFree("lease");
+    }
+
+    @Row(33) static void lease_client_stopped() throws Exception {
+        lost(() -> {
+            try (Lock lock = locks.lock("lease").ttl(SHORT).acquire()) {
+                CompletableFuture<Lock> called = new CompletableFuture<>();
+                lock.lost().addCallback(called::complete);
+                order("suspend " + ProcessHandle.current().pid()
+                        + " SELECT dlock_try_xact_acquire('lease') IS NOT NULL");
+                check(lock.lost().isSet());
+                same(called.get(TIMEOUT, TimeUnit.SECONDS), lock);
+                check(admin.is("SELECT true"));
+                check(lock.lost().isSet());
+                try (Holder holder = admin.holds("lease")) {
+                    check(holder.ticket > lock.fence());
+                }
+            }
+        });
+    }
+
+    @Row(34) static void lease_restart() throws Exception {
+        try (Lock lock = kept("lease").acquire()) {
+            order("restart");
+            admin.untilRenewed(lock.fence(), 2);
+            check(!lock.lost().isSet());
+            check(admin.is("SELECT dlock_check('lease', ?)", lock.fence()));
+        }
+        same(admin.left("lease"), 0L);
+    }
+
+    @Row(35) static void lease_worker_killed() throws Exception {
+        Task<Lock> waiting;
+        Lock successor = locks.lock("lease").ttl(LONG), used = kept("lease");
+        try (Lock lock = used.acquire()) {
+            waiting = new Task<>(successor::acquire);
+            admin.untilWaits("lease");
+            check(admin.is("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+                    + " WHERE backend_type = 'dlock worker'"));
+            admin.untilRenewed(lock.fence(), 2);
+            check(!lock.lost().isSet());
+        }
+        check(waiting.result().fence() > used.fence());
+        successor.release();
+    }
+
+    @Row(36) static void lease_forced_release() throws Exception {
+        lost(() -> {
+            try (Lock lock = kept("lease").acquire()) {
+                admin.force(lock.fence());
+                told(lock.lost());
+                check(lock.lost().isSet() && lock.lost().isSet());
+            }
+        });
+    }
+
+    @Row(37) static void lease_forced_one_of_many() throws Exception {
+        try (Lease lease = locks.lease(LONG).interval(BEAT).open(); Lock kept = lease.lock("kept").acquire()) {
+            lost(() -> {
+                try (Lock forced = lease.lock("forced").acquire()) {
+                    admin.force(forced.fence());
+                    told(forced.lost());
+                    check(!kept.lost().isSet() && !lease.lost().isSet());
+                }
+            });
+        }
+        same(admin.left("kept"), 0L);
+    }
+
+    @Row(38) static void lease_quorum_late() throws Exception {
+        try (Lock lock = late().lock("lease").ttl(LONG).interval(BEAT).acquire()) {
+            admin.heartbeat();
+            admin.untilRenewed(lock.fence(), 1);
+            admin.ask("UPDATE late.quorum SET late = true");
+            Object called = admin.ask("SELECT last_value FROM late.calls");
+            // the first of them may have asked before that
+            admin.until("SELECT last_value > ? + 1 FROM late.calls", called);
+            long deadline = lock.deadline();
+            admin.until("SELECT last_value > ? + 3 FROM late.calls", called);
+            check(lock.deadline() == deadline && !lock.lost().isSet());
+            admin.ask("UPDATE late.quorum SET late = false");
+            waitUntil(() -> lock.deadline() > deadline, "a later deadline");
+            check(!lock.lost().isSet());
+        }
+    }
+
+    @Row(39) static void lease_callback() throws Exception {
+        List<Object> called = Collections.synchronizedList(new ArrayList<>());
+        Lock used = kept("lease");
+        lost(() -> {
+            try (Lock lock = used.acquire()) {
+                lock.lost().addCallback(it -> {
+                    called.addAll(List.of("bad", it));
+                    throw new IllegalStateException();
+                });
+                lock.lost().addCallback(it -> called.addAll(List.of("good", it)));
+                admin.force(lock.fence());
+                waitUntil(() -> called.size() == 4, "two callbacks");
+                lock.lost().addCallback(it -> called.addAll(List.of("late", it)));
+            }
+        });
+        same(called, List.of("bad", used, "good", used, "late", used));
+    }
+
+    @Row(40) static void lease_callback_hangs() throws Exception {
+        CountDownLatch called = new CountDownLatch(1), mayReturn = new CountDownLatch(1);
+        lost(() -> {
+            try (Lease lease = locks.lease(SHORT).interval(Duration.ofMillis(200)).open()) {
+                Lock lock = lease.lock("lease").acquire();
+                lock.lost().addCallback(it -> {
+                    called.countDown();
+                    try {
+                        mayReturn.await(2 * TIMEOUT, TimeUnit.SECONDS);
+                    } catch (InterruptedException error) {
+                        throw new IllegalStateException(error);
+                    }
+                });
+                admin.force(lock.fence());
+                check(called.await(TIMEOUT, TimeUnit.SECONDS));
+                order("freeze");
+                told(lease.lost());     // also without being asked
+                mayReturn.countDown();
+                order("thaw");
+            }
+        });
+    }
+
+    /** Ends what has waited, and looks at what is left. */
+    static void ends(Lock lock, boolean cancels) throws Exception {
+        try (Holder holder = admin.holds("busy")) {
+            Task<Lock> waiting = new Task<>(lock::acquire);
+            admin.untilWaits("busy");
+            if (cancels)
+                lock.cancel();
+            else
+                waiting.thread.interrupt();
+            raises(DlockException.Cancelled.class, "57014", waiting::result);
+            same(admin.left("busy"), 1L);
+        }
+        admin.untilFree("busy");
+    }
+
+    /** The language's own way to give up: the thread that waits is interrupted */
+    @Row(41) static void acquire_client_timeout() throws Exception {
+        try (Connection db = connection()) {
+            for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
+                ends(lock, false);
+                // before it has begun, too
+                Thread.currentThread().interrupt();
+                raises(DlockException.Cancelled.class, "57014", lock::acquire);
+                check(Thread.interrupted());
+                same(admin.left("busy"), 0L);
+                lock.acquire().release();
+            }
+            ask(db, "SELECT 1");
+        }
+        // what has it is given back also by who is interrupted
+        for (Lock lock : List.of(locks.lock("busy"), kept("busy"))) {
+            try (Lock held = lock.acquire()) {
+                Thread.currentThread().interrupt();
+            }
+            check(Thread.interrupted());
+            same(admin.left("busy"), 0L);
+        }
+    }
+
+    @Row(42) static void acquire_cancelled() throws Exception {
+        try (Connection db = connection()) {
+            for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
+                ends(lock, true);
+                try (Lock held = lock.acquire()) {
+                    lock.cancel();      // too late
+                }
+            }
+            same(admin.left("busy"), 0L);
+        }
+
+        // granted already, when it is cancelled: the renewal has not come
+        try (Connection other = DriverManager.getConnection(admin.url)) {
+            Lock lock = late().lock("busy").ttl(LONG);
+            ask(other, "SELECT pg_advisory_lock(17)");
+            Task<Lock> waiting = new Task<>(lock::acquire);
+            admin.until("SELECT count(*) = 1 FROM pg_stat_activity"
+                    + " WHERE usename = 'app' AND wait_event = 'advisory'");
+            lock.cancel();
+            raises(DlockException.Cancelled.class, "57014", waiting::result);
+            same(admin.left("busy"), 0L);
+        }
+    }
+
+    @Row(43) static void pool_returned() throws Exception {
+        Queue<Connection> pool = new ArrayDeque<>(List.of(connection()));
+        Connection db = pool.remove();
+        Object pid = ask(db, "SELECT pg_backend_pid()");
+        Lock.on(db, "pool").acquire();
+        db.setAutoCommit(false);
+        raises(org.postgresql.util.PSQLException.class, "22012", () -> ask(db, "SELECT 1 / 0"));
+        Locks.reset(db);
+        pool.add(db);
+        check(admin.isFree("pool"));
+        try (Connection next = pool.remove()) {
+            same(ask(next, "SELECT pg_backend_pid()"), pid);
+            same(ask(next, "SELECT dlock_is_held('pool')"), false);
+        }
+    }
+
+    @Row(44) static void clock_stepped() throws Exception {
+        long day = 86400;
+        try (Lock lock = kept("lease").acquire()) {
+            long before = System.currentTimeMillis() / 1000, deadline = lock.deadline();
+            for (long seconds : new long[] {day, -day}) {
+                order("clock " + seconds);
+                check(Math.abs(System.currentTimeMillis() / 1000 - before - seconds) < day / 2);
+                check(!lock.lost().isSet() && lock.deadline() < deadline + LONG.toNanos());
+                admin.untilRenewed(lock.fence(), 1);
+            }
+            waitUntil(() -> lock.deadline() > deadline, "a later deadline");
+            check(lock.deadline() < Locks.now() + LONG.toNanos());
+        }
+        lost(() -> {
+            try (Lock lock = locks.lock("lease").ttl(SHORT).acquire()) {
+                admin.heartbeat();
+                order("freeze");
+                told(lock.lost());
+                order("thaw");
+            }
+        });
+        order("clock 0");
+    }
+
+    @Row(45) static void lease_promotion() throws Exception {
+        Locks pair = new Locks("jdbc:postgresql://" + System.getenv("DLOCK_OTHER") + ","
+                + System.getenv("DLOCK_STANDBY") + "/postgres?user=app");
+        Admin promoted = new Admin("STANDBY");
+        Lock used = pair.lock("lease").ttl(LONG).interval(BEAT);
+        try (Lock lock = used.acquire()) {
+            order("promote");
+            promoted.until("SELECT count(*) = 1 FROM dlock_leases WHERE lease = ?", lock.fence());
+            promoted.untilRenewed(lock.fence(), 2);
+            check(!lock.lost().isSet());
+            check(promoted.is("SELECT dlock_check('lease', ?)", lock.fence()));
+        }
+        same(promoted.left("lease"), 0L);
+        try (Lock lock = pair.lock("lease").ttl(LONG).acquire()) {
+            check(lock.fence() > used.fence());
+        }
+    }
+
+    public static void main(String[] names) throws Exception {
+        boolean failed = false;
+        System.setOut(new java.io.PrintStream(System.out, true));
+        java.util.logging.LogManager.getLogManager().reset();       // of errors in callbacks, for one
+        locks = new Locks(MAIN).patience(PATIENCE);
+        admin = new Admin("MAIN");
+        for (Method row : Stream.of(Run.class.getDeclaredMethods()).filter(it -> it.isAnnotationPresent(Row.class))
+                .filter(it -> names.length == 0 || Arrays.asList(names).contains(it.getName()))
+                .sorted((a, b) -> a.getAnnotation(Row.class).value() - b.getAnnotation(Row.class).value()).toList()) {
+            long began = System.nanoTime();
+            try {
+                row.invoke(null);
+                admin.until("SELECT count(*) = 0 FROM dlock_locks");
+                System.out.println("ok " + row.getName());
+            } catch (Exception error) {
+                StringWriter trace = new StringWriter();
+                error.printStackTrace(new PrintWriter(trace));
+                trace.toString().lines().forEach(line -> System.out.println("# " + line));
+                System.out.println("not ok " + row.getName());
+                failed = true;
+                order("thaw");
+                order("clock 0");
+                admin.ask("SELECT count(dlock_force_release(ticket)) FROM dlock_locks");
+            }
+            System.out.printf("# %s: %.1f s%n", row.getName(), (System.nanoTime() - began) / 1e9);
+        }
+        // without waiting for threads that wait for what has failed
+        Runtime.getRuntime().halt(failed ? 1 : 0);
+    }
+}

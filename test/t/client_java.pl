@@ -1,0 +1,135 @@
+# The Java client, built with nothing but the JDK, passes the table of scenarios,
+# clients/scenarios.md; and what programs do with JDBC, and with a pool of
+# HikariCP, works as docs/applications.md and docs/clients.md advise.
+#
+# What would break it: see there, and in test/clients/java, where each trap that
+# the page warns of is one.  The samples of both pages are run, too.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Java;
+use Dlock::Scenarios;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my @java = find_java('postgresql');
+my @pool = find_java('postgresql', 'HikariCP', 'slf4j-api', 'slf4j-nop');
+
+plan skip_all => 'no JDK from 17 on with the JDBC driver is installed'
+  unless @java;
+
+my $top = "$FindBin::RealBin/../..";
+my $client = "$top/clients/java";
+my $dir = PostgreSQL::Test::Utils::tempdir;
+
+# What Maven would build is the same version.
+my ($version) = slurp_file("$top/dlock.control") =~ /^default_version = '(.*)'/m;
+my $pom = slurp_file("$client/pom.xml");
+my @open;
+
+while ($pom =~ m{<(/?)([\w.]+)[^<>]*?(/?)>}g)
+{
+	push @open, ($1 ? "/$2" : $2) unless $3;
+	splice @open, -2 if @open > 1 && $open[-1] eq "/$open[-2]";
+}
+is("@open", '', 'pom.xml: each element ends');
+like($pom, qr{<artifactId>dlock-client</artifactId>\s*<version>\Q$version\E<},
+	'pom.xml: of this version');
+
+# run_program($title, @command): a test that prints what passes
+sub run_program
+{
+	my ($title, @command) = @_;
+	my ($out, $err) = run_command(\@command);
+	my $status = $?;
+
+	foreach my $line (split /\n/, $out)
+	{
+		if ($line =~ /^(not )?ok (.*)/)
+		{
+			ok(!$1, "$title: $2");
+		}
+		else
+		{
+			diag($line);
+		}
+	}
+	is($status, 0, "$title: exit status") or diag($err);
+	return;
+}
+
+# The sample of a page, as a file
+sub sample
+{
+	my ($name, $page) = @_;
+
+	slurp_file("$top/docs/$page") =~
+	  /client_java\.pl runs it[^>]*-->\n```java\n(.*?)^```$/ms
+	  or die "$page has no sample";
+	append_to_file("$dir/$name.java", $1);
+	return "$dir/$name.java";
+}
+
+# A part of a program that is a part of a page, too
+sub is_shown
+{
+	my ($program, $page) = @_;
+	my ($part) = slurp_file("$top/docs/$page") =~
+	  /\Q$program\E, which the tests run -->\n```java\n(.*?)^```$/ms;
+	my $text = slurp_file("$top/$program");
+
+	s/^ +//mg foreach $part, $text;
+	ok(index($text, $part) >= 0, "$program has what $page shows");
+	return;
+}
+
+# What its comments say is printed
+sub run_sample
+{
+	my ($name, @command) = @_;
+	my @expected = map { split /, / }
+	  slurp_file("$dir/$name.java") =~ m{println\(.*\);\s+// (.*)}g;
+	my ($out, $err) = run_command(
+		[ @command, $name, "jdbc:postgresql://$ENV{DLOCK_MAIN}/postgres?user=app" ]);
+
+	is($out, join("\n", @expected), "sample $name: prints what it says")
+	  or diag($err);
+	return;
+}
+
+add_client(\@java, $client);
+push @pool, pop(@pool) . ':' . $java[-1] if @pool;
+add_classes(\@java, "$client/tests/Run.java");
+
+my $node = start_servers();
+my @stacks = map { "$top/test/clients/java/$_.java" } 'Stack', 'Jdbc';
+
+if (@pool)
+{
+	push @stacks, "$top/test/clients/java/Hikari.java";
+}
+else
+{
+	diag('skipped: HikariCP is not installed');
+	@pool = @java;
+}
+add_classes(
+	\@pool, @stacks,
+	sample('Job', 'applications.md'),
+	sample('Transfer', 'clients.md'));
+is_shown('test/clients/java/Hikari.java', 'applications.md');
+run_program('JDBC', @pool, 'Jdbc');
+run_program('HikariCP', @pool, 'Hikari') if @stacks > 2;
+$node->safe_psql(
+	'postgres', q{
+	CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL);
+	INSERT INTO account VALUES (7, 100);
+	GRANT SELECT, UPDATE ON account TO app});
+run_sample($_, @pool) foreach 'Job', 'Transfer';
+is($node->safe_psql('postgres', 'SELECT balance FROM account'),
+	'60', 'and both have done their work');
+run_scenarios('java', @java, 'Run');
+done_testing();
