@@ -4,10 +4,10 @@ from .errors import (
     BadArgument, Cancelled, ConnectionLost, Deadlock, Error, LockLost,
     LockTimeout, NoRoom, NotAllowed, NotPrimary, QuorumLate, StaleVersion,
     WrongState, translated)
-from .heart import AsyncLost, Lost
 from .locks import (
     AsyncElection, AsyncLease, AsyncLock, AsyncLocks, Election, Lease, Lock,
-    Locks, reset)
+    Locks, async_reset, reset)
+from .lost import AsyncLost, Lost
 from .tickets import AsyncTickets, Event, Tickets, async_watch, watch
 
 __all__ = [
@@ -15,5 +15,5 @@ __all__ = [
     'AsyncTickets', 'BadArgument', 'Cancelled', 'ConnectionLost', 'Deadlock',
     'Election', 'Error', 'Event', 'Lease', 'Lock', 'LockLost', 'LockTimeout',
     'Locks', 'Lost', 'NoRoom', 'NotAllowed', 'NotPrimary', 'QuorumLate',
-    'StaleVersion', 'Tickets', 'WrongState', 'async_watch', 'reset',
-    'translated', 'watch']
+    'StaleVersion', 'Tickets', 'WrongState', 'async_reset', 'async_watch',
+    'reset', 'translated', 'watch']
