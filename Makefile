@@ -246,6 +246,7 @@ TAP = \
 	module_monitoring \
 	client_pgbouncer \
 	client_python \
+	client_python_stacks \
 	client_schema_tools \
 	client_sqlalchemy \
 	client_tooz

@@ -341,6 +341,12 @@ install_missing()
 	packages=()
 	for tool; do
 		case $tool in
+			python_stacks)
+				need '/usr/bin/python3 -c "import psycopg_pool"' \
+					python3-psycopg-pool
+				need '/usr/bin/python3 -c "import asyncpg"' python3-asyncpg
+				need '/usr/bin/python3 -c "import django"' python3-django
+				;;
 			alembic)
 				need '/usr/bin/python3 -c "import alembic, psycopg2"' \
 					python3-alembic python3-psycopg2
@@ -383,7 +389,7 @@ install_missing()
 			psycopg2)
 				need '/usr/bin/python3 -c "import psycopg2"' python3-psycopg2
 				;;
-			alembic | activerecord | drizzle) ;;
+			python_stacks | alembic | activerecord | drizzle) ;;
 			*) need "command -v $tool" "$tool" ;;
 		esac
 	done
@@ -415,6 +421,7 @@ tools_of()
 	if grep -qs sqlalchemy "${files[@]}"; then printf 'sqlalchemy\n'; fi
 	if grep -qs Dlock::Python "${files[@]}"; then printf 'psycopg\n'; fi
 	if grep -qs tooz "${files[@]}"; then printf 'tooz\n'; fi
+	if grep -qs asyncpg "${files[@]}"; then printf 'psycopg2\npython_stacks\n'; fi
 	if grep -qs drizzle "${files[@]}"; then
 		printf 'alembic\nactiverecord\ndrizzle\n'
 	fi

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 import dlock
 from dlock.lines import now
@@ -1021,6 +1022,17 @@ def pool_returned():
         assert db.info.backend_pid == pid
         assert not db.execute("SELECT dlock_is_held('pool')").fetchone()[0]
     db.close()
+
+    async def same():
+        async with await async_connection() as db:
+            await dlock.AsyncLock(db, 'pool').acquire()
+            await db.set_autocommit(False)
+            with raises(psycopg.errors.DivisionByZero):
+                await db.execute('SELECT 1 / 0')
+            await dlock.async_reset(db)
+            assert admin.is_free('pool')
+            assert db.info.transaction_status == TransactionStatus.IDLE
+    asyncio.run(same())
 
 
 @row
