@@ -89,8 +89,9 @@ class Heart:
                 self._renew(due)
                 pause = due - now()
             except Exception as error:      # says nothing: ask again
-                log.warning('renewal of %s: %r', self._id, error)
                 pause = min(self._interval, 5 * PAUSE)
+                if not self._over:
+                    log.warning('renewal of %s: %r', self._id, error)
         run(self._line.close())
 
     def _over_after(self, seconds: float) -> bool:

@@ -104,6 +104,7 @@ class Line:
         as there is patience with a server that is away."""
         self.doubt = False
         away: float | None = None
+        pause = PAUSE
         while True:
             if stopped():
                 raise Cancelled('cancelled by the program', '57014')
@@ -125,7 +126,8 @@ class Line:
                 away = away or now()
                 if now() >= (until or away + self.patience):
                     raise
-            await settle(self.caller.sleep(PAUSE))
+            await settle(self.caller.sleep(pause))
+            pause = min(2 * pause, 1)
 
     async def _connect(self) -> None:
         for host in (hosts := hosts_of(self.dsn, self.patience)):
