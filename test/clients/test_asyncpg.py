@@ -8,8 +8,8 @@ from datetime import timedelta
 import asyncpg
 from asyncpg import exceptions
 from python_stack import (
-    ERRORS, TIMEOUT, Holder, StackTest, admin, has_waiter, is_free, main, until,
-    until_free)
+    ERRORS, TIMEOUT, Holder, StackTest, admin, has_waiter, is_free, main,
+    until, until_free)
 
 
 @asynccontextmanager
@@ -54,20 +54,20 @@ class Asyncpg(StackTest, unittest.IsolatedAsyncioTestCase):
                     'SELECT dlock_try_acquire($1)', 'busy'))
 
     async def test_cancel(self):
-        """a task that is cancelled, or times out, leaves the queue"""
+        """a call that times out, or is cancelled, leaves the queue"""
+        count = "SELECT count(*) FROM dlock_locks('busy')"
         with Holder('busy'):
             async with connect() as db:
+                acquire = await db.prepare('SELECT dlock_acquire($1)')
                 with self.assertRaises(asyncio.TimeoutError):
-                    await db.fetchval(
-                        'SELECT dlock_acquire($1)', 'busy', timeout=0.01)
-                waiting = asyncio.ensure_future(
-                    db.fetchval('SELECT dlock_acquire($1)', 'busy'))
+                    await acquire.fetchval('busy', timeout=0.01)
+                self.assertEqual(await db.fetchval(count), 1)
+                waiting = asyncio.ensure_future(acquire.fetchval('busy'))
                 await asyncio.to_thread(until, has_waiter, 'busy')
                 waiting.cancel()
                 with self.assertRaises(asyncio.CancelledError):
                     await waiting
-                self.assertEqual(await db.fetchval(
-                    "SELECT count(*) FROM dlock_locks('busy')"), 1)
+                self.assertEqual(await db.fetchval(count), 1)
 
     async def test_exception(self):
         """an exception releases"""

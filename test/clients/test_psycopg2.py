@@ -1,4 +1,4 @@
-"""Locks of dlock in an application that uses psycopg2, without anything else"""
+"""Locks of dlock in an application that uses psycopg2, and nothing else"""
 
 import select
 import unittest

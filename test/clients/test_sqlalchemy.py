@@ -590,7 +590,7 @@ class Driver(TestCase):
                               errors.ReadOnlySqlTransaction)
 
     def test_ticket(self):
-        """driver: an enqueued ticket is awaited over a connection of its own"""
+        """driver: an enqueued ticket is awaited over a connection kept"""
         with engine.connect().execution_options(
                 isolation_level='AUTOCOMMIT') as connection:
             with Work.begin() as other:

@@ -4,10 +4,10 @@ from .errors import (
     BadArgument, Cancelled, ConnectionLost, Deadlock, Error, LockLost,
     LockTimeout, NoRoom, NotAllowed, NotPrimary, QuorumLate, StaleVersion,
     WrongState, translated)
+from .heart import AsyncLost, Lost
 from .locks import (
     AsyncElection, AsyncLease, AsyncLock, AsyncLocks, Election, Lease, Lock,
     Locks, async_reset, reset)
-from .lost import AsyncLost, Lost
 from .tickets import AsyncTickets, Event, Tickets, async_watch, watch
 
 __all__ = [

@@ -22,7 +22,6 @@ from typing import (
 import psycopg
 
 from .errors import Error, translated
-from .lost import AsyncLost, Lost
 
 P = ParamSpec('P')
 T = TypeVar('T')
@@ -56,7 +55,6 @@ async def execute(connection: Any, statement: Statement) -> Any:
 class Caller:
     """What blocks of the program are for: `with`, or `async with`"""
     connecting: Any
-    lost_class: Any
     mutex: Any
     sleep: Any
     ask: Any
@@ -77,7 +75,6 @@ class Caller:
 class Blocking(Caller):
     """Waits in the caller's thread"""
     connecting = psycopg.Connection.connect
-    lost_class = Lost
     mutex = nullcontext
     sleep = staticmethod(time.sleep)
     ask = staticmethod(execute)
@@ -99,7 +96,6 @@ class Blocking(Caller):
 class Asyncio(Caller):
     """Suspends the caller's task"""
     connecting = psycopg.AsyncConnection.connect
-    lost_class = AsyncLost
     mutex = asyncio.Lock
     sleep = staticmethod(asyncio.sleep)
 

@@ -1,4 +1,4 @@
-"""What keeps a lease.
+"""What keeps a lease, and tells of its loss.
 
 A Heart has two threads.  One renews, over a connection of its own.  The other
 one watches the deadline, and waits for nothing but the clock: whatever becomes
@@ -7,13 +7,17 @@ of the first, and of the server, it tells of the loss in time.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
+from collections.abc import Callable
+from concurrent import futures
+from contextlib import suppress
+from typing import Any
 
 from .callers import Blocking, run
-from .errors import BadArgument
+from .errors import BadArgument, LockLost
 from .lines import PAUSE, Line, now
-from .lost import Lost
 
 log = logging.getLogger('dlock')
 
@@ -25,6 +29,66 @@ GLANCE = 1.0
 RENEW = ('SELECT dlock_renew(%s), array(SELECT fence'
          ' FROM unnest(%s::text[], %s::bigint[]) AS held (name, fence)'
          ' WHERE NOT dlock_check(name, fence))')
+
+
+class Lost:
+    """True once the lock or the lease is lost, and from then on."""
+
+    def __init__(self, holder: Any, look: Callable[[], Any]) -> None:
+        self.reason: str | None = None
+        self._holder, self._look = holder, look
+        self._told: futures.Future[None] = futures.Future()
+
+    def is_set(self) -> bool:
+        """Looks at the clock, too: a process that was stopped may ask before
+        its watcher has run."""
+        if self.reason is None:
+            self._look()
+        return self.reason is not None
+
+    __bool__ = is_set
+
+    def check(self) -> None:
+        if self.is_set():
+            raise LockLost(f'{self._holder} was lost: {self.reason}', '55L01')
+
+    def wait(self, timeout: float | None = None) -> bool:
+        futures.wait([self._told], timeout)
+        return self.is_set()
+
+    def add_callback(self, callback: Callable[[Any], Any]) -> None:
+        """To be called once, with the lock or the lease, in a thread that may
+        be held up; at once, where it is lost already."""
+        self._told.add_done_callback(lambda _: callback(self._holder))
+
+    def set(self, reason: str) -> None:
+        if self.reason is None:
+            self.reason = reason
+            threading.Thread(target=self._tell, name='dlock lost',
+                             daemon=True).start()
+
+    def _tell(self) -> None:
+        with suppress(futures.InvalidStateError):       # told already
+            self._told.set_result(None)
+
+
+class AsyncLost(Lost):
+    """The same for a task: callbacks run in its loop."""
+
+    def __init__(self, holder: Any, look: Callable[[], Any]) -> None:
+        super().__init__(holder, look)
+        self._loop = asyncio.get_running_loop()
+
+    def add_callback(self, callback: Callable[[Any], Any]) -> None:
+        def call(holder: Any) -> None:
+            with suppress(RuntimeError):                # the loop is over
+                self._loop.call_soon_threadsafe(callback, holder)
+        super().add_callback(call)
+
+    async def wait(self) -> None:  # type: ignore[override]
+        event = asyncio.Event()
+        self.add_callback(lambda _: event.set())
+        await event.wait()
 
 
 def rhythm(ttl: float, interval: float | None) -> float:
@@ -100,7 +164,8 @@ class Heart:
 
     def _renew(self, until: float) -> None:
         with self._changed:
-            held = [(lost, *lock) for lost, lock in self._members.items() if lock]
+            held = [(lost, *lock)
+                    for lost, lock in self._members.items() if lock]
         kept, gone = run(self._line.ask(
             (RENEW, (self._id, [name for _, name, _ in held],
                      [fence for *_, fence in held])),

@@ -16,9 +16,8 @@ from .callers import (
 from .errors import (
     BadArgument, Cancelled, ConnectionLost, Error, LockLost, NotPrimary,
     QuorumLate, WrongState)
-from .heart import Heart, rhythm
+from .heart import AsyncLost, Heart, Lost, rhythm
 from .lines import PAUSE, Line, call, delta, now
-from .lost import AsyncLost, Lost
 
 T = TypeVar('T')
 
@@ -44,8 +43,9 @@ class BaseLocks:
 
     def server(self, name: str) -> str:
         """The DSN of the server that has this name"""
-        return max(zip(self.keys, self.dsns), key=lambda server: hashlib.sha256(
-            f'{server[0]}\0{name}'.encode()).digest())[1]
+        def weight(server: tuple[str, str]) -> bytes:
+            return hashlib.sha256(f'{server[0]}\0{name}'.encode()).digest()
+        return max(zip(self.keys, self.dsns), key=weight)[1]
 
     def check(self, name: str, near: str) -> None:
         if self.server(name) != self.server(near):
@@ -60,6 +60,10 @@ class Kept(Caller):
     lost: Lost
     _heart: Heart | None = None
     _line: Line
+
+    def _new_lost(self) -> Lost:
+        kind = AsyncLost if isinstance(self, Asyncio) else Lost
+        return kind(self, self._look)
 
     def check(self) -> None:
         """Raises LockLost; before anything is sent to anybody."""
@@ -114,7 +118,7 @@ class BaseLease(Kept):
         # one whose answer is lost has no locks, and runs out
         id: int = await self._line.ask(
             call('dlock_lease_open', delta(self.ttl), **self._options))
-        self.id, self.lost = id, self.lost_class(self, self._look)
+        self.id, self.lost = id, self._new_lost()
         self._heart = Heart(self._line.dsn, id, self._line.sent, self.ttl,
                             self._interval, self.lost)
         return id
@@ -177,11 +181,10 @@ class BaseLock(Kept):
 
     @both
     async def acquire(self) -> int:
-        """The fence.  A task that is cancelled takes back what it asked for."""
+        """The fence.  A task that is cancelled takes back what it wanted."""
         if self._held:
             raise WrongState(f'{self} is held already', '55000')
-        self.lost, self._heart = self.lost_class(self, self._look), None
-        self.fence = None
+        self.lost, self._heart, self.fence = self._new_lost(), None, None
         try:
             self.fence = fence = await self._take()
             if self._lease:
@@ -274,8 +277,8 @@ class BaseLock(Kept):
 
 class Lock(BaseLock, Blocking):
     def cancel(self) -> None:
-        """For another thread, and for good: an acquire raises Cancelled, unless
-        it has got the lock meanwhile."""
+        """For another thread, and for good: an acquire raises Cancelled,
+        unless it has got the lock meanwhile."""
         self._cancelled = True
         while not self._idle.wait(PAUSE):
             with suppress(Exception):

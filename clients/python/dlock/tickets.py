@@ -20,7 +20,7 @@ ROUND = 60.0
 
 class Event(NamedTuple):
     """What has become of a ticket: granted, wanted (somebody waits for it),
-    released (by force), expired, lost; of a lock that is watched: held, free"""
+    released (by force), expired, lost; of a watched lock: held, free"""
     event: str
     lock: str
     ticket: int | None
@@ -140,7 +140,7 @@ class BaseTickets(Caller):
             for ticket in list(self._requests):
                 await self._confirm(ticket)
         while self._heard:
-            said = self._heard.popleft()
+            said = self._heard[0]       # and again, should we be cancelled
             event, lock = said['event'], said['lock']
             ticket = said.get('ticket', 0)
             if event == 'granted':
@@ -150,6 +150,7 @@ class BaseTickets(Caller):
             elif (event == 'wanted' and ticket in self._requests
                     or event in ('held', 'free') and lock in self._watched):
                 self._events.append(Event(event, lock, ticket, said))
+            self._heard.popleft()
 
     async def _confirm(self, ticket: int) -> None:
         """A notification is a hint.  Each grant is told once."""
