@@ -251,6 +251,7 @@ TAP = \
 	client_java \
 	client_pgbouncer \
 	client_python \
+	client_python_stacks \
 	client_schema_tools \
 	client_sqlalchemy \
 	client_stacks \

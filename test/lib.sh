@@ -341,6 +341,12 @@ install_missing()
 	packages=()
 	for tool; do
 		case $tool in
+			python_stacks)
+				need '/usr/bin/python3 -c "import psycopg_pool"' \
+					python3-psycopg-pool
+				need '/usr/bin/python3 -c "import asyncpg"' python3-asyncpg
+				need '/usr/bin/python3 -c "import django"' python3-django
+				;;
 			alembic)
 				need '/usr/bin/python3 -c "import alembic, psycopg2"' \
 					python3-alembic python3-psycopg2
@@ -395,7 +401,7 @@ install_missing()
 			psycopg2)
 				need '/usr/bin/python3 -c "import psycopg2"' python3-psycopg2
 				;;
-			alembic | activerecord | golang | java | drizzle) ;;
+			python_stacks | alembic | activerecord | golang | java | drizzle) ;;
 			*) need "command -v $tool" "$tool" ;;
 		esac
 	done
@@ -428,6 +434,7 @@ tools_of()
 	if grep -qs Dlock::Python "${files[@]}"; then printf 'psycopg\n'; fi
 	if grep -qs Dlock::Java "${files[@]}"; then printf 'java\n'; fi
 	if grep -qs tooz "${files[@]}"; then printf 'tooz\n'; fi
+	if grep -qs asyncpg "${files[@]}"; then printf 'psycopg2\npython_stacks\n'; fi
 	if grep -qs active_record "${files[@]}"; then printf 'activerecord\n'; fi
 	if grep -qs jackc/pgx "${files[@]}"; then printf 'golang\n'; fi
 	if grep -qs drizzle "${files[@]}"; then printf 'alembic\ndrizzle\n'; fi

@@ -15,8 +15,8 @@ import tooz
 from tooz import coordination, locking, utils
 
 import dlock
-from dlock import wires
-from dlock.wires import call, interval, run
+from dlock.callers import Blocking, execute, run
+from dlock.lines import Line, call, delta
 
 
 def text_of(prefix, name):
@@ -124,9 +124,11 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         options = utils.collapse(options)
         self._ttl = float(options.get('timeout', 30))
         self._dsn = f'postgresql://{parsed_url.netloc}{parsed_url.path}'
-        self._locks = dlock.Locks(self._dsn, patience=0)
         self._mutex = threading.Lock()
         self._leads = {}
+
+    def _new_line(self):
+        return Line(Blocking(), self._dsn, 0)
 
     def ask(self, statement):
         """One at a time, and again over a new connection"""
@@ -136,10 +138,10 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
     def acquire(self, name, owner, timeout, **options):
         """The ticket; over a connection of its own, where it may wait"""
         statement = call('dlock_lease_acquire', name, self._lease,
-                         owner=owner, timeout=interval(timeout), **options)
+                         owner=owner, timeout=delta(timeout), **options)
         if timeout == 0:
             return self.ask(statement)
-        line = self._locks.line(name)
+        line = self._new_line()
         try:
             with translated():
                 return run(line.ask(statement))
@@ -147,12 +149,12 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
             run(line.close())
 
     def _start(self):
-        self._line = self._locks.line('')
+        self._line = self._new_line()
         if self.ask(("SELECT to_regclass('tooz_group') IS NULL", ())):
             with self._turn(b'') as ask:
                 ask(('CREATE TABLE IF NOT EXISTS tooz_group '
                      '(id bytea PRIMARY KEY)', ()))
-        self._lease = self.ask(call('dlock_lease_open', interval(self._ttl),
+        self._lease = self.ask(call('dlock_lease_open', delta(self._ttl),
                                     info=encode(self._member_id)))
 
     def _stop(self):
@@ -181,7 +183,7 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
             connection = self._line.connection
             with dlock.translated(), connection.transaction():
                 def ask(statement):
-                    return wires.ask(connection, statement)
+                    return run(execute(connection, statement))
                 ask(call('dlock_xact_acquire', text_of('turn', group_id)))
                 yield ask
 
@@ -190,15 +192,6 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
                     (group_id,))):
             raise coordination.GroupNotCreated(group_id)
 
-    def _owner(self):
-        # each of its own, so that a new one can come before the old one goes
-        return f'{urllib.parse.quote(self._member_id)}#{uuid.uuid4()}'
-
-    def _join(self, ask, group_id, capabilities):
-        ask(call('dlock_lease_acquire', text_of('group', group_id),
-                 self._lease, shared=True, owner=self._owner(),
-                 info=encode(capabilities)))
-
     @staticmethod
     def _members(ask, group_id):
         """Of each member, its ticket and capabilities"""
@@ -206,7 +199,7 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
             'SELECT coalesce(json_agg(json_build_array(owner, ticket, info)'
             ' ORDER BY ticket), %s) FROM dlock_locks(%s) WHERE granted',
             ('[]', text_of('group', group_id))))
-        return {urllib.parse.unquote_to_bytes(owner.split('#')[0]): rest
+        return {urllib.parse.unquote_to_bytes(owner): rest
                 for owner, *rest in rows}
 
     def create_group(self, group_id):
@@ -245,7 +238,10 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
                 if self._member_id in self._members(ask, group_id):
                     raise coordination.MemberAlreadyExist(
                         group_id, self._member_id)
-                self._join(ask, group_id, capabilities)
+                ask(call('dlock_lease_acquire', text_of('group', group_id),
+                         self._lease, shared=True,
+                         owner=urllib.parse.quote(self._member_id),
+                         info=encode(capabilities)))
             self._joined_groups.add(group_id)
         return Done(join)
 
@@ -261,9 +257,8 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         def update():
             with self._turn(group_id) as ask:
                 self._check(ask, group_id)
-                old = self._mine(ask, group_id)
-                self._join(ask, group_id, capabilities)
-                ask(call('dlock_release_ticket', old))
+                ask(call('dlock_set_info', self._mine(ask, group_id),
+                         encode(capabilities)))
         return Done(update)
 
     def _mine(self, ask, group_id):

@@ -17,18 +17,20 @@ is printed here.
 """
 
 import os
-import sys
 import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from select import select as poll
 
 from psycopg2 import errors
+from python_stack import main
 from sqlalchemy import (
     DDL, Column, FetchedValue, Integer, Text, create_engine, event, func,
     select, text, update)
-from sqlalchemy.exc import DataError, OperationalError
+from sqlalchemy.exc import (
+    DataError, InternalError, OperationalError, ProgrammingError)
 from sqlalchemy.orm import Session, declarative_base, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
@@ -100,6 +102,7 @@ def setUpModule():
     ask('CREATE ROLE app LOGIN')
     ask('CREATE ROLE web LOGIN')
     ask('ALTER ROLE web SET dlock.session_locks = error')
+    ask("SELECT dlock_reserve('reserved/', current_user::regrole)")
     ask('GRANT CREATE ON SCHEMA public TO app')
     Base.metadata.create_all(engine)
 
@@ -572,6 +575,38 @@ class Driver(TestCase):
         self.assertIsInstance(failure.exception.orig, errors.DeadlockDetected)
         worker.result(TIMEOUT)
 
+    def test_errors(self):
+        """driver: what is not allowed has its class, and its code"""
+        with self.assertFails(ProgrammingError, '42501') as failure:
+            with Work.begin() as session:
+                xact_acquire(session, 'reserved/1')
+        self.assertIsInstance(failure.exception.orig,
+                              errors.InsufficientPrivilege)
+        with self.assertFails(InternalError, '25006') as failure:
+            with Work.begin() as session:
+                session.execute(text('SET TRANSACTION READ ONLY'))
+                call(session, func.dlock_version_bump('doc', 0))
+        self.assertIsInstance(failure.exception.orig,
+                              errors.ReadOnlySqlTransaction)
+
+    def test_ticket(self):
+        """driver: an enqueued ticket is awaited over a connection kept"""
+        with engine.connect().execution_options(
+                isolation_level='AUTOCOMMIT') as connection:
+            with Work.begin() as other:
+                xact_acquire(other, 'queue')
+                ticket = call(connection, func.dlock_enqueue('queue'))
+                granted = func.dlock_wait(ticket, timedelta())
+                self.assertFalse(call(connection, granted))
+            driver = connection.connection.cursor().connection
+            while not driver.notifies:
+                self.assertTrue(poll([driver], [], [], TIMEOUT)[0])
+                driver.poll()
+            self.assertIn('"granted"', driver.notifies.pop().payload)
+            self.assertTrue(call(connection, granted))
+            self.assertTrue(
+                call(connection, func.dlock_release_ticket(ticket)))
+
     def test_names(self):
         """driver: names are bound, whatever characters they have"""
         for name in ('Straße/1', '数据/🔒', 'a:b %(c)s %s', 'it\'s "50%" \\'):
@@ -612,23 +647,5 @@ class Driver(TestCase):
                     xact_acquire(session, *arguments)
 
 
-class Result(unittest.TestResult):
-    """Prints a line for each test, and why it failed"""
-
-    def addError(self, test, error):
-        super().addError(test, error)
-        print(f'not ok {test.shortDescription() or test}')
-        print(self._exc_info_to_string(error, test))
-
-    addFailure = addError
-
-    def addSuccess(self, test):
-        super().addSuccess(test)
-        print(f'ok {test.shortDescription()}')
-
-
 if __name__ == '__main__':
-    result = Result()
-    unittest.defaultTestLoader.loadTestsFromModule(
-        sys.modules['__main__']).run(result)
-    sys.exit(not (result.testsRun and result.wasSuccessful()))
+    main()

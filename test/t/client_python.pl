@@ -1,7 +1,8 @@
 # The Python client, built as a wheel and installed, passes the table of
 # scenarios, clients/scenarios.md.
 #
-# What would break it: see there; and a package that lacks a file.
+# What would break it: see there; a package that lacks a file; types that do not
+# fit, which mypy says, if it is installed.
 
 use strict;
 use warnings FATAL => 'all';
@@ -10,6 +11,7 @@ use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Python;
 use Dlock::Scenarios;
+use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $python = find_python('import sys, setuptools, wheel, pip, psycopg; '
@@ -21,6 +23,16 @@ plan skip_all =>
   unless $python;
 
 my $client = "$FindBin::RealBin/../../clients/python";
+
+SKIP:
+{
+	my @mypy = ($python, '-m', 'mypy', '--strict', '--cache-dir=/dev/null');
+
+	run_command([ @mypy, '--version' ]);
+	skip('mypy is not installed', 1) if $?;
+	my ($out) = run_command([ @mypy, "$client/dlock" ]);
+	is($?, 0, 'types') or diag($out);
+}
 
 install_packages($python, $client);
 run_scenarios('python', $python, "$client/tests/run.py");

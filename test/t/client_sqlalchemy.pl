@@ -27,6 +27,7 @@ my $node = new_server('main',
 $ENV{PGHOST} = $node->host;
 $ENV{PGPORT} = $node->port;
 $ENV{PGDATABASE} = 'postgres';
+$ENV{PYTHONDONTWRITEBYTECODE} = 1;
 
 my ($out, $err) =
   run_command([ $python, "$FindBin::RealBin/../clients/test_sqlalchemy.py" ]);

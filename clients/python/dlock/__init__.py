@@ -7,7 +7,7 @@ from .errors import (
 from .heart import AsyncLost, Lost
 from .locks import (
     AsyncElection, AsyncLease, AsyncLock, AsyncLocks, Election, Lease, Lock,
-    Locks, reset)
+    Locks, async_reset, reset)
 from .tickets import AsyncTickets, Event, Tickets, async_watch, watch
 
 __all__ = [
@@ -15,5 +15,5 @@ __all__ = [
     'AsyncTickets', 'BadArgument', 'Cancelled', 'ConnectionLost', 'Deadlock',
     'Election', 'Error', 'Event', 'Lease', 'Lock', 'LockLost', 'LockTimeout',
     'Locks', 'Lost', 'NoRoom', 'NotAllowed', 'NotPrimary', 'QuorumLate',
-    'StaleVersion', 'Tickets', 'WrongState', 'async_watch', 'reset',
-    'translated', 'watch']
+    'StaleVersion', 'Tickets', 'WrongState', 'async_reset', 'async_watch',
+    'reset', 'translated', 'watch']

@@ -11,6 +11,11 @@ import psycopg
 class Error(Exception):
     """What the server refused, with its code, detail and hint."""
 
+    kinds: dict[str, type[Error]] = {}
+
+    def __init_subclass__(cls, codes: str = '') -> None:
+        cls.kinds.update(dict.fromkeys(codes.split(), cls))
+
     def __init__(self, message: str, sqlstate: str | None = None,
                  detail: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -19,77 +24,57 @@ class Error(Exception):
         self.hint = hint
 
 
-class LockTimeout(Error):
+class LockTimeout(Error, codes='55P03'):
     """The timeout has passed, or a try found the lock busy."""
 
 
-class Deadlock(Error):
+class Deadlock(Error, codes='40P01'):
     """Give back what is held, and begin anew."""
 
 
-class LockLost(Error):
+class LockLost(Error, codes='55L01'):
     """The lock, ticket or lease is gone, and others may have held the lock."""
 
 
-class NotAllowed(Error):
+class NotAllowed(Error, codes='42501'):
     """The name is another role's, or the function an administrator's."""
 
 
-class NotPrimary(Error):
+class NotPrimary(Error, codes='25006'):
     """The server is a standby."""
 
 
-class StaleVersion(Error):
+class StaleVersion(Error, codes='40001'):
     """Somebody else was faster: read again, and begin anew."""
 
 
-class BadArgument(Error):
+class BadArgument(Error, codes='22023 22004'):
     """A value that never will do."""
 
 
-class WrongState(Error):
+class WrongState(Error, codes='55000'):
     """Another number of slots, a refused upgrade."""
 
 
-class NoRoom(Error):
+class NoRoom(Error, codes='53200 53400'):
     """No memory for more locks, or no slot for the worker."""
 
 
-class Cancelled(Error):
+class Cancelled(Error, codes='57014'):
     """The statement was cancelled; its request is gone."""
 
 
-class QuorumLate(Error):
+class QuorumLate(Error, codes='58030'):
     """Standbys do not answer; a renewal says nothing then."""
 
 
-class ConnectionLost(Error):
+class ConnectionLost(Error, codes='57P01 57P02 57P03'):
     """No server, or no more; what was asked last may have been done."""
-
-
-CLASSES: dict[str, type[Error]] = {
-    '55P03': LockTimeout,
-    '40P01': Deadlock,
-    '55L01': LockLost,
-    '42501': NotAllowed,
-    '25006': NotPrimary,
-    '40001': StaleVersion,
-    '22023': BadArgument,
-    '22004': BadArgument,
-    '55000': WrongState,
-    '53200': NoRoom,
-    '53400': NoRoom,
-    '57014': Cancelled,
-    '58030': QuorumLate,
-    '57P01': ConnectionLost,
-    '57P02': ConnectionLost,
-    '57P03': ConnectionLost,
-}
 
 
 def translate(error: psycopg.Error) -> Error:
     code = error.sqlstate
-    kind = CLASSES.get(code or '', Error)
+    kind = Error.kinds.get(code or '', Error)
     if (code or '08').startswith('08') and isinstance(
             error, (psycopg.OperationalError, psycopg.InterfaceError)):
         kind = ConnectionLost
@@ -99,6 +84,7 @@ def translate(error: psycopg.Error) -> Error:
 
 @contextmanager
 def translated() -> Iterator[None]:
+    """For the program's own statements: psycopg's errors become these."""
     try:
         yield
     except psycopg.Error as error:

@@ -8,87 +8,27 @@ import threading
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
-from . import wires
+from .callers import (
+    UNDO, Asyncio, Blocking, Caller, Statement, both, execute, run, settle)
 from .errors import (
     BadArgument, Cancelled, ConnectionLost, Error, LockLost, NotPrimary,
     QuorumLate, WrongState)
-from .heart import AsyncLost, Heart, Lost
-from .wires import Asyncio, Blocking, Statement, Wire, call, now, run
+from .heart import AsyncLost, Heart, Lost, rhythm
+from .lines import PAUSE, Line, call, delta, now
 
 T = TypeVar('T')
 
-PAUSE = 0.1     # before asking again where there was no server
-
-
-class Line:
-    """A connection that is made when it is needed, and made again."""
-
-    def __init__(self, wire: Wire, dsn: str, patience: float,
-                 given: bool = False) -> None:
-        self.wire, self.dsn, self.patience = wire, dsn, patience
-        self.given = given          # is it one of the program's?
-        self.connection: Any = None
-        self.sent = 0.0             # before the last statement was sent
-        self.doubt = False          # was an earlier one perhaps done, too?
-        self.cancelled = self.stopped = False
-        self.idle = threading.Event()
-        self.idle.set()
-
-    async def ask(self, statement: Statement | Callable[[], Statement],
-                  until: float | None = None,
-                  heart: Heart | None = None) -> Any:
-        """Over a new connection where one breaks, until then, or for as long
-        as there is patience with a server that is away; cut when the heart
-        ends.  A connection of the program's is never another one."""
-        self.doubt = False
-        away: float | None = None
-        self.idle.clear()
-        try:
-            while True:
-                try:
-                    if self.cancelled or self.stopped:
-                        raise Cancelled('cancelled by the program', '57014')
-                    if self.connection is None:
-                        self.connection = await self.wire.connect(
-                            self.dsn, 'dlock')
-                    away = None
-                    what = statement() if callable(statement) else statement
-                    self.sent = now()
-                    if heart is None:
-                        return await self.wire.ask(self.connection, what)
-                    with heart.cuttable(self.connection):
-                        return await self.wire.ask(self.connection, what)
-                except (ConnectionLost, NotPrimary):
-                    if self.given:
-                        raise
-                    self.doubt = self.doubt or self.connection is not None
-                    await self.close()
-                    away = away or now()
-                    if now() >= (until or away + self.patience):
-                        raise
-                await self.wire.sleep(PAUSE)
-        finally:
-            self.idle.set()
-
-    async def close(self) -> None:
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            with suppress(Exception):
-                await self.wire.close(connection)
-
-    def cancel(self) -> None:
-        """For another thread; returns when ask() has come to its end."""
-        self.cancelled = True
-        while not self.idle.wait(PAUSE):
-            with suppress(Exception):
-                self.connection.cancel()
+FUNCTIONS = {'session': 'dlock_acquire', 'transaction': 'dlock_xact_acquire',
+             'lease': 'dlock_lease_acquire'}
+# What a request of this owner may have left, where nobody knows
+TAKE_BACK = ('SELECT count(dlock_release_ticket(ticket)) FROM dlock_locks(%s)'
+             " WHERE owner = %s AND scope = 'lease' AND role = current_user")
 
 
 class BaseLocks:
-    wire: Wire
-
     def __init__(self, dsn: str | Sequence[str], *,
                  keys: Sequence[str] | None = None,
                  patience: float = 30) -> None:
@@ -103,31 +43,27 @@ class BaseLocks:
 
     def server(self, name: str) -> str:
         """The DSN of the server that has this name"""
-        return max(zip(self.keys, self.dsns), key=lambda server: hashlib.sha256(
-            f'{server[0]}\0{name}'.encode()).digest())[1]
+        def weight(server: tuple[str, str]) -> bytes:
+            return hashlib.sha256(f'{server[0]}\0{name}'.encode()).digest()
+        return max(zip(self.keys, self.dsns), key=weight)[1]
 
-    def line(self, name: str) -> Line:
-        return Line(self.wire, self.server(name), self.patience)
+    def check(self, name: str, near: str) -> None:
+        if self.server(name) != self.server(near):
+            raise BadArgument(f'"{name}" is on another server', '22023')
 
-
-def rhythm(ttl: float | None, interval: float | None,
-           margin: float | None) -> tuple[float, float]:
-    """Seconds between renewals, and of a lease's time that are not used"""
-    ttl = ttl or 0
-    interval = ttl / 3 if interval is None else interval
-    margin = ttl / 100 if margin is None else margin
-    if ttl and not (interval > 0 and margin >= 0 and interval + margin < ttl):
-        raise BadArgument(
-            'interval and margin have to be less than the ttl', '22023')
-    return interval, margin
+    def line(self, caller: Caller, name: str) -> Line:
+        return Line(caller, self.server(name), self.patience)
 
 
-class Kept:
-    """What a heart keeps"""
-    wire: Wire
-    lost_class: type[Lost] = Lost
-    heart: Heart | None = None
+class Kept(Caller):
+    """What is held, and may be lost"""
     lost: Lost
+    _heart: Heart | None = None
+    _line: Line
+
+    def _new_lost(self) -> Lost:
+        kind = AsyncLost if isinstance(self, Asyncio) else Lost
+        return kind(self, self._look)
 
     def check(self) -> None:
         """Raises LockLost; before anything is sent to anybody."""
@@ -136,69 +72,62 @@ class Kept:
     @property
     def deadline(self) -> float:
         """By CLOCK_BOOTTIME, or the monotonic clock where there is none"""
-        return self.heart.deadline if self.heart else float('inf')
+        return self._heart.deadline if self._heart else float('inf')
 
-    def _expired(self) -> None:
-        if self.heart:
-            self.heart.look()
+    def _look(self) -> None:
+        if self._heart:
+            self._heart.look()
+
+    async def _give_back(self, statement: Statement, last: bool) -> None:
+        """For as long as it is ours; raises LockLost where it was not."""
+        heart, line, held = self._heart, self._line, not self.lost
+        if heart:
+            heart.remove(self.lost, last)
+        try:
+            if held:
+                answer = await line.ask(
+                    statement, heart.deadline if heart else None)
+                if (answer is None or answer is False) and not line.doubt:
+                    self.lost.set('the server has ended it')
+        except (ConnectionLost, NotPrimary) as error:
+            if heart and now() < heart.deadline:
+                raise
+            self.lost.set(f'there is no connection: {error}')
+        finally:
+            await line.close()
+        self.lost.check()
 
 
 class BaseLease(Kept):
     def __init__(self, locks: BaseLocks, ttl: float, *, near: str = '',
                  delay: float | None = None, info: str | None = None,
-                 interval: float | None = None,
-                 margin: float | None = None) -> None:
+                 interval: float | None = None) -> None:
         """One heartbeat for any number of locks, all of them on one server:
         the one that has the name `near`.  Seconds, each."""
-        self.locks, self.ttl = locks, ttl
+        self.locks, self.ttl, self.near = locks, ttl, near
         self.id: int | None = None
-        self._line = locks.line(near)
-        self._options = {'delay': wires.interval(delay), 'info': info}
-        self._rhythm = rhythm(ttl, interval, margin)
+        self._options = {'delay': delta(delay), 'info': info}
+        self._interval = rhythm(ttl, interval)
+        self._line = locks.line(self, near)
 
     def __str__(self) -> str:
         return f'lease {self.id}'
 
-    def line(self) -> Line:
-        return Line(self.wire, self._line.dsn, self.locks.patience)
-
-    async def _open(self) -> int:
+    @both
+    async def open(self) -> int:
         # one whose answer is lost has no locks, and runs out
-        self.id = await self._line.ask(call(
-            'dlock_lease_open', wires.interval(self.ttl), **self._options))
-        self.lost = self.lost_class(self, self._expired)
-        self.heart = Heart(self._line.dsn, self.id, self._line.sent, self.ttl,
-                           *self._rhythm)
-        self.heart.add(self.lost)
-        self.heart.start()
-        return self.id
+        id: int = await self._line.ask(
+            call('dlock_lease_open', delta(self.ttl), **self._options))
+        self.id, self.lost = id, self._new_lost()
+        self._heart = Heart(self._line.dsn, id, self._line.sent, self.ttl,
+                            self._interval, self.lost)
+        return id
 
-    async def _close(self) -> None:
-        await end(self.heart, self.lost, self._line,
-                  call('dlock_lease_close', self.id))
+    @both
+    async def close(self) -> None:
+        await self._give_back(call('dlock_lease_close', self.id), True)
 
-
-async def end(heart: Heart | None, lost: Lost, line: Line,
-              statement: Statement, last: bool = True) -> None:
-    """Give back what a heart keeps, for as long as that is ours; raises
-    LockLost where it was not."""
-    assert heart is not None
-    heart.leave(lost, last)
-    try:
-        lost.check()
-        try:
-            returned = await line.ask(statement, heart.deadline, heart)
-        except ConnectionLost:
-            lost.check()
-            raise
-        if (returned is None or returned is False) and not line.doubt:
-            lost.set('the server has ended it')
-        lost.check()
-    finally:
-        heart.remove(lost)
-        if last:
-            heart.end()
-        await line.close()
+    _enter, _end = open.function, close.function
 
 
 class BaseLock(Kept):
@@ -208,243 +137,171 @@ class BaseLock(Kept):
                  timeout: float | None = None, shared: bool | None = None,
                  slots: int | None = None, permits: int | None = None,
                  info: str | None = None, ttl: float | None = None,
-                 owner: str | None = None, interval: float | None = None,
-                 margin: float | None = None) -> None:
+                 owner: str | None = None,
+                 interval: float | None = None) -> None:
         """Of Locks; of a connection of the program's, in autocommit mode for
         session scope; or of a Lease.  Times are in seconds.  A timeout of None
         is to wait for ever, and 0 to try.  The owner makes a request in lease
         scope the same as an earlier one: a job's number."""
-        own = isinstance(source, BaseLocks)
-        if scope is None:
-            scope = 'lease' if ttl or isinstance(source, BaseLease) else 'session'
-        if (scope not in ('session', 'transaction', 'lease')
-                or (scope == 'lease') != bool(ttl or isinstance(source, BaseLease))
-                or (scope == 'transaction' and own)
-                or (scope == 'lease' and not isinstance(
-                    source, (BaseLocks, BaseLease)))):
-            raise BadArgument(f'no lock in {scope} scope of this', '22023')
-        self.name, self.scope, self.timeout = name, scope, timeout
-        self.source, self.ttl = source, ttl
+        self.name, self.timeout, self.ttl = name, timeout, ttl
         self.fence: int | None = None
-        self._held = False
-        self._owned = owner is not None
-        self._options: dict[str, Any] = dict(
-            shared=shared, slots=slots, permits=permits, info=info)
-        if scope == 'lease':
-            self._options['owner'] = owner or str(uuid.uuid4())
-        self._rhythm = rhythm(ttl, interval, margin)
-        self._line: Line
-        if own:
-            self._line = source.line(name)
-        elif isinstance(source, BaseLease):
-            self._line = source.locks.line(name)
+        self._lease = source if isinstance(source, BaseLease) else None
+        if self._lease:
+            scopes = ['lease']
+            self._lease.locks.check(name, self._lease.near)
+            self._line = self._lease.locks.line(self, name)
+        elif isinstance(source, BaseLocks):
+            scopes = ['session' if ttl is None else 'lease']
+            self._line = source.line(self, name)
         else:
-            self._line = Line(self.wire, '', 0, given=True)
+            scopes = ['session', 'transaction']
+            self._line = Line(self, '', given=source)
+        self.scope = scope or scopes[0]
+        own = self.scope == 'lease' and not self._lease
+        if self.scope not in scopes or own != (ttl is not None):
+            raise BadArgument(f'no lock in {scope} scope of this', '22023')
+        self._interval = rhythm(ttl, interval) if ttl is not None else 0
+        self._owned = owner is not None
+        if self.scope == 'lease' and owner is None:
+            owner = str(uuid.uuid4())
+        self._options = dict(shared=shared, slots=slots, permits=permits,
+                             owner=owner, info=info)
+        self._held = self._cancelled = False
+        self._idle = threading.Event()
+        self._idle.set()
 
     def __str__(self) -> str:
         return f'lock "{self.name}"'
 
-    def _expired(self) -> None:
-        super()._expired()
-        connection = self._line.connection
-        if self._held and self.scope != 'lease' and connection.closed:
+    def _look(self) -> None:
+        super()._look()
+        if (self._held and self.scope != 'lease'
+                and self._line.connection.closed):
             self.lost.set('its connection is closed')
 
-    async def _acquire(self) -> int:
+    @both
+    async def acquire(self) -> int:
+        """The fence.  A task that is cancelled takes back what it wanted."""
         if self._held:
             raise WrongState(f'{self} is held already', '55000')
-        line = self._line
-        line.cancelled = False
-        self.lost = self.lost_class(self, self._expired)
-        self.heart = None
+        self.lost, self._heart, self.fence = self._new_lost(), None, None
         try:
-            if self.scope == 'lease':
-                self.fence = await self._acquire_for_lease()
-            else:
-                self.fence = await self._acquire_here()
+            self.fence = fence = await self._take()
+            if self._lease:
+                self._heart = self._lease._heart
+                assert self._heart
+                self._heart.add(self.lost, self.name, fence)
+                self._lease.check()
+            elif self.ttl is not None:
+                await self._keep(fence, self.ttl)
         except BaseException as error:
             await self._undo(error)
             raise
         self._held = True
-        return self.fence
-
-    def _request(self, function: str, *values: Any) -> Callable[[], Statement]:
-        """With the time that is left, should it be asked again"""
-        until = None if self.timeout is None else now() + self.timeout
-        return lambda: call(
-            function, self.name, *values, **self._options,
-            timeout=wires.interval(None if until is None
-                                   else max(0, until - now())))
-
-    async def _acquire_here(self) -> int:
-        function = ('dlock_xact_acquire' if self.scope == 'transaction'
-                    else 'dlock_acquire')
-        if not isinstance(self.source, BaseLocks):
-            self._line.connection = self.source
-        return await self._line.ask(self._request(function))
-
-    async def _acquire_for_lease(self) -> int:
-        line = self._line
-        if isinstance(self.source, BaseLease):
-            lease = self.source
-            if line.dsn != lease._line.dsn:
-                raise BadArgument(f'{self} is not on the server of {lease}',
-                                  '22023')
-            lease.check()
-            fence = await line.ask(self._request('dlock_lease_acquire',
-                                                 lease.id))
-            self.heart = lease.heart
-            assert self.heart is not None
-            self.heart.add(self.lost, (self.name, fence))
-            lease.check()
-            return fence
-        assert self.ttl is not None
-        fence = await line.ask(self._request('dlock_ttl_acquire',
-                                             wires.interval(self.ttl)))
-        # It may have waited for long; renewed, we know until when it is ours.
-        until = now() + self.ttl
-        while True:
-            try:
-                kept = await line.ask(call('dlock_renew', fence), until)
-                break
-            except QuorumLate:
-                if now() >= until:
-                    raise
-            await self.wire.sleep(PAUSE)
-        if kept is None:
-            self.lost.set('the server has ended its lease at once')
-            self.lost.check()
-        sent, ttl = line.sent, self.ttl
-        if self._owned:
-            # the ttl of the same request is the one that came first
-            ttl = min(ttl, await line.ask((
-                'SELECT extract(epoch FROM ttl)::float8 FROM dlock_leases '
-                'WHERE lease = %s', (fence,)), until) or 0)
-        if not ttl:
-            self.lost.set('the server has ended its lease at once')
-            self.lost.check()
-        self.heart = Heart(line.dsn, fence, sent, ttl,
-                           *(part * ttl / self.ttl for part in self._rhythm))
-        self.heart.add(self.lost)
-        self.heart.start()
         return fence
+
+    async def _take(self) -> int:
+        """Asked again, it has the time that is left."""
+        values: list[Any] = []
+        function = FUNCTIONS[self.scope]
+        if self._lease:
+            self._lease.check()
+            values = [self._lease.id]
+        elif self.ttl is not None:
+            function, values = 'dlock_ttl_acquire', [delta(self.ttl)]
+        until = now() + float('inf' if self.timeout is None else self.timeout)
+        self._line.fixed = self._line.given is not None
+        self._idle.clear()
+        try:
+            fence: int = await self._line.ask(
+                lambda: call(function, self.name, *values, **self._options,
+                             timeout=delta(max(0, until - now()))),
+                stopped=lambda: self._cancelled)
+        finally:
+            self._idle.set()
+        self._line.fixed = self.scope != 'lease'
+        return fence
+
+    async def _keep(self, fence: int, ttl: float) -> None:
+        """It may have waited for long: renewed, we know until when it is ours.
+        The ttl of the same request is the one that came first."""
+        line = self._line
+        renewed = await line.ask(
+            ('SELECT dlock_renew(lease), ttl FROM dlock_leases'
+             ' WHERE lease = %s', (fence,)) if self._owned else
+            ('SELECT dlock_renew(%s), %s', (fence, delta(ttl))), now() + ttl)
+        if renewed is None or renewed[0] is None:
+            self.lost.set('the server has ended its lease')
+            self.lost.check()
+        life = min(ttl, renewed[1].total_seconds())
+        self._heart = Heart(line.dsn, fence, line.sent, life,
+                            self._interval * life / ttl, self.lost)
 
     async def _undo(self, error: BaseException) -> None:
         """What was broken off may have been done, and is taken back."""
         line = self._line
-        mine = line.connection is not self.source
-        if self.heart:
-            self.heart.remove(self.lost)
-        if mine or (self.scope == 'session'
+        if self._heart:
+            self._heart.remove(self.lost, not self._lease)
+        await line.close()
+        with suppress(Exception):           # it runs out, then
+            if self.scope == 'lease' and (
+                    self.fence or not isinstance(error, Error)
+                    or isinstance(error, QuorumLate)):
+                await line.ask((TAKE_BACK, (
+                    self.name, self._options['owner'])), now() + UNDO)
+                await line.close()
+            elif (self.scope == 'session' and line.given
                     and not isinstance(error, Exception)):
-            await line.close()
-        # else a lock of the session's, or the transaction's, is gone
-        if self.scope == 'lease' and (
-                not isinstance(error, Error)
-                or isinstance(error, (LockLost, QuorumLate))):
-            with suppress(Exception):       # it runs out, then
-                line.connection = await self.wire.connect(line.dsn, 'dlock')
-                await self.wire.ask(line.connection, (
-                    'SELECT count(dlock_release_ticket(ticket)) '
-                    'FROM dlock_locks(%s) WHERE owner = %s '
-                    "AND scope = 'lease' AND role = current_user",
-                    (self.name, self._options['owner'])))
-            await line.close()
+                await settle(line.given.close())
 
-    async def _release(self) -> None:
-        held, self._held = self._held, False
-        if not held:
+    @both
+    async def release(self) -> None:
+        if not self._held:
             raise WrongState(f'{self} is not held', '55000')
-        if self.scope == 'transaction':     # whose end it waits for
-            return
-        release = call('dlock_release_ticket', self.fence)
-        if self.scope == 'lease':
-            await end(self.heart, self.lost, self._line, release,
-                      not isinstance(self.source, BaseLease))
-            return
-        try:
-            if not await self.wire.ask(self._line.connection, release):
-                self.lost.set('the server has ended its ticket')
-        except ConnectionLost as error:
-            self.lost.set(f'its connection is gone: {error}')
-        finally:
-            if self._line.connection is not self.source:
-                await self._line.close()
-        self.lost.check()
+        self._held = False
+        if self.scope != 'transaction':     # whose end it waits for
+            await self._give_back(call('dlock_release_ticket', self.fence),
+                                  not self._lease)
 
-    async def _guard(self, connection: Any) -> None:
-        await self.wire.ask(connection,
-                            call('dlock_guard', self.name, self.fence))
-
-    async def _leave(self, error: BaseException | None) -> None:
-        """Release; what has ended the block is not hidden by a loss."""
-        try:
-            await self._release()
-        except Error as failure:
-            if error is None:
-                raise
-            error.add_note(f'{self}: {failure}')
-
-
-#
-# What is called, blocking
-#
-
-class Lock(BaseLock):
-    wire = Blocking()
-
-    def acquire(self) -> int:
-        """The fence"""
-        return run(self._acquire())
-
-    def release(self) -> None:
-        run(self._release())
-
-    def cancel(self) -> None:
-        """For another thread: an acquire that waits raises Cancelled, where it
-        has not got the lock meanwhile."""
-        self._line.cancel()
-
-    def guard(self, connection: Any) -> None:
+    @both
+    async def guard(self, connection: Any) -> None:
         """The transaction of this connection commits only while we hold."""
-        run(self._guard(connection))
+        await self.ask(connection, call('dlock_guard', self.name, self.fence))
 
-    def __enter__(self) -> Lock:
-        self.acquire()
-        return self
-
-    def __exit__(self, _: Any, error: BaseException | None, *__: Any) -> None:
-        run(self._leave(error))
+    _enter, _end = acquire.function, release.function
 
 
-class Lease(BaseLease):
-    wire = Blocking()
+#
+# What is called
+#
 
-    def open(self) -> int:
-        return run(self._open())
+class Lock(BaseLock, Blocking):
+    def cancel(self) -> None:
+        """For another thread, and for good: an acquire raises Cancelled,
+        unless it has got the lock meanwhile."""
+        self._cancelled = True
+        while not self._idle.wait(PAUSE):
+            with suppress(Exception):
+                self._line.connection.cancel()
 
-    def close(self) -> None:
-        run(self._close())
 
+class AsyncLock(BaseLock, Asyncio):
+    lost: AsyncLost
+
+
+class Lease(BaseLease, Blocking):
     def lock(self, name: str, **options: Any) -> Lock:
         return Lock(self, name, **options)
 
-    def __enter__(self) -> Lease:
-        self.open()
-        return self
 
-    def __exit__(self, _: Any, error: BaseException | None, *__: Any) -> None:
-        try:
-            self.close()
-        except Error as failure:
-            if error is None:
-                raise
-            error.add_note(f'{self}: {failure}')
+class AsyncLease(BaseLease, Asyncio):
+    lost: AsyncLost
+
+    def lock(self, name: str, **options: Any) -> AsyncLock:
+        return AsyncLock(self, name, **options)
 
 
 class Locks(BaseLocks):
-    wire = Blocking()
-
     def lock(self, name: str, **options: Any) -> Lock:
         return Lock(self, name, **options)
 
@@ -455,104 +312,7 @@ class Locks(BaseLocks):
         return Election(self, name, **options)
 
 
-class Election:
-    """Runs work while this process leads, and campaigns again after a loss."""
-
-    def __init__(self, locks: Locks, name: str, *, ttl: float = 15,
-                 info: str | None = None, **options: Any) -> None:
-        self._lock = locks.lock(name, ttl=ttl, info=info, **options)
-        self._stopped = threading.Event()
-
-    def run(self, work: Callable[[Lock], T]) -> T | None:
-        """What work returns that was done to its end while we lead; it heeds
-        lock.lost.  None where stop() came before."""
-        while not self._stopped.is_set():
-            try:
-                with self._lock as lock:
-                    result = work(lock)
-                return result
-            except LockLost:
-                if not self._lock.lost:     # but another lock, of work's
-                    raise
-            except Cancelled:
-                if not self._stopped.is_set():
-                    raise
-        return None
-
-    def stop(self) -> None:
-        """For another thread: campaign no more."""
-        self._stopped.set()
-        self._lock._line.stopped = True
-        self._lock.cancel()
-
-
-def reset(connection: Any) -> None:
-    """What a pool calls when a connection comes back"""
-    if not connection.closed:
-        connection.rollback()
-        wires.ask(connection, call('dlock_release_all'))
-        connection.rollback()
-
-
-#
-# And asynchronous
-#
-
-class AsyncLock(BaseLock):
-    wire = Asyncio()
-    lost_class = AsyncLost
-    lost: AsyncLost
-
-    async def acquire(self) -> int:
-        """The fence; to cancel the task takes back what was asked for."""
-        return await self._acquire()
-
-    async def release(self) -> None:
-        await self._release()
-
-    async def guard(self, connection: Any) -> None:
-        await self._guard(connection)
-
-    async def __aenter__(self) -> AsyncLock:
-        await self._acquire()
-        return self
-
-    async def __aexit__(self, _: Any, error: BaseException | None,
-                        *__: Any) -> None:
-        await self._leave(error)
-
-
-class AsyncLease(BaseLease):
-    wire = Asyncio()
-    lost_class = AsyncLost
-    lost: AsyncLost
-
-    async def open(self) -> int:
-        return await self._open()
-
-    async def close(self) -> None:
-        await self._close()
-
-    def lock(self, name: str, **options: Any) -> AsyncLock:
-        return AsyncLock(self, name, **options)
-
-    async def __aenter__(self) -> AsyncLease:
-        await self._open()
-        return self
-
-    async def __aexit__(self, _: Any, error: BaseException | None,
-                        *__: Any) -> None:
-        try:
-            await self._close()
-        except Error as failure:
-            if error is None:
-                raise
-            error.add_note(f'{self}: {failure}')
-
-
 class AsyncLocks(BaseLocks):
-    wire = Asyncio()
-
     def lock(self, name: str, **options: Any) -> AsyncLock:
         return AsyncLock(self, name, **options)
 
@@ -563,12 +323,45 @@ class AsyncLocks(BaseLocks):
         return AsyncElection(self, name, **options)
 
 
+class Election:
+    """Runs work while this process leads, and campaigns again after a loss."""
+
+    def __init__(self, locks: Locks, name: str, *, ttl: float = 15,
+                 **options: Any) -> None:
+        self._new_lock = partial(locks.lock, name, ttl=ttl, **options)
+        self._lock = self._new_lock()
+        self._stopped = False
+
+    def run(self, work: Callable[[Lock], T]) -> T | None:
+        """What work returns that was done to its end while we lead; it heeds
+        lock.lost.  None where stop() came before."""
+        while True:
+            self._lock = self._new_lock()
+            if self._stopped:
+                return None
+            try:
+                with self._lock as lock:
+                    result = work(lock)
+                return result
+            except LockLost:
+                if not self._lock.lost:     # but another lock, of work's
+                    raise
+            except Cancelled:
+                if not self._stopped:
+                    raise
+
+    def stop(self) -> None:
+        """For another thread: campaign no more."""
+        self._stopped = True
+        self._lock.cancel()
+
+
 class AsyncElection:
     """The same for tasks: work is cancelled where it leads no more."""
 
     def __init__(self, locks: AsyncLocks, name: str, *, ttl: float = 15,
-                 info: str | None = None, **options: Any) -> None:
-        self._lock = locks.lock(name, ttl=ttl, info=info, **options)
+                 **options: Any) -> None:
+        self._lock = locks.lock(name, ttl=ttl, **options)
 
     async def run(self, work: Callable[[AsyncLock], Awaitable[T]]) -> T:
         while True:
@@ -588,3 +381,15 @@ class AsyncElection:
             except LockLost:
                 if not self._lock.lost:     # but another lock, of work's
                     raise
+
+
+async def async_reset(connection: Any) -> None:
+    """What a pool calls when a connection comes back"""
+    if not connection.closed:
+        await settle(connection.rollback())
+        await execute(connection, call('dlock_release_all'))
+        await settle(connection.rollback())
+
+
+def reset(connection: Any) -> None:
+    run(async_reset(connection))

@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 import dlock
-from dlock import wires
+from dlock.lines import now
 
 TIMEOUT = int(os.environ['PG_TEST_TIMEOUT_DEFAULT'])
 LONG = 3600
@@ -322,7 +323,7 @@ def lease_acquire_release():
                      "WHERE name = 'lease'") == (
             lock.fence, 'lease', None, 'job/1', 'me')
         assert not lock.lost
-        assert lock.deadline > wires.now()
+        assert lock.deadline > now()
         lock.check()
 
     options = {'ttl': LONG, 'owner': 'job/1', 'info': 'me'}
@@ -357,7 +358,7 @@ def lease_deadline():
         admin.until('SELECT count(*) = 1 FROM pg_stat_activity '
                     "WHERE usename = 'app' AND wait_event = 'advisory'")
         assert not waiting.done()
-        latest = wires.now() + LONG * 0.99
+        latest = now() + LONG * 0.99
     waiting.result(TIMEOUT)
     assert latest - LONG < lock.deadline <= latest
     lock.release()
@@ -398,7 +399,7 @@ def lease_same_owner():
                            "owner => 'job/1')").fetchone()[0]
     with locks.lock('lease', ttl=2 * LONG, owner='job/1', timeout=0) as lock:
         assert lock.fence == fence
-        assert lock.deadline < wires.now() + LONG
+        assert lock.deadline < now() + LONG
         with raises(dlock.LockTimeout):
             locks.lock('lease', ttl=LONG, owner='job/2', timeout=0).acquire()
     assert admin.left('lease') == 0
@@ -1022,6 +1023,17 @@ def pool_returned():
         assert not db.execute("SELECT dlock_is_held('pool')").fetchone()[0]
     db.close()
 
+    async def same():
+        async with await async_connection() as db:
+            await dlock.AsyncLock(db, 'pool').acquire()
+            await db.set_autocommit(False)
+            with raises(psycopg.errors.DivisionByZero):
+                await db.execute('SELECT 1 / 0')
+            await dlock.async_reset(db)
+            assert admin.is_free('pool')
+            assert db.info.transaction_status == TransactionStatus.IDLE
+    asyncio.run(same())
+
 
 @row
 def clock_stepped():
@@ -1035,7 +1047,7 @@ def clock_stepped():
             assert not lock.lost and lock.deadline < deadline + LONG
             admin.until_renewed(lock.fence)
         wait_until(lambda: lock.deadline > deadline)
-        assert lock.deadline < wires.now() + LONG
+        assert lock.deadline < now() + LONG
     with raises(dlock.LockLost):
         with locks.lock('lease', ttl=SHORT) as lock:
             admin.heartbeat()
