@@ -383,7 +383,7 @@ install_missing()
 			psycopg2)
 				need '/usr/bin/python3 -c "import psycopg2"' python3-psycopg2
 				;;
-			alembic | activerecord | drizzle) ;;
+			alembic | activerecord | drizzle | javascript) ;;
 			*) need "command -v $tool" "$tool" ;;
 		esac
 	done
@@ -415,25 +415,27 @@ tools_of()
 	if grep -qs sqlalchemy "${files[@]}"; then printf 'sqlalchemy\n'; fi
 	if grep -qs Dlock::Python "${files[@]}"; then printf 'psycopg\n'; fi
 	if grep -qs tooz "${files[@]}"; then printf 'tooz\n'; fi
-	if grep -qs drizzle "${files[@]}"; then
+	if grep -qs DLOCK_JAVASCRIPT "${files[@]}"; then printf 'javascript\n'; fi
+	if grep -qs DLOCK_DRIZZLE "${files[@]}"; then
 		printf 'alembic\nactiverecord\ndrizzle\n'
 	fi
 }
 
-# install_drizzle: into the scratch directory, and set DLOCK_DRIZZLE, where npm is
-# there; it is too much to be installed for this.  The test says what is missing.
-install_drizzle()
+# install_by_npm VARIABLE DIRECTORY: what the package.json there names, into the
+# scratch directory, and set the variable to where it is; nothing where npm is not
+# there, as it is too much to be installed for this.  The test says what is missing.
+install_by_npm()
 {
-	local from=test/clients/schema_tools/package.json
+	local to=$scratch/${2##*/}
 
 	if ! command -v npm >/dev/null; then return 0; fi
-	as_user mkdir "$scratch/drizzle"
-	as_user cp "$from" "$scratch/drizzle"
-	if quiet as_user env "HOME=$scratch/drizzle" \
-		timeout -k 5 120 npm install --prefix "$scratch/drizzle" \
-		--ignore-scripts --no-audit --no-fund --no-package-lock \
+	as_user mkdir "$to"
+	as_user cp "$top/test/clients/$2"/package*.json "$to"
+	if quiet as_user env "HOME=$to" \
+		timeout -k 5 120 npm install --prefix "$to" \
+		--ignore-scripts --no-audit --no-fund --no-save \
 		--fetch-timeout=15000 --fetch-retries=1; then
-		export DLOCK_DRIZZLE=$scratch/drizzle
+		export "$1=$to"
 	fi
 }
 
