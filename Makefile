@@ -244,6 +244,7 @@ TAP = \
 	module_log \
 	module_observers \
 	module_monitoring \
+	client_javascript \
 	client_node \
 	client_pgbouncer \
 	client_python \

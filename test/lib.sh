@@ -403,7 +403,7 @@ tools_of()
 {
 	local names=("${@:2}") files
 
-	if [ "$1" = docs ]; then printf 'tap\npsycopg2\npsycopg\n'; fi
+	if [ "$1" = docs ]; then printf 'tap\npsycopg2\npsycopg\njavascript\n'; fi
 	[ "$1" = tap ] || return 0
 	names=("${names[@]##*/}")
 	files=("${names[@]/#/$top/test/t/}")
@@ -415,28 +415,40 @@ tools_of()
 	if grep -qs sqlalchemy "${files[@]}"; then printf 'sqlalchemy\n'; fi
 	if grep -qs Dlock::Python "${files[@]}"; then printf 'psycopg\n'; fi
 	if grep -qs tooz "${files[@]}"; then printf 'tooz\n'; fi
-	if grep -qs DLOCK_JAVASCRIPT "${files[@]}"; then printf 'javascript\n'; fi
+	if grep -qs -e DLOCK_JAVASCRIPT -e Dlock::JavaScript "${files[@]}"; then printf 'javascript\n'; fi
 	if grep -qs DLOCK_DRIZZLE "${files[@]}"; then
 		printf 'alembic\nactiverecord\ndrizzle\n'
 	fi
 }
 
-# install_by_npm VARIABLE DIRECTORY: what the package.json there names, into the
-# scratch directory, and set the variable to where it is; nothing where npm is not
-# there, as it is too much to be installed for this.  The test says what is missing.
-install_by_npm()
+# start_npm VARIABLE DIRECTORY: install what the package.json there names into the
+# scratch directory, in the background; finish_npm waits, and sets the variable to
+# where it is.  It stays unset where npm is not there, which is too much to be
+# installed for this: the test says what is missing.
+npm_jobs=()
+start_npm()
 {
 	local to=$scratch/${2##*/}
 
 	if ! command -v npm >/dev/null; then return 0; fi
 	as_user mkdir "$to"
 	as_user cp "$top/test/clients/$2"/package*.json "$to"
-	if quiet as_user env "HOME=$to" \
+	quiet as_user env "HOME=$to" \
 		timeout -k 5 120 npm install --prefix "$to" \
 		--ignore-scripts --no-audit --no-fund --no-save \
-		--fetch-timeout=15000 --fetch-retries=1; then
-		export "$1=$to"
-	fi
+		--fetch-timeout=15000 --fetch-retries=1 &
+	npm_jobs+=("$! $1 $to")
+}
+
+finish_npm()
+{
+	local job pid variable to
+
+	for job in "${npm_jobs[@]}"; do
+		read -r pid variable to <<<"$job"
+		if wait "$pid"; then export "$variable=$to"; fi
+	done
+	npm_jobs=()
 }
 
 # The first mirror of Debian that apt uses, if it uses any, and the keys that it
@@ -518,6 +530,7 @@ remove_scratch()
 	local file
 
 	cd /
+	finish_npm
 	if [ -z "$scratch" ]; then return 0; fi
 	find "$scratch" -name postmaster.pid | while read -r file; do
 		as_user "$("$pg_config" --bindir)/pg_ctl" -D "${file%/*}" -w \

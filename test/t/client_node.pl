@@ -3,8 +3,7 @@
 #
 # What would break it: see there; a package that lacks a file.
 #
-# DLOCK_JAVASCRIPT is the directory where npm has installed what
-# test/clients/javascript/package.json names.
+# For DLOCK_JAVASCRIPT see Dlock::JavaScript.
 
 use strict;
 use warnings FATAL => 'all';
@@ -18,7 +17,7 @@ use Test::More;
 
 my $installed = $ENV{DLOCK_JAVASCRIPT};
 
-plan skip_all => 'node 18, npm and node-postgres are not installed'
+plan skip_all => 'npm, or what it was to install, is not there'
   unless $installed;
 
 my $client = "$FindBin::RealBin/../../clients/node";
