@@ -7,12 +7,15 @@ import { ask, call, close, connect, cut, now } from './wire.js';
 // A look at the clock at least each second: timers stand still while the machine sleeps.
 const GLANCE = 1000;
 
+/** The key of what begins anew, not lost: nothing for a program to call */
+export const anew = Symbol('anew');
+
 /** What can be lost: a lock, a lease */
 export class Kept {
   heart;
   #loss;
 
-  renew() {
+  [anew]() {
     this.heart = undefined;
     this.#loss = new AbortController();
     // It looks at the clock itself, as a process that was stopped, or busy, may ask before a timer has run.

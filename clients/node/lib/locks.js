@@ -5,7 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import {
   BadArgument, Cancelled, ConnectionLost, DlockError, LockLost, QuorumLate, WrongState, cancelled, translate,
 } from './errors.js';
-import { Heart, Kept } from './heart.js';
+import { Heart, Kept, anew } from './heart.js';
 import { Line, ask, call, close, connect, interval, now } from './wire.js';
 import { Tickets, watch } from './tickets.js';
 
@@ -64,7 +64,7 @@ async function giveBack(kept, line, statement, last) {
   heart.leave(kept, last);
   try {
     kept.check();
-    const answer = line.ask(statement, { until: heart.deadline });
+    const answer = line.ask(statement, { until: heart.deadline, signal: kept.lost });
     const loss = new Promise((_, reject) => kept.lost.addEventListener('abort', () => reject(kept.lost.reason)));
     const returned = await Promise.race([answer, loss]).catch((error) => {
       answer.catch(() => {});
@@ -105,7 +105,7 @@ export class Lease extends Kept {
     this.server = locks.server(near);
     this.#line = this.line();
     this.#rhythm = rhythm({ ttl, ...options });
-    this.renew();
+    this[anew]();
   }
 
   toString() {
@@ -118,7 +118,7 @@ export class Lease extends Kept {
 
   async open({ signal } = {}) {
     if (this.#open) throw new WrongState(`${this} is open already`, '55000');
-    this.renew();
+    this[anew]();
     // one whose answer is lost has no locks, and runs out
     this.id = await this.#line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
     this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.#rhythm);
@@ -179,7 +179,7 @@ export class Lock extends Kept {
     Object.assign(this, { source, name, scope, ttl, timeout, owner: owner ?? (leased ? randomUUID() : undefined) });
     this.options = { shared, slots, permits, owner: this.owner, info };
     this.owned = owner !== undefined;
-    this.renew();
+    this[anew]();
   }
 
   toString() {
@@ -195,7 +195,7 @@ export class Lock extends Kept {
     if (this.#state !== 'free') throw new WrongState(`${this} is ${this.#state} already`, '55000');
     this.#state = 'asked for';
     this.fence = undefined;
-    this.renew();
+    this[anew]();
     try {
       await (this.scope === 'lease' ? this.#acquireForLease(signal) : this.#acquireHere(signal));
       if (signal?.aborted) throw cancelled(signal);

@@ -1,7 +1,7 @@
 // Places in many queues, and who holds what, over one connection
 
 import { randomUUID } from 'node:crypto';
-import { BadArgument, ConnectionLost, LockLost, cancelled } from './errors.js';
+import { BadArgument, ConnectionLost, LockLost, WrongState, cancelled } from './errors.js';
 import { ask, call, now } from './wire.js';
 
 // What was not told, for whatever reason, is asked after so many milliseconds.
@@ -24,6 +24,7 @@ export class Tickets {
   #round = now() + ROUND;
   #tail = Promise.resolve();
   #waking = new Set();
+  #closed = false;
 
   constructor(locks, { lease, near = '' } = {}) {
     this.#locks = locks;
@@ -88,6 +89,7 @@ export class Tickets {
   }
 
   async close() {
+    this.#closed = true;
     await this.#alone(() => this.#line.close());
   }
 
@@ -128,6 +130,7 @@ export class Tickets {
 
   // The connection. If it broke, another one, to which a lease's tickets come along; the session's are gone.
   async #session() {
+    if (this.#closed) throw new WrongState('the tickets are closed', '55000');
     if (this.#client && !this.#client.ended) return this.#client;
     if (!this.#lease && this.#requests.size) {
       this.#requests.clear();

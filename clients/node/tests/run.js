@@ -412,7 +412,9 @@ rows.enqueue_released = async () => {
   await admin.force(ticket);
   assert.deepEqual(await tickets.next({ timeout: TIMEOUT }), { event: 'released', lock: 'queue', ticket });
   await raises(LockLost, '55L01', () => tickets.release(ticket));
+  const waiting = raises(dlock.WrongState, '55000', () => tickets.next());
   await tickets.close();
+  await waiting;
 };
 
 rows.election_hand_over = async () => {
