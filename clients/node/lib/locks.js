@@ -171,8 +171,10 @@ export class Lock extends Kept {
     const own = source instanceof Locks;
     const leased = source instanceof Lease || (own && ttl !== undefined);
     scope ??= leased ? 'lease' : 'session';
-    if (!own && !leased && (typeof source?.query !== 'function' || 'idleCount' in source) || leased !== (scope === 'lease')
-        || (own && scope === 'transaction') || !['session', 'transaction', 'lease'].includes(scope))
+    // a pool gives any connection to each query
+    const given = typeof source?.query === 'function' && !('idleCount' in source);
+    if (!(own || leased || given) || leased !== (scope === 'lease') || (own && scope === 'transaction')
+        || !['session', 'transaction', 'lease'].includes(scope))
       throw new BadArgument(`no lock in ${scope} scope of this`, '22023');
     this.#rhythm = rhythm({ ttl, ...options });
     this.#line = own ? source.line(name) : leased ? source.line() : new Line(undefined, 0, source);

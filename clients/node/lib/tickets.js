@@ -211,7 +211,8 @@ export class Tickets {
   }
 
   #here(name) {
-    if (this.#locks.server(name) !== this.#line.config) throw new BadArgument(`"${name}" is on another server`, '22023');
+    if (this.#locks.server(name) !== this.#line.config)
+      throw new BadArgument(`"${name}" is on another server`, '22023');
   }
 }
 

@@ -28,7 +28,8 @@ export const interval = (ms) => (ms == null || ms === Infinity ? undefined : `${
 /** SELECT name(...); what is undefined, or null, is left to the server */
 export function call(name, values = [], named = {}) {
   const given = Object.entries(named).filter(([, value]) => value != null);
-  const places = [...values.map((_, n) => `$${n + 1}`), ...given.map(([key], n) => `${key} => $${values.length + n + 1}`)];
+  const places = [
+    ...values.map((_, n) => `$${n + 1}`), ...given.map(([key], n) => `${key} => $${values.length + n + 1}`)];
   return [`SELECT ${name}(${places})`, [...values, ...given.map(([, value]) => value)]];
 }
 
@@ -41,8 +42,10 @@ export function hostsOf(config) {
     return list?.includes(',') ? list.split(',').map((host) => ({ ...rest, connectionString: head + host + tail }))
       : [{ ...rest, connectionString: url }];
   }
-  const [hosts, ports] = [rest.host ?? process.env.PGHOST, rest.port ?? process.env.PGPORT].map((value) => `${value ?? ''}`.split(','));
-  return hosts.map((host, n) => ({ ...rest, host: host || undefined, port: ports[Math.min(n, ports.length - 1)] || undefined }));
+  const hosts = `${rest.host ?? process.env.PGHOST ?? ''}`.split(',');
+  const ports = `${rest.port ?? process.env.PGPORT ?? ''}`.split(',');
+  return hosts.map((host, n) => (
+    { ...rest, host: host || undefined, port: ports[Math.min(n, ports.length - 1)] || undefined }));
 }
 
 export function cut(client) {

@@ -158,7 +158,8 @@ async function told(kept) {
   assert(kept.lost.aborted && kept.lost.reason instanceof LockLost);
 }
 
-const killSessions = () => admin.ask("SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE usename = 'app'");
+const killSessions = () => admin.ask(
+  "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE usename = 'app'");
 
 const isEvent = (event, expected) => assert.deepEqual({ ...event, ...expected }, event);
 
@@ -259,7 +260,8 @@ rows.transaction_rollback = () => connected(async (client) => {
 rows.lease_acquire_release = async () => {
   const lock = locks.lock('lease', { ttl: LONG, owner: 'job/1', info: 'me' });
   await using(lock, async () => {
-    assert.deepEqual(await admin.ask("SELECT ticket::float8, scope, pid, owner, info FROM dlock_locks WHERE name = 'lease'"),
+    assert.deepEqual(
+      await admin.ask("SELECT ticket::float8, scope, pid, owner, info FROM dlock_locks WHERE name = 'lease'"),
       [lock.fence, 'lease', null, 'job/1', 'me']);
     assert(!lock.lost.aborted);
     assert(lock.deadline > now());
@@ -394,8 +396,8 @@ rows.enqueue_connection_killed = () => locks.lease({ ttl: LONG }).run(async (lea
     const ticket = await ours.enqueue('free');
     assert.deepEqual(await ours.next({ timeout: TIMEOUT }), { event: 'granted', lock: 'free', ticket });
     assert.equal(await kept.next({ timeout: 0 }), undefined);
-    assert.deepEqual(await admin.ask('SELECT array_agg(ticket::float8 ORDER BY ticket) FROM dlock_locks WHERE lease = $1',
-      lease.id), [held, waits]);
+    assert.deepEqual(await admin.ask(
+      'SELECT array_agg(ticket::float8 ORDER BY ticket) FROM dlock_locks WHERE lease = $1', lease.id), [held, waits]);
   });
   assert.deepEqual(await kept.next({ timeout: TIMEOUT }), { event: 'granted', lock: 'busy', ticket: waits });
   assert.equal(await kept.next({ timeout: 0 }), undefined);
@@ -517,7 +519,8 @@ rows.errors = async () => {
   for (const [kind, code] of [[dlock.NoRoom, '53200'], [dlock.NoRoom, '53400'], [dlock.QuorumLate, '58030'],
     [dlock.DlockError, '22012']])
     assert.equal((await fails(kind, code, 'SELECT raise($1, $2)', code, 'do this')).hint, 'do this');
-  await raises(dlock.ConnectionLost, undefined, () => new Locks('postgres://127.0.0.1:1', { patience: 0 }).lock('x').acquire());
+  await raises(dlock.ConnectionLost, undefined,
+    () => new Locks('postgres://127.0.0.1:1', { patience: 0 }).lock('x').acquire());
   const own = new TypeError('the program\'s');
   assert.equal(dlock.translate(own), own);
 };
@@ -582,7 +585,8 @@ rows.lease_acquire_killed = async () => {
     await admin.untilWaits('lease');
   });
   await waiting;
-  assert.deepEqual(await admin.ask("SELECT array_agg(ticket::float8), min(owner) FROM dlock_locks WHERE name = 'lease'"),
+  assert.deepEqual(
+    await admin.ask("SELECT array_agg(ticket::float8), min(owner) FROM dlock_locks WHERE name = 'lease'"),
     [[lock.fence], 'job/1']);
   await lock.release();
 };
@@ -612,7 +616,9 @@ rows.lease_server_stopped = async () => {
   await admin.until("SELECT dlock_try_xact_acquire('lease') IS NOT NULL");
 };
 
-rows.lease_client_stopped = () => raises(LockLost, '55L01', () => locks.lock('lease', { ttl: SHORT }).run(async (lock) => {
+const raisesLoss = (work) => raises(LockLost, '55L01', work);
+
+rows.lease_client_stopped = () => raisesLoss(() => locks.lock('lease', { ttl: SHORT }).run(async (lock) => {
   let called = false;
   const { lost } = lock;
   lock.onLost(() => { called = true; });
@@ -698,7 +704,7 @@ rows.lease_callback = async () => {
   assert(warnings.shift() instanceof Boom);
 };
 
-rows.lease_callback_hangs = () => raises(LockLost, '55L01', () => locks.lease({ ttl: SHORT, interval: 200 }).run(async (lease) => {
+rows.lease_callback_hangs = () => raisesLoss(() => locks.lease({ ttl: SHORT, interval: 200 }).run(async (lease) => {
   const lock = await lease.lock('lease').acquire();
   const clock = new Int32Array(new SharedArrayBuffer(4));
   lock.onLost(() => {
@@ -807,7 +813,8 @@ rows.clock_stepped = async () => {
 };
 
 rows.lease_promotion = async () => {
-  const pair = new Locks(`postgres://app@${process.env.DLOCK_OTHER},${process.env.DLOCK_STANDBY}/postgres`);
+  // the standby is asked first, and passed by
+  const pair = new Locks(`postgres://app@${process.env.DLOCK_STANDBY},${process.env.DLOCK_OTHER}/postgres`);
   const promoted = new Admin('STANDBY');
   const lock = pair.lock('lease', KEPT);
   await lock.run(async () => {
@@ -828,7 +835,7 @@ for (const name of names.length ? names : Object.keys(rows)) {
   const say = (line) => writeSync(1, `${line}\n`);
   let timer;
   try {
-    const late = new Promise((_, reject) => { timer = setTimeout(reject, 2 * TIMEOUT, new Error('it hangs')); });
+    const late = new Promise((_, reject) => { timer = setTimeout(reject, 1.5 * TIMEOUT, new Error('it hangs')); });
     await Promise.race([rows[name](), late]);
     await admin.until('SELECT count(*) = 0 FROM dlock_locks');
     assert.deepEqual(warnings.splice(0), []);

@@ -10,7 +10,8 @@ const sequelize = new Sequelize(PGDATABASE, PGUSER, '', {
 export const errorClass = 'DatabaseError';
 export const sqlstate = (error) => error.parent.code;
 
-const ask = (text, bind, transaction) => sequelize.query(text, { bind, transaction, plain: true, type: QueryTypes.SELECT });
+const ask = (text, bind, transaction) =>
+  sequelize.query(text, { bind, transaction, plain: true, type: QueryTypes.SELECT });
 const withdraw = (transaction) =>
   sequelize.query('UPDATE account SET balance = balance - 10 WHERE id = 7', { transaction });
 
