@@ -249,6 +249,8 @@ TAP = \
 	module_observers \
 	module_monitoring \
 	client_java \
+	client_javascript \
+	client_node \
 	client_pgbouncer \
 	client_python \
 	client_python_stacks \

@@ -401,7 +401,8 @@ install_missing()
 			psycopg2)
 				need '/usr/bin/python3 -c "import psycopg2"' python3-psycopg2
 				;;
-			python_stacks | alembic | activerecord | golang | java | drizzle) ;;
+			python_stacks | alembic | activerecord | golang | java | drizzle | \
+				javascript) ;;
 			*) need "command -v $tool" "$tool" ;;
 		esac
 	done
@@ -421,7 +422,7 @@ tools_of()
 {
 	local names=("${@:2}") files
 
-	if [ "$1" = docs ]; then printf 'tap\npsycopg2\npsycopg\n'; fi
+	if [ "$1" = docs ]; then printf 'tap\npsycopg2\npsycopg\njavascript\n'; fi
 	[ "$1" = tap ] || return 0
 	names=("${names[@]##*/}")
 	files=("${names[@]/#/$top/test/t/}")
@@ -437,24 +438,40 @@ tools_of()
 	if grep -qs asyncpg "${files[@]}"; then printf 'psycopg2\npython_stacks\n'; fi
 	if grep -qs active_record "${files[@]}"; then printf 'activerecord\n'; fi
 	if grep -qs jackc/pgx "${files[@]}"; then printf 'golang\n'; fi
-	if grep -qs drizzle "${files[@]}"; then printf 'alembic\ndrizzle\n'; fi
+	if grep -qs -e DLOCK_JAVASCRIPT -e Dlock::JavaScript "${files[@]}"; then
+		printf 'javascript\n'
+	fi
+	if grep -qs DLOCK_DRIZZLE "${files[@]}"; then printf 'alembic\ndrizzle\n'; fi
 }
 
-# install_drizzle: into the scratch directory, and set DLOCK_DRIZZLE, where npm is
-# there; it is too much to be installed for this.  The test says what is missing.
-install_drizzle()
+# start_npm VARIABLE DIRECTORY: install what the package.json there names into the
+# scratch directory, in the background; finish_npm waits, and sets the variable to
+# where it is.  It stays unset where npm is not there, which is too much to be
+# installed for this: the test says what is missing.
+npm_jobs=()
+start_npm()
 {
-	local from=test/clients/schema_tools/package.json
+	local to=$scratch/${2##*/}
 
 	if ! command -v npm >/dev/null; then return 0; fi
-	as_user mkdir "$scratch/drizzle"
-	as_user cp "$from" "$scratch/drizzle"
-	if quiet as_user env "HOME=$scratch/drizzle" \
-		timeout -k 5 120 npm install --prefix "$scratch/drizzle" \
-		--ignore-scripts --no-audit --no-fund --no-package-lock \
-		--fetch-timeout=15000 --fetch-retries=1; then
-		export DLOCK_DRIZZLE=$scratch/drizzle
-	fi
+	as_user mkdir "$to"
+	as_user cp "$top/test/clients/$2"/package*.json "$to"
+	quiet as_user env "HOME=$to" \
+		timeout -k 5 120 npm install --prefix "$to" \
+		--ignore-scripts --no-audit --no-fund --no-save \
+		--fetch-timeout=15000 --fetch-retries=1 &
+	npm_jobs+=("$! $1 $to")
+}
+
+finish_npm()
+{
+	local job pid variable to
+
+	for job in "${npm_jobs[@]}"; do
+		read -r pid variable to <<<"$job"
+		if wait "$pid"; then export "$variable=$to"; fi
+	done
+	npm_jobs=()
 }
 
 # The first mirror of Debian that apt uses, if it uses any, and the keys that it
@@ -536,6 +553,7 @@ remove_scratch()
 	local file
 
 	cd /
+	finish_npm
 	if [ -z "$scratch" ]; then return 0; fi
 	find "$scratch" -name postmaster.pid | while read -r file; do
 		as_user "$("$pg_config" --bindir)/pg_ctl" -D "${file%/*}" -w \

@@ -1,0 +1,228 @@
+// Places in many queues, and who holds what, over one connection
+
+import { randomUUID } from 'node:crypto';
+import { BadArgument, ConnectionLost, LockLost, WrongState, cancelled } from './errors.js';
+import { ask, call, now } from './wire.js';
+
+// What was not told, for whatever reason, is asked after so many milliseconds.
+const ROUND = 60000;
+
+/**
+ * Tickets are the session's, and gone with the connection; or a lease's, which keeps their places. All of them are on
+ * one server: that of the lease, or the one that has the name `near`.
+ */
+export class Tickets {
+  #locks;
+  #lease;
+  #line;
+  #client;
+  #heard = [];
+  #events = [];
+  #requests = new Map();
+  #granted = new Set();
+  #watched = new Set();
+  #round = now() + ROUND;
+  #tail = Promise.resolve();
+  #waking = new Set();
+  #closed = false;
+
+  constructor(locks, { lease, near = '' } = {}) {
+    this.#locks = locks;
+    this.#lease = lease;
+    this.#line = lease ? lease.line() : locks.line(near);
+  }
+
+  /** The ticket, which is the fence once it is granted. The options are shared, slots, permits, owner and info. */
+  async enqueue(name, { owner, ...options } = {}) {
+    this.#here(name);
+    const statement = this.#lease
+      ? call('dlock_lease_enqueue', [name, this.#lease.id], { owner: owner ?? randomUUID(), ...options })
+      : call('dlock_enqueue', [name], options);
+    return this.#alone(async () => {
+      const ticket = await this.#kept(statement);
+      this.#requests.set(ticket, { name, statement });
+      await this.#confirm(ticket);
+      return ticket;
+    });
+  }
+
+  async release(ticket) {
+    await this.#alone(async () => {
+      this.#granted.delete(ticket);
+      if (!this.#requests.delete(ticket)) throw new LockLost(`ticket ${ticket} is not ours`, '55L01');
+      if (!(await this.#kept(call('dlock_release_ticket', [ticket]))))
+        throw new LockLost(`ticket ${ticket} was lost`, '55L01');
+    });
+  }
+
+  /** Be told who holds it: now, and at each change. */
+  async watch(name) {
+    this.#here(name);
+    await this.#alone(async () => {
+      await this.#kept(call('dlock_watch', [name]));
+      this.#watched.add(name);
+    });
+  }
+
+  async unwatch(name) {
+    await this.#alone(async () => {
+      this.#watched.delete(name);
+      await this.#kept(call('dlock_unwatch', [name]));
+    });
+  }
+
+  /**
+   * What has become of a ticket: granted, wanted (somebody waits for it), released (by force), expired, lost; of a lock
+   * that is watched: held, free. Undefined where nothing has come within the timeout.
+   */
+  async next({ timeout = Infinity, signal } = {}) {
+    const until = now() + timeout;
+    for (;;) {
+      if (signal?.aborted) throw cancelled(signal);
+      const event = await this.#alone(async () => {
+        await this.#listen();
+        return this.#events.shift();
+      });
+      if (event || now() >= until) return event;
+      await this.#news(Math.min(this.#round, until) - now(), signal);
+    }
+  }
+
+  async close() {
+    this.#closed = true;
+    await this.#alone(() => this.#line.close());
+  }
+
+  async [Symbol.asyncDispose]() {
+    await this.close();
+  }
+
+  // One statement at a time on the connection
+  #alone(work) {
+    const result = this.#tail.then(work);
+    this.#tail = result.catch(() => {});
+    return result;
+  }
+
+  #tell(event) {
+    this.#events.push(event);
+    this.#wake();
+  }
+
+  #wake() {
+    for (const resolve of this.#waking) resolve();
+    this.#waking.clear();
+  }
+
+  #news(ms, signal) {
+    if (this.#heard.length || this.#events.length || this.#client.ended) return undefined;
+    return new Promise((resolve) => {
+      const timer = setTimeout(() => this.#wake(), ms + 1);
+      const wake = () => this.#wake();
+      signal?.addEventListener('abort', wake);
+      this.#waking.add(() => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', wake);
+        resolve();
+      });
+    });
+  }
+
+  // The connection. If it broke, another one, to which a lease's tickets come along; the session's are gone.
+  async #session() {
+    if (this.#closed) throw new WrongState('the tickets are closed', '55000');
+    if (this.#client && !this.#client.ended) return this.#client;
+    if (!this.#lease && this.#requests.size) {
+      this.#requests.clear();
+      this.#granted.clear();
+      throw new LockLost('the tickets are gone with their connection', '55L01');
+    }
+    await this.#line.close();
+    await this.#line.ask(['SELECT 1']);
+    const client = this.#line.client;
+    this.#client = client;
+    // first of all: a notification may come with the reply to the enqueue
+    client.on('notification', ({ payload }) => {
+      this.#heard.push(payload);
+      this.#wake();
+    });
+    client.once('end', () => this.#wake());
+    for (const name of this.#watched) await ask(client, call('dlock_watch', [name]));
+    for (const [ticket, { statement }] of [...this.#requests]) {
+      const again = await ask(client, statement);
+      if (again !== ticket) {
+        await ask(client, call('dlock_release_ticket', [again]));
+        this.#forget(ticket, 'lost');
+      }
+      await this.#confirm(ticket);
+    }
+    return client;
+  }
+
+  // Again over another connection, where that is the way to it
+  async #kept(statement, options) {
+    for (;;)
+      try {
+        return await ask(await this.#session(), statement, options);
+      } catch (error) {
+        // out of patience?
+        if (!(error instanceof ConnectionLost) || !this.#line.client) throw error;
+        this.#client.ended = true;
+      }
+  }
+
+  async #listen() {
+    if (now() >= this.#round) {
+      this.#round = now() + ROUND;
+      await this.#kept(['SELECT 1'], { limit: 10000 });
+      for (const ticket of [...this.#requests.keys()]) await this.#confirm(ticket);
+    } else if (!this.#client || this.#client.ended) {
+      await this.#kept(['SELECT 1']);
+    }
+    for (let payload; (payload = this.#heard.shift()) !== undefined;) {
+      const said = JSON.parse(payload);
+      const { event, lock, ticket } = said;
+      if (event === 'granted') await this.#confirm(ticket);
+      else if (event === 'released' || event === 'expired') this.#forget(ticket, event);
+      else if (event === 'wanted' ? this.#requests.has(ticket)
+        : ['held', 'free'].includes(event) && this.#watched.has(lock)) this.#tell(said);
+    }
+  }
+
+  // A notification is a hint. Each grant is told once.
+  async #confirm(ticket) {
+    if (!this.#requests.has(ticket) || this.#granted.has(ticket)) return;
+    try {
+      if (await ask(this.#client, call('dlock_wait', [ticket, '0']))) {
+        this.#granted.add(ticket);
+        this.#tell({ event: 'granted', lock: this.#requests.get(ticket).name, ticket });
+      }
+    } catch (error) {
+      if (error instanceof LockLost) this.#forget(ticket, 'lost');
+      else if (error instanceof ConnectionLost) this.#client.ended = true; // asked again over the next
+      else throw error;
+    }
+  }
+
+  #forget(ticket, event) {
+    this.#granted.delete(ticket);
+    const request = this.#requests.get(ticket);
+    if (this.#requests.delete(ticket)) this.#tell({ event, lock: request.name, ticket });
+  }
+
+  #here(name) {
+    if (this.#locks.server(name) !== this.#line.config)
+      throw new BadArgument(`"${name}" is on another server`, '22023');
+  }
+}
+
+/** Who holds a lock: now, and at each change */
+export async function* watch(locks, name, { signal } = {}) {
+  const tickets = new Tickets(locks, { near: name });
+  try {
+    await tickets.watch(name);
+    for (;;) yield await tickets.next({ signal });
+  } finally {
+    await tickets.close();
+  }
+}

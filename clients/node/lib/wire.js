@@ -1,0 +1,175 @@
+// Talking to servers
+
+import net from 'node:net';
+import os from 'node:os';
+import { setTimeout as sleep } from 'node:timers/promises';
+import pg from 'pg';
+import { NotPrimary, cancelled, translate } from './errors.js';
+
+// How long a server may take to hear of a cancel, and to obey it
+const GRACE = 5000;
+const FOREVER = 2 ** 31 - 1;
+
+const linux = process.platform === 'linux';
+const monotonic = () => Number(process.hrtime.bigint()) / 1e6;
+// os.uptime() goes on while the machine sleeps, but in steps of 10 ms.
+const ahead = () => os.uptime() * 1000 - monotonic();
+const atStart = linux ? ahead() : 0;
+let asleep = 0;
+
+/** Milliseconds by a clock that nobody steps, and that goes on while the machine sleeps, where there is one */
+export function now() {
+  if (linux) asleep = Math.max(asleep, ahead() - atStart - 20);
+  return monotonic() + asleep;
+}
+
+export const interval = (ms) => (ms == null || ms === Infinity ? undefined : `${ms.toFixed(3)} ms`);
+
+/** SELECT name(...); what is undefined, or null, is left to the server */
+export function call(name, values = [], named = {}) {
+  const given = Object.entries(named).filter(([, value]) => value != null);
+  const places = [
+    ...values.map((_, n) => `$${n + 1}`), ...given.map(([key], n) => `${key} => $${values.length + n + 1}`)];
+  return [`SELECT ${name}(${places})`, [...values, ...given.map(([, value]) => value)]];
+}
+
+/** A configuration for each of the hosts, which a URL, or `host` and `port`, may name several of, as with libpq */
+export function hostsOf(config) {
+  const url = typeof config === 'string' ? config : config.connectionString;
+  const rest = typeof config === 'string' ? {} : config;
+  if (url) {
+    const [, head, list, tail] = /^(\w+:\/\/(?:[^@/?]*@)?)([^/?]*)(.*)$/s.exec(url) ?? [];
+    return list?.includes(',') ? list.split(',').map((host) => ({ ...rest, connectionString: head + host + tail }))
+      : [{ ...rest, connectionString: url }];
+  }
+  const hosts = `${rest.host ?? process.env.PGHOST ?? ''}`.split(',');
+  const ports = `${rest.port ?? process.env.PGPORT ?? ''}`.split(',');
+  return hosts.map((host, n) => (
+    { ...rest, host: host || undefined, port: ports[Math.min(n, ports.length - 1)] || undefined }));
+}
+
+export function cut(client) {
+  client.connection.stream.destroy();
+}
+
+export async function close(client) {
+  const timer = setTimeout(cut, 1000, client);
+  await client.end().catch(() => {});
+  clearTimeout(timer);
+}
+
+/** A connection to the host that is the primary, where there are several */
+export async function connect(config, name, { patience = 10000, signal } = {}) {
+  const hosts = hostsOf(config);
+  let failure;
+  for (const host of hosts) {
+    if (signal?.aborted) throw cancelled(signal);
+    const client = new pg.Client({
+      keepAlive: true, keepAliveInitialDelayMillis: 30000, fallback_application_name: name, ...host,
+      connectionTimeoutMillis: Math.min(host.connectionTimeoutMillis || 10000, Math.max(patience, 1000)),
+    });
+    const stop = () => cut(client);
+    client.ended = false;
+    client.on('error', () => {}); // what is asked next fails
+    client.once('end', () => { client.ended = true; });
+    signal?.addEventListener('abort', stop);
+    try {
+      await client.connect();
+      if (hosts.length > 1 && (await ask(client, ['SHOW transaction_read_only'], { limit: 10000 })) === 'on')
+        throw new NotPrimary('the server is a standby', '25006');
+      return client;
+    } catch (error) {
+      failure = translate(error);
+      await close(client);
+    } finally {
+      signal?.removeEventListener('abort', stop);
+    }
+  }
+  throw failure;
+}
+
+// A request to cancel is a connection of its own, and has been heard when the server closes it.
+function cancel({ host, port, processID, secretKey }) {
+  const packet = Buffer.alloc(16);
+  [16, 80877102, processID, secretKey].forEach((word, n) => packet.writeInt32BE(word, 4 * n));
+  return new Promise((heard) => {
+    const socket = net.connect(host.startsWith('/') ? { path: `${host}/.s.PGSQL.${port}` } : { host, port });
+    socket.setTimeout(GRACE, () => socket.destroy());
+    socket.on('error', () => {}).on('close', heard).resume().write(packet);
+  });
+}
+
+// Whatever parsers the program has set
+const parsers = { 16: (text) => text === 't', 20: Number, 23: Number, 701: Number };
+const types = { getTypeParser: (oid) => parsers[oid] ?? String };
+
+/**
+ * The value, or row, that a statement returns. Where the signal, or the connection's `query_timeout`, ends it, it is
+ * cancelled in the server, too, and what has come of it is what counts.
+ */
+export async function ask(client, [text, values], { signal, limit = client.connectionParameters?.query_timeout } = {}) {
+  let stopping, last, done = false;
+  const stop = () => {
+    stopping ??= cancel(client).then(() => {
+      if (!done) last = setTimeout(cut, GRACE, client);
+    });
+  };
+  const timer = limit && setTimeout(stop, limit);
+  signal?.addEventListener('abort', stop);
+  try {
+    const { rows: [row] } = await client.query({ text, values, types, rowMode: 'array', query_timeout: FOREVER });
+    return row?.length === 1 ? row[0] : row;
+  } catch (error) {
+    throw translate(error);
+  } finally {
+    done = true;
+    clearTimeout(timer);
+    signal?.removeEventListener('abort', stop);
+    await stopping; // lest it hits the next statement
+    clearTimeout(last);
+  }
+}
+
+/** A connection that is made when it is needed, and made again */
+export class Line {
+  client;
+  sent; // before the last statement was sent
+  doubt = false; // was an earlier one perhaps done, too?
+
+  constructor(config, patience, given) {
+    Object.assign(this, { config, patience, given, client: given });
+  }
+
+  /**
+   * Over a new connection where one breaks, until then, or for as long as there is patience with a server that is away.
+   * A connection of the program's is never another one.
+   */
+  async ask(statement, { until, signal } = {}) {
+    let away;
+    this.doubt = false;
+    for (;;) {
+      if (signal?.aborted) throw cancelled(signal);
+      try {
+        this.client ??= await connect(this.config, 'dlock', { signal });
+        away = undefined;
+        const what = typeof statement === 'function' ? statement() : statement;
+        this.sent = now();
+        return await ask(this.client, what, { signal });
+      } catch (error) {
+        if (signal?.aborted) throw cancelled(signal);
+        if (this.given || !['ConnectionLost', 'NotPrimary'].includes(error.name)) throw error;
+        this.doubt ||= this.client !== undefined;
+        await this.close();
+        away ??= now();
+        if (now() >= (until ?? away + this.patience)) throw error;
+      }
+      await sleep(100, undefined, { signal }).catch(() => {});
+    }
+  }
+
+  async close() {
+    const client = this.client;
+    this.client = undefined;
+    if (client && !this.given) await close(client);
+  }
+}

@@ -1,0 +1,856 @@
+// The scenarios of clients/scenarios.md, for the JavaScript client
+//
+// One function for each row, with its name. test/t/client_node.pl starts this.
+
+import assert from 'node:assert/strict';
+import { readSync, writeSync } from 'node:fs';
+import { setTimeout as sleep } from 'node:timers/promises';
+import pg from 'pg';
+import * as dlock from 'dlock-client';
+
+const { now, Lock, Locks, LockLost, LockTimeout, Cancelled } = dlock;
+const TIMEOUT = Number(process.env.PG_TEST_TIMEOUT_DEFAULT) * 1000;
+const LONG = 3600000;
+const SHORT = 2000 * Math.max(1, Math.floor(TIMEOUT / 180000));
+const KEPT = { ttl: LONG, interval: 500 };
+
+const url = (server, user = 'app', rest = '') => `postgres://${user}@${process.env[`DLOCK_${server}`]}/postgres${rest}`;
+const MAIN = url('MAIN');
+const locks = new Locks(MAIN, { patience: TIMEOUT });
+const late = () => new Locks(url('MAIN', 'app', `?options=${encodeURIComponent('-c search_path=late,public')}`));
+
+//
+// What the rows need
+//
+
+const rows = {};
+
+// All that may come is tested for; that node-postgres will give something up, for one, may not.
+const warnings = [];
+process.removeAllListeners('warning');
+process.on('warning', (warning) => warnings.push(warning));
+
+/** Have something done by who has started us; nothing else goes on meanwhile. */
+function order(line) {
+  writeSync(1, `! ${line}\n`);
+  const answer = Buffer.alloc(5);
+  for (let n = 0; n < 5;) {
+    const more = readSync(0, answer, n, 5 - n);
+    if (!more) process.exit(2); // nobody is there any more
+    n += more;
+  }
+  assert.equal(`${answer}`, 'done\n');
+}
+
+async function until(condition, what = condition) {
+  for (const end = now() + TIMEOUT; !(await condition()); await sleep(10)) assert(now() < end, `waited for ${what}`);
+}
+
+/** Somebody else, who asks the server */
+class Admin {
+  constructor(server = 'MAIN') {
+    this.url = url(server, 'admin');
+  }
+
+  async ask(sql, ...values) {
+    for (const end = now() + TIMEOUT;; await sleep(10))
+      try {
+        if (!this.client) {
+          this.client = new pg.Client({ connectionString: this.url, application_name: 'admin' });
+          this.client.on('error', () => { this.client = undefined; });
+          this.client.on('end', () => { this.client = undefined; });
+          await this.client.connect();
+        }
+        const row = Object.values((await this.client.query(sql, values)).rows[0] ?? {});
+        return row.length > 1 ? row : row[0];
+      } catch (error) {
+        if (error.severity === 'ERROR' || now() > end) throw error;
+        this.client = undefined;
+      }
+  }
+
+  async until(sql, ...values) {
+    await until(() => this.ask(sql, ...values), `${sql} ${values}`);
+  }
+
+  isFree(name) {
+    return this.ask('SELECT dlock_try_xact_acquire($1) IS NOT NULL', name);
+  }
+
+  async left(name) {
+    return Number(await this.ask('SELECT count(*) FROM dlock_locks WHERE name = $1', name));
+  }
+
+  async untilWaits(name, count = 1) {
+    await this.until('SELECT count(*) = $1 FROM dlock_locks WHERE name = $2 AND NOT granted', count, name);
+  }
+
+  async force(ticket) {
+    assert(await this.ask('SELECT dlock_force_release($1)', ticket));
+  }
+
+  async untilRenewed(lease, count = 1) {
+    while (count--)
+      await this.until('SELECT renewed_at > $1::timestamptz FROM dlock_leases WHERE lease = $2',
+        await this.ask('SELECT renewed_at::text FROM dlock_leases WHERE lease = $1', lease), lease);
+  }
+
+  /** The process of the heartbeat's connection, as soon as there is one */
+  async heartbeat() {
+    const from = "FROM pg_stat_activity WHERE application_name = 'dlock heartbeat'";
+    await this.until(`SELECT count(*) = 1 ${from}`);
+    return this.ask(`SELECT min(pid) ${from}`);
+  }
+
+  async holds(name, work) {
+    await connected(async (client) => {
+      const ticket = Number((await client.query('SELECT dlock_acquire($1) AS ticket', [name])).rows[0].ticket);
+      await work(ticket);
+      await client.query('SELECT dlock_release_all()');
+    }, this.url);
+  }
+}
+
+const admin = new Admin();
+
+async function connected(work, where = MAIN) {
+  const client = new pg.Client(where);
+  client.on('error', () => {});
+  await client.connect();
+  try {
+    return await work(client);
+  } finally {
+    await client.end();
+  }
+}
+
+async function transaction(client, work) {
+  await client.query('BEGIN');
+  try {
+    await work();
+    await client.query('COMMIT');
+  } catch (error) {
+    await client.query('ROLLBACK');
+    throw error;
+  }
+}
+
+/** What TypeScript makes of `await using` */
+async function using(lock, work) {
+  const held = await (lock.acquire ? lock.acquire() : lock.open());
+  try {
+    return await work(held);
+  } finally {
+    await held[Symbol.asyncDispose]();
+  }
+}
+
+async function raises(kind, code, work) {
+  const error = await Promise.resolve().then(work).then(() => assert.fail(`no ${kind.name}`), (error) => error);
+  if (error.constructor !== kind) throw error;
+  assert.equal(error.code, code ?? error.code);
+  return error;
+}
+
+/** Waits until it is told, by the event. */
+async function told(kept) {
+  await new Promise((resolve) => kept.onLost(resolve));
+  assert(kept.lost.aborted && kept.lost.reason instanceof LockLost);
+}
+
+const killSessions = () => admin.ask(
+  "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE usename = 'app'");
+
+const isEvent = (event, expected) => assert.deepEqual({ ...event, ...expected }, event);
+
+class Boom extends Error {}
+const boom = () => { throw new Boom('boom'); };
+
+//
+// Plain use
+//
+
+rows.session_acquire_release = async () => {
+  let fence;
+  await locks.lock('plain', { info: 'me' }).run(async (lock) => {
+    assert(!await admin.isFree('plain'));
+    assert.deepEqual(await admin.ask("SELECT ticket::float8, info, scope FROM dlock_locks WHERE name = 'plain'"),
+      [lock.fence, 'me', 'session']);
+    lock.check();
+    fence = lock.fence;
+  });
+  assert.equal(await admin.left('plain'), 0);
+  await using(locks.lock('plain'), async (lock) => {
+    assert(lock.fence > fence);
+    assert(!await admin.isFree('plain'));
+  });
+  assert.equal(await admin.left('plain'), 0);
+};
+
+rows.session_exception = async () => {
+  await raises(Boom, undefined, () => locks.lock('plain').run(boom));
+  await raises(Boom, undefined, () => using(locks.lock('plain'), boom));
+  assert.equal(await admin.left('plain'), 0);
+};
+
+rows.session_on_connection = () => connected(async (client) => {
+  await new Lock(client, 'plain').run(async (outer) => {
+    await new Lock(client, 'plain').run(async (inner) => {
+      assert.equal(inner.fence, outer.fence);
+      await client.query('SELECT 1');
+    });
+    assert(!await admin.isFree('plain'));
+  });
+  assert(await admin.isFree('plain'));
+  await client.query('SELECT 1');
+  await raises(dlock.BadArgument, '22023', () => new Lock(new pg.Pool(), 'plain'));
+});
+
+// Each scope asks for what somebody else holds.
+const busy = (timeout) => admin.holds('busy', () => connected(async (client) => {
+  for (const lock of [locks.lock('busy', { timeout }), locks.lock('busy', { timeout, ttl: LONG }),
+    new Lock(client, 'busy', { timeout })]) {
+    await raises(LockTimeout, '55P03', () => lock.acquire());
+    assert.equal(await admin.left('busy'), 1);
+  }
+  await raises(LockTimeout, '55P03',
+    () => transaction(client, () => new Lock(client, 'busy', { scope: 'transaction', timeout }).acquire()));
+  assert.equal(await admin.left('busy'), 1);
+}));
+
+rows.try_busy = () => busy(0);
+rows.timeout = () => busy(50);
+
+rows.shared = async () => {
+  await locks.lock('shared', { shared: true }).run((first) =>
+    locks.lock('shared', { shared: true }).run(async (second) => {
+      assert.notEqual(first.fence, second.fence);
+      await raises(LockTimeout, '55P03', () => locks.lock('shared', { timeout: 0 }).acquire());
+      assert.equal(await admin.ask("SELECT count(*) FROM dlock_locks WHERE name = 'shared' AND granted"), '2');
+    }));
+  await locks.lock('shared', { timeout: 0 }).run(() => {});
+};
+
+rows.slots = async () => {
+  const big = await locks.lock('slots', { slots: 3, permits: 2 }).acquire();
+  await locks.lock('slots', { slots: 3 }).run(async () => {
+    await raises(LockTimeout, '55P03', () => locks.lock('slots', { slots: 3, timeout: 0 }).acquire());
+    await raises(dlock.WrongState, '55000', () => locks.lock('slots', { slots: 4 }).acquire());
+    await big.release();
+    await locks.lock('slots', { slots: 3, timeout: 0 }).run(() => {});
+  });
+};
+
+rows.transaction_commit = () => connected(async (client) => {
+  await transaction(client, async () => {
+    await using(new Lock(client, 'plain', { scope: 'transaction' }), async (lock) => {
+      assert.equal(lock.fence, Number(await admin.ask("SELECT ticket FROM dlock_locks WHERE name = 'plain'")));
+    });
+    assert(!await admin.isFree('plain'));
+  });
+  assert(await admin.isFree('plain'));
+});
+
+rows.transaction_rollback = () => connected(async (client) => {
+  await raises(Boom, undefined, () => transaction(client,
+    () => new Lock(client, 'plain', { scope: 'transaction' }).run(boom)));
+  assert(await admin.isFree('plain'));
+});
+
+rows.lease_acquire_release = async () => {
+  const lock = locks.lock('lease', { ttl: LONG, owner: 'job/1', info: 'me' });
+  await using(lock, async () => {
+    assert.deepEqual(
+      await admin.ask("SELECT ticket::float8, scope, pid, owner, info FROM dlock_locks WHERE name = 'lease'"),
+      [lock.fence, 'lease', null, 'job/1', 'me']);
+    assert(!lock.lost.aborted);
+    assert(lock.deadline > now());
+    lock.check();
+  });
+  assert(!lock.lost.aborted);
+  assert.equal(await admin.left('lease'), 0);
+};
+
+rows.lease_renews = () => locks.lock('lease', KEPT).run(async (lock) => {
+  const { deadline } = lock;
+  await admin.untilRenewed(lock.fence, 2);
+  assert(!await admin.isFree('lease') && !lock.lost.aborted);
+  await until(() => lock.deadline > deadline);
+});
+
+rows.lease_deadline = async () => {
+  const lock = late().lock('lease', { ttl: LONG });
+  let waiting, latest, done = false;
+  await connected(async (other) => {
+    await other.query('SELECT pg_advisory_lock(17)');
+    await admin.holds('lease', async () => {
+      waiting = lock.acquire().then(() => { done = true; });
+      await admin.untilWaits('lease');
+    });
+    await admin.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'");
+    assert(!done);
+    latest = now() + LONG * 0.99;
+  }, admin.url);
+  await waiting;
+  assert(latest - LONG < lock.deadline && lock.deadline <= latest);
+  await lock.release();
+};
+
+rows.lease_many = async () => {
+  const lease = locks.lease({ ttl: LONG, info: 'many' });
+  const held = (count) => admin.ask(
+    'SELECT count(*) = 1 AND min(held) = $1 FROM dlock_leases WHERE lease = $2', count, lease.id);
+  await using(lease, async () => {
+    const many = ['a', 'b', 'c'].map((name) => lease.lock(name));
+    for (const lock of many) await lock.acquire();
+    assert(await held(3));
+    await many[0].release();
+    assert(await held(2) && await admin.isFree('a') && !await admin.isFree('b'));
+    await raises(LockTimeout, '55P03', () => lease.lock('b', { timeout: 0 }).acquire());
+  });
+  assert.equal(await admin.ask('SELECT count(*) FROM dlock_leases'), '0');
+  assert(await admin.isFree('b') && await admin.isFree('c'));
+  await lease.run((again) => again.lock('a').run(async () => assert(await held(1))));
+};
+
+rows.lease_same_owner = async () => {
+  const fence = await connected(async (client) => Number(
+    (await client.query("SELECT dlock_ttl_acquire('lease', '1 h', owner => 'job/1') AS fence")).rows[0].fence));
+  await locks.lock('lease', { ttl: 2 * LONG, owner: 'job/1', timeout: 0 }).run(async (lock) => {
+    assert.equal(lock.fence, fence);
+    assert(lock.deadline < now() + LONG);
+    await raises(LockTimeout, '55P03', () => locks.lock('lease', { ttl: LONG, owner: 'job/2', timeout: 0 }).acquire());
+  });
+  assert.equal(await admin.left('lease'), 0);
+};
+
+rows.guard_commits = async () => {
+  await locks.lock('lease', { ttl: LONG }).run((lock) => connected((client) => transaction(client, async () => {
+    await lock.guard(client);
+    await client.query('INSERT INTO data VALUES (1)');
+  })));
+  assert.equal(await admin.ask('SELECT count(*) FROM data WHERE n = 1'), '1');
+};
+
+rows.guard_refuses = async () => {
+  await raises(LockLost, '55L01', () => locks.lock('lease', { ttl: LONG }).run((lock) => connected(async (client) => {
+    await admin.force(lock.fence);
+    await raises(LockLost, '55L01', () => transaction(client, async () => {
+      await lock.guard(client);
+      await client.query('INSERT INTO data VALUES (2)');
+    }));
+  })));
+  assert.equal(await admin.ask('SELECT count(*) FROM data WHERE n = 2'), '0');
+};
+
+rows.enqueue_free = () => using({ open: async () => locks.tickets() }, async (tickets) => {
+  const coming = tickets.next({ timeout: TIMEOUT });
+  const ticket = await tickets.enqueue('queue');
+  assert.deepEqual(await coming, { event: 'granted', lock: 'queue', ticket });
+  const another = await tickets.enqueue('next');
+  assert.deepEqual(await tickets.next({ timeout: TIMEOUT }), { event: 'granted', lock: 'next', ticket: another });
+  assert.equal(await tickets.next({ timeout: 0 }), undefined);
+  await tickets.release(ticket);
+  assert(await admin.isFree('queue') && !await admin.isFree('next'));
+  await raises(Cancelled, '57014', () => tickets.next({ signal: AbortSignal.timeout(10) }));
+});
+
+rows.enqueue_waits = () => using({ open: async () => locks.tickets() }, async (tickets) => {
+  let ticket;
+  await admin.holds('queue', async () => {
+    ticket = await tickets.enqueue('queue');
+    assert.equal(await tickets.next({ timeout: 0 }), undefined);
+  });
+  assert.deepEqual(await tickets.next({ timeout: TIMEOUT }), { event: 'granted', lock: 'queue', ticket });
+});
+
+rows.enqueue_thousands = () => connected(async (holder) => {
+  const count = 2000;
+  const tickets = locks.tickets();
+  await holder.query("SELECT count(dlock_acquire('job/' || n)) FROM generate_series(1, $1) AS n", [count]);
+  const waiting = new Set();
+  for (let n = 1; n <= count; n++) waiting.add(await tickets.enqueue(`job/${n}`));
+  assert.equal(waiting.size, count);
+  assert.equal(await admin.ask("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dlock'"), '1');
+  await holder.query('SELECT dlock_release_all()');
+  for (let n = 0; n < count; n++) {
+    const { event, ticket } = await tickets.next({ timeout: TIMEOUT });
+    assert(event === 'granted' && waiting.delete(ticket));
+  }
+  assert.equal(await tickets.next({ timeout: 0 }), undefined);
+  await tickets.close();
+}, admin.url);
+
+rows.enqueue_connection_killed = () => locks.lease({ ttl: LONG }).run(async (lease) => {
+  const ours = locks.tickets();
+  const kept = locks.tickets({ lease });
+  let held, waits;
+  await admin.holds('busy', async () => {
+    await ours.enqueue('free');
+    assert.equal((await ours.next({ timeout: TIMEOUT })).event, 'granted');
+    held = await kept.enqueue('kept');
+    waits = await kept.enqueue('busy');
+    assert.deepEqual(await kept.next({ timeout: TIMEOUT }), { event: 'granted', lock: 'kept', ticket: held });
+    await killSessions();
+    await raises(LockLost, '55L01', () => ours.next({ timeout: TIMEOUT }));
+    const ticket = await ours.enqueue('free');
+    assert.deepEqual(await ours.next({ timeout: TIMEOUT }), { event: 'granted', lock: 'free', ticket });
+    assert.equal(await kept.next({ timeout: 0 }), undefined);
+    assert.deepEqual(await admin.ask(
+      'SELECT array_agg(ticket::float8 ORDER BY ticket) FROM dlock_locks WHERE lease = $1', lease.id), [held, waits]);
+  });
+  assert.deepEqual(await kept.next({ timeout: TIMEOUT }), { event: 'granted', lock: 'busy', ticket: waits });
+  assert.equal(await kept.next({ timeout: 0 }), undefined);
+  await kept.release(waits);
+  await kept.release(held);
+  await kept.close();
+  await ours.close();
+});
+
+rows.enqueue_released = async () => {
+  const tickets = locks.tickets();
+  const ticket = await tickets.enqueue('queue');
+  assert.equal((await tickets.next({ timeout: TIMEOUT })).event, 'granted');
+  await admin.force(ticket);
+  assert.deepEqual(await tickets.next({ timeout: TIMEOUT }), { event: 'released', lock: 'queue', ticket });
+  await raises(LockLost, '55L01', () => tickets.release(ticket));
+  const waiting = raises(dlock.WrongState, '55000', () => tickets.next());
+  await tickets.close();
+  await waiting;
+};
+
+rows.election_hand_over = async () => {
+  const led = [], leave = [], returned = [];
+  const campaign = (n) => locks.election('leader', { ttl: LONG, info: `node-${n}` }).run(async (lock) => {
+    led.push(lock.fence);
+    await new Promise((resolve) => { leave[n] = resolve; });
+    return n;
+  }).then((result) => returned.push(result));
+  const first = campaign(0);
+  await until(() => leave[0]);
+  const second = campaign(1);
+  await admin.untilWaits('leader');
+  assert.equal(await admin.ask("SELECT info FROM dlock_locks WHERE name = 'leader' AND granted"), 'node-0');
+  assert.equal(led.length, 1);
+  leave[0]();
+  await first;
+  await until(() => leave[1]);
+  leave[1]();
+  await second;
+  assert.deepEqual(returned, [0, 1]);
+  assert(led[0] < led[1]);
+
+  await admin.holds('leader', async () => {
+    const stop = new AbortController();
+    const running = locks.election('leader', { ttl: LONG }).run(() => {}, { signal: stop.signal });
+    await admin.untilWaits('leader');
+    stop.abort();
+    await raises(Cancelled, '57014', () => running);
+    assert.equal(await admin.left('leader'), 1);
+  });
+};
+
+rows.election_lost = async () => {
+  const fences = [];
+  const work = (told) => async (lock) => {
+    fences.push(lock.fence);
+    if (fences.length % 2) {
+      await admin.force(lock.fence);
+      await told(lock);
+    }
+    return fences.length;
+  };
+  // it returns as soon as it is told, or it is broken off
+  assert.equal(await locks.election('leader', KEPT).run(work(told)), 2);
+  assert.equal(await locks.election('leader', KEPT)
+    .run(work((lock) => sleep(TIMEOUT, undefined, { signal: lock.lost }))), 4);
+  assert.deepEqual(fences, fences.toSorted?.() ?? fences);
+  await raises(Boom, undefined, () => locks.election('leader', KEPT).run(boom));
+};
+
+rows.watch = async () => {
+  const events = locks.watch('leader');
+  const next = async () => (await events.next()).value;
+  isEvent(await next(), { event: 'free', lock: 'leader' });
+  await connected(async (client) => {
+    const ticket = Number((await client.query("SELECT dlock_acquire('leader', info => 'node-1') AS t")).rows[0].t);
+    isEvent(await next(), { event: 'held', lock: 'leader', ticket, info: 'node-1' });
+    await killSessions();
+    // it watches anew, and begins with how it is
+    isEvent(await next(), { event: 'held', ticket });
+    await client.query('SELECT dlock_release_all()');
+  }, admin.url);
+  isEvent(await next(), { event: 'free', lock: 'leader' });
+  await events.return();
+};
+
+rows.errors = async () => {
+  const fails = (kind, code, sql, ...values) => raises(kind, code,
+    () => connected((client) => client.query(sql, values).catch((error) => { throw dlock.translate(error); })));
+
+  await admin.holds('busy', async () => {
+    await raises(LockTimeout, '55P03', () => locks.lock('busy', { timeout: 0 }).acquire());
+    const waiting = raises(Cancelled, '57014', () => locks.lock('busy').acquire());
+    await admin.untilWaits('busy');
+    assert(await admin.ask('SELECT pg_cancel_backend(pid) FROM dlock_locks WHERE NOT granted'));
+    await waiting;
+  });
+  await connected((one) => connected(async (two) => {
+    const [a, b] = [new Lock(one, 'a'), new Lock(two, 'b')];
+    await a.acquire();
+    await b.acquire();
+    const crosswise = [new Lock(one, 'b'), new Lock(two, 'a')].map((lock, n) => lock.acquire().then(
+      () => lock.release(), async (error) => {
+        await [a, b][n].release();
+        return error;
+      }));
+    const errors = (await Promise.all(crosswise)).filter(Boolean);
+    assert.equal(errors.length, 1);
+    assert(errors[0] instanceof dlock.Deadlock && errors[0].code === '40P01' && errors[0].detail);
+  }));
+  await fails(LockLost, '55L01', "SELECT dlock_guard('gone', 1)");
+  await raises(dlock.NotAllowed, '42501', () => locks.lock('reserved/1').acquire());
+  await raises(dlock.NotPrimary, '25006', () => new Locks(url('STANDBY'), { patience: 0 }).lock('standby').acquire());
+  await fails(dlock.StaleVersion, '40001', "SELECT dlock_version_bump('doc', 7)");
+  await raises(dlock.BadArgument, '22023', () => locks.lock('slots', { slots: 0 }).acquire());
+  await raises(dlock.BadArgument, '22004', () => locks.lock(null).acquire());
+  await locks.lock('slots', { slots: 2 }).run(
+    () => raises(dlock.WrongState, '55000', () => locks.lock('slots', { slots: 3 }).acquire()));
+  for (const [kind, code] of [[dlock.NoRoom, '53200'], [dlock.NoRoom, '53400'], [dlock.QuorumLate, '58030'],
+    [dlock.DlockError, '22012']])
+    assert.equal((await fails(kind, code, 'SELECT raise($1, $2)', code, 'do this')).hint, 'do this');
+  await raises(dlock.ConnectionLost, undefined,
+    () => new Locks('postgres://127.0.0.1:1', { patience: 0 }).lock('x').acquire());
+  const own = new TypeError('the program\'s');
+  assert.equal(dlock.translate(own), own);
+};
+
+rows.sharding = async () => {
+  const names = Array.from({ length: 20 }, (_, n) => `shard/${n}`);
+  const OTHER = url('OTHER');
+  const both = new Locks([MAIN, OTHER], { keys: ['main', 'other'] });
+  const turned = new Locks([OTHER, MAIN], { keys: ['other', 'main'] });
+  const third = new Locks([MAIN, OTHER, 'postgres://nowhere'], { keys: ['main', 'other', 'third'] });
+  const other = new Admin('OTHER');
+  const held = [];
+  for (const name of names) held.push(await both.lock(name).acquire());
+  const here = [], there = [];
+  for (const name of names) {
+    if (await admin.left(name)) here.push(name);
+    if (await other.left(name)) there.push(name);
+  }
+  assert(here.length && there.length && here.length + there.length === 20);
+  assert.deepEqual([...here, ...there].sort(), [...names].sort());
+  for (const name of names) {
+    await raises(LockTimeout, '55P03', () => turned.lock(name, { timeout: 0 }).acquire());
+    assert(['postgres://nowhere', both.server(name)].includes(third.server(name)));
+  }
+  assert(names.some((name) => third.server(name) === 'postgres://nowhere'));
+  for (const lock of held) await lock.release();
+  await other.client.end();
+};
+
+//
+// What goes wrong
+//
+
+rows.session_connection_killed = () => raises(LockLost, '55L01', () => locks.lock('killed').run(async (lock) => {
+  await killSessions();
+  await admin.holds('killed', (fence) => assert(fence > lock.fence));
+}));
+
+rows.session_restart = async () => {
+  const lock = locks.lock('restart');
+  await raises(LockLost, '55L01', () => lock.run(() => order('restart')));
+  await locks.lock('restart').run((again) => assert(again.fence > lock.fence));
+};
+
+rows.lease_connection_killed = () => locks.lock('lease', KEPT).run(async (lock) => {
+  for (let n = 0; n < 2; n++) {
+    await admin.heartbeat();
+    await killSessions();
+    await admin.untilRenewed(lock.fence);
+  }
+  assert(!lock.lost.aborted && await admin.ask("SELECT dlock_check('lease', $1)", lock.fence));
+});
+
+rows.lease_acquire_killed = async () => {
+  const lock = locks.lock('lease', { ttl: LONG, owner: 'job/1' });
+  let waiting;
+  await admin.holds('lease', async () => {
+    waiting = lock.acquire();
+    await admin.untilWaits('lease');
+    const pid = await admin.ask('SELECT pid FROM dlock_locks WHERE NOT granted');
+    assert(await admin.ask('SELECT pg_terminate_backend($1, 60000)', pid));
+    await admin.untilWaits('lease');
+  });
+  await waiting;
+  assert.deepEqual(
+    await admin.ask("SELECT array_agg(ticket::float8), min(owner) FROM dlock_locks WHERE name = 'lease'"),
+    [[lock.fence], 'job/1']);
+  await lock.release();
+};
+
+rows.lease_backend_stopped = async () => {
+  await locks.lock('lease', KEPT).run(async (lock) => {
+    const pid = await admin.heartbeat();
+    order(`stop ${pid}`);
+    await admin.untilRenewed(lock.fence, 2);
+    assert(!lock.lost.aborted);
+    order(`continue ${pid}`);
+    assert(!await admin.isFree('lease'));
+  });
+  assert.equal(await admin.left('lease'), 0);
+};
+
+rows.lease_server_stopped = async () => {
+  await raises(LockLost, '55L01', () => locks.lock('lease', { ttl: SHORT }).run(async (lock) => {
+    await admin.heartbeat();
+    order('freeze');
+    await told(lock);
+    await raises(LockLost, '55L01', () => lock.check());
+    order('thaw');
+    assert(await admin.ask('SELECT true'));
+    assert(lock.lost.aborted);
+  }));
+  await admin.until("SELECT dlock_try_xact_acquire('lease') IS NOT NULL");
+};
+
+const raisesLoss = (work) => raises(LockLost, '55L01', work);
+
+rows.lease_client_stopped = () => raisesLoss(() => locks.lock('lease', { ttl: SHORT }).run(async (lock) => {
+  let called = false;
+  const { lost } = lock;
+  lock.onLost(() => { called = true; });
+  order(`suspend ${process.pid} SELECT dlock_try_xact_acquire('lease') IS NOT NULL`);
+  assert(lost.aborted);
+  assert(called);
+  assert(await admin.ask('SELECT true') && lock.lost.aborted);
+  await admin.holds('lease', (fence) => assert(fence > lock.fence));
+}));
+
+rows.lease_restart = async () => {
+  await locks.lock('lease', KEPT).run(async (lock) => {
+    order('restart');
+    await admin.untilRenewed(lock.fence, 2);
+    assert(!lock.lost.aborted);
+    assert(await admin.ask("SELECT dlock_check('lease', $1)", lock.fence));
+  });
+  assert.equal(await admin.left('lease'), 0);
+};
+
+rows.lease_worker_killed = async () => {
+  const successor = locks.lock('lease', { ttl: LONG });
+  let waiting;
+  await locks.lock('lease', KEPT).run(async (lock) => {
+    waiting = successor.acquire();
+    await admin.untilWaits('lease');
+    assert(await admin.ask(
+      "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE backend_type = 'dlock worker'"));
+    await admin.untilRenewed(lock.fence, 2);
+    assert(!lock.lost.aborted);
+  });
+  await waiting;
+  await successor.release();
+};
+
+rows.lease_forced_release = () => raises(LockLost, '55L01', () => locks.lock('lease', KEPT).run(async (lock) => {
+  await admin.force(lock.fence);
+  await told(lock);
+  assert(lock.lost.aborted && lock.lost.aborted);
+}));
+
+rows.lease_forced_one_of_many = async () => {
+  await locks.lease(KEPT).run((lease) => lease.lock('kept').run((kept) =>
+    raises(LockLost, '55L01', () => lease.lock('forced').run(async (forced) => {
+      await admin.force(forced.fence);
+      await told(forced);
+      assert(!kept.lost.aborted && !lease.lost.aborted);
+    }))));
+  assert.equal(await admin.left('kept'), 0);
+};
+
+rows.lease_quorum_late = () => late().lock('lease', KEPT).run(async (lock) => {
+  await admin.heartbeat();
+  await admin.untilRenewed(lock.fence);
+  await admin.ask('UPDATE late.quorum SET late = true RETURNING true');
+  const called = await admin.ask('SELECT last_value FROM late.calls');
+  // the first of them may have asked before that
+  await admin.until('SELECT last_value > $1::bigint + 1 FROM late.calls', called);
+  const { deadline } = lock;
+  await admin.until('SELECT last_value > $1::bigint + 3 FROM late.calls', called);
+  assert(lock.deadline === deadline && !lock.lost.aborted);
+  await admin.ask('UPDATE late.quorum SET late = false RETURNING true');
+  await until(() => lock.deadline > deadline);
+  assert(!lock.lost.aborted);
+});
+
+rows.lease_callback = async () => {
+  const called = [];
+  const callback = (name) => (lock) => { called.push([name, lock]); };
+  const lock = locks.lock('lease', KEPT);
+  await raises(LockLost, '55L01', () => lock.run(async () => {
+    lock.onLost((lost) => {
+      callback('bad')(lost);
+      boom();
+    });
+    lock.onLost(callback('good'));
+    await admin.force(lock.fence);
+    await told(lock);
+    lock.onLost(callback('late'));
+  }));
+  assert.deepEqual(called, [['bad', lock], ['good', lock], ['late', lock]]);
+  await until(() => warnings.length);
+  assert(warnings.shift() instanceof Boom);
+};
+
+rows.lease_callback_hangs = () => raisesLoss(() => locks.lease({ ttl: SHORT, interval: 200 }).run(async (lease) => {
+  const lock = await lease.lock('lease').acquire();
+  const clock = new Int32Array(new SharedArrayBuffer(4));
+  lock.onLost(() => {
+    // as long as this has not returned, nothing else is done by the process
+    order('freeze');
+    for (const end = now() + TIMEOUT; !lease.lost.aborted && now() < end;) Atomics.wait(clock, 0, 0, 10);
+    called = lease.lost.aborted;
+    order('thaw');
+  });
+  let called;
+  await admin.force(lock.fence);
+  await until(() => called !== undefined);
+  assert(called);
+}));
+
+rows.acquire_client_timeout = async () => {
+  const gone = () => admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL");
+  // pg's own timer, which leaves the waiter in the queue, is obeyed as a signal is
+  const impatient = new Locks({ connectionString: MAIN, query_timeout: 100 });
+  for (const options of [{}, { ttl: LONG }]) {
+    await admin.holds('busy', async () => {
+      await raises(Cancelled, '57014', () => locks.lock('busy', options).acquire({ signal: AbortSignal.timeout(100) }));
+      assert.equal(await admin.left('busy'), 1);
+      await raises(Cancelled, '57014', () => impatient.lock('busy', options).acquire());
+      assert.equal(await admin.left('busy'), 1);
+    });
+    await gone();
+  }
+  await admin.holds('busy', () => connected(async (client) => {
+    await raises(Cancelled, '57014', () => new Lock(client, 'busy').acquire());
+    assert.equal(await admin.left('busy'), 1);
+    assert.deepEqual((await client.query('SELECT 1 AS one')).rows, [{ one: 1 }]);
+  }, { connectionString: MAIN, query_timeout: 100 }));
+  await gone();
+};
+
+rows.acquire_cancelled = async () => {
+  for (const options of [{}, { ttl: LONG }]) {
+    await admin.holds('busy', async () => {
+      const stop = new AbortController();
+      const waiting = raises(Cancelled, '57014', () => locks.lock('busy', options).acquire({ signal: stop.signal }));
+      await admin.untilWaits('busy');
+      stop.abort('enough');
+      assert.equal((await waiting).cause, 'enough');
+      assert.equal(await admin.left('busy'), 1);
+    });
+    await admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL");
+
+    // granted already, when it is cancelled: the answer is on its way
+    const stop = new AbortController();
+    const waiting = locks.lock('busy', options).acquire({ signal: stop.signal }).catch((error) => error);
+    await until(() => admin.left('busy'));
+    stop.abort();
+    const result = await waiting;
+    if (result instanceof Lock) await result.release();
+    else assert(result instanceof Cancelled);
+    await admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'busy'");
+  }
+};
+
+rows.pool_returned = async () => {
+  const pool = new pg.Pool({ connectionString: MAIN, max: 1 });
+  const withClient = async (work) => {
+    const client = await pool.connect();
+    try {
+      return await work(client);
+    } finally {
+      await dlock.reset(client).then(() => client.release(), (error) => client.release(error));
+    }
+  };
+  const pid = await withClient(async (client) => {
+    await new Lock(client, 'pool').acquire();
+    await client.query('BEGIN');
+    await client.query('SELECT 1 / 0').catch(() => {});
+    return client.processID;
+  });
+  assert(await admin.isFree('pool'));
+  await withClient(async (client) => {
+    assert.equal(client.processID, pid);
+    assert.deepEqual((await client.query("SELECT dlock_is_held('pool') AS held")).rows, [{ held: false }]);
+  });
+  await pool.end();
+};
+
+rows.clock_stepped = async () => {
+  const day = 86400;
+  await locks.lock('lease', KEPT).run(async (lock) => {
+    const before = Date.now() / 1000;
+    const { deadline } = lock;
+    for (const seconds of [day, -day]) {
+      order(`clock ${seconds}`);
+      assert(Math.abs(Date.now() / 1000 - before - seconds) < day / 2);
+      assert(!lock.lost.aborted && lock.deadline < deadline + LONG);
+      await admin.untilRenewed(lock.fence);
+    }
+    await until(() => lock.deadline > deadline);
+    assert(lock.deadline < now() + LONG);
+  });
+  await raises(LockLost, '55L01', () => locks.lock('lease', { ttl: SHORT }).run(async (lock) => {
+    await admin.heartbeat();
+    order('freeze');
+    await told(lock);
+    order('thaw');
+  }));
+  order('clock 0');
+};
+
+rows.lease_promotion = async () => {
+  // the standby is asked first, and passed by
+  const pair = new Locks(`postgres://app@${process.env.DLOCK_STANDBY},${process.env.DLOCK_OTHER}/postgres`);
+  const promoted = new Admin('STANDBY');
+  const lock = pair.lock('lease', KEPT);
+  await lock.run(async () => {
+    order('promote');
+    await promoted.until('SELECT count(*) = 1 FROM dlock_leases WHERE lease = $1', lock.fence);
+    await promoted.untilRenewed(lock.fence, 2);
+    assert(!lock.lost.aborted);
+    assert(await promoted.ask("SELECT dlock_check('lease', $1)", lock.fence));
+  });
+  assert.equal(await promoted.left('lease'), 0);
+  await pair.lock('lease', { ttl: LONG }).run((next) => assert(next.fence > lock.fence));
+};
+
+let failed = 0;
+const names = process.argv.slice(2);
+for (const name of names.length ? names : Object.keys(rows)) {
+  const began = now();
+  const say = (line) => writeSync(1, `${line}\n`);
+  let timer;
+  try {
+    const late = new Promise((_, reject) => { timer = setTimeout(reject, 1.5 * TIMEOUT, new Error('it hangs')); });
+    await Promise.race([rows[name](), late]);
+    await admin.until('SELECT count(*) = 0 FROM dlock_locks');
+    assert.deepEqual(warnings.splice(0), []);
+    // nor is a connection left behind
+    await admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'app'");
+    say(`ok ${name}`);
+  } catch (error) {
+    failed = 1;
+    for (const line of `${error.stack ?? error}`.split('\n')) say(`# ${line}`);
+    say(`not ok ${name}`);
+    order('thaw');
+    order('clock 0');
+    await admin.ask('SELECT count(dlock_force_release(ticket)) FROM dlock_locks');
+  }
+  clearTimeout(timer);
+  say(`# ${name}: ${((now() - began) / 1000).toFixed(1)} s`);
+}
+process.exit(failed);

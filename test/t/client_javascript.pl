@@ -1,0 +1,71 @@
+# Programs in JavaScript that use node-postgres, postgres.js, Knex, Sequelize,
+# TypeORM or Drizzle: what they do, and what would break it, stands in
+# test/clients/javascript.  Here they get a server, and each test is counted.  And
+# a program in TypeScript, which shows that the types of clients/node are true.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::JavaScript;
+use Dlock::Test;
+use File::Copy qw(copy);
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $installed = $ENV{DLOCK_JAVASCRIPT};
+
+plan skip_all => 'npm, or what it was to install, is not there'
+  unless $installed;
+
+my $node = new_server('main', conf => "deadlock_timeout = '10ms'");
+my $top = "$FindBin::RealBin/../..";
+my $dir = PostgreSQL::Test::Utils::tempdir;
+
+$node->safe_psql(
+	'postgres', q{
+	CREATE ROLE admin SUPERUSER LOGIN;
+	CREATE ROLE app LOGIN;
+	CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL);
+	INSERT INTO account VALUES (7, 1000);
+	GRANT SELECT, UPDATE ON account TO app;
+	CREATE FUNCTION raise(code text) RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		RAISE 'raised' USING ERRCODE = code;
+	END $$});
+$ENV{PGHOST} = $node->host;
+$ENV{PGPORT} = $node->port;
+$ENV{PGDATABASE} = 'postgres';
+$ENV{PGUSER} = 'app';
+$ENV{PG_TEST_TIMEOUT_DEFAULT} = $PostgreSQL::Test::Utils::timeout_default;
+
+install_javascript($dir);
+foreach my $file (glob("$top/test/clients/javascript/{*.mjs,*.mts,tsconfig.json}"))
+{
+	copy($file, $dir) or die "$file: $!";
+}
+
+my ($out, $err) = run_command([ 'node', "$dir/run.mjs" ]);
+my $status = $?;
+
+foreach my $line (split /\n/, $out)
+{
+	if ($line =~ /^(not )?ok (.*)/)
+	{
+		ok(!$1, $2);
+	}
+	else
+	{
+		diag($line);
+	}
+}
+is($status, 0, 'exit status') or diag($err);
+
+($out) = run_command(
+	[ 'node', "$installed/node_modules/typescript/bin/tsc", '-p', $dir ]);
+is($out, '', 'the types are true');
+($out, $err) = run_command([ 'node', "$dir/using.mjs" ]);
+is($out, 'free true 0', 'await using: all of it is given back') or diag($err);
+$node->stop;
+done_testing();
