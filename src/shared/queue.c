@@ -132,7 +132,7 @@ fits(const DlockLock *lock, const DlockTicket *ticket)
 static void
 grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 {
-	dlock_list_append(&lock->holders, &ticket->link);
+	dlock_list_append(&lock->holders, &ticket->link, ticket->self);
 	lock->permits += ticket->permits;
 	if (ticket->mode == DLOCK_EXCLUSIVE)
 		lock->exclusive++;
@@ -160,7 +160,7 @@ leave_list(DlockList *list, DlockTicket *ticket)
 	{
 		pg_atomic_uint64 *cursor = &dlock_backends[i].cursor;
 
-		if (pg_atomic_read_u64(cursor) == ticket->link.self)
+		if (pg_atomic_read_u64(cursor) == ticket->self)
 			pg_atomic_write_u64(cursor, next);
 	}
 }
@@ -373,7 +373,7 @@ enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait,
 	}
 	/* before the change, as a holder may have to be mapped */
 	want(lock, to_wake);
-	dlock_list_append(&lock->queue, &ticket->link);
+	dlock_list_append(&lock->queue, &ticket->link, ticket->self);
 	ticket->queue_length = lock->queue.length;
 	set_state(ticket, DLOCK_WAITING);
 	return DLOCK_JOIN_QUEUED;
@@ -500,10 +500,12 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 										 ticket->ticket.role);
 
 	if (state == DLOCK_WAITING)
-		dlock_list_append(&lock->queue, &ticket->ticket.link);
+		dlock_list_append(&lock->queue, &ticket->ticket.link,
+						  ticket->ticket.self);
 	else
 	{
-		dlock_list_append(&lock->holders, &ticket->ticket.link);
+		dlock_list_append(&lock->holders, &ticket->ticket.link,
+						  ticket->ticket.self);
 		lock->permits += ticket->ticket.permits;
 		if (ticket->ticket.mode == DLOCK_EXCLUSIVE)
 			lock->exclusive++;
@@ -995,7 +997,7 @@ dlock_queue_reap(const DlockKey *key)
 		take_out(lock, ticket, &wakeups);
 		if (pg_atomic_read_u32(&dlock_control->lost) > 0)
 			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
-		dlock_list_append(&lost, &ticket->link);
+		dlock_list_append(&lost, &ticket->link, ticket->self);
 	}
 	/* an error in a hand-over has left the lock free, and the head waiting */
 	grant_from_queue(lock, &wakeups);
