@@ -297,7 +297,7 @@ dlock_announcement_arm(DlockTicket *ticket)
 	}
 	LWLockRelease(&space->outbox_lock);
 	if (posted)
-		(void) dlock_worker_wake(space);
+		dlock_sender_wake(space);
 }
 
 /*

@@ -35,6 +35,7 @@
 typedef struct Wakeups
 {
 	DlockSpace *space;			/* its worker; or NULL */
+	DlockSpace *outbox;			/* its sender; or NULL */
 	int			count;
 	int			procnos[8];		/* few, as every release zeroes them */
 } Wakeups;
@@ -66,11 +67,13 @@ wake_all(Wakeups *wakeups)
 {
 	set_latches(wakeups);
 	if (wakeups->space)
-		dlock_worker_wake(wakeups->space);
+		(void) dlock_worker_wake(wakeups->space);
+	else if (wakeups->outbox)
+		dlock_sender_wake(wakeups->outbox);
 }
 
 /*
- * Note a ticket's backend to be woken, and the worker if the ticket is to be
+ * Note a ticket's backend to be woken, and the sender if the ticket is to be
  * announced.  Where so many shared holders come in at once that the array is
  * full, the latches are set under the entry's lock: that is only slower.
  *
@@ -81,8 +84,10 @@ wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
 {
 	bool		of_lease = is_lease_ticket(ticket);
 
-	if (of_lease || DsaPointerIsValid(ticket->announcement))
+	if (of_lease)
 		wakeups->space = dlock_space_at(ticket->space);
+	else if (DsaPointerIsValid(ticket->announcement))
+		wakeups->outbox = dlock_space_at(ticket->space);
 	if (DsaPointerIsValid(ticket->announcement) &&
 		!(of_lease && event == DLOCK_EVENT_GRANTED))
 		dlock_announcement_event(ticket, event);

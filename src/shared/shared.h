@@ -773,6 +773,7 @@ extern bool dlock_office_start(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_wake(DlockSpace *space, DlockOffice office);
 extern void dlock_office_terminate(DlockSpace *space, DlockOffice office);
 extern bool dlock_worker_wake(DlockSpace *space);
+extern void dlock_sender_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
 extern bool dlock_worker_is_awaited(DlockSpace *space);
