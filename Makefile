@@ -57,11 +57,13 @@ OBJS = \
 	src/tables/write.o \
 	src/shared/account.o \
 	src/shared/announcement.o \
+	src/shared/buckets.o \
 	src/shared/catalog.o \
 	src/shared/clock.o \
 	src/shared/commit.o \
 	src/shared/contention.o \
 	src/shared/counter.o \
+	src/shared/id_table.o \
 	src/shared/journal.o \
 	src/shared/json.o \
 	src/shared/launcher.o \

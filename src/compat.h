@@ -351,4 +351,11 @@ compat_eval_plan_qual_init(EPQState *state, EState *parent)
 #define COMPAT_SYNC_REP_TAKES_NO_EQUALS	false
 #endif
 
+/* Ask for memory that will be read soon, where the compiler knows how */
+#ifdef __GNUC__
+#define compat_prefetch(address)	__builtin_prefetch(address)
+#else
+#define compat_prefetch(address)	((void) (address))
+#endif
+
 #endif							/* DLOCK_COMPAT_H */

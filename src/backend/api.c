@@ -839,9 +839,9 @@ get_lease_or_ttl(FunctionCallInfo fcinfo, DlockSpace *space, bool ttl,
 	{
 		need(fcinfo, 1, "ttl");
 		dlock_request_check_memory(space, GetUserId());
-		request->lease = dlock_lease_make(space, GetUserId(),
-										  get_length(fcinfo, 1, "ttl"), 0,
-										  true, NULL);
+		request->lease = dlock_lease_make_single(space, GetUserId(), NULL,
+												 get_length(fcinfo, 1, "ttl"),
+												 &request->key);
 	}
 	else
 		request->lease = get_lease(fcinfo, space, 1);

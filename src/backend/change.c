@@ -65,12 +65,20 @@ begin(Change *change, int64 number)
 					   ExclusiveLock);
 	change->uses_before = dlock_record_begin_uses();
 	change->ticket = dlock_lease_ticket_find(change->space, number);
+	change->lease = change->ticket ? NULL :
+		dlock_lease_find(change->space, number);
+	if (change->lease && change->lease->single)
+	{
+		/* it has just got its ticket */
+		change->lease = NULL;
+		change->ticket = dlock_lease_ticket_find(change->space, number);
+	}
 	if (change->ticket)
 	{
 		change->record = &change->ticket->record;
 		change->role = change->ticket->ticket.role;
 	}
-	else if ((change->lease = dlock_lease_find(change->space, number)) != NULL)
+	else if (change->lease)
 	{
 		change->record = &change->lease->record;
 		change->role = change->lease->role;

@@ -57,7 +57,8 @@ make_durable(XLogRecPtr lsn)
 static bool
 is_written(DlockRecord *record, uint64 mark, XLogRecPtr *lsn)
 {
-	if (pg_atomic_read_u64(&record->written) < mark)
+	/* the difference, as marks may begin anew */
+	if ((int32) (pg_atomic_read_u32(&record->written) - mark) < 0)
 		return false;
 	pg_read_barrier();
 	*lsn = pg_atomic_read_u64(&record->lsn);
@@ -101,7 +102,7 @@ wait_until_durable(DlockSpace *space, DlockRecord *record, const char *outcome)
 {
 	uint32		failures = pg_atomic_read_u32(&space->failures);
 	int			alone = 0;		/* looks at which no worker was there */
-	uint64		mark;
+	uint32		mark;
 	XLogRecPtr	lsn;
 	bool		durable;
 

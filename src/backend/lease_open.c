@@ -81,7 +81,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 	int64		number;
 
 	dlock_request_check_memory(space, GetUserId());
-	lease = dlock_lease_make(space, GetUserId(), ttl, delay, false, info);
+	lease = dlock_lease_make(space, GetUserId(), NULL, ttl, delay, info);
 	if (attach)
 	{
 		lease->session = pg_atomic_read_u64(&dlock_my_backend->session);
@@ -90,7 +90,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 		attach_to_session(lease);
 	}
 	lease->number = draw_number(space);
-	dlock_id_insert(space, lease->number, lease, NULL);
+	dlock_id_insert(&lease->record);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	dlock_lease_start(space, lease);
 	dlock_journal_mark(space, &lease->record);

@@ -100,7 +100,7 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 	}
 	PG_CATCH();
 	{
-		/* dshash raises a lack of memory with a lock of its own held */
+		/* a segment of memory could not be mapped */
 		LWLockReleaseAll();
 		dlock_queue_unpublish(ticket);
 		dlock_held_settle(held);
@@ -231,7 +231,7 @@ take_back(int code, Datum arg)
 {
 	Taken	   *taken = (Taken *) DatumGetPointer(arg);
 
-	/* dshash raises a lack of memory with a lock of its own held */
+	/* a segment of memory could not be mapped */
 	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
 	if (DsaPointerIsValid(taken->redirection))

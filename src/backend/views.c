@@ -117,8 +117,27 @@ role_datum(Oid type, Oid role)
 	return DirectFunctionCall1(pg_get_userbyid, ObjectIdGetDatum(role));
 }
 
+/* What many rows have in common, made once */
+typedef struct Constants
+{
+	Datum		modes[DLOCK_SLOTS + 1];
+	Datum		scopes[DLOCK_LEASE + 1];
+	Datum		no_numbers;
+} Constants;
+
 static void
-show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
+make_constants(Constants *constants)
+{
+	for (int mode = 0; mode <= DLOCK_SLOTS; mode++)
+		constants->modes[mode] = CStringGetTextDatum(dlock_mode_name(mode));
+	for (int scope = 0; scope <= DLOCK_LEASE; scope++)
+		constants->scopes[scope] = CStringGetTextDatum(dlock_scope_name(scope));
+	constants->no_numbers = PointerGetDatum(construct_empty_array(INT8OID));
+}
+
+static void
+show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers,
+		 const Constants *constants)
 {
 	bool		waiter = row->position > 0;
 	Datum		values[20];
@@ -130,7 +149,7 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 	values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text,
 														   row->name_length));
 	values[i++] = Int64GetDatum(row->number);
-	values[i++] = CStringGetTextDatum(dlock_mode_name(row->mode));
+	values[i++] = constants->modes[row->mode];
 	if (row->mode == DLOCK_SLOTS)
 		values[i++] = Int32GetDatum(row->slots);
 	else
@@ -138,7 +157,7 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 	values[i++] = Int32GetDatum(row->permits);
 	values[i++] = BoolGetDatum(row->granted);
 	values[i++] = Int32GetDatum((int32) row->position);
-	values[i++] = CStringGetTextDatum(dlock_scope_name(row->scope));
+	values[i++] = constants->scopes[row->scope];
 	nulls[i] = row->pid == 0;
 	values[i++] = Int32GetDatum(row->pid);
 	nulls[i] = row->lease == 0;
@@ -156,8 +175,12 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 															   row->info_length));
 	else
 		nulls[i++] = true;
-	if (row->channel[0] != '\0' && has_privs_of_role(GetUserId(), row->role))
-		values[i++] = CStringGetTextDatum(row->channel);
+	if (row->channel_length > 0 &&
+		has_privs_of_role(GetUserId(), row->role))
+		values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length +
+															   row->info_length +
+															   row->owner_length,
+															   row->channel_length));
 	else
 		nulls[i++] = true;
 	values[i++] = TimestampTzGetDatum(row->enqueued_at);
@@ -172,7 +195,7 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 	values[i++] = Int32GetDatum((int32) (row->session_depth + row->xact_depth));
 	values[i++] = BoolGetDatum(row->pinned);
 	values[i++] = waiter ? blocked_by(blockers, row) :
-		PointerGetDatum(construct_empty_array(INT8OID));
+		constants->no_numbers;
 	Assert(i == lengthof(values));
 
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
@@ -182,9 +205,11 @@ static void
 show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows)
 {
 	Blockers	blockers = {0};
+	Constants	constants;
 	MemoryContext row_context;
 	MemoryContext old_context;
 
+	make_constants(&constants);
 	row_context = AllocSetContextCreate(CurrentMemoryContext, "dlock row",
 										ALLOCSET_SMALL_SIZES);
 	old_context = MemoryContextSwitchTo(row_context);
@@ -193,7 +218,7 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows)
 		CHECK_FOR_INTERRUPTS();
 		if (blockers.first == NULL || !dlock_row_same_lock(blockers.first, row))
 			find_holders(&blockers, row);
-		show_row(rsinfo, row, &blockers);
+		show_row(rsinfo, row, &blockers, &constants);
 		if (row->position > 0)
 			blockers.previous = row->number;
 		MemoryContextReset(row_context);
@@ -266,7 +291,7 @@ copy_lease(DlockLease *lease, void *arg)
 	LeaseRows  *rows = arg;
 	LeaseRow   *row;
 	uint64		deadline = dlock_lease_deadline(lease);
-	const char *info = DsaPointerIsValid(lease->info) ?
+	const char *info = !lease->single && DsaPointerIsValid(lease->info) ?
 		dsa_get_address(dlock_area, lease->info) : NULL;
 
 	if (deadline == 0)
@@ -279,18 +304,18 @@ copy_lease(DlockLease *lease, void *arg)
 		return false;
 	row->number = lease->number;
 	row->ttl = dlock_lease_ttl(lease);
-	row->delay = lease->delay;
+	row->delay = lease->single ? 0 : lease->delay;
 	row->remaining = deadline == DLOCK_NO_DEADLINE ? -1 :
 		(int64) (Max(deadline, rows->now) - rows->now);
-	row->pid = dlock_lease_is_attached(lease) ? lease->pid : 0;
+	row->pid = dlock_lease_attached_pid(lease);
 	row->role = lease->role;
-	row->opened_at = lease->opened_at;
+	row->opened_at = dlock_lease_opened_at(lease);
 	row->renewed_at = (TimestampTz) pg_atomic_read_u64(&lease->renewed_at);
 	row->has_info = info != NULL;
 	if (info)
 		strcpy(row->info, info);
-	row->held = (int) lease->held;
-	row->waiting = (int) (lease->tickets.length - lease->held);
+	row->held = (int) dlock_lease_count_held(lease);
+	row->waiting = (int) dlock_lease_count_tickets(lease) - row->held;
 	*rows->tail = row;
 	rows->tail = &row->next;
 	return true;

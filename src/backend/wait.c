@@ -77,7 +77,7 @@ announce_wait(const DlockRequest *request, int64 number)
 	me->wait_count++;
 	me->wait_ticket = number;
 	me->wait_lease = has_lease(request) ?
-		request->lease->record.link.self : InvalidDsaPointer;
+		request->lease->self : InvalidDsaPointer;
 	me->wait_mode = request->mode;
 	me->wait_permits = request->permits;
 	dlock_key_copy(&me->wait_key, &request->key);

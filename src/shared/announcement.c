@@ -45,6 +45,9 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 	DlockSpace *space = space_of(ticket);
 
 	channel[0] = '\0';
+	/* that one comes later is seen later */
+	if (!DsaPointerIsValid(ticket->announcement))
+		return;
 	LWLockAcquire(&space->outbox_lock, LW_SHARED);
 	if (DsaPointerIsValid(ticket->announcement))
 		strlcpy(channel, announcement_of(ticket)->channel, NAMEDATALEN);
@@ -66,7 +69,7 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 	DlockAnnouncement *announcement = dsa_get_address(dlock_area, self);
 
 	memset(announcement, 0, size);
-	announcement->link.self = self;
+	announcement->self = self;
 	announcement->size = size;
 	announcement->role = role;
 	strlcpy(announcement->channel, request->channel, NAMEDATALEN);
@@ -82,7 +85,8 @@ post(DlockSpace *space, DlockAnnouncement *announcement)
 	if (announcement->armed && announcement->events != 0 &&
 		!announcement->in_outbox)
 	{
-		dlock_list_append(&space->outbox, &announcement->link);
+		dlock_list_append(&space->outbox, &announcement->link,
+						  announcement->self);
 		announcement->in_outbox = true;
 	}
 }
@@ -115,7 +119,7 @@ release(DlockSpace *space, DlockAnnouncement *announcement)
 {
 	bool		counted = announcement->counted;
 
-	dlock_release_memory(announcement->role, announcement->link.self,
+	dlock_release_memory(announcement->role, announcement->self,
 						 announcement->size);
 	if (counted && pg_atomic_sub_fetch_u32(&space->announced, 1) == 0)
 		dlock_worker_dismiss(space);
@@ -293,7 +297,7 @@ dlock_announcement_arm(DlockTicket *ticket)
 	}
 	LWLockRelease(&space->outbox_lock);
 	if (posted)
-		(void) dlock_worker_wake(space);
+		dlock_sender_wake(space);
 }
 
 /*

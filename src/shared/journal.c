@@ -38,7 +38,9 @@ dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 		return;
 	if (!record->listed)
 	{
-		dlock_list_append(&space->journal, &record->link);
+		dlock_list_append(&space->journal, &record->link,
+						  dlock_record_self(record) +
+						  offsetof(DlockRecord, link));
 		record->listed_at = dlock_monotonic_now();
 	}
 	record->listed = true;
@@ -57,8 +59,7 @@ dlock_journal_lag(DlockSpace *space)
 
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
 	if (DsaPointerIsValid(space->journal.head))
-		since = ((DlockRecord *) dsa_get_address(dlock_area,
-												 space->journal.head))->listed_at;
+		since = dlock_record_at(space->journal.head)->listed_at;
 	LWLockRelease(&space->lease_lock);
 	return since < now ? (int64) (now - since) : 0;
 }

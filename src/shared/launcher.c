@@ -160,6 +160,18 @@ dlock_worker_wake(DlockSpace *space)
 		dlock_office_start(space, DLOCK_WORKER);
 }
 
+/*
+ * There is something in the outbox, and nothing else to do.  Where nobody is there
+ * to send it, the worker sees to that; a sender that goes asks for it, too, if it
+ * leaves something.
+ */
+void
+dlock_sender_wake(DlockSpace *space)
+{
+	if (!dlock_office_wake(space, DLOCK_SENDER))
+		(void) dlock_worker_wake(space);
+}
+
 /* Nothing is left that could have to be announced: the worker may go. */
 void
 dlock_worker_dismiss(DlockSpace *space)

@@ -248,6 +248,8 @@ begin_delay(DlockLease *lease)
 {
 	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
 								LW_EXCLUSIVE));
+	if (lease->single)
+		return;
 	lease->delayed = lease->delay > 0 && lease->tickets.length > 0;
 	lease->delay_ends = dlock_monotonic_now() + lease->delay;
 }
@@ -296,10 +298,9 @@ list_lease(DlockSpace *space, DlockLease *lease)
 {
 	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
 	dlock_record_ref(&lease->record);
-	lease->in_space.self = lease->record.link.self +
-		offsetof(DlockLease, in_space);
 	Assert(!lease->in_leases);
-	dlock_list_append(&space->leases, &lease->in_space);
+	dlock_list_append(&space->leases, &lease->in_space,
+					  lease->self + offsetof(DlockLease, in_space));
 	lease->in_leases = true;
 }
 
@@ -324,13 +325,18 @@ unlink_lease(DlockSpace *space, DlockLease *lease)
 bool
 dlock_lease_unretime(DlockSpace *space, DlockLease *lease)
 {
-	bool		was_retimed = lease->is_retimed;
+	DlockRetiming *retiming;
+	bool		was_listed;
 
 	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
-	if (was_retimed)
-		dlock_list_remove(&space->retimed, &lease->in_retimed);
-	lease->is_retimed = false;
-	return was_retimed;
+	if (!DsaPointerIsValid(lease->retiming))
+		return false;
+	retiming = dlock_lease_retiming(lease);
+	was_listed = retiming->listed;
+	if (was_listed)
+		dlock_list_remove(&space->retimed, &retiming->link);
+	retiming->listed = false;
+	return was_listed;
 }
 
 /*
@@ -368,44 +374,135 @@ dlock_lease_start(DlockSpace *space, DlockLease *lease)
 	pg_atomic_write_u64(&lease->confirmed, now);
 	pg_atomic_write_u64(&lease->renewed_at, (uint64) GetCurrentTimestamp());
 	pg_atomic_write_u64(&lease->deadline,
-						lease->session != 0 ? DLOCK_NO_DEADLINE :
+						!lease->single && lease->session != 0 ? DLOCK_NO_DEADLINE :
 						now + dlock_lease_ttl(lease));
 	list_lease(space, lease);
 }
 
 /*
- * Make a lease of a role, which the caller uses and nobody can find yet.  The
- * caller has checked for memory; what is put back is made without that.
+ * Make a lease, which the caller uses and nobody can find yet, in a piece of memory
+ * of that size and its role's name behind it; that is the current user's where it
+ * is NULL.  The caller has checked for memory; what is put back is made without
+ * that.
  */
-DlockLease *
-dlock_lease_make(DlockSpace *space, Oid role, int64 ttl, int64 delay,
-				 bool single, const char *info)
+static DlockLease *
+make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
+	 bool single)
 {
-	/* before the allocation, as it raises where the role is gone */
-	const char *role_name = GetUserNameFromId(GetUserId(), false);
 	dsa_pointer self;
 	DlockLease *lease;
 
+	/* before the allocation, as it raises where the role is gone */
+	if (role_name == NULL)
+		role_name = GetUserNameFromId(GetUserId(), false);
 	dlock_check_committed(space);
-	self = dlock_allocate(role, sizeof(DlockLease));
+	self = dlock_allocate(role, size + strlen(role_name) + 1);
 	lease = dsa_get_address(dlock_area, self);
-	memset(lease, 0, sizeof(DlockLease));
-	dlock_record_init(&lease->record, self, true);
+	memset(lease, 0, size);
+	lease->self = self;
 	lease->space = space->self;
-	lease->single = single;
-	pg_atomic_init_u64(&lease->ttl, (uint64) ttl);
-	lease->delay = delay;
-	lease->durability = synchronous_commit;
 	lease->role = role;
-	namestrcpy(&lease->role_name, role_name);
-	lease->opened_at = GetCurrentTimestamp();
+	lease->role_name = size;
+	strcpy((char *) lease + size, role_name);
+	lease->single = single;
+	lease->durability = synchronous_commit;
+	dlock_record_init(&lease->record, true, single);
+	pg_atomic_init_u64(&lease->ttl, (uint64) ttl);
 	pg_atomic_init_u64(&lease->deadline, 0);
 	pg_atomic_init_u64(&lease->confirmed, 0);
 	pg_atomic_init_u64(&lease->renewed_at, 0);
 	pg_atomic_init_u32(&lease->waiters, 0);
 	dlock_record_use(&lease->record);
+	return lease;
+}
+
+/* Make a lease of many tickets. */
+DlockLease *
+dlock_lease_make(DlockSpace *space, Oid role, const char *role_name, int64 ttl,
+				 int64 delay, const char *info)
+{
+	DlockLease *lease = make(space, role, role_name, ttl, sizeof(DlockLease),
+							 false);
+
+	lease->delay = delay;
+	lease->opened_at = GetCurrentTimestamp();
 	lease->info = dlock_text_copy(role, info);
 	return lease;
+}
+
+/* Make one ticket's own, with a place for that ticket. */
+DlockLease *
+dlock_lease_make_single(DlockSpace *space, Oid role, const char *role_name,
+						int64 ttl, const DlockKey *key)
+{
+	DlockLease *lease = make(space, role, role_name, ttl,
+							 DLOCK_SINGLE_LEASE_SIZE +
+							 offsetof(DlockLeaseTicket, key) +
+							 dlock_key_size(key), true);
+
+	lease->has_place = true;
+	return lease;
+}
+
+/* How many of its tickets are GRANTED; called with the lease lock. */
+uint32
+dlock_lease_count_held(const DlockLease *lease)
+{
+	DlockLeaseTicket *ticket;
+
+	if (!lease->single)
+		return lease->held;
+	ticket = dlock_lease_first_ticket(lease);
+	return ticket && ticket->held ? 1 : 0;
+}
+
+/* The first of its tickets, or NULL; called with the lease lock. */
+DlockLeaseTicket *
+dlock_lease_first_ticket(const DlockLease *lease)
+{
+	if (!lease->single)
+		return DsaPointerIsValid(lease->tickets.head) ?
+			dlock_ticket_in_lease(lease->tickets.head) : NULL;
+	return DsaPointerIsValid(lease->own_ticket) ?
+		dsa_get_address(dlock_area, lease->own_ticket) : NULL;
+}
+
+DlockLeaseTicket *
+dlock_lease_next_ticket(const DlockLease *lease, DlockLeaseTicket *ticket)
+{
+	dsa_pointer next = lease->single ? InvalidDsaPointer :
+		dlock_place_in_lease(ticket)->link.next;
+
+	return DsaPointerIsValid(next) ? dlock_ticket_in_lease(next) : NULL;
+}
+
+/* The first of those that a delay keeps in their locks, or NULL; likewise. */
+DlockLeaseTicket *
+dlock_lease_first_closed(const DlockLease *lease)
+{
+	return !lease->single && DsaPointerIsValid(lease->closed.head) ?
+		dlock_ticket_in_lease(lease->closed.head) : NULL;
+}
+
+/* Called with the lease lock. */
+TimestampTz
+dlock_lease_opened_at(const DlockLease *lease)
+{
+	DlockLeaseTicket *ticket;
+
+	if (!lease->single)
+		return lease->opened_at;
+	ticket = dlock_lease_first_ticket(lease);
+	return ticket ? ticket->ticket.enqueued_at :
+		(TimestampTz) pg_atomic_read_u64((pg_atomic_uint64 *) &lease->renewed_at);
+}
+
+/* The session that keeps it alive; 0: none does. */
+int
+dlock_lease_attached_pid(const DlockLease *lease)
+{
+	return !lease->single && lease->session != 0 &&
+		dlock_lease_is_attached(lease) ? lease->pid : 0;
 }
 
 /*
@@ -424,13 +521,13 @@ dlock_lease_check_rights(const DlockLease *lease)
 	if (superuser())
 		return;
 	name = GetUserNameFromId(lease->role, true);
-	if (name == NULL || strcmp(name, NameStr(lease->role_name)) != 0)
+	if (name == NULL || strcmp(name, dlock_lease_role_name(lease)) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("permission denied for lease %lld",
 						(long long) lease->number),
 				 errdetail("It belongs to role \"%s\" with OID %u, which are not the same role any more.",
-						   NameStr(lease->role_name), lease->role),
+						   dlock_lease_role_name(lease), lease->role),
 				 errhint("Ask a superuser.")));
 	if (!has_privs_of_role(GetUserId(), lease->role))
 		ereport(ERROR,
@@ -438,7 +535,7 @@ dlock_lease_check_rights(const DlockLease *lease)
 				 errmsg("permission denied for lease %lld",
 						(long long) lease->number),
 				 errdetail("It belongs to role \"%s\".",
-						   NameStr(lease->role_name)),
+						   dlock_lease_role_name(lease)),
 				 errhint("Use a role that has the privileges of that role.")));
 }
 
@@ -514,7 +611,7 @@ dlock_lease_renew(DlockSpace *space, int64 number)
 	if (lease &&
 		dlock_lease_confirm(space, lease, dlock_lease_ttl(lease), start) &&
 		dlock_lease_extend(lease))
-		result = (int) lease->tickets.length;
+		result = (int) dlock_lease_count_tickets(lease);
 	dlock_record_end_uses(before);
 	return result;
 }
@@ -528,6 +625,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	DlockSpace *space = dlock_space_at(lease->space);
 	bool		is_there;
 
+	Assert(!lease->single);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	is_there = pg_atomic_read_u64(&lease->deadline) > DLOCK_RAN_OUT;
 	if (is_there)
@@ -669,11 +767,10 @@ dlock_lease_for_each_ticket(DlockLease *lease,
 {
 	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
 								LW_EXCLUSIVE));
-	for (dsa_pointer link = lease->tickets.head; DsaPointerIsValid(link);)
+	for (DlockLeaseTicket *ticket = dlock_lease_first_ticket(lease), *next;
+		 ticket != NULL; ticket = next)
 	{
-		DlockLeaseTicket *ticket = dlock_ticket_in_lease(link);
-
-		link = ticket->in_lease.next;
+		next = dlock_lease_next_ticket(lease, ticket);
 		callback(ticket, arg);
 	}
 }
@@ -719,7 +816,7 @@ dlock_lease_restore(DlockLease *lease, bool delayed)
 {
 	DlockSpace *space = dlock_space_at(lease->space);
 
-	dlock_id_insert(space, lease->number, lease, NULL);
+	dlock_id_insert(&lease->record);
 	lease->record.has_row = true;
 	dlock_lease_restart(space, lease, delayed);
 }

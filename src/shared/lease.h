@@ -2,7 +2,7 @@
  *
  * lease.h
  *	  What the files of leases share among themselves: lease.c, lease_end.c,
- *	  lease_ticket.c, restore.c, record.c and purge.c.
+ *	  lease_ticket.c, restore.c, record.c, id_table.c and purge.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -11,11 +11,34 @@
 
 #include "shared/shared.h"
 
+/* What a ticket takes, with what stands behind it */
+static inline Size
+dlock_lease_ticket_size(const DlockLease *lease, const DlockKey *key)
+{
+	return offsetof(DlockLeaseTicket, key) + dlock_key_size(key) +
+		(lease->single ? 0 : sizeof(DlockInLease));
+}
+
+/* Does a ticket stand in its own lease's piece of memory? */
+static inline bool
+dlock_lease_ticket_is_inside(const DlockLease *lease,
+							 const DlockLeaseTicket *ticket)
+{
+	return ticket->ticket.self == lease->self + DLOCK_SINGLE_LEASE_SIZE;
+}
+
+static inline DlockInLease *
+dlock_place_in_lease(DlockLeaseTicket *ticket)
+{
+	return (DlockInLease *) ((char *) ticket + offsetof(DlockLeaseTicket, key) +
+							 dlock_key_size(&ticket->key));
+}
+
 static inline DlockLeaseTicket *
 dlock_ticket_in_lease(dsa_pointer link)
 {
-	return (DlockLeaseTicket *) ((char *) dsa_get_address(dlock_area, link) -
-								 offsetof(DlockLeaseTicket, in_lease));
+	return dsa_get_address(dlock_area,
+						   ((DlockInLease *) dlock_link_at(link))->ticket);
 }
 
 static inline DlockLease *
@@ -25,23 +48,31 @@ dlock_lease_in_space(dsa_pointer link)
 						   offsetof(DlockLease, in_space));
 }
 
-/* Under which a ticket's request is found in the table of numbers */
-static inline DlockIdKey
-dlock_request_key(const DlockLeaseTicket *ticket)
+/* Of a lease that has one */
+static inline DlockRetiming *
+dlock_lease_retiming(const DlockLease *lease)
 {
-	return (DlockIdKey)
-	{
-		.space = ticket->key.space,
-		.number = ticket->request
-	};
+	return dsa_get_address(dlock_area, lease->retiming);
 }
 
 /* record.c */
-extern void dlock_id_delete(DlockSpace *space, int64 number);
 extern void dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
 						  DlockLeaseTicket **ticket);
 
+/* id_table.c */
+extern void dlock_id_delete(DlockRecord *record);
+extern DlockRecord *dlock_id_look_up(DlockSpace *space, int64 number);
+extern void dlock_request_insert(DlockLeaseTicket *ticket);
+extern void dlock_request_delete(DlockLeaseTicket *ticket);
+extern DlockLeaseTicket *dlock_request_find(const DlockLeaseTicket *wanted,
+											bool (*is_wanted) (DlockLeaseTicket *ticket,
+															   const DlockLeaseTicket *wanted));
+
 /* lease.c */
+extern DlockLeaseTicket *dlock_lease_first_ticket(const DlockLease *lease);
+extern DlockLeaseTicket *dlock_lease_first_closed(const DlockLease *lease);
+extern DlockLeaseTicket *dlock_lease_next_ticket(const DlockLease *lease,
+												 DlockLeaseTicket *ticket);
 extern void dlock_lease_restart(DlockSpace *space, DlockLease *lease,
 								bool delayed);
 extern bool dlock_lease_extend(DlockLease *lease);

@@ -32,14 +32,12 @@
 static DlockLeaseTicket *
 first_ticket(DlockSpace *space, DlockLease *lease)
 {
-	DlockLeaseTicket *ticket = NULL;
+	DlockLeaseTicket *ticket;
 
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	if (DsaPointerIsValid(lease->tickets.head))
-	{
-		ticket = dlock_ticket_in_lease(lease->tickets.head);
+	ticket = dlock_lease_first_ticket(lease);
+	if (ticket)
 		dlock_record_ref(&ticket->record);
-	}
 	LWLockRelease(&space->lease_lock);
 	return ticket;
 }
@@ -96,7 +94,7 @@ finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
 	if (before)
 		return;
 	dlock_queue_finish(ticket);
-	dlock_id_delete(space, ticket->ticket.number);
+	dlock_id_delete(record);
 	dlock_announcement_orphan(&ticket->ticket);
 	if (lease->single)
 		(void) dlock_lease_unlist(space, lease);
@@ -112,17 +110,18 @@ finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
 static void
 finish(DlockSpace *space, DlockRecord *record)
 {
-	DlockLease *lease = (DlockLease *) record;
+	DlockLease *lease;
 
 	if (!record->is_lease)
 	{
 		finish_ticket(space, dlock_record_ticket(record));
 		return;
 	}
+	lease = dlock_record_lease(record);
 	(void) end_tickets(space, lease, 0);
 	if (dlock_lease_unlist(space, lease))
 	{
-		dlock_id_delete(space, lease->number);
+		dlock_id_delete(record);
 		ConditionVariableBroadcast(&record->changed);
 	}
 }
@@ -136,12 +135,15 @@ bool
 dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 {
 	DlockLeaseTicket *ticket;
-	DlockLease *lease = (DlockLease *) record;
 	DlockState	state;
 
 	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
 	if (record->is_lease)
+	{
+		DlockLease *lease = dlock_record_lease(record);
+
 		return pg_atomic_read_u64(&lease->deadline) == 0 && !lease->delayed;
+	}
 	ticket = dlock_record_ticket(record);
 	state = dlock_state_of(ticket);
 	/* an ENDING ticket is not pinned anew: pins are read after the state */
@@ -227,7 +229,7 @@ wake_waiters(DlockLease *lease)
 			continue;
 		SpinLockAcquire(&backend->mutex);
 		waits = backend->wait_ticket != 0 &&
-			backend->wait_lease == lease->record.link.self;
+			backend->wait_lease == lease->self;
 		SpinLockRelease(&backend->mutex);
 		if (waits)
 			SetLatch(&GetPGProcByNumber(i)->procLatch);
@@ -273,12 +275,12 @@ dlock_lease_release(DlockSpace *space, int64 number)
 static void
 end_delay(DlockSpace *space, DlockLease *lease)
 {
+	DlockLeaseTicket *ticket;
+
 	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
 	lease->delayed = false;
-	while (DsaPointerIsValid(lease->closed.head))
+	while ((ticket = dlock_lease_first_closed(lease)) != NULL)
 	{
-		DlockLeaseTicket *ticket = dlock_ticket_in_lease(lease->closed.head);
-
 		dlock_lease_ticket_unlist(lease, ticket);
 		dlock_journal_mark(space, &ticket->record);
 	}
@@ -397,7 +399,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 	bool		delayed;
 
 	expiry->lease = 0;
-	if (dlock_lease_is_attached(lease) &&
+	if (!lease->single && dlock_lease_is_attached(lease) &&
 		pg_atomic_read_u64(&dlock_backends[lease->procno].session) != lease->session)
 		/* its session is gone without having said so */
 		(void) dlock_lease_detach(lease);
@@ -454,7 +456,7 @@ abandon_journal(DlockSpace *space)
 		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 		if (DsaPointerIsValid(space->journal.head))
 		{
-			record = dsa_get_address(dlock_area, space->journal.head);
+			record = dlock_record_at(space->journal.head);
 			dlock_record_ref(record);
 			record->has_row = record->in_flight = false;
 			dlock_journal_unmark(space, record);
@@ -493,7 +495,7 @@ dlock_lease_abandon(DlockSpace *space)
 			dlock_record_unref(&ticket->record);
 		}
 		(void) dlock_lease_unlist(space, lease);
-		dlock_id_delete(space, lease->number);
+		dlock_id_delete(&lease->record);
 		dlock_record_unref(&lease->record);
 	}
 	abandon_journal(space);

@@ -38,7 +38,7 @@ dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 	DlockSpace *space = dlock_space_at(lease->space);
 	bool		delayed;
 
-	if (lease->delay == 0)
+	if (lease->single || lease->delay == 0)
 		return false;
 	/* the one becomes the other under this lock */
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
@@ -58,29 +58,6 @@ same_text(dsa_pointer a, dsa_pointer b)
 }
 
 /*
- * Would a request that "wanted" was made for get this ticket?  With a lease of
- * many tickets, where lease and owner are the same; with a ticket's own lease
- * where the role is and an owner was given.  What is still waited for by
- * another session counts, too.
- */
-static bool
-is_same(const DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
-{
-	DlockLease *lease = dlock_lease_of(ticket);
-	const DlockLease *wanted_lease = dlock_lease_of(wanted);
-
-	if (!dlock_key_equal(&ticket->key, &wanted->key) ||
-		!same_text(ticket->owner, wanted->owner))
-		return false;
-	if (!wanted_lease->single)
-		return ticket->lease == wanted->lease;
-	return lease->single && lease->role == wanted_lease->role &&
-		strcmp(NameStr(lease->role_name), NameStr(wanted_lease->role_name)) == 0 &&
-		DsaPointerIsValid(wanted->owner) &&
-		(ticket->ticket.session != 0 || dlock_lease_is_open(lease));
-}
-
-/*
  * The tickets of one request
  *
  * A client that asks again is to get the ticket that it has, at the same cost
@@ -91,15 +68,44 @@ is_same(const DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
  * call still knows, or the row is being removed.
  */
 
-static int64
+/*
+ * Would a request that "wanted" was made for get this ticket?  With a lease of
+ * many tickets, where lease and owner are the same; with a ticket's own lease
+ * where the role is and an owner was given.  What is still waited for by
+ * another session counts, too.
+ */
+static bool
+is_same(DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
+{
+	DlockLease *lease = dlock_lease_of(ticket);
+	const DlockLease *wanted_lease = dlock_lease_of(wanted);
+
+	if (dlock_state_has_ended(dlock_state_of(ticket)) ||
+		!dlock_key_equal(&ticket->key, &wanted->key) ||
+		!same_text(ticket->owner, wanted->owner))
+		return false;
+	if (!wanted_lease->single)
+		return ticket->lease == wanted->lease;
+	return lease->single && lease->role == wanted_lease->role &&
+		strcmp(dlock_lease_role_name(lease),
+			   dlock_lease_role_name(wanted_lease)) == 0 &&
+		(ticket->ticket.session != 0 || dlock_lease_is_open(lease));
+}
+
+/* Does no other request get this ticket? */
+static bool
+is_unique(const DlockLeaseTicket *ticket)
+{
+	return dlock_lease_of(ticket)->single && !DsaPointerIsValid(ticket->owner);
+}
+
+static uint32
 hash_request(const DlockLeaseTicket *ticket)
 {
 	const DlockLease *lease = dlock_lease_of(ticket);
 	uint64		hash = lease->single ? lease->role : ticket->lease;
 	const char *owner;
 
-	if (lease->single && !DsaPointerIsValid(ticket->owner))
-		return 0;
 	hash = hash_combine64(hash, ticket->key.hash);
 	if (DsaPointerIsValid(ticket->owner))
 	{
@@ -107,32 +113,7 @@ hash_request(const DlockLeaseTicket *ticket)
 		hash = hash_bytes_extended((const unsigned char *) owner,
 								   strlen(owner), hash);
 	}
-	return -1 - (int64) (hash >> 1);
-}
-
-/* Raises 53200, with nothing changed. */
-static void
-enter_request(DlockLeaseTicket *ticket)
-{
-	DlockIdEntry *entry;
-	DlockIdKey	key;
-	bool		found;
-
-	ticket->request = hash_request(ticket);
-	if (ticket->request == 0)
-		return;
-	key = dlock_request_key(ticket);
-	entry = dlock_table_insert(dlock_ids, &key, &found);
-	if (!found)
-	{
-		entry->lease = entry->ticket = InvalidDsaPointer;
-		entry->role = ticket->ticket.role;
-		dlock_count_memory(entry->role, sizeof(DlockIdEntry));
-	}
-	ticket->next_same = entry->ticket;
-	entry->ticket = ticket->ticket.link.self;
-	ticket->in_requests = true;
-	dshash_release_lock(dlock_ids, entry);
+	return (uint32) murmurhash32((uint32) hash ^ (uint32) (hash >> 32));
 }
 
 /*
@@ -144,28 +125,12 @@ enter_request(DlockLeaseTicket *ticket)
 DlockLeaseTicket *
 dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
 {
-	DlockIdKey	key = dlock_request_key(wanted);
-	DlockIdEntry *entry;
-	dsa_pointer pointer;
+	DlockLeaseTicket *found = is_unique(wanted) ? NULL :
+		dlock_request_find(wanted, is_same);
 
-	if (wanted->request == 0 ||
-		(entry = dshash_find(dlock_ids, &key, false)) == NULL)
-		return NULL;
-	for (pointer = entry->ticket; DsaPointerIsValid(pointer);)
-	{
-		DlockLeaseTicket *ticket = dsa_get_address(dlock_area, pointer);
-
-		if (!dlock_state_has_ended(dlock_state_of(ticket)) &&
-			is_same(ticket, wanted))
-		{
-			dlock_record_use(&ticket->record);
-			dshash_release_lock(dlock_ids, entry);
-			return ticket;
-		}
-		pointer = ticket->next_same;
-	}
-	dshash_release_lock(dlock_ids, entry);
-	return NULL;
+	if (found)
+		dlock_record_use_found(&found->record);
+	return found;
 }
 
 /* Count a ticket among those that its lease holds locks with, if it is one. */
@@ -178,7 +143,16 @@ count_held(DlockLease *lease, DlockLeaseTicket *ticket)
 		dlock_state_of(ticket) != DLOCK_GRANTED)
 		return;
 	ticket->held = true;
-	lease->held++;
+	if (!lease->single)
+		lease->held++;
+}
+
+/* Where that of a ticket is which has a place in its lease's lists */
+static dsa_pointer
+place_pointer(DlockLeaseTicket *ticket)
+{
+	return ticket->ticket.self +
+		((char *) dlock_place_in_lease(ticket) - (char *) ticket);
 }
 
 void
@@ -187,10 +161,15 @@ dlock_lease_ticket_list(DlockLease *lease, DlockLeaseTicket *ticket,
 {
 	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
 								LW_EXCLUSIVE));
-	ticket->in_lease.self = ticket->ticket.link.self +
-		offsetof(DlockLeaseTicket, in_lease);
-	dlock_list_append(closed ? &lease->closed : &lease->tickets,
-					  &ticket->in_lease);
+	if (lease->single)
+	{
+		Assert(!closed && !DsaPointerIsValid(lease->own_ticket));
+		lease->own_ticket = ticket->ticket.self;
+	}
+	else
+		dlock_list_append(closed ? &lease->closed : &lease->tickets,
+						  &dlock_place_in_lease(ticket)->link,
+						  place_pointer(ticket));
 	ticket->in_closed = closed;
 	ticket->in_tickets = !closed;
 	count_held(lease, ticket);
@@ -202,12 +181,19 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 {
 	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
 								LW_EXCLUSIVE));
-	if (ticket->in_tickets)
-		dlock_list_remove(&lease->tickets, &ticket->in_lease);
-	if (ticket->in_closed)
-		dlock_list_remove(&lease->closed, &ticket->in_lease);
-	if (ticket->held)
-		lease->held--;
+	if (!lease->single)
+	{
+		if (ticket->in_tickets)
+			dlock_list_remove(&lease->tickets,
+							  &dlock_place_in_lease(ticket)->link);
+		if (ticket->in_closed)
+			dlock_list_remove(&lease->closed,
+							  &dlock_place_in_lease(ticket)->link);
+		if (ticket->held)
+			lease->held--;
+	}
+	else if (ticket->in_tickets)
+		lease->own_ticket = InvalidDsaPointer;
 	ticket->in_tickets = ticket->in_closed = ticket->held = false;
 }
 
@@ -434,7 +420,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 	{
 		dlock_lease_ticket_unlist(lease, ticket);
 		dlock_journal_mark(space, &ticket->record);
-		if (lease->tickets.length == 0 && lease->closed.length == 0)
+		if (dlock_lease_count_tickets(lease) == 0 && lease->closed.length == 0)
 		{
 			/* it keeps nothing closed any more */
 			lease->delayed = false;
@@ -494,18 +480,26 @@ DlockLeaseTicket *
 dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 {
 	Oid			role = dlock_request_role(request);
-	dsa_pointer self;
+	DlockLease *lease = request->lease;
+	Size		size = dlock_lease_ticket_size(lease, &request->key);
 	DlockLeaseTicket *ticket;
+	dsa_pointer self;
 
-	self = dlock_allocate(role, dlock_lease_ticket_size(&request->key));
+	Assert(!lease->has_place ||
+		   lease->role_name == DLOCK_SINGLE_LEASE_SIZE + size);
+	/* who asks anew for what was lost meanwhile makes a second one */
+	self = lease->has_place ? lease->self + DLOCK_SINGLE_LEASE_SIZE :
+		dlock_allocate(role, size);
+	lease->has_place = false;
 	ticket = dsa_get_address(dlock_area, self);
-	memset(ticket, 0, dlock_lease_ticket_size(&request->key));
-	ticket->ticket.link.self = self;
-	dlock_record_init(&ticket->record,
-					  self + offsetof(DlockLeaseTicket, record), false);
-	dlock_record_ref(&request->lease->record);
-	ticket->lease = request->lease->record.link.self;
+	memset(ticket, 0, size);
+	ticket->ticket.self = self;
+	dlock_record_init(&ticket->record, false, false);
+	dlock_record_ref(&lease->record);
+	ticket->lease = lease->self;
 	dlock_key_copy(&ticket->key, &request->key);
+	if (!lease->single)
+		dlock_place_in_lease(ticket)->ticket = self;
 	ticket->durability = synchronous_commit;
 	ticket->claims = 1;
 	pg_atomic_init_u32(&ticket->ticket.state, DLOCK_GONE);
@@ -517,7 +511,11 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	dlock_ticket_fill(space, request, &ticket->ticket);
 	if (DsaPointerIsValid(ticket->ticket.announcement))
 		dlock_announcement_count(&ticket->ticket);
-	enter_request(ticket);
+	if (!is_unique(ticket))
+	{
+		ticket->request = hash_request(ticket);
+		dlock_request_insert(ticket);
+	}
 	return ticket;
 }
 
@@ -529,25 +527,22 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 void
 dlock_lease_ticket_publish(DlockLeaseTicket *ticket)
 {
-	DlockLease *lease = dlock_lease_of(ticket);
-	DlockSpace *space = dlock_space_at(lease->space);
+	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 	bool		finished;
 
-	dlock_id_insert(space, ticket->ticket.number, lease->single ? lease : NULL,
-					ticket);
+	dlock_id_insert(&ticket->record);
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
 	finished = ticket->record.finished;
 	LWLockRelease(&space->lease_lock);
 	if (finished)
-		dlock_id_delete(space, ticket->ticket.number);
+		dlock_id_delete(&ticket->record);
 }
 
 /* Called under the entry's lock, as the lease could adopt it otherwise. */
 void
 dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket)
 {
-	dlock_id_delete(dlock_space_at(ticket->ticket.space),
-					ticket->ticket.number);
+	dlock_id_delete(&ticket->record);
 }
 
 /*

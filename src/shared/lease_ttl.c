@@ -25,18 +25,21 @@
 #include "shared/lease.h"
 #include "shared/shared.h"
 
-/* The worker is to look at this lease anew.  Called with the lease lock. */
+/*
+ * The worker is to look at this lease anew, whose ttl is changed.  Called with
+ * the lease lock.
+ */
 static void
 retime(DlockSpace *space, DlockLease *lease)
 {
+	DlockRetiming *retiming = dlock_lease_retiming(lease);
+
 	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
-	if (lease->is_retimed || !lease->in_leases)
+	if (retiming->listed || !lease->in_leases)
 		return;
 	dlock_record_ref(&lease->record);
-	lease->in_retimed.self = lease->record.link.self +
-		offsetof(DlockLease, in_retimed);
-	dlock_list_append(&space->retimed, &lease->in_retimed);
-	lease->is_retimed = true;
+	dlock_list_append(&space->retimed, &retiming->link, lease->retiming);
+	retiming->listed = true;
 }
 
 /* The next one that is to be looked at anew, referred to; NULL: none is left. */
@@ -48,9 +51,10 @@ dlock_lease_next_retimed(DlockSpace *space)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	if (DsaPointerIsValid(space->retimed.head))
 	{
-		lease = (DlockLease *)
-			((char *) dsa_get_address(dlock_area, space->retimed.head) -
-			 offsetof(DlockLease, in_retimed));
+		DlockRetiming *retiming = dsa_get_address(dlock_area,
+												  space->retimed.head);
+
+		lease = dsa_get_address(dlock_area, retiming->lease);
 		(void) dlock_lease_unretime(space, lease);
 	}
 	LWLockRelease(&space->lease_lock);
@@ -61,12 +65,36 @@ dlock_lease_next_retimed(DlockSpace *space)
 int64
 dlock_lease_row_ttl(const DlockLease *lease)
 {
-	return lease->next_ttl != 0 ? lease->next_ttl : dlock_lease_ttl(lease);
+	int64		next = 0;
+
+	if (DsaPointerIsValid(lease->retiming))
+		next = dlock_lease_retiming(lease)->next_ttl;
+	return next != 0 ? next : dlock_lease_ttl(lease);
+}
+
+/* Memory for a change of a lease's ttl.  Raises 53200. */
+static void
+prepare_retiming(DlockSpace *space, DlockLease *lease)
+{
+	dsa_pointer self;
+	DlockRetiming *retiming;
+
+	/* once made it stays, and no two come here at once */
+	if (DsaPointerIsValid(lease->retiming))
+		return;
+	self = dlock_allocate(lease->role, sizeof(DlockRetiming));
+	retiming = dsa_get_address(dlock_area, self);
+	memset(retiming, 0, sizeof(DlockRetiming));
+	retiming->lease = lease->self;
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	lease->retiming = self;
+	LWLockRelease(&space->lease_lock);
 }
 
 /*
  * Begin to give a lease another ttl: what is written now, "record", says so, and
- * its deadline is that far away.  False where the lease is gone.
+ * its deadline is that far away.  False where the lease is gone.  Raises 53200,
+ * with nothing changed.
  *
  * No two do so at once.
  */
@@ -76,15 +104,16 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 	DlockSpace *space = dlock_space_at(lease->space);
 	bool		open;
 
+	prepare_retiming(space, lease);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	Assert(lease->next_ttl == 0);
+	Assert(dlock_lease_retiming(lease)->next_ttl == 0);
 	/* the ttl before the deadline: who renews reads them the other way round */
 	if (ttl < dlock_lease_ttl(lease))
 		pg_atomic_write_u64(&lease->ttl, (uint64) ttl);
 	open = dlock_lease_set_deadline(lease, ttl);
 	if (open)
 	{
-		lease->next_ttl = ttl;
+		dlock_lease_retiming(lease)->next_ttl = ttl;
 		dlock_journal_mark(space, record);
 		retime(space, lease);
 	}
@@ -109,14 +138,14 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 	{
 		confirmed = pg_atomic_read_u64(&lease->confirmed);
 		pg_atomic_write_u64(&lease->confirmed, Max(confirmed, start));
-		pg_atomic_write_u64(&lease->ttl, (uint64) lease->next_ttl);
+		pg_atomic_write_u64(&lease->ttl, (uint64) dlock_lease_retiming(lease)->next_ttl);
 		pg_atomic_write_u64(&lease->renewed_at,
 							(uint64) GetCurrentTimestamp());
-		result = (int) lease->tickets.length;
+		result = (int) dlock_lease_count_tickets(lease);
 		/* heartbeats may be wanted less often */
 		retime(space, lease);
 	}
-	lease->next_ttl = 0;
+	dlock_lease_retiming(lease)->next_ttl = 0;
 	LWLockRelease(&space->lease_lock);
 	return result;
 }
@@ -132,8 +161,8 @@ dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record)
 	bool		longer;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	longer = lease->next_ttl > dlock_lease_ttl(lease);
-	lease->next_ttl = 0;
+	longer = dlock_lease_retiming(lease)->next_ttl > dlock_lease_ttl(lease);
+	dlock_lease_retiming(lease)->next_ttl = 0;
 	if (longer)
 		dlock_lease_shorten(lease);
 	dlock_journal_mark(space, record);

@@ -13,14 +13,7 @@
  * partitions for as long as it takes to move every entry.  Here an entry is as
  * long as its name; the one that a backend took out last is its own spare, for
  * the next one that it puts in; and a partition grows by one bucket at a time
- * (linear hashing): the insertion that finds as many entries as buckets divides
- * one bucket into two, so it costs the same however many entries there are.
- *
- * The first buckets are in the partition.  The others are in segments, each as
- * large as all before it together.  One is allocated ahead, without any lock,
- * by whoever is about to need it; it never moves, and is never freed, so a
- * process looks up its address once.  8 bytes for each lock that was ever there
- * at one time are all that this keeps.
+ * (buckets.c).
  *
  * An insertion raises what it can raise, for want of memory, before it takes
  * the partition's lock: see dlock_lock_prepare().
@@ -30,8 +23,7 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
-#include "port/pg_bitutils.h"
-
+#include "shared/buckets.h"
 #include "shared/shared.h"
 
 /* An entry is so much longer, at the most, than it need be */
@@ -40,7 +32,7 @@
 DlockPartition *dlock_lock_partitions = NULL;
 
 /* Addresses of segments, as far as this process has looked them up */
-static dsa_pointer *segments[DLOCK_PARTITIONS][DLOCK_SEGMENTS];
+static DlockSegments segments[DLOCK_PARTITIONS];
 
 /* An entry for the next insertion, or NULL */
 static DlockLock *spare = NULL;
@@ -53,14 +45,10 @@ dlock_lock_table_create(dsa_area *area, int tranche)
 									 DLOCK_PARTITIONS * sizeof(DlockPartition));
 	DlockPartition *made = dsa_get_address(area, self);
 
-	StaticAssertStmt(DLOCK_FIRST_BUCKETS > 1 &&
-					 (DLOCK_FIRST_BUCKETS & (DLOCK_FIRST_BUCKETS - 1)) == 0,
-					 "DLOCK_FIRST_BUCKETS must be a power of 2");
 	for (int i = 0; i < DLOCK_PARTITIONS; i++)
 	{
 		LWLockInitialize(&made[i].lock, tranche);
-		made[i].num_buckets = DLOCK_FIRST_BUCKETS;
-		made[i].mask = DLOCK_FIRST_BUCKETS - 1;
+		dlock_buckets_init(&made[i].buckets);
 	}
 	return self;
 }
@@ -78,46 +66,11 @@ lock_at(dsa_pointer pointer)
 	return dsa_get_address(dlock_area, pointer);
 }
 
-/* The segment of a bucket that is not one of the first */
-static inline int
-segment_of(uint32 bucket)
-{
-	return pg_leftmost_one_pos32(bucket / DLOCK_FIRST_BUCKETS);
-}
-
-static dsa_pointer *
-segment_bucket(DlockPartition *partition, uint32 bucket)
-{
-	int			s = segment_of(bucket);
-	dsa_pointer **segment = &segments[partition - dlock_lock_partitions][s];
-
-	if (unlikely(*segment == NULL))
-		*segment = dsa_get_address(dlock_area, partition->segments[s]);
-	return &(*segment)[bucket - (DLOCK_FIRST_BUCKETS << s)];
-}
-
-static inline dsa_pointer *
-bucket_at(DlockPartition *partition, uint32 bucket)
-{
-	if (likely(bucket < DLOCK_FIRST_BUCKETS))
-		return &partition->first[bucket];
-	return segment_bucket(partition, bucket);
-}
-
-static inline uint32
-bucket_of(uint32 hash, uint32 num_buckets, uint32 mask)
-{
-	uint32		bucket = hash & mask;
-
-	/* that one is still to come from this one's division */
-	return bucket < num_buckets ? bucket : bucket & (mask >> 1);
-}
-
 static inline dsa_pointer *
 find_bucket(DlockPartition *partition, uint32 hash)
 {
-	return bucket_at(partition, bucket_of(hash, partition->num_buckets,
-										  partition->mask));
+	return dlock_bucket_of(&partition->buckets,
+						   segments[partition - dlock_lock_partitions], hash);
 }
 
 static DlockLock *
@@ -218,38 +171,6 @@ make_spare(uint32 size, Oid role)
 }
 
 /*
- * Is the segment missing into which a partition would grow next?  To be
- * believed only with its lock; others ask in order to allocate one ahead.
- */
-static inline bool
-needs_segment(const DlockPartition *partition, int *segment)
-{
-	uint32		next = partition->num_buckets;
-
-	if (likely(partition->count < next || (next & (next - 1)) != 0))
-		return false;
-	*segment = segment_of(next);
-	return *segment < DLOCK_SEGMENTS &&
-		!DsaPointerIsValid(partition->segments[*segment]);
-}
-
-static void
-add_segment(DlockPartition *partition, int segment)
-{
-	dsa_pointer made = dlock_allocate_uncounted(sizeof(dsa_pointer) *
-												(DLOCK_FIRST_BUCKETS << segment));
-	bool		used;
-
-	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
-	used = !DsaPointerIsValid(partition->segments[segment]);
-	if (used)
-		partition->segments[segment] = made;
-	LWLockRelease(&partition->lock);
-	if (!used)
-		dsa_free(dlock_area, made);
-}
-
-/*
  * Allocate all that the insertion of a lock may need.  Raises 53200.  Called
  * without any of dlock's locks.
  */
@@ -259,8 +180,9 @@ prepare(DlockPartition *partition, const DlockKey *key, Oid role)
 	uint32		size = entry_size(key);
 	int			segment;
 
-	if (unlikely(needs_segment(partition, &segment)))
-		add_segment(partition, segment);
+	if (unlikely(dlock_buckets_need_segment(&partition->buckets, &segment)))
+		dlock_buckets_add_segment(&partition->buckets, &partition->lock,
+								  segment);
 	if (unlikely(spare == NULL || spare->size != size))
 		make_spare(size, role);
 	else if (unlikely(spare->role != role))
@@ -274,49 +196,13 @@ prepare(DlockPartition *partition, const DlockKey *key, Oid role)
  * Insertion and removal
  */
 
-/*
- * Divide the next bucket in turn into two.  What a bucket of "mask" bits has is
- * told apart by the bit before these.
- *
- * All is looked up before anything changes: to map memory can fail.
- */
-static void
-divide_bucket(DlockPartition *partition)
+static dsa_pointer *
+next_lock(dsa_pointer entry, uint32 *hash)
 {
-	uint32		number = partition->num_buckets;
-	uint32		mask = partition->mask;
-	dsa_pointer *from;
-	dsa_pointer *to;
-	dsa_pointer next;
+	DlockLock  *lock = lock_at(entry);
 
-	if (number > mask)
-		mask = mask * 2 + 1;
-	if (segment_of(number) >= DLOCK_SEGMENTS ||
-		!DsaPointerIsValid(partition->segments[segment_of(number)]))
-		return;
-	from = bucket_at(partition, number & (mask >> 1));
-	to = bucket_at(partition, number);
-	for (next = *from; DsaPointerIsValid(next); next = lock_at(next)->next)
-		;
-
-	*to = InvalidDsaPointer;
-	next = *from;
-	while (DsaPointerIsValid(next))
-	{
-		DlockLock  *lock = lock_at(next);
-
-		next = lock->next;
-		if ((lock->key.hash & mask) != number)
-		{
-			from = &lock->next;
-			continue;
-		}
-		*from = next;
-		lock->next = *to;
-		*to = lock->self;
-	}
-	partition->mask = mask;
-	partition->num_buckets = number + 1;
+	*hash = lock->key.hash;
+	return &lock->next;
 }
 
 /*
@@ -336,9 +222,11 @@ dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 	lock = find_in(bucket, key);
 	if (lock)
 		return lock;
-	if (unlikely(partition->count >= partition->num_buckets))
+	if (unlikely(partition->buckets.count >= partition->buckets.num_buckets))
 	{
-		divide_bucket(partition);
+		dlock_buckets_divide(&partition->buckets,
+							 segments[partition - dlock_lock_partitions],
+							 next_lock);
 		bucket = find_bucket(partition, key->hash);
 	}
 
@@ -357,7 +245,7 @@ dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 	dlock_key_copy(&lock->key, key);
 	lock->next = *bucket;
 	*bucket = lock->self;
-	partition->count++;
+	partition->buckets.count++;
 	return lock;
 }
 
@@ -371,7 +259,7 @@ unlink_entry(DlockPartition *partition, DlockLock *lock)
 	while (*link != lock->self)
 		link = &lock_at(*link)->next;
 	*link = lock->next;
-	partition->count--;
+	partition->buckets.count--;
 	if (lock->queued)
 		partition->queued--;
 	lock->queued = false;
@@ -423,7 +311,32 @@ begin_partition(DlockLockScan *scan, DlockPartition *partition)
 	scan->locked = true;
 	scan->bucket = 0;
 	scan->num_buckets = scan->queued && partition->queued == 0 ? 0 :
-		partition->num_buckets;
+		partition->buckets.num_buckets;
+}
+
+/*
+ * A lock and its ticket are anywhere in memory: so they are asked for a few buckets
+ * ahead, both at a time, instead of one after the other when they are needed.
+ */
+#define LOOK_AHEAD	8
+
+static void
+look_ahead(DlockLockScan *scan)
+{
+	DlockBuckets *buckets = &dlock_lock_partitions[scan->partition].buckets;
+	uint32		far = scan->bucket + LOOK_AHEAD;
+	uint32		near = scan->bucket + LOOK_AHEAD / 2;
+	dsa_pointer next;
+
+	if (far >= scan->num_buckets)
+		return;
+	next = *dlock_bucket_at(buckets, segments[scan->partition], far);
+	if (DsaPointerIsValid(next))
+		compat_prefetch(lock_at(next));
+	next = *dlock_bucket_at(buckets, segments[scan->partition], near);
+	if (DsaPointerIsValid(next) &&
+		DsaPointerIsValid(next = lock_at(next)->holders.head))
+		compat_prefetch(dsa_get_address(dlock_area, next));
 }
 
 /* The next entry, locked; NULL behind the last one */
@@ -445,8 +358,10 @@ dlock_lock_scan_next(DlockLockScan *scan)
 				begin_partition(scan, &dlock_lock_partitions[++scan->partition]);
 				continue;
 			}
-			scan->next = *bucket_at(&dlock_lock_partitions[scan->partition],
-									scan->bucket++);
+			look_ahead(scan);
+			scan->next = *dlock_bucket_at(&dlock_lock_partitions[scan->partition].buckets,
+										  segments[scan->partition],
+										  scan->bucket++);
 		}
 		scan->current = lock_at(scan->next);
 		scan->next = scan->current->next;

@@ -26,21 +26,16 @@ purge_leases(DlockSpace *space)
 	while (DsaPointerIsValid(space->leases.head))
 	{
 		DlockLease *lease = dlock_lease_in_space(space->leases.head);
+		DlockLeaseTicket *ticket;
 
 		dlock_record_ref(&lease->record);
-		for (int closed = 0; closed < 2; closed++)
+		while ((ticket = dlock_lease_first_ticket(lease)) != NULL ||
+			   (ticket = dlock_lease_first_closed(lease)) != NULL)
 		{
-			DlockList  *list = closed ? &lease->closed : &lease->tickets;
-
-			while (DsaPointerIsValid(list->head))
-			{
-				DlockLeaseTicket *ticket = dlock_ticket_in_lease(list->head);
-
-				dlock_lease_ticket_unlist(lease, ticket);
-				dlock_id_delete(space, ticket->ticket.number);
-				dlock_journal_unmark(space, &ticket->record);
-				dlock_record_unref(&ticket->record);
-			}
+			dlock_lease_ticket_unlist(lease, ticket);
+			dlock_id_delete(&ticket->record);
+			dlock_journal_unmark(space, &ticket->record);
+			dlock_record_unref(&ticket->record);
 		}
 		/* one that is not listed is where a walk has failed */
 		if (lease->in_leases)
@@ -52,18 +47,18 @@ purge_leases(DlockSpace *space)
 			dlock_record_unref(&lease->record);
 		dlock_list_remove(&space->leases, &lease->in_space);
 		dlock_journal_unmark(space, &lease->record);
-		dlock_id_delete(space, lease->number);
+		dlock_id_delete(&lease->record);
 		dlock_record_unref(&lease->record);
 	}
 
 	/* what has ended, and whose row was still to be removed */
 	while (DsaPointerIsValid(space->journal.head))
 	{
-		DlockRecord *record = dsa_get_address(dlock_area, space->journal.head);
+		DlockRecord *record = dlock_record_at(space->journal.head);
 
 		dlock_journal_unmark(space, record);
 		Assert(!record->is_lease);
-		dlock_id_delete(space, dlock_record_ticket(record)->ticket.number);
+		dlock_id_delete(record);
 		dlock_record_unref(record);
 	}
 	LWLockRelease(&space->lease_lock);

@@ -35,6 +35,7 @@
 typedef struct Wakeups
 {
 	DlockSpace *space;			/* its worker; or NULL */
+	DlockSpace *outbox;			/* its sender; or NULL */
 	int			count;
 	int			procnos[8];		/* few, as every release zeroes them */
 } Wakeups;
@@ -66,11 +67,13 @@ wake_all(Wakeups *wakeups)
 {
 	set_latches(wakeups);
 	if (wakeups->space)
-		dlock_worker_wake(wakeups->space);
+		(void) dlock_worker_wake(wakeups->space);
+	else if (wakeups->outbox)
+		dlock_sender_wake(wakeups->outbox);
 }
 
 /*
- * Note a ticket's backend to be woken, and the worker if the ticket is to be
+ * Note a ticket's backend to be woken, and the sender if the ticket is to be
  * announced.  Where so many shared holders come in at once that the array is
  * full, the latches are set under the entry's lock: that is only slower.
  *
@@ -81,8 +84,10 @@ wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
 {
 	bool		of_lease = is_lease_ticket(ticket);
 
-	if (of_lease || DsaPointerIsValid(ticket->announcement))
+	if (of_lease)
 		wakeups->space = dlock_space_at(ticket->space);
+	else if (DsaPointerIsValid(ticket->announcement))
+		wakeups->outbox = dlock_space_at(ticket->space);
 	if (DsaPointerIsValid(ticket->announcement) &&
 		!(of_lease && event == DLOCK_EVENT_GRANTED))
 		dlock_announcement_event(ticket, event);
@@ -136,7 +141,7 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 {
 	if (lock->holders.length == 0)
 		lock->holders_slots = slots_for(lock, ticket->slots);
-	dlock_list_append(&lock->holders, &ticket->link);
+	dlock_list_append(&lock->holders, &ticket->link, ticket->self);
 	lock->permits += ticket->permits;
 	if (ticket->mode == DLOCK_EXCLUSIVE)
 		lock->exclusive++;
@@ -164,7 +169,7 @@ leave_list(DlockList *list, DlockTicket *ticket)
 	{
 		pg_atomic_uint64 *cursor = &dlock_backends[i].cursor;
 
-		if (pg_atomic_read_u64(cursor) == ticket->link.self)
+		if (pg_atomic_read_u64(cursor) == ticket->self)
 			pg_atomic_write_u64(cursor, next);
 	}
 }
@@ -381,7 +386,7 @@ enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait,
 	}
 	/* before the change, as a holder may have to be mapped */
 	want(lock, to_wake);
-	dlock_list_append(&lock->queue, &ticket->link);
+	dlock_list_append(&lock->queue, &ticket->link, ticket->self);
 	ticket->queue_length = lock->queue.length;
 	set_state(ticket, DLOCK_WAITING);
 	return DLOCK_JOIN_QUEUED;
@@ -508,13 +513,15 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 										 ticket->ticket.role);
 
 	if (state == DLOCK_WAITING)
-		dlock_list_append(&lock->queue, &ticket->ticket.link);
+		dlock_list_append(&lock->queue, &ticket->ticket.link,
+						  ticket->ticket.self);
 	else
 	{
 		if (lock->holders.length == 0)
 			lock->slots = lock->holders_slots =
 				slots_for(lock, ticket->ticket.slots);
-		dlock_list_append(&lock->holders, &ticket->ticket.link);
+		dlock_list_append(&lock->holders, &ticket->ticket.link,
+						  ticket->ticket.self);
 		lock->permits += ticket->ticket.permits;
 		if (ticket->ticket.mode == DLOCK_EXCLUSIVE)
 			lock->exclusive++;
@@ -1118,7 +1125,7 @@ dlock_queue_reap(const DlockKey *key)
 		take_out(lock, ticket, &wakeups);
 		if (pg_atomic_read_u32(&dlock_control->lost) > 0)
 			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
-		dlock_list_append(&lost, &ticket->link);
+		dlock_list_append(&lost, &ticket->link, ticket->self);
 	}
 	/* an error in a hand-over has left the lock free, and the head waiting */
 	grant_from_queue(lock, &wakeups);

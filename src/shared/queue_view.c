@@ -267,15 +267,29 @@ dlock_queue_slots(const DlockKey *key, int32 slots)
 	return slots;
 }
 
+static char *
+append_text(char *to, const char *from, Size length)
+{
+	if (length > 0)
+		memcpy(to, from, length);
+	return to + length;
+}
+
 static DlockRow *
-make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
+make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position,
+		 bool holds)
 {
 	const char *info = NULL;
 	Size		info_length = 0;
 	const char *owner = NULL;
 	Size		owner_length = 0;
+	char		channel[NAMEDATALEN];
+	Size		channel_length;
+	char	   *text;
 	DlockRow   *row;
 
+	dlock_announcement_channel(ticket, channel);
+	channel_length = strlen(channel);
 	if (DsaPointerIsValid(ticket->info))
 	{
 		info = dsa_get_address(dlock_area, ticket->info);
@@ -288,7 +302,8 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 		owner_length = strlen(owner);
 	}
 	row = palloc_extended(offsetof(DlockRow, text) + lock->key.length +
-						  info_length + owner_length, MCXT_ALLOC_NO_OOM);
+						  info_length + owner_length + channel_length,
+						  MCXT_ALLOC_NO_OOM);
 	if (row == NULL)
 		return NULL;
 	row->number = ticket->number;
@@ -297,7 +312,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 		slots_for(lock, ticket->slots);
 	row->permits = ticket->permits;
 	row->position = position;
-	row->granted = position == 0 && is_holding(ticket);
+	row->granted = holds;
 	row->session_depth = pg_atomic_read_u32(&ticket->session_depth);
 	row->xact_depth = pg_atomic_read_u32(&ticket->xact_depth);
 	row->scope = scope_of(ticket);
@@ -306,17 +321,16 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 	row->role = ticket->role;
 	row->enqueued_at = ticket->enqueued_at;
 	row->granted_at = ticket->granted_at;
-	dlock_announcement_channel(ticket, row->channel);
 	row->name_length = lock->key.length;
 	row->info_length = info_length;
 	row->has_info = info != NULL;
 	row->owner_length = owner_length;
 	row->has_owner = owner != NULL;
-	memcpy(row->text, lock->key.name, row->name_length);
-	if (info)
-		memcpy(row->text + row->name_length, info, info_length);
-	if (owner)
-		memcpy(row->text + row->name_length + info_length, owner, owner_length);
+	row->channel_length = channel_length;
+	text = append_text(row->text, lock->key.name, row->name_length);
+	text = append_text(text, info, info_length);
+	text = append_text(text, owner, owner_length);
+	(void) append_text(text, channel, channel_length);
 	row->lease = 0;
 	row->remaining = -1;
 	row->closed = false;
@@ -325,11 +339,16 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position)
 	return row;
 }
 
-/* A ticket is shown while it counts, or keeps the lock closed. */
+/*
+ * A ticket is shown while it counts, or keeps the lock closed.  *holds tells
+ * whether it holds: to ask takes a look at the clock.
+ */
 static bool
-is_shown(DlockTicket *ticket)
+is_shown(DlockTicket *ticket, bool *holds)
 {
-	return is_queued(ticket) ? is_waiting(ticket) : !is_leaving(ticket);
+	*holds = !is_queued(ticket) && is_holding(ticket);
+	return is_queued(ticket) ? is_waiting(ticket) :
+		*holds || !is_leaving(ticket);
 }
 
 /*
@@ -389,18 +408,19 @@ copy_some(Rows *rows, const DlockLock *lock, DlockTicket *ticket, bool queued,
 	for (; ticket && count < ROWS_AT_ONCE; ticket = ticket_at(ticket->link.next))
 	{
 		DlockRow   *row;
+		bool		holds;
 
 		count++;
 		rows->latest = Max(rows->latest, ticket->number);
-		if (!is_shown(ticket))
+		if (!is_shown(ticket, &holds))
 			continue;
-		row = make_row(lock, ticket, queued ? ++position : 0);
+		row = make_row(lock, ticket, queued ? ++position : 0, holds);
 		rows->complete = row != NULL;
 		if (row == NULL)
 			return InvalidDsaPointer;
 		append(rows, row);
 	}
-	return ticket ? ticket->link.self : InvalidDsaPointer;
+	return ticket ? ticket->self : InvalidDsaPointer;
 }
 
 /* Copy one list of a lock, part by part. */

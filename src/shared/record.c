@@ -36,29 +36,20 @@ static int	max_uses = 0;
  * References
  */
 
+/*
+ * Begin a record.  That of a lease which is "single" is not all there: see
+ * DlockRecord.
+ */
 void
-dlock_record_init(DlockRecord *record, dsa_pointer self, bool is_lease)
+dlock_record_init(DlockRecord *record, bool is_lease, bool is_single)
 {
-	record->link.self = self;
 	record->is_lease = is_lease;
-	pg_atomic_init_u64(&record->lsn, 0);
-	pg_atomic_init_u64(&record->written, 0);
 	pg_atomic_init_u32(&record->references, 0);
+	if (is_single)
+		return;
+	pg_atomic_init_u64(&record->lsn, 0);
+	pg_atomic_init_u32(&record->written, 0);
 	ConditionVariableInit(&record->changed);
-}
-
-void
-dlock_record_ref(DlockRecord *record)
-{
-	pg_atomic_fetch_add_u32(&record->references, 1);
-}
-
-DlockLeaseTicket *
-dlock_record_ticket(DlockRecord *record)
-{
-	Assert(!record->is_lease);
-	return (DlockLeaseTicket *) ((char *) record -
-								 offsetof(DlockLeaseTicket, record));
 }
 
 /*
@@ -68,13 +59,13 @@ dlock_record_ticket(DlockRecord *record)
 const char *
 dlock_record_copy_info(DlockRecord *record, char *buffer)
 {
-	DlockLease *lease = record->is_lease ? (DlockLease *) record :
-		dlock_lease_of(dlock_record_ticket(record));
-	DlockSpace *space = dlock_space_at(lease->space);
+	DlockSpace *space = dlock_space_at(record->is_lease ?
+									   dlock_record_lease(record)->space :
+									   dlock_record_ticket(record)->ticket.space);
 	dsa_pointer info;
 
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	info = record->is_lease ? lease->info :
+	info = record->is_lease ? dlock_record_lease(record)->info :
 		dlock_record_ticket(record)->ticket.info;
 	if (DsaPointerIsValid(info))
 		strlcpy(buffer, dsa_get_address(dlock_area, info), DLOCK_MAX_INFO + 1);
@@ -82,34 +73,36 @@ dlock_record_copy_info(DlockRecord *record, char *buffer)
 	return DsaPointerIsValid(info) ? buffer : NULL;
 }
 
-/*
- * A ticket's memory goes: no request finds it any more, see lease_ticket.c.
- * Raises nothing.
- */
+/* Nobody refers to a lease any more. */
 static void
-forget_request(DlockLeaseTicket *ticket)
+free_lease(DlockLease *lease)
 {
-	DlockIdKey	key = dlock_request_key(ticket);
-	DlockIdEntry *entry;
-	dsa_pointer *link;
-	Oid			role;
+	Assert(dlock_lease_count_tickets(lease) == 0 && !lease->in_leases &&
+		   !lease->record.listed && !lease->record.in_ids);
+	if (!lease->single)
+		dlock_text_free(lease->role, lease->info);
+	if (DsaPointerIsValid(lease->retiming))
+		dlock_release_memory(lease->role, lease->retiming,
+							 sizeof(DlockRetiming));
+	dlock_release_memory(lease->role, lease->self, lease->role_name +
+						 strlen(dlock_lease_role_name(lease)) + 1);
+}
 
-	if (!ticket->in_requests)
-		return;
-	entry = dshash_find(dlock_ids, &key, true);
-	link = &entry->ticket;
-	while (*link != ticket->ticket.link.self)
-		link = &((DlockLeaseTicket *) dsa_get_address(dlock_area, *link))->next_same;
-	*link = ticket->next_same;
-	ticket->in_requests = false;
-	if (DsaPointerIsValid(entry->ticket))
-	{
-		dshash_release_lock(dlock_ids, entry);
-		return;
-	}
-	role = entry->role;
-	dshash_delete_entry(dlock_ids, entry);
-	dlock_count_memory(role, -(int64) sizeof(DlockIdEntry));
+/* Nobody refers to a ticket any more, which itself does to its lease. */
+static void
+free_ticket(DlockLeaseTicket *ticket)
+{
+	DlockLease *lease = dlock_lease_of(ticket);
+
+	Assert(!ticket->in_tickets && !ticket->in_closed &&
+		   !ticket->record.listed && !ticket->record.in_ids);
+	dlock_request_delete(ticket);
+	dlock_text_free(ticket->ticket.role, ticket->owner);
+	dlock_ticket_release_texts(&ticket->ticket);
+	if (!dlock_lease_ticket_is_inside(lease, ticket))
+		dlock_release_memory(ticket->ticket.role, ticket->ticket.self,
+							 dlock_lease_ticket_size(lease, &ticket->key));
+	dlock_record_unref(&lease->record);
 }
 
 /* Drop a reference; the last one frees.  Raises nothing. */
@@ -119,28 +112,9 @@ dlock_record_unref(DlockRecord *record)
 	if (pg_atomic_sub_fetch_u32(&record->references, 1) > 0)
 		return;
 	if (record->is_lease)
-	{
-		DlockLease *lease = (DlockLease *) record;
-
-		Assert(lease->tickets.length == 0 && !lease->in_leases &&
-			   !record->listed);
-		dlock_text_free(lease->role, lease->info);
-		dlock_release_memory(lease->role, record->link.self,
-							 sizeof(DlockLease));
-	}
+		free_lease(dlock_record_lease(record));
 	else
-	{
-		DlockLeaseTicket *ticket = dlock_record_ticket(record);
-		DlockLease *lease = dlock_lease_of(ticket);
-
-		Assert(!ticket->in_tickets && !ticket->in_closed && !record->listed);
-		forget_request(ticket);
-		dlock_text_free(ticket->ticket.role, ticket->owner);
-		dlock_ticket_release_texts(&ticket->ticket);
-		dlock_release_memory(ticket->ticket.role, ticket->ticket.link.self,
-							 dlock_lease_ticket_size(&ticket->key));
-		dlock_record_unref(&lease->record);
-	}
+		free_ticket(dlock_record_ticket(record));
 }
 
 static void
@@ -213,8 +187,15 @@ dlock_record_begin_uses(void)
 void
 dlock_record_use(DlockRecord *record)
 {
-	Assert(num_uses < max_uses);
 	dlock_record_ref(record);
+	dlock_record_use_found(record);
+}
+
+/* The same for what was found, and is referred to since then. */
+void
+dlock_record_use_found(DlockRecord *record)
+{
+	Assert(num_uses < max_uses);
 	uses[num_uses++] = (Use)
 	{
 		.record = record,
@@ -230,66 +211,27 @@ dlock_record_end_uses(int before)
 }
 
 /*
- * Numbers
- */
-
-static DlockIdKey
-id_key(const DlockSpace *space, int64 number)
-{
-	return (DlockIdKey)
-	{
-		.space = space->key,
-		.number = number
-	};
-}
-
-/* Let a lease, or a ticket, or both, be found by a number.  Raises 53200. */
-void
-dlock_id_insert(DlockSpace *space, int64 number, DlockLease *lease,
-				DlockLeaseTicket *ticket)
-{
-	DlockIdKey	key = id_key(space, number);
-	DlockIdEntry *entry;
-	bool		found;
-
-	entry = dlock_table_insert(dlock_ids, &key, &found);
-	entry->lease = lease ? lease->record.link.self : InvalidDsaPointer;
-	entry->ticket = ticket ? ticket->ticket.link.self : InvalidDsaPointer;
-	dshash_release_lock(dlock_ids, entry);
-}
-
-void
-dlock_id_delete(DlockSpace *space, int64 number)
-{
-	DlockIdKey	key = id_key(space, number);
-
-	(void) dshash_delete_key(dlock_ids, &key);
-}
-
-/*
  * Find what a number stands for, and use it.  Either can be NULL afterwards.
  */
 void
 dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
 			  DlockLeaseTicket **ticket)
 {
-	DlockIdKey	key = id_key(space, number);
-	DlockIdEntry *entry;
+	DlockRecord *record = dlock_id_look_up(space, number);
 
 	*lease = NULL;
 	*ticket = NULL;
-	entry = dshash_find(dlock_ids, &key, false);
-	if (entry == NULL)
+	if (record == NULL)
 		return;
-	if (DsaPointerIsValid(entry->lease))
+	dlock_record_use_found(record);
+	if (record->is_lease)
 	{
-		*lease = dsa_get_address(dlock_area, entry->lease);
-		dlock_record_use(&(*lease)->record);
+		*lease = dlock_record_lease(record);
+		return;
 	}
-	if (DsaPointerIsValid(entry->ticket))
-	{
-		*ticket = dsa_get_address(dlock_area, entry->ticket);
-		dlock_record_use(&(*ticket)->record);
-	}
-	dshash_release_lock(dlock_ids, entry);
+	*ticket = dlock_record_ticket(record);
+	if (!dlock_lease_of(*ticket)->single)
+		return;
+	*lease = dlock_lease_of(*ticket);
+	dlock_record_use(&(*lease)->record);
 }

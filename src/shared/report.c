@@ -12,6 +12,7 @@
 #include "postgres.h"
 
 #include "mb/pg_wchar.h"
+#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "shared/lease.h"
@@ -57,30 +58,29 @@ void
 dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease)
 {
 	TimestampTz renewed = (TimestampTz) pg_atomic_read_u64(&lease->renewed_at);
-	dsa_pointer link = lease->tickets.head;
+	DlockLeaseTicket *ticket = dlock_lease_first_ticket(lease);
 
 	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
 								LW_EXCLUSIVE));
 	expiry->lease = lease->number;
-	expiry->role = lease->role_name;
-	copy_text(&expiry->info, lease->info);
+	namestrcpy(&expiry->role, dlock_lease_role_name(lease));
+	copy_text(&expiry->info, lease->single ? InvalidDsaPointer : lease->info);
 	expiry->ttl = dlock_lease_ttl(lease);
 	expiry->renewed = Max(GetCurrentTimestamp() - renewed, 0);
 	expiry->unconfirmed = (int64) dlock_lease_unconfirmed_for(lease);
-	expiry->attached_pid = lease->session != 0 ? lease->pid : 0;
-	expiry->held = lease->held;
-	expiry->waiting = lease->tickets.length - lease->held;
+	expiry->attached_pid = !lease->single && lease->session != 0 ?
+		lease->pid : 0;
+	expiry->held = dlock_lease_count_held(lease);
+	expiry->waiting = dlock_lease_count_tickets(lease) - expiry->held;
 	expiry->num_tickets = 0;
-	for (int n = 0; n < MAX_LOOKED_AT && DsaPointerIsValid(link) &&
+	for (int n = 0; n < MAX_LOOKED_AT && ticket &&
 		 expiry->num_tickets < DLOCK_REPORT_TICKETS; n++)
 	{
-		DlockLeaseTicket *ticket = dlock_ticket_in_lease(link);
-
 		if (lease->single)
 			copy_text(&expiry->info, ticket->ticket.info);
 		if (ticket->held)
 			add_ticket(expiry, ticket);
-		link = ticket->in_lease.next;
+		ticket = dlock_lease_next_ticket(lease, ticket);
 	}
 }
 
@@ -91,7 +91,7 @@ dlock_lease_name_fill(DlockLeaseName *name, const DlockLeaseTicket *ticket)
 	const DlockLease *lease = dlock_lease_of(ticket);
 
 	name->lease = lease->number;
-	name->role = lease->role_name;
+	namestrcpy(&name->role, dlock_lease_role_name(lease));
 	copy_text(&name->owner, ticket->owner);
 }
 
@@ -136,7 +136,7 @@ dlock_lease_role_find(DlockSpace *space, int64 number, Oid *role,
 	if (lease)
 	{
 		*role = lease->role;
-		*role_name = lease->role_name;
+		namestrcpy(role_name, dlock_lease_role_name(lease));
 	}
 	dlock_record_end_uses(before);
 	return lease != NULL;

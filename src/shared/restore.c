@@ -24,17 +24,16 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 	ticket->ticket.pid = 0;
 	ticket->record.has_row = true;
 	ticket->announced = granted;
-	dlock_id_insert(space, ticket->ticket.number, lease->single ? lease : NULL,
-					ticket);
+	dlock_id_insert(&ticket->record);
 	PG_TRY();
 	{
 		dlock_queue_restore(ticket, state);
 	}
 	PG_CATCH();
 	{
-		/* dshash raises a lack of memory with a lock of its own held */
+		/* a segment of memory could not be mapped */
 		LWLockReleaseAll();
-		dlock_id_delete(space, ticket->ticket.number);
+		dlock_id_delete(&ticket->record);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();

@@ -83,28 +83,28 @@ dlock_list_init(DlockList *list)
 }
 
 static inline void
-dlock_list_append(DlockList *list, DlockLink *link)
+dlock_list_append(DlockList *list, DlockLink *link, dsa_pointer self)
 {
 	link->prev = list->tail;
 	link->next = InvalidDsaPointer;
 	if (DsaPointerIsValid(list->tail))
-		dlock_link_at(list->tail)->next = link->self;
+		dlock_link_at(list->tail)->next = self;
 	else
-		list->head = link->self;
-	list->tail = link->self;
+		list->head = self;
+	list->tail = self;
 	list->length++;
 }
 
 static inline void
-dlock_list_prepend(DlockList *list, DlockLink *link)
+dlock_list_prepend(DlockList *list, DlockLink *link, dsa_pointer self)
 {
 	link->prev = InvalidDsaPointer;
 	link->next = list->head;
 	if (DsaPointerIsValid(list->head))
-		dlock_link_at(list->head)->prev = link->self;
+		dlock_link_at(list->head)->prev = self;
 	else
-		list->tail = link->self;
-	list->head = link->self;
+		list->tail = self;
+	list->head = self;
 	list->length++;
 }
 
@@ -169,7 +169,6 @@ extern void dlock_lock_scan_remove(DlockLockScan *scan);
 extern void dlock_lock_scan_end(DlockLockScan *scan);
 
 /* shmem.c */
-extern dshash_table *dlock_ids;
 extern dshash_table *dlock_spaces;
 extern DlockBackend *dlock_backends;
 extern DlockBackend *dlock_my_backend;
@@ -333,16 +332,16 @@ typedef struct DlockRow
 	Oid			role;
 	TimestampTz enqueued_at;
 	TimestampTz granted_at;
-	char		channel[NAMEDATALEN];	/* empty: none */
 	int64		lease;			/* 0: none */
 	int64		remaining;		/* microseconds; -1: no end */
 	bool		closed;			/* holds nothing: the lock is closed by a delay */
+	bool		has_info;
+	bool		has_owner;
 	uint16		name_length;
 	uint16		info_length;
 	uint16		owner_length;
-	bool		has_info;
-	bool		has_owner;
-	char		text[FLEXIBLE_ARRAY_MEMBER];	/* name, info, owner */
+	uint16		channel_length; /* 0: none */
+	char		text[FLEXIBLE_ARRAY_MEMBER];	/* name, info, owner, channel */
 } DlockRow;
 
 /* Rows of one lock come one after the other. */
@@ -450,17 +449,58 @@ extern DlockRow *dlock_queue_rows(DlockSpace *space, bool queued);
 extern DlockRow *dlock_queue_rows_of(DlockSpace *space, const DlockKey *key);
 
 /* record.c */
-extern void dlock_record_init(DlockRecord *record, dsa_pointer self,
-							  bool is_lease);
-extern void dlock_record_ref(DlockRecord *record);
+static inline DlockLease *
+dlock_record_lease(DlockRecord *record)
+{
+	Assert(record->is_lease);
+	return (DlockLease *) ((char *) record - offsetof(DlockLease, record));
+}
+
+static inline DlockLeaseTicket *
+dlock_record_ticket(DlockRecord *record)
+{
+	Assert(!record->is_lease);
+	return (DlockLeaseTicket *) ((char *) record -
+								 offsetof(DlockLeaseTicket, record));
+}
+
+/* Where a record is */
+static inline dsa_pointer
+dlock_record_self(DlockRecord *record)
+{
+	return record->is_lease ?
+		dlock_record_lease(record)->self + offsetof(DlockLease, record) :
+		dlock_record_ticket(record)->ticket.self +
+		offsetof(DlockLeaseTicket, record);
+}
+
+/* The record of a link in the journal */
+static inline DlockRecord *
+dlock_record_at(dsa_pointer journal_link)
+{
+	return (DlockRecord *) ((char *) dlock_link_at(journal_link) -
+							offsetof(DlockRecord, link));
+}
+
+static inline void
+dlock_record_ref(DlockRecord *record)
+{
+	pg_atomic_fetch_add_u32(&record->references, 1);
+}
+
+extern void dlock_record_init(DlockRecord *record, bool is_lease,
+							  bool is_single);
 extern void dlock_record_unref(DlockRecord *record);
 extern int	dlock_record_begin_uses(void);
 extern void dlock_record_use(DlockRecord *record);
+extern void dlock_record_use_found(DlockRecord *record);
 extern void dlock_record_end_uses(int before);
-extern DlockLeaseTicket *dlock_record_ticket(DlockRecord *record);
 extern const char *dlock_record_copy_info(DlockRecord *record, char *buffer);
-extern void dlock_id_insert(DlockSpace *space, int64 number,
-							DlockLease *lease, DlockLeaseTicket *ticket);
+
+/* id_table.c */
+extern dsa_pointer dlock_id_table_create(dsa_area *area, int tranche);
+extern void dlock_id_tables_attach(dsa_area *area, const DlockControl *control);
+extern void dlock_id_insert(DlockRecord *record);
 
 /* lease_ttl.c */
 static inline int64
@@ -477,9 +517,29 @@ extern void dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record);
 extern DlockLease *dlock_lease_next_retimed(DlockSpace *space);
 
 /* lease.c */
-extern DlockLease *dlock_lease_make(DlockSpace *space, Oid role, int64 ttl,
-									int64 delay, bool single,
-									const char *info);
+/* Called with the lease lock, or for an answer about a moment that is over. */
+static inline uint32
+dlock_lease_count_tickets(const DlockLease *lease)
+{
+	return !lease->single ? lease->tickets.length :
+		DsaPointerIsValid(lease->own_ticket) ? 1 : 0;
+}
+
+static inline const char *
+dlock_lease_role_name(const DlockLease *lease)
+{
+	return (const char *) lease + lease->role_name;
+}
+
+extern DlockLease *dlock_lease_make(DlockSpace *space, Oid role,
+									const char *role_name, int64 ttl,
+									int64 delay, const char *info);
+extern DlockLease *dlock_lease_make_single(DlockSpace *space, Oid role,
+										   const char *role_name, int64 ttl,
+										   const DlockKey *key);
+extern uint32 dlock_lease_count_held(const DlockLease *lease);
+extern TimestampTz dlock_lease_opened_at(const DlockLease *lease);
+extern int	dlock_lease_attached_pid(const DlockLease *lease);
 extern DlockLease *dlock_lease_find(DlockSpace *space, int64 number);
 extern uint64 dlock_lease_deadline(DlockLease *lease);
 extern bool dlock_lease_is_open(DlockLease *lease);
@@ -722,6 +782,7 @@ extern bool dlock_office_start(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_wake(DlockSpace *space, DlockOffice office);
 extern void dlock_office_terminate(DlockSpace *space, DlockOffice office);
 extern bool dlock_worker_wake(DlockSpace *space);
+extern void dlock_sender_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
 extern bool dlock_worker_is_awaited(DlockSpace *space);

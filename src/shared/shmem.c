@@ -43,7 +43,6 @@
 #define MIN_AREA_SIZE	(2 * 1024 * 1024)
 
 /* What is valid only once dlock_attach() has returned */
-dshash_table *dlock_ids = NULL;
 dshash_table *dlock_spaces = NULL;
 DlockBackend *dlock_backends = NULL;
 DlockBackend *dlock_my_backend = NULL;
@@ -72,12 +71,10 @@ parameters_of(Size key_size, Size entry_size)
 
 static void
 table_parameters(dshash_parameters *spaces_table,
-				 dshash_parameters *ids_table,
 				 dshash_parameters *accounts_table)
 {
 	*spaces_table = parameters_of(sizeof(DlockSpaceKey),
 								  sizeof(DlockSpaceEntry));
-	*ids_table = parameters_of(sizeof(DlockIdKey), sizeof(DlockIdEntry));
 	*accounts_table = parameters_of(sizeof(Oid), sizeof(DlockAccount));
 }
 
@@ -91,7 +88,6 @@ typedef struct Attachment
 	dsa_area   *area;
 	DlockControl *control;
 	dshash_table *spaces;
-	dshash_table *ids;
 	dshash_table *accounts;
 	DlockBackend *backends;
 	pg_atomic_uint32 *pids;
@@ -205,9 +201,9 @@ layout_sizes(void)
 		sizeof(DlockControl), sizeof(DlockBackend), sizeof(DlockSpaceEntry),
 		sizeof(DlockSpace), sizeof(DlockPartition), sizeof(DlockLock),
 		sizeof(DlockTicket), sizeof(DlockLeaseTicket), sizeof(DlockLease),
-		sizeof(DlockIdEntry), sizeof(DlockAnnouncement), sizeof(DlockAccount),
+		sizeof(DlockIdPartition), sizeof(DlockAnnouncement), sizeof(DlockAccount),
 		sizeof(DlockWatched), sizeof(DlockWatch), sizeof(DlockContention),
-		sizeof(DlockContended)
+		sizeof(DlockContended), sizeof(DlockRetiming), sizeof(DlockInLease)
 	};
 
 	return hash_bytes((const unsigned char *) sizes, sizeof(sizes));
@@ -339,19 +335,19 @@ static void
 create_area(Attachment *made)
 {
 	dshash_parameters spaces_parameters;
-	dshash_parameters ids_parameters;
 	dshash_parameters accounts_parameters;
 	int			num_backends = ProcGlobal->allProcCount;
 	dsa_pointer control;
 	dsa_pointer locks;
+	dsa_pointer ids;
+	dsa_pointer requests;
 	dsa_pointer backends;
 	dsa_pointer pids;
 	int64		size;
 	int64		left;
 
 	Assert(LWLockHeldByMeInMode(AddinShmemInitLock, LW_EXCLUSIVE));
-	table_parameters(&spaces_parameters, &ids_parameters,
-					 &accounts_parameters);
+	table_parameters(&spaces_parameters, &accounts_parameters);
 	made->area = dsa_create(header->memory_tranche);
 	control = dsa_allocate0(made->area, sizeof(DlockControl));
 	made->control = dsa_get_address(made->area, control);
@@ -363,9 +359,10 @@ create_area(Attachment *made)
 		made->control->room = Max(size / 2, MIN_AREA_SIZE) / 4 * 3;
 	}
 	made->spaces = dshash_create(made->area, &spaces_parameters, NULL);
-	made->ids = dshash_create(made->area, &ids_parameters, NULL);
 	made->accounts = dshash_create(made->area, &accounts_parameters, NULL);
 	locks = dlock_lock_table_create(made->area, header->table_tranche);
+	ids = dlock_id_table_create(made->area, header->table_tranche);
+	requests = dlock_id_table_create(made->area, header->table_tranche);
 	backends = dsa_allocate0(made->area, num_backends * sizeof(DlockBackend));
 	made->backends = dsa_get_address(made->area, backends);
 	pids = dsa_allocate0(made->area, num_backends * sizeof(pg_atomic_uint32));
@@ -381,7 +378,8 @@ create_area(Attachment *made)
 	made->control->table_tranche = header->table_tranche;
 	made->control->spaces = dshash_get_hash_table_handle(made->spaces);
 	made->control->locks = locks;
-	made->control->ids = dshash_get_hash_table_handle(made->ids);
+	made->control->ids = ids;
+	made->control->requests = requests;
 	made->control->accounts = dshash_get_hash_table_handle(made->accounts);
 	made->control->backends = backends;
 	made->control->num_backends = num_backends;
@@ -406,17 +404,13 @@ static void
 attach_area(Attachment *found)
 {
 	dshash_parameters spaces_parameters;
-	dshash_parameters ids_parameters;
 	dshash_parameters accounts_parameters;
 
-	table_parameters(&spaces_parameters, &ids_parameters,
-					 &accounts_parameters);
+	table_parameters(&spaces_parameters, &accounts_parameters);
 	found->area = dsa_attach(header->area);
 	found->control = dsa_get_address(found->area, header->control);
 	found->spaces = dshash_attach(found->area, &spaces_parameters,
 								  found->control->spaces, NULL);
-	found->ids = dshash_attach(found->area, &ids_parameters,
-							   found->control->ids, NULL);
 	found->accounts = dshash_attach(found->area, &accounts_parameters,
 									found->control->accounts, NULL);
 	found->backends = dsa_get_address(found->area, found->control->backends);
@@ -510,7 +504,7 @@ dlock_attach(void)
 	dlock_control = attachment.control;
 	dlock_spaces = attachment.spaces;
 	dlock_lock_table_attach(dlock_area, dlock_control->locks);
-	dlock_ids = attachment.ids;
+	dlock_id_tables_attach(dlock_area, dlock_control);
 	dlock_accounts = attachment.accounts;
 	dlock_backends = attachment.backends;
 	my_pid = &attachment.pids[compat_my_procno()];

@@ -12,7 +12,8 @@
  *	  spaces			dshash: (database, extension) -> DlockSpaceEntry
  *	DlockSpace			one per space: its numbers, worker, journal, outbox
  *	  locks				DlockPartition[]: (space, name) -> DlockLock
- *	  ids				dshash: (space, number) -> DlockIdEntry
+ *	  ids				DlockIdPartition[]: number -> DlockRecord
+ *	  requests			DlockIdPartition[]: request -> DlockLeaseTicket
  *	  backends			array by proc number: DlockBackend
  *	  accounts			dshash: role -> DlockAccount
  *	DlockTicket			one per holder and per waiter, linked into its lock
@@ -81,12 +82,10 @@ typedef enum DlockState
 } DlockState;
 
 /*
- * A doubly linked list through the memory area.  A link is the first field of
- * what is linked, so that a pointer to the one is a pointer to the other.
+ * A doubly linked list through the memory area, of links.
  */
 typedef struct DlockLink
 {
-	dsa_pointer self;			/* immutable */
 	dsa_pointer prev;			/* protected as the list is */
 	dsa_pointer next;
 } DlockLink;
@@ -106,6 +105,7 @@ typedef struct DlockAnnouncement
 	DlockLink	link;			/* in DlockSpace.outbox; must be first */
 
 	/* immutable */
+	dsa_pointer self;
 	char		channel[NAMEDATALEN];
 	Size		size;			/* of the whole structure */
 	Oid			role;			/* to whom it is counted */
@@ -138,6 +138,7 @@ typedef struct DlockTicket
 	DlockLink	link;			/* in a list of its lock; must be first */
 
 	/* immutable once the ticket has joined a lock */
+	dsa_pointer self;
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
 	uint64		session;		/* DlockBackend.session of the owner; 0: none,
@@ -182,32 +183,56 @@ typedef struct DlockTicket
 /*
  * What has a row in a table: a lease, or a lease's ticket.  Changes are marked
  * here and written by the worker; see journal.c.
+ *
+ * What stands behind "finished" is not there in a lease that is one ticket's own:
+ * that has no row.
  */
 typedef struct DlockRecord
 {
-	DlockLink	link;			/* in DlockSpace.journal; must be first */
+	/* atomic; the memory goes with the last */
+	pg_atomic_uint32 references;
 
 	/* immutable */
 	bool		is_lease;		/* a DlockLease's, or a DlockLeaseTicket's */
+
+	/* protected by the lock of its partition of the table of numbers */
+	bool		in_ids;			/* it is in there */
 
 	/* protected by the space's lease lock */
 	bool		listed;			/* in the journal: marked, and not written */
 	bool		in_flight;		/* the worker writes it, or died at it */
 	bool		has_row;
 	bool		finished;		/* over, and not to be found any more */
-	uint64		marked;			/* number of its latest change */
-	uint64		listed_at;		/* when it came into the journal, monotonic */
-
-	/* atomic: written by the worker, in this order */
-	pg_atomic_uint64 lsn;		/* end of the latest write, or of a later one */
-	pg_atomic_uint64 written;	/* the change that is in the WAL */
-
-	/* atomic; the memory goes with the last */
-	pg_atomic_uint32 references;
 
 	/* the worker broadcasts it after each write, and at the end */
 	ConditionVariable changed;
+
+	/* protected by the lock of its partition of the table of numbers */
+	dsa_pointer next_id;		/* in the same bucket */
+
+	/* protected by the space's lease lock */
+	DlockLink	link;			/* in DlockSpace.journal */
+	uint64		listed_at;		/* when it came into the journal, monotonic */
+	uint32		marked;			/* number of its latest change */
+
+	/* atomic: written by the worker, the position first */
+	pg_atomic_uint32 written;	/* the change that is in the WAL */
+	pg_atomic_uint64 lsn;		/* end of the latest write, or of a later one */
 } DlockRecord;
+
+/* That a lease's ttl is changed, or was: made with the first such change */
+typedef struct DlockRetiming
+{
+	DlockLink	link;			/* in DlockSpace.retimed; must be first */
+
+	/* immutable */
+	dsa_pointer lease;			/* DlockLease, whose it is */
+
+	/* protected by the space's lease lock */
+	int64		next_ttl;		/* that its row has, in microseconds; 0: the one
+								 * that it has */
+	bool		listed;			/* the list refers to the lease then */
+} DlockRetiming;
 
 /*
  * A lease.  It is open for as long as its deadline lies ahead: who finds it
@@ -215,44 +240,45 @@ typedef struct DlockRecord
  * to it, and makes it DLOCK_RAN_OUT first, by compare-and-exchange.  That
  * becomes 0 under the lease lock, when its delay begins; a close, from any
  * moment, makes it 0 at once.  From both there is no way back.
+ *
+ * Most leases are one ticket's own, "single".  They have no row, no delay, no
+ * session and no info, and so none of the fields for that, and the ticket stands
+ * in the same piece of memory, behind DLOCK_SINGLE_LEASE_SIZE bytes.
  */
 struct DlockLease
 {
-	DlockRecord record;			/* must be first */
-
 	/* immutable once it has a number */
+	dsa_pointer self;
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
-	bool		single;			/* one ticket's own, with that ticket's number:
-								 * the ticket's row stands for both */
-	int64		delay;			/* in microseconds; 0: none, as with a ticket's
-								 * own */
-	int			durability;		/* the opener's synchronous_commit */
 	Oid			role;			/* the owner, by OID and by name; to whom it is
 								 * counted */
-	NameData	role_name;
-	TimestampTz opened_at;
-	uint64		session;		/* DlockBackend.session of the backend that
-								 * it is attached to; 0: none */
-	int			procno;
-	int			pid;
+	uint16		role_name;		/* where in this piece of memory that name is, at
+								 * its end */
+	bool		single;			/* one ticket's own, with that ticket's number:
+								 * the ticket's row stands for both */
+
+	/* the maker's */
+	bool		has_place;		/* for a ticket, which was not made yet */
 
 	/* protected by the space's lease lock */
-	dsa_pointer info;			/* terminated string, or invalid */
-	DlockLink	in_space;		/* in DlockSpace.leases */
 	bool		in_leases;		/* listed there */
+	bool		ran_out;		/* and the log is still to be told */
+	bool		delayed;		/* ran out, and keeps its locks closed */
+
+	/* immutable */
+	int			durability;		/* the opener's synchronous_commit */
+
+	/* atomic */
+	pg_atomic_uint32 waiters;	/* sessions that wait to get it a lock */
+
+	/* protected by the space's lease lock */
 	uint32		visitors;		/* walks through that list that stand here: it
 								 * stays linked until they have gone on */
-	bool		ran_out;		/* and the log is still to be told */
-	bool		delayed;		/* ran out, and keeps its locks closed ... */
-	uint64		delay_ends;		/* ... until then, in monotonic microseconds */
-	int64		next_ttl;		/* that its row has, in microseconds; 0: the one
-								 * that it has */
-	DlockLink	in_retimed;		/* in DlockSpace.retimed, ... */
-	bool		is_retimed;		/* ... which then refers to it */
-	DlockList	tickets;		/* WAITING and GRANTED, of DlockLeaseTicket */
-	uint32		held;			/* of these, how many are GRANTED */
-	DlockList	closed;			/* ENDING, once "delayed" is over */
+	DlockLink	in_space;		/* in DlockSpace.leases */
+	dsa_pointer retiming;		/* DlockRetiming, or invalid */
+	dsa_pointer own_ticket;		/* if single: DlockLeaseTicket that is WAITING or
+								 * GRANTED, or invalid */
 
 	/* atomic, changed under the space's lease lock */
 	pg_atomic_uint64 ttl;		/* in microseconds: what it lives by */
@@ -262,8 +288,30 @@ struct DlockLease
 	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic;
 								 * changed under the space's lease lock */
 	pg_atomic_uint64 renewed_at;	/* TimestampTz */
-	pg_atomic_uint32 waiters;	/* sessions that wait to get it a lock */
+
+	DlockRecord record;
+
+	/* here a single one has ended */
+
+	/* immutable once it has a number */
+	int64		delay;			/* in microseconds; 0: none */
+	TimestampTz opened_at;
+	uint64		session;		/* DlockBackend.session of the backend that
+								 * it is attached to; 0: none */
+	int			procno;
+	int			pid;
+
+	/* protected by the space's lease lock */
+	dsa_pointer info;			/* terminated string, or invalid */
+	uint64		delay_ends;		/* if delayed, in monotonic microseconds */
+	DlockList	tickets;		/* WAITING and GRANTED, of DlockLeaseTicket */
+	DlockList	closed;			/* ENDING, once "delayed" is over */
+	uint32		held;			/* of "tickets", how many are GRANTED */
 };
+
+#define DLOCK_SINGLE_LEASE_SIZE \
+	MAXALIGN(offsetof(DlockLease, record) + offsetof(DlockRecord, finished) + \
+			 sizeof(bool))
 
 /* The deadline of a lease that ran out, which somebody may have been told */
 #define DLOCK_RAN_OUT		((uint64) 1)
@@ -287,25 +335,21 @@ typedef struct DlockLeaseTicket
 	dsa_pointer lease;			/* DlockLease, which this refers to */
 	dsa_pointer owner;			/* terminated string, or invalid */
 	int			durability;		/* the requester's synchronous_commit */
-	int64		request;		/* what stands for its request in the table of
-								 * numbers, below 0; or 0: no other request is
-								 * the same */
+	uint32		request;		/* hash of its request */
 
-	/* protected by the partition lock of that entry */
-	dsa_pointer next_same;		/* the next ticket whose request has that hash */
-	bool		in_requests;	/* is it in that list? */
+	/* protected by the lock of its partition of the table of requests */
+	dsa_pointer next_request;	/* in the same bucket */
+	bool		in_requests;	/* it is in there */
 
 	/* protected by the lock entry's lock */
-	uint32		claims;			/* calls that have returned it, or may do so */
 	bool		closes;			/* counted in its lock's "closed" */
+	uint32		claims;			/* calls that have returned it, or may do so */
 
 	/* protected by the space's lease lock */
-	DlockLink	in_lease;		/* in one of its lease's lists: */
-	bool		in_tickets;		/* ... in "tickets" */
-	bool		held;			/* ... and counted in "held" there */
-	bool		in_closed;		/* ... in "closed" */
+	bool		in_tickets;		/* in its lease's "tickets", or its own one */
+	bool		held;			/* ... and GRANTED */
+	bool		in_closed;		/* in its lease's "closed" */
 	bool		announced;		/* its grant has gone to the outbox */
-
 
 	/* protected by the lock entry's lock and the lease lock: as "info" above */
 	bool		lowers;			/* shared, as soon as its row says so in the WAL */
@@ -319,32 +363,15 @@ typedef struct DlockLeaseTicket
 	DlockKey	key;
 } DlockLeaseTicket;
 
-static inline Size
-dlock_lease_ticket_size(const DlockKey *key)
-{
-	return offsetof(DlockLeaseTicket, key) + dlock_key_size(key);
-}
-
 /*
- * What a number stands for: a ticket, a lease, or both.  Numbers below 0 are
- * hashes of requests that can be repeated, and stand for the first of the
- * tickets that were made for such a one, whatever has become of them.
+ * Behind a ticket of a lease of many: its place in one of that lease's lists;
+ * protected by the space's lease lock.
  */
-typedef struct DlockIdKey
+typedef struct DlockInLease
 {
-	DlockSpaceKey space;
-	int64		number;
-} DlockIdKey;
-
-typedef struct DlockIdEntry
-{
-	DlockIdKey	key;			/* hash key, must be first */
-
-	/* protected by the partition lock of the table */
-	dsa_pointer lease;			/* DlockLease, or invalid */
-	dsa_pointer ticket;			/* DlockLeaseTicket, or invalid */
-	Oid			role;			/* to whom it is counted, below 0 */
-} DlockIdEntry;
+	DlockLink	link;			/* must be first */
+	dsa_pointer ticket;			/* immutable */
+} DlockInLease;
 
 /*
  * A lock that is held or waited for, or whose slots were set.  Invariants,
@@ -392,27 +419,52 @@ typedef struct DlockLock
 #define DLOCK_SEGMENTS	20
 
 /*
+ * The buckets of a partition of a hash table; see buckets.c.  Protected by the
+ * partition's lock.
+ */
+typedef struct DlockBuckets
+{
+	uint32		count;			/* entries */
+	uint32		num_buckets;	/* in use, DLOCK_FIRST_BUCKETS or more ... */
+	uint32		mask;			/* ... and no more than this plus 1, a power of 2 */
+	dsa_pointer first[DLOCK_FIRST_BUCKETS]; /* buckets: an entry, or invalid */
+	dsa_pointer segments[DLOCK_SEGMENTS];	/* arrays of more buckets, each as
+											 * many as there are before it; set
+											 * once */
+} DlockBuckets;
+
+/*
  * A part of the table of locks; see lock_table.c.
  */
 typedef struct DlockPartition
 {
 	/* protects the rest, all entries here, and their locks' tickets */
 	LWLock		lock;
-	uint32		count;			/* entries */
-	uint32		queued;			/* ... that have a queue */
-	uint32		num_buckets;	/* in use, DLOCK_FIRST_BUCKETS or more ... */
-	uint32		mask;			/* ... and no more than this plus 1, a power of 2 */
+	DlockBuckets buckets;		/* of DlockLock */
+	uint32		queued;			/* entries that have a queue */
 	uint32		num_watched;	/* names here that are watched ... */
 	uint32		watched_size;	/* ... and buckets for them, a power of 2; or 0 */
 	dsa_pointer watched;		/* these: DlockWatched, or invalid */
-	dsa_pointer first[DLOCK_FIRST_BUCKETS]; /* buckets: DlockLock, or invalid */
-	dsa_pointer segments[DLOCK_SEGMENTS];	/* arrays of more buckets, each as
-											 * many as there are before it; set
-											 * once */
 
 	/* the next one's lock shall not share a cache line with this one's */
 	char		padding[PG_CACHE_LINE_SIZE];
 } DlockPartition;
+
+#define DLOCK_ID_PARTITION_BITS	6
+#define DLOCK_ID_PARTITIONS	(1 << DLOCK_ID_PARTITION_BITS)
+
+/*
+ * A part of the table of numbers, or of requests; see id_table.c.
+ */
+typedef struct DlockIdPartition
+{
+	/* protects the rest, and what the entries say of their place here */
+	LWLock		lock;
+	DlockBuckets buckets;		/* of DlockRecord, or DlockLeaseTicket */
+
+	/* the next one's lock shall not share a cache line with this one's */
+	char		padding[PG_CACHE_LINE_SIZE];
+} DlockIdPartition;
 
 /*
  * A name that is watched.  It is in the table for as long as it has a watch, or
@@ -423,6 +475,7 @@ typedef struct DlockWatched
 	DlockLink	link;			/* in DlockSpace.changed; must be first */
 
 	/* immutable */
+	dsa_pointer self;
 	dsa_pointer space;			/* DlockSpace */
 	Oid			role;			/* to whom its memory is counted */
 
@@ -451,6 +504,7 @@ typedef struct DlockWatch
 	DlockLink	link;			/* in DlockWatched.watches; must be first */
 
 	/* immutable */
+	dsa_pointer self;
 	dsa_pointer watched;		/* DlockWatched */
 	Oid			role;			/* whose it is */
 	char		channel[NAMEDATALEN];
@@ -589,8 +643,8 @@ struct DlockSpace
 	/* protected by lease_lock */
 	LWLock		lease_lock;
 	DlockList	leases;			/* of DlockLease */
-	DlockList	retimed;		/* of DlockLease: the worker is to look at these
-								 * anew */
+	DlockList	retimed;		/* of DlockRetiming: the worker is to look at
+								 * these leases anew */
 	DlockList	journal;		/* of DlockRecord, the oldest mark first */
 
 	/* protected by heartbeat_mutex: what standbys have not acknowledged yet */
@@ -739,7 +793,8 @@ typedef struct DlockControl
 	int			table_tranche;
 	dshash_table_handle spaces;
 	dsa_pointer locks;			/* array of DlockPartition */
-	dshash_table_handle ids;
+	dsa_pointer ids;			/* array of DlockIdPartition */
+	dsa_pointer requests;		/* the same */
 	dshash_table_handle accounts;
 	dsa_pointer backends;
 	int			num_backends;

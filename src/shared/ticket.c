@@ -264,7 +264,7 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 		dsa_pointer self = dlock_allocate(role, TICKET_SIZE);
 
 		spare = dsa_get_address(dlock_area, self);
-		spare->link.self = self;
+		spare->self = self;
 		spare->role = role;
 		spare->info = InvalidDsaPointer;
 		spare->announcement = InvalidDsaPointer;
@@ -335,7 +335,7 @@ dlock_ticket_free(DlockTicket *ticket)
 	if (spare == NULL)
 		spare = ticket;
 	else
-		dlock_release_memory(ticket->role, ticket->link.self, TICKET_SIZE);
+		dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
 }
 
 /* The spare goes when the backend does. */
@@ -345,7 +345,7 @@ dlock_ticket_free_spare(void)
 	if (spare)
 	{
 		dlock_ticket_release_texts(spare);
-		dlock_release_memory(spare->role, spare->link.self, TICKET_SIZE);
+		dlock_release_memory(spare->role, spare->self, TICKET_SIZE);
 	}
 	spare = NULL;
 }

@@ -173,7 +173,7 @@ make_watched(const DlockSpace *space, const DlockKey *key, Oid role)
 	DlockWatched *watched = watched_at(self);
 
 	memset(watched, 0, offsetof(DlockWatched, key));
-	watched->link.self = self;
+	watched->self = self;
 	watched->space = space->self;
 	watched->role = role;
 	watched->changes = 1;
@@ -192,7 +192,7 @@ list(DlockSpace *space, DlockWatched *watched)
 	Assert(LWLockHeldByMe(&dlock_lock_partition(&watched->key)->lock));
 	Assert(LWLockHeldByMeInMode(&space->outbox_lock, LW_EXCLUSIVE));
 	if (!watched->listed)
-		dlock_list_append(&space->changed, &watched->link);
+		dlock_list_append(&space->changed, &watched->link, watched->self);
 	watched->listed = true;
 }
 
@@ -250,7 +250,7 @@ use_watched(DlockWatched *made)
 		dsa_pointer *bucket = find_bucket(partition, made->key.hash);
 
 		made->next = *bucket;
-		*bucket = made->link.self;
+		*bucket = made->self;
 		partition->num_watched++;
 	}
 	watched->users++;
@@ -289,14 +289,14 @@ dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 				dlock_release_memory(role, self, sizeof(DlockWatch));
 		}
 		if (watched != made)
-			dlock_release_memory(role, made->link.self, watched_size(key));
+			dlock_release_memory(role, made->self, watched_size(key));
 	}
 	PG_END_TRY();
 
 	watch = dsa_get_address(dlock_area, self);
 	memset(watch, 0, sizeof(DlockWatch));
-	watch->link.self = self;
-	watch->watched = watched->link.self;
+	watch->self = self;
+	watch->watched = watched->self;
 	watch->role = role;
 	strlcpy(watch->channel, channel, NAMEDATALEN);
 	pg_atomic_fetch_add_u32(&space->watches, 1);
@@ -321,7 +321,7 @@ dlock_watch_arm(DlockWatch *watch)
 	list(space, watched);
 	if (watch->armed)
 		dlock_list_remove(&watched->watches, &watch->link);
-	dlock_list_prepend(&watched->watches, &watch->link);
+	dlock_list_prepend(&watched->watches, &watch->link, watch->self);
 	watch->armed = true;
 	watch->told = watch->telling = 0;
 	LWLockRelease(&space->outbox_lock);
@@ -337,7 +337,7 @@ forget(DlockPartition *partition, DlockWatched *watched, dsa_pointer *link)
 	Assert(watched->users == 0 && !watched->listed);
 	*link = watched->next;
 	partition->num_watched--;
-	dlock_release_memory(watched->role, watched->link.self,
+	dlock_release_memory(watched->role, watched->self,
 						 watched_size(&watched->key));
 }
 
@@ -361,7 +361,7 @@ dlock_watch_end(DlockWatch *watch)
 	if (--watched->users == 0 && !watched->listed)
 		forget(partition, watched, link);
 	LWLockRelease(&partition->lock);
-	dlock_release_memory(watch->role, watch->link.self, sizeof(DlockWatch));
+	dlock_release_memory(watch->role, watch->self, sizeof(DlockWatch));
 	if (pg_atomic_sub_fetch_u32(&space->watches, 1) == 0)
 		dlock_worker_dismiss(space);
 }
@@ -396,7 +396,7 @@ dlock_watch_purge(DlockSpace *space)
 					 watch; watch = next)
 				{
 					next = watch_at(watch->link.next);
-					dlock_release_memory(watch->role, watch->link.self,
+					dlock_release_memory(watch->role, watch->self,
 										 sizeof(DlockWatch));
 				}
 				/* nobody looks into the space's list any more */
@@ -460,7 +460,7 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 
 		watched->due = now + INTERVAL + watched->watches.length * INTERVAL_EACH;
 		dlock_list_remove(&space->changed, &watched->link);
-		dlock_list_append(&space->changed, &watched->link);
+		dlock_list_append(&space->changed, &watched->link, watched->self);
 	}
 	LWLockRelease(&space->outbox_lock);
 	return count;
@@ -548,7 +548,7 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 		if (watch->telling != telling->number)
 			continue;
 		dlock_list_remove(&watched->watches, &watch->link);
-		dlock_list_append(&watched->watches, &watch->link);
+		dlock_list_append(&watched->watches, &watch->link, watch->self);
 		watch->told = telling->change;
 		left--;
 	}
@@ -590,7 +590,7 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
 	{
 		/* the first again, so that they are told in one go */
 		dlock_list_remove(&space->changed, &watched->link);
-		dlock_list_prepend(&space->changed, &watched->link);
+		dlock_list_prepend(&space->changed, &watched->link, watched->self);
 		watched->due = 0;
 	}
 	else if (first == NULL || first->told == watched->changes)

@@ -128,20 +128,32 @@ leave_out(DlockLoading *loading, int64 system, Oid database)
 	loading->foreign_database = database;
 }
 
+/*
+ * Can a row have been put back already?  The first one behind the last that was
+ * noted, where an attempt was interrupted; and one that is there twice, where
+ * somebody has taken away the index that forbids that.
+ */
+static bool
+may_be_restored(const DlockLoading *loading, uint64 i, int64 number)
+{
+	return i == 0 || number == loading->last;
+}
+
 static void
-load_lease(DlockSpace *space, const DlockStored *row)
+load_lease(DlockSpace *space, const DlockStored *row, bool check)
 {
 	int			before = dlock_record_begin_uses();
 	DlockLease *lease;
 
-	if (dlock_lease_restored(space, get_int64(row, DLOCK_LEASE_LEASE)) == NULL)
+	if (!check ||
+		dlock_lease_restored(space, get_int64(row, DLOCK_LEASE_LEASE)) == NULL)
 	{
 		lease = dlock_lease_make(space, get_oid(row, DLOCK_LEASE_ROLE),
+								 NameStr(*DatumGetName(row->values[DLOCK_LEASE_ROLE_NAME])),
 								 get_interval(row, DLOCK_LEASE_TTL),
-								 get_interval(row, DLOCK_LEASE_DELAY), false,
+								 get_interval(row, DLOCK_LEASE_DELAY),
 								 get_text(row, DLOCK_LEASE_INFO));
 		lease->number = get_int64(row, DLOCK_LEASE_LEASE);
-		lease->role_name = *DatumGetName(row->values[DLOCK_LEASE_ROLE_NAME]);
 		lease->opened_at = get_time(row, DLOCK_LEASE_OPENED_AT);
 		lease->durability = get_int32(row, DLOCK_LEASE_DURABILITY);
 		dlock_lease_restore(lease, get_bool(row, DLOCK_LEASE_DELAYED));
@@ -150,7 +162,7 @@ load_lease(DlockSpace *space, const DlockStored *row)
 }
 
 static void
-load_ticket(DlockSpace *space, const DlockStored *row)
+load_ticket(DlockSpace *space, const DlockStored *row, bool check)
 {
 	int64		number = get_int64(row, DLOCK_QUEUE_TICKET);
 	int			before = dlock_record_begin_uses();
@@ -170,13 +182,12 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 	request.channel = get_text(row, DLOCK_QUEUE_CHANNEL);
 	if (single)
 	{
-		request.lease = dlock_lease_make(space, get_oid(row, DLOCK_QUEUE_ROLE),
-										 get_interval(row, DLOCK_QUEUE_TTL),
-										 0, true, NULL);
+		request.lease =
+			dlock_lease_make_single(space, get_oid(row, DLOCK_QUEUE_ROLE),
+									NameStr(*DatumGetName(row->values[DLOCK_QUEUE_ROLE_NAME])),
+									get_interval(row, DLOCK_QUEUE_TTL),
+									&request.key);
 		request.lease->number = number;
-		request.lease->role_name =
-			*DatumGetName(row->values[DLOCK_QUEUE_ROLE_NAME]);
-		request.lease->opened_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
 		request.lease->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
 	}
 	else
@@ -186,7 +197,7 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 	/* the worker removes the rows of what ended with its lease */
 	if (request.lease &&
 		(get_bool(row, DLOCK_QUEUE_GRANTED) || !request.lease->delayed) &&
-		!dlock_lease_ticket_is_restored(space, number))
+		!(check && dlock_lease_ticket_is_restored(space, number)))
 	{
 		ticket = dlock_lease_ticket_make(space, &request);
 		ticket->ticket.number = number;
@@ -229,14 +240,15 @@ load_some_leases(DlockSpace *space)
 	for (uint64 i = 0; i < rows.count; i++)
 	{
 		const DlockStored *row = &rows.rows[i];
+		int64		number = get_int64(row, DLOCK_LEASE_LEASE);
 
 		CHECK_FOR_INTERRUPTS();
 		if (row->is_foreign)
 			leave_out(loading, get_int64(row, DLOCK_LEASE_SYSTEM),
 					  get_oid(row, DLOCK_LEASE_DATABASE));
 		else
-			load_lease(space, row);
-		loading->last = get_int64(row, DLOCK_LEASE_LEASE);
+			load_lease(space, row, may_be_restored(loading, i, number));
+		loading->last = number;
 	}
 	if (rows.complete)
 	{
@@ -257,14 +269,15 @@ load_some_tickets(DlockSpace *space)
 	for (uint64 i = 0; i < rows.count; i++)
 	{
 		const DlockStored *row = &rows.rows[i];
+		int64		number = get_int64(row, DLOCK_QUEUE_TICKET);
 
 		CHECK_FOR_INTERRUPTS();
 		if (row->is_foreign)
 			leave_out(loading, get_int64(row, DLOCK_QUEUE_SYSTEM),
 					  get_oid(row, DLOCK_QUEUE_DATABASE));
 		else
-			load_ticket(space, row);
-		loading->last = get_int64(row, DLOCK_QUEUE_TICKET);
+			load_ticket(space, row, may_be_restored(loading, i, number));
+		loading->last = number;
 	}
 	if (rows.complete)
 	{

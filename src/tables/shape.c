@@ -145,8 +145,12 @@ dlock_shape_take_row(Relation relation, const DlockShape *shape,
 					 const DlockPlaces *places, HeapTuple tuple,
 					 DlockStored *row)
 {
+	Datum		values[MaxHeapAttributeNumber];
+	bool		nulls[MaxHeapAttributeNumber];
+
 	/* the smaller of the two tables has that many */
 	Assert(shape->num_columns >= DLOCK_LEASE_NUM_COLUMNS);
+	heap_deform_tuple(tuple, RelationGetDescr(relation), values, nulls);
 	for (int i = 0; i < shape->num_columns; i++)
 	{
 		AttrNumber	number = places->number[i];
@@ -155,15 +159,16 @@ dlock_shape_take_row(Relation relation, const DlockShape *shape,
 		row->values[i] = (Datum) 0;
 		if (row->nulls[i])
 			continue;
-		row->values[i] = heap_getattr(tuple, number, RelationGetDescr(relation),
-									  &row->nulls[i]);
+		row->nulls[i] = nulls[number - 1];
 		if (!row->nulls[i])
+		{
+			row->values[i] = values[number - 1];
 			continue;
+		}
 		if (shape->columns[i].needed == DLOCK_NOT_NULL)
 			dlock_shape_raise_changed(relation,
 						  psprintf(_("A row has a null in column \"%s\"."),
 								   shape->columns[i].name));
-		row->values[i] = (Datum) 0;
 	}
 }
 

@@ -84,7 +84,7 @@ typedef struct DlockStoredRows
 typedef struct DlockImage
 {
 	DlockRecord *record;		/* referred to */
-	uint64		mark;
+	uint32		mark;
 	bool		had_row;
 	bool		over;			/* to be removed, and finished then */
 	bool		granted;

@@ -259,6 +259,15 @@ set_text(Table *table, int column, const char *text)
 }
 
 static void
+set_name(Table *table, int column, const char *text)
+{
+	Name		name = palloc0(sizeof(NameData));
+
+	namestrcpy(name, text);
+	set(table, column, false, NameGetDatum(name));
+}
+
+static void
 set_shared_text(Table *table, int column, dsa_pointer text)
 {
 	set_text(table, column, DsaPointerIsValid(text) ?
@@ -306,7 +315,7 @@ fill_ticket(Table *table, const DlockImage *image)
 	set_text(table, DLOCK_QUEUE_CHANNEL,
 			 image->channel[0] == '\0' ? NULL : image->channel);
 	set(table, DLOCK_QUEUE_ROLE, false, ObjectIdGetDatum(lease->role));
-	set(table, DLOCK_QUEUE_ROLE_NAME, false, NameGetDatum(&lease->role_name));
+	set_name(table, DLOCK_QUEUE_ROLE_NAME, dlock_lease_role_name(lease));
 	set(table, DLOCK_QUEUE_ENQUEUED_AT, false,
 		TimestampTzGetDatum(ticket->ticket.enqueued_at));
 	set(table, DLOCK_QUEUE_GRANTED_AT, !image->granted,
@@ -319,7 +328,7 @@ fill_ticket(Table *table, const DlockImage *image)
 static void
 fill_lease(Table *table, const DlockImage *image)
 {
-	DlockLease *lease = (DlockLease *) image->record;
+	DlockLease *lease = dlock_record_lease(image->record);
 
 	set(table, DLOCK_LEASE_LEASE, false, Int64GetDatum(lease->number));
 	set_interval(table, DLOCK_LEASE_TTL, image->ttl);
@@ -327,7 +336,7 @@ fill_lease(Table *table, const DlockImage *image)
 	set(table, DLOCK_LEASE_DELAYED, false, BoolGetDatum(image->delayed));
 	set_info(table, DLOCK_LEASE_INFO, image->record);
 	set(table, DLOCK_LEASE_ROLE, false, ObjectIdGetDatum(lease->role));
-	set(table, DLOCK_LEASE_ROLE_NAME, false, NameGetDatum(&lease->role_name));
+	set_name(table, DLOCK_LEASE_ROLE_NAME, dlock_lease_role_name(lease));
 	set(table, DLOCK_LEASE_OPENED_AT, false,
 		TimestampTzGetDatum(lease->opened_at));
 	set(table, DLOCK_LEASE_DURABILITY, false, Int32GetDatum(lease->durability));
@@ -356,7 +365,7 @@ static void
 write_image(Table *table, const DlockImage *image)
 {
 	int64		number = image->record->is_lease ?
-		((DlockLease *) image->record)->number :
+		dlock_record_lease(image->record)->number :
 		dlock_record_ticket(image->record)->ticket.number;
 
 	if (!image->over)

@@ -90,7 +90,7 @@ void
 dlock_due_add(DlockLease *lease)
 {
 	bool		found;
-	Look	   *look = hash_search(looks, &lease->record.link.self, HASH_ENTER,
+	Look	   *look = hash_search(looks, &lease->self, HASH_ENTER,
 							   &found);
 
 	if (found)
@@ -121,7 +121,7 @@ dlock_due_update(DlockSpace *space)
 
 	while (count < UPDATES && (lease = dlock_lease_next_retimed(space)) != NULL)
 	{
-		Look	   *look = hash_search(looks, &lease->record.link.self,
+		Look	   *look = hash_search(looks, &lease->self,
 										HASH_FIND, NULL);
 
 		/* one that is not looked at yet will be, once its row is written */
@@ -144,7 +144,7 @@ void
 dlock_due_remove(DlockLease *lease)
 {
 	Look	   *look = looks == NULL ? NULL :
-		hash_search(looks, &lease->record.link.self, HASH_FIND, NULL);
+		hash_search(looks, &lease->self, HASH_FIND, NULL);
 
 	if (look == NULL)
 		return;
@@ -152,7 +152,7 @@ dlock_due_remove(DlockLease *lease)
 	if (look->attached)
 		dlist_delete(&look->attached_node);
 	dlock_heartbeat_remove(look->class);
-	(void) hash_search(looks, &lease->record.link.self, HASH_REMOVE, NULL);
+	(void) hash_search(looks, &lease->self, HASH_REMOVE, NULL);
 	dlock_record_unref(&lease->record);
 }
 

@@ -71,7 +71,7 @@ dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 	if (ticket->announced || !DsaPointerIsValid(ticket->ticket.announcement) ||
 		pg_atomic_read_u32(&ticket->ticket.state) != DLOCK_GRANTED)
 		return;
-	grant = hash_search(grants, &ticket->ticket.link.self, HASH_ENTER, &found);
+	grant = hash_search(grants, &ticket->ticket.self, HASH_ENTER, &found);
 	if (found)
 		pairingheap_remove(grants_by_lsn[grant->durability], &grant->node);
 	else

@@ -42,8 +42,8 @@ static DlockSpace *my_space = NULL;
 
 /*
  * The worker sees to it that the next one comes, if something is left.  Whoever
- * posts something wakes the worker, too, so nothing is forgotten that comes
- * before this process has left, or after it.
+ * posts something looks for a sender then, and wakes the worker if there is none:
+ * so nothing is forgotten that comes before this process has left, or after it.
  */
 static void
 resign(int code, Datum arg)

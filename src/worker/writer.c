@@ -38,8 +38,8 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->shares = false;
 	if (record->is_lease)
 	{
-		image->delayed = ((DlockLease *) record)->delayed;
-		image->ttl = dlock_lease_row_ttl((DlockLease *) record);
+		image->delayed = dlock_record_lease(record)->delayed;
+		image->ttl = dlock_lease_row_ttl(dlock_record_lease(record));
 	}
 	else
 	{
@@ -70,7 +70,7 @@ copy_marked(DlockSpace *space)
 	for (dsa_pointer link = space->journal.head;
 		 DsaPointerIsValid(link) && num_images < BATCH; num_images++)
 	{
-		DlockRecord *record = dsa_get_address(dlock_area, link);
+		DlockRecord *record = dlock_record_at(link);
 
 		dlock_record_ref(record);
 		copy_record(space, record, &images[num_images]);
@@ -97,7 +97,7 @@ unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 			continue;
 		pg_atomic_write_u64(&record->lsn, lsn);
 		pg_write_barrier();
-		pg_atomic_write_u64(&record->written, images[i].mark);
+		pg_atomic_write_u32(&record->written, images[i].mark);
 		/* what is over stays, until it is finished; and so what is to share */
 		if (record->marked == images[i].mark && !images[i].over &&
 			!images[i].shares)
@@ -135,7 +135,7 @@ settle(DlockSpace *space, DlockRecord *record)
 	if (!dlock_lease_settle(space, record))
 		return;
 	if (record->is_lease)
-		dlock_due_remove((DlockLease *) record);
+		dlock_due_remove(dlock_record_lease(record));
 	else if (dlock_lease_of(dlock_record_ticket(record))->single)
 		dlock_due_remove(dlock_lease_of(dlock_record_ticket(record)));
 }
@@ -185,7 +185,7 @@ learn_of(DlockRecord *record, bool over, XLogRecPtr lsn)
 		return;
 	if (record->is_lease)
 	{
-		dlock_due_add((DlockLease *) record);
+		dlock_due_add(dlock_record_lease(record));
 		return;
 	}
 	ticket = dlock_record_ticket(record);
@@ -261,7 +261,7 @@ dlock_writer_begin(DlockSpace *space)
 	link = space->journal.head;
 	for (int i = 0; i < BATCH && DsaPointerIsValid(link); i++)
 	{
-		DlockRecord *record = dsa_get_address(dlock_area, link);
+		DlockRecord *record = dlock_record_at(link);
 
 		record->has_row |= record->in_flight;
 		record->in_flight = false;

@@ -69,8 +69,8 @@ sub grow
 	%known = map { $_ => 1 } segments();
 	$session->query(sprintf $take, 1000, 1000)
 	  while !grep { !$known{$_} } segments();
-	# what was left in the others is used up now, of 384 and of 448 bytes
-	$session->query(sprintf $take, $_, 3000) foreach 350, 420;
+	# what was left in the others is used up now, of 320, 384 and 448 bytes
+	$session->query(sprintf $take, $_, 3000) foreach 300, 350, 420;
 	return;
 }
 

@@ -1,0 +1,99 @@
+/*-------------------------------------------------------------------------
+ *
+ * buckets.c
+ *	  Buckets of hash tables that grow by one at a time.
+ *
+ * A table is in partitions, each with a lock and with buckets of its own, which
+ * are lists of entries.  An insertion that finds as many entries as buckets
+ * divides one bucket into two (linear hashing): so it costs the same however
+ * many entries there are, and nobody waits while a table is made anew.
+ *
+ * The first buckets are in the partition.  The others are in segments, each as
+ * large as all before it together.  One is allocated ahead, without any lock,
+ * by whoever is about to need it; it never moves, and is never freed, so a
+ * process looks up its address once.  8 bytes for each entry that was ever there
+ * at one time are all that this keeps.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "shared/buckets.h"
+
+/* In memory that is zero */
+void
+dlock_buckets_init(DlockBuckets *buckets)
+{
+	StaticAssertStmt(DLOCK_FIRST_BUCKETS > 1 &&
+					 (DLOCK_FIRST_BUCKETS & (DLOCK_FIRST_BUCKETS - 1)) == 0,
+					 "DLOCK_FIRST_BUCKETS must be a power of 2");
+	buckets->num_buckets = DLOCK_FIRST_BUCKETS;
+	buckets->mask = DLOCK_FIRST_BUCKETS - 1;
+}
+
+/*
+ * Allocate a segment.  Raises 53200; called without any of dlock's locks, and
+ * takes the partition's.
+ */
+void
+dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock, int segment)
+{
+	dsa_pointer made = dlock_allocate_uncounted(sizeof(dsa_pointer) *
+												(DLOCK_FIRST_BUCKETS << segment));
+	bool		used;
+
+	LWLockAcquire(lock, LW_EXCLUSIVE);
+	used = !DsaPointerIsValid(buckets->segments[segment]);
+	if (used)
+		buckets->segments[segment] = made;
+	LWLockRelease(lock);
+	if (!used)
+		dsa_free(dlock_area, made);
+}
+
+/*
+ * Divide the next bucket in turn into two, if the segment for that is there.
+ * What a bucket of "mask" bits has is told apart by the bit before these.
+ *
+ * All is looked up before anything changes: to map memory can fail.
+ */
+void
+dlock_buckets_divide(DlockBuckets *buckets, DlockSegments segments,
+					 DlockNextOf next_of)
+{
+	uint32		number = buckets->num_buckets;
+	uint32		mask = buckets->mask;
+	uint32		hash;
+	dsa_pointer *from;
+	dsa_pointer *to;
+	dsa_pointer entry;
+
+	if (number > mask)
+		mask = mask * 2 + 1;
+	if (dlock_segment_of(number) >= DLOCK_SEGMENTS ||
+		!DsaPointerIsValid(buckets->segments[dlock_segment_of(number)]))
+		return;
+	from = dlock_bucket_at(buckets, segments, number & (mask >> 1));
+	to = dlock_bucket_at(buckets, segments, number);
+	for (entry = *from; DsaPointerIsValid(entry);)
+		entry = *next_of(entry, &hash);
+
+	*to = InvalidDsaPointer;
+	while (DsaPointerIsValid(*from))
+	{
+		dsa_pointer *next;
+
+		entry = *from;
+		next = next_of(entry, &hash);
+		if ((hash & mask) != number)
+		{
+			from = next;
+			continue;
+		}
+		*from = *next;
+		*next = *to;
+		*to = entry;
+	}
+	buckets->mask = mask;
+	buckets->num_buckets = number + 1;
+}

@@ -1,0 +1,81 @@
+/*-------------------------------------------------------------------------
+ *
+ * buckets.h
+ *	  Buckets of hash tables that grow by one at a time: for lock_table.c and
+ *	  id_table.c.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_BUCKETS_H
+#define DLOCK_BUCKETS_H
+
+#include "port/pg_bitutils.h"
+
+#include "shared/shared.h"
+
+/*
+ * Addresses of a partition's segments, as far as this process has looked them
+ * up; others are NULL.
+ */
+typedef dsa_pointer *DlockSegments[DLOCK_SEGMENTS];
+
+/*
+ * Of an entry, which is looked up: the link to the next one in its bucket, and
+ * its hash
+ */
+typedef dsa_pointer *(*DlockNextOf) (dsa_pointer entry, uint32 *hash);
+
+/* The segment of a bucket that is not one of the first */
+static inline int
+dlock_segment_of(uint32 bucket)
+{
+	return pg_leftmost_one_pos32(bucket / DLOCK_FIRST_BUCKETS);
+}
+
+static inline dsa_pointer *
+dlock_bucket_at(DlockBuckets *buckets, DlockSegments segments, uint32 bucket)
+{
+	int			s;
+
+	if (likely(bucket < DLOCK_FIRST_BUCKETS))
+		return &buckets->first[bucket];
+	s = dlock_segment_of(bucket);
+	if (unlikely(segments[s] == NULL))
+		segments[s] = dsa_get_address(dlock_area, buckets->segments[s]);
+	return &segments[s][bucket - (DLOCK_FIRST_BUCKETS << s)];
+}
+
+static inline dsa_pointer *
+dlock_bucket_of(DlockBuckets *buckets, DlockSegments segments, uint32 hash)
+{
+	uint32		bucket = hash & buckets->mask;
+
+	/* that one is still to come from this one's division */
+	if (bucket >= buckets->num_buckets)
+		bucket &= buckets->mask >> 1;
+	return dlock_bucket_at(buckets, segments, bucket);
+}
+
+/*
+ * Is the segment missing into which these would grow next?  To be believed only
+ * with the partition's lock; others ask in order to allocate one ahead.
+ */
+static inline bool
+dlock_buckets_need_segment(const DlockBuckets *buckets, int *segment)
+{
+	uint32		next = buckets->num_buckets;
+
+	if (likely(buckets->count < next || (next & (next - 1)) != 0))
+		return false;
+	*segment = dlock_segment_of(next);
+	return *segment < DLOCK_SEGMENTS &&
+		!DsaPointerIsValid(buckets->segments[*segment]);
+}
+
+extern void dlock_buckets_init(DlockBuckets *buckets);
+extern void dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock,
+									  int segment);
+extern void dlock_buckets_divide(DlockBuckets *buckets,
+								 DlockSegments segments, DlockNextOf next_of);
+
+#endif							/* DLOCK_BUCKETS_H */

@@ -1,0 +1,286 @@
+/*-------------------------------------------------------------------------
+ *
+ * id_table.c
+ *	  The tables of numbers and of requests: which lease or ticket is meant.
+ *
+ * Two hash tables in the memory area, whose entries are the records, and the
+ * leases' tickets, themselves: so to be found by a number costs one pointer and
+ * its bucket, and an entry is there for as long as it is in the table.  They
+ * grow as the table of locks does (buckets.c).
+ *
+ * A number stands for a lease or for a ticket, which have them from one source;
+ * a ticket's own lease is found by the ticket.  A request stands for those of its
+ * tickets that there are: see lease_ticket.c.
+ *
+ * What is found is referred to before its partition is let go of.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "port/pg_bitutils.h"
+
+#include "shared/buckets.h"
+#include "shared/lease.h"
+#include "shared/shared.h"
+
+/* What is valid only once dlock_id_tables_attach() has returned */
+static DlockIdPartition *numbers = NULL;
+static DlockIdPartition *requests = NULL;
+
+static DlockSegments number_segments[DLOCK_ID_PARTITIONS];
+static DlockSegments request_segments[DLOCK_ID_PARTITIONS];
+
+/* Make a table, in an area that nobody else knows yet. */
+dsa_pointer
+dlock_id_table_create(dsa_area *area, int tranche)
+{
+	dsa_pointer self = dsa_allocate0(area, DLOCK_ID_PARTITIONS *
+									 sizeof(DlockIdPartition));
+	DlockIdPartition *made = dsa_get_address(area, self);
+
+	for (int i = 0; i < DLOCK_ID_PARTITIONS; i++)
+	{
+		LWLockInitialize(&made[i].lock, tranche);
+		dlock_buckets_init(&made[i].buckets);
+	}
+	return self;
+}
+
+/* Use the tables that are there. */
+void
+dlock_id_tables_attach(dsa_area *area, const DlockControl *control)
+{
+	numbers = dsa_get_address(area, control->ids);
+	requests = dsa_get_address(area, control->requests);
+}
+
+/* The partition of a hash; its bucket is in the last bits */
+static inline int
+partition_of(uint32 hash)
+{
+	return hash >> (32 - DLOCK_ID_PARTITION_BITS);
+}
+
+/*
+ * Allocate what the insertion of an entry may need.  Raises 53200.  Called
+ * without any of dlock's locks.
+ */
+static void
+prepare(DlockIdPartition *partition)
+{
+	int			segment;
+
+	if (unlikely(dlock_buckets_need_segment(&partition->buckets, &segment)))
+		dlock_buckets_add_segment(&partition->buckets, &partition->lock,
+								  segment);
+}
+
+/* Enter an entry; called with the partition's lock. */
+static void
+insert(DlockIdPartition *partition, DlockSegments segments, dsa_pointer entry,
+	   DlockNextOf next_of)
+{
+	DlockBuckets *buckets = &partition->buckets;
+	uint32		hash;
+	dsa_pointer *next = next_of(entry, &hash);
+	dsa_pointer *bucket;
+
+	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
+	if (unlikely(buckets->count >= buckets->num_buckets))
+		dlock_buckets_divide(buckets, segments, next_of);
+	bucket = dlock_bucket_of(buckets, segments, hash);
+	*next = *bucket;
+	*bucket = entry;
+	buckets->count++;
+}
+
+/* Take out an entry that is there; called with the partition's lock. */
+static void
+delete(DlockIdPartition *partition, DlockSegments segments, dsa_pointer entry,
+	   DlockNextOf next_of)
+{
+	uint32		hash;
+	dsa_pointer *next = next_of(entry, &hash);
+	dsa_pointer *link = dlock_bucket_of(&partition->buckets, segments, hash);
+
+	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
+	while (*link != entry)
+		link = next_of(*link, &hash);
+	*link = *next;
+	partition->buckets.count--;
+}
+
+/*
+ * Numbers
+ */
+
+/*
+ * Numbers that follow each other are in other partitions, and in neighbouring
+ * buckets there: so where many come or go in a row, as after a restart, they find
+ * in the cache what they need.  Higher bits count, too, as others may have most
+ * numbers in between.
+ */
+static inline uint32
+hash_number(int64 number)
+{
+	uint64		hash = (uint64) number;
+
+	hash ^= hash >> 9;
+	hash ^= hash >> 18;
+	hash ^= hash >> 36;
+	return pg_rotate_right32((uint32) hash, DLOCK_ID_PARTITION_BITS);
+}
+
+static int64
+number_of(DlockRecord *record)
+{
+	return record->is_lease ? dlock_record_lease(record)->number :
+		dlock_record_ticket(record)->ticket.number;
+}
+
+static dsa_pointer
+space_of(DlockRecord *record)
+{
+	return record->is_lease ? dlock_record_lease(record)->space :
+		dlock_record_ticket(record)->ticket.space;
+}
+
+static dsa_pointer *
+next_number(dsa_pointer entry, uint32 *hash)
+{
+	DlockRecord *record = dsa_get_address(dlock_area, entry);
+
+	*hash = hash_number(number_of(record));
+	return &record->next_id;
+}
+
+/*
+ * Let a lease, or a ticket, be found by its number; a ticket's own lease is, with
+ * the ticket.  Somebody else may have done so.  Raises 53200.
+ */
+void
+dlock_id_insert(DlockRecord *record)
+{
+	int			p = partition_of(hash_number(number_of(record)));
+
+	prepare(&numbers[p]);
+	LWLockAcquire(&numbers[p].lock, LW_EXCLUSIVE);
+	if (!record->in_ids)
+		insert(&numbers[p], number_segments[p], dlock_record_self(record),
+			   next_number);
+	record->in_ids = true;
+	LWLockRelease(&numbers[p].lock);
+}
+
+/* It is not found any more; it may not have been before. */
+void
+dlock_id_delete(DlockRecord *record)
+{
+	int			p = partition_of(hash_number(number_of(record)));
+
+	LWLockAcquire(&numbers[p].lock, LW_EXCLUSIVE);
+	if (record->in_ids)
+		delete(&numbers[p], number_segments[p], dlock_record_self(record),
+			   next_number);
+	record->in_ids = false;
+	LWLockRelease(&numbers[p].lock);
+}
+
+/* What a number stands for, referred to; NULL: nothing. */
+DlockRecord *
+dlock_id_look_up(DlockSpace *space, int64 number)
+{
+	uint32		hash = hash_number(number);
+	int			p = partition_of(hash);
+	DlockRecord *found = NULL;
+	dsa_pointer next;
+
+	LWLockAcquire(&numbers[p].lock, LW_SHARED);
+	next = *dlock_bucket_of(&numbers[p].buckets, number_segments[p], hash);
+	while (DsaPointerIsValid(next) && found == NULL)
+	{
+		DlockRecord *record = dsa_get_address(dlock_area, next);
+
+		next = record->next_id;
+		if (number_of(record) == number && space_of(record) == space->self)
+			found = record;
+	}
+	if (found)
+		dlock_record_ref(found);
+	LWLockRelease(&numbers[p].lock);
+	return found;
+}
+
+/*
+ * Requests
+ */
+
+static dsa_pointer *
+next_request(dsa_pointer entry, uint32 *hash)
+{
+	DlockLeaseTicket *ticket = dsa_get_address(dlock_area, entry);
+
+	*hash = ticket->request;
+	return &ticket->next_request;
+}
+
+/* Let a ticket be found by its request.  Raises 53200, with nothing changed. */
+void
+dlock_request_insert(DlockLeaseTicket *ticket)
+{
+	int			p = partition_of(ticket->request);
+
+	prepare(&requests[p]);
+	LWLockAcquire(&requests[p].lock, LW_EXCLUSIVE);
+	insert(&requests[p], request_segments[p], ticket->ticket.self,
+		   next_request);
+	ticket->in_requests = true;
+	LWLockRelease(&requests[p].lock);
+}
+
+/* A ticket's memory goes: no request finds it any more.  Raises nothing. */
+void
+dlock_request_delete(DlockLeaseTicket *ticket)
+{
+	int			p = partition_of(ticket->request);
+
+	if (!ticket->in_requests)
+		return;
+	LWLockAcquire(&requests[p].lock, LW_EXCLUSIVE);
+	delete(&requests[p], request_segments[p], ticket->ticket.self,
+		   next_request);
+	ticket->in_requests = false;
+	LWLockRelease(&requests[p].lock);
+}
+
+/*
+ * The first of the tickets with that hash of their request for which the callback
+ * says so, referred to; NULL: none.  The callback is called with the partition's
+ * lock.
+ */
+DlockLeaseTicket *
+dlock_request_find(const DlockLeaseTicket *wanted,
+				   bool (*is_wanted) (DlockLeaseTicket *ticket,
+									  const DlockLeaseTicket *wanted))
+{
+	int			p = partition_of(wanted->request);
+	DlockLeaseTicket *found = NULL;
+	dsa_pointer next;
+
+	LWLockAcquire(&requests[p].lock, LW_SHARED);
+	next = *dlock_bucket_of(&requests[p].buckets, request_segments[p],
+							wanted->request);
+	while (DsaPointerIsValid(next) && found == NULL)
+	{
+		DlockLeaseTicket *ticket = dsa_get_address(dlock_area, next);
+
+		next = ticket->next_request;
+		if (ticket->request == wanted->request && is_wanted(ticket, wanted))
+			found = ticket;
+	}
+	if (found)
+		dlock_record_ref(&found->record);
+	LWLockRelease(&requests[p].lock);
+	return found;
+}
