@@ -176,7 +176,7 @@ INSERT INTO dlock_slots VALUES ('l', 1);
 TRUNCATE dlock_slots;
 INSERT INTO dlock_slots VALUES ('k', 1);
 COMMIT;
-SELECT name, slots, permits, granted FROM dlock_locks;
+SELECT name, slots, permits, granted FROM dlock_locks ORDER BY name;
 SELECT try('k', 2), try('i', 1), try('i', 1), try('l', 2), try('l', 2), dlock_release_all();
 BEGIN;
 TRUNCATE dlock_slots;
