@@ -118,10 +118,11 @@ sub check
 			$self->_check_honoured($call, $lease) if $lease;
 			next;
 		}
-		# what standbys have to know before
-		$history->problem("$call->{id}: $op gave $result, and began "
-			  . 'after the new primary was promoted')
-		  if $op eq 'retime' && $call->{begin} > $self->{promoted};
+		if ($op eq 'retime')
+		{
+			$self->_check_retimed($call, $history->{leases}{ $call->{lease} });
+			next;
+		}
 		foreach my $number (
 			$op =~ /^(?:check|guard|wait)$/ ? $call->{ticket} :
 			$result =~ /\d+/g)
@@ -147,6 +148,19 @@ sub check
 		}
 	}
 	note "the old primary has confirmed holders $count times";
+	return;
+}
+
+# Standbys that count for it have to know of that before.
+sub _check_retimed
+{
+	my ($self, $call, $lease) = @_;
+	my $history = $self->{history};
+
+	$history->problem("$call->{id}: retime gave $call->{result}, and began "
+		  . 'after the new primary was promoted')
+	  if $lease && $history->standbys_count($lease) &&
+	  $call->{begin} > $self->{promoted};
 	return;
 }
 

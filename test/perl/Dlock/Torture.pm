@@ -176,10 +176,10 @@ sub look
 	return;
 }
 
-# Who is at the head of a queue does not fit beside the holders.  What has ended
-# may be in the way until the worker has written that, and is not seen; so it
-# counts where nothing is left to be written, and for longer than any process is
-# stopped.
+# Who is at the head of a queue does not fit beside the holders.  What a lease has
+# had may be in the way until the worker has written its end, and is not seen; so
+# where there are leases it counts when nothing is left to be written, and for
+# longer than any process is stopped.
 sub _look_at_heads
 {
 	my ($self, $session) = @_;
@@ -197,10 +197,12 @@ sub _look_at_heads
 				 coalesce(max(slots), 2147483647)});
 	my %heads = map { $_ => 1 } @heads;
 
+	$self->problem("$_ waits, and would fit beside the holders")
+	  foreach grep { /^d/ } @heads;
 	return if ($lag // '') !~ /^[\d.]+$/ || $lag > 0;
 	delete $self->{heads}{$_}
 	  foreach grep { !$heads{$_} } keys %{ $self->{heads} };
-	foreach my $head (@heads)
+	foreach my $head (grep { !/^d/ } @heads)
 	{
 		$self->{heads}{$head} //= $now;
 		next if $now - $self->{heads}{$head} < 3;

@@ -611,7 +611,7 @@ sub queue_up
 
 	if (!$ticket)
 	{
-		my $name = choose('x1', 'x2', 'x3', 's1', 'n1', 'n2', 'd1', 'd2');
+		my $name = choose('x1', 'x2', 'x3', 's1', 'n1', 'n2', 'd1', 'd1', 'd2');
 		my ($arguments, %call) = shape($name);
 
 		return 1 if $self->{session_holds}{$name};
