@@ -538,6 +538,9 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 /*
  * After all were put back: grant what has become free.  Can be repeated, and
  * does nothing to the locks that sessions have taken meanwhile.
+ *
+ * Looks at locks that have a queue, and no others: it holds up all who use a
+ * partition, in whatever database, and takes no interrupts.
  */
 void
 dlock_queue_resume(const DlockSpace *space)
@@ -546,7 +549,7 @@ dlock_queue_resume(const DlockSpace *space)
 	Wakeups		wakeups = {0};
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true, false);
+	dlock_lock_scan_begin(&scan, true, true);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) == 0)
