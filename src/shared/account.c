@@ -20,6 +20,10 @@
  * reported and what was not are together what its role has; so one that nobody
  * has open, and that is at 0, has nothing anywhere, and goes.
  *
+ * An error can leave too much counted, and never too little: memory is counted
+ * before anybody else can free it, and given back once it is freed.  So whoever
+ * frees finds the account, though the role has been dropped.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"

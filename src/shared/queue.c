@@ -145,6 +145,8 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 	lock->permits += ticket->permits;
 	if (ticket->mode == DLOCK_EXCLUSIVE)
 		lock->exclusive++;
+	if (ticket->scope == DLOCK_LEASE)
+		lock->leased++;
 	ticket->granted_at = now;
 	dlock_count_ticket(ticket, DLOCK_COUNT_ACQUIRED, 1);
 	if (is_lease_ticket(ticket))
@@ -266,6 +268,8 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 		lock->permits -= ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
 			lock->exclusive--;
+		if (ticket->scope == DLOCK_LEASE)
+			lock->leased--;
 		if (ticket->scope == DLOCK_LEASE && lease_ticket(ticket)->closes)
 			lock->closed--;
 		dlock_count_ticket(ticket, DLOCK_COUNT_RELEASED, 1);
@@ -312,8 +316,8 @@ has_waiting(const DlockLock *lock)
 /*
  * Will a ticket fit as soon as those have left who do not hold any more?  For
  * all that anybody was told the lock is free of them already, and it will be
- * handed on at once.  The answer is there with the first holder that stays and
- * is in the way.
+ * handed on at once.  Only what leases have leaves later than it ends; with that,
+ * the answer is there with the first holder that stays and is in the way.
  */
 static bool
 fits_soon(const DlockLock *lock, const DlockTicket *ticket)
@@ -323,6 +327,9 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 	if (lock->closed > 0 || has_waiting(lock) ||
 		(ticket->mode == DLOCK_SLOTS && permits > lock->slots))
 		return false;
+	/* so that a full semaphore of many permits is not gone through */
+	if (lock->leased == 0)
+		return fits(lock, ticket);
 	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0)
 		return true;
 	for (DlockTicket *holder = ticket_at(lock->holders.head); holder;
@@ -525,6 +532,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 		lock->permits += ticket->ticket.permits;
 		if (ticket->ticket.mode == DLOCK_EXCLUSIVE)
 			lock->exclusive++;
+		lock->leased++;
 		ticket->closes = state == DLOCK_ENDING;
 		if (ticket->closes)
 			lock->closed++;
@@ -538,6 +546,9 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 /*
  * After all were put back: grant what has become free.  Can be repeated, and
  * does nothing to the locks that sessions have taken meanwhile.
+ *
+ * Looks at locks that have a queue, and no others: it holds up all who use a
+ * partition, in whatever database, and takes no interrupts.
  */
 void
 dlock_queue_resume(const DlockSpace *space)
@@ -546,7 +557,7 @@ dlock_queue_resume(const DlockSpace *space)
 	Wakeups		wakeups = {0};
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true, false);
+	dlock_lock_scan_begin(&scan, true, true);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) == 0)

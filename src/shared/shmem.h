@@ -394,6 +394,7 @@ typedef struct DlockLock
 								 * are; 0: not a semaphore */
 	int32		holders_slots;	/* what counts for the holders, if there are any */
 	int32		permits;		/* permits given out */
+	uint32		leased;			/* holders of lease scope */
 	uint32		closed;			/* holders that a delay has kept there: nobody
 								 * fits beside them */
 	uint8		exclusive;		/* exclusive tickets among the holders: 0, 1 */

@@ -3,7 +3,7 @@
  *	  Tickets that outlive their sessions: the journal, the worker that writes
  *	  it, the order of the WAL, and what a crash leaves.  src/shared/journal.c,
  *	  src/worker/writer.c, src/backend/durable.c, src/tables/load.c,
- *	  src/shared/lease_ticket.c, and src/backend/lessee.c.
+ *	  src/shared/lease_ticket.c, src/backend/lessee.c, and src/backend/change.c.
  *
  * CLIENTS ask for one lock, exclusively.  Each is one of these:
  *
@@ -19,7 +19,9 @@
  * durability, and (ENDS) a ticket is ended by its lease's expiry or close, or
  * by force.  With -DRETRY one more session repeats the request of the first
  * client, for the same lease.  With -DASK somebody else is told, once, that a
- * session holds the lock.
+ * session holds the lock.  With -DDOWNGRADE the others ask for a shared hold,
+ * and the first client, which has a lease, makes its hold a shared one when it
+ * has been told of it.
  *
  * The WAL is a list of prefixes, each with the rows that it leaves, from the
  * one that was flushed on.  A crash keeps any of these.  Instead of going on
@@ -38,6 +40,9 @@
  *	withdraw				dlock_lease_ticket_withdraw()
  *	worker					dlock_writer_begin(), dlock_writer_write():
  *							copy_marked(), note_removals(), unmark(), publish()
+ *	downgrade				dlock_queue_downgrade(), dlock_lease_ticket_lower(),
+ *							and downgrade_of_lease()
+ *	share					dlock_queue_share()
  *	removed					DlockSpace.removed, dlock_journal_flush_removal()
  *	asker					dlock_check(), dlock_fence(), dlock_notify_send()
  *	crash, restore			dlock_load(), dlock_queue_restore()
@@ -47,20 +52,19 @@
  *
  * Checked, for each prefix that a crash may leave:
  *
- *	- no two rows are granted;
+ *	- no two rows are granted, unless all are shared;
  *	- no row is granted whose number is smaller than that of a later holder, as
- *	  far as the WAL, or anybody who was told, knows of one; nor does one wait
- *	  that would be granted later;
+ *	  far as the WAL, or anybody who was told, knows of one, unless both are
+ *	  shared; nor does one wait that would be granted later;
  *	- each ticket that was acknowledged as durable, waiting or granted, is there,
  *	  unless somebody has begun to end it;
  *
  * and in memory, that grants are in the order of the numbers, to one at a
- * time, and that no run ends with somebody who waits: for a grant, or for the
+ * time or to those who share, and that no run ends with somebody who waits: for a grant, or for the
  * journal.
  *
  * Left out: leases of several tickets, and the table of leases; renewals and
- * the time (guard.pml); delays; shared holders and slots, sleeps and wakeups
- * of sessions (queue.pml); the condition variable and the worker's latch, as
+ * the time (guard.pml); delays; slots, sleeps and wakeups of sessions (queue.pml); the condition variable and the worker's latch, as
  * those who wait look again after a second; standbys, for which "flushed"
  * would read "acknowledged"; synchronous_commit = off, with which nobody is
  * told that anything is durable; NOTIFY; the reservation of numbers.
@@ -86,6 +90,10 @@
  *	BROKEN_GRANT		the state of a ticket that is granted is written before
  *						it is marked, not at once
  *	BROKEN_ADOPT		a ticket that was granted is adopted without being marked
+ *	BROKEN_SHARE		a hold is shared before the WAL has a row that says so
+ *	BROKEN_SHARE_NOTE	... or the others cannot know what to flush
+ *	BROKEN_SHARE_MARK	what is to be shared is unmarked before it is
+ *	BROKEN_SHARE_HEAD	who shares a hold does not grant from the head
  */
 
 #ifndef CLIENTS
@@ -108,7 +116,6 @@
 #endif
 
 #define MAX_WAL		10
-#define NOBODY		CLIENTS
 
 mtype = { SESSION, ACQUIRE, ENQUEUE, RESTORED };
 mtype = { NEW, WAITING, LEAVING, GRANTED, ENDING, GONE };
@@ -117,14 +124,16 @@ mtype = { NEW, WAITING, LEAVING, GRANTED, ENDING, GONE };
 #define NO_ROW			0
 #define ROW_WAITING		1
 #define ROW_GRANTED		2
+#define ROW_SHARED		3
 
 /* protected by the entry's lock */
 bool entry_locked;
 byte queue[CLIENTS];
 byte waiters;
-byte holder = NOBODY;
+byte holders;
+bool exclusive;
 byte next_ticket = 1;
-byte to_mark = NOBODY;			/* granted, and still to be marked */
+byte to_mark;					/* granted, and still to be marked: a set */
 
 typedef Ticket
 {
@@ -132,6 +141,10 @@ typedef Ticket
 	byte number;
 	bool of_session;
 	byte claims;
+#ifdef DOWNGRADE
+	bool shares;
+	bool lowers;
+#endif
 
 	/* its record, protected by the lease lock */
 	bool listed;
@@ -151,6 +164,9 @@ typedef Ticket
 	byte copied;
 	bool over;
 	bool had_row;
+#ifdef DOWNGRADE
+	bool to_share;
+#endif
 	byte row
 };
 Ticket t[CLIENTS];
@@ -172,15 +188,29 @@ byte removed;					/* position of the latest removal; 0: flushed */
 /* not in the program, but for what is checked */
 byte last_granted;
 byte known;						/* the greatest fence that anybody was told of */
+#ifdef DOWNGRADE
+byte known_alone;				/* ... and the greatest of an exclusive holder */
+#endif
 
 /* used within a step only */
 hidden byte i, j, p, fence;
+#ifdef DOWNGRADE
+hidden byte sharing;
+#endif
 
 #define of_lease(c)			(!t[c].of_session)
 #define is_queued(c)		(t[c].state == WAITING || t[c].state == LEAVING)
 #define is_over(c)			(t[c].state == ENDING || t[c].state == LEAVING || \
 							 t[c].state == GONE)
 #define is_there(c)			(t[c].state == WAITING || t[c].state == GRANTED)
+#ifdef DOWNGRADE
+#define shares(c)			t[c].shares
+#define to_share(c)			t[c].to_share
+#else
+#define shares(c)			false
+#define to_share(c)			false
+#endif
+#define fits(c)				(holders == 0 || (shares(c) && !exclusive))
 
 #define lock_entry()		atomic { !entry_locked -> entry_locked = true }
 
@@ -195,6 +225,9 @@ inline crash()
 	do
 	:: p <= inserted ->
 		fence = 0;
+#ifdef DOWNGRADE
+		sharing = 0;
+#endif
 		i = 0;
 		do
 		:: i < CLIENTS ->
@@ -203,17 +236,34 @@ inline crash()
 			:: wal[p].row[i] == ROW_GRANTED ->
 				assert(fence == 0);
 				fence = t[i].number
+#ifdef DOWNGRADE
+			:: wal[p].row[i] == ROW_SHARED ->
+				assert(t[i].number >= known_alone);
+				sharing = t[i].number
+#endif
 			:: else
 			fi;
 			i++
 		:: else -> break
 		od;
 		assert(fence == 0 || (fence >= known && fence >= wal[p].fence));
+#ifdef DOWNGRADE
+		assert(fence == 0 || sharing == 0);
+#endif
 		i = 0;
 		do
 		:: i < CLIENTS ->
+#ifdef DOWNGRADE
+			/* those who share may be granted once more, in another order */
+			assert(wal[p].row[i] != ROW_WAITING || !t[i].shares ||
+				(t[i].number > fence && t[i].number > known_alone));
+			assert(wal[p].row[i] != ROW_WAITING || t[i].shares ||
+				(t[i].number > fence && t[i].number > known &&
+					t[i].number > wal[p].fence && t[i].number > sharing));
+#else
 			assert(wal[p].row[i] != ROW_WAITING || (t[i].number > fence &&
 				t[i].number > known && t[i].number > wal[p].fence));
+#endif
 			i++
 		:: else -> break
 		od;
@@ -222,7 +272,26 @@ inline crash()
 	od;
 	p = 0;
 	i = 0;
+#ifdef DOWNGRADE
+	sharing = 0;
+#endif
 	fence = 0
+}
+
+/* Somebody is told that this ticket holds. */
+inline tell_of(c)
+{
+	if
+	:: t[c].number > known -> known = t[c].number
+	:: else
+	fi;
+#ifdef DOWNGRADE
+	if
+	:: !t[c].shares && t[c].number > known_alone ->
+		known_alone = t[c].number
+	:: else
+	fi
+#endif
 }
 
 /* The next record, still without its contents */
@@ -338,18 +407,19 @@ inline mark(c)
 
 inline grant(c)
 {
-	assert(holder == NOBODY && t[c].number > last_granted);
+	assert(fits(c) && t[c].number > last_granted);
 	last_granted = t[c].number;
-	holder = c;
+	holders++;
+	exclusive = !shares(c);
 #ifdef BROKEN_GRANT
 	t[c].state = GRANTED;
 	if
-	:: of_lease(c) -> to_mark = c;
+	:: of_lease(c) -> to_mark = to_mark | (1 << c);
 	:: else
 	fi
 #else
 	if
-	:: of_lease(c) -> to_mark = c
+	:: of_lease(c) -> to_mark = to_mark | (1 << c)
 	:: else -> t[c].state = GRANTED
 	fi
 #endif
@@ -359,14 +429,31 @@ inline grant(c)
  * The entry's lock is let go, but not before a lease's ticket that was granted
  * is marked: that takes the lease lock, and is a step of its own.
  */
+inline mark_granted()
+{
+	i = 0;
+	do
+	:: !(to_mark & (1 << i)) -> i++
+	:: else -> break
+	od;
+	t[i].state = GRANTED;
+	mark(i);
+	to_mark = to_mark & ~(1 << i);
+	i = 0
+}
+
 inline let_go()
 {
+#ifdef DOWNGRADE
+	do
+	:: to_mark & (to_mark - 1) -> d_step { mark_granted() }
+	:: else -> break
+	od;
+#endif
 	if
-	:: to_mark != NOBODY ->
+	:: to_mark != 0 ->
 		d_step {				/* dlock_lease_ticket_granted() */
-			t[to_mark].state = GRANTED;
-			mark(to_mark);
-			to_mark = NOBODY;
+			mark_granted();
 			entry_locked = false
 		}
 	:: else -> entry_locked = false
@@ -391,21 +478,21 @@ inline dequeue(c)
 
 inline grant_from_queue()
 {
-	if
-	:: waiters > 0 && holder == NOBODY && t[queue[0]].state == WAITING ->
+	do
+	:: waiters > 0 && fits(queue[0]) && t[queue[0]].state == WAITING ->
 		j = queue[0];
 		dequeue(j);
 		grant(j);
 		j = 0
-	:: else
-	fi
+	:: else -> break
+	od
 }
 
 inline take_out(c)
 {
 	if
 	:: is_queued(c) -> dequeue(c)
-	:: else -> holder = NOBODY
+	:: else -> holders--; exclusive = exclusive && shares(c)
 	fi;
 	t[c].state = GONE;
 	grant_from_queue()
@@ -441,6 +528,22 @@ inline end_ticket(c)
 		let_go()
 	:: else -> entry_locked = false
 	fi
+}
+
+/* An exclusive hold becomes a shared one.  Called with the entry's lock. */
+inline share(c)
+{
+#ifdef DOWNGRADE
+	if
+	:: t[c].state == GRANTED && !t[c].shares ->
+		t[c].shares = true;
+		exclusive = false;
+#ifndef BROKEN_SHARE_HEAD
+		grant_from_queue()
+#endif
+	:: else
+	fi
+#endif
 }
 
 /* Finish a record if it is over and has no row; "done" is the caller's. */
@@ -491,6 +594,11 @@ inline copy_record(c)
 	t[c].over = is_over(c);
 	t[c].row = (t[c].state == WAITING -> ROW_WAITING :
 		(is_over(c) -> NO_ROW : ROW_GRANTED));
+#ifdef DOWNGRADE
+	t[c].row = (t[c].row == ROW_GRANTED && (t[c].shares || t[c].lowers) ->
+		ROW_SHARED : t[c].row);
+	t[c].to_share = !t[c].over && t[c].lowers && !t[c].shares;
+#endif
 	t[c].in_flight = !t[c].over || t[c].had_row;
 #ifdef BROKEN_WRITTEN
 	t[c].lsn = inserted;
@@ -527,6 +635,9 @@ inline note_removals()
 	:: i < CLIENTS ->
 		if
 		:: t[i].in_batch && t[i].over && t[i].had_row -> removed = inserted
+#ifndef BROKEN_SHARE_NOTE
+		:: t[i].in_batch && to_share(i) -> removed = inserted
+#endif
 		:: else
 		fi;
 		i++
@@ -555,8 +666,10 @@ inline unmark(committed)
 			:: !t[p].over ->
 #elif defined(BROKEN_FINISH)
 			:: t[p].marked == t[p].copied ->
-#else
+#elif defined(BROKEN_SHARE_MARK)
 			:: t[p].marked == t[p].copied && !t[p].over ->
+#else
+			:: t[p].marked == t[p].copied && !t[p].over && !to_share(p) ->
 #endif
 				unlist(p)
 			:: else
@@ -585,6 +698,9 @@ inline forget_image(c)
 	t[c].copied = 0;
 	t[c].over = false;
 	t[c].had_row = false;
+#ifdef DOWNGRADE
+	t[c].to_share = false;
+#endif
 	t[c].row = 0
 }
 
@@ -661,12 +777,29 @@ end:
 publish:
 		atomic {
 			do
-			:: c < CLIENTS && !(t[c].in_batch && (t[c].over || failed)) -> c++
+			:: c < CLIENTS && !(t[c].in_batch &&
+					(t[c].over || failed || to_share(c))) -> c++
 			:: else -> break
 			od
 		};
 		if
-		:: c < CLIENTS -> settle(c); c++; goto publish
+#ifdef DOWNGRADE
+		:: c < CLIENTS && to_share(c) && !failed ->
+			atomic { !entry_locked -> entry_locked = true; share(c) };
+			let_go();
+			d_step {
+				if
+				:: t[c].marked == t[c].copied -> unlist(c)
+				:: else
+				fi
+			};
+			c++;
+			goto publish
+		:: c < CLIENTS && (!to_share(c) || failed) ->
+#else
+		:: c < CLIENTS ->
+#endif
+			settle(c); c++; goto publish
 		:: else
 		fi;
 		atomic {
@@ -700,10 +833,10 @@ inline join(c)
 		t[c].of_session = (kind != ENQUEUE);
 		t[c].claims = 1;
 		if
-		:: waiters == 0 && holder == NOBODY ->
+		:: waiters == 0 && fits(c) ->
 			grant(c);
 			t[c].state = GRANTED;
-			to_mark = NOBODY
+			to_mark = 0
 		:: else -> enqueue(c)
 		fi;
 		if
@@ -772,8 +905,7 @@ inline wait_until_durable(c, wanted, or_withdraw)
 			:: else				/* raise_lost() */
 			fi;
 			if
-			:: told_now == ROW_GRANTED && t[c].number > known ->
-				known = t[c].number
+			:: told_now == ROW_GRANTED -> tell_of(c)
 			:: else
 			fi;
 			if
@@ -792,10 +924,56 @@ inline wait_until_durable(c, wanted, or_withdraw)
 	fi
 }
 
+/* The mode of a hold is changed, and its row: durable when the call returns. */
+inline downgrade(c)
+{
+	lock_entry();
+	if
+	:: t[c].state == GRANTED && !t[c].shares ->
+		atomic {				/* the lease lock; and share() follows */
+			t[c].lowers = true;
+#ifdef BROKEN_SHARE
+			at_once = true;
+#else
+			at_once = !t[c].has_row && !t[c].in_flight;
+#endif
+			mark(c);
+			if
+			:: at_once -> share(c)
+			:: else
+			fi;
+			at_once = false;
+			wait_for = t[c].marked;
+			failures_before = failures
+		};
+		let_go();
+		if
+		:: t[c].written >= wait_for || t[c].finished ->
+			atomic {
+				flush(t[c].lsn);
+				if
+				:: t[c].state == GRANTED -> t[c].told = ROW_SHARED
+				:: else
+				fi;
+				crash()
+			};
+			atomic { !entry_locked -> entry_locked = true; share(c) };
+			let_go()
+		:: failures != failures_before
+		:: cancels < CANCELS -> cancels++
+		fi;
+		d_step { wait_for = 0; failures_before = 0; lowered = true }
+	:: else -> entry_locked = false
+	fi
+}
+
 proctype client(byte me; mtype kind)
 {
 	bool at_once, done, created = true;
 	byte wait_for, failures_before, told_now, wanted;
+#ifdef DOWNGRADE
+	bool lowered;
+#endif
 
 	if
 	:: kind == RESTORED -> told_now = t[me].told; goto answered
@@ -813,7 +991,7 @@ proctype client(byte me; mtype kind)
 #ifndef BROKEN_TELL
 			flush(removed);
 #endif
-			known = t[me].number;
+			tell_of(me);
 			crash()
 		};
 		/* its commit */
@@ -842,6 +1020,16 @@ answered:
 	:: true
 	fi;
 
+#ifdef DOWNGRADE
+	if
+	:: told_now == ROW_GRANTED && me == 0 -> downgrade(me)
+	:: else
+	fi;
+	if
+	:: lowered -> goto done_	/* and keeps it; others come in beside it */
+	:: true
+	fi;
+#endif
 	/* it is released, at the latest when its lease runs out */
 	atomic { !entry_locked -> entry_locked = true; t[me].ended = true };
 	end_ticket(me);
@@ -902,13 +1090,13 @@ proctype ender()
  */
 proctype asker()
 {
-	byte number;
+	byte number, c;
 
+	select (c : 0 .. CLIENTS - 1);
 	if
 	:: atomic {
-			!entry_locked && holder != NOBODY && t[holder].of_session &&
-				t[holder].state == GRANTED ->
-			number = t[holder].number
+			!entry_locked && t[c].of_session && t[c].state == GRANTED ->
+			number = t[c].number
 		};
 		atomic {
 #ifndef BROKEN_ASK
@@ -919,7 +1107,8 @@ proctype asker()
 			:: else
 			fi;
 			crash();
-			number = 0
+			number = 0;
+			c = 0
 		}
 	:: true						/* or nobody asks */
 	fi
@@ -933,10 +1122,11 @@ inline restore(c)
 	t[c].has_row = true;
 	t[c].claims = 1;
 	if
-	:: holder == NOBODY && waiters == 0 ->
+	:: holders == 0 && waiters == 0 ->
 		t[c].state = GRANTED;
 		t[c].told = ROW_GRANTED;
-		holder = c;
+		holders = 1;
+		exclusive = true;
 		last_granted = t[c].number
 	:: true ->
 		enqueue(c);
@@ -951,7 +1141,12 @@ init
 
 	atomic {
 		do
-		:: c < CLIENTS -> t[c].state = NEW; c++
+		:: c < CLIENTS ->
+			t[c].state = NEW;
+#ifdef DOWNGRADE
+			t[c].shares = (c > 0);
+#endif
+			c++
 		:: else -> c = 0; break
 		od;
 		do
@@ -961,14 +1156,16 @@ init
 			:: restore(c); run client(c, RESTORED)
 #else
 			:: run client(c, ENQUEUE)
-#ifndef RETRY
+#if defined(DOWNGRADE)			/* for fewer states */
+			:: c == 0 -> run client(c, ACQUIRE)
+#elif !defined(RETRY)
 			:: run client(c, ACQUIRE)
 #endif
 #endif
-#ifndef RETRY
-			:: run client(c, SESSION)
-#else
+#if defined(RETRY) || defined(DOWNGRADE)
 			:: c > 0 -> run client(c, SESSION)
+#else
+			:: run client(c, SESSION)
 #endif
 			fi;
 			c++

@@ -239,8 +239,19 @@ $admin->query('DROP DATABASE d3');
 cmp_ok(abs(fill() - $all), '<=', $few, 'which goes, and they with it');
 
 #
-# After a restart
+# Roles that are gone, more than a process counts for at a time; and a restart
 #
+$changing = session($node, 'd2');
+foreach my $role (map { "r$_" } 1 .. 20)
+{
+	$changing->query("SET ROLE $role; SELECT dlock_acquire('$role', $info); "
+		  . "SELECT dlock_lease_acquire('of/$role', dlock_lease_open('30d', $info), $info); "
+		  . 'RESET ROLE');
+}
+$admin->query("DROP ROLE r$_") foreach 1 .. 20;
+is($changing->query('SELECT dlock_release_all()'),
+	'20', 'what roles have had that are gone');
+$changing->quit;
 $leases = as('flood', 'd2');
 $lease = $leases->query("SELECT dlock_lease_open('30d', $info)");
 $tickets =~ s/, \d+, /, $lease, /;
@@ -257,6 +268,11 @@ like($session->query("SELECT flood('dlock_acquire(\$\$f#\$\$, $info)')"),
 	qr/^\d{1,2} .*role "flood"/, 'and counted to their role');
 others_work('after a restart');
 $session->quit;
+is( $admin->query(
+		"SELECT sum(dlock_force_close(lease)) FROM dlock_leases WHERE lease <> $lease"
+	),
+	'20',
+	'leases of roles that are gone');
 is($admin->query("SELECT dlock_force_close($lease) > 200"), 't', 'closed');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_queue');
 cmp_ok(abs(fill() - $all), '<=', $few, 'and all is free again');

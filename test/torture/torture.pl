@@ -670,9 +670,10 @@ is($lost, 0, 'nothing was lost');
 is( join(
 		' ',
 		grep { !$results{$_} } 'acquire', 'acquire_all', 'check', 'close',
-		'end_block', 'enqueue', 'force', 'guard', 'lease_acquire_all', 'open',
-		'release', 'release_all', 'release_at_commit', 'release_ticket',
-		'renew', 'wait', 'write'),
+		'downgrade', 'end_block', 'enqueue', 'force', 'guard',
+		'lease_acquire_all', 'open', 'protect', 'reenter', 'release',
+		'release_all', 'release_at_commit', 'release_ticket', 'renew',
+		'retime', 'set_info', 'wait', 'write'),
 	'', 'calls of all kinds have succeeded');
 cmp_ok($results{'error 57014'} // 0, '<=', $count{'cancelled calls'} // 0,
 	'no call was cancelled that nobody has cancelled');

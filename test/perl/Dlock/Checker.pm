@@ -38,6 +38,12 @@ durably or before the horizon; or if no client can have asked for it.
 
 =item *
 
+A lease has the ttl, and it or a ticket the info, that it was given last before
+the horizon, or durably, or one that somebody has begun to give it since.  An
+exclusive hold that was made a shared one is shared then.
+
+=item *
+
 In each lock who holds may hold together, nobody waits without a reason, and
 holders have smaller tickets than waiters.
 
@@ -142,6 +148,7 @@ sub check
 	$self->{lost} = $self->{undone} = 0;
 	$self->_check_missing(\%there, \%leases);
 	$self->_check_present(\%there, \%leases);
+	$self->_check_changes(\%there, \%leases);
 	$self->_check_lock($_, $locks{$_}, \%there) foreach sort keys %locks;
 	$self->_check_superseded(\%there, $durable);
 	$self->_check_fences($session, \%there);
@@ -204,7 +211,7 @@ sub _check_ttl
 		$self->problem("lease $number has $remaining s of $full s, "
 			  . "with the server up for $elapsed s at most")
 		  if $pid != 0 || $remaining > 1.25 * $full ||
-		  $remaining < $full - $elapsed && $full == $ttl;
+		  $remaining < $full - $elapsed && $full >= $ttl;
 	}
 	return;
 }
@@ -236,7 +243,7 @@ sub _check_missing
 		}
 		$self->problem($self->tell($ticket) . ' is ' . join(' ', %$row))
 		  if $row->{name} ne $ticket->{name} ||
-		  $row->{mode} ne $ticket->{mode} ||
+		  !$self->_may_have_mode($ticket, $row->{mode}) ||
 		  $row->{permits} != $ticket->{permits} ||
 		  $row->{lease} != $ticket->{lease};
 		$self->problem($self->tell($ticket) . ' waits again')
@@ -323,6 +330,69 @@ sub _check_lock
 sub _list
 {
 	return join(', ', map { "$_->{number} ($_->{info})" } @_);
+}
+
+# Not exclusive any more, if that was answered, and is settled
+sub _may_have_mode
+{
+	my ($self, $ticket, $mode) = @_;
+	my $call = $ticket->{lowered};
+
+	return $mode eq $ticket->{mode} unless $call;
+	return $mode eq 'shared' ||
+	  !($self->_settled($call) && $call->{result} eq 't');
+}
+
+# Of calls that have changed the same thing one after the other, those after
+# which it may be what it is; and beside these $before, if none has for sure.
+sub _may_say
+{
+	my ($self, $field, $before, @calls) = @_;
+	my @values;
+
+	foreach my $call (reverse @calls)
+	{
+		push @values, $call->{$field};
+		return @values
+		  if $self->_settled($call) && $call->{result} =~ /^(?:t|\d+)$/;
+	}
+	return defined $before ? (@values, $before) : ();
+}
+
+# What tickets and leases were given while they were there
+sub _check_changes
+{
+	my ($self, $there, $leases) = @_;
+
+	foreach my $row (values %$leases)
+	{
+		my ($number, $full, undef, $info) = @$row;
+		my $lease = $self->{leases}{$number} or next;
+		my @ttls =
+		  $self->_may_say('ttl', $lease->{ttl}, @{ $lease->{ttls} // [] });
+
+		$self->problem("lease $number has a ttl of $full s, and not @ttls")
+		  unless grep { $_ == $full } @ttls;
+		$self->_check_info("lease $number", $lease, $info)
+		  unless $there->{$number};
+	}
+	foreach my $row (values %$there)
+	{
+		my $ticket = $self->{tickets}{ $row->{number} } or next;
+
+		$self->_check_info($self->tell($ticket), $ticket, $row->{info});
+	}
+	return;
+}
+
+sub _check_info
+{
+	my ($self, $what, $thing, $info) = @_;
+	my @infos = $self->_may_say('id', $thing->{info}, @{ $thing->{infos} // [] });
+
+	$self->problem("$what says $info, and not @infos")
+	  if @infos && !grep { $_ eq $info } @infos;
+	return;
 }
 
 # Whom an exclusive grant has shut out, or an exclusive one that another
@@ -436,6 +506,38 @@ sub _check_growth
 	return;
 }
 
+# Tickets and leases are what was found, and what clients knew of them before
+# counts no more.
+sub _go_on_as_changed
+{
+	my ($self, $there, $leases) = @_;
+
+	foreach my $row (values %$leases)
+	{
+		my ($number, $full, undef, $info) = @$row;
+		my $lease = $self->{leases}{$number} or next;
+
+		$lease->{ttl} = $full + 0;
+		$lease->{short} = $full < $ttl ? $full + 0 : 0;
+		$lease->{info} = $info;
+		delete @$lease{ 'ttls', 'infos' };
+	}
+	foreach my $row (values %$there)
+	{
+		my $ticket = $self->{tickets}{ $row->{number} } or next;
+
+		$ticket->{info} = $row->{info};
+		delete $ticket->{infos};
+		next if !$ticket->{lowered} || $row->{mode} eq 'shared';
+		# it is exclusive again; nobody can tell since when
+		$_->{end} //= $self->{killed}
+		  foreach grep { $_->{ticket} == $ticket } @{ $self->{holds} };
+		delete @$ticket{ 'lowered', 'held' };
+		$self->{undone}++;
+	}
+	return;
+}
+
 # The history goes on with what is there.
 sub _go_on
 {
@@ -455,6 +557,7 @@ sub _go_on
 		$lease->{live} = $leases->{ $lease->{number} } ? 1 : 0;
 		delete $lease->{close} if $lease->{live};
 	}
+	$self->_go_on_as_changed($there, $leases);
 	foreach my $number (keys %$leases)
 	{
 		my $call = $self->{calls}{ $leases->{$number}[3] };
@@ -488,6 +591,9 @@ sub _go_on
 	foreach my $row (values %$there)
 	{
 		my $call = $self->{calls}{ $row->{info} } or next;
+
+		$call = $self->{tickets}{ $row->{number} }{told}
+		  if $call->{op} eq 'set_info';
 		my $ticket = $self->_learn_ticket($row->{number}, $row->{name},
 			{ %$call, lease => $row->{lease}, mode => $row->{mode},
 				permits => $row->{permits} });
@@ -524,7 +630,7 @@ sub check_past
 
 	my %names = map { $_->{name} => 1 } values %{ $self->{tickets} };
 
-	foreach my $name (grep { /^[xsn]/ } sort keys %names)
+	foreach my $name (grep { /^[xsnd]/ } sort keys %names)
 	{
 		my @tickets =
 		  grep { $_->{name} eq $name } values %{ $self->{tickets} };
@@ -546,12 +652,12 @@ sub check_past
 			next if $hold->{from} >= ($hold->{end} // $infinity);
 			@now =
 			  grep { ($_->{end} // $infinity) > $hold->{from} } @now;
-			foreach my $other (map { $_->{ticket} } @now)
+			foreach my $other (@now)
 			{
 				$self->problem($self->tell($ticket) . ' held beside '
-					  . $self->tell($other))
-				  if $other != $ticket &&
-				  ($ticket->{mode} eq 'exclusive' ||
+					  . $self->tell($other->{ticket}))
+				  if $other->{ticket} != $ticket &&
+				  ($hold->{mode} eq 'exclusive' ||
 					$other->{mode} eq 'exclusive');
 			}
 			push @now, $hold;

@@ -75,8 +75,9 @@ sub new
 		round => $load->{round},
 		levels => $history->{levels},
 		calls => 0,
-		leases => $leases,     # number => seconds until it runs out, 0: never
-		tickets => $tickets    # number => name
+		leases => $leases,      # number => seconds until it runs out, 0: never
+		tickets => $tickets,    # number => name
+		infos => {}             # number => what it is known to say
 	}, $class;
 
 	srand($history->{seed} * 100_000 + $self->{round} * 100 + $number);
@@ -105,7 +106,7 @@ sub connect
 	$self->{session} = Dlock::Test::session($self->{node}, 'postgres',
 		"application_name=client_$self->{client}");
 	$self->{session}->may_end;
-	$self->{session_holds} = {};    # name => 1
+	$self->{session_holds} = {};    # name => ticket, or 1
 	delete $self->{sync};
 	$self->{last_alive} = clock_gettime(CLOCK_MONOTONIC);
 	return $self->surely('SET client_min_messages = error');
@@ -182,7 +183,8 @@ sub call
 		return unless $self->is_alive;
 		$answer = 'error 57014';
 	}
-	elsif ($answer =~ /^\s*$/ && $op =~ /^(?:release_at_commit|guard|write|end_block)$/)
+	elsif ($answer =~ /^\s*$/ &&
+		$op =~ /^(?:release_at_commit|guard|write|protect|end_block)$/)
 	{
 		# its answer is empty; what counts is whether it came
 		return unless $self->is_alive;
@@ -231,7 +233,7 @@ sub shape
 	return $name =~ /^n/ ?
 	  (", slots => $slots, permits => $permits", mode => 'slots',
 		permits => $permits) :
-	  $name =~ /^s/ && percent(70) ?
+	  $name =~ /^[sd]/ && percent(70) ?
 	  (', shared => true', mode => 'shared', permits => 1) :
 	  ('', mode => 'exclusive', permits => 1);
 }
@@ -302,9 +304,13 @@ sub step
 		$self->{tickets}{$first} = $name if $first;
 		$self->{tickets}{$second} = $other if $second;
 	}
-	elsif ($what < 84)
+	elsif ($what < 80)
 	{
 		return $self->ask_for_lease($name, $lease);
+	}
+	elsif ($what < 86)
+	{
+		return $self->change($lease, $ticket);
 	}
 	else
 	{
@@ -432,9 +438,103 @@ sub use_session
 			'acquire',
 			"dlock_try_acquire('$name', '20 ms'$arguments, INFO)",
 			%call, name => $name, scope => 'session');
-		$self->{session_holds}{$name} = 1 if is_number($result);
+		$self->{session_holds}{$name} = $result if is_number($result);
 	}
 	return defined $result;
+}
+
+# Change something that is there, and stays
+sub change
+{
+	my ($self, $lease, $ticket) = @_;
+	my $holds = $self->{session_holds};
+	my $hold = choose(map { $holds->{$_} }
+		  grep { /^[xsd]/ && is_number($holds->{$_}) && $holds->{$_} > 1 }
+		  sort keys %$holds);
+	my $tickets = $self->{tickets};
+	my $exclusive = choose(grep { $tickets->{$_} =~ /^[xs]/ } sort keys %$tickets);
+	my $what = choose('ttl', 'info', 'info', 'mode', 'mode');
+
+	if ($what eq 'ttl')
+	{
+		# that of a ticket's own lease, or of none
+		my $id = $ticket && percent(30) ? $ticket : $lease;
+
+		return $id ? $self->change_ttl($id) : 1;
+	}
+	elsif ($what eq 'info')
+	{
+		return $self->change_info($hold, scope => 'none') if $hold && percent(20);
+		return $self->change_info($lease, lease => $lease, scope => 'lease')
+		  if $lease && percent(30);
+		return $ticket ? $self->change_info($ticket, scope => 'lease') : 1;
+	}
+	return defined $self->downgrade($hold, 'none') if $hold && percent(30);
+	return $exclusive ? defined $self->downgrade($exclusive, 'lease') : 1;
+}
+
+# As short(), for a lease that is there
+sub another_short
+{
+	my ($self) = @_;
+
+	return $self->short;
+}
+
+# The shorter of the two counts from the moment of asking.
+sub change_ttl
+{
+	my ($self, $id) = @_;
+	my $leases = $self->{leases};
+	my $before = $leases->{$id};
+	my $short = $self->another_short($before);
+	my $seconds = $short || $ttl * choose(1, 2);
+	my $result = $self->call('retime', "dlock_renew($id, '$seconds s')",
+		lease => $id, short => $short, ttl => $seconds, scope => 'lease');
+
+	return defined $result if !defined $before;
+	if (($result // '') eq 'null')
+	{
+		delete $leases->{$id};
+	}
+	elsif (is_number($result) || $short && (!$before || $short < $before))
+	{
+		$leases->{$id} = $short;
+	}
+	return defined $result;
+}
+
+# What the view says of it then, too
+sub change_info
+{
+	my ($self, $id, %call) = @_;
+	my $known = $self->{infos}{$id};
+	my $result = $self->call('set_info', "dlock_set_info($id, INFO)",
+		ticket => $id, %call);
+	my $new = "$self->{round}.$self->{client}.$self->{calls}";
+
+	delete $self->{infos}{$id};
+	return 0 if !defined $result;
+	return 1 if $result eq 'f';
+	my $seen = $self->{session}->query(
+		$call{lease} ?
+		  "SELECT info FROM dlock_leases WHERE lease = $id" :
+		  "SELECT info FROM dlock_locks WHERE ticket = $id");
+
+	return 1 if $seen !~ /^[\d.]+$/;
+	$self->{infos}{$id} = $seen;
+	$self->note_down('odd', clock_gettime(CLOCK_MONOTONIC), $self->{client},
+		"$id says $seen, and not $new" . ($known ? ", nor $known" : ''))
+	  if $seen ne $new && ($result eq 't' || $known && $seen ne $known);
+	return 1;
+}
+
+sub downgrade
+{
+	my ($self, $ticket, $scope, %call) = @_;
+
+	return $self->call('downgrade', "dlock_downgrade($ticket)",
+		ticket => $ticket, scope => $scope, %call);
 }
 
 1;

@@ -22,7 +22,7 @@ package Dlock::History;
 use strict;
 use warnings FATAL => 'all';
 
-use Dlock::Client;
+use Dlock::Client qw($ttl);
 use Dlock::Load;
 use Exporter 'import';
 use PostgreSQL::Test::Utils;
@@ -242,6 +242,20 @@ sub _learn_begin
 			  $_->{client} == $call->{client}
 		  } values %{ $self->{tickets} };
 	}
+	elsif ($call->{op} eq 'retime')
+	{
+		$self->_begin_ttl($call);
+	}
+	elsif ($call->{op} eq 'set_info')
+	{
+		my $thing = $self->_changed($call);
+
+		push @{ $thing->{infos} }, $call if $thing;
+	}
+	elsif ($call->{op} eq 'downgrade')
+	{
+		$self->_begin_downgrade($self->{tickets}{ $call->{ticket} }, $call);
+	}
 	elsif ($call->{op} =~ /acquire|enqueue/ && $call->{lease})
 	{
 		$self->{asked}{ _request($call, $_) } //= $call
@@ -267,6 +281,58 @@ sub _begin_release
 	$_->{end} //= $call->{begin}
 	  foreach grep { $_->{ticket} == $ticket } @{ $self->{holds} };
 	return;
+}
+
+# What somebody asks to change
+sub _changed
+{
+	my ($self, $call) = @_;
+
+	return $call->{lease} ? $self->{leases}{ $call->{lease} } :
+	  $self->{tickets}{ $call->{ticket} };
+}
+
+# A shorter ttl counts from the moment when somebody asks for it.  Nothing is
+# known of what is no ticket's own lease.
+sub _begin_ttl
+{
+	my ($self, $call) = @_;
+	my $lease = $self->{leases}{ $call->{lease} } or return;
+	my $before = _alive_until($lease);
+
+	push @{ $lease->{ttls} }, $call;
+	return
+	  if !$call->{short} || $lease->{short} && $lease->{short} <= $call->{short};
+	$lease->{short} = $call->{short};
+	$lease->{alive_until} = 0;
+	$self->_alive_from($lease, $call);
+	$lease->{alive_until} = $before if $before < $lease->{alive_until};
+	return;
+}
+
+# An exclusive hold is not sure to be one any more.
+sub _begin_downgrade
+{
+	my ($self, $ticket, $call) = @_;
+
+	return if !$ticket || $ticket->{lowered} || $ticket->{mode} ne 'exclusive';
+	$ticket->{lowered} = $call;
+	foreach my $hold (grep { $_->{ticket} == $ticket && !defined $_->{end} }
+		@{ $self->{holds} })
+	{
+		push @{ $self->{holds} },
+		  { %$hold, mode => 'shared', from => $call->{begin} };
+		$hold->{end} = $call->{begin};
+	}
+	return;
+}
+
+# The mode that a ticket has for sure
+sub _mode
+{
+	my ($ticket) = @_;
+
+	return $ticket->{lowered} ? 'shared' : $ticket->{mode};
 }
 
 # The lease is sure to be open until then.
@@ -342,6 +408,19 @@ sub _learn_answer
 			$self->_alive_from($lease, $call);
 		}
 	}
+	elsif ($op eq 'retime')
+	{
+		$self->_learn_ttl($call);
+	}
+	elsif ($op eq 'downgrade')
+	{
+		$self->_learn_downgrade($call);
+	}
+	elsif ($op eq 'set_info')
+	{
+		$self->_gone($call, "what is to say $call->{id}", $self->_changed($call))
+		  if $result ne 't' && $self->_changed($call);
+	}
 	elsif ($op eq 'close')
 	{
 		$self->_gone($call, "lease $call->{lease}",
@@ -386,6 +465,47 @@ sub _learn_answer
 	return;
 }
 
+sub _learn_ttl
+{
+	my ($self, $call) = @_;
+	my $lease = $self->{leases}{ $call->{lease} } or return;
+
+	if ($call->{result} =~ /^\d/)
+	{
+		$lease->{short} = $call->{short};
+		$self->_alive_from($lease, $call);
+	}
+	else
+	{
+		$self->_gone($call, "lease $call->{lease}",
+			$self->{tickets}{ $call->{lease} } // $lease);
+	}
+	return;
+}
+
+sub _learn_downgrade
+{
+	my ($self, $call) = @_;
+	my $ticket = $self->{tickets}{ $call->{ticket} };
+
+	if ($call->{result} eq 't')
+	{
+		$self->_hold($ticket, $call);
+	}
+	elsif ($call->{result} eq 'f' || $call->{result} eq 'error 55L01')
+	{
+		delete $ticket->{lowered}
+		  if $ticket->{lowered} && $ticket->{lowered} == $call;
+		$self->_gone($call, "ticket $call->{ticket}", $ticket)
+		  if $ticket->{held} && $ticket->{held}{answer} < $call->{begin};
+	}
+	else
+	{
+		$self->problem("$call->{id}: downgrade gave $call->{result}");
+	}
+	return;
+}
+
 sub _learn_lease
 {
 	my ($self, $number, $call, $single) = @_;
@@ -394,6 +514,7 @@ sub _learn_lease
 		number => $number,
 		client => $call->{client},
 		short => $call->{short} // 0,
+		ttl => $call->{short} || $ttl,
 		delay => $call->{delay} // 0,
 		single => $single,
 		told => $call,
@@ -449,6 +570,7 @@ sub _hold
 	push @{ $self->{holds} },
 	  {
 		ticket => $ticket,
+		mode => _mode($ticket),
 		from => $call->{answer},
 		end => $ticket->{release} ? $ticket->{release}{begin} :
 		  $ticket->{scope} eq 'xact' ? $call->{begin} : undef

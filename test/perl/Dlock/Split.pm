@@ -118,6 +118,11 @@ sub check
 			$self->_check_honoured($call, $lease) if $lease;
 			next;
 		}
+		if ($op eq 'retime')
+		{
+			$self->_check_retimed($call, $history->{leases}{ $call->{lease} });
+			next;
+		}
 		foreach my $number (
 			$op =~ /^(?:check|guard|wait)$/ ? $call->{ticket} :
 			$result =~ /\d+/g)
@@ -146,12 +151,42 @@ sub check
 	return;
 }
 
+# Standbys that count for it have to know of that before.
+sub _check_retimed
+{
+	my ($self, $call, $lease) = @_;
+	my $history = $self->{history};
+
+	$history->problem("$call->{id}: retime gave $call->{result}, and began "
+		  . 'after the new primary was promoted')
+	  if $lease && $history->standbys_count($lease) &&
+	  $call->{begin} > $self->{promoted};
+	return;
+}
+
+# The ttl that a lease has there: the one that it was known to have before, or one
+# that it was given then, though the answer came later.
+sub _ttl
+{
+	my ($self, $lease) = @_;
+	my $longest = $lease->{short} || $ttl;
+
+	foreach my $call (
+		grep { $_->{op} eq 'retime' && $_->{lease} == $lease->{number} }
+		@{ $self->{answers} })
+	{
+		$longest = $call->{ttl}
+		  if $call->{begin} < $self->{promoted} && $call->{ttl} > $longest;
+	}
+	return $longest;
+}
+
 # The old primary has said that it honours the lease, and the ticket.
 sub _check_honoured
 {
 	my ($self, $call, $lease, $ticket) = @_;
 	my $history = $self->{history};
-	my $late = $call->{begin} - $self->{promoted} - ($lease->{short} || $ttl);
+	my $late = $call->{begin} - $self->{promoted} - $self->_ttl($lease);
 
 	return if !$history->standbys_count($lease);
 	$history->problem("$call->{id}: $call->{op} honours lease $lease->{number} "
@@ -168,7 +203,8 @@ sub _check_honoured
 		  if $other->{name} eq $ticket->{name} &&
 		  $other->{number} > $ticket->{number} &&
 		  $hold->{from} < $call->{begin} &&
-		  ($other->{mode} eq 'exclusive' || $ticket->{mode} eq 'exclusive');
+		  ($hold->{mode} eq 'exclusive' ||
+			$ticket->{mode} eq 'exclusive' && !$ticket->{lowered});
 	}
 	return;
 }

@@ -89,6 +89,7 @@ sub new
 	$self->{apart} = 0;
 	$self->{quorum} = 0;
 	$self->{results} = {};
+	$self->{heads} = {};      # "lock ticket" that could hold => seen since when
 	return $self;
 }
 
@@ -152,6 +153,8 @@ Are holders and queues as they must be, now?
 sub look
 {
 	my ($self, $session) = @_;
+
+	$self->_look_at_heads($session);
 	my $wrong = $session->query(
 		q{WITH l AS (SELECT *, lag(ticket) OVER (PARTITION BY name
 											ORDER BY "position") AS before,
@@ -170,6 +173,42 @@ sub look
 			 AND (ticket < before OR ticket < holder)});
 
 	$self->problem($wrong) if $wrong ne '';
+	return;
+}
+
+# Who is at the head of a queue does not fit beside the holders.  What a lease has
+# had may be in the way until the worker has written its end, and is not seen; so
+# where there are leases it counts when nothing is left to be written, and for
+# longer than any process is stopped.
+sub _look_at_heads
+{
+	my ($self, $session) = @_;
+	my $now = now();
+	my ($lag, @heads) = split /\n/, $session->query(
+		q{SELECT extract(epoch FROM journal_lag) FROM dlock_stats
+		   UNION ALL
+		  SELECT name || ' ' || min(ticket) FILTER (WHERE "position" = 1)
+			FROM dlock_locks GROUP BY name
+		  HAVING bool_and(CASE "position" WHEN 0 THEN granted ELSE true END)
+			 AND count(*) FILTER (WHERE granted) > 0
+			 AND NOT bool_or(mode = 'exclusive' AND "position" < 2)
+			 AND count(*) FILTER (WHERE "position" = 1) > 0
+			 AND sum(permits) FILTER (WHERE "position" < 2) <=
+				 coalesce(max(slots), 2147483647)});
+	my %heads = map { $_ => 1 } @heads;
+
+	$self->problem("$_ waits, and would fit beside the holders")
+	  foreach grep { /^d/ } @heads;
+	return if ($lag // '') !~ /^[\d.]+$/ || $lag > 0;
+	delete $self->{heads}{$_}
+	  foreach grep { !$heads{$_} } keys %{ $self->{heads} };
+	foreach my $head (grep { !/^d/ } @heads)
+	{
+		$self->{heads}{$head} //= $now;
+		next if $now - $self->{heads}{$head} < 3;
+		$self->problem("$head waits, and would fit beside the holders");
+		$self->{heads}{$head} = $now + 3600;
+	}
 	return;
 }
 
@@ -415,7 +454,7 @@ sub _learn_answer
 		# the transaction has failed
 		$self->_end_holds($call->{client}, $call->{begin}, 'xact');
 		$self->problem("$call->{id}: the holder's $op gave $result")
-		  if $op eq 'write' && $result ne 'error 57014' &&
+		  if $op =~ /^(?:write|protect|downgrade)$/ && $result ne 'error 57014' &&
 		  !$self->{forced}{ $call->{ticket} };
 	}
 	if ($result =~ /^error (57014|53100|58030)/)
@@ -432,6 +471,13 @@ sub _learn_answer
 		  $ticket ? $ticket->{release} : undef;
 
 		$before->{answer} //= $call->{answer} if $before;
+	}
+	if ($op eq 'reenter')
+	{
+		$self->problem("$call->{id}: asked again for ticket $call->{ticket}, "
+			  . "and was told $result")
+		  if $result ne $call->{expected} && !$self->{forced}{ $call->{ticket} };
+		return;
 	}
 	if ($op eq 'wait' && $result eq 'f')
 	{
@@ -472,7 +518,7 @@ sub _learn_confirmation
 	{
 		$self->_alive_from_ticket($ticket, $call);
 		push @{ $self->{seen} }, [ $ticket, $call ]
-		  if $ticket->{mode} eq 'exclusive';
+		  if $ticket->{mode} eq 'exclusive' && !$ticket->{lowered};
 		push @{ $self->{writes} }, [ $ticket, $call ] if $op eq 'guard';
 	}
 	elsif ($op eq 'check' && $ticket->{held} &&
@@ -527,7 +573,7 @@ sub check_round
 		@{ $self->{holds} })
 	{
 		my $name = $hold->{ticket}{name};
-		my $alone = $hold->{ticket}{mode} eq 'exclusive';
+		my $alone = $hold->{mode} eq 'exclusive';
 
 		push @{ $seen{$name} }, [ $hold->{from}, $hold->{ticket}, 1 ];
 		push @{ $seen{$name} }, [ $hold->{begin}, $hold->{ticket}, 0 ]

@@ -18,7 +18,9 @@ sure: when the last call began that was answered.
 In addition to what they do there, clients hold locks for whole transactions,
 wait without a timeout, and so in deadlocks at times, queue up in session scope,
 make guarded writes, release tickets of others by force, and listen for their
-grants.  Leases that may run out have a delay at times.
+grants, for others who want what they hold, and for what becomes of locks that
+they watch.  They make exclusive holds shared ones, and ask again for what they
+hold.  Leases that may run out have a delay at times.
 
 The test says by files what a client has to do: "stop.ROUND", or
 "stop.ROUND.CLIENT", to end; and "stop.ROUND.alone", when its server is cut off
@@ -42,6 +44,9 @@ our @EXPORT_OK = qw(@blocking $ends);
 
 # Locks of sessions and transactions alone, who may wait for them for ever
 our @blocking = ('b1', 'b2', 'b3');
+
+# Locks of sessions and transactions alone, which are shared after a while
+my @lowered = ('d1', 'd1', 'd2', 's1');
 
 # Calls that end something
 our $ends = qr/^(?:release|release_ticket|release_at_commit|close|force)$/;
@@ -104,6 +109,9 @@ sub connect
 	$self->{session_tickets} = {};
 	$self->{listens} = {};
 	$self->{heard} = {};
+	$self->{wanted} = {};
+	$self->{watched} = {};
+	$self->{infos} = {};
 	return 1 if eval { $self->SUPER::connect };
 	usleep(50_000);
 	return 0;
@@ -196,6 +204,10 @@ sub step
 	  $what < 42 ? $self->listen :
 	  $what < 45 ? $self->lapse :
 	  $what < 47 ? $self->watch :
+	  $what < 51 ? $self->go_down :
+	  $what < 53 ? $self->be_wanted :
+	  $what < 57 ? $self->change(choose(sort keys %{ $self->{leases} }),
+		choose(sort keys %{ $self->{tickets} })) :
 	  $self->SUPER::step;
 }
 
@@ -215,9 +227,20 @@ sub step_alone
 	return
 	  $what < 80 ? $self->confirm :
 	  $what < 90 ? $self->guarded_write :
-	  $what < 95 ? defined $self->open_lease :
+	  $what < 93 ? defined $self->open_lease :
+	  $what < 96 ? $self->change_somebodys_ttl :
 	  $self->ask_for_lease(choose('x1', 's1', 'n1'),
 		choose(sort keys %{ $self->{leases} }));
+}
+
+# A lease that standbys count for
+sub change_somebodys_ttl
+{
+	my ($self) = @_;
+	my $leases = $self->{leases};
+	my $lease = choose(grep { $leases->{$_} } sort keys %$leases);
+
+	return $lease ? $self->change_ttl($lease) : 1;
 }
 
 sub short
@@ -226,6 +249,15 @@ sub short
 
 	return percent(@{ $self->{shorts} } > 1 ? 60 : 25) ?
 	  choose(@{ $self->{shorts} }) : 0;
+}
+
+# A lease that has a lock of its own keeps it.
+sub another_short
+{
+	my ($self, $before) = @_;
+
+	return $self->short unless $self->{apart};
+	return $before ? choose(@{ $self->{shorts} }) : 0;
 }
 
 # Longer than most leases, so that a grant in its time shows
@@ -359,6 +391,7 @@ sub listen
 		return 0 if !defined $result;
 		next if $result eq 'error 57014';
 		delete $self->{listens}{$ticket} if $announced || $result =~ /^error/;
+		$self->{listened}{$ticket} = $scope if $announced && $result eq 't';
 		return 1 if $announced || $result ne 't' || $self->is_alone;
 		if (clock_gettime(CLOCK_MONOTONIC) > $patience)
 		{
@@ -396,8 +429,65 @@ sub has_heard
 	{
 		$self->{heard}{$1} = 1
 		  if $payload =~ /"event":"granted".*"ticket":(\d+)/;
+		$self->{wanted}{$1} = 1
+		  if $payload =~ /"event":"wanted".*"ticket":(\d+)/;
+		$self->hear_of($2, $1, $3)
+		  if $payload =~
+		  /"event":"(held|free)","lock":"(\w+)"(?:,"ticket":(\d+))?/;
 	}
 	return $self->{heard}{$ticket};
+}
+
+# Who holds a lock that is watched, or that nobody does: the latest news of an
+# exclusive one are of the latest holder.
+sub hear_of
+{
+	my ($self, $name, $event, $ticket) = @_;
+	my $watched = $self->{watched}{$name} or return;
+
+	$watched->{heard} = 1;
+	return if $event eq 'free';
+	$self->note_down('odd', clock_gettime(CLOCK_MONOTONIC), $self->{client},
+		"$name is told to be held by $ticket after $watched->{ticket}")
+	  if $name =~ /^x/ && ($watched->{ticket} // 0) > $ticket;
+	$watched->{ticket} = $ticket;
+	return;
+}
+
+# Is a holder whose grants are announced told that its lock is wanted, while
+# somebody waits?  That may take some time, too.
+sub be_wanted
+{
+	my ($self) = @_;
+	my $ticket = choose(
+		grep { $self->has_heard($_) } sort keys %{ $self->{listened} // {} });
+	my $patience = clock_gettime(CLOCK_MONOTONIC)
+	  + $PostgreSQL::Test::Utils::timeout_default / 2;
+	my $seen = $ticket ? $self->{session}->query(
+		'SELECT 1 FROM dlock_locks h JOIN dlock_locks w USING (name) '
+		  . "WHERE h.ticket = $ticket AND h.granted AND w.\"position\" > 0 "
+		  . 'LIMIT 1') : '';
+
+	return 1 if $seen ne '1';
+	local $self->{quiet} = 0;
+	for (;;)
+	{
+		my $result = $self->call('wait', "dlock_wait($ticket, '0')",
+			ticket => $ticket, scope => $self->{listened}{$ticket});
+
+		return 0 if !defined $result;
+		next if $result eq 'error 57014';
+		$self->has_heard($ticket);
+		return 1 if $result ne 't' || $self->{wanted}{$ticket} || $self->is_alone;
+		if (clock_gettime(CLOCK_MONOTONIC) > $patience)
+		{
+			$self->note_down('odd', clock_gettime(CLOCK_MONOTONIC),
+				$self->{client}, "ticket $ticket is wanted, and not told so");
+			return 1;
+		}
+		$self->{quiet} = 1;
+		usleep(10_000);
+	}
 }
 
 # With the next durable call, so that such calls cannot rely on it
@@ -483,7 +573,7 @@ sub wait_for_ever
 	}
 	$result = $self->call('acquire', "dlock_acquire('$name', INFO)",
 		%exclusive, name => $name, scope => 'session');
-	$self->{session_holds}{$name} = 1 if is_number($result);
+	$self->{session_holds}{$name} = $result if is_number($result);
 
 	# as it must, after a deadlock
 	return defined $self->release_all
@@ -521,7 +611,7 @@ sub queue_up
 
 	if (!$ticket)
 	{
-		my $name = choose('x1', 'x2', 'x3', 's1', 'n1', 'n2');
+		my $name = choose('x1', 'x2', 'x3', 's1', 'n1', 'n2', 'd1', 'd1', 'd2');
 		my ($arguments, %call) = shape($name);
 
 		return 1 if $self->{session_holds}{$name};
@@ -546,16 +636,120 @@ sub queue_up
 	return defined $result;
 }
 
-# Be told who holds a lock, or not any more, which nobody else must notice
+# Be told who holds a lock, or not any more, which nobody else must notice.  Who
+# begins to be told so on the session's own channel hears of it.
 sub watch
 {
 	my ($self) = @_;
 	my $name = choose('x1', 'x2', 'x3', 's1', 'n1', 'n2');
-	my $call = choose("dlock_watch('$name')",
+	my $call = choose("dlock_watch('$name')", "dlock_watch('$name')",
 		"dlock_watch('$name', 'history')", "dlock_unwatch('$name')");
+	my $patience = clock_gettime(CLOCK_MONOTONIC)
+	  + $PostgreSQL::Test::Utils::timeout_default / 2;
 
-	return $self->surely('DO $$BEGIN SET LOCAL client_min_messages = error; '
-		  . "PERFORM $call; END\$\$");
+	$self->has_heard(0);
+	$self->surely('DO $$BEGIN SET LOCAL client_min_messages = error; '
+		  . "PERFORM $call; END\$\$") or return 0;
+	delete $self->{watched}{$name};
+	return 1 if $call ne "dlock_watch('$name')";
+	my $watched = $self->{watched}{$name} = {};
+
+	until ($watched->{heard} || $self->is_alone || $self->is_over)
+	{
+		# news come with answers
+		$self->surely('SELECT 1 WHERE false') or return 0;
+		$self->has_heard(0);
+		if (clock_gettime(CLOCK_MONOTONIC) > $patience)
+		{
+			$self->note_down('odd', clock_gettime(CLOCK_MONOTONIC),
+				$self->{client}, "$name is watched, and nothing is told");
+			return 1;
+		}
+		usleep(10_000) unless $watched->{heard};
+	}
+	return 1;
+}
+
+# A lock for a session or a transaction, which lets others in beside it later.
+sub go_down
+{
+	my ($self) = @_;
+	my $name = choose(@lowered);
+
+	return 1 if %{ $self->{session_tickets} };
+	return $self->use_session($name)
+	  if $self->{session_holds}{$name} || choose(0, 0, 1);
+	return $self->go_down_in_block($name) if choose(0, 1);
+	my $fence = $self->call('acquire', "dlock_try_acquire('$name', '20 ms', INFO)",
+		%exclusive, name => $name, scope => 'session');
+	my $again = choose(0, 1);
+
+	return defined $fence unless is_number($fence);
+	$self->{session_holds}{$name} = $fence;
+	if ($again)
+	{
+		return 0 if !defined $self->ask_again($name, $fence, $fence);
+	}
+	my $result = $self->downgrade($fence, 'none');
+
+	return 0 if !defined $result;
+	if ($again && $result eq 't')
+	{
+		return 0
+		  if !defined $self->ask_again($name, $fence, $fence, ', shared => true') ||
+		  !defined $self->ask_again($name, $fence, 'error 55000');
+	}
+	return $again ? defined $self->release_all : 1;
+}
+
+# Both scopes have the one ticket that the session has, as long as it has it.
+sub ask_again
+{
+	my ($self, $name, $fence, $expected, $arguments, %block) = @_;
+	my $function = %block ? 'dlock_xact_acquire' :
+	  choose('dlock_acquire', 'dlock_xact_acquire');
+
+	# the timeout is for one that was ended by force
+	return $self->call('reenter',
+		"$function('$name', '20 ms'" . ($arguments // '') . ')',
+		ticket => $fence, name => $name, scope => 'none',
+		expected => $expected, %block);
+}
+
+sub go_down_in_block
+{
+	my ($self, $name) = @_;
+	my %block = (block => 1);
+	my @steps = (
+		sub {
+			my ($fence) = @_;
+
+			$self->call('protect', '', ticket => $fence, scope => 'none', %block,
+				sql => "DO \$\$BEGIN PERFORM dlock_guard('$name', $fence); END\$\$");
+		},
+		sub { $self->downgrade($_[0], 'none', %block) },
+		sub {
+			$self->ask_again($name, $_[0], $_[0], ', shared => true', %block);
+		});
+
+	$self->surely('BEGIN') or return 0;
+	my $fence = $self->call('acquire',
+		"dlock_try_xact_acquire('$name', '20 ms', INFO)",
+		%exclusive, name => $name, scope => 'xact', %block);
+
+	return 0 if !defined $fence;
+	shift @steps if choose(0, 1);
+	while (is_number($fence) && @steps)
+	{
+		my $result = (shift @steps)->($fence);
+
+		return 0 if !defined $result;
+		last if $result =~ /^(?:error|f$)/;
+	}
+	delete $self->{sync};
+	return defined $self->call('end_block', '', scope => 'none', %block,
+		sql => choose('COMMIT', 'COMMIT', 'ROLLBACK'))
+	  && $self->surely('ROLLBACK');
 }
 
 sub without_snapshot
