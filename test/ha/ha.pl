@@ -356,25 +356,61 @@ sub open_leases
 	return;
 }
 
-# What there is on this server, compared with the history; it is the same one as
-# before, or another
+# The primary's place, and since when its server runs
+sub life
+{
+	my $place = $patroni->await_leader;
+
+	return $place . ' '
+	  . $patroni->asks($place, 'SELECT pg_postmaster_start_time()');
+}
+
+# Calls the sub, and once more if Patroni has stopped the primary meanwhile, as
+# what is left of a fault makes it do at times.
+sub steadily
+{
+	my ($do) = @_;
+
+	for (1 .. 5)
+	{
+		my $life = life();
+		my $known = @{ $history->{problems} };
+
+		($primary) = $life =~ /^(\d)/;
+		return if eval { $do->(); 1 };
+		my $error = $@;
+
+		die $error if life() eq $life;
+		splice @{ $history->{problems} }, $known;
+		$unasked++;
+		$patroni->await_whole;
+	}
+	die 'no primary lasts';
+}
+
+# What there is on the primary, compared with the history; it is the one that the
+# clients used, or another
 sub compare
 {
-	my ($place, $since, $title, $old) = @_;
-	my $node = $patroni->node($place);
+	my ($since, $title, $old) = @_;
 
-	# what was not restored keeps the time that it had
-	$since = $begun
-	  if $place == $old && $node->safe_psql('postgres',
-		'SELECT pg_postmaster_start_time()') eq $history->{life};
-	$node->poll_query_until('postgres',
-		'SELECT count(*) = 0 FROM pg_stat_activity '
-		  . "WHERE application_name ~ '^client_'")
-	  or die 'sessions have not ended';
-	$history->check($node, $since, $title,
-		$place == $old ? 'here' : $asynchronous ? 'nowhere' : 'there');
-	$report->lost($history->{lost}) if $place != $old;
-	count_leases($place);
+	steadily(
+		sub {
+			my $node = $patroni->node($primary);
+
+			# what was not restored keeps the time that it had
+			$since = $begun
+			  if $node->safe_psql('postgres',
+				'SELECT pg_postmaster_start_time()') eq $history->{life};
+			$node->poll_query_until('postgres',
+				'SELECT count(*) = 0 FROM pg_stat_activity '
+				  . "WHERE application_name ~ '^client_'")
+			  or die 'sessions have not ended';
+			count_leases($primary);
+			$history->check($node, $since, $title,
+				$primary == $old ? 'here' : $asynchronous ? 'nowhere' : 'there');
+		});
+	$report->lost($history->{lost}) if $primary != $old;
 	return;
 }
 
@@ -407,7 +443,7 @@ sub round_of_one
 		$fault->{new} eq 'other' ? (not => $old) : ());
 	$report->fault_ends($primary != $old);
 	$history->check_round;
-	compare($primary, $since, $title, $old);
+	compare($since, $title, $old);
 	return;
 }
 
@@ -432,7 +468,7 @@ sub round_of_two
 	$history->read_calls($load);
 	$history->check_round;
 	$primary = $new;
-	compare($primary, $since, "$title, beside", $old);
+	compare($since, "$title, beside", $old);
 
 	$admin = administrator();
 	my $second = $history->start_clients($patroni->node($primary), \@movers,
@@ -454,7 +490,7 @@ sub round_of_two
 	$calls += $_->{answers} foreach $load, $second;
 	$admin->vanish;
 	$admin = $old_admin;
-	compare($primary, $since, "$title, after", $primary);
+	compare($since, "$title, after", $primary);
 	return;
 }
 
@@ -468,7 +504,7 @@ sub look_for_primary
 	return if $primary == $old;
 	$unasked++;
 	$patroni->await_whole;
-	compare($primary, $begun, $title, $old) if $history->{round};
+	compare($begun, $title, $old) if $history->{round};
 	return;
 }
 
@@ -522,8 +558,11 @@ sub series
 	}
 	look_for_primary("series of seed $history->{seed}, its end");
 	$history->check_past;
-	$history->check_guarded($patroni->node($primary));
-	$history->close_all($patroni->node($primary));
+	steadily(
+		sub {
+			$history->check_guarded($patroni->node($primary));
+			$history->close_all($patroni->node($primary));
+		});
 	$history->report('at the end of the series');
 	push @problems, $history->{all_problems};
 	return;
