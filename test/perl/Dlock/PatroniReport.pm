@@ -146,7 +146,7 @@ sub _percentile
 	my ($percent, @values) = @_;
 
 	@values = sort { $a <=> $b } @values;
-	return $values[ min($#values, int($percent / 100 * @values)) ];
+	return $values[ POSIX::ceil($percent / 100 * @values) - 1 ];
 }
 
 # Holders' lines, with the round that they were in
