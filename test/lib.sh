@@ -63,8 +63,8 @@ as_user()
 	fi
 }
 
-# As as_user, and allowed to go into networks and to change them; sudo leaves
-# nothing of the environment but what is given
+# As as_user, and allowed to go into networks and to change them, once there is a
+# scratch directory; sudo leaves nothing of the environment but what is given
 as_network_user()
 {
 	as_root setpriv --reuid "$(as_user id -u)" --regid "$(as_user id -g)" \

@@ -580,7 +580,8 @@ $node->safe_psql($_, 'CREATE EXTENSION dlock')
   foreach 'postgres', 'service', 'many';
 $node->safe_psql('service', 'CREATE TABLE plain (n integer)');
 open_leases($primary, $leases);
-$report = Dlock::PatroniReport->new($dir, $patroni->service->connstr('service'));
+$report = Dlock::PatroniReport->new($dir,
+	$patroni->service->connstr('service'), $asynchronous);
 
 # Each of them, in any order, before one comes again
 my @left = shuffle @wanted;
