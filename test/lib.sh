@@ -63,6 +63,17 @@ as_user()
 	fi
 }
 
+# As as_user, and allowed to go into networks and to change them, once there is a
+# scratch directory; sudo leaves nothing of the environment but what is given
+as_network_user()
+{
+	as_root setpriv --reuid "$(as_user id -u)" --regid "$(as_user id -g)" \
+		--clear-groups --inh-caps +sys_admin,+net_admin \
+		--ambient-caps +sys_admin,+net_admin \
+		env "PATH=$PATH" "HOME=$HOME" "TMPDIR=$TMPDIR" LC_ALL=C \
+		"PG_TEST_TIMEOUT_DEFAULT=${PG_TEST_TIMEOUT_DEFAULT:-180}" "$@"
+}
+
 # quiet COMMAND...: shows the output only of what fails
 quiet()
 {

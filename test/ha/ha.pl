@@ -1,0 +1,604 @@
+# dlock under Patroni: members die, are stopped, cut off from each other and from
+# etcd, switched over and restarted, while clients use all of dlock.  What clients
+# were told stays true: see Dlock::Checker, Dlock::Torture and Dlock::Split for
+# the rules, and test/ha/run for how to run this.
+#
+# A round has a load on the primary, a fault, and a comparison of what there is
+# then with the history.  Where the old primary lives on beside the new one, half
+# of its clients go over, and the others stay, as long as it lets them.  Beside
+# that clients.py runs all the time, in a database of its own, by a connection
+# string with all members in it; and in a third database there are leases that
+# nobody renews, to be counted.
+#
+# What is chosen at random depends on the seed.  When it happens does not.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::History qw(now);
+use Dlock::Patroni;
+use Dlock::PatroniClient;
+use Dlock::PatroniReport;
+use Dlock::Test;
+use List::Util qw(shuffle sum);
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+my $seed = $ENV{DLOCK_TEST_SEED} || time % 1_000_000;
+my $minutes = $ENV{DLOCK_HA_MINUTES} || 10;
+my $clients = $ENV{DLOCK_HA_CLIENTS} || 8;
+my $leases = $ENV{DLOCK_HA_LEASES} || 1000;
+my $asynchronous = $ENV{DLOCK_HA_ASYNC} ? 1 : 0;
+my $once = $ENV{DLOCK_HA_ONCE};
+my $dir = $ENV{DLOCK_HA_DIR};
+
+my $rounds_in_series = 6;
+my $begun = now();
+my ($over, $patroni, $history, $admin, $report);
+my $primary;    # its place
+my $calls = 0;
+my $unasked = 0;    # failovers, beside those of faults
+my @problems;
+
+srand($seed);
+
+#
+# Who is there
+#
+
+sub one_of
+{
+	return $_[ int(rand(scalar @_)) ];
+}
+
+sub seconds
+{
+	my ($least, $most) = @_;
+
+	return $least + rand($most - $least);
+}
+
+sub others
+{
+	return grep { $_ != $primary } @Dlock::Patroni::places;
+}
+
+# The one that may be promoted
+sub synchronous_standby
+{
+	my ($member) = grep { $_->{role} eq 'sync_standby' } $patroni->members;
+
+	return ($member // { name => 'member' . one_of(others()) })->{name} =~
+	  /(\d)/ ? $1 : die;
+}
+
+# Waits for no standby, so as to be there when none answers
+sub administrator
+{
+	my $session = session($patroni->node($primary));
+
+	$session->may_end;
+	$session->query('SET synchronous_commit = local');
+	return $session;
+}
+
+# Who waits for standbys on a primary that was replaced would do so for ever.
+sub cancel_stuck
+{
+	my ($session) = @_;
+
+	$session->query('SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity '
+		  . "WHERE wait_event = 'SyncRep' AND backend_type = 'client backend' "
+		  . "AND application_name ~ '^client_'");
+	return;
+}
+
+#
+# Small faults, in the middle of the load
+#
+
+sub signal_one
+{
+	my ($type, $function) = @_;
+
+	$admin->query("SELECT $function(pid) FROM pg_stat_activity "
+		  . "WHERE backend_type = '$type' AND (backend_type ~ '^dlock' "
+		  . "OR application_name ~ '^client_') ORDER BY random() LIMIT 1");
+	return;
+}
+
+my @small = (
+	(sub { signal_one('client backend', 'pg_cancel_backend') }) x 6,
+	(sub { signal_one('client backend', 'pg_terminate_backend') }) x 3,
+	(sub { signal_one('dlock worker', 'pg_terminate_backend') }) x 2,
+	(sub { signal_one('walsender', 'pg_terminate_backend') }),
+	(sub { $admin->query('CHECKPOINT') }));
+
+# Patroni may have stopped the primary of itself.
+sub is_there
+{
+	return $admin->query('SELECT 1') eq '1';
+}
+
+# Until that time, or the primary is another one
+sub hurt
+{
+	my ($until) = @_;
+
+	return 0 if now() >= $until || !is_there();
+	one_of(@small)->();
+	usleep(int(rand(150_000)));
+	return 0 unless is_there();
+	$history->look($admin);
+	return 1;
+}
+
+#
+# Faults, and whether the old primary may stay it ("any"), stays it ("same"), is
+# down while the new one comes ("other"), or lives on beside it ("beside").
+#
+# A fault may have to do something first ("first"); "then" comes when there is a
+# new primary beside the old one, and "after" when all is over.
+#
+
+sub stop_member
+{
+	$patroni->kill('KILL', $primary, 'patroni', 'postgres');
+	return;
+}
+
+sub switch_over
+{
+	my $candidate = $asynchronous ? one_of(others()) : synchronous_standby();
+	my $answer;
+
+	# it says no for as long as the standby lags, or is not known yet
+	poll('switchover', sub {
+			return 1 if ($patroni->leader // $primary) != $primary;
+			$answer = $patroni->request($primary, 'POST', 'switchover',
+				{ leader => "member$primary", candidate => "member$candidate" },
+				60);
+			return 1 if $answer->{status} == 200;
+			usleep(500_000);
+			return 0;
+		});
+	return;
+}
+
+sub restart_standbys
+{
+	foreach my $place (others())
+	{
+		$patroni->request($place, 'POST', 'restart', {}, 60);
+	}
+	return;
+}
+
+sub cut_all
+{
+	my ($from, $to) = @_;
+
+	foreach my $place (others())
+	{
+		$patroni->cut($primary, $place) if $from;
+		$patroni->cut($place, $primary) if $to;
+	}
+	return;
+}
+
+sub fill_disk
+{
+	my $file = "$dir/$primary/disk/filler";
+
+	open my $filler, '>', $file or die "open: $!";
+	foreach my $size (65536, 4096)
+	{
+		while (syswrite($filler, "\0" x $size)) { }
+	}
+	usleep(int(seconds(500_000, 2_500_000)));
+	close $filler;
+	unlink $file;
+	# it may have died of it
+	$patroni->kill('KILL', $primary, 'postgres');
+	return;
+}
+
+# What it has received is not applied yet when it is promoted.
+sub hold_up_replay
+{
+	my $place = synchronous_standby();
+	my ($pid) = $patroni->processes_of($place, 'startup');
+
+	kill('STOP', $pid) if $pid;
+	usleep(int(seconds(1_000_000, 2_500_000)));
+	return sub { kill('CONT', $pid) if $pid };
+}
+
+my %faults = (
+	'killed servers' => {
+		new => 'any',
+		do => sub { $patroni->kill('KILL', $primary, 'postgres') }
+	},
+	'killed members' => { new => 'other', do => \&stop_member },
+	'killed machines' => {
+		new => 'other',
+		do => sub {
+			stop_member();
+			$patroni->kill('KILL', $primary, 'etcd');
+		}
+	},
+	'standbys that lag' => {
+		new => 'other',
+		do => sub {
+			my $go_on = hold_up_replay();
+
+			stop_member();
+			usleep(int(seconds(0, 2_000_000)));
+			$go_on->();
+		}
+	},
+	'switchovers' => { new => 'other', do => \&switch_over },
+	'rolling restarts' => {
+		new => 'other',
+		do => sub { restart_standbys(); $patroni->await_whole; switch_over() }
+	},
+	'restarts' => {
+		new => 'any',
+		do => sub { $patroni->request($primary, 'POST', 'restart', {}, 60) }
+	},
+	'full disks' => { new => 'any', do => \&fill_disk },
+	'killed Patronis' => {
+		new => 'beside',
+		do => sub { $patroni->kill('KILL', $primary, 'patroni') }
+	},
+	'zombies' => {
+		new => 'beside',
+		do => sub { $patroni->kill('STOP', $primary, 'patroni', 'postgres') },
+		# its Patroni may be later
+		then => sub {
+			$patroni->kill('CONT', $primary, 'postgres');
+			usleep(int(seconds(0, 3_000_000)));
+			$patroni->kill('CONT', $primary, 'patroni');
+		}
+	},
+	'partitions' => { new => 'beside', do => sub { cut_all(1, 1) } },
+	'partitions in one direction' => {
+		new => 'beside',
+		do => sub { cut_all(@{ one_of([ 1, 0 ], [ 0, 1 ]) }) }
+	},
+	'partitions from etcd' => {
+		new => 'beside',
+		do => sub {
+			$patroni->kill('STOP', $primary, 'etcd');
+			$patroni->cut_etcd($primary, $_) foreach others();
+		}
+	},
+	'restarted standbys' => { new => 'same', do => \&restart_standbys },
+	'killed standbys' => {
+		new => 'same',
+		do => sub { $patroni->kill('KILL', one_of(others()), 'postgres') }
+	},
+	'cut links to a standby' => {
+		new => 'same',
+		do => sub { $patroni->cut($primary, synchronous_standby()) }
+	},
+	'killed leaders of etcd' => {
+		new => 'same',
+		do => sub { $patroni->kill('KILL', $patroni->etcd_leader, 'etcd') }
+	});
+delete $faults{'full disks'} unless $ENV{DLOCK_HA_DISK};
+my @wanted = split /,/, $ENV{DLOCK_HA_FAULTS} // '';
+foreach my $name (@wanted)
+{
+	die "no such fault: $name; there are " . join(', ', sort keys %faults) . "\n"
+	  unless $faults{$name};
+}
+@wanted = sort keys %faults unless @wanted;
+
+#
+# Rounds
+#
+
+sub repair
+{
+	$patroni->heal_all;
+	foreach my $place (@Dlock::Patroni::places)
+	{
+		$patroni->kill('CONT', $place, 'etcd', 'patroni', 'postgres');
+		$patroni->start($place, $_) foreach 'etcd', 'patroni';
+	}
+	return;
+}
+
+# These clients end their sessions, or this administrator of their server does.
+sub end_sessions
+{
+	my ($session, $load, @numbers) = @_;
+
+	@numbers = 1 .. $clients unless @numbers;
+	my $names = join(', ', map { "'client_$_'" } @numbers);
+
+	append_to_file("$load->{stop}.end.$_", '') foreach @numbers;
+	$session->query('SELECT count(pg_terminate_backend(pid)) '
+		  . "FROM pg_stat_activity WHERE application_name IN ($names)");
+	return;
+}
+
+# Leases that nobody renews are as many as before.
+sub count_leases
+{
+	my ($place) = @_;
+	my $node = $patroni->node($place);
+	my $since = now();
+	my $count = $node->safe_psql('many', 'SELECT count(*) FROM dlock_leases');
+
+	$report->loaded($leases, now() - $since);
+	$history->problem("of $leases leases that nobody renews there are $count")
+	  if $count != $leases && !$asynchronous;
+	open_leases($place, $leases - $count) if $count < $leases;
+	return;
+}
+
+# The last one is durable, and so are those before it.
+sub open_leases
+{
+	my ($place, $count) = @_;
+
+	$patroni->node($place)->safe_psql('many',
+		'SET synchronous_commit = off; '
+		  . q{SELECT count(dlock_lease_open('1 hour')) }
+		  . 'FROM generate_series(2, ' . $count . '); '
+		  . 'SET synchronous_commit = remote_apply; '
+		  . q{SELECT dlock_lease_open('1 hour')});
+	return;
+}
+
+# The primary's place, and since when its server runs
+sub life
+{
+	my $place = $patroni->await_leader;
+
+	return $place . ' '
+	  . $patroni->asks($place, 'SELECT pg_postmaster_start_time()');
+}
+
+# Calls the sub, and once more if Patroni has stopped the primary meanwhile, as
+# what is left of a fault makes it do at times.
+sub steadily
+{
+	my ($do) = @_;
+
+	for (1 .. 5)
+	{
+		my $life = life();
+		my $known = @{ $history->{problems} };
+
+		($primary) = $life =~ /^(\d)/;
+		return if eval { $do->(); 1 };
+		my $error = $@;
+
+		die $error if life() eq $life;
+		splice @{ $history->{problems} }, $known;
+		$unasked++;
+		$patroni->await_whole;
+	}
+	die 'no primary lasts';
+}
+
+# What there is on the primary, compared with the history; it is the one that the
+# clients used, or another
+sub compare
+{
+	my ($since, $title, $old) = @_;
+
+	steadily(
+		sub {
+			my $node = $patroni->node($primary);
+
+			# what was not restored keeps the time that it had
+			$since = $begun
+			  if $node->safe_psql('postgres',
+				'SELECT pg_postmaster_start_time()') eq $history->{life};
+			$node->poll_query_until('postgres',
+				'SELECT count(*) = 0 FROM pg_stat_activity '
+				  . "WHERE application_name ~ '^client_'")
+			  or die 'sessions have not ended';
+			count_leases($primary);
+			$history->check($node, $since, $title,
+				$primary == $old ? 'here' : $asynchronous ? 'nowhere' : 'there');
+		});
+	$report->lost($history->{lost}) if $primary != $old;
+	return;
+}
+
+# The clients' sessions end with the fault, or at once where nothing comes of it.
+sub round_of_one
+{
+	my ($fault, $title, $load, $since) = @_;
+	my $old = $primary;
+
+	if ($fault->{new} eq 'same')
+	{
+		my $until = now() + seconds(3, 6);
+
+		$report->fault_begins;
+		$fault->{do}->();
+		$load->run(sub { hurt($until) }, \&is_there);
+		$load->release(sub { end_sessions($admin, $load) });
+	}
+	else
+	{
+		$load->release(
+			sub {
+				$report->fault_begins;
+				$fault->{do}->();
+			});
+	}
+	$history->read_calls($load);
+	$calls += $load->{answers};
+	$primary = $patroni->await_leader(
+		$fault->{new} eq 'other' ? (not => $old) : ());
+	$report->fault_ends($primary != $old);
+	$history->check_round;
+	compare($since, $title, $old);
+	return;
+}
+
+# The old primary may go on with half of its clients.
+sub round_of_two
+{
+	my ($fault, $title, $load, $since) = @_;
+	my $old = $primary;
+	my $old_admin = $admin;
+
+	$history->cut_off($load);
+	$report->fault_begins;
+	$fault->{do}->();
+	my $new = $patroni->await_leader(not => $old);
+	$history->fail_over($load);
+	$history->{split}{promoted} = $patroni->promoted($new);
+	$report->fault_ends(1);
+	$fault->{then}->() if $fault->{then};
+
+	my @movers = (shuffle 1 .. $clients)[ 0 .. ($clients - 1) / 2 ];
+	$load->release(sub { end_sessions($old_admin, $load, @movers) }, @movers);
+	$history->read_calls($load);
+	$history->check_round;
+	$primary = $new;
+	compare($since, "$title, beside", $old);
+
+	$admin = administrator();
+	my $second = $history->start_clients($patroni->node($primary), \@movers,
+		off => one_of(0, 30));
+	my $until = now() + seconds(3, 6);
+	$second->run(
+		sub {
+			cancel_stuck($old_admin);
+			hurt($until);
+		},
+		\&is_there);
+	$load->release(sub { end_sessions($old_admin, $load) });
+	$history->read_calls($load);
+	$second->release(sub { end_sessions($admin, $second) });
+	$history->read_calls($second);
+	$history->check_round;
+	$history->check_old unless $asynchronous;
+	delete $history->{split};
+	$calls += $_->{answers} foreach $load, $second;
+	$admin->vanish;
+	$admin = $old_admin;
+	compare($since, "$title, after", $primary);
+	return;
+}
+
+# It may have changed of itself, as the end of a fault is one, too.
+sub look_for_primary
+{
+	my ($title) = @_;
+	my $old = $primary;
+
+	$primary = $patroni->await_leader;
+	return if $primary == $old;
+	$unasked++;
+	$patroni->await_whole;
+	compare($begun, $title, $old) if $history->{round};
+	return;
+}
+
+sub round
+{
+	my ($name) = @_;
+	my $fault = $faults{$name};
+	my $title = "series of seed $history->{seed}, round "
+	  . ($history->{round} + 1) . ", $name";
+
+	look_for_primary("$title, before");
+	my $since = now();
+	$admin = administrator();
+	my $load = $history->start_clients($patroni->node($primary),
+		[ 1 .. $clients ], off => one_of(0, 30, 60));
+	my $until = now() + seconds(3, 6);
+	$load->run(sub { hurt($until) }, \&is_there);
+	$report->round_begins($name);
+	($fault->{new} eq 'beside' ? \&round_of_two : \&round_of_one)
+	  ->($fault, $title, $load, $since);
+	$admin->vanish;
+	repair();
+	$patroni->await_whole;
+	$report->round_ends;
+	diag sprintf('%4d s: %d calls, %d problems; %s: %s', now() - $begun, $calls,
+		$history->{all_problems}, $name, $report->last_round);
+	return;
+}
+
+sub series
+{
+	my ($series, $next) = @_;
+
+	$history = Dlock::PatroniHistory->new($seed + $series - 1, $clients);
+	$history->{apart} = 1;
+	$history->{shorts} = [ 0.2, 2, 2 ];
+	if (!$asynchronous)
+	{
+		$history->{quorum} = 1;
+		$history->{levels} = [ 'on', 'on', 'remote_write', 'remote_apply', 'local' ];
+	}
+	look_for_primary('the beginning of a series');
+	$patroni->node($primary)->safe_psql('postgres',
+		'DROP TABLE IF EXISTS guarded');
+	Dlock::Torture::prepare($patroni->node($primary));
+	foreach (1 .. $rounds_in_series)
+	{
+		my $name = $next->() // last;
+
+		round($name);
+	}
+	look_for_primary("series of seed $history->{seed}, its end");
+	$history->check_past;
+	steadily(
+		sub {
+			$history->check_guarded($patroni->node($primary));
+			$history->close_all($patroni->node($primary));
+		});
+	$history->report('at the end of the series');
+	push @problems, $history->{all_problems};
+	return;
+}
+
+$patroni = Dlock::Patroni->new($ENV{DLOCK_HA_PREFIX}, $dir,
+	asynchronous => $asynchronous, lax => $ENV{DLOCK_HA_LAX},
+	dcs => $ENV{DLOCK_HA_DCS});
+$primary = $patroni->leader;
+diag sprintf '%4d s: all members are up', now() - $begun;
+my $node = $patroni->node($primary);
+$node->safe_psql('postgres', $_)
+  foreach 'CREATE DATABASE service', 'CREATE DATABASE many';
+$node->safe_psql($_, 'CREATE EXTENSION dlock')
+  foreach 'postgres', 'service', 'many';
+$node->safe_psql('service', 'CREATE TABLE plain (n integer)');
+open_leases($primary, $leases);
+$report = Dlock::PatroniReport->new($dir,
+	$patroni->service->connstr('service'), $asynchronous);
+
+# Each of them, in any order, before one comes again
+my @left = shuffle @wanted;
+my $next = sub {
+	@left = shuffle @wanted unless @left || $once;
+	return $once || now() <= $over ? pop @left : undef;
+};
+my $series = 0;
+
+$over = now() + 60 * $minutes;
+series(++$series, $next) while $once ? @left : now() <= $over;
+push @problems, $report->finish($patroni);
+
+my $lost = sum(@problems);
+note sprintf('%d s, seed %d, %d clients, %d calls; %d failovers that no fault '
+	  . 'has asked for', now() - $begun, $seed, $clients, $calls, $unasked);
+note $_ foreach $report->lines;
+is($lost, 0, 'nothing was lost, and nothing was wrong');
+$patroni->stop_all;
+done_testing();

@@ -1,0 +1,511 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Patroni - three members of a Patroni cluster, each in a network of its
+own, with a member of etcd each
+
+=head1 DESCRIPTION
+
+test/ha/run makes four network namespaces, and removes them at the end: PREFIX-1
+to PREFIX-3, one for each member, and PREFIX-0 with a bridge between them, where
+the test and its clients are, and which reaches all of them at any time.
+
+A link between two members is cut in one direction as in Dlock::Network.
+
+=head1 METHODS
+
+=over
+
+=item Dlock::Patroni->new($prefix, $dir, %options)
+
+Starts it all.  The data is below the directory $dir: of member 1, in "$dir/1".
+With asynchronous => 1 no standby is waited for; with lax => 1, not while there is
+none that Patroni has named (synchronous_mode_strict is off).  With dcs => 'etcd' Patroni uses
+the second version of etcd's interface, and not the third.
+
+=item $patroni->node($place)
+
+A member as a PostgreSQL::Test::Cluster, though it is Patroni that starts and
+stops it.
+
+=item $patroni->service
+
+All of them as one: the connection string has three hosts, of which one takes
+writes.
+
+=item $patroni->leader
+
+The place of the primary that has the leader's key; undef while there is none.
+
+=item $patroni->await_leader(%options)
+
+Waits until there is one that takes writes; with not => $place, another than
+that one.  With meanwhile => $sub, calls that all the time.
+
+=item $patroni->await_whole
+
+Waits until all three members stream, and one is synchronous if it is to be.
+
+=item $patroni->request($place, $method, $path, $content, $timeout)
+
+Asks the REST API there; returns the answer as HTTP::Tiny has it.
+
+=item $patroni->processes($place, $what)
+
+The ids of "postgres" there, of "patroni", or of "etcd".
+
+=item $patroni->processes_of($place, $title)
+
+Of the server there, those with such a title.
+
+=item $patroni->kill($signal, $place, @what)
+
+=item $patroni->start($place, $what)
+
+Starts "patroni" or "etcd" there, if it does not run.
+
+=item $patroni->cut($from, $to), cut_etcd($from, $to), heal_all
+
+What is sent from one member to the other, or to the other's etcd alone, is lost.
+
+=item $patroni->promoted($place)
+
+When that server ceased to receive, before it was promoted the last time: the
+time by Dlock::History.
+
+=back
+
+=cut
+
+package Dlock::Patroni;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Dlock::History qw(now);
+use Dlock::Test;
+use File::Path;
+use HTTP::Tiny;
+use JSON::PP;
+use POSIX ();
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Time::HiRes qw(time usleep);
+use Time::Local;
+
+our @places = (1 .. 3);
+
+sub new
+{
+	my ($class, $prefix, $dir, %options) = @_;
+	my $self = bless {
+		prefix => $prefix,
+		dir => $dir,
+		dcs => 'etcd3',
+		pids => {},    # "place what" => process that was started here
+		cut => {},     # "from address" => 1
+		http => HTTP::Tiny->new(timeout => 2),
+		%options
+	}, $class;
+
+	foreach my $place (@places)
+	{
+		$self->{nodes}[$place] = Dlock::Patroni::Member->new($dir, $place);
+		$self->_write_config($place);
+	}
+	$self->{service} = Dlock::Patroni::Service->new($self->node(1));
+	$self->start($_, 'etcd') foreach @places;
+	poll('etcd has a leader', sub { defined $self->etcd_leader });
+	# the first is to be the one that makes the cluster
+	$self->start(1, 'patroni');
+	$self->await_leader;
+	$self->start($_, 'patroni') foreach 2, 3;
+	$self->await_whole;
+	return $self;
+}
+
+sub address
+{
+	my ($place) = @_;
+
+	return "10.0.0.$place";
+}
+
+# etcd has one of its own, so that it can be cut off alone.
+sub etcd_address
+{
+	my ($place) = @_;
+
+	return "10.0.0.1$place";
+}
+
+sub node { return $_[0]{nodes}[ $_[1] ]; }
+sub service { return $_[0]{service}; }
+
+sub _write_config
+{
+	my ($self, $place) = @_;
+	my $text = slurp_file("$FindBin::RealBin/patroni.yml");
+	my $dir = "$self->{dir}/$place";
+	my %values = (
+		NAME => "member$place",
+		ADDRESS => address($place),
+		BINDIR => $self->node($place)->config_data('--bindir'),
+		DATA => $self->node($place)->data_dir,
+		DIR => $dir,
+		USER => scalar getpwuid($<),
+		DCS => $self->{dcs},
+		SYNCHRONOUS => $self->{asynchronous} ? 'false' : 'true',
+		STRICT => $self->{lax} || $self->{asynchronous} ? 'false' : 'true');
+
+	$text =~ s/\@([A-Z]+)\@/$values{$1}/g;
+	mkpath([ "$dir/log", "$dir/disk" ]);
+	append_to_file("$dir/patroni.yml", $text);
+	return;
+}
+
+#
+# Processes
+#
+
+my %commands = (
+	etcd => sub {
+		my ($self, $place) = @_;
+		my $address = etcd_address($place);
+
+		return ('etcd', '--name', "member$place",
+			'--data-dir', "$self->{dir}/$place/etcd",
+			'--listen-peer-urls', "http://$address:2380",
+			'--initial-advertise-peer-urls', "http://$address:2380",
+			'--listen-client-urls', "http://$address:2379",
+			'--advertise-client-urls', "http://$address:2379",
+			'--initial-cluster', join(',',
+				map { "member$_=http://" . etcd_address($_) . ':2380' } @places),
+			'--heartbeat-interval', '200', '--election-timeout', '1500',
+			# as from 3.5 on: who comes back does not call an election
+			'--pre-vote', '--enable-v2');
+	},
+	patroni => sub {
+		my ($self, $place) = @_;
+
+		return ('patroni', "$self->{dir}/$place/patroni.yml");
+	});
+
+sub start
+{
+	my ($self, $place, $what) = @_;
+	my @old = $self->processes($place, $what);
+
+	return if @old;
+	my @command = $commands{$what}->($self, $place);
+	my $pid = fork() // die "fork: $!";
+
+	if ($pid == 0)
+	{
+		my $log = "$self->{dir}/$place/log/$what";
+
+		POSIX::setsid();
+		open STDIN, '<', '/dev/null' or die "open: $!";
+		open STDOUT, '>>', $log or die "open: $!";
+		open STDERR, '>&', \*STDOUT or die "open: $!";
+		delete @ENV{ grep { /^PG/ } keys %ENV };
+		exec('nsenter', "--net=/run/netns/$self->{prefix}-$place",
+			'setpriv', '--inh-caps', '-all', '--ambient-caps', '-all',
+			@command) or POSIX::_exit(127);
+	}
+	$self->{pids}{"$place $what"} = $pid;
+	return;
+}
+
+sub processes
+{
+	my ($self, $place, $what) = @_;
+
+	if ($what ne 'postgres')
+	{
+		my $pid = $self->{pids}{"$place $what"} or return;
+
+		return $pid if waitpid($pid, POSIX::WNOHANG) == 0;
+		delete $self->{pids}{"$place $what"};
+		return;
+	}
+	my ($postmaster) = eval {
+		slurp_file($self->node($place)->data_dir . '/postmaster.pid') =~ /^(\d+)/;
+	} or return;
+	my $dir = $self->node($place)->data_dir;
+
+	# the file may be an old one, and the number another's now
+	return
+	  unless (eval { slurp_file("/proc/$postmaster/cmdline") } // '') =~ /\Q$dir\E/;
+	return ($postmaster,
+		Dlock::Test::processes(sub { $_[1] == $postmaster && $_[2] ne 'Z' }));
+}
+
+sub processes_of
+{
+	my ($self, $place, $title) = @_;
+
+	return grep {
+		(eval { slurp_file("/proc/$_/cmdline") } // '') =~ /: \Q$title\E/
+	} $self->processes($place, 'postgres');
+}
+
+sub kill
+{
+	my ($self, $signal, $place, @what) = @_;
+
+	foreach my $what (@what)
+	{
+		my @pids = $self->processes($place, $what);
+
+		# the postmaster, which stands first, makes no more children then
+		CORE::kill('STOP', $pids[0]) if @pids && $signal eq 'KILL';
+		CORE::kill($signal, reverse $self->processes($place, $what));
+	}
+	return;
+}
+
+sub stop_all
+{
+	my ($self) = @_;
+
+	foreach my $place (@places)
+	{
+		$self->kill('KILL', $place, 'patroni', 'postgres', 'etcd');
+	}
+	return;
+}
+
+#
+# What members say
+#
+
+sub request
+{
+	my ($self, $place, $method, $path, $content, $timeout) = @_;
+	my $http =
+	  $timeout ? HTTP::Tiny->new(timeout => $timeout) : $self->{http};
+
+	return $http->request($method,
+		'http://' . address($place) . ":8008/$path",
+		defined $content ?
+		  { content => encode_json($content),
+			headers => { 'content-type' => 'application/json' } } : {});
+}
+
+sub leader
+{
+	my ($self) = @_;
+
+	foreach my $place (@places)
+	{
+		my ($pid) = $self->processes($place, 'patroni') or next;
+
+		return $place
+		  if $self->request($place, 'GET', 'primary')->{status} == 200;
+	}
+	return undef;
+}
+
+sub await_leader
+{
+	my ($self, %options) = @_;
+	my $leader;
+
+	poll('there is a leader', sub {
+			$options{meanwhile}->() if $options{meanwhile};
+			$leader = $self->leader // return 0;
+			return 0 if $leader == ($options{not} // 0);
+			return $self->asks($leader, 'SELECT NOT pg_is_in_recovery()') eq 't';
+		});
+	return $leader;
+}
+
+# The answer to a question, or an error
+sub asks
+{
+	my ($self, $place, $sql) = @_;
+	my ($out, $err) = ('', '');
+
+	# a server that is stopped gives none
+	eval {
+		$self->node($place)->psql('postgres', $sql, stdout => \$out,
+			stderr => \$err, timeout => 5);
+	};
+	return $out // '';
+}
+
+sub members
+{
+	my ($self) = @_;
+
+	foreach my $place (@places)
+	{
+		my $answer = $self->request($place, 'GET', 'cluster');
+
+		return @{ decode_json($answer->{content})->{members} }
+		  if $answer->{success};
+	}
+	return;
+}
+
+sub await_whole
+{
+	my ($self) = @_;
+
+	poll('all members stream', sub {
+			my @members = $self->members;
+			my $leader = $self->leader;
+
+			usleep(200_000);
+			return 0 if @members != @places || !defined $leader;
+			return 0 if grep { $_->{state} !~ /^(running|streaming)$/ } @members;
+			my $sync = $self->{asynchronous} ? '' :
+			  " AND count(*) FILTER (WHERE sync_state = 'sync') = 1";
+			return $self->asks($leader,
+				"SELECT count(*) FILTER (WHERE state = 'streaming') = 2$sync "
+				  . 'FROM pg_stat_replication '
+				  . "WHERE application_name ~ '^member'") eq 't';
+		});
+	return;
+}
+
+sub etcd_leader
+{
+	my ($self) = @_;
+
+	foreach my $place (@places)
+	{
+		my $answer = $self->{http}->post(
+			'http://' . etcd_address($place) . ':2379/v3/maintenance/status',
+			{ content => '{}' });
+
+		next unless $answer->{success};
+		my $status = decode_json($answer->{content});
+
+		return $place
+		  if ($status->{leader} // '') eq $status->{header}{member_id};
+	}
+	return undef;
+}
+
+sub promoted
+{
+	my ($self, $place) = @_;
+	my ($line) = reverse grep { /LOG:  redo (?:done|is not required)/ }
+	  split /\n/, slurp_file("$self->{dir}/$place/log/patroni");
+	my ($date, $time, $fraction) =
+	  ($line // '') =~ /^(\d+-\d+-\d+) (\d+:\d+:\d+)(\.\d+) /
+	  or die "member $place was not promoted";
+	my ($year, $month, $day) = split /-/, $date;
+	my ($hour, $minute, $second) = split /:/, $time;
+
+	return now() - time() + $fraction +
+	  timegm($second, $minute, $hour, $day, $month - 1, $year);
+}
+
+#
+# Links
+#
+
+sub _run_at
+{
+	my ($self, $place, @command) = @_;
+
+	return system('nsenter', "--net=/run/netns/$self->{prefix}-$place",
+		@command) == 0;
+}
+
+sub _cut_address
+{
+	my ($self, $from, $address) = @_;
+
+	$self->{cut}{"$from $address"} = 1;
+	$self->_run_at($from, 'ip', 'neigh', 'replace', $address, 'lladdr',
+		'02:00:00:00:00:00', 'dev', 'eth0', 'nud', 'permanent')
+	  or die "could not cut the link from $from to $address";
+	return;
+}
+
+sub cut_etcd
+{
+	my ($self, $from, $to) = @_;
+
+	return $self->_cut_address($from, etcd_address($to));
+}
+
+sub cut
+{
+	my ($self, $from, $to) = @_;
+
+	$self->_cut_address($from, $_) foreach address($to), etcd_address($to);
+	return;
+}
+
+sub heal_all
+{
+	my ($self) = @_;
+
+	foreach my $link (keys %{ $self->{cut} })
+	{
+		my ($from, $address) = split / /, $link;
+
+		$self->_run_at($from, 'ip', 'neigh', 'del', $address, 'dev', 'eth0')
+		  or die "could not heal the link from $from to $address";
+	}
+	$self->{cut} = {};
+	return;
+}
+
+package Dlock::Patroni::Member;
+
+our @ISA = ('PostgreSQL::Test::Cluster');
+
+sub new
+{
+	my ($class, $dir, $place) = @_;
+	my $self = PostgreSQL::Test::Cluster->new("member$place");
+
+	$self->{_host} = Dlock::Patroni::address($place);
+	$self->{_port} = 5432;
+	$self->{_dlock_dir} = "$dir/$place";
+	return bless $self, $class;
+}
+
+# which may be on a small disk
+sub data_dir { return "$_[0]{_dlock_dir}/disk/data"; }
+sub logfile { return "$_[0]{_dlock_dir}/log/patroni"; }
+
+# a standby is not what is meant, unless it is asked for
+sub connstr
+{
+	my ($self, $dbname) = @_;
+
+	return "host=$self->{_host} port=5432 connect_timeout=2 dbname="
+	  . ($dbname // 'postgres');
+}
+
+package Dlock::Patroni::Service;
+
+our @ISA = ('Dlock::Patroni::Member');
+
+sub new
+{
+	my ($class, $node) = @_;
+
+	return bless {%$node}, $class;
+}
+
+sub connstr
+{
+	my ($self, $dbname) = @_;
+
+	return 'host=' . join(',', map { Dlock::Patroni::address($_) }
+		  @Dlock::Patroni::places)
+	  . ' port=5432 target_session_attrs=read-write connect_timeout=2 '
+	  . 'tcp_user_timeout=2000 dbname=' . ($dbname // 'postgres');
+}
+
+1;

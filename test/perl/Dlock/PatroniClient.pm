@@ -1,0 +1,120 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::PatroniHistory - the history of clients whose server another one starts
+
+=head1 DESCRIPTION
+
+A Dlock::Torture whose clients, Dlock::PatroniClient, stay with one life of their
+server.  Patroni starts it again when it likes, and perhaps as a standby; what is
+there then is to be compared with the history before clients go on.
+
+With the file "stop.ROUND.end.CLIENT" a client ends of itself.
+
+A load, Dlock::PatroniLoad, is told by a second sub that run() is given whether the
+server is still there: if not, no answers are waited for.
+
+=cut
+
+package Dlock::PatroniHistory;
+
+use strict;
+use warnings FATAL => 'all';
+
+use parent 'Dlock::Torture';
+
+use Dlock::Test ();
+
+sub client
+{
+	my ($self, $load, $number) = @_;
+
+	return Dlock::PatroniClient->new($self, $load, $number);
+}
+
+sub start_clients
+{
+	my ($self, $node, $numbers, %options) = @_;
+
+	$options{life} = $node->safe_psql('postgres',
+		'SELECT pg_postmaster_start_time()');
+	$self->{life} = $options{life};
+	return bless $self->SUPER::start_clients($node, $numbers, %options),
+	  'Dlock::PatroniLoad';
+}
+
+package Dlock::PatroniClient;
+
+use parent -norequire, 'Dlock::TortureClient';
+
+use Dlock::TortureClient;
+use Time::HiRes qw(usleep);
+
+sub new
+{
+	my ($class, $history, $load, $number) = @_;
+	my $self = $class->SUPER::new($history, $load, $number);
+
+	$self->{life} = $history->{life};
+	return $self;
+}
+
+sub connect
+{
+	my ($self) = @_;
+
+	$self->SUPER::connect or return 0;
+	my $is_the_same = $self->{session}->query('SELECT NOT pg_is_in_recovery() '
+		  . "AND pg_postmaster_start_time() = '$self->{life}'");
+
+	return 1 if $is_the_same eq 't';
+	$self->{session}->vanish;
+	usleep(100_000);
+	return 0;
+}
+
+sub step
+{
+	my ($self) = @_;
+
+	return 0 if -e "$self->{stop}.end.$self->{client}";
+	return $self->SUPER::step;
+}
+
+package Dlock::PatroniLoad;
+
+use parent -norequire, 'Dlock::Load';
+
+sub run
+{
+	my ($self, $hurt, $is_there) = @_;
+
+	$self->_await_one($is_there);
+	while ($hurt->($self->{answers}))
+	{
+		$self->_count;
+	}
+	$self->_await_one($is_there);
+	return;
+}
+
+# One answer for each, from now on
+sub _await_one
+{
+	my ($self, $is_there) = @_;
+
+	$self->_count;
+	$self->{answered} = {};
+	return if eval {
+		Dlock::Test::poll('clients are answered',
+			sub { !$self->_unanswered(1) || !$is_there->() });
+		1;
+	};
+	$self->{history}->problem('no answer for client '
+		  . join(', ', sort { $a <=> $b } $self->_unanswered(1)));
+	return;
+}
+
+1;
