@@ -504,6 +504,14 @@ public final class Run {
             tickets.release(ticket);
             check(admin.isFree("queue") && !admin.isFree("next"));
         }
+        // a request that has its ticket, and has been told of the grant before
+        try (Lease lease = locks.lease(LONG).open(); Tickets old = new Tickets(lease);
+                Tickets again = new Tickets(lease)) {
+            long ticket = old.enqueue(locks.lock("queue").owner("job/1"));
+            is(old.next(PATIENCE), "granted", "queue", ticket);
+            same(again.enqueue(locks.lock("queue").owner("job/1")), ticket);
+            is(again.next(PATIENCE), "granted", "queue", ticket);
+        }
     }
 
     @Row(18) static void enqueue_waits() throws Exception {
