@@ -186,14 +186,7 @@ class BaseLock(Kept):
             raise WrongState(f'{self} is held already', '55000')
         self.lost, self._heart, self.fence = self._new_lost(), None, None
         try:
-            self.fence = fence = await self._take()
-            if self._lease:
-                self._heart = self._lease._heart
-                assert self._heart
-                self._heart.add(self.lost, self.name, fence)
-                self._lease.check()
-            elif self.ttl is not None:
-                await self._keep(fence, self.ttl)
+            fence = await self._take()
         except BaseException as error:
             await self._undo(error)
             raise
@@ -202,24 +195,30 @@ class BaseLock(Kept):
 
     async def _take(self) -> int:
         """Asked again, it has the time that is left."""
-        values: list[Any] = []
+        line, lease, values = self._line, self._lease, list[Any]()
         function = FUNCTIONS[self.scope]
-        if self._lease:
-            self._lease.check()
-            values = [self._lease.id]
+        if lease:
+            lease.check()
+            values = [lease.id]
         elif self.ttl is not None:
             function, values = 'dlock_ttl_acquire', [delta(self.ttl)]
         until = now() + float('inf' if self.timeout is None else self.timeout)
-        self._line.fixed = self._line.given is not None
+        line.fixed = line.given is not None
         self._idle.clear()
         try:
-            fence: int = await self._line.ask(
+            self.fence = fence = int(await line.ask(
                 lambda: call(function, self.name, *values, **self._options,
                              timeout=delta(max(0, until - now()))),
-                stopped=lambda: self._cancelled)
+                stopped=lambda: self._cancelled))
+            if lease and lease._heart:
+                self._heart = lease._heart
+                self._heart.add(self.lost, self.name, fence)
+                lease.check()
+            elif self.ttl is not None:
+                await self._keep(fence, self.ttl)
         finally:
             self._idle.set()
-        self._line.fixed = self.scope != 'lease'
+        line.fixed = self.scope != 'lease'
         return fence
 
     async def _keep(self, fence: int, ttl: float) -> None:

@@ -130,9 +130,20 @@ def wait_until(condition, what='something'):
         time.sleep(0.01)
 
 
-def late():
-    return dlock.Locks(dsn(
-        'MAIN', options="options='-c search_path=late,public'"))
+def late(kind=dlock.Locks):
+    return kind(dsn('MAIN', options="options='-c search_path=late,public'"))
+
+
+@contextmanager
+def renewals_wait():
+    with psycopg.connect(admin.dsn, autocommit=True) as other:
+        other.execute('SELECT pg_advisory_lock(17)')
+        yield
+
+
+def until_renewal_waits():
+    admin.until('SELECT count(*) = 1 FROM pg_stat_activity '
+                "WHERE usename = 'app' AND wait_event = 'advisory'")
 
 
 @contextmanager
@@ -350,13 +361,11 @@ def lease_renews():
 @row
 def lease_deadline():
     lock = late().lock('lease', ttl=LONG)
-    with psycopg.connect(admin.dsn, autocommit=True) as other:
-        other.execute('SELECT pg_advisory_lock(17)')
+    with renewals_wait():
         with admin.holds('lease'):
             waiting = start(lock.acquire)
             admin.until_waits('lease')
-        admin.until('SELECT count(*) = 1 FROM pg_stat_activity '
-                    "WHERE usename = 'app' AND wait_event = 'advisory'")
+        until_renewal_waits()
         assert not waiting.done()
         latest = now() + LONG * 0.99
     waiting.result(TIMEOUT)
@@ -964,6 +973,15 @@ def acquire_cancelled():
             assert admin.left('busy') == 1
         admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL")
 
+    with renewals_wait():
+        lock = late().lock('busy', ttl=LONG)
+        waiting = start(lock.acquire)
+        until_renewal_waits()
+        lock.cancel()
+        with raises(dlock.Cancelled):
+            waiting.result(TIMEOUT)
+        assert admin.left('busy') == 0
+
     async def same():
         for options in {}, {'ttl': LONG}:
             with admin.holds('busy'):
@@ -976,18 +994,15 @@ def acquire_cancelled():
                 assert admin.left('busy') == 1
             admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL")
 
-        # granted already, when it is cancelled: the answer is on its way
-        lock = async_locks.lock('busy', ttl=LONG)
-        task = asyncio.ensure_future(lock.acquire())
-        while not await beside(admin.left, 'busy'):
-            pass
-        task.cancel()
-        try:
-            await task
-            await lock.release()
-        except asyncio.CancelledError:
-            pass
-        assert admin.left('busy') == 0
+        # granted already, when it is cancelled
+        with renewals_wait():
+            task = asyncio.ensure_future(
+                late(dlock.AsyncLocks).lock('busy', ttl=LONG).acquire())
+            await beside(until_renewal_waits)
+            task.cancel()
+            with raises(asyncio.CancelledError):
+                await task
+            assert admin.left('busy') == 0
     asyncio.run(same())
 
 
