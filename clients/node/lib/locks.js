@@ -169,12 +169,12 @@ export class Lock extends Kept {
   constructor(source, name, { scope, ttl, timeout, shared, slots, permits, info, owner, ...options } = {}) {
     super();
     const own = source instanceof Locks;
-    const leased = source instanceof Lease || (own && ttl !== undefined);
+    const leased = source instanceof Lease || ttl != null;
     scope ??= leased ? 'lease' : 'session';
     // a pool gives any connection to each query
     const given = typeof source?.query === 'function' && !('idleCount' in source);
-    if (!(own || leased || given) || leased !== (scope === 'lease') || (own && scope === 'transaction')
-        || !['session', 'transaction', 'lease'].includes(scope))
+    if (!(own || given || source instanceof Lease) || leased !== (scope === 'lease') || (ttl != null && !own)
+        || (own && scope === 'transaction') || !['session', 'transaction', 'lease'].includes(scope))
       throw new BadArgument(`no lock in ${scope} scope of this`, '22023');
     this.#rhythm = rhythm({ ttl, ...options });
     this.#line = own ? source.line(name) : leased ? source.line() : new Line(undefined, 0, source);

@@ -203,6 +203,7 @@ rows.session_on_connection = () => connected(async (client) => {
   });
   assert(await admin.isFree('plain'));
   await client.query('SELECT 1');
+  await raises(dlock.BadArgument, '22023', () => new Lock(client, 'plain', { ttl: LONG }));
   await raises(dlock.BadArgument, '22023', () => new Lock(new pg.Pool(), 'plain'));
 });
 
