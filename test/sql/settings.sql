@@ -71,8 +71,10 @@ SET dlock.session_locks = 'warn';
 SELECT dlock_lease_open('1h', attach => true) AS l \gset
 SELECT dlock_lease_close(:l);
 SELECT dlock_channel() LIKE 'dlock_%';
+-- behind another one, as it would be announced otherwise
+SELECT dlock_ttl_acquire('f', '1h') AS h \gset
 SELECT dlock_ttl_enqueue('f', '1h') AS f \gset
-SELECT dlock_release_ticket(:f);
+SELECT dlock_release_ticket(:f), dlock_release_ticket(:h);
 UNLISTEN *;
 SET dlock.session_locks = 'error';
 -- what is held can be given back
