@@ -241,11 +241,12 @@ class BaseLock(Kept):
         line = self._line
         if self._heart:
             self._heart.remove(self.lost, not self._lease)
+        unsure = (self.fence or not isinstance(error, Error)
+                  or isinstance(error, QuorumLate)
+                  or line.doubt and isinstance(error, Cancelled))
         await line.close()
         with suppress(Exception):           # it runs out, then
-            if self.scope == 'lease' and (
-                    self.fence or not isinstance(error, Error)
-                    or isinstance(error, QuorumLate)):
+            if self.scope == 'lease' and unsure:
                 await line.ask((TAKE_BACK, (
                     self.name, self._options['owner'])), now() + UNDO)
                 await line.close()
