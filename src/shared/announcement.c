@@ -296,8 +296,9 @@ dlock_announcement_arm(DlockTicket *ticket)
 			ticket->announcement = InvalidDsaPointer;
 	}
 	LWLockRelease(&space->outbox_lock);
+	/* the worker, too: from now on one is there while somebody is to be told */
 	if (posted)
-		dlock_sender_wake(space);
+		(void) dlock_worker_wake(space);
 }
 
 /*
