@@ -690,9 +690,11 @@ sub go_down
 	{
 		return 0 if !defined $self->ask_again($name, $fence, $fence);
 	}
+	$self->await_waiter($name);
 	my $result = $self->downgrade($fence, 'none');
 
 	return 0 if !defined $result;
+	$self->look_at_head($name) if $result eq 't' && $name =~ /^d/;
 	if ($again && $result eq 't')
 	{
 		return 0
@@ -700,6 +702,35 @@ sub go_down
 		  !defined $self->ask_again($name, $fence, 'error 55000');
 	}
 	return $again ? defined $self->release_all : 1;
+}
+
+# So that somebody comes in, if somebody queues up soon
+sub await_waiter
+{
+	my ($self, $name) = @_;
+
+	for (1 .. 20)
+	{
+		return if $self->{session}->query(
+			qq{SELECT 1 FROM dlock_locks('$name') WHERE "position" > 0 LIMIT 1})
+		  ne '';
+		usleep(20_000);
+	}
+	return;
+}
+
+# Beside a shared hold, nobody who would share it is at the head of the queue.
+sub look_at_head
+{
+	my ($self, $name) = @_;
+	my $head = $self->{session}->query(
+		"SELECT w.ticket FROM dlock_locks('$name') w "
+		  . qq{WHERE w."position" = 1 AND w.mode = 'shared'});
+
+	$self->note_down('odd', clock_gettime(CLOCK_MONOTONIC), $self->{client},
+		"ticket $head waits for $name, which is shared")
+	  if is_number($head);
+	return;
 }
 
 # Both scopes have the one ticket that the session has, as long as it has it.
