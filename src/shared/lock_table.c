@@ -236,7 +236,7 @@ dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 	dlock_list_init(&lock->queue);
 	lock->slots = lock->holders_slots = slots;
 	lock->permits = 0;
-	lock->leased = 0;
+	lock->leased = false;
 	lock->closed = 0;
 	lock->exclusive = 0;
 	lock->queued = false;

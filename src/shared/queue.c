@@ -140,13 +140,16 @@ static void
 grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 {
 	if (lock->holders.length == 0)
+	{
 		lock->holders_slots = slots_for(lock, ticket->slots);
+		lock->leased = false;
+	}
 	dlock_list_append(&lock->holders, &ticket->link, ticket->self);
 	lock->permits += ticket->permits;
 	if (ticket->mode == DLOCK_EXCLUSIVE)
 		lock->exclusive++;
 	if (ticket->scope == DLOCK_LEASE)
-		lock->leased++;
+		lock->leased = true;
 	ticket->granted_at = now;
 	dlock_count_ticket(ticket, DLOCK_COUNT_ACQUIRED, 1);
 	if (is_lease_ticket(ticket))
@@ -268,8 +271,6 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 		lock->permits -= ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
 			lock->exclusive--;
-		if (ticket->scope == DLOCK_LEASE)
-			lock->leased--;
 		if (ticket->scope == DLOCK_LEASE && lease_ticket(ticket)->closes)
 			lock->closed--;
 		dlock_count_ticket(ticket, DLOCK_COUNT_RELEASED, 1);
@@ -328,7 +329,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 		(ticket->mode == DLOCK_SLOTS && permits > lock->slots))
 		return false;
 	/* so that a full semaphore of many permits is not gone through */
-	if (lock->leased == 0)
+	if (!lock->leased)
 		return fits(lock, ticket);
 	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0)
 		return true;
@@ -532,7 +533,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 		lock->permits += ticket->ticket.permits;
 		if (ticket->ticket.mode == DLOCK_EXCLUSIVE)
 			lock->exclusive++;
-		lock->leased++;
+		lock->leased = true;
 		ticket->closes = state == DLOCK_ENDING;
 		if (ticket->closes)
 			lock->closed++;

@@ -394,11 +394,11 @@ typedef struct DlockLock
 								 * are; 0: not a semaphore */
 	int32		holders_slots;	/* what counts for the holders, if there are any */
 	int32		permits;		/* permits given out */
-	uint32		leased;			/* holders of lease scope */
 	uint32		closed;			/* holders that a delay has kept there: nobody
 								 * fits beside them */
 	uint8		exclusive;		/* exclusive tickets among the holders: 0, 1 */
 	bool		queued:1;		/* counted in its partition as having a queue */
+	bool		leased:1;		/* a lease has held it since nobody did */
 	bool		settled:1;		/* set_slots was changed before dlock_slots was
 								 * read; keeps the entry */
 
