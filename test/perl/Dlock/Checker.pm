@@ -40,7 +40,8 @@ durably or before the horizon; or if no client can have asked for it.
 
 A lease has the ttl, and it or a ticket the info, that it was given last before
 the horizon, or durably, or one that somebody has begun to give it since.  An
-exclusive hold that was made a shared one is shared then.
+exclusive hold that was made a shared one is shared then.  A semaphore has the
+permits that were set last, likewise.
 
 =item *
 
@@ -100,7 +101,7 @@ sub check
 		my ($call) = @_;
 
 		return $call->{answer} && is_durable($call->{sync}, $durable) &&
-		  ($call->{scope} eq 'lease' || $call->{op} eq 'open');
+		  ($call->{scope} eq 'lease' || $call->{op} =~ /^(?:open|set_slots)$/);
 	};
 	foreach my $line (
 		split /\n/,
@@ -149,6 +150,7 @@ sub check
 	$self->_check_missing(\%there, \%leases);
 	$self->_check_present(\%there, \%leases);
 	$self->_check_changes(\%there, \%leases);
+	$self->_check_slots($session);
 	$self->_check_lock($_, $locks{$_}, \%there) foreach sort keys %locks;
 	$self->_check_superseded(\%there, $durable);
 	$self->_check_fences($session, \%there);
@@ -305,7 +307,7 @@ sub _check_lock
 	$permits += $_->{permits} foreach @holders;
 	$self->problem("lock $name has holders " . _list(@holders))
 	  if $exclusive && @holders > 1 ||
-	  $name =~ /^n/ && $permits > $slots;
+	  $name =~ /^n/ && $permits > $self->_most_slots($name, 0, now());
 	$self->problem("lock $name has waiters @queue")
 	  if "@queue" ne join(' ', sort { $a <=> $b } @queue);
 	foreach my $holder (@holders)
@@ -318,9 +320,10 @@ sub _check_lock
 	{
 		my $head = $waiters[0];
 
-		$self->problem("lock $name: $head->{number} waits for nobody")
+		$self->problem("lock $name: $head->{number} waits for nobody, beside "
+			  . _list(@holders))
 		  if grep({ $_->{closed} } @holders) ? 0 :
-		  $name =~ /^n/ ? $permits + $head->{permits} <= $slots :
+		  $name =~ /^n/ ? $permits + $head->{permits} <= $self->_slots($name) :
 		  $head->{mode} eq 'exclusive' ? !@holders :
 		  !$exclusive;
 	}
@@ -393,6 +396,69 @@ sub _check_info
 	$self->problem("$what says $info, and not @infos")
 	  if @infos && !grep { $_ eq $info } @infos;
 	return;
+}
+
+# One client alone sets how many permits a semaphore has: what counts is what it
+# has set last, for sure, or has begun to set since.
+sub _check_slots
+{
+	my ($self, $session) = @_;
+	my %found = map { split /\|/ } split /\n/,
+	  $session->query('SELECT name, slots FROM dlock_slots');
+
+	foreach my $name (sort keys %{ $self->{slots} })
+	{
+		my $calls = $self->{slots}{$name};
+		my $is = $found{$name} // 0;
+		my @may = (0);
+
+		foreach my $call (@$calls)
+		{
+			@may = () if $self->_is_set($call) && ($call->{op} eq 'found' ||
+				$self->_settled($call));
+			push @may, $call->{number};
+		}
+		$self->problem("$name is set to $is permits, and not @may")
+		  unless grep { $_ == $is } @may;
+		push @$calls,
+		  { op => 'found', number => $is, begin => now(), answer => now() };
+	}
+	return;
+}
+
+# Was it answered, and not by an error?
+sub _is_set
+{
+	my ($self, $call) = @_;
+
+	return $call->{answer} &&
+	  ($call->{op} eq 'found' || $call->{result} eq 't');
+}
+
+# How many permits there are now, after that check
+sub _slots
+{
+	my ($self, $name) = @_;
+	my $calls = $self->{slots}{$name};
+
+	return $calls && $calls->[-1]{number} || $slots;
+}
+
+# How many there can have been, at most, at some time between these two
+sub _most_slots
+{
+	my ($self, $name, $from, $to) = @_;
+	my $most = $slots;
+
+	foreach my $call (grep { $_->{begin} <= $to } @{ $self->{slots}{$name} // [] })
+	{
+		my $number = $call->{number} || $slots;
+
+		$most = $number
+		  if $number > $most ||
+		  $self->_is_set($call) && $call->{answer} <= $from;
+	}
+	return $most;
 }
 
 # Whom an exclusive grant has shut out, or an exclusive one that another
@@ -664,7 +730,8 @@ sub check_past
 			$permits += $_->{ticket}{permits} foreach @now;
 			$self->problem("$permits permits of $name are taken: "
 				  . join(', ', map { $self->tell($_->{ticket}) } @now))
-			  if $ticket->{mode} eq 'slots' && $permits > $slots;
+			  if $ticket->{mode} eq 'slots' && $permits >
+			  $self->_most_slots($name, $ticket->{told}{begin}, $hold->{from});
 		}
 
 		# in the order of asking, with the answers that had come before

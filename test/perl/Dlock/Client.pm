@@ -184,7 +184,7 @@ sub call
 		$answer = 'error 57014';
 	}
 	elsif ($answer =~ /^\s*$/ &&
-		$op =~ /^(?:release_at_commit|guard|write|protect|end_block)$/)
+		$op =~ /^(?:release_at_commit|guard|write|protect|end_block|set_slots)$/)
 	{
 		# its answer is empty; what counts is whether it came
 		return unless $self->is_alive;

@@ -246,6 +246,10 @@ sub _learn_begin
 	{
 		$self->_begin_ttl($call);
 	}
+	elsif ($call->{op} eq 'set_slots')
+	{
+		push @{ $self->{slots}{ $call->{name} } }, $call;
+	}
 	elsif ($call->{op} eq 'set_info')
 	{
 		my $thing = $self->_changed($call);

@@ -55,7 +55,7 @@ use parent 'Dlock::Checker';
 use Dlock::History qw(is_durable now);
 use Dlock::Split;
 use Dlock::Test;
-use Dlock::TortureClient qw(@blocking $ends);
+use Dlock::TortureClient qw(@blocking $ends $most_slots);
 use PostgreSQL::Test::Utils;
 
 =pod
@@ -156,7 +156,7 @@ sub look
 
 	$self->_look_at_heads($session);
 	my $wrong = $session->query(
-		q{WITH l AS (SELECT *, lag(ticket) OVER (PARTITION BY name
+		qq{WITH l AS (SELECT *, lag(ticket) OVER (PARTITION BY name
 											ORDER BY "position") AS before,
 							max(ticket) FILTER (WHERE granted)
 								OVER (PARTITION BY name) AS holder
@@ -165,7 +165,7 @@ sub look
 				 array_agg((ticket, mode, permits, scope))::text
 			FROM l WHERE granted GROUP BY name
 		  HAVING count(*) > 1 AND bool_or(mode = 'exclusive')
-			  OR sum(permits) > max(slots)
+			  OR max(slots) > 0 AND sum(permits) > greatest(max(slots), $most_slots)
 		   UNION ALL
 		  SELECT 'ticket ' || ticket || ' of ' || name || ' waits behind '
 				 || before || ', and ' || holder || ' holds'

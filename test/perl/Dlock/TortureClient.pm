@@ -20,7 +20,8 @@ wait without a timeout, and so in deadlocks at times, queue up in session scope,
 make guarded writes, release tickets of others by force, and listen for their
 grants, for others who want what they hold, and for what becomes of locks that
 they watch.  They make exclusive holds shared ones, and ask again for what they
-hold.  Leases that may run out have a delay at times.
+hold.  One of them sets how many permits semaphores have, but where servers are
+cut off from each other.  Leases that may run out have a delay at times.
 
 The test says by files what a client has to do: "stop.ROUND", or
 "stop.ROUND.CLIENT", to end; and "stop.ROUND.alone", when its server is cut off
@@ -40,7 +41,10 @@ use Dlock::Test ();
 use PostgreSQL::Test::Utils ();
 use Time::HiRes qw(clock_gettime usleep CLOCK_MONOTONIC);
 
-our @EXPORT_OK = qw(@blocking $ends);
+our @EXPORT_OK = qw(@blocking $ends $most_slots);
+
+# What semaphores are set to at most
+our $most_slots = 5;
 
 # Locks of sessions and transactions alone, who may wait for them for ever
 our @blocking = ('b1', 'b2', 'b3');
@@ -206,6 +210,7 @@ sub step
 	  $what < 47 ? $self->watch :
 	  $what < 51 ? $self->go_down :
 	  $what < 53 ? $self->be_wanted :
+	  $what < 54 ? $self->set_slots :
 	  $what < 57 ? $self->change(choose(sort keys %{ $self->{leases} }),
 		choose(sort keys %{ $self->{tickets} })) :
 	  $self->SUPER::step;
@@ -354,6 +359,19 @@ sub confirm
 		return 1;
 	}
 	return defined $result;
+}
+
+# Set how many permits a semaphore has, whatever requests say; 0: as they say.
+sub set_slots
+{
+	my ($self) = @_;
+	my $name = choose('n1', 'n2');
+	my $number = choose(0 .. $most_slots);
+
+	return 1 if $self->{client} != 1 || $self->{apart};
+	return defined $self->call('set_slots',
+		"dlock_set_slots('$name', nullif($number, 0))",
+		name => $name, number => $number, scope => 'none');
 }
 
 # End somebody's ticket.
