@@ -775,6 +775,8 @@ sub close_all
 	my ($self, $node) = @_;
 	my $session = session($node);
 
+	# another history may follow, on this server
+	$session->query('SELECT dlock_set_slots(name, NULL) FROM dlock_slots');
 	$session->query('SELECT dlock_lease_close(lease) FROM dlock_leases');
 	ok( $session->wait_for(
 			q{SELECT NOT EXISTS (SELECT FROM dlock_locks)
