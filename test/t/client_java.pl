@@ -11,6 +11,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Java;
+use Dlock::Program;
 use Dlock::Scenarios;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -38,28 +39,6 @@ while ($pom =~ m{<(/?)([\w.]+)[^<>]*?(/?)>}g)
 is("@open", '', 'pom.xml: each element ends');
 like($pom, qr{<artifactId>dlock-client</artifactId>\s*<version>\Q$version\E<},
 	'pom.xml: of this version');
-
-# run_program($title, @command): a test that prints what passes
-sub run_program
-{
-	my ($title, @command) = @_;
-	my ($out, $err) = run_command(\@command);
-	my $status = $?;
-
-	foreach my $line (split /\n/, $out)
-	{
-		if ($line =~ /^(not )?ok (.*)/)
-		{
-			ok(!$1, "$title: $2");
-		}
-		else
-		{
-			diag($line);
-		}
-	}
-	is($status, 0, "$title: exit status") or diag($err);
-	return;
-}
 
 # The sample of a page, as a file
 sub sample

@@ -9,6 +9,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::JavaScript;
+use Dlock::Program;
 use Dlock::Test;
 use File::Copy qw(copy);
 use PostgreSQL::Test::Utils;
@@ -46,23 +47,9 @@ foreach my $file (glob("$top/test/clients/javascript/{*.mjs,*.mts,tsconfig.json}
 	copy($file, $dir) or die "$file: $!";
 }
 
-my ($out, $err) = run_command([ 'node', "$dir/run.mjs" ]);
-my $status = $?;
+run_program('JavaScript', 'node', "$dir/run.mjs");
 
-foreach my $line (split /\n/, $out)
-{
-	if ($line =~ /^(not )?ok (.*)/)
-	{
-		ok(!$1, $2);
-	}
-	else
-	{
-		diag($line);
-	}
-}
-is($status, 0, 'exit status') or diag($err);
-
-($out) = run_command(
+my ($out, $err) = run_command(
 	[ 'node', "$installed/node_modules/typescript/bin/tsc", '-p', $dir ]);
 is($out, '', 'the types are true');
 ($out, $err) = run_command([ 'node', "$dir/using.mjs" ]);

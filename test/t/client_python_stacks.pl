@@ -11,6 +11,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Program;
 use Dlock::Python;
 use Dlock::Test;
 use PostgreSQL::Test::Utils;
@@ -40,33 +41,12 @@ $ENV{PGUSER} = 'app';
 $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 $ENV{PG_TEST_TIMEOUT_DEFAULT} = $PostgreSQL::Test::Utils::timeout_default;
 
-sub run_stack
-{
-	my ($name) = @_;
-	my ($out, $err) = run_command(
-		[ $python{$name}, "$FindBin::RealBin/../clients/test_$name.py" ]);
-	my $status = $?;
-
-	foreach my $line (split /\n/, $out)
-	{
-		if ($line =~ /^(not )?ok (.*)/)
-		{
-			ok(!$1, "$name: $2");
-		}
-		else
-		{
-			diag($line);
-		}
-	}
-	is($status, 0, "exit status of $name") or diag($err);
-	return;
-}
-
 foreach my $name (map { $_->[0] } @stacks)
 {
 	if ($python{$name})
 	{
-		run_stack($name);
+		run_program($name, $python{$name},
+			"$FindBin::RealBin/../clients/test_$name.py");
 	}
 	else
 	{

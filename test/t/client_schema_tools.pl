@@ -16,6 +16,7 @@ use warnings FATAL => 'all';
 use File::Copy qw(copy);
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Program;
 use Dlock::Test;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -36,13 +37,6 @@ sub run_tool
 	my $run = eval { IPC::Run::run([@_], '<', \undef, '>', \$out, '2>', \$err); 1 };
 
 	return ($run ? $? : -1, ($out // '') . ($err // ''));
-}
-
-sub works
-{
-	my ($status) = run_tool(@_);
-
-	return $status == 0;
 }
 
 #
@@ -87,16 +81,6 @@ sub left_alone
 			  . "$schema.dlock_is_held('of the session')"),
 		'1|t',
 		"$test: and all is held");
-	return;
-}
-
-# skip() is not seen where tests pass.
-sub not_installed
-{
-	my ($tool) = @_;
-
-	diag("skipped: $tool is not installed");
-	skip("$tool is not installed", 1);
 	return;
 }
 

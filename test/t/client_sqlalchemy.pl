@@ -7,15 +7,14 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Program;
+use Dlock::Python;
 use Dlock::Test;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
 # The first in the path may be another one than that of the packages.
-my ($python) = grep {
-	my $command = [ $_, '-c', 'import psycopg2, sqlalchemy' ];
-	eval { run_command($command); $? == 0 }
-} 'python3', '/usr/bin/python3';
+my $python = find_python('import psycopg2, sqlalchemy');
 
 plan skip_all => 'python3 with sqlalchemy and psycopg2 is not installed'
   unless $python;
@@ -29,20 +28,6 @@ $ENV{PGPORT} = $node->port;
 $ENV{PGDATABASE} = 'postgres';
 $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 
-my ($out, $err) =
-  run_command([ $python, "$FindBin::RealBin/../clients/test_sqlalchemy.py" ]);
-my $status = $?;
-
-foreach my $line (split /\n/, $out)
-{
-	if ($line =~ /^(not )?ok (.*)/)
-	{
-		ok(!$1, $2);
-	}
-	else
-	{
-		diag($line);
-	}
-}
-is($status, 0, 'exit status') or diag($err);
+run_program('SQLAlchemy', $python,
+	"$FindBin::RealBin/../clients/test_sqlalchemy.py");
 done_testing();

@@ -11,6 +11,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Program;
 use Dlock::Test;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -29,49 +30,6 @@ $ENV{PGHOST} = $node->host;
 $ENV{PGPORT} = $node->port;
 $ENV{PGUSER} = $node->safe_psql('postgres', 'SELECT current_user');
 $ENV{PGDATABASE} = 'postgres';
-
-# skip() is not seen where tests pass.
-sub not_installed
-{
-	my ($what) = @_;
-
-	diag("skipped: $what is not installed");
-	skip("$what is not installed", 1);
-	return;
-}
-
-# Does a command, or a program that is given to one, run?
-sub works
-{
-	my $command = [@_];
-
-	return eval { run_command($command); $? == 0 };
-}
-
-# run_program($name, @command): whose tests are subtests
-sub run_program
-{
-	my ($name, @command) = @_;
-
-	subtest $name => sub {
-		my ($out, $err) = run_command(\@command);
-		my $status = $?;
-
-		foreach my $line (split /\n/, $out)
-		{
-			if ($line =~ /^(not )?ok (.*)/)
-			{
-				ok(!$1, $2);
-			}
-			else
-			{
-				diag($line);
-			}
-		}
-		is($status, 0, 'exit status') or diag($err);
-	};
-	return;
-}
 
 # sample($language, $before): the page's sample that is said to be run here, as a
 # file, with what comes before it
