@@ -2,12 +2,9 @@
 blocking, and with a pool where there is psycopg_pool"""
 
 import unittest
-from contextlib import contextmanager
-from datetime import timedelta
 
 import psycopg
-from psycopg import errors
-from python_stack import ERRORS, Holder, StackTest, is_free, main
+from python_stack import Holder, PsycopgTest, StackTest, is_free, main
 
 try:
     import psycopg_pool
@@ -24,59 +21,12 @@ def ask(db, sql, *values):
     return cursor.fetchone()[0] if cursor.description else None
 
 
-@contextmanager
-def lock(db, name):
-    fence = ask(db, 'SELECT dlock_acquire(%s)', name)
-    try:
-        yield fence
-    finally:
-        released = ask(db, 'SELECT dlock_release_ticket(%s)', fence)
-    if not released:
-        raise RuntimeError(f'lock {name} was lost')
+class Psycopg(PsycopgTest, unittest.TestCase):
+    driver, code = psycopg, 'sqlstate'
+    connect, ask = staticmethod(connect), staticmethod(ask)
 
-
-class Psycopg(StackTest, unittest.TestCase):
-    def test_timeout(self):
-        """timeout and try"""
-        with Holder('busy'), connect() as db:
-            with self.assertRaises(errors.LockNotAvailable):
-                ask(db, 'SELECT dlock_acquire(%s, timeout => %s)', 'busy',
-                    timedelta(milliseconds=10))
-            self.assertIsNone(ask(db, 'SELECT dlock_try_acquire(%s)', 'busy'))
-
-    def test_exception(self):
-        """an exception releases"""
-        with connect() as db:
-            with self.assertRaises(KeyError), lock(db, 'report'):
-                self.assertFalse(is_free('report'))
-                raise KeyError
-            self.assertTrue(is_free('report'))
-
-    def test_transaction(self):
-        """transaction scope: commit and rollback"""
-        with connect() as db:
-            for error in None, KeyError:
-                try:
-                    with db.transaction():
-                        ask(db, 'SELECT dlock_xact_acquire(%s)', 'account/7')
-                        self.assertFalse(is_free('account/7'))
-                        if error:
-                            raise error
-                except KeyError:
-                    pass
-                self.assertTrue(is_free('account/7'))
-
-    def test_lease(self):
-        """lease scope: over any connection, with a guard"""
-        with connect() as one:
-            fence = ask(one, 'SELECT dlock_ttl_acquire(%s, %s, owner => %s)',
-                        'job', timedelta(hours=1), 'job/17')
-        with connect() as two:
-            self.assertEqual(ask(two, 'SELECT dlock_renew(%s)', fence), 1)
-            with two.transaction():
-                ask(two, 'SELECT dlock_guard(%s, %s)', 'job', fence)
-            self.assertIs(
-                ask(two, 'SELECT dlock_release_ticket(%s)', fence), True)
+    def transaction(self, db):
+        return db.transaction()
 
     def test_ticket(self):
         """an enqueued ticket is awaited"""
@@ -93,41 +43,6 @@ class Psycopg(StackTest, unittest.TestCase):
                     next(db.notifies())
                 heard.clear()
             self.assertEqual(ticket, ask(db, "SELECT dlock_fence('queue')"))
-
-    def test_errors(self):
-        """the class of each error, and its code"""
-        classes = {
-            '55P03': errors.LockNotAvailable,
-            '40P01': errors.DeadlockDetected,
-            '55L01': psycopg.OperationalError,
-            '42501': errors.InsufficientPrivilege,
-            '25006': errors.ReadOnlySqlTransaction,
-            '40001': errors.SerializationFailure}
-        with Holder('busy'):
-            for code, (*before, statement) in ERRORS.items():
-                with connect() as db:
-                    for sql in before:
-                        ask(db, sql)
-                    with self.assertRaises(psycopg.Error) as failure:
-                        ask(db, statement)
-                    self.assertIs(type(failure.exception), classes[code])
-                    self.assertEqual(failure.exception.sqlstate, code)
-                    self.assertEqual(ask(db, 'SELECT 1'), 1)
-
-    def test_interval(self):
-        """what is an interval, and what is not"""
-        with connect() as db:
-            for value in timedelta(seconds=30), '30s', '30':
-                self.assertEqual(
-                    ask(db, 'SELECT %s::interval', value),
-                    timedelta(seconds=30))
-                ask(db, 'SELECT dlock_release_ticket(dlock_ttl_acquire('
-                    "'a', %s))", value)
-            for value in 30, 30.0:
-                with self.assertRaises(errors.UndefinedFunction):
-                    ask(db, "SELECT dlock_ttl_acquire('a', %s)", value)
-                ask(db, 'SELECT dlock_release_ticket(dlock_ttl_acquire('
-                    "'a', make_interval(secs => %s)))", value)
 
 
 @unittest.skipUnless(psycopg_pool, 'psycopg_pool is not installed')

@@ -38,7 +38,7 @@ func pqTransaction() {
 	pool := open("user=app")
 	defer pool.Close()
 
-	pay := func(work func()) {
+	expectTransactions(func(work func()) {
 		tx, err := pool.Begin()
 		must(err)
 		defer tx.Rollback() // does nothing after a commit
@@ -46,11 +46,7 @@ func pqTransaction() {
 		must(err)
 		work()
 		must(tx.Commit())
-	}
-	pay(func() { expect("is free", isFree("account/7"), false) })
-	expect("is free", isFree("account/7"), true)
-	expect("paniced", paniced(func() { pay(func() { panic("no money") }) }), true)
-	expect("is free", isFree("account/7"), true)
+	})
 }
 
 // pqWithLock is the one of docs/applications.md.
@@ -84,24 +80,9 @@ func pqSession() {
 	pool := open("user=app")
 	defer pool.Close()
 
-	noPaper := errors.New("no paper")
-	err := pqWithLock(background, pool, "report", func(fence int64) error {
-		expect("fence", ask("SELECT dlock_fence('report')"), fmt.Sprint(fence))
-		return noPaper
+	expectSession(func(work func(fence int64) error) error {
+		return pqWithLock(background, pool, "report", work)
 	})
-	expect("error", err, noPaper)
-	expect("is free", isFree("report"), true)
-
-	expect("paniced", paniced(func() {
-		pqWithLock(background, pool, "report", func(int64) error { panic("no printer") })
-	}), true)
-	expect("is free", isFree("report"), true)
-
-	err = pqWithLock(background, pool, "report", func(fence int64) error {
-		ask("SELECT dlock_force_release($1)", fence)
-		return nil
-	})
-	expect("error", fmt.Sprint(err), "lock report was lost")
 }
 
 func pqTimeout() {

@@ -14,6 +14,7 @@ package main
 
 import (
 	"database/sql"
+	"errors"
 	"fmt"
 	"os"
 	"runtime/debug"
@@ -94,6 +95,36 @@ func paniced(work func()) (result bool) {
 	defer func() { result = recover() != nil }()
 	work()
 	return
+}
+
+// expectTransactions: pay locks an account in a transaction, and works in there.
+func expectTransactions(pay func(work func())) {
+	pay(func() { expect("is free", isFree("account/7"), false) })
+	expect("is free", isFree("account/7"), true)
+	expect("paniced", paniced(func() { pay(func() { panic("no money") }) }), true)
+	expect("is free", isFree("account/7"), true)
+}
+
+// expectSession: withLock holds the lock "report" in a session, and works meanwhile.
+func expectSession(withLock func(work func(fence int64) error) error) {
+	noPaper := errors.New("no paper")
+	err := withLock(func(fence int64) error {
+		expect("fence", ask("SELECT dlock_fence('report')"), fmt.Sprint(fence))
+		return noPaper
+	})
+	expect("error", err, noPaper)
+	expect("is free", isFree("report"), true)
+
+	expect("paniced", paniced(func() {
+		withLock(func(int64) error { panic("no printer") })
+	}), true)
+	expect("is free", isFree("report"), true)
+
+	err = withLock(func(fence int64) error {
+		ask("SELECT dlock_force_release($1)", fence)
+		return nil
+	})
+	expect("error", fmt.Sprint(err), "lock report was lost")
 }
 
 // A test ends with its first error, by a panic.

@@ -54,7 +54,7 @@ func pgxTransaction() {
 	pool := newPgxPool(2, nil)
 	defer pool.Close()
 
-	pay := func(work func()) {
+	expectTransactions(func(work func()) {
 		must(pool.BeginFunc(background, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(background, "SELECT dlock_xact_acquire($1)", "account/7"); err != nil {
 				return err
@@ -62,11 +62,7 @@ func pgxTransaction() {
 			work()
 			return nil
 		}))
-	}
-	pay(func() { expect("is free", isFree("account/7"), false) })
-	expect("is free", isFree("account/7"), true)
-	expect("paniced", paniced(func() { pay(func() { panic("no money") }) }), true)
-	expect("is free", isFree("account/7"), true)
+	})
 }
 
 // pgxWithLock is pqWithLock, as docs/applications.md says.
@@ -99,24 +95,9 @@ func pgxSession() {
 	pool := newPgxPool(2, nil)
 	defer pool.Close()
 
-	noPaper := errors.New("no paper")
-	err := pgxWithLock(background, pool, "report", func(fence int64) error {
-		expect("fence", ask("SELECT dlock_fence('report')"), fmt.Sprint(fence))
-		return noPaper
+	expectSession(func(work func(fence int64) error) error {
+		return pgxWithLock(background, pool, "report", work)
 	})
-	expect("error", err, noPaper)
-	expect("is free", isFree("report"), true)
-
-	expect("paniced", paniced(func() {
-		pgxWithLock(background, pool, "report", func(int64) error { panic("no printer") })
-	}), true)
-	expect("is free", isFree("report"), true)
-
-	err = pgxWithLock(background, pool, "report", func(fence int64) error {
-		ask("SELECT dlock_force_release($1)", fence)
-		return nil
-	})
-	expect("error", fmt.Sprint(err), "lock report was lost")
 }
 
 func pgxTimeout() {
