@@ -20,6 +20,7 @@ use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::History qw(now);
 use Dlock::Network;
+use Dlock::Standby;
 use Dlock::Test;
 use Dlock::Torture;
 use File::Path;
@@ -137,21 +138,12 @@ sub new_primary
 	return $node;
 }
 
-sub new_standby
+sub new_synchronous
 {
 	my $name = 'server_' . ++$nodes;
-	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $node = new_standby($primary, $name, start => \&start);
 
-	$primary->backup($name);
-	$node->init_from_backup($primary, $name, has_streaming => 1);
-	start($node);
-	$primary->safe_psql('postgres',
-		"ALTER SYSTEM SET synchronous_standby_names = '$name'");
-	$primary->reload;
-	$primary->poll_query_until('postgres',
-		"SELECT count(*) = 1 FROM pg_stat_replication "
-		  . "WHERE sync_state = 'sync'")
-	  or die 'standby is not synchronous';
+	count_on($primary, $name);
 	rmtree($primary->backup_dir . "/$name");
 	return $node;
 }
@@ -388,7 +380,7 @@ sub round
 	my $until = now() + seconds(4, 9);
 	my $since;
 
-	$standby = new_standby() if $how eq 'failovers';
+	$standby = new_synchronous() if $how eq 'failovers';
 	$history->{quorum} = $how eq 'failovers';
 	$admin = session($primary);
 	$calls += $history->torture(
@@ -407,16 +399,9 @@ sub round
 	$count{$how}++;
 	if ($how eq 'failovers')
 	{
-		# what the primary said of standbys does not hold for the new one
-		$standby->append_conf('postgresql.auto.conf',
-			"synchronous_standby_names = ''");
-		$standby->promote;
-		$standby->reload;
+		take_over($standby);
 		forget($primary);
 		$primary = $standby;
-		$standby->poll_query_until('postgres',
-			"SELECT current_setting('synchronous_standby_names') = ''")
-		  or die 'setting has not changed';
 	}
 	elsif ($how ne 'killed backends')
 	{

@@ -37,6 +37,7 @@ use warnings FATAL => 'all';
 
 use Config;
 use Dlock::Lease;
+use Dlock::Standby;
 use Dlock::Test;
 use Exporter 'import';
 use IPC::Run;
@@ -162,11 +163,7 @@ sub start_servers
 			GRANT SELECT ON late.quorum TO app;
 			GRANT USAGE ON SEQUENCE late.calls TO app});
 	}
-	$other->backup('backup');
-	$standby = PostgreSQL::Test::Cluster->new('standby');
-	$standby->init_from_backup($other, 'backup', has_streaming => 1);
-	$standby->start;
-	$other->wait_for_catchup($standby);
+	$standby = new_standby($other, 'standby');
 	$admin = session($main);
 	$ENV{DLOCK_MAIN} = address($main);
 	$ENV{DLOCK_OTHER} = address($other);
