@@ -10,8 +10,9 @@ Dlock::Split - a primary that goes on beside its successor, cut off from it
 What clients are told by a primary that is cut off from its standbys for good is
 not part of the history any more, once one of them is about to be promoted.  But
 it is held against that primary: it does not honour a lease that standbys count
-for longer than its ttl, and not after its successor has granted the lock to
-somebody else, and acknowledges nothing that the successor does not have.
+for longer than its ttl and a quarter, and not after its successor has granted
+the lock to somebody else, and acknowledges nothing that the successor does not
+have.
 
 =head1 METHODS
 
@@ -164,9 +165,10 @@ sub _check_retimed
 	return;
 }
 
-# The ttl that a lease has there: the one that it was known to have before, or one
-# that it was given then, though the answer came later.
-sub _ttl
+# For how long a lease may live there after standbys were heard of, by the ttl that
+# it was known to have before, or one that it was given then, though the answer
+# came later.
+sub _honoured_for
 {
 	my ($self, $lease) = @_;
 	my $longest = $lease->{short} || $ttl;
@@ -178,7 +180,7 @@ sub _ttl
 		$longest = $call->{ttl}
 		  if $call->{begin} < $self->{promoted} && $call->{ttl} > $longest;
 	}
-	return $longest;
+	return 1.25 * $longest;
 }
 
 # The old primary has said that it honours the lease, and the ticket.
@@ -186,11 +188,12 @@ sub _check_honoured
 {
 	my ($self, $call, $lease, $ticket) = @_;
 	my $history = $self->{history};
-	my $late = $call->{begin} - $self->{promoted} - $self->_ttl($lease);
+	my $late =
+	  $call->{begin} - $self->{promoted} - $self->_honoured_for($lease);
 
 	return if !$history->standbys_count($lease);
 	$history->problem("$call->{id}: $call->{op} honours lease $lease->{number} "
-		  . "$late s after its ttl, which no standby can have prolonged")
+		  . "$late s after its ttl and a quarter, with no standby to prolong it")
 	  if $late > 0;
 	return if !$ticket || $history->{forced}{ $ticket->{number} };
 	foreach my $hold (grep { $_->{round} == $history->{round} }
