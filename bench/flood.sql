@@ -1,2 +1,2 @@
 SELECT flood(:is_dlock);
-\sleep 3600 s
+\sleep 1800 s
