@@ -668,6 +668,8 @@ struct DlockSpace
 									 * where "loaded" is set */
 	pg_atomic_uint32 load_failures; /* attempts of the worker at that */
 	ConditionVariable load_changed; /* broadcast when either changes */
+	pg_atomic_uint32 loader;	/* PID of who loads, with that lock; one that has
+								 * ended by a FATAL error stays, without it */
 	pg_atomic_uint64 lock_told_at;	/* when somebody last logged that a table is
 									 * locked, and cannot be read; monotonic */
 	pg_atomic_uint32 failures;	/* attempts to write the journal that failed */

@@ -127,6 +127,7 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u32(&space->slots_loaded, 0);
 	pg_atomic_init_u32(&space->load_failures, 0);
 	ConditionVariableInit(&space->load_changed);
+	pg_atomic_init_u32(&space->loader, 0);
 	pg_atomic_init_u64(&space->lock_told_at, 0);
 	pg_atomic_init_u32(&space->failures, 0);
 	pg_atomic_init_u32(&space->failure, 0);

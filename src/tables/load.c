@@ -307,6 +307,7 @@ wait_for_quorum(DlockSpace *space, uint64 until, uint64 *confirmed)
 	*confirmed = dlock_monotonic_now();
 	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
 		return true;
+	InvalidateCatalogSnapshot();
 	for (int i = 0; i < MAX_QUORUM_WAITS; i++)
 	{
 		*confirmed = dlock_monotonic_now();
@@ -366,15 +367,51 @@ tell_of_lock(int level, const char *name, Oid table, LOCKMODE mode)
 			 errhint("End that transaction; a prepared one with COMMIT PREPARED or ROLLBACK PREPARED: see the view pg_prepared_xacts.")));
 }
 
-/* Now and then, one of those who wait tells the log. */
+/* Who loads already, and has dlock_queue locked for that?  0: nobody */
+static int
+find_loader(DlockSpace *space)
+{
+	int			loader = (int) pg_atomic_read_u32(&space->loader);
+
+	return loader != 0 &&
+		dlock_is_locked_by(loader, dlock_relation(space, "dlock_queue"),
+						   ShareUpdateExclusiveLock) ? loader : 0;
+}
+
+/* It takes a while, and nobody but standbys may have to do anything. */
 static void
-log_lock(DlockSpace *space, const char *name, Oid table, LOCKMODE mode)
+tell_of_loader(int loader)
+{
+	ereport(LOG,
+			(errmsg("the tables of leases of database \"%s\" are still being read",
+					get_database_name(MyDatabaseId)),
+			 errdetail("Process %d does so, and process %d waits for it.",
+					   loader, MyProcPid),
+			 errhint("See its wait_event in pg_stat_activity: where that is SyncRep, the synchronous standbys have to answer first.")));
+}
+
+/* Now and then, one of those who wait tells the log. */
+static bool
+is_time_to_tell(DlockSpace *space)
 {
 	uint64		now = dlock_monotonic_now();
 	uint64		told_at = pg_atomic_read_u64(&space->lock_told_at);
 
-	if ((told_at == 0 || now - told_at >= SILENCE_MS * 1000) &&
-		pg_atomic_compare_exchange_u64(&space->lock_told_at, &told_at, now))
+	return (told_at == 0 || now - told_at >= SILENCE_MS * 1000) &&
+		pg_atomic_compare_exchange_u64(&space->lock_told_at, &told_at, now);
+}
+
+static void
+log_lock(DlockSpace *space, const char *name, Oid table, LOCKMODE mode)
+{
+	int			loader;
+
+	if (!is_time_to_tell(space))
+		return;
+	loader = find_loader(space);
+	if (loader != 0)
+		tell_of_loader(loader);
+	else
 		tell_of_lock(LOG, name, table, mode);
 }
 
@@ -420,6 +457,8 @@ lock_table(DlockSpace *space, const char *name, LOCKMODE mode, uint64 until)
 				break;
 			}
 		}
+		/* which would hold vacuum back */
+		InvalidateCatalogSnapshot();
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 pause, PG_WAIT_LOCK | LOCKTAG_RELATION);
@@ -519,7 +558,7 @@ load_tables(DlockSpace *space, const Patience *patience)
 static bool
 load(DlockSpace *space, const Patience *patience)
 {
-	bool		done = false;
+	volatile bool done = false;
 
 	if (!load_slots(space, patience->locks))
 		return false;
@@ -531,7 +570,16 @@ load(DlockSpace *space, const Patience *patience)
 				   patience->locks))
 	{
 		dlock_remove_unused_spaces(&space->key);
-		done = load_tables(space, patience);
+		pg_atomic_write_u32(&space->loader, (uint32) MyProcPid);
+		PG_TRY();
+		{
+			done = load_tables(space, patience);
+		}
+		PG_FINALLY();
+		{
+			pg_atomic_write_u32(&space->loader, 0);
+		}
+		PG_END_TRY();
 		unlock_table(space, "dlock_queue_lease", AccessShareLock);
 	}
 	unlock_table(space, "dlock_queue", ShareUpdateExclusiveLock);
@@ -540,35 +588,50 @@ load(DlockSpace *space, const Patience *patience)
 	return done;
 }
 
+/* Raise an error if a table cannot be locked now. */
 static void
-raise_locked(DlockSpace *space)
+check_lockable(DlockSpace *space, const char *name, LOCKMODE mode)
 {
-	Oid			slots = dlock_find_relation(space, "dlock_slots");
-	Oid			queue = dlock_relation(space, "dlock_queue");
-	Oid			leases = dlock_relation(space, "dlock_queue_lease");
+	Oid			table = dlock_find_relation(space, name);
 
-	if (OidIsValid(slots) && !ConditionalLockRelationOid(slots, AccessShareLock))
-		tell_of_lock(ERROR, "dlock_slots", slots, AccessShareLock);
-	if (!ConditionalLockRelationOid(queue, ShareUpdateExclusiveLock))
-		tell_of_lock(ERROR, "dlock_queue", queue, ShareUpdateExclusiveLock);
-	tell_of_lock(ERROR, "dlock_queue_lease", leases, AccessShareLock);
+	if (!OidIsValid(table))
+		return;
+	if (!ConditionalLockRelationOid(table, mode))
+		tell_of_lock(ERROR, name, table, mode);
+	UnlockRelationOid(table, mode);
 }
 
 /*
  * For the worker: put back what the tables keep.  A lock on them is an error
- * after a while, as callers are to meet it then.
+ * after a while, as callers are to meet it then; but not that of a session that
+ * loads, in whose place we go on should it give up.
  */
 void
 dlock_load(DlockSpace *space)
 {
 	Patience	patience = {
-		.locks = dlock_monotonic_now() + WORKER_LOCK_MS * 1000,
 		.rows = DLOCK_NO_DEADLINE,
 		.standbys = DLOCK_NO_DEADLINE
 	};
 
-	if (!load(space, &patience))
-		raise_locked(space);
+	for (;;)
+	{
+		int			loader;
+
+		patience.locks = dlock_monotonic_now() + WORKER_LOCK_MS * 1000;
+		if (load(space, &patience))
+			break;
+		loader = find_loader(space);
+		if (loader != 0)
+		{
+			if (is_time_to_tell(space))
+				tell_of_loader(loader);
+			continue;
+		}
+		check_lockable(space, "dlock_slots", AccessShareLock);
+		check_lockable(space, "dlock_queue", ShareUpdateExclusiveLock);
+		check_lockable(space, "dlock_queue_lease", AccessShareLock);
+	}
 }
 
 /* The worker could not load: who waits for it tries on his own. */

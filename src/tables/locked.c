@@ -28,6 +28,34 @@ find_conflict(LOCKMASK held, LOCKMODE mode)
 	return NoLock;
 }
 
+static bool
+is_on(const LockInstanceData *lock, Oid table)
+{
+	return lock->locktag.locktag_type == LOCKTAG_RELATION &&
+		lock->locktag.locktag_field1 == MyDatabaseId &&
+		lock->locktag.locktag_field2 == table;
+}
+
+/* Has this process a table locked, in that mode? */
+bool
+dlock_is_locked_by(int pid, Oid table, LOCKMODE mode)
+{
+	LockData   *locks = GetLockStatusData();
+	bool		result = false;
+
+	for (int i = 0; i < locks->nelements && !result; i++)
+	{
+		const LockInstanceData *lock = &locks->locks[i];
+
+		result = is_on(lock, table) && lock->pid == pid &&
+			(lock->holdMask & LOCKBIT_ON(mode));
+	}
+	/* it may be asked again and again, within one transaction */
+	pfree(locks->locks);
+	pfree(locks);
+	return result;
+}
+
 /*
  * Who has a table locked, or waits for a lock on it, and is in the way of
  * "mode".  Reads no catalog, so that this works where a transaction has failed.
@@ -45,9 +73,7 @@ dlock_describe_holders(Oid table, LOCKMODE mode)
 		const LockInstanceData *lock = &locks->locks[i];
 		LOCKMODE	conflict;
 
-		if (lock->locktag.locktag_type != LOCKTAG_RELATION ||
-			lock->locktag.locktag_field1 != MyDatabaseId ||
-			lock->locktag.locktag_field2 != table || lock->pid == MyProcPid)
+		if (!is_on(lock, table) || lock->pid == MyProcPid)
 			continue;
 		conflict = find_conflict(lock->holdMask |
 								 LOCKBIT_ON(lock->waitLockMode), mode);

@@ -98,6 +98,7 @@ typedef struct DlockImage
 
 /* locked.c */
 extern char *dlock_describe_holders(Oid table, LOCKMODE mode);
+extern bool dlock_is_locked_by(int pid, Oid table, LOCKMODE mode);
 
 /* write.c */
 extern bool dlock_rows_begin(DlockSpace *space);

@@ -90,10 +90,19 @@ is($admin->query("DELETE FROM dlock_queue WHERE ticket = $held"),
 	'', 'the row of a holder is gone');
 $other->query('LISTEN nobody');
 my $is_granted = "SELECT granted FROM dlock_locks WHERE ticket = $queued";
+my $begin = -s $node->logfile;
 $client->start($is_granted);
 until_waits_for($client, 'IPC');
 my $worker = worker($admin);
-ok(!$client->answered, 'the first call waits for standbys');
+poll('the worker has told',
+	sub { slurp_file($node->logfile, $begin) =~ /(?:locked|being read)\n.*\n.*HINT/ });
+like(
+	slurp_file($node->logfile, $begin) =~ s/\t//gr,
+	qr/LOG:  the tables of leases of database "postgres" are still being read
+.*DETAIL:  Process $client->{pid} does so, and process $worker waits for it\.
+.*HINT:  .*SyncRep/,
+	'the worker waits for the first call, and the log tells so');
+ok(!$client->answered, 'which waits for standbys');
 $admin->query("SELECT pg_cancel_backend($client->{pid})");
 like($client->answer, qr/57014/, 'and is canceled');
 $admin->wait_for("SELECT wait_event = 'SyncRep' FROM pg_stat_activity "
@@ -118,6 +127,8 @@ is($admin->query($tickets) =~ s/another \d+/another/r,
 told($other, 'and is told', announcement('granted', 'held', $queued));
 is_now($admin, "SELECT granted FROM dlock_queue WHERE ticket = $queued",
 	't', 'and its row says so');
+unlike(slurp_file($node->logfile, $begin),
+	qr/cannot read table/, 'and no table was said to be locked');
 is( $client->query('SELECT count(*) FROM dlock_leases WHERE lease IN '
 		  . "($lease, $counts)"),
 	'2', 'each lease is put back once');
