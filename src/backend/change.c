@@ -141,7 +141,7 @@ change_info_of_lease(int64 number, const char *info)
 	if (change.record)
 	{
 		if (info)
-			dlock_check_memory(change.role);
+			dlock_request_check_memory(change.space, change.role);
 		change.info = dlock_text_copy(change.role, info);
 		changed = exchange_info(&change);
 		if (changed)
@@ -173,7 +173,7 @@ dlock_change_info(DlockSpace *space, int64 number, const char *info)
 		return change_info_of_lease(number, info);
 	role = held->ticket->role;
 	if (info)
-		dlock_check_memory(role);
+		dlock_request_check_memory(space, role);
 	text = dlock_text_copy(role, info);
 	changed = dlock_queue_exchange_info(&held->name->key, held->ticket, &text);
 	dlock_text_free(role, text);
@@ -215,7 +215,12 @@ dlock_change_ttl(int64 number, int64 ttl)
 	lease = change.retimed =
 		change.ticket ? dlock_lease_of(change.ticket) : change.lease;
 	/* a lease of many is not renewed by a ticket of it */
-	if (lease && (change.lease || lease->single) &&
+	if (lease && !change.lease && !lease->single)
+		lease = NULL;
+	/* its first change takes memory, and what has that stays as it is */
+	if (lease && !DsaPointerIsValid(lease->retiming))
+		dlock_request_check_memory(change.space, lease->role);
+	if (lease &&
 		dlock_lease_confirm(change.space, lease,
 							Min(ttl, dlock_lease_ttl(lease)), start) &&
 		dlock_lease_begin_ttl(lease, change.record, ttl))

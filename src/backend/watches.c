@@ -252,6 +252,7 @@ begin(DlockSpace *space, Watch *watch)
 {
 	PG_TRY();
 	{
+		dlock_request_check_memory(space, GetUserId());
 		watch->shared = dlock_watch_begin(space, &watch->key.name->key,
 										  watch->key.channel);
 	}

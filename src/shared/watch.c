@@ -259,8 +259,9 @@ use_watched(DlockWatched *made)
 }
 
 /*
- * Watch a name, without being told before dlock_watch_arm().  Raises 53200, with
- * nothing left behind.
+ * Watch a name, without being told before dlock_watch_arm().  Called once there is
+ * memory for that, as dlock.max_memory says.  Raises 53200, with nothing left
+ * behind.
  */
 DlockWatch *
 dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
@@ -271,7 +272,6 @@ dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 	volatile dsa_pointer self = InvalidDsaPointer;
 	DlockWatch *watch;
 
-	dlock_check_memory(role);
 	make_buckets(dlock_lock_partition(key));
 	made = make_watched(space, key, role);
 	PG_TRY();

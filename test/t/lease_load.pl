@@ -470,11 +470,16 @@ is($client->query($all), '1500|1500',
 	'more is put back than the limit allows');
 foreach my $call ("dlock_acquire('new')",
 	"dlock_lease_acquire('new', $few)",
+	"dlock_renew($few, '2h')",
+	"dlock_set_info($few, 'new')",
 	"dlock_lease_open('1h')",
 	"dlock_ttl_acquire('new', '1h')")
 {
 	like($client->query("SELECT $call"), qr/53200/, "there is no room: $call");
 }
+is( $client->query(
+		"SELECT dlock_renew($few), ttl FROM dlock_leases WHERE lease = $few"),
+	'1500|01:00:00', 'what needs none goes on');
 is($client->query("SELECT dlock_lease_close($few)"), '1500', 'it is closed');
 $admin->wait_for(
 	q{SELECT count(*) = 0 FROM dlock_queue WHERE name LIKE 'many %'});

@@ -236,6 +236,10 @@ like($gone->query("SELECT flood('dlock_lease_open(\$\$30d\$\$, $info)')"),
 cmp_ok(fill(), '<=', $few, 'leave nothing for its locks elsewhere');
 $gone->quit;
 $admin->query('DROP DATABASE d3');
+my $watcher = as('flood', 'd1');
+unlike($watcher->query("SELECT dlock_watch('watched')"),
+	qr/53200/, 'whoever comes first clears up, and be it to watch');
+$watcher->quit;
 cmp_ok(abs(fill() - $all), '<=', $few, 'which goes, and they with it');
 
 #
