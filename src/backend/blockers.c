@@ -341,7 +341,7 @@ add_dlock_waits(Look *look)
 	for (int i = 0; i < dlock_control->num_backends; i++)
 	{
 		DlockWait	wait;
-		TicketPlace key;
+		TicketPlace key = {0};
 		const TicketPlace *found;
 		int			a;
 
