@@ -185,7 +185,7 @@ sub _look_at_heads
 	my ($self, $session) = @_;
 	my $now = now();
 	my ($lag, @heads) = split /\n/, $session->query(
-		q{SELECT extract(epoch FROM journal_lag) FROM dlock_stats
+		q{SELECT extract(epoch FROM journal_lag)::text FROM dlock_stats
 		   UNION ALL
 		  SELECT name || ' ' || min(ticket) FILTER (WHERE "position" = 1)
 			FROM dlock_locks GROUP BY name
@@ -197,6 +197,8 @@ sub _look_at_heads
 				 coalesce(max(slots), 2147483647)});
 	my %heads = map { $_ => 1 } @heads;
 
+	# what is wrong with the query itself would be wrong for ever
+	$self->problem($lag) if ($lag // '') =~ /^ERROR:  42/;
 	$self->problem("$_ waits, and would fit beside the holders")
 	  foreach grep { /^d/ } @heads;
 	return if ($lag // '') !~ /^[\d.]+$/ || $lag > 0;
