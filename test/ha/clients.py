@@ -1,18 +1,18 @@
 """Clients of test/ha/run that live through all faults, and write down how.
 
-    clients.py DIRECTORY DSN
+    clients.py DIRECTORY PATH=DSN...
 
 Each is a thread with a connection of its own to whichever host takes writes, or
 with none at the time.  What they do stands in DIRECTORY:
 
-    SCOPE.calls         a line for each call: begin, end, '' or what went wrong
+    SCOPE.PATH.calls    a line for each call: begin, end, '' or what went wrong
     holders             a line for each thing that happened to a holder of a lease
 
 The scopes are those of dlock, and "insert", an INSERT by the same path.  The
 holders use the package in clients/python: each has a lock of its own by a
-lease, and all of them campaign for one lock.  Whoever holds writes to something
-outside of the database, which compares fences: a file.  The times are those of
-CLOCK_MONOTONIC.
+lease, and all of them campaign for one lock; they take one path in turn after
+the other.  Whoever holds writes to something outside of the database, which
+compares fences: a file.  The times are those of CLOCK_MONOTONIC.
 """
 
 import fcntl
@@ -29,9 +29,10 @@ import psycopg2
 import dlock
 
 PATIENCE = 2        # seconds until an answer that does not come is not awaited
-PAUSE = 0.02
+PAUSE = float(os.environ.get('DLOCK_HA_PAUSE', '0.02'))
 TTL = 20            # of holders: longer than Patroni takes
-DIRECTORY, DSN = sys.argv[1:]
+DIRECTORY = sys.argv[1]
+PATHS = dict(path.split('=', 1) for path in sys.argv[2:])
 over = threading.Event()
 
 
@@ -53,15 +54,15 @@ def connect(dsn):
 class Scope(threading.Thread):
     """Makes one kind of call again and again"""
 
-    def __init__(self, name, *statements, before=None):
+    def __init__(self, name, path, *statements, before=None):
         super().__init__(daemon=True)
-        self.name = name
-        self.statements = statements
+        self.dsn = PATHS[path]
+        self.statements = [s.replace('PATH', path) for s in statements]
         self.before = before
         self.connection = None
         self.value = None
         self.begun = 0
-        self.file = open(f'{DIRECTORY}/{name}.calls', 'w', buffering=1)
+        self.file = open(f'{DIRECTORY}/{name}.{path}.calls', 'w', buffering=1)
 
     def run(self):
         while not over.is_set():
@@ -78,7 +79,7 @@ class Scope(threading.Thread):
 
     def call(self):
         if self.connection is None:
-            self.connection = connect(DSN)
+            self.connection = connect(self.dsn)
         cursor = self.connection.cursor()
         # from here on it can be given up
         self.begun = now()
@@ -109,24 +110,25 @@ class Scope(threading.Thread):
             pass
 
 
-def scopes():
+def scopes(path):
     return [
-        Scope('insert', 'INSERT INTO plain VALUES (1)'),
-        Scope('session', "SELECT dlock_acquire('session', '5 s')",
-              "SELECT dlock_release('session')"),
-        Scope('transaction', "SELECT dlock_xact_acquire('transaction', '5 s')"),
-        Scope('ticket', """DO $$
-              DECLARE t bigint := dlock_enqueue('ticket', 'nobody');
+        Scope('insert', path, 'INSERT INTO plain VALUES (1)'),
+        Scope('session', path, "SELECT dlock_acquire('session PATH', '5 s')",
+              "SELECT dlock_release('session PATH')"),
+        Scope('transaction', path,
+              "SELECT dlock_xact_acquire('transaction PATH', '5 s')"),
+        Scope('ticket', path, """DO $$
+              DECLARE t bigint := dlock_enqueue('ticket PATH', 'nobody');
               BEGIN
                   PERFORM dlock_wait(t, '5 s');
                   PERFORM dlock_release_ticket(t);
               END $$"""),
-        Scope('lease', """DO $$
+        Scope('lease', path, """DO $$
               BEGIN
-                  PERFORM dlock_release_ticket(
-                      dlock_ttl_acquire('lease', '30 s', '5 s', owner => 'it'));
+                  PERFORM dlock_release_ticket(dlock_ttl_acquire(
+                      'lease PATH', '30 s', '5 s', owner => 'it'));
               END $$"""),
-        Scope('renew', 'SELECT dlock_renew(LEASE)',
+        Scope('renew', path, 'SELECT dlock_renew(LEASE)',
               before="SELECT dlock_lease_open('60 s')"),
     ]
 
@@ -161,6 +163,7 @@ class Holder(threading.Thread):
 
     def __init__(self, number, name, work_for):
         super().__init__(daemon=True)
+        self.dsn = list(PATHS.values())[number % len(PATHS)]
         self.number = number
         self.lock_name = name
         self.work_for = work_for
@@ -171,7 +174,7 @@ class Holder(threading.Thread):
                   sep='\t', file=file)
 
     def run(self):
-        locks = dlock.Locks(DSN, patience=5)
+        locks = dlock.Locks(self.dsn, patience=5)
         resource = Resource(self.lock_name)
         while not over.is_set():
             try:
@@ -208,7 +211,7 @@ class Holder(threading.Thread):
 
 def main():
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    threads = scopes()
+    threads = [scope for path in PATHS for scope in scopes(path)]
     for scope in threads:
         scope.start()
     holders = [Holder(n, f'own_{n}', 10**9) for n in range(3)]

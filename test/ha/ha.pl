@@ -7,7 +7,8 @@
 # then with the history.  Where the old primary lives on beside the new one, half
 # of its clients go over, and the others stay, as long as it lets them.  Beside
 # that clients.py runs all the time, in a database of its own, by a connection
-# string with all members in it; and in a third database there are leases that
+# string with all members in it, and by HAProxy if it is there; and in a third
+# database, which begins with the SQL objects of version 1.0, there are leases that
 # nobody renews, to be counted.
 #
 # What is chosen at random depends on the seed.  When it happens does not.
@@ -33,12 +34,17 @@ my $clients = $ENV{DLOCK_HA_CLIENTS} || 8;
 my $leases = $ENV{DLOCK_HA_LEASES} || 1000;
 my $asynchronous = $ENV{DLOCK_HA_ASYNC} ? 1 : 0;
 my $once = $ENV{DLOCK_HA_ONCE};
-my $dir = $ENV{DLOCK_HA_DIR};
+my $short = $ENV{DLOCK_HA_SHORT};    # as the test ha_patroni
+my $dir = $ENV{DLOCK_HA_DIR} || PostgreSQL::Test::Utils::tempdir_short();
+# the libraries of the two versions, the one that comes next being the first
+my @libraries = split / /, $ENV{DLOCK_HA_LIBRARIES} // '';
+my @versions = ('99.9');
 
 my $rounds_in_series = 6;
 my $begun = now();
 my ($over, $patroni, $history, $admin, $report);
 my $primary;    # its place
+my @left;       # faults that are still to come, before one comes again
 my $calls = 0;
 my $unasked = 0;    # failovers, beside those of faults
 my @problems;
@@ -59,6 +65,18 @@ sub seconds
 	my ($least, $most) = @_;
 
 	return $least + rand($most - $least);
+}
+
+# How long a load lasts
+sub load_seconds
+{
+	return $short ? seconds(1, 2) : seconds(3, 6);
+}
+
+# To whoever looks on
+sub show
+{
+	return $short ? note(@_) : diag(@_);
 }
 
 sub others
@@ -140,8 +158,8 @@ sub hurt
 # Faults, and whether the old primary may stay it ("any"), stays it ("same"), is
 # down while the new one comes ("other"), or lives on beside it ("beside").
 #
-# A fault may have to do something first ("first"); "then" comes when there is a
-# new primary beside the old one, and "after" when all is over.
+# "then" comes when there is a new primary beside the old one, and "after", with
+# the place of the old one, when all is over.
 #
 
 sub stop_member
@@ -156,7 +174,7 @@ sub switch_over
 	my $answer;
 
 	# it says no for as long as the standby lags, or is not known yet
-	poll('switchover', sub {
+	Dlock::Patroni::await('switchover', sub {
 			return 1 if ($patroni->leader // $primary) != $primary;
 			$answer = $patroni->request($primary, 'POST', 'switchover',
 				{ leader => "member$primary", candidate => "member$candidate" },
@@ -217,6 +235,42 @@ sub hold_up_replay
 	return sub { kill('CONT', $pid) if $pid };
 }
 
+# To the other version of dlock: a standby after the other, then a switchover, and
+# at the end who was the primary.
+sub upgrade
+{
+	foreach my $place (others())
+	{
+		$patroni->exchange($place, $libraries[0]);
+		$patroni->request($place, 'POST', 'restart', {}, 60);
+		$patroni->await_whole;
+	}
+	switch_over();
+	return;
+}
+
+sub end_upgrade
+{
+	my ($old) = @_;
+	my $node = $patroni->node($primary);
+
+	$patroni->exchange($old, $libraries[0]);
+	$patroni->request($old, 'POST', 'restart', {}, 60);
+	$patroni->await_whole;
+	foreach my $place (@Dlock::Patroni::places)
+	{
+		my $there = $patroni->asks($place, 'SELECT dlock_version()');
+
+		$history->problem("member $place has version $there")
+		  if $there ne $versions[0];
+	}
+	# the objects may be older than the library, for as long as one likes
+	$node->safe_psql('many', 'ALTER EXTENSION dlock UPDATE');
+	@libraries = reverse @libraries;
+	@versions = reverse @versions;
+	return;
+}
+
 my %faults = (
 	'killed servers' => {
 		new => 'any',
@@ -240,10 +294,23 @@ my %faults = (
 			$go_on->();
 		}
 	},
+	'unsent WAL' => {
+		new => 'other',
+		do => sub {
+			cut_all(1, 0);
+			usleep(int(seconds(1_000_000, 2_500_000)));
+			stop_member();
+		}
+	},
 	'switchovers' => { new => 'other', do => \&switch_over },
 	'rolling restarts' => {
 		new => 'other',
 		do => sub { restart_standbys(); $patroni->await_whole; switch_over() }
+	},
+	'minor upgrades' => {
+		new => 'other',
+		do => \&upgrade,
+		after => \&end_upgrade
 	},
 	'restarts' => {
 		new => 'any',
@@ -290,6 +357,11 @@ my %faults = (
 		do => sub { $patroni->kill('KILL', $patroni->etcd_leader, 'etcd') }
 	});
 delete $faults{'full disks'} unless $ENV{DLOCK_HA_DISK};
+delete $faults{'minor upgrades'} unless @libraries;
+# Fences count on the time between the last of the old primary and the first of
+# the new one, which there is only if the old one is down.
+delete @faults{ grep { $faults{$_}{new} eq 'beside' && $_ ne 'zombies' } keys %faults }
+  if $ENV{DLOCK_HA_CLOCKS};
 my @wanted = split /,/, $ENV{DLOCK_HA_FAULTS} // '';
 foreach my $name (@wanted)
 {
@@ -335,7 +407,7 @@ sub count_leases
 	my $since = now();
 	my $count = $node->safe_psql('many', 'SELECT count(*) FROM dlock_leases');
 
-	$report->loaded($leases, now() - $since);
+	$report->loaded($leases, $leases - $count, now() - $since);
 	$history->problem("of $leases leases that nobody renews there are $count")
 	  if $count != $leases && !$asynchronous;
 	open_leases($place, $leases - $count) if $count < $leases;
@@ -414,6 +486,14 @@ sub compare
 	return;
 }
 
+sub note_promotion
+{
+	my $place = $_[0] // $primary;
+
+	$report->event("member$place is promoted", $patroni->promoted($place));
+	return;
+}
+
 # The clients' sessions end with the fault, or at once where nothing comes of it.
 sub round_of_one
 {
@@ -422,10 +502,11 @@ sub round_of_one
 
 	if ($fault->{new} eq 'same')
 	{
-		my $until = now() + seconds(3, 6);
+		my $until = now() + load_seconds();
 
 		$report->fault_begins;
 		$fault->{do}->();
+		$report->event($fault->{name});
 		$load->run(sub { hurt($until) }, \&is_there);
 		$load->release(sub { end_sessions($admin, $load) });
 	}
@@ -435,6 +516,7 @@ sub round_of_one
 			sub {
 				$report->fault_begins;
 				$fault->{do}->();
+				$report->event($fault->{name});
 			});
 	}
 	$history->read_calls($load);
@@ -442,6 +524,7 @@ sub round_of_one
 	$primary = $patroni->await_leader(
 		$fault->{new} eq 'other' ? (not => $old) : ());
 	$report->fault_ends($primary != $old);
+	note_promotion() if $primary != $old;
 	$history->check_round;
 	compare($since, $title, $old);
 	return;
@@ -457,10 +540,12 @@ sub round_of_two
 	$history->cut_off($load);
 	$report->fault_begins;
 	$fault->{do}->();
+	$report->event($fault->{name});
 	my $new = $patroni->await_leader(not => $old);
 	$history->fail_over($load);
 	$history->{split}{promoted} = $patroni->promoted($new);
 	$report->fault_ends(1);
+	note_promotion($new);
 	$fault->{then}->() if $fault->{then};
 
 	my @movers = (shuffle 1 .. $clients)[ 0 .. ($clients - 1) / 2 ];
@@ -473,7 +558,7 @@ sub round_of_two
 	$admin = administrator();
 	my $second = $history->start_clients($patroni->node($primary), \@movers,
 		off => one_of(0, 30));
-	my $until = now() + seconds(3, 6);
+	my $until = now() + load_seconds();
 	$second->run(
 		sub {
 			cancel_stuck($old_admin);
@@ -511,7 +596,8 @@ sub look_for_primary
 sub round
 {
 	my ($name) = @_;
-	my $fault = $faults{$name};
+	my $fault = { %{ $faults{$name} }, name => $name };
+	my $old;
 	my $title = "series of seed $history->{seed}, round "
 	  . ($history->{round} + 1) . ", $name";
 
@@ -520,16 +606,23 @@ sub round
 	$admin = administrator();
 	my $load = $history->start_clients($patroni->node($primary),
 		[ 1 .. $clients ], off => one_of(0, 30, 60));
-	my $until = now() + seconds(3, 6);
+	my $until = now() + load_seconds();
 	$load->run(sub { hurt($until) }, \&is_there);
-	$report->round_begins($name);
+	$old = $primary;
+	$report->round_begins($name, $fault->{new} eq 'beside');
 	($fault->{new} eq 'beside' ? \&round_of_two : \&round_of_one)
 	  ->($fault, $title, $load, $since);
 	$admin->vanish;
-	repair();
-	$patroni->await_whole;
+	# nobody needs the members any more
+	if (!$short || @left)
+	{
+		repair();
+		$patroni->await_whole;
+		$report->event('all members stream');
+	}
+	$fault->{after}->($old) if $fault->{after};
 	$report->round_ends;
-	diag sprintf('%4d s: %d calls, %d problems; %s: %s', now() - $begun, $calls,
+	show sprintf('%4d s: %d calls, %d problems; %s: %s', now() - $begun, $calls,
 		$history->{all_problems}, $name, $report->last_round);
 	return;
 }
@@ -568,23 +661,43 @@ sub series
 	return;
 }
 
+sub find_faketime
+{
+	my ($library) = (glob('/usr/lib/*/faketime/libfaketime.so.1'), undef);
+
+	die "libfaketime is not installed\n" if $ENV{DLOCK_HA_CLOCKS} && !$library;
+	return $library;
+}
+
+sub find_haproxy
+{
+	my ($program) = grep { -x } map { "$_/haproxy" } split(/:/, $ENV{PATH}),
+	  '/usr/sbin';
+
+	return $program;
+}
+
 $patroni = Dlock::Patroni->new($ENV{DLOCK_HA_PREFIX}, $dir,
 	asynchronous => $asynchronous, lax => $ENV{DLOCK_HA_LAX},
-	dcs => $ENV{DLOCK_HA_DCS});
+	dcs => $ENV{DLOCK_HA_DCS}, bin => $ENV{DLOCK_HA_BIN},
+	lib => $ENV{DLOCK_HA_LIB}, haproxy => $short ? undef : find_haproxy(),
+	clocks => $ENV{DLOCK_HA_CLOCKS}, faketime => find_faketime());
 $primary = $patroni->leader;
-diag sprintf '%4d s: all members are up', now() - $begun;
+show sprintf '%4d s: all members are up', now() - $begun;
 my $node = $patroni->node($primary);
 $node->safe_psql('postgres', $_)
   foreach 'CREATE DATABASE service', 'CREATE DATABASE many';
-$node->safe_psql($_, 'CREATE EXTENSION dlock')
-  foreach 'postgres', 'service', 'many';
+$node->safe_psql($_, 'CREATE EXTENSION dlock') foreach 'postgres', 'service';
+$node->safe_psql('many', "CREATE EXTENSION dlock VERSION '1.0'");
+push @versions, $node->safe_psql('postgres', 'SELECT dlock_version()');
 $node->safe_psql('service', 'CREATE TABLE plain (n integer)');
 open_leases($primary, $leases);
-$report = Dlock::PatroniReport->new($dir,
-	$patroni->service->connstr('service'), $asynchronous);
+$report = Dlock::PatroniReport->new($dir, $asynchronous,
+	hosts => $patroni->service->connstr('service'),
+	$patroni->proxy ? (haproxy => $patroni->proxy->connstr('service')) : ());
 
 # Each of them, in any order, before one comes again
-my @left = shuffle @wanted;
+@left = shuffle @wanted;
 my $next = sub {
 	@left = shuffle @wanted unless @left || $once;
 	return $once || now() <= $over ? pop @left : undef;
@@ -597,7 +710,8 @@ push @problems, $report->finish($patroni);
 
 my $lost = sum(@problems);
 note sprintf('%d s, seed %d, %d clients, %d calls; %d failovers that no fault '
-	  . 'has asked for', now() - $begun, $seed, $clients, $calls, $unasked);
+	  . 'has asked for; pg_rewind was run %d times',
+	now() - $begun, $seed, $clients, $calls, $unasked, $patroni->rewound);
 note $_ foreach $report->lines;
 is($lost, 0, 'nothing was lost, and nothing was wrong');
 $patroni->stop_all;

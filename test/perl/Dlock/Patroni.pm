@@ -22,8 +22,14 @@ A link between two members is cut in one direction as in Dlock::Network.
 
 Starts it all.  The data is below the directory $dir: of member 1, in "$dir/1".
 With asynchronous => 1 no standby is waited for; with lax => 1, not while there is
-none that Patroni has named (synchronous_mode_strict is off).  With dcs => 'etcd' Patroni uses
-the second version of etcd's interface, and not the third.
+none that Patroni has named (synchronous_mode_strict is off).  With dcs => 'etcd'
+Patroni uses the second version of etcd's interface, and with 'etcd3' the third; by
+default the third, if it can be used.  With haproxy => its program, that runs before
+them.  With bin and lib => where programs and libraries are below "$dir/1/server",
+each member has a server of its own there.
+
+With clocks => so many seconds, the members' clocks differ by up to that; it
+needs faketime => the library.
 
 =item $patroni->node($place)
 
@@ -34,6 +40,10 @@ stops it.
 
 All of them as one: the connection string has three hosts, of which one takes
 writes.
+
+=item $patroni->proxy
+
+The same through HAProxy; undef if it is not there.
 
 =item $patroni->leader
 
@@ -70,6 +80,18 @@ Starts "patroni" or "etcd" there, if it does not run.
 
 What is sent from one member to the other, or to the other's etcd alone, is lost.
 
+=item $patroni->exchange($place, $library)
+
+That file is dlock's library there from the next start of the server on.
+
+=item $patroni->rewound
+
+How often pg_rewind was run.
+
+=item Dlock::Patroni::await($what, $sub)
+
+Waits until the sub returns true, and dies if it takes too long.
+
 =item $patroni->promoted($place)
 
 When that server ceased to receive, before it was promoted the last time: the
@@ -84,8 +106,10 @@ package Dlock::Patroni;
 use strict;
 use warnings FATAL => 'all';
 
+use Cwd qw(abs_path);
 use Dlock::History qw(now);
 use Dlock::Test;
+use File::Basename qw(dirname);
 use File::Path;
 use HTTP::Tiny;
 use JSON::PP;
@@ -97,33 +121,49 @@ use Time::Local;
 
 our @places = (1 .. 3);
 
+my $ha = abs_path(dirname(__FILE__) . '/../../ha');
+
 sub new
 {
 	my ($class, $prefix, $dir, %options) = @_;
 	my $self = bless {
 		prefix => $prefix,
 		dir => $dir,
-		dcs => 'etcd3',
 		pids => {},    # "place what" => process that was started here
 		cut => {},     # "from address" => 1
 		http => HTTP::Tiny->new(timeout => 2),
 		%options
 	}, $class;
 
+	$self->{dcs} ||= default_dcs();
 	foreach my $place (@places)
 	{
 		$self->{nodes}[$place] = Dlock::Patroni::Member->new($dir, $place);
 		$self->_write_config($place);
+		$self->_set_clock($place) if $self->{clocks};
 	}
 	$self->{service} = Dlock::Patroni::Service->new($self->node(1));
+	$self->_start_proxy if $self->{haproxy};
 	$self->start($_, 'etcd') foreach @places;
-	poll('etcd has a leader', sub { defined $self->etcd_leader });
+	await('etcd has a leader', sub { defined $self->etcd_leader });
 	# the first is to be the one that makes the cluster
 	$self->start(1, 'patroni');
 	$self->await_leader;
 	$self->start($_, 'patroni') foreach 2, 3;
 	$self->await_whole;
 	return $self;
+}
+
+# As poll(), but by the clock: to ask who does not answer takes seconds.
+sub await
+{
+	my ($what, $sub) = @_;
+	my $until = now() + 5 * $PostgreSQL::Test::Utils::timeout_default;
+
+	return poll($what, sub {
+			die "timed out waiting: $what" if now() > $until;
+			return $sub->();
+		});
 }
 
 sub address
@@ -141,22 +181,36 @@ sub etcd_address
 	return "10.0.0.1$place";
 }
 
+# Patroni before 3.0.3 takes the leader's key away from a new primary with etcd3,
+# when the old one is back in the network.
+sub default_dcs
+{
+	my ($major, $minor, $patch) = `patroni --version` =~ /(\d+)\.(\d+)\.(\d+)/
+	  or die 'patroni has no version';
+
+	return $major < 3 || $major == 3 && $minor == 0 && $patch < 3 ? 'etcd' : 'etcd3';
+}
+
 sub node { return $_[0]{nodes}[ $_[1] ]; }
 sub service { return $_[0]{service}; }
+sub proxy { return $_[0]{proxy}; }
 
 sub _write_config
 {
 	my ($self, $place) = @_;
-	my $text = slurp_file("$FindBin::RealBin/patroni.yml");
+	my $text = slurp_file("$ha/patroni.yml");
 	my $dir = "$self->{dir}/$place";
 	my %values = (
 		NAME => "member$place",
 		ADDRESS => address($place),
-		BINDIR => $self->node($place)->config_data('--bindir'),
+		BINDIR => $self->{bin} ? "$dir/server/$self->{bin}" :
+		  $self->node($place)->config_data('--bindir'),
 		DATA => $self->node($place)->data_dir,
 		DIR => $dir,
 		USER => scalar getpwuid($<),
 		DCS => $self->{dcs},
+		# a second of load is to be lost, and not to keep anybody from that
+		LAG => $self->{asynchronous} ? 64 * 1024**2 : 1024**2,
 		SYNCHRONOUS => $self->{asynchronous} ? 'false' : 'true',
 		STRICT => $self->{lax} || $self->{asynchronous} ? 'false' : 'true');
 
@@ -192,6 +246,33 @@ my %commands = (
 
 		return ('patroni', "$self->{dir}/$place/patroni.yml");
 	});
+
+# How wrong the clock of a member is: of 3 s that clocks may differ, 0, -1.5, 1.5
+sub _offset
+{
+	my ($self, $place) = @_;
+
+	return ($self->{clocks} || 0) * (0, 0, -0.5, 0.5)[$place];
+}
+
+# The server there, and not Patroni, has another clock; only CLOCK_REALTIME: the
+# monotonic clock is monotonic.
+sub _set_clock
+{
+	my ($self, $place) = @_;
+	my $server = "$self->{dir}/$place/server/$self->{bin}/postgres";
+	my $offset = sprintf('%+f', $self->_offset($place));
+
+	rename($server, "$server.real") or die "rename: $!";
+	append_to_file($server, <<"END");
+#!/bin/bash
+export LD_PRELOAD=$self->{faketime} FAKETIME=$offset
+export FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_DISABLE_SHM=1
+exec -a '$server' '$server.real' "\$@"
+END
+	chmod(0755, $server) or die "chmod: $!";
+	return;
+}
 
 sub start
 {
@@ -267,10 +348,41 @@ sub kill
 	return;
 }
 
+# Here, where the clients are, and not at a member
+sub _start_proxy
+{
+	my ($self) = @_;
+	my $pid = fork() // die "fork: $!";
+
+	if ($pid == 0)
+	{
+		open STDOUT, '>>', "$self->{dir}/haproxy.log" or die "open: $!";
+		open STDERR, '>&', \*STDOUT or die "open: $!";
+		exec('setpriv', '--inh-caps', '-all', '--ambient-caps', '-all',
+			$self->{haproxy}, '-db', '-f', "$ha/haproxy.cfg")
+		  or POSIX::_exit(127);
+	}
+	$self->{proxy_pid} = $pid;
+	$self->{proxy} = Dlock::Patroni::Proxy->new($self->node(1));
+	return;
+}
+
+sub exchange
+{
+	my ($self, $place, $library) = @_;
+	my $old = "$self->{dir}/$place/server/$self->{lib}/dlock.so";
+
+	# in its place at once, as packages do it: who has the old one keeps it
+	system('cp', $library, "$old.new") == 0 or die 'cp failed';
+	rename("$old.new", $old) or die "rename: $!";
+	return;
+}
+
 sub stop_all
 {
 	my ($self) = @_;
 
+	CORE::kill('KILL', $self->{proxy_pid}) if $self->{proxy_pid};
 	foreach my $place (@places)
 	{
 		$self->kill('KILL', $place, 'patroni', 'postgres', 'etcd');
@@ -314,7 +426,7 @@ sub await_leader
 	my ($self, %options) = @_;
 	my $leader;
 
-	poll('there is a leader', sub {
+	await('there is a leader', sub {
 			$options{meanwhile}->() if $options{meanwhile};
 			$leader = $self->leader // return 0;
 			return 0 if $leader == ($options{not} // 0);
@@ -355,7 +467,7 @@ sub await_whole
 {
 	my ($self) = @_;
 
-	poll('all members stream', sub {
+	await('all members stream', sub {
 			my @members = $self->members;
 			my $leader = $self->leader;
 
@@ -391,6 +503,14 @@ sub etcd_leader
 	return undef;
 }
 
+sub rewound
+{
+	my ($self) = @_;
+	my @all = map { slurp_file("$self->{dir}/$_/log/patroni") } @places;
+
+	return scalar(() = "@all" =~ /pg_rewind: Done!/g);
+}
+
 sub promoted
 {
 	my ($self, $place) = @_;
@@ -402,7 +522,7 @@ sub promoted
 	my ($year, $month, $day) = split /-/, $date;
 	my ($hour, $minute, $second) = split /:/, $time;
 
-	return now() - time() + $fraction +
+	return now() - time() + $fraction - $self->_offset($place) +
 	  timegm($second, $minute, $hour, $day, $month - 1, $year);
 }
 
@@ -506,6 +626,18 @@ sub connstr
 		  @Dlock::Patroni::places)
 	  . ' port=5432 target_session_attrs=read-write connect_timeout=2 '
 	  . 'tcp_user_timeout=2000 dbname=' . ($dbname // 'postgres');
+}
+
+package Dlock::Patroni::Proxy;
+
+our @ISA = ('Dlock::Patroni::Service');
+
+sub connstr
+{
+	my ($self, $dbname) = @_;
+
+	return 'host=10.0.0.100 port=5000 connect_timeout=2 dbname='
+	  . ($dbname // 'postgres');
 }
 
 1;

@@ -13,16 +13,22 @@ Starts test/ha/clients.py, and notes when faults were.
 
 =over
 
-=item Dlock::PatroniReport->new($dir, $connstr, $asynchronous)
+=item Dlock::PatroniReport->new($dir, $asynchronous, $path => $connstr, ...)
 
-Without synchronous standbys, leases of two servers side by side are told of, and
-count as nothing wrong.
+Clients take the paths with these connection strings in turn.  Without synchronous
+standbys, leases of two servers side by side are told of, and count as nothing
+wrong.
 
-=item $report->round_begins($name), fault_begins, fault_ends($is_another), round_ends
+=item $report->round_begins($name, $beside), fault_begins, fault_ends($is_another), round_ends
 
-=item $report->loaded($leases, $seconds), lost($tickets)
+=item $report->loaded($leases, $missing, $seconds), lost($tickets)
 
 Notes for the report.
+
+=item $report->event($what, $time)
+
+Something that is to be seen in the round's time line, now or at that time.  That
+is in clients/round_NUMBER, for docs/pictures/draw.
 
 =item $report->last_round
 
@@ -43,21 +49,27 @@ package Dlock::PatroniReport;
 use strict;
 use warnings FATAL => 'all';
 
+use Cwd qw(abs_path);
 use Dlock::History qw(now);
 use Dlock::Test;
+use File::Basename qw(dirname);
 use List::Util qw(max min sum);
 use POSIX ();
 use PostgreSQL::Test::Utils;
 use Test::More;
 
+my $ha = abs_path(dirname(__FILE__) . '/../../ha');
 my @scopes = ('insert', 'session', 'transaction', 'ticket', 'lease', 'renew');
+my $ttl = 20;    # of holders, as in clients.py
 
 sub new
 {
-	my ($class, $dir, $connstr, $asynchronous) = @_;
+	my ($class, $dir, $asynchronous, @paths) = @_;
+	my %connstr = @paths;
 	my $self = bless {
 		dir => "$dir/clients",
 		asynchronous => $asynchronous,
+		paths => [ grep { exists $connstr{$_} } @paths ],
 		rounds => [],
 		loads => []
 	}, $class;
@@ -70,21 +82,31 @@ sub new
 		$ENV{PYTHONPATH} = 'clients/python';
 		open STDOUT, '>', "$self->{dir}/log" or die "open: $!";
 		open STDERR, '>&', \*STDOUT or die "open: $!";
-		exec('/usr/bin/python3', "$FindBin::RealBin/clients.py", $self->{dir},
-			$connstr)
+		exec('/usr/bin/python3', "$ha/clients.py", $self->{dir},
+			map { "$_=$connstr{$_}" } @{ $self->{paths} })
 		  or POSIX::_exit(127);
 	}
 	$self->{pid} = $pid;
 	poll('clients have begun',
-		sub { @scopes == grep { -s "$self->{dir}/$_.calls" } @scopes });
+		sub { !grep { !-s "$self->{dir}/$_.calls" } $self->_kinds });
 	return $self;
+}
+
+# Of calls: scope and path
+sub _kinds
+{
+	my ($self) = @_;
+
+	return map { my $path = $_; map { "$_.$path" } @scopes } @{ $self->{paths} };
 }
 
 sub round_begins
 {
-	my ($self, $name) = @_;
+	my ($self, $name, $beside) = @_;
 
-	push @{ $self->{rounds} }, { name => $name, lost => 0, another => 0 };
+	push @{ $self->{rounds} },
+	  { name => $name, beside => $beside, another => 0, tickets => 0,
+		missing => 0, kept => 0, lost => [], events => [] };
 	return;
 }
 
@@ -98,14 +120,21 @@ sub fault_ends
 	return;
 }
 
-sub lost { $_[0]{rounds}[-1]{lost} += $_[1]; return; }
+sub lost
+{
+	my ($self, $tickets) = @_;
+
+	$self->{rounds}[-1]{tickets} += $tickets if @{ $self->{rounds} };
+	return;
+}
 
 sub loaded
 {
-	my ($self, $leases, $seconds) = @_;
+	my ($self, $leases, $missing, $seconds) = @_;
 
 	push @{ $self->{loads} }, $seconds;
 	$self->{leases} = $leases;
+	$self->{rounds}[-1]{missing} += $missing if @{ $self->{rounds} };
 	return;
 }
 
@@ -115,7 +144,68 @@ sub round_ends
 	my $round = $self->{rounds}[-1];
 
 	$round->{end} = now();
-	$round->{without} = { map { $_ => $self->_without($_, $round) } @scopes };
+	$round->{without} =
+	  { map { $_ => $self->_without($_, $round) } $self->_kinds };
+	$self->_write_times($round);
+	return;
+}
+
+sub event
+{
+	my ($self, $what, $time) = @_;
+
+	push @{ $self->{rounds}[-1]{events} }, [ $time // now(), $what ];
+	return;
+}
+
+# From 3 seconds before the fault until the end: what happened, when calls of each
+# kind were answered without a gap, and who held what by a lease
+sub _write_times
+{
+	my ($self, $round) = @_;
+	my $zero = $round->{begin};
+	my ($from, $to) = ($zero - 3, min($round->{end}, now()));
+	my @lines = ("# $round->{name}");
+	my $add = sub {
+		my ($what, $row, @times) = @_;
+
+		push @lines, join("\t", $what, $row,
+			map { sprintf('%.2f', max($from, min($to, $_)) - $zero) } @times);
+	};
+
+	$add->('event', $_->[1], $_->[0])
+	  foreach sort { $a->[0] <=> $b->[0] } @{ $round->{events} };
+	foreach my $kind ($self->_kinds)
+	{
+		my ($since, $last);
+
+		foreach my $line (split /\n/, slurp_file("$self->{dir}/$kind.calls"))
+		{
+			my ($begin, $end, $error) = split /\t/, $line, -1;
+
+			next if !defined $error || $error ne '' || $end < $from;
+			last if $begin > $to;
+			$add->('served', $kind, $since, $last)
+			  if defined $last && $end - $last > 0.3;
+			$since = $end if !defined $last || $end - $last > 0.3;
+			$last = $end;
+		}
+		$add->('served', $kind, $since, $last) if defined $last;
+	}
+	my %since;
+	foreach my $line (
+		grep { $_->{time} <= $to && $_->{what} ne 'error' } $self->_read_holders)
+	{
+		my $row = "holder $line->{number} of $line->{lock}";
+		my $then = delete $since{$row};
+
+		$add->('held', $row, $then, $line->{time})
+		  if $then && $line->{time} > $from;
+		$since{$row} = $line->{time} if $line->{what} eq 'holds';
+	}
+	$add->('held', $_, $since{$_}, $to) foreach sort keys %since;
+	append_to_file("$self->{dir}/round_" . @{ $self->{rounds} },
+		join("\n", @lines) . "\n");
 	return;
 }
 
@@ -123,10 +213,10 @@ sub round_ends
 # of them in that round
 sub _without
 {
-	my ($self, $scope, $round) = @_;
+	my ($self, $kind, $round) = @_;
 	my ($last, $longest) = ($round->{begin}, 0);
 
-	foreach my $line (split /\n/, slurp_file("$self->{dir}/$scope.calls"))
+	foreach my $line (split /\n/, slurp_file("$self->{dir}/$kind.calls"))
 	{
 		my ($begin, $end, $error) = split /\t/, $line, -1;
 
@@ -144,9 +234,11 @@ sub last_round
 	my $round = $self->{rounds}[-1];
 
 	return ($round->{another} ? 'another primary' : 'the same primary')
-	  . ', without ' . join(', ', map {
-		sprintf('%s %.1f s', $_, $round->{without}{$_})
-	  } @scopes);
+	  . join('', map {
+		my $path = $_;
+		"; by $path without " . join(', ',
+			map { sprintf('%s %.1f s', $_, $round->{without}{"$_.$path"}) } @scopes)
+	  } @{ $self->{paths} });
 }
 
 sub _percentile
@@ -157,8 +249,8 @@ sub _percentile
 	return $values[ POSIX::ceil($percent / 100 * @values) - 1 ];
 }
 
-# Holders' lines, with the round that they were in
-sub _holders
+# What happened to holders, as they have written it
+sub _read_holders
 {
 	my ($self) = @_;
 	my @lines;
@@ -166,15 +258,59 @@ sub _holders
 	foreach my $line (split /\n/, eval { slurp_file("$self->{dir}/holders") } // '')
 	{
 		my ($time, $number, $lock, $what, $detail) = split /\t/, $line, -1;
-		my ($round) = grep {
-			$_->{begin} <= $time && $time <= $_->{end} + 25
-		} reverse @{ $self->{rounds} };
 
 		push @lines,
 		  { time => $time, number => $number, lock => $lock, what => $what,
-			detail => $detail, round => $round };
+			detail => $detail };
 	}
-	return @lines;
+	return sort { $a->{time} <=> $b->{time} } @lines;
+}
+
+# The round that something belongs to: a lease is lost up to its ttl later.
+sub _round_of
+{
+	my ($self, $time) = @_;
+	my ($round) = grep {
+		$_->{begin} <= $time && $time <= $_->{end} + $ttl + 5
+	} reverse @{ $self->{rounds} };
+
+	return $round;
+}
+
+# Who held when a round began, and what became of that
+sub _count_kept
+{
+	my ($self, @holders) = @_;
+
+	foreach my $round (@{ $self->{rounds} })
+	{
+		my %held;
+
+		foreach my $line (grep { $_->{time} <= $round->{begin} } @holders)
+		{
+			$held{ $line->{number} } = $line->{what} eq 'holds';
+		}
+		delete $held{ $_->{number} } foreach @{ $round->{lost} };
+		$round->{kept} = grep { $_ } values %held;
+	}
+	return;
+}
+
+# Why a lease was lost; undef where it need not have been
+sub _reason
+{
+	my ($self, $round, $number) = @_;
+	my $longest = max(values %{ $round->{without} });
+	my $path = $self->{paths}[ $number % @{ $self->{paths} } ];
+
+	# by its ttl, less a third and a margin
+	return sprintf('no service for %.1f s', $longest) if $longest > 0.6 * $ttl;
+	# which still takes writes, and stands first among the hosts
+	return 'its client came back to the old primary'
+	  if $round->{beside} && $path eq 'hosts';
+	return 'it, or its last change, was not on the new primary'
+	  if $self->{asynchronous} && $round->{another};
+	return undef;
 }
 
 sub finish
@@ -185,11 +321,13 @@ sub finish
 	kill('TERM', $self->{pid});
 	poll('clients have ended',
 		sub { waitpid($self->{pid}, POSIX::WNOHANG) != 0 });
-	$self->{holders} = [ $self->_holders ];
-	foreach my $line (@{ $self->{holders} })
-	{
-		my $round = $line->{round};
+	my @holders = $self->_read_holders;
 
+	foreach my $line (@holders)
+	{
+		my $round = $self->_round_of($line->{time});
+
+		$self->{what}{ $line->{what} }++;
 		if ($line->{what} eq 'refused')
 		{
 			diag "holder $line->{number} of $line->{lock}, in its time: "
@@ -198,51 +336,119 @@ sub finish
 		}
 		elsif ($line->{what} eq 'lost')
 		{
-			$round->{leases_lost}++ if $round;
-			# by its ttl of 20 s, less a third and a margin
-			next if $round && max(values %{ $round->{without} }) > 12;
+			my $reason = $round ? $self->_reason($round, $line->{number}) : undef;
+
+			push @{ $round->{lost} },
+			  { %$line, reason => $reason // 'for no good reason' }
+			  if $round;
+			next if defined $reason;
 			diag "holder $line->{number} has lost $line->{lock}: "
 			  . $line->{detail};
 			$wrong++;
 		}
 	}
+	$self->_count_kept(@holders);
 	return $self->{asynchronous} ? 0 : $wrong;
+}
+
+# The rounds of each fault, and of all
+sub _by_fault
+{
+	my ($self) = @_;
+	my @rounds = @{ $self->{rounds} };
+	my %names = map { $_->{name} => 1 } @rounds;
+
+	return ((map {
+			my $name = $_;
+			[ $name, grep { $_->{name} eq $name } @rounds ]
+		} sort keys %names), [ 'all', @rounds ]);
+}
+
+sub _lines_without
+{
+	my ($self, $path) = @_;
+	my $row = '%-28s %3s' . ' %11s' x @scopes;
+	my @lines = ("by $path:", sprintf($row, '', '', @scopes));
+
+	foreach my $fault ($self->_by_fault)
+	{
+		my ($name, @rounds) = @$fault;
+
+		push @lines, sprintf($row, $name, scalar @rounds,
+			map {
+				my $kind = "$_.$path";
+				my @values = map { $_->{without}{$kind} } @rounds;
+
+				sprintf('%.1f %4.1f', _percentile(50, @values),
+					_percentile(99, @values))
+			} @scopes);
+	}
+	return @lines;
+}
+
+sub _lines_of_leases
+{
+	my ($self) = @_;
+	my $row = '%-28s %9s %5s %5s %8s %8s';
+	my @lines = (
+		sprintf($row, '', 'failovers', 'kept', 'lost', 'unwatched', 'tickets'));
+
+	foreach my $fault ($self->_by_fault)
+	{
+		my ($name, @rounds) = @$fault;
+		my %reasons;
+
+		$reasons{ $_->{reason} }++ foreach map { @{ $_->{lost} } } @rounds;
+		push @lines, sprintf($row, $name,
+			map({
+				my $key = $_;
+				sum(0, map { ref $_->{$key} ? scalar @{ $_->{$key} } : $_->{$key} }
+					@rounds)
+			} 'another', 'kept', 'lost', 'missing', 'tickets'))
+		  . ($name eq 'all' ? '' :
+			join(',', map { "  $reasons{$_}: $_" } sort keys %reasons));
+	}
+	return @lines;
+}
+
+# Calls of all kinds that were answered, and those that failed
+sub _operations
+{
+	my ($self) = @_;
+
+	return map {
+		my $kind = $_;
+		my ($good, $bad) = (0, 0);
+
+		foreach my $line (split /\n/, slurp_file("$self->{dir}/$kind.calls"))
+		{
+			$line =~ /\t$/ ? $good++ : $bad++;
+		}
+		"$kind $good ($bad)";
+	} $self->_kinds;
 }
 
 sub lines
 {
 	my ($self) = @_;
 	my @rounds = @{ $self->{rounds} };
-	my @lines = (sprintf('%d rounds, %d failovers', scalar @rounds,
-		sum(0, map { $_->{another} } @rounds)));
-	my $row = '%-28s %3s' . ' %9s' x @scopes . ' %6s';
 
-	push @lines, 'seconds without service, the median and the 99th percentile:',
-	  sprintf($row, '', '', map({ substr($_, 0, 9) } @scopes), 'lost');
-	foreach my $name (sort(keys %{ { map { $_->{name} => 1 } @rounds } }), 'all')
-	{
-		my @these = grep { $name eq 'all' || $_->{name} eq $name } @rounds;
-
-		push @lines, sprintf($row, $name, scalar @these,
-			map({
-				my $scope = $_;
-				my @values = map { $_->{without}{$scope} } @these;
-				sprintf('%.1f %4.1f', _percentile(50, @values),
-					_percentile(99, @values))
-			} @scopes),
-			sum(0, map { $_->{leases_lost} // 0 } @these));
-	}
-	my %what;
-	$what{ $_->{what} }++ foreach @{ $self->{holders} };
-	push @lines, 'holders with a ttl of 20 s: '
-	  . join(', ', map { "$what{$_} $_" } sort keys %what);
-	push @lines, sprintf('%d leases that nobody renews: counted after %.2f s '
-		  . '(median), %.2f s (at most)',
-		$self->{leases}, _percentile(50, @{ $self->{loads} }),
-		max(@{ $self->{loads} }));
-	push @lines, 'tickets that clients were told of, and are not there: '
-	  . sum(0, map { $_->{lost} } @rounds);
-	return @lines;
+	return (
+		sprintf('%d rounds, %d failovers', scalar @rounds,
+			sum(0, map { $_->{another} } @rounds)),
+		'calls that succeeded (and failed): ' . join(', ', $self->_operations),
+		'seconds without service, the median and the 99th percentile,',
+		map({ $self->_lines_without($_) } @{ $self->{paths} }),
+		"leases with a ttl of $ttl s that were held and renewed, kept and lost;"
+		  . ' leases that nobody',
+		'renews ("unwatched") and tickets that clients were told of, lost:',
+		$self->_lines_of_leases,
+		'what happened to holders: '
+		  . join(', ', map { "$_ $self->{what}{$_}" } sort keys %{ $self->{what} }),
+		sprintf('%d leases that nobody renews: counted after %.2f s '
+			  . '(median), %.2f s (at most)',
+			$self->{leases}, _percentile(50, @{ $self->{loads} }),
+			max(@{ $self->{loads} })));
 }
 
 1;
