@@ -238,6 +238,7 @@ TAP = \
 	ha_cascade \
 	ha_logical \
 	ha_reset \
+	ha_patroni \
 	module_databases \
 	module_dump \
 	module_update \

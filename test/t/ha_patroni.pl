@@ -1,0 +1,71 @@
+# Under Patroni, with etcd: a member that is killed, a switchover, and a primary
+# that is cut off from the others, while clients use all of dlock.  This is
+# test/ha/run with three of its faults, each once, and with short loads; that runs
+# all of them, and for longer.
+#
+# What would break it: what breaks test/ha/run.  Leases that are not on the new
+# primary, or not with what they held; two holders, one on each side; fences that
+# fall; a library that cannot follow another primary.
+#
+# The members are in network namespaces, which are in a user namespace, so that no
+# root is needed; and in a process namespace, with which all that runs there ends.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use Test::More;
+
+foreach my $program ('patroni', 'etcd', 'ip', 'nsenter', 'setpriv', 'unshare')
+{
+	plan skip_all => "$program is not installed"
+	  unless grep { -x "$_/$program" } split /:/, $ENV{PATH};
+}
+foreach my $module ('psycopg', 'psycopg2', 'etcd')
+{
+	plan skip_all => "Python's $module is not installed"
+	  if system("/usr/bin/python3 -c 'import $module' 2>/dev/null") != 0;
+}
+
+my @apart = (
+	'unshare', '--user', '--map-current-user', '--keep-caps', '--net',
+	'--mount', '--pid', '--fork', '--kill-child', '--mount-proc', 'bash', '-c');
+my $networks = qq{
+	set -euo pipefail
+	as_root() { "\$@"; }
+	. '$FindBin::RealBin/../ha/networks.sh'
+	mount -t tmpfs tmpfs /run
+	make_networks short
+};
+
+# false if that fails, which says nothing
+sub succeeds
+{
+	my $pid = fork() // die "fork: $!";
+
+	if ($pid == 0)
+	{
+		open STDOUT, '>', '/dev/null' or die "open: $!";
+		open STDERR, '>&', \*STDOUT or die "open: $!";
+		exec(@_) or exit 127;
+	}
+	waitpid($pid, 0);
+	return $? == 0;
+}
+
+plan skip_all => 'there can be no network namespaces'
+  unless succeeds(@apart, "$networks nsenter --net=/run/netns/short-0 ip neigh show");
+
+%ENV = (
+	%ENV,
+	DLOCK_HA_PREFIX => 'short',
+	DLOCK_HA_FAULTS => 'killed members,switchovers,partitions',
+	DLOCK_HA_ONCE => 1,
+	DLOCK_HA_SHORT => 1,
+	DLOCK_HA_PAUSE => 0.1,
+	DLOCK_HA_CLIENTS => 4,
+	DLOCK_HA_LEASES => 100);
+# the shell stays, to be the parent of whoever has lost his
+exec(@apart, "$networks nsenter --net=/run/netns/short-0 \"\$@\" || exit; exit",
+	'bash', $^X, map({ "-I$_" } @INC), "$FindBin::RealBin/../ha/ha.pl")
+  or die "exec: $!";
