@@ -63,11 +63,51 @@ typedef struct DlockKey
 	};
 } DlockKey;
 
-/* How many words the name takes */
+/* How many words a name takes */
+static inline unsigned int
+dlock_name_words(unsigned int length)
+{
+	return (length + 7) / 8;
+}
+
 static inline unsigned int
 dlock_key_words(const DlockKey *key)
 {
-	return (key->length + 7U) / 8;
+	return dlock_name_words(key->length);
+}
+
+/*
+ * A word of a name, as a key has it.  The last one is made in a register: a word
+ * that is read where bytes have just been written waits for these to arrive.
+ */
+static inline uint64
+dlock_name_word(const char *name, unsigned int length, unsigned int word)
+{
+	unsigned int rest = length - word * 8;
+	uint64		result = 0;
+
+	if (rest >= 8)
+		memcpy(&result, name + word * 8, 8);
+	else if (length >= 8)
+	{
+		/* the last 8 bytes, without those that the word before has */
+		memcpy(&result, name + length - 8, 8);
+#ifdef WORDS_BIGENDIAN
+		result <<= (8 - rest) * 8;
+#else
+		result >>= (8 - rest) * 8;
+#endif
+	}
+	else
+	{
+		for (unsigned int i = 0; i < rest; i++)
+#ifdef WORDS_BIGENDIAN
+			result |= (uint64) (unsigned char) name[i] << (7 - i) * 8;
+#else
+			result |= (uint64) (unsigned char) name[i] << i * 8;
+#endif
+	}
+	return result;
 }
 
 /* What of it is used, in bytes */

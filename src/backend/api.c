@@ -105,13 +105,31 @@ begin_lease_change(void)
 }
 
 static void
+raise_null(const char *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+			 errmsg("argument \"%s\" must not be null", name),
+			 errhint("Give a value, or leave the argument out if it has a default.")));
+}
+
+static inline void
 need(FunctionCallInfo fcinfo, int argument, const char *name)
 {
-	if (PG_ARGISNULL(argument))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("argument \"%s\" must not be null", name),
-				 errhint("Give a value, or leave the argument out if it has a default.")));
+	if (unlikely(PG_ARGISNULL(argument)))
+		raise_null(name);
+}
+
+/* A text argument, which is mostly as it is to be already */
+static inline text *
+get_text_argument(FunctionCallInfo fcinfo, int argument)
+{
+	struct varlena *value = (struct varlena *)
+		DatumGetPointer(PG_GETARG_DATUM(argument));
+
+	if (likely(!VARATT_IS_COMPRESSED(value) && !VARATT_IS_EXTERNAL(value)))
+		return (text *) value;
+	return PG_GETARG_TEXT_PP(argument);
 }
 
 static void
@@ -139,7 +157,7 @@ void
 dlock_get_key(FunctionCallInfo fcinfo, const DlockSpace *space, DlockKey *key)
 {
 	need(fcinfo, 0, "name");
-	make_key(key, space, PG_GETARG_TEXT_PP(0));
+	make_key(key, space, get_text_argument(fcinfo, 0));
 }
 
 /* A call that asks for a lock, and is told what leases have there, too. */
@@ -303,9 +321,9 @@ typedef enum SessionUse
 	USE_WATCH
 } SessionUse;
 
-/* Does dlock.session_locks let a client use its session for more than a moment? */
+/* As check_session_use(), where the setting says something else than "allow" */
 static void
-check_session_use(SessionUse use)
+advise_against_use(SessionUse use)
 {
 	static const char *const uses[] = {
 		[USE_LOCK] = "session-scoped lock",
@@ -315,8 +333,6 @@ check_session_use(SessionUse use)
 	};
 	bool		warn = dlock_session_locks == DLOCK_SESSION_LOCKS_WARN;
 
-	if (likely(dlock_session_locks == DLOCK_SESSION_LOCKS_ALLOW))
-		return;
 	ereport(warn ? WARNING : ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("%s requested where dlock.session_locks %s it", uses[use],
@@ -328,6 +344,14 @@ check_session_use(SessionUse use)
 			 use == USE_WATCH ?
 			 errhint("Watch in a session that is not behind a pooler, or ask dlock_locks().") :
 			 errhint("Give a channel that somebody listens on over a connection of its own.")));
+}
+
+/* Does dlock.session_locks let a client use its session for more than a moment? */
+static inline void
+check_session_use(SessionUse use)
+{
+	if (unlikely(dlock_session_locks != DLOCK_SESSION_LOCKS_ALLOW))
+		advise_against_use(use);
 }
 
 static void
@@ -343,10 +367,24 @@ raise_timeout(const DlockRequest *request, DlockTimeout timeout)
 }
 
 /*
+ * Does a call give no argument but the name?  As most do, what takes arguments
+ * apart need not even be looked at then.
+ */
+static inline bool
+gives_name_alone(FunctionCallInfo fcinfo)
+{
+	const NullableDatum *args = fcinfo->args;
+
+	return args[1].isnull && args[3].isnull && args[5].isnull &&
+		!args[2].isnull && !DatumGetBool(args[2].value) &&
+		!args[4].isnull && DatumGetInt32(args[4].value) == 1;
+}
+
+/*
  * The acquire functions of session and transaction scope:
  * (name, timeout, shared, slots, permits, info).
  */
-static Datum
+static inline Datum
 acquire(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
 	DlockRequest request;
@@ -356,9 +394,18 @@ acquire(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 
 	memset(&request, 0, offsetof(DlockRequest, key));
 	request.scope = scope;
-	request.timeout = get_timeout(fcinfo, 1);
-	get_mode(fcinfo, 2, &request);
-	request.info = get_info(fcinfo, 5);
+	if (likely(gives_name_alone(fcinfo)))
+	{
+		request.timeout = DLOCK_WAIT_FOREVER;
+		request.mode = DLOCK_EXCLUSIVE;
+		request.permits = 1;
+	}
+	else
+	{
+		request.timeout = get_timeout(fcinfo, 1);
+		get_mode(fcinfo, 2, &request);
+		request.info = get_info(fcinfo, 5);
+	}
 	if (scope == DLOCK_SESSION)
 		check_session_use(USE_LOCK);
 
@@ -985,7 +1032,7 @@ dlock_release(PG_FUNCTION_ARGS)
 	need(fcinfo, 0, "name");
 	if (likely(known != NULL))
 	{
-		text	   *name = PG_GETARG_TEXT_PP(0);
+		text	   *name = get_text_argument(fcinfo, 0);
 
 		dlock_worker_look(known);
 		if (likely(dlock_session_release_latest(known, VARDATA_ANY(name),

@@ -368,7 +368,7 @@ void
 dlock_held_settle(DlockHeld *held)
 {
 	if (held->session_depth == 0 && held->xact_depth == 0)
-		(void) dlock_queue_leave(&held->name->key, held->ticket);
+		(void) dlock_queue_leave(&held->name->key, held->ticket, held->lock);
 	if (is_forgettable(held))
 		dlock_held_forget(held);
 	else if (dlock_held_is_gone(held))
@@ -404,12 +404,16 @@ dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 {
 	DlockHeldName *latest = latest_name;
 
-	if (latest && latest->count > 0 && latest->key.length == length &&
-		latest->key.space.database == space->key.database &&
-		latest->key.space.extension == space->key.extension &&
-		memcmp(latest->key.name, name, length) == 0)
-		return latest;
-	return NULL;
+	if (latest == NULL || latest->count == 0 || latest->key.length != length ||
+		latest->key.space.database != space->key.database ||
+		latest->key.space.extension != space->key.extension)
+		return NULL;
+	for (unsigned int w = 0; w < dlock_key_words(&latest->key); w++)
+	{
+		if (latest->key.words[w] != dlock_name_word(name, length, w))
+			return NULL;
+	}
+	return latest;
 }
 
 /*
@@ -582,7 +586,7 @@ dlock_held_check_room(void)
  * Allocate all that entering a ticket under this name will need.
  */
 void
-dlock_held_prepare(const DlockRequest *request)
+dlock_held_prepare(const DlockKey *key)
 {
 	DlockHeldName *name;
 	bool		found;
@@ -592,9 +596,9 @@ dlock_held_prepare(const DlockRequest *request)
 	if (prepared_ticket == NULL)
 		prepared_ticket = MemoryContextAlloc(TopMemoryContext,
 											 sizeof(DlockHeld));
-	if (latest_name && dlock_key_equal(&latest_name->key, &request->key))
+	if (latest_name && dlock_key_equal(&latest_name->key, key))
 		return;
-	name = hash_search(names, &request->key, HASH_ENTER, &found);
+	name = hash_search(names, key, HASH_ENTER, &found);
 	if (!found)
 	{
 		for (int place = 0; place < DLOCK_NUM_HELD_PLACES; place++)
@@ -610,13 +614,14 @@ dlock_held_prepare(const DlockRequest *request)
  * is still to be counted.  Cannot fail.
  */
 DlockHeld *
-dlock_held_enter(DlockTicket *ticket, DlockScope scope)
+dlock_held_enter(DlockTicket *ticket, DlockScope scope, DlockLock *lock)
 {
 	DlockHeld  *held = prepared_ticket;
 
 	held->number = ticket->number;
 	held->name = latest_name;
 	held->ticket = ticket;
+	held->lock = lock;
 	held->place = !dlock_held_is_granted(held) ? DLOCK_HELD_WAITING :
 		scope == DLOCK_SESSION ? DLOCK_HELD_BY_SESSION : DLOCK_HELD_BY_XACT;
 	held->session_depth = held->xact_depth = 0;

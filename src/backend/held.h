@@ -50,6 +50,7 @@ typedef struct DlockHeld
 	int64		number;
 	DlockHeldName *name;
 	DlockTicket *ticket;
+	DlockLock  *lock;			/* its lock's entry, while it is not gone */
 	dlist_node	by_number;		/* in its bucket of "numbers" */
 	dlist_node	by_name;		/* in DlockHeldName.tickets[place] */
 	DlockHeldPlace place;
@@ -82,8 +83,9 @@ extern int	dlock_held_watches;
 extern void dlock_held_initialize(void);
 extern struct HTAB *dlock_held_make_table(const char *title, Size entry_size);
 extern void dlock_held_check_room(void);
-extern void dlock_held_prepare(const DlockRequest *request);
-extern DlockHeld *dlock_held_enter(DlockTicket *ticket, DlockScope scope);
+extern void dlock_held_prepare(const DlockKey *key);
+extern DlockHeld *dlock_held_enter(DlockTicket *ticket, DlockScope scope,
+								   DlockLock *lock);
 extern void dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 								 uint32 xact_depth);
 extern void dlock_held_count_shared(DlockHeld *held);

@@ -46,7 +46,7 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	*held = NULL;
 	*created = false;
 	if (!adopt)
-		dlock_held_prepare(request);
+		dlock_held_prepare(&request->key);
 	(void) dlock_record_begin_uses();
 	dlock_request_check_memory(space, request->lease->role);
 	ticket = dlock_lease_ticket_make(space, request);
@@ -76,7 +76,7 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	*created = true;
 	if (!adopt)
 	{
-		*held = dlock_held_enter(&ticket->ticket, DLOCK_LEASE);
+		*held = dlock_held_enter(&ticket->ticket, DLOCK_LEASE, joined.lock);
 		/* for as long as it is noted there, whoever has the ticket by then */
 		dlock_record_ref(&ticket->record);
 	}

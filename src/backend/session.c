@@ -50,19 +50,25 @@ dlock_session_attach(void)
 /*
  * Join the lock with a new ticket.  Returns NULL where the lock is busy and
  * the request is not to be queued.
+ *
+ * Who takes no more memory than his session has spare is not asked whether there
+ * is some left.
  */
 static DlockHeld *
 join(DlockSpace *space, const DlockRequest *request, bool nowait)
 {
+	Oid			role = GetUserId();
 	DlockTicket *ticket;
 	DlockHeld  *held;
 	DlockJoined joined;
 
-	dlock_held_prepare(request);
+	dlock_held_prepare(&request->key);
 	if (request->scope == DLOCK_TRANSACTION)
 		dlock_xact_prepare();
-	dlock_request_check_memory(space, GetUserId());
-	ticket = dlock_ticket_make(space, request);
+	if (unlikely(!dlock_ticket_is_spare(request, role) ||
+				 !dlock_lock_is_spare(&request->key, role)))
+		dlock_request_check_memory(space, role);
+	ticket = dlock_ticket_make(space, request, role);
 	while (joined = dlock_queue_join(space, request, ticket, nowait),
 		   joined.outcome == DLOCK_JOIN_NO_NUMBER)
 		dlock_ticket_reserve(space, 0);
@@ -70,25 +76,18 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 		dlock_raise_mismatch(request, joined.slots);
 	if (joined.outcome == DLOCK_JOIN_BUSY)
 		return NULL;
-	held = dlock_held_enter(ticket, request->scope);
+	held = dlock_held_enter(ticket, request->scope, joined.lock);
 	dlock_ticket_joined(ticket);
 	return held;
 }
 
-/*
- * Make sure that this backend may be told of a ticket's grant.  Where that
- * fails, a new ticket goes, as nobody has asked for it yet.
- */
+/* As confirm_grant(), where there is something to be flushed */
 static void
-confirm_grant(DlockSpace *space, DlockHeld *held)
+flush_removal(DlockSpace *space, DlockHeld *held)
 {
-	const DlockKey *key = &held->name->key;
-
-	if (likely(dlock_journal_removal(space, key) == InvalidXLogRecPtr))
-		return;
 	PG_TRY();
 	{
-		dlock_journal_flush_removal(space, key);
+		dlock_journal_flush_removal(space, &held->name->key);
 	}
 	PG_CATCH();
 	{
@@ -97,6 +96,18 @@ confirm_grant(DlockSpace *space, DlockHeld *held)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
+}
+
+/*
+ * Make sure that this backend may be told of a ticket's grant.  Where that
+ * fails, a new ticket goes, as nobody has asked for it yet.
+ */
+static inline void
+confirm_grant(DlockSpace *space, DlockHeld *held)
+{
+	if (unlikely(dlock_journal_removal(space, &held->name->key) !=
+				 InvalidXLogRecPtr))
+		flush_removal(space, held);
 }
 
 /*
@@ -152,7 +163,8 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		*outcome = DLOCK_BUSY;
 		return 0;
 	}
-	if (!dlock_request_wait(request, held))
+	if (unlikely(!dlock_held_is_granted(held)) &&
+		!dlock_request_wait(request, held))
 	{
 		*outcome = DLOCK_TIMED_OUT;
 		return 0;
@@ -462,7 +474,8 @@ at_exit(int code, Datum arg)
 
 			/* counts for as long as an error here leaves it behind */
 			pg_atomic_fetch_add_u32(&dlock_control->lost, 1);
-			(void) dlock_queue_leave(&held->name->key, held->ticket);
+			(void) dlock_queue_leave(&held->name->key, held->ticket,
+									 held->lock);
 			/* where an unpinning has failed, it stays lost */
 			if (dlock_held_is_gone(held) || held->ticket->session == 0)
 				pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);

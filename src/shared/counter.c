@@ -34,28 +34,13 @@ static const int64 wait_bounds[] = {
 StaticAssertDecl(lengthof(wait_bounds) + 1 == DLOCK_WAIT_BUCKETS,
 				 "wait_bounds must match DLOCK_WAIT_BUCKETS");
 
+/* As dlock_count_ticket(), where this backend counts for another space */
 void
-dlock_count(DlockCounter counter, uint64 amount)
+dlock_count_elsewhere(const DlockTicket *ticket, DlockCounter counter,
+					  int64 amount)
 {
-	pg_atomic_uint64 *mine = &dlock_my_backend->counters[counter];
-
-	/* nobody else writes here, so this need not be one instruction */
-	pg_atomic_write_u64(mine, pg_atomic_read_u64(mine) + amount);
-}
-
-/*
- * Count for the space of a ticket, which this backend uses.  A count of what
- * there is now can fall: "amount" is added modulo 2^64.
- */
-void
-dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
-				   int64 amount)
-{
-	if (likely(pg_atomic_read_u64(&dlock_my_backend->space) == ticket->space))
-		dlock_count(counter, (uint64) amount);
-	else
-		pg_atomic_fetch_add_u64(&dlock_space_at(ticket->space)->counters[counter],
-								amount);
+	pg_atomic_fetch_add_u64(&dlock_space_at(ticket->space)->counters[counter],
+							amount);
 }
 
 /* The bound of a bucket of waits, in microseconds; -1: the last one has none */

@@ -81,9 +81,9 @@ removal(DlockSpace *space, const DlockKey *key)
 	return &space->removed[key->hash & (DLOCK_REMOVED_BUCKETS - 1)];
 }
 
-/* Where that removal ends in the WAL; mostly there was none. */
+/* As dlock_journal_removal(), where there was any removal */
 XLogRecPtr
-dlock_journal_removal(DlockSpace *space, const DlockKey *key)
+dlock_journal_find_removal(DlockSpace *space, const DlockKey *key)
 {
 	return pg_atomic_read_u64(removal(space, key));
 }
@@ -127,6 +127,8 @@ void
 dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 						   XLogRecPtr lsn)
 {
+	/* before the grants that this removal makes way for */
+	pg_atomic_write_u32(&space->has_removed, 1);
 	pg_atomic_write_u64(removal(space, key), lsn);
 }
 

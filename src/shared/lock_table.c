@@ -108,6 +108,24 @@ dlock_lock_find(const DlockKey *key, bool exclusive)
 }
 
 /*
+ * Lock what entry a key has, without a search: for who has a pointer to it, which
+ * is valid if his ticket is in that lock still.
+ */
+void
+dlock_lock_enter(const DlockKey *key)
+{
+	Assert(!LWLockHeldByMe(&dlock_lock_partition(key)->lock));
+	LWLockAcquire(&dlock_lock_partition(key)->lock, LW_EXCLUSIVE);
+}
+
+/* Let go of it, where the ticket turned out to be gone. */
+void
+dlock_lock_leave(const DlockKey *key)
+{
+	LWLockRelease(&dlock_lock_partition(key)->lock);
+}
+
+/*
  * An entry's lock is let go of: if it has got a queue, or has none any more, that
  * is counted, for those who look for queues.
  */
@@ -144,6 +162,13 @@ entry_size(const DlockKey *key)
 {
 	return TYPEALIGN(ENTRY_STEP, offsetof(DlockLock, key) +
 					 dlock_key_size(key));
+}
+
+/* Would the insertion of a lock take no more memory than this backend has spare? */
+bool
+dlock_lock_is_spare(const DlockKey *key, Oid role)
+{
+	return spare && spare->role == role && spare->size == entry_size(key);
 }
 
 /* The spare entry goes when the backend does, or has the wrong size. */

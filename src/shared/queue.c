@@ -37,8 +37,15 @@ typedef struct Wakeups
 	DlockSpace *space;			/* its worker; or NULL */
 	DlockSpace *outbox;			/* its sender; or NULL */
 	int			count;
-	int			procnos[8];		/* few, as every release zeroes them */
+	int			procnos[8];
 } Wakeups;
+
+static inline void
+begin_wakeups(Wakeups *wakeups)
+{
+	wakeups->space = wakeups->outbox = NULL;
+	wakeups->count = 0;
+}
 
 /*
  * Change a ticket's state.  It is read without the lock: by its owner, who
@@ -62,13 +69,14 @@ set_latches(Wakeups *wakeups)
 	wakeups->count = 0;
 }
 
-static void
+static inline void
 wake_all(Wakeups *wakeups)
 {
-	set_latches(wakeups);
-	if (wakeups->space)
+	if (wakeups->count > 0)
+		set_latches(wakeups);
+	if (unlikely(wakeups->space != NULL))
 		(void) dlock_worker_wake(wakeups->space);
-	else if (wakeups->outbox)
+	else if (unlikely(wakeups->outbox != NULL))
 		dlock_sender_wake(wakeups->outbox);
 }
 
@@ -422,6 +430,7 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 	if (joined.outcome == DLOCK_JOIN_GRANTED &&
 		DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
+	joined.lock = lock;
 	let_go(lock);
 	if (unlikely(to_wake != NULL))
 		(void) dlock_worker_wake(to_wake);
@@ -470,6 +479,7 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 		 joined.outcome == DLOCK_JOIN_QUEUED) &&
 		!belong_to_lease(lock, ticket, adopt, &wakeups))
 		joined.outcome = DLOCK_JOIN_LEASE_GONE;
+	joined.lock = lock;
 	let_go(lock);
 	wake_all(&wakeups);
 	return joined;
@@ -621,33 +631,38 @@ withdraw_claim(DlockLock *lock, DlockLeaseTicket *ticket, Wakeups *wakeups)
  * GONE: a pinned one only becomes ENDING, and goes with its last pin.  One that
  * its lease has adopted meanwhile, for another client, stays that client's.
  *
+ * "lock" is the lock that it has joined: that stays while the ticket is in it, so
+ * it need not be searched for.
+ *
  * Raises nothing and allocates nothing: error and exit paths call this.
  */
 bool
-dlock_queue_leave(const DlockKey *key, DlockTicket *ticket)
+dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 {
-	Wakeups		wakeups = {0};
-	DlockLock  *lock;
-	bool		was_there;
+	Wakeups		wakeups;
 
-	if (state_of(ticket) == DLOCK_GONE)
+	if (unlikely(state_of(ticket) == DLOCK_GONE))
 	{
 		/* whoever ended it has done with it: see set_state() */
 		pg_memory_barrier();
 		return false;
 	}
-	lock = dlock_lock_find(key, true);
-	if (lock == NULL)
-		return false;
+	begin_wakeups(&wakeups);
+	dlock_lock_enter(key);
 	/* it may have been ended by force since we looked */
-	was_there = state_of(ticket) != DLOCK_GONE;
-	if (is_lease_ticket(ticket))
+	if (unlikely(state_of(ticket) == DLOCK_GONE))
+	{
+		dlock_lock_leave(key);
+		return false;
+	}
+	Assert(dlock_key_equal(&lock->key, key));
+	if (unlikely(is_lease_ticket(ticket)))
 		withdraw_claim(lock, lease_ticket(ticket), &wakeups);
-	else if (was_there)
+	else
 		end(lock, ticket, 0, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
-	return was_there;
+	return true;
 }
 
 /*

@@ -159,8 +159,11 @@ extern void dlock_lock_table_attach(dsa_area *area, dsa_pointer table);
 extern DlockLock *dlock_lock_find(const DlockKey *key, bool exclusive);
 extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots,
 									Oid role);
+extern void dlock_lock_enter(const DlockKey *key);
+extern void dlock_lock_leave(const DlockKey *key);
 extern void dlock_lock_release(DlockLock *lock);
 extern void dlock_lock_remove(DlockLock *lock);
+extern bool dlock_lock_is_spare(const DlockKey *key, Oid role);
 extern void dlock_lock_free_spare(void);
 extern void dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive,
 								  bool queued);
@@ -179,9 +182,32 @@ extern void dlock_count_as_worker(void);
 extern bool dlock_is_replaced(void);
 
 /* counter.c */
-extern void dlock_count(DlockCounter counter, uint64 amount);
-extern void dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
-							   int64 amount);
+extern void dlock_count_elsewhere(const DlockTicket *ticket,
+								  DlockCounter counter, int64 amount);
+
+static inline void
+dlock_count(DlockCounter counter, uint64 amount)
+{
+	pg_atomic_uint64 *mine = &dlock_my_backend->counters[counter];
+
+	/* nobody else writes here, so this need not be one instruction */
+	pg_atomic_write_u64(mine, pg_atomic_read_u64(mine) + amount);
+}
+
+/*
+ * Count for the space of a ticket, which this backend uses.  A count of what
+ * there is now can fall: "amount" is added modulo 2^64.
+ */
+static inline void
+dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
+				   int64 amount)
+{
+	if (likely(pg_atomic_read_u64(&dlock_my_backend->space) == ticket->space))
+		dlock_count(counter, (uint64) amount);
+	else
+		dlock_count_elsewhere(ticket, counter, amount);
+}
+
 extern int64 dlock_wait_bound(int bucket);
 extern void dlock_count_wait(uint64 waited);
 extern void dlock_count_for(DlockSpace *space);
@@ -231,10 +257,36 @@ extern void dlock_remove_unused_spaces(const DlockSpaceKey *keep);
 extern void dlock_finish_commit(void (*work) (void));
 
 /* ticket.c */
-extern int64 dlock_ticket_draw(DlockSpace *space);
+/*
+ * Draw a number.  Returns 0 where the block is used up: the caller lets go of
+ * its locks, calls dlock_ticket_reserve() and tries again.
+ *
+ * To be called under the entry's lock of the lock that the ticket joins; that
+ * makes the order of the numbers the order of the queue.
+ *
+ * install_block() in ticket.c changes the next number before the limit.  So one who has
+ * read the next number of the old block and then the limit of the new one
+ * fails to exchange.
+ */
+static inline int64
+dlock_ticket_draw(DlockSpace *space)
+{
+	uint64		number = pg_atomic_read_u64(&space->next_ticket);
+
+	do
+	{
+		pg_read_barrier();
+		if (number >= pg_atomic_read_u64(&space->ticket_limit))
+			return 0;
+	} while (!pg_atomic_compare_exchange_u64(&space->next_ticket, &number,
+											 number + 1));
+	return (int64) number;
+}
+
 extern void dlock_ticket_reserve(DlockSpace *space, int64 minimum);
+extern bool dlock_ticket_is_spare(const DlockRequest *request, Oid role);
 extern DlockTicket *dlock_ticket_make(DlockSpace *space,
-									  const DlockRequest *request);
+									  const DlockRequest *request, Oid role);
 extern void dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 							  DlockTicket *ticket);
 extern void dlock_ticket_release_texts(DlockTicket *ticket);
@@ -311,6 +363,7 @@ typedef struct DlockJoined
 {
 	DlockJoin	outcome;
 	int32		slots;			/* MISMATCH: the lock's */
+	DlockLock  *lock;			/* GRANTED, QUEUED: see dlock_queue_leave() */
 	DlockLeaseTicket *existing; /* EXISTS: in use by the caller, see record.c */
 } DlockJoined;
 
@@ -393,7 +446,8 @@ extern void dlock_queue_load_slots(DlockSpace *space, const DlockKey *key,
 								   int32 slots, Oid role);
 extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_queue_finish(DlockLeaseTicket *ticket);
-extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket);
+extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket,
+							  DlockLock *lock);
 
 /* A ticket that was ended by force, as it was before */
 typedef struct DlockForced
@@ -653,8 +707,22 @@ extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
 extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);
 extern int64 dlock_journal_lag(DlockSpace *space);
 extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
-extern XLogRecPtr dlock_journal_removal(DlockSpace *space,
-										const DlockKey *key);
+extern XLogRecPtr dlock_journal_find_removal(DlockSpace *space,
+											 const DlockKey *key);
+
+/*
+ * Where the removal of the row of a lock's last holder ends in the WAL; or 0.  Who
+ * has seen a grant sees what was noted before it.
+ */
+static inline XLogRecPtr
+dlock_journal_removal(DlockSpace *space, const DlockKey *key)
+{
+	pg_read_barrier();
+	if (likely(pg_atomic_read_u32(&space->has_removed) == 0))
+		return InvalidXLogRecPtr;
+	return dlock_journal_find_removal(space, key);
+}
+
 extern void dlock_journal_flush(XLogRecPtr removed);
 extern void dlock_journal_flush_removal(DlockSpace *space,
 										const DlockKey *key);

@@ -641,17 +641,16 @@ struct DlockSpace
 
 	char		padding2[PG_CACHE_LINE_SIZE];
 
+	/* what every call looks at stands together, down to "changed" */
+
 	/* protected by lease_lock */
 	LWLock		lease_lock;
 	DlockList	leases;			/* of DlockLease */
-	DlockList	retimed;		/* of DlockRetiming: the worker is to look at
-								 * these leases anew */
 	DlockList	journal;		/* of DlockRecord, the oldest mark first */
 
-	/* protected by heartbeat_mutex: what standbys have not acknowledged yet */
-	slock_t		heartbeat_mutex;
-	int			num_heartbeats[DLOCK_NUM_QUORUMS];
-	DlockHeartbeat heartbeats[DLOCK_NUM_QUORUMS][DLOCK_HEARTBEATS];
+	/* atomic */
+	pg_atomic_uint32 loaded;	/* what the tables keep is in memory */
+	pg_atomic_uint32 has_removed;	/* there is something in "removed" */
 
 	/* protected by outbox_lock */
 	LWLock		outbox_lock;
@@ -659,12 +658,20 @@ struct DlockSpace
 	DlockList	changed;		/* of DlockWatched that are listed */
 	uint64		tellings;		/* so often was something taken from there */
 
+	/* protected by lease_lock */
+	DlockList	retimed;		/* of DlockRetiming: the worker is to look at
+								 * these leases anew */
+
+	/* protected by heartbeat_mutex: what standbys have not acknowledged yet */
+	slock_t		heartbeat_mutex;
+	int			num_heartbeats[DLOCK_NUM_QUORUMS];
+	DlockHeartbeat heartbeats[DLOCK_NUM_QUORUMS][DLOCK_HEARTBEATS];
+
 	/* protected by a lock on dlock_queue that excludes itself */
 	DlockLoading loading;
 
 	/* atomic */
-	pg_atomic_uint32 loaded;	/* what the tables keep is in memory */
-	pg_atomic_uint32 slots_loaded;	/* so is what dlock_slots has; it is, too,
+	pg_atomic_uint32 slots_loaded;	/* what dlock_slots has is in memory; it is, too,
 									 * where "loaded" is set */
 	pg_atomic_uint32 load_failures; /* attempts of the worker at that */
 	ConditionVariable load_changed; /* broadcast when either changes */

@@ -124,6 +124,7 @@ make_space(const DlockSpaceKey *key)
 	for (int b = 0; b < DLOCK_REMOVED_BUCKETS; b++)
 		pg_atomic_init_u64(&space->removed[b], InvalidXLogRecPtr);
 	pg_atomic_init_u32(&space->loaded, 0);
+	pg_atomic_init_u32(&space->has_removed, 0);
 	pg_atomic_init_u32(&space->slots_loaded, 0);
 	pg_atomic_init_u32(&space->load_failures, 0);
 	ConditionVariableInit(&space->load_changed);
@@ -338,17 +339,19 @@ dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
 {
 	const uint64 *secrets = dlock_control->secrets;
 	uint64		hash = (uint64) space->key.database << 32 | space->key.extension;
-	unsigned int words = ((unsigned int) length + 7) / 8;
+	unsigned int words = dlock_name_words(length);
 
 	key->space = space->key;
 	key->length = length;
 	key->zero = 0;
-	key->words[words - 1] = 0;
-	memcpy(key->name, name, length);
-
 	hash = fold_product(hash ^ secrets[0], secrets[1] ^ length);
 	for (unsigned int w = 0; w < words; w++)
-		hash = fold_product(hash ^ key->words[w], secrets[1]);
+	{
+		uint64		word = dlock_name_word(name, length, w);
+
+		key->words[w] = word;
+		hash = fold_product(hash ^ word, secrets[1]);
+	}
 	key->hash = (uint32) fold_product(hash, secrets[0]);
 }
 

@@ -57,32 +57,6 @@
  */
 static DlockTicket *spare = NULL;
 
-/*
- * Draw a number.  Returns 0 where the block is used up: the caller lets go of
- * its locks, calls dlock_ticket_reserve() and tries again.
- *
- * To be called under the entry's lock of the lock that the ticket joins; that
- * makes the order of the numbers the order of the queue.
- *
- * install_block() changes the next number before the limit.  So one who has
- * read the next number of the old block and then the limit of the new one
- * fails to exchange.
- */
-int64
-dlock_ticket_draw(DlockSpace *space)
-{
-	uint64		number = pg_atomic_read_u64(&space->next_ticket);
-
-	do
-	{
-		pg_read_barrier();
-		if (number >= pg_atomic_read_u64(&space->ticket_limit))
-			return 0;
-	} while (!pg_atomic_compare_exchange_u64(&space->next_ticket, &number,
-											 number + 1));
-	return (int64) number;
-}
-
 static bool
 numbers_left(DlockSpace *space)
 {
@@ -249,29 +223,72 @@ dlock_ticket_release_texts(DlockTicket *ticket)
 		dlock_announcement_free(ticket);
 }
 
+/* Whose a ticket is: this backend's, for as long as it has it */
+static void
+fill_for_session(DlockTicket *ticket)
+{
+	ticket->session = pg_atomic_read_u64(&dlock_my_backend->session);
+	ticket->procno = compat_my_procno();
+	ticket->pid = MyProcPid;
+}
+
+/* Raises 53200. */
+static inline void
+fill_for_request(DlockSpace *space, const DlockRequest *request,
+				 DlockTicket *ticket)
+{
+	ticket->space = space->self;
+	if (unlikely(request->info != NULL))
+		ticket->info = dlock_text_copy(ticket->role, request->info);
+	if (unlikely(request->channel != NULL))
+		ticket->announcement = dlock_announcement_make(space, request);
+	ticket->number = 0;
+	ticket->scope = request->scope;
+	ticket->mode = request->mode;
+	ticket->slots = request->slots;
+	ticket->permits = request->permits;
+	ticket->queue_length = 0;
+	ticket->granted_at = 0;
+	ticket->pins = 0;
+	ticket->wanted = false;
+	ticket->link.prev = ticket->link.next = InvalidDsaPointer;
+}
+
+static void
+make_spare(Oid role)
+{
+	dsa_pointer self = dlock_allocate(role, TICKET_SIZE);
+
+	spare = dsa_get_address(dlock_area, self);
+	spare->self = self;
+	spare->role = role;
+	spare->info = InvalidDsaPointer;
+	spare->announcement = InvalidDsaPointer;
+	pg_atomic_init_u32(&spare->state, DLOCK_GONE);
+	pg_atomic_init_u32(&spare->session_depth, 0);
+	pg_atomic_init_u32(&spare->xact_depth, 0);
+	fill_for_session(spare);
+}
+
+/* Would a request's ticket take no more memory than this backend has spare? */
+bool
+dlock_ticket_is_spare(const DlockRequest *request, Oid role)
+{
+	return spare && spare->role == role && request->info == NULL &&
+		request->channel == NULL;
+}
+
 /*
  * Make a ticket for a request, to be entered into the lock's queue.  Raises
  * 53200 where there is no memory; the caller has asked for that before.
  */
 DlockTicket *
-dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
+dlock_ticket_make(DlockSpace *space, const DlockRequest *request, Oid role)
 {
-	Oid			role = dlock_request_role(request);
 	DlockTicket *ticket;
 
-	if (spare == NULL)
-	{
-		dsa_pointer self = dlock_allocate(role, TICKET_SIZE);
-
-		spare = dsa_get_address(dlock_area, self);
-		spare->self = self;
-		spare->role = role;
-		spare->info = InvalidDsaPointer;
-		spare->announcement = InvalidDsaPointer;
-		pg_atomic_init_u32(&spare->state, DLOCK_GONE);
-		pg_atomic_init_u32(&spare->session_depth, 0);
-		pg_atomic_init_u32(&spare->xact_depth, 0);
-	}
+	if (unlikely(spare == NULL))
+		make_spare(role);
 	ticket = spare;
 	dlock_ticket_release_texts(ticket);
 	if (unlikely(ticket->role != role))
@@ -279,7 +296,8 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 		dlock_pass_memory(ticket->role, role, TICKET_SIZE);
 		ticket->role = role;
 	}
-	dlock_ticket_fill(space, request, ticket);
+	fill_for_request(space, request, ticket);
+	ticket->enqueued_at = current_time();
 	pg_atomic_write_u32(&ticket->state, DLOCK_GONE);
 	pg_atomic_write_u32(&ticket->session_depth, 0);
 	pg_atomic_write_u32(&ticket->xact_depth, 0);
@@ -287,34 +305,17 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request)
 }
 
 /*
- * Fill in a ticket, which has its role, for a request of this session's.  Raises
- * 53200 where there is no memory; what belongs to the ticket is its own already
- * then.
+ * Fill in a lease's ticket, which has its role, for a request of this session's.
+ * Raises 53200 where there is no memory; what belongs to the ticket is its own
+ * already then.
  */
 void
 dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 				  DlockTicket *ticket)
 {
-	ticket->space = space->self;
-	if (request->info)
-		ticket->info = dlock_text_copy(ticket->role, request->info);
-	if (request->channel)
-		ticket->announcement = dlock_announcement_make(space, request);
-	ticket->number = 0;
-	ticket->session = pg_atomic_read_u64(&dlock_my_backend->session);
-	ticket->procno = compat_my_procno();
-	ticket->pid = MyProcPid;
-	ticket->scope = request->scope;
-	ticket->mode = request->mode;
-	ticket->slots = request->slots;
-	ticket->permits = request->permits;
-	ticket->enqueued_at = request->scope == DLOCK_LEASE ?
-		GetCurrentTimestamp() : current_time();
-	ticket->queue_length = 0;
-	ticket->granted_at = 0;
-	ticket->pins = 0;
-	ticket->wanted = false;
-	ticket->link.prev = ticket->link.next = InvalidDsaPointer;
+	fill_for_session(ticket);
+	fill_for_request(space, request, ticket);
+	ticket->enqueued_at = GetCurrentTimestamp();
 }
 
 /* The ticket has joined a lock, and is not the spare one any more. */

@@ -122,6 +122,9 @@ foreach my $how ('release', 'end', 'terminate')
 	is($ordinary->query("SELECT dlock_acquire('lock 1') > 0"),
 		't', 'again needs no memory');
 	$ordinary->query("SELECT dlock_release('lock 1')");
+	$ordinary->query("SELECT dlock_release('lock 1')");
+	is($ordinary->query("SELECT dlock_acquire('lock 1') > 0"),
+		't', 'what it gives back it can take again');
 
 	# the reserve
 	is($superuser->query("SELECT dlock_try_acquire('one more') > 0"),
