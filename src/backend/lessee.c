@@ -93,6 +93,8 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 		dlock_lease_ticket_publish(ticket);
 		if (!dlock_queue_adopt(ticket))
 		{
+			if (ticket->heir)
+				dlock_raise_lost(&request->key, held->number);
 			if (dlock_held_is_gone(held))
 				dlock_raise_lost_place(request, held->number);
 			dlock_raise_lease_gone(request->lease->number);
@@ -169,6 +171,9 @@ ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	outcome = dlock_request_wait_for_lease(request, held);
 	if (outcome == DLOCK_ACQUIRED)
 		let_adopt(request, held, *ticket);
+	/* its own lease has begun with it, and has ended with it */
+	if (outcome == DLOCK_LOST && request->lease->single && (*ticket)->heir)
+		dlock_raise_lost(&request->key, (*ticket)->ticket.number);
 	return outcome;
 }
 

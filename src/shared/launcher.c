@@ -161,6 +161,17 @@ dlock_worker_wake(DlockSpace *space)
 }
 
 /*
+ * Will the worker look at the journal in a moment, by itself?  The caller has
+ * marked something there before, so that it finds that.
+ */
+bool
+dlock_worker_comes(DlockSpace *space)
+{
+	pg_memory_barrier();
+	return pg_atomic_read_u32(&space->worker_comes) != 0;
+}
+
+/*
  * There is something in the outbox, and nothing else to do.  Where nobody is there
  * to send it, the worker sees to that; a sender that goes asks for it, too, if it
  * leaves something.

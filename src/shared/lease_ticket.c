@@ -228,12 +228,31 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
 }
 
 /*
+ * The same where the one holder has ended, and only the removal of its row is to
+ * come: the ticket's row, which it does not have yet, says granted from the start.
+ * It comes into the journal behind that removal, and so into the same transaction
+ * or a later one.
+ */
+bool
+dlock_lease_ticket_inherit(DlockLeaseTicket *ticket)
+{
+	Assert(!ticket->record.listed && !ticket->record.has_row);
+	/* nobody else looks before it is in the journal */
+	ticket->heir = true;
+	if (dlock_lease_ticket_adopt(ticket))
+		return true;
+	ticket->heir = false;
+	return false;
+}
+
+/*
  * A ticket that waited is granted.  The state changes together with the mark:
  * whoever sees it, and then asks for the mark, waits for the grant to be
- * written.  Called under the entry's lock.
+ * written.  Where its row says so already, there is nothing to mark.  Called under
+ * the entry's lock.
  */
 void
-dlock_lease_ticket_granted(DlockLeaseTicket *ticket)
+dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 {
 	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = dlock_space_at(lease->space);
@@ -241,11 +260,15 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket)
 	if (lease->single)
 		(void) dlock_lease_extend(lease);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	if (!ticket->inherited)
+		ticket->ticket.granted_at = now;
 	/* read without a lock, too: all that belongs to the grant comes before */
 	pg_write_barrier();
 	pg_atomic_write_u32(&ticket->ticket.state, DLOCK_GRANTED);
 	count_held(lease, ticket);
-	dlock_journal_mark(space, &ticket->record);
+	/* what is to be announced, the worker learns of by the mark */
+	if (!ticket->inherited || DsaPointerIsValid(ticket->ticket.announcement))
+		dlock_journal_mark(space, &ticket->record);
 	LWLockRelease(&space->lease_lock);
 }
 

@@ -35,6 +35,7 @@
 typedef struct Wakeups
 {
 	DlockSpace *space;			/* its worker; or NULL */
+	DlockLeaseTicket *heir;		/* who waits for it, and refer to it; or NULL */
 	DlockSpace *outbox;			/* its sender; or NULL */
 	int			count;
 	int			procnos[8];
@@ -44,6 +45,7 @@ static inline void
 begin_wakeups(Wakeups *wakeups)
 {
 	wakeups->space = wakeups->outbox = NULL;
+	wakeups->heir = NULL;
 	wakeups->count = 0;
 }
 
@@ -74,6 +76,12 @@ wake_all(Wakeups *wakeups)
 {
 	if (wakeups->count > 0)
 		set_latches(wakeups);
+	if (unlikely(wakeups->heir != NULL))
+	{
+		ConditionVariableBroadcast(&wakeups->heir->record.changed);
+		dlock_record_unref(&wakeups->heir->record);
+		wakeups->heir = NULL;
+	}
 	if (unlikely(wakeups->space != NULL))
 		(void) dlock_worker_wake(wakeups->space);
 	else if (unlikely(wakeups->outbox != NULL))
@@ -85,14 +93,21 @@ wake_all(Wakeups *wakeups)
  * announced.  Where so many shared holders come in at once that the array is
  * full, the latches are set under the entry's lock: that is only slower.
  *
- * For a lease's ticket the worker does all that, when the change is written.
+ * For a lease's ticket the worker does all that, when the change is written.  An
+ * heir's row may have been written before; its session is woken at once.
  */
 static void
 wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
 {
 	bool		of_lease = is_lease_ticket(ticket);
 
-	if (of_lease)
+	if (of_lease && event == DLOCK_EVENT_GRANTED && wakeups->heir == NULL &&
+		lease_ticket(ticket)->heir)
+	{
+		wakeups->heir = lease_ticket(ticket);
+		dlock_record_ref(&wakeups->heir->record);
+	}
+	else if (of_lease)
 		wakeups->space = dlock_space_at(ticket->space);
 	else if (DsaPointerIsValid(ticket->announcement))
 		wakeups->outbox = dlock_space_at(ticket->space);
@@ -158,12 +173,14 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 		lock->exclusive++;
 	if (ticket->scope == DLOCK_LEASE)
 		lock->leased = true;
-	ticket->granted_at = now;
 	dlock_count_ticket(ticket, DLOCK_COUNT_ACQUIRED, 1);
 	if (is_lease_ticket(ticket))
-		dlock_lease_ticket_granted(lease_ticket(ticket));
-	else
-		set_state(ticket, DLOCK_GRANTED);
+	{
+		dlock_lease_ticket_granted(lease_ticket(ticket), now);
+		return;
+	}
+	ticket->granted_at = now;
+	set_state(ticket, DLOCK_GRANTED);
 }
 
 /*
@@ -405,6 +422,10 @@ enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait,
 	dlock_list_append(&lock->queue, &ticket->link, ticket->self);
 	ticket->queue_length = lock->queue.length;
 	set_state(ticket, DLOCK_WAITING);
+	/* a removal may have been left until somebody waits for it */
+	if (lock->leased && lock->queue.length == 1 &&
+		dlock_worker_comes(space))
+		*to_wake = space;
 	return DLOCK_JOIN_QUEUED;
 }
 
@@ -438,16 +459,41 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 }
 
 /*
+ * Is a ticket that has just been queued to be granted as soon as the row of the
+ * only holder is removed, whatever else comes?  That one has ended, and its removal
+ * is in the journal.
+ */
+static bool
+is_heir(const DlockLock *lock, DlockTicket *ticket)
+{
+	DlockTicket *holder = ticket_at(lock->holders.head);
+
+	return state_of(ticket) == DLOCK_WAITING &&
+		ticket->mode == DLOCK_EXCLUSIVE && lock->queue.length == 1 &&
+		lock->holders.length == 1 && lock->closed == 0 &&
+		is_lease_ticket(holder) && state_of(holder) == DLOCK_ENDING &&
+		holder->pins == 0;
+}
+
+/*
  * A ticket that was made for a lease is in one of the lists, and is referred to
  * for as long.  Where "adopt", the lease has it from now on; false where that is
- * gone, and the ticket is out again.
+ * gone, and the ticket is out again.  An heir's lease has it in any case, unless
+ * that is gone.
  */
 static bool
 belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, bool adopt,
 				Wakeups *wakeups)
 {
 	dlock_record_ref(&ticket->record);
-	if (!adopt || dlock_lease_ticket_adopt(ticket))
+	if (!adopt)
+	{
+		if (is_heir(lock, &ticket->ticket) &&
+			dlock_lease_ticket_inherit(ticket))
+			wakeups->space = dlock_space_at(ticket->ticket.space);
+		return true;
+	}
+	if (dlock_lease_ticket_adopt(ticket))
 		return true;
 	take_out(lock, &ticket->ticket, wakeups);
 	dlock_record_unref(&ticket->record);
@@ -581,16 +627,19 @@ dlock_queue_resume(const DlockSpace *space)
 /*
  * End a ticket that is waiting or granted, or is ENDING and has lost its last
  * pin, as far as that can be done now; "event" tells its owner, or is 0.  What
- * is pinned, and what has a row, is taken out later.
+ * is pinned, and what has a row, is taken out later.  A removal that nobody waits
+ * for can wait for the worker, if that comes by itself.
  */
 static void
 end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 {
+	DlockSpace *space = dlock_space_at(ticket->space);
 	bool		of_lease = is_lease_ticket(ticket);
 	int			procno = ticket->procno;
+	bool		at_once;
 
 	if (event == DLOCK_EVENT_EXPIRED && !is_queued(ticket))
-		dlock_contention_expiration(dlock_space_at(ticket->space), &lock->key,
+		dlock_contention_expiration(space, &lock->key,
 									lock->queue.length > 0);
 	if (event != 0 && (of_lease || ticket->pins == 0))
 		wake_later(wakeups, ticket, event);
@@ -606,8 +655,12 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 		return;
 	}
 	set_state(ticket, is_queued(ticket) ? DLOCK_LEAVING : DLOCK_ENDING);
-	wakeups->space = dlock_space_at(ticket->space);
-	if (dlock_lease_ticket_ended(lease_ticket(ticket)))
+	at_once = dlock_lease_ticket_ended(lease_ticket(ticket));
+	/* once it is in the journal */
+	if (event != 0 || lock->queue.length > 0 ||
+		pg_atomic_read_u32(&space->watches) > 0 || !dlock_worker_comes(space))
+		wakeups->space = space;
+	if (at_once)
 		take_out(lock, ticket, wakeups);
 	else if (lease_ticket(ticket)->in_closed && !lease_ticket(ticket)->closes)
 	{

@@ -679,7 +679,9 @@ extern bool dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket);
 extern DlockLeaseTicket *dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted);
 extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket);
-extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket);
+extern bool dlock_lease_ticket_inherit(DlockLeaseTicket *ticket);
+extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket,
+									   TimestampTz now);
 extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket,
 											 dsa_pointer *info);
@@ -850,6 +852,7 @@ extern bool dlock_office_start(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_wake(DlockSpace *space, DlockOffice office);
 extern void dlock_office_terminate(DlockSpace *space, DlockOffice office);
 extern bool dlock_worker_wake(DlockSpace *space);
+extern bool dlock_worker_comes(DlockSpace *space);
 extern void dlock_sender_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);

@@ -350,9 +350,11 @@ typedef struct DlockLeaseTicket
 	bool		held;			/* ... and GRANTED */
 	bool		in_closed;		/* in its lease's "closed" */
 	bool		announced;		/* its grant has gone to the outbox */
+	bool		inherited;		/* an heir, whose row is in the WAL as it waits */
 
 	/* protected by the lock entry's lock and the lease lock: as "info" above */
 	bool		lowers;			/* shared, as soon as its row says so in the WAL */
+	bool		heir;			/* its row says granted from the start: see I44 */
 
 	/* protected by the space's lease lock */
 	dsa_pointer redirection;	/* a call's DlockAnnouncement that is to take the
@@ -691,6 +693,8 @@ struct DlockSpace
 	pg_atomic_uint32 worker;	/* proc number of the worker, plus 1; or 0 */
 	pg_atomic_uint64 worker_start;	/* when one was last asked for, monotonic
 									 * microseconds */
+	pg_atomic_uint32 worker_comes;	/* it looks at the journal in a moment,
+									 * without being woken */
 	pg_atomic_uint32 worker_deaths; /* workers in a row that died young */
 	pg_atomic_uint64 next_due;	/* when a lease is due that a worker has left
 								 * alone, at the earliest; monotonic */

@@ -140,6 +140,7 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u32(&space->watches, 0);
 	pg_atomic_init_u32(&space->worker, 0);
 	pg_atomic_init_u64(&space->worker_start, 0);
+	pg_atomic_init_u32(&space->worker_comes, 0);
 	pg_atomic_init_u32(&space->worker_deaths, 0);
 	pg_atomic_init_u64(&space->next_due, 0);
 	pg_atomic_init_u32(&space->sender, 0);

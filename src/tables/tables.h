@@ -88,6 +88,7 @@ typedef struct DlockImage
 	bool		had_row;
 	bool		over;			/* to be removed, and finished then */
 	bool		granted;
+	bool		inherits;		/* ... as soon as this row is in the WAL */
 	DlockMode	mode;			/* of a ticket */
 	bool		shares;			/* ... which becomes that by this row */
 	bool		delayed;		/* of a lease */

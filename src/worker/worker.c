@@ -48,6 +48,7 @@
 #define MISS_MS			10		/* between looks at all sessions, who would miss
 								 * the worker */
 #define STEP_US			5000	/* at one thing, while others may be due */
+#define LAZY_MS			10		/* a removal that nobody waits for waits so long */
 #define SOON_MS			5000	/* a lease that is due then is waited for */
 #define WAY_MS			1000	/* between looks whether the database is to be
 								 * dropped, ... */
@@ -105,6 +106,7 @@ resign(int code, Datum arg)
 {
 	/* what it may have held as it failed */
 	LWLockReleaseAll();
+	pg_atomic_write_u32(&my_space->worker_comes, 0);
 	(void) dlock_office_leave(my_space, DLOCK_SENDER);
 	if (leaves || leaving || makes_way)
 		pg_atomic_write_u32(&my_space->worker_deaths, 0);
@@ -235,16 +237,29 @@ clear_tables(void)
 
 static XLogRecPtr commit_before;
 
+/*
+ * When to look at the journal again, after something was written: whoever releases
+ * a lock before, and leaves nobody waiting, does not wake the worker.  So where it
+ * is acquired again, the removal and the grant are written together.
+ */
+static uint64 next_lazy = NEVER;
+
 static bool
 write_journal(void)
 {
 	int			dead = 0;
+	int			count;
+	uint64		now = dlock_monotonic_now();
 
-	if (my_space->journal.length == 0 && dlock_monotonic_now() < next_look)
+	next_lazy = NEVER;
+	if (my_space->journal.length == 0 && now < next_look)
 		return false;
-	next_look = dlock_monotonic_now() + LOOK_MS * 1000;
+	next_look = now + LOOK_MS * 1000;
 	commit_before = XactLastCommitEnd;
-	extension_is_gone = dlock_writer_write(my_space, &dead) < 0;
+	count = dlock_writer_write(my_space, &dead);
+	extension_is_gone = count < 0;
+	if (count > 0)
+		next_lazy = dlock_monotonic_now() + LAZY_MS * 1000;
 	pg_atomic_fetch_add_u32(&my_space->dead_rows, dead);
 	return !extension_is_gone && my_space->journal.length > 0;
 }
@@ -456,6 +471,7 @@ work(void)
 	next = sooner(next, dlock_grants_announce(STEP_US));
 	next = sooner(next, have_announcements_sent());
 	have_tables_vacuumed();
+	next = sooner(next, next_lazy);
 	/* when all else was done, as the log can be slow */
 	next = sooner(next, dlock_expiry_tell(my_space, false));
 	/* last, as the journal may have told of new leases */
@@ -507,6 +523,27 @@ idle_time(void)
 					 dlock_worker_idle_timeout) * 1000;
 }
 
+/*
+ * Does the worker look at the journal in a moment, by itself?  Before it does, it
+ * takes that back; so who sees it said has what he has marked before seen.
+ */
+static void
+promise_to_come(bool comes)
+{
+	pg_atomic_write_u32(&my_space->worker_comes, comes ? 1 : 0);
+	pg_memory_barrier();
+}
+
+/* Or until somebody wakes the worker */
+static void
+sleep_until(uint64 next)
+{
+	promise_to_come(next_lazy != NEVER);
+	(void) WaitLatch(MyLatch,
+					 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
+					 dlock_milliseconds_until(next), PG_WAIT_EXTENSION);
+}
+
 void
 dlock_worker_main(Datum arg)
 {
@@ -524,6 +561,7 @@ dlock_worker_main(Datum arg)
 
 		/* before anything is looked at, so that no wakeup is missed */
 		ResetLatch(MyLatch);
+		promise_to_come(false);
 		if (leaving)
 			write_the_rest();
 		dlock_process_signals();
@@ -570,9 +608,7 @@ dlock_worker_main(Datum arg)
 				next = sooner(next, next_look);
 			}
 		}
-		(void) WaitLatch(MyLatch,
-						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
-						 dlock_milliseconds_until(next), PG_WAIT_EXTENSION);
+		sleep_until(next);
 	}
 	(void) dlock_expiry_tell(my_space, true);
 }

@@ -35,7 +35,7 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->had_row = record->has_row || record->in_flight;
 	image->over = dlock_lease_is_over(space, record);
 	image->channel[0] = '\0';
-	image->shares = false;
+	image->shares = image->inherits = false;
 	if (record->is_lease)
 	{
 		image->delayed = dlock_record_lease(record)->delayed;
@@ -48,13 +48,17 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 
 		image->ttl = lease->single ? dlock_lease_row_ttl(lease) : 0;
 
-		image->granted = dlock_state_of(ticket) != DLOCK_WAITING;
+		image->inherits = ticket->heir &&
+			dlock_state_of(ticket) == DLOCK_WAITING;
+		image->granted = image->inherits ||
+			dlock_state_of(ticket) != DLOCK_WAITING;
 		image->mode = ticket->lowers ? DLOCK_SHARED : ticket->ticket.mode;
 		image->shares = !image->over && ticket->lowers &&
 			ticket->ticket.mode == DLOCK_EXCLUSIVE;
 		/* written before the state */
 		pg_read_barrier();
-		image->granted_at = ticket->ticket.granted_at;
+		image->granted_at = image->inherits ? GetCurrentTimestamp() :
+			ticket->ticket.granted_at;
 		dlock_lease_ticket_channel(ticket, image->channel);
 	}
 	record->in_flight = !image->over || image->had_row;
@@ -80,6 +84,22 @@ copy_marked(DlockSpace *space)
 }
 
 /*
+ * The row of a ticket that waits says granted in the WAL, as does what becomes of
+ * it: the removal of the row of the one before it is there, too.  Called with the
+ * lease lock.
+ */
+static void
+note_inheritance(const DlockImage *image)
+{
+	DlockLeaseTicket *ticket = dlock_record_ticket(image->record);
+
+	if (dlock_state_of(ticket) != DLOCK_WAITING)
+		return;
+	ticket->ticket.granted_at = image->granted_at;
+	ticket->inherited = true;
+}
+
+/*
  * After the commit, or after a failure: whose row is there now, and what is
  * still to be written.
  */
@@ -95,6 +115,8 @@ unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 		record->has_row = committed ? !images[i].over : images[i].had_row;
 		if (!committed)
 			continue;
+		if (images[i].inherits)
+			note_inheritance(&images[i]);
 		pg_atomic_write_u64(&record->lsn, lsn);
 		pg_write_barrier();
 		pg_atomic_write_u32(&record->written, images[i].mark);

@@ -8,7 +8,9 @@
  * CLIENTS ask for one lock, exclusively.  Each is one of these:
  *
  *	SESSION		waits, uses the lock in a transaction that commits, and releases it
- *	ACQUIRE		waits as a session; its lease adopts the ticket once it is granted
+ *	ACQUIRE		waits as a session; its lease adopts the ticket once it is granted,
+ *				or at once as an heir: where nobody else waits, and the one holder
+ *				has ended, and only the removal of its row is to come
  *	ENQUEUE		the lease has the ticket from the start; it may wait for the grant
  *	RESTORED	the ticket was read from the tables at the start (with -DRESTART)
  *
@@ -36,6 +38,7 @@
  *	adopt, mark				dlock_lease_ticket_adopt(), dlock_journal_mark()
  *	end_ticket				end(), dlock_lease_ticket_ended()
  *	settle					dlock_lease_settle(), dlock_queue_finish()
+ *	inherit					is_heir(), dlock_lease_ticket_inherit()
  *	wait_until_durable		dlock_durable_wait(), and make_durable() in lessee.c
  *	withdraw				dlock_lease_ticket_withdraw()
  *	worker					dlock_writer_begin(), dlock_writer_write():
@@ -90,6 +93,9 @@
  *	BROKEN_GRANT		the state of a ticket that is granted is written before
  *						it is marked, not at once
  *	BROKEN_ADOPT		a ticket that was granted is adopted without being marked
+ *	BROKEN_HEIR			one is an heir though the holder has not ended
+ *	BROKEN_HEIR_ORDER	an heir's row is written before the removal
+ *	BROKEN_INHERIT		an heir's row does not say granted, and counts as if it did
  *	BROKEN_SHARE		a hold is shared before the WAL has a row that says so
  *	BROKEN_SHARE_NOTE	... or the others cannot know what to flush
  *	BROKEN_SHARE_MARK	what is to be shared is unmarked before it is
@@ -141,6 +147,7 @@ typedef Ticket
 	byte number;
 	bool of_session;
 	byte claims;
+	bool heir;
 #ifdef DOWNGRADE
 	bool shares;
 	bool lowers;
@@ -151,6 +158,7 @@ typedef Ticket
 	bool in_flight;
 	bool has_row;
 	bool finished;
+	bool inherited;
 	byte marked;
 	byte written;
 	byte lsn;
@@ -437,7 +445,10 @@ inline mark_granted()
 	:: else -> break
 	od;
 	t[i].state = GRANTED;
-	mark(i);
+	if
+	:: !t[i].inherited -> mark(i)
+	:: else
+	fi;
 	to_mark = to_mark & ~(1 << i);
 	i = 0
 }
@@ -592,7 +603,7 @@ inline copy_record(c)
 	t[c].copied = t[c].marked;
 	t[c].had_row = t[c].has_row || t[c].in_flight;
 	t[c].over = is_over(c);
-	t[c].row = (t[c].state == WAITING -> ROW_WAITING :
+	t[c].row = (t[c].state == WAITING && !t[c].heir -> ROW_WAITING :
 		(is_over(c) -> NO_ROW : ROW_GRANTED));
 #ifdef DOWNGRADE
 	t[c].row = (t[c].row == ROW_GRANTED && (t[c].shares || t[c].lowers) ->
@@ -600,6 +611,9 @@ inline copy_record(c)
 	t[c].to_share = !t[c].over && t[c].lowers && !t[c].shares;
 #endif
 	t[c].in_flight = !t[c].over || t[c].had_row;
+#ifdef BROKEN_INHERIT
+	t[c].row = (t[c].state == WAITING -> ROW_WAITING : t[c].row);
+#endif
 #ifdef BROKEN_WRITTEN
 	t[c].lsn = inserted;
 	t[c].written = t[c].marked
@@ -659,6 +673,8 @@ inline unmark(committed)
 		fi;
 		if
 		:: t[p].in_batch && committed ->
+			t[p].inherited = t[p].inherited ||
+				(t[p].heir && t[p].state == WAITING);
 			t[p].lsn = inserted;
 			t[p].written = t[p].copied;
 			if
@@ -824,6 +840,40 @@ inline enqueue(c)
 	t[c].state = WAITING
 }
 
+/* The only holder, if it has ended, and somebody may be its heir; or CLIENTS */
+inline find_ended()
+{
+	i = 0;
+	do
+	:: i < CLIENTS && !(of_lease(i) && t[i].state == ENDING) -> i++
+	:: else -> break
+	od;
+#ifdef BROKEN_HEIR
+	i = (i == CLIENTS -> 0 : i)
+#endif
+}
+
+inline inherit(c)
+{
+	find_ended();
+	if
+	:: i < CLIENTS && waiters == 1 && holders == 1 && !shares(c) ->
+		t[c].heir = true;
+		t[c].of_session = false;
+		mark(c);
+#ifdef BROKEN_HEIR_ORDER
+		i = num_journal - 1;
+		do
+		:: i > 0 -> journal[i] = journal[i - 1]; i--
+		:: else -> break
+		od;
+		journal[0] = c
+#endif
+	:: else
+	fi;
+	i = 0
+}
+
 inline join(c)
 {
 	atomic {
@@ -841,6 +891,7 @@ inline join(c)
 		fi;
 		if
 		:: of_lease(c) -> mark(c)	/* adopted at once */
+		:: kind == ACQUIRE && t[c].state == WAITING -> inherit(c)
 		:: else
 		fi
 	}
@@ -981,8 +1032,11 @@ proctype client(byte me; mtype kind)
 	fi;
 	if
 	:: kind == ENQUEUE -> wanted = ROW_WAITING; goto ask
-	:: kind != ENQUEUE -> t[me].state == GRANTED	/* for as long as it takes */
-	:: kind != ENQUEUE -> goto give_back	/* it gives up */
+	:: kind != ENQUEUE && !t[me].heir ->
+		t[me].state == GRANTED	/* for as long as it takes */
+	:: kind != ENQUEUE && !t[me].heir -> goto give_back	/* it gives up */
+	:: t[me].heir -> t[me].state != WAITING
+	:: t[me].heir -> withdraw(me); goto done_
 	fi;
 	if
 	:: kind == SESSION ->
@@ -1001,10 +1055,13 @@ proctype client(byte me; mtype kind)
 	fi;
 	atomic {					/* let_adopt() */
 		!entry_locked;
-		t[me].of_session = false;
 #ifndef BROKEN_ADOPT
-		mark(me);
+		if
+		:: t[me].of_session -> mark(me)
+		:: else
+		fi;
 #endif
+		t[me].of_session = false;
 		wanted = ROW_GRANTED
 	};
 

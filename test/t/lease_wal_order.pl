@@ -10,7 +10,8 @@
 # takes a ticket with a row out of its lock by itself; a new request that passes
 # by a lock which is only waiting for the worker, or fits beside who leaves it, as
 # it comes with other slots; a grant that is announced or answered before it is
-# written, or before that removal is flushed.
+# written, or before that removal is flushed; an heir's row that is written apart
+# from that removal, or one that stays when the heir has gone.
 
 use strict;
 use warnings FATAL => 'all';
@@ -331,6 +332,116 @@ foreach my $name (sort keys %other_slots)
 	is(rows('crash'), "$next|t|lease", 'after another crash: successor holds');
 	is(is_current('crash', $ticket), 'f',
 		'after another crash: the fence before is not current');
+}
+
+# The heir of a lease that has ended its hold: the row of the one and the removal
+# of that of the other are one transaction.  The one that counts is one, too.
+my %heirs = (
+	'a lease' => sub { "SELECT dlock_lease_acquire('$_[0]', $_[1])" },
+	'a ttl' => sub { "SELECT dlock_ttl_acquire('$_[0]', '1 h')" });
+
+# A lease's ticket that is released while the worker is stopped, and another that
+# is asked for then
+sub start_heir
+{
+	my ($name, $kind) = @_;
+	my ($lease, $ticket) = holder($name);
+	my $other = $client->query("SELECT dlock_lease_open('1 h')");
+	my $heir = session($node);
+
+	$stopped = freeze($admin);
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', "$name: released");
+	$heir->start($heirs{$kind}->($name, $other));
+	$admin->wait_for("SELECT count(*) = 1 FROM dlock_locks('$name')");
+	return ($heir, $ticket, $other);
+}
+
+foreach my $kind (sort keys %heirs)
+{
+	my $name = "heir: $kind";
+	my ($heir, $ticket, $other) = start_heir($name, $kind);
+
+	like(rows($name), qr/\A\d+\|f\|lease\z/, "$name: waits, and nobody holds");
+	is($admin->query("SELECT dlock_fence('$name') IS NULL"),
+		't', "$name: there is no fence");
+	my $before = $admin->query('SELECT txid_current()');
+	thaw($stopped);
+	my $fence = $heir->answer;
+	cmp_ok($fence, '>', $ticket, "$name: granted then");
+	is( $admin->query("SELECT txid_current() - $before"),
+		2, "$name: by one transaction");
+	crash($heir);
+	is(rows($name), "$fence|t|lease", "$name: holds after a crash, and alone");
+	is(is_current($name, $ticket), 'f', "$name: instead of the one before");
+	is($client->query("SELECT dlock_release_ticket($fence)"),
+		't', "$name: released again");
+}
+
+# Before that transaction, a crash brings back who held, and nothing of the heir.
+{
+	my ($heir, $ticket) = start_heir('heir and crash', 'a lease');
+
+	crash($heir);
+	unlike($heir->answer, qr/^\d+$/m, 'heir and crash: never granted');
+	is( rows('heir and crash'),
+		"$ticket|t|lease",
+		'heir and crash: who held holds, and nobody waits');
+}
+
+# An heir that gives up, or whose session or lease ends: nobody has the lock until
+# the removal is written, and then whoever comes.
+my %ends = (
+	'cancel' => sub { "SELECT pg_cancel_backend($_[0]{pid})" },
+	'terminate' => sub { "SELECT pg_terminate_backend($_[0]{pid}, 0)" },
+	'close' => sub { "SELECT dlock_lease_close($_[1]) = 1" });
+
+foreach my $end (sort keys %ends)
+{
+	my $name = "heir: $end";
+	my ($heir, $ticket, $other) = start_heir($name, 'a lease');
+
+	is($client->query($ends{$end}->($heir, $other)), 't',
+		"$name: done");
+	$admin->wait_for("SELECT count(*) = 0 FROM dlock_locks('$name')");
+	is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
+		't', "$name: nobody gets it yet")
+	  if $end eq 'cancel';
+	thaw($stopped);
+	unlike($heir->answer, qr/^\d+$/m, "$name: not granted");
+	$heir->vanish;
+	cmp_ok($client->query("SELECT dlock_acquire('$name')"),
+		'>', $ticket, "$name: free then");
+	$client->query('SELECT dlock_release_all()');
+}
+
+# What an administrator ends is asked for anew, but not with a lease of its own.
+foreach my $kind (sort keys %heirs)
+{
+	my $name = "heir by force: $kind";
+	my ($heir, $ticket) = start_heir($name, $kind);
+
+	is( $client->query(
+			"SELECT dlock_force_release(ticket) FROM dlock_locks('$name')"),
+		't',
+		"$name: done");
+	if ($kind eq 'a ttl')
+	{
+		like($heir->answer, qr/55L01/, "$name: lost");
+		thaw($stopped);
+	}
+	else
+	{
+		$admin->wait_for("SELECT count(*) = 1 FROM dlock_locks('$name')");
+		thaw($stopped);
+		cmp_ok($heir->answer, '>', $ticket + 1, "$name: granted then");
+		$client->query(
+			"SELECT dlock_force_release(ticket) FROM dlock_locks('$name')");
+	}
+	cmp_ok($client->query("SELECT dlock_acquire('$name')"),
+		'>', $ticket, "$name: free then");
+	$client->query('SELECT dlock_release_all()');
+	$heir->quit;
 }
 
 # A session writes nothing of its grant.  All the same, what it has superseded
