@@ -1,0 +1,6 @@
+-- What the scripts in bench/shards use beside dlock.
+
+CREATE EXTENSION dlock;
+
+CREATE FUNCTION until_turn(kind integer, kinds integer, length integer)
+RETURNS integer AS :'library', 'bench_until_turn' LANGUAGE C;
