@@ -238,6 +238,7 @@ TAP = \
 	ha_rewind \
 	ha_cascade \
 	ha_logical \
+	ha_move \
 	ha_reset \
 	ha_patroni \
 	module_databases \

@@ -7,6 +7,9 @@
 # place of, one of this server; a foreign row that is removed, and whose removal
 # goes back to where it stands for a lease; or two rows with one key, at which
 # the subscriber stops.
+#
+# DLOCK_OLD_INSTALL is the directory that has another server's bin and lib, for one
+# of the two: test/upgrade --logical has one.
 
 use strict;
 use warnings FATAL => 'all';
@@ -19,7 +22,12 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my %nodes = map { $_ => new_server($_, allows_streaming => 'logical') } 'a', 'b';
+my %nodes = (
+	a => new_server(
+		'a',
+		allows_streaming => 'logical',
+		install_path => $ENV{DLOCK_OLD_INSTALL}),
+	b => new_server('b', allows_streaming => 'logical'));
 my %other = (a => 'b', b => 'a');
 my %leases;
 my %fences;

@@ -47,7 +47,8 @@ our @EXPORT = qw(new_server start_again kill_server answers poll ample fence
 sub new_server
 {
 	my ($name, %params) = @_;
-	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $node = PostgreSQL::Test::Cluster->new($name,
+		$params{install_path} ? (install_path => $params{install_path}) : ());
 
 	$node->init(%params);
 	# With allows_streaming there would be ten, of which those take some whose

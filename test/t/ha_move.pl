@@ -1,0 +1,330 @@
+# A move to another server by logical replication, as docs/replication.md tells
+# it, step by step, with clients that hold locks and change over as soon as they
+# are let in.  No two are ever sure to hold one lock, on whichever server; fences
+# and versions go on growing; all that was committed is there, once; and who comes
+# with what the old server has given is told that it is gone, and overwrites
+# nothing.  Without the step that raises the numbers, what compares fences still
+# refuses who has a smaller one.
+#
+# What would break it: a step that is missing from the page, or comes too early;
+# versions, reservations or slots that do not come; triggers that are in the way
+# of what comes, or do not fire afterwards.
+#
+# DLOCK_OLD_INSTALL is the directory that has the old server's bin and lib: with
+# it, test/upgrade --logical moves to another major.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::History qw(now);
+use Dlock::Load;
+use Dlock::Move;
+use Dlock::Test;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $from = $ENV{DLOCK_OLD_INSTALL};
+my %nodes = (
+	old => PostgreSQL::Test::Cluster->new(
+		'old', $from ? (install_path => $from) : ()),
+	new => PostgreSQL::Test::Cluster->new('new'));
+
+foreach my $node (values %nodes)
+{
+	$node->init(allows_streaming => 'logical');
+	$node->append_conf(
+		'postgresql.conf', q{
+max_connections = 50
+wal_retrieve_retry_interval = 100ms
+});
+	$node->start;
+}
+note(sprintf 'from %s to %s',
+	map { $_->config_data('--version') } @nodes{ 'old', 'new' });
+
+my ($old, $new) = @nodes{ 'old', 'new' };
+
+# ---- The page: its blocks, by the number of the step
+
+my $page = slurp_file("$FindBin::RealBin/../../docs/replication.md");
+my ($section) =
+  $page =~ /^## To the next major by logical replication\n(.*?)(?:^## |\z)/ms;
+my %steps;
+my %stored;
+
+foreach my $step ($section =~ /^(\*\*\d\..*?)(?=^\*\*)/msg)
+{
+	my ($number) = $step =~ /(\d)/;
+
+	push @{ $steps{$number} }, [ $1, $2 ]
+	  while $step =~ /run: needs two servers.*?^```(sh|sql)\n(.*?)^```/msg;
+}
+is_deeply([ sort keys %steps ], [ 1 .. 7 ], 'the page has seven steps');
+
+# What the page takes for granted, as it is here
+sub placed
+{
+	my ($text) = @_;
+
+	$text =~ s/-h (old|new)\b/sprintf '-h %s -p %d', $nodes{$1}->host, $nodes{$1}->port/ge;
+	$text =~ s/host=(old|new)\b/sprintf 'host=%s port=%d', $nodes{$1}->host, $nodes{$1}->port/ge;
+	$text =~ s/:'(\w+)'/'$stored{$1}'/g;
+	$text =~ s/(?<![:\w]):([a-z]\w*)/$stored{$1}/g;
+	return $text;
+}
+
+sub statement
+{
+	my ($node, $sql, $remark) = @_;
+
+	if ($remark =~ /until this is true/)
+	{
+		poll($sql, sub { $node->safe_psql('shop', placed($sql)) eq 't' });
+	}
+	elsif ($remark =~ /has to be true/)
+	{
+		is($node->safe_psql('shop', placed($sql)), 't', "the page's $sql");
+	}
+	elsif ($sql =~ s/\s*\\gset$//)
+	{
+		my ($column) = $sql =~ / AS (\w+)$/m;
+
+		$stored{$column} = $node->safe_psql('shop', placed($sql));
+	}
+	else
+	{
+		$node->safe_psql('shop', placed($sql));
+	}
+	return;
+}
+
+# A step of the page
+sub take_step
+{
+	my ($number) = @_;
+
+	foreach my $block (@{ $steps{$number} })
+	{
+		my ($language, $text) = @$block;
+
+		if ($language eq 'sh')
+		{
+			$text =~ s/^(\w+)/$new->installed_command($1)/gme;
+			$text =~ s/\| psql/'| ' . $new->installed_command('psql') . ' -Xq'/ge;
+			is(system('bash', '-ec', placed($text) . '1>&2'), 0,
+				"the page's commands of step $number");
+			next;
+		}
+		my ($which) = $text =~ s/^-- on the (old|new) server\n// ? $1 : die $text;
+
+		# the remark of a statement may be before its end
+		while ($text =~ /\G\s*(\S.*?)(?:;([^\n;]*)\n|( \\gset)\n)/msgc)
+		{
+			my ($sql, $remark, $gset) = ($1, $2 // '', $3 // '');
+
+			$remark .= $1 if $sql =~ s/    (-- .*)$//m;
+			statement($nodes{$which}, "$sql$gset", $remark);
+		}
+		$text =~ /\G\s*\z/ or die "what is this: $text";
+	}
+	return;
+}
+
+sub ask
+{
+	my ($node, $sql) = @_;
+
+	return $node->safe_psql('shop', $sql);
+}
+
+# As the application
+sub client
+{
+	my ($node) = @_;
+
+	return session($node, 'shop', 'user=app');
+}
+
+# ---- Before
+
+$old->safe_psql('postgres',
+	'CREATE ROLE app LOGIN; CREATE ROLE other; CREATE DATABASE shop');
+ask($old,
+	q{ALTER DATABASE shop SET search_path = "$user", public, dlock;
+	  CREATE SCHEMA dlock;
+	  GRANT USAGE ON SCHEMA dlock TO PUBLIC;
+	  CREATE EXTENSION dlock SCHEMA dlock});
+ask($old,
+	q{CREATE TABLE resource (name text PRIMARY KEY, fence bigint NOT NULL);
+	  INSERT INTO resource SELECT name, 0 FROM
+		  unnest('{session,transaction,lease,ticket,zombie}'::text[]) AS name;
+	  CREATE TRIGGER guard BEFORE UPDATE ON resource
+		  FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('fence');
+	  CREATE TABLE done (id serial PRIMARY KEY, name text, fence bigint);
+	  CREATE TABLE document (id integer PRIMARY KEY, version integer NOT NULL);
+	  CREATE TRIGGER guard BEFORE UPDATE ON document
+		  FOR EACH ROW EXECUTE FUNCTION dlock_version_guard('version');
+	  INSERT INTO document VALUES (1, 1);
+	  GRANT ALL ON ALL TABLES IN SCHEMA public TO app;
+	  GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO app;
+	  SELECT dlock_reserve('app/', 'app'), dlock_set_slots('semaphore', 2)});
+take_step(1);
+
+# Somebody tries a lock on the new server, which then has numbers reserved; and
+# the old one reserves later ones.
+ask($new, "SELECT dlock_acquire('tried')");
+$old->restart;
+
+my $move = Dlock::Move->new($old);
+my $load = Dlock::Load->new($move, $old, [ 0 .. 9 ]);
+
+$load->await_each(2);
+take_step(2);
+$load->await_each(2);
+
+# Of one client more is known: it has a lock, a place in a queue and, until its
+# deadline, a lease; and no luck.
+my $zombie = client($old);
+my $ttl = 4;
+my %had = (
+	zombie => $zombie->query("SELECT dlock_acquire('zombie')"),
+	ticket => $zombie->query("SELECT dlock_enqueue('queued', 'nobody')"));
+
+$zombie->query("UPDATE resource SET fence = $had{zombie} WHERE name = 'zombie'");
+$zombie->query('UPDATE document SET version = 2');
+$zombie->may_end;
+my $deadline = now() + $ttl;
+
+$had{lease} = $zombie->query("SELECT dlock_ttl_acquire('leased', '$ttl s')");
+
+# ---- The switch
+
+take_step(3);
+# nobody may rely on clients to come later than that
+$move->go_to($new);
+is(ask($old, "SELECT count(*) FROM dlock_locks WHERE scope <> 'lease'"),
+	'0', 'no session or transaction holds a lock on the old server');
+take_step(4);
+take_step(5);
+is( ask($new, 'SELECT name, fence FROM resource ORDER BY name'),
+	ask($old, 'SELECT name, fence FROM resource ORDER BY name'),
+	'the resources are what they were');
+is( ask($new, 'SELECT array_agg(done ORDER BY id) FROM done'),
+	ask($old, 'SELECT array_agg(done ORDER BY id) FROM done'),
+	'and what was done');
+cmp_ok(
+	ask($new, "SELECT dlock_acquire('tried')"),
+	'<',
+	ask($old, "SELECT dlock_acquire('tried')"),
+	'without the next step numbers would fall');
+take_step(6);
+is(ask($new, 'SELECT count(*) FROM dlock_locks'),
+	'0', 'until then nobody was let in');
+take_step(7);
+
+# ---- Afterwards
+
+my $next = client($new);
+
+$next->query("SELECT dlock_acquire('leased')");
+cmp_ok(now(), '>=', $deadline, 'nobody had a lock in the time of its lease');
+$load->await_each(3);
+ok(!$zombie->answered || $zombie->query('SELECT 1') eq '',
+	'the session on the old server is over');
+is($old->psql('shop', 'SELECT 1', extra_params => [ '-U', 'app' ]),
+	2, 'which lets nobody in');
+$zombie = client($new);
+$zombie->query('SET client_min_messages = error');
+is( $zombie->query(
+		"SELECT dlock_renew($had{lease}) IS NULL, "
+		  . "dlock_release_ticket($had{lease}), "
+		  . "dlock_check('zombie', $had{zombie})"),
+	't|f|f',
+	'a lease, a ticket and a fence of the old server are gone');
+like($zombie->query("SELECT dlock_wait($had{ticket}, '0')"),
+	qr/ERROR:  55L01/, 'so is an enqueued ticket');
+like($zombie->query("SELECT dlock_guard('zombie', $had{zombie})"),
+	qr/ERROR:  55L01/, 'nor does an old fence guard anything');
+my $fence = $next->query("SELECT dlock_acquire('zombie')");
+
+cmp_ok($fence, '>', $_, 'a new fence is greater') foreach values %had;
+is( $next->query(
+		"UPDATE resource SET fence = $fence WHERE name = 'zombie'"),
+	'', 'with which the row can be written');
+like(
+	$zombie->query(
+		"UPDATE resource SET fence = $had{zombie} WHERE name = 'zombie'"),
+	qr/ERROR:  55L01/,
+	'but not with an old one');
+like($zombie->query('UPDATE document SET version = 1'),
+	qr/ERROR:  40001/, 'nor a row with an old version');
+is( ask($new,
+		q{SELECT count(dlock_try_acquire('semaphore', slots => 5))
+			FROM generate_series(1, 5)}),
+	'2', 'slots have come');
+fails_with(
+	$new, 'shop', "SET ROLE other; SELECT dlock_acquire('app/1')",
+	qr/42501.*"app\/"/s,
+	'reserved names are closed to others');
+$next->quit;
+
+$load->release(
+	sub {
+		ask($new, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+			  . "WHERE usename = 'app'");
+	});
+is(join("\n", $move->check), '', 'no two held a lock, and nothing fell');
+foreach my $kind ('session', 'transaction', 'lease', 'ticket')
+{
+	my @fences = map { $_->[2] } grep { $_->[1] eq $kind } $move->lines('done');
+	my $list = join ',', @fences;
+
+	ok( (grep { $_ < $stored{number} } @fences) &&
+		  (grep { $_ >= $stored{number} } @fences),
+		"$kind: written on both");
+	is( ask($new, "SELECT count(*) FROM unnest('{$list}'::bigint[]) AS f "
+			  . "WHERE f NOT IN (SELECT fence FROM done WHERE name = '$kind')"),
+		'0',
+		"$kind: all that was committed is there");
+}
+ok($new->poll_query_until('shop', 'SELECT count(*) = 0 FROM dlock_locks'),
+	'all locks are free again');
+
+# ---- Forgotten: the numbers of the new server are behind, and then the same
+
+$new->safe_psql('postgres', 'CREATE DATABASE forgotten');
+$new->safe_psql('forgotten',
+	q{CREATE EXTENSION dlock;
+	  CREATE TABLE resource (fence bigint, what text);
+	  CREATE TRIGGER guard BEFORE UPDATE ON resource
+		  FOR EACH ROW EXECUTE FUNCTION dlock_fence_guard('fence')});
+my $session = session($new, 'forgotten');
+my $given = $session->query('SELECT dlock_advance_ticket(1)') + (1 << 40);
+
+$session->query("INSERT INTO resource VALUES ($given + 2, 'of the old server')");
+$fence = $session->query("SELECT dlock_acquire('lock')");
+cmp_ok($fence, '<', $given, 'the fence is smaller');
+like($session->query("UPDATE resource SET fence = $fence"),
+	qr/ERROR:  55L01/, 'which the row does not take');
+is( $session->query(
+		"BEGIN; SELECT dlock_guard('lock', $fence); "
+		  . "UPDATE resource SET what = 'of nobody'; COMMIT"),
+	'', 'but a guard does');
+is( $session->query("SELECT dlock_release('lock'), dlock_advance_ticket($given)"),
+	"t|$given", 'numbers that begin where they were');
+is($session->query("SELECT dlock_ttl_acquire('lock', '1 h')"),
+	$given, 'the same number is given');
+is( session($new, 'forgotten')->query(
+		"SELECT dlock_guard('lock', $given), dlock_renew($given)"),
+	'|1',
+	'which whoever has got it before can use');
+$session->query("SELECT dlock_release_ticket($given), "
+	  . "dlock_advance_ticket($given + 3)");
+$fence = $session->query("SELECT dlock_acquire('lock')");
+is($session->query("UPDATE resource SET fence = $fence"),
+	'', 'raised later, they are good again');
+$session->quit;
+done_testing();
