@@ -178,6 +178,24 @@ ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 }
 
 /*
+ * Who asks anew does so for another lease, where it is a ticket's own: the one
+ * before may have begun, and not be done with yet.
+ */
+static void
+take_another_lease(DlockSpace *space, DlockRequest *request)
+{
+	DlockLease *lease = request->lease;
+
+	if (!lease->single)
+		return;
+	dlock_request_check_memory(space, lease->role);
+	request->lease = dlock_lease_make_single(space, lease->role,
+											 dlock_lease_role_name(lease),
+											 dlock_lease_ttl(lease),
+											 &request->key);
+}
+
+/*
  * Get a ticket for request->lease granted, or find it granted; the caller uses
  * it then, and has claimed it.  NULL where that was not to be had in the
  * request's time.
@@ -190,14 +208,17 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 	uint64		start = dlock_monotonic_now();
 	DlockLeaseTicket *ticket;
 
-	do
+	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
 		check_lease(request);
 		request->timeout = dlock_request_time_left(timeout, start);
 		*outcome = ask_for_lease(space, request, timeout == DLOCK_NO_WAIT,
 								 &ticket);
-	} while (*outcome == DLOCK_LOST);
+		if (*outcome != DLOCK_LOST)
+			break;
+		take_another_lease(space, request);
+	}
 	if (*outcome == DLOCK_BUSY)
 		dlock_count(DLOCK_COUNT_BUSY, 1);
 	return *outcome == DLOCK_ACQUIRED ? ticket : NULL;

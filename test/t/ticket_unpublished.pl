@@ -2,10 +2,17 @@
 # where there is no memory for its number.  Another client asks for the same at
 # that moment: what it is given stays, and is found by its number.
 #
-# What would break it: a number that the failed session takes away from a ticket
-# that its lease has adopted meanwhile, which then nobody can release.
+# A session waits with a ticket of a ttl, which another client has got, too; that is
+# ended, and it asks anew.  It is granted the lock at the moment when the worker has
+# taken the ended ticket out of it, and nothing else yet: what it has got is a lease
+# like others.
 #
-# The moment is between two steps of one process, so a debugger stops it there.
+# What would break it: a number that the failed session takes away from a ticket
+# that its lease has adopted meanwhile, which then nobody can release; a lease that
+# begins anew before its end is done with, and that ends then, or is nowhere to be
+# found.
+#
+# These moments are between two steps of one process, so a debugger stops it there.
 
 use strict;
 use warnings FATAL => 'all';
@@ -14,6 +21,7 @@ use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Debugger;
 use Dlock::Test;
+use Dlock::Worker;
 use Test::More;
 
 my $node = new_server('main');
@@ -54,6 +62,35 @@ is($admin->query('SELECT ticket, scope FROM dlock_locks'),
 is($admin->query("SELECT dlock_release_ticket($ticket)"),
 	't', 'it is found by its number');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+
+#
+# Asked for anew
+#
+my $enqueue = q{dlock_ttl_enqueue('lock', '1h', 'c', owner => 'one')};
+
+$holder->query("SELECT dlock_acquire('lock')");
+$waiter->start("SELECT dlock_ttl_acquire('lock', '1h', owner => 'one')");
+$admin->until_waits($waiter);
+$ticket = $other->query("SELECT $enqueue");
+$admin->wait_for("SELECT count(*) = 1 FROM dlock_queue WHERE ticket = $ticket");
+$stopped = stop_behind({ pid => worker($admin) }, 'dlock_id_delete');
+is($admin->query("SELECT dlock_force_release($ticket)"), 't', 'ended');
+$stopped->();
+$admin->wait_for('SELECT count(*) = 1 FROM dlock_locks '
+	  . "WHERE NOT granted AND ticket > $ticket");
+$holder->query("SELECT dlock_release('lock')");
+$admin->wait_for('SELECT count(*) = 1 FROM dlock_locks '
+	  . "WHERE granted AND ticket > $ticket AND pid IS NULL");
+$stopped->();
+my $anew = $waiter->answer;
+cmp_ok($anew, '>', $ticket, 'asked for anew');
+is($other->query("SELECT $enqueue"), $anew, 'the other client gets it, too');
+is( $admin->query("SELECT held FROM dlock_leases WHERE lease = $anew"),
+	'1', 'its lease is there');
+is($admin->query("SELECT dlock_release_ticket($anew)"), 't', 'and ends');
+$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+is($admin->query('SELECT lease FROM dlock_leases'),
+	$lease, 'no other lease is left');
 $_->quit foreach $holder, $waiter, $other, $admin;
 $node->stop;
 done_testing();
