@@ -619,6 +619,9 @@ sub round
 		repair();
 		$patroni->await_whole;
 		$report->event('all members stream');
+		# A new primary begins a file of the same number as the last one of the
+		# old; the disk is small, and what is kept goes by these numbers.
+		$patroni->asks($primary, 'SELECT pg_switch_wal()');
 	}
 	$fault->{after}->($old) if $fault->{after};
 	$report->round_ends;
