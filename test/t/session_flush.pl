@@ -52,7 +52,7 @@ commands
   echo raised\n
   continue
 end
-break dlock_journal_removal
+break dlock_journal_find_removal
 commands
   silent
   set $space = space
@@ -65,6 +65,9 @@ continue
 END
 close($file);
 
+# what nothing was ever removed from is not looked into
+$admin->query("SELECT dlock_release_ticket(dlock_ttl_acquire('lease', '1h'))");
+$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 $client->query("SELECT dlock_acquire('held')");
 my $ticket = $client->query("SELECT dlock_fence('held')");
 my $gdb = IPC::Run::start(
