@@ -1049,6 +1049,34 @@ describe_forced(const DlockLock *lock, DlockTicket *ticket,
 }
 
 /*
+ * End a ticket, or the delay that keeps its lock closed: also one that begins with
+ * that end, as the lease has run out.  False where it has ended already.
+ */
+static bool
+end_by_force(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
+{
+	DlockLeaseTicket *of_lease =
+		is_lease_ticket(ticket) ? lease_ticket(ticket) : NULL;
+	DlockState	state = state_of(ticket);
+	bool		ended = state == DLOCK_ENDING || state == DLOCK_LEAVING;
+	bool		done = !ended || ticket->pins > 0;
+
+	/* nobody else may know of it when it has ended */
+	if (of_lease)
+		dlock_record_ref(&of_lease->record);
+	if (!ended)
+		end(lock, ticket, DLOCK_EVENT_RELEASED, wakeups);
+	if (of_lease && dlock_lease_ticket_undelay(of_lease))
+	{
+		wakeups->space = dlock_space_at(of_lease->ticket.space);
+		done = true;
+	}
+	if (of_lease)
+		dlock_record_unref(&of_lease->record);
+	return done;
+}
+
+/*
  * End a ticket of any backend, on an administrator's word.  Its owner finds
  * it GONE, and is woken in case it waits.  False where there is none; otherwise
  * *forced is what it was.
@@ -1068,8 +1096,6 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number,
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		DlockTicket *ticket;
-		DlockState	state;
-		bool		ended;
 
 		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
 			continue;
@@ -1079,17 +1105,7 @@ dlock_queue_force(const DlockSpaceKey *space, int64 number,
 		if (ticket == NULL)
 			continue;
 		describe_forced(lock, ticket, forced);
-		state = state_of(ticket);
-		ended = state == DLOCK_ENDING || state == DLOCK_LEAVING;
-		done = !ended || ticket->pins > 0;
-		if (!ended)
-			end(lock, ticket, DLOCK_EVENT_RELEASED, &wakeups);
-		else if (is_lease_ticket(ticket) &&
-				 dlock_lease_ticket_undelay(lease_ticket(ticket)))
-		{
-			wakeups.space = dlock_space_at(ticket->space);
-			done = true;
-		}
+		done = end_by_force(lock, ticket, &wakeups);
 		if (is_unused(lock))
 			dlock_lock_scan_remove(&scan);
 		break;

@@ -264,14 +264,20 @@ foreach my $name (sort keys %other_slots)
 }
 
 # The same where the lease before has run out: its delay, which the worker has
-# still to begin, closes the lock.
+# still to begin, closes the lock, until somebody opens it, before that or later.
+foreach my $when ('before', 'later')
 {
-	my $name = 'delayed';
+	my $name = "delayed, opened $when";
 	my $keeper = session($node);
 	my $lease = $keeper->query(
 		"SELECT dlock_lease_open('100 ms', attach => true, delay => '1 h')");
 	my $ticket =
 	  $client->query("SELECT dlock_lease_acquire('$name', $lease)");
+	my $delay_begins = sub {
+		thaw($stopped);
+		$admin->wait_for("SELECT count(*) = 0 FROM dlock_leases "
+			  . "WHERE lease = $lease AND held > 0");
+	};
 
 	$stopped = freeze($admin);
 	$keeper->quit;
@@ -280,13 +286,15 @@ foreach my $name (sort keys %other_slots)
 		qr/55000/, "$name: in use");
 	my ($first, $second) = start_two($name, 'shared => true');
 	cancel($second);
-	thaw($stopped);
-	$admin->wait_for(
-		"SELECT remaining > '1 min' FROM dlock_locks WHERE ticket = $ticket");
+	$delay_begins->() if $when eq 'later';
+	is( $admin->query(
+			"SELECT remaining > '1 min' FROM dlock_locks WHERE ticket = $ticket"),
+		't', "$name: for a while");
 	like(rows($name), qr/\A$ticket\|f\|lease\n\d+\|f\|session\z/,
 		"$name: closed to all");
 	is($admin->query("SELECT dlock_force_release($ticket)"),
 		't', "$name: opened");
+	$delay_begins->() if $when eq 'before';
 	cmp_ok($first->answer, '>', $ticket, "$name: granted then");
 	$first->quit;
 }
