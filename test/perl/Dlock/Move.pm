@@ -288,35 +288,35 @@ sub odd
 	return;
 }
 
-# Holds the lock that it has, and writes.  Returns until when it held it, and
-# whether the session is still there.
+# Writes with the lock that it has, and lets go of it; and notes until when it held
+# it.  Returns whether the session is still there.
 sub use_lock
 {
 	my ($self, $fence, $end) = @_;
-	my $until = now();
+	my $from = now();
+	my $until = $from;
+	my $alive = 1;
 
 	foreach my $statement (undef, undef, $end)
 	{
 		my $begin = now();
 		my $answer = $statement ? $self->ask($statement) : $self->write($fence);
 
-		return ($until, 0) if !defined $answer;
+		$alive = defined $answer;
+		last unless $alive;
 		$self->odd("$self->{kind} $fence: $answer") if $answer =~ /ERROR/;
 		$until = $begin;
 	}
-	return ($until, 1);
+	$self->hold($fence, $from, $until);
+	return $alive;
 }
 
 sub step_session
 {
 	my ($self) = @_;
 	my $fence = $self->ask_for_number("SELECT dlock_acquire('session')") // return 0;
-	my $from = now();
-	my ($until, $alive) =
-	  $self->use_lock($fence, "SELECT dlock_release('session')");
 
-	$self->hold($fence, $from, $until);
-	return $alive;
+	return $self->use_lock($fence, "SELECT dlock_release('session')");
 }
 
 sub step_transaction
@@ -416,12 +416,7 @@ sub step_ticket
 		$self->note_down('gone', 'ticket');
 		return 1;
 	}
-	my $from = now();
-	my ($until, $alive) =
-	  $self->use_lock($ticket, "SELECT dlock_release_ticket($ticket)");
-
-	$self->hold($ticket, $from, $until);
-	return $alive;
+	return $self->use_lock($ticket, "SELECT dlock_release_ticket($ticket)");
 }
 
 # Without an answer, it may have been bumped.
