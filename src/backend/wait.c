@@ -121,7 +121,8 @@ still_waiting(DlockTicket *ticket, bool foreign)
 
 /*
  * Be woken by a change of a foreign ticket.  The condition variable forgets us
- * with every broadcast, so this comes before each look at the state.
+ * with every broadcast, so this comes before each look at the state after which we
+ * sleep.
  *
  * Not ConditionVariablePrepareToSleep(): before 16, where we are forgotten
  * already, that takes it for a signal and passes it on to the next who waits,
@@ -278,7 +279,8 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 
 	/* it becomes foreign where its lease adopts it, and our latch is set then */
 	while (foreign = is_foreign(ticket),
-		   prepare_to_sleep(ticket, foreign), still_waiting(ticket, foreign))
+		   still_waiting(ticket, foreign) &&
+		   (prepare_to_sleep(ticket, foreign), still_waiting(ticket, foreign)))
 	{
 		int64		waited = microseconds_since(start);
 		int64		left = looks->next - waited;

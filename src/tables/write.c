@@ -105,6 +105,27 @@ find_defaults(Table *table)
 	}
 }
 
+/*
+ * Does any trigger fire here?  For those that do so only where rows come by
+ * replication, as dlock's own, PostgreSQL would lock each row before it is
+ * removed, all the same.
+ */
+static bool
+has_triggers(Relation relation)
+{
+	const TriggerDesc *triggers = relation->trigdesc;
+
+	for (int i = 0; triggers && i < triggers->numtriggers; i++)
+	{
+		char		enabled = triggers->triggers[i].tgenabled;
+
+		if (enabled == TRIGGER_FIRES_ALWAYS ||
+			enabled == TRIGGER_FIRES_ON_ORIGIN)
+			return true;
+	}
+	return false;
+}
+
 static void
 open_table(Table *table, DlockTable which)
 {
@@ -126,6 +147,8 @@ open_table(Table *table, DlockTable which)
 	table->index = dlock_shape_find_index(relation, table->places->number[0]);
 	table->info = makeNode(ResultRelInfo);
 	InitResultRelInfo(table->info, relation, 0, NULL, 0);
+	if (!has_triggers(relation))
+		table->info->ri_TrigDesc = NULL;
 	ExecOpenIndices(table->info, false);
 	state->es_opened_result_relations = list_make1(table->info);
 	state->es_snapshot = GetActiveSnapshot();

@@ -13,6 +13,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "utils/memutils.h"
 
 #include "shared/shared.h"
@@ -22,6 +23,9 @@
 
 /* Rows written in one transaction */
 #define BATCH	1000
+
+/* So long after two have waited at a time, others are taken to do so */
+#define CROWD_MS	100
 
 static DlockImage *images = NULL;
 static int	num_images = 0;
@@ -38,8 +42,11 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->shares = image->inherits = false;
 	if (record->is_lease)
 	{
-		image->delayed = dlock_record_lease(record)->delayed;
-		image->ttl = dlock_lease_row_ttl(dlock_record_lease(record));
+		DlockLease *lease = dlock_record_lease(record);
+
+		image->delayed = lease->delayed;
+		image->ttl = dlock_lease_row_ttl(lease);
+		image->awaited = lease->durability != SYNCHRONOUS_COMMIT_OFF;
 	}
 	else
 	{
@@ -47,7 +54,7 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 		DlockLease *lease = dlock_lease_of(ticket);
 
 		image->ttl = lease->single ? dlock_lease_row_ttl(lease) : 0;
-
+		image->awaited = ticket->durability != SYNCHRONOUS_COMMIT_OFF;
 		image->inherits = ticket->heir &&
 			dlock_state_of(ticket) == DLOCK_WAITING;
 		image->granted = image->inherits ||
@@ -61,6 +68,8 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 			ticket->ticket.granted_at;
 		dlock_lease_ticket_channel(ticket, image->channel);
 	}
+	/* a release waits for nothing */
+	image->awaited &= !image->over;
 	record->in_flight = !image->over || image->had_row;
 }
 
@@ -97,6 +106,27 @@ note_inheritance(const DlockImage *image)
 		return;
 	ticket->ticket.granted_at = image->granted_at;
 	ticket->inherited = true;
+}
+
+/*
+ * Each who waits for a row could flush it himself, and one who is alone does.
+ * Where several do, they would be woken only to wait for one of them, and each
+ * batch would be as small as what has come while that before it was written.  So
+ * the worker flushes first; what comes meanwhile is the next batch.
+ */
+static void
+flush_for_all(XLogRecPtr lsn)
+{
+	static uint64 crowded_until = 0;
+	uint64		now = dlock_monotonic_now();
+	int			waiting = 0;
+
+	for (int i = 0; i < num_images; i++)
+		waiting += images[i].awaited ? 1 : 0;
+	if (waiting > 1)
+		crowded_until = now + CROWD_MS * 1000;
+	if (waiting > 0 && now < crowded_until)
+		XLogFlush(lsn);
 }
 
 /*
@@ -262,6 +292,7 @@ dlock_writer_write(DlockSpace *space, int *dead)
 	}
 	lsn = XactLastCommitEnd;
 	count = num_images;
+	flush_for_all(lsn);
 	note_removals(space, lsn);
 	unmark(space, true, lsn);
 	for (int i = 0; i < count; i++)
