@@ -252,17 +252,16 @@ work(void *opaque, const char *lock, const char *row)
 	const Kind *kind = session->kind;
 	int			sent = 0;
 
+	/* what comes before the sync is one transaction, without BEGIN and COMMIT */
 	if (kind->pipelined)
-		sent = send_acquire(session, lock);
+	{
+		send_statement(session, ACQUIRE + 1, lock, NULL);
+		sent++;
+	}
 	else if (kind->release)
 		acquire(session, lock);
 	send_statement(session, UPDATE, row, NULL);
 	sent++;
-	if (kind->pipelined)
-	{
-		send_statement(session, RELEASE, lock, NULL);
-		sent++;
-	}
 	receive(session, sent, NULL, 0);
 	if (kind->release && !kind->pipelined)
 		release(session, lock);

@@ -15,8 +15,8 @@ CREATE FUNCTION cpu() RETURNS numeric LANGUAGE sql AS $$
 $$;
 
 -- What a statement takes with $1 = items, beyond what it takes with 0: two
--- lines, microseconds by the clock, and of cpu(); nothing where it passes
--- statement_timeout
+-- lines, microseconds by the clock, and of cpu(), which is empty where a process
+-- has gone meanwhile; nothing where it passes statement_timeout
 CREATE FUNCTION timed(statement text, items integer = 0)
 RETURNS SETOF float8 LANGUAGE plpgsql AS $$
 DECLARE
@@ -25,6 +25,7 @@ DECLARE
     cpu_began numeric;
     nothing interval := CASE WHEN items = 0 THEN '0' END;
     cpu_nothing numeric := CASE WHEN items = 0 THEN 0 END;
+    cpu_taken numeric;
 BEGIN
     FOR i IN 0 .. CASE WHEN items = 0 THEN 0 ELSE 5 END LOOP
         cpu_began := cpu();
@@ -33,7 +34,8 @@ BEGIN
         ended := clock_timestamp();
         IF items = 0 OR i = 5 THEN
             RETURN NEXT extract(epoch FROM ended - began - nothing) * 1e6;
-            RETURN NEXT (cpu() - cpu_began - cpu_nothing) / 1000;
+            cpu_taken := cpu() - cpu_began - cpu_nothing;
+            RETURN NEXT CASE WHEN cpu_taken >= 0 THEN cpu_taken / 1000 END;
         ELSE
             nothing := least(nothing, ended - began);
             cpu_nothing := least(cpu_nothing, cpu() - cpu_began);
