@@ -322,7 +322,11 @@ sub next_client
 	# what is advised where DISCARD ALL is too much
 	pooler(q{SET server_reset_query = 'SELECT dlock_release_all()'});
 	$lease = $next->query("SELECT dlock_lease_open('1h', attach => true)");
-	$next->query("SELECT dlock_enqueue('other')");
+	my $other = $next->query("SELECT dlock_enqueue('other')");
+
+	# so that nothing comes from the server when this client has gone
+	told($next, 'dlock_release_all: a grant is announced',
+		announcement('granted', 'other', $other));
 	$next = next_client($next, 'dlock_release_all');
 	is($next->query('SELECT count(*) FROM dlock_locks'),
 		'0', 'dlock_release_all: nothing is held or waited for');

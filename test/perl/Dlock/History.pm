@@ -469,6 +469,7 @@ sub _learn_answer
 	return;
 }
 
+# Where standbys do not answer, it may be there, or not.
 sub _learn_ttl
 {
 	my ($self, $call) = @_;
@@ -479,7 +480,7 @@ sub _learn_ttl
 		$lease->{short} = $call->{short};
 		$self->_alive_from($lease, $call);
 	}
-	else
+	elsif ($call->{result} ne 'error 58030')
 	{
 		$self->_gone($call, "lease $call->{lease}",
 			$self->{tickets}{ $call->{lease} } // $lease);
