@@ -120,21 +120,27 @@ still_waiting(DlockTicket *ticket, bool foreign)
 }
 
 /*
- * Be woken by a change of a foreign ticket.  The condition variable forgets us
- * with every broadcast, so this comes before each look at the state after which we
- * sleep.
+ * Be woken by a change of the ticket, if it is a foreign one, or becomes one where
+ * its lease adopts it, which sets our latch.  False where there is nothing to wait
+ * for any more.
+ *
+ * The condition variable forgets us with every broadcast, so we let it know us
+ * before the look at the state after which we sleep.
  *
  * Not ConditionVariablePrepareToSleep(): before 16, where we are forgotten
  * already, that takes it for a signal and passes it on to the next who waits,
  * who would do the same.  A sleep of no time only puts us back, and resets the
  * latch.
  */
-static void
-prepare_to_sleep(DlockTicket *ticket, bool foreign)
+static bool
+prepare_to_sleep(DlockTicket *ticket)
 {
-	if (foreign)
+	bool		foreign = is_foreign(ticket);
+
+	if (foreign && still_waiting(ticket, foreign))
 		(void) ConditionVariableTimedSleep(&((DlockLeaseTicket *) ticket)->record.changed,
 										   0, WAIT_EVENT_DLOCK);
+	return still_waiting(ticket, foreign);
 }
 
 /*
@@ -275,12 +281,7 @@ static bool
 sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 					Looks *looks, instr_time start)
 {
-	bool		foreign;
-
-	/* it becomes foreign where its lease adopts it, and our latch is set then */
-	while (foreign = is_foreign(ticket),
-		   still_waiting(ticket, foreign) &&
-		   (prepare_to_sleep(ticket, foreign), still_waiting(ticket, foreign)))
+	while (prepare_to_sleep(ticket))
 	{
 		int64		waited = microseconds_since(start);
 		int64		left = looks->next - waited;

@@ -87,7 +87,6 @@ typedef struct DlockImage
 	uint32		mark;
 	bool		had_row;
 	bool		over;			/* to be removed, and finished then */
-	bool		awaited;		/* somebody may wait until it is flushed */
 	bool		granted;
 	bool		inherits;		/* ... as soon as this row is in the WAL */
 	DlockMode	mode;			/* of a ticket */

@@ -42,11 +42,8 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->shares = image->inherits = false;
 	if (record->is_lease)
 	{
-		DlockLease *lease = dlock_record_lease(record);
-
-		image->delayed = lease->delayed;
-		image->ttl = dlock_lease_row_ttl(lease);
-		image->awaited = lease->durability != SYNCHRONOUS_COMMIT_OFF;
+		image->delayed = dlock_record_lease(record)->delayed;
+		image->ttl = dlock_lease_row_ttl(dlock_record_lease(record));
 	}
 	else
 	{
@@ -54,7 +51,7 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 		DlockLease *lease = dlock_lease_of(ticket);
 
 		image->ttl = lease->single ? dlock_lease_row_ttl(lease) : 0;
-		image->awaited = ticket->durability != SYNCHRONOUS_COMMIT_OFF;
+
 		image->inherits = ticket->heir &&
 			dlock_state_of(ticket) == DLOCK_WAITING;
 		image->granted = image->inherits ||
@@ -68,8 +65,6 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 			ticket->ticket.granted_at;
 		dlock_lease_ticket_channel(ticket, image->channel);
 	}
-	/* a release waits for nothing */
-	image->awaited &= !image->over;
 	record->in_flight = !image->over || image->had_row;
 }
 
@@ -108,6 +103,18 @@ note_inheritance(const DlockImage *image)
 	ticket->inherited = true;
 }
 
+/* May somebody wait until a row is flushed?  A release waits for nothing. */
+static bool
+is_awaited(const DlockImage *image)
+{
+	DlockRecord *record = image->record;
+	int			durability = record->is_lease ?
+		dlock_record_lease(record)->durability :
+		dlock_record_ticket(record)->durability;
+
+	return !image->over && durability != SYNCHRONOUS_COMMIT_OFF;
+}
+
 /*
  * Each who waits for a row could flush it himself, and one who is alone does.
  * Where several do, they would be woken only to wait for one of them, and each
@@ -122,7 +129,7 @@ flush_for_all(XLogRecPtr lsn)
 	int			waiting = 0;
 
 	for (int i = 0; i < num_images; i++)
-		waiting += images[i].awaited ? 1 : 0;
+		waiting += is_awaited(&images[i]) ? 1 : 0;
 	if (waiting > 1)
 		crowded_until = now + CROWD_MS * 1000;
 	if (waiting > 0 && now < crowded_until)

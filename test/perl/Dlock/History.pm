@@ -395,15 +395,15 @@ sub _learn_answer
 	{
 		$self->_learn_lease($result, $call, 0) if !$is_error;
 	}
+	elsif ($op =~ /^(?:renew|retime)$/ && $result eq 'error 58030')
+	{
+		# standbys do not answer: the lease may be there, or not
+	}
 	elsif ($op eq 'renew')
 	{
 		my $lease = $self->{leases}{ $call->{lease} };
 
-		if ($result eq 'error 58030')
-		{
-			# standbys do not answer: it may be there, or not
-		}
-		elsif ($result eq 'null' || $is_error)
+		if ($result eq 'null' || $is_error)
 		{
 			$self->_gone($call, "lease $call->{lease}", $lease);
 		}
@@ -469,7 +469,6 @@ sub _learn_answer
 	return;
 }
 
-# Where standbys do not answer, it may be there, or not.
 sub _learn_ttl
 {
 	my ($self, $call) = @_;
@@ -480,7 +479,7 @@ sub _learn_ttl
 		$lease->{short} = $call->{short};
 		$self->_alive_from($lease, $call);
 	}
-	elsif ($call->{result} ne 'error 58030')
+	else
 	{
 		$self->_gone($call, "lease $call->{lease}",
 			$self->{tickets}{ $call->{lease} } // $lease);
