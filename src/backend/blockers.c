@@ -399,15 +399,20 @@ collect(DlockSpace *space)
 		.entrysize = sizeof(ActorEntry),
 		.hcxt = CurrentMemoryContext
 	};
-	const DlockRow *row = dlock_queue_rows(space, true);
+	DlockRowScan scan;
+	const DlockRow *row;
 	const DlockGraph *graph;
 
 	look->index = hash_create("dlock blockers", 256, &info,
 							  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-	while (row)
+	dlock_queue_rows_begin(&scan, space, true);
+	while ((row = dlock_queue_rows_next(&scan)) != NULL)
 	{
-		CHECK_FOR_INTERRUPTS();
-		row = add_dlock(look, space, row);
+		while (row)
+		{
+			CHECK_FOR_INTERRUPTS();
+			row = add_dlock(look, space, row);
+		}
 	}
 	add_dlock_waits(look);
 	graph = dlock_graph_collect_heavyweight();

@@ -108,36 +108,43 @@ dlock_space_to_show(void)
 	return space;
 }
 
-/* A role as its OID, or by its name, as pg_get_userbyid() has it */
-static Datum
-role_datum(Oid type, Oid role)
-{
-	if (type != NAMEOID)
-		return ObjectIdGetDatum(role);
-	return DirectFunctionCall1(pg_get_userbyid, ObjectIdGetDatum(role));
-}
-
-/* What many rows have in common, made once */
-typedef struct Constants
+/* What many rows have in common */
+typedef struct Common
 {
 	Datum		modes[DLOCK_SLOTS + 1];
 	Datum		scopes[DLOCK_LEASE + 1];
 	Datum		no_numbers;
-} Constants;
+	Oid			role;			/* of the row before; 0: none */
+	NameData	role_name;
+} Common;
 
 static void
-make_constants(Constants *constants)
+make_common(Common *common)
 {
 	for (int mode = 0; mode <= DLOCK_SLOTS; mode++)
-		constants->modes[mode] = CStringGetTextDatum(dlock_mode_name(mode));
+		common->modes[mode] = CStringGetTextDatum(dlock_mode_name(mode));
 	for (int scope = 0; scope <= DLOCK_LEASE; scope++)
-		constants->scopes[scope] = CStringGetTextDatum(dlock_scope_name(scope));
-	constants->no_numbers = PointerGetDatum(construct_empty_array(INT8OID));
+		common->scopes[scope] = CStringGetTextDatum(dlock_scope_name(scope));
+	common->no_numbers = PointerGetDatum(construct_empty_array(INT8OID));
+	common->role = InvalidOid;
+}
+
+/* A role as its OID, or by its name, as pg_get_userbyid() has it */
+static Datum
+role_datum(Oid type, Oid role, Common *common)
+{
+	if (type != NAMEOID)
+		return ObjectIdGetDatum(role);
+	if (role != common->role)
+		common->role_name = *DatumGetName(DirectFunctionCall1(pg_get_userbyid,
+															  ObjectIdGetDatum(role)));
+	common->role = role;
+	return NameGetDatum(&common->role_name);
 }
 
 static void
 show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers,
-		 const Constants *constants)
+		 Common *common)
 {
 	bool		waiter = row->position > 0;
 	Datum		values[20];
@@ -149,7 +156,7 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers,
 	values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text,
 														   row->name_length));
 	values[i++] = Int64GetDatum(row->number);
-	values[i++] = constants->modes[row->mode];
+	values[i++] = common->modes[row->mode];
 	if (row->mode == DLOCK_SLOTS)
 		values[i++] = Int32GetDatum(row->slots);
 	else
@@ -157,12 +164,13 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers,
 	values[i++] = Int32GetDatum(row->permits);
 	values[i++] = BoolGetDatum(row->granted);
 	values[i++] = Int32GetDatum((int32) row->position);
-	values[i++] = constants->scopes[row->scope];
+	values[i++] = common->scopes[row->scope];
 	nulls[i] = row->pid == 0;
 	values[i++] = Int32GetDatum(row->pid);
 	nulls[i] = row->lease == 0;
 	values[i++] = Int64GetDatum(row->lease);
-	values[i] = role_datum(TupleDescAttr(rsinfo->setDesc, i)->atttypid, row->role);
+	values[i] = role_datum(TupleDescAttr(rsinfo->setDesc, i)->atttypid, row->role,
+						   common);
 	i++;
 	if (row->has_owner)
 		values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length +
@@ -195,30 +203,27 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers,
 	values[i++] = Int32GetDatum((int32) (row->session_depth + row->xact_depth));
 	values[i++] = BoolGetDatum(row->pinned);
 	values[i++] = waiter ? blocked_by(blockers, row) :
-		constants->no_numbers;
+		common->no_numbers;
 	Assert(i == lengthof(values));
 
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
 static void
-show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows)
+show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows, Common *common)
 {
 	Blockers	blockers = {0};
-	Constants	constants;
-	MemoryContext row_context;
-	MemoryContext old_context;
+	MemoryContext row_context = AllocSetContextCreate(CurrentMemoryContext,
+													  "dlock row",
+													  ALLOCSET_SMALL_SIZES);
+	MemoryContext old_context = MemoryContextSwitchTo(row_context);
 
-	make_constants(&constants);
-	row_context = AllocSetContextCreate(CurrentMemoryContext, "dlock row",
-										ALLOCSET_SMALL_SIZES);
-	old_context = MemoryContextSwitchTo(row_context);
 	for (const DlockRow *row = rows; row; row = row->next)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (blockers.first == NULL || !dlock_row_same_lock(blockers.first, row))
 			find_holders(&blockers, row);
-		show_row(rsinfo, row, &blockers, &constants);
+		show_row(rsinfo, row, &blockers, common);
 		if (row->position > 0)
 			blockers.previous = row->number;
 		MemoryContextReset(row_context);
@@ -227,17 +232,43 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows)
 	MemoryContextDelete(row_context);
 }
 
+/*
+ * Show the rows of all locks, some at a time: they are still in the cache when
+ * they are shown, and what they need is used again for the next ones.
+ */
+static void
+show_all(ReturnSetInfo *rsinfo, DlockSpace *space, Common *common)
+{
+	DlockRowScan scan;
+	MemoryContext rows_context;
+	MemoryContext old_context;
+	const DlockRow *rows;
+
+	dlock_queue_rows_begin(&scan, space, false);
+	rows_context = AllocSetContextCreate(CurrentMemoryContext, "dlock rows",
+										 ALLOCSET_DEFAULT_SIZES);
+	old_context = MemoryContextSwitchTo(rows_context);
+	while ((rows = dlock_queue_rows_next(&scan)) != NULL)
+	{
+		show_rows(rsinfo, rows, common);
+		MemoryContextReset(rows_context);
+	}
+	MemoryContextSwitchTo(old_context);
+	MemoryContextDelete(rows_context);
+}
+
 /* What the view dlock_locks is made of: as it is there, but with OIDs of roles */
 PG_FUNCTION_INFO_V1(dlock_lock_status);
 Datum
 dlock_lock_status(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = dlock_space_to_show();
+	Common		common;
 
 	InitMaterializedSRF(fcinfo, 0);
+	make_common(&common);
 	if (space)
-		show_rows((ReturnSetInfo *) fcinfo->resultinfo,
-				  dlock_queue_rows(space, false));
+		show_all((ReturnSetInfo *) fcinfo->resultinfo, space, &common);
 	return (Datum) 0;
 }
 
@@ -248,13 +279,15 @@ dlock_locks_of(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = dlock_space_to_show();
 	DlockKey	key;
+	Common		common;
 
 	InitMaterializedSRF(fcinfo, 0);
+	make_common(&common);
 	if (space)
 	{
 		dlock_get_key(fcinfo, space, &key);
 		show_rows((ReturnSetInfo *) fcinfo->resultinfo,
-				  dlock_queue_rows_of(space, &key));
+				  dlock_queue_rows_of(space, &key), &common);
 	}
 	return (Datum) 0;
 }

@@ -20,6 +20,9 @@
 
 #include "shared/buckets.h"
 
+/* Buckets divided with the partition locked, by who does so ahead */
+#define DIVIDED_AT_ONCE		100
+
 /* In memory that is zero */
 void
 dlock_buckets_init(DlockBuckets *buckets)
@@ -96,4 +99,29 @@ dlock_buckets_divide(DlockBuckets *buckets, DlockSegments segments,
 	}
 	buckets->mask = mask;
 	buckets->num_buckets = number + 1;
+}
+
+/*
+ * Grow for so many more entries, before they come: to divide a bucket that has
+ * none looks none up.  Raises 53200; called without any of dlock's locks.
+ */
+void
+dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock,
+					  DlockSegments segments, uint64 more, DlockNextOf next_of)
+{
+	uint64		wanted = buckets->count + more;
+
+	while (buckets->num_buckets < wanted)
+	{
+		int			segment = dlock_segment_of(buckets->num_buckets);
+
+		if (segment >= DLOCK_SEGMENTS)
+			return;
+		if (!DsaPointerIsValid(buckets->segments[segment]))
+			dlock_buckets_add_segment(buckets, lock, segment);
+		LWLockAcquire(lock, LW_EXCLUSIVE);
+		for (int i = 0; i < DIVIDED_AT_ONCE && buckets->num_buckets < wanted; i++)
+			dlock_buckets_divide(buckets, segments, next_of);
+		LWLockRelease(lock);
+	}
 }

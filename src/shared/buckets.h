@@ -77,5 +77,8 @@ extern void dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock,
 									  int segment);
 extern void dlock_buckets_divide(DlockBuckets *buckets,
 								 DlockSegments segments, DlockNextOf next_of);
+extern void dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock,
+								  DlockSegments segments, uint64 more,
+								  DlockNextOf next_of);
 
 #endif							/* DLOCK_BUCKETS_H */

@@ -156,6 +156,18 @@ next_number(dsa_pointer entry, uint32 *hash)
 }
 
 /*
+ * Grow for so many more numbers, before they come.  Raises 53200.
+ */
+void
+dlock_ids_reserve(uint64 more)
+{
+	for (int p = 0; p < DLOCK_ID_PARTITIONS; p++)
+		dlock_buckets_reserve(&numbers[p].buckets, &numbers[p].lock,
+							  number_segments[p], more / DLOCK_ID_PARTITIONS,
+							  next_number);
+}
+
+/*
  * Let a lease, or a ticket, be found by its number; a ticket's own lease is, with
  * the ticket.  Somebody else may have done so.  Raises 53200.
  */

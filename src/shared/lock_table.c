@@ -231,6 +231,41 @@ next_lock(dsa_pointer entry, uint32 *hash)
 }
 
 /*
+ * Grow for so many more locks, before they come.  Raises 53200.
+ */
+void
+dlock_locks_reserve(uint64 more)
+{
+	for (int p = 0; p < DLOCK_PARTITIONS; p++)
+		dlock_buckets_reserve(&dlock_lock_partitions[p].buckets,
+							  &dlock_lock_partitions[p].lock, segments[p],
+							  more / DLOCK_PARTITIONS, next_lock);
+}
+
+/*
+ * Many locks will be entered: ask for the bucket of each, and for what is there,
+ * before the first of them is needed.
+ */
+void
+dlock_locks_look_ahead(const DlockKey *keys, uint64 count)
+{
+	for (uint64 i = 0; i < count; i++)
+		compat_prefetch(find_bucket(dlock_lock_partition(&keys[i]),
+									keys[i].hash));
+	for (uint64 i = 0; i < count; i++)
+	{
+		DlockPartition *partition = dlock_lock_partition(&keys[i]);
+		dsa_pointer first;
+
+		LWLockAcquire(&partition->lock, LW_SHARED);
+		first = *find_bucket(partition, keys[i].hash);
+		if (DsaPointerIsValid(first))
+			compat_prefetch(lock_at(first));
+		LWLockRelease(&partition->lock);
+	}
+}
+
+/*
  * Find a lock, or enter it, without a ticket, for a role to whom it is counted
  * then; returns with its entry locked.  Raises 53200, with nothing changed.
  */
@@ -320,9 +355,19 @@ dlock_lock_remove(DlockLock *lock)
 void
 dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive, bool queued)
 {
+	dlock_lock_scan_begin_in(scan, 0, exclusive, queued);
+	scan->end = DLOCK_PARTITIONS;
+}
+
+/* The same for one partition */
+void
+dlock_lock_scan_begin_in(DlockLockScan *scan, int partition, bool exclusive,
+						 bool queued)
+{
 	scan->exclusive = exclusive;
 	scan->locked = false;
-	scan->partition = -1;
+	scan->partition = partition - 1;
+	scan->end = partition + 1;
 	scan->bucket = scan->num_buckets = 0;
 	scan->next = InvalidDsaPointer;
 	scan->current = NULL;
@@ -379,7 +424,7 @@ dlock_lock_scan_next(DlockLockScan *scan)
 			if (scan->bucket == scan->num_buckets)
 			{
 				dlock_lock_scan_end(scan);
-				if (scan->partition + 1 == DLOCK_PARTITIONS)
+				if (scan->partition + 1 == scan->end)
 					return NULL;
 				begin_partition(scan, &dlock_lock_partitions[++scan->partition]);
 				continue;

@@ -363,10 +363,14 @@ is_shown(DlockTicket *ticket, bool *holds)
  */
 #define ROWS_AT_ONCE	256
 
+/* So many rows are copied, or a little more, before they are shown */
+#define ROWS_IN_A_GO	1000
+
 typedef struct Rows
 {
 	DlockRow   *first;
 	DlockRow  **tail;
+	uint64		count;
 	bool		complete;		/* false: memory is out */
 	int64		latest;			/* the greatest number seen, shown or not */
 } Rows;
@@ -383,6 +387,7 @@ make_empty(Rows *rows)
 {
 	rows->first = NULL;
 	rows->tail = &rows->first;
+	rows->count = 0;
 	rows->complete = true;
 	rows->latest = 0;
 }
@@ -393,6 +398,7 @@ append(Rows *rows, DlockRow *row)
 	row->next = NULL;
 	*rows->tail = row;
 	rows->tail = &row->next;
+	rows->count++;
 }
 
 /*
@@ -502,33 +508,36 @@ copy_short_lock(Rows *rows, const DlockLock *lock)
 	return true;
 }
 
-/* Copy the locks that have few tickets, and take note of the others. */
-static LongLock *
-copy_short_locks(Rows *rows, const DlockSpaceKey *space, bool queued)
+/*
+ * Copy the locks of a partition that have few tickets, and take note of the
+ * others.
+ */
+static void
+copy_short_locks(Rows *rows, DlockRowScan *scan, int partition)
 {
-	DlockLockScan scan;
+	DlockLockScan locks;
 	DlockLock  *lock;
-	LongLock   *long_locks = NULL;
 
-	dlock_lock_scan_begin(&scan, false, queued);
-	while (rows->complete && (lock = dlock_lock_scan_next(&scan)) != NULL)
+	dlock_lock_scan_begin_in(&locks, partition, false, scan->queued);
+	while (rows->complete && (lock = dlock_lock_scan_next(&locks)) != NULL)
 	{
 		LongLock   *long_lock;
 
-		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
+		if (memcmp(&lock->key.space, &scan->space->key,
+				   sizeof(DlockSpaceKey)) != 0)
 			continue;
 		if (copy_short_lock(rows, lock))
 			continue;
-		long_lock = palloc_extended(sizeof(LongLock), MCXT_ALLOC_NO_OOM);
+		long_lock = MemoryContextAllocExtended(scan->context, sizeof(LongLock),
+											   MCXT_ALLOC_NO_OOM);
 		rows->complete = long_lock != NULL;
 		if (long_lock == NULL)
 			break;
 		dlock_key_copy(&long_lock->key, &lock->key);
-		long_lock->next = long_locks;
-		long_locks = long_lock;
+		long_lock->next = scan->long_locks;
+		scan->long_locks = long_lock;
 	}
-	dlock_lock_scan_end(&scan);
-	return long_locks;
+	dlock_lock_scan_end(&locks);
 }
 
 static void
@@ -539,12 +548,11 @@ stop_reading(int code, Datum arg)
 }
 
 static void
-copy_long_locks(Rows *rows, const LongLock *long_locks)
+copy_long_lock_alone(Rows *rows, const DlockKey *key)
 {
 	pg_atomic_fetch_add_u32(&dlock_control->readers, 1);
 	PG_ENSURE_ERROR_CLEANUP(stop_reading, 0);
-	for (const LongLock *one = long_locks; one && rows->complete; one = one->next)
-		copy_long_lock(rows, &one->key);
+	copy_long_lock(rows, key);
 	PG_END_ENSURE_ERROR_CLEANUP(stop_reading, 0);
 	stop_reading(0, 0);
 }
@@ -589,23 +597,46 @@ dlock_queue_waiting(const DlockSpace *space, TimestampTz *since)
 
 /*
  * Copy out every ticket of a space, or of its locks that have a queue: lock by
- * lock, the holders first and then the queue in its order.  Different locks are seen at different moments; and
- * so are the parts of one with many tickets: a ticket that is there all the
- * time is in there once, and who is a holder at the end of it is no waiter.
+ * lock, the holders first and then the queue in its order.  Different locks are
+ * seen at different moments; and so are the parts of one with many tickets: a
+ * ticket that is there all the time is in there once, and who is a holder at the
+ * end of it is no waiter.
+ */
+void
+dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space, bool queued)
+{
+	scan->space = space;
+	scan->queued = queued;
+	scan->partition = 0;
+	scan->long_locks = NULL;
+	scan->context = CurrentMemoryContext;
+}
+
+/*
+ * The rows of the next locks, some thousands where there are so many, in the
+ * current memory context; NULL behind the last ones.
  */
 DlockRow *
-dlock_queue_rows(DlockSpace *space, bool queued)
+dlock_queue_rows_next(DlockRowScan *scan)
 {
 	Rows		rows;
-	LongLock   *long_locks;
 
 	make_empty(&rows);
-	long_locks = copy_short_locks(&rows, &space->key, queued);
-	if (long_locks && rows.complete)
-		copy_long_locks(&rows, long_locks);
+	while (rows.complete && rows.count < ROWS_IN_A_GO &&
+		   scan->partition < DLOCK_PARTITIONS)
+		copy_short_locks(&rows, scan, scan->partition++);
+	while (rows.complete && rows.first == NULL && scan->long_locks)
+	{
+		LongLock   *long_lock = scan->long_locks;
+
+		scan->long_locks = long_lock->next;
+		copy_long_lock_alone(&rows, &long_lock->key);
+		pfree(long_lock);
+	}
 	check_complete(&rows);
 	/* as let_go_to_tell(), for all of them */
-	dlock_journal_flush_removals(space);
+	if (rows.first)
+		dlock_journal_flush_removals(scan->space);
 	return rows.first;
 }
 
@@ -614,7 +645,6 @@ DlockRow *
 dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
 {
 	DlockLock  *lock = dlock_lock_find(key, false);
-	LongLock	long_lock = {0};
 	bool		copied;
 	Rows		rows;
 
@@ -624,10 +654,7 @@ dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
 	copied = copy_short_lock(&rows, lock);
 	dlock_lock_release(lock);
 	if (!copied)
-	{
-		dlock_key_copy(&long_lock.key, key);
-		copy_long_locks(&rows, &long_lock);
-	}
+		copy_long_lock_alone(&rows, key);
 	check_complete(&rows);
 	dlock_journal_flush_removal(space, key);
 	return rows.first;

@@ -137,6 +137,7 @@ typedef struct DlockLockScan
 	bool		exclusive;
 	bool		locked;			/* the partition's lock is held */
 	int			partition;
+	int			end;			/* the first that is not looked through */
 	uint32		bucket;			/* the next one */
 	uint32		num_buckets;
 	dsa_pointer next;			/* entry in the bucket, or invalid */
@@ -159,6 +160,8 @@ extern void dlock_lock_table_attach(dsa_area *area, dsa_pointer table);
 extern DlockLock *dlock_lock_find(const DlockKey *key, bool exclusive);
 extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots,
 									Oid role);
+extern void dlock_locks_reserve(uint64 more);
+extern void dlock_locks_look_ahead(const DlockKey *keys, uint64 count);
 extern void dlock_lock_enter(const DlockKey *key);
 extern void dlock_lock_leave(const DlockKey *key);
 extern void dlock_lock_release(DlockLock *lock);
@@ -167,6 +170,8 @@ extern bool dlock_lock_is_spare(const DlockKey *key, Oid role);
 extern void dlock_lock_free_spare(void);
 extern void dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive,
 								  bool queued);
+extern void dlock_lock_scan_begin_in(DlockLockScan *scan, int partition,
+									 bool exclusive, bool queued);
 extern DlockLock *dlock_lock_scan_next(DlockLockScan *scan);
 extern void dlock_lock_scan_remove(DlockLockScan *scan);
 extern void dlock_lock_scan_end(DlockLockScan *scan);
@@ -499,7 +504,20 @@ extern int32 dlock_queue_slots(const DlockKey *key, int32 slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
 extern uint64 dlock_queue_waiting(const DlockSpace *space,
 								  TimestampTz *since);
-extern DlockRow *dlock_queue_rows(DlockSpace *space, bool queued);
+
+/* A walk through all rows; nothing in it is its user's business. */
+typedef struct DlockRowScan
+{
+	DlockSpace *space;
+	bool		queued;
+	int			partition;		/* the next one */
+	struct LongLock *long_locks;	/* which come behind the others */
+	MemoryContext context;		/* of these */
+} DlockRowScan;
+
+extern void dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space,
+								   bool queued);
+extern DlockRow *dlock_queue_rows_next(DlockRowScan *scan);
 extern DlockRow *dlock_queue_rows_of(DlockSpace *space, const DlockKey *key);
 
 /* record.c */
@@ -554,6 +572,7 @@ extern const char *dlock_record_copy_info(DlockRecord *record, char *buffer);
 /* id_table.c */
 extern dsa_pointer dlock_id_table_create(dsa_area *area, int tranche);
 extern void dlock_id_tables_attach(dsa_area *area, const DlockControl *control);
+extern void dlock_ids_reserve(uint64 more);
 extern void dlock_id_insert(DlockRecord *record);
 
 /* lease_ttl.c */

@@ -46,6 +46,9 @@
 #define MAX_QUORUM_WAITS	3
 
 #define ROWS_AT_ONCE		500		/* are read in a step, of a few milliseconds */
+#define STEP_SIZE			(512 * 1024)	/* bytes that they take, about */
+#define ROWS_AHEAD			32		/* whose locks are asked for at a time */
+#define LEAST_MEMORY		320		/* bytes that a lease or a ticket takes */
 #define SMALL_BLOCKS		32		/* are read while a worker would start */
 #define LOOK_MS				1000	/* between looks for a worker that loads */
 #define NO_WORKER_MS		3000	/* without any, after which none will come */
@@ -162,17 +165,17 @@ load_lease(DlockSpace *space, const DlockStored *row, bool check)
 }
 
 static void
-load_ticket(DlockSpace *space, const DlockStored *row, bool check)
+load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key,
+			bool check)
 {
 	int64		number = get_int64(row, DLOCK_QUEUE_TICKET);
 	int			before = dlock_record_begin_uses();
-	char	   *name = get_text(row, DLOCK_QUEUE_NAME);
 	DlockRequest request;
 	bool		single = get_interval(row, DLOCK_QUEUE_TTL) > 0;
 	DlockLeaseTicket *ticket;
 
 	memset(&request, 0, offsetof(DlockRequest, key));
-	dlock_key_fill(&request.key, space, name, strlen(name));
+	dlock_key_copy(&request.key, key);
 	request.scope = DLOCK_LEASE;
 	request.mode = dlock_mode_by_name(get_text(row, DLOCK_QUEUE_MODE));
 	request.slots = get_int32(row, DLOCK_QUEUE_SLOTS);
@@ -225,21 +228,59 @@ begin_part(DlockLoading *loading, LoadPart part)
 	loading->part = part;
 }
 
+/* Make room for all that there seems to be. */
+static void
+make_room(DlockSpace *space, DlockTable table)
+{
+	uint64		rows = dlock_rows_estimate(space, table);
+
+	/* more than this cannot be meant, where much of a table is empty */
+	rows = Min(rows, (uint64) dlock_max_memory * 1024 / LEAST_MEMORY);
+	dlock_ids_reserve(rows);
+	if (table == DLOCK_TABLE_QUEUE)
+		dlock_locks_reserve(rows);
+}
+
+/*
+ * The next of these rows will be put back: fill in the keys of those that are not
+ * foreign, and let memory bring what they need.
+ */
+static void
+look_ahead(DlockSpace *space, const DlockStoredRows *rows, uint64 from,
+		   DlockKey *keys)
+{
+	uint64		to = Min(from + ROWS_AHEAD, rows->count);
+	int			count = 0;
+
+	for (uint64 i = from; i < to; i++)
+	{
+		text	   *name;
+
+		if (rows->rows[i].is_foreign)
+			continue;
+		name = DatumGetTextPP(rows->rows[i].values[DLOCK_QUEUE_NAME]);
+		dlock_key_fill(&keys[count++], space, VARDATA_ANY(name),
+					   VARSIZE_ANY_EXHDR(name));
+	}
+	dlock_locks_look_ahead(keys, count);
+}
+
 /*
  * Put back some leases.  What was put back is behind us, should we be
  * interrupted: the next attempt goes on with the row after it.
  */
 static void
-load_some_leases(DlockSpace *space)
+load_some_leases(DlockSpace *space, DlockStoredRows *rows)
 {
 	DlockLoading *loading = &space->loading;
-	DlockStoredRows rows;
 
+	if (loading->last == 0)
+		make_room(space, DLOCK_TABLE_LEASES);
 	dlock_rows_read(space, DLOCK_TABLE_LEASES, loading->last, ROWS_AT_ONCE,
-					&rows);
-	for (uint64 i = 0; i < rows.count; i++)
+					rows);
+	for (uint64 i = 0; i < rows->count; i++)
 	{
-		const DlockStored *row = &rows.rows[i];
+		const DlockStored *row = &rows->rows[i];
 		int64		number = get_int64(row, DLOCK_LEASE_LEASE);
 
 		CHECK_FOR_INTERRUPTS();
@@ -250,7 +291,7 @@ load_some_leases(DlockSpace *space)
 			load_lease(space, row, may_be_restored(loading, i, number));
 		loading->last = number;
 	}
-	if (rows.complete)
+	if (rows->complete)
 	{
 		log_foreign(loading, "dlock_queue_lease");
 		begin_part(loading, LOAD_TICKETS);
@@ -259,27 +300,36 @@ load_some_leases(DlockSpace *space)
 
 /* The same for tickets */
 static void
-load_some_tickets(DlockSpace *space)
+load_some_tickets(DlockSpace *space, DlockStoredRows *rows)
 {
 	DlockLoading *loading = &space->loading;
-	DlockStoredRows rows;
+	DlockKey	keys[ROWS_AHEAD];
+	const DlockKey *key = keys;
 
+	if (loading->last == 0)
+		make_room(space, DLOCK_TABLE_QUEUE);
 	dlock_rows_read(space, DLOCK_TABLE_QUEUE, loading->last, ROWS_AT_ONCE,
-					&rows);
-	for (uint64 i = 0; i < rows.count; i++)
+					rows);
+	for (uint64 i = 0; i < rows->count; i++)
 	{
-		const DlockStored *row = &rows.rows[i];
+		const DlockStored *row = &rows->rows[i];
 		int64		number = get_int64(row, DLOCK_QUEUE_TICKET);
 
 		CHECK_FOR_INTERRUPTS();
+		if (i % ROWS_AHEAD == 0)
+		{
+			look_ahead(space, rows, i, keys);
+			key = keys;
+		}
 		if (row->is_foreign)
 			leave_out(loading, get_int64(row, DLOCK_QUEUE_SYSTEM),
 					  get_oid(row, DLOCK_QUEUE_DATABASE));
 		else
-			load_ticket(space, row, may_be_restored(loading, i, number));
+			load_ticket(space, row, key++,
+						may_be_restored(loading, i, number));
 		loading->last = number;
 	}
-	if (rows.complete)
+	if (rows->complete)
 	{
 		log_foreign(loading, "dlock_queue");
 		begin_part(loading, LOAD_GRANTS);
@@ -512,9 +562,11 @@ typedef struct Patience
 static bool
 load_tables(DlockSpace *space, const Patience *patience)
 {
+	/* what a step needs is kept for the next one, and not given back meanwhile */
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
-												  "dlock load",
-												  ALLOCSET_DEFAULT_SIZES);
+												  "dlock load", STEP_SIZE,
+												  STEP_SIZE, 2 * STEP_SIZE);
+	DlockStoredRows rows = {.context = CurrentMemoryContext};
 	bool		done = pg_atomic_read_u32(&space->loaded) != 0;
 
 	while (!done)
@@ -525,9 +577,9 @@ load_tables(DlockSpace *space, const Patience *patience)
 		CHECK_FOR_INTERRUPTS();
 		PushActiveSnapshot(GetLatestSnapshot());
 		if (part == LOAD_LEASES)
-			load_some_leases(space);
+			load_some_leases(space, &rows);
 		else if (part == LOAD_TICKETS)
-			load_some_tickets(space);
+			load_some_tickets(space, &rows);
 		PopActiveSnapshot();
 		MemoryContextSwitchTo(old_context);
 		MemoryContextReset(context);
@@ -548,6 +600,8 @@ load_tables(DlockSpace *space, const Patience *patience)
 			break;
 	}
 	MemoryContextDelete(context);
+	if (rows.rows)
+		pfree(rows.rows);
 	return done;
 }
 

@@ -12,6 +12,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/relation.h"
+#include "access/tableam.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_index.h"
@@ -28,6 +29,9 @@
 #include "tables/shape.h"
 #include "tables/tables.h"
 
+/* Rows that there is room for to begin with */
+#define FIRST_ROOM	64
+
 static int
 compare_numbers(const void *a, const void *b)
 {
@@ -40,24 +44,46 @@ compare_numbers(const void *a, const void *b)
 /* Make room for one more row, and take it. */
 static void
 append_row(Relation relation, const DlockShape *shape, const DlockPlaces *places,
-		   HeapTuple tuple, DlockStoredRows *rows, uint64 *room)
+		   HeapTuple tuple, DlockStoredRows *rows)
 {
 	DlockStored *row;
 
-	if (rows->count == *room)
+	if (rows->room == 0)
 	{
-		*room *= 2;
-		rows->rows = repalloc_huge(rows->rows, *room * sizeof(DlockStored));
+		rows->room = FIRST_ROOM;
+		rows->rows = MemoryContextAlloc(rows->context,
+										rows->room * sizeof(DlockStored));
+	}
+	else if (rows->count == rows->room)
+	{
+		rows->room *= 2;
+		rows->rows = repalloc_huge(rows->rows,
+								   rows->room * sizeof(DlockStored));
 	}
 	row = &rows->rows[rows->count++];
 	dlock_shape_take_row(relation, shape, places, heap_copytuple(tuple), row);
 	row->is_foreign = dlock_shape_is_foreign(shape, row);
 }
 
+/* About how many rows a table has, as the planner would have it */
+uint64
+dlock_rows_estimate(DlockSpace *space, DlockTable which)
+{
+	Relation	relation = relation_open(dlock_relation(space, dlock_shapes[which].name),
+										 AccessShareLock);
+	BlockNumber pages;
+	double		rows;
+	double		all_visible;
+
+	table_relation_estimate_size(relation, NULL, &pages, &rows, &all_visible);
+	relation_close(relation, AccessShareLock);
+	return (uint64) rows;
+}
+
 /*
  * Read rows of a table, with the active snapshot: those that come behind a
  * number, and not many more than "max" of them.  Where there is no index for
- * that, they are all that are left.  All is in the current memory context.
+ * that, they are all that are left.  They take the place of those read before.
  */
 void
 dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
@@ -70,12 +96,10 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 	Oid			index;
 	ScanKeyData key;
 	HeapTuple	tuple;
-	uint64		room = 64;
 
 	dlock_shape_find(relation, shape, &places);
 	index = dlock_shape_find_index(relation, places.number[0]);
-	memset(rows, 0, sizeof(DlockStoredRows));
-	rows->rows = palloc(room * sizeof(DlockStored));
+	rows->count = 0;
 	rows->complete = true;
 	ScanKeyInit(&key, places.number[0], BTGreaterStrategyNumber, F_INT8GT,
 				Int64GetDatum(behind));
@@ -90,7 +114,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 			   (tuple = systable_getnext_ordered(scan, ForwardScanDirection)) != NULL)
 		{
 			CHECK_FOR_INTERRUPTS();
-			append_row(relation, shape, &places, tuple, rows, &room);
+			append_row(relation, shape, &places, tuple, rows);
 			rows->complete = rows->count < max;
 		}
 		systable_endscan_ordered(scan);
@@ -104,7 +128,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 		while ((tuple = systable_getnext(scan)) != NULL)
 		{
 			CHECK_FOR_INTERRUPTS();
-			append_row(relation, shape, &places, tuple, rows, &room);
+			append_row(relation, shape, &places, tuple, rows);
 		}
 		systable_endscan(scan);
 		qsort(rows->rows, rows->count, sizeof(DlockStored), compare_numbers);

@@ -75,7 +75,9 @@ typedef struct DlockStored
 /* Rows of a table, in the order of their numbers */
 typedef struct DlockStoredRows
 {
-	DlockStored *rows;
+	MemoryContext context;		/* of "rows", set by who has them read */
+	DlockStored *rows;			/* what these point to is in the current context */
+	uint64		room;
 	uint64		count;
 	bool		complete;		/* no others come behind them */
 } DlockStoredRows;
@@ -109,6 +111,7 @@ extern void dlock_rows_commit(void);
 extern bool dlock_rows_tell_of_lock(const char *database);
 
 /* read.c */
+extern uint64 dlock_rows_estimate(DlockSpace *space, DlockTable which);
 extern void dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind,
 							uint64 max, DlockStoredRows *rows);
 extern bool dlock_rows_have_name(DlockSpace *space, const DlockKey *key);

@@ -170,11 +170,12 @@ sub stop_member
 
 sub switch_over
 {
-	my $candidate = $asynchronous ? one_of(others()) : synchronous_standby();
-	my $answer;
-
-	# it says no for as long as the standby lags, or is not known yet
+	# it says no for as long as the standby lags, or is not known yet, and to any
+	# that has become another one
 	Dlock::Patroni::await('switchover', sub {
+			my $candidate = $asynchronous ? one_of(others()) : synchronous_standby();
+			my $answer;
+
 			return 1 if ($patroni->leader // $primary) != $primary;
 			$answer = $patroni->request($primary, 'POST', 'switchover',
 				{ leader => "member$primary", candidate => "member$candidate" },
