@@ -369,7 +369,7 @@ dlock_lock_scan_begin_in(DlockLockScan *scan, int partition, bool exclusive,
 	scan->partition = partition - 1;
 	scan->end = partition + 1;
 	scan->bucket = scan->num_buckets = 0;
-	scan->next = InvalidDsaPointer;
+	scan->head = scan->count = 0;
 	scan->current = NULL;
 	scan->queued = queued;
 }
@@ -386,28 +386,75 @@ begin_partition(DlockLockScan *scan, DlockPartition *partition)
 }
 
 /*
- * A lock and its ticket are anywhere in memory: so they are asked for a few buckets
- * ahead, both at a time, instead of one after the other when they are needed.
+ * An entry, its ticket and that one's lease are anywhere in memory, and each is
+ * found by the one before: to look at an entry means to wait three times.  So
+ * there are always some entries on the way, in a ring, and while one is looked at
+ * memory brings the lease for one that comes later, the ticket for one behind
+ * that, and the last ones themselves (software pipelining, as for hash joins:
+ * Chen et al., ICDE 2004).  Who changes things does not go by their tickets, as
+ * these may be gone.
  */
-#define LOOK_AHEAD	8
+static DlockLock *
+get_ahead(const DlockLockScan *scan, uint32 place)
+{
+	return place >= scan->count ? NULL :
+		scan->ahead[(scan->head + place) % DLOCK_SCAN_AHEAD];
+}
 
 static void
-look_ahead(DlockLockScan *scan)
+add_ahead(DlockLockScan *scan, dsa_pointer entry)
 {
-	DlockBuckets *buckets = &dlock_lock_partitions[scan->partition].buckets;
-	uint32		far = scan->bucket + LOOK_AHEAD;
-	uint32		near = scan->bucket + LOOK_AHEAD / 2;
-	dsa_pointer next;
+	DlockLock  *lock;
 
-	if (far >= scan->num_buckets)
+	if (!DsaPointerIsValid(entry))
 		return;
-	next = *dlock_bucket_at(buckets, segments[scan->partition], far);
-	if (DsaPointerIsValid(next))
-		compat_prefetch(lock_at(next));
-	next = *dlock_bucket_at(buckets, segments[scan->partition], near);
-	if (DsaPointerIsValid(next) &&
-		DsaPointerIsValid(next = lock_at(next)->holders.head))
-		compat_prefetch(dsa_get_address(dlock_area, next));
+	lock = lock_at(entry);
+	compat_prefetch(lock);
+	scan->ahead[(scan->head + scan->count++) % DLOCK_SCAN_AHEAD] = lock;
+}
+
+static void
+look_ahead(const DlockLockScan *scan)
+{
+	DlockLock  *lock;
+	DlockLeaseTicket *ticket;
+
+	if (scan->exclusive)
+		return;
+	lock = get_ahead(scan, DLOCK_SCAN_AHEAD / 2);
+	if (lock && DsaPointerIsValid(lock->holders.head))
+	{
+		ticket = dsa_get_address(dlock_area, lock->holders.head);
+		compat_prefetch(ticket);
+		compat_prefetch(&ticket->lease);
+	}
+	lock = get_ahead(scan, DLOCK_SCAN_AHEAD / 4);
+	if (lock && DsaPointerIsValid(lock->holders.head))
+	{
+		ticket = dsa_get_address(dlock_area, lock->holders.head);
+		if (ticket->ticket.scope == DLOCK_LEASE)
+			compat_prefetch(dsa_get_address(dlock_area, ticket->lease));
+	}
+}
+
+/* The next entry of the partition; the one behind it in its bucket comes last. */
+static DlockLock *
+take_ahead(DlockLockScan *scan)
+{
+	DlockLock  *lock;
+
+	while (scan->count < DLOCK_SCAN_AHEAD && scan->bucket < scan->num_buckets)
+		add_ahead(scan,
+				  *dlock_bucket_at(&dlock_lock_partitions[scan->partition].buckets,
+								   segments[scan->partition], scan->bucket++));
+	if (scan->count == 0)
+		return NULL;
+	look_ahead(scan);
+	lock = get_ahead(scan, 0);
+	scan->head++;
+	scan->count--;
+	add_ahead(scan, lock->next);
+	return lock;
 }
 
 /* The next entry, locked; NULL behind the last one */
@@ -416,26 +463,15 @@ dlock_lock_scan_next(DlockLockScan *scan)
 {
 	if (scan->current)
 		count_queue(&dlock_lock_partitions[scan->partition], scan->current);
-	scan->current = NULL;
 	do
 	{
-		while (!DsaPointerIsValid(scan->next))
+		while ((scan->current = take_ahead(scan)) == NULL)
 		{
-			if (scan->bucket == scan->num_buckets)
-			{
-				dlock_lock_scan_end(scan);
-				if (scan->partition + 1 == scan->end)
-					return NULL;
-				begin_partition(scan, &dlock_lock_partitions[++scan->partition]);
-				continue;
-			}
-			look_ahead(scan);
-			scan->next = *dlock_bucket_at(&dlock_lock_partitions[scan->partition].buckets,
-										  segments[scan->partition],
-										  scan->bucket++);
+			dlock_lock_scan_end(scan);
+			if (scan->partition + 1 == scan->end)
+				return NULL;
+			begin_partition(scan, &dlock_lock_partitions[++scan->partition]);
 		}
-		scan->current = lock_at(scan->next);
-		scan->next = scan->current->next;
 	} while (scan->queued && scan->current->queue.length == 0);
 	return scan->current;
 }

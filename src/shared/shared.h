@@ -131,6 +131,9 @@ dlock_list_remove(DlockList *list, DlockLink *link)
 
 /* lock_table.c */
 
+/* Entries that a walk has asked memory for, at most; a power of 2 */
+#define DLOCK_SCAN_AHEAD	32
+
 /* A walk through all locks; nothing in it is its user's business. */
 typedef struct DlockLockScan
 {
@@ -140,9 +143,13 @@ typedef struct DlockLockScan
 	int			end;			/* the first that is not looked through */
 	uint32		bucket;			/* the next one */
 	uint32		num_buckets;
-	dsa_pointer next;			/* entry in the bucket, or invalid */
 	DlockLock  *current;
 	bool		queued;			/* only entries that have a queue */
+
+	/* a ring: the entries that come next */
+	uint32		head;
+	uint32		count;
+	DlockLock  *ahead[DLOCK_SCAN_AHEAD];
 } DlockLockScan;
 
 extern DlockPartition *dlock_lock_partitions;
