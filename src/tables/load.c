@@ -48,7 +48,7 @@
 #define ROWS_AT_ONCE		500		/* are read in a step, of a few milliseconds */
 #define STEP_SIZE			(512 * 1024)	/* bytes that they take, about */
 #define ROWS_AHEAD			32		/* whose locks are asked for at a time */
-#define LEAST_MEMORY		320		/* bytes that a lease or a ticket takes */
+#define ROW_MEMORY			512		/* bytes that one takes, about */
 #define SMALL_BLOCKS		32		/* are read while a worker would start */
 #define LOOK_MS				1000	/* between looks for a worker that loads */
 #define NO_WORKER_MS		3000	/* without any, after which none will come */
@@ -228,14 +228,16 @@ begin_part(DlockLoading *loading, LoadPart part)
 	loading->part = part;
 }
 
-/* Make room for all that there seems to be. */
+/*
+ * Make room for all that there seems to be, but not for more than there can be:
+ * statistics may be wrong.
+ */
 static void
 make_room(DlockSpace *space, DlockTable table)
 {
-	uint64		rows = dlock_rows_estimate(space, table);
+	uint64		rows = Min(dlock_rows_estimate(space, table),
+						   (uint64) dlock_memory_limit() / ROW_MEMORY);
 
-	/* more than this cannot be meant, where much of a table is empty */
-	rows = Min(rows, (uint64) dlock_max_memory * 1024 / LEAST_MEMORY);
 	dlock_ids_reserve(rows);
 	if (table == DLOCK_TABLE_QUEUE)
 		dlock_locks_reserve(rows);

@@ -488,6 +488,22 @@ like($client->query("SELECT dlock_lease_acquire('new', $lease)"),
 $client->query('ALTER SYSTEM RESET dlock.max_memory');
 $admin->query('SELECT pg_reload_conf()');
 
+#
+# Room is made for as many rows as statistics promise, but for no more than there
+# can be.
+#
+$client->query(q{ALTER SYSTEM SET dynamic_shared_memory_type = mmap});
+$client->query(q{UPDATE pg_class SET reltuples = 1e9, relpages = 1
+	WHERE relname IN ('dlock_queue', 'dlock_queue_lease')});
+connect_again();
+is( $client->query("SELECT count(*) FROM dlock_leases WHERE lease = $lease"),
+	'1', 'all is read');
+cmp_ok(
+	$client->query(
+		q{SELECT round(sum((pg_stat_file('pg_dynshmem/' || file)).size) / 1e6)
+			FROM pg_ls_dir('pg_dynshmem') AS file}),
+	'<', 64, 'no billion rows are expected');
+
 $_->quit foreach $admin, $client, $other;
 $node->stop;
 done_testing();
