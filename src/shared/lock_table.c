@@ -391,8 +391,7 @@ begin_partition(DlockLockScan *scan, DlockPartition *partition)
  * there are always some entries on the way, in a ring, and while one is looked at
  * memory brings the lease for one that comes later, the ticket for one behind
  * that, and the last ones themselves (software pipelining, as for hash joins:
- * Chen et al., ICDE 2004).  Who changes things does not go by their tickets, as
- * these may be gone.
+ * Chen et al., ICDE 2004).
  */
 static DlockLock *
 get_ahead(const DlockLockScan *scan, uint32 place)
@@ -419,8 +418,6 @@ look_ahead(const DlockLockScan *scan)
 	DlockLock  *lock;
 	DlockLeaseTicket *ticket;
 
-	if (scan->exclusive)
-		return;
 	lock = get_ahead(scan, DLOCK_SCAN_AHEAD / 2);
 	if (lock && DsaPointerIsValid(lock->holders.head))
 	{

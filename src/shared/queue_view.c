@@ -363,7 +363,7 @@ is_shown(DlockTicket *ticket, bool *holds)
  */
 #define ROWS_AT_ONCE	256
 
-/* So many rows are copied, or a little more, before they are shown */
+/* So many rows, or those of the next partition, are copied before they are shown */
 #define ROWS_IN_A_GO	1000
 
 typedef struct Rows
@@ -613,8 +613,8 @@ dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space, bool queued)
 }
 
 /*
- * The rows of the next locks, some thousands where there are so many, in the
- * current memory context; NULL behind the last ones.
+ * The rows of the next locks, some thousands where there are so many, or those of
+ * one lock that has many, in the current memory context; NULL behind the last ones.
  */
 DlockRow *
 dlock_queue_rows_next(DlockRowScan *scan)
