@@ -256,13 +256,12 @@ look_ahead(DlockSpace *space, const DlockStoredRows *rows, uint64 from,
 
 	for (uint64 i = from; i < to; i++)
 	{
-		text	   *name;
+		const char *name;
 
 		if (rows->rows[i].is_foreign)
 			continue;
-		name = DatumGetTextPP(rows->rows[i].values[DLOCK_QUEUE_NAME]);
-		dlock_key_fill(&keys[count++], space, VARDATA_ANY(name),
-					   VARSIZE_ANY_EXHDR(name));
+		name = get_text(&rows->rows[i], DLOCK_QUEUE_NAME);
+		dlock_key_fill(&keys[count++], space, name, strlen(name));
 	}
 	dlock_locks_look_ahead(keys, count);
 }
