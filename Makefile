@@ -93,12 +93,10 @@ EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" \
 PG_CPPFLAGS = -DDLOCK_VERSION=\"$(EXTVERSION)\" -I$(source)src
 
 # Calls from file to file go straight there, as nobody is to put a function of
-# his own in the place of one of these, or are inlined, for which clang would need
-# a linker of its own; and those of PostgreSQL's by no detour, as all of them are
-# looked up when the library is loaded.
+# his own in the place of one of these; and those of PostgreSQL's by no detour, as
+# all of them are looked up when the library is loaded.
 ifeq ($(shell uname -s),Linux)
-PG_CFLAGS = -fno-semantic-interposition -fno-plt \
-	$(if $(findstring clang,$(CC)),,-flto -flto-partition=one)
+PG_CFLAGS = -fno-semantic-interposition -fno-plt
 SHLIB_LINK = -Wl,-Bsymbolic
 endif
 
