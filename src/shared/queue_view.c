@@ -467,7 +467,7 @@ copy_list(Rows *rows, const DlockKey *key, bool queued)
  * those who were in the queue, all up to the latest holder wait no more.
  */
 static void
-copy_long_lock(Rows *rows, const DlockKey *key)
+copy_both_lists(Rows *rows, const DlockKey *key)
 {
 	Rows		queue;
 	Rows		holders;
@@ -482,6 +482,7 @@ copy_long_lock(Rows *rows, const DlockKey *key)
 	{
 		*rows->tail = holders.first;
 		rows->tail = holders.tail;
+		rows->count += holders.count;
 	}
 	for (DlockRow *row = queue.first, *next; row; row = next)
 	{
@@ -547,12 +548,13 @@ stop_reading(int code, Datum arg)
 	pg_atomic_fetch_sub_u32(&dlock_control->readers, 1);
 }
 
+/* The same, with those who take out tickets told of our cursor meanwhile */
 static void
-copy_long_lock_alone(Rows *rows, const DlockKey *key)
+copy_long_lock(Rows *rows, const DlockKey *key)
 {
 	pg_atomic_fetch_add_u32(&dlock_control->readers, 1);
 	PG_ENSURE_ERROR_CLEANUP(stop_reading, 0);
-	copy_long_lock(rows, key);
+	copy_both_lists(rows, key);
 	PG_END_ENSURE_ERROR_CLEANUP(stop_reading, 0);
 	stop_reading(0, 0);
 }
@@ -630,7 +632,7 @@ dlock_queue_rows_next(DlockRowScan *scan)
 		LongLock   *long_lock = scan->long_locks;
 
 		scan->long_locks = long_lock->next;
-		copy_long_lock_alone(&rows, &long_lock->key);
+		copy_long_lock(&rows, &long_lock->key);
 		pfree(long_lock);
 	}
 	check_complete(&rows);
@@ -654,7 +656,7 @@ dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
 	copied = copy_short_lock(&rows, lock);
 	dlock_lock_release(lock);
 	if (!copied)
-		copy_long_lock_alone(&rows, key);
+		copy_long_lock(&rows, key);
 	check_complete(&rows);
 	dlock_journal_flush_removal(space, key);
 	return rows.first;

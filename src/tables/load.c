@@ -567,7 +567,10 @@ load_tables(DlockSpace *space, const Patience *patience)
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
 												  "dlock load", STEP_SIZE,
 												  STEP_SIZE, 2 * STEP_SIZE);
-	DlockStoredRows rows = {.context = CurrentMemoryContext};
+	DlockStoredRows rows = {
+		.rows = palloc(ROWS_AT_ONCE * sizeof(DlockStored)),
+		.room = ROWS_AT_ONCE
+	};
 	bool		done = pg_atomic_read_u32(&space->loaded) != 0;
 
 	while (!done)
@@ -601,8 +604,7 @@ load_tables(DlockSpace *space, const Patience *patience)
 			break;
 	}
 	MemoryContextDelete(context);
-	if (rows.rows)
-		pfree(rows.rows);
+	pfree(rows.rows);
 	return done;
 }
 

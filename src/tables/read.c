@@ -29,9 +29,6 @@
 #include "tables/shape.h"
 #include "tables/tables.h"
 
-/* Rows that there is room for to begin with */
-#define FIRST_ROOM	64
-
 static int
 compare_numbers(const void *a, const void *b)
 {
@@ -48,13 +45,7 @@ append_row(Relation relation, const DlockShape *shape, const DlockPlaces *places
 {
 	DlockStored *row;
 
-	if (rows->room == 0)
-	{
-		rows->room = FIRST_ROOM;
-		rows->rows = MemoryContextAlloc(rows->context,
-										rows->room * sizeof(DlockStored));
-	}
-	else if (rows->count == rows->room)
+	if (rows->count == rows->room)
 	{
 		rows->room *= 2;
 		rows->rows = repalloc_huge(rows->rows,
@@ -83,7 +74,8 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 /*
  * Read rows of a table, with the active snapshot: those that come behind a
  * number, and not many more than "max" of them.  Where there is no index for
- * that, they are all that are left.  They take the place of those read before.
+ * that, they are all that are left.  They take the place of those read before;
+ * what they point to is in the current memory context.
  */
 void
 dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,

@@ -75,9 +75,8 @@ typedef struct DlockStored
 /* Rows of a table, in the order of their numbers */
 typedef struct DlockStoredRows
 {
-	MemoryContext context;		/* of "rows", set by who has them read */
-	DlockStored *rows;			/* what these point to is in the current context */
-	uint64		room;
+	DlockStored *rows;			/* allocated by who has them read ... */
+	uint64		room;			/* ... for so many, and made larger as needed */
 	uint64		count;
 	bool		complete;		/* no others come behind them */
 } DlockStoredRows;
