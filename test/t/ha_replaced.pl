@@ -67,7 +67,9 @@ foreach my $reading (0 .. 3)
 				 WHERE wait_event = 'SyncRep'})) =~ /^\d+$/;
 		});
 	my $written = $admin->query('SELECT pg_current_wal_lsn()');
-	stop_process($pid);
+	# where it has no lock that others need
+	stop_while($admin, $pid,
+		"SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = $pid");
 	connect_again($standby, $conninfo);
 	$admin->wait_for("SELECT count(*) = 1 FROM pg_stat_replication "
 		  . "WHERE flush_lsn >= '$written' AND sync_state = 'sync'");

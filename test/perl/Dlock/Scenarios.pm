@@ -207,7 +207,11 @@ sub processes_of
 }
 
 my %orders = (
-	stop => \&stop_process,
+	stop => sub {
+		# where it has no lock that a new connection needs
+		stop_while($admin, $_[0],
+			"SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $_[0]");
+	},
 	continue => \&continue_process,
 	clock => \&set_clock,
 	freeze => sub {
