@@ -63,9 +63,14 @@ dlock_rows_vacuum(DlockSpace *space)
 		statement = makeNode(VacuumStmt);
 		statement->is_vacuumcmd = true;
 		statement->rels = list_make1(makeVacuumRelation(name, InvalidOid, NIL));
+		/*
+		 * By itself, as autovacuum does: helpers would take places from others,
+		 * and begin with the settings of the role and of the database.
+		 */
 		statement->options =
-			list_make2(makeDefElem("skip_locked", NULL, -1),
-					   makeDefElem("truncate", (Node *) makeString("off"), -1));
+			list_make3(makeDefElem("skip_locked", NULL, -1),
+					   makeDefElem("truncate", (Node *) makeString("off"), -1),
+					   makeDefElem("parallel", (Node *) makeInteger(0), -1));
 		CommitTransactionCommand();
 
 		StartTransactionCommand();

@@ -382,10 +382,13 @@ have_announcements_sent(void)
 static void
 have_tables_vacuumed(void)
 {
-	if (pg_atomic_read_u32(&my_space->dead_rows) >=
-		pg_atomic_read_u32(&my_space->vacuum_at) &&
-		!dlock_office_is_held(my_space, DLOCK_VACUUM))
-		(void) dlock_office_start(my_space, DLOCK_VACUUM);
+	if (pg_atomic_read_u32(&my_space->dead_rows) <
+		pg_atomic_read_u32(&my_space->vacuum_at) ||
+		dlock_office_is_held(my_space, DLOCK_VACUUM))
+		return;
+	/* before it, or else the statistics would count as dead what it has removed */
+	(void) pgstat_report_stat(true);
+	(void) dlock_office_start(my_space, DLOCK_VACUUM);
 }
 
 /* Does somebody need the worker now? */
