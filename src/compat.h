@@ -51,13 +51,6 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 #endif
 }
 
-/* 19: a worker can be told to go when its database is to be dropped */
-#if PG_VERSION_NUM >= 190000
-#define COMPAT_BGWORKER_INTERRUPTIBLE	BGWORKER_INTERRUPTIBLE
-#else
-#define COMPAT_BGWORKER_INTERRUPTIBLE	0
-#endif
-
 /*
  * What this process writes from now on is marked as not to be replicated by
  * those who subscribe to what has no origin, as they can from 16 on.

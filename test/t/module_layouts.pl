@@ -106,7 +106,7 @@ first_call(PG_FUNCTION_ARGS)
 		memset(control, 0, sizeof(DlockControl));
 	if (!control->initialized)
 	{
-		LWLockInitialize(&control->lock, LWTRANCHE_FIRST_USER_DEFINED);
+		LWLockInitialize(&control->lock, LWTRANCHE_PARALLEL_QUERY_DSA);
 		control->area = DSM_HANDLE_INVALID;
 		control->initialized = true;
 	}
@@ -114,7 +114,7 @@ first_call(PG_FUNCTION_ARGS)
 	LWLockAcquire(&control->lock, LW_EXCLUSIVE);
 	if (control->area == DSM_HANDLE_INVALID)
 	{
-		dsa_area   *area = dsa_create(LWTRANCHE_FIRST_USER_DEFINED);
+		dsa_area   *area = dsa_create(LWTRANCHE_PARALLEL_QUERY_DSA);
 
 		dsa_pin(area);
 		control->area = dsa_get_handle(area);
