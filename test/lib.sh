@@ -406,8 +406,8 @@ install_missing()
 					python3-psycopg python3-pip python3-setuptools python3-wheel
 				;;
 			tooz)
-				need '/usr/bin/python3 -c "import tooz, fixtures, testtools"' \
-					python3-tooz python3-fixtures python3-testtools
+				need '/usr/bin/python3 -c "import tooz.tests.test_coordination"' \
+					python3-tooz python3-fixtures python3-testtools python3-sysv-ipc
 				;;
 			psycopg2)
 				need '/usr/bin/python3 -c "import psycopg2"' python3-psycopg2

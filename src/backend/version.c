@@ -31,13 +31,12 @@ execute(DlockSpace *space, const char *statement, const DlockKey *key,
 {
 	Oid			types[] = {TEXTOID, INT8OID, NAMEOID};
 	NameData	role;
-	Datum		values[] = {
-		PointerGetDatum(cstring_to_text_with_len(key->name, key->length)),
-		Int64GetDatum(version),
-		NameGetDatum(&role)
-	};
+	Datum		values[3];
 
 	namestrcpy(&role, GetUserNameFromId(GetUserId(), false));
+	values[0] = PointerGetDatum(cstring_to_text_with_len(key->name, key->length));
+	values[1] = Int64GetDatum(version);
+	values[2] = NameGetDatum(&role);
 	return dlock_execute_as_owner(space, "dlock_versions", statement, 3, types,
 								  values, result);
 }

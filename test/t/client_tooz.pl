@@ -15,8 +15,8 @@ use Dlock::Test;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $python = find_python('import sys, setuptools, wheel, pip, psycopg, tooz, '
-	  . 'fixtures, testtools; assert sys.version_info >= (3, 11)');
+my $python = find_python('import sys, setuptools, wheel, pip, psycopg, '
+	  . 'tooz.tests.test_coordination; assert sys.version_info >= (3, 11)');
 
 plan skip_all => 'python3 from 3.11 on with tooz, what its tests need, '
   . 'psycopg 3, pip, setuptools and wheel is not installed'
