@@ -119,6 +119,13 @@ check_lease(const DlockRequest *request)
 		dlock_raise_lease_gone(request->lease->number);
 }
 
+static bool
+is_granted_to_lease(DlockTicket *ticket)
+{
+	return pg_atomic_read_u32(&ticket->state) == DLOCK_GRANTED &&
+		ticket->session == 0;
+}
+
 /*
  * Wait for a ticket that the lease had before, with whoever else does, and claim
  * it.  LOST where it is gone.
@@ -136,7 +143,9 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 		if (name && dlock_held_blocks(name, request, ticket->ticket.number))
 			dlock_raise_self_wait(request);
 	}
-	outcome = dlock_wait_for_grant(request, &ticket->ticket);
+	/* asking for what the lease has already is no wait */
+	outcome = is_granted_to_lease(&ticket->ticket) ? DLOCK_ACQUIRED :
+		dlock_wait_for_grant(request, &ticket->ticket);
 	if (outcome == DLOCK_ACQUIRED && !dlock_queue_claim(ticket, false))
 		return DLOCK_LOST;
 	return outcome;

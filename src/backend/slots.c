@@ -320,6 +320,22 @@ decide_changes(void)
 			name->slots = emptied ? 0 : changes[i].slots;
 		}
 	}
+	/* also of a name whose own changes were rolled back no row is left */
+	for (KeptName *name = emptied ? names : NULL; name; name = name->next)
+	{
+		if (!name->changed)
+		{
+			name->changed = true;
+			name->slots = 0;
+		}
+	}
+}
+
+static bool
+is_kept(const DlockKey *key)
+{
+	return table_of_names &&
+		hash_search(table_of_names, key, HASH_FIND, NULL) != NULL;
 }
 
 /* Each is forgotten before it is done, as that may fail. */
@@ -331,7 +347,7 @@ finish_changes(void)
 	/* while the names are kept, which it leaves alone */
 	emptied = NULL;
 	if (space)
-		dlock_queue_forget_slots(space);
+		dlock_queue_forget_slots(space, is_kept);
 	while (names)
 	{
 		KeptName   *name = names;

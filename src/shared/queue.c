@@ -514,9 +514,13 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots,
 										 ticket->ticket.role);
 
-	if (!agree_on_slots(lock, request->slots))
+	/* what was set since is not for who asks again for what the lease has */
+	joined.existing = dlock_lease_ticket_find_same(ticket);
+	if (joined.existing && joined.existing->ticket.slots == request->slots)
+		joined.outcome = DLOCK_JOIN_EXISTS;
+	else if (!agree_on_slots(lock, request->slots))
 		joined.slots = lock->slots;
-	else if ((joined.existing = dlock_lease_ticket_find_same(ticket)) != NULL)
+	else if (joined.existing)
 		joined.outcome = DLOCK_JOIN_EXISTS;
 	else
 		joined.outcome = enter(space, lock, &ticket->ticket, nowait,
@@ -991,11 +995,14 @@ dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key, bool changed,
 }
 
 /*
- * The table dlock_slots was emptied.  What the same transaction has changed besides
- * is told by itself.  Raises nothing.
+ * The table dlock_slots was emptied.  The locks that the same transaction has said
+ * it changes, it tells of by themselves; is_told() says which, with an entry locked.
+ * What others have said so of, they have rolled back to a savepoint, for else they
+ * would still have the table locked.  Raises nothing.
  */
 void
-dlock_queue_forget_slots(DlockSpace *space)
+dlock_queue_forget_slots(DlockSpace *space,
+						 bool (*is_told) (const DlockKey *key))
 {
 	DlockLockScan scan;
 	Wakeups		wakeups = {0};
@@ -1004,8 +1011,9 @@ dlock_queue_forget_slots(DlockSpace *space)
 	dlock_lock_scan_begin(&scan, true, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
-		if (lock->set_slots == 0 || lock->setters > 0 ||
-			memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0)
+		if (lock->set_slots == 0 ||
+			memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0 ||
+			(lock->setters > 0 && is_told(&lock->key)))
 			continue;
 		if (pg_atomic_read_u32(&space->slots_loaded) == 0)
 			lock->settled = true;

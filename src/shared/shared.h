@@ -453,7 +453,8 @@ extern void dlock_queue_share(DlockLeaseTicket *ticket);
 extern void dlock_queue_expect_slots(const DlockKey *key, Oid role);
 extern void dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 									 bool changed, int32 slots);
-extern void dlock_queue_forget_slots(DlockSpace *space);
+extern void dlock_queue_forget_slots(DlockSpace *space,
+									 bool (*is_told) (const DlockKey *key));
 extern void dlock_queue_load_slots(DlockSpace *space, const DlockKey *key,
 								   int32 slots, Oid role);
 extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);

@@ -336,6 +336,10 @@ SELECT dlock_release_ticket(:q2);
 SELECT name, position, owner FROM lease_tickets;
 SELECT dlock_release_ticket(:q1), dlock_wait(:q3), dlock_wait(:q4, '1min');
 SELECT name, granted, position, owner FROM lease_tickets;
+-- and asking again for what is held is no wait
+SELECT waited FROM dlock_stats \gset
+SELECT dlock_lease_acquire('q', :l2, shared => true) = :q3 AS same;
+SELECT waited = :waited AS no_wait FROM dlock_stats;
 SELECT granted, owner, granted_at > enqueued_at AS times
   FROM dlock_queue WHERE ticket IN (:q3, :q4) ORDER BY ticket;
 -- one that waits goes with its lease

@@ -111,6 +111,16 @@ SELECT slots, position FROM dlock_locks('e');
 SELECT dlock_release_ticket(:q);
 SELECT slots, position FROM dlock_locks('e');
 SELECT dlock_release_all();
+-- a lease that asks again for what it has gets that, whatever was set since
+SELECT dlock_set_slots('e', 5);
+SELECT dlock_lease_open('1h') AS other, dlock_lease_open('1h') AS lease \gset
+SELECT dlock_lease_acquire('e', :other, slots => 2) > 0 AS granted;
+SELECT dlock_lease_acquire('e', :lease, slots => 3) AS ticket \gset
+SELECT dlock_set_slots('e', NULL);
+SELECT dlock_lease_acquire('e', :lease, slots => 3) = :ticket AS same,
+	dlock_lease_enqueue('e', :lease, slots => 3) = :ticket AS same_again;
+SELECT error_of('dlock_lease_acquire(''e'', ' || :lease || ', slots => 4)');
+SELECT dlock_lease_close(:lease), dlock_lease_close(:other);
 
 --
 -- With the transaction
@@ -187,6 +197,20 @@ TRUNCATE dlock_slots;
 ROLLBACK TO one;
 COMMIT;
 SELECT try('k', 2), try('k', 2), dlock_release_all();
+-- also where the same transaction has changed rows, and that was rolled back
+SELECT dlock_set_slots('m', 3), dlock_set_slots('n', 3);
+BEGIN;
+SAVEPOINT one;
+SELECT dlock_set_slots('m', 5);
+ROLLBACK TO one;
+TRUNCATE dlock_slots;
+SAVEPOINT one;
+SELECT dlock_set_slots('n', 5);
+ROLLBACK TO one;
+SELECT dlock_set_slots('k', 1);
+COMMIT;
+SELECT * FROM dlock_slots;
+SELECT try('m', 1), try('m', 1), try('n', 1), try('n', 1), try('k', 2), try('k', 2), dlock_release_all();
 INSERT INTO dlock_slots VALUES ('', 1);
 INSERT INTO dlock_slots VALUES (repeat('x', 256), 1);
 INSERT INTO dlock_slots VALUES ('z', 0);
