@@ -59,8 +59,8 @@ typedef struct DlockHeld
 	uint32		xact_depth;
 	uint32		marks;			/* how many marks point here, see xact.c */
 	uint32		releases;		/* session-scoped acquires that the marks undo */
-	bool		to_arm;			/* a MARK_ARM is among them, or ... */
-	bool		arming;			/* ... its transaction has committed */
+	uint64		arming;			/* claim of the announcement, which is about to be
+								 * armed, as its transaction has committed; or 0 */
 	dlist_node	by_arming;		/* in arming_tickets if arming */
 } DlockHeld;
 
@@ -109,8 +109,8 @@ extern void dlock_xact_prepare(void);
 extern void dlock_xact_deepen(DlockHeld *held, DlockScope scope);
 extern void dlock_xact_undo_latest(void);
 extern void dlock_xact_prepare_arming(void);
-extern void dlock_xact_arm(DlockHeld *held);
-extern void dlock_xact_arm_of_lease(DlockLeaseTicket *ticket);
+extern void dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease,
+						   uint64 claim);
 
 /* request.c */
 extern DlockTimeout dlock_request_time_left(DlockTimeout timeout,

@@ -242,6 +242,7 @@ typedef struct Taken
 	DlockLeaseTicket **tickets;
 	int			count;
 	dsa_pointer redirection;
+	bool		enqueued;		/* the first was made by this call, to announce */
 } Taken;
 
 /* A redirection has failed. */
@@ -271,6 +272,9 @@ take_back(int code, Datum arg)
 	ConditionVariableCancelSleep();
 	if (DsaPointerIsValid(taken->redirection))
 		undo_redirect(taken);
+	/* if it stays, for another call, that is not to arm what this one has made */
+	if (taken->enqueued)
+		dlock_announcement_unclaim(&taken->tickets[0]->ticket, 0);
 	for (int i = 0; i < taken->count; i++)
 		dlock_lease_ticket_withdraw(taken->tickets[i]);
 }
@@ -303,7 +307,7 @@ dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
 					 DlockOutcome *outcome)
 {
 	DlockLeaseTicket *ticket = acquire_for_lease(space, request, outcome);
-	Taken		taken = {&ticket, 1, InvalidDsaPointer};
+	Taken		taken = {.tickets = &ticket, .count = 1};
 
 	if (ticket == NULL)
 		return 0;
@@ -325,9 +329,7 @@ dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
 	DlockTimeout timeout = request->timeout;
 	uint64		start = dlock_monotonic_now();
 	Taken		taken = {
-		.tickets = palloc(Max(count, 1) * sizeof(DlockLeaseTicket *)),
-		.count = 0,
-		.redirection = InvalidDsaPointer
+		.tickets = palloc(Max(count, 1) * sizeof(DlockLeaseTicket *))
 	};
 
 	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
@@ -399,10 +401,11 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request)
 {
 	DlockLeaseTicket *ticket;
 	bool		created;
-	Taken		taken = {&ticket, 1, InvalidDsaPointer};
+	Taken		taken = {.tickets = &ticket, .count = 1};
 
 	dlock_xact_prepare_arming();
 	ticket = enqueue_for_lease(space, request, &created);
+	taken.enqueued = created;
 	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
 	/* also what was there: nobody may have done so, if it was adopted now */
 	dlock_lease_ticket_publish(ticket);
@@ -415,7 +418,8 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request)
 	if (!created)
 		redirect(&taken);
 	PG_END_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
-	dlock_xact_arm_of_lease(ticket);
+	dlock_xact_arm(NULL, ticket,
+				   dlock_announcement_my_claim(&ticket->ticket));
 	return ticket->ticket.number;
 }
 
@@ -432,7 +436,8 @@ dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
 		dlock_xact_prepare_arming();
 		if (dlock_notify_is_mine(&ticket->ticket))
 			(void) dlock_notify_listen();
-		dlock_xact_arm_of_lease(ticket);
+		dlock_xact_arm(NULL, ticket,
+					   dlock_announcement_claim(&ticket->ticket));
 	}
 	if (pg_atomic_read_u32(&ticket->ticket.state) == DLOCK_WAITING &&
 		(timeout == DLOCK_NO_WAIT ||

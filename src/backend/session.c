@@ -277,7 +277,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 	}
 	/* the last steps, which cannot fail */
 	dlock_xact_deepen(held, DLOCK_SESSION);
-	dlock_xact_arm(held);
+	dlock_xact_arm(held, NULL, dlock_announcement_my_claim(held->ticket));
 	return held->number;
 }
 
@@ -310,7 +310,7 @@ dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
 		dlock_xact_prepare_arming();
 		if (dlock_notify_is_mine(held->ticket))
 			(void) dlock_notify_listen();
-		dlock_xact_arm(held);
+		dlock_xact_arm(held, NULL, dlock_announcement_claim(held->ticket));
 	}
 	if (!dlock_held_is_granted(held) &&
 		(timeout == DLOCK_NO_WAIT ||

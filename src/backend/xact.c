@@ -39,6 +39,7 @@ typedef struct Mark
 	int			level;			/* transaction nesting level */
 	uint32		count;			/* how often */
 	bool		pinned;			/* MARK_GUARD: the commit is under way */
+	uint64		claim;			/* MARK_ARM: of the announcement */
 } Mark;
 
 static Mark *marks = NULL;
@@ -58,7 +59,13 @@ static HTAB *guarded = NULL;
 static dlist_head arming_tickets = DLIST_STATIC_INIT(arming_tickets);
 
 /* ... and those that leases have; each referred to */
-static DlockLeaseTicket **arming_of_leases = NULL;
+typedef struct ArmingOfLease
+{
+	DlockLeaseTicket *ticket;
+	uint64		claim;
+} ArmingOfLease;
+
+static ArmingOfLease *arming_of_leases = NULL;
 static int	num_arming = 0;
 static int	max_arming = 0;
 
@@ -202,10 +209,16 @@ pop_mark_of_lease(const Mark *mark, bool is_commit)
 	if (is_commit && mark->kind == MARK_ARM)
 	{
 		Assert(num_arming < max_arming);
-		arming_of_leases[num_arming++] = mark->of_lease;
+		arming_of_leases[num_arming++] = (ArmingOfLease)
+		{
+			.ticket = mark->of_lease,
+			.claim = mark->claim
+		};
+		return;
 	}
-	else
-		dlock_record_unref(&mark->of_lease->record);
+	if (mark->kind == MARK_ARM)
+		dlock_announcement_unclaim(&mark->of_lease->ticket, mark->claim);
+	dlock_record_unref(&mark->of_lease->record);
 }
 
 /* Take the top mark off the stack, and do or drop what it says. */
@@ -243,11 +256,12 @@ pop_mark(bool is_commit)
 			Assert(!mark.pinned);
 			break;
 		case MARK_ARM:
-			held->to_arm = false;
-			if (is_commit && !held->arming)
+			if (!is_commit)
+				dlock_announcement_unclaim(held->ticket, mark.claim);
+			else if (held->arming == 0)
 			{
-				held->arming = true;
-				/* marks come from the top: the first comes last */
+				/* marks come from the top: the latest of a ticket counts */
+				held->arming = mark.claim;
 				dlist_push_head(&arming_tickets, &held->by_arming);
 			}
 			break;
@@ -319,15 +333,17 @@ arm_announcements(void)
 		dlist_node *node = dlist_pop_head_node(&arming_tickets);
 		DlockHeld  *held = dlist_container(DlockHeld, by_arming, node);
 
-		held->arming = false;
-		dlock_announcement_arm(held->ticket);
+		uint64		claim = held->arming;
+
+		held->arming = 0;
+		dlock_announcement_arm(held->ticket, claim);
 	}
 	while (num_arming > 0)
 	{
-		DlockLeaseTicket *ticket = arming_of_leases[--num_arming];
+		ArmingOfLease arming = arming_of_leases[--num_arming];
 
-		dlock_announcement_arm(&ticket->ticket);
-		dlock_record_unref(&ticket->record);
+		dlock_announcement_arm(&arming.ticket->ticket, arming.claim);
+		dlock_record_unref(&arming.ticket->record);
 	}
 }
 
@@ -374,26 +390,18 @@ dlock_xact_prepare_arming(void)
 }
 
 /*
- * Have a ticket's announcement armed after the commit of this transaction.
+ * Have the announcement of a ticket of this session's, or else of one that a lease
+ * has, armed after the commit of this transaction, which has this claim of it.
  * dlock_xact_prepare_arming() has been called.
  */
 void
-dlock_xact_arm(DlockHeld *held)
+dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 {
-	if (held->to_arm || held->arming ||
-		dlock_announcement_is_armed(held->ticket))
+	if (claim == 0)
 		return;
-	held->to_arm = true;
-	push_mark(held, NULL, MARK_ARM);
-}
-
-/* As dlock_xact_arm(), for a ticket that a lease has */
-void
-dlock_xact_arm_of_lease(DlockLeaseTicket *ticket)
-{
-	if (DsaPointerIsValid(ticket->ticket.announcement) &&
-		!dlock_announcement_is_armed(&ticket->ticket))
-		push_mark(NULL, ticket, MARK_ARM);
+	push_mark(held, of_lease, MARK_ARM);
+	/* where the mark was there, it was for an announcement that is gone */
+	marks[num_marks - 1].claim = claim;
 }
 
 /*

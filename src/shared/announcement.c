@@ -7,11 +7,12 @@
  * ticket sets an event in it; once it is armed, too, it goes into the outbox
  * of the space, and the sender sends what is there.
  *
- * Arming comes after the commit of the transaction that enqueued the ticket,
+ * Arming comes after the commit of the transaction that made the announcement,
  * and after PostgreSQL's own processing of the LISTEN in that commit: earlier,
- * the notification could be sent before it can be received.  A rollback takes
- * the LISTEN back, but not the ticket; such a ticket stays silent until the
- * next call about it.
+ * the notification could be sent before it can be received.  So that transaction
+ * claims it, and no other one arms it meanwhile, which asks for the ticket or made
+ * the announcement before.  A rollback takes the LISTEN back, but not the ticket;
+ * such a ticket stays silent until the next call about it.
  *
  * An announcement stays in the outbox while it is being sent, and leaves it
  * only afterwards.  So what the sender could not send, because the queue of
@@ -23,6 +24,15 @@
 #include "postgres.h"
 
 #include "shared/shared.h"
+
+/* How many announcements this session has claimed */
+static uint64 claims = 0;
+
+static uint64
+my_session(void)
+{
+	return pg_atomic_read_u64(&dlock_my_backend->session);
+}
 
 static DlockAnnouncement *
 announcement_of(DlockTicket *ticket)
@@ -55,8 +65,8 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 }
 
 /*
- * Make an announcement for a request with a channel.  All that can fail,
- * fails here: the names are converted now, and not by the worker.
+ * Make an announcement for a request with a channel, and claim it.  All that can
+ * fail, fails here: the names are converted now, and not by the worker.
  */
 dsa_pointer
 dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
@@ -72,6 +82,8 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 	announcement->self = self;
 	announcement->size = size;
 	announcement->role = role;
+	announcement->armer = my_session();
+	announcement->claim = ++claims;
 	strlcpy(announcement->channel, request->channel, NAMEDATALEN);
 	strcpy(announcement->name, name);
 	return self;
@@ -275,30 +287,112 @@ dlock_announcement_event(DlockTicket *ticket, uint32 events)
 }
 
 /*
- * The session listens now, if it is to: what has happened may be sent.  The
- * announcement of a ticket that is gone already is then the outbox's alone.
+ * It may be sent from now on.  That of a ticket that is gone already is then the
+ * outbox's alone.
+ */
+static void
+arm(DlockTicket *ticket, DlockAnnouncement *announcement)
+{
+	announcement->armed = true;
+	announcement->armer = 0;
+	post(space_of(ticket), announcement);
+	if (announcement->orphaned)
+		ticket->announcement = InvalidDsaPointer;
+}
+
+/*
+ * A ticket's announcement, if this session has claimed it, by this claim or, where
+ * that is 0, by any; NULL otherwise.
+ */
+static DlockAnnouncement *
+claimed(DlockTicket *ticket, uint64 claim)
+{
+	DlockAnnouncement *announcement;
+
+	Assert(LWLockHeldByMe(&space_of(ticket)->outbox_lock));
+	if (!DsaPointerIsValid(ticket->announcement))
+		return NULL;
+	announcement = announcement_of(ticket);
+	return announcement->armer == my_session() &&
+		(claim == 0 || announcement->claim == claim) ? announcement : NULL;
+}
+
+/*
+ * The transaction with this claim has committed, and the session listens now, if
+ * it is to: what has happened may be sent.
  */
 void
-dlock_announcement_arm(DlockTicket *ticket)
+dlock_announcement_arm(DlockTicket *ticket, uint64 claim)
 {
 	DlockSpace *space = space_of(ticket);
+	DlockAnnouncement *announcement;
 	bool		posted = false;
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	announcement = claimed(ticket, claim);
+	if (announcement)
+	{
+		arm(ticket, announcement);
+		posted = announcement->in_outbox;
+	}
+	LWLockRelease(&space->outbox_lock);
+	/* the worker, too: from now on one is there while somebody is to be told */
+	if (posted)
+		(void) dlock_worker_wake(space);
+}
+
+/* The (sub)transaction with this claim was rolled back. */
+void
+dlock_announcement_unclaim(DlockTicket *ticket, uint64 claim)
+{
+	DlockSpace *space = space_of(ticket);
+	DlockAnnouncement *announcement;
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	announcement = claimed(ticket, claim);
+	if (announcement)
+		announcement->armer = 0;
+	LWLockRelease(&space->outbox_lock);
+}
+
+/*
+ * Claim a ticket's announcement that is silent, as what made it was rolled back.
+ * Returns the claim; 0 where there is no such announcement.
+ */
+uint64
+dlock_announcement_claim(DlockTicket *ticket)
+{
+	DlockSpace *space = space_of(ticket);
+	uint64		claim = 0;
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	if (DsaPointerIsValid(ticket->announcement))
 	{
 		DlockAnnouncement *announcement = announcement_of(ticket);
 
-		announcement->armed = true;
-		post(space, announcement);
-		posted = announcement->in_outbox;
-		if (announcement->orphaned)
-			ticket->announcement = InvalidDsaPointer;
+		if (!announcement->armed && announcement->armer == 0)
+		{
+			announcement->armer = my_session();
+			announcement->claim = claim = ++claims;
+		}
 	}
 	LWLockRelease(&space->outbox_lock);
-	/* the worker, too: from now on one is there while somebody is to be told */
-	if (posted)
-		(void) dlock_worker_wake(space);
+	return claim;
+}
+
+/* This session's claim of a ticket's announcement; 0: it has none. */
+uint64
+dlock_announcement_my_claim(DlockTicket *ticket)
+{
+	DlockSpace *space = space_of(ticket);
+	DlockAnnouncement *announcement;
+	uint64		claim;
+
+	LWLockAcquire(&space->outbox_lock, LW_SHARED);
+	announcement = claimed(ticket, 0);
+	claim = announcement ? announcement->claim : 0;
+	LWLockRelease(&space->outbox_lock);
+	return claim;
 }
 
 /*
@@ -307,23 +401,14 @@ dlock_announcement_arm(DlockTicket *ticket)
 void
 dlock_announcement_restored(DlockTicket *ticket, bool granted)
 {
+	DlockSpace *space = space_of(ticket);
+
 	if (!DsaPointerIsValid(ticket->announcement))
 		return;
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	announcement_of(ticket)->granted = granted;
-	dlock_announcement_arm(ticket);
-}
-
-bool
-dlock_announcement_is_armed(DlockTicket *ticket)
-{
-	DlockSpace *space = space_of(ticket);
-	bool		armed;
-
-	LWLockAcquire(&space->outbox_lock, LW_SHARED);
-	armed = DsaPointerIsValid(ticket->announcement) &&
-		announcement_of(ticket)->armed;
+	arm(ticket, announcement_of(ticket));
 	LWLockRelease(&space->outbox_lock);
-	return armed;
 }
 
 /*

@@ -784,9 +784,11 @@ extern void dlock_announcement_free(DlockTicket *ticket);
 extern void dlock_announcement_orphan(DlockTicket *ticket);
 extern void dlock_announcement_purge(DlockSpace *space);
 extern void dlock_announcement_event(DlockTicket *ticket, uint32 events);
-extern void dlock_announcement_arm(DlockTicket *ticket);
+extern void dlock_announcement_arm(DlockTicket *ticket, uint64 claim);
+extern void dlock_announcement_unclaim(DlockTicket *ticket, uint64 claim);
+extern uint64 dlock_announcement_claim(DlockTicket *ticket);
+extern uint64 dlock_announcement_my_claim(DlockTicket *ticket);
 extern void dlock_announcement_restored(DlockTicket *ticket, bool granted);
-extern bool dlock_announcement_is_armed(DlockTicket *ticket);
 extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);
 
 /* What the sender sends, copied out of the outbox */

@@ -112,6 +112,9 @@ typedef struct DlockAnnouncement
 
 	/* protected by the outbox's lock */
 	bool		armed;			/* the LISTEN that belongs to it is in effect */
+	uint64		armer;			/* the session whose transaction arms it with
+								 * its commit; 0: none does, or has */
+	uint64		claim;			/* that session's number for this */
 	uint32		events;			/* what is to be announced: DLOCK_EVENT_... */
 	uint32		sending;		/* of these, what the worker is sending */
 	bool		in_outbox;		/* linked there: armed, and there are events */

@@ -116,6 +116,49 @@ sub waits_for_journal
 }
 
 #
+# The transaction that made an announcement lets it go, with its commit, and no
+# other one
+#
+{
+	my ($one, $other) = (session($node), session($node));
+	my $ticket;
+
+	$_->query('BEGIN') foreach $one, $other;
+	$ticket = enqueue($one, 'same', '1h', ", owner => 'a'");
+	is(enqueue($other, 'same', '1h', ", owner => 'a'"),
+		$ticket, 'two transactions ask the same');
+	$one->query('COMMIT');
+	not_told($listener, 'the first has committed', 'shared');
+	$other->query('COMMIT');
+	told($other, 'the second is told', announcement('granted', 'same', $ticket));
+	not_told($one, 'and the first is not');
+	release($ticket);
+
+	$one->query('BEGIN');
+	$ticket = enqueue($one, 'same', '1h');
+	is(ask($other, $ticket), 't', 'somebody else asks for the ticket');
+	not_told($listener, 'before the commit', 'shared');
+	$one->query('COMMIT');
+	told($one, 'with the commit', announcement('granted', 'same', $ticket));
+	release($ticket);
+
+	foreach my $call ("dlock_enqueue('same'",
+		"dlock_ttl_enqueue('same', '1h', owner => 'a'")
+	{
+		$one->query('BEGIN');
+		$ticket = $one->query("SELECT $call, channel => 'shared')");
+		$one->query('SAVEPOINT one');
+		is($one->query("SELECT $call)"), $ticket, "$call): again, elsewhere");
+		$one->query('ROLLBACK TO one');
+		$one->query('COMMIT');
+		not_told($listener, "$call): it was rolled back", 'shared');
+		is(ask($one, $ticket), 't', "$call): it is asked for");
+		told($one, "$call): and told", announcement('granted', 'same', $ticket));
+		$one->query("SELECT dlock_release_ticket($ticket), dlock_release_all()");
+	}
+}
+
+#
 # Granted, expired, released: on the session's own channel, with nobody having
 # typed LISTEN, and on a given one
 #
