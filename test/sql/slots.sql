@@ -118,7 +118,7 @@ SELECT dlock_lease_acquire('e', :other, slots => 2) > 0 AS granted;
 SELECT dlock_lease_acquire('e', :lease, slots => 3) AS ticket \gset
 SELECT dlock_set_slots('e', NULL);
 SELECT dlock_lease_acquire('e', :lease, slots => 3) = :ticket AS same,
-	dlock_lease_enqueue('e', :lease, slots => 3) = :ticket AS same_again;
+	dlock_lease_enqueue('e', :lease, 'nobody', slots => 3) = :ticket AS same_again;
 SELECT error_of('dlock_lease_acquire(''e'', ' || :lease || ', slots => 4)');
 SELECT dlock_lease_close(:lease), dlock_lease_close(:other);
 
