@@ -329,6 +329,7 @@ CREATE FUNCTION dlock_set_slots(name text, slots integer)
 RETURNS void
 AS 'MODULE_PATHNAME', 'dlock_set_slots'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
+GRANT EXECUTE ON FUNCTION dlock_set_slots(text, integer) TO PUBLIC;
 COMMENT ON FUNCTION dlock_set_slots(text, integer) IS
 'set how many permits a lock has, whatever requests say, from this transaction''s commit on; with NULL, as they say again';
 
@@ -404,7 +405,6 @@ COMMENT ON COLUMN dlock_version_usage.latest IS 'when the last of them was bumpe
 -- Who owns a database clears up in it; pg_database_owner is that role, whichever
 -- it is, in each database.
 --
-GRANT EXECUTE ON FUNCTION dlock_force_release(bigint) TO pg_database_owner;
 COMMENT ON FUNCTION dlock_force_release(bigint) IS
 'end a ticket of any session or lease, held or waiting';
 
@@ -442,3 +442,102 @@ AS 'MODULE_PATHNAME', 'dlock_version'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION dlock_version() IS
 'version of the library that this session has loaded';
+
+--
+-- Rights
+--
+-- No REVOKE and no GRANT here on what version 1.0 has made: they would make
+-- initial privileges of all that was granted on it since, and no dump has those.
+--
+-- Default privileges are meant for what a site makes itself.  What they have
+-- given is taken back wherever the scripts say who has what: tables, views, the
+-- sequence, and functions that are not for everybody.  It is in the initial
+-- privileges of these; what was granted later is not.
+WITH given AS (
+    SELECT i.classoid, i.objoid, pg_catalog.array_agg(p.item) AS items,
+           pg_catalog.array_agg(a.grantee) AS roles
+      FROM pg_catalog.pg_extension AS e
+      JOIN pg_catalog.pg_depend AS d
+        ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+       AND d.refobjid OPERATOR(pg_catalog.=) e.oid
+       AND d.deptype OPERATOR(pg_catalog.=) 'e'::pg_catalog."char"
+      JOIN pg_catalog.pg_init_privs AS i
+        ON i.classoid OPERATOR(pg_catalog.=) d.classid
+       AND i.objoid OPERATOR(pg_catalog.=) d.objid
+     CROSS JOIN LATERAL pg_catalog.unnest(i.initprivs) AS p (item)
+     CROSS JOIN LATERAL pg_catalog.aclexplode(ARRAY[p.item]) AS a
+     WHERE e.extname OPERATOR(pg_catalog.=) 'dlock'::pg_catalog.name
+       AND i.objsubid OPERATOR(pg_catalog.=) 0::pg_catalog.int4
+       AND a.grantee OPERATOR(pg_catalog.<>) a.grantor
+       AND a.grantee OPERATOR(pg_catalog.<>) 0::pg_catalog.oid
+       AND a.grantee OPERATOR(pg_catalog.<>) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid
+     GROUP BY i.classoid, i.objoid
+), relations AS (
+    UPDATE pg_catalog.pg_class AS c
+       SET relacl = ARRAY(SELECT p.item
+                            FROM pg_catalog.unnest(c.relacl) AS p (item)
+                           WHERE NOT p.item OPERATOR(pg_catalog.=) ANY (g.items))
+      FROM given AS g
+     WHERE g.classoid OPERATOR(pg_catalog.=) c.tableoid
+       AND g.objoid OPERATOR(pg_catalog.=) c.oid
+    RETURNING c.tableoid, c.oid, c.relacl
+), functions AS (
+    UPDATE pg_catalog.pg_proc AS f
+       SET proacl = ARRAY(SELECT p.item
+                            FROM pg_catalog.unnest(f.proacl) AS p (item)
+                           WHERE NOT p.item OPERATOR(pg_catalog.=) ANY (g.items))
+      FROM given AS g
+     WHERE g.classoid OPERATOR(pg_catalog.=) f.tableoid
+       AND g.objoid OPERATOR(pg_catalog.=) f.oid
+    RETURNING f.tableoid, f.oid, f.proacl
+), initial AS (
+    UPDATE pg_catalog.pg_init_privs AS i
+       SET initprivs = ARRAY(SELECT p.item
+                               FROM pg_catalog.unnest(i.initprivs) AS p (item)
+                              WHERE NOT p.item OPERATOR(pg_catalog.=) ANY (g.items))
+      FROM given AS g
+     WHERE g.classoid OPERATOR(pg_catalog.=) i.classoid
+       AND g.objoid OPERATOR(pg_catalog.=) i.objoid
+       AND i.objsubid OPERATOR(pg_catalog.=) 0::pg_catalog.int4
+)
+-- what keeps such a role from being dropped, unless it was granted more
+DELETE FROM pg_catalog.pg_shdepend AS s
+ USING given AS g,
+       (TABLE relations UNION ALL TABLE functions) AS o (classoid, objoid, acl),
+       pg_catalog.pg_database AS b
+ WHERE o.classoid OPERATOR(pg_catalog.=) g.classoid
+   AND o.objoid OPERATOR(pg_catalog.=) g.objoid
+   AND b.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+   AND s.dbid OPERATOR(pg_catalog.=) b.oid
+   AND s.classid OPERATOR(pg_catalog.=) g.classoid
+   AND s.objid OPERATOR(pg_catalog.=) g.objoid
+   AND s.objsubid OPERATOR(pg_catalog.=) 0::pg_catalog.int4
+   AND s.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_authid'::pg_catalog.regclass::pg_catalog.oid
+   AND s.refobjid OPERATOR(pg_catalog.=) ANY (g.roles)
+   AND (s.deptype OPERATOR(pg_catalog.=) 'i'::pg_catalog."char"
+        OR s.deptype OPERATOR(pg_catalog.=) 'a'::pg_catalog."char"
+           AND NOT EXISTS (SELECT
+                             FROM pg_catalog.aclexplode(o.acl) AS a
+                            WHERE s.refobjid OPERATOR(pg_catalog.=) a.grantee
+                               OR s.refobjid OPERATOR(pg_catalog.=) a.grantor));
+
+-- dlock_force_release() is for the database's owner, too, as above.
+UPDATE pg_catalog.pg_proc AS f
+   SET proacl = pg_catalog.array_append(f.proacl, pg_catalog.makeaclitem(
+           'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid, f.proowner,
+           'EXECUTE', false))
+ WHERE f.oid OPERATOR(pg_catalog.=) 'dlock_force_release(pg_catalog.int8)'::pg_catalog.regprocedure::pg_catalog.oid
+   AND NOT EXISTS (SELECT
+                     FROM pg_catalog.aclexplode(f.proacl) AS a
+                    WHERE a.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid);
+UPDATE pg_catalog.pg_init_privs AS i
+   SET initprivs = pg_catalog.array_append(i.initprivs, pg_catalog.makeaclitem(
+           'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid, f.proowner,
+           'EXECUTE', false))
+  FROM pg_catalog.pg_proc AS f
+ WHERE f.oid OPERATOR(pg_catalog.=) 'dlock_force_release(pg_catalog.int8)'::pg_catalog.regprocedure::pg_catalog.oid
+   AND i.objoid OPERATOR(pg_catalog.=) f.oid
+   AND i.classoid OPERATOR(pg_catalog.=) f.tableoid
+   AND NOT EXISTS (SELECT
+                     FROM pg_catalog.aclexplode(i.initprivs) AS a
+                    WHERE a.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid);

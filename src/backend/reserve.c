@@ -36,6 +36,7 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
+#include "utils/varlena.h"
 
 #include "backend/backend.h"
 #include "shared/shared.h"
@@ -223,12 +224,29 @@ find_reservation(DlockSpace *space, const char *name, int length)
 	return longest;
 }
 
+/*
+ * The role with this name, or 0.  Rows of version 1.0, from a dump or by logical
+ * replication, have names as regrole writes them: some are in quotes.
+ */
+static Oid
+find_role(const char *name)
+{
+	Oid			role = get_role_oid(name, true);
+	List	   *identifiers;
+
+	if (!OidIsValid(role) && name[0] == '"' &&
+		SplitIdentifierString(pstrdup(name), '.', &identifiers) &&
+		list_length(identifiers) == 1)
+		role = get_role_oid(linitial(identifiers), true);
+	return role;
+}
+
 /* Is the role there that the row was written for, by the same name? */
 static bool
 has_owner(const Reservation *reservation)
 {
 	return OidIsValid(reservation->role) &&
-		get_role_oid(NameStr(reservation->owner), true) == reservation->role;
+		find_role(NameStr(reservation->owner)) == reservation->role;
 }
 
 static bool
@@ -251,7 +269,7 @@ explain_owner(const Reservation *reservation, const char *hint)
 				  reservation->length, reservation->prefix, owner);
 		return errhint("%s", hint);
 	}
-	if (OidIsValid(get_role_oid(owner, true)))
+	if (OidIsValid(find_role(owner)))
 		errdetail("Names that begin with \"%.*s\" are reserved for an earlier role \"%s\", not for the one that has its name now.",
 				  reservation->length, reservation->prefix, owner);
 	else
@@ -353,7 +371,7 @@ Datum
 dlock_role_oid(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_OID(PG_ARGISNULL(0) ? InvalidOid :
-				  get_role_oid(NameStr(*PG_GETARG_NAME(0)), true));
+				  find_role(NameStr(*PG_GETARG_NAME(0))));
 }
 
 /*

@@ -97,6 +97,35 @@ SELECT p.oid::regprocedure
    AND NOT has_function_privilege('pg_monitor', p.oid, 'EXECUTE')
  ORDER BY 1;
 
+-- Default privileges open nothing of that, whichever they are; and where they
+-- close functions to PUBLIC, those for everybody are for whom they say.
+BEGIN;
+SET LOCAL client_min_messages = warning;
+DROP EXTENSION dlock;
+ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO regress_dlock_user;
+ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO regress_dlock_user WITH GRANT OPTION;
+ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
+ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO pg_read_all_data;
+ALTER DEFAULT PRIVILEGES IN SCHEMA public
+	GRANT SELECT, INSERT ON TABLES TO regress_dlock_user, pg_write_all_data;
+ALTER DEFAULT PRIVILEGES IN SCHEMA public
+	GRANT EXECUTE ON FUNCTIONS TO regress_dlock_user WITH GRANT OPTION;
+CREATE EXTENSION dlock;
+SELECT c.oid::regclass, acl.grantee::regrole, acl.privilege_type
+  FROM pg_class c, LATERAL aclexplode(c.relacl) AS acl
+ WHERE c.relname LIKE 'dlock%' AND acl.grantee <> c.relowner
+   AND acl.grantee <> 0;
+SELECT oid::regprocedure FROM pg_proc
+ WHERE proname LIKE 'dlock%'
+   AND NOT has_function_privilege('regress_dlock_user', oid, 'EXECUTE')
+   AND NOT has_function_privilege('pg_read_all_data', oid, 'EXECUTE')
+ ORDER BY 1;
+-- nor is what they give to be taken for what was granted by name
+SET LOCAL ROLE regress_dlock_user;
+SELECT dlock_set_slots('a', 1);
+\echo :SQLSTATE
+ROLLBACK;
+
 --
 -- What the administrator's functions do
 --

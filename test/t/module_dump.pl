@@ -8,10 +8,11 @@
 # What would break it: a table or a sequence that is not marked to be dumped
 # with the extension, or a sequence whose last value is not the greatest number
 # reserved; a column that can only hold the OID of a role that is there, so that
-# one missing role stops all rows; an OID that is taken from the dump; a copy of
-# the table, kept by a session or in shared memory, that nobody tells of the
-# rows; a trigger that takes a restore for replication; a dump that waits for
-# the worker, or that the worker waits for; or rows of leases that are dumped.
+# one missing role stops all rows; an OID that is taken from the dump; a name that
+# version 1.0 has dumped in quotes, and that is taken as it is; a copy of the
+# table, kept by a session or in shared memory, that nobody tells of the rows; a
+# trigger that takes a restore for replication; a dump that waits for the worker,
+# or that the worker waits for; or rows of leases that are dumped.
 
 use strict;
 use warnings FATAL => 'all';
@@ -293,6 +294,42 @@ foreach my $way (sort keys %ways)
 	$session->query('RESET ROLE; DROP ROLE shop');
 	$session->quit;
 }
+
+# What version 1.0 dumps has quotes around names of roles that need them.
+$node->safe_psql('postgres', 'CREATE DATABASE old; CREATE ROLE "a ""b"""');
+$node->safe_psql(
+	'old', q{
+	CREATE EXTENSION dlock VERSION '1.0';
+	SELECT dlock_reserve('clerk/', '"The Clerk"'), dlock_reserve('b/', '"a ""b"""')});
+$node->command_ok([ 'pg_dump', '-Fc', '-f', "$dir/old", '-d', 'old' ],
+	'pg_dump of version 1.0');
+$node->safe_psql('postgres', 'CREATE DATABASE now');
+$node->command_ok([ 'pg_restore', '-e', '-d', 'now', "$dir/old" ],
+	'restored where the version is that of now');
+my $now = session($node, 'now');
+like($now->query('SELECT min(owner) FROM dlock_reservations'),
+	qr/^"/, 'with quotes');
+foreach my $of (['"The Clerk"', 'clerk', 'b'], ['"a ""b"""', 'b', 'clerk'])
+{
+	my ($role, $own, $other) = @$of;
+
+	$now->query("SET ROLE $role");
+	like($now->query("SELECT dlock_acquire('$own/1')"),
+		qr/^\d+$/, "$role can use its names");
+	like($now->query("SELECT dlock_acquire('$other/1')"),
+		qr/42501.*are reserved for role/s, 'and not those of another one');
+}
+# A role whose name is in quotes is another one.
+$now->query(q{RESET ROLE; CREATE ROLE """The Clerk"""});
+foreach my $role ('"The Clerk"', '"""The Clerk"""')
+{
+	$now->query("SET ROLE $role");
+	like(
+		$now->query("SELECT dlock_acquire('clerk/1')"),
+		qr/reserved for an earlier role/,
+		"$role: closed, where both are there");
+}
+$now->quit;
 
 $_->stop foreach $node, $fresh, $fresh_too;
 done_testing();

@@ -1,9 +1,11 @@
 # ALTER EXTENSION dlock UPDATE, from version 1.0, while locks are held: nobody
-# notices, and what is there afterwards is what CREATE EXTENSION makes.
+# notices, and what is there afterwards is what CREATE EXTENSION makes.  What a
+# site has granted stays, and is dumped; what default privileges gave goes.
 #
 # What would break it: an object that only one of the two ways makes, or makes
 # otherwise; a space that is another one after the update; the library of now
-# with the objects of then.
+# with the objects of then; a GRANT in the script, which takes the site's for the
+# extension's own.
 
 use strict;
 use warnings FATAL => 'all';
@@ -11,11 +13,17 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Test;
+use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = new_server('main');
 
 $node->safe_psql('postgres', "CREATE DATABASE old");
+$node->safe_psql('old', q{
+	CREATE ROLE app;
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO app;
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO app;
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO app});
 $node->safe_psql('old', "CREATE EXTENSION dlock VERSION '1.0'");
 
 # What somebody has made with functions that get an argument more; and what was
@@ -24,6 +32,8 @@ $node->safe_psql('old', q{
 	CREATE ROLE locker;
 	REVOKE EXECUTE ON FUNCTION dlock_is_held FROM PUBLIC;
 	GRANT EXECUTE ON FUNCTION dlock_is_held TO locker;
+	GRANT EXECUTE ON FUNCTION dlock_force_release TO locker;
+	GRANT SELECT ON dlock_queue TO locker;
 	CREATE TABLE names (name text, held boolean DEFAULT dlock_is_held('default'));
 	CREATE VIEW held AS SELECT name, dlock_is_held(name) FROM names;
 	CREATE VIEW renewed AS SELECT dlock_renew(max(lease)) FROM dlock_leases;
@@ -79,9 +89,49 @@ is( $admin->query(
 		  . "AND proacl::text NOT LIKE '%{=%'"),
 	't|1',
 	'who may call it');
+
+# who may do what else, here and in a dump that is restored
+my $granted = q{
+	SELECT string_agg(p.oid::regproc::text, ' ' ORDER BY 1)
+	  FROM pg_proc AS p
+	 WHERE has_function_privilege('locker', oid, 'EXECUTE')
+	   AND NOT has_function_privilege('pg_monitor', oid, 'EXECUTE')
+	   AND proname LIKE 'dlock%'
+	UNION ALL
+	SELECT has_table_privilege('locker', 'dlock_queue', 'SELECT')::text};
+my $dump = PostgreSQL::Test::Utils::tempdir . '/dump';
+
+is($admin->query($granted), "dlock_force_release dlock_is_held\ntrue",
+	'what was granted stays');
+$node->safe_psql('postgres', 'CREATE DATABASE restored');
+$node->command_ok([ 'pg_dump', '-f', $dump, 'old' ], 'pg_dump');
+$node->command_ok(
+	[ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', $dump, 'restored' ],
+	'restored');
+is($node->safe_psql('restored', $granted),
+	"dlock_force_release dlock_is_held\ntrue",
+	'and is dumped');
+$node->safe_psql('postgres', 'DROP DATABASE restored');
+is( $admin->query(q{
+		SELECT string_agg(acl.what || ': ' || acl.privileges::text, ', ')
+		  FROM (SELECT oid::regclass::text, relacl FROM pg_class
+				 WHERE relname LIKE 'dlock%'
+				 UNION ALL
+				SELECT oid::regprocedure::text, proacl FROM pg_proc
+				 WHERE proname LIKE 'dlock%'
+				   AND NOT has_function_privilege('pg_monitor', oid, 'EXECUTE'))
+			AS acl (what, privileges)
+		 WHERE what NOT LIKE 'dlock_is_held%' AND privileges::text LIKE '%app=%'}),
+	'',
+	'what default privileges gave is gone');
+is($admin->query('DROP OWNED BY app; DROP ROLE app'),
+	'', 'and keeps no role from being dropped');
+
 # as it was before, to be compared
 $admin->query('GRANT EXECUTE ON FUNCTION dlock_is_held TO PUBLIC');
-$admin->query('REVOKE EXECUTE ON FUNCTION dlock_is_held FROM locker');
+$admin->query(
+	'REVOKE EXECUTE ON FUNCTION dlock_is_held, dlock_force_release FROM locker');
+$admin->query('REVOKE SELECT ON dlock_queue FROM locker');
 is( $admin->query(
 		"SELECT dlock_version_bump('both', 1), dlock_version_bump('now', 0)"),
 	'2|1',
@@ -158,8 +208,13 @@ my $extension = q{
 		(SELECT array_agg(oid::regclass ORDER BY i)
 		   FROM unnest(extconfig) WITH ORDINALITY AS t (oid, i))
 	  FROM pg_extension WHERE extname = 'dlock'};
+my $initial = q{
+	SELECT pg_describe_object(classoid, objoid, objsubid) || E'\t' ||
+		(SELECT string_agg(acl::text, ', ' ORDER BY acl::text)
+		   FROM unnest(initprivs) AS acl)
+	  FROM pg_init_privs WHERE privtype = 'e' ORDER BY 1};
 
-foreach my $query ($objects, $functions, $relations, $extension)
+foreach my $query ($objects, $functions, $relations, $extension, $initial)
 {
 	my ($fresh, $updated) =
 	  map { $node->safe_psql($_, $query) } 'postgres', 'old';
