@@ -166,6 +166,7 @@ ISOLATION = \
 	isolation_guard \
 	isolation_guard_lost \
 	isolation_version \
+	isolation_reserve \
 	isolation_lease_fifo \
 	isolation_lease_same \
 	isolation_lease_enqueue \

@@ -29,6 +29,7 @@
 #include "commands/trigger.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
@@ -341,6 +342,21 @@ check_owner(DlockSpace *space, const text *prefix)
 }
 
 /*
+ * Have whoever else changes the same prefix wait until this transaction is over:
+ * nobody is to write over what he has not seen when his right was checked.  Where
+ * there was somebody to wait for, what he has committed is read next.
+ */
+static void
+lock_prefix(DlockSpace *space, const text *prefix)
+{
+	DlockKey	key;
+
+	dlock_key_fill(&key, space, VARDATA_ANY(prefix), VARSIZE_ANY_EXHDR(prefix));
+	LockDatabaseObject(dlock_relation(space, "dlock_reservations"), key.hash, 0,
+					   ExclusiveLock);
+}
+
+/*
  * Let all backends read the table again once this transaction has committed.
  * The trigger does so, too, but version 1.0 of the extension has none.
  */
@@ -397,6 +413,7 @@ dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 				 errmsg("permission denied to reserve names for role \"%s\"",
 						GetUserNameFromId(owner, false)),
 				 errhint("Use a role that has the privileges of that role.")));
+	lock_prefix(space, prefix);
 	check_owner(space, prefix);
 	if (owners_are_names)
 	{
@@ -427,6 +444,7 @@ dlock_reserve_remove(DlockSpace *space, text *prefix)
 	uint64		removed;
 
 	check_prefix(prefix);
+	lock_prefix(space, prefix);
 	check_owner(space, prefix);
 	removed = dlock_execute_as_owner(space, "dlock_reservations",
 									 "DELETE FROM %s WHERE prefix OPERATOR(pg_catalog.=) $1",

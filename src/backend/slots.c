@@ -16,12 +16,14 @@
  */
 #include "postgres.h"
 
+#include "access/transam.h"
 #include "access/xact.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
+#include "storage/procarray.h"
 #include "utils/acl.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -32,9 +34,6 @@
 
 #include "backend/held.h"
 #include "tables/tables.h"
-
-/* The objects that stand for names, by their hash, in PostgreSQL's locks */
-#define NUM_OBJECTS	256
 
 /* A lock whose entry is kept until this transaction is over */
 typedef struct KeptName
@@ -123,23 +122,40 @@ keep_name(DlockSpace *space, const DlockKey *key)
 	return name;
 }
 
+/* Others can tell now that this transaction has something to do at its end. */
+static void
+show_setter(void)
+{
+	pg_atomic_write_u32(&dlock_my_backend->setter, GetTopTransactionId());
+}
+
 /*
- * A row has been written, or is gone, which is 0 slots.
- *
- * Others can change it as soon as this transaction is seen to have committed, but
- * none of them comes past the lock before its locks go: so what they change comes
- * behind what it changes.
+ * Those whose rows this transaction has written over have committed, as can be
+ * seen, and may not have changed the slots in memory yet.  They are about to, with
+ * nothing to wait for; so before it commits, it waits until they have: what it
+ * changes there comes behind that.  Those who are in progress are others.
  */
 static void
-note_change(DlockSpace *space, Relation table, const DlockKey *key,
-			int32 slots)
+wait_for_setters(void)
+{
+	for (int i = 0; i < dlock_control->num_backends; i++)
+	{
+		TransactionId xid = pg_atomic_read_u32(&dlock_backends[i].setter);
+
+		if (TransactionIdIsValid(xid) && !TransactionIdIsInProgress(xid))
+			XactLockTableWait(xid, NULL, NULL, XLTW_None);
+	}
+}
+
+/* A row has been written, or is gone, which is 0 slots. */
+static void
+note_change(DlockSpace *space, const DlockKey *key, int32 slots)
 {
 	KeptName   *name;
 
-	LockDatabaseObject(RelationGetRelid(table), key->hash % NUM_OBJECTS, 0,
-					   ExclusiveLock);
 	make_room();
 	name = keep_name(space, key);
+	show_setter();
 	changes[num_changes++] = (Change)
 	{
 		.name = name,
@@ -153,6 +169,7 @@ static void
 note_truncate(DlockSpace *space)
 {
 	make_room();
+	show_setter();
 	truncated = space;
 	changes[num_changes++] = (Change)
 	{
@@ -181,11 +198,11 @@ note_row(DlockSpace *space, TriggerData *trigger)
 		slots = dlock_slots_take_row(space, table, &columns, is_update ?
 									 trigger->tg_newtuple :
 									 trigger->tg_trigtuple, &key);
-		note_change(space, table, &key, slots);
+		note_change(space, &key, slots);
 		if (is_insert || dlock_key_equal(&key, &old_key))
 			return;
 	}
-	note_change(space, table, &old_key, 0);
+	note_change(space, &old_key, 0);
 }
 
 /*
@@ -360,6 +377,7 @@ finish_changes(void)
 		hash_destroy(table_of_names);
 	table_of_names = NULL;
 	num_changes = 0;
+	pg_atomic_write_u32(&dlock_my_backend->setter, InvalidTransactionId);
 }
 
 static void
@@ -376,6 +394,10 @@ at_xact_end(XactEvent event, void *arg)
 						 errmsg("cannot PREPARE a transaction that has set the slots of locks"),
 						 errdetail("They count from the commit on, which another session could make."),
 						 errhint("Use COMMIT.")));
+			break;
+		case XACT_EVENT_PRE_COMMIT:
+			if (num_changes > 0)
+				wait_for_setters();
 			break;
 		case XACT_EVENT_COMMIT:
 			decide_changes();

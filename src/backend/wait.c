@@ -11,7 +11,8 @@
  *
  * Nobody sets our latch when the extension is dropped, and the locks of its
  * space end: a waiter that sleeps looks once a second.  Nor when a slot is free
- * for a worker that had none, and may have to hand on to us.
+ * for a worker that had none, and may have to hand on to us; nor when a lease
+ * runs out whose worker does not come.
  *
  * Everything that ends a wait but a grant raises an error or returns false,
  * with the ticket still in the lock: the caller withdraws it, and where it
@@ -27,6 +28,7 @@
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
+#include "storage/sinval.h"
 #include "tcop/pquery.h"
 #include "utils/portal.h"
 #include "utils/snapmgr.h"
@@ -39,9 +41,9 @@
 
 /*
  * A waiter looks so often, in microseconds, whether its extension is still
- * there, and the worker.
+ * there, the worker, and the lease.
  */
-#define SPACE_LOOK_US	INT64CONST(1000000)
+#define LOOK_US	INT64CONST(1000000)
 
 /* Show in pg_stat_activity what a wait for a user-defined lock shows */
 #define WAIT_EVENT_DLOCK	(PG_WAIT_LOCK | LOCKTAG_USERLOCK)
@@ -107,6 +109,38 @@ static bool
 is_foreign(const DlockTicket *ticket)
 {
 	return ticket->session != pg_atomic_read_u64(&dlock_my_backend->session);
+}
+
+/*
+ * Is it the ticket of a lease that has run out?  Then it is gone for whoever asks,
+ * whether or not the worker has come to end it.
+ */
+static bool
+has_run_out(const DlockTicket *ticket)
+{
+	if (ticket->scope != DLOCK_LEASE || ticket->session != 0)
+		return false;
+	/* a lease begins before it adopts */
+	pg_read_barrier();
+	return !dlock_lease_ticket_is_live((const DlockLeaseTicket *) ticket);
+}
+
+/* Is there no lease any more that the lock is for? */
+static bool
+lease_is_over(const DlockRequest *request, const DlockTicket *ticket)
+{
+	return has_lease(request) ? !dlock_lease_is_open(request->lease) :
+		has_run_out(ticket);
+}
+
+/* Is there nothing to wait for, or to hold? */
+static bool
+is_lost(DlockTicket *ticket)
+{
+	DlockState	state = (DlockState) pg_atomic_read_u32(&ticket->state);
+
+	return state == DLOCK_GONE || state == DLOCK_LEAVING ||
+		(state == DLOCK_ENDING && is_foreign(ticket)) || has_run_out(ticket);
 }
 
 /* A foreign ticket counts as granted once its lease has adopted it. */
@@ -191,20 +225,41 @@ dlock_wait_check_space(const DlockSpace *space, const DlockKey *key)
 }
 
 /*
+ * Take interrupts, and look for our space and its worker.  False where that may
+ * have slept in PostgreSQL: as it read the catalog, for a lock or a page, or wrote
+ * to the client.  Such a sleep takes what has set our latch, and our place at the
+ * condition variable.
+ */
+static bool
+look_around(const DlockRequest *request, const DlockTicket *ticket)
+{
+	DlockSpace *space = dlock_space_at(ticket->space);
+	uint64		messages = SharedInvalidMessageCounter;
+	bool		interrupted = INTERRUPTS_PENDING_CONDITION();
+
+	if (interrupted)
+		ProcessInterrupts();
+	dlock_wait_check_space(space, &request->key);
+	dlock_worker_expect(space);
+	return !interrupted && messages == SharedInvalidMessageCounter &&
+		dlock_known_space() == space;
+}
+
+/*
  * Sleep until the latch is set, or for so many microseconds, in pieces between
- * which we look for our space and its worker.  Such a look is no reason to look
- * at the ticket, too: that would only hide a wakeup that was missed.
+ * which we look around.  Such a look is no reason to look at the ticket, too,
+ * unless it may have slept: that would only hide a wakeup that was missed.
  */
 static void
 sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
 			  int64 left)
 {
-	DlockSpace *space = dlock_space_at(ticket->space);
+	bool		undisturbed;
 	int			events;
 
 	do
 	{
-		int64		piece = Min(left, SPACE_LOOK_US);
+		int64		piece = Min(left, LOOK_US);
 
 		events = WaitLatch(MyLatch,
 						   WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
@@ -212,11 +267,23 @@ sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
 		/* not where it may have been set since */
 		if (events & WL_LATCH_SET)
 			ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-		dlock_wait_check_space(space, &request->key);
-		dlock_worker_expect(space);
+		undisturbed = look_around(request, ticket);
 		left -= piece;
-	} while ((events & WL_LATCH_SET) == 0 && left > 0);
+	} while ((events & WL_LATCH_SET) == 0 && left > 0 && undisturbed &&
+			 !lease_is_over(request, ticket));
+}
+
+/*
+ * A sleep for a lock of PostgreSQL's has a lock_timeout of its own, and leaves none
+ * behind.  One that has just fired stays as it is.
+ */
+static void
+keep_lock_timeout(int64 waited)
+{
+	if (LockTimeout > 0 && !get_timeout_active(LOCK_TIMEOUT) &&
+		!get_timeout_indicator(LOCK_TIMEOUT, false))
+		enable_timeout_after(LOCK_TIMEOUT,
+							 (int) Max(LockTimeout - waited / 1000, 1));
 }
 
 /*
@@ -287,8 +354,13 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 		int64		left = looks->next - waited;
 
 		/* no request need wait for a lease that is over by now */
-		if (has_lease(request) && !dlock_lease_is_open(request->lease))
-			dlock_raise_lease_gone(request->lease->number);
+		if (lease_is_over(request, ticket))
+		{
+			if (has_lease(request))
+				dlock_raise_lease_gone(request->lease->number);
+			break;
+		}
+		keep_lock_timeout(waited);
 		if (request->timeout != DLOCK_WAIT_FOREVER)
 		{
 			if (waited >= request->timeout)
@@ -322,7 +394,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	 */
 	CHECK_FOR_INTERRUPTS();
 	dlock_wait_check_space(space, &request->key);
-	if (looks.logged)
+	if (looks.logged && !is_lost(ticket))
 	{
 		/* the log tells of the grant, too */
 		dlock_journal_flush_removal(space, &request->key);
@@ -380,7 +452,6 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	volatile bool granted = false;	/* set inside PG_TRY */
 	bool		has_lock_timeout = LockTimeout > 0;
 	DlockWaitEnd how;
-	DlockState	state;
 
 	dlock_contention_prepare(dlock_space_at(ticket->space));
 	INSTR_TIME_SET_CURRENT(start);
@@ -411,9 +482,7 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	PG_END_TRY();
 	end_wait(request, has_lock_timeout, &title);
 
-	state = (DlockState) pg_atomic_read_u32(&ticket->state);
-	if (state == DLOCK_GONE || state == DLOCK_LEAVING ||
-		(state == DLOCK_ENDING && is_foreign(ticket)))
+	if (is_lost(ticket))
 	{
 		dlock_count(DLOCK_COUNT_CANCELED, 1);
 		count_wait(request, ticket, microseconds_since(start),

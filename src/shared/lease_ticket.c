@@ -217,6 +217,8 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
 			lease->number = ticket->ticket.number;
 			dlock_lease_start(space, lease);
 		}
+		/* read without a lock, too: see has_run_out() in wait.c */
+		pg_write_barrier();
 		ticket->ticket.session = 0;
 		ticket->ticket.procno = 0;
 		ticket->ticket.pid = 0;

@@ -766,6 +766,12 @@ typedef struct DlockBackend
 	pg_atomic_uint32 check_requested;
 
 	/*
+	 * atomic: the transaction that has changed dlock_slots, until what it has left
+	 * there is in memory; or invalid
+	 */
+	pg_atomic_uint32 setter;
+
+	/*
 	 * atomic: the ticket that a view has still to copy next, or invalid; see
 	 * queue.c.  Written by the backend, with its lock's entry locked, and by
 	 * whoever takes that ticket out of its list.

@@ -16,9 +16,9 @@
  *	reader			load_slots() and dlock_slots_read()
  *	put_back		dlock_queue_load_slots()
  *
- * The row's lock is free as soon as a commit is visible, and an object's in the
- * lock manager only when all of the transaction is over.  What is done under the
- * entry's lock is one step.
+ * The row's lock is free as soon as a commit is visible.  Before its own, a
+ * transaction waits for those that are visible, and have not changed the memory
+ * yet.  What is done under the entry's lock is one step.
  *
  * Checked: whoever asks finds in memory what the row says (I42), but for what a
  * transaction is about to put there whose commit is visible; and so it is in the
@@ -30,7 +30,7 @@
  * Broken on purpose, and to be caught:
  *
  *	BROKEN_EARLY	what was written is put into memory before the commit
- *	BROKEN_OBJECT	nothing keeps the next one from overtaking who has committed
+ *	BROKEN_WAIT		nothing keeps the next one from overtaking who has committed
  *	BROKEN_SETTLED	who changes the slots does not say so before they are read
  *	BROKEN_KEPT		... or the entry that says so goes
  *	BROKEN_LOADED	who reads the table does not look whether that was done
@@ -45,16 +45,13 @@
 
 byte row;						/* slots; 0: there is none */
 bool row_locked;
-bool object_locked;
+byte behind;					/* setters that are visible, and not over */
 
 /* protected by the entry's lock */
 byte set_slots;
 bool settled;
 
 bool loaded;
-
-/* not in the program, but for what is checked */
-byte behind;					/* transactions that are visible, and not over */
 
 inline finish(n)
 {
@@ -92,17 +89,18 @@ proctype setter(byte me)
 	:: slots = 0
 	fi;
 	atomic { !row_locked -> row_locked = true };
-#ifndef BROKEN_OBJECT
-	atomic { !object_locked -> object_locked = true };
-#endif
 #ifdef BROKEN_EARLY
 	finish(slots);
 #endif
 	if
-	:: d_step { row = slots; row_locked = false; behind++ };
+	::
+#ifndef BROKEN_WAIT
+		behind == 0;
+#endif
+		d_step { row = slots; row_locked = false; behind++ };
 		finish(slots);
-		d_step { object_locked = false; behind-- }
-	:: d_step { row_locked = false; object_locked = false }
+		behind--
+	:: row_locked = false
 	fi;
 	slots = 0
 }

@@ -10,7 +10,8 @@
 # standbys count at for the lease; a longer ttl that counts before that, or a
 # shorter one that does not; a change that is undone after somebody else's; a
 # reader that comes in before the row says shared; slots that are read later than a
-# ticket of a lease, or before whoever asks reads is over; a worker that looks at a
+# ticket of a lease, or before whoever asks reads is over, or that one puts into
+# memory whose row another has changed since; a worker that looks at a
 # lease when it would have been due before; a text that is freed while a view
 # reads it.
 
@@ -19,6 +20,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Debugger;
 use Dlock::Lease;
 use Dlock::Standby;
 use Dlock::Test;
@@ -192,6 +194,32 @@ sub slots_are
 		'2|4',
 		"$what: of sessions");
 	return $session->query('SELECT dlock_release_all()');
+}
+
+# Who has committed, as others can see, and has still to change what is in memory
+SKIP:
+{
+	skip 'no debugger that can be attached', 1 unless debugger_works($admin);
+	my ($first, $second) = map { session($node) } 1 .. 2;
+	my $visible = stop_behind($first, 'ProcArrayEndTransaction');
+
+	$first->start("SELECT dlock_set_slots('overtaken', 5)");
+	$visible->();
+	$second->start("SELECT dlock_set_slots('overtaken', 2)");
+	poll('the second waits',
+		sub {
+			$second->answered
+			  || $admin->query("SELECT wait_event_type = 'Lock' "
+				  . "FROM pg_stat_activity WHERE pid = $second->{pid}") eq 't';
+		});
+	$visible->();
+	$_->answer foreach $first, $second;
+	is( $admin->query("SELECT count(dlock_try_acquire('overtaken', slots => 9)) "
+			  . 'FROM generate_series(1, 9)'),
+		'2',
+		'the slots that were set last count');
+	$admin->query('SELECT dlock_release_all()');
+	$_->quit foreach $first, $second;
 }
 
 $client->query("SELECT dlock_set_slots('jobs', 3), "

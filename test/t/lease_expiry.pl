@@ -48,6 +48,8 @@ my $by_shared =
   $client->query("SELECT dlock_ttl_acquire('c', '$ttl s', shared => true)");
 my $queued = $client->query("SELECT dlock_lease_enqueue('b', $other)");
 my $gone = $client->query("SELECT dlock_ttl_enqueue('a', '$ttl s')");
+my $gone_too = $client->query("SELECT dlock_lease_enqueue('b', $lease)");
+my @waiting = map { session($node) } $gone, $gone_too;
 
 $waiter->start("SELECT dlock_acquire('a')");
 $shared->start("SELECT dlock_acquire('c', shared => true), "
@@ -55,10 +57,12 @@ $shared->start("SELECT dlock_acquire('c', shared => true), "
 $admin->until_waits($waiter);
 like($shared->answer, qr/^\d+\|\d+$/, 'shared beside a lease');
 my $worker = freeze($admin);
+$waiting[0]->start("SELECT dlock_wait($gone)");
+$waiting[1]->start("SELECT dlock_wait($gone_too)");
 is( $client->query(
 		"SELECT dlock_renew($lease), dlock_renew($by_ttl), dlock_renew($by_shared), "
 		  . "dlock_renew($gone)"),
-	'1|1|1|1',
+	'2|1|1|1',
 	'leases live on while the worker is stopped');
 $guard->query('BEGIN; INSERT INTO t VALUES (1); '
 	  . "SELECT dlock_guard('a', $by_lease)");
@@ -95,6 +99,7 @@ like($client->query("SELECT dlock_lease_acquire('more', $lease)"),
 	qr/55L01/, 'nothing can be acquired with the lease');
 like($client->query("SELECT dlock_wait($gone, '0')"),
 	qr/55L01/, 'a place in the queue is gone');
+like($_->answer, qr/55L01/, '... also for who waits there') foreach @waiting;
 is($client->query("SELECT dlock_fence('a') IS NULL, dlock_fence('b') IS NULL"),
 	't|t', 'nobody holds');
 is( $client->query(
@@ -124,7 +129,7 @@ is($waiter->query('SELECT dlock_release_all()'), '1', 'and no queue');
 is($client->query("SELECT dlock_try_acquire('a') IS NOT NULL"),
 	't', 'the lock is free');
 $client->query("SELECT dlock_release_all(), dlock_lease_close($other)");
-$_->quit foreach $waiter, $shared, $guard;
+$_->quit foreach $waiter, $shared, $guard, @waiting;
 
 #
 # With a delay, which begins when the worker comes: until then the lock is no

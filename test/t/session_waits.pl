@@ -3,7 +3,8 @@
 # it holds nobody up, and leaves the session as it was, however it ends.
 #
 # What would break it: a snapshot that is left over, given back twice, or
-# missing afterwards; a message or a title that outlives its wait.
+# missing afterwards; a message or a title that outlives its wait; a wait for a
+# lock of PostgreSQL's within, which takes the latch and the timer.
 
 use strict;
 use warnings FATAL => 'all';
@@ -117,6 +118,40 @@ sub title_becomes
 	continue_process($waiter->{pid});
 	like($waiter->answer, qr/55L01/, 'it is told');
 	$waiter->quit;
+}
+
+# A waiter that looks whether its extension is there may have to wait for the
+# catalog.  What comes meanwhile is not slept through: a grant, or lock_timeout.
+{
+	my $blocker = session($node);
+
+	foreach my $timeout ('0', ample(3) . 's')
+	{
+		my ($first, $waiter) = map { session($node) } 1 .. 2;
+
+		$first->query("SELECT dlock_acquire('looks')");
+		$waiter->query("SET lock_timeout = '$timeout'");
+		$waiter->start("SELECT dlock_acquire('looks') > 0");
+		$admin->until_waits($waiter);
+		$blocker->query(
+			'BEGIN; LOCK TABLE pg_extension IN ACCESS EXCLUSIVE MODE');
+		$holder->query('CREATE OR REPLACE FUNCTION changed() RETURNS integer '
+			  . "LANGUAGE sql AS 'SELECT 1'");
+		$admin->wait_for("SELECT wait_event IN ('relation', 'ClientRead') "
+			  . "FROM pg_stat_activity WHERE pid = $waiter->{pid}");
+		if ($timeout eq '0')
+		{
+			$first->quit;
+			backends_gone($first->{pid});
+		}
+		$blocker->query('COMMIT');
+		like(
+			$waiter->answer,
+			$timeout eq '0' ? qr/^t$/ : qr/ERROR:  55P03: canceling/,
+			"a wait for the catalog, with lock_timeout = $timeout");
+		$_->quit foreach $first, $waiter;
+	}
+	$blocker->quit;
 }
 
 # log_lock_waits
