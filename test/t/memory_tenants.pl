@@ -129,6 +129,8 @@ is($session->query("SELECT count(*) FROM dlock_locks WHERE name ~ '^s'"),
 	'100', 'nothing is lost');
 is($session->query("SELECT dlock_acquire('s1') > 0, dlock_release('s1')"),
 	't|t', 'what it has it can acquire again');
+like($session->query("SELECT flood('dlock_enqueue(\$\$s#\$\$, \$\$c\$\$)')"),
+	qr/^0 .*$limit/, 'but not be told of it on a channel');
 
 others_work('during it');
 # while it does not stop to ask
