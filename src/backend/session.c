@@ -262,6 +262,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 
 		dlock_request_check_upgrade(request, held->ticket);
 		confirm_grant(space, held);
+		dlock_request_check_memory(space, dlock_request_role(request));
 		announcement = dlock_announcement_make(space, request);
 		dlock_announcement_set(held->ticket, announcement);
 		/* who comes to wait from here on finds the new one */

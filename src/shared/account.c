@@ -41,6 +41,9 @@
 /* Who has less than this part of the limit has little */
 #define LITTLE		64
 
+/* What is counted to no role has no more than this part of the limit */
+#define NOBODYS		16
+
 /* The setting, in percent of dlock.max_memory */
 int			dlock_max_memory_per_role;
 
@@ -223,6 +226,22 @@ dlock_memory_suffices(Oid role)
 	return likely((int64) pg_atomic_read_u64(&dlock_control->memory_used) <
 				  limit - limit / 4 &&
 				  !exceeds_limit(account, limit, false));
+}
+
+/*
+ * Is there memory for what can be done without, and is counted to no role?  It
+ * stays when those are gone who have brought it about, so all of it together has
+ * a small share; and where there is hardly any for locks, none.  Raises 53200, as
+ * above.
+ */
+bool
+dlock_memory_to_spare(void)
+{
+	int64		limit = dlock_memory_limit();
+
+	return (int64) pg_atomic_read_u64(&dlock_control->memory_used) <
+		limit - limit / 8 &&
+		memory_of(open_account(InvalidOid, true)) < limit / NOBODYS;
 }
 
 static void

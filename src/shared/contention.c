@@ -100,9 +100,9 @@ add_chunk(DlockContention *sketch)
 }
 
 /*
- * This session begins to wait: see to it that there is room for another name.
- * Where locks have hardly any memory left, there is none for this.  Raises what
- * a lack of memory raises.  Called without any of dlock's locks.
+ * This session begins to wait: see to it that there is room for another name,
+ * as far as there is memory to spare.  Raises what a lack of memory raises.
+ * Called without any of dlock's locks.
  */
 void
 dlock_contention_prepare(DlockSpace *space)
@@ -113,11 +113,34 @@ dlock_contention_prepare(DlockSpace *space)
 	if (likely(sketch && (sketch->count < sketch->room ||
 						  sketch->room == DLOCK_CONTENDED_NAMES)))
 		return;
-	if (dlock_memory_is_short())
+	if (!dlock_memory_to_spare())
 		return;
 	if (sketch == NULL)
 		sketch = make_sketch(space);
 	add_chunk(sketch);
+}
+
+/*
+ * Forget all names, and give back what these have taken, but for the first
+ * chunk: who waits just now is still to be counted.
+ */
+void
+dlock_contention_reset(DlockSpace *space)
+{
+	DlockContention *sketch = sketch_of(space);
+	dsa_pointer chunks[lengthof(sketch->chunks)];
+	int			room;
+
+	if (sketch == NULL)
+		return;
+	LWLockAcquire(&sketch->lock, LW_EXCLUSIVE);
+	memcpy(chunks, sketch->chunks, sizeof(chunks));
+	room = sketch->room;
+	sketch->room = Min(room, DLOCK_CONTENDED_CHUNK);
+	make_empty(sketch);
+	LWLockRelease(&sketch->lock);
+	for (int c = 1; c < room / DLOCK_CONTENDED_CHUNK; c++)
+		dlock_release_memory(InvalidOid, chunks[c], CHUNK_SIZE);
 }
 
 /* A space goes, and its sketch with it. */
@@ -128,8 +151,9 @@ dlock_contention_free(DlockSpace *space)
 
 	if (sketch == NULL)
 		return;
-	for (int c = 0; c < sketch->room / DLOCK_CONTENDED_CHUNK; c++)
-		dlock_release_memory(InvalidOid, sketch->chunks[c], CHUNK_SIZE);
+	dlock_contention_reset(space);
+	if (sketch->room > 0)
+		dlock_release_memory(InvalidOid, sketch->chunks[0], CHUNK_SIZE);
 	dlock_release_memory(InvalidOid,
 						 pg_atomic_read_u64(&space->contention),
 						 sizeof(DlockContention));
@@ -342,16 +366,4 @@ dlock_contention_copy(DlockSpace *space, DlockContended *entries)
 			   Min(count - e, DLOCK_CONTENDED_CHUNK) * sizeof(DlockContended));
 	LWLockRelease(&sketch->lock);
 	return count;
-}
-
-void
-dlock_contention_reset(DlockSpace *space)
-{
-	DlockContention *sketch = sketch_of(space);
-
-	if (sketch == NULL)
-		return;
-	LWLockAcquire(&sketch->lock, LW_EXCLUSIVE);
-	make_empty(sketch);
-	LWLockRelease(&sketch->lock);
 }

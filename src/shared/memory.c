@@ -137,16 +137,6 @@ dlock_memory_limit(void)
 	return Min((int64) dlock_max_memory * 1024, dlock_control->room);
 }
 
-/* Is there little memory left, so that what can be done without is not done? */
-bool
-dlock_memory_is_short(void)
-{
-	int64		limit = dlock_memory_limit();
-
-	return (int64) pg_atomic_read_u64(&dlock_control->memory_used) >=
-		limit - limit / 8;
-}
-
 /* Memory that is not counted: it is small beside what is.  Raises 53200. */
 dsa_pointer
 dlock_allocate_uncounted(Size size)

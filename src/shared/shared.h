@@ -32,7 +32,6 @@ extern bool dlock_file_system(int64 *size, int64 *left);
 extern void dlock_warn_of_file_system(void);
 extern const char *dlock_memory_directory(void);
 extern int64 dlock_memory_limit(void);
-extern bool dlock_memory_is_short(void);
 extern dsa_pointer dlock_allocate_uncounted(Size size);
 
 /* account.c */
@@ -40,6 +39,7 @@ extern int	dlock_max_memory_per_role;	/* percent */
 extern dshash_table *dlock_accounts;
 
 extern bool dlock_memory_suffices(Oid role);
+extern bool dlock_memory_to_spare(void);
 extern void dlock_check_memory(Oid role);
 extern dsa_pointer dlock_allocate(Oid role, Size size);
 extern void dlock_release_memory(Oid role, dsa_pointer pointer, Size size);

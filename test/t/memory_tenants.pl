@@ -129,6 +129,8 @@ is($session->query("SELECT count(*) FROM dlock_locks WHERE name ~ '^s'"),
 	'100', 'nothing is lost');
 is($session->query("SELECT dlock_acquire('s1') > 0, dlock_release('s1')"),
 	't|t', 'what it has it can acquire again');
+like($session->query("SELECT flood('dlock_enqueue(\$\$s#\$\$, \$\$c\$\$)')"),
+	qr/^0 .*$limit/, 'but not be told of it on a channel');
 
 others_work('during it');
 # while it does not stop to ask
@@ -241,6 +243,33 @@ unlike($watcher->query("SELECT dlock_watch('watched')"),
 	qr/53200/, 'whoever comes first clears up, and be it to watch');
 $watcher->quit;
 cmp_ok(abs(fill() - $all), '<=', $few, 'which goes, and they with it');
+
+#
+# Names that were waited for are kept in databases that nobody uses any more
+#
+sub memory_used
+{
+	return $admin->query('SELECT memory_used FROM dlock_stats');
+}
+
+my $before = memory_used();
+foreach my $database (@databases)
+{
+	my ($holder, $waiter) = map { as('other', $database) } 1, 2;
+	my $names = "FROM generate_series(1, 300) AS n";
+
+	$holder->query("SELECT count(dlock_acquire('w' || n)) $names");
+	is($waiter->query("SELECT count(dlock_try_acquire('w' || n, '1us')) $names"),
+		'0', "$database: 300 names are waited for");
+	$_->quit foreach $holder, $waiter;
+	backends_gone($_->{pid}) foreach $holder, $waiter;
+}
+my $kept = memory_used() - $before;
+cmp_ok($kept, '<', 2**21 / 8, "$kept bytes, in all databases together");
+cmp_ok($admin->query('SELECT count(*) FROM dlock_contention'),
+	'>', 100, 'some have room');
+$admin->query('SELECT dlock_stats_reset()');
+cmp_ok(memory_used() - $before, '<', $kept - 50000, 'which is given back');
 
 #
 # Roles that are gone, more than a process counts for at a time; and a restart
