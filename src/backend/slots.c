@@ -383,7 +383,7 @@ finish_changes(void)
 static void
 at_xact_end(XactEvent event, void *arg)
 {
-	if (names == NULL && num_changes == 0)
+	if (table_of_names == NULL)
 		return;
 	switch (event)
 	{
