@@ -344,7 +344,7 @@ RETURNS trigger
 AS 'MODULE_PATHNAME', 'dlock_replicated'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION dlock_replicated() IS
-'trigger of the tables of dlock: what becomes of rows that come by logical replication';
+'trigger of the tables of dlock: what becomes of what comes by logical replication';
 
 CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_queue
     FOR EACH ROW EXECUTE FUNCTION dlock_replicated('live');
@@ -356,11 +356,47 @@ CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_reser
     FOR EACH ROW EXECUTE FUNCTION dlock_replicated('reservations');
 CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE ON dlock_slots
     FOR EACH ROW EXECUTE FUNCTION dlock_replicated('slots');
-ALTER TABLE dlock_queue ENABLE REPLICA TRIGGER dlock_replicated;
-ALTER TABLE dlock_queue_lease ENABLE REPLICA TRIGGER dlock_replicated;
-ALTER TABLE dlock_versions ENABLE REPLICA TRIGGER dlock_replicated;
-ALTER TABLE dlock_reservations ENABLE REPLICA TRIGGER dlock_replicated;
-ALTER TABLE dlock_slots ENABLE REPLICA TRIGGER dlock_replicated;
+-- No trigger can keep a TRUNCATE from happening: the rows are kept, and put back.
+CREATE TRIGGER dlock_replicated_truncate BEFORE TRUNCATE ON dlock_queue
+    FOR EACH STATEMENT EXECUTE FUNCTION dlock_replicated();
+CREATE TRIGGER dlock_replicated_truncated AFTER TRUNCATE ON dlock_queue
+    FOR EACH STATEMENT EXECUTE FUNCTION dlock_replicated();
+CREATE TRIGGER dlock_replicated_truncate BEFORE TRUNCATE ON dlock_queue_lease
+    FOR EACH STATEMENT EXECUTE FUNCTION dlock_replicated();
+CREATE TRIGGER dlock_replicated_truncated AFTER TRUNCATE ON dlock_queue_lease
+    FOR EACH STATEMENT EXECUTE FUNCTION dlock_replicated();
+CREATE TRIGGER dlock_replicated_truncate BEFORE TRUNCATE ON dlock_versions
+    FOR EACH STATEMENT EXECUTE FUNCTION dlock_replicated();
+CREATE TRIGGER dlock_replicated_truncated AFTER TRUNCATE ON dlock_versions
+    FOR EACH STATEMENT EXECUTE FUNCTION dlock_replicated();
+CREATE TRIGGER dlock_replicated_truncate BEFORE TRUNCATE ON dlock_reservations
+    FOR EACH STATEMENT EXECUTE FUNCTION dlock_replicated();
+CREATE TRIGGER dlock_replicated_truncated AFTER TRUNCATE ON dlock_reservations
+    FOR EACH STATEMENT EXECUTE FUNCTION dlock_replicated();
+CREATE TRIGGER dlock_replicated_truncate BEFORE TRUNCATE ON dlock_slots
+    FOR EACH STATEMENT EXECUTE FUNCTION dlock_replicated();
+CREATE TRIGGER dlock_replicated_truncated AFTER TRUNCATE ON dlock_slots
+    FOR EACH STATEMENT EXECUTE FUNCTION dlock_replicated();
+ALTER TABLE dlock_queue
+    ENABLE REPLICA TRIGGER dlock_replicated,
+    ENABLE REPLICA TRIGGER dlock_replicated_truncate,
+    ENABLE REPLICA TRIGGER dlock_replicated_truncated;
+ALTER TABLE dlock_queue_lease
+    ENABLE REPLICA TRIGGER dlock_replicated,
+    ENABLE REPLICA TRIGGER dlock_replicated_truncate,
+    ENABLE REPLICA TRIGGER dlock_replicated_truncated;
+ALTER TABLE dlock_versions
+    ENABLE REPLICA TRIGGER dlock_replicated,
+    ENABLE REPLICA TRIGGER dlock_replicated_truncate,
+    ENABLE REPLICA TRIGGER dlock_replicated_truncated;
+ALTER TABLE dlock_reservations
+    ENABLE REPLICA TRIGGER dlock_replicated,
+    ENABLE REPLICA TRIGGER dlock_replicated_truncate,
+    ENABLE REPLICA TRIGGER dlock_replicated_truncated;
+ALTER TABLE dlock_slots
+    ENABLE REPLICA TRIGGER dlock_replicated,
+    ENABLE REPLICA TRIGGER dlock_replicated_truncate,
+    ENABLE REPLICA TRIGGER dlock_replicated_truncated;
 COMMENT ON TRIGGER dlock_replicated ON dlock_queue IS
 'drops what comes by logical replication';
 COMMENT ON TRIGGER dlock_replicated ON dlock_queue_lease IS
@@ -371,6 +407,26 @@ COMMENT ON TRIGGER dlock_replicated ON dlock_reservations IS
 'takes from logical replication what is not reserved here';
 COMMENT ON TRIGGER dlock_replicated ON dlock_slots IS
 'takes from logical replication what is not set here';
+COMMENT ON TRIGGER dlock_replicated_truncate ON dlock_queue IS
+'keeps the rows, where a TRUNCATE comes by logical replication';
+COMMENT ON TRIGGER dlock_replicated_truncated ON dlock_queue IS
+'puts them back';
+COMMENT ON TRIGGER dlock_replicated_truncate ON dlock_queue_lease IS
+'keeps the rows, where a TRUNCATE comes by logical replication';
+COMMENT ON TRIGGER dlock_replicated_truncated ON dlock_queue_lease IS
+'puts them back';
+COMMENT ON TRIGGER dlock_replicated_truncate ON dlock_versions IS
+'keeps the rows, where a TRUNCATE comes by logical replication';
+COMMENT ON TRIGGER dlock_replicated_truncated ON dlock_versions IS
+'puts them back';
+COMMENT ON TRIGGER dlock_replicated_truncate ON dlock_reservations IS
+'keeps the rows, where a TRUNCATE comes by logical replication';
+COMMENT ON TRIGGER dlock_replicated_truncated ON dlock_reservations IS
+'puts them back';
+COMMENT ON TRIGGER dlock_replicated_truncate ON dlock_slots IS
+'keeps the rows, where a TRUNCATE comes by logical replication';
+COMMENT ON TRIGGER dlock_replicated_truncated ON dlock_slots IS
+'puts them back';
 
 --
 -- Who bumped a version last, and when

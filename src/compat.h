@@ -12,6 +12,7 @@
 #ifndef DLOCK_COMPAT_H
 #define DLOCK_COMPAT_H
 
+#include "catalog/index.h"
 #include "executor/executor.h"
 #include "lib/dshash.h"
 #include "lib/ilist.h"
@@ -143,6 +144,23 @@ compat_sync_standbys_defined(void)
 	return SyncRepStandbyNames != NULL && SyncRepStandbyNames[0] != '\0';
 #else
 	return WalSndCtl->sync_standbys_defined;
+#endif
+}
+
+/*
+ * Build a table's indexes anew.
+ *
+ * 17: the statement is passed along, if there is one
+ */
+static inline void
+compat_reindex_relation(Oid table)
+{
+	ReindexParams params = {0};
+
+#if PG_VERSION_NUM >= 170000
+	(void) reindex_relation(NULL, table, 0, &params);
+#else
+	(void) reindex_relation(table, 0, &params);
 #endif
 }
 

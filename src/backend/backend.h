@@ -158,6 +158,9 @@ extern void dlock_slots_check_right(DlockSpace *space, const DlockKey *key,
 extern void dlock_slots_set(DlockSpace *space, const DlockKey *key,
 							int32 slots);
 
+/* replicated.c */
+extern bool dlock_replicated_keeps(Oid table);
+
 /* views.c */
 extern DlockSpace *dlock_space_to_show(void);
 

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * replicated.c
- *	  What becomes of rows that come by logical replication.
+ *	  What becomes of what comes by logical replication.
  *
  * A publication FOR ALL TABLES takes in the tables of an extension, and nothing
  * can keep them out of it.  So a trigger on each of them sees to it that what
@@ -18,7 +18,14 @@
  *	"slots"			The same for locks whose slots are set here.
  *
  * Otherwise two servers that have a row of one name would stop the replication
- * of all tables.  The triggers are for replicas alone: neither this server's
+ * of all tables.
+ *
+ * A TRUNCATE, which publications send, too, has no effect on any of them.  No
+ * trigger can keep it from happening; so one keeps the rows, before it, and one
+ * puts them back, behind it.  From before the one until the transaction ends the
+ * table is locked so that nobody else reads or writes it.
+ *
+ * The triggers are for replicas alone: neither this server's
  * own changes nor, as it is a session's, a restore in a session that calls
  * itself a replica is meant.
  *
@@ -26,7 +33,11 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
+#include "access/heaptoast.h"
 #include "access/htup_details.h"
+#include "access/tableam.h"
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
@@ -34,7 +45,10 @@
 #include "postmaster/bgworker.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/tuplestore.h"
 
 #include "backend/backend.h"
 
@@ -115,9 +129,127 @@ merge(TriggerData *trigger, HeapTuple row, const char *statement,
 	SPI_finish();
 }
 
+/* A table that this transaction truncates, without an effect */
+typedef struct KeptTable
+{
+	Oid			id;
+	Tuplestorestate *rows;
+	struct KeptTable *next;
+} KeptTable;
+
+/* in TopTransactionContext */
+static KeptTable *kept_tables = NULL;
+
+static void
+forget_kept_tables(void *arg)
+{
+	kept_tables = NULL;
+}
+
+static KeptTable *
+find_kept_table(Oid id)
+{
+	KeptTable  *kept = kept_tables;
+
+	while (kept && kept->id != id)
+		kept = kept->next;
+	return kept;
+}
+
+/* Does this transaction leave the table's rows as they are if it truncates it? */
+bool
+dlock_replicated_keeps(Oid table)
+{
+	return find_kept_table(table) != NULL;
+}
+
+static KeptTable *
+make_kept_table(Oid id)
+{
+	KeptTable  *kept = MemoryContextAlloc(TopTransactionContext,
+										  sizeof(KeptTable));
+
+	if (kept_tables == NULL)
+	{
+		MemoryContextCallback *callback =
+			MemoryContextAllocZero(TopTransactionContext,
+								   sizeof(MemoryContextCallback));
+
+		callback->func = forget_kept_tables;
+		MemoryContextRegisterResetCallback(TopTransactionContext, callback);
+	}
+	kept->id = id;
+	kept->next = kept_tables;
+	kept_tables = kept;
+	return kept;
+}
+
 /*
- * Row trigger, before an insert, an update or a delete.  The argument says what
- * kind of table this is.
+ * Before the TRUNCATE: copy the rows, all of each, as what is stored besides the
+ * table goes, too.  The snapshot is taken with the table locked, and so misses
+ * none.
+ */
+static void
+keep_rows(Relation table)
+{
+	KeptTable  *kept = find_kept_table(RelationGetRelid(table));
+	MemoryContext old_context;
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	SysScanDesc scan;
+	HeapTuple	row;
+
+	if (kept == NULL)
+		kept = make_kept_table(RelationGetRelid(table));
+	old_context = MemoryContextSwitchTo(TopTransactionContext);
+	kept->rows = tuplestore_begin_heap(false, false, work_mem);
+	MemoryContextSwitchTo(old_context);
+
+	scan = systable_beginscan(table, InvalidOid, false, snapshot, 0, NULL);
+	while ((row = systable_getnext(scan)) != NULL)
+	{
+		HeapTuple	whole = toast_flatten_tuple(row, RelationGetDescr(table));
+
+		CHECK_FOR_INTERRUPTS();
+		tuplestore_puttuple(kept->rows, whole);
+		heap_freetuple(whole);
+	}
+	systable_endscan(scan);
+	UnregisterSnapshot(snapshot);
+}
+
+/*
+ * Behind the TRUNCATE: put them back, as they were.  That runs no triggers and
+ * computes no columns anew; and it is told to no subscriber of ours, as the
+ * TRUNCATE has no effect there either.  The rows are frozen, so that those who
+ * have a snapshot from before see them, too.
+ */
+static void
+put_rows_back(Relation table)
+{
+	KeptTable  *kept = find_kept_table(RelationGetRelid(table));
+	TupleTableSlot *row;
+
+	if (kept == NULL || kept->rows == NULL)
+		return;
+	row = MakeSingleTupleTableSlot(RelationGetDescr(table),
+								   &TTSOpsMinimalTuple);
+	while (tuplestore_gettupleslot(kept->rows, true, false, row))
+	{
+		CHECK_FOR_INTERRUPTS();
+		table_tuple_insert(table, row, GetCurrentCommandId(true),
+						   TABLE_INSERT_FROZEN | TABLE_INSERT_NO_LOGICAL,
+						   NULL);
+	}
+	ExecDropSingleTupleTableSlot(row);
+	tuplestore_end(kept->rows);
+	kept->rows = NULL;
+	CommandCounterIncrement();
+	compat_reindex_relation(RelationGetRelid(table));
+}
+
+/*
+ * Row trigger, before an insert, an update or a delete; the argument says what
+ * kind of table this is.  And statement trigger, before and after a truncate.
  */
 PG_FUNCTION_INFO_V1(dlock_replicated);
 Datum
@@ -131,6 +263,16 @@ dlock_replicated(PG_FUNCTION_ARGS)
 	HeapTuple	row = updated ? trigger->tg_newtuple : trigger->tg_trigtuple;
 	const char *kind;
 
+	if (TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event))
+	{
+		if (!is_applying())
+			return PointerGetDatum(NULL);
+		if (TRIGGER_FIRED_BEFORE(trigger->tg_event))
+			keep_rows(trigger->tg_relation);
+		else
+			put_rows_back(trigger->tg_relation);
+		return PointerGetDatum(NULL);
+	}
 	if (!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
 		!TRIGGER_FIRED_FOR_ROW(trigger->tg_event) ||
 		trigger->tg_trigger->tgnargs != 1)

@@ -228,7 +228,8 @@ dlock_slots_changed(PG_FUNCTION_ARGS)
 						"dlock_slots_changed", "dlock_slots")));
 	if (TRIGGER_FIRED_FOR_ROW(trigger->tg_event))
 		note_row(space, trigger);
-	else if (TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event))
+	else if (TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event) &&
+			 !dlock_replicated_keeps(RelationGetRelid(trigger->tg_relation)))
 		note_truncate(space);
 	return PointerGetDatum(NULL);
 }

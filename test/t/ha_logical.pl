@@ -1,12 +1,12 @@
 # Logical replication of all tables, in both directions, does no harm: it goes
 # on, whatever both sides have made under one name; no lease is lost, nor does
 # one come; no version falls; what is set of a lock's slots here stays, and what
-# comes counts at once.
+# comes counts at once; a TRUNCATE empties nothing here.
 #
 # What would break it: a row of the other server that is taken for, or in the
 # place of, one of this server; a foreign row that is removed, and whose removal
-# goes back to where it stands for a lease; or two rows with one key, at which
-# the subscriber stops.
+# goes back to where it stands for a lease; two rows with one key, at which the
+# subscriber stops; or rows that come back behind a TRUNCATE as they were not.
 #
 # DLOCK_OLD_INSTALL is the directory that has another server's bin and lib, for one
 # of the two: test/upgrade --logical has one.
@@ -187,5 +187,52 @@ is( ask('a', "SELECT dlock_check('t1', $next) OR dlock_check('t2', $next) OR "
 	't',
 	'a: the ticket that took the place of a foreign row, too');
 is(ask('b', "SELECT dlock_check('b only', $next)"), 't', 'b: the lease holds');
+
+# A TRUNCATE there, and two in one transaction: all here stays as it is, in the
+# tables and in memory, and for who has a snapshot from before.  In one direction,
+# as PostgreSQL sends a TRUNCATE back to where it has come from.
+my @tables =
+  map { "dlock_$_" } 'queue', 'queue_lease', 'versions', 'reservations', 'slots';
+my $rows = join ' UNION ALL ',
+  map { "SELECT '$_: ' || md5(t::text) FROM $_ AS t" } @tables;
+
+ask('b', 'DROP SUBSCRIPTION from_a');
+# what would be otherwise if it were written anew, and what is not in the row
+ask('a', q{
+	CREATE ROLE gone;
+	SELECT dlock_reserve('gone/', 'gone');
+	DROP ROLE gone;
+	CREATE ROLE gone;
+	ALTER TABLE dlock_versions ADD note text DEFAULT 'none';
+	UPDATE dlock_versions SET note =
+			(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 2000) AS i)
+	 WHERE name = 'v'});
+my $before = ask('a', "$rows ORDER BY 1");
+my $errors = 'SELECT sum(apply_error_count) FROM pg_stat_subscription_stats';
+my $errors_before = ask('a', $errors);
+my $watching = session($nodes{a});
+
+$watching->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
+ask('b',
+	'TRUNCATE ' . join(', ', @tables) . ' RESTART IDENTITY; '
+	  . 'BEGIN; TRUNCATE dlock_versions; TRUNCATE dlock_versions; COMMIT');
+$nodes{b}->wait_for_catchup('from_b');
+is($watching->query("SELECT dlock_version_of('v')"),
+	'5', 'no version falls in a snapshot');
+$watching->quit;
+is(ask('a', "$rows ORDER BY 1"), $before, 'a TRUNCATE empties nothing');
+is(ask('a', $errors), $errors_before, 'nor stops replication');
+is( ask(
+		'a', "SELECT count(dlock_try_acquire('both', slots => 5)) "
+		  . 'FROM generate_series(1, 5)'),
+	'2',
+	'slots count as before');
+$nodes{a}->stop('immediate');
+$nodes{a}->start;
+is( ask(
+		'a', "SELECT dlock_check('lock', $fences{a}), "
+		  . "dlock_try_version_bump('v', 5), dlock_try_version_bump('v', 5) IS NULL"),
+	't|6|t',
+	'and all goes on behind a crash');
 
 done_testing();
