@@ -40,7 +40,7 @@ dlock_request_check_memory(DlockSpace *space, Oid role)
 {
 	if (likely(dlock_memory_suffices(role)))
 		return;
-	dlock_remove_unused_spaces(&space->key);
+	dlock_remove_all_unused_spaces(&space->key);
 	dlock_check_memory(role);
 }
 

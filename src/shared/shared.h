@@ -264,6 +264,7 @@ extern void dlock_space_leave_all(void);
 
 /* purge.c */
 extern void dlock_remove_unused_spaces(const DlockSpaceKey *keep);
+extern void dlock_remove_all_unused_spaces(const DlockSpaceKey *keep);
 
 /* commit.c */
 extern void dlock_finish_commit(void (*work) (void));

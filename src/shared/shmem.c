@@ -389,6 +389,8 @@ create_area(Attachment *made)
 	pg_atomic_init_u64(&made->control->memory_used, 0);
 	pg_atomic_init_u32(&made->control->readers, 0);
 	pg_atomic_init_u32(&made->control->lost, 0);
+	pg_atomic_init_u64(&made->control->spaces_left, 0);
+	pg_atomic_init_u32(&made->control->looked_at, 0);
 
 	dsa_pin(made->area);
 	header->area = dsa_get_handle(made->area);

@@ -833,6 +833,8 @@ typedef struct DlockControl
 	pg_atomic_uint32 readers;	/* backends that may have a cursor */
 	pg_atomic_uint32 lost;		/* tickets that an exiting backend is giving
 								 * back, or has failed to */
+	pg_atomic_uint64 spaces_left;	/* times that a space has lost its last user */
+	pg_atomic_uint32 looked_at; /* spaces, see purge.c */
 } DlockControl;
 
 /*

@@ -378,7 +378,8 @@ dlock_space_leave_all(void)
 		entry = dshash_find(dlock_spaces, &space->key, true);
 		if (entry)
 		{
-			entry->users--;
+			if (--entry->users == 0)
+				pg_atomic_fetch_add_u64(&dlock_control->spaces_left, 1);
 			dshash_release_lock(dlock_spaces, entry);
 		}
 	}

@@ -16,7 +16,7 @@ use Test::More;
 
 my $node = new_server('main',
 	conf => "dlock.max_memory = '2MB'\ndlock.max_ttl = '30d'\n"
-	  . "fsync = off\nmax_worker_processes = 16\n");
+	  . "fsync = off\nmax_worker_processes = 32\n");
 my $admin = session($node);
 my @databases = qw(postgres d1 d2);
 
@@ -244,14 +244,69 @@ unlike($watcher->query("SELECT dlock_watch('watched')"),
 $watcher->quit;
 cmp_ok(abs(fill() - $all), '<=', $few, 'which goes, and they with it');
 
-#
-# Names that were waited for are kept in databases that nobody uses any more
-#
+# several, among many that are there and that nobody uses
+$admin->query('CREATE DATABASE model');
+$node->safe_psql('model', 'CREATE EXTENSION dlock');
+sub make_database
+{
+	my ($name, $call) = @_;
+
+	$admin->query("CREATE DATABASE $name TEMPLATE model");
+	my $user = as('flood', $name);
+	$user->query("SELECT $call");
+	$user->quit;
+	backends_gone($user->{pid});
+	return;
+}
 sub memory_used
 {
 	return $admin->query('SELECT memory_used FROM dlock_stats');
 }
 
+make_database("idle$_", "dlock_try_acquire('l')") foreach 1 .. 90;
+my $some = memory_used();
+make_database("gone$_",
+	"count(dlock_lease_open('30d', $info)) FROM generate_series(1, 80)")
+  foreach 1 .. 8;
+$some = memory_used() - $some;
+$session = as('flood', 'd1');
+like($session->query("SELECT flood('dlock_acquire(\$\$f#\$\$)')"),
+	qr/role "flood"/, "$some bytes of leases in eight databases");
+my $used = memory_used();
+$admin->query("DROP DATABASE gone$_") foreach 1 .. 8;
+is($session->query("SELECT dlock_acquire('one more') > 0"),
+	't', 'there is memory when these have gone');
+cmp_ok($used - memory_used(), '>', $some * 15 / 16, 'all that they had');
+
+# and what an earlier installation has, as soon as its last user is gone
+$session->quit;
+backends_gone($session->{pid});
+make_database('again', "dlock_acquire('l')");
+my ($first, $last) = map { as('other', 'again') } 1, 2;
+$first->query("SELECT dlock_acquire('l')");
+is($last->query("SELECT dlock_try_acquire('l', '1us') IS NULL"),
+	't', 'a name that was waited for');
+$first->quit;
+backends_gone($first->{pid});
+my $owner = session($node, 'again');
+$owner->query('DROP EXTENSION dlock CASCADE');
+$owner->query('CREATE EXTENSION dlock');
+$owner->quit;
+$session = as('flood', 'again');
+my $too_many =
+  "SELECT count(dlock_acquire('f' || n)) FROM generate_series(1, 10000) AS n";
+like($session->query($too_many), qr/role "flood"/, 'beside an earlier installation');
+$used = memory_used();
+$last->quit;
+backends_gone($last->{pid});
+like($session->query($too_many), qr/role "flood"/, 'whose last user has gone');
+cmp_ok($used - memory_used(), '>', 30000, 'which has gone, too');
+$session->quit;
+backends_gone($session->{pid});
+
+#
+# Names that were waited for are kept in databases that nobody uses any more
+#
 my $before = memory_used();
 foreach my $database (@databases)
 {
