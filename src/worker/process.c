@@ -24,6 +24,7 @@
 #include "tcop/tcopprot.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/syscache.h"
@@ -37,6 +38,8 @@
 									 * lock, and then twice as long */
 #define MAX_SILENCE_MS	60000
 #define MAX_UNMAPPED	5		/* times that a segment cannot be mapped */
+#define OWNER_RETRY_MS	1000	/* the longest pause after an error, to look for
+								 * the database's owner */
 
 /*
  * What a database's or a role's settings must not change.
@@ -119,6 +122,16 @@ leave(int code, Datum arg)
 	dlock_detach();
 }
 
+/* How often a database has changed; and had when its owner was looked for */
+static uint32 database_changes = 0;
+static uint32 owner_known_at = 0;
+
+static void
+note_database(Datum arg, int cacheid, uint32 hashvalue)
+{
+	database_changes++;
+}
+
 /*
  * The database's owner may end us, as WITH (FORCE) does: it goes by the role of
  * a process, and we have none of our own.
@@ -126,14 +139,33 @@ leave(int code, Datum arg)
 static void
 belong_to_owner(void)
 {
+	uint32		changes = database_changes;
 	HeapTuple	tuple = SearchSysCache1(DATABASEOID,
 										ObjectIdGetDatum(MyDatabaseId));
 
-	if (!HeapTupleIsValid(tuple))
-		return;
-	MyProc->roleId = ((Form_pg_database) GETSTRUCT(tuple))->datdba;
-	ReleaseSysCache(tuple);
+	if (HeapTupleIsValid(tuple))
+	{
+		MyProc->roleId = ((Form_pg_database) GETSTRUCT(tuple))->datdba;
+		ReleaseSysCache(tuple);
+	}
+	owner_known_at = changes;
 }
+
+static bool
+look_for_owner(void)
+{
+	StartTransactionCommand();
+	belong_to_owner();
+	CommitTransactionCommand();
+	return false;
+}
+
+static DlockTask owner_task = {
+	.what = "looking for the database's owner",
+	.perform = look_for_owner,
+	.max_retry_ms = OWNER_RETRY_MS,
+	.patience_ms = OWNER_RETRY_MS
+};
 
 /*
  * Begin as a process that is to hold an office of the space that it was
@@ -156,6 +188,7 @@ dlock_process_begin(DlockOffice office)
 	/* before anything is held; the one that is registered last comes first */
 	before_shmem_exit(leave, 0);
 	before_shmem_exit(roll_back, 0);
+	CacheRegisterSyscacheCallback(DATABASEOID, note_database, 0);
 	StartTransactionCommand();
 	belong_to_owner();
 	namestrcpy(&database_name, get_database_name(MyDatabaseId));
@@ -167,7 +200,10 @@ dlock_process_begin(DlockOffice office)
 	return space && dlock_office_take(space, office) ? space : NULL;
 }
 
-/* What every round of work begins with: a signal may have come. */
+/*
+ * What every round of work begins with: a signal may have come, and the database
+ * may have got another owner.
+ */
 void
 dlock_process_signals(void)
 {
@@ -177,6 +213,9 @@ dlock_process_signals(void)
 		ConfigReloadPending = false;
 		ProcessConfigFile(PGC_SIGHUP);
 	}
+	AcceptInvalidationMessages();
+	if (owner_known_at != database_changes)
+		(void) dlock_task_perform(&owner_task);
 }
 
 /*

@@ -3,7 +3,8 @@
 # the database; and a copy of the database honours none of them.
 #
 # What would break it: a worker that looks for its tables where they were, or
-# that stays when they are gone, or are to go; a waiter that nobody tells; a row
+# that stays when they are gone, or are to go, or is still the process of an owner
+# from before; a waiter that nobody tells; a row
 # that is taken for a lease wherever it is found.
 
 use strict;
@@ -150,6 +151,21 @@ as_landlord('house', 'DROP DATABASE house', 'the owner drops it');
 let('room');
 as_landlord('room', 'DROP DATABASE room WITH (FORCE)',
 	'the owner drops it by force');
+
+# another owner, while the worker is there
+let('cottage');
+$fence = $node->safe_psql('cottage', "SELECT dlock_ttl_acquire('rented', '1h')");
+my $pid = worker_of('cottage');
+$admin->query('CREATE ROLE buyer LOGIN; ALTER DATABASE cottage OWNER TO buyer');
+poll('the new owner drops it by force',
+	sub {
+		$node->psql(
+			'postgres', 'DROP DATABASE cottage WITH (FORCE)',
+			stderr => \my $error,
+			extra_params => [ '-U', 'buyer' ]) == 0;
+	});
+pass('a new owner drops it by force');
+backends_gone($pid);
 
 # who is connected is in the way, and keeps the worker
 let('shop');
