@@ -95,6 +95,7 @@ find_column(Relation table, const char *name, Oid type, Oid other_type)
 static void
 find_columns(Relation table, Columns *columns)
 {
+	dlock_check_permanent(table);
 	columns->descriptor = RelationGetDescr(table);
 	columns->prefix = find_column(table, "prefix", TEXTOID, InvalidOid);
 	columns->owner = find_column(table, "owner", NAMEOID, REGROLEOID);

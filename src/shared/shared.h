@@ -247,6 +247,7 @@ extern void dlock_contention_reset(DlockSpace *space);
 
 /* catalog.c */
 extern void dlock_check_committed(DlockSpace *space);
+extern void dlock_check_permanent(Relation relation);
 extern Oid	dlock_find_relation(DlockSpace *space, const char *name);
 extern Oid	dlock_relation(DlockSpace *space, const char *name);
 extern char *dlock_role_setting(Oid role, const char *name);

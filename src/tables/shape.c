@@ -103,13 +103,17 @@ dlock_shape_raise_changed(Relation relation, const char *detail)
 			 errhint("Undo what was changed, with ALTER TABLE.")));
 }
 
-/* Find the columns of a table.  Raises 55000 where one is not as it must be. */
+/*
+ * Find the columns of a table.  Raises 55000 where one is not as it must be, and
+ * where the table does not outlive a crash.
+ */
 void
 dlock_shape_find(Relation relation, const DlockShape *shape,
 				 DlockPlaces *places)
 {
 	TupleDesc	descriptor = RelationGetDescr(relation);
 
+	dlock_check_permanent(relation);
 	for (int i = 0; i < shape->num_columns; i++)
 	{
 		const DlockColumn *column = &shape->columns[i];

@@ -35,10 +35,14 @@ find_column(Relation table, const char *name, Oid type)
 	return column;
 }
 
-/* Find the columns of the table.  Raises 55000 where one is not as it must be. */
+/*
+ * Find the columns of the table.  Raises 55000 where one is not as it must be, and
+ * where the table does not outlive a crash.
+ */
 void
 dlock_slots_find_columns(Relation table, DlockSlotsColumns *columns)
 {
+	dlock_check_permanent(table);
 	columns->name = find_column(table, "name", TEXTOID);
 	columns->slots = find_column(table, "slots", INT4OID);
 }
