@@ -441,7 +441,7 @@ extern DlockJoined dlock_queue_join_for_lease(DlockSpace *space,
 											  bool nowait, bool adopt);
 extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
 extern void dlock_queue_unpublish(DlockLeaseTicket *ticket);
-extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
+extern bool dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
 extern void dlock_queue_resume(const DlockSpace *space);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
 extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
@@ -730,7 +730,7 @@ extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_ticket_discard(DlockLeaseTicket *ticket);
 
 /* restore.c */
-extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
+extern bool dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
 
 /* journal.c */
 extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);

@@ -40,6 +40,7 @@
 #include "utils/wait_event.h"
 
 #include "shared/shared.h"
+#include "tables/shape.h"
 #include "tables/tables.h"
 
 /* So often standbys are asked for an answer, if they take long */
@@ -164,6 +165,17 @@ load_lease(DlockSpace *space, const DlockStored *row, bool check)
 	dlock_record_end_uses(before);
 }
 
+/* What is wrong with the row of a ticket, beside others that were put back */
+static void
+raise_ticket(DlockSpace *space, const DlockStored *row, int column)
+{
+	const DlockShape *shape = &dlock_shapes[DLOCK_TABLE_QUEUE];
+
+	dlock_shape_raise_row(relation_open(dlock_relation(space, shape->name),
+										NoLock),
+						  shape, row, column);
+}
+
 static void
 load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key,
 			bool check)
@@ -177,7 +189,7 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key,
 	memset(&request, 0, offsetof(DlockRequest, key));
 	dlock_key_copy(&request.key, key);
 	request.scope = DLOCK_LEASE;
-	request.mode = dlock_mode_by_name(get_text(row, DLOCK_QUEUE_MODE));
+	(void) dlock_mode_by_name(get_text(row, DLOCK_QUEUE_MODE), &request.mode);
 	request.slots = get_int32(row, DLOCK_QUEUE_SLOTS);
 	request.permits = get_int32(row, DLOCK_QUEUE_PERMITS);
 	request.owner = get_text(row, DLOCK_QUEUE_OWNER);
@@ -194,8 +206,12 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key,
 		request.lease->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
 	}
 	else
+	{
 		request.lease = dlock_lease_restored(space,
 											 get_int64(row, DLOCK_QUEUE_LEASE));
+		if (request.lease && request.lease->single)
+			raise_ticket(space, row, DLOCK_QUEUE_LEASE);
+	}
 
 	/* the worker removes the rows of what ended with its lease */
 	if (request.lease &&
@@ -207,8 +223,9 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key,
 		ticket->ticket.enqueued_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
 		ticket->ticket.granted_at = get_time(row, DLOCK_QUEUE_GRANTED_AT);
 		ticket->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
-		dlock_lease_ticket_restore(ticket,
-								   get_bool(row, DLOCK_QUEUE_GRANTED));
+		if (!dlock_lease_ticket_restore(ticket,
+										get_bool(row, DLOCK_QUEUE_GRANTED)))
+			raise_ticket(space, row, DLOCK_QUEUE_GRANTED);
 	}
 	dlock_record_end_uses(before);
 }

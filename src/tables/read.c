@@ -54,6 +54,7 @@ append_row(Relation relation, const DlockShape *shape, const DlockPlaces *places
 	row = &rows->rows[rows->count++];
 	dlock_shape_take_row(relation, shape, places, heap_copytuple(tuple), row);
 	row->is_foreign = dlock_shape_is_foreign(shape, row);
+	dlock_shape_check_row(relation, shape, row);
 }
 
 /* About how many rows a table has, as the planner would have it */
@@ -93,8 +94,9 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 	index = dlock_shape_find_index(relation, places.number[0]);
 	rows->count = 0;
 	rows->complete = true;
+	/* the first ones could have numbers that are none */
 	ScanKeyInit(&key, places.number[0], BTGreaterStrategyNumber, F_INT8GT,
-				Int64GetDatum(behind));
+				Int64GetDatum(behind > 0 ? behind : PG_INT64_MIN));
 	if (OidIsValid(index))
 	{
 		Relation	by_number = index_open(index, AccessShareLock);

@@ -63,11 +63,13 @@ dlock_slots_take_row(DlockSpace *space, Relation table,
 	Datum		slots = heap_getattr(row, columns->slots, descriptor, &no_slots);
 	text	   *name = no_name ? NULL : DatumGetTextPP(value);
 
-	if (name == NULL || VARSIZE_ANY_EXHDR(name) == 0 ||
-		VARSIZE_ANY_EXHDR(name) > DLOCK_MAX_NAME || no_slots ||
-		DatumGetInt32(slots) < 1)
-		dlock_shape_raise_changed(table,
-								  _("A row has no lock name, or no slots."));
+	if (name == NULL)
+		dlock_shape_raise_changed(table, _("A row has a null in column \"name\"."));
+	if (VARSIZE_ANY_EXHDR(name) == 0 ||
+		VARSIZE_ANY_EXHDR(name) > DLOCK_MAX_NAME)
+		dlock_raise_named_row(table, "name", name, "name");
+	if (no_slots || DatumGetInt32(slots) < 1)
+		dlock_raise_named_row(table, "name", name, "slots");
 	dlock_key_fill(key, space, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
 	return DatumGetInt32(slots);
 }

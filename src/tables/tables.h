@@ -116,6 +116,8 @@ extern void dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind,
 extern bool dlock_rows_have_name(DlockSpace *space, const DlockKey *key);
 
 /* shape.c */
+extern void dlock_raise_named_row(Relation relation, const char *key,
+								  const text *name, const char *column);
 extern void dlock_rows_check(DlockSpace *space);
 
 /* vacuum.c */
@@ -146,7 +148,7 @@ extern bool dlock_load_name(DlockSpace *space, const DlockKey *key,
 /* value.c */
 extern const char *dlock_mode_name(DlockMode mode);
 extern const char *dlock_scope_name(DlockScope scope);
-extern DlockMode dlock_mode_by_name(const char *name);
+extern bool dlock_mode_by_name(const char *name, DlockMode *mode);
 extern Datum dlock_interval_datum(int64 microseconds);
 
 /* owner.c */
