@@ -596,12 +596,10 @@ load_tables(DlockSpace *space, const Patience *patience)
 		int			part = space->loading.part;
 
 		CHECK_FOR_INTERRUPTS();
-		PushActiveSnapshot(GetLatestSnapshot());
 		if (part == LOAD_LEASES)
 			load_some_leases(space, &rows);
 		else if (part == LOAD_TICKETS)
 			load_some_tickets(space, &rows);
-		PopActiveSnapshot();
 		MemoryContextSwitchTo(old_context);
 		MemoryContextReset(context);
 		if (part == LOAD_GRANTS)
@@ -856,9 +854,7 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 {
 	if (!lock_table(space, "dlock_queue", AccessShareLock, until))
 		return false;
-	PushActiveSnapshot(GetLatestSnapshot());
 	*has = dlock_rows_have_name(space, key);
-	PopActiveSnapshot();
 	unlock_table(space, "dlock_queue", AccessShareLock);
 	return true;
 }

@@ -110,6 +110,8 @@ extern void dlock_rows_commit(void);
 extern bool dlock_rows_tell_of_lock(const char *database);
 
 /* read.c */
+extern Relation dlock_open_committed(DlockSpace *space, const char *name);
+extern void dlock_close_committed(Relation table);
 extern uint64 dlock_rows_estimate(DlockSpace *space, DlockTable which);
 extern void dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind,
 							uint64 max, DlockStoredRows *rows);
