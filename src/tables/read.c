@@ -116,7 +116,8 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 
 /*
  * Read rows of a table that are committed: those that come behind a number, or 0,
- * and not many more than "max" of them.  Where there is no index for that, they are all that are left.  They take the place of those read before; what they
+ * and not many more than "max" of them.  Where there is no index for that, or it is
+ * locked, they are all that are left.  They take the place of those read before; what they
  * point to is in the current memory context.  Raises 55000 for a row that memory
  * could not trust.
  */
@@ -133,6 +134,9 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 
 	dlock_shape_find(relation, shape, &places);
 	index = dlock_shape_find_index(relation, places.number[0]);
+	/* as somebody may who makes it anew */
+	if (OidIsValid(index) && !ConditionalLockRelationOid(index, AccessShareLock))
+		index = InvalidOid;
 	rows->count = 0;
 	rows->complete = true;
 	/* the first ones could have numbers that are none */
@@ -140,7 +144,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 				Int64GetDatum(behind > 0 ? behind : PG_INT64_MIN));
 	if (OidIsValid(index))
 	{
-		Relation	by_number = index_open(index, AccessShareLock);
+		Relation	by_number = index_open(index, NoLock);
 		SysScanDesc scan = systable_beginscan_ordered(relation, by_number,
 													  GetActiveSnapshot(), 1,
 													  &key);

@@ -10,6 +10,7 @@
 #define DLOCK_TABLES_H
 
 #include "access/htup.h"
+#include "storage/lock.h"
 #include "utils/relcache.h"
 
 #include "shared/shared.h"
@@ -100,7 +101,7 @@ typedef struct DlockImage
 
 /* locked.c */
 extern char *dlock_describe_holders(Oid table, LOCKMODE mode);
-extern bool dlock_is_locked_by(int pid, Oid table, LOCKMODE mode);
+extern bool dlock_is_locked_by(int pid, const LOCKTAG *tag);
 
 /* write.c */
 extern bool dlock_rows_begin(DlockSpace *space);
