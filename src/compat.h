@@ -180,16 +180,17 @@ compat_reindex_relation(Oid table)
 #endif
 
 /*
- * Has this transaction given a relation a new file?
+ * Has this transaction given a relation a new file?  By the first one, which
+ * PostgreSQL keeps in mind also where a later one is rolled back to a savepoint.
  *
  * 16: files are told apart by numbers of their own, and locators
  */
 #if PG_VERSION_NUM >= 160000
 #define COMPAT_HAS_NEW_FILE(relation) \
-	((relation)->rd_newRelfilelocatorSubid != InvalidSubTransactionId)
+	((relation)->rd_firstRelfilelocatorSubid != InvalidSubTransactionId)
 #else
 #define COMPAT_HAS_NEW_FILE(relation) \
-	((relation)->rd_newRelfilenodeSubid != InvalidSubTransactionId)
+	((relation)->rd_firstRelfilenodeSubid != InvalidSubTransactionId)
 #endif
 
 /*

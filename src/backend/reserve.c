@@ -97,6 +97,7 @@ find_column(Relation table, const char *name, Oid type, Oid other_type)
 static void
 find_columns(Relation table, Columns *columns)
 {
+	dlock_check_permanent(table);
 	columns->descriptor = RelationGetDescr(table);
 	columns->prefix = find_column(table, "prefix", TEXTOID, InvalidOid);
 	columns->owner = find_column(table, "owner", NAMEOID, REGROLEOID);
@@ -122,13 +123,16 @@ get_column(HeapTuple row, const Columns *columns, int column)
 }
 
 static void
-read_reservation(HeapTuple row, const Columns *columns,
+read_reservation(Relation table, HeapTuple row, const Columns *columns,
 				 Reservation *reservation)
 {
 	text	   *prefix = DatumGetTextPP(get_column(row, columns, columns->prefix));
 	Datum		owner = get_column(row, columns, columns->owner);
 
-	reservation->length = Min(VARSIZE_ANY_EXHDR(prefix), DLOCK_MAX_NAME);
+	if (VARSIZE_ANY_EXHDR(prefix) == 0 ||
+		VARSIZE_ANY_EXHDR(prefix) > DLOCK_MAX_NAME)
+		dlock_raise_named_row(table, "prefix", prefix, "prefix");
+	reservation->length = VARSIZE_ANY_EXHDR(prefix);
 	memcpy(reservation->prefix, VARDATA_ANY(prefix), reservation->length);
 	if (columns->role)
 	{
@@ -191,7 +195,8 @@ read_reservations(DlockSpace *space)
 		while ((row = systable_getnext(scan)) != NULL)
 		{
 			make_room();
-			read_reservation(row, &columns, &reservations[num_reservations++]);
+			read_reservation(table, row, &columns,
+							 &reservations[num_reservations++]);
 		}
 		systable_endscan(scan);
 		UnregisterSnapshot(snapshot);

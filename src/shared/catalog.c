@@ -74,6 +74,25 @@ dlock_relation(DlockSpace *space, const char *name)
 }
 
 /*
+ * Raises 55000 where a crash would empty a relation of the extension, as one that
+ * somebody has made unlogged.
+ */
+void
+dlock_check_permanent(Relation relation)
+{
+	if (relation->rd_rel->relpersistence == RELPERSISTENCE_PERMANENT)
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("relation \"%s\" of extension \"%s\" is unlogged",
+					RelationGetRelationName(relation), "dlock"),
+			 errdetail("A crash would take away what is kept there, and no standby has it."),
+			 errhint("Use ALTER %s %s SET LOGGED.",
+					 relation->rd_rel->relkind == RELKIND_SEQUENCE ? "SEQUENCE" : "TABLE",
+					 RelationGetRelationName(relation))));
+}
+
+/*
  * Leases need the worker, which does not see an extension whose creation has
  * not been committed.  Raises 55000 where that is so.
  */

@@ -572,14 +572,21 @@ dlock_queue_unpublish(DlockLeaseTicket *ticket)
 
 /*
  * Put a ticket back that was read from the tables, which come in the order of
- * the numbers.  Raises 53200, with nothing changed.
+ * the numbers.  False, with nothing changed, where it would hold the lock beside
+ * holders that exclude it.  Raises 53200, with nothing changed.
  */
-void
+bool
 dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 {
 	DlockLock  *lock = dlock_lock_insert(&ticket->key, ticket->ticket.slots,
 										 ticket->ticket.role);
 
+	if (state != DLOCK_WAITING && lock->holders.length > 0 &&
+		(lock->exclusive > 0 || ticket->ticket.mode == DLOCK_EXCLUSIVE))
+	{
+		dlock_lock_release(lock);
+		return false;
+	}
 	if (state == DLOCK_WAITING)
 		dlock_list_append(&lock->queue, &ticket->ticket.link,
 						  ticket->ticket.self);
@@ -602,6 +609,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	if (state == DLOCK_GRANTED)
 		dlock_count_ticket(&ticket->ticket, DLOCK_COUNT_HELD, 1);
 	dlock_lock_release(lock);
+	return true;
 }
 
 /*

@@ -10,14 +10,18 @@
 #include "shared/lease.h"
 #include "shared/shared.h"
 
-/* Put back a ticket that was read from its table. */
-void
+/*
+ * Put back a ticket that was read from its table; false where it says that it holds
+ * the lock beside those that exclude it.
+ */
+bool
 dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 {
 	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = dlock_space_at(lease->space);
 	DlockState	state = lease->delayed ? DLOCK_ENDING :
 		granted ? DLOCK_GRANTED : DLOCK_WAITING;
+	volatile bool fits = false;
 
 	ticket->ticket.session = 0;
 	ticket->ticket.procno = 0;
@@ -27,7 +31,7 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 	dlock_id_insert(&ticket->record);
 	PG_TRY();
 	{
-		dlock_queue_restore(ticket, state);
+		fits = dlock_queue_restore(ticket, state);
 	}
 	PG_CATCH();
 	{
@@ -37,6 +41,11 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
+	if (!fits)
+	{
+		dlock_id_delete(&ticket->record);
+		return false;
+	}
 
 	/* from here on nothing fails */
 	dlock_record_ref(&ticket->record);
@@ -46,4 +55,5 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 	dlock_lease_ticket_list(lease, ticket, state == DLOCK_ENDING);
 	LWLockRelease(&space->lease_lock);
 	dlock_announcement_restored(&ticket->ticket, granted);
+	return true;
 }

@@ -247,6 +247,7 @@ extern void dlock_contention_reset(DlockSpace *space);
 
 /* catalog.c */
 extern void dlock_check_committed(DlockSpace *space);
+extern void dlock_check_permanent(Relation relation);
 extern Oid	dlock_find_relation(DlockSpace *space, const char *name);
 extern Oid	dlock_relation(DlockSpace *space, const char *name);
 extern char *dlock_role_setting(Oid role, const char *name);
@@ -441,7 +442,7 @@ extern DlockJoined dlock_queue_join_for_lease(DlockSpace *space,
 											  bool nowait, bool adopt);
 extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
 extern void dlock_queue_unpublish(DlockLeaseTicket *ticket);
-extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
+extern bool dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
 extern void dlock_queue_resume(const DlockSpace *space);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
 extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
@@ -731,7 +732,7 @@ extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_ticket_discard(DlockLeaseTicket *ticket);
 
 /* restore.c */
-extern void dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
+extern bool dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
 
 /* journal.c */
 extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);

@@ -113,6 +113,7 @@ open_sequence(DlockSpace *space)
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 				 errmsg("\"%s\" is not a sequence",
 						RelationGetRelationName(sequence))));
+	dlock_check_permanent(sequence);
 	if (COMPAT_HAS_NEW_FILE(sequence))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

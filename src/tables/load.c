@@ -17,6 +17,10 @@
  * where none can be had, or the worker has failed: so he meets the error, or
  * waits for the lock on a table, that it has met, and with his own timeouts.
  *
+ * The tables are locked as by any reader, and then an object of PostgreSQL's lock
+ * manager, that there is one who loads at a time: so whoever has that waits for no
+ * lock any more, and is waited for where deadlocks are found.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
@@ -32,6 +36,7 @@
 #include "storage/lmgr.h"
 #include "storage/lock.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -40,6 +45,7 @@
 #include "utils/wait_event.h"
 
 #include "shared/shared.h"
+#include "tables/shape.h"
 #include "tables/tables.h"
 
 /* So often standbys are asked for an answer, if they take long */
@@ -164,6 +170,17 @@ load_lease(DlockSpace *space, const DlockStored *row, bool check)
 	dlock_record_end_uses(before);
 }
 
+/* What is wrong with the row of a ticket, beside others that were put back */
+static void
+raise_ticket(DlockSpace *space, const DlockStored *row, int column)
+{
+	const DlockShape *shape = &dlock_shapes[DLOCK_TABLE_QUEUE];
+
+	dlock_shape_raise_row(relation_open(dlock_relation(space, shape->name),
+										NoLock),
+						  shape, row, column);
+}
+
 static void
 load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key,
 			bool check)
@@ -177,7 +194,7 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key,
 	memset(&request, 0, offsetof(DlockRequest, key));
 	dlock_key_copy(&request.key, key);
 	request.scope = DLOCK_LEASE;
-	request.mode = dlock_mode_by_name(get_text(row, DLOCK_QUEUE_MODE));
+	(void) dlock_mode_by_name(get_text(row, DLOCK_QUEUE_MODE), &request.mode);
 	request.slots = get_int32(row, DLOCK_QUEUE_SLOTS);
 	request.permits = get_int32(row, DLOCK_QUEUE_PERMITS);
 	request.owner = get_text(row, DLOCK_QUEUE_OWNER);
@@ -194,8 +211,12 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key,
 		request.lease->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
 	}
 	else
+	{
 		request.lease = dlock_lease_restored(space,
 											 get_int64(row, DLOCK_QUEUE_LEASE));
+		if (request.lease && request.lease->single)
+			raise_ticket(space, row, DLOCK_QUEUE_LEASE);
+	}
 
 	/* the worker removes the rows of what ended with its lease */
 	if (request.lease &&
@@ -207,8 +228,9 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key,
 		ticket->ticket.enqueued_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
 		ticket->ticket.granted_at = get_time(row, DLOCK_QUEUE_GRANTED_AT);
 		ticket->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
-		dlock_lease_ticket_restore(ticket,
-								   get_bool(row, DLOCK_QUEUE_GRANTED));
+		if (!dlock_lease_ticket_restore(ticket,
+										get_bool(row, DLOCK_QUEUE_GRANTED)))
+			raise_ticket(space, row, DLOCK_QUEUE_GRANTED);
 	}
 	dlock_record_end_uses(before);
 }
@@ -407,26 +429,40 @@ begin_anew(DlockSpace *space, uint64 until)
  * error, to whoever gets it.
  */
 static void
-tell_of_lock(int level, const char *name, Oid table, LOCKMODE mode)
+tell_of_lock(int level, const char *name, Oid table)
 {
 	ereport(level,
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 			 errmsg("cannot read table \"%s\" of database \"%s\", as it is locked",
 					name, get_database_name(MyDatabaseId)),
 			 errdetail("Process %d needs it to know what was there before the server was started. It is locked by: %s.",
-					   MyProcPid, dlock_describe_holders(table, mode)),
+					   MyProcPid,
+					   dlock_describe_holders(table, AccessShareLock)),
 			 errhint("End that transaction; a prepared one with COMMIT PREPARED or ROLLBACK PREPARED: see the view pg_prepared_xacts.")));
 }
 
-/* Who loads already, and has dlock_queue locked for that?  0: nobody */
+/* The object whose lock keeps others from loading */
+static LOCKTAG
+load_tag(DlockSpace *space)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, dlock_relation(space, "dlock_queue"),
+					   0, 0);
+	return tag;
+}
+
+/* Who loads already, and has the lock for that?  0: nobody */
 static int
 find_loader(DlockSpace *space)
 {
 	int			loader = (int) pg_atomic_read_u32(&space->loader);
+	LOCKTAG		tag;
 
-	return loader != 0 &&
-		dlock_is_locked_by(loader, dlock_relation(space, "dlock_queue"),
-						   ShareUpdateExclusiveLock) ? loader : 0;
+	if (loader == 0)
+		return 0;
+	tag = load_tag(space);
+	return dlock_is_locked_by(loader, &tag) ? loader : 0;
 }
 
 /* It takes a while, and nobody but standbys may have to do anything. */
@@ -452,18 +488,18 @@ is_time_to_tell(DlockSpace *space)
 		pg_atomic_compare_exchange_u64(&space->lock_told_at, &told_at, now);
 }
 
+/* A lock on a table is waited for, or with NULL for its name the one to load. */
 static void
-log_lock(DlockSpace *space, const char *name, Oid table, LOCKMODE mode)
+log_lock(DlockSpace *space, const char *name, const LOCKTAG *tag)
 {
-	int			loader;
+	int			loader = find_loader(space);
 
-	if (!is_time_to_tell(space))
+	if ((loader == 0 && name == NULL) || !is_time_to_tell(space))
 		return;
-	loader = find_loader(space);
 	if (loader != 0)
 		tell_of_loader(loader);
 	else
-		tell_of_lock(LOG, name, table, mode);
+		tell_of_lock(LOG, name, tag->locktag_field2);
 }
 
 /* As where a table's lock is waited for */
@@ -479,32 +515,34 @@ check_lock_timeout(uint64 start, const char *detail)
 }
 
 /*
- * Lock a table, as any statement does: but where a time is set for that, no
- * longer; false then.  Where it takes long, the log is told why.
+ * Take a lock, as any statement does: but where a time is set for that, no longer;
+ * false then.  Where it takes long, the log is told why.
  *
  * A wait without an end is one in PostgreSQL's queue, after a while: there,
  * deadlocks are found.
  */
 static bool
-lock_table(DlockSpace *space, const char *name, LOCKMODE mode, uint64 until)
+take_lock(DlockSpace *space, const char *name, const LOCKTAG *tag,
+		  LOCKMODE mode, uint64 until)
 {
-	Oid			table = dlock_relation(space, name);
 	uint64		start = dlock_monotonic_now();
 	long		pause = 1;
 
-	while (!ConditionalLockRelationOid(table, mode))
+	while (LockAcquire(tag, mode, false, true) == LOCKACQUIRE_NOT_AVAIL)
 	{
 		uint64		now = dlock_monotonic_now();
 
 		if (now >= until)
 			return false;
-		check_lock_timeout(start, _("A table of dlock is locked by another transaction."));
+		check_lock_timeout(start, name ?
+						   _("A table of dlock is locked by another transaction.") :
+						   _("Another process still reads the tables of leases."));
 		if (now - start >= TELL_MS * 1000)
 		{
-			log_lock(space, name, table, mode);
+			log_lock(space, name, tag);
 			if (until == DLOCK_NO_DEADLINE && LockTimeout == 0)
 			{
-				LockRelationOid(table, mode);
+				(void) LockAcquire(tag, mode, false, false);
 				break;
 			}
 		}
@@ -512,18 +550,30 @@ lock_table(DlockSpace *space, const char *name, LOCKMODE mode, uint64 until)
 		InvalidateCatalogSnapshot();
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 pause, PG_WAIT_LOCK | LOCKTAG_RELATION);
+						 pause, PG_WAIT_LOCK | tag->locktag_type);
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 		pause = Min(pause * 2, MAX_LOCK_POLL_MS);
 	}
+	/* as wherever a relation is locked */
+	AcceptInvalidationMessages();
 	return true;
 }
 
-static void
-unlock_table(DlockSpace *space, const char *name, LOCKMODE mode)
+/* Lock a table, as readers do. */
+static bool
+lock_table(DlockSpace *space, const char *name, uint64 until)
 {
-	UnlockRelationOid(dlock_relation(space, name), mode);
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_RELATION(tag, MyDatabaseId, dlock_relation(space, name));
+	return take_lock(space, name, &tag, AccessShareLock, until);
+}
+
+static void
+unlock_table(DlockSpace *space, const char *name)
+{
+	UnlockRelationOid(dlock_relation(space, name), AccessShareLock);
 }
 
 /*
@@ -538,10 +588,10 @@ load_slots(DlockSpace *space, uint64 until)
 		return true;
 	if (OidIsValid(dlock_find_relation(space, "dlock_slots")))
 	{
-		if (!lock_table(space, "dlock_slots", AccessShareLock, until))
+		if (!lock_table(space, "dlock_slots", until))
 			return false;
 		dlock_slots_read(space);
-		unlock_table(space, "dlock_slots", AccessShareLock);
+		unlock_table(space, "dlock_slots");
 	}
 	pg_atomic_write_u32(&space->slots_loaded, 1);
 	return true;
@@ -579,12 +629,10 @@ load_tables(DlockSpace *space, const Patience *patience)
 		int			part = space->loading.part;
 
 		CHECK_FOR_INTERRUPTS();
-		PushActiveSnapshot(GetLatestSnapshot());
 		if (part == LOAD_LEASES)
 			load_some_leases(space, &rows);
 		else if (part == LOAD_TICKETS)
 			load_some_tickets(space, &rows);
-		PopActiveSnapshot();
 		MemoryContextSwitchTo(old_context);
 		MemoryContextReset(context);
 		if (part == LOAD_GRANTS)
@@ -608,6 +656,30 @@ load_tables(DlockSpace *space, const Patience *patience)
 	return done;
 }
 
+/* The same for tables that others may be about to load, too */
+static bool
+load_alone(DlockSpace *space, const Patience *patience)
+{
+	LOCKTAG		tag = load_tag(space);
+	volatile bool done = false;
+
+	if (!take_lock(space, NULL, &tag, ExclusiveLock, patience->locks))
+		return false;
+	dlock_remove_unused_spaces(&space->key);
+	pg_atomic_write_u32(&space->loader, (uint32) MyProcPid);
+	PG_TRY();
+	{
+		done = load_tables(space, patience);
+	}
+	PG_FINALLY();
+	{
+		pg_atomic_write_u32(&space->loader, 0);
+	}
+	PG_END_TRY();
+	(void) LockRelease(&tag, ExclusiveLock, false);
+	return done;
+}
+
 /*
  * Put back what the tables keep, unless somebody has.  False where the time was
  * too short: but for locks that could not be had, there is less left to do then.
@@ -615,31 +687,17 @@ load_tables(DlockSpace *space, const Patience *patience)
 static bool
 load(DlockSpace *space, const Patience *patience)
 {
-	volatile bool done = false;
+	bool		done = false;
 
-	if (!load_slots(space, patience->locks))
+	if (!load_slots(space, patience->locks) ||
+		!lock_table(space, "dlock_queue", patience->locks))
 		return false;
-	/* excludes itself, and so there is one who loads at a time */
-	if (!lock_table(space, "dlock_queue", ShareUpdateExclusiveLock,
-					patience->locks))
-		return false;
-	if (lock_table(space, "dlock_queue_lease", AccessShareLock,
-				   patience->locks))
+	if (lock_table(space, "dlock_queue_lease", patience->locks))
 	{
-		dlock_remove_unused_spaces(&space->key);
-		pg_atomic_write_u32(&space->loader, (uint32) MyProcPid);
-		PG_TRY();
-		{
-			done = load_tables(space, patience);
-		}
-		PG_FINALLY();
-		{
-			pg_atomic_write_u32(&space->loader, 0);
-		}
-		PG_END_TRY();
-		unlock_table(space, "dlock_queue_lease", AccessShareLock);
+		done = load_alone(space, patience);
+		unlock_table(space, "dlock_queue_lease");
 	}
-	unlock_table(space, "dlock_queue", ShareUpdateExclusiveLock);
+	unlock_table(space, "dlock_queue");
 	if (done && space->leases.length > 0)
 		(void) dlock_worker_wake(space);
 	return done;
@@ -647,15 +705,15 @@ load(DlockSpace *space, const Patience *patience)
 
 /* Raise an error if a table cannot be locked now. */
 static void
-check_lockable(DlockSpace *space, const char *name, LOCKMODE mode)
+check_lockable(DlockSpace *space, const char *name)
 {
 	Oid			table = dlock_find_relation(space, name);
 
 	if (!OidIsValid(table))
 		return;
-	if (!ConditionalLockRelationOid(table, mode))
-		tell_of_lock(ERROR, name, table, mode);
-	UnlockRelationOid(table, mode);
+	if (!ConditionalLockRelationOid(table, AccessShareLock))
+		tell_of_lock(ERROR, name, table);
+	UnlockRelationOid(table, AccessShareLock);
 }
 
 /*
@@ -685,9 +743,9 @@ dlock_load(DlockSpace *space)
 				tell_of_loader(loader);
 			continue;
 		}
-		check_lockable(space, "dlock_slots", AccessShareLock);
-		check_lockable(space, "dlock_queue", ShareUpdateExclusiveLock);
-		check_lockable(space, "dlock_queue_lease", AccessShareLock);
+		check_lockable(space, "dlock_slots");
+		check_lockable(space, "dlock_queue");
+		check_lockable(space, "dlock_queue_lease");
 	}
 }
 
@@ -837,12 +895,10 @@ dlock_loaded_space(void)
 static bool
 look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 {
-	if (!lock_table(space, "dlock_queue", AccessShareLock, until))
+	if (!lock_table(space, "dlock_queue", until))
 		return false;
-	PushActiveSnapshot(GetLatestSnapshot());
 	*has = dlock_rows_have_name(space, key);
-	PopActiveSnapshot();
-	unlock_table(space, "dlock_queue", AccessShareLock);
+	unlock_table(space, "dlock_queue");
 	return true;
 }
 

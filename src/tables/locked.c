@@ -36,9 +36,9 @@ is_on(const LockInstanceData *lock, Oid table)
 		lock->locktag.locktag_field2 == table;
 }
 
-/* Has this process a table locked, in that mode? */
+/* Has this process got that lock? */
 bool
-dlock_is_locked_by(int pid, Oid table, LOCKMODE mode)
+dlock_is_locked_by(int pid, const LOCKTAG *tag)
 {
 	LockData   *locks = GetLockStatusData();
 	bool		result = false;
@@ -47,8 +47,8 @@ dlock_is_locked_by(int pid, Oid table, LOCKMODE mode)
 	{
 		const LockInstanceData *lock = &locks->locks[i];
 
-		result = is_on(lock, table) && lock->pid == pid &&
-			(lock->holdMask & LOCKBIT_ON(mode));
+		result = memcmp(&lock->locktag, tag, sizeof(LOCKTAG)) == 0 &&
+			lock->pid == pid && lock->holdMask != 0;
 	}
 	/* it may be asked again and again, within one transaction */
 	pfree(locks->locks);

@@ -81,6 +81,7 @@ dlock_execute_as_owner(DlockSpace *space, const char *name,
 	SPIPlanPtr	plan;
 	bool		is_null;
 
+	dlock_check_permanent(table);
 	/* should an error come, PostgreSQL itself changes back */
 	GetUserIdAndSecContext(&user, &context);
 	SetUserIdAndSecContext(table->rd_rel->relowner,

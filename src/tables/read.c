@@ -10,6 +10,7 @@
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/heaptoast.h"
 #include "access/htup_details.h"
 #include "access/relation.h"
 #include "access/tableam.h"
@@ -38,7 +39,45 @@ compare_numbers(const void *a, const void *b)
 	return number_a < number_b ? -1 : number_a > number_b ? 1 : 0;
 }
 
-/* Make room for one more row, and take it. */
+/*
+ * Open a table of dlock's to put what it keeps into shared memory, with a snapshot
+ * that is active until the table is closed again.
+ *
+ * It sees what is committed, and nothing that this transaction has done: that can
+ * be rolled back, and memory is for all.  Where this transaction may have given
+ * the table another file, or other columns, or an index that lacks what it has
+ * removed, it cannot see what is committed.  All that takes a lock which keeps
+ * writers out, and so we need not wait for anybody else who does it.  What is new
+ * in this transaction, as the extension is, has nothing that is committed.
+ */
+Relation
+dlock_open_committed(DlockSpace *space, const char *name)
+{
+	Relation	table = relation_open(dlock_relation(space, name),
+									  AccessShareLock);
+
+	if (table->rd_createSubid == InvalidSubTransactionId &&
+		CheckRelationLockedByMe(table, ShareLock, true))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot read table \"%s\" in a transaction that has changed or locked it",
+						RelationGetRelationName(table)),
+				 errdetail("What it kept before is still to be read, since the server was started."),
+				 errhint("Commit first, or roll back.")));
+	PushActiveSnapshot(GetLatestSnapshot());
+	/* a copy; so it sees nothing that any command of ours has done */
+	GetActiveSnapshot()->curcid = FirstCommandId;
+	return table;
+}
+
+void
+dlock_close_committed(Relation table)
+{
+	PopActiveSnapshot();
+	relation_close(table, AccessShareLock);
+}
+
+/* Make room for one more row, and take it, with all that it has elsewhere. */
 static void
 append_row(Relation relation, const DlockShape *shape, const DlockPlaces *places,
 		   HeapTuple tuple, DlockStoredRows *rows)
@@ -52,8 +91,12 @@ append_row(Relation relation, const DlockShape *shape, const DlockPlaces *places
 								   rows->room * sizeof(DlockStored));
 	}
 	row = &rows->rows[rows->count++];
-	dlock_shape_take_row(relation, shape, places, heap_copytuple(tuple), row);
+	tuple = HeapTupleHasExternal(tuple) ?
+		toast_flatten_tuple(tuple, RelationGetDescr(relation)) :
+		heap_copytuple(tuple);
+	dlock_shape_take_row(relation, shape, places, tuple, row);
 	row->is_foreign = dlock_shape_is_foreign(shape, row);
+	dlock_shape_check_row(relation, shape, row);
 }
 
 /* About how many rows a table has, as the planner would have it */
@@ -72,18 +115,18 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 }
 
 /*
- * Read rows of a table, with the active snapshot: those that come behind a
- * number, and not many more than "max" of them.  Where there is no index for
- * that, they are all that are left.  They take the place of those read before;
- * what they point to is in the current memory context.
+ * Read rows of a table that are committed: those that come behind a number, or 0,
+ * and not many more than "max" of them.  Where there is no index for that, or it is
+ * locked, they are all that are left.  They take the place of those read before; what they
+ * point to is in the current memory context.  Raises 55000 for a row that memory
+ * could not trust.
  */
 void
 dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 				DlockStoredRows *rows)
 {
 	const DlockShape *shape = &dlock_shapes[which];
-	Relation	relation = relation_open(dlock_relation(space, shape->name),
-										 AccessShareLock);
+	Relation	relation = dlock_open_committed(space, shape->name);
 	DlockPlaces places;
 	Oid			index;
 	ScanKeyData key;
@@ -91,13 +134,17 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 
 	dlock_shape_find(relation, shape, &places);
 	index = dlock_shape_find_index(relation, places.number[0]);
+	/* as somebody may who makes it anew */
+	if (OidIsValid(index) && !ConditionalLockRelationOid(index, AccessShareLock))
+		index = InvalidOid;
 	rows->count = 0;
 	rows->complete = true;
+	/* the first ones could have numbers that are none */
 	ScanKeyInit(&key, places.number[0], BTGreaterStrategyNumber, F_INT8GT,
-				Int64GetDatum(behind));
+				Int64GetDatum(behind > 0 ? behind : PG_INT64_MIN));
 	if (OidIsValid(index))
 	{
-		Relation	by_number = index_open(index, AccessShareLock);
+		Relation	by_number = index_open(index, NoLock);
 		SysScanDesc scan = systable_beginscan_ordered(relation, by_number,
 													  GetActiveSnapshot(), 1,
 													  &key);
@@ -125,7 +172,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 		systable_endscan(scan);
 		qsort(rows->rows, rows->count, sizeof(DlockStored), compare_numbers);
 	}
-	relation_close(relation, AccessShareLock);
+	dlock_close_committed(relation);
 }
 
 /*
@@ -164,15 +211,14 @@ lock_name_index(Relation relation, AttrNumber name)
 }
 
 /*
- * Does a lease of this system and database have something under this name, by
- * the active snapshot?
+ * Does a lease of this system and database have something under this name, as is
+ * committed?
  */
 bool
 dlock_rows_have_name(DlockSpace *space, const DlockKey *key)
 {
 	const DlockShape *shape = &dlock_shapes[DLOCK_TABLE_QUEUE];
-	Relation	relation = relation_open(dlock_relation(space, shape->name),
-										 AccessShareLock);
+	Relation	relation = dlock_open_committed(space, shape->name);
 	DlockPlaces places;
 	Oid			index;
 	ScanKeyData scan_key;
@@ -199,6 +245,6 @@ dlock_rows_have_name(DlockSpace *space, const DlockKey *key)
 	systable_endscan(scan);
 	if (OidIsValid(index))
 		UnlockRelationOid(index, AccessShareLock);
-	relation_close(relation, AccessShareLock);
+	dlock_close_committed(relation);
 	return found;
 }

@@ -2,7 +2,7 @@
  *
  * shape.h
  *	  The columns of the tables of leases, for the files that read or write
- *	  them: shape.c, write.c, read.c and vacuum.c.
+ *	  them: shape.c, load.c, write.c, read.c and vacuum.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -30,6 +30,7 @@ typedef struct DlockColumn
 	const char *name;
 	Oid			type;
 	DlockNeed	needed;
+	bool		(*is_valid) (Datum value);	/* NULL: any value is */
 } DlockColumn;
 
 /* A table as it must be; its first column is the number of a row */
@@ -57,6 +58,10 @@ extern void dlock_shape_find(Relation relation, const DlockShape *shape,
 extern void dlock_shape_take_row(Relation relation, const DlockShape *shape,
 								 const DlockPlaces *places, HeapTuple tuple,
 								 DlockStored *row);
+extern void dlock_shape_raise_row(Relation relation, const DlockShape *shape,
+								  const DlockStored *row, int column);
+extern void dlock_shape_check_row(Relation relation, const DlockShape *shape,
+								  const DlockStored *row);
 extern bool dlock_shape_is_foreign(const DlockShape *shape,
 								   const DlockStored *row);
 extern bool dlock_shape_is_other(const DlockShape *shape,

@@ -10,7 +10,6 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
-#include "access/table.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
@@ -35,10 +34,14 @@ find_column(Relation table, const char *name, Oid type)
 	return column;
 }
 
-/* Find the columns of the table.  Raises 55000 where one is not as it must be. */
+/*
+ * Find the columns of the table.  Raises 55000 where one is not as it must be, and
+ * where the table does not outlive a crash.
+ */
 void
 dlock_slots_find_columns(Relation table, DlockSlotsColumns *columns)
 {
+	dlock_check_permanent(table);
 	columns->name = find_column(table, "name", TEXTOID);
 	columns->slots = find_column(table, "slots", INT4OID);
 }
@@ -59,42 +62,32 @@ dlock_slots_take_row(DlockSpace *space, Relation table,
 	Datum		slots = heap_getattr(row, columns->slots, descriptor, &no_slots);
 	text	   *name = no_name ? NULL : DatumGetTextPP(value);
 
-	if (name == NULL || VARSIZE_ANY_EXHDR(name) == 0 ||
-		VARSIZE_ANY_EXHDR(name) > DLOCK_MAX_NAME || no_slots ||
-		DatumGetInt32(slots) < 1)
-		dlock_shape_raise_changed(table,
-								  _("A row has no lock name, or no slots."));
+	if (name == NULL)
+		dlock_shape_raise_changed(table, _("A row has a null in column \"name\"."));
+	if (VARSIZE_ANY_EXHDR(name) == 0 ||
+		VARSIZE_ANY_EXHDR(name) > DLOCK_MAX_NAME)
+		dlock_raise_named_row(table, "name", name, "name");
+	if (no_slots || DatumGetInt32(slots) < 1)
+		dlock_raise_named_row(table, "name", name, "slots");
 	dlock_key_fill(key, space, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
 	return DatumGetInt32(slots);
 }
 
 /*
- * Put what the table says into shared memory: what is committed, and not what this
- * transaction has written, which it may roll back.  An error leaves some of it
- * there, as it is right, and the next one reads all.
+ * Put what the table says into shared memory.  An error leaves some of it there, as
+ * it is right, and the next one reads all.
  */
 void
 dlock_slots_read(DlockSpace *space)
 {
-	Relation	table = table_open(dlock_relation(space, "dlock_slots"),
-								   AccessShareLock);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Relation	table = dlock_open_committed(space, "dlock_slots");
 	DlockSlotsColumns columns;
 	SysScanDesc scan;
 	HeapTuple	row;
 
-	/* what is committed is in a file that we do not see any more */
-	if (COMPAT_HAS_NEW_FILE(table))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("cannot read table \"%s\" in a transaction that has emptied or rewritten it",
-						RelationGetRelationName(table)),
-				 errdetail("The slots of locks that it has set before are still to be read, since the server was started."),
-				 errhint("Commit first.")));
 	dlock_slots_find_columns(table, &columns);
-	/* a copy; so it sees nothing that any command of ours has done */
-	snapshot->curcid = FirstCommandId;
-	scan = systable_beginscan(table, InvalidOid, false, snapshot, 0, NULL);
+	scan = systable_beginscan(table, InvalidOid, false, GetActiveSnapshot(), 0,
+							  NULL);
 	while ((row = systable_getnext(scan)) != NULL)
 	{
 		DlockKey	key;
@@ -105,6 +98,5 @@ dlock_slots_read(DlockSpace *space)
 		dlock_queue_load_slots(space, &key, slots, table->rd_rel->relowner);
 	}
 	systable_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	table_close(table, AccessShareLock);
+	dlock_close_committed(table);
 }

@@ -10,6 +10,7 @@
 #define DLOCK_TABLES_H
 
 #include "access/htup.h"
+#include "storage/lock.h"
 #include "utils/relcache.h"
 
 #include "shared/shared.h"
@@ -100,7 +101,7 @@ typedef struct DlockImage
 
 /* locked.c */
 extern char *dlock_describe_holders(Oid table, LOCKMODE mode);
-extern bool dlock_is_locked_by(int pid, Oid table, LOCKMODE mode);
+extern bool dlock_is_locked_by(int pid, const LOCKTAG *tag);
 
 /* write.c */
 extern bool dlock_rows_begin(DlockSpace *space);
@@ -110,12 +111,16 @@ extern void dlock_rows_commit(void);
 extern bool dlock_rows_tell_of_lock(const char *database);
 
 /* read.c */
+extern Relation dlock_open_committed(DlockSpace *space, const char *name);
+extern void dlock_close_committed(Relation table);
 extern uint64 dlock_rows_estimate(DlockSpace *space, DlockTable which);
 extern void dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind,
 							uint64 max, DlockStoredRows *rows);
 extern bool dlock_rows_have_name(DlockSpace *space, const DlockKey *key);
 
 /* shape.c */
+extern void dlock_raise_named_row(Relation relation, const char *key,
+								  const text *name, const char *column);
 extern void dlock_rows_check(DlockSpace *space);
 
 /* vacuum.c */
@@ -146,7 +151,7 @@ extern bool dlock_load_name(DlockSpace *space, const DlockKey *key,
 /* value.c */
 extern const char *dlock_mode_name(DlockMode mode);
 extern const char *dlock_scope_name(DlockScope scope);
-extern DlockMode dlock_mode_by_name(const char *name);
+extern bool dlock_mode_by_name(const char *name, DlockMode *mode);
 extern Datum dlock_interval_datum(int64 microseconds);
 
 /* owner.c */

@@ -41,15 +41,17 @@ dlock_scope_name(DlockScope scope)
 	return scope_names[scope];
 }
 
-DlockMode
-dlock_mode_by_name(const char *name)
+/* False where no mode has that name. */
+bool
+dlock_mode_by_name(const char *name, DlockMode *mode)
 {
-	for (int mode = 0; mode < (int) lengthof(mode_names); mode++)
+	for (int i = 0; i < (int) lengthof(mode_names); i++)
 	{
-		if (strcmp(mode_names[mode], name) == 0)
-			return (DlockMode) mode;
+		*mode = (DlockMode) i;
+		if (strcmp(mode_names[i], name) == 0)
+			return true;
 	}
-	elog(ERROR, "unknown mode \"%s\" of a lock", name);
+	return false;
 }
 
 /* Microseconds as an interval */

@@ -49,13 +49,14 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	{
 		DlockLeaseTicket *ticket = dlock_record_ticket(record);
 		DlockLease *lease = dlock_lease_of(ticket);
+		DlockState	state = dlock_state_of(ticket);
 
 		image->ttl = lease->single ? dlock_lease_row_ttl(lease) : 0;
 
-		image->inherits = ticket->heir &&
-			dlock_state_of(ticket) == DLOCK_WAITING;
-		image->granted = image->inherits ||
-			dlock_state_of(ticket) != DLOCK_WAITING;
+		image->inherits = ticket->heir && state == DLOCK_WAITING;
+		/* it may be LEAVING since it was found not to be over */
+		image->granted = image->inherits || state == DLOCK_GRANTED ||
+			state == DLOCK_ENDING;
 		image->mode = ticket->lowers ? DLOCK_SHARED : ticket->ticket.mode;
 		image->shares = !image->over && ticket->lowers &&
 			ticket->ticket.mode == DLOCK_EXCLUSIVE;

@@ -292,7 +292,7 @@ $admin = session($standby);
 # written does not count
 $admin->query('BEGIN; TRUNCATE dlock_slots');
 like($admin->query("SELECT dlock_try_acquire('session', slots => 9)"),
-	qr/55000.*emptied or rewritten/, 'not where they are gone for nobody else');
+	qr/55000.*changed or locked/, 'not where they are gone for nobody else');
 $admin->query('ROLLBACK');
 $admin->query("BEGIN; UPDATE dlock_slots SET slots = 1 WHERE name = 'session'; "
 	  . "UPDATE dlock_slots SET slots = 5 WHERE name = 'jobs'");

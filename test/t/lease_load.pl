@@ -10,7 +10,9 @@
 # has locked them; an attempt that begins with the first row again; what was
 # put back by an attempt that failed, and is put back once more, or runs out
 # before the next one; a lock that is free after the start, and stays closed; a
-# row that is not there, where one is to be removed; a column too many.
+# row that is not there, where one is to be removed; a column too many; what the
+# caller has done to a table himself, and can roll back; a row that dlock cannot have
+# written; a lock that VACUUM takes, too.
 
 use strict;
 use warnings FATAL => 'all';
@@ -59,8 +61,7 @@ my $tickets = q{SELECT string_agg(format('%s %s %s', name, ticket, granted), '|'
 # Two first calls at one time: the one reads, the other one waits for that.
 #
 connect_again();
-$admin->query(
-	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
 $client->start("SELECT dlock_try_acquire('held') IS NULL; $tickets");
 $other->start($tickets);
 until_waits_for($_, 'Lock') foreach $client, $other;
@@ -152,7 +153,7 @@ $admin->query(
 	"UPDATE dlock_queue SET ttl = '$ttl s' WHERE ticket = $second");
 $admin->query("UPDATE dlock_queue SET mode = 'none' WHERE ticket = $behind");
 like($client->query("SELECT dlock_check('half', $second)"),
-	qr/unknown mode/, 'a first call fails');
+	qr/55000: .*has not written/, 'a first call fails');
 my $later = $admin->query("SELECT clock_timestamp() + '$ttl s'");
 $admin->wait_for("SELECT clock_timestamp() > '$later'");
 $admin->query(
@@ -163,6 +164,186 @@ is( $client->query(
 	'a waiter is granted the lock, however late the second call comes');
 is($client->query("SELECT dlock_release_ticket($behind)"),
 	't', 'and what comes behind it is there');
+
+#
+# Who vacuums a table, or makes an index, also anew, is in nobody's way.
+#
+connect_again();
+$admin->query('BEGIN');
+$admin->query("LOCK TABLE $_ IN SHARE UPDATE EXCLUSIVE MODE")
+  foreach qw(dlock_queue dlock_queue_lease dlock_slots);
+$admin->query("REINDEX INDEX $_")
+  foreach qw(dlock_queue_pkey dlock_queue_lease_pkey dlock_queue_name);
+$client->query("SET lock_timeout = '10s'");
+is($client->query($tickets), "held $queued t", 'all is read beside a VACUUM and a REINDEX');
+$admin->query('ROLLBACK');
+$client->query('RESET lock_timeout');
+
+#
+# What a transaction has done to the tables itself, and can roll back, is nothing
+# that it puts back: neither as it loads, nor where it asks for one name.
+#
+$client->query("SELECT dlock_lease_acquire('one', $lease)");
+my $other_one = $client->query("SELECT dlock_ttl_acquire('other', '1h')");
+my $both = qr/^held \d+ t\|one \d+ t\|other \d+ t$/;
+like($client->query($tickets), $both, 'two more locks');
+my $changed = qr/55000: cannot read table "dlock_queue(_lease)?" in a transaction that has changed or locked it/;
+foreach my $change (
+	'TRUNCATE dlock_queue',
+	'TRUNCATE dlock_queue_lease',
+	'SAVEPOINT s; TRUNCATE dlock_queue; RELEASE s',
+	'TRUNCATE dlock_queue; SAVEPOINT s; TRUNCATE dlock_queue; ROLLBACK TO s',
+	'ALTER TABLE dlock_queue ALTER ttl TYPE interval USING NULL',
+	'ALTER TABLE dlock_queue DROP ttl, ADD ttl interval',
+	'DELETE FROM dlock_queue; CREATE INDEX ON dlock_queue (name)')
+{
+	connect_again();
+	$client->query("BEGIN; $change; SAVEPOINT before");
+	like($client->query($tickets), $changed, "$change: the caller cannot load");
+	$client->query('ROLLBACK TO before');
+	like($client->query("SELECT dlock_try_acquire('other')"),
+		qr/$changed|^$/, 'nor have what it cannot see');
+	$client->query('ROLLBACK');
+	like($other->query($tickets), $both, 'all is there');
+}
+foreach my $change (
+	'DELETE FROM dlock_queue; DELETE FROM dlock_queue_lease',
+	"SAVEPOINT s; UPDATE dlock_queue SET name = 'none'; RELEASE s",
+	'UPDATE dlock_queue SET granted = false',
+	'INSERT INTO dlock_queue SELECT ticket + 1000000, $$more$$, lease, granted, mode, slots, '
+	. 'permits, owner, info, channel, role, role_name, enqueued_at, granted_at, ttl, '
+	. 'durability, system, database FROM dlock_queue',
+	'TRUNCATE dlock_queue; ROLLBACK TO first')
+{
+	connect_again();
+	$client->query("BEGIN; SAVEPOINT first; $change");
+	is($client->query("SELECT dlock_try_acquire('other') IS NULL"),
+		't', "$change: it is held");
+	like($client->query($tickets), $both, 'as it was before');
+	$client->query('ROLLBACK');
+	like($other->query($tickets), $both, 'and is behind');
+}
+connect_again();
+$admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
+$client->query('BEGIN; DELETE FROM dlock_queue');
+is($client->query("SELECT dlock_try_acquire('other') IS NULL"),
+	't', 'it is held, too, where only its name is asked for');
+$_->query('ROLLBACK') foreach $client, $admin;
+
+#
+# A row that dlock has not written is named, also by the worker, and nothing of it
+# goes into memory; when it is as it was, all is there.
+#
+$client->query("SELECT dlock_release_ticket($other_one)");
+my $semaphore = $client->query(
+	"SELECT dlock_ttl_acquire('semaphore', '1h', slots => 3, permits => 2)");
+connect_again();
+$admin->query("CREATE TABLE saved AS SELECT * FROM dlock_queue WHERE ticket = $semaphore;"
+	. "CREATE TABLE saved_lease AS SELECT * FROM dlock_queue_lease WHERE lease = $lease");
+
+# What it is instead, in one step: the worker tries again now and then
+sub is_refused
+{
+	my ($table, $saved, $key, $number, $column, $value) = @_;
+	my $shown = $column eq $key ? qr/-?\d+/ : $number;
+
+	$admin->query("BEGIN; DELETE FROM $table WHERE $key IN (SELECT $key FROM $saved) "
+		  . "OR $key < 1 OR $key > (1::bigint << 53) - 1;"
+		  . "INSERT INTO $table SELECT * FROM $saved;"
+		  . "UPDATE $table SET $column = $value WHERE $key = $number; COMMIT");
+	return like($client->query($tickets) =~ s/\n/ /gr,
+		qr/55000: table "$table" has a row .* not written DETAIL:  Column "$column" .* row of $key $shown\./,
+		"$table: $column = $value");
+}
+is_refused('dlock_queue_lease', 'saved_lease', 'lease', $lease, @$_) foreach (
+	[ 'lease', '-1' ],
+	[ 'lease', '0' ],
+	[ 'lease', '1::bigint << 53' ],
+	[ 'ttl', q{'1 mon'} ],
+	[ 'ttl', q{'1 day'} ],
+	[ 'ttl', q{'0'} ],
+	[ 'ttl', q{'-1h'} ],
+	[ 'ttl', q{'600000000h'} ],
+	[ 'delay', q{'1 year'} ],
+	[ 'delay', q{'-1s'} ],
+	[ 'info', q{repeat('x', 1025)} ],
+	[ 'opened_at', q{'infinity'} ],
+	[ 'durability', '-1' ],
+	[ 'durability', '99' ]);
+$admin->query("BEGIN; DELETE FROM dlock_queue_lease WHERE lease = $lease;"
+	. 'INSERT INTO dlock_queue_lease SELECT * FROM saved_lease;'
+	. "UPDATE dlock_queue SET name = repeat('x', 256) WHERE ticket = $semaphore; COMMIT");
+is_refused('dlock_queue', 'saved', 'ticket', $semaphore, @$_) foreach (
+	[ 'name', q{repeat('x', 256)} ],
+	[ 'name', q{repeat('x', 100000)} ],
+	[ 'name', q{''} ],
+	[ 'mode', q{'none'} ],
+	[ 'mode', q{repeat('x', 1000000)} ],
+	[ 'slots', 'NULL' ],
+	[ 'slots', '0' ],
+	[ 'permits', '0' ],
+	[ 'permits', '4' ],
+	[ 'owner', q{repeat('x', 1025)} ],
+	[ 'info', q{repeat('x', 1025)} ],
+	[ 'channel', q{''} ],
+	[ 'channel', q{repeat('x', 64)} ],
+	[ 'enqueued_at', q{'-infinity'} ],
+	[ 'granted_at', q{'infinity'} ],
+	[ 'ttl', q{'1 mon'} ],
+	[ 'ttl', q{'0'} ],
+	[ 'durability', '5' ]);
+$begin = -s $node->logfile;
+$admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
+$client->start($tickets);
+$worker = worker($other);
+$admin->query('COMMIT');
+like($client->answer, qr/has not written/, 'who waits for the worker');
+poll(
+	'the worker has told',
+	sub {
+		slurp_file($node->logfile, $begin) =~ /\[$worker\] ERROR:  table "dlock_queue" has a row .*\n.*DETAIL.*\n.*HINT.*\n.*CONTEXT:  reading the tables of leases/;
+	});
+is(worker($other), $worker, 'and lives on');
+unlike(slurp_file($node->logfile), qr/terminated by signal/, 'and nobody died');
+
+# Two that exclude each other
+my $columns = $admin->query(q{SELECT string_agg(attname, ', ' ORDER BY attnum)
+	FROM pg_attribute WHERE attrelid = 'dlock_queue'::regclass AND attnum > 0
+		AND NOT attisdropped AND attname <> 'ticket'});
+sub twice
+{
+	my ($set) = @_;
+
+	return $admin->query("BEGIN; DELETE FROM dlock_queue WHERE ticket >= $semaphore;"
+		  . 'INSERT INTO dlock_queue SELECT * FROM saved;'
+		  . "UPDATE dlock_queue SET mode = 'exclusive', slots = NULL, permits = 1 "
+		  . "WHERE ticket = $semaphore;"
+		  . "INSERT INTO dlock_queue (ticket, $columns) SELECT ticket + 1, $columns "
+		  . "FROM dlock_queue WHERE ticket = $semaphore;"
+		  . "UPDATE dlock_queue SET $set WHERE ticket = $semaphore + 1; COMMIT");
+}
+foreach my $mode (q{mode = 'exclusive'}, q{mode = 'shared'},
+	q{mode = 'slots', slots = 2})
+{
+	twice($mode);
+	like($client->query($tickets) =~ s/\n/ /gr,
+		qr/55000: .*Column "granted" .* row of ticket ${\($semaphore + 1)}\./,
+		"two hold it, one of them by $mode");
+}
+twice("name = 'another', ttl = NULL, lease = $semaphore");
+like($client->query($tickets) =~ s/\n/ /gr,
+	qr/55000: .*Column "lease" .* row of ticket ${\($semaphore + 1)}\./,
+	q{a ticket of another one's own lease});
+$admin->query("DELETE FROM dlock_queue WHERE ticket = $semaphore + 1");
+like(
+	$client->query($tickets),
+	qr/^held $queued t\|one \d+ t\|semaphore $semaphore t$/,
+	'all is there when nothing of that is left');
+$client->query(q{SELECT dlock_release_ticket(ticket)
+	FROM dlock_locks WHERE name IN ('one', 'semaphore')});
+is_now($admin, "SELECT count(*) FROM dlock_queue WHERE ticket <> $queued",
+	'0', 'and can be released');
+$admin->query('DROP TABLE saved, saved_lease');
 
 #
 # A lease's row is gone: so are its tickets.
@@ -228,8 +409,7 @@ is( $client->query(
 my $all = "SELECT dlock_renew($few), count(*) FROM dlock_locks "
   . "WHERE name LIKE 'many %'";
 connect_again();
-$admin->query(
-	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
 $client->query("SET statement_timeout = '100ms'");
 like($client->query("SELECT dlock_renew($few)"),
 	qr/57014/, 'a first call has no time to wait');
@@ -267,8 +447,7 @@ is($client->answer, '1500|1500', 'all is there when it has gone on');
 is(worker($admin), $worker, 'which is the same worker');
 
 connect_again();
-$admin->query(
-	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
 $client->start($all);
 until_waits_for($client, 'Lock');
 $admin->query('COMMIT');
@@ -279,8 +458,7 @@ is($client->answer, '1500|1500', 'a lock in the way is waited for');
 # what one has is not.
 #
 connect_again();
-$admin->query(
-	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
 my $fence = $client->query("SELECT dlock_try_acquire('free')");
 like($fence, qr/^\d+$/, 'a lock that no lease has is acquired at once');
 is( $client->query(
@@ -381,8 +559,7 @@ is($client->query($all), '1500|1500', 'and all the rest');
 
 # The worker dies at it.
 connect_again();
-$admin->query(
-	'BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+$admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
 $client->start($all);
 $worker = worker($other);
 stop_process($worker);
@@ -410,9 +587,9 @@ sub spoil
 		"UPDATE dlock_queue SET mode = '$mode' WHERE ticket = $numbers[$index]");
 }
 spoil(1000, 'none');
-like($client->query($all), qr/unknown mode/, 'an attempt fails');
+like($client->query($all), qr/55000: .*has not written/, 'an attempt fails');
 spoil(500, 'none');
-like($client->query($all), qr/unknown mode/, 'and the next one');
+like($client->query($all), qr/55000: .*has not written/, 'and the next one');
 spoil(1000, 'exclusive');
 is($client->query($all), '1500|1500',
 	'which does not read again what has been put back');
@@ -446,7 +623,7 @@ $client->query('CREATE DATABASE gone');
 	$_->quit foreach $one, $two;
 	connect_again();
 	($one, $two) = map { session($node, 'gone') } 1 .. 2;
-	$one->query('BEGIN; LOCK TABLE dlock_queue IN SHARE UPDATE EXCLUSIVE MODE');
+	$one->query('BEGIN; LOCK TABLE dlock_queue_lease');
 	$two->query("SET statement_timeout = '100ms'");
 	like($two->query("SELECT dlock_renew($open)"),
 		qr/57014/, 'the load has begun');

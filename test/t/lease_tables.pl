@@ -3,7 +3,8 @@
 #
 # What would break it: reading by other rights than writing, so that a restart
 # brings out what nobody had noticed before; a column that is taken for what
-# stood in its place once; or one that has been added, and gets no value.
+# stood in its place once; or one that has been added, and gets no value; a table
+# that a crash empties.
 
 use strict;
 use warnings FATAL => 'all';
@@ -171,6 +172,37 @@ ask('ALTER TABLE dlock_queue DROP CONSTRAINT dlock_queue_pkey;'
 works('another key');
 ask('ALTER TABLE dlock_queue DROP CONSTRAINT dlock_queue_pkey');
 works('no key');
+
+# What a crash would empty is not relied on, until it is logged again.
+my %uses = (
+	'dlock_queue' => "SELECT dlock_ttl_acquire('x', '1h')",
+	'dlock_queue_lease' => "SELECT dlock_lease_open('1h')",
+	'dlock_slots' => "SELECT dlock_set_slots('x', 2)",
+	'dlock_versions' => "SELECT dlock_version_of('x')",
+	'dlock_reservations' => "SELECT dlock_try_acquire('x')",
+	'dlock_ticket_seq' => 'SELECT dlock_advance_ticket(1)');
+foreach my $name (sort keys %uses)
+{
+	my $kind = $name eq 'dlock_ticket_seq' ? 'SEQUENCE' : 'TABLE';
+	my $test = "$name is unlogged";
+	my $error =
+	  qr/55000: .*relation "$name" of extension "dlock" is unlogged.*HINT:  Use ALTER $kind $name SET LOGGED/s;
+
+	ask("ALTER $kind $name SET UNLOGGED");
+	fails_with($node, 'postgres', $uses{$name}, $error, $test);
+	is(ask("SELECT dlock_renew($lease) > 0"), 't', "$test: what is held is held");
+	$node->restart;
+	fails_with($node, 'postgres', $uses{$name}, $error, "$test: reading");
+	ask("ALTER $kind $name SET LOGGED");
+	works("$test, undone");
+}
+# after a crash nothing is there, which is not taken for what there was
+ask('ALTER TABLE dlock_queue SET UNLOGGED');
+$node->stop('immediate');
+$node->start;
+fails_with($node, 'postgres', "SELECT dlock_try_acquire('lock')",
+	qr/55000: .*is unlogged/, 'nor is it emptied without a word');
+ask('ALTER TABLE dlock_queue SET LOGGED');
 
 unlike(slurp_file($node->logfile), qr/terminated by signal/, 'no crash');
 
