@@ -60,9 +60,9 @@ OBJS = \
 	src/shared/buckets.o \
 	src/shared/catalog.o \
 	src/shared/clock.o \
-	src/shared/commit.o \
 	src/shared/contention.o \
 	src/shared/counter.o \
+	src/shared/finish.o \
 	src/shared/id_table.o \
 	src/shared/journal.o \
 	src/shared/json.o \

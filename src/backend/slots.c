@@ -379,14 +379,15 @@ at_xact_end(XactEvent event, void *arg)
 			break;
 		case XACT_EVENT_COMMIT:
 			decide_changes();
-			dlock_finish_commit(finish_changes);
+			dlock_finish_transaction(finish_changes);
 			break;
 		case XACT_EVENT_PREPARE:
-			dlock_finish_commit(finish_changes);
+			dlock_finish_transaction(finish_changes);
 			break;
 		case XACT_EVENT_ABORT:
 			emptied = NULL;
-			finish_changes();
+			num_changes = 0;
+			dlock_finish_transaction(finish_changes);
 			break;
 		default:
 			break;

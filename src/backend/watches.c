@@ -157,7 +157,7 @@ at_memory_reset(void *arg)
 {
 	*(bool *) arg = false;
 	if (committed)
-		dlock_finish_commit(arm_asked);
+		dlock_finish_transaction(arm_asked);
 	committed = false;
 }
 
