@@ -229,6 +229,7 @@ TAP = \
 	memory_caught \
 	memory_exhausted \
 	memory_unmapped \
+	memory_injected \
 	memory_small \
 	ha_restart \
 	ha_standby \

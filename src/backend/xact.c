@@ -354,12 +354,14 @@ dlock_xact_prepare_arming(void)
 	dlock_xact_prepare();
 	if (num_arming + num_marks >= max_arming)
 	{
-		max_arming = Max(16, 2 * (num_arming + num_marks));
+		int			more = Max(16, 2 * (num_arming + num_marks));
+
 		arming_of_leases = arming_of_leases == NULL ?
 			MemoryContextAlloc(TopMemoryContext,
-							   max_arming * sizeof(*arming_of_leases)) :
+							   more * sizeof(*arming_of_leases)) :
 			repalloc_huge(arming_of_leases,
-						  (Size) max_arming * sizeof(*arming_of_leases));
+						  (Size) more * sizeof(*arming_of_leases));
+		max_arming = more;
 	}
 	if (!registered)
 	{
@@ -430,8 +432,9 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 		held == NULL || !dlock_held_is_granted(held))
 		dlock_raise_lost(key, fence);
 	dlock_xact_prepare();
-	prepare_guarded(key);
 	dlock_cancel_prepare();
+	/* the last of these, as what it enters stands for a guard */
+	prepare_guarded(key);
 	push_mark(held, ticket, MARK_GUARD);
 	dlock_record_end_uses(before);
 }
@@ -456,7 +459,7 @@ pin_guards(void)
 	{
 		Mark	   *mark = &marks[i];
 
-		if (mark->kind != MARK_GUARD)
+		if (mark->kind != MARK_GUARD || mark->pinned)
 			continue;
 		if (!dlock_queue_pin(mark_key(mark), mark_ticket(mark)))
 			dlock_raise_lost(mark_key(mark), mark_ticket(mark)->number);

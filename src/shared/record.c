@@ -175,10 +175,10 @@ dlock_record_begin_uses(void)
 
 	if (uses == NULL)
 	{
-		uses = MemoryContextAlloc(TopMemoryContext, 32 * sizeof(*uses));
-		max_uses = 32;
 		RegisterXactCallback(at_transaction_end, NULL);
 		RegisterSubXactCallback(at_subtransaction_end, NULL);
+		uses = MemoryContextAlloc(TopMemoryContext, 32 * sizeof(*uses));
+		max_uses = 32;
 	}
 	else if (num_uses + more > max_uses)
 	{
