@@ -60,9 +60,9 @@ OBJS = \
 	src/shared/buckets.o \
 	src/shared/catalog.o \
 	src/shared/clock.o \
-	src/shared/commit.o \
 	src/shared/contention.o \
 	src/shared/counter.o \
+	src/shared/finish.o \
 	src/shared/id_table.o \
 	src/shared/journal.o \
 	src/shared/json.o \
@@ -230,6 +230,7 @@ TAP = \
 	memory_caught \
 	memory_exhausted \
 	memory_unmapped \
+	memory_injected \
 	memory_small \
 	ha_restart \
 	ha_standby \

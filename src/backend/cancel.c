@@ -175,17 +175,17 @@ dlock_cancel_prepare(void)
 {
 	Watched    *before = watched;
 	Watched    *larger;
+	int			more = Max(16, 2 * max_watched);
 
 	if (look_timeout == MAX_TIMEOUTS)
 		look_timeout = RegisterTimeout(USER_TIMEOUT, look_at_guards);
 	if (num_watched < max_watched)
 		return;
-	max_watched = Max(16, 2 * max_watched);
-	larger = MemoryContextAllocHuge(TopMemoryContext,
-									max_watched * sizeof(Watched));
+	larger = MemoryContextAllocHuge(TopMemoryContext, more * sizeof(Watched));
 	if (before)
 		memcpy(larger, before, num_watched * sizeof(Watched));
 	watched = larger;
+	max_watched = more;
 	if (before)
 		pfree(before);
 }

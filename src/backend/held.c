@@ -158,7 +158,8 @@ move_ticket(DlockHeld *held, DlockHeldPlace place)
 static DlockHeldPlace
 granted_place(const DlockHeld *held)
 {
-	return held->session_depth > 0 ? DLOCK_HELD_BY_SESSION : DLOCK_HELD_BY_XACT;
+	return dlock_held_is_of_session(held) ? DLOCK_HELD_BY_SESSION :
+		DLOCK_HELD_BY_XACT;
 }
 
 /*
@@ -282,12 +283,13 @@ dlock_held_free_ticket(DlockTicket *ticket)
 void
 dlock_held_forget(DlockHeld *held)
 {
+	DlockTicket *ticket = held->ticket;
+
 	Assert(held->marks == 0);
 	if (held->arming != 0)
 		dlist_delete(&held->by_arming);
 	if (held->place != DLOCK_HELD_LOST)
 		count_ticket(held, -1);
-	dlock_held_free_ticket(held->ticket);
 	dlist_delete(&held->by_number);
 	dlist_delete(&held->by_name);
 	dlist_delete(&held->by_age);
@@ -303,6 +305,8 @@ dlock_held_forget(DlockHeld *held)
 		prepared_ticket = held;
 	else
 		pfree(held);
+	/* last, so that no error here leaves any of it */
+	dlock_held_free_ticket(ticket);
 }
 
 static dlist_head *
@@ -368,7 +372,12 @@ void
 dlock_held_settle(DlockHeld *held)
 {
 	if (held->session_depth == 0 && held->xact_depth == 0)
+	{
+		/* should a hand-over fail, the next look finds that this one is gone */
+		lost_seen--;
 		(void) dlock_queue_leave(&held->name->key, held->ticket, held->lock);
+		lost_seen++;
+	}
 	if (is_forgettable(held))
 		dlock_held_forget(held);
 	else if (dlock_held_is_gone(held))

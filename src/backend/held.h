@@ -24,8 +24,8 @@
 typedef enum DlockHeldPlace
 {
 	DLOCK_HELD_WAITING,
-	DLOCK_HELD_BY_SESSION,		/* granted, and session_depth > 0 */
-	DLOCK_HELD_BY_XACT,			/* granted, and session_depth = 0 */
+	DLOCK_HELD_BY_SESSION,		/* granted, and the session's to release */
+	DLOCK_HELD_BY_XACT,			/* granted, and the transaction's alone */
 	DLOCK_HELD_LOST,			/* gone, and remembered */
 	DLOCK_NUM_HELD_PLACES
 } DlockHeldPlace;
@@ -76,6 +76,16 @@ dlock_held_is_granted(const DlockHeld *held)
 	return pg_atomic_read_u32(&held->ticket->state) == DLOCK_GRANTED;
 }
 
+/*
+ * Is it the session's to release?  So is one that nobody asks for any more: an
+ * error has kept it from ending, and it is released once again.
+ */
+static inline bool
+dlock_held_is_of_session(const DlockHeld *held)
+{
+	return held->session_depth > 0 || held->xact_depth == 0;
+}
+
 /* held.c */
 extern dlist_head dlock_held_tickets;
 extern int	dlock_held_watches;
@@ -109,6 +119,7 @@ extern void dlock_xact_prepare(void);
 extern void dlock_xact_deepen(DlockHeld *held, DlockScope scope);
 extern void dlock_xact_undo_latest(void);
 extern void dlock_xact_prepare_arming(void);
+extern void dlock_xact_exit(void);
 extern void dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease,
 						   uint64 claim);
 

@@ -110,21 +110,18 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 
 /*
  * This session ends, or passes to another client: the time of the leases
- * attached to it begins to run.  Raises nothing.
+ * attached to it begins to run.  Raises nothing; each is forgotten before.
  */
 void
 dlock_lease_detach_all(void)
 {
-	ListCell   *cell;
-
-	foreach(cell, attached_leases)
+	while (attached_leases != NIL)
 	{
-		DlockLease *lease = lfirst(cell);
+		DlockLease *lease = llast(attached_leases);
 
+		attached_leases = list_delete_last(attached_leases);
 		if (dlock_lease_detach(lease))
 			dlock_worker_wake(dlock_space_at(lease->space));
 		dlock_record_unref(&lease->record);
 	}
-	list_free(attached_leases);
-	attached_leases = NIL;
 }

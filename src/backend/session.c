@@ -14,7 +14,8 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-static void at_exit(int code, Datum arg);
+static void roll_back(int code, Datum arg);
+static void leave(void);
 
 /* Is all of a session there that holds something? */
 bool		dlock_session_attached = false;
@@ -23,8 +24,8 @@ bool		dlock_session_attached = false;
 static bool attached_here = false;
 
 /*
- * Make this backend a session of dlock at its first call.  The exit callback
- * is there before anything can be held.  A background process is attached
+ * Make this backend a session of dlock at its first call.  The exit callbacks
+ * are there before anything can be held.  A background process is attached
  * already, and becomes one where somebody's trigger on a table of ours calls
  * us.
  */
@@ -36,7 +37,9 @@ dlock_session_attach(void)
 	if (!initialized)
 	{
 		dlock_held_initialize();
-		before_shmem_exit(at_exit, 0);
+		/* the one that is registered last comes first */
+		before_shmem_exit(dlock_finish_in_exit, (Datum) leave);
+		before_shmem_exit(roll_back, 0);
 		initialized = true;
 	}
 	if (dlock_my_backend == NULL)
@@ -175,6 +178,15 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 	return held->number;
 }
 
+/* Undo one session-scoped acquire, unless all are: a release may have failed. */
+static void
+undo_acquire(DlockHeld *held)
+{
+	dlock_held_set_depth(held, held->session_depth - Min(held->session_depth, 1),
+						 held->xact_depth);
+	dlock_held_settle(held);
+}
+
 /*
  * Undo the acquire that was made last.  Raises nothing, and so tells nothing:
  * a warning would take interrupts, and a cancel would then leave the rest as it
@@ -183,17 +195,11 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 static void
 undo_latest(const DlockSpace *space, int64 number, DlockScope scope)
 {
-	DlockHeld  *held;
-
-	if (scope == DLOCK_TRANSACTION)
-	{
-		dlock_xact_undo_latest();
-		return;
-	}
 	/* also one that was ended by force is remembered until it is released */
-	held = dlock_held_find_number(space, number);
-	dlock_held_set_depth(held, held->session_depth - 1, held->xact_depth);
-	dlock_held_settle(held);
+	if (scope == DLOCK_TRANSACTION)
+		dlock_xact_undo_latest();
+	else
+		undo_acquire(dlock_held_find_number(space, number));
 }
 
 /*
@@ -334,8 +340,7 @@ undo_session_acquire(DlockHeld *held)
 						held->name->key.length, held->name->key.name),
 				 errdetail("Ticket %lld was released by an administrator.",
 						   (long long) held->number)));
-	dlock_held_set_depth(held, held->session_depth - 1, held->xact_depth);
-	dlock_held_settle(held);
+	undo_acquire(held);
 	return !lost;
 }
 
@@ -390,7 +395,8 @@ dlock_session_release_ticket(DlockSpace *space, int64 number)
 	int			before;
 	bool		released;
 
-	if (held && held->session_depth > 0)
+	if (held && (held->session_depth > 0 ||
+				 (held->xact_depth == 0 && !dlock_held_is_gone(held))))
 		return undo_session_acquire(held);
 	space = dlock_loaded_space();
 	before = dlock_record_begin_uses();
@@ -419,7 +425,7 @@ dlock_session_release_all(void)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
 
-		if (held->session_depth == 0)
+		if (!dlock_held_is_of_session(held))
 			continue;
 		if (!dlock_held_is_gone(held))
 			count++;
@@ -442,66 +448,56 @@ dlock_session_holds(const DlockKey *key)
 /*
  * Give everything back when the backend exits, however it exits.
  *
- * The callback was registered after PostgreSQL's own, and so comes first: the
- * open transaction is rolled back here, before any lock is handed on, so that
- * the next holder does not meet its row locks.  That takes the
- * transaction-scoped holds along.
- *
- * Should an error be raised in here, it ends the callback, and PostgreSQL goes
- * on with the ones that are left.  So each step registers this function again
- * and never repeats what has failed; what could not be given back then is
- * cleared away by the waiters, see dlock_queue_reap().
+ * These callbacks were registered after PostgreSQL's own, and so come first; the
+ * open transaction is rolled back before any lock is handed on, so that the next
+ * holder does not meet its row locks.
  */
 static void
-at_exit(int code, Datum arg)
+roll_back(int code, Datum arg)
 {
-	static bool rolled_back = false;
-
-	/* what the step before may have held as it failed */
+	/* what a callback before may have held as it failed */
 	LWLockReleaseAll();
-	if (!rolled_back)
-	{
-		rolled_back = true;
-		before_shmem_exit(at_exit, 0);
-		AbortOutOfAnyTransaction();
-	}
-	else if (!dlist_is_empty(&dlock_held_tickets))
-	{
-		before_shmem_exit(at_exit, 0);
-		while (!dlist_is_empty(&dlock_held_tickets))
-		{
-			dlist_node *node = dlist_pop_head_node(&dlock_held_tickets);
-			DlockHeld  *held = dlist_container(DlockHeld, by_age, node);
+	AbortOutOfAnyTransaction();
+}
 
-			/* counts for as long as an error here leaves it behind */
-			pg_atomic_fetch_add_u32(&dlock_control->lost, 1);
-			(void) dlock_queue_leave(&held->name->key, held->ticket,
-									 held->lock);
-			/* where an unpinning has failed, it stays lost */
-			if (dlock_held_is_gone(held) || held->ticket->session == 0)
-				pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
-			dlock_held_free_ticket(held->ticket);
-		}
-	}
-	else if (dlock_held_watches > 0)
+static void
+give_back_tickets(void)
+{
+	while (!dlist_is_empty(&dlock_held_tickets))
 	{
-		before_shmem_exit(at_exit, 0);
-		dlock_session_unwatch_all();
+		dlist_node *node = dlist_pop_head_node(&dlock_held_tickets);
+		DlockHeld  *held = dlist_container(DlockHeld, by_age, node);
+
+		/* counts for as long as an error here leaves it behind */
+		pg_atomic_fetch_add_u32(&dlock_control->lost, 1);
+		(void) dlock_queue_leave(&held->name->key, held->ticket, held->lock);
+		/* where an unpinning has failed, it stays lost */
+		if (dlock_held_is_gone(held) || held->ticket->session == 0)
+			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
+		dlock_held_free_ticket(held->ticket);
 	}
-	else
+}
+
+/*
+ * An error begins this anew: each part forgets a thing before it does it.  What
+ * could not be given back so is cleared away by the waiters, see
+ * dlock_queue_reap().
+ */
+static void
+leave(void)
+{
+	/* while the tickets are there that marks point to */
+	dlock_xact_exit();
+	give_back_tickets();
+	dlock_session_unwatch_all();
+	dlock_lease_detach_all();
+	dlock_record_end_uses(0);
+	dlock_ticket_free_spare();
+	dlock_lock_free_spare();
+	dlock_session_attached = false;
+	if (attached_here)
 	{
-		if (dlock_my_backend)
-		{
-			dlock_lease_detach_all();
-			dlock_record_end_uses(0);
-		}
-		dlock_ticket_free_spare();
-		dlock_lock_free_spare();
-		dlock_session_attached = false;
-		if (attached_here)
-		{
-			dlock_space_leave_all();
-			dlock_detach();
-		}
+		dlock_space_leave_all();
+		dlock_detach();
 	}
 }

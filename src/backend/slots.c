@@ -384,7 +384,8 @@ finish_changes(void)
 static void
 at_xact_end(XactEvent event, void *arg)
 {
-	if (table_of_names == NULL)
+	/* nor where an exit has failed in here, and begins the rollback again */
+	if (table_of_names == NULL || dlock_my_backend == NULL)
 		return;
 	switch (event)
 	{
@@ -402,14 +403,15 @@ at_xact_end(XactEvent event, void *arg)
 			break;
 		case XACT_EVENT_COMMIT:
 			decide_changes();
-			dlock_finish_commit(finish_changes);
+			dlock_finish_transaction(finish_changes);
 			break;
 		case XACT_EVENT_PREPARE:
-			dlock_finish_commit(finish_changes);
+			dlock_finish_transaction(finish_changes);
 			break;
 		case XACT_EVENT_ABORT:
 			emptied = NULL;
-			finish_changes();
+			num_changes = 0;
+			dlock_finish_transaction(finish_changes);
 			break;
 		default:
 			break;

@@ -157,7 +157,7 @@ at_memory_reset(void *arg)
 {
 	*(bool *) arg = false;
 	if (committed)
-		dlock_finish_commit(arm_asked);
+		dlock_finish_transaction(arm_asked);
 	committed = false;
 }
 
@@ -192,7 +192,15 @@ prepare_arming(void)
  * Watching
  */
 
-/* Forget a watch that others do not know any more, and its name with the last. */
+/* A name goes with its last watch. */
+static void
+forget_name(NameWatched *name)
+{
+	if (dlist_is_empty(&name->watches))
+		(void) hash_search(names, &name->key, HASH_REMOVE, NULL);
+}
+
+/* Forget a watch that others do not know any more. */
 static void
 forget(Watch *watch)
 {
@@ -202,8 +210,7 @@ forget(Watch *watch)
 	dlist_delete(&watch->by_name);
 	dlist_delete(&watch->by_age);
 	(void) hash_search(watches, &watch->key, HASH_REMOVE, NULL);
-	if (dlist_is_empty(&name->watches))
-		(void) hash_search(names, &name->key, HASH_REMOVE, NULL);
+	forget_name(name);
 	dlock_held_watches--;
 }
 
@@ -237,7 +244,16 @@ find_or_enter(const DlockKey *key, const char *channel)
 	if (!found)
 		dlist_init(&name->watches);
 	watch_key.name = name;
-	watch = hash_search(watches, &watch_key, HASH_ENTER, NULL);
+	PG_TRY();
+	{
+		watch = hash_search(watches, &watch_key, HASH_ENTER, NULL);
+	}
+	PG_CATCH();
+	{
+		forget_name(name);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
 	watch->shared = NULL;
 	watch->level = 0;
 	dlist_push_tail(&name->watches, &watch->by_name);

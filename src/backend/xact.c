@@ -15,6 +15,7 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "storage/ipc.h"
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
@@ -357,7 +358,7 @@ static void
 at_memory_reset(void *arg)
 {
 	*(bool *) arg = false;
-	dlock_finish_commit(arm_announcements);
+	dlock_finish_transaction(arm_announcements);
 }
 
 /* Make sure that dlock_xact_arm() cannot fail. */
@@ -369,12 +370,14 @@ dlock_xact_prepare_arming(void)
 	dlock_xact_prepare();
 	if (num_arming + num_marks >= max_arming)
 	{
-		max_arming = Max(16, 2 * (num_arming + num_marks));
+		int			more = Max(16, 2 * (num_arming + num_marks));
+
 		arming_of_leases = arming_of_leases == NULL ?
 			MemoryContextAlloc(TopMemoryContext,
-							   max_arming * sizeof(*arming_of_leases)) :
+							   more * sizeof(*arming_of_leases)) :
 			repalloc_huge(arming_of_leases,
-						  (Size) max_arming * sizeof(*arming_of_leases));
+						  (Size) more * sizeof(*arming_of_leases));
+		max_arming = more;
 	}
 	if (!registered)
 	{
@@ -437,8 +440,9 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 		held == NULL || !dlock_held_is_granted(held))
 		dlock_raise_lost(key, fence);
 	dlock_xact_prepare();
-	prepare_guarded(key);
 	dlock_cancel_prepare();
+	/* the last of these, as what it enters stands for a guard */
+	prepare_guarded(key);
 	push_mark(held, ticket, MARK_GUARD);
 	dlock_record_end_uses(before);
 }
@@ -463,7 +467,7 @@ pin_guards(void)
 	{
 		Mark	   *mark = &marks[i];
 
-		if (mark->kind != MARK_GUARD)
+		if (mark->kind != MARK_GUARD || mark->pinned)
 			continue;
 		if (!dlock_queue_pin(mark_key(mark), mark_ticket(mark)))
 			dlock_raise_lost(mark_key(mark), mark_ticket(mark)->number);
@@ -497,8 +501,10 @@ commit_marks(void)
 }
 
 static void
-roll_back_marks(int level)
+roll_back_marks(void)
 {
+	int			level = GetCurrentTransactionNestLevel();
+
 	if (level <= 1)
 		unpin_guards();
 	while (num_marks > 0 && marks[num_marks - 1].level >= level)
@@ -506,9 +512,25 @@ roll_back_marks(int level)
 }
 
 /*
+ * The backend exits, and has rolled back.  Each mark is forgotten before it is
+ * undone, as that may fail.
+ */
+void
+dlock_xact_exit(void)
+{
+	unpin_guards();
+	while (num_marks > 0)
+		pop_mark(false);
+	arm_announcements();
+}
+
+/*
  * What is done once PostgreSQL has released the transaction's own
  * locks.  The callback comes for every resource owner; the one that stands
  * for a whole (sub)transaction is told by its being current.
+ *
+ * In an exit, dlock_xact_exit() follows: an error here would have the rollback
+ * begun again, when the tickets that the marks point to are freed.
  */
 static void
 at_resource_release(ResourceReleasePhase phase, bool isCommit,
@@ -518,12 +540,9 @@ at_resource_release(ResourceReleasePhase phase, bool isCommit,
 	if (phase != RESOURCE_RELEASE_AFTER_LOCKS || num_marks == 0 ||
 		CurrentResourceOwner != (isTopLevel ? TopTransactionResourceOwner :
 								 CurTransactionResourceOwner) ||
-		(isCommit && !isTopLevel))
+		(isCommit && !isTopLevel) || proc_exit_inprogress)
 		return;
-	if (isCommit)
-		dlock_finish_commit(commit_marks);
-	else
-		roll_back_marks(isTopLevel ? 1 : GetCurrentTransactionNestLevel());
+	dlock_finish_transaction(isCommit ? commit_marks : roll_back_marks);
 }
 
 /* A subtransaction's marks become its parent's when it commits. */
@@ -542,7 +561,8 @@ at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
 static void
 at_xact_end(XactEvent event, void *arg)
 {
-	if (event == XACT_EVENT_PRE_COMMIT)
+	/* in an exit, it is not the transaction that has guarded */
+	if (event == XACT_EVENT_PRE_COMMIT && !proc_exit_inprogress)
 		pin_guards();
 	if (event == XACT_EVENT_PRE_PREPARE && num_marks > 0)
 		ereport(ERROR,

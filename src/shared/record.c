@@ -128,10 +128,19 @@ at_transaction_end(XactEvent event, void *arg)
 {
 	if (num_uses == 0)
 		return;
-	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_PREPARE)
-		dlock_finish_commit(unuse_all);
-	else if (event == XACT_EVENT_ABORT)
-		unuse_all();
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_PREPARE ||
+		event == XACT_EVENT_ABORT)
+		dlock_finish_transaction(unuse_all);
+}
+
+/* Let go of what this subtransaction uses, and those within. */
+static void
+unuse_level(void)
+{
+	int			level = GetCurrentTransactionNestLevel();
+
+	while (num_uses > 0 && uses[num_uses - 1].level >= level)
+		dlock_record_end_uses(num_uses - 1);
 }
 
 /*
@@ -143,15 +152,14 @@ at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
 					  SubTransactionId parentSubid, void *arg)
 {
 	int			level = GetCurrentTransactionNestLevel();
-	int			before = num_uses;
 
-	while (before > 0 && uses[before - 1].level >= level)
-		before--;
+	if (num_uses == 0 || uses[num_uses - 1].level < level)
+		return;
 	if (event == SUBXACT_EVENT_ABORT_SUB)
-		dlock_record_end_uses(before);
+		dlock_finish_transaction(unuse_level);
 	else if (event == SUBXACT_EVENT_COMMIT_SUB)
 	{
-		for (int i = before; i < num_uses; i++)
+		for (int i = num_uses - 1; i >= 0 && uses[i].level >= level; i--)
 			uses[i].level = level - 1;
 	}
 }
@@ -167,10 +175,10 @@ dlock_record_begin_uses(void)
 
 	if (uses == NULL)
 	{
-		uses = MemoryContextAlloc(TopMemoryContext, 32 * sizeof(*uses));
-		max_uses = 32;
 		RegisterXactCallback(at_transaction_end, NULL);
 		RegisterSubXactCallback(at_subtransaction_end, NULL);
+		uses = MemoryContextAlloc(TopMemoryContext, 32 * sizeof(*uses));
+		max_uses = 32;
 	}
 	else if (num_uses + more > max_uses)
 	{

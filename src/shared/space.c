@@ -363,16 +363,15 @@ dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
 void
 dlock_space_leave_all(void)
 {
-	ListCell   *cell;
-
 	if (dlock_my_backend == NULL)
 		return;
 	dlock_count_for(NULL);
-	foreach(cell, attached_spaces)
+	while (attached_spaces != NIL)
 	{
-		DlockSpace *space = lfirst(cell);
+		DlockSpace *space = llast(attached_spaces);
 		DlockSpaceEntry *entry;
 
+		attached_spaces = list_delete_last(attached_spaces);
 		if (space == NULL)
 			continue;
 		entry = dshash_find(dlock_spaces, &space->key, true);

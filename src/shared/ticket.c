@@ -217,9 +217,13 @@ current_time(void)
 void
 dlock_ticket_release_texts(DlockTicket *ticket)
 {
-	if (DsaPointerIsValid(ticket->info))
-		dlock_text_free(ticket->role, ticket->info);
-	ticket->info = InvalidDsaPointer;
+	dsa_pointer info = ticket->info;
+
+	if (DsaPointerIsValid(info))
+	{
+		ticket->info = InvalidDsaPointer;
+		dlock_text_free(ticket->role, info);
+	}
 	if (DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_free(ticket);
 }
@@ -344,10 +348,11 @@ dlock_ticket_free(DlockTicket *ticket)
 void
 dlock_ticket_free_spare(void)
 {
-	if (spare)
-	{
-		dlock_ticket_release_texts(spare);
-		dlock_release_memory(spare->role, spare->self, TICKET_SIZE);
-	}
+	DlockTicket *ticket = spare;
+
 	spare = NULL;
+	if (ticket == NULL)
+		return;
+	dlock_ticket_release_texts(ticket);
+	dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
 }

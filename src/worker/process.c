@@ -110,12 +110,13 @@ roll_back(int code, Datum arg)
 	AbortOutOfAnyTransaction();
 }
 
-/* At the exit, and last: this process's part in the shared state. */
+/*
+ * At the exit, and last: this process's part in the shared state.  An error begins
+ * this anew.
+ */
 static void
-leave(int code, Datum arg)
+leave(void)
 {
-	/* what the callback before may have held as it failed */
-	LWLockReleaseAll();
 	if (dlock_my_backend)
 		dlock_record_end_uses(0);
 	dlock_space_leave_all();
@@ -186,7 +187,7 @@ dlock_process_begin(DlockOffice office)
 	pin_settings();
 
 	/* before anything is held; the one that is registered last comes first */
-	before_shmem_exit(leave, 0);
+	before_shmem_exit(dlock_finish_in_exit, (Datum) leave);
 	before_shmem_exit(roll_back, 0);
 	CacheRegisterSyscacheCallback(DATABASEOID, note_database, 0);
 	StartTransactionCommand();

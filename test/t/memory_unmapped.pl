@@ -1,12 +1,14 @@
 # A process cannot map a segment of shared memory that others have made.  What
 # it was about to do then fails, before anything is changed, or is done later by
 # somebody else: nobody is lost in a lock, or stays in one that it has left; a
-# commit stays one, and the server goes on; and the process does what it could
-# not as soon as it can map the segment.
+# commit stays one, a rollback comes to its end, and the server goes on; and the
+# process does what it could not as soon as it can map the segment.
 #
 # What would break it: a list that is changed before the neighbour is looked up;
-# an error behind a commit, which would be a PANIC; a lock of shared memory that is
-# not let go after an error outside of a transaction; an area that is attached by
+# an error behind a commit, which would be a PANIC, or in a rollback, which is begun
+# again then; a ticket that is freed twice; a release that counts below zero as it
+# is repeated; a lock of shared memory that is not let go after an error outside of
+# a transaction; an area that is attached by
 # half, and cannot be attached again; a waiter that nobody hands the lock to.
 #
 # Segments are files here.  Those that came last cannot be opened while they are
@@ -290,6 +292,90 @@ foreach my $how ('release', 'end')
 		"$second->{pid} $waiter->{pid}",
 		'neighbour: and is in the list no more');
 	finish($first, $second, $third, $waiter);
+}
+
+#
+# A release that has failed: its repetition ends the hold, whichever it is.
+#
+foreach my $again ("SELECT dlock_release('lock')",
+	'SELECT dlock_release_ticket(TICKET)',
+	'SELECT dlock_release_all() = 1', 'DISCARD ALL')
+{
+	my ($client, $other) = map { session($node) } 1 .. 2;
+	my $ticket = $client->query("SELECT dlock_acquire('lock', slots => 3)");
+
+	grow($other);
+	$other->query("SELECT dlock_acquire('lock', slots => 3)");
+	close_new();
+	like($client->query("SELECT dlock_release('lock')"),
+		$no_memory, "$again: it could not leave");
+	open_memory();
+	like($client->query($again =~ s/TICKET/$ticket/r), qr/^t?$/, $again);
+	is(holders('lock'), $other->{pid}, "$again: it has left");
+	like($client->query("SELECT dlock_release('lock')"),
+		qr/does not hold.*\bf$/s, "$again: and holds it no more");
+	finish($client, $other);
+}
+
+#
+# One that was the last to hold, and could not hand on, holds it no more.
+#
+{
+	my $client = session($node);
+	my $other = waiter();
+	my $ticket;
+
+	$client->query("SELECT dlock_acquire('lock')");
+	grow($other);
+	$ticket = $other->query("SELECT dlock_enqueue('lock', 'nobody')");
+	close_new();
+	like($client->query("SELECT dlock_release('lock')"),
+		$no_memory, 'hand-over: fails');
+	open_memory();
+	is($other->query("SELECT dlock_wait($ticket)"),
+		't', 'hand-over: the next in line has the lock');
+	like($client->query("SELECT dlock_acquire('lock', timeout => '0.1 s')"),
+		qr/ERROR:  55P03/, 'hand-over: who had it waits as others do');
+	finish($client, $other);
+}
+
+#
+# A rollback, and an exit that begins with one, each with more errors than
+# PostgreSQL can have at once
+#
+foreach my $how ('rollback', 'exit')
+{
+	my $memory = 'SELECT memory_used FROM dlock_stats';
+	my $before = $admin->query($memory);
+	my $client = session($node);
+	my $other = waiter();
+
+	$client->query('BEGIN');
+	$client->query(q{SELECT dlock_xact_acquire('lock ' || n)
+		FROM generate_series(1, 8) AS n});
+	grow($other);
+	$other->query(q{CREATE TEMP TABLE next AS
+		SELECT dlock_enqueue('lock ' || n, 'nobody') AS ticket
+		FROM generate_series(1, 8) AS n});
+	close_new();
+	if ($how eq 'rollback')
+	{
+		like($client->query('ROLLBACK'),
+			qr/WARNING:  42501: could not finish .*DETAIL:  $cannot/s,
+			'rollback: a warning');
+		is($client->query('SELECT 1'), '1', 'rollback: it is one');
+	}
+	else
+	{
+		$admin->query("SELECT pg_terminate_backend($client->{pid})");
+		$client->quit;
+		backends_gone($client->{pid});
+	}
+	open_memory();
+	is($other->query('SELECT bool_and(dlock_wait(ticket)) FROM next'),
+		't', "$how: the next in line have the locks");
+	finish($client, $other);
+	is($admin->query($memory), $before, "$how: nothing is freed twice");
 }
 
 #

@@ -36,6 +36,12 @@ Has a session, by what is started next, come to this function, and the debugger
 execute commands there.  Returns a sub that waits for that, and returns what was
 printed.
 
+=item raise_in($session, @functions)
+
+Has a session, by what is started next, come to these functions, one after the
+other, and fail with an error in place of the last call.  Returns a sub that waits
+for that.
+
 =back
 
 =cut
@@ -51,7 +57,8 @@ use IPC::Run;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(debugger_works call_in commands_in fail_in stop_behind);
+our @EXPORT = qw(debugger_works call_in commands_in fail_in raise_in
+  stop_behind);
 
 my $count = 0;
 
@@ -129,6 +136,17 @@ sub commands_in
 		$debugger->finish;
 		return $output;
 	};
+}
+
+# What is called instead raises an error whatever it finds as its argument.
+sub raise_in
+{
+	my ($session, $first, @others) = @_;
+
+	return commands_in(
+		$session, "*$first",
+		(map { ("tbreak *$_", 'continue') } @others),
+		'set $pc = &dlock_raise_no_ticket');
 }
 
 # Stops there, and behind these commands.

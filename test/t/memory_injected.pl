@@ -1,0 +1,157 @@
+# An error at one step of a call, of a rollback or of an exit, as when there is no
+# memory left: what was begun is not taken for what is there, and all else that
+# was to be done is done.
+#
+# What would break it: an entry in a table of the backend's own that is there before
+# what it stands for; a size that is noted before the memory is; a rollback that an
+# error ends half way; an exit that gives up at the first thing that fails, so that
+# what comes behind it seems to belong to somebody for ever.
+#
+# No setting brings such an error at the step that is wanted, so a debugger does.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Debugger;
+use Dlock::Test;
+use Test::More;
+
+my $node = new_server('main');
+my $admin = session($node);
+my $error = qr/ERROR:  55L01/;
+
+plan skip_all => 'no debugger that can be attached'
+  unless debugger_works($admin);
+
+# A call that fails in the last of these functions
+sub fails
+{
+	my ($session, $sql, @functions) = @_;
+	my $raised = raise_in($session, @functions);
+
+	like($session->query($sql), $error, "$functions[-1]: an error");
+	$raised->();
+	return;
+}
+
+#
+# A guard that could not be made
+#
+{
+	my $client = session($node);
+	my $fence = $client->query("SELECT dlock_acquire('lock')");
+	my $guard = "SELECT dlock_guard('lock', $fence)";
+	my $insert = 'INSERT INTO guarded VALUES (1)';
+
+	$node->safe_psql(
+		'postgres', q{
+		CREATE TABLE guarded (n integer);
+		CREATE TRIGGER guard BEFORE INSERT ON guarded
+			EXECUTE FUNCTION dlock_require_guard('lock')});
+	fails($client, $guard, 'dlock_cancel_prepare', 'MemoryContextAllocHuge');
+	fails($client, $guard, 'dlock_cancel_prepare');
+	like($client->query($insert),
+		qr/ERROR:  55000/, 'guard: one that failed is none');
+	$client->query("BEGIN; $guard; $insert");
+	is($client->query('COMMIT'), '', 'guard: and can be made');
+	$client->quit;
+}
+
+#
+# An announcement that could not be prepared
+#
+{
+	my $client = session($node);
+	my $enqueue = "SELECT dlock_ttl_enqueue('lock', '1h', 'nobody')";
+	my $ticket;
+
+	# marks have their memory
+	$client->query("SELECT dlock_xact_acquire('lock')");
+	fails($client, $enqueue, 'dlock_xact_prepare_arming', 'MemoryContextAlloc');
+	$ticket = $client->query($enqueue);
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', 'announcement: and can be');
+	$client->quit;
+}
+
+#
+# A watch that could not be entered
+#
+{
+	my $client = session($node);
+
+	$client->query("SELECT dlock_watch('other', 'nobody')");
+	fails($client, "SELECT dlock_watch('lock', 'nobody')",
+		'dlock_held_check_room', 'hash_search', 'hash_search');
+	like($client->query("SELECT dlock_unwatch('lock')"),
+		qr/WARNING:  55000.*\bf$/s, 'watch: one that failed is none');
+	$client->query("SELECT dlock_watch('lock', 'nobody')");
+	is($client->query("SELECT dlock_unwatch('lock')"),
+		't', 'watch: and can be made');
+	$client->quit;
+}
+
+#
+# A rollback goes on
+#
+{
+	my $client = session($node);
+	my $ticket = $client->query("SELECT dlock_ttl_acquire('lease', '1h')");
+	my $warning = qr/WARNING:  55L01: could not finish/;
+
+	foreach my $work (
+		[ "dlock_xact_acquire('lock')" => 'dlock_queue_leave' ],
+		[ "dlock_set_slots('lock', 2)" => 'dlock_queue_finish_slots' ])
+	{
+		my ($call, $function) = @$work;
+		my $raised;
+
+		$client->query("BEGIN; SELECT $call");
+		$raised = raise_in($client, $function);
+		like($client->query('ROLLBACK'), $warning, "rollback: $call");
+		$raised->();
+	}
+	$client->query('BEGIN; SAVEPOINT one');
+	my $raised = raise_in($client, 'dlock_record_unref');
+	like($client->query("SELECT dlock_guard('other', $ticket)"),
+		$warning, 'rollback: of a savepoint');
+	$raised->();
+	$client->query('ROLLBACK TO one');
+	is($client->query('SELECT 1'), '1', 'rollback: and the transaction goes on');
+	$client->query('ROLLBACK');
+	# what could not be given back
+	$client->query('SELECT dlock_release_all()');
+	$client->query("SELECT dlock_release_ticket($ticket)");
+	$client->quit;
+}
+
+#
+# An exit goes on: each of its leases runs out.
+#
+{
+	my ($client, $other) = map { session($node) } 1 .. 2;
+	my $raised;
+
+	foreach my $name ('lock 1', 'lock 2')
+	{
+		my $lease = $client->query("SELECT dlock_lease_open('2s', attach => true)");
+
+		$client->query("SELECT dlock_lease_acquire('$name', $lease)");
+	}
+	$raised = raise_in($client, 'dlock_lease_detach_all', 'dlock_record_unref');
+	$admin->query("SELECT pg_terminate_backend($client->{pid})");
+	$client->quit;
+	backends_gone($client->{pid});
+	$raised->();
+	like($other->query("SELECT dlock_acquire('$_', timeout => '1min')"),
+		qr/^\d+$/, "exit: $_")
+	  foreach 'lock 1', 'lock 2';
+	$other->quit;
+}
+
+$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+$admin->quit;
+$node->stop;
+done_testing();
