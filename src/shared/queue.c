@@ -49,20 +49,6 @@ begin_wakeups(Wakeups *wakeups)
 	wakeups->count = 0;
 }
 
-/*
- * Change a ticket's state.  It is read without the lock: by its owner, who
- * frees a session's ticket as soon as it finds it GONE, and by the waiters of
- * a lease's.  So all that was done to the ticket and its links comes before.
- */
-static inline void
-set_state(DlockTicket *ticket, DlockState state)
-{
-	if (state == DLOCK_ENDING && state_of(ticket) == DLOCK_GRANTED)
-		dlock_count_ticket(ticket, DLOCK_COUNT_HELD, -1);
-	pg_write_barrier();
-	pg_atomic_write_u32(&ticket->state, state);
-}
-
 static void
 set_latches(Wakeups *wakeups)
 {
@@ -159,8 +145,9 @@ fits(const DlockLock *lock, const DlockTicket *ticket)
 	return false;
 }
 
+/* A ticket comes among the holders, whose tail is mapped.  Raises nothing. */
 static void
-grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
+hold(DlockLock *lock, DlockTicket *ticket)
 {
 	if (lock->holders.length == 0)
 	{
@@ -174,13 +161,6 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 	if (ticket->scope == DLOCK_LEASE)
 		lock->leased = true;
 	dlock_count_ticket(ticket, DLOCK_COUNT_ACQUIRED, 1);
-	if (is_lease_ticket(ticket))
-	{
-		dlock_lease_ticket_granted(lease_ticket(ticket), now);
-		return;
-	}
-	ticket->granted_at = now;
-	set_state(ticket, DLOCK_GRANTED);
 }
 
 /*
@@ -206,16 +186,20 @@ leave_list(DlockList *list, DlockTicket *ticket)
 
 /*
  * Somebody waits, or is about to: tell the holders that the lock is wanted, each
- * once in its hold.  Those who have been told stand before those who have not.
+ * once in its hold.  Those who have been told stand before those who have not,
+ * also where an error comes in between.
  *
  * The mark comes before the event: see dlock_session_enqueue().
  */
 static void
 want(DlockLock *lock, DlockSpace **to_wake)
 {
-	DlockTicket *holder = ticket_at(lock->holders.tail);
+	DlockTicket *holder = NULL;
 
-	for (; holder && !holder->wanted; holder = ticket_at(holder->link.prev))
+	for (DlockTicket *last = ticket_at(lock->holders.tail);
+		 last && !last->wanted; last = ticket_at(last->link.prev))
+		holder = last;
+	for (; holder; holder = ticket_at(holder->link.next))
 	{
 		holder->wanted = true;
 		if (!DsaPointerIsValid(holder->announcement) ||
@@ -241,6 +225,30 @@ count_wait(const DlockLock *lock, const DlockTicket *ticket, TimestampTz now)
 }
 
 /*
+ * The head of the queue is granted.  All that can fail comes before the first
+ * change: the lists are mapped, and what is the lease's is changed as a whole.
+ */
+static void
+grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
+		   Wakeups *wakeups)
+{
+	dlock_list_map_tail(&lock->holders);
+	dlock_link_map_neighbours(&head->link);
+	note_change(lock, &wakeups->space);
+	count_wait(lock, head, now);
+	if (is_lease_ticket(head))
+		dlock_lease_ticket_granted(lease_ticket(head), now);
+	leave_list(&lock->queue, head);
+	hold(lock, head);
+	if (!is_lease_ticket(head))
+	{
+		head->granted_at = now;
+		dlock_ticket_set_state(head, DLOCK_GRANTED);
+	}
+	wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
+}
+
+/*
  * Grant to the head of the queue for as long as it fits.  One whose lease has
  * run out gives way: the worker ends it, or has begun to.
  */
@@ -261,22 +269,15 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 		if (!is_waiting(head))
 		{
 			wake_later(wakeups, head, DLOCK_EVENT_EXPIRED);
-			set_state(head, DLOCK_LEAVING);
-			if (!dlock_lease_ticket_ended(lease_ticket(head)))
+			if (!dlock_lease_ticket_ended(lease_ticket(head), DLOCK_LEAVING))
 				break;
 			leave_list(&lock->queue, head);
-			set_state(head, DLOCK_GONE);
+			dlock_ticket_set_state(head, DLOCK_GONE);
 			continue;
 		}
 		if (now == 0)
 			now = GetCurrentTimestamp();
-		/* mapped before any change, as that can fail */
-		(void) ticket_at(lock->holders.tail);
-		note_change(lock, &wakeups->space);
-		count_wait(lock, head, now);
-		leave_list(&lock->queue, head);
-		grant(lock, head, now);
-		wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
+		grant_head(lock, head, now, wakeups);
 	}
 	if (head && is_waiting(head))
 		want(lock, &wakeups->space);
@@ -302,7 +303,7 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 		if (unlikely(state_of(ticket) == DLOCK_ENDING))
 			dlock_count_ticket(ticket, DLOCK_COUNT_HELD, 1);
 	}
-	set_state(ticket, DLOCK_GONE);
+	dlock_ticket_set_state(ticket, DLOCK_GONE);
 	grant_from_queue(lock, wakeups);
 }
 
@@ -396,13 +397,15 @@ agree_on_slots(DlockLock *lock, int32 requested)
 }
 
 /*
- * Enter a ticket, and give it its number: granted at once where nobody waits and
- * it fits, queued otherwise.  One that must not wait is queued only where the
- * lock is about to become free for it.
+ * A ticket is about to enter a lock: it gets its number, and is to be granted at
+ * once where nobody waits and it fits, and queued otherwise.  One that must not
+ * wait is queued only where the lock is about to become free for it.
+ *
+ * All that can fail comes here; enter() follows.
  */
 static DlockJoin
-enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait,
-	  DlockSpace **to_wake)
+prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
+				 bool nowait, DlockSpace **to_wake)
 {
 	bool		free = lock->queue.length == 0 && fits(lock, ticket);
 
@@ -414,19 +417,37 @@ enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait,
 	if (free)
 	{
 		note_change(lock, to_wake);
-		grant(lock, ticket, ticket->enqueued_at);
+		dlock_list_map_tail(&lock->holders);
+		ticket->granted_at = ticket->enqueued_at;
 		return DLOCK_JOIN_GRANTED;
 	}
-	/* before the change, as a holder may have to be mapped */
+	dlock_list_map_tail(&lock->queue);
 	want(lock, to_wake);
-	dlock_list_append(&lock->queue, &ticket->link, ticket->self);
-	ticket->queue_length = lock->queue.length;
-	set_state(ticket, DLOCK_WAITING);
+	ticket->queue_length = lock->queue.length + 1;
 	/* a removal may have been left until somebody waits for it */
-	if (lock->leased && lock->queue.length == 1 &&
+	if (lock->leased && lock->queue.length == 0 &&
 		dlock_worker_comes(space))
 		*to_wake = space;
 	return DLOCK_JOIN_QUEUED;
+}
+
+/* Enter it; a lease that has it by now has changed its state.  Raises nothing. */
+static void
+enter(DlockLock *lock, DlockTicket *ticket, DlockJoin outcome)
+{
+	if (outcome == DLOCK_JOIN_GRANTED)
+		hold(lock, ticket);
+	else
+		dlock_list_append(&lock->queue, &ticket->link, ticket->self);
+	if (!is_lease_ticket(ticket))
+		dlock_ticket_set_state(ticket, outcome == DLOCK_JOIN_GRANTED ?
+							   DLOCK_GRANTED : DLOCK_WAITING);
+}
+
+static inline bool
+is_to_enter(DlockJoin outcome)
+{
+	return outcome == DLOCK_JOIN_GRANTED || outcome == DLOCK_JOIN_QUEUED;
 }
 
 /*
@@ -445,9 +466,12 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 										 ticket->role);
 
 	if (agree_on_slots(lock, request->slots))
-		joined.outcome = enter(space, lock, ticket, nowait, &to_wake);
+		joined.outcome = prepare_to_enter(space, lock, ticket, nowait,
+										  &to_wake);
 	else
 		joined.slots = lock->slots;
+	if (likely(is_to_enter(joined.outcome)))
+		enter(lock, ticket, joined.outcome);
 	if (joined.outcome == DLOCK_JOIN_GRANTED &&
 		DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
@@ -459,45 +483,41 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 }
 
 /*
- * Is a ticket that has just been queued to be granted as soon as the row of the
+ * Is a ticket that is about to be queued to be granted as soon as the row of the
  * only holder is removed, whatever else comes?  That one has ended, and its removal
  * is in the journal.
  */
 static bool
-is_heir(const DlockLock *lock, DlockTicket *ticket)
+is_heir(const DlockLock *lock, const DlockTicket *ticket)
 {
 	DlockTicket *holder = ticket_at(lock->holders.head);
 
-	return state_of(ticket) == DLOCK_WAITING &&
-		ticket->mode == DLOCK_EXCLUSIVE && lock->queue.length == 1 &&
+	return ticket->mode == DLOCK_EXCLUSIVE && lock->queue.length == 0 &&
 		lock->holders.length == 1 && lock->closed == 0 &&
 		is_lease_ticket(holder) && state_of(holder) == DLOCK_ENDING &&
 		holder->pins == 0;
 }
 
 /*
- * A ticket that was made for a lease is in one of the lists, and is referred to
- * for as long.  Where "adopt", the lease has it from now on; false where that is
- * gone, and the ticket is out again.  An heir's lease has it in any case, unless
- * that is gone.
+ * A ticket that was made for a lease is about to enter its lock, and is referred to
+ * for as long as it is there.  Where "adopt", the lease has it from now on; false
+ * where that is gone.  An heir's lease has it in any case, unless that is gone.
  */
 static bool
-belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, bool adopt,
-				Wakeups *wakeups)
+belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
+				bool adopt, Wakeups *wakeups)
 {
+	DlockState	state = outcome == DLOCK_JOIN_GRANTED ? DLOCK_GRANTED :
+		DLOCK_WAITING;
+
+	if (adopt && !dlock_lease_ticket_adopt(ticket, state, false))
+		return false;
+	if (!adopt && state == DLOCK_WAITING &&
+		is_heir(lock, &ticket->ticket) &&
+		dlock_lease_ticket_adopt(ticket, state, true))
+		wakeups->space = dlock_space_at(ticket->ticket.space);
 	dlock_record_ref(&ticket->record);
-	if (!adopt)
-	{
-		if (is_heir(lock, &ticket->ticket) &&
-			dlock_lease_ticket_inherit(ticket))
-			wakeups->space = dlock_space_at(ticket->ticket.space);
-		return true;
-	}
-	if (dlock_lease_ticket_adopt(ticket))
-		return true;
-	take_out(lock, &ticket->ticket, wakeups);
-	dlock_record_unref(&ticket->record);
-	return false;
+	return true;
 }
 
 /*
@@ -523,12 +543,13 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 	else if (joined.existing)
 		joined.outcome = DLOCK_JOIN_EXISTS;
 	else
-		joined.outcome = enter(space, lock, &ticket->ticket, nowait,
-							   &wakeups.space);
-	if ((joined.outcome == DLOCK_JOIN_GRANTED ||
-		 joined.outcome == DLOCK_JOIN_QUEUED) &&
-		!belong_to_lease(lock, ticket, adopt, &wakeups))
+		joined.outcome = prepare_to_enter(space, lock, &ticket->ticket, nowait,
+										  &wakeups.space);
+	if (is_to_enter(joined.outcome) &&
+		!belong_to_lease(lock, ticket, joined.outcome, adopt, &wakeups))
 		joined.outcome = DLOCK_JOIN_LEASE_GONE;
+	if (is_to_enter(joined.outcome))
+		enter(lock, &ticket->ticket, joined.outcome);
 	joined.lock = lock;
 	let_go(lock);
 	wake_all(&wakeups);
@@ -549,7 +570,8 @@ dlock_queue_adopt(DlockLeaseTicket *ticket)
 	if (lock == NULL)
 		return false;
 	adopted = state_of(&ticket->ticket) == DLOCK_GRANTED &&
-		(is_lease_ticket(&ticket->ticket) || dlock_lease_ticket_adopt(ticket));
+		(is_lease_ticket(&ticket->ticket) ||
+		 dlock_lease_ticket_adopt(ticket, DLOCK_GRANTED, false));
 	dlock_lock_release(lock);
 	return adopted;
 }
@@ -598,7 +620,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 		if (ticket->closes)
 			lock->closed++;
 	}
-	set_state(&ticket->ticket, state);
+	dlock_ticket_set_state(&ticket->ticket, state);
 	if (state == DLOCK_GRANTED)
 		dlock_count_ticket(&ticket->ticket, DLOCK_COUNT_HELD, 1);
 	dlock_lock_release(lock);
@@ -652,14 +674,14 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 		if (ticket->pins == 0)
 			take_out(lock, ticket, wakeups);
 		else
-			set_state(ticket, DLOCK_ENDING);
+			dlock_ticket_set_state(ticket, DLOCK_ENDING);
 		/* after the state, for those who see this then look at the state */
 		if (event != 0)
 			pg_atomic_fetch_add_u32(&dlock_backends[procno].lost, 1);
 		return;
 	}
-	set_state(ticket, is_queued(ticket) ? DLOCK_LEAVING : DLOCK_ENDING);
-	at_once = dlock_lease_ticket_ended(lease_ticket(ticket));
+	at_once = dlock_lease_ticket_ended(lease_ticket(ticket), is_queued(ticket) ?
+									   DLOCK_LEAVING : DLOCK_ENDING);
 	/* once it is in the journal */
 	if (event != 0 || lock->queue.length > 0 ||
 		pg_atomic_read_u32(&space->watches) > 0 || !dlock_worker_comes(space))
@@ -700,7 +722,7 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 
 	if (unlikely(state_of(ticket) == DLOCK_GONE))
 	{
-		/* whoever ended it has done with it: see set_state() */
+		/* whoever ended it has done with it: see dlock_ticket_set_state() */
 		pg_memory_barrier();
 		return false;
 	}
@@ -766,7 +788,8 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 	if (is_there && adopt && !is_lease_ticket(&ticket->ticket))
 	{
 		wake_later(&wakeups, &ticket->ticket, 0);
-		is_there = dlock_lease_ticket_adopt(ticket);
+		is_there = dlock_lease_ticket_adopt(ticket, state_of(&ticket->ticket),
+											false);
 	}
 	if (is_there)
 		ticket->claims++;

@@ -107,6 +107,14 @@ sub holders
 		  . "WHERE name = '$name' AND granted");
 }
 
+sub tickets
+{
+	my ($name) = @_;
+
+	return $admin->query(
+		"SELECT count(*) FROM dlock_locks WHERE name = '$name'");
+}
+
 sub finish
 {
 	$_->quit foreach @_;
@@ -130,6 +138,31 @@ $admin->query('SELECT count(*) FROM dlock_locks');
 	like($client->query("SELECT dlock_acquire('lock')"),
 		qr/^\d+$/, 'backends: and works in the end');
 	finish($client);
+}
+
+#
+# The list of leases, for one that begins with an enqueue
+#
+{
+	my ($client, $other) = map { session($node) } 1 .. 2;
+
+	# what it needs for that is in segments that it has
+	$client->query("SELECT dlock_release_ticket(
+		dlock_ttl_enqueue('other', '1h', 'nobody'))") foreach 1 .. 3;
+	# and nothing is in the new one but leases of many
+	%known = map { $_ => 1 } segments();
+	$other->query("SELECT count(dlock_lease_open('1h'))
+		FROM generate_series(1, 200)")
+	  while !grep { !$known{$_} } segments();
+	$other->query("SELECT dlock_lease_open('1h')");
+	close_new();
+	like($client->query("SELECT dlock_ttl_enqueue('lock', '1h', 'nobody')"),
+		$no_memory, 'leases: an enqueue fails');
+	open_memory();
+	is(tickets('lock'), '0', 'leases: and takes nothing');
+	$admin->query('SELECT dlock_reset()');
+	finish($client, $other);
+	no_worker($admin);
 }
 
 #
@@ -344,6 +377,53 @@ foreach my $how ('release', 'end')
 		announcement('granted', $long, $ticket));
 	$admin->query("SELECT dlock_lease_close($lease)");
 	finish($client, $other);
+	no_worker($admin);
+}
+
+# Each new segment is larger than those before: begin with small ones again.
+$admin->quit;
+$node->restart;
+$admin = session($node);
+$admin->query('SELECT count(*) FROM dlock_locks');
+
+#
+# The journal, for a ticket that is released, and for one whose lease has run out
+#
+{
+	my ($holder, $other, $waiter) = map { session($node) } 1 .. 3;
+	my $ttl = ample(2);
+	my ($ticket, $expiring, $last, $log, $worker);
+
+	$ticket = $holder->query("SELECT dlock_ttl_acquire('lock', '1h')");
+	$expiring =
+	  $holder->query("SELECT dlock_ttl_acquire('expiring', '$ttl s')");
+	$worker = freeze($admin);
+	grow($other);
+	$waiter->start("SELECT dlock_acquire('expiring') > 0");
+	$admin->until_waits($waiter);
+	$holder->query("SELECT dlock_renew($expiring)");
+	# the last in the journal
+	$other->start("SELECT dlock_ttl_acquire('last', '1h') > 0");
+	$admin->wait_for(
+		q{SELECT count(*) = 1 FROM dlock_locks WHERE name = 'last' AND pid IS NULL});
+	close_new();
+	like($holder->query("SELECT dlock_release_ticket($ticket)"),
+		$no_memory, 'journal: a release fails');
+	$admin->wait_for(q{SELECT count(*) = 0 FROM dlock_locks
+		WHERE name = 'expiring' AND granted});
+	$log = -s $node->logfile;
+	thaw($worker);
+	$node->wait_for_log($cannot, $log);
+	open_memory();
+	is($waiter->answer, 't', 'journal: a lease runs out');
+	$other->answer;
+	is(tickets('lock'), '1', 'journal: what was not released is held');
+	is($holder->query("SELECT dlock_release_ticket($ticket)"),
+		't', 'journal: until it is');
+	like($other->query("SELECT dlock_acquire('lock', timeout => '1min')"),
+		qr/^\d+$/, 'journal: and handed on');
+	$admin->query('SELECT dlock_lease_close(lease) FROM dlock_leases');
+	finish($holder, $other, $waiter);
 	no_worker($admin);
 }
 
