@@ -60,18 +60,20 @@ set_latches(Wakeups *wakeups)
 static inline void
 wake_all(Wakeups *wakeups)
 {
+	DlockLeaseTicket *heir = wakeups->heir;
+
 	if (wakeups->count > 0)
 		set_latches(wakeups);
-	if (unlikely(wakeups->heir != NULL))
-	{
-		ConditionVariableBroadcast(&wakeups->heir->record.changed);
-		dlock_record_unref(&wakeups->heir->record);
-		wakeups->heir = NULL;
-	}
 	if (unlikely(wakeups->space != NULL))
 		(void) dlock_worker_wake(wakeups->space);
 	else if (unlikely(wakeups->outbox != NULL))
 		dlock_sender_wake(wakeups->outbox);
+	if (unlikely(heir != NULL))
+	{
+		wakeups->heir = NULL;
+		ConditionVariableBroadcast(&heir->record.changed);
+		dlock_record_unref(&heir->record);
+	}
 }
 
 /*
@@ -184,6 +186,61 @@ leave_list(DlockList *list, DlockTicket *ticket)
 	}
 }
 
+/* What is under way, for who finishes it where an error comes */
+typedef struct HandOver
+{
+	DlockSpace *space;
+	Wakeups    *wakeups;		/* or NULL */
+} HandOver;
+
+/*
+ * A segment of memory could not be mapped: those who were granted by then are
+ * woken, and the worker does the rest.  Nobody else may come by, as a ticket that
+ * is enqueued has nobody who looks.
+ */
+static void
+leave_to_worker(int code, Datum arg)
+{
+	HandOver   *hand_over = (HandOver *) DatumGetPointer(arg);
+
+	dlock_worker_mends(hand_over->space);
+	if (hand_over->wakeups)
+		wake_all(hand_over->wakeups);
+}
+
+/*
+ * The first of the holders who have not been told that the lock is wanted, or NULL.
+ * Not inlined, as compilers warn of what stands in one function with PG_TRY().
+ */
+static pg_noinline DlockTicket *
+first_unwanted(const DlockLock *lock)
+{
+	DlockTicket *first = NULL;
+
+	for (DlockTicket *holder = ticket_at(lock->holders.tail);
+		 holder && !holder->wanted; holder = ticket_at(holder->link.prev))
+		first = holder;
+	return first;
+}
+
+/* Tell a holder, and those behind it.  Returns whether somebody is to be woken. */
+static bool
+tell_wanted(DlockTicket *holder)
+{
+	bool		told = false;
+
+	for (; holder; holder = ticket_at(holder->link.next))
+	{
+		holder->wanted = true;
+		if (!DsaPointerIsValid(holder->announcement) ||
+			state_of(holder) != DLOCK_GRANTED)
+			continue;
+		dlock_announcement_event(holder, DLOCK_EVENT_WANTED);
+		told = true;
+	}
+	return told;
+}
+
 /*
  * Somebody waits, or is about to: tell the holders that the lock is wanted, each
  * once in its hold.  Those who have been told stand before those who have not,
@@ -192,22 +249,17 @@ leave_list(DlockList *list, DlockTicket *ticket)
  * The mark comes before the event: see dlock_session_enqueue().
  */
 static void
-want(DlockLock *lock, DlockSpace **to_wake)
+want(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
 {
-	DlockTicket *holder = NULL;
+	HandOver	hand_over = {space, NULL};
+	DlockTicket *first = first_unwanted(lock);
 
-	for (DlockTicket *last = ticket_at(lock->holders.tail);
-		 last && !last->wanted; last = ticket_at(last->link.prev))
-		holder = last;
-	for (; holder; holder = ticket_at(holder->link.next))
-	{
-		holder->wanted = true;
-		if (!DsaPointerIsValid(holder->announcement) ||
-			state_of(holder) != DLOCK_GRANTED)
-			continue;
-		dlock_announcement_event(holder, DLOCK_EVENT_WANTED);
-		*to_wake = dlock_space_at(holder->space);
-	}
+	if (first == NULL)
+		return;
+	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+	if (tell_wanted(first))
+		*to_wake = space;
+	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
 }
 
 /*
@@ -253,7 +305,7 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
  * run out gives way: the worker ends it, or has begun to.
  */
 static void
-grant_from_queue(DlockLock *lock, Wakeups *wakeups)
+grant_all(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
 {
 	DlockTicket *head;
 	TimestampTz now = 0;
@@ -280,12 +332,25 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 		grant_head(lock, head, now, wakeups);
 	}
 	if (head && is_waiting(head))
-		want(lock, &wakeups->space);
+		want(space, lock, &wakeups->space);
 }
 
-/* Take a ticket out of the lock, and hand on what that frees. */
+/* Somebody has left the lock, or what fits has changed: grant to those who fit. */
+static inline void
+grant_from_queue(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
+{
+	HandOver	hand_over = {space, wakeups};
+
+	if (likely(!DsaPointerIsValid(lock->queue.head)))
+		return;
+	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+	grant_all(space, lock, wakeups);
+	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+}
+
+/* Take a ticket out of the lock.  It is handed on by the caller. */
 static void
-take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
+leave(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 {
 	Assert(ticket->pins == 0);
 	if (is_queued(ticket))
@@ -304,7 +369,18 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 			dlock_count_ticket(ticket, DLOCK_COUNT_HELD, 1);
 	}
 	dlock_ticket_set_state(ticket, DLOCK_GONE);
-	grant_from_queue(lock, wakeups);
+}
+
+/* The same, and hand on what that frees. */
+static void
+take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
+{
+	/* before the ticket can be freed; whoever ends one uses its space */
+	dsa_pointer space = ticket->space;
+
+	leave(lock, ticket, wakeups);
+	if (unlikely(DsaPointerIsValid(lock->queue.head)))
+		grant_from_queue(dlock_space_at(space), lock, wakeups);
 }
 
 static inline bool
@@ -422,7 +498,7 @@ prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
 		return DLOCK_JOIN_GRANTED;
 	}
 	dlock_list_map_tail(&lock->queue);
-	want(lock, to_wake);
+	want(space, lock, to_wake);
 	ticket->queue_length = lock->queue.length + 1;
 	/* a removal may have been left until somebody waits for it */
 	if (lock->leased && lock->queue.length == 0 &&
@@ -634,7 +710,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
  * partition, in whatever database, and takes no interrupts.
  */
 void
-dlock_queue_resume(const DlockSpace *space)
+dlock_queue_resume(DlockSpace *space)
 {
 	DlockLockScan scan;
 	Wakeups		wakeups = {0};
@@ -644,7 +720,7 @@ dlock_queue_resume(const DlockSpace *space)
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) == 0)
-			grant_from_queue(lock, &wakeups);
+			grant_from_queue(space, lock, &wakeups);
 	}
 	dlock_lock_scan_end(&scan);
 	wake_all(&wakeups);
@@ -693,6 +769,68 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 		lease_ticket(ticket)->closes = true;
 		lock->closed++;
 	}
+}
+
+/*
+ * End an ENDING ticket that has lost its last pin.  That is lost for good: so where
+ * an error comes, the worker ends it, if it is a lease's; and if not, its session
+ * does as it exits.
+ */
+static void
+end_unpinned(DlockLock *lock, DlockTicket *ticket, uint32 event,
+			 Wakeups *wakeups)
+{
+	HandOver	hand_over = {dlock_space_at(ticket->space), wakeups};
+
+	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+	end(lock, ticket, event, wakeups);
+	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+}
+
+/*
+ * What an error has left half done in one of the locks of a space: announcements
+ * of holders; leases' tickets that have ended, and are not known to have; and
+ * whoever fits by now.
+ */
+static void
+mend(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
+{
+	for (DlockTicket *ticket = ticket_at(lock->holders.head), *next; ticket;
+		 ticket = next)
+	{
+		next = ticket_at(ticket->link.next);
+		if (state_of(ticket) == DLOCK_GRANTED &&
+			DsaPointerIsValid(ticket->announcement))
+		{
+			dlock_announcement_mend(ticket, !is_lease_ticket(ticket));
+			wakeups->outbox = space;
+		}
+		if (is_lease_ticket(ticket) && state_of(ticket) == DLOCK_ENDING &&
+			ticket->pins == 0)
+			end(lock, ticket, 0, wakeups);
+	}
+	grant_from_queue(space, lock, wakeups);
+}
+
+/* The same for all of them.  For the worker; can be repeated. */
+void
+dlock_queue_mend(DlockSpace *space)
+{
+	DlockLockScan scan;
+	Wakeups		wakeups = {0};
+	DlockLock  *lock;
+
+	dlock_lock_scan_begin(&scan, true, false);
+	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
+	{
+		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0)
+			continue;
+		mend(space, lock, &wakeups);
+		if (is_unused(lock))
+			dlock_lock_scan_remove(&scan);
+	}
+	dlock_lock_scan_end(&scan);
+	wake_all(&wakeups);
 }
 
 /* A call that has claimed a ticket has failed: the last one ends it. */
@@ -865,7 +1003,7 @@ share(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 	note_change(lock, &wakeups->space);
 	ticket->mode = DLOCK_SHARED;
 	lock->exclusive--;
-	grant_from_queue(lock, wakeups);
+	grant_from_queue(dlock_space_at(ticket->space), lock, wakeups);
 }
 
 /*
@@ -960,7 +1098,8 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
  * head of the queue.
  */
 static void
-change_slots(DlockLock *lock, int32 slots, Wakeups *wakeups)
+change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
+			 Wakeups *wakeups)
 {
 	const DlockTicket *holder = ticket_at(lock->holders.head);
 	const DlockTicket *head = ticket_at(lock->queue.head);
@@ -975,7 +1114,7 @@ change_slots(DlockLock *lock, int32 slots, Wakeups *wakeups)
 		else if (head && head->slots > 0)
 			lock->slots = slots_for(lock, head->slots);
 	}
-	grant_from_queue(lock, wakeups);
+	grant_from_queue(space, lock, wakeups);
 }
 
 /*
@@ -1011,7 +1150,7 @@ dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key, bool changed,
 	{
 		if (pg_atomic_read_u32(&space->slots_loaded) == 0)
 			lock->settled = true;
-		change_slots(lock, slots, &wakeups);
+		change_slots(space, lock, slots, &wakeups);
 	}
 	let_go(lock);
 	wake_all(&wakeups);
@@ -1040,7 +1179,7 @@ dlock_queue_forget_slots(DlockSpace *space,
 			continue;
 		if (pg_atomic_read_u32(&space->slots_loaded) == 0)
 			lock->settled = true;
-		change_slots(lock, 0, &wakeups);
+		change_slots(space, lock, 0, &wakeups);
 		if (is_unused(lock))
 			dlock_lock_scan_remove(&scan);
 	}
@@ -1060,7 +1199,7 @@ dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 	DlockLock  *lock = dlock_lock_insert(key, 0, role);
 
 	if (pg_atomic_read_u32(&space->slots_loaded) == 0 && !lock->settled)
-		change_slots(lock, slots, &wakeups);
+		change_slots(space, lock, slots, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 }
@@ -1193,7 +1332,7 @@ dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 	/* a pinned ticket keeps its lock's entry */
 	Assert(lock != NULL && ticket->pins > 0);
 	if (--ticket->pins == 0 && state_of(ticket) == DLOCK_ENDING)
-		end(lock, ticket, event_of_unpinning(ticket), &wakeups);
+		end_unpinned(lock, ticket, event_of_unpinning(ticket), &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 }
@@ -1229,6 +1368,7 @@ dlock_queue_reap(const DlockKey *key)
 	DlockLock  *lock = dlock_lock_find(key, false);
 	Wakeups		wakeups = {0};
 	DlockList	lost = {0};
+	DlockTicket *head;
 	DlockTicket *one;
 	bool		needed;
 
@@ -1249,13 +1389,15 @@ dlock_queue_reap(const DlockKey *key)
 			continue;
 		/* a session's is pinned by its owner alone */
 		ticket->pins = 0;
-		take_out(lock, ticket, &wakeups);
+		leave(lock, ticket, &wakeups);
 		if (pg_atomic_read_u32(&dlock_control->lost) > 0)
 			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
 		dlock_list_append(&lost, &ticket->link, ticket->self);
 	}
 	/* an error in a hand-over has left the lock free, and the head waiting */
-	grant_from_queue(lock, &wakeups);
+	head = ticket_at(lock->queue.head);
+	if (head)
+		grant_from_queue(dlock_space_at(head->space), lock, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 	while ((one = ticket_at(lost.head)) != NULL)

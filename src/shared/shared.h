@@ -476,7 +476,8 @@ extern DlockJoined dlock_queue_join_for_lease(DlockSpace *space,
 extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
 extern void dlock_queue_unpublish(DlockLeaseTicket *ticket);
 extern void dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
-extern void dlock_queue_resume(const DlockSpace *space);
+extern void dlock_queue_resume(DlockSpace *space);
+extern void dlock_queue_mend(DlockSpace *space);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
 extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
 extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
@@ -823,6 +824,7 @@ extern void dlock_announcement_free(DlockTicket *ticket);
 extern void dlock_announcement_orphan(DlockTicket *ticket);
 extern void dlock_announcement_purge(DlockSpace *space);
 extern void dlock_announcement_event(DlockTicket *ticket, uint32 events);
+extern void dlock_announcement_mend(DlockTicket *ticket, bool granted);
 extern void dlock_announcement_arm(DlockTicket *ticket);
 extern void dlock_announcement_restored(DlockTicket *ticket, bool granted);
 extern bool dlock_announcement_is_armed(DlockTicket *ticket);
@@ -921,6 +923,7 @@ extern bool dlock_worker_wake(DlockSpace *space);
 extern bool dlock_worker_comes(DlockSpace *space);
 extern void dlock_sender_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
+extern void dlock_worker_mends(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
 extern bool dlock_worker_is_awaited(DlockSpace *space);
 extern void dlock_worker_look(DlockSpace *space);
