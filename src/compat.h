@@ -16,6 +16,7 @@
 #include "executor/executor.h"
 #include "lib/dshash.h"
 #include "lib/ilist.h"
+#include "miscadmin.h"
 #include "postmaster/bgworker.h"
 #include "replication/message.h"
 #include "replication/origin.h"
@@ -361,6 +362,18 @@ compat_eval_plan_qual_init(EPQState *state, EState *parent)
 #define COMPAT_SYNC_REP_TAKES_NO_EQUALS	true
 #else
 #define COMPAT_SYNC_REP_TAKES_NO_EQUALS	false
+#endif
+
+/*
+ * What is between these two raises no error, so that what it changes is never
+ * left half changed: where assertions count, an error there is a PANIC.
+ */
+#ifdef USE_ASSERT_CHECKING
+#define COMPAT_NO_ERROR_BEGIN()	START_CRIT_SECTION()
+#define COMPAT_NO_ERROR_END()	END_CRIT_SECTION()
+#else
+#define COMPAT_NO_ERROR_BEGIN()	((void) 0)
+#define COMPAT_NO_ERROR_END()	((void) 0)
 #endif
 
 /* Ask for memory that will be read soon, where the compiler knows how */

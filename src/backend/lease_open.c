@@ -90,14 +90,15 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 		attach_to_session(lease);
 	}
 	lease->number = draw_number(space);
-	dlock_id_insert(&lease->record);
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space, lease, NULL);
 	dlock_lease_start(space, lease);
 	dlock_journal_mark(space, &lease->record);
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space);
 
 	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
 	{
+		/* not before, as what can be found is in its space's list */
+		dlock_id_insert(&lease->record);
 		dlock_durable_wait(space, &lease->record);
 		if (!dlock_lease_is_open(lease))
 			dlock_raise_lease_gone(lease->number);

@@ -287,6 +287,31 @@ dlock_announcement_event(DlockTicket *ticket, uint32 events)
 }
 
 /*
+ * A ticket holds, and an error may have come before that was told, or that somebody
+ * waits: it is, unless it was; that it was "granted", if it is not for the worker to
+ * tell.  The caller wakes the sender later.
+ */
+void
+dlock_announcement_mend(DlockTicket *ticket, bool granted)
+{
+	DlockSpace *space = space_of(ticket);
+
+	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	if (DsaPointerIsValid(ticket->announcement))
+	{
+		DlockAnnouncement *announcement = announcement_of(ticket);
+		uint32		events = ticket->wanted ? DLOCK_EVENT_WANTED : 0;
+
+		if (granted && !announcement->granted)
+			events |= DLOCK_EVENT_GRANTED;
+		announcement->number = ticket->number;
+		announcement->events |= events_to_tell(announcement, events);
+		post(space, announcement);
+	}
+	LWLockRelease(&space->outbox_lock);
+}
+
+/*
  * It may be sent from now on.  That of a ticket that is gone already is then the
  * outbox's alone.
  */

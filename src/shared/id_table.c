@@ -170,6 +170,9 @@ dlock_ids_reserve(uint64 more)
 /*
  * Let a lease, or a ticket, be found by its number; a ticket's own lease is, with
  * the ticket.  Somebody else may have done so.  Raises 53200.
+ *
+ * One that is finished is not entered: whoever has finished it says so first, and
+ * takes it out then, which takes the partition's lock.
  */
 void
 dlock_id_insert(DlockRecord *record)
@@ -178,10 +181,12 @@ dlock_id_insert(DlockRecord *record)
 
 	prepare(&numbers[p]);
 	LWLockAcquire(&numbers[p].lock, LW_EXCLUSIVE);
-	if (!record->in_ids)
+	if (!record->in_ids && !record->finished)
+	{
 		insert(&numbers[p], number_segments[p], dlock_record_self(record),
 			   next_number);
-	record->in_ids = true;
+		record->in_ids = true;
+	}
 	LWLockRelease(&numbers[p].lock);
 }
 

@@ -292,6 +292,58 @@ dlock_lease_unconfirmed_for(DlockLease *lease)
 	return now > confirmed ? now - confirmed : 0;
 }
 
+/*
+ * Map all that a change of a lease, or of one of its tickets, touches beside
+ * these: the tails of the lists that they can come into, and their neighbours in
+ * those that they can leave.  Called with the lease lock; once it has returned,
+ * nothing raises an error for as long as that is held (I50).
+ */
+void
+dlock_lease_map(DlockSpace *space, DlockLease *lease,
+				DlockLeaseTicket *ticket)
+{
+	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
+	dlock_list_map_tail(&space->leases);
+	dlock_list_map_tail(&space->journal);
+	dlock_list_map_tail(&space->retimed);
+	dlock_link_map_neighbours(&lease->in_space);
+	if (DsaPointerIsValid(lease->retiming))
+		dlock_link_map_neighbours(&dlock_lease_retiming(lease)->link);
+	if (!lease->single)
+	{
+		dlock_list_map_tail(&lease->tickets);
+		dlock_list_map_tail(&lease->closed);
+		dlock_link_map_neighbours(&lease->record.link);
+	}
+	if (ticket == NULL)
+		return;
+	dlock_link_map_neighbours(&ticket->record.link);
+	if (!lease->single)
+		dlock_link_map_neighbours(&dlock_place_in_lease(ticket)->link);
+}
+
+/*
+ * Begin to change a lease, or one of its tickets, or both: with the lease lock.
+ * Raises an error where that needs memory which cannot be mapped, and nothing from
+ * there to dlock_lease_end_change().  So the change is made, and marked, or it is
+ * not; what can fail besides comes before this.
+ */
+void
+dlock_lease_begin_change(DlockSpace *space, DlockLease *lease,
+						 DlockLeaseTicket *ticket)
+{
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_map(space, lease, ticket);
+	COMPAT_NO_ERROR_BEGIN();
+}
+
+void
+dlock_lease_end_change(DlockSpace *space)
+{
+	COMPAT_NO_ERROR_END();
+	LWLockRelease(&space->lease_lock);
+}
+
 /* Enter a lease into its space; called with the lease lock. */
 static void
 list_lease(DlockSpace *space, DlockLease *lease)
@@ -340,8 +392,8 @@ dlock_lease_unretime(DlockSpace *space, DlockLease *lease)
 }
 
 /*
- * Take a lease out of its space; false where that was done before.  Whoever
- * calls this refers to it, or to a ticket of it.
+ * Take a lease out of its space, where nobody finds it any more; false where that
+ * was done before.  Whoever calls this refers to it, or to a ticket of it.
  */
 bool
 dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
@@ -350,14 +402,19 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 	bool		was_retimed;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	lease->record.finished = true;
+	LWLockRelease(&space->lease_lock);
+	/* while it is referred to; a single one is found by its ticket */
+	if (!lease->single)
+		dlock_id_delete(&lease->record);
+	dlock_lease_begin_change(space, lease, NULL);
 	was_listed = lease->in_leases;
 	lease->in_leases = false;
 	if (was_listed)
 		unlink_lease(space, lease);
-	lease->record.finished = true;
 	dlock_journal_unmark(space, &lease->record);
 	was_retimed = dlock_lease_unretime(space, lease);
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space);
 	if (was_retimed)
 		dlock_record_unref(&lease->record);
 	if (was_listed)
@@ -626,7 +683,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	bool		is_there;
 
 	Assert(!lease->single);
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space, lease, NULL);
 	is_there = pg_atomic_read_u64(&lease->deadline) > DLOCK_RAN_OUT;
 	if (is_there)
 	{
@@ -636,7 +693,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 		*info = before;
 		dlock_journal_mark(space, &lease->record);
 	}
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space);
 	return is_there;
 }
 
@@ -797,7 +854,7 @@ dlock_lease_restored(DlockSpace *space, int64 number)
 void
 dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 {
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space, lease, NULL);
 	dlock_lease_start(space, lease);
 	pg_atomic_write_u64(&lease->confirmed, DLOCK_NO_DEADLINE);
 	pg_atomic_write_u64(&lease->deadline, DLOCK_NO_DEADLINE);
@@ -807,15 +864,22 @@ dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 		lease->delayed = true;
 		lease->delay_ends = dlock_monotonic_now() + lease->delay;
 	}
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space);
 }
 
-/* Put back a lease that was read from its table. */
+/*
+ * Put back a lease that was read from its table.  It is found by its number, and
+ * so not put back again, once nothing can fail any more: until all are there,
+ * nobody else changes the list that it comes into.
+ */
 void
 dlock_lease_restore(DlockLease *lease, bool delayed)
 {
 	DlockSpace *space = dlock_space_at(lease->space);
 
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_map(space, lease, NULL);
+	LWLockRelease(&space->lease_lock);
 	dlock_id_insert(&lease->record);
 	lease->record.has_row = true;
 	dlock_lease_restart(space, lease, delayed);

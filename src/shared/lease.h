@@ -69,6 +69,8 @@ extern DlockLeaseTicket *dlock_request_find(const DlockLeaseTicket *wanted,
 															   const DlockLeaseTicket *wanted));
 
 /* lease.c */
+extern void dlock_lease_map(DlockSpace *space, DlockLease *lease,
+							DlockLeaseTicket *ticket);
 extern DlockLeaseTicket *dlock_lease_first_ticket(const DlockLease *lease);
 extern DlockLeaseTicket *dlock_lease_first_closed(const DlockLease *lease);
 extern DlockLeaseTicket *dlock_lease_next_ticket(const DlockLease *lease,

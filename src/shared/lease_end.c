@@ -17,6 +17,7 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
 #include "utils/memutils.h"
@@ -79,25 +80,32 @@ end_tickets_until(DlockSpace *space, DlockLease *lease, uint32 event,
 	return true;
 }
 
+/*
+ * Each step can be repeated, and it is the last that takes the ticket out of the
+ * journal: so where an error comes in between, the worker finds it there.
+ */
 static void
 finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
 {
 	DlockRecord *record = &ticket->record;
 	DlockLease *lease = dlock_lease_of(ticket);
-	bool		before;
+	bool		was_listed;
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	before = record->finished;
-	record->finished = true;
-	dlock_journal_unmark(space, record);
-	LWLockRelease(&space->lease_lock);
-	if (before)
-		return;
 	dlock_queue_finish(ticket);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	record->finished = true;
+	LWLockRelease(&space->lease_lock);
 	dlock_id_delete(record);
 	dlock_announcement_orphan(&ticket->ticket);
 	if (lease->single)
 		(void) dlock_lease_unlist(space, lease);
+
+	dlock_lease_begin_change(space, lease, ticket);
+	was_listed = record->listed;
+	dlock_journal_unmark(space, record);
+	dlock_lease_end_change(space);
+	if (!was_listed)
+		return;
 	ConditionVariableBroadcast(&record->changed);
 	dlock_record_unref(record);
 }
@@ -120,10 +128,7 @@ finish(DlockSpace *space, DlockRecord *record)
 	lease = dlock_record_lease(record);
 	(void) end_tickets(space, lease, 0);
 	if (dlock_lease_unlist(space, lease))
-	{
-		dlock_id_delete(record);
 		ConditionVariableBroadcast(&record->changed);
-	}
 }
 
 /*
@@ -166,8 +171,6 @@ dlock_lease_settle(DlockSpace *space, DlockRecord *record)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	over = !record->has_row && !record->in_flight &&
 		dlock_lease_is_over(space, record);
-	if (over)
-		dlock_journal_unmark(space, record);
 	LWLockRelease(&space->lease_lock);
 	if (over)
 		finish(space, record);
@@ -236,21 +239,31 @@ wake_waiters(DlockLease *lease)
 	}
 }
 
+/* A segment of memory could not be mapped: the worker goes through all leases. */
+static void
+leave_to_worker(int code, Datum arg)
+{
+	dlock_worker_mends((DlockSpace *) DatumGetPointer(arg));
+}
+
 /*
  * A lease is over: end its tickets; how many these were.  Raises nothing.
  */
 int64
 dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
 {
-	int64		count = end_tickets(space, lease, event);
+	int64		count = 0;
 
+	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(space));
+	count = end_tickets(space, lease, event);
 	wake_waiters(lease);
 	if (!lease->single)
 	{
-		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+		dlock_lease_begin_change(space, lease, NULL);
 		dlock_journal_mark(space, &lease->record);
-		LWLockRelease(&space->lease_lock);
+		dlock_lease_end_change(space);
 	}
+	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(space));
 	dlock_worker_wake(space);
 	return count;
 }
@@ -278,12 +291,14 @@ end_delay(DlockSpace *space, DlockLease *lease)
 	DlockLeaseTicket *ticket;
 
 	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
-	lease->delayed = false;
 	while ((ticket = dlock_lease_first_closed(lease)) != NULL)
 	{
+		dlock_lease_map(space, lease, ticket);
 		dlock_lease_ticket_unlist(lease, ticket);
 		dlock_journal_mark(space, &ticket->record);
 	}
+	/* last, as it is over only when all of it is done */
+	lease->delayed = false;
 }
 
 /* Numbers of leases, with room for so many */
@@ -318,6 +333,7 @@ force_end(DlockSpace *space, DlockLease *lease, bool *was_open)
 	if (*was_open)
 		return dlock_lease_end(space, lease, DLOCK_EVENT_RELEASED);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_map(space, lease, NULL);
 	/* what ran out is not to be delayed by whoever ends its tickets */
 	dlock_lease_be_over(lease, false);
 	count = lease->delayed ?
@@ -417,6 +433,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 		return now;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_map(space, lease, NULL);
 	if (lease->delayed &&
 		(lease->closed.length == 0 || now >= lease->delay_ends))
 		end_delay(space, lease);
@@ -459,12 +476,16 @@ abandon_journal(DlockSpace *space)
 			record = dlock_record_at(space->journal.head);
 			dlock_record_ref(record);
 			record->has_row = record->in_flight = false;
-			dlock_journal_unmark(space, record);
 		}
 		LWLockRelease(&space->lease_lock);
 		if (record == NULL)
 			break;
-		(void) dlock_lease_settle(space, record);
+		if (!dlock_lease_settle(space, record))
+		{
+			LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+			dlock_journal_unmark(space, record);
+			LWLockRelease(&space->lease_lock);
+		}
 		dlock_record_unref(record);
 	}
 }
@@ -495,7 +516,6 @@ dlock_lease_abandon(DlockSpace *space)
 			dlock_record_unref(&ticket->record);
 		}
 		(void) dlock_lease_unlist(space, lease);
-		dlock_id_delete(&lease->record);
 		dlock_record_unref(&lease->record);
 	}
 	abandon_journal(space);

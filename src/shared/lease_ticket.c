@@ -198,18 +198,28 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 }
 
 /*
- * The lease takes a ticket that has joined its lock, held or waiting; false
- * where the lease is gone.  Called under the entry's lock.
+ * The lease takes a ticket that has joined its lock, or does so now, held or
+ * waiting as "state" says; false where the lease is gone.  Called under the
+ * entry's lock.
+ *
+ * The row of an heir says granted from the start: the one holder has ended, and
+ * only the removal of its row is to come.  The heir comes into the journal behind
+ * that removal, and so into the same transaction or a later one.
  */
 bool
-dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
+dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
 {
 	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = dlock_space_at(lease->space);
 	bool		open;
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	open = lease->single || dlock_lease_is_open(lease);
+	Assert(!heir || (!ticket->record.listed && !ticket->record.has_row));
+	if (!lease->single && !dlock_lease_is_open(lease))
+		return false;
+	dlock_lease_begin_change(space, lease, ticket);
+	/* it may be closed by now */
+	open = lease->single ||
+		pg_atomic_read_u64(&lease->deadline) > DLOCK_RAN_OUT;
 	if (open)
 	{
 		if (lease->single)
@@ -222,29 +232,13 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket)
 		ticket->ticket.session = 0;
 		ticket->ticket.procno = 0;
 		ticket->ticket.pid = 0;
+		ticket->heir = heir;
+		dlock_ticket_set_state(&ticket->ticket, state);
 		dlock_lease_ticket_list(lease, ticket, false);
 		dlock_journal_mark(space, &ticket->record);
 	}
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space);
 	return open;
-}
-
-/*
- * The same where the one holder has ended, and only the removal of its row is to
- * come: the ticket's row, which it does not have yet, says granted from the start.
- * It comes into the journal behind that removal, and so into the same transaction
- * or a later one.
- */
-bool
-dlock_lease_ticket_inherit(DlockLeaseTicket *ticket)
-{
-	Assert(!ticket->record.listed && !ticket->record.has_row);
-	/* nobody else looks before it is in the journal */
-	ticket->heir = true;
-	if (dlock_lease_ticket_adopt(ticket))
-		return true;
-	ticket->heir = false;
-	return false;
 }
 
 /*
@@ -261,44 +255,43 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 
 	if (lease->single)
 		(void) dlock_lease_extend(lease);
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space, lease, ticket);
 	if (!ticket->inherited)
 		ticket->ticket.granted_at = now;
-	/* read without a lock, too: all that belongs to the grant comes before */
-	pg_write_barrier();
-	pg_atomic_write_u32(&ticket->ticket.state, DLOCK_GRANTED);
+	dlock_ticket_set_state(&ticket->ticket, DLOCK_GRANTED);
 	count_held(lease, ticket);
 	/* what is to be announced, the worker learns of by the mark */
 	if (!ticket->inherited || DsaPointerIsValid(ticket->ticket.announcement))
 		dlock_journal_mark(space, &ticket->record);
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space);
 }
 
 /*
- * A ticket has become LEAVING or ENDING, or an ENDING one has lost its last
- * pin.  Returns whether it may be taken out of its lock at once, as it has no
- * row.  Called under the entry's lock.
+ * A ticket becomes LEAVING or ENDING, or an ENDING one has lost its last pin.
+ * Returns whether it may be taken out of its lock at once, as it has no row.
+ * Called under the entry's lock.
  */
 bool
-dlock_lease_ticket_ended(DlockLeaseTicket *ticket)
+dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
 {
 	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = dlock_space_at(lease->space);
 	bool		at_once = false;
 	bool		was_listed;
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space, lease, ticket);
+	dlock_ticket_set_state(&ticket->ticket, state);
 	dlock_lease_be_over(lease, lease->single);
 	/* what was released before, while pinned, is no matter of a delay */
 	was_listed = ticket->in_tickets || ticket->in_closed;
 	dlock_lease_ticket_unlist(lease, ticket);
-	if (lease->delayed && was_listed && dlock_state_of(ticket) == DLOCK_ENDING)
+	if (lease->delayed && was_listed && state == DLOCK_ENDING)
 		dlock_lease_ticket_list(lease, ticket, true);
 	else
 		at_once = !ticket->record.has_row && !ticket->record.in_flight &&
 			ticket->ticket.pins == 0;
 	dlock_journal_mark(space, &ticket->record);
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space);
 	return at_once;
 }
 
@@ -311,12 +304,12 @@ dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket, dsa_pointer *info)
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 	dsa_pointer before;
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space, dlock_lease_of(ticket), ticket);
 	before = ticket->ticket.info;
 	ticket->ticket.info = *info;
 	*info = before;
 	dlock_journal_mark(space, &ticket->record);
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space);
 }
 
 /*
@@ -329,11 +322,11 @@ dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 	bool		at_once;
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space, dlock_lease_of(ticket), ticket);
 	ticket->lowers = true;
 	at_once = !ticket->record.has_row && !ticket->record.in_flight;
 	dlock_journal_mark(space, &ticket->record);
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space);
 	return at_once;
 }
 
@@ -344,14 +337,12 @@ void
 dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
 {
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
-	bool		announce;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	announce = dlock_state_of(ticket) == DLOCK_GRANTED && !ticket->announced;
+	if (dlock_state_of(ticket) == DLOCK_GRANTED && !ticket->announced)
+		dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_GRANTED);
 	ticket->announced = true;
 	LWLockRelease(&space->lease_lock);
-	if (announce)
-		dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_GRANTED);
 }
 
 /*
@@ -367,10 +358,10 @@ dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 {
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space, dlock_lease_of(ticket), ticket);
 	ticket->redirection = announcement;
 	dlock_journal_mark(space, &ticket->record);
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space);
 }
 
 /* The call has failed: the row says what it said before.  Raises nothing. */
@@ -383,9 +374,11 @@ dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	undone = ticket->redirection == announcement;
+	/* first, as it is about to be freed */
 	if (undone)
 	{
 		ticket->redirection = InvalidDsaPointer;
+		dlock_lease_map(space, dlock_lease_of(ticket), ticket);
 		dlock_journal_mark(space, &ticket->record);
 	}
 	LWLockRelease(&space->lease_lock);
@@ -418,8 +411,9 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 
-	dlock_announcement_redirect(&ticket->ticket, announcement);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_map(space, dlock_lease_of(ticket), ticket);
+	dlock_announcement_redirect(&ticket->ticket, announcement);
 	if (ticket->redirection == announcement)
 		ticket->redirection = InvalidDsaPointer;
 	ticket->announced = false;
@@ -439,7 +433,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 	DlockSpace *space = dlock_space_at(lease->space);
 	bool		closed;
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space, lease, ticket);
 	closed = ticket->in_closed;
 	if (closed)
 	{
@@ -452,7 +446,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 			dlock_journal_mark(space, &lease->record);
 		}
 	}
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space);
 	return closed;
 }
 
@@ -552,15 +546,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 void
 dlock_lease_ticket_publish(DlockLeaseTicket *ticket)
 {
-	DlockSpace *space = dlock_space_at(ticket->ticket.space);
-	bool		finished;
-
 	dlock_id_insert(&ticket->record);
-	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	finished = ticket->record.finished;
-	LWLockRelease(&space->lease_lock);
-	if (finished)
-		dlock_id_delete(&ticket->record);
 }
 
 /* Called under the entry's lock, as the lease could adopt it otherwise. */

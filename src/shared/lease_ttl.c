@@ -106,6 +106,7 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 
 	prepare_retiming(space, lease);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_map(space, lease, NULL);
 	Assert(dlock_lease_retiming(lease)->next_ttl == 0);
 	/* the ttl before the deadline: who renews reads them the other way round */
 	if (ttl < dlock_lease_ttl(lease))
@@ -134,6 +135,7 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 	int			result = -1;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_map(space, lease, NULL);
 	if (dlock_lease_is_open(lease))
 	{
 		confirmed = pg_atomic_read_u64(&lease->confirmed);
@@ -165,6 +167,8 @@ dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record)
 	dlock_lease_retiming(lease)->next_ttl = 0;
 	if (longer)
 		dlock_lease_shorten(lease);
+	/* a row with a longer ttl than the lease lives by does no harm */
+	dlock_lease_map(space, lease, NULL);
 	dlock_journal_mark(space, record);
 	retime(space, lease);
 	LWLockRelease(&space->lease_lock);

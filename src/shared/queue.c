@@ -49,20 +49,6 @@ begin_wakeups(Wakeups *wakeups)
 	wakeups->count = 0;
 }
 
-/*
- * Change a ticket's state.  It is read without the lock: by its owner, who
- * frees a session's ticket as soon as it finds it GONE, and by the waiters of
- * a lease's.  So all that was done to the ticket and its links comes before.
- */
-static inline void
-set_state(DlockTicket *ticket, DlockState state)
-{
-	if (state == DLOCK_ENDING && state_of(ticket) == DLOCK_GRANTED)
-		dlock_count_ticket(ticket, DLOCK_COUNT_HELD, -1);
-	pg_write_barrier();
-	pg_atomic_write_u32(&ticket->state, state);
-}
-
 static void
 set_latches(Wakeups *wakeups)
 {
@@ -74,18 +60,20 @@ set_latches(Wakeups *wakeups)
 static inline void
 wake_all(Wakeups *wakeups)
 {
+	DlockLeaseTicket *heir = wakeups->heir;
+
 	if (wakeups->count > 0)
 		set_latches(wakeups);
-	if (unlikely(wakeups->heir != NULL))
-	{
-		ConditionVariableBroadcast(&wakeups->heir->record.changed);
-		dlock_record_unref(&wakeups->heir->record);
-		wakeups->heir = NULL;
-	}
 	if (unlikely(wakeups->space != NULL))
 		(void) dlock_worker_wake(wakeups->space);
 	else if (unlikely(wakeups->outbox != NULL))
 		dlock_sender_wake(wakeups->outbox);
+	if (unlikely(heir != NULL))
+	{
+		wakeups->heir = NULL;
+		ConditionVariableBroadcast(&heir->record.changed);
+		dlock_record_unref(&heir->record);
+	}
 }
 
 /*
@@ -159,8 +147,9 @@ fits(const DlockLock *lock, const DlockTicket *ticket)
 	return false;
 }
 
+/* A ticket comes among the holders, whose tail is mapped.  Raises nothing. */
 static void
-grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
+hold(DlockLock *lock, DlockTicket *ticket)
 {
 	if (lock->holders.length == 0)
 	{
@@ -174,13 +163,6 @@ grant(DlockLock *lock, DlockTicket *ticket, TimestampTz now)
 	if (ticket->scope == DLOCK_LEASE)
 		lock->leased = true;
 	dlock_count_ticket(ticket, DLOCK_COUNT_ACQUIRED, 1);
-	if (is_lease_ticket(ticket))
-	{
-		dlock_lease_ticket_granted(lease_ticket(ticket), now);
-		return;
-	}
-	ticket->granted_at = now;
-	set_state(ticket, DLOCK_GRANTED);
 }
 
 /*
@@ -204,26 +186,80 @@ leave_list(DlockList *list, DlockTicket *ticket)
 	}
 }
 
+/* What is under way, for who finishes it where an error comes */
+typedef struct HandOver
+{
+	DlockSpace *space;
+	Wakeups    *wakeups;		/* or NULL */
+} HandOver;
+
 /*
- * Somebody waits, or is about to: tell the holders that the lock is wanted, each
- * once in its hold.  Those who have been told stand before those who have not.
- *
- * The mark comes before the event: see dlock_session_enqueue().
+ * A segment of memory could not be mapped: those who were granted by then are
+ * woken, and the worker does the rest.  Nobody else may come by, as a ticket that
+ * is enqueued has nobody who looks.
  */
 static void
-want(DlockLock *lock, DlockSpace **to_wake)
+leave_to_worker(int code, Datum arg)
 {
-	DlockTicket *holder = ticket_at(lock->holders.tail);
+	HandOver   *hand_over = (HandOver *) DatumGetPointer(arg);
 
-	for (; holder && !holder->wanted; holder = ticket_at(holder->link.prev))
+	dlock_worker_mends(hand_over->space);
+	if (hand_over->wakeups)
+		wake_all(hand_over->wakeups);
+}
+
+/*
+ * The first of the holders who have not been told that the lock is wanted, or NULL.
+ * Not inlined, as compilers warn of what stands in one function with PG_TRY().
+ */
+static pg_noinline DlockTicket *
+first_unwanted(const DlockLock *lock)
+{
+	DlockTicket *first = NULL;
+
+	for (DlockTicket *holder = ticket_at(lock->holders.tail);
+		 holder && !holder->wanted; holder = ticket_at(holder->link.prev))
+		first = holder;
+	return first;
+}
+
+/* Tell a holder, and those behind it.  Returns whether somebody is to be woken. */
+static bool
+tell_wanted(DlockTicket *holder)
+{
+	bool		told = false;
+
+	for (; holder; holder = ticket_at(holder->link.next))
 	{
 		holder->wanted = true;
 		if (!DsaPointerIsValid(holder->announcement) ||
 			state_of(holder) != DLOCK_GRANTED)
 			continue;
 		dlock_announcement_event(holder, DLOCK_EVENT_WANTED);
-		*to_wake = dlock_space_at(holder->space);
+		told = true;
 	}
+	return told;
+}
+
+/*
+ * Somebody waits, or is about to: tell the holders that the lock is wanted, each
+ * once in its hold.  Those who have been told stand before those who have not,
+ * also where an error comes in between.
+ *
+ * The mark comes before the event: see dlock_session_enqueue().
+ */
+static void
+want(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
+{
+	HandOver	hand_over = {space, NULL};
+	DlockTicket *first = first_unwanted(lock);
+
+	if (first == NULL)
+		return;
+	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+	if (tell_wanted(first))
+		*to_wake = space;
+	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
 }
 
 /*
@@ -241,11 +277,35 @@ count_wait(const DlockLock *lock, const DlockTicket *ticket, TimestampTz now)
 }
 
 /*
+ * The head of the queue is granted.  All that can fail comes before the first
+ * change: the lists are mapped, and what is the lease's is changed as a whole.
+ */
+static void
+grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
+		   Wakeups *wakeups)
+{
+	dlock_list_map_tail(&lock->holders);
+	dlock_link_map_neighbours(&head->link);
+	note_change(lock, &wakeups->space);
+	count_wait(lock, head, now);
+	if (is_lease_ticket(head))
+		dlock_lease_ticket_granted(lease_ticket(head), now);
+	leave_list(&lock->queue, head);
+	hold(lock, head);
+	if (!is_lease_ticket(head))
+	{
+		head->granted_at = now;
+		dlock_ticket_set_state(head, DLOCK_GRANTED);
+	}
+	wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
+}
+
+/*
  * Grant to the head of the queue for as long as it fits.  One whose lease has
  * run out gives way: the worker ends it, or has begun to.
  */
 static void
-grant_from_queue(DlockLock *lock, Wakeups *wakeups)
+grant_all(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
 {
 	DlockTicket *head;
 	TimestampTz now = 0;
@@ -261,30 +321,36 @@ grant_from_queue(DlockLock *lock, Wakeups *wakeups)
 		if (!is_waiting(head))
 		{
 			wake_later(wakeups, head, DLOCK_EVENT_EXPIRED);
-			set_state(head, DLOCK_LEAVING);
-			if (!dlock_lease_ticket_ended(lease_ticket(head)))
+			if (!dlock_lease_ticket_ended(lease_ticket(head), DLOCK_LEAVING))
 				break;
 			leave_list(&lock->queue, head);
-			set_state(head, DLOCK_GONE);
+			dlock_ticket_set_state(head, DLOCK_GONE);
 			continue;
 		}
 		if (now == 0)
 			now = GetCurrentTimestamp();
-		/* mapped before any change, as that can fail */
-		(void) ticket_at(lock->holders.tail);
-		note_change(lock, &wakeups->space);
-		count_wait(lock, head, now);
-		leave_list(&lock->queue, head);
-		grant(lock, head, now);
-		wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
+		grant_head(lock, head, now, wakeups);
 	}
 	if (head && is_waiting(head))
-		want(lock, &wakeups->space);
+		want(space, lock, &wakeups->space);
 }
 
-/* Take a ticket out of the lock, and hand on what that frees. */
+/* Somebody has left the lock, or what fits has changed: grant to those who fit. */
+static inline void
+grant_from_queue(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
+{
+	HandOver	hand_over = {space, wakeups};
+
+	if (likely(!DsaPointerIsValid(lock->queue.head)))
+		return;
+	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+	grant_all(space, lock, wakeups);
+	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+}
+
+/* Take a ticket out of the lock.  It is handed on by the caller. */
 static void
-take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
+leave(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 {
 	Assert(ticket->pins == 0);
 	if (is_queued(ticket))
@@ -302,8 +368,19 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 		if (unlikely(state_of(ticket) == DLOCK_ENDING))
 			dlock_count_ticket(ticket, DLOCK_COUNT_HELD, 1);
 	}
-	set_state(ticket, DLOCK_GONE);
-	grant_from_queue(lock, wakeups);
+	dlock_ticket_set_state(ticket, DLOCK_GONE);
+}
+
+/* The same, and hand on what that frees. */
+static void
+take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
+{
+	/* before the ticket can be freed; whoever ends one uses its space */
+	dsa_pointer space = ticket->space;
+
+	leave(lock, ticket, wakeups);
+	if (unlikely(DsaPointerIsValid(lock->queue.head)))
+		grant_from_queue(dlock_space_at(space), lock, wakeups);
 }
 
 static inline bool
@@ -396,13 +473,15 @@ agree_on_slots(DlockLock *lock, int32 requested)
 }
 
 /*
- * Enter a ticket, and give it its number: granted at once where nobody waits and
- * it fits, queued otherwise.  One that must not wait is queued only where the
- * lock is about to become free for it.
+ * A ticket is about to enter a lock: it gets its number, and is to be granted at
+ * once where nobody waits and it fits, and queued otherwise.  One that must not
+ * wait is queued only where the lock is about to become free for it.
+ *
+ * All that can fail comes here; enter() follows.
  */
 static DlockJoin
-enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait,
-	  DlockSpace **to_wake)
+prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
+				 bool nowait, DlockSpace **to_wake)
 {
 	bool		free = lock->queue.length == 0 && fits(lock, ticket);
 
@@ -414,19 +493,37 @@ enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket, bool nowait,
 	if (free)
 	{
 		note_change(lock, to_wake);
-		grant(lock, ticket, ticket->enqueued_at);
+		dlock_list_map_tail(&lock->holders);
+		ticket->granted_at = ticket->enqueued_at;
 		return DLOCK_JOIN_GRANTED;
 	}
-	/* before the change, as a holder may have to be mapped */
-	want(lock, to_wake);
-	dlock_list_append(&lock->queue, &ticket->link, ticket->self);
-	ticket->queue_length = lock->queue.length;
-	set_state(ticket, DLOCK_WAITING);
+	dlock_list_map_tail(&lock->queue);
+	want(space, lock, to_wake);
+	ticket->queue_length = lock->queue.length + 1;
 	/* a removal may have been left until somebody waits for it */
-	if (lock->leased && lock->queue.length == 1 &&
+	if (lock->leased && lock->queue.length == 0 &&
 		dlock_worker_comes(space))
 		*to_wake = space;
 	return DLOCK_JOIN_QUEUED;
+}
+
+/* Enter it; a lease that has it by now has changed its state.  Raises nothing. */
+static void
+enter(DlockLock *lock, DlockTicket *ticket, DlockJoin outcome)
+{
+	if (outcome == DLOCK_JOIN_GRANTED)
+		hold(lock, ticket);
+	else
+		dlock_list_append(&lock->queue, &ticket->link, ticket->self);
+	if (!is_lease_ticket(ticket))
+		dlock_ticket_set_state(ticket, outcome == DLOCK_JOIN_GRANTED ?
+							   DLOCK_GRANTED : DLOCK_WAITING);
+}
+
+static inline bool
+is_to_enter(DlockJoin outcome)
+{
+	return outcome == DLOCK_JOIN_GRANTED || outcome == DLOCK_JOIN_QUEUED;
 }
 
 /*
@@ -445,9 +542,12 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 										 ticket->role);
 
 	if (agree_on_slots(lock, request->slots))
-		joined.outcome = enter(space, lock, ticket, nowait, &to_wake);
+		joined.outcome = prepare_to_enter(space, lock, ticket, nowait,
+										  &to_wake);
 	else
 		joined.slots = lock->slots;
+	if (likely(is_to_enter(joined.outcome)))
+		enter(lock, ticket, joined.outcome);
 	if (joined.outcome == DLOCK_JOIN_GRANTED &&
 		DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
@@ -459,45 +559,41 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 }
 
 /*
- * Is a ticket that has just been queued to be granted as soon as the row of the
+ * Is a ticket that is about to be queued to be granted as soon as the row of the
  * only holder is removed, whatever else comes?  That one has ended, and its removal
  * is in the journal.
  */
 static bool
-is_heir(const DlockLock *lock, DlockTicket *ticket)
+is_heir(const DlockLock *lock, const DlockTicket *ticket)
 {
 	DlockTicket *holder = ticket_at(lock->holders.head);
 
-	return state_of(ticket) == DLOCK_WAITING &&
-		ticket->mode == DLOCK_EXCLUSIVE && lock->queue.length == 1 &&
+	return ticket->mode == DLOCK_EXCLUSIVE && lock->queue.length == 0 &&
 		lock->holders.length == 1 && lock->closed == 0 &&
 		is_lease_ticket(holder) && state_of(holder) == DLOCK_ENDING &&
 		holder->pins == 0;
 }
 
 /*
- * A ticket that was made for a lease is in one of the lists, and is referred to
- * for as long.  Where "adopt", the lease has it from now on; false where that is
- * gone, and the ticket is out again.  An heir's lease has it in any case, unless
- * that is gone.
+ * A ticket that was made for a lease is about to enter its lock, and is referred to
+ * for as long as it is there.  Where "adopt", the lease has it from now on; false
+ * where that is gone.  An heir's lease has it in any case, unless that is gone.
  */
 static bool
-belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, bool adopt,
-				Wakeups *wakeups)
+belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
+				bool adopt, Wakeups *wakeups)
 {
+	DlockState	state = outcome == DLOCK_JOIN_GRANTED ? DLOCK_GRANTED :
+		DLOCK_WAITING;
+
+	if (adopt && !dlock_lease_ticket_adopt(ticket, state, false))
+		return false;
+	if (!adopt && state == DLOCK_WAITING &&
+		is_heir(lock, &ticket->ticket) &&
+		dlock_lease_ticket_adopt(ticket, state, true))
+		wakeups->space = dlock_space_at(ticket->ticket.space);
 	dlock_record_ref(&ticket->record);
-	if (!adopt)
-	{
-		if (is_heir(lock, &ticket->ticket) &&
-			dlock_lease_ticket_inherit(ticket))
-			wakeups->space = dlock_space_at(ticket->ticket.space);
-		return true;
-	}
-	if (dlock_lease_ticket_adopt(ticket))
-		return true;
-	take_out(lock, &ticket->ticket, wakeups);
-	dlock_record_unref(&ticket->record);
-	return false;
+	return true;
 }
 
 /*
@@ -523,12 +619,13 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 	else if (joined.existing)
 		joined.outcome = DLOCK_JOIN_EXISTS;
 	else
-		joined.outcome = enter(space, lock, &ticket->ticket, nowait,
-							   &wakeups.space);
-	if ((joined.outcome == DLOCK_JOIN_GRANTED ||
-		 joined.outcome == DLOCK_JOIN_QUEUED) &&
-		!belong_to_lease(lock, ticket, adopt, &wakeups))
+		joined.outcome = prepare_to_enter(space, lock, &ticket->ticket, nowait,
+										  &wakeups.space);
+	if (is_to_enter(joined.outcome) &&
+		!belong_to_lease(lock, ticket, joined.outcome, adopt, &wakeups))
 		joined.outcome = DLOCK_JOIN_LEASE_GONE;
+	if (is_to_enter(joined.outcome))
+		enter(lock, &ticket->ticket, joined.outcome);
 	joined.lock = lock;
 	let_go(lock);
 	wake_all(&wakeups);
@@ -549,7 +646,8 @@ dlock_queue_adopt(DlockLeaseTicket *ticket)
 	if (lock == NULL)
 		return false;
 	adopted = state_of(&ticket->ticket) == DLOCK_GRANTED &&
-		(is_lease_ticket(&ticket->ticket) || dlock_lease_ticket_adopt(ticket));
+		(is_lease_ticket(&ticket->ticket) ||
+		 dlock_lease_ticket_adopt(ticket, DLOCK_GRANTED, false));
 	dlock_lock_release(lock);
 	return adopted;
 }
@@ -605,7 +703,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 		if (ticket->closes)
 			lock->closed++;
 	}
-	set_state(&ticket->ticket, state);
+	dlock_ticket_set_state(&ticket->ticket, state);
 	if (state == DLOCK_GRANTED)
 		dlock_count_ticket(&ticket->ticket, DLOCK_COUNT_HELD, 1);
 	dlock_lock_release(lock);
@@ -620,7 +718,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
  * partition, in whatever database, and takes no interrupts.
  */
 void
-dlock_queue_resume(const DlockSpace *space)
+dlock_queue_resume(DlockSpace *space)
 {
 	DlockLockScan scan;
 	Wakeups		wakeups = {0};
@@ -630,7 +728,7 @@ dlock_queue_resume(const DlockSpace *space)
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) == 0)
-			grant_from_queue(lock, &wakeups);
+			grant_from_queue(space, lock, &wakeups);
 	}
 	dlock_lock_scan_end(&scan);
 	wake_all(&wakeups);
@@ -660,14 +758,14 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 		if (ticket->pins == 0)
 			take_out(lock, ticket, wakeups);
 		else
-			set_state(ticket, DLOCK_ENDING);
+			dlock_ticket_set_state(ticket, DLOCK_ENDING);
 		/* after the state, for those who see this then look at the state */
 		if (event != 0)
 			pg_atomic_fetch_add_u32(&dlock_backends[procno].lost, 1);
 		return;
 	}
-	set_state(ticket, is_queued(ticket) ? DLOCK_LEAVING : DLOCK_ENDING);
-	at_once = dlock_lease_ticket_ended(lease_ticket(ticket));
+	at_once = dlock_lease_ticket_ended(lease_ticket(ticket), is_queued(ticket) ?
+									   DLOCK_LEAVING : DLOCK_ENDING);
 	/* once it is in the journal */
 	if (event != 0 || lock->queue.length > 0 ||
 		pg_atomic_read_u32(&space->watches) > 0 || !dlock_worker_comes(space))
@@ -679,6 +777,68 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 		lease_ticket(ticket)->closes = true;
 		lock->closed++;
 	}
+}
+
+/*
+ * End an ENDING ticket that has lost its last pin.  That is lost for good: so where
+ * an error comes, the worker ends it, if it is a lease's; and if not, its session
+ * does as it exits.
+ */
+static void
+end_unpinned(DlockLock *lock, DlockTicket *ticket, uint32 event,
+			 Wakeups *wakeups)
+{
+	HandOver	hand_over = {dlock_space_at(ticket->space), wakeups};
+
+	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+	end(lock, ticket, event, wakeups);
+	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+}
+
+/*
+ * What an error has left half done in one of the locks of a space: announcements
+ * of holders; leases' tickets that have ended, and are not known to have; and
+ * whoever fits by now.
+ */
+static void
+mend(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
+{
+	for (DlockTicket *ticket = ticket_at(lock->holders.head), *next; ticket;
+		 ticket = next)
+	{
+		next = ticket_at(ticket->link.next);
+		if (state_of(ticket) == DLOCK_GRANTED &&
+			DsaPointerIsValid(ticket->announcement))
+		{
+			dlock_announcement_mend(ticket, !is_lease_ticket(ticket));
+			wakeups->outbox = space;
+		}
+		if (is_lease_ticket(ticket) && state_of(ticket) == DLOCK_ENDING &&
+			ticket->pins == 0)
+			end(lock, ticket, 0, wakeups);
+	}
+	grant_from_queue(space, lock, wakeups);
+}
+
+/* The same for all of them.  For the worker; can be repeated. */
+void
+dlock_queue_mend(DlockSpace *space)
+{
+	DlockLockScan scan;
+	Wakeups		wakeups = {0};
+	DlockLock  *lock;
+
+	dlock_lock_scan_begin(&scan, true, false);
+	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
+	{
+		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0)
+			continue;
+		mend(space, lock, &wakeups);
+		if (is_unused(lock))
+			dlock_lock_scan_remove(&scan);
+	}
+	dlock_lock_scan_end(&scan);
+	wake_all(&wakeups);
 }
 
 /* A call that has claimed a ticket has failed: the last one ends it. */
@@ -708,7 +868,7 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 
 	if (unlikely(state_of(ticket) == DLOCK_GONE))
 	{
-		/* whoever ended it has done with it: see set_state() */
+		/* whoever ended it has done with it: see dlock_ticket_set_state() */
 		pg_memory_barrier();
 		return false;
 	}
@@ -774,7 +934,8 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 	if (is_there && adopt && !is_lease_ticket(&ticket->ticket))
 	{
 		wake_later(&wakeups, &ticket->ticket, 0);
-		is_there = dlock_lease_ticket_adopt(ticket);
+		is_there = dlock_lease_ticket_adopt(ticket, state_of(&ticket->ticket),
+											false);
 	}
 	if (is_there)
 		ticket->claims++;
@@ -850,7 +1011,7 @@ share(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 	note_change(lock, &wakeups->space);
 	ticket->mode = DLOCK_SHARED;
 	lock->exclusive--;
-	grant_from_queue(lock, wakeups);
+	grant_from_queue(dlock_space_at(ticket->space), lock, wakeups);
 }
 
 /*
@@ -945,7 +1106,8 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
  * head of the queue.
  */
 static void
-change_slots(DlockLock *lock, int32 slots, Wakeups *wakeups)
+change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
+			 Wakeups *wakeups)
 {
 	const DlockTicket *holder = ticket_at(lock->holders.head);
 	const DlockTicket *head = ticket_at(lock->queue.head);
@@ -960,7 +1122,7 @@ change_slots(DlockLock *lock, int32 slots, Wakeups *wakeups)
 		else if (head && head->slots > 0)
 			lock->slots = slots_for(lock, head->slots);
 	}
-	grant_from_queue(lock, wakeups);
+	grant_from_queue(space, lock, wakeups);
 }
 
 /*
@@ -996,7 +1158,7 @@ dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key, bool changed,
 	{
 		if (pg_atomic_read_u32(&space->slots_loaded) == 0)
 			lock->settled = true;
-		change_slots(lock, slots, &wakeups);
+		change_slots(space, lock, slots, &wakeups);
 	}
 	let_go(lock);
 	wake_all(&wakeups);
@@ -1025,7 +1187,7 @@ dlock_queue_forget_slots(DlockSpace *space,
 			continue;
 		if (pg_atomic_read_u32(&space->slots_loaded) == 0)
 			lock->settled = true;
-		change_slots(lock, 0, &wakeups);
+		change_slots(space, lock, 0, &wakeups);
 		if (is_unused(lock))
 			dlock_lock_scan_remove(&scan);
 	}
@@ -1045,7 +1207,7 @@ dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 	DlockLock  *lock = dlock_lock_insert(key, 0, role);
 
 	if (pg_atomic_read_u32(&space->slots_loaded) == 0 && !lock->settled)
-		change_slots(lock, slots, &wakeups);
+		change_slots(space, lock, slots, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 }
@@ -1178,7 +1340,7 @@ dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 	/* a pinned ticket keeps its lock's entry */
 	Assert(lock != NULL && ticket->pins > 0);
 	if (--ticket->pins == 0 && state_of(ticket) == DLOCK_ENDING)
-		end(lock, ticket, event_of_unpinning(ticket), &wakeups);
+		end_unpinned(lock, ticket, event_of_unpinning(ticket), &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 }
@@ -1214,6 +1376,7 @@ dlock_queue_reap(const DlockKey *key)
 	DlockLock  *lock = dlock_lock_find(key, false);
 	Wakeups		wakeups = {0};
 	DlockList	lost = {0};
+	DlockTicket *head;
 	DlockTicket *one;
 	bool		needed;
 
@@ -1234,13 +1397,15 @@ dlock_queue_reap(const DlockKey *key)
 			continue;
 		/* a session's is pinned by its owner alone */
 		ticket->pins = 0;
-		take_out(lock, ticket, &wakeups);
+		leave(lock, ticket, &wakeups);
 		if (pg_atomic_read_u32(&dlock_control->lost) > 0)
 			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
 		dlock_list_append(&lost, &ticket->link, ticket->self);
 	}
 	/* an error in a hand-over has left the lock free, and the head waiting */
-	grant_from_queue(lock, &wakeups);
+	head = ticket_at(lock->queue.head);
+	if (head)
+		grant_from_queue(dlock_space_at(head->space), lock, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
 	while ((one = ticket_at(lost.head)) != NULL)

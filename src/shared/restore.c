@@ -28,6 +28,10 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 	ticket->ticket.pid = 0;
 	ticket->record.has_row = true;
 	ticket->announced = granted;
+	/* until all are put back, nobody else changes the lists that it comes into */
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_map(space, lease, ticket);
+	LWLockRelease(&space->lease_lock);
 	dlock_id_insert(&ticket->record);
 	PG_TRY();
 	{

@@ -75,6 +75,26 @@ dlock_link_at(dsa_pointer pointer)
 	return dsa_get_address(dlock_area, pointer);
 }
 
+/*
+ * Map what a later change of a list touches: who changes more than one list does
+ * that for all of them, before the first.
+ */
+static inline void
+dlock_list_map_tail(const DlockList *list)
+{
+	if (DsaPointerIsValid(list->tail))
+		(void) dlock_link_at(list->tail);
+}
+
+static inline void
+dlock_link_map_neighbours(const DlockLink *link)
+{
+	if (DsaPointerIsValid(link->prev))
+		(void) dlock_link_at(link->prev);
+	if (DsaPointerIsValid(link->next))
+		(void) dlock_link_at(link->next);
+}
+
 static inline void
 dlock_list_init(DlockList *list)
 {
@@ -218,6 +238,21 @@ dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
 		dlock_count(counter, (uint64) amount);
 	else
 		dlock_count_elsewhere(ticket, counter, amount);
+}
+
+/*
+ * Change a ticket's state.  It is read without the lock: by its owner, who
+ * frees a session's ticket as soon as it finds it GONE, and by the waiters of
+ * a lease's.  So all that was done to the ticket and its links comes before.
+ */
+static inline void
+dlock_ticket_set_state(DlockTicket *ticket, DlockState state)
+{
+	if (state == DLOCK_ENDING &&
+		pg_atomic_read_u32(&ticket->state) == DLOCK_GRANTED)
+		dlock_count_ticket(ticket, DLOCK_COUNT_HELD, -1);
+	pg_write_barrier();
+	pg_atomic_write_u32(&ticket->state, state);
 }
 
 extern int64 dlock_wait_bound(int bucket);
@@ -444,7 +479,8 @@ extern DlockJoined dlock_queue_join_for_lease(DlockSpace *space,
 extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
 extern void dlock_queue_unpublish(DlockLeaseTicket *ticket);
 extern bool dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
-extern void dlock_queue_resume(const DlockSpace *space);
+extern void dlock_queue_resume(DlockSpace *space);
+extern void dlock_queue_mend(DlockSpace *space);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
 extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
 extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
@@ -648,6 +684,9 @@ extern void dlock_lease_restore(DlockLease *lease, bool delayed);
 extern int	dlock_lease_greatest_durability(DlockSpace *space,
 											int64 *least_ttl);
 extern void dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed);
+extern void dlock_lease_begin_change(DlockSpace *space, DlockLease *lease,
+									 DlockLeaseTicket *ticket);
+extern void dlock_lease_end_change(DlockSpace *space);
 extern void dlock_lease_start(DlockSpace *space, DlockLease *lease);
 extern void dlock_lease_be_over(DlockLease *lease, bool always);
 extern bool dlock_lease_detach(DlockLease *lease);
@@ -708,11 +747,12 @@ extern void dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket);
 extern DlockLeaseTicket *dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted);
-extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_inherit(DlockLeaseTicket *ticket);
+extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket,
+									 DlockState state, bool heir);
 extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket,
 									   TimestampTz now);
-extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket);
+extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket,
+									 DlockState state);
 extern void dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket,
 											 dsa_pointer *info);
 extern bool dlock_lease_ticket_lower(DlockLeaseTicket *ticket);
@@ -787,6 +827,7 @@ extern void dlock_announcement_free(DlockTicket *ticket);
 extern void dlock_announcement_orphan(DlockTicket *ticket);
 extern void dlock_announcement_purge(DlockSpace *space);
 extern void dlock_announcement_event(DlockTicket *ticket, uint32 events);
+extern void dlock_announcement_mend(DlockTicket *ticket, bool granted);
 extern void dlock_announcement_arm(DlockTicket *ticket, uint64 claim);
 extern void dlock_announcement_unclaim(DlockTicket *ticket, uint64 claim);
 extern uint64 dlock_announcement_claim(DlockTicket *ticket);
@@ -887,6 +928,7 @@ extern bool dlock_worker_wake(DlockSpace *space);
 extern bool dlock_worker_comes(DlockSpace *space);
 extern void dlock_sender_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
+extern void dlock_worker_mends(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
 extern bool dlock_worker_is_awaited(DlockSpace *space);
 extern void dlock_worker_look(DlockSpace *space);

@@ -705,6 +705,8 @@ struct DlockSpace
 	pg_atomic_uint64 sender_start;
 	pg_atomic_uint32 vacuum;
 	pg_atomic_uint64 vacuum_start;
+	pg_atomic_uint32 half_done; /* an error has come between two changes that
+								 * belong together: see I51 */
 	pg_atomic_uint32 dead_rows; /* in the tables, about */
 	pg_atomic_uint32 vacuum_at; /* so many are vacuumed away */
 	pg_atomic_uint32 cleared;	/* are the rows gone that stand for nothing? a

@@ -147,6 +147,7 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u64(&space->sender_start, 0);
 	pg_atomic_init_u32(&space->vacuum, 0);
 	pg_atomic_init_u64(&space->vacuum_start, 0);
+	pg_atomic_init_u32(&space->half_done, 0);
 	pg_atomic_init_u32(&space->dead_rows, 0);
 	pg_atomic_init_u32(&space->vacuum_at, DLOCK_VACUUM_ROWS);
 	pg_atomic_init_u32(&space->cleared, DLOCK_NOT_CLEARED);

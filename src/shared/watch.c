@@ -211,7 +211,7 @@ dlock_watch_count_change(const DlockKey *key)
 {
 	DlockPartition *partition = dlock_lock_partition(key);
 	DlockWatched *watched;
-	DlockSpace *space;
+	DlockSpace *space = NULL;
 	dsa_pointer *link;
 
 	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
@@ -219,13 +219,15 @@ dlock_watch_count_change(const DlockKey *key)
 	if (link == NULL)
 		return NULL;
 	watched = watched_at(*link);
+	if (!watched->listed)
+	{
+		space = dlock_space_at(watched->space);
+		LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+		list(space, watched);
+		LWLockRelease(&space->outbox_lock);
+	}
+	/* it is in the list by now: to enter it there can fail */
 	watched->changes++;
-	if (watched->listed)
-		return NULL;
-	space = dlock_space_at(watched->space);
-	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	list(space, watched);
-	LWLockRelease(&space->outbox_lock);
 	return space;
 }
 
@@ -454,6 +456,8 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 			.watched = watched_at(pointer)
 		};
 	}
+	/* mapped before any change, as that can fail */
+	dlock_list_map_tail(&space->changed);
 	for (int i = 0; i < count; i++)
 	{
 		DlockWatched *watched = tellings[i].watched;
@@ -541,6 +545,8 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 	DlockWatch *next;
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	/* mapped before any change, as that can fail */
+	dlock_list_map_tail(&watched->watches);
 	for (watch = watch_at(watched->watches.head);
 		 watch && watch->told < telling->change && left > 0; watch = next)
 	{
@@ -582,6 +588,8 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
 	note_told(space, telling);
 	LWLockAcquire(&partition->lock, LW_SHARED);
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	/* mapped before any change, as that can fail */
+	(void) watched_at(space->changed.head);
 	first = watch_at(watched->watches.head);
 	more = first && first->told < watched->round;
 	if (!more)

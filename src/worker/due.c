@@ -85,6 +85,15 @@ due_of(DlockLease *lease)
 		dlock_monotonic_now() + dlock_lease_ttl(lease) : due;
 }
 
+/* A lease may be due earlier than it was. */
+static void
+look_anew(Look *look)
+{
+	pairingheap_remove(looks_by_due, &look->node);
+	look->due = due_of(look->lease);
+	pairingheap_add(looks_by_due, &look->node);
+}
+
 /* Look at a lease again when it is due, or before. */
 void
 dlock_due_add(DlockLease *lease)
@@ -94,7 +103,12 @@ dlock_due_add(DlockLease *lease)
 							   &found);
 
 	if (found)
+	{
+		/* one that is over may have been left so before it was due */
+		if (pg_atomic_read_u64(&lease->deadline) == 0)
+			look_anew(look);
 		return;
+	}
 	dlock_record_ref(&lease->record);
 	look->lease = lease;
 	look->due = due_of(lease);
@@ -127,9 +141,7 @@ dlock_due_update(DlockSpace *space)
 		/* one that is not looked at yet will be, once its row is written */
 		if (look)
 		{
-			pairingheap_remove(looks_by_due, &look->node);
-			look->due = due_of(lease);
-			pairingheap_add(looks_by_due, &look->node);
+			look_anew(look);
 			dlock_heartbeat_remove(look->class);
 			look->class = dlock_heartbeat_add(lease);
 		}

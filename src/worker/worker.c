@@ -212,6 +212,29 @@ forget(void)
 	knows_all = false;
 }
 
+/*
+ * An error has come between two changes, in whatever process: do the rest.  In a
+ * transaction, for the same reason.  Leases that are over are found as all are
+ * looked at anew.
+ */
+static bool
+mend(void)
+{
+	if (pg_atomic_exchange_u32(&my_space->half_done, 0) == 0)
+		return false;
+	StartTransactionCommand();
+	dlock_queue_mend(my_space);
+	CommitTransactionCommand();
+	forget();
+	return true;
+}
+
+static void
+mend_failed(int code)
+{
+	pg_atomic_write_u32(&my_space->half_done, 1);
+}
+
 /* Those who wait are told. */
 static void
 begin_failed(int code)
@@ -316,6 +339,12 @@ static DlockTask learn_task = {
 	.failed = learn_failed,
 	.max_retry_ms = MAX_RETRY_MS
 };
+static DlockTask mend_task = {
+	.what = "going on with what an error has broken off",
+	.perform = mend,
+	.failed = mend_failed,
+	.max_retry_ms = MAX_RETRY_MS
+};
 static DlockTask clear_task = {
 	.what = "removing rows that stand for nothing",
 	.perform = clear_tables,
@@ -397,6 +426,7 @@ is_wanted(void)
 {
 	return my_space->journal.length > 0 || dlock_has_messages(my_space) ||
 		my_space->retimed.length > 0 ||
+		pg_atomic_read_u32(&my_space->half_done) != 0 ||
 		(my_space->leases.length > 0 && dlock_worker_is_awaited(my_space));
 }
 
@@ -465,6 +495,8 @@ work(void)
 	dlock_due_expire(STEP_US);
 	next_beat = dlock_heartbeat_beat(my_space);
 	next = sooner(next, next_beat);
+	if (pg_atomic_read_u32(&my_space->half_done) != 0)
+		next = sooner(next, dlock_task_perform(&mend_task));
 	if (!knows_all)
 		next = sooner(next, dlock_task_perform(&learn_task));
 	if (pg_atomic_read_u32(&my_space->cleared) == DLOCK_NOT_CLEARED)

@@ -81,8 +81,8 @@ copy_marked(DlockSpace *space)
 	{
 		DlockRecord *record = dlock_record_at(link);
 
-		dlock_record_ref(record);
 		copy_record(space, record, &images[num_images]);
+		dlock_record_ref(record);
 		link = record->link.next;
 	}
 	LWLockRelease(&space->lease_lock);

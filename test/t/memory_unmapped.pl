@@ -26,7 +26,9 @@ use Test::More;
 
 # With so many connections, the array of backends has a segment of its own.
 my $node = new_server('main',
-	conf => "dynamic_shared_memory_type = mmap\nmax_connections = 2500\n");
+	allows_streaming => 1,
+	conf => "dynamic_shared_memory_type = mmap\nmax_connections = 2500\n"
+	  . "synchronous_commit = local\n");
 
 plan skip_all => 'who has failed to map a segment once, cannot map it again'
   if $node->pg_version >= 17;
@@ -109,6 +111,14 @@ sub holders
 		  . "WHERE name = '$name' AND granted");
 }
 
+sub tickets
+{
+	my ($name) = @_;
+
+	return $admin->query(
+		"SELECT count(*) FROM dlock_locks WHERE name = '$name'");
+}
+
 sub finish
 {
 	$_->quit foreach @_;
@@ -132,6 +142,31 @@ $admin->query('SELECT count(*) FROM dlock_locks');
 	like($client->query("SELECT dlock_acquire('lock')"),
 		qr/^\d+$/, 'backends: and works in the end');
 	finish($client);
+}
+
+#
+# The list of leases, for one that begins with an enqueue
+#
+{
+	my ($client, $other) = map { session($node) } 1 .. 2;
+
+	# what it needs for that is in segments that it has
+	$client->query("SELECT dlock_release_ticket(
+		dlock_ttl_enqueue('other', '1h', 'nobody'))") foreach 1 .. 3;
+	# and nothing is in the new one but leases of many
+	%known = map { $_ => 1 } segments();
+	$other->query("SELECT count(dlock_lease_open('1h'))
+		FROM generate_series(1, 200)")
+	  while !grep { !$known{$_} } segments();
+	$other->query("SELECT dlock_lease_open('1h')");
+	close_new();
+	like($client->query("SELECT dlock_ttl_enqueue('lock', '1h', 'nobody')"),
+		$no_memory, 'leases: an enqueue fails');
+	open_memory();
+	is(tickets('lock'), '0', 'leases: and takes nothing');
+	$admin->query('SELECT dlock_reset()');
+	finish($client, $other);
+	no_worker($admin);
 }
 
 #
@@ -430,6 +465,117 @@ foreach my $how ('rollback', 'exit')
 		announcement('granted', $long, $ticket));
 	$admin->query("SELECT dlock_lease_close($lease)");
 	finish($client, $other);
+	no_worker($admin);
+}
+
+# Each new segment is larger than those before: begin with small ones again.
+$admin->quit;
+$node->restart;
+$admin = session($node);
+$admin->query('SELECT count(*) FROM dlock_locks');
+
+#
+# The journal, for a ticket that is released, and for one whose lease has run out
+#
+{
+	my ($holder, $other, $waiter) = map { session($node) } 1 .. 3;
+	my $ttl = ample(2);
+	my ($ticket, $log, $worker);
+
+	$ticket = $holder->query("SELECT dlock_ttl_acquire('lock', '1h')");
+	$holder->query("SELECT dlock_ttl_acquire('expiring', '$ttl s')");
+	$waiter->start("SELECT dlock_acquire('expiring') > 0");
+	$admin->until_waits($waiter);
+	$worker = freeze($admin);
+	grow($other);
+	# the last in the journal
+	$other->start("SELECT dlock_ttl_acquire('last', '1h') > 0");
+	$admin->wait_for(
+		q{SELECT count(*) = 1 FROM dlock_locks WHERE name = 'last' AND pid IS NULL});
+	close_new();
+	like($holder->query("SELECT dlock_release_ticket($ticket)"),
+		$no_memory, 'journal: a release fails');
+	$admin->wait_for(q{SELECT count(*) = 0 FROM dlock_locks
+		WHERE name = 'expiring' AND granted});
+	$log = -s $node->logfile;
+	thaw($worker);
+	$node->wait_for_log($cannot, $log);
+	open_memory();
+	is($waiter->answer, 't', 'journal: a lease runs out');
+	$other->answer;
+	is(tickets('lock'), '1', 'journal: what was not released is held');
+	is($holder->query("SELECT dlock_release_ticket($ticket)"),
+		't', 'journal: until it is');
+	like($other->query("SELECT dlock_acquire('lock', timeout => '1min')"),
+		qr/^\d+$/, 'journal: and handed on');
+	$admin->query('SELECT dlock_lease_close(lease) FROM dlock_leases');
+	finish($holder, $other, $waiter);
+	no_worker($admin);
+}
+
+#
+# What an error breaks off, with nobody there who would look: a grant of what was
+# enqueued, by a session or for a lease; the end of a lease; and that of a ticket
+# which a guarded commit has kept.  The worker does the rest.
+#
+{
+	my ($holder, $client, $other) = map { session($node) } 1 .. 3;
+	my ($ticket, $next, $lease, $worker);
+
+	foreach my $how ('session', 'lease')
+	{
+		$holder->query("SELECT dlock_acquire('lock')");
+		grow($other);
+		$ticket = $other->query($how eq 'session' ?
+			  "SELECT dlock_enqueue('lock')" :
+			  "SELECT dlock_ttl_enqueue('lock', '1h', dlock_channel())");
+		close_new();
+		like($holder->query("SELECT dlock_release('lock')"),
+			$no_memory, "enqueued, $how: a release cannot hand on");
+		open_memory();
+		told($other, "enqueued, $how: the worker does",
+			announcement('granted', 'lock', $ticket));
+		$other->query("SELECT dlock_release_ticket($ticket)");
+	}
+
+	$lease = $holder->query("SELECT dlock_lease_open('1h')");
+	$holder->query("SELECT dlock_lease_acquire('lock', $lease)");
+	grow($other);
+	$other->query("SELECT dlock_lease_acquire('lock 2', $lease)");
+	close_new();
+	like($holder->query("SELECT dlock_lease_close($lease)"),
+		$no_memory, 'close: it cannot end what the lease has');
+	open_memory();
+	like($client->query("SELECT dlock_acquire('$_', timeout => '1min')"),
+		qr/^\d+$/, "close: the worker does, $_")
+	  foreach 'lock', 'lock 2';
+
+	$holder->query('SET synchronous_commit = on');
+	$ticket = $holder->query("SELECT dlock_ttl_acquire('kept', '1h')");
+	commits_hang($node, 1);
+	$holder->query('BEGIN; INSERT INTO t VALUES (3)');
+	$holder->query("SELECT dlock_guard('kept', $ticket)");
+	$holder->start('COMMIT');
+	poll('the commit hangs', sub { hangs($node, $holder) });
+	$admin->query("SELECT dlock_release_ticket($ticket)");
+	$next = $other->query("SELECT dlock_enqueue('kept')");
+	$admin->wait_for("SELECT journal_lag = '0' FROM dlock_stats");
+	$worker = freeze($admin);
+	grow($other);
+	$client->start("SELECT dlock_ttl_acquire('last', '1h') > 0");
+	$admin->wait_for(
+		q{SELECT count(*) = 1 FROM dlock_locks WHERE name = 'last' AND pid IS NULL});
+	close_new();
+	commits_hang($node, 0);
+	like($holder->answer, qr/WARNING:  42501: could not finish/,
+		'pin: a commit cannot end what it has kept');
+	open_memory();
+	thaw($worker);
+	told($other, 'pin: the worker does',
+		announcement('granted', 'kept', $next));
+	$client->answer;
+	$admin->query('SELECT dlock_reset()');
+	finish($holder, $client, $other);
 	no_worker($admin);
 }
 
