@@ -68,6 +68,8 @@ log_min_messages = warning
 wal_writer_delay = 10s
 deadlock_timeout = 200ms
 fsync = off
+# a standby that follows another primary may be far behind it
+wal_keep_size = 256MB
 # timeouts by the clock, which jumps
 wal_sender_timeout = 0
 wal_receiver_timeout = 0
@@ -594,7 +596,7 @@ sub series_on_full_disk
 
 	$primary = new_primary(
 		extra => [ '--waldir', "$disk/wal", '--wal-segsize', '1' ],
-		conf => "max_wal_size = 4MB\nmin_wal_size = 2MB\n");
+		conf => "max_wal_size = 4MB\nmin_wal_size = 2MB\nwal_keep_size = 0\n");
 	mkdir "$disk/tables" or die "mkdir: $!";
 	$primary->safe_psql('postgres', $_) foreach
 	  "CREATE TABLESPACE small LOCATION '$disk/tables'",
