@@ -84,8 +84,10 @@ class DlockLock(locking.Lock):
     def fence(self):
         return self._tickets[-1] if self._tickets else None
 
-    def acquire(self, blocking=True, shared=False):
-        timeout = None if blocking is True else float(blocking)
+    def acquire(self, blocking=True, shared=False, timeout=None):
+        """Blocking may be a number of seconds: so it was before the timeout."""
+        if blocking is not True:
+            timeout = float(blocking)
         try:
             self._tickets.append(self._driver.acquire(
                 self._lock, str(uuid.uuid4()), timeout, shared=bool(shared)))
@@ -272,6 +274,13 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         def get():
             self._check(self.ask, group_id)
             return set(self._members(self.ask, group_id))
+        return Done(get)
+
+    def get_members_with_capabilities(self, group_id):
+        def get():
+            self._check(self.ask, group_id)
+            return {member_id: decode(info) or None for member_id, (_, info)
+                    in self._members(self.ask, group_id).items()}
         return Done(get)
 
     def _capabilities(self, group_id, member_id):

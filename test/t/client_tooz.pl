@@ -36,7 +36,13 @@ my ($out, $err) = run_command(
 	[ $python, '-P', '-m', 'unittest', '-v', 'tooz.tests.test_coordination' ]);
 my %result = $err =~ /^tooz\.\S+\.(test_\w+) \.\.\. (\w+)/mg;
 
+# later versions have one only for drivers that it names
+my $named = 'test_watch_join_group_disappear';
+my $skipped = ($result{$named} // '') eq 'skipped' ? ' \(skipped=1\)' : '';
+
+delete $result{$named} if $skipped;
 is($result{$_}, 'ok', $_) foreach sort keys %result;
-like($err, qr/^OK$/m, 'all of them, and none is skipped') or diag($err);
+like($err, qr/^OK$skipped$/m, 'all of them, and no other is skipped')
+  or diag($err);
 cmp_ok(scalar(keys %result), '>', 70, 'they are all that tooz has');
 done_testing();

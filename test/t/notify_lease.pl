@@ -135,16 +135,18 @@ sub waits_for_journal
 	release($ticket);
 
 	$one->query('BEGIN');
-	$ticket = enqueue($one, 'same', '1h');
+	$ticket = enqueue($one, 'asked for', '1h');
 	is(ask($other, $ticket), 't', 'somebody else asks for the ticket');
 	not_told($listener, 'before the commit', 'shared');
 	$one->query('COMMIT');
-	told($one, 'with the commit', announcement('granted', 'same', $ticket));
+	told($one, 'with the commit', announcement('granted', 'asked for', $ticket));
 	release($ticket);
 
-	foreach my $call ("dlock_enqueue('same'",
-		"dlock_ttl_enqueue('same', '1h', owner => 'a'")
+	foreach my $call ("dlock_enqueue('back'",
+		"dlock_ttl_enqueue('and forth', '1h', owner => 'a'")
 	{
+		my ($name) = $call =~ /'(.*?)'/;
+
 		$one->query('BEGIN');
 		$ticket = $one->query("SELECT $call, channel => 'shared')");
 		$one->query('SAVEPOINT one');
@@ -153,7 +155,7 @@ sub waits_for_journal
 		$one->query('COMMIT');
 		not_told($listener, "$call): it was rolled back", 'shared');
 		is(ask($one, $ticket), 't', "$call): it is asked for");
-		told($one, "$call): and told", announcement('granted', 'same', $ticket));
+		told($one, "$call): and told", announcement('granted', $name, $ticket));
 		$one->query("SELECT dlock_release_ticket($ticket), dlock_release_all()");
 	}
 }
