@@ -133,10 +133,16 @@ sub title_becomes
 		$waiter->query("SET lock_timeout = '$timeout'");
 		$waiter->start("SELECT dlock_acquire('looks') > 0");
 		$admin->until_waits($waiter);
+		stop_while($admin, $waiter->{pid},
+			"SELECT wait_event = 'userlock' FROM pg_stat_activity "
+			  . "WHERE pid = $waiter->{pid}");
+		# from 18 on there is a cache of extensions, too
+		$holder->query($_)
+		  foreach 'UPDATE pg_extension SET extname = extname',
+		  "CREATE OR REPLACE FUNCTION changed() RETURNS integer LANGUAGE sql AS 'SELECT 1'";
 		$blocker->query(
 			'BEGIN; LOCK TABLE pg_extension IN ACCESS EXCLUSIVE MODE');
-		$holder->query('CREATE OR REPLACE FUNCTION changed() RETURNS integer '
-			  . "LANGUAGE sql AS 'SELECT 1'");
+		continue_process($waiter->{pid});
 		$admin->wait_for("SELECT wait_event IN ('relation', 'ClientRead') "
 			  . "FROM pg_stat_activity WHERE pid = $waiter->{pid}");
 		if ($timeout eq '0')
