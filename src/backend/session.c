@@ -7,14 +7,11 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "miscadmin.h"
-#include "storage/ipc.h"
 
 #include "backend/held.h"
 #include "tables/tables.h"
 
-static void roll_back(int code, Datum arg);
 static void leave(void);
 
 /* Is all of a session there that holds something? */
@@ -37,9 +34,7 @@ dlock_session_attach(void)
 	if (!initialized)
 	{
 		dlock_held_initialize();
-		/* the one that is registered last comes first */
-		before_shmem_exit(dlock_finish_in_exit, (Datum) leave);
-		before_shmem_exit(roll_back, 0);
+		dlock_finish_at_exit(leave);
 		initialized = true;
 	}
 	if (dlock_my_backend == NULL)
@@ -445,21 +440,6 @@ dlock_session_holds(const DlockKey *key)
 	return name && dlock_held_is_holding(name);
 }
 
-/*
- * Give everything back when the backend exits, however it exits.
- *
- * These callbacks were registered after PostgreSQL's own, and so come first; the
- * open transaction is rolled back before any lock is handed on, so that the next
- * holder does not meet its row locks.
- */
-static void
-roll_back(int code, Datum arg)
-{
-	/* what a callback before may have held as it failed */
-	LWLockReleaseAll();
-	AbortOutOfAnyTransaction();
-}
-
 static void
 give_back_tickets(void)
 {
@@ -479,6 +459,10 @@ give_back_tickets(void)
 }
 
 /*
+ * Give everything back when the backend exits, however it exits.  The open
+ * transaction was rolled back before, so that the next holder does not meet its
+ * row locks.
+ *
  * An error begins this anew: each part forgets a thing before it does it.  What
  * could not be given back so is cleared away by the waiters, see
  * dlock_queue_reap().

@@ -7,6 +7,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "utils/memutils.h"
@@ -20,14 +21,35 @@
  * this is one again.  So the work, which forgets each thing before it does it, is
  * begun anew until it comes to its end.
  */
-void
-dlock_finish_in_exit(int code, Datum work)
+static void
+finish_in_exit(int code, Datum work)
 {
 	/* what it may have held as it failed */
 	LWLockReleaseAll();
-	before_shmem_exit(dlock_finish_in_exit, work);
+	before_shmem_exit(finish_in_exit, work);
 	((void (*) (void)) work) ();
-	cancel_before_shmem_exit(dlock_finish_in_exit, work);
+	cancel_before_shmem_exit(finish_in_exit, work);
+}
+
+static void
+roll_back(int code, Datum arg)
+{
+	/* what a callback before may have held as it failed */
+	LWLockReleaseAll();
+	AbortOutOfAnyTransaction();
+}
+
+/*
+ * Have this process leave dlock when it exits, however it exits: behind the
+ * rollback of the open transaction, which is done before PostgreSQL itself would,
+ * as these callbacks are registered after PostgreSQL's own.
+ */
+void
+dlock_finish_at_exit(void (*leave) (void))
+{
+	/* the one that is registered last comes first */
+	before_shmem_exit(finish_in_exit, (Datum) leave);
+	before_shmem_exit(roll_back, 0);
 }
 
 /*
@@ -50,7 +72,7 @@ dlock_finish_transaction(void (*work) (void))
 
 	if (proc_exit_inprogress)
 	{
-		before_shmem_exit(dlock_finish_in_exit, (Datum) work);
+		before_shmem_exit(finish_in_exit, (Datum) work);
 		return;
 	}
 	while (!done)

@@ -303,7 +303,7 @@ extern void dlock_remove_unused_spaces(const DlockSpaceKey *keep);
 extern void dlock_remove_all_unused_spaces(const DlockSpaceKey *keep);
 
 /* commit.c */
-extern void dlock_finish_in_exit(int code, Datum work);
+extern void dlock_finish_at_exit(void (*leave) (void));
 extern void dlock_finish_transaction(void (*work) (void));
 
 /* ticket.c */

@@ -100,17 +100,6 @@ dlock_process_database(void)
 }
 
 /*
- * At the exit, and first: what the open transaction has.  Should that raise an
- * error, PostgreSQL goes on with the callbacks that are left.
- */
-static void
-roll_back(int code, Datum arg)
-{
-	LWLockReleaseAll();
-	AbortOutOfAnyTransaction();
-}
-
-/*
  * At the exit, and last: this process's part in the shared state.  An error begins
  * this anew.
  */
@@ -186,9 +175,8 @@ dlock_process_begin(DlockOffice office)
 											  BGWORKER_BYPASS_ALLOWCONN);
 	pin_settings();
 
-	/* before anything is held; the one that is registered last comes first */
-	before_shmem_exit(dlock_finish_in_exit, (Datum) leave);
-	before_shmem_exit(roll_back, 0);
+	/* before anything is held */
+	dlock_finish_at_exit(leave);
 	CacheRegisterSyscacheCallback(DATABASEOID, note_database, 0);
 	StartTransactionCommand();
 	belong_to_owner();
