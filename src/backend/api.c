@@ -1137,8 +1137,9 @@ dlock_is_held(PG_FUNCTION_ARGS)
 
 	if (has_later_argument(fcinfo, 1))
 	{
-		(void) begin_named_call(fcinfo, &key);
-		PG_RETURN_BOOL(dlock_queue_is_held_by(&key, PG_GETARG_INT64(1)));
+		space = begin_named_call(fcinfo, &key);
+		PG_RETURN_BOOL(dlock_queue_is_held_by(space, &key,
+											  PG_GETARG_INT64(1)));
 	}
 	space = begin_unloaded();
 	dlock_get_key(fcinfo, space, &key);
@@ -1167,10 +1168,10 @@ Datum
 dlock_check(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
+	DlockSpace *space = begin_named_call(fcinfo, &key);
 
-	(void) begin_named_call(fcinfo, &key);
 	need(fcinfo, 1, "fence");
-	PG_RETURN_BOOL(dlock_queue_is_fence(&key, PG_GETARG_INT64(1)));
+	PG_RETURN_BOOL(dlock_session_check(space, &key, PG_GETARG_INT64(1)));
 }
 
 PG_FUNCTION_INFO_V1(dlock_guard);

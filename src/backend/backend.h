@@ -53,6 +53,8 @@ extern bool dlock_session_release(const DlockKey *key);
 extern bool dlock_session_release_ticket(DlockSpace *space, int64 number);
 extern int64 dlock_session_release_all(void);
 extern bool dlock_session_holds(const DlockKey *key);
+extern bool dlock_session_check(DlockSpace *space, const DlockKey *key,
+								int64 number);
 
 /* request.c */
 extern void dlock_request_check_memory(DlockSpace *space, Oid role);

@@ -440,6 +440,21 @@ dlock_session_holds(const DlockKey *key)
 	return name && dlock_held_is_holding(name);
 }
 
+/* Is this the number of a holder, of this session's or of anybody's? */
+bool
+dlock_session_check(DlockSpace *space, const DlockKey *key, int64 number)
+{
+	DlockHeld  *held = dlock_held_find_number(space, number);
+
+	if (held == NULL || held->ticket->scope == DLOCK_LEASE ||
+		!dlock_key_equal(&held->name->key, key))
+		return dlock_queue_is_fence(space, key, number);
+	if (!dlock_held_is_granted(held))
+		return false;
+	dlock_journal_flush_removal(space, key);
+	return true;
+}
+
 static void
 give_back_tickets(void)
 {

@@ -430,7 +430,8 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 		if (ticket && !dlock_key_equal(&ticket->key, key))
 			ticket = NULL;
 	}
-	if (held == NULL && ticket == NULL && dlock_queue_is_fence(key, fence))
+	if (held == NULL && ticket == NULL &&
+		dlock_queue_is_fence(space, key, fence))
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("lock \"%.*s\" is held by another session",

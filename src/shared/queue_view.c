@@ -15,6 +15,7 @@
 #include "storage/ipc.h"
 #include "utils/memutils.h"
 
+#include "shared/lease.h"
 #include "shared/queue.h"
 
 /*
@@ -122,23 +123,35 @@ dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
 		result : DLOCK_HELD_NOT_YET;
 }
 
-/* Is this the number of a holder? */
+/*
+ * Is this the number of a holder?  A lease's ticket is found by its number, at the
+ * same cost however many hold the lock.  One of a session's, in no table of those
+ * as that would cost each acquire, is searched for among them; whose own it is
+ * need not ask here.
+ */
 bool
-dlock_queue_is_fence(const DlockKey *key, int64 number)
+dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
 {
-	DlockLock  *lock = dlock_lock_find(key, false);
-	DlockTicket *ticket;
+	int			before = dlock_record_begin_uses();
+	DlockLease *lease;
+	DlockLeaseTicket *of_lease;
+	DlockTicket *ticket = NULL;
+	DlockLock  *lock;
+	bool		holds;
 
-	if (lock == NULL)
-		return false;
-	ticket = find_number(&lock->holders, number);
-	if (ticket && is_holding(ticket))
-	{
+	dlock_id_find(space, number, &lease, &of_lease);
+	lock = lease && !of_lease ? NULL : dlock_lock_find(key, false);
+	if (lock && of_lease == NULL)
+		ticket = find_number(&lock->holders, number);
+	else if (lock && dlock_key_equal(&of_lease->key, key))
+		ticket = &of_lease->ticket;
+	holds = ticket && is_holding(ticket);
+	if (holds)
 		let_go_to_tell(lock, key, ticket);
-		return true;
-	}
-	dlock_lock_release(lock);
-	return false;
+	else if (lock)
+		dlock_lock_release(lock);
+	dlock_record_end_uses(before);
+	return holds;
 }
 
 /*
@@ -155,25 +168,58 @@ lease_of(DlockTicket *ticket)
 	return lease->number;
 }
 
+/*
+ * A ticket with which a lease, which is open, holds a lock, or NULL.  Looks through
+ * the lease's tickets or the holders, whichever are fewer.
+ */
+static DlockTicket *
+find_holder_of(DlockSpace *space, const DlockLock *lock,
+			   const DlockLease *lease)
+{
+	DlockTicket *holder = NULL;
+	DlockLeaseTicket *own;
+
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	if (lease->single || lease->tickets.length < lock->holders.length)
+	{
+		own = dlock_lease_first_ticket(lease);
+		while (own && !(dlock_state_of(own) == DLOCK_GRANTED &&
+						dlock_key_equal(&own->key, &lock->key)))
+			own = dlock_lease_next_ticket(lease, own);
+		holder = own ? &own->ticket : NULL;
+	}
+	else
+	{
+		holder = ticket_at(lock->holders.head);
+		while (holder && !(state_of(holder) == DLOCK_GRANTED &&
+						   is_lease_ticket(holder) &&
+						   lease_ticket(holder)->lease == lease->self))
+			holder = ticket_at(holder->link.next);
+	}
+	LWLockRelease(&space->lease_lock);
+	return holder;
+}
+
 /* Does the lease with this number hold the lock, with whatever ticket? */
 bool
-dlock_queue_is_held_by(const DlockKey *key, int64 lease)
+dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
 {
-	DlockLock  *lock = dlock_lock_find(key, false);
-	DlockTicket *ticket;
+	int			before = dlock_record_begin_uses();
+	DlockLease *lease;
+	DlockLeaseTicket *of_lease;
+	DlockTicket *ticket = NULL;
+	DlockLock  *lock;
 
-	if (lock == NULL)
-		return false;
-	ticket = lease > 0 ? ticket_at(lock->holders.head) : NULL;
-	while (ticket && !(lease_of(ticket) == lease && is_holding(ticket)))
-		ticket = ticket_at(ticket->link.next);
+	dlock_id_find(space, number, &lease, &of_lease);
+	lock = lease ? dlock_lock_find(key, false) : NULL;
+	if (lock && dlock_lease_is_open(lease))
+		ticket = find_holder_of(space, lock, lease);
 	if (ticket)
-	{
 		let_go_to_tell(lock, key, ticket);
-		return true;
-	}
-	dlock_lock_release(lock);
-	return false;
+	else if (lock)
+		dlock_lock_release(lock);
+	dlock_record_end_uses(before);
+	return ticket != NULL;
 }
 
 /*

@@ -521,7 +521,8 @@ extern void dlock_queue_reap(const DlockKey *key);
 
 /* queue_view.c */
 extern int64 dlock_queue_fence(const DlockKey *key);
-extern bool dlock_queue_is_fence(const DlockKey *key, int64 number);
+extern bool dlock_queue_is_fence(DlockSpace *space, const DlockKey *key,
+								 int64 number);
 
 /* Who is to be told of as holding a lock */
 typedef enum DlockHolding
@@ -544,7 +545,8 @@ typedef struct DlockHolder
 
 extern DlockHolding dlock_queue_holder(DlockSpace *space, const DlockKey *key,
 									   DlockHolder *holder);
-extern bool dlock_queue_is_held_by(const DlockKey *key, int64 lease);
+extern bool dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key,
+								   int64 number);
 extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 								DlockMember *members, int max, int32 *slots);
 extern int32 dlock_queue_slots(const DlockKey *key, int32 slots);

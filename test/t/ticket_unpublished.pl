@@ -7,10 +7,13 @@
 # taken the ended ticket out of it, and nothing else yet: what it has got is a lease
 # like others.
 #
+# However many hold a lock, a question about one of them, by its number or its
+# lease's, looks no others up.
+#
 # What would break it: a number that the failed session takes away from a ticket
 # that its lease has adopted meanwhile, which then nobody can release; a lease that
 # begins anew before its end is done with, and that ends then, or is nowhere to be
-# found.
+# found; a search among the holders.
 #
 # These moments are between two steps of one process, so a debugger stops it there.
 
@@ -91,6 +94,42 @@ is($admin->query("SELECT dlock_release_ticket($anew)"), 't', 'and ends');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 is($admin->query('SELECT lease FROM dlock_leases'),
 	$lease, 'no other lease is left');
+
+#
+# One of many holders
+#
+my $slots = 200;
+my @all = split / /,
+  $admin->query("SELECT string_agg(dlock_ttl_acquire('lock', '1h', "
+	  . "slots => $slots)::text, ' ') FROM generate_series(2, $slots)");
+my $many = $admin->query("SELECT dlock_lease_acquire('lock', $lease, "
+	  . "slots => $slots)");
+
+# How many addresses in shared memory a question asks for
+sub look_ups
+{
+	my ($session, $question, $function) = @_;
+	my $asked = commands_in(
+		$session, $function,
+		'break dsa_get_address',
+		'ignore 2 1000000',
+		'finish',
+		'info breakpoints');
+
+	is($session->query("SELECT $question"), 't', $question);
+	return $asked->() =~ /already hit (\d+) times/ ? $1 : 0;
+}
+
+cmp_ok(look_ups($other, @$_), '<', 50, 'looks up no others')
+  foreach [ "dlock_check('lock', $all[100])" => 'dlock_check' ],
+  [ "dlock_check('lock', $many)" => 'dlock_check' ],
+  [ "dlock_is_held('lock', $all[100])" => 'dlock_is_held' ],
+  [ "dlock_is_held('lock', $lease)" => 'dlock_is_held' ];
+is( $other->query("SELECT dlock_check('other', $many), "
+		  . "dlock_check('lock', $lease), "
+		  . "dlock_is_held('other', $lease), "
+		  . "dlock_is_held('lock', $many)"),
+	'f|f|f|f', 'and only what was asked for');
 $_->quit foreach $holder, $waiter, $other, $admin;
 $node->stop;
 done_testing();
