@@ -117,6 +117,11 @@ extern bool dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 /* xact.c */
 extern void dlock_xact_prepare(void);
 extern void dlock_xact_deepen(DlockHeld *held, DlockScope scope);
+extern void dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease,
+						   uint64 claim);
+extern void dlock_xact_redirect(DlockLeaseTicket *of_lease,
+								dsa_pointer announcement);
+extern void dlock_xact_keep(int count);
 extern void dlock_xact_undo_latest(void);
 extern void dlock_xact_prepare_arming(void);
 extern void dlock_xact_exit(void);

@@ -234,52 +234,6 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 }
 
 /*
- * Tickets for leases that a call has claimed; and where it redirects the
- * announcement of the first, what is to take its place
- */
-typedef struct Taken
-{
-	DlockLeaseTicket **tickets;
-	int			count;
-	dsa_pointer redirection;
-	bool		enqueued;		/* the first was made by this call, to announce */
-} Taken;
-
-/* A redirection has failed. */
-static void
-undo_redirect(Taken *taken)
-{
-	DlockLeaseTicket *ticket = taken->tickets[0];
-	dsa_pointer announcement = taken->redirection;
-
-	taken->redirection = InvalidDsaPointer;
-	dlock_lease_ticket_undo_redirect(ticket, announcement);
-	dlock_announcement_discard(dlock_space_at(ticket->ticket.space),
-							   announcement);
-}
-
-/*
- * A call fails, or the backend exits: nothing stays of what it has claimed,
- * unless another call has, too.
- */
-static void
-take_back(int code, Datum arg)
-{
-	Taken	   *taken = (Taken *) DatumGetPointer(arg);
-
-	/* a segment of memory could not be mapped */
-	LWLockReleaseAll();
-	ConditionVariableCancelSleep();
-	if (DsaPointerIsValid(taken->redirection))
-		undo_redirect(taken);
-	/* if it stays, for another call, that is not to arm what this one has made */
-	if (taken->enqueued)
-		dlock_announcement_unclaim(&taken->tickets[0]->ticket, 0);
-	for (int i = 0; i < taken->count; i++)
-		dlock_lease_ticket_withdraw(taken->tickets[i]);
-}
-
-/*
  * Wait until what is known of a ticket is durable; raises 55L01 where it is
  * gone meanwhile, with the extension or without, or is not granted though
  * "granted" is set.  A ticket whose lease has run out is gone, whether or not the
@@ -306,14 +260,15 @@ int64
 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
 					 DlockOutcome *outcome)
 {
-	DlockLeaseTicket *ticket = acquire_for_lease(space, request, outcome);
-	Taken		taken = {.tickets = &ticket, .count = 1};
+	DlockLeaseTicket *ticket;
 
+	dlock_xact_prepare();
+	ticket = acquire_for_lease(space, request, outcome);
 	if (ticket == NULL)
 		return 0;
-	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+	dlock_xact_take(NULL, ticket, 0);
 	make_durable(space, ticket, true);
-	PG_END_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+	dlock_xact_keep(1);
 	return ticket->ticket.number;
 }
 
@@ -328,31 +283,31 @@ dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
 {
 	DlockTimeout timeout = request->timeout;
 	uint64		start = dlock_monotonic_now();
-	Taken		taken = {
-		.tickets = palloc(Max(count, 1) * sizeof(DlockLeaseTicket *))
-	};
+	DlockLeaseTicket **tickets;
+	int			taken;
 
-	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
-	while (taken.count < count)
+	tickets = palloc(Max(count, 1) * sizeof(DlockLeaseTicket *));
+	for (taken = 0; taken < count; taken++)
 	{
-		int			i = taken.count;
-
-		request->key = *keys[i];
+		request->key = *keys[taken];
 		request->timeout = dlock_request_time_left(timeout, start);
-		taken.tickets[i] = acquire_for_lease(space, request, outcome);
-		if (taken.tickets[i] == NULL)
+		dlock_xact_prepare();
+		tickets[taken] = acquire_for_lease(space, request, outcome);
+		if (tickets[taken] == NULL)
 			break;
-		fences[i] = taken.tickets[i]->ticket.number;
-		taken.count++;
+		dlock_xact_take(NULL, tickets[taken], 0);
+		fences[taken] = tickets[taken]->ticket.number;
 	}
-	for (int i = 0; i < count && taken.count == count; i++)
-		make_durable(space, taken.tickets[i], true);
-	PG_END_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
-
-	if (taken.count == count)
+	if (taken == count)
+	{
+		for (int i = 0; i < count; i++)
+			make_durable(space, tickets[i], true);
+		dlock_xact_keep(taken);
 		return true;
-	*failed = taken.count;
-	take_back(0, PointerGetDatum(&taken));
+	}
+	*failed = taken;
+	while (taken-- > 0)
+		dlock_xact_undo_latest();
 	return false;
 }
 
@@ -378,46 +333,37 @@ enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
 }
 
 /*
- * A ticket that another call has made is announced to this one's client from now
- * on.  Only when all else is done: should this call fail, the other client is
- * still told.
- */
-static void
-redirect(Taken *taken)
-{
-	DlockLeaseTicket *ticket = taken->tickets[0];
-
-	if (!dlock_queue_redirect(ticket, taken->redirection))
-		dlock_raise_lost(&ticket->key, ticket->ticket.number);
-	taken->redirection = InvalidDsaPointer;
-}
-
-/*
  * Take a place in the queue for request->lease, durably and without waiting
  * for the turn, and return the ticket's number.
+ *
+ * What another call has made is announced to this one's client from now on.  Only
+ * when all else is done: should this call fail, the other client is still told.
  */
 int64
 dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request)
 {
 	DlockLeaseTicket *ticket;
+	dsa_pointer redirection = InvalidDsaPointer;
 	bool		created;
-	Taken		taken = {.tickets = &ticket, .count = 1};
 
 	dlock_xact_prepare_arming();
 	ticket = enqueue_for_lease(space, request, &created);
-	taken.enqueued = created;
-	PG_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+	/* if it stays, for another call, that is not to arm what this one has made */
+	dlock_xact_take(NULL, ticket, created ?
+					dlock_announcement_my_claim(&ticket->ticket) : 0);
 	/* also what was there: nobody may have done so, if it was adopted now */
 	dlock_lease_ticket_publish(ticket);
 	if (!created)
 	{
-		taken.redirection = dlock_announcement_make(space, request);
-		dlock_lease_ticket_begin_redirect(ticket, taken.redirection);
+		dlock_xact_prepare();
+		redirection = dlock_announcement_make(space, request);
+		dlock_xact_redirect(ticket, redirection);
+		dlock_lease_ticket_begin_redirect(ticket, redirection);
 	}
 	make_durable(space, ticket, false);
-	if (!created)
-		redirect(&taken);
-	PG_END_ENSURE_ERROR_CLEANUP(take_back, PointerGetDatum(&taken));
+	if (!created && !dlock_queue_redirect(ticket, redirection))
+		dlock_raise_lost(&ticket->key, ticket->ticket.number);
+	dlock_xact_keep(created ? 1 : 2);
 	dlock_xact_arm(NULL, ticket,
 				   dlock_announcement_my_claim(&ticket->ticket));
 	return ticket->ticket.number;

@@ -8,6 +8,7 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "storage/ipc.h"
 
 #include "backend/held.h"
 #include "tables/tables.h"
@@ -183,25 +184,14 @@ undo_acquire(DlockHeld *held)
 }
 
 /*
- * Undo the acquire that was made last.  Raises nothing, and so tells nothing:
- * a warning would take interrupts, and a cancel would then leave the rest as it
- * is.  Nor need a lock's loss be told to whoever has not got it.
- */
-static void
-undo_latest(const DlockSpace *space, int64 number, DlockScope scope)
-{
-	/* also one that was ended by force is remembered until it is released */
-	if (scope == DLOCK_TRANSACTION)
-		dlock_xact_undo_latest();
-	else
-		undo_acquire(dlock_held_find_number(space, number));
-}
-
-/*
  * Acquire all of several locks, or none.  The keys come without duplicates,
  * in the order that all callers keep.  Writes a fence for each and returns
  * true; or returns false where one was not to be had in the request's time,
  * its index in *failed; "outcome" says why.
+ *
+ * What was acquired is undone by a rollback; and so, where an error comes into the
+ * undoing, is the rest.  That tells nothing: a warning would take interrupts, and
+ * nor need a lock's loss be told to whoever has not got it.
  */
 bool
 dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
@@ -209,36 +199,30 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 						  int *failed, DlockOutcome *outcome)
 {
 	DlockTimeout timeout = request->timeout;
-	volatile int taken = 0;
 	uint64		start = dlock_monotonic_now();
+	int			taken;
 
-	PG_TRY();
+	for (taken = 0; taken < count; taken++)
 	{
-		while (taken < count)
-		{
-			request->key = *keys[taken];
-			request->timeout = dlock_request_time_left(timeout, start);
-			fences[taken] = dlock_session_acquire(space, request, outcome);
-			if (*outcome != DLOCK_ACQUIRED)
-				break;
-			taken++;
-		}
+		request->key = *keys[taken];
+		request->timeout = dlock_request_time_left(timeout, start);
+		dlock_xact_prepare();
+		fences[taken] = dlock_session_acquire(space, request, outcome);
+		if (*outcome != DLOCK_ACQUIRED)
+			break;
+		if (request->scope == DLOCK_SESSION)
+			dlock_xact_take(dlock_held_find_number(space, fences[taken]),
+							NULL, 0);
 	}
-	PG_CATCH();
-	{
-		/* an error at the table of locks may come with a lock of it held */
-		LWLockReleaseAll();
-		while (taken > 0)
-			undo_latest(space, fences[--taken], request->scope);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-
 	if (taken == count)
+	{
+		if (request->scope == DLOCK_SESSION)
+			dlock_xact_keep(taken);
 		return true;
+	}
 	*failed = taken;
-	while (taken > 0)
-		undo_latest(space, fences[--taken], request->scope);
+	while (taken-- > 0)
+		dlock_xact_undo_latest();
 	return false;
 }
 
@@ -455,6 +439,32 @@ dlock_session_check(DlockSpace *space, const DlockKey *key, int64 number)
 	return true;
 }
 
+/* That is no session's number. */
+#define NOBODY	PG_UINT64_MAX
+
+/*
+ * A ticket could not be given back as its owner exits: the worker clears it away,
+ * or whoever waits behind it.  Where it has left its lock, and the next one could
+ * not be granted, that is known, see dlock_queue_mend().
+ */
+static void
+lose_ticket(int code, Datum arg)
+{
+	DlockTicket *ticket = (DlockTicket *) DatumGetPointer(arg);
+
+	LWLockReleaseAll();
+	if (pg_atomic_read_u32(&ticket->state) == DLOCK_GONE)
+	{
+		pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
+		dlock_held_free_ticket(ticket);
+		return;
+	}
+	/* at once, though the session has still to end */
+	ticket->session = NOBODY;
+	pg_write_barrier();
+	dlock_worker_mends(dlock_space_at(ticket->space));
+}
+
 static void
 give_back_tickets(void)
 {
@@ -465,10 +475,16 @@ give_back_tickets(void)
 
 		/* counts for as long as an error here leaves it behind */
 		pg_atomic_fetch_add_u32(&dlock_control->lost, 1);
+		PG_ENSURE_ERROR_CLEANUP(lose_ticket, PointerGetDatum(held->ticket));
 		(void) dlock_queue_leave(&held->name->key, held->ticket, held->lock);
-		/* where an unpinning has failed, it stays lost */
-		if (dlock_held_is_gone(held) || held->ticket->session == 0)
-			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
+		PG_END_ENSURE_ERROR_CLEANUP(lose_ticket, PointerGetDatum(held->ticket));
+		if (!dlock_held_is_gone(held) && held->ticket->session != 0)
+		{
+			/* an unpinning has failed */
+			lose_ticket(0, PointerGetDatum(held->ticket));
+			continue;
+		}
+		pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
 		dlock_held_free_ticket(held->ticket);
 	}
 }
@@ -478,9 +494,7 @@ give_back_tickets(void)
  * transaction was rolled back before, so that the next holder does not meet its
  * row locks.
  *
- * An error begins this anew: each part forgets a thing before it does it.  What
- * could not be given back so is cleared away by the waiters, see
- * dlock_queue_reap().
+ * An error begins this anew: each part forgets a thing before it does it.
  */
 static void
 leave(void)

@@ -9,6 +9,9 @@
  * off when PostgreSQL has released the transaction's own locks, so that the
  * next holder finds neither a row lock nor a write that it could not see.
  *
+ * So is what a call has got before it can be sure of all of it: an error rolls it
+ * back, and an error in that, of one lock, stops none of the others.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
@@ -28,7 +31,9 @@ typedef enum MarkKind
 	MARK_UNDO,					/* undo transaction-scoped acquires */
 	MARK_RELEASE,				/* at commit: undo session-scoped acquires */
 	MARK_ARM,					/* at commit: arm the announcement */
-	MARK_GUARD					/* commit only while the ticket is held */
+	MARK_GUARD,					/* commit only while the ticket is held */
+	MARK_TAKEN,					/* undo what the call under way has got */
+	MARK_REDIRECTED				/* undo that call's redirection */
 } MarkKind;
 
 /* To be done at the end of the (sub)transaction of this level */
@@ -40,7 +45,8 @@ typedef struct Mark
 	int			level;			/* transaction nesting level */
 	uint32		count;			/* how often */
 	bool		pinned;			/* MARK_GUARD: the commit is under way */
-	uint64		claim;			/* MARK_ARM: of the announcement */
+	uint64		claim;			/* MARK_ARM, MARK_TAKEN: of the announcement */
+	dsa_pointer redirection;	/* MARK_REDIRECTED: its announcement */
 } Mark;
 
 static Mark *marks = NULL;
@@ -217,8 +223,12 @@ pop_mark_of_lease(const Mark *mark, bool is_commit)
 		};
 		return;
 	}
-	if (mark->kind == MARK_ARM)
+	if (mark->claim != 0)
 		dlock_announcement_unclaim(&mark->of_lease->ticket, mark->claim);
+	if (mark->kind == MARK_TAKEN)
+		dlock_lease_ticket_withdraw(mark->of_lease);
+	if (mark->kind == MARK_REDIRECTED)
+		dlock_lease_ticket_undo_redirect(mark->of_lease, mark->redirection);
 	dlock_record_unref(&mark->of_lease->record);
 }
 
@@ -253,6 +263,12 @@ pop_mark(bool is_commit)
 									 Min(mark.count, held->session_depth),
 									 held->xact_depth);
 			break;
+		case MARK_TAKEN:
+			dlock_held_set_depth(held, held->session_depth -
+								 Min(mark.count, held->session_depth),
+								 held->xact_depth);
+			break;
+		case MARK_REDIRECTED:
 		case MARK_GUARD:
 			Assert(!mark.pinned);
 			break;
@@ -270,13 +286,53 @@ pop_mark(bool is_commit)
 	dlock_held_settle(held);
 }
 
-/* Undo the transaction-scoped acquire that was made last.  Raises nothing. */
+/*
+ * The call under way has got a ticket, and undoes that if it fails: it has acquired
+ * one of this session's, in session scope; or claimed one that a lease has, and the
+ * announcement that it has made for it, if any.  dlock_xact_prepare() has been
+ * called.
+ */
+void
+dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
+{
+	push_mark(held, of_lease, MARK_TAKEN);
+	marks[num_marks - 1].claim = claim;
+}
+
+/* The same for the redirection of a lease's ticket, which is about to begin. */
+void
+dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
+{
+	push_mark(NULL, of_lease, MARK_REDIRECTED);
+	marks[num_marks - 1].redirection = announcement;
+}
+
+/* The call cannot fail any more: it keeps what these marks, the latest, are for. */
+void
+dlock_xact_keep(int count)
+{
+	while (count-- > 0)
+	{
+		Mark		mark = marks[--num_marks];
+
+		Assert(mark.kind == MARK_TAKEN || mark.kind == MARK_REDIRECTED);
+		if (mark.held)
+			mark.held->marks--;
+		else
+			dlock_record_unref(&mark.of_lease->record);
+	}
+}
+
+/*
+ * Undo what was acquired last: in transaction scope, or by the call under way.
+ */
 void
 dlock_xact_undo_latest(void)
 {
 	Mark	   *top = &marks[num_marks - 1];
 
-	Assert(num_marks > 0 && top->kind == MARK_UNDO);
+	Assert(num_marks > 0 &&
+		   (top->kind == MARK_UNDO || top->kind == MARK_TAKEN));
 	if (top->count == 1)
 		pop_mark(false);
 	else

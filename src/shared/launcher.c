@@ -202,6 +202,13 @@ dlock_worker_mends(DlockSpace *space)
 	(void) dlock_worker_wake(space);
 }
 
+/* The same for PG_ENSURE_ERROR_CLEANUP(): a segment of memory could not be mapped. */
+void
+dlock_leave_to_worker(int code, Datum space)
+{
+	dlock_worker_mends((DlockSpace *) DatumGetPointer(space));
+}
+
 /* Is there something that is not to be left to whoever comes by? */
 static bool
 has_work(DlockSpace *space)

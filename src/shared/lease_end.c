@@ -239,13 +239,6 @@ wake_waiters(DlockLease *lease)
 	}
 }
 
-/* A segment of memory could not be mapped: the worker goes through all leases. */
-static void
-leave_to_worker(int code, Datum arg)
-{
-	dlock_worker_mends((DlockSpace *) DatumGetPointer(arg));
-}
-
 /*
  * A lease is over: end its tickets; how many these were.  Raises nothing.
  */
@@ -254,7 +247,7 @@ dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
 {
 	int64		count = 0;
 
-	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(space));
+	PG_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 	count = end_tickets(space, lease, event);
 	wake_waiters(lease);
 	if (!lease->single)
@@ -263,7 +256,7 @@ dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
 		dlock_journal_mark(space, &lease->record);
 		dlock_lease_end_change(space);
 	}
-	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(space));
+	PG_END_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 	dlock_worker_wake(space);
 	return count;
 }

@@ -13,6 +13,7 @@
 
 #include "access/xact.h"
 #include "common/hashfn.h"
+#include "storage/ipc.h"
 
 #include "shared/lease.h"
 #include "shared/shared.h"
@@ -364,24 +365,43 @@ dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 	dlock_lease_end_change(space);
 }
 
-/* The call has failed: the row says what it said before.  Raises nothing. */
+/* Have a ticket's row written once more. */
+void
+dlock_lease_ticket_rewrite(DlockLeaseTicket *ticket)
+{
+	DlockSpace *space = dlock_space_at(ticket->ticket.space);
+
+	dlock_lease_begin_change(space, dlock_lease_of(ticket), ticket);
+	dlock_journal_mark(space, &ticket->record);
+	dlock_lease_end_change(space);
+}
+
+/*
+ * The call has failed: the row is to say what it said before.  Where that cannot be
+ * marked, the worker does so.  The announcement goes, unless it is the ticket's, as
+ * an error has come behind that.
+ */
 void
 dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 								 dsa_pointer announcement)
 {
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
+	bool		unused;
 	bool		undone;
 
+	PG_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	unused = ticket->ticket.announcement != announcement;
 	undone = ticket->redirection == announcement;
 	/* first, as it is about to be freed */
 	if (undone)
-	{
 		ticket->redirection = InvalidDsaPointer;
-		dlock_lease_map(space, dlock_lease_of(ticket), ticket);
-		dlock_journal_mark(space, &ticket->record);
-	}
 	LWLockRelease(&space->lease_lock);
+	if (unused)
+		dlock_announcement_discard(space, announcement);
+	if (undone)
+		dlock_lease_ticket_rewrite(ticket);
+	PG_END_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 	if (undone)
 		(void) dlock_worker_wake(space);
 }
@@ -520,7 +540,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	if (!lease->single)
 		dlock_place_in_lease(ticket)->ticket = self;
 	ticket->durability = synchronous_commit;
-	ticket->claims = 1;
+	pg_atomic_init_u32(&ticket->claims, 1);
 	pg_atomic_init_u32(&ticket->ticket.state, DLOCK_GONE);
 	pg_atomic_init_u32(&ticket->ticket.session_depth, 0);
 	pg_atomic_init_u32(&ticket->ticket.xact_depth, 0);

@@ -796,26 +796,108 @@ end_unpinned(DlockLock *lock, DlockTicket *ticket, uint32 event,
 }
 
 /*
- * What an error has left half done in one of the locks of a space: announcements
- * of holders; leases' tickets that have ended, and are not known to have; and
- * whoever fits by now.
+ * Take the tickets out of one of a lock's lists whose owners are gone without having
+ * given them back.
  */
 static void
-mend(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
+take_out_lost(DlockLock *lock, const DlockList *list, DlockList *lost,
+			  Wakeups *wakeups)
 {
-	for (DlockTicket *ticket = ticket_at(lock->holders.head), *next; ticket;
+	for (DlockTicket *ticket = ticket_at(list->head), *next; ticket;
 		 ticket = next)
 	{
+		DlockBackend *owner = &dlock_backends[ticket->procno];
+
 		next = ticket_at(ticket->link.next);
-		if (state_of(ticket) == DLOCK_GRANTED &&
-			DsaPointerIsValid(ticket->announcement))
+		if (ticket->session == 0 ||
+			pg_atomic_read_u64(&owner->session) == ticket->session)
+			continue;
+		/* a session's is pinned by its owner alone */
+		ticket->pins = 0;
+		leave(lock, ticket, wakeups);
+		if (pg_atomic_read_u32(&dlock_control->lost) > 0)
+			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
+		dlock_list_append(lost, &ticket->link, ticket->self);
+	}
+}
+
+/* Free them, as their owners are no more; with no lock held. */
+static void
+free_lost(DlockList *lost)
+{
+	DlockTicket *ticket;
+
+	while ((ticket = ticket_at(lost->head)) != NULL)
+	{
+		dlock_list_remove(lost, &ticket->link);
+		if (ticket->scope == DLOCK_LEASE)
+			dlock_lease_ticket_discard(lease_ticket(ticket));
+		else
+			dlock_ticket_free_lost(ticket);
+	}
+}
+
+/*
+ * What an error has left half done with a ticket: that it holds is not announced;
+ * it has ended, or nobody claims it, and its lease does not know; or its row may
+ * name the channel of a call that has failed.  Returns whether others may have been
+ * granted the lock.
+ */
+static bool
+mend_ticket(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
+			Wakeups *wakeups)
+{
+	bool		of_lease = is_lease_ticket(ticket);
+	bool		ended = dlock_state_has_ended(state_of(ticket));
+
+	if (state_of(ticket) == DLOCK_GRANTED &&
+		DsaPointerIsValid(ticket->announcement))
+	{
+		dlock_announcement_mend(ticket, !of_lease);
+		wakeups->outbox = space;
+	}
+	if (!of_lease)
+		return false;
+	if (ended ? state_of(ticket) == DLOCK_ENDING && ticket->pins == 0 :
+		pg_atomic_read_u32(&lease_ticket(ticket)->claims) == 0)
+	{
+		end(lock, ticket, 0, wakeups);
+		return true;
+	}
+	if (!ended && DsaPointerIsValid(ticket->announcement))
+		dlock_lease_ticket_rewrite(lease_ticket(ticket));
+	return false;
+}
+
+/* The first of a list's tickets behind this number, or NULL */
+static DlockTicket *
+first_behind(const DlockList *list, int64 number)
+{
+	DlockTicket *ticket = ticket_at(list->head);
+
+	while (ticket && ticket->number <= number)
+		ticket = ticket_at(ticket->link.next);
+	return ticket;
+}
+
+/* The same for all tickets of a lock; and for whoever fits by now. */
+static void
+mend(DlockSpace *space, DlockLock *lock, DlockList *lost, Wakeups *wakeups)
+{
+	DlockList  *lists[] = {&lock->holders, &lock->queue};
+
+	for (int i = 0; i < (int) lengthof(lists); i++)
+	{
+		take_out_lost(lock, lists[i], lost, wakeups);
+		for (DlockTicket *ticket = ticket_at(lists[i]->head), *next; ticket;
+			 ticket = next)
 		{
-			dlock_announcement_mend(ticket, !is_lease_ticket(ticket));
-			wakeups->outbox = space;
+			int64		number = ticket->number;
+
+			next = ticket_at(ticket->link.next);
+			if (mend_ticket(space, lock, ticket, wakeups))
+				next = first_behind(lists[i], number);
 		}
-		if (is_lease_ticket(ticket) && state_of(ticket) == DLOCK_ENDING &&
-			ticket->pins == 0)
-			end(lock, ticket, 0, wakeups);
 	}
 	grant_from_queue(space, lock, wakeups);
 }
@@ -826,6 +908,7 @@ dlock_queue_mend(DlockSpace *space)
 {
 	DlockLockScan scan;
 	Wakeups		wakeups = {0};
+	DlockList	lost = {0};
 	DlockLock  *lock;
 
 	dlock_lock_scan_begin(&scan, true, false);
@@ -833,20 +916,21 @@ dlock_queue_mend(DlockSpace *space)
 	{
 		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0)
 			continue;
-		mend(space, lock, &wakeups);
+		mend(space, lock, &lost, &wakeups);
 		if (is_unused(lock))
 			dlock_lock_scan_remove(&scan);
 	}
 	dlock_lock_scan_end(&scan);
 	wake_all(&wakeups);
+	free_lost(&lost);
 }
 
-/* A call that has claimed a ticket has failed: the last one ends it. */
+/* A call that had claimed a ticket has failed: the last one ends it. */
 static void
-withdraw_claim(DlockLock *lock, DlockLeaseTicket *ticket, Wakeups *wakeups)
+end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, Wakeups *wakeups)
 {
 	if (!dlock_state_has_ended(state_of(&ticket->ticket)) &&
-		--ticket->claims == 0)
+		pg_atomic_read_u32(&ticket->claims) == 0)
 		end(lock, &ticket->ticket, 0, wakeups);
 }
 
@@ -882,7 +966,10 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 	}
 	Assert(dlock_key_equal(&lock->key, key));
 	if (unlikely(is_lease_ticket(ticket)))
-		withdraw_claim(lock, lease_ticket(ticket), &wakeups);
+	{
+		pg_atomic_fetch_sub_u32(&lease_ticket(ticket)->claims, 1);
+		end_unclaimed(lock, lease_ticket(ticket), &wakeups);
+	}
 	else
 		end(lock, ticket, 0, &wakeups);
 	let_go(lock);
@@ -938,7 +1025,7 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 											false);
 	}
 	if (is_there)
-		ticket->claims++;
+		pg_atomic_fetch_add_u32(&ticket->claims, 1);
 	dlock_lock_release(lock);
 	wake_all(&wakeups);
 	return is_there;
@@ -1056,21 +1143,32 @@ dlock_queue_share(DlockLeaseTicket *ticket)
 	wake_all(&wakeups);
 }
 
-/*
- * A call that has claimed a ticket has failed: end it, if no other call has
- * claimed it.  Raises nothing.
- */
-void
-dlock_queue_withdraw(DlockLeaseTicket *ticket)
+static void
+withdraw(DlockLeaseTicket *ticket)
 {
 	Wakeups		wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 
 	if (lock == NULL)
 		return;
-	withdraw_claim(lock, ticket, &wakeups);
+	end_unclaimed(lock, ticket, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
+}
+
+/*
+ * A call that has claimed a ticket has failed: end it, if no other call has
+ * claimed it.  Where an error comes, the worker does.
+ */
+void
+dlock_queue_withdraw(DlockLeaseTicket *ticket)
+{
+	DlockSpace *space = dlock_space_at(ticket->ticket.space);
+
+	pg_atomic_fetch_sub_u32(&ticket->claims, 1);
+	PG_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
+	withdraw(ticket);
+	PG_END_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 }
 
 /*
@@ -1363,12 +1461,11 @@ needs_reaping(DlockLock *lock)
  * Clear away the tickets of a lock whose owners are gone without having given
  * them back, and hand it on.  That takes an error in a backend's exit or in a
  * hand-over, where a segment of memory cannot be mapped, so this is hardly
- * ever seen; but without it such a lock would stay closed until a restart.
+ * ever seen; but without it such a lock would stay closed until the worker has
+ * come round to it.
  *
  * Every waiter asks for this again and again.  So it looks at the head of the
  * queue only, in shared mode, unless there is a lost ticket anywhere.
- *
- * Their memory is freed here, as its owner is no more.
  */
 void
 dlock_queue_reap(const DlockKey *key)
@@ -1377,7 +1474,6 @@ dlock_queue_reap(const DlockKey *key)
 	Wakeups		wakeups = {0};
 	DlockList	lost = {0};
 	DlockTicket *head;
-	DlockTicket *one;
 	bool		needed;
 
 	if (lock == NULL)
@@ -1386,36 +1482,15 @@ dlock_queue_reap(const DlockKey *key)
 	dlock_lock_release(lock);
 	if (!needed || (lock = dlock_lock_find(key, true)) == NULL)
 		return;
-	for (DlockTicket *ticket = ticket_at(lock->holders.head), *next; ticket;
-		 ticket = next)
-	{
-		DlockBackend *owner = &dlock_backends[ticket->procno];
-
-		next = ticket_at(ticket->link.next);
-		if (ticket->session == 0 ||
-			pg_atomic_read_u64(&owner->session) == ticket->session)
-			continue;
-		/* a session's is pinned by its owner alone */
-		ticket->pins = 0;
-		leave(lock, ticket, &wakeups);
-		if (pg_atomic_read_u32(&dlock_control->lost) > 0)
-			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
-		dlock_list_append(&lost, &ticket->link, ticket->self);
-	}
+	take_out_lost(lock, &lock->holders, &lost, &wakeups);
+	take_out_lost(lock, &lock->queue, &lost, &wakeups);
 	/* an error in a hand-over has left the lock free, and the head waiting */
 	head = ticket_at(lock->queue.head);
 	if (head)
 		grant_from_queue(dlock_space_at(head->space), lock, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
-	while ((one = ticket_at(lost.head)) != NULL)
-	{
-		dlock_list_remove(&lost, &one->link);
-		if (one->scope == DLOCK_LEASE)
-			dlock_lease_ticket_discard(lease_ticket(one));
-		else
-			dlock_ticket_free(one);
-	}
+	free_lost(&lost);
 }
 
 /*

@@ -342,6 +342,7 @@ extern void dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 extern void dlock_ticket_release_texts(DlockTicket *ticket);
 extern void dlock_ticket_joined(DlockTicket *ticket);
 extern void dlock_ticket_free(DlockTicket *ticket);
+extern void dlock_ticket_free_lost(DlockTicket *ticket);
 extern void dlock_ticket_free_spare(void);
 
 /* report.c */
@@ -757,6 +758,7 @@ extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket,
 									 DlockState state);
 extern void dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket,
 											 dsa_pointer *info);
+extern void dlock_lease_ticket_rewrite(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_lower(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
@@ -931,6 +933,7 @@ extern bool dlock_worker_comes(DlockSpace *space);
 extern void dlock_sender_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
 extern void dlock_worker_mends(DlockSpace *space);
+extern void dlock_leave_to_worker(int code, Datum space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
 extern bool dlock_worker_is_awaited(DlockSpace *space);
 extern void dlock_worker_look(DlockSpace *space);

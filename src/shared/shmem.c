@@ -549,7 +549,7 @@ dlock_is_replaced(void)
 /*
  * The last thing an exiting backend does here, behind dlock_space_leave_all():
  * free its slot.  Tickets that it could not give back for whatever reason are
- * the waiters' to clear away from now on; see dlock_queue_reap().
+ * the waiters' and the worker's to clear away; see dlock_queue_reap().
  *
  * Raises nothing and allocates nothing.
  */

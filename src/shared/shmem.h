@@ -145,7 +145,8 @@ typedef struct DlockTicket
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
 	uint64		session;		/* DlockBackend.session of the owner; 0: none,
-								 * it belongs to a lease (see below) */
+								 * it belongs to a lease (see below); nobody's
+								 * where its owner could not give it back */
 	int			procno;
 	int			pid;
 	Oid			role;			/* who asked, or whose lease it is; to whom it is
@@ -346,7 +347,10 @@ typedef struct DlockLeaseTicket
 
 	/* protected by the lock entry's lock */
 	bool		closes;			/* counted in its lock's "closed" */
-	uint32		claims;			/* calls that have returned it, or may do so */
+
+	/* atomic, increased under the lock entry's lock */
+	pg_atomic_uint32 claims;	/* calls that have returned it, or may do so; 0:
+								 * it is to end, under that lock */
 
 	/* protected by the space's lease lock */
 	bool		in_tickets;		/* in its lease's "tickets", or its own one */

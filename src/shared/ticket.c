@@ -344,6 +344,14 @@ dlock_ticket_free(DlockTicket *ticket)
 		dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
 }
 
+/* The same for another session's, which is never this backend's spare one. */
+void
+dlock_ticket_free_lost(DlockTicket *ticket)
+{
+	dlock_ticket_release_texts(ticket);
+	dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
+}
+
 /* The spare goes when the backend does. */
 void
 dlock_ticket_free_spare(void)
@@ -351,8 +359,6 @@ dlock_ticket_free_spare(void)
 	DlockTicket *ticket = spare;
 
 	spare = NULL;
-	if (ticket == NULL)
-		return;
-	dlock_ticket_release_texts(ticket);
-	dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
+	if (ticket)
+		dlock_ticket_free_lost(ticket);
 }

@@ -5,7 +5,8 @@
 # What would break it: an entry in a table of the backend's own that is there before
 # what it stands for; a size that is noted before the memory is; a rollback that an
 # error ends half way; an exit that gives up at the first thing that fails, so that
-# what comes behind it seems to belong to somebody for ever.
+# what comes behind it seems to belong to somebody for ever; a call that fails, and
+# gives up in the same way what it had got before.
 #
 # No setting brings such an error at the step that is wanted, so a debugger does.
 
@@ -15,10 +16,13 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Debugger;
+use Dlock::Lease;
 use Dlock::Test;
 use Test::More;
 
-my $node = new_server('main');
+my $node = new_server('main',
+	conf => "synchronous_commit = local\n"
+	  . "wal_level = replica\nmax_wal_senders = 1");
 my $admin = session($node);
 my $error = qr/ERROR:  55L01/;
 
@@ -114,7 +118,8 @@ sub fails
 		$raised->();
 	}
 	$client->query('BEGIN; SAVEPOINT one');
-	my $raised = raise_in($client, 'dlock_record_unref');
+	my $raised =
+	  raise_in($client, 'dlock_finish_transaction', 'dlock_record_unref');
 	like($client->query("SELECT dlock_guard('other', $ticket)"),
 		$warning, 'rollback: of a savepoint');
 	$raised->();
@@ -149,6 +154,123 @@ sub fails
 		qr/^\d+$/, "exit: $_")
 	  foreach 'lock 1', 'lock 2';
 	$other->quit;
+}
+
+#
+# What an exit could not give back goes, though nobody waits behind it who looks:
+# held, or waiting.
+#
+foreach my $holds (1, 0)
+{
+	my ($holder, $client, $other) = map { session($node) } 1 .. 3;
+	my $raised;
+
+	$holder->query("SELECT dlock_acquire('lock')") unless $holds;
+	$client->query("SELECT dlock_enqueue('lock')");
+	$other->query("SELECT dlock_enqueue('lock')");
+	$raised = raise_in($client, 'dlock_queue_leave');
+	$admin->query("SELECT pg_terminate_backend($client->{pid})");
+	$client->quit;
+	backends_gone($client->{pid});
+	$raised->();
+	$holder->query("SELECT dlock_release('lock')") unless $holds;
+	is_now(
+		$admin,
+		'SELECT string_agg(pid::text, \' \') FROM dlock_locks WHERE granted',
+		$other->{pid},
+		'exit: nobody is in the way');
+	$_->quit foreach $holder, $other;
+	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
+}
+
+#
+# One of several locks cannot be had, and one that was got cannot be given back:
+# the others are, and that one is the session's to release.
+#
+sub fails_at_the_last
+{
+	my ($client, $call, @functions) = @_;
+	my $other = session($node);
+	my $raised;
+
+	$other->query("SELECT dlock_acquire('lock 3')");
+	$raised = raise_in($client, @functions);
+	like($client->query("SELECT $call"), $error, "all: $call");
+	$raised->();
+	$other->quit;
+	return;
+}
+
+{
+	my $client = session($node);
+	my $names = "ARRAY['lock 1', 'lock 2', 'lock 3']";
+	my $lease = $client->query("SELECT dlock_lease_open('1h')");
+	my $locks = 'SELECT name FROM dlock_locks';
+
+	foreach my $call ('dlock_acquire_all', 'dlock_xact_acquire_all')
+	{
+		# its first call gives up the place in the queue
+		fails_at_the_last($client, "$call($names, timeout => '10ms')",
+			('dlock_queue_leave') x 2);
+		is_now($admin, $locks, 'lock 2', "all: $call, the others are free");
+		$client->query('SELECT dlock_release_all()');
+	}
+	fails_at_the_last($client,
+		"dlock_lease_acquire_all($names, $lease, timeout => '10ms')",
+		'dlock_lease_ticket_withdraw', 'dlock_lock_find');
+	is_now($admin, $locks, '', 'all: the worker ends it for the lease');
+	$client->query("SELECT dlock_lease_close($lease)");
+	$client->quit;
+}
+
+# A lease's ticket that cannot be made durable, and not be taken back: the worker does.
+{
+	my ($client, $other) = map { session($node) } 1 .. 2;
+	my $call = "dlock_ttl_acquire('lock', '1h')";
+	my $raised;
+
+	commits_hang($node, 1);
+	$client->start("SET synchronous_commit = on; SELECT $call");
+	poll('the call waits for a standby', sub { hangs($node, $client) });
+	$raised = raise_in($client, 'dlock_lease_ticket_withdraw', 'dlock_lock_find');
+	$admin->query("SELECT pg_cancel_backend($client->{pid})");
+	like($client->answer, qr/WARNING:  55L01/, "durable: $call");
+	$raised->();
+	commits_hang($node, 0);
+	like($other->query("SELECT dlock_acquire('lock', timeout => '1min')"),
+		qr/^\d+$/, 'durable: the worker ends it');
+	$_->quit foreach $client, $other;
+}
+
+#
+# A redirection that has failed, and cannot be undone: the worker does, and who had
+# the ticket before has it as it was.
+#
+{
+	my ($holder, $first, $second) = map { session($node) } 1 .. 3;
+	my $lease = $admin->query("SELECT dlock_lease_open('1h')");
+	my $enqueue = "dlock_lease_enqueue('lock', $lease, '%s')";
+	my $channel = 'SELECT channel FROM dlock_queue WHERE ticket = %s';
+	my ($ticket, $raised);
+
+	$holder->query("SELECT dlock_acquire('lock')");
+	$ticket = $first->query('SELECT ' . sprintf $enqueue, 'c1');
+	commits_hang($node, 1);
+	$second->start('SET synchronous_commit = on; SELECT '
+		  . sprintf $enqueue, 'c2');
+	poll('the call waits for a standby', sub { hangs($node, $second) });
+	is($admin->query(sprintf $channel, $ticket),
+		'c2', 'redirection: is in the row');
+	$raised = raise_in($second, 'dlock_lease_ticket_undo_redirect', 'dlock_lease_map');
+	$admin->query("SELECT pg_cancel_backend($second->{pid})");
+	like($second->answer, qr/WARNING:  55L01/, 'redirection: fails');
+	$raised->();
+	commits_hang($node, 0);
+	is_now($admin, sprintf($channel, $ticket), 'c1', 'redirection: is undone');
+	is($admin->query("SELECT dlock_release_ticket($ticket)"),
+		't', 'redirection: the ticket is there');
+	$_->quit foreach $holder, $first, $second;
+	$admin->query("SELECT dlock_lease_close($lease)");
 }
 
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');

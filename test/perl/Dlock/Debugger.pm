@@ -68,7 +68,9 @@ sub arguments
 
 	return [
 		qw(gdb -q -batch -nx -ex), 'set pagination off', '-p', $pid,
-		map { ('-ex', $_) } 'handle all nostop noprint pass', @commands
+		# a cancel is not among all
+		map { ('-ex', $_) } 'handle all nostop noprint pass',
+		'handle SIGINT nostop noprint pass', @commands
 	];
 }
 
