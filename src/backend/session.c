@@ -306,19 +306,36 @@ dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
 	return true;
 }
 
-/* Undo one acquire; false, with a warning, where the lock was lost before. */
+/* A ticket was ended by force: while it held the lock, or waited for it. */
+static void
+warn_of_loss(const DlockHeld *held)
+{
+	const DlockKey *key = &held->name->key;
+
+	if (held->ticket->granted_at != 0)
+		ereport(WARNING,
+				(errcode(ERRCODE_DLOCK_LOST),
+				 errmsg("lock \"%.*s\" was lost before this session released it",
+						key->length, key->name),
+				 errdetail("Ticket %lld was released by an administrator.",
+						   (long long) held->number)));
+	else
+		ereport(WARNING,
+				(errcode(ERRCODE_DLOCK_LOST),
+				 errmsg("the place in the queue of lock \"%.*s\" was lost before this session released it",
+						key->length, key->name),
+				 errdetail("Ticket %lld was released by an administrator.",
+						   (long long) held->number)));
+}
+
+/* Undo one acquire; false, with a warning, where it was ended by force before. */
 static bool
 undo_session_acquire(DlockHeld *held)
 {
 	bool		lost = dlock_held_is_gone(held);
 
 	if (lost)
-		ereport(WARNING,
-				(errcode(ERRCODE_DLOCK_LOST),
-				 errmsg("lock \"%.*s\" was lost before this session released it",
-						held->name->key.length, held->name->key.name),
-				 errdetail("Ticket %lld was released by an administrator.",
-						   (long long) held->number)));
+		warn_of_loss(held);
 	undo_acquire(held);
 	return !lost;
 }

@@ -139,6 +139,11 @@ SELECT dlock_is_held('a');
 SELECT dlock_release('a');
 SELECT dlock_release('a');
 SELECT dlock_release('a');
+-- or that one was enqueued for it, and never held it
+SELECT dlock_acquire('c', slots => 1) AS c1, dlock_enqueue('c', 'nobody', slots => 1) AS c2 \gset
+SELECT dlock_force_release(:c2);
+SELECT dlock_release_ticket(:c2);
+SELECT dlock_release('c');
 SELECT dlock_force_release(:b);
 \set VERBOSITY sqlstate
 SELECT dlock_is_held('b');
