@@ -347,18 +347,16 @@ check_owner(DlockSpace *space, const text *prefix)
 }
 
 /*
- * Have whoever else changes the same prefix wait until this transaction is over:
- * nobody is to write over what he has not seen when his right was checked.  Where
- * there was somebody to wait for, what he has committed is read next.
+ * Have whoever else changes the table, by a call or by himself, wait until this
+ * transaction is over: nobody is to write over what he has not seen when his right
+ * was checked.  Where there was somebody to wait for, what he has committed is read
+ * next.  Those who only read the table wait for nobody.
  */
 static void
-lock_prefix(DlockSpace *space, const text *prefix)
+lock_table(DlockSpace *space)
 {
-	DlockKey	key;
-
-	dlock_key_fill(&key, space, VARDATA_ANY(prefix), VARSIZE_ANY_EXHDR(prefix));
-	LockDatabaseObject(dlock_relation(space, "dlock_reservations"), key.hash, 0,
-					   ExclusiveLock);
+	LockRelationOid(dlock_relation(space, "dlock_reservations"),
+					ShareRowExclusiveLock);
 }
 
 /*
@@ -418,7 +416,7 @@ dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 				 errmsg("permission denied to reserve names for role \"%s\"",
 						GetUserNameFromId(owner, false)),
 				 errhint("Use a role that has the privileges of that role.")));
-	lock_prefix(space, prefix);
+	lock_table(space);
 	check_owner(space, prefix);
 	if (owners_are_names)
 	{
@@ -449,7 +447,7 @@ dlock_reserve_remove(DlockSpace *space, text *prefix)
 	uint64		removed;
 
 	check_prefix(prefix);
-	lock_prefix(space, prefix);
+	lock_table(space);
 	check_owner(space, prefix);
 	removed = dlock_execute_as_owner(space, "dlock_reservations",
 									 "DELETE FROM %s WHERE prefix OPERATOR(pg_catalog.=) $1",
