@@ -124,7 +124,7 @@ extern void dlock_raise_named_row(Relation relation, const char *key,
 extern void dlock_rows_check(DlockSpace *space);
 
 /* vacuum.c */
-extern int	dlock_rows_vacuum(DlockSpace *space);
+extern int	dlock_rows_vacuum(DlockSpace *space, void (*begin) (void));
 
 /* slots.c */
 typedef struct DlockSlotsColumns

@@ -28,10 +28,10 @@
  * Vacuum the tables, so that they stay small however many tickets come and go
  * between two runs of autovacuum.  Returns after how many dead rows to do so
  * again: where an old snapshot keeps them, the tables grow, and this comes more
- * rarely.
+ * rarely.  Calls back before each table.
  */
 int
-dlock_rows_vacuum(DlockSpace *space)
+dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
 {
 	int			threshold = DLOCK_VACUUM_ROWS;
 	static MemoryContext context = NULL;	/* outlives transactions */
@@ -46,6 +46,7 @@ dlock_rows_vacuum(DlockSpace *space)
 		Relation	table;
 		RangeVar   *name;
 
+		begin();
 		StartTransactionCommand();
 		if (get_extension_oid("dlock", true) != space->key.extension)
 		{

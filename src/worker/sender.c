@@ -119,5 +119,6 @@ dlock_vacuum_main(Datum arg)
 	before_shmem_exit(resign, Int32GetDatum(DLOCK_VACUUM));
 	pg_atomic_write_u32(&my_space->dead_rows, 0);
 	pgstat_report_activity(STATE_RUNNING, NULL);
-	pg_atomic_write_u32(&my_space->vacuum_at, dlock_rows_vacuum(my_space));
+	pg_atomic_write_u32(&my_space->vacuum_at, dlock_rows_vacuum(my_space,
+															   dlock_process_signals));
 }
