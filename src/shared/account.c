@@ -231,17 +231,19 @@ dlock_memory_suffices(Oid role)
 /*
  * Is there memory for what can be done without, and is counted to no role?  It
  * stays when those are gone who have brought it about, so all of it together has
- * a small share; and where there is hardly any for locks, none.  Raises 53200, as
- * above.
+ * a small share, of which half is kept for those who have none of it yet; and where
+ * there is hardly any for locks, none.  Raises 53200, as above.
  */
 bool
-dlock_memory_to_spare(void)
+dlock_memory_to_spare(bool has_some)
 {
 	int64		limit = dlock_memory_limit();
+	int64		share = limit / NOBODYS;
 
 	return (int64) pg_atomic_read_u64(&dlock_control->memory_used) <
 		limit - limit / 8 &&
-		memory_of(open_account(InvalidOid, true)) < limit / NOBODYS;
+		memory_of(open_account(InvalidOid, true)) <
+		(has_some ? share / 2 : share);
 }
 
 static void

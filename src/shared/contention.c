@@ -113,7 +113,7 @@ dlock_contention_prepare(DlockSpace *space)
 	if (likely(sketch && (sketch->count < sketch->room ||
 						  sketch->room == DLOCK_CONTENDED_NAMES)))
 		return;
-	if (!dlock_memory_to_spare())
+	if (!dlock_memory_to_spare(sketch && sketch->room > 0))
 		return;
 	if (sketch == NULL)
 		sketch = make_sketch(space);

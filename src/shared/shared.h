@@ -39,7 +39,7 @@ extern int	dlock_max_memory_per_role;	/* percent */
 extern dshash_table *dlock_accounts;
 
 extern bool dlock_memory_suffices(Oid role);
-extern bool dlock_memory_to_spare(void);
+extern bool dlock_memory_to_spare(bool has_some);
 extern void dlock_check_memory(Oid role);
 extern dsa_pointer dlock_allocate(Oid role, Size size);
 extern void dlock_release_memory(Oid role, dsa_pointer pointer, Size size);
