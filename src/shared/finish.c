@@ -60,7 +60,8 @@ dlock_finish_at_exit(void (*leave) (void))
  * not be given back so is as the session releases all it has, or ends.
  *
  * In an exit, so that no error stops the rollback half way, the work is done right
- * behind the callback that rolls back.
+ * behind the callback that rolls back.  That has few places for callbacks: nothing
+ * is to be finished there for each subtransaction.
  */
 void
 dlock_finish_transaction(void (*work) (void))

@@ -12,6 +12,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "storage/ipc.h"
 #include "utils/memutils.h"
 
 #include "shared/lease.h"
@@ -145,7 +146,7 @@ unuse_level(void)
 
 /*
  * What is used in a subtransaction becomes its parent's when it commits, and is
- * let go of when it is rolled back.
+ * let go of when it is rolled back; in an exit, all of it with the transaction.
  */
 static void
 at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
@@ -153,7 +154,8 @@ at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
 {
 	int			level = GetCurrentTransactionNestLevel();
 
-	if (num_uses == 0 || uses[num_uses - 1].level < level)
+	if (num_uses == 0 || uses[num_uses - 1].level < level ||
+		proc_exit_inprogress)
 		return;
 	if (event == SUBXACT_EVENT_ABORT_SUB)
 		dlock_finish_transaction(unuse_level);

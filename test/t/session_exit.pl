@@ -207,6 +207,41 @@ while (my ($how, $end) = splice(@waiters, 0, 2))
 	}
 }
 
+# The whole rollback comes before the locks go, under however many savepoints, also
+# where each has something of a call under way.
+{
+	my $holder = session($node);
+	my $gone = session($node);
+	my $next = session($node);
+	my ($lease, $other) =
+	  map { $admin->query("SELECT dlock_lease_open('1h')") } 1 .. 2;
+	my $used = 'SELECT memory_used FROM dlock_stats';
+	my $before;
+
+	$holder->query("SELECT dlock_lease_acquire('lock', $lease)");
+	$gone->query("SELECT dlock_acquire('rows')");
+	$before = $admin->query($used);
+	$gone->query('BEGIN; UPDATE t SET n = 0; '
+		  . q{SELECT count(dlock_set_slots('slots ' || i, 3))
+			FROM generate_series(1, 100) AS i; }
+		  . join '; ', map { "SAVEPOINT s$_" } 1 .. 30);
+	$gone->start("SELECT dlock_lease_acquire('lock', $other)");
+	$admin->until_waits($gone);
+	$next->start(q{DO $$
+		BEGIN
+			PERFORM dlock_acquire('rows');
+			PERFORM FROM t FOR UPDATE NOWAIT;
+		END $$});
+	$admin->until_waits($next);
+	$admin->query("SELECT pg_terminate_backend($gone->{pid})");
+	is($next->answer, '', 'savepoints: the next meets no row lock');
+	$next->quit;
+	cmp_ok($admin->query($used), '<=', $before, 'savepoints: no memory stays');
+	$admin->query("SELECT dlock_lease_close($_)") foreach $lease, $other;
+	$holder->quit;
+	nothing_left('savepoints');
+}
+
 # The same by timeouts
 {
 	my $holder = session($node);
