@@ -91,7 +91,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 	}
 	lease->number = draw_number(space);
 	dlock_lease_begin_change(space, lease, NULL);
-	dlock_lease_start(space, lease);
+	dlock_lease_start(space, lease, false);
 	dlock_journal_mark(space, &lease->record);
 	dlock_lease_end_change(space);
 

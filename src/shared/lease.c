@@ -422,16 +422,21 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 	return was_listed;
 }
 
-/* A lease becomes open.  Called with the lease lock. */
+/*
+ * A lease becomes open, and its time begins to run, unless its session keeps it
+ * alive: where it is attached, or the session waits with it, as an heir.  Called
+ * with the lease lock.
+ */
 void
-dlock_lease_start(DlockSpace *space, DlockLease *lease)
+dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
 {
+	bool		kept = lease->single ? heir : lease->session != 0;
 	uint64		now = dlock_monotonic_now();
 
 	pg_atomic_write_u64(&lease->confirmed, now);
 	pg_atomic_write_u64(&lease->renewed_at, (uint64) GetCurrentTimestamp());
 	pg_atomic_write_u64(&lease->deadline,
-						!lease->single && lease->session != 0 ? DLOCK_NO_DEADLINE :
+						kept ? DLOCK_NO_DEADLINE :
 						now + dlock_lease_ttl(lease));
 	list_lease(space, lease);
 }
@@ -698,7 +703,8 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 }
 
 /*
- * The time of an attached lease begins to run; false where it did before.
+ * The time of a lease begins to run that a session has kept alive; false where it
+ * did before.
  */
 bool
 dlock_lease_detach(DlockLease *lease)
@@ -855,7 +861,7 @@ void
 dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 {
 	dlock_lease_begin_change(space, lease, NULL);
-	dlock_lease_start(space, lease);
+	dlock_lease_start(space, lease, false);
 	pg_atomic_write_u64(&lease->confirmed, DLOCK_NO_DEADLINE);
 	pg_atomic_write_u64(&lease->deadline, DLOCK_NO_DEADLINE);
 	if (delayed)

@@ -226,7 +226,7 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
 		if (lease->single)
 		{
 			lease->number = ticket->ticket.number;
-			dlock_lease_start(space, lease);
+			dlock_lease_start(space, lease, heir);
 		}
 		/* read without a lock, too: see has_run_out() in wait.c */
 		pg_write_barrier();
@@ -254,7 +254,8 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = dlock_space_at(lease->space);
 
-	if (lease->single)
+	/* that of an heir's own lease begins to run */
+	if (lease->single && !dlock_lease_detach(lease))
 		(void) dlock_lease_extend(lease);
 	dlock_lease_begin_change(space, lease, ticket);
 	if (!ticket->inherited)
@@ -291,6 +292,7 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
 	else
 		at_once = !ticket->record.has_row && !ticket->record.in_flight &&
 			ticket->ticket.pins == 0;
+	ticket->leaves = ticket->ticket.pins == 0;
 	dlock_journal_mark(space, &ticket->record);
 	dlock_lease_end_change(space);
 	return at_once;

@@ -570,8 +570,7 @@ is_heir(const DlockLock *lock, const DlockTicket *ticket)
 
 	return ticket->mode == DLOCK_EXCLUSIVE && lock->queue.length == 0 &&
 		lock->holders.length == 1 && lock->closed == 0 &&
-		is_lease_ticket(holder) && state_of(holder) == DLOCK_ENDING &&
-		holder->pins == 0;
+		is_lease_ticket(holder) && lease_ticket(holder)->leaves;
 }
 
 /*

@@ -690,7 +690,7 @@ extern void dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed);
 extern void dlock_lease_begin_change(DlockSpace *space, DlockLease *lease,
 									 DlockLeaseTicket *ticket);
 extern void dlock_lease_end_change(DlockSpace *space);
-extern void dlock_lease_start(DlockSpace *space, DlockLease *lease);
+extern void dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir);
 extern void dlock_lease_be_over(DlockLease *lease, bool always);
 extern bool dlock_lease_detach(DlockLease *lease);
 

@@ -321,8 +321,8 @@ struct DlockLease
 #define DLOCK_RAN_OUT		((uint64) 1)
 
 /*
- * The deadline of a lease that is attached to a living session; renewals of
- * such a one move it on from there
+ * The deadline of a lease that is attached to a living session, or an heir's own as
+ * its session waits; renewals of such a one move it on from there
  */
 #define DLOCK_NO_DEADLINE	((uint64) PG_INT64_MAX)
 
@@ -362,6 +362,7 @@ typedef struct DlockLeaseTicket
 	/* protected by the lock entry's lock and the lease lock: as "info" above */
 	bool		lowers;			/* shared, as soon as its row says so in the WAL */
 	bool		heir;			/* its row says granted from the start: see I44 */
+	bool		leaves;			/* its removal is in the journal, or was written */
 
 	/* protected by the space's lease lock */
 	dsa_pointer redirection;	/* a call's DlockAnnouncement that is to take the

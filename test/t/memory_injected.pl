@@ -18,6 +18,7 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Debugger;
 use Dlock::Lease;
 use Dlock::Test;
+use Dlock::Worker;
 use Test::More;
 
 my $node = new_server('main',
@@ -271,6 +272,38 @@ sub fails_at_the_last
 		't', 'redirection: the ticket is there');
 	$_->quit foreach $holder, $first, $second;
 	$admin->query("SELECT dlock_lease_close($lease)");
+}
+
+#
+# The last pin of a hold that has ended, and no entry in the journal yet: who comes
+# next waits as everybody does, and writes nothing before that hold is removed.
+#
+{
+	my ($guard, $next) = map { session($node) } 1 .. 2;
+	my ($lease, $other) =
+	  map { $admin->query("SELECT dlock_lease_open('1h')") } 1 .. 2;
+	my $fence = $admin->query("SELECT dlock_lease_acquire('lock', $lease)");
+	my ($raised, $worker);
+
+	$guard->query('SET synchronous_commit = on; '
+		  . "BEGIN; SELECT dlock_guard('lock', $fence); "
+		  . 'INSERT INTO guarded VALUES (2)');
+	commits_hang($node, 1);
+	$guard->start('COMMIT');
+	poll('the commit waits for a standby', sub { hangs($node, $guard) });
+	is($admin->query("SELECT dlock_release_ticket($fence)"),
+		't', 'unpinning: released meanwhile');
+	$raised = raise_in($guard, 'dlock_queue_unpin', 'dlock_lease_begin_change');
+	$worker = freeze($admin);
+	commits_hang($node, 0);
+	like($guard->answer, qr/WARNING:  55L01/, 'unpinning: fails');
+	$raised->();
+	$next->start("SELECT dlock_lease_acquire('lock', $other)");
+	$admin->until_waits($next);
+	thaw($worker);
+	grows('unpinning: the worker does it', $fence, $next->answer);
+	$_->quit foreach $guard, $next;
+	$admin->query("SELECT dlock_lease_close($_)") foreach $lease, $other;
 }
 
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');

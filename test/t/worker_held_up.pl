@@ -117,6 +117,27 @@ my $listener = session($node);
 	$next->quit;
 }
 
+# A ttl begins with the grant, also for who is the next, and waits for nothing but
+# the removal of a row.
+{
+	my $ttl = ample(0.5);
+	my $ticket = $client->query("SELECT dlock_ttl_acquire('lock', '1h')");
+	my $next = session($node);
+
+	$admin->query('BEGIN; LOCK TABLE dlock_queue IN SHARE MODE');
+	$client->query("SELECT dlock_release_ticket($ticket)");
+	$next->start("SELECT dlock_ttl_acquire('lock', '$ttl s')");
+	$admin->wait_for('SELECT count(*) = 1 FROM dlock_locks '
+		  . "WHERE name = 'lock' AND NOT granted");
+	$client->query("SELECT pg_sleep(2 * $ttl)");
+	ok(!$next->answered, 'a table is locked: who waits longer than its ttl waits on');
+	$admin->query('ROLLBACK');
+	grows('and is granted then', $ticket, $next->answer);
+	is_now($admin, q{SELECT count(*) FROM dlock_locks WHERE name = 'lock'},
+		'0', 'and its ttl runs');
+	$next->quit;
+}
+
 #
 # Many that are due at once.  The worker stops at the first row that it removes.
 # Nothing else is to keep it from its tables, as VACUUM does that cuts off their
