@@ -40,6 +40,7 @@ typedef struct KeptName
 {
 	DlockKey	key;			/* hash key, must be first */
 	DlockSpace *space;
+	DlockLock  *lock;
 	struct KeptName *next;		/* in "names" */
 
 	/* at the commit: what is left of all changes */
@@ -101,21 +102,24 @@ keep_name(DlockSpace *space, const DlockKey *key)
 {
 	bool		found;
 	KeptName   *name = hash_search(table_of_names, key, HASH_FIND, NULL);
+	DlockLock  *lock;
 
 	if (name)
 		return name;
-	dlock_queue_expect_slots(key, OidIsValid(setter) ? setter : GetUserId());
+	lock = dlock_queue_expect_slots(key, OidIsValid(setter) ?
+									setter : GetUserId());
 	PG_TRY();
 	{
 		name = hash_search(table_of_names, key, HASH_ENTER, &found);
 	}
 	PG_CATCH();
 	{
-		dlock_queue_finish_slots(space, key, false, 0);
+		dlock_queue_finish_slots(space, key, lock, false, 0);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
 	name->space = space;
+	name->lock = lock;
 	name->changed = false;
 	name->next = names;
 	names = name;
@@ -371,8 +375,8 @@ finish_changes(void)
 		KeptName   *name = names;
 
 		names = name->next;
-		dlock_queue_finish_slots(name->space, &name->key, name->changed,
-								 name->slots);
+		dlock_queue_finish_slots(name->space, &name->key, name->lock,
+								 name->changed, name->slots);
 	}
 	if (table_of_names)
 		hash_destroy(table_of_names);

@@ -879,11 +879,37 @@ first_behind(const DlockList *list, int64 number)
 	return ticket;
 }
 
-/* The same for all tickets of a lock; and for whoever fits by now. */
+/*
+ * What dlock_slots says of a lock has become another number, or 0 for none: that
+ * counts.  Where requests count again, it is the one of who has held longest, or of
+ * the head of the queue.
+ */
+static void
+follow_slots(DlockLock *lock)
+{
+	const DlockTicket *holder = ticket_at(lock->holders.head);
+	const DlockTicket *head = ticket_at(lock->queue.head);
+
+	if (holder)
+		lock->holders_slots = slots_for(lock, holder->slots);
+	if (lock->slots > 0)
+	{
+		if (holder && holder->slots > 0)
+			lock->slots = lock->holders_slots;
+		else if (head && head->slots > 0)
+			lock->slots = slots_for(lock, head->slots);
+	}
+}
+
+/*
+ * Mend all tickets of a lock; what slots that were set have changed; and grant to
+ * whoever fits by now.
+ */
 static void
 mend(DlockSpace *space, DlockLock *lock, DlockList *lost, Wakeups *wakeups)
 {
 	DlockList  *lists[] = {&lock->holders, &lock->queue};
+	const DlockTicket *holder;
 
 	for (int i = 0; i < (int) lengthof(lists); i++)
 	{
@@ -898,6 +924,9 @@ mend(DlockSpace *space, DlockLock *lock, DlockList *lost, Wakeups *wakeups)
 				next = first_behind(lists[i], number);
 		}
 	}
+	holder = ticket_at(lock->holders.head);
+	if (holder && lock->holders_slots != slots_for(lock, holder->slots))
+		follow_slots(lock);
 	grant_from_queue(space, lock, wakeups);
 }
 
@@ -1195,39 +1224,39 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
  * Slots that are set
  */
 
-/*
- * What dlock_slots says of a lock has become another number, or 0 for none; grant
- * to those who fit now.
- *
- * Where requests count again, that is the one of who has held longest, or of the
- * head of the queue.
- */
+/* Set what dlock_slots says, and grant to those who fit now. */
 static void
 change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
 			 Wakeups *wakeups)
 {
-	const DlockTicket *holder = ticket_at(lock->holders.head);
-	const DlockTicket *head = ticket_at(lock->queue.head);
+	HandOver	hand_over = {space, wakeups};
 
 	lock->set_slots = slots;
-	if (holder)
-		lock->holders_slots = slots_for(lock, holder->slots);
-	if (lock->slots > 0)
-	{
-		if (holder && holder->slots > 0)
-			lock->slots = lock->holders_slots;
-		else if (head && head->slots > 0)
-			lock->slots = slots_for(lock, head->slots);
-	}
+	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+	follow_slots(lock);
+	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
 	grant_from_queue(space, lock, wakeups);
 }
 
 /*
- * A transaction has changed what dlock_slots says of a lock: the entry stays until
- * the transaction is over, and is counted to a role if it has to be made.  Raises
- * 53200, with nothing changed.
+ * So that whoever is reading dlock_slots does not put back what he has found there:
+ * it has changed since.  The count comes first: see dlock_queue_unsettle().
  */
-void
+static void
+settle(DlockSpace *space, DlockLock *lock)
+{
+	if (pg_atomic_read_u32(&space->slots_loaded) != 0 || lock->settled)
+		return;
+	pg_atomic_fetch_add_u32(&space->settled, 1);
+	lock->settled = pg_atomic_read_u32(&space->slots_loaded) == 0;
+}
+
+/*
+ * A transaction has changed what dlock_slots says of a lock: the entry stays until
+ * the transaction is over, and is counted to a role if it has to be made.  Returns
+ * it, so that it need not be searched for then.  Raises 53200, with nothing changed.
+ */
+DlockLock *
 dlock_queue_expect_slots(const DlockKey *key, Oid role)
 {
 	DlockLock  *lock = dlock_lock_insert(key, 0, role);
@@ -1236,25 +1265,26 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 	Assert(lock->setters < PG_UINT16_MAX);
 	lock->setters++;
 	dlock_lock_release(lock);
+	return lock;
 }
 
 /*
  * Such a transaction is over.  Its commit is visible, and this is what dlock_slots
- * says from now on; or there is no change, as it was rolled back.  Raises nothing.
+ * says from now on; or there is no change, as it was rolled back.  Raises nothing
+ * before that is so; what follows from it is the worker's, where that fails.
  */
 void
-dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key, bool changed,
-						 int32 slots)
+dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
+						 DlockLock *lock, bool changed, int32 slots)
 {
 	Wakeups		wakeups = {0};
-	DlockLock  *lock = dlock_lock_find(key, true);
 
-	Assert(lock != NULL && lock->setters > 0);
+	dlock_lock_enter(key);
+	Assert(dlock_key_equal(&lock->key, key) && lock->setters > 0);
 	lock->setters--;
 	if (changed)
 	{
-		if (pg_atomic_read_u32(&space->slots_loaded) == 0)
-			lock->settled = true;
+		settle(space, lock);
 		change_slots(space, lock, slots, &wakeups);
 	}
 	let_go(lock);
@@ -1282,8 +1312,7 @@ dlock_queue_forget_slots(DlockSpace *space,
 			memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0 ||
 			(lock->setters > 0 && is_told(&lock->key)))
 			continue;
-		if (pg_atomic_read_u32(&space->slots_loaded) == 0)
-			lock->settled = true;
+		settle(space, lock);
 		change_slots(space, lock, 0, &wakeups);
 		if (is_unused(lock))
 			dlock_lock_scan_remove(&scan);
@@ -1307,6 +1336,32 @@ dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 		change_slots(space, lock, slots, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
+}
+
+/*
+ * Somebody has read all of dlock_slots, and said so: no entry is kept for the others
+ * who are reading it.  Whoever settles one later sees that, as he counts before he
+ * looks.
+ */
+void
+dlock_queue_unsettle(DlockSpace *space)
+{
+	DlockLockScan scan;
+	DlockLock  *lock;
+
+	if (pg_atomic_exchange_u32(&space->settled, 0) == 0)
+		return;
+	dlock_lock_scan_begin(&scan, true, false);
+	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
+	{
+		if (!lock->settled ||
+			memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0)
+			continue;
+		lock->settled = false;
+		if (is_unused(lock))
+			dlock_lock_scan_remove(&scan);
+	}
+	dlock_lock_scan_end(&scan);
 }
 
 /* What a ticket is, that is about to be ended by force. */

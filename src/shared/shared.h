@@ -490,13 +490,15 @@ extern bool dlock_queue_exchange_info(const DlockKey *key,
 									  DlockTicket *ticket, dsa_pointer *info);
 extern bool dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_share(DlockLeaseTicket *ticket);
-extern void dlock_queue_expect_slots(const DlockKey *key, Oid role);
+extern DlockLock *dlock_queue_expect_slots(const DlockKey *key, Oid role);
 extern void dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
-									 bool changed, int32 slots);
+									 DlockLock *lock, bool changed,
+									 int32 slots);
 extern void dlock_queue_forget_slots(DlockSpace *space,
 									 bool (*is_told) (const DlockKey *key));
 extern void dlock_queue_load_slots(DlockSpace *space, const DlockKey *key,
 								   int32 slots, Oid role);
+extern void dlock_queue_unsettle(DlockSpace *space);
 extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket,

@@ -681,6 +681,8 @@ struct DlockSpace
 	DlockLoading loading;
 
 	/* atomic */
+	pg_atomic_uint32 settled;	/* locks that were, at least, since all of them were
+								 * looked through */
 	pg_atomic_uint32 slots_loaded;	/* what dlock_slots has is in memory; it is, too,
 									 * where "loaded" is set */
 	pg_atomic_uint32 load_failures; /* attempts of the worker at that */

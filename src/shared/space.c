@@ -125,6 +125,7 @@ make_space(const DlockSpaceKey *key)
 		pg_atomic_init_u64(&space->removed[b], InvalidXLogRecPtr);
 	pg_atomic_init_u32(&space->loaded, 0);
 	pg_atomic_init_u32(&space->has_removed, 0);
+	pg_atomic_init_u32(&space->settled, 0);
 	pg_atomic_init_u32(&space->slots_loaded, 0);
 	pg_atomic_init_u32(&space->load_failures, 0);
 	ConditionVariableInit(&space->load_changed);

@@ -593,7 +593,8 @@ load_slots(DlockSpace *space, uint64 until)
 		dlock_slots_read(space);
 		unlock_table(space, "dlock_slots");
 	}
-	pg_atomic_write_u32(&space->slots_loaded, 1);
+	(void) pg_atomic_exchange_u32(&space->slots_loaded, 1);
+	dlock_queue_unsettle(space);
 	return true;
 }
 
