@@ -1094,6 +1094,8 @@ public final class Run {
             try {
                 row.invoke(null);
                 admin.until("SELECT count(*) = 0 FROM dlock_locks");
+                // the next row looks for its own
+                admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'dlock heartbeat'");
                 System.out.println("ok " + row.getName());
             } catch (Exception error) {
                 StringWriter trace = new StringWriter();

@@ -1099,6 +1099,9 @@ def main(names):
         try:
             rows[name]()
             admin.until('SELECT count(*) = 0 FROM dlock_locks')
+            # the next row looks for its own
+            admin.until("SELECT count(*) = 0 FROM pg_stat_activity "
+                        "WHERE application_name = 'dlock heartbeat'")
             print(f'ok {name}')
         except BaseException:
             failed = 1
