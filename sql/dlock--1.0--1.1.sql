@@ -404,9 +404,9 @@ COMMENT ON TRIGGER dlock_replicated ON dlock_queue_lease IS
 COMMENT ON TRIGGER dlock_replicated ON dlock_versions IS
 'takes from logical replication what is greater';
 COMMENT ON TRIGGER dlock_replicated ON dlock_reservations IS
-'takes from logical replication what is not reserved here';
+'takes from logical replication what is not reserved here, and what changes';
 COMMENT ON TRIGGER dlock_replicated ON dlock_slots IS
-'takes from logical replication what is not set here';
+'takes from logical replication what is not set here, and what changes';
 COMMENT ON TRIGGER dlock_replicated_truncate ON dlock_queue IS
 'keeps the rows, where a TRUNCATE comes by logical replication';
 COMMENT ON TRIGGER dlock_replicated_truncated ON dlock_queue IS
