@@ -404,9 +404,9 @@ COMMENT ON TRIGGER dlock_replicated ON dlock_queue_lease IS
 COMMENT ON TRIGGER dlock_replicated ON dlock_versions IS
 'takes from logical replication what is greater';
 COMMENT ON TRIGGER dlock_replicated ON dlock_reservations IS
-'takes from logical replication what is not reserved here';
+'takes from logical replication what is not reserved here, and what changes';
 COMMENT ON TRIGGER dlock_replicated ON dlock_slots IS
-'takes from logical replication what is not set here';
+'takes from logical replication what is not set here, and what changes';
 COMMENT ON TRIGGER dlock_replicated_truncate ON dlock_queue IS
 'keeps the rows, where a TRUNCATE comes by logical replication';
 COMMENT ON TRIGGER dlock_replicated_truncated ON dlock_queue IS
@@ -508,10 +508,13 @@ COMMENT ON FUNCTION dlock_version() IS
 -- Default privileges are meant for what a site makes itself.  What they have
 -- given is taken back wherever the scripts say who has what: tables, views, the
 -- sequence, and functions that are not for everybody.  It is in the initial
--- privileges of these; what was granted later is not.
-WITH given AS (
-    SELECT i.classoid, i.objoid, pg_catalog.array_agg(p.item) AS items,
-           pg_catalog.array_agg(a.grantee) AS roles
+-- privileges of these; what was granted later is not.  The owner can be another
+-- one by now than the one who has given it there.
+--
+-- As with REVOKE ... CASCADE, what was passed on goes, too: a privilege is kept
+-- if the owner has given it, or somebody who has it with the right to grant it.
+WITH RECURSIVE given AS (
+    SELECT i.classoid, i.objoid, p.item, a.grantee, a.privilege_type
       FROM pg_catalog.pg_extension AS e
       JOIN pg_catalog.pg_depend AS d
         ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
@@ -527,55 +530,142 @@ WITH given AS (
        AND a.grantee OPERATOR(pg_catalog.<>) a.grantor
        AND a.grantee OPERATOR(pg_catalog.<>) 0::pg_catalog.oid
        AND a.grantee OPERATOR(pg_catalog.<>) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid
-     GROUP BY i.classoid, i.objoid
+), objects (classoid, objoid, objsubid, owner, acl) AS (
+    SELECT o.*
+      FROM (SELECT c.tableoid, c.oid, 0::pg_catalog.int4, c.relowner, c.relacl
+              FROM pg_catalog.pg_class AS c
+             UNION ALL
+            SELECT c.tableoid, c.oid, t.attnum::pg_catalog.int4, c.relowner, t.attacl
+              FROM pg_catalog.pg_class AS c
+              JOIN pg_catalog.pg_attribute AS t
+                ON t.attrelid OPERATOR(pg_catalog.=) c.oid
+             UNION ALL
+            SELECT f.tableoid, f.oid, 0::pg_catalog.int4, f.proowner, f.proacl
+              FROM pg_catalog.pg_proc AS f) AS o (classoid, objoid, objsubid, owner, acl)
+     WHERE (o.classoid, o.objoid) OPERATOR(pg_catalog.=) ANY
+           (SELECT g.classoid, g.objoid FROM given AS g)
+       AND o.acl IS NOT NULL
+), others AS (
+    SELECT o.classoid, o.objoid, o.objsubid, o.owner, a.grantor, a.grantee,
+           a.privilege_type, a.is_grantable, a.place
+      FROM objects AS o
+     CROSS JOIN LATERAL pg_catalog.aclexplode(o.acl) WITH ORDINALITY
+        AS a (grantor, grantee, privilege_type, is_grantable, place)
+     WHERE NOT EXISTS (SELECT
+                         FROM given AS g
+                        WHERE g.classoid OPERATOR(pg_catalog.=) o.classoid
+                          AND g.objoid OPERATOR(pg_catalog.=) o.objoid
+                          AND g.grantee OPERATOR(pg_catalog.=) a.grantee
+                          AND g.privilege_type OPERATOR(pg_catalog.=) a.privilege_type
+                          AND o.objsubid OPERATOR(pg_catalog.=) 0::pg_catalog.int4
+                          AND o.owner OPERATOR(pg_catalog.=) a.grantor
+                          AND o.owner OPERATOR(pg_catalog.<>) a.grantee)
+), kept AS (
+    SELECT h.*
+      FROM others AS h
+     WHERE h.grantor OPERATOR(pg_catalog.=) h.owner
+     UNION
+    SELECT h.*
+      FROM kept AS k
+      JOIN others AS h
+        ON h.classoid OPERATOR(pg_catalog.=) k.classoid
+       AND h.objoid OPERATOR(pg_catalog.=) k.objoid
+       AND h.grantor OPERATOR(pg_catalog.=) k.grantee
+       AND h.privilege_type OPERATOR(pg_catalog.=) k.privilege_type
+       -- the right to grant it for a table is one for each column
+       AND (k.objsubid OPERATOR(pg_catalog.=) 0::pg_catalog.int4
+            OR k.objsubid OPERATOR(pg_catalog.=) h.objsubid)
+     WHERE k.is_grantable
+), items AS (
+    SELECT k.classoid, k.objoid, k.objsubid,
+           pg_catalog.min(k.place) AS place,
+           -- as text: before PostgreSQL 16, makeaclitem() takes one privilege
+           pg_catalog.concat(
+               CASE WHEN k.grantee OPERATOR(pg_catalog.<>) 0::pg_catalog.oid
+                    THEN pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(k.grantee)::pg_catalog.text)
+               END,
+               '=',
+               pg_catalog.string_agg(pg_catalog.split_part(pg_catalog.split_part(
+                   pg_catalog.makeaclitem(0::pg_catalog.oid, k.grantor, k.privilege_type, k.is_grantable)::pg_catalog.text,
+                   '/', 1), '=', 2), ''),
+               '/',
+               pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(k.grantor)::pg_catalog.text)
+           )::pg_catalog.aclitem AS item
+      FROM kept AS k
+     GROUP BY k.classoid, k.objoid, k.objsubid, k.grantor, k.grantee
+), nothing AS (
+    -- an array without any item is no list of privileges
+    SELECT o.classoid, o.objoid, o.objsubid,
+           CASE WHEN o.objsubid OPERATOR(pg_catalog.=) 0::pg_catalog.int4
+                THEN ARRAY[pg_catalog.concat(r.name, '=/', r.name)::pg_catalog.aclitem]
+           END AS acl
+      FROM objects AS o
+     CROSS JOIN LATERAL pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(o.owner)::pg_catalog.text) AS r (name)
+), changed AS (
+    SELECT o.classoid, o.objoid, o.objsubid, o.acl AS nothing,
+           COALESCE((SELECT pg_catalog.array_agg(t.item ORDER BY t.place)
+                       FROM items AS t
+                      WHERE t.classoid OPERATOR(pg_catalog.=) o.classoid
+                        AND t.objoid OPERATOR(pg_catalog.=) o.objoid
+                        AND t.objsubid OPERATOR(pg_catalog.=) o.objsubid),
+                    o.acl) AS acl
+      FROM nothing AS o
 ), relations AS (
     UPDATE pg_catalog.pg_class AS c
-       SET relacl = ARRAY(SELECT p.item
-                            FROM pg_catalog.unnest(c.relacl) AS p (item)
-                           WHERE NOT p.item OPERATOR(pg_catalog.=) ANY (g.items))
-      FROM given AS g
-     WHERE g.classoid OPERATOR(pg_catalog.=) c.tableoid
-       AND g.objoid OPERATOR(pg_catalog.=) c.oid
-    RETURNING c.tableoid, c.oid, c.relacl
+       SET relacl = n.acl
+      FROM changed AS n
+     WHERE n.classoid OPERATOR(pg_catalog.=) c.tableoid
+       AND n.objoid OPERATOR(pg_catalog.=) c.oid
+       AND n.objsubid OPERATOR(pg_catalog.=) 0::pg_catalog.int4
+), columns AS (
+    UPDATE pg_catalog.pg_attribute AS t
+       SET attacl = n.acl
+      FROM changed AS n
+     WHERE n.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+       AND n.objoid OPERATOR(pg_catalog.=) t.attrelid
+       AND n.objsubid OPERATOR(pg_catalog.=) t.attnum::pg_catalog.int4
 ), functions AS (
     UPDATE pg_catalog.pg_proc AS f
-       SET proacl = ARRAY(SELECT p.item
-                            FROM pg_catalog.unnest(f.proacl) AS p (item)
-                           WHERE NOT p.item OPERATOR(pg_catalog.=) ANY (g.items))
-      FROM given AS g
-     WHERE g.classoid OPERATOR(pg_catalog.=) f.tableoid
-       AND g.objoid OPERATOR(pg_catalog.=) f.oid
-    RETURNING f.tableoid, f.oid, f.proacl
+       SET proacl = n.acl
+      FROM changed AS n
+     WHERE n.classoid OPERATOR(pg_catalog.=) f.tableoid
+       AND n.objoid OPERATOR(pg_catalog.=) f.oid
 ), initial AS (
     UPDATE pg_catalog.pg_init_privs AS i
-       SET initprivs = ARRAY(SELECT p.item
-                               FROM pg_catalog.unnest(i.initprivs) AS p (item)
-                              WHERE NOT p.item OPERATOR(pg_catalog.=) ANY (g.items))
-      FROM given AS g
-     WHERE g.classoid OPERATOR(pg_catalog.=) i.classoid
-       AND g.objoid OPERATOR(pg_catalog.=) i.objoid
+       SET initprivs = COALESCE((SELECT pg_catalog.array_agg(p.item)
+                                   FROM pg_catalog.unnest(i.initprivs) AS p (item)
+                                  WHERE NOT p.item OPERATOR(pg_catalog.=) ANY
+                                        (SELECT g.item
+                                           FROM given AS g
+                                          WHERE g.classoid OPERATOR(pg_catalog.=) i.classoid
+                                            AND g.objoid OPERATOR(pg_catalog.=) i.objoid)),
+                                n.nothing)
+      FROM changed AS n
+     WHERE n.classoid OPERATOR(pg_catalog.=) i.classoid
+       AND n.objoid OPERATOR(pg_catalog.=) i.objoid
+       AND n.objsubid OPERATOR(pg_catalog.=) 0::pg_catalog.int4
        AND i.objsubid OPERATOR(pg_catalog.=) 0::pg_catalog.int4
 )
--- what keeps such a role from being dropped, unless it was granted more
+-- what keeps such a role from being dropped, unless it has something left
 DELETE FROM pg_catalog.pg_shdepend AS s
- USING given AS g,
-       (TABLE relations UNION ALL TABLE functions) AS o (classoid, objoid, acl),
-       pg_catalog.pg_database AS b
- WHERE o.classoid OPERATOR(pg_catalog.=) g.classoid
-   AND o.objoid OPERATOR(pg_catalog.=) g.objoid
-   AND b.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+ USING changed AS n, pg_catalog.pg_database AS b
+ WHERE b.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
    AND s.dbid OPERATOR(pg_catalog.=) b.oid
-   AND s.classid OPERATOR(pg_catalog.=) g.classoid
-   AND s.objid OPERATOR(pg_catalog.=) g.objoid
-   AND s.objsubid OPERATOR(pg_catalog.=) 0::pg_catalog.int4
+   AND s.classid OPERATOR(pg_catalog.=) n.classoid
+   AND s.objid OPERATOR(pg_catalog.=) n.objoid
+   AND s.objsubid OPERATOR(pg_catalog.=) n.objsubid
    AND s.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_authid'::pg_catalog.regclass::pg_catalog.oid
-   AND s.refobjid OPERATOR(pg_catalog.=) ANY (g.roles)
-   AND (s.deptype OPERATOR(pg_catalog.=) 'i'::pg_catalog."char"
-        OR s.deptype OPERATOR(pg_catalog.=) 'a'::pg_catalog."char"
-           AND NOT EXISTS (SELECT
-                             FROM pg_catalog.aclexplode(o.acl) AS a
-                            WHERE s.refobjid OPERATOR(pg_catalog.=) a.grantee
-                               OR s.refobjid OPERATOR(pg_catalog.=) a.grantor));
+   AND (s.deptype OPERATOR(pg_catalog.=) 'a'::pg_catalog."char"
+        AND NOT EXISTS (SELECT
+                          FROM pg_catalog.aclexplode(n.acl) AS a
+                         WHERE s.refobjid OPERATOR(pg_catalog.=) a.grantee
+                            OR s.refobjid OPERATOR(pg_catalog.=) a.grantor)
+        OR s.deptype OPERATOR(pg_catalog.=) 'i'::pg_catalog."char"
+           AND EXISTS (SELECT
+                         FROM given AS g
+                        WHERE g.classoid OPERATOR(pg_catalog.=) n.classoid
+                          AND g.objoid OPERATOR(pg_catalog.=) n.objoid
+                          AND g.grantee OPERATOR(pg_catalog.=) s.refobjid));
 
 -- dlock_force_release() is for the database's owner, too, as above.
 UPDATE pg_catalog.pg_proc AS f

@@ -13,12 +13,14 @@
  *	"versions"		Of two versions of a name the greater one counts: who was
  *					behind finds out and repeats, and no version ever falls,
  *					whichever way, and however often, rows go around.
- *	"reservations"	A prefix that is reserved here stays as it is.  Others
- *					follow what comes.
- *	"slots"			The same for locks whose slots are set here.
+ *	"reservations"	A new one comes if its prefix is not reserved here.  What
+ *					changes or removes one does so here, too, whoever has
+ *					made the one that is here: that cannot be told.
+ *	"slots"			The same for locks and the slots that are set for them.
  *
  * Otherwise two servers that have a row of one name would stop the replication
- * of all tables.
+ * of all tables.  An update that changes nothing here is none: it would go around
+ * for ever, where each of two servers sends the other all that it has.
  *
  * A TRUNCATE, which publications send, too, has no effect on any of them.  No
  * trigger can keep it from happening; so one keeps the rows, before it, and one
@@ -55,16 +57,50 @@
 /* One of our own statements is at work: its rows go in. */
 static bool merging = false;
 
-static const char merge_version[] =
-	"INSERT INTO %s AS own (name, version, bumped_by, bumped_at) "
-	"VALUES ($1, $2, $3, $4) "
-	"ON CONFLICT (name) DO UPDATE SET version = excluded.version, "
-	"bumped_by = excluded.bumped_by, bumped_at = excluded.bumped_at "
-	"WHERE own.version OPERATOR(pg_catalog.<) excluded.version";
-static const char merge_slots[] =
-	"INSERT INTO %s (name, slots) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING";
-static const char merge_reservation[] =
-	"INSERT INTO %s (prefix, owner) VALUES ($1, $2) ON CONFLICT (prefix) DO NOTHING";
+#define MAX_COLUMNS	4
+
+/* What becomes of the rows of a kind; the first two columns must not be null. */
+typedef struct Merge
+{
+	const char *kind;
+	const char *insert;			/* the statement for a row that comes ... */
+	const char *update;			/* ... and for one that has changed */
+	bool		can_delete;
+	int			num_columns;
+	const char *columns[MAX_COLUMNS];
+} Merge;
+
+#define MERGE_VERSION \
+	"INSERT INTO %s AS own (name, version, bumped_by, bumped_at) " \
+	"VALUES ($1, $2, $3, $4) " \
+	"ON CONFLICT (name) DO UPDATE SET version = excluded.version, " \
+	"bumped_by = excluded.bumped_by, bumped_at = excluded.bumped_at " \
+	"WHERE own.version OPERATOR(pg_catalog.<) excluded.version"
+
+static const Merge merges[] = {
+	{
+		"versions", MERGE_VERSION, MERGE_VERSION, false,
+		4, {"name", "version", "bumped_by", "bumped_at"}
+	},
+	{
+		"reservations",
+		"INSERT INTO %s (prefix, owner) VALUES ($1, $2) "
+		"ON CONFLICT (prefix) DO NOTHING",
+		"INSERT INTO %s AS own (prefix, owner) VALUES ($1, $2) "
+		"ON CONFLICT (prefix) DO UPDATE SET owner = excluded.owner "
+		"WHERE (own.owner, own.role) OPERATOR(pg_catalog.<>) (excluded.owner, excluded.role)",
+		true, 2, {"prefix", "owner"}
+	},
+	{
+		"slots",
+		"INSERT INTO %s (name, slots) VALUES ($1, $2) "
+		"ON CONFLICT (name) DO NOTHING",
+		"INSERT INTO %s AS own (name, slots) VALUES ($1, $2) "
+		"ON CONFLICT (name) DO UPDATE SET slots = excluded.slots "
+		"WHERE own.slots OPERATOR(pg_catalog.<>) excluded.slots",
+		true, 2, {"name", "slots"}
+	}
+};
 
 /*
  * Whoever applies the changes of another server is a background worker.  Our
@@ -77,13 +113,23 @@ is_applying(void)
 		strcmp(MyBgworkerEntry->bgw_function_name, "dlock_worker_main") != 0;
 }
 
-#define MAX_COLUMNS	4
-
-/* Insert a row with a statement; its first two columns must not be null. */
-static void
-merge(TriggerData *trigger, HeapTuple row, const char *statement,
-	  const char *const columns[], int num_columns)
+/* The kind that a trigger is for; NULL if nothing of it comes */
+static const Merge *
+find_merge(const char *kind)
 {
+	for (int i = 0; i < (int) lengthof(merges); i++)
+	{
+		if (strcmp(kind, merges[i].kind) == 0)
+			return &merges[i];
+	}
+	return NULL;
+}
+
+static void
+merge_row(TriggerData *trigger, HeapTuple row, const Merge *merge)
+{
+	const char *statement = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event) ?
+		merge->update : merge->insert;
 	TupleDesc	descriptor = RelationGetDescr(trigger->tg_relation);
 	char	   *table =
 		quote_qualified_identifier(get_namespace_name(RelationGetNamespace(trigger->tg_relation)),
@@ -94,17 +140,16 @@ merge(TriggerData *trigger, HeapTuple row, const char *statement,
 
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	Assert(num_columns <= MAX_COLUMNS);
-	for (int i = 0; i < num_columns; i++)
+	for (int i = 0; i < merge->num_columns; i++)
 	{
-		int			column = SPI_fnumber(descriptor, columns[i]);
+		int			column = SPI_fnumber(descriptor, merge->columns[i]);
 		bool		is_null;
 
 		if (column <= 0)
 			ereport(ERROR,
 					(errcode(ERRCODE_UNDEFINED_COLUMN),
 					 errmsg("column \"%s\" of table %s does not exist",
-							columns[i], table)));
+							merge->columns[i], table)));
 		types[i] = SPI_gettypeid(descriptor, column);
 		values[i] = SPI_getbinval(row, descriptor, column, &is_null);
 		nulls[i] = is_null ? 'n' : ' ';
@@ -112,13 +157,14 @@ merge(TriggerData *trigger, HeapTuple row, const char *statement,
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 					 errmsg("null in column \"%s\" of table %s",
-							columns[i], table)));
+							merge->columns[i], table)));
 	}
 	merging = true;
 	PG_TRY();
 	{
-		if (SPI_execute_with_args(psprintf(statement, table), num_columns,
-								  types, values, nulls, false, 0) != SPI_OK_INSERT)
+		if (SPI_execute_with_args(psprintf(statement, table),
+								  merge->num_columns, types, values, nulls,
+								  false, 0) != SPI_OK_INSERT)
 			elog(ERROR, "could not merge a row into table %s", table);
 	}
 	PG_FINALLY();
@@ -255,13 +301,10 @@ PG_FUNCTION_INFO_V1(dlock_replicated);
 Datum
 dlock_replicated(PG_FUNCTION_ARGS)
 {
-	static const char *const version_columns[] = {"name", "version", "bumped_by", "bumped_at"};
-	static const char *const reservation_columns[] = {"prefix", "owner"};
-	static const char *const slots_columns[] = {"name", "slots"};
 	TriggerData *trigger = dlock_trigger(fcinfo, "dlock_replicated");
 	bool		updated = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event);
 	HeapTuple	row = updated ? trigger->tg_newtuple : trigger->tg_trigtuple;
-	const char *kind;
+	const Merge *merge;
 
 	if (TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event))
 	{
@@ -283,24 +326,10 @@ dlock_replicated(PG_FUNCTION_ARGS)
 
 	if (!is_applying() || merging)
 		return PointerGetDatum(row);
-	kind = trigger->tg_trigger->tgargs[0];
-	if (strcmp(kind, "reservations") == 0)
-	{
-		if (!TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
-			return PointerGetDatum(row);
-		merge(trigger, row, merge_reservation, reservation_columns,
-			  lengthof(reservation_columns));
-	}
-	else if (strcmp(kind, "slots") == 0)
-	{
-		if (!TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
-			return PointerGetDatum(row);
-		merge(trigger, row, merge_slots, slots_columns,
-			  lengthof(slots_columns));
-	}
-	else if (strcmp(kind, "versions") == 0 &&
-			 !TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
-		merge(trigger, row, merge_version, version_columns,
-			  lengthof(version_columns));
+	merge = find_merge(trigger->tg_trigger->tgargs[0]);
+	if (merge && TRIGGER_FIRED_BY_DELETE(trigger->tg_event))
+		return PointerGetDatum(merge->can_delete ? row : NULL);
+	if (merge)
+		merge_row(trigger, row, merge);
 	return PointerGetDatum(NULL);
 }

@@ -8,6 +8,7 @@
 #include "postgres.h"
 
 #include "access/relation.h"
+#include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -16,6 +17,7 @@
 #include "utils/rel.h"
 
 #include "shared/shared.h"
+#include "tables/shape.h"
 #include "tables/tables.h"
 
 /*
@@ -61,6 +63,30 @@ find_plan(const char *statement, const char *table_name, int num_values,
 }
 
 /*
+ * The value that the statement has returned.  Raises 55000 where the table's
+ * column is not as it must be.
+ */
+static int64
+take_result(Relation table)
+{
+	TupleDesc	descriptor = SPI_tuptable->tupdesc;
+	bool		is_null;
+	Datum		value = SPI_getbinval(SPI_tuptable->vals[0], descriptor, 1,
+									  &is_null);
+
+	if (SPI_gettypeid(descriptor, 1) != INT8OID)
+		dlock_shape_raise_changed(table,
+					  psprintf(_("It has no column \"%s\" of type %s."),
+							   SPI_fname(descriptor, 1),
+							   format_type_be(INT8OID)));
+	if (is_null)
+		dlock_shape_raise_changed(table,
+					  psprintf(_("A row has a null in column \"%s\"."),
+							   SPI_fname(descriptor, 1)));
+	return DatumGetInt64(value);
+}
+
+/*
  * Run a statement on a table of the extension, as its owner.  "%s" in it
  * stands for the table.  Returns how many rows it has processed; where it is
  * one that returns a value, that goes to *result; otherwise it can be NULL.
@@ -79,7 +105,6 @@ dlock_execute_as_owner(DlockSpace *space, const char *name,
 	int			context;
 	uint64		processed;
 	SPIPlanPtr	plan;
-	bool		is_null;
 
 	dlock_check_permanent(table);
 	/* should an error come, PostgreSQL itself changes back */
@@ -93,9 +118,7 @@ dlock_execute_as_owner(DlockSpace *space, const char *name,
 		elog(ERROR, "could not execute a statement on table \"%s\"", name);
 	processed = SPI_processed;
 	if (result && processed == 1)
-		*result = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0],
-											  SPI_tuptable->tupdesc, 1,
-											  &is_null));
+		*result = take_result(table);
 	SPI_finish();
 	SetUserIdAndSecContext(user, context);
 	relation_close(table, AccessShareLock);

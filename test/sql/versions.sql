@@ -470,6 +470,20 @@ SELECT dlock_version_guard();
 SELECT * FROM wrong;
 DROP TABLE wrong;
 
+-- A column that somebody has changed is named, and not taken for what it was.
+ALTER TABLE dlock_versions ALTER version TYPE numeric;
+SELECT explain_error('SELECT dlock_version_of(''doc'')');
+SELECT explain_error('SELECT dlock_version_bump(''doc'', 1011)');
+SELECT explain_error('SELECT dlock_try_version_bump(''first'', 0)');
+ALTER TABLE dlock_versions ALTER version TYPE bigint;
+ALTER TABLE dlock_versions ALTER version DROP NOT NULL;
+BEGIN;
+UPDATE dlock_versions SET version = NULL;
+SELECT explain_error('SELECT dlock_version_of(''doc'')');
+ROLLBACK;
+ALTER TABLE dlock_versions ALTER version SET NOT NULL;
+SELECT dlock_version_of('doc'), dlock_version_of('first');
+
 -- The extension's own table again as it was
 DELETE FROM dlock_versions;
 SELECT dlock_version_of('doc');

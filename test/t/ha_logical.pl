@@ -1,7 +1,8 @@
 # Logical replication of all tables, in both directions, does no harm: it goes
 # on, whatever both sides have made under one name; no lease is lost, nor does
-# one come; no version falls; what is set of a lock's slots here stays, and what
-# comes counts at once; a TRUNCATE empties nothing here.
+# one come; no version falls; what is set of a lock's slots here stays until it
+# changes there, and what comes counts at once; what has come back to where it was
+# made goes no further; a TRUNCATE empties nothing here.
 #
 # What would break it: a row of the other server that is taken for, or in the
 # place of, one of this server; a foreign row that is removed, and whose removal
@@ -126,6 +127,21 @@ foreach my $name ('a', 'b')
 		"$name: replication has met no error");
 }
 
+# What has changed on one side has gone around once, and no more.
+my $written = q{
+	SELECT string_agg(concat_ws(' ', what, xmin), ', ' ORDER BY what)
+	  FROM (SELECT name, xmin FROM dlock_slots
+			 UNION ALL
+			SELECT prefix, xmin FROM dlock_reservations) AS t (what, xmin)};
+ask($_, "SELECT dlock_reserve('$_/', current_user::regrole)") foreach 'a', 'b';
+arrived();
+arrived();
+my %before = map { $_ => ask($_, $written) } 'a', 'b';
+arrived();
+arrived();
+is(ask($_, $written), $before{$_}, "$_: nothing goes around")
+  foreach 'a', 'b';
+
 # A version that is forgotten, or a table emptied by hand, there stays here.
 ask('b', "DELETE FROM dlock_versions WHERE name = 'v'; DELETE FROM dlock_queue");
 arrived();
@@ -197,6 +213,21 @@ my $rows = join ' UNION ALL ',
   map { "SELECT '$_: ' || md5(t::text) FROM $_ AS t" } @tables;
 
 ask('b', 'DROP SUBSCRIPTION from_a');
+# First, what changes there, and goes, does so here, though this is one's own.
+my $own = q{
+	SELECT (SELECT owner FROM dlock_reservations WHERE prefix = 'shop/'),
+		(SELECT slots FROM dlock_slots WHERE name = 'both')};
+
+is(ask('a', $own), 'shop|2', "one's own");
+ask($_, 'CREATE ROLE clerk') foreach 'a', 'b';
+ask('b', "SELECT dlock_reserve('shop/', 'clerk'), dlock_set_slots('both', 4)");
+$nodes{b}->wait_for_catchup('from_b');
+is(ask('a', $own), 'clerk|4', 'changed');
+ask('b', "SELECT dlock_unreserve('shop/'), dlock_set_slots('both', NULL)");
+$nodes{b}->wait_for_catchup('from_b');
+is(ask('a', $own), '|', 'gone');
+ask('a', "SELECT dlock_set_slots('both', 2)");
+
 # what would be otherwise if it were written anew, and what is not in the row
 ask('a', q{
 	CREATE ROLE gone;

@@ -331,5 +331,45 @@ foreach my $role ('"The Clerk"', '"""The Clerk"""')
 }
 $now->quit;
 
+# What else is another one by now, signatures of functions and how long a role's
+# name can be in quotes, is restored as version 1.0, and updated.
+my $long = 'A' x 63;
+my $acl = q{
+	SELECT string_agg(concat_ws(' ', proname, acl), ', ' ORDER BY proname, acl::text)
+	  FROM pg_proc, unnest(proacl) AS acl
+	 WHERE pronamespace = 's'::regnamespace
+	   AND proname IN ('dlock_is_held', 'dlock_renew', 'dlock_release')};
+$node->safe_psql(
+	'old', qq{
+	CREATE ROLE "$long";
+	CREATE SCHEMA s;
+	ALTER EXTENSION dlock SET SCHEMA s;
+	SELECT s.dlock_reserve('long/', '"$long"');
+	REVOKE EXECUTE ON FUNCTION
+		s.dlock_is_held, s.dlock_renew, s.dlock_release FROM PUBLIC;
+	GRANT EXECUTE ON FUNCTION
+		s.dlock_is_held, s.dlock_renew, s.dlock_release TO "The Clerk"});
+$node->command_ok([ 'pg_dump', '-f', "$dir/old", '-d', 'old' ],
+	'pg_dump of version 1.0, with rights');
+my $as_old = slurp_file("$dir/old") =~
+  s/^(CREATE EXTENSION IF NOT EXISTS dlock .*);$/$1 VERSION '1.0';/mr;
+append_to_file("$dir/as_old", $as_old);
+$node->safe_psql('postgres', 'CREATE DATABASE updated');
+$node->command_ok(
+	[
+		'psql', '-X', '-q', '-1', '-v', 'ON_ERROR_STOP=1', '-f', "$dir/as_old",
+		'-c', 'ALTER EXTENSION dlock UPDATE', '-d', 'updated'
+	],
+	'restored as 1.0, and updated');
+is($node->safe_psql('updated', $acl), $node->safe_psql('old', $acl),
+	'who may call what');
+my $updated = session($node, 'updated');
+$updated->query(qq{GRANT USAGE ON SCHEMA s TO "$long"; SET ROLE "$long"});
+like($updated->query("SELECT s.dlock_acquire('long/1')"),
+	qr/^\d+$/, 'a role with a long name can use its names');
+like($updated->query("SELECT s.dlock_is_held('long/1')"),
+	qr/42501/, 'and not what it was not granted');
+$updated->quit;
+
 $_->stop foreach $node, $fresh, $fresh_too;
 done_testing();

@@ -1,6 +1,7 @@
 # ALTER EXTENSION dlock UPDATE, from version 1.0, while locks are held: nobody
 # notices, and what is there afterwards is what CREATE EXTENSION makes.  What a
-# site has granted stays, and is dumped; what default privileges gave goes.
+# site has granted stays, and is dumped; what default privileges gave goes, with
+# what was passed on of it, whoever owns the extension by then.
 #
 # What would break it: an object that only one of the two ways makes, or makes
 # otherwise; a space that is another one after the update; the library of now
@@ -225,5 +226,71 @@ foreach my $query ($objects, $functions, $relations, $extension, $initial)
 }
 
 $_->quit foreach $client, $other, $third, $admin;
+
+#
+# What default privileges gave, with the right to grant it, has been passed on, and
+# the extension has got another owner.  Of it nothing stays but what the owner has
+# granted, and what that role has passed on.
+#
+$node->safe_psql('postgres', q{
+	CREATE ROLE dba SUPERUSER LOGIN;
+	CREATE ROLE app;
+	CREATE ROLE "Passed ""on""/=";
+	CREATE ROLE kept;
+	CREATE ROLE again;
+	CREATE DATABASE passed OWNER dba});
+my $dba = session($node, 'passed', 'user=dba');
+$dba->query(q{
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO app WITH GRANT OPTION;
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO app WITH GRANT OPTION;
+	ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO app WITH GRANT OPTION;
+	CREATE EXTENSION dlock VERSION '1.0';
+	GRANT SELECT, UPDATE (info) ON dlock_queue TO kept WITH GRANT OPTION;
+	SET ROLE kept;
+	GRANT SELECT ON dlock_queue TO again;
+	SET ROLE app;
+	GRANT SELECT, UPDATE ON dlock_queue TO "Passed ""on""/=" WITH GRANT OPTION;
+	GRANT SELECT (info) ON dlock_queue_lease, dlock_queue TO "Passed ""on""/=";
+	GRANT EXECUTE ON FUNCTION dlock_advance_ticket TO "Passed ""on""/=";
+	SET ROLE "Passed ""on""/=";
+	GRANT SELECT ON dlock_queue TO again;
+	RESET ROLE});
+$dba->quit;
+is( $node->safe_psql('passed', q{
+		REASSIGN OWNED BY dba TO CURRENT_USER;
+		DROP OWNED BY dba;
+		ALTER EXTENSION dlock UPDATE;
+		SELECT string_agg(concat_ws(' ', what, grantee::regrole, privilege_type,
+				is_grantable, nullif(grantor, owner)::regrole), ', '
+				ORDER BY what, grantee)
+		  FROM (SELECT 'relation', relowner, relacl FROM pg_class
+				 WHERE relname LIKE 'dlock%'
+				 UNION ALL
+				SELECT 'column', relowner, attacl
+				  FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
+				 WHERE relname LIKE 'dlock%'
+				 UNION ALL
+				SELECT 'function', proowner, proacl FROM pg_proc
+				 WHERE proname = 'dlock_advance_ticket')
+			AS object (what, owner, acl),
+			LATERAL aclexplode(acl)
+		 WHERE grantee NOT IN (0, owner)}),
+	'column kept UPDATE t, relation kept SELECT t, relation again SELECT f kept',
+	'what was passed on is gone');
+$node->command_ok([ 'pg_dump', '-f', $dump, 'passed' ], 'pg_dump');
+$node->safe_psql('postgres', 'CREATE DATABASE restored');
+$node->command_ok(
+	[ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', $dump, 'restored' ],
+	'restored');
+$node->safe_psql('postgres', 'DROP DATABASE restored');
+is( $node->safe_psql('passed', q{
+		DROP ROLE "Passed ""on""/=";
+		DROP OWNED BY app;
+		DROP ROLE app, dba;
+		REVOKE ALL ON dlock_queue FROM kept CASCADE;
+		DROP ROLE kept, again}),
+	'',
+	'and keeps no role from being dropped');
+
 $node->stop;
 done_testing();
