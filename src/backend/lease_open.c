@@ -45,25 +45,41 @@ withdraw_lease(int code, Datum arg)
 	(void) dlock_lease_settle(space, &lease->record);
 }
 
+/* Look at the next attached lease in turn, and forget it if it is over. */
+static void
+look_at_attached(void)
+{
+	static int	next = 0;
+	ListCell   *cell;
+	DlockLease *lease;
+
+	if (next >= list_length(attached_leases))
+		next = 0;
+	if (attached_leases == NIL)
+		return;
+	cell = list_nth_cell(attached_leases, next);
+	lease = lfirst(cell);
+	if (pg_atomic_read_u64(&lease->deadline) > DLOCK_RAN_OUT)
+	{
+		next++;
+		return;
+	}
+	lfirst(cell) = llast(attached_leases);
+	attached_leases = list_delete_last(attached_leases);
+	dlock_record_unref(&lease->record);
+}
+
 /*
- * Note a lease as attached to this session; those that are over are not any
- * more.
+ * Note a lease as attached to this session.  For each that comes two others are
+ * looked at, so those that are over do not add up.
  */
 static void
 attach_to_session(DlockLease *lease)
 {
 	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
-	ListCell   *cell;
 
-	foreach(cell, attached_leases)
-	{
-		DlockLease *other = lfirst(cell);
-
-		if (pg_atomic_read_u64(&other->deadline) > DLOCK_RAN_OUT)
-			continue;
-		attached_leases = foreach_delete_current(attached_leases, cell);
-		dlock_record_unref(&other->record);
-	}
+	look_at_attached();
+	look_at_attached();
 	attached_leases = lappend(attached_leases, lease);
 	MemoryContextSwitchTo(old_context);
 	dlock_record_ref(&lease->record);

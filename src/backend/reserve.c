@@ -9,7 +9,7 @@
  * again after an invalidation of the table's entry in the relation cache,
  * which every change of a row sends along with its transaction: a trigger does
  * so, as rows also come by COPY, from a restore.  So where nothing is reserved
- * a call pays for one comparison.
+ * a call pays for one comparison, and otherwise for a binary search.
  *
  * A row names a role, and has the OID that a role of that name had when the row
  * was written.  Where these two do not agree any more, the role was dropped, or
@@ -45,15 +45,18 @@
 
 typedef struct Reservation
 {
+	struct Reservation *around; /* the longest prefix of this one's; or NULL */
+	const char *owner;
 	Oid			role;			/* 0: none had the owner's name */
-	NameData	owner;
 	int			length;			/* of the prefix, in bytes */
-	char		prefix[DLOCK_MAX_NAME];
+	char		prefix[FLEXIBLE_ARRAY_MEMBER];
 } Reservation;
 
-static Reservation *reservations = NULL;
+/* In the order of their prefixes, byte by byte; all in a context of their own */
+static Reservation **reservations = NULL;
 static int	num_reservations = 0;
 static int	max_reservations = 0;
+static MemoryContext reservations_context = NULL;
 static bool reservations_valid = false;
 static bool owners_are_names = false;	/* OIDs otherwise, as in version 1.0 */
 static Oid	reservations_table = InvalidOid;
@@ -122,21 +125,23 @@ get_column(HeapTuple row, const Columns *columns, int column)
 	return datum;
 }
 
-static void
-read_reservation(Relation table, HeapTuple row, const Columns *columns,
-				 Reservation *reservation)
+static Reservation *
+read_reservation(Relation table, HeapTuple row, const Columns *columns)
 {
 	text	   *prefix = DatumGetTextPP(get_column(row, columns, columns->prefix));
+	int			length = VARSIZE_ANY_EXHDR(prefix);
 	Datum		owner = get_column(row, columns, columns->owner);
+	Reservation *reservation;
 
-	if (VARSIZE_ANY_EXHDR(prefix) == 0 ||
-		VARSIZE_ANY_EXHDR(prefix) > DLOCK_MAX_NAME)
+	if (length == 0 || length > DLOCK_MAX_NAME)
 		dlock_raise_named_row(table, "prefix", prefix, "prefix");
-	reservation->length = VARSIZE_ANY_EXHDR(prefix);
-	memcpy(reservation->prefix, VARDATA_ANY(prefix), reservation->length);
+	reservation = palloc(offsetof(Reservation, prefix) + length);
+	reservation->around = NULL;
+	reservation->length = length;
+	memcpy(reservation->prefix, VARDATA_ANY(prefix), length);
 	if (columns->role)
 	{
-		reservation->owner = *DatumGetName(owner);
+		reservation->owner = pstrdup(NameStr(*DatumGetName(owner)));
 		reservation->role =
 			DatumGetObjectId(get_column(row, columns, columns->role));
 	}
@@ -145,23 +150,92 @@ read_reservation(Relation table, HeapTuple row, const Columns *columns,
 		char	   *name = GetUserNameFromId(DatumGetObjectId(owner), true);
 
 		reservation->role = name ? DatumGetObjectId(owner) : InvalidOid;
-		namestrcpy(&reservation->owner,
-				   name ? name : psprintf("%u", DatumGetObjectId(owner)));
+		reservation->owner =
+			name ? name : psprintf("%u", DatumGetObjectId(owner));
 	}
+	return reservation;
 }
 
 static void
-make_room(void)
+add_reservation(Reservation *reservation)
 {
-	int			max = Max(8, 2 * max_reservations);
-	Size		size = (Size) max * sizeof(Reservation);
+	if (num_reservations == max_reservations)
+	{
+		max_reservations *= 2;
+		reservations = repalloc_huge(reservations,
+									 max_reservations * sizeof(Reservation *));
+	}
+	reservations[num_reservations++] = reservation;
+}
 
-	if (num_reservations < max_reservations)
-		return;
-	reservations = reservations == NULL ?
-		MemoryContextAlloc(TopMemoryContext, size) :
-		repalloc_huge(reservations, size);
-	max_reservations = max;
+/* How many bytes a prefix and a name have in common at their beginnings */
+static int
+common_length(const Reservation *reservation, const char *name, int length)
+{
+	int			max = Min(reservation->length, length);
+	int			common = 0;
+
+	while (common < max && reservation->prefix[common] == name[common])
+		common++;
+	return common;
+}
+
+/* Byte by byte; what another one begins with comes before it */
+static int
+compare(const Reservation *reservation, const char *name, int length)
+{
+	int			result = memcmp(reservation->prefix, name,
+								Min(reservation->length, length));
+
+	return result != 0 ? result : reservation->length - length;
+}
+
+static int
+compare_reservations(const void *a, const void *b)
+{
+	const Reservation *other = *(Reservation *const *) b;
+
+	return compare(*(Reservation *const *) a, other->prefix, other->length);
+}
+
+/*
+ * The longest prefix of a name, where this is the last reservation that is not
+ * behind the name: all between a prefix of the name and the name have that prefix,
+ * too, so it is this one, or around it.
+ */
+static Reservation *
+find_around(Reservation *reservation, const char *name, int length)
+{
+	int			common = common_length(reservation, name, length);
+
+	while (reservation && reservation->length > common)
+		reservation = reservation->around;
+	return reservation;
+}
+
+static void
+sort_reservations(void)
+{
+	qsort(reservations, num_reservations, sizeof(Reservation *),
+		  compare_reservations);
+	for (int i = 1; i < num_reservations; i++)
+		reservations[i]->around = find_around(reservations[i - 1],
+											  reservations[i]->prefix,
+											  reservations[i]->length);
+}
+
+static void
+clear_reservations(void)
+{
+	if (reservations_context == NULL)
+		reservations_context = AllocSetContextCreate(TopMemoryContext,
+													 "dlock reservations",
+													 ALLOCSET_DEFAULT_SIZES);
+	MemoryContextReset(reservations_context);
+	num_reservations = 0;
+	max_reservations = 8;
+	reservations = MemoryContextAlloc(reservations_context,
+									  max_reservations * sizeof(Reservation *));
 }
 
 /* Read the table, with what is committed now and what this transaction did. */
@@ -169,6 +243,7 @@ static void
 read_reservations(DlockSpace *space)
 {
 	static bool registered = false;
+	MemoryContext old_context = CurrentMemoryContext;
 	Relation	table;
 	Snapshot	snapshot;
 	SysScanDesc scan;
@@ -183,23 +258,24 @@ read_reservations(DlockSpace *space)
 					   AccessShareLock);
 	reservations_table = RelationGetRelid(table);
 	reservations_space = space;
-	num_reservations = 0;
 	/* set before the table is read: a change during that is not missed */
 	reservations_valid = true;
 	PG_TRY();
 	{
+		clear_reservations();
 		find_columns(table, &columns);
 		owners_are_names = columns.role != 0;
 		snapshot = RegisterSnapshot(GetLatestSnapshot());
 		scan = systable_beginscan(table, InvalidOid, false, snapshot, 0, NULL);
 		while ((row = systable_getnext(scan)) != NULL)
 		{
-			make_room();
-			read_reservation(table, row, &columns,
-							 &reservations[num_reservations++]);
+			MemoryContextSwitchTo(reservations_context);
+			add_reservation(read_reservation(table, row, &columns));
+			MemoryContextSwitchTo(old_context);
 		}
 		systable_endscan(scan);
 		UnregisterSnapshot(snapshot);
+		sort_reservations();
 	}
 	PG_CATCH();
 	{
@@ -214,20 +290,22 @@ read_reservations(DlockSpace *space)
 static const Reservation *
 find_reservation(DlockSpace *space, const char *name, int length)
 {
-	const Reservation *longest = NULL;
+	int			low = 0;
+	int			high;
 
 	if (!reservations_valid || space != reservations_space)
 		read_reservations(space);
-	for (int i = 0; i < num_reservations; i++)
+	high = num_reservations;
+	while (low < high)
 	{
-		const Reservation *reservation = &reservations[i];
+		int			middle = low + (high - low) / 2;
 
-		if (reservation->length <= length &&
-			memcmp(reservation->prefix, name, reservation->length) == 0 &&
-			(longest == NULL || reservation->length > longest->length))
-			longest = reservation;
+		if (compare(reservations[middle], name, length) <= 0)
+			low = middle + 1;
+		else
+			high = middle;
 	}
-	return longest;
+	return low == 0 ? NULL : find_around(reservations[low - 1], name, length);
 }
 
 /*
@@ -252,7 +330,7 @@ static bool
 has_owner(const Reservation *reservation)
 {
 	return OidIsValid(reservation->role) &&
-		find_role(NameStr(reservation->owner)) == reservation->role;
+		find_role(reservation->owner) == reservation->role;
 }
 
 static bool
@@ -267,7 +345,7 @@ may_use(const Reservation *reservation)
 static int
 explain_owner(const Reservation *reservation, const char *hint)
 {
-	const char *owner = NameStr(reservation->owner);
+	const char *owner = reservation->owner;
 
 	if (has_owner(reservation))
 	{

@@ -52,7 +52,10 @@ static HTAB *names = NULL;
 static HTAB *watches = NULL;
 static dlist_head all = DLIST_STATIC_INIT(all);
 
-/* Those with a level; and whether their transaction has committed */
+/*
+ * Those with a level, in its order, as nothing has a deeper one than the current;
+ * and whether their transaction has committed
+ */
 static dlist_head asked = DLIST_STATIC_INIT(asked);
 static bool committed = false;
 
@@ -90,14 +93,13 @@ set_level(Watch *watch, int level)
 static void
 roll_back(int level)
 {
-	dlist_mutable_iter iter;
-
-	dlist_foreach_modify(iter, &asked)
+	while (!dlist_is_empty(&asked))
 	{
-		Watch	   *watch = dlist_container(Watch, by_level, iter.cur);
+		Watch	   *watch = dlist_tail_element(Watch, by_level, &asked);
 
-		if (watch->level >= level)
-			set_level(watch, 0);
+		if (watch->level < level)
+			break;
+		set_level(watch, 0);
 	}
 }
 
@@ -112,11 +114,13 @@ at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
 		roll_back(level);
 	if (event != SUBXACT_EVENT_COMMIT_SUB)
 		return;
-	dlist_foreach(iter, &asked)
+	dlist_reverse_foreach(iter, &asked)
 	{
 		Watch	   *watch = dlist_container(Watch, by_level, iter.cur);
 
-		watch->level = Min(watch->level, level - 1);
+		if (watch->level < level)
+			break;
+		watch->level = level - 1;
 	}
 }
 

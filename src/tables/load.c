@@ -492,13 +492,16 @@ is_time_to_tell(DlockSpace *space)
 static void
 log_lock(DlockSpace *space, const char *name, const LOCKTAG *tag)
 {
-	int			loader = find_loader(space);
+	int			loader;
 
-	if ((loader == 0 && name == NULL) || !is_time_to_tell(space))
+	/* before that, as all locks of the server are copied to find who loads */
+	if ((name == NULL && pg_atomic_read_u32(&space->loader) == 0) ||
+		!is_time_to_tell(space))
 		return;
+	loader = find_loader(space);
 	if (loader != 0)
 		tell_of_loader(loader);
-	else
+	else if (name)
 		tell_of_lock(LOG, name, tag->locktag_field2);
 }
 

@@ -113,6 +113,43 @@ RESET ROLE;
 SELECT count(*) FROM generate_series(1, 100) AS n
  WHERE dlock_unreserve('many' || n || '/');
 
+-- Prefixes within each other and beside each other, in all ways: what counts is
+-- what SQL says, of which there shall be enough of each kind.
+CREATE FUNCTION lets_in(name text) RETURNS boolean LANGUAGE plpgsql
+	SET role = regress_dlock_other AS $$
+BEGIN
+	RETURN dlock_version_of(name) = 0;
+EXCEPTION WHEN insufficient_privilege THEN
+	RETURN false;
+END $$;
+CREATE VIEW judged AS
+	WITH RECURSIVE names AS (
+		SELECT '' AS name
+		UNION ALL
+		SELECT name || letter
+		  FROM names, unnest(ARRAY['a', 'b', chr(233)]) AS letter
+		 WHERE length(name) < 5)
+	SELECT name, lets_in(name) AS is_in,
+		(SELECT owner = 'regress_dlock_other' FROM dlock_reservations
+		  WHERE starts_with(name, prefix)
+		  ORDER BY octet_length(prefix) DESC LIMIT 1) AS expected
+	  FROM (SELECT name FROM names WHERE name <> ''
+			 UNION
+			SELECT repeat('x', n) || letter
+			  FROM generate_series(0, 254) AS n, unnest(ARRAY['w', 'x', 'y']) AS letter)
+		AS names;
+INSERT INTO dlock_reservations (prefix, owner)
+	SELECT name, CASE ascii(md5(name)) % 3 WHEN 0 THEN 'regress_dlock_other'
+		ELSE 'regress_dlock_shop' END
+	  FROM (SELECT DISTINCT name FROM judged) AS names
+	 WHERE length(name) NOT IN (1, 5) AND ascii(md5(name)) % 3 < 2;
+SELECT * FROM judged WHERE is_in <> coalesce(expected, true);
+SELECT expected, count(*) FROM judged GROUP BY 1 ORDER BY 1;
+DELETE FROM dlock_reservations WHERE prefix !~ '/';
+SELECT count(*) FROM judged WHERE NOT is_in;
+DROP VIEW judged;
+DROP FUNCTION lets_in;
+
 -- Rows that come otherwise, as from a dump, count as soon as they are there.
 -- The OID of the role is never given.
 INSERT INTO dlock_reservations VALUES ('by hand/', 'regress_dlock_shop');

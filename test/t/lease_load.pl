@@ -19,6 +19,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Debugger;
 use Dlock::Lease;
 use Dlock::Test;
 use Dlock::Worker;
@@ -119,6 +120,28 @@ is( $admin->query(
 			dlock_release('no lease has it')}),
 	't|t',
 	'but not those for a lock that no lease has');
+SKIP:
+{
+	skip 'no debugger that can be attached', 2 unless debugger_works($admin);
+	my $patient = session($node);
+
+	# Who waits with an end asks for the lock again and again.
+	$patient->query("SET lock_timeout = '1h'");
+	$patient->start($is_granted);
+	until_waits_for($patient, 'Lock');
+	my $asked = commands_in(
+		$patient, 'LockAcquire',
+		'break GetLockStatusData', 'ignore 2 1000',
+		'break LockAcquire', 'ignore 3 100',
+		'continue', 'info breakpoints');
+	my ($copies) =
+	  $asked->() =~ /GetLockStatusData.*\n\s+breakpoint already hit (\d+)/;
+	cmp_ok($copies // 0, '<=', 2,
+		'who waits does not look each time at the locks of the server');
+	$admin->query("SELECT pg_cancel_backend($patient->{pid})");
+	like($patient->answer, qr/57014/, 'and is canceled');
+	$patient->quit;
+}
 $admin->query('ALTER SYSTEM RESET synchronous_standby_names');
 $admin->query('SELECT pg_reload_conf()');
 is($client->answer, 't', 'until standbys are not needed any more');
@@ -164,6 +187,8 @@ is( $client->query(
 	'a waiter is granted the lock, however late the second call comes');
 is($client->query("SELECT dlock_release_ticket($behind)"),
 	't', 'and what comes behind it is there');
+$admin->wait_for('SELECT count(*) = 0 FROM dlock_queue '
+	  . "WHERE ticket IN ($second, $behind)");
 
 #
 # Who vacuums a table, or makes an index, also anew, is in nobody's way.

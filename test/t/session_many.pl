@@ -1,9 +1,10 @@
-# However many tickets a session has under one name, and however much a
-# transaction is to do at its end, a call takes no longer than the first one did.
+# However many tickets a session has under one name, however much a transaction is
+# to do at its end, and however many names others have reserved, a call takes no
+# longer than the first one did.
 #
 # What would break it: a loop over the tickets of a name, over those of the
-# session, or over what the transaction has to do at its end.  With one, each of
-# the steps here would take many times its limit.
+# session, over what the transaction has to do at its end, or over reservations.
+# With one, each of the steps here would take many times its limit.
 
 use strict;
 use warnings FATAL => 'all';
@@ -75,6 +76,31 @@ $client->query('DO $$ BEGIN FOR n IN 1 .. 20000 LOOP '
 	  . 'INSERT INTO t VALUES (n); END LOOP; END $$');
 is($client->query('SELECT count(*) FROM t'), '20000', 'with many guarded statements');
 is($client->query('COMMIT'), '', 'is done');
+
+# Watches of a transaction, and subtransactions that have none
+$client->query('BEGIN');
+many("dlock_watch('watched ' || n, 'nobody')", 'watches');
+is( $client->query(
+		'DO $$ BEGIN FOR n IN 1 .. 500000 LOOP '
+		  . 'BEGIN NULL; EXCEPTION WHEN others THEN NULL; END; END LOOP; END $$'),
+	'',
+	'with many subtransactions');
+is($client->query('COMMIT; SELECT dlock_release_all()'), '1', 'end');
+
+# Names of others, beside each other and within each other
+$holder->query('CREATE ROLE tenant');
+is( $holder->query(
+		q{WITH reserved AS (INSERT INTO dlock_reservations (prefix, owner)
+			SELECT 'tenant' || n || repeat('/', n % 200), 'tenant'
+			  FROM generate_series(1, } . $many . q{) AS n RETURNING 1)
+		SELECT count(*) FROM reserved}),
+	$many,
+	'reservations');
+is( $client->query(
+		q{SELECT count(dlock_acquire('tenants')), count(dlock_release('tenants'))
+			FROM generate_series(1, } . 5 * $many . ')'),
+	5 * $many . '|' . 5 * $many,
+	'and a name that none of them keeps');
 
 $_->quit foreach $client, $holder;
 $node->stop;
