@@ -29,7 +29,6 @@
 #include "commands/trigger.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
-#include "storage/lmgr.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
@@ -425,16 +424,24 @@ check_owner(DlockSpace *space, const text *prefix)
 }
 
 /*
- * Have whoever else changes the table, by a call or by himself, wait until this
- * transaction is over: nobody is to write over what he has not seen when his right
- * was checked.  Where there was somebody to wait for, what he has committed is read
- * next.  Those who only read the table wait for nobody.
+ * Wait for whoever changes the row of a prefix, by a call or by himself, and keep it
+ * from others until this transaction is over: nobody is to write over what he has
+ * not seen when his right was checked.  What was committed meanwhile is read next.
+ * False where there is no row.
  */
-static void
-lock_table(DlockSpace *space)
+static bool
+lock_row(DlockSpace *space, text *prefix)
 {
-	LockRelationOid(dlock_relation(space, "dlock_reservations"),
-					ShareRowExclusiveLock);
+	Oid			types[] = {TEXTOID};
+	Datum		values[] = {PointerGetDatum(prefix)};
+	uint64		found;
+
+	found = dlock_execute_as_owner(space, "dlock_reservations",
+								   "SELECT FROM %s "
+								   "WHERE prefix OPERATOR(pg_catalog.=) $1 FOR UPDATE",
+								   1, types, values, NULL);
+	AcceptInvalidationMessages();
+	return found > 0;
 }
 
 /*
@@ -471,6 +478,21 @@ dlock_role_oid(PG_FUNCTION_ARGS)
 				  find_role(NameStr(*PG_GETARG_NAME(0))));
 }
 
+/* By whether there is a row, and whether the table has names of roles, or OIDs */
+static const char *const statements[2][2] = {
+	{
+		"INSERT INTO %s (prefix, owner) VALUES ($1, $2::pg_catalog.regrole) "
+		"ON CONFLICT (prefix) DO NOTHING",
+		"INSERT INTO %s (prefix, owner) VALUES ($1, $2) "
+		"ON CONFLICT (prefix) DO NOTHING"
+	},
+	{
+		"UPDATE %s SET owner = $2::pg_catalog.regrole "
+		"WHERE prefix OPERATOR(pg_catalog.=) $1",
+		"UPDATE %s SET owner = $2 WHERE prefix OPERATOR(pg_catalog.=) $1"
+	}
+};
+
 /*
  * Keep the names with a prefix for an owner, instead of the one they may be
  * kept for by now.
@@ -481,6 +503,7 @@ dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 	NameData	name;
 	Oid			types[] = {TEXTOID, NAMEOID};
 	Datum		values[] = {PointerGetDatum(prefix), (Datum) 0};
+	bool		is_there;
 
 	check_prefix(prefix);
 	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(owner)))
@@ -494,25 +517,24 @@ dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 				 errmsg("permission denied to reserve names for role \"%s\"",
 						GetUserNameFromId(owner, false)),
 				 errhint("Use a role that has the privileges of that role.")));
-	lock_table(space);
-	check_owner(space, prefix);
-	if (owners_are_names)
+	do
 	{
-		namestrcpy(&name, GetUserNameFromId(owner, false));
-		values[1] = NameGetDatum(&name);
-	}
-	else
-	{
-		types[1] = OIDOID;
-		values[1] = ObjectIdGetDatum(owner);
-	}
-	(void) dlock_execute_as_owner(space, "dlock_reservations", owners_are_names ?
-								  "INSERT INTO %s (prefix, owner) VALUES ($1, $2) "
-								  "ON CONFLICT (prefix) DO UPDATE SET owner = excluded.owner" :
-								  /* as version 1.0 of the extension has the table */
-								  "INSERT INTO %s (prefix, owner) VALUES ($1, $2::pg_catalog.regrole) "
-								  "ON CONFLICT (prefix) DO UPDATE SET owner = excluded.owner",
-								  2, types, values, NULL);
+		is_there = lock_row(space, prefix);
+		check_owner(space, prefix);
+		if (owners_are_names)
+		{
+			namestrcpy(&name, GetUserNameFromId(owner, false));
+			values[1] = NameGetDatum(&name);
+		}
+		else
+		{
+			types[1] = OIDOID;
+			values[1] = ObjectIdGetDatum(owner);
+		}
+		/* where somebody else has inserted it, it is his by now */
+	} while (dlock_execute_as_owner(space, "dlock_reservations",
+									statements[is_there][owners_are_names],
+									2, types, values, NULL) == 0 && !is_there);
 	invalidate();
 }
 
@@ -525,7 +547,7 @@ dlock_reserve_remove(DlockSpace *space, text *prefix)
 	uint64		removed;
 
 	check_prefix(prefix);
-	lock_table(space);
+	(void) lock_row(space, prefix);
 	check_owner(space, prefix);
 	removed = dlock_execute_as_owner(space, "dlock_reservations",
 									 "DELETE FROM %s WHERE prefix OPERATOR(pg_catalog.=) $1",
