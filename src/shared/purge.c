@@ -26,7 +26,7 @@ static uint64 database_changes = 0;
 
 /*
  * Free the leases of a space that nobody uses any more.  Their tickets' locks
- * have been removed.
+ * have been removed.  Each step can be the first one after an error.
  */
 static void
 purge_leases(DlockSpace *space)
@@ -37,26 +37,29 @@ purge_leases(DlockSpace *space)
 		DlockLease *lease = dlock_lease_in_space(space->leases.head);
 		DlockLeaseTicket *ticket;
 
-		dlock_record_ref(&lease->record);
+		/* one that is not listed is where a walk has failed */
+		if (!lease->in_leases)
+		{
+			dlock_record_ref(&lease->record);
+			lease->in_leases = true;
+			space->leases.length++;
+		}
 		while ((ticket = dlock_lease_first_ticket(lease)) != NULL ||
 			   (ticket = dlock_lease_first_closed(lease)) != NULL)
 		{
-			dlock_lease_ticket_unlist(lease, ticket);
 			dlock_id_delete(&ticket->record);
+			dlock_lease_map(space, lease, ticket);
+			dlock_lease_ticket_unlist(lease, ticket);
 			dlock_journal_unmark(space, &ticket->record);
 			dlock_record_unref(&ticket->record);
 		}
-		/* one that is not listed is where a walk has failed */
-		if (lease->in_leases)
-			dlock_record_unref(&lease->record);
-		else
-			space->leases.length++;
-		lease->in_leases = false;
+		dlock_id_delete(&lease->record);
+		dlock_lease_map(space, lease, NULL);
 		if (dlock_lease_unretime(space, lease))
 			dlock_record_unref(&lease->record);
 		dlock_list_remove(&space->leases, &lease->in_space);
+		lease->in_leases = false;
 		dlock_journal_unmark(space, &lease->record);
-		dlock_id_delete(&lease->record);
 		dlock_record_unref(&lease->record);
 	}
 
@@ -65,9 +68,9 @@ purge_leases(DlockSpace *space)
 	{
 		DlockRecord *record = dlock_record_at(space->journal.head);
 
-		dlock_journal_unmark(space, record);
 		Assert(!record->is_lease);
 		dlock_id_delete(record);
+		dlock_journal_unmark(space, record);
 		dlock_record_unref(record);
 	}
 	LWLockRelease(&space->lease_lock);
@@ -99,12 +102,39 @@ find_unused(int *count)
 }
 
 /*
+ * Remove a space that has no user, and that nobody can use again: its entry says
+ * so, and is let go of, as whoever looks through the table of spaces, in any
+ * database, would have to wait meanwhile.  Where an error breaks this off, the
+ * entry is still there, and the next one goes on.  Called with the purge lock.
+ */
+static void
+remove_space(DlockSpaceEntry *entry)
+{
+	DlockSpaceKey key = entry->key;
+	DlockSpace *space = dlock_space_at(entry->space);
+
+	Assert(LWLockHeldByMeInMode(&dlock_control->purge_lock, LW_EXCLUSIVE));
+	Assert(entry->users == 0);
+	entry->useless = true;
+	dshash_release_lock(dlock_spaces, entry);
+
+	dlock_queue_purge(&key);
+	purge_leases(space);
+	dlock_contention_free(space);
+	/* whoever has looked at it has let go of its entry by then */
+	(void) dshash_delete_key(dlock_spaces, &key);
+	dsa_free(dlock_area, space->self);
+}
+
+/*
  * Remove a space that has no user if nobody can use it again: of a database that
  * is gone, or of an earlier installation in this one.  Should this be wrong, as
  * after the rollback of a DROP EXTENSION, it costs a block of ticket numbers.
+ * Without "wait", this is left to who removes another one at this moment.
  */
 static void
-remove_if_useless(const DlockSpaceKey *key, const DlockSpaceKey *keep)
+remove_if_useless(const DlockSpaceKey *key, const DlockSpaceKey *keep,
+				  bool wait)
 {
 	DlockSpaceKey database = {key->database, InvalidOid};
 	DlockSpaceEntry *entry;
@@ -113,20 +143,43 @@ remove_if_useless(const DlockSpaceKey *key, const DlockSpaceKey *keep)
 		key->extension == keep->extension :
 		SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(key->database)))
 		return;
+	if (wait)
+		LWLockAcquire(&dlock_control->purge_lock, LW_EXCLUSIVE);
+	else if (!LWLockConditionalAcquire(&dlock_control->purge_lock, LW_EXCLUSIVE))
+		return;
 	entry = dshash_find(dlock_spaces, key, true);
 	if (entry && entry->users == 0)
 	{
-		/* nobody comes to use it while this entry is locked */
-		dlock_queue_purge(key);
-		purge_leases(dlock_space_at(entry->space));
-		dlock_contention_free(dlock_space_at(entry->space));
-		dsa_free(dlock_area, entry->space);
-		dshash_delete_entry(dlock_spaces, entry);
+		remove_space(entry);
 		if (key->database != keep->database)
 			(void) dshash_delete_key(dlock_spaces, &database);
 	}
 	else if (entry)
 		dshash_release_lock(dlock_spaces, entry);
+	LWLockRelease(&dlock_control->purge_lock);
+}
+
+/*
+ * For who needs the space: if it was thought to be useless, wait until it is
+ * removed, or do what an error has left of that.
+ */
+void
+dlock_remove_useless_space(const DlockSpaceKey *key)
+{
+	DlockSpaceEntry *entry = dshash_find(dlock_spaces, key, false);
+	bool		useless = entry && entry->useless;
+
+	if (entry)
+		dshash_release_lock(dlock_spaces, entry);
+	if (!useless)
+		return;
+	LWLockAcquire(&dlock_control->purge_lock, LW_EXCLUSIVE);
+	entry = dshash_find(dlock_spaces, key, true);
+	if (entry && entry->useless)
+		remove_space(entry);
+	else if (entry)
+		dshash_release_lock(dlock_spaces, entry);
+	LWLockRelease(&dlock_control->purge_lock);
 }
 
 /*
@@ -142,7 +195,7 @@ dlock_remove_unused_spaces(const DlockSpaceKey *keep)
 												LOOKS_AT_ONCE);
 
 	for (int i = 0; i < Min(count, LOOKS_AT_ONCE); i++)
-		remove_if_useless(&unused[(first + i) % count], keep);
+		remove_if_useless(&unused[(first + i) % count], keep, false);
 	pfree(unused);
 }
 
@@ -180,7 +233,7 @@ dlock_remove_all_unused_spaces(const DlockSpaceKey *keep)
 	for (int i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		remove_if_useless(&unused[i], keep);
+		remove_if_useless(&unused[i], keep, true);
 	}
 	pfree(unused);
 	done = changes;

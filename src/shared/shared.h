@@ -293,12 +293,12 @@ extern DlockSpace *dlock_known_space(void);
 extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
 extern bool dlock_space_is_current(const DlockSpace *space);
 extern uint64 dlock_first_unreserved(Oid database);
-extern void dlock_set_unreserved(const DlockSpace *space, uint64 limit);
 extern void dlock_key_fill(DlockKey *key, const DlockSpace *space,
 						   const char *name, int length);
 extern void dlock_space_leave_all(void);
 
 /* purge.c */
+extern void dlock_remove_useless_space(const DlockSpaceKey *key);
 extern void dlock_remove_unused_spaces(const DlockSpaceKey *keep);
 extern void dlock_remove_all_unused_spaces(const DlockSpaceKey *keep);
 

@@ -327,6 +327,23 @@ make_secrets(uint64 *secrets)
 	secrets[1] |= 1;
 }
 
+/* What does not lead to anything else in the area */
+static void
+init_control(DlockControl *control)
+{
+	make_secrets(control->secrets);
+	control->memory_tranche = header->memory_tranche;
+	control->table_tranche = header->table_tranche;
+	LWLockInitialize(&control->reserve_lock, header->memory_tranche);
+	LWLockInitialize(&control->purge_lock, header->memory_tranche);
+	pg_atomic_init_u64(&control->last_session, 0);
+	pg_atomic_init_u64(&control->memory_used, 0);
+	pg_atomic_init_u32(&control->readers, 0);
+	pg_atomic_init_u32(&control->lost, 0);
+	pg_atomic_init_u64(&control->spaces_left, 0);
+	pg_atomic_init_u32(&control->looked_at, 0);
+}
+
 /*
  * Make the memory area and what is in it.  An error on the way leaves nothing
  * behind: the area is pinned last, and goes with the transaction's resource
@@ -374,9 +391,7 @@ create_area(Attachment *made)
 		pg_atomic_init_u32(&made->pids[i], 0);
 	}
 
-	make_secrets(made->control->secrets);
-	made->control->memory_tranche = header->memory_tranche;
-	made->control->table_tranche = header->table_tranche;
+	init_control(made->control);
 	made->control->spaces = dshash_get_hash_table_handle(made->spaces);
 	made->control->locks = locks;
 	made->control->ids = ids;
@@ -384,13 +399,6 @@ create_area(Attachment *made)
 	made->control->accounts = dshash_get_hash_table_handle(made->accounts);
 	made->control->backends = backends;
 	made->control->num_backends = num_backends;
-	LWLockInitialize(&made->control->reserve_lock, header->memory_tranche);
-	pg_atomic_init_u64(&made->control->last_session, 0);
-	pg_atomic_init_u64(&made->control->memory_used, 0);
-	pg_atomic_init_u32(&made->control->readers, 0);
-	pg_atomic_init_u32(&made->control->lost, 0);
-	pg_atomic_init_u64(&made->control->spaces_left, 0);
-	pg_atomic_init_u32(&made->control->looked_at, 0);
 
 	dsa_pin(made->area);
 	header->area = dsa_get_handle(made->area);

@@ -743,6 +743,8 @@ typedef struct DlockSpaceEntry
 
 	/* protected by the partition lock of the spaces' table */
 	uint32		users;			/* backends attached */
+	bool		useless;		/* is being removed, or is to be: nobody comes to
+								 * use it any more */
 	dsa_pointer space;
 
 	/*
@@ -835,6 +837,7 @@ typedef struct DlockControl
 	uint64		secrets[2];		/* random and odd: the hash of names has them */
 
 	LWLock		reserve_lock;	/* held while ticket numbers are reserved */
+	LWLock		purge_lock;		/* held while a useless space is removed */
 
 	/* atomic */
 	pg_atomic_uint64 last_session;	/* source of DlockBackend.session */

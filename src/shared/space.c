@@ -36,71 +36,6 @@ forget_current_space(Datum arg, int cacheid, uint32 hashvalue)
 	current_space_valid = false;
 }
 
-/*
- * The first ticket number that no space of this database has reserved since
- * the server was started.  There can be several spaces: an installation that
- * was dropped, or rolled back, may still be in use, or was, and its sequence is
- * not to be seen any more.
- */
-uint64
-dlock_first_unreserved(Oid database)
-{
-	DlockSpaceKey key = {database, InvalidOid};
-	DlockSpaceEntry *entry;
-	uint64		result;
-	bool		found;
-
-	entry = dlock_table_insert(dlock_spaces, &key, &found);
-	if (!found)
-	{
-		entry->users = 0;
-		entry->space = InvalidDsaPointer;
-		entry->unreserved = 0;
-	}
-	result = entry->unreserved;
-	dshash_release_lock(dlock_spaces, entry);
-	return result;
-}
-
-/*
- * A space has reserved the numbers below "limit", and is about to draw from
- * them.  From now on no other space of the database draws a number, as that
- * would be below these; each has to reserve some first.
- *
- * The caller holds the lock under which numbers are reserved, and has called
- * dlock_first_unreserved() under it.
- */
-void
-dlock_set_unreserved(const DlockSpace *space, uint64 limit)
-{
-	DlockSpaceKey key = {space->key.database, InvalidOid};
-	DlockSpaceEntry *entry;
-	dshash_seq_status status;
-
-	Assert(LWLockHeldByMeInMode(&dlock_control->reserve_lock, LW_EXCLUSIVE));
-	entry = dshash_find(dlock_spaces, &key, true);
-	Assert(entry != NULL);
-	entry->unreserved = Max(entry->unreserved, limit);
-	dshash_release_lock(dlock_spaces, entry);
-
-	dshash_seq_init(&status, dlock_spaces, false);
-	while ((entry = dshash_seq_next(&status)) != NULL)
-	{
-		DlockSpace *other;
-
-		if (entry->key.database != key.database ||
-			!OidIsValid(entry->key.extension) || entry->space == space->self)
-			continue;
-		other = dlock_space_at(entry->space);
-		SpinLockAcquire(&other->mutex);
-		/* who is just drawing finds the next number changed */
-		pg_atomic_write_u64(&other->next_ticket,
-							pg_atomic_read_u64(&other->ticket_limit));
-		SpinLockRelease(&other->mutex);
-	}
-	dshash_seq_term(&status);
-}
-
 static DlockSpace *
 make_space(const DlockSpaceKey *key)
 {
@@ -162,21 +97,43 @@ make_space(const DlockSpaceKey *key)
 
 /*
  * Count this backend among a space's users; NULL where the space is not there
- * yet.  The caller has a place to note it.
+ * yet, or is about to go.  The caller has a place to note it.
  */
 static DlockSpace *
 use_space(const DlockSpaceKey *key)
 {
 	DlockSpaceEntry *entry = dshash_find(dlock_spaces, key, true);
-	DlockSpace *space;
+	DlockSpace *space = NULL;
 
-	if (entry == NULL)
-		return NULL;
-	space = dlock_space_at(entry->space);
-	entry->users++;
-	llast(attached_spaces) = space;
-	dshash_release_lock(dlock_spaces, entry);
+	if (entry && !entry->useless)
+	{
+		space = dlock_space_at(entry->space);
+		entry->users++;
+		llast(attached_spaces) = space;
+	}
+	if (entry)
+		dshash_release_lock(dlock_spaces, entry);
 	return space;
+}
+
+/* Make a space, unless somebody else is faster. */
+static void
+enter_space(const DlockSpaceKey *key)
+{
+	DlockSpace *space = make_space(key);
+	DlockSpaceEntry *entry;
+	bool		found;
+
+	entry = dlock_table_insert(dlock_spaces, key, &found);
+	if (!found)
+	{
+		entry->users = 0;
+		entry->useless = false;
+		entry->space = space->self;
+	}
+	dshash_release_lock(dlock_spaces, entry);
+	if (found)
+		dsa_free(dlock_area, space->self);
 }
 
 static DlockSpace *
@@ -185,8 +142,6 @@ attach_space(const DlockSpaceKey *key)
 	MemoryContext old_context;
 	ListCell   *cell;
 	DlockSpace *space;
-	DlockSpaceEntry *entry;
-	bool		found;
 
 	foreach(cell, attached_spaces)
 	{
@@ -202,26 +157,11 @@ attach_space(const DlockSpaceKey *key)
 		attached_spaces = lappend(attached_spaces, NULL);
 		MemoryContextSwitchTo(old_context);
 	}
-	space = use_space(key);
-	if (space)
-		return space;
-
-	space = make_space(key);
-	entry = dlock_table_insert(dlock_spaces, key, &found);
-	if (found)
+	while ((space = use_space(key)) == NULL)
 	{
-		/* somebody else was faster */
-		dsa_free(dlock_area, space->self);
-		space = dlock_space_at(entry->space);
+		dlock_remove_useless_space(key);
+		enter_space(key);
 	}
-	else
-	{
-		entry->users = 0;
-		entry->space = space->self;
-	}
-	entry->users++;
-	llast(attached_spaces) = space;
-	dshash_release_lock(dlock_spaces, entry);
 	return space;
 }
 

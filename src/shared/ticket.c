@@ -166,6 +166,72 @@ write_reservation(Relation sequence, int64 minimum)
 }
 
 /*
+ * The first ticket number that no space of this database has reserved since
+ * the server was started.  There can be several spaces: an installation that
+ * was dropped, or rolled back, may still be in use, or was, and its sequence is
+ * not to be seen any more.
+ */
+uint64
+dlock_first_unreserved(Oid database)
+{
+	DlockSpaceKey key = {database, InvalidOid};
+	DlockSpaceEntry *entry;
+	uint64		result;
+	bool		found;
+
+	entry = dlock_table_insert(dlock_spaces, &key, &found);
+	if (!found)
+	{
+		entry->users = 0;
+		entry->useless = false;
+		entry->space = InvalidDsaPointer;
+		entry->unreserved = 0;
+	}
+	result = entry->unreserved;
+	dshash_release_lock(dlock_spaces, entry);
+	return result;
+}
+
+/*
+ * A space has reserved the numbers below "limit", and is about to draw from
+ * them.  From now on no other space of the database draws a number, as that
+ * would be below these; each has to reserve some first.
+ *
+ * The caller holds the lock under which numbers are reserved, and has called
+ * dlock_first_unreserved() under it.
+ */
+static void
+set_unreserved(const DlockSpace *space, uint64 limit)
+{
+	DlockSpaceKey key = {space->key.database, InvalidOid};
+	DlockSpaceEntry *entry;
+	dshash_seq_status status;
+
+	Assert(LWLockHeldByMeInMode(&dlock_control->reserve_lock, LW_EXCLUSIVE));
+	entry = dshash_find(dlock_spaces, &key, true);
+	Assert(entry != NULL);
+	entry->unreserved = Max(entry->unreserved, limit);
+	dshash_release_lock(dlock_spaces, entry);
+
+	dshash_seq_init(&status, dlock_spaces, false);
+	while ((entry = dshash_seq_next(&status)) != NULL)
+	{
+		DlockSpace *other;
+
+		if (entry->key.database != key.database ||
+			!OidIsValid(entry->key.extension) || entry->space == space->self)
+			continue;
+		other = dlock_space_at(entry->space);
+		SpinLockAcquire(&other->mutex);
+		/* who is just drawing finds the next number changed */
+		pg_atomic_write_u64(&other->next_ticket,
+							pg_atomic_read_u64(&other->ticket_limit));
+		SpinLockRelease(&other->mutex);
+	}
+	dshash_seq_term(&status);
+}
+
+/*
  * Reserve a block that starts at "minimum" or later, and make it the one to
  * draw from.  A minimum of 0 asks for any block, and may find that another
  * backend has just installed one.
@@ -188,7 +254,7 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 		int64		first = write_reservation(sequence,
 											  Max(minimum, unreserved));
 
-		dlock_set_unreserved(space, first + DLOCK_TICKET_BLOCK);
+		set_unreserved(space, first + DLOCK_TICKET_BLOCK);
 		install_block(space, first, first + DLOCK_TICKET_BLOCK);
 	}
 	LWLockRelease(&dlock_control->reserve_lock);

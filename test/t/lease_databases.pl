@@ -4,14 +4,16 @@
 #
 # What would break it: a worker that looks for its tables where they were, or
 # that stays when they are gone, or are to go, or is still the process of an owner
-# from before; a waiter that nobody tells; a row
-# that is taken for a lease wherever it is found.
+# from before; a waiter that nobody tells; a row that is taken for a lease wherever
+# it is found; a lock that others need while what has gone is removed, or what is
+# left of it where an error breaks that off.
 
 use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Debugger;
 use Dlock::Test;
 use Dlock::Worker;
 use Test::More;
@@ -235,6 +237,126 @@ is($node->safe_psql('copy', 'SELECT count(*) FROM dlock_queue'),
 	'1', 'the row that came with it is discarded');
 is($node->safe_psql('original', "SELECT dlock_check('lock', $fence)"),
 	't', 'the original holds');
+
+#
+# What has gone is removed by whoever comes by, and nobody waits for that but who
+# needs what takes its place.
+#
+$admin = session($node);
+$admin->query($_)
+  foreach 'SELECT dlock_version()',
+  'ALTER SYSTEM SET dlock.worker_idle_timeout = 0', 'SELECT pg_reload_conf()';
+
+# A database with a lease, and with nobody who uses it any more
+sub make_leased
+{
+	my ($database) = @_;
+
+	$admin->query("CREATE DATABASE $database");
+	$node->safe_psql($database, 'CREATE EXTENSION dlock');
+	my $tenant = session($node, $database);
+	my $ticket = $tenant->query("SELECT dlock_ttl_acquire('leased', '1h')");
+	no_worker($tenant);
+	$tenant->quit;
+	backends_gone($tenant->{pid});
+	return $ticket;
+}
+
+# One who comes by with the first call in a database
+sub first_in
+{
+	my ($database) = @_;
+
+	$admin->query("CREATE DATABASE $database");
+	$node->safe_psql($database, 'CREATE EXTENSION dlock');
+	my $first = session($node, $database);
+	$first->query('SELECT dlock_version()');
+	return $first;
+}
+
+my $first = "SELECT dlock_acquire('first') > 0";
+my $used = 'SELECT memory_used FROM dlock_stats';
+my $anew = "BEGIN; DROP EXTENSION dlock; CREATE EXTENSION dlock; $first";
+
+SKIP:
+{
+	skip 'no debugger that can be attached', 15 unless debugger_works($admin);
+
+	# a database
+	my $before = $admin->query($used);
+	make_leased('gone');
+	$admin->query('DROP DATABASE gone');
+	my $by = first_in('by');
+	my $stopped = stop_behind($by, 'dlock_queue_purge');
+	$by->start($first);
+	$stopped->();
+	my $new = first_in('new');
+	$admin->start('SELECT dlock_advance_ticket(1) > 0');
+	$new->start($first);
+	# where they do wait, it is for who is stopped
+	my ($reserved, $begun) = map {
+		my $session = $_;
+		eval { poll('an answer', sub { $session->answered }) }
+	} $admin, $new;
+	$stopped->();
+	ok($reserved, 'other databases reserve numbers while one is removed');
+	ok($begun, 'and begin to');
+	is($_->answer, 't', 'as ever') foreach $admin, $new;
+	is($by->answer, 't', 'it is removed');
+	$_->quit foreach $by, $new;
+	backends_gone($_->{pid}) foreach $by, $new;
+	cmp_ok($admin->query($used), '<=', $before, 'with all that it had');
+
+	# ... and an error
+	make_leased('gone');
+	$admin->query('DROP DATABASE gone');
+	$by = first_in('by_error');
+	my $raised = raise_in($by, 'dlock_queue_purge', 'dlock_lease_first_ticket');
+	$by->start($first);
+	$raised->();
+	like($by->answer, qr/ERROR/, 'an error breaks it off');
+	$new = first_in('behind_error');
+	is($new->query($first), 't', 'the next one goes on');
+	$_->quit foreach $by, $new;
+	backends_gone($_->{pid}) foreach $by, $new;
+	cmp_ok($admin->query($used), '<=', $before, 'and nothing is left');
+
+	# an installation whose DROP is rolled back
+	my $ticket = make_leased('same');
+	my $asked = "SELECT dlock_check('leased', $ticket)";
+	my $dropper = session($node, 'same');
+	my $user = session($node, 'same');
+	$dropper->query('SELECT dlock_version()');
+	$stopped = stop_behind($dropper, 'dlock_queue_purge');
+	$dropper->start($anew);
+	$stopped->();
+	$user->start($asked);
+	$admin->wait_for("SELECT wait_event_type = 'LWLock' "
+		  . "FROM pg_stat_activity WHERE pid = $user->{pid}");
+	ok(!$user->answered, 'who needs it waits until it is removed');
+	$stopped->();
+	is($dropper->answer, 't', 'which it is');
+	$dropper->query('ROLLBACK');
+	is($user->answer, 't', 'and reads it anew');
+	no_worker($user);
+	$_->quit foreach $user, $dropper;
+	backends_gone($_->{pid}) foreach $user, $dropper;
+
+	# ... and an error
+	$dropper = session($node, 'same');
+	$dropper->query('SELECT dlock_version()');
+	$raised = raise_in($dropper, 'dlock_queue_purge', 'dlock_lease_first_ticket');
+	$dropper->start($anew);
+	$raised->();
+	like($dropper->answer, qr/ERROR/, 'an error breaks that off');
+	$dropper->query('ROLLBACK');
+	is($node->safe_psql('same', $asked), 't', 'what is left of it is removed');
+	is( $node->safe_psql('same', "SELECT dlock_try_acquire('leased') IS NULL"),
+		't',
+		'and the lease holds');
+	$dropper->quit;
+}
+$admin->quit;
 
 $node->stop;
 done_testing();
