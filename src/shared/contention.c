@@ -128,7 +128,7 @@ void
 dlock_contention_reset(DlockSpace *space)
 {
 	DlockContention *sketch = sketch_of(space);
-	dsa_pointer chunks[lengthof(sketch->chunks)];
+	dsa_pointer chunks[DLOCK_CONTENDED_NAMES / DLOCK_CONTENDED_CHUNK];
 	int			room;
 
 	if (sketch == NULL)

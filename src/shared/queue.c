@@ -608,12 +608,14 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 	Wakeups		wakeups = {0};
 	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots,
 										 ticket->ticket.role);
+	bool		agrees;
 
 	/* what was set since is not for who asks again for what the lease has */
 	joined.existing = dlock_lease_ticket_find_same(ticket);
-	if (joined.existing && joined.existing->ticket.slots == request->slots)
-		joined.outcome = DLOCK_JOIN_EXISTS;
-	else if (!agree_on_slots(lock, request->slots))
+	agrees = (joined.existing &&
+			  joined.existing->ticket.slots == request->slots) ||
+		agree_on_slots(lock, request->slots);
+	if (!agrees)
 		joined.slots = lock->slots;
 	else if (joined.existing)
 		joined.outcome = DLOCK_JOIN_EXISTS;
