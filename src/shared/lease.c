@@ -725,7 +725,7 @@ dlock_lease_detach(DlockLease *lease)
  * it is not listed any more.  What comes or goes meanwhile may be seen, or not.
  */
 
-/* Leases that are looked at in one step */
+/* Leases, and tickets of theirs, that are looked at in one step */
 #define VISIT	256
 
 /* A walk goes on from a lease.  Called with the lease lock. */
@@ -741,29 +741,66 @@ leave_lease(DlockSpace *space, DlockLease *lease)
 	unlink_lease(space, lease);
 }
 
+/* Call back for those tickets of a lease that the worker has still to see. */
+static void
+visit_tickets(DlockSpace *space, void (*callback) (DlockLeaseTicket *), int *n)
+{
+	for (; *n < VISIT && DsaPointerIsValid(space->unseen); (*n)++)
+	{
+		dsa_pointer place = space->unseen;
+
+		space->unseen = dlock_link_at(place)->next;
+		callback(dlock_ticket_in_lease(place));
+	}
+}
+
+/* The same for a lease that the worker has just seen */
+static void
+visit_lease_tickets(DlockSpace *space, DlockLease *lease,
+					void (*callback) (DlockLeaseTicket *), int *n)
+{
+	DlockLeaseTicket *ticket = dlock_lease_first_ticket(lease);
+
+	space->unseen = lease->single ? InvalidDsaPointer : lease->tickets.head;
+	if (lease->single && ticket)
+		callback(ticket);
+	visit_tickets(space, callback, n);
+}
+
 /*
  * Call back for some leases, with the lease lock held: those behind *at, or the
  * first ones where that is NULL.  False where none is left, or the callback has
  * returned that; otherwise *at is where to go on.
+ *
+ * The worker's walk calls back for tickets, too, which can be many of one lease.
  */
 bool
 dlock_lease_visit(DlockSpace *space, DlockLease **at,
-				  bool (*callback) (DlockLease *, void *), void *arg)
+				  bool (*callback) (DlockLease *, void *), void *arg,
+				  void (*ticket_callback) (DlockLeaseTicket *))
 {
 	DlockLease *before = *at;
-	DlockLease *last = NULL;
+	DlockLease *last = before;
 	dsa_pointer link;
 	bool		more = true;
+	int			n = 0;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	link = before ? before->in_space.next : space->leases.head;
-	for (int n = 0; more && n < VISIT && DsaPointerIsValid(link); n++)
+	if (ticket_callback && before == NULL)
+		space->unseen = InvalidDsaPointer;
+	if (ticket_callback)
+		visit_tickets(space, ticket_callback, &n);
+	for (; more && n < VISIT && DsaPointerIsValid(link); n++)
 	{
 		last = dlock_lease_in_space(link);
 		link = last->in_space.next;
 		more = !last->in_leases || callback(last, arg);
+		if (ticket_callback && last->in_leases)
+			visit_lease_tickets(space, last, ticket_callback, &n);
 	}
-	more = more && DsaPointerIsValid(link);
+	more = more && (DsaPointerIsValid(link) ||
+					(ticket_callback && DsaPointerIsValid(space->unseen)));
 	if (more)
 	{
 		last->visitors++;
@@ -817,25 +854,9 @@ dlock_lease_for_each(DlockSpace *space, bool (*callback) (DlockLease *, void *),
 	Walk		walk = {space, NULL};
 
 	PG_ENSURE_ERROR_CLEANUP(stop_walk, PointerGetDatum(&walk));
-	while (dlock_lease_visit(space, &walk.at, callback, arg))
+	while (dlock_lease_visit(space, &walk.at, callback, arg, NULL))
 		;
 	PG_END_ENSURE_ERROR_CLEANUP(stop_walk, PointerGetDatum(&walk));
-}
-
-/* Call back for every ticket of a lease; with the lease lock held. */
-void
-dlock_lease_for_each_ticket(DlockLease *lease,
-							void (*callback) (DlockLeaseTicket *, void *),
-							void *arg)
-{
-	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
-								LW_EXCLUSIVE));
-	for (DlockLeaseTicket *ticket = dlock_lease_first_ticket(lease), *next;
-		 ticket != NULL; ticket = next)
-	{
-		next = dlock_lease_next_ticket(lease, ticket);
-		callback(ticket, arg);
-	}
 }
 
 /*

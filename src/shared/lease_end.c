@@ -277,21 +277,49 @@ dlock_lease_release(DlockSpace *space, int64 number)
 	return count;
 }
 
-/* A lease's locks are not kept closed any more.  Called with the lease lock. */
-static void
-end_delay(DlockSpace *space, DlockLease *lease)
+/* Tickets that a delay lets go of while the lease lock is held */
+#define STEP	256
+
+/*
+ * A lease's locks are not kept closed any more, as far as that is done in time;
+ * false where some may be left.  Its delay is over by then for whoever looks at
+ * it: so where this one does not come to the end, the worker does.
+ */
+static bool
+end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
 {
 	DlockLeaseTicket *ticket;
 
-	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
-	while ((ticket = dlock_lease_first_closed(lease)) != NULL)
+	do
 	{
-		dlock_lease_map(space, lease, ticket);
-		dlock_lease_ticket_unlist(lease, ticket);
-		dlock_journal_mark(space, &ticket->record);
-	}
-	/* last, as it is over only when all of it is done */
-	lease->delayed = false;
+		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+		for (int n = 0; n < STEP &&
+			 (ticket = dlock_lease_first_closed(lease)) != NULL; n++)
+		{
+			dlock_lease_map(space, lease, ticket);
+			dlock_lease_ticket_unlist(lease, ticket);
+			dlock_journal_mark(space, &ticket->record);
+		}
+		ticket = dlock_lease_first_closed(lease);
+		if (ticket == NULL && lease->delayed)
+		{
+			/* last, as it is over only when all of it is done */
+			dlock_lease_map(space, lease, NULL);
+			lease->delayed = false;
+			dlock_journal_mark(space, &lease->record);
+		}
+		LWLockRelease(&space->lease_lock);
+	} while (ticket != NULL && dlock_monotonic_now() < until);
+	return ticket == NULL;
+}
+
+/* The same to the end, which is the worker's where an error comes. */
+static void
+end_whole_delay(DlockSpace *space, DlockLease *lease)
+{
+	PG_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
+	(void) end_delay(space, lease, PG_UINT64_MAX);
+	PG_END_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 }
 
 /* Numbers of leases, with room for so many */
@@ -320,22 +348,26 @@ take_number(DlockLease *lease, void *arg)
 static int64
 force_end(DlockSpace *space, DlockLease *lease, bool *was_open)
 {
-	int64		count;
+	int64		count = -1;
+	bool		delayed;
 
 	*was_open = dlock_lease_claim(lease);
 	if (*was_open)
 		return dlock_lease_end(space, lease, DLOCK_EVENT_RELEASED);
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_map(space, lease, NULL);
+	dlock_lease_begin_change(space, lease, NULL);
 	/* what ran out is not to be delayed by whoever ends its tickets */
 	dlock_lease_be_over(lease, false);
-	count = lease->delayed ?
-		(int64) lease->closed.length + (int64) lease->tickets.length : -1;
-	if (lease->delayed)
-		end_delay(space, lease);
+	delayed = lease->delayed;
+	if (delayed)
+	{
+		count = (int64) lease->closed.length + (int64) lease->tickets.length;
+		lease->delay_ends = 0;
+	}
 	if (!lease->single)
 		dlock_journal_mark(space, &lease->record);
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space);
+	if (delayed)
+		end_whole_delay(space, lease);
 	(void) dlock_worker_wake(space);
 	return count;
 }
@@ -392,7 +424,8 @@ dlock_lease_end_all(DlockSpace *space)
 /*
  * For the worker: end the lease if it is due, and its delay if that is.
  * Returns when to look again, in monotonic microseconds; 0: never.  At once,
- * where it has so many tickets that they could not all be ended "until" then.
+ * where it has so many tickets that they could not all be ended "until" then, or
+ * let go of by its delay.
  * Where it has run out, and nobody has said so yet, *expiry is what to say, and
  * its "lease" not 0.
  *
@@ -405,6 +438,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 	DlockSpace *space = dlock_space_at(lease->space);
 	uint64		now = dlock_monotonic_now();
 	uint64		due;
+	uint64		delay_ends;
 	bool		delayed;
 
 	expiry->lease = 0;
@@ -425,16 +459,15 @@ dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 	if (!end_tickets_until(space, lease, DLOCK_EVENT_EXPIRED, until))
 		return now;
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_map(space, lease, NULL);
-	if (lease->delayed &&
-		(lease->closed.length == 0 || now >= lease->delay_ends))
-		end_delay(space, lease);
+	dlock_lease_begin_change(space, lease, NULL);
 	delayed = lease->delayed;
+	delay_ends = delayed && lease->closed.length > 0 ? lease->delay_ends : 0;
 	if (!lease->single)
 		dlock_journal_mark(space, &lease->record);
-	LWLockRelease(&space->lease_lock);
-	return delayed ? lease->delay_ends : 0;
+	dlock_lease_end_change(space);
+	if (delay_ends > now)
+		return delay_ends;
+	return !delayed || end_delay(space, lease, until) ? 0 : now;
 }
 
 static bool
@@ -445,10 +478,13 @@ take_first(DlockLease *lease, void *arg)
 	return false;
 }
 
+/* Whether there is a row does not matter any more. */
 static void
-forget_row(DlockLeaseTicket *ticket, void *arg)
+forget_row(DlockSpace *space, DlockRecord *record)
 {
-	ticket->record.has_row = ticket->record.in_flight = false;
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	record->has_row = record->in_flight = false;
+	LWLockRelease(&space->lease_lock);
 }
 
 /*
@@ -496,14 +532,12 @@ dlock_lease_abandon(DlockSpace *space)
 
 	while (lease = NULL, dlock_lease_for_each(space, take_first, &lease), lease)
 	{
-		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-		lease->record.has_row = lease->record.in_flight = false;
-		dlock_lease_for_each_ticket(lease, forget_row, NULL);
-		end_delay(space, lease);
-		LWLockRelease(&space->lease_lock);
+		forget_row(space, &lease->record);
+		end_whole_delay(space, lease);
 		pg_atomic_write_u64(&lease->deadline, 0);
 		while ((ticket = first_ticket(space, lease)) != NULL)
 		{
+			forget_row(space, &ticket->record);
 			(void) dlock_queue_end(ticket, DLOCK_EVENT_EXPIRED);
 			(void) dlock_lease_settle(space, &ticket->record);
 			dlock_record_unref(&ticket->record);

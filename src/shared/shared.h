@@ -676,14 +676,12 @@ extern bool dlock_lease_confirm(DlockSpace *space, DlockLease *lease,
 extern bool dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info);
 extern bool dlock_lease_visit(DlockSpace *space, DlockLease **at,
 							  bool (*callback) (DlockLease *, void *),
-							  void *arg);
+							  void *arg,
+							  void (*ticket_callback) (DlockLeaseTicket *));
 extern void dlock_lease_stop_visit(DlockSpace *space, DlockLease **at);
 extern void dlock_lease_for_each(DlockSpace *space,
 								 bool (*callback) (DlockLease *, void *),
 								 void *arg);
-extern void dlock_lease_for_each_ticket(DlockLease *lease,
-										void (*callback) (DlockLeaseTicket *, void *),
-										void *arg);
 extern DlockLease *dlock_lease_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_restore(DlockLease *lease, bool delayed);
 extern int	dlock_lease_greatest_durability(DlockSpace *space,

@@ -671,6 +671,9 @@ struct DlockSpace
 	/* protected by lease_lock */
 	DlockList	retimed;		/* of DlockRetiming: the worker is to look at
 								 * these leases anew */
+	dsa_pointer unseen;			/* DlockInLease with which its walk through all
+								 * tickets goes on, in the list of that lease; or
+								 * invalid */
 
 	/* protected by heartbeat_mutex: what standbys have not acknowledged yet */
 	slock_t		heartbeat_mutex;

@@ -175,7 +175,7 @@ begin_work(void)
 }
 
 static void
-find_ticket(DlockLeaseTicket *ticket, void *arg)
+find_ticket(DlockLeaseTicket *ticket)
 {
 	if (ticket->record.has_row && !ticket->record.listed)
 		dlock_grants_remember(ticket, pg_atomic_read_u64(&ticket->record.lsn));
@@ -185,7 +185,6 @@ static bool
 find_lease(DlockLease *lease, void *arg)
 {
 	dlock_due_add(lease);
-	dlock_lease_for_each_ticket(lease, find_ticket, NULL);
 	return true;
 }
 
@@ -199,7 +198,8 @@ learn(void)
 {
 	StartTransactionCommand();
 	MemoryContextSwitchTo(TopMemoryContext);
-	knows_all = !dlock_lease_visit(my_space, &learning_at, find_lease, NULL);
+	knows_all = !dlock_lease_visit(my_space, &learning_at, find_lease, NULL,
+								   find_ticket);
 	CommitTransactionCommand();
 	return !knows_all;
 }

@@ -306,6 +306,28 @@ sub fails_at_the_last
 	$admin->query("SELECT dlock_lease_close($_)") foreach $lease, $other;
 }
 
+#
+# A delay that is ended by force, which fails half way: the worker goes on.
+#
+{
+	my ($keeper, $other) = map { session($node) } 1 .. 2;
+	my $lease = $keeper->query(
+		"SELECT dlock_lease_open('100ms', attach => true, delay => '1h')");
+	my $raised;
+
+	$keeper->query("SELECT dlock_lease_acquire('lock', $lease)");
+	$keeper->quit;
+	$admin->wait_for('SELECT count(*) = 1 FROM dlock_queue_lease WHERE delayed');
+	# the library is to be known to the debugger
+	$other->query('SELECT dlock_version()');
+	$raised = raise_in($other, 'dlock_lease_force', ('dlock_lease_map') x 2);
+	like($other->query("SELECT dlock_force_close($lease)"), $error, 'delay: fails');
+	$raised->();
+	like($other->query("SELECT dlock_acquire('lock', timeout => '1min')"),
+		qr/^\d+$/, 'delay: and ends');
+	$other->quit;
+}
+
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 $admin->quit;
 $node->stop;

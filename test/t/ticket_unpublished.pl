@@ -8,12 +8,14 @@
 # like others.
 #
 # However many hold a lock, a question about one of them, by its number or its
-# lease's, looks no others up.
+# lease's, looks no others up.  However many tickets a lease
+# has, nobody goes through them while the lease lock is held.
 #
 # What would break it: a number that the failed session takes away from a ticket
 # that its lease has adopted meanwhile, which then nobody can release; a lease that
 # begins anew before its end is done with, and that ends then, or is nowhere to be
-# found; a search among the holders.
+# found; a search among the holders; a
+# walk through all tickets of a lease in one step.
 #
 # These moments are between two steps of one process, so a debugger stops it there.
 
@@ -130,6 +132,52 @@ is( $other->query("SELECT dlock_check('other', $many), "
 		  . "dlock_is_held('other', $lease), "
 		  . "dlock_is_held('lock', $many)"),
 	'f|f|f|f', 'and only what was asked for');
-$_->quit foreach $holder, $waiter, $other, $admin;
+#
+# Many tickets of one lease: whoever goes through them lets others use leases in
+# between.
+#
+my $tickets = 1000;
+
+# Calls a function less often than there are tickets, from one place to another
+sub in_steps
+{
+	my ($session, $from, $function, @to) = @_;
+	my $asked = commands_in(
+		$session, $from, "break $function",
+		'ignore 2 1000000', @to, 'info breakpoints');
+
+	return sub {
+		my ($calls) = $asked->() =~ /already hit (\d+) times/;
+
+		cmp_ok($calls // $tickets, '<', $tickets / 2, 'in steps');
+	};
+}
+
+$lease = $waiter->query(
+	"SELECT dlock_lease_open('100ms', attach => true, delay => '1h')");
+$waiter->query("SELECT count(dlock_lease_acquire('many ' || n, $lease)) "
+	  . "FROM generate_series(1, $tickets) AS n");
+
+my $worker = { pid => worker($admin) };
+my $learns = in_steps(
+	$worker, 'dlock_heartbeat_beat', 'dlock_grants_remember',
+	"set var 'worker.c'::my_space->half_done.value = 1",
+	'tbreak dlock_lease_visit',
+	'continue', 'finish');
+$admin->query("SELECT dlock_lease_close(dlock_lease_open('1h'))");
+$learns->();
+
+$waiter->quit;
+$admin->wait_for("SELECT count(*) = $tickets FROM dlock_locks "
+	  . "WHERE lease = $lease AND NOT granted");
+my $lets_go = in_steps($other, 'dlock_lease_ticket_unlist',
+	'dlock_lease_ticket_unlist', 'tbreak LWLockRelease', 'continue');
+is($other->query("SELECT dlock_force_close($lease)"),
+	$tickets, 'a delay ends');
+$lets_go->();
+$admin->wait_for(
+	"SELECT count(*) = 0 FROM dlock_queue WHERE lease = $lease");
+
+$_->quit foreach $holder, $other, $admin;
 $node->stop;
 done_testing();
