@@ -1300,7 +1300,7 @@ dlock_force_release(PG_FUNCTION_ARGS)
 	DlockForced forced;
 
 	need(fcinfo, 0, "ticket");
-	if (!dlock_queue_force(&space->key, PG_GETARG_INT64(0), &forced))
+	if (!dlock_queue_force(space, PG_GETARG_INT64(0), &forced))
 		PG_RETURN_BOOL(false);
 	dlock_log_forced_release(space, PG_GETARG_INT64(0), &forced);
 	PG_RETURN_BOOL(true);

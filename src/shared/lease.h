@@ -2,8 +2,8 @@
  *
  * lease.h
  *	  What the files of leases share among themselves: lease.c, lease_end.c,
- *	  lease_ticket.c, restore.c, record.c, id_table.c and purge.c; and
- *	  queue_view.c, for questions about a lease.
+ *	  lease_ticket.c, restore.c, record.c, id_table.c and purge.c; and queue.c
+ *	  and queue_view.c, for a ticket or a lease by its number.
  *
  *-------------------------------------------------------------------------
  */

@@ -29,6 +29,7 @@
 #include "storage/proc.h"
 #include "utils/memutils.h"
 
+#include "shared/lease.h"
 #include "shared/queue.h"
 
 /* Whom to wake once the entry's lock is free */
@@ -1408,42 +1409,77 @@ end_by_force(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 	return done;
 }
 
+/* The lock that has a ticket with this number, which is looked for in all. */
+static bool
+find_lock_of(const DlockSpace *space, int64 number, DlockKey *key)
+{
+	DlockLockScan scan;
+	DlockLock  *lock;
+
+	dlock_lock_scan_begin(&scan, false, false);
+	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
+	{
+		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0 ||
+			(find_number(&lock->holders, number) == NULL &&
+			 find_number(&lock->queue, number) == NULL))
+			continue;
+		dlock_key_copy(key, &lock->key);
+		break;
+	}
+	dlock_lock_scan_end(&scan);
+	return lock != NULL;
+}
+
+/* Force the ticket with this number in a lock, or that one of a lease's. */
+static bool
+force(const DlockKey *key, int64 number, DlockLeaseTicket *of_lease,
+	  DlockForced *forced)
+{
+	DlockLock  *lock = dlock_lock_find(key, true);
+	Wakeups		wakeups = {0};
+	DlockTicket *ticket = of_lease ? &of_lease->ticket : NULL;
+	bool		done = false;
+
+	if (lock == NULL)
+		return false;
+	if (ticket == NULL)
+		ticket = find_number(&lock->holders, number);
+	if (ticket == NULL)
+		ticket = find_number(&lock->queue, number);
+	if (ticket && state_of(ticket) != DLOCK_GONE)
+	{
+		describe_forced(lock, ticket, forced);
+		done = end_by_force(lock, ticket, &wakeups);
+	}
+	let_go(lock);
+	wake_all(&wakeups);
+	return done;
+}
+
 /*
  * End a ticket of any backend, on an administrator's word.  Its owner finds
  * it GONE, and is woken in case it waits.  False where there is none; otherwise
  * *forced is what it was.
  *
- * Looks through all locks, as nobody but its owner knows a ticket's lock.
+ * The lock of a lease's ticket is found by the number.  One of a session's is
+ * looked for, as nobody but its owner knows its lock; with the locks of others
+ * shared, as whoever guesses numbers must not keep them from their owners.
  */
 bool
-dlock_queue_force(const DlockSpaceKey *space, int64 number,
-				  DlockForced *forced)
+dlock_queue_force(DlockSpace *space, int64 number, DlockForced *forced)
 {
-	DlockLockScan scan;
-	Wakeups		wakeups = {0};
-	DlockLock  *lock;
+	int			before = dlock_record_begin_uses();
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+	DlockKey	key;
 	bool		done = false;
 
-	dlock_lock_scan_begin(&scan, true, false);
-	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
-	{
-		DlockTicket *ticket;
-
-		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
-			continue;
-		ticket = find_number(&lock->holders, number);
-		if (ticket == NULL)
-			ticket = find_number(&lock->queue, number);
-		if (ticket == NULL)
-			continue;
-		describe_forced(lock, ticket, forced);
-		done = end_by_force(lock, ticket, &wakeups);
-		if (is_unused(lock))
-			dlock_lock_scan_remove(&scan);
-		break;
-	}
-	dlock_lock_scan_end(&scan);
-	wake_all(&wakeups);
+	dlock_id_find(space, number, &lease, &ticket);
+	if (ticket)
+		done = force(&ticket->key, number, ticket, forced);
+	else if (lease == NULL && find_lock_of(space, number, &key))
+		done = force(&key, number, NULL, forced);
+	dlock_record_end_uses(before);
 	return done;
 }
 

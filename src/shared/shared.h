@@ -515,7 +515,7 @@ typedef struct DlockForced
 	DlockLeaseName lease;
 } DlockForced;
 
-extern bool dlock_queue_force(const DlockSpaceKey *space, int64 number,
+extern bool dlock_queue_force(DlockSpace *space, int64 number,
 							  DlockForced *forced);
 extern void dlock_queue_purge(const DlockSpaceKey *space);
 extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);

@@ -8,13 +8,13 @@
 # like others.
 #
 # However many hold a lock, a question about one of them, by its number or its
-# lease's, looks no others up.  However many tickets a lease
+# lease's, looks no others up, nor does who ends it.  However many tickets a lease
 # has, nobody goes through them while the lease lock is held.
 #
 # What would break it: a number that the failed session takes away from a ticket
 # that its lease has adopted meanwhile, which then nobody can release; a lease that
 # begins anew before its end is done with, and that ends then, or is nowhere to be
-# found; a search among the holders; a
+# found; a search among the holders, or among all locks while nobody can use them; a
 # walk through all tickets of a lease in one step.
 #
 # These moments are between two steps of one process, so a debugger stops it there.
@@ -132,6 +132,23 @@ is( $other->query("SELECT dlock_check('other', $many), "
 		  . "dlock_is_held('other', $lease), "
 		  . "dlock_is_held('lock', $many)"),
 	'f|f|f|f', 'and only what was asked for');
+cmp_ok(look_ups($other, @$_), '<', 100, 'ends that one')
+  foreach [ "dlock_force_release($all[100])" => 'dlock_force_release' ],
+  [ "dlock_force_release($many)" => 'dlock_force_release' ];
+
+#
+# A session's is looked for, and so is what is not there; meanwhile others look, too.
+#
+$ticket = $holder->query("SELECT dlock_acquire('own')");
+foreach my $number (1, $ticket)
+{
+	my $asked = commands_in($other, 'dlock_lock_scan_begin', 'info args');
+
+	is( $other->query("SELECT dlock_force_release($number)"),
+		$number == 1 ? 'f' : 't', 'looked for');
+	like($asked->(), qr/^exclusive = false/m, 'with locks shared');
+}
+
 #
 # Many tickets of one lease: whoever goes through them lets others use leases in
 # between.
