@@ -125,6 +125,13 @@ dlock_lock_leave(const DlockKey *key)
 	LWLockRelease(&dlock_lock_partition(key)->lock);
 }
 
+/* How many locks of a database have a queue, with those that share its count */
+static inline uint32 *
+num_queued(DlockPartition *partition, const DlockSpaceKey *space)
+{
+	return &partition->queued[space->database & (DLOCK_QUEUED_BUCKETS - 1)];
+}
+
 /*
  * An entry's lock is let go of: if it has got a queue, or has none any more, that
  * is counted, for those who look for queues.
@@ -140,7 +147,7 @@ count_queue(DlockPartition *partition, DlockLock *lock)
 	if (!LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE))
 		return;
 	lock->queued = queued;
-	partition->queued += queued ? 1 : -1;
+	*num_queued(partition, &lock->key.space) += queued ? 1 : -1;
 }
 
 void
@@ -322,7 +329,7 @@ unlink_entry(DlockPartition *partition, DlockLock *lock)
 	*link = lock->next;
 	partition->buckets.count--;
 	if (lock->queued)
-		partition->queued--;
+		(*num_queued(partition, &lock->key.space))--;
 	lock->queued = false;
 }
 
@@ -349,11 +356,12 @@ dlock_lock_remove(DlockLock *lock)
  */
 
 /*
- * With "queued", only locks that have a queue are returned, and partitions where
- * there is none are passed by.
+ * With "queued", only locks of that space that have a queue are returned, and
+ * partitions where its database has none are passed by, whoever waits in others.
  */
 void
-dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive, bool queued)
+dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive,
+					  const DlockSpaceKey *queued)
 {
 	dlock_lock_scan_begin_in(scan, 0, exclusive, queued);
 	scan->end = DLOCK_PARTITIONS;
@@ -362,7 +370,7 @@ dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive, bool queued)
 /* The same for one partition */
 void
 dlock_lock_scan_begin_in(DlockLockScan *scan, int partition, bool exclusive,
-						 bool queued)
+						 const DlockSpaceKey *queued)
 {
 	scan->exclusive = exclusive;
 	scan->locked = false;
@@ -381,7 +389,8 @@ begin_partition(DlockLockScan *scan, DlockPartition *partition)
 				  scan->exclusive ? LW_EXCLUSIVE : LW_SHARED);
 	scan->locked = true;
 	scan->bucket = 0;
-	scan->num_buckets = scan->queued && partition->queued == 0 ? 0 :
+	scan->num_buckets =
+		scan->queued && *num_queued(partition, scan->queued) == 0 ? 0 :
 		partition->buckets.num_buckets;
 }
 
@@ -469,7 +478,10 @@ dlock_lock_scan_next(DlockLockScan *scan)
 				return NULL;
 			begin_partition(scan, &dlock_lock_partitions[++scan->partition]);
 		}
-	} while (scan->queued && scan->current->queue.length == 0);
+	} while (scan->queued &&
+			 (scan->current->queue.length == 0 ||
+			  memcmp(&scan->current->key.space, scan->queued,
+					 sizeof(DlockSpaceKey)) != 0));
 	return scan->current;
 }
 

@@ -726,12 +726,9 @@ dlock_queue_resume(DlockSpace *space)
 	Wakeups		wakeups = {0};
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true, true);
+	dlock_lock_scan_begin(&scan, true, &space->key);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
-	{
-		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) == 0)
-			grant_from_queue(space, lock, &wakeups);
-	}
+		grant_from_queue(space, lock, &wakeups);
 	dlock_lock_scan_end(&scan);
 	wake_all(&wakeups);
 }
@@ -942,7 +939,7 @@ dlock_queue_mend(DlockSpace *space)
 	DlockList	lost = {0};
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true, false);
+	dlock_lock_scan_begin(&scan, true, NULL);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0)
@@ -1308,7 +1305,7 @@ dlock_queue_forget_slots(DlockSpace *space,
 	Wakeups		wakeups = {0};
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true, false);
+	dlock_lock_scan_begin(&scan, true, NULL);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (lock->set_slots == 0 ||
@@ -1416,7 +1413,7 @@ find_lock_of(const DlockSpace *space, int64 number, DlockKey *key)
 	DlockLockScan scan;
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, false, false);
+	dlock_lock_scan_begin(&scan, false, NULL);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0 ||
@@ -1594,7 +1591,7 @@ dlock_queue_purge(const DlockSpaceKey *space)
 	DlockLockScan scan;
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true, false);
+	dlock_lock_scan_begin(&scan, true, NULL);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)

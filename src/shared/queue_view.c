@@ -565,7 +565,8 @@ copy_short_locks(Rows *rows, DlockRowScan *scan, int partition)
 	DlockLockScan locks;
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin_in(&locks, partition, false, scan->queued);
+	dlock_lock_scan_begin_in(&locks, partition, false,
+							 scan->queued ? &scan->space->key : NULL);
 	while (rows->complete && (lock = dlock_lock_scan_next(&locks)) != NULL)
 	{
 		LongLock   *long_lock;
@@ -617,7 +618,8 @@ check_complete(const Rows *rows)
 
 /*
  * How many tickets are in queues of a space, and since when the first of them;
- * *since is 0 where there is none.  Costs nothing for locks without a queue.
+ * *since is 0 where there is none.  Costs nothing where nobody waits, whatever
+ * there is in other databases.
  */
 uint64
 dlock_queue_waiting(const DlockSpace *space, TimestampTz *since)
@@ -627,14 +629,11 @@ dlock_queue_waiting(const DlockSpace *space, TimestampTz *since)
 	uint64		count = 0;
 
 	*since = 0;
-	dlock_lock_scan_begin(&scan, false, true);
+	dlock_lock_scan_begin(&scan, false, &space->key);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
-		const DlockTicket *head;
+		const DlockTicket *head = ticket_at(lock->queue.head);
 
-		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0)
-			continue;
-		head = ticket_at(lock->queue.head);
 		count += lock->queue.length;
 		if (*since == 0 || head->enqueued_at < *since)
 			*since = head->enqueued_at;

@@ -164,7 +164,7 @@ typedef struct DlockLockScan
 	uint32		bucket;			/* the next one */
 	uint32		num_buckets;
 	DlockLock  *current;
-	bool		queued;			/* only entries that have a queue */
+	const DlockSpaceKey *queued;	/* only its entries that have a queue */
 
 	/* a ring: the entries that come next */
 	uint32		head;
@@ -196,9 +196,10 @@ extern void dlock_lock_remove(DlockLock *lock);
 extern bool dlock_lock_is_spare(const DlockKey *key, Oid role);
 extern void dlock_lock_free_spare(void);
 extern void dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive,
-								  bool queued);
+								  const DlockSpaceKey *queued);
 extern void dlock_lock_scan_begin_in(DlockLockScan *scan, int partition,
-									 bool exclusive, bool queued);
+									 bool exclusive,
+									 const DlockSpaceKey *queued);
 extern DlockLock *dlock_lock_scan_next(DlockLockScan *scan);
 extern void dlock_lock_scan_remove(DlockLockScan *scan);
 extern void dlock_lock_scan_end(DlockLockScan *scan);

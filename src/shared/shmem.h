@@ -444,6 +444,9 @@ typedef struct DlockBuckets
 											 * once */
 } DlockBuckets;
 
+/* So many that two databases rarely share one; a power of 2 */
+#define DLOCK_QUEUED_BUCKETS	64
+
 /*
  * A part of the table of locks; see lock_table.c.
  */
@@ -452,7 +455,8 @@ typedef struct DlockPartition
 	/* protects the rest, all entries here, and their locks' tickets */
 	LWLock		lock;
 	DlockBuckets buckets;		/* of DlockLock */
-	uint32		queued;			/* entries that have a queue */
+	uint32		queued[DLOCK_QUEUED_BUCKETS];	/* entries that have a queue, by
+												 * their database */
 	uint32		num_watched;	/* names here that are watched ... */
 	uint32		watched_size;	/* ... and buckets for them, a power of 2; or 0 */
 	dsa_pointer watched;		/* these: DlockWatched, or invalid */

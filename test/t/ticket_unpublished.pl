@@ -9,13 +9,15 @@
 #
 # However many hold a lock, a question about one of them, by its number or its
 # lease's, looks no others up, nor does who ends it.  However many tickets a lease
-# has, nobody goes through them while the lease lock is held.
+# has, nobody goes through them while the lease lock is held.  However many locks
+# there are, and waited for, those of other databases are not looked at for that.
 #
 # What would break it: a number that the failed session takes away from a ticket
 # that its lease has adopted meanwhile, which then nobody can release; a lease that
 # begins anew before its end is done with, and that ends then, or is nowhere to be
 # found; a search among the holders, or among all locks while nobody can use them; a
-# walk through all tickets of a lease in one step.
+# walk through all tickets of a lease in one step; one count of those who wait, for
+# all databases.
 #
 # These moments are between two steps of one process, so a debugger stops it there.
 
@@ -195,6 +197,25 @@ $lets_go->();
 $admin->wait_for(
 	"SELECT count(*) = 0 FROM dlock_queue WHERE lease = $lease");
 
-$_->quit foreach $holder, $other, $admin;
+#
+# Who asks what is waited for in a database where nobody waits looks at no lock of
+# another one.  (There are 64 counts, by the OID.)
+#
+$admin->query('CREATE DATABASE elsewhere OID = '
+	  . $admin->query('SELECT 64001 + oid::bigint % 64 FROM pg_database '
+		  . 'WHERE datname = current_database()'));
+
+my $elsewhere = session($node, 'elsewhere');
+
+$elsewhere->query('CREATE EXTENSION dlock');
+$holder->query("SELECT count(dlock_acquire('lock ' || n)) "
+	  . 'FROM generate_series(1, 10000) AS n');
+$other->query("SELECT count(dlock_enqueue('lock ' || n)) "
+	  . 'FROM generate_series(1, 1000) AS n');
+cmp_ok(look_ups($elsewhere, @$_), '<', 1000, 'looks at no others')
+  foreach [ 'waiting = 0 FROM dlock_stats' => 'dlock_queue_waiting' ],
+  [ 'count(*) = 0 FROM dlock_blockers' => 'dlock_queue_rows_next' ];
+
+$_->quit foreach $holder, $other, $elsewhere, $admin;
 $node->stop;
 done_testing();
