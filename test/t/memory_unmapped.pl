@@ -378,6 +378,8 @@ foreach my $again ("SELECT dlock_release('lock')",
 # A rollback, and an exit that begins with one, each with more errors than
 # PostgreSQL can have at once
 #
+# what the worker has still referred to goes with it
+no_worker($admin);
 foreach my $how ('rollback', 'exit')
 {
 	my $memory = 'SELECT memory_used FROM dlock_stats';
