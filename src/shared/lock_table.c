@@ -356,21 +356,21 @@ dlock_lock_remove(DlockLock *lock)
  */
 
 /*
- * With "queued", only locks of that space that have a queue are returned, and
- * partitions where its database has none are passed by, whoever waits in others.
+ * The locks of a space are returned; with "queued", only those that have a queue,
+ * and partitions where its database has none are passed by, whoever waits in others.
  */
 void
 dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive,
-					  const DlockSpaceKey *queued)
+					  const DlockSpaceKey *space, bool queued)
 {
-	dlock_lock_scan_begin_in(scan, 0, exclusive, queued);
+	dlock_lock_scan_begin_in(scan, 0, exclusive, space, queued);
 	scan->end = DLOCK_PARTITIONS;
 }
 
 /* The same for one partition */
 void
 dlock_lock_scan_begin_in(DlockLockScan *scan, int partition, bool exclusive,
-						 const DlockSpaceKey *queued)
+						 const DlockSpaceKey *space, bool queued)
 {
 	scan->exclusive = exclusive;
 	scan->locked = false;
@@ -379,6 +379,7 @@ dlock_lock_scan_begin_in(DlockLockScan *scan, int partition, bool exclusive,
 	scan->bucket = scan->num_buckets = 0;
 	scan->head = scan->count = 0;
 	scan->current = NULL;
+	scan->space = space;
 	scan->queued = queued;
 }
 
@@ -390,7 +391,7 @@ begin_partition(DlockLockScan *scan, DlockPartition *partition)
 	scan->locked = true;
 	scan->bucket = 0;
 	scan->num_buckets =
-		scan->queued && *num_queued(partition, scan->queued) == 0 ? 0 :
+		scan->queued && *num_queued(partition, scan->space) == 0 ? 0 :
 		partition->buckets.num_buckets;
 }
 
@@ -463,6 +464,14 @@ take_ahead(DlockLockScan *scan)
 	return lock;
 }
 
+/* Is this an entry to be returned? */
+static inline bool
+is_sought(const DlockLockScan *scan, const DlockLock *lock)
+{
+	return (!scan->queued || lock->queue.length > 0) &&
+		memcmp(&lock->key.space, scan->space, sizeof(DlockSpaceKey)) == 0;
+}
+
 /* The next entry, locked; NULL behind the last one */
 DlockLock *
 dlock_lock_scan_next(DlockLockScan *scan)
@@ -478,10 +487,7 @@ dlock_lock_scan_next(DlockLockScan *scan)
 				return NULL;
 			begin_partition(scan, &dlock_lock_partitions[++scan->partition]);
 		}
-	} while (scan->queued &&
-			 (scan->current->queue.length == 0 ||
-			  memcmp(&scan->current->key.space, scan->queued,
-					 sizeof(DlockSpaceKey)) != 0));
+	} while (!is_sought(scan, scan->current));
 	return scan->current;
 }
 

@@ -191,7 +191,7 @@ leave_list(DlockList *list, DlockTicket *ticket)
 typedef struct HandOver
 {
 	DlockSpace *space;
-	Wakeups    *wakeups;		/* or NULL */
+	Wakeups    *wakeups;
 } HandOver;
 
 /*
@@ -205,8 +205,7 @@ leave_to_worker(int code, Datum arg)
 	HandOver   *hand_over = (HandOver *) DatumGetPointer(arg);
 
 	dlock_worker_mends(hand_over->space);
-	if (hand_over->wakeups)
-		wake_all(hand_over->wakeups);
+	wake_all(hand_over->wakeups);
 }
 
 /*
@@ -252,15 +251,14 @@ tell_wanted(DlockTicket *holder)
 static void
 want(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
 {
-	HandOver	hand_over = {space, NULL};
 	DlockTicket *first = first_unwanted(lock);
 
 	if (first == NULL)
 		return;
-	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+	PG_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 	if (tell_wanted(first))
 		*to_wake = space;
-	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+	PG_END_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 }
 
 /*
@@ -726,7 +724,7 @@ dlock_queue_resume(DlockSpace *space)
 	Wakeups		wakeups = {0};
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true, &space->key);
+	dlock_lock_scan_begin(&scan, true, &space->key, true);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 		grant_from_queue(space, lock, &wakeups);
 	dlock_lock_scan_end(&scan);
@@ -939,11 +937,9 @@ dlock_queue_mend(DlockSpace *space)
 	DlockList	lost = {0};
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true, NULL);
+	dlock_lock_scan_begin(&scan, true, &space->key, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
-		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0)
-			continue;
 		mend(space, lock, &lost, &wakeups);
 		if (is_unused(lock))
 			dlock_lock_scan_remove(&scan);
@@ -1305,11 +1301,10 @@ dlock_queue_forget_slots(DlockSpace *space,
 	Wakeups		wakeups = {0};
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true, NULL);
+	dlock_lock_scan_begin(&scan, true, &space->key, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (lock->set_slots == 0 ||
-			memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0 ||
 			(lock->setters > 0 && is_told(&lock->key)))
 			continue;
 		settle(space, lock);
@@ -1351,11 +1346,10 @@ dlock_queue_unsettle(DlockSpace *space)
 
 	if (pg_atomic_exchange_u32(&space->settled, 0) == 0)
 		return;
-	dlock_lock_scan_begin(&scan, true, false);
+	dlock_lock_scan_begin(&scan, true, &space->key, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
-		if (!lock->settled ||
-			memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0)
+		if (!lock->settled)
 			continue;
 		lock->settled = false;
 		if (is_unused(lock))
@@ -1413,12 +1407,11 @@ find_lock_of(const DlockSpace *space, int64 number, DlockKey *key)
 	DlockLockScan scan;
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, false, NULL);
+	dlock_lock_scan_begin(&scan, false, &space->key, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
-		if (memcmp(&lock->key.space, &space->key, sizeof(DlockSpaceKey)) != 0 ||
-			(find_number(&lock->holders, number) == NULL &&
-			 find_number(&lock->queue, number) == NULL))
+		if (find_number(&lock->holders, number) == NULL &&
+			find_number(&lock->queue, number) == NULL)
 			continue;
 		dlock_key_copy(key, &lock->key);
 		break;
@@ -1589,14 +1582,9 @@ void
 dlock_queue_purge(const DlockSpaceKey *space)
 {
 	DlockLockScan scan;
-	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true, NULL);
-	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
-	{
-		if (memcmp(&lock->key.space, space, sizeof(DlockSpaceKey)) != 0)
-			continue;
+	dlock_lock_scan_begin(&scan, true, space, false);
+	while (dlock_lock_scan_next(&scan) != NULL)
 		dlock_lock_scan_remove(&scan);
-	}
 	dlock_lock_scan_end(&scan);
 }

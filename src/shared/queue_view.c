@@ -34,6 +34,16 @@ let_go_to_tell(DlockLock *lock, const DlockKey *key, const DlockTicket *holder)
 	dlock_journal_flush(removed);
 }
 
+/* Let go of a lock, where there is one, to tell of its holder, if that is not NULL. */
+static void
+let_go_of_found(DlockLock *lock, const DlockKey *key, DlockTicket *holder)
+{
+	if (holder)
+		let_go_to_tell(lock, key, holder);
+	else if (lock)
+		dlock_lock_release(lock);
+}
+
 /* The greatest number among the holders; 0 where there is none. */
 int64
 dlock_queue_fence(const DlockKey *key)
@@ -48,13 +58,8 @@ dlock_queue_fence(const DlockKey *key)
 	ticket = ticket_at(lock->holders.tail);
 	while (ticket && !is_holding(ticket))
 		ticket = ticket_at(ticket->link.prev);
-	if (ticket == NULL)
-	{
-		dlock_lock_release(lock);
-		return 0;
-	}
-	fence = ticket->number;
-	let_go_to_tell(lock, key, ticket);
+	fence = ticket ? ticket->number : 0;
+	let_go_of_found(lock, key, ticket);
 	return fence;
 }
 
@@ -137,7 +142,6 @@ dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
 	DlockLeaseTicket *of_lease;
 	DlockTicket *ticket = NULL;
 	DlockLock  *lock;
-	bool		holds;
 
 	dlock_id_find(space, number, &lease, &of_lease);
 	lock = lease && !of_lease ? NULL : dlock_lock_find(key, false);
@@ -145,13 +149,11 @@ dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
 		ticket = find_number(&lock->holders, number);
 	else if (lock && dlock_key_equal(&of_lease->key, key))
 		ticket = &of_lease->ticket;
-	holds = ticket && is_holding(ticket);
-	if (holds)
-		let_go_to_tell(lock, key, ticket);
-	else if (lock)
-		dlock_lock_release(lock);
+	if (ticket && !is_holding(ticket))
+		ticket = NULL;
+	let_go_of_found(lock, key, ticket);
 	dlock_record_end_uses(before);
-	return holds;
+	return ticket != NULL;
 }
 
 /*
@@ -214,10 +216,7 @@ dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
 	lock = lease ? dlock_lock_find(key, false) : NULL;
 	if (lock && dlock_lease_is_open(lease))
 		ticket = find_holder_of(space, lock, lease);
-	if (ticket)
-		let_go_to_tell(lock, key, ticket);
-	else if (lock)
-		dlock_lock_release(lock);
+	let_go_of_found(lock, key, ticket);
 	dlock_record_end_uses(before);
 	return ticket != NULL;
 }
@@ -565,15 +564,12 @@ copy_short_locks(Rows *rows, DlockRowScan *scan, int partition)
 	DlockLockScan locks;
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin_in(&locks, partition, false,
-							 scan->queued ? &scan->space->key : NULL);
+	dlock_lock_scan_begin_in(&locks, partition, false, &scan->space->key,
+							 scan->queued);
 	while (rows->complete && (lock = dlock_lock_scan_next(&locks)) != NULL)
 	{
 		LongLock   *long_lock;
 
-		if (memcmp(&lock->key.space, &scan->space->key,
-				   sizeof(DlockSpaceKey)) != 0)
-			continue;
 		if (copy_short_lock(rows, lock))
 			continue;
 		long_lock = MemoryContextAllocExtended(scan->context, sizeof(LongLock),
@@ -629,7 +625,7 @@ dlock_queue_waiting(const DlockSpace *space, TimestampTz *since)
 	uint64		count = 0;
 
 	*since = 0;
-	dlock_lock_scan_begin(&scan, false, &space->key);
+	dlock_lock_scan_begin(&scan, false, &space->key, true);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		const DlockTicket *head = ticket_at(lock->queue.head);

@@ -154,7 +154,7 @@ dlock_list_remove(DlockList *list, DlockLink *link)
 /* Entries that a walk has asked memory for, at most; a power of 2 */
 #define DLOCK_SCAN_AHEAD	32
 
-/* A walk through all locks; nothing in it is its user's business. */
+/* A walk through a space's locks; nothing in it is its user's business. */
 typedef struct DlockLockScan
 {
 	bool		exclusive;
@@ -164,7 +164,8 @@ typedef struct DlockLockScan
 	uint32		bucket;			/* the next one */
 	uint32		num_buckets;
 	DlockLock  *current;
-	const DlockSpaceKey *queued;	/* only its entries that have a queue */
+	const DlockSpaceKey *space;
+	bool		queued;			/* only entries that have a queue */
 
 	/* a ring: the entries that come next */
 	uint32		head;
@@ -196,10 +197,10 @@ extern void dlock_lock_remove(DlockLock *lock);
 extern bool dlock_lock_is_spare(const DlockKey *key, Oid role);
 extern void dlock_lock_free_spare(void);
 extern void dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive,
-								  const DlockSpaceKey *queued);
+								  const DlockSpaceKey *space, bool queued);
 extern void dlock_lock_scan_begin_in(DlockLockScan *scan, int partition,
 									 bool exclusive,
-									 const DlockSpaceKey *queued);
+									 const DlockSpaceKey *space, bool queued);
 extern DlockLock *dlock_lock_scan_next(DlockLockScan *scan);
 extern void dlock_lock_scan_remove(DlockLockScan *scan);
 extern void dlock_lock_scan_end(DlockLockScan *scan);
