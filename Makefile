@@ -25,9 +25,9 @@ OBJS = \
 	src/backend/held.o \
 	src/backend/lease_open.o \
 	src/backend/lessee.o \
-	src/backend/replicated.o \
 	src/backend/request.o \
 	src/backend/reserve.o \
+	src/backend/result.o \
 	src/backend/session.o \
 	src/backend/slots.o \
 	src/backend/stats.o \
@@ -100,11 +100,7 @@ PG_CFLAGS = -fno-semantic-interposition -fno-plt
 SHLIB_LINK = -Wl,-Bsymbolic
 endif
 
-# What was released once never changes: a version is its predecessor's scripts,
-# and one more.
-DATA = \
-	sql/dlock--1.0.sql \
-	sql/dlock--1.0--1.1.sql
+DATA = sql/dlock--1.0.sql
 
 # Tests are listed by name: a wildcard would not miss a lost one.  test/run
 # fails where these lists and the files in test/ do not agree.
@@ -247,10 +243,12 @@ TAP = \
 	module_dump \
 	module_update \
 	module_schema \
+	module_renamed \
 	module_pg_upgrade \
 	module_layouts \
 	module_dropped \
 	module_event_triggers \
+	module_hooks \
 	module_messages \
 	module_log \
 	module_observers \

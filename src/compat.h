@@ -94,6 +94,13 @@ compat_do_not_replicate(TimestampTz committed_at)
 #define COMPAT_EXECUTOR_RUN_ARGUMENTS	queryDesc, direction, count, execute_once
 #endif
 
+/* 19: the hook of parse analysis cannot change this */
+#if PG_VERSION_NUM >= 190000
+#define COMPAT_JUMBLE_STATE	const JumbleState
+#else
+#define COMPAT_JUMBLE_STATE	JumbleState
+#endif
+
 /* 17: proc numbers and backend ids became one, with a variable of its own */
 static inline int
 compat_my_procno(void)
@@ -145,23 +152,6 @@ compat_sync_standbys_defined(void)
 	return SyncRepStandbyNames != NULL && SyncRepStandbyNames[0] != '\0';
 #else
 	return WalSndCtl->sync_standbys_defined;
-#endif
-}
-
-/*
- * Build a table's indexes anew.
- *
- * 17: the statement is passed along, if there is one
- */
-static inline void
-compat_reindex_relation(Oid table)
-{
-	ReindexParams params = {0};
-
-#if PG_VERSION_NUM >= 170000
-	(void) reindex_relation(NULL, table, 0, &params);
-#else
-	(void) reindex_relation(table, 0, &params);
 #endif
 }
 
@@ -255,19 +245,19 @@ compat_next_waiter(LOCK *lock, PGPROC *before)
 #endif
 }
 
-/* What this backend holds or waits for in a partition */
+/* What a process holds or waits for in a partition */
 static inline PROCLOCK *
-compat_next_of_mine(int partition, PROCLOCK *before)
+compat_next_of_proc(PGPROC *proc, int partition, PROCLOCK *before)
 {
 #if PG_VERSION_NUM >= 160000
-	dlist_node *node = compat_dlist_next(&MyProc->myProcLocks[partition],
+	dlist_node *node = compat_dlist_next(&proc->myProcLocks[partition],
 										 before ? &before->procLink : NULL);
 
 	return node ? dlist_container(PROCLOCK, procLink, node) : NULL;
 #else
-	return (PROCLOCK *) SHMQueueNext(&MyProc->myProcLocks[partition],
+	return (PROCLOCK *) SHMQueueNext(&proc->myProcLocks[partition],
 									 before ? &before->procLink :
-									 &MyProc->myProcLocks[partition],
+									 &proc->myProcLocks[partition],
 									 offsetof(PROCLOCK, procLink));
 #endif
 }

@@ -14,12 +14,14 @@
 #include <limits.h>
 
 #include "nodes/parsenodes.h"
+#include "parser/analyze.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 
 #include "backend/backend.h"
 #include "shared/shared.h"
+#include "tables/tables.h"
 #include "worker/worker.h"
 
 COMPAT_MODULE_MAGIC("dlock", DLOCK_VERSION);
@@ -36,15 +38,27 @@ static const struct config_enum_entry session_locks_options[] = {
 
 static ProcessUtility_hook_type previous_process_utility = NULL;
 static ExecutorRun_hook_type previous_executor_run = NULL;
-static ExecutorFinish_hook_type previous_executor_finish = NULL;
+static post_parse_analyze_hook_type previous_post_parse_analyze = NULL;
 
 /*
- * All statements come by here, to fail where their transaction has lost a lock
- * that it guards with, but for those that end the transaction, or go back to a
- * savepoint.
+ * Does a statement bring the session back to its start?  Connection pools send
+ * DISCARD ALL between two clients.
+ */
+static bool
+discards_all(Node *statement)
+{
+	return IsA(statement, DiscardStmt) &&
+		castNode(DiscardStmt, statement)->target == DISCARD_ALL;
+}
+
+/*
+ * A statement fails if its transaction has lost a lock that it guards with.  A
+ * statement that ends the transaction, or goes back to a savepoint, never does.
  *
- * DISCARD ALL brings a session back to its start, and connection pools send
- * it between two clients: locks of the first must not stay for the second.
+ * After DISCARD ALL nothing of this session is left.
+ *
+ * The statement may be freed when it has run: a procedure's ROLLBACK frees the
+ * CALL that it is in, if that came by the extended protocol.
  */
 static void
 process_utility(PlannedStmt *pstmt, const char *queryString,
@@ -52,18 +66,16 @@ process_utility(PlannedStmt *pstmt, const char *queryString,
 				ParamListInfo params, QueryEnvironment *queryEnv,
 				DestReceiver *dest, QueryCompletion *qc)
 {
-	ErrorContextCallback frame;
+	bool		discard_all = discards_all(pstmt->utilityStmt);
 
-	if (!IsA(pstmt->utilityStmt, TransactionStmt))
+	if (IsA(pstmt->utilityStmt, TransactionStmt))
+		dlock_cancel_resume();
+	else
 		dlock_cancel_check();
-	dlock_cancel_begin(&frame);
 	(previous_process_utility ? previous_process_utility :
 	 standard_ProcessUtility) (pstmt, queryString, readOnlyTree, context,
 							   params, queryEnv, dest, qc);
-	dlock_cancel_end(&frame);
-
-	if (IsA(pstmt->utilityStmt, DiscardStmt) &&
-		castNode(DiscardStmt, pstmt->utilityStmt)->target == DISCARD_ALL)
+	if (discard_all)
 	{
 		(void) dlock_session_release_all();
 		dlock_lease_detach_all();
@@ -74,25 +86,33 @@ process_utility(PlannedStmt *pstmt, const char *queryString,
 static void
 executor_run(COMPAT_EXECUTOR_RUN_PARAMETERS)
 {
-	ErrorContextCallback frame;
+	DlockStatement outer;
 
 	dlock_cancel_check();
-	dlock_cancel_begin(&frame);
-	(previous_executor_run ? previous_executor_run :
-	 standard_ExecutorRun) (COMPAT_EXECUTOR_RUN_ARGUMENTS);
-	dlock_cancel_end(&frame);
+	dlock_xact_begin_statement(&outer, queryDesc->estate->es_query_cxt);
+	PG_TRY();
+	{
+		(previous_executor_run ? previous_executor_run :
+		 standard_ExecutorRun) (COMPAT_EXECUTOR_RUN_ARGUMENTS);
+	}
+	PG_CATCH();
+	{
+		dlock_xact_fail_statement(&outer,
+								  geterrcode() == ERRCODE_QUERY_CANCELED);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	dlock_xact_end_statement(&outer);
 }
 
-/* Triggers are run there. */
+/* See dlock_owner_check_parsed(). */
 static void
-executor_finish(QueryDesc *queryDesc)
+post_parse_analyze(ParseState *pstate, Query *query,
+				   COMPAT_JUMBLE_STATE *jstate)
 {
-	ErrorContextCallback frame;
-
-	dlock_cancel_begin(&frame);
-	(previous_executor_finish ? previous_executor_finish :
-	 standard_ExecutorFinish) (queryDesc);
-	dlock_cancel_end(&frame);
+	dlock_owner_check_parsed(pstate->p_sourcetext, query->rtable);
+	if (previous_post_parse_analyze)
+		previous_post_parse_analyze(pstate, query, jstate);
 }
 
 static void
@@ -102,8 +122,8 @@ set_hooks(void)
 	ProcessUtility_hook = process_utility;
 	previous_executor_run = ExecutorRun_hook;
 	ExecutorRun_hook = executor_run;
-	previous_executor_finish = ExecutorFinish_hook;
-	ExecutorFinish_hook = executor_finish;
+	previous_post_parse_analyze = post_parse_analyze_hook;
+	post_parse_analyze_hook = post_parse_analyze;
 }
 
 void

@@ -176,6 +176,7 @@ typedef enum DlockOutcome
 	DLOCK_ACQUIRED,
 	DLOCK_BUSY,					/* not granted at once, no wait wanted */
 	DLOCK_TIMED_OUT,
+	DLOCK_NOT_LOADED,			/* a lease has the lock, and is still to be loaded */
 	DLOCK_LOST					/* somebody has ended the ticket */
 } DlockOutcome;
 

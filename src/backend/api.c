@@ -167,7 +167,7 @@ begin_named_call(FunctionCallInfo fcinfo, DlockKey *key)
 	DlockSpace *space = begin_unloaded();
 
 	dlock_get_key(fcinfo, space, key);
-	(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER);
+	(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER, NULL);
 	return space;
 }
 
@@ -355,8 +355,11 @@ check_session_use(SessionUse use)
 }
 
 static void
-raise_timeout(const DlockRequest *request, DlockTimeout timeout)
+raise_timeout(DlockSpace *space, const DlockRequest *request,
+			  DlockTimeout timeout, DlockOutcome outcome)
 {
+	if (outcome == DLOCK_NOT_LOADED)
+		dlock_load_raise_timeout(space, &request->key);
 	ereport(ERROR,
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 			 errmsg("could not acquire lock \"%.*s\" within its timeout",
@@ -413,7 +416,7 @@ acquire(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	if (outcome == DLOCK_ACQUIRED)
 		PG_RETURN_INT64(fence);
 	if (!try)
-		raise_timeout(&request, request.timeout);
+		raise_timeout(space, &request, request.timeout, outcome);
 	PG_RETURN_NULL();
 }
 
@@ -446,6 +449,21 @@ dlock_try_xact_acquire(PG_FUNCTION_ARGS)
 }
 
 /*
+ * The row that a procedure returns, with a bigint that is yet to be filled in.
+ * Made before anything is acquired, as looking up the type can fail.
+ */
+static HeapTuple
+make_fence_row(FunctionCallInfo fcinfo)
+{
+	static const Oid types[] = {INT8OID};
+	Datum		value = Int64GetDatum(0);
+	bool		is_null = false;
+
+	return heap_form_tuple(dlock_begin_row(fcinfo, types, lengthof(types)),
+						   &value, &is_null);
+}
+
+/*
  * The procedure (name, timeout, shared, slots, permits, info, INOUT fence):
  * session scope, without a snapshot while it waits.
  */
@@ -459,9 +477,8 @@ dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
 	};
 	DlockSpace *space = begin_protected_change(fcinfo, &request.key);
 	DlockOutcome outcome;
-	TupleDesc	descriptor;
-	Datum		fence;
-	bool		is_null = false;
+	HeapTuple	row = make_fence_row(fcinfo);
+	int64		fence;
 
 	request.timeout = get_timeout(fcinfo, 1);
 	get_mode(fcinfo, 2, &request);
@@ -480,15 +497,11 @@ dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
 				 errdetail("A function or an outer query holds a snapshot."),
 				 errhint("Use CALL at top level, in a DO block or in a procedure, and where it is nested, outside of transaction and exception blocks; or use dlock_acquire().")));
 
-	fence = Int64GetDatum(dlock_session_acquire(space, &request, &outcome));
+	fence = dlock_session_acquire(space, &request, &outcome);
 	if (outcome != DLOCK_ACQUIRED)
-		raise_timeout(&request, request.timeout);
-
-	if (get_call_result_type(fcinfo, NULL, &descriptor) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	BlessTupleDesc(descriptor);
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(descriptor, &fence,
-													  &is_null)));
+		raise_timeout(space, &request, request.timeout, outcome);
+	memcpy((char *) row->t_data + row->t_data->t_hoff, &fence, sizeof(fence));
+	PG_RETURN_DATUM(HeapTupleGetDatum(row));
 }
 
 static int
@@ -674,25 +687,26 @@ acquire_all(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 		/* where there is no lock to be busy, there is no timeout */
 		if (unique == 0)
 			request.timeout = DLOCK_WAIT_FOREVER;
-		if (dlock_request_wait_for_load(space, &request, &outcome))
-		{
-			request.lease = get_lease(fcinfo, space, 1);
-			acquired = dlock_lessee_acquire_all(space, &request, sorted,
-												unique, fences, &failed,
-												&outcome);
-		}
+		else
+			request.key = *sorted[0];
+		(void) dlock_request_wait_for_load(space, &request, &outcome);
+		request.lease = get_lease(fcinfo, space, 1);
+		acquired = dlock_lessee_acquire_all(space, &request, sorted, unique,
+											fences, &failed, &outcome);
 	}
 	dlock_record_end_uses(before);
 	if (!acquired)
 	{
 		request.key = *sorted[failed];
 		if (!try)
-			raise_timeout(&request, timeout);
+			raise_timeout(space, &request, timeout, outcome);
 		PG_RETURN_NULL();
 	}
 
 	for (int i = 0; i < count; i++)
 		((int64 *) ARR_DATA_PTR(result))[i] = fences[places[i]];
+	if (scope != DLOCK_TRANSACTION)
+		dlock_xact_keep_result(fcinfo->flinfo, unique);
 	PG_RETURN_ARRAYTYPE_P(result);
 }
 
@@ -850,13 +864,6 @@ dlock_lease_close(PG_FUNCTION_ARGS)
 	PG_RETURN_NULL();
 }
 
-/* Is there an argument that version 1.0 of the extension does not have? */
-static bool
-has_later_argument(FunctionCallInfo fcinfo, int argument)
-{
-	return PG_NARGS() > argument && !PG_ARGISNULL(argument);
-}
-
 /* (id, ttl) */
 PG_FUNCTION_INFO_V1(dlock_renew);
 Datum
@@ -866,7 +873,7 @@ dlock_renew(PG_FUNCTION_ARGS)
 	int			count;
 
 	need(fcinfo, 0, "id");
-	count = has_later_argument(fcinfo, 1) ?
+	count = !PG_ARGISNULL(1) ?
 		dlock_change_ttl(PG_GETARG_INT64(0), get_length(fcinfo, 1, "ttl")) :
 		dlock_lease_renew(space, PG_GETARG_INT64(0));
 	if (count < 0)
@@ -906,7 +913,7 @@ acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 	int			before = dlock_record_begin_uses();
 	DlockOutcome outcome;
 	DlockTimeout timeout;
-	int64		fence = 0;
+	int64		fence;
 
 	memset(&request, 0, offsetof(DlockRequest, key));
 	request.scope = DLOCK_LEASE;
@@ -914,16 +921,17 @@ acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 	get_mode(fcinfo, 3, &request);
 	request.owner = get_text(fcinfo, 6, "owner");
 	request.info = get_info(fcinfo, 7);
-	if (dlock_request_wait_for_load(space, &request, &outcome))
-	{
-		get_lease_or_ttl(fcinfo, space, ttl, &request);
-		fence = dlock_lessee_acquire(space, &request, &outcome);
-	}
+	(void) dlock_request_wait_for_load(space, &request, &outcome);
+	get_lease_or_ttl(fcinfo, space, ttl, &request);
+	fence = dlock_lessee_acquire(space, &request, &outcome);
 	dlock_record_end_uses(before);
 	if (outcome == DLOCK_ACQUIRED)
+	{
+		dlock_xact_keep_result(fcinfo->flinfo, 1);
 		PG_RETURN_INT64(fence);
+	}
 	if (!try)
-		raise_timeout(&request, timeout);
+		raise_timeout(space, &request, timeout, outcome);
 	PG_RETURN_NULL();
 }
 
@@ -1118,6 +1126,28 @@ dlock_set_slots(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
+/*
+ * (name), in a constraint of dlock_slots: a row with this name is about to be
+ * written.  Names that cannot be are left to another constraint.
+ */
+PG_FUNCTION_INFO_V1(dlock_note_slots);
+Datum
+dlock_note_slots(PG_FUNCTION_ARGS)
+{
+	text	   *name = PG_ARGISNULL(0) ? NULL : PG_GETARG_TEXT_PP(0);
+	DlockSpace *space = begin_unloaded();
+	DlockKey	key;
+
+	if (name && VARSIZE_ANY_EXHDR(name) > 0 &&
+		VARSIZE_ANY_EXHDR(name) <= DLOCK_MAX_NAME)
+	{
+		dlock_key_fill(&key, space, VARDATA_ANY(name),
+					   VARSIZE_ANY_EXHDR(name));
+		dlock_slots_note(space, &key);
+	}
+	PG_RETURN_BOOL(true);
+}
+
 PG_FUNCTION_INFO_V1(dlock_release_all);
 Datum
 dlock_release_all(PG_FUNCTION_ARGS)
@@ -1135,7 +1165,7 @@ dlock_is_held(PG_FUNCTION_ARGS)
 	DlockSpace *space;
 	bool		held;
 
-	if (has_later_argument(fcinfo, 1))
+	if (!PG_ARGISNULL(1))
 	{
 		space = begin_named_call(fcinfo, &key);
 		PG_RETURN_BOOL(dlock_queue_is_held_by(space, &key,
@@ -1190,7 +1220,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 					   AccessShareLock);
 	space = begin_protected_change(fcinfo, &key);
 	need(fcinfo, 1, "fence");
-	(void) dlock_load_name(space, &key, DLOCK_WAIT_FOREVER);
+	(void) dlock_load_name(space, &key, DLOCK_WAIT_FOREVER, NULL);
 	dlock_xact_guard(space, &key, PG_GETARG_INT64(1));
 	/* it may have been enqueued, and granted since */
 	dlock_journal_flush_removal(space, &key);

@@ -10,7 +10,9 @@
 
 #include "shared/shared.h"
 
+struct ReturnSetInfo;
 struct TriggerData;
+struct TupleDescData;
 
 /* api.c */
 extern int	dlock_max_ttl;		/* seconds */
@@ -87,6 +89,8 @@ extern int	dlock_change_ttl(int64 number, int64 ttl);
 
 /* durable.c */
 extern void dlock_durable_wait(DlockSpace *space, DlockRecord *record);
+extern void dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
+									const char *outcome);
 extern void dlock_durable_wait_at(DlockSpace *space, DlockRecord *record,
 								  int level, const char *outcome);
 
@@ -97,7 +101,8 @@ extern void dlock_wait_check_space(const DlockSpace *space,
 								   const DlockKey *key);
 
 /* deadlock.c */
-extern bool dlock_deadlock_check(bool thorough, bool told);
+extern bool dlock_deadlock_check(DlockSpace *space, bool thorough,
+								 bool told);
 extern void dlock_deadlock_log(DlockSpace *space, const DlockRequest *request,
 							   int64 waited, bool granted);
 
@@ -106,6 +111,20 @@ extern void dlock_xact_release_at_commit(DlockSpace *space, int64 number);
 extern void dlock_xact_guard(DlockSpace *space, const DlockKey *key,
 							 int64 fence);
 extern bool dlock_xact_has_guarded(const DlockKey *key);
+
+/* What dlock_xact_end_statement() and ..._fail_statement() go back to */
+typedef struct DlockStatement
+{
+	MemoryContext memory;
+	int			num_marks;
+} DlockStatement;
+
+extern void dlock_xact_begin_statement(DlockStatement *outer,
+									   MemoryContext memory);
+extern void dlock_xact_end_statement(const DlockStatement *outer);
+extern void dlock_xact_fail_statement(const DlockStatement *outer,
+									  bool is_canceled);
+extern void dlock_xact_keep_result(const FmgrInfo *function, int count);
 
 /* watches.c */
 extern void dlock_session_watch(DlockSpace *space, const DlockKey *key,
@@ -122,8 +141,7 @@ extern void dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket,
 extern void dlock_cancel_unwatch(void);
 extern void dlock_cancel_stop(void);
 extern void dlock_cancel_check(void);
-extern void dlock_cancel_begin(ErrorContextCallback *context);
-extern void dlock_cancel_end(ErrorContextCallback *context);
+extern void dlock_cancel_resume(void);
 
 /* channel.c */
 extern const char *dlock_notify_listen(void);
@@ -142,6 +160,14 @@ extern void dlock_log_forced_release(DlockSpace *space, int64 number,
 extern void dlock_log_forced_close(int64 number, const char *role,
 								   int64 tickets);
 
+/* result.c */
+extern struct ReturnSetInfo *dlock_begin_rows(FunctionCallInfo fcinfo,
+											  const Oid *types,
+											  int num_columns);
+extern struct TupleDescData *dlock_begin_row(FunctionCallInfo fcinfo,
+											 const Oid *types,
+											 int num_columns);
+
 /* reserve.c */
 extern void dlock_reserve_check(DlockSpace *space, const DlockKey *key);
 extern bool dlock_reserve_lets_in(DlockSpace *space, const DlockKey *key);
@@ -159,9 +185,7 @@ extern void dlock_slots_check_right(DlockSpace *space, const DlockKey *key,
 									Oid function);
 extern void dlock_slots_set(DlockSpace *space, const DlockKey *key,
 							int32 slots);
-
-/* replicated.c */
-extern bool dlock_replicated_keeps(Oid table);
+extern void dlock_slots_note(DlockSpace *space, const DlockKey *key);
 
 /* views.c */
 extern DlockSpace *dlock_space_to_show(void);
@@ -169,5 +193,7 @@ extern DlockSpace *dlock_space_to_show(void);
 /* triggers.c */
 extern struct TriggerData *dlock_trigger(FunctionCallInfo fcinfo,
 										 const char *function);
+extern struct TriggerData *dlock_own_trigger(FunctionCallInfo fcinfo,
+											 const char *function);
 
 #endif							/* DLOCK_BACKEND_H */

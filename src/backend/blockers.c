@@ -415,7 +415,7 @@ collect(DlockSpace *space)
 		}
 	}
 	add_dlock_waits(look);
-	graph = dlock_graph_collect_heavyweight();
+	graph = dlock_graph_collect_heavyweight(space);
 	for (int l = 0; l < graph->num_locks; l++)
 		add_heavyweight(look, &graph->locks[l]);
 	look->stack = MemoryContextAllocHuge(CurrentMemoryContext,
@@ -722,14 +722,20 @@ summarize(const Look *look, const Actor *actor, Summary *summary)
 	}
 }
 
+/* The columns of dlock_blocker_status() */
+static const Oid blocker_columns[] = {
+	INT4OID, INT8OID, INT8OID, OIDOID, TEXTOID, TEXTOID, XIDOID, TEXTARRAYOID,
+	TIMESTAMPTZOID, INT4OID
+};
+
 static void
 show_actor(ReturnSetInfo *rsinfo, const Look *look, const Actor *actor,
 		   int count)
 {
 	Summary		summary;
 	const DlockRow *row;
-	Datum		values[10] = {0};
-	bool		nulls[10];
+	Datum		values[lengthof(blocker_columns)] = {0};
+	bool		nulls[lengthof(blocker_columns)];
 	int			i = 0;
 
 	summarize(look, actor, &summary);
@@ -785,13 +791,13 @@ PG_FUNCTION_INFO_V1(dlock_blocker_status);
 Datum
 dlock_blocker_status(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	ReturnSetInfo *rsinfo = dlock_begin_rows(fcinfo, blocker_columns,
+											 lengthof(blocker_columns));
 	DlockSpace *space = dlock_space_to_show();
 	MemoryContext context;
 	MemoryContext old_context;
 	Look	   *look;
 
-	InitMaterializedSRF(fcinfo, 0);
 	if (space == NULL)
 		return (Datum) 0;
 	context = AllocSetContextCreate(CurrentMemoryContext, "dlock blockers",

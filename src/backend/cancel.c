@@ -28,9 +28,8 @@
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/proc.h"
-#include "tcop/pquery.h"
 #include "utils/memutils.h"
-#include "utils/portal.h"
+#include "utils/snapmgr.h"
 #include "utils/timeout.h"
 #include "utils/timestamp.h"
 
@@ -38,6 +37,12 @@
 
 /* So often do we look, in milliseconds */
 #define LOOK_EVERY	100
+
+/*
+ * Before a statement, look at so many guards at most.  A loop of n statements
+ * that guard with n locks would take n * n looks otherwise.
+ */
+#define MAX_LOOKED_AT	64
 
 /* In QueryCancelPending: nobody else has canceled, who would have set 1 */
 #define CANCELED_HERE	2
@@ -61,6 +66,11 @@ static int	max_watched = 0;
 static volatile sig_atomic_t canceled = false;
 
 static TimeoutId look_timeout = MAX_TIMEOUTS;	/* not registered */
+
+static void explain_cancel(void *arg);
+
+/* At the bottom of error_context_stack where a statement may be canceled */
+static ErrorContextCallback explanation = {.callback = explain_cancel};
 
 /*
  * The first that does not hold any more; NULL if all do.  Raises nothing, takes
@@ -99,39 +109,43 @@ exchange_cancel(sig_atomic_t before, sig_atomic_t after)
 	sigprocmask(SIG_SETMASK, &unblocked, NULL);
 }
 
-static bool
-is_transaction_control(CommandTag tag)
-{
-	switch (tag)
-	{
-		case CMDTAG_BEGIN:
-		case CMDTAG_START_TRANSACTION:
-		case CMDTAG_COMMIT:
-		case CMDTAG_COMMIT_PREPARED:
-		case CMDTAG_PREPARE_TRANSACTION:
-		case CMDTAG_ROLLBACK:
-		case CMDTAG_ROLLBACK_PREPARED:
-		case CMDTAG_SAVEPOINT:
-		case CMDTAG_RELEASE:
-			return true;
-		default:
-			return false;
-	}
-}
-
 /*
- * Is there something to cancel?  A statement that is executed, but not one that
- * ends the transaction, or goes back to a savepoint: those always work.  Before
- * its execution, a statement may wait for the lock on a table.
+ * Is there something to cancel?  Whatever is parsed, planned or executed has a
+ * snapshot, or waits for a lock.  So has a deferred trigger at COMMIT, and a
+ * statement of a background worker.  Statements that end the transaction, or go
+ * back to a savepoint, have none: they always work.
  */
 static bool
 is_cancelable(void)
 {
-	if (proc_exit_inprogress)
-		return false;
-	if (ActivePortal)
-		return !is_transaction_control(ActivePortal->commandTag);
-	return MyProc->waitStatus == PROC_WAIT_STATUS_WAITING;
+	return !proc_exit_inprogress &&
+		(ActiveSnapshotSet() ||
+		 MyProc->waitStatus == PROC_WAIT_STATUS_WAITING ||
+		 dlock_my_backend->wait_ticket != 0);
+}
+
+static void
+put_explanation(void)
+{
+	ErrorContextCallback **place = &error_context_stack;
+
+	while (*place && *place != &explanation)
+		place = &(*place)->previous;
+	*place = &explanation;
+}
+
+/*
+ * The same in the handler, for a statement that is not executed yet.  The stack
+ * may be gone through in a wait for a lock only: elsewhere an error may be on its
+ * way, and what the stack points to freed.
+ */
+static void
+put_explanation_in_handler(void)
+{
+	if (MyProc->waitStatus == PROC_WAIT_STATUS_WAITING)
+		put_explanation();
+	else if (error_context_stack == NULL)
+		error_context_stack = &explanation;
 }
 
 /* The timeout's handler; as with any signal, anything can be under way. */
@@ -140,15 +154,20 @@ look_at_guards(void)
 {
 	if (!dlock_cancel_lost_guards || !is_cancelable() || find_lost() == NULL)
 		return;
+	put_explanation_in_handler();
 	canceled = true;
 	exchange_cancel(false, CANCELED_HERE);
 	InterruptPending = true;
 }
 
-/* After an error all timeouts are disabled, even if only a savepoint is lost. */
+/*
+ * After an error PostgreSQL has disabled all timeouts, even if only a savepoint
+ * is lost.  The stack is what it was when the statement is over.
+ */
 static void
 begin_looking(void)
 {
+	put_explanation();
 	if (!get_timeout_active(look_timeout))
 		enable_timeout_every(look_timeout,
 							 TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
@@ -239,7 +258,10 @@ explain(const Watched *lost)
 	return 0;
 }
 
-/* A statement begins: it fails if the transaction could not commit any more. */
+/*
+ * A statement begins: it fails if the transaction could not commit any more.  If
+ * many guards are watched, the handler finds the loss.
+ */
 void
 dlock_cancel_check(void)
 {
@@ -247,7 +269,7 @@ dlock_cancel_check(void)
 
 	if (likely(num_watched == 0) || !dlock_cancel_lost_guards)
 		return;
-	lost = find_lost();
+	lost = num_watched <= MAX_LOOKED_AT ? find_lost() : NULL;
 	if (lost)
 		ereport(ERROR,
 				(errcode(ERRCODE_QUERY_CANCELED),
@@ -255,6 +277,17 @@ dlock_cancel_check(void)
 						lost->key->length, lost->key->name),
 				 explain(lost)));
 	begin_looking();
+}
+
+/*
+ * A statement begins that is never canceled.  If it goes back to a savepoint
+ * after an error, what follows has to be looked after again.
+ */
+void
+dlock_cancel_resume(void)
+{
+	if (unlikely(num_watched > 0) && dlock_cancel_lost_guards)
+		begin_looking();
 }
 
 /* The handler has canceled: PostgreSQL would say, on request of the user. */
@@ -269,20 +302,4 @@ explain_cancel(void *arg)
 	errmsg("canceling statement due to loss of lock \"%.*s\"",
 		   lost->key->length, lost->key->name);
 	explain(lost);
-}
-
-/* A statement is executed between these two. */
-void
-dlock_cancel_begin(ErrorContextCallback *context)
-{
-	context->callback = explain_cancel;
-	context->arg = NULL;
-	context->previous = error_context_stack;
-	error_context_stack = context;
-}
-
-void
-dlock_cancel_end(ErrorContextCallback *context)
-{
-	error_context_stack = context->previous;
 }

@@ -147,7 +147,8 @@ change_info_of_lease(int64 number, const char *info)
 		if (changed)
 		{
 			PG_ENSURE_ERROR_CLEANUP(undo_info, PointerGetDatum(&change));
-			dlock_durable_wait(change.space, change.record);
+			dlock_durable_wait_only(change.space, change.record,
+									_("What was asked for has been taken back."));
 			changed = is_there(&change);
 			PG_END_ENSURE_ERROR_CLEANUP(undo_info, PointerGetDatum(&change));
 		}
@@ -227,7 +228,7 @@ dlock_change_ttl(int64 number, int64 ttl)
 	{
 		PG_ENSURE_ERROR_CLEANUP(undo_ttl, PointerGetDatum(&change));
 		dlock_durable_wait_at(change.space, change.record,
-							  lease->durability,
+							  dlock_lease_durability(lease),
 							  _("The lease has the shorter one of the two ttls from now on."));
 		PG_END_ENSURE_ERROR_CLEANUP(undo_ttl, PointerGetDatum(&change));
 		result = dlock_lease_finish_ttl(lease, start);
@@ -298,9 +299,8 @@ downgrade_of_lease(int64 number)
 	}
 	if (holds)
 	{
-		dlock_durable_wait_at(change.space, change.record,
-							  SYNCHRONOUS_COMMIT_OFF,
-							  _("The hold becomes a shared one all the same."));
+		dlock_durable_wait_only(change.space, change.record,
+								_("The hold becomes a shared one all the same."));
 		/* the worker does so, too, and may not have come round to it */
 		dlock_queue_share(change.ticket);
 		holds = is_there(&change);

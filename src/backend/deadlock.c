@@ -652,8 +652,8 @@ blocks_heavyweight(void)
 		if (compat_has_none_in_partition(i))
 			continue;
 		LWLockAcquire(LockHashPartitionLockByIndex(i), LW_SHARED);
-		for (PROCLOCK *mine = compat_next_of_mine(i, NULL); mine && !result;
-			 mine = compat_next_of_mine(i, mine))
+		for (PROCLOCK *mine = compat_next_of_proc(MyProc, i, NULL);
+			 mine && !result; mine = compat_next_of_proc(MyProc, i, mine))
 			result = mine->tag.myLock->nRequested > mine->tag.myLock->nGranted;
 		LWLockRelease(LockHashPartitionLockByIndex(i));
 	}
@@ -677,7 +677,7 @@ blocks_heavyweight(void)
  * be looked at again soon.
  */
 bool
-dlock_deadlock_check(bool thorough, bool told)
+dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)
 {
 	MemoryContext context;
 	MemoryContext old_context;
@@ -694,7 +694,7 @@ dlock_deadlock_check(bool thorough, bool told)
 	old_context = MemoryContextSwitchTo(context);
 	for (; looks < MAX_LOOKS; looks++)
 	{
-		DlockGraph *graph = dlock_graph_collect();
+		DlockGraph *graph = dlock_graph_collect(space);
 		DlockVertex *victim = find_victim(graph);
 
 		if (victim == NULL)

@@ -55,13 +55,14 @@ make_durable(XLogRecPtr lsn)
  * Is the change in the WAL?  If so, *lsn is where.
  */
 static bool
-is_written(DlockRecord *record, uint64 mark, XLogRecPtr *lsn)
+is_written(DlockSpace *space, DlockRecord *record, uint64 mark,
+		   XLogRecPtr *lsn)
 {
 	/* the difference, as marks may begin anew */
 	if ((int32) (pg_atomic_read_u32(&record->written) - mark) < 0)
 		return false;
 	pg_read_barrier();
-	*lsn = pg_atomic_read_u64(&record->lsn);
+	*lsn = dlock_journal_position(space, record);
 	return true;
 }
 
@@ -109,10 +110,10 @@ wait_until_durable(DlockSpace *space, DlockRecord *record, const char *outcome)
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
 	mark = record->marked;
 	LWLockRelease(&space->lease_lock);
-	while (!is_written(record, mark, &lsn))
+	while (!is_written(space, record, mark, &lsn))
 	{
 		ConditionVariablePrepareToSleep(&record->changed);
-		if (is_written(record, mark, &lsn))
+		if (is_written(space, record, mark, &lsn))
 			break;
 		if (record->finished)
 		{
@@ -146,12 +147,51 @@ wait_until_durable(DlockSpace *space, DlockRecord *record, const char *outcome)
 				 errhint("Try again when the standbys answer.")));
 }
 
-/* The same for what is taken back where that fails */
+/*
+ * Wait until all that has happened so far to a lease, or to a ticket and its
+ * lease, is durable at the level of synchronous_commit.  Each caller that counts
+ * on a lease waits here, and so its durability is raised here.
+ */
+static void
+wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
+{
+	DlockLease *lease = dlock_record_lease_of(record);
+	DlockRecord *of_lease = dlock_record_of_lease(record);
+
+	if (synchronous_commit > dlock_lease_durability(lease) &&
+		!DsaPointerIsValid(lease->retiming))
+		dlock_request_check_memory(space, lease->role);
+	dlock_lease_raise_durability(space, record, synchronous_commit);
+	wait_until_durable(space, record, outcome);
+	if (of_lease != record)
+		wait_until_durable(space, of_lease, outcome);
+}
+
+/*
+ * The same for a caller that asks for a ticket or a lease, and takes it back if
+ * this fails.  Standbys count for the lease even then: another caller can have got
+ * the same ticket at that level meanwhile.
+ */
 void
 dlock_durable_wait(DlockSpace *space, DlockRecord *record)
 {
-	wait_until_durable(space, record,
-					   _("What was asked for has been taken back."));
+	bool		is_raised = synchronous_commit >
+		dlock_lease_durability(dlock_record_lease_of(record));
+
+	wait_for_record(space, record, is_raised ?
+					_("What was asked for has been taken back. The lease keeps the higher durability.") :
+					_("What was asked for has been taken back."));
+}
+
+/*
+ * The same for a caller that only asks about, or changes, what others count on: the
+ * durability stays.
+ */
+void
+dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
+						const char *outcome)
+{
+	wait_until_durable(space, record, outcome);
 }
 
 /*
@@ -175,13 +215,13 @@ dlock_durable_wait_at(DlockSpace *space, DlockRecord *record, int level,
 					 "names must match SyncCommitLevel");
 	if (level <= synchronous_commit)
 	{
-		wait_until_durable(space, record, outcome);
+		wait_for_record(space, record, outcome);
 		return;
 	}
 	/* PostgreSQL's wait for standbys knows no other way; an error undoes it */
 	nest_level = NewGUCNestLevel();
 	(void) set_config_option("synchronous_commit", names[level], PGC_USERSET,
 							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
-	wait_until_durable(space, record, outcome);
+	wait_for_record(space, record, outcome);
 	AtEOXact_GUC(true, nest_level);
 }

@@ -42,6 +42,9 @@ dlock_raise_lost_place(const DlockRequest *request, int64 number)
 			(errcode(ERRCODE_DLOCK_LOST),
 			 errmsg("lost the place in the queue of lock \"%.*s\"",
 					request->key.length, request->key.name),
+			 request->scope == DLOCK_LEASE ?
+			 errdetail("Ticket %lld was released by an administrator, or its lease ran out.",
+					   (long long) number) :
 			 errdetail("Ticket %lld was released by an administrator.",
 					   (long long) number),
 			 errhint("Acquire the lock again.")));

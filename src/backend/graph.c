@@ -23,6 +23,12 @@
  * locks need not be looked at: who waits has moved those in its way to the main
  * table before.
  *
+ * A lease's ticket that has ended keeps its place until the worker has removed its
+ * row, so whoever waits for it waits for the worker, too.  Where somebody has
+ * locked a table of leases, the worker waits for him: not in the lock's queue, as
+ * it has other work to do, but again and again, and so it stands at the end of
+ * the queue here.  The space says which table that is ("blocked_on").
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
@@ -194,11 +200,13 @@ has_owner(const DlockMember *member)
 }
 
 static void
-fill_place(DlockGraphPlace *place, const DlockMember *member)
+fill_place(const DlockGraph *graph, DlockGraphPlace *place,
+		   const DlockMember *member)
 {
 	place->procno = member->procno;
-	place->owner = has_owner(member) ? member->procno : -1;
-	place->pid = member->pid;
+	place->owner = has_owner(member) ? member->procno :
+		member->leaves ? graph->worker : -1;
+	place->pid = member->leaves ? graph->worker_pid : member->pid;
 	place->vertex = place->first_wait = -1;
 	place->granted = member->granted;
 	place->modes = LOCKBIT_ON(member->mode);
@@ -242,7 +250,7 @@ find_lock(DlockGraph *graph, const DlockKey *key, int64 number)
 										  sizeof(DlockGraphPlace));
 	for (int p = 0; p < lock->count; p++)
 	{
-		fill_place(&lock->places[p], &members[p]);
+		fill_place(graph, &lock->places[p], &members[p]);
 		lock->holders += members[p].granted ? 1 : 0;
 	}
 	pfree(members);
@@ -339,6 +347,26 @@ copy_heavy_places(LOCK *lock, DlockGraphPlace *places, int max, int *holders)
 	return count;
 }
 
+/* Put a lock of the lock manager's, as it was copied, into the graph. */
+static int
+enter_heavy_lock(DlockGraph *graph, const LOCKTAG *tag, uint32 hash,
+				 DlockGraphPlace *places, int count, int holders)
+{
+	int			l = add_lock(graph, hash);
+
+	graph->locks[l].heavyweight = true;
+	graph->locks[l].tag = *tag;
+	graph->locks[l].places = places;
+	graph->locks[l].count = count;
+	graph->locks[l].holders = holders;
+	for (int p = holders; p < count; p++)
+	{
+		graph->heavy_lock[places[p].procno] = l;
+		graph->heavy_place[places[p].procno] = p;
+	}
+	return l;
+}
+
 /*
  * Read the lock that a process waits for, and put it into the graph.  That may
  * have changed in between; then nothing happens.
@@ -354,7 +382,6 @@ read_heavy_lock(DlockGraph *graph, PGPROC *proc, LOCK *awaited)
 	int			count;
 	int			holders = 0;
 	bool		is_there;
-	int			l;
 
 	for (;;)
 	{
@@ -371,20 +398,8 @@ read_heavy_lock(DlockGraph *graph, PGPROC *proc, LOCK *awaited)
 		pfree(places);
 		max *= 4;
 	}
-	if (!is_there)
-		return;
-
-	l = add_lock(graph, hash);
-	graph->locks[l].heavyweight = true;
-	graph->locks[l].tag = tag;
-	graph->locks[l].places = places;
-	graph->locks[l].count = count;
-	graph->locks[l].holders = holders;
-	for (int p = holders; p < count; p++)
-	{
-		graph->heavy_lock[places[p].procno] = l;
-		graph->heavy_place[places[p].procno] = p;
-	}
+	if (is_there)
+		(void) enter_heavy_lock(graph, &tag, hash, places, count, holders);
 }
 
 /* What one process of a backend waits for in the lock manager */
@@ -396,9 +411,10 @@ collect_heavy_wait(DlockGraph *graph, int n, int procno)
 	int			l;
 	int			p;
 
-	if (awaited == NULL)
+	/* but where the worker waits was found out before */
+	if (awaited == NULL && procno != graph->worker)
 		return;
-	if (graph->heavy_lock[procno] < 0)
+	if (graph->heavy_lock[procno] < 0 && awaited != NULL)
 		read_heavy_lock(graph, proc, awaited);
 	l = graph->heavy_lock[procno];
 	if (l < 0)
@@ -458,8 +474,100 @@ make_index(int count)
 	return index;
 }
 
+/*
+ * The lock with this tag, by whoever has it or waits for it; NULL if nobody
+ * does.  The caller holds the lock of its partition.
+ */
+static LOCK *
+find_heavy_lock(const LOCKTAG *tag, int partition)
+{
+	for (int i = 0; i < dlock_control->num_backends; i++)
+	{
+		PGPROC	   *proc = GetPGProcByNumber(i);
+
+		for (PROCLOCK *one = compat_next_of_proc(proc, partition, NULL); one;
+			 one = compat_next_of_proc(proc, partition, one))
+		{
+			if (memcmp(&one->tag.myLock->tag, tag, sizeof(LOCKTAG)) == 0)
+				return one->tag.myLock;
+		}
+	}
+	return NULL;
+}
+
+/*
+ * The worker's place in the queue of the table's lock: where it is just now, or
+ * else the last.
+ */
+static void
+enter_worker(DlockGraph *graph, int l)
+{
+	DlockGraphLock *lock = &graph->locks[l];
+	DlockGraphPlace *place;
+	int			p = lock->holders;
+
+	while (p < lock->count && lock->places[p].procno != graph->worker)
+		p++;
+	place = &lock->places[p];
+	if (p == lock->count)
+	{
+		memset(place, 0, sizeof(DlockGraphPlace));
+		place->procno = place->owner = graph->worker;
+		place->pid = graph->worker_pid;
+		place->vertex = place->first_wait = -1;
+		place->modes = LOCKBIT_ON(RowExclusiveLock);
+		for (int mode = 1; mode < MAX_LOCKMODES; mode++)
+		{
+			if (DoLockModesConflict(RowExclusiveLock, mode))
+				place->conflicts |= LOCKBIT_ON(mode);
+		}
+		lock->count++;
+	}
+	/* the same wait for as long as the worker is blocked */
+	place->since = graph->blocked_on;
+	graph->heavy_lock[graph->worker] = l;
+	graph->heavy_place[graph->worker] = p;
+}
+
+/*
+ * Read the lock of the table that the worker cannot lock, and enter the worker.
+ * Before any other lock of the lock manager's, so that it is there once.
+ */
+static void
+read_lock_of_worker(DlockGraph *graph)
+{
+	LOCKTAG		tag;
+	uint32		hash;
+	LWLock	   *partition;
+	DlockGraphPlace *places;
+	LOCK	   *lock;
+	int			max = 16;
+	int			count;
+	int			holders = 0;
+
+	SET_LOCKTAG_RELATION(tag, MyDatabaseId, (Oid) (graph->blocked_on >> 32));
+	hash = LockTagHashCode(&tag);
+	partition = LockHashPartitionLock(hash);
+	for (;;)
+	{
+		/* and one for the worker */
+		places = MemoryContextAllocHuge(CurrentMemoryContext,
+										(max + 1) * sizeof(DlockGraphPlace));
+		LWLockAcquire(partition, LW_SHARED);
+		lock = find_heavy_lock(&tag, LockHashPartition(hash));
+		count = lock ? copy_heavy_places(lock, places, max, &holders) : 0;
+		LWLockRelease(partition);
+		if (count <= max)
+			break;
+		pfree(places);
+		max *= 4;
+	}
+	enter_worker(graph, enter_heavy_lock(graph, &tag, hash, places, count,
+									   holders));
+}
+
 static DlockGraph *
-make_graph(void)
+make_graph(DlockSpace *space)
 {
 	DlockGraph *graph = palloc0(sizeof(DlockGraph));
 
@@ -473,7 +581,44 @@ make_graph(void)
 	graph->vertex_of = make_index(dlock_control->num_backends);
 	graph->heavy_lock = make_index(dlock_control->num_backends);
 	graph->heavy_place = make_index(dlock_control->num_backends);
+	graph->blocked_on = pg_atomic_read_u64(&space->blocked_on);
+	graph->worker = graph->blocked_on == 0 ? -1 :
+		(int) pg_atomic_read_u32(&space->worker) - 1;
+	if (graph->worker >= 0)
+	{
+		graph->worker_pid = GetPGProcByNumber(graph->worker)->pid;
+		read_lock_of_worker(graph);
+	}
 	return graph;
+}
+
+/* The process id of the space's worker if it cannot lock a table; 0 if not */
+int
+dlock_graph_blocked_worker(DlockSpace *space)
+{
+	return make_graph(space)->worker_pid;
+}
+
+/* Whose locks keep it from that?  Returns how many there are. */
+int
+dlock_graph_worker_blockers(DlockSpace *space, int **pids)
+{
+	DlockGraph *graph = make_graph(space);
+	const DlockGraphPlace *places;
+	int			place;
+	int			count = 0;
+
+	if (graph->worker < 0)
+		return 0;
+	places = graph->locks[graph->heavy_lock[graph->worker]].places;
+	place = graph->heavy_place[graph->worker];
+	*pids = palloc((place + 1) * sizeof(int));
+	for (int p = 0; p < place; p++)
+	{
+		if (places[p].modes & places[place].conflicts)
+			(*pids)[count++] = places[p].pid;
+	}
+	return count;
 }
 
 /*
@@ -481,9 +626,9 @@ make_graph(void)
  * once: as locks of a graph without vertices.
  */
 DlockGraph *
-dlock_graph_collect_heavyweight(void)
+dlock_graph_collect_heavyweight(DlockSpace *space)
 {
-	DlockGraph *graph = make_graph();
+	DlockGraph *graph = make_graph(space);
 
 	for (int i = 0; i < dlock_control->num_backends; i++)
 	{
@@ -499,9 +644,9 @@ dlock_graph_collect_heavyweight(void)
 
 /* Collect all that this backend waits for, directly or not. */
 DlockGraph *
-dlock_graph_collect(void)
+dlock_graph_collect(DlockSpace *space)
 {
-	DlockGraph *graph = make_graph();
+	DlockGraph *graph = make_graph(space);
 	int			places = 0;
 
 	(void) find_vertex(graph, compat_my_procno(), MyProcPid);

@@ -115,13 +115,20 @@ typedef struct DlockGraph
 	int		   *heavy_lock;		/* by proc number: the heavyweight lock in ... */
 	int		   *heavy_place;	/* ... whose queue it was seen, and where */
 	int			buckets[DLOCK_GRAPH_BUCKETS];	/* of locks; -1: none */
+
+	/* the space's worker, if it cannot lock a table */
+	int			worker;			/* its proc number; -1: none */
+	int			worker_pid;
+	uint64		blocked_on;		/* as the space has it; 0: nothing */
 } DlockGraph;
 
 extern bool dlock_graph_read_wait(int procno, DlockWait *wait);
 extern int	dlock_graph_read_lock(const DlockKey *key, int64 up_to,
 								  int max_each, DlockMember **members,
 								  int32 *slots);
-extern DlockGraph *dlock_graph_collect(void);
-extern DlockGraph *dlock_graph_collect_heavyweight(void);
+extern int	dlock_graph_blocked_worker(DlockSpace *space);
+extern int	dlock_graph_worker_blockers(DlockSpace *space, int **pids);
+extern DlockGraph *dlock_graph_collect(DlockSpace *space);
+extern DlockGraph *dlock_graph_collect_heavyweight(DlockSpace *space);
 
 #endif							/* DLOCK_GRAPH_H */

@@ -93,9 +93,7 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 		dlock_lease_ticket_publish(ticket);
 		if (!dlock_queue_adopt(ticket))
 		{
-			if (ticket->heir)
-				dlock_raise_lost(&request->key, held->number);
-			if (dlock_held_is_gone(held))
+			if (ticket->heir || dlock_held_is_gone(held))
 				dlock_raise_lost_place(request, held->number);
 			dlock_raise_lease_gone(request->lease->number);
 		}
@@ -182,7 +180,7 @@ ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 		let_adopt(request, held, *ticket);
 	/* its own lease has begun with it, and has ended with it */
 	if (outcome == DLOCK_LOST && request->lease->single && (*ticket)->heir)
-		dlock_raise_lost(&request->key, (*ticket)->ticket.number);
+		dlock_raise_lost_place(request, (*ticket)->ticket.number);
 	return outcome;
 }
 
@@ -234,27 +232,38 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 }
 
 /*
- * Wait until what is known of a ticket is durable; raises 55L01 where it is
- * gone meanwhile, with the extension or without, or is not granted though
- * "granted" is set.  A ticket whose lease has run out is gone, whether or not the
- * worker has ended it.
+ * What is known of a ticket is durable.  Raises 55L01 if the ticket is gone
+ * meanwhile, with the extension or without, or is not granted though "granted" is
+ * set.  A ticket whose lease has run out is gone, whether or not the worker has
+ * ended it.
  */
 static void
-make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
+check_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 {
 	DlockState	state;
 
-	dlock_durable_wait(space, &ticket->record);
 	dlock_wait_check_space(space, &ticket->key);
 	state = dlock_state_of(ticket);
-	if (!(state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)) ||
-		!dlock_lease_ticket_is_live(ticket))
+	if ((state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)) &&
+		dlock_lease_ticket_is_live(ticket))
+		return;
+	if (granted)
 		dlock_raise_lost(&ticket->key, ticket->ticket.number);
+	dlock_raise_no_ticket(ticket->ticket.number);
+}
+
+/* The same for a caller that is given the ticket, and waits for that first */
+static void
+make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
+{
+	dlock_durable_wait(space, &ticket->record);
+	check_durable(space, ticket, granted);
 }
 
 /*
  * Acquire for request->lease: returns the ticket's number, durably.  Where
  * that was not to be had in the request's time, returns 0 with *outcome set.
+ * Otherwise it is the caller's to keep it: one mark.
  */
 int64
 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
@@ -268,12 +277,12 @@ dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
 		return 0;
 	dlock_xact_take(NULL, ticket, 0);
 	make_durable(space, ticket, true);
-	dlock_xact_keep(1);
 	return ticket->ticket.number;
 }
 
 /*
- * The same for several locks, all or none; as dlock_session_acquire_all().
+ * The same for several locks, all or none; as dlock_session_acquire_all(), in
+ * session scope.
  */
 bool
 dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
@@ -302,7 +311,6 @@ dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
 	{
 		for (int i = 0; i < count; i++)
 			make_durable(space, tickets[i], true);
-		dlock_xact_keep(taken);
 		return true;
 	}
 	*failed = taken;
@@ -362,7 +370,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request)
 	}
 	make_durable(space, ticket, false);
 	if (!created && !dlock_queue_redirect(ticket, redirection))
-		dlock_raise_lost(&ticket->key, ticket->ticket.number);
+		dlock_raise_no_ticket(ticket->ticket.number);
 	dlock_xact_keep(created ? 1 : 2);
 	dlock_xact_arm(NULL, ticket,
 				   dlock_announcement_my_claim(&ticket->ticket));
@@ -389,6 +397,8 @@ dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
 		(timeout == DLOCK_NO_WAIT ||
 		 !dlock_request_wait_again(&ticket->ticket, &ticket->key, timeout)))
 		return false;
-	make_durable(space, ticket, true);
+	dlock_durable_wait_only(space, &ticket->record,
+							_("The ticket stays as it is."));
+	check_durable(space, ticket, true);
 	return true;
 }

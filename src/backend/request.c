@@ -56,25 +56,31 @@ dlock_request_time_left(DlockTimeout timeout, uint64 start)
 /*
  * Where the tables of leases have still to be read: wait until what the request
  * has to do with is there, which is all for a lease's, and otherwise what leases
- * have under its name.  False where its time has passed by then, with *outcome
- * set; otherwise request->timeout is what is left of it.
+ * have under its name.  request->timeout is what is left of it then.
+ *
+ * Where its time has passed by then: false, with *outcome set, if a session asks
+ * for a name that a lease has.  Otherwise raises 55P03, also for a request that
+ * only tries: the lock may be free, or the lease that asks may have it already.
  */
 bool
 dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,
 							DlockOutcome *outcome)
 {
 	uint64		start = dlock_monotonic_now();
-	bool		nowait = request->timeout == DLOCK_NO_WAIT;
+	bool		leased = false;
 
 	if (request->scope == DLOCK_LEASE ?
 		dlock_load_all(space, request->timeout) :
-		dlock_load_name(space, &request->key, request->timeout))
+		dlock_load_name(space, &request->key, request->timeout, &leased))
 	{
 		request->timeout = dlock_request_time_left(request->timeout, start);
 		return true;
 	}
-	dlock_count(nowait ? DLOCK_COUNT_BUSY : DLOCK_COUNT_TIMEOUTS, 1);
-	*outcome = nowait ? DLOCK_BUSY : DLOCK_TIMED_OUT;
+	dlock_count(request->timeout == DLOCK_NO_WAIT ?
+				DLOCK_COUNT_BUSY : DLOCK_COUNT_TIMEOUTS, 1);
+	if (!leased)
+		dlock_load_raise_timeout(space, &request->key);
+	*outcome = DLOCK_NOT_LOADED;
 	return false;
 }
 

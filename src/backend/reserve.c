@@ -24,7 +24,7 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
-#include "access/table.h"
+#include "access/relation.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
@@ -57,7 +57,6 @@ static int	num_reservations = 0;
 static int	max_reservations = 0;
 static MemoryContext reservations_context = NULL;
 static bool reservations_valid = false;
-static bool owners_are_names = false;	/* OIDs otherwise, as in version 1.0 */
 static Oid	reservations_table = InvalidOid;
 static DlockSpace *reservations_space = NULL;
 
@@ -74,17 +73,17 @@ typedef struct Columns
 	TupleDesc	descriptor;
 	int			prefix;
 	int			owner;
-	int			role;			/* version 1.0 of the extension has none */
+	int			role;
 } Columns;
 
 static int
-find_column(Relation table, const char *name, Oid type, Oid other_type)
+find_column(Relation table, const char *name, Oid type)
 {
 	TupleDesc	descriptor = RelationGetDescr(table);
 	int			column = SPI_fnumber(descriptor, name);
 	Oid			found = column > 0 ? SPI_gettypeid(descriptor, column) : InvalidOid;
 
-	if (found != InvalidOid && (found == type || found == other_type))
+	if (found == type)
 		return column;
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -101,11 +100,9 @@ find_columns(Relation table, Columns *columns)
 {
 	dlock_check_permanent(table);
 	columns->descriptor = RelationGetDescr(table);
-	columns->prefix = find_column(table, "prefix", TEXTOID, InvalidOid);
-	columns->owner = find_column(table, "owner", NAMEOID, REGROLEOID);
-	columns->role =
-		SPI_gettypeid(columns->descriptor, columns->owner) == REGROLEOID ? 0 :
-		find_column(table, "role", OIDOID, InvalidOid);
+	columns->prefix = find_column(table, "prefix", TEXTOID);
+	columns->owner = find_column(table, "owner", NAMEOID);
+	columns->role = find_column(table, "role", OIDOID);
 }
 
 static Datum
@@ -138,20 +135,9 @@ read_reservation(Relation table, HeapTuple row, const Columns *columns)
 	reservation->around = NULL;
 	reservation->length = length;
 	memcpy(reservation->prefix, VARDATA_ANY(prefix), length);
-	if (columns->role)
-	{
-		reservation->owner = pstrdup(NameStr(*DatumGetName(owner)));
-		reservation->role =
-			DatumGetObjectId(get_column(row, columns, columns->role));
-	}
-	else
-	{
-		char	   *name = GetUserNameFromId(DatumGetObjectId(owner), true);
-
-		reservation->role = name ? DatumGetObjectId(owner) : InvalidOid;
-		reservation->owner =
-			name ? name : psprintf("%u", DatumGetObjectId(owner));
-	}
+	reservation->owner = pstrdup(NameStr(*DatumGetName(owner)));
+	reservation->role =
+		DatumGetObjectId(get_column(row, columns, columns->role));
 	return reservation;
 }
 
@@ -253,8 +239,7 @@ read_reservations(DlockSpace *space)
 		CacheRegisterRelcacheCallback(forget_reservations, 0);
 	registered = true;
 
-	table = table_open(dlock_relation(space, "dlock_reservations"),
-					   AccessShareLock);
+	table = dlock_open_relation(space, "dlock_reservations", AccessShareLock);
 	reservations_table = RelationGetRelid(table);
 	reservations_space = space;
 	/* set before the table is read: a change during that is not missed */
@@ -263,7 +248,6 @@ read_reservations(DlockSpace *space)
 	{
 		clear_reservations();
 		find_columns(table, &columns);
-		owners_are_names = columns.role != 0;
 		snapshot = RegisterSnapshot(GetLatestSnapshot());
 		scan = systable_beginscan(table, InvalidOid, false, snapshot, 0, NULL);
 		while ((row = systable_getnext(scan)) != NULL)
@@ -282,7 +266,7 @@ read_reservations(DlockSpace *space)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	table_close(table, AccessShareLock);
+	relation_close(table, AccessShareLock);
 }
 
 /* The reservation that counts for a name; NULL where it is free for all. */
@@ -307,29 +291,12 @@ find_reservation(DlockSpace *space, const char *name, int length)
 	return low == 0 ? NULL : find_around(reservations[low - 1], name, length);
 }
 
-/*
- * The role with this name, or 0.  Rows of version 1.0, from a dump or by logical
- * replication, have names as regrole writes them: some are in quotes.
- */
-static Oid
-find_role(const char *name)
-{
-	Oid			role = get_role_oid(name, true);
-	List	   *identifiers;
-
-	if (!OidIsValid(role) && name[0] == '"' &&
-		SplitIdentifierString(pstrdup(name), '.', &identifiers) &&
-		list_length(identifiers) == 1)
-		role = get_role_oid(linitial(identifiers), true);
-	return role;
-}
-
 /* Is the role there that the row was written for, by the same name? */
 static bool
 has_owner(const Reservation *reservation)
 {
 	return OidIsValid(reservation->role) &&
-		find_role(reservation->owner) == reservation->role;
+		get_role_oid(reservation->owner, true) == reservation->role;
 }
 
 static bool
@@ -352,7 +319,7 @@ explain_owner(const Reservation *reservation, const char *hint)
 				  reservation->length, reservation->prefix, owner);
 		return errhint("%s", hint);
 	}
-	if (OidIsValid(find_role(owner)))
+	if (OidIsValid(get_role_oid(owner, true)))
 		errdetail("Names that begin with \"%.*s\" are reserved for an earlier role \"%s\", not for the one that has its name now.",
 				  reservation->length, reservation->prefix, owner);
 	else
@@ -445,23 +412,15 @@ lock_row(DlockSpace *space, text *prefix)
 }
 
 /*
- * Let all backends read the table again once this transaction has committed.
- * The trigger does so, too, but version 1.0 of the extension has none.
- */
-static void
-invalidate(void)
-{
-	CacheInvalidateRelcacheByRelid(reservations_table);
-}
-
-/*
- * Trigger on the table: somebody has changed it.
+ * Trigger on the table, behind each change: let all backends read the table again
+ * once this transaction has committed.
  */
 PG_FUNCTION_INFO_V1(dlock_reservations_changed);
 Datum
 dlock_reservations_changed(PG_FUNCTION_ARGS)
 {
-	TriggerData *trigger = dlock_trigger(fcinfo, "dlock_reservations_changed");
+	TriggerData *trigger = dlock_own_trigger(fcinfo,
+											 "dlock_reservations_changed");
 
 	CacheInvalidateRelcache(trigger->tg_relation);
 	return PointerGetDatum(NULL);
@@ -475,23 +434,8 @@ Datum
 dlock_role_oid(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_OID(PG_ARGISNULL(0) ? InvalidOid :
-				  find_role(NameStr(*PG_GETARG_NAME(0))));
+				  get_role_oid(NameStr(*PG_GETARG_NAME(0)), true));
 }
-
-/* By whether there is a row, and whether the table has names of roles, or OIDs */
-static const char *const statements[2][2] = {
-	{
-		"INSERT INTO %s (prefix, owner) VALUES ($1, $2::pg_catalog.regrole) "
-		"ON CONFLICT (prefix) DO NOTHING",
-		"INSERT INTO %s (prefix, owner) VALUES ($1, $2) "
-		"ON CONFLICT (prefix) DO NOTHING"
-	},
-	{
-		"UPDATE %s SET owner = $2::pg_catalog.regrole "
-		"WHERE prefix OPERATOR(pg_catalog.=) $1",
-		"UPDATE %s SET owner = $2 WHERE prefix OPERATOR(pg_catalog.=) $1"
-	}
-};
 
 /*
  * Keep the names with a prefix for an owner, instead of the one they may be
@@ -517,25 +461,19 @@ dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 				 errmsg("permission denied to reserve names for role \"%s\"",
 						GetUserNameFromId(owner, false)),
 				 errhint("Use a role that has the privileges of that role.")));
+	namestrcpy(&name, GetUserNameFromId(owner, false));
+	values[1] = NameGetDatum(&name);
 	do
 	{
 		is_there = lock_row(space, prefix);
 		check_owner(space, prefix);
-		if (owners_are_names)
-		{
-			namestrcpy(&name, GetUserNameFromId(owner, false));
-			values[1] = NameGetDatum(&name);
-		}
-		else
-		{
-			types[1] = OIDOID;
-			values[1] = ObjectIdGetDatum(owner);
-		}
 		/* where somebody else has inserted it, it is his by now */
-	} while (dlock_execute_as_owner(space, "dlock_reservations",
-									statements[is_there][owners_are_names],
+	} while (dlock_execute_as_owner(space, "dlock_reservations", is_there ?
+									"UPDATE %s SET owner = $2 "
+									"WHERE prefix OPERATOR(pg_catalog.=) $1" :
+									"INSERT INTO %s (prefix, owner) VALUES ($1, $2) "
+									"ON CONFLICT (prefix) DO NOTHING",
 									2, types, values, NULL) == 0 && !is_there);
-	invalidate();
 }
 
 /* Give the names with a prefix free; false where they were not reserved. */
@@ -544,14 +482,11 @@ dlock_reserve_remove(DlockSpace *space, text *prefix)
 {
 	Oid			types[] = {TEXTOID};
 	Datum		values[] = {PointerGetDatum(prefix)};
-	uint64		removed;
 
 	check_prefix(prefix);
 	(void) lock_row(space, prefix);
 	check_owner(space, prefix);
-	removed = dlock_execute_as_owner(space, "dlock_reservations",
-									 "DELETE FROM %s WHERE prefix OPERATOR(pg_catalog.=) $1",
-									 1, types, values, NULL);
-	invalidate();
-	return removed > 0;
+	return dlock_execute_as_owner(space, "dlock_reservations",
+								  "DELETE FROM %s WHERE prefix OPERATOR(pg_catalog.=) $1",
+								  1, types, values, NULL) > 0;
 }

@@ -40,8 +40,9 @@ dlock_session_attach(void)
 	}
 	if (dlock_my_backend == NULL)
 	{
-		dlock_attach();
+		/* before an interrupt that comes when it has attached */
 		attached_here = true;
+		dlock_attach();
 	}
 	dlock_session_attached = true;
 }
@@ -187,7 +188,8 @@ undo_acquire(DlockHeld *held)
  * Acquire all of several locks, or none.  The keys come without duplicates,
  * in the order that all callers keep.  Writes a fence for each and returns
  * true; or returns false where one was not to be had in the request's time,
- * its index in *failed; "outcome" says why.
+ * its index in *failed; "outcome" says why.  In session scope, it is the caller's
+ * to keep what was acquired: as many marks as keys.
  *
  * What was acquired is undone by a rollback; and so, where an error comes into the
  * undoing, is the rest.  That tells nothing: a warning would take interrupts, and
@@ -215,11 +217,7 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 							NULL, 0);
 	}
 	if (taken == count)
-	{
-		if (request->scope == DLOCK_SESSION)
-			dlock_xact_keep(taken);
 		return true;
-	}
 	*failed = taken;
 	while (taken-- > 0)
 		dlock_xact_undo_latest();
@@ -256,7 +254,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 	}
 	else
 	{
-		(void) dlock_load_name(space, &request->key, DLOCK_WAIT_FOREVER);
+		(void) dlock_load_name(space, &request->key, DLOCK_WAIT_FOREVER, NULL);
 		held = join(space, request, false);
 		if (dlock_held_is_granted(held))
 			confirm_grant(space, held);
@@ -312,7 +310,7 @@ warn_of_loss(const DlockHeld *held)
 {
 	const DlockKey *key = &held->name->key;
 
-	if (held->ticket->granted_at != 0)
+	if (held->ticket->granted_at >= 0)
 		ereport(WARNING,
 				(errcode(ERRCODE_DLOCK_LOST),
 				 errmsg("lock \"%.*s\" was lost before this session released it",

@@ -3,10 +3,18 @@
  * slots.c
  *	  How many permits locks have, as is set for them, whatever requests say.
  *
- * That stands in a table, dlock_slots, and what counts is a copy of it in shared
- * memory, in the locks' entries.  Whoever changes a row, be it dlock_set_slots(),
- * COPY or logical replication, a trigger notes it here; when the transaction has
- * committed, and before its locks are gone, the copy changes.
+ * The numbers are rows of a table, dlock_slots.  A copy of them in shared memory, in
+ * the locks' entries, is what counts.  A name is noted here when its row is written,
+ * whoever writes it: dlock_set_slots(), COPY, a restore or logical replication.
+ * Right before the commit the rows of these names are read.  When the transaction
+ * has committed, and before its locks are gone, the copy changes.
+ *
+ * A constraint notes a name that is about to be written, because a restore can
+ * disable triggers, and constraints it cannot.  Whether the row was written is seen
+ * at the commit, by who has made it.  A trigger notes the name of a row that is gone
+ * or has got another name.  Either name counts only if this transaction has changed
+ * its row, and that is not rolled back: then nobody else can have written the row
+ * since.
  *
  * Of a name that was changed, the lock's entry is kept until the transaction is
  * over, even if what changed it is rolled back to a savepoint meanwhile; so nothing
@@ -16,6 +24,7 @@
  */
 #include "postgres.h"
 
+#include "access/relation.h"
 #include "access/transam.h"
 #include "access/xact.h"
 #include "catalog/pg_proc.h"
@@ -43,16 +52,18 @@ typedef struct KeptName
 	DlockLock  *lock;
 	struct KeptName *next;		/* in "names" */
 
-	/* at the commit: what is left of all changes */
+	/* at the commit */
+	bool		may_be_changed;
 	bool		changed;
-	int32		slots;
+	int32		slots;			/* what its row says; 0: it has none */
 } KeptName;
 
 /* What was written, in this order */
 typedef struct Change
 {
-	KeptName   *name;			/* NULL: all rows are gone */
-	int32		slots;			/* 0: it has no row */
+	KeptName   *name;			/* NULL: all rows ... */
+	DlockSpace *emptied;		/* ... of this space are gone */
+	bool		is_done;		/* false: is about to be written */
 	int			level;			/* transaction nesting level */
 } Change;
 
@@ -61,12 +72,6 @@ static KeptName *names = NULL;
 static Change *changes = NULL;
 static int	num_changes = 0;
 static int	max_changes = 0;
-
-/* The space whose table was emptied, perhaps in what is rolled back */
-static DlockSpace *truncated = NULL;
-
-/* At the commit: the same, unless that was rolled back */
-static DlockSpace *emptied = NULL;
 
 /* Who calls dlock_set_slots(), which writes as the table's owner; or 0 */
 static Oid	setter = InvalidOid;
@@ -120,7 +125,8 @@ keep_name(DlockSpace *space, const DlockKey *key)
 	PG_END_TRY();
 	name->space = space;
 	name->lock = lock;
-	name->changed = false;
+	name->may_be_changed = name->changed = false;
+	name->slots = 0;
 	name->next = names;
 	names = name;
 	return name;
@@ -151,9 +157,9 @@ wait_for_setters(void)
 	}
 }
 
-/* A row has been written, or is gone, which is 0 slots. */
+/* A row is about to be written, or is gone. */
 static void
-note_change(DlockSpace *space, const DlockKey *key, int32 slots)
+note_change(DlockSpace *space, const DlockKey *key, bool is_done)
 {
 	KeptName   *name;
 
@@ -163,7 +169,7 @@ note_change(DlockSpace *space, const DlockKey *key, int32 slots)
 	changes[num_changes++] = (Change)
 	{
 		.name = name,
-		.slots = slots,
+		.is_done = is_done,
 		.level = GetCurrentTransactionNestLevel()
 	};
 }
@@ -174,49 +180,42 @@ note_truncate(DlockSpace *space)
 {
 	make_room();
 	show_setter();
-	truncated = space;
 	changes[num_changes++] = (Change)
 	{
-		.name = NULL,
+		.emptied = space,
 		.level = GetCurrentTransactionNestLevel()
 	};
 }
 
+/* The row that was removed, or had another name */
 static void
-note_row(DlockSpace *space, TriggerData *trigger)
+note_old_row(DlockSpace *space, TriggerData *trigger)
 {
 	Relation	table = trigger->tg_relation;
-	bool		is_update = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event);
-	bool		is_insert = TRIGGER_FIRED_BY_INSERT(trigger->tg_event);
 	DlockSlotsColumns columns;
 	DlockKey	key;
-	DlockKey	old_key;
-	int32		slots;
 
 	dlock_slots_find_columns(table, &columns);
-	if (!is_insert)
-		(void) dlock_slots_take_row(space, table, &columns,
-									trigger->tg_trigtuple, &old_key);
-	if (is_insert || is_update)
-	{
-		slots = dlock_slots_take_row(space, table, &columns, is_update ?
-									 trigger->tg_newtuple :
-									 trigger->tg_trigtuple, &key);
-		note_change(space, &key, slots);
-		if (is_insert || dlock_key_equal(&key, &old_key))
-			return;
-	}
-	note_change(space, &old_key, 0);
+	(void) dlock_slots_take_row(space, table, &columns,
+								trigger->tg_trigtuple, &key);
+	note_change(space, &key, true);
+}
+
+/* A row with this name is about to be written. */
+void
+dlock_slots_note(DlockSpace *space, const DlockKey *key)
+{
+	note_change(space, key, false);
 }
 
 /*
- * Trigger on the table, behind each change: for each row, or of all.
+ * Trigger on the table: behind a change of a row, or of all.
  */
 PG_FUNCTION_INFO_V1(dlock_slots_changed);
 Datum
 dlock_slots_changed(PG_FUNCTION_ARGS)
 {
-	TriggerData *trigger = dlock_trigger(fcinfo, "dlock_slots_changed");
+	TriggerData *trigger = dlock_own_trigger(fcinfo, "dlock_slots_changed");
 	DlockSpace *space;
 
 	if (!dlock_session_attached)
@@ -231,9 +230,8 @@ dlock_slots_changed(PG_FUNCTION_ARGS)
 				 errmsg("function \"%s\" must be fired after a change of table \"%s\"",
 						"dlock_slots_changed", "dlock_slots")));
 	if (TRIGGER_FIRED_FOR_ROW(trigger->tg_event))
-		note_row(space, trigger);
-	else if (TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event) &&
-			 !dlock_replicated_keeps(RelationGetRelid(trigger->tg_relation)))
+		note_old_row(space, trigger);
+	else if (TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event))
 		note_truncate(space);
 	return PointerGetDatum(NULL);
 }
@@ -304,7 +302,11 @@ dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
 	};
 
 	if (slots > 0)
+	{
+		/* what was there before the server was started has its memory, too */
+		(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER, NULL);
 		dlock_request_check_memory(space, GetUserId());
+	}
 	setter = GetUserId();
 	PG_TRY();
 	{
@@ -325,32 +327,53 @@ dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
  * The end of a transaction
  */
 
-/* What is left of all changes, the latest first */
+/*
+ * Which names have changed, or may have?  If the table was emptied, all that are
+ * known have.
+ */
 static void
-decide_changes(void)
+mark_changed(void)
 {
-	emptied = NULL;
-	for (int i = num_changes - 1; i >= 0; i--)
+	for (int i = 0; i < num_changes; i++)
 	{
 		KeptName   *name = changes[i].name;
 
-		if (name == NULL)
-			emptied = truncated;
-		else if (!name->changed)
-		{
+		if (name && changes[i].is_done)
 			name->changed = true;
-			name->slots = emptied ? 0 : changes[i].slots;
-		}
+		else if (name)
+			name->may_be_changed = true;
+		for (name = name ? NULL : names; name; name = name->next)
+			name->changed |= name->space == changes[i].emptied;
 	}
-	/* also of a name whose own changes were rolled back no row is left */
-	for (KeptName *name = emptied ? names : NULL; name; name = name->next)
+}
+
+/* The commit is to come: what do their rows say? */
+static void
+read_changed(void)
+{
+	DlockSpace *space = NULL;
+	Relation	table = NULL;
+	bool		is_ours;
+
+	mark_changed();
+	CommandCounterIncrement();
+	for (KeptName *name = names; name; name = name->next)
 	{
-		if (!name->changed)
+		CHECK_FOR_INTERRUPTS();
+		if (space != name->space)
 		{
-			name->changed = true;
-			name->slots = 0;
+			if (table)
+				relation_close(table, NoLock);
+			space = name->space;
+			table = dlock_slots_open(space);
 		}
+		if (table == NULL || !(name->changed || name->may_be_changed))
+			continue;
+		name->slots = dlock_slots_find(space, table, &name->key, &is_ours);
+		name->changed |= is_ours;
 	}
+	if (table)
+		relation_close(table, NoLock);
 }
 
 static bool
@@ -364,12 +387,14 @@ is_kept(const DlockKey *key)
 static void
 finish_changes(void)
 {
-	DlockSpace *space = emptied;
-
 	/* while the names are kept, which it leaves alone */
-	emptied = NULL;
-	if (space)
-		dlock_queue_forget_slots(space, is_kept);
+	while (num_changes > 0)
+	{
+		DlockSpace *space = changes[--num_changes].emptied;
+
+		if (space)
+			dlock_queue_forget_slots(space, is_kept);
+	}
 	while (names)
 	{
 		KeptName   *name = names;
@@ -381,7 +406,6 @@ finish_changes(void)
 	if (table_of_names)
 		hash_destroy(table_of_names);
 	table_of_names = NULL;
-	num_changes = 0;
 	pg_atomic_write_u32(&dlock_my_backend->setter, InvalidTransactionId);
 }
 
@@ -403,18 +427,19 @@ at_xact_end(XactEvent event, void *arg)
 			break;
 		case XACT_EVENT_PRE_COMMIT:
 			if (num_changes > 0)
+			{
+				read_changed();
 				wait_for_setters();
+			}
 			break;
 		case XACT_EVENT_COMMIT:
-			decide_changes();
-			dlock_finish_transaction(finish_changes);
-			break;
 		case XACT_EVENT_PREPARE:
 			dlock_finish_transaction(finish_changes);
 			break;
 		case XACT_EVENT_ABORT:
-			emptied = NULL;
 			num_changes = 0;
+			for (KeptName *name = names; name; name = name->next)
+				name->changed = false;
 			dlock_finish_transaction(finish_changes);
 			break;
 		default:

@@ -8,6 +8,7 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/proc.h"
@@ -23,13 +24,17 @@ PG_FUNCTION_INFO_V1(dlock_counters);
 Datum
 dlock_counters(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	DlockSpace *space = dlock_space_to_show();
+	Oid			types[DLOCK_NUM_EVENTS];
+	ReturnSetInfo *rsinfo;
+	DlockSpace *space;
 	uint64		sums[DLOCK_NUM_COUNTERS] = {0};
 	Datum		values[DLOCK_NUM_EVENTS];
 	bool		nulls[DLOCK_NUM_EVENTS] = {0};
 
-	InitMaterializedSRF(fcinfo, 0);
+	for (int c = 0; c < DLOCK_NUM_EVENTS; c++)
+		types[c] = INT8OID;
+	rsinfo = dlock_begin_rows(fcinfo, types, DLOCK_NUM_EVENTS);
+	space = dlock_space_to_show();
 	if (space)
 		(void) dlock_sum_counters(space, sums);
 	for (int c = 0; c < DLOCK_NUM_EVENTS; c++)
@@ -52,25 +57,26 @@ PG_FUNCTION_INFO_V1(dlock_gauges);
 Datum
 dlock_gauges(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	static const Oid types[] = {
+		INT8OID, INTERVALOID, INT8OID, INT8OID, INT8OID, INT8OID, INT4OID,
+		INTERVALOID, TIMESTAMPTZOID
+	};
+	ReturnSetInfo *rsinfo = dlock_begin_rows(fcinfo, types, lengthof(types));
 	DlockSpace *space = dlock_space_to_show();
 	uint64		sums[DLOCK_NUM_COUNTERS];
 	TimestampTz counted_since;
-	TimestampTz waiting_since;
-	Datum		values[9];
-	bool		nulls[9] = {0};
+	int64		longest_wait;
+	Datum		values[lengthof(types)];
+	bool		nulls[lengthof(types)] = {0};
 	int			pid;
 	int			i = 0;
 
-	InitMaterializedSRF(fcinfo, 0);
 	if (space == NULL)
 		return (Datum) 0;
 	counted_since = dlock_sum_counters(space, sums);
 	values[i++] = Int64GetDatum((int64) dlock_queue_waiting(space,
-															&waiting_since));
-	values[i++] = dlock_interval_datum(waiting_since == 0 ? 0 :
-									   Max(GetCurrentTimestamp() - waiting_since,
-										   0));
+															&longest_wait));
+	values[i++] = dlock_interval_datum(longest_wait);
 	values[i++] = Int64GetDatum(Max((int64) sums[DLOCK_COUNT_HELD], 0));
 	values[i++] = Int64GetDatum((int64) space->leases.length);
 	dlock_report_memory();
@@ -93,20 +99,20 @@ PG_FUNCTION_INFO_V1(dlock_wait_counts);
 Datum
 dlock_wait_counts(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	static const Oid types[] = {INTERVALOID, INT8OID};
+	ReturnSetInfo *rsinfo = dlock_begin_rows(fcinfo, types, lengthof(types));
 	DlockSpace *space = dlock_space_to_show();
 	uint64		sums[DLOCK_NUM_COUNTERS];
 	uint64		count = 0;
 
-	InitMaterializedSRF(fcinfo, 0);
 	if (space == NULL)
 		return (Datum) 0;
 	(void) dlock_sum_counters(space, sums);
 	for (int b = 0; b < DLOCK_WAIT_BUCKETS; b++)
 	{
 		int64		bound = dlock_wait_bound(b);
-		Datum		values[2];
-		bool		nulls[2] = {bound < 0, false};
+		Datum		values[lengthof(types)];
+		bool		nulls[lengthof(types)] = {bound < 0, false};
 
 		count += sums[DLOCK_COUNT_WAITS + b];
 		values[0] = dlock_interval_datum(bound);
@@ -116,11 +122,16 @@ dlock_wait_counts(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
+static const Oid contention_columns[] = {
+	TEXTOID, INT8OID, INTERVALOID, INTERVALOID, INT8OID, INT8OID, INT8OID,
+	INT4OID, TIMESTAMPTZOID
+};
+
 static void
 show_contended(ReturnSetInfo *rsinfo, const DlockContended *entry)
 {
-	Datum		values[9];
-	bool		nulls[9] = {0};
+	Datum		values[lengthof(contention_columns)];
+	bool		nulls[lengthof(contention_columns)] = {0};
 	int			i = 0;
 
 	values[i++] = PointerGetDatum(cstring_to_text_with_len(entry->name,
@@ -142,17 +153,18 @@ PG_FUNCTION_INFO_V1(dlock_contention_status);
 Datum
 dlock_contention_status(PG_FUNCTION_ARGS)
 {
+	ReturnSetInfo *rsinfo = dlock_begin_rows(fcinfo, contention_columns,
+											 lengthof(contention_columns));
 	DlockSpace *space = dlock_space_to_show();
 	DlockContended *entries;
 	int			count;
 
-	InitMaterializedSRF(fcinfo, 0);
 	if (space == NULL)
 		return (Datum) 0;
 	entries = palloc(DLOCK_CONTENDED_NAMES * sizeof(DlockContended));
 	count = dlock_contention_copy(space, entries);
 	for (int e = 0; e < count; e++)
-		show_contended((ReturnSetInfo *) fcinfo->resultinfo, &entries[e]);
+		show_contended(rsinfo, &entries[e]);
 	pfree(entries);
 	return (Datum) 0;
 }

@@ -1,13 +1,17 @@
 /*-------------------------------------------------------------------------
  *
  * triggers.c
- *	  Row triggers that keep a column of versions or of fences.
+ *	  Triggers: for users' tables, that keep a column of versions or of fences;
+ *	  and for dlock's own tables of leases.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "catalog/dependency.h"
+#include "catalog/pg_class.h"
 #include "catalog/pg_type.h"
+#include "commands/extension.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
 #include "utils/builtins.h"
@@ -26,6 +30,65 @@ dlock_trigger(FunctionCallInfo fcinfo, const char *function)
 				 errmsg("function \"%s\" was not called by trigger manager",
 						function)));
 	return (TriggerData *) fcinfo->context;
+}
+
+/*
+ * The same, for a trigger of one of dlock's own tables.  Raises 39P01 on any
+ * other table, whose owner could change it in ways that dlock does not expect.
+ */
+TriggerData *
+dlock_own_trigger(FunctionCallInfo fcinfo, const char *function)
+{
+	TriggerData *trigger = dlock_trigger(fcinfo, function);
+	Oid			table = RelationGetRelid(trigger->tg_relation);
+	Oid			extension = get_extension_oid("dlock", true);
+
+	if (!OidIsValid(extension) ||
+		getExtensionOfObject(RelationRelationId, table) != extension)
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" cannot be a trigger of table \"%s\"",
+						function, RelationGetRelationName(trigger->tg_relation)),
+				 errhint("It is for the tables of extension \"%s\".", "dlock")));
+	return trigger;
+}
+
+/*
+ * Row trigger of the tables of leases, for replicas: drop what logical
+ * replication brings, because it describes another server's leases.
+ */
+PG_FUNCTION_INFO_V1(dlock_drop_replicated);
+Datum
+dlock_drop_replicated(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = dlock_own_trigger(fcinfo, "dlock_drop_replicated");
+
+	if (!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
+		!TRIGGER_FIRED_FOR_ROW(trigger->tg_event))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" must be fired before a change, for each row",
+						"dlock_drop_replicated")));
+	return PointerGetDatum(NULL);
+}
+
+/*
+ * Statement trigger of the tables of leases.  The rows say what was promised to
+ * clients, and nobody would tell the server's memory that they are gone.
+ */
+PG_FUNCTION_INFO_V1(dlock_refuse_truncate);
+Datum
+dlock_refuse_truncate(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = dlock_own_trigger(fcinfo, "dlock_refuse_truncate");
+
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("cannot truncate table \"%s\"",
+					RelationGetRelationName(trigger->tg_relation)),
+			 errdetail("Its rows are the leases of this database."),
+			 errhint("Call dlock_force_close() to end a lease, or dlock_reset() to end all leases.")));
+	return PointerGetDatum(NULL);	/* keep compiler quiet */
 }
 
 /* A column that a row trigger keeps, in the old row and in the new one */

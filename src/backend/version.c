@@ -52,44 +52,26 @@ dlock_version_read(DlockSpace *space, const DlockKey *key)
 	return version;
 }
 
-/* By whether the version expected is 0, and whether the table says who bumped */
-static const char *const increments[2][2] = {
-	{
-		"UPDATE %s SET version = version OPERATOR(pg_catalog.+) 1 "
-		"WHERE name OPERATOR(pg_catalog.=) $1 "
-		"AND version OPERATOR(pg_catalog.=) $2 RETURNING version",
-		"UPDATE %s SET version = version OPERATOR(pg_catalog.+) 1, "
-		"bumped_by = $3, bumped_at = pg_catalog.clock_timestamp() "
-		"WHERE name OPERATOR(pg_catalog.=) $1 "
-		"AND version OPERATOR(pg_catalog.=) $2 RETURNING version"
-	},
-	{
-		"INSERT INTO %s (name, version) "
-		"VALUES ($1, $2 OPERATOR(pg_catalog.+) 1) "
-		"ON CONFLICT DO NOTHING RETURNING version",
-		"INSERT INTO %s (name, version, bumped_by, bumped_at) "
-		"VALUES ($1, $2 OPERATOR(pg_catalog.+) 1, $3, pg_catalog.clock_timestamp()) "
-		"ON CONFLICT DO NOTHING RETURNING version"
-	}
-};
-
 /*
  * Move a version on from the expected one.  Returns the new one, or 0 where
  * another one was found.  Waits for a transaction that has bumped the same
  * name; in REPEATABLE READ and SERIALIZABLE PostgreSQL then raises 40001
  * itself.
- *
- * The table of version 1.0 does not say who bumped, nor when.
  */
 int64
 dlock_version_increment(DlockSpace *space, const DlockKey *key, int64 expected)
 {
-	bool		says_who = get_attnum(dlock_relation(space, "dlock_versions"),
-									  "bumped_by") != InvalidAttrNumber;
 	int64		version = 0;
 
-	(void) execute(space, increments[expected == 0][says_who], key, expected,
-				   &version);
+	(void) execute(space, expected == 0 ?
+				   "INSERT INTO %s (name, version, bumped_by, bumped_at) "
+				   "VALUES ($1, $2 OPERATOR(pg_catalog.+) 1, $3, pg_catalog.clock_timestamp()) "
+				   "ON CONFLICT DO NOTHING RETURNING version" :
+				   "UPDATE %s SET version = version OPERATOR(pg_catalog.+) 1, "
+				   "bumped_by = $3, bumped_at = pg_catalog.clock_timestamp() "
+				   "WHERE name OPERATOR(pg_catalog.=) $1 "
+				   "AND version OPERATOR(pg_catalog.=) $2 RETURNING version",
+				   key, expected, &version);
 	return version;
 }
 

@@ -108,6 +108,15 @@ dlock_space_to_show(void)
 	return space;
 }
 
+/* The columns of dlock_locks, with the role as this type */
+#define LOCK_COLUMNS(role) \
+	TEXTOID, INT8OID, TEXTOID, INT4OID, INT4OID, BOOLOID, INT4OID, TEXTOID, \
+	INT4OID, INT8OID, (role), TEXTOID, TEXTOID, TEXTOID, TIMESTAMPTZOID, \
+	TIMESTAMPTZOID, INTERVALOID, INT4OID, BOOLOID, INT8ARRAYOID
+
+static const Oid status_columns[] = {LOCK_COLUMNS(OIDOID)};
+static const Oid view_columns[] = {LOCK_COLUMNS(NAMEOID)};
+
 /* What many rows have in common */
 typedef struct Common
 {
@@ -147,11 +156,9 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers,
 		 Common *common)
 {
 	bool		waiter = row->position > 0;
-	Datum		values[20];
-	bool		nulls[20] = {0};
+	Datum		values[lengthof(view_columns)];
+	bool		nulls[lengthof(view_columns)] = {0};
 	int			i = 0;
-
-	Assert(rsinfo->setDesc->natts == lengthof(values));
 
 	values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text,
 														   row->name_length));
@@ -262,13 +269,14 @@ PG_FUNCTION_INFO_V1(dlock_lock_status);
 Datum
 dlock_lock_status(PG_FUNCTION_ARGS)
 {
+	ReturnSetInfo *rsinfo = dlock_begin_rows(fcinfo, status_columns,
+											 lengthof(status_columns));
 	DlockSpace *space = dlock_space_to_show();
 	Common		common;
 
-	InitMaterializedSRF(fcinfo, 0);
 	make_common(&common);
 	if (space)
-		show_all((ReturnSetInfo *) fcinfo->resultinfo, space, &common);
+		show_all(rsinfo, space, &common);
 	return (Datum) 0;
 }
 
@@ -277,20 +285,26 @@ PG_FUNCTION_INFO_V1(dlock_locks_of);
 Datum
 dlock_locks_of(PG_FUNCTION_ARGS)
 {
+	ReturnSetInfo *rsinfo = dlock_begin_rows(fcinfo, view_columns,
+											 lengthof(view_columns));
 	DlockSpace *space = dlock_space_to_show();
 	DlockKey	key;
 	Common		common;
 
-	InitMaterializedSRF(fcinfo, 0);
 	make_common(&common);
 	if (space)
 	{
 		dlock_get_key(fcinfo, space, &key);
-		show_rows((ReturnSetInfo *) fcinfo->resultinfo,
-				  dlock_queue_rows_of(space, &key), &common);
+		show_rows(rsinfo, dlock_queue_rows_of(space, &key), &common);
 	}
 	return (Datum) 0;
 }
+
+/* The columns of dlock_lease_status() */
+static const Oid lease_columns[] = {
+	INT8OID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, OIDOID, TEXTOID,
+	TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID, INT4OID
+};
 
 /* What the view dlock_leases shows of a lease, copied out */
 typedef struct LeaseRow
@@ -357,8 +371,8 @@ copy_lease(DlockLease *lease, void *arg)
 static void
 show_lease(ReturnSetInfo *rsinfo, const LeaseRow *row)
 {
-	Datum		values[11];
-	bool		nulls[11] = {0};
+	Datum		values[lengthof(lease_columns)];
+	bool		nulls[lengthof(lease_columns)] = {0};
 	int			i = 0;
 
 	values[i++] = Int64GetDatum(row->number);
@@ -386,10 +400,11 @@ PG_FUNCTION_INFO_V1(dlock_lease_status);
 Datum
 dlock_lease_status(PG_FUNCTION_ARGS)
 {
+	ReturnSetInfo *rsinfo = dlock_begin_rows(fcinfo, lease_columns,
+											 lengthof(lease_columns));
 	DlockSpace *space = dlock_space_to_show();
 	LeaseRows	rows = {.complete = true};
 
-	InitMaterializedSRF(fcinfo, 0);
 	if (space == NULL)
 		return (Datum) 0;
 	rows.tail = &rows.first;
@@ -403,7 +418,7 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 	/* how many tickets a lease holds tells of grants */
 	dlock_journal_flush_removals(space);
 	for (const LeaseRow *row = rows.first; row; row = row->next)
-		show_lease((ReturnSetInfo *) fcinfo->resultinfo, row);
+		show_lease(rsinfo, row);
 	return (Datum) 0;
 }
 
@@ -426,9 +441,23 @@ append_heavyweight(Datum *pids, int *count, Datum pid)
 	return pids;
 }
 
+/* The same for the worker, where it cannot lock a table of leases */
+static Datum *
+append_of_worker(Datum *pids, int *count, DlockSpace *space)
+{
+	int		   *others;
+	int			more = dlock_graph_worker_blockers(space, &others);
+
+	pids = repalloc(pids, Max(*count + more, 1) * sizeof(Datum));
+	for (int i = 0; i < more; i++)
+		pids[(*count)++] = Int32GetDatum(others[i]);
+	return pids;
+}
+
 /*
  * Who keeps a process waiting: in dlock, the holders beside which it does not
- * fit, and all before it in the queue; and in the lock manager.
+ * fit, and all before it in the queue; and in the lock manager.  A lease's ticket
+ * that has ended is the worker's, if that cannot remove its row.
  */
 PG_FUNCTION_INFO_V1(dlock_blocking_pids);
 Datum
@@ -439,6 +468,8 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	DlockMember *members = NULL;
 	int32		slots;
 	Datum	   *pids;
+	DlockSpace *space;
+	int			worker;
 	int			count = 0;
 	int			place = 0;
 
@@ -450,6 +481,9 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	if (!dlock_session_attached)
 		dlock_session_attach();
 
+	/* on a standby nobody waits in dlock */
+	space = RecoveryInProgress() ? NULL : dlock_current_space();
+	worker = space ? dlock_graph_blocked_worker(space) : 0;
 	proc = BackendPidGetProc(PG_GETARG_INT32(0));
 	if (proc && dlock_graph_read_wait(compat_procno(proc), &wait))
 	{
@@ -465,9 +499,13 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	{
 		if (!members[i].granted || members[i].mode != DLOCK_SHARED ||
 			wait.mode != DLOCK_SHARED)
-			pids[count++] = Int32GetDatum(members[i].pid);
+			pids[count++] = Int32GetDatum(members[i].leaves ? worker :
+										  members[i].pid);
 	}
-	pids = append_heavyweight(pids, &count, PG_GETARG_DATUM(0));
+	if (worker != 0 && worker == PG_GETARG_INT32(0))
+		pids = append_of_worker(pids, &count, space);
+	else
+		pids = append_heavyweight(pids, &count, PG_GETARG_DATUM(0));
 	PG_RETURN_ARRAYTYPE_P(construct_array(pids, count, INT4OID, sizeof(int32),
 										  true, TYPALIGN_INT));
 }

@@ -326,7 +326,7 @@ look_for_deadlocks(Looks *looks, DlockSpace *space,
 											  0) != 0;
 	bool		thorough = told || waited >= looks->next_thorough;
 
-	if (!dlock_deadlock_check(thorough, told))
+	if (!dlock_deadlock_check(space, thorough, told))
 		looks->next_thorough = waited;
 	else if (waited >= looks->next_thorough)
 		looks->next_thorough = next_thorough_look(waited);

@@ -300,7 +300,7 @@ dlock_session_watch(DlockSpace *space, const DlockKey *key,
 	prepare_arming();
 	/* the sender could not tell of it otherwise */
 	pfree(dlock_json_text(key->name, key->length, false));
-	(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER);
+	(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER, NULL);
 	watch = find_or_enter(key, channel);
 	if (watch->shared == NULL)
 		begin(space, watch);

@@ -33,7 +33,10 @@ typedef enum MarkKind
 	MARK_ARM,					/* at commit: arm the announcement */
 	MARK_GUARD,					/* commit only while the ticket is held */
 	MARK_TAKEN,					/* undo what the call under way has got */
-	MARK_REDIRECTED				/* undo that call's redirection */
+	MARK_RESULT,				/* the same, of a call that is complete, if its
+								 * statement is canceled or the session ends */
+	MARK_REDIRECTED,			/* undo that call's redirection */
+	MARK_DROPPED				/* nothing: it is about to leave the stack */
 } MarkKind;
 
 /* To be done at the end of the (sub)transaction of this level */
@@ -46,6 +49,7 @@ typedef struct Mark
 	uint32		count;			/* how often */
 	bool		pinned;			/* MARK_GUARD: the commit is under way */
 	uint64		claim;			/* MARK_ARM, MARK_TAKEN: of the announcement */
+	int			depth;			/* MARK_TAKEN, MARK_RESULT: session_depth before */
 	dsa_pointer redirection;	/* MARK_REDIRECTED: its announcement */
 } Mark;
 
@@ -61,6 +65,15 @@ typedef struct Guarded
 } Guarded;
 
 static HTAB *guarded = NULL;
+
+/* The numbers of the tickets that have a MARK_GUARD: none has two */
+static HTAB *guard_numbers = NULL;
+
+/*
+ * The memory of the statement that is executed, by which a call is known that
+ * stands in it, and not in a function that it calls
+ */
+static MemoryContext statement = NULL;
 
 /* Tickets whose announcements are armed as soon as the transaction is over */
 static dlist_head arming_tickets = DLIST_STATIC_INIT(arming_tickets);
@@ -126,26 +139,60 @@ find_guarded(const DlockKey *key)
 		hash_search(guarded, key, HASH_FIND, NULL);
 }
 
-/* Make sure that a MARK_GUARD for this lock can be pushed. */
+/* Make the tables of what is guarded. */
 static void
-prepare_guarded(const DlockKey *key)
+make_guard_tables(void)
+{
+	HASHCTL		info = {
+		.keysize = sizeof(int64),
+		.entrysize = sizeof(int64),
+		.hcxt = TopMemoryContext
+	};
+
+	if (guarded == NULL)
+		guarded = dlock_held_make_table("dlock guards", sizeof(Guarded));
+	if (guard_numbers == NULL)
+		guard_numbers = hash_create("dlock guarding tickets", 16, &info,
+									HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+}
+
+/*
+ * Make sure that a MARK_GUARD for this lock and ticket can be pushed.  False if
+ * the ticket has one: that stays for as long as a second one would.
+ */
+static bool
+prepare_guarded(const DlockKey *key, int64 number)
 {
 	Guarded    *entry;
 	bool		found;
 
-	if (guarded == NULL)
-		guarded = dlock_held_make_table("dlock guards", sizeof(Guarded));
+	make_guard_tables();
+	if (hash_search(guard_numbers, &number, HASH_FIND, NULL))
+		return false;
 	entry = hash_search(guarded, key, HASH_ENTER, &found);
 	if (!found)
 		entry->marks = 0;
+	PG_TRY();
+	{
+		(void) hash_search(guard_numbers, &number, HASH_ENTER, NULL);
+	}
+	PG_CATCH();
+	{
+		if (!found)
+			(void) hash_search(guarded, key, HASH_REMOVE, NULL);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	return true;
 }
 
 /* A MARK_GUARD goes. */
 static void
-forget_guarded(const DlockKey *key)
+forget_guarded(const DlockKey *key, int64 number)
 {
 	if (--find_guarded(key)->marks == 0)
 		(void) hash_search(guarded, key, HASH_REMOVE, NULL);
+	(void) hash_search(guard_numbers, &number, HASH_REMOVE, NULL);
 }
 
 /*
@@ -161,8 +208,8 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, MarkKind kind)
 	if (held && kind == MARK_RELEASE)
 		held->releases++;
 	/* a loop that asks again and again needs no more than one */
-	if (top && top->held == held && top->of_lease == of_lease &&
-		top->level == level && top->kind == kind)
+	if (top && kind != MARK_TAKEN && top->held == held &&
+		top->of_lease == of_lease && top->level == level && top->kind == kind)
 	{
 		top->count++;
 		return;
@@ -206,6 +253,18 @@ dlock_xact_deepen(DlockHeld *held, DlockScope scope)
 		dlock_held_set_depth(held, held->session_depth + 1, held->xact_depth);
 }
 
+/*
+ * Does a rollback undo what the mark is for?  A complete call keeps it, unless the
+ * statement was canceled, which has changed its marks; or the session ends amid the
+ * statement, and the client never gets the result.
+ */
+static bool
+is_undone(const Mark *mark)
+{
+	return mark->kind == MARK_TAKEN ||
+		(mark->kind == MARK_RESULT && proc_exit_inprogress);
+}
+
 /* Do what a mark was made for, and forget it: of a ticket that a lease has. */
 static void
 pop_mark_of_lease(const Mark *mark, bool is_commit)
@@ -225,11 +284,24 @@ pop_mark_of_lease(const Mark *mark, bool is_commit)
 	}
 	if (mark->claim != 0)
 		dlock_announcement_unclaim(&mark->of_lease->ticket, mark->claim);
-	if (mark->kind == MARK_TAKEN)
+	if (is_undone(mark))
 		dlock_lease_ticket_withdraw(mark->of_lease);
 	if (mark->kind == MARK_REDIRECTED)
 		dlock_lease_ticket_undo_redirect(mark->of_lease, mark->redirection);
 	dlock_record_unref(&mark->of_lease->record);
+}
+
+/*
+ * Undo one session-scoped acquire, before which the depth was as given; but not if
+ * the statement itself has released it since.
+ */
+static void
+undo_taken(DlockHeld *held, int depth_before)
+{
+	int			depth = held->session_depth;
+
+	dlock_held_set_depth(held, Max(depth - 1, Min(depth, depth_before)),
+						 held->xact_depth);
 }
 
 /* Take the top mark off the stack, and do or drop what it says. */
@@ -239,10 +311,14 @@ pop_mark(bool is_commit)
 	Mark		mark = marks[--num_marks];
 	DlockHeld  *held = mark.held;
 
+	/* a call that is under way ends before a commit */
+	Assert(!is_commit || mark.kind != MARK_TAKEN);
+	if (mark.kind == MARK_DROPPED)
+		return;
 	if (mark.kind == MARK_GUARD)
 	{
 		dlock_cancel_unwatch();
-		forget_guarded(mark_key(&mark));
+		forget_guarded(mark_key(&mark), mark_ticket(&mark)->number);
 	}
 	if (held == NULL)
 	{
@@ -264,11 +340,12 @@ pop_mark(bool is_commit)
 									 held->xact_depth);
 			break;
 		case MARK_TAKEN:
-			dlock_held_set_depth(held, held->session_depth -
-								 Min(mark.count, held->session_depth),
-								 held->xact_depth);
+		case MARK_RESULT:
+			if (is_undone(&mark))
+				undo_taken(held, mark.depth);
 			break;
 		case MARK_REDIRECTED:
+		case MARK_DROPPED:
 		case MARK_GUARD:
 			Assert(!mark.pinned);
 			break;
@@ -297,6 +374,8 @@ dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 {
 	push_mark(held, of_lease, MARK_TAKEN);
 	marks[num_marks - 1].claim = claim;
+	if (held)
+		marks[num_marks - 1].depth = (int) held->session_depth - 1;
 }
 
 /* The same for the redirection of a lease's ticket, which is about to begin. */
@@ -307,6 +386,22 @@ dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 	marks[num_marks - 1].redirection = announcement;
 }
 
+/* Keep what a mark would undo, which has been dropped. */
+static void
+keep_mark(const Mark *mark)
+{
+	Assert(mark->kind == MARK_TAKEN || mark->kind == MARK_RESULT ||
+		   mark->kind == MARK_REDIRECTED);
+	if (mark->held)
+	{
+		mark->held->marks--;
+		/* its statement may have released it since */
+		dlock_held_settle(mark->held);
+	}
+	else
+		dlock_record_unref(&mark->of_lease->record);
+}
+
 /* The call cannot fail any more: it keeps what these marks, the latest, are for. */
 void
 dlock_xact_keep(int count)
@@ -315,11 +410,81 @@ dlock_xact_keep(int count)
 	{
 		Mark		mark = marks[--num_marks];
 
-		Assert(mark.kind == MARK_TAKEN || mark.kind == MARK_REDIRECTED);
-		if (mark.held)
-			mark.held->marks--;
-		else
-			dlock_record_unref(&mark.of_lease->record);
+		keep_mark(&mark);
+	}
+}
+
+/*
+ * The same for a call of this function whose result is complete.  If the call
+ * stands in the statement that is executed, the marks stay until that is over:
+ * should it be canceled, its client has no result.
+ */
+void
+dlock_xact_keep_result(const FmgrInfo *function, int count)
+{
+	CHECK_FOR_INTERRUPTS();
+	if (function == NULL || function->fn_mcxt != statement)
+		dlock_xact_keep(count);
+	else
+	{
+		for (int i = num_marks - count; i < num_marks; i++)
+			marks[i].kind = MARK_RESULT;
+	}
+}
+
+/*
+ * A statement begins to be executed.  If it is canceled, what its own calls have
+ * got is undone.  Functions that it calls have statements of their own.
+ *
+ * Either dlock_xact_end_statement() or dlock_xact_fail_statement() must follow,
+ * whatever happens: the next statement can have its memory at the same address.
+ */
+void
+dlock_xact_begin_statement(DlockStatement *outer, MemoryContext memory)
+{
+	outer->memory = statement;
+	outer->num_marks = num_marks;
+	statement = memory;
+}
+
+void
+dlock_xact_end_statement(const DlockStatement *outer)
+{
+	int			left = outer->num_marks;
+
+	statement = outer->memory;
+	if (likely(num_marks <= left))
+		return;
+	for (int i = left; i < num_marks; i++)
+	{
+		Mark		mark = marks[i];
+
+		if (mark.kind != MARK_RESULT)
+			continue;
+		/* an error leaves the others to the rollback */
+		marks[i].kind = MARK_DROPPED;
+		keep_mark(&mark);
+	}
+	for (int i = left; i < num_marks; i++)
+	{
+		if (marks[i].kind != MARK_DROPPED)
+			marks[left++] = marks[i];
+	}
+	num_marks = left;
+}
+
+/*
+ * The same in a PG_CATCH: what is to be undone or kept, the rollback that follows
+ * does, as locks may be held here.
+ */
+void
+dlock_xact_fail_statement(const DlockStatement *outer, bool is_canceled)
+{
+	statement = outer->memory;
+	for (int i = outer->num_marks; is_canceled && i < num_marks; i++)
+	{
+		if (marks[i].kind == MARK_RESULT)
+			marks[i].kind = MARK_TAKEN;
 	}
 }
 
@@ -499,8 +664,8 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 	dlock_xact_prepare();
 	dlock_cancel_prepare();
 	/* the last of these, as what it enters stands for a guard */
-	prepare_guarded(key);
-	push_mark(held, ticket, MARK_GUARD);
+	if (prepare_guarded(key, fence))
+		push_mark(held, ticket, MARK_GUARD);
 	dlock_record_end_uses(before);
 }
 

@@ -38,7 +38,7 @@
 /* Accounts that a backend has open at a time, at the most */
 #define MAX_OPEN	8
 
-/* Who has less than this part of the limit has little */
+/* A role, or a session user, that has less than this part of the limit has little */
 #define LITTLE		64
 
 /* What is counted to no role has no more than this part of the limit */
@@ -133,6 +133,7 @@ open_account(Oid role, bool make)
 	if (!found)
 	{
 		shared->users = 0;
+		pg_atomic_init_u32(&shared->sponsor, InvalidOid);
 		pg_atomic_init_u64(&shared->used, 0);
 	}
 	shared->users++;
@@ -255,7 +256,7 @@ raise_out_of_memory(bool by_all)
 			(errcode(ERRCODE_OUT_OF_MEMORY),
 			 errmsg("out of memory for locks"),
 			 !by_all ?
-			 errdetail("The locks and tickets of all sessions have taken three quarters of what they may, and the rest is kept for roles that have little, and for superusers.") :
+			 errdetail("The locks and tickets of all sessions have taken three quarters of what they may. The rest is kept for superusers, and for roles that have little if their session user has little, too.") :
 			 by_setting ?
 			 errdetail("The locks and tickets of all sessions have reached dlock.max_memory.") :
 			 errdetail("The locks and tickets of all sessions have reached their part of the file system of \"%s\", which is less than dlock.max_memory.",
@@ -277,6 +278,56 @@ raise_role_limit(Account *account, int64 limit)
 					   name ? name : psprintf("%u", account->role),
 					   limit_percent(account, false), (long long) (limit / 1024)),
 			 errhint("Release what this role does not need, in any database, or have a superuser increase dlock.max_memory_per_role for it.")));
+}
+
+/*
+ * What the session user has, through whatever role: its own account, those that
+ * it sponsors, and the one that it is about to use.  Roles are found one by one,
+ * which only those do who come when memory is scarce.
+ */
+static int64
+memory_of_session_user(Account *account)
+{
+	Oid			session_user = GetSessionUserId();
+	int64		sum = memory_of(account);
+	dshash_seq_status status;
+	DlockAccount *other;
+
+	dshash_seq_init(&status, dlock_accounts, false);
+	while ((other = dshash_seq_next(&status)) != NULL)
+	{
+		if (other->role != account->role &&
+			(other->role == session_user ||
+			 pg_atomic_read_u32(&other->sponsor) == session_user))
+			sum += (int64) pg_atomic_read_u64(&other->used);
+	}
+	dshash_seq_term(&status);
+	return sum;
+}
+
+/*
+ * Has a role little, and the session user, too?  One session user can take on
+ * many roles, and must not take for each of them what is kept for all.
+ *
+ * What is taken is counted to the role, and can be given back by anybody; so the
+ * role's account notes the session user as its sponsor, to whom all counts that
+ * it has, as long as it has something.  A sponsor takes the place of another one
+ * only by this, that is, if the two have little together.
+ */
+static bool
+has_little(Account *account, int64 limit)
+{
+	Oid			session_user = GetSessionUserId();
+
+	if (memory_of(account) >= limit / LITTLE)
+		return false;
+	if (superuser_arg(session_user))
+		return true;
+	if (memory_of_session_user(account) >= limit / LITTLE)
+		return false;
+	if (session_user != account->role)
+		pg_atomic_write_u32(&account->shared->sponsor, session_user);
+	return true;
 }
 
 /*
@@ -305,7 +356,7 @@ dlock_check_memory(Oid role)
 	if (exceeds_limit(account, limit, false) &&
 		exceeds_limit(account, limit, true))
 		raise_role_limit(account, limit);
-	if (used >= limit - limit / 4 && memory_of(account) >= limit / LITTLE)
+	if (used >= limit - limit / 4 && !has_little(account, limit))
 		raise_out_of_memory(false);
 }
 

@@ -9,6 +9,7 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
+#include "access/relation.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/dependency.h"
@@ -59,6 +60,23 @@ dlock_find_relation(DlockSpace *space, const char *name)
 	return relation;
 }
 
+/* A relation is not there, and perhaps the extension is not, either. */
+static void
+raise_missing(DlockSpace *space, const char *name)
+{
+	if (get_extension_oid("dlock", true) != space->key.extension)
+		ereport(ERROR,
+				(errcode(ERRCODE_DLOCK_LOST),
+				 errmsg("extension \"%s\" was dropped meanwhile", "dlock"),
+				 errdetail("All of its locks and tickets are gone with it."),
+				 errhint("Repeat the call, if the extension was created anew.")));
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_TABLE),
+			 errmsg("relation \"%s\" of extension \"%s\" does not exist",
+					name, "dlock"),
+			 errhint("Undo what was changed, or drop the extension and create it anew, which ends all locks of this database.")));
+}
+
 /* The same for one that has to be there */
 Oid
 dlock_relation(DlockSpace *space, const char *name)
@@ -66,10 +84,22 @@ dlock_relation(DlockSpace *space, const char *name)
 	Oid			relation = dlock_find_relation(space, name);
 
 	if (!OidIsValid(relation))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_TABLE),
-				 errmsg("relation \"%s\" of extension \"%s\" does not exist",
-						name, "dlock")));
+		raise_missing(space, name);
+	return relation;
+}
+
+/*
+ * Open a relation of the extension.  Where its lock has to be waited for, the
+ * extension may be gone behind the wait: 55L01.
+ */
+Relation
+dlock_open_relation(DlockSpace *space, const char *name, LOCKMODE mode)
+{
+	Relation	relation = try_relation_open(dlock_relation(space, name),
+											 mode);
+
+	if (relation == NULL)
+		raise_missing(space, name);
 	return relation;
 }
 
@@ -108,9 +138,9 @@ dlock_check_committed(DlockSpace *space)
 	if (likely(!TransactionIdIsValid(xid)) ||
 		(xid == checked_xid && space == checked_space))
 		return;
-	queue = table_open(dlock_relation(space, "dlock_queue"), AccessShareLock);
+	queue = dlock_open_relation(space, "dlock_queue", AccessShareLock);
 	is_new = queue->rd_createSubid != InvalidSubTransactionId;
-	table_close(queue, AccessShareLock);
+	relation_close(queue, AccessShareLock);
 	if (is_new)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

@@ -74,6 +74,20 @@ dlock_journal_unmark(DlockSpace *space, DlockRecord *record)
 	record->listed = false;
 }
 
+/*
+ * Where in the WAL what is written of a record ends, or behind that.  A row that was
+ * put back has not been written by this server since: it was committed before the
+ * load was done.
+ */
+XLogRecPtr
+dlock_journal_position(DlockSpace *space, DlockRecord *record)
+{
+	uint64		written_at = pg_atomic_read_u64(&record->lsn);
+	uint64		loaded_at = pg_atomic_read_u64(&space->loaded_at);
+
+	return Max(written_at, loaded_at);
+}
+
 /* Where the removal of the row of a lock's last holder is noted */
 static pg_atomic_uint64 *
 removal(DlockSpace *space, const DlockKey *key)
@@ -127,9 +141,15 @@ void
 dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 						   XLogRecPtr lsn)
 {
+	pg_atomic_uint64 *noted = removal(space, key);
+	uint64		before = pg_atomic_read_u64(noted);
+
 	/* before the grants that this removal makes way for */
 	pg_atomic_write_u32(&space->has_removed, 1);
-	pg_atomic_write_u64(removal(space, key), lsn);
+	/* several locks share a place, and none is to lose what it has there */
+	while (before < lsn &&
+		   !pg_atomic_compare_exchange_u64(noted, &before, lsn))
+		;
 }
 
 /*

@@ -250,6 +250,22 @@ dlock_worker_is_awaited(DlockSpace *space)
 	return false;
 }
 
+/* Is another process of the space's database attached? */
+bool
+dlock_worker_has_company(DlockSpace *space)
+{
+	for (int i = 0; i < dlock_control->num_backends; i++)
+	{
+		DlockBackend *backend = &dlock_backends[i];
+
+		if (backend != dlock_my_backend &&
+			pg_atomic_read_u64(&backend->session) != 0 &&
+			backend->database == space->key.database)
+			return true;
+	}
+	return false;
+}
+
 /*
  * For every call: a worker that died, or had no slot, gets another chance; and
  * one that left, as nobody looked, comes again when a lease is due, or where an

@@ -44,18 +44,21 @@ honoured_for(const DlockLease *lease)
 {
 	int64		ttl = dlock_lease_ttl(lease);
 
-	return lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ? ttl :
-		ttl + ttl / 4;
+	return dlock_lease_durability(lease) < SYNCHRONOUS_COMMIT_REMOTE_WRITE ?
+		ttl : ttl + ttl / 4;
 }
 
-/* When the latest heartbeat was sent that is known to be acknowledged */
-static uint64
-confirmed_at(DlockLease *lease)
+/*
+ * When the latest heartbeat was sent that is known to be acknowledged, of a lease
+ * for which standbys count
+ */
+uint64
+dlock_lease_confirmed_at(DlockLease *lease)
 {
+	int			durability = dlock_lease_durability(lease);
 	uint64		confirmed = pg_atomic_read_u64(&lease->confirmed);
 	uint64		by_space =
-		dlock_quorum_confirmed(dlock_space_at(lease->space),
-								  lease->durability);
+		dlock_quorum_confirmed(dlock_space_at(lease->space), durability);
 
 	return Max(confirmed, by_space);
 }
@@ -70,15 +73,15 @@ quorum_deadline(DlockLease *lease)
 {
 	uint64		deadline;
 
-	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
+	if (dlock_lease_durability(lease) < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		!dlock_quorum_has_standbys())
 		return DLOCK_NO_DEADLINE;
-	deadline = confirmed_at(lease) + honoured_for(lease);
+	deadline = dlock_lease_confirmed_at(lease) + honoured_for(lease);
 	if (deadline <= dlock_monotonic_now())
 	{
 		/* nobody may have looked for a while */
 		dlock_quorum_look(dlock_space_at(lease->space));
-		deadline = confirmed_at(lease) + honoured_for(lease);
+		deadline = dlock_lease_confirmed_at(lease) + honoured_for(lease);
 	}
 	return deadline;
 }
@@ -285,10 +288,10 @@ dlock_lease_unconfirmed_for(DlockLease *lease)
 	uint64		now = dlock_monotonic_now();
 	uint64		confirmed;
 
-	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
+	if (dlock_lease_durability(lease) < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		!dlock_quorum_has_standbys())
 		return 0;
-	confirmed = confirmed_at(lease);
+	confirmed = dlock_lease_confirmed_at(lease);
 	return now > confirmed ? now - confirmed : 0;
 }
 
@@ -424,8 +427,9 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 
 /*
  * A lease becomes open, and its time begins to run, unless its session keeps it
- * alive: where it is attached, or the session waits with it, as an heir.  Called
- * with the lease lock.
+ * alive: where it is attached, or the session waits with it, as an heir.  Standbys
+ * do not count for it before its row is about to be written.  Called with the
+ * lease lock.
  */
 void
 dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
@@ -433,12 +437,26 @@ dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
 	bool		kept = lease->single ? heir : lease->session != 0;
 	uint64		now = dlock_monotonic_now();
 
-	pg_atomic_write_u64(&lease->confirmed, now);
+	pg_atomic_write_u64(&lease->confirmed, DLOCK_NO_DEADLINE);
 	pg_atomic_write_u64(&lease->renewed_at, (uint64) GetCurrentTimestamp());
 	pg_atomic_write_u64(&lease->deadline,
 						kept ? DLOCK_NO_DEADLINE :
 						now + dlock_lease_ttl(lease));
 	list_lease(space, lease);
+}
+
+/*
+ * The first row of a lease is about to be written: standbys count from this moment
+ * on.  No standby can have the row before it, and no heartbeat is sent for the lease
+ * before the row is written, however long the tables are locked.  Called with the
+ * lease lock.
+ */
+void
+dlock_lease_begin_quorum(DlockLease *lease)
+{
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
+	pg_atomic_write_u64(&lease->confirmed, dlock_monotonic_now());
 }
 
 /*
@@ -467,7 +485,7 @@ make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
 	lease->role_name = size;
 	strcpy((char *) lease + size, role_name);
 	lease->single = single;
-	lease->durability = synchronous_commit;
+	pg_atomic_init_u32(&lease->durability, (uint32) synchronous_commit);
 	dlock_record_init(&lease->record, true, single);
 	pg_atomic_init_u64(&lease->ttl, (uint64) ttl);
 	pg_atomic_init_u64(&lease->deadline, 0);
@@ -646,13 +664,14 @@ dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
 	uint64		since = start > quarter ? start - quarter : 1;
 	uint64		until;
 
-	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
-		confirmed_at(lease) >= since)
+	if (dlock_lease_durability(lease) < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
+		dlock_lease_confirmed_at(lease) >= since)
 		return true;
 	if (!move_deadline(lease))
 		return false;
 	until = start + Min(quarter, MAX_RENEW_MS * UINT64CONST(1000));
-	if (!dlock_quorum_wait(space, lease->durability, since, until) &&
+	if (!dlock_quorum_wait(space, dlock_lease_durability(lease), since,
+						   until) &&
 		dlock_lease_is_open(lease))
 		raise_unconfirmed(lease);
 	return true;
@@ -710,12 +729,18 @@ bool
 dlock_lease_detach(DlockLease *lease)
 {
 	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
-	uint64		end = dlock_monotonic_now() + dlock_lease_ttl(lease);
 
-	while (deadline >= DLOCK_NO_DEADLINE &&
-		   !pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, end))
-		;
-	return deadline >= DLOCK_NO_DEADLINE;
+	while (deadline >= DLOCK_NO_DEADLINE)
+	{
+		uint64		end;
+
+		/* the ttl behind the deadline: another ttl moves that, too */
+		pg_read_barrier();
+		end = dlock_monotonic_now() + dlock_lease_ttl(lease);
+		if (pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, end))
+			return true;
+	}
+	return false;
 }
 
 /*
@@ -883,7 +908,6 @@ dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 {
 	dlock_lease_begin_change(space, lease, NULL);
 	dlock_lease_start(space, lease, false);
-	pg_atomic_write_u64(&lease->confirmed, DLOCK_NO_DEADLINE);
 	pg_atomic_write_u64(&lease->deadline, DLOCK_NO_DEADLINE);
 	if (delayed)
 	{
@@ -922,9 +946,10 @@ static bool
 take_demand(DlockLease *lease, void *arg)
 {
 	Demand	   *demand = arg;
+	int			durability = dlock_lease_durability(lease);
 
-	demand->durability = Max(demand->durability, lease->durability);
-	if (lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+	demand->durability = Max(demand->durability, durability);
+	if (durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE)
 		demand->ttl = Min(demand->ttl, dlock_lease_ttl(lease));
 	return true;
 }

@@ -430,8 +430,8 @@ dlock_lease_ticket_channel(DlockLeaseTicket *ticket, char *channel)
 }
 
 /*
- * The announcement of a ticket goes to another channel from now on, at this
- * call's level of durability; if it holds already, the grant is announced there.
+ * The announcement of a ticket goes to another channel from now on, at the level of
+ * this call; if it holds already, the grant is announced there.
  * Called under the entry's lock; the caller wakes the worker.
  */
 void
@@ -445,7 +445,7 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	if (ticket->redirection == announcement)
 		ticket->redirection = InvalidDsaPointer;
 	ticket->announced = false;
-	ticket->durability = synchronous_commit;
+	ticket->announce_at = synchronous_commit;
 	dlock_journal_mark(space, &ticket->record);
 	LWLockRelease(&space->lease_lock);
 }
@@ -490,7 +490,7 @@ dlock_lease_ticket_is_written(DlockLeaseTicket *ticket, XLogRecPtr *lsn)
 
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
 	written = ticket->record.has_row && !ticket->record.listed;
-	*lsn = pg_atomic_read_u64(&ticket->record.lsn);
+	*lsn = dlock_journal_position(space, &ticket->record);
 	LWLockRelease(&space->lease_lock);
 	return written;
 }
@@ -547,7 +547,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	dlock_key_copy(&ticket->key, &request->key);
 	if (!lease->single)
 		dlock_place_in_lease(ticket)->ticket = self;
-	ticket->durability = synchronous_commit;
+	ticket->announce_at = synchronous_commit;
 	pg_atomic_init_u32(&ticket->claims, 1);
 	pg_atomic_init_u32(&ticket->ticket.state, DLOCK_GONE);
 	pg_atomic_init_u32(&ticket->ticket.session_depth, 0);

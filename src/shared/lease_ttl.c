@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * lease_ttl.c
- *	  Another ttl for a lease that is there.
+ *	  Another ttl for a lease that is there, or a higher durability.
  *
  * Until that is durable, and for ever if it does not become so, the lease lives
  * by the shorter one of the two: that is what its client can count on, whatever
@@ -16,18 +16,24 @@
  * As a deadline can come sooner by that, the worker is told: in the list
  * "retimed" of the space stand the leases that it is to look at anew.
  *
+ * The durability of a lease is the highest synchronous_commit of the callers that
+ * count on it.  It never falls, for each of these callers has been told that it is
+ * so.  It counts in memory at once, so that heartbeats are sent for the lease
+ * however long the tables are locked, and is written then.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "utils/timestamp.h"
 
 #include "shared/lease.h"
 #include "shared/shared.h"
 
 /*
- * The worker is to look at this lease anew, whose ttl is changed.  Called with
- * the lease lock.
+ * The worker is to look at this lease anew, whose ttl or durability is changed.
+ * Called with the lease lock.
  */
 static void
 retime(DlockSpace *space, DlockLease *lease)
@@ -72,14 +78,14 @@ dlock_lease_row_ttl(const DlockLease *lease)
 	return next != 0 ? next : dlock_lease_ttl(lease);
 }
 
-/* Memory for a change of a lease's ttl.  Raises 53200. */
+/* Memory for a change of a lease.  Once made, it stays.  Raises 53200. */
 static void
 prepare_retiming(DlockSpace *space, DlockLease *lease)
 {
 	dsa_pointer self;
 	DlockRetiming *retiming;
+	bool		is_first;
 
-	/* once made it stays, and no two come here at once */
 	if (DsaPointerIsValid(lease->retiming))
 		return;
 	self = dlock_allocate(lease->role, sizeof(DlockRetiming));
@@ -87,8 +93,49 @@ prepare_retiming(DlockSpace *space, DlockLease *lease)
 	memset(retiming, 0, sizeof(DlockRetiming));
 	retiming->lease = lease->self;
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	lease->retiming = self;
+	is_first = !DsaPointerIsValid(lease->retiming);
+	if (is_first)
+		lease->retiming = self;
 	LWLockRelease(&space->lease_lock);
+	if (!is_first)
+		dlock_release_memory(lease->role, self, sizeof(DlockRetiming));
+}
+
+/*
+ * A caller at this level of synchronous_commit is to count on a lease, or on a
+ * ticket of it, "record": if the lease has a lower durability, that is raised, and
+ * its row marked.  The caller then waits for that row.  Raises 53200, with nothing
+ * changed.
+ *
+ * Where standbys begin to count, they do so from now on: the row that says so is
+ * not written yet, so none that has it was promoted before.  Where they counted at
+ * a lower level, what they have acknowledged at that one stays true.
+ */
+void
+dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
+{
+	DlockLease *lease = dlock_record_lease_of(record);
+	int			before;
+	uint64		confirmed;
+
+	if (likely(level <= dlock_lease_durability(lease)))
+		return;
+	prepare_retiming(space, lease);
+	dlock_lease_begin_change(space, lease, NULL);
+	before = dlock_lease_durability(lease);
+	if (level > before)
+	{
+		confirmed = before >= SYNCHRONOUS_COMMIT_REMOTE_WRITE ?
+			dlock_lease_confirmed_at(lease) :
+			Max(pg_atomic_read_u64(&lease->confirmed), dlock_monotonic_now());
+		pg_atomic_write_u64(&lease->confirmed, confirmed);
+		/* who sees the level sees that, too */
+		pg_write_barrier();
+		pg_atomic_write_u32(&lease->durability, (uint32) level);
+		dlock_journal_mark(space, dlock_record_of_lease(record));
+		retime(space, lease);
+	}
+	dlock_lease_end_change(space);
 }
 
 /*
@@ -141,6 +188,12 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 		confirmed = pg_atomic_read_u64(&lease->confirmed);
 		pg_atomic_write_u64(&lease->confirmed, Max(confirmed, start));
 		pg_atomic_write_u64(&lease->ttl, (uint64) dlock_lease_retiming(lease)->next_ttl);
+		/*
+		 * Its session may have ended meanwhile, and left the lease with the ttl
+		 * before, or may be about to.
+		 */
+		pg_write_barrier();
+		(void) dlock_lease_set_deadline(lease, dlock_lease_ttl(lease));
 		pg_atomic_write_u64(&lease->renewed_at,
 							(uint64) GetCurrentTimestamp());
 		result = (int) dlock_lease_count_tickets(lease);

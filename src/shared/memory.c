@@ -57,10 +57,17 @@ explain_growth(void *arg)
 				type);
 }
 
-/* All that lets the area grow stands between these two. */
+/*
+ * All that lets the area grow stands between these two.
+ *
+ * With mmap, PostgreSQL fills a new file by write(), which sets no error if it
+ * writes less than it should, and reports what errno says.  So errno says from
+ * the start what that means.
+ */
 void
 dlock_growth_begin(ErrorContextCallback *context)
 {
+	errno = ENOSPC;
 	context->callback = explain_growth;
 	context->arg = NULL;
 	context->previous = error_context_stack;
@@ -103,28 +110,25 @@ dlock_file_system(int64 *size, int64 *left)
 }
 
 /*
- * Write to the log where dlock.max_memory cannot be reached.  The client, who
- * happens to be the first, is not told.
+ * Write to the log where dlock.max_memory cannot be reached.  No client is
+ * told, as that would be the one that happens to be the first.
  */
 void
 dlock_warn_of_file_system(void)
 {
 	int64		wanted = (int64) dlock_max_memory * 1024;
-	int			client_level = client_min_messages;
 	int64		size;
 	int64		left;
 
 	if (!dlock_file_system(&size, &left) ||
 		(wanted <= dlock_control->room && wanted <= left))
 		return;
-	client_min_messages = ERROR;
-	ereport(WARNING,
+	ereport(LOG,
 			(errmsg("dlock.max_memory cannot be reached"),
 			 errdetail("The file system of \"%s\" has %lld MB, %lld MB of them free, and dlock leaves half of it to others; dlock.max_memory is %d MB.",
 					   dlock_memory_directory(), (long long) (size >> 20),
 					   (long long) (left >> 20), dlock_max_memory / 1024),
 			 errhint("Give the file system more room, or decrease dlock.max_memory.")));
-	client_min_messages = client_level;
 }
 
 /*

@@ -266,12 +266,12 @@ want(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
  * session or lease goes on meanwhile.  So whoever grants counts its wait.
  */
 static void
-count_wait(const DlockLock *lock, const DlockTicket *ticket, TimestampTz now)
+count_wait(const DlockLock *lock, const DlockTicket *ticket)
 {
 	if (!is_lease_ticket(ticket) && !DsaPointerIsValid(ticket->announcement))
 		return;
 	dlock_contention_wait(dlock_space_at(ticket->space), &lock->key,
-						  Max(now - ticket->enqueued_at, 0),
+						  dlock_ticket_waited(ticket, dlock_monotonic_now()),
 						  ticket->queue_length, DLOCK_WAIT_GRANTED);
 }
 
@@ -286,7 +286,7 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 	dlock_list_map_tail(&lock->holders);
 	dlock_link_map_neighbours(&head->link);
 	note_change(lock, &wakeups->space);
-	count_wait(lock, head, now);
+	count_wait(lock, head);
 	if (is_lease_ticket(head))
 		dlock_lease_ticket_granted(lease_ticket(head), now);
 	leave_list(&lock->queue, head);
@@ -499,6 +499,7 @@ prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
 	dlock_list_map_tail(&lock->queue);
 	want(space, lock, to_wake);
 	ticket->queue_length = lock->queue.length + 1;
+	dlock_ticket_begin_wait(ticket, 0);
 	/* a removal may have been left until somebody waits for it */
 	if (lock->leased && lock->queue.length == 0 &&
 		dlock_worker_comes(space))
@@ -671,7 +672,8 @@ dlock_queue_unpublish(DlockLeaseTicket *ticket)
 /*
  * Put a ticket back that was read from the tables, which come in the order of
  * the numbers.  False, with nothing changed, where it would hold the lock beside
- * holders that exclude it.  Raises 53200, with nothing changed.
+ * holders that exclude it, or exclusively before others that have waited for
+ * longer.  Raises 53200, with nothing changed.
  */
 bool
 dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
@@ -679,15 +681,23 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	DlockLock  *lock = dlock_lock_insert(&ticket->key, ticket->ticket.slots,
 										 ticket->ticket.role);
 
-	if (state != DLOCK_WAITING && lock->holders.length > 0 &&
-		(lock->exclusive > 0 || ticket->ticket.mode == DLOCK_EXCLUSIVE))
+	if (state != DLOCK_WAITING &&
+		(lock->exclusive > 0 ||
+		 (ticket->ticket.mode == DLOCK_EXCLUSIVE &&
+		  (lock->holders.length > 0 || lock->queue.length > 0))))
 	{
 		dlock_lock_release(lock);
 		return false;
 	}
 	if (state == DLOCK_WAITING)
+	{
+		/* only the other clock goes on while no server runs */
+		dlock_ticket_begin_wait(&ticket->ticket,
+								Max(GetCurrentTimestamp() -
+									ticket->ticket.enqueued_at, 0));
 		dlock_list_append(&lock->queue, &ticket->ticket.link,
 						  ticket->ticket.self);
+	}
 	else
 	{
 		if (lock->holders.length == 0)

@@ -113,7 +113,8 @@ dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
 		copy_holder(holder, ticket);
 		if (ticket->scope == DLOCK_LEASE)
 		{
-			durability = lease_ticket(ticket)->durability;
+			durability =
+				dlock_lease_durability(dlock_lease_of(lease_ticket(ticket)));
 			written = is_lease_ticket(ticket) &&
 				dlock_lease_ticket_is_written(lease_ticket(ticket), &lsn);
 		}
@@ -246,7 +247,10 @@ copy_members(const DlockLock *lock, const DlockList *list, int64 up_to,
 			.mode = ticket->mode,
 			.slots = slots_for(lock, ticket->slots),
 			.permits = ticket->permits,
-			.granted = !is_queued(ticket)
+			.granted = !is_queued(ticket),
+			.leaves = is_lease_ticket(ticket) && is_leaving(ticket) &&
+				state_of(ticket) != DLOCK_GRANTED &&
+				state_of(ticket) != DLOCK_WAITING
 		};
 	}
 	return count;
@@ -613,26 +617,26 @@ check_complete(const Rows *rows)
 }
 
 /*
- * How many tickets are in queues of a space, and since when the first of them;
- * *since is 0 where there is none.  Costs nothing where nobody waits, whatever
+ * How many tickets are in queues of a space, and how long that one has waited
+ * which has for longest, in microseconds.  Costs nothing where nobody waits, whatever
  * there is in other databases.
  */
 uint64
-dlock_queue_waiting(const DlockSpace *space, TimestampTz *since)
+dlock_queue_waiting(const DlockSpace *space, int64 *longest)
 {
 	DlockLockScan scan;
 	DlockLock  *lock;
 	uint64		count = 0;
+	uint64		now = dlock_monotonic_now();
 
-	*since = 0;
+	*longest = 0;
 	dlock_lock_scan_begin(&scan, false, &space->key, true);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		const DlockTicket *head = ticket_at(lock->queue.head);
 
 		count += lock->queue.length;
-		if (*since == 0 || head->enqueued_at < *since)
-			*since = head->enqueued_at;
+		*longest = Max(*longest, dlock_ticket_waited(head, now));
 	}
 	dlock_lock_scan_end(&scan);
 	return count;

@@ -70,6 +70,9 @@ dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease)
 	expiry->unconfirmed = (int64) dlock_lease_unconfirmed_for(lease);
 	expiry->attached_pid = !lease->single && lease->session != 0 ?
 		lease->pid : 0;
+	expiry->session_ended = expiry->attached_pid != 0 &&
+		pg_atomic_read_u64(&dlock_backends[lease->procno].session) !=
+		lease->session;
 	expiry->held = dlock_lease_count_held(lease);
 	expiry->waiting = dlock_lease_count_tickets(lease) - expiry->held;
 	expiry->num_tickets = 0;

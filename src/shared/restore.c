@@ -12,7 +12,7 @@
 
 /*
  * Put back a ticket that was read from its table; false where it says that it holds
- * the lock beside those that exclude it.
+ * the lock beside those that exclude it, or that wait before it.
  */
 bool
 dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)

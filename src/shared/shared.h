@@ -13,6 +13,7 @@
 
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
+#include "storage/lockdefs.h"
 
 #include "shared/shmem.h"
 
@@ -287,6 +288,8 @@ extern void dlock_check_committed(DlockSpace *space);
 extern void dlock_check_permanent(Relation relation);
 extern Oid	dlock_find_relation(DlockSpace *space, const char *name);
 extern Oid	dlock_relation(DlockSpace *space, const char *name);
+extern Relation dlock_open_relation(DlockSpace *space, const char *name,
+									LOCKMODE mode);
 extern char *dlock_role_setting(Oid role, const char *name);
 
 /* space.c */
@@ -309,6 +312,28 @@ extern void dlock_finish_at_exit(void (*leave) (void));
 extern void dlock_finish_transaction(void (*work) (void));
 
 /* ticket.c */
+
+/*
+ * A ticket is about to wait, and has waited for so many microseconds.  Since when
+ * it waits, by the clock that nobody sets, stands where the time of its grant will
+ * be; less than 0, also if that was before the machine was started.
+ */
+static inline void
+dlock_ticket_begin_wait(DlockTicket *ticket, int64 waited)
+{
+	ticket->granted_at = waited - (int64) dlock_monotonic_now() -
+		(INT64CONST(1) << 61);
+}
+
+/* How long it has waited by then; 0 where it does not, or its row says granted */
+static inline int64
+dlock_ticket_waited(const DlockTicket *ticket, uint64 now)
+{
+	if (ticket->granted_at >= 0)
+		return 0;
+	return Max((int64) now + (INT64CONST(1) << 61) + ticket->granted_at, 0);
+}
+
 /*
  * Draw a number.  Returns 0 where the block is used up: the caller lets go of
  * its locks, calls dlock_ticket_reserve() and tries again.
@@ -335,6 +360,7 @@ dlock_ticket_draw(DlockSpace *space)
 	return (int64) number;
 }
 
+extern bool dlock_ticket_was_reserved(DlockSpace *space, int64 number);
 extern void dlock_ticket_reserve(DlockSpace *space, int64 minimum);
 extern bool dlock_ticket_is_spare(const DlockRequest *request, Oid role);
 extern DlockTicket *dlock_ticket_make(DlockSpace *space,
@@ -369,6 +395,7 @@ typedef struct DlockExpiry
 	int64		unconfirmed;	/* standbys have not answered for so long; 0: they
 								 * do not count */
 	int			attached_pid;	/* of the session that kept it; 0: none */
+	bool		session_ended;	/* ... which is no more */
 	uint32		held;			/* tickets, of which these are some */
 	uint32		waiting;
 	int			num_tickets;
@@ -470,6 +497,7 @@ typedef struct DlockMember
 	int32		slots;			/* as it gave them, or as they are set */
 	int32		permits;
 	bool		granted;
+	bool		leaves;			/* goes when the worker has removed its row */
 } DlockMember;
 
 extern DlockJoined dlock_queue_join(DlockSpace *space,
@@ -556,8 +584,7 @@ extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 								DlockMember *members, int max, int32 *slots);
 extern int32 dlock_queue_slots(const DlockKey *key, int32 slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
-extern uint64 dlock_queue_waiting(const DlockSpace *space,
-								  TimestampTz *since);
+extern uint64 dlock_queue_waiting(const DlockSpace *space, int64 *longest);
 
 /* A walk through all rows; nothing in it is its user's business. */
 typedef struct DlockRowScan
@@ -636,6 +663,20 @@ dlock_lease_ttl(const DlockLease *lease)
 	return (int64) pg_atomic_read_u64((pg_atomic_uint64 *) &lease->ttl);
 }
 
+/* The level of synchronous_commit that callers count on */
+static inline int
+dlock_lease_durability(const DlockLease *lease)
+{
+	int			level = (int)
+		pg_atomic_read_u32((pg_atomic_uint32 *) &lease->durability);
+
+	/* "confirmed" is written before it */
+	pg_read_barrier();
+	return level;
+}
+
+extern void dlock_lease_raise_durability(DlockSpace *space,
+										 DlockRecord *record, int level);
 extern int64 dlock_lease_row_ttl(const DlockLease *lease);
 extern bool dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record,
 								  int64 ttl);
@@ -693,6 +734,7 @@ extern void dlock_lease_begin_change(DlockSpace *space, DlockLease *lease,
 									 DlockLeaseTicket *ticket);
 extern void dlock_lease_end_change(DlockSpace *space);
 extern void dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir);
+extern void dlock_lease_begin_quorum(DlockLease *lease);
 extern void dlock_lease_be_over(DlockLease *lease, bool always);
 extern bool dlock_lease_detach(DlockLease *lease);
 
@@ -715,6 +757,23 @@ static inline DlockLease *
 dlock_lease_of(const DlockLeaseTicket *ticket)
 {
 	return dsa_get_address(dlock_area, ticket->lease);
+}
+
+/* The lease that a record is, or belongs to */
+static inline DlockLease *
+dlock_record_lease_of(DlockRecord *record)
+{
+	return record->is_lease ? dlock_record_lease(record) :
+		dlock_lease_of(dlock_record_ticket(record));
+}
+
+/* The record whose row says what a lease is */
+static inline DlockRecord *
+dlock_record_of_lease(DlockRecord *record)
+{
+	DlockLease *lease = dlock_record_lease_of(record);
+
+	return lease->single ? record : &lease->record;
 }
 
 static inline DlockState
@@ -785,6 +844,8 @@ extern bool dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
 extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);
 extern int64 dlock_journal_lag(DlockSpace *space);
 extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
+extern XLogRecPtr dlock_journal_position(DlockSpace *space,
+										 DlockRecord *record);
 extern XLogRecPtr dlock_journal_find_removal(DlockSpace *space,
 											 const DlockKey *key);
 
@@ -938,6 +999,7 @@ extern void dlock_worker_mends(DlockSpace *space);
 extern void dlock_leave_to_worker(int code, Datum space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
 extern bool dlock_worker_is_awaited(DlockSpace *space);
+extern bool dlock_worker_has_company(DlockSpace *space);
 extern void dlock_worker_look(DlockSpace *space);
 extern void dlock_worker_expect(DlockSpace *space);
 

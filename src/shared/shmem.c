@@ -94,68 +94,6 @@ typedef struct Attachment
 } Attachment;
 
 /*
- * The control structure of version 1.0, which has no header.
- */
-typedef struct FirstControl
-{
-	bool		initialized;
-	LWLock		lock;
-	int			memory_tranche;
-	int			table_tranche;
-	dsa_handle	area;
-	dshash_table_handle tables[3];
-	dsa_pointer backends;
-	int			num_backends;
-	pg_atomic_uint64 counters[2];
-} FirstControl;
-
-/* No segment has this handle: to attach there fails. */
-#define FIRST_AREA_NONE	((dsa_handle) 1)
-
-/*
- * Keep out version 1.0.  Once it has made its area, nobody can tell whether it
- * is still in use; and where it has not, it finds one to which it cannot
- * attach, should it come later.
- *
- * The caller holds AddinShmemInitLock, as 1.0 does when it makes this.
- */
-static void
-lock_out_first_version(const DlockHeader *known)
-{
-	bool		found;
-	bool		in_use = false;
-	FirstControl *first = ShmemInitStruct("dlock/1", sizeof(FirstControl),
-										  &found);
-
-	Assert(LWLockHeldByMeInMode(AddinShmemInitLock, LW_EXCLUSIVE));
-	if (!found)
-		memset(first, 0, sizeof(FirstControl));
-	if (!first->initialized)
-	{
-		first->memory_tranche = known->memory_tranche;
-		first->table_tranche = known->table_tranche;
-		LWLockInitialize(&first->lock, known->memory_tranche);
-		first->area = FIRST_AREA_NONE;
-		first->initialized = true;
-	}
-	else
-	{
-		LWLockAcquire(&first->lock, LW_EXCLUSIVE);
-		if (first->area == DSM_HANDLE_INVALID)
-			first->area = FIRST_AREA_NONE;
-		in_use = first->area != FIRST_AREA_NONE;
-		LWLockRelease(&first->lock);
-	}
-	if (in_use)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("cannot use dlock %s in a server that has used dlock 1.0",
-						DLOCK_VERSION),
-				 errdetail("Sessions that still run version 1.0 would not know of the locks of this one."),
-				 errhint("Restart the server.")));
-}
-
-/*
  * Find the header, or make it.  The caller holds AddinShmemInitLock.
  *
  * The tranches are made before "initialized" is set and not by the one who
@@ -185,8 +123,6 @@ find_header(void)
 	}
 	compat_lwlock_register_tranche(found_header->memory_tranche, "DlockMemory");
 	compat_lwlock_register_tranche(found_header->table_tranche, "DlockTable");
-	if (found_header->area == DSM_HANDLE_INVALID)
-		lock_out_first_version(found_header);
 	header = found_header;
 }
 
@@ -478,6 +414,9 @@ join_area(Attachment *attachment)
 		create_area(attachment);
 	else
 		attach_area(attachment);
+	/* each of these may map a segment */
+	dlock_lock_table_attach(attachment->area, attachment->control->locks);
+	dlock_id_tables_attach(attachment->area, attachment->control);
 	dlock_growth_end(&context);
 	MemoryContextSwitchTo(old_context);
 
@@ -492,7 +431,9 @@ join_area(Attachment *attachment)
 /*
  * Attach this backend to the shared state, making it where there is none.
  * Raises whatever a lack of memory brings, and 55000 where another layout is
- * in use; the next call then starts over.
+ * in use; the next call then starts over.  Nothing can fail behind join_area(),
+ * which keeps what it has mapped: a process cannot map that a second time.  But
+ * the warning at the end may take an interrupt.
  *
  * The caller registers its exit callback before the backend is entered into
  * its slot, so that nothing is ever held without it.
@@ -514,8 +455,6 @@ dlock_attach(void)
 	dlock_area = attachment.area;
 	dlock_control = attachment.control;
 	dlock_spaces = attachment.spaces;
-	dlock_lock_table_attach(dlock_area, dlock_control->locks);
-	dlock_id_tables_attach(dlock_area, dlock_control);
 	dlock_accounts = attachment.accounts;
 	dlock_backends = attachment.backends;
 	my_pid = &attachment.pids[compat_my_procno()];

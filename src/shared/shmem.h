@@ -50,10 +50,10 @@
 /*
  * The number of the layout of all that is below: increased with the first
  * change since a release.  Libraries of different layouts never share an area;
- * see DlockHeader.  1 is that of version 1.0, which knows no header.
+ * see DlockHeader.
  */
 #ifndef DLOCK_LAYOUT
-#define DLOCK_LAYOUT		2
+#define DLOCK_LAYOUT		1
 #endif
 
 #define DLOCK_HEADER_NAME	"dlock"
@@ -164,7 +164,10 @@ typedef struct DlockTicket
 								 * lock entry's lock */
 	TimestampTz enqueued_at;
 
-	/* protected by the lock entry's lock */
+	/*
+	 * protected by the lock entry's lock; below 0 while it waits, see
+	 * dlock_ticket_waited()
+	 */
 	TimestampTz granted_at;
 
 	/*
@@ -224,7 +227,10 @@ typedef struct DlockRecord
 	pg_atomic_uint64 lsn;		/* end of the latest write, or of a later one */
 } DlockRecord;
 
-/* That a lease's ttl is changed, or was: made with the first such change */
+/*
+ * That the ttl or the durability of a lease is changed, or was: made with the first
+ * such change
+ */
 typedef struct DlockRetiming
 {
 	DlockLink	link;			/* in DlockSpace.retimed; must be first */
@@ -270,8 +276,9 @@ struct DlockLease
 	bool		ran_out;		/* and the log is still to be told */
 	bool		delayed;		/* ran out, and keeps its locks closed */
 
-	/* immutable */
-	int			durability;		/* the opener's synchronous_commit */
+	/* atomic, only ever raised, under the space's lease lock */
+	pg_atomic_uint32 durability;	/* the highest synchronous_commit of the
+									 * callers that count on the lease */
 
 	/* atomic */
 	pg_atomic_uint32 waiters;	/* sessions that wait to get it a lock */
@@ -289,8 +296,9 @@ struct DlockLease
 
 	/* atomic */
 	pg_atomic_uint64 deadline;	/* monotonic microseconds, or as below; 0: over */
-	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic;
-								 * changed under the space's lease lock */
+	pg_atomic_uint64 confirmed; /* from then on a quorum counts, monotonic, or
+								 * DLOCK_NO_DEADLINE: not yet; changed under the
+								 * space's lease lock */
 	pg_atomic_uint64 renewed_at;	/* TimestampTz */
 
 	DlockRecord record;
@@ -338,7 +346,6 @@ typedef struct DlockLeaseTicket
 	/* immutable once the ticket has joined a lock */
 	dsa_pointer lease;			/* DlockLease, which this refers to */
 	dsa_pointer owner;			/* terminated string, or invalid */
-	int			durability;		/* the requester's synchronous_commit */
 	uint32		request;		/* hash of its request */
 
 	/* protected by the lock of its partition of the table of requests */
@@ -368,6 +375,10 @@ typedef struct DlockLeaseTicket
 	dsa_pointer redirection;	/* a call's DlockAnnouncement that is to take the
 								 * place of its own once its row says so; or
 								 * invalid */
+
+	/* the same, but read by the worker without a lock */
+	int			announce_at;	/* the synchronous_commit of who enqueued: its
+								 * grant is announced when it is durable so */
 
 	/* immutable; as long as its name, so it is last */
 	DlockKey	key;
@@ -694,6 +705,8 @@ struct DlockSpace
 									 * where "loaded" is set */
 	pg_atomic_uint32 load_failures; /* attempts of the worker at that */
 	ConditionVariable load_changed; /* broadcast when either changes */
+	pg_atomic_uint64 loaded_at; /* all rows that were put back were committed
+								 * before this position in the WAL */
 	pg_atomic_uint32 loader;	/* PID of who loads, with that lock; one that has
 								 * ended by a FATAL error stays, without it */
 	pg_atomic_uint64 lock_told_at;	/* when somebody last logged that a table is
@@ -713,6 +726,12 @@ struct DlockSpace
 	pg_atomic_uint32 worker_comes;	/* it looks at the journal in a moment,
 									 * without being woken */
 	pg_atomic_uint32 worker_deaths; /* workers in a row that died young */
+
+	/*
+	 * The worker's: the OID of a table that it could not lock in time, and in
+	 * the lower half since when, in whatever unit; 0: none.
+	 */
+	pg_atomic_uint64 blocked_on;
 	pg_atomic_uint64 next_due;	/* when a lease is due that a worker has left
 								 * alone, at the earliest; monotonic */
 	pg_atomic_uint32 sender;	/* as "worker", and so on, for the others */
@@ -824,6 +843,8 @@ typedef struct DlockAccount
 	uint32		users;			/* backends that have it open */
 
 	/* atomic */
+	pg_atomic_uint32 sponsor;	/* the session user who last took memory for the
+								 * role while it was scarce; 0: none, or itself */
 	pg_atomic_uint64 used;		/* bytes, as far as they were reported */
 } DlockAccount;
 

@@ -63,6 +63,7 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u32(&space->settled, 0);
 	pg_atomic_init_u32(&space->slots_loaded, 0);
 	pg_atomic_init_u32(&space->load_failures, 0);
+	pg_atomic_init_u64(&space->loaded_at, InvalidXLogRecPtr);
 	ConditionVariableInit(&space->load_changed);
 	pg_atomic_init_u32(&space->loader, 0);
 	pg_atomic_init_u64(&space->lock_told_at, 0);
@@ -78,6 +79,7 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u64(&space->worker_start, 0);
 	pg_atomic_init_u32(&space->worker_comes, 0);
 	pg_atomic_init_u32(&space->worker_deaths, 0);
+	pg_atomic_init_u64(&space->blocked_on, 0);
 	pg_atomic_init_u64(&space->next_due, 0);
 	pg_atomic_init_u32(&space->sender, 0);
 	pg_atomic_init_u64(&space->sender_start, 0);

@@ -38,6 +38,7 @@
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/bufpage.h"
+#include "storage/lmgr.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
@@ -95,6 +96,18 @@ floor_by_time(void)
 		(microseconds << TIME_SHIFT) / USECS_PER_SEC;
 }
 
+static void
+check_sequence(Relation sequence)
+{
+	if (sequence->rd_rel->relkind != RELKIND_SEQUENCE)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("\"%s\" is not a sequence",
+						RelationGetRelationName(sequence)),
+				 errhint("Drop the extension and create it anew, which ends all locks of this database.")));
+	dlock_check_permanent(sequence);
+}
+
 /*
  * The sequence, for as long as a block is reserved.
  *
@@ -105,15 +118,10 @@ floor_by_time(void)
 static Relation
 open_sequence(DlockSpace *space)
 {
-	Relation	sequence = relation_open(dlock_relation(space, "dlock_ticket_seq"),
-										 RowExclusiveLock);
+	Relation	sequence = dlock_open_relation(space, "dlock_ticket_seq",
+											   RowExclusiveLock);
 
-	if (sequence->rd_rel->relkind != RELKIND_SEQUENCE)
-		ereport(ERROR,
-				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("\"%s\" is not a sequence",
-						RelationGetRelationName(sequence))));
-	dlock_check_permanent(sequence);
+	check_sequence(sequence);
 	if (COMPAT_HAS_NEW_FILE(sequence))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -122,6 +130,55 @@ open_sequence(DlockSpace *space)
 				 errdetail("A rollback would undo the reservation, too."),
 				 errhint("Commit first; or call dlock_advance_ticket() instead of ALTER SEQUENCE.")));
 	return sequence;
+}
+
+/* What a sequence's page has */
+static Form_pg_sequence_data
+sequence_data(Page page)
+{
+	ItemId		item = PageGetItemId(page, FirstOffsetNumber);
+	HeapTupleHeader header = (HeapTupleHeader) PageGetItem(page, item);
+
+	return (Form_pg_sequence_data) ((char *) header + header->t_hoff);
+}
+
+/* The last number that it says was reserved */
+static int64
+last_reserved(Form_pg_sequence_data data)
+{
+	return data->is_called ? data->last_value : data->last_value - 1;
+}
+
+/*
+ * Can this number have been drawn?  Called by who loads, who waits for no lock:
+ * where the sequence is locked, the number may be right.
+ */
+bool
+dlock_ticket_was_reserved(DlockSpace *space, int64 number)
+{
+	Relation	sequence;
+	Buffer		buffer;
+	Oid			id;
+	bool		result;
+
+	if (number <= floor_by_time())
+		return true;
+	id = dlock_relation(space, "dlock_ticket_seq");
+	if (!ConditionalLockRelationOid(id, AccessShareLock))
+		return true;
+	sequence = try_relation_open(id, NoLock);
+	if (sequence == NULL)
+	{
+		UnlockRelationOid(id, AccessShareLock);
+		return true;
+	}
+	check_sequence(sequence);
+	buffer = ReadBuffer(sequence, 0);
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	result = number <= last_reserved(sequence_data(BufferGetPage(buffer)));
+	UnlockReleaseBuffer(buffer);
+	relation_close(sequence, AccessShareLock);
+	return result;
 }
 
 /*
@@ -134,8 +191,6 @@ write_reservation(Relation sequence, int64 minimum)
 	Buffer		buffer = ReadBuffer(sequence, 0);
 	GenericXLogState *state;
 	Page		page;
-	ItemId		item;
-	HeapTupleHeader header;
 	Form_pg_sequence_data data;
 	int64		reserved;
 	XLogRecPtr	lsn;
@@ -143,11 +198,8 @@ write_reservation(Relation sequence, int64 minimum)
 	LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
 	state = GenericXLogStart(sequence);
 	page = GenericXLogRegisterBuffer(state, buffer, 0);
-	item = PageGetItemId(page, FirstOffsetNumber);
-	header = (HeapTupleHeader) PageGetItem(page, item);
-	data = (Form_pg_sequence_data) ((char *) header + header->t_hoff);
-
-	reserved = data->is_called ? data->last_value : data->last_value - 1;
+	data = sequence_data(page);
+	reserved = last_reserved(data);
 	reserved = Max(reserved, floor_by_time());
 	reserved = Max(reserved, minimum - 1);
 	if (reserved > DLOCK_MAX_TICKET - DLOCK_TICKET_BLOCK)
@@ -155,7 +207,8 @@ write_reservation(Relation sequence, int64 minimum)
 				(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
 				 errmsg("out of ticket numbers"),
 				 errdetail("Ticket numbers end at %lld.",
-						   (long long) DLOCK_MAX_TICKET)));
+						   (long long) DLOCK_MAX_TICKET),
+				 errhint("DROP EXTENSION, a restart of the server and CREATE EXTENSION begin the numbers anew. All that stores fences must forget them then.")));
 	data->last_value = reserved + DLOCK_TICKET_BLOCK;
 	data->is_called = true;
 	data->log_cnt = 0;			/* so that nextval() writes WAL, too */

@@ -137,25 +137,61 @@ leave_out(DlockLoading *loading, int64 system, Oid database)
 	loading->foreign_database = database;
 }
 
-/*
- * Can a row have been put back already?  The first one behind the last that was
- * noted, where an attempt was interrupted; and one that is there twice, where
- * somebody has taken away the index that forbids that.
- */
-static bool
-may_be_restored(const DlockLoading *loading, uint64 i, int64 number)
+/* What is wrong with a row, beside others */
+static void
+raise_row(DlockSpace *space, DlockTable which, const DlockStored *row,
+		  int column)
 {
-	return i == 0 || number == loading->last;
+	const DlockShape *shape = &dlock_shapes[which];
+
+	dlock_shape_raise_row(dlock_open_relation(space, shape->name, NoLock),
+						  shape, row, column);
 }
 
+/*
+ * No row has a number that was never drawn: it could be drawn once more.  The
+ * last one that is ours has the greatest.
+ */
 static void
-load_lease(DlockSpace *space, const DlockStored *row, bool check)
+check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
+{
+	for (uint64 i = rows->count; i > 0; i--)
+	{
+		const DlockStored *row = &rows->rows[i - 1];
+
+		if (row->is_foreign)
+			continue;
+		if (!dlock_ticket_was_reserved(space, get_int64(row, 0)))
+			raise_row(space, which, row, 0);
+		break;
+	}
+}
+
+/*
+ * Begin with a row, so that the next attempt begins with it, too, should this one
+ * end here.  A number that is there twice, where somebody has taken away the index
+ * that forbids that, is refused: nobody knows which of them counts.
+ */
+static void
+begin_row(DlockSpace *space, DlockTable which, const DlockStored *row,
+		  int64 *previous)
+{
+	int64		number = get_int64(row, 0);
+
+	space->loading.last = number - 1;
+	if (number == *previous)
+		raise_row(space, which, row, 0);
+	*previous = number;
+}
+
+/* It may have been put back, by an attempt that has ended right then. */
+static void
+load_lease(DlockSpace *space, const DlockStored *row)
 {
 	int			before = dlock_record_begin_uses();
 	DlockLease *lease;
 
-	if (!check ||
-		dlock_lease_restored(space, get_int64(row, DLOCK_LEASE_LEASE)) == NULL)
+	if (dlock_lease_restored(space, get_int64(row, DLOCK_LEASE_LEASE)) == NULL)
 	{
 		lease = dlock_lease_make(space, get_oid(row, DLOCK_LEASE_ROLE),
 								 NameStr(*DatumGetName(row->values[DLOCK_LEASE_ROLE_NAME])),
@@ -164,33 +200,26 @@ load_lease(DlockSpace *space, const DlockStored *row, bool check)
 								 get_text(row, DLOCK_LEASE_INFO));
 		lease->number = get_int64(row, DLOCK_LEASE_LEASE);
 		lease->opened_at = get_time(row, DLOCK_LEASE_OPENED_AT);
-		lease->durability = get_int32(row, DLOCK_LEASE_DURABILITY);
+		pg_atomic_write_u32(&lease->durability,
+							(uint32) get_int32(row, DLOCK_LEASE_DURABILITY));
 		dlock_lease_restore(lease, get_bool(row, DLOCK_LEASE_DELAYED));
 	}
 	dlock_record_end_uses(before);
 }
 
-/* What is wrong with the row of a ticket, beside others that were put back */
+/* The same */
 static void
-raise_ticket(DlockSpace *space, const DlockStored *row, int column)
-{
-	const DlockShape *shape = &dlock_shapes[DLOCK_TABLE_QUEUE];
-
-	dlock_shape_raise_row(relation_open(dlock_relation(space, shape->name),
-										NoLock),
-						  shape, row, column);
-}
-
-static void
-load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key,
-			bool check)
+load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 {
 	int64		number = get_int64(row, DLOCK_QUEUE_TICKET);
 	int			before = dlock_record_begin_uses();
 	DlockRequest request;
 	bool		single = get_interval(row, DLOCK_QUEUE_TTL) > 0;
 	DlockLeaseTicket *ticket;
+	DlockLease *namesake = dlock_lease_restored(space, number);
 
+	if (namesake && !namesake->single)
+		raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_TICKET);
 	memset(&request, 0, offsetof(DlockRequest, key));
 	dlock_key_copy(&request.key, key);
 	request.scope = DLOCK_LEASE;
@@ -208,29 +237,30 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key,
 									get_interval(row, DLOCK_QUEUE_TTL),
 									&request.key);
 		request.lease->number = number;
-		request.lease->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
+		pg_atomic_write_u32(&request.lease->durability,
+							(uint32) get_int32(row, DLOCK_QUEUE_DURABILITY));
 	}
 	else
 	{
 		request.lease = dlock_lease_restored(space,
 											 get_int64(row, DLOCK_QUEUE_LEASE));
 		if (request.lease && request.lease->single)
-			raise_ticket(space, row, DLOCK_QUEUE_LEASE);
+			raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_LEASE);
 	}
 
 	/* the worker removes the rows of what ended with its lease */
 	if (request.lease &&
 		(get_bool(row, DLOCK_QUEUE_GRANTED) || !request.lease->delayed) &&
-		!(check && dlock_lease_ticket_is_restored(space, number)))
+		!dlock_lease_ticket_is_restored(space, number))
 	{
 		ticket = dlock_lease_ticket_make(space, &request);
 		ticket->ticket.number = number;
 		ticket->ticket.enqueued_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
 		ticket->ticket.granted_at = get_time(row, DLOCK_QUEUE_GRANTED_AT);
-		ticket->durability = get_int32(row, DLOCK_QUEUE_DURABILITY);
+		ticket->announce_at = dlock_lease_durability(request.lease);
 		if (!dlock_lease_ticket_restore(ticket,
 										get_bool(row, DLOCK_QUEUE_GRANTED)))
-			raise_ticket(space, row, DLOCK_QUEUE_GRANTED);
+			raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_GRANTED);
 	}
 	dlock_record_end_uses(before);
 }
@@ -296,23 +326,27 @@ static void
 load_some_leases(DlockSpace *space, DlockStoredRows *rows)
 {
 	DlockLoading *loading = &space->loading;
+	int64		previous = 0;
 
 	if (loading->last == 0)
 		make_room(space, DLOCK_TABLE_LEASES);
 	dlock_rows_read(space, DLOCK_TABLE_LEASES, loading->last, ROWS_AT_ONCE,
 					rows);
+	check_numbers(space, DLOCK_TABLE_LEASES, rows);
 	for (uint64 i = 0; i < rows->count; i++)
 	{
 		const DlockStored *row = &rows->rows[i];
-		int64		number = get_int64(row, DLOCK_LEASE_LEASE);
 
 		CHECK_FOR_INTERRUPTS();
 		if (row->is_foreign)
 			leave_out(loading, get_int64(row, DLOCK_LEASE_SYSTEM),
 					  get_oid(row, DLOCK_LEASE_DATABASE));
 		else
-			load_lease(space, row, may_be_restored(loading, i, number));
-		loading->last = number;
+		{
+			begin_row(space, DLOCK_TABLE_LEASES, row, &previous);
+			load_lease(space, row);
+		}
+		loading->last = get_int64(row, DLOCK_LEASE_LEASE);
 	}
 	if (rows->complete)
 	{
@@ -328,15 +362,16 @@ load_some_tickets(DlockSpace *space, DlockStoredRows *rows)
 	DlockLoading *loading = &space->loading;
 	DlockKey	keys[ROWS_AHEAD];
 	const DlockKey *key = keys;
+	int64		previous = 0;
 
 	if (loading->last == 0)
 		make_room(space, DLOCK_TABLE_QUEUE);
 	dlock_rows_read(space, DLOCK_TABLE_QUEUE, loading->last, ROWS_AT_ONCE,
 					rows);
+	check_numbers(space, DLOCK_TABLE_QUEUE, rows);
 	for (uint64 i = 0; i < rows->count; i++)
 	{
 		const DlockStored *row = &rows->rows[i];
-		int64		number = get_int64(row, DLOCK_QUEUE_TICKET);
 
 		CHECK_FOR_INTERRUPTS();
 		if (i % ROWS_AHEAD == 0)
@@ -348,9 +383,11 @@ load_some_tickets(DlockSpace *space, DlockStoredRows *rows)
 			leave_out(loading, get_int64(row, DLOCK_QUEUE_SYSTEM),
 					  get_oid(row, DLOCK_QUEUE_DATABASE));
 		else
-			load_ticket(space, row, key++,
-						may_be_restored(loading, i, number));
-		loading->last = number;
+		{
+			begin_row(space, DLOCK_TABLE_QUEUE, row, &previous);
+			load_ticket(space, row, key++);
+		}
+		loading->last = get_int64(row, DLOCK_QUEUE_TICKET);
 	}
 	if (rows->complete)
 	{
@@ -405,6 +442,10 @@ begin_anew(DlockSpace *space, uint64 until)
 	{
 		uint64		confirmed;
 
+		/* who asks for what was put back waits until that is durable */
+		if (space->leases.length > 0)
+			pg_atomic_write_u64(&space->loaded_at,
+								compat_log_message("dlock"));
 		begun = wait_for_quorum(space, until, &confirmed);
 		if (begun)
 			dlock_lease_begin_anew(space, confirmed);
@@ -582,20 +623,17 @@ unlock_table(DlockSpace *space, const char *name)
 /*
  * Have the slots that are set put into shared memory, before anything is asked of
  * a lock; false where the table could not be locked by then.  Several may do so at
- * one time.  Version 1.0 of the extension has no such table.
+ * one time.
  */
 static bool
 load_slots(DlockSpace *space, uint64 until)
 {
 	if (likely(pg_atomic_read_u32(&space->slots_loaded) != 0))
 		return true;
-	if (OidIsValid(dlock_find_relation(space, "dlock_slots")))
-	{
-		if (!lock_table(space, "dlock_slots", until))
-			return false;
-		dlock_slots_read(space);
-		unlock_table(space, "dlock_slots");
-	}
+	if (!lock_table(space, "dlock_slots", until))
+		return false;
+	dlock_slots_read(space);
+	unlock_table(space, "dlock_slots");
 	(void) pg_atomic_exchange_u32(&space->slots_loaded, 1);
 	dlock_queue_unsettle(space);
 	return true;
@@ -753,6 +791,30 @@ dlock_load(DlockSpace *space)
 	}
 }
 
+/*
+ * A request's time has passed before all was loaded that it has to do with: say
+ * what that waits for.
+ */
+void
+dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key)
+{
+	bool		is_read = space->loading.part == LOAD_GRANTS;
+
+	check_lockable(space, "dlock_slots");
+	check_lockable(space, "dlock_queue");
+	check_lockable(space, "dlock_queue_lease");
+	ereport(ERROR,
+			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+			 errmsg("could not acquire lock \"%.*s\" within its timeout",
+					key->length, key->name),
+			 is_read ?
+			 errdetail("Since the server was started, leases have been read, and count once the synchronous standbys have answered. They have not.") :
+			 errdetail("The tables of leases are still being read, since the server was started."),
+			 is_read ?
+			 errhint("See synchronous_standby_names, and pg_stat_replication for the standbys that are there.") :
+			 errhint("Nobody can tell yet whether the lock is free. Try again, or with a longer timeout.")));
+}
+
 /* The worker could not load: who waits for it tries on his own. */
 void
 dlock_load_failed(DlockSpace *space)
@@ -778,7 +840,13 @@ is_small(DlockSpace *space)
 
 		if (!ConditionalLockRelationOid(id, AccessShareLock))
 			return false;
-		table = relation_open(id, NoLock);
+		table = try_relation_open(id, NoLock);
+		if (table == NULL)
+		{
+			/* dropped meanwhile, as who waits for it finds out */
+			UnlockRelationOid(id, AccessShareLock);
+			return false;
+		}
 		blocks += RelationGetNumberOfBlocks(table);
 		relation_close(table, AccessShareLock);
 	}
@@ -910,13 +978,14 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
  * What a session does with one name goes on as soon as what leases have under
  * that name is in memory: at once, where no row has it, as none comes before all
  * are read.  Otherwise it waits as long as it has time.  False where that has
- * passed.
+ * passed; *leased, unless that is NULL, tells whether a row is known to have it.
  *
  * The worker loads meanwhile, as ever; what is small, and can be had without
  * any wait, the first caller reads.  What was set for locks is there in any case.
  */
 bool
-dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout)
+dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout,
+				bool *leased)
 {
 	uint64		now;
 	uint64		until;
@@ -940,5 +1009,7 @@ dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout)
 	(void) dlock_worker_wake(space);
 	if (!look_for_name(space, key, until, &has))
 		return pg_atomic_read_u32(&space->loaded) != 0;
+	if (leased)
+		*leased = has;
 	return has ? wait_for_load(space, until) : load_slots(space, until);
 }

@@ -11,7 +11,9 @@
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "nodes/parsenodes.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -20,45 +22,90 @@
 #include "tables/shape.h"
 #include "tables/tables.h"
 
+/* A statement that is run as the owner of a table */
+typedef struct OwnersStatement
+{
+	const char *text;
+	Oid			table;
+} OwnersStatement;
+
+/* The one that is run just now, and may run others itself; text NULL: none */
+static OwnersStatement current = {NULL, InvalidOid};
+
+/*
+ * A statement was parsed.  Raises 55000 if it is the current one, and means another
+ * table than the one that was opened.
+ *
+ * The text of a statement has the name of the table.  The owner of the schema can
+ * rename the schema, and have another table under that name, whose triggers and
+ * defaults would run as the owner of this one.  So the OID is compared whenever the
+ * text is parsed, and before it is rewritten or planned, which can run code.  A
+ * plan that is there has the OID.
+ */
+void
+dlock_owner_check_parsed(const char *text, const List *range_table)
+{
+	ListCell   *cell;
+
+	if (likely(current.text == NULL) || text == NULL ||
+		strcmp(text, current.text) != 0)
+		return;
+	foreach(cell, range_table)
+	{
+		const RangeTblEntry *entry = lfirst_node(RangeTblEntry, cell);
+
+		if (entry->rtekind == RTE_RELATION && entry->relid != current.table)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("table \"%s\" is not the one of extension \"%s\"",
+							get_rel_name(entry->relid), "dlock"),
+					 errdetail("The extension's table, or its schema, has just been renamed."),
+					 errhint("Try again.")));
+	}
+}
+
 /*
  * The plan for a statement, kept for the session: to make one costs more than
  * to execute it.  Kept is the last one for each statement, by the address of
- * its text, which is a constant; it is made anew where the table has got
+ * its format, which is a constant; it is made anew if the table has got
  * another name since.
+ *
+ * Code of the owner that a statement runs can run another one.  That one gets a
+ * plan of its own, since it must not free a plan that is being executed.
  */
 static SPIPlanPtr
-find_plan(const char *statement, const char *table_name, int num_values,
-		  Oid *types)
+find_plan(const char *format, bool is_nested, int num_values, Oid *types)
 {
 	static struct
 	{
-		const char *statement;
-		char	   *table_name;
+		const char *format;
+		char	   *text;
 		SPIPlanPtr	plan;
 	}			plans[16];
 	SPIPlanPtr	plan;
 	int			i = 0;
 
-	while (i < (int) lengthof(plans) - 1 && plans[i].statement != NULL &&
-		   plans[i].statement != statement)
+	if (is_nested)
+		return SPI_prepare(current.text, num_values, types);
+	while (i < (int) lengthof(plans) - 1 && plans[i].format != NULL &&
+		   plans[i].format != format)
 		i++;
-	if (plans[i].statement == statement &&
-		strcmp(plans[i].table_name, table_name) == 0)
+	if (plans[i].format == format && strcmp(plans[i].text, current.text) == 0)
 		return plans[i].plan;
 
-	plan = SPI_prepare(psprintf(statement, table_name), num_values, types);
+	plan = SPI_prepare(current.text, num_values, types);
 	if (plan == NULL)
 		return NULL;
-	if (plans[i].statement != NULL)
+	if (plans[i].format != NULL)
 	{
-		plans[i].statement = NULL;
+		plans[i].format = NULL;
 		SPI_freeplan(plans[i].plan);
-		pfree(plans[i].table_name);
+		pfree(plans[i].text);
 	}
-	plans[i].table_name = MemoryContextStrdup(TopMemoryContext, table_name);
+	plans[i].text = MemoryContextStrdup(TopMemoryContext, current.text);
 	SPI_keepplan(plan);
 	plans[i].plan = plan;
-	plans[i].statement = statement;
+	plans[i].format = format;
 	return plan;
 }
 
@@ -90,20 +137,28 @@ take_result(Relation table)
  * Run a statement on a table of the extension, as its owner.  "%s" in it
  * stands for the table.  Returns how many rows it has processed; where it is
  * one that returns a value, that goes to *result; otherwise it can be NULL.
+ *
+ * The owner can have made triggers, rules and expressions, and need not be
+ * trusted by the caller.  In a security-restricted operation they can neither
+ * change locks of this session nor leave a deferred trigger behind, which
+ * would run as the caller.  Settings that they change are set back.  The
+ * caller need not be trusted by the owner, either, so the search path is
+ * pinned.
  */
 uint64
 dlock_execute_as_owner(DlockSpace *space, const char *name,
 					   const char *statement, int num_values, Oid *types,
 					   Datum *values, int64 *result)
 {
-	Relation	table = relation_open(dlock_relation(space, name),
-									  AccessShareLock);
+	OwnersStatement outer = current;
+	Relation	table = dlock_open_relation(space, name, AccessShareLock);
 	char	   *table_name =
 		quote_qualified_identifier(get_namespace_name(RelationGetNamespace(table)),
 								   RelationGetRelationName(table));
 	Oid			user;
 	int			context;
-	uint64		processed;
+	int			settings;
+	uint64		processed = 0;
 	SPIPlanPtr	plan;
 
 	dlock_check_permanent(table);
@@ -111,15 +166,32 @@ dlock_execute_as_owner(DlockSpace *space, const char *name,
 	GetUserIdAndSecContext(&user, &context);
 	SetUserIdAndSecContext(table->rd_rel->relowner,
 						   context | SECURITY_LOCAL_USERID_CHANGE |
+						   SECURITY_RESTRICTED_OPERATION |
 						   SECURITY_NOFORCE_RLS);
-	if (SPI_connect() != SPI_OK_CONNECT ||
-		(plan = find_plan(statement, table_name, num_values, types)) == NULL ||
-		SPI_execute_plan(plan, values, NULL, false, 1) < 0)
-		elog(ERROR, "could not execute a statement on table \"%s\"", name);
-	processed = SPI_processed;
-	if (result && processed == 1)
-		*result = take_result(table);
-	SPI_finish();
+	settings = NewGUCNestLevel();
+	(void) set_config_option("search_path", "pg_catalog, pg_temp",
+							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+							 true, 0, false);
+	PG_TRY();
+	{
+		current.text = psprintf(statement, table_name);
+		current.table = RelationGetRelid(table);
+		if (SPI_connect() != SPI_OK_CONNECT ||
+			(plan = find_plan(statement, outer.text != NULL, num_values,
+							  types)) == NULL ||
+			SPI_execute_plan(plan, values, NULL, false, 0) < 0)
+			elog(ERROR, "could not execute a statement on table \"%s\"", name);
+		processed = SPI_processed;
+		if (result && processed > 0)
+			*result = take_result(table);
+		SPI_finish();
+	}
+	PG_FINALLY();
+	{
+		current = outer;
+	}
+	PG_END_TRY();
+	AtEOXact_GUC(false, settings);
 	SetUserIdAndSecContext(user, context);
 	relation_close(table, AccessShareLock);
 	return processed;

@@ -53,8 +53,7 @@ compare_numbers(const void *a, const void *b)
 Relation
 dlock_open_committed(DlockSpace *space, const char *name)
 {
-	Relation	table = relation_open(dlock_relation(space, name),
-									  AccessShareLock);
+	Relation	table = dlock_open_relation(space, name, AccessShareLock);
 
 	if (table->rd_createSubid == InvalidSubTransactionId &&
 		CheckRelationLockedByMe(table, ShareLock, true))
@@ -103,8 +102,8 @@ append_row(Relation relation, const DlockShape *shape, const DlockPlaces *places
 uint64
 dlock_rows_estimate(DlockSpace *space, DlockTable which)
 {
-	Relation	relation = relation_open(dlock_relation(space, dlock_shapes[which].name),
-										 AccessShareLock);
+	Relation	relation = dlock_open_relation(space, dlock_shapes[which].name,
+											   AccessShareLock);
 	BlockNumber pages;
 	double		rows;
 	double		all_visible;
@@ -180,8 +179,8 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
  * somebody may who makes it anew.  Names are compared as in C, whatever a library
  * of the operating system says; InvalidOid where no index does so.
  */
-static Oid
-lock_name_index(Relation relation, AttrNumber name)
+Oid
+dlock_lock_name_index(Relation relation, AttrNumber name)
 {
 	List	   *indexes = RelationGetIndexList(relation);
 	ListCell   *cell;
@@ -227,7 +226,7 @@ dlock_rows_have_name(DlockSpace *space, const DlockKey *key)
 	bool		found = false;
 
 	dlock_shape_find(relation, shape, &places);
-	index = lock_name_index(relation, places.number[DLOCK_QUEUE_NAME]);
+	index = dlock_lock_name_index(relation, places.number[DLOCK_QUEUE_NAME]);
 	ScanKeyInit(&scan_key, places.number[DLOCK_QUEUE_NAME],
 				BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(cstring_to_text_with_len(key->name,

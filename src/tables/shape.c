@@ -103,7 +103,6 @@ static const DlockColumn queue_columns[] = {
 	[DLOCK_QUEUE_NAME] = {"name", TEXTOID, DLOCK_NOT_NULL, is_lock_name},
 	[DLOCK_QUEUE_LEASE] = {"lease", INT8OID, DLOCK_NOT_NULL, NULL},
 	[DLOCK_QUEUE_GRANTED] = {"granted", BOOLOID, DLOCK_NOT_NULL, NULL},
-	[DLOCK_QUEUE_DELAYED] = {"delayed", BOOLOID, DLOCK_CAN_BE_MISSING, NULL},
 	[DLOCK_QUEUE_MODE] = {"mode", TEXTOID, DLOCK_NOT_NULL, is_mode},
 	[DLOCK_QUEUE_SLOTS] = {"slots", INT4OID, DLOCK_CAN_BE_NULL, NULL},
 	[DLOCK_QUEUE_PERMITS] = {"permits", INT4OID, DLOCK_NOT_NULL, NULL},
@@ -221,9 +220,6 @@ dlock_shape_find(Relation relation, const DlockShape *shape,
 				strcmp(NameStr(attribute->attname), column->name) == 0)
 				found = attribute;
 		}
-		places->number[i] = InvalidAttrNumber;
-		if (found == NULL && column->needed == DLOCK_CAN_BE_MISSING)
-			continue;
 		if (found == NULL)
 			dlock_shape_raise_changed(relation,
 						  psprintf(_("It has no column \"%s\" of type %s."),
@@ -253,10 +249,7 @@ dlock_shape_take_row(Relation relation, const DlockShape *shape,
 	{
 		AttrNumber	number = places->number[i];
 
-		row->nulls[i] = number == InvalidAttrNumber;
 		row->values[i] = (Datum) 0;
-		if (row->nulls[i])
-			continue;
 		row->nulls[i] = nulls[number - 1];
 		if (!row->nulls[i])
 		{
@@ -312,6 +305,35 @@ check_permits(Relation relation, const DlockShape *shape,
 }
 
 /*
+ * A ticket has a ttl if its lease is its own, which has its number; and it has the
+ * time of its grant if it is granted.
+ */
+static void
+check_ticket(Relation relation, const DlockShape *shape,
+			 const DlockStored *row)
+{
+	bool		is_own = DatumGetInt64(row->values[DLOCK_QUEUE_LEASE]) ==
+		DatumGetInt64(row->values[DLOCK_QUEUE_TICKET]);
+
+	if (row->nulls[DLOCK_QUEUE_TTL] == is_own)
+		dlock_shape_raise_row(relation, shape, row, DLOCK_QUEUE_TTL);
+	if (row->nulls[DLOCK_QUEUE_GRANTED_AT] ==
+		DatumGetBool(row->values[DLOCK_QUEUE_GRANTED]))
+		dlock_shape_raise_row(relation, shape, row, DLOCK_QUEUE_GRANTED_AT);
+	check_permits(relation, shape, row);
+}
+
+/* Only a lease that has a delay can be in it. */
+static void
+check_lease(Relation relation, const DlockShape *shape,
+			const DlockStored *row)
+{
+	if (DatumGetBool(row->values[DLOCK_LEASE_DELAYED]) &&
+		row->nulls[DLOCK_LEASE_DELAY])
+		dlock_shape_raise_row(relation, shape, row, DLOCK_LEASE_DELAYED);
+}
+
+/*
  * What a row says is to be put back.  Raises 55000 where dlock cannot have written
  * that.  Of a row that is another server's only the number matters.
  */
@@ -325,8 +347,12 @@ dlock_shape_check_row(Relation relation, const DlockShape *shape,
 			!shape->columns[i].is_valid(row->values[i]))
 			dlock_shape_raise_row(relation, shape, row, i);
 	}
-	if (!row->is_foreign && shape == &dlock_shapes[DLOCK_TABLE_QUEUE])
-		check_permits(relation, shape, row);
+	if (row->is_foreign)
+		return;
+	if (shape == &dlock_shapes[DLOCK_TABLE_QUEUE])
+		check_ticket(relation, shape, row);
+	else
+		check_lease(relation, shape, row);
 }
 
 bool

@@ -20,8 +20,7 @@
 typedef enum DlockNeed
 {
 	DLOCK_NOT_NULL,				/* a value */
-	DLOCK_CAN_BE_NULL,
-	DLOCK_CAN_BE_MISSING		/* not even the column; if it is, a value */
+	DLOCK_CAN_BE_NULL
 } DlockNeed;
 
 /* A column as it must be */
@@ -45,13 +44,14 @@ typedef struct DlockShape
 
 extern const DlockShape dlock_shapes[DLOCK_NUM_TABLES];
 
-/* Where the columns of a table are; InvalidAttrNumber: one is missing */
+/* Where the columns of a table are */
 typedef struct DlockPlaces
 {
 	AttrNumber	number[DLOCK_MAX_COLUMNS];
 } DlockPlaces;
 
 extern Oid	dlock_shape_find_index(Relation relation, AttrNumber number);
+extern Oid dlock_lock_name_index(Relation relation, AttrNumber name);
 extern void dlock_shape_raise_changed(Relation relation, const char *detail);
 extern void dlock_shape_find(Relation relation, const DlockShape *shape,
 							 DlockPlaces *places);

@@ -10,10 +10,13 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
@@ -99,4 +102,53 @@ dlock_slots_read(DlockSpace *space)
 	}
 	systable_endscan(scan);
 	dlock_close_committed(table);
+}
+
+/*
+ * The table, as this transaction leaves it, for dlock_slots_find(); NULL where it
+ * has been dropped.
+ */
+Relation
+dlock_slots_open(DlockSpace *space)
+{
+	Oid			table = dlock_find_relation(space, "dlock_slots");
+
+	return OidIsValid(table) ? try_relation_open(table, AccessShareLock) : NULL;
+}
+
+/*
+ * The slots that a lock has there; 0: none are set.  And has this transaction
+ * written the row?
+ */
+int32
+dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key,
+				 bool *is_ours)
+{
+	DlockSlotsColumns columns;
+	ScanKeyData scan_key;
+	SysScanDesc scan;
+	HeapTuple	row;
+	DlockKey	found;
+	int32		slots = 0;
+	Oid			index;
+
+	dlock_slots_find_columns(table, &columns);
+	index = dlock_lock_name_index(table, columns.name);
+	ScanKeyInit(&scan_key, columns.name, BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(cstring_to_text_with_len(key->name,
+														 key->length)));
+	/* with a snapshot of its own, which has what this transaction has done */
+	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1,
+							  &scan_key);
+	row = systable_getnext(scan);
+	*is_ours = false;
+	if (HeapTupleIsValid(row))
+	{
+		slots = dlock_slots_take_row(space, table, &columns, row, &found);
+		/* raw, as COPY can freeze what it writes */
+		*is_ours =
+			TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(row->t_data));
+	}
+	systable_endscan(scan);
+	return slots;
 }

@@ -28,7 +28,6 @@ typedef enum DlockQueueColumn
 	DLOCK_QUEUE_NAME,
 	DLOCK_QUEUE_LEASE,
 	DLOCK_QUEUE_GRANTED,
-	DLOCK_QUEUE_DELAYED,		/* in a table of version 1.0; always false */
 	DLOCK_QUEUE_MODE,
 	DLOCK_QUEUE_SLOTS,
 	DLOCK_QUEUE_PERMITS,
@@ -95,6 +94,7 @@ typedef struct DlockImage
 	bool		shares;			/* ... which becomes that by this row */
 	bool		delayed;		/* of a lease */
 	int64		ttl;			/* of a lease, or a ticket's own */
+	int			durability;		/* of a lease, or a ticket's */
 	TimestampTz granted_at;
 	char		channel[NAMEDATALEN];
 } DlockImage;
@@ -108,6 +108,7 @@ extern bool dlock_rows_begin(DlockSpace *space);
 extern int	dlock_rows_write(const DlockImage *images, int count);
 extern bool dlock_rows_remove_foreign(DlockSpace *space);
 extern void dlock_rows_commit(void);
+extern Oid	dlock_rows_awaited(void);
 extern bool dlock_rows_tell_of_lock(const char *database);
 
 /* read.c */
@@ -139,14 +140,18 @@ extern int32 dlock_slots_take_row(DlockSpace *space, Relation table,
 								  const DlockSlotsColumns *columns,
 								  HeapTuple row, DlockKey *key);
 extern void dlock_slots_read(DlockSpace *space);
+extern Relation dlock_slots_open(DlockSpace *space);
+extern int32 dlock_slots_find(DlockSpace *space, Relation table,
+							  const DlockKey *key, bool *is_ours);
 
 /* load.c */
 extern void dlock_load(DlockSpace *space);
 extern void dlock_load_failed(DlockSpace *space);
+extern void dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key);
 extern bool dlock_load_all(DlockSpace *space, DlockTimeout timeout);
 extern DlockSpace *dlock_loaded_space(void);
 extern bool dlock_load_name(DlockSpace *space, const DlockKey *key,
-							DlockTimeout timeout);
+							DlockTimeout timeout, bool *leased);
 
 /* value.c */
 extern const char *dlock_mode_name(DlockMode mode);
@@ -155,6 +160,8 @@ extern bool dlock_mode_by_name(const char *name, DlockMode *mode);
 extern Datum dlock_interval_datum(int64 microseconds);
 
 /* owner.c */
+extern void dlock_owner_check_parsed(const char *text,
+									 const List *range_table);
 extern uint64 dlock_execute_as_owner(DlockSpace *space, const char *name,
 									 const char *statement, int num_values,
 									 Oid *types, Datum *values, int64 *result);

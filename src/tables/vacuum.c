@@ -53,8 +53,8 @@ dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
 			CommitTransactionCommand();
 			break;
 		}
-		table = relation_open(dlock_relation(space, dlock_shapes[i].name),
-							  AccessShareLock);
+		table = dlock_open_relation(space, dlock_shapes[i].name,
+									AccessShareLock);
 		threshold = Max(threshold, (int) RelationGetNumberOfBlocks(table) *
 						VACUUM_ROWS_PER_PAGE);
 		MemoryContextSwitchTo(context);

@@ -30,6 +30,7 @@
 #include "optimizer/optimizer.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
+#include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -73,6 +74,7 @@ typedef struct Table
 	ExprState **defaults;		/* ... and what they get; NULL: a null */
 	Oid			user;			/* who the worker is otherwise */
 	int			context;
+	int			settings;		/* nesting level */
 } Table;
 
 static void
@@ -140,6 +142,7 @@ open_table(Table *table, DlockTable which)
 						   SECURITY_LOCAL_USERID_CHANGE |
 						   SECURITY_RESTRICTED_OPERATION |
 						   SECURITY_NOFORCE_RLS);
+	table->settings = NewGUCNestLevel();
 	table->relation = relation;
 	table->shape = &dlock_shapes[which];
 	table->places = &table_places[which];
@@ -168,6 +171,8 @@ close_table(Table *table)
 	ExecResetTupleTable(table->state->es_tupleTable, false);
 	ExecCloseIndices(table->info);
 	FreeExecutorState(table->state);
+	/* what a trigger of the owner has set ends with it */
+	AtEOXact_GUC(false, table->settings);
 	SetUserIdAndSecContext(table->user, table->context);
 }
 
@@ -268,8 +273,6 @@ set(Table *table, int column, bool is_null, Datum datum)
 {
 	int			place = table->places->number[column] - 1;
 
-	if (place < 0)
-		return;
 	table->row->tts_values[place] = datum;
 	table->row->tts_isnull[place] = is_null;
 }
@@ -327,7 +330,6 @@ fill_ticket(Table *table, const DlockImage *image)
 												 ticket->key.length)));
 	set(table, DLOCK_QUEUE_LEASE, false, Int64GetDatum(lease->number));
 	set(table, DLOCK_QUEUE_GRANTED, false, BoolGetDatum(image->granted));
-	set(table, DLOCK_QUEUE_DELAYED, false, BoolGetDatum(false));
 	set_text(table, DLOCK_QUEUE_MODE, dlock_mode_name(image->mode));
 	set(table, DLOCK_QUEUE_SLOTS, !has_slots,
 		has_slots ? Int32GetDatum(ticket->ticket.slots) : (Datum) 0);
@@ -344,7 +346,7 @@ fill_ticket(Table *table, const DlockImage *image)
 	set(table, DLOCK_QUEUE_GRANTED_AT, !image->granted,
 		image->granted ? TimestampTzGetDatum(image->granted_at) : (Datum) 0);
 	set_interval(table, DLOCK_QUEUE_TTL, image->ttl);
-	set(table, DLOCK_QUEUE_DURABILITY, false, Int32GetDatum(ticket->durability));
+	set(table, DLOCK_QUEUE_DURABILITY, false, Int32GetDatum(image->durability));
 }
 
 /* dlock_queue_lease's columns */
@@ -362,7 +364,7 @@ fill_lease(Table *table, const DlockImage *image)
 	set_name(table, DLOCK_LEASE_ROLE_NAME, dlock_lease_role_name(lease));
 	set(table, DLOCK_LEASE_OPENED_AT, false,
 		TimestampTzGetDatum(lease->opened_at));
-	set(table, DLOCK_LEASE_DURABILITY, false, Int32GetDatum(lease->durability));
+	set(table, DLOCK_LEASE_DURABILITY, false, Int32GetDatum(image->durability));
 }
 
 /*
@@ -526,6 +528,16 @@ dlock_rows_begin(DlockSpace *space)
 	}
 	PushActiveSnapshot(GetTransactionSnapshot());
 	return true;
+}
+
+/*
+ * A transaction that was to write has failed: the table that it could not lock,
+ * if that was the reason.
+ */
+Oid
+dlock_rows_awaited(void)
+{
+	return awaited < 0 ? InvalidOid : table_ids[awaited];
 }
 
 /*

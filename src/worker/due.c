@@ -94,6 +94,19 @@ look_anew(Look *look)
 	pairingheap_add(looks_by_due, &look->node);
 }
 
+/* What there is to do for a lease, as its ttl and durability are now */
+static void
+classify(Look *look)
+{
+	look->class = dlock_heartbeat_add(look->lease);
+	if (!look->attached && dlock_lease_is_attached(look->lease) &&
+		dlock_lease_durability(look->lease) >= SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+	{
+		look->attached = true;
+		dlist_push_head(&attached_looks, &look->attached_node);
+	}
+}
+
 /* Look at a lease again when it is due, or before. */
 void
 dlock_due_add(DlockLease *lease)
@@ -113,19 +126,16 @@ dlock_due_add(DlockLease *lease)
 	look->lease = lease;
 	look->due = due_of(lease);
 	pairingheap_add(looks_by_due, &look->node);
-	look->attached = dlock_lease_is_attached(lease) &&
-		lease->durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE;
-	if (look->attached)
-		dlist_push_head(&attached_looks, &look->attached_node);
-	look->class = dlock_heartbeat_add(lease);
+	look->attached = false;
+	classify(look);
 }
 
 /* At most so many are looked at anew in one step */
 #define UPDATES	256
 
 /*
- * Look at those anew that have got another ttl.  Returns whether some may be
- * left.
+ * Look at those anew that have got another ttl, or a higher durability.  Returns
+ * whether some may be left.
  */
 bool
 dlock_due_update(DlockSpace *space)
@@ -143,7 +153,7 @@ dlock_due_update(DlockSpace *space)
 		{
 			look_anew(look);
 			dlock_heartbeat_remove(look->class);
-			look->class = dlock_heartbeat_add(lease);
+			classify(look);
 		}
 		dlock_record_unref(&lease->record);
 		count++;

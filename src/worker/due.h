@@ -37,7 +37,7 @@ extern void dlock_grants_let_go(void);
 /* heartbeat.c */
 extern int	dlock_heartbeat_add(const DlockLease *lease);
 extern void dlock_heartbeat_remove(int class);
-extern uint64 dlock_heartbeat_beat(DlockSpace *space);
+extern uint64 dlock_heartbeat_beat(DlockSpace *space, bool knows_all);
 
 /* writer.c */
 extern void dlock_writer_begin(DlockSpace *space);

@@ -116,8 +116,9 @@ static void
 append_reason(StringInfo buffer, const DlockExpiry *expiry)
 {
 	if (expiry->attached_pid != 0)
-		appendStringInfo(buffer, "It was attached to process %d, which has ended; its last renewal was ",
-						 expiry->attached_pid);
+		appendStringInfo(buffer, "It was attached to process %d%s; its last renewal was ",
+						 expiry->attached_pid,
+						 expiry->session_ended ? ", which has ended" : "");
 	else
 		appendStringInfoString(buffer, "Its last renewal was ");
 	append_seconds(buffer, expiry->renewed);

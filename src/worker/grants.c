@@ -77,7 +77,7 @@ dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 	else
 		dlock_record_ref(&ticket->record);
 	grant->ticket = ticket;
-	grant->durability = ticket->durability;
+	grant->durability = ticket->announce_at;
 	grant->lsn = lsn;
 	grant->turn = ++turn;
 	pairingheap_add(grants_by_lsn[grant->durability], &grant->node);

@@ -33,10 +33,12 @@ static uint64 next_heartbeat = 0;
 static int
 class_of(const DlockLease *lease)
 {
-	if (lease->durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+	int			durability = dlock_lease_durability(lease);
+
+	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
 		return -1;
 	return pg_leftmost_one_pos64((uint64) dlock_lease_ttl(lease)) -
-		(lease->durability == SYNCHRONOUS_COMMIT_REMOTE_APPLY ? 1 : 0);
+		(durability == SYNCHRONOUS_COMMIT_REMOTE_APPLY ? 1 : 0);
 }
 
 /*
@@ -66,16 +68,22 @@ dlock_heartbeat_remove(int class)
  * Send a heartbeat if it is time.  Where no standbys are named, none is
  * needed.  Returns when to come again; DLOCK_NO_DEADLINE: not for the leases
  * that there are now.
+ *
+ * A heartbeat is for all leases.  So where the worker does not know all of them
+ * yet, it sends as many as the least ttl of all could need.
  */
 uint64
-dlock_heartbeat_beat(DlockSpace *space)
+dlock_heartbeat_beat(DlockSpace *space, bool knows_all)
 {
 	uint64		now = dlock_monotonic_now();
+	uint64		classes = counted;
 	uint64		interval;
 
-	if (counted == 0)
+	if (!knows_all && space->leases.length > 0)
+		classes |= UINT64CONST(1) << (pg_leftmost_one_pos64(DLOCK_MIN_TTL) - 1);
+	if (classes == 0)
 		return DLOCK_NO_DEADLINE;
-	interval = (UINT64CONST(1) << pg_rightmost_one_pos64(counted)) / 4;
+	interval = (UINT64CONST(1) << pg_rightmost_one_pos64(classes)) / 4;
 	dlock_quorum_look(space);
 	next_heartbeat = Min(next_heartbeat, now + interval);
 	if (now >= next_heartbeat)

@@ -16,6 +16,7 @@
 #include "miscadmin.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
+#include "storage/fd.h"
 #include "storage/ipc.h"
 #include "storage/lock.h"
 #include "storage/lwlock.h"
@@ -27,7 +28,9 @@
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/pidfile.h"
 #include "utils/syscache.h"
+#include "utils/timeout.h"
 
 #include "shared/shared.h"
 #include "worker/process.h"
@@ -38,6 +41,7 @@
 									 * lock, and then twice as long */
 #define MAX_SILENCE_MS	60000
 #define MAX_UNMAPPED	5		/* times that a segment cannot be mapped */
+#define CANCEL_SILENCE_MS	1000	/* between messages about cancels */
 #define OWNER_RETRY_MS	1000	/* the longest pause after an error, to look for
 								 * the database's owner */
 
@@ -157,6 +161,45 @@ static DlockTask owner_task = {
 	.patience_ms = OWNER_RETRY_MS
 };
 
+/* Set by a signal */
+static volatile sig_atomic_t cancel_requested = false;
+
+/*
+ * SIGINT.  The worker and the sender run no statement for anybody, so that a
+ * cancel has nothing to end; what it hit would only have to be done again.
+ * lock_timeout uses the same signal: by then its indicator is set, and
+ * PostgreSQL raises the error.
+ */
+static void
+handle_cancel(SIGNAL_ARGS)
+{
+	int			save_errno = errno;
+
+	if (!get_timeout_indicator(LOCK_TIMEOUT, false))
+		cancel_requested = true;
+	else if (!proc_exit_inprogress)
+		InterruptPending = QueryCancelPending = true;
+	SetLatch(MyLatch);
+	errno = save_errno;
+}
+
+/* Tell of a cancel, but not of each if there are many. */
+static void
+log_cancel(void)
+{
+	static uint64 silent_until = 0;
+	uint64		now = dlock_monotonic_now();
+
+	cancel_requested = false;
+	if (now < silent_until)
+		return;
+	silent_until = now + CANCEL_SILENCE_MS * 1000;
+	ereport(LOG,
+			(errmsg("%s in database \"%s\" ignores a request to cancel",
+					MyBgworkerEntry->bgw_type, dlock_process_database()),
+			 errhint("pg_terminate_backend() ends it; another one is started when there is work.")));
+}
+
 /*
  * Begin as a process that is to hold an office of the space that it was
  * started for.  NULL where that has a holder, or is not there any more.
@@ -170,6 +213,9 @@ dlock_process_begin(DlockOffice office)
 	memcpy(&key, MyBgworkerEntry->bgw_extra, sizeof(DlockSpaceKey));
 	pqsignal(SIGTERM, die);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	/* a VACUUM can be canceled like any; the next one comes by itself */
+	if (office != DLOCK_VACUUM)
+		pqsignal(SIGINT, handle_cancel);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnectionByOid(key.database, InvalidOid,
 											  BGWORKER_BYPASS_ALLOWCONN);
@@ -197,6 +243,8 @@ void
 dlock_process_signals(void)
 {
 	CHECK_FOR_INTERRUPTS();
+	if (cancel_requested)
+		log_cancel();
 	if (ConfigReloadPending)
 	{
 		ConfigReloadPending = false;
@@ -241,6 +289,26 @@ dlock_process_is_in_the_way(void)
 		return false;
 	}
 	return CountDBConnections(MyDatabaseId) == 0;
+}
+
+/*
+ * Is the server being shut down?  The postmaster writes that to its lock file before
+ * it tells any process, and says it nowhere else.
+ */
+bool
+dlock_process_server_stops(void)
+{
+	FILE	   *file = AllocateFile("postmaster.pid", "r");
+	char		line[MAXPGPATH];
+	int			n = 0;
+
+	if (file == NULL)
+		return false;
+	while (n < LOCK_FILE_LINE_PM_STATUS && fgets(line, sizeof(line), file))
+		n++;
+	FreeFile(file);
+	return n == LOCK_FILE_LINE_PM_STATUS &&
+		strncmp(line, PM_STATUS_STOPPING, strlen(PM_STATUS_STOPPING)) == 0;
 }
 
 /* How long a lock is waited for, in milliseconds; "0": as long as it takes */
@@ -416,6 +484,9 @@ dlock_task_perform(DlockTask *task)
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(TopMemoryContext);
+	/* a lock timeout that has come too late has nothing to end any more */
+	if (get_timeout_indicator(LOCK_TIMEOUT, true))
+		QueryCancelPending = false;
 	if (failed)
 		return task->next_try;
 	task->next_try = 0;

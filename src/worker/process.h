@@ -47,6 +47,7 @@ extern DlockSpace *dlock_process_begin(DlockOffice office);
 extern void dlock_process_signals(void);
 extern bool dlock_process_gives_way(void);
 extern bool dlock_process_is_in_the_way(void);
+extern bool dlock_process_server_stops(void);
 extern void dlock_process_lock_timeout(const char *timeout);
 extern bool dlock_error_is_lock(int code);
 extern uint64 dlock_task_perform(DlockTask *task);

@@ -43,6 +43,9 @@
 #define MAX_RETRY_MS	2000	/* between attempts that fail */
 #define PATIENCE_MS		1000	/* for a lock that it does not get */
 #define LEAVE_MS		1000	/* a worker that is told to go writes that long */
+#define TWICE_MS		100		/* a signal within it is the first one's twin */
+#define STAY_MS			5000	/* at a shutdown, it waits for sessions that long */
+#define STAY_LOOK_MS	10		/* ... and looks that often whether all have gone */
 #define LOOK_MS			2000	/* between looks whether the extension is there */
 #define RETRY_START_MS	100		/* of a sender that has not come */
 #define MISS_MS			10		/* between looks at all sessions, who would miss
@@ -107,6 +110,7 @@ resign(int code, Datum arg)
 	/* what it may have held as it failed */
 	LWLockReleaseAll();
 	pg_atomic_write_u32(&my_space->worker_comes, 0);
+	pg_atomic_write_u64(&my_space->blocked_on, 0);
 	(void) dlock_office_leave(my_space, DLOCK_SENDER);
 	if (leaves || leaving || makes_way)
 		pg_atomic_write_u32(&my_space->worker_deaths, 0);
@@ -138,15 +142,21 @@ static uint64 next_look = 0;
 
 /*
  * What was released before a shutdown is released after it: so a worker that
- * is told to go writes the journal first.  One that is told so again does not.
+ * is told to go writes the journal first.  One that is told so again does not; but
+ * the postmaster sends each signal twice, to the process and to its group.
  */
 static void
 leave(SIGNAL_ARGS)
 {
+	static uint64 told_at = 0;
 	int			save_errno = errno;
+	uint64		now = dlock_monotonic_now();
 
+	if (told_at == 0)
+		told_at = now;
 	leaving = true;
-	pqsignal(SIGTERM, die);
+	if (now - told_at >= TWICE_MS * 1000)
+		ProcDiePending = InterruptPending = true;
 	SetLatch(MyLatch);
 	errno = save_errno;
 }
@@ -178,7 +188,8 @@ static void
 find_ticket(DlockLeaseTicket *ticket)
 {
 	if (ticket->record.has_row && !ticket->record.listed)
-		dlock_grants_remember(ticket, pg_atomic_read_u64(&ticket->record.lsn));
+		dlock_grants_remember(ticket,
+							  dlock_journal_position(my_space, &ticket->record));
 }
 
 static bool
@@ -366,6 +377,24 @@ static DlockTask notify_task = {
 	.max_retry_ms = MAX_RETRY_MS
 };
 
+/*
+ * A shutdown ends the sessions at the same moment as the worker.  A session then
+ * takes back what it could not make durable, and the worker has to write that: it
+ * stays until no session of the database is left.  PostgreSQL waits for them, too,
+ * so that this does not hold up the shutdown.  The limit is for a session that
+ * PostgreSQL ends after the worker: a walsender that has called dlock.
+ */
+static bool
+stays_for_sessions(void)
+{
+	static uint64 until = 0;
+	uint64		now = dlock_monotonic_now();
+
+	if (until == 0)
+		until = now + (dlock_process_server_stops() ? STAY_MS * 1000 : 0);
+	return now < until && dlock_worker_has_company(my_space);
+}
+
 /* The last work of a worker that was told to go, which it then does. */
 static void
 write_the_rest(void)
@@ -386,6 +415,20 @@ write_the_rest(void)
 	makes_way = dlock_process_is_in_the_way();
 	(void) dlock_expiry_tell(my_space, true);
 	ProcDiePending = InterruptPending = true;
+}
+
+/*
+ * Where the worker was told to go, it does so at the next interrupt, or stays for a
+ * while.  Returns when to look again: a session that goes wakes nobody.
+ */
+static uint64
+leave_if_told(void)
+{
+	if (leaving && stays_for_sessions())
+		return dlock_monotonic_now() + STAY_LOOK_MS * 1000;
+	if (leaving)
+		write_the_rest();
+	return NEVER;
 }
 
 /*
@@ -478,7 +521,12 @@ is_in_the_way(uint64 now, uint64 *next)
 
 static uint64 next_beat = NEVER;
 
-/* Do all there is to do.  Returns when to come again. */
+/*
+ * Do all there is to do.  Returns when to come again.
+ *
+ * Heartbeats come before expiry, and before whatever can take longer.  The worker
+ * that was there before may have been gone for a while.
+ */
 static uint64
 work(void)
 {
@@ -490,15 +538,14 @@ work(void)
 		if (!begun)
 			return next;
 	}
-	if (dlock_due_update(my_space))
-		next = 0;
-	dlock_due_expire(STEP_US);
-	next_beat = dlock_heartbeat_beat(my_space);
-	next = sooner(next, next_beat);
-	if (pg_atomic_read_u32(&my_space->half_done) != 0)
-		next = sooner(next, dlock_task_perform(&mend_task));
 	if (!knows_all)
 		next = sooner(next, dlock_task_perform(&learn_task));
+	if (dlock_due_update(my_space))
+		next = 0;
+	(void) dlock_heartbeat_beat(my_space, knows_all);
+	dlock_due_expire(STEP_US);
+	if (pg_atomic_read_u32(&my_space->half_done) != 0)
+		next = sooner(next, dlock_task_perform(&mend_task));
 	if (pg_atomic_read_u32(&my_space->cleared) == DLOCK_NOT_CLEARED)
 		next = sooner(next, dlock_task_perform(&clear_task));
 	if (!extension_is_gone)
@@ -510,7 +557,8 @@ work(void)
 	/* when all else was done, as the log can be slow */
 	next = sooner(next, dlock_expiry_tell(my_space, false));
 	/* last, as the journal may have told of new leases */
-	return sooner(next, dlock_due_next());
+	next_beat = dlock_heartbeat_beat(my_space, knows_all);
+	return sooner(sooner(next, next_beat), dlock_due_next());
 }
 
 /*
@@ -527,9 +575,12 @@ pause_before_work(uint32 deaths)
 	/* nor is it to be waited for by a library that wants its place */
 	while (dlock_monotonic_now() < end && !dlock_is_replaced())
 	{
+		/* leases that sessions keep alive are not to run out meanwhile */
+		uint64		next = sooner(end, dlock_heartbeat_beat(my_space, false));
+
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
-						 dlock_milliseconds_until(end), PG_WAIT_EXTENSION);
+						 dlock_milliseconds_until(next), PG_WAIT_EXTENSION);
 		ResetLatch(MyLatch);
 		dlock_process_signals();
 	}
@@ -593,12 +644,12 @@ dlock_worker_main(Datum arg)
 	{
 		uint64		next;
 		uint64		now;
+		uint64		next_stay;
 
 		/* before anything is looked at, so that no wakeup is missed */
 		ResetLatch(MyLatch);
 		promise_to_come(false);
-		if (leaving)
-			write_the_rest();
+		next_stay = leave_if_told();
 		dlock_process_signals();
 		gives_way = dlock_process_gives_way();
 		if (gives_way)
@@ -643,7 +694,7 @@ dlock_worker_main(Datum arg)
 				next = sooner(next, next_look);
 			}
 		}
-		sleep_until(next);
+		sleep_until(sooner(next, next_stay));
 	}
 	(void) dlock_expiry_tell(my_space, true);
 }

@@ -40,6 +40,10 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->over = dlock_lease_is_over(space, record);
 	image->channel[0] = '\0';
 	image->shares = image->inherits = false;
+	image->durability = dlock_lease_durability(dlock_record_lease_of(record));
+	if (!image->had_row && !image->over &&
+		dlock_record_of_lease(record) == record)
+		dlock_lease_begin_quorum(dlock_record_lease_of(record));
 	if (record->is_lease)
 	{
 		image->delayed = dlock_record_lease(record)->delayed;
@@ -108,12 +112,7 @@ note_inheritance(const DlockImage *image)
 static bool
 is_awaited(const DlockImage *image)
 {
-	DlockRecord *record = image->record;
-	int			durability = record->is_lease ?
-		dlock_record_lease(record)->durability :
-		dlock_record_ticket(record)->durability;
-
-	return !image->over && durability != SYNCHRONOUS_COMMIT_OFF;
+	return !image->over && image->durability != SYNCHRONOUS_COMMIT_OFF;
 }
 
 /*
@@ -256,6 +255,21 @@ learn_of(DlockRecord *record, bool over, XLogRecPtr lsn)
 }
 
 /*
+ * Let those who look for deadlocks know of the table that could not be locked, or
+ * that there is none any more.
+ */
+static void
+tell_blocked_on(DlockSpace *space, Oid table)
+{
+	uint64		before = pg_atomic_read_u64(&space->blocked_on);
+	uint32		now = (uint32) dlock_monotonic_now();
+
+	if (table != (Oid) (before >> 32))
+		pg_atomic_write_u64(&space->blocked_on, OidIsValid(table) ?
+							(uint64) table << 32 | now : 0);
+}
+
+/*
  * Write what is marked.  Returns how many records that were, -1 where the
  * extension is gone.  Raises what PostgreSQL raises; nothing is written then,
  * and all of it still marked.  Those who wait are told that, unless it was a
@@ -275,6 +289,7 @@ dlock_writer_write(DlockSpace *space, int *dead)
 	PG_TRY();
 	{
 		is_there = dlock_rows_begin(space);
+		tell_blocked_on(space, InvalidOid);
 		if (is_there)
 		{
 			copy_marked(space);
@@ -289,6 +304,8 @@ dlock_writer_write(DlockSpace *space, int *dead)
 		/* a lock that could not be had in time may be at the next attempt */
 		if (!dlock_error_is_lock(geterrcode()))
 			dlock_journal_fail(space, geterrcode());
+		else
+			tell_blocked_on(space, dlock_rows_awaited());
 		publish(space, false);
 		PG_RE_THROW();
 	}

@@ -5,7 +5,7 @@
 -- Their outputs must not depend on what is another number each time.  So a
 -- lease, ticket or fence is shown as N1, N2 and so on if it is the first, the
 -- second and so on of the numbers given, and as N otherwise; this session's
--- process as PID; and the OID of a role as N.
+-- process as PID; the role that runs the tests as USER; and the OID of a role as N.
 --
 -- Not in pg_temp, so that they outlive a new connection and DISCARD ALL.  Nothing
 -- of this file is to be seen in the outputs.
@@ -30,6 +30,7 @@ EXCEPTION WHEN OTHERS THEN
 		END LOOP;
 		line := regexp_replace(line, '\m\d{12,18}\M', 'N', 'g');
 		line := regexp_replace(line, format('\mProcess %s\M', pg_backend_pid()), 'Process PID');
+		line := replace(line, format('role "%s"', session_user), 'role "USER"');
 		RETURN NEXT regexp_replace(line, '\mOID \d+', 'OID N');
 	END LOOP;
 END $$;

@@ -13,6 +13,10 @@
  * is gone.  Time passes at any step, in ticks: a ttl of two, and one more for
  * the "quarter".  The clocks of both servers go alike.
  *
+ * With -DRAISE standbys do not count for the lease at first: its client has asked at
+ * a low synchronous_commit, and a session keeps it alive.  Somebody asks for the
+ * same at a high one, and is answered, or not.
+ *
  * With -DENGINE an engine decides, as Patroni does with synchronous_mode, and
  * not with its strict form.  Each server has an agent; they share a store, which
  * changes things one at a time.  The primary has a key there, which runs out
@@ -33,6 +37,9 @@
  *							dlock_lease_begin_anew()
  *	look, renew, ask		look(), dlock_lease_renew(), all that ask
  *	named					dlock_quorum_has_standbys()
+ *	counts					is the durability of the lease remote_write or higher?
+ *	raiser					dlock_lease_raise_durability(), and the wait for the
+ *							row in wait_for_record() of src/backend/durable.c
  *
  * Each step of these is one of a process; what is read together is one step.
  *
@@ -43,6 +50,9 @@
  *	- a lease that was called gone is not called alive later, by that server;
  *	- a renewal that succeeded holds for a ttl from when it was sent: nobody is
  *	  told before that the lease is gone, on that server or on its successor.
+ *
+ * Of a lease that is raised, the first and the third are promised to who has been
+ * answered, and that the old primary ends no lease early.
  *
  * Left out: more standbys, of which a quorum that intersects is as one; the
  * worker, as it only does what others may do; delays.
@@ -56,6 +66,10 @@
  *	BROKEN_LAST		... or looks after it has moved the deadline
  *	BROKEN_QUARTER	a server that begins honours leases for their ttl alone
  *	BROKEN_GONE		an answer leaves the deadline as it is
+ *	BROKEN_RAISE	standbys count from when the lease began, though no heartbeat
+ *					was sent for it
+ *	BROKEN_ANSWER	... or from when the answer was seen
+ *	BROKEN_ROW		who raises is answered before the row is acknowledged
  *
  * The engine, likewise:
  *
@@ -97,6 +111,21 @@ byte sent, has, acked;
 bool promoted;
 byte next_deadline;
 
+/* the lease, as its durability is: may be raised */
+#ifdef RAISE
+bool counts;
+bool answered;					/* who has raised it */
+byte row = 100;					/* which says so, as a position */
+byte rows;						/* 1: it is written */
+#define can_raise		true
+#else
+bool counts = true;
+#define answered		true
+#define row				0
+#define rows			0
+#define can_raise		false
+#endif
+
 /* the engine */
 bool named = true;				/* does the old primary wait for the standby? */
 bool leads = true;				/* has it the key? */
@@ -107,7 +136,7 @@ bool told_gone;					/* by the old primary */
 byte promised;					/* until then, by the latest success */
 
 #define heard			(confirmed > quorum -> confirmed : quorum)
-#define by_quorum		(named -> heard + HONOURED : 100)
+#define by_quorum		(named && counts -> heard + HONOURED : 100)
 #define due				(deadline < by_quorum -> deadline : by_quorum)
 
 inline heard_of()
@@ -138,9 +167,9 @@ inline send()
 inline may_send()
 {
 #ifdef BROKEN_SENT
-	sent < SENT && loaded -> send()
+	sent < SENT + rows && loaded -> send()
 #else
-	atomic { sent < SENT && loaded -> send() }
+	atomic { sent < SENT + rows && loaded -> send() }
 #endif
 }
 
@@ -240,7 +269,7 @@ proctype renewer()
 #ifndef BROKEN_RENEW
 		d_step { heard_of() };
 		if
-		:: heard + QUARTER >= start
+		:: !counts || heard + QUARTER >= start
 		:: else ->
 			move(false);
 			if
@@ -344,6 +373,36 @@ end:	acked == sent;
 	fi
 }
 
+#ifdef RAISE
+/* Somebody asks for the same at a level at which standbys count. */
+proctype raiser()
+{
+	if
+	:: atomic {
+			deadline > RAN_OUT ->
+#ifdef BROKEN_ANSWER
+			confirmed = 100;
+#endif
+#if !defined(BROKEN_RAISE) && !defined(BROKEN_ANSWER)
+			confirmed = now;
+#endif
+			counts = true
+		};
+		/* no heartbeat: it confirms nothing */
+		d_step { sent_at[sent] = 0; row = sent; rows = 1; sent++ };
+#ifndef BROKEN_ROW
+		/* for as long as it takes, which may be for ever */
+end:	acked > row;
+#endif
+#ifdef BROKEN_ANSWER
+		confirmed = now;
+#endif
+		answered = true
+	:: true
+	fi
+}
+#endif
+
 /* The network, both ways; the worker, that sends; and time */
 proctype world()
 {
@@ -423,18 +482,19 @@ proctype successor()
 #ifdef BROKEN_QUARTER
 	next_deadline = now + TTL;
 #else
-	next_deadline = now + HONOURED;
+	next_deadline = now + (has > row || !can_raise -> HONOURED : TTL);
 #endif
 end:
 	now >= next_deadline;
 	d_step {
 		/* from now on nobody may be told by the old one that it is open */
-		assert(now >= promised);
-		assert(!loaded || deadline <= RAN_OUT || due <= now)
+		assert(!answered || now >= promised);
+		assert(!answered || !loaded || deadline <= RAN_OUT || due <= now)
 	};
 	if
 	:: atomic {
-			loaded && deadline > RAN_OUT && due > now -> assert(false)
+			answered && loaded && deadline > RAN_OUT && due > now ->
+			assert(false)
 		}
 	:: now == END
 	fi;
@@ -445,14 +505,21 @@ done:
 init
 {
 	atomic {
+#ifdef RAISE
+		deadline = 100;			/* attached: none but that by the quorum */
+#else
 		deadline = now + TTL;
+#endif
 		confirmed = now;
 		run renewer();
-#ifndef ENGINE
+#if !defined(ENGINE) && !defined(RAISE)
 		run asker();
 #endif
 #ifdef RESTART
 		run restarter();
+#endif
+#ifdef RAISE
+		run raiser();
 #endif
 #ifdef ENGINE
 		run agent();

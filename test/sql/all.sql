@@ -188,3 +188,101 @@ SELECT dlock_acquire_all(CASE WHEN pg_cancel_backend(pg_backend_pid())
 						 THEN ARRAY['a', ''] END);
 \echo :SQLSTATE
 SELECT count(*) FROM dlock_locks;
+
+--
+-- A statement that is canceled keeps nothing of what its own calls took, until it
+-- has been executed.  Any other error keeps it: locking is no part of the
+-- transaction.
+--
+CREATE FUNCTION cancel() RETURNS boolean LANGUAGE sql VOLATILE
+	AS 'SELECT pg_cancel_backend(pg_backend_pid())';
+SELECT dlock_acquire_all('{a,b}'), cancel();
+\echo :SQLSTATE
+SELECT dlock_acquire_all('{a,b}'), dlock_xact_acquire('c'), cancel();
+SELECT * FROM held;
+SELECT dlock_acquire_all('{a,b}'), 1 / (0 * random())::integer;
+\echo :SQLSTATE
+SELECT * FROM held;
+SELECT dlock_release_all();
+SELECT dlock_lease_open('1h') AS lease \gset
+SELECT dlock_lease_acquire_all('{a,b}', :lease), cancel();
+SELECT count(*) FROM dlock_locks WHERE granted AND lease = :lease;
+SELECT dlock_ttl_acquire('c', '1h'), cancel();
+SELECT count(*) FROM dlock_locks WHERE granted;
+SELECT dlock_lease_acquire_all('{a,b}', :lease), 1 / (0 * random())::integer;
+SELECT count(*) FROM dlock_locks WHERE granted AND lease = :lease;
+-- what the lease had before
+SELECT dlock_lease_acquire_all('{b,c}', :lease), cancel();
+SELECT name FROM dlock_locks WHERE granted AND lease = :lease ORDER BY name;
+SELECT dlock_lease_close(:lease);
+
+-- What was there before stays, also where the statement itself has released, or
+-- has caught an error
+SELECT dlock_acquire('a') > 0;
+SELECT dlock_acquire_all('{a,b}'), cancel();
+SELECT * FROM held;
+SELECT dlock_acquire_all('{a,b}'), dlock_release('a'), cancel();
+SELECT * FROM held;
+SELECT dlock_acquire_all('{a,b}'), dlock_acquire('a'), cancel();
+SELECT * FROM held;
+SELECT dlock_release('a');
+CREATE FUNCTION catch() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM 1 / 0;
+EXCEPTION WHEN division_by_zero THEN
+	NULL;
+END $$;
+SELECT catch(), dlock_acquire_all('{a,b}'), catch(), cancel();
+SELECT * FROM held;
+SELECT dlock_acquire_all('{a,b}') > '{0}', dlock_release('a'), dlock_release('b');
+SELECT * FROM held;
+SELECT dlock_release('a');
+
+-- A statement that ends keeps it, whatever comes then: locking is no part of the
+-- transaction
+BEGIN;
+SELECT dlock_acquire_all('{a,b}') > '{0}', dlock_xact_acquire('c') > 0,
+	dlock_acquire_all('{b,d}') > '{0}';
+ROLLBACK;
+SELECT * FROM held;
+SELECT dlock_release_all();
+CREATE FUNCTION acquire_and_fail(how text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	fences	bigint[];
+BEGIN
+	BEGIN
+		IF how = 'statement' THEN
+			PERFORM dlock_acquire_all('{a,b}');
+		ELSE
+			fences := dlock_acquire_all('{a,b}');
+		END IF;
+		PERFORM 1 / 0;
+	EXCEPTION WHEN division_by_zero THEN
+		NULL;
+	END;
+	PERFORM 1 / 0;
+END $$;
+SELECT acquire_and_fail('statement');
+SELECT * FROM held;
+SELECT dlock_release_all();
+SELECT acquire_and_fail('expression'), dlock_acquire_all('{c}');
+SELECT * FROM held;
+SELECT dlock_release_all();
+
+-- A call that stands in no statement keeps what it took, whatever had failed before
+-- the session's first lock.
+\c -
+SET client_min_messages = warning;
+SELECT dlock_version() <> '';
+SELECT 1 / 0;
+DO $$
+DECLARE
+	fences	bigint[];
+BEGIN
+	FOR i IN 1..100 LOOP
+		fences := dlock_acquire_all(ARRAY['a' || i, 'b' || i]);
+		EXECUTE 'SELECT 1';
+	END LOOP;
+END $$;
+SELECT count(*) FROM dlock_locks WHERE pid = pg_backend_pid();
+SELECT dlock_release_all();

@@ -169,3 +169,59 @@ SET client_min_messages = error;
 SELECT dlock_downgrade(:h), dlock_downgrade(:i), dlock_downgrade(:q);
 RESET client_min_messages;
 DROP ROLE regress_dlock_other;
+
+--
+-- Durability: the highest synchronous_commit of those who count on a lease; it
+-- never falls.  "durable" is what the rows say when a call has returned.
+--
+SET synchronous_commit = off;
+SELECT dlock_acquire('busy') AS busy, dlock_lease_open('1h') AS l \gset
+SELECT dlock_ttl_enqueue('busy', '1h', 'nobody', owner => 'me') AS w,
+	dlock_ttl_acquire('own', '1h', owner => 'me') AS o \gset
+CREATE TEMPORARY VIEW durable AS
+	SELECT name, durability FROM dlock_queue
+	UNION ALL SELECT 'lease', durability FROM dlock_queue_lease ORDER BY name;
+SELECT * FROM durable;
+
+-- a ticket's own lease: enqueued and acquired once more, at any level
+SET synchronous_commit = local;
+SELECT dlock_ttl_enqueue('busy', '1h', 'another', owner => 'me') = :w AS same,
+	dlock_ttl_acquire('own', '1h', owner => 'me') = :o AS same;
+SELECT * FROM durable;
+SET synchronous_commit = off;
+SELECT dlock_ttl_enqueue('busy', '1h', 'nobody', owner => 'me') = :w AS same,
+	dlock_ttl_enqueue('own', '1h', 'nobody', owner => 'me') = :o AS same,
+	dlock_renew(:o, '2h'), dlock_set_info(:o, 'own');
+SELECT * FROM durable;
+-- by another ttl, but not by its info, or a wait, to which nothing is given
+SET synchronous_commit = remote_write;
+SELECT dlock_set_info(:w, 'waits'), dlock_wait(:o);
+SELECT * FROM durable;
+SET synchronous_commit = on;
+SELECT dlock_renew(:w, '2h'), dlock_renew(:o, '1h');
+SELECT * FROM durable;
+SET synchronous_commit = off;
+SELECT dlock_release('busy'), dlock_wait(:w);
+SELECT * FROM durable;
+SELECT dlock_release_ticket(:w), dlock_release_ticket(:o);
+
+-- a lease of many: by what is acquired or enqueued with it
+SELECT dlock_lease_acquire('a', :l) AS a \gset
+SET synchronous_commit = local;
+SELECT dlock_lease_acquire('a', :l) = :a AS same;
+SELECT name, durability FROM durable WHERE name = 'lease';
+SET synchronous_commit = remote_write;
+SELECT dlock_lease_enqueue('b', :l, 'nobody') > :a AS more;
+SELECT name, durability FROM durable WHERE name = 'lease';
+SET synchronous_commit = on;
+SELECT array_length(dlock_lease_acquire_all('{a, c}', :l), 1);
+SELECT name, durability FROM durable WHERE name = 'lease';
+SET synchronous_commit = remote_apply;
+SELECT dlock_set_info(:l, 'lease');
+SELECT name, durability FROM durable WHERE name = 'lease';
+SET synchronous_commit = off;
+SELECT dlock_lease_acquire('d', :l) > :a AS more, dlock_renew(:l, '2h');
+SELECT name, durability FROM durable WHERE name IN ('d', 'lease');
+SELECT dlock_lease_close(:l);
+RESET synchronous_commit;
+DROP VIEW durable;

@@ -119,6 +119,7 @@ INSERT INTO calls VALUES
 	('count(*) > 0 FROM dlock_blocker_status()', false),
 	('dlock_stats_reset()', true),
 	('dlock_role_oid(''x'') >= 0', false),
+	('dlock_note_slots(''x'')', false),
 	('dlock_version() <> ''''', false),
 	('dlock_reset()', true);
 
@@ -200,6 +201,51 @@ INSERT INTO parent VALUES (1);
 INSERT INTO child VALUES (1);
 DELETE FROM parent;
 SELECT * FROM had;
+
+--
+-- What the owner of dlock's tables has put on them is run as the owner, in such an
+-- operation: as after REASSIGN OWNED.
+--
+BEGIN;
+ALTER TABLE dlock_versions OWNER TO regress_dlock_owner;
+ALTER TABLE dlock_slots OWNER TO regress_dlock_owner;
+ALTER TABLE dlock_reservations OWNER TO regress_dlock_owner;
+GRANT EXECUTE ON FUNCTION dlock_role_oid, dlock_note_slots TO regress_dlock_owner;
+CREATE FUNCTION owned.act() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE NOTICE '% on % as %: %, search_path = %', tg_op, tg_table_name, current_user,
+		public.outcome('dlock_release_all()'), current_setting('search_path');
+	SET search_path = owned;
+	SET application_name = planted;
+	RETURN NULL;
+END $$;
+CREATE FUNCTION owned.late() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE NOTICE 'deferred trigger on %, as %', tg_table_name, current_user;
+	RETURN NULL;
+END $$;
+CREATE TRIGGER act AFTER INSERT OR UPDATE OR DELETE ON dlock_versions
+	EXECUTE FUNCTION owned.act();
+CREATE TRIGGER act AFTER INSERT OR UPDATE OR DELETE ON dlock_slots
+	EXECUTE FUNCTION owned.act();
+CREATE TRIGGER act AFTER INSERT OR UPDATE OR DELETE ON dlock_reservations
+	EXECUTE FUNCTION owned.act();
+SELECT dlock_version_bump('v', 0), dlock_try_version_bump('v', 1), dlock_version_forget('v');
+SELECT dlock_set_slots('v', 2), dlock_set_slots('v', NULL);
+SELECT dlock_reserve('v', 'regress_dlock_tester'), dlock_unreserve('v');
+SHOW application_name;
+CREATE CONSTRAINT TRIGGER late AFTER INSERT ON dlock_versions
+	DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION owned.late();
+CREATE CONSTRAINT TRIGGER late AFTER INSERT ON dlock_slots
+	DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION owned.late();
+CREATE CONSTRAINT TRIGGER late AFTER INSERT ON dlock_reservations
+	DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION owned.late();
+SELECT outcome('dlock_version_bump(''v'', 0)');
+SELECT outcome('dlock_set_slots(''v'', 2)');
+SELECT outcome('dlock_reserve(''v'', ''regress_dlock_tester'')');
+SET CONSTRAINTS ALL IMMEDIATE;
+SELECT * FROM had;
+ROLLBACK;
 
 SELECT dlock_release_all(), dlock_lease_close(lease) FROM mine;
 DELETE FROM dlock_versions WHERE name IN ('b', 'c');

@@ -63,6 +63,17 @@ SELECT setval('dlock_ticket_seq', 1);
 SELECT currval('dlock_ticket_seq');
 \echo :SQLSTATE
 
+-- nor may they read or lock a table, and so keep others from it: all sessions read
+-- the reservations at their first call
+SELECT count(*) FROM dlock_reservations;
+SELECT count(*) FROM dlock_slots;
+BEGIN;
+LOCK TABLE dlock_reservations IN ACCESS SHARE MODE;
+ROLLBACK;
+BEGIN;
+LOCK TABLE dlock_slots IN ACCESS SHARE MODE;
+ROLLBACK;
+
 -- until it is granted
 RESET ROLE;
 GRANT EXECUTE ON FUNCTION dlock_force_release(bigint), dlock_advance_ticket(bigint)
@@ -96,6 +107,53 @@ SELECT p.oid::regprocedure
    AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'dlock')
    AND NOT has_function_privilege('pg_monitor', p.oid, 'EXECUTE')
  ORDER BY 1;
+
+-- and those that everybody may: what users call, what guards their tables, and what
+-- stands behind the views
+SELECT p.oid::regproc::text, p.prorettype = 'trigger'::regtype AS trigger
+  FROM pg_depend d
+  JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+ WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+   AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'dlock')
+   AND has_function_privilege('pg_monitor', p.oid, 'EXECUTE')
+ ORDER BY 1;
+
+-- The trigger functions of dlock's own tables are for no other table, whoever
+-- has made the trigger.
+CREATE TABLE regress_dlock_table (name text, slots numeric, version bigint);
+DO $$
+DECLARE
+	function text;
+	details text;
+	hint text;
+BEGIN
+	FOREACH function IN ARRAY '{dlock_drop_replicated, dlock_refuse_truncate,
+			dlock_reservations_changed, dlock_slots_changed}'::text[]
+	LOOP
+		FOREACH details IN ARRAY '{BEFORE INSERT ... ROW, AFTER INSERT ... ROW,
+				BEFORE TRUNCATE ... STATEMENT, AFTER TRUNCATE ... STATEMENT}'::text[]
+		LOOP
+			EXECUTE format('CREATE TRIGGER t %s EXECUTE FUNCTION %I()',
+				replace(details, '...', 'ON regress_dlock_table FOR EACH'), function);
+			BEGIN
+				INSERT INTO regress_dlock_table VALUES ('a', 1, 1);
+				TRUNCATE regress_dlock_table;
+				RAISE 'nothing was refused';
+			EXCEPTION WHEN OTHERS THEN
+				GET STACKED DIAGNOSTICS hint = PG_EXCEPTION_HINT;
+				RAISE NOTICE '% %: %', SQLSTATE, details, concat_ws(' | ', SQLERRM, nullif(hint, ''));
+			END;
+			DROP TRIGGER t ON regress_dlock_table;
+		END LOOP;
+	END LOOP;
+END $$;
+DROP TABLE regress_dlock_table;
+SET ROLE regress_dlock_user;
+CREATE TEMPORARY TABLE own ();
+CREATE TRIGGER t BEFORE INSERT ON own EXECUTE FUNCTION dlock_slots_changed();
+\echo :SQLSTATE
+DROP TABLE own;
+RESET ROLE;
 
 -- Default privileges open nothing of that, whichever they are; and where they
 -- close functions to PUBLIC, those for everybody are for whom they say.

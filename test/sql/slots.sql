@@ -238,8 +238,9 @@ SELECT dlock_reserve('team/', 'regress_dlock_team');
 SET ROLE regress_dlock_member;
 SELECT dlock_set_slots('team/jobs', 1);
 SELECT * FROM explain_error('SELECT dlock_set_slots(''other'', 1)');
-SELECT * FROM dlock_slots ORDER BY name;
 INSERT INTO dlock_slots VALUES ('other', 1);
+RESET ROLE;
+SELECT * FROM dlock_slots ORDER BY name;
 SET ROLE regress_dlock_slots;
 SELECT error_of('dlock_set_slots(''team/jobs'', 2)'), error_of('dlock_set_slots(''other'', 2)');
 RESET ROLE;
@@ -281,4 +282,59 @@ DROP EXTENSION dlock;
 CREATE EXTENSION dlock;
 COMMIT;
 SELECT try('m', 2), try('m', 2), try('m', 2), dlock_release_all();
+
+--
+-- What counts is what the row says at the commit
+--
+-- whatever trigger of a site's own has changed it again, before or after dlock's
+CREATE FUNCTION cap() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	IF NEW.slots > 2 THEN
+		UPDATE public.dlock_slots SET slots = 2 WHERE name = NEW.name;
+	END IF;
+	RETURN NULL;
+END $$;
+CREATE TRIGGER a_cap AFTER INSERT OR UPDATE ON dlock_slots FOR EACH ROW EXECUTE FUNCTION cap();
+SELECT dlock_set_slots('capped', 5);
+SELECT slots FROM dlock_slots WHERE name = 'capped';
+SELECT try('capped', 9), try('capped', 9), try('capped', 9), dlock_release_all();
+DROP TRIGGER a_cap ON dlock_slots;
+CREATE TRIGGER z_cap AFTER INSERT OR UPDATE ON dlock_slots FOR EACH ROW EXECUTE FUNCTION cap();
+SELECT dlock_set_slots('capped', 7);
+SELECT try('capped', 9), try('capped', 9), try('capped', 9), dlock_release_all();
+DROP TRIGGER z_cap ON dlock_slots;
+DROP FUNCTION cap();
+-- written without triggers, by a transaction that others do not see yet, and by
+-- one that writes nothing, because another one has
+BEGIN;
+ALTER TABLE dlock_slots DISABLE TRIGGER ALL;
+INSERT INTO dlock_slots VALUES ('unseen', 1), ('undone', 1);
+SAVEPOINT a;
+UPDATE dlock_slots SET slots = 4 WHERE name = 'undone';
+ROLLBACK TO a;
+ALTER TABLE dlock_slots ENABLE TRIGGER ALL, ENABLE ALWAYS TRIGGER dlock_changed, ENABLE ALWAYS TRIGGER dlock_truncated;
+COMMIT;
+SELECT try('unseen', 9), try('unseen', 9), try('undone', 9), try('undone', 9), dlock_release_all();
+INSERT INTO dlock_slots VALUES ('unseen', 5) ON CONFLICT DO NOTHING;
+SELECT try('unseen', 9), try('unseen', 9), dlock_release_all();
+DELETE FROM dlock_slots WHERE name IN ('unseen', 'undone');
+-- set, taken back to a savepoint, and set again
+BEGIN;
+SELECT dlock_set_slots('capped', 1);
+SAVEPOINT a;
+SELECT dlock_set_slots('capped', 9);
+ROLLBACK TO a;
+COMMIT;
+SELECT try('capped', 9), try('capped', 9), dlock_release_all();
+-- emptied in one installation, and in another one that is rolled back
+BEGIN;
+TRUNCATE dlock_slots;
+SAVEPOINT a;
+DROP EXTENSION dlock;
+CREATE EXTENSION dlock;
+SELECT dlock_version_of('x');
+TRUNCATE dlock_slots;
+ROLLBACK TO a;
+COMMIT;
+SELECT try('capped', 2), try('capped', 2), try('capped', 2), dlock_release_all();
 DROP FUNCTION try(text, integer, integer);

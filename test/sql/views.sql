@@ -174,5 +174,19 @@ SELECT pg_temp.await_end(:pid);
 SELECT acquired, busy, timeouts, held FROM dlock_stats;
 SELECT * FROM dlock_locks;
 
+--
+-- A view's row type that has got other columns
+--
+\i test/include/errors.sql
+SELECT rtrim(pg_get_viewdef('dlock_locks'), ';') AS query \gset
+CREATE OR REPLACE VIEW dlock_locks AS
+	SELECT v.*, 'one' AS more, 2 AS many FROM (:query) v;
+SELECT dlock_acquire('a') > 0;
+SELECT explain_error('SELECT * FROM dlock_locks(''a'')');
+SELECT name, many FROM dlock_locks;
+DROP EXTENSION dlock;
+CREATE EXTENSION dlock;
+SELECT * FROM dlock_locks('a');
+
 \c :before
 DROP DATABASE regress_dlock_views;

@@ -37,7 +37,7 @@ while ($pom =~ m{<(/?)([\w.]+)[^<>]*?(/?)>}g)
 	splice @open, -2 if @open > 1 && $open[-1] eq "/$open[-2]";
 }
 is("@open", '', 'pom.xml: each element ends');
-like($pom, qr{<artifactId>dlock-client</artifactId>\s*<version>\Q$version\E<},
+like($pom, qr{<artifactId>dlock-client</artifactId>\s*<version>\Q$version\E\.0<},
 	'pom.xml: of this version');
 
 # The sample of a page, as a file

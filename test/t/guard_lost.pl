@@ -7,7 +7,8 @@
 # and hits what comes next; one that is taken back although somebody else has
 # canceled, too; a loss that is noticed only where somebody tells of it, while
 # a lease can run out with nobody there; a log that has one look for a user who
-# has canceled.
+# has canceled; a statement that is not looked after, as an error has come before
+# it, or as it is not executed but parsed, or comes with the COMMIT.
 #
 # Which moments are hit is left to a debugger, and then to chance: sessions guard
 # and go back all the time, while their locks are taken away.
@@ -108,6 +109,55 @@ END $$;
 }
 
 #
+# Wherever it is: before it is executed, after an error, and at the COMMIT.
+#
+{
+	my ($holder, $other) = map { session($node) } 1, 2;
+	my $fence;
+
+	$admin->query(
+		q{CREATE TABLE busy (i integer);
+		CREATE TABLE slow (i integer);
+		CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			PERFORM pg_sleep(3600);
+			RETURN NULL;
+		END $$;
+		CREATE CONSTRAINT TRIGGER sleep AFTER INSERT ON slow
+			DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION sleep()}
+	);
+	$other->query('BEGIN; LOCK TABLE busy');
+	foreach my $error ('no error', 'an error')
+	{
+		$fence = $holder->query("SELECT dlock_acquire('lock')");
+		$holder->query("BEGIN; SELECT dlock_guard('lock', $fence); SAVEPOINT a");
+		like($holder->query('SELECT 1 / 0'), qr/22012/, 'an error')
+		  if $error eq 'an error';
+		$holder->query('ROLLBACK TO a');
+		$holder->start('SELECT * FROM busy');
+		$admin->wait_for(
+			"SELECT wait_event_type = 'Lock' FROM pg_stat_activity "
+			  . "WHERE pid = $holder->{pid}");
+		$admin->query("SELECT dlock_force_release($fence)");
+		like($holder->answer, $loss, "before it is executed, after $error");
+		$holder->query('ROLLBACK; SET client_min_messages = error; '
+			  . 'SELECT dlock_release_all()');
+	}
+	$other->query('ROLLBACK');
+
+	$fence = $holder->query("SELECT dlock_acquire('lock')");
+	$holder->query("BEGIN; SELECT dlock_guard('lock', $fence); "
+		  . 'INSERT INTO slow VALUES (1)');
+	$holder->start('COMMIT');
+	$admin->wait_for("SELECT wait_event = 'PgSleep' FROM pg_stat_activity "
+		  . "WHERE pid = $holder->{pid}");
+	$admin->query("SELECT dlock_force_release($fence)");
+	like($holder->answer, $loss, 'in a deferred trigger');
+	is($holder->query('SELECT 1'), '1', 'and the transaction is over');
+	$_->quit foreach $holder, $other;
+}
+
+#
 # By chance: nothing that these do behind a guard is ever canceled.  In the third,
 # a transaction may be, while it is guarded; but what is not says what it is for,
 # as anything else could not.
@@ -169,6 +219,32 @@ SKIP:
 {
 	skip 'no debugger that can be attached', 1 unless debugger_works($admin);
 
+	# Whoever guards with the same locks again and again is looked at for each lock
+	# once.
+	my $again = session($node);
+
+	$again->query('SET client_min_messages = error; SELECT dlock_release_all()');
+	my $watched = commands_in($again, 'dlock_cancel_unwatch', 'print num_watched');
+	$again->query(
+		q{DO $$
+		DECLARE
+			a	bigint := dlock_acquire('a');
+			b	bigint := dlock_acquire('b');
+		BEGIN
+			FOR i IN 1 .. 100 LOOP
+				PERFORM dlock_guard('a', a);
+				PERFORM dlock_guard('b', b);
+				BEGIN
+					PERFORM dlock_guard('a', a), dlock_xact_acquire('c');
+				EXCEPTION WHEN OTHERS THEN NULL;
+				END;
+			END LOOP;
+			ROLLBACK;
+		END $$});
+	like($watched->(), qr/^\$\d+ = 2$/m, 'each is watched once');
+	is($again->query('SELECT dlock_release_all()'), '2', 'and nothing is left');
+	$again->quit;
+
 	# The guard goes, in each way; and what comes behind it, in the same
 	# statement, is to be canceled or not.
 	my %ways = (
@@ -186,9 +262,12 @@ SKIP:
 
 	foreach my $way (sort keys %ways)
 	{
+		# a rollback of all is never canceled
+		my $noticed = $way eq 'a savepoint' ? 2 : 0;
 		my %cancels = (
-			'noticed' => [ '', 2, @look ],
-			'noticed, and canceled then' => [ $by_user, 2, @look, $interrupt ],
+			'noticed' => [ '', $noticed, @look ],
+			'noticed, and canceled then' =>
+			  [ $by_user, $noticed, @look, $interrupt ],
 			'canceled, and noticed then' => [ $by_user, 1, $interrupt, @look ]);
 
 		foreach my $when (sort keys %cancels)

@@ -10,7 +10,8 @@
 # finds in its tables before the standbys have answered; a wait for them that
 # is cut short and leaves the ticket; a ttl that runs while nobody could renew;
 # leases that end because standbys are named; a renewal that succeeds, or says
-# that the lease is gone, without having heard of the standbys.
+# that the lease is gone, without having heard of the standbys; a lease that
+# standbys do not count for, as somebody else has asked for it at a lower level.
 #
 # Times are taken here, before a request is sent and after its answer has
 # come, so that a slow machine can only make a promise easier to keep; but a
@@ -87,6 +88,46 @@ my $client = session($primary);
 my $admin = session($primary);
 open_lease($client, $_, $_)
   foreach 'on', 'local', 'off', 'remote_write', 'remote_apply';
+
+# one that counts for who asks again, whatever others have asked at
+open_lease($client, 'raised', 'off');
+foreach my $level ('on', 'off')
+{
+	$client->query("SET synchronous_commit = $level");
+	is( $client->query("SELECT dlock_lease_acquire('raised', $leases{raised})"),
+		$fences{raised},
+		"asked for again at $level");
+}
+
+# What was put back may not be on standbys that are named since.
+$_->quit foreach $client, $admin;
+$primary->restart;
+$client = session($primary);
+$admin = session($primary);
+is($admin->query("SELECT dlock_check('on', $fences{on})"),
+	't', 'a lease is put back');
+$primary->safe_psql('postgres',
+	q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
+$primary->reload;
+$client->wait_for(q{SELECT setting = 'nobody' FROM pg_settings
+	WHERE name = 'synchronous_standby_names'});
+$client->start("SELECT dlock_lease_acquire('on', $leases{on})");
+poll(
+	'it waits, or not',
+	sub {
+		$client->answered
+		  || $admin->query(q{SELECT wait_event = 'SyncRep' }
+			  . "FROM pg_stat_activity WHERE pid = $client->{pid}") eq 't';
+	});
+ok(!$client->answered, 'who asks again waits for them');
+$admin->query("SELECT pg_cancel_backend($client->{pid})");
+like($client->answer, qr/57014/, '... until that is cut short');
+$primary->safe_psql('postgres',
+	'ALTER SYSTEM RESET synchronous_standby_names');
+$primary->reload;
+is($client->query("SELECT dlock_lease_acquire('on', $leases{on})"),
+	$fences{on}, 'the lease has its ticket still');
+connected();
 $client->query('SET synchronous_commit = local');
 
 sub renew
@@ -118,7 +159,7 @@ $primary->safe_psql('postgres',
 	q{ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (standby)'});
 $primary->reload;
 is(renew_for(1.2 * $ttl),
-	'local off on remote_apply remote_write',
+	'local off on raised remote_apply remote_write',
 	'naming standbys ends no lease, and while they answer none is lost');
 is( $client->query(
 		q{SELECT setting FROM pg_settings
@@ -160,7 +201,7 @@ foreach my $name ('on', 'local')
 }
 connected();
 is(renew_for(0),
-	'local off on remote_apply remote_write',
+	'local off on raised remote_apply remote_write',
 	'all leases are renewed');
 $client->query('SET synchronous_commit = local');
 
@@ -173,6 +214,29 @@ open_lease($attached, 'attached', 'on', ', attach => true');
 $client->query('SET synchronous_commit = on');
 $fences{ttl} = $leases{ttl} =
   $client->query("SELECT dlock_ttl_acquire('ttl', '$ttl s')");
+
+# Nor one that somebody else asks for at a lower level, later or before: that one
+# waits for it in an acquire, and gives up.
+$fences{again} = $leases{again} =
+  $client->query("SELECT dlock_ttl_acquire('again', '$ttl s', owner => 'me')");
+my $waiter = session($primary);
+$waiter->query('SET synchronous_commit = off');
+is( $waiter->query(
+		"SELECT dlock_ttl_enqueue('again', '$ttl s', 'nobody', owner => 'me')"),
+	$fences{again},
+	'asked for again at a lower level');
+$admin->query("SELECT dlock_acquire('adopted')");
+$waiter->start("SELECT dlock_ttl_acquire('adopted', '$ttl s', owner => 'me')");
+$admin->until_waits($waiter);
+$fences{adopted} = $leases{adopted} =
+  $client->query(
+	"SELECT dlock_ttl_enqueue('adopted', '$ttl s', 'nobody', owner => 'me')");
+$admin->query("SELECT pg_cancel_backend($waiter->{pid})");
+like($waiter->answer, qr/57014/, 'who waits at a lower level gives up');
+$admin->query("SELECT dlock_release('adopted')");
+is($client->query("SELECT dlock_wait($fences{adopted})"),
+	't', '... and the other one is granted the lock');
+$waiter->quit;
 
 # the successors, whose leases live on the standby as well
 my %next;
@@ -295,6 +359,17 @@ foreach my $name (grep { !$late{$_} } 'local', 'off')
 grows('fences grow across the promotion',
 	$fences{ttl},
 	$promoted->query("SELECT dlock_ttl_acquire('new', '10min')"));
+my $log = '';
+poll(
+	'the log tells of the attached lease',
+	sub {
+		$log = slurp_file($primary->logfile);
+		return $log =~ /It was attached to process $attached->{pid}\b/;
+	});
+like(
+	$log,
+	qr/It was attached to process $attached->{pid}; its last renewal/,
+	'its session has not ended');
 $attached->quit;
 $promoted->quit;
 

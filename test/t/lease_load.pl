@@ -213,11 +213,15 @@ my $other_one = $client->query("SELECT dlock_ttl_acquire('other', '1h')");
 my $both = qr/^held \d+ t\|one \d+ t\|other \d+ t$/;
 like($client->query($tickets), $both, 'two more locks');
 my $changed = qr/55000: cannot read table "dlock_queue(_lease)?" in a transaction that has changed or locked it/;
+# without the trigger that refuses TRUNCATE
+my $free = join '; ',
+  map { "ALTER TABLE $_ DISABLE TRIGGER dlock_truncated" }
+  'dlock_queue', 'dlock_queue_lease';
 foreach my $change (
-	'TRUNCATE dlock_queue',
-	'TRUNCATE dlock_queue_lease',
-	'SAVEPOINT s; TRUNCATE dlock_queue; RELEASE s',
-	'TRUNCATE dlock_queue; SAVEPOINT s; TRUNCATE dlock_queue; ROLLBACK TO s',
+	"$free; TRUNCATE dlock_queue",
+	"$free; TRUNCATE dlock_queue_lease",
+	"SAVEPOINT s; $free; TRUNCATE dlock_queue; RELEASE s",
+	"$free; TRUNCATE dlock_queue; SAVEPOINT s; TRUNCATE dlock_queue; ROLLBACK TO s",
 	'ALTER TABLE dlock_queue ALTER ttl TYPE interval USING NULL',
 	'ALTER TABLE dlock_queue DROP ttl, ADD ttl interval',
 	'DELETE FROM dlock_queue; CREATE INDEX ON dlock_queue (name)')
@@ -238,7 +242,7 @@ foreach my $change (
 	'INSERT INTO dlock_queue SELECT ticket + 1000000, $$more$$, lease, granted, mode, slots, '
 	. 'permits, owner, info, channel, role, role_name, enqueued_at, granted_at, ttl, '
 	. 'durability, system, database FROM dlock_queue',
-	'TRUNCATE dlock_queue; ROLLBACK TO first')
+	"$free; TRUNCATE dlock_queue; ROLLBACK TO first")
 {
 	connect_again();
 	$client->query("BEGIN; SAVEPOINT first; $change");
@@ -273,7 +277,7 @@ sub is_refused
 	my $shown = $column eq $key ? qr/-?\d+/ : $number;
 
 	$admin->query("BEGIN; DELETE FROM $table WHERE $key IN (SELECT $key FROM $saved) "
-		  . "OR $key < 1 OR $key > (1::bigint << 53) - 1;"
+		  . "OR $key < 1 OR $key >= (1::bigint << 53) - 1;"
 		  . "INSERT INTO $table SELECT * FROM $saved;"
 		  . "UPDATE $table SET $column = $value WHERE $key = $number; COMMIT");
 	return like($client->query($tickets) =~ s/\n/ /gr,
@@ -284,6 +288,8 @@ is_refused('dlock_queue_lease', 'saved_lease', 'lease', $lease, @$_) foreach (
 	[ 'lease', '-1' ],
 	[ 'lease', '0' ],
 	[ 'lease', '1::bigint << 53' ],
+	# above the sequence
+	[ 'lease', '(1::bigint << 53) - 1' ],
 	[ 'ttl', q{'1 mon'} ],
 	[ 'ttl', q{'1 day'} ],
 	[ 'ttl', q{'0'} ],
@@ -291,6 +297,7 @@ is_refused('dlock_queue_lease', 'saved_lease', 'lease', $lease, @$_) foreach (
 	[ 'ttl', q{'600000000h'} ],
 	[ 'delay', q{'1 year'} ],
 	[ 'delay', q{'-1s'} ],
+	[ 'delayed', 'true' ],
 	[ 'info', q{repeat('x', 1025)} ],
 	[ 'opened_at', q{'infinity'} ],
 	[ 'durability', '-1' ],
@@ -299,6 +306,7 @@ $admin->query("BEGIN; DELETE FROM dlock_queue_lease WHERE lease = $lease;"
 	. 'INSERT INTO dlock_queue_lease SELECT * FROM saved_lease;'
 	. "UPDATE dlock_queue SET name = repeat('x', 256) WHERE ticket = $semaphore; COMMIT");
 is_refused('dlock_queue', 'saved', 'ticket', $semaphore, @$_) foreach (
+	[ 'ticket', '(1::bigint << 53) - 1, lease = (1::bigint << 53) - 1' ],
 	[ 'name', q{repeat('x', 256)} ],
 	[ 'name', q{repeat('x', 100000)} ],
 	[ 'name', q{''} ],
@@ -314,8 +322,12 @@ is_refused('dlock_queue', 'saved', 'ticket', $semaphore, @$_) foreach (
 	[ 'channel', q{repeat('x', 64)} ],
 	[ 'enqueued_at', q{'-infinity'} ],
 	[ 'granted_at', q{'infinity'} ],
+	[ 'granted_at', 'NULL' ],
+	[ 'granted_at', 'granted_at, granted = false' ],
 	[ 'ttl', q{'1 mon'} ],
 	[ 'ttl', q{'0'} ],
+	[ 'ttl', 'NULL' ],
+	[ 'ttl', qq{'1h', lease = $lease} ],
 	[ 'durability', '5' ]);
 $begin = -s $node->logfile;
 $admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
@@ -337,14 +349,17 @@ my $columns = $admin->query(q{SELECT string_agg(attname, ', ' ORDER BY attnum)
 		AND NOT attisdropped AND attname <> 'ticket'});
 sub twice
 {
-	my ($set) = @_;
+	my ($set, $first) = @_;
 
+	$first //= 'granted = true';
 	return $admin->query("BEGIN; DELETE FROM dlock_queue WHERE ticket >= $semaphore;"
 		  . 'INSERT INTO dlock_queue SELECT * FROM saved;'
 		  . "UPDATE dlock_queue SET mode = 'exclusive', slots = NULL, permits = 1 "
 		  . "WHERE ticket = $semaphore;"
 		  . "INSERT INTO dlock_queue (ticket, $columns) SELECT ticket + 1, $columns "
 		  . "FROM dlock_queue WHERE ticket = $semaphore;"
+		  . "UPDATE dlock_queue SET lease = ticket WHERE ticket = $semaphore + 1;"
+		  . "UPDATE dlock_queue SET $first WHERE ticket = $semaphore;"
 		  . "UPDATE dlock_queue SET $set WHERE ticket = $semaphore + 1; COMMIT");
 }
 foreach my $mode (q{mode = 'exclusive'}, q{mode = 'shared'},
@@ -355,11 +370,42 @@ foreach my $mode (q{mode = 'exclusive'}, q{mode = 'shared'},
 		qr/55000: .*Column "granted" .* row of ticket ${\($semaphore + 1)}\./,
 		"two hold it, one of them by $mode");
 }
+twice('granted = true', 'granted = false, granted_at = NULL');
+like($client->query($tickets) =~ s/\n/ /gr,
+	qr/55000: .*Column "granted" .* row of ticket ${\($semaphore + 1)}\./,
+	'one holds it exclusively, and another one has waited for longer');
+# what was put back of that stays, as it could have been so
+connect_again();
 twice("name = 'another', ttl = NULL, lease = $semaphore");
 like($client->query($tickets) =~ s/\n/ /gr,
 	qr/55000: .*Column "lease" .* row of ticket ${\($semaphore + 1)}\./,
 	q{a ticket of another one's own lease});
 $admin->query("DELETE FROM dlock_queue WHERE ticket = $semaphore + 1");
+
+# One number for two
+connect_again();
+$admin->query("CREATE TABLE numbers AS SELECT * FROM saved_lease; UPDATE numbers SET lease = $semaphore;"
+	. 'INSERT INTO dlock_queue_lease SELECT * FROM numbers');
+like($client->query($tickets) =~ s/\n/ /gr,
+	qr/55000: .*Column "ticket" .* row of ticket $semaphore\./, q{a lease has a ticket's number});
+$admin->query("DELETE FROM dlock_queue_lease WHERE lease = $semaphore; DROP TABLE numbers");
+foreach (['dlock_queue', 'ticket', $semaphore], ['dlock_queue_lease', 'lease', $lease])
+{
+	my ($table, $column, $number) = @$_;
+
+	connect_again();
+	$admin->query("ALTER TABLE $table DROP CONSTRAINT ${table}_pkey;"
+		  . "INSERT INTO $table SELECT * FROM $table WHERE $column = $number");
+	foreach my $again ('', ', at each attempt')
+	{
+		like($client->query($tickets) =~ s/\n/ /gr,
+			qr/55000: table "$table" has a row .*Column "$column" .* row of $column $number\./,
+			"$table: a row is there twice$again");
+	}
+	$admin->query("DELETE FROM $table a USING $table b "
+		  . "WHERE a.$column = b.$column AND a.ctid > b.ctid;"
+		  . "ALTER TABLE $table ADD CONSTRAINT ${table}_pkey PRIMARY KEY ($column)");
+}
 like(
 	$client->query($tickets),
 	qr/^held $queued t\|one \d+ t\|semaphore $semaphore t$/,
@@ -449,12 +495,13 @@ $client->query("SET statement_timeout = 0; SET lock_timeout = '100ms'");
 like($client->query($all),
 	qr/55P03: canceling statement due to lock timeout/,
 	'nor one with another timeout');
-is( $client->query(
-		"SELECT dlock_try_lease_acquire('free', $few) IS NULL, "
-		  . q{dlock_try_ttl_acquire('free', '1h', '10ms') IS NULL, }
-		  . "dlock_try_lease_acquire_all(ARRAY['free'], $few, '10ms') IS NULL"),
-	't|t|t',
-	'nor who tries');
+like($client->query("SELECT $_"),
+	qr/55P03: could not acquire lock "free" within its timeout.*DETAIL:  The tables of leases are still being read.*HINT:  \S/s,
+	"nor who tries, which is told: $_")
+  foreach "dlock_try_lease_acquire('free', $few)",
+  q{dlock_try_ttl_acquire('free', '1h', '10ms')},
+  "dlock_try_lease_acquire_all(ARRAY['free'], $few, '10ms')",
+  "dlock_lease_acquire('free', $few, '10ms')";
 like(
 	$client->query(
 		"SELECT dlock_lease_acquire('free', $few, timeout => '10ms')"),
@@ -508,11 +555,11 @@ is($client->query("SELECT dlock_try_acquire('many 1', '10ms') IS NULL"),
 	't', 'and is for as long as there is time');
 like(
 	$client->query("SELECT dlock_acquire('many 1', '10ms')"),
-	qr/55P03: could not acquire lock "many 1" within its timeout/,
-	'with the error of a timeout that has passed');
+	qr/55P03: cannot read table "dlock_queue_lease".*DETAIL:  .*locked by: process/s,
+	'with an error that says what is waited for');
 like(
 	$client->query("SELECT dlock_acquire_all(ARRAY['free 6', 'many 1'], '10ms')"),
-	qr/55P03: could not acquire lock "many 1" within its timeout/,
+	qr/55P03: cannot read table "dlock_queue_lease"/,
 	'also as one of several');
 is($client->query("SELECT dlock_fence('free 6') IS NULL"),
 	't', 'of which none is held then');
@@ -540,13 +587,12 @@ is_now($admin, "SELECT count(*) FROM dlock_queue WHERE name = 'free'",
 #
 $admin->query(q{BEGIN; LOCK TABLE dlock_queue; PREPARE TRANSACTION 'prepared'});
 connect_again();
+my $locked = qr/55P03: cannot read table "dlock_queue".*DETAIL:  .*locked by: a prepared transaction/s;
+like($client->query("SELECT dlock_try_acquire('free')"),
+	$locked, 'a table is locked: who cannot wait does not');
+like($client->query("SELECT dlock_acquire('free', '10ms')"),
+	$locked, 'who can wait does that long');
 my $offset = -s $node->logfile;
-is($client->query("SELECT dlock_try_acquire('free') IS NULL"),
-	't', 'a table is locked: who cannot wait does not');
-like(
-	$client->query("SELECT dlock_acquire('free', '10ms')"),
-	qr/55P03: could not acquire lock "free" within its timeout/,
-	'who can wait does that long');
 $client->query("SET lock_timeout = '10ms'");
 like($client->query("SELECT dlock_acquire('free')"),
 	qr/55P03: canceling statement due to lock timeout/, 'or that long');
@@ -705,6 +751,33 @@ cmp_ok(
 		q{SELECT round(sum((pg_stat_file('pg_dynshmem/' || file)).size) / 1e6)
 			FROM pg_ls_dir('pg_dynshmem') AS file}),
 	'<', 64, 'no billion rows are expected');
+
+#
+# Standbys that do not answer: nobody is told that a lock is busy.
+#
+$client->query('SET synchronous_commit = on');
+$lease = $client->query("SELECT dlock_lease_open('1h')");
+$held = $client->query("SELECT dlock_lease_acquire('mine', $lease)");
+$admin->query("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
+connect_again();
+like($client->query("SELECT dlock_try_lease_acquire('mine', $lease)"),
+	qr/55P03: could not acquire lock "mine" within its timeout/, 'a first call');
+$admin->wait_for(q{SELECT count(*) = 1 FROM pg_stat_activity
+	WHERE backend_type = 'dlock worker' AND wait_event = 'SyncRep'});
+like($client->query("SELECT $_"),
+	qr/55P03: could not acquire lock "(mine|free)" within its timeout.*DETAIL:  .*the synchronous standbys.*HINT:  See synchronous_standby_names/s,
+	"standbys are missing: $_")
+  foreach "dlock_try_lease_acquire('mine', $lease)",
+  "dlock_try_lease_acquire_all(ARRAY['mine'], $lease)",
+  q{dlock_try_ttl_acquire('free', '1h')},
+  "dlock_lease_acquire('mine', $lease, '10ms')",
+  q{dlock_acquire('mine', '10ms')};
+is($client->query("SELECT dlock_try_acquire('mine') IS NULL"),
+	't', 'for a session, what a lease has is busy');
+$admin->query('ALTER SYSTEM RESET synchronous_standby_names');
+$admin->query('SELECT pg_reload_conf()');
+is($client->query("SELECT dlock_lease_acquire('mine', $lease)"),
+	$held, 'they are not needed any more: the lease has what it had');
 
 $_->quit foreach $admin, $client, $other;
 $node->stop;

@@ -7,7 +7,8 @@
 # that looks, and moves the deadline later, whatever was said in between; one
 # that does not look at the standbys; standbys' answers that only the worker
 # takes note of, or heartbeats that only the worker sends; heartbeats that are
-# forgotten, as standbys do not replay.
+# forgotten, as standbys do not replay; standbys that count for a lease before its
+# row is written; a worker that takes over, and sends no heartbeat at once.
 #
 # Time is the test's: it passes at its word.
 
@@ -120,6 +121,38 @@ thaw($worker);
 my $standby = new_standby($node, 'standby');
 count_on($node, 'standby');
 
+# A request is queued as the holder has ended, and the removal of its row cannot be
+# written for long: so nor can that of the request, for which no heartbeat is sent.
+{
+	my $fence = $admin->query("SELECT dlock_ttl_acquire('next', '20h')");
+	my $locker = session($node);
+
+	$locker->query('BEGIN; LOCK TABLE dlock_queue IN SHARE MODE');
+	is($admin->query("SELECT dlock_release_ticket($fence)"),
+		't', 'a holder releases, and that cannot be written');
+	$client->query('SET synchronous_commit = on');
+	$client->start("SELECT dlock_ttl_acquire('next', '1h')");
+	$other->wait_for(
+		q{SELECT count(*) = 1 FROM dlock_locks
+		   WHERE name = 'next' AND NOT granted AND ticket <> } . $fence);
+	foreach (1 .. 3)
+	{
+		time_passes(2 * 3600);
+		is( $other->query(
+				q{SELECT count(*) FROM dlock_locks
+				   WHERE name = 'next' AND NOT granted AND ticket <> } . $fence
+			),
+			'1',
+			'the next one waits');
+	}
+	$locker->query('ROLLBACK');
+	my $next = $client->answer;
+	grows('the next one gets the lock', $fence, $next);
+	is($client->query("SELECT dlock_release_ticket($next)"),
+		't', '... and has it');
+	$locker->quit;
+}
+
 my %lease;
 foreach my $level ('on', 'remote_write', 'remote_apply')
 {
@@ -182,6 +215,30 @@ foreach my $held_up ('the worker is stopped', 'its table is locked')
 		# its time may be over before it is written
 		my $told = '' . $admin->answer;
 	}
+}
+
+#
+# A worker takes over
+#
+# Its first round has ended when it is idle.
+{
+	my $before;
+	my $next = '';
+
+	$worker = freeze($admin);
+	$before = $admin->query('SELECT pg_current_wal_insert_lsn()');
+	$admin->query("SELECT pg_terminate_backend($worker)");
+	thaw($worker);
+	poll(
+		'another worker',
+		sub {
+			$next = $admin->query(
+				q{SELECT pid FROM pg_stat_activity
+				   WHERE backend_type = 'dlock worker' AND state = 'idle'});
+			return $next =~ /^\d+$/ && $next ne $worker;
+		});
+	isnt($admin->query('SELECT pg_current_wal_insert_lsn()'),
+		$before, 'it sends a heartbeat at once');
 }
 
 #

@@ -53,6 +53,14 @@ is( $client->query(
 	't|0|0',
 	'what a session keeps is there, and what has time left');
 
+# How long somebody waits is measured by that clock, too.
+my $enqueued = $waiter->query(q{SELECT dlock_enqueue('c', 'nobody')});
+time_passes(60 * 60);
+is( $client->query(
+		q{SELECT waiting, oldest_wait >= '1h' AND oldest_wait < '2h' FROM dlock_stats}),
+	'1|t', 'an hour of waiting');
+$waiter->query("SELECT dlock_release_ticket($enqueued)");
+
 # The ttl of what a session has kept begins with its end.
 $attached->quit;
 backends_gone($attached->{pid});

@@ -6,7 +6,8 @@
 # What would break it: a call that waits for a row which nobody will write; a
 # ticket that is taken back twice, or that a batch under way brings back; a
 # request that is answered with the ticket of another one, before that is the
-# lease's; a lease in the queue that has run out, and is granted the lock.
+# lease's; a lease in the queue that has run out, and is granted the lock; a worker
+# that goes, at a shutdown, before the sessions have taken back what they asked for.
 #
 # The worker is stopped while it sleeps, so that nothing is written; or by a
 # trigger on its table, so that it has a batch in its hands.
@@ -19,10 +20,13 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Lease;
 use Dlock::Test;
 use Dlock::Worker;
+use PostgreSQL::Test::Utils;
 use Test::More;
 
 # Only who sets deadlock_timeout looks for deadlocks.
-my $node = new_server('main', conf => "deadlock_timeout = '1h'\n");
+my $node = new_server('main',
+	allows_streaming => 1,
+	conf => "deadlock_timeout = '1h'\n");
 my $admin = session($node);
 my $client = session($node);
 my $other = session($node);
@@ -393,6 +397,68 @@ foreach my $end ('goes on', 'dies')
 	is(rows('lock'), '1', '... with a row');
 	$admin->query("SELECT dlock_release_ticket($fence)");
 	$_->quit foreach $holder, $first;
+}
+
+#
+# The next one is released before the removal of the holder is written: it has lost
+# its place in the queue, and never had the lock.
+#
+{
+	my $fence = $admin->query("SELECT dlock_lease_acquire('lock', $lease)");
+	my $worker = freeze($admin);
+	my $ticket;
+
+	$admin->query("SELECT dlock_release_ticket($fence)");
+	$client->start(q{SELECT dlock_ttl_acquire('lock', '1h')});
+	poll('the next one waits',
+		sub {
+			$ticket = $admin->query("SELECT ticket FROM dlock_locks "
+				  . "WHERE name = 'lock' AND NOT granted AND ticket <> $fence");
+			return $ticket =~ /^\d+$/;
+		});
+	is($admin->query("SELECT dlock_force_release($ticket)"),
+		't', 'the next one is released');
+	like(
+		$client->answer,
+		qr/55L01: lost the place in the queue of lock "lock"/,
+		'... and has lost its place');
+	thaw($worker);
+}
+
+#
+# A session is told to go together with the worker, at a shutdown, and comes later.
+#
+# That others have gone shows that the worker was told, too.
+{
+	my $data_dir = $node->data_dir;
+	my (@others, $stopped);
+
+	$admin->query(q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
+	$node->reload;
+	$client->wait_for(q{SELECT setting = 'nobody' FROM pg_settings
+		WHERE name = 'synchronous_standby_names'});
+	$client->start(q{SELECT dlock_ttl_acquire('lock', '1h')});
+	$admin->wait_for(q{SELECT wait_event = 'SyncRep' }
+		  . "FROM pg_stat_activity WHERE pid = $client->{pid}");
+	@others = split /\n/,
+	  $admin->query(q{SELECT pid FROM pg_stat_activity WHERE backend_type IN
+		('walwriter', 'background writer', 'logical replication launcher')});
+	stop_process($client->{pid});
+	system_or_bail('pg_ctl', '-D', $data_dir, '-m', 'fast', '--no-wait', 'stop');
+	poll('a shutdown has begun',
+		sub { !grep { kill 0, $_ } @others });
+	continue_process($client->{pid});
+	like($client->answer, qr/57P01|closed the connection/,
+		'an acquire is cut short by a shutdown');
+	$_->quit foreach $admin, $client, $other;
+	poll('the server has stopped', sub { !-e "$data_dir/postmaster.pid" });
+	# makes the node see that there is no postmaster
+	$node->stop('fast', fail_ok => 1);
+	$node->append_conf('postgresql.auto.conf', "synchronous_standby_names = ''");
+	$node->start;
+	$_ = session($node) foreach $admin, $client, $other;
+	is($admin->query(q{SELECT count(*) FROM dlock_locks WHERE name = 'lock'}),
+		'0', '... which leaves nothing');
 }
 
 $admin->query("SELECT dlock_lease_close($lease)");

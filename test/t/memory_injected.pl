@@ -65,6 +65,38 @@ sub fails
 }
 
 #
+# A process that could not attach: its next call starts over
+#
+{
+	foreach my $step ('dlock_lock_table_attach', 'dlock_id_tables_attach')
+	{
+		my $client = session($node);
+
+		# there is something to attach to, and the library is loaded
+		$admin->query('SELECT dlock_release_all()');
+		$client->query('SELECT dlock_version()');
+		fails($client, "SELECT dlock_acquire('lock')", $step);
+		like($client->query("SELECT dlock_acquire('lock')"),
+			qr/^\d+$/, "attaching: an error in $step is over");
+		$client->quit;
+	}
+}
+
+#
+# A procedure's result that could not be described: nothing is acquired yet
+#
+{
+	my $client = session($node);
+	my $call = "CALL dlock_acquire_nosnapshot('lock')";
+
+	fails($client, $call, 'BlessTupleDesc');
+	is($client->query('SELECT dlock_release_all()'),
+		'0', 'procedure: one that failed has acquired nothing');
+	like($client->query($call), qr/^\d+$/, 'procedure: and can be called');
+	$client->quit;
+}
+
+#
 # An announcement that could not be prepared
 #
 {

@@ -3,7 +3,7 @@
 # and what is left over is enough for others, such as parallel queries.
 #
 # What would break it: an error of PostgreSQL's that is passed on as it is,
-# wherever memory is asked for; a limit that is above what there is; a request
+# wherever memory is asked for, or that says what an earlier one was; a limit that is above what there is; a request
 # that fails half done.
 #
 # The test runs in name spaces of its own, in which /dev/shm is small.
@@ -104,7 +104,7 @@ like(
 $count =~ s/ .*//s;
 like(
 	slurp($node),
-	qr{WARNING:  dlock\.max_memory cannot be reached\n.*DETAIL:  The file system of "/dev/shm" has $megabytes MB, \d+ MB of them free.*HINT:}s,
+	qr{LOG:  dlock\.max_memory cannot be reached\n.*DETAIL:  The file system of "/dev/shm" has $megabytes MB, \d+ MB of them free.*HINT:}s,
 	'the log has a warning');
 unlike($ordinary->query('SELECT 1'), qr/WARNING/, 'the client has none');
 cmp_ok(left(), '>', $megabytes / 3, 'there is room left for others');
@@ -178,6 +178,43 @@ is( $superuser->query(
 $other->query('SELECT dlock_lease_close(lease) FROM dlock_leases');
 $_->quit foreach $superuser, $other;
 $node->stop;
+
+#
+# With mmap, what a write() leaves out is no error of its own: whatever the last
+# one was, it is told as memory that is used up.
+#
+my $directory = '/dev/shm/dynshmem';
+my $mapped = new_server('mapped');
+$mapped->stop;
+mkdir($directory, 0700) or die "$directory: $!";
+rmdir($mapped->data_dir . '/pg_dynshmem') or die "pg_dynshmem: $!";
+symlink($directory, $mapped->data_dir . '/pg_dynshmem') or die "symlink: $!";
+$mapped->append_conf('postgresql.conf', 'dynamic_shared_memory_type = mmap');
+$mapped->start;
+$superuser = session($mapped);
+like($superuser->query("SELECT dlock_acquire('lock')"), qr/^\d+$/, 'with mmap');
+my $room = left();
+fill_up();
+foreach my $pages (100 .. 107)
+{
+	my $session = session($mapped);
+
+	truncate($filler, ($room - $pages * 4096 / 1024 / 1024) * 1024 * 1024)
+	  or die "$filler: $!";
+	like(
+		$session->query(
+			q{SELECT pg_stat_file('no such file' || n % 1, true),
+				dlock_acquire('lock ' || n, info => repeat('x', 1000))
+			  FROM generate_series(1, 20000) AS n}),
+		qr{ERROR:  53200: .*HINT:  With dynamic_shared_memory_type = mmap, locks are kept in the file system of "pg_dynshmem"}s,
+		"mmap: $pages pages are left");
+	$session->quit;
+	unlink $filler;
+	fill_up();
+}
+unlink $filler;
+$superuser->quit;
+$mapped->stop;
 done_testing();
 
 sub slurp

@@ -176,6 +176,52 @@ others_work('beside two');
 $second->quit;
 
 #
+# Nor does one that takes on many roles, one after the other, what is kept for
+# those: neither with locks of its session nor with leases.
+#
+$admin->query('CREATE ROLE many LOGIN');
+foreach my $role (map { "many$_" } 1 .. 40)
+{
+	$admin->query("CREATE ROLE $role");
+	$admin->query("GRANT $role TO many");
+}
+sub take_all
+{
+	my ($role, $call) = @_;
+
+	return "SET ROLE $role; SELECT flood(\$\$$call\$\$); RESET ROLE";
+}
+my $many = as('many', 'd1');
+my @refused;
+foreach my $number (1 .. 40)
+{
+	my $role = "many$number";
+
+	push @refused, $many->query(take_all($role, $_))
+	  foreach "dlock_acquire('$role #', $info)", "dlock_ttl_acquire('$role t#', '30d', $info)";
+}
+is(scalar(grep { !/three quarters of what they may/ } @refused),
+	0, 'one session takes on many roles');
+cmp_ok(scalar(grep { !/^0 / } @refused), '<', 10, 'most of them in vain');
+others_work('beside it');
+# one of the roles can have little by itself, with a session user that has little
+$admin->query('ALTER ROLE many40 LOGIN');
+my $itself = as('many40', 'd2');
+is($itself->query("SELECT dlock_acquire('its own') > 0"), 't', 'a role by itself');
+$itself->quit;
+# what is given back, be it by others, counts no more
+$many->query('SELECT dlock_release_all()');
+$admin->query("SELECT dlock_force_close(lease) FROM dlock_leases WHERE role LIKE 'many%'");
+my $closer = session($node, 'd1');
+$closer->query("SELECT dlock_force_close(lease) FROM dlock_leases WHERE role LIKE 'many%'");
+$closer->wait_for("SELECT count(*) = 0 FROM dlock_queue WHERE role_name LIKE 'many%'");
+$closer->quit;
+is($many->query("SET ROLE many2; SELECT dlock_acquire('again') > 0; RESET ROLE"),
+	't', 'when all is given back, there is some again');
+$many->quit;
+backends_gone($many->{pid});
+
+#
 # What is freed, and by whom
 #
 sub fill
@@ -368,6 +414,30 @@ is( $admin->query(
 is($admin->query("SELECT dlock_force_close($lease) > 200"), 't', 'closed');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_queue');
 cmp_ok(abs(fill() - $all), '<=', $few, 'and all is free again');
+
+#
+# Slots that a role sets, as the first that is done after each of several restarts
+#
+$admin->quit;
+$admin = session($node, 'd1');
+$admin->query("SELECT dlock_reserve('flood/', 'flood')");
+foreach my $round (1 .. 3)
+{
+	$session = as('flood', 'd1');
+	like(
+		$session->query("SELECT flood('dlock_set_slots(\$\$flood/$round/#\$\$, 1)')"),
+		$round == 1 ? $limit : qr/three quarters of what they may/,
+		"round $round: slots, until there is no memory");
+	$_->quit foreach $session, $admin;
+	$node->restart;
+	others_work("round $round of slots");
+	$admin = session($node, 'd1');
+	is($admin->query("SELECT dlock_acquire('mine') > 0"), 't', 'as do superusers');
+	# so that the next round is the first in a server again
+	$admin->quit;
+	$node->restart;
+	$admin = session($node, 'd1');
+}
 
 $admin->quit;
 $node->stop;

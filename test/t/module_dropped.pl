@@ -3,7 +3,8 @@
 #
 # What would break it: a grant in the old space, to one who does not look whether
 # it is still the current one, while somebody else holds the lock in the new one;
-# a waiter that nobody wakes; a ticket that is found by its number in a space that
+# a waiter that nobody wakes; an internal error for who waits for a table of the
+# extension; a ticket that is found by its number in a space that
 # is not its own; and one who takes for a DROP what was rolled back, or was
 # something else.
 
@@ -147,6 +148,48 @@ $admin->until_waits($holder);
 $admin->query("SELECT dlock_release('lock')");
 is($holder->answer, 't', 'it waits for who holds it in the new space');
 
-finish($holder, $admin);
+finish($holder);
+
+#
+# A call that waits for a table, or for the sequence, as the extension is dropped:
+# the first ones after a start, which read the tables of leases, and others.
+#
+$gone = qr/ERROR:  55L01: extension "dlock" was dropped meanwhile.*HINT:  \S/s;
+sub wait_for_drop
+{
+	my ($what, @statements) = @_;
+	my @sessions = map { session($node) } @statements;
+
+	$admin->query('BEGIN');
+	$admin->query('DROP EXTENSION dlock');
+	$sessions[$_]->start($statements[$_]) foreach 0 .. $#statements;
+	my $pids = join(', ', map { $_->{pid} } @sessions);
+	poll("$what wait", sub {
+		$node->safe_psql('postgres', 'SELECT count(*) FROM pg_stat_activity '
+			  . "WHERE wait_event_type = 'Lock' AND pid IN ($pids)") == @sessions });
+	$admin->query('COMMIT');
+	like($sessions[$_]->answer, $gone, "$what: $statements[$_]") foreach 0 .. $#statements;
+	$admin->query('CREATE EXTENSION dlock');
+	finish(@sessions);
+	return;
+}
+$admin->quit;
+$node->restart;
+$admin = session($node);
+wait_for_drop('the first calls',
+	"SELECT dlock_acquire('lock')",
+	"SELECT dlock_ttl_acquire('lock', '1s')",
+	"SELECT dlock_fence('lock')",
+	'SELECT * FROM dlock_lock_status()');
+like($admin->query("SELECT dlock_lease_open('1h')"), qr/^\d+$/, 'all is loaded');
+wait_for_drop('others',
+	"SELECT dlock_version_bump('name', 0)",
+	"SELECT dlock_version_of('name')",
+	"SELECT dlock_set_slots('lock', 2)",
+	"SELECT dlock_reserve('lock', current_user::regrole)",
+	'SELECT dlock_advance_ticket(1)',
+	'SELECT dlock_reset()');
+
+finish($admin);
 $node->stop;
 done_testing();

@@ -8,11 +8,10 @@
 # What would break it: a table or a sequence that is not marked to be dumped
 # with the extension, or a sequence whose last value is not the greatest number
 # reserved; a column that can only hold the OID of a role that is there, so that
-# one missing role stops all rows; an OID that is taken from the dump; a name that
-# version 1.0 has dumped in quotes, and that is taken as it is; a copy of the
+# one missing role stops all rows; an OID that is taken from the dump; a copy of the
 # table, kept by a session or in shared memory, that nobody tells of the rows; a
-# trigger that takes a restore for replication; a dump that waits for the worker,
-# or that the worker waits for; or rows of leases that are dumped.
+# dump that waits for the worker, or that the worker waits for; or rows of leases
+# that are dumped.
 
 use strict;
 use warnings FATAL => 'all';
@@ -261,10 +260,6 @@ foreach my $way (sort keys %ways)
 	like($session->query("SELECT dlock_acquire('clerk/1')"),
 		qr/^\d+$/, "$way: the role of that name can use its names");
 	$session->query('RESET ROLE');
-	# whoever leaves out the triggers has to say himself that this counts
-	is($session->query('UPDATE dlock_slots SET slots = slots'),
-		'', "$way: nobody has seen the rows")
-	  if $way eq 'without triggers';
 	is( $session->query(
 			"SELECT count(dlock_try_acquire('slots', slots => 9)) "
 			  . "FROM generate_series(1, 5)"),
@@ -294,82 +289,6 @@ foreach my $way (sort keys %ways)
 	$session->query('RESET ROLE; DROP ROLE shop');
 	$session->quit;
 }
-
-# What version 1.0 dumps has quotes around names of roles that need them.
-$node->safe_psql('postgres', 'CREATE DATABASE old; CREATE ROLE "a ""b"""');
-$node->safe_psql(
-	'old', q{
-	CREATE EXTENSION dlock VERSION '1.0';
-	SELECT dlock_reserve('clerk/', '"The Clerk"'), dlock_reserve('b/', '"a ""b"""')});
-$node->command_ok([ 'pg_dump', '-Fc', '-f', "$dir/old", '-d', 'old' ],
-	'pg_dump of version 1.0');
-$node->safe_psql('postgres', 'CREATE DATABASE now');
-$node->command_ok([ 'pg_restore', '-e', '-d', 'now', "$dir/old" ],
-	'restored where the version is that of now');
-my $now = session($node, 'now');
-like($now->query('SELECT min(owner) FROM dlock_reservations'),
-	qr/^"/, 'with quotes');
-foreach my $of (['"The Clerk"', 'clerk', 'b'], ['"a ""b"""', 'b', 'clerk'])
-{
-	my ($role, $own, $other) = @$of;
-
-	$now->query("SET ROLE $role");
-	like($now->query("SELECT dlock_acquire('$own/1')"),
-		qr/^\d+$/, "$role can use its names");
-	like($now->query("SELECT dlock_acquire('$other/1')"),
-		qr/42501.*are reserved for role/s, 'and not those of another one');
-}
-# A role whose name is in quotes is another one.
-$now->query(q{RESET ROLE; CREATE ROLE """The Clerk"""});
-foreach my $role ('"The Clerk"', '"""The Clerk"""')
-{
-	$now->query("SET ROLE $role");
-	like(
-		$now->query("SELECT dlock_acquire('clerk/1')"),
-		qr/reserved for an earlier role/,
-		"$role: closed, where both are there");
-}
-$now->quit;
-
-# What else is another one by now, signatures of functions and how long a role's
-# name can be in quotes, is restored as version 1.0, and updated.
-my $long = 'A' x 63;
-my $acl = q{
-	SELECT string_agg(concat_ws(' ', proname, acl), ', ' ORDER BY proname, acl::text)
-	  FROM pg_proc, unnest(proacl) AS acl
-	 WHERE pronamespace = 's'::regnamespace
-	   AND proname IN ('dlock_is_held', 'dlock_renew', 'dlock_release')};
-$node->safe_psql(
-	'old', qq{
-	CREATE ROLE "$long";
-	CREATE SCHEMA s;
-	ALTER EXTENSION dlock SET SCHEMA s;
-	SELECT s.dlock_reserve('long/', '"$long"');
-	REVOKE EXECUTE ON FUNCTION
-		s.dlock_is_held, s.dlock_renew, s.dlock_release FROM PUBLIC;
-	GRANT EXECUTE ON FUNCTION
-		s.dlock_is_held, s.dlock_renew, s.dlock_release TO "The Clerk"});
-$node->command_ok([ 'pg_dump', '-f', "$dir/old", '-d', 'old' ],
-	'pg_dump of version 1.0, with rights');
-my $as_old = slurp_file("$dir/old") =~
-  s/^(CREATE EXTENSION IF NOT EXISTS dlock .*);$/$1 VERSION '1.0';/mr;
-append_to_file("$dir/as_old", $as_old);
-$node->safe_psql('postgres', 'CREATE DATABASE updated');
-$node->command_ok(
-	[
-		'psql', '-X', '-q', '-1', '-v', 'ON_ERROR_STOP=1', '-f', "$dir/as_old",
-		'-c', 'ALTER EXTENSION dlock UPDATE', '-d', 'updated'
-	],
-	'restored as 1.0, and updated');
-is($node->safe_psql('updated', $acl), $node->safe_psql('old', $acl),
-	'who may call what');
-my $updated = session($node, 'updated');
-$updated->query(qq{GRANT USAGE ON SCHEMA s TO "$long"; SET ROLE "$long"});
-like($updated->query("SELECT s.dlock_acquire('long/1')"),
-	qr/^\d+$/, 'a role with a long name can use its names');
-like($updated->query("SELECT s.dlock_is_held('long/1')"),
-	qr/42501/, 'and not what it was not granted');
-$updated->quit;
 
 $_->stop foreach $node, $fresh, $fresh_too;
 done_testing();

@@ -16,7 +16,10 @@ use Dlock::Test;
 use Dlock::Worker;
 use Test::More;
 
-my $node = new_server('main', conf => 'autovacuum = off');
+my $node = new_server(
+	'main',
+	conf => 'autovacuum = off',
+	install_path => next_version_install());
 my $admin = session($node);
 my $client = session($node);
 my @events = qw(ddl_command_start ddl_command_end sql_drop table_rewrite);
@@ -162,26 +165,28 @@ foreach my $event ('ddl_command_start', 'ddl_command_end')
 $other->query('CREATE EXTENSION dlock');
 works('made');
 $other->query('DROP EXTENSION dlock');
-$other->query(q{CREATE EXTENSION dlock VERSION '1.0'});
-works('version 1.0');
+$other->query('CREATE EXTENSION dlock');
+works('made anew');
+my $update = qq{ALTER EXTENSION dlock UPDATE TO "$Dlock::Test::next_version"};
+my $version = $other->query('SELECT dlock_version()');
 $lease = $other->query("SELECT dlock_lease_open('1h')");
 $fence = $other->query("SELECT dlock_lease_acquire('kept', $lease)");
 foreach my $event ('ddl_command_start', 'table_rewrite', 'ddl_command_end')
 {
 	forbid($other, $event);
 	like(
-		$other->query('ALTER EXTENSION dlock UPDATE'),
+		$other->query($update),
 		qr/$event is forbidden/,
 		"$event: the update is forbidden");
 	is( $other->query(
 			q{SELECT extversion FROM pg_extension WHERE extname = 'dlock'}),
-		'1.0', "$event: it is still the old one");
+		$version, "$event: it is still the old one");
 	is($other->query("SELECT dlock_check('kept', $fence)"),
 		't', "$event: what is held is held");
 	allow($other, $event);
 	works($event);
 }
-is($other->query('ALTER EXTENSION dlock UPDATE'), '', 'the update');
+is($other->query($update), '', 'the update');
 works('updated');
 is($other->query("SELECT dlock_check('kept', $fence), dlock_renew($lease)"),
 	't|1', 'what is held is held');

@@ -5,8 +5,7 @@
 #
 # What would break it: a process that is counted as attached and is not, or is
 # and is not counted, however it ended and whatever failed on the way; an area
-# that stays behind; a worker of the one library with the memory of the other;
-# and version 1.0, which knows nothing of this.
+# that stays behind; a worker of the one library with the memory of the other.
 
 use strict;
 use warnings FATAL => 'all';
@@ -46,7 +45,7 @@ sub make
 }
 
 #
-# A library of another layout and version, and what version 1.0 leaves behind
+# A library of another layout and version
 #
 mkdir "$dir/other" or die;
 system("cp -R '$top/Makefile' '$top/dlock.control' '$top/src' '$dir/other/' && "
@@ -57,82 +56,10 @@ plan skip_all => 'cannot compile a library here: '
   unless make("$dir/other", '-j2', 'COPT=-DDLOCK_LAYOUT=1000',
 	'EXTVERSION=99.9', 'dlock.so');
 
-mkdir "$dir/first" or die;
-append_to_file("$dir/first/Makefile", <<'END');
-MODULES = first
-PGXS := $(shell $(PG_CONFIG) --pgxs)
-include $(PGXS)
-END
-append_to_file("$dir/first/first.c", <<'END');
-#include "postgres.h"
-
-#include "fmgr.h"
-#include "lib/dshash.h"
-#include "miscadmin.h"
-#include "port/atomics.h"
-#include "storage/lwlock.h"
-#include "storage/shmem.h"
-#include "utils/dsa.h"
-
-PG_MODULE_MAGIC;
-
-typedef struct DlockControl
-{
-	bool		initialized;
-	LWLock		lock;
-	int			memory_tranche;
-	int			table_tranche;
-	dsa_handle	area;
-	dshash_table_handle spaces;
-	dshash_table_handle locks;
-	dshash_table_handle ids;
-	dsa_pointer backends;
-	int			num_backends;
-	pg_atomic_uint64 last_session;
-	pg_atomic_uint64 memory_used;
-} DlockControl;
-
-/* What the first call of 1.0 does: make an area, or attach to it. */
-PG_FUNCTION_INFO_V1(first_call);
-Datum
-first_call(PG_FUNCTION_ARGS)
-{
-	bool		found;
-	DlockControl *control;
-
-	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	control = ShmemInitStruct("dlock/1", sizeof(DlockControl), &found);
-	if (!found)
-		memset(control, 0, sizeof(DlockControl));
-	if (!control->initialized)
-	{
-		LWLockInitialize(&control->lock, LWTRANCHE_PARALLEL_QUERY_DSA);
-		control->area = DSM_HANDLE_INVALID;
-		control->initialized = true;
-	}
-	LWLockRelease(AddinShmemInitLock);
-	LWLockAcquire(&control->lock, LW_EXCLUSIVE);
-	if (control->area == DSM_HANDLE_INVALID)
-	{
-		dsa_area   *area = dsa_create(LWTRANCHE_PARALLEL_QUERY_DSA);
-
-		dsa_pin(area);
-		control->area = dsa_get_handle(area);
-	}
-	else
-		(void) dsa_attach(control->area);
-	LWLockRelease(&control->lock);
-	PG_RETURN_BOOL(true);
-}
-END
-make("$dir/first") or die slurp_file("$dir/make.log");
-
 # The other library's functions come first in the search path of its sessions.
 $node->safe_psql(
 	'postgres', qq{
 	CREATE SCHEMA other;
-	CREATE FUNCTION first_call() RETURNS boolean
-	AS '$dir/first/first' LANGUAGE C;
 	DO \$\$
 	DECLARE
 		definition text;
@@ -312,26 +239,6 @@ foreach my $how (\&other, \&ours, \&other)
 	backends_gone($session->{pid});
 }
 $standby->stop;
-
-#
-# Version 1.0: who comes second is refused, whichever it is.
-#
-fails_with(
-	$node, 'postgres',
-	'SELECT first_call()',
-	qr/ERROR:  \w+: could not attach to dynamic shared area/,
-	'1.0 cannot be used beside a later one');
-$node->restart;
-is($node->safe_psql('postgres', 'SELECT first_call()'), 't', '1.0 is used');
-fails_with(
-	$node,
-	'postgres',
-	"SELECT dlock_acquire('lock')",
-	qr/ERROR:  55000: cannot use dlock \Q$version\E in a server that has used dlock 1\.0.*HINT:  Restart the server/s,
-	'a later one is refused')
-  foreach 'once', 'again';
-$node->restart;
-like(fence($node), qr/^\d+$/, 'a restart helps');
 
 $node->stop;
 done_testing();

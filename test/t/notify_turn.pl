@@ -17,6 +17,7 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Lease;
 use Dlock::Test;
 use Dlock::Worker;
+use PostgreSQL::Test::Utils qw(slurp_file);
 use Test::More;
 
 my $node = new_server(
@@ -71,6 +72,8 @@ enqueue('second');
 enqueue('lease', "SELECT dlock_ttl_enqueue('lease', '1h')");
 $admin->wait_for(q{SELECT granted FROM dlock_queue WHERE name = 'lease'});
 is(scalar($waiter->announcements(0)), 0, 'nothing is told before its turn');
+# a cancel does not cost it its place
+is($admin->query("SELECT pg_cancel_backend($pid)"), 't', 'it is canceled');
 
 # its turn, and then the other one's, who keeps the lock as well
 $admin->query("SELECT pg_cancel_backend($applications[0]{pid})");
@@ -85,6 +88,10 @@ is($admin->query("SELECT pid $sender"), $pid, 'by one sender');
 $admin->query("SELECT pg_cancel_backend($applications[1]{pid})");
 $applications[1]->answer;
 commits_hang($node, 0);
+poll('the log tells of the cancel',
+	sub { slurp_file($node->logfile) =~ /sender .*ignores a request to cancel/ });
+unlike(slurp_file($node->logfile), qr/canceling statement due to user request/,
+	'a cancel has ended nothing');
 $waiter->query('SELECT dlock_release_all()');
 $waiter->query("SELECT dlock_release_ticket($tickets{lease})");
 

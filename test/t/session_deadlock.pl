@@ -12,6 +12,7 @@ use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Test;
 use Dlock::Lease;
+use Dlock::Worker;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -401,6 +402,64 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	is($leader->answer, '1', 'parallel: the other one goes on');
 	$deadlocks++;
 	$_->quit foreach $leader, $victim;
+}
+
+# Through the worker: a lease's ticket that has ended keeps the lock until the
+# worker has removed its row, and somebody has locked the table.
+{
+	my ($victim, $other) = map { session($node) } 1, 2;
+	my ($worker, $detail);
+	my $begin = sub {
+		my $fence = $admin->query("SELECT dlock_ttl_acquire('leased', '1h')");
+
+		$worker = worker($admin);
+		$victim->query('BEGIN; LOCK TABLE in_the_way IN ROW EXCLUSIVE MODE');
+		$other->query('BEGIN; LOCK TABLE dlock_queue');
+		$admin->query("SELECT dlock_release_ticket($fence)");
+	};
+
+	$admin->query('CREATE TABLE in_the_way (n integer)');
+	$begin->();
+
+	# the views see it, before anybody looks for a deadlock
+	$victim->query("SET deadlock_timeout = '1h'");
+	$other->query("SET deadlock_timeout = '1h'");
+	$other->start('LOCK TABLE in_the_way');
+	$victim->start("SELECT dlock_xact_acquire('leased')");
+	$admin->wait_for("SELECT dlock_blocking_pids($victim->{pid}) = '{$worker}'");
+	is($admin->query("SELECT dlock_blocking_pids($worker)"),
+		"{$other->{pid}}", 'worker: who keeps it from its table');
+	$admin->wait_for("SELECT pg_blocking_pids($other->{pid}) = '{$victim->{pid}}'");
+	is( $admin->query(
+			'SELECT count(*), max(blocked) FROM dlock_blockers'),
+		'1|2',
+		'worker: dlock_blockers has the cycle');
+	$admin->query("SELECT pg_cancel_backend($victim->{pid})");
+	like($victim->answer, qr/ERROR:  57014/, 'worker: no deadlock was looked for');
+	$victim->query('ROLLBACK');
+	is($other->answer, '', 'worker: the other one goes on');
+	$other->query('ROLLBACK');
+
+	$begin->();
+	$victim->query($looks);
+	$other->start('LOCK TABLE in_the_way');
+	$admin->wait_for("SELECT pg_blocking_pids($other->{pid}) = '{$victim->{pid}}'");
+	$detail = detail($victim->query("SELECT dlock_xact_acquire('leased')"));
+	like(
+		$detail,
+		qr/Process $victim->{pid} waits for exclusive hold of lock "leased"; blocked by process $worker\./,
+		'worker: the edge to the worker');
+	like(
+		$detail,
+		qr/Process $worker waits for RowExclusiveLock on relation \d+ of database \d+; blocked by process $other->{pid}\./,
+		'worker: and that from it');
+	$victim->query('ROLLBACK');
+	is($other->answer, '', 'worker: the other one goes on');
+	$other->query('ROLLBACK');
+	$deadlocks++;
+	like($victim->query("SELECT dlock_acquire('leased')"),
+		qr/^\d+$/, 'worker: the lock is handed on');
+	$_->quit foreach $victim, $other;
 }
 
 # In any order: each deadlock is resolved, by one victim

@@ -236,6 +236,8 @@ while (my ($how, $end) = splice(@waiters, 0, 2))
 	$admin->query("SELECT pg_terminate_backend($gone->{pid})");
 	is($next->answer, '', 'savepoints: the next meets no row lock');
 	$next->quit;
+	# a session has memory until its process is gone
+	backends_gone($gone->{pid}, $next->{pid});
 	cmp_ok($admin->query($used), '<=', $before, 'savepoints: no memory stays');
 	$admin->query("SELECT dlock_lease_close($_)") foreach $lease, $other;
 	$holder->quit;

@@ -2,8 +2,11 @@
 # be better off; but after a pause that grows, so that the server has time for
 # other things.  Once the reason is gone, all is as before.
 #
+# A cancel is no death: the worker does not end by it, nor does what it is doing.
+#
 # What would break it: a worker that is asked for at once, whatever has become
-# of the one before; a pause that stays, or one for a worker that was told to go.
+# of the one before; a pause that stays, or one for a worker that was told to go;
+# a cancel that ends the process, or a batch that it writes.
 
 use strict;
 use warnings FATAL => 'all';
@@ -64,6 +67,35 @@ foreach (1 .. 10)
 	backends_gone($pid);
 }
 isnt(worker($admin), $pid, 'workers that are terminated are followed, too');
+
+# One that is canceled goes on, whatever it is doing.
+sub cancel
+{
+	my ($process, $at) = @_;
+
+	$log = -s $node->logfile;
+	is($admin->query("SELECT pg_cancel_backend($process)"), 't', $at);
+	poll("the log tells of the cancel $at",
+		sub { slurp_file($node->logfile, $log) =~ /ignores a request to cancel/ });
+	return;
+}
+
+$pid = worker($admin);
+cancel($pid, 'a worker that sleeps is canceled');
+$admin->query("SELECT pg_cancel_backend($pid)") foreach 1 .. 20;
+stop_at_rows($admin, 'INSERT');
+is(stop_worker(
+		$admin,
+		sub { $client->start("SELECT dlock_lease_acquire('canceled', $lease)") }),
+	$pid, 'the same worker goes on');
+$admin->query("SELECT pg_cancel_backend($pid)");
+worker_goes_on($admin);
+like($client->answer, qr/^\d+$/, 'and has written what it was writing');
+is(worker($admin), $pid, 'it is still the same');
+
+unlike(slurp_file($node->logfile, $log),
+	qr/background worker "dlock worker" .*exited/,
+	'none has died of a cancel');
 
 $_->quit foreach $admin, $client;
 $node->stop;

@@ -24,8 +24,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(usleep);
 
-our @EXPORT = qw(new_server start_again kill_server answers poll ample fence
-  fails_with grows session backends_gone);
+our @EXPORT = qw(new_server next_version_install start_again kill_server answers
+  poll ample fence fails_with grows session backends_gone);
 
 # All servers of the tests have the same encoding and locale, whatever the
 # caller's are: initdb would take these, and SQL_ASCII where there is none.
@@ -60,6 +60,61 @@ sub new_server
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION dlock');
 	return $node;
+}
+
+# next_version_install: the directory of another installation, for new_server,
+# which has a made-up next version of the extension, $next_version
+#
+# PostgreSQL finds its files by where its programs are.  So the programs are
+# copied, and all else is links.
+our $next_version = 'made up';
+
+sub next_version_install
+{
+	my $top = PostgreSQL::Test::Utils::tempdir;
+	my %dir;
+
+	foreach my $which ('bindir', 'sharedir', 'pkglibdir', 'libdir')
+	{
+		my ($path) = run_command([ 'pg_config', "--$which" ]);
+		$dir{$which} = [ split m{/}, $path ];
+	}
+	# what these paths have in common stands above the installation
+	while (!grep { $_->[0] ne $dir{bindir}[0] } values %dir)
+	{
+		shift @$_ foreach values %dir;
+	}
+	foreach my $which (keys %dir)
+	{
+		my ($path) = run_command([ 'pg_config', "--$which" ]);
+		my $copy = join '/', $top, @{ $dir{$which} };
+
+		system_or_bail('mkdir', '-p', $copy);
+		next if $which eq 'libdir';
+		if ($which eq 'bindir')
+		{
+			system_or_bail('cp', '-L', '-R', "$path/.", $copy);
+			symlink $copy, "$top/bin" or -d "$top/bin" or die "$top/bin: $!";
+			next;
+		}
+		symlink $_, "$copy/" . s{.*/}{}r
+		  foreach grep { !m{/extension$} } glob "$path/*";
+		next if $which ne 'sharedir';
+		mkdir "$copy/extension" or die "$copy/extension: $!";
+		symlink $_, "$copy/extension/" . s{.*/}{}r foreach glob "$path/extension/*";
+
+		# a new function, and a table that is rewritten
+		my ($control) =
+		  slurp_file("$path/extension/dlock.control") =~ /default_version = '(.*?)'/;
+
+		append_to_file("$copy/extension/dlock--$control--$next_version.sql", <<'END');
+CREATE FUNCTION dlock_made_up() RETURNS text
+AS 'MODULE_PATHNAME', 'dlock_version' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+ALTER TABLE dlock_versions ALTER version TYPE bigint
+    USING version OPERATOR(pg_catalog.+) 0::bigint;
+END
+	}
+	return $top;
 }
 
 # poll($what, $sub): until the sub returns true

@@ -1,0 +1,45 @@
+# A statement may free itself, or end its transaction: no session is harmed that
+# has the library.
+#
+# What would break it: a hook that looks at the statement when that has run.  A
+# procedure's ROLLBACK frees its own CALL, if that has come by the extended
+# protocol, with a parameter.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('main', conf => 'restart_after_crash = off');
+my $script = "$PostgreSQL::Test::Utils::tmp_check/hooks.sql";
+
+# what comes after the ROLLBACK uses the memory again
+$node->safe_psql(
+	'postgres', q{
+CREATE TABLE numbers (i integer);
+CREATE PROCEDURE roll_back(n integer) LANGUAGE plpgsql AS $$
+DECLARE
+	c	bigint;
+BEGIN
+	ROLLBACK;
+	SELECT count(*) INTO c FROM numbers WHERE i = n;
+END $$;
+});
+
+append_to_file($script,
+	"\\set n 30\nSELECT dlock_version();\nCALL roll_back(:n);\n");
+foreach my $mode (qw(simple extended prepared))
+{
+	$node->command_ok(
+		[
+			'pgbench', '-n', '-M', $mode, '-t', '20', '-f', $script, 'postgres'
+		],
+		"$mode protocol: a procedure rolls back");
+}
+is($node->safe_psql('postgres', 'SELECT 1'), '1', 'the server is there');
+$node->stop;
+done_testing();
