@@ -226,7 +226,7 @@ sub _check_missing
 	{
 		next if !$lease->{live} || $leases->{ $lease->{number} };
 		$self->problem("lease $lease->{number} is missing")
-		  if $self->_settled($lease->{told}) && !$lease->{short} &&
+		  if $self->_settled($lease->{told}) && !$self->_may_run_out($lease) &&
 		  !$lease->{single} && !$lease->{close};
 	}
 	foreach my $ticket (values %{ $self->{tickets} })
@@ -234,7 +234,7 @@ sub _check_missing
 		my $lease = $self->{leases}{ $ticket->{lease} };
 		my $row = $there->{ $ticket->{number} };
 
-		next if !$ticket->{live} || $lease->{short};
+		next if !$ticket->{live} || $self->_may_run_out($lease);
 		if (!$row)
 		{
 			$self->problem($self->tell($ticket) . ' is missing')
@@ -282,7 +282,8 @@ sub _check_present
 			  if !$call || !$row->{closed} && $self->_released($call);
 		}
 		$self->problem("ticket $row->{number} has no lease")
-		  unless $leases->{ $row->{lease} } || !$lease || $lease->{short};
+		  unless $leases->{ $row->{lease} } || !$lease ||
+		  $self->_may_run_out($lease);
 	}
 	foreach my $row (values %$leases)
 	{
@@ -360,6 +361,15 @@ sub _may_say
 		  if $self->_settled($call) && $call->{result} =~ /^(?:t|\d+)$/;
 	}
 	return defined $before ? (@values, $before) : ();
+}
+
+# Can it have run out on this server?  A longer ttl may be lost.
+sub _may_run_out
+{
+	my ($self, $lease) = @_;
+	my @ttls = $self->_may_say('ttl', $lease->{ttl}, @{ $lease->{ttls} // [] });
+
+	return $lease->{short} || grep { $_ < $ttl } @ttls;
 }
 
 # What tickets and leases were given while they were there
@@ -510,15 +520,16 @@ sub _check_fences
 	{
 		my $row = $there->{ $ticket->{number} };
 		my $is_current = $current{ $ticket->{number} };
+		my $lease = $self->{leases}{ $ticket->{lease} };
+		my $lasts = !$lease || !$self->_may_run_out($lease);
 
 		# what is there, and short, may expire just now
 		$self->problem($self->tell($ticket)
 			  . ($is_current ? ' is current' : ' is not current'))
 		  if $is_current && !($row && $row->{granted}) && !$ticket->{live} ||
 		  $is_current && $row && $row->{closed} ||
-		  $is_current && !$row && !$self->{leases}{ $ticket->{lease} }{short} ||
-		  !$is_current && $row && $row->{granted} &&
-		  !$self->{leases}{ $ticket->{lease} }{short};
+		  $lasts && $is_current && !$row ||
+		  $lasts && !$is_current && $row && $row->{granted};
 	}
 	return;
 }
@@ -583,6 +594,7 @@ sub _go_on_as_changed
 		my ($number, $full, undef, $info) = @$row;
 		my $lease = $self->{leases}{$number} or next;
 
+		$self->_end_holds($lease);
 		$lease->{ttl} = $full + 0;
 		$lease->{short} = $full < $ttl ? $full + 0 : 0;
 		$lease->{info} = $info;
@@ -600,6 +612,23 @@ sub _go_on_as_changed
 		  foreach grep { $_->{ticket} == $ticket } @{ $self->{holds} };
 		delete @$ticket{ 'lowered', 'held' };
 		$self->{undone}++;
+	}
+	return;
+}
+
+# The lease has another ttl from now on.  If it could run out before, others can
+# have had its locks since then, which they have lost again.
+sub _end_holds
+{
+	my ($self, $lease) = @_;
+	my $end = closed_until($lease);
+
+	foreach my $hold (grep { $_->{ticket}{lease} == $lease->{number} }
+		@{ $self->{holds} })
+	{
+		next if $end >= ($hold->{end} // $infinity);
+		$hold->{end} = $end;
+		delete $hold->{ticket}{held};
 	}
 	return;
 }
