@@ -172,7 +172,7 @@ COMMENT ON COLUMN dlock_versions.bumped_at IS 'time of the last bump';
 CREATE FUNCTION dlock_role_oid(role name)
 RETURNS oid
 AS 'MODULE_PATHNAME', 'dlock_role_oid'
-LANGUAGE C IMMUTABLE PARALLEL UNSAFE;
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
 COMMENT ON FUNCTION dlock_role_oid(name) IS
 'OID of the role that has this name now, 0 if there is none; for dlock_reservations';
 

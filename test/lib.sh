@@ -513,6 +513,16 @@ find_mirror()
 	if [ -e "$keys" ] || [ ! -e "$keyring" ]; then keyring=$keys; fi
 }
 
+# cache NAME: the directory for what one run makes, and another one can use
+cache()
+{
+	if [ "$(id -u)" -eq 0 ]; then
+		printf '/var/cache/dlock-%s\n' "$1"
+	else
+		printf '%s/dlock-%s\n' "${XDG_CACHE_HOME:-$HOME/.cache}" "$1"
+	fi
+}
+
 # The tree as an archive, without what was built there, perhaps for another
 # server
 pack_tree()
@@ -596,11 +606,11 @@ expand()
 	"${make[@]}" --eval "expand: ; @echo $1" expand
 }
 
-# compile COMPILER [OPTIONS [ARGUMENT...]]: all anew, each warning an error
+# build COMPILER [OPTIONS [ARGUMENT...]]: what has changed, each warning an error
 #
 # PostgreSQL's headers don't pass -Wextra, and count as the system's therefore;
 # its callbacks and PG_FUNCTION_ARGS bring parameters that not all need.
-compile()
+build()
 {
 	local options="-Wall -Wextra -Werror -Wno-unused-parameter"
 
@@ -609,7 +619,12 @@ compile()
 		options+=' -Wno-unknown-warning-option'
 		options+=' -Wno-ignored-optimization-argument' ;;
 	esac
-	quiet as_user "${make[@]}" clean &&
-		quiet as_user "${make[@]}" -j"$(nproc)" "CC=$1" "${@:3}" \
-			COPT="$options -isystem $headers ${COPT-} ${2-}"
+	quiet as_user "${make[@]}" -j"$(nproc)" "CC=$1" "${@:3}" \
+		COPT="$options -isystem $headers ${COPT-} ${2-}"
+}
+
+# compile COMPILER [OPTIONS [ARGUMENT...]]: the same, all anew
+compile()
+{
+	quiet as_user "${make[@]}" clean && build "$@"
 }

@@ -27,7 +27,7 @@ SELECT m.object, a.attname
 
 -- All functions are volatile, parallel unsafe and not strict, run as their
 -- caller, and come from this library; but for one that a generated column
--- needs, which has to claim that it is immutable.
+-- needs, which reads a catalog and claims to be immutable.
 SELECT m.object, p.provolatile, p.proparallel, p.proisstrict, p.prosecdef,
 	p.probin, l.lanname
   FROM member m
