@@ -62,7 +62,6 @@ OBJS = \
 	src/shared/clock.o \
 	src/shared/contention.o \
 	src/shared/counter.o \
-	src/shared/finish.o \
 	src/shared/id_table.o \
 	src/shared/journal.o \
 	src/shared/json.o \

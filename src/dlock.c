@@ -131,9 +131,9 @@ _PG_init(void)
 {
 	DefineCustomIntVariable("dlock.max_memory",
 							"Sets the memory that the locks of all sessions may take.",
-							"An eighth of it is kept for superusers.",
+							"An eighth of it is kept for superusers. A new value takes effect when the server starts.",
 							&dlock_max_memory,
-							128 * 1024, 1024, INT_MAX,
+							64 * 1024, 1024, INT_MAX,
 							PGC_SIGHUP, GUC_UNIT_KB,
 							NULL, NULL, NULL);
 	DefineCustomIntVariable("dlock.max_memory_per_role",

@@ -123,7 +123,6 @@ undo_info(int code, Datum arg)
 {
 	Change	   *change = (Change *) DatumGetPointer(arg);
 
-	/* a segment of memory could not be mapped */
 	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
 	(void) exchange_info(change);
@@ -191,7 +190,6 @@ undo_ttl(int code, Datum arg)
 {
 	Change	   *change = (Change *) DatumGetPointer(arg);
 
-	/* a segment of memory could not be mapped */
 	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
 	dlock_lease_undo_ttl(change->retimed, change->record);
@@ -261,21 +259,13 @@ downgrade_held(DlockHeld *held)
 {
 	DlockTicket *ticket = held->ticket;
 	bool		was_exclusive = ticket->mode == DLOCK_EXCLUSIVE;
-	bool		holds = false;
+	bool		holds;
 
 	if (ticket->mode == DLOCK_SLOTS && !dlock_held_is_gone(held))
 		raise_slots(&held->name->key, held->number);
-	PG_TRY();
-	{
-		holds = dlock_queue_downgrade(&held->name->key, ticket);
-	}
-	PG_FINALLY();
-	{
-		/* also where those who come in could not all be granted */
-		if (was_exclusive && ticket->mode == DLOCK_SHARED)
-			dlock_held_count_shared(held);
-	}
-	PG_END_TRY();
+	holds = dlock_queue_downgrade(&held->name->key, ticket);
+	if (was_exclusive && ticket->mode == DLOCK_SHARED)
+		dlock_held_count_shared(held);
 	return holds;
 }
 

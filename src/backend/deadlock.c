@@ -684,7 +684,6 @@ dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)
 	DlockGraph *previous = NULL;
 	int			looks = 0;
 
-	dlock_queue_reap(&dlock_my_backend->wait_key);
 	if (!told && !blocks_heavyweight() &&
 		!(thorough && dlock_held_blocks_others(dlock_my_backend->wait_ticket)))
 		return true;

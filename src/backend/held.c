@@ -262,17 +262,12 @@ set_latest_name(DlockHeldName *name)
 
 /*
  * Free a ticket that is in no lock, or let go of one that its lease has adopted.
- * Raises nothing.
- *
- * One that could not leave its lock as its owner exits, as an unpinning has
- * failed, is dlock_queue_reap()'s to free.
  */
 void
 dlock_held_free_ticket(DlockTicket *ticket)
 {
-	if (pg_atomic_read_u32(&ticket->state) != DLOCK_GONE &&
-		ticket->session != 0)
-		return;
+	Assert(pg_atomic_read_u32(&ticket->state) == DLOCK_GONE ||
+		   ticket->session == 0);
 	if (ticket->scope == DLOCK_LEASE)
 		dlock_lease_ticket_drop((DlockLeaseTicket *) ticket);
 	else
@@ -372,12 +367,7 @@ void
 dlock_held_settle(DlockHeld *held)
 {
 	if (held->session_depth == 0 && held->xact_depth == 0)
-	{
-		/* should a hand-over fail, the next look finds that this one is gone */
-		lost_seen--;
 		(void) dlock_queue_leave(&held->name->key, held->ticket, held->lock);
-		lost_seen++;
-	}
 	if (is_forgettable(held))
 		dlock_held_forget(held);
 	else if (dlock_held_is_gone(held))

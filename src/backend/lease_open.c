@@ -35,7 +35,6 @@ withdraw_lease(int code, Datum arg)
 	DlockLease *lease = (DlockLease *) DatumGetPointer(arg);
 	DlockSpace *space = dlock_space_at(lease->space);
 
-	/* a segment of memory could not be mapped */
 	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
@@ -106,7 +105,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 		attach_to_session(lease);
 	}
 	lease->number = draw_number(space);
-	dlock_lease_begin_change(space, lease, NULL);
+	dlock_lease_begin_change(space);
 	dlock_lease_start(space, lease, false);
 	dlock_journal_mark(space, &lease->record);
 	dlock_lease_end_change(space);

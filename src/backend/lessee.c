@@ -100,7 +100,6 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 	}
 	PG_CATCH();
 	{
-		/* a segment of memory could not be mapped */
 		LWLockReleaseAll();
 		dlock_queue_unpublish(ticket);
 		dlock_held_settle(held);

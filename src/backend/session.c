@@ -35,7 +35,7 @@ dlock_session_attach(void)
 	if (!initialized)
 	{
 		dlock_held_initialize();
-		dlock_finish_at_exit(leave);
+		dlock_leave_at_exit(leave);
 		initialized = true;
 	}
 	if (dlock_my_backend == NULL)
@@ -175,7 +175,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 	return held->number;
 }
 
-/* Undo one session-scoped acquire, unless all are: a release may have failed. */
+/* Undo one session-scoped acquire, if there is one. */
 static void
 undo_acquire(DlockHeld *held)
 {
@@ -191,9 +191,8 @@ undo_acquire(DlockHeld *held)
  * its index in *failed; "outcome" says why.  In session scope, it is the caller's
  * to keep what was acquired: as many marks as keys.
  *
- * What was acquired is undone by a rollback; and so, where an error comes into the
- * undoing, is the rest.  That tells nothing: a warning would take interrupts, and
- * nor need a lock's loss be told to whoever has not got it.
+ * If the call fails, the rollback undoes what was acquired.  No loss is reported:
+ * the caller never held the lock, and a warning would take interrupts.
  */
 bool
 dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
@@ -454,32 +453,6 @@ dlock_session_check(DlockSpace *space, const DlockKey *key, int64 number)
 	return true;
 }
 
-/* That is no session's number. */
-#define NOBODY	PG_UINT64_MAX
-
-/*
- * A ticket could not be given back as its owner exits: the worker clears it away,
- * or whoever waits behind it.  Where it has left its lock, and the next one could
- * not be granted, that is known, see dlock_queue_mend().
- */
-static void
-lose_ticket(int code, Datum arg)
-{
-	DlockTicket *ticket = (DlockTicket *) DatumGetPointer(arg);
-
-	LWLockReleaseAll();
-	if (pg_atomic_read_u32(&ticket->state) == DLOCK_GONE)
-	{
-		pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
-		dlock_held_free_ticket(ticket);
-		return;
-	}
-	/* at once, though the session has still to end */
-	ticket->session = NOBODY;
-	pg_write_barrier();
-	dlock_worker_mends(dlock_space_at(ticket->space));
-}
-
 static void
 give_back_tickets(void)
 {
@@ -488,18 +461,7 @@ give_back_tickets(void)
 		dlist_node *node = dlist_pop_head_node(&dlock_held_tickets);
 		DlockHeld  *held = dlist_container(DlockHeld, by_age, node);
 
-		/* counts for as long as an error here leaves it behind */
-		pg_atomic_fetch_add_u32(&dlock_control->lost, 1);
-		PG_ENSURE_ERROR_CLEANUP(lose_ticket, PointerGetDatum(held->ticket));
 		(void) dlock_queue_leave(&held->name->key, held->ticket, held->lock);
-		PG_END_ENSURE_ERROR_CLEANUP(lose_ticket, PointerGetDatum(held->ticket));
-		if (!dlock_held_is_gone(held) && held->ticket->session != 0)
-		{
-			/* an unpinning has failed */
-			lose_ticket(0, PointerGetDatum(held->ticket));
-			continue;
-		}
-		pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
 		dlock_held_free_ticket(held->ticket);
 	}
 }
@@ -508,8 +470,6 @@ give_back_tickets(void)
  * Give everything back when the backend exits, however it exits.  The open
  * transaction was rolled back before, so that the next holder does not meet its
  * row locks.
- *
- * An error begins this anew: each part forgets a thing before it does it.
  */
 static void
 leave(void)

@@ -383,7 +383,6 @@ is_kept(const DlockKey *key)
 		hash_search(table_of_names, key, HASH_FIND, NULL) != NULL;
 }
 
-/* Each is forgotten before it is done, as that may fail. */
 static void
 finish_changes(void)
 {
@@ -412,7 +411,7 @@ finish_changes(void)
 static void
 at_xact_end(XactEvent event, void *arg)
 {
-	/* nor where an exit has failed in here, and begins the rollback again */
+	/* not if the backend has left dlock, after a rollback that was broken off */
 	if (table_of_names == NULL || dlock_my_backend == NULL)
 		return;
 	switch (event)
@@ -434,13 +433,13 @@ at_xact_end(XactEvent event, void *arg)
 			break;
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_PREPARE:
-			dlock_finish_transaction(finish_changes);
+			finish_changes();
 			break;
 		case XACT_EVENT_ABORT:
 			num_changes = 0;
 			for (KeptName *name = names; name; name = name->next)
 				name->changed = false;
-			dlock_finish_transaction(finish_changes);
+			finish_changes();
 			break;
 		default:
 			break;

@@ -339,7 +339,7 @@ copy_lease(DlockLease *lease, void *arg)
 	LeaseRow   *row;
 	uint64		deadline = dlock_lease_deadline(lease);
 	const char *info = !lease->single && DsaPointerIsValid(lease->info) ?
-		dsa_get_address(dlock_area, lease->info) : NULL;
+		dlock_address(lease->info) : NULL;
 
 	if (deadline == 0)
 		return true;

@@ -146,7 +146,6 @@ arm_asked(void)
 	{
 		Watch	   *watch = dlist_head_element(Watch, by_level, &asked);
 
-		/* before it is done, so that what fails is not repeated */
 		set_level(watch, 0);
 		dlock_watch_arm(watch->shared);
 	}
@@ -161,7 +160,7 @@ at_memory_reset(void *arg)
 {
 	*(bool *) arg = false;
 	if (committed)
-		dlock_finish_transaction(arm_asked);
+		arm_asked();
 	committed = false;
 }
 

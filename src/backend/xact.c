@@ -9,8 +9,8 @@
  * off when PostgreSQL has released the transaction's own locks, so that the
  * next holder finds neither a row lock nor a write that it could not see.
  *
- * So is what a call has got before it can be sure of all of it: an error rolls it
- * back, and an error in that, of one lock, stops none of the others.
+ * Resources acquired by an unfinished call are marks, too, so an error releases
+ * them one by one.
  *
  *-------------------------------------------------------------------------
  */
@@ -461,7 +461,6 @@ dlock_xact_end_statement(const DlockStatement *outer)
 
 		if (mark.kind != MARK_RESULT)
 			continue;
-		/* an error leaves the others to the rollback */
 		marks[i].kind = MARK_DROPPED;
 		keep_mark(&mark);
 	}
@@ -579,7 +578,7 @@ static void
 at_memory_reset(void *arg)
 {
 	*(bool *) arg = false;
-	dlock_finish_transaction(arm_announcements);
+	arm_announcements();
 }
 
 /* Make sure that dlock_xact_arm() cannot fail. */
@@ -734,8 +733,8 @@ roll_back_marks(void)
 }
 
 /*
- * The backend exits, and has rolled back.  Each mark is forgotten before it is
- * undone, as that may fail.
+ * The backend exits, and has rolled back.  Marks are left if a callback of another
+ * module has broken off the rollback.
  */
 void
 dlock_xact_exit(void)
@@ -750,9 +749,6 @@ dlock_xact_exit(void)
  * What is done once PostgreSQL has released the transaction's own
  * locks.  The callback comes for every resource owner; the one that stands
  * for a whole (sub)transaction is told by its being current.
- *
- * In an exit, dlock_xact_exit() follows: an error here would have the rollback
- * begun again, when the tickets that the marks point to are freed.
  */
 static void
 at_resource_release(ResourceReleasePhase phase, bool isCommit,
@@ -762,9 +758,12 @@ at_resource_release(ResourceReleasePhase phase, bool isCommit,
 	if (phase != RESOURCE_RELEASE_AFTER_LOCKS || num_marks == 0 ||
 		CurrentResourceOwner != (isTopLevel ? TopTransactionResourceOwner :
 								 CurTransactionResourceOwner) ||
-		(isCommit && !isTopLevel) || proc_exit_inprogress)
+		(isCommit && !isTopLevel))
 		return;
-	dlock_finish_transaction(isCommit ? commit_marks : roll_back_marks);
+	if (isCommit)
+		commit_marks();
+	else
+		roll_back_marks();
 }
 
 /* A subtransaction's marks become its parent's when it commits. */

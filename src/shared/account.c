@@ -250,7 +250,8 @@ dlock_memory_to_spare(bool has_some)
 static void
 raise_out_of_memory(bool by_all)
 {
-	bool		by_setting = dlock_memory_limit() < dlock_control->room;
+	bool		by_setting = dlock_control->area_size >=
+		(Size) dlock_max_memory * 1024;
 
 	ereport(ERROR,
 			(errcode(ERRCODE_OUT_OF_MEMORY),
@@ -262,7 +263,7 @@ raise_out_of_memory(bool by_all)
 			 errdetail("The locks and tickets of all sessions have reached their part of the file system of \"%s\", which is less than dlock.max_memory.",
 					   dlock_memory_directory()),
 			 by_setting ?
-			 errhint("Release locks that are not needed, or increase dlock.max_memory.") :
+			 errhint("Release locks that are not needed, or increase dlock.max_memory and restart the server.") :
 			 errhint("Release locks that are not needed; or give the file system more room, and restart the server.")));
 }
 
@@ -387,7 +388,7 @@ dlock_text_copy(Oid role, const char *text)
 	if (text == NULL)
 		return InvalidDsaPointer;
 	copy = dlock_allocate(role, strlen(text) + 1);
-	strcpy(dsa_get_address(dlock_area, copy), text);
+	strcpy(dlock_address(copy), text);
 	return copy;
 }
 
@@ -396,7 +397,7 @@ dlock_text_free(Oid role, dsa_pointer text)
 {
 	if (DsaPointerIsValid(text))
 		dlock_release_memory(role, text,
-							 strlen(dsa_get_address(dlock_area, text)) + 1);
+							 strlen(dlock_address(text)) + 1);
 }
 
 /* Report all that was not.  Raises nothing. */

@@ -37,7 +37,7 @@ my_session(void)
 static DlockAnnouncement *
 announcement_of(DlockTicket *ticket)
 {
-	return dsa_get_address(dlock_area, ticket->announcement);
+	return dlock_address(ticket->announcement);
 }
 
 static DlockSpace *
@@ -76,7 +76,7 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 	Size		size = offsetof(DlockAnnouncement, name) + strlen(name) + 1;
 	Oid			role = dlock_request_role(request);
 	dsa_pointer self = dlock_allocate(role, size);
-	DlockAnnouncement *announcement = dsa_get_address(dlock_area, self);
+	DlockAnnouncement *announcement = dlock_address(self);
 
 	memset(announcement, 0, size);
 	announcement->self = self;
@@ -199,7 +199,7 @@ dlock_announcement_orphan(DlockTicket *ticket)
 void
 dlock_announcement_set(DlockTicket *ticket, dsa_pointer announcement)
 {
-	DlockAnnouncement *made = dsa_get_address(dlock_area, announcement);
+	DlockAnnouncement *made = dlock_address(announcement);
 
 	made->counted = true;
 	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
@@ -213,7 +213,7 @@ dlock_announcement_set(DlockTicket *ticket, dsa_pointer announcement)
 void
 dlock_announcement_redirect(DlockTicket *ticket, dsa_pointer announcement)
 {
-	DlockAnnouncement *made = dsa_get_address(dlock_area, announcement);
+	DlockAnnouncement *made = dlock_address(announcement);
 
 	made->counted = true;
 	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
@@ -224,7 +224,7 @@ dlock_announcement_redirect(DlockTicket *ticket, dsa_pointer announcement)
 void
 dlock_announcement_discard(DlockSpace *space, dsa_pointer announcement)
 {
-	release(space, dsa_get_address(dlock_area, announcement));
+	release(space, dlock_address(announcement));
 }
 
 /*
@@ -237,8 +237,7 @@ dlock_announcement_purge(DlockSpace *space)
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	while (DsaPointerIsValid(space->outbox.head))
 	{
-		DlockAnnouncement *orphan = dsa_get_address(dlock_area,
-													space->outbox.head);
+		DlockAnnouncement *orphan = dlock_address(space->outbox.head);
 
 		unpost(space, orphan);
 		release(space, orphan);
@@ -279,31 +278,6 @@ dlock_announcement_event(DlockTicket *ticket, uint32 events)
 	{
 		DlockAnnouncement *announcement = announcement_of(ticket);
 
-		announcement->number = ticket->number;
-		announcement->events |= events_to_tell(announcement, events);
-		post(space, announcement);
-	}
-	LWLockRelease(&space->outbox_lock);
-}
-
-/*
- * A ticket holds, and an error may have come before that was told, or that somebody
- * waits: it is, unless it was; that it was "granted", if it is not for the worker to
- * tell.  The caller wakes the sender later.
- */
-void
-dlock_announcement_mend(DlockTicket *ticket, bool granted)
-{
-	DlockSpace *space = space_of(ticket);
-
-	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	if (DsaPointerIsValid(ticket->announcement))
-	{
-		DlockAnnouncement *announcement = announcement_of(ticket);
-		uint32		events = ticket->wanted ? DLOCK_EVENT_WANTED : 0;
-
-		if (granted && !announcement->granted)
-			events |= DLOCK_EVENT_GRANTED;
 		announcement->number = ticket->number;
 		announcement->events |= events_to_tell(announcement, events);
 		post(space, announcement);
@@ -450,7 +424,7 @@ dlock_outbox_copy(DlockSpace *space, DlockMessage *messages, int max)
 	for (pointer = space->outbox.head;
 		 DsaPointerIsValid(pointer) && count < max; count++)
 	{
-		DlockAnnouncement *announcement = dsa_get_address(dlock_area, pointer);
+		DlockAnnouncement *announcement = dlock_address(pointer);
 		DlockMessage *message = &messages[count];
 
 		announcement->sending = announcement->events;
@@ -477,7 +451,7 @@ dlock_outbox_clear(DlockSpace *space)
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	for (pointer = space->outbox.head; DsaPointerIsValid(pointer);)
 	{
-		DlockAnnouncement *announcement = dsa_get_address(dlock_area, pointer);
+		DlockAnnouncement *announcement = dlock_address(pointer);
 
 		pointer = announcement->link.next;
 		if (announcement->sending == 0)

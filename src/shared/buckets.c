@@ -10,9 +10,8 @@
  *
  * The first buckets are in the partition.  The others are in segments, each as
  * large as all before it together.  One is allocated ahead, without any lock,
- * by whoever is about to need it; it never moves, and is never freed, so a
- * process looks up its address once.  8 bytes for each entry that was ever there
- * at one time are all that this keeps.
+ * by whoever is about to need it; it never moves, and is never freed.  8 bytes for
+ * each entry that was ever there at one time are all that this keeps.
  *
  *-------------------------------------------------------------------------
  */
@@ -57,37 +56,29 @@ dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock, int segment)
 /*
  * Divide the next bucket in turn into two, if the segment for that is there.
  * What a bucket of "mask" bits has is told apart by the bit before these.
- *
- * All is looked up before anything changes: to map memory can fail.
  */
 void
-dlock_buckets_divide(DlockBuckets *buckets, DlockSegments segments,
-					 DlockNextOf next_of)
+dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
 {
 	uint32		number = buckets->num_buckets;
 	uint32		mask = buckets->mask;
 	uint32		hash;
 	dsa_pointer *from;
 	dsa_pointer *to;
-	dsa_pointer entry;
 
 	if (number > mask)
 		mask = mask * 2 + 1;
 	if (dlock_segment_of(number) >= DLOCK_SEGMENTS ||
 		!DsaPointerIsValid(buckets->segments[dlock_segment_of(number)]))
 		return;
-	from = dlock_bucket_at(buckets, segments, number & (mask >> 1));
-	to = dlock_bucket_at(buckets, segments, number);
-	for (entry = *from; DsaPointerIsValid(entry);)
-		entry = *next_of(entry, &hash);
-
+	from = dlock_bucket_at(buckets, number & (mask >> 1));
+	to = dlock_bucket_at(buckets, number);
 	*to = InvalidDsaPointer;
 	while (DsaPointerIsValid(*from))
 	{
-		dsa_pointer *next;
+		dsa_pointer entry = *from;
+		dsa_pointer *next = next_of(entry, &hash);
 
-		entry = *from;
-		next = next_of(entry, &hash);
 		if ((hash & mask) != number)
 		{
 			from = next;
@@ -106,8 +97,8 @@ dlock_buckets_divide(DlockBuckets *buckets, DlockSegments segments,
  * none looks none up.  Raises 53200; called without any of dlock's locks.
  */
 void
-dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock,
-					  DlockSegments segments, uint64 more, DlockNextOf next_of)
+dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock, uint64 more,
+					  DlockNextOf next_of)
 {
 	uint64		wanted = buckets->count + more;
 
@@ -121,7 +112,7 @@ dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock,
 			dlock_buckets_add_segment(buckets, lock, segment);
 		LWLockAcquire(lock, LW_EXCLUSIVE);
 		for (int i = 0; i < DIVIDED_AT_ONCE && buckets->num_buckets < wanted; i++)
-			dlock_buckets_divide(buckets, segments, next_of);
+			dlock_buckets_divide(buckets, next_of);
 		LWLockRelease(lock);
 	}
 }

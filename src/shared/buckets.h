@@ -13,16 +13,7 @@
 
 #include "shared/shared.h"
 
-/*
- * Addresses of a partition's segments, as far as this process has looked them
- * up; others are NULL.
- */
-typedef dsa_pointer *DlockSegments[DLOCK_SEGMENTS];
-
-/*
- * Of an entry, which is looked up: the link to the next one in its bucket, and
- * its hash
- */
+/* Of an entry: the link to the next one in its bucket, and its hash */
 typedef dsa_pointer *(*DlockNextOf) (dsa_pointer entry, uint32 *hash);
 
 /* The segment of a bucket that is not one of the first */
@@ -33,27 +24,26 @@ dlock_segment_of(uint32 bucket)
 }
 
 static inline dsa_pointer *
-dlock_bucket_at(DlockBuckets *buckets, DlockSegments segments, uint32 bucket)
+dlock_bucket_at(DlockBuckets *buckets, uint32 bucket)
 {
 	int			s;
 
 	if (likely(bucket < DLOCK_FIRST_BUCKETS))
 		return &buckets->first[bucket];
 	s = dlock_segment_of(bucket);
-	if (unlikely(segments[s] == NULL))
-		segments[s] = dsa_get_address(dlock_area, buckets->segments[s]);
-	return &segments[s][bucket - (DLOCK_FIRST_BUCKETS << s)];
+	return (dsa_pointer *) dlock_address(buckets->segments[s]) +
+		(bucket - (DLOCK_FIRST_BUCKETS << s));
 }
 
 static inline dsa_pointer *
-dlock_bucket_of(DlockBuckets *buckets, DlockSegments segments, uint32 hash)
+dlock_bucket_of(DlockBuckets *buckets, uint32 hash)
 {
 	uint32		bucket = hash & buckets->mask;
 
 	/* that one is still to come from this one's division */
 	if (bucket >= buckets->num_buckets)
 		bucket &= buckets->mask >> 1;
-	return dlock_bucket_at(buckets, segments, bucket);
+	return dlock_bucket_at(buckets, bucket);
 }
 
 /*
@@ -75,10 +65,8 @@ dlock_buckets_need_segment(const DlockBuckets *buckets, int *segment)
 extern void dlock_buckets_init(DlockBuckets *buckets);
 extern void dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock,
 									  int segment);
-extern void dlock_buckets_divide(DlockBuckets *buckets,
-								 DlockSegments segments, DlockNextOf next_of);
+extern void dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of);
 extern void dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock,
-								  DlockSegments segments, uint64 more,
-								  DlockNextOf next_of);
+								  uint64 more, DlockNextOf next_of);
 
 #endif							/* DLOCK_BUCKETS_H */

@@ -39,15 +39,14 @@ sketch_of(DlockSpace *space)
 {
 	dsa_pointer pointer = pg_atomic_read_u64(&space->contention);
 
-	return DsaPointerIsValid(pointer) ?
-		dsa_get_address(dlock_area, pointer) : NULL;
+	return DsaPointerIsValid(pointer) ? dlock_address(pointer) : NULL;
 }
 
 static DlockContended *
 entry_at(const DlockContention *sketch, int e)
 {
 	DlockContended *chunk =
-		dsa_get_address(dlock_area, sketch->chunks[e / DLOCK_CONTENDED_CHUNK]);
+		dlock_address(sketch->chunks[e / DLOCK_CONTENDED_CHUNK]);
 
 	return &chunk[e % DLOCK_CONTENDED_CHUNK];
 }
@@ -67,7 +66,7 @@ static DlockContention *
 make_sketch(DlockSpace *space)
 {
 	dsa_pointer self = dlock_allocate(InvalidOid, sizeof(DlockContention));
-	DlockContention *sketch = dsa_get_address(dlock_area, self);
+	DlockContention *sketch = dlock_address(self);
 	uint64		none = InvalidDsaPointer;
 
 	memset(sketch, 0, sizeof(DlockContention));
@@ -77,7 +76,7 @@ make_sketch(DlockSpace *space)
 		return sketch;
 	/* somebody else was faster */
 	dlock_release_memory(InvalidOid, self, sizeof(DlockContention));
-	return dsa_get_address(dlock_area, none);
+	return dlock_address(none);
 }
 
 static void
@@ -278,7 +277,6 @@ take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 	if (sketch->room == 0)
 		return NULL;
 	*e = sketch->count < sketch->room ? sketch->count : sketch->heap[0];
-	/* mapped before any change, as that can fail */
 	entry = entry_at(sketch, *e);
 	if (*e == sketch->count)
 	{

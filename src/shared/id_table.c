@@ -28,31 +28,23 @@
 static DlockIdPartition *numbers = NULL;
 static DlockIdPartition *requests = NULL;
 
-static DlockSegments number_segments[DLOCK_ID_PARTITIONS];
-static DlockSegments request_segments[DLOCK_ID_PARTITIONS];
-
-/* Make a table, in an area that nobody else knows yet. */
-dsa_pointer
-dlock_id_table_create(dsa_area *area, int tranche)
+/* Begin a table, in memory that is zero and that nobody else knows yet. */
+void
+dlock_id_table_init(DlockIdPartition *partitions, int tranche)
 {
-	dsa_pointer self = dsa_allocate0(area, DLOCK_ID_PARTITIONS *
-									 sizeof(DlockIdPartition));
-	DlockIdPartition *made = dsa_get_address(area, self);
-
 	for (int i = 0; i < DLOCK_ID_PARTITIONS; i++)
 	{
-		LWLockInitialize(&made[i].lock, tranche);
-		dlock_buckets_init(&made[i].buckets);
+		LWLockInitialize(&partitions[i].lock, tranche);
+		dlock_buckets_init(&partitions[i].buckets);
 	}
-	return self;
 }
 
 /* Use the tables that are there. */
 void
-dlock_id_tables_attach(dsa_area *area, const DlockControl *control)
+dlock_id_tables_attach(DlockIdPartition *ids, DlockIdPartition *by_request)
 {
-	numbers = dsa_get_address(area, control->ids);
-	requests = dsa_get_address(area, control->requests);
+	numbers = ids;
+	requests = by_request;
 }
 
 /* The partition of a hash; its bucket is in the last bits */
@@ -78,8 +70,7 @@ prepare(DlockIdPartition *partition)
 
 /* Enter an entry; called with the partition's lock. */
 static void
-insert(DlockIdPartition *partition, DlockSegments segments, dsa_pointer entry,
-	   DlockNextOf next_of)
+insert(DlockIdPartition *partition, dsa_pointer entry, DlockNextOf next_of)
 {
 	DlockBuckets *buckets = &partition->buckets;
 	uint32		hash;
@@ -88,8 +79,8 @@ insert(DlockIdPartition *partition, DlockSegments segments, dsa_pointer entry,
 
 	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
 	if (unlikely(buckets->count >= buckets->num_buckets))
-		dlock_buckets_divide(buckets, segments, next_of);
-	bucket = dlock_bucket_of(buckets, segments, hash);
+		dlock_buckets_divide(buckets, next_of);
+	bucket = dlock_bucket_of(buckets, hash);
 	*next = *bucket;
 	*bucket = entry;
 	buckets->count++;
@@ -97,12 +88,11 @@ insert(DlockIdPartition *partition, DlockSegments segments, dsa_pointer entry,
 
 /* Take out an entry that is there; called with the partition's lock. */
 static void
-delete(DlockIdPartition *partition, DlockSegments segments, dsa_pointer entry,
-	   DlockNextOf next_of)
+delete(DlockIdPartition *partition, dsa_pointer entry, DlockNextOf next_of)
 {
 	uint32		hash;
 	dsa_pointer *next = next_of(entry, &hash);
-	dsa_pointer *link = dlock_bucket_of(&partition->buckets, segments, hash);
+	dsa_pointer *link = dlock_bucket_of(&partition->buckets, hash);
 
 	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
 	while (*link != entry)
@@ -149,7 +139,7 @@ space_of(DlockRecord *record)
 static dsa_pointer *
 next_number(dsa_pointer entry, uint32 *hash)
 {
-	DlockRecord *record = dsa_get_address(dlock_area, entry);
+	DlockRecord *record = dlock_address(entry);
 
 	*hash = hash_number(number_of(record));
 	return &record->next_id;
@@ -163,8 +153,7 @@ dlock_ids_reserve(uint64 more)
 {
 	for (int p = 0; p < DLOCK_ID_PARTITIONS; p++)
 		dlock_buckets_reserve(&numbers[p].buckets, &numbers[p].lock,
-							  number_segments[p], more / DLOCK_ID_PARTITIONS,
-							  next_number);
+							  more / DLOCK_ID_PARTITIONS, next_number);
 }
 
 /*
@@ -183,8 +172,7 @@ dlock_id_insert(DlockRecord *record)
 	LWLockAcquire(&numbers[p].lock, LW_EXCLUSIVE);
 	if (!record->in_ids && !record->finished)
 	{
-		insert(&numbers[p], number_segments[p], dlock_record_self(record),
-			   next_number);
+		insert(&numbers[p], dlock_record_self(record), next_number);
 		record->in_ids = true;
 	}
 	LWLockRelease(&numbers[p].lock);
@@ -198,8 +186,7 @@ dlock_id_delete(DlockRecord *record)
 
 	LWLockAcquire(&numbers[p].lock, LW_EXCLUSIVE);
 	if (record->in_ids)
-		delete(&numbers[p], number_segments[p], dlock_record_self(record),
-			   next_number);
+		delete(&numbers[p], dlock_record_self(record), next_number);
 	record->in_ids = false;
 	LWLockRelease(&numbers[p].lock);
 }
@@ -214,10 +201,10 @@ dlock_id_look_up(DlockSpace *space, int64 number)
 	dsa_pointer next;
 
 	LWLockAcquire(&numbers[p].lock, LW_SHARED);
-	next = *dlock_bucket_of(&numbers[p].buckets, number_segments[p], hash);
+	next = *dlock_bucket_of(&numbers[p].buckets, hash);
 	while (DsaPointerIsValid(next) && found == NULL)
 	{
-		DlockRecord *record = dsa_get_address(dlock_area, next);
+		DlockRecord *record = dlock_address(next);
 
 		next = record->next_id;
 		if (number_of(record) == number && space_of(record) == space->self)
@@ -236,7 +223,7 @@ dlock_id_look_up(DlockSpace *space, int64 number)
 static dsa_pointer *
 next_request(dsa_pointer entry, uint32 *hash)
 {
-	DlockLeaseTicket *ticket = dsa_get_address(dlock_area, entry);
+	DlockLeaseTicket *ticket = dlock_address(entry);
 
 	*hash = ticket->request;
 	return &ticket->next_request;
@@ -250,8 +237,7 @@ dlock_request_insert(DlockLeaseTicket *ticket)
 
 	prepare(&requests[p]);
 	LWLockAcquire(&requests[p].lock, LW_EXCLUSIVE);
-	insert(&requests[p], request_segments[p], ticket->ticket.self,
-		   next_request);
+	insert(&requests[p], ticket->ticket.self, next_request);
 	ticket->in_requests = true;
 	LWLockRelease(&requests[p].lock);
 }
@@ -265,8 +251,7 @@ dlock_request_delete(DlockLeaseTicket *ticket)
 	if (!ticket->in_requests)
 		return;
 	LWLockAcquire(&requests[p].lock, LW_EXCLUSIVE);
-	delete(&requests[p], request_segments[p], ticket->ticket.self,
-		   next_request);
+	delete(&requests[p], ticket->ticket.self, next_request);
 	ticket->in_requests = false;
 	LWLockRelease(&requests[p].lock);
 }
@@ -286,11 +271,10 @@ dlock_request_find(const DlockLeaseTicket *wanted,
 	dsa_pointer next;
 
 	LWLockAcquire(&requests[p].lock, LW_SHARED);
-	next = *dlock_bucket_of(&requests[p].buckets, request_segments[p],
-							wanted->request);
+	next = *dlock_bucket_of(&requests[p].buckets, wanted->request);
 	while (DsaPointerIsValid(next) && found == NULL)
 	{
-		DlockLeaseTicket *ticket = dsa_get_address(dlock_area, next);
+		DlockLeaseTicket *ticket = dlock_address(next);
 
 		next = ticket->next_request;
 		if (ticket->request == wanted->request && is_wanted(ticket, wanted))

@@ -190,31 +190,11 @@ dlock_worker_dismiss(DlockSpace *space)
 	(void) dlock_office_wake(space, DLOCK_WORKER);
 }
 
-/*
- * An error has come between two changes that belong together: the worker is to
- * do the rest.  Called by who catches that; lets go of all locks.  Raises nothing.
- */
-void
-dlock_worker_mends(DlockSpace *space)
-{
-	LWLockReleaseAll();
-	pg_atomic_write_u32(&space->half_done, 1);
-	(void) dlock_worker_wake(space);
-}
-
-/* The same for PG_ENSURE_ERROR_CLEANUP(): a segment of memory could not be mapped. */
-void
-dlock_leave_to_worker(int code, Datum space)
-{
-	dlock_worker_mends((DlockSpace *) DatumGetPointer(space));
-}
-
 /* Is there something that is not to be left to whoever comes by? */
 static bool
 has_work(DlockSpace *space)
 {
-	return space->journal.length > 0 || dlock_has_messages(space) ||
-		pg_atomic_read_u32(&space->half_done) != 0;
+	return space->journal.length > 0 || dlock_has_messages(space);
 }
 
 /* Is there something that a worker has to be there for, now or later? */

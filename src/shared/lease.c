@@ -295,58 +295,6 @@ dlock_lease_unconfirmed_for(DlockLease *lease)
 	return now > confirmed ? now - confirmed : 0;
 }
 
-/*
- * Map all that a change of a lease, or of one of its tickets, touches beside
- * these: the tails of the lists that they can come into, and their neighbours in
- * those that they can leave.  Called with the lease lock; once it has returned,
- * nothing raises an error for as long as that is held (I50).
- */
-void
-dlock_lease_map(DlockSpace *space, DlockLease *lease,
-				DlockLeaseTicket *ticket)
-{
-	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
-	dlock_list_map_tail(&space->leases);
-	dlock_list_map_tail(&space->journal);
-	dlock_list_map_tail(&space->retimed);
-	dlock_link_map_neighbours(&lease->in_space);
-	if (DsaPointerIsValid(lease->retiming))
-		dlock_link_map_neighbours(&dlock_lease_retiming(lease)->link);
-	if (!lease->single)
-	{
-		dlock_list_map_tail(&lease->tickets);
-		dlock_list_map_tail(&lease->closed);
-		dlock_link_map_neighbours(&lease->record.link);
-	}
-	if (ticket == NULL)
-		return;
-	dlock_link_map_neighbours(&ticket->record.link);
-	if (!lease->single)
-		dlock_link_map_neighbours(&dlock_place_in_lease(ticket)->link);
-}
-
-/*
- * Begin to change a lease, or one of its tickets, or both: with the lease lock.
- * Raises an error where that needs memory which cannot be mapped, and nothing from
- * there to dlock_lease_end_change().  So the change is made, and marked, or it is
- * not; what can fail besides comes before this.
- */
-void
-dlock_lease_begin_change(DlockSpace *space, DlockLease *lease,
-						 DlockLeaseTicket *ticket)
-{
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_map(space, lease, ticket);
-	COMPAT_NO_ERROR_BEGIN();
-}
-
-void
-dlock_lease_end_change(DlockSpace *space)
-{
-	COMPAT_NO_ERROR_END();
-	LWLockRelease(&space->lease_lock);
-}
-
 /* Enter a lease into its space; called with the lease lock. */
 static void
 list_lease(DlockSpace *space, DlockLease *lease)
@@ -410,7 +358,7 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 	/* while it is referred to; a single one is found by its ticket */
 	if (!lease->single)
 		dlock_id_delete(&lease->record);
-	dlock_lease_begin_change(space, lease, NULL);
+	dlock_lease_begin_change(space);
 	was_listed = lease->in_leases;
 	lease->in_leases = false;
 	if (was_listed)
@@ -477,7 +425,7 @@ make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
 		role_name = GetUserNameFromId(GetUserId(), false);
 	dlock_check_committed(space);
 	self = dlock_allocate(role, size + strlen(role_name) + 1);
-	lease = dsa_get_address(dlock_area, self);
+	lease = dlock_address(self);
 	memset(lease, 0, size);
 	lease->self = self;
 	lease->space = space->self;
@@ -544,7 +492,7 @@ dlock_lease_first_ticket(const DlockLease *lease)
 		return DsaPointerIsValid(lease->tickets.head) ?
 			dlock_ticket_in_lease(lease->tickets.head) : NULL;
 	return DsaPointerIsValid(lease->own_ticket) ?
-		dsa_get_address(dlock_area, lease->own_ticket) : NULL;
+		dlock_address(lease->own_ticket) : NULL;
 }
 
 DlockLeaseTicket *
@@ -707,7 +655,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	bool		is_there;
 
 	Assert(!lease->single);
-	dlock_lease_begin_change(space, lease, NULL);
+	dlock_lease_begin_change(space);
 	is_there = pg_atomic_read_u64(&lease->deadline) > DLOCK_RAN_OUT;
 	if (is_there)
 	{
@@ -855,33 +803,15 @@ dlock_lease_stop_visit(DlockSpace *space, DlockLease **at)
 	dlock_record_unref(&lease->record);
 }
 
-typedef struct Walk
-{
-	DlockSpace *space;
-	DlockLease *at;
-} Walk;
-
-static void
-stop_walk(int code, Datum arg)
-{
-	Walk	   *walk = (Walk *) DatumGetPointer(arg);
-
-	/* a segment of memory could not be mapped */
-	LWLockReleaseAll();
-	dlock_lease_stop_visit(walk->space, &walk->at);
-}
-
 /* Call back for every lease of a space, with the lease lock held. */
 void
 dlock_lease_for_each(DlockSpace *space, bool (*callback) (DlockLease *, void *),
 					 void *arg)
 {
-	Walk		walk = {space, NULL};
+	DlockLease *at = NULL;
 
-	PG_ENSURE_ERROR_CLEANUP(stop_walk, PointerGetDatum(&walk));
-	while (dlock_lease_visit(space, &walk.at, callback, arg, NULL))
+	while (dlock_lease_visit(space, &at, callback, arg, NULL))
 		;
-	PG_END_ENSURE_ERROR_CLEANUP(stop_walk, PointerGetDatum(&walk));
 }
 
 /*
@@ -906,7 +836,7 @@ dlock_lease_restored(DlockSpace *space, int64 number)
 void
 dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 {
-	dlock_lease_begin_change(space, lease, NULL);
+	dlock_lease_begin_change(space);
 	dlock_lease_start(space, lease, false);
 	pg_atomic_write_u64(&lease->deadline, DLOCK_NO_DEADLINE);
 	if (delayed)
@@ -920,17 +850,13 @@ dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 
 /*
  * Put back a lease that was read from its table.  It is found by its number, and
- * so not put back again, once nothing can fail any more: until all are there,
- * nobody else changes the list that it comes into.
+ * so not put back again, once nothing can fail any more.
  */
 void
 dlock_lease_restore(DlockLease *lease, bool delayed)
 {
 	DlockSpace *space = dlock_space_at(lease->space);
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_map(space, lease, NULL);
-	LWLockRelease(&space->lease_lock);
 	dlock_id_insert(&lease->record);
 	lease->record.has_row = true;
 	dlock_lease_restart(space, lease, delayed);

@@ -38,14 +38,13 @@ dlock_place_in_lease(DlockLeaseTicket *ticket)
 static inline DlockLeaseTicket *
 dlock_ticket_in_lease(dsa_pointer link)
 {
-	return dsa_get_address(dlock_area,
-						   ((DlockInLease *) dlock_link_at(link))->ticket);
+	return dlock_address(((DlockInLease *) dlock_link_at(link))->ticket);
 }
 
 static inline DlockLease *
 dlock_lease_in_space(dsa_pointer link)
 {
-	return (DlockLease *) ((char *) dsa_get_address(dlock_area, link) -
+	return (DlockLease *) ((char *) dlock_address(link) -
 						   offsetof(DlockLease, in_space));
 }
 
@@ -53,7 +52,7 @@ dlock_lease_in_space(dsa_pointer link)
 static inline DlockRetiming *
 dlock_lease_retiming(const DlockLease *lease)
 {
-	return dsa_get_address(dlock_area, lease->retiming);
+	return dlock_address(lease->retiming);
 }
 
 /* record.c */
@@ -70,8 +69,6 @@ extern DlockLeaseTicket *dlock_request_find(const DlockLeaseTicket *wanted,
 															   const DlockLeaseTicket *wanted));
 
 /* lease.c */
-extern void dlock_lease_map(DlockSpace *space, DlockLease *lease,
-							DlockLeaseTicket *ticket);
 extern DlockLeaseTicket *dlock_lease_first_ticket(const DlockLease *lease);
 extern DlockLeaseTicket *dlock_lease_first_closed(const DlockLease *lease);
 extern DlockLeaseTicket *dlock_lease_next_ticket(const DlockLease *lease,

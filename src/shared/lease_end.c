@@ -80,10 +80,6 @@ end_tickets_until(DlockSpace *space, DlockLease *lease, uint32 event,
 	return true;
 }
 
-/*
- * Each step can be repeated, and it is the last that takes the ticket out of the
- * journal: so where an error comes in between, the worker finds it there.
- */
 static void
 finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
 {
@@ -100,7 +96,7 @@ finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
 	if (lease->single)
 		(void) dlock_lease_unlist(space, lease);
 
-	dlock_lease_begin_change(space, lease, ticket);
+	dlock_lease_begin_change(space);
 	was_listed = record->listed;
 	dlock_journal_unmark(space, record);
 	dlock_lease_end_change(space);
@@ -247,16 +243,14 @@ dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
 {
 	int64		count = 0;
 
-	PG_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 	count = end_tickets(space, lease, event);
 	wake_waiters(lease);
 	if (!lease->single)
 	{
-		dlock_lease_begin_change(space, lease, NULL);
+		dlock_lease_begin_change(space);
 		dlock_journal_mark(space, &lease->record);
 		dlock_lease_end_change(space);
 	}
-	PG_END_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 	dlock_worker_wake(space);
 	return count;
 }
@@ -296,7 +290,6 @@ end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
 		for (int n = 0; n < STEP &&
 			 (ticket = dlock_lease_first_closed(lease)) != NULL; n++)
 		{
-			dlock_lease_map(space, lease, ticket);
 			dlock_lease_ticket_unlist(lease, ticket);
 			dlock_journal_mark(space, &ticket->record);
 		}
@@ -304,22 +297,12 @@ end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
 		if (ticket == NULL && lease->delayed)
 		{
 			/* last, as it is over only when all of it is done */
-			dlock_lease_map(space, lease, NULL);
 			lease->delayed = false;
 			dlock_journal_mark(space, &lease->record);
 		}
 		LWLockRelease(&space->lease_lock);
 	} while (ticket != NULL && dlock_monotonic_now() < until);
 	return ticket == NULL;
-}
-
-/* The same to the end, which is the worker's where an error comes. */
-static void
-end_whole_delay(DlockSpace *space, DlockLease *lease)
-{
-	PG_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
-	(void) end_delay(space, lease, PG_UINT64_MAX);
-	PG_END_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 }
 
 /* Numbers of leases, with room for so many */
@@ -354,7 +337,7 @@ force_end(DlockSpace *space, DlockLease *lease, bool *was_open)
 	*was_open = dlock_lease_claim(lease);
 	if (*was_open)
 		return dlock_lease_end(space, lease, DLOCK_EVENT_RELEASED);
-	dlock_lease_begin_change(space, lease, NULL);
+	dlock_lease_begin_change(space);
 	/* what ran out is not to be delayed by whoever ends its tickets */
 	dlock_lease_be_over(lease, false);
 	delayed = lease->delayed;
@@ -367,7 +350,7 @@ force_end(DlockSpace *space, DlockLease *lease, bool *was_open)
 		dlock_journal_mark(space, &lease->record);
 	dlock_lease_end_change(space);
 	if (delayed)
-		end_whole_delay(space, lease);
+		(void) end_delay(space, lease, PG_UINT64_MAX);
 	(void) dlock_worker_wake(space);
 	return count;
 }
@@ -459,7 +442,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 	if (!end_tickets_until(space, lease, DLOCK_EVENT_EXPIRED, until))
 		return now;
 
-	dlock_lease_begin_change(space, lease, NULL);
+	dlock_lease_begin_change(space);
 	delayed = lease->delayed;
 	delay_ends = delayed && lease->closed.length > 0 ? lease->delay_ends : 0;
 	if (!lease->single)
@@ -533,7 +516,7 @@ dlock_lease_abandon(DlockSpace *space)
 	while (lease = NULL, dlock_lease_for_each(space, take_first, &lease), lease)
 	{
 		forget_row(space, &lease->record);
-		end_whole_delay(space, lease);
+		(void) end_delay(space, lease, PG_UINT64_MAX);
 		pg_atomic_write_u64(&lease->deadline, 0);
 		while ((ticket = first_ticket(space, lease)) != NULL)
 		{

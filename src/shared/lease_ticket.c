@@ -54,8 +54,8 @@ same_text(dsa_pointer a, dsa_pointer b)
 {
 	if (!DsaPointerIsValid(a) || !DsaPointerIsValid(b))
 		return !DsaPointerIsValid(a) && !DsaPointerIsValid(b);
-	return strcmp(dsa_get_address(dlock_area, a),
-				  dsa_get_address(dlock_area, b)) == 0;
+	return strcmp(dlock_address(a),
+				  dlock_address(b)) == 0;
 }
 
 /*
@@ -110,7 +110,7 @@ hash_request(const DlockLeaseTicket *ticket)
 	hash = hash_combine64(hash, ticket->key.hash);
 	if (DsaPointerIsValid(ticket->owner))
 	{
-		owner = dsa_get_address(dlock_area, ticket->owner);
+		owner = dlock_address(ticket->owner);
 		hash = hash_bytes_extended((const unsigned char *) owner,
 								   strlen(owner), hash);
 	}
@@ -223,7 +223,7 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
 	Assert(!heir || (!ticket->record.listed && !ticket->record.has_row));
 	if (!lease->single && !dlock_lease_is_open(lease))
 		return false;
-	dlock_lease_begin_change(space, lease, ticket);
+	dlock_lease_begin_change(space);
 	/* it may be closed by now */
 	open = lease->single ||
 		pg_atomic_read_u64(&lease->deadline) > DLOCK_RAN_OUT;
@@ -263,7 +263,7 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 	/* that of an heir's own lease begins to run */
 	if (lease->single && !dlock_lease_detach(lease))
 		(void) dlock_lease_extend(lease);
-	dlock_lease_begin_change(space, lease, ticket);
+	dlock_lease_begin_change(space);
 	if (!ticket->inherited)
 		ticket->ticket.granted_at = now;
 	dlock_ticket_set_state(&ticket->ticket, DLOCK_GRANTED);
@@ -287,7 +287,7 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
 	bool		at_once = false;
 	bool		was_listed;
 
-	dlock_lease_begin_change(space, lease, ticket);
+	dlock_lease_begin_change(space);
 	dlock_ticket_set_state(&ticket->ticket, state);
 	dlock_lease_be_over(lease, lease->single);
 	/* what was released before, while pinned, is no matter of a delay */
@@ -313,7 +313,7 @@ dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket, dsa_pointer *info)
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 	dsa_pointer before;
 
-	dlock_lease_begin_change(space, dlock_lease_of(ticket), ticket);
+	dlock_lease_begin_change(space);
 	before = ticket->ticket.info;
 	ticket->ticket.info = *info;
 	*info = before;
@@ -331,7 +331,7 @@ dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 	bool		at_once;
 
-	dlock_lease_begin_change(space, dlock_lease_of(ticket), ticket);
+	dlock_lease_begin_change(space);
 	ticket->lowers = true;
 	at_once = !ticket->record.has_row && !ticket->record.in_flight;
 	dlock_journal_mark(space, &ticket->record);
@@ -367,7 +367,7 @@ dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 {
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 
-	dlock_lease_begin_change(space, dlock_lease_of(ticket), ticket);
+	dlock_lease_begin_change(space);
 	ticket->redirection = announcement;
 	dlock_journal_mark(space, &ticket->record);
 	dlock_lease_end_change(space);
@@ -379,15 +379,14 @@ dlock_lease_ticket_rewrite(DlockLeaseTicket *ticket)
 {
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 
-	dlock_lease_begin_change(space, dlock_lease_of(ticket), ticket);
+	dlock_lease_begin_change(space);
 	dlock_journal_mark(space, &ticket->record);
 	dlock_lease_end_change(space);
 }
 
 /*
- * The call has failed: the row is to say what it said before.  Where that cannot be
- * marked, the worker does so.  The announcement goes, unless it is the ticket's, as
- * an error has come behind that.
+ * The call has failed: the row is to say what it said before.  The announcement
+ * goes, unless it is the ticket's, as an error has come behind that.
  */
 void
 dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
@@ -397,7 +396,6 @@ dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 	bool		unused;
 	bool		undone;
 
-	PG_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	unused = ticket->ticket.announcement != announcement;
 	undone = ticket->redirection == announcement;
@@ -409,7 +407,6 @@ dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 		dlock_announcement_discard(space, announcement);
 	if (undone)
 		dlock_lease_ticket_rewrite(ticket);
-	PG_END_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 	if (undone)
 		(void) dlock_worker_wake(space);
 }
@@ -425,7 +422,7 @@ dlock_lease_ticket_channel(DlockLeaseTicket *ticket, char *channel)
 		dlock_announcement_channel(&ticket->ticket, channel);
 		return;
 	}
-	announcement = dsa_get_address(dlock_area, ticket->redirection);
+	announcement = dlock_address(ticket->redirection);
 	strlcpy(channel, announcement->channel, NAMEDATALEN);
 }
 
@@ -440,7 +437,6 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_map(space, dlock_lease_of(ticket), ticket);
 	dlock_announcement_redirect(&ticket->ticket, announcement);
 	if (ticket->redirection == announcement)
 		ticket->redirection = InvalidDsaPointer;
@@ -461,7 +457,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 	DlockSpace *space = dlock_space_at(lease->space);
 	bool		closed;
 
-	dlock_lease_begin_change(space, lease, ticket);
+	dlock_lease_begin_change(space);
 	closed = ticket->in_closed;
 	if (closed)
 	{
@@ -538,7 +534,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	self = lease->has_place ? lease->self + DLOCK_SINGLE_LEASE_SIZE :
 		dlock_allocate(role, size);
 	lease->has_place = false;
-	ticket = dsa_get_address(dlock_area, self);
+	ticket = dlock_address(self);
 	memset(ticket, 0, size);
 	ticket->ticket.self = self;
 	dlock_record_init(&ticket->record, false, false);

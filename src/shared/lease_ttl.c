@@ -57,10 +57,9 @@ dlock_lease_next_retimed(DlockSpace *space)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	if (DsaPointerIsValid(space->retimed.head))
 	{
-		DlockRetiming *retiming = dsa_get_address(dlock_area,
-												  space->retimed.head);
+		DlockRetiming *retiming = dlock_address(space->retimed.head);
 
-		lease = dsa_get_address(dlock_area, retiming->lease);
+		lease = dlock_address(retiming->lease);
 		(void) dlock_lease_unretime(space, lease);
 	}
 	LWLockRelease(&space->lease_lock);
@@ -89,7 +88,7 @@ prepare_retiming(DlockSpace *space, DlockLease *lease)
 	if (DsaPointerIsValid(lease->retiming))
 		return;
 	self = dlock_allocate(lease->role, sizeof(DlockRetiming));
-	retiming = dsa_get_address(dlock_area, self);
+	retiming = dlock_address(self);
 	memset(retiming, 0, sizeof(DlockRetiming));
 	retiming->lease = lease->self;
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
@@ -121,7 +120,7 @@ dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
 	if (likely(level <= dlock_lease_durability(lease)))
 		return;
 	prepare_retiming(space, lease);
-	dlock_lease_begin_change(space, lease, NULL);
+	dlock_lease_begin_change(space);
 	before = dlock_lease_durability(lease);
 	if (level > before)
 	{
@@ -153,7 +152,6 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 
 	prepare_retiming(space, lease);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_map(space, lease, NULL);
 	Assert(dlock_lease_retiming(lease)->next_ttl == 0);
 	/* the ttl before the deadline: who renews reads them the other way round */
 	if (ttl < dlock_lease_ttl(lease))
@@ -182,7 +180,6 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 	int			result = -1;
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_map(space, lease, NULL);
 	if (dlock_lease_is_open(lease))
 	{
 		confirmed = pg_atomic_read_u64(&lease->confirmed);
@@ -221,7 +218,6 @@ dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record)
 	if (longer)
 		dlock_lease_shorten(lease);
 	/* a row with a longer ttl than the lease lives by does no harm */
-	dlock_lease_map(space, lease, NULL);
 	dlock_journal_mark(space, record);
 	retime(space, lease);
 	LWLockRelease(&space->lease_lock);

@@ -16,7 +16,7 @@
  * (buckets.c).
  *
  * An insertion raises what it can raise, for want of memory, before it takes
- * the partition's lock: see dlock_lock_prepare().
+ * the partition's lock: see prepare().
  *
  *-------------------------------------------------------------------------
  */
@@ -31,46 +31,30 @@
 
 DlockPartition *dlock_lock_partitions = NULL;
 
-/* Addresses of segments, as far as this process has looked them up */
-static DlockSegments segments[DLOCK_PARTITIONS];
-
 /* An entry for the next insertion, or NULL */
 static DlockLock *spare = NULL;
 
-/* Make the table, in an area that nobody else knows yet. */
-dsa_pointer
-dlock_lock_table_create(dsa_area *area, int tranche)
+/* Begin the table, in memory that is zero and that nobody else knows yet. */
+void
+dlock_lock_table_init(DlockPartition *partitions, int tranche)
 {
-	dsa_pointer self = dsa_allocate0(area,
-									 DLOCK_PARTITIONS * sizeof(DlockPartition));
-	DlockPartition *made = dsa_get_address(area, self);
-
 	for (int i = 0; i < DLOCK_PARTITIONS; i++)
 	{
-		LWLockInitialize(&made[i].lock, tranche);
-		dlock_buckets_init(&made[i].buckets);
+		LWLockInitialize(&partitions[i].lock, tranche);
+		dlock_buckets_init(&partitions[i].buckets);
 	}
-	return self;
-}
-
-/* Use the table that is there. */
-void
-dlock_lock_table_attach(dsa_area *area, dsa_pointer table)
-{
-	dlock_lock_partitions = dsa_get_address(area, table);
 }
 
 static inline DlockLock *
 lock_at(dsa_pointer pointer)
 {
-	return dsa_get_address(dlock_area, pointer);
+	return dlock_address(pointer);
 }
 
 static inline dsa_pointer *
 find_bucket(DlockPartition *partition, uint32 hash)
 {
-	return dlock_bucket_of(&partition->buckets,
-						   segments[partition - dlock_lock_partitions], hash);
+	return dlock_bucket_of(&partition->buckets, hash);
 }
 
 static DlockLock *
@@ -143,9 +127,7 @@ count_queue(DlockPartition *partition, DlockLock *lock)
 
 	if (likely(queued == lock->queued))
 		return;
-	/* after an error, it can be a reader who finds that; he leaves it */
-	if (!LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE))
-		return;
+	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
 	lock->queued = queued;
 	*num_queued(partition, &lock->key.space) += queued ? 1 : -1;
 }
@@ -245,7 +227,7 @@ dlock_locks_reserve(uint64 more)
 {
 	for (int p = 0; p < DLOCK_PARTITIONS; p++)
 		dlock_buckets_reserve(&dlock_lock_partitions[p].buckets,
-							  &dlock_lock_partitions[p].lock, segments[p],
+							  &dlock_lock_partitions[p].lock,
 							  more / DLOCK_PARTITIONS, next_lock);
 }
 
@@ -291,9 +273,7 @@ dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 		return lock;
 	if (unlikely(partition->buckets.count >= partition->buckets.num_buckets))
 	{
-		dlock_buckets_divide(&partition->buckets,
-							 segments[partition - dlock_lock_partitions],
-							 next_lock);
+		dlock_buckets_divide(&partition->buckets, next_lock);
 		bucket = find_bucket(partition, key->hash);
 	}
 
@@ -431,16 +411,16 @@ look_ahead(const DlockLockScan *scan)
 	lock = get_ahead(scan, DLOCK_SCAN_AHEAD / 2);
 	if (lock && DsaPointerIsValid(lock->holders.head))
 	{
-		ticket = dsa_get_address(dlock_area, lock->holders.head);
+		ticket = dlock_address(lock->holders.head);
 		compat_prefetch(ticket);
 		compat_prefetch(&ticket->lease);
 	}
 	lock = get_ahead(scan, DLOCK_SCAN_AHEAD / 4);
 	if (lock && DsaPointerIsValid(lock->holders.head))
 	{
-		ticket = dsa_get_address(dlock_area, lock->holders.head);
+		ticket = dlock_address(lock->holders.head);
 		if (ticket->ticket.scope == DLOCK_LEASE)
-			compat_prefetch(dsa_get_address(dlock_area, ticket->lease));
+			compat_prefetch(dlock_address(ticket->lease));
 	}
 }
 
@@ -453,7 +433,7 @@ take_ahead(DlockLockScan *scan)
 	while (scan->count < DLOCK_SCAN_AHEAD && scan->bucket < scan->num_buckets)
 		add_ahead(scan,
 				  *dlock_bucket_at(&dlock_lock_partitions[scan->partition].buckets,
-								   segments[scan->partition], scan->bucket++));
+								   scan->bucket++));
 	if (scan->count == 0)
 		return NULL;
 	look_ahead(scan);

@@ -1,12 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * memory.c
- *	  The memory area: its limit, and the errors where it cannot grow.
+ *	  The memory area: its size, its limit, and the errors if it is full.
  *
- * All that processes share is in one dynamic shared memory area, which shmem.c
- * makes or finds.  What can let that area grow stands between
- * dlock_growth_begin() and dlock_growth_end().  Who has taken how much of it is
- * counted in account.c.
+ * All that processes share is in one segment of dynamic shared memory, which
+ * shmem.c makes or finds.  Its size is set when it is made and never changes, and
+ * each process attaches to all of it.  After that nothing has to be mapped, so
+ * to follow a pointer cannot fail; only to allocate can.  Callers allocate before
+ * they take a lock.  account.c counts the memory of each role.
  *
  *-------------------------------------------------------------------------
  */
@@ -20,14 +21,18 @@
 
 #include "shared/shared.h"
 
+/* The least size of the area, in bytes */
+#define MIN_AREA_SIZE	(1024 * 1024)
+
 /* The setting, in kilobytes */
 int			dlock_max_memory;
 
-/* What is valid only once dlock_attach() has returned */
+/* Valid only after dlock_attach() has returned */
 DlockControl *dlock_control = NULL;
 dsa_area   *dlock_area = NULL;
+char	   *dlock_area_start = NULL;
 
-/* The directory of dynamic shared memory, where it has one that is known */
+/* The directory of dynamic shared memory, or NULL */
 const char *
 dlock_memory_directory(void)
 {
@@ -36,11 +41,43 @@ dlock_memory_directory(void)
 }
 
 /*
- * A file system that is full, as PostgreSQL reports it, is memory that is
- * used up for those who call dlock.
+ * The size of an area that is about to be made, in bytes: dlock.max_memory, but
+ * at most half of the free space in the file system, because parallel queries
+ * use that file system, too.
+ */
+Size
+dlock_area_size(void)
+{
+	const char *directory = dlock_memory_directory();
+	Size		size = (Size) dlock_max_memory * 1024;
+	struct statvfs info;
+
+	if (directory && statvfs(directory, &info) == 0)
+		size = Min(size, (Size) info.f_bavail * info.f_frsize / 2);
+	return TYPEALIGN_DOWN(BLCKSZ, Max(size, MIN_AREA_SIZE));
+}
+
+/*
+ * Report to the log that the area is smaller than dlock.max_memory.  The client
+ * gets no warning: it is only the first one that came.
+ */
+void
+dlock_log_small_area(void)
+{
+	ereport(LOG,
+			(errmsg("dlock.max_memory cannot be reached"),
+			 errdetail("dlock uses %d MB, which is half of the free space in the file system of \"%s\". dlock.max_memory is %d MB.",
+					   (int) (dlock_control->area_size >> 20),
+					   dlock_memory_directory(), dlock_max_memory / 1024),
+			 errhint("Give the file system more room, and restart the server; or decrease dlock.max_memory.")));
+}
+
+/*
+ * PostgreSQL reports a full file system as an error of its own kind.  For
+ * dlock's callers memory is used up.
  */
 static void
-explain_growth(void *arg)
+explain_full_file_system(void *arg)
 {
 	const char *type;
 
@@ -58,98 +95,77 @@ explain_growth(void *arg)
 }
 
 /*
- * All that lets the area grow stands between these two.
+ * Make the segment.  Raises 53200.
  *
- * With mmap, PostgreSQL fills a new file by write(), which sets no error if it
- * writes less than it should, and reports what errno says.  So errno says from
- * the start what that means.
+ * With mmap, PostgreSQL fills a new file by write().  A short write sets no error,
+ * and PostgreSQL then reports the errno of an earlier call.  Therefore errno is
+ * ENOSPC from the start.
  */
-void
-dlock_growth_begin(ErrorContextCallback *context)
+dsm_segment *
+dlock_segment_create(Size size)
 {
+	ErrorContextCallback context = {
+		.callback = explain_full_file_system,
+		.previous = error_context_stack
+	};
+	dsm_segment *segment;
+
+	error_context_stack = &context;
 	errno = ENOSPC;
-	context->callback = explain_growth;
-	context->arg = NULL;
-	context->previous = error_context_stack;
-	error_context_stack = context;
+	segment = dsm_create(size, 0);
+	error_context_stack = context.previous;
+	return segment;
 }
 
-void
-dlock_growth_end(ErrorContextCallback *context)
+/* A hint for errors of an area that is full although the limits are not reached */
+static const char *const full_hint =
+	"Release locks that are not needed, or increase dlock.max_memory and restart the server.";
+
+static void
+explain_full_area(void *arg)
 {
-	error_context_stack = context->previous;
+	if (geterrcode() == ERRCODE_OUT_OF_MEMORY)
+		errhint("%s", full_hint);
 }
 
-/* dshash_find_or_insert(), which raises 53200 where there is no memory */
+/* dshash_find_or_insert(), which raises 53200 if the area is full */
 void *
 dlock_table_insert(dshash_table *table, const void *key, bool *found)
 {
-	ErrorContextCallback context;
+	ErrorContextCallback context = {
+		.callback = explain_full_area,
+		.previous = error_context_stack
+	};
 	void	   *entry;
 
-	dlock_growth_begin(&context);
+	error_context_stack = &context;
 	entry = dshash_find_or_insert(table, key, found);
-	dlock_growth_end(&context);
+	error_context_stack = context.previous;
 	return entry;
 }
 
 /*
- * Size and free space of the file system that the area is in, in bytes; false
- * where it is in none.
- */
-bool
-dlock_file_system(int64 *size, int64 *left)
-{
-	struct statvfs info;
-
-	if (dlock_memory_directory() == NULL || statvfs(dlock_memory_directory(), &info) != 0)
-		return false;
-	*size = (int64) info.f_blocks * info.f_frsize;
-	*left = (int64) info.f_bavail * info.f_frsize;
-	return true;
-}
-
-/*
- * Write to the log where dlock.max_memory cannot be reached.  No client is
- * told, as that would be the one that happens to be the first.
- */
-void
-dlock_warn_of_file_system(void)
-{
-	int64		wanted = (int64) dlock_max_memory * 1024;
-	int64		size;
-	int64		left;
-
-	if (!dlock_file_system(&size, &left) ||
-		(wanted <= dlock_control->room && wanted <= left))
-		return;
-	ereport(LOG,
-			(errmsg("dlock.max_memory cannot be reached"),
-			 errdetail("The file system of \"%s\" has %lld MB, %lld MB of them free, and dlock leaves half of it to others; dlock.max_memory is %d MB.",
-					   dlock_memory_directory(), (long long) (size >> 20),
-					   (long long) (left >> 20), dlock_max_memory / 1024),
-			 errhint("Give the file system more room, or decrease dlock.max_memory.")));
-}
-
-/*
- * What the locks and tickets of all sessions may take, in bytes: the lesser of
- * dlock.max_memory and what the file system leaves.
+ * The memory that locks and tickets of all sessions may take, in bytes.  A quarter
+ * of the area is left to hash tables, and to DSA itself.
  */
 int64
 dlock_memory_limit(void)
 {
-	return Min((int64) dlock_max_memory * 1024, dlock_control->room);
+	return (int64) (dlock_control->area_size - dlock_control->area_size / 4);
 }
 
-/* Memory that is not counted: it is small beside what is.  Raises 53200. */
+/* Allocate memory that is not counted: it is small beside the rest.  Raises 53200. */
 dsa_pointer
 dlock_allocate_uncounted(Size size)
 {
-	ErrorContextCallback context;
-	dsa_pointer pointer;
+	dsa_pointer pointer = dsa_allocate_extended(dlock_area, size,
+												DSA_ALLOC_NO_OOM);
 
-	dlock_growth_begin(&context);
-	pointer = dsa_allocate(dlock_area, size);
-	dlock_growth_end(&context);
+	if (unlikely(!DsaPointerIsValid(pointer)))
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory for locks"),
+				 errdetail("No piece of %zu bytes is free.", size),
+				 errhint("%s", full_hint)));
 	return pointer;
 }

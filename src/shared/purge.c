@@ -26,7 +26,7 @@ static uint64 database_changes = 0;
 
 /*
  * Free the leases of a space that nobody uses any more.  Their tickets' locks
- * have been removed.  Each step can be the first one after an error.
+ * have been removed.
  */
 static void
 purge_leases(DlockSpace *space)
@@ -37,24 +37,15 @@ purge_leases(DlockSpace *space)
 		DlockLease *lease = dlock_lease_in_space(space->leases.head);
 		DlockLeaseTicket *ticket;
 
-		/* one that is not listed is where a walk has failed */
-		if (!lease->in_leases)
-		{
-			dlock_record_ref(&lease->record);
-			lease->in_leases = true;
-			space->leases.length++;
-		}
 		while ((ticket = dlock_lease_first_ticket(lease)) != NULL ||
 			   (ticket = dlock_lease_first_closed(lease)) != NULL)
 		{
 			dlock_id_delete(&ticket->record);
-			dlock_lease_map(space, lease, ticket);
 			dlock_lease_ticket_unlist(lease, ticket);
 			dlock_journal_unmark(space, &ticket->record);
 			dlock_record_unref(&ticket->record);
 		}
 		dlock_id_delete(&lease->record);
-		dlock_lease_map(space, lease, NULL);
 		if (dlock_lease_unretime(space, lease))
 			dlock_record_unref(&lease->record);
 		dlock_list_remove(&space->leases, &lease->in_space);

@@ -110,10 +110,7 @@ wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
 	wakeups->procnos[wakeups->count++] = ticket->procno;
 }
 
-/*
- * The holders are about to change, or what those are told of them who watch the
- * lock.  Before the change, as this may have to map memory.
- */
+/* The holders of a lock change, or what its watchers are told of them. */
 static inline void
 note_change(const DlockLock *lock, DlockSpace **to_wake)
 {
@@ -148,7 +145,7 @@ fits(const DlockLock *lock, const DlockTicket *ticket)
 	return false;
 }
 
-/* A ticket comes among the holders, whose tail is mapped.  Raises nothing. */
+/* A ticket joins the holders. */
 static void
 hold(DlockLock *lock, DlockTicket *ticket)
 {
@@ -187,32 +184,8 @@ leave_list(DlockList *list, DlockTicket *ticket)
 	}
 }
 
-/* What is under way, for who finishes it where an error comes */
-typedef struct HandOver
-{
-	DlockSpace *space;
-	Wakeups    *wakeups;
-} HandOver;
-
-/*
- * A segment of memory could not be mapped: those who were granted by then are
- * woken, and the worker does the rest.  Nobody else may come by, as a ticket that
- * is enqueued has nobody who looks.
- */
-static void
-leave_to_worker(int code, Datum arg)
-{
-	HandOver   *hand_over = (HandOver *) DatumGetPointer(arg);
-
-	dlock_worker_mends(hand_over->space);
-	wake_all(hand_over->wakeups);
-}
-
-/*
- * The first of the holders who have not been told that the lock is wanted, or NULL.
- * Not inlined, as compilers warn of what stands in one function with PG_TRY().
- */
-static pg_noinline DlockTicket *
+/* The first holder that has not been told that the lock is wanted, or NULL */
+static DlockTicket *
 first_unwanted(const DlockLock *lock)
 {
 	DlockTicket *first = NULL;
@@ -223,42 +196,25 @@ first_unwanted(const DlockLock *lock)
 	return first;
 }
 
-/* Tell a holder, and those behind it.  Returns whether somebody is to be woken. */
-static bool
-tell_wanted(DlockTicket *holder)
+/*
+ * A ticket waits, or is about to: notify the holders that the lock is wanted, each
+ * once in its hold.  The holders that have been notified come first in the list.
+ *
+ * "wanted" is set before the event: see dlock_session_enqueue().
+ */
+static void
+notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
 {
-	bool		told = false;
-
-	for (; holder; holder = ticket_at(holder->link.next))
+	for (DlockTicket *holder = first_unwanted(lock); holder;
+		 holder = ticket_at(holder->link.next))
 	{
 		holder->wanted = true;
 		if (!DsaPointerIsValid(holder->announcement) ||
 			state_of(holder) != DLOCK_GRANTED)
 			continue;
 		dlock_announcement_event(holder, DLOCK_EVENT_WANTED);
-		told = true;
-	}
-	return told;
-}
-
-/*
- * Somebody waits, or is about to: tell the holders that the lock is wanted, each
- * once in its hold.  Those who have been told stand before those who have not,
- * also where an error comes in between.
- *
- * The mark comes before the event: see dlock_session_enqueue().
- */
-static void
-want(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
-{
-	DlockTicket *first = first_unwanted(lock);
-
-	if (first == NULL)
-		return;
-	PG_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
-	if (tell_wanted(first))
 		*to_wake = space;
-	PG_END_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
+	}
 }
 
 /*
@@ -275,16 +231,11 @@ count_wait(const DlockLock *lock, const DlockTicket *ticket)
 						  ticket->queue_length, DLOCK_WAIT_GRANTED);
 }
 
-/*
- * The head of the queue is granted.  All that can fail comes before the first
- * change: the lists are mapped, and what is the lease's is changed as a whole.
- */
+/* The head of the queue is granted. */
 static void
 grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 		   Wakeups *wakeups)
 {
-	dlock_list_map_tail(&lock->holders);
-	dlock_link_map_neighbours(&head->link);
 	note_change(lock, &wakeups->space);
 	count_wait(lock, head);
 	if (is_lease_ticket(head))
@@ -331,20 +282,15 @@ grant_all(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
 		grant_head(lock, head, now, wakeups);
 	}
 	if (head && is_waiting(head))
-		want(space, lock, &wakeups->space);
+		notify_holders_wanted(space, lock, &wakeups->space);
 }
 
 /* Somebody has left the lock, or what fits has changed: grant to those who fit. */
 static inline void
 grant_from_queue(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
 {
-	HandOver	hand_over = {space, wakeups};
-
-	if (likely(!DsaPointerIsValid(lock->queue.head)))
-		return;
-	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
-	grant_all(space, lock, wakeups);
-	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
+	if (unlikely(DsaPointerIsValid(lock->queue.head)))
+		grant_all(space, lock, wakeups);
 }
 
 /* Take a ticket out of the lock.  It is handed on by the caller. */
@@ -378,8 +324,7 @@ take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 	dsa_pointer space = ticket->space;
 
 	leave(lock, ticket, wakeups);
-	if (unlikely(DsaPointerIsValid(lock->queue.head)))
-		grant_from_queue(dlock_space_at(space), lock, wakeups);
+	grant_from_queue(dlock_space_at(space), lock, wakeups);
 }
 
 static inline bool
@@ -474,9 +419,8 @@ agree_on_slots(DlockLock *lock, int32 requested)
 /*
  * A ticket is about to enter a lock: it gets its number, and is to be granted at
  * once where nobody waits and it fits, and queued otherwise.  One that must not
- * wait is queued only where the lock is about to become free for it.
- *
- * All that can fail comes here; enter() follows.
+ * wait is queued only where the lock is about to become free for it.  If it is to
+ * enter, enter() follows.
  */
 static DlockJoin
 prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
@@ -492,12 +436,10 @@ prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
 	if (free)
 	{
 		note_change(lock, to_wake);
-		dlock_list_map_tail(&lock->holders);
 		ticket->granted_at = ticket->enqueued_at;
 		return DLOCK_JOIN_GRANTED;
 	}
-	dlock_list_map_tail(&lock->queue);
-	want(space, lock, to_wake);
+	notify_holders_wanted(space, lock, to_wake);
 	ticket->queue_length = lock->queue.length + 1;
 	dlock_ticket_begin_wait(ticket, 0);
 	/* a removal may have been left until somebody waits for it */
@@ -507,7 +449,7 @@ prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
 	return DLOCK_JOIN_QUEUED;
 }
 
-/* Enter it; a lease that has it by now has changed its state.  Raises nothing. */
+/* Enter it; a lease that has it by now has changed its state. */
 static void
 enter(DlockLock *lock, DlockTicket *ticket, DlockJoin outcome)
 {
@@ -787,107 +729,6 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 }
 
 /*
- * End an ENDING ticket that has lost its last pin.  That is lost for good: so where
- * an error comes, the worker ends it, if it is a lease's; and if not, its session
- * does as it exits.
- */
-static void
-end_unpinned(DlockLock *lock, DlockTicket *ticket, uint32 event,
-			 Wakeups *wakeups)
-{
-	HandOver	hand_over = {dlock_space_at(ticket->space), wakeups};
-
-	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
-	end(lock, ticket, event, wakeups);
-	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
-}
-
-/*
- * Take the tickets out of one of a lock's lists whose owners are gone without having
- * given them back.
- */
-static void
-take_out_lost(DlockLock *lock, const DlockList *list, DlockList *lost,
-			  Wakeups *wakeups)
-{
-	for (DlockTicket *ticket = ticket_at(list->head), *next; ticket;
-		 ticket = next)
-	{
-		DlockBackend *owner = &dlock_backends[ticket->procno];
-
-		next = ticket_at(ticket->link.next);
-		if (ticket->session == 0 ||
-			pg_atomic_read_u64(&owner->session) == ticket->session)
-			continue;
-		/* a session's is pinned by its owner alone */
-		ticket->pins = 0;
-		leave(lock, ticket, wakeups);
-		if (pg_atomic_read_u32(&dlock_control->lost) > 0)
-			pg_atomic_fetch_sub_u32(&dlock_control->lost, 1);
-		dlock_list_append(lost, &ticket->link, ticket->self);
-	}
-}
-
-/* Free them, as their owners are no more; with no lock held. */
-static void
-free_lost(DlockList *lost)
-{
-	DlockTicket *ticket;
-
-	while ((ticket = ticket_at(lost->head)) != NULL)
-	{
-		dlock_list_remove(lost, &ticket->link);
-		if (ticket->scope == DLOCK_LEASE)
-			dlock_lease_ticket_discard(lease_ticket(ticket));
-		else
-			dlock_ticket_free_lost(ticket);
-	}
-}
-
-/*
- * What an error has left half done with a ticket: that it holds is not announced;
- * it has ended, or nobody claims it, and its lease does not know; or its row may
- * name the channel of a call that has failed.  Returns whether others may have been
- * granted the lock.
- */
-static bool
-mend_ticket(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
-			Wakeups *wakeups)
-{
-	bool		of_lease = is_lease_ticket(ticket);
-	bool		ended = dlock_state_has_ended(state_of(ticket));
-
-	if (state_of(ticket) == DLOCK_GRANTED &&
-		DsaPointerIsValid(ticket->announcement))
-	{
-		dlock_announcement_mend(ticket, !of_lease);
-		wakeups->outbox = space;
-	}
-	if (!of_lease)
-		return false;
-	if (ended ? state_of(ticket) == DLOCK_ENDING && ticket->pins == 0 :
-		pg_atomic_read_u32(&lease_ticket(ticket)->claims) == 0)
-	{
-		end(lock, ticket, 0, wakeups);
-		return true;
-	}
-	if (!ended && DsaPointerIsValid(ticket->announcement))
-		dlock_lease_ticket_rewrite(lease_ticket(ticket));
-	return false;
-}
-
-/* The first of a list's tickets behind this number, or NULL */
-static DlockTicket *
-first_behind(const DlockList *list, int64 number)
-{
-	DlockTicket *ticket = ticket_at(list->head);
-
-	while (ticket && ticket->number <= number)
-		ticket = ticket_at(ticket->link.next);
-	return ticket;
-}
-
-/*
  * What dlock_slots says of a lock has become another number, or 0 for none: that
  * counts.  Where requests count again, it is the one of who has held longest, or of
  * the head of the queue.
@@ -907,56 +748,6 @@ follow_slots(DlockLock *lock)
 		else if (head && head->slots > 0)
 			lock->slots = slots_for(lock, head->slots);
 	}
-}
-
-/*
- * Mend all tickets of a lock; what slots that were set have changed; and grant to
- * whoever fits by now.
- */
-static void
-mend(DlockSpace *space, DlockLock *lock, DlockList *lost, Wakeups *wakeups)
-{
-	DlockList  *lists[] = {&lock->holders, &lock->queue};
-	const DlockTicket *holder;
-
-	for (int i = 0; i < (int) lengthof(lists); i++)
-	{
-		take_out_lost(lock, lists[i], lost, wakeups);
-		for (DlockTicket *ticket = ticket_at(lists[i]->head), *next; ticket;
-			 ticket = next)
-		{
-			int64		number = ticket->number;
-
-			next = ticket_at(ticket->link.next);
-			if (mend_ticket(space, lock, ticket, wakeups))
-				next = first_behind(lists[i], number);
-		}
-	}
-	holder = ticket_at(lock->holders.head);
-	if (holder && lock->holders_slots != slots_for(lock, holder->slots))
-		follow_slots(lock);
-	grant_from_queue(space, lock, wakeups);
-}
-
-/* The same for all of them.  For the worker; can be repeated. */
-void
-dlock_queue_mend(DlockSpace *space)
-{
-	DlockLockScan scan;
-	Wakeups		wakeups = {0};
-	DlockList	lost = {0};
-	DlockLock  *lock;
-
-	dlock_lock_scan_begin(&scan, true, &space->key, false);
-	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
-	{
-		mend(space, lock, &lost, &wakeups);
-		if (is_unused(lock))
-			dlock_lock_scan_remove(&scan);
-	}
-	dlock_lock_scan_end(&scan);
-	wake_all(&wakeups);
-	free_lost(&lost);
 }
 
 /* A call that had claimed a ticket has failed: the last one ends it. */
@@ -1177,32 +968,23 @@ dlock_queue_share(DlockLeaseTicket *ticket)
 	wake_all(&wakeups);
 }
 
-static void
-withdraw(DlockLeaseTicket *ticket)
+/*
+ * A call that has claimed a ticket has failed: end it, if no other call has
+ * claimed it.
+ */
+void
+dlock_queue_withdraw(DlockLeaseTicket *ticket)
 {
 	Wakeups		wakeups = {0};
-	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
+	DlockLock  *lock;
 
+	pg_atomic_fetch_sub_u32(&ticket->claims, 1);
+	lock = dlock_lock_find(&ticket->key, true);
 	if (lock == NULL)
 		return;
 	end_unclaimed(lock, ticket, &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
-}
-
-/*
- * A call that has claimed a ticket has failed: end it, if no other call has
- * claimed it.  Where an error comes, the worker does.
- */
-void
-dlock_queue_withdraw(DlockLeaseTicket *ticket)
-{
-	DlockSpace *space = dlock_space_at(ticket->ticket.space);
-
-	pg_atomic_fetch_sub_u32(&ticket->claims, 1);
-	PG_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
-	withdraw(ticket);
-	PG_END_ENSURE_ERROR_CLEANUP(dlock_leave_to_worker, PointerGetDatum(space));
 }
 
 /*
@@ -1235,12 +1017,8 @@ static void
 change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
 			 Wakeups *wakeups)
 {
-	HandOver	hand_over = {space, wakeups};
-
 	lock->set_slots = slots;
-	PG_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
 	follow_slots(lock);
-	PG_END_ENSURE_ERROR_CLEANUP(leave_to_worker, PointerGetDatum(&hand_over));
 	grant_from_queue(space, lock, wakeups);
 }
 
@@ -1276,8 +1054,7 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 
 /*
  * Such a transaction is over.  Its commit is visible, and this is what dlock_slots
- * says from now on; or there is no change, as it was rolled back.  Raises nothing
- * before that is so; what follows from it is the worker's, where that fails.
+ * says from now on; or there is no change, as it was rolled back.
  */
 void
 dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
@@ -1530,59 +1307,9 @@ dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 	/* a pinned ticket keeps its lock's entry */
 	Assert(lock != NULL && ticket->pins > 0);
 	if (--ticket->pins == 0 && state_of(ticket) == DLOCK_ENDING)
-		end_unpinned(lock, ticket, event_of_unpinning(ticket), &wakeups);
+		end(lock, ticket, event_of_unpinning(ticket), &wakeups);
 	let_go(lock);
 	wake_all(&wakeups);
-}
-
-/*
- * Has a lock been left as it never should be?  Its head fits, where an error
- * has come into a hand-over; or there may be tickets in it without an owner.
- */
-static bool
-needs_reaping(DlockLock *lock)
-{
-	DlockTicket *head = ticket_at(lock->queue.head);
-
-	if (pg_atomic_read_u32(&dlock_control->lost) > 0)
-		return true;
-	return head && state_of(head) != DLOCK_LEAVING && fits(lock, head);
-}
-
-/*
- * Clear away the tickets of a lock whose owners are gone without having given
- * them back, and hand it on.  That takes an error in a backend's exit or in a
- * hand-over, where a segment of memory cannot be mapped, so this is hardly
- * ever seen; but without it such a lock would stay closed until the worker has
- * come round to it.
- *
- * Every waiter asks for this again and again.  So it looks at the head of the
- * queue only, in shared mode, unless there is a lost ticket anywhere.
- */
-void
-dlock_queue_reap(const DlockKey *key)
-{
-	DlockLock  *lock = dlock_lock_find(key, false);
-	Wakeups		wakeups = {0};
-	DlockList	lost = {0};
-	DlockTicket *head;
-	bool		needed;
-
-	if (lock == NULL)
-		return;
-	needed = needs_reaping(lock);
-	dlock_lock_release(lock);
-	if (!needed || (lock = dlock_lock_find(key, true)) == NULL)
-		return;
-	take_out_lost(lock, &lock->holders, &lost, &wakeups);
-	take_out_lost(lock, &lock->queue, &lost, &wakeups);
-	/* an error in a hand-over has left the lock free, and the head waiting */
-	head = ticket_at(lock->queue.head);
-	if (head)
-		grant_from_queue(dlock_space_at(head->space), lock, &wakeups);
-	let_go(lock);
-	wake_all(&wakeups);
-	free_lost(&lost);
 }
 
 /*

@@ -16,8 +16,7 @@
 static inline DlockTicket *
 ticket_at(dsa_pointer pointer)
 {
-	return DsaPointerIsValid(pointer) ?
-		dsa_get_address(dlock_area, pointer) : NULL;
+	return DsaPointerIsValid(pointer) ? dlock_address(pointer) : NULL;
 }
 
 static inline DlockState

@@ -80,7 +80,7 @@ copy_holder(DlockHolder *holder, DlockTicket *ticket)
 	holder->scope = scope_of(ticket);
 	holder->has_info = DsaPointerIsValid(ticket->info);
 	if (holder->has_info)
-		strlcpy(holder->info, dsa_get_address(dlock_area, ticket->info),
+		strlcpy(holder->info, dlock_address(ticket->info),
 				sizeof(holder->info));
 }
 
@@ -167,7 +167,7 @@ lease_of(DlockTicket *ticket)
 
 	if (!is_lease_ticket(ticket))
 		return 0;
-	lease = dsa_get_address(dlock_area, lease_ticket(ticket)->lease);
+	lease = dlock_address(lease_ticket(ticket)->lease);
 	return lease->number;
 }
 
@@ -341,13 +341,13 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position,
 	channel_length = strlen(channel);
 	if (DsaPointerIsValid(ticket->info))
 	{
-		info = dsa_get_address(dlock_area, ticket->info);
+		info = dlock_address(ticket->info);
 		info_length = strlen(info);
 	}
 	if (ticket->scope == DLOCK_LEASE &&
 		DsaPointerIsValid(lease_ticket(ticket)->owner))
 	{
-		owner = dsa_get_address(dlock_area, lease_ticket(ticket)->owner);
+		owner = dlock_address(lease_ticket(ticket)->owner);
 		owner_length = strlen(owner);
 	}
 	row = palloc_extended(offsetof(DlockRow, text) + lock->key.length +

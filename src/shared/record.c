@@ -12,7 +12,6 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "storage/ipc.h"
 #include "utils/memutils.h"
 
 #include "shared/lease.h"
@@ -69,7 +68,7 @@ dlock_record_copy_info(DlockRecord *record, char *buffer)
 	info = record->is_lease ? dlock_record_lease(record)->info :
 		dlock_record_ticket(record)->ticket.info;
 	if (DsaPointerIsValid(info))
-		strlcpy(buffer, dsa_get_address(dlock_area, info), DLOCK_MAX_INFO + 1);
+		strlcpy(buffer, dlock_address(info), DLOCK_MAX_INFO + 1);
 	LWLockRelease(&space->lease_lock);
 	return DsaPointerIsValid(info) ? buffer : NULL;
 }
@@ -119,34 +118,18 @@ dlock_record_unref(DlockRecord *record)
 }
 
 static void
-unuse_all(void)
-{
-	dlock_record_end_uses(0);
-}
-
-static void
 at_transaction_end(XactEvent event, void *arg)
 {
 	if (num_uses == 0)
 		return;
 	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_PREPARE ||
 		event == XACT_EVENT_ABORT)
-		dlock_finish_transaction(unuse_all);
-}
-
-/* Let go of what this subtransaction uses, and those within. */
-static void
-unuse_level(void)
-{
-	int			level = GetCurrentTransactionNestLevel();
-
-	while (num_uses > 0 && uses[num_uses - 1].level >= level)
-		dlock_record_end_uses(num_uses - 1);
+		dlock_record_end_uses(0);
 }
 
 /*
  * What is used in a subtransaction becomes its parent's when it commits, and is
- * let go of when it is rolled back; in an exit, all of it with the transaction.
+ * let go of when it is rolled back.
  */
 static void
 at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
@@ -154,11 +137,11 @@ at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
 {
 	int			level = GetCurrentTransactionNestLevel();
 
-	if (num_uses == 0 || uses[num_uses - 1].level < level ||
-		proc_exit_inprogress)
-		return;
 	if (event == SUBXACT_EVENT_ABORT_SUB)
-		dlock_finish_transaction(unuse_level);
+	{
+		while (num_uses > 0 && uses[num_uses - 1].level >= level)
+			dlock_record_end_uses(num_uses - 1);
+	}
 	else if (event == SUBXACT_EVENT_COMMIT_SUB)
 	{
 		for (int i = num_uses - 1; i >= 0 && uses[i].level >= level; i--)

@@ -32,7 +32,7 @@ copy_text(DlockReportText *to, dsa_pointer from)
 	to->text[0] = '\0';
 	if (!DsaPointerIsValid(from))
 		return;
-	text = dsa_get_address(dlock_area, from);
+	text = dlock_address(from);
 	length = strlen(text);
 	kept = pg_mbcliplen(text, length, DLOCK_REPORT_TEXT);
 	memcpy(to->text, text, kept);

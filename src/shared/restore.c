@@ -19,8 +19,6 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 {
 	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = dlock_space_at(lease->space);
-	DlockState	state = lease->delayed ? DLOCK_ENDING :
-		granted ? DLOCK_GRANTED : DLOCK_WAITING;
 	volatile bool fits = false;
 
 	ticket->ticket.session = 0;
@@ -28,19 +26,14 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 	ticket->ticket.pid = 0;
 	ticket->record.has_row = true;
 	ticket->announced = granted;
-	/* until all are put back, nobody else changes the lists that it comes into */
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_map(space, lease, ticket);
-	LWLockRelease(&space->lease_lock);
 	dlock_id_insert(&ticket->record);
 	PG_TRY();
 	{
-		fits = dlock_queue_restore(ticket, state);
+		fits = dlock_queue_restore(ticket, lease->delayed ? DLOCK_ENDING :
+								   granted ? DLOCK_GRANTED : DLOCK_WAITING);
 	}
 	PG_CATCH();
 	{
-		/* a segment of memory could not be mapped */
-		LWLockReleaseAll();
 		dlock_id_delete(&ticket->record);
 		PG_RE_THROW();
 	}
@@ -56,7 +49,7 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 	if (lease->single)
 		dlock_lease_restart(space, lease, false);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_ticket_list(lease, ticket, state == DLOCK_ENDING);
+	dlock_lease_ticket_list(lease, ticket, lease->delayed);
 	LWLockRelease(&space->lease_lock);
 	dlock_announcement_restored(&ticket->ticket, granted);
 	return true;

@@ -13,6 +13,7 @@
 
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
+#include "storage/dsm.h"
 #include "storage/lockdefs.h"
 
 #include "shared/shmem.h"
@@ -24,16 +25,27 @@ extern uint64 dlock_monotonic_now(void);
 extern int	dlock_max_memory;	/* kilobytes */
 extern DlockControl *dlock_control;
 extern dsa_area *dlock_area;
+extern char *dlock_area_start;
 
-extern void dlock_growth_begin(ErrorContextCallback *context);
-extern void dlock_growth_end(ErrorContextCallback *context);
+extern Size dlock_area_size(void);
+extern dsm_segment *dlock_segment_create(Size size);
+extern void dlock_log_small_area(void);
+extern const char *dlock_memory_directory(void);
 extern void *dlock_table_insert(dshash_table *table, const void *key,
 								bool *found);
-extern bool dlock_file_system(int64 *size, int64 *left);
-extern void dlock_warn_of_file_system(void);
-extern const char *dlock_memory_directory(void);
 extern int64 dlock_memory_limit(void);
 extern dsa_pointer dlock_allocate_uncounted(Size size);
+
+/*
+ * The address of an object in the area.  The area is one piece of memory, so a
+ * pointer is an offset in it: see DSA_MAKE_POINTER() in dsa.c for segment 0.
+ */
+static inline void *
+dlock_address(dsa_pointer pointer)
+{
+	Assert(DsaPointerIsValid(pointer));
+	return dlock_area_start + pointer;
+}
 
 /* account.c */
 extern int	dlock_max_memory_per_role;	/* percent */
@@ -61,39 +73,18 @@ dlock_request_role(const DlockRequest *request)
 static inline DlockSpace *
 dlock_space_at(dsa_pointer pointer)
 {
-	return dsa_get_address(dlock_area, pointer);
+	return dlock_address(pointer);
 }
 
 /*
  * Lists.  A list and its links are protected by the lock of what the list
- * belongs to.  Nothing here raises an error, but for a segment of memory that
- * cannot be mapped, and that comes before any change.
+ * belongs to.
  */
 
 static inline DlockLink *
 dlock_link_at(dsa_pointer pointer)
 {
-	return dsa_get_address(dlock_area, pointer);
-}
-
-/*
- * Map what a later change of a list touches: who changes more than one list does
- * that for all of them, before the first.
- */
-static inline void
-dlock_list_map_tail(const DlockList *list)
-{
-	if (DsaPointerIsValid(list->tail))
-		(void) dlock_link_at(list->tail);
-}
-
-static inline void
-dlock_link_map_neighbours(const DlockLink *link)
-{
-	if (DsaPointerIsValid(link->prev))
-		(void) dlock_link_at(link->prev);
-	if (DsaPointerIsValid(link->next))
-		(void) dlock_link_at(link->next);
+	return dlock_address(pointer);
 }
 
 static inline void
@@ -132,18 +123,12 @@ dlock_list_prepend(DlockList *list, DlockLink *link, dsa_pointer self)
 static inline void
 dlock_list_remove(DlockList *list, DlockLink *link)
 {
-	/* before any change, as to map a segment of memory can fail */
-	DlockLink  *prev = DsaPointerIsValid(link->prev) ?
-		dlock_link_at(link->prev) : NULL;
-	DlockLink  *next = DsaPointerIsValid(link->next) ?
-		dlock_link_at(link->next) : NULL;
-
-	if (prev)
-		prev->next = link->next;
+	if (DsaPointerIsValid(link->prev))
+		dlock_link_at(link->prev)->next = link->next;
 	else
 		list->head = link->next;
-	if (next)
-		next->prev = link->prev;
+	if (DsaPointerIsValid(link->next))
+		dlock_link_at(link->next)->prev = link->prev;
 	else
 		list->tail = link->prev;
 	link->prev = link->next = InvalidDsaPointer;
@@ -184,8 +169,7 @@ dlock_lock_partition(const DlockKey *key)
 	return &dlock_lock_partitions[key->hash >> (32 - DLOCK_PARTITION_BITS)];
 }
 
-extern dsa_pointer dlock_lock_table_create(dsa_area *area, int tranche);
-extern void dlock_lock_table_attach(dsa_area *area, dsa_pointer table);
+extern void dlock_lock_table_init(DlockPartition *partitions, int tranche);
 extern DlockLock *dlock_lock_find(const DlockKey *key, bool exclusive);
 extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots,
 									Oid role);
@@ -213,6 +197,7 @@ extern DlockBackend *dlock_my_backend;
 
 extern void dlock_attach(void);
 extern void dlock_detach(void);
+extern void dlock_leave_at_exit(void (*leave) (void));
 extern void dlock_count_as_worker(void);
 extern bool dlock_is_replaced(void);
 
@@ -307,10 +292,6 @@ extern void dlock_remove_useless_space(const DlockSpaceKey *key);
 extern void dlock_remove_unused_spaces(const DlockSpaceKey *keep);
 extern void dlock_remove_all_unused_spaces(const DlockSpaceKey *keep);
 
-/* commit.c */
-extern void dlock_finish_at_exit(void (*leave) (void));
-extern void dlock_finish_transaction(void (*work) (void));
-
 /* ticket.c */
 
 /*
@@ -370,7 +351,6 @@ extern void dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 extern void dlock_ticket_release_texts(DlockTicket *ticket);
 extern void dlock_ticket_joined(DlockTicket *ticket);
 extern void dlock_ticket_free(DlockTicket *ticket);
-extern void dlock_ticket_free_lost(DlockTicket *ticket);
 extern void dlock_ticket_free_spare(void);
 
 /* report.c */
@@ -511,7 +491,6 @@ extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
 extern void dlock_queue_unpublish(DlockLeaseTicket *ticket);
 extern bool dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
 extern void dlock_queue_resume(DlockSpace *space);
-extern void dlock_queue_mend(DlockSpace *space);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
 extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
 extern bool dlock_queue_redirect(DlockLeaseTicket *ticket,
@@ -550,7 +529,6 @@ extern bool dlock_queue_force(DlockSpace *space, int64 number,
 extern void dlock_queue_purge(const DlockSpaceKey *space);
 extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
-extern void dlock_queue_reap(const DlockKey *key);
 
 /* queue_view.c */
 extern int64 dlock_queue_fence(const DlockKey *key);
@@ -651,8 +629,9 @@ extern void dlock_record_end_uses(int before);
 extern const char *dlock_record_copy_info(DlockRecord *record, char *buffer);
 
 /* id_table.c */
-extern dsa_pointer dlock_id_table_create(dsa_area *area, int tranche);
-extern void dlock_id_tables_attach(dsa_area *area, const DlockControl *control);
+extern void dlock_id_table_init(DlockIdPartition *partitions, int tranche);
+extern void dlock_id_tables_attach(DlockIdPartition *ids,
+								   DlockIdPartition *requests);
 extern void dlock_ids_reserve(uint64 more);
 extern void dlock_id_insert(DlockRecord *record);
 
@@ -685,6 +664,25 @@ extern void dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record);
 extern DlockLease *dlock_lease_next_retimed(DlockSpace *space);
 
 /* lease.c */
+
+/*
+ * Change leases and their tickets, with the lease lock.  In builds with assertions
+ * an error in between is a PANIC.
+ */
+static inline void
+dlock_lease_begin_change(DlockSpace *space)
+{
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	COMPAT_NO_ERROR_BEGIN();
+}
+
+static inline void
+dlock_lease_end_change(DlockSpace *space)
+{
+	COMPAT_NO_ERROR_END();
+	LWLockRelease(&space->lease_lock);
+}
+
 /* Called with the lease lock, or for an answer about a moment that is over. */
 static inline uint32
 dlock_lease_count_tickets(const DlockLease *lease)
@@ -730,9 +728,6 @@ extern void dlock_lease_restore(DlockLease *lease, bool delayed);
 extern int	dlock_lease_greatest_durability(DlockSpace *space,
 											int64 *least_ttl);
 extern void dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed);
-extern void dlock_lease_begin_change(DlockSpace *space, DlockLease *lease,
-									 DlockLeaseTicket *ticket);
-extern void dlock_lease_end_change(DlockSpace *space);
 extern void dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir);
 extern void dlock_lease_begin_quorum(DlockLease *lease);
 extern void dlock_lease_be_over(DlockLease *lease, bool always);
@@ -756,7 +751,7 @@ extern void dlock_lease_abandon(DlockSpace *space);
 static inline DlockLease *
 dlock_lease_of(const DlockLeaseTicket *ticket)
 {
-	return dsa_get_address(dlock_area, ticket->lease);
+	return dlock_address(ticket->lease);
 }
 
 /* The lease that a record is, or belongs to */
@@ -894,7 +889,6 @@ extern void dlock_announcement_free(DlockTicket *ticket);
 extern void dlock_announcement_orphan(DlockTicket *ticket);
 extern void dlock_announcement_purge(DlockSpace *space);
 extern void dlock_announcement_event(DlockTicket *ticket, uint32 events);
-extern void dlock_announcement_mend(DlockTicket *ticket, bool granted);
 extern void dlock_announcement_arm(DlockTicket *ticket, uint64 claim);
 extern void dlock_announcement_unclaim(DlockTicket *ticket, uint64 claim);
 extern uint64 dlock_announcement_claim(DlockTicket *ticket);
@@ -938,8 +932,7 @@ extern DlockSpace *dlock_watch_count_change(const DlockKey *key);
 /*
  * The holders of a lock are about to change, or what is told of them.  Returns
  * the space whose worker is to be woken then; NULL where none need be.  Called
- * under the entry's lock, with which a name of no entry is locked as well; and
- * before the change, as this raises what the mapping of memory can.
+ * under the entry's lock, with which a name of no entry is locked as well.
  */
 static inline DlockSpace *
 dlock_watch_note_change(const DlockKey *key)
@@ -995,8 +988,6 @@ extern bool dlock_worker_wake(DlockSpace *space);
 extern bool dlock_worker_comes(DlockSpace *space);
 extern void dlock_sender_wake(DlockSpace *space);
 extern void dlock_worker_dismiss(DlockSpace *space);
-extern void dlock_worker_mends(DlockSpace *space);
-extern void dlock_leave_to_worker(int code, Datum space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
 extern bool dlock_worker_is_awaited(DlockSpace *space);
 extern bool dlock_worker_has_company(DlockSpace *space);

@@ -5,29 +5,31 @@
  *
  * Nothing is made at server start, so that dlock needs no preloading: the
  * first call in the cluster makes the header, in the slack that every
- * PostgreSQL leaves in its main shared memory, and the memory area.  After a
- * crash PostgreSQL makes its shared memory anew, and so this begins anew as
- * well.
+ * PostgreSQL leaves in its main shared memory, and one segment of dynamic shared
+ * memory for all the rest.  After a crash PostgreSQL makes its shared memory anew,
+ * and then dlock does, too.
  *
- * A backend attaches at its first call and stays attached until it exits.  All
- * of them are of one layout.  After an update, sessions of the new library are
- * refused while one of the old is left; then the first of them frees the old
- * area and makes its own.  Of leases nothing is lost by that: their tables are
- * read again, as after a restart.
+ * A backend attaches to the whole segment at its first call and stays attached
+ * until it exits.  All of them are of one layout.  After an update, sessions of
+ * the new library are refused while one of the old is left; then the first of
+ * them frees the old segment and makes its own.  A segment is made anew in the same
+ * way if dlock.max_memory has changed and no process is attached.  No lease is
+ * lost: their tables are read again, as after a restart.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "access/xlog.h"
 #include "common/hashfn.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
-#include "storage/dsm_impl.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/shmem.h"
 #include "utils/memutils.h"
+#include "utils/resowner.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
@@ -39,10 +41,7 @@
 
 #define MAX_PIDS_NAMED	10
 
-/* The least that the area may grow to, in however small a file system */
-#define MIN_AREA_SIZE	(2 * 1024 * 1024)
-
-/* What is valid only once dlock_attach() has returned */
+/* Valid only after dlock_attach() has returned */
 dshash_table *dlock_spaces = NULL;
 DlockBackend *dlock_backends = NULL;
 DlockBackend *dlock_my_backend = NULL;
@@ -79,18 +78,50 @@ table_parameters(dshash_parameters *spaces_table,
 }
 
 /*
- * The header, and whose area it is
+ * Where the arrays of fixed size are in the segment, in bytes from its start.  The
+ * PIDs come first: libraries of other layouts read them, see DlockHeader.
+ */
+typedef struct Parts
+{
+	Size		control;
+	Size		backends;
+	Size		locks;
+	Size		ids;
+	Size		requests;
+	Size		area;
+} Parts;
+
+static Parts
+find_parts(void)
+{
+	Size		num_backends = ProcGlobal->allProcCount;
+	Parts		parts;
+
+	parts.control = CACHELINEALIGN(num_backends * sizeof(pg_atomic_uint32));
+	parts.backends = parts.control + CACHELINEALIGN(sizeof(DlockControl));
+	parts.locks = parts.backends +
+		CACHELINEALIGN(num_backends * sizeof(DlockBackend));
+	parts.ids = parts.locks +
+		CACHELINEALIGN(DLOCK_PARTITIONS * sizeof(DlockPartition));
+	parts.requests = parts.ids +
+		CACHELINEALIGN(DLOCK_ID_PARTITIONS * sizeof(DlockIdPartition));
+	parts.area = parts.requests +
+		CACHELINEALIGN(DLOCK_ID_PARTITIONS * sizeof(DlockIdPartition));
+	return parts;
+}
+
+/*
+ * The header, and whose segment it is
  */
 
-/* What this process is attached to, before all of it is known to be there */
+/* What this process is attached to, before it has attached to all of it */
 typedef struct Attachment
 {
+	char	   *start;
+	dsm_segment *segment;
 	dsa_area   *area;
-	DlockControl *control;
 	dshash_table *spaces;
 	dshash_table *accounts;
-	DlockBackend *backends;
-	pg_atomic_uint32 *pids;
 } Attachment;
 
 /*
@@ -115,7 +146,7 @@ find_header(void)
 	{
 		found_header->memory_tranche = compat_lwlock_new_tranche("DlockMemory");
 		found_header->table_tranche = compat_lwlock_new_tranche("DlockTable");
-		found_header->area = DSM_HANDLE_INVALID;
+		found_header->segment = DSM_HANDLE_INVALID;
 		pg_atomic_init_u32(&found_header->attached, 0);
 		pg_atomic_init_u32(&found_header->workers, 0);
 		pg_atomic_init_u64(&found_header->wanted_until, 0);
@@ -152,17 +183,17 @@ is_our_layout(void)
 }
 
 /*
- * Who is attached to an area of another layout: wake them all, so that the
- * workers among them see that they are in the way, and name some.  The caller
- * holds AddinShmemInitLock.
+ * Wake the processes that are attached to a segment of another layout, so that
+ * the workers among them notice that they are in the way, and name some of them.
+ * The caller holds AddinShmemInitLock.
  */
 static char *
 rouse_others(void)
 {
 	StringInfoData names;
 	int			count = 0;
-	dsa_area   *area = dsa_attach(header->area);
-	pg_atomic_uint32 *pids = dsa_get_address(area, header->pids);
+	dsm_segment *segment = dsm_attach(header->segment);
+	pg_atomic_uint32 *pids = dsm_segment_address(segment);
 
 	Assert(LWLockHeldByMeInMode(AddinShmemInitLock, LW_EXCLUSIVE));
 	initStringInfo(&names);
@@ -176,7 +207,7 @@ rouse_others(void)
 		if (count++ < MAX_PIDS_NAMED)
 			appendStringInfo(&names, "%s%u", names.len > 0 ? ", " : "", pid);
 	}
-	dsa_detach(area);
+	dsm_detach(segment);
 	if (count > MAX_PIDS_NAMED)
 		appendStringInfoString(&names, ", ...");
 	return names.data;
@@ -218,24 +249,21 @@ wait_for_others(TimestampTz start)
 }
 
 /*
- * Free the area of another layout, to which nobody is attached.
+ * Free a segment to which no process is attached.
  *
- * What its worker has written, and what was free for the next because of that,
- * is in the WAL, but perhaps not flushed; and where that is stands in the area.
- * On a standby, where dlock_blocking_pids() alone attaches, there is no worker,
- * and nothing can be written.
+ * The worker has written rows, and locks were granted because of that.  The WAL
+ * has those rows, but they may not be flushed, and the segment alone knows their
+ * position: so flush the WAL.  On a standby, where only dlock_blocking_pids()
+ * attaches, there is no worker, and nothing can be written.
  */
 static void
-free_area_of_others(void)
+free_segment(void)
 {
-	dsa_area   *area = dsa_attach(header->area);
-
 	Assert(LWLockHeldByMeInMode(AddinShmemInitLock, LW_EXCLUSIVE));
 	if (!RecoveryInProgress())
 		XLogFlush(compat_log_message("dlock"));
-	dsa_unpin(area);
-	header->area = DSM_HANDLE_INVALID;
-	dsa_detach(area);
+	dsm_unpin_segment(header->segment);
+	header->segment = DSM_HANDLE_INVALID;
 }
 
 static void
@@ -263,105 +291,110 @@ make_secrets(uint64 *secrets)
 	secrets[1] |= 1;
 }
 
-/* What does not lead to anything else in the area */
 static void
-init_control(DlockControl *control)
+init_control(DlockControl *control, Size area_size)
 {
 	make_secrets(control->secrets);
 	control->memory_tranche = header->memory_tranche;
 	control->table_tranche = header->table_tranche;
+	control->num_backends = ProcGlobal->allProcCount;
+	control->area_size = area_size;
 	LWLockInitialize(&control->reserve_lock, header->memory_tranche);
 	LWLockInitialize(&control->purge_lock, header->memory_tranche);
 	pg_atomic_init_u64(&control->last_session, 0);
 	pg_atomic_init_u64(&control->memory_used, 0);
 	pg_atomic_init_u32(&control->readers, 0);
-	pg_atomic_init_u32(&control->lost, 0);
 	pg_atomic_init_u64(&control->spaces_left, 0);
 	pg_atomic_init_u32(&control->looked_at, 0);
 }
 
+/* Begin the arrays of fixed size, in memory that is zero. */
+static void
+init_parts(char *start, Size area_size)
+{
+	Parts		parts = find_parts();
+	pg_atomic_uint32 *pids = (pg_atomic_uint32 *) start;
+	DlockBackend *backends = (DlockBackend *) (start + parts.backends);
+
+	init_control((DlockControl *) (start + parts.control), area_size);
+	for (uint32 i = 0; i < ProcGlobal->allProcCount; i++)
+	{
+		pg_atomic_init_u32(&pids[i], 0);
+		init_backend(&backends[i]);
+	}
+	dlock_lock_table_init((DlockPartition *) (start + parts.locks),
+						  header->table_tranche);
+	dlock_id_table_init((DlockIdPartition *) (start + parts.ids),
+						header->table_tranche);
+	dlock_id_table_init((DlockIdPartition *) (start + parts.requests),
+						header->table_tranche);
+}
+
 /*
- * Make the memory area and what is in it.  An error on the way leaves nothing
- * behind: the area is pinned last, and goes with the transaction's resource
- * owner until then.
+ * Make the segment and what is in it.  If this fails, nothing is left behind: the
+ * segment is pinned last, and belongs to the current resource owner until then.
  */
 static void
-create_area(Attachment *made)
+create_segment(Attachment *made)
 {
 	dshash_parameters spaces_parameters;
 	dshash_parameters accounts_parameters;
-	int			num_backends = ProcGlobal->allProcCount;
-	dsa_pointer control;
-	dsa_pointer locks;
-	dsa_pointer ids;
-	dsa_pointer requests;
-	dsa_pointer backends;
-	dsa_pointer pids;
-	int64		size;
-	int64		left;
+	Parts		parts = find_parts();
+	Size		area_size = dlock_area_size();
+	DlockControl *control;
 
 	Assert(LWLockHeldByMeInMode(AddinShmemInitLock, LW_EXCLUSIVE));
 	table_parameters(&spaces_parameters, &accounts_parameters);
-	made->area = dsa_create(header->memory_tranche);
-	control = dsa_allocate0(made->area, sizeof(DlockControl));
-	made->control = dsa_get_address(made->area, control);
-	made->control->room = PG_INT64_MAX;
-	if (dlock_file_system(&size, &left))
-	{
-		/* before it grows, as a limit below its size would be none */
-		dsa_set_size_limit(made->area, Max(size / 2, MIN_AREA_SIZE));
-		made->control->room = Max(size / 2, MIN_AREA_SIZE) / 4 * 3;
-	}
+	made->segment = dlock_segment_create(parts.area + area_size);
+	made->start = dsm_segment_address(made->segment);
+	memset(made->start, 0, parts.area);
+	init_parts(made->start, area_size);
+	made->area = dsa_create_in_place(made->start + parts.area, area_size,
+									 header->memory_tranche, made->segment);
+	/* it never grows, so that it is one piece: see dlock_address() */
+	dsa_set_size_limit(made->area, area_size);
 	made->spaces = dshash_create(made->area, &spaces_parameters, NULL);
 	made->accounts = dshash_create(made->area, &accounts_parameters, NULL);
-	locks = dlock_lock_table_create(made->area, header->table_tranche);
-	ids = dlock_id_table_create(made->area, header->table_tranche);
-	requests = dlock_id_table_create(made->area, header->table_tranche);
-	backends = dsa_allocate0(made->area, num_backends * sizeof(DlockBackend));
-	made->backends = dsa_get_address(made->area, backends);
-	pids = dsa_allocate0(made->area, num_backends * sizeof(pg_atomic_uint32));
-	made->pids = dsa_get_address(made->area, pids);
-	for (int i = 0; i < num_backends; i++)
-	{
-		init_backend(&made->backends[i]);
-		pg_atomic_init_u32(&made->pids[i], 0);
-	}
-
-	init_control(made->control);
-	made->control->spaces = dshash_get_hash_table_handle(made->spaces);
-	made->control->locks = locks;
-	made->control->ids = ids;
-	made->control->requests = requests;
-	made->control->accounts = dshash_get_hash_table_handle(made->accounts);
-	made->control->backends = backends;
-	made->control->num_backends = num_backends;
+	control = (DlockControl *) (made->start + parts.control);
+	control->spaces = dshash_get_hash_table_handle(made->spaces);
+	control->accounts = dshash_get_hash_table_handle(made->accounts);
+	Assert(dsa_get_address(made->area, control->accounts) ==
+		   made->start + parts.area + control->accounts);
 
 	dsa_pin(made->area);
-	header->area = dsa_get_handle(made->area);
-	header->control = control;
-	header->pids = pids;
-	header->num_pids = num_backends;
+	dsm_pin_segment(made->segment);
+	header->segment = dsm_segment_handle(made->segment);
+	header->num_pids = ProcGlobal->allProcCount;
 	header->layout = DLOCK_LAYOUT;
 	header->sizes = layout_sizes();
+	header->max_memory = dlock_max_memory;
 	strlcpy(header->version, DLOCK_VERSION, sizeof(header->version));
 	pg_atomic_write_u64(&header->wanted_until, 0);
 }
 
 static void
-attach_area(Attachment *found)
+attach_segment(Attachment *found)
 {
 	dshash_parameters spaces_parameters;
 	dshash_parameters accounts_parameters;
+	Parts		parts = find_parts();
+	DlockControl *control;
 
 	table_parameters(&spaces_parameters, &accounts_parameters);
-	found->area = dsa_attach(header->area);
-	found->control = dsa_get_address(found->area, header->control);
+	found->segment = dsm_attach(header->segment);
+	if (found->segment == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("could not attach to dlock's shared memory"),
+				 errhint("Try again.")));
+	found->start = dsm_segment_address(found->segment);
+	control = (DlockControl *) (found->start + parts.control);
+	found->area = dsa_attach_in_place(found->start + parts.area,
+									  found->segment);
 	found->spaces = dshash_attach(found->area, &spaces_parameters,
-								  found->control->spaces, NULL);
+								  control->spaces, NULL);
 	found->accounts = dshash_attach(found->area, &accounts_parameters,
-									found->control->accounts, NULL);
-	found->backends = dsa_get_address(found->area, found->control->backends);
-	found->pids = dsa_get_address(found->area, header->pids);
+									control->accounts, NULL);
 }
 
 /*
@@ -384,14 +417,13 @@ uncount(int code, Datum arg)
 }
 
 /*
- * Find the area, or make it, and count this process as attached.  Returns
+ * Find the segment, or make it, and count this process as attached.  Returns
  * whether it was made.
  */
 static bool
-join_area(Attachment *attachment)
+join_segment(Attachment *attachment)
 {
 	TimestampTz start = GetCurrentTimestamp();
-	ErrorContextCallback context;
 	MemoryContext old_context;
 	bool		make;
 
@@ -399,29 +431,27 @@ join_area(Attachment *attachment)
 	{
 		LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 		find_header();
-		if (header->area == DSM_HANDLE_INVALID || is_our_layout() ||
+		if (header->segment == DSM_HANDLE_INVALID || is_our_layout() ||
 			pg_atomic_read_u32(&header->attached) == 0)
 			break;
 		wait_for_others(start);
 	}
 
 	old_context = MemoryContextSwitchTo(TopMemoryContext);
-	dlock_growth_begin(&context);
-	if (header->area != DSM_HANDLE_INVALID && !is_our_layout())
-		free_area_of_others();
-	make = header->area == DSM_HANDLE_INVALID;
+	if (header->segment != DSM_HANDLE_INVALID &&
+		pg_atomic_read_u32(&header->attached) == 0 &&
+		(!is_our_layout() || header->max_memory != dlock_max_memory))
+		free_segment();
+	make = header->segment == DSM_HANDLE_INVALID;
 	if (make)
-		create_area(attachment);
+		create_segment(attachment);
 	else
-		attach_area(attachment);
-	/* each of these may map a segment */
-	dlock_lock_table_attach(attachment->area, attachment->control->locks);
-	dlock_id_tables_attach(attachment->area, attachment->control);
-	dlock_growth_end(&context);
+		attach_segment(attachment);
 	MemoryContextSwitchTo(old_context);
 
-	/* last, as nothing can fail any more */
+	/* nothing fails from here on */
 	dsa_pin_mapping(attachment->area);
+	dsm_pin_mapping(attachment->segment);
 	pg_atomic_fetch_add_u32(&header->attached, 1);
 	counted = true;
 	LWLockRelease(AddinShmemInitLock);
@@ -429,35 +459,40 @@ join_area(Attachment *attachment)
 }
 
 /*
- * Attach this backend to the shared state, making it where there is none.
- * Raises whatever a lack of memory brings, and 55000 where another layout is
- * in use; the next call then starts over.  Nothing can fail behind join_area(),
- * which keeps what it has mapped: a process cannot map that a second time.  But
- * the warning at the end may take an interrupt.
+ * Attach this backend to the shared state, and make it if there is none.  Raises
+ * 53200 for lack of memory, and 55000 if another layout is in use.  If this fails,
+ * the current resource owner detaches what was attached, and the next call starts
+ * over.
  *
- * The caller registers its exit callback before the backend is entered into
- * its slot, so that nothing is ever held without it.
+ * The caller registers its exit callback before, so that the backend never holds
+ * anything without it.
  */
 void
 dlock_attach(void)
 {
 	Attachment	attachment;
+	Parts		parts = find_parts();
 	bool		made;
 	static bool registered = false;
 
-	Assert(dlock_my_backend == NULL);
+	Assert(dlock_my_backend == NULL && CurrentResourceOwner != NULL);
 
 	if (!registered)
 		on_shmem_exit(uncount, 0);
 	registered = true;
 
-	made = join_area(&attachment);
+	made = join_segment(&attachment);
 	dlock_area = attachment.area;
-	dlock_control = attachment.control;
+	dlock_area_start = attachment.start + parts.area;
+	dlock_control = (DlockControl *) (attachment.start + parts.control);
 	dlock_spaces = attachment.spaces;
 	dlock_accounts = attachment.accounts;
-	dlock_backends = attachment.backends;
-	my_pid = &attachment.pids[compat_my_procno()];
+	dlock_backends = (DlockBackend *) (attachment.start + parts.backends);
+	dlock_lock_partitions = (DlockPartition *) (attachment.start + parts.locks);
+	dlock_id_tables_attach((DlockIdPartition *) (attachment.start + parts.ids),
+						   (DlockIdPartition *) (attachment.start +
+												 parts.requests));
+	my_pid = (pg_atomic_uint32 *) attachment.start + compat_my_procno();
 	pg_atomic_write_u32(my_pid, MyProcPid);
 	dlock_my_backend = &dlock_backends[compat_my_procno()];
 	dlock_my_backend->database = MyDatabaseId;
@@ -467,8 +502,8 @@ dlock_attach(void)
 	pg_atomic_write_u64(&dlock_my_backend->space, InvalidDsaPointer);
 	pg_atomic_write_u64(&dlock_my_backend->session,
 						pg_atomic_add_fetch_u64(&dlock_control->last_session, 1));
-	if (made)
-		dlock_warn_of_file_system();
+	if (made && dlock_control->area_size < (Size) dlock_max_memory * 1024)
+		dlock_log_small_area();
 }
 
 /* This process, which is attached, is a worker, and gives way to others. */
@@ -494,11 +529,8 @@ dlock_is_replaced(void)
 }
 
 /*
- * The last thing an exiting backend does here, behind dlock_space_leave_all():
- * free its slot.  Tickets that it could not give back for whatever reason are
- * the waiters' and the worker's to clear away; see dlock_queue_reap().
- *
- * Raises nothing and allocates nothing.
+ * The last thing an exiting backend does here, after dlock_space_leave_all():
+ * free its slot.  Raises nothing and allocates nothing.
  */
 void
 dlock_detach(void)
@@ -510,4 +542,29 @@ dlock_detach(void)
 	pg_atomic_write_u32(my_pid, 0);
 	dlock_my_backend = NULL;
 	dlock_close_accounts();
+}
+
+static void
+call_at_exit(int code, Datum leave)
+{
+	((void (*) (void)) leave) ();
+}
+
+static void
+roll_back_at_exit(int code, Datum arg)
+{
+	AbortOutOfAnyTransaction();
+}
+
+/*
+ * Have this process leave dlock when it exits, however it exits: after the
+ * rollback of the open transaction.  These callbacks are registered after
+ * PostgreSQL's own, so they run before those; hence the rollback here.  The one
+ * that is registered last runs first, and if it fails, the other one still runs.
+ */
+void
+dlock_leave_at_exit(void (*leave) (void))
+{
+	before_shmem_exit(call_at_exit, (Datum) leave);
+	before_shmem_exit(roll_back_at_exit, 0);
 }

@@ -4,18 +4,21 @@
  *	  dlock's memory map: every structure that processes share.
  *
  * A small header lives in the main shared memory segment.  All the rest lives
- * in one dynamic shared memory area, which is made by the first backend that
- * needs it and grows on demand:
+ * in one segment of dynamic shared memory, which the first backend that needs it
+ * makes, and to which each process attaches as a whole.  First come the arrays
+ * of fixed size, then a DSA area of dlock.max_memory, which never grows:
  *
  *	DlockHeader			one per server, in the main segment: whose layout it is
- *	DlockControl		one per area: how to find the rest
+ *	pids				pg_atomic_uint32[] by proc number
+ *	DlockControl		one per segment
+ *	backends			DlockBackend[] by proc number
+ *	locks				DlockPartition[]: (space, name) -> DlockLock
+ *	ids					DlockIdPartition[]: number -> DlockRecord
+ *	requests			DlockIdPartition[]: request -> DlockLeaseTicket
+ *	the area:
  *	  spaces			dshash: (database, extension) -> DlockSpaceEntry
- *	DlockSpace			one per space: its numbers, worker, journal, outbox
- *	  locks				DlockPartition[]: (space, name) -> DlockLock
- *	  ids				DlockIdPartition[]: number -> DlockRecord
- *	  requests			DlockIdPartition[]: request -> DlockLeaseTicket
- *	  backends			array by proc number: DlockBackend
  *	  accounts			dshash: role -> DlockAccount
+ *	DlockSpace			one per space: its numbers, worker, journal, outbox
  *	DlockTicket			one per holder and per waiter, linked into its lock
  *	  DlockLeaseTicket	... one that belongs to a lease
  *	DlockLease			one per lease, linked into its space
@@ -738,8 +741,6 @@ struct DlockSpace
 	pg_atomic_uint64 sender_start;
 	pg_atomic_uint32 vacuum;
 	pg_atomic_uint64 vacuum_start;
-	pg_atomic_uint32 half_done; /* an error has come between two changes that
-								 * belong together: see I51 */
 	pg_atomic_uint32 dead_rows; /* in the tables, about */
 	pg_atomic_uint32 vacuum_at; /* so many are vacuumed away */
 	pg_atomic_uint32 cleared;	/* are the rows gone that stand for nothing? a
@@ -854,14 +855,9 @@ typedef struct DlockControl
 	int			memory_tranche;
 	int			table_tranche;
 	dshash_table_handle spaces;
-	dsa_pointer locks;			/* array of DlockPartition */
-	dsa_pointer ids;			/* array of DlockIdPartition */
-	dsa_pointer requests;		/* the same */
 	dshash_table_handle accounts;
-	dsa_pointer backends;
 	int			num_backends;
-	int64		room;			/* what the file system leaves for locks and
-								 * tickets, in bytes; see memory.c */
+	Size		area_size;		/* in bytes */
 	uint64		secrets[2];		/* random and odd: the hash of names has them */
 
 	LWLock		reserve_lock;	/* held while ticket numbers are reserved */
@@ -871,8 +867,6 @@ typedef struct DlockControl
 	pg_atomic_uint64 last_session;	/* source of DlockBackend.session */
 	pg_atomic_uint64 memory_used;	/* bytes of locks and tickets, about */
 	pg_atomic_uint32 readers;	/* backends that may have a cursor */
-	pg_atomic_uint32 lost;		/* tickets that an exiting backend is giving
-								 * back, or has failed to */
 	pg_atomic_uint64 spaces_left;	/* times that a space has lost its last user */
 	pg_atomic_uint32 looked_at; /* spaces, see purge.c */
 } DlockControl;
@@ -881,27 +875,28 @@ typedef struct DlockControl
  * What libraries of all layouts find under one name, and agree about: this
  * structure and what is said of it never change.
  *
- * An area is used by libraries of its own layout alone.  Each process that is
- * attached to it counts itself, until it has let go of its memory; another
- * layout's library may free the area, and make its own, once nobody does.
+ * A segment is used by libraries of its own layout alone.  Each process that is
+ * attached to it counts itself, until it has let go of its memory.  Once no process
+ * is attached, another layout's library may free the segment and make its own, and
+ * so does this one's if dlock.max_memory has changed.
  */
 typedef struct DlockHeader
 {
-	/* protected by AddinShmemInitLock, as is the choice of the area */
+	/* protected by AddinShmemInitLock, as is the choice of the segment */
 	uint32		initialized;	/* the tranches are made */
 	int32		memory_tranche;
 	int32		table_tranche;
-	uint32		layout;			/* DLOCK_LAYOUT of the area's library, ... */
+	uint32		layout;			/* DLOCK_LAYOUT of the segment's library, ... */
 	uint32		sizes;			/* ... of which builds may differ ... */
 	char		version[64];	/* ... and its version */
-	dsa_handle	area;			/* pinned; or DSM_HANDLE_INVALID */
-	dsa_pointer control;		/* the layout's own DlockControl */
-	dsa_pointer pids;			/* of the processes attached, by proc number: an
-								 * array of pg_atomic_uint32, 0 for nobody */
+	int32		max_memory;		/* dlock.max_memory that it was made with */
+	dsm_handle	segment;		/* pinned; or DSM_HANDLE_INVALID.  It begins with
+								 * the PIDs of the processes attached, by proc
+								 * number: pg_atomic_uint32, 0 for none */
 	uint32		num_pids;
 
 	/* atomic; increased under the lock */
-	pg_atomic_uint32 attached;	/* processes attached to the area */
+	pg_atomic_uint32 attached;	/* processes attached to the segment */
 	pg_atomic_uint32 workers;	/* ... of these, background workers of dlock */
 
 	/*

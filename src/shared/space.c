@@ -40,15 +40,10 @@ static DlockSpace *
 make_space(const DlockSpaceKey *key)
 {
 	uint64		number = dlock_first_unreserved(key->database);
-	ErrorContextCallback context;
-	dsa_pointer self;
-	DlockSpace *space;
+	dsa_pointer self = dlock_allocate_uncounted(sizeof(DlockSpace));
+	DlockSpace *space = dlock_address(self);
 
-	dlock_growth_begin(&context);
-	self = dsa_allocate0(dlock_area, sizeof(DlockSpace));
-	space = dsa_get_address(dlock_area, self);
-	dlock_growth_end(&context);
-
+	memset(space, 0, sizeof(DlockSpace));
 	space->key = *key;
 	space->self = self;
 	SpinLockInit(&space->mutex);
@@ -85,7 +80,6 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u64(&space->sender_start, 0);
 	pg_atomic_init_u32(&space->vacuum, 0);
 	pg_atomic_init_u64(&space->vacuum_start, 0);
-	pg_atomic_init_u32(&space->half_done, 0);
 	pg_atomic_init_u32(&space->dead_rows, 0);
 	pg_atomic_init_u32(&space->vacuum_at, DLOCK_VACUUM_ROWS);
 	pg_atomic_init_u32(&space->cleared, DLOCK_NOT_CLEARED);
@@ -123,10 +117,19 @@ static void
 enter_space(const DlockSpaceKey *key)
 {
 	DlockSpace *space = make_space(key);
-	DlockSpaceEntry *entry;
-	bool		found;
+	DlockSpaceEntry *entry = NULL;
+	bool		found = true;
 
-	entry = dlock_table_insert(dlock_spaces, key, &found);
+	PG_TRY();
+	{
+		entry = dlock_table_insert(dlock_spaces, key, &found);
+	}
+	PG_CATCH();
+	{
+		dsa_free(dlock_area, space->self);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
 	if (!found)
 	{
 		entry->users = 0;

@@ -383,7 +383,7 @@ make_spare(Oid role)
 {
 	dsa_pointer self = dlock_allocate(role, TICKET_SIZE);
 
-	spare = dsa_get_address(dlock_area, self);
+	spare = dlock_address(self);
 	spare->self = self;
 	spare->role = role;
 	spare->info = InvalidDsaPointer;
@@ -463,14 +463,6 @@ dlock_ticket_free(DlockTicket *ticket)
 		dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
 }
 
-/* The same for another session's, which is never this backend's spare one. */
-void
-dlock_ticket_free_lost(DlockTicket *ticket)
-{
-	dlock_ticket_release_texts(ticket);
-	dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
-}
-
 /* The spare goes when the backend does. */
 void
 dlock_ticket_free_spare(void)
@@ -479,5 +471,5 @@ dlock_ticket_free_spare(void)
 
 	spare = NULL;
 	if (ticket)
-		dlock_ticket_free_lost(ticket);
+		dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
 }

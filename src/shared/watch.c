@@ -43,39 +43,26 @@
 static inline DlockWatched *
 watched_at(dsa_pointer pointer)
 {
-	return dsa_get_address(dlock_area, pointer);
+	return dlock_address(pointer);
 }
 
 static inline DlockWatch *
 watch_at(dsa_pointer pointer)
 {
-	return DsaPointerIsValid(pointer) ?
-		dsa_get_address(dlock_area, pointer) : NULL;
+	return DsaPointerIsValid(pointer) ? dlock_address(pointer) : NULL;
 }
 
 /*
  * The table of names
  */
 
-/* Buckets as this process has looked them up last; they are never freed. */
-static struct
-{
-	dsa_pointer self;
-	dsa_pointer *address;
-}			known[DLOCK_PARTITIONS];
-
 static inline dsa_pointer *
 find_bucket(const DlockPartition *partition, uint32 hash)
 {
-	int			p = partition - dlock_lock_partitions;
+	dsa_pointer *buckets = dlock_address(partition->watched);
 
-	if (unlikely(known[p].self != partition->watched))
-	{
-		known[p].address = dsa_get_address(dlock_area, partition->watched);
-		known[p].self = partition->watched;
-	}
 	/* the partition is in the first bits */
-	return &known[p].address[hash & (partition->watched_size - 1)];
+	return &buckets[hash & (partition->watched_size - 1)];
 }
 
 /* Where a name's entry is linked; NULL where there is none. */
@@ -98,24 +85,16 @@ find_link(const DlockPartition *partition, const DlockKey *key)
 	return NULL;
 }
 
-/*
- * Enter the names of a partition into other buckets, which there are more of.
- * All is looked up before anything changes: to map memory can fail.
- */
+/* Enter the names of a partition into other buckets, which there are more of. */
 static void
 use_buckets(DlockPartition *partition, dsa_pointer made, uint32 size)
 {
-	dsa_pointer *buckets = dsa_get_address(dlock_area, made);
+	dsa_pointer *buckets = dlock_address(made);
 	dsa_pointer *before = partition->watched_size > 0 ?
-		dsa_get_address(dlock_area, partition->watched) : NULL;
+		dlock_address(partition->watched) : NULL;
 
 	for (uint32 b = 0; b < size; b++)
 		buckets[b] = InvalidDsaPointer;
-	for (uint32 b = 0; b < partition->watched_size; b++)
-	{
-		for (dsa_pointer next = before[b]; DsaPointerIsValid(next);)
-			next = watched_at(next)->next;
-	}
 	for (uint32 b = 0; b < partition->watched_size; b++)
 	{
 		for (dsa_pointer one = before[b]; DsaPointerIsValid(one);)
@@ -137,27 +116,28 @@ use_buckets(DlockPartition *partition, dsa_pointer made, uint32 size)
  * See to it that there are more than twice as many buckets as names, so that most
  * locks of the partition find an empty one.  Raises 53200.  Called without any of
  * dlock's locks.
- *
- * What is outgrown is not freed, so that its address may be kept.
  */
 static void
 make_buckets(DlockPartition *partition)
 {
 	uint32		size = partition->watched_size;
-	dsa_pointer made;
-	bool		used;
+	dsa_pointer to_free;
 
 	if (likely(partition->num_watched * 2 < size))
 		return;
 	size = Max(FIRST_SIZE, size * 2);
-	made = dlock_allocate_uncounted(size * sizeof(dsa_pointer));
+	to_free = dlock_allocate_uncounted(size * sizeof(dsa_pointer));
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
-	used = partition->watched_size < size;
-	if (used)
+	if (partition->watched_size < size)
+	{
+		dsa_pointer made = to_free;
+
+		to_free = partition->watched;
 		use_buckets(partition, made, size);
+	}
 	LWLockRelease(&partition->lock);
-	if (!used)
-		dsa_free(dlock_area, made);
+	if (DsaPointerIsValid(to_free))
+		dsa_free(dlock_area, to_free);
 }
 
 static Size
@@ -226,7 +206,6 @@ dlock_watch_count_change(const DlockKey *key)
 		list(space, watched);
 		LWLockRelease(&space->outbox_lock);
 	}
-	/* it is in the list by now: to enter it there can fail */
 	watched->changes++;
 	return space;
 }
@@ -270,8 +249,8 @@ dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 {
 	Oid			role = GetUserId();
 	DlockWatched *made;
-	DlockWatched *volatile watched = NULL;
-	volatile dsa_pointer self = InvalidDsaPointer;
+	DlockWatched *watched;
+	dsa_pointer self;
 	DlockWatch *watch;
 
 	make_buckets(dlock_lock_partition(key));
@@ -279,23 +258,18 @@ dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 	PG_TRY();
 	{
 		self = dlock_allocate(role, sizeof(DlockWatch));
-		(void) watch_at(self);
-		watched = use_watched(made);
 	}
-	PG_FINALLY();
+	PG_CATCH();
 	{
-		if (watched == NULL)
-		{
-			LWLockReleaseAll();
-			if (DsaPointerIsValid(self))
-				dlock_release_memory(role, self, sizeof(DlockWatch));
-		}
-		if (watched != made)
-			dlock_release_memory(role, made->self, watched_size(key));
+		dlock_release_memory(role, made->self, watched_size(key));
+		PG_RE_THROW();
 	}
 	PG_END_TRY();
 
-	watch = dsa_get_address(dlock_area, self);
+	watched = use_watched(made);
+	if (watched != made)
+		dlock_release_memory(role, made->self, watched_size(key));
+	watch = dlock_address(self);
 	memset(watch, 0, sizeof(DlockWatch));
 	watch->self = self;
 	watch->watched = watched->self;
@@ -318,8 +292,6 @@ dlock_watch_arm(DlockWatch *watch)
 
 	LWLockAcquire(&partition->lock, LW_SHARED);
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	/* mapped before any change, as that can fail */
-	(void) watch_at(watched->watches.head);
 	list(space, watched);
 	if (watch->armed)
 		dlock_list_remove(&watched->watches, &watch->link);
@@ -368,10 +340,7 @@ dlock_watch_end(DlockWatch *watch)
 		dlock_worker_dismiss(space);
 }
 
-/*
- * Forget the names of a space that nobody uses any more.  A session that could
- * not end its watches at its exit has left them here.
- */
+/* Forget the names of a space that nobody uses any more. */
 void
 dlock_watch_purge(DlockSpace *space)
 {
@@ -456,8 +425,6 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 			.watched = watched_at(pointer)
 		};
 	}
-	/* mapped before any change, as that can fail */
-	dlock_list_map_tail(&space->changed);
 	for (int i = 0; i < count; i++)
 	{
 		DlockWatched *watched = tellings[i].watched;
@@ -545,8 +512,6 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 	DlockWatch *next;
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	/* mapped before any change, as that can fail */
-	dlock_list_map_tail(&watched->watches);
 	for (watch = watch_at(watched->watches.head);
 		 watch && watch->told < telling->change && left > 0; watch = next)
 	{
@@ -588,8 +553,6 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
 	note_told(space, telling);
 	LWLockAcquire(&partition->lock, LW_SHARED);
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	/* mapped before any change, as that can fail */
-	(void) watched_at(space->changed.head);
 	first = watch_at(watched->watches.head);
 	more = first && first->told < watched->round;
 	if (!more)

@@ -297,7 +297,7 @@ static void
 set_shared_text(Table *table, int column, dsa_pointer text)
 {
 	set_text(table, column, DsaPointerIsValid(text) ?
-			 dsa_get_address(dlock_area, text) : NULL);
+			 dlock_address(text) : NULL);
 }
 
 /* As it is now: what comes after the image has marked the record again. */

@@ -274,11 +274,6 @@ dlock_notify_send(DlockSpace *space)
 		(next_due = dlock_watch_next_due(space)) > dlock_monotonic_now())
 		return false;
 	next_due = DLOCK_NO_DEADLINE;
-
-	/*
-	 * In a transaction: before 16, an error while a segment of memory is mapped
-	 * leaves something behind otherwise.
-	 */
 	StartTransactionCommand();
 
 	/*

@@ -40,7 +40,6 @@
 #define FIRST_SILENCE_MS	2000	/* between messages about one and the same
 									 * lock, and then twice as long */
 #define MAX_SILENCE_MS	60000
-#define MAX_UNMAPPED	5		/* times that a segment cannot be mapped */
 #define CANCEL_SILENCE_MS	1000	/* between messages about cancels */
 #define OWNER_RETRY_MS	1000	/* the longest pause after an error, to look for
 								 * the database's owner */
@@ -103,10 +102,7 @@ dlock_process_database(void)
 	return NameStr(database_name);
 }
 
-/*
- * At the exit, and last: this process's part in the shared state.  An error begins
- * this anew.
- */
+/* At the exit, and last: this process's part in the shared state. */
 static void
 leave(void)
 {
@@ -222,7 +218,7 @@ dlock_process_begin(DlockOffice office)
 	pin_settings();
 
 	/* before anything is held */
-	dlock_finish_at_exit(leave);
+	dlock_leave_at_exit(leave);
 	CacheRegisterSyscacheCallback(DATABASEOID, note_database, 0);
 	StartTransactionCommand();
 	belong_to_owner();
@@ -327,39 +323,6 @@ dlock_error_is_lock(int code)
 }
 
 /*
- * Was it a segment of shared memory that could not be mapped?  The errors' codes
- * are those of a file or of too little memory, so that only where they come
- * from tells.
- */
-static bool
-is_unmapped(const ErrorData *error)
-{
-	return error->filename != NULL &&
-		(strcmp(error->filename, "dsm.c") == 0 ||
-		 strcmp(error->filename, "dsm_impl.c") == 0 ||
-		 strcmp(error->filename, "dsa.c") == 0);
-}
-
-/*
- * From 17 on, a process that could not map a segment once never can.  Its
- * successor begins anew.
- */
-static void
-count_unmapped(const ErrorData *error)
-{
-	static int	unmapped = 0;
-
-	if (!is_unmapped(error))
-		return;
-	if (++unmapped < MAX_UNMAPPED)
-		return;
-	ereport(LOG,
-			(errmsg("%s ends, so that another one maps shared memory anew",
-					MyBgworkerEntry->bgw_type)));
-	proc_exit(1);
-}
-
-/*
  * A task has waited too long for a lock: is it time to say so?  Whoever asks to
  * be told is, again and again; the log, ever more rarely.
  */
@@ -441,7 +404,6 @@ recover(DlockTask *task)
 	AbortCurrentTransaction();
 	FlushErrorState();
 	RESUME_INTERRUPTS();
-	count_unmapped(error);
 	FreeErrorData(error);
 	return dlock_monotonic_now() + pause * 1000;
 }

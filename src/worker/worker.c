@@ -100,9 +100,7 @@ let_go(void)
  * be done, or was posted while this one still seemed to be there.  Where this
  * one leaves as nobody could notice, that is: if somebody could by now.  And
  * where it makes way, not before somebody comes to the database again.
- *
- * Letting go can raise an error, where a segment of memory cannot be mapped.
- * So it comes last: what stays referred to keeps some memory, and no more.
+
  */
 static void
 resign(int code, Datum arg)
@@ -174,7 +172,6 @@ begin_work(void)
 	if (pg_atomic_read_u32(&my_space->loaded) == 0 &&
 		get_extension_oid("dlock", true) == my_space->key.extension)
 		dlock_load(my_space);
-	/* in a transaction, for the same reason as in learn() */
 	dlock_writer_begin(my_space);
 	CommitTransactionCommand();
 	begun = true;
@@ -199,19 +196,12 @@ find_lease(DlockLease *lease, void *arg)
 	return true;
 }
 
-/*
- * Learn of all the leases and grants that there are, a few at a time.  In a
- * transaction: before 16, an error while a segment of memory is mapped leaves
- * something behind otherwise.
- */
+/* Learn of all the leases and grants that there are, a few at a time. */
 static bool
 learn(void)
 {
-	StartTransactionCommand();
-	MemoryContextSwitchTo(TopMemoryContext);
 	knows_all = !dlock_lease_visit(my_space, &learning_at, find_lease, NULL,
 								   find_ticket);
-	CommitTransactionCommand();
 	return !knows_all;
 }
 
@@ -221,29 +211,6 @@ forget(void)
 {
 	dlock_lease_stop_visit(my_space, &learning_at);
 	knows_all = false;
-}
-
-/*
- * An error has come between two changes, in whatever process: do the rest.  In a
- * transaction, for the same reason.  Leases that are over are found as all are
- * looked at anew.
- */
-static bool
-mend(void)
-{
-	if (pg_atomic_exchange_u32(&my_space->half_done, 0) == 0)
-		return false;
-	StartTransactionCommand();
-	dlock_queue_mend(my_space);
-	CommitTransactionCommand();
-	forget();
-	return true;
-}
-
-static void
-mend_failed(int code)
-{
-	pg_atomic_write_u32(&my_space->half_done, 1);
 }
 
 /* Those who wait are told. */
@@ -348,12 +315,6 @@ static DlockTask learn_task = {
 	.what = "looking through leases",
 	.perform = learn,
 	.failed = learn_failed,
-	.max_retry_ms = MAX_RETRY_MS
-};
-static DlockTask mend_task = {
-	.what = "going on with what an error has broken off",
-	.perform = mend,
-	.failed = mend_failed,
 	.max_retry_ms = MAX_RETRY_MS
 };
 static DlockTask clear_task = {
@@ -469,7 +430,6 @@ is_wanted(void)
 {
 	return my_space->journal.length > 0 || dlock_has_messages(my_space) ||
 		my_space->retimed.length > 0 ||
-		pg_atomic_read_u32(&my_space->half_done) != 0 ||
 		(my_space->leases.length > 0 && dlock_worker_is_awaited(my_space));
 }
 
@@ -544,8 +504,6 @@ work(void)
 		next = 0;
 	(void) dlock_heartbeat_beat(my_space, knows_all);
 	dlock_due_expire(STEP_US);
-	if (pg_atomic_read_u32(&my_space->half_done) != 0)
-		next = sooner(next, dlock_task_perform(&mend_task));
 	if (pg_atomic_read_u32(&my_space->cleared) == DLOCK_NOT_CLEARED)
 		next = sooner(next, dlock_task_perform(&clear_task));
 	if (!extension_is_gone)
