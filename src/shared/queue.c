@@ -163,27 +163,6 @@ hold(DlockLock *lock, DlockTicket *ticket)
 	dlock_count_ticket(ticket, DLOCK_COUNT_ACQUIRED, 1);
 }
 
-/*
- * Take a ticket out of a list of its lock.  A view that has copied a part of
- * the list, and would go on with this ticket, goes on with the one behind it.
- */
-static void
-leave_list(DlockList *list, DlockTicket *ticket)
-{
-	dsa_pointer next = ticket->link.next;
-
-	dlock_list_remove(list, &ticket->link);
-	if (likely(pg_atomic_read_u32(&dlock_control->readers) == 0))
-		return;
-	for (int i = 0; i < dlock_control->num_backends; i++)
-	{
-		pg_atomic_uint64 *cursor = &dlock_backends[i].cursor;
-
-		if (pg_atomic_read_u64(cursor) == ticket->self)
-			pg_atomic_write_u64(cursor, next);
-	}
-}
-
 /* The first holder that has not been told that the lock is wanted, or NULL */
 static DlockTicket *
 first_unwanted(const DlockLock *lock)
@@ -240,7 +219,7 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 	count_wait(lock, head);
 	if (is_lease_ticket(head))
 		dlock_lease_ticket_granted(lease_ticket(head), now);
-	leave_list(&lock->queue, head);
+	dlock_list_remove(&lock->queue, &head->link);
 	hold(lock, head);
 	if (!is_lease_ticket(head))
 	{
@@ -273,7 +252,7 @@ grant_all(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
 			wake_later(wakeups, head, DLOCK_EVENT_EXPIRED);
 			if (!dlock_lease_ticket_ended(lease_ticket(head), DLOCK_LEAVING))
 				break;
-			leave_list(&lock->queue, head);
+			dlock_list_remove(&lock->queue, &head->link);
 			dlock_ticket_set_state(head, DLOCK_GONE);
 			continue;
 		}
@@ -299,11 +278,11 @@ leave(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 {
 	Assert(ticket->pins == 0);
 	if (is_queued(ticket))
-		leave_list(&lock->queue, ticket);
+		dlock_list_remove(&lock->queue, &ticket->link);
 	else
 	{
 		note_change(lock, &wakeups->space);
-		leave_list(&lock->holders, ticket);
+		dlock_list_remove(&lock->holders, &ticket->link);
 		lock->permits -= ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
 			lock->exclusive--;

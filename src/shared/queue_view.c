@@ -403,16 +403,10 @@ is_shown(DlockTicket *ticket, bool *holds)
 /*
  * What the views copy
  *
- * Nobody waits long for a view: an entry's lock is held for so many tickets at
- * a time.  A lock that has no more is copied at one moment.  Of one with more,
- * the queue is copied first and the holders then, part by part; whoever is
- * granted the lock meanwhile changes from the one list to the other, and is
- * found there.  In between, the backend's "cursor" keeps the place: it is the
- * ticket to go on with, and moves on when that one leaves its list.
+ * Each lock is copied at one moment, with its entry's lock held in shared mode.
  */
-#define ROWS_AT_ONCE	256
 
-/* So many rows, or those of the next partition, are copied before they are shown */
+/* So many rows, and those of one partition, are copied before they are shown */
 #define ROWS_IN_A_GO	1000
 
 typedef struct Rows
@@ -421,15 +415,7 @@ typedef struct Rows
 	DlockRow  **tail;
 	uint64		count;
 	bool		complete;		/* false: memory is out */
-	int64		latest;			/* the greatest number seen, shown or not */
 } Rows;
-
-/* A lock that is copied by itself, after the others */
-typedef struct LongLock
-{
-	struct LongLock *next;
-	DlockKey	key;
-} LongLock;
 
 static void
 make_empty(Rows *rows)
@@ -438,7 +424,6 @@ make_empty(Rows *rows)
 	rows->tail = &rows->first;
 	rows->count = 0;
 	rows->complete = true;
-	rows->latest = 0;
 }
 
 static void
@@ -450,120 +435,38 @@ append(Rows *rows, DlockRow *row)
 	rows->count++;
 }
 
-/*
- * Append a row for each ticket from this one on, or for so many of them.
- * Returns the first that is left, or invalid.
- */
-static dsa_pointer
-copy_some(Rows *rows, const DlockLock *lock, DlockTicket *ticket, bool queued,
-		  uint32 position)
+/* Copy the tickets of a list that are shown. */
+static void
+copy_list(Rows *rows, const DlockLock *lock, const DlockList *list,
+		  bool queued)
 {
-	int			count = 0;
+	uint32		position = 0;
 
-	for (; ticket && count < ROWS_AT_ONCE; ticket = ticket_at(ticket->link.next))
+	for (DlockTicket *ticket = ticket_at(list->head);
+		 ticket && rows->complete; ticket = ticket_at(ticket->link.next))
 	{
 		DlockRow   *row;
 		bool		holds;
 
-		count++;
-		rows->latest = Max(rows->latest, ticket->number);
 		if (!is_shown(ticket, &holds))
 			continue;
 		row = make_row(lock, ticket, queued ? ++position : 0, holds);
 		rows->complete = row != NULL;
-		if (row == NULL)
-			return InvalidDsaPointer;
-		append(rows, row);
-	}
-	return ticket ? ticket->self : InvalidDsaPointer;
-}
-
-/* Copy one list of a lock, part by part. */
-static void
-copy_list(Rows *rows, const DlockKey *key, bool queued)
-{
-	pg_atomic_uint64 *cursor = &dlock_my_backend->cursor;
-	bool		begun = false;
-
-	do
-	{
-		DlockLock  *lock;
-		const DlockList *list;
-
-		CHECK_FOR_INTERRUPTS();
-		lock = dlock_lock_find(key, false);
-		if (lock == NULL)
-		{
-			/* all of them are gone */
-			rows->latest = DLOCK_MAX_TICKET;
-			break;
-		}
-		list = queued ? &lock->queue : &lock->holders;
-		if (!begun)
-			pg_atomic_write_u64(cursor, list->head);
-		begun = true;
-		pg_atomic_write_u64(cursor,
-							copy_some(rows, lock,
-									  ticket_at(pg_atomic_read_u64(cursor)),
-									  queued, 0));
-		dlock_lock_release(lock);
-	} while (DsaPointerIsValid(pg_atomic_read_u64(cursor)));
-	pg_atomic_write_u64(cursor, InvalidDsaPointer);
-}
-
-/*
- * Copy a lock with many tickets.  Grants go in the order of numbers: so of
- * those who were in the queue, all up to the latest holder wait no more.
- */
-static void
-copy_both_lists(Rows *rows, const DlockKey *key)
-{
-	Rows		queue;
-	Rows		holders;
-	uint32		position = 0;
-
-	make_empty(&queue);
-	make_empty(&holders);
-	copy_list(&queue, key, true);
-	copy_list(&holders, key, false);
-	rows->complete = queue.complete && holders.complete;
-	if (holders.first)
-	{
-		*rows->tail = holders.first;
-		rows->tail = holders.tail;
-		rows->count += holders.count;
-	}
-	for (DlockRow *row = queue.first, *next; row; row = next)
-	{
-		next = row->next;
-		if (row->number <= holders.latest)
-		{
-			pfree(row);
-			continue;
-		}
-		row->position = ++position;
-		append(rows, row);
+		if (row)
+			append(rows, row);
 	}
 }
 
-/* Copy a lock that has few tickets; false where it has more. */
-static bool
-copy_short_lock(Rows *rows, const DlockLock *lock)
+static void
+copy_lock(Rows *rows, const DlockLock *lock)
 {
-	if (lock->holders.length + lock->queue.length > ROWS_AT_ONCE)
-		return false;
-	(void) copy_some(rows, lock, ticket_at(lock->holders.head), false, 0);
-	if (rows->complete)
-		(void) copy_some(rows, lock, ticket_at(lock->queue.head), true, 0);
-	return true;
+	copy_list(rows, lock, &lock->holders, false);
+	copy_list(rows, lock, &lock->queue, true);
 }
 
-/*
- * Copy the locks of a partition that have few tickets, and take note of the
- * others.
- */
+/* Copy the locks of a partition. */
 static void
-copy_short_locks(Rows *rows, DlockRowScan *scan, int partition)
+copy_partition(Rows *rows, DlockRowScan *scan, int partition)
 {
 	DlockLockScan locks;
 	DlockLock  *lock;
@@ -571,39 +474,8 @@ copy_short_locks(Rows *rows, DlockRowScan *scan, int partition)
 	dlock_lock_scan_begin_in(&locks, partition, false, &scan->space->key,
 							 scan->queued);
 	while (rows->complete && (lock = dlock_lock_scan_next(&locks)) != NULL)
-	{
-		LongLock   *long_lock;
-
-		if (copy_short_lock(rows, lock))
-			continue;
-		long_lock = MemoryContextAllocExtended(scan->context, sizeof(LongLock),
-											   MCXT_ALLOC_NO_OOM);
-		rows->complete = long_lock != NULL;
-		if (long_lock == NULL)
-			break;
-		dlock_key_copy(&long_lock->key, &lock->key);
-		long_lock->next = scan->long_locks;
-		scan->long_locks = long_lock;
-	}
+		copy_lock(rows, lock);
 	dlock_lock_scan_end(&locks);
-}
-
-static void
-stop_reading(int code, Datum arg)
-{
-	pg_atomic_write_u64(&dlock_my_backend->cursor, InvalidDsaPointer);
-	pg_atomic_fetch_sub_u32(&dlock_control->readers, 1);
-}
-
-/* The same, with those who take out tickets told of our cursor meanwhile */
-static void
-copy_long_lock(Rows *rows, const DlockKey *key)
-{
-	pg_atomic_fetch_add_u32(&dlock_control->readers, 1);
-	PG_ENSURE_ERROR_CLEANUP(stop_reading, 0);
-	copy_both_lists(rows, key);
-	PG_END_ENSURE_ERROR_CLEANUP(stop_reading, 0);
-	stop_reading(0, 0);
 }
 
 static void
@@ -645,9 +517,7 @@ dlock_queue_waiting(const DlockSpace *space, int64 *longest)
 /*
  * Copy out every ticket of a space, or of its locks that have a queue: lock by
  * lock, the holders first and then the queue in its order.  Different locks are
- * seen at different moments; and so are the parts of one with many tickets: a
- * ticket that is there all the time is in there once, and who is a holder at the
- * end of it is no waiter.
+ * seen at different moments.
  */
 void
 dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space, bool queued)
@@ -655,13 +525,11 @@ dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space, bool queued)
 	scan->space = space;
 	scan->queued = queued;
 	scan->partition = 0;
-	scan->long_locks = NULL;
-	scan->context = CurrentMemoryContext;
 }
 
 /*
- * The rows of the next locks, some thousands where there are so many, or those of
- * one lock that has many, in the current memory context; NULL behind the last ones.
+ * The rows of the locks in the next partitions, in the current memory context; NULL
+ * after the last ones.
  */
 DlockRow *
 dlock_queue_rows_next(DlockRowScan *scan)
@@ -671,15 +539,7 @@ dlock_queue_rows_next(DlockRowScan *scan)
 	make_empty(&rows);
 	while (rows.complete && rows.count < ROWS_IN_A_GO &&
 		   scan->partition < DLOCK_PARTITIONS)
-		copy_short_locks(&rows, scan, scan->partition++);
-	while (rows.complete && rows.first == NULL && scan->long_locks)
-	{
-		LongLock   *long_lock = scan->long_locks;
-
-		scan->long_locks = long_lock->next;
-		copy_long_lock(&rows, &long_lock->key);
-		pfree(long_lock);
-	}
+		copy_partition(&rows, scan, scan->partition++);
 	check_complete(&rows);
 	/* as let_go_to_tell(), for all of them */
 	if (rows.first)
@@ -692,16 +552,13 @@ DlockRow *
 dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
 {
 	DlockLock  *lock = dlock_lock_find(key, false);
-	bool		copied;
 	Rows		rows;
 
 	if (lock == NULL)
 		return NULL;
 	make_empty(&rows);
-	copied = copy_short_lock(&rows, lock);
+	copy_lock(&rows, lock);
 	dlock_lock_release(lock);
-	if (!copied)
-		copy_long_lock(&rows, key);
 	check_complete(&rows);
 	dlock_journal_flush_removal(space, key);
 	return rows.first;

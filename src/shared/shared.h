@@ -570,8 +570,6 @@ typedef struct DlockRowScan
 	DlockSpace *space;
 	bool		queued;
 	int			partition;		/* the next one */
-	struct LongLock *long_locks;	/* which come behind the others */
-	MemoryContext context;		/* of these */
 } DlockRowScan;
 
 extern void dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space,

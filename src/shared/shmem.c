@@ -273,7 +273,6 @@ init_backend(DlockBackend *backend)
 	SpinLockInit(&backend->mutex);
 	pg_atomic_init_u32(&backend->check_requested, 0);
 	pg_atomic_init_u32(&backend->setter, InvalidTransactionId);
-	pg_atomic_init_u64(&backend->cursor, InvalidDsaPointer);
 	pg_atomic_init_u32(&backend->lost, 0);
 	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
 		pg_atomic_init_u64(&backend->counters[c], 0);
@@ -303,7 +302,6 @@ init_control(DlockControl *control, Size area_size)
 	LWLockInitialize(&control->purge_lock, header->memory_tranche);
 	pg_atomic_init_u64(&control->last_session, 0);
 	pg_atomic_init_u64(&control->memory_used, 0);
-	pg_atomic_init_u32(&control->readers, 0);
 	pg_atomic_init_u64(&control->spaces_left, 0);
 	pg_atomic_init_u32(&control->looked_at, 0);
 }

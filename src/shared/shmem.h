@@ -810,13 +810,6 @@ typedef struct DlockBackend
 	pg_atomic_uint32 setter;
 
 	/*
-	 * atomic: the ticket that a view has still to copy next, or invalid; see
-	 * queue.c.  Written by the backend, with its lock's entry locked, and by
-	 * whoever takes that ticket out of its list.
-	 */
-	pg_atomic_uint64 cursor;
-
-	/*
 	 * atomic: counts the tickets of this backend that were ended by force; only
 	 * its changes mean anything
 	 */
@@ -866,7 +859,6 @@ typedef struct DlockControl
 	/* atomic */
 	pg_atomic_uint64 last_session;	/* source of DlockBackend.session */
 	pg_atomic_uint64 memory_used;	/* bytes of locks and tickets, about */
-	pg_atomic_uint32 readers;	/* backends that may have a cursor */
 	pg_atomic_uint64 spaces_left;	/* times that a space has lost its last user */
 	pg_atomic_uint32 looked_at; /* spaces, see purge.c */
 } DlockControl;

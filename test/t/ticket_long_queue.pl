@@ -1,20 +1,15 @@
 # What dlock_locks shows of a lock with thousands of tickets: every one of them,
 # in its place, with no more than the holders in its way and the one request
-# before it; so all of it grows with the number of tickets, and no faster.  It is
-# copied in parts, and others get on with the lock in between: what leaves it
-# or changes from waiting to holding meanwhile is shown once, or not at all.
+# before it; so all of it grows with the number of tickets, and no faster.
 #
-# What would break it: a list of all that stand before a waiter, which is the
-# square of the queue's length; a copy that goes on with a ticket that has left
-# the list, and whose memory is somebody else's by then; a ticket that is
-# shown as a waiter and as a holder, or as neither.
+# What would break it: a list of all tickets before a waiter, which is the square
+# of the queue's length; a copy that is cut short.
 
 use strict;
 use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
-use Dlock::Debugger;
 use Dlock::Test;
 use Test::More;
 
@@ -68,56 +63,6 @@ is( $reader->query(
 	"1|16|t\n2|17|t",
 	'not all of many holders');
 $owner->query('SELECT dlock_release_all()');
-
-#
-# What happens between two parts
-#
-my $works = debugger_works($reader);
-SKIP:
-{
-	skip 'no debugger that can be attached', 1 unless $works;
-
-	# what is there by its place in the queue, which begins with 0, the holder
-	my $places = q{SELECT array_agg(ticket ORDER BY ticket) FROM dlock_locks};
-	my %meanwhile = (
-		'nothing' => [ [], [ 0 .. 999 ] ],
-		'the next to be copied leave' => [ [ 257 .. 299 ], [ 0 .. 256, 300 .. 999 ] ],
-		'the last ones leave' => [ [ 257 .. 999 ], [ 0 .. 256 ] ],
-		'one that was copied is granted' => [ [0], [ 1 .. 999 ] ],
-		'one that was not is granted' => [ [ 0 .. 299 ], [ 300 .. 999 ] ],
-		'some are granted, the next leave' =>
-		  [ [ 257 .. 270, 0 .. 9 ], [ 10 .. 256, 271 .. 999 ] ],
-		'all leave' => [ [ 0 .. 999 ], [] ]);
-
-	foreach my $what (sort keys %meanwhile)
-	{
-		my ($leave, $rest) = @{ $meanwhile{$what} };
-
-		enqueue(1000, 1);
-		my @tickets = split /,/, $reader->query($places) =~ tr/{}//dr;
-		my %place = map { $tickets[$_] => $_ } 0 .. $#tickets;
-		my $stop = stop_behind($reader, 'dlock_lock_release');
-
-		$reader->start('SELECT ticket, granted, position FROM dlock_locks');
-		$stop->();
-		$owner->query('SELECT '
-			  . join(', ', map { "dlock_release_ticket($tickets[$_])" } @$leave))
-		  if @$leave;
-		# what they had is used by others
-		$owner->query("SELECT count(dlock_acquire('other', slots => 2000)) "
-			  . 'FROM generate_series(1, 100)');
-		$owner->query("SELECT count(dlock_release('other')) "
-			  . 'FROM generate_series(1, 100)');
-		$stop->();
-		is( join(
-				' ',
-				map { join('|', $place{ (split /\|/)[0] } // '?', (split /\|/)[1, 2]) }
-				  split /\n/, $reader->answer),
-			join(' ', map { "$rest->[$_]|" . ($_ ? 'f' : 't') . "|$_" } 0 .. $#$rest),
-			"meanwhile $what");
-		$owner->query('SELECT dlock_release_all()');
-	}
-}
 
 $_->quit foreach $owner, $reader;
 done_testing();
