@@ -308,20 +308,6 @@ list_lease(DlockSpace *space, DlockLease *lease)
 }
 
 /*
- * One that is not listed any more leaves the list, but not while a walk stands
- * there.  Called with the lease lock.
- */
-static void
-unlink_lease(DlockSpace *space, DlockLease *lease)
-{
-	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
-	if (lease->visitors == 0)
-		dlock_list_remove(&space->leases, &lease->in_space);
-	else
-		space->leases.length--; /* nobody is to count it */
-}
-
-/*
  * The worker need not look at a lease anew (lease_ttl.c); false where it had not
  * to.  If it had, the list's reference is the caller's.  Called with the lease lock.
  */
@@ -362,7 +348,7 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 	was_listed = lease->in_leases;
 	lease->in_leases = false;
 	if (was_listed)
-		unlink_lease(space, lease);
+		dlock_list_remove(&space->leases, &lease->in_space);
 	dlock_journal_unmark(space, &lease->record);
 	was_retimed = dlock_lease_unretime(space, lease);
 	dlock_lease_end_change(space);
@@ -692,126 +678,25 @@ dlock_lease_detach(DlockLease *lease)
 }
 
 /*
- * Walking through the leases of a space, a few at a time, so that however many
- * there are the lease lock is never held for long.  Between two steps a walk
- * stands on a lease, which it refers to; that stays linked meanwhile, even where
- * it is not listed any more.  What comes or goes meanwhile may be seen, or not.
+ * Call back for every lease of a space, until the callback returns false, with the
+ * lease lock held in this mode.
  */
-
-/* Leases, and tickets of theirs, that are looked at in one step */
-#define VISIT	256
-
-/* A walk goes on from a lease.  Called with the lease lock. */
-static void
-leave_lease(DlockSpace *space, DlockLease *lease)
+void
+dlock_lease_for_each(DlockSpace *space, LWLockMode mode,
+					 bool (*callback) (DlockLease *, void *), void *arg)
 {
-	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
-	Assert(lease->visitors > 0);
-	lease->visitors--;
-	if (lease->visitors > 0 || lease->in_leases)
-		return;
-	space->leases.length++;		/* it was not counted any more */
-	unlink_lease(space, lease);
-}
-
-/* Call back for those tickets of a lease that the worker has still to see. */
-static void
-visit_tickets(DlockSpace *space, void (*callback) (DlockLeaseTicket *), int *n)
-{
-	for (; *n < VISIT && DsaPointerIsValid(space->unseen); (*n)++)
-	{
-		dsa_pointer place = space->unseen;
-
-		space->unseen = dlock_link_at(place)->next;
-		callback(dlock_ticket_in_lease(place));
-	}
-}
-
-/* The same for a lease that the worker has just seen */
-static void
-visit_lease_tickets(DlockSpace *space, DlockLease *lease,
-					void (*callback) (DlockLeaseTicket *), int *n)
-{
-	DlockLeaseTicket *ticket = dlock_lease_first_ticket(lease);
-
-	space->unseen = lease->single ? InvalidDsaPointer : lease->tickets.head;
-	if (lease->single && ticket)
-		callback(ticket);
-	visit_tickets(space, callback, n);
-}
-
-/*
- * Call back for some leases, with the lease lock held: those behind *at, or the
- * first ones where that is NULL.  False where none is left, or the callback has
- * returned that; otherwise *at is where to go on.
- *
- * The worker's walk calls back for tickets, too, which can be many of one lease.
- */
-bool
-dlock_lease_visit(DlockSpace *space, DlockLease **at,
-				  bool (*callback) (DlockLease *, void *), void *arg,
-				  void (*ticket_callback) (DlockLeaseTicket *))
-{
-	DlockLease *before = *at;
-	DlockLease *last = before;
-	dsa_pointer link;
 	bool		more = true;
-	int			n = 0;
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	link = before ? before->in_space.next : space->leases.head;
-	if (ticket_callback && before == NULL)
-		space->unseen = InvalidDsaPointer;
-	if (ticket_callback)
-		visit_tickets(space, ticket_callback, &n);
-	for (; more && n < VISIT && DsaPointerIsValid(link); n++)
+	LWLockAcquire(&space->lease_lock, mode);
+	for (dsa_pointer link = space->leases.head;
+		 more && DsaPointerIsValid(link);)
 	{
-		last = dlock_lease_in_space(link);
-		link = last->in_space.next;
-		more = !last->in_leases || callback(last, arg);
-		if (ticket_callback && last->in_leases)
-			visit_lease_tickets(space, last, ticket_callback, &n);
+		DlockLease *lease = dlock_lease_in_space(link);
+
+		link = lease->in_space.next;
+		more = callback(lease, arg);
 	}
-	more = more && (DsaPointerIsValid(link) ||
-					(ticket_callback && DsaPointerIsValid(space->unseen)));
-	if (more)
-	{
-		last->visitors++;
-		dlock_record_ref(&last->record);
-	}
-	*at = more ? last : NULL;
-	if (before)
-		leave_lease(space, before);
 	LWLockRelease(&space->lease_lock);
-	if (before)
-		dlock_record_unref(&before->record);
-	return more;
-}
-
-/* Break off a walk, wherever it stands. */
-void
-dlock_lease_stop_visit(DlockSpace *space, DlockLease **at)
-{
-	DlockLease *lease = *at;
-
-	if (lease == NULL)
-		return;
-	*at = NULL;
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	leave_lease(space, lease);
-	LWLockRelease(&space->lease_lock);
-	dlock_record_unref(&lease->record);
-}
-
-/* Call back for every lease of a space, with the lease lock held. */
-void
-dlock_lease_for_each(DlockSpace *space, bool (*callback) (DlockLease *, void *),
-					 void *arg)
-{
-	DlockLease *at = NULL;
-
-	while (dlock_lease_visit(space, &at, callback, arg, NULL))
-		;
 }
 
 /*
@@ -889,7 +774,7 @@ dlock_lease_greatest_durability(DlockSpace *space, int64 *least_ttl)
 {
 	Demand		demand = {SYNCHRONOUS_COMMIT_OFF, PG_INT64_MAX};
 
-	dlock_lease_for_each(space, take_demand, &demand);
+	dlock_lease_for_each(space, LW_SHARED, take_demand, &demand);
 	*least_ttl = demand.ttl;
 	return demand.durability;
 }
@@ -915,5 +800,5 @@ begin_anew(DlockLease *lease, void *arg)
 void
 dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed)
 {
-	dlock_lease_for_each(space, begin_anew, &confirmed);
+	dlock_lease_for_each(space, LW_EXCLUSIVE, begin_anew, &confirmed);
 }

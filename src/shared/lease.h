@@ -69,10 +69,7 @@ extern DlockLeaseTicket *dlock_request_find(const DlockLeaseTicket *wanted,
 															   const DlockLeaseTicket *wanted));
 
 /* lease.c */
-extern DlockLeaseTicket *dlock_lease_first_ticket(const DlockLease *lease);
 extern DlockLeaseTicket *dlock_lease_first_closed(const DlockLease *lease);
-extern DlockLeaseTicket *dlock_lease_next_ticket(const DlockLease *lease,
-												 DlockLeaseTicket *ticket);
 extern void dlock_lease_restart(DlockSpace *space, DlockLease *lease,
 								bool delayed);
 extern bool dlock_lease_extend(DlockLease *lease);

@@ -176,20 +176,14 @@ dlock_lease_ticket_list(DlockLease *lease, DlockLeaseTicket *ticket,
 	count_held(lease, ticket);
 }
 
-/*
- * Take a ticket out of its lease's lists; called with the lease lock.  The worker,
- * if it would go on with this one, goes on with the one behind it.
- */
+/* Take a ticket out of its lease's lists; called with the lease lock. */
 void
 dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 {
-	DlockSpace *space = dlock_space_at(lease->space);
-
-	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
+	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
+								LW_EXCLUSIVE));
 	if (!lease->single)
 	{
-		if (space->unseen == place_pointer(ticket))
-			space->unseen = dlock_place_in_lease(ticket)->link.next;
 		if (ticket->in_tickets)
 			dlock_list_remove(&lease->tickets,
 							  &dlock_place_in_lease(ticket)->link);

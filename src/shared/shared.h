@@ -713,12 +713,10 @@ extern int	dlock_lease_renew(DlockSpace *space, int64 number);
 extern bool dlock_lease_confirm(DlockSpace *space, DlockLease *lease,
 								int64 ttl, uint64 start);
 extern bool dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info);
-extern bool dlock_lease_visit(DlockSpace *space, DlockLease **at,
-							  bool (*callback) (DlockLease *, void *),
-							  void *arg,
-							  void (*ticket_callback) (DlockLeaseTicket *));
-extern void dlock_lease_stop_visit(DlockSpace *space, DlockLease **at);
-extern void dlock_lease_for_each(DlockSpace *space,
+extern DlockLeaseTicket *dlock_lease_first_ticket(const DlockLease *lease);
+extern DlockLeaseTicket *dlock_lease_next_ticket(const DlockLease *lease,
+												 DlockLeaseTicket *ticket);
+extern void dlock_lease_for_each(DlockSpace *space, LWLockMode mode,
 								 bool (*callback) (DlockLease *, void *),
 								 void *arg);
 extern DlockLease *dlock_lease_restored(DlockSpace *space, int64 number);

@@ -287,8 +287,6 @@ struct DlockLease
 	pg_atomic_uint32 waiters;	/* sessions that wait to get it a lock */
 
 	/* protected by the space's lease lock */
-	uint32		visitors;		/* walks through that list that stand here: it
-								 * stays linked until they have gone on */
 	DlockLink	in_space;		/* in DlockSpace.leases */
 	dsa_pointer retiming;		/* DlockRetiming, or invalid */
 	dsa_pointer own_ticket;		/* if single: DlockLeaseTicket that is WAITING or
@@ -689,9 +687,6 @@ struct DlockSpace
 	/* protected by lease_lock */
 	DlockList	retimed;		/* of DlockRetiming: the worker is to look at
 								 * these leases anew */
-	dsa_pointer unseen;			/* DlockInLease with which its walk through all
-								 * tickets goes on, in the list of that lease; or
-								 * invalid */
 
 	/* protected by heartbeat_mutex: what standbys have not acknowledged yet */
 	slock_t		heartbeat_mutex;

@@ -82,15 +82,20 @@ static volatile sig_atomic_t leaving = false;
 
 static bool is_wanted(void);
 
-/* Where learning of leases stands */
-static DlockLease *learning_at = NULL;
+/* The leases that the worker has still to learn of, each referred to */
+static DlockLease **unknown = NULL;
+static uint64 num_unknown = 0;
+static uint64 max_unknown = 0;
+
+#define LEARN_AT_ONCE	256		/* leases, between two looks at what is due */
 
 /* What the worker refers to is not to be kept by one that is gone. */
 static void
 let_go(void)
 {
 	dlock_writer_let_go();
-	dlock_lease_stop_visit(my_space, &learning_at);
+	while (num_unknown > 0)
+		dlock_record_unref(&unknown[--num_unknown]->record);
 	dlock_grants_let_go();
 	dlock_due_let_go();
 }
@@ -181,36 +186,63 @@ begin_work(void)
 	return false;
 }
 
-static void
-find_ticket(DlockLeaseTicket *ticket)
+static bool
+take_unknown(DlockLease *lease, void *arg)
 {
-	if (ticket->record.has_row && !ticket->record.listed)
-		dlock_grants_remember(ticket,
-							  dlock_journal_position(my_space, &ticket->record));
+	if (num_unknown == max_unknown)
+		return false;
+	dlock_record_ref(&lease->record);
+	unknown[num_unknown++] = lease;
+	return true;
 }
 
-static bool
-find_lease(DlockLease *lease, void *arg)
+/* Take note of all leases that there are. */
+static void
+collect_unknown(void)
 {
-	dlock_due_add(lease);
-	return true;
+	/* some may come meanwhile, and the journal tells of them */
+	max_unknown = my_space->leases.length + 64;
+	if (unknown)
+		pfree(unknown);
+	unknown = NULL;
+	unknown = MemoryContextAllocHuge(TopMemoryContext,
+									 max_unknown * sizeof(DlockLease *));
+	dlock_lease_for_each(my_space, LW_SHARED, take_unknown, NULL);
+}
+
+/* The grants that a lease's tickets have, and that may have to be announced */
+static void
+learn_of_grants(DlockLease *lease)
+{
+	LWLockAcquire(&my_space->lease_lock, LW_SHARED);
+	for (DlockLeaseTicket *ticket = dlock_lease_first_ticket(lease); ticket;
+		 ticket = dlock_lease_next_ticket(lease, ticket))
+	{
+		if (ticket->record.has_row && !ticket->record.listed)
+			dlock_grants_remember(ticket,
+								  dlock_journal_position(my_space,
+														 &ticket->record));
+	}
+	LWLockRelease(&my_space->lease_lock);
 }
 
 /* Learn of all the leases and grants that there are, a few at a time. */
 static bool
 learn(void)
 {
-	knows_all = !dlock_lease_visit(my_space, &learning_at, find_lease, NULL,
-								   find_ticket);
-	return !knows_all;
-}
+	if (num_unknown == 0)
+		collect_unknown();
+	for (int n = 0; n < LEARN_AT_ONCE && num_unknown > 0; n++)
+	{
+		DlockLease *lease = unknown[num_unknown - 1];
 
-/* Begin to learn again, from the first lease on. */
-static void
-forget(void)
-{
-	dlock_lease_stop_visit(my_space, &learning_at);
-	knows_all = false;
+		dlock_due_add(lease);
+		learn_of_grants(lease);
+		num_unknown--;
+		dlock_record_unref(&lease->record);
+	}
+	knows_all = num_unknown == 0;
+	return !knows_all;
 }
 
 /* Those who wait are told. */
@@ -225,7 +257,6 @@ static void
 learn_failed(int code)
 {
 	dlock_journal_fail(my_space, code);
-	forget();
 }
 
 /* Rows that stand for nothing go, and that may wait. */
@@ -272,7 +303,7 @@ write_failed(int code)
 	if (dlock_error_is_lock(code))
 		dlock_journal_fail(my_space, code);
 	if (XactLastCommitEnd != commit_before)
-		forget();
+		knows_all = false;
 }
 
 /*
