@@ -3,8 +3,8 @@
  * graph.c
  *	  Collecting who waits for whom.
  *
- * Starting from this backend, everybody whom somebody collected waits for is
- * collected in turn.  Each lock is read once, whoever waits for it, under its
+ * For the deadlock detector, the search starts from this backend and collects each
+ * backend that a collected one waits for; for dlock_blockers, all of them.  Each lock is read once, whoever waits for it, under its
  * own lock alone: the entry's lock of one of dlock's, and that of its partition
  * for a heavyweight one.  pg_blocking_pids() would take all partitions' locks
  * at once, for each waiter.
@@ -104,21 +104,51 @@ make_room(void *array, int count, int *max, Size size)
 }
 
 static int
-find_vertex(DlockGraph *graph, int procno, int pid)
+add_vertex(DlockGraph *graph, DlockVertexKind kind, int procno, int pid,
+		   int64 lease)
 {
-	DlockVertex *vertex;
-
-	if (graph->vertex_of[procno] >= 0)
-		return graph->vertex_of[procno];
 	graph->vertices = make_room(graph->vertices, graph->num_vertices,
 								&graph->max_vertices, sizeof(DlockVertex));
-	vertex = &graph->vertices[graph->num_vertices];
-	memset(vertex, 0, sizeof(DlockVertex));
-	vertex->procno = procno;
-	vertex->pid = pid;
-	vertex->first_wait = -1;
-	graph->vertex_of[procno] = graph->num_vertices;
+	graph->vertices[graph->num_vertices] = (DlockVertex)
+	{
+		.kind = kind,
+		.procno = procno,
+		.pid = pid,
+		.lease = lease,
+		.first_wait = -1,
+		.first_place = {-1, -1}
+	};
 	return graph->num_vertices++;
+}
+
+static int
+find_vertex(DlockGraph *graph, int procno, int pid)
+{
+	if (graph->vertex_of[procno] < 0)
+		graph->vertex_of[procno] =
+			add_vertex(graph, DLOCK_VERTEX_SESSION, procno, pid, 0);
+	return graph->vertex_of[procno];
+}
+
+/* Vertices that are no sessions */
+typedef struct OtherVertex
+{
+	int64		key;			/* hash key, must be first: a lease's number, or a
+								 * prepared transaction's proc number, negative */
+	int			vertex;
+} OtherVertex;
+
+static int
+find_other_vertex(DlockGraph *graph, DlockVertexKind kind, int procno,
+				  int64 lease)
+{
+	int64		key = kind == DLOCK_VERTEX_LEASE ? lease : -(int64) procno;
+	bool		found;
+	OtherVertex *entry = hash_search(graph->others, &key, HASH_ENTER, &found);
+
+	if (!found)
+		entry->vertex = add_vertex(graph, kind, procno, 0, lease);
+	return entry->vertex;
 }
 
 static void
@@ -153,6 +183,9 @@ expand(DlockGraph *graph, int l, int p)
 	DlockGraphLock *lock = &graph->locks[l];
 	LOCKMASK	conflicts = lock->places[p].conflicts;
 
+	/* the whole graph has them already */
+	if (graph->others)
+		return;
 	if (conflicts & ~lock->wanted)
 	{
 		lock->wanted |= conflicts;
@@ -203,12 +236,18 @@ static void
 fill_place(const DlockGraph *graph, DlockGraphPlace *place,
 		   const DlockMember *member)
 {
+	memset(place, 0, sizeof(DlockGraphPlace));
 	place->procno = member->procno;
 	place->owner = has_owner(member) ? member->procno :
 		member->leaves ? graph->worker : -1;
 	place->pid = member->leaves ? graph->worker_pid : member->pid;
 	place->vertex = place->first_wait = -1;
 	place->granted = member->granted;
+	place->lease = member->lease;
+	place->role = member->role;
+	place->counts = member->counts;
+	place->closed = member->closed;
+	place->since = member->granted ? 0 : (uint64) member->enqueued_at;
 	place->modes = LOCKBIT_ON(member->mode);
 	place->conflicts = member->mode == DLOCK_SHARED ?
 		ALL_MODES & ~LOCKBIT_ON(DLOCK_SHARED) : ALL_MODES;
@@ -566,6 +605,7 @@ read_lock_of_worker(DlockGraph *graph)
 									   holders));
 }
 
+/* A graph that has no more than the worker, if that cannot lock a table */
 static DlockGraph *
 make_graph(DlockSpace *space)
 {
@@ -622,22 +662,131 @@ dlock_graph_worker_blockers(DlockSpace *space, int **pids)
 }
 
 /*
- * Collect all heavyweight locks that anybody in the server waits for, each read
- * once: as locks of a graph without vertices.
+ * The whole graph
+ */
+
+/* A vertex has this place. */
+static void
+take_place(DlockGraph *graph, int n, int l, int p)
+{
+	DlockGraphPlace *place = &graph->locks[l].places[p];
+
+	place->vertex = n;
+	place->next_of_vertex = graph->vertices[n].first_place;
+	graph->vertices[n].first_place = (DlockGraphRef) {l, p};
+}
+
+/*
+ * The holders of a lock of dlock.  A place in the queue is taken by none: a holder
+ * is in the way of all behind the first request that it is in the way of.
+ *
+ * If no ticket holds the lock, the row of the last holder has still to be removed,
+ * by the worker.  Unless the first request asks for more permits than are set: then
+ * none is in its way.
+ */
+static void
+take_places(DlockGraph *graph, int l, DlockSpace *space)
+{
+	DlockGraphLock *lock = &graph->locks[l];
+	uint32		worker = pg_atomic_read_u32(&space->worker);
+	int			first = lock->holders;
+	bool		is_held = false;
+
+	for (int p = 0; p < lock->holders; p++)
+	{
+		DlockGraphPlace *place = &lock->places[p];
+
+		if (!place->counts)
+			continue;
+		is_held = true;
+		if (place->closed)
+			place->modes = LOCKBIT_ON(DLOCK_EXCLUSIVE);
+		take_place(graph, place->owner >= 0 ?
+				   find_vertex(graph, place->owner, place->pid) :
+				   find_other_vertex(graph, DLOCK_VERTEX_LEASE, -1,
+									 place->lease), l, p);
+	}
+	while (first < lock->count && !lock->places[first].counts)
+		first++;
+	if (is_held || worker == 0 || first == 0 || first == lock->count ||
+		(lock->places[first].modes == LOCKBIT_ON(DLOCK_SLOTS) &&
+		 lock->places[first].permits > lock->places[first].slots))
+		return;
+	/* all places before that of the first request are about to be left */
+	lock->places[0].granted = true;
+	lock->places[0].modes = LOCKBIT_ON(DLOCK_EXCLUSIVE);
+	lock->holders = Max(lock->holders, 1);
+	take_place(graph, find_vertex(graph, worker - 1,
+								  GetPGProcByNumber(worker - 1)->pid), l, 0);
+}
+
+/* All places of a heavyweight lock, in its queue as well */
+static void
+take_heavy_places(DlockGraph *graph, int l)
+{
+	DlockGraphLock *lock = &graph->locks[l];
+
+	for (int p = 0; p < lock->count; p++)
+	{
+		DlockGraphPlace *place = &lock->places[p];
+		PGPROC	   *proc = GetPGProcByNumber(place->procno);
+		int			n = place->owner >= 0 ?
+			find_vertex(graph, place->owner, place->pid) :
+			find_other_vertex(graph, DLOCK_VERTEX_PREPARED, place->procno, 0);
+
+		graph->vertices[n].is_ours |= proc->databaseId == MyDatabaseId;
+		take_place(graph, n, l, p);
+		if (!place->granted)
+			add_wait(graph, n, l, p, place->procno, place->since);
+	}
+}
+
+/*
+ * Collect all locks that are waited for: those of the space, and all heavyweight
+ * ones, in whatever database.  Each is read once.
  */
 DlockGraph *
-dlock_graph_collect_heavyweight(DlockSpace *space)
+dlock_graph_collect_all(DlockSpace *space)
 {
 	DlockGraph *graph = make_graph(space);
+	HASHCTL		info = {
+		.keysize = sizeof(int64),
+		.entrysize = sizeof(OtherVertex),
+		.hcxt = CurrentMemoryContext
+	};
+	int			count;
+	DlockKey   *keys = dlock_queue_waited_for(space, &count);
 
+	graph->others = hash_create("dlock leases in the way", 64, &info,
+								HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	for (int k = 0; k < count; k++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		take_places(graph, find_lock(graph, &keys[k], DLOCK_MAX_TICKET), space);
+	}
+	pfree(keys);
 	for (int i = 0; i < dlock_control->num_backends; i++)
 	{
 		PGPROC	   *proc = GetPGProcByNumber(i);
 		LOCK	   *awaited = *(LOCK *volatile *) &proc->waitLock;
+		DlockWait	wait;
 
 		CHECK_FOR_INTERRUPTS();
 		if (awaited != NULL && graph->heavy_lock[i] < 0)
 			read_heavy_lock(graph, proc, awaited);
+		if (dlock_backends[i].database == MyDatabaseId &&
+			dlock_graph_read_wait(i, &wait))
+		{
+			int			n = find_vertex(graph, i, proc->pid);
+
+			graph->vertices[n].is_ours = true;
+			collect_wait(graph, n, &wait);
+		}
+	}
+	for (int l = 0; l < graph->num_locks; l++)
+	{
+		if (graph->locks[l].heavyweight)
+			take_heavy_places(graph, l);
 	}
 	return graph;
 }

@@ -3,8 +3,9 @@
  * graph.h
  *	  Who waits for whom, over dlock's queues and heavyweight locks.
  *
- * For graph.c, which collects it, and deadlock.c, which judges it.  All of
- * this is the memory of the backend that looks.
+ * graph.c collects the graph.  deadlock.c asks whether this backend is in a
+ * cycle, blockers.c who is at the root of the waiting.  All of this is the memory
+ * of the backend that looks.
  *
  *-------------------------------------------------------------------------
  */
@@ -12,6 +13,7 @@
 #define DLOCK_GRAPH_H
 
 #include "storage/lock.h"
+#include "utils/hsearch.h"
 
 #include "shared/shared.h"
 
@@ -25,29 +27,42 @@ typedef struct DlockWait
 	DlockKey	key;			/* of its lock */
 } DlockWait;
 
+/* A place by the index of its lock, and its own there; lock -1: none */
+typedef struct DlockGraphRef
+{
+	int			lock;
+	int			place;
+} DlockGraphRef;
+
 /*
- * One who has a lock, or stands in its queue.  A heavyweight lock that a
+ * A holder of a lock, or a request in its queue.  A heavyweight lock that a
  * process has, and waits for in another mode, gives it two places.
  */
 typedef struct DlockGraphPlace
 {
 	int			procno;			/* a parallel worker's, for instance */
-	int			owner;			/* proc number of who has to go on so that this
-								 * place is left; -1: nobody who waits */
+	int			owner;			/* proc number of the process that has to go on so
+								 * that this place is left; -1: none that waits */
 	int			pid;			/* the owner's */
 	int			vertex;			/* the owner's; -1: not collected */
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */
 	bool		granted;
 	LOCKMASK	modes;			/* held or asked for, a bit each */
 	LOCKMASK	conflicts;		/* asked for: beside which modes it cannot be */
+	uint64		since;			/* when the wait began; 0: a moment ago */
 
 	/* of a lock of dlock */
 	int64		number;			/* of the ticket */
+	int64		lease;			/* that has the ticket; or 0 */
+	Oid			role;
 	int32		slots;			/* as it gave them, or as they are set */
 	int32		permits;
+	bool		counts;			/* it holds or waits; not if it is about to leave */
+	bool		closed;			/* a delay keeps the lock closed by it */
 
-	/* in the queue of a heavyweight lock */
-	uint64		since;			/* when the wait began; 0: a moment ago */
+	/* blockers.c's */
+	DlockGraphRef next_of_vertex;
+	int			tally;			/* counted in the count with this number */
 } DlockGraphPlace;
 
 typedef struct DlockGraphLock
@@ -63,6 +78,8 @@ typedef struct DlockGraphLock
 	int32		slots;			/* what counts for the holders */
 	LOCKMASK	wanted;			/* owners in these modes are collected ... */
 	int			expanded;		/* ... of so many places */
+
+	struct Tally *tally;		/* blockers.c's */
 } DlockGraphLock;
 
 /* Somebody's wait at a place */
@@ -78,14 +95,25 @@ typedef struct DlockGraphWait
 	bool		blocked;		/* see deadlock.c */
 } DlockGraphWait;
 
+typedef enum DlockVertexKind
+{
+	DLOCK_VERTEX_SESSION,
+	DLOCK_VERTEX_LEASE,			/* these two never wait, and are collected only for
+								 * the whole graph */
+	DLOCK_VERTEX_PREPARED
+} DlockVertexKind;
+
 /*
  * A backend, with its parallel workers.  It waits for a ticket of dlock, or in
- * the lock manager, there perhaps in more than one of its processes.
+ * the lock manager, there perhaps in more than one of its processes.  Or a lease,
+ * or a prepared transaction.
  */
 typedef struct DlockVertex
 {
-	int			procno;
-	int			pid;
+	DlockVertexKind kind;
+	int			procno;			/* -1: a lease */
+	int			pid;			/* 0: not a session */
+	int64		lease;			/* its number, or 0 */
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */
 	int64		number;			/* of the ticket that it waits for; or 0 */
 
@@ -96,6 +124,13 @@ typedef struct DlockVertex
 	bool		reaches;
 	bool		mark;
 	LOCKMASK	counted;
+
+	/* blockers.c's */
+	DlockGraphRef first_place;
+	bool		is_ours;		/* of this database */
+	bool		explained;		/* a root, or behind one that is shown */
+	int			tally;			/* counted in the count with this number */
+	int			walked;			/* on the walk with this number */
 } DlockVertex;
 
 #define DLOCK_GRAPH_BUCKETS	256 /* a power of 2 */
@@ -112,6 +147,8 @@ typedef struct DlockGraph
 	int			num_waits;
 	int			max_waits;
 	int		   *vertex_of;		/* by proc number; -1: none */
+	HTAB	   *others;			/* vertices that are no sessions; NULL: not the whole
+								 * graph */
 	int		   *heavy_lock;		/* by proc number: the heavyweight lock in ... */
 	int		   *heavy_place;	/* ... whose queue it was seen, and where */
 	int			buckets[DLOCK_GRAPH_BUCKETS];	/* of locks; -1: none */
@@ -129,6 +166,6 @@ extern int	dlock_graph_read_lock(const DlockKey *key, int64 up_to,
 extern int	dlock_graph_blocked_worker(DlockSpace *space);
 extern int	dlock_graph_worker_blockers(DlockSpace *space, int **pids);
 extern DlockGraph *dlock_graph_collect(DlockSpace *space);
-extern DlockGraph *dlock_graph_collect_heavyweight(DlockSpace *space);
+extern DlockGraph *dlock_graph_collect_all(DlockSpace *space);
 
 #endif							/* DLOCK_GRAPH_H */

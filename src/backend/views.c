@@ -251,7 +251,7 @@ show_all(ReturnSetInfo *rsinfo, DlockSpace *space, Common *common)
 	MemoryContext old_context;
 	const DlockRow *rows;
 
-	dlock_queue_rows_begin(&scan, space, false);
+	dlock_queue_rows_begin(&scan, space);
 	rows_context = AllocSetContextCreate(CurrentMemoryContext, "dlock rows",
 										 ALLOCSET_DEFAULT_SIZES);
 	old_context = MemoryContextSwitchTo(rows_context);

@@ -223,6 +223,18 @@ dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
 }
 
 /*
+ * A ticket is shown while it counts, or keeps the lock closed.  *holds tells
+ * whether it holds: to ask takes a look at the clock.
+ */
+static bool
+is_shown(DlockTicket *ticket, bool *holds)
+{
+	*holds = !is_queued(ticket) && is_holding(ticket);
+	return is_queued(ticket) ? is_waiting(ticket) :
+		*holds || !is_leaving(ticket);
+}
+
+/*
  * Copy the first "max_each" of a list, with no number above "up_to", to behind
  * the "count" members that there are.  Returns how many there are then, or
  * more than "max" where that is not room enough.
@@ -235,6 +247,9 @@ copy_members(const DlockLock *lock, const DlockList *list, int64 up_to,
 		 ticket && max_each-- > 0 && ticket->number <= up_to;
 		 ticket = ticket_at(ticket->link.next), count++)
 	{
+		bool		holds;
+		bool		counts = is_shown(ticket, &holds);
+
 		if (count >= max)
 			return max + 1;
 		members[count] = (DlockMember)
@@ -247,6 +262,12 @@ copy_members(const DlockLock *lock, const DlockList *list, int64 up_to,
 			.mode = ticket->mode,
 			.slots = slots_for(lock, ticket->slots),
 			.permits = ticket->permits,
+			.role = ticket->role,
+			.enqueued_at = ticket->enqueued_at,
+			.counts = counts,
+			.closed = counts && !holds && !is_queued(ticket) &&
+				is_lease_ticket(ticket) &&
+				dlock_lease_ticket_is_delayed(lease_ticket(ticket)),
 			.granted = !is_queued(ticket),
 			.leaves = is_lease_ticket(ticket) && is_leaving(ticket) &&
 				state_of(ticket) != DLOCK_GRANTED &&
@@ -389,18 +410,6 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position,
 }
 
 /*
- * A ticket is shown while it counts, or keeps the lock closed.  *holds tells
- * whether it holds: to ask takes a look at the clock.
- */
-static bool
-is_shown(DlockTicket *ticket, bool *holds)
-{
-	*holds = !is_queued(ticket) && is_holding(ticket);
-	return is_queued(ticket) ? is_waiting(ticket) :
-		*holds || !is_leaving(ticket);
-}
-
-/*
  * What the views copy
  *
  * Each lock is copied at one moment, with its entry's lock held in shared mode.
@@ -472,7 +481,7 @@ copy_partition(Rows *rows, DlockRowScan *scan, int partition)
 	DlockLock  *lock;
 
 	dlock_lock_scan_begin_in(&locks, partition, false, &scan->space->key,
-							 scan->queued);
+							 false);
 	while (rows->complete && (lock = dlock_lock_scan_next(&locks)) != NULL)
 		copy_lock(rows, lock);
 	dlock_lock_scan_end(&locks);
@@ -515,15 +524,49 @@ dlock_queue_waiting(const DlockSpace *space, int64 *longest)
 }
 
 /*
- * Copy out every ticket of a space, or of its locks that have a queue: lock by
- * lock, the holders first and then the queue in its order.  Different locks are
+ * The names of the locks of a space that have a queue; how many there are is in
+ * *count.
+ */
+DlockKey *
+dlock_queue_waited_for(const DlockSpace *space, int *count)
+{
+	int			max = 64;
+	DlockKey   *keys = palloc(max * sizeof(DlockKey));
+	DlockLockScan scan;
+	DlockLock  *lock;
+
+	*count = 0;
+	for (int p = 0; p < DLOCK_PARTITIONS; p++)
+	{
+		int			before = *count;
+
+		dlock_lock_scan_begin_in(&scan, p, false, &space->key, true);
+		while ((lock = dlock_lock_scan_next(&scan)) != NULL)
+		{
+			if (*count < max)
+				dlock_key_copy(&keys[*count], &lock->key);
+			(*count)++;
+		}
+		dlock_lock_scan_end(&scan);
+		if (*count <= max)
+			continue;
+		/* look at this partition again, with room for some more */
+		max = *count * 2;
+		keys = repalloc_huge(keys, (Size) max * sizeof(DlockKey));
+		*count = before;
+		p--;
+	}
+	return keys;
+}
+
+/*
+ * Copy out every ticket of a space: lock by lock, the holders first and then the queue in its order.  Different locks are
  * seen at different moments.
  */
 void
-dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space, bool queued)
+dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space)
 {
 	scan->space = space;
-	scan->queued = queued;
 	scan->partition = 0;
 }
 

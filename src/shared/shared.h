@@ -476,8 +476,12 @@ typedef struct DlockMember
 	DlockMode	mode;
 	int32		slots;			/* as it gave them, or as they are set */
 	int32		permits;
+	Oid			role;
+	TimestampTz enqueued_at;
 	bool		granted;
 	bool		leaves;			/* goes when the worker has removed its row */
+	bool		counts;			/* it holds or waits, or keeps the lock closed */
+	bool		closed;			/* ... by a delay */
 } DlockMember;
 
 extern DlockJoined dlock_queue_join(DlockSpace *space,
@@ -568,12 +572,11 @@ extern uint64 dlock_queue_waiting(const DlockSpace *space, int64 *longest);
 typedef struct DlockRowScan
 {
 	DlockSpace *space;
-	bool		queued;
 	int			partition;		/* the next one */
 } DlockRowScan;
 
-extern void dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space,
-								   bool queued);
+extern DlockKey *dlock_queue_waited_for(const DlockSpace *space, int *count);
+extern void dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space);
 extern DlockRow *dlock_queue_rows_next(DlockRowScan *scan);
 extern DlockRow *dlock_queue_rows_of(DlockSpace *space, const DlockKey *key);
 

@@ -205,7 +205,7 @@ $other->query("SELECT count(dlock_enqueue('lock ' || n)) "
 	  . 'FROM generate_series(1, 1000) AS n');
 cmp_ok(look_ups($elsewhere, @$_), '<', 1000, 'looks at no others')
   foreach [ 'waiting = 0 FROM dlock_stats' => 'dlock_queue_waiting' ],
-  [ 'count(*) = 0 FROM dlock_blockers' => 'dlock_queue_rows_next' ];
+  [ 'count(*) = 0 FROM dlock_blockers' => 'dlock_queue_waited_for' ];
 
 $_->quit foreach $holder, $other, $elsewhere, $admin;
 $node->stop;
