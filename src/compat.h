@@ -329,21 +329,6 @@ compat_ps_suffix_remove(CompatPsSuffix *saved)
 }
 
 /*
- * What updates and deletes without a plan need: there is nothing to evaluate
- * again.
- */
-static inline void
-compat_eval_plan_qual_init(EPQState *state, EState *parent)
-{
-#if PG_VERSION_NUM >= 160000
-	/* 16: the result relations to look at, all of them */
-	EvalPlanQualInit(state, parent, NULL, NIL, -1, NIL);
-#else
-	EvalPlanQualInit(state, parent, NULL, NIL, -1);
-#endif
-}
-
-/*
  * SyncRepWaitForLSN() works for several who wait for the same position, but
  * asserts that there are none: where assertions count, each needs one of its
  * own.

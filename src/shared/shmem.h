@@ -614,14 +614,6 @@ typedef struct DlockContention
 /* remote_write, remote_flush ("on") and remote_apply */
 #define DLOCK_NUM_QUORUMS	3
 
-/* What has become of the rows that stand for nothing */
-typedef enum DlockCleared
-{
-	DLOCK_NOT_CLEARED,			/* nobody has looked since the load */
-	DLOCK_CLEARED,				/* there is none */
-	DLOCK_FOREIGN_LEFT			/* those of other systems had to stay */
-} DlockCleared;
-
 /* Heartbeats that are known at a time, for each of these */
 #define DLOCK_HEARTBEATS	8
 
@@ -738,8 +730,7 @@ struct DlockSpace
 	pg_atomic_uint64 vacuum_start;
 	pg_atomic_uint32 dead_rows; /* in the tables, about */
 	pg_atomic_uint32 vacuum_at; /* so many are vacuumed away */
-	pg_atomic_uint32 cleared;	/* are the rows gone that stand for nothing? a
-								 * DlockCleared */
+	pg_atomic_uint32 cleared;	/* the rows that stand for nothing are gone */
 
 	/*
 	 * atomic: where in the WAL the latest commit ends that has removed a

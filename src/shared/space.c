@@ -82,7 +82,7 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u64(&space->vacuum_start, 0);
 	pg_atomic_init_u32(&space->dead_rows, 0);
 	pg_atomic_init_u32(&space->vacuum_at, DLOCK_VACUUM_ROWS);
-	pg_atomic_init_u32(&space->cleared, DLOCK_NOT_CLEARED);
+	pg_atomic_init_u32(&space->cleared, 0);
 	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
 		pg_atomic_init_u64(&space->counters[c], 0);
 	LWLockInitialize(&space->counts_lock, dlock_control->memory_tranche);

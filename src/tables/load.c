@@ -167,23 +167,6 @@ check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
 	}
 }
 
-/*
- * Begin with a row, so that the next attempt begins with it, too, should this one
- * end here.  A number that is there twice, where somebody has taken away the index
- * that forbids that, is refused: nobody knows which of them counts.
- */
-static void
-begin_row(DlockSpace *space, DlockTable which, const DlockStored *row,
-		  int64 *previous)
-{
-	int64		number = get_int64(row, 0);
-
-	space->loading.last = number - 1;
-	if (number == *previous)
-		raise_row(space, which, row, 0);
-	*previous = number;
-}
-
 /* It may have been put back, by an attempt that has ended right then. */
 static void
 load_lease(DlockSpace *space, const DlockStored *row)
@@ -326,7 +309,6 @@ static void
 load_some_leases(DlockSpace *space, DlockStoredRows *rows)
 {
 	DlockLoading *loading = &space->loading;
-	int64		previous = 0;
 
 	if (loading->last == 0)
 		make_room(space, DLOCK_TABLE_LEASES);
@@ -343,7 +325,8 @@ load_some_leases(DlockSpace *space, DlockStoredRows *rows)
 					  get_oid(row, DLOCK_LEASE_DATABASE));
 		else
 		{
-			begin_row(space, DLOCK_TABLE_LEASES, row, &previous);
+			/* the next attempt begins with this row, if this one ends here */
+			loading->last = get_int64(row, 0) - 1;
 			load_lease(space, row);
 		}
 		loading->last = get_int64(row, DLOCK_LEASE_LEASE);
@@ -362,7 +345,6 @@ load_some_tickets(DlockSpace *space, DlockStoredRows *rows)
 	DlockLoading *loading = &space->loading;
 	DlockKey	keys[ROWS_AHEAD];
 	const DlockKey *key = keys;
-	int64		previous = 0;
 
 	if (loading->last == 0)
 		make_room(space, DLOCK_TABLE_QUEUE);
@@ -384,7 +366,7 @@ load_some_tickets(DlockSpace *space, DlockStoredRows *rows)
 					  get_oid(row, DLOCK_QUEUE_DATABASE));
 		else
 		{
-			begin_row(space, DLOCK_TABLE_QUEUE, row, &previous);
+			loading->last = get_int64(row, 0) - 1;
 			load_ticket(space, row, key++);
 		}
 		loading->last = get_int64(row, DLOCK_QUEUE_TICKET);

@@ -78,8 +78,8 @@ dlock_close_committed(Relation table)
 
 /* Make room for one more row, and take it, with all that it has elsewhere. */
 static void
-append_row(Relation relation, const DlockShape *shape, const DlockPlaces *places,
-		   HeapTuple tuple, DlockStoredRows *rows)
+append_row(Relation relation, const DlockShape *shape, HeapTuple tuple,
+		   DlockStoredRows *rows)
 {
 	DlockStored *row;
 
@@ -93,7 +93,7 @@ append_row(Relation relation, const DlockShape *shape, const DlockPlaces *places
 	tuple = HeapTupleHasExternal(tuple) ?
 		toast_flatten_tuple(tuple, RelationGetDescr(relation)) :
 		heap_copytuple(tuple);
-	dlock_shape_take_row(relation, shape, places, tuple, row);
+	dlock_shape_take_row(relation, shape, tuple, row);
 	row->is_foreign = dlock_shape_is_foreign(shape, row);
 	dlock_shape_check_row(relation, shape, row);
 }
@@ -115,8 +115,8 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 
 /*
  * Read rows of a table that are committed: those that come behind a number, or 0,
- * and not many more than "max" of them.  Where there is no index for that, or it is
- * locked, they are all that are left.  They take the place of those read before; what they
+ * and not many more than "max" of them; if the primary key is locked, as by REINDEX,
+ * all that are left.  They take the place of those read before; what they
  * point to is in the current memory context.  Raises 55000 for a row that memory
  * could not trust.
  */
@@ -126,24 +126,18 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 {
 	const DlockShape *shape = &dlock_shapes[which];
 	Relation	relation = dlock_open_committed(space, shape->name);
-	DlockPlaces places;
-	Oid			index;
 	ScanKeyData key;
 	HeapTuple	tuple;
 
-	dlock_shape_find(relation, shape, &places);
-	index = dlock_shape_find_index(relation, places.number[0]);
-	/* as somebody may who makes it anew */
-	if (OidIsValid(index) && !ConditionalLockRelationOid(index, AccessShareLock))
-		index = InvalidOid;
+	dlock_shape_check(relation, shape);
 	rows->count = 0;
 	rows->complete = true;
 	/* the first ones could have numbers that are none */
-	ScanKeyInit(&key, places.number[0], BTGreaterStrategyNumber, F_INT8GT,
+	ScanKeyInit(&key, 1, BTGreaterStrategyNumber, F_INT8GT,
 				Int64GetDatum(behind > 0 ? behind : PG_INT64_MIN));
-	if (OidIsValid(index))
+	if (ConditionalLockRelationOid(relation->rd_pkindex, AccessShareLock))
 	{
-		Relation	by_number = index_open(index, NoLock);
+		Relation	by_number = index_open(relation->rd_pkindex, NoLock);
 		SysScanDesc scan = systable_beginscan_ordered(relation, by_number,
 													  GetActiveSnapshot(), 1,
 													  &key);
@@ -152,7 +146,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 			   (tuple = systable_getnext_ordered(scan, ForwardScanDirection)) != NULL)
 		{
 			CHECK_FOR_INTERRUPTS();
-			append_row(relation, shape, &places, tuple, rows);
+			append_row(relation, shape, tuple, rows);
 			rows->complete = rows->count < max;
 		}
 		systable_endscan_ordered(scan);
@@ -166,7 +160,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 		while ((tuple = systable_getnext(scan)) != NULL)
 		{
 			CHECK_FOR_INTERRUPTS();
-			append_row(relation, shape, &places, tuple, rows);
+			append_row(relation, shape, tuple, rows);
 		}
 		systable_endscan(scan);
 		qsort(rows->rows, rows->count, sizeof(DlockStored), compare_numbers);
@@ -218,17 +212,15 @@ dlock_rows_have_name(DlockSpace *space, const DlockKey *key)
 {
 	const DlockShape *shape = &dlock_shapes[DLOCK_TABLE_QUEUE];
 	Relation	relation = dlock_open_committed(space, shape->name);
-	DlockPlaces places;
 	Oid			index;
 	ScanKeyData scan_key;
 	SysScanDesc scan;
 	HeapTuple	tuple;
 	bool		found = false;
 
-	dlock_shape_find(relation, shape, &places);
-	index = dlock_lock_name_index(relation, places.number[DLOCK_QUEUE_NAME]);
-	ScanKeyInit(&scan_key, places.number[DLOCK_QUEUE_NAME],
-				BTEqualStrategyNumber, F_TEXTEQ,
+	dlock_shape_check(relation, shape);
+	index = dlock_lock_name_index(relation, DLOCK_QUEUE_NAME + 1);
+	ScanKeyInit(&scan_key, DLOCK_QUEUE_NAME + 1, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(cstring_to_text_with_len(key->name,
 														 key->length)));
 	scan = systable_beginscan(relation, index, OidIsValid(index),
@@ -238,7 +230,7 @@ dlock_rows_have_name(DlockSpace *space, const DlockKey *key)
 		DlockStored row;
 
 		CHECK_FOR_INTERRUPTS();
-		dlock_shape_take_row(relation, shape, &places, tuple, &row);
+		dlock_shape_take_row(relation, shape, tuple, &row);
 		found = !dlock_shape_is_foreign(shape, &row);
 	}
 	systable_endscan(scan);

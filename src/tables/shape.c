@@ -1,9 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * shape.c
- *	  What the tables of leases look like, as they must be and as they are.
+ *	  The shape of the tables of leases, as the extension's script has made it.
  *
- * Columns are found by name, and looked at for their type.
+ * These tables are read and written as catalogs are: by the position of columns,
+ * and with none of the things that run code.  So the shape is compared exactly, once
+ * for each change of a table, and anything else is an error.  Columns that were
+ * added and dropped again may have left their places behind.
  *
  *-------------------------------------------------------------------------
  */
@@ -11,14 +14,21 @@
 
 #include "access/detoast.h"
 #include "access/htup_details.h"
+#include "access/genam.h"
 #include "access/relation.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "access/transam.h"
+#include "catalog/dependency.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_class.h"
 #include "catalog/pg_index.h"
+#include "catalog/pg_inherits.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
+#include "commands/trigger.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
-#include "rewrite/rewriteHandler.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
@@ -151,27 +161,6 @@ const DlockShape dlock_shapes[DLOCK_NUM_TABLES] = {
 		DLOCK_LEASE_NUM_COLUMNS, DLOCK_LEASE_SYSTEM, DLOCK_LEASE_DATABASE}
 };
 
-/* The index by which a row is found: the primary key, if it is that one. */
-Oid
-dlock_shape_find_index(Relation relation, AttrNumber number)
-{
-	HeapTuple	tuple;
-	Form_pg_index index;
-	Oid			found = InvalidOid;
-
-	list_free(RelationGetIndexList(relation));
-	if (!OidIsValid(relation->rd_pkindex))
-		return InvalidOid;
-	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(relation->rd_pkindex));
-	if (!HeapTupleIsValid(tuple))
-		return InvalidOid;
-	index = (Form_pg_index) GETSTRUCT(tuple);
-	if (index->indisvalid && index->indkey.values[0] == number)
-		found = relation->rd_pkindex;
-	ReleaseSysCache(tuple);
-	return found;
-}
-
 void
 dlock_shape_raise_changed(Relation relation, const char *detail)
 {
@@ -180,7 +169,7 @@ dlock_shape_raise_changed(Relation relation, const char *detail)
 			 errmsg("table \"%s\" is not what extension \"%s\" has made",
 					RelationGetRelationName(relation), "dlock"),
 			 errdetail_internal("%s", detail),
-			 errhint("Undo what was changed, with ALTER TABLE.")));
+			 errhint("Undo what was changed, with ALTER TABLE. If a column or an index was dropped, drop the extension and create it again.")));
 }
 
 /* Raise an error for a row that dlock has not written as it is. */
@@ -196,48 +185,174 @@ raise_row(Relation relation, const char *row, const char *column)
 			 errhint("Set it right with UPDATE, or DELETE the row, which ends what it stands for.")));
 }
 
-/*
- * Find the columns of a table.  Raises 55000 where one is not as it must be, and
- * where the table does not outlive a crash.
- */
-void
-dlock_shape_find(Relation relation, const DlockShape *shape,
-				 DlockPlaces *places)
+/* Raises 55000 if a column is not as it must be. */
+static void
+check_column(Relation relation, const DlockColumn *column, int place)
+{
+	TupleDesc	descriptor = RelationGetDescr(relation);
+	Form_pg_attribute attribute = place < descriptor->natts ?
+		TupleDescAttr(descriptor, place) : NULL;
+
+	if (attribute == NULL || attribute->attisdropped ||
+		strcmp(NameStr(attribute->attname), column->name) != 0)
+		dlock_shape_raise_changed(relation,
+								  psprintf(_("Its column %d is not \"%s\" of type %s."),
+										   place + 1, column->name,
+										   format_type_be(column->type)));
+	if (attribute->atttypid != column->type || attribute->attgenerated != '\0')
+		dlock_shape_raise_changed(relation,
+								  psprintf(_("Column \"%s\" is of type %s instead of %s, or generated."),
+										   column->name,
+										   format_type_be(attribute->atttypid),
+										   format_type_be(column->type)));
+	if (attribute->attnotnull != (column->needed == DLOCK_NOT_NULL))
+		dlock_shape_raise_changed(relation,
+								  psprintf(attribute->attnotnull ?
+										   _("Column \"%s\" must not be null.") :
+										   _("Column \"%s\" can be null."),
+										   column->name));
+	if (attribute->atthasdef)
+		dlock_shape_raise_changed(relation,
+								  psprintf(_("Column \"%s\" has a default."),
+										   column->name));
+}
+
+static void
+check_columns(Relation relation, const DlockShape *shape)
 {
 	TupleDesc	descriptor = RelationGetDescr(relation);
 
-	dlock_check_permanent(relation);
 	for (int i = 0; i < shape->num_columns; i++)
+		check_column(relation, &shape->columns[i], i);
+	for (int a = shape->num_columns; a < descriptor->natts; a++)
 	{
-		const DlockColumn *column = &shape->columns[i];
-		Form_pg_attribute found = NULL;
+		Form_pg_attribute attribute = TupleDescAttr(descriptor, a);
 
-		for (int a = 0; a < descriptor->natts && found == NULL; a++)
-		{
-			Form_pg_attribute attribute = TupleDescAttr(descriptor, a);
-
-			if (!attribute->attisdropped &&
-				strcmp(NameStr(attribute->attname), column->name) == 0)
-				found = attribute;
-		}
-		if (found == NULL)
+		if (!attribute->attisdropped)
 			dlock_shape_raise_changed(relation,
-						  psprintf(_("It has no column \"%s\" of type %s."),
-								   column->name, format_type_be(column->type)));
-		if (found->atttypid != column->type || found->attgenerated != '\0')
-			dlock_shape_raise_changed(relation,
-						  psprintf(_("Column \"%s\" is of type %s instead of %s, or generated."),
-								   column->name, format_type_be(found->atttypid),
-								   format_type_be(column->type)));
-		places->number[i] = found->attnum;
+									  psprintf(_("It has a column \"%s\" that was added."),
+											   NameStr(attribute->attname)));
 	}
+	if (descriptor->constr && descriptor->constr->num_check > 0)
+		dlock_shape_raise_changed(relation, _("It has a CHECK constraint."));
+}
+
+/* The two triggers that the script has made, enabled as it has said */
+static void
+check_triggers(Relation relation)
+{
+	static const struct
+	{
+		const char *name;
+		char		enabled;
+	}			expected[] = {
+		{"dlock_replicated", TRIGGER_FIRES_ON_REPLICA},
+		{"dlock_truncated", TRIGGER_FIRES_ALWAYS}
+	};
+	const TriggerDesc *triggers = relation->trigdesc;
+	int			count = triggers ? triggers->numtriggers : 0;
+
+	for (int i = 0; i < count; i++)
+	{
+		const Trigger *trigger = &triggers->triggers[i];
+		bool		is_expected = false;
+
+		for (int e = 0; e < (int) lengthof(expected); e++)
+			is_expected |= strcmp(trigger->tgname, expected[e].name) == 0 &&
+				trigger->tgenabled == expected[e].enabled &&
+				getExtensionOfObject(ProcedureRelationId, trigger->tgfoid) ==
+				getExtensionOfObject(RelationRelationId,
+									 RelationGetRelid(relation));
+		if (!is_expected)
+			dlock_shape_raise_changed(relation,
+									  psprintf(_("Trigger \"%s\" was added, or is enabled in another way."),
+											   trigger->tgname));
+	}
+	if (count != (int) lengthof(expected))
+		dlock_shape_raise_changed(relation, _("One of its triggers was dropped."));
+}
+
+/* Can an index be maintained without running code that is not PostgreSQL's? */
+static bool
+is_plain_index(Relation index)
+{
+	if (index->rd_rel->relam != BTREE_AM_OID ||
+		RelationGetIndexExpressions(index) != NIL ||
+		RelationGetIndexPredicate(index) != NIL ||
+		!index->rd_index->indimmediate || index->rd_index->indisexclusion)
+		return false;
+	for (int i = 0; i < IndexRelationGetNumberOfKeyAttributes(index); i++)
+	{
+		if (index->rd_opfamily[i] >= FirstNormalObjectId)
+			return false;
+	}
+	return true;
+}
+
+/*
+ * A valid primary key on the number of a row, and no index that is unique besides.
+ * The name of a lock has an index, too, but dlock can do without that one.
+ */
+static void
+check_indexes(Relation relation)
+{
+	List	   *indexes = RelationGetIndexList(relation);
+	ListCell   *cell;
+	bool		found = false;
+
+	foreach(cell, indexes)
+	{
+		/* the table is locked, so no index goes; its owner may be making one anew */
+		Relation	index = index_open(lfirst_oid(cell), NoLock);
+		bool		is_key = lfirst_oid(cell) == relation->rd_pkindex &&
+			index->rd_index->indisvalid &&
+			IndexRelationGetNumberOfKeyAttributes(index) == 1 &&
+			index->rd_index->indkey.values[0] == 1;
+		bool		is_plain = is_plain_index(index) &&
+			(is_key || !index->rd_index->indisunique ||
+			 /* REINDEX CONCURRENTLY is at it, or has failed */
+			 !index->rd_index->indisvalid);
+		char	   *name = pstrdup(RelationGetRelationName(index));
+
+		index_close(index, NoLock);
+		found |= is_key;
+		if (!is_plain)
+			dlock_shape_raise_changed(relation,
+									  psprintf(_("Index \"%s\" was added."),
+											   name));
+	}
+	list_free(indexes);
+	if (!found)
+		dlock_shape_raise_changed(relation,
+								  _("Its primary key is not its first column."));
+}
+
+/*
+ * Raises 55000 if a table is not as the extension's script has made it, or if it does
+ * not outlive a crash.
+ */
+void
+dlock_shape_check(Relation relation, const DlockShape *shape)
+{
+	dlock_check_permanent(relation);
+	check_columns(relation, shape);
+	check_triggers(relation);
+	check_indexes(relation);
+	if (relation->rd_rules != NULL)
+		dlock_shape_raise_changed(relation, _("It has a rule."));
+	if (relation->rd_rel->relrowsecurity || relation->rd_rel->relforcerowsecurity)
+		dlock_shape_raise_changed(relation, _("It has row security."));
+	if (relation->rd_rel->relispartition ||
+		has_superclass(RelationGetRelid(relation)) ||
+		(relation->rd_rel->relhassubclass &&
+		 find_inheritance_children(RelationGetRelid(relation), NoLock) != NIL))
+		dlock_shape_raise_changed(relation, _("It inherits, or is inherited from."));
 }
 
 /* The columns of a row that was read */
 void
 dlock_shape_take_row(Relation relation, const DlockShape *shape,
-					 const DlockPlaces *places, HeapTuple tuple,
-					 DlockStored *row)
+					 HeapTuple tuple, DlockStored *row)
 {
 	Datum		values[MaxHeapAttributeNumber];
 	bool		nulls[MaxHeapAttributeNumber];
@@ -247,19 +362,12 @@ dlock_shape_take_row(Relation relation, const DlockShape *shape,
 	heap_deform_tuple(tuple, RelationGetDescr(relation), values, nulls);
 	for (int i = 0; i < shape->num_columns; i++)
 	{
-		AttrNumber	number = places->number[i];
-
-		row->values[i] = (Datum) 0;
-		row->nulls[i] = nulls[number - 1];
-		if (!row->nulls[i])
-		{
-			row->values[i] = values[number - 1];
-			continue;
-		}
-		if (shape->columns[i].needed == DLOCK_NOT_NULL)
+		row->values[i] = nulls[i] ? (Datum) 0 : values[i];
+		row->nulls[i] = nulls[i];
+		if (nulls[i] && shape->columns[i].needed == DLOCK_NOT_NULL)
 			dlock_shape_raise_changed(relation,
-						  psprintf(_("A row has a null in column \"%s\"."),
-								   shape->columns[i].name));
+									  psprintf(_("A row has a null in column \"%s\"."),
+											   shape->columns[i].name));
 	}
 }
 
@@ -363,35 +471,9 @@ dlock_shape_is_foreign(const DlockShape *shape, const DlockStored *row)
 		DatumGetObjectId(row->values[shape->database]) != MyDatabaseId;
 }
 
-/* Is this a column that somebody has added, and that can be written? */
-bool
-dlock_shape_is_other(const DlockShape *shape, const DlockPlaces *places,
-					 Form_pg_attribute attribute)
-{
-	for (int i = 0; i < shape->num_columns; i++)
-	{
-		if (places->number[i] == attribute->attnum)
-			return false;
-	}
-	return !attribute->attisdropped && attribute->attgenerated == '\0';
-}
-
-/* What is put into such a column; NULL: a null.  Raises 55000 if it must not be. */
-Node *
-dlock_shape_find_default(Relation relation, Form_pg_attribute attribute)
-{
-	Node	   *expression = build_column_default(relation, attribute->attnum);
-
-	if (expression == NULL && attribute->attnotnull)
-		dlock_shape_raise_changed(relation,
-					  psprintf(_("Column \"%s\" must not be null, and has no default."),
-							   NameStr(attribute->attname)));
-	return expression;
-}
-
 /*
- * Raise an error where the tables cannot be written as they are; for those who
- * were told that this has failed.  Waits for nobody who changes them now.
+ * Raise an error if the tables are not as they must be, for callers that were told
+ * that writing has failed.  Waits for no process that is changing them.
  */
 void
 dlock_rows_check(DlockSpace *space)
@@ -400,8 +482,6 @@ dlock_rows_check(DlockSpace *space)
 	{
 		Oid			id = dlock_relation(space, dlock_shapes[i].name);
 		Relation	relation;
-		TupleDesc	descriptor;
-		DlockPlaces		places;
 
 		if (!ConditionalLockRelationOid(id, AccessShareLock))
 			continue;
@@ -411,15 +491,7 @@ dlock_rows_check(DlockSpace *space)
 			UnlockRelationOid(id, AccessShareLock);
 			continue;
 		}
-		descriptor = RelationGetDescr(relation);
-		dlock_shape_find(relation, &dlock_shapes[i], &places);
-		for (int a = 0; a < descriptor->natts; a++)
-		{
-			Form_pg_attribute attribute = TupleDescAttr(descriptor, a);
-
-			if (dlock_shape_is_other(&dlock_shapes[i], &places, attribute))
-				(void) dlock_shape_find_default(relation, attribute);
-		}
+		dlock_shape_check(relation, &dlock_shapes[i]);
 		relation_close(relation, AccessShareLock);
 	}
 }

@@ -106,7 +106,7 @@ extern bool dlock_is_locked_by(int pid, const LOCKTAG *tag);
 /* write.c */
 extern bool dlock_rows_begin(DlockSpace *space);
 extern int	dlock_rows_write(const DlockImage *images, int count);
-extern bool dlock_rows_remove_foreign(DlockSpace *space);
+extern void dlock_rows_remove_dead(void);
 extern void dlock_rows_commit(void);
 extern Oid	dlock_rows_awaited(void);
 extern bool dlock_rows_tell_of_lock(const char *database);

@@ -3,51 +3,41 @@
  * write.c
  *	  Writing the tables dlock_queue and dlock_queue_lease.
  *
- * The worker writes, alone (worker/writer.c).  Rows are written without SQL,
- * as the worker of logical replication writes: for the few rows of a batch,
- * starting up statements would cost more than all the rest.  They are read in
- * the same way, so that what lets one of them go on lets the other: neither
- * asks for rights.  What the tables themselves may run (triggers, defaults,
- * generated columns, constraints, expressions of indexes) is run as the owner
- * of each, restricted; so PostgreSQL refuses triggers that are deferred.
- *
- * Columns are found (shape.c) once for each change of a table.
+ * The worker writes, alone (worker/writer.c), and as a catalog is written: without
+ * SQL, because to start up statements would cost more than the few rows of a batch.
+ * Nothing of the tables' owner can run, because the shape of the tables leaves no
+ * place for it: shape.c compares it once for each change of a table.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/heapam.h"
 #include "access/htup_details.h"
 #include "access/relation.h"
 #include "access/xact.h"
 #include "access/xlog.h"
-#include "catalog/pg_index.h"
+#include "catalog/indexing.h"
 #include "commands/extension.h"
-#include "commands/trigger.h"
-#include "executor/executor.h"
 #include "miscadmin.h"
-#include "optimizer/optimizer.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
-#include "utils/guc.h"
 #include "utils/inval.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
-#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "shared/shared.h"
 #include "tables/shape.h"
 #include "tables/tables.h"
 
-/* The tables, and where their columns are, as long as that is known to be right */
+/* The tables, how often they have changed, and had when their shape was compared */
 static bool tables_known = false;
-static bool places_known = false;
 static Oid	table_ids[DLOCK_NUM_TABLES];
-static DlockPlaces table_places[DLOCK_NUM_TABLES];
+static uint64 table_changes = 1;
+static uint64 changes_checked = 0;
 
 /* The same, opened by the transaction that writes */
 static Relation relations[DLOCK_NUM_TABLES];
@@ -55,7 +45,7 @@ static Relation relations[DLOCK_NUM_TABLES];
 /* The one that the transaction waits for; -1: none, as far as this file knows */
 static int	awaited = -1;
 
-/* There may be rows of another system or database, as the space tells. */
+/* There may be rows of another system or database, which came with a copy. */
 static bool has_foreign_rows = true;
 
 /* A table that is being written */
@@ -63,18 +53,10 @@ typedef struct Table
 {
 	Relation	relation;
 	const DlockShape *shape;
-	const DlockPlaces *places;
-	Oid			index;			/* of the number of a row, or none */
-	EState	   *state;
-	ResultRelInfo *info;
-	TupleTableSlot *row;		/* as it is to be */
-	TupleTableSlot *old_row;	/* as it was */
-	int			num_others;		/* columns that somebody has added, ... */
-	AttrNumber *others;
-	ExprState **defaults;		/* ... and what they get; NULL: a null */
-	Oid			user;			/* who the worker is otherwise */
-	int			context;
-	int			settings;		/* nesting level */
+	CatalogIndexState indexes;
+	MemoryContext row_context;	/* of one row */
+	Datum	   *values;			/* of the row as it is to be */
+	bool	   *nulls;
 } Table;
 
 static void
@@ -82,199 +64,89 @@ forget_tables(Datum arg, Oid relation)
 {
 	if (relation == InvalidOid || relation == table_ids[0] ||
 		relation == table_ids[1])
-		tables_known = places_known = false;
-}
-
-static void
-find_defaults(Table *table)
-{
-	TupleDesc	descriptor = RelationGetDescr(table->relation);
-
-	table->num_others = 0;
-	table->others = palloc(descriptor->natts * sizeof(AttrNumber));
-	table->defaults = palloc(descriptor->natts * sizeof(ExprState *));
-	for (int a = 0; a < descriptor->natts; a++)
 	{
-		Form_pg_attribute attribute = TupleDescAttr(descriptor, a);
-		Node	   *expression;
-
-		if (!dlock_shape_is_other(table->shape, table->places, attribute))
-			continue;
-		expression = dlock_shape_find_default(table->relation, attribute);
-		table->others[table->num_others] = attribute->attnum;
-		table->defaults[table->num_others++] = expression == NULL ? NULL :
-			ExecInitExpr(expression_planner((Expr *) expression), NULL);
+		tables_known = false;
+		table_changes++;
 	}
-}
-
-/*
- * Does any trigger fire here?  For those that do so only where rows come by
- * replication, as dlock's own, PostgreSQL would lock each row before it is
- * removed, all the same.
- */
-static bool
-has_triggers(Relation relation)
-{
-	const TriggerDesc *triggers = relation->trigdesc;
-
-	for (int i = 0; triggers && i < triggers->numtriggers; i++)
-	{
-		char		enabled = triggers->triggers[i].tgenabled;
-
-		if (enabled == TRIGGER_FIRES_ALWAYS ||
-			enabled == TRIGGER_FIRES_ON_ORIGIN)
-			return true;
-	}
-	return false;
 }
 
 static void
 open_table(Table *table, DlockTable which)
 {
-	EState	   *state = CreateExecutorState();
-	Relation	relation = relations[which];
-	TupleDesc	descriptor = RelationGetDescr(relation);
-	MemoryContext old_context = MemoryContextSwitchTo(state->es_query_cxt);
+	int			columns = RelationGetDescr(relations[which])->natts;
 
-	/* should an error come, PostgreSQL itself changes back */
-	GetUserIdAndSecContext(&table->user, &table->context);
-	SetUserIdAndSecContext(relation->rd_rel->relowner,
-						   SECURITY_LOCAL_USERID_CHANGE |
-						   SECURITY_RESTRICTED_OPERATION |
-						   SECURITY_NOFORCE_RLS);
-	table->settings = NewGUCNestLevel();
-	table->relation = relation;
+	table->relation = relations[which];
 	table->shape = &dlock_shapes[which];
-	table->places = &table_places[which];
-	table->state = state;
-	table->index = dlock_shape_find_index(relation, table->places->number[0]);
-	table->info = makeNode(ResultRelInfo);
-	InitResultRelInfo(table->info, relation, 0, NULL, 0);
-	if (!has_triggers(relation))
-		table->info->ri_TrigDesc = NULL;
-	ExecOpenIndices(table->info, false);
-	state->es_opened_result_relations = list_make1(table->info);
-	state->es_snapshot = GetActiveSnapshot();
-	state->es_output_cid = GetCurrentCommandId(true);
-	table->row = ExecInitExtraTupleSlot(state, descriptor, &TTSOpsVirtual);
-	table->old_row = ExecInitExtraTupleSlot(state, descriptor,
-											&TTSOpsHeapTuple);
-	find_defaults(table);
-	MemoryContextSwitchTo(old_context);
-	AfterTriggerBeginQuery();
+	table->indexes = CatalogOpenIndexes(table->relation);
+	table->row_context = AllocSetContextCreate(CurrentMemoryContext, "dlock row",
+											   ALLOCSET_SMALL_SIZES);
+	table->values = palloc(columns * sizeof(Datum));
+	table->nulls = palloc(columns * sizeof(bool));
 }
 
 static void
 close_table(Table *table)
 {
-	AfterTriggerEndQuery(table->state);
-	ExecResetTupleTable(table->state->es_tupleTable, false);
-	ExecCloseIndices(table->info);
-	FreeExecutorState(table->state);
-	/* what a trigger of the owner has set ends with it */
-	AtEOXact_GUC(false, table->settings);
-	SetUserIdAndSecContext(table->user, table->context);
+	CatalogCloseIndexes(table->indexes);
+	MemoryContextDelete(table->row_context);
 }
 
-/* Find the row with this number; NULL where there is none. */
-static SysScanDesc
-find_row(Table *table, int64 number)
+/* The row with this number, and the scan that has it; NULL if there is none. */
+static HeapTuple
+find_row(Table *table, int64 number, SysScanDesc *scan)
 {
 	ScanKeyData key;
-	SysScanDesc scan;
 	HeapTuple	tuple;
 
-	ScanKeyInit(&key, table->places->number[0], BTEqualStrategyNumber, F_INT8EQ,
-				Int64GetDatum(number));
-	scan = systable_beginscan(table->relation, table->index,
-							  OidIsValid(table->index),
-							  table->state->es_snapshot, 1, &key);
-	tuple = systable_getnext(scan);
-	if (HeapTupleIsValid(tuple))
-	{
-		ExecStoreHeapTuple(tuple, table->old_row, false);
-		return scan;
-	}
-	systable_endscan(scan);
-	return NULL;
-}
-
-/* Remove the row that is in table->old_row. */
-static void
-remove_found(Table *table)
-{
-	EPQState	nobody;
-
-	compat_eval_plan_qual_init(&nobody, table->state);
-	ExecSimpleRelationDelete(table->info, table->state, &nobody,
-							 table->old_row);
-	EvalPlanQualEnd(&nobody);
-	ExecClearTuple(table->old_row);
+	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(number));
+	*scan = systable_beginscan(table->relation, table->relation->rd_pkindex, true,
+							   GetActiveSnapshot(), 1, &key);
+	tuple = systable_getnext(*scan);
+	if (!HeapTupleIsValid(tuple))
+		systable_endscan(*scan);
+	return tuple;
 }
 
 static void
 remove_row(Table *table, int64 number)
 {
-	SysScanDesc scan = find_row(table, number);
+	SysScanDesc scan;
+	HeapTuple	tuple = find_row(table, number, &scan);
 
-	if (scan == NULL)
+	if (tuple == NULL)
 		return;
-	remove_found(table);
+	CatalogTupleDelete(table->relation, &tuple->t_self);
 	systable_endscan(scan);
 }
 
-/* Columns that somebody has added get their default, or keep what they have. */
-static void
-fill_others(Table *table, TupleTableSlot *old_row)
-{
-	ExprContext *context = GetPerTupleExprContext(table->state);
-
-	for (int i = 0; i < table->num_others; i++)
-	{
-		int			column = table->others[i] - 1;
-		Datum	   *value = &table->row->tts_values[column];
-		bool	   *is_null = &table->row->tts_isnull[column];
-
-		if (old_row)
-			*value = slot_getattr(old_row, column + 1, is_null);
-		else if (table->defaults[i])
-			*value = ExecEvalExpr(table->defaults[i], context, is_null);
-	}
-}
-
 /*
- * Write table->row, in the place of the old one where there may be one.  A row
- * of another system can have the same number as a new one here.
+ * Write the row, in the place of the old one if there may be one.  A row that came
+ * with a copy can have the same number as a new one here.
  */
 static void
 write_row(Table *table, int64 number, bool had_row)
 {
-	SysScanDesc scan = had_row || has_foreign_rows ?
-		find_row(table, number) : NULL;
-	EPQState	nobody;
+	HeapTuple	row = heap_form_tuple(RelationGetDescr(table->relation),
+									  table->values, table->nulls);
+	SysScanDesc scan;
+	HeapTuple	old_row = had_row || has_foreign_rows ?
+		find_row(table, number, &scan) : NULL;
 
-	fill_others(table, scan ? table->old_row : NULL);
-	ExecStoreVirtualTuple(table->row);
-	if (scan == NULL)
+	if (old_row == NULL)
 	{
-		ExecSimpleRelationInsert(table->info, table->state, table->row);
+		CatalogTupleInsertWithInfo(table->relation, row, table->indexes);
 		return;
 	}
-	compat_eval_plan_qual_init(&nobody, table->state);
-	ExecSimpleRelationUpdate(table->info, table->state, &nobody,
-							 table->old_row, table->row);
-	EvalPlanQualEnd(&nobody);
-	ExecClearTuple(table->old_row);
+	CatalogTupleUpdateWithInfo(table->relation, &old_row->t_self, row,
+							   table->indexes);
 	systable_endscan(scan);
 }
 
 static void
 set(Table *table, int column, bool is_null, Datum datum)
 {
-	int			place = table->places->number[column] - 1;
-
-	table->row->tts_values[place] = datum;
-	table->row->tts_isnull[place] = is_null;
+	table->values[column] = datum;
+	table->nulls[column] = is_null;
 }
 
 static void
@@ -368,14 +240,13 @@ fill_lease(Table *table, const DlockImage *image)
 }
 
 /*
- * Make table->row.  Which system and database it belongs to is written, too:
- * rows of another one came with a copy, and stand for nothing here.
+ * Fill in the row.  Which system and database it belongs to is written, too: rows
+ * of another one came with a copy, and stand for nothing here.
  */
 static void
 fill_row(Table *table, const DlockImage *image)
 {
-	ExecClearTuple(table->row);
-	memset(table->row->tts_isnull, true,
+	memset(table->nulls, true,
 		   RelationGetDescr(table->relation)->natts * sizeof(bool));
 	if (image->record->is_lease)
 		fill_lease(table, image);
@@ -395,11 +266,7 @@ write_image(Table *table, const DlockImage *image)
 
 	if (!image->over)
 	{
-		MemoryContext old_context =
-			MemoryContextSwitchTo(GetPerTupleMemoryContext(table->state));
-
 		fill_row(table, image);
-		MemoryContextSwitchTo(old_context);
 		write_row(table, number, image->had_row);
 	}
 	else if (image->had_row)
@@ -423,11 +290,10 @@ write_table(DlockTable which, const DlockImage *images, int count)
 			continue;
 		if (table.relation == NULL)
 			open_table(&table, which);
-		/* what a trigger's function keeps from row to row is put there */
-		old_context = MemoryContextSwitchTo(table.state->es_query_cxt);
+		old_context = MemoryContextSwitchTo(table.row_context);
 		write_image(&table, &images[i]);
 		MemoryContextSwitchTo(old_context);
-		ResetPerTupleExprContext(table.state);
+		MemoryContextReset(table.row_context);
 		if (images[i].had_row)
 			dead++;
 	}
@@ -474,11 +340,14 @@ open_tables(DlockSpace *space)
 		}
 		tables_known = false;
 	}
-	if (!places_known)
+	if (changes_checked != table_changes)
 	{
+		/* a change that comes in meanwhile is looked at with the next batch */
+		uint64		changes = table_changes;
+
 		for (int i = 0; i < DLOCK_NUM_TABLES; i++)
-			dlock_shape_find(relations[i], &dlock_shapes[i], &table_places[i]);
-		places_known = true;
+			dlock_shape_check(relations[i], &dlock_shapes[i]);
+		changes_checked = changes;
 	}
 	return true;
 }
@@ -518,7 +387,7 @@ dlock_rows_begin(DlockSpace *space)
 	awaited = -1;
 	mark_origin();
 	has_foreign_rows =
-		pg_atomic_read_u32(&space->cleared) != DLOCK_CLEARED;
+		pg_atomic_read_u32(&space->cleared) == 0;
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	if (!open_tables(space))
@@ -610,11 +479,11 @@ typedef struct LeaseSeen
 
 /* Does a row stand for something?  Takes note of leases. */
 static bool
-is_alive(const Table *table, const DlockStored *row, HTAB *leases)
+is_alive(DlockTable which, const DlockStored *row, HTAB *leases)
 {
 	LeaseSeen  *lease;
 
-	if (table->shape == &dlock_shapes[DLOCK_TABLE_LEASES])
+	if (which == DLOCK_TABLE_LEASES)
 	{
 		lease = hash_search(leases, &row->values[DLOCK_LEASE_LEASE],
 							HASH_ENTER, NULL);
@@ -629,53 +498,33 @@ is_alive(const Table *table, const DlockStored *row, HTAB *leases)
 					 !lease->delayed);
 }
 
-/* Returns whether there are rows of others that have to stay. */
-static bool
+static void
 remove_dead(DlockTable which, HTAB *leases)
 {
-	Table		table;
-	SysScanDesc scan;
+	Relation	relation = relations[which];
+	const DlockShape *shape = &dlock_shapes[which];
+	SysScanDesc scan = systable_beginscan(relation, InvalidOid, false,
+										  GetActiveSnapshot(), 0, NULL);
 	HeapTuple	tuple;
-	bool		left = false;
 
-	open_table(&table, which);
-	scan = systable_beginscan(table.relation, InvalidOid, false,
-							  table.state->es_snapshot, 0, NULL);
 	while ((tuple = systable_getnext(scan)) != NULL)
 	{
 		DlockStored row;
 
-		dlock_shape_take_row(table.relation, table.shape, table.places, tuple,
-							 &row);
-		if (dlock_shape_is_foreign(table.shape, &row))
-		{
-			if (XLogLogicalInfoActive())
-			{
-				left = true;
-				continue;
-			}
-		}
-		else if (is_alive(&table, &row, leases))
-			continue;
-		ExecStoreHeapTuple(tuple, table.old_row, false);
-		remove_found(&table);
+		dlock_shape_take_row(relation, shape, tuple, &row);
+		if (dlock_shape_is_foreign(shape, &row) ||
+			!is_alive(which, &row, leases))
+			CatalogTupleDelete(relation, &tuple->t_self);
 	}
 	systable_endscan(scan);
-	close_table(&table);
-	return left;
 }
 
 /*
  * Remove rows that stand for nothing: of another system or database, and of
  * leases that are not there.
- *
- * A foreign row may have come by logical replication, from where it stands for
- * something; and its removal may go back there.  So where that is possible it
- * stays.  It is not read, and what is written here takes its place if it has
- * the same number.  Returns whether there is any.
  */
-bool
-dlock_rows_remove_foreign(DlockSpace *space)
+void
+dlock_rows_remove_dead(void)
 {
 	HASHCTL		info = {
 		.keysize = sizeof(int64),
@@ -684,11 +533,10 @@ dlock_rows_remove_foreign(DlockSpace *space)
 	};
 	HTAB	   *leases = hash_create("dlock leases seen", 256, &info,
 									 HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-	bool		left = remove_dead(DLOCK_TABLE_LEASES, leases);
 
-	left |= remove_dead(DLOCK_TABLE_QUEUE, leases);
+	remove_dead(DLOCK_TABLE_LEASES, leases);
+	remove_dead(DLOCK_TABLE_QUEUE, leases);
 	hash_destroy(leases);
-	return left;
 }
 
 /* Commit what dlock_rows_begin() has begun. */

@@ -535,7 +535,7 @@ work(void)
 		next = 0;
 	(void) dlock_heartbeat_beat(my_space, knows_all);
 	dlock_due_expire(STEP_US);
-	if (pg_atomic_read_u32(&my_space->cleared) == DLOCK_NOT_CLEARED)
+	if (pg_atomic_read_u32(&my_space->cleared) == 0)
 		next = sooner(next, dlock_task_perform(&clear_task));
 	if (!extension_is_gone)
 		next = sooner(next, dlock_task_perform(&journal_task));

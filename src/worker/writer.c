@@ -355,15 +355,12 @@ dlock_writer_begin(DlockSpace *space)
 bool
 dlock_writer_clear(DlockSpace *space)
 {
-	bool		left;
-
-	if (pg_atomic_read_u32(&space->cleared) != DLOCK_NOT_CLEARED)
+	if (pg_atomic_read_u32(&space->cleared) != 0)
 		return true;
 	if (!dlock_rows_begin(space))
 		return false;
-	left = dlock_rows_remove_foreign(space);
+	dlock_rows_remove_dead();
 	dlock_rows_commit();
-	pg_atomic_write_u32(&space->cleared,
-						left ? DLOCK_FOREIGN_LEFT : DLOCK_CLEARED);
+	pg_atomic_write_u32(&space->cleared, 1);
 	return true;
 }
