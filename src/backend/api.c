@@ -980,7 +980,7 @@ enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 	request.info = get_info(fcinfo, 7);
 	request.channel = get_channel(fcinfo, 2, DLOCK_LEASE);
 	get_lease_or_ttl(fcinfo, space, ttl, &request);
-	number = dlock_lessee_enqueue(space, &request);
+	number = dlock_lessee_enqueue(space, &request, fcinfo->flinfo);
 	dlock_record_end_uses(before);
 	PG_RETURN_INT64(number);
 }

@@ -72,7 +72,8 @@ extern bool dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
 									 int64 *fences, int *failed,
 									 DlockOutcome *outcome);
 extern int64 dlock_lessee_enqueue(DlockSpace *space,
-								  const DlockRequest *request);
+								  const DlockRequest *request,
+								  const FmgrInfo *function);
 extern bool dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
 							  DlockTimeout timeout);
 

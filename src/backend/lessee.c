@@ -345,9 +345,13 @@ enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
  *
  * What another call has made is announced to this one's client from now on.  Only
  * when all else is done: should this call fail, the other client is still told.
+ *
+ * "function" is the SQL-callable function: if its statement is canceled after it has
+ * returned, a new ticket is taken back, because the client never gets the number.
  */
 int64
-dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request)
+dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
+					 const FmgrInfo *function)
 {
 	DlockLeaseTicket *ticket;
 	dsa_pointer redirection = InvalidDsaPointer;
@@ -360,9 +364,10 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request)
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
 	/* also what was there: nobody may have done so, if it was adopted now */
 	dlock_lease_ticket_publish(ticket);
+	/* one more mark: of a redirection, or behind the first one, to arm */
+	dlock_xact_prepare();
 	if (!created)
 	{
-		dlock_xact_prepare();
 		redirection = dlock_announcement_make(space, request);
 		dlock_xact_redirect(ticket, redirection);
 		dlock_lease_ticket_begin_redirect(ticket, redirection);
@@ -370,7 +375,11 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request)
 	make_durable(space, ticket, false);
 	if (!created && !dlock_queue_redirect(ticket, redirection))
 		dlock_raise_no_ticket(ticket->ticket.number);
-	dlock_xact_keep(created ? 1 : 2);
+	/* a ticket that another call has made is that one's to keep, too */
+	if (created)
+		dlock_xact_keep_result(function, 1);
+	else
+		dlock_xact_keep(2);
 	dlock_xact_arm(NULL, ticket,
 				   dlock_announcement_my_claim(&ticket->ticket));
 	return ticket->ticket.number;

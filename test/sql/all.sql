@@ -208,6 +208,10 @@ SELECT dlock_lease_open('1h') AS lease \gset
 SELECT dlock_lease_acquire_all('{a,b}', :lease), cancel();
 SELECT count(*) FROM dlock_locks WHERE granted AND lease = :lease;
 SELECT dlock_ttl_acquire('c', '1h'), cancel();
+\echo :SQLSTATE
+SELECT dlock_lease_enqueue('d', :lease, 'nobody'), cancel();
+\echo :SQLSTATE
+SELECT dlock_ttl_enqueue('e', '1h', 'nobody'), cancel();
 SELECT count(*) FROM dlock_locks WHERE granted;
 SELECT dlock_lease_acquire_all('{a,b}', :lease), 1 / (0 * random())::integer;
 SELECT count(*) FROM dlock_locks WHERE granted AND lease = :lease;
