@@ -13,6 +13,10 @@ PGFILEDESC = "dlock - distributed locks"
 OBJS = \
 	src/dlock.o \
 	src/backend/api.o \
+	src/backend/api_admin.o \
+	src/backend/api_all.o \
+	src/backend/api_lease.o \
+	src/backend/arguments.o \
 	src/backend/blockers.o \
 	src/backend/cancel.o \
 	src/backend/change.o \

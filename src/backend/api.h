@@ -1,0 +1,82 @@
+/*-------------------------------------------------------------------------
+ *
+ * api.h
+ *	  What the files of functions that SQL calls share: arguments.c, api.c,
+ *	  api_all.c, api_lease.c and api_admin.c.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef DLOCK_API_H
+#define DLOCK_API_H
+
+#include "backend/backend.h"
+
+/* Begin a call, and return this database's space */
+extern DlockSpace *dlock_begin_call(void);
+extern DlockSpace *dlock_begin_named_call(FunctionCallInfo fcinfo,
+										  DlockKey *key);
+extern void dlock_check_unrestricted(void);
+extern DlockSpace *dlock_begin_change(void);
+extern DlockSpace *dlock_begin_lease_change(void);
+extern DlockSpace *dlock_begin_protected_change(FunctionCallInfo fcinfo,
+												DlockKey *key);
+extern DlockSpace *dlock_begin_protected_lease_change(FunctionCallInfo fcinfo,
+													  DlockKey *key);
+
+/* Arguments */
+extern void dlock_raise_null(const char *name);
+extern void dlock_make_key(DlockKey *key, const DlockSpace *space, text *name);
+extern DlockTimeout dlock_get_timeout(FunctionCallInfo fcinfo, int argument);
+extern int64 dlock_get_duration(FunctionCallInfo fcinfo, int argument,
+								const char *name);
+extern const char *dlock_get_text(FunctionCallInfo fcinfo, int argument,
+								  const char *name);
+extern const char *dlock_get_info(FunctionCallInfo fcinfo, int argument);
+extern void dlock_get_mode(FunctionCallInfo fcinfo, int shared,
+						   DlockRequest *request);
+extern const char *dlock_get_channel(FunctionCallInfo fcinfo, int argument,
+									 DlockScope scope);
+extern DlockLease *dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space,
+								   int argument);
+extern void dlock_raise_timeout(DlockSpace *space, const DlockRequest *request,
+								DlockTimeout timeout, DlockOutcome outcome);
+
+static inline void
+dlock_need(FunctionCallInfo fcinfo, int argument, const char *name)
+{
+	if (unlikely(PG_ARGISNULL(argument)))
+		dlock_raise_null(name);
+}
+
+/* A text argument, which is mostly as it is to be already */
+static inline text *
+dlock_get_varlena(FunctionCallInfo fcinfo, int argument)
+{
+	struct varlena *value = (struct varlena *)
+		DatumGetPointer(PG_GETARG_DATUM(argument));
+
+	if (likely(!VARATT_IS_COMPRESSED(value) && !VARATT_IS_EXTERNAL(value)))
+		return (text *) value;
+	return PG_GETARG_TEXT_PP(argument);
+}
+
+/* What belongs to a session, and so is unfit where clients take turns in one */
+typedef enum DlockSessionUse
+{
+	DLOCK_USE_LOCK,
+	DLOCK_USE_ATTACHED_LEASE,
+	DLOCK_USE_CHANNEL,
+	DLOCK_USE_WATCH
+} DlockSessionUse;
+
+extern void dlock_advise_against_use(DlockSessionUse use);
+
+/* Does dlock.session_locks let a client use its session for more than a moment? */
+static inline void
+dlock_check_session_use(DlockSessionUse use)
+{
+	if (unlikely(dlock_session_locks != DLOCK_SESSION_LOCKS_ALLOW))
+		dlock_advise_against_use(use);
+}
+
+#endif							/* DLOCK_API_H */

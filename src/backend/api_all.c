@@ -1,0 +1,241 @@
+/*-------------------------------------------------------------------------
+ *
+ * api_all.c
+ *	  The functions that acquire several locks at once, all or none.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+
+#include "backend/api.h"
+
+static int
+compare_keys(const DlockKey *a, const DlockKey *b)
+{
+	int			result = memcmp(a->name, b->name, Min(a->length, b->length));
+
+	return result != 0 ? result : (int) a->length - (int) b->length;
+}
+
+static int
+compare_key_pointers(const void *a, const void *b)
+{
+	return compare_keys(*(DlockKey *const *) a, *(DlockKey *const *) b);
+}
+
+/* For sorting: a key for each name may be many, and takes its time. */
+static int
+compare_interruptibly(const void *a, const void *b)
+{
+	CHECK_FOR_INTERRUPTS();
+	return compare_key_pointers(a, b);
+}
+
+/*
+ * Nobody can acquire more locks than that; and a key is many times as large as
+ * a short name, so this comes before any is made.  Where a pointer has 32 bits,
+ * their size could overflow.
+ */
+static void
+check_count(int count)
+{
+	if (count > dlock_max_locks_per_session ||
+		(Size) count > MaxAllocHugeSize / sizeof(DlockKey))
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("too many lock names"),
+				 errdetail("The array has %d elements, and dlock.max_locks_per_session is %d.",
+						   count, dlock_max_locks_per_session),
+				 errhint("Acquire fewer locks at a time, or increase dlock.max_locks_per_session.")));
+}
+
+/*
+ * The names of an array as keys: "keys" in the array's order, "sorted"
+ * without duplicates in the order of their bytes, which is the one global
+ * order of acquiring.  Returns how many "sorted" has.
+ */
+static int
+get_keys(DlockSpace *space, ArrayType *names, int *count,
+		 DlockKey **keys, DlockKey ***sorted)
+{
+	Datum	   *elements;
+	bool	   *nulls;
+	int			unique = 0;
+
+	if (ARR_NDIM(names) > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
+				 errmsg("wrong number of array subscripts"),
+				 errdetail("The array of lock names must be one-dimensional.")));
+	check_count(ArrayGetNItems(ARR_NDIM(names), ARR_DIMS(names)));
+	deconstruct_array(names, TEXTOID, -1, false, TYPALIGN_INT,
+					  &elements, &nulls, count);
+	*keys = MemoryContextAllocHuge(CurrentMemoryContext,
+								   Max(*count, 1) * sizeof(DlockKey));
+	*sorted = palloc(Max(*count, 1) * sizeof(DlockKey *));
+	for (int i = 0; i < *count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (nulls[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("lock name must not be null"),
+					 errhint("Remove the null from the array, as with array_remove().")));
+		dlock_make_key(&(*keys)[i], space, DatumGetTextPP(elements[i]));
+		dlock_reserve_check(space, &(*keys)[i]);
+		(*sorted)[i] = &(*keys)[i];
+	}
+	qsort(*sorted, *count, sizeof(DlockKey *), compare_interruptibly);
+	for (int i = 0; i < *count; i++)
+	{
+		if (unique == 0 ||
+			compare_keys((*sorted)[unique - 1], (*sorted)[i]) != 0)
+			(*sorted)[unique++] = (*sorted)[i];
+	}
+	return unique;
+}
+
+/*
+ * The array to be returned, with room for "count" fences, and which of the
+ * sorted keys each is for.  Made before anything is acquired: what comes after
+ * that cannot fail, nor be interrupted.
+ */
+static ArrayType *
+make_result(DlockKey *keys, int count, DlockKey **sorted, int unique,
+			int **places)
+{
+	Datum	   *zeros = palloc(Max(count, 1) * sizeof(Datum));
+	ArrayType  *result;
+
+	*places = palloc(Max(count, 1) * sizeof(int));
+	for (int i = 0; i < count; i++)
+	{
+		DlockKey   *key = &keys[i];
+		DlockKey  **found = bsearch(&key, sorted, unique, sizeof(DlockKey *),
+									compare_interruptibly);
+
+		(*places)[i] = (int) (found - sorted);
+		zeros[i] = Int64GetDatum(0);
+	}
+	result = construct_array(zeros, count, INT8OID, sizeof(int64),
+							 FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
+	pfree(zeros);
+	return result;
+}
+
+/*
+ * The functions that acquire many locks at once:
+ * (names, timeout, shared, info), or (names, lease, timeout, shared, info).
+ */
+static Datum
+dlock_acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
+{
+	int			before = dlock_record_begin_uses();
+	int			tail = scope == DLOCK_LEASE ? 2 : 1;
+	DlockSpace *space = dlock_begin_change();
+	DlockRequest request = {
+		.scope = scope,
+		.permits = 1,
+	};
+	DlockTimeout timeout;
+	DlockOutcome outcome;
+	DlockKey   *keys;
+	DlockKey  **sorted;
+	int64	   *fences;
+	int		   *places;
+	ArrayType  *result;
+	int			count;
+	int			unique;
+	int			failed = 0;
+	bool		acquired = false;
+
+	dlock_need(fcinfo, 0, "names");
+	if (scope == DLOCK_LEASE)
+		dlock_need(fcinfo, 1, "lease");
+	dlock_need(fcinfo, tail + 1, "shared");
+	unique = get_keys(space, PG_GETARG_ARRAYTYPE_P(0), &count, &keys, &sorted);
+	request.timeout = timeout = dlock_get_timeout(fcinfo, tail);
+	request.mode = PG_GETARG_BOOL(tail + 1) ? DLOCK_SHARED : DLOCK_EXCLUSIVE;
+	request.info = dlock_get_info(fcinfo, tail + 2);
+	if (scope == DLOCK_SESSION)
+		dlock_check_session_use(DLOCK_USE_LOCK);
+
+	fences = palloc(Max(unique, 1) * sizeof(int64));
+	result = make_result(keys, count, sorted, unique, &places);
+	if (scope != DLOCK_LEASE)
+		acquired = dlock_session_acquire_all(space, &request, sorted, unique,
+											 fences, &failed, &outcome);
+	else
+	{
+		/* where there is no lock to be busy, there is no timeout */
+		if (unique == 0)
+			request.timeout = DLOCK_WAIT_FOREVER;
+		else
+			request.key = *sorted[0];
+		(void) dlock_request_wait_for_load(space, &request, &outcome);
+		request.lease = dlock_get_lease(fcinfo, space, 1);
+		acquired = dlock_lessee_acquire_all(space, &request, sorted, unique,
+											fences, &failed, &outcome);
+	}
+	dlock_record_end_uses(before);
+	if (!acquired)
+	{
+		request.key = *sorted[failed];
+		if (!try)
+			dlock_raise_timeout(space, &request, timeout, outcome);
+		PG_RETURN_NULL();
+	}
+
+	for (int i = 0; i < count; i++)
+		((int64 *) ARR_DATA_PTR(result))[i] = fences[places[i]];
+	if (scope != DLOCK_TRANSACTION)
+		dlock_xact_keep_result(fcinfo->flinfo, unique);
+	PG_RETURN_ARRAYTYPE_P(result);
+}
+
+PG_FUNCTION_INFO_V1(dlock_acquire_all);
+Datum
+dlock_acquire_all(PG_FUNCTION_ARGS)
+{
+	return dlock_acquire_names(fcinfo, DLOCK_SESSION, false);
+}
+
+PG_FUNCTION_INFO_V1(dlock_try_acquire_all);
+Datum
+dlock_try_acquire_all(PG_FUNCTION_ARGS)
+{
+	return dlock_acquire_names(fcinfo, DLOCK_SESSION, true);
+}
+
+PG_FUNCTION_INFO_V1(dlock_xact_acquire_all);
+Datum
+dlock_xact_acquire_all(PG_FUNCTION_ARGS)
+{
+	return dlock_acquire_names(fcinfo, DLOCK_TRANSACTION, false);
+}
+
+PG_FUNCTION_INFO_V1(dlock_try_xact_acquire_all);
+Datum
+dlock_try_xact_acquire_all(PG_FUNCTION_ARGS)
+{
+	return dlock_acquire_names(fcinfo, DLOCK_TRANSACTION, true);
+}
+
+PG_FUNCTION_INFO_V1(dlock_lease_acquire_all);
+Datum
+dlock_lease_acquire_all(PG_FUNCTION_ARGS)
+{
+	return dlock_acquire_names(fcinfo, DLOCK_LEASE, false);
+}
+
+PG_FUNCTION_INFO_V1(dlock_try_lease_acquire_all);
+Datum
+dlock_try_lease_acquire_all(PG_FUNCTION_ARGS)
+{
+	return dlock_acquire_names(fcinfo, DLOCK_LEASE, true);
+}

@@ -1,0 +1,367 @@
+/*-------------------------------------------------------------------------
+ *
+ * arguments.c
+ *	  What the functions that SQL calls begin with, and their arguments.
+ *
+ * None of these functions is strict: a NULL for an argument that needs a value is an
+ * error, not a NULL result, which would read as "not acquired".
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/parallel.h"
+#include "access/xlog.h"
+#include "common/int.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "backend/api.h"
+#include "tables/tables.h"
+
+/* What nobody means to wait for, in microseconds */
+#define LONG_TIMEOUT	(366 * USECS_PER_DAY)
+
+/* The settings */
+int			dlock_max_ttl;
+int			dlock_session_locks;
+
+/*
+ * What every call begins with.  Returns this database's space; what leases keep
+ * there may not have been read since the server was started.
+ *
+ * Enough for what asks about this session, or, behind dlock_get_key(), about one
+ * lock.
+ */
+DlockSpace *
+dlock_begin_call(void)
+{
+	DlockSpace *space;
+
+	if (RecoveryInProgress())
+		ereport(ERROR,
+				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+				 errmsg("cannot use locks during recovery"),
+				 errdetail("A standby server knows nothing of the locks that its primary grants."),
+				 errhint("Connect to the primary server.")));
+	if (IsParallelWorker())
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+				 errmsg("cannot use locks in a parallel worker"),
+				 errhint("Functions that call dlock must be PARALLEL UNSAFE.")));
+	if (unlikely(!dlock_session_attached))
+		dlock_session_attach();
+	space = dlock_current_space();
+	dlock_worker_look(space);
+	return space;
+}
+
+void
+dlock_check_unrestricted(void)
+{
+	if (InSecurityRestrictedOperation())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("cannot change locks within a security-restricted operation"),
+				 errdetail("Here the code of an object's owner runs amid the locks of another role's session.")));
+}
+
+/*
+ * The door for all that changes anything: tickets, leases, guards, versions,
+ * reservations, numbers, what a session waits for or listens on.
+ *
+ * Not within a security-restricted operation, as it is with LISTEN.  There the
+ * code of an object's owner, such as a function in the expression of an index,
+ * runs in the session of somebody else, who analyzes the table or refreshes the
+ * view: as the owner's role, but amid the locks of that session.
+ */
+DlockSpace *
+dlock_begin_change(void)
+{
+	dlock_check_unrestricted();
+	return dlock_begin_call();
+}
+
+/* The same for what a lease can have to do with: all of them are there. */
+DlockSpace *
+dlock_begin_lease_change(void)
+{
+	(void) dlock_begin_change();
+	return dlock_loaded_space();
+}
+
+void
+dlock_raise_null(const char *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+			 errmsg("argument \"%s\" must not be null", name),
+			 errhint("Give a value, or leave the argument out if it has a default.")));
+}
+
+void
+dlock_make_key(DlockKey *key, const DlockSpace *space, text *name)
+{
+	int			length = VARSIZE_ANY_EXHDR(name);
+
+	if (length == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("lock name must not be empty"),
+				 errhint("A name has between 1 and %d bytes.", DLOCK_MAX_NAME)));
+	if (length > DLOCK_MAX_NAME)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("lock name is too long"),
+				 errdetail("It has %d bytes; at most %d are allowed.",
+						   length, DLOCK_MAX_NAME),
+				 errhint("Use a digest of it, such as md5().")));
+	dlock_key_fill(key, space, VARDATA_ANY(name), length);
+}
+
+/* The lock name in the first argument, as every function has it. */
+void
+dlock_get_key(FunctionCallInfo fcinfo, const DlockSpace *space, DlockKey *key)
+{
+	dlock_need(fcinfo, 0, "name");
+	dlock_make_key(key, space, dlock_get_varlena(fcinfo, 0));
+}
+
+/* A call that asks for a lock, and is told what leases have there, too. */
+DlockSpace *
+dlock_begin_named_call(FunctionCallInfo fcinfo, DlockKey *key)
+{
+	DlockSpace *space = dlock_begin_call();
+
+	dlock_get_key(fcinfo, space, key);
+	(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER, NULL);
+	return space;
+}
+
+/* For what changes something, and needs a right to a reserved name */
+DlockSpace *
+dlock_begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
+{
+	DlockSpace *space = dlock_begin_change();
+
+	dlock_get_key(fcinfo, space, key);
+	dlock_reserve_check(space, key);
+	return space;
+}
+
+DlockSpace *
+dlock_begin_protected_lease_change(FunctionCallInfo fcinfo, DlockKey *key)
+{
+	(void) dlock_begin_protected_change(fcinfo, key);
+	return dlock_loaded_space();
+}
+
+/*
+ * A timeout.  Months count 30 days and days 24 hours, as in every place where
+ * PostgreSQL makes a number of an interval.
+ *
+ * Whoever waits for longer than a year is most likely a program that sent
+ * nanoseconds, or milliseconds, as a number, and PostgreSQL reads numbers as
+ * seconds.  It is no error, because some write "for ever" like this.
+ */
+DlockTimeout
+dlock_get_timeout(FunctionCallInfo fcinfo, int argument)
+{
+	Interval   *interval;
+	int64		days;
+	int64		result;
+
+	if (PG_ARGISNULL(argument))
+		return DLOCK_WAIT_FOREVER;
+	interval = PG_GETARG_INTERVAL_P(argument);
+	if (COMPAT_INTERVAL_NOT_FINITE(interval) ||
+		(days = (int64) interval->month * DAYS_PER_MONTH + interval->day,
+		 pg_mul_s64_overflow(days, USECS_PER_DAY, &result)) ||
+		pg_add_s64_overflow(result, interval->time, &result) ||
+		result < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("timeout must not be negative or infinite"),
+				 errhint("To wait without a limit, use timeout => NULL.")));
+	if (result > LONG_TIMEOUT)
+		ereport(WARNING,
+				(errcode(ERRCODE_WARNING),
+				 errmsg("timeout is %lld days long",
+						(long long) (result / USECS_PER_DAY)),
+				 errhint("A bare number is seconds; a program may have meant milliseconds or nanoseconds. To wait without a limit, use timeout => NULL.")));
+	return result;
+}
+
+/*
+ * The length of time that a lease lives without being renewed, or keeps its
+ * locks closed, in microseconds.  A month is no length of time.
+ */
+int64
+dlock_get_duration(FunctionCallInfo fcinfo, int argument, const char *name)
+{
+	Interval   *interval = PG_GETARG_INTERVAL_P(argument);
+	int64		result = 0;
+
+	if (COMPAT_INTERVAL_NOT_FINITE(interval) || interval->month != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must be a fixed length of time", name),
+				 errhint("Give it in seconds, minutes, hours or days.")));
+	if (pg_mul_s64_overflow(interval->day, USECS_PER_DAY, &result) ||
+		pg_add_s64_overflow(result, interval->time, &result) ||
+		result < DLOCK_MIN_TTL ||
+		result > (int64) dlock_max_ttl * USECS_PER_SEC)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must be between 100 ms and dlock.max_ttl", name),
+				 errdetail("dlock.max_ttl is %d seconds.", dlock_max_ttl),
+				 errhint("Use another %s, or change dlock.max_ttl.", name)));
+	return result;
+}
+
+/* A text for others to read: "info" or "owner" */
+const char *
+dlock_get_text(FunctionCallInfo fcinfo, int argument, const char *name)
+{
+	text	   *value;
+
+	if (PG_ARGISNULL(argument))
+		return NULL;
+	value = PG_GETARG_TEXT_PP(argument);
+	if (VARSIZE_ANY_EXHDR(value) > DLOCK_MAX_INFO)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s is too long", name),
+				 errdetail("It has %d bytes; at most %d are allowed.",
+						   (int) VARSIZE_ANY_EXHDR(value), DLOCK_MAX_INFO),
+				 errhint("Keep what is longer elsewhere, and say where.")));
+	return text_to_cstring(value);
+}
+
+const char *
+dlock_get_info(FunctionCallInfo fcinfo, int argument)
+{
+	return dlock_get_text(fcinfo, argument, "info");
+}
+
+/* Mode, slots and permits, from three arguments in a row. */
+void
+dlock_get_mode(FunctionCallInfo fcinfo, int shared, DlockRequest *request)
+{
+	int			slots = shared + 1;
+	int			permits = shared + 2;
+
+	dlock_need(fcinfo, shared, "shared");
+	dlock_need(fcinfo, permits, "permits");
+	request->slots = PG_ARGISNULL(slots) ? 0 : PG_GETARG_INT32(slots);
+	request->permits = PG_GETARG_INT32(permits);
+	request->mode = PG_GETARG_BOOL(shared) ? DLOCK_SHARED :
+		PG_ARGISNULL(slots) ? DLOCK_EXCLUSIVE : DLOCK_SLOTS;
+
+	if (request->mode == DLOCK_SHARED && !PG_ARGISNULL(slots))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("\"shared\" and \"slots\" cannot be used together"),
+				 errhint("A lock with slots is shared by nature: a request takes one permit, or as many as \"permits\" says.")));
+	if (!PG_ARGISNULL(slots) && request->slots < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("slots must be 1 or more, not %d", request->slots),
+				 errhint("Leave out \"slots\" for a lock that only one can hold.")));
+	if (request->permits < 1 ||
+		request->permits > (request->mode == DLOCK_SLOTS ? request->slots : 1))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("permits must be between 1 and slots, not %d",
+						request->permits),
+				 request->mode == DLOCK_SLOTS ?
+				 errdetail("The lock has %d slots.", request->slots) :
+				 errhint("Only a request with \"slots\" can take more than one permit.")));
+}
+
+/* As dlock_check_session_use(), where the setting says something else than "allow" */
+void
+dlock_advise_against_use(DlockSessionUse use)
+{
+	static const char *const uses[] = {
+		[DLOCK_USE_LOCK] = "session-scoped lock",
+		[DLOCK_USE_ATTACHED_LEASE] = "lease attached to a session",
+		[DLOCK_USE_CHANNEL] = "session's own channel",
+		[DLOCK_USE_WATCH] = "watch"
+	};
+	bool		warn = dlock_session_locks == DLOCK_SESSION_LOCKS_WARN;
+
+	ereport(warn ? WARNING : ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("%s requested where dlock.session_locks %s it", uses[use],
+					warn ? "advises against" : "forbids"),
+			 errdetail("Behind a transaction pooler, a session and what belongs to it outlive the client."),
+			 use == DLOCK_USE_LOCK ? errhint("Use transaction or lease scope.") :
+			 use == DLOCK_USE_ATTACHED_LEASE ?
+			 errhint("Open the lease without \"attach\", and renew it.") :
+			 use == DLOCK_USE_WATCH ?
+			 errhint("Watch in a session that is not behind a pooler, or ask dlock_locks().") :
+			 errhint("Give a channel that somebody listens on over a connection of its own.")));
+}
+
+void
+dlock_raise_timeout(DlockSpace *space, const DlockRequest *request,
+			  DlockTimeout timeout, DlockOutcome outcome)
+{
+	if (outcome == DLOCK_NOT_LOADED)
+		dlock_load_raise_timeout(space, &request->key);
+	ereport(ERROR,
+			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+			 errmsg("could not acquire lock \"%.*s\" within its timeout",
+					request->key.length, request->key.name),
+			 errdetail("The timeout was %lld.%03d ms.",
+					   (long long) (timeout / 1000), (int) (timeout % 1000)),
+			 errhint("The view dlock_locks shows who holds the lock and who waits.")));
+}
+
+DlockLease *
+dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
+{
+	DlockLease *lease;
+
+	dlock_need(fcinfo, argument, "lease");
+	lease = dlock_lease_find(space, PG_GETARG_INT64(argument));
+	if (lease == NULL)
+	{
+		dlock_raise_lease_gone(PG_GETARG_INT64(argument));
+		pg_unreachable();
+	}
+	if (lease->single)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("lease %lld is a ticket's own",
+						(long long) PG_GETARG_INT64(argument)),
+				 errdetail("It keeps that ticket alone."),
+				 errhint("For several locks, open a lease with dlock_lease_open().")));
+	return lease;
+}
+
+/* A channel of somebody else's, or NULL for this session's own. */
+const char *
+dlock_get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
+{
+	text	   *channel;
+
+	if (PG_ARGISNULL(argument))
+	{
+		/* of a session's ticket, that was told already */
+		if (scope == DLOCK_LEASE)
+			dlock_check_session_use(DLOCK_USE_CHANNEL);
+		return dlock_notify_listen();
+	}
+	channel = PG_GETARG_TEXT_PP(argument);
+	if (VARSIZE_ANY_EXHDR(channel) == 0 ||
+		VARSIZE_ANY_EXHDR(channel) >= NAMEDATALEN)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("channel name must have between 1 and %d bytes, not %d",
+						NAMEDATALEN - 1, (int) VARSIZE_ANY_EXHDR(channel)),
+				 errhint("Leave out \"channel\" to use this session's own.")));
+	return text_to_cstring(channel);
+}
