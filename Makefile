@@ -78,6 +78,8 @@ OBJS = \
 	src/shared/memory.o \
 	src/shared/purge.o \
 	src/shared/queue.o \
+	src/shared/queue_change.o \
+	src/shared/queue_slots.o \
 	src/shared/queue_view.o \
 	src/shared/quorum.o \
 	src/shared/record.o \

@@ -108,7 +108,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 	dlock_lease_begin_change(space);
 	dlock_lease_start(space, lease, false);
 	dlock_journal_mark(space, &lease->record);
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, lease);
 
 	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
 	{

@@ -295,6 +295,54 @@ dlock_lease_unconfirmed_for(DlockLease *lease)
 	return now > confirmed ? now - confirmed : 0;
 }
 
+#ifdef USE_ASSERT_CHECKING
+/* So many tickets of a lease are checked at each change */
+#define MAX_CHECKED	64
+
+/* Is a ticket in the right list of its lease, with what it counts?  I14. */
+static uint32
+check_ticket(const DlockLease *lease, const DlockLeaseTicket *ticket,
+			 bool closed)
+{
+	DlockState	state = dlock_state_of(ticket);
+
+	Assert(dlock_lease_of(ticket) == lease && ticket->ticket.session == 0);
+	Assert(ticket->in_tickets == !closed && ticket->in_closed == closed);
+	Assert(closed ? state == DLOCK_ENDING :
+		   state == DLOCK_WAITING || state == DLOCK_GRANTED);
+	Assert(ticket->held == (state == DLOCK_GRANTED));
+	/* what has changed is in the journal */
+	Assert(ticket->record.listed || ticket->record.has_row);
+	return ticket->held ? 1 : 0;
+}
+
+/* Check the invariants of a lease: I14, and that it counts its tickets rightly. */
+void
+dlock_check_lease(const DlockLease *lease)
+{
+	const DlockList *lists[] = {&lease->tickets, &lease->closed};
+	uint32		held = 0;
+
+	if (lease->single)
+	{
+		if (DsaPointerIsValid(lease->own_ticket))
+			(void) check_ticket(lease, dlock_address(lease->own_ticket), false);
+		return;
+	}
+	Assert(!lease->delayed || pg_atomic_read_u64((pg_atomic_uint64 *) &lease->deadline) == 0);
+	Assert(lease->closed.length == 0 || lease->delayed);
+	if (lease->tickets.length + lease->closed.length > MAX_CHECKED)
+		return;
+	for (int i = 0; i < (int) lengthof(lists); i++)
+	{
+		for (dsa_pointer link = lists[i]->head; DsaPointerIsValid(link);
+			 link = dlock_link_at(link)->next)
+			held += check_ticket(lease, dlock_ticket_in_lease(link), i == 1);
+	}
+	Assert(lease->held == held);
+}
+#endif
+
 /* Enter a lease into its space; called with the lease lock. */
 static void
 list_lease(DlockSpace *space, DlockLease *lease)
@@ -351,7 +399,7 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 		dlock_list_remove(&space->leases, &lease->in_space);
 	dlock_journal_unmark(space, &lease->record);
 	was_retimed = dlock_lease_unretime(space, lease);
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, lease);
 	if (was_retimed)
 		dlock_record_unref(&lease->record);
 	if (was_listed)
@@ -651,7 +699,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 		*info = before;
 		dlock_journal_mark(space, &lease->record);
 	}
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, lease);
 	return is_there;
 }
 
@@ -730,7 +778,7 @@ dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 		lease->delayed = true;
 		lease->delay_ends = dlock_monotonic_now() + lease->delay;
 	}
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, lease);
 }
 
 /*

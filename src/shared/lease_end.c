@@ -99,7 +99,7 @@ finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
 	dlock_lease_begin_change(space);
 	was_listed = record->listed;
 	dlock_journal_unmark(space, record);
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, lease);
 	if (!was_listed)
 		return;
 	ConditionVariableBroadcast(&record->changed);
@@ -249,7 +249,7 @@ dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
 	{
 		dlock_lease_begin_change(space);
 		dlock_journal_mark(space, &lease->record);
-		dlock_lease_end_change(space);
+		dlock_lease_end_change(space, lease);
 	}
 	dlock_worker_wake(space);
 	return count;
@@ -348,7 +348,7 @@ force_end(DlockSpace *space, DlockLease *lease, bool *was_open)
 	}
 	if (!lease->single)
 		dlock_journal_mark(space, &lease->record);
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, lease);
 	if (delayed)
 		(void) end_delay(space, lease, PG_UINT64_MAX);
 	(void) dlock_worker_wake(space);
@@ -447,7 +447,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 	delay_ends = delayed && lease->closed.length > 0 ? lease->delay_ends : 0;
 	if (!lease->single)
 		dlock_journal_mark(space, &lease->record);
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, lease);
 	if (delay_ends > now)
 		return delay_ends;
 	return !delayed || end_delay(space, lease, until) ? 0 : now;

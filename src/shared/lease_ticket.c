@@ -238,7 +238,7 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
 		dlock_lease_ticket_list(lease, ticket, false);
 		dlock_journal_mark(space, &ticket->record);
 	}
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, lease);
 	return open;
 }
 
@@ -265,7 +265,7 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 	/* what is to be announced, the worker learns of by the mark */
 	if (!ticket->inherited || DsaPointerIsValid(ticket->ticket.announcement))
 		dlock_journal_mark(space, &ticket->record);
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, lease);
 }
 
 /*
@@ -294,7 +294,7 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
 			ticket->ticket.pins == 0;
 	ticket->leaves = ticket->ticket.pins == 0;
 	dlock_journal_mark(space, &ticket->record);
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, lease);
 	return at_once;
 }
 
@@ -312,7 +312,7 @@ dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket, dsa_pointer *info)
 	ticket->ticket.info = *info;
 	*info = before;
 	dlock_journal_mark(space, &ticket->record);
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, dlock_lease_of(ticket));
 }
 
 /*
@@ -329,7 +329,7 @@ dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
 	ticket->lowers = true;
 	at_once = !ticket->record.has_row && !ticket->record.in_flight;
 	dlock_journal_mark(space, &ticket->record);
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, dlock_lease_of(ticket));
 	return at_once;
 }
 
@@ -364,7 +364,7 @@ dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 	dlock_lease_begin_change(space);
 	ticket->redirection = announcement;
 	dlock_journal_mark(space, &ticket->record);
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, dlock_lease_of(ticket));
 }
 
 /* Have a ticket's row written once more. */
@@ -375,7 +375,7 @@ dlock_lease_ticket_rewrite(DlockLeaseTicket *ticket)
 
 	dlock_lease_begin_change(space);
 	dlock_journal_mark(space, &ticket->record);
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, dlock_lease_of(ticket));
 }
 
 /*
@@ -464,7 +464,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 			dlock_journal_mark(space, &lease->record);
 		}
 	}
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, lease);
 	return closed;
 }
 

@@ -134,7 +134,7 @@ dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
 		dlock_journal_mark(space, dlock_record_of_lease(record));
 		retime(space, lease);
 	}
-	dlock_lease_end_change(space);
+	dlock_lease_end_change(space, lease);
 }
 
 /*

@@ -32,18 +32,8 @@
 #include "shared/lease.h"
 #include "shared/queue.h"
 
-/* Whom to wake once the entry's lock is free */
-typedef struct Wakeups
-{
-	DlockSpace *space;			/* its worker; or NULL */
-	DlockLeaseTicket *heir;		/* who waits for it, and refer to it; or NULL */
-	DlockSpace *outbox;			/* its sender; or NULL */
-	int			count;
-	int			procnos[8];
-} Wakeups;
-
 static inline void
-begin_wakeups(Wakeups *wakeups)
+begin_wakeups(DlockWakeups *wakeups)
 {
 	wakeups->space = wakeups->outbox = NULL;
 	wakeups->heir = NULL;
@@ -51,15 +41,15 @@ begin_wakeups(Wakeups *wakeups)
 }
 
 static void
-set_latches(Wakeups *wakeups)
+set_latches(DlockWakeups *wakeups)
 {
 	for (int i = 0; i < wakeups->count; i++)
 		SetLatch(&GetPGProcByNumber(wakeups->procnos[i])->procLatch);
 	wakeups->count = 0;
 }
 
-static inline void
-wake_all(Wakeups *wakeups)
+void
+dlock_wakeups_send(DlockWakeups *wakeups)
 {
 	DlockLeaseTicket *heir = wakeups->heir;
 
@@ -86,7 +76,7 @@ wake_all(Wakeups *wakeups)
  * heir's row may have been written before; its session is woken at once.
  */
 static void
-wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
+wake_later(DlockWakeups *wakeups, DlockTicket *ticket, uint32 event)
 {
 	bool		of_lease = is_lease_ticket(ticket);
 
@@ -108,16 +98,6 @@ wake_later(Wakeups *wakeups, DlockTicket *ticket, uint32 event)
 	if (wakeups->count == lengthof(wakeups->procnos))
 		set_latches(wakeups);
 	wakeups->procnos[wakeups->count++] = ticket->procno;
-}
-
-/* The holders of a lock change, or what its watchers are told of them. */
-static inline void
-note_change(const DlockLock *lock, DlockSpace **to_wake)
-{
-	DlockSpace *space = dlock_watch_note_change(&lock->key);
-
-	if (unlikely(space != NULL))
-		*to_wake = space;
 }
 
 /*
@@ -213,9 +193,9 @@ count_wait(const DlockLock *lock, const DlockTicket *ticket)
 /* The head of the queue is granted. */
 static void
 grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
-		   Wakeups *wakeups)
+		   DlockWakeups *wakeups)
 {
-	note_change(lock, &wakeups->space);
+	dlock_queue_note_change(lock, &wakeups->space);
 	count_wait(lock, head);
 	if (is_lease_ticket(head))
 		dlock_lease_ticket_granted(lease_ticket(head), now);
@@ -233,8 +213,8 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
  * Grant to the head of the queue for as long as it fits.  One whose lease has
  * run out gives way: the worker ends it, or has begun to.
  */
-static void
-grant_all(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
+void
+dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 {
 	DlockTicket *head;
 	TimestampTz now = 0;
@@ -264,24 +244,16 @@ grant_all(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
 		notify_holders_wanted(space, lock, &wakeups->space);
 }
 
-/* Somebody has left the lock, or what fits has changed: grant to those who fit. */
-static inline void
-grant_from_queue(DlockSpace *space, DlockLock *lock, Wakeups *wakeups)
-{
-	if (unlikely(DsaPointerIsValid(lock->queue.head)))
-		grant_all(space, lock, wakeups);
-}
-
 /* Take a ticket out of the lock.  It is handed on by the caller. */
 static void
-leave(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
+leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 {
 	Assert(ticket->pins == 0);
 	if (is_queued(ticket))
 		dlock_list_remove(&lock->queue, &ticket->link);
 	else
 	{
-		note_change(lock, &wakeups->space);
+		dlock_queue_note_change(lock, &wakeups->space);
 		dlock_list_remove(&lock->holders, &ticket->link);
 		lock->permits -= ticket->permits;
 		if (ticket->mode == DLOCK_EXCLUSIVE)
@@ -297,30 +269,94 @@ leave(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
 
 /* The same, and hand on what that frees. */
 static void
-take_out(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
+take_out(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 {
 	/* before the ticket can be freed; whoever ends one uses its space */
 	dsa_pointer space = ticket->space;
 
 	leave(lock, ticket, wakeups);
-	grant_from_queue(dlock_space_at(space), lock, wakeups);
+	dlock_queue_grant_waiters(dlock_space_at(space), lock, wakeups);
 }
 
-static inline bool
-is_unused(const DlockLock *lock)
-{
-	return lock->holders.length == 0 && lock->queue.length == 0 &&
-		lock->set_slots == 0 && lock->setters == 0 && !lock->settled;
-}
-
-/* Let go of the entry's lock; an entry without a ticket goes. */
+#ifdef USE_ASSERT_CHECKING
+/* Is a list linked in both directions, and in the order of numbers? */
 static void
-let_go(DlockLock *lock)
+check_list(const DlockList *list)
 {
-	if (is_unused(lock))
+	uint32		length = 0;
+	dsa_pointer prev = InvalidDsaPointer;
+
+	for (DlockTicket *ticket = ticket_at(list->head); ticket;
+		 ticket = ticket_at(ticket->link.next))
+	{
+		Assert(ticket->link.prev == prev);
+		Assert(prev == InvalidDsaPointer ||
+			   ticket_at(prev)->number < ticket->number);
+		prev = ticket->self;
+		length++;
+	}
+	Assert(list->tail == prev && list->length == length);
+}
+
+/* Compare what a lock counts of its holders to the holders. */
+static void
+check_holders(const DlockLock *lock)
+{
+	int64		permits = 0;
+	uint32		exclusive = 0;
+	uint32		closed = 0;
+
+	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
+		 ticket = ticket_at(ticket->link.next))
+	{
+		Assert(state_of(ticket) == DLOCK_GRANTED ||
+			   state_of(ticket) == DLOCK_ENDING);
+		permits += ticket->permits;
+		exclusive += ticket->mode == DLOCK_EXCLUSIVE ? 1 : 0;
+		closed += is_lease_ticket(ticket) && lease_ticket(ticket)->closes ? 1 : 0;
+	}
+	Assert(lock->permits == permits && lock->exclusive == exclusive &&
+		   lock->closed == closed);
+	/* I1 */
+	Assert(exclusive == 0 || (exclusive == 1 && lock->holders.length == 1));
+}
+
+/*
+ * Check the invariants of a lock: I1, I3 and I4; and I2, unless the head of the
+ * queue is a lease's, which may have run out, or is being loaded.
+ */
+static void
+check_lock(const DlockLock *lock)
+{
+	DlockTicket *head = ticket_at(lock->queue.head);
+
+	check_list(&lock->holders);
+	check_list(&lock->queue);
+	check_holders(lock);
+	Assert(!dlock_lock_is_unused(lock));
+	if (head && lock->exclusive > 0)
+		Assert(ticket_at(lock->holders.tail)->number < head->number);
+	if (head && !is_lease_ticket(head))
+		Assert(state_of(head) == DLOCK_WAITING && !fits(lock, head));
+}
+#else
+#define check_lock(lock)	((void) 0)
+#endif
+
+/*
+ * Let go of the entry's lock, and wake nobody yet.  An entry that is not used any
+ * more goes.
+ */
+void
+dlock_queue_let_go(DlockLock *lock)
+{
+	if (dlock_lock_is_unused(lock))
 		dlock_lock_remove(lock);
 	else
+	{
+		check_lock(lock);
 		dlock_lock_release(lock);
+	}
 }
 
 /*
@@ -414,7 +450,7 @@ prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
 		return DLOCK_JOIN_NO_NUMBER;
 	if (free)
 	{
-		note_change(lock, to_wake);
+		dlock_queue_note_change(lock, to_wake);
 		ticket->granted_at = ticket->enqueued_at;
 		return DLOCK_JOIN_GRANTED;
 	}
@@ -473,7 +509,7 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 		DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);
 	joined.lock = lock;
-	let_go(lock);
+	dlock_queue_let_go(lock);
 	if (unlikely(to_wake != NULL))
 		(void) dlock_worker_wake(to_wake);
 	return joined;
@@ -501,7 +537,7 @@ is_heir(const DlockLock *lock, const DlockTicket *ticket)
  */
 static bool
 belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
-				bool adopt, Wakeups *wakeups)
+				bool adopt, DlockWakeups *wakeups)
 {
 	DlockState	state = outcome == DLOCK_JOIN_GRANTED ? DLOCK_GRANTED :
 		DLOCK_WAITING;
@@ -526,7 +562,7 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 						   DlockLeaseTicket *ticket, bool nowait, bool adopt)
 {
 	DlockJoined joined = {.outcome = DLOCK_JOIN_MISMATCH};
-	Wakeups		wakeups = {0};
+	DlockWakeups		wakeups = {0};
 	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots,
 										 ticket->ticket.role);
 	bool		agrees;
@@ -549,8 +585,8 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 	if (is_to_enter(joined.outcome))
 		enter(lock, &ticket->ticket, joined.outcome);
 	joined.lock = lock;
-	let_go(lock);
-	wake_all(&wakeups);
+	dlock_queue_let_go(lock);
+	dlock_wakeups_send(&wakeups);
 	return joined;
 }
 
@@ -570,7 +606,7 @@ dlock_queue_adopt(DlockLeaseTicket *ticket)
 	adopted = state_of(&ticket->ticket) == DLOCK_GRANTED &&
 		(is_lease_ticket(&ticket->ticket) ||
 		 dlock_lease_ticket_adopt(ticket, DLOCK_GRANTED, false));
-	dlock_lock_release(lock);
+	dlock_queue_let_go(lock);
 	return adopted;
 }
 
@@ -587,7 +623,7 @@ dlock_queue_unpublish(DlockLeaseTicket *ticket)
 	if (!is_lease_ticket(&ticket->ticket))
 		dlock_lease_ticket_unpublish(ticket);
 	if (lock)
-		dlock_lock_release(lock);
+		dlock_queue_let_go(lock);
 }
 
 /*
@@ -607,7 +643,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 		 (ticket->ticket.mode == DLOCK_EXCLUSIVE &&
 		  (lock->holders.length > 0 || lock->queue.length > 0))))
 	{
-		dlock_lock_release(lock);
+		dlock_queue_let_go(lock);
 		return false;
 	}
 	if (state == DLOCK_WAITING)
@@ -637,7 +673,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	dlock_ticket_set_state(&ticket->ticket, state);
 	if (state == DLOCK_GRANTED)
 		dlock_count_ticket(&ticket->ticket, DLOCK_COUNT_HELD, 1);
-	dlock_lock_release(lock);
+	dlock_queue_let_go(lock);
 	return true;
 }
 
@@ -652,14 +688,14 @@ void
 dlock_queue_resume(DlockSpace *space)
 {
 	DlockLockScan scan;
-	Wakeups		wakeups = {0};
+	DlockWakeups		wakeups = {0};
 	DlockLock  *lock;
 
 	dlock_lock_scan_begin(&scan, true, &space->key, true);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
-		grant_from_queue(space, lock, &wakeups);
+		dlock_queue_grant_waiters(space, lock, &wakeups);
 	dlock_lock_scan_end(&scan);
-	wake_all(&wakeups);
+	dlock_wakeups_send(&wakeups);
 }
 
 /*
@@ -668,8 +704,8 @@ dlock_queue_resume(DlockSpace *space)
  * is pinned, and what has a row, is taken out later.  A removal that nobody waits
  * for can wait for the worker, if that comes by itself.
  */
-static void
-end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
+void
+dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event, DlockWakeups *wakeups)
 {
 	DlockSpace *space = dlock_space_at(ticket->space);
 	bool		of_lease = is_lease_ticket(ticket);
@@ -707,35 +743,13 @@ end(DlockLock *lock, DlockTicket *ticket, uint32 event, Wakeups *wakeups)
 	}
 }
 
-/*
- * What dlock_slots says of a lock has become another number, or 0 for none: that
- * counts.  Where requests count again, it is the one of who has held longest, or of
- * the head of the queue.
- */
-static void
-follow_slots(DlockLock *lock)
-{
-	const DlockTicket *holder = ticket_at(lock->holders.head);
-	const DlockTicket *head = ticket_at(lock->queue.head);
-
-	if (holder)
-		lock->holders_slots = slots_for(lock, holder->slots);
-	if (lock->slots > 0)
-	{
-		if (holder && holder->slots > 0)
-			lock->slots = lock->holders_slots;
-		else if (head && head->slots > 0)
-			lock->slots = slots_for(lock, head->slots);
-	}
-}
-
 /* A call that had claimed a ticket has failed: the last one ends it. */
 static void
-end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, Wakeups *wakeups)
+end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
 {
 	if (!dlock_state_has_ended(state_of(&ticket->ticket)) &&
 		pg_atomic_read_u32(&ticket->claims) == 0)
-		end(lock, &ticket->ticket, 0, wakeups);
+		dlock_queue_end_ticket(lock, &ticket->ticket, 0, wakeups);
 }
 
 /*
@@ -752,7 +766,7 @@ end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, Wakeups *wakeups)
 bool
 dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 {
-	Wakeups		wakeups;
+	DlockWakeups		wakeups;
 
 	if (unlikely(state_of(ticket) == DLOCK_GONE))
 	{
@@ -775,9 +789,9 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 		end_unclaimed(lock, lease_ticket(ticket), &wakeups);
 	}
 	else
-		end(lock, ticket, 0, &wakeups);
-	let_go(lock);
-	wake_all(&wakeups);
+		dlock_queue_end_ticket(lock, ticket, 0, &wakeups);
+	dlock_queue_let_go(lock);
+	dlock_wakeups_send(&wakeups);
 	return true;
 }
 
@@ -788,7 +802,7 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 bool
 dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 {
-	Wakeups		wakeups = {0};
+	DlockWakeups		wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 	bool		is_there;
 
@@ -796,9 +810,9 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 		return false;
 	is_there = !dlock_state_has_ended(state_of(&ticket->ticket));
 	if (is_there)
-		end(lock, &ticket->ticket, event, &wakeups);
-	let_go(lock);
-	wake_all(&wakeups);
+		dlock_queue_end_ticket(lock, &ticket->ticket, event, &wakeups);
+	dlock_queue_let_go(lock);
+	dlock_wakeups_send(&wakeups);
 	return is_there;
 }
 
@@ -815,7 +829,7 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 bool
 dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 {
-	Wakeups		wakeups = {0};
+	DlockWakeups		wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 	bool		is_there;
 
@@ -830,121 +844,9 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 	}
 	if (is_there)
 		pg_atomic_fetch_add_u32(&ticket->claims, 1);
-	dlock_lock_release(lock);
-	wake_all(&wakeups);
+	dlock_queue_let_go(lock);
+	dlock_wakeups_send(&wakeups);
 	return is_there;
-}
-
-/*
- * Announce what becomes of a lease's ticket elsewhere from now on.  False where
- * it has ended, and the announcement is still the caller's.
- */
-bool
-dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
-{
-	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
-	bool		is_there;
-
-	if (lock == NULL)
-		return false;
-	is_there = !dlock_state_has_ended(state_of(&ticket->ticket));
-	if (is_there)
-	{
-		dlock_lease_ticket_redirect(ticket, announcement);
-		/* told behind the grant, which is announced anew */
-		if (ticket->ticket.wanted)
-			dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_WANTED);
-	}
-	dlock_lock_release(lock);
-	if (is_there)
-		(void) dlock_worker_wake(dlock_space_at(ticket->ticket.space));
-	return is_there;
-}
-
-/*
- * Exchange what a ticket says of itself: a session's own, or a lease's, which
- * is marked.  False where it has ended.  Raises nothing.
- *
- * Whatever depends on the info of a holder learns of its change here.
- */
-bool
-dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
-						  dsa_pointer *info)
-{
-	Wakeups		wakeups = {0};
-	DlockLock  *lock = dlock_lock_find(key, true);
-	dsa_pointer before;
-	bool		is_there;
-
-	if (lock == NULL)
-		return false;
-	is_there = !dlock_state_has_ended(state_of(ticket));
-	if (state_of(ticket) == DLOCK_GRANTED)
-		note_change(lock, &wakeups.space);
-	if (is_there && is_lease_ticket(ticket))
-		dlock_lease_ticket_exchange_info(lease_ticket(ticket), info);
-	else if (is_there)
-	{
-		before = ticket->info;
-		ticket->info = *info;
-		*info = before;
-	}
-	dlock_lock_release(lock);
-	wake_all(&wakeups);
-	return is_there;
-}
-
-/* An exclusive hold becomes a shared one, and those come in who fit now. */
-static void
-share(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
-{
-	Assert(ticket->mode == DLOCK_EXCLUSIVE && lock->exclusive == 1);
-	note_change(lock, &wakeups->space);
-	ticket->mode = DLOCK_SHARED;
-	lock->exclusive--;
-	grant_from_queue(dlock_space_at(ticket->space), lock, wakeups);
-}
-
-/*
- * Make an exclusive hold a shared one, if it is not; a lease's with a row only
- * once that says so, see dlock_queue_share().  False where it does not hold.
- */
-bool
-dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
-{
-	Wakeups		wakeups = {0};
-	DlockLock  *lock = dlock_lock_find(key, true);
-	bool		holds;
-
-	if (lock == NULL)
-		return false;
-	holds = is_holding(ticket);
-	if (holds && !dlock_ticket_is_shared(ticket) &&
-		(!is_lease_ticket(ticket) ||
-		 dlock_lease_ticket_lower(lease_ticket(ticket))))
-		share(lock, ticket, &wakeups);
-	dlock_lock_release(lock);
-	wake_all(&wakeups);
-	return holds;
-}
-
-/*
- * The row of a lease's ticket says in the WAL that it is shared: so it is, if it
- * holds still.
- */
-void
-dlock_queue_share(DlockLeaseTicket *ticket)
-{
-	Wakeups		wakeups = {0};
-	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
-
-	if (lock == NULL)
-		return;
-	if (state_of(&ticket->ticket) == DLOCK_GRANTED &&
-		ticket->ticket.mode == DLOCK_EXCLUSIVE)
-		share(lock, &ticket->ticket, &wakeups);
-	dlock_lock_release(lock);
-	wake_all(&wakeups);
 }
 
 /*
@@ -954,7 +856,7 @@ dlock_queue_share(DlockLeaseTicket *ticket)
 void
 dlock_queue_withdraw(DlockLeaseTicket *ticket)
 {
-	Wakeups		wakeups = {0};
+	DlockWakeups		wakeups = {0};
 	DlockLock  *lock;
 
 	pg_atomic_fetch_sub_u32(&ticket->claims, 1);
@@ -962,8 +864,8 @@ dlock_queue_withdraw(DlockLeaseTicket *ticket)
 	if (lock == NULL)
 		return;
 	end_unclaimed(lock, ticket, &wakeups);
-	let_go(lock);
-	wake_all(&wakeups);
+	dlock_queue_let_go(lock);
+	dlock_wakeups_send(&wakeups);
 }
 
 /*
@@ -973,7 +875,7 @@ dlock_queue_withdraw(DlockLeaseTicket *ticket)
 void
 dlock_queue_finish(DlockLeaseTicket *ticket)
 {
-	Wakeups		wakeups = {0};
+	DlockWakeups		wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 	DlockState	state;
 
@@ -983,260 +885,8 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 	if (state == DLOCK_LEAVING ||
 		(state == DLOCK_ENDING && ticket->ticket.pins == 0))
 		take_out(lock, &ticket->ticket, &wakeups);
-	let_go(lock);
-	wake_all(&wakeups);
-}
-
-/*
- * Slots that are set
- */
-
-/* Set what dlock_slots says, and grant to those who fit now. */
-static void
-change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
-			 Wakeups *wakeups)
-{
-	lock->set_slots = slots;
-	follow_slots(lock);
-	grant_from_queue(space, lock, wakeups);
-}
-
-/*
- * So that whoever is reading dlock_slots does not put back what he has found there:
- * it has changed since.  The count comes first: see dlock_queue_unsettle().
- */
-static void
-settle(DlockSpace *space, DlockLock *lock)
-{
-	if (pg_atomic_read_u32(&space->slots_loaded) != 0 || lock->settled)
-		return;
-	pg_atomic_fetch_add_u32(&space->settled, 1);
-	lock->settled = pg_atomic_read_u32(&space->slots_loaded) == 0;
-}
-
-/*
- * A transaction has changed what dlock_slots says of a lock: the entry stays until
- * the transaction is over, and is counted to a role if it has to be made.  Returns
- * it, so that it need not be searched for then.  Raises 53200, with nothing changed.
- */
-DlockLock *
-dlock_queue_expect_slots(const DlockKey *key, Oid role)
-{
-	DlockLock  *lock = dlock_lock_insert(key, 0, role);
-
-	/* each has the row locked, or is about to end */
-	Assert(lock->setters < PG_UINT16_MAX);
-	lock->setters++;
-	dlock_lock_release(lock);
-	return lock;
-}
-
-/*
- * Such a transaction is over.  Its commit is visible, and this is what dlock_slots
- * says from now on; or there is no change, as it was rolled back.
- */
-void
-dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
-						 DlockLock *lock, bool changed, int32 slots)
-{
-	Wakeups		wakeups = {0};
-
-	dlock_lock_enter(key);
-	Assert(dlock_key_equal(&lock->key, key) && lock->setters > 0);
-	lock->setters--;
-	if (changed)
-	{
-		settle(space, lock);
-		change_slots(space, lock, slots, &wakeups);
-	}
-	let_go(lock);
-	wake_all(&wakeups);
-}
-
-/*
- * The table dlock_slots was emptied.  The locks that the same transaction has said
- * it changes, it tells of by themselves; is_told() says which, with an entry locked.
- * What others have said so of, they have rolled back to a savepoint, for else they
- * would still have the table locked.  Raises nothing.
- */
-void
-dlock_queue_forget_slots(DlockSpace *space,
-						 bool (*is_told) (const DlockKey *key))
-{
-	DlockLockScan scan;
-	Wakeups		wakeups = {0};
-	DlockLock  *lock;
-
-	dlock_lock_scan_begin(&scan, true, &space->key, false);
-	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
-	{
-		if (lock->set_slots == 0 ||
-			(lock->setters > 0 && is_told(&lock->key)))
-			continue;
-		settle(space, lock);
-		change_slots(space, lock, 0, &wakeups);
-		if (is_unused(lock))
-			dlock_lock_scan_remove(&scan);
-	}
-	dlock_lock_scan_end(&scan);
-	wake_all(&wakeups);
-}
-
-/*
- * Put back what dlock_slots says of a lock, unless that was changed meanwhile, or
- * somebody else has read all of it.  Raises 53200, with nothing changed.
- */
-void
-dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
-					   Oid role)
-{
-	Wakeups		wakeups = {0};
-	DlockLock  *lock = dlock_lock_insert(key, 0, role);
-
-	if (pg_atomic_read_u32(&space->slots_loaded) == 0 && !lock->settled)
-		change_slots(space, lock, slots, &wakeups);
-	let_go(lock);
-	wake_all(&wakeups);
-}
-
-/*
- * Somebody has read all of dlock_slots, and said so: no entry is kept for the others
- * who are reading it.  Whoever settles one later sees that, as he counts before he
- * looks.
- */
-void
-dlock_queue_unsettle(DlockSpace *space)
-{
-	DlockLockScan scan;
-	DlockLock  *lock;
-
-	if (pg_atomic_exchange_u32(&space->settled, 0) == 0)
-		return;
-	dlock_lock_scan_begin(&scan, true, &space->key, false);
-	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
-	{
-		if (!lock->settled)
-			continue;
-		lock->settled = false;
-		if (is_unused(lock))
-			dlock_lock_scan_remove(&scan);
-	}
-	dlock_lock_scan_end(&scan);
-}
-
-/* What a ticket is, that is about to be ended by force. */
-static void
-describe_forced(const DlockLock *lock, DlockTicket *ticket,
-				DlockForced *forced)
-{
-	dlock_key_copy(&forced->key, &lock->key);
-	forced->held = state_of(ticket) == DLOCK_GRANTED;
-	forced->waited = state_of(ticket) == DLOCK_WAITING;
-	forced->pid = is_lease_ticket(ticket) ? 0 : ticket->pid;
-	forced->role = ticket->role;
-	if (forced->pid == 0)
-		dlock_lease_name_fill(&forced->lease, lease_ticket(ticket));
-}
-
-/*
- * End a ticket, or the delay that keeps its lock closed: also one that begins with
- * that end, as the lease has run out.  False where it has ended already.
- */
-static bool
-end_by_force(DlockLock *lock, DlockTicket *ticket, Wakeups *wakeups)
-{
-	DlockLeaseTicket *of_lease =
-		is_lease_ticket(ticket) ? lease_ticket(ticket) : NULL;
-	DlockState	state = state_of(ticket);
-	bool		ended = state == DLOCK_ENDING || state == DLOCK_LEAVING;
-	bool		done = !ended || ticket->pins > 0;
-
-	/* nobody else may know of it when it has ended */
-	if (of_lease)
-		dlock_record_ref(&of_lease->record);
-	if (!ended)
-		end(lock, ticket, DLOCK_EVENT_RELEASED, wakeups);
-	if (of_lease && dlock_lease_ticket_undelay(of_lease))
-	{
-		wakeups->space = dlock_space_at(of_lease->ticket.space);
-		done = true;
-	}
-	if (of_lease)
-		dlock_record_unref(&of_lease->record);
-	return done;
-}
-
-/* The lock that has a ticket with this number, which is looked for in all. */
-static bool
-find_lock_of(const DlockSpace *space, int64 number, DlockKey *key)
-{
-	DlockLockScan scan;
-	DlockLock  *lock;
-
-	dlock_lock_scan_begin(&scan, false, &space->key, false);
-	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
-	{
-		if (find_number(&lock->holders, number) == NULL &&
-			find_number(&lock->queue, number) == NULL)
-			continue;
-		dlock_key_copy(key, &lock->key);
-		break;
-	}
-	dlock_lock_scan_end(&scan);
-	return lock != NULL;
-}
-
-/* Force the ticket with this number in a lock, or that one of a lease's. */
-static bool
-force(const DlockKey *key, int64 number, DlockLeaseTicket *of_lease,
-	  DlockForced *forced)
-{
-	DlockLock  *lock = dlock_lock_find(key, true);
-	Wakeups		wakeups = {0};
-	DlockTicket *ticket = of_lease ? &of_lease->ticket : NULL;
-	bool		done = false;
-
-	if (lock == NULL)
-		return false;
-	if (ticket == NULL)
-		ticket = find_number(&lock->holders, number);
-	if (ticket == NULL)
-		ticket = find_number(&lock->queue, number);
-	if (ticket && state_of(ticket) != DLOCK_GONE)
-	{
-		describe_forced(lock, ticket, forced);
-		done = end_by_force(lock, ticket, &wakeups);
-	}
-	let_go(lock);
-	wake_all(&wakeups);
-	return done;
-}
-
-/*
- * End a ticket of any backend, on an administrator's word.  Its owner finds
- * it GONE, and is woken in case it waits.  False where there is none; otherwise
- * *forced is what it was.
- *
- * The lock of a lease's ticket is found by the number.  One of a session's is
- * looked for, as nobody but its owner knows its lock; with the locks of others
- * shared, as whoever guesses numbers must not keep them from their owners.
- */
-bool
-dlock_queue_force(DlockSpace *space, int64 number, DlockForced *forced)
-{
-	int			before = dlock_record_begin_uses();
-	DlockLease *lease;
-	DlockLeaseTicket *ticket;
-	DlockKey	key;
-	bool		done = false;
-
-	dlock_id_find(space, number, &lease, &ticket);
-	if (ticket)
-		done = force(&ticket->key, number, ticket, forced);
-	else if (lease == NULL && find_lock_of(space, number, &key))
-		done = force(&key, number, NULL, forced);
-	dlock_record_end_uses(before);
-	return done;
+	dlock_queue_let_go(lock);
+	dlock_wakeups_send(&wakeups);
 }
 
 /*
@@ -1254,7 +904,7 @@ dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 	granted = is_holding(ticket);
 	if (granted)
 		ticket->pins++;
-	dlock_lock_release(lock);
+	dlock_queue_let_go(lock);
 	return granted;
 }
 
@@ -1280,15 +930,15 @@ event_of_unpinning(DlockTicket *ticket)
 void
 dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 {
-	Wakeups		wakeups = {0};
+	DlockWakeups		wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(key, true);
 
 	/* a pinned ticket keeps its lock's entry */
 	Assert(lock != NULL && ticket->pins > 0);
 	if (--ticket->pins == 0 && state_of(ticket) == DLOCK_ENDING)
-		end(lock, ticket, event_of_unpinning(ticket), &wakeups);
-	let_go(lock);
-	wake_all(&wakeups);
+		dlock_queue_end_ticket(lock, ticket, event_of_unpinning(ticket), &wakeups);
+	dlock_queue_let_go(lock);
+	dlock_wakeups_send(&wakeups);
 }
 
 /*

@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * queue.h
- *	  What a lock's tickets are, for queue.c, which changes them, and
- *	  queue_view.c, which tells of them.
+ *	  What the files of locks share: queue.c, which changes them; queue_change.c
+ *	  and queue_slots.c, which build on it; and queue_view.c, which reads them.
  *
- * All of this asks for the lock of the ticket's entry, and raises nothing.
+ * All of this needs the lock of the ticket's entry, and raises nothing.
  *
  *-------------------------------------------------------------------------
  */
@@ -104,6 +104,49 @@ find_number(const DlockList *list, int64 number)
 	while (ticket && ticket->number < number)
 		ticket = ticket_at(ticket->link.next);
 	return ticket && ticket->number == number ? ticket : NULL;
+}
+
+/* Whom to wake once the entry's lock is free */
+typedef struct DlockWakeups
+{
+	DlockSpace *space;			/* its worker; or NULL */
+	DlockLeaseTicket *heir;		/* who waits for it, and refer to it; or NULL */
+	DlockSpace *outbox;			/* its sender; or NULL */
+	int			count;
+	int			procnos[8];
+} DlockWakeups;
+
+/* The holders of a lock change, or what its watchers are told of them. */
+static inline void
+dlock_queue_note_change(const DlockLock *lock, DlockSpace **to_wake)
+{
+	DlockSpace *space = dlock_watch_note_change(&lock->key);
+
+	if (unlikely(space != NULL))
+		*to_wake = space;
+}
+
+static inline bool
+dlock_lock_is_unused(const DlockLock *lock)
+{
+	return lock->holders.length == 0 && lock->queue.length == 0 &&
+		lock->set_slots == 0 && lock->setters == 0 && !lock->settled;
+}
+
+extern void dlock_wakeups_send(DlockWakeups *wakeups);
+extern void dlock_queue_let_go(DlockLock *lock);
+extern void dlock_queue_grant_all(DlockSpace *space, DlockLock *lock,
+								  DlockWakeups *wakeups);
+extern void dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket,
+								   uint32 event, DlockWakeups *wakeups);
+
+/* A ticket has left the lock, or what fits has changed: grant to those that fit. */
+static inline void
+dlock_queue_grant_waiters(DlockSpace *space, DlockLock *lock,
+						  DlockWakeups *wakeups)
+{
+	if (unlikely(DsaPointerIsValid(lock->queue.head)))
+		dlock_queue_grant_all(space, lock, wakeups);
 }
 
 #endif							/* DLOCK_QUEUE_H */

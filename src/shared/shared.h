@@ -677,9 +677,16 @@ dlock_lease_begin_change(DlockSpace *space)
 	COMPAT_NO_ERROR_BEGIN();
 }
 
+#ifdef USE_ASSERT_CHECKING
+extern void dlock_check_lease(const DlockLease *lease);
+#else
+#define dlock_check_lease(lease)	((void) 0)
+#endif
+
 static inline void
-dlock_lease_end_change(DlockSpace *space)
+dlock_lease_end_change(DlockSpace *space, DlockLease *lease)
 {
+	dlock_check_lease(lease);
 	COMPAT_NO_ERROR_END();
 	LWLockRelease(&space->lease_lock);
 }

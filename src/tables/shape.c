@@ -169,7 +169,7 @@ dlock_shape_raise_changed(Relation relation, const char *detail)
 			 errmsg("table \"%s\" is not what extension \"%s\" has made",
 					RelationGetRelationName(relation), "dlock"),
 			 errdetail_internal("%s", detail),
-			 errhint("Undo what was changed, with ALTER TABLE. If a column or an index was dropped, drop the extension and create it again.")));
+			 errhint("Undo what was changed, with ALTER TABLE.")));
 }
 
 /* Raise an error for a row that dlock has not written as it is. */
@@ -302,19 +302,24 @@ check_indexes(Relation relation)
 
 	foreach(cell, indexes)
 	{
-		/* the table is locked, so no index goes; its owner may be making one anew */
-		Relation	index = index_open(lfirst_oid(cell), NoLock);
-		bool		is_key = lfirst_oid(cell) == relation->rd_pkindex &&
+		/* without its lock, which REINDEX can have for long */
+		Relation	index = RelationIdGetRelation(lfirst_oid(cell));
+		bool		is_key;
+		bool		is_plain;
+		char	   *name;
+
+		if (index == NULL)
+			continue;
+		is_key = lfirst_oid(cell) == relation->rd_pkindex &&
 			index->rd_index->indisvalid &&
 			IndexRelationGetNumberOfKeyAttributes(index) == 1 &&
 			index->rd_index->indkey.values[0] == 1;
-		bool		is_plain = is_plain_index(index) &&
+		/* one that is not valid is of REINDEX CONCURRENTLY */
+		is_plain = is_plain_index(index) &&
 			(is_key || !index->rd_index->indisunique ||
-			 /* REINDEX CONCURRENTLY is at it, or has failed */
 			 !index->rd_index->indisvalid);
-		char	   *name = pstrdup(RelationGetRelationName(index));
-
-		index_close(index, NoLock);
+		name = pstrdup(RelationGetRelationName(index));
+		RelationClose(index);
 		found |= is_key;
 		if (!is_plain)
 			dlock_shape_raise_changed(relation,
