@@ -11,7 +11,7 @@ MODULE_big = dlock
 PGFILEDESC = "dlock - distributed locks"
 
 OBJS = \
-	src/dlock.o \
+	src/module.o \
 	src/backend/api.o \
 	src/backend/api_admin.o \
 	src/backend/api_all.o \
@@ -51,6 +51,7 @@ OBJS = \
 	src/worker/worker.o \
 	src/worker/writer.o \
 	src/tables/load.o \
+	src/tables/load_rows.o \
 	src/tables/locked.o \
 	src/tables/owner.o \
 	src/tables/read.o \
@@ -285,16 +286,18 @@ TAP_TESTS = 1
 PROVE_TESTS ?= $(TAP:%=test/t/%.pl)
 endif
 
-EXTRA_CLEAN = tmp_regress tmp_isolation
+EXTRA_CLEAN = tmp_regress tmp_isolation $(OBJS:.o=.d)
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
-# PGXS does not know which headers an object needs: all of them, then; and the
-# version.
-$(OBJS) $(OBJS:.o=.bc): $(wildcard $(source)src/*.h $(source)src/*/*.h) \
-	$(source)dlock.control
+# The compiler says which headers an object needs; bitcode needs all of them, as
+# nobody says.  Both need the version, which the control file has.
+$(OBJS): override CFLAGS += -MMD -MP
+-include $(OBJS:.o=.d)
+$(OBJS:.o=.bc): $(wildcard $(source)src/*.h $(source)src/*/*.h)
+$(OBJS) $(OBJS:.o=.bc): $(source)dlock.control
 
 # Nor does it make directories, where they are not the source's.
 ifneq ($(source),./)

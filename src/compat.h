@@ -344,6 +344,7 @@ compat_ps_suffix_remove(CompatPsSuffix *saved)
  * left half changed: where assertions count, an error there is a PANIC.
  */
 #ifdef USE_ASSERT_CHECKING
+#define COMPAT_CHECKS			/* functions that check invariants */
 #define COMPAT_NO_ERROR_BEGIN()	START_CRIT_SECTION()
 #define COMPAT_NO_ERROR_END()	END_CRIT_SECTION()
 #else

@@ -528,7 +528,7 @@ cache()
 pack_tree()
 {
 	tar -C "$top" --exclude-vcs --exclude='./tmp_*' \
-		--exclude='*.o' --exclude='*.bc' --exclude='*.so' -cf - .
+		--exclude='*.o' --exclude='*.d' --exclude='*.bc' --exclude='*.so' -cf - .
 }
 
 # Make the scratch directory, for the user whom servers run as, and go there.

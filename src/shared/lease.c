@@ -295,7 +295,7 @@ dlock_lease_unconfirmed_for(DlockLease *lease)
 	return now > confirmed ? now - confirmed : 0;
 }
 
-#ifdef USE_ASSERT_CHECKING
+#ifdef COMPAT_CHECKS
 /* So many tickets of a lease are checked at each change */
 #define MAX_CHECKED	64
 

@@ -278,7 +278,7 @@ take_out(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 	dlock_queue_grant_waiters(dlock_space_at(space), lock, wakeups);
 }
 
-#ifdef USE_ASSERT_CHECKING
+#ifdef COMPAT_CHECKS
 /* Is a list linked in both directions, and in the order of numbers? */
 static void
 check_list(const DlockList *list)

@@ -677,7 +677,7 @@ dlock_lease_begin_change(DlockSpace *space)
 	COMPAT_NO_ERROR_BEGIN();
 }
 
-#ifdef USE_ASSERT_CHECKING
+#ifdef COMPAT_CHECKS
 extern void dlock_check_lease(const DlockLease *lease);
 #else
 #define dlock_check_lease(lease)	((void) 0)

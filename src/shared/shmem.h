@@ -48,7 +48,7 @@
 #include "storage/spin.h"
 #include "utils/dsa.h"
 
-#include "dlock.h"
+#include "types.h"
 
 /*
  * The number of the layout of all that is below: increased with the first
@@ -630,7 +630,7 @@ typedef struct DlockHeartbeat
  */
 typedef struct DlockLoading
 {
-	int			part;			/* what is being put back: a LoadPart of load.c */
+	int			part;			/* what is being put back: a DlockLoadPart */
 	int64		last;			/* number of the latest row that was read there */
 
 	/* of its rows, those of another system or database: how many, and the first */

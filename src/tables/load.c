@@ -51,10 +51,7 @@
 /* So often standbys are asked for an answer, if they take long */
 #define MAX_QUORUM_WAITS	3
 
-#define ROWS_AT_ONCE		500		/* are read in a step, of a few milliseconds */
 #define STEP_SIZE			(512 * 1024)	/* bytes that they take, about */
-#define ROWS_AHEAD			32		/* whose locks are asked for at a time */
-#define ROW_MEMORY			512		/* bytes that one takes, about */
 #define SMALL_BLOCKS		32		/* are read while a worker would start */
 #define LOOK_MS				1000	/* between looks for a worker that loads */
 #define NO_WORKER_MS		3000	/* without any, after which none will come */
@@ -62,321 +59,6 @@
 #define TELL_MS				1000	/* of a lock on a table, after a wait */
 #define SILENCE_MS			60000	/* between two messages about that */
 #define MAX_LOCK_POLL_MS	50
-
-/* The columns of a row that was read; where null, 0 or NULL */
-static int64
-get_int64(const DlockStored *row, int column)
-{
-	return DatumGetInt64(row->values[column]);
-}
-
-static int32
-get_int32(const DlockStored *row, int column)
-{
-	return DatumGetInt32(row->values[column]);
-}
-
-static bool
-get_bool(const DlockStored *row, int column)
-{
-	return DatumGetBool(row->values[column]);
-}
-
-static TimestampTz
-get_time(const DlockStored *row, int column)
-{
-	return row->nulls[column] ? 0 : DatumGetTimestampTz(row->values[column]);
-}
-
-static int64
-get_interval(const DlockStored *row, int column)
-{
-	return row->nulls[column] ? 0 :
-		DatumGetIntervalP(row->values[column])->time;
-}
-
-static char *
-get_text(const DlockStored *row, int column)
-{
-	return row->nulls[column] ? NULL : TextDatumGetCString(row->values[column]);
-}
-
-static Oid
-get_oid(const DlockStored *row, int column)
-{
-	return DatumGetObjectId(row->values[column]);
-}
-
-/*
- * What is put back
- */
-
-/* Rows that came with a copy are left out, and whoever wonders can read why. */
-static void
-log_foreign(const DlockLoading *loading, const char *table)
-{
-	if (loading->num_foreign == 0)
-		return;
-	ereport(LOG,
-			(errmsg("left out %llu rows of table \"%s\", which belong to another server or database",
-					(unsigned long long) loading->num_foreign, table),
-			 errdetail("This is database %u of system %llu; the first of them is of database %u of system %llu.",
-					   MyDatabaseId, (unsigned long long) GetSystemIdentifier(),
-					   loading->foreign_database,
-					   (unsigned long long) loading->foreign_system),
-			 errhint("Leases do not come along with a copy, or with pg_upgrade: open them again.")));
-}
-
-/* Leave out a row that came with a copy. */
-static void
-leave_out(DlockLoading *loading, int64 system, Oid database)
-{
-	if (loading->num_foreign++ > 0)
-		return;
-	loading->foreign_system = (uint64) system;
-	loading->foreign_database = database;
-}
-
-/* What is wrong with a row, beside others */
-static void
-raise_row(DlockSpace *space, DlockTable which, const DlockStored *row,
-		  int column)
-{
-	const DlockShape *shape = &dlock_shapes[which];
-
-	dlock_shape_raise_row(dlock_open_relation(space, shape->name, NoLock),
-						  shape, row, column);
-}
-
-/*
- * No row has a number that was never drawn: it could be drawn once more.  The
- * last one that is ours has the greatest.
- */
-static void
-check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
-{
-	for (uint64 i = rows->count; i > 0; i--)
-	{
-		const DlockStored *row = &rows->rows[i - 1];
-
-		if (row->is_foreign)
-			continue;
-		if (!dlock_ticket_was_reserved(space, get_int64(row, 0)))
-			raise_row(space, which, row, 0);
-		break;
-	}
-}
-
-/* It may have been put back, by an attempt that has ended right then. */
-static void
-load_lease(DlockSpace *space, const DlockStored *row)
-{
-	int			before = dlock_record_begin_uses();
-	DlockLease *lease;
-
-	if (dlock_lease_restored(space, get_int64(row, DLOCK_LEASE_LEASE)) == NULL)
-	{
-		lease = dlock_lease_make(space, get_oid(row, DLOCK_LEASE_ROLE),
-								 NameStr(*DatumGetName(row->values[DLOCK_LEASE_ROLE_NAME])),
-								 get_interval(row, DLOCK_LEASE_TTL),
-								 get_interval(row, DLOCK_LEASE_DELAY),
-								 get_text(row, DLOCK_LEASE_INFO));
-		lease->number = get_int64(row, DLOCK_LEASE_LEASE);
-		lease->opened_at = get_time(row, DLOCK_LEASE_OPENED_AT);
-		pg_atomic_write_u32(&lease->durability,
-							(uint32) get_int32(row, DLOCK_LEASE_DURABILITY));
-		dlock_lease_restore(lease, get_bool(row, DLOCK_LEASE_DELAYED));
-	}
-	dlock_record_end_uses(before);
-}
-
-/* The same */
-static void
-load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
-{
-	int64		number = get_int64(row, DLOCK_QUEUE_TICKET);
-	int			before = dlock_record_begin_uses();
-	DlockRequest request;
-	bool		single = get_interval(row, DLOCK_QUEUE_TTL) > 0;
-	DlockLeaseTicket *ticket;
-	DlockLease *namesake = dlock_lease_restored(space, number);
-
-	if (namesake && !namesake->single)
-		raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_TICKET);
-	memset(&request, 0, offsetof(DlockRequest, key));
-	dlock_key_copy(&request.key, key);
-	request.scope = DLOCK_LEASE;
-	(void) dlock_mode_by_name(get_text(row, DLOCK_QUEUE_MODE), &request.mode);
-	request.slots = get_int32(row, DLOCK_QUEUE_SLOTS);
-	request.permits = get_int32(row, DLOCK_QUEUE_PERMITS);
-	request.owner = get_text(row, DLOCK_QUEUE_OWNER);
-	request.info = get_text(row, DLOCK_QUEUE_INFO);
-	request.channel = get_text(row, DLOCK_QUEUE_CHANNEL);
-	if (single)
-	{
-		request.lease =
-			dlock_lease_make_single(space, get_oid(row, DLOCK_QUEUE_ROLE),
-									NameStr(*DatumGetName(row->values[DLOCK_QUEUE_ROLE_NAME])),
-									get_interval(row, DLOCK_QUEUE_TTL),
-									&request.key);
-		request.lease->number = number;
-		pg_atomic_write_u32(&request.lease->durability,
-							(uint32) get_int32(row, DLOCK_QUEUE_DURABILITY));
-	}
-	else
-	{
-		request.lease = dlock_lease_restored(space,
-											 get_int64(row, DLOCK_QUEUE_LEASE));
-		if (request.lease && request.lease->single)
-			raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_LEASE);
-	}
-
-	/* the worker removes the rows of what ended with its lease */
-	if (request.lease &&
-		(get_bool(row, DLOCK_QUEUE_GRANTED) || !request.lease->delayed) &&
-		!dlock_lease_ticket_is_restored(space, number))
-	{
-		ticket = dlock_lease_ticket_make(space, &request);
-		ticket->ticket.number = number;
-		ticket->ticket.enqueued_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
-		ticket->ticket.granted_at = get_time(row, DLOCK_QUEUE_GRANTED_AT);
-		ticket->announce_at = dlock_lease_durability(request.lease);
-		if (!dlock_lease_ticket_restore(ticket,
-										get_bool(row, DLOCK_QUEUE_GRANTED)))
-			raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_GRANTED);
-	}
-	dlock_record_end_uses(before);
-}
-
-/* In this order */
-typedef enum LoadPart
-{
-	LOAD_LEASES,
-	LOAD_TICKETS,
-	LOAD_GRANTS
-} LoadPart;
-
-static void
-begin_part(DlockLoading *loading, LoadPart part)
-{
-	memset(loading, 0, sizeof(DlockLoading));
-	loading->part = part;
-}
-
-/*
- * Make room for all that there seems to be, but not for more than there can be:
- * statistics may be wrong.
- */
-static void
-make_room(DlockSpace *space, DlockTable table)
-{
-	uint64		rows = Min(dlock_rows_estimate(space, table),
-						   (uint64) dlock_memory_limit() / ROW_MEMORY);
-
-	dlock_ids_reserve(rows);
-	if (table == DLOCK_TABLE_QUEUE)
-		dlock_locks_reserve(rows);
-}
-
-/*
- * The next of these rows will be put back: fill in the keys of those that are not
- * foreign, and let memory bring what they need.
- */
-static void
-look_ahead(DlockSpace *space, const DlockStoredRows *rows, uint64 from,
-		   DlockKey *keys)
-{
-	uint64		to = Min(from + ROWS_AHEAD, rows->count);
-	int			count = 0;
-
-	for (uint64 i = from; i < to; i++)
-	{
-		const char *name;
-
-		if (rows->rows[i].is_foreign)
-			continue;
-		name = get_text(&rows->rows[i], DLOCK_QUEUE_NAME);
-		dlock_key_fill(&keys[count++], space, name, strlen(name));
-	}
-	dlock_locks_look_ahead(keys, count);
-}
-
-/*
- * Put back some leases.  What was put back is behind us, should we be
- * interrupted: the next attempt goes on with the row after it.
- */
-static void
-load_some_leases(DlockSpace *space, DlockStoredRows *rows)
-{
-	DlockLoading *loading = &space->loading;
-
-	if (loading->last == 0)
-		make_room(space, DLOCK_TABLE_LEASES);
-	dlock_rows_read(space, DLOCK_TABLE_LEASES, loading->last, ROWS_AT_ONCE,
-					rows);
-	check_numbers(space, DLOCK_TABLE_LEASES, rows);
-	for (uint64 i = 0; i < rows->count; i++)
-	{
-		const DlockStored *row = &rows->rows[i];
-
-		CHECK_FOR_INTERRUPTS();
-		if (row->is_foreign)
-			leave_out(loading, get_int64(row, DLOCK_LEASE_SYSTEM),
-					  get_oid(row, DLOCK_LEASE_DATABASE));
-		else
-		{
-			/* the next attempt begins with this row, if this one ends here */
-			loading->last = get_int64(row, 0) - 1;
-			load_lease(space, row);
-		}
-		loading->last = get_int64(row, DLOCK_LEASE_LEASE);
-	}
-	if (rows->complete)
-	{
-		log_foreign(loading, "dlock_queue_lease");
-		begin_part(loading, LOAD_TICKETS);
-	}
-}
-
-/* The same for tickets */
-static void
-load_some_tickets(DlockSpace *space, DlockStoredRows *rows)
-{
-	DlockLoading *loading = &space->loading;
-	DlockKey	keys[ROWS_AHEAD];
-	const DlockKey *key = keys;
-
-	if (loading->last == 0)
-		make_room(space, DLOCK_TABLE_QUEUE);
-	dlock_rows_read(space, DLOCK_TABLE_QUEUE, loading->last, ROWS_AT_ONCE,
-					rows);
-	check_numbers(space, DLOCK_TABLE_QUEUE, rows);
-	for (uint64 i = 0; i < rows->count; i++)
-	{
-		const DlockStored *row = &rows->rows[i];
-
-		CHECK_FOR_INTERRUPTS();
-		if (i % ROWS_AHEAD == 0)
-		{
-			look_ahead(space, rows, i, keys);
-			key = keys;
-		}
-		if (row->is_foreign)
-			leave_out(loading, get_int64(row, DLOCK_QUEUE_SYSTEM),
-					  get_oid(row, DLOCK_QUEUE_DATABASE));
-		else
-		{
-			loading->last = get_int64(row, 0) - 1;
-			load_ticket(space, row, key++);
-		}
-		loading->last = get_int64(row, DLOCK_QUEUE_TICKET);
-	}
-	if (rows->complete)
-	{
-		log_foreign(loading, "dlock_queue");
-		begin_part(loading, LOAD_GRANTS);
-	}
-}
 
 /*
  * Wait for the standbys to acknowledge a record written now, if there are
@@ -642,8 +324,8 @@ load_tables(DlockSpace *space, const Patience *patience)
 												  "dlock load", STEP_SIZE,
 												  STEP_SIZE, 2 * STEP_SIZE);
 	DlockStoredRows rows = {
-		.rows = palloc(ROWS_AT_ONCE * sizeof(DlockStored)),
-		.room = ROWS_AT_ONCE
+		.rows = palloc(DLOCK_ROWS_AT_ONCE * sizeof(DlockStored)),
+		.room = DLOCK_ROWS_AT_ONCE
 	};
 	bool		done = pg_atomic_read_u32(&space->loaded) != 0;
 
@@ -653,13 +335,13 @@ load_tables(DlockSpace *space, const Patience *patience)
 		int			part = space->loading.part;
 
 		CHECK_FOR_INTERRUPTS();
-		if (part == LOAD_LEASES)
-			load_some_leases(space, &rows);
-		else if (part == LOAD_TICKETS)
-			load_some_tickets(space, &rows);
+		if (part == DLOCK_LOAD_LEASES)
+			dlock_load_some_leases(space, &rows);
+		else if (part == DLOCK_LOAD_TICKETS)
+			dlock_load_some_tickets(space, &rows);
 		MemoryContextSwitchTo(old_context);
 		MemoryContextReset(context);
-		if (part == LOAD_GRANTS)
+		if (part == DLOCK_LOAD_GRANTS)
 		{
 			/*
 			 * Who waits is granted what became free with the last release
@@ -780,7 +462,7 @@ dlock_load(DlockSpace *space)
 void
 dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key)
 {
-	bool		is_read = space->loading.part == LOAD_GRANTS;
+	bool		is_read = space->loading.part == DLOCK_LOAD_GRANTS;
 
 	check_lockable(space, "dlock_slots");
 	check_lockable(space, "dlock_queue");

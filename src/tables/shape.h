@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * shape.h
- *	  The shape of the tables of leases, for the files that read or write them:
- *	  shape.c, load.c, write.c, read.c and vacuum.c.
+ *	  What the files share that read or write the tables of leases: their shape,
+ *	  and the parts of a load.
  *
  *-------------------------------------------------------------------------
  */
@@ -54,5 +54,19 @@ extern void dlock_shape_check_row(Relation relation, const DlockShape *shape,
 								  const DlockStored *row);
 extern bool dlock_shape_is_foreign(const DlockShape *shape,
 								   const DlockStored *row);
+
+/* load_rows.c */
+#define DLOCK_ROWS_AT_ONCE	500 /* are read in a step, of a few milliseconds */
+
+/* In this order */
+typedef enum DlockLoadPart
+{
+	DLOCK_LOAD_LEASES,
+	DLOCK_LOAD_TICKETS,
+	DLOCK_LOAD_GRANTS
+} DlockLoadPart;
+
+extern void dlock_load_some_leases(DlockSpace *space, DlockStoredRows *rows);
+extern void dlock_load_some_tickets(DlockSpace *space, DlockStoredRows *rows);
 
 #endif							/* DLOCK_SHAPE_H */

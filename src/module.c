@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * dlock.c
+ * module.c
  *	  The module: settings and hooks.
  *
  * The library comes into a session with the first call of one of its

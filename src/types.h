@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * dlock.h
+ * types.h
  *	  The types that all of dlock shares.
  *
  * Functions are declared by the room that has them: backend/backend.h,
@@ -8,8 +8,8 @@
  *
  *-------------------------------------------------------------------------
  */
-#ifndef DLOCK_H
-#define DLOCK_H
+#ifndef DLOCK_TYPES_H
+#define DLOCK_TYPES_H
 
 #include "fmgr.h"
 
@@ -180,4 +180,4 @@ typedef enum DlockOutcome
 	DLOCK_LOST					/* somebody has ended the ticket */
 } DlockOutcome;
 
-#endif							/* DLOCK_H */
+#endif							/* DLOCK_TYPES_H */
