@@ -9,7 +9,7 @@
 #ifndef DLOCK_API_H
 #define DLOCK_API_H
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 
 /* Begin a call, and return this database's space */
 extern DlockSpace *dlock_begin_call(void);

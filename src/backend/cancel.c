@@ -33,7 +33,7 @@
 #include "utils/timeout.h"
 #include "utils/timestamp.h"
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 
 /* So often do we look, in milliseconds */
 #define LOOK_EVERY	100

@@ -10,7 +10,7 @@
 #include "commands/async.h"
 #include "miscadmin.h"
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 #include "shared/shared.h"
 
 static char my_channel[NAMEDATALEN] = "";

@@ -19,7 +19,7 @@
 #include "utils/guc.h"
 #include "utils/wait_event.h"
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 #include "shared/shared.h"
 #include "tables/tables.h"
 

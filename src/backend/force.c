@@ -14,7 +14,7 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 
 /* A role's name; or its number, where it is gone */
 static const char *

@@ -13,7 +13,7 @@
 
 #include "lib/ilist.h"
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 #include "shared/shared.h"
 
 /*

@@ -12,7 +12,7 @@
 #include "storage/ipc.h"
 #include "utils/memutils.h"
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 #include "shared/shared.h"
 
 /* Leases attached to this session, each referred to */

@@ -38,7 +38,7 @@
 #include "utils/syscache.h"
 #include "utils/varlena.h"
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 #include "shared/shared.h"
 #include "tables/tables.h"
 

@@ -16,7 +16,7 @@
 #include "utils/builtins.h"
 #include "utils/regproc.h"
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 
 static void
 raise_columns(FunctionCallInfo fcinfo, const char *detail)

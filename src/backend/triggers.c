@@ -18,7 +18,7 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 
 /* The trigger that a function was called by; raises where there is none. */
 TriggerData *

@@ -17,7 +17,7 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 #include "tables/tables.h"
 
 /*

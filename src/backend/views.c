@@ -22,7 +22,7 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 #include "backend/graph.h"
 #include "shared/shared.h"
 #include "tables/tables.h"

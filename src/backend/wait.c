@@ -36,7 +36,7 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "backend/backend.h"
+#include "backend/inner.h"
 #include "shared/shared.h"
 
 /*

@@ -31,7 +31,7 @@
 #include "miscadmin.h"
 #include "utils/guc.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 #define REPORT_MEMORY_EVERY 4096
 
@@ -155,14 +155,11 @@ count_memory(Account *account, int64 change)
 		report(account);
 }
 
-/*
- * Take note of shared memory that a role has taken, beside some that is counted
- * to it already; or, where negative, given back.  Raises nothing.
- */
-void
-dlock_count_memory(Oid role, int64 change)
+/* Note that memory which was counted to a role is free.  Raises nothing. */
+static void
+return_memory(Oid role, Size size)
 {
-	count_memory(open_account(role, false), change);
+	count_memory(open_account(role, false), -(int64) size);
 }
 
 /* What was counted to one role is another one's now.  Raises 53200. */
@@ -376,7 +373,7 @@ void
 dlock_release_memory(Oid role, dsa_pointer pointer, Size size)
 {
 	dsa_free(dlock_area, pointer);
-	dlock_count_memory(role, -(int64) size);
+	return_memory(role, size);
 }
 
 /* A text in shared memory, or none for NULL.  Raises 53200. */

@@ -23,7 +23,7 @@
  */
 #include "postgres.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /* How many announcements this session has claimed */
 static uint64 claims = 0;

@@ -11,7 +11,7 @@
 
 #include "port/pg_bitutils.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /* Of an entry: the link to the next one in its bucket, and its hash */
 typedef dsa_pointer *(*DlockNextOf) (dsa_pointer entry, uint32 *hash);

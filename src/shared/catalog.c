@@ -26,7 +26,7 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /*
  * A relation of the extension: in the extension's schema, wherever that is.

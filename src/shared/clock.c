@@ -9,7 +9,7 @@
 
 #include <time.h>
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /*
  * Microseconds that never go back, and pass while the machine sleeps: a server

@@ -26,7 +26,7 @@
 
 #include "utils/timestamp.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 StaticAssertDecl(DLOCK_CONTENDED_NAMES % DLOCK_CONTENDED_CHUNK == 0,
 				 "chunks must fill the sketch");

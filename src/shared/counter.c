@@ -17,7 +17,7 @@
 
 #include "utils/timestamp.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /* Upper bounds of the buckets of waits, in microseconds; the last has none. */
 static const int64 wait_bounds[] = {

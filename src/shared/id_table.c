@@ -22,7 +22,7 @@
 
 #include "shared/buckets.h"
 #include "shared/lease.h"
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /* What is valid only once dlock_id_tables_attach() has returned */
 static DlockIdPartition *numbers = NULL;

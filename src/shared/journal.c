@@ -24,7 +24,7 @@
 
 #include "access/xlog.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /*
  * Take note that a record has changed.  Called with the lease lock, after the

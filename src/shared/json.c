@@ -12,7 +12,7 @@
 #include "mb/pg_wchar.h"
 #include "utils/json.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /*
  * As UTF-8, with a question mark for each character that has nothing to stand for

@@ -22,7 +22,7 @@
 #include "storage/latch.h"
 #include "storage/proc.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 #define START_MS		1000	/* that long, a start is waited for */
 

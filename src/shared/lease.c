@@ -29,7 +29,7 @@
 #include "utils/timestamp.h"
 
 #include "shared/lease.h"
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 #define MAX_RENEW_MS	10000	/* a renewal waits for standbys that long, or for
 								 * a quarter of its ttl */

@@ -10,7 +10,7 @@
 #ifndef DLOCK_LEASE_H
 #define DLOCK_LEASE_H
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /* What a ticket takes, with what stands behind it */
 static inline Size

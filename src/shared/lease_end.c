@@ -23,7 +23,7 @@
 #include "utils/memutils.h"
 
 #include "shared/lease.h"
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /*
  * Finishing what is over

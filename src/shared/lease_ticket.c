@@ -16,7 +16,7 @@
 #include "storage/ipc.h"
 
 #include "shared/lease.h"
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /*
  * For queue.c.  All of these raise nothing.
@@ -368,8 +368,8 @@ dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 }
 
 /* Have a ticket's row written once more. */
-void
-dlock_lease_ticket_rewrite(DlockLeaseTicket *ticket)
+static void
+rewrite_row(DlockLeaseTicket *ticket)
 {
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 
@@ -400,7 +400,7 @@ dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 	if (unused)
 		dlock_announcement_discard(space, announcement);
 	if (undone)
-		dlock_lease_ticket_rewrite(ticket);
+		rewrite_row(ticket);
 	if (undone)
 		(void) dlock_worker_wake(space);
 }

@@ -29,7 +29,7 @@
 #include "utils/timestamp.h"
 
 #include "shared/lease.h"
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /*
  * The worker is to look at this lease anew, whose ttl or durability is changed.

@@ -24,7 +24,7 @@
 
 #include "miscadmin.h"
 #include "shared/buckets.h"
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /* An entry is so much longer, at the most, than it need be */
 #define ENTRY_STEP	32

@@ -19,7 +19,7 @@
 #include "storage/dsm_impl.h"
 #include "utils/guc.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /* The least size of the area, in bytes */
 #define MIN_AREA_SIZE	(1024 * 1024)

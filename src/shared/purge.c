@@ -16,7 +16,7 @@
 #include "utils/syscache.h"
 
 #include "shared/lease.h"
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /* Spaces that whoever loads one looks at */
 #define LOOKS_AT_ONCE	64

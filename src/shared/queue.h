@@ -11,7 +11,7 @@
 #ifndef DLOCK_QUEUE_H
 #define DLOCK_QUEUE_H
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 static inline DlockTicket *
 ticket_at(dsa_pointer pointer)

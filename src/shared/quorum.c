@@ -30,7 +30,7 @@
 #include "storage/latch.h"
 #include "utils/wait_event.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 #define FIRST_RESEND_MS	10		/* no answer: sent again, then twice as late */
 #define LAST_RESEND_MS	1000

@@ -15,7 +15,7 @@
 #include "utils/memutils.h"
 
 #include "shared/lease.h"
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /*
  * What calls of this transaction use.  A call that fails leaves its uses to the

@@ -16,7 +16,7 @@
 #include "utils/timestamp.h"
 
 #include "shared/lease.h"
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /* Tickets of a lease among which those are looked for that it holds */
 #define MAX_LOOKED_AT	256

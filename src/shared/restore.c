@@ -8,7 +8,7 @@
 #include "postgres.h"
 
 #include "shared/lease.h"
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /*
  * Put back a ticket that was read from its table; false where it says that it holds

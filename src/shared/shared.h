@@ -27,14 +27,7 @@ extern DlockControl *dlock_control;
 extern dsa_area *dlock_area;
 extern char *dlock_area_start;
 
-extern Size dlock_area_size(void);
-extern dsm_segment *dlock_segment_create(Size size);
-extern void dlock_log_small_area(void);
-extern const char *dlock_memory_directory(void);
-extern void *dlock_table_insert(dshash_table *table, const void *key,
-								bool *found);
 extern int64 dlock_memory_limit(void);
-extern dsa_pointer dlock_allocate_uncounted(Size size);
 
 /*
  * The address of an object in the area.  The area is one piece of memory, so a
@@ -52,16 +45,10 @@ extern int	dlock_max_memory_per_role;	/* percent */
 extern dshash_table *dlock_accounts;
 
 extern bool dlock_memory_suffices(Oid role);
-extern bool dlock_memory_to_spare(bool has_some);
 extern void dlock_check_memory(Oid role);
-extern dsa_pointer dlock_allocate(Oid role, Size size);
-extern void dlock_release_memory(Oid role, dsa_pointer pointer, Size size);
-extern void dlock_count_memory(Oid role, int64 change);
-extern void dlock_pass_memory(Oid from, Oid to, Size size);
 extern dsa_pointer dlock_text_copy(Oid role, const char *text);
 extern void dlock_text_free(Oid role, dsa_pointer text);
 extern void dlock_report_memory(void);
-extern void dlock_close_accounts(void);
 
 /* Whose the memory is that a request takes */
 static inline Oid
@@ -137,28 +124,6 @@ dlock_list_remove(DlockList *list, DlockLink *link)
 
 /* lock_table.c */
 
-/* Entries that a walk has asked memory for, at most; a power of 2 */
-#define DLOCK_SCAN_AHEAD	32
-
-/* A walk through a space's locks; nothing in it is its user's business. */
-typedef struct DlockLockScan
-{
-	bool		exclusive;
-	bool		locked;			/* the partition's lock is held */
-	int			partition;
-	int			end;			/* the first that is not looked through */
-	uint32		bucket;			/* the next one */
-	uint32		num_buckets;
-	DlockLock  *current;
-	const DlockSpaceKey *space;
-	bool		queued;			/* only entries that have a queue */
-
-	/* a ring: the entries that come next */
-	uint32		head;
-	uint32		count;
-	DlockLock  *ahead[DLOCK_SCAN_AHEAD];
-} DlockLockScan;
-
 extern DlockPartition *dlock_lock_partitions;
 
 /* The partition of a name, and of the lock that has it */
@@ -169,26 +134,10 @@ dlock_lock_partition(const DlockKey *key)
 	return &dlock_lock_partitions[key->hash >> (32 - DLOCK_PARTITION_BITS)];
 }
 
-extern void dlock_lock_table_init(DlockPartition *partitions, int tranche);
-extern DlockLock *dlock_lock_find(const DlockKey *key, bool exclusive);
-extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots,
-									Oid role);
 extern void dlock_locks_reserve(uint64 more);
 extern void dlock_locks_look_ahead(const DlockKey *keys, uint64 count);
-extern void dlock_lock_enter(const DlockKey *key);
-extern void dlock_lock_leave(const DlockKey *key);
-extern void dlock_lock_release(DlockLock *lock);
-extern void dlock_lock_remove(DlockLock *lock);
 extern bool dlock_lock_is_spare(const DlockKey *key, Oid role);
 extern void dlock_lock_free_spare(void);
-extern void dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive,
-								  const DlockSpaceKey *space, bool queued);
-extern void dlock_lock_scan_begin_in(DlockLockScan *scan, int partition,
-									 bool exclusive,
-									 const DlockSpaceKey *space, bool queued);
-extern DlockLock *dlock_lock_scan_next(DlockLockScan *scan);
-extern void dlock_lock_scan_remove(DlockLockScan *scan);
-extern void dlock_lock_scan_end(DlockLockScan *scan);
 
 /* shmem.c */
 extern dshash_table *dlock_spaces;
@@ -245,7 +194,6 @@ dlock_ticket_set_state(DlockTicket *ticket, DlockState state)
 
 extern int64 dlock_wait_bound(int bucket);
 extern void dlock_count_wait(uint64 waited);
-extern void dlock_count_for(DlockSpace *space);
 extern TimestampTz dlock_sum_counters(DlockSpace *space, uint64 *sums);
 extern void dlock_reset_counters(DlockSpace *space);
 
@@ -259,36 +207,29 @@ typedef enum DlockWaitEnd
 } DlockWaitEnd;
 
 extern void dlock_contention_prepare(DlockSpace *space);
-extern void dlock_contention_free(DlockSpace *space);
 extern void dlock_contention_wait(DlockSpace *space, const DlockKey *key,
 								  uint64 waited, uint32 queue_length,
 								  DlockWaitEnd how);
-extern void dlock_contention_expiration(DlockSpace *space, const DlockKey *key,
-										bool is_waited_for);
 extern int	dlock_contention_copy(DlockSpace *space, DlockContended *entries);
 extern void dlock_contention_reset(DlockSpace *space);
 
 /* catalog.c */
-extern void dlock_check_committed(DlockSpace *space);
 extern void dlock_check_permanent(Relation relation);
 extern Oid	dlock_find_relation(DlockSpace *space, const char *name);
 extern Oid	dlock_relation(DlockSpace *space, const char *name);
 extern Relation dlock_open_relation(DlockSpace *space, const char *name,
 									LOCKMODE mode);
-extern char *dlock_role_setting(Oid role, const char *name);
 
 /* space.c */
 extern DlockSpace *dlock_current_space(void);
 extern DlockSpace *dlock_known_space(void);
 extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
 extern bool dlock_space_is_current(const DlockSpace *space);
-extern uint64 dlock_first_unreserved(Oid database);
 extern void dlock_key_fill(DlockKey *key, const DlockSpace *space,
 						   const char *name, int length);
 extern void dlock_space_leave_all(void);
 
 /* purge.c */
-extern void dlock_remove_useless_space(const DlockSpaceKey *key);
 extern void dlock_remove_unused_spaces(const DlockSpaceKey *keep);
 extern void dlock_remove_all_unused_spaces(const DlockSpaceKey *keep);
 
@@ -346,9 +287,6 @@ extern void dlock_ticket_reserve(DlockSpace *space, int64 minimum);
 extern bool dlock_ticket_is_spare(const DlockRequest *request, Oid role);
 extern DlockTicket *dlock_ticket_make(DlockSpace *space,
 									  const DlockRequest *request, Oid role);
-extern void dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
-							  DlockTicket *ticket);
-extern void dlock_ticket_release_texts(DlockTicket *ticket);
 extern void dlock_ticket_joined(DlockTicket *ticket);
 extern void dlock_ticket_free(DlockTicket *ticket);
 extern void dlock_ticket_free_spare(void);
@@ -396,9 +334,6 @@ typedef struct DlockLeaseName
 	DlockReportText owner;
 } DlockLeaseName;
 
-extern void dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease);
-extern void dlock_lease_name_fill(DlockLeaseName *name,
-								  const DlockLeaseTicket *ticket);
 extern void dlock_lease_name_find(DlockSpace *space, int64 number,
 							  DlockLeaseName *name);
 extern void dlock_lease_name_append(StringInfo buffer,
@@ -493,7 +428,6 @@ extern DlockJoined dlock_queue_join_for_lease(DlockSpace *space,
 											  bool nowait, bool adopt);
 extern bool dlock_queue_adopt(DlockLeaseTicket *ticket);
 extern void dlock_queue_unpublish(DlockLeaseTicket *ticket);
-extern bool dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state);
 extern void dlock_queue_resume(DlockSpace *space);
 extern bool dlock_queue_end(DlockLeaseTicket *ticket, uint32 event);
 extern bool dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt);
@@ -512,8 +446,6 @@ extern void dlock_queue_forget_slots(DlockSpace *space,
 extern void dlock_queue_load_slots(DlockSpace *space, const DlockKey *key,
 								   int32 slots, Oid role);
 extern void dlock_queue_unsettle(DlockSpace *space);
-extern void dlock_queue_withdraw(DlockLeaseTicket *ticket);
-extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket,
 							  DlockLock *lock);
 
@@ -530,7 +462,6 @@ typedef struct DlockForced
 
 extern bool dlock_queue_force(DlockSpace *space, int64 number,
 							  DlockForced *forced);
-extern void dlock_queue_purge(const DlockSpaceKey *space);
 extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
 
@@ -620,19 +551,12 @@ dlock_record_ref(DlockRecord *record)
 	pg_atomic_fetch_add_u32(&record->references, 1);
 }
 
-extern void dlock_record_init(DlockRecord *record, bool is_lease,
-							  bool is_single);
 extern void dlock_record_unref(DlockRecord *record);
 extern int	dlock_record_begin_uses(void);
-extern void dlock_record_use(DlockRecord *record);
-extern void dlock_record_use_found(DlockRecord *record);
 extern void dlock_record_end_uses(int before);
 extern const char *dlock_record_copy_info(DlockRecord *record, char *buffer);
 
 /* id_table.c */
-extern void dlock_id_table_init(DlockIdPartition *partitions, int tranche);
-extern void dlock_id_tables_attach(DlockIdPartition *ids,
-								   DlockIdPartition *requests);
 extern void dlock_ids_reserve(uint64 more);
 extern void dlock_id_insert(DlockRecord *record);
 
@@ -808,35 +732,15 @@ extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
 extern DlockLeaseTicket *dlock_lease_ticket_find(DlockSpace *space,
 												 int64 number);
 extern void dlock_lease_ticket_publish(DlockLeaseTicket *ticket);
-extern void dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket);
-extern DlockLeaseTicket *dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted);
-extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket,
-									 DlockState state, bool heir);
-extern void dlock_lease_ticket_granted(DlockLeaseTicket *ticket,
-									   TimestampTz now);
-extern bool dlock_lease_ticket_ended(DlockLeaseTicket *ticket,
-									 DlockState state);
-extern void dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket,
-											 dsa_pointer *info);
-extern void dlock_lease_ticket_rewrite(DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_lower(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
-extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,
-										dsa_pointer announcement);
 extern void dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 											  dsa_pointer announcement);
 extern void dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 											 dsa_pointer announcement);
 extern void dlock_lease_ticket_channel(DlockLeaseTicket *ticket,
 									   char *channel);
-extern bool dlock_lease_ticket_is_written(DlockLeaseTicket *ticket,
-										  XLogRecPtr *lsn);
-extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
 extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
-extern void dlock_lease_ticket_discard(DlockLeaseTicket *ticket);
 
 /* restore.c */
 extern bool dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
@@ -863,7 +767,6 @@ dlock_journal_removal(DlockSpace *space, const DlockKey *key)
 	return dlock_journal_find_removal(space, key);
 }
 
-extern void dlock_journal_flush(XLogRecPtr removed);
 extern void dlock_journal_flush_removal(DlockSpace *space,
 										const DlockKey *key);
 extern void dlock_journal_flush_removals(DlockSpace *space);
@@ -875,7 +778,6 @@ extern void dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 extern bool dlock_quorum_has_standbys(void);
 extern bool dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability);
 extern XLogRecPtr dlock_quorum_log_message(void);
-extern uint64 dlock_quorum_confirmed(DlockSpace *space, int durability);
 extern void dlock_quorum_look(DlockSpace *space);
 extern bool dlock_quorum_wait(DlockSpace *space, int durability,
 								 uint64 since, uint64 until);
@@ -886,20 +788,11 @@ extern dsa_pointer dlock_announcement_make(DlockSpace *space,
 										   const DlockRequest *request);
 extern void dlock_announcement_set(DlockTicket *ticket,
 								   dsa_pointer announcement);
-extern void dlock_announcement_redirect(DlockTicket *ticket,
-										dsa_pointer announcement);
-extern void dlock_announcement_discard(DlockSpace *space,
-									   dsa_pointer announcement);
-extern void dlock_announcement_count(DlockTicket *ticket);
-extern void dlock_announcement_free(DlockTicket *ticket);
-extern void dlock_announcement_orphan(DlockTicket *ticket);
-extern void dlock_announcement_purge(DlockSpace *space);
 extern void dlock_announcement_event(DlockTicket *ticket, uint32 events);
 extern void dlock_announcement_arm(DlockTicket *ticket, uint64 claim);
 extern void dlock_announcement_unclaim(DlockTicket *ticket, uint64 claim);
 extern uint64 dlock_announcement_claim(DlockTicket *ticket);
 extern uint64 dlock_announcement_my_claim(DlockTicket *ticket);
-extern void dlock_announcement_restored(DlockTicket *ticket, bool granted);
 extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);
 
 /* What the sender sends, copied out of the outbox */
@@ -952,7 +845,6 @@ extern DlockWatch *dlock_watch_begin(DlockSpace *space, const DlockKey *key,
 									 const char *channel);
 extern void dlock_watch_arm(DlockWatch *watch);
 extern void dlock_watch_end(DlockWatch *watch);
-extern void dlock_watch_purge(DlockSpace *space);
 extern uint64 dlock_watch_next_due(DlockSpace *space);
 extern int	dlock_watch_take(DlockSpace *space, DlockTelling *tellings,
 							 int max);
@@ -991,9 +883,6 @@ extern bool dlock_office_start(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_wake(DlockSpace *space, DlockOffice office);
 extern void dlock_office_terminate(DlockSpace *space, DlockOffice office);
 extern bool dlock_worker_wake(DlockSpace *space);
-extern bool dlock_worker_comes(DlockSpace *space);
-extern void dlock_sender_wake(DlockSpace *space);
-extern void dlock_worker_dismiss(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
 extern bool dlock_worker_is_awaited(DlockSpace *space);
 extern bool dlock_worker_has_company(DlockSpace *space);

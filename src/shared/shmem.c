@@ -33,7 +33,7 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /* How long a new layout is waited for, and waits for workers to give way */
 #define WANTED_US			INT64CONST(10000000)

@@ -21,7 +21,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /* The current database's space, valid until pg_proc changes */
 static DlockSpace *current_space = NULL;

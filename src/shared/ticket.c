@@ -42,7 +42,7 @@
 #include "utils/rel.h"
 #include "utils/timestamp.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 /* Tickets of different backends shall not share a cache line. */
 #define TICKET_SIZE	TYPEALIGN(PG_CACHE_LINE_SIZE, sizeof(DlockTicket))

@@ -26,7 +26,7 @@
 
 #include "miscadmin.h"
 
-#include "shared/shared.h"
+#include "shared/inner.h"
 
 #define FIRST_SIZE		8		/* buckets in a partition, once something is watched */
 
