@@ -14,7 +14,8 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Test;
 use Test::More;
 
-my $node = new_server('main');
+# enough for some 6,000 leases with their tickets, of which a role can have half
+my $node = new_server('main', conf => "dlock.max_memory = '4MB'\n");
 $node->safe_psql(
 	'postgres', q{
 	CREATE ROLE ordinary LOGIN;
@@ -51,21 +52,18 @@ my $admin = session($node);
 my $client = session($node, 'postgres', 'user=ordinary');
 my $other = session($node, 'postgres', 'user=ordinary');
 
-# enough for some 1,000 leases with their tickets
-$client->query(q{SELECT dlock_is_held('lock')});
-$admin->query(q{SELECT dlock_is_held('lock')});
-$admin->query("ALTER SYSTEM SET dlock.max_memory = '1MB'");
-$node->reload;
-$_->wait_for("SELECT current_setting('dlock.max_memory') = '1MB'")
-  foreach $admin, $client;
-
 my $lease = $client->query("SELECT dlock_lease_open('1h')");
 $admin->query("SELECT dlock_acquire('held', slots => 2)");
 my $taken = $client->query(
 	"SELECT dlock_ttl_enqueue('queue', '1h', 'nobody', slots => 2, owner => 'me')"
 );
 
-my $often = 3000;
+sub memory_used
+{
+	return $admin->query('SELECT memory_used FROM dlock_stats');
+}
+
+my $often = 4000;
 foreach my $call (
 	[ "dlock_try_ttl_acquire('held', '1h', slots => 3)", '55000' ],
 	[ "dlock_ttl_enqueue('held', '1h', 'nobody', slots => 3)", '55000' ],
@@ -84,6 +82,8 @@ foreach my $call (
 	$sql =~ s/'/''/g;
 	foreach my $function ('fail', 'fail_below')
 	{
+		my $used = memory_used();
+
 		$client->query('BEGIN');
 		is($client->query("SELECT $function('$sql', $often)::text"),
 			"($often,$state)", "$function: $call->[0]");
@@ -91,6 +91,9 @@ foreach my $call (
 		like($other->query("SELECT dlock_acquire('innocent')"),
 			qr/^\d+$/, "$function: others have memory");
 		$other->query('SELECT dlock_release_all()');
+		# less than 40 bytes for each failure
+		cmp_ok(memory_used() - $used, '<', 40 * $often,
+			"$function: no memory is left behind");
 		$client->query('COMMIT');
 	}
 }

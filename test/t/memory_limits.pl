@@ -99,9 +99,30 @@ $superuser->query('ALTER ROLE ordinary SET dlock.max_memory_per_role = 100');
 #
 # Of all sessions together
 #
-$superuser->query("ALTER SYSTEM SET dlock.max_memory = '1MB'");
-$node->reload;
-$superuser->wait_for("SELECT current_setting('dlock.max_memory') = '1MB'");
+sub restart_with
+{
+	my ($size) = @_;
+
+	$superuser->query("ALTER SYSTEM SET dlock.max_memory = '$size'");
+	$superuser->quit;
+	$node->restart;
+	$superuser = session($node);
+	return;
+}
+
+restart_with('4MB');
+is($superuser->query('SELECT memory_limit FROM dlock_stats'),
+	3 * 1024 * 1024, 'three quarters are for locks and tickets');
+# what is kept of names that were waited for takes memory once
+{
+	my $waiter = session($node);
+
+	$superuser->query("SELECT dlock_acquire('wanted')");
+	is($waiter->query("SELECT dlock_try_acquire('wanted', '1ms') IS NULL"),
+		't', 'a name that was waited for');
+	$waiter->quit;
+	$superuser->query('SELECT dlock_release_all()');
+}
 my $too_much = qr/53200: out of memory for locks.*HINT:  \S/s;
 
 my @counts;
@@ -111,7 +132,7 @@ foreach my $how ('release', 'end', 'terminate')
 	my $other = session($node, 'postgres', 'user=ordinary');
 	my $count = $ordinary->query("SELECT fill('lock ', 100000)");
 
-	cmp_ok($count, '>', 1000, "$count locks of an ordinary role");
+	cmp_ok($count, '>', 4000, "$count locks of an ordinary role");
 	push @counts, $count;
 	like($_->query("SELECT dlock_acquire('one more')"),
 		$too_much, 'error with a hint')
@@ -177,16 +198,14 @@ $ordinary = session($node, 'postgres', 'user=ordinary');
 like(
 	$ordinary->query(
 		q{SELECT dlock_acquire('lock ' || n, info => repeat('x', 1024))
-			FROM generate_series(1, 1000) AS n}),
+			FROM generate_series(1, 4000) AS n}),
 	$too_much,
 	'memory for info is bounded');
-is($ordinary->query('SELECT dlock_release_all() > 500'), 't', 'released');
+is($ordinary->query('SELECT dlock_release_all() > 1500'), 't', 'released');
 cmp_ok(abs($ordinary->query("SELECT fill('lock ', 100000)") - $counts[0]),
 	'<=', $few, 'and given back');
 $ordinary->quit;
-$superuser->query('ALTER SYSTEM RESET dlock.max_memory');
-$node->reload;
-$superuser->wait_for("SELECT current_setting('dlock.max_memory') = '128MB'");
+restart_with('64MB');
 
 #
 # Many locks of one session, gone with it
