@@ -1,10 +1,13 @@
 # A file system for dynamic shared memory that is smaller than dlock.max_memory,
-# as in a container: requests fail with 53200 and a way out, nothing held is lost,
-# and what is left over is enough for others, such as parallel queries.
+# as in a container: dlock takes half of what is free there when it makes its memory,
+# says so in the log once, and others, such as parallel queries, have the rest.
+# What it has it can use, also if they fill the file system then.  If it is full
+# before, calls fail with 53200 and a way out until there is room.
 #
-# What would break it: an error of PostgreSQL's that is passed on as it is,
-# wherever memory is asked for, or that says what an earlier one was; a limit that is above what there is; a request
-# that fails half done.
+# What would break it: an error of PostgreSQL's that is passed on as it is, or that
+# says what an earlier one was; a limit that is above what there is; memory that is
+# promised, and not there when it is written; a segment that a failed call leaves
+# behind.
 #
 # The test runs in name spaces of its own, in which /dev/shm is small.
 
@@ -53,6 +56,7 @@ $superuser->query(
 	LANGUAGE plpgsql AS $$
 	DECLARE
 		message text;
+		detail text;
 		hint text;
 	BEGIN
 		FOR n IN 1 .. how_many LOOP
@@ -60,8 +64,8 @@ $superuser->query(
 				PERFORM dlock_acquire(prefix || n);
 			EXCEPTION WHEN out_of_memory THEN
 				GET STACKED DIAGNOSTICS message = MESSAGE_TEXT,
-					hint = PG_EXCEPTION_HINT;
-				RETURN n - 1 || ' ' || message || ' ' || hint;
+					detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+				RETURN concat_ws(' ', n - 1, message, detail, hint);
 			END;
 		END LOOP;
 		RETURN 'all';
@@ -94,25 +98,35 @@ sub parallel_query
 #
 # The limit is what there is, less a part for others
 #
+my $small = qr{LOG:  dlock\.max_memory cannot be reached\n.*DETAIL:  dlock uses (\d+) MB, which is half of the free space in the file system of "/dev/shm"\. dlock\.max_memory is 64 MB\.\n.*HINT:  Give the file system more room, and restart the server; or decrease dlock\.max_memory\.\n};
+
+# The sizes that the log has told of
+sub told_sizes
+{
+	my $sizes = join ' ', slurp($node) =~ /$small/g;
+
+	return $sizes;
+}
+
 $ordinary = session($node, 'postgres', 'user=ordinary');
-my $log = slurp($node);
 my $count = $ordinary->query("SELECT fill('lock ', 1000000)");
 like(
 	$count,
-	qr{^\d{4,} out of memory for locks .*file system},
+	qr{^\d{4,} out of memory for locks .* three quarters .*file system},
 	"an ordinary role's locks are limited: $count");
 $count =~ s/ .*//s;
-like(
-	slurp($node),
-	qr{LOG:  dlock\.max_memory cannot be reached\n.*DETAIL:  The file system of "/dev/shm" has $megabytes MB, \d+ MB of them free.*HINT:}s,
-	'the log has a warning');
-unlike($ordinary->query('SELECT 1'), qr/WARNING/, 'the client has none');
+like(told_sizes(), qr/^[67]$/, 'the log tells of it');
+my $limit = $superuser->query('SELECT memory_limit FROM dlock_stats') / 1024 / 1024;
+cmp_ok(abs($limit - $megabytes / 2 * 3 / 4), '<', 0.5, "the limit is $limit MB");
+unlike($ordinary->query('SELECT 1'), qr/WARNING/, 'the client has no warning');
 cmp_ok(left(), '>', $megabytes / 3, 'there is room left for others');
 parallel_query('a parallel query has its memory');
 like($superuser->query("SELECT dlock_acquire('lock of a superuser')"),
 	qr/^\d+$/, 'there is a reserve for superusers');
-like($superuser->query("SELECT fill('super ', 1000000)"),
-	qr{^\d{3,} out of memory for locks .*file system}, 'which is limited, too');
+like(
+	$superuser->query("SELECT fill('super ', 1000000)"),
+	qr{^\d{3,} out of memory for locks .*their part of the file system of "/dev/shm".*give the file system more room},
+	'which is limited, too');
 cmp_ok(left(), '>', $megabytes / 3, 'there is still room left');
 is($superuser->query("SELECT dlock_release_all() > 100"), 't', 'released');
 is( $ordinary->query(
@@ -120,37 +134,36 @@ is( $ordinary->query(
 		  . "WHERE dlock_release('lock ' || n)"),
 	$count,
 	'nothing was lost');
-$ordinary->quit;
-$superuser->quit;
+like(told_sizes(), qr/^[67]$/, 'the log has told of it once');
 
 #
-# Others have filled it: in whatever call the area has to grow, or be made
+# Others fill the file system: all that was limited before can still be had.
 #
 my $filler = '/dev/shm/filler';
 
+# Leaves so many bytes free
 sub fill_up
 {
+	my ($bytes) = @_;
+
 	open(my $file, '>', $filler) or die "$filler: $!";
-	1 while syswrite($file, "\0" x 65536);
+	1 while syswrite($file, "\0" x 4096);
+	truncate($file, (-s $file) - ($bytes // 0)) or die "$filler: $!";
+	close($file) or die "$filler: $!";
 	return;
 }
 
-my $full =
-  qr{ERROR:  53200: could not resize shared memory segment.*HINT:  With dynamic_shared_memory_type = posix, locks are kept in the file system of "/dev/shm": give it more room}s;
-
-$node->restart;
-$superuser = session($node);
 fill_up();
-like($superuser->query("SELECT dlock_acquire('lock')"),
-	$full, "the area cannot be made: $_")
-  foreach 'once', 'again';
-unlink $filler;
-like($superuser->query("SELECT dlock_acquire('lock')"),
-	qr/^\d+$/, 'and then it can');
-
-$other = session($node);
-my $lease = $other->query("SELECT dlock_lease_open('1h')");
-fill_up();
+cmp_ok(left(), '<', 0.1, 'the file system is full');
+# counted in steps of 4 kB
+cmp_ok(
+	abs($ordinary->query("SELECT fill('lock ', 1000000)") =~ s/ .*//sr - $count),
+	'<=', 24, 'an ordinary role has what it had');
+like($superuser->query("SELECT fill('super ', 1000000)"),
+	qr{^\d{3,} out of memory for locks .*file system}, 'a superuser, too');
+$ordinary->query('SELECT dlock_release_all()');
+$superuser->query('SELECT dlock_release_all()');
+my $lease = $superuser->query("SELECT dlock_lease_open('1h')");
 foreach my $call (
 	q{dlock_acquire('lock ' || n, info => repeat('x', 1000))},
 	q{dlock_enqueue('lock ' || n, info => repeat('x', 1000))},
@@ -158,25 +171,69 @@ foreach my $call (
 	qq{dlock_lease_enqueue('lock ' || n, $lease, info => repeat('x', 1000))},
 	q{dlock_ttl_enqueue('lock ' || n, '1h', info => repeat('x', 1000))})
 {
-	my ($name) = $call =~ /(\w+)/;
-
-	like(
-		$superuser->query("SELECT $call FROM generate_series(1, 20000) AS n"),
-		$full, "the area cannot grow: $name");
+	is( $superuser->query(
+			"SELECT count($call) FROM generate_series(1, 1000) AS n"),
+		'1000',
+		"the file system is full: $call");
+	$superuser->query('SELECT dlock_release_all()');
 	$superuser->query(
-		q{SELECT dlock_release('lock ' || n) FROM dlock_locks, substr(name, 6) AS n
-		 WHERE name LIKE 'lock %' AND scope = 'session'});
-	is($superuser->query("SELECT dlock_is_held('lock')"),
-		't', 'and nothing is lost');
+		q{SELECT dlock_release_ticket(ticket) FROM dlock_locks
+		 WHERE scope = 'lease'});
 }
+$superuser->query('SELECT dlock_lease_close(lease) FROM dlock_leases');
 unlink $filler;
-is( $superuser->query(
-		q{SELECT count(dlock_acquire('more ' || n)) FROM generate_series(1, 3000) AS n}
-	),
-	'3000',
-	'there is room again');
-$other->query('SELECT dlock_lease_close(lease) FROM dlock_leases');
+$_->quit foreach $ordinary, $superuser;
+
+#
+# It is full at the first call
+#
+my $full =
+  qr{ERROR:  53200: could not resize shared memory segment.*HINT:  With dynamic_shared_memory_type = posix, locks are kept in the file system of "/dev/shm": give it more room}s;
+
+sub restart_with
+{
+	my ($size) = @_;
+
+	$node->append_conf('postgresql.conf', "dlock.max_memory = '$size'");
+	$node->restart;
+	$superuser = session($node);
+	return;
+}
+
+restart_with('64MB');
+fill_up();
+like($superuser->query("SELECT dlock_acquire('lock')"),
+	$full, "the memory cannot be made: $_")
+  foreach 'once', 'again';
+$other = session($node);
+like($other->query('SELECT count(*) FROM dlock_locks'),
+	$full, 'the memory cannot be made: by another session');
+like(told_sizes(), qr/^[67]$/, 'the log tells of no size');
+
+# all but 10 MB; and then there is room, which counts at the next start
+fill_up(10 * 1024 * 1024);
+like($superuser->query("SELECT dlock_acquire('lock')"),
+	qr/^\d+$/, 'and then it can');
+like(told_sizes(), qr/^[67] [45]$/, 'of the size that there is');
+unlink $filler;
+is($other->query('SELECT memory_limit < 4000000 FROM dlock_stats'),
+	't', 'more room does not count at once');
 $_->quit foreach $superuser, $other;
+restart_with('64MB');
+is($superuser->query('SELECT memory_limit > 5000000 FROM dlock_stats'),
+	't', 'but after a restart');
+like(told_sizes(), qr/^[67] [45] [67]$/, 'of which the log tells');
+$superuser->quit;
+
+# a setting that can be had
+restart_with('4MB');
+is($superuser->query('SELECT memory_limit FROM dlock_stats'),
+	3 * 1024 * 1024, 'less is enough');
+like(told_sizes(), qr/^[67] [45] [67]$/, 'of which the log tells nothing');
+like($superuser->query("SELECT fill('lock ', 1000000)"),
+	qr/^\d{4,} out of memory for locks .*have reached dlock\.max_memory\./,
+	'nor is the file system said to be too small');
+$superuser->quit;
 $node->stop;
 
 #
@@ -191,28 +248,23 @@ rmdir($mapped->data_dir . '/pg_dynshmem') or die "pg_dynshmem: $!";
 symlink($directory, $mapped->data_dir . '/pg_dynshmem') or die "symlink: $!";
 $mapped->append_conf('postgresql.conf', 'dynamic_shared_memory_type = mmap');
 $mapped->start;
-$superuser = session($mapped);
-like($superuser->query("SELECT dlock_acquire('lock')"), qr/^\d+$/, 'with mmap');
-my $room = left();
-fill_up();
 foreach my $pages (100 .. 107)
 {
 	my $session = session($mapped);
+	my @segments = glob("$directory/*");
 
-	truncate($filler, ($room - $pages * 4096 / 1024 / 1024) * 1024 * 1024)
-	  or die "$filler: $!";
+	fill_up($pages * 4096);
 	like(
 		$session->query(
-			q{SELECT pg_stat_file('no such file' || n % 1, true),
-				dlock_acquire('lock ' || n, info => repeat('x', 1000))
-			  FROM generate_series(1, 20000) AS n}),
+			q{SELECT pg_stat_file('no such file', true), dlock_acquire('lock')}),
 		qr{ERROR:  53200: .*HINT:  With dynamic_shared_memory_type = mmap, locks are kept in the file system of "pg_dynshmem"}s,
 		"mmap: $pages pages are left");
+	is(join(' ', glob("$directory/*")), "@segments", 'mmap: nothing stays behind');
 	$session->quit;
-	unlink $filler;
-	fill_up();
 }
 unlink $filler;
+$superuser = session($mapped);
+like($superuser->query("SELECT dlock_acquire('lock')"), qr/^\d+$/, 'with mmap');
 $superuser->quit;
 $mapped->stop;
 done_testing();
