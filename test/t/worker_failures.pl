@@ -283,13 +283,13 @@ is( $node->safe_psql('postgres',
 
 #
 # Disk full.  A limit on the size of files does what a full disk does, and
-# spares the WAL if its files are small.
+# spares the WAL if its files are small, and shared memory if it is no file.
 #
 $node->stop;
 $node = PostgreSQL::Test::Cluster->new('full');
 $node->init(extra => ['--wal-segsize=1']);
 $node->append_conf('postgresql.conf', "min_dynamic_shared_memory = '64MB'\n"
-	  . "min_wal_size = 2MB\nlog_statement = none\n");
+	  . "min_wal_size = 2MB\nlog_statement = none\ndlock.max_memory = 4MB\n");
 system_or_bail('sh', '-c',
 	'ulimit -f 2600 && exec "$@"', 'sh', 'pg_ctl', '-w', '-s',
 	'-D', $node->data_dir, '-l', $node->logfile, '-o',

@@ -25,6 +25,12 @@ Lets a session, by what is started next, call this function, and stops its
 process when that has returned.  Returns a sub that waits until it is stopped;
 called again, that lets it go on.
 
+=item stop_at($pid, @functions)
+
+The same for a process, at the beginning of whichever of these functions it calls
+first.  Called again, the sub executes the commands for the debugger that it is
+given, before it lets the process go on.
+
 =item fail_in($session, $function, $stop)
 
 The same, but the session fails in place of the call, as if it were cancelled
@@ -58,7 +64,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 our @EXPORT = qw(debugger_works call_in commands_in fail_in raise_in
-  stop_behind);
+  stop_at stop_behind);
 
 my $count = 0;
 
@@ -101,7 +107,14 @@ sub stop_behind
 {
 	my ($session, $function) = @_;
 
-	return stop($session, $function, 'finish');
+	return stop($session->{pid}, [$function], 'finish');
+}
+
+sub stop_at
+{
+	my ($pid, @functions) = @_;
+
+	return stop($pid, [ map { "*$_" } @functions ]);
 }
 
 # At its very beginning, where one function is as good as the other
@@ -110,7 +123,7 @@ sub fail_in
 	my ($session, $function, $stop) = @_;
 
 	return stop(
-		$session, "*$function",
+		$session->{pid}, ["*$function"],
 		'set {int} &QueryCancelPending = 1',
 		'set {int} &InterruptPending = 1',
 		'set $pc = &ProcessInterrupts',
@@ -151,22 +164,26 @@ sub raise_in
 		'set $pc = &dlock_raise_no_ticket');
 }
 
-# Stops there, and behind these commands.
+# Those whose processes are stopped, or will be, by the files that they wait for
+my %waiting;
+
+# Stops at one of the places, and behind these commands.
 sub stop
 {
-	my ($session, $place, @commands) = @_;
+	my ($pid, $places, @commands) = @_;
 	my $file = "$PostgreSQL::Test::Utils::tmp_check/debugger_${$}_" . $count++;
 	my $output = '';
 	my $debugger = IPC::Run::start(
 		arguments(
-			$session->{pid},
-			"break $place",
+			$pid,
+			(map { "break $_" } @$places),
 			"shell touch $file.attached",
 			'continue',
 			'delete',
 			@commands,
 			"shell touch $file.stopped; "
 			  . "while [ ! -e $file.go_on ]; do sleep 0.05; done",
+			"source $file.go_on",
 			'detach'),
 		'<', \undef, '>&', \$output);
 	my $until = sub {
@@ -176,18 +193,30 @@ sub stop
 	};
 	my $stopped = 0;
 
+	$waiting{"$file.go_on"} = 1;
 	$until->("$file.attached");
 	return sub {
+		my (@last) = @_;
+
 		if (!$stopped++)
 		{
 			$until->("$file.stopped");
 			return;
 		}
-		PostgreSQL::Test::Utils::append_to_file("$file.go_on", '');
+		PostgreSQL::Test::Utils::append_to_file("$file.last",
+			join '', map { "$_\n" } @last);
+		rename "$file.last", "$file.go_on" or die "$file: $!";
+		delete $waiting{"$file.go_on"};
 		$debugger->finish;
 		note $output;
 		return;
 	};
+}
+
+# A server can only end with all its processes.
+END
+{
+	PostgreSQL::Test::Utils::append_to_file($_, '') foreach keys %waiting;
 }
 
 1;

@@ -31,10 +31,26 @@ Lets it go on.  Whatever is still stopped at the end of the test goes on then.
 
 =item stop_at_rows($session, $events)
 
-From now on, stop_worker($session, $sub) has the worker stop at the next row of
-a ticket that it writes or removes, which the sub brings about, and returns its
-process id when it has stopped; worker_goes_on($session) lets it go on.  The
-events are those of a trigger: "INSERT OR DELETE".
+From now on, stop_worker($session, $sub) has the worker stop at the next row that
+it writes or removes, which the sub brings about, and returns its process id, which
+the sub is given, when it has stopped; worker_goes_on($session) lets it go on.  The events are those of a
+trigger: "INSERT OR DELETE".  This needs a debugger, see debugger_works(), which
+halts the process: it takes note of signals when it goes on.
+
+=item worker_dies($session)
+
+The worker that has stopped dies at that row, of an error that nothing can catch.
+The next one, which comes by itself, is held up before it has begun, until
+worker_goes_on($session).  The server must have no autovacuum.
+
+=item next_worker_stops($session)
+
+After that: the next worker begins, and stops at a row in its turn.  Returns
+for how many seconds it has worked until then.
+
+=item worker_is_lost($session)
+
+The worker that has stopped dies as above, and nobody is held up.
 
 =item come_and_go($session)
 
@@ -58,13 +74,16 @@ package Dlock::Worker;
 use strict;
 use warnings FATAL => 'all';
 
+use Dlock::Debugger;
 use Dlock::Lease qw(stop_while continue_process);
 use Dlock::Test;
 use Exporter 'import';
 use Test::More;
+use Time::HiRes qw(time);
 
 our @EXPORT = qw(worker no_worker freeze thaw stop_at_rows stop_worker
-  worker_goes_on come_and_go others_go_on is_free);
+  worker_goes_on worker_dies next_worker_stops worker_is_lost come_and_go
+  others_go_on is_free);
 
 my $workers = q{FROM pg_stat_activity WHERE backend_type = 'dlock worker'
 	 AND datname = current_database()};
@@ -104,19 +123,16 @@ sub thaw
 	return continue_process($pid);
 }
 
+# By session: the functions at which a worker is to stop, the debugger of the one
+# that has, and whether the session keeps the next one from beginning
+my (%functions, %stopped, %holds_up);
+
 sub stop_at_rows
 {
 	my ($session, $events) = @_;
 
-	$session->query(qq{
-		CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql
-		SET lock_timeout = 0 AS \$\$
-		BEGIN
-			PERFORM pg_advisory_xact_lock(1);
-			RETURN coalesce(new, old);
-		END \$\$;
-		CREATE TRIGGER stop BEFORE $events ON dlock_queue
-		FOR EACH ROW EXECUTE FUNCTION stop()});
+	$functions{$session} =
+	  [ map { 'simple_heap_' . lc } split / OR /, $events ];
 	return;
 }
 
@@ -125,18 +141,61 @@ sub stop_worker
 	my ($session, $sub) = @_;
 	my $worker = worker($session);
 
-	$session->query('SELECT pg_advisory_lock(1)');
-	$sub->();
-	$session->wait_for("SELECT wait_event = 'advisory' "
-		  . "FROM pg_stat_activity WHERE pid = $worker");
+	$stopped{$session} = stop_at($worker, @{ $functions{$session} });
+	$sub->($worker);
+	$stopped{$session}->();
 	return $worker;
 }
 
 sub worker_goes_on
 {
 	my ($session) = @_;
+	my $stopped = delete $stopped{$session};
 
-	return $session->query('SELECT pg_advisory_unlock(1)');
+	$stopped->() if $stopped;
+	$session->query('ROLLBACK') if delete $holds_up{$session};
+	return;
+}
+
+sub worker_is_lost
+{
+	my ($session) = @_;
+	my $stopped = delete $stopped{$session};
+
+	$stopped->(
+		'set {int} &ProcDiePending = 1',
+		'set {int} &InterruptPending = 1',
+		'set $pc = &ProcessInterrupts');
+	return;
+}
+
+# A process reads the settings of its database before it begins.
+my $held_up = q{FROM pg_locks
+	WHERE relation = 'pg_db_role_setting'::regclass AND NOT granted};
+
+sub worker_dies
+{
+	my ($session) = @_;
+
+	$session->query(
+		'BEGIN; LOCK TABLE pg_db_role_setting IN ACCESS EXCLUSIVE MODE');
+	$holds_up{$session} = 1;
+	worker_is_lost($session);
+	$session->wait_for("SELECT count(*) = 1 $held_up");
+	return;
+}
+
+sub next_worker_stops
+{
+	my ($session) = @_;
+	my $stopped = stop_at($session->query("SELECT pid $held_up"),
+		@{ $functions{$session} });
+	my $start = time();
+
+	worker_goes_on($session);
+	$stopped->();
+	$stopped{$session} = $stopped;
+	return time() - $start;
 }
 
 sub come_and_go
