@@ -1,17 +1,16 @@
-# The server cannot get more shared memory, whatever dlock.max_memory says.  A
-# request can then fail at any step, in the middle of a change of a table that
-# all share; and that is all: nothing of it stays, nothing held is lost, and when
-# there is memory again all is as before.  The same where the tables of leases
-# are read after a start: what was put back stays, and the next call goes on from
-# there.
+# The memory area is full, whatever is counted: what was freed is in pieces of
+# other sizes.  A request can then fail at any step; and that is all: nothing of it
+# stays, nothing held is lost, and when there is memory again all is as before.  The
+# same where the tables of leases are read after a start: what was put back stays,
+# and the next call goes on from there.
 #
 # What would break it: a lock of a table that is not let go after such an error; a
 # ticket that has joined its lock, and is not taken back when its number cannot
 # be entered; a session that cannot begin, and cannot end either; memory that a
 # failed attempt keeps, or counts, or that stays when its extension has gone.
 #
-# Segments of shared memory are files here, in a directory where no more can be
-# made while it is closed.
+# The area gives memory of one size class 64 kB at a time, and has it back only when
+# all of these are free.  So who keeps one piece of each has all of them.
 
 use strict;
 use warnings FATAL => 'all';
@@ -23,17 +22,33 @@ use Dlock::Worker;
 use Test::More;
 
 my $node = new_server('main', conf => "synchronous_commit = off\n"
-	  . "log_statement = none\ndynamic_shared_memory_type = mmap\n");
+	  . "log_statement = none\ndynamic_shared_memory_type = mmap\n"
+	  . "dlock.max_memory = '6MB'\n");
 my $directory = $node->data_dir . '/pg_dynshmem';
-my $no_memory = qr/ERROR:  42501: could not open shared memory segment/;
+my $no_file = qr/ERROR:  42501: could not open shared memory segment/;
+# the second one is PostgreSQL's, for its own table
+my $no_memory = qr/ERROR:  53200: out of memory.*DETAIL:  (?:No piece of (\d+) bytes is free|Failed on DSA request of size (\d+))\..*HINT:  Release locks/s;
 
-sub close_memory
+$node->safe_psql('postgres', 'CREATE ROLE fresh LOGIN');
+foreach my $dbname ('other', 'third')
+{
+	$node->safe_psql('postgres', "CREATE DATABASE $dbname");
+	$node->safe_psql($dbname, 'CREATE EXTENSION dlock');
+}
+
+# The sizes of pieces that requests ask for, and the largest that there is, which
+# none does
+my @sizes = (40, 64, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024);
+my $largest = 1025;
+my $in_one = 51;				# of 1280 bytes, in 64 kB
+
+sub close_directory
 {
 	chmod(0500, $directory) or die "chmod: $!";
 	return;
 }
 
-sub open_memory
+sub open_directory
 {
 	chmod(0700, $directory) or die "chmod: $!";
 	return;
@@ -41,213 +56,304 @@ sub open_memory
 
 END
 {
-	open_memory() if defined $directory;
+	open_directory() if defined $directory;
 }
 
-foreach my $dbname ('other', 'third')
-{
-	$node->safe_psql('postgres', "CREATE DATABASE $dbname");
-	$node->safe_psql($dbname, 'CREATE EXTENSION dlock');
-}
-$node->safe_psql('other', q{
-	CREATE FUNCTION fill(max integer, size integer = 600)
+$node->safe_psql(
+	'other', q{
+	-- Locks, with infos of a size, until there is no memory
+	CREATE FUNCTION take(prefix text, size integer, max integer = 1000000)
 	RETURNS integer LANGUAGE plpgsql AS $$
-	DECLARE
-		n integer = (SELECT count(*) FROM dlock_locks);
 	BEGIN
-		WHILE n < max LOOP
+		FOR n IN 1 .. max LOOP
 			BEGIN
-				PERFORM dlock_acquire(format('fill %s', n),
-					info => nullif(repeat('x', size), ''));
-				n = n + 1;
-			EXCEPTION WHEN out_of_memory OR insufficient_privilege THEN
-				RETURN n;
+				PERFORM dlock_acquire(prefix || n,
+					info => repeat('x', nullif(size, 0) - 1));
+			EXCEPTION WHEN out_of_memory THEN
+				RETURN n - 1;
 			END;
 		END LOOP;
-		RETURN n;
-	END $$});
-my $filler = session($node, 'other');
+		RETURN max;
+	END $$;
 
-# The filler takes all memory that there is, for names first and then for locks
-# alone; and gives back what it took last.  How many locks it has then.
-sub fill
+	-- Pieces of a size, until there is none: infos of locks that have none yet
+	CREATE FUNCTION take_pieces(size integer) RETURNS void
+	LANGUAGE plpgsql AS $$
+	DECLARE
+		number bigint;
+	BEGIN
+		FOR number IN SELECT ticket FROM dlock_locks
+			WHERE info IS NULL AND name LIKE 'plain%' ORDER BY ticket
+		LOOP
+			BEGIN
+				PERFORM dlock_set_info(number, repeat('x', size - 1));
+			EXCEPTION WHEN out_of_memory THEN
+				RETURN;
+			END;
+		END LOOP;
+		RAISE 'not enough locks for pieces of % bytes', size;
+	END $$;
+
+	-- So many of them are free again
+	CREATE FUNCTION give_pieces(size integer, pieces integer) RETURNS bigint
+	LANGUAGE sql AS $$
+		SELECT count(*) FROM (
+			SELECT dlock_set_info(ticket, NULL) FROM dlock_locks
+			 WHERE length(info) = size - 1 LIMIT pieces) AS t $$});
+my $filler = session($node, 'other');
+my $round = 0;
+
+# Nothing is left but pieces that are too large, and some of each size that can be
+# given back, of some sizes so many.
+sub fragment
 {
-	$filler->query('SELECT fill(100000)');
-	return $filler->query('SELECT fill(100000, 0)');
+	my (%many) = @_;
+	my $large;
+
+	$filler->query("SELECT take('$_ ', $_, " . ($many{$_} // 10) . ')')
+	  foreach @sizes;
+	$filler->query("SELECT take('plain ', 0, 5000)");
+	$large = $filler->query("SELECT take('large ', $largest)");
+	$filler->query("SELECT count(dlock_release('large ' || n)) "
+		  . "FROM generate_series(1, $large) AS n WHERE n % $in_one <> 0");
+	return;
 }
 
-sub give_back
+sub fill
 {
-	my ($count) = @_;
+	$round++;
+	$filler->query("SELECT take('plain $round/', 0)");
+	$filler->query("SELECT take_pieces($_)") foreach @sizes;
+	return;
+}
 
-	$filler->query(q{SELECT count(dlock_release_ticket(ticket)) FROM (
-		SELECT ticket FROM dlock_locks ORDER BY ticket DESC}
-		  . " LIMIT $count) AS t");
-	return $filler->query('SELECT count(*) FROM dlock_locks');
+# Pieces of a size, or of the next one, one or so many; false if there is none
+sub give_pieces
+{
+	my ($bytes, $pieces) = @_;
+	my ($size) = grep { $_ >= $bytes } @sizes;
+
+	$pieces //= 1;
+	return $size && $filler->query("SELECT give_pieces($size, $pieces)") > 0;
+}
+
+# How many pieces of which size were asked for
+sub pieces
+{
+	my (%asked) = @_;
+
+	return join ', ',
+	  map { "$asked{$_} of $_ bytes" } sort { $a <=> $b } keys %asked;
 }
 
 # How many locks there can be, by count
 sub room
 {
+	my ($holder, $waiter) = map { session($node) } 1 .. 2;
 	my $count;
 
-	# loads the library, whose setting this is
-	$filler->query('SELECT fill(0)');
-	$filler->query("ALTER SYSTEM SET dlock.max_memory = '1MB'");
-	$filler->query('SELECT pg_reload_conf()');
-	$filler->wait_for("SELECT current_setting('dlock.max_memory') = '1MB'");
-	$count = fill();
+	# what is kept of names that were waited for takes memory once
+	$holder->query("SELECT dlock_acquire('lock')");
+	is($waiter->query("SELECT dlock_try_acquire('lock', '1ms') IS NULL"),
+		't', 'a lock is waited for');
+	$_->quit foreach $holder, $waiter;
+	backends_gone($_->{pid}) foreach $holder, $waiter;
+
+	$count = $filler->query("SELECT take('room ', 0)");
+	like($filler->query("SELECT dlock_acquire('one more')"),
+		qr/ERROR:  53200: .* have reached dlock\.max_memory\./s, 'no memory, by count');
 	$filler->query('SELECT dlock_release_all()');
-	$filler->query('ALTER SYSTEM RESET dlock.max_memory');
-	$filler->query('SELECT pg_reload_conf()');
-	$filler->wait_for("SELECT current_setting('dlock.max_memory') = '128MB'");
 	return $count;
 }
 
 #
 # The first call in the cluster
 #
-close_memory();
+close_directory();
 my $client = session($node);
-foreach my $round (1 .. 2)
+foreach my $try (1 .. 2)
 {
 	like($client->query("SELECT dlock_acquire('lock')"),
-		$no_memory, 'a first call fails');
+		$no_file, 'a first call fails');
 }
 $client->quit;
 backends_gone($client->{pid});
 $client = session($node);
 like($client->query("SELECT dlock_acquire('lock')"),
-	$no_memory, 'and so does that of another session');
-open_memory();
+	$no_file, 'and so does that of another session');
+open_directory();
 like($client->query("SELECT dlock_acquire('lock')"),
 	qr/^\d+$/, 'which goes on when there is memory');
 $client->query("SELECT dlock_release('lock')");
 my $room = room();
-cmp_ok($room, '>', 500, "there is room for $room locks");
+cmp_ok($room, '>', 5000, "there is room for $room locks");
 
 #
-# Each kind of request, with nothing left, and then a little more each time until
+# Each kind of request, with nothing left, and then one piece more each time until
 # it succeeds
 #
 my $admin = session($node);
 my $lease = $client->query("SELECT dlock_lease_open('1h')");
-my $failures = 0;
 my $state = q{SELECT string_agg(name, ' ' ORDER BY name) || '|' ||
 	(SELECT count(*) FROM dlock_leases) FROM dlock_locks};
 $client->query("SELECT dlock_lease_acquire('held', $lease, shared => true)");
 is($admin->query($state), 'held|1', 'a lease holds');
-# LISTEN takes memory of its own, in some versions
-$client->query('SELECT dlock_channel()');
-$filler->query('SELECT fill(1000)');
-close_memory();
-foreach my $call (
-	"dlock_acquire('new')",
-	"dlock_xact_acquire('new')",
-	"dlock_try_acquire('held', shared => true, info => repeat('x', 1000))",
-	"dlock_try_acquire('held') IS NULL",
-	"dlock_acquire_all('{new 1, new 2, new 3}')",
-	"dlock_enqueue('new')",
-	"dlock_watch('new', repeat('c', 63))",
-	"dlock_lease_open('1h', info => 'new')",
-	"dlock_ttl_acquire('new', '1h')",
-	"dlock_ttl_enqueue('new', '1h', 'nobody', owner => 'me')",
-	"dlock_lease_acquire('new', $lease, owner => 'me')",
-	"dlock_lease_acquire('held', $lease, shared => true, owner => 'me')",
-	"dlock_lease_enqueue('held', $lease, shared => true, owner => 'me')",
-	"dlock_lease_acquire_all('{new 1, new 2, new 3}', $lease)")
+# as long as pieces of which there are some
+my $me = q{repeat('me', 200)};
+my $info = q{repeat('new', 200)};
+my %undo = (
+	dlock_set_slots => "dlock_set_slots('new', NULL)",
+	dlock_set_info => "dlock_set_info($lease, NULL)",
+	dlock_renew => "dlock_renew($lease, '1h')");
+fragment(128 => 200);
+foreach my $case (
+	[ 2, "dlock_acquire('new')" ],
+	# and the account of a role that has none
+	[ 3, "dlock_acquire('new')", 'fresh' ],
+	[ 2, "dlock_xact_acquire('new')" ],
+	[ 3, "dlock_try_acquire('held', shared => true, info => repeat('x', 1000))" ],
+	[ 1, "dlock_try_acquire('held') IS NULL" ],
+	[ 1, "dlock_try_acquire('held', '10ms') IS NULL" ],
+	[ 6, "dlock_acquire_all('{new 1, new 2, new 3}')" ],
+	[ 3, "dlock_enqueue('new')" ],
+	[ 3, "dlock_watch('new', repeat('c', 63))" ],
+	[ 1, "dlock_set_slots('new', 2)" ],
+	[ 2, "dlock_lease_open('1h', info => $info)" ],
+	[ 2, "dlock_ttl_acquire('new', '1h')" ],
+	[ 4, "dlock_ttl_acquire('new', '1h', owner => $me, info => $info)" ],
+	[ 4, "dlock_ttl_enqueue('new', '1h', 'nobody', owner => $me)" ],
+	[ 3, "dlock_lease_acquire('new', $lease, owner => $me)" ],
+	[ 2, "dlock_lease_acquire('held', $lease, shared => true, owner => $me)" ],
+	[ 3, "dlock_lease_enqueue('held', $lease, shared => true, owner => $me)" ],
+	[ 6, "dlock_lease_acquire_all('{new 1, new 2, new 3}', $lease)" ],
+	[ 1, "dlock_set_info($lease, $info)" ],
+	[ 1, "dlock_renew($lease, '2h')" ])
 {
-	my $tries = 0;
+	my ($pieces, $call, $role) = @$case;
+	my @asked;
 	my @wrong;
 	my $answer;
 
+	# one without a spare ticket
+	$client = session($node, 'postgres', $role ? "user=$role" : '');
+	# LISTEN takes memory of its own, in some versions
+	$client->query('SELECT dlock_channel()');
 	fill();
 	while (($answer = $client->query("SELECT $call")) =~ /ERROR/)
 	{
 		my $left = $admin->query($state);
 
-		$tries++;
-		push @wrong, $answer if $answer !~ $no_memory;
 		push @wrong, "left: $left" if $left ne 'held|1';
-		last if @wrong || give_back(20) == 0;
+		push @wrong, $answer if $answer !~ $no_memory;
+		push @asked, $1 // $2 // 0;
+		push @wrong, "no piece of $asked[-1] bytes to give" if !give_pieces($asked[-1]);
+		last if @wrong || @asked > 50;
 	}
 	is(join("\n", @wrong), '', "no memory: $call");
-	$failures += $tries;
+	cmp_ok(scalar(@asked), '>=', $pieces, "fails at each piece: @asked");
+
 	$client->query('SELECT dlock_release_all()');
-	$client->query(
+	$client->quit;
+	backends_gone($client->{pid});
+	$admin->query(
 		q{SELECT dlock_release_ticket(ticket) FROM dlock_locks
-		   WHERE lease IS NOT NULL AND (owner = 'me' OR name LIKE 'new%')});
-	$client->query(
-		q{SELECT dlock_lease_close(lease) FROM dlock_leases WHERE info = 'new'}
-	);
+		   WHERE lease IS NOT NULL AND (owner LIKE 'me%' OR name LIKE 'new%')});
+	$admin->query(
+		q{SELECT dlock_lease_close(lease) FROM dlock_leases WHERE info LIKE 'new%'
+			AND lease <> } . $lease);
+	if (my $undo = $undo{ $call =~ s/\(.*//sr })
+	{
+		# which asks for memory, too
+		1 while $admin->query("SELECT $undo") =~ $no_memory
+		  && give_pieces($1 // $2);
+	}
 	$admin->wait_for('SELECT count(*) = 1 FROM dlock_locks');
 	$admin->wait_for('SELECT count(*) = 1 FROM dlock_queue');
 }
-cmp_ok($failures, '>', 12, "$failures requests have failed");
 
-# A name space needs more memory than a lock, so there may be room for some.
+# A name space is larger than what other requests ask for, so there may be room for
+# some.  A session keeps the one of before.
 fill();
 {
-	my $third = session($node, 'third');
+	my @users;
 	my $answer;
 
-	foreach my $round (1 .. 50)
+	foreach my $try (1 .. 50)
 	{
+		my $third = session($node, 'third');
+
+		push @users, $third;
 		$answer = $third->query("SELECT dlock_is_held('lock')");
 		last if $answer =~ /ERROR/;
 		$third->query('DROP EXTENSION dlock; CREATE EXTENSION dlock');
 	}
 	like($answer, $no_memory, 'no memory: a first call in a name space');
-	like($third->query("SELECT dlock_is_held('lock')"),
+	like($users[-1]->query("SELECT dlock_is_held('lock')"),
 		$no_memory, 'and the next one');
-	$third->quit;
-	backends_gone($third->{pid});
+	$_->quit foreach @users;
+	backends_gone($_->{pid}) foreach @users;
 }
+is($admin->query($state), 'held|1', 'the lease holds what it held');
+$filler->query('SELECT dlock_release_all()');
 
 #
-# Many tickets of leases, of which each has a number to be entered
+# Many tickets of leases, of which each has a number and a request to be entered
 #
-open_memory();
+$client = session($node);
 $client->query(q{
-CREATE FUNCTION enqueue(lease bigint, n integer) RETURNS integer
+-- How many there are, and the piece that another one needs
+CREATE FUNCTION enqueue(lease bigint, n integer, max integer) RETURNS text
 LANGUAGE plpgsql AS $$
+DECLARE
+	detail text;
 BEGIN
-	WHILE n < 2000 LOOP
+	WHILE n < max LOOP
 		BEGIN
 			PERFORM dlock_lease_acquire('held', lease, shared => true,
-				owner => n::text);
+				owner => lpad(n::text, 100, '0'));
 			n = n + 1;
-		EXCEPTION WHEN out_of_memory OR insufficient_privilege THEN
-			RETURN n;
+		EXCEPTION WHEN out_of_memory THEN
+			GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+			RETURN n || ' ' || detail;
 		END;
 	END LOOP;
 	RETURN n;
 END $$});
-$filler->query('SELECT fill(1500)');
-close_memory();
 {
-	my ($many, $round) = (0, 0);
+	my $before = 900;
+	my $all = 1300;
+	my $many = $client->query("SELECT enqueue($lease, 0, $before)");
+	my %asked;
 	my @wrong;
-	my $left;
 
-	# more each time, as the filler takes what they have left
-	do
+	is($many, $before, 'many tickets of leases, with memory');
+	fragment(112 => 450, 128 => 200, 320 => 450);
+	fill();
+	while (1)
 	{
-		fill();
-		$left = give_back(50 * ++$round);
-		$many = $client->query("SELECT enqueue($lease, $many)");
+		my $answer = $client->query("SELECT enqueue($lease, $many, $all)");
+		my $bytes;
+
+		($many, $bytes) =
+		  $answer =~ /^(\d+)(?: No piece of (\d+) bytes is free\.)?$/
+		  or die $answer;
 		push @wrong, "$many: $_"
 		  foreach grep { $_ != $many + 1 }
 		  $admin->query('SELECT count(*) FROM dlock_locks');
-	} while (!@wrong && $left > 0 && $many < 2000);
+		last if @wrong || !$bytes;
+		$asked{$bytes}++;
+		push @wrong, "no piece of $bytes bytes to give" if !give_pieces($bytes, 4);
+	}
 	is(join("\n", @wrong), '', "$many tickets of leases");
+	is($many, $all, 'are there in the end');
+	# the ticket, its owner, and what the tables of numbers and requests need
+	cmp_ok(scalar(grep { $asked{$_} > 20 } keys %asked), '>=', 3, pieces(%asked));
 }
-open_memory();
 $filler->query('SELECT dlock_release_all()');
 $client->query(
 	q{SELECT dlock_release_ticket(ticket) FROM dlock_locks
-	   WHERE owner <> '0'});
-$admin->wait_for('SELECT count(*) = 2 FROM dlock_queue');
+	   WHERE owner NOT LIKE '%00'});
+$admin->wait_for('SELECT count(*) = 14 FROM dlock_queue');
 is( $client->query(
 		q{SELECT cardinality(dlock_lease_acquire_all(
 				(SELECT array_agg('lock ' || n)
@@ -257,38 +363,49 @@ is( $client->query(
 	'and of many locks');
 
 #
-# Read after a start
+# Read after a start, by who calls or by the worker, which tries rarely
 #
 my $tickets =
   q{SELECT string_agg(ticket::text, ' ' ORDER BY ticket) FROM dlock_locks};
 my $before = $admin->query($tickets);
-$_->quit foreach $client, $admin, $filler;
-$node->restart;
-$filler = session($node, 'other');
-$client = session($node);
-$failures = 0;
-$filler->query('SELECT fill(600)');
-close_memory();
-for (my $round = 1, my $left = 1; $left > 0; $round++)
+foreach my $workers (0, 8)
 {
-	fill();
+	my $who = $workers ? 'by the worker' : 'by who calls';
+	my ($more, $most) = $workers ? (150, 4) : (3, 900);
+	my $fails = 0;
+	my %asked;
+	my $answer;
 
-	# with nothing left but what was put back, and with a little more
-	foreach my $count (0, 30 * $round)
+	$admin->query("ALTER SYSTEM SET max_worker_processes = $workers");
+	$_->quit foreach $client, $admin, $filler;
+	$node->restart;
+	($client, $admin) = map { session($node) } 1 .. 2;
+	$filler = session($node, 'other');
+	fragment(128 => 200);
+	fill();
+	while (($answer = $client->query("SELECT dlock_fence('held')")) =~ $no_memory)
 	{
-		$left = give_back($count);
-		$failures++
-		  if $client->query("SELECT dlock_fence('held')") =~ $no_memory;
+		my $bytes = $1 // $2;
+
+		$fails++;
+		$asked{$bytes}++;
+		if ($fails > $most || !give_pieces($bytes, $more))
+		{
+			$filler->query('SELECT dlock_release_all()');
+		}
+		last if $fails > 1000;
 	}
+	cmp_ok($fails, '>', 3, "read again $who, fails: " . pieces(%asked));
+	ok($client->query($tickets) eq $before, "read again $who: each is put back once");
+	is( $client->query(
+			'SELECT held, waiting FROM dlock_leases WHERE lease = ' . $lease),
+		'514|0', "read again $who: and its lease has it");
 }
-cmp_ok($failures, '>', 2, "read again: $failures calls have failed");
-open_memory();
-ok($client->query($tickets) eq $before, 'all are put back, each once');
-is($client->query("SELECT dlock_lease_close($lease) > 500"),
-	't', 'they are closed');
+$filler->query('SELECT dlock_release_all()');
+is($client->query("SELECT dlock_lease_close($lease)"), '514', 'they are closed');
 $client->wait_for('SELECT count(*) = 0 FROM dlock_queue');
-$client->quit;
-backends_gone($client->{pid});
+$_->quit foreach $client, $admin;
+backends_gone($_->{pid}) foreach $client, $admin;
 
 #
 # What the tickets of an extension still have to tell when it goes
