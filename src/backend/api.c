@@ -25,8 +25,8 @@
 #include "tables/tables.h"
 
 /*
- * Does a call give no argument but the name?  As most do, what takes arguments
- * apart dlock_need not even be looked at then.
+ * Does a call give no argument but the name?  Most calls do, and skip the
+ * parsing of arguments then.
  */
 static inline bool
 gives_name_alone(FunctionCallInfo fcinfo)

@@ -14,10 +14,10 @@
  * lock, is mapped, and stays where it is for as long as it is watched.
  *
  * The handler cancels as pg_cancel_backend() does, but with a value of its own
- * in QueryCancelPending.  So what nobody has heeded by the time the guard goes,
- * at the end of its (sub)transaction, can be taken back, that it hits nothing
- * later; and it is told from a cancel by somebody else, which is left alone,
- * whichever came first.
+ * in QueryCancelPending.  So what nobody has heeded by the time the guard
+ * goes, at the end of its (sub)transaction, can be taken back, so that it hits
+ * nothing later (I25); and it is told from a cancel by another process, which
+ * is left alone, whichever came first.
  *
  *-------------------------------------------------------------------------
  */

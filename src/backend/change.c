@@ -4,8 +4,8 @@
  *	  Changing tickets and leases that are there.
  *
  * What has a row is changed in shared memory first, and the call returns when
- * the row is durable.  Where that fails, it is changed back; so changes of one
- * ticket or lease come one after the other.
+ * the row is durable.  If that fails, it is changed back; so changes of one
+ * ticket or lease come one after the other (I19).
  *
  *-------------------------------------------------------------------------
  */

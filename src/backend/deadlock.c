@@ -42,10 +42,10 @@
  * and believes only a knot of which everybody was in the same wait the first
  * time.  Then at the moment between the two all of them were in these waits.
  * Whatever the second graph shows in their way was in their way at that moment
- * already, as the places before a waiter in a lock can only be left.  So all of
- * the knot was stuck then, whatever the others did, and so it is for ever.
- * Nothing that was seen of anybody else has a part in the verdict: they all
- * count as going on.
+ * already, as the places before a waiter in a lock can only be left.  So all
+ * of the knot was stuck then, whatever the others did, and so it is for ever.
+ * Nothing that was seen of any other process has a part in the verdict: they
+ * all count as going on (I26).
  *
  *-------------------------------------------------------------------------
  */

@@ -3,10 +3,10 @@
  * durable.c
  *	  Waiting until what a session has changed in leases is durable.
  *
- * The worker writes it, in a transaction that commits asynchronously, and where
- * several wait, flushes it.  Whoever needs durability waits until the change is in
- * the WAL, sees to it that it is flushed up to there, and waits for standbys, as
- * its own synchronous_commit says.
+ * The worker writes it, in a transaction that commits asynchronously, and
+ * where several wait, flushes it.  A caller that needs durability waits until
+ * the change is in the WAL, flushes the WAL up to there, and waits for
+ * standbys, as its own synchronous_commit says (I19).
  *
  *-------------------------------------------------------------------------
  */

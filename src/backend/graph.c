@@ -3,11 +3,12 @@
  * graph.c
  *	  Collecting who waits for whom.
  *
- * For the deadlock detector, the search starts from this backend and collects each
- * backend that a collected one waits for; for dlock_blockers, all of them.  Each lock is read once, whoever waits for it, under its
- * own lock alone: the entry's lock of one of dlock's, and that of its partition
- * for a heavyweight one.  pg_blocking_pids() would take all partitions' locks
- * at once, for each waiter.
+ * For the deadlock detector, the search starts from this backend and collects
+ * each backend that a collected one waits for; for dlock_blockers, all of
+ * them.  Each lock is read once, under its own lock alone: the entry's lock of
+ * one of dlock's, and that of its partition for a heavyweight one (I26).
+ * pg_blocking_pids() would take all partitions' locks at once, for each
+ * waiter.
  *
  * So the graph is not that of one moment.  What makes it one is in deadlock.c:
  * a verdict stands on waits that were seen twice, and on places before them in

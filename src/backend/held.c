@@ -9,7 +9,7 @@
  * zero.
  *
  * Whatever the shared state and this need is allocated before the shared
- * state changes; afterwards nothing here can fail.
+ * state changes; afterwards nothing here can fail (I10).
  *
  * A session can have many tickets under one name: permits, or requests that it
  * has enqueued.  No call looks through them.  Each is in a list by what has
@@ -187,8 +187,8 @@ notice_losses(void)
 }
 
 /*
- * See what others have done to the tickets under a name.  Each ticket is moved
- * on twice at most, whatever the number of calls.
+ * See what others have done to the tickets under a name (I10).  Each ticket is
+ * moved on twice at most, whatever the number of calls.
  */
 static void
 catch_up(DlockHeldName *name)

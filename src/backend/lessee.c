@@ -184,8 +184,8 @@ ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 }
 
 /*
- * Who asks anew does so for another lease, where it is a ticket's own: the one
- * before may have begun, and not be done with yet.
+ * A call that asks anew does so for another lease, if that is a ticket's own
+ * (I14): the one before may have begun, and not be done with yet.
  */
 static void
 take_another_lease(DlockSpace *space, DlockRequest *request)

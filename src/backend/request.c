@@ -86,8 +86,8 @@ dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,
 
 /*
  * Wait for a ticket that was queued.  Whatever ends the wait other than the
- * grant ends the ticket: withdrawn, or handed on where the grant came at the
- * same moment.
+ * grant ends the ticket (I12): withdrawn, or handed on if the grant came at
+ * the same moment.
  */
 static DlockOutcome
 wait_or_leave(const DlockRequest *request, DlockHeld *held)

@@ -143,7 +143,7 @@ show_setter(void)
  * Those whose rows this transaction has written over have committed, as can be
  * seen, and may not have changed the slots in memory yet.  They are about to, with
  * nothing to wait for; so before it commits, it waits until they have: what it
- * changes there comes behind that.  Those who are in progress are others.
+ * changes there comes behind that (I27).  Those in progress are others.
  */
 static void
 wait_for_setters(void)

@@ -5,9 +5,9 @@
  *
  * A waiter sleeps on its own latch.  The one who grants changes the ticket's
  * state first and sets the latch then; the waiter resets the latch first and
- * looks at the state then.  So a grant is never slept through.  The latch is
- * set for other reasons too, and by others' late wakeups: a waiter that finds
- * its ticket still waiting sleeps again.
+ * looks at the state then.  So a grant is never slept through (I11).  The
+ * latch is set for other reasons too, and by others' late wakeups: a waiter
+ * that finds its ticket still waiting sleeps again.
  *
  * Nobody sets our latch when the extension is dropped, and the locks of its
  * space end: a waiter that sleeps looks once a second.  Nor when a slot is free
@@ -208,8 +208,8 @@ drop_snapshot(void)
 }
 
 /*
- * Nobody waits in a space that is gone, or is told that it has got something
- * there.  A space that this transaction alone has dropped is gone for it alone.
+ * No wait succeeds in a space that is gone (I6).  A space that this
+ * transaction alone has dropped is gone for it alone.
  */
 void
 dlock_wait_check_space(const DlockSpace *space, const DlockKey *key)
@@ -390,7 +390,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 
 	/*
 	 * An interrupt that came together with the grant is taken now, while the
-	 * caller can still hand the lock on: whoever gets an error has no lock.
+	 * caller can still hand the lock on: a call that fails has no lock (I12).
 	 */
 	CHECK_FOR_INTERRUPTS();
 	dlock_wait_check_space(space, &request->key);

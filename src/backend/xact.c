@@ -10,7 +10,7 @@
  * next holder finds neither a row lock nor a write that it could not see.
  *
  * Resources acquired by an unfinished call are marks, too, so an error releases
- * them one by one.
+ * them one by one (I12).
  *
  *-------------------------------------------------------------------------
  */
@@ -676,9 +676,10 @@ dlock_xact_has_guarded(const DlockKey *key)
 }
 
 /*
- * The transaction is about to commit: pin what it has guarded, so that nobody
- * gets those locks before the commit is visible.  Raises 55L01 where one was
- * lost; the rollback then takes the pins away that were made before it.
+ * The transaction is about to commit: pin what it has guarded, so that no
+ * ticket is granted those locks before the commit is visible (I24).  Raises
+ * 55L01 if one was lost; the rollback then takes the pins away that were made
+ * before it.
  */
 static void
 pin_guards(void)

@@ -18,7 +18,7 @@
  * A backend has a few accounts open at a time.  An account is in the table for
  * as long as somebody has it open, or something is counted in it.  What was
  * reported and what was not are together what its role has; so one that nobody
- * has open, and that is at 0, has nothing anywhere, and goes.
+ * has open, and that is at 0, has nothing anywhere, and goes (I30).
  *
  * An error can leave too much counted, and never too little: memory is counted
  * before anybody else can free it, and given back once it is freed.  So whoever

@@ -89,7 +89,7 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 	return self;
 }
 
-/* Put it into the outbox if there is something to send. */
+/* Put it into the outbox if it is armed and has something to send (I28). */
 static void
 post(DlockSpace *space, DlockAnnouncement *announcement)
 {

@@ -12,7 +12,7 @@
  * a ticket's own lease is found by the ticket.  A request stands for those of its
  * tickets that there are: see lease_ticket.c.
  *
- * What is found is referred to before its partition is let go of.
+ * What is found is referred to before its partition is released (I7).
  *
  *-------------------------------------------------------------------------
  */

@@ -16,7 +16,8 @@
  * later in the WAL, no prefix of the WAL has two holders.  A session that is
  * the next holder writes nothing, so before it, or anybody else, is told of
  * its grant, what is up to there is flushed (dlock_journal_flush_removal):
- * otherwise a crash could bring back a holder whose fence was superseded.
+ * otherwise a crash could bring back a holder whose fence was superseded
+ * (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -27,8 +28,8 @@
 #include "shared/inner.h"
 
 /*
- * Take note that a record has changed.  Called with the lease lock, after the
- * change.
+ * Note that a record has changed.  Called with the lease lock, after the
+ * change (I9).
  */
 void
 dlock_journal_mark(DlockSpace *space, DlockRecord *record)

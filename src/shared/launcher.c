@@ -56,7 +56,7 @@ asked_at(DlockSpace *space, DlockOffice office)
 }
 
 /*
- * Become the holder of an office; false where somebody is.
+ * Become the holder of an office (I20); false if there is one.
  */
 bool
 dlock_office_take(DlockSpace *space, DlockOffice office)
@@ -265,8 +265,8 @@ dlock_worker_look(DlockSpace *space)
 }
 
 /*
- * This session waits for a lock, as others can see, and somebody has to be
- * there when a lease runs out.
+ * This session waits for a lock, as others can see, and a worker must be there
+ * when a lease runs out (I20).
  */
 void
 dlock_worker_expect(DlockSpace *space)

@@ -64,9 +64,9 @@ dlock_lease_confirmed_at(DlockLease *lease)
 }
 
 /*
- * Where a quorum of standbys counts for a lease, it does not live beyond the
+ * If a quorum of standbys counts for a lease, it does not live beyond the
  * sending of the last heartbeat that they have acknowledged, plus its ttl and
- * a quarter.
+ * a quarter (I21).
  */
 static uint64
 quorum_deadline(DlockLease *lease)
@@ -87,9 +87,9 @@ quorum_deadline(DlockLease *lease)
 }
 
 /*
- * When a lease runs out, in monotonic microseconds; 0: it is gone.  Then it is
- * made so first, that the answer holds for all who ask later.  *deadline is
- * what was found there.
+ * When a lease runs out, in monotonic microseconds; 0: it is gone.  The
+ * deadline is changed before this is answered, so no later answer differs
+ * (I13).  *deadline is what was found there.
  *
  * The deadline is read before the standbys' answers, while a renewal looks at
  * these first and moves the deadline then: one that has succeeded meanwhile
@@ -299,7 +299,7 @@ dlock_lease_unconfirmed_for(DlockLease *lease)
 /* So many tickets of a lease are checked at each change */
 #define MAX_CHECKED	64
 
-/* Is a ticket in the right list of its lease, with what it counts?  I14. */
+/* Is a ticket in the right list of its lease, with what it counts?  I16. */
 static uint32
 check_ticket(const DlockLease *lease, const DlockLeaseTicket *ticket,
 			 bool closed)
@@ -311,12 +311,12 @@ check_ticket(const DlockLease *lease, const DlockLeaseTicket *ticket,
 	Assert(closed ? state == DLOCK_ENDING :
 		   state == DLOCK_WAITING || state == DLOCK_GRANTED);
 	Assert(ticket->held == (state == DLOCK_GRANTED));
-	/* what has changed is in the journal */
+	/* what has changed is in the journal (I9) */
 	Assert(ticket->record.listed || ticket->record.has_row);
 	return ticket->held ? 1 : 0;
 }
 
-/* Check the invariants of a lease: I14, and that it counts its tickets rightly. */
+/* Check the invariants of a lease: I9, I16, and its counts of tickets. */
 void
 dlock_check_lease(const DlockLease *lease)
 {

@@ -29,8 +29,9 @@ dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket)
 }
 
 /*
- * Does a delay keep its lock closed?  Or will one, as soon as somebody ends what
- * the lease has, which has run out: nobody is to count on the lock before.
+ * Does a delay keep its lock closed?  Or will one, as soon as a process ends
+ * the tickets of the lease, which has run out?  Until then the lock is not
+ * free (I16).
  */
 bool
 dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
@@ -62,11 +63,11 @@ same_text(dsa_pointer a, dsa_pointer b)
  * The tickets of one request
  *
  * A client that asks again is to get the ticket that it has, at the same cost
- * whatever the number of others.  So each ticket is entered, from its making to
- * its end, under the hash of its lock, owner, and lease or role; and who joins
- * looks there, with the lock's entry locked.  As a request has one ticket at a
- * time that waits or holds, there are few under one hash: of the others some
- * call still knows, or the row is being removed.
+ * whatever the number of others.  So each ticket is entered, from its making
+ * to its end, under the hash of its lock, owner, and lease or role; and who
+ * joins looks there, with the lock's entry locked.  As a request has one
+ * ticket at a time that waits or holds (I14), there are few under one hash: of
+ * the others some call still knows, or the row is being removed.
  */
 
 /*
@@ -205,7 +206,7 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
  *
  * The row of an heir says granted from the start: the one holder has ended, and
  * only the removal of its row is to come.  The heir comes into the journal behind
- * that removal, and so into the same transaction or a later one.
+ * that removal, and so into the same transaction or a later one (I17).
  */
 bool
 dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
@@ -270,8 +271,8 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 
 /*
  * A ticket becomes LEAVING or ENDING, or an ENDING one has lost its last pin.
- * Returns whether it may be taken out of its lock at once, as it has no row.
- * Called under the entry's lock.
+ * Returns whether it may be taken out of its lock at once, because it has no
+ * row (I15).  Called under the entry's lock.
  */
 bool
 dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
@@ -316,8 +317,8 @@ dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket, dsa_pointer *info)
 }
 
 /*
- * An exclusive hold is to become a shared one.  Returns whether it may at once,
- * as it has no row.  Called under the entry's lock.
+ * An exclusive hold is to become a shared one (I18).  Returns whether it may
+ * at once, because it has no row.  Called under the entry's lock.
  */
 bool
 dlock_lease_ticket_lower(DlockLeaseTicket *ticket)

@@ -7,7 +7,7 @@
  * by the shorter one of the two: that is what its client can count on, whatever
  * becomes of the call.  The row has the new one already.  So on no server is a
  * lease honoured for longer after a heartbeat than its row on a standby says
- * (I12), should that one be promoted.
+ * (I21), should that one be promoted.
  *
  * Its own deadline lies a new ttl ahead at once.  A longer one lets it not run
  * out while the row is written; that does no harm, for what standbys count for

@@ -4,9 +4,10 @@
  *	  The table of locks: where an entry is, its lock, and its memory.
  *
  * A hash table in the memory area, in partitions.  A partition's LWLock is the
- * lock of all entries in it; whoever has found an entry holds it, until he lets
- * go of the entry or takes it out.  Only queue.c and queue_view.c call this; and
- * watch.c, for the partition of a name.
+ * lock of all entries in it.  A function that has found an entry holds the
+ * lock until it releases the entry or takes it out.  Only queue*.c call this.
+ * watch.c takes the lock itself, for the names that are watched in a
+ * partition.
  *
  * Why not dshash?  There an entry has room for the longest name, each insertion
  * allocates and each deletion frees, and a resize takes the locks of all
@@ -83,6 +84,7 @@ dlock_lock_find(const DlockKey *key, bool exclusive)
 	DlockPartition *partition = dlock_lock_partition(key);
 	DlockLock  *lock;
 
+	/* I8 */
 	Assert(!LWLockHeldByMe(&partition->lock));
 	LWLockAcquire(&partition->lock, exclusive ? LW_EXCLUSIVE : LW_SHARED);
 	lock = find_in(find_bucket(partition, key->hash), key);
@@ -92,8 +94,9 @@ dlock_lock_find(const DlockKey *key, bool exclusive)
 }
 
 /*
- * Lock what entry a key has, without a search: for who has a pointer to it, which
- * is valid if his ticket is in that lock still.
+ * Lock the entry of a key without a search, for a backend that has kept a
+ * pointer to it.  The pointer is valid if the backend's ticket is still in
+ * that lock (I7).
  */
 void
 dlock_lock_enter(const DlockKey *key)

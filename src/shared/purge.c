@@ -93,10 +93,11 @@ find_unused(int *count)
 }
 
 /*
- * Remove a space that has no user, and that nobody can use again: its entry says
- * so, and is let go of, as whoever looks through the table of spaces, in any
- * database, would have to wait meanwhile.  Where an error breaks this off, the
- * entry is still there, and the next one goes on.  Called with the purge lock.
+ * Remove a space that has no user, and that nobody can use again: its entry
+ * says so, and is let go of, as whoever looks through the table of spaces, in
+ * any database, would have to wait meanwhile.  Where an error breaks this off,
+ * the entry is still there, and the next one goes on (I6).  Called with the
+ * purge lock.
  */
 static void
 remove_space(DlockSpaceEntry *entry)

@@ -9,15 +9,16 @@
  * free.  So nobody but the head is ever considered, nobody is woken in vain,
  * and these hold whenever the entry's lock is free:
  *
- *	- the head of the queue does not fit beside the holders;
- *	- the queue is in ticket order, and so are the grants;
- *	- an entry has a ticket in one of its lists, or slots that were set for it.
+ *	- the head of the queue does not fit beside the holders (I2);
+ *	- the queue is in ticket order, and so are the grants (I3);
+ *	- an entry has a ticket in one of its lists, or set_slots, setters or settled
+ *	  (I4).
  *
  * A lease's ticket stays in its list, LEAVING or ENDING, until the removal of
  * its row is in the WAL, and nobody is granted the lock past it: otherwise a
  * crash could bring it back, and have it granted after a greater number.
  *
- * Under the entry's lock nothing here sleeps, calls out, or allocates.
+ * Under the entry's lock nothing here sleeps, calls out, or allocates (I8).
  *
  *-------------------------------------------------------------------------
  */
@@ -101,9 +102,9 @@ wake_later(DlockWakeups *wakeups, DlockTicket *ticket, uint32 event)
 }
 
 /*
- * Could this ticket hold the lock beside the holders that there are?  Not where
- * they have other slots: they are about to leave, or were let in by slots that were
- * set and are not any more; and in the way until then.
+ * Could this ticket hold the lock beside the holders that there are (I1)?  If
+ * the holders were admitted under different slots, it must wait until they
+ * have left.
  */
 static bool
 fits(const DlockLock *lock, const DlockTicket *ticket)
@@ -157,7 +158,7 @@ first_unwanted(const DlockLock *lock)
 
 /*
  * A ticket waits, or is about to: notify the holders that the lock is wanted, each
- * once in its hold.  The holders that have been notified come first in the list.
+ * once in its hold (I28).  Notified holders come first in the list.
  *
  * "wanted" is set before the event: see dlock_session_enqueue().
  */
@@ -351,8 +352,8 @@ check_lock(const DlockLock *lock)
 #endif
 
 /*
- * Let go of the entry's lock, and wake nobody yet.  An entry that is not used any
- * more goes.
+ * Release the entry's lock, and wake no process yet.  An entry that is not
+ * used any more is removed (I4).
  */
 void
 dlock_queue_let_go(DlockLock *lock)
@@ -523,9 +524,9 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 }
 
 /*
- * Is a ticket that is about to be queued to be granted as soon as the row of the
- * only holder is removed, whatever else comes?  That one has ended, and its removal
- * is in the journal.
+ * Is a ticket that is about to be queued to be granted as soon as the row of
+ * the only holder is removed (I17)?  That holder has ended, and its removal is
+ * in the journal.
  */
 static bool
 is_heir(const DlockLock *lock, const DlockTicket *ticket)
@@ -560,9 +561,8 @@ belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
 }
 
 /*
- * The same with a ticket for request->lease, but where that has one for the same
- * request already.  "adopt": the ticket is not this session's, but the lease's
- * from the start.
+ * The same with a ticket for request->lease, unless the lease has one for the
+ * same request (I14).  "adopt": the ticket is the lease's from the start.
  */
 DlockJoined
 dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
@@ -635,9 +635,9 @@ dlock_queue_unpublish(DlockLeaseTicket *ticket)
 
 /*
  * Put a ticket back that was read from the tables, which come in the order of
- * the numbers.  False, with nothing changed, where it would hold the lock beside
- * holders that exclude it, or exclusively before others that have waited for
- * longer.  Raises 53200, with nothing changed.
+ * the numbers.  False, with nothing changed, if it would hold the lock beside
+ * an exclusive holder, or exclusively beside others or behind the queue (I22).
+ * Raises 53200, with nothing changed.
  */
 bool
 dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
@@ -730,7 +730,7 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event, Dlock
 			take_out(lock, ticket, wakeups);
 		else
 			dlock_ticket_set_state(ticket, DLOCK_ENDING);
-		/* after the state, for those who see this then look at the state */
+		/* after the state, which its owner reads once it sees this (I10) */
 		if (event != 0)
 			pg_atomic_fetch_add_u32(&dlock_backends[procno].lost, 1);
 		return;
@@ -766,7 +766,7 @@ end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
  * its lease has adopted meanwhile, for another client, stays that client's.
  *
  * "lock" is the lock that it has joined: that stays while the ticket is in it, so
- * it need not be searched for.
+ * it need not be searched for (I7).
  *
  * Raises nothing and allocates nothing: error and exit paths call this.
  */
@@ -897,8 +897,8 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 }
 
 /*
- * Keep a held ticket from ending, until it is unpinned; false where it is not
- * held any more.
+ * Keep a held ticket from ending, until it is unpinned (I24); false if it is
+ * not held any more.
  */
 bool
 dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)

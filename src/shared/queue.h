@@ -92,7 +92,7 @@ slots_for(const DlockLock *lock, int32 slots)
 	return slots > 0 && lock->set_slots > 0 ? lock->set_slots : slots;
 }
 
-/* A ticket by its number.  Both lists are in the order of numbers. */
+/* A ticket by its number.  Both lists are in the order of numbers (I3). */
 static inline DlockTicket *
 find_number(const DlockList *list, int64 number)
 {
@@ -126,6 +126,7 @@ dlock_queue_note_change(const DlockLock *lock, DlockSpace **to_wake)
 		*to_wake = space;
 }
 
+/* Is there no reason to keep an entry?  I4. */
 static inline bool
 dlock_lock_is_unused(const DlockLock *lock)
 {
@@ -140,7 +141,7 @@ extern void dlock_queue_grant_all(DlockSpace *space, DlockLock *lock,
 extern void dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket,
 								   uint32 event, DlockWakeups *wakeups);
 
-/* A ticket has left the lock, or what fits has changed: grant to those that fit. */
+/* A ticket has left, or what fits has changed: grant what fits (I2). */
 static inline void
 dlock_queue_grant_waiters(DlockSpace *space, DlockLock *lock,
 						  DlockWakeups *wakeups)

@@ -106,7 +106,7 @@ dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
 
 /*
  * The row of a lease's ticket says in the WAL that it is shared: so it is, if it
- * holds still.
+ * holds still (I18).
  */
 void
 dlock_queue_share(DlockLeaseTicket *ticket)

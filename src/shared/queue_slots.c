@@ -73,7 +73,7 @@ dlock_queue_expect_slots(const DlockKey *key, Oid role)
 
 /*
  * Such a transaction is over.  Its commit is visible, and this is what dlock_slots
- * says from now on; or there is no change, as it was rolled back.
+ * says from now on (I27); or there is no change, because it was rolled back.
  */
 void
 dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,

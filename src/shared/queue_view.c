@@ -19,9 +19,9 @@
 #include "shared/queue.h"
 
 /*
- * Let go of a lock that somebody was found to hold.  Whoever is told of a grant
- * is told so after the removal of the row before it is flushed, so all answers
- * end here; or, for what a backend knows of its own tickets, with the same call.
+ * Release a lock that was found to be held.  A grant is told only after the
+ * removal of the row before it is flushed (I15), so all answers end here; or,
+ * for what a backend knows of its own tickets, with the same call.
  */
 static void
 let_go_to_tell(DlockLock *lock, const DlockKey *key, const DlockTicket *holder)
@@ -560,8 +560,8 @@ dlock_queue_waited_for(const DlockSpace *space, int *count)
 }
 
 /*
- * Copy out every ticket of a space: lock by lock, the holders first and then the queue in its order.  Different locks are
- * seen at different moments.
+ * Copy out every ticket of a space, lock by lock: the holders first, and then
+ * the queue in its order.  Different locks are seen at different moments.
  */
 void
 dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space)

@@ -73,7 +73,7 @@ dlock_record_copy_info(DlockRecord *record, char *buffer)
 	return DsaPointerIsValid(info) ? buffer : NULL;
 }
 
-/* Nobody refers to a lease any more. */
+/* Free a lease without references; no table has it any more (I7). */
 static void
 free_lease(DlockLease *lease)
 {
@@ -88,7 +88,7 @@ free_lease(DlockLease *lease)
 						 strlen(dlock_lease_role_name(lease)) + 1);
 }
 
-/* Nobody refers to a ticket any more, which itself does to its lease. */
+/* Free a ticket without references (I7), and drop its own on its lease. */
 static void
 free_ticket(DlockLeaseTicket *ticket)
 {

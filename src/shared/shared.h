@@ -30,8 +30,9 @@ extern char *dlock_area_start;
 extern int64 dlock_memory_limit(void);
 
 /*
- * The address of an object in the area.  The area is one piece of memory, so a
- * pointer is an offset in it: see DSA_MAKE_POINTER() in dsa.c for segment 0.
+ * The address of an object in the area (I5).  The area is one piece of memory,
+ * so a pointer is an offset in it: see DSA_MAKE_POINTER() in dsa.c for segment
+ * 0.
  */
 static inline void *
 dlock_address(dsa_pointer pointer)
@@ -591,8 +592,8 @@ extern DlockLease *dlock_lease_next_retimed(DlockSpace *space);
 /* lease.c */
 
 /*
- * Change leases and their tickets, with the lease lock.  In builds with assertions
- * an error in between is a PANIC.
+ * Change leases and their tickets, with the lease lock (I9).  In builds with
+ * assertions an error in between is a PANIC.
  */
 static inline void
 dlock_lease_begin_change(DlockSpace *space)

@@ -10,11 +10,12 @@
  * and then dlock does, too.
  *
  * A backend attaches to the whole segment at its first call and stays attached
- * until it exits.  All of them are of one layout.  After an update, sessions of
- * the new library are refused while one of the old is left; then the first of
- * them frees the old segment and makes its own.  A segment is made anew in the same
- * way if dlock.max_memory has changed and no process is attached.  No lease is
- * lost: their tables are read again, as after a restart.
+ * until it exits.  All of them are of one layout (I5).  After an update,
+ * sessions of the new library are refused while one of the old is left; then
+ * the first of them frees the old segment and makes its own.  A segment is
+ * made anew in the same way if dlock.max_memory has changed and no process is
+ * attached.  No lease is lost: their tables are read again, as after a
+ * restart.
  *
  *-------------------------------------------------------------------------
  */
@@ -349,7 +350,7 @@ create_segment(Attachment *made)
 	init_parts(made->start, area_size);
 	made->area = dsa_create_in_place(made->start + parts.area, area_size,
 									 header->memory_tranche, made->segment);
-	/* it never grows, so that it is one piece: see dlock_address() */
+	/* it never grows, so that it is one piece (I5): see dlock_address() */
 	dsa_set_size_limit(made->area, area_size);
 	made->spaces = dshash_create(made->area, &spaces_parameters, NULL);
 	made->accounts = dshash_create(made->area, &accounts_parameters, NULL);

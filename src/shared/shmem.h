@@ -25,14 +25,14 @@
  *	DlockWatched		one per name that is watched, in its partition
  *	DlockWatch			one per session and channel that watch it, linked there
  *
- * A lock exists in the table for as long as it has a holder or a waiter, or slots
- * that were set for it.
- * The lock of its table partition (dlock_lock_find returns with it held) is
- * "the lock entry's lock" in the comments here and elsewhere; it protects the
- * lock and the links and states of all its tickets.  Only queue.c takes it, and
- * queue_view.c.
+ * A lock exists in the table for as long as it has a holder or a waiter, or
+ * slots that were set for it.  The lock of its table partition
+ * (dlock_lock_find returns with it held) is "the lock entry's lock" in the
+ * comments here and elsewhere; it protects the lock and the links and states
+ * of all its tickets.  lock_table.c takes it, for queue*.c alone.
  *
- * src/README has the order of the locks.
+ * src/README has the order of the locks, and the invariants, which are cited
+ * by their numbers.
  *
  *-------------------------------------------------------------------------
  */
@@ -119,7 +119,7 @@ typedef struct DlockAnnouncement
 								 * its commit; 0: none does, or has */
 	uint64		claim;			/* that session's number for this */
 	uint32		events;			/* what is to be announced: DLOCK_EVENT_... */
-	uint32		sending;		/* of these, what the worker is sending */
+	uint32		sending;		/* of these, what the sender is sending */
 	bool		in_outbox;		/* linked there: armed, and there are events */
 	bool		orphaned;		/* its ticket is gone: goes once it was sent */
 	int64		number;			/* of the ticket */
@@ -158,7 +158,7 @@ typedef struct DlockTicket
 								 * depths */
 	uint8		mode;			/* DlockMode; but exclusive can become shared,
 								 * under the lock entry's lock */
-	bool		wanted;			/* somebody has waited since it holds: I36;
+	bool		wanted;			/* somebody has waited since it holds: I28;
 								 * protected by the lock entry's lock */
 	int32		slots;			/* 0 except for slots */
 	int32		permits;		/* 1 except for slots */
@@ -369,7 +369,7 @@ typedef struct DlockLeaseTicket
 
 	/* protected by the lock entry's lock and the lease lock: as "info" above */
 	bool		lowers;			/* shared, as soon as its row says so in the WAL */
-	bool		heir;			/* its row says granted from the start: see I44 */
+	bool		heir;			/* its row says granted from the start: I17 */
 	bool		leaves;			/* its removal is in the journal, or was written */
 
 	/* protected by the space's lease lock */
@@ -396,10 +396,8 @@ typedef struct DlockInLease
 } DlockInLease;
 
 /*
- * A lock that is held or waited for, or whose slots were set.  Invariants,
- * whenever the entry's lock is free: one of the lists is not empty, or one of
- * those is true that keep an entry without a ticket; both are in ticket order of
- * joining and granting; the head of the queue could not be granted.
+ * A lock that is held or waited for, or whose slots were set.  Whenever the
+ * entry's lock is free, I1 to I4 hold.
  */
 typedef struct DlockLock
 {

@@ -247,8 +247,8 @@ dlock_first_unreserved(Oid database)
 
 /*
  * A space has reserved the numbers below "limit", and is about to draw from
- * them.  From now on no other space of the database draws a number, as that
- * would be below these; each has to reserve some first.
+ * them.  From now on no other space of the database draws a number, because
+ * that would be below these (I23); each has to reserve some first.
  *
  * The caller holds the lock under which numbers are reserved, and has called
  * dlock_first_unreserved() under it.

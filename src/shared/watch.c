@@ -14,7 +14,7 @@
  * The sender goes through that list.  It tells what it finds at that moment, and
  * so need not know what has changed, nor how often; and for every watch it is
  * noted after how many changes that was.  A name leaves the list when none of
- * its watches is behind.  So a sender that fails or dies loses nothing.
+ * its watches is behind (I29).  So a sender that fails or dies loses nothing.
  *
  * A watch's memory is its session's, which alone frees it.  A name's goes with its
  * last watch, or where it is listed then, with its place in the list, from which
@@ -449,8 +449,8 @@ dlock_watch_put_back(DlockSpace *space, DlockTelling *tellings, int count)
 
 /*
  * Begin to tell of a name: what the caller finds out about its holders next is
- * the truth after so many changes, or more.  False where nobody watches it any
- * more, and the name is gone.
+ * the truth after so many changes, or more (I29).  False if no watch is left,
+ * and the name is gone.
  */
 bool
 dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)

@@ -9,8 +9,8 @@
  * attempt goes on behind it.
  *
  * A session that asks for a name does not see what is put back under others.
- * While the tables are not loaded nothing is written to them, so where no row
- * has its name there is nothing of it to come, and it goes on at once.
+ * While the tables are not loaded nothing is written to them (I22), so if no
+ * row has its name there is nothing of it to come, and it goes on at once.
  *
  * The worker does it, so that it goes on when a caller has no time to wait.  The
  * first caller itself does what takes no longer than to start a worker, or

@@ -43,12 +43,13 @@ compare_numbers(const void *a, const void *b)
  * Open a table of dlock's to put what it keeps into shared memory, with a snapshot
  * that is active until the table is closed again.
  *
- * It sees what is committed, and nothing that this transaction has done: that can
- * be rolled back, and memory is for all.  Where this transaction may have given
- * the table another file, or other columns, or an index that lacks what it has
- * removed, it cannot see what is committed.  All that takes a lock which keeps
- * writers out, and so we need not wait for anybody else who does it.  What is new
- * in this transaction, as the extension is, has nothing that is committed.
+ * It sees what is committed, and nothing that this transaction has done: that
+ * can be rolled back, and memory is for all (I22).  Where this transaction may
+ * have given the table another file, or other columns, or an index that lacks
+ * what it has removed, it cannot see what is committed.  All that takes a lock
+ * which keeps writers out, and so we need not wait for anybody else who does
+ * it.  What is new in this transaction, as the extension is, has nothing that
+ * is committed.
  */
 Relation
 dlock_open_committed(DlockSpace *space, const char *name)

@@ -447,8 +447,9 @@ check_lease(Relation relation, const DlockShape *shape,
 }
 
 /*
- * What a row says is to be put back.  Raises 55000 where dlock cannot have written
- * that.  Of a row that is another server's only the number matters.
+ * What a row says is to be put back.  Raises 55000 if dlock cannot have
+ * written that (I22).  Of a row that is another server's only the number
+ * matters.
  */
 void
 dlock_shape_check_row(Relation relation, const DlockShape *shape,

@@ -101,10 +101,10 @@ let_go(void)
 }
 
 /*
- * Let the next worker come; and see to it that one does, if something is to
- * be done, or was posted while this one still seemed to be there.  Where this
- * one leaves as nobody could notice, that is: if somebody could by now.  And
- * where it makes way, not before somebody comes to the database again.
+ * Let the next worker come; and see to it that one does, if something is to be
+ * done, or was posted while this one still seemed to be there.  Where this one
+ * leaves because it is not missed, that is: if it is missed by now (I20).  And
+ * if it makes way, not before a session comes to the database again.
 
  */
 static void
@@ -599,8 +599,8 @@ idle_time(void)
 }
 
 /*
- * Does the worker look at the journal in a moment, by itself?  Before it does, it
- * takes that back; so who sees it said has what he has marked before seen.
+ * Does the worker look at the journal in a moment, by itself?  It takes that
+ * back before it looks, so it sees all that was marked before (I20).
  */
 static void
 promise_to_come(bool comes)

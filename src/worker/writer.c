@@ -3,10 +3,10 @@
  * writer.c
  *	  Writing to the tables what is marked in the journal.
  *
- * The worker copies what is marked, writes the rows as they are then in one
- * transaction (tables/write.c), and unmarks what has not changed again
- * meanwhile.  What it learns of leases and grants by that goes to due.c and
- * grants.c.
+ * The worker alone (I19) copies what is marked, writes the rows as they are
+ * then in one transaction (tables/write.c), and unmarks what has not changed
+ * again meanwhile.  What it learns of leases and grants by that goes to due.c
+ * and grants.c.
  *
  *-------------------------------------------------------------------------
  */
