@@ -1,10 +1,12 @@
-# What an administrator does to the tables of leases either does no harm, or is
-# named in a clear error that goes when it is undone.
+# The tables of leases are dlock's own.  What an administrator does to them does
+# no harm; or each call with leases is refused with an error that names it, until
+# it is undone.  Nothing that was put on a table is run, what is held is held, and
+# no restart is needed.
 #
-# What would break it: reading by other rights than writing, so that a restart
-# brings out what nobody had noticed before; a column that is taken for what
-# stood in its place once; or one that has been added, and gets no value; a table
-# that a crash empties.
+# What would break it: a shape that writing accepts and reading does not, so that a
+# restart brings out what nobody had noticed before; a column that is taken for what
+# was in its place once; code of a table's owner that the worker runs; a row that is
+# read, or written, without an index that it needs; a table that a crash empties.
 
 use strict;
 use warnings FATAL => 'all';
@@ -16,164 +18,406 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_server('main');
-my $lease;
-my $fence;
+my $node = new_server('main', allows_streaming => 'logical');
+my $session = session($node);
+my $lease = $session->query("SELECT dlock_lease_open('1h', info => 'x')");
+# no column is null that a change is to make NOT NULL
+my $acquire = "dlock_lease_acquire('%s', $lease, info => 'x')";
+my $fence = ask(sprintf("SELECT $acquire", 'lock'));
 
 sub ask
 {
 	my ($sql) = @_;
 
-	return $node->safe_psql('postgres', $sql);
+	return $session->query($sql) . '';
 }
 
-sub refused
+# An error of a change would be taken for one of dlock's.
+sub change
 {
-	my ($sql, $pattern, $test) = @_;
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my ($sql) = @_;
 
-	return fails_with($node, 'postgres', $sql, qr/55000: .*$pattern.*HINT:  Undo/s,
-		$test);
+	return $sql->() if ref $sql eq 'CODE';
+	foreach my $statement (ref $sql ? @$sql : $sql)
+	{
+		my $answer = ask($statement);
+
+		die "$statement: $answer" if $answer =~ /ERROR/;
+	}
+	return;
+}
+
+sub crash
+{
+	$session->quit;
+	$node->stop('immediate');
+	$node->start;
+	$session = session($node);
+	return;
 }
 
 # Written, found, and there after a crash
 sub works
 {
-	my ($test) = @_;
+	my ($test, $crash) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 
 	my $ticket = ask("SELECT dlock_ttl_acquire('$test', '1h', info => 'x')");
-	is(ask("SELECT dlock_check('lock', $fence)"), 't', "$test: a lease holds");
-	$node->stop('immediate');
-	$node->start;
+	is( ask("SELECT dlock_check('lock', $fence), dlock_renew($lease)"),
+		't|1', "$test: a lease holds");
+	crash() if $crash;
 	is( ask("SELECT dlock_acquire('any') > 0, dlock_check('lock', $fence), "
 			  . "dlock_check('$test', $ticket)"),
 		't|t|t',
 		"$test: read again");
 	is(ask("SELECT dlock_release_ticket($ticket)"), 't', "$test: released");
-	# also what is written over a row that was there
-	ask("SELECT dlock_lease_close(dlock_lease_open('1h'))");
 	my $waiting =
 	  ask("SELECT dlock_lease_enqueue('lock', $lease, 'channel', owner => '$test')");
 	is(ask("SELECT dlock_release_ticket($waiting)"),
 		't', "$test: a waiter that goes");
+	# also what is written over a row that was there; and with it, all before is durable
+	is( ask("SELECT dlock_renew(lease, '2h'), dlock_lease_close(lease) "
+			  . "FROM dlock_lease_open('1h', info => 'x') AS lease"),
+		'0|0',
+		"$test: opened, changed and closed");
 	return;
 }
 
-$lease = ask("SELECT dlock_lease_open('1h')");
-$fence = ask("SELECT dlock_lease_acquire('lock', $lease)");
-ask('CREATE ROLE somebody; CREATE ROLE somebody_else');
-
-# Owners and rights
-ask('ALTER TABLE dlock_queue_lease OWNER TO somebody');
-works('the owner of one table');
-ask('REVOKE ALL ON dlock_queue, dlock_queue_lease FROM somebody, CURRENT_USER');
-works('rights');
-ask('ALTER TABLE dlock_queue OWNER TO somebody_else;'
-	  . 'REVOKE ALL ON dlock_queue FROM somebody_else');
-works('the owner of the other table');
-ask('ALTER TABLE dlock_queue ENABLE ROW LEVEL SECURITY;'
-	  . 'ALTER TABLE dlock_queue FORCE ROW LEVEL SECURITY');
-works('row security');
-ask('ALTER TABLE dlock_queue NO FORCE ROW LEVEL SECURITY;'
-	  . 'ALTER TABLE dlock_queue DISABLE ROW LEVEL SECURITY');
-
-# What the owner of a table has it run is run as nobody else.
-ask(q{
-	CREATE TABLE ran (who text);
-	GRANT INSERT ON ran TO PUBLIC;
-	CREATE FUNCTION run() RETURNS trigger LANGUAGE plpgsql AS
-		$$BEGIN INSERT INTO public.ran VALUES (current_user); RETURN coalesce(NEW, OLD); END$$;
-	CREATE TRIGGER after AFTER INSERT ON dlock_queue
-		FOR EACH ROW EXECUTE FUNCTION run();
-	CREATE TRIGGER before BEFORE INSERT OR DELETE ON dlock_queue_lease
-		FOR EACH ROW EXECUTE FUNCTION run();
-	CREATE FUNCTION me() RETURNS text LANGUAGE sql AS 'SELECT current_user::text';
-	ALTER TABLE dlock_queue ADD writer text DEFAULT me();
-	ALTER TABLE dlock_queue_lease ADD writer text DEFAULT me()});
-works('triggers and defaults');
-is( ask('SELECT string_agg(DISTINCT who, NULL ORDER BY who) FROM ran'),
-	'somebodysomebody_else',
-	'triggers are run as the owner of their table');
-ask("SELECT dlock_lease_acquire('written', dlock_lease_open('2h'))");
-is( ask("SELECT writer FROM dlock_queue WHERE name = 'written'") . '|'
-	  . ask("SELECT writer FROM dlock_queue_lease WHERE ttl = '2h'"),
-	'somebody_else|somebody',
-	'a default is computed as the owner of its table');
-ask('DROP TRIGGER after ON dlock_queue;'
-	  . 'DROP TRIGGER before ON dlock_queue_lease;'
-	  . 'ALTER TABLE dlock_queue DROP writer;'
-	  . 'ALTER TABLE dlock_queue_lease DROP writer');
-
-# Columns that are added
-ask("ALTER TABLE dlock_queue ADD seen timestamptz NOT NULL DEFAULT '2001-02-03';"
-	  . 'ALTER TABLE dlock_queue_lease ADD note text, '
-	  . 'ADD twice interval GENERATED ALWAYS AS (ttl * 2) STORED');
-ask("UPDATE dlock_queue SET seen = '2004-05-06' WHERE name = 'lock'");
-works('columns with a default, a null, and a generated value');
-ask("SELECT dlock_ttl_acquire('new', '1h')");
-is( ask("SELECT seen::date FROM dlock_queue WHERE name IN ('lock', 'new') ORDER BY name"),
-	"2004-05-06\n2001-02-03",
-	'a default is filled in, and what is there is kept');
-is( ask("SELECT twice FROM dlock_queue_lease WHERE lease = $lease"),
-	'02:00:00', 'generated values are, too');
-ask('ALTER TABLE dlock_queue ALTER seen DROP DEFAULT');
-refused(
-	"SELECT dlock_ttl_acquire('x', '1h')",
-	'table "dlock_queue".*Column "seen" must not be null, and has no default',
-	'a column that cannot be filled');
-is(ask("SELECT dlock_check('lock', $fence)"), 't', 'what is held is held');
-ask('ALTER TABLE dlock_queue ALTER seen DROP NOT NULL');
-works('the column can be null');
-ask('ALTER TABLE dlock_queue DROP seen');
-works('the column is dropped');
-
-# Columns that are changed
-my %changes = (
-	'type' => [
-		'ALTER TABLE dlock_queue ALTER permits TYPE text USING permits::text',
-		'ALTER TABLE dlock_queue ALTER permits TYPE integer USING permits::integer',
-		'table "dlock_queue".*Column "permits" is of type text instead of integer'
-	],
-	'wider type' => [
-		'ALTER TABLE dlock_queue ALTER permits TYPE bigint',
-		'ALTER TABLE dlock_queue ALTER permits TYPE integer',
-		'table "dlock_queue".*Column "permits" is of type bigint instead of integer'
-	],
-	'name' => [
-		'ALTER TABLE dlock_queue RENAME mode TO manner',
-		'ALTER TABLE dlock_queue RENAME manner TO mode',
-		'table "dlock_queue".*has no column "mode" of type text'
-	],
-	'dropped' => [
-		'ALTER TABLE dlock_queue_lease DROP info',
-		'ALTER TABLE dlock_queue_lease ADD info text',
-		'table "dlock_queue_lease".*has no column "info" of type text'
-	]);
-foreach my $change (sort keys %changes)
+#
+# What makes no difference
+#
+change('CREATE ROLE somebody; CREATE ROLE somebody_else; '
+	  . 'SET allow_in_place_tablespaces = on; '
+	  . q{CREATE TABLESPACE place LOCATION ''});
+my @harmless = (
+	[ 'owners', [
+			'ALTER TABLE dlock_queue_lease OWNER TO somebody',
+			'ALTER TABLE dlock_queue OWNER TO somebody_else' ] ],
+	[ 'rights', [
+			'REVOKE ALL ON dlock_queue, dlock_queue_lease FROM somebody, '
+			  . 'somebody_else, CURRENT_USER' ] ],
+	[ 'a column that is added and dropped', [
+			"ALTER TABLE dlock_queue ADD more text NOT NULL DEFAULT 'more'",
+			'ALTER TABLE dlock_queue DROP more',
+			'ALTER TABLE dlock_queue_lease ADD more timestamptz DEFAULT clock_timestamp(), '
+			  . 'ADD twice interval GENERATED ALWAYS AS (ttl * 2) STORED',
+			'ALTER TABLE dlock_queue_lease DROP more, DROP twice' ] ],
+	[ 'more indexes', [
+			'CREATE INDEX more ON dlock_queue (lease, ticket DESC) INCLUDE (name)',
+			'CREATE INDEX CONCURRENTLY ON dlock_queue_lease (role_name)' ] ],
+	[ 'without an index', ['DROP INDEX dlock_queue_name'] ],
+	[ 'the index again', ['CREATE INDEX dlock_queue_name ON dlock_queue (name)'] ],
+	[ 'REINDEX', [ map { "REINDEX TABLE $_" } 'dlock_queue', 'dlock_queue_lease' ] ],
+	[ 'REINDEX CONCURRENTLY', [
+			map { "REINDEX TABLE CONCURRENTLY $_" } 'dlock_queue', 'dlock_queue_lease' ] ],
+	[ 'CLUSTER', [
+			'CLUSTER dlock_queue USING dlock_queue_pkey',
+			'CLUSTER dlock_queue_lease USING dlock_queue_lease_pkey' ] ],
+	[ 'VACUUM FULL', ['VACUUM FULL dlock_queue, dlock_queue_lease'] ],
+	[ 'another key of the same kind', [
+			'ALTER TABLE dlock_queue DROP CONSTRAINT dlock_queue_pkey, '
+			  . 'ADD CONSTRAINT another PRIMARY KEY (ticket) INCLUDE (name)' ] ],
+	[ 'a publication', ['CREATE PUBLICATION everything FOR ALL TABLES'] ],
+	[ 'REPLICA IDENTITY NOTHING', [
+			map { "ALTER TABLE $_ REPLICA IDENTITY NOTHING" }
+			  'dlock_queue', 'dlock_queue_lease' ] ],
+	[ 'REPLICA IDENTITY FULL', [
+			map { "ALTER TABLE $_ REPLICA IDENTITY FULL" }
+			  'dlock_queue', 'dlock_queue_lease' ] ],
+	[ 'another tablespace', [
+			map { "ALTER TABLE $_ SET TABLESPACE place" }
+			  'dlock_queue', 'dlock_queue_lease' ] ],
+	[ 'parameters of storage', [
+			'ALTER TABLE dlock_queue SET (fillfactor = 50, autovacuum_enabled = off)',
+			'ALTER TABLE dlock_queue_lease ALTER info SET STORAGE EXTERNAL, '
+			  . 'ALTER info SET STATISTICS 1000' ] ],
+	[ 'extended statistics', ['CREATE STATISTICS s ON lease, granted FROM dlock_queue'] ],
+	[ 'another collation', ['ALTER TABLE dlock_queue ALTER name TYPE text COLLATE "POSIX"'] ],
+	[ 'a view', ['CREATE VIEW v AS SELECT q, l FROM dlock_queue AS q JOIN dlock_queue_lease AS l USING (lease)'] ]);
+foreach my $change (@harmless)
 {
-	my ($do, $undo, $pattern) = @{ $changes{$change} };
+	my ($test, $do) = @$change;
 
-	ask("SELECT dlock_ttl_acquire('before $change', '1h')");
-	ask($do);
-	refused("SELECT dlock_ttl_acquire('x', '1h')", $pattern, "$change: writing");
-	is(ask("SELECT dlock_check('lock', $fence)"),
-		't', "$change: what is held is held");
-	$node->stop('immediate');
-	$node->start;
-	refused("SELECT dlock_ttl_acquire('x', '1h')", $pattern, "$change: reading");
-	ask($undo);
-	works("$change, undone");
+	change($do);
+	works($test, 1);
+}
+change('DROP VIEW v; ALTER TABLE dlock_queue ALTER name TYPE text COLLATE "C"');
+
+# Meanwhile, and where it was broken off
+{
+	my ($writer, $admin) = map { session($node) } 1 .. 2;
+	my $left = q{FROM pg_index WHERE NOT indisvalid};
+
+	$writer->query('BEGIN; LOCK TABLE dlock_queue IN ROW EXCLUSIVE MODE');
+	$admin->may_end;
+	$admin->start('REINDEX TABLE CONCURRENTLY dlock_queue');
+	$session->wait_for("SELECT count(*) > 1 $left");
+	works('amid REINDEX CONCURRENTLY');
+	crash();
+	$_->quit foreach $writer, $admin;
+	cmp_ok(ask("SELECT count(*) $left"), '>', 1, 'indexes that are not valid are left');
+	works('after REINDEX CONCURRENTLY was broken off');
+	change(
+		[
+			map { "DROP INDEX $_" } split /\n/,
+			ask("SELECT indexrelid::regclass $left")
+		]);
 }
 
-# Another primary key, and none
-ask('ALTER TABLE dlock_queue DROP CONSTRAINT dlock_queue_pkey;'
-	  . 'ALTER TABLE dlock_queue ADD PRIMARY KEY (name, ticket)');
-works('another key');
-ask('ALTER TABLE dlock_queue DROP CONSTRAINT dlock_queue_pkey');
-works('no key');
+#
+# What is refused.  Whatever code there is leaves a trace where it is run.
+#
+change(
+	[
+		'CREATE TABLE ran (what text)',
+		'GRANT ALL ON ran TO PUBLIC',
+		q{CREATE FUNCTION run() RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS
+			$$BEGIN PERFORM public.trace(); RETURN true; END$$},
+		q{CREATE FUNCTION trace() RETURNS text LANGUAGE sql VOLATILE AS
+			$$INSERT INTO public.ran VALUES (current_user) RETURNING what$$},
+		q{CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS
+			$$BEGIN INSERT INTO public.ran VALUES (TG_NAME); RETURN coalesce(NEW, OLD); END$$},
+		q{CREATE FUNCTION compare(bigint, bigint) RETURNS integer LANGUAGE plpgsql IMMUTABLE AS
+			$$BEGIN PERFORM public.trace(); RETURN btint8cmp($1, $2); END$$},
+		'CREATE OPERATOR CLASS mine FOR TYPE bigint USING btree AS OPERATOR 1 <, '
+		  . 'OPERATOR 2 <=, OPERATOR 3 =, OPERATOR 4 >=, OPERATOR 5 >, '
+		  . 'FUNCTION 1 compare(bigint, bigint)',
+		'CREATE TABLE parent (ticket bigint)',
+		'CREATE TABLE referenced (lease bigint PRIMARY KEY)',
+		'CREATE TABLE parted (LIKE dlock_queue) PARTITION BY LIST (ticket)'
+	]);
+my $queue = 'ALTER TABLE dlock_queue';
+my $leases = 'ALTER TABLE dlock_queue_lease';
+my $no_key = 'Its primary key is not its first column';
+my $inherits = 'It inherits, or is inherited from';
+my $key = "$queue ADD CONSTRAINT dlock_queue_pkey PRIMARY KEY (ticket)";
+my $drop_key = "$queue DROP CONSTRAINT another";
+my $rule = 'It has a rule';
+my $triggers = 'Trigger "%s" was added, or is enabled in another way';
+my @refused = (
+	[ 'row security',
+		"$queue ENABLE ROW LEVEL SECURITY", "$queue DISABLE ROW LEVEL SECURITY",
+		'It has row security' ],
+	[ 'row security, forced',
+		"$leases FORCE ROW LEVEL SECURITY", "$leases NO FORCE ROW LEVEL SECURITY",
+		'It has row security' ],
+	[ 'a trigger of rows',
+		'CREATE TRIGGER mine BEFORE INSERT OR UPDATE OR DELETE ON dlock_queue '
+		  . 'FOR EACH ROW EXECUTE FUNCTION act()',
+		'DROP TRIGGER mine ON dlock_queue', sprintf($triggers, 'mine') ],
+	[ 'a trigger of statements',
+		'CREATE TRIGGER mine AFTER INSERT OR UPDATE OR DELETE ON dlock_queue_lease '
+		  . 'EXECUTE FUNCTION act()',
+		'DROP TRIGGER mine ON dlock_queue_lease', sprintf($triggers, 'mine') ],
+	[ 'a trigger that is disabled',
+		[
+			'CREATE TRIGGER mine BEFORE INSERT ON dlock_queue '
+			  . 'FOR EACH ROW EXECUTE FUNCTION act()',
+			"$queue DISABLE TRIGGER mine"
+		],
+		'DROP TRIGGER mine ON dlock_queue', sprintf($triggers, 'mine') ],
+	[ 'a foreign key',
+		"$queue ADD CONSTRAINT mine FOREIGN KEY (lease) REFERENCES referenced NOT VALID",
+		"$queue DROP CONSTRAINT mine", sprintf($triggers, 'RI_ConstraintTrigger.*') ],
+	[ 'a key that another table refers to',
+		'CREATE TABLE refers (lease bigint REFERENCES dlock_queue_lease)',
+		'DROP TABLE refers', sprintf($triggers, 'RI_ConstraintTrigger.*') ],
+	[ 'an own trigger, disabled',
+		"$queue DISABLE TRIGGER dlock_truncated",
+		"$queue ENABLE ALWAYS TRIGGER dlock_truncated",
+		sprintf($triggers, 'dlock_truncated') ],
+	[ 'an own trigger, enabled',
+		"$leases ENABLE TRIGGER dlock_replicated",
+		"$leases ENABLE REPLICA TRIGGER dlock_replicated",
+		sprintf($triggers, 'dlock_replicated') ],
+	[ 'an own trigger, dropped',
+		'DROP TRIGGER dlock_truncated ON dlock_queue_lease',
+		[
+			'CREATE TRIGGER dlock_truncated BEFORE TRUNCATE ON dlock_queue_lease '
+			  . 'EXECUTE FUNCTION dlock_refuse_truncate()',
+			"$leases ENABLE ALWAYS TRIGGER dlock_truncated"
+		],
+		'One of its triggers was dropped' ],
+	[ 'an own trigger of another function',
+		[
+			'DROP TRIGGER dlock_truncated ON dlock_queue',
+			'CREATE TRIGGER dlock_truncated BEFORE TRUNCATE ON dlock_queue EXECUTE FUNCTION act()',
+			"$queue ENABLE ALWAYS TRIGGER dlock_truncated"
+		],
+		[
+			'DROP TRIGGER dlock_truncated ON dlock_queue',
+			'CREATE TRIGGER dlock_truncated BEFORE TRUNCATE ON dlock_queue '
+			  . 'EXECUTE FUNCTION dlock_refuse_truncate()',
+			"$queue ENABLE ALWAYS TRIGGER dlock_truncated"
+		],
+		sprintf($triggers, 'dlock_truncated') ],
+	[ 'a rule',
+		'CREATE RULE mine AS ON INSERT TO dlock_queue DO ALSO INSERT INTO ran SELECT trace()',
+		'DROP RULE mine ON dlock_queue', $rule ],
+	[ 'a default',
+		"$queue ALTER owner SET DEFAULT trace()", "$queue ALTER owner DROP DEFAULT",
+		'Column "owner" has a default' ],
+	[ 'a column more',
+		"$queue ADD more text", "$queue DROP more",
+		'It has a column "more" that was added' ],
+	[ 'a column more, with a default',
+		"$leases ADD more text NOT NULL DEFAULT trace()", "$leases DROP more",
+		'It has a column "more" that was added' ],
+	[ 'a column more, generated',
+		"$leases ADD more boolean GENERATED ALWAYS AS (run()) STORED",
+		"$leases DROP more", 'It has a column "more" that was added' ],
+	[ 'a CHECK constraint',
+		"$queue ADD CONSTRAINT mine CHECK (run()) NOT VALID",
+		"$queue DROP CONSTRAINT mine", 'It has a CHECK constraint' ],
+	[ 'another type',
+		"$queue ALTER permits TYPE text USING permits::text",
+		"$queue ALTER permits TYPE integer USING permits::integer",
+		'Column "permits" is of type text instead of integer, or generated' ],
+	[ 'a wider type',
+		"$queue ALTER permits TYPE bigint", "$queue ALTER permits TYPE integer",
+		'Column "permits" is of type bigint instead of integer, or generated' ],
+	[ 'another name',
+		"$queue RENAME mode TO manner", "$queue RENAME manner TO mode",
+		'Its column 5 is not "mode" of type text' ],
+	[ 'two names, exchanged',
+		[
+			"$leases RENAME system TO s", "$leases RENAME lease TO system",
+			"$leases RENAME s TO lease"
+		],
+		[
+			"$leases RENAME system TO s", "$leases RENAME lease TO system",
+			"$leases RENAME s TO lease"
+		],
+		'Its column 1 is not "lease" of type bigint' ],
+	[ 'NOT NULL, dropped',
+		"$queue ALTER durability DROP NOT NULL", "$queue ALTER durability SET NOT NULL",
+		'Column "durability" can be null' ],
+	[ 'NOT NULL, added',
+		"$leases ALTER info SET NOT NULL", "$leases ALTER info DROP NOT NULL",
+		'Column "info" must not be null' ],
+	[ 'a parent',
+		"$queue INHERIT parent", "$queue NO INHERIT parent", $inherits ],
+	[ 'a child',
+		'CREATE TABLE child () INHERITS (dlock_queue_lease)',
+		'DROP TABLE child', $inherits ],
+	[ 'a partition',
+		'ALTER TABLE parted ATTACH PARTITION dlock_queue DEFAULT',
+		'ALTER TABLE parted DETACH PARTITION dlock_queue', $inherits ],
+	# the key is called "another" since it was
+	[ 'no primary key', $drop_key, $key, $no_key ],
+	[ 'another primary key',
+		[
+			"$queue DROP CONSTRAINT dlock_queue_pkey",
+			"$queue ADD CONSTRAINT another PRIMARY KEY (name, ticket)"
+		],
+		[ $drop_key, $key ], 'Index "another" was added|' . $no_key ],
+	[ 'a primary key that can be deferred',
+		[
+			"$queue DROP CONSTRAINT dlock_queue_pkey",
+			"$queue ADD CONSTRAINT another PRIMARY KEY (ticket) DEFERRABLE"
+		],
+		[ $drop_key, $key ], 'Trigger "PK_ConstraintTrigger.*" was added.*|Index "another" was added' ],
+	[ 'a unique index',
+		'CREATE UNIQUE INDEX mine ON dlock_queue (lease, ticket)',
+		'DROP INDEX mine', 'Index "mine" was added' ],
+	[ 'a unique index that was broken off', \&break_off_index,
+		'DROP INDEX mine', 'Index "mine" was added', 'dlock_queue' ],
+	[ 'an index of an expression',
+		'CREATE INDEX mine ON dlock_queue (run())',
+		'DROP INDEX mine', 'Index "mine" was added' ],
+	[ 'a partial index',
+		'CREATE INDEX mine ON dlock_queue_lease (ttl) WHERE run()',
+		'DROP INDEX mine', 'Index "mine" was added' ],
+	[ 'an index with an operator class',
+		'CREATE INDEX mine ON dlock_queue (lease mine)',
+		'DROP INDEX mine', 'Index "mine" was added' ],
+	[ 'an index of another kind',
+		'CREATE INDEX mine ON dlock_queue USING hash (name)',
+		'DROP INDEX mine', 'Index "mine" was added' ]);
+my @calls = (
+	"dlock_lease_open('1h', info => 'new')",
+	"dlock_ttl_acquire('new', '1h', info => 'x')",
+	sprintf($acquire, 'new'));
 
+sub all_refused
+{
+	my ($error, $test, @tried) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	foreach my $call (@tried)
+	{
+		like(ask("SELECT $call"), $error, "$test: $call");
+	}
+	return;
+}
+
+# What was released goes.
+sub is_free_again
+{
+	my ($ticket, $test) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	ask("SELECT dlock_release_ticket($ticket)");
+	return ok(
+		$session->wait_for(
+			"SELECT count(*) = 0 FROM dlock_queue WHERE ticket = $ticket"),
+		"$test, undone: what was released goes");
+}
+
+# It is not valid, and yet it takes no name twice.
+sub break_off_index
+{
+	my ($reader, $admin) = map { session($node) } 1 .. 2;
+
+	$reader->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
+	$admin->start('CREATE UNIQUE INDEX CONCURRENTLY mine ON dlock_queue (name)');
+	$session->wait_for(
+		'SELECT count(*) = 1 FROM pg_index WHERE indisready AND NOT indisvalid');
+	$session->query("SELECT pg_cancel_backend($admin->{pid})");
+	die 'not canceled' unless $admin->answer =~ /57014/;
+	$_->quit foreach $reader, $admin;
+	return;
+}
+
+foreach my $change (@refused)
+{
+	my ($test, $do, $undo, $detail, $table) = @$change;
+	my @statements = map { ref $_ eq 'ARRAY' ? @$_ : $_ } $undo, $do;
+	($table) = "@statements" =~ /(dlock_queue_lease|dlock_queue)\b/ unless $table;
+	my $error =
+	  qr/55000: table "$table" is not what extension "dlock" has made.*DETAIL:  (?:$detail)\..*HINT:  Undo/s;
+	my $before = ask(sprintf("SELECT $acquire", 'before'));
+
+	change($do);
+	ask('TRUNCATE ran');
+	# each kind in its turn: one takes a second
+	push @calls, shift @calls;
+	all_refused($error, $test, $calls[0]);
+	is( ask("SELECT dlock_check('lock', $fence), dlock_is_held('lock', $lease), "
+			  . "dlock_renew($lease)"),
+		't|t|2',
+		"$test: what is held is held");
+	is( ask(q{SELECT (SELECT count(*) FROM dlock_locks WHERE name = 'new'),
+			(SELECT count(*) FROM dlock_leases WHERE info = 'new')}),
+		'0|0',
+		"$test: what was refused has left nothing");
+	is( ask("SELECT dlock_try_acquire('new') > 0, dlock_release('new'), "
+			  . "dlock_xact_acquire('new') > 0, dlock_release_ticket($before), "
+			  . "dlock_try_acquire('before') IS NULL"),
+		't|t|t|t|t',
+		"$test: sessions go on, but have nothing that a row says is held");
+	crash();
+	all_refused($error, "$test, reading", @calls, "dlock_try_acquire('lock')");
+	is(ask('SELECT count(*) FROM ran'), '0', "$test: nothing was run");
+	change($undo);
+	# which the crash has brought back
+	is_free_again($before, $test);
+	works("$test, undone");
+}
+
+#
 # What a crash would empty is not relied on, until it is logged again.
+#
 my %uses = (
 	'dlock_queue' => "SELECT dlock_ttl_acquire('x', '1h')",
 	'dlock_queue_lease' => "SELECT dlock_lease_open('1h')",
@@ -181,6 +425,7 @@ my %uses = (
 	'dlock_versions' => "SELECT dlock_version_of('x')",
 	'dlock_reservations' => "SELECT dlock_try_acquire('x')",
 	'dlock_ticket_seq' => 'SELECT dlock_advance_ticket(1)');
+change('DROP PUBLICATION everything');
 foreach my $name (sort keys %uses)
 {
 	my $kind = $name eq 'dlock_ticket_seq' ? 'SEQUENCE' : 'TABLE';
@@ -188,22 +433,39 @@ foreach my $name (sort keys %uses)
 	my $error =
 	  qr/55000: .*relation "$name" of extension "dlock" is unlogged.*HINT:  Use ALTER $kind $name SET LOGGED/s;
 
-	ask("ALTER $kind $name SET UNLOGGED");
-	fails_with($node, 'postgres', $uses{$name}, $error, $test);
+	change("ALTER $kind $name SET UNLOGGED");
+	like(ask($uses{$name}), $error, $test);
 	is(ask("SELECT dlock_renew($lease) > 0"), 't', "$test: what is held is held");
+	$session->quit;
 	$node->restart;
-	fails_with($node, 'postgres', $uses{$name}, $error, "$test: reading");
-	ask("ALTER $kind $name SET LOGGED");
-	works("$test, undone");
+	$session = session($node);
+	like(ask($uses{$name}), $error, "$test: reading");
+	change("ALTER $kind $name SET LOGGED");
+	works("$test, undone", 1);
 }
 # after a crash nothing is there, which is not taken for what there was
-ask('ALTER TABLE dlock_queue SET UNLOGGED');
-$node->stop('immediate');
-$node->start;
-fails_with($node, 'postgres', "SELECT dlock_try_acquire('lock')",
+change("$queue SET UNLOGGED");
+crash();
+like(ask("SELECT dlock_try_acquire('lock')"),
 	qr/55000: .*is unlogged/, 'nor is it emptied without a word');
-ask('ALTER TABLE dlock_queue SET LOGGED');
+change("$queue SET LOGGED");
+
+#
+# A column that was dropped has lost what it had, and its place.
+#
+change("$leases DROP info, ADD info text");
+my $dropped =
+  qr/55000: table "dlock_queue_lease" is .*DETAIL:  Its column 5 is not "info" of type text/s;
+all_refused($dropped, 'a column is dropped, and added again', @calls);
+crash();
+all_refused($dropped, 'the same, reading', @calls);
+change('DROP EXTENSION dlock; CREATE EXTENSION dlock');
+$lease = ask("SELECT dlock_lease_open('1h', info => 'x')");
+$fence = ask("SELECT dlock_lease_acquire('lock', $lease, info => 'x')");
+works('the extension was created anew', 1);
 
 unlike(slurp_file($node->logfile), qr/terminated by signal/, 'no crash');
 
+$session->quit;
+$node->stop;
 done_testing();
