@@ -1,12 +1,12 @@
-# An error at one step of a call, of a rollback or of an exit, as when there is no
-# memory left: what was begun is not taken for what is there, and all else that
-# was to be done is done.
+# An error at one step of a call, or of an exit, as when there is no memory left:
+# what was begun is not taken for what is there, and all else that was to be done is
+# done.
 #
 # What would break it: an entry in a table of the backend's own that is there before
-# what it stands for; a size that is noted before the memory is; a rollback that an
-# error ends half way; an exit that gives up at the first thing that fails, so that
-# what comes behind it seems to belong to somebody for ever; a call that fails, and
-# gives up in the same way what it had got before.
+# what it stands for; a size that is noted before the memory is; a process that is
+# attached by half; a segment that is left behind by the one that could not make all
+# of it; a waiter that stays in a queue; an exit that gives up at the first thing that
+# fails, so that what comes behind it seems to belong to somebody for ever.
 #
 # No setting brings such an error at the step that is wanted, so a debugger does.
 
@@ -18,12 +18,10 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Debugger;
 use Dlock::Lease;
 use Dlock::Test;
-use Dlock::Worker;
 use Test::More;
 
-my $node = new_server('main',
-	conf => "synchronous_commit = local\n"
-	  . "wal_level = replica\nmax_wal_senders = 1");
+# with mmap, segments can be counted
+my $node = new_server('main', conf => 'dynamic_shared_memory_type = mmap');
 my $admin = session($node);
 my $error = qr/ERROR:  55L01/;
 
@@ -65,21 +63,74 @@ sub fails
 }
 
 #
-# A process that could not attach: its next call starts over
+# A process that could not attach, or that could not make what others attach to: its
+# next call starts over, and nothing stays behind.
 #
+sub segments
 {
-	foreach my $step ('dlock_lock_table_attach', 'dlock_id_tables_attach')
-	{
-		my $client = session($node);
+	return scalar(() = glob($node->data_dir . '/pg_dynshmem/mmap.*'));
+}
 
-		# there is something to attach to, and the library is loaded
-		$admin->query('SELECT dlock_release_all()');
-		$client->query('SELECT dlock_version()');
-		fails($client, "SELECT dlock_acquire('lock')", $step);
-		like($client->query("SELECT dlock_acquire('lock')"),
-			qr/^\d+$/, "attaching: an error in $step is over");
-		$client->quit;
-	}
+foreach my $steps (
+	['dsa_attach_in_place'], ['dshash_attach'],
+	[ ('dshash_attach') x 2 ])
+{
+	my $client = session($node);
+	my $name = join ', ', @$steps;
+	my $segments = segments();
+
+	# there is something to attach to, and the library is loaded
+	$admin->query('SELECT dlock_release_all()');
+	$client->query('SELECT dlock_version()');
+	fails($client, "SELECT dlock_acquire('lock')", @$steps) foreach 1 .. 2;
+	like($client->query("SELECT dlock_acquire('lock')"),
+		qr/^\d+$/, "attaching: an error in $name is over");
+	is($admin->query("SELECT dlock_try_acquire('lock') IS NULL"),
+		't', "attaching: to what others have: $name");
+	is(segments(), $segments, "attaching: nothing is left: $name");
+	$client->quit;
+}
+
+foreach my $steps (
+	['dlock_segment_create'], ['dsa_create_in_place'],
+	['dshash_create'], [ ('dshash_create') x 2 ])
+{
+	my $name = join ', ', @$steps;
+	my ($client, $segments);
+
+	$admin->quit;
+	$node->restart;
+	($client, $admin) = map { session($node) } 1 .. 2;
+	$segments = segments();
+	$client->query('SELECT dlock_version()');
+	fails($client, "SELECT dlock_acquire('lock')", @$steps) foreach 1 .. 2;
+	is(segments(), $segments, "making: nothing is left: $name");
+	like($client->query("SELECT dlock_acquire('lock')"),
+		qr/^\d+$/, "making: an error in $name is over");
+	is($admin->query("SELECT dlock_try_acquire('lock') IS NULL"),
+		't', "making: one that others have: $name");
+	is(segments(), $segments + 1, "making: just one: $name");
+	$client->quit;
+}
+
+#
+# A name space that could not be made, or not be entered
+#
+foreach my $steps (1, 2)
+{
+	my $client;
+
+	$node->safe_psql('postgres', "CREATE DATABASE space$steps");
+	$node->safe_psql("space$steps", 'CREATE EXTENSION dlock');
+	$client = session($node, "space$steps");
+	$client->query('SELECT dlock_version()');
+	fails($client, "SELECT dlock_acquire('lock')",
+		('dsa_allocate_extended') x $steps);
+	like($client->query("SELECT dlock_acquire('lock')"),
+		qr/^\d+$/, "name space: and can be made, $steps");
+	is($client->query('SELECT count(*) FROM dlock_locks'),
+		'1', "name space: one, $steps");
+	$client->quit;
 }
 
 #
@@ -131,233 +182,72 @@ sub fails
 }
 
 #
-# A rollback goes on
+# A wait that could not begin, for want of memory for the names that are waited for:
+# an account, and two pieces
 #
 {
-	my $client = session($node);
-	my $ticket = $client->query("SELECT dlock_ttl_acquire('lease', '1h')");
-	my $warning = qr/WARNING:  55L01: could not finish/;
+	my ($holder, $client, $next) = map { session($node, 'space1') } 1 .. 3;
 
-	foreach my $work (
-		[ "dlock_xact_acquire('lock')" => 'dlock_queue_leave' ],
-		[ "dlock_set_slots('lock', 2)" => 'dlock_queue_finish_slots' ])
+	$holder->query("SELECT dlock_acquire('lock')");
+	$client->query('SELECT dlock_version()');
+	foreach my $step (1, 2, 2)
 	{
-		my ($call, $function) = @$work;
-		my $raised;
-
-		$client->query("BEGIN; SELECT $call");
-		$raised = raise_in($client, $function);
-		like($client->query('ROLLBACK'), $warning, "rollback: $call");
-		$raised->();
+		fails($client, "SELECT dlock_acquire('lock')",
+			'dlock_contention_prepare', ('dsa_allocate_extended') x $step);
+		is($holder->query('SELECT count(*) FROM dlock_locks'),
+			'1', 'wait: one that failed is not in the queue');
 	}
-	$client->query('BEGIN; SAVEPOINT one');
-	my $raised =
-	  raise_in($client, 'dlock_finish_transaction', 'dlock_record_unref');
-	like($client->query("SELECT dlock_guard('other', $ticket)"),
-		$warning, 'rollback: of a savepoint');
-	$raised->();
-	$client->query('ROLLBACK TO one');
-	is($client->query('SELECT 1'), '1', 'rollback: and the transaction goes on');
-	$client->query('ROLLBACK');
-	# what could not be given back
-	$client->query('SELECT dlock_release_all()');
-	$client->query("SELECT dlock_release_ticket($ticket)");
-	$client->quit;
+	$next->start("SELECT dlock_acquire('lock')");
+	$holder->until_waits($next);
+	$holder->query("SELECT dlock_release('lock')");
+	like($next->answer, qr/^\d+$/, 'wait: and the next one has its turn');
+	is($holder->query('SELECT name FROM dlock_contention'),
+		'lock', 'wait: which is counted');
+	$_->quit foreach $holder, $client, $next;
 }
 
 #
-# An exit goes on: each of its leases runs out.
+# An exit in which the rollback is broken off, as another module's part of it fails:
+# all is given back, held or waiting, and attached leases run out.
 #
 {
-	my ($client, $other) = map { session($node) } 1 .. 2;
+	my ($client, $first, $second, $holder) = map { session($node) } 1 .. 4;
+	my $ttl = ample(2);
 	my $raised;
 
-	foreach my $name ('lock 1', 'lock 2')
+	$holder->query("SELECT dlock_acquire('wanted')");
+	foreach my $name ('lease 1', 'lease 2')
 	{
-		my $lease = $client->query("SELECT dlock_lease_open('2s', attach => true)");
+		my $lease = $client->query("SELECT dlock_lease_open('$ttl s', attach => true)");
 
 		$client->query("SELECT dlock_lease_acquire('$name', $lease)");
 	}
-	$raised = raise_in($client, 'dlock_lease_detach_all', 'dlock_record_unref');
+	$client->query(q{SELECT dlock_acquire('session'), dlock_acquire('counts', slots => 2),
+		dlock_acquire('counts', slots => 2), dlock_enqueue('wanted', 'nobody'),
+		dlock_watch('session', 'nobody')});
+	$client->query(q{BEGIN; SELECT dlock_xact_acquire('xact 1');
+		SAVEPOINT one; SELECT dlock_xact_acquire('xact 2'), dlock_set_slots('slots', 2)});
+	$raised = raise_in($client, 'AbortOutOfAnyTransaction');
 	$admin->query("SELECT pg_terminate_backend($client->{pid})");
 	$client->quit;
 	backends_gone($client->{pid});
 	$raised->();
-	like($other->query("SELECT dlock_acquire('$_', timeout => '1min')"),
-		qr/^\d+$/, "exit: $_")
-	  foreach 'lock 1', 'lock 2';
-	$other->quit;
-}
-
-#
-# What an exit could not give back goes, though nobody waits behind it who looks:
-# held, or waiting.
-#
-foreach my $holds (1, 0)
-{
-	my ($holder, $client, $other) = map { session($node) } 1 .. 3;
-	my $raised;
-
-	$holder->query("SELECT dlock_acquire('lock')") unless $holds;
-	$client->query("SELECT dlock_enqueue('lock')");
-	$other->query("SELECT dlock_enqueue('lock')");
-	$raised = raise_in($client, 'dlock_queue_leave');
-	$admin->query("SELECT pg_terminate_backend($client->{pid})");
-	$client->quit;
-	backends_gone($client->{pid});
-	$raised->();
-	$holder->query("SELECT dlock_release('lock')") unless $holds;
-	is_now(
-		$admin,
-		'SELECT string_agg(pid::text, \' \') FROM dlock_locks WHERE granted',
-		$other->{pid},
-		'exit: nobody is in the way');
-	$_->quit foreach $holder, $other;
-	$admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
-}
-
-#
-# One of several locks cannot be had, and one that was got cannot be given back:
-# the others are, and that one is the session's to release.
-#
-sub fails_at_the_last
-{
-	my ($client, $call, @functions) = @_;
-	my $other = session($node);
-	my $raised;
-
-	$other->query("SELECT dlock_acquire('lock 3')");
-	$raised = raise_in($client, @functions);
-	like($client->query("SELECT $call"), $error, "all: $call");
-	$raised->();
-	$other->quit;
-	return;
-}
-
-{
-	my $client = session($node);
-	my $names = "ARRAY['lock 1', 'lock 2', 'lock 3']";
-	my $lease = $client->query("SELECT dlock_lease_open('1h')");
-	my $locks = 'SELECT name FROM dlock_locks';
-
-	foreach my $call ('dlock_acquire_all', 'dlock_xact_acquire_all')
+	foreach my $name ('session', 'xact 1', 'xact 2', 'lease 1', 'lease 2')
 	{
-		# its first call gives up the place in the queue
-		fails_at_the_last($client, "$call($names, timeout => '10ms')",
-			('dlock_queue_leave') x 2);
-		is_now($admin, $locks, 'lock 2', "all: $call, the others are free");
-		$client->query('SELECT dlock_release_all()');
+		like($first->query("SELECT dlock_acquire('$name', timeout => '1min')"),
+			qr/^\d+$/, "exit: $name is free");
 	}
-	fails_at_the_last($client,
-		"dlock_lease_acquire_all($names, $lease, timeout => '10ms')",
-		'dlock_lease_ticket_withdraw', 'dlock_lock_find');
-	is_now($admin, $locks, '', 'all: the worker ends it for the lease');
-	$client->query("SELECT dlock_lease_close($lease)");
-	$client->quit;
-}
-
-# A lease's ticket that cannot be made durable, and not be taken back: the worker does.
-{
-	my ($client, $other) = map { session($node) } 1 .. 2;
-	my $call = "dlock_ttl_acquire('lock', '1h')";
-	my $raised;
-
-	commits_hang($node, 1);
-	$client->start("SET synchronous_commit = on; SELECT $call");
-	poll('the call waits for a standby', sub { hangs($node, $client) });
-	$raised = raise_in($client, 'dlock_lease_ticket_withdraw', 'dlock_lock_find');
-	$admin->query("SELECT pg_cancel_backend($client->{pid})");
-	like($client->answer, qr/WARNING:  55L01/, "durable: $call");
-	$raised->();
-	commits_hang($node, 0);
-	like($other->query("SELECT dlock_acquire('lock', timeout => '1min')"),
-		qr/^\d+$/, 'durable: the worker ends it');
-	$_->quit foreach $client, $other;
-}
-
-#
-# A redirection that has failed, and cannot be undone: the worker does, and who had
-# the ticket before has it as it was.
-#
-{
-	my ($holder, $first, $second) = map { session($node) } 1 .. 3;
-	my $lease = $admin->query("SELECT dlock_lease_open('1h')");
-	my $enqueue = "dlock_lease_enqueue('lock', $lease, '%s')";
-	my $channel = 'SELECT channel FROM dlock_queue WHERE ticket = %s';
-	my ($ticket, $raised);
-
-	$holder->query("SELECT dlock_acquire('lock')");
-	$ticket = $first->query('SELECT ' . sprintf $enqueue, 'c1');
-	commits_hang($node, 1);
-	$second->start('SET synchronous_commit = on; SELECT '
-		  . sprintf $enqueue, 'c2');
-	poll('the call waits for a standby', sub { hangs($node, $second) });
-	is($admin->query(sprintf $channel, $ticket),
-		'c2', 'redirection: is in the row');
-	$raised = raise_in($second, 'dlock_lease_ticket_undo_redirect', 'dlock_lease_map');
-	$admin->query("SELECT pg_cancel_backend($second->{pid})");
-	like($second->answer, qr/WARNING:  55L01/, 'redirection: fails');
-	$raised->();
-	commits_hang($node, 0);
-	is_now($admin, sprintf($channel, $ticket), 'c1', 'redirection: is undone');
-	is($admin->query("SELECT dlock_release_ticket($ticket)"),
-		't', 'redirection: the ticket is there');
-	$_->quit foreach $holder, $first, $second;
-	$admin->query("SELECT dlock_lease_close($lease)");
-}
-
-#
-# The last pin of a hold that has ended, and no entry in the journal yet: who comes
-# next waits as everybody does, and writes nothing before that hold is removed.
-#
-{
-	my ($guard, $next) = map { session($node) } 1 .. 2;
-	my ($lease, $other) =
-	  map { $admin->query("SELECT dlock_lease_open('1h')") } 1 .. 2;
-	my $fence = $admin->query("SELECT dlock_lease_acquire('lock', $lease)");
-	my ($raised, $worker);
-
-	$guard->query('SET synchronous_commit = on; '
-		  . "BEGIN; SELECT dlock_guard('lock', $fence); "
-		  . 'INSERT INTO guarded VALUES (2)');
-	commits_hang($node, 1);
-	$guard->start('COMMIT');
-	poll('the commit waits for a standby', sub { hangs($node, $guard) });
-	is($admin->query("SELECT dlock_release_ticket($fence)"),
-		't', 'unpinning: released meanwhile');
-	$raised = raise_in($guard, 'dlock_queue_unpin', 'dlock_lease_begin_change');
-	$worker = freeze($admin);
-	commits_hang($node, 0);
-	like($guard->answer, qr/WARNING:  55L01/, 'unpinning: fails');
-	$raised->();
-	$next->start("SELECT dlock_lease_acquire('lock', $other)");
-	$admin->until_waits($next);
-	thaw($worker);
-	grows('unpinning: the worker does it', $fence, $next->answer);
-	$_->quit foreach $guard, $next;
-	$admin->query("SELECT dlock_lease_close($_)") foreach $lease, $other;
-}
-
-#
-# A delay that is ended by force, which fails half way: the worker goes on.
-#
-{
-	my ($keeper, $other) = map { session($node) } 1 .. 2;
-	my $lease = $keeper->query(
-		"SELECT dlock_lease_open('100ms', attach => true, delay => '1h')");
-	my $raised;
-
-	$keeper->query("SELECT dlock_lease_acquire('lock', $lease)");
-	$keeper->quit;
-	$admin->wait_for('SELECT count(*) = 1 FROM dlock_queue_lease WHERE delayed');
-	# the library is to be known to the debugger
-	$other->query('SELECT dlock_version()');
-	$raised = raise_in($other, 'dlock_lease_force', ('dlock_lease_map') x 2);
-	like($other->query("SELECT dlock_force_close($lease)"), $error, 'delay: fails');
-	$raised->();
-	like($other->query("SELECT dlock_acquire('lock', timeout => '1min')"),
-		qr/^\d+$/, 'delay: and ends');
-	$other->quit;
+	# for which the slots that were set would be too few
+	like(
+		$first->query(
+			"SELECT dlock_acquire('$_', slots => 3, permits => 3, timeout => '1min')"),
+		qr/^\d+$/, "exit: so are all permits of $_")
+	  foreach 'counts', 'slots';
+	$second->start("SELECT dlock_acquire('wanted')");
+	$admin->until_waits($second);
+	$holder->query("SELECT dlock_release('wanted')");
+	like($second->answer, qr/^\d+$/, 'exit: nobody is in the way');
+	$_->quit foreach $first, $second, $holder;
 }
 
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
