@@ -158,36 +158,43 @@ foreach my $table ('dlock_queue', 'dlock_queue_lease')
 	}
 }
 
-# Rows that came while the trigger was disabled: a worker that begins anew does not
-# read them, and does not remove them either; and they are not in the way of new
-# ones.
+# Rows that came while the trigger was disabled, which calls with leases refuse.  They
+# are not read.  The worker removes them, and here somebody has locked one of them: until
+# it can, a new row takes the place of one that has its number.  Where they came from
+# they stay, as what goes there is dropped.
 ask('a', 'ALTER TABLE dlock_queue DISABLE TRIGGER dlock_replicated');
+fails_with(
+	$nodes{a}, 'postgres', "SELECT dlock_ttl_acquire('x', '1h')",
+	qr/55000: .*DETAIL:  Trigger "dlock_replicated" was added, or is enabled in another way/s,
+	'without the trigger, nothing is written');
 my $next = ask('b', 'SELECT dlock_advance_ticket(1)') + (1 << 30);
 ask('b', "SELECT dlock_advance_ticket($next)");
 $next = ask('b', "SELECT dlock_ttl_acquire('b only', '1h')");
+ask('b', "SELECT dlock_advance_ticket($next + 1000000)");
+my $locked = ask('b', "SELECT dlock_ttl_acquire('b locked', '1h')");
 $nodes{b}->wait_for_catchup('from_b');
-is(ask('a', "SELECT count(*) FROM dlock_queue WHERE name = 'b only'"),
-	'1', 'without a trigger rows come');
+is(ask('a', "SELECT count(*) FROM dlock_queue WHERE name LIKE 'b %'"),
+	'2', 'and rows come');
 ask('a', 'ALTER TABLE dlock_queue ENABLE REPLICA TRIGGER dlock_replicated');
 $nodes{a}->restart;
+my $client = session($nodes{a});
+$client->query("BEGIN; SELECT FROM dlock_queue WHERE name = 'b locked' FOR UPDATE");
 is(ask('a', "SELECT dlock_fence('b only') IS NULL"),
 	't', 'a foreign row is not read');
 like(
 	slurp_file($nodes{a}->logfile),
-	qr/left out 1 rows of table "dlock_queue"/,
+	qr/left out 2 rows of table "dlock_queue"/,
 	'which the log tells');
-# the worker has begun when it has written something
-ask('a', "SELECT dlock_ttl_acquire('another', '1h')");
-arrived();
-is(ask('b', "SELECT count(*) FROM dlock_queue WHERE ticket = $next"),
-	'1', 'what is foreign there is not removed');
-# one that comes later has not looked through the tables itself
-my $client = session($nodes{a});
-my $first = worker($client);
+$nodes{a}->wait_for_log(
+	qr/removing rows that stand for nothing|cannot write table "dlock_queue"/);
+pass('the worker cannot remove one that is locked');
 
-$client->query("SELECT pg_terminate_backend($first)");
-poll('another worker', sub { worker($client) != $first });
-$client->quit;
+# nor has another worker looked through the tables then
+my $admin = session($nodes{a});
+my $first = worker($admin);
+
+$admin->query("SELECT pg_terminate_backend($first)");
+poll('another worker', sub { worker($admin) != $first });
 ask('a', "SELECT dlock_advance_ticket($next)");
 my $same = 0;
 foreach (1 .. 5)
@@ -195,6 +202,16 @@ foreach (1 .. 5)
 	$same = 1 if ask('a', "SELECT dlock_ttl_acquire('t$_', '1h')") == $next;
 }
 ok($same, 'a ticket gets the number of a foreign row');
+is(ask('a', "SELECT count(*) FROM dlock_queue WHERE name = 'b only'"),
+	'0', 'and takes its place');
+$client->query('ROLLBACK');
+$client->quit;
+ok($admin->wait_for('SELECT count(DISTINCT system) = 1 FROM dlock_queue'),
+	'what is foreign is removed when it can be');
+$admin->quit;
+arrived();
+is( ask('b', "SELECT count(*) FROM dlock_queue WHERE ticket IN ($next, $locked)"),
+	'2', 'and stays where it came from');
 
 # Then both crash, and still have what they had promised.
 arrived();
