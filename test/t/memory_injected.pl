@@ -91,8 +91,10 @@ foreach my $steps (
 	$client->quit;
 }
 
+my $create =
+  'dsa_create_in_place' . ($node->pg_version >= 17 ? '_ext' : '');
 foreach my $steps (
-	['dlock_segment_create'], ['dsa_create_in_place'],
+	['dlock_segment_create'], [$create],
 	['dshash_create'], [ ('dshash_create') x 2 ])
 {
 	my $name = join ', ', @$steps;
