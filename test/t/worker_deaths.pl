@@ -14,6 +14,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Debugger;
+use Dlock::Lease;
 use Dlock::Test;
 use Dlock::Worker;
 use PostgreSQL::Test::Utils qw(slurp_file);
@@ -38,30 +39,24 @@ sub deaths
 		  /background worker "dlock worker" .*exited/g);
 }
 
-# Where all of this takes too long, it is told so, and asks again.
-sub waits
-{
-	return unless $client->answered;
-	$client->answer;
-	$client->start($acquire);
-	return;
-}
-
-# Each one dies at the first row that it writes.
+# Each one dies at the first row that it writes.  Only the one before asks for it.
 stop_worker($admin, sub { $client->start($acquire) });
+stop_while($admin, $client->{pid},
+	"SELECT wait_event_type = 'Extension' FROM pg_stat_activity "
+	  . "WHERE pid = $client->{pid}");
 foreach my $n (1 .. 5)
 {
 	my $least = 0.1 * 2**($n - 1);
 
 	worker_dies($admin);
-	waits();
-	is($admin->query("SELECT dlock_acquire('other') > 0"),
-		't', 'a worker dies: session scope goes on');
 	cmp_ok(next_worker_stops($admin),
-		'>=', $least, "another one comes, and waits for $least s");
+		'>=', $least, "a worker dies: another one comes, and waits for $least s");
 	is(deaths(), $n, 'which the log tells');
+	is($admin->query("SELECT dlock_acquire('other') > 0"),
+		't', 'session scope goes on');
 }
 worker_goes_on($admin);
+continue_process($client->{pid});
 # where that has taken too long, it was told so
 $client->answer;
 like($client->query($acquire),

@@ -46,7 +46,8 @@ worker_goes_on($session).  The server must have no autovacuum.
 =item next_worker_stops($session)
 
 After that: the next worker begins, and stops at a row in its turn.  Returns
-for how many seconds it has worked until then.
+for how many seconds it has worked until then.  Nobody else may have asked for a
+worker meanwhile, as a session does that waits for one, or calls dlock.
 
 =item worker_is_lost($session)
 
@@ -181,15 +182,17 @@ sub worker_dies
 		'BEGIN; LOCK TABLE pg_db_role_setting IN ACCESS EXCLUSIVE MODE');
 	$holds_up{$session} = 1;
 	worker_is_lost($session);
-	$session->wait_for("SELECT count(*) = 1 $held_up");
+	$session->wait_for("SELECT count(*) > 0 $held_up");
 	return;
 }
 
 sub next_worker_stops
 {
 	my ($session) = @_;
-	my $stopped = stop_at($session->query("SELECT pid $held_up"),
-		@{ $functions{$session} });
+	my $next = $session->query("SELECT pid $held_up");
+
+	die "not one that could be next: $next" unless $next =~ /^\d+$/;
+	my $stopped = stop_at($next, @{ $functions{$session} });
 	my $start = time();
 
 	worker_goes_on($session);
