@@ -216,6 +216,6 @@ $node->safe_psql('last', 'CREATE EXTENSION dlock');
 my $last = 2**53 - 1 - 2**18;
 $node->safe_psql('last', "SELECT dlock_advance_ticket($last)");
 fails_with($node, 'last', $use_up,
-	qr/2200H: out of ticket numbers.*DETAIL:  \S/s, 'numbers end at 2^53');
+	qr/2200H: out of ticket numbers.*DETAIL:  \S.*HINT:  \S/s, 'numbers end at 2^53');
 $node->stop;
 done_testing();
