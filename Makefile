@@ -85,6 +85,17 @@ OBJS = \
 	src/shared/ticket.o \
 	src/shared/watch.o
 
+# The command, a program: PGXS makes either a library or a program.
+BIN_OBJS = \
+	src/bin/main.o \
+	src/bin/options.o \
+	src/bin/server.o \
+	src/bin/run_options.o \
+	src/bin/front.o \
+	src/bin/run.o \
+	src/bin/command.o \
+	src/bin/end.o
+
 # The version has one source, the control file.  The source may be in another
 # directory than what is built.
 source := $(dir $(firstword $(MAKEFILE_LIST)))
@@ -253,6 +264,8 @@ TAP = \
 	module_log \
 	module_observers \
 	module_monitoring \
+	command_run \
+	command_lost \
 	client_java \
 	client_javascript \
 	client_node \
@@ -280,11 +293,32 @@ TAP_TESTS = 1
 PROVE_TESTS ?= $(TAP:%=test/t/%.pl)
 endif
 
-EXTRA_CLEAN = tmp_regress tmp_isolation
+EXTRA_CLEAN = tmp_regress tmp_isolation src/bin/dlock $(BIN_OBJS)
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
+
+# The command
+all: src/bin/dlock
+
+src/bin/dlock: $(BIN_OBJS)
+	$(CC) $(CFLAGS) $(BIN_OBJS) $(LDFLAGS) $(LDFLAGS_EX) -L$(pkglibdir) -lpgfeutils \
+		$(libpq_pgport) $(BIN_LIBS) -lm -o $@
+
+$(BIN_OBJS): $(source)src/bin/bin.h $(source)dlock.control
+$(BIN_OBJS): override CPPFLAGS += -I$(includedir) $(BIN_CPPFLAGS)
+
+install: install-bin
+install-bin: src/bin/dlock
+	$(MKDIR_P) '$(DESTDIR)$(bindir)'
+	$(INSTALL_PROGRAM) src/bin/dlock '$(DESTDIR)$(bindir)'
+
+uninstall: uninstall-bin
+uninstall-bin:
+	rm -f '$(DESTDIR)$(bindir)/dlock'
+
+.PHONY: install-bin uninstall-bin
 
 # PGXS does not know which headers an object needs: all of them, then; and the
 # version.
@@ -293,5 +327,5 @@ $(OBJS) $(OBJS:.o=.bc): $(wildcard $(source)src/*.h $(source)src/*/*.h) \
 
 # Nor does it make directories, where they are not the source's.
 ifneq ($(source),./)
-$(shell mkdir -p $(dir $(OBJS)))
+$(shell mkdir -p $(dir $(OBJS) $(BIN_OBJS)))
 endif
