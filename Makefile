@@ -94,6 +94,10 @@ BIN_OBJS = \
 	src/bin/front.o \
 	src/bin/run.o \
 	src/bin/command.o \
+	src/bin/list.o \
+	src/bin/top.o \
+	src/bin/screen.o \
+	src/bin/watch.o \
 	src/bin/end.o
 
 # The version has one source, the control file.  The source may be in another
@@ -266,6 +270,8 @@ TAP = \
 	module_monitoring \
 	command_run \
 	command_lost \
+	command_tty \
+	command_lists \
 	client_java \
 	client_javascript \
 	client_node \
@@ -299,24 +305,36 @@ PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
-# The command
+# The command, its page of the manual, and a completion where bash looks for it,
+# if it has found the command in a bin beside that share
+completionsdir ?= $(patsubst %/bin,%,$(bindir))/share/bash-completion/completions
+
 all: src/bin/dlock
 
 src/bin/dlock: $(BIN_OBJS)
-	$(CC) $(CFLAGS) $(BIN_OBJS) $(LDFLAGS) $(LDFLAGS_EX) -L$(pkglibdir) -lpgfeutils \
-		$(libpq_pgport) $(BIN_LIBS) -lm -o $@
+	$(CC) $(CFLAGS) $(BIN_OBJS) $(LDFLAGS) $(LDFLAGS_EX) -lpgfeutils \
+		$(libpq_pgport) $(call ncurses,libs) -lm -o $@
 
-$(BIN_OBJS): $(source)src/bin/bin.h $(source)dlock.control
-$(BIN_OBJS): override CPPFLAGS += -I$(includedir) $(BIN_CPPFLAGS)
+$(BIN_OBJS): $(wildcard $(source)src/bin/*.h) $(source)dlock.control
+$(BIN_OBJS): override CPPFLAGS += -I$(includedir)
+
+# dlock top, with ncurses if that is there
+ncurses = $(if $(filter no,$(with_ncurses)),,$(shell pkg-config --$(1) ncursesw 2>/dev/null))
+src/bin/screen.o: override CPPFLAGS += \
+	$(if $(call ncurses,libs),-DDLOCK_NCURSES $(call ncurses,cflags))
 
 install: install-bin
 install-bin: src/bin/dlock
-	$(MKDIR_P) '$(DESTDIR)$(bindir)'
+	$(MKDIR_P) '$(DESTDIR)$(bindir)' '$(DESTDIR)$(mandir)/man1' \
+		'$(DESTDIR)$(completionsdir)'
 	$(INSTALL_PROGRAM) src/bin/dlock '$(DESTDIR)$(bindir)'
+	$(INSTALL_DATA) $(source)src/bin/dlock.1 '$(DESTDIR)$(mandir)/man1'
+	$(INSTALL_DATA) $(source)src/bin/dlock.bash '$(DESTDIR)$(completionsdir)/dlock'
 
 uninstall: uninstall-bin
 uninstall-bin:
-	rm -f '$(DESTDIR)$(bindir)/dlock'
+	rm -f '$(DESTDIR)$(bindir)/dlock' '$(DESTDIR)$(mandir)/man1/dlock.1' \
+		'$(DESTDIR)$(completionsdir)/dlock'
 
 .PHONY: install-bin uninstall-bin
 

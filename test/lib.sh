@@ -162,6 +162,7 @@ lacking()
 	bin=$("$1" --bindir)
 	headers=$("$1" --includedir-server)
 	for file in "$bin"/{postgres,initdb,pg_ctl,psql} "$headers/postgres.h" \
+		"$("$1" --includedir)/libpq-fe.h" \
 		"$pgxs" "${pgxs%/makefiles/pgxs.mk}/test/regress/pg_regress"; do
 		if [ ! -e "$file" ]; then
 			printf '%s\n' "$file"
@@ -391,6 +392,7 @@ install_missing()
 			tap)
 				need 'command -v prove' perl
 				need 'perl -MIPC::Run -e 1' libipc-run-perl
+				need 'perl -MIO::Pty -e 1' libio-pty-perl
 				need 'command -v ps' procps
 				;;
 			pgbouncer)
@@ -528,7 +530,7 @@ cache()
 pack_tree()
 {
 	tar -C "$top" --exclude-vcs --exclude='./tmp_*' \
-		--exclude='*.o' --exclude='*.bc' --exclude='*.so' -cf - .
+		--exclude='*.o' --exclude=./src/bin/dlock --exclude='*.bc' --exclude='*.so' -cf - .
 }
 
 # Make the scratch directory, for the user whom servers run as, and go there.
@@ -590,7 +592,7 @@ install_dlock()
 
 	lib=$("$pg_config" --pkglibdir)
 	share=$("$pg_config" --sharedir)/extension
-	for dir in "$lib" "$share"; do
+	for dir in "$lib" "$share" "$("$pg_config" --bindir)"; do
 		if [ ! -w "$dir" ]; then as=(as_root); fi
 	done
 	if [ ${#as[@]} -gt 0 ] && ! may_be_root; then

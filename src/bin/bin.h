@@ -120,8 +120,21 @@ typedef struct ControlMessage
 extern int	run_in_front(const RunOptions *options);
 extern int	keep_lock(const RunOptions *options, int control, pid_t front);
 
+/* list.c */
+typedef enum Sorting
+{
+	BY_WAITERS,
+	BY_TIME,
+	BY_NAME
+} Sorting;
+
+extern bool print_top(FILE *out, Sorting sorting, const char *filter);
+
 /* subcommands */
 extern int	main_run(int argc, char **argv);
+extern int	main_list(int argc, char **argv);
+extern int	main_top(int argc, char **argv);
+extern int	main_watch(int argc, char **argv);
 extern int	main_end(int argc, char **argv);
 
 #endif							/* DLOCK_BIN_H */

@@ -12,7 +12,7 @@
  * one) stay descendants, as keeper and front are subreapers: signal_tree()
  * finds them.
  */
-#include "bin.h"
+#include "bin/bin.h"
 
 #include <fcntl.h>
 #include <signal.h>

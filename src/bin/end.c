@@ -2,12 +2,12 @@
  * end.c
  *		dlock release and dlock close: end a ticket, or a lease.
  */
-#include "bin.h"
+#include "bin/bin.h"
 
 #include "getopt_long.h"
 
 static void
-print_help(const char *what, const char *id)
+print_end_help(const char *what, const char *id)
 {
 	printf("dlock %s ends a %s.\n\n"
 		   "Usage:\n"
@@ -43,7 +43,7 @@ main_end(int argc, char **argv)
 	{
 		if (asks_for_help(c, argv))
 		{
-			print_help(what, is_lease ? "LEASE" : "TICKET");
+			print_end_help(what, is_lease ? "LEASE" : "TICKET");
 			return 0;
 		}
 		if (c == 'f')

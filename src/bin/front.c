@@ -7,7 +7,7 @@
  * keeper's (run.c), its child.  If the keeper dies, what the command has left
  * behind becomes this process's, and is killed here.
  */
-#include "bin.h"
+#include "bin/bin.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -38,7 +38,7 @@ lend_terminal(void)
 }
 
 static void
-take_signal(int signo)
+forward_signal(int signo)
 {
 	int			save_errno = errno;
 
@@ -55,7 +55,7 @@ catch_signals(void)
 	static const int signals[] = {
 		SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT
 	};
-	struct sigaction action = {.sa_handler = take_signal};
+	struct sigaction action = {.sa_handler = forward_signal};
 	struct sigaction old;
 
 	action.sa_flags = SA_RESTART;

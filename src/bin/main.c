@@ -2,7 +2,7 @@
  * main.c
  *		The command dlock: which subcommand is meant.
  */
-#include "bin.h"
+#include "bin/bin.h"
 
 #include <locale.h>
 
@@ -14,18 +14,28 @@ static const struct
 	int			(*run) (int argc, char **argv);
 }			subcommands[] = {
 	{"run", main_run},
+	{"top", main_top},
+	{"ls", main_list},
+	{"blockers", main_list},
+	{"stats", main_list},
+	{"watch", main_watch},
 	{"release", main_end},
 	{"close", main_end},
 };
 
 static void
-print_help(void)
+print_subcommands(void)
 {
 	printf("dlock runs commands under the locks of a PostgreSQL server, and shows them.\n\n"
 		   "Usage:\n"
 		   "  dlock [CONNECTION OPTION]... SUBCOMMAND [OPTION]...\n"
 		   "\nSubcommands:\n"
 		   "  run NAME [--] COMMAND    run a command while holding a lock\n"
+		   "  top                      holders, waiters and blockers, live\n"
+		   "  ls [NAME]                holders and waiters\n"
+		   "  blockers                 who keeps others waiting\n"
+		   "  stats                    what the locks of the database have seen\n"
+		   "  watch NAME...            a line for each change of holder\n"
 		   "  release TICKET           end a ticket, held or waiting\n"
 		   "  close LEASE              end a lease, with all its tickets\n"
 		   "\nOther options:\n"
@@ -56,7 +66,7 @@ main(int argc, char **argv)
 		}
 		if (asks_for_help(c, argv))
 		{
-			print_help();
+			print_subcommands();
 			return 0;
 		}
 		if (!take_common_option(c))

@@ -2,7 +2,7 @@
  * options.c
  *		Options that all subcommands have, and the values of options.
  */
-#include "bin.h"
+#include "bin/bin.h"
 
 #include <time.h>
 

@@ -34,7 +34,7 @@
  * A waiter queues with a lease and an owner, so a request that is repeated
  * after the connection was lost finds its place again.
  */
-#include "bin.h"
+#include "bin/bin.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -63,7 +63,8 @@ static int64 renew_interval;
 
 /* 0 if there is none */
 static int64 ticket;
-static char *owner;
+static const char *owner;
+static const char *info;
 static bool is_asking;			/* was asked for, and not answered */
 static int64 granted_at;
 
@@ -96,7 +97,7 @@ tell_front(char what, int number)
  * wait, if it would end a program.
  */
 static void
-take_signal(int signo)
+obey_signal(int signo)
 {
 	if (signo == SIGTSTP && !command_runs())
 	{
@@ -121,7 +122,7 @@ read_control(void)
 	ssize_t		got = recv(control, &message, sizeof(message), MSG_DONTWAIT);
 
 	if (got == sizeof(message))
-		take_signal(message.number);
+		obey_signal(message.number);
 	else if (got == 0)
 	{
 		front_gone = true;
@@ -305,7 +306,7 @@ request_lock(int64 until)
 	PGresult   *result;
 	const char *values[] = {
 		opt->name, interval(opt->ttl), opt->shared ? "true" : "false",
-		opt->slots, opt->permits ? opt->permits : "1", opt->info, owner
+		opt->slots, opt->permits ? opt->permits : "1", info, owner
 	};
 
 	if (opt->session)
@@ -626,9 +627,9 @@ take_turn(void)
 		outcome == GOT_STOPPED ? 128 + stop_signal : EXIT_DLOCK;
 }
 
-/* No other run has it */
-static char *
-unique_owner(void)
+/* Names that tell who this is; the owner's is no other run's */
+static void
+name_holder(void)
 {
 	char		host[256] = "";
 	uint64		number;
@@ -636,7 +637,10 @@ unique_owner(void)
 	gethostname(host, sizeof(host) - 1);
 	if (getentropy(&number, sizeof(number)) < 0)
 		number = clock_now();
-	return psprintf("%s/%d/" UINT64_FORMAT, host, (int) getpid(), number);
+	owner = opt->owner ? opt->owner :
+		psprintf("%s/%d/" UINT64_FORMAT, host, (int) front, number);
+	info = opt->info ? opt->info :
+		psprintf("%.500s on %s, pid %d", opt->command[0], host, (int) front);
 }
 
 int
@@ -651,7 +655,7 @@ keep_lock(const RunOptions *options, int to_front, pid_t front_pid)
 	margin = Min(SEC, opt->ttl / 20);
 	usable = opt->ttl - margin - opt->grace;
 	renew_interval = opt->session ? 3 * SEC : usable / 3;
-	owner = pg_strdup(opt->owner ? opt->owner : unique_owner());
+	name_holder();
 	server_await = await_answer;
 	do
 	{

@@ -2,7 +2,7 @@
  * run_options.c
  *		dlock run: its options and their help.
  */
-#include "bin.h"
+#include "bin/bin.h"
 
 #include "getopt_long.h"
 
@@ -31,7 +31,7 @@ static const struct option run_only[] = {
 };
 
 static void
-print_help(void)
+print_run_help(void)
 {
 	printf("dlock run waits for a lock, runs a command while it holds the lock, and\n"
 		   "releases it.\n\n"
@@ -59,7 +59,7 @@ print_help(void)
 		   "      --at-least=TIME      keep the lock for this long, even if the command\n"
 		   "                           ends earlier\n"
 		   "      --owner=TEXT         take over a lease of this owner, if there is one\n"
-		   "      --info=TEXT          what others see of this holder\n"
+		   "      --info=TEXT          what others see of this holder (default: command, host, pid)\n"
 		   "\nThe command:\n"
 		   "      --every=TIME         run it again and again, this long from start to\n"
 		   "                           start, as long as the lock is held\n"
@@ -167,7 +167,7 @@ main_run(int argc, char **argv)
 	{
 		if (asks_for_help(c, argv))
 		{
-			print_help();
+			print_run_help();
 			return 0;
 		}
 		if (!take_run_option(&o, c) && !take_common_option(c))

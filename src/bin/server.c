@@ -10,7 +10,7 @@
  * libpq's own way through several hosts knows no timeout for each if it must
  * not block.  So each host is tried alone here.
  */
-#include "bin.h"
+#include "bin/bin.h"
 
 #include <poll.h>
 
@@ -214,6 +214,12 @@ note_connection_problem(void)
 					 "HINT:  Put it into ~/.pgpass, or use -W.");
 }
 
+/* A warning tells what the answer tells, too. */
+static void
+ignore_notice(void *arg, const PGresult *notice)
+{
+}
+
 static ServerState
 open_host(int i, int64 until)
 {
@@ -225,6 +231,7 @@ open_host(int i, int64 until)
 	if (connection == NULL)
 		pg_fatal("out of memory");
 	PQsetErrorVerbosity(connection, PQERRORS_VERBOSE);
+	PQsetNoticeReceiver(connection, ignore_notice, NULL);
 	while (PQstatus(connection) != CONNECTION_BAD &&
 		   step != PGRES_POLLING_OK && step != PGRES_POLLING_FAILED && in_time)
 	{
@@ -269,6 +276,20 @@ server_open(int64 per_host)
 			state = SERVER_AWAY;
 	}
 	return state;
+}
+
+/* What an error of the server says, without its context */
+static void
+note_error(const PGresult *result)
+{
+	const char *primary = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
+	const char *detail = PQresultErrorField(result, PG_DIAG_MESSAGE_DETAIL);
+	const char *hint = PQresultErrorField(result, PG_DIAG_MESSAGE_HINT);
+
+	snprintf(server_problem, sizeof(server_problem), "%s%s%s%s%s",
+			 primary ? primary : PQresultErrorMessage(result),
+			 detail ? "\nDETAIL:  " : "", detail ? detail : "",
+			 hint ? "\nHINT:  " : "", hint ? hint : "");
 }
 
 static PGresult *
@@ -325,7 +346,7 @@ server_query(int64 until, const char *sql, int n, const char *const *values)
 		return give_up_query(PQerrorMessage(connection));
 	}
 	if (PQresultStatus(result) == PGRES_FATAL_ERROR)
-		note_problem(PQresultErrorMessage(result));
+		note_error(result);
 	return result;
 }
 

@@ -1,0 +1,184 @@
+/*
+ * list.c
+ *		dlock ls, dlock blockers and dlock stats: the views as tables.
+ *
+ * JSON and CSV have the columns of the view, for programs; a table has what
+ * fits beside each other.
+ */
+#include "bin/bin.h"
+
+#include "fe_utils/print.h"
+#include "getopt_long.h"
+
+typedef enum Format
+{
+	AS_TABLE,
+	AS_JSON,
+	AS_CSV
+} Format;
+
+/* How long a ticket has held or waited */
+#define AGE(since) \
+	"pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() - " since ")"
+#define LOCK_COLUMNS \
+	"SELECT name, CASE WHEN granted THEN 'holds' WHEN \"position\" = 0 THEN 'delay' " \
+	"ELSE 'waits ' || \"position\" END AS state, " AGE("coalesce(granted_at, enqueued_at)") \
+	" AS \"for\", ticket, mode, scope, pid, role, info, " \
+	"pg_catalog.date_trunc('second', remaining) AS remaining "
+#define BLOCKER_COLUMNS \
+	"SELECT blocked, pid, lease, ticket, role, info, state, " AGE("since") " AS \"for\", " \
+	"pg_catalog.array_to_string(holds, ', ') AS holds, pg_catalog.left(query, 60) AS query "
+
+static const struct
+{
+	const char *name;
+	const char *what;
+	const char *table;			/* of what is shown as a table */
+	const char *source;			/* the view, its order, and %s for the schema */
+}			lists[] = {
+	{"ls", "shows the holders and the waiters of all locks, or of one",
+		LOCK_COLUMNS, "FROM %s.dlock_locks ORDER BY name, \"position\", ticket"},
+	{"blockers", "shows who keeps others waiting, and does not wait itself",
+		BLOCKER_COLUMNS, "FROM %s.dlock_blockers"},
+	{"stats", "shows what the locks of the database have seen, and what there is now",
+		"SELECT * ", "FROM %s.dlock_stats"},
+};
+
+/* the order of dlock ls NAME */
+#define ONE_LOCK "FROM %s.dlock_locks($1) ORDER BY \"position\", ticket"
+
+/* Of dlock top; each is followed by how it is sorted */
+#define FILTERED \
+	"FROM %s.dlock_locks WHERE $1::text IS NULL OR " \
+	"pg_catalog.strpos(pg_catalog.concat_ws(' ', name, role, owner, info), $1) > 0 ORDER BY "
+static const char *const sorted[] = {
+	[BY_WAITERS] = LOCK_COLUMNS FILTERED
+	"pg_catalog.count(*) FILTER (WHERE NOT granted) OVER (PARTITION BY name) DESC, "
+	"name, \"position\", ticket LIMIT 500",
+	[BY_TIME] = LOCK_COLUMNS FILTERED
+	"coalesce(granted_at, enqueued_at), name, \"position\", ticket LIMIT 500",
+	[BY_NAME] = LOCK_COLUMNS FILTERED "name, \"position\", ticket LIMIT 500",
+};
+
+static void
+print_table(FILE *out, const PGresult *result, Format format, bool expanded)
+{
+	printQueryOpt how = {.nullPrint = ""};
+
+	how.topt.format = format == AS_CSV ? PRINT_CSV : PRINT_ALIGNED;
+	how.topt.csvFieldSep[0] = ',';
+	how.topt.border = 1;
+	how.topt.expanded = expanded;
+	how.topt.start_table = how.topt.stop_table = true;
+	how.topt.encoding = PQclientEncoding(server_connection());
+	printQuery(result, &how, out, false, NULL);
+}
+
+static void
+print_list_help(int i)
+{
+	printf("dlock %s %s.\n\n"
+		   "Usage:\n"
+		   "  dlock %s [OPTION]...%s\n"
+		   "\nOptions:\n"
+		   "      --csv                comma-separated values\n"
+		   "      --json               an array of objects\n"
+		   "  -?, --help               show this help, then exit\n",
+		   lists[i].name, lists[i].what, lists[i].name, i == 0 ? " [NAME]" : "");
+	print_common_help();
+}
+
+static void
+print_list(int i, const char *name, Format format)
+{
+	const char *source = name ? ONE_LOCK : lists[i].source;
+	PGresult   *result;
+
+	if (format == AS_JSON)
+		source = psprintf("SELECT coalesce(pg_catalog.json_agg(t), '[]') FROM (SELECT * %s) AS t",
+						  source);
+	else
+		source = psprintf("%s%s", format == AS_TABLE ? lists[i].table : "SELECT * ", source);
+	server_open_or_exit();
+	result = server_query_or_exit(source, name ? 1 : 0, &name);
+	if (format == AS_JSON)
+		printf("%s\n", PQgetvalue(result, 0, 0));
+	else
+		print_table(stdout, result, format, i == 2 && format == AS_TABLE);
+	PQclear(result);
+}
+
+int
+main_list(int argc, char **argv)
+{
+	static const struct option own[] = {
+		{"csv", no_argument, NULL, 'c'},
+		{"json", no_argument, NULL, 'j'},
+		{NULL, 0, NULL, 0}
+	};
+	const struct option *options = with_common_options(own);
+	Format		format = AS_TABLE;
+	int			i = 0;
+	int			c;
+
+	while (strcmp(argv[0], lists[i].name) != 0)
+		i++;
+	while ((c = getopt_long(argc, argv, "?" COMMON_SHORT, options, NULL)) != -1)
+	{
+		if (asks_for_help(c, argv))
+		{
+			print_list_help(i);
+			return 0;
+		}
+		if (c == 'c')
+			format = AS_CSV;
+		else if (c == 'j')
+			format = AS_JSON;
+		else if (!take_common_option(c))
+			usage_error(psprintf("%s ", argv[0]));
+	}
+	if (argc - optind > (i == 0 ? 1 : 0))
+	{
+		pg_log_error("too many command-line arguments (first is \"%s\")",
+					 argv[argc - 1]);
+		usage_error(psprintf("%s ", argv[0]));
+	}
+	print_list(i, argv[optind], format);
+	return 0;
+}
+
+/* The page of dlock top; false if there is no answer */
+bool
+print_top(FILE *out, Sorting sorting, const char *filter)
+{
+	int64		until = clock_now() + 10 * SEC;
+	PGresult   *summary;
+	PGresult   *blockers = NULL;
+	PGresult   *locks = NULL;
+	bool		complete = false;
+
+	summary = server_query(until,
+						   "SELECT pg_catalog.format('dlock: %%s held, %%s waiting, "
+						   "the longest for %%s, %%s leases; %%s', held, waiting, "
+						   "pg_catalog.date_trunc('second', oldest_wait), leases, "
+						   "pg_catalog.date_trunc('second', pg_catalog.now())) "
+						   "FROM %s.dlock_stats", 0, NULL);
+	if (summary)
+		blockers = server_query(until, BLOCKER_COLUMNS "FROM %s.dlock_blockers LIMIT 10",
+								0, NULL);
+	if (blockers)
+		locks = server_query(until, sorted[sorting], 1, &filter);
+	if (locks && PQresultStatus(locks) == PGRES_TUPLES_OK &&
+		PQresultStatus(blockers) == PGRES_TUPLES_OK && PQntuples(summary) == 1)
+	{
+		complete = true;
+		fprintf(out, "%s\n\n", PQgetvalue(summary, 0, 0));
+		if (PQntuples(blockers) > 0)
+			print_table(out, blockers, AS_TABLE, false);
+		print_table(out, locks, AS_TABLE, false);
+	}
+	PQclear(summary);
+	PQclear(blockers);
+	PQclear(locks);
+	return complete;
+}
