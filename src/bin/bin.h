@@ -84,7 +84,7 @@ typedef enum ServerState
 extern bool (*server_await) (int fd, short events, int64 until);
 extern char server_problem[1024];
 extern void server_init(void);
-extern ServerState server_open(int64 per_host);
+extern ServerState server_open(int64 time);
 extern void server_close(void);
 extern PGconn *server_connection(void);
 extern PGresult *server_query(int64 until, const char *sql, int n,

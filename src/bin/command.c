@@ -373,7 +373,7 @@ void
 command_look(void)
 {
 	siginfo_t	info = {0};
-	bool		others = false;
+	bool		others;
 
 	if (group == 0)
 		return;
@@ -383,17 +383,11 @@ command_look(void)
 		stop_signal = info.si_code == CLD_CONTINUED ? SIGCONT : info.si_status;
 		info.si_pid = 0;
 	}
-	if (killed)
-	{
-		while (signal_tree(SIGKILL, group) || !has_ended())
-			usleep(1000);
-	}
-	else if (terminated)
-	{
-		others = signal_tree(tree_terminated ? 0 : SIGTERM, group);
-		tree_terminated = true;
-	}
-	if (!others && has_ended())
+	while (killed && (signal_tree(SIGKILL, group) || !has_ended()))
+		usleep(1000);
+	others = signal_tree(terminated && !tree_terminated ? SIGTERM : 0, group);
+	tree_terminated = terminated;
+	if (has_ended() && !(terminated && others))
 	{
 		block_alarm(SIG_BLOCK);
 		waitpid(group, &exit_status, 0);

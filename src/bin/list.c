@@ -19,10 +19,11 @@ typedef enum Format
 
 /* How long a ticket has held or waited */
 #define AGE(since) \
-	"pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() - " since ")"
+	"pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) " since ")"
 #define LOCK_COLUMNS \
-	"SELECT name, CASE WHEN granted THEN 'holds' WHEN \"position\" = 0 THEN 'delay' " \
-	"ELSE 'waits ' || \"position\" END AS state, " AGE("coalesce(granted_at, enqueued_at)") \
+	"SELECT name, CASE \"position\" WHEN 0 THEN CASE WHEN granted THEN 'holds' ELSE 'delay' END " \
+	"ELSE pg_catalog.concat('waits ', \"position\") END AS state, " \
+	AGE("coalesce(granted_at, enqueued_at)") \
 	" AS \"for\", ticket, mode, scope, pid, role, info, " \
 	"pg_catalog.date_trunc('second', remaining) AS remaining "
 #define BLOCKER_COLUMNS \
@@ -49,8 +50,9 @@ static const struct
 
 /* Of dlock top; each is followed by how it is sorted */
 #define FILTERED \
-	"FROM %s.dlock_locks WHERE $1::text IS NULL OR " \
-	"pg_catalog.strpos(pg_catalog.concat_ws(' ', name, role, owner, info), $1) > 0 ORDER BY "
+	"FROM %s.dlock_locks WHERE $1::pg_catalog.text IS NULL OR " \
+	"pg_catalog.strpos(pg_catalog.concat_ws(' ', name, role, owner, info), $1) " \
+	"OPERATOR(pg_catalog.>) 0 ORDER BY "
 static const char *const sorted[] = {
 	[BY_WAITERS] = LOCK_COLUMNS FILTERED
 	"pg_catalog.count(*) FILTER (WHERE NOT granted) OVER (PARTITION BY name) DESC, "

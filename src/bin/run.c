@@ -66,7 +66,9 @@ static int64 ticket;
 static const char *owner;
 static const char *info;
 static bool is_asking;			/* was asked for, and not answered */
+static bool adopts;				/* the ticket may be of an earlier run */
 static int64 granted_at;
+static int	not_run;			/* the exit code, if the command cannot be run */
 
 /* since when no server has answered; FOREVER: it has */
 static int64 silent_since = FOREVER;
@@ -223,12 +225,13 @@ patience_for_answer(void)
 	return opt->session ? 10 * SEC : Min(renew_interval, 10 * SEC);
 }
 
+/* From when the request was sent; FOREVER: there is none */
 static void
 set_deadline(int64 sent)
 {
 	int64		deadline = sent + opt->ttl - margin;
 
-	if (opt->session)
+	if (sent == FOREVER)
 		command_renew(FOREVER, FOREVER, FOREVER);
 	else
 		command_renew(deadline - opt->grace, deadline, deadline + margin / 2);
@@ -271,26 +274,29 @@ ask_of_ticket(const char *sql, int64 length, int64 until)
 static int
 confirm(void)
 {
-	int64		sent = clock_now();
-	int64		until = sent + patience_for_answer();
+	int64		sent;
+	int64		until;
 	char	   *value;
 
 	if (server_connection() == NULL &&
 		(opt->session || server_open(patience_for_answer()) != SERVER_OPEN))
 		return -1;
-	/* what it took to connect does not count */
 	sent = clock_now();
+	until = sent + patience_for_answer();
 	if (opt->session)
 	{
 		value = take_value(server_query(until, "SELECT %s.dlock_is_held($1)", 1,
 										&opt->name));
 		return value == NULL ? -1 : value[0] == 't';
 	}
-	value = take_value(ask_of_ticket("SELECT %s.dlock_renew($1)", -1, until));
+	value = take_value(adopts ?
+					   ask_of_ticket("SELECT %s.dlock_renew($1, $2)", opt->ttl, until) :
+					   ask_of_ticket("SELECT %s.dlock_renew($1)", -1, until));
 	if (value == NULL)
 		return -1;
 	if (value[0] == '\0')
 		return 0;
+	adopts = false;
 	set_deadline(sent);
 	return 1;
 }
@@ -334,11 +340,12 @@ request_lock(int64 until)
 static Outcome
 judge(PGresult *result)
 {
-	const char *code = result ? PQresultErrorField(result, PG_DIAG_SQLSTATE) : NULL;
 	bool		recovers = result == NULL || server_may_recover(result);
+	const char *code = result ? PQresultErrorField(result, PG_DIAG_SQLSTATE) : NULL;
+	bool		is_gone = code && strcmp(code, "55L01") == 0;
 
 	PQclear(result);
-	if (code && strcmp(code, "55L01") == 0)
+	if (is_gone)
 	{
 		ticket = 0;
 		return GOT_NONE_YET;
@@ -353,7 +360,6 @@ judge(PGresult *result)
 static Outcome
 try_to_get_lock(int64 until)
 {
-	int64		sent = clock_now();
 	int64		wait;
 	PGresult   *result;
 	char	   *value;
@@ -367,10 +373,12 @@ try_to_get_lock(int64 until)
 		if (value[0] == '\0')
 			return GOT_BUSY;
 		ticket = strtoll(value, NULL, 10);
-		/* this lease began when it was granted, after it was asked for */
-		set_deadline(sent);
-		if (opt->session || opt->wait == 0)
+		adopts = opt->owner != NULL;
+		if (opt->session)
+		{
+			set_deadline(FOREVER);
 			return GOT_LOCK;
+		}
 	}
 	else if (confirm() == 0)
 		ticket = 0;
@@ -385,7 +393,7 @@ try_to_get_lock(int64 until)
 	value = take_value(result);
 	if (value[0] != 't')
 		return clock_now() >= until ? GOT_BUSY : GOT_NONE_YET;
-	/* its lease may have begun long before */
+	/* its lease may have begun long before, and with another ttl */
 	return confirm() == 1 ? GOT_LOCK : GOT_NONE_YET;
 }
 
@@ -400,7 +408,7 @@ get_lock(void)
 		Outcome		outcome = GOT_NONE_YET;
 
 		if (server_connection() == NULL)
-			state = server_open(patience_for_answer());
+			state = server_open(10 * SEC);
 		if (state == SERVER_OPEN)
 			outcome = try_to_get_lock(until);
 		if (is_stopped())
@@ -562,10 +570,10 @@ run_command(void)
 		return -1;
 	if ((group = command_start(opt->command)) == 0)
 	{
-		int			code = errno == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN;
 
+		not_run = errno == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN;
 		pg_log_error("could not run \"%s\": %m", opt->command[0]);
-		return code;
+		return not_run;
 	}
 	tell_front('g', group);
 	if (!keep_until(FOREVER))
@@ -578,24 +586,22 @@ static int
 run_with_lock(void)
 {
 	int			code;
-	int64		start;
+	int64		start = clock_now();
 
-	do
+	while (keep_until(start))
 	{
-		start = clock_now();
-		if (!keep_until(start))
-			return -1;
 		if (is_stopped())
 			return 128 + stop_signal;
-		if ((code = run_command()) < 0)
-			return -1;
-		if (opt->every > 0 && code != 0)
+		start = clock_now();
+		code = run_command();
+		if (code < 0 || opt->every == 0 || not_run)
+			return code;
+		if (code != 0)
 			pg_log_warning("\"%s\" has ended with exit code %d",
 						   opt->command[0], code);
-		if (opt->every > 0 && !is_stopped() && !keep_until(start + opt->every))
-			return -1;
-	} while (opt->every > 0 && !is_stopped());
-	return opt->every > 0 && stop_signal ? 128 + stop_signal : code;
+		start += opt->every;
+	}
+	return -1;
 }
 
 /* Get the lock, use it, and give it back.  The exit code, or -1: lost */
@@ -654,7 +660,7 @@ keep_lock(const RunOptions *options, int to_front, pid_t front_pid)
 	front = front_pid;
 	margin = Min(SEC, opt->ttl / 20);
 	usable = opt->ttl - margin - opt->grace;
-	renew_interval = opt->session ? 3 * SEC : usable / 3;
+	renew_interval = opt->session ? 3 * SEC : Min(usable / 3, 30 * SEC);
 	name_holder();
 	server_await = await_answer;
 	do

@@ -120,7 +120,7 @@ take_run_option(RunOptions *o, int c)
 			o->at_least = time_option("--at-least", optarg);
 			return true;
 		case OPT_EVERY:
-			o->every = time_option("--every", optarg);
+			o->every = Max(time_option("--every", optarg), MS);
 			return true;
 		case OPT_PATIENCE:
 			o->patience = time_option("--patience", optarg);

@@ -15,7 +15,6 @@
 #include <poll.h>
 
 #include "common/string.h"
-#include "fe_utils/string_utils.h"
 
 static bool await_plainly(int fd, short events, int64 until);
 
@@ -123,48 +122,53 @@ start_connection(int i)
 	const char *values[20];
 	int			n = 0;
 
-#define SET(key, value) (keys[n] = (key), values[n++] = (value))
-	SET("fallback_application_name", "dlock");
+#define ADD(key, value) (keys[n] = (key), values[n++] = (value))
+	ADD("fallback_application_name", "dlock");
 	if (getenv("PGTARGETSESSIONATTRS") == NULL)
-		SET("target_session_attrs", "read-write");
-	SET("tcp_user_timeout", "15000");
-	SET("keepalives_idle", "10");
-	SET("keepalives_interval", "5");
-	SET("keepalives_count", "3");
-	SET("user", common.user);
-	SET("password", password);
-	SET("dbname", common.dbname);
-	SET("host", element(hosts, i));
-	SET("hostaddr", element(addresses, i));
-	SET("port", element(ports, i));
+		ADD("target_session_attrs", "read-write");
+	ADD("tcp_user_timeout", "15000");
+	ADD("keepalives_idle", "10");
+	ADD("keepalives_interval", "5");
+	ADD("keepalives_count", "3");
+	ADD("user", common.user);
+	ADD("password", password);
+	ADD("dbname", common.dbname);
+	ADD("host", element(hosts, i));
+	ADD("hostaddr", element(addresses, i));
+	ADD("port", element(ports, i));
 	keys[n] = values[n] = NULL;
-#undef SET
+#undef ADD
 	return PQconnectStartParams(keys, values, true);
 }
 
 /*
- * The schema of dlock; and the session's settings, for a session that runs
- * nothing but dlock's functions, and whose waits end if the client has gone.
+ * The schema of dlock; and settings, for a session that runs nothing but dlock's
+ * functions, and whose waits end if the client has gone.  A pooler gives the
+ * session to other clients as well, whose settings these would be then: it
+ * names another process than the server's.
  */
+#define SET(name, value) "pg_catalog.set_config('" name "', '" value "', false)"
 static ServerState
 look_for_extension(int64 until)
 {
+	const char *pid = psprintf("%d", PQbackendPID(connection));
 	PGresult   *result = server_query(until,
 									  "SELECT pg_catalog.quote_ident(n.nspname), "
-									  "pg_catalog.set_config('search_path', '', false), "
-									  "pg_catalog.set_config('statement_timeout', '0', false), "
-									  "pg_catalog.set_config('lock_timeout', '0', false), "
-									  "pg_catalog.set_config('idle_session_timeout', '0', false), "
-									  "pg_catalog.set_config('client_connection_check_interval', '1s', false), "
-									  "pg_catalog.set_config('tcp_keepalives_idle', '10', false), "
-									  "pg_catalog.set_config('tcp_keepalives_interval', '5', false), "
-									  "pg_catalog.set_config('tcp_keepalives_count', '3', false), "
-									  "pg_catalog.set_config('tcp_user_timeout', '20s', false) "
+									  "CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) $1::pg_catalog.int4 "
+									  "THEN pg_catalog.concat("
+									  SET("statement_timeout", "0") ", "
+									  SET("lock_timeout", "0") ", "
+									  SET("idle_session_timeout", "0") ", "
+									  SET("client_connection_check_interval", "1s") ", "
+									  SET("tcp_keepalives_idle", "10") ", "
+									  SET("tcp_keepalives_interval", "5") ", "
+									  SET("tcp_keepalives_count", "3") ", "
+									  SET("tcp_user_timeout", "20s") ") END "
 									  "FROM pg_catalog.pg_extension AS e "
 									  "JOIN pg_catalog.pg_namespace AS n "
 									  "ON n.oid OPERATOR(pg_catalog.=) e.extnamespace "
 									  "WHERE e.extname OPERATOR(pg_catalog.=) 'dlock'",
-									  0, NULL);
+									  1, &pid);
 	ServerState state = SERVER_OPEN;
 
 	if (result == NULL)
@@ -259,15 +263,15 @@ open_host(int i, int64 until)
 	return refused ? SERVER_REFUSES : SERVER_AWAY;
 }
 
-/* Connect to the first host that can do it, each within this time */
+/* Connect to the first host that can do it, each within its part of the time */
 ServerState
-server_open(int64 per_host)
+server_open(int64 time)
 {
 	ServerState state = SERVER_AWAY;
 
 	for (int i = 0; i < n_hosts && state != SERVER_OPEN; i++)
 	{
-		ServerState its = open_host(i, clock_now() + per_host);
+		ServerState its = open_host(i, clock_now() + time / n_hosts);
 
 		/* as long as one of them may come back, not all refuse */
 		if (its != SERVER_AWAY && (i == 0 || its == SERVER_OPEN))

@@ -48,9 +48,9 @@ print_change(const char *payload)
 	Watched    *its = NULL;
 
 	fields = server_query(clock_now() + 10 * SEC,
-						  "SELECT j->>'lock', j->>'event', pg_catalog.concat_ws(' ', "
-						  "j->>'event', j->>'ticket', j->>'mode', j->>'scope', j->>'info') "
-						  "FROM (SELECT $1::json AS j) AS p", 1, &payload);
+						  "SELECT j OPERATOR(pg_catalog.->>) 'lock', j OPERATOR(pg_catalog.->>) 'event', pg_catalog.concat_ws(' ', "
+						  "j OPERATOR(pg_catalog.->>) 'event', j OPERATOR(pg_catalog.->>) 'ticket', j OPERATOR(pg_catalog.->>) 'mode', j OPERATOR(pg_catalog.->>) 'scope', j OPERATOR(pg_catalog.->>) 'info') "
+						  "FROM (SELECT $1::pg_catalog.json AS j) AS p", 1, &payload);
 	if (fields == NULL || PQntuples(fields) != 1)
 	{
 		PQclear(fields);
