@@ -96,7 +96,6 @@ BIN_OBJS = \
 	src/bin/command.o \
 	src/bin/list.o \
 	src/bin/top.o \
-	src/bin/screen.o \
 	src/bin/watch.o \
 	src/bin/end.o
 
@@ -320,7 +319,7 @@ $(BIN_OBJS): override CPPFLAGS += -I$(includedir)
 
 # dlock top, with ncurses if that is there
 ncurses = $(if $(filter no,$(with_ncurses)),,$(shell pkg-config --$(1) ncursesw 2>/dev/null))
-src/bin/screen.o: override CPPFLAGS += \
+src/bin/top.o: override CPPFLAGS += \
 	$(if $(call ncurses,libs),-DDLOCK_NCURSES $(call ncurses,cflags))
 
 install: install-bin

@@ -1,17 +1,24 @@
 /*
  * top.c
- *		dlock top: the locks, again and again.
+ *		dlock top: the locks, again and again; with keys, if ncurses was there
+ *		when this was built.
  */
 #include "bin/bin.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include "getopt_long.h"
-#include "bin/screen.h"
 
-static const char footer[] =
-"q quit  f filter  s seconds  space now; by w waiters, t time, n name";
+#ifdef DLOCK_NCURSES
+#include <ncurses.h>
+#define KEYS "q quit  f filter  s seconds  space now; by w waiters, t time, n name"
+#else
+#define KEYS "Ctrl-C quits"
+#endif
+
+static Sorting sorting = BY_WAITERS;
+static const char *shown_only;
+static int64 pause_time = 2 * SEC;
 
 static void
 print_top_help(void)
@@ -25,95 +32,113 @@ print_top_help(void)
 		   "      --once               print it once, then exit\n"
 		   "  -?, --help               show this help, then exit\n");
 	print_common_help();
-	printf("\nKeys: %s.\n", footer);
+	printf("\nKeys: %s.\n", KEYS);
 }
 
-/* Show what print_top() prints; what is wider or longer is cut off. */
-static bool
-show_page(Sorting sorting, const char *filter)
+/* What print_top() prints, or why it cannot: the connection may come back. */
+static char *
+make_page(void)
 {
 	char	   *page = NULL;
 	size_t		length;
 	FILE	   *out = open_memstream(&page, &length);
-	bool		complete = print_top(out, sorting, filter);
-	int			row = 0;
 
-	fclose(out);
-	if (complete)
+	if ((server_connection() == NULL && server_open(5 * SEC) != SERVER_OPEN) ||
+		!print_top(out, sorting, shown_only))
 	{
-		screen_begin();
-		for (char *line = strtok(page, "\n"); line; line = strtok(NULL, "\n"))
-		{
-			if (row < screen_rows() - 1)
-				screen_line(row++, line);
-			if (row == 1)
-				row++;
-		}
-		screen_line(screen_rows() - 1, filter ?
-					psprintf("[%s]  %s", filter, footer) : footer);
-		screen_end();
-	}
-	free(page);
-	return complete;
-}
-
-/* The connection may be lost, and come back; the screen waits for it. */
-static void
-look(Sorting sorting, const char *filter)
-{
-	ServerState state = SERVER_OPEN;
-
-	if (server_connection() == NULL)
-		state = server_open(5 * SEC);
-	if (state != SERVER_OPEN || !show_page(sorting, filter))
-	{
+		fprintf(out, "%s\n", server_problem);
 		server_close();
-		screen_begin();
-		screen_line(0, server_problem);
-		screen_line(screen_rows() - 1, "q quit  space now");
-		screen_end();
 	}
+	fclose(out);
+	return page;
+}
+
+#ifdef DLOCK_NCURSES
+static const char *
+ask_for(const char *what)
+{
+	static char answer[256];
+
+	move(LINES - 1, 0);
+	clrtoeol();
+	addstr(what);
+	timeout(-1);
+	echo();
+	if (getnstr(answer, sizeof(answer) - 1) == ERR)
+		answer[0] = '\0';
+	noecho();
+	return answer;
+}
+
+/* What is wider or longer than the screen is cut off. */
+static void
+show_page(void)
+{
+	char	   *page = make_page();
+	char	   *next = page;
+	char	   *line;
+
+	erase();
+	for (int row = 0; row < LINES - 1 && (line = strsep(&next, "\n")); row++)
+		mvaddnstr(row, 0, line, COLS);
+	if (shown_only)
+		mvprintw(LINES - 1, 0, "[%s]  ", shown_only);
+	else
+		move(LINES - 1, 0);
+	addnstr(KEYS, COLS - getcurx(stdscr));
+	refresh();
+	free(page);
 }
 
 static void
-show_until_quit(int64 interval, const char *filter)
+show_until_quit(void)
 {
-	Sorting		sorting = BY_WAITERS;
-	bool		quit = false;
-	char	   *answer;
+	int			key = 0;
 
-	screen_open();
-	while (!quit)
+	initscr();
+	cbreak();
+	noecho();
+	curs_set(0);
+	while (key != 'q')
 	{
-		look(sorting, filter);
-		switch (screen_key((int) (interval / MS)))
+		show_page();
+		timeout((int) (pause_time / MS));
+		key = getch();
+		if (key == 'w')
+			sorting = BY_WAITERS;
+		else if (key == 't')
+			sorting = BY_TIME;
+		else if (key == 'n')
+			sorting = BY_NAME;
+		else if (key == 'f')
 		{
-			case 'q':
-			case SCREEN_CLOSED:
-				quit = true;
-				break;
-			case 'w':
-				sorting = BY_WAITERS;
-				break;
-			case 't':
-				sorting = BY_TIME;
-				break;
-			case 'n':
-				sorting = BY_NAME;
-				break;
-			case 'f':
-				answer = screen_ask("filter: ");
-				filter = answer[0] ? answer : NULL;
-				break;
-			case 's':
-				answer = screen_ask("seconds: ");
-				if (atof(answer) > 0)
-					interval = (int64) (Min(atof(answer), 86400) * SEC);
-				break;
+			const char *answer = ask_for("filter: ");
+
+			shown_only = answer[0] ? pg_strdup(answer) : NULL;
+		}
+		else if (key == 's')
+		{
+			double		seconds = atof(ask_for("seconds: "));
+
+			if (seconds >= 0.1)
+				pause_time = (int64) (Min(seconds, 86400) * SEC);
 		}
 	}
-	screen_close();
+	endwin();
 }
+#else
+static void
+show_until_quit(void)
+{
+	for (;;)
+	{
+		/* home, and clear */
+		printf("\033[H\033[J%s%s\n", make_page(), KEYS);
+		fflush(stdout);
+		pg_usleep(pause_time);
+	}
+}
+#endif
 
 int
 main_top(int argc, char **argv)
@@ -125,8 +150,6 @@ main_top(int argc, char **argv)
 		{NULL, 0, NULL, 0}
 	};
 	const struct option *options = with_common_options(own);
-	const char *filter = NULL;
-	int64		interval = 2 * SEC;
 	bool		once = false;
 	int			c;
 
@@ -138,9 +161,9 @@ main_top(int argc, char **argv)
 			return 0;
 		}
 		if (c == 'f')
-			filter = optarg;
+			shown_only = optarg;
 		else if (c == 'i')
-			interval = Min(Max(time_option("--interval", optarg), 100 * MS), 86400 * SEC);
+			pause_time = Min(Max(time_option("--interval", optarg), 100 * MS), 86400 * SEC);
 		else if (c == 'o')
 			once = true;
 		else if (!take_common_option(c))
@@ -154,11 +177,11 @@ main_top(int argc, char **argv)
 	server_open_or_exit();
 	if (once || !isatty(STDOUT_FILENO))
 	{
-		if (print_top(stdout, BY_WAITERS, filter))
+		if (print_top(stdout, BY_WAITERS, shown_only))
 			return 0;
 		pg_log_error("%s", server_problem);
 		return 1;
 	}
-	show_until_quit(interval, filter);
+	show_until_quit();
 	return 0;
 }

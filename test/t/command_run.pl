@@ -205,6 +205,10 @@ my $mine = $client->query(
 	q{SELECT dlock_ttl_acquire('own', '1h', owner => 'me', info => 'before')});
 is((code_is(0, 'the owner comes', 'run', '--owner=me', '-n', 'own', 'sh', '-c',
 		'echo $DLOCK_LEASE'))[0], "$mine\n", 'and goes on with its lease');
+$mine = $client->query(q{SELECT dlock_ttl_acquire('own', '1h', owner => 'me')});
+is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'psql',
+		'-XAtd', $node->connstr('postgres'), '-c', 'SELECT ttl FROM dlock_leases'))[0],
+	"00:00:20\n", 'and the lease has it from then on');
 
 #
 # One of five machines runs the job, though the others come when it is done.
