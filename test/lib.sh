@@ -557,6 +557,7 @@ make_scratch()
 	# With LLVM in the server, PGXS wants the clang that the server was built
 	# with, for bitcode; do without where it is not installed.
 	make=(make -s "PG_CONFIG=$pg_config")
+	internal=$(expand "\$(includedir_internal)")
 	compiler=$(expand "\$(CC)")
 	if ! command -v "${compiler%% *}" >/dev/null; then
 		# another one than that of the server will do
@@ -622,7 +623,7 @@ build()
 		options+=' -Wno-ignored-optimization-argument' ;;
 	esac
 	quiet as_user "${make[@]}" -j"$(nproc)" "CC=$1" "${@:3}" \
-		COPT="$options -isystem $headers ${COPT-} ${2-}"
+		COPT="$options -isystem $headers -isystem $internal ${COPT-} ${2-}"
 }
 
 # compile COMPILER [OPTIONS [ARGUMENT...]]: the same, all anew

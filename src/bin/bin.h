@@ -67,11 +67,10 @@ extern const struct option *with_common_options(const struct option *own);
 extern bool take_common_option(int c);
 extern bool asks_for_help(int c, char **argv);
 extern int64 time_option(const char *option, const char *value);
-extern const char *number_option(const char *option, const char *value,
-								 int min, int max);
+extern const char *count_option(const char *option, const char *value);
 extern int64 clock_now(void);
 extern void print_common_help(void);
-extern void usage_error(const char *subcommand) pg_attribute_noreturn();
+extern int	usage_error(const char *subcommand);
 
 /* server.c */
 typedef enum ServerState
@@ -120,6 +119,25 @@ typedef struct ControlMessage
 extern int	run_in_front(const RunOptions *options);
 extern int	keep_lock(const RunOptions *options, int control, pid_t front);
 
+/* Of the subcommands that show something, or end it */
+typedef enum Format
+{
+	AS_TABLE,
+	AS_JSON,
+	AS_CSV
+} Format;
+
+typedef struct ShowOptions
+{
+	Format		format;
+	const char *filter;
+	int64		pause;
+	bool		once;
+	bool		force;
+} ShowOptions;
+
+extern ShowOptions show;
+
 /* list.c */
 typedef enum Sorting
 {
@@ -128,13 +146,13 @@ typedef enum Sorting
 	BY_NAME
 } Sorting;
 
-extern bool print_top(FILE *out, Sorting sorting, const char *filter);
+extern bool print_top(FILE *out, Sorting sorting);
 
 /* subcommands */
 extern int	main_run(int argc, char **argv);
-extern int	main_list(int argc, char **argv);
-extern int	main_top(int argc, char **argv);
-extern int	main_watch(int argc, char **argv);
-extern int	main_end(int argc, char **argv);
+extern int	main_list(const char *name, int n, char **operands);
+extern int	main_top(const char *name, int n, char **operands);
+extern int	main_watch(const char *name, int n, char **operands);
+extern int	main_end(const char *name, int n, char **operands);
 
 #endif							/* DLOCK_BIN_H */

@@ -127,7 +127,7 @@ command_prepare(pid_t front, int tty, pid_t its_group)
 	sigaction(SIGCHLD, &action, NULL);
 	block_alarm(SIG_UNBLOCK);
 	/* what is printed is not to stop the keeper, with stty tostop */
-	signal(SIGTTOU, SIG_IGN);
+	(void) signal(SIGTTOU, SIG_IGN);
 
 	event.sigev_signo = SIGALRM;
 	if (timer_create(CLOCK_BOOTTIME, &event, &step_timer) < 0)
@@ -167,7 +167,7 @@ become_command(char **argv, pid_t keeper, int report)
 	for (int i = 1; i < NSIG; i++)
 	{
 		if (i != SIGKILL && i != SIGSTOP && !ignored[i])
-			signal(i, SIG_DFL);
+			(void) signal(i, SIG_DFL);
 	}
 	sigprocmask(SIG_SETMASK, &inherited_mask, NULL);
 	execvp(argv[0], argv);
@@ -265,8 +265,8 @@ command_kill(void)
 {
 	block_alarm(SIG_BLOCK);
 	kill_deadline = 0;
+	enforce_deadline(SIGALRM);
 	block_alarm(SIG_UNBLOCK);
-	raise(SIGALRM);
 	command_look();
 }
 
@@ -325,26 +325,32 @@ static bool
 signal_descendants(pid_t parent, int signo, pid_t except)
 {
 	char		path[64];
+	char	   *line = NULL;
+	char	   *next;
+	size_t		size = 0;
 	FILE	   *children;
 	bool		any = false;
-	int			pid;
+	pid_t		pid;
 
 	snprintf(path, sizeof(path), "/proc/%d/task/%d/children",
 			 (int) parent, (int) parent);
 	if ((children = fopen(path, "re")) == NULL)
 		return false;
-	while (fscanf(children, "%d", &pid) == 1)
+	if (getline(&line, &size, children) > 0)
 	{
-		any |= signal_descendants(pid, signo, except);
-		if (parent == getpid() && pid != group &&
-			waitpid(pid, NULL, WNOHANG) == pid)
-			continue;
-		if (pid != group)
-			any = true;
-		if (signo != 0 && getpgid(pid) != except)
-			kill(pid, signo);
+		for (next = line; (pid = (pid_t) strtol(next, &next, 10)) > 0;)
+		{
+			any |= signal_descendants(pid, signo, except);
+			if (parent == getpid() && pid != group &&
+				waitpid(pid, NULL, WNOHANG) == pid)
+				continue;
+			any |= pid != group;
+			if (signo != 0 && getpgid(pid) != except)
+				kill(pid, signo);
+		}
 	}
-	fclose(children);
+	free(line);
+	(void) fclose(children);
 	return any;
 }
 

@@ -66,7 +66,7 @@ catch_signals(void)
 			old.sa_handler != SIG_IGN)
 			sigaction(signals[i], &action, NULL);
 	}
-	signal(SIGTTOU, SIG_IGN);
+	(void) signal(SIGTTOU, SIG_IGN);
 }
 
 /*
@@ -147,8 +147,8 @@ run_in_front(const RunOptions *options)
 	control = ends[0];
 	catch_signals();
 	follow_keeper();
-	while (waitpid(keeper, &status, 0) < 0 && errno == EINTR)
-		continue;
+	/* the signals that are caught here have SA_RESTART */
+	waitpid(keeper, &status, 0);
 	if (WIFSIGNALED(status))
 	{
 		if (command_group > 0)

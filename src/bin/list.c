@@ -8,14 +8,6 @@
 #include "bin/bin.h"
 
 #include "fe_utils/print.h"
-#include "getopt_long.h"
-
-typedef enum Format
-{
-	AS_TABLE,
-	AS_JSON,
-	AS_CSV
-} Format;
 
 /* How long a ticket has held or waited */
 #define AGE(since) \
@@ -33,16 +25,12 @@ typedef enum Format
 static const struct
 {
 	const char *name;
-	const char *what;
 	const char *table;			/* of what is shown as a table */
 	const char *source;			/* the view, its order, and %s for the schema */
 }			lists[] = {
-	{"ls", "shows the holders and the waiters of all locks, or of one",
-		LOCK_COLUMNS, "FROM %s.dlock_locks ORDER BY name, \"position\", ticket"},
-	{"blockers", "shows who keeps others waiting, and does not wait itself",
-		BLOCKER_COLUMNS, "FROM %s.dlock_blockers"},
-	{"stats", "shows what the locks of the database have seen, and what there is now",
-		"SELECT * ", "FROM %s.dlock_stats"},
+	{"ls", LOCK_COLUMNS, "FROM %s.dlock_locks ORDER BY name, \"position\", ticket"},
+	{"blockers", BLOCKER_COLUMNS, "FROM %s.dlock_blockers"},
+	{"stats", "SELECT * ", "FROM %s.dlock_stats"},
 };
 
 /* the order of dlock ls NAME */
@@ -76,82 +64,35 @@ print_table(FILE *out, const PGresult *result, Format format, bool expanded)
 	printQuery(result, &how, out, false, NULL);
 }
 
-static void
-print_list_help(int i)
+int
+main_list(const char *name, int n, char **operands)
 {
-	printf("dlock %s %s.\n\n"
-		   "Usage:\n"
-		   "  dlock %s [OPTION]...%s\n"
-		   "\nOptions:\n"
-		   "      --csv                comma-separated values\n"
-		   "      --json               an array of objects\n"
-		   "  -?, --help               show this help, then exit\n",
-		   lists[i].name, lists[i].what, lists[i].name, i == 0 ? " [NAME]" : "");
-	print_common_help();
-}
-
-static void
-print_list(int i, const char *name, Format format)
-{
-	const char *source = name ? ONE_LOCK : lists[i].source;
+	int			i = 0;
+	const char *lock = n > 0 ? operands[0] : NULL;
+	const char *sql;
 	PGresult   *result;
 
-	if (format == AS_JSON)
-		source = psprintf("SELECT coalesce(pg_catalog.json_agg(t), '[]') FROM (SELECT * %s) AS t",
-						  source);
+	while (strcmp(name, lists[i].name) != 0)
+		i++;
+	sql = lock ? ONE_LOCK : lists[i].source;
+	if (show.format == AS_JSON)
+		sql = psprintf("SELECT coalesce(pg_catalog.json_agg(t), '[]') FROM (SELECT * %s) AS t",
+					   sql);
 	else
-		source = psprintf("%s%s", format == AS_TABLE ? lists[i].table : "SELECT * ", source);
-	server_open_or_exit();
-	result = server_query_or_exit(source, name ? 1 : 0, &name);
-	if (format == AS_JSON)
+		sql = psprintf("%s%s", show.format == AS_TABLE ? lists[i].table : "SELECT * ", sql);
+	result = server_query_or_exit(sql, n, &lock);
+	if (show.format == AS_JSON)
 		printf("%s\n", PQgetvalue(result, 0, 0));
 	else
-		print_table(stdout, result, format, i == 2 && format == AS_TABLE);
+		print_table(stdout, result, show.format,
+					show.format == AS_TABLE && strcmp(name, "stats") == 0);
 	PQclear(result);
-}
-
-int
-main_list(int argc, char **argv)
-{
-	static const struct option own[] = {
-		{"csv", no_argument, NULL, 'c'},
-		{"json", no_argument, NULL, 'j'},
-		{NULL, 0, NULL, 0}
-	};
-	const struct option *options = with_common_options(own);
-	Format		format = AS_TABLE;
-	int			i = 0;
-	int			c;
-
-	while (strcmp(argv[0], lists[i].name) != 0)
-		i++;
-	while ((c = getopt_long(argc, argv, "?" COMMON_SHORT, options, NULL)) != -1)
-	{
-		if (asks_for_help(c, argv))
-		{
-			print_list_help(i);
-			return 0;
-		}
-		if (c == 'c')
-			format = AS_CSV;
-		else if (c == 'j')
-			format = AS_JSON;
-		else if (!take_common_option(c))
-			usage_error(psprintf("%s ", argv[0]));
-	}
-	if (argc - optind > (i == 0 ? 1 : 0))
-	{
-		pg_log_error("too many command-line arguments (first is \"%s\")",
-					 argv[argc - 1]);
-		usage_error(psprintf("%s ", argv[0]));
-	}
-	print_list(i, argv[optind], format);
 	return 0;
 }
 
 /* The page of dlock top; false if there is no answer */
 bool
-print_top(FILE *out, Sorting sorting, const char *filter)
+print_top(FILE *out, Sorting sorting)
 {
 	int64		until = clock_now() + 10 * SEC;
 	PGresult   *summary;
@@ -169,7 +110,7 @@ print_top(FILE *out, Sorting sorting, const char *filter)
 		blockers = server_query(until, BLOCKER_COLUMNS "FROM %s.dlock_blockers LIMIT 10",
 								0, NULL);
 	if (blockers)
-		locks = server_query(until, sorted[sorting], 1, &filter);
+		locks = server_query(until, sorted[sorting], 1, &show.filter);
 	if (locks && PQresultStatus(locks) == PGRES_TUPLES_OK &&
 		PQresultStatus(blockers) == PGRES_TUPLES_OK && PQntuples(summary) == 1)
 	{

@@ -91,12 +91,13 @@ print_common_help(void)
 		   "of libpq count, too.\n");
 }
 
-void
+/* Returns the exit code */
+int
 usage_error(const char *subcommand)
 {
 	pg_log_error_hint("Try \"dlock %s--help\" for more information.",
 					  subcommand);
-	exit(strcmp(subcommand, "run ") == 0 ? EXIT_DLOCK : 1);
+	return strcmp(subcommand, "run ") == 0 ? EXIT_DLOCK : 1;
 }
 
 /* "30s", "5min", "500ms", "1.5h"; a bare number is seconds */
@@ -128,13 +129,13 @@ time_option(const char *option, const char *value)
 	exit(EXIT_DLOCK);
 }
 
-/* The value as text, once it is known to be a whole number in these bounds */
+/* The value as text, once it is known to be a whole number above 0 */
 const char *
-number_option(const char *option, const char *value, int min, int max)
+count_option(const char *option, const char *value)
 {
 	int			number;
 
-	if (!option_parse_int(value, option, min, max, &number))
+	if (!option_parse_int(value, option, 1, INT_MAX, &number))
 		exit(EXIT_DLOCK);
 	return psprintf("%d", number);
 }

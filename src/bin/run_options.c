@@ -4,6 +4,7 @@
  */
 #include "bin/bin.h"
 
+#include "fe_utils/option_utils.h"
 #include "getopt_long.h"
 
 enum
@@ -93,7 +94,8 @@ take_run_option(RunOptions *o, int c)
 			o->shared = true;
 			return true;
 		case 'E':
-			o->busy_code = atoi(number_option("--conflict-exit-code", optarg, 0, 255));
+			if (!option_parse_int(optarg, "--conflict-exit-code", 0, 255, &o->busy_code))
+				exit(EXIT_DLOCK);
 			return true;
 		case OPT_TTL:
 			o->ttl = time_option("--ttl", optarg);
@@ -102,10 +104,10 @@ take_run_option(RunOptions *o, int c)
 			o->session = true;
 			return true;
 		case OPT_SLOTS:
-			o->slots = number_option("--slots", optarg, 1, INT_MAX);
+			o->slots = count_option("--slots", optarg);
 			return true;
 		case OPT_PERMITS:
-			o->permits = number_option("--permits", optarg, 1, INT_MAX);
+			o->permits = count_option("--permits", optarg);
 			return true;
 		case OPT_INFO:
 			o->info = optarg;
@@ -136,14 +138,14 @@ check_run_options(RunOptions *o)
 	if (o->session && (o->ttl >= 0 || o->at_least > 0 || o->owner))
 	{
 		pg_log_error("option --session cannot be used with --ttl, --at-least or --owner");
-		usage_error("run ");
+		exit(usage_error("run "));
 	}
 	if (o->ttl < 0)
 		o->ttl = 30 * SEC;
 	if (o->ttl < 100 * MS)
 	{
 		pg_log_error("--ttl must be at least 100ms");
-		usage_error("run ");
+		exit(usage_error("run "));
 	}
 	if (o->grace < 0)
 		o->grace = Min(5 * SEC, o->ttl / 4);
@@ -171,7 +173,7 @@ main_run(int argc, char **argv)
 			return 0;
 		}
 		if (!take_run_option(&o, c) && !take_common_option(c))
-			usage_error("run ");
+			return usage_error("run ");
 	}
 	if (optind < argc)
 		o.name = argv[optind++];
@@ -180,7 +182,7 @@ main_run(int argc, char **argv)
 	if (o.name == NULL || optind >= argc)
 	{
 		pg_log_error(o.name ? "no command specified" : "no lock name specified");
-		usage_error("run ");
+		return usage_error("run ");
 	}
 	o.command = argv + optind;
 	check_run_options(&o);

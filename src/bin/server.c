@@ -24,6 +24,7 @@ char		server_problem[1024];
 static PGconn *connection;
 static char *extension_schema;
 static char *password;
+static bool needs_password;
 
 /* lists, separated by commas, and how many hosts there are in them */
 static char *hosts;
@@ -213,7 +214,8 @@ note_connection_problem(void)
 	note_problem(PQerrorMessage(connection));
 	if ((location = strstr(server_problem, "\nLOCATION:")) != NULL)
 		*location = '\0';
-	if (PQconnectionNeedsPassword(connection))
+	needs_password = PQconnectionNeedsPassword(connection);
+	if (needs_password)
 		note_problem("the server asks for a password\n"
 					 "HINT:  Put it into ~/.pgpass, or use -W.");
 }
@@ -257,7 +259,7 @@ open_host(int i, int64 until)
 		snprintf(server_problem, sizeof(server_problem),
 				 "no answer from server at \"%s\"",
 				 PQhost(connection) ? PQhost(connection) : "");
-	refused = PQconnectionNeedsPassword(connection) ||
+	refused = (in_time && needs_password) ||
 		is_refusal(PQerrorMessage(connection));
 	server_close();
 	return refused ? SERVER_REFUSES : SERVER_AWAY;
@@ -376,8 +378,16 @@ server_may_recover(const PGresult *result)
 void
 server_open_or_exit(void)
 {
+	ServerState state;
+
 	server_init();
-	if (server_open(10 * SEC) != SERVER_OPEN)
+	state = server_open(10 * SEC);
+	if (state == SERVER_REFUSES && needs_password)
+	{
+		password = simple_prompt("Password: ", false);
+		state = server_open(10 * SEC);
+	}
+	if (state != SERVER_OPEN)
 	{
 		pg_log_error("%s", server_problem);
 		exit(1);

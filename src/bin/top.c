@@ -7,8 +7,6 @@
 
 #include <unistd.h>
 
-#include "getopt_long.h"
-
 #ifdef DLOCK_NCURSES
 #include <ncurses.h>
 #define KEYS "q quit  f filter  s seconds  space now; by w waiters, t time, n name"
@@ -17,23 +15,6 @@
 #endif
 
 static Sorting sorting = BY_WAITERS;
-static const char *shown_only;
-static int64 pause_time = 2 * SEC;
-
-static void
-print_top_help(void)
-{
-	printf("dlock top shows holders, waiters and what keeps them waiting, live.\n\n"
-		   "Usage:\n"
-		   "  dlock top [OPTION]...\n"
-		   "\nOptions:\n"
-		   "      --filter=TEXT        only what has this text in name, role, owner or info\n"
-		   "      --interval=TIME      from one look to the next (default: 2s)\n"
-		   "      --once               print it once, then exit\n"
-		   "  -?, --help               show this help, then exit\n");
-	print_common_help();
-	printf("\nKeys: %s.\n", KEYS);
-}
 
 /* What print_top() prints, or why it cannot: the connection may come back. */
 static char *
@@ -44,12 +25,12 @@ make_page(void)
 	FILE	   *out = open_memstream(&page, &length);
 
 	if ((server_connection() == NULL && server_open(5 * SEC) != SERVER_OPEN) ||
-		!print_top(out, sorting, shown_only))
+		!print_top(out, sorting))
 	{
 		fprintf(out, "%s\n", server_problem);
 		server_close();
 	}
-	fclose(out);
+	(void) fclose(out);
 	return page;
 }
 
@@ -81,8 +62,8 @@ show_page(void)
 	erase();
 	for (int row = 0; row < LINES - 1 && (line = strsep(&next, "\n")); row++)
 		mvaddnstr(row, 0, line, COLS);
-	if (shown_only)
-		mvprintw(LINES - 1, 0, "[%s]  ", shown_only);
+	if (show.filter)
+		mvprintw(LINES - 1, 0, "[%s]  ", show.filter);
 	else
 		move(LINES - 1, 0);
 	addnstr(KEYS, COLS - getcurx(stdscr));
@@ -102,7 +83,7 @@ show_until_quit(void)
 	while (key != 'q')
 	{
 		show_page();
-		timeout((int) (pause_time / MS));
+		timeout((int) (show.pause / MS));
 		key = getch();
 		if (key == 'w')
 			sorting = BY_WAITERS;
@@ -114,14 +95,14 @@ show_until_quit(void)
 		{
 			const char *answer = ask_for("filter: ");
 
-			shown_only = answer[0] ? pg_strdup(answer) : NULL;
+			show.filter = answer[0] ? pg_strdup(answer) : NULL;
 		}
 		else if (key == 's')
 		{
-			double		seconds = atof(ask_for("seconds: "));
+			double		seconds = strtod(ask_for("seconds: "), NULL);
 
 			if (seconds >= 0.1)
-				pause_time = (int64) (Min(seconds, 86400) * SEC);
+				show.pause = (int64) (Min(seconds, 86400) * SEC);
 		}
 	}
 	endwin();
@@ -134,54 +115,21 @@ show_until_quit(void)
 	{
 		/* home, and clear */
 		printf("\033[H\033[J%s%s\n", make_page(), KEYS);
-		fflush(stdout);
-		pg_usleep(pause_time);
+		(void) fflush(stdout);
+		pg_usleep(show.pause);
 	}
 }
 #endif
 
 int
-main_top(int argc, char **argv)
+main_top(const char *name, int n, char **operands)
 {
-	static const struct option own[] = {
-		{"filter", required_argument, NULL, 'f'},
-		{"interval", required_argument, NULL, 'i'},
-		{"once", no_argument, NULL, 'o'},
-		{NULL, 0, NULL, 0}
-	};
-	const struct option *options = with_common_options(own);
-	bool		once = false;
-	int			c;
-
-	while ((c = getopt_long(argc, argv, "?" COMMON_SHORT, options, NULL)) != -1)
+	if (!show.once && isatty(STDOUT_FILENO))
+		show_until_quit();
+	else if (!print_top(stdout, BY_WAITERS))
 	{
-		if (asks_for_help(c, argv))
-		{
-			print_top_help();
-			return 0;
-		}
-		if (c == 'f')
-			shown_only = optarg;
-		else if (c == 'i')
-			pause_time = Min(Max(time_option("--interval", optarg), 100 * MS), 86400 * SEC);
-		else if (c == 'o')
-			once = true;
-		else if (!take_common_option(c))
-			usage_error("top ");
-	}
-	if (optind < argc)
-	{
-		pg_log_error("too many command-line arguments (first is \"%s\")", argv[optind]);
-		usage_error("top ");
-	}
-	server_open_or_exit();
-	if (once || !isatty(STDOUT_FILENO))
-	{
-		if (print_top(stdout, BY_WAITERS, shown_only))
-			return 0;
 		pg_log_error("%s", server_problem);
 		return 1;
 	}
-	show_until_quit();
 	return 0;
 }

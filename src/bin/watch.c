@@ -12,8 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "getopt_long.h"
-
 typedef struct Watched
 {
 	const char *name;
@@ -22,21 +20,6 @@ typedef struct Watched
 
 static Watched *watched;
 static int	n_watched;
-static bool as_json;
-
-static void
-print_watch_help(void)
-{
-	printf("dlock watch prints a line for each change of a lock's holder, beginning with\n"
-		   "the present one.\n\n"
-		   "Usage:\n"
-		   "  dlock watch [OPTION]... NAME...\n"
-		   "\nOptions:\n"
-		   "      --json               an object in each line\n"
-		   "  -?, --help               show this help, then exit\n");
-	print_common_help();
-	printf("\nOf changes that follow each other fast, only the latest may be told.\n");
-}
 
 /* Returns false if the connection is lost. */
 static bool
@@ -67,12 +50,12 @@ print_change(const char *payload)
 	{
 		free(its->last);
 		its->last = pg_strdup(payload);
-		strftime(at, sizeof(at), "%Y-%m-%d %H:%M:%S", localtime(&now));
-		if (as_json)
+		(void) strftime(at, sizeof(at), "%Y-%m-%d %H:%M:%S", localtime(&now));
+		if (show.format == AS_JSON)
 			printf("%s\n", payload);
 		else
 			printf("%s  %s  %s\n", at, its->name, PQgetvalue(fields, 0, 2));
-		fflush(stdout);
+		(void) fflush(stdout);
 	}
 	PQclear(fields);
 	return true;
@@ -139,38 +122,12 @@ print_changes(void)
 }
 
 int
-main_watch(int argc, char **argv)
+main_watch(const char *name, int n, char **operands)
 {
-	static const struct option own[] = {
-		{"json", no_argument, NULL, 'j'},
-		{NULL, 0, NULL, 0}
-	};
-	const struct option *options = with_common_options(own);
-	int			c;
-
-	while ((c = getopt_long(argc, argv, "?" COMMON_SHORT, options, NULL)) != -1)
-	{
-		if (asks_for_help(c, argv))
-		{
-			print_watch_help();
-			return 0;
-		}
-		if (c == 'j')
-			as_json = true;
-		else if (!take_common_option(c))
-			usage_error("watch ");
-	}
-	if (optind == argc)
-	{
-		pg_log_error("no lock name specified");
-		usage_error("watch ");
-	}
-	n_watched = argc - optind;
-	watched = pg_malloc0(n_watched * sizeof(Watched));
-	for (int i = 0; i < n_watched; i++)
-		watched[i].name = argv[optind + i];
-
-	server_open_or_exit();
+	n_watched = n;
+	watched = pg_malloc0(n * sizeof(Watched));
+	for (int i = 0; i < n; i++)
+		watched[i].name = operands[i];
 	server_close();
 	for (;;)
 	{

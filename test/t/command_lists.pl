@@ -103,6 +103,7 @@ sub watched
 
 watched(qr/"free","lock":"w"/, 'free at first');
 watched(qr/"held".*"ticket":$held,/, 'held at first');
+poll('the other one watches, too', sub { $lines->out =~ /free/ });
 my $one = $client->query(q{SELECT dlock_lease_acquire('w', } . "$lease, info => 'me')");
 
 watched(qr/"held","lock":"w","ticket":$one,.*"me"/, 'then held');
@@ -142,10 +143,10 @@ is(shown('close', 'close', $leases[0]), "2\n", 'how many tickets');
 refused(qr/there is no lease $leases[0]/, $node, 'close', $leases[0]);
 is(shown('by force', 'close', '-f', $leases[1]), "0\n", 'a lease without any');
 refused(qr/there is no lease $leases[1]/, $node, 'close', '-f', $leases[1]);
-refused(qr/one number is needed/, $node, 'close');
+refused(qr/too few arguments: LEASE/, $node, 'close');
 refused(qr/invalid input syntax for type bigint: "x"/, $node, 'release', 'x');
-refused(qr/too many command-line arguments/, $node, $_, 'a', 'b') foreach 'ls', 'stats', 'top';
-refused(qr/no lock name specified/, $node, 'watch');
+refused(qr/too many arguments/, $node, $_, 'a', 'b') foreach 'ls', 'stats', 'top';
+refused(qr/too few arguments: NAME/, $node, 'watch');
 refused(qr/unknown subcommand "lock"/, $node, 'lock');
 refused(qr/"dlock" is not installed in database "template1"/, $node->connstr('template1'), $_)
   foreach 'ls', 'blockers', 'stats', 'top';
@@ -153,7 +154,7 @@ foreach my $what ('top', 'ls', 'blockers', 'stats', 'watch', 'release', 'close')
 {
 	my ($out, $err) = run_command([ 'dlock', $what, '--help' ]);
 
-	like("$err$out", qr/^dlock $what .*Usage:\n  dlock $what /s, "dlock $what --help");
+	like("$err$out", qr/^dlock $what: .*Usage:\n  dlock $what /s, "dlock $what --help");
 }
 
 done_testing();
