@@ -9,8 +9,6 @@
 
 #include "getopt_long.h"
 
-ShowOptions show = {.pause = 2 * SEC};
-
 /* Options, by the letters that subcommands have in "takes" */
 static const struct
 {

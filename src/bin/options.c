@@ -12,6 +12,7 @@
 #define OPT_HELP 1000
 
 CommonOptions common;
+ShowOptions show = {.pause = 2 * SEC};
 
 static const struct option common_options[] = {
 	{"dbname", required_argument, NULL, 'd'},
