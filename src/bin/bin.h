@@ -94,7 +94,7 @@ extern PGresult *server_query_or_exit(const char *sql, int n,
 									  const char *const *values);
 
 /* command.c */
-extern void command_prepare(pid_t front, int tty, pid_t front_group);
+extern bool command_prepare(pid_t front, int tty, pid_t front_group);
 extern pid_t command_start(char **argv);
 extern bool command_has_time(void);
 extern bool command_runs(void);

@@ -100,9 +100,9 @@ block_alarm(int how)
 
 /*
  * Once, as the keeper's process begins.  SIGCHLD is blocked except for where
- * the keeper waits.
+ * the keeper waits.  False, with errno, if the command could not be watched.
  */
-void
+bool
 command_prepare(pid_t front, int tty, pid_t its_group)
 {
 	struct sigaction action = {.sa_flags = SA_RESTART};
@@ -131,13 +131,11 @@ command_prepare(pid_t front, int tty, pid_t its_group)
 
 	event.sigev_signo = SIGALRM;
 	if (timer_create(CLOCK_BOOTTIME, &event, &step_timer) < 0)
-		pg_fatal("could not create a timer: %m");
+		return false;
 	event.sigev_signo = SIGKILL;
-	if (timer_create(CLOCK_BOOTTIME, &event, &last_timer) < 0)
-		pg_fatal("could not create a timer: %m");
-	if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0 ||
-		prctl(PR_SET_PDEATHSIG, SIGALRM) < 0)
-		pg_fatal("could not prepare to watch processes: %m");
+	return timer_create(CLOCK_BOOTTIME, &event, &last_timer) == 0 &&
+		prctl(PR_SET_CHILD_SUBREAPER, 1) == 0 &&
+		prctl(PR_SET_PDEATHSIG, SIGALRM) == 0;
 }
 
 const sigset_t *

@@ -139,8 +139,10 @@ run_in_front(const RunOptions *options)
 	{
 		close(ends[0]);
 		setpgid(0, 0);
-		command_prepare(front, lends_terminal ? tty : -1, getpgid(front));
-		exit(keep_lock(options, ends[1], front));
+		if (command_prepare(front, lends_terminal ? tty : -1, getpgid(front)))
+			exit(keep_lock(options, ends[1], front));
+		pg_log_error("could not start: %m");
+		exit(EXIT_DLOCK);
 	}
 	setpgid(keeper, keeper);
 	close(ends[1]);

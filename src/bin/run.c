@@ -293,7 +293,11 @@ confirm(void)
 					   ask_of_ticket("SELECT %s.dlock_renew($1, $2)", opt->ttl, until) :
 					   ask_of_ticket("SELECT %s.dlock_renew($1)", -1, until));
 	if (value == NULL)
+	{
+		/* by another connection next time, after a while */
+		server_close();
 		return -1;
+	}
 	if (value[0] == '\0')
 		return 0;
 	adopts = false;
@@ -453,9 +457,11 @@ give_back(int64 until)
 		if (server_connection() != NULL && ticket == 0)
 		{
 			/* what was given meanwhile is found by asking again */
-			value = take_value(request_lock(until));
-			ticket = value ? strtoll(value, NULL, 10) : 0;
-			value = NULL;
+			char	   *found = take_value(request_lock(until));
+
+			ticket = found ? strtoll(found, NULL, 10) : 0;
+			if (found)
+				continue;
 		}
 		else if (server_connection() != NULL && keep)
 			value = take_value(ask_of_ticket("SELECT %s.dlock_renew($1, $2)",
@@ -469,10 +475,10 @@ give_back(int64 until)
 				value = pg_strdup("t");
 			asked = true;
 		}
-		if (value == NULL && server_connection() == NULL && !be_patient(until))
+		if (value == NULL && !be_patient(until))
 		{
-			pg_log_warning("could not release lock \"%s\": it ends by itself",
-						   opt->name);
+			pg_log_warning("could not %s lock \"%s\": it ends by itself",
+						   keep ? "keep" : "release", opt->name);
 			return true;
 		}
 	}

@@ -235,7 +235,10 @@ open_host(int i, int64 until)
 
 	connection = start_connection(i);
 	if (connection == NULL)
-		pg_fatal("out of memory");
+	{
+		note_problem("out of memory");
+		return SERVER_AWAY;
+	}
 	PQsetErrorVerbosity(connection, PQERRORS_VERBOSE);
 	PQsetNoticeReceiver(connection, ignore_notice, NULL);
 	while (PQstatus(connection) != CONNECTION_BAD &&
