@@ -12,19 +12,19 @@
 /* Options, by the letters that subcommands have in "takes" */
 static const struct
 {
-	char		letter;
 	const char *name;
 	int			argument;
+	char		letter;
 	const char *help;
 }			options[] = {
-	{'c', "csv", no_argument, "      --csv                comma-separated values\n"},
-	{'j', "json", no_argument, "      --json               JSON\n"},
-	{'F', "filter", required_argument,
+	{"csv", no_argument, 'c', "      --csv                comma-separated values\n"},
+	{"json", no_argument, 'j', "      --json               JSON\n"},
+	{"filter", required_argument, 'F',
 	"      --filter=TEXT        only what has this text in name, role, owner or info\n"},
-	{'i', "interval", required_argument,
+	{"interval", required_argument, 'i',
 	"      --interval=TIME      from one look to the next (default: 2s)\n"},
-	{'o', "once", no_argument, "      --once               print it once, then exit\n"},
-	{'f', "force", no_argument,
+	{"once", no_argument, 'o', "      --once               print it once, then exit\n"},
+	{"force", no_argument, 'f',
 	"  -f, --force              also if it is another role's; for administrators\n"},
 };
 
