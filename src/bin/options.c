@@ -88,8 +88,7 @@ print_common_help(void)
 		   "  -U, --username=USERNAME  user name to connect as\n"
 		   "  -W, --password           ask for a password\n"
 		   "  -d, --dbname=DBNAME      database, or a connection string\n"
-		   "\nThe variables PGHOST, PGPORT, PGUSER, PGDATABASE and the others "
-		   "of libpq count, too.\n");
+		   "\nPGHOST, PGDATABASE and the other variables of libpq count, too.\n");
 }
 
 /* Returns the exit code */

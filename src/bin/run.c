@@ -60,6 +60,7 @@ static pid_t front;
 /* of the lease: how long it is short of its ttl, and how often renewed */
 static int64 margin;
 static int64 renew_interval;
+static int64 renew_at;
 
 /* 0 if there is none */
 static int64 ticket;
@@ -184,11 +185,15 @@ await(int fd, short events, int64 until)
 	return await_event(fd, events, until, true);
 }
 
-/* For an answer.  A session's lock would be lost with the connection. */
+/*
+ * For an answer.  It is given up if the command has ended, together with the
+ * connection; but not if a session's lock would be lost, and not for each of
+ * many commands, as no renewal might ever be answered.
+ */
 static bool
 await_answer(int fd, short events, int64 until)
 {
-	return await_event(fd, events, until, !opt->session);
+	return await_event(fd, events, until, !opt->session && opt->every == 0);
 }
 
 /* Say once that there is no server, and wait for a moment.  False: too long */
@@ -231,6 +236,7 @@ set_deadline(int64 sent)
 {
 	int64		deadline = sent + opt->ttl - margin;
 
+	renew_at = clock_now() + renew_interval;
 	if (sent == FOREVER)
 		command_renew(FOREVER, FOREVER, FOREVER);
 	else
@@ -287,6 +293,7 @@ confirm(void)
 	{
 		value = take_value(server_query(until, "SELECT %s.dlock_is_held($1)", 1,
 										&opt->name));
+		renew_at = sent + renew_interval;
 		return value == NULL ? -1 : value[0] == 't';
 	}
 	value = take_value(adopts ?
@@ -528,7 +535,6 @@ connection_is_lost(void)
 static bool
 keep_until(int64 until)
 {
-	int64		next = clock_now() + renew_interval;
 	bool		ran = command_runs();
 	int			confirmed;
 
@@ -537,15 +543,15 @@ keep_until(int64 until)
 		if (!ran && is_stopped())
 			break;
 		if (await(server_connection() ? PQsocket(server_connection()) : -1, POLLIN,
-				  command_is_lost() ? FOREVER : suspended ? next : Min(next, until)) &&
+				  command_is_lost() ? FOREVER : suspended ? renew_at : Min(renew_at, until)) &&
 			connection_is_lost())
 		{
 			strlcpy(server_problem, PQerrorMessage(server_connection()),
 					sizeof(server_problem));
 			server_close();
-			next = 0;
+			renew_at = 0;
 		}
-		if (clock_now() < next || (ran && (!command_runs() || command_is_lost())))
+		if (clock_now() < renew_at || (ran && (!command_runs() || command_is_lost())))
 			continue;
 		confirmed = confirm();
 		if (confirmed == 0 || (confirmed < 0 && opt->session))
@@ -554,13 +560,8 @@ keep_until(int64 until)
 				command_kill();
 			return false;
 		}
-		next = clock_now() + renew_interval;
-		if (confirmed < 0 && command_runs())
-		{
-			server_close();
+		if (confirmed < 0 && command_runs() == ran)
 			be_patient(FOREVER);
-			next = 0;
-		}
 	}
 	return !command_is_lost();
 }

@@ -234,11 +234,12 @@ is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'p
 #
 {
 	my @leaders = map {
-		Dlock::Command->new($node, 'run', '--every=1ms', 'lead', 'sh', '-c',
-			"echo $_ >>$dir/lead; exit 3")
+		Dlock::Command->new($node, 'run', '--every=1ms', '--ttl', ample(1), 'lead', 'sh', '-c',
+			"echo $_ >>$dir/lead; test -e $dir/failed$_ || { touch $dir/failed$_; exit 3; }")
 	} 1, 2;
 
 	poll('three times', sub { -e "$dir/lead" && (() = slurp_file("$dir/lead") =~ /\n/g) > 3 });
+	$client->wait_for('SELECT renewed_at - opened_at > 3 * ttl FROM dlock_leases WHERE held = 1');
 	my ($first) = slurp_file("$dir/lead") =~ /^(\d)/;
 	my ($leads, $follows) = $first == 1 ? @leaders : reverse @leaders;
 
@@ -246,6 +247,7 @@ is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'p
 	$leads->signal('TERM');
 	is($leads->exit_code, 143, 'until a signal comes');
 	like($leads->err, qr/warning: "sh" has ended with exit code 3/, 'warns');
+	unlike($leads->err, qr/lost/, 'and keeps its lock');
 	poll('the next one leads', sub { slurp_file("$dir/lead") =~ /\n[^$first]\n/ });
 	$follows->signal('INT');
 	is($follows->exit_code, 130, 'and so does the next one');
