@@ -91,6 +91,20 @@ OBJS = \
 	src/shared/ticket.o \
 	src/shared/watch.o
 
+# The command, a program: PGXS makes either a library or a program.
+BIN_OBJS = \
+	src/bin/main.o \
+	src/bin/options.o \
+	src/bin/server.o \
+	src/bin/run_options.o \
+	src/bin/front.o \
+	src/bin/run.o \
+	src/bin/command.o \
+	src/bin/list.o \
+	src/bin/top.o \
+	src/bin/watch.o \
+	src/bin/end.o
+
 # The version has one source, the control file.  The source may be in another
 # directory than what is built.
 source := $(dir $(firstword $(MAKEFILE_LIST)))
@@ -259,6 +273,10 @@ TAP = \
 	module_log \
 	module_observers \
 	module_monitoring \
+	command_run \
+	command_lost \
+	command_tty \
+	command_lists \
 	client_java \
 	client_javascript \
 	client_node \
@@ -286,20 +304,54 @@ TAP_TESTS = 1
 PROVE_TESTS ?= $(TAP:%=test/t/%.pl)
 endif
 
-EXTRA_CLEAN = tmp_regress tmp_isolation $(OBJS:.o=.d)
+EXTRA_CLEAN = tmp_regress tmp_isolation $(OBJS:.o=.d) src/bin/dlock $(BIN_OBJS) \
+	$(BIN_OBJS:.o=.d)
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
+# The command, its page of the manual, and a completion where bash looks for it,
+# if it has found the command in a bin beside that share
+completionsdir ?= $(patsubst %/bin,%,$(bindir))/share/bash-completion/completions
+
+all: src/bin/dlock
+
+src/bin/dlock: $(BIN_OBJS)
+	$(CC) $(CFLAGS) $(BIN_OBJS) $(LDFLAGS) $(LDFLAGS_EX) -lpgfeutils \
+		$(libpq_pgport) $(call ncurses,libs) -lm -o $@
+
+$(BIN_OBJS): $(source)dlock.control
+$(BIN_OBJS): override CPPFLAGS += -I$(includedir)
+
+# dlock top, with ncurses if that is there
+ncurses = $(if $(filter no,$(with_ncurses)),,$(shell pkg-config --$(1) ncursesw 2>/dev/null))
+src/bin/top.o: override CPPFLAGS += \
+	$(if $(call ncurses,libs),-DDLOCK_NCURSES $(call ncurses,cflags))
+
+install: install-bin
+install-bin: src/bin/dlock
+	$(MKDIR_P) '$(DESTDIR)$(bindir)' '$(DESTDIR)$(mandir)/man1' \
+		'$(DESTDIR)$(completionsdir)'
+	$(INSTALL_PROGRAM) src/bin/dlock '$(DESTDIR)$(bindir)'
+	$(INSTALL_DATA) $(source)src/bin/dlock.1 '$(DESTDIR)$(mandir)/man1'
+	$(INSTALL_DATA) $(source)src/bin/dlock.bash '$(DESTDIR)$(completionsdir)/dlock'
+
+uninstall: uninstall-bin
+uninstall-bin:
+	rm -f '$(DESTDIR)$(bindir)/dlock' '$(DESTDIR)$(mandir)/man1/dlock.1' \
+		'$(DESTDIR)$(completionsdir)/dlock'
+
+.PHONY: install-bin uninstall-bin
+
 # The compiler says which headers an object needs; bitcode needs all of them, as
 # nobody says.  Both need the version, which the control file has.
-$(OBJS): override CFLAGS += -MMD -MP
--include $(OBJS:.o=.d)
+$(OBJS) $(BIN_OBJS): override CFLAGS += -MMD -MP
+-include $(OBJS:.o=.d) $(BIN_OBJS:.o=.d)
 $(OBJS:.o=.bc): $(wildcard $(source)src/*.h $(source)src/*/*.h)
 $(OBJS) $(OBJS:.o=.bc): $(source)dlock.control
 
 # Nor does it make directories, where they are not the source's.
 ifneq ($(source),./)
-$(shell mkdir -p $(dir $(OBJS)))
+$(shell mkdir -p $(dir $(OBJS) $(BIN_OBJS)))
 endif

@@ -162,6 +162,7 @@ lacking()
 	bin=$("$1" --bindir)
 	headers=$("$1" --includedir-server)
 	for file in "$bin"/{postgres,initdb,pg_ctl,psql} "$headers/postgres.h" \
+		"$("$1" --includedir)/libpq-fe.h" \
 		"$pgxs" "${pgxs%/makefiles/pgxs.mk}/test/regress/pg_regress"; do
 		if [ ! -e "$file" ]; then
 			printf '%s\n' "$file"
@@ -391,6 +392,7 @@ install_missing()
 			tap)
 				need 'command -v prove' perl
 				need 'perl -MIPC::Run -e 1' libipc-run-perl
+				need 'perl -MIO::Pty -e 1' libio-pty-perl
 				need 'command -v ps' procps
 				;;
 			pgbouncer)
@@ -528,7 +530,8 @@ cache()
 pack_tree()
 {
 	tar -C "$top" --exclude-vcs --exclude='./tmp_*' \
-		--exclude='*.o' --exclude='*.d' --exclude='*.bc' --exclude='*.so' -cf - .
+		--exclude='*.o' --exclude='*.d' --exclude='*.bc' --exclude='*.so' \
+		--exclude=./src/bin/dlock -cf - .
 }
 
 # Make the scratch directory, for the user whom servers run as, and go there.
@@ -555,6 +558,7 @@ make_scratch()
 	# With LLVM in the server, PGXS wants the clang that the server was built
 	# with, for bitcode; do without where it is not installed.
 	make=(make -s "PG_CONFIG=$pg_config")
+	internal=$(expand "\$(includedir_internal)")
 	compiler=$(expand "\$(CC)")
 	if ! command -v "${compiler%% *}" >/dev/null; then
 		# another one than that of the server will do
@@ -590,7 +594,7 @@ install_dlock()
 
 	lib=$("$pg_config" --pkglibdir)
 	share=$("$pg_config" --sharedir)/extension
-	for dir in "$lib" "$share"; do
+	for dir in "$lib" "$share" "$("$pg_config" --bindir)"; do
 		if [ ! -w "$dir" ]; then as=(as_root); fi
 	done
 	if [ ${#as[@]} -gt 0 ] && ! may_be_root; then
@@ -620,7 +624,7 @@ build()
 		options+=' -Wno-ignored-optimization-argument' ;;
 	esac
 	quiet as_user "${make[@]}" -j"$(nproc)" "CC=$1" "${@:3}" \
-		COPT="$options -isystem $headers ${COPT-} ${2-}"
+		COPT="$options -isystem $headers -isystem $internal ${COPT-} ${2-}"
 }
 
 # compile COMPILER [OPTIONS [ARGUMENT...]]: the same, all anew

@@ -19,6 +19,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Command;
 use Dlock::Lease;
 use Dlock::Test;
 use PostgreSQL::Test::Utils;
@@ -171,6 +172,21 @@ sub is_holder
 	is(elsewhere("SELECT dlock_renew($ticket) IS NULL"),
 		't', 'ttl: and not renewed any more');
 	nothing_is_left('ttl');
+}
+
+#
+# The command: its settings are for no client that comes after it.
+#
+{
+	my $set = q{SELECT string_agg(name || '=' || setting, ' ' ORDER BY name) }
+	  . q{FROM pg_settings WHERE source = 'session'};
+	my $before = $client->query($set);
+	my ($code, $out, $err) = dlock("host=$dir port=$port dbname=postgres user=$user",
+		'run', 'lock', 'echo', 'done');
+
+	is("$code$out$err", "0done\n", 'dlock run: works');
+	is($client->query($set), $before, 'dlock run: leaves no setting');
+	nothing_is_left('dlock run');
 }
 
 #

@@ -1,0 +1,158 @@
+/*
+ * bin.h
+ *		The command "dlock": what its files share.
+ *
+ * The command is a client.  It calls no other room, and knows of the server
+ * only what SQL tells.  All times are microseconds of CLOCK_BOOTTIME, which
+ * goes on while the machine sleeps.
+ */
+#ifndef DLOCK_BIN_H
+#define DLOCK_BIN_H
+
+#include "postgres_fe.h"
+
+#include <limits.h>
+
+#include "common/logging.h"
+#include "libpq-fe.h"
+
+#define MS	INT64CONST(1000)
+#define SEC	INT64CONST(1000000)
+#define FOREVER	PG_INT64_MAX
+
+/* Exit codes, beside those of the command that is run */
+#define EXIT_LOST		124
+#define EXIT_DLOCK		125
+#define EXIT_NOT_RUN	126
+#define EXIT_NOT_FOUND	127
+
+/* Options that every subcommand has: where the server is, and how to speak */
+typedef struct CommonOptions
+{
+	char	   *host;
+	char	   *port;
+	char	   *user;
+	char	   *dbname;
+	bool		ask_password;
+	bool		quiet;
+	bool		verbose;
+} CommonOptions;
+
+extern CommonOptions common;
+
+/* The options of dlock run */
+typedef struct RunOptions
+{
+	const char *name;
+	char	  **command;
+	int64		ttl;
+	int64		wait;			/* FOREVER: as long as it takes */
+	int64		grace;
+	int64		at_least;
+	int64		every;			/* 0: once */
+	int64		patience;
+	bool		session;
+	bool		shared;
+	const char *slots;			/* NULL: none, as with the next three */
+	const char *permits;
+	const char *owner;
+	const char *info;
+	int			busy_code;
+} RunOptions;
+
+/* options.c */
+#define COMMON_SHORT "d:h:p:qU:vW"
+struct option;
+extern const struct option *with_common_options(const struct option *own);
+extern bool take_common_option(int c);
+extern bool asks_for_help(int c, char **argv);
+extern int64 time_option(const char *option, const char *value);
+extern const char *count_option(const char *option, const char *value);
+extern int64 clock_now(void);
+extern void print_common_help(void);
+extern int	usage_error(const char *subcommand);
+
+/* server.c */
+typedef enum ServerState
+{
+	SERVER_OPEN,
+	SERVER_AWAY,				/* asking again can help */
+	SERVER_REFUSES				/* it cannot */
+} ServerState;
+
+extern bool (*server_await) (int fd, short events, int64 until);
+extern char server_problem[1024];
+extern void server_init(void);
+extern ServerState server_open(int64 time);
+extern void server_close(void);
+extern PGconn *server_connection(void);
+extern PGresult *server_query(int64 until, const char *sql, int n,
+							  const char *const *values);
+extern bool server_may_recover(const PGresult *result);
+extern void server_open_or_exit(void);
+extern PGresult *server_query_or_exit(const char *sql, int n,
+									  const char *const *values);
+
+/* command.c */
+extern bool command_prepare(pid_t front, int tty, pid_t front_group);
+extern pid_t command_start(char **argv);
+extern bool command_has_time(void);
+extern bool command_runs(void);
+extern void command_renew(int64 term_at, int64 kill_at, int64 die_at);
+extern void command_kill(void);
+extern bool command_is_lost(void);
+extern void command_pass_on(int signo);
+extern int64 command_next_step(void);
+extern int	command_stopped_by(void);
+extern void command_look(void);
+extern int	command_exit_code(void);
+extern bool signal_tree(int signo, pid_t except);
+extern const sigset_t *command_waiting_mask(void);
+
+/* front.c and run.c, the two processes of dlock run */
+typedef struct ControlMessage
+{
+	char		what;			/* 's'ignal, 'g'roup of the command, 'z': stopped */
+	int			number;
+} ControlMessage;
+
+extern int	run_in_front(const RunOptions *options);
+extern int	keep_lock(const RunOptions *options, int control, pid_t front);
+
+/* Of the subcommands that show something, or end it */
+typedef enum Format
+{
+	AS_TABLE,
+	AS_JSON,
+	AS_CSV
+} Format;
+
+typedef struct ShowOptions
+{
+	Format		format;
+	const char *filter;
+	int64		pause;
+	bool		once;
+	bool		force;
+} ShowOptions;
+
+extern ShowOptions show;
+
+/* list.c */
+typedef enum Sorting
+{
+	BY_WAITERS,
+	BY_TIME,
+	BY_NAME
+} Sorting;
+
+extern bool print_top(FILE *out, Sorting sorting);
+
+/* subcommands */
+extern int	main_run(int argc, char **argv);
+extern int	main_list(const char *name, int n, char **operands);
+extern int	main_top(const char *name, int n, char **operands);
+extern int	main_watch(const char *name, int n, char **operands);
+extern int	main_end(const char *name, int n, char **operands);
+
+#endif							/* DLOCK_BIN_H */

@@ -1,0 +1,401 @@
+/*
+ * command.c
+ *		The process that dlock run starts, and its end in time.
+ *
+ * The keeper of the lock, the command's parent, calls this.  The deadlines do
+ * not depend on what the keeper does meanwhile, the resolver's calls included:
+ * a timer's signal handler ends the command's process group.  A second timer
+ * ends the keeper itself, by SIGKILL, which no SIGSTOP keeps from it; the
+ * kernel then kills the command, by its PR_SET_PDEATHSIG.
+ *
+ * Descendants in process groups of their own (timeout(1) in a script makes
+ * one) stay descendants, as keeper and front are subreapers: signal_tree()
+ * finds them.
+ */
+#include "bin/bin.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* set before there is a command */
+static pid_t front_process;
+static pid_t front_process_group;
+static int	terminal = -1;
+static sigset_t inherited_mask;
+static bool ignored[NSIG];
+static timer_t step_timer;
+static timer_t last_timer;
+
+/* read by the signal handler; changed while SIGALRM is blocked */
+static volatile pid_t group;	/* of the command; 0: none */
+static volatile int64 term_deadline = FOREVER;
+static volatile int64 kill_deadline = FOREVER;
+static volatile int64 last_deadline = FOREVER;
+static volatile sig_atomic_t terminated;	/* SIGTERM was sent */
+static volatile sig_atomic_t killed;	/* SIGKILL was sent */
+
+static bool tree_terminated;	/* SIGTERM was sent to other groups, too */
+static int	exit_status;
+static int	stop_signal;
+
+static void
+set_timer(timer_t timer, int64 at)
+{
+	struct itimerspec when = {.it_value = {0}};
+
+	if (at != FOREVER)
+	{
+		/* 0 would disarm it */
+		at = Max(at, 1);
+		when.it_value.tv_sec = at / SEC;
+		when.it_value.tv_nsec = at % SEC * 1000;
+	}
+	timer_settime(timer, TIMER_ABSTIME, &when, NULL);
+}
+
+/*
+ * SIGALRM: a deadline has come, or the front has gone.  A command that is
+ * stopped is continued, as it could not end otherwise.
+ */
+static void
+enforce_deadline(int signo)
+{
+	int			save_errno = errno;
+	int64		now = clock_now();
+
+	if (group > 0 && (now >= kill_deadline || getppid() != front_process))
+	{
+		killed = true;
+		kill(-group, SIGKILL);
+	}
+	else if (group > 0 && now >= term_deadline && !terminated)
+	{
+		terminated = true;
+		kill(-group, SIGTERM);
+		kill(-group, SIGCONT);
+		set_timer(step_timer, kill_deadline);
+	}
+	errno = save_errno;
+}
+
+static void
+note_child(int signo)
+{
+	/* that it ends ppoll() is enough */
+}
+
+static void
+block_alarm(int how)
+{
+	sigset_t	alarm;
+
+	sigemptyset(&alarm);
+	sigaddset(&alarm, SIGALRM);
+	sigprocmask(how, &alarm, NULL);
+}
+
+/*
+ * Once, as the keeper's process begins.  SIGCHLD is blocked except for where
+ * the keeper waits.  False, with errno, if the command could not be watched.
+ */
+bool
+command_prepare(pid_t front, int tty, pid_t its_group)
+{
+	struct sigaction action = {.sa_flags = SA_RESTART};
+	struct sigevent event = {.sigev_notify = SIGEV_SIGNAL};
+	sigset_t	child;
+
+	front_process = front;
+	front_process_group = its_group;
+	terminal = tty;
+	for (int i = 1; i < NSIG; i++)
+		ignored[i] = sigaction(i, NULL, &action) == 0 &&
+			action.sa_handler == SIG_IGN;
+
+	sigemptyset(&child);
+	sigaddset(&child, SIGCHLD);
+	sigprocmask(SIG_BLOCK, &child, &inherited_mask);
+	sigemptyset(&action.sa_mask);
+	action.sa_flags = SA_RESTART;
+	action.sa_handler = enforce_deadline;
+	sigaction(SIGALRM, &action, NULL);
+	action.sa_handler = note_child;
+	sigaction(SIGCHLD, &action, NULL);
+	block_alarm(SIG_UNBLOCK);
+	/* what is printed is not to stop the keeper, with stty tostop */
+	(void) signal(SIGTTOU, SIG_IGN);
+
+	event.sigev_signo = SIGALRM;
+	if (timer_create(CLOCK_BOOTTIME, &event, &step_timer) < 0)
+		return false;
+	event.sigev_signo = SIGKILL;
+	return timer_create(CLOCK_BOOTTIME, &event, &last_timer) == 0 &&
+		prctl(PR_SET_CHILD_SUBREAPER, 1) == 0 &&
+		prctl(PR_SET_PDEATHSIG, SIGALRM) == 0;
+}
+
+const sigset_t *
+command_waiting_mask(void)
+{
+	static sigset_t mask;
+
+	mask = inherited_mask;
+	sigdelset(&mask, SIGCHLD);
+	sigdelset(&mask, SIGALRM);
+	return &mask;
+}
+
+/* In the command's process: be as the caller of dlock would have it */
+static void
+become_command(char **argv, pid_t keeper, int report)
+{
+	int			problem;
+
+	setpgid(0, 0);
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() != keeper)
+		_exit(EXIT_DLOCK);
+	/* the terminal, if dlock has it */
+	if (terminal >= 0 && tcgetpgrp(terminal) == front_process_group)
+		tcsetpgrp(terminal, getpgrp());
+	for (int i = 1; i < NSIG; i++)
+	{
+		if (i != SIGKILL && i != SIGSTOP && !ignored[i])
+			(void) signal(i, SIG_DFL);
+	}
+	sigprocmask(SIG_SETMASK, &inherited_mask, NULL);
+	execvp(argv[0], argv);
+	problem = errno;
+	if (write(report, &problem, sizeof(problem)) < 0)
+		problem = EIO;
+	_exit(EXIT_NOT_RUN);
+}
+
+/* With SIGALRM blocked: there is no command any more */
+static void
+forget_command(void)
+{
+	group = 0;
+	set_timer(step_timer, FOREVER);
+	set_timer(last_timer, FOREVER);
+}
+
+/* With SIGALRM blocked: a deadline that is over already counts at once */
+static void
+arm_timers(void)
+{
+	set_timer(step_timer, term_deadline);
+	set_timer(last_timer, last_deadline);
+}
+
+/* Returns its process group; or 0, and the errno, if it could not be run */
+pid_t
+command_start(char **argv)
+{
+	int			report[2];
+	int			problem = 0;
+	pid_t		keeper = getpid();
+	pid_t		pid;
+
+	if (pipe2(report, O_CLOEXEC) < 0)
+		return 0;
+	block_alarm(SIG_BLOCK);
+	killed = terminated = tree_terminated = false;
+	stop_signal = 0;
+	if ((pid = fork()) == 0)
+		become_command(argv, keeper, report[1]);
+	if (pid > 0)
+	{
+		setpgid(pid, pid);
+		group = pid;
+		arm_timers();
+	}
+	else
+		problem = errno;
+	close(report[1]);
+	block_alarm(SIG_UNBLOCK);
+	if (pid > 0 && read(report[0], &problem, sizeof(problem)) > 0)
+	{
+		block_alarm(SIG_BLOCK);
+		waitpid(pid, NULL, 0);
+		forget_command();
+		block_alarm(SIG_UNBLOCK);
+	}
+	close(report[0]);
+	errno = problem;
+	return problem ? 0 : pid;
+}
+
+bool
+command_runs(void)
+{
+	return group > 0;
+}
+
+/*
+ * The lock is kept until later than before.  Not for a command that was told
+ * to end: its lock is lost.
+ */
+void
+command_renew(int64 term_at, int64 kill_at, int64 die_at)
+{
+	block_alarm(SIG_BLOCK);
+	if (group == 0 || !command_is_lost())
+	{
+		term_deadline = term_at;
+		kill_deadline = kill_at;
+		last_deadline = die_at;
+		if (group > 0)
+			arm_timers();
+		else
+			killed = terminated = false;
+	}
+	block_alarm(SIG_UNBLOCK);
+}
+
+/* The lock is lost, now. */
+void
+command_kill(void)
+{
+	block_alarm(SIG_BLOCK);
+	kill_deadline = 0;
+	enforce_deadline(SIGALRM);
+	block_alarm(SIG_UNBLOCK);
+	command_look();
+}
+
+bool
+command_is_lost(void)
+{
+	return terminated || killed;
+}
+
+/* When command_look() is to be called, even if there is no signal */
+int64
+command_next_step(void)
+{
+	return group == 0 || killed ? FOREVER :
+		terminated ? kill_deadline : term_deadline;
+}
+
+/* Is there time to run one, before it would have to end? */
+bool
+command_has_time(void)
+{
+	return clock_now() < term_deadline;
+}
+
+void
+command_pass_on(int signo)
+{
+	if (group > 0)
+		kill(-group, signo);
+}
+
+/* The signal that stopped it since this was called last; SIGCONT: it goes on */
+int
+command_stopped_by(void)
+{
+	int			signo = stop_signal;
+
+	stop_signal = 0;
+	return signo;
+}
+
+/* 128 + n for a signal, as a shell has it */
+int
+command_exit_code(void)
+{
+	return WIFSIGNALED(exit_status) ? 128 + WTERMSIG(exit_status) :
+		WEXITSTATUS(exit_status);
+}
+
+/*
+ * Send a signal to the descendants of a process, but not to those in "except",
+ * a process group that has had it; and reap, of this process's children, those
+ * that are not the command.  Returns whether there is any that still runs.
+ */
+static bool
+signal_descendants(pid_t parent, int signo, pid_t except)
+{
+	char		path[64];
+	char	   *line = NULL;
+	char	   *next;
+	size_t		size = 0;
+	FILE	   *children;
+	bool		any = false;
+	pid_t		pid;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children",
+			 (int) parent, (int) parent);
+	if ((children = fopen(path, "re")) == NULL)
+		return false;
+	if (getline(&line, &size, children) > 0)
+	{
+		for (next = line; (pid = (pid_t) strtol(next, &next, 10)) > 0;)
+		{
+			any |= signal_descendants(pid, signo, except);
+			if (parent == getpid() && pid != group &&
+				waitpid(pid, NULL, WNOHANG) == pid)
+				continue;
+			any |= pid != group;
+			if (signo != 0 && getpgid(pid) != except)
+				kill(pid, signo);
+		}
+	}
+	free(line);
+	(void) fclose(children);
+	return any;
+}
+
+bool
+signal_tree(int signo, pid_t except)
+{
+	return signal_descendants(getpid(), signo, except);
+}
+
+/* Has the command's own process ended?  It is reaped later. */
+static bool
+has_ended(void)
+{
+	siginfo_t	info = {0};
+
+	return waitid(P_PID, group, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+		info.si_pid == group;
+}
+
+/*
+ * See what has become of the command, after any signal.  If its lock is lost,
+ * it has ended once all of its descendants have; until then its process is not
+ * reaped, so that the number of its group stays its own.
+ */
+void
+command_look(void)
+{
+	siginfo_t	info = {0};
+	bool		others;
+
+	if (group == 0)
+		return;
+	while (waitid(P_PID, group, &info, WSTOPPED | WCONTINUED | WNOHANG) == 0 &&
+		   info.si_pid == group)
+	{
+		stop_signal = info.si_code == CLD_CONTINUED ? SIGCONT : info.si_status;
+		info.si_pid = 0;
+	}
+	while (killed && (signal_tree(SIGKILL, group) || !has_ended()))
+		usleep(1000);
+	others = signal_tree(terminated && !tree_terminated ? SIGTERM : 0, group);
+	tree_terminated = terminated;
+	if (has_ended() && !(terminated && others))
+	{
+		block_alarm(SIG_BLOCK);
+		waitpid(group, &exit_status, 0);
+		forget_command();
+		block_alarm(SIG_UNBLOCK);
+	}
+}

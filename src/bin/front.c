@@ -1,0 +1,168 @@
+/*
+ * front.c
+ *		The process that the caller of dlock run sees.
+ *
+ * It passes signals on, lends the terminal to the command, stops when the
+ * command is stopped there, and ends as the command does.  All else is the
+ * keeper's (run.c), its child.  If the keeper dies, what the command has left
+ * behind becomes this process's, and is killed here.
+ */
+#include "bin/bin.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int	control = -1;
+static int	tty = -1;
+static volatile pid_t command_group;
+static volatile sig_atomic_t lends_terminal;
+
+static void
+tell_keeper(int signo)
+{
+	ControlMessage message = {'s', signo};
+
+	send(control, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void
+lend_terminal(void)
+{
+	if (lends_terminal && command_group > 0 && tcgetpgrp(tty) == getpgrp())
+		tcsetpgrp(tty, command_group);
+}
+
+static void
+forward_signal(int signo)
+{
+	int			save_errno = errno;
+
+	if (signo == SIGCONT)
+		lend_terminal();
+	tell_keeper(signo);
+	errno = save_errno;
+}
+
+/* Signals that the caller ignores stay ignored, for the command as well. */
+static void
+catch_signals(void)
+{
+	static const int signals[] = {
+		SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT
+	};
+	struct sigaction action = {.sa_handler = forward_signal};
+	struct sigaction old;
+
+	action.sa_flags = SA_RESTART;
+	sigemptyset(&action.sa_mask);
+	for (size_t i = 0; i < lengthof(signals); i++)
+	{
+		if (sigaction(signals[i], NULL, &old) == 0 &&
+			old.sa_handler != SIG_IGN)
+			sigaction(signals[i], &action, NULL);
+	}
+	(void) signal(SIGTTOU, SIG_IGN);
+}
+
+/*
+ * The command has the terminal from its start if this process leads its own
+ * job, and nobody else in that job can want the terminal: a pager, say.
+ * Otherwise it gets it when it has been stopped for want of it.
+ */
+static bool
+shall_lend_at_once(void)
+{
+	struct stat out;
+
+	return tty >= 0 && getpgrp() == getpid() &&
+		!(fstat(STDOUT_FILENO, &out) == 0 && S_ISFIFO(out.st_mode));
+}
+
+static void
+follow_stop(int signo)
+{
+	bool		wants_terminal = signo == SIGTTIN || signo == SIGTTOU;
+
+	if (wants_terminal && tty >= 0 && tcgetpgrp(tty) == getpgrp())
+	{
+		lends_terminal = true;
+		lend_terminal();
+		tell_keeper(SIGCONT);
+	}
+	else if (wants_terminal || signo == SIGTSTP)
+	{
+		lends_terminal |= wants_terminal;
+		kill(getpid(), SIGSTOP);
+	}
+}
+
+static void
+follow_keeper(void)
+{
+	ControlMessage message;
+	ssize_t		got;
+
+	while ((got = recv(control, &message, sizeof(message), 0)) != 0)
+	{
+		if (got < 0 && errno != EINTR)
+			break;
+		if (got == sizeof(message) && message.what == 'g')
+			command_group = message.number;
+		else if (got == sizeof(message) && message.what == 'z')
+			follow_stop(message.number);
+	}
+}
+
+int
+run_in_front(const RunOptions *options)
+{
+	int			ends[2];
+	int			status = 0;
+	pid_t		front = getpid();
+	pid_t		keeper;
+
+	tty = open("/dev/tty", O_RDWR | O_CLOEXEC | O_NOCTTY);
+	lends_terminal = shall_lend_at_once();
+	if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0 ||
+		socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0 ||
+		(keeper = fork()) < 0)
+	{
+		pg_log_error("could not start: %m");
+		return EXIT_DLOCK;
+	}
+	if (keeper == 0)
+	{
+		close(ends[0]);
+		setpgid(0, 0);
+		if (command_prepare(front, lends_terminal ? tty : -1, getpgid(front)))
+			exit(keep_lock(options, ends[1], front));
+		pg_log_error("could not start: %m");
+		exit(EXIT_DLOCK);
+	}
+	setpgid(keeper, keeper);
+	close(ends[1]);
+	control = ends[0];
+	catch_signals();
+	follow_keeper();
+	/* the signals that are caught here have SA_RESTART */
+	waitpid(keeper, &status, 0);
+	if (WIFSIGNALED(status))
+	{
+		if (command_group > 0)
+			kill(-command_group, SIGKILL);
+		while (signal_tree(SIGKILL, 0))
+			usleep(1000);
+		pg_log_error("the process that kept lock \"%s\" was killed",
+					 options->name);
+	}
+	if (tty >= 0 && command_group > 0 && tcgetpgrp(tty) == command_group)
+		tcsetpgrp(tty, getpgrp());
+	if (WIFSIGNALED(status))
+		return command_group > 0 ? EXIT_LOST : EXIT_DLOCK;
+	return WEXITSTATUS(status);
+}

@@ -1,0 +1,127 @@
+/*
+ * list.c
+ *		dlock ls, dlock blockers and dlock stats: the views as tables.
+ *
+ * JSON and CSV have the columns of the view, for programs; a table has what
+ * fits beside each other.
+ */
+#include "bin/bin.h"
+
+#include "fe_utils/print.h"
+
+/* How long a ticket has held or waited */
+#define AGE(since) \
+	"pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) " since ")"
+#define LOCK_COLUMNS \
+	"SELECT name, CASE \"position\" WHEN 0 THEN CASE WHEN granted THEN 'holds' ELSE 'delay' END " \
+	"ELSE pg_catalog.concat('waits ', \"position\") END AS state, " \
+	AGE("coalesce(granted_at, enqueued_at)") \
+	" AS \"for\", ticket, mode, scope, pid, role, info, " \
+	"pg_catalog.date_trunc('second', remaining) AS remaining "
+#define BLOCKER_COLUMNS \
+	"SELECT blocked, pid, lease, ticket, role, info, state, " AGE("since") " AS \"for\", " \
+	"pg_catalog.array_to_string(holds, ', ') AS holds, pg_catalog.left(query, 60) AS query "
+
+static const struct
+{
+	const char *name;
+	const char *table;			/* of what is shown as a table */
+	const char *source;			/* the view, its order, and %s for the schema */
+}			lists[] = {
+	{"ls", LOCK_COLUMNS, "FROM %s.dlock_locks ORDER BY name, \"position\", ticket"},
+	{"blockers", BLOCKER_COLUMNS, "FROM %s.dlock_blockers"},
+	{"stats", "SELECT * ", "FROM %s.dlock_stats"},
+};
+
+/* the order of dlock ls NAME */
+#define ONE_LOCK "FROM %s.dlock_locks($1) ORDER BY \"position\", ticket"
+
+/* Of dlock top; each is followed by how it is sorted */
+#define FILTERED \
+	"FROM %s.dlock_locks WHERE $1::pg_catalog.text IS NULL OR " \
+	"pg_catalog.strpos(pg_catalog.concat_ws(' ', name, role, owner, info), $1) " \
+	"OPERATOR(pg_catalog.>) 0 ORDER BY "
+static const char *const sorted[] = {
+	[BY_WAITERS] = LOCK_COLUMNS FILTERED
+	"pg_catalog.count(*) FILTER (WHERE NOT granted) OVER (PARTITION BY name) DESC, "
+	"name, \"position\", ticket LIMIT 500",
+	[BY_TIME] = LOCK_COLUMNS FILTERED
+	"coalesce(granted_at, enqueued_at), name, \"position\", ticket LIMIT 500",
+	[BY_NAME] = LOCK_COLUMNS FILTERED "name, \"position\", ticket LIMIT 500",
+};
+
+static void
+print_table(FILE *out, const PGresult *result, Format format, bool expanded)
+{
+	printQueryOpt how = {.nullPrint = ""};
+
+	how.topt.format = format == AS_CSV ? PRINT_CSV : PRINT_ALIGNED;
+	how.topt.csvFieldSep[0] = ',';
+	how.topt.border = 1;
+	how.topt.expanded = expanded;
+	how.topt.start_table = how.topt.stop_table = true;
+	how.topt.encoding = PQclientEncoding(server_connection());
+	printQuery(result, &how, out, false, NULL);
+}
+
+int
+main_list(const char *name, int n, char **operands)
+{
+	int			i = 0;
+	const char *lock = n > 0 ? operands[0] : NULL;
+	const char *sql;
+	PGresult   *result;
+
+	while (strcmp(name, lists[i].name) != 0)
+		i++;
+	sql = lock ? ONE_LOCK : lists[i].source;
+	if (show.format == AS_JSON)
+		sql = psprintf("SELECT coalesce(pg_catalog.json_agg(t), '[]') FROM (SELECT * %s) AS t",
+					   sql);
+	else
+		sql = psprintf("%s%s", show.format == AS_TABLE ? lists[i].table : "SELECT * ", sql);
+	result = server_query_or_exit(sql, n, &lock);
+	if (show.format == AS_JSON)
+		printf("%s\n", PQgetvalue(result, 0, 0));
+	else
+		print_table(stdout, result, show.format,
+					show.format == AS_TABLE && strcmp(name, "stats") == 0);
+	PQclear(result);
+	return 0;
+}
+
+/* The page of dlock top; false if there is no answer */
+bool
+print_top(FILE *out, Sorting sorting)
+{
+	int64		until = clock_now() + 10 * SEC;
+	PGresult   *summary;
+	PGresult   *blockers = NULL;
+	PGresult   *locks = NULL;
+	bool		complete = false;
+
+	summary = server_query(until,
+						   "SELECT pg_catalog.format('dlock: %%s held, %%s waiting, "
+						   "the longest for %%s, %%s leases; %%s', held, waiting, "
+						   "pg_catalog.date_trunc('second', oldest_wait), leases, "
+						   "pg_catalog.date_trunc('second', pg_catalog.now())) "
+						   "FROM %s.dlock_stats", 0, NULL);
+	if (summary)
+		blockers = server_query(until, BLOCKER_COLUMNS "FROM %s.dlock_blockers LIMIT 10",
+								0, NULL);
+	if (blockers)
+		locks = server_query(until, sorted[sorting], 1, &show.filter);
+	if (locks && PQresultStatus(locks) == PGRES_TUPLES_OK &&
+		PQresultStatus(blockers) == PGRES_TUPLES_OK && PQntuples(summary) == 1)
+	{
+		complete = true;
+		fprintf(out, "%s\n\n", PQgetvalue(summary, 0, 0));
+		if (PQntuples(blockers) > 0)
+			print_table(out, blockers, AS_TABLE, false);
+		print_table(out, locks, AS_TABLE, false);
+	}
+	PQclear(summary);
+	PQclear(blockers);
+	PQclear(locks);
+	return complete;
+}

@@ -1,0 +1,680 @@
+/*
+ * run.c
+ *		dlock run: the process that keeps the lock.
+ *
+ * Three processes run: the front (front.c), which the caller sees; the keeper,
+ * its child; and the command, the keeper's child.  The keeper talks to the
+ * server, and starts and ends the command (command.c).  What holds, whatever
+ * the network, the server, a debugger or an administrator does:
+ *
+ * 1. The command is dead before its lock can be another's.  The deadline is
+ *	  the time right before sending the last request that got or renewed the
+ *	  lease, plus its ttl, less a margin.  The command has SIGTERM the grace
+ *	  before that, and SIGKILL at the deadline, by a timer in the keeper that
+ *	  no other work delays.  At half the margin the kernel kills the keeper.
+ * 2. The command dies if the keeper does: the kernel sends SIGKILL.  The rest
+ *	  of its process group, and other descendants, become the front's then,
+ *	  which kills them.
+ * 3. The command dies if the front does: the keeper gets a signal, kills the
+ *	  command and its descendants, and releases the lock.
+ * 4. The keeper is in a process group of its own, so that stopping the job
+ *	  does not stop it.  A job that is stopped keeps its lock.  If the keeper
+ *	  is stopped nevertheless, 1 holds by the kernel's timer.
+ * 5. The lock is released only after the command has ended.
+ *
+ * What is not covered: a command that leaves its descendants (a daemon whose
+ * parents have ended), that dlock may not signal (sudo), or that hangs in the
+ * kernel; and SIGSTOP or SIGKILL for keeper and front at once, after which the
+ * command's own process dies, and its descendants may not.
+ *
+ * With --session there is no deadline: the server gives the lock to the next
+ * one when it notices that the connection is lost, and the command is killed
+ * when the keeper does.
+ *
+ * A waiter queues with a lease and an owner, so a request that is repeated
+ * after the connection was lost finds its place again.
+ */
+#include "bin/bin.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/string.h"
+
+/* What has become of an attempt to get the lock */
+typedef enum Outcome
+{
+	GOT_LOCK,
+	GOT_NONE_YET,				/* ask again */
+	GOT_BUSY,
+	GOT_STOPPED,				/* by a signal */
+	GOT_ERROR
+} Outcome;
+
+static const RunOptions *opt;
+static int	control;
+static pid_t front;
+
+/* of the lease: how long it is short of its ttl, and how often renewed */
+static int64 margin;
+static int64 renew_interval;
+static int64 renew_at;
+
+/* 0 if there is none */
+static int64 ticket;
+static const char *owner;
+static const char *info;
+static bool is_asking;			/* was asked for, and not answered */
+static bool adopts;				/* the ticket may be of an earlier run */
+static int64 granted_at;
+static int	not_run;			/* the exit code, if the command cannot be run */
+
+/* since when no server has answered; FOREVER: it has */
+static int64 silent_since = FOREVER;
+static int64 backoff;
+
+/* what the front has told */
+static int	stop_signal;		/* 0: go on */
+static bool suspended;			/* Ctrl-Z before there was a command */
+static bool front_gone;
+
+/* wait no longer, if there is no command to look after */
+static bool
+is_stopped(void)
+{
+	return stop_signal != 0 || front_gone;
+}
+
+static void
+tell_front(char what, int number)
+{
+	ControlMessage message = {what, number};
+
+	send(control, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/*
+ * A signal for dlock is the command's, if there is one.  Otherwise it ends the
+ * wait, if it would end a program.
+ */
+static void
+obey_signal(int signo)
+{
+	if (signo == SIGTSTP && !command_runs())
+	{
+		suspended = true;
+		tell_front('z', signo);
+	}
+	else if (signo == SIGCONT)
+		suspended = false;
+	else if (!command_runs())
+		stop_signal = signo;
+	/* of a repeated command, there is to be no next one */
+	if (opt->every > 0 && (signo == SIGINT || signo == SIGTERM ||
+						   signo == SIGHUP || signo == SIGQUIT))
+		stop_signal = signo;
+	command_pass_on(signo);
+}
+
+static void
+read_control(void)
+{
+	ControlMessage message;
+	ssize_t		got = recv(control, &message, sizeof(message), MSG_DONTWAIT);
+
+	if (got == sizeof(message))
+		obey_signal(message.number);
+	else if (got == 0)
+	{
+		front_gone = true;
+		command_kill();
+	}
+}
+
+/* As far as the command goes, and the front */
+static void
+look_around(void)
+{
+	int			signo;
+
+	command_look();
+	if ((signo = command_stopped_by()) == SIGCONT)
+		kill(front, SIGCONT);
+	else if (signo != 0)
+		tell_front('z', signo);
+}
+
+/*
+ * Wait until the descriptor, if there is one, is ready, until then at most.
+ * False if it is not, or if there is something else to do: a signal has come
+ * before there is a command, or the command has ended.
+ */
+static bool
+await_event(int fd, short events, int64 until, bool heed_end)
+{
+	bool		ran = command_runs();
+	bool		stopped = is_stopped();
+
+	for (;;)
+	{
+		struct pollfd fds[2] = {{.fd = front_gone ? -1 : control,.events = POLLIN},
+		{.fd = fd,.events = events}};
+		int64		next = Min(until, command_next_step());
+		int64		left = Max(next - clock_now(), 0);
+		struct timespec timeout = {Min(left / SEC, 86400), left % SEC * 1000};
+		int			ready;
+
+		ready = ppoll(fds, 2, &timeout, command_waiting_mask());
+		if (ready > 0 && fds[0].revents)
+			read_control();
+		look_around();
+		if (ready > 0 && fds[1].revents)
+			return true;
+		if (clock_now() >= until || (!ran && !stopped && is_stopped()) ||
+			(ran && heed_end && !command_runs()))
+			return false;
+	}
+}
+
+/* For the next thing to do */
+static bool
+await(int fd, short events, int64 until)
+{
+	return await_event(fd, events, until, true);
+}
+
+/*
+ * For an answer.  It is given up if the command has ended, together with the
+ * connection; but not if a session's lock would be lost, and not for each of
+ * many commands, as no renewal might ever be answered.
+ */
+static bool
+await_answer(int fd, short events, int64 until)
+{
+	return await_event(fd, events, until, !opt->session && opt->every == 0);
+}
+
+/* Say once that there is no server, and wait for a moment.  False: too long */
+static bool
+be_patient(int64 until)
+{
+	int64		now = clock_now();
+
+	if (silent_since == FOREVER)
+	{
+		silent_since = now;
+		backoff = 100 * MS;
+		pg_log_warning("%.*s", (int) strcspn(server_problem, "\n"), server_problem);
+	}
+	if (now >= until)
+		return false;
+	await(-1, 0, Min(until, now + backoff));
+	backoff = Min(2 * backoff, SEC);
+	return true;
+}
+
+static void
+server_answers(void)
+{
+	if (silent_since != FOREVER && opt->patience > 0)
+		pg_log_warning("the server answers again");
+	silent_since = FOREVER;
+}
+
+/* How long a server may take to be connected to, or for an ordinary answer */
+static int64
+patience_for_answer(void)
+{
+	return opt->session ? 10 * SEC : Min(renew_interval, 10 * SEC);
+}
+
+/* From when the request was sent; FOREVER: there is none */
+static void
+set_deadline(int64 sent)
+{
+	int64		deadline = sent + opt->ttl - margin;
+
+	renew_at = clock_now() + renew_interval;
+	if (sent == FOREVER)
+		command_renew(FOREVER, FOREVER, FOREVER);
+	else
+		command_renew(deadline - opt->grace, deadline, deadline + margin / 2);
+}
+
+static const char *
+interval(int64 us)
+{
+	return psprintf(INT64_FORMAT " microseconds", us);
+}
+
+/* The first value of the answer; "" for NULL, and NULL if there is none */
+static char *
+take_value(PGresult *result)
+{
+	char	   *value = NULL;
+
+	if (result && PQresultStatus(result) == PGRES_TUPLES_OK)
+	{
+		value = pg_strdup(PQntuples(result) > 0 ? PQgetvalue(result, 0, 0) : "");
+		server_answers();
+	}
+	PQclear(result);
+	return value;
+}
+
+/* A call with the ticket, and an interval */
+static PGresult *
+ask_of_ticket(const char *sql, int64 length, int64 until)
+{
+	const char *values[] = {psprintf(INT64_FORMAT, ticket), interval(length)};
+
+	return server_query(until, sql, length >= 0 ? 2 : 1, values);
+}
+
+/*
+ * Renew the lease, and the deadline with it: 1.  0 if the lock is lost, or -1
+ * if it is not known; for a session's lock, whether it is held.
+ */
+static int
+confirm(void)
+{
+	int64		sent;
+	int64		until;
+	char	   *value;
+
+	if (server_connection() == NULL &&
+		(opt->session || server_open(patience_for_answer()) != SERVER_OPEN))
+		return -1;
+	sent = clock_now();
+	until = sent + patience_for_answer();
+	if (opt->session)
+	{
+		value = take_value(server_query(until, "SELECT %s.dlock_is_held($1)", 1,
+										&opt->name));
+		renew_at = sent + renew_interval;
+		return value == NULL ? -1 : value[0] == 't';
+	}
+	value = take_value(adopts ?
+					   ask_of_ticket("SELECT %s.dlock_renew($1, $2)", opt->ttl, until) :
+					   ask_of_ticket("SELECT %s.dlock_renew($1)", -1, until));
+	if (value == NULL)
+	{
+		/* by another connection next time, after a while */
+		server_close();
+		return -1;
+	}
+	if (value[0] == '\0')
+		return 0;
+	adopts = false;
+	set_deadline(sent);
+	return 1;
+}
+
+/*
+ * Getting the lock
+ */
+
+/* One request for the lock, or for a place in its queue */
+static PGresult *
+request_lock(int64 until)
+{
+	PGresult   *result;
+	const char *values[] = {
+		opt->name, interval(opt->ttl), opt->shared ? "true" : "false",
+		opt->slots, opt->permits ? opt->permits : "1", info, owner
+	};
+
+	if (opt->session)
+	{
+		bool		forever = opt->wait == FOREVER;
+
+		values[1] = forever ? NULL : interval(Max(until - clock_now(), 0));
+		return server_query(forever ? FOREVER : until + 10 * SEC, forever ?
+							"SELECT %s.dlock_acquire($1, $2, $3, $4, $5, $6)" :
+							"SELECT %s.dlock_try_acquire($1, $2, $3, $4, $5, $6)",
+							6, values);
+	}
+	is_asking = true;
+	result = server_query(clock_now() + 10 * SEC, opt->wait == 0 ?
+						  "SELECT %s.dlock_try_ttl_acquire($1, $2, shared => $3, "
+						  "slots => $4, permits => $5, info => $6, owner => $7)" :
+						  "SELECT %s.dlock_ttl_enqueue($1, $2, 'dlock_run', shared => $3, "
+						  "slots => $4, permits => $5, info => $6, owner => $7)",
+						  7, values);
+	is_asking = result == NULL;
+	return result;
+}
+
+/* Is an error one that asking again may mend?  The caller's ticket may be gone. */
+static Outcome
+judge(PGresult *result)
+{
+	bool		recovers = result == NULL || server_may_recover(result);
+	const char *code = result ? PQresultErrorField(result, PG_DIAG_SQLSTATE) : NULL;
+	bool		is_gone = code && strcmp(code, "55L01") == 0;
+
+	PQclear(result);
+	if (is_gone)
+	{
+		ticket = 0;
+		return GOT_NONE_YET;
+	}
+	if (!recovers)
+		return GOT_ERROR;
+	server_close();
+	return GOT_NONE_YET;
+}
+
+/* One step, with a connection; until is the end of the wait */
+static Outcome
+try_to_get_lock(int64 until)
+{
+	int64		wait;
+	PGresult   *result;
+	char	   *value;
+
+	if (ticket == 0)
+	{
+		result = request_lock(until);
+		if (result == NULL || PQresultStatus(result) != PGRES_TUPLES_OK)
+			return judge(result);
+		value = take_value(result);
+		if (value[0] == '\0')
+			return GOT_BUSY;
+		ticket = strtoll(value, NULL, 10);
+		adopts = opt->owner != NULL;
+		if (opt->session)
+		{
+			set_deadline(FOREVER);
+			return GOT_LOCK;
+		}
+	}
+	else if (confirm() == 0)
+		ticket = 0;
+	if (ticket == 0 || server_connection() == NULL)
+		return GOT_NONE_YET;
+
+	wait = Max(Min(renew_interval, until - clock_now()), 0);
+	result = ask_of_ticket("SELECT %s.dlock_wait($1, $2)", wait,
+						   clock_now() + wait + patience_for_answer());
+	if (result == NULL || PQresultStatus(result) != PGRES_TUPLES_OK)
+		return judge(result);
+	value = take_value(result);
+	if (value[0] != 't')
+		return clock_now() >= until ? GOT_BUSY : GOT_NONE_YET;
+	/* its lease may have begun long before, and with another ttl */
+	return confirm() == 1 ? GOT_LOCK : GOT_NONE_YET;
+}
+
+static Outcome
+get_lock(void)
+{
+	int64		until = opt->wait == FOREVER ? FOREVER : clock_now() + opt->wait;
+
+	for (;;)
+	{
+		ServerState state = SERVER_OPEN;
+		Outcome		outcome = GOT_NONE_YET;
+
+		if (server_connection() == NULL)
+			state = server_open(10 * SEC);
+		if (state == SERVER_OPEN)
+			outcome = try_to_get_lock(until);
+		if (is_stopped())
+			return GOT_STOPPED;
+		if (state == SERVER_REFUSES || outcome == GOT_ERROR)
+		{
+			pg_log_error("%s", server_problem);
+			return GOT_ERROR;
+		}
+		if (outcome != GOT_NONE_YET)
+			return outcome;
+		if (server_connection() == NULL &&
+			!be_patient(silent_since == FOREVER ? FOREVER :
+						silent_since + opt->patience))
+		{
+			pg_log_error("found no server within the time of --patience");
+			return GOT_ERROR;
+		}
+	}
+}
+
+/*
+ * Giving it back
+ */
+
+/*
+ * Release the lock, or keep it for the rest of --at-least.  False if it was
+ * lost before.  A lock that cannot be released in time ends by itself.
+ */
+static bool
+give_back(int64 until)
+{
+	int64		rest = granted_at + opt->at_least - clock_now();
+	bool		keep = granted_at != 0 && rest > 0;
+	bool		asked = false;
+	char	   *value = NULL;
+
+	while (value == NULL && (ticket != 0 || is_asking))
+	{
+		if (server_connection() == NULL)
+			server_open(patience_for_answer());
+		if (server_connection() != NULL && ticket == 0)
+		{
+			/* what was given meanwhile is found by asking again */
+			char	   *found = take_value(request_lock(until));
+
+			ticket = found ? strtoll(found, NULL, 10) : 0;
+			if (found)
+				continue;
+		}
+		else if (server_connection() != NULL && keep)
+			value = take_value(ask_of_ticket("SELECT %s.dlock_renew($1, $2)",
+											 Max(rest, 100 * MS), until));
+		else if (server_connection() != NULL)
+		{
+			value = take_value(ask_of_ticket("SELECT nullif(%s.dlock_release_ticket($1), false)",
+											 -1, until));
+			/* the answer to an earlier one may have been lost */
+			if (value && value[0] == '\0' && asked)
+				value = pg_strdup("t");
+			asked = true;
+		}
+		if (value == NULL && !be_patient(until))
+		{
+			pg_log_warning("could not %s lock \"%s\": it ends by itself",
+						   keep ? "keep" : "release", opt->name);
+			return true;
+		}
+	}
+	ticket = 0;
+	return value && value[0] != '\0';
+}
+
+/* A session's lock ends with the session. */
+static bool
+give_back_session(void)
+{
+	bool		held = confirm() == 1;
+
+	server_close();
+	return held;
+}
+
+/*
+ * With the lock
+ */
+
+static void
+set_environment(void)
+{
+	char	   *number = psprintf(INT64_FORMAT, ticket);
+
+	setenv("DLOCK_NAME", opt->name, 1);
+	setenv("DLOCK_FENCE", number, 1);
+	unsetenv("DLOCK_LEASE");
+	unsetenv("DLOCK_TICKET");
+	setenv(opt->session ? "DLOCK_TICKET" : "DLOCK_LEASE", number, 1);
+}
+
+/* Has the connection something to tell while nothing is asked: its loss? */
+static bool
+connection_is_lost(void)
+{
+	PGconn	   *conn = server_connection();
+
+	return conn && (!PQconsumeInput(conn) || PQstatus(conn) == CONNECTION_BAD);
+}
+
+/*
+ * Keep the lock until the command has ended, or, without one, until then.
+ * False if the lock is lost; a command has been killed by then.
+ */
+static bool
+keep_until(int64 until)
+{
+	bool		ran = command_runs();
+	int			confirmed;
+
+	while (ran ? command_runs() : clock_now() < until || suspended)
+	{
+		if (!ran && is_stopped())
+			break;
+		if (await(server_connection() ? PQsocket(server_connection()) : -1, POLLIN,
+				  command_is_lost() ? FOREVER : suspended ? renew_at : Min(renew_at, until)) &&
+			connection_is_lost())
+		{
+			strlcpy(server_problem, PQerrorMessage(server_connection()),
+					sizeof(server_problem));
+			server_close();
+			renew_at = 0;
+		}
+		if (clock_now() < renew_at || (ran && (!command_runs() || command_is_lost())))
+			continue;
+		confirmed = confirm();
+		if (confirmed == 0 || (confirmed < 0 && opt->session))
+		{
+			if (ran)
+				command_kill();
+			return false;
+		}
+		if (confirmed < 0 && command_runs() == ran)
+			be_patient(FOREVER);
+	}
+	return !command_is_lost();
+}
+
+/* Run the command once.  The exit code, or -1 if the lock was lost */
+static int
+run_command(void)
+{
+	pid_t		group;
+
+	set_environment();
+	if (!command_has_time())
+		return -1;
+	if ((group = command_start(opt->command)) == 0)
+	{
+
+		not_run = errno == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN;
+		pg_log_error("could not run \"%s\": %m", opt->command[0]);
+		return not_run;
+	}
+	tell_front('g', group);
+	if (!keep_until(FOREVER))
+		return -1;
+	return command_exit_code();
+}
+
+/* With the lock: once, or again and again.  The exit code, or -1: lost */
+static int
+run_with_lock(void)
+{
+	int			code;
+	int64		start = clock_now();
+
+	while (keep_until(start))
+	{
+		if (is_stopped())
+			return 128 + stop_signal;
+		start = clock_now();
+		code = run_command();
+		if (code < 0 || opt->every == 0 || not_run)
+			return code;
+		if (code != 0)
+			pg_log_warning("\"%s\" has ended with exit code %d",
+						   opt->command[0], code);
+		start += opt->every;
+	}
+	return -1;
+}
+
+/* Get the lock, use it, and give it back.  The exit code, or -1: lost */
+static int
+take_turn(void)
+{
+	Outcome		outcome = get_lock();
+	int			code;
+
+	if (outcome == GOT_LOCK)
+	{
+		granted_at = clock_now();
+		if (common.verbose)
+			pg_log_info("got lock \"%s\", fence " INT64_FORMAT, opt->name, ticket);
+		code = run_with_lock();
+		if (opt->session ? !give_back_session() :
+			!give_back(clock_now() + (code < 0 ? SEC : patience_for_answer())))
+			code = -1;
+		granted_at = 0;
+		return code;
+	}
+	if (outcome == GOT_BUSY && common.verbose)
+		pg_log_info("lock \"%s\" is busy", opt->name);
+	if (opt->session)
+		server_close();
+	else
+		give_back(clock_now() + SEC);
+	return outcome == GOT_BUSY ? opt->busy_code :
+		outcome == GOT_STOPPED ? 128 + stop_signal : EXIT_DLOCK;
+}
+
+/* Names that tell who this is; the owner's is no other run's */
+static void
+name_holder(void)
+{
+	char		host[256] = "";
+	uint64		number;
+
+	gethostname(host, sizeof(host) - 1);
+	if (getentropy(&number, sizeof(number)) < 0)
+		number = clock_now();
+	owner = opt->owner ? opt->owner :
+		psprintf("%s/%d/" UINT64_FORMAT, host, (int) front, number);
+	info = opt->info ? opt->info :
+		psprintf("%.500s on %s, pid %d", opt->command[0], host, (int) front);
+}
+
+int
+keep_lock(const RunOptions *options, int to_front, pid_t front_pid)
+{
+	int			code;
+	int64		usable;
+
+	opt = options;
+	control = to_front;
+	front = front_pid;
+	margin = Min(SEC, opt->ttl / 20);
+	usable = opt->ttl - margin - opt->grace;
+	renew_interval = opt->session ? 3 * SEC : Min(usable / 3, 30 * SEC);
+	name_holder();
+	server_await = await_answer;
+	do
+	{
+		if ((code = take_turn()) < 0)
+			pg_log_error("lost lock \"%s\"", opt->name);
+	} while (code < 0 && opt->every > 0 && !is_stopped());
+	server_close();
+	return code < 0 ? EXIT_LOST : code;
+}

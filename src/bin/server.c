@@ -1,0 +1,411 @@
+/*
+ * server.c
+ *		The connection to the server.
+ *
+ * No call in here blocks, except for the resolver's: it waits in
+ * server_await(), so that dlock run can do other things meanwhile, and gives
+ * up when that says so.  A query that was given up takes its connection along,
+ * as its answer could still come.
+ *
+ * libpq's own way through several hosts knows no timeout for each if it must
+ * not block.  So each host is tried alone here.
+ */
+#include "bin/bin.h"
+
+#include <poll.h>
+
+#include "common/string.h"
+
+static bool await_plainly(int fd, short events, int64 until);
+
+bool		(*server_await) (int fd, short events, int64 until) = await_plainly;
+char		server_problem[1024];
+
+static PGconn *connection;
+static char *extension_schema;
+static char *password;
+static bool needs_password;
+
+/* lists, separated by commas, and how many hosts there are in them */
+static char *hosts;
+static char *addresses;
+static char *ports;
+static int	n_hosts = 1;
+
+static bool
+await_plainly(int fd, short events, int64 until)
+{
+	struct pollfd ready = {.fd = fd, .events = events};
+	int64		left = until == FOREVER ? -1 : until - clock_now();
+	int			timeout = left < 0 ? -1 : (int) Min(left / MS + 1, INT_MAX);
+
+	if (until != FOREVER && left <= 0)
+		return false;
+	return poll(&ready, 1, timeout) > 0;
+}
+
+static int
+count_elements(const char *list)
+{
+	int			n = list ? 1 : 0;
+
+	for (; list && *list; list++)
+		n += *list == ',';
+	return n;
+}
+
+/* Element i of a list; of a list of one element, that one */
+static char *
+element(const char *list, int i)
+{
+	size_t		length;
+
+	if (list == NULL)
+		return NULL;
+	while (i-- > 0 && strchr(list, ','))
+		list = strchr(list, ',') + 1;
+	length = strcspn(list, ",");
+	return length > 0 ? pnstrdup(list, length) : NULL;
+}
+
+/* Find out which hosts there are, and ask for the password */
+void
+server_init(void)
+{
+	char	   *dbname = common.dbname;
+	bool		is_conninfo = dbname && (strchr(dbname, '=') != NULL ||
+										 strstr(dbname, "://") != NULL);
+	PQconninfoOption *options =
+		is_conninfo ? PQconninfoParse(dbname, NULL) : NULL;
+
+	hosts = common.host ? common.host : getenv("PGHOST");
+	addresses = getenv("PGHOSTADDR");
+	ports = common.port ? common.port : getenv("PGPORT");
+	for (PQconninfoOption *o = options; o && o->keyword; o++)
+	{
+		if (o->val && strcmp(o->keyword, "host") == 0)
+			hosts = pg_strdup(o->val);
+		else if (o->val && strcmp(o->keyword, "hostaddr") == 0)
+			addresses = pg_strdup(o->val);
+		else if (o->val && strcmp(o->keyword, "port") == 0)
+			ports = pg_strdup(o->val);
+	}
+	PQconninfoFree(options);
+	n_hosts = Max(1, Max(count_elements(hosts), count_elements(addresses)));
+	if (common.ask_password)
+		password = simple_prompt("Password: ", false);
+}
+
+void
+server_close(void)
+{
+	PQfinish(connection);
+	connection = NULL;
+}
+
+PGconn *
+server_connection(void)
+{
+	return connection;
+}
+
+static void
+note_problem(const char *problem)
+{
+	strlcpy(server_problem, problem, sizeof(server_problem));
+}
+
+/* Begin to connect to a host.  What comes first is only a default. */
+static PGconn *
+start_connection(int i)
+{
+	const char *keys[20];
+	const char *values[20];
+	int			n = 0;
+
+#define ADD(key, value) (keys[n] = (key), values[n++] = (value))
+	ADD("fallback_application_name", "dlock");
+	if (getenv("PGTARGETSESSIONATTRS") == NULL)
+		ADD("target_session_attrs", "read-write");
+	ADD("tcp_user_timeout", "15000");
+	ADD("keepalives_idle", "10");
+	ADD("keepalives_interval", "5");
+	ADD("keepalives_count", "3");
+	ADD("user", common.user);
+	ADD("password", password);
+	ADD("dbname", common.dbname);
+	ADD("host", element(hosts, i));
+	ADD("hostaddr", element(addresses, i));
+	ADD("port", element(ports, i));
+	keys[n] = values[n] = NULL;
+#undef ADD
+	return PQconnectStartParams(keys, values, true);
+}
+
+/*
+ * The schema of dlock; and settings, for a session that runs nothing but dlock's
+ * functions, and whose waits end if the client has gone.  A pooler gives the
+ * session to other clients as well, whose settings these would be then: it
+ * names another process than the server's.
+ */
+#define SET(name, value) "pg_catalog.set_config('" name "', '" value "', false)"
+static ServerState
+look_for_extension(int64 until)
+{
+	const char *pid = psprintf("%d", PQbackendPID(connection));
+	PGresult   *result = server_query(until,
+									  "SELECT pg_catalog.quote_ident(n.nspname), "
+									  "CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) $1::pg_catalog.int4 "
+									  "THEN pg_catalog.concat("
+									  SET("statement_timeout", "0") ", "
+									  SET("lock_timeout", "0") ", "
+									  SET("idle_session_timeout", "0") ", "
+									  SET("client_connection_check_interval", "1s") ", "
+									  SET("tcp_keepalives_idle", "10") ", "
+									  SET("tcp_keepalives_interval", "5") ", "
+									  SET("tcp_keepalives_count", "3") ", "
+									  SET("tcp_user_timeout", "20s") ") END "
+									  "FROM pg_catalog.pg_extension AS e "
+									  "JOIN pg_catalog.pg_namespace AS n "
+									  "ON n.oid OPERATOR(pg_catalog.=) e.extnamespace "
+									  "WHERE e.extname OPERATOR(pg_catalog.=) 'dlock'",
+									  1, &pid);
+	ServerState state = SERVER_OPEN;
+
+	if (result == NULL)
+		return SERVER_AWAY;
+	if (PQresultStatus(result) != PGRES_TUPLES_OK)
+		state = server_may_recover(result) ? SERVER_AWAY : SERVER_REFUSES;
+	else if (PQntuples(result) == 0)
+	{
+		snprintf(server_problem, sizeof(server_problem),
+				 "extension \"dlock\" is not installed in database \"%s\"\n"
+				 "HINT:  Run CREATE EXTENSION dlock there, or name another "
+				 "database with -d.", PQdb(connection));
+		state = SERVER_REFUSES;
+	}
+	else
+	{
+		free(extension_schema);
+		extension_schema = pg_strdup(PQgetvalue(result, 0, 0));
+	}
+	PQclear(result);
+	if (state != SERVER_OPEN)
+		server_close();
+	return state;
+}
+
+/*
+ * Does the server refuse for good, by its SQLSTATE: who connects, or the
+ * database?  The text of an error while connecting is all that libpq gives.
+ */
+static bool
+is_refusal(const char *text)
+{
+	return strstr(text, ":  28") || strstr(text, ":  3D") ||
+		strstr(text, ":  42501");
+}
+
+static void
+note_connection_problem(void)
+{
+	char	   *location;
+
+	note_problem(PQerrorMessage(connection));
+	if ((location = strstr(server_problem, "\nLOCATION:")) != NULL)
+		*location = '\0';
+	needs_password = PQconnectionNeedsPassword(connection);
+	if (needs_password)
+		note_problem("the server asks for a password\n"
+					 "HINT:  Put it into ~/.pgpass, or use -W.");
+}
+
+/* A warning tells what the answer tells, too. */
+static void
+ignore_notice(void *arg, const PGresult *notice)
+{
+}
+
+static ServerState
+open_host(int i, int64 until)
+{
+	PostgresPollingStatusType step = PGRES_POLLING_WRITING;
+	bool		in_time = true;
+	bool		refused;
+
+	connection = start_connection(i);
+	if (connection == NULL)
+	{
+		note_problem("out of memory");
+		return SERVER_AWAY;
+	}
+	PQsetErrorVerbosity(connection, PQERRORS_VERBOSE);
+	PQsetNoticeReceiver(connection, ignore_notice, NULL);
+	while (PQstatus(connection) != CONNECTION_BAD &&
+		   step != PGRES_POLLING_OK && step != PGRES_POLLING_FAILED && in_time)
+	{
+		in_time = server_await(PQsocket(connection),
+							   step == PGRES_POLLING_READING ? POLLIN : POLLOUT,
+							   until);
+		if (in_time)
+			step = PQconnectPoll(connection);
+	}
+	if (step == PGRES_POLLING_OK)
+	{
+		PQsetErrorVerbosity(connection, PQERRORS_DEFAULT);
+		PQsetnonblocking(connection, 1);
+		return look_for_extension(until);
+	}
+	if (in_time)
+		note_connection_problem();
+	else
+		snprintf(server_problem, sizeof(server_problem),
+				 "no answer from server at \"%s\"",
+				 PQhost(connection) ? PQhost(connection) : "");
+	refused = (in_time && needs_password) ||
+		is_refusal(PQerrorMessage(connection));
+	server_close();
+	return refused ? SERVER_REFUSES : SERVER_AWAY;
+}
+
+/* Connect to the first host that can do it, each within its part of the time */
+ServerState
+server_open(int64 time)
+{
+	ServerState state = SERVER_AWAY;
+
+	for (int i = 0; i < n_hosts && state != SERVER_OPEN; i++)
+	{
+		ServerState its = open_host(i, clock_now() + time / n_hosts);
+
+		/* as long as one of them may come back, not all refuse */
+		if (its != SERVER_AWAY && (i == 0 || its == SERVER_OPEN))
+			state = its;
+		else if (its == SERVER_AWAY)
+			state = SERVER_AWAY;
+	}
+	return state;
+}
+
+/* What an error of the server says, without its context */
+static void
+note_error(const PGresult *result)
+{
+	const char *primary = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
+	const char *detail = PQresultErrorField(result, PG_DIAG_MESSAGE_DETAIL);
+	const char *hint = PQresultErrorField(result, PG_DIAG_MESSAGE_HINT);
+
+	snprintf(server_problem, sizeof(server_problem), "%s%s%s%s%s",
+			 primary ? primary : PQresultErrorMessage(result),
+			 detail ? "\nDETAIL:  " : "", detail ? detail : "",
+			 hint ? "\nHINT:  " : "", hint ? hint : "");
+}
+
+static PGresult *
+give_up_query(const char *problem)
+{
+	note_problem(problem);
+	server_close();
+	return NULL;
+}
+
+/*
+ * Ask, with dlock's schema for each %s in sql, and return the answer, which
+ * may be an error, or NULL if the connection is lost or there is no answer in
+ * time; server_problem tells of both.
+ */
+PGresult *
+server_query(int64 until, const char *sql, int n, const char *const *values)
+{
+	PGresult   *result = NULL;
+	PGresult   *next;
+	char	   *text = psprintf(sql, extension_schema, extension_schema);
+	int			sent = PQsendQueryParams(connection, text, n, NULL, values,
+										 NULL, NULL, 0);
+	int			left = 1;
+
+	pg_free(text);
+	while (sent && (left = PQflush(connection)) > 0)
+	{
+		if (!server_await(PQsocket(connection), POLLIN | POLLOUT, until))
+			return give_up_query("no answer from the server");
+		if (!PQconsumeInput(connection))
+			break;
+	}
+	while (left == 0 && PQstatus(connection) == CONNECTION_OK)
+	{
+		if (!PQisBusy(connection))
+		{
+			if ((next = PQgetResult(connection)) == NULL)
+				break;
+			PQclear(result);
+			result = next;
+		}
+		else if (!server_await(PQsocket(connection), POLLIN, until))
+		{
+			PQclear(result);
+			return give_up_query("no answer from the server");
+		}
+		else if (!PQconsumeInput(connection))
+			break;
+	}
+	if (PQstatus(connection) == CONNECTION_BAD || result == NULL)
+	{
+		PQclear(result);
+		return give_up_query(PQerrorMessage(connection));
+	}
+	if (PQresultStatus(result) == PGRES_FATAL_ERROR)
+		note_error(result);
+	return result;
+}
+
+/*
+ * Can asking again help after this error?  If the server lacks something, is
+ * about to stop, has become a standby, or waits for one.
+ */
+bool
+server_may_recover(const PGresult *result)
+{
+	const char *code = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+	static const char *const classes[] = {"08", "25", "40", "53", "57", "58"};
+
+	for (size_t i = 0; code && i < lengthof(classes); i++)
+	{
+		if (strncmp(code, classes[i], 2) == 0)
+			return true;
+	}
+	return code == NULL;
+}
+
+/* For subcommands that do nothing but ask */
+void
+server_open_or_exit(void)
+{
+	ServerState state;
+
+	server_init();
+	state = server_open(10 * SEC);
+	if (state == SERVER_REFUSES && needs_password)
+	{
+		password = simple_prompt("Password: ", false);
+		state = server_open(10 * SEC);
+	}
+	if (state != SERVER_OPEN)
+	{
+		pg_log_error("%s", server_problem);
+		exit(1);
+	}
+}
+
+PGresult *
+server_query_or_exit(const char *sql, int n, const char *const *values)
+{
+	PGresult   *result = server_query(FOREVER, sql, n, values);
+
+	if (result == NULL || PQresultStatus(result) == PGRES_FATAL_ERROR)
+	{
+		pg_log_error("%s", server_problem);
+		exit(1);
+	}
+	return result;
+}

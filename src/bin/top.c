@@ -1,0 +1,135 @@
+/*
+ * top.c
+ *		dlock top: the locks, again and again; with keys, if ncurses was there
+ *		when this was built.
+ */
+#include "bin/bin.h"
+
+#include <unistd.h>
+
+#ifdef DLOCK_NCURSES
+#include <ncurses.h>
+#define KEYS "q quit  f filter  s seconds  space now; by w waiters, t time, n name"
+#else
+#define KEYS "Ctrl-C quits"
+#endif
+
+static Sorting sorting = BY_WAITERS;
+
+/* What print_top() prints, or why it cannot: the connection may come back. */
+static char *
+make_page(void)
+{
+	char	   *page = NULL;
+	size_t		length;
+	FILE	   *out = open_memstream(&page, &length);
+
+	if ((server_connection() == NULL && server_open(5 * SEC) != SERVER_OPEN) ||
+		!print_top(out, sorting))
+	{
+		fprintf(out, "%s\n", server_problem);
+		server_close();
+	}
+	(void) fclose(out);
+	return page;
+}
+
+#ifdef DLOCK_NCURSES
+static const char *
+ask_for(const char *what)
+{
+	static char answer[256];
+
+	move(LINES - 1, 0);
+	clrtoeol();
+	addstr(what);
+	timeout(-1);
+	echo();
+	if (getnstr(answer, sizeof(answer) - 1) == ERR)
+		answer[0] = '\0';
+	noecho();
+	return answer;
+}
+
+/* What is wider or longer than the screen is cut off. */
+static void
+show_page(void)
+{
+	char	   *page = make_page();
+	char	   *next = page;
+	char	   *line;
+
+	erase();
+	for (int row = 0; row < LINES - 1 && (line = strsep(&next, "\n")); row++)
+		mvaddnstr(row, 0, line, COLS);
+	if (show.filter)
+		mvprintw(LINES - 1, 0, "[%s]  ", show.filter);
+	else
+		move(LINES - 1, 0);
+	addnstr(KEYS, COLS - getcurx(stdscr));
+	refresh();
+	free(page);
+}
+
+static void
+show_until_quit(void)
+{
+	int			key = 0;
+
+	initscr();
+	cbreak();
+	noecho();
+	curs_set(0);
+	while (key != 'q')
+	{
+		show_page();
+		timeout((int) (show.pause / MS));
+		key = getch();
+		if (key == 'w')
+			sorting = BY_WAITERS;
+		else if (key == 't')
+			sorting = BY_TIME;
+		else if (key == 'n')
+			sorting = BY_NAME;
+		else if (key == 'f')
+		{
+			const char *answer = ask_for("filter: ");
+
+			show.filter = answer[0] ? pg_strdup(answer) : NULL;
+		}
+		else if (key == 's')
+		{
+			double		seconds = strtod(ask_for("seconds: "), NULL);
+
+			if (seconds >= 0.1)
+				show.pause = (int64) (Min(seconds, 86400) * SEC);
+		}
+	}
+	endwin();
+}
+#else
+static void
+show_until_quit(void)
+{
+	for (;;)
+	{
+		/* home, and clear */
+		printf("\033[H\033[J%s%s\n", make_page(), KEYS);
+		(void) fflush(stdout);
+		pg_usleep(show.pause);
+	}
+}
+#endif
+
+int
+main_top(const char *name, int n, char **operands)
+{
+	if (!show.once && isatty(STDOUT_FILENO))
+		show_until_quit();
+	else if (!print_top(stdout, BY_WAITERS))
+	{
+		pg_log_error("%s", server_problem);
+		return 1;
+	}
+	return 0;
+}

@@ -1,0 +1,141 @@
+/*
+ * watch.c
+ *		dlock watch: a line for each change of a lock's holder.
+ *
+ * The server tells the latest state at once, and each later one.  After the
+ * connection was lost it does so again, and what is the same as before is not
+ * printed.
+ */
+#include "bin/bin.h"
+
+#include <poll.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct Watched
+{
+	const char *name;
+	char	   *last;			/* what was told last, NULL at first */
+} Watched;
+
+static Watched *watched;
+static int	n_watched;
+
+/* Returns false if the connection is lost. */
+static bool
+print_change(const char *payload)
+{
+	char		at[32];
+	time_t		now = time(NULL);
+	PGresult   *fields;
+	Watched    *its = NULL;
+
+	fields = server_query(clock_now() + 10 * SEC,
+						  "SELECT j OPERATOR(pg_catalog.->>) 'lock', j OPERATOR(pg_catalog.->>) 'event', pg_catalog.concat_ws(' ', "
+						  "j OPERATOR(pg_catalog.->>) 'event', j OPERATOR(pg_catalog.->>) 'ticket', j OPERATOR(pg_catalog.->>) 'mode', j OPERATOR(pg_catalog.->>) 'scope', j OPERATOR(pg_catalog.->>) 'info') "
+						  "FROM (SELECT $1::pg_catalog.json AS j) AS p", 1, &payload);
+	if (fields == NULL || PQntuples(fields) != 1)
+	{
+		PQclear(fields);
+		return fields != NULL;
+	}
+	for (int i = 0; i < n_watched; i++)
+	{
+		if (strcmp(watched[i].name, PQgetvalue(fields, 0, 0)) == 0)
+			its = &watched[i];
+	}
+	if (its && (its->last == NULL || strcmp(its->last, payload) != 0) &&
+		(strcmp(PQgetvalue(fields, 0, 1), "held") == 0 ||
+		 strcmp(PQgetvalue(fields, 0, 1), "free") == 0))
+	{
+		free(its->last);
+		its->last = pg_strdup(payload);
+		(void) strftime(at, sizeof(at), "%Y-%m-%d %H:%M:%S", localtime(&now));
+		if (show.format == AS_JSON)
+			printf("%s\n", payload);
+		else
+			printf("%s  %s  %s\n", at, its->name, PQgetvalue(fields, 0, 2));
+		(void) fflush(stdout);
+	}
+	PQclear(fields);
+	return true;
+}
+
+/* Connect, and have the server tell; false if that cannot be. */
+static bool
+begin_watching(void)
+{
+	if (server_open(10 * SEC) != SERVER_OPEN)
+		return false;
+	for (int i = 0; i < n_watched; i++)
+	{
+		PGresult   *result = server_query(clock_now() + 10 * SEC,
+										  "SELECT %s.dlock_watch($1)", 1,
+										  &watched[i].name);
+
+		if (result && PQresultStatus(result) != PGRES_TUPLES_OK &&
+			!server_may_recover(result))
+		{
+			pg_log_error("%s", server_problem);
+			exit(1);
+		}
+		PQclear(result);
+		if (result == NULL)
+			return false;
+	}
+	return true;
+}
+
+/* Until the connection is lost; a connection that is silent is asked. */
+static void
+print_changes(void)
+{
+	PGnotify   *notify;
+	PGresult   *alive;
+
+	for (;;)
+	{
+		while ((notify = PQnotifies(server_connection())) != NULL)
+		{
+			bool		lost = !print_change(notify->extra);
+
+			PQfreemem(notify);
+			if (lost)
+				return;
+		}
+		if (!server_await(PQsocket(server_connection()), POLLIN,
+						  clock_now() + 10 * SEC))
+		{
+			alive = server_query(clock_now() + 10 * SEC, "SELECT 1", 0, NULL);
+			PQclear(alive);
+			if (alive == NULL)
+				return;
+		}
+		if (!PQconsumeInput(server_connection()))
+		{
+			strlcpy(server_problem, PQerrorMessage(server_connection()),
+					sizeof(server_problem));
+			server_close();
+			return;
+		}
+	}
+}
+
+int
+main_watch(const char *name, int n, char **operands)
+{
+	n_watched = n;
+	watched = pg_malloc0(n * sizeof(Watched));
+	for (int i = 0; i < n; i++)
+		watched[i].name = operands[i];
+	server_close();
+	for (;;)
+	{
+		if (begin_watching())
+			print_changes();
+		else
+			server_close();
+		pg_log_warning("%.*s", (int) strcspn(server_problem, "\n"), server_problem);
+		sleep(1);
+	}
+}

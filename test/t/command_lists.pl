@@ -1,0 +1,168 @@
+# What dlock shows and ends: ls, blockers, stats and top say what the views say,
+# as tables, JSON and CSV; watch tells each change of holder, also over a restart
+# of the server; release and close end what there is, with the rights of the
+# role alone.
+#
+# What would break it: a call without the schema of dlock; a column that is
+# missing, or a name that breaks the format; a watch that hangs on a dead
+# connection, or tells the same twice; an exit code that hides a failure.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Command;
+use Dlock::Test;
+use JSON::PP;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('main');
+
+# Names that formats have to quote
+my $odd = qq(a "b",\x{2014}\\n);
+$node->safe_psql('postgres', 'DROP EXTENSION dlock; CREATE SCHEMA "x y"; '
+	  . 'CREATE EXTENSION dlock SCHEMA "x y"; GRANT USAGE ON SCHEMA "x y" TO PUBLIC; '
+	  . 'CREATE ROLE alice LOGIN');
+
+my $client = session($node);
+my $waiter = session($node);
+
+utf8::encode($odd);
+$client->query('SET search_path = "x y"');
+$waiter->query('SET search_path = "x y"');
+my $held = $client->query(qq{SELECT dlock_acquire('$odd', info => 'first')});
+$waiter->start(qq{SELECT dlock_acquire('$odd', info => 'second')});
+$client->until_waits($waiter);
+my $lease = $client->query(q{SELECT dlock_lease_open('1h')});
+my $ticket = $client->query(qq{SELECT dlock_lease_acquire('b', $lease)});
+
+sub shown
+{
+	my ($test, @arguments) = @_;
+	my ($code, $out, $err) = dlock($node, @arguments);
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	is("$code$err", '0', $test);
+	return $out;
+}
+
+sub refused
+{
+	my ($message, $where, @arguments) = @_;
+	my ($code, $out, $err) = dlock($where, @arguments);
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	is("$code$out", '1', "dlock @arguments: fails");
+	like($err, $message, 'says why');
+	return;
+}
+
+my $table = shown('ls', 'ls');
+
+like($table, qr/^ +name .*\n[-+]+\n \Q$odd\E +\| holds +\|.*\| first +\|.*\n \Q$odd\E +\| waits 1 .*\n b +\| holds /,
+	'a table, in the order of the queue');
+unlike(shown('ls NAME', 'ls', 'b'), qr/first/, 'of one lock');
+my $rows = decode_json(shown('as JSON', 'ls', '--json'));
+
+is(join(',', map { $_->{ticket} } @$rows),
+	$client->query('SELECT string_agg(ticket::text, \',\' ORDER BY name, position, ticket) FROM dlock_locks'),
+	'each ticket');
+utf8::encode(my $name = $rows->[0]{name});
+is($name, $odd, 'a name with quotes');
+is(scalar keys %{ $rows->[0] }, 20, 'all columns of the view');
+is_deeply(decode_json(shown('of no lock', 'ls', '--json', 'none')), [], 'an empty array');
+like(shown('as CSV', 'ls', '--csv', $odd),
+	qr/^name,ticket,.*\n"a ""b"".*",$held,exclusive,/, 'CSV');
+like(shown('blockers', 'blockers'),
+	qr/^ +1 \| +$client->{pid} \|.*\| first /m, 'the root');
+is(decode_json(shown('as JSON', 'blockers', '--json'))->[0]{blocked}, 1, 'JSON');
+like(shown('stats', 'stats'), qr/^waiting +\| 1$/m, 'a line for each');
+is(decode_json(shown('as JSON', 'stats', '--json'))->[0]{held}, 2, 'JSON');
+
+my $top = shown('top', 'top', '--once');
+
+like($top, qr/^dlock: 2 held, 1 waiting, .*blocked.*first.*\Q$odd\E/s, 'summary, blockers, locks');
+unlike(shown('top of some', 'top', '--filter=second'), qr/^ b /m, 'filtered');
+
+#
+# watch, over a restart
+#
+my $watch = Dlock::Command->new($node, 'watch', '--json', 'w', $odd);
+my $lines = Dlock::Command->new($node, 'watch', 'w');
+
+sub watched
+{
+	my ($pattern, $test) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	eval { poll($test, sub { $watch->out =~ $pattern }) };
+	return like($watch->out, $pattern, $test);
+}
+
+watched(qr/"free","lock":"w"/, 'free at first');
+watched(qr/"held".*"ticket":$held,/, 'held at first');
+poll('the other one watches, too', sub { $lines->out =~ /free/ });
+my $one = $client->query(q{SELECT dlock_lease_acquire('w', } . "$lease, info => 'me')");
+
+watched(qr/"held","lock":"w","ticket":$one,.*"me"/, 'then held');
+poll('lines', sub { $lines->out =~ /held/ });
+like($lines->out, qr/^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  w  free\n\S+ \S+  w  held $one exclusive lease me\n$/,
+	'a line for each');
+
+# The connection is lost: of "w", which is asked for first, there is no news.
+$client->query('SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
+	  . "WHERE backend_type = 'client backend' AND pid NOT IN ($client->{pid}, $waiter->{pid})");
+$client->query(qq{SELECT dlock_release('$odd')});
+watched(qr/"held","lock":"a .*"second"/, 'the connection is lost: the next holder is told');
+my @told = $watch->out =~ /"ticket":$one,/g;
+
+is(scalar @told, 1, 'and what is as before is not');
+$_->quit foreach $client, $waiter;
+$node->restart;
+$client = session($node);
+$client->query('SET search_path = "x y"');
+watched(qr/"free","lock":"a /, 'the server is restarted: what a session held is free');
+$client->query("SELECT dlock_lease_close($lease)");
+watched(qr/"lock":"w".*"free","lock":"w"/s, 'and it goes on');
+foreach my $it ($watch, $lines)
+{
+	$it->signal('TERM');
+	is($it->exit_code, 143, 'until a signal comes');
+}
+
+#
+# release and close
+#
+$held = $client->query(q{SELECT dlock_acquire('mine')});
+my @leases = map { $client->query(q{SELECT dlock_lease_open('1h')}) } 1 .. 2;
+$client->query("SELECT dlock_lease_acquire('l$_', $leases[0])") foreach 1 .. 2;
+my $single = $client->query(q{SELECT dlock_ttl_acquire('single', '1h')});
+my $alice = $node->connstr('postgres') . ' user=alice';
+
+refused(qr/there is no ticket $held/, $node, 'release', $held);
+refused(qr/permission denied|must have|privileges/, $alice, 'release', $single);
+refused(qr/permission denied/, $alice, 'release', '--force', $single);
+is(shown('release', 'release', $single), '', 'not a word');
+refused(qr/there is no ticket $single/, $node, 'release', $single);
+is(shown('by force', 'release', '--force', $held), '', 'a session\'s ticket');
+is(shown('close', 'close', $leases[0]), "2\n", 'how many tickets');
+refused(qr/there is no lease $leases[0]/, $node, 'close', $leases[0]);
+is(shown('by force', 'close', '-f', $leases[1]), "0\n", 'a lease without any');
+refused(qr/there is no lease $leases[1]/, $node, 'close', '-f', $leases[1]);
+refused(qr/too few arguments: LEASE/, $node, 'close');
+refused(qr/invalid input syntax for type bigint: "x"/, $node, 'release', 'x');
+refused(qr/too many arguments/, $node, $_, 'a', 'b') foreach 'ls', 'stats', 'top';
+refused(qr/too few arguments: NAME/, $node, 'watch');
+refused(qr/unknown subcommand "lock"/, $node, 'lock');
+refused(qr/"dlock" is not installed in database "template1"/, $node->connstr('template1'), $_)
+  foreach 'ls', 'blockers', 'stats', 'top';
+foreach my $what ('top', 'ls', 'blockers', 'stats', 'watch', 'release', 'close')
+{
+	my ($out, $err) = run_command([ 'dlock', $what, '--help' ]);
+
+	like("$err$out", qr/^dlock $what: .*Usage:\n  dlock $what /s, "dlock $what --help");
+}
+
+done_testing();

@@ -1,0 +1,281 @@
+# dlock run does what its --help says: it waits its turn, runs the command with
+# the lock, gives the lock back and ends with the command's exit code.  The
+# command finds the world as dlock's caller would have given it.
+#
+# What would break it: an exit code that is not told apart from another; a lock
+# that stays behind, or is gone while the command runs; a descriptor, a signal
+# mask or an ignored signal that the command inherits from dlock; an owner that
+# two runs share; a place in the queue that is lost with the connection.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Command;
+use Dlock::Test;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('main');
+my $dir = PostgreSQL::Test::Utils::tempdir;
+my $client = session($node);
+
+sub code_is
+{
+	my ($expected, $test, @arguments) = @_;
+	my ($code, $out, $err) = dlock($node, @arguments);
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	is($code, $expected, $test) or diag("$out$err");
+	return wantarray ? ($out, $err) : $err;
+}
+
+sub nothing_left
+{
+	my ($test) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	is($client->query('SELECT count(*) FROM dlock_locks'), '0', $test);
+	return;
+}
+
+#
+# Exit codes
+#
+code_is(0, 'a command that succeeds', 'run', 'a', 'true');
+code_is(7, 'the exit code of the command', 'run', 'a', 'sh', '-c', 'exit 7');
+code_is(143, 'a signal ended it', 'run', 'a', '--', 'sh', '-c', 'kill $$');
+like(code_is(127, 'no such command', 'run', 'a', './nothing'),
+	qr/^dlock: error: could not run "\.\/nothing": No such file/, 'says so');
+like(code_is(126, 'not a program', 'run', 'a', '/'),
+	qr/^dlock: error: could not run "\/": Permission denied/, 'says so');
+nothing_left('and no lock is left');
+
+foreach my $case (
+	[ qr/no lock name specified/, 'run' ],
+	[ qr/no command specified.*Try "dlock run --help"/s, 'run', 'a', '--' ],
+	[ qr/unrecognized option/, 'run', '--nothing', 'a', 'true' ],
+	[ qr/invalid time for option --wait: "1 week"/, 'run', '-w', '1 week', 'a', 'true' ],
+	[ qr/--grace leaves no time .*at least twice/s, 'run', '--ttl=5', '--grace=5', 'a', 'true' ],
+	[ qr/--session cannot be used with/, 'run', '--session', '--ttl=5', 'a', 'true' ],
+	[ qr/error: .*lock name/s, 'run', '', 'true' ])
+{
+	my ($message, @arguments) = @$case;
+
+	like(code_is(125, "dlock @arguments", @arguments), $message, 'says why');
+}
+
+$node->safe_psql('postgres', 'CREATE DATABASE bare');
+foreach my $case (
+	[ 'bare', qr/"dlock" is not installed in database "bare"\nHINT:/ ],
+	[ 'nowhere', qr/database "nowhere" does not exist/ ])
+{
+	my ($dbname, $message) = @$case;
+	my ($code, $out, $err) = dlock($node->connstr($dbname), 'run', 'a', 'true');
+
+	is($code, 125, "database $dbname");
+	like($err, $message, 'says why');
+}
+{
+	my ($code, $out, $err) =
+	  dlock("host=$dir port=1", 'run', '--patience=200ms', 'a', 'true');
+
+	is($code, 125, 'no server');
+	like($err, qr/warning: .*No such file.*error: found no server/s, 'says so');
+}
+
+#
+# What the command finds
+#
+{
+	my ($out) = code_is(0, 'the environment', 'run', '--info=me', 'a b', 'sh', '-c',
+		'echo "$DLOCK_NAME,$DLOCK_FENCE,$DLOCK_LEASE,$DLOCK_TICKET"; exec psql -XAtc '
+		  . q{"SELECT name, ticket, scope, info FROM dlock_locks" } . '"' . $node->connstr('postgres') . '"');
+	my ($name, $fence, $lease, $ticket) = split /[,\n]/, $out;
+
+	is($name, 'a b', 'name');
+	like($fence, qr/^\d+$/, 'fence');
+	is($lease, $fence, 'the lease is the ticket');
+	is($ticket, '', 'and no ticket besides');
+	like($out, qr/\na b\|$fence\|lease\|me\n$/, 'the lock is held meanwhile');
+	($out) = code_is(0, 'of a session', 'run', '--session', 'a', 'sh', '-c',
+		'echo "$DLOCK_NAME,$DLOCK_LEASE,$((DLOCK_TICKET - DLOCK_FENCE))"');
+	is($out, "a,,0\n", 'has a ticket');
+}
+{
+	my @probe = ($^X, '-e', 'use POSIX; opendir D, "/proc/self/fd"; '
+		  . 'my $own = "/proc/$$/fd"; print join(",", sort { $a <=> $b } grep { /\d/ '
+		  . '&& readlink("/proc/self/fd/$_") !~ m{^/proc} } readdir D), "\n"; '
+		  . 'open S, "/proc/self/status"; print grep { /^Sig[BI]/ } <S>; '
+		  . 'print getpgrp == $$ ? "leads\n" : "follows\n"');
+	my ($out) = code_is(0, 'descriptors and signals', 'run', 'a', @probe);
+	my ($plain) = run_command([@probe]);
+
+	$plain =~ s/follows|leads/leads/;
+	is($out, "$plain\n", 'are as without dlock; it leads its process group');
+}
+$ENV{PATH} .= ":$dir";
+append_to_file("$dir/ours", "#!/bin/sh\necho found\n");
+chmod 0755, "$dir/ours";
+is((code_is(0, 'a program of PATH', 'run', 'a', 'ours'))[0], "found\n", 'runs');
+{
+	my ($out, $err) = ('', '');
+
+	IPC::Run::run([ 'dlock', '-d', $node->connstr('postgres'), 'run', 'a', 'cat' ],
+		'<', \"in\n", '>', \$out, '2>', \$err);
+	is("$out$err", "in\n", 'its input is that of dlock, and the output its own');
+}
+
+#
+# Busy, and turns
+#
+my $held = $client->query(q{SELECT dlock_acquire('busy')});
+
+foreach my $session ([], ['--session'])
+{
+	is(code_is(1, "busy @$session", 'run', @$session, '-n', 'busy', 'true'),
+		'', 'and not a word');
+	code_is(75, "another code @$session", 'run', @$session, '-n', '-E', '75',
+		'busy', 'true');
+	code_is(1, "not in time @$session", 'run', @$session, '-w', '50ms', 'busy',
+		'true');
+}
+like(code_is(1, 'with -v', 'run', '-nv', 'busy', 'true'),
+	qr/^dlock: lock "busy" is busy$/, 'it is told');
+is($client->query(q{SELECT count(*) FROM dlock_locks WHERE NOT granted}),
+	'0', 'nobody waits any more');
+
+my @turns;
+foreach my $n (1 .. 3)
+{
+	# the session's is the second one
+	push @turns, Dlock::Command->new($node, 'run', $n == 2 ? '--session' : '--ttl=1h',
+		'busy', 'sh', '-c', "echo $n >>$dir/turns");
+	$client->wait_for(
+		"SELECT count(*) = $n FROM dlock_locks WHERE NOT granted");
+}
+# the first keeps its place, though its connection is cut; the second one has
+# none any more, and is the last then
+my $pids = q{SELECT pid FROM pg_stat_activity WHERE query ~ '^SELECT public.dlock_'};
+$client->query("SELECT pg_terminate_backend(pid) FROM ($pids) AS p");
+$client->wait_for('SELECT array_agg(scope ORDER BY position) = '
+	  . q{'{lease,lease,session}' FROM dlock_locks WHERE NOT granted});
+$client->query(q{SELECT dlock_release('busy')});
+is($_->exit_code, 0, 'has had its turn') foreach @turns;
+is(slurp_file("$dir/turns"), "1\n3\n2\n", 'in their order');
+nothing_left('no lock is left');
+
+# A waiter that is told to go leaves the queue.
+$client->query(q{SELECT dlock_acquire('busy')});
+foreach my $signal ('INT', 'TERM')
+{
+	my $waiter = Dlock::Command->new($node, 'run', '--ttl=1h', 'busy', 'true');
+
+	$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE NOT granted');
+	$waiter->signal($signal);
+	is($waiter->exit_code, $signal eq 'INT' ? 130 : 143, "SIG$signal ends a wait");
+	is($client->query('SELECT count(*) FROM dlock_locks WHERE NOT granted'),
+		'0', 'and it has left the queue');
+}
+$client->query(q{SELECT dlock_release_all()});
+
+#
+# Modes
+#
+{
+	my $first = Dlock::Command->new($node, 'run', '-s', 'm', 'sleep', '1000');
+	my @slots = map {
+		Dlock::Command->new($node, 'run', '--slots=3', '--permits', $_, 'n', 'sleep', '1000')
+	} 1, 2;
+
+	$client->wait_for('SELECT count(*) = 3 FROM dlock_locks WHERE granted');
+	code_is(0, 'two share', 'run', '-sn', 'm', 'true');
+	code_is(1, 'and a third does not', 'run', '-n', 'm', 'true');
+	code_is(1, 'three slots are taken', 'run', '-n', '--slots=3', 'n', 'true');
+	like(code_is(125, 'another number of slots', 'run', '-n', '--slots=2', 'n', 'true'),
+		qr/dlock: error: .*slots/, 'says why');
+	$_->signal('TERM') foreach $first, @slots;
+	is($_->exit_code, 143, 'a signal is passed on') foreach $first, @slots;
+	nothing_left('no lock is left');
+}
+
+# An owner that comes back has its lease.
+my $mine = $client->query(
+	q{SELECT dlock_ttl_acquire('own', '1h', owner => 'me', info => 'before')});
+is((code_is(0, 'the owner comes', 'run', '--owner=me', '-n', 'own', 'sh', '-c',
+		'echo $DLOCK_LEASE'))[0], "$mine\n", 'and goes on with its lease');
+$mine = $client->query(q{SELECT dlock_ttl_acquire('own', '1h', owner => 'me')});
+is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'psql',
+		'-XAtd', $node->connstr('postgres'), '-c', 'SELECT ttl FROM dlock_leases'))[0],
+	"00:00:20\n", 'and the lease has it from then on');
+
+#
+# One of five machines runs the job, though the others come when it is done.
+#
+{
+	my @cron = map {
+		Dlock::Command->new($node, 'run', '-n', '--at-least=1h', 'nightly', 'sh',
+			'-c', "echo $_ >>$dir/nightly")
+	} 1 .. 5;
+	my @codes = sort map { $_->exit_code } @cron;
+
+	is("@codes", '0 1 1 1 1', 'five of them start, and one runs');
+	code_is(1, 'one comes later', 'run', '-n', 'nightly', 'sh', '-c',
+		"echo late >>$dir/nightly");
+	like(slurp_file("$dir/nightly"), qr/^\d\n$/, 'the job has run once');
+	is($client->query('SELECT remaining > \'50 min\' FROM dlock_locks'),
+		't', 'the lock is kept');
+	$client->query('SELECT dlock_reset()');
+}
+
+#
+# Again and again, as the leader
+#
+{
+	my @leaders = map {
+		Dlock::Command->new($node, 'run', '--every=1ms', '--ttl', ample(1), 'lead', 'sh', '-c',
+			"echo $_ >>$dir/lead; test -e $dir/failed$_ || { touch $dir/failed$_; exit 3; }")
+	} 1, 2;
+
+	poll('three times', sub { -e "$dir/lead" && (() = slurp_file("$dir/lead") =~ /\n/g) > 3 });
+	$client->wait_for('SELECT renewed_at - opened_at > 3 * ttl FROM dlock_leases WHERE held = 1');
+	my ($first) = slurp_file("$dir/lead") =~ /^(\d)/;
+	my ($leads, $follows) = $first == 1 ? @leaders : reverse @leaders;
+
+	like(slurp_file("$dir/lead"), qr/^($first\n)+$/, 'one leads');
+	$leads->signal('TERM');
+	is($leads->exit_code, 143, 'until a signal comes');
+	like($leads->err, qr/warning: "sh" has ended with exit code 3/, 'warns');
+	unlike($leads->err, qr/lost/, 'and keeps its lock');
+	poll('the next one leads', sub { slurp_file("$dir/lead") =~ /\n[^$first]\n/ });
+	$follows->signal('INT');
+	is($follows->exit_code, 130, 'and so does the next one');
+	unlike(slurp_file("$dir/lead"), qr/[^$first]\n$first/, 'not both');
+	nothing_left('no lock is left');
+}
+
+#
+# dlock in another schema, options of the connection wherever they are given
+#
+$node->safe_psql('bare', 'CREATE SCHEMA "A b"; CREATE EXTENSION dlock SCHEMA "A b"');
+{
+	local $ENV{PGHOST} = $node->host;
+	local $ENV{PGPORT} = 1;
+	my $port = $node->port;
+
+	is(system("dlock -p $port run -d bare a true"), 0, 'before and behind');
+	is(system("dlock -d nowhere run --dbname=bare --port $port a true"), 0,
+		'the last one counts');
+}
+program_help_ok('dlock');
+program_version_ok('dlock');
+program_options_handling_ok('dlock');
+{
+	my ($out, $err) = run_command([ 'dlock', 'run', '-?' ]);
+
+	like($out, qr/Usage:\n  dlock run .*124 if the lock was lost/s, 'help');
+	is($err, '', 'on the standard output');
+}
+
+done_testing();

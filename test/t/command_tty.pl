@@ -1,0 +1,173 @@
+# At a terminal, a command under dlock run behaves as if it had been typed alone:
+# Ctrl-C reaches it, Ctrl-Z stops the job, fg lets it go on, and it may read from
+# the terminal; while it is stopped, its lock is kept.  dlock top obeys its keys.
+#
+# What would break it: a terminal that stays with the shell, or with a command
+# that is over; a dlock that does not stop with its command, so that the shell
+# goes on waiting; a keeper that is stopped with the job.
+#
+# The shell is bash, with job control, and the terminal one of IO::Pty's.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Test;
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+plan skip_all => 'IO::Pty is needed' unless eval { require IO::Pty };
+plan skip_all => 'bash is needed' unless -x '/bin/bash';
+
+my $node = new_server('main');
+my $client = session($node);
+my $dir = PostgreSQL::Test::Utils::tempdir;
+my ($in, $out) = ('', '');
+my $shell;
+
+sub start_shell
+{
+	local %ENV = (%ENV, PS1 => '', TERM => 'xterm', PGHOST => $node->host,
+		PGPORT => $node->port, PGDATABASE => 'postgres', HISTFILE => '', INPUTRC => '/dev/null');
+
+	($in, $out) = ('', '');
+	$shell = IPC::Run::start(
+		[ '/bin/bash', '--norc', '--noprofile', '--noediting', '-i' ],
+		'<pty<', \$in, '>pty>', \$out,
+		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
+	type("stty -echo rows 24 cols 80; PS1=; echo rea''dy\n");
+	shows(qr/ready/);
+	return;
+}
+
+sub type
+{
+	my ($text) = @_;
+
+	$in .= $text;
+	$shell->pump_nb while length $in;
+	return;
+}
+
+# what has come since then is forgotten
+sub shows
+{
+	my ($pattern, $test) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+	eval {
+		poll("the terminal shows $pattern",
+			sub { $shell->pump_nb; $out =~ $pattern });
+	};
+	my $shown = $out =~ $pattern;
+
+	ok($shown, $test) || diag("terminal: $out") if defined $test;
+	die "$pattern: $out" if !$shown && !defined $test;
+	$out = '';
+	return;
+}
+
+sub locks
+{
+	return $client->query(q{SELECT count(*) FROM dlock_locks WHERE granted});
+}
+
+start_shell();
+
+type("dlock run a cat; echo code \$?\n");
+$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
+type("typed\n");
+shows(qr/typed/, 'the command reads from the terminal');
+type("\cD");
+shows(qr/code 0/, 'and the shell has it again');
+
+type("dlock run a sh -c 'trap \"echo caught; exit 3\" INT; echo up; while :; do sleep 0.01; done'; echo code \$?\n");
+shows(qr/up/);
+type("\cC");
+shows(qr/caught\s+code 3/, 'Ctrl-C reaches the command, and dlock waits for it');
+type("dlock run a sleep 1000; echo code \$?\n");
+$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
+type("\cC");
+shows(qr/code 130/, 'it ends by Ctrl-C');
+is(locks(), '0', 'and the lock is free');
+
+# Stopped for longer than its ttl
+type("dlock run --ttl=1s a cat; echo code \$?\n");
+$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
+type("\cZ");
+shows(qr/Stopped.*dlock run/, 'Ctrl-Z stops the job');
+my $renewed = q{SELECT renewed_at - opened_at > '2s' FROM dlock_leases};
+
+is($client->wait_for($renewed), 1, 'its lock is kept');
+type("fg; echo code \$?\n");
+shows(qr/dlock run/);
+type("again\n");
+shows(qr/again/, 'fg lets it go on, with the terminal');
+type("\cZ");
+shows(qr/Stopped/, 'it is stopped once more');
+type("fg; echo code \$?\n");
+shows(qr/dlock run/);
+type("\cD");
+shows(qr/code 0/, 'and ends well');
+
+type("dlock run a sleep 1000\n");
+$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
+type("\cZ");
+shows(qr/Stopped/);
+type("bg; jobs\n");
+shows(qr/Running/, 'bg lets it go on without the terminal');
+type("kill %1; wait %1; echo code \$?\n");
+shows(qr/code 143/, 'where a signal ends it');
+is(locks(), '0', 'and the lock is free');
+
+# Without the terminal at first: behind a pipe, and in the background
+type("dlock run a sh -c 'echo up >&2; read line; echo got \$line' | cat\n");
+shows(qr/up/);
+type("line\n");
+shows(qr/got line/, 'beside a pipe, it gets the terminal when it reads');
+type("dlock run a sh -c 'echo up; read line; echo got \$line' &\n");
+shows(qr/up/);
+type("jobs\n") , $shell->pump_nb;
+poll('it is stopped', sub { type("jobs\n"); $shell->pump_nb; $out =~ /Stopped/ });
+type("fg\n");
+shows(qr/dlock run/);
+type("line\n");
+shows(qr/got line/, 'in the background, it is stopped when it reads, and goes on by fg');
+
+# Ctrl-Z while it waits: it does not run before fg.
+$client->query(q{SELECT dlock_acquire('a')});
+type("dlock run --ttl=1s a touch '$dir/ran'; echo code \$?\n");
+$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE NOT granted');
+type("\cZ");
+shows(qr/Stopped/, 'Ctrl-Z stops a wait');
+$client->query(q{SELECT dlock_release('a')});
+$client->wait_for($renewed);
+ok(!-e "$dir/ran", 'the command does not run while the job is stopped');
+type("fg; echo code \$?\n");
+shows(qr/code 0/, 'but by fg');
+ok(-e "$dir/ran", 'it has run');
+
+# dlock top
+$client->query(q{SELECT dlock_acquire('seen'), dlock_acquire('other')});
+type("dlock top --interval=100ms --filter=ee; echo code \$?\n");
+shows(qr/seen/, 'top shows the lock that is asked for');
+SKIP:
+{
+	my ($path) = run_command([ 'which', 'dlock' ]);
+	my ($libraries) = run_command([ 'ldd', $path ]);
+
+	skip('dlock was built without ncurses', 3) if $libraries !~ /ncurses/;
+	# what is typed shows, too
+	type('f');
+	shows(qr/filter:/, 'f asks for a filter');
+	type("the\n");
+	shows(qr/other/, 'which counts');
+	type('q');
+	shows(qr/code 0/, 'q quits');
+}
+type("\cC\cDexit\n") if $shell->pumpable;
+$shell->kill_kill;
+
+done_testing();
