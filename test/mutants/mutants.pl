@@ -18,7 +18,7 @@
 #	+a line that comes
 #
 # Lines that stay or go must be in one place only, one behind the other, whatever
-# the white space.  A line "..." divides a mutant of several places.  No line has a
+# white space and comments are between.  A line "..." divides a mutant of several places.  No line has a
 # number, so mutants outlive what is changed around them.
 #
 # The key changes with the mutant; a result counts as long as the key is the same.
@@ -88,13 +88,16 @@ sub read_table
 	return;
 }
 
-# What is there for a mutant to fit, in whatever white space
+# What is there for a mutant to fit, whatever white space and comments are between
 sub pattern
 {
-	my @tokens = map { $_->[0] eq '+' ? () : $_->[1] =~ /(\w+|[^\w\s])/g } @_;
+	my $comment = qr{/\*(?:[^*]|\*(?!/))*\*/};
+	my $text = join "\n", map { $_->[0] eq '+' ? () : $_->[1] } @_;
+	my @tokens = ($text =~ s/$comment/ /gr) =~ /(\w+|[^\w\s])/g;
 
 	fail('a mutant that fits everywhere') unless @tokens;
-	return join '\s*', map { /^\w/ ? "\\b$_\\b" : quotemeta } @tokens;
+	return join "(?:\\s|$comment)*+",
+	  map { /^\w/ ? "\\b$_\\b" : quotemeta } @tokens;
 }
 
 sub files
