@@ -111,6 +111,7 @@ ask("ALTER TABLE dlock_queue ADD seen timestamptz NOT NULL DEFAULT '2001-02-03';
 	  . 'ADD twice interval GENERATED ALWAYS AS (ttl * 2) STORED');
 ask("UPDATE dlock_queue SET seen = '2004-05-06' WHERE name = 'lock'");
 works('columns with a default, a null, and a generated value');
+is(ask("SELECT dlock_set_info($fence, 'written anew')"), 't', 'a row is written anew');
 ask("SELECT dlock_ttl_acquire('new', '1h')");
 is( ask("SELECT seen::date FROM dlock_queue WHERE name IN ('lock', 'new') ORDER BY name"),
 	"2004-05-06\n2001-02-03",
@@ -172,6 +173,16 @@ ask('ALTER TABLE dlock_queue DROP CONSTRAINT dlock_queue_pkey;'
 works('another key');
 ask('ALTER TABLE dlock_queue DROP CONSTRAINT dlock_queue_pkey');
 works('no key');
+# then the rows come in any order: one that was written anew, as one of the last
+my $order = "SELECT string_agg(ticket::text, ' ' ORDER BY position) FROM dlock_locks('order')";
+ask("SELECT dlock_ttl_acquire('order', '1h')");
+my $second = ask("SELECT dlock_ttl_enqueue('order', '1h', 'channel', owner => 'second')");
+ask("SELECT dlock_ttl_enqueue('order', '1h', 'channel', owner => 'third')");
+ask("SELECT dlock_set_info($second, 'written anew')");
+my $queue = ask($order);
+$node->stop('immediate');
+$node->start;
+is(ask($order), $queue, 'no key: the queue is in its order');
 
 # What a crash would empty is not relied on, until it is logged again.
 my %uses = (

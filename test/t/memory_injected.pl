@@ -189,6 +189,50 @@ sub fails
 	$other->quit;
 }
 
+# ... and the session has not said that it goes: the worker sees it
+{
+	my ($client, $other) = map { session($node) } 1 .. 2;
+	my $lease = $client->query("SELECT dlock_lease_open('2s', attach => true)");
+	my $raised;
+
+	$client->query("SELECT dlock_lease_acquire('lock 3', $lease)");
+	$raised = raise_in($client, 'dlock_lease_detach_all', 'dlock_lease_detach');
+	$admin->query("SELECT pg_terminate_backend($client->{pid})");
+	$client->quit;
+	backends_gone($client->{pid});
+	$raised->();
+	like($other->query("SELECT dlock_acquire('lock 3', timeout => '30s')"),
+		qr/^\d+$/, 'exit without a word: lock 3');
+	$other->quit;
+}
+
+#
+# A worker is gone when it has committed, and before it has noted that: the row is
+# there for the next one.
+#
+{
+	my $client = session($node);
+	my $worker = $admin->query(
+		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'dlock worker'");
+	my $gone = commands_in(
+		{ pid => $worker }, 'CommitTransactionCommand',
+		'finish', 'call (void) proc_exit(1)');
+
+	$client->start("SELECT dlock_ttl_acquire('committed', '1h')");
+	$gone->();
+	my $ticket = $client->answer;
+	like($ticket, qr/^\d+$/, 'worker gone behind its commit: acquired');
+	isnt(
+		$admin->query(
+			"SELECT pid FROM pg_stat_activity WHERE backend_type = 'dlock worker'"),
+		$worker,
+		'worker gone behind its commit: there is another');
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', 'worker gone behind its commit: released');
+	$admin->wait_for("SELECT count(*) = 0 FROM dlock_queue WHERE ticket = $ticket");
+	$client->quit;
+}
+
 #
 # What an exit could not give back goes, though nobody waits behind it who looks:
 # held, or waiting.
