@@ -297,7 +297,7 @@ ISOLATION_OPTS = --inputdir=test --outputdir=. \
 
 # Seconds until isolationtester cancels a step that neither ends nor waits
 # for another session.
-export PGISOLATIONTIMEOUT ?= 60
+export PGISOLATIONTIMEOUT ?= 20
 
 ifneq ($(strip $(TAP)),)
 TAP_TESTS = 1

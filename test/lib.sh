@@ -632,3 +632,27 @@ compile()
 {
 	quiet as_user "${make[@]}" clean && build "$@"
 }
+
+# build_changed DIR: only what has changed since the last time; what is built is
+# kept in DIR, by server, compiler and options, for the next time
+build_changed()
+{
+	local kept new
+
+	kept=$1/$({
+		"$pg_config"
+		"$compiler" --version
+		printf '%s\n' "${make[@]}" "${COPT-}"
+		cat Makefile
+	} | sha256sum | cut -c 1-16).tar
+	if [ -r "$kept" ]; then as_user tar -xf - <"$kept"; fi
+	build "$compiler" || return
+
+	# complete, or not at all; and no failure, where it cannot be kept
+	if mkdir -p "$1" 2>/dev/null && new=$(mktemp "$kept.XXXXXX" 2>/dev/null); then
+		find . -path './src/*.[od]' -o -path './src/*.bc' -o -path './*.so' -o \
+			-path ./src/bin/dlock |
+			tar -cf "$new" -T -
+		mv "$new" "$kept"
+	fi
+}

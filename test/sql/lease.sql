@@ -160,6 +160,10 @@ SELECT dlock_lease_acquire_all('{b,a}', :l2, '1ms');
 \echo :SQLSTATE
 SELECT dlock_try_lease_acquire('a', :l2, '1ms'), dlock_try_ttl_acquire('a', '1h', '1ms'),
 	dlock_try_lease_acquire_all('{b,a}', :l2), dlock_try_lease_acquire_all('{b,a}', :l2, '1ms');
+BEGIN;
+SELECT dlock_try_lease_acquire_all('{0,a}', :l2), dlock_is_held('0', :l2);
+SELECT dlock_is_held('0', :l2);
+COMMIT;
 SELECT * FROM lease_tickets;
 
 -- Asking again gives the ticket that there is, and nothing is counted.

@@ -41,18 +41,6 @@ sub queue
 	return;
 }
 
-# What the next in line has got from queue(), soon
-#
-# PostgreSQL has a backend report its statistics ten seconds after it was idle
-# first, and that wakes it: so a lost wakeup is no more than a long wait.
-sub next_answer
-{
-	my $start = time;
-	my $answer = $next->answer;
-
-	return time - $start < 8 ? $answer : "$answer, but far too late";
-}
-
 # A holder, by the given statement, and the next in line
 sub lock_and_queue
 {
@@ -144,9 +132,33 @@ sub successor_sees_it
 {
 	my ($test) = @_;
 
-	is(next_answer(), "t\nholder",
+	is($next->answer, "t\nholder",
 		"$test: the next has the lock and sees the write");
 	is(locks(), 'next|t|f', "$test: and nothing is pinned");
+	return;
+}
+
+# Guarded transactions that lose theirs are canceled, one after the other: whatever
+# was to be canceled before has been.
+sub others_are_canceled
+{
+	my ($test) = @_;
+	my $session = session($node);
+
+	foreach my $round (1 .. 2)
+	{
+		my $ticket = $session->query("SELECT dlock_acquire('other $round')");
+
+		$session->start("BEGIN; SELECT dlock_guard('other $round', $ticket); "
+			  . 'SELECT pg_sleep(1000)');
+		$admin->wait_for("SELECT wait_event = 'PgSleep' "
+			  . "FROM pg_stat_activity WHERE pid = $session->{pid}");
+		$admin->query("SELECT dlock_force_release($ticket)");
+		like($session->answer, qr/57014/, "$test: another is canceled");
+		$session->query('ROLLBACK');
+	}
+	$session->quit;
+	backends_gone($session->{pid});
 	return;
 }
 
@@ -196,6 +208,29 @@ while (my ($way, $go_on) = splice(@ways, 0, 2))
 	finish($way);
 }
 
+# A procedure that commits is in the middle of a statement, which a lost guard
+# cancels: but not behind its pins.  Others who lose theirs are canceled after that.
+{
+	$admin->query('CREATE PROCEDURE guarded(fence bigint) LANGUAGE plpgsql AS $$
+		BEGIN
+			PERFORM dlock_guard(\'lock\', fence);
+			INSERT INTO journal VALUES (\'holder\');
+			COMMIT;
+		END $$');
+	commits_hang($node, 1);
+	lock_and_queue();
+	$holder->query('SET synchronous_commit = on');
+	$holder->start("CALL guarded($fence)");
+	poll('the procedure commits', sub { hangs($node, $holder) });
+	pinned_and_lost('in a procedure');
+	others_are_canceled('in a procedure');
+	ok(hangs($node, $holder), 'in a procedure: the commit waits still');
+	commits_hang($node, 0);
+	is($holder->answer, '', 'in a procedure: the commit is over');
+	successor_sees_it('in a procedure');
+	finish('in a procedure');
+}
+
 # The holder hears of it when he releases.
 commits_hang($node, 1);
 lock_and_queue();
@@ -207,7 +242,7 @@ like(
 	$holder->query("SELECT dlock_release('lock')"),
 	qr/WARNING:  55L01: lock "lock" was lost.*^f$/ms,
 	'the holder hears of the loss');
-is(next_answer(), "t\nholder", 'and the next has it');
+is($next->answer, "t\nholder", 'and the next has it');
 finish('told');
 
 # Not lost: the lock stays with the session, or goes with the transaction.
@@ -236,6 +271,48 @@ is(locks(), "holder|t|t\nnext|f|f", 'release at commit: pinned');
 commits_hang($node, 0);
 successor_sees_it('release at commit');
 finish('release at commit');
+
+# A lock that a lease has is pinned like any other.  Its row stays for as long: what
+# has ended behind it is written.
+commits_hang($node, 1);
+lock_and_queue("SELECT dlock_ttl_acquire('lock', '1h')");
+hang_commit($guard->());
+is(end_by_force(), 't', 'of a lease: released by force');
+is( $admin->query(
+		"SELECT dlock_release_ticket(dlock_ttl_acquire('behind', '1h'))"),
+	't',
+	'of a lease: the worker has come by');
+$admin->wait_for("SELECT count(*) = 0 FROM dlock_queue WHERE name = 'behind'");
+is($admin->query("SELECT count(*) FROM dlock_queue WHERE ticket = $fence"),
+	'1', 'of a lease: its row is there');
+is(end_by_force(), 't', 'of a lease: released once more');
+ok(!$next->answered, 'of a lease: the next still waits');
+commits_hang($node, 0);
+is($holder->answer, '', 'of a lease: the commit is over');
+successor_sees_it('of a lease');
+finish('of a lease');
+
+# Nor does a row say that another one is granted, as the removal of that row makes it.
+commits_hang($node, 1);
+lock_and_queue("SELECT dlock_ttl_acquire('lock', '1h')");
+$admin->query("SELECT pg_cancel_backend($next->{pid})");
+like($next->answer, qr/57014/, 'of a lease, and a lease: the next gives up');
+hang_commit($guard->());
+is(end_by_force(), 't', 'of a lease, and a lease: released by force');
+$next->start("SELECT dlock_ttl_acquire('lock', '1h') > $fence");
+$admin->wait_for("SELECT count(*) = 2 FROM dlock_locks('lock')");
+is( $admin->query(
+		"SELECT dlock_release_ticket(dlock_ttl_acquire('behind', '1h'))"),
+	't',
+	'of a lease, and a lease: the worker has come by');
+is($admin->query("SELECT count(*) FROM dlock_queue WHERE name = 'lock'"),
+	'1', 'of a lease, and a lease: one row');
+commits_hang($node, 0);
+is($holder->answer, '', 'of a lease, and a lease: the commit is over');
+is($next->answer, 't', 'of a lease, and a lease: the next has the lock');
+$admin->query(
+	"SELECT dlock_force_release(ticket) FROM dlock_locks('lock')");
+finish('of a lease, and a lease');
 
 # One holder of several: the others can go meanwhile.
 commits_hang($node, 1);
@@ -285,7 +362,7 @@ foreach my $test (sort keys %unguarded)
 	hang_commit($statements->());
 	is(locks(), "holder|t|f\nnext|f|f", "$test: not pinned");
 	is(end_by_force(), 't', "$test: released by force");
-	is(next_answer(), 't', "$test: the next has the lock and sees nothing");
+	is($next->answer, 't', "$test: the next has the lock and sees nothing");
 	is(locks(), 'next|t|f', "$test: nobody else has");
 	$next->query("INSERT INTO journal VALUES ('successor')");
 	is(journal(), 'successor', "$test: what the successor wrote is visible");
@@ -309,7 +386,7 @@ foreach my $test ('guard', 'check')
 	$holder->start('COMMIT');
 	is(locks(), "holder|t|f\nnext|f|f", "stopped after a $test: not pinned");
 	is(end_by_force(), 't', "stopped after a $test: released by force");
-	is(next_answer(), 't', "stopped after a $test: the next has the lock");
+	is($next->answer, 't', "stopped after a $test: the next has the lock");
 	my $newer = $admin->query("SELECT dlock_fence('lock')");
 	$next->query("INSERT INTO journal VALUES ('successor')");
 	is(journal(), 'successor', "stopped after a $test: the successor writes");
@@ -363,11 +440,54 @@ foreach my $test (sort keys %failures)
 		  . "WHERE pid = $holder->{pid} AND wait_event_type = 'Lock'");
 	pinned_and_lost("$test in the commit");
 	$failures{$test}->();
-	is(next_answer(), 't', "$test in the commit: the next has the lock");
+	is($next->answer, 't', "$test in the commit: the next has the lock");
 	is(locks(), 'next|t|f', "$test in the commit: and nothing is pinned");
 	is(journal(), '', "$test in the commit: nothing was written");
 	finish("$test in the commit");
 }
+
+# The same with a lock that a lease has: the session that goes takes its pin along,
+# and the lease keeps the lock until it is released.
+{
+	my $committer = session($node);
+
+	lock_and_queue("SELECT dlock_ttl_acquire('lock', '1h')");
+	$committer->query('BEGIN; ' . $guard->() . '; NOTIFY mine');
+	$committer->start('COMMIT');
+	$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '
+		  . "WHERE pid = $committer->{pid} AND wait_event_type = 'Lock'");
+	is($admin->query("SELECT pinned FROM dlock_locks WHERE ticket = $fence"),
+		't', 'of a lease, terminated: pinned');
+	$committer->may_end;
+	$admin->query("SELECT pg_terminate_backend($committer->{pid})");
+	backends_gone($committer->{pid});
+	$committer->quit;
+	is($admin->query("SELECT pinned FROM dlock_locks WHERE ticket = $fence"),
+		'f', 'of a lease, terminated: not pinned any more');
+	is(end_by_force(), 't', 'of a lease, terminated: released by force');
+	is($next->answer, 't', 'of a lease, terminated: the next has the lock');
+	finish('of a lease, terminated');
+}
+
+# A commit that has pinned is not canceled for what is lost from then on.
+lock_and_queue();
+$holder->query('BEGIN; ' . $guard->()
+	  . "; INSERT INTO journal VALUES ('holder'); NOTIFY mine");
+$holder->start('COMMIT');
+$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '
+	  . "WHERE pid = $holder->{pid} AND wait_event_type = 'Lock'");
+pinned_and_lost('lost in the commit');
+others_are_canceled('lost in the commit');
+ok(!$holder->answered, 'lost in the commit: it waits for its turn still');
+$admin->query("SELECT pg_cancel_backend($notifier->{pid})");
+like($notifier->answer, qr/canceling wait for synchronous replication/,
+	'lost in the commit: its turn comes');
+is($holder->answer, '', 'lost in the commit: the commit is over');
+successor_sees_it('lost in the commit');
+finish('lost in the commit');
+$notifier->start('BEGIN; SET LOCAL synchronous_commit = on; NOTIFY other; '
+	  . "SELECT pg_logical_emit_message(true, 'waits for a standby', ''); COMMIT");
+poll('NOTIFY hangs again', sub { hangs($node, $notifier) });
 
 # The same, not lost: the lock is the holder's again, as before.
 lock_and_queue();
@@ -379,7 +499,7 @@ $admin->query("SELECT pg_cancel_backend($holder->{pid})");
 like($holder->answer, qr/57014: canceling statement/, 'canceled, not lost');
 is(locks(), "holder|t|f\nnext|f|f", 'canceled, not lost: not pinned any more');
 is(end_by_force(), 't', 'canceled, not lost: released by force');
-is(next_answer(), 't', 'canceled, not lost: the next has the lock at once');
+is($next->answer, 't', 'canceled, not lost: the next has the lock at once');
 finish('canceled, not lost');
 commits_hang($node, 0);
 like($notifier->answer, qr/^[0-9A-F]+\/[0-9A-F]+$/, 'NOTIFY is over');

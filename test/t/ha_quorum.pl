@@ -170,6 +170,11 @@ is( $client->query(
 #
 # A restarted primary without its standbys does not honour its tables
 #
+my $delayed =
+  $client->query("SELECT dlock_lease_open('100 ms', delay => '$ttl s')");
+my $closed = $client->query("SELECT dlock_lease_acquire('closed', $delayed)");
+$admin->wait_for("SELECT delayed FROM dlock_queue_lease WHERE lease = $delayed");
+$admin->query('CHECKPOINT');
 $primary->stop('immediate');
 $_->quit foreach $client, $admin;
 cut_off();
@@ -199,6 +204,14 @@ foreach my $name ('on', 'local')
 	cmp_ok($left, '>=', $ttl - (now() - $sent),
 		'... with its full ttl from then');
 }
+cmp_ok(
+	$client->query(
+		"SELECT coalesce(sum(extract(epoch FROM remaining)), 0) "
+		  . "FROM dlock_locks('closed')"),
+	'>=',
+	$ttl - (now() - $sent),
+	'a delay begins then, too');
+$client->query("SELECT dlock_force_release($closed)");
 connected();
 is(renew_for(0),
 	'local off on raised remote_apply remote_write',

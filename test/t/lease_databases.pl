@@ -280,7 +280,7 @@ my $anew = "BEGIN; DROP EXTENSION dlock; CREATE EXTENSION dlock; $first";
 
 SKIP:
 {
-	skip 'no debugger that can be attached', 15 unless debugger_works($admin);
+	skip 'no debugger that can be attached', 19 unless debugger_works($admin);
 
 	# a database
 	my $before = $admin->query($used);
@@ -355,6 +355,25 @@ SKIP:
 		't',
 		'and the lease holds');
 	$dropper->quit;
+	backends_gone($dropper->{pid});
+
+	# ... and one that a session begins to use as it is about to be removed
+	($dropper, $user) = map { session($node, 'same') } 1 .. 2;
+	no_worker($user);
+	$dropper->query('BEGIN; DROP EXTENSION dlock; CREATE EXTENSION dlock');
+	$stopped = stop_behind($dropper, 'LWLockConditionalAcquire');
+	$dropper->start($first);
+	$stopped->();
+	is($user->query("SELECT dlock_fence('mine') IS NULL"),
+		't', 'a session begins to use one that is about to be removed');
+	$stopped->();
+	is($dropper->answer, 't', 'which it is not, then');
+	$dropper->query('ROLLBACK');
+	is($user->query("SELECT dlock_acquire('mine') > 0"),
+		't', 'it gets a lock there');
+	is($node->safe_psql('same', "SELECT dlock_try_acquire('mine') IS NULL"),
+		't', 'and nobody else does');
+	$_->quit foreach $dropper, $user;
 }
 $admin->quit;
 

@@ -46,6 +46,7 @@ my $by_lease = $client->query("SELECT dlock_lease_acquire('a', $lease)");
 my $by_ttl = $client->query("SELECT dlock_ttl_acquire('b', '$ttl s')");
 my $by_shared =
   $client->query("SELECT dlock_ttl_acquire('c', '$ttl s', shared => true)");
+$client->query("SELECT dlock_ttl_acquire('d', '$ttl s', owner => 'me')");
 my $queued = $client->query("SELECT dlock_lease_enqueue('b', $other)");
 my $gone = $client->query("SELECT dlock_ttl_enqueue('a', '$ttl s')");
 my $gone_too = $client->query("SELECT dlock_lease_enqueue('b', $lease)");
@@ -109,6 +110,8 @@ is( $client->query(
 	't|t|t',
 	'but nobody is granted the locks before that is written');
 is($client->query("SELECT dlock_wait($queued, '0')"), 'f', 'not to a ticket');
+is($client->query("SELECT dlock_try_ttl_acquire('d', '1h', owner => 'me') IS NULL"),
+	't', 'nor to who had it, and asks for it again');
 ok(!$waiter->answered, 'nor to a waiter');
 is($admin->query("SELECT count(*) FROM dlock_queue WHERE ticket IN ($by_lease, $by_ttl)"),
 	'2', 'the rows are there');
@@ -156,6 +159,25 @@ is( $client->query(
 	'f|0|t',
 	'as when it has begun');
 is($admin->query("SELECT dlock_force_release($closing)"), 't', 'ended');
+
+# A lease that has run out is closed by force, and the worker has not come yet: no
+# delay begins then.  Its ttl begins at the end of a session.
+{
+	my $keeper = session($node);
+	my $forced = $keeper->query(
+		"SELECT dlock_lease_open('100 ms', attach => true, delay => '1 h')");
+	my $ticket = $client->query("SELECT dlock_lease_acquire('forced', $forced)");
+
+	$worker = freeze($admin);
+	$keeper->quit;
+	$admin->wait_for("SELECT NOT dlock_check('forced', $ticket)");
+	is($admin->query("SELECT dlock_force_close($forced)"),
+		'1', 'closed by force before the worker comes');
+	thaw($worker);
+	$admin->wait_for(
+		"SELECT count(*) = 0 FROM dlock_queue_lease WHERE lease = $forced");
+	ok(is_free($client, 'forced'), '... and its lock is free');
+}
 
 #
 # Renewals keep all that a lease has.  An answer that it is gone is right only

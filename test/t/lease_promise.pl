@@ -266,6 +266,16 @@ $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 my $receiver = $standby->safe_psql('postgres',
 	'SELECT pid FROM pg_stat_wal_receiver');
 is(renewed(), $all, 'it answers still');
+# The worker, woken by this, sends a heartbeat, as a quarter has passed since the one
+# before: so no renewal has to wait for one, though the standby stops when it has that.
+foreach my $hours (0, 0.27)
+{
+	time_passes($hours * 3600);
+	is($client->query("SELECT dlock_set_info($lease{attached}, '$hours')"),
+		't', 'the worker comes');
+}
+$admin->wait_for('SELECT bool_and(flush_lsn >= pg_current_wal_flush_lsn()) '
+	  . 'FROM pg_stat_replication');
 stop_process($receiver);
 
 # For which a renewal waits a moment only
@@ -311,6 +321,55 @@ is( $client->query(
 	't|f',
 	'and so it stays, though the standby answers');
 thaw($worker);
+
+#
+# A renewal that comes in time is not too late because the standby answers late.
+# It waits for ten seconds at most, so the machine must not be slow for that long.
+#
+my $answer = '';
+foreach my $attempt (1 .. 5)
+{
+	my $fence = $client->query("SELECT dlock_ttl_acquire('late $attempt', '1h')");
+
+	$worker = freeze($admin);
+	stop_process($receiver);
+	time_passes(3600 - 5);
+	$client->start("SELECT dlock_renew($fence)");
+	poll('the renewal waits for the standby',
+		sub {
+			$client->answered
+			  || $admin->query(q{SELECT wait_event = 'SyncRep' FROM pg_stat_activity }
+				  . "WHERE pid = $client->{pid}") eq 't';
+		});
+	time_passes(6);
+	continue_process($receiver);
+	$answer = '' . $client->answer;
+	thaw($worker);
+	last if $answer eq '1';
+}
+is($answer, '1', 'a renewal in time succeeds, though the standby answers late');
+
+#
+# Another ttl counts from when it was asked for, however late the standby answers.
+#
+{
+	my $fence = $client->query("SELECT dlock_ttl_acquire('ttl', '1h')");
+
+	stop_process($receiver);
+	$client->start("SELECT dlock_renew($fence, '1h')");
+	$admin->wait_for(q{SELECT count(*) = 1 FROM pg_stat_activity }
+		  . "WHERE pid = $client->{pid} AND wait_event = 'SyncRep'");
+	$worker = freeze($admin);
+	time_passes(0.5 * 3600);
+	continue_process($receiver);
+	is($client->answer, '1', 'the standby has the other ttl, after a while');
+	stop_process($receiver);
+	time_passes(0.8 * 3600);
+	is($other->query("SELECT dlock_check('ttl', $fence)"),
+		'f', 'but it counts from before that');
+	continue_process($receiver);
+	thaw($worker);
+}
 
 $_->quit foreach $client, $other, $admin, $attached;
 $standby->stop;

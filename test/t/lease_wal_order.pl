@@ -185,6 +185,30 @@ foreach my $ending (sort keys %endings)
 	$client->query("SELECT dlock_lease_close($lease)") if $ending ne 'close';
 }
 
+# The same with nobody behind that place, and no holder in front of it: who comes
+# later is queued.
+{
+	my $holder = session($node);
+	my $later = session($node);
+
+	$holder->query("SELECT dlock_acquire('alone')");
+	my $ticket = $client->query("SELECT dlock_ttl_enqueue('alone', '1 h')");
+	$stopped = freeze($admin);
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', 'alone in the queue: released');
+	$holder->query('SELECT dlock_release_all()');
+	is(rows('alone'), '', 'alone in the queue: nobody holds or waits');
+	is($admin->query("SELECT dlock_try_acquire('alone', '10 ms') IS NULL"),
+		't', 'alone in the queue: nobody gets it');
+	$later->start("SELECT dlock_acquire('alone')");
+	$admin->wait_for("SELECT count(*) = 1 FROM dlock_locks('alone')");
+	like(rows('alone'), qr/\A\d+\|f\|session\z/,
+		'alone in the queue: who comes later waits');
+	thaw($stopped);
+	cmp_ok($later->answer, '>', $ticket, 'alone in the queue: granted then');
+	$_->quit foreach $holder, $later;
+}
+
 # A lease that runs out: gone for every question, and nothing handed on.  Its ttl
 # begins at the end of a session, when the worker is stopped.
 {
@@ -440,6 +464,8 @@ foreach my $kind (sort keys %heirs)
 	}
 	else
 	{
+		# the worker would wake it, but that is stopped
+		$admin->query("SELECT pg_log_backend_memory_contexts($heir->{pid})");
 		$admin->wait_for("SELECT count(*) = 1 FROM dlock_locks('$name')");
 		thaw($stopped);
 		cmp_ok($heir->answer, '>', $ticket + 1, "$name: granted then");
@@ -493,15 +519,16 @@ my %tells = (
 	announcement => undef);
 
 # Release a ticket, and wait until somebody is granted the lock; without asking
-# who.  One who tries waits for the grant that is under way, at the most.
+# who.  One who tries waits for the grant that is under way, at the most.  Nor is the
+# view dlock_stats asked, which flushes, as it also has what there is now.
 sub hand_over
 {
 	my ($name, $ticket) = @_;
-	my $count = $admin->query('SELECT acquired FROM dlock_stats');
+	my $count = $admin->query('SELECT acquired FROM dlock_counters()');
 
 	is($client->query("SELECT dlock_release_ticket($ticket)"),
 		't', "$name: released");
-	$admin->wait_for("SELECT acquired > $count FROM dlock_stats");
+	$admin->wait_for("SELECT acquired > $count FROM dlock_counters()");
 	is($admin->query("SELECT dlock_try_acquire('$name') IS NULL"),
 		't', "$name: and not free");
 	return;

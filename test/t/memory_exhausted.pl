@@ -206,6 +206,7 @@ my %undo = (
 	dlock_set_info => "dlock_set_info($lease, NULL)",
 	dlock_renew => "dlock_renew($lease, '1h')");
 fragment(128 => 200);
+# and how many pieces it takes, at the least
 foreach my $case (
 	[ 2, "dlock_acquire('new')" ],
 	# and the account of a role that has none

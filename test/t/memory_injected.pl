@@ -252,6 +252,34 @@ foreach my $steps (1, 2)
 	$_->quit foreach $first, $second, $holder;
 }
 
+#
+# A worker is gone when it has committed, and before it has noted that: the row is
+# there for the next one.
+#
+{
+	my $client = session($node);
+	my $worker = $admin->query(
+		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'dlock worker'");
+	my $gone = commands_in(
+		{ pid => $worker }, 'CommitTransactionCommand',
+		'finish', 'call (void) proc_exit(1)');
+
+	$client->start("SELECT dlock_ttl_acquire('committed', '1h')");
+	$gone->();
+	my $ticket = $client->answer;
+	like($ticket, qr/^\d+$/, 'worker gone behind its commit: acquired');
+	isnt(
+		$admin->query(
+			"SELECT pid FROM pg_stat_activity WHERE backend_type = 'dlock worker'"),
+		$worker,
+		'worker gone behind its commit: there is another');
+	is($client->query("SELECT dlock_release_ticket($ticket)"),
+		't', 'worker gone behind its commit: released');
+	$admin->wait_for("SELECT count(*) = 0 FROM dlock_queue WHERE ticket = $ticket");
+	$client->quit;
+}
+
+
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 $admin->quit;
 $node->stop;

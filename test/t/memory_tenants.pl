@@ -176,7 +176,22 @@ my $second = as('flood2', 'd1');
 like($second->query("SELECT flood('dlock_acquire(\$\$g#\$\$, $info)')"),
 	qr/three quarters of what they may/, 'a second one');
 others_work('beside two');
-$second->quit;
+
+# Nor do many who have little each take what is kept for superusers.
+my @little = map {
+	$admin->query("CREATE ROLE little$_ LOGIN");
+	as("little$_", 'd1');
+} 1 .. 30;
+like(
+	join("\n",
+		map { $_->query("SELECT flood('dlock_acquire(\$\$l' || pg_backend_pid() || '/#\$\$)')") }
+		  @little),
+	qr/ The locks and tickets of all sessions have reached dlock\.max_memory/,
+	'many who have little');
+is($admin->query("SELECT dlock_acquire('of a superuser', $info) > 0, dlock_release('of a superuser')"),
+	't|t', 'leave some for superusers');
+$_->quit foreach @little, $second;
+backends_gone($_->{pid}) foreach @little, $second;
 
 #
 # Nor does one that takes on many roles, one after the other, what is kept for
@@ -271,6 +286,7 @@ is($changing->query('SELECT count(*) FROM dlock_locks'),
 	'0', 'roles that take turns');
 cmp_ok(abs(fill() - $all), '<=', $few, 'a session that changes its role');
 $changing->quit;
+backends_gone($changing->{pid});
 
 # more roles than a session counts for at a time
 $changing = session($node, 'd1');
@@ -286,6 +302,7 @@ foreach my $round (1 .. 2)
 }
 cmp_ok(abs(fill() - $all), '<=', $few, 'a session of many roles');
 $changing->quit;
+backends_gone($changing->{pid});
 
 # in a database that goes
 my $gone = as('flood', 'd3');
@@ -298,6 +315,7 @@ my $watcher = as('flood', 'd1');
 unlike($watcher->query("SELECT dlock_watch('watched')"),
 	qr/53200/, 'whoever comes first clears up, and be it to watch');
 $watcher->quit;
+backends_gone($watcher->{pid});
 cmp_ok(abs(fill() - $all), '<=', $few, 'which goes, and they with it');
 
 # several, among many that are there and that nobody uses

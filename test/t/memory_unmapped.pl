@@ -15,7 +15,6 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
-use Dlock::Lease;
 use Dlock::Test;
 use Dlock::Worker;
 use Test::More;

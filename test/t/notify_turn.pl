@@ -23,7 +23,8 @@ use Test::More;
 my $node = new_server(
 	'main',
 	allows_streaming => 1,
-	conf => "synchronous_commit = local\nautovacuum = off\n");
+	conf => "synchronous_commit = local\nautovacuum = off\n"
+	  . "wal_writer_delay = 10s\n");
 my $admin = session($node);
 my $waiter = session($node);
 my $sender = "FROM pg_stat_activity WHERE backend_type = 'dlock sender'";
@@ -36,7 +37,7 @@ sub start_notifying
 	my ($application) = @_;
 
 	$application->start('SET synchronous_commit = on; '
-		  . 'BEGIN; CREATE TEMP TABLE t (); NOTIFY application; COMMIT');
+		  . 'BEGIN; CREATE TEMP TABLE t () ON COMMIT DROP; NOTIFY application; COMMIT');
 	return;
 }
 
@@ -94,6 +95,43 @@ unlike(slurp_file($node->logfile), qr/canceling statement due to user request/,
 	'a cancel has ended nothing');
 $waiter->query('SELECT dlock_release_all()');
 $waiter->query("SELECT dlock_release_ticket($tickets{lease})");
+
+# A session is granted what a lease has released while the sender waits for its
+# turn.  Once it is told, a crash does not bring the lease's hold back, though nobody
+# else flushes the WAL.
+{
+	my $holder = session($node);
+	my $ticket = $holder->query("SELECT dlock_ttl_acquire('removed', '1h')");
+	my $count;
+
+	commits_hang($node, 1);
+	start_notifying($applications[0]);
+	poll('the lock is held again', sub { hangs($node, $applications[0]) });
+	enqueue('removed');
+	enqueue('third');
+	$admin->wait_for("SELECT count(*) = 1 $sender");
+	waits_in_queue($admin->query("SELECT pid $sender"));
+	# asking who holds it would flush
+	$count = $admin->query('SELECT acquired FROM dlock_counters()');
+	is($holder->query("SELECT dlock_release_ticket($ticket)"), 't', 'released');
+	$admin->wait_for("SELECT acquired > $count FROM dlock_counters()");
+	$admin->query("SELECT pg_cancel_backend($applications[0]{pid})");
+	is_deeply(
+		[ sort $waiter->announcements(2) ],
+		[ sort map { announcement('granted', $_, $tickets{$_}) }
+			  'removed', 'third' ],
+		'told in its turn');
+	kill_server($node);
+	$_->vanish foreach $admin, $waiter, $holder, @applications;
+	start_again($node);
+	$admin = session($node);
+	is($admin->query("SELECT count(*) FROM dlock_locks('removed')"),
+		'0', 'after a crash, what was released is free');
+	$waiter = session($node);
+	@applications = map { session($node) } 0, 1;
+	$waiter->query('SELECT dlock_channel()');
+	commits_hang($node, 0);
+}
 
 # It goes, and comes again.
 $admin->wait_for("SELECT count(*) = 0 $sender");

@@ -183,6 +183,20 @@ sub try_for
 	told($listener, 'but then',
 		announcement('granted', 'lock', $ticket),
 		announcement('wanted', 'lock', $ticket));
+
+	# nor where it has been listened for, and waited for its turn
+	$admin->query("SELECT dlock_acquire('turn')");
+	$ticket = $client->query("SELECT dlock_ttl_enqueue('turn', '1h', 'c')");
+	commits_hang($node, 1);
+	$admin->query("SELECT dlock_release('turn')");
+	$admin->wait_for(
+		"SELECT bool_and(granted) FROM dlock_locks WHERE ticket = $ticket");
+	$waiter->query("SELECT dlock_try_acquire('turn', '1 ms')");
+	not_told($listener, 'in its turn: not while the grant is not durable', 'c');
+	commits_hang($node, 0);
+	told($listener, 'in its turn: but then',
+		announcement('granted', 'turn', $ticket),
+		announcement('wanted', 'turn', $ticket));
 }
 
 done_testing();

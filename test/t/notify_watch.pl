@@ -442,6 +442,19 @@ sub not_told
 		told($watcher, 'an error: told even so', held('lock', $ticket));
 		$client->query("SELECT dlock_release('lock')");
 		told($watcher, 'and of the next', free('lock'));
+
+		# a change while it is told of the one before
+		$application = hold_up_notify();
+		$ticket = $client->query("SELECT dlock_acquire('lock')");
+		$admin->wait_for($sender_waits);
+		$stopped = stop_behind({ pid => $admin->query("SELECT pid $sender") },
+			'Async_Notify');
+		let_go_of_notify($application);
+		$stopped->();
+		$client->query("SELECT dlock_release('lock')");
+		$stopped->();
+		told($watcher, 'a change while it is told: told of both',
+			held('lock', $ticket), free('lock'));
 	}
 
 	# one that is watched no more, before it could be told

@@ -10,6 +10,7 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Debugger;
 use Dlock::Test;
 use Dlock::Lease;
 use Dlock::Worker;
@@ -496,6 +497,48 @@ is($admin->query('SELECT deadlocks FROM dlock_stats'),
 	$deadlocks, 'disorder: all are counted');
 ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	'disorder: nothing is left');
+
+# Who looks sees a cycle, and sees one again: but its other member has given up
+# meanwhile, and waits anew, as it goes on doing.  That is no deadlock.
+SKIP:
+{
+	skip 'no debugger that can be attached', 3 unless debugger_works($admin);
+	my ($looker, $other) = map { session($node) } 1 .. 2;
+	my $first_look = PostgreSQL::Test::Utils::tempdir . '/looked';
+	my $waits_for_row = sub {
+		$other->start('SELECT FROM t FOR UPDATE');
+		$admin->wait_for("SELECT wait_event_type = 'Lock' "
+			  . "FROM pg_stat_activity WHERE pid = $other->{pid}");
+	};
+	my $gives_up = sub {
+		$admin->query("SELECT pg_cancel_backend($other->{pid})");
+		$other->answer eq '' and die 'it does not wait';
+	};
+
+	$other->query("SELECT dlock_acquire('looked at')");
+	$looker->query("$looks; SELECT dlock_version(); BEGIN");
+	$looker->query('SELECT FROM t FOR UPDATE');
+	$waits_for_row->();
+	my $second_look = Dlock::Debugger::stop(
+		$looker, 'dlock_graph_collect', 'finish',
+		"shell touch $first_look; while [ -e $first_look ]; do sleep 0.05; done",
+		'tbreak dlock_graph_collect', 'continue', 'finish');
+	$looker->start("SELECT dlock_acquire('looked at') > 0");
+	poll('it has looked once', sub { -e $first_look });
+	$gives_up->();
+	$waits_for_row->();
+	unlink $first_look;
+	$second_look->();
+	$gives_up->();
+	$second_look->();
+	ok(!$looker->answered, 'another wait each time: no deadlock');
+	$other->query("SELECT dlock_release('looked at')");
+	is($looker->answer, 't', 'another wait each time: it gets the lock');
+	$looker->query('ROLLBACK');
+	$_->quit foreach $looker, $other;
+	is($admin->query('SELECT deadlocks FROM dlock_stats'),
+		$deadlocks, 'another wait each time: no victim');
+}
 
 $admin->quit;
 $node->stop;

@@ -74,6 +74,8 @@ sub send_sql
 
 	push @program, "$step: $s: $sql";
 	$asked{$s} = 1;
+	# what waits for nothing is at once
+	$sessions{$s}->is_next unless $sql =~ /acquire|wait/;
 	$sessions{$s}->start($sql);
 	return;
 }
@@ -513,6 +515,7 @@ sub race
 	my ($answer, $late);
 
 	push @program, "$step: cancel $s at the same time";
+	$killer->is_next;
 	$killer->start($cancel) if $cancel_first;
 	send_sql($holder->{session}, "SELECT dlock_release('$holder->{name}')");
 	$killer->start($cancel) unless $cancel_first;

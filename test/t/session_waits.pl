@@ -98,6 +98,23 @@ sub title_becomes
 		qr/still waiting/, 'no log message unless it is asked for');
 }
 
+# However many are granted the lock at one stroke, each is woken.
+{
+	my @readers = map { session($node) } 1 .. 20;
+
+	$holder->query("SELECT dlock_acquire('lock')");
+	$_->start("SELECT dlock_acquire('lock', shared => true) > 0")
+	  foreach @readers;
+	$admin->until_waits(@readers);
+	# each sleeps by then
+	$admin->wait_for("SELECT count(*) = 20 FROM pg_stat_activity "
+		  . "WHERE wait_event = 'userlock'");
+	$holder->query("SELECT dlock_release('lock')");
+	is(join('', map { $_->answer } @readers), 't' x 20,
+		'twenty readers at one stroke');
+	$_->quit foreach @readers;
+}
+
 # Who waits for nothing any more, and does not know it yet
 {
 	my $waiter = session($node);

@@ -137,6 +137,9 @@ sub commands_in
 	my $attached =
 	  "$PostgreSQL::Test::Utils::tmp_check/debugger_${$}_" . $count++;
 	my $output = '';
+
+	# what is started next is what is to be stopped
+	$session->is_next if ref $session ne 'HASH';
 	my $debugger = IPC::Run::start(
 		arguments(
 			$session->{pid}, "break $function",
@@ -173,6 +176,9 @@ sub stop
 	my ($pid, $places, @commands) = @_;
 	my $file = "$PostgreSQL::Test::Utils::tmp_check/debugger_${$}_" . $count++;
 	my $output = '';
+
+	# what is started next is what is to be stopped
+	$session->is_next if ref $session ne 'HASH';
 	my $debugger = IPC::Run::start(
 		arguments(
 			$pid,

@@ -55,7 +55,9 @@ sub new_server
 	# clients have gone a moment ago.
 	$node->append_conf('postgresql.conf', 'max_connections = 100');
 	# Many tests stop the worker at some time, and it has to be there then.
-	$node->append_conf('postgresql.conf', 'dlock.worker_idle_timeout = 20d');
+	# A waiter that looks for deadlocks finds a grant that nothing told it of.
+	$node->append_conf('postgresql.conf',
+		"dlock.worker_idle_timeout = 20d\ndeadlock_timeout = 1h");
 	$node->append_conf('postgresql.conf', $params{conf}) if $params{conf};
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION dlock');
@@ -315,6 +317,7 @@ sub DESTROY
 package Dlock::Test::Session;
 
 use IPC::Run;
+use Time::HiRes qw(usleep);
 
 =pod
 
@@ -334,6 +337,12 @@ It is not an error any more to ask one that is over: the answer is empty.
 =item $session->start($sql)
 
 Lets it run without waiting for the result, except that of earlier ones.
+
+What it waits for, it is woken for by nothing else: see quiet().
+
+=item $session->is_next
+
+What is started next is the next that the backend executes.
 
 =item $session->answer
 
@@ -409,12 +418,76 @@ sub start
 {
 	my ($self, $sql) = @_;
 
+	$self->quiet
+	  unless $self->{in_block}
+	  || $self->{may_end}
+	  || $self->{is_next}
+	  || $self->{unanswered};
+	$self->_send($sql);
+	return;
+}
+
+# A backend that is idle sets a timer, of 10 seconds, for statistics that it has not
+# reported yet; and that timer sets the latch of a backend that waits by then, even
+# if it has been disabled meanwhile.  That hides a wakeup that was lost.  So let the
+# backend report, which disables the timer, and another timer take its place, which
+# is over before the wait begins.  That is waited for, but not for long: the process
+# may have been stopped.
+sub quiet
+{
+	my ($self) = @_;
+	my $end = time + 2;
+
+	$self->{timeout}->start;
+	$self->{in} .= "BEGIN\\; SET LOCAL statement_timeout = '10ms'\\; "
+	  . 'SELECT FROM pg_catalog.pg_stat_force_next_flush()\\; '
+	  . "COMMIT \\g /dev/null\n\\! sleep 0.02\n\\echo quiet\n";
+	while ($self->{out} !~ /^quiet\n/m && $self->{psql}->pumpable && time < $end)
+	{
+		$self->{psql}->pump_nb;
+		usleep(1_000);
+	}
+	return;
+}
+
+sub _send
+{
+	my ($self, $sql) = @_;
+
 	# the answers of one that is over are empty
 	die "the session is over: $sql\n"
 	  unless $self->{psql}->pumpable || $self->{may_end};
+	delete $self->{is_next};
 	$self->{timeout}->start;
 	$self->{in} .= "$sql;\n\\echo end of answer\n";
+	$self->{unanswered}++;
+	$self->_note_blocks($sql);
 	$self->{psql}->pump_nb while length $self->{in} && $self->{psql}->pumpable;
+	return;
+}
+
+sub is_next
+{
+	my ($self) = @_;
+
+	$self->{is_next} = 1;
+	return;
+}
+
+# Is there a transaction block behind these statements?
+sub _note_blocks
+{
+	my ($self, $sql) = @_;
+
+	$sql =~ s/(\$\w*\$).*?\1|'[^']*'|--[^\n]*//gs;
+	foreach my $statement (split /;/, $sql)
+	{
+		$self->{in_block} = 1
+		  if $statement =~ /^\s*(?:BEGIN|START\s+TRANSACTION)\b/i;
+		$self->{in_block} = 0
+		  if $statement =~
+		  /^\s*(?:(?:COMMIT|ROLLBACK|END|ABORT)\b(?!.*\b(?:TO|CHAIN)\b)|PREPARE\s+TRANSACTION\b)/is;
+	}
 	return;
 }
 
@@ -428,7 +501,14 @@ sub read_answer
 	  while $self->{out} !~ /^end of answer\n/m && $self->{psql}->pumpable;
 	my ($answer, $rest) = split /^end of answer\n/m, $self->{out}, 2;
 	$self->{out} = $rest // '';
-	return $answer // '';
+	$self->{unanswered}-- if $self->{unanswered};
+	$answer //= '';
+	# notifications can come before it
+	if ($answer =~ s/\A(.*?)^quiet\n//ms)
+	{
+		$answer = join('', $1 =~ /^Asynchronous notification .*\n/mg) . $answer;
+	}
+	return $answer;
 }
 
 sub answer
@@ -489,7 +569,7 @@ sub query
 {
 	my ($self, $sql) = @_;
 
-	$self->start($sql);
+	$self->_send($sql);
 	return $self->answer;
 }
 
