@@ -35,9 +35,9 @@
  * Checked:
  *
  *	- when a guarded transaction's commit record is written, and when its writes
- *	  become visible, nobody has been granted the lock after its holder (I10);
+ *	  become visible, nobody has been granted the lock after its holder (I24);
  *	- whoever renewed a lease keeps it for a ttl, unless it is closed: a renewal
- *	  and an expiry never both succeed (I11);
+ *	  and an expiry never both succeed (I13);
  *	- the successor is granted the lock in the end (no run ends without that).
  *
  * Left out: several locks in one transaction; subtransactions, which only move

@@ -34,7 +34,7 @@
  *	  given out than there are (I1), at the moment when they are given out;
  *	- the grants are in the order of the numbers (I3), and whenever the entry's
  *	  lock is free, the head of the queue does not fit (I2);
- *	- whoever waits is granted the lock, or leaves (I6, I7): no run ends with a
+ *	- whoever waits is granted the lock, or leaves (I11, I12): no run ends with a
  *	  sleeper, and the same as a formula.
  *
  * Left out: other locks, so deadlocks; the timer that wakes a waiter to look

@@ -46,7 +46,7 @@
  * Checked:
  *
  *	- the old primary does not honour the lease when its successor has ended it,
- *	  and so may have granted its lock (I12);
+ *	  and so may have granted its lock (I21);
  *	- a lease that was called gone is not called alive later, by that server;
  *	- a renewal that succeeded holds for a ttl from when it was sent: nobody is
  *	  told before that the lease is gone, on that server or on its successor.

@@ -20,7 +20,7 @@
  * transaction waits for those that are visible, and have not changed the memory
  * yet.  What is done under the entry's lock is one step.
  *
- * Checked: whoever asks finds in memory what the row says (I42), but for what a
+ * Checked: whoever asks finds in memory what the row says (I27), but for what a
  * transaction is about to put there whose commit is visible; and so it is in the
  * end.
  *
