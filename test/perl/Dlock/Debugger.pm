@@ -107,6 +107,8 @@ sub stop_behind
 {
 	my ($session, $function) = @_;
 
+	# what is started next is what is to be stopped
+	$session->is_next if ref $session ne 'HASH';
 	return stop($session->{pid}, [$function], 'finish');
 }
 
@@ -122,6 +124,8 @@ sub fail_in
 {
 	my ($session, $function, $stop) = @_;
 
+	# what is started next is what is to be stopped
+	$session->is_next if ref $session ne 'HASH';
 	return stop(
 		$session->{pid}, ["*$function"],
 		'set {int} &QueryCancelPending = 1',
@@ -176,9 +180,6 @@ sub stop
 	my ($pid, $places, @commands) = @_;
 	my $file = "$PostgreSQL::Test::Utils::tmp_check/debugger_${$}_" . $count++;
 	my $output = '';
-
-	# what is started next is what is to be stopped
-	$session->is_next if ref $session ne 'HASH';
 	my $debugger = IPC::Run::start(
 		arguments(
 			$pid,
