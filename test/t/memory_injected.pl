@@ -16,7 +16,6 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Debugger;
-use Dlock::Lease;
 use Dlock::Test;
 use Test::More;
 
