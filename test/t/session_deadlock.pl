@@ -520,7 +520,7 @@ SKIP:
 	$looker->query('SELECT FROM t FOR UPDATE');
 	$waits_for_row->();
 	my $second_look = Dlock::Debugger::stop(
-		$looker, 'dlock_graph_collect', 'finish',
+		$looker->{pid}, ['dlock_graph_collect'], 'finish',
 		"shell touch $first_look; while [ -e $first_look ]; do sleep 0.05; done",
 		'tbreak dlock_graph_collect', 'continue', 'finish');
 	$looker->start("SELECT dlock_acquire('looked at') > 0");
