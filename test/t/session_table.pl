@@ -16,7 +16,7 @@ use Test::More;
 
 my $many = 100000;
 my $kept = 300;
-my $node = new_server('main');
+my $node = new_server('main', conf => "dlock.max_memory = '256MB'\n");
 my ($keeper, $viewer, $finder, @writers) = map { session($node) } 1 .. 5;
 
 # Names of all lengths, some of which differ in their last byte alone
