@@ -157,7 +157,7 @@ sub rows
 #
 SKIP:
 {
-	skip 'no debugger that can be attached', 18 unless debugger_works($admin);
+	skip 'no debugger that can be attached', 26 unless debugger_works($admin);
 	stop_at_rows($admin, 'INSERT OR DELETE');
 
 	my $worker = stop_worker($admin,
@@ -182,6 +182,31 @@ SKIP:
 	grows('the next one removes, and hands on', $fence, $other->answer);
 	is(rows('lock'), '0', 'no row');
 	$other->query("SELECT dlock_release('lock')");
+
+	# the same when it has written, and has not come to say so
+	stop_at_rows($admin, 'INSERT', 1);
+	stop_worker($admin,
+		sub { $client->start("SELECT dlock_lease_acquire('lock', $lease)") });
+	is(rows('lock'), '1', 'the worker has committed');
+	worker_dies($admin);
+	ok(!$client->answered, 'and dies');
+	worker_goes_on($admin);
+	$fence = $client->answer;
+	like($fence, qr/^\d+$/, 'the next one writes it once more');
+	is(rows('lock'), '1', 'in the same row');
+	stop_at_rows($admin, 'DELETE', 1);
+	stop_worker($admin,
+		sub { $client->query("SELECT dlock_release_ticket($fence)") });
+	$other->start("SELECT dlock_acquire('lock')");
+	$admin->until_waits($other);
+	is(rows('lock'), '0', 'the worker has committed a removal');
+	worker_dies($admin);
+	ok(!$other->answered, 'and dies');
+	worker_goes_on($admin);
+	grows('the next one hands on', $fence, $other->answer);
+	is(rows('lock'), '0', 'what has no row');
+	$other->query("SELECT dlock_release('lock')");
+	stop_at_rows($admin, 'INSERT OR DELETE');
 
 	# What is taken back meanwhile may have a row after all, so its lock stays
 	# closed until that is removed.

@@ -31,6 +31,10 @@ The same for a process, at the beginning of whichever of these functions it call
 first.  Called again, the sub executes the commands for the debugger that it is
 given, before it lets the process go on.
 
+=item stop_at_last($pid, @functions)
+
+The same at the last of these functions, to which it comes one after the other.
+
 =item fail_in($session, $function, $stop)
 
 The same, but the session fails in place of the call, as if it were cancelled
@@ -64,7 +68,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 our @EXPORT = qw(debugger_works call_in commands_in fail_in raise_in
-  stop_at stop_behind);
+  stop_at stop_at_last stop_behind);
 
 my $count = 0;
 
@@ -117,6 +121,14 @@ sub stop_at
 	my ($pid, @functions) = @_;
 
 	return stop($pid, [ map { "*$_" } @functions ]);
+}
+
+sub stop_at_last
+{
+	my ($pid, $first, @others) = @_;
+
+	return stop($pid, ["*$first"],
+		map { ("tbreak *$_", 'continue') } @others);
 }
 
 # At its very beginning, where one function is as good as the other

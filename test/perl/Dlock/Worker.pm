@@ -29,12 +29,13 @@ it holds nothing that others need.
 
 Lets it go on.  Whatever is still stopped at the end of the test goes on then.
 
-=item stop_at_rows($session, $events)
+=item stop_at_rows($session, $events, $committed)
 
 From now on, stop_worker($session, $sub) has the worker stop at the next row that
 it writes or removes, which the sub brings about, and returns its process id, which
 the sub is given, when it has stopped; worker_goes_on($session) lets it go on.  The events are those of a
-trigger: "INSERT OR DELETE".  This needs a debugger, see debugger_works(), which
+trigger: "INSERT OR DELETE".  With the last argument, a single one, and the worker
+stops when it has committed that row, and has told nobody.  This needs a debugger, see debugger_works(), which
 halts the process: it takes note of signals when it goes on.
 
 =item worker_dies($session)
@@ -124,16 +125,22 @@ sub thaw
 	return continue_process($pid);
 }
 
-# By session: the functions at which a worker is to stop, the debugger of the one
-# that has, and whether the session keeps the next one from beginning
-my (%functions, %stopped, %holds_up);
+# By session: how a worker is to be stopped, the debugger of the one that has, and
+# whether the session keeps the next one from beginning
+my (%stop, %stopped, %holds_up);
 
 sub stop_at_rows
 {
-	my ($session, $events) = @_;
+	my ($session, $events, $committed) = @_;
+	my @functions = map { 'simple_heap_' . lc } split / OR /, $events;
 
-	$functions{$session} =
-	  [ map { 'simple_heap_' . lc } split / OR /, $events ];
+	# what it calls first behind the commit
+	push @functions, 'dlock_rows_commit', 'dlock_monotonic_now' if $committed;
+	$stop{$session} = sub {
+		my ($pid) = @_;
+
+		return $committed ? stop_at_last($pid, @functions) : stop_at($pid, @functions);
+	};
 	return;
 }
 
@@ -142,7 +149,7 @@ sub stop_worker
 	my ($session, $sub) = @_;
 	my $worker = worker($session);
 
-	$stopped{$session} = stop_at($worker, @{ $functions{$session} });
+	$stopped{$session} = $stop{$session}->($worker);
 	$sub->($worker);
 	$stopped{$session}->();
 	return $worker;
@@ -192,7 +199,7 @@ sub next_worker_stops
 	my $next = $session->query("SELECT pid $held_up");
 
 	die "not one that could be next: $next" unless $next =~ /^\d+$/;
-	my $stopped = stop_at($next, @{ $functions{$session} });
+	my $stopped = $stop{$session}->($next);
 	my $start = time();
 
 	worker_goes_on($session);
