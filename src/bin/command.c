@@ -41,6 +41,7 @@ static volatile sig_atomic_t killed;	/* SIGKILL was sent */
 static bool tree_terminated;	/* SIGTERM was sent to other groups, too */
 static int	exit_status;
 static int	stop_signal;
+static bool reaped;				/* by signal_descendants() */
 
 static void
 set_timer(timer_t timer, int64 at)
@@ -341,7 +342,10 @@ signal_descendants(pid_t parent, int signo, pid_t except)
 			any |= signal_descendants(pid, signo, except);
 			if (parent == getpid() && pid != group &&
 				waitpid(pid, NULL, WNOHANG) == pid)
+			{
+				reaped = true;
 				continue;
+			}
 			any |= pid != group;
 			if (signo != 0 && getpgid(pid) != except)
 				kill(pid, signo);
@@ -355,7 +359,15 @@ signal_descendants(pid_t parent, int signo, pid_t except)
 bool
 signal_tree(int signo, pid_t except)
 {
-	return signal_descendants(getpid(), signo, except);
+	bool		any;
+
+	/* what a process leaves behind that was reaped is this one's, from then on */
+	do
+	{
+		reaped = false;
+		any = signal_descendants(getpid(), signo, except);
+	} while (reaped);
+	return any;
 }
 
 /* Has the command's own process ended?  It is reaped later. */
@@ -377,6 +389,7 @@ void
 command_look(void)
 {
 	siginfo_t	info = {0};
+	bool		ended;
 	bool		others;
 
 	if (group == 0)
@@ -387,11 +400,18 @@ command_look(void)
 		stop_signal = info.si_code == CLD_CONTINUED ? SIGCONT : info.si_status;
 		info.si_pid = 0;
 	}
-	while (killed && (signal_tree(SIGKILL, group) || !has_ended()))
+	/* first whether it has ended: its children are this process's from then on */
+	for (;;)
+	{
+		ended = has_ended();
+		others = signal_tree(killed ? SIGKILL :
+							 terminated && !tree_terminated ? SIGTERM : 0, group);
+		if (!killed || (ended && !others))
+			break;
 		usleep(1000);
-	others = signal_tree(terminated && !tree_terminated ? SIGTERM : 0, group);
+	}
 	tree_terminated = terminated;
-	if (has_ended() && !(terminated && others))
+	if (ended && !(terminated && others))
 	{
 		block_alarm(SIG_BLOCK);
 		waitpid(group, &exit_status, 0);
