@@ -127,6 +127,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 {
 	const DlockShape *shape = &dlock_shapes[which];
 	Relation	relation = dlock_open_committed(space, shape->name);
+	Oid			index;
 	ScanKeyData key;
 	HeapTuple	tuple;
 
@@ -136,9 +137,10 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 	/* the first ones could have numbers that are none */
 	ScanKeyInit(&key, 1, BTGreaterStrategyNumber, F_INT8GT,
 				Int64GetDatum(behind > 0 ? behind : PG_INT64_MIN));
-	if (ConditionalLockRelationOid(relation->rd_pkindex, AccessShareLock))
+	index = dlock_shape_key_index(relation);
+	if (ConditionalLockRelationOid(index, AccessShareLock))
 	{
-		Relation	by_number = index_open(relation->rd_pkindex, NoLock);
+		Relation	by_number = index_open(index, NoLock);
 		SysScanDesc scan = systable_beginscan_ordered(relation, by_number,
 													  GetActiveSnapshot(), 1,
 													  &key);
@@ -194,7 +196,7 @@ dlock_lock_name_index(Relation relation, AttrNumber name)
 			index->rd_index->indkey.values[0] == name &&
 			index->rd_indcollation[0] == C_COLLATION_OID &&
 			index->rd_opfamily[0] == TEXT_BTREE_FAM_OID &&
-			RelationGetIndexPredicate(index) == NIL)
+			heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL))
 			found = id;
 		index_close(index, OidIsValid(found) ? NoLock : AccessShareLock);
 		if (OidIsValid(found))

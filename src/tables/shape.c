@@ -25,12 +25,14 @@
 #include "catalog/pg_index.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_proc.h"
+#include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
+#include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
@@ -211,7 +213,7 @@ check_column(Relation relation, const DlockColumn *column, int place)
 										   _("Column \"%s\" must not be null.") :
 										   _("Column \"%s\" can be null."),
 										   column->name));
-	if (attribute->atthasdef)
+	if (attribute->atthasdef || attribute->attidentity != '\0')
 		dlock_shape_raise_changed(relation,
 								  psprintf(_("Column \"%s\" has a default."),
 										   column->name));
@@ -237,6 +239,14 @@ check_columns(Relation relation, const DlockShape *shape)
 		dlock_shape_raise_changed(relation, _("It has a CHECK constraint."));
 }
 
+static bool
+is_function(Oid function, const char *name)
+{
+	char	   *found = get_func_name(function);
+
+	return found && strcmp(found, name) == 0;
+}
+
 /* The two triggers that the script has made, enabled as it has said */
 static void
 check_triggers(Relation relation)
@@ -244,12 +254,19 @@ check_triggers(Relation relation)
 	static const struct
 	{
 		const char *name;
+		const char *function;
+		int16		type;
 		char		enabled;
 	}			expected[] = {
-		{"dlock_replicated", TRIGGER_FIRES_ON_REPLICA},
-		{"dlock_truncated", TRIGGER_FIRES_ALWAYS}
+		{"dlock_replicated", "dlock_drop_replicated",
+			TRIGGER_TYPE_ROW | TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_INSERT |
+			TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE,
+		TRIGGER_FIRES_ON_REPLICA},
+		{"dlock_truncated", "dlock_refuse_truncate",
+			TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_TRUNCATE, TRIGGER_FIRES_ALWAYS}
 	};
-	const TriggerDesc *triggers = relation->trigdesc;
+	/* a copy, as the relation's own can be replaced while a catalog is looked at */
+	const TriggerDesc *triggers = CopyTriggerDesc(relation->trigdesc);
 	int			count = triggers ? triggers->numtriggers : 0;
 
 	for (int i = 0; i < count; i++)
@@ -259,7 +276,10 @@ check_triggers(Relation relation)
 
 		for (int e = 0; e < (int) lengthof(expected); e++)
 			is_expected |= strcmp(trigger->tgname, expected[e].name) == 0 &&
+				trigger->tgtype == expected[e].type &&
 				trigger->tgenabled == expected[e].enabled &&
+				trigger->tgqual == NULL && trigger->tgnattr == 0 &&
+				is_function(trigger->tgfoid, expected[e].function) &&
 				getExtensionOfObject(ProcedureRelationId, trigger->tgfoid) ==
 				getExtensionOfObject(RelationRelationId,
 									 RelationGetRelid(relation));
@@ -272,13 +292,16 @@ check_triggers(Relation relation)
 		dlock_shape_raise_changed(relation, _("One of its triggers was dropped."));
 }
 
-/* Can an index be maintained without running code that is not PostgreSQL's? */
+/*
+ * Can an index be maintained without running code that is not PostgreSQL's?  This
+ * must run none either, and RelationGetIndexExpressions() evaluates constants.
+ */
 static bool
 is_plain_index(Relation index)
 {
 	if (index->rd_rel->relam != BTREE_AM_OID ||
-		RelationGetIndexExpressions(index) != NIL ||
-		RelationGetIndexPredicate(index) != NIL ||
+		!heap_attisnull(index->rd_indextuple, Anum_pg_index_indexprs, NULL) ||
+		!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) ||
 		!index->rd_index->indimmediate || index->rd_index->indisexclusion)
 		return false;
 	for (int i = 0; i < IndexRelationGetNumberOfKeyAttributes(index); i++)
@@ -287,6 +310,17 @@ is_plain_index(Relation index)
 			return false;
 	}
 	return true;
+}
+
+/*
+ * The index of the primary key.  A relation forgets it whenever a change of the
+ * table comes in, which any lock can let in.
+ */
+Oid
+dlock_shape_key_index(Relation relation)
+{
+	list_free(RelationGetIndexList(relation));
+	return relation->rd_pkindex;
 }
 
 /*
@@ -304,20 +338,21 @@ check_indexes(Relation relation)
 	{
 		/* without its lock, which REINDEX can have for long */
 		Relation	index = RelationIdGetRelation(lfirst_oid(cell));
+		bool		has_key_of_table;
 		bool		is_key;
 		bool		is_plain;
 		char	   *name;
 
 		if (index == NULL)
 			continue;
-		is_key = lfirst_oid(cell) == relation->rd_pkindex &&
-			index->rd_index->indisvalid &&
-			IndexRelationGetNumberOfKeyAttributes(index) == 1 &&
+		has_key_of_table = IndexRelationGetNumberOfKeyAttributes(index) == 1 &&
 			index->rd_index->indkey.values[0] == 1;
+		is_key = index->rd_index->indisprimary &&
+			index->rd_index->indisvalid && has_key_of_table;
 		/* one that is not valid is of REINDEX CONCURRENTLY */
 		is_plain = is_plain_index(index) &&
 			(is_key || !index->rd_index->indisunique ||
-			 !index->rd_index->indisvalid);
+			 (!index->rd_index->indisvalid && has_key_of_table));
 		name = pstrdup(RelationGetRelationName(index));
 		RelationClose(index);
 		found |= is_key;
@@ -340,6 +375,9 @@ void
 dlock_shape_check(Relation relation, const DlockShape *shape)
 {
 	dlock_check_permanent(relation);
+	if (relation->rd_rel->relam != HEAP_TABLE_AM_OID)
+		dlock_shape_raise_changed(relation,
+								  _("It has another access method than \"heap\"."));
 	check_columns(relation, shape);
 	check_triggers(relation);
 	check_indexes(relation);

@@ -45,6 +45,7 @@ extern const DlockShape dlock_shapes[DLOCK_NUM_TABLES];
 
 extern Oid dlock_lock_name_index(Relation relation, AttrNumber name);
 extern void dlock_shape_raise_changed(Relation relation, const char *detail);
+extern Oid	dlock_shape_key_index(Relation relation);
 extern void dlock_shape_check(Relation relation, const DlockShape *shape);
 extern void dlock_shape_take_row(Relation relation, const DlockShape *shape,
 								 HeapTuple tuple, DlockStored *row);

@@ -70,11 +70,30 @@ forget_tables(Datum arg, Oid relation)
 	}
 }
 
+/*
+ * Raises 55000 if a table is not as it must be.  A change can come in with each lock,
+ * also of a catalog, so the comparison is repeated until none has.
+ */
+static void
+check_shapes(void)
+{
+	while (changes_checked != table_changes)
+	{
+		uint64		changes = table_changes;
+
+		for (int i = 0; i < DLOCK_NUM_TABLES; i++)
+			dlock_shape_check(relations[i], &dlock_shapes[i]);
+		changes_checked = changes;
+	}
+}
+
 static void
 open_table(Table *table, DlockTable which)
 {
 	int			columns = RelationGetDescr(relations[which])->natts;
 
+	/* nothing can come in between this and the list of indexes */
+	check_shapes();
 	table->relation = relations[which];
 	table->shape = &dlock_shapes[which];
 	table->indexes = CatalogOpenIndexes(table->relation);
@@ -99,7 +118,8 @@ find_row(Table *table, int64 number, SysScanDesc *scan)
 	HeapTuple	tuple;
 
 	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(number));
-	*scan = systable_beginscan(table->relation, table->relation->rd_pkindex, true,
+	*scan = systable_beginscan(table->relation,
+							   dlock_shape_key_index(table->relation), true,
 							   GetActiveSnapshot(), 1, &key);
 	tuple = systable_getnext(*scan);
 	if (!HeapTupleIsValid(tuple))
@@ -340,15 +360,6 @@ open_tables(DlockSpace *space)
 		}
 		tables_known = false;
 	}
-	if (changes_checked != table_changes)
-	{
-		/* a change that comes in meanwhile is looked at with the next batch */
-		uint64		changes = table_changes;
-
-		for (int i = 0; i < DLOCK_NUM_TABLES; i++)
-			dlock_shape_check(relations[i], &dlock_shapes[i]);
-		changes_checked = changes;
-	}
 	return true;
 }
 
@@ -460,6 +471,7 @@ dlock_rows_write(const DlockImage *images, int count)
 	};
 	int			dead = 0;
 
+	check_shapes();
 	error_context_stack = &context;
 	for (int i = 0; i < (int) lengthof(tables); i++)
 	{
@@ -534,6 +546,7 @@ dlock_rows_remove_dead(void)
 	HTAB	   *leases = hash_create("dlock leases seen", 256, &info,
 									 HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 
+	check_shapes();
 	remove_dead(DLOCK_TABLE_LEASES, leases);
 	remove_dead(DLOCK_TABLE_QUEUE, leases);
 	hash_destroy(leases);

@@ -182,6 +182,7 @@ change(
 		'CREATE OPERATOR CLASS mine FOR TYPE bigint USING btree AS OPERATOR 1 <, '
 		  . 'OPERATOR 2 <=, OPERATOR 3 =, OPERATOR 4 >=, OPERATOR 5 >, '
 		  . 'FUNCTION 1 compare(bigint, bigint)',
+		'CREATE ACCESS METHOD mine TYPE TABLE HANDLER heap_tableam_handler',
 		'CREATE TABLE parent (ticket bigint)',
 		'CREATE TABLE referenced (lease bigint PRIMARY KEY)',
 		'CREATE TABLE parted (LIKE dlock_queue) PARTITION BY LIST (ticket)'
@@ -251,12 +252,46 @@ my @refused = (
 			"$queue ENABLE ALWAYS TRIGGER dlock_truncated"
 		],
 		sprintf($triggers, 'dlock_truncated') ],
+	[ 'an own trigger of other events',
+		[
+			'DROP TRIGGER dlock_replicated ON dlock_queue_lease',
+			'CREATE TRIGGER dlock_replicated BEFORE INSERT ON dlock_queue_lease '
+			  . 'FOR EACH ROW EXECUTE FUNCTION dlock_drop_replicated()',
+			"$leases ENABLE REPLICA TRIGGER dlock_replicated"
+		],
+		[
+			'DROP TRIGGER dlock_replicated ON dlock_queue_lease',
+			'CREATE TRIGGER dlock_replicated BEFORE INSERT OR UPDATE OR DELETE '
+			  . 'ON dlock_queue_lease FOR EACH ROW EXECUTE FUNCTION dlock_drop_replicated()',
+			"$leases ENABLE REPLICA TRIGGER dlock_replicated"
+		],
+		sprintf($triggers, 'dlock_replicated') ],
+	[ 'an own trigger with a condition',
+		[
+			'DROP TRIGGER dlock_truncated ON dlock_queue',
+			'CREATE TRIGGER dlock_truncated BEFORE TRUNCATE ON dlock_queue '
+			  . 'WHEN (run()) EXECUTE FUNCTION dlock_refuse_truncate()',
+			"$queue ENABLE ALWAYS TRIGGER dlock_truncated"
+		],
+		[
+			'DROP TRIGGER dlock_truncated ON dlock_queue',
+			'CREATE TRIGGER dlock_truncated BEFORE TRUNCATE ON dlock_queue '
+			  . 'EXECUTE FUNCTION dlock_refuse_truncate()',
+			"$queue ENABLE ALWAYS TRIGGER dlock_truncated"
+		],
+		sprintf($triggers, 'dlock_truncated') ],
+	[ 'another access method',
+		"$queue SET ACCESS METHOD mine", "$queue SET ACCESS METHOD heap",
+		'It has another access method than "heap"' ],
 	[ 'a rule',
 		'CREATE RULE mine AS ON INSERT TO dlock_queue DO ALSO INSERT INTO ran SELECT trace()',
 		'DROP RULE mine ON dlock_queue', $rule ],
 	[ 'a default',
 		"$queue ALTER owner SET DEFAULT trace()", "$queue ALTER owner DROP DEFAULT",
 		'Column "owner" has a default' ],
+	[ 'an identity column',
+		"$leases ALTER lease ADD GENERATED ALWAYS AS IDENTITY",
+		"$leases ALTER lease DROP IDENTITY", 'Column "lease" has a default' ],
 	[ 'a column more',
 		"$queue ADD more text", "$queue DROP more",
 		'It has a column "more" that was added' ],
