@@ -413,7 +413,8 @@ dlock_require_guard(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("function \"%s\" needs the name of a lock as its only argument",
 						"dlock_require_guard")));
-	dlock_make_key(&key, dlock_begin_call(), cstring_to_text(trigger->tg_trigger->tgargs[0]));
+	dlock_make_key(&key, dlock_begin_call(),
+				   cstring_to_text(trigger->tg_trigger->tgargs[0]));
 	if (!dlock_xact_has_guarded(&key))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

@@ -22,18 +22,12 @@ compare_keys(const DlockKey *a, const DlockKey *b)
 	return result != 0 ? result : (int) a->length - (int) b->length;
 }
 
-static int
-compare_key_pointers(const void *a, const void *b)
-{
-	return compare_keys(*(DlockKey *const *) a, *(DlockKey *const *) b);
-}
-
 /* For sorting: a key for each name may be many, and takes its time. */
 static int
 compare_interruptibly(const void *a, const void *b)
 {
 	CHECK_FOR_INTERRUPTS();
-	return compare_key_pointers(a, b);
+	return compare_keys(*(DlockKey *const *) a, *(DlockKey *const *) b);
 }
 
 /*

@@ -3,8 +3,8 @@
  * arguments.c
  *	  What the functions that SQL calls begin with, and their arguments.
  *
- * None of these functions is strict: a NULL for an argument that needs a value is an
- * error, not a NULL result, which would read as "not acquired".
+ * None of these functions is strict: a NULL for an argument that needs a value
+ * is an error, not a NULL result, which would read as "not acquired".
  *
  *-------------------------------------------------------------------------
  */
@@ -307,7 +307,7 @@ dlock_advise_against_use(DlockSessionUse use)
 
 void
 dlock_raise_timeout(DlockSpace *space, const DlockRequest *request,
-			  DlockTimeout timeout, DlockOutcome outcome)
+					DlockTimeout timeout, DlockOutcome outcome)
 {
 	if (outcome == DLOCK_NOT_LOADED)
 		dlock_load_raise_timeout(space, &request->key);

@@ -10,7 +10,7 @@
 
 #include "shared/shared.h"
 
-/* api.c */
+/* arguments.c */
 extern int	dlock_max_ttl;		/* seconds */
 extern int	dlock_session_locks;
 

@@ -372,7 +372,7 @@ describe_place(const DlockGraphLock *lock, const DlockGraphPlace *place)
 						 place->permits);
 	else
 		appendStringInfo(&text, "%s hold",
-						 dlock_mode_name(place->modes & LOCKBIT_ON(DLOCK_SHARED) ?
+						 dlock_mode_name((place->modes & LOCKBIT_ON(DLOCK_SHARED)) ?
 										 DLOCK_SHARED : DLOCK_EXCLUSIVE));
 	appendStringInfo(&text, " of lock \"%.*s\"", lock->key.length,
 					 lock->key.name);
@@ -420,20 +420,30 @@ summarize(const Look *look, const DlockVertex *vertex, Summary *summary)
 }
 
 /* Copy the rows of a lock, once for all of its holders that are shown. */
-static void
-copy_rows(DlockSpace *space, const DlockGraphLock *lock)
+static const DlockRow **
+copy_rows(DlockSpace *space, const DlockKey *key, int *num_rows)
 {
-	DlockRow   *first = dlock_queue_rows_of(space, &lock->key);
-	struct Tally *tally = lock->tally;
+	DlockRow   *first = dlock_queue_rows_of(space, key);
+	const DlockRow **rows;
+	int			count = 0;
 
 	for (const DlockRow *row = first; row; row = row->next)
-		tally->num_rows++;
-	tally->rows = MemoryContextAllocHuge(CurrentMemoryContext,
-										 (tally->num_rows + 1) *
-										 sizeof(DlockRow *));
-	tally->num_rows = 0;
+		count++;
+	rows = MemoryContextAllocHuge(CurrentMemoryContext,
+								  (count + 1) * sizeof(DlockRow *));
+	*num_rows = 0;
 	for (const DlockRow *row = first; row; row = row->next)
-		tally->rows[tally->num_rows++] = row;
+		rows[(*num_rows)++] = row;
+	return rows;
+}
+
+static int
+compare_number(const void *number, const void *row)
+{
+	int64		a = *(const int64 *) number;
+	int64		b = (*(const DlockRow *const *) row)->number;
+
+	return a < b ? -1 : a > b;
 }
 
 /* What the ticket at a place says of itself; NULL: nothing */
@@ -441,28 +451,18 @@ static text *
 find_info(DlockSpace *space, const Summary *summary)
 {
 	struct Tally *tally = summary->lock->tally;
-	int			low = 0;
-	int			high;
+	const DlockRow **found;
+	const DlockRow *row;
 
 	if (tally->rows == NULL)
-		copy_rows(space, summary->lock);
-	high = tally->num_rows;
-	while (low < high)
-	{
-		int			middle = low + (high - low) / 2;
-
-		if (tally->rows[middle]->number < summary->place->number)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	if (low == tally->num_rows ||
-		tally->rows[low]->number != summary->place->number ||
-		!tally->rows[low]->has_info)
+		tally->rows = copy_rows(space, &summary->lock->key, &tally->num_rows);
+	found = bsearch(&summary->place->number, tally->rows, tally->num_rows,
+					sizeof(DlockRow *), compare_number);
+	row = found ? *found : NULL;
+	if (row == NULL || !row->has_info)
 		return NULL;
-	return cstring_to_text_with_len(tally->rows[low]->text +
-									tally->rows[low]->name_length,
-									tally->rows[low]->info_length);
+	return cstring_to_text_with_len(row->text + row->name_length,
+									row->info_length);
 }
 
 /* The columns of dlock_blocker_status() */

@@ -15,7 +15,7 @@ struct ReturnSetInfo;
 struct TriggerData;
 struct TupleDescData;
 
-/* api.c */
+/* arguments.c */
 extern void dlock_get_key(FunctionCallInfo fcinfo, const DlockSpace *space,
 						  DlockKey *key);
 

@@ -85,6 +85,8 @@ extern char server_problem[1024];
 extern void server_init(void);
 extern ServerState server_open(int64 time);
 extern void server_close(void);
+extern void server_lose(void);
+extern void server_warn(void);
 extern PGconn *server_connection(void);
 extern PGresult *server_query(int64 until, const char *sql, int n,
 							  const char *const *values);

@@ -359,7 +359,7 @@ signal_descendants(pid_t parent, int signo, pid_t except)
 bool
 signal_tree(int signo, pid_t except)
 {
-	bool		any;
+	bool		any = false;
 
 	/* what a process leaves behind that was reaped is this one's, from then on */
 	do

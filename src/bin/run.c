@@ -206,7 +206,7 @@ be_patient(int64 until)
 	{
 		silent_since = now;
 		backoff = 100 * MS;
-		pg_log_warning("%.*s", (int) strcspn(server_problem, "\n"), server_problem);
+		server_warn();
 	}
 	if (now >= until)
 		return false;
@@ -546,9 +546,7 @@ keep_until(int64 until)
 				  command_is_lost() ? FOREVER : suspended ? renew_at : Min(renew_at, until)) &&
 			connection_is_lost())
 		{
-			strlcpy(server_problem, PQerrorMessage(server_connection()),
-					sizeof(server_problem));
-			server_close();
+			server_lose();
 			renew_at = 0;
 		}
 		if (clock_now() < renew_at || (ran && (!command_runs() || command_is_lost())))
@@ -577,7 +575,6 @@ run_command(void)
 		return -1;
 	if ((group = command_start(opt->command)) == 0)
 	{
-
 		not_run = errno == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN;
 		pg_log_error("could not run \"%s\": %m", opt->command[0]);
 		return not_run;

@@ -301,6 +301,21 @@ note_error(const PGresult *result)
 			 hint ? "\nHINT:  " : "", hint ? hint : "");
 }
 
+/* The connection is lost. */
+void
+server_lose(void)
+{
+	note_problem(PQerrorMessage(connection));
+	server_close();
+}
+
+/* Warn of the latest problem, in a line. */
+void
+server_warn(void)
+{
+	pg_log_warning("%.*s", (int) strcspn(server_problem, "\n"), server_problem);
+}
+
 static PGresult *
 give_up_query(const char *problem)
 {
@@ -352,7 +367,8 @@ server_query(int64 until, const char *sql, int n, const char *const *values)
 	if (PQstatus(connection) == CONNECTION_BAD || result == NULL)
 	{
 		PQclear(result);
-		return give_up_query(PQerrorMessage(connection));
+		server_lose();
+		return NULL;
 	}
 	if (PQresultStatus(result) == PGRES_FATAL_ERROR)
 		note_error(result);

@@ -65,7 +65,7 @@ print_change(const char *payload)
 static bool
 begin_watching(void)
 {
-	if (server_open(10 * SEC) != SERVER_OPEN)
+	if (server_connection() == NULL && server_open(10 * SEC) != SERVER_OPEN)
 		return false;
 	for (int i = 0; i < n_watched; i++)
 	{
@@ -113,9 +113,7 @@ print_changes(void)
 		}
 		if (!PQconsumeInput(server_connection()))
 		{
-			strlcpy(server_problem, PQerrorMessage(server_connection()),
-					sizeof(server_problem));
-			server_close();
+			server_lose();
 			return;
 		}
 	}
@@ -128,14 +126,13 @@ main_watch(const char *name, int n, char **operands)
 	watched = pg_malloc0(n * sizeof(Watched));
 	for (int i = 0; i < n; i++)
 		watched[i].name = operands[i];
-	server_close();
 	for (;;)
 	{
 		if (begin_watching())
 			print_changes();
 		else
 			server_close();
-		pg_log_warning("%.*s", (int) strcspn(server_problem, "\n"), server_problem);
+		server_warn();
 		sleep(1);
 	}
 }

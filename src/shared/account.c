@@ -260,7 +260,7 @@ raise_out_of_memory(bool by_all)
 			 errdetail("The locks and tickets of all sessions have reached their part of the file system of \"%s\", which is less than dlock.max_memory.",
 					   dlock_memory_directory()),
 			 by_setting ?
-			 errhint("Release locks that are not needed, or increase dlock.max_memory and restart the server.") :
+			 errhint(DLOCK_HINT_FULL) :
 			 errhint("Release locks that are not needed; or give the file system more room, and restart the server.")));
 }
 

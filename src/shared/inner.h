@@ -9,9 +9,14 @@
 #ifndef DLOCK_SHARED_INNER_H
 #define DLOCK_SHARED_INNER_H
 
+#include "storage/dsm.h"
+
 #include "shared/shared.h"
 
 /* memory.c */
+#define DLOCK_HINT_FULL \
+	"Release locks that are not needed, or increase dlock.max_memory and restart the server."
+
 extern Size dlock_area_size(void);
 extern dsm_segment *dlock_segment_create(Size size);
 extern void dlock_log_small_area(void);

@@ -329,7 +329,8 @@ dlock_check_lease(const DlockLease *lease)
 			(void) check_ticket(lease, dlock_address(lease->own_ticket), false);
 		return;
 	}
-	Assert(!lease->delayed || pg_atomic_read_u64((pg_atomic_uint64 *) &lease->deadline) == 0);
+	Assert(!lease->delayed ||
+		   pg_atomic_read_u64((pg_atomic_uint64 *) &lease->deadline) == 0);
 	Assert(lease->closed.length == 0 || lease->delayed);
 	if (lease->tickets.length + lease->closed.length > MAX_CHECKED)
 		return;

@@ -241,9 +241,8 @@ wake_waiters(DlockLease *lease)
 int64
 dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
 {
-	int64		count = 0;
+	int64		count = end_tickets(space, lease, event);
 
-	count = end_tickets(space, lease, event);
 	wake_waiters(lease);
 	if (!lease->single)
 	{
@@ -513,7 +512,8 @@ dlock_lease_abandon(DlockSpace *space)
 	DlockLease *lease;
 	DlockLeaseTicket *ticket;
 
-	while (lease = NULL, dlock_lease_for_each(space, LW_SHARED, take_first, &lease), lease)
+	while (lease = NULL,
+		   dlock_lease_for_each(space, LW_SHARED, take_first, &lease), lease)
 	{
 		forget_row(space, &lease->record);
 		(void) end_delay(space, lease, PG_UINT64_MAX);

@@ -55,8 +55,7 @@ same_text(dsa_pointer a, dsa_pointer b)
 {
 	if (!DsaPointerIsValid(a) || !DsaPointerIsValid(b))
 		return !DsaPointerIsValid(a) && !DsaPointerIsValid(b);
-	return strcmp(dlock_address(a),
-				  dlock_address(b)) == 0;
+	return strcmp(dlock_address(a), dlock_address(b)) == 0;
 }
 
 /*
@@ -401,9 +400,10 @@ dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 	if (unused)
 		dlock_announcement_discard(space, announcement);
 	if (undone)
+	{
 		rewrite_row(ticket);
-	if (undone)
 		(void) dlock_worker_wake(space);
+	}
 }
 
 /* The channel for its row, or an empty one.  Called with the lease lock. */

@@ -117,15 +117,12 @@ dlock_segment_create(Size size)
 	return segment;
 }
 
-/* A hint for errors of an area that is full although the limits are not reached */
-static const char *const full_hint =
-	"Release locks that are not needed, or increase dlock.max_memory and restart the server.";
-
+/* The limits may not be reached. */
 static void
 explain_full_area(void *arg)
 {
 	if (geterrcode() == ERRCODE_OUT_OF_MEMORY)
-		errhint("%s", full_hint);
+		errhint(DLOCK_HINT_FULL);
 }
 
 /* dshash_find_or_insert(), which raises 53200 if the area is full */
@@ -166,6 +163,6 @@ dlock_allocate_uncounted(Size size)
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory for locks"),
 				 errdetail("No piece of %zu bytes is free.", size),
-				 errhint("%s", full_hint)));
+				 errhint(DLOCK_HINT_FULL)));
 	return pointer;
 }

@@ -569,7 +569,7 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 						   DlockLeaseTicket *ticket, bool nowait, bool adopt)
 {
 	DlockJoined joined = {.outcome = DLOCK_JOIN_MISMATCH};
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockLock  *lock = dlock_lock_insert(&request->key, request->slots,
 										 ticket->ticket.role);
 	bool		agrees;
@@ -695,7 +695,7 @@ void
 dlock_queue_resume(DlockSpace *space)
 {
 	DlockLockScan scan;
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockLock  *lock;
 
 	dlock_lock_scan_begin(&scan, true, &space->key, true);
@@ -712,7 +712,8 @@ dlock_queue_resume(DlockSpace *space)
  * for can wait for the worker, if that comes by itself.
  */
 void
-dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event, DlockWakeups *wakeups)
+dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
+					   DlockWakeups *wakeups)
 {
 	DlockSpace *space = dlock_space_at(ticket->space);
 	bool		of_lease = is_lease_ticket(ticket);
@@ -773,7 +774,7 @@ end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
 bool
 dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 {
-	DlockWakeups		wakeups;
+	DlockWakeups wakeups;
 
 	if (unlikely(state_of(ticket) == DLOCK_GONE))
 	{
@@ -809,7 +810,7 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 bool
 dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 {
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 	bool		is_there;
 
@@ -836,7 +837,7 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 bool
 dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 {
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 	bool		is_there;
 
@@ -863,7 +864,7 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 void
 dlock_queue_withdraw(DlockLeaseTicket *ticket)
 {
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockLock  *lock;
 
 	pg_atomic_fetch_sub_u32(&ticket->claims, 1);
@@ -882,7 +883,7 @@ dlock_queue_withdraw(DlockLeaseTicket *ticket)
 void
 dlock_queue_finish(DlockLeaseTicket *ticket)
 {
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 	DlockState	state;
 
@@ -937,7 +938,7 @@ event_of_unpinning(DlockTicket *ticket)
 void
 dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 {
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(key, true);
 
 	/* a pinned ticket keeps its lock's entry */

@@ -47,7 +47,7 @@ bool
 dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
 						  dsa_pointer *info)
 {
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(key, true);
 	dsa_pointer before;
 	bool		is_there;
@@ -88,7 +88,7 @@ share(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 bool
 dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
 {
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(key, true);
 	bool		holds;
 
@@ -111,7 +111,7 @@ dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
 void
 dlock_queue_share(DlockLeaseTicket *ticket)
 {
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
 
 	if (lock == NULL)
@@ -191,7 +191,7 @@ force(const DlockKey *key, int64 number, DlockLeaseTicket *of_lease,
 	  DlockForced *forced)
 {
 	DlockLock  *lock = dlock_lock_find(key, true);
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockTicket *ticket = of_lease ? &of_lease->ticket : NULL;
 	bool		done = false;
 

@@ -79,7 +79,7 @@ void
 dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 						 DlockLock *lock, bool changed, int32 slots)
 {
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 
 	dlock_lock_enter(key);
 	Assert(dlock_key_equal(&lock->key, key) && lock->setters > 0);
@@ -104,7 +104,7 @@ dlock_queue_forget_slots(DlockSpace *space,
 						 bool (*is_told) (const DlockKey *key))
 {
 	DlockLockScan scan;
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockLock  *lock;
 
 	dlock_lock_scan_begin(&scan, true, &space->key, false);
@@ -130,7 +130,7 @@ void
 dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 					   Oid role)
 {
-	DlockWakeups		wakeups = {0};
+	DlockWakeups wakeups = {0};
 	DlockLock  *lock = dlock_lock_insert(key, 0, role);
 
 	if (pg_atomic_read_u32(&space->slots_loaded) == 0 && !lock->settled)

@@ -13,7 +13,6 @@
 
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
-#include "storage/dsm.h"
 #include "storage/lockdefs.h"
 
 #include "shared/shmem.h"

@@ -335,10 +335,9 @@ load_tables(DlockSpace *space, const Patience *patience)
 		int			part = space->loading.part;
 
 		CHECK_FOR_INTERRUPTS();
-		if (part == DLOCK_LOAD_LEASES)
-			dlock_load_some_leases(space, &rows);
-		else if (part == DLOCK_LOAD_TICKETS)
-			dlock_load_some_tickets(space, &rows);
+		if (part != DLOCK_LOAD_GRANTS)
+			dlock_load_some(space, part == DLOCK_LOAD_LEASES ?
+							DLOCK_TABLE_LEASES : DLOCK_TABLE_QUEUE, &rows);
 		MemoryContextSwitchTo(old_context);
 		MemoryContextReset(context);
 		if (part == DLOCK_LOAD_GRANTS)

@@ -253,78 +253,50 @@ look_ahead(DlockSpace *space, const DlockStoredRows *rows, uint64 from,
 }
 
 /*
- * Put back some leases.  What was put back is behind us, should we be
+ * Put back some rows of a table.  What was put back is behind us, should we be
  * interrupted: the next attempt goes on with the row after it.
  */
 void
-dlock_load_some_leases(DlockSpace *space, DlockStoredRows *rows)
+dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 {
 	DlockLoading *loading = &space->loading;
-
-	if (loading->last == 0)
-		make_room(space, DLOCK_TABLE_LEASES);
-	dlock_rows_read(space, DLOCK_TABLE_LEASES, loading->last, DLOCK_ROWS_AT_ONCE,
-					rows);
-	check_numbers(space, DLOCK_TABLE_LEASES, rows);
-	for (uint64 i = 0; i < rows->count; i++)
-	{
-		const DlockStored *row = &rows->rows[i];
-
-		CHECK_FOR_INTERRUPTS();
-		if (row->is_foreign)
-			leave_out(loading, get_int64(row, DLOCK_LEASE_SYSTEM),
-					  get_oid(row, DLOCK_LEASE_DATABASE));
-		else
-		{
-			/* the next attempt begins with this row, if this one ends here */
-			loading->last = get_int64(row, 0) - 1;
-			load_lease(space, row);
-		}
-		loading->last = get_int64(row, DLOCK_LEASE_LEASE);
-	}
-	if (rows->complete)
-	{
-		log_foreign(loading, "dlock_queue_lease");
-		begin_part(loading, DLOCK_LOAD_TICKETS);
-	}
-}
-
-/* The same for tickets */
-void
-dlock_load_some_tickets(DlockSpace *space, DlockStoredRows *rows)
-{
-	DlockLoading *loading = &space->loading;
+	const DlockShape *shape = &dlock_shapes[which];
+	bool		is_queue = which == DLOCK_TABLE_QUEUE;
 	DlockKey	keys[ROWS_AHEAD];
 	const DlockKey *key = keys;
 
 	if (loading->last == 0)
-		make_room(space, DLOCK_TABLE_QUEUE);
-	dlock_rows_read(space, DLOCK_TABLE_QUEUE, loading->last, DLOCK_ROWS_AT_ONCE,
-					rows);
-	check_numbers(space, DLOCK_TABLE_QUEUE, rows);
+		make_room(space, which);
+	dlock_rows_read(space, which, loading->last, DLOCK_ROWS_AT_ONCE, rows);
+	check_numbers(space, which, rows);
 	for (uint64 i = 0; i < rows->count; i++)
 	{
 		const DlockStored *row = &rows->rows[i];
+		int64		number = get_int64(row, 0);
 
 		CHECK_FOR_INTERRUPTS();
-		if (i % ROWS_AHEAD == 0)
+		if (is_queue && i % ROWS_AHEAD == 0)
 		{
 			look_ahead(space, rows, i, keys);
 			key = keys;
 		}
 		if (row->is_foreign)
-			leave_out(loading, get_int64(row, DLOCK_QUEUE_SYSTEM),
-					  get_oid(row, DLOCK_QUEUE_DATABASE));
+			leave_out(loading, get_int64(row, shape->system),
+					  get_oid(row, shape->database));
 		else
 		{
-			loading->last = get_int64(row, 0) - 1;
-			load_ticket(space, row, key++);
+			/* the next attempt begins with this row, if this one ends here */
+			loading->last = number - 1;
+			if (is_queue)
+				load_ticket(space, row, key++);
+			else
+				load_lease(space, row);
 		}
-		loading->last = get_int64(row, DLOCK_QUEUE_TICKET);
+		loading->last = number;
 	}
 	if (rows->complete)
 	{
-		log_foreign(loading, "dlock_queue");
-		begin_part(loading, DLOCK_LOAD_GRANTS);
+		log_foreign(loading, shape->name);
+		begin_part(loading, is_queue ? DLOCK_LOAD_GRANTS : DLOCK_LOAD_TICKETS);
 	}
 }

@@ -16,9 +16,9 @@
 #include "access/htup_details.h"
 #include "access/genam.h"
 #include "access/relation.h"
+#include "access/transam.h"
 #include "access/xact.h"
 #include "access/xlog.h"
-#include "access/transam.h"
 #include "catalog/dependency.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
@@ -268,6 +268,8 @@ check_triggers(Relation relation)
 	/* a copy, as the relation's own can be replaced while a catalog is looked at */
 	const TriggerDesc *triggers = CopyTriggerDesc(relation->trigdesc);
 	int			count = triggers ? triggers->numtriggers : 0;
+	Oid			extension = getExtensionOfObject(RelationRelationId,
+												 RelationGetRelid(relation));
 
 	for (int i = 0; i < count; i++)
 	{
@@ -280,9 +282,8 @@ check_triggers(Relation relation)
 				trigger->tgenabled == expected[e].enabled &&
 				trigger->tgqual == NULL && trigger->tgnattr == 0 &&
 				is_function(trigger->tgfoid, expected[e].function) &&
-				getExtensionOfObject(ProcedureRelationId, trigger->tgfoid) ==
-				getExtensionOfObject(RelationRelationId,
-									 RelationGetRelid(relation));
+				getExtensionOfObject(ProcedureRelationId,
+									 trigger->tgfoid) == extension;
 		if (!is_expected)
 			dlock_shape_raise_changed(relation,
 									  psprintf(_("Trigger \"%s\" was added, or is enabled in another way."),

@@ -67,7 +67,7 @@ typedef enum DlockLoadPart
 	DLOCK_LOAD_GRANTS
 } DlockLoadPart;
 
-extern void dlock_load_some_leases(DlockSpace *space, DlockStoredRows *rows);
-extern void dlock_load_some_tickets(DlockSpace *space, DlockStoredRows *rows);
+extern void dlock_load_some(DlockSpace *space, DlockTable which,
+							DlockStoredRows *rows);
 
 #endif							/* DLOCK_SHAPE_H */

@@ -105,7 +105,6 @@ let_go(void)
  * done, or was posted while this one still seemed to be there.  Where this one
  * leaves because it is not missed, that is: if it is missed by now (I20).  And
  * if it makes way, not before a session comes to the database again.
-
  */
 static void
 resign(int code, Datum arg)

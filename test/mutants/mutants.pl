@@ -18,8 +18,8 @@
 #	+a line that comes
 #
 # Lines that stay or go must be in one place only, one behind the other, whatever
-# white space and comments are between.  A line "..." divides a mutant of several places.  No line has a
-# number, so mutants outlive what is changed around them.
+# white space and comments are between.  A line "..." divides a mutant of several
+# places.  No line has a number, so mutants outlive what is changed around them.
 #
 # The key changes with the mutant; a result counts as long as the key is the same.
 # The exit status of apply is 3 where the mutant fits nothing, or more than one

@@ -104,6 +104,17 @@ sub finish
 
 commits_hang($node, 1);
 
+# A session commits, and waits there for a lock of PostgreSQL's.
+sub stops_in_commit
+{
+	my ($session) = @_;
+
+	$session->start('COMMIT');
+	$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '
+		  . "WHERE pid = $session->{pid} AND wait_event_type = 'Lock'");
+	return;
+}
+
 #
 # The lock is lost while the guarded commit hangs.
 #
@@ -435,9 +446,7 @@ foreach my $test (sort keys %failures)
 	lock_and_queue();
 	$holder->query('BEGIN; ' . $guard->()
 		  . "; INSERT INTO journal VALUES ('holder'); NOTIFY mine");
-	$holder->start('COMMIT');
-	$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '
-		  . "WHERE pid = $holder->{pid} AND wait_event_type = 'Lock'");
+	stops_in_commit($holder);
 	pinned_and_lost("$test in the commit");
 	$failures{$test}->();
 	is($next->answer, 't', "$test in the commit: the next has the lock");
@@ -453,9 +462,7 @@ foreach my $test (sort keys %failures)
 
 	lock_and_queue("SELECT dlock_ttl_acquire('lock', '1h')");
 	$committer->query('BEGIN; ' . $guard->() . '; NOTIFY mine');
-	$committer->start('COMMIT');
-	$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '
-		  . "WHERE pid = $committer->{pid} AND wait_event_type = 'Lock'");
+	stops_in_commit($committer);
 	is($admin->query("SELECT pinned FROM dlock_locks WHERE ticket = $fence"),
 		't', 'of a lease, terminated: pinned');
 	$committer->may_end;
@@ -473,9 +480,7 @@ foreach my $test (sort keys %failures)
 lock_and_queue();
 $holder->query('BEGIN; ' . $guard->()
 	  . "; INSERT INTO journal VALUES ('holder'); NOTIFY mine");
-$holder->start('COMMIT');
-$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '
-	  . "WHERE pid = $holder->{pid} AND wait_event_type = 'Lock'");
+stops_in_commit($holder);
 pinned_and_lost('lost in the commit');
 others_are_canceled('lost in the commit');
 ok(!$holder->answered, 'lost in the commit: it waits for its turn still');

@@ -107,13 +107,20 @@ sub debugger_works
 	return call_in($session->{pid}, 'getpid');
 }
 
+# What a session starts next is what is to be stopped.
+sub pid_of_next
+{
+	my ($session) = @_;
+
+	$session->is_next if ref $session ne 'HASH';
+	return $session->{pid};
+}
+
 sub stop_behind
 {
 	my ($session, $function) = @_;
 
-	# what is started next is what is to be stopped
-	$session->is_next if ref $session ne 'HASH';
-	return stop($session->{pid}, [$function], 'finish');
+	return stop(pid_of_next($session), [$function], 'finish');
 }
 
 sub stop_at
@@ -136,10 +143,8 @@ sub fail_in
 {
 	my ($session, $function, $stop) = @_;
 
-	# what is started next is what is to be stopped
-	$session->is_next if ref $session ne 'HASH';
 	return stop(
-		$session->{pid}, ["*$function"],
+		pid_of_next($session), ["*$function"],
 		'set {int} &QueryCancelPending = 1',
 		'set {int} &InterruptPending = 1',
 		'set $pc = &ProcessInterrupts',
@@ -154,11 +159,9 @@ sub commands_in
 	  "$PostgreSQL::Test::Utils::tmp_check/debugger_${$}_" . $count++;
 	my $output = '';
 
-	# what is started next is what is to be stopped
-	$session->is_next if ref $session ne 'HASH';
 	my $debugger = IPC::Run::start(
 		arguments(
-			$session->{pid}, "break $function",
+			pid_of_next($session), "break $function",
 			"shell touch $attached", 'continue',
 			'delete', @commands,
 			'detach'),

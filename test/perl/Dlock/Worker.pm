@@ -33,10 +33,11 @@ Lets it go on.  Whatever is still stopped at the end of the test goes on then.
 
 From now on, stop_worker($session, $sub) has the worker stop at the next row that
 it writes or removes, which the sub brings about, and returns its process id, which
-the sub is given, when it has stopped; worker_goes_on($session) lets it go on.  The events are those of a
-trigger: "INSERT OR DELETE".  With the last argument, a single one, and the worker
-stops when it has committed that row, and has told nobody.  This needs a debugger, see debugger_works(), which
-halts the process: it takes note of signals when it goes on.
+the sub is given, when it has stopped; worker_goes_on($session) lets it go on.
+The events are those of a trigger: "INSERT OR DELETE".  With the last argument, a
+single one, and the worker stops when it has committed that row, and has told
+nobody.  This needs a debugger, see debugger_works(), which halts the process: it
+takes note of signals when it goes on.
 
 =item worker_dies($session)
 
