@@ -72,6 +72,7 @@ begin_watching(void)
 		PGresult   *result = server_query(clock_now() + 10 * SEC,
 										  "SELECT %s.dlock_watch($1)", 1,
 										  &watched[i].name);
+		bool		watches;
 
 		if (result && PQresultStatus(result) != PGRES_TUPLES_OK &&
 			!server_may_recover(result))
@@ -79,8 +80,9 @@ begin_watching(void)
 			pg_log_error("%s", server_problem);
 			exit(1);
 		}
+		watches = result && PQresultStatus(result) == PGRES_TUPLES_OK;
 		PQclear(result);
-		if (result == NULL)
+		if (!watches)
 			return false;
 	}
 	return true;

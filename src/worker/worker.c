@@ -86,16 +86,25 @@ static bool is_wanted(void);
 static DlockLease **unknown = NULL;
 static uint64 num_unknown = 0;
 static uint64 max_unknown = 0;
+static bool knows_all = false;
 
 #define LEARN_AT_ONCE	256		/* leases, between two looks at what is due */
+
+/* Begin to learn again, of all leases. */
+static void
+forget(void)
+{
+	knows_all = false;
+	while (num_unknown > 0)
+		dlock_record_unref(&unknown[--num_unknown]->record);
+}
 
 /* What the worker refers to is not to be kept by one that is gone. */
 static void
 let_go(void)
 {
 	dlock_writer_let_go();
-	while (num_unknown > 0)
-		dlock_record_unref(&unknown[--num_unknown]->record);
+	forget();
 	dlock_grants_let_go();
 	dlock_due_let_go();
 }
@@ -137,7 +146,6 @@ sooner(uint64 a, uint64 b)
  */
 
 static bool begun = false;
-static bool knows_all = false;
 
 /* When to look whether the extension is there, if nothing is written */
 static uint64 next_look = 0;
@@ -302,7 +310,7 @@ write_failed(int code)
 	if (dlock_error_is_lock(code))
 		dlock_journal_fail(my_space, code);
 	if (XactLastCommitEnd != commit_before)
-		knows_all = false;
+		forget();
 }
 
 /*

@@ -132,6 +132,40 @@ foreach my $it ($watch, $lines)
 	is($it->exit_code, 143, 'until a signal comes');
 }
 
+# What the server refuses for want of memory is asked for again.
+{
+	# more than a session may take without that being counted at once
+	my @many = map { sprintf '%0200d', $_ } 1 .. 40;
+
+	$client->query('ALTER ROLE alice SET dlock.max_memory_per_role = 1');
+
+	my $full = session($node, 'postgres', 'user=alice');
+
+	$full->query('SET search_path = "x y"');
+	foreach my $length (1000, 0)
+	{
+		$full->query(
+			qq{DO \$\$
+			BEGIN
+				FOR n IN 1 .. 100000 LOOP
+					BEGIN
+						PERFORM dlock_acquire('fill $length ' || n, info => repeat('x', $length));
+					EXCEPTION WHEN out_of_memory THEN
+						EXIT;
+					END;
+				END LOOP;
+			END \$\$});
+	}
+	$watch = Dlock::Command->new($node->connstr('postgres') . ' user=alice', 'watch', @many);
+	poll('there is no memory', sub { $watch->err =~ /out of memory/ });
+	$full->query('SELECT dlock_release_all()');
+	poll('until there is', sub { $watch->out =~ /$many[-1]  free/ });
+	pass('a watch that was refused comes later');
+	$watch->signal('TERM');
+	is($watch->exit_code, 143, 'and goes');
+	$full->quit;
+}
+
 #
 # release and close
 #
