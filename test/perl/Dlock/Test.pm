@@ -27,6 +27,10 @@ use Time::HiRes qw(usleep);
 our @EXPORT = qw(new_server next_version_install start_again kill_server answers
   poll ample fence fails_with grows session backends_gone);
 
+# A shell has what it starts in the background ignore these, and what a test starts
+# would inherit that.
+$SIG{$_} = 'DEFAULT' foreach 'HUP', 'INT', 'QUIT';
+
 # All servers of the tests have the same encoding and locale, whatever the
 # caller's are: initdb would take these, and SQL_ASCII where there is none.
 # Here, so that no test can forget it.
