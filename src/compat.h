@@ -26,6 +26,10 @@
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "utils/ps_status.h"
+/* 16: what looks into a text has a header of its own, which 19 no longer brings */
+#if PG_VERSION_NUM >= 160000
+#include "varatt.h"
+#endif
 
 #if PG_VERSION_NUM < 150000
 #error "dlock needs PostgreSQL 15 or later"
