@@ -130,14 +130,14 @@ void
 _PG_init(void)
 {
 	DefineCustomIntVariable("dlock.max_memory",
-							"Sets the memory that the locks of all sessions may take.",
-							"An eighth of it is kept for superusers. A new value takes effect when the server starts.",
+							"Sets the size of the memory that the locks of all sessions are in.",
+							"Locks and tickets may have three quarters of it. A new value takes effect when the server starts.",
 							&dlock_max_memory,
-							64 * 1024, 1024, INT_MAX,
+							64 * 1024, DLOCK_MIN_AREA_KB, DLOCK_MAX_AREA_KB,
 							PGC_SIGHUP, GUC_UNIT_KB,
 							NULL, NULL, NULL);
 	DefineCustomIntVariable("dlock.max_memory_per_role",
-							"Sets the memory that the locks of one role may take, in percent of dlock.max_memory.",
+							"Sets the memory that the locks of one role may take, in percent of what all locks may take.",
 							"It counts in all databases together, and not for superusers.",
 							&dlock_max_memory_per_role,
 							50, 1, 100,
@@ -158,8 +158,8 @@ _PG_init(void)
 							PGC_SUSET, GUC_UNIT_S,
 							NULL, NULL, NULL);
 	DefineCustomIntVariable("dlock.worker_idle_timeout",
-							"Sets how long a background worker stays while nobody could notice that it went.",
-							"It comes again as soon as somebody could; what leases hold is held without it.",
+							"Sets how long a background worker stays when there is nothing for it to do.",
+							"It starts again when it is needed. Leases hold their locks without it.",
 							&dlock_worker_idle_timeout,
 							2000, 0, INT_MAX,
 							PGC_SIGHUP, GUC_UNIT_MS,

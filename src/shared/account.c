@@ -44,7 +44,7 @@
 /* What is counted to no role has no more than this part of the limit */
 #define NOBODYS		16
 
-/* The setting, in percent of dlock.max_memory */
+/* The setting, in percent of dlock_memory_limit() */
 int			dlock_max_memory_per_role;
 
 /* What is valid only once dlock_attach() has returned */
@@ -256,7 +256,7 @@ raise_out_of_memory(bool by_all)
 			 !by_all ?
 			 errdetail("The locks and tickets of all sessions have taken three quarters of what they may. The rest is kept for superusers, and for roles that have little if their session user has little, too.") :
 			 by_setting ?
-			 errdetail("The locks and tickets of all sessions have reached dlock.max_memory.") :
+			 errdetail("The locks and tickets of all sessions have reached their part of dlock.max_memory.") :
 			 errdetail("The locks and tickets of all sessions have reached their part of the file system of \"%s\", which is less than dlock.max_memory.",
 					   dlock_memory_directory()),
 			 by_setting ?
@@ -366,6 +366,19 @@ dlock_allocate(Oid role, Size size)
 	dsa_pointer pointer = dlock_allocate_uncounted(size);
 
 	count_memory(account, size);
+	return pointer;
+}
+
+/* The same, or an invalid pointer if no piece is free */
+dsa_pointer
+dlock_allocate_if_free(Oid role, Size size)
+{
+	Account    *account = open_account(role, true);
+	dsa_pointer pointer = dsa_allocate_extended(dlock_area, size,
+												DSA_ALLOC_NO_OOM);
+
+	if (DsaPointerIsValid(pointer))
+		count_memory(account, size);
 	return pointer;
 }
 

@@ -65,9 +65,13 @@ make_empty(DlockContention *sketch)
 static DlockContention *
 make_sketch(DlockSpace *space)
 {
-	dsa_pointer self = dlock_allocate(InvalidOid, sizeof(DlockContention));
-	DlockContention *sketch = dlock_address(self);
+	dsa_pointer self = dlock_allocate_if_free(InvalidOid, sizeof(DlockContention));
+	DlockContention *sketch;
 	uint64		none = InvalidDsaPointer;
+
+	if (!DsaPointerIsValid(self))
+		return NULL;
+	sketch = dlock_address(self);
 
 	memset(sketch, 0, sizeof(DlockContention));
 	LWLockInitialize(&sketch->lock, dlock_control->memory_tranche);
@@ -82,8 +86,11 @@ make_sketch(DlockSpace *space)
 static void
 add_chunk(DlockContention *sketch)
 {
-	dsa_pointer chunk = dlock_allocate(InvalidOid, CHUNK_SIZE);
+	dsa_pointer chunk = dlock_allocate_if_free(InvalidOid, CHUNK_SIZE);
 	bool		used;
+
+	if (!DsaPointerIsValid(chunk))
+		return;
 
 	LWLockAcquire(&sketch->lock, LW_EXCLUSIVE);
 	used = sketch->count == sketch->room &&
@@ -116,7 +123,8 @@ dlock_contention_prepare(DlockSpace *space)
 		return;
 	if (sketch == NULL)
 		sketch = make_sketch(space);
-	add_chunk(sketch);
+	if (sketch)
+		add_chunk(sketch);
 }
 
 /*

@@ -28,6 +28,7 @@ extern dsa_pointer dlock_allocate_uncounted(Size size);
 /* account.c */
 extern bool dlock_memory_to_spare(bool has_some);
 extern dsa_pointer dlock_allocate(Oid role, Size size);
+extern dsa_pointer dlock_allocate_if_free(Oid role, Size size);
 extern void dlock_release_memory(Oid role, dsa_pointer pointer, Size size);
 extern void dlock_pass_memory(Oid from, Oid to, Size size);
 extern void dlock_close_accounts(void);

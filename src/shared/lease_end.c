@@ -285,7 +285,7 @@ end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
 
 	do
 	{
-		LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+		dlock_lease_begin_change(space);
 		for (int n = 0; n < STEP &&
 			 (ticket = dlock_lease_first_closed(lease)) != NULL; n++)
 		{
@@ -299,7 +299,7 @@ end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
 			lease->delayed = false;
 			dlock_journal_mark(space, &lease->record);
 		}
-		LWLockRelease(&space->lease_lock);
+		dlock_lease_end_change(space, lease);
 	} while (ticket != NULL && dlock_monotonic_now() < until);
 	return ticket == NULL;
 }

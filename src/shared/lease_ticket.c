@@ -429,16 +429,17 @@ dlock_lease_ticket_channel(DlockLeaseTicket *ticket, char *channel)
 void
 dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
-	DlockSpace *space = dlock_space_at(ticket->ticket.space);
+	DlockLease *lease = dlock_lease_of(ticket);
+	DlockSpace *space = dlock_space_at(lease->space);
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space);
 	dlock_announcement_redirect(&ticket->ticket, announcement);
 	if (ticket->redirection == announcement)
 		ticket->redirection = InvalidDsaPointer;
 	ticket->announced = false;
 	ticket->announce_at = synchronous_commit;
 	dlock_journal_mark(space, &ticket->record);
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space, lease);
 }
 
 /*

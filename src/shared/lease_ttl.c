@@ -151,7 +151,7 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 	bool		open;
 
 	prepare_retiming(space, lease);
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space);
 	Assert(dlock_lease_retiming(lease)->next_ttl == 0);
 	/* the ttl before the deadline: who renews reads them the other way round */
 	if (ttl < dlock_lease_ttl(lease))
@@ -163,7 +163,7 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 		dlock_journal_mark(space, record);
 		retime(space, lease);
 	}
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space, lease);
 	return open;
 }
 
@@ -179,7 +179,7 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 	uint64		confirmed;
 	int			result = -1;
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space);
 	if (dlock_lease_is_open(lease))
 	{
 		confirmed = pg_atomic_read_u64(&lease->confirmed);
@@ -198,7 +198,7 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 		retime(space, lease);
 	}
 	dlock_lease_retiming(lease)->next_ttl = 0;
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space, lease);
 	return result;
 }
 
@@ -212,7 +212,7 @@ dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record)
 	DlockSpace *space = dlock_space_at(lease->space);
 	bool		longer;
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space);
 	longer = dlock_lease_retiming(lease)->next_ttl > dlock_lease_ttl(lease);
 	dlock_lease_retiming(lease)->next_ttl = 0;
 	if (longer)
@@ -220,6 +220,6 @@ dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record)
 	/* a row with a longer ttl than the lease lives by does no harm */
 	dlock_journal_mark(space, record);
 	retime(space, lease);
-	LWLockRelease(&space->lease_lock);
+	dlock_lease_end_change(space, lease);
 	(void) dlock_worker_wake(space);
 }

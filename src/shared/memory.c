@@ -21,9 +21,6 @@
 
 #include "shared/inner.h"
 
-/* The least size of the area, in bytes */
-#define MIN_AREA_SIZE	(1024 * 1024)
-
 /* The setting, in kilobytes */
 int			dlock_max_memory;
 
@@ -54,7 +51,7 @@ dlock_area_size(void)
 
 	if (directory && statvfs(directory, &info) == 0)
 		size = Min(size, (Size) info.f_bavail * info.f_frsize / 2);
-	return TYPEALIGN_DOWN(BLCKSZ, Max(size, MIN_AREA_SIZE));
+	return TYPEALIGN_DOWN(BLCKSZ, Max(size, DLOCK_MIN_AREA_KB * (Size) 1024));
 }
 
 /*

@@ -22,6 +22,14 @@ extern uint64 dlock_monotonic_now(void);
 
 /* memory.c */
 extern int	dlock_max_memory;	/* kilobytes */
+
+/*
+ * Its range.  In less than 4 MB, hardly any piece is free for another size once the
+ * pieces of some sizes are taken; and DSA cannot address more than 1 TB.
+ */
+#define DLOCK_MIN_AREA_KB	(4 * 1024)
+#define DLOCK_MAX_AREA_KB	(1024 * 1024 * 1024)
+
 extern DlockControl *dlock_control;
 extern dsa_area *dlock_area;
 extern char *dlock_area_start;

@@ -130,12 +130,12 @@ RESET dlock.max_locks_per_session;
 SET dlock.max_memory = '1GB';
 \echo :SQLSTATE
 \set VERBOSITY sqlstate
-ALTER SYSTEM SET dlock.max_memory = '1023kB';
+ALTER SYSTEM SET dlock.max_memory = '4095kB';
 \set VERBOSITY default
-ALTER SYSTEM SET dlock.max_memory = '3TB';
+ALTER SYSTEM SET dlock.max_memory = '2TB';
 \echo :SQLSTATE
-ALTER SYSTEM SET dlock.max_memory = '1024kB';
-ALTER SYSTEM SET dlock.max_memory = '2147483647kB';
+ALTER SYSTEM SET dlock.max_memory = '4096kB';
+ALTER SYSTEM SET dlock.max_memory = '1073741824kB';
 ALTER SYSTEM RESET dlock.max_memory;
 
 --

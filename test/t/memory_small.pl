@@ -231,7 +231,7 @@ is($superuser->query('SELECT memory_limit FROM dlock_stats'),
 	3 * 1024 * 1024, 'less is enough');
 like(told_sizes(), qr/^[67] [45] [67]$/, 'of which the log tells nothing');
 like($superuser->query("SELECT fill('lock ', 1000000)"),
-	qr/^\d{4,} out of memory for locks .*have reached dlock\.max_memory\./,
+	qr/^\d{4,} out of memory for locks .*have reached their part of dlock\.max_memory\./,
 	'nor is the file system said to be too small');
 $superuser->quit;
 $node->stop;

@@ -186,7 +186,7 @@ like(
 	join("\n",
 		map { $_->query("SELECT flood('dlock_acquire(\$\$l' || pg_backend_pid() || '/#\$\$)')") }
 		  @little),
-	qr/ The locks and tickets of all sessions have reached dlock\.max_memory/,
+	qr/ The locks and tickets of all sessions have reached their part of dlock\.max_memory/,
 	'many who have little');
 is($admin->query("SELECT dlock_acquire('of a superuser', $info) > 0, dlock_release('of a superuser')"),
 	't|t', 'leave some for superusers');
