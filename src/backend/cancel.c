@@ -28,6 +28,7 @@
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/proc.h"
+#include "tcop/pquery.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timeout.h"
@@ -135,26 +136,31 @@ put_explanation(void)
 }
 
 /*
- * The same in the handler, for a statement that is not executed yet.  The stack
- * may be gone through in a wait for a lock only: elsewhere an error may be on its
- * way, and what the stack points to freed.
+ * The same in the handler; false if the explanation cannot be put into place now.
+ *
+ * A statement that is executed has it.  Before that, the handler can walk the
+ * stack in a wait for a lock only: elsewhere an error may be on its way, and what
+ * the stack points to freed.
  */
-static void
+static bool
 put_explanation_in_handler(void)
 {
 	if (MyProc->waitStatus == PROC_WAIT_STATUS_WAITING)
 		put_explanation();
 	else if (error_context_stack == NULL)
 		error_context_stack = &explanation;
+	else
+		return ActivePortal != NULL || dlock_xact_has_statement();
+	return true;
 }
 
 /* The timeout's handler; as with any signal, anything can be under way. */
 static void
 look_at_guards(void)
 {
-	if (!dlock_cancel_lost_guards || !is_cancelable() || find_lost() == NULL)
+	if (!dlock_cancel_lost_guards || !is_cancelable() || find_lost() == NULL ||
+		!put_explanation_in_handler())
 		return;
-	put_explanation_in_handler();
 	canceled = true;
 	exchange_cancel(false, CANCELED_HERE);
 	InterruptPending = true;

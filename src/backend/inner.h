@@ -96,6 +96,7 @@ extern void dlock_xact_release_at_commit(DlockSpace *space, int64 number);
 extern void dlock_xact_guard(DlockSpace *space, const DlockKey *key,
 							 int64 fence);
 extern bool dlock_xact_has_guarded(const DlockKey *key);
+extern bool dlock_xact_has_statement(void);
 extern void dlock_xact_keep_result(const FmgrInfo *function, int count);
 
 /* watches.c */

@@ -447,6 +447,13 @@ dlock_xact_begin_statement(DlockStatement *outer, MemoryContext memory)
 	statement = memory;
 }
 
+/* Is a statement being executed?  May be called by a signal handler. */
+bool
+dlock_xact_has_statement(void)
+{
+	return statement != NULL;
+}
+
 void
 dlock_xact_end_statement(const DlockStatement *outer)
 {
