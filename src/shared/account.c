@@ -1,28 +1,21 @@
 /*-------------------------------------------------------------------------
  *
  * account.c
- *	  Whose memory is it: what each role has taken of the area, its limit, and
- *	  the errors where it gets no more.
+ *	  The memory counted to each role, its limit, and the errors at the
+ *	  limit.
  *
- * All that requests take is counted to a role, in one account for all
- * databases: a ticket, a lock's entry and an announcement to who has asked,
- * and what a lease has to who has opened it.  What is counted carries its role,
- * and whoever frees it, be it the worker or another session, gives it back to
- * that one.
+ * All that requests allocate is counted to a role, in one account for all
+ * databases: to the role that asks, or all of a lease to the role that opened
+ * it.  The object names its role, so any process can free it, even after the
+ * role was dropped.
  *
- * A backend counts for itself at first, and reports in steps: where each lock
- * and each release would report, all backends would fight for that one cache
- * line.  So what an account says is off by a step for each backend that counts
- * in it; all of them together can be off by a few megabytes.
+ * A backend reports in steps of REPORT_MEMORY_EVERY bytes, because all would
+ * contend for one cache line otherwise.  So an account can be wrong by one
+ * step for each backend, and all together by a few megabytes.
  *
- * A backend has a few accounts open at a time.  An account is in the table for
- * as long as somebody has it open, or something is counted in it.  What was
- * reported and what was not are together what its role has; so one that nobody
- * has open, and that is at 0, has nothing anywhere, and goes (I30).
- *
- * An error can leave too much counted, and never too little: memory is counted
- * before anybody else can free it, and given back once it is freed.  So whoever
- * frees finds the account, though the role has been dropped.
+ * An account that is 0, and open nowhere, is removed (I30).  Memory is counted
+ * before others can free it, and given back after it is freed.  So an error
+ * can leave too much counted, never too little.
  *
  *-------------------------------------------------------------------------
  */
@@ -35,36 +28,33 @@
 
 #define REPORT_MEMORY_EVERY 4096
 
-/* Accounts that a backend has open at a time, at the most */
+/* Accounts that a backend has open, at most */
 #define MAX_OPEN	8
 
-/* A role, or a session user, that has less than this part of the limit has little */
+/* A role or session user with less than this part of the limit has little. */
 #define LITTLE		64
 
-/* What is counted to no role has no more than this part of the limit */
+/* Memory counted to no role has at most this part of the limit. */
 #define NOBODYS		16
 
-/* The setting, in percent of dlock_memory_limit() */
+/* GUC, in percent of dlock_memory_limit() */
 int			dlock_max_memory_per_role;
 
-/* What is valid only once dlock_attach() has returned */
 dshash_table *dlock_accounts = NULL;
 
-/* An account that this backend has open */
 typedef struct Account
 {
-	DlockAccount *shared;		/* stays where it is while we are a user; NULL:
-								 * no account is open here */
+	DlockAccount *shared;		/* does not move while we are a user; NULL: no
+								 * open account here */
 	Oid			role;
-	int64		unreported;		/* taken here and not yet reported, or given
-								 * back */
+	int64		unreported;		/* allocated minus freed here since the latest
+								 * report */
 	bool		percent_known;
-	int			percent;		/* its limit; 0: as this session's setting says */
+	int			percent;		/* its limit; 0: this session's setting */
 } Account;
 
 static Account open_accounts[MAX_OPEN];
 
-/* The one that was used last */
 static Account *latest = &open_accounts[0];
 
 static void
@@ -90,7 +80,7 @@ close_account(Account *account)
 		dshash_release_lock(dlock_accounts, shared);
 }
 
-/* A place for one more; where there is none, another one is closed. */
+/* Return a place without an open account; close one if there is none. */
 static Account *
 find_place(void)
 {
@@ -107,10 +97,7 @@ find_place(void)
 	return account;
 }
 
-/*
- * Open the account of a role.  One to whom something is counted has an account;
- * so with "make" alone this can raise 53200.
- */
+/* Raises 53200, with "make" only: a role that has memory has an account. */
 static Account *
 open_account(Oid role, bool make)
 {
@@ -155,14 +142,14 @@ count_memory(Account *account, int64 change)
 		report(account);
 }
 
-/* Note that memory which was counted to a role is free.  Raises nothing. */
+/* Raises nothing. */
 static void
 return_memory(Oid role, Size size)
 {
 	count_memory(open_account(role, false), -(int64) size);
 }
 
-/* What was counted to one role is another one's now.  Raises 53200. */
+/* Count memory to another role.  Raises 53200. */
 void
 dlock_pass_memory(Oid from, Oid to, Size size)
 {
@@ -171,10 +158,9 @@ dlock_pass_memory(Oid from, Oid to, Size size)
 }
 
 /*
- * The limit of a role whose account is open, in percent: what ALTER ROLE ...
- * SET says of that role, as this session's setting does if it is the one that
- * has logged in.  As with any setting, a session goes by what was said when it
- * began to use it; but who has reached a limit looks again.
+ * The limit of an open account, in percent: what ALTER ROLE says of the role,
+ * or else, and for the role that logged in, this session's setting.  It is
+ * read once per opening, and "again" if the limit is reached.
  */
 static int
 limit_percent(Account *account, bool again)
@@ -195,7 +181,6 @@ limit_percent(Account *account, bool again)
 	return account->percent != 0 ? account->percent : dlock_max_memory_per_role;
 }
 
-/* What a role has, as far as this backend knows */
 static int64
 memory_of(Account *account)
 {
@@ -210,10 +195,8 @@ exceeds_limit(Account *account, int64 limit, bool again)
 }
 
 /*
- * Is there memory for one more lock of a role's?  A look at two counts that
- * change rarely, while there is plenty; otherwise dlock_check_memory() is to be
- * asked, which also knows who is exempt.  Raises 53200, where not even an
- * account can be made.
+ * Is there plenty of memory for one more lock of the role?  If not, the caller
+ * must ask dlock_check_memory().  Raises 53200 if no account can be made.
  */
 bool
 dlock_memory_suffices(Oid role)
@@ -227,10 +210,10 @@ dlock_memory_suffices(Oid role)
 }
 
 /*
- * Is there memory for what can be done without, and is counted to no role?  It
- * stays when those are gone who have brought it about, so all of it together has
- * a small share, of which half is kept for those who have none of it yet; and where
- * there is hardly any for locks, none.  Raises 53200, as above.
+ * Is there memory for a sketch?  It is counted to no role and outlives the
+ * sessions that need it.  So all together have a small share, half of it for
+ * spaces that have none, and nothing of the last eighth.  Raises 53200, as
+ * above.
  */
 bool
 dlock_memory_to_spare(bool has_some)
@@ -279,9 +262,8 @@ raise_role_limit(Account *account, int64 limit)
 }
 
 /*
- * What the session user has, through whatever role: its own account, those that
- * it sponsors, and the one that it is about to use.  Roles are found one by one,
- * which only those do who come when memory is scarce.
+ * What a session user has through all roles: its own account, those that it
+ * sponsors, and the given one.  Only callers short of memory visit them all.
  */
 static int64
 memory_of_session_user(Account *account)
@@ -304,13 +286,12 @@ memory_of_session_user(Account *account)
 }
 
 /*
- * Has a role little, and the session user, too?  One session user can take on
- * many roles, and must not take for each of them what is kept for all.
+ * Have the role and the session user both little?  One session user can assume
+ * many roles, and must not take the reserve for each.
  *
- * What is taken is counted to the role, and can be given back by anybody; so the
- * role's account notes the session user as its sponsor, to whom all counts that
- * it has, as long as it has something.  A sponsor takes the place of another one
- * only by this, that is, if the two have little together.
+ * The account names the session user as its sponsor, for whom it counts until
+ * it is removed.  A sponsor is replaced only here, if both have little
+ * together.
  */
 static bool
 has_little(Account *account, int64 limit)
@@ -329,14 +310,12 @@ has_little(Account *account, int64 limit)
 }
 
 /*
- * Is there memory for one more lock of a role's?  Raises 53200 where there is
- * not.
+ * Raise 53200 unless there is memory for one more lock of the role.
  *
- * An eighth is kept for superusers, so that one who is to clear up can still
- * lock; and another one for roles that have little, so that several who have
- * much do not stop all others, wherever these are.  The area's own limit stands
- * behind this one; it is reached first only where the area has become very
- * fragmented.
+ * An eighth is kept for superusers, who must lock in order to clean up.
+ * Another is kept for roles that have little, so that a few that have much do
+ * not stop all others.  Only a very fragmented area is full before this limit
+ * is reached.
  */
 void
 dlock_check_memory(Oid role)
@@ -358,7 +337,7 @@ dlock_check_memory(Oid role)
 		raise_out_of_memory(false);
 }
 
-/* Memory that a role takes.  Raises 53200. */
+/* Raises 53200. */
 dsa_pointer
 dlock_allocate(Oid role, Size size)
 {
@@ -369,7 +348,7 @@ dlock_allocate(Oid role, Size size)
 	return pointer;
 }
 
-/* The same, or an invalid pointer if no piece is free */
+/* The same, but an invalid pointer if no piece is free */
 dsa_pointer
 dlock_allocate_if_free(Oid role, Size size)
 {
@@ -389,7 +368,7 @@ dlock_release_memory(Oid role, dsa_pointer pointer, Size size)
 	return_memory(role, size);
 }
 
-/* A text in shared memory, or none for NULL.  Raises 53200. */
+/* NULL gives an invalid pointer.  Raises 53200. */
 dsa_pointer
 dlock_text_copy(Oid role, const char *text)
 {
@@ -410,7 +389,7 @@ dlock_text_free(Oid role, dsa_pointer text)
 							 strlen(dlock_address(text)) + 1);
 }
 
-/* Report all that was not.  Raises nothing. */
+/* Raises nothing. */
 void
 dlock_report_memory(void)
 {
@@ -421,7 +400,6 @@ dlock_report_memory(void)
 	}
 }
 
-/* The backend exits, and counts nothing any more. */
 void
 dlock_close_accounts(void)
 {

@@ -1,23 +1,21 @@
 /*-------------------------------------------------------------------------
  *
  * announcement.c
- *	  Announcements of grants, and the outbox of those that are to be sent.
+ *	  Announcements of enqueued tickets, and the outbox of those to be
+ *	  sent.
  *
- * A ticket that was enqueued carries an announcement.  What happens to the
- * ticket sets an event in it; once it is armed, too, it goes into the outbox
- * of the space, and the sender sends what is there.
+ * What happens to an enqueued ticket sets events in its announcement.  If that
+ * is armed, too, it is in the space's outbox, and the sender sends it (I28).
  *
- * Arming comes after the commit of the transaction that made the announcement,
- * and after PostgreSQL's own processing of the LISTEN in that commit: earlier,
- * the notification could be sent before it can be received.  So that transaction
- * claims it, and no other one arms it meanwhile, which asks for the ticket or made
- * the announcement before.  A rollback takes the LISTEN back, but not the ticket;
- * such a ticket stays silent until the next call about it.
+ * It is armed after the commit of the transaction that made it, behind the
+ * LISTEN of that commit.  Otherwise it could be sent too early to be received.
+ * Until then the transaction has it claimed, and no other one arms it.  A
+ * rollback undoes the LISTEN, not the ticket, which is silent until the next
+ * call.
  *
- * An announcement stays in the outbox while it is being sent, and leaves it
- * only afterwards.  So what the sender could not send, because the queue of
- * NOTIFY is full or the sender is killed, is sent by the next attempt or the
- * next sender; at worst twice, which is harmless, as a notification is a hint.
+ * It leaves the outbox only after it was sent.  So if the sender fails or
+ * dies, the next attempt sends it, perhaps twice, which is harmless for a
+ * hint.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,7 +23,7 @@
 
 #include "shared/inner.h"
 
-/* How many announcements this session has claimed */
+/* Claims made by this session so far */
 static uint64 claims = 0;
 
 static uint64
@@ -46,16 +44,14 @@ space_of(DlockTicket *ticket)
 	return dlock_space_at(ticket->space);
 }
 
-/*
- * Copy out the channel of a ticket, empty where it has none.
- */
+/* Copy out the channel of a ticket; empty if it has none. */
 void
 dlock_announcement_channel(DlockTicket *ticket, char *channel)
 {
 	DlockSpace *space = space_of(ticket);
 
 	channel[0] = '\0';
-	/* that one comes later is seen later */
+	/* an announcement set now is for a later look */
 	if (!DsaPointerIsValid(ticket->announcement))
 		return;
 	LWLockAcquire(&space->outbox_lock, LW_SHARED);
@@ -65,8 +61,8 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 }
 
 /*
- * Make an announcement for a request with a channel, and claim it.  All that can
- * fail, fails here: the names are converted now, and not by the worker.
+ * Make and claim an announcement.  All that can fail, as converting the name,
+ * is done here.
  */
 dsa_pointer
 dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
@@ -89,7 +85,9 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 	return self;
 }
 
-/* Put it into the outbox if it is armed and has something to send (I28). */
+/*
+ * Enter an announcement into the outbox if it is armed and has events (I28).
+ */
 static void
 post(DlockSpace *space, DlockAnnouncement *announcement)
 {
@@ -103,7 +101,6 @@ post(DlockSpace *space, DlockAnnouncement *announcement)
 	}
 }
 
-/* Take it out of the outbox. */
 static void
 unpost(DlockSpace *space, DlockAnnouncement *announcement)
 {
@@ -114,9 +111,9 @@ unpost(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * From now on the worker is needed for this ticket's announcement.  Not
- * before the ticket has joined its lock: what a failed request leaves on the
- * spare ticket must not keep the worker.
+ * The worker stays for announcements that are counted.  So count one only
+ * after its ticket has joined: a failed request leaves one on the spare
+ * ticket.
  */
 void
 dlock_announcement_count(DlockTicket *ticket)
@@ -125,7 +122,7 @@ dlock_announcement_count(DlockTicket *ticket)
 	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
 }
 
-/* Free an announcement that is in no outbox and no ticket's any more. */
+/* Free an announcement that has no ticket and is in no outbox. */
 static void
 release(DlockSpace *space, DlockAnnouncement *announcement)
 {
@@ -138,8 +135,8 @@ release(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * Give a ticket another announcement, or none.  The one before goes; but where
- * "keep" is set and it is about to be sent, only when that is done.
+ * Exchange a ticket's announcement.  With "keep", an old one in the outbox is
+ * still sent; the sender frees it.
  */
 static void
 replace(DlockTicket *ticket, dsa_pointer announcement, bool keep)
@@ -158,7 +155,6 @@ replace(DlockTicket *ticket, dsa_pointer announcement, bool keep)
 	}
 	ticket->announcement = announcement;
 	LWLockRelease(&space->outbox_lock);
-	/* one that is orphaned belongs to the worker now */
 	if (before && !orphaned)
 		release(space, before);
 }
@@ -171,8 +167,8 @@ dlock_announcement_free(DlockTicket *ticket)
 }
 
 /*
- * The ticket goes, and what it has to tell is still told; where the LISTEN is
- * not in effect yet, after that.  Raises nothing.
+ * The ticket goes; its events are still sent, if need be after the arming.
+ * Raises nothing.
  */
 void
 dlock_announcement_orphan(DlockTicket *ticket)
@@ -193,9 +189,6 @@ dlock_announcement_orphan(DlockTicket *ticket)
 		replace(ticket, InvalidDsaPointer, true);
 }
 
-/*
- * Give a ticket an announcement, or another one.
- */
 void
 dlock_announcement_set(DlockTicket *ticket, dsa_pointer announcement)
 {
@@ -206,10 +199,7 @@ dlock_announcement_set(DlockTicket *ticket, dsa_pointer announcement)
 	replace(ticket, announcement, false);
 }
 
-/*
- * The ticket's announcement goes to another client from now on.  What the one
- * before has still to be told is sent nevertheless.
- */
+/* Announce to another channel; events of the old one are still sent. */
 void
 dlock_announcement_redirect(DlockTicket *ticket, dsa_pointer announcement)
 {
@@ -220,17 +210,13 @@ dlock_announcement_redirect(DlockTicket *ticket, dsa_pointer announcement)
 	replace(ticket, announcement, true);
 }
 
-/* Free an announcement that has become no ticket's. */
 void
 dlock_announcement_discard(DlockSpace *space, dsa_pointer announcement)
 {
 	release(space, dlock_address(announcement));
 }
 
-/*
- * Free what is still to be told in a space that nobody uses any more.  All its
- * tickets are gone.
- */
+/* Empty the outbox of an unused space.  All its tickets are gone. */
 void
 dlock_announcement_purge(DlockSpace *space)
 {
@@ -245,10 +231,7 @@ dlock_announcement_purge(DlockSpace *space)
 	LWLockRelease(&space->outbox_lock);
 }
 
-/*
- * Which of these events are to be told now?  That the lock is wanted is told
- * once, and behind the grant: where that one is still to become durable, with it.
- */
+/* The events to send now.  "Wanted" is sent once, with or after "granted". */
 static uint32
 events_to_tell(DlockAnnouncement *announcement, uint32 events)
 {
@@ -264,10 +247,7 @@ events_to_tell(DlockAnnouncement *announcement, uint32 events)
 	return events;
 }
 
-/*
- * Something has happened to a ticket that may have an announcement.  The
- * caller wakes the worker later.
- */
+/* The caller wakes the sender later. */
 void
 dlock_announcement_event(DlockTicket *ticket, uint32 events)
 {
@@ -285,10 +265,7 @@ dlock_announcement_event(DlockTicket *ticket, uint32 events)
 	LWLockRelease(&space->outbox_lock);
 }
 
-/*
- * It may be sent from now on.  That of a ticket that is gone already is then the
- * outbox's alone.
- */
+/* Arm an announcement.  One without a ticket is the outbox's alone then. */
 static void
 arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 {
@@ -300,8 +277,8 @@ arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 }
 
 /*
- * A ticket's announcement, if this session has claimed it, by this claim or, where
- * that is 0, by any; NULL otherwise.
+ * A ticket's announcement, if this session has it claimed by this claim, or by
+ * any if that is 0; otherwise NULL.
  */
 static DlockAnnouncement *
 claimed(DlockTicket *ticket, uint64 claim)
@@ -317,8 +294,7 @@ claimed(DlockTicket *ticket, uint64 claim)
 }
 
 /*
- * The transaction with this claim has committed, and the session listens now, if
- * it is to: what has happened may be sent.
+ * The transaction with this claim has committed, and its LISTEN is in effect.
  */
 void
 dlock_announcement_arm(DlockTicket *ticket, uint64 claim)
@@ -335,7 +311,7 @@ dlock_announcement_arm(DlockTicket *ticket, uint64 claim)
 		posted = announcement->in_outbox;
 	}
 	LWLockRelease(&space->outbox_lock);
-	/* the worker, too: from now on one is there while somebody is to be told */
+	/* the worker, too: it must be there while announcements are */
 	if (posted)
 		(void) dlock_worker_wake(space);
 }
@@ -354,10 +330,7 @@ dlock_announcement_unclaim(DlockTicket *ticket, uint64 claim)
 	LWLockRelease(&space->outbox_lock);
 }
 
-/*
- * Claim a ticket's announcement that is silent, as what made it was rolled back.
- * Returns the claim; 0 where there is no such announcement.
- */
+/* Claim an announcement that a rollback has left silent; 0: it has none. */
 uint64
 dlock_announcement_claim(DlockTicket *ticket)
 {
@@ -379,7 +352,7 @@ dlock_announcement_claim(DlockTicket *ticket)
 	return claim;
 }
 
-/* This session's claim of a ticket's announcement; 0: it has none. */
+/* This session's claim of a ticket's announcement, or 0 */
 uint64
 dlock_announcement_my_claim(DlockTicket *ticket)
 {
@@ -394,9 +367,7 @@ dlock_announcement_my_claim(DlockTicket *ticket)
 	return claim;
 }
 
-/*
- * A ticket was put back.  Where it holds, its grant was told before the restart.
- */
+/* A ticket was loaded.  If it holds, its grant was told before the restart. */
 void
 dlock_announcement_restored(DlockTicket *ticket, bool granted)
 {
@@ -410,10 +381,7 @@ dlock_announcement_restored(DlockTicket *ticket, bool granted)
 	LWLockRelease(&space->outbox_lock);
 }
 
-/*
- * Copy what is to be sent, and mark it as being sent; returns how many these
- * are, at most "max".
- */
+/* Copy up to "max" messages, and mark them as being sent; returns how many. */
 int
 dlock_outbox_copy(DlockSpace *space, DlockMessage *messages, int max)
 {
@@ -439,9 +407,8 @@ dlock_outbox_copy(DlockSpace *space, DlockMessage *messages, int max)
 }
 
 /*
- * Take what was sent out of the outbox: what is marked as being sent, at the
- * head of the outbox.  A ticket's number would not do to find it, as the
- * ticket may have got another announcement meanwhile.
+ * Remove what was sent: the marked ones at the head of the outbox.  Tickets do
+ * not lead to them: a ticket can have another announcement by now.
  */
 void
 dlock_outbox_clear(DlockSpace *space)

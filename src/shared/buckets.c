@@ -1,17 +1,17 @@
 /*-------------------------------------------------------------------------
  *
  * buckets.c
- *	  Buckets of hash tables that grow by one at a time.
+ *	  Buckets of hash tables that grow by one bucket at a time.
  *
- * A table is in partitions, each with a lock and with buckets of its own, which
- * are lists of entries.  An insertion that finds as many entries as buckets
- * divides one bucket into two (linear hashing): so it costs the same however
- * many entries there are, and nobody waits while a table is made anew.
+ * A table has partitions with a lock and buckets each.  An insertion that
+ * finds as many entries as buckets divides one bucket (linear hashing).  So
+ * its cost is independent of the number of entries, and no table is ever
+ * rebuilt.
  *
- * The first buckets are in the partition.  The others are in segments, each as
- * large as all before it together.  One is allocated ahead, without any lock,
- * by whoever is about to need it; it never moves, and is never freed.  8 bytes for
- * each entry that was ever there at one time are all that this keeps.
+ * The first buckets are in the partition, the others in segments, each as
+ * large as all before it.  A backend about to need a segment allocates it
+ * without a lock.  Segments never move and are never freed: they keep 8 bytes
+ * for each entry that was there at one time.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,10 +19,10 @@
 
 #include "shared/buckets.h"
 
-/* Buckets divided with the partition locked, by who does so ahead */
+/* Buckets that dlock_buckets_reserve() divides per locking */
 #define DIVIDED_AT_ONCE		100
 
-/* In memory that is zero */
+/* The memory must be zero. */
 void
 dlock_buckets_init(DlockBuckets *buckets)
 {
@@ -33,10 +33,7 @@ dlock_buckets_init(DlockBuckets *buckets)
 	buckets->mask = DLOCK_FIRST_BUCKETS - 1;
 }
 
-/*
- * Allocate a segment.  Raises 53200; called without any of dlock's locks, and
- * takes the partition's.
- */
+/* Raises 53200.  Called without dlock's locks; takes the partition's. */
 void
 dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock, int segment)
 {
@@ -54,8 +51,8 @@ dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock, int segment)
 }
 
 /*
- * Divide the next bucket in turn into two, if the segment for that is there.
- * What a bucket of "mask" bits has is told apart by the bit before these.
+ * Divide the next bucket in turn, by one more bit of the hash, if its segment
+ * is there.
  */
 void
 dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
@@ -93,8 +90,8 @@ dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
 }
 
 /*
- * Grow for so many more entries, before they come: to divide a bucket that has
- * none looks none up.  Raises 53200; called without any of dlock's locks.
+ * Grow for "more" entries while the buckets to divide are empty.  Raises
+ * 53200.  Called without dlock's locks.
  */
 void
 dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock, uint64 more,

@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * buckets.h
- *	  Buckets of hash tables that grow by one at a time: for lock_table.c and
- *	  id_table.c.
+ *	  Buckets of hash tables that grow by one at a time (buckets.c).
  *
  *-------------------------------------------------------------------------
  */
@@ -13,10 +12,10 @@
 
 #include "shared/inner.h"
 
-/* Of an entry: the link to the next one in its bucket, and its hash */
+/* Returns an entry's link to the next one in its bucket, and its hash */
 typedef dsa_pointer *(*DlockNextOf) (dsa_pointer entry, uint32 *hash);
 
-/* The segment of a bucket that is not one of the first */
+/* The segment of a bucket behind the first DLOCK_FIRST_BUCKETS */
 static inline int
 dlock_segment_of(uint32 bucket)
 {
@@ -40,15 +39,15 @@ dlock_bucket_of(DlockBuckets *buckets, uint32 hash)
 {
 	uint32		bucket = hash & buckets->mask;
 
-	/* that one is still to come from this one's division */
+	/* not divided yet: its entries are in the lower bucket */
 	if (bucket >= buckets->num_buckets)
 		bucket &= buckets->mask >> 1;
 	return dlock_bucket_at(buckets, bucket);
 }
 
 /*
- * Is the segment missing into which these would grow next?  To be believed only
- * with the partition's lock; others ask in order to allocate one ahead.
+ * Does the next division need a segment that is missing?  Without the
+ * partition's lock the answer is a guess, for callers that allocate ahead.
  */
 static inline bool
 dlock_buckets_need_segment(const DlockBuckets *buckets, int *segment)
