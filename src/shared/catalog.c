@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * catalog.c
- *	  What the catalogs say of the extension, and of roles' settings.
+ *	  The extension's relations, and settings of roles, from the catalogs.
  *
  *-------------------------------------------------------------------------
  */
@@ -29,10 +29,8 @@
 #include "shared/inner.h"
 
 /*
- * A relation of the extension: in the extension's schema, wherever that is.
- * One of that name which is not the extension's own is not meant: whoever may
- * create there could have made it, before an update that does.  0 where there is
- * none, as before that update.
+ * A relation of the extension, or 0, as before an update that adds it.  Others
+ * may have CREATE on the schema, so the extension must own the relation.
  */
 Oid
 dlock_find_relation(DlockSpace *space, const char *name)
@@ -60,7 +58,7 @@ dlock_find_relation(DlockSpace *space, const char *name)
 	return relation;
 }
 
-/* A relation is not there, and perhaps the extension is not, either. */
+/* The relation is missing; perhaps the extension was dropped. */
 static void
 raise_missing(DlockSpace *space, const char *name)
 {
@@ -77,7 +75,7 @@ raise_missing(DlockSpace *space, const char *name)
 			 errhint("Undo what was changed, or drop the extension and create it anew, which ends all locks of this database.")));
 }
 
-/* The same for one that has to be there */
+/* The same, but raises an error if there is none */
 Oid
 dlock_relation(DlockSpace *space, const char *name)
 {
@@ -88,10 +86,7 @@ dlock_relation(DlockSpace *space, const char *name)
 	return relation;
 }
 
-/*
- * Open a relation of the extension.  Where its lock has to be waited for, the
- * extension may be gone behind the wait: 55L01.
- */
+/* Raises 55L01 if the extension was dropped while this waited for the lock. */
 Relation
 dlock_open_relation(DlockSpace *space, const char *name, LOCKMODE mode)
 {
@@ -103,10 +98,7 @@ dlock_open_relation(DlockSpace *space, const char *name, LOCKMODE mode)
 	return relation;
 }
 
-/*
- * Raises 55000 where a crash would empty a relation of the extension, as one that
- * somebody has made unlogged.
- */
+/* Raise 55000 if the relation is unlogged, so that a crash would empty it. */
 void
 dlock_check_permanent(Relation relation)
 {
@@ -123,8 +115,8 @@ dlock_check_permanent(Relation relation)
 }
 
 /*
- * Leases need the worker, which does not see an extension whose creation has
- * not been committed.  Raises 55000 where that is so.
+ * Raise 55000 if this transaction created the extension: leases need the
+ * worker, which does not see the extension before the commit.
  */
 void
 dlock_check_committed(DlockSpace *space)
@@ -152,7 +144,7 @@ dlock_check_committed(DlockSpace *space)
 	checked_space = space;
 }
 
-/* The value of a setting in what pg_db_role_setting has of one; or NULL */
+/* A setting in a pg_db_role_setting.setconfig, or NULL */
 static char *
 find_setting(Datum config, const char *name)
 {
@@ -174,10 +166,7 @@ find_setting(Datum config, const char *name)
 	return result;
 }
 
-/*
- * What ALTER ROLE ... SET says of a setting for a role, in this database, or
- * else in all of them; NULL: nothing.
- */
+/* A role's setting by ALTER ROLE, in this database or else in all; or NULL */
 char *
 dlock_role_setting(Oid role, const char *name)
 {
@@ -209,7 +198,7 @@ dlock_role_setting(Oid role, const char *name)
 		systable_endscan(scan);
 	}
 	table_close(catalog, AccessShareLock);
-	/* who waits without a snapshot shall not have got one by this */
+	/* the caller may wait without a snapshot */
 	InvalidateCatalogSnapshot();
 	return result;
 }

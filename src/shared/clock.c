@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * clock.c
- *	  The clock by which leases live.
+ *	  The clock of leases.
  *
  *-------------------------------------------------------------------------
  */
@@ -12,10 +12,10 @@
 #include "shared/inner.h"
 
 /*
- * Microseconds that never go back, and pass while the machine sleeps: a server
- * that wakes up must not honour what has run out elsewhere meanwhile.  Where
- * there is no such clock, the machine had better not sleep.  The clock of
- * instr_time is not always one that all processes share.
+ * Microseconds that never go back and advance while the machine sleeps: a
+ * server that wakes up must not honour leases that expired elsewhere.  Without
+ * CLOCK_BOOTTIME the machine must not sleep.  Processes need not share
+ * instr_time's clock.
  */
 uint64
 dlock_monotonic_now(void)

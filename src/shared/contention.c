@@ -3,22 +3,20 @@
  * contention.c
  *	  The names that were waited for most, in bounded memory.
  *
- * "Space-saving", as in A. Metwally, D. Agrawal and A. El Abbadi, "Efficient
- * Computation of Frequent and Top-k Elements in Data Streams" (ICDT 2005), with
- * weights: the microseconds that a name was waited for.  There is room for
- * DLOCK_CONTENDED_NAMES entries.  A name that comes when all are in use takes
- * the place of the one with the least weight, and that weight, w, on top of its
- * own.  So no weight is too small, or too great by more than w; and w is no more
- * than the total divided by the number of entries, so that a name with a greater
- * part than that is there, whatever else comes.
+ * "Space-saving", as in A.  Metwally, D.  Agrawal and A.  El Abbadi,
+ * "Efficient Computation of Frequent and Top-k Elements in Data Streams" (ICDT
+ * 2005), with weights: the microseconds that a name was waited for.  If all
+ * DLOCK_CONTENDED_NAMES entries are in use, a new name replaces the one with
+ * the least weight, w, and inherits w.  So no weight is too small, or too
+ * great by more than w.  And w is at most the total divided by the number of
+ * entries: a name with a greater part of the total has an entry.
  *
- * What is shown of an entry is counted from when its name came, apart from the
- * weight, and so is never too great.
+ * What is shown is counted apart from the weight, since the name came, and so
+ * is never too great.
  *
- * Entries are found by the hash of their names, which is keyed, and the one with
- * the least weight is the first of a heap: so an update takes a bounded time,
- * whatever names there are.  All is protected by the sketch's lock, under which
- * nothing is allocated: who begins to wait makes room, as far as there is memory.
+ * Entries are found by a keyed hash, the least one by a heap, so an update
+ * takes a bounded time.  The sketch's lock protects all; nothing is allocated
+ * under it.
  *
  *-------------------------------------------------------------------------
  */
@@ -33,7 +31,7 @@ StaticAssertDecl(DLOCK_CONTENDED_NAMES % DLOCK_CONTENDED_CHUNK == 0,
 
 #define CHUNK_SIZE	(DLOCK_CONTENDED_CHUNK * sizeof(DlockContended))
 
-/* A space's sketch; NULL where nobody has waited there yet. */
+/* A space's sketch; NULL before the first wait */
 static DlockContention *
 sketch_of(DlockSpace *space)
 {
@@ -51,9 +49,6 @@ entry_at(const DlockContention *sketch, int e)
 	return &chunk[e % DLOCK_CONTENDED_CHUNK];
 }
 
-/*
- * Making room
- */
 
 static void
 make_empty(DlockContention *sketch)
@@ -78,7 +73,7 @@ make_sketch(DlockSpace *space)
 	make_empty(sketch);
 	if (pg_atomic_compare_exchange_u64(&space->contention, &none, self))
 		return sketch;
-	/* somebody else was faster */
+	/* another process was faster */
 	dlock_release_memory(InvalidOid, self, sizeof(DlockContention));
 	return dlock_address(none);
 }
@@ -106,16 +101,15 @@ add_chunk(DlockContention *sketch)
 }
 
 /*
- * This session begins to wait: see to it that there is room for another name,
- * as far as there is memory to spare.  Raises what a lack of memory raises.
- * Called without any of dlock's locks.
+ * Make room for another name before a wait, if there is memory to spare.
+ * Raises 53200.  The caller holds none of dlock's locks.
  */
 void
 dlock_contention_prepare(DlockSpace *space)
 {
 	DlockContention *sketch = sketch_of(space);
 
-	/* as far as can be seen without the lock, which is enough */
+	/* read without the lock: being wrong is harmless */
 	if (likely(sketch && (sketch->count < sketch->room ||
 						  sketch->room == DLOCK_CONTENDED_NAMES)))
 		return;
@@ -127,10 +121,7 @@ dlock_contention_prepare(DlockSpace *space)
 		add_chunk(sketch);
 }
 
-/*
- * Forget all names, and give back what these have taken, but for the first
- * chunk: who waits just now is still to be counted.
- */
+/* Forget all names, and free all but the first chunk, which waiters need. */
 void
 dlock_contention_reset(DlockSpace *space)
 {
@@ -150,7 +141,7 @@ dlock_contention_reset(DlockSpace *space)
 		dlock_release_memory(InvalidOid, chunks[c], CHUNK_SIZE);
 }
 
-/* A space goes, and its sketch with it. */
+/* Free the sketch of a space that is removed. */
 void
 dlock_contention_free(DlockSpace *space)
 {
@@ -167,9 +158,7 @@ dlock_contention_free(DlockSpace *space)
 	pg_atomic_write_u64(&space->contention, InvalidDsaPointer);
 }
 
-/*
- * The heap
- */
+/* Heap */
 
 static void
 put(DlockContention *sketch, int place, int e)
@@ -199,7 +188,7 @@ sift_down(DlockContention *sketch, int e)
 	put(sketch, place, e);
 }
 
-/* An entry has come, at the last place. */
+/* An entry was added at the last place. */
 static void
 sift_up(DlockContention *sketch, int e)
 {
@@ -217,9 +206,7 @@ sift_up(DlockContention *sketch, int e)
 	put(sketch, place, e);
 }
 
-/*
- * Entries
- */
+/* Entries */
 
 static int16 *
 bucket_of(DlockContention *sketch, uint32 hash)
@@ -227,7 +214,7 @@ bucket_of(DlockContention *sketch, uint32 hash)
 	return &sketch->buckets[hash & (DLOCK_CONTENDED_BUCKETS - 1)];
 }
 
-/* The entry of a name; -1 where it has none. */
+/* The entry of a name, or -1 */
 static int
 find(DlockContention *sketch, const DlockKey *key)
 {
@@ -247,7 +234,6 @@ find(DlockContention *sketch, const DlockKey *key)
 	return e;
 }
 
-/* Give an entry to a name. */
 static void
 enter(DlockContention *sketch, int e, DlockContended *entry,
 	  const DlockKey *key)
@@ -262,7 +248,7 @@ enter(DlockContention *sketch, int e, DlockContended *entry,
 	*bucket = e;
 }
 
-/* Take an entry from its name. */
+/* Remove an entry's name from its bucket. */
 static void
 displace(DlockContention *sketch, int e)
 {
@@ -274,8 +260,8 @@ displace(DlockContention *sketch, int e)
 }
 
 /*
- * An entry for a name, which may be another one's until now; NULL where there
- * is no room at all.  *e is its number.
+ * Give an entry to a name, if need be the least one; NULL if there is no chunk
+ * at all. *e is its number.
  */
 static DlockContended *
 take_entry(DlockContention *sketch, const DlockKey *key, int *e)
@@ -298,10 +284,7 @@ take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 	return entry;
 }
 
-/*
- * Somebody has waited for a lock, in a queue that was so long with him, and that
- * is over.
- */
+/* A session's wait for a lock is over. queue_length includes the session. */
 void
 dlock_contention_wait(DlockSpace *space, const DlockKey *key, uint64 waited,
 					  uint32 queue_length, DlockWaitEnd how)
@@ -332,8 +315,8 @@ dlock_contention_wait(DlockSpace *space, const DlockKey *key, uint64 waited,
 }
 
 /*
- * A lease has run out that held a lock.  That counts for a name that was waited
- * for, or is just now.
+ * A lease that held a lock has run out.  This counts for names that have an
+ * entry or are waited for now.
  */
 void
 dlock_contention_expiration(DlockSpace *space, const DlockKey *key,
@@ -356,7 +339,9 @@ dlock_contention_expiration(DlockSpace *space, const DlockKey *key,
 	LWLockRelease(&sketch->lock);
 }
 
-/* All entries, into room for as many as there can be; returns how many. */
+/*
+ * Copy all entries into an array of DLOCK_CONTENDED_NAMES; returns how many.
+ */
 int
 dlock_contention_copy(DlockSpace *space, DlockContended *entries)
 {

@@ -1,15 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * counter.c
- *	  What dlock_stats and dlock_wait_histogram count.
+ *	  Counters for dlock_stats and dlock_wait_histogram.
  *
- * Each backend counts for itself, without a lock, for the one space that its
- * DlockBackend names; what it has counted becomes that space's when it exits,
- * or changes to another one.  Whatever concerns another space, as when it gives
- * back what it has in one that was dropped, goes to that one's totals at once.
+ * A backend counts without a lock for the one space that its DlockBackend
+ * names.  Its counts go to the space's totals at its exit, or when it changes
+ * to another space.  Counts for other spaces go to their totals at once.
  *
- * As only the backend writes its counts, a reset does not touch them: it keeps
- * in mind what they add up to.
+ * Only the backend writes its counts, so a reset just notes their sum.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,7 +17,7 @@
 
 #include "shared/inner.h"
 
-/* Upper bounds of the buckets of waits, in microseconds; the last has none. */
+/* Upper bounds of the buckets of waits, in microseconds; the last has none */
 static const int64 wait_bounds[] = {
 	INT64CONST(100), INT64CONST(250), INT64CONST(500),
 	INT64CONST(1000), INT64CONST(2500), INT64CONST(5000),
@@ -34,7 +32,7 @@ static const int64 wait_bounds[] = {
 StaticAssertDecl(lengthof(wait_bounds) + 1 == DLOCK_WAIT_BUCKETS,
 				 "wait_bounds must match DLOCK_WAIT_BUCKETS");
 
-/* As dlock_count_ticket(), where this backend counts for another space */
+/* As dlock_count_ticket(), if this backend counts for another space */
 void
 dlock_count_elsewhere(const DlockTicket *ticket, DlockCounter counter,
 					  int64 amount)
@@ -43,14 +41,13 @@ dlock_count_elsewhere(const DlockTicket *ticket, DlockCounter counter,
 							amount);
 }
 
-/* The bound of a bucket of waits, in microseconds; -1: the last one has none */
+/* In microseconds; -1: the last one has none */
 int64
 dlock_wait_bound(int bucket)
 {
 	return bucket < (int) lengthof(wait_bounds) ? wait_bounds[bucket] : -1;
 }
 
-/* A session has waited so long. */
 void
 dlock_count_wait(uint64 waited)
 {
@@ -63,10 +60,7 @@ dlock_count_wait(uint64 waited)
 	dlock_count(DLOCK_COUNT_WAITS + bucket, 1);
 }
 
-/*
- * From now on this backend counts for another space, or for none, where that is
- * NULL.  Raises nothing.
- */
+/* Count for another space from now on, or for none.  Raises nothing. */
 void
 dlock_count_for(DlockSpace *space)
 {
@@ -93,12 +87,11 @@ dlock_count_for(DlockSpace *space)
 }
 
 /*
- * Add up what was ever counted for a space, by backends gone and those alive.
- * Called with the lock of its counts, so that none is missed or counted twice.
+ * All that was ever counted for a space, by backends alive and gone.  The
+ * caller holds counts_lock, so no count is missed or added twice.
  *
- * A ticket is held from its grant to its release.  Both are counted anyway; what
- * is counted as held is only what differs: one that was put back, and so has had
- * no grant, is one more; one that is ENDING, and still to be released, one less.
+ * Held tickets are granted minus released ones.  DLOCK_COUNT_HELD corrects
+ * that: 1 for a loaded ticket, -1 for an ENDING one, released only later.
  */
 static void
 add_up(DlockSpace *space, uint64 *sums)
@@ -119,7 +112,7 @@ add_up(DlockSpace *space, uint64 *sums)
 		sums[DLOCK_COUNT_RELEASED];
 }
 
-/* What was counted since the latest reset; returns when that was. */
+/* Counts since the latest reset; returns its time */
 TimestampTz
 dlock_sum_counters(DlockSpace *space, uint64 *sums)
 {
@@ -134,7 +127,7 @@ dlock_sum_counters(DlockSpace *space, uint64 *sums)
 	return since;
 }
 
-/* Begin to count anew; what there is now stays. */
+/* Count anew.  Tickets held now still count as held. */
 void
 dlock_reset_counters(DlockSpace *space)
 {

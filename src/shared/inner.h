@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * inner.h
- *	  The functions that only the files of this room call, by the file that has
- *	  them.
+ *	  Functions that only the files of this room call, by file.
  *
  *-------------------------------------------------------------------------
  */
@@ -34,23 +33,23 @@ extern void dlock_pass_memory(Oid from, Oid to, Size size);
 extern void dlock_close_accounts(void);
 
 /* lock_table.c */
-/* Entries that a walk has asked memory for, at most; a power of 2 */
+/* Entries that a walk prefetches; a power of 2 */
 #define DLOCK_SCAN_AHEAD	32
 
-/* A walk through a space's locks; nothing in it is its user's business. */
+/* A walk through a space's locks; its fields are lock_table.c's alone */
 typedef struct DlockLockScan
 {
 	bool		exclusive;
 	bool		locked;			/* the partition's lock is held */
 	int			partition;
-	int			end;			/* the first that is not looked through */
-	uint32		bucket;			/* the next one */
+	int			end;			/* the first partition left out */
+	uint32		bucket;			/* the next bucket */
 	uint32		num_buckets;
 	DlockLock  *current;
 	const DlockSpaceKey *space;
-	bool		queued;			/* only entries that have a queue */
+	bool		queued;			/* only entries with a queue */
 
-	/* a ring: the entries that come next */
+	/* a ring: the next entries */
 	uint32		head;
 	uint32		count;
 	DlockLock  *ahead[DLOCK_SCAN_AHEAD];
