@@ -1,18 +1,15 @@
 /*-------------------------------------------------------------------------
  *
  * id_table.c
- *	  The tables of numbers and of requests: which lease or ticket is meant.
+ *	  The tables of numbers and of requests.
  *
- * Two hash tables in the memory area, whose entries are the records, and the
- * leases' tickets, themselves: so to be found by a number costs one pointer and
- * its bucket, and an entry is there for as long as it is in the table.  They
- * grow as the table of locks does (buckets.c).
+ * The entries of these hash tables are the records and leases' tickets
+ * themselves, so an entry costs one pointer and its bucket.  The tables grow
+ * as the table of locks does (buckets.c).
  *
- * A number stands for a lease or for a ticket, which have them from one source;
- * a ticket's own lease is found by the ticket.  A request stands for those of its
- * tickets that there are: see lease_ticket.c.
- *
- * What is found is referred to before its partition is released (I7).
+ * Leases and tickets draw numbers from one source.  A single lease is found by
+ * its ticket.  For requests see lease_ticket.c.  An entry that is found is
+ * referred to before its partition is released (I7).
  *
  *-------------------------------------------------------------------------
  */
@@ -24,11 +21,11 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* What is valid only once dlock_id_tables_attach() has returned */
+/* Valid once dlock_id_tables_attach() has returned */
 static DlockIdPartition *numbers = NULL;
 static DlockIdPartition *requests = NULL;
 
-/* Begin a table, in memory that is zero and that nobody else knows yet. */
+/* The memory must be zero, and no other process can know it yet. */
 void
 dlock_id_table_init(DlockIdPartition *partitions, int tranche)
 {
@@ -39,7 +36,6 @@ dlock_id_table_init(DlockIdPartition *partitions, int tranche)
 	}
 }
 
-/* Use the tables that are there. */
 void
 dlock_id_tables_attach(DlockIdPartition *ids, DlockIdPartition *by_request)
 {
@@ -47,7 +43,7 @@ dlock_id_tables_attach(DlockIdPartition *ids, DlockIdPartition *by_request)
 	requests = by_request;
 }
 
-/* The partition of a hash; its bucket is in the last bits */
+/* The partition of a hash; the last bits of the hash choose the bucket */
 static inline int
 partition_of(uint32 hash)
 {
@@ -55,8 +51,8 @@ partition_of(uint32 hash)
 }
 
 /*
- * Allocate what the insertion of an entry may need.  Raises 53200.  Called
- * without any of dlock's locks.
+ * Allocate what an insertion may need.  Raises 53200.  Called without dlock's
+ * locks.
  */
 static void
 prepare(DlockIdPartition *partition)
@@ -68,7 +64,6 @@ prepare(DlockIdPartition *partition)
 								  segment);
 }
 
-/* Enter an entry; called with the partition's lock. */
 static void
 insert(DlockIdPartition *partition, dsa_pointer entry, DlockNextOf next_of)
 {
@@ -86,7 +81,7 @@ insert(DlockIdPartition *partition, dsa_pointer entry, DlockNextOf next_of)
 	buckets->count++;
 }
 
-/* Take out an entry that is there; called with the partition's lock. */
+/* The entry must be there. */
 static void
 delete(DlockIdPartition *partition, dsa_pointer entry, DlockNextOf next_of)
 {
@@ -101,15 +96,11 @@ delete(DlockIdPartition *partition, dsa_pointer entry, DlockNextOf next_of)
 	partition->buckets.count--;
 }
 
-/*
- * Numbers
- */
 
 /*
- * Numbers that follow each other are in other partitions, and in neighbouring
- * buckets there: so where many come or go in a row, as after a restart, they find
- * in the cache what they need.  Higher bits count, too, as others may have most
- * numbers in between.
+ * Neighbouring numbers have different partitions and neighbouring buckets.  So
+ * numbers that come or go in order, as after a restart, hit the cache.  Higher
+ * bits count, too, because other tickets may have most numbers in between.
  */
 static inline uint32
 hash_number(int64 number)
@@ -145,9 +136,7 @@ next_number(dsa_pointer entry, uint32 *hash)
 	return &record->next_id;
 }
 
-/*
- * Grow for so many more numbers, before they come.  Raises 53200.
- */
+/* Grow for "more" numbers before they are inserted.  Raises 53200. */
 void
 dlock_ids_reserve(uint64 more)
 {
@@ -157,11 +146,10 @@ dlock_ids_reserve(uint64 more)
 }
 
 /*
- * Let a lease, or a ticket, be found by its number; a ticket's own lease is, with
- * the ticket.  Somebody else may have done so.  Raises 53200.
+ * Let a record be found by its number.  Raises 53200.
  *
- * One that is finished is not entered: whoever has finished it says so first, and
- * takes it out then, which takes the partition's lock.
+ * A finished record is not entered: it is marked finished before it is deleted
+ * here, with the partition locked.
  */
 void
 dlock_id_insert(DlockRecord *record)
@@ -178,7 +166,7 @@ dlock_id_insert(DlockRecord *record)
 	LWLockRelease(&numbers[p].lock);
 }
 
-/* It is not found any more; it may not have been before. */
+/* The record need not be in the table. */
 void
 dlock_id_delete(DlockRecord *record)
 {
@@ -191,7 +179,7 @@ dlock_id_delete(DlockRecord *record)
 	LWLockRelease(&numbers[p].lock);
 }
 
-/* What a number stands for, referred to; NULL: nothing. */
+/* The record with this number, referred to; or NULL */
 DlockRecord *
 dlock_id_look_up(DlockSpace *space, int64 number)
 {
@@ -216,9 +204,6 @@ dlock_id_look_up(DlockSpace *space, int64 number)
 	return found;
 }
 
-/*
- * Requests
- */
 
 static dsa_pointer *
 next_request(dsa_pointer entry, uint32 *hash)
@@ -229,7 +214,7 @@ next_request(dsa_pointer entry, uint32 *hash)
 	return &ticket->next_request;
 }
 
-/* Let a ticket be found by its request.  Raises 53200, with nothing changed. */
+/* Raises 53200, with nothing changed. */
 void
 dlock_request_insert(DlockLeaseTicket *ticket)
 {
@@ -242,7 +227,7 @@ dlock_request_insert(DlockLeaseTicket *ticket)
 	LWLockRelease(&requests[p].lock);
 }
 
-/* A ticket's memory goes: no request finds it any more.  Raises nothing. */
+/* Called as the ticket's memory is freed.  Raises nothing. */
 void
 dlock_request_delete(DlockLeaseTicket *ticket)
 {
@@ -257,9 +242,8 @@ dlock_request_delete(DlockLeaseTicket *ticket)
 }
 
 /*
- * The first of the tickets with that hash of their request for which the callback
- * says so, referred to; NULL: none.  The callback is called with the partition's
- * lock.
+ * The first ticket of this request's hash that the callback accepts, referred
+ * to; or NULL.  The callback is called with the partition locked.
  */
 DlockLeaseTicket *
 dlock_request_find(const DlockLeaseTicket *wanted,

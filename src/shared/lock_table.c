@@ -1,23 +1,20 @@
 /*-------------------------------------------------------------------------
  *
  * lock_table.c
- *	  The table of locks: where an entry is, its lock, and its memory.
+ *	  The table of locks: finding, locking and allocating entries.
  *
- * A hash table in the memory area, in partitions.  A partition's LWLock is the
- * lock of all entries in it.  A function that has found an entry holds the
- * lock until it releases the entry or takes it out.  Only queue*.c call this.
- * watch.c takes the lock itself, for the names that are watched in a
- * partition.
+ * A partitioned hash table in the area.  A partition's LWLock is the lock of
+ * all its entries.  A function that finds an entry holds that lock until it
+ * releases or removes the entry.  Only queue*.c call this. watch.c takes the
+ * lock itself, for the watched names of a partition.
  *
- * Why not dshash?  There an entry has room for the longest name, each insertion
- * allocates and each deletion frees, and a resize takes the locks of all
- * partitions for as long as it takes to move every entry.  Here an entry is as
- * long as its name; the one that a backend took out last is its own spare, for
- * the next one that it puts in; and a partition grows by one bucket at a time
- * (buckets.c).
+ * Why not dshash?  It would give each entry room for the longest name,
+ * allocate and free for each insertion and deletion, and lock all partitions
+ * while it moves all entries at a resize.  Here an entry is as long as its
+ * name, a backend keeps the entry it removed last as its spare, and a
+ * partition grows by one bucket at a time (buckets.c).
  *
- * An insertion raises what it can raise, for want of memory, before it takes
- * the partition's lock: see prepare().
+ * An insertion raises errors only before it locks the partition (prepare()).
  *
  *-------------------------------------------------------------------------
  */
@@ -27,15 +24,15 @@
 #include "shared/buckets.h"
 #include "shared/inner.h"
 
-/* An entry is so much longer, at the most, than it need be */
+/* Sizes of entries are multiples of this, so that a spare fits more often. */
 #define ENTRY_STEP	32
 
 DlockPartition *dlock_lock_partitions = NULL;
 
-/* An entry for the next insertion, or NULL */
+/* For the next insertion, or NULL */
 static DlockLock *spare = NULL;
 
-/* Begin the table, in memory that is zero and that nobody else knows yet. */
+/* The memory must be zero, and no other process can know it yet. */
 void
 dlock_lock_table_init(DlockPartition *partitions, int tranche)
 {
@@ -74,10 +71,7 @@ find_in(dsa_pointer *bucket, const DlockKey *key)
 	return NULL;
 }
 
-/*
- * Find a lock, and return with its entry locked; NULL where nobody holds it or
- * waits for it.
- */
+/* Find a lock and return with its entry locked, or NULL if it has no entry. */
 DlockLock *
 dlock_lock_find(const DlockKey *key, bool exclusive)
 {
@@ -94,9 +88,8 @@ dlock_lock_find(const DlockKey *key, bool exclusive)
 }
 
 /*
- * Lock the entry of a key without a search, for a backend that has kept a
- * pointer to it.  The pointer is valid if the backend's ticket is still in
- * that lock (I7).
+ * Lock the entry of a key without a search.  The caller's pointer to it is
+ * valid if its ticket is still in the lock (I7).
  */
 void
 dlock_lock_enter(const DlockKey *key)
@@ -105,24 +98,21 @@ dlock_lock_enter(const DlockKey *key)
 	LWLockAcquire(&dlock_lock_partition(key)->lock, LW_EXCLUSIVE);
 }
 
-/* Let go of it, where the ticket turned out to be gone. */
+/* Release the lock of a key whose ticket was gone. */
 void
 dlock_lock_leave(const DlockKey *key)
 {
 	LWLockRelease(&dlock_lock_partition(key)->lock);
 }
 
-/* How many locks of a database have a queue, with those that share its count */
+/* Locks with a queue, of the database and others that share its counter */
 static inline uint32 *
 num_queued(DlockPartition *partition, const DlockSpaceKey *space)
 {
 	return &partition->queued[space->database & (DLOCK_QUEUED_BUCKETS - 1)];
 }
 
-/*
- * An entry's lock is let go of: if it has got a queue, or has none any more, that
- * is counted, for those who look for queues.
- */
+/* Keep the number of entries with a queue, as an entry's lock is released. */
 static inline void
 count_queue(DlockPartition *partition, DlockLock *lock)
 {
@@ -145,9 +135,6 @@ dlock_lock_release(DlockLock *lock)
 	LWLockRelease(&partition->lock);
 }
 
-/*
- * Memory for insertions
- */
 
 static inline uint32
 entry_size(const DlockKey *key)
@@ -156,14 +143,14 @@ entry_size(const DlockKey *key)
 					 dlock_key_size(key));
 }
 
-/* Would the insertion of a lock take no more memory than this backend has spare? */
+/* Does the spare entry fit an insertion? */
 bool
 dlock_lock_is_spare(const DlockKey *key, Oid role)
 {
 	return spare && spare->role == role && spare->size == entry_size(key);
 }
 
-/* The spare entry goes when the backend does, or has the wrong size. */
+/* At exit, and before a spare of another size is made */
 void
 dlock_lock_free_spare(void)
 {
@@ -188,8 +175,8 @@ make_spare(uint32 size, Oid role)
 }
 
 /*
- * Allocate all that the insertion of a lock may need.  Raises 53200.  Called
- * without any of dlock's locks.
+ * Allocate what an insertion may need.  Raises 53200.  Called without dlock's
+ * locks.
  */
 static inline void
 prepare(DlockPartition *partition, const DlockKey *key, Oid role)
@@ -209,9 +196,6 @@ prepare(DlockPartition *partition, const DlockKey *key, Oid role)
 	}
 }
 
-/*
- * Insertion and removal
- */
 
 static dsa_pointer *
 next_lock(dsa_pointer entry, uint32 *hash)
@@ -222,9 +206,7 @@ next_lock(dsa_pointer entry, uint32 *hash)
 	return &lock->next;
 }
 
-/*
- * Grow for so many more locks, before they come.  Raises 53200.
- */
+/* Grow for "more" locks before they are inserted.  Raises 53200. */
 void
 dlock_locks_reserve(uint64 more)
 {
@@ -235,8 +217,8 @@ dlock_locks_reserve(uint64 more)
 }
 
 /*
- * Many locks will be entered: ask for the bucket of each, and for what is there,
- * before the first of them is needed.
+ * Prefetch the buckets of many locks that will be inserted, and their first
+ * entries.
  */
 void
 dlock_locks_look_ahead(const DlockKey *keys, uint64 count)
@@ -258,8 +240,8 @@ dlock_locks_look_ahead(const DlockKey *keys, uint64 count)
 }
 
 /*
- * Find a lock, or enter it, without a ticket, for a role to whom it is counted
- * then; returns with its entry locked.  Raises 53200, with nothing changed.
+ * Find or insert a lock, counted to a role, and return with its entry locked.
+ * A new one has no ticket.  Raises 53200, with nothing changed.
  */
 DlockLock *
 dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
@@ -300,7 +282,6 @@ dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 	return lock;
 }
 
-/* Take an entry out of its bucket. */
 static void
 unlink_entry(DlockPartition *partition, DlockLock *lock)
 {
@@ -317,8 +298,8 @@ unlink_entry(DlockPartition *partition, DlockLock *lock)
 }
 
 /*
- * Take a lock that has no ticket out of the table, and let go of it.  The entry
- * is this backend's spare then, or goes.
+ * Remove an entry without tickets, and unlock it.  It becomes the spare, or is
+ * freed.
  */
 void
 dlock_lock_remove(DlockLock *lock)
@@ -333,14 +314,11 @@ dlock_lock_remove(DlockLock *lock)
 		dlock_release_memory(lock->role, lock->self, lock->size);
 }
 
-/*
- * Looking through all of them: partition by partition, each with its lock held
- * for as long as its entries are looked at.
- */
+/* Walks: partition by partition, with one of them locked. */
 
 /*
- * The locks of a space are returned; with "queued", only those that have a queue,
- * and partitions where its database has none are passed by, whoever waits in others.
+ * Return the locks of a space.  With "queued", return only those with a queue,
+ * and skip partitions in which the database has none.
  */
 void
 dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive,
@@ -379,12 +357,10 @@ begin_partition(DlockLockScan *scan, DlockPartition *partition)
 }
 
 /*
- * An entry, its ticket and that one's lease are anywhere in memory, and each is
- * found by the one before: to look at an entry means to wait three times.  So
- * there are always some entries on the way, in a ring, and while one is looked at
- * memory brings the lease for one that comes later, the ticket for one behind
- * that, and the last ones themselves (software pipelining, as for hash joins:
- * Chen et al., ICDE 2004).
+ * An entry, its ticket and the ticket's lease lie anywhere in memory, and each
+ * leads to the next, so a look at an entry would wait for memory three times.
+ * A ring of entries ahead is prefetched in stages instead (software
+ * pipelining, as for hash joins: Chen et al., ICDE 2004).
  */
 static DlockLock *
 get_ahead(const DlockLockScan *scan, uint32 place)
@@ -427,7 +403,10 @@ look_ahead(const DlockLockScan *scan)
 	}
 }
 
-/* The next entry of the partition; the one behind it in its bucket comes last. */
+/*
+ * The next entry of the partition.  Its successor in the bucket goes to the
+ * ring's end.
+ */
 static DlockLock *
 take_ahead(DlockLockScan *scan)
 {
@@ -447,7 +426,6 @@ take_ahead(DlockLockScan *scan)
 	return lock;
 }
 
-/* Is this an entry to be returned? */
 static inline bool
 is_sought(const DlockLockScan *scan, const DlockLock *lock)
 {
@@ -455,7 +433,7 @@ is_sought(const DlockLockScan *scan, const DlockLock *lock)
 		memcmp(&lock->key.space, scan->space, sizeof(DlockSpaceKey)) == 0;
 }
 
-/* The next entry, locked; NULL behind the last one */
+/* The next entry, locked; NULL after the last */
 DlockLock *
 dlock_lock_scan_next(DlockLockScan *scan)
 {
@@ -474,7 +452,7 @@ dlock_lock_scan_next(DlockLockScan *scan)
 	return scan->current;
 }
 
-/* Take out the entry that was returned last, and free it. */
+/* Remove and free the entry returned last. */
 void
 dlock_lock_scan_remove(DlockLockScan *scan)
 {
@@ -485,7 +463,7 @@ dlock_lock_scan_remove(DlockLockScan *scan)
 	dlock_release_memory(lock->role, lock->self, lock->size);
 }
 
-/* Let go of what the scan has locked; also before its end. */
+/* Release the scan's lock; also to end a scan early. */
 void
 dlock_lock_scan_end(DlockLockScan *scan)
 {
