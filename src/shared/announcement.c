@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * announcement.c
- *	  Announcements of enqueued tickets, and the outbox of those to be
- *	  sent.
+ *	  Announcements of enqueued tickets, and the outbox of those to be sent.
  *
  * What happens to an enqueued ticket sets events in its announcement.  If that
  * is armed, too, it is in the space's outbox, and the sender sends it (I28).

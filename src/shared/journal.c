@@ -1,23 +1,19 @@
 /*-------------------------------------------------------------------------
  *
  * journal.c
- *	  What has changed in leases and their tickets, and is to be written to the
- *	  tables.
+ *	  The journal of a space: changed leases and tickets, to be written.
  *
- * Backends change the shared state and mark what they have changed, in the
- * list that is called the journal; the worker, alone, writes
- * (worker/writer.c).  So however often something changes, it is written once;
- * a transaction that fails is simply tried again; and a worker that dies
- * leaves the marks to the next one.  Whoever needs durability waits for it
- * (backend/durable.c).
+ * Backends change the shared state and mark the changed records; only the
+ * worker writes (worker/writer.c).  So a record that changes often is written
+ * once, and a failed transaction is retried.  If the worker dies, its
+ * successor finds the marks.  Callers that need durability wait in
+ * backend/durable.c.
  *
- * A lock is handed on by the worker, after the commit that has removed the row
- * of the holder before (lease_end.c).  As what the next holder writes comes
- * later in the WAL, no prefix of the WAL has two holders.  A session that is
- * the next holder writes nothing, so before it, or anybody else, is told of
- * its grant, what is up to there is flushed (dlock_journal_flush_removal):
- * otherwise a crash could bring back a holder whose fence was superseded
- * (I15).
+ * The worker hands a lock on after the commit that removes the old holder's
+ * row (lease_end.c).  The next holder's row comes later in the WAL, so no
+ * prefix of the WAL has two holders.  A session writes no row.  So its grant
+ * is told only after the WAL was flushed up to that removal: otherwise a crash
+ * could bring back a holder whose fence was superseded (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -28,7 +24,7 @@
 #include "shared/inner.h"
 
 /*
- * Note that a record has changed.  Called with the lease lock, after the
+ * Mark a changed record.  The caller holds the lease lock since before the
  * change (I9).
  */
 void
@@ -49,8 +45,7 @@ dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 }
 
 /*
- * For how long the change has waited that is to be written next, in
- * microseconds; 0 where there is none.
+ * Age of the oldest change in the journal, in microseconds; 0 if it is empty
  */
 int64
 dlock_journal_lag(DlockSpace *space)
@@ -65,7 +60,7 @@ dlock_journal_lag(DlockSpace *space)
 	return since < now ? (int64) (now - since) : 0;
 }
 
-/* Nothing is left to be written.  Called with the lease lock. */
+/* Remove a record from the journal.  The caller holds the lease lock. */
 void
 dlock_journal_unmark(DlockSpace *space, DlockRecord *record)
 {
@@ -76,9 +71,8 @@ dlock_journal_unmark(DlockSpace *space, DlockRecord *record)
 }
 
 /*
- * Where in the WAL what is written of a record ends, or behind that.  A row that was
- * put back has not been written by this server since: it was committed before the
- * load was done.
+ * The end of a record's latest write in the WAL, or a later position.  A
+ * loaded row that was not written since was committed before the load ended.
  */
 XLogRecPtr
 dlock_journal_position(DlockSpace *space, DlockRecord *record)
@@ -89,21 +83,20 @@ dlock_journal_position(DlockSpace *space, DlockRecord *record)
 	return Max(written_at, loaded_at);
 }
 
-/* Where the removal of the row of a lock's last holder is noted */
+/* The place that notes removals for a lock */
 static pg_atomic_uint64 *
 removal(DlockSpace *space, const DlockKey *key)
 {
 	return &space->removed[key->hash & (DLOCK_REMOVED_BUCKETS - 1)];
 }
 
-/* As dlock_journal_removal(), where there was any removal */
+/* As dlock_journal_removal(), if anything was removed in the space */
 XLogRecPtr
 dlock_journal_find_removal(DlockSpace *space, const DlockKey *key)
 {
 	return pg_atomic_read_u64(removal(space, key));
 }
 
-/* Flush a removal, if it is one. */
 void
 dlock_journal_flush(XLogRecPtr removed)
 {
@@ -112,10 +105,9 @@ dlock_journal_flush(XLogRecPtr removed)
 }
 
 /*
- * Before anybody is told who holds a lock: flush the removal of the row of the
- * holder before, should there have been one.  Nobody is told in any other way:
- * queue.c flushes it with each of its answers, and whoever tells of a session's
- * own ticket, whose state it reads without queue.c, calls this.
+ * Flush the removal of a lock's previous holder, if there was one, before any
+ * process tells who holds it. queue.c does so with each answer.  A session
+ * that reads its own ticket's state without queue.c must call this.
  */
 void
 dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)
@@ -123,7 +115,7 @@ dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)
 	dlock_journal_flush(dlock_journal_removal(space, key));
 }
 
-/* The same for all locks, before grants of any are announced. */
+/* The same for all locks, before grants are announced */
 void
 dlock_journal_flush_removals(DlockSpace *space)
 {
@@ -134,10 +126,7 @@ dlock_journal_flush_removals(DlockSpace *space)
 	dlock_journal_flush(latest);
 }
 
-/*
- * The row of a holder was removed, by a commit that ends there: tell sessions
- * what to flush before they believe in a grant.
- */
+/* Note that a commit ending at "lsn" has removed a holder's row. */
 void
 dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 						   XLogRecPtr lsn)
@@ -145,17 +134,17 @@ dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 	pg_atomic_uint64 *noted = removal(space, key);
 	uint64		before = pg_atomic_read_u64(noted);
 
-	/* before the grants that this removal makes way for */
+	/* before any grant that this removal allows */
 	pg_atomic_write_u32(&space->has_removed, 1);
-	/* several locks share a place, and none is to lose what it has there */
+	/* several locks share a place: keep the latest */
 	while (before < lsn &&
 		   !pg_atomic_compare_exchange_u64(noted, &before, lsn))
 		;
 }
 
 /*
- * Writing has failed, or cannot even begin.  "code" is the SQLSTATE.  Who waits
- * for something to be written sees it at the next look, within a second.
+ * Note that writing has failed, with this SQLSTATE.  Callers that wait for a
+ * write see it within a second.
  */
 void
 dlock_journal_fail(DlockSpace *space, int code)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * json.c
- *	  Texts of any encoding as JSON in ASCII, which every client can read.
+ *	  Texts of any encoding as JSON in ASCII.
  *
  *-------------------------------------------------------------------------
  */
@@ -14,10 +14,7 @@
 
 #include "shared/inner.h"
 
-/*
- * As UTF-8, with a question mark for each character that has nothing to stand for
- * it there.
- */
+/* Convert to UTF-8, with "?" for each character that has no equivalent. */
 static char *
 replace_unknown(char *text)
 {
@@ -54,10 +51,9 @@ replace_unknown(char *text)
 }
 
 /*
- * A text as a JSON string in ASCII.  Where the database's encoding is not known
- * (SQL_ASCII), a byte stands for itself.
- *
- * Raises what the conversion does, unless "replace" is set.
+ * Quote a text as a JSON string in ASCII.  If the database's encoding is
+ * SQL_ASCII, each byte is one character.  Raises what the conversion raises,
+ * unless "replace" is set.
  */
 char *
 dlock_json_text(const char *text, int length, bool replace)

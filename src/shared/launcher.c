@@ -1,15 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * launcher.c
- *	  Starting the background processes of a space, and waking them.
+ *	  Starting and waking the background processes of a space.
  *
- * A space has up to three of them, each an office that one process holds at a
- * time: the worker, which writes what leases change and ends those that are
- * due; the sender of its announcements; and one that vacuums its tables and
- * goes.  Sessions ask for the worker alone; the worker sees to the others.
- *
- * None is restarted by the postmaster, which would do so for ever in a
- * database that has been dropped.  Whoever has something for one asks for it.
+ * A space has up to three, each in an office that one process holds: the
+ * worker, which writes the journal and ends due leases; the sender of
+ * announcements; and one that vacuums the tables and ends.  Sessions ask for
+ * the worker only, which asks for the others.  The postmaster restarts none,
+ * because it would do so for ever in a dropped database.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,11 +22,11 @@
 
 #include "shared/inner.h"
 
-#define START_MS		1000	/* that long, a start is waited for */
+#define START_MS		1000	/* a start is asked for again after that */
 
 static const struct
 {
-	const char *type;			/* as pg_stat_activity shows it */
+	const char *type;			/* as in pg_stat_activity */
 	const char *function;
 }			kinds[] = {
 	[DLOCK_WORKER] = {"dlock worker", "dlock_worker_main"},
@@ -39,7 +37,7 @@ static const struct
 StaticAssertDecl(lengthof(kinds) == DLOCK_VACUUM + 1,
 				 "kinds must match DlockOffice");
 
-/* Who holds an office: a proc number, plus 1; or 0 */
+/* The proc number of the holder plus 1, or 0 */
 static pg_atomic_uint32 *
 holder(DlockSpace *space, DlockOffice office)
 {
@@ -47,7 +45,7 @@ holder(DlockSpace *space, DlockOffice office)
 		office == DLOCK_SENDER ? &space->sender : &space->vacuum;
 }
 
-/* When somebody was last asked for, to hold it */
+/* When a holder was last asked for */
 static pg_atomic_uint64 *
 asked_at(DlockSpace *space, DlockOffice office)
 {
@@ -55,9 +53,7 @@ asked_at(DlockSpace *space, DlockOffice office)
 		office == DLOCK_SENDER ? &space->sender_start : &space->vacuum_start;
 }
 
-/*
- * Become the holder of an office (I20); false if there is one.
- */
+/* Become the holder of an office (I20); false if it has one. */
 bool
 dlock_office_take(DlockSpace *space, DlockOffice office)
 {
@@ -68,9 +64,8 @@ dlock_office_take(DlockSpace *space, DlockOffice office)
 }
 
 /*
- * Let the next one come; false where this process does not hold the office.
- * What the caller looks at next was there before, or whoever brings it finds
- * the office vacant.  Raises nothing.
+ * Leave an office; false if this process does not hold it.  The caller looks
+ * for work after this: later work finds the office vacant.  Raises nothing.
  */
 bool
 dlock_office_leave(DlockSpace *space, DlockOffice office)
@@ -79,7 +74,7 @@ dlock_office_leave(DlockSpace *space, DlockOffice office)
 
 	if (pg_atomic_read_u32(holder(space, office)) != me)
 		return false;
-	/* before it is vacant, as the next one's start is not to be forgotten */
+	/* first, so as not to erase the start of a successor */
 	pg_atomic_write_u64(asked_at(space, office), 0);
 	pg_atomic_exchange_u32(holder(space, office), 0);
 	return true;
@@ -92,9 +87,8 @@ dlock_office_is_held(DlockSpace *space, DlockOffice office)
 }
 
 /*
- * Ask for a process to hold an office, unless somebody has just done so.
- * False where no slot is free; the next one who needs it asks again.  Raises
- * nothing.
+ * Ask for a process to hold an office, at most once in START_MS.  False if no
+ * slot is free.  Raises nothing.
  */
 bool
 dlock_office_start(DlockSpace *space, DlockOffice office)
@@ -124,7 +118,7 @@ dlock_office_start(DlockSpace *space, DlockOffice office)
 	return false;
 }
 
-/* Wake who holds an office; false where nobody does. */
+/* Wake the holder; false if there is none. */
 bool
 dlock_office_wake(DlockSpace *space, DlockOffice office)
 {
@@ -135,7 +129,7 @@ dlock_office_wake(DlockSpace *space, DlockOffice office)
 	return procno != 0;
 }
 
-/* Have it go who holds an office, if anybody does. */
+/* Terminate the holder, if there is one. */
 void
 dlock_office_terminate(DlockSpace *space, DlockOffice office)
 {
@@ -147,23 +141,20 @@ dlock_office_terminate(DlockSpace *space, DlockOffice office)
 }
 
 /*
- * There is something to do.  False where no worker is there and none can be
- * started.  Raises nothing, as exit callbacks call this, too.
+ * False if no worker can be started.  Raises nothing: exit callbacks call
+ * this.
  */
 bool
 dlock_worker_wake(DlockSpace *space)
 {
-	/* announcements need not wait for the worker to wake it, if it is there */
+	/* the sender need not wait until the worker wakes it */
 	if (dlock_has_messages(space))
 		(void) dlock_office_wake(space, DLOCK_SENDER);
 	return dlock_office_wake(space, DLOCK_WORKER) ||
 		dlock_office_start(space, DLOCK_WORKER);
 }
 
-/*
- * Will the worker look at the journal in a moment, by itself?  The caller has
- * marked something there before, so that it finds that.
- */
+/* The caller has marked its change before, so the worker will find it. */
 bool
 dlock_worker_comes(DlockSpace *space)
 {
@@ -171,11 +162,7 @@ dlock_worker_comes(DlockSpace *space)
 	return pg_atomic_read_u32(&space->worker_comes) != 0;
 }
 
-/*
- * There is something in the outbox, and nothing else to do.  Where nobody is there
- * to send it, the worker sees to that; a sender that goes asks for it, too, if it
- * leaves something.
- */
+/* Wake the sender; if there is none, the worker starts one. */
 void
 dlock_sender_wake(DlockSpace *space)
 {
@@ -183,21 +170,21 @@ dlock_sender_wake(DlockSpace *space)
 		(void) dlock_worker_wake(space);
 }
 
-/* Nothing is left that could have to be announced: the worker may go. */
+/* Nothing is left to announce, so the worker may end. */
 void
 dlock_worker_dismiss(DlockSpace *space)
 {
 	(void) dlock_office_wake(space, DLOCK_WORKER);
 }
 
-/* Is there something that is not to be left to whoever comes by? */
+/* Is there work to do now? */
 static bool
 has_work(DlockSpace *space)
 {
 	return space->journal.length > 0 || dlock_has_messages(space);
 }
 
-/* Is there something that a worker has to be there for, now or later? */
+/* Is there work to do, or a lease that may be due some time? */
 bool
 dlock_worker_is_needed(DlockSpace *space)
 {
@@ -205,8 +192,9 @@ dlock_worker_is_needed(DlockSpace *space)
 }
 
 /*
- * Does a session wait for a lock of this space, or watch one?  Whoever has begun
- * to, and found the worker there, is seen here once that has left its office.
+ * Does a session wait for a lock of this space, or watch one?  A session that
+ * began to, and found the worker there, is seen after the worker has left its
+ * office.
  */
 bool
 dlock_worker_is_awaited(DlockSpace *space)
@@ -247,9 +235,8 @@ dlock_worker_has_company(DlockSpace *space)
 }
 
 /*
- * For every call: a worker that died, or had no slot, gets another chance; and
- * one that left, as nobody looked, comes again when a lease is due, or where an
- * announcement could be for the caller, who may listen from now on.
+ * For each call: ask for a worker if there is work that one has left, if a
+ * lease may be due, or if something may be announced to this session.
  */
 void
 dlock_worker_look(DlockSpace *space)
@@ -265,8 +252,8 @@ dlock_worker_look(DlockSpace *space)
 }
 
 /*
- * This session waits for a lock, as others can see, and a worker must be there
- * when a lease runs out (I20).
+ * Ask for a worker if leases can run out.  Other processes already see that
+ * this session waits (I20).
  */
 void
 dlock_worker_expect(DlockSpace *space)
