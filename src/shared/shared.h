@@ -1,10 +1,9 @@
 /*-------------------------------------------------------------------------
  *
  * shared.h
- *	  What sessions and background processes both touch, under locks: the
- *	  functions, by the file that has them.
+ *	  What sessions and background processes both touch, under locks.
  *
- * All other rooms come in by here; this one calls none of them.
+ * Other rooms include this header only.  This room calls none of them.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,8 +23,8 @@ extern uint64 dlock_monotonic_now(void);
 extern int	dlock_max_memory;	/* kilobytes */
 
 /*
- * Its range.  In less than 4 MB, hardly any piece is free for another size once the
- * pieces of some sizes are taken; and DSA cannot address more than 1 TB.
+ * Bounds of dlock.max_memory.  Below 4 MB, pieces of some sizes leave no room
+ * for other sizes.  DSA cannot address more than 1 TB.
  */
 #define DLOCK_MIN_AREA_KB	(4 * 1024)
 #define DLOCK_MAX_AREA_KB	(1024 * 1024 * 1024)
@@ -37,9 +36,9 @@ extern char *dlock_area_start;
 extern int64 dlock_memory_limit(void);
 
 /*
- * The address of an object in the area (I5).  The area is one piece of memory,
- * so a pointer is an offset in it: see DSA_MAKE_POINTER() in dsa.c for segment
- * 0.
+ * The address of an object in the area (I5): the area is one piece of memory,
+ * so a pointer is an offset in it, as DSA_MAKE_POINTER() in dsa.c makes it for
+ * segment 0.
  */
 static inline void *
 dlock_address(dsa_pointer pointer)
@@ -58,7 +57,7 @@ extern dsa_pointer dlock_text_copy(Oid role, const char *text);
 extern void dlock_text_free(Oid role, dsa_pointer text);
 extern void dlock_report_memory(void);
 
-/* Whose the memory is that a request takes */
+/* The role that a request's memory counts for */
 static inline Oid
 dlock_request_role(const DlockRequest *request)
 {
@@ -72,8 +71,7 @@ dlock_space_at(dsa_pointer pointer)
 }
 
 /*
- * Lists.  A list and its links are protected by the lock of what the list
- * belongs to.
+ * Lists.  A list and its links are protected by the lock of the list's owner.
  */
 
 static inline DlockLink *
@@ -134,7 +132,6 @@ dlock_list_remove(DlockList *list, DlockLink *link)
 
 extern DlockPartition *dlock_lock_partitions;
 
-/* The partition of a name, and of the lock that has it */
 static inline DlockPartition *
 dlock_lock_partition(const DlockKey *key)
 {
@@ -167,13 +164,13 @@ dlock_count(DlockCounter counter, uint64 amount)
 {
 	pg_atomic_uint64 *mine = &dlock_my_backend->counters[counter];
 
-	/* nobody else writes here, so this need not be one instruction */
+	/* only this backend writes here: no locked instruction is needed */
 	pg_atomic_write_u64(mine, pg_atomic_read_u64(mine) + amount);
 }
 
 /*
- * Count for the space of a ticket, which this backend uses.  A count of what
- * there is now can fall: "amount" is added modulo 2^64.
+ * Count for the space of a ticket, which this backend uses.  A count can fall:
+ * "amount" is added modulo 2^64.
  */
 static inline void
 dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
@@ -186,9 +183,9 @@ dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
 }
 
 /*
- * Change a ticket's state.  It is read without the lock: by its owner, who
- * frees a session's ticket as soon as it finds it GONE, and by the waiters of
- * a lease's.  So all that was done to the ticket and its links comes before.
+ * Change a ticket's state, after all other changes of the ticket and its
+ * links.  The owner reads the state without the lock, and frees a session's
+ * ticket once it is GONE.  Waiters for a lease's ticket read it, too.
  */
 static inline void
 dlock_ticket_set_state(DlockTicket *ticket, DlockState state)
@@ -244,9 +241,9 @@ extern void dlock_remove_all_unused_spaces(const DlockSpaceKey *keep);
 /* ticket.c */
 
 /*
- * A ticket is about to wait, and has waited for so many microseconds.  Since when
- * it waits, by the clock that nobody sets, stands where the time of its grant will
- * be; less than 0, also if that was before the machine was started.
+ * Note that a ticket has waited for so many microseconds, and waits on.  Until
+ * the grant, granted_at is -(start + 2^61) by the monotonic clock.  That is
+ * below 0 even if the wait began before the machine was booted.
  */
 static inline void
 dlock_ticket_begin_wait(DlockTicket *ticket, int64 waited)
@@ -255,7 +252,7 @@ dlock_ticket_begin_wait(DlockTicket *ticket, int64 waited)
 		(INT64CONST(1) << 61);
 }
 
-/* How long it has waited by then; 0 where it does not, or its row says granted */
+/* Microseconds waited; 0 if it does not wait, or its row says granted */
 static inline int64
 dlock_ticket_waited(const DlockTicket *ticket, uint64 now)
 {
@@ -265,15 +262,14 @@ dlock_ticket_waited(const DlockTicket *ticket, uint64 now)
 }
 
 /*
- * Draw a number.  Returns 0 where the block is used up: the caller lets go of
- * its locks, calls dlock_ticket_reserve() and tries again.
+ * Draw a number, under the lock of the entry that the ticket joins, so that
+ * the order of numbers is the order of the queue.  Returns 0 if the block is
+ * used up: the caller releases its locks, calls dlock_ticket_reserve() and
+ * tries again.
  *
- * To be called under the entry's lock of the lock that the ticket joins; that
- * makes the order of the numbers the order of the queue.
- *
- * install_block() in ticket.c changes the next number before the limit.  So one who has
- * read the next number of the old block and then the limit of the new one
- * fails to exchange.
+ * install_block() changes next_ticket before ticket_limit.  If this has read
+ * the former of the old block and the latter of the new one, the exchange
+ * fails.
  */
 static inline int64
 dlock_ticket_draw(DlockSpace *space)
@@ -301,28 +297,28 @@ extern void dlock_ticket_free_spare(void);
 
 /* report.c */
 
-#define DLOCK_REPORT_TEXT		100 /* bytes of a text that a report has */
-#define DLOCK_REPORT_TICKETS	10	/* tickets that it has by name */
+#define DLOCK_REPORT_TEXT		100 /* bytes of a text in a report */
+#define DLOCK_REPORT_TICKETS	10	/* tickets that a report names */
 
-/* A text that somebody gave, cut short where it is long; "" where there is none */
+/* A text from a user, cut if it is long; "" if there is none */
 typedef struct DlockReportText
 {
 	char		text[DLOCK_REPORT_TEXT + sizeof("...")];
 } DlockReportText;
 
-/* What the log says of a lease that has run out */
+/* A lease that has run out, for the log */
 typedef struct DlockExpiry
 {
-	int64		lease;			/* 0: there is nothing to say */
+	int64		lease;			/* 0: nothing to log */
 	NameData	role;
 	DlockReportText info;
 	int64		ttl;			/* all times in microseconds */
-	int64		renewed;		/* so long ago */
-	int64		unconfirmed;	/* standbys have not answered for so long; 0: they
-								 * do not count */
-	int			attached_pid;	/* of the session that kept it; 0: none */
-	bool		session_ended;	/* ... which is no more */
-	uint32		held;			/* tickets, of which these are some */
+	int64		renewed;		/* microseconds ago */
+	int64		unconfirmed;	/* standbys have not answered for so long; 0:
+								 * they do not count */
+	int			attached_pid;	/* of its session; 0: none */
+	bool		session_ended;	/* ... which is gone */
+	uint32		held;			/* tickets, some of them below */
 	uint32		waiting;
 	int			num_tickets;
 	struct
@@ -334,7 +330,7 @@ typedef struct DlockExpiry
 	}			tickets[DLOCK_REPORT_TICKETS];
 } DlockExpiry;
 
-/* Whose a lease's ticket is, for a message */
+/* The owner of a lease's ticket, for a message */
 typedef struct DlockLeaseName
 {
 	int64		lease;			/* 0: it is gone */
@@ -354,23 +350,23 @@ typedef enum DlockJoin
 {
 	DLOCK_JOIN_GRANTED,
 	DLOCK_JOIN_QUEUED,
-	DLOCK_JOIN_BUSY,			/* would have to wait, and must not */
+	DLOCK_JOIN_BUSY,			/* would have to wait, but must not */
 	DLOCK_JOIN_MISMATCH,		/* the lock is in use with other slots */
 	DLOCK_JOIN_NO_NUMBER,		/* ticket numbers must be reserved first */
-	DLOCK_JOIN_EXISTS,			/* the lease has a ticket for this already */
+	DLOCK_JOIN_EXISTS,			/* the request has a ticket already (I14) */
 	DLOCK_JOIN_LEASE_GONE
 } DlockJoin;
 
-/* What has become of a request that was to join a lock's queue */
+/* The outcome of a request to join a lock */
 typedef struct DlockJoined
 {
 	DlockJoin	outcome;
 	int32		slots;			/* MISMATCH: the lock's */
-	DlockLock  *lock;			/* GRANTED, QUEUED: see dlock_queue_leave() */
-	DlockLeaseTicket *existing; /* EXISTS: in use by the caller, see record.c */
+	DlockLock  *lock;			/* see dlock_queue_leave() */
+	DlockLeaseTicket *existing; /* EXISTS: in use by the caller */
 } DlockJoined;
 
-/* What the views show of a ticket; the rows of a lock follow each other */
+/* A ticket, for the views; the rows of a lock follow each other */
 typedef struct DlockRow
 {
 	struct DlockRow *next;
@@ -390,7 +386,7 @@ typedef struct DlockRow
 	TimestampTz granted_at;
 	int64		lease;			/* 0: none */
 	int64		remaining;		/* microseconds; -1: no end */
-	bool		closed;			/* holds nothing: the lock is closed by a delay */
+	bool		closed;			/* does not hold: a delay closes the lock */
 	bool		has_info;
 	bool		has_owner;
 	uint16		name_length;
@@ -400,7 +396,6 @@ typedef struct DlockRow
 	char		text[FLEXIBLE_ARRAY_MEMBER];	/* name, info, owner, channel */
 } DlockRow;
 
-/* Rows of one lock come one after the other. */
 static inline bool
 dlock_row_same_lock(const DlockRow *a, const DlockRow *b)
 {
@@ -408,22 +403,22 @@ dlock_row_same_lock(const DlockRow *a, const DlockRow *b)
 		memcmp(a->text, b->text, a->name_length) == 0;
 }
 
-/* A holder or waiter of a lock, as the deadlock detector sees it */
+/* A holder or waiter, for the deadlock detector */
 typedef struct DlockMember
 {
 	int64		number;
-	int64		lease;			/* that has the ticket; or 0 */
+	int64		lease;			/* of the ticket; or 0 */
 	uint64		session;
 	int			procno;
 	int			pid;
 	DlockMode	mode;
-	int32		slots;			/* as it gave them, or as they are set */
+	int32		slots;			/* as requested, or as set */
 	int32		permits;
 	Oid			role;
 	TimestampTz enqueued_at;
 	bool		granted;
-	bool		leaves;			/* goes when the worker has removed its row */
-	bool		counts;			/* it holds or waits, or keeps the lock closed */
+	bool		leaves;			/* has ended, and leaves with its row */
+	bool		counts;			/* holds, waits, or keeps the lock closed */
 	bool		closed;			/* ... by a delay */
 } DlockMember;
 
@@ -462,7 +457,7 @@ typedef struct DlockForced
 {
 	DlockKey	key;
 	bool		held;
-	bool		waited;			/* neither: it only kept the lock closed */
+	bool		waited;			/* if neither: it only kept the lock closed */
 	int			pid;			/* of its session; 0: a lease's */
 	Oid			role;			/* ... and its role */
 	DlockLeaseName lease;
@@ -478,13 +473,13 @@ extern int64 dlock_queue_fence(const DlockKey *key);
 extern bool dlock_queue_is_fence(DlockSpace *space, const DlockKey *key,
 								 int64 number);
 
-/* Who is to be told of as holding a lock */
+/* Is a lock held, for watchers? */
 typedef enum DlockHolding
 {
 	DLOCK_HELD_BY_NOBODY,
 	DLOCK_HELD,
 	DLOCK_HELD_NOT_YET,			/* the newest grant is not durable yet */
-	DLOCK_HELD_NO_MORE			/* all have ended, and are about to leave */
+	DLOCK_HELD_NO_MORE			/* all have ended and are about to leave */
 } DlockHolding;
 
 /* The newest holder */
@@ -507,7 +502,7 @@ extern int32 dlock_queue_slots(const DlockKey *key, int32 slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
 extern uint64 dlock_queue_waiting(const DlockSpace *space, int64 *longest);
 
-/* A walk through all rows; nothing in it is its user's business. */
+/* A walk through all rows; its fields are private */
 typedef struct DlockRowScan
 {
 	DlockSpace *space;
@@ -535,7 +530,6 @@ dlock_record_ticket(DlockRecord *record)
 								 offsetof(DlockLeaseTicket, record));
 }
 
-/* Where a record is */
 static inline dsa_pointer
 dlock_record_self(DlockRecord *record)
 {
@@ -545,7 +539,6 @@ dlock_record_self(DlockRecord *record)
 		offsetof(DlockLeaseTicket, record);
 }
 
-/* The record of a link in the journal */
 static inline DlockRecord *
 dlock_record_at(dsa_pointer journal_link)
 {
@@ -575,7 +568,7 @@ dlock_lease_ttl(const DlockLease *lease)
 	return (int64) pg_atomic_read_u64((pg_atomic_uint64 *) &lease->ttl);
 }
 
-/* The level of synchronous_commit that callers count on */
+/* The highest synchronous_commit of the callers that count on a lease */
 static inline int
 dlock_lease_durability(const DlockLease *lease)
 {
@@ -599,8 +592,8 @@ extern DlockLease *dlock_lease_next_retimed(DlockSpace *space);
 /* lease.c */
 
 /*
- * Change leases and their tickets, with the lease lock (I9).  In builds with
- * assertions an error in between is a PANIC.
+ * Begin to change leases and their tickets, with the lease lock (I9).  In
+ * builds with assertions, an error before the end is a PANIC.
  */
 static inline void
 dlock_lease_begin_change(DlockSpace *space)
@@ -623,7 +616,7 @@ dlock_lease_end_change(DlockSpace *space, DlockLease *lease)
 	LWLockRelease(&space->lease_lock);
 }
 
-/* Called with the lease lock, or for an answer about a moment that is over. */
+/* Without the lease lock, the count may be out of date. */
 static inline uint32
 dlock_lease_count_tickets(const DlockLease *lease)
 {
@@ -692,7 +685,7 @@ dlock_lease_of(const DlockLeaseTicket *ticket)
 	return dlock_address(ticket->lease);
 }
 
-/* The lease that a record is, or belongs to */
+/* The lease that a record is or belongs to */
 static inline DlockLease *
 dlock_record_lease_of(DlockRecord *record)
 {
@@ -700,7 +693,7 @@ dlock_record_lease_of(DlockRecord *record)
 		dlock_lease_of(dlock_record_ticket(record));
 }
 
-/* The record whose row says what a lease is */
+/* The record whose row has the lease's fields */
 static inline DlockRecord *
 dlock_record_of_lease(DlockRecord *record)
 {
@@ -716,17 +709,14 @@ dlock_state_of(const DlockLeaseTicket *ticket)
 		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
 }
 
-/* Neither waits nor holds any more: what has ended never begins again. */
+/* An ended ticket neither waits nor holds, and never begins again. */
 static inline bool
 dlock_state_has_ended(DlockState state)
 {
 	return state != DLOCK_WAITING && state != DLOCK_GRANTED;
 }
 
-/*
- * Is a ticket shared, or about to be?  For who asks about its mode for the
- * future, without a lock.
- */
+/* Is a ticket shared, or about to be?  Called without a lock. */
 static inline bool
 dlock_ticket_is_shared(const DlockTicket *ticket)
 {
@@ -763,8 +753,8 @@ extern XLogRecPtr dlock_journal_find_removal(DlockSpace *space,
 											 const DlockKey *key);
 
 /*
- * Where the removal of the row of a lock's last holder ends in the WAL; or 0.  Who
- * has seen a grant sees what was noted before it.
+ * The end in the WAL of the removal of the row of a lock's last holder; or 0.
+ * A process that has seen a grant sees the removals noted before it.
  */
 static inline XLogRecPtr
 dlock_journal_removal(DlockSpace *space, const DlockKey *key)
@@ -803,13 +793,14 @@ extern uint64 dlock_announcement_claim(DlockTicket *ticket);
 extern uint64 dlock_announcement_my_claim(DlockTicket *ticket);
 extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);
 
-/* What the sender sends, copied out of the outbox */
+/* An announcement, copied out of the outbox */
 typedef struct DlockMessage
 {
 	int64		number;
 	uint32		events;
 	char		channel[NAMEDATALEN];
-	char		name[6 * DLOCK_MAX_NAME + 3];	/* every byte as \uXXXX, quoted */
+	char		name[6 * DLOCK_MAX_NAME + 3];	/* quoted; up to \uXXXX a
+												 * byte */
 } DlockMessage;
 
 extern int	dlock_outbox_copy(DlockSpace *space, DlockMessage *messages,
@@ -822,24 +813,25 @@ extern void dlock_outbox_clear(DlockSpace *space);
 typedef struct DlockTelling
 {
 	DlockWatched *watched;
-	uint64		change;			/* what is told is true after so many */
+	uint64		change;			/* the message is true after at least so many
+								 * changes */
 	uint64		number;			/* of the latest copy of channels ... */
-	int			count;			/* ... and how many these were */
+	int			count;			/* ... and how many it has */
 } DlockTelling;
 
-/* Whom to tell */
+/* A watch to be told */
 typedef struct DlockWatcher
 {
 	char		channel[NAMEDATALEN];
-	bool		anew;			/* it has not been told since it asked */
+	bool		anew;			/* not told since it was armed */
 } DlockWatcher;
 
 extern DlockSpace *dlock_watch_count_change(const DlockKey *key);
 
 /*
- * The holders of a lock are about to change, or what is told of them.  Returns
- * the space whose worker is to be woken then; NULL where none need be.  Called
- * under the entry's lock, with which a name of no entry is locked as well.
+ * The holders of a lock, or what is told of them, are about to change.
+ * Returns the space whose worker must be woken then, or NULL.  Called under
+ * the lock of the name's partition; the name need not have an entry.
  */
 static inline DlockSpace *
 dlock_watch_note_change(const DlockKey *key)
@@ -877,7 +869,7 @@ typedef enum DlockOffice
 	DLOCK_VACUUM
 } DlockOffice;
 
-/* Is there something to be told through NOTIFY? */
+/* Does the sender have something to tell? */
 static inline bool
 dlock_has_messages(const DlockSpace *space)
 {
