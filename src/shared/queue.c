@@ -3,22 +3,12 @@
  * queue.c
  *	  The state machine of a lock: join, grant, hand over, leave.
  *
- * A lock has a list of holders and a queue.  Whoever changes either, under
- * the entry's lock, goes on to grant from the head of the queue for as long
- * as the head fits, and wakes those whom it granted once the entry's lock is
- * free.  So nobody but the head is ever considered, nobody is woken in vain,
- * and these hold whenever the entry's lock is free:
- *
- *	- the head of the queue does not fit beside the holders (I2);
- *	- the queue is in ticket order, and so are the grants (I3);
- *	- an entry has a ticket in one of its lists, or set_slots, setters or settled
- *	  (I4).
- *
- * A lease's ticket stays in its list, LEAVING or ENDING, until the removal of
- * its row is in the WAL, and nobody is granted the lock past it: otherwise a
- * crash could bring it back, and have it granted after a greater number.
- *
- * Under the entry's lock nothing here sleeps, calls out, or allocates (I8).
+ * A process that changes the holders or the queue, under the entry's lock,
+ * then grants from the head of the queue as long as the head fits.  After
+ * releasing that lock it wakes the granted waiters, and no other.  A lease's
+ * ticket stays in its list, LEAVING or ENDING, until the removal of its row is
+ * in the WAL; no ticket is granted past it (I15).  Under the entry's lock
+ * nothing sleeps, calls out, or allocates (I8).
  *
  *-------------------------------------------------------------------------
  */
@@ -69,12 +59,10 @@ dlock_wakeups_send(DlockWakeups *wakeups)
 }
 
 /*
- * Note a ticket's backend to be woken, and the sender if the ticket is to be
- * announced.  Where so many shared holders come in at once that the array is
- * full, the latches are set under the entry's lock: that is only slower.
- *
- * For a lease's ticket the worker does all that, when the change is written.  An
- * heir's row may have been written before; its session is woken at once.
+ * Note the processes to wake for a ticket.  If the array overflows, latches
+ * are set under the entry's lock, which is slower but correct.  For a lease's
+ * ticket the worker does the rest after writing the change; only an heir's
+ * session is woken at once, because its row may be written already.
  */
 static void
 wake_later(DlockWakeups *wakeups, DlockTicket *ticket, uint32 event)
@@ -102,9 +90,8 @@ wake_later(DlockWakeups *wakeups, DlockTicket *ticket, uint32 event)
 }
 
 /*
- * Could this ticket hold the lock beside the holders that there are (I1)?  If
- * the holders were admitted under different slots, it must wait until they
- * have left.
+ * Does a ticket fit beside the holders (I1)?  If they have other slots, it
+ * must wait until they have left.
  */
 static bool
 fits(const DlockLock *lock, const DlockTicket *ticket)
@@ -126,7 +113,6 @@ fits(const DlockLock *lock, const DlockTicket *ticket)
 	return false;
 }
 
-/* A ticket joins the holders. */
 static void
 hold(DlockLock *lock, DlockTicket *ticket)
 {
@@ -144,7 +130,7 @@ hold(DlockLock *lock, DlockTicket *ticket)
 	dlock_count_ticket(ticket, DLOCK_COUNT_ACQUIRED, 1);
 }
 
-/* The first holder that has not been told that the lock is wanted, or NULL */
+/* The first holder not yet told that the lock is wanted, or NULL */
 static DlockTicket *
 first_unwanted(const DlockLock *lock)
 {
@@ -157,10 +143,8 @@ first_unwanted(const DlockLock *lock)
 }
 
 /*
- * A ticket waits, or is about to: notify the holders that the lock is wanted, each
- * once in its hold (I28).  Notified holders come first in the list.
- *
- * "wanted" is set before the event: see dlock_session_enqueue().
+ * Notify each holder once that the lock is wanted (I28).  Notified holders
+ * come first.  "wanted" is set before the event: see dlock_session_enqueue().
  */
 static void
 notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
@@ -178,8 +162,7 @@ notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
 }
 
 /*
- * A ticket is about to be granted that nobody waits with: as it was enqueued, its
- * session or lease goes on meanwhile.  So whoever grants counts its wait.
+ * The granter counts the wait of an enqueued ticket: no session waits with it.
  */
 static void
 count_wait(const DlockLock *lock, const DlockTicket *ticket)
@@ -191,7 +174,6 @@ count_wait(const DlockLock *lock, const DlockTicket *ticket)
 						  ticket->queue_length, DLOCK_WAIT_GRANTED);
 }
 
-/* The head of the queue is granted. */
 static void
 grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 		   DlockWakeups *wakeups)
@@ -211,8 +193,8 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 }
 
 /*
- * Grant to the head of the queue for as long as it fits.  One whose lease has
- * run out gives way: the worker ends it, or has begun to.
+ * Grant to the head of the queue as long as it fits, and end heads whose lease
+ * has run out.
  */
 void
 dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
@@ -223,7 +205,7 @@ dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 	while ((head = ticket_at(lock->queue.head)) != NULL &&
 		   state_of(head) != DLOCK_LEAVING)
 	{
-		/* the one before may have been a semaphore of another size */
+		/* the last holder may have had other slots */
 		if (lock->holders.length == 0)
 			lock->slots = slots_for(lock, head->slots);
 		if (!fits(lock, head))
@@ -245,7 +227,7 @@ dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 		notify_holders_wanted(space, lock, &wakeups->space);
 }
 
-/* Take a ticket out of the lock.  It is handed on by the caller. */
+/* Take a ticket out of the lock.  The caller grants to others. */
 static void
 leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 {
@@ -268,11 +250,10 @@ leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 	dlock_ticket_set_state(ticket, DLOCK_GONE);
 }
 
-/* The same, and hand on what that frees. */
 static void
 take_out(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 {
-	/* before the ticket can be freed; whoever ends one uses its space */
+	/* a GONE ticket can be freed at any time; its space is in use */
 	dsa_pointer space = ticket->space;
 
 	leave(lock, ticket, wakeups);
@@ -280,10 +261,9 @@ take_out(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 }
 
 #ifdef COMPAT_CHECKS
-/* So many tickets of a lock are checked */
+/* Longer lists are not checked */
 #define MAX_CHECKED	64
 
-/* Is a list linked in both directions, and in the order of numbers? */
 static void
 check_list(const DlockList *list)
 {
@@ -302,7 +282,6 @@ check_list(const DlockList *list)
 	Assert(list->tail == prev && list->length == length);
 }
 
-/* Compare what a lock counts of its holders to the holders. */
 static void
 check_holders(const DlockLock *lock)
 {
@@ -325,11 +304,7 @@ check_holders(const DlockLock *lock)
 	Assert(exclusive == 0 || (exclusive == 1 && lock->holders.length == 1));
 }
 
-/*
- * Check the invariants of a lock: I1, I3 and I4; and I2, unless the head of the
- * queue is a lease's, which may have run out, or is being loaded.  Long lists are
- * left out.
- */
+/* Check I1, I3 and I4, and also I2 unless a lease has the head. */
 static void
 check_lock(const DlockLock *lock)
 {
@@ -351,10 +326,7 @@ check_lock(const DlockLock *lock)
 #define check_lock(lock)	((void) 0)
 #endif
 
-/*
- * Release the entry's lock, and wake no process yet.  An entry that is not
- * used any more is removed (I4).
- */
+/* Release the entry's lock, and remove an unused entry (I4). */
 void
 dlock_queue_let_go(DlockLock *lock)
 {
@@ -368,8 +340,8 @@ dlock_queue_let_go(DlockLock *lock)
 }
 
 /*
- * Does anybody wait?  Those do not count whose lease has run out, or whose row
- * is just being removed.
+ * Does a ticket wait?  Not if its lease has expired or its row is being
+ * removed.
  */
 static bool
 has_waiting(const DlockLock *lock)
@@ -384,10 +356,9 @@ has_waiting(const DlockLock *lock)
 }
 
 /*
- * Will a ticket fit as soon as those have left who do not hold any more?  For
- * all that anybody was told the lock is free of them already, and it will be
- * handed on at once.  Only what leases have leaves later than it ends; with that,
- * the answer is there with the first holder that stays and is in the way.
+ * Will a ticket fit once all ended holders have left?  For all answers given,
+ * the lock is free of them already.  Only leases' tickets leave later than
+ * they end.
  */
 static bool
 fits_soon(const DlockLock *lock, const DlockTicket *ticket)
@@ -397,7 +368,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 	if (lock->closed > 0 || has_waiting(lock) ||
 		(ticket->mode == DLOCK_SLOTS && permits > lock->slots))
 		return false;
-	/* so that a full semaphore of many permits is not gone through */
+	/* skip the walk through a full semaphore */
 	if (!lock->leased)
 		return fits(lock, ticket);
 	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0)
@@ -417,8 +388,8 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 }
 
 /*
- * Make a lock one with the slots that a request gives, or that were set; false
- * where somebody uses it with others.
+ * Give the lock a request's slots, or those set; false if it is in use with
+ * others.
  */
 static bool
 agree_on_slots(DlockLock *lock, int32 requested)
@@ -440,10 +411,9 @@ agree_on_slots(DlockLock *lock, int32 requested)
 }
 
 /*
- * A ticket is about to enter a lock: it gets its number, and is to be granted at
- * once where nobody waits and it fits, and queued otherwise.  One that must not
- * wait is queued only where the lock is about to become free for it.  If it is to
- * enter, enter() follows.
+ * Draw a ticket's number, and decide whether it is granted or queued.  A
+ * ticket that must not wait is queued only if it fits once ended tickets have
+ * left.  If the ticket can enter, the caller must call enter().
  */
 static DlockJoin
 prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
@@ -465,14 +435,14 @@ prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
 	notify_holders_wanted(space, lock, to_wake);
 	ticket->queue_length = lock->queue.length + 1;
 	dlock_ticket_begin_wait(ticket, 0);
-	/* a removal may have been left until somebody waits for it */
+	/* the worker may have put off a removal that no ticket waited for */
 	if (lock->leased && lock->queue.length == 0 &&
 		dlock_worker_comes(space))
 		*to_wake = space;
 	return DLOCK_JOIN_QUEUED;
 }
 
-/* Enter it; a lease that has it by now has changed its state. */
+/* Enter a ticket.  A lease that has adopted it has set its state. */
 static void
 enter(DlockLock *lock, DlockTicket *ticket, DlockJoin outcome)
 {
@@ -492,10 +462,9 @@ is_to_enter(DlockJoin outcome)
 }
 
 /*
- * Join a lock with a ticket of this session's.  Where the outcome is not GRANTED
- * or QUEUED, nothing has changed, and the ticket is still the caller's to free.
- *
- * Raises 53200 where the table cannot grow; nothing has changed then either.
+ * Join a lock with a ticket of this session.  If it is neither GRANTED nor
+ * QUEUED, nothing has changed and the caller must free it.  Raises 53200, with
+ * nothing changed.
  */
 DlockJoined
 dlock_queue_join(DlockSpace *space, const DlockRequest *request,
@@ -524,9 +493,8 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 }
 
 /*
- * Is a ticket that is about to be queued to be granted as soon as the row of
- * the only holder is removed (I17)?  That holder has ended, and its removal is
- * in the journal.
+ * Will a ticket be granted once the row of the only holder is removed (I17)?
+ * That holder has ended, and its removal is in the journal.
  */
 static bool
 is_heir(const DlockLock *lock, const DlockTicket *ticket)
@@ -539,9 +507,9 @@ is_heir(const DlockLock *lock, const DlockTicket *ticket)
 }
 
 /*
- * A ticket that was made for a lease is about to enter its lock, and is referred to
- * for as long as it is there.  Where "adopt", the lease has it from now on; false
- * where that is gone.  An heir's lease has it in any case, unless that is gone.
+ * A lease's ticket is about to enter its lock, which refers to it.  The lease
+ * adopts it now if "adopt" is set, or if it is an heir.  False if "adopt" is
+ * set and the lease is gone.
  */
 static bool
 belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
@@ -561,8 +529,8 @@ belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
 }
 
 /*
- * The same with a ticket for request->lease, unless the lease has one for the
- * same request (I14).  "adopt": the ticket is the lease's from the start.
+ * The same for request->lease, unless the request has a ticket (I14).  If
+ * "adopt" is set, the lease adopts the ticket at once.
  */
 DlockJoined
 dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
@@ -574,7 +542,7 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 										 ticket->ticket.role);
 	bool		agrees;
 
-	/* what was set since is not for who asks again for what the lease has */
+	/* a repeated request gets its ticket even if other slots were set since */
 	joined.existing = dlock_lease_ticket_find_same(ticket);
 	agrees = (joined.existing &&
 			  joined.existing->ticket.slots == request->slots) ||
@@ -598,9 +566,9 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 }
 
 /*
- * The lease adopts a ticket that this backend has waited for, if it has not done
- * so for another client.  False where the ticket or the lease is gone; what was
- * not adopted is still the backend's then.
+ * Let the lease adopt a ticket that this backend has waited for, unless it has
+ * done so for another client.  False if the ticket or the lease is gone; the
+ * backend keeps a ticket that was not adopted.
  */
 bool
 dlock_queue_adopt(DlockLeaseTicket *ticket)
@@ -618,9 +586,8 @@ dlock_queue_adopt(DlockLeaseTicket *ticket)
 }
 
 /*
- * This backend cannot let the lease adopt the ticket that it has waited for: it is
- * not found by its number any more, if the lease has not adopted it for another
- * client, which is told that number.  Raises nothing.
+ * Take a ticket whose adoption has failed out of the table of numbers, unless
+ * the lease has adopted it for another client.  Raises nothing.
  */
 void
 dlock_queue_unpublish(DlockLeaseTicket *ticket)
@@ -634,10 +601,9 @@ dlock_queue_unpublish(DlockLeaseTicket *ticket)
 }
 
 /*
- * Put a ticket back that was read from the tables, which come in the order of
- * the numbers.  False, with nothing changed, if it would hold the lock beside
- * an exclusive holder, or exclusively beside others or behind the queue (I22).
- * Raises 53200, with nothing changed.
+ * Load a ticket; they come in the order of numbers.  False, with nothing
+ * changed, if it would break exclusion, or hold exclusively behind the queue
+ * (I22).  Raises 53200, with nothing changed.
  */
 bool
 dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
@@ -655,7 +621,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	}
 	if (state == DLOCK_WAITING)
 	{
-		/* only the other clock goes on while no server runs */
+		/* the monotonic clock does not measure across a reboot */
 		dlock_ticket_begin_wait(&ticket->ticket,
 								Max(GetCurrentTimestamp() -
 									ticket->ticket.enqueued_at, 0));
@@ -685,11 +651,9 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 }
 
 /*
- * After all were put back: grant what has become free.  Can be repeated, and
- * does nothing to the locks that sessions have taken meanwhile.
- *
- * Looks at locks that have a queue, and no others: it holds up all who use a
- * partition, in whatever database, and takes no interrupts.
+ * Grant heads that fit, after all tickets are loaded; can be repeated.  Only
+ * locks with a queue are visited, because this delays the users of a
+ * partition, in all databases.
  */
 void
 dlock_queue_resume(DlockSpace *space)
@@ -706,10 +670,10 @@ dlock_queue_resume(DlockSpace *space)
 }
 
 /*
- * End a ticket that is waiting or granted, or is ENDING and has lost its last
- * pin, as far as that can be done now; "event" tells its owner, or is 0.  What
- * is pinned, and what has a row, is taken out later.  A removal that nobody waits
- * for can wait for the worker, if that comes by itself.
+ * End a ticket that is WAITING or GRANTED, or ENDING without a pin.  "event"
+ * tells its owner; 0 tells nothing.  A ticket with a pin or a row leaves
+ * later.  The worker is not woken for a removal that no ticket waits for, if
+ * it looks soon by itself.
  */
 void
 dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
@@ -731,14 +695,14 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 			take_out(lock, ticket, wakeups);
 		else
 			dlock_ticket_set_state(ticket, DLOCK_ENDING);
-		/* after the state, which its owner reads once it sees this (I10) */
+		/* after the state, which its owner reads then (I10) */
 		if (event != 0)
 			pg_atomic_fetch_add_u32(&dlock_backends[procno].lost, 1);
 		return;
 	}
 	at_once = dlock_lease_ticket_ended(lease_ticket(ticket), is_queued(ticket) ?
 									   DLOCK_LEAVING : DLOCK_ENDING);
-	/* once it is in the journal */
+	/* after the mark in the journal */
 	if (event != 0 || lock->queue.length > 0 ||
 		pg_atomic_read_u32(&space->watches) > 0 || !dlock_worker_comes(space))
 		wakeups->space = space;
@@ -751,7 +715,7 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 	}
 }
 
-/* A call that had claimed a ticket has failed: the last one ends it. */
+/* End a ticket that no call claims any more. */
 static void
 end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
 {
@@ -761,13 +725,11 @@ end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
 }
 
 /*
- * End a ticket of this backend, held or waiting, and hand over.  False where
- * it was gone already.  The ticket's memory is the caller's again, once it is
- * GONE: a pinned one only becomes ENDING, and goes with its last pin.  One that
- * its lease has adopted meanwhile, for another client, stays that client's.
- *
- * "lock" is the lock that it has joined: that stays while the ticket is in it, so
- * it need not be searched for (I7).
+ * End a ticket of this backend, held or waiting.  False if it was gone.  The
+ * caller may free the ticket once it is GONE.  A pinned one is ENDING until
+ * its last pin goes, and one that its lease has adopted for another client
+ * stays.  The ticket has joined "lock", which exists while the ticket is not
+ * GONE (I7).
  *
  * Raises nothing and allocates nothing: error and exit paths call this.
  */
@@ -778,13 +740,13 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 
 	if (unlikely(state_of(ticket) == DLOCK_GONE))
 	{
-		/* whoever ended it has done with it: see dlock_ticket_set_state() */
+		/* see dlock_ticket_set_state() */
 		pg_memory_barrier();
 		return false;
 	}
 	begin_wakeups(&wakeups);
 	dlock_lock_enter(key);
-	/* it may have been ended by force since we looked */
+	/* it may have been ended by force since */
 	if (unlikely(state_of(ticket) == DLOCK_GONE))
 	{
 		dlock_lock_leave(key);
@@ -804,8 +766,8 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 }
 
 /*
- * End a lease's ticket, held or waiting.  False where that was done before.
- * Raises nothing.
+ * End a lease's ticket, held or waiting.  False if it had ended.  Raises
+ * nothing.
  */
 bool
 dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
@@ -825,14 +787,11 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 }
 
 /*
- * A call is about to return a ticket that another one has made: from now on it
- * stays, should the other one fail.  Where "adopt", the lease has it then: a
- * session that waits with it is woken, and waits on as for a lease's.  False
- * where the ticket is gone already, or its lease is.
- *
- * The worker is not woken for what is to be written now: whoever claims a ticket
- * waits for that, and wakes it then.  Should he give up before, nobody has been
- * promised anything.
+ * Claim a ticket that another call has made, so that it stays even if that
+ * call fails.  If "adopt" is set, the lease adopts it, and a session that
+ * waits with it is woken and waits on as for a lease's ticket.  False if the
+ * ticket or its lease is gone.  The caller wakes the worker when it waits for
+ * the row.
  */
 bool
 dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
@@ -858,8 +817,8 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 }
 
 /*
- * A call that has claimed a ticket has failed: end it, if no other call has
- * claimed it.
+ * Drop a claim of a call that has failed, and end the ticket if no call claims
+ * it.
  */
 void
 dlock_queue_withdraw(DlockLeaseTicket *ticket)
@@ -877,8 +836,8 @@ dlock_queue_withdraw(DlockLeaseTicket *ticket)
 }
 
 /*
- * The removal of an ended ticket's row is in the WAL: hand the lock on.
- * Raises nothing.
+ * The removal of a ticket's row is in the WAL: take the ticket out.  Raises
+ * nothing.
  */
 void
 dlock_queue_finish(DlockLeaseTicket *ticket)
@@ -897,10 +856,7 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 	dlock_wakeups_send(&wakeups);
 }
 
-/*
- * Keep a held ticket from ending, until it is unpinned (I24); false if it is
- * not held any more.
- */
+/* Keep a held ticket until it is unpinned (I24); false if it does not hold. */
 bool
 dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 {
@@ -917,9 +873,8 @@ dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 }
 
 /*
- * What the owner of an ENDING ticket has still to be told: that it was ended
- * by force, where it has not given the ticket back itself.  A lease's was told
- * as it became ENDING.
+ * The event for the owner of an ENDING ticket that was ended by force and not
+ * released.  A lease's owner was told when the ticket became ENDING.
  */
 static uint32
 event_of_unpinning(DlockTicket *ticket)
@@ -932,8 +887,8 @@ event_of_unpinning(DlockTicket *ticket)
 }
 
 /*
- * The pinned commit is visible, or was rolled back: whatever was to end the
- * ticket meanwhile ends it now.  Raises nothing.
+ * Unpin after the commit or rollback: finish an end that was put off.  Raises
+ * nothing.
  */
 void
 dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
@@ -949,9 +904,7 @@ dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 	dlock_wakeups_send(&wakeups);
 }
 
-/*
- * Free all that leases have in a space that nobody uses any more.
- */
+/* Remove the locks of a space without users. */
 void
 dlock_queue_purge(const DlockSpaceKey *space)
 {

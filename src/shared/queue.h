@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * queue.h
- *	  What the files of locks share: queue.c, which changes them; queue_change.c
- *	  and queue_slots.c, which build on it; and queue_view.c, which reads them.
+ *	  For the files that change or read locks: queue*.c.
  *
  * All of this needs the lock of the ticket's entry, and raises nothing.
  *
@@ -37,7 +36,6 @@ lease_ticket(DlockTicket *ticket)
 	return (DlockLeaseTicket *) ticket;
 }
 
-/* Is it in the queue, and not among the holders? */
 static inline bool
 is_queued(DlockTicket *ticket)
 {
@@ -46,7 +44,7 @@ is_queued(DlockTicket *ticket)
 	return state == DLOCK_WAITING || state == DLOCK_LEAVING;
 }
 
-/* Does one of the queue wait?  Not where its lease has run out. */
+/* Does a ticket in the queue wait?  Not if its lease has run out. */
 static inline bool
 is_waiting(DlockTicket *ticket)
 {
@@ -56,9 +54,8 @@ is_waiting(DlockTicket *ticket)
 }
 
 /*
- * Does one of the holders hold?  This is what every question is answered with,
- * and what a guard needs.  Not where it has ended and only a pin keeps it, nor
- * where its lease has run out, though the worker may not have come round to it.
+ * Does a holder hold?  Not if it is only pinned, or if its lease has run out,
+ * even if the worker has not ended it yet.
  */
 static inline bool
 is_holding(DlockTicket *ticket)
@@ -69,10 +66,8 @@ is_holding(DlockTicket *ticket)
 }
 
 /*
- * Is one of the holders about to leave, so that the next can be granted?  Not
- * while a commit has it pinned, or a delay keeps the lock closed.  Until it has
- * left, nobody is granted the lock beside it: that is what fits() asks, and
- * all holders count there.
+ * Is a holder about to leave?  Not if a pin or a delay keeps it.  Until it has
+ * left, no ticket is granted past it: fits() counts all holders.
  */
 static inline bool
 is_leaving(DlockTicket *ticket)
@@ -82,17 +77,14 @@ is_leaving(DlockTicket *ticket)
 		  dlock_lease_ticket_is_delayed(lease_ticket(ticket)));
 }
 
-/*
- * The slots of a lock for a request, or a ticket, that gives some: what was set for
- * the lock, if anything was.
- */
+/* The slots that count for a request or a ticket: set slots come first. */
 static inline int32
 slots_for(const DlockLock *lock, int32 slots)
 {
 	return slots > 0 && lock->set_slots > 0 ? lock->set_slots : slots;
 }
 
-/* A ticket by its number.  Both lists are in the order of numbers (I3). */
+/* A ticket by its number.  Lists are in the order of numbers (I3). */
 static inline DlockTicket *
 find_number(const DlockList *list, int64 number)
 {
@@ -106,17 +98,20 @@ find_number(const DlockList *list, int64 number)
 	return ticket && ticket->number == number ? ticket : NULL;
 }
 
-/* Whom to wake once the entry's lock is free */
+/* Processes to wake after releasing the entry's lock */
 typedef struct DlockWakeups
 {
-	DlockSpace *space;			/* its worker; or NULL */
-	DlockLeaseTicket *heir;		/* who waits for it, and refer to it; or NULL */
-	DlockSpace *outbox;			/* its sender; or NULL */
+	DlockSpace *space;			/* whose worker; or NULL */
+	DlockLeaseTicket *heir;		/* wake its session; referred to; or NULL */
+	DlockSpace *outbox;			/* whose sender; or NULL */
 	int			count;
 	int			procnos[8];
 } DlockWakeups;
 
-/* The holders of a lock change, or what its watchers are told of them. */
+/*
+ * The holders of a lock, or what watchers are told of them, are about to
+ * change.
+ */
 static inline void
 dlock_queue_note_change(const DlockLock *lock, DlockSpace **to_wake)
 {
@@ -126,7 +121,7 @@ dlock_queue_note_change(const DlockLock *lock, DlockSpace **to_wake)
 		*to_wake = space;
 }
 
-/* Is there no reason to keep an entry?  I4. */
+/* Can the entry be removed (I4)? */
 static inline bool
 dlock_lock_is_unused(const DlockLock *lock)
 {
@@ -141,7 +136,7 @@ extern void dlock_queue_grant_all(DlockSpace *space, DlockLock *lock,
 extern void dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket,
 								   uint32 event, DlockWakeups *wakeups);
 
-/* A ticket has left, or what fits has changed: grant what fits (I2). */
+/* A ticket has left, or another may fit: grant tickets that fit (I2). */
 static inline void
 dlock_queue_grant_waiters(DlockSpace *space, DlockLock *lock,
 						  DlockWakeups *wakeups)
