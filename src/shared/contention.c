@@ -49,7 +49,6 @@ entry_at(const DlockContention *sketch, int e)
 	return &chunk[e % DLOCK_CONTENDED_CHUNK];
 }
 
-
 static void
 make_empty(DlockContention *sketch)
 {

@@ -96,7 +96,6 @@ delete(DlockIdPartition *partition, dsa_pointer entry, DlockNextOf next_of)
 	partition->buckets.count--;
 }
 
-
 /*
  * Neighbouring numbers have different partitions and neighbouring buckets.  So
  * numbers that come or go in order, as after a restart, hit the cache.  Higher
@@ -203,7 +202,6 @@ dlock_id_look_up(DlockSpace *space, int64 number)
 	LWLockRelease(&numbers[p].lock);
 	return found;
 }
-
 
 static dsa_pointer *
 next_request(dsa_pointer entry, uint32 *hash)

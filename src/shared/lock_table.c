@@ -135,7 +135,6 @@ dlock_lock_release(DlockLock *lock)
 	LWLockRelease(&partition->lock);
 }
 
-
 static inline uint32
 entry_size(const DlockKey *key)
 {
@@ -195,7 +194,6 @@ prepare(DlockPartition *partition, const DlockKey *key, Oid role)
 		spare->role = role;
 	}
 }
-
 
 static dsa_pointer *
 next_lock(dsa_pointer entry, uint32 *hash)
