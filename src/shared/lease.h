@@ -1,9 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * lease.h
- *	  What the files of leases share among themselves: lease.c, lease_end.c,
- *	  lease_ticket.c, restore.c, record.c, id_table.c and purge.c; and queue.c
- *	  and queue_view.c, for a ticket or a lease by its number.
+ *	  What the files of leases share, and what queue.c and queue_view.c need to
+ *	  look up a ticket or a lease by number.
  *
  *-------------------------------------------------------------------------
  */
@@ -12,7 +11,7 @@
 
 #include "shared/inner.h"
 
-/* What a ticket takes, with what stands behind it */
+/* The size of a ticket, with its place in the lease's lists */
 static inline Size
 dlock_lease_ticket_size(const DlockLease *lease, const DlockKey *key)
 {
@@ -20,7 +19,7 @@ dlock_lease_ticket_size(const DlockLease *lease, const DlockKey *key)
 		(lease->single ? 0 : sizeof(DlockInLease));
 }
 
-/* Does a ticket stand in its own lease's piece of memory? */
+/* Is the ticket in its single lease's piece of memory? */
 static inline bool
 dlock_lease_ticket_is_inside(const DlockLease *lease,
 							 const DlockLeaseTicket *ticket)
@@ -48,7 +47,7 @@ dlock_lease_in_space(dsa_pointer link)
 						   offsetof(DlockLease, in_space));
 }
 
-/* Of a lease that has one */
+/* Only for a lease that has one */
 static inline DlockRetiming *
 dlock_lease_retiming(const DlockLease *lease)
 {
@@ -65,8 +64,9 @@ extern DlockRecord *dlock_id_look_up(DlockSpace *space, int64 number);
 extern void dlock_request_insert(DlockLeaseTicket *ticket);
 extern void dlock_request_delete(DlockLeaseTicket *ticket);
 extern DlockLeaseTicket *dlock_request_find(const DlockLeaseTicket *wanted,
-											bool (*is_wanted) (DlockLeaseTicket *ticket,
-															   const DlockLeaseTicket *wanted));
+											bool (*is_wanted)
+											(DlockLeaseTicket *ticket,
+											 const DlockLeaseTicket *wanted));
 
 /* lease.c */
 extern DlockLeaseTicket *dlock_lease_first_closed(const DlockLease *lease);

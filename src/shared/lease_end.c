@@ -1,15 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * lease_end.c
- *	  The end of leases, and of their tickets.
+ *	  The end of leases and of their tickets.
  *
- * To end a lease, its tickets are picked one by one, and each is ended through
- * queue.c with the lease lock released in between: an entry's lock comes
- * before it.
- *
- * What has ended is marked, and stays in its lock until the removal of its row
- * is in the WAL.  Then it is settled, by the worker; or at once, if it never
- * had a row.
+ * An entry's lock comes before the lease lock.  So the tickets of a lease are
+ * picked one by one and ended through queue.c, with the lease lock released in
+ * between.  A ticket that has ended is marked, and stays in its lock until the
+ * removal of its row is in the WAL.  Then, or at once if it never had a row,
+ * it is settled.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,11 +23,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/*
- * Finishing what is over
- */
-
-/* The first ticket that a lease has, referred to; NULL where there is none. */
+/* A lease's first ticket, referred to; or NULL */
 static DlockLeaseTicket *
 first_ticket(DlockSpace *space, DlockLease *lease)
 {
@@ -43,9 +37,7 @@ first_ticket(DlockSpace *space, DlockLease *lease)
 	return ticket;
 }
 
-/*
- * End the tickets that a lease has; how many these were.
- */
+/* End all tickets of a lease; returns how many. */
 static int64
 end_tickets(DlockSpace *space, DlockLease *lease, uint32 event)
 {
@@ -61,9 +53,7 @@ end_tickets(DlockSpace *space, DlockLease *lease, uint32 event)
 	return count;
 }
 
-/*
- * The same, as far as that is done in time; false where some may be left.
- */
+/* The same, until that time; false if tickets may be left. */
 static bool
 end_tickets_until(DlockSpace *space, DlockLease *lease, uint32 event,
 				  uint64 until)
@@ -107,9 +97,8 @@ finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
 }
 
 /*
- * Nothing in the tables stands for this record any more: forget it.  Raises
- * nothing; called by the worker, or, where there is no row, by the backend
- * that has made the record.
+ * Forget a record without a row.  Called by the worker, or by the backend that
+ * made the record.  Raises nothing.
  */
 static void
 finish(DlockSpace *space, DlockRecord *record)
@@ -128,9 +117,8 @@ finish(DlockSpace *space, DlockRecord *record)
 }
 
 /*
- * Is its row to be removed, and all the rest of it then?  What is pinned, and
- * what keeps a lock closed, ends later, and is marked again then.  Called with
- * the lease lock.
+ * Can the record's row be removed?  A ticket that is pinned, or kept by a
+ * delay, is marked again later.
  */
 bool
 dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
@@ -147,7 +135,7 @@ dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 	}
 	ticket = dlock_record_ticket(record);
 	state = dlock_state_of(ticket);
-	/* an ENDING ticket is not pinned anew: pins are read after the state */
+	/* pins after the state: an ENDING ticket gets no new pin */
 	pg_read_barrier();
 	return state == DLOCK_GONE || state == DLOCK_LEAVING ||
 		(state == DLOCK_ENDING && ticket->ticket.pins == 0 &&
@@ -155,9 +143,9 @@ dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 }
 
 /*
- * Finish a record if it is over and has no row; returns whether it is.  The
- * worker does so when it has tried to write, and a backend that takes back
- * what was never written.
+ * Finish a record if it is over and has no row; returns whether it was.
+ * Called by the worker after a write, and by a backend that takes back an
+ * unwritten record.
  */
 bool
 dlock_lease_settle(DlockSpace *space, DlockRecord *record)
@@ -174,9 +162,8 @@ dlock_lease_settle(DlockSpace *space, DlockRecord *record)
 }
 
 /*
- * A call could not be brought to its end: end the ticket that it has claimed,
- * unless another call has claimed it, too.  Where it has no row, nothing is
- * left of it, and no worker is needed for that.
+ * A call failed: end its ticket, unless another call has claimed that, too.
+ * Without a row this needs no worker.
  */
 void
 dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
@@ -186,11 +173,7 @@ dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 							  &ticket->record);
 }
 
-/*
- * The session that has made a ticket has done with it.  If the lease has
- * adopted it, and this session's claim was the last, and it has no row, then
- * nothing is left of it.
- */
+/* A session drops the ticket that it made; if a lease has it, settle it. */
 void
 dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
 {
@@ -205,13 +188,8 @@ dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
 }
 
 /*
- * Ending
- */
-
-/*
- * A lease is over: wake the sessions that wait to get it a lock, whose tickets
- * are not its own yet.  Who comes to wait later finds it over: he counts himself
- * before he looks, and it was over before this.
+ * Wake sessions that wait to get this lease a lock; it is over.  A session
+ * counts itself in "waiters" before it looks at the lease, so none is missed.
  */
 static void
 wake_waiters(DlockLease *lease)
@@ -236,7 +214,7 @@ wake_waiters(DlockLease *lease)
 }
 
 /*
- * A lease is over: end its tickets; how many these were.  Raises nothing.
+ * End the tickets of a lease that is over; returns how many.  Raises nothing.
  */
 int64
 dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
@@ -254,9 +232,7 @@ dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
 	return count;
 }
 
-/*
- * Close a lease: how many tickets it released, -1 where it was gone.
- */
+/* Close a lease; returns how many tickets it released, -1 if it was gone. */
 int64
 dlock_lease_release(DlockSpace *space, int64 number)
 {
@@ -270,13 +246,12 @@ dlock_lease_release(DlockSpace *space, int64 number)
 	return count;
 }
 
-/* Tickets that a delay lets go of while the lease lock is held */
+/* Tickets that a delay releases while it holds the lease lock once */
 #define STEP	256
 
 /*
- * A lease's locks are not kept closed any more, as far as that is done in time;
- * false where some may be left.  Its delay is over by then for whoever looks at
- * it: so where this one does not come to the end, the worker does.
+ * Release the locks that a delay keeps; false if "until" came first.  As
+ * delay_ends has passed, the worker can continue.
  */
 static bool
 end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
@@ -295,7 +270,7 @@ end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
 		ticket = dlock_lease_first_closed(lease);
 		if (ticket == NULL && lease->delayed)
 		{
-			/* last, as it is over only when all of it is done */
+			/* last, when nothing is left */
 			lease->delayed = false;
 			dlock_journal_mark(space, &lease->record);
 		}
@@ -304,7 +279,7 @@ end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
 	return ticket == NULL;
 }
 
-/* Numbers of leases, with room for so many */
+/* Numbers of leases */
 typedef struct Numbers
 {
 	int64	   *numbers;
@@ -324,8 +299,8 @@ take_number(DlockLease *lease, void *arg)
 }
 
 /*
- * End a lease, or, where it is over, the delay that keeps its locks closed: how
- * many tickets that released, -1 where there is nothing to end.
+ * End a lease or, if it is over, its delay.  Returns how many tickets that
+ * released, -1 if there was nothing to end.
  */
 static int64
 force_end(DlockSpace *space, DlockLease *lease, bool *was_open)
@@ -337,7 +312,7 @@ force_end(DlockSpace *space, DlockLease *lease, bool *was_open)
 	if (*was_open)
 		return dlock_lease_end(space, lease, DLOCK_EVENT_RELEASED);
 	dlock_lease_begin_change(space);
-	/* what ran out is not to be delayed by whoever ends its tickets */
+	/* begin a delay now, so that it does not begin later */
 	dlock_lease_be_over(lease, false);
 	delayed = lease->delayed;
 	if (delayed)
@@ -354,7 +329,7 @@ force_end(DlockSpace *space, DlockLease *lease, bool *was_open)
 	return count;
 }
 
-/* The same by its number, whoever asks */
+/* The same by number, without a check of rights */
 int64
 dlock_lease_force(DlockSpace *space, int64 number)
 {
@@ -371,8 +346,8 @@ dlock_lease_force(DlockSpace *space, int64 number)
 }
 
 /*
- * End all leases that there are at this moment, and the delays of those that
- * are over; how many were open.
+ * End all leases, and the delays of those that are over.  Returns how many
+ * leases were open.
  */
 int64
 dlock_lease_end_all(DlockSpace *space)
@@ -404,15 +379,12 @@ dlock_lease_end_all(DlockSpace *space)
 }
 
 /*
- * For the worker: end the lease if it is due, and its delay if that is.
- * Returns when to look again, in monotonic microseconds; 0: never.  At once,
- * where it has so many tickets that they could not all be ended "until" then, or
- * let go of by its delay.
- * Where it has run out, and nobody has said so yet, *expiry is what to say, and
- * its "lease" not 0.
+ * For the worker: end a lease if it is due, and its delay if that is due.
+ * Returns when to look again, in monotonic microseconds: 0 for never, now if
+ * "until" came first.  If the log is to be told that the lease ran out,
+ * *expiry has a lease; otherwise its "lease" is 0.
  *
- * A lease that is over is looked through again as well, since whoever ended it
- * may have died in between.
+ * An end begun by another process is completed, as that process may have died.
  */
 uint64
 dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
@@ -426,7 +398,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 	expiry->lease = 0;
 	if (!lease->single && dlock_lease_is_attached(lease) &&
 		pg_atomic_read_u64(&dlock_backends[lease->procno].session) != lease->session)
-		/* its session is gone without having said so */
+		/* its session has died without detaching it */
 		(void) dlock_lease_detach(lease);
 	due = dlock_lease_deadline(lease);
 	if (due != 0)
@@ -460,7 +432,6 @@ take_first(DlockLease *lease, void *arg)
 	return false;
 }
 
-/* Whether there is a row does not matter any more. */
 static void
 forget_row(DlockSpace *space, DlockRecord *record)
 {
@@ -470,8 +441,8 @@ forget_row(DlockSpace *space, DlockRecord *record)
 }
 
 /*
- * Nothing can be written any more.  What is over goes, the rest is left to
- * those who use it.
+ * Nothing can be written any more: finish what is over, and leave the rest to
+ * the processes that use it.
  */
 static void
 abandon_journal(DlockSpace *space)
@@ -502,9 +473,8 @@ abandon_journal(DlockSpace *space)
 }
 
 /*
- * The tables are gone, and with them all leases: whoever waits for one of
- * their locks, in what is left of this space, is granted it.  Called by the
- * worker, as its last work.
+ * The tables were dropped, so end all leases, which grants their locks to
+ * sessions that still wait.  The worker's last action.
  */
 void
 dlock_lease_abandon(DlockSpace *space)

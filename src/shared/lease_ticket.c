@@ -1,11 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * lease_ticket.c
- *	  The tickets of leases.
+ *	  Tickets of leases.
  *
- * queue.c tells of everything that happens to one: it is adopted, granted,
- * ended.  It is in a list of its lease until it has ended: in "tickets", or in
- * "closed" where it keeps its lock closed by a delay.
+ * queue.c calls this, with the entry's lock held, when a ticket is adopted,
+ * granted, ended or changed; none of that raises an error.  A ticket is in its
+ * lease's list "tickets" until it has ended, and in "closed" if a delay keeps
+ * its lock closed then.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,10 +19,6 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/*
- * For queue.c.  All of these raise nothing.
- */
-
 bool
 dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket)
 {
@@ -29,9 +26,8 @@ dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket)
 }
 
 /*
- * Does a delay keep its lock closed?  Or will one, as soon as a process ends
- * the tickets of the lease, which has run out?  Until then the lock is not
- * free (I16).
+ * Does a delay close the ticket's lock, or will it, as the lease has run out?
+ * The lock is not free before the delay begins, either (I16).
  */
 bool
 dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
@@ -42,7 +38,7 @@ dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 
 	if (lease->single || lease->delay == 0)
 		return false;
-	/* the one becomes the other under this lock */
+	/* the second condition becomes the first under this lock */
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
 	delayed = lease->delayed ||
 		pg_atomic_read_u64(&lease->deadline) == DLOCK_RAN_OUT;
@@ -59,21 +55,18 @@ same_text(dsa_pointer a, dsa_pointer b)
 }
 
 /*
- * The tickets of one request
- *
- * A client that asks again is to get the ticket that it has, at the same cost
- * whatever the number of others.  So each ticket is entered, from its making
- * to its end, under the hash of its lock, owner, and lease or role; and who
- * joins looks there, with the lock's entry locked.  As a request has one
- * ticket at a time that waits or holds (I14), there are few under one hash: of
- * the others some call still knows, or the row is being removed.
+ * A client that repeats a request must get the ticket it has, at a constant
+ * cost.  So a ticket is in the table of requests, by a hash of its lock,
+ * owner, and lease or role, from its making until it is freed.  A ticket that
+ * joins looks there with the entry locked.  At most one ticket of a request
+ * waits or holds (I14).  The others are in use by some call, or their rows are
+ * being removed.
  */
 
 /*
- * Would a request that "wanted" was made for get this ticket?  With a lease of
- * many tickets, where lease and owner are the same; with a ticket's own lease
- * where the role is and an owner was given.  What is still waited for by
- * another session counts, too.
+ * Does this ticket answer the request of "wanted"?  With a lease of many,
+ * lease and owner must be the same, with a single lease role and owner.  It
+ * may be a ticket that another session waits with.
  */
 static bool
 is_same(DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
@@ -93,7 +86,7 @@ is_same(DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
 		(ticket->ticket.session != 0 || dlock_lease_is_open(lease));
 }
 
-/* Does no other request get this ticket? */
+/* Can no other request get this ticket? */
 static bool
 is_unique(const DlockLeaseTicket *ticket)
 {
@@ -118,10 +111,8 @@ hash_request(const DlockLeaseTicket *ticket)
 }
 
 /*
- * The ticket that a request which "wanted" was made for has already, waiting or
- * held, in use by the caller; NULL where there is none.  One that another session
- * waits with counts, too.  Called under the entry's lock, under which alone it
- * could end; raises nothing.
+ * The ticket that answers the request of "wanted", in use by the caller; NULL
+ * if none waits or holds.  It cannot end under the entry's lock.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
@@ -134,7 +125,7 @@ dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
 	return found;
 }
 
-/* Count a ticket among those that its lease holds locks with, if it is one. */
+/* Count a granted ticket for its lease, if it is not counted yet. */
 static void
 count_held(DlockLease *lease, DlockLeaseTicket *ticket)
 {
@@ -148,7 +139,7 @@ count_held(DlockLease *lease, DlockLeaseTicket *ticket)
 		lease->held++;
 }
 
-/* Where that of a ticket is which has a place in its lease's lists */
+/* The address of a ticket's place in its lease's lists */
 static dsa_pointer
 place_pointer(DlockLeaseTicket *ticket)
 {
@@ -176,7 +167,6 @@ dlock_lease_ticket_list(DlockLease *lease, DlockLeaseTicket *ticket,
 	count_held(lease, ticket);
 }
 
-/* Take a ticket out of its lease's lists; called with the lease lock. */
 void
 dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 {
@@ -199,13 +189,12 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 }
 
 /*
- * The lease takes a ticket that has joined its lock, or does so now, held or
- * waiting as "state" says; false where the lease is gone.  Called under the
- * entry's lock.
+ * The lease takes a ticket that joins its lock now or waits there, and gives
+ * it this state.  False if the lease is gone.
  *
- * The row of an heir says granted from the start: the one holder has ended, and
- * only the removal of its row is to come.  The heir comes into the journal behind
- * that removal, and so into the same transaction or a later one (I17).
+ * The row of an heir says granted from the start.  The one holder has ended,
+ * and its removal is marked before the heir, so it is in the same transaction
+ * or in an earlier one (I17).
  */
 bool
 dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
@@ -228,7 +217,7 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
 			lease->number = ticket->ticket.number;
 			dlock_lease_start(space, lease, heir);
 		}
-		/* read without a lock, too: see has_run_out() in wait.c */
+		/* has_run_out() in wait.c reads without a lock */
 		pg_write_barrier();
 		ticket->ticket.session = 0;
 		ticket->ticket.procno = 0;
@@ -243,10 +232,9 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
 }
 
 /*
- * A ticket that waited is granted.  The state changes together with the mark:
- * whoever sees it, and then asks for the mark, waits for the grant to be
- * written.  Where its row says so already, there is nothing to mark.  Called under
- * the entry's lock.
+ * Grant a ticket that waited.  State and mark change together, so a process
+ * that sees the state waits for the right write.  If the row says granted
+ * already, nothing is marked.
  */
 void
 dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
@@ -254,7 +242,7 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 	DlockLease *lease = dlock_lease_of(ticket);
 	DlockSpace *space = dlock_space_at(lease->space);
 
-	/* that of an heir's own lease begins to run */
+	/* the ttl of an heir's own lease begins to run */
 	if (lease->single && !dlock_lease_detach(lease))
 		(void) dlock_lease_extend(lease);
 	dlock_lease_begin_change(space);
@@ -262,16 +250,15 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 		ticket->ticket.granted_at = now;
 	dlock_ticket_set_state(&ticket->ticket, DLOCK_GRANTED);
 	count_held(lease, ticket);
-	/* what is to be announced, the worker learns of by the mark */
+	/* the worker learns of announcements from the mark */
 	if (!ticket->inherited || DsaPointerIsValid(ticket->ticket.announcement))
 		dlock_journal_mark(space, &ticket->record);
 	dlock_lease_end_change(space, lease);
 }
 
 /*
- * A ticket becomes LEAVING or ENDING, or an ENDING one has lost its last pin.
- * Returns whether it may be taken out of its lock at once, because it has no
- * row (I15).  Called under the entry's lock.
+ * A ticket becomes LEAVING or ENDING, or an ENDING one loses its last pin.
+ * True if it can leave its lock at once, as it has no row (I15).
  */
 bool
 dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
@@ -284,7 +271,7 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
 	dlock_lease_begin_change(space);
 	dlock_ticket_set_state(&ticket->ticket, state);
 	dlock_lease_be_over(lease, lease->single);
-	/* what was released before, while pinned, is no matter of a delay */
+	/* a delay does not keep a ticket that ended before its lease */
 	was_listed = ticket->in_tickets || ticket->in_closed;
 	dlock_lease_ticket_unlist(lease, ticket);
 	if (lease->delayed && was_listed && state == DLOCK_ENDING)
@@ -298,9 +285,6 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
 	return at_once;
 }
 
-/*
- * Exchange what a ticket says of itself.  Called under the entry's lock.
- */
 void
 dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket, dsa_pointer *info)
 {
@@ -316,8 +300,8 @@ dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket, dsa_pointer *info)
 }
 
 /*
- * An exclusive hold is to become a shared one (I18).  Returns whether it may
- * at once, because it has no row.  Called under the entry's lock.
+ * Begin a downgrade.  True if it can be completed at once, as there is no row
+ * (I18).
  */
 bool
 dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
@@ -333,9 +317,7 @@ dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
 	return at_once;
 }
 
-/*
- * A grant is durable: let it be announced, if the ticket still holds.
- */
+/* Announce a grant that is durable now, if the ticket still holds. */
 void
 dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
 {
@@ -349,11 +331,9 @@ dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
 }
 
 /*
- * Redirecting the announcement of a ticket, for a call that gets one which another
- * has made.  The row comes first, and names the new channel; once that is durable
- * and the call cannot fail any more, the announcement itself is exchanged.  Until
- * then the other client is told as before.  Where several calls are at it, the row
- * is the latest one's.
+ * Begin to redirect the announcement of another call's ticket.  The row comes
+ * first, with the new channel, or the latest call's.  Only once that is
+ * durable and the call cannot fail is the announcement exchanged.
  */
 void
 dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
@@ -367,7 +347,6 @@ dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 	dlock_lease_end_change(space, dlock_lease_of(ticket));
 }
 
-/* Have a ticket's row written once more. */
 static void
 rewrite_row(DlockLeaseTicket *ticket)
 {
@@ -379,8 +358,8 @@ rewrite_row(DlockLeaseTicket *ticket)
 }
 
 /*
- * The call has failed: the row is to say what it said before.  The announcement
- * goes, unless it is the ticket's, as an error has come behind that.
+ * Undo a redirection after an error.  If the error came before the exchange,
+ * free the announcement.
  */
 void
 dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
@@ -393,7 +372,7 @@ dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	unused = ticket->ticket.announcement != announcement;
 	undone = ticket->redirection == announcement;
-	/* first, as it is about to be freed */
+	/* first, because it will be freed */
 	if (undone)
 		ticket->redirection = InvalidDsaPointer;
 	LWLockRelease(&space->lease_lock);
@@ -406,7 +385,7 @@ dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 	}
 }
 
-/* The channel for its row, or an empty one.  Called with the lease lock. */
+/* The channel for a ticket's row, or "".  The caller holds the lease lock. */
 void
 dlock_lease_ticket_channel(DlockLeaseTicket *ticket, char *channel)
 {
@@ -422,9 +401,8 @@ dlock_lease_ticket_channel(DlockLeaseTicket *ticket, char *channel)
 }
 
 /*
- * The announcement of a ticket goes to another channel from now on, at the level of
- * this call; if it holds already, the grant is announced there.
- * Called under the entry's lock; the caller wakes the worker.
+ * Exchange a ticket's announcement and the level at which it is made.  If the
+ * ticket holds, its grant is announced again.  The caller wakes the worker.
  */
 void
 dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
@@ -442,10 +420,7 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	dlock_lease_end_change(space, lease);
 }
 
-/*
- * End the delay that keeps a lock closed, for this ticket; false where there is
- * none.  Called under the entry's lock.
- */
+/* End a delay for this ticket; false if it does not keep it. */
 bool
 dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 {
@@ -461,7 +436,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 		dlock_journal_mark(space, &ticket->record);
 		if (dlock_lease_count_tickets(lease) == 0 && lease->closed.length == 0)
 		{
-			/* it keeps nothing closed any more */
+			/* that was the last one */
 			lease->delayed = false;
 			dlock_journal_mark(space, &lease->record);
 		}
@@ -470,10 +445,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 	return closed;
 }
 
-/*
- * Is a ticket's row as the ticket is?  Where that ends in the WAL, it may still
- * have to become durable.  Called under the entry's lock.
- */
+/* Is the ticket's row up to date? *lsn is the position to be flushed. */
 bool
 dlock_lease_ticket_is_written(DlockLeaseTicket *ticket, XLogRecPtr *lsn)
 {
@@ -487,7 +459,7 @@ dlock_lease_ticket_is_written(DlockLeaseTicket *ticket, XLogRecPtr *lsn)
 	return written;
 }
 
-/* What the view shows of a ticket.  Called under the entry's lock. */
+/* Fill a view's row. */
 void
 dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 {
@@ -495,7 +467,7 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 	uint64		deadline = dlock_lease_deadline(lease);
 	uint64		now = dlock_monotonic_now();
 
-	/* a ticket's own lease has no number before the grant */
+	/* before the grant the lease has no number */
 	row->lease = lease->single ? row->number : lease->number;
 	if (row->pid != 0)
 		return;
@@ -508,12 +480,8 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 }
 
 /*
- * Making, finding, putting back
- */
-
-/*
- * Make a ticket for a lease, which the caller uses and nobody can find yet.
- * The caller has checked for memory, as with a lease.
+ * Make a ticket of a lease, in use by the caller and found by no number.  The
+ * caller has checked that there is memory.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
@@ -526,7 +494,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 
 	Assert(!lease->has_place ||
 		   lease->role_name == DLOCK_SINGLE_LEASE_SIZE + size);
-	/* who asks anew for what was lost meanwhile makes a second one */
+	/* a repeated request can make a second one, which is outside */
 	self = lease->has_place ? lease->self + DLOCK_SINGLE_LEASE_SIZE :
 		dlock_allocate(role, size);
 	lease->has_place = false;
@@ -559,9 +527,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 }
 
 /*
- * Let an adopted ticket be found by its number, or one that is about to be
- * adopted.  Should it have been finished before that, it is not found.
- * Raises 53200.
+ * Let a ticket be found by its number, unless it is finished.  Raises 53200.
  */
 void
 dlock_lease_ticket_publish(DlockLeaseTicket *ticket)
@@ -569,7 +535,7 @@ dlock_lease_ticket_publish(DlockLeaseTicket *ticket)
 	dlock_id_insert(&ticket->record);
 }
 
-/* Called under the entry's lock, as the lease could adopt it otherwise. */
+/* Under the entry's lock, so that the lease cannot adopt the ticket. */
 void
 dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket)
 {
@@ -577,8 +543,8 @@ dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket)
 }
 
 /*
- * The ticket with this number, in use by the caller; NULL where there is none
- * that a lease has.  Raises 42501 if the role may not act for its owner.
+ * The lease's ticket with this number, in use by the caller; or NULL.  Raises
+ * 42501 if the role may not use the lease.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find(DlockSpace *space, int64 number)
@@ -597,20 +563,19 @@ dlock_lease_ticket_find(DlockSpace *space, int64 number)
 }
 
 /*
- * A session's ticket is GONE before its lease could adopt it, and its session
- * has done with it.  Others may wait for it, as a request of their own would
- * have got it.
+ * Free a session's ticket that is GONE and was never adopted.  Calls with the
+ * same request may wait for it.  Two references: for the lock, and for
+ * dlock_held_enter().
  */
 void
 dlock_lease_ticket_discard(DlockLeaseTicket *ticket)
 {
 	ConditionVariableBroadcast(&ticket->record.changed);
 	dlock_record_unref(&ticket->record);
-	/* for as long as it was noted as the session's */
 	dlock_record_unref(&ticket->record);
 }
 
-/* Has this ticket been put back, by an attempt that failed later? */
+/* Was this ticket loaded by an attempt that failed later? */
 bool
 dlock_lease_ticket_is_restored(DlockSpace *space, int64 number)
 {

@@ -1,25 +1,21 @@
 /*-------------------------------------------------------------------------
  *
  * lease_ttl.c
- *	  Another ttl for a lease that is there, or a higher durability.
+ *	  Another ttl or a higher durability for an open lease.
  *
- * Until that is durable, and for ever if it does not become so, the lease lives
- * by the shorter one of the two: that is what its client can count on, whatever
- * becomes of the call.  The row has the new one already.  So on no server is a
- * lease honoured for longer after a heartbeat than its row on a standby says
- * (I21), should that one be promoted.
+ * Until another ttl is durable, and for good if the call fails, the lease
+ * lives by the shorter ttl, as its client can count on no more.  The row has
+ * the new ttl from the start.  So no server honours a lease longer after a
+ * heartbeat than the row on a standby says, which may be promoted (I21).
  *
- * Its own deadline lies a new ttl ahead at once.  A longer one lets it not run
- * out while the row is written; that does no harm, for what standbys count for
- * does not live by its own deadline alone.
+ * The deadline moves to a new ttl from now at once.  If that is longer, the
+ * lease does not run out while its row is written.  That is safe, because its
+ * life is limited by the standbys, too.  If it is sooner, the worker must look
+ * at the lease anew, so that is listed in "retimed" of the space.
  *
- * As a deadline can come sooner by that, the worker is told: in the list
- * "retimed" of the space stand the leases that it is to look at anew.
- *
- * The durability of a lease is the highest synchronous_commit of the callers that
- * count on it.  It never falls, for each of these callers has been told that it is
- * so.  It counts in memory at once, so that heartbeats are sent for the lease
- * however long the tables are locked, and is written then.
+ * A higher durability counts in memory at once, so that heartbeats are sent
+ * even if the table is locked.  It never falls, because a caller may have
+ * returned that counts on it.
  *
  *-------------------------------------------------------------------------
  */
@@ -31,10 +27,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/*
- * The worker is to look at this lease anew, whose ttl or durability is changed.
- * Called with the lease lock.
- */
+/* Have the worker look at a lease whose ttl or durability changes. */
 static void
 retime(DlockSpace *space, DlockLease *lease)
 {
@@ -48,7 +41,7 @@ retime(DlockSpace *space, DlockLease *lease)
 	retiming->listed = true;
 }
 
-/* The next one that is to be looked at anew, referred to; NULL: none is left. */
+/* The next lease to look at anew, referred to; or NULL */
 DlockLease *
 dlock_lease_next_retimed(DlockSpace *space)
 {
@@ -66,7 +59,7 @@ dlock_lease_next_retimed(DlockSpace *space)
 	return lease;
 }
 
-/* The ttl that the row has.  Called with the lease lock. */
+/* The ttl in the lease's row.  The caller holds the lease lock. */
 int64
 dlock_lease_row_ttl(const DlockLease *lease)
 {
@@ -77,7 +70,7 @@ dlock_lease_row_ttl(const DlockLease *lease)
 	return next != 0 ? next : dlock_lease_ttl(lease);
 }
 
-/* Memory for a change of a lease.  Once made, it stays.  Raises 53200. */
+/* Allocate what changes of a lease need; it stays.  Raises 53200. */
 static void
 prepare_retiming(DlockSpace *space, DlockLease *lease)
 {
@@ -101,14 +94,13 @@ prepare_retiming(DlockSpace *space, DlockLease *lease)
 }
 
 /*
- * A caller at this level of synchronous_commit is to count on a lease, or on a
- * ticket of it, "record": if the lease has a lower durability, that is raised, and
- * its row marked.  The caller then waits for that row.  Raises 53200, with nothing
- * changed.
+ * Raise a lease's durability to this level of synchronous_commit, for a caller
+ * that counts on "record", the lease or its ticket, and then waits for the
+ * row.  Raises 53200, with nothing changed.
  *
- * Where standbys begin to count, they do so from now on: the row that says so is
- * not written yet, so none that has it was promoted before.  Where they counted at
- * a lower level, what they have acknowledged at that one stays true.
+ * If standbys begin to count, they do so from now on: the new row is not
+ * written, so no standby that has it was promoted before.  If they counted at
+ * a lower level, what they acknowledged there stays true.
  */
 void
 dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
@@ -128,7 +120,7 @@ dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
 			dlock_lease_confirmed_at(lease) :
 			Max(pg_atomic_read_u64(&lease->confirmed), dlock_monotonic_now());
 		pg_atomic_write_u64(&lease->confirmed, confirmed);
-		/* who sees the level sees that, too */
+		/* before the level, for processes that read both without a lock */
 		pg_write_barrier();
 		pg_atomic_write_u32(&lease->durability, (uint32) level);
 		dlock_journal_mark(space, dlock_record_of_lease(record));
@@ -138,11 +130,9 @@ dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
 }
 
 /*
- * Begin to give a lease another ttl: what is written now, "record", says so, and
- * its deadline is that far away.  False where the lease is gone.  Raises 53200,
- * with nothing changed.
- *
- * No two do so at once.
+ * Begin a change of the ttl by marking "record" and moving the deadline.
+ * False if the lease is gone.  Raises 53200, with nothing changed.  Only one
+ * call at a time does so.
  */
 bool
 dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
@@ -153,7 +143,7 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 	prepare_retiming(space, lease);
 	dlock_lease_begin_change(space);
 	Assert(dlock_lease_retiming(lease)->next_ttl == 0);
-	/* the ttl before the deadline: who renews reads them the other way round */
+	/* before the deadline: renewals read in the other order */
 	if (ttl < dlock_lease_ttl(lease))
 		pg_atomic_write_u64(&lease->ttl, (uint64) ttl);
 	open = dlock_lease_set_deadline(lease, ttl);
@@ -168,9 +158,9 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 }
 
 /*
- * The row is durable, written after "start", and acknowledged by the standbys
- * that count for the lease: it has that ttl from now on.  Returns how many
- * tickets it keeps, -1 where it is gone.
+ * Complete a change of the ttl: the row was written after "start", is durable
+ * and acknowledged.  Returns how many tickets the lease keeps, -1 if it is
+ * gone.
  */
 int
 dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
@@ -184,17 +174,17 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 	{
 		confirmed = pg_atomic_read_u64(&lease->confirmed);
 		pg_atomic_write_u64(&lease->confirmed, Max(confirmed, start));
-		pg_atomic_write_u64(&lease->ttl, (uint64) dlock_lease_retiming(lease)->next_ttl);
+		pg_atomic_write_u64(&lease->ttl,
+							(uint64) dlock_lease_retiming(lease)->next_ttl);
 		/*
-		 * Its session may have ended meanwhile, and left the lease with the ttl
-		 * before, or may be about to.
+		 * if its session ends just now, the deadline must follow the new ttl
 		 */
 		pg_write_barrier();
 		(void) dlock_lease_set_deadline(lease, dlock_lease_ttl(lease));
 		pg_atomic_write_u64(&lease->renewed_at,
 							(uint64) GetCurrentTimestamp());
 		result = (int) dlock_lease_count_tickets(lease);
-		/* heartbeats may be wanted less often */
+		/* heartbeats may be needed less often */
 		retime(space, lease);
 	}
 	dlock_lease_retiming(lease)->next_ttl = 0;
@@ -202,10 +192,7 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 	return result;
 }
 
-/*
- * The row could not be made durable: the shorter ttl stays, and the row is to
- * say so.  Raises nothing.
- */
+/* The row did not become durable: write the shorter ttl.  Raises nothing. */
 void
 dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record)
 {
@@ -217,7 +204,7 @@ dlock_lease_undo_ttl(DlockLease *lease, DlockRecord *record)
 	dlock_lease_retiming(lease)->next_ttl = 0;
 	if (longer)
 		dlock_lease_shorten(lease);
-	/* a row with a longer ttl than the lease lives by does no harm */
+	/* a row with a longer ttl is harmless until then */
 	dlock_journal_mark(space, record);
 	retime(space, lease);
 	dlock_lease_end_change(space, lease);
