@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * queue_change.c
- *	  Changes of tickets that are in a lock: another channel, another info, shared
- *	  in place of exclusive, and an end by force.
+ *	  Changes of tickets that are in a lock: channel, info, downgrade, forced
+ *	  release.
  *
  *-------------------------------------------------------------------------
  */
@@ -12,8 +12,7 @@
 #include "shared/queue.h"
 
 /*
- * Announce what becomes of a lease's ticket elsewhere from now on.  False where
- * it has ended, and the announcement is still the caller's.
+ * If the ticket has ended, returns false: the caller keeps the announcement.
  */
 bool
 dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
@@ -27,7 +26,7 @@ dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	if (is_there)
 	{
 		dlock_lease_ticket_redirect(ticket, announcement);
-		/* told behind the grant, which is announced anew */
+		/* told after the grant, which is announced anew */
 		if (ticket->ticket.wanted)
 			dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_WANTED);
 	}
@@ -37,12 +36,7 @@ dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	return is_there;
 }
 
-/*
- * Exchange what a ticket says of itself: a session's own, or a lease's, which
- * is marked.  False where it has ended.  Raises nothing.
- *
- * Whatever depends on the info of a holder learns of its change here.
- */
+/* Exchange a ticket's info; false if it has ended.  Raises nothing. */
 bool
 dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
 						  dsa_pointer *info)
@@ -70,7 +64,7 @@ dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
 	return is_there;
 }
 
-/* An exclusive hold becomes a shared one, and those come in who fit now. */
+/* Make an exclusive hold shared, and grant tickets that fit now. */
 static void
 share(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 {
@@ -82,8 +76,8 @@ share(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 }
 
 /*
- * Make an exclusive hold a shared one, if it is not; a lease's with a row only
- * once that says so, see dlock_queue_share().  False where it does not hold.
+ * Make an exclusive hold shared; a lease's with a row only once the row says
+ * so, see dlock_queue_share().  False if the ticket does not hold.
  */
 bool
 dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
@@ -104,10 +98,7 @@ dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
 	return holds;
 }
 
-/*
- * The row of a lease's ticket says in the WAL that it is shared: so it is, if it
- * holds still (I18).
- */
+/* A ticket's row that says shared is in the WAL: share its hold (I18). */
 void
 dlock_queue_share(DlockLeaseTicket *ticket)
 {
@@ -123,7 +114,6 @@ dlock_queue_share(DlockLeaseTicket *ticket)
 	dlock_wakeups_send(&wakeups);
 }
 
-/* What a ticket is, that is about to be ended by force. */
 static void
 describe_forced(const DlockLock *lock, DlockTicket *ticket,
 				DlockForced *forced)
@@ -138,8 +128,8 @@ describe_forced(const DlockLock *lock, DlockTicket *ticket,
 }
 
 /*
- * End a ticket, or the delay that keeps its lock closed: also one that begins with
- * that end, as the lease has run out.  False where it has ended already.
+ * End a ticket, or the delay that it keeps its lock closed with.  False if it
+ * had ended and neither a pin nor a delay keeps it.
  */
 static bool
 end_by_force(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
@@ -150,7 +140,7 @@ end_by_force(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 	bool		ended = state == DLOCK_ENDING || state == DLOCK_LEAVING;
 	bool		done = !ended || ticket->pins > 0;
 
-	/* nobody else may know of it when it has ended */
+	/* once ended, it may have no other reference */
 	if (of_lease)
 		dlock_record_ref(&of_lease->record);
 	if (!ended)
@@ -165,7 +155,7 @@ end_by_force(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 	return done;
 }
 
-/* The lock that has a ticket with this number, which is looked for in all. */
+/* Search all locks for a ticket's number. */
 static bool
 find_lock_of(const DlockSpace *space, int64 number, DlockKey *key)
 {
@@ -185,7 +175,6 @@ find_lock_of(const DlockSpace *space, int64 number, DlockKey *key)
 	return lock != NULL;
 }
 
-/* Force the ticket with this number in a lock, or that one of a lease's. */
 static bool
 force(const DlockKey *key, int64 number, DlockLeaseTicket *of_lease,
 	  DlockForced *forced)
@@ -212,13 +201,9 @@ force(const DlockKey *key, int64 number, DlockLeaseTicket *of_lease,
 }
 
 /*
- * End a ticket of any backend, on an administrator's word.  Its owner finds
- * it GONE, and is woken in case it waits.  False where there is none; otherwise
- * *forced is what it was.
- *
- * The lock of a lease's ticket is found by the number.  One of a session's is
- * looked for, as nobody but its owner knows its lock; with the locks of others
- * shared, as whoever guesses numbers must not keep them from their owners.
+ * End a ticket by force; false if there is none.  A session's ticket is
+ * searched for in all locks, in shared mode, so that guessed numbers do not
+ * hold up other sessions.
  */
 bool
 dlock_queue_force(DlockSpace *space, int64 number, DlockForced *forced)

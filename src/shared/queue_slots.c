@@ -9,11 +9,7 @@
 
 #include "shared/queue.h"
 
-/*
- * What dlock_slots says of a lock has become another number, or 0 for none: that
- * counts.  Where requests count again, it is the one of who has held longest, or of
- * the head of the queue.
- */
+/* If set_slots is 0, the slots of the oldest holder count, or of the head. */
 static void
 follow_slots(DlockLock *lock)
 {
@@ -31,7 +27,7 @@ follow_slots(DlockLock *lock)
 	}
 }
 
-/* Set what dlock_slots says, and grant to those who fit now. */
+/* Change set_slots, and grant tickets that fit now. */
 static void
 change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
 			 DlockWakeups *wakeups)
@@ -42,8 +38,8 @@ change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
 }
 
 /*
- * So that whoever is reading dlock_slots does not put back what he has found there:
- * it has changed since.  The count comes first: see dlock_queue_unsettle().
+ * Keep a process that is reading dlock_slots from loading an older value.  The
+ * count comes first: see dlock_queue_unsettle().
  */
 static void
 settle(DlockSpace *space, DlockLock *lock)
@@ -55,26 +51,22 @@ settle(DlockSpace *space, DlockLock *lock)
 }
 
 /*
- * A transaction has changed what dlock_slots says of a lock: the entry stays until
- * the transaction is over, and is counted to a role if it has to be made.  Returns
- * it, so that it need not be searched for then.  Raises 53200, with nothing changed.
+ * A transaction has changed a row of dlock_slots: keep the lock's entry until
+ * it ends.  Raises 53200, with nothing changed.
  */
 DlockLock *
 dlock_queue_expect_slots(const DlockKey *key, Oid role)
 {
 	DlockLock  *lock = dlock_lock_insert(key, 0, role);
 
-	/* each has the row locked, or is about to end */
+	/* each setter has the row locked, or is about to end */
 	Assert(lock->setters < PG_UINT16_MAX);
 	lock->setters++;
 	dlock_queue_let_go(lock);
 	return lock;
 }
 
-/*
- * Such a transaction is over.  Its commit is visible, and this is what dlock_slots
- * says from now on (I27); or there is no change, because it was rolled back.
- */
+/* That transaction has ended; if "changed", its commit is visible (I27). */
 void
 dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 						 DlockLock *lock, bool changed, int32 slots)
@@ -94,10 +86,10 @@ dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 }
 
 /*
- * The table dlock_slots was emptied.  The locks that the same transaction has said
- * it changes, it tells of by themselves; is_told() says which, with an entry locked.
- * What others have said so of, they have rolled back to a savepoint, for else they
- * would still have the table locked.  Raises nothing.
+ * dlock_slots was emptied: reset all locks, except those that the same
+ * transaction finishes itself, as is_told() says with an entry locked.  Other
+ * setters have rolled back to a savepoint, or they would have the table
+ * locked.  Raises nothing.
  */
 void
 dlock_queue_forget_slots(DlockSpace *space,
@@ -123,8 +115,8 @@ dlock_queue_forget_slots(DlockSpace *space,
 }
 
 /*
- * Put back what dlock_slots says of a lock, unless that was changed meanwhile, or
- * somebody else has read all of it.  Raises 53200, with nothing changed.
+ * Load a row, unless the lock is settled or all rows are loaded.  Raises
+ * 53200.
  */
 void
 dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
@@ -140,9 +132,8 @@ dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 }
 
 /*
- * Somebody has read all of dlock_slots, and said so: no entry is kept for the others
- * who are reading it.  Whoever settles one later sees that, as he counts before he
- * looks.
+ * slots_loaded is set: no entry is kept for other readers of dlock_slots.  A
+ * process that settles an entry later sees it, because it counts first.
  */
 void
 dlock_queue_unsettle(DlockSpace *space)

@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * queue_view.c
- *	  What a lock has: for questions, the search for deadlocks, and views.
+ *	  Holders and waiters, for questions, the deadlock search, and views.
  *
- * Nothing here changes anything.  Nobody is told of a grant before the removal
- * of the row before it is flushed: who looks waits for that, with no lock held.
+ * Nothing here changes a lock.  No answer tells of a grant before the removal
+ * of the previous holder's row is flushed (I15), with no lock held.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,14 +19,13 @@
 #include "shared/queue.h"
 
 /*
- * Release a lock that was found to be held.  A grant is told only after the
- * removal of the row before it is flushed (I15), so all answers end here; or,
- * for what a backend knows of its own tickets, with the same call.
+ * Release a lock that is held, and flush the removal before it (I15).  All
+ * answers end here, or call dlock_journal_flush_removal().
  */
 static void
 let_go_to_tell(DlockLock *lock, const DlockKey *key, const DlockTicket *holder)
 {
-	/* the lock can be another space's, which goes once this one has let go */
+	/* another space could be freed after the release */
 	XLogRecPtr	removed = dlock_journal_removal(dlock_space_at(holder->space),
 												key);
 
@@ -34,7 +33,7 @@ let_go_to_tell(DlockLock *lock, const DlockKey *key, const DlockTicket *holder)
 	dlock_journal_flush(removed);
 }
 
-/* Let go of a lock, where there is one, to tell of its holder, if that is not NULL. */
+/* If "lock" is set, release it; if "holder" is set, to tell of it */
 static void
 let_go_of_found(DlockLock *lock, const DlockKey *key, DlockTicket *holder)
 {
@@ -44,7 +43,7 @@ let_go_of_found(DlockLock *lock, const DlockKey *key, DlockTicket *holder)
 		dlock_lock_release(lock);
 }
 
-/* The greatest number among the holders; 0 where there is none. */
+/* The greatest number among the holders; 0 if there is none */
 int64
 dlock_queue_fence(const DlockKey *key)
 {
@@ -54,7 +53,7 @@ dlock_queue_fence(const DlockKey *key)
 
 	if (lock == NULL)
 		return 0;
-	/* grants go in the order of numbers, so the latest comes last */
+	/* holders are in the order of numbers (I3) */
 	ticket = ticket_at(lock->holders.tail);
 	while (ticket && !is_holding(ticket))
 		ticket = ticket_at(ticket->link.prev);
@@ -63,7 +62,7 @@ dlock_queue_fence(const DlockKey *key)
 	return fence;
 }
 
-/* How a ticket's scope is shown: the longest-lived of what it was asked for in. */
+/* A ticket's scope, as shown: the longest of those that it was acquired in */
 static DlockScope
 scope_of(DlockTicket *ticket)
 {
@@ -85,9 +84,9 @@ copy_holder(DlockHolder *holder, DlockTicket *ticket)
 }
 
 /*
- * Who holds a lock, for those who watch it: the newest holder, once its grant is
- * durable.  As long as those that have ended keep the lock closed, be it until
- * the removal of a row is in the WAL, it is neither held nor free.
+ * The newest holder of a lock, for watchers, once its grant is durable.  While
+ * holders that have ended keep the lock closed, even only until a removal is
+ * in the WAL, the lock is neither held nor free.
  */
 DlockHolding
 dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
@@ -130,10 +129,9 @@ dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
 }
 
 /*
- * Is this the number of a holder?  A lease's ticket is found by its number, at the
- * same cost however many hold the lock.  One of a session's, in no table of those
- * as that would cost each acquire, is searched for among them; whose own it is
- * need not ask here.
+ * Is this the number of a holder?  A lease's ticket is found by number, at a
+ * constant cost.  A session's is searched for: a table of these would cost
+ * each acquire.  A session need not ask here about its own.
  */
 bool
 dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
@@ -157,9 +155,6 @@ dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
 	return ticket != NULL;
 }
 
-/*
- * The number of the lease that has a ticket; 0: it is a session's.
- */
 static int64
 lease_of(DlockTicket *ticket)
 {
@@ -172,8 +167,8 @@ lease_of(DlockTicket *ticket)
 }
 
 /*
- * A ticket with which a lease, which is open, holds a lock, or NULL.  Looks through
- * the lease's tickets or the holders, whichever are fewer.
+ * A ticket with which an open lease holds a lock, or NULL.  Walks the lease's
+ * tickets or the holders, whichever are fewer.
  */
 static DlockTicket *
 find_holder_of(DlockSpace *space, const DlockLock *lock,
@@ -203,7 +198,7 @@ find_holder_of(DlockSpace *space, const DlockLock *lock,
 	return holder;
 }
 
-/* Does the lease with this number hold the lock, with whatever ticket? */
+/* Does the lease with this number hold the lock? */
 bool
 dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
 {
@@ -223,8 +218,8 @@ dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
 }
 
 /*
- * A ticket is shown while it counts, or keeps the lock closed.  *holds tells
- * whether it holds: to ask takes a look at the clock.
+ * Is a ticket shown?  It is if it counts or keeps the lock closed.  Sets
+ * *holds, too, because that reads the clock.
  */
 static bool
 is_shown(DlockTicket *ticket, bool *holds)
@@ -235,9 +230,9 @@ is_shown(DlockTicket *ticket, bool *holds)
 }
 
 /*
- * Copy the first "max_each" of a list, with no number above "up_to", to behind
- * the "count" members that there are.  Returns how many there are then, or
- * more than "max" where that is not room enough.
+ * Append the first "max_each" of a list, with numbers up to "up_to", to
+ * "count" members.  Returns the new count, or more than "max" if there is no
+ * room.
  */
 static int
 copy_members(const DlockLock *lock, const DlockList *list, int64 up_to,
@@ -278,14 +273,12 @@ copy_members(const DlockLock *lock, const DlockList *list, int64 up_to,
 }
 
 /*
- * Copy out who holds a lock and, behind them, who waits for it, in the order
- * of the queue: of either, at most so many; and of the queue, those up to a
- * number, as who comes behind a waiter does not concern it, and may be many.
+ * Copy the holders of a lock and then its queue: at most "max_each" of either,
+ * and of the queue only numbers up to "up_to", because later ones do not
+ * matter to a waiter. *slots is set to the holders' slots.
  *
- * *slots is what counts for the holders.
- *
- * Returns how many there are: where that is more than "max", the copy is cut
- * short, and the caller comes again with more room.
+ * Returns the number of members.  If it exceeds "max", the copy is incomplete
+ * and the caller must repeat with more room.
  */
 int
 dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
@@ -322,9 +315,7 @@ dlock_queue_has_waiters(const DlockKey *key)
 	return result;
 }
 
-/*
- * The slots of a lock, which is held or waited for, for a request that gives some.
- */
+/* The slots that count for a request of a lock that is in use */
 int32
 dlock_queue_slots(const DlockKey *key, int32 slots)
 {
@@ -409,13 +400,7 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position,
 	return row;
 }
 
-/*
- * What the views copy
- *
- * Each lock is copied at one moment, with its entry's lock held in shared mode.
- */
-
-/* So many rows, and those of one partition, are copied before they are shown */
+/* Rows copied before they are shown, plus those of one partition */
 #define ROWS_IN_A_GO	1000
 
 typedef struct Rows
@@ -423,7 +408,7 @@ typedef struct Rows
 	DlockRow   *first;
 	DlockRow  **tail;
 	uint64		count;
-	bool		complete;		/* false: memory is out */
+	bool		complete;		/* false: out of memory */
 } Rows;
 
 static void
@@ -444,7 +429,6 @@ append(Rows *rows, DlockRow *row)
 	rows->count++;
 }
 
-/* Copy the tickets of a list that are shown. */
 static void
 copy_list(Rows *rows, const DlockLock *lock, const DlockList *list,
 		  bool queued)
@@ -473,7 +457,6 @@ copy_lock(Rows *rows, const DlockLock *lock)
 	copy_list(rows, lock, &lock->queue, true);
 }
 
-/* Copy the locks of a partition. */
 static void
 copy_partition(Rows *rows, DlockRowScan *scan, int partition)
 {
@@ -498,9 +481,8 @@ check_complete(const Rows *rows)
 }
 
 /*
- * How many tickets are in queues of a space, and how long that one has waited
- * which has for longest, in microseconds.  Costs nothing where nobody waits, whatever
- * there is in other databases.
+ * Count the waiting tickets of a space; *longest is the longest wait, in
+ * microseconds.  Partitions without a queue of the database are skipped.
  */
 uint64
 dlock_queue_waiting(const DlockSpace *space, int64 *longest)
@@ -523,10 +505,7 @@ dlock_queue_waiting(const DlockSpace *space, int64 *longest)
 	return count;
 }
 
-/*
- * The names of the locks of a space that have a queue; how many there are is in
- * *count.
- */
+/* The names of the locks of a space that have a queue */
 DlockKey *
 dlock_queue_waited_for(const DlockSpace *space, int *count)
 {
@@ -550,7 +529,7 @@ dlock_queue_waited_for(const DlockSpace *space, int *count)
 		dlock_lock_scan_end(&scan);
 		if (*count <= max)
 			continue;
-		/* look at this partition again, with room for some more */
+		/* visit this partition again, with more room */
 		max = *count * 2;
 		keys = repalloc_huge(keys, (Size) max * sizeof(DlockKey));
 		*count = before;
@@ -560,8 +539,8 @@ dlock_queue_waited_for(const DlockSpace *space, int *count)
 }
 
 /*
- * Copy out every ticket of a space, lock by lock: the holders first, and then
- * the queue in its order.  Different locks are seen at different moments.
+ * Copy every ticket of a space, lock by lock: the holders and then the queue.
+ * Each lock is copied at one moment, with its entry's lock in shared mode.
  */
 void
 dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space)
@@ -570,10 +549,7 @@ dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space)
 	scan->partition = 0;
 }
 
-/*
- * The rows of the locks in the next partitions, in the current memory context; NULL
- * after the last ones.
- */
+/* The rows of the next partitions, palloc'd; NULL at the end */
 DlockRow *
 dlock_queue_rows_next(DlockRowScan *scan)
 {
@@ -584,13 +560,13 @@ dlock_queue_rows_next(DlockRowScan *scan)
 		   scan->partition < DLOCK_PARTITIONS)
 		copy_partition(&rows, scan, scan->partition++);
 	check_complete(&rows);
-	/* as let_go_to_tell(), for all of them */
+	/* as let_go_to_tell() does, for all */
 	if (rows.first)
 		dlock_journal_flush_removals(scan->space);
 	return rows.first;
 }
 
-/* The same for one lock; no other is looked at. */
+/* The rows of one lock */
 DlockRow *
 dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
 {
