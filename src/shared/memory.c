@@ -3,11 +3,9 @@
  * memory.c
  *	  The memory area: its size, its limit, and the errors if it is full.
  *
- * All that processes share is in one segment of dynamic shared memory, which
- * shmem.c makes or finds.  Its size is set when it is made and never changes, and
- * each process attaches to all of it.  After that nothing has to be mapped, so
- * to follow a pointer cannot fail; only to allocate can.  Callers allocate before
- * they take a lock.  account.c counts the memory of each role.
+ * The segment that shmem.c makes never grows, and each process attaches to all
+ * of it.  So only an allocation can fail, and callers allocate before they
+ * take a lock (I5).  account.c counts the memory of each role.
  *
  *-------------------------------------------------------------------------
  */
@@ -38,9 +36,8 @@ dlock_memory_directory(void)
 }
 
 /*
- * The size of an area that is about to be made, in bytes: dlock.max_memory, but
- * at most half of the free space in the file system, because parallel queries
- * use that file system, too.
+ * The size of a new area in bytes: dlock.max_memory, but at most half of the
+ * free space in the file system, which parallel queries use, too.
  */
 Size
 dlock_area_size(void)
@@ -55,8 +52,8 @@ dlock_area_size(void)
 }
 
 /*
- * Report to the log that the area is smaller than dlock.max_memory.  The client
- * gets no warning: it is only the first one that came.
+ * Log that the area is smaller than dlock.max_memory.  The client, which
+ * happens to be the first, gets no warning.
  */
 void
 dlock_log_small_area(void)
@@ -69,10 +66,7 @@ dlock_log_small_area(void)
 			 errhint("Give the file system more room, and restart the server; or decrease dlock.max_memory.")));
 }
 
-/*
- * PostgreSQL reports a full file system as an error of its own kind.  For
- * dlock's callers memory is used up.
- */
+/* Report a full file system as 53200, with dlock's hint. */
 static void
 explain_full_file_system(void *arg)
 {
@@ -94,9 +88,8 @@ explain_full_file_system(void *arg)
 /*
  * Make the segment.  Raises 53200.
  *
- * With mmap, PostgreSQL fills a new file by write().  A short write sets no error,
- * and PostgreSQL then reports the errno of an earlier call.  Therefore errno is
- * ENOSPC from the start.
+ * With mmap, PostgreSQL fills a new file by write().  A short write sets no
+ * errno, so errno is set to ENOSPC before.
  */
 dsm_segment *
 dlock_segment_create(Size size)
@@ -114,7 +107,6 @@ dlock_segment_create(Size size)
 	return segment;
 }
 
-/* The limits may not be reached. */
 static void
 explain_full_area(void *arg)
 {
@@ -139,8 +131,8 @@ dlock_table_insert(dshash_table *table, const void *key, bool *found)
 }
 
 /*
- * The memory that locks and tickets of all sessions may take, in bytes.  A quarter
- * of the area is left to hash tables, and to DSA itself.
+ * The memory that all locks and tickets may take, in bytes.  A quarter of the
+ * area is left to hash tables and DSA.
  */
 int64
 dlock_memory_limit(void)
@@ -148,7 +140,7 @@ dlock_memory_limit(void)
 	return (int64) (dlock_control->area_size - dlock_control->area_size / 4);
 }
 
-/* Allocate memory that is not counted: it is small beside the rest.  Raises 53200. */
+/* Allocate memory that no role's account counts.  Raises 53200. */
 dsa_pointer
 dlock_allocate_uncounted(Size size)
 {

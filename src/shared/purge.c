@@ -1,11 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * purge.c
- *	  Removing the name spaces that nobody can use again.
+ *	  Removing name spaces that no backend can use again.
  *
- * Whenever a space is loaded, whoever loads it looks at some others: so they do
- * not add up if an extension, or databases, are dropped and made again and again.
- * And whoever is short of memory looks at all of them.
+ * A loader looks at a few of them, so that dropped extensions and databases do
+ * not add up.  A process that is short of memory looks at all.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,16 +17,13 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* Spaces that whoever loads one looks at */
+/* Spaces looked at for each load */
 #define LOOKS_AT_ONCE	64
 
-/* Changes of databases that this backend has heard of */
+/* Invalidations of pg_database so far */
 static uint64 database_changes = 0;
 
-/*
- * Free the leases of a space that nobody uses any more.  Their tickets' locks
- * have been removed.
- */
+/* Free the leases of a space without users or locks. */
 static void
 purge_leases(DlockSpace *space)
 {
@@ -54,7 +50,7 @@ purge_leases(DlockSpace *space)
 		dlock_record_unref(&lease->record);
 	}
 
-	/* what has ended, and whose row was still to be removed */
+	/* ended tickets whose rows were still to be removed */
 	while (DsaPointerIsValid(space->journal.head))
 	{
 		DlockRecord *record = dlock_record_at(space->journal.head);
@@ -69,7 +65,7 @@ purge_leases(DlockSpace *space)
 	dlock_watch_purge(space);
 }
 
-/* The spaces that have no user at this moment */
+/* The spaces without users */
 static DlockSpaceKey *
 find_unused(int *count)
 {
@@ -93,11 +89,9 @@ find_unused(int *count)
 }
 
 /*
- * Remove a space that has no user, and that nobody can use again: its entry
- * says so, and is let go of, as whoever looks through the table of spaces, in
- * any database, would have to wait meanwhile.  Where an error breaks this off,
- * the entry is still there, and the next one goes on (I6).  Called with the
- * purge lock.
+ * Remove a useless space.  Its entry is released early, because scans of all
+ * spaces, of any database, would wait for it.  After an error the entry is
+ * still there, and the next call continues (I6).
  */
 static void
 remove_space(DlockSpaceEntry *entry)
@@ -113,16 +107,16 @@ remove_space(DlockSpaceEntry *entry)
 	dlock_queue_purge(&key);
 	purge_leases(space);
 	dlock_contention_free(space);
-	/* whoever has looked at it has let go of its entry by then */
+	/* no process reads the space through its entry after this */
 	(void) dshash_delete_key(dlock_spaces, &key);
 	dsa_free(dlock_area, space->self);
 }
 
 /*
- * Remove a space that has no user if nobody can use it again: of a database that
- * is gone, or of an earlier installation in this one.  Should this be wrong, as
- * after the rollback of a DROP EXTENSION, it costs a block of ticket numbers.
- * Without "wait", this is left to who removes another one at this moment.
+ * Remove a space without users if its database is gone, or has another
+ * installation now.  A mistake, as after the rollback of a DROP EXTENSION,
+ * costs a block of ticket numbers.  Unless "wait" is set, do nothing while
+ * another process removes a space.
  */
 static void
 remove_if_useless(const DlockSpaceKey *key, const DlockSpaceKey *keep,
@@ -152,8 +146,7 @@ remove_if_useless(const DlockSpaceKey *key, const DlockSpaceKey *keep,
 }
 
 /*
- * For who needs the space: if it was thought to be useless, wait until it is
- * removed, or do what an error has left of that.
+ * If a needed space is marked useless, wait for its removal, or finish that.
  */
 void
 dlock_remove_useless_space(const DlockSpaceKey *key)
@@ -174,10 +167,7 @@ dlock_remove_useless_space(const DlockSpaceKey *key)
 	LWLockRelease(&dlock_control->purge_lock);
 }
 
-/*
- * A space is loaded: look at a few others, each time at the next ones, and remove
- * those that nobody can use again.
- */
+/* Look at the next few spaces without users, and remove useless ones. */
 void
 dlock_remove_unused_spaces(const DlockSpaceKey *keep)
 {
@@ -198,11 +188,9 @@ note_database_change(Datum arg, int cacheid, uint32 hashvalue)
 }
 
 /*
- * Memory is short: remove all spaces that nobody can use again.
- *
- * Whoever goes on asking, as nobody gives anything back, shall not look at all
- * databases each time.  So this does nothing where nothing can have become useless
- * since it was done: no database has gone, and no space was left by its last user.
+ * Remove all useless spaces, because memory is short.  Skip the walk if no
+ * database and no space's last user has gone since the last one: there may be
+ * many such calls.
  */
 void
 dlock_remove_all_unused_spaces(const DlockSpaceKey *keep)
@@ -216,7 +204,7 @@ dlock_remove_all_unused_spaces(const DlockSpaceKey *keep)
 	if (!registered)
 		CacheRegisterSyscacheCallback(DATABASEOID, note_database_change, 0);
 	registered = true;
-	/* both only grow; taken before: a change meanwhile is not missed */
+	/* both only grow; read before, so that no change is missed */
 	changes = 1 + database_changes +
 		pg_atomic_read_u64(&dlock_control->spaces_left);
 	if (changes == done)

@@ -1,21 +1,14 @@
 /*-------------------------------------------------------------------------
  *
  * quorum.c
- *	  What synchronous standbys have acknowledged, and heartbeats: WAL records
- *	  that they acknowledge, so that the leases live on for which they count.
+ *	  Heartbeats: WAL records that keep quorum leases alive once synchronous
+ *	  standbys acknowledge them.
  *
- * A heartbeat that a quorum has acknowledged says that no standby had been
- * promoted without it when it was sent; so what counts is the time before it
- * was written, and never that of the answer.
- *
- * The worker sends one for each quarter of the least ttl.  But anybody may
- * send one, and anybody may take note of what was acknowledged, as all that
- * takes is in shared memory: so who renews a lease, or asks for one, does not
- * depend on a worker that is held up.
- *
- * What was sent is kept for each level of synchronous_commit apart, until it
- * is acknowledged at that level: where standbys write and do not replay, the
- * leases at the lower levels live on.
+ * An acknowledged heartbeat proves that no standby had been promoted when it
+ * was sent.  So the time before it was written counts, never that of the
+ * answer (I21).  Any process can send one or look for answers, so a renewal
+ * does not depend on the worker.  If standbys write but do not replay, leases
+ * at the lower levels of synchronous_commit live on.
  *
  *-------------------------------------------------------------------------
  */
@@ -32,11 +25,11 @@
 
 #include "shared/inner.h"
 
-#define FIRST_RESEND_MS	10		/* no answer: sent again, then twice as late */
+#define FIRST_RESEND_MS	10		/* without an answer; doubles */
 #define LAST_RESEND_MS	1000
 #define MAX_POLL_MS		10		/* between looks for an answer */
 
-/* Are there standbys whose answers commits wait for? */
+/* Are there standbys that commits wait for? */
 bool
 dlock_quorum_has_standbys(void)
 {
@@ -52,7 +45,7 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		!dlock_quorum_has_standbys())
 		return true;
-	/* under the lock, as those who wait are woken before the setting changes */
+	/* under the lock, because waiters are woken before the setting changes */
 	LWLockAcquire(SyncRepLock, LW_SHARED);
 	acknowledged = !dlock_quorum_has_standbys() ||
 		WalSndCtl->lsn[durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE] >= lsn;
@@ -60,9 +53,6 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	return acknowledged;
 }
 
-/*
- * How far have standbys acknowledged the WAL?  For each level.
- */
 static void
 read_acknowledged(XLogRecPtr *positions)
 {
@@ -79,14 +69,14 @@ quorum_of(int durability)
 	return durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE;
 }
 
-/* When the latest one was sent that is known to be acknowledged at a level */
+/* When the latest heartbeat acknowledged at a level was sent */
 uint64
 dlock_quorum_confirmed(DlockSpace *space, int durability)
 {
 	return pg_atomic_read_u64(&space->quorum[quorum_of(durability)]);
 }
 
-/* Believe in a quorum from a moment on; the moment only ever moves on. */
+/* Note an answer to a heartbeat sent at a moment; never goes back. */
 static void
 confirm(DlockSpace *space, int quorum, uint64 moment)
 {
@@ -99,8 +89,8 @@ confirm(DlockSpace *space, int quorum, uint64 moment)
 }
 
 /*
- * Take those out that are acknowledged up to here; when the latest of them was
- * sent, or 0.  Several senders may have entered theirs in any order.
+ * Remove heartbeats up to a position, which can be in any order; when the
+ * latest of them was sent, or 0.
  */
 static uint64
 take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
@@ -123,9 +113,9 @@ take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
 }
 
 /*
- * Take note of what standbys have acknowledged.  Where none are named, this
- * moment is as good: whoever names some finds all leases confirmed until then.
- * Raises nothing, and may be called with an entry's lock.
+ * Note answers of standbys.  If none are named, the present moment counts as
+ * one, so all leases are confirmed when standbys are named later.  Raises
+ * nothing; can be called with an entry's lock.
  */
 void
 dlock_quorum_look(DlockSpace *space)
@@ -144,7 +134,7 @@ dlock_quorum_look(DlockSpace *space)
 		confirm(space, q, take_acknowledged(space, q, positions[q]));
 }
 
-/* Where nobody answers for so long, the newest takes the place of the last. */
+/* If the array is full, the newest heartbeat replaces the last one. */
 static void
 remember(DlockSpace *space, XLogRecPtr lsn, uint64 sent)
 {
@@ -160,10 +150,7 @@ remember(DlockSpace *space, XLogRecPtr lsn, uint64 sent)
 	SpinLockRelease(&space->heartbeat_mutex);
 }
 
-/*
- * Write a record that means nothing, and flush it, as only what is flushed is
- * sent to standbys; where it ends.
- */
+/* Only flushed WAL is sent to standbys.  Returns the end of the record. */
 XLogRecPtr
 dlock_quorum_log_message(void)
 {
@@ -173,7 +160,7 @@ dlock_quorum_log_message(void)
 	return lsn;
 }
 
-/* Send a heartbeat, at this moment. */
+/* Send a heartbeat; "now" must be before its record is written. */
 void
 dlock_quorum_send(DlockSpace *space, uint64 now)
 {
@@ -181,11 +168,10 @@ dlock_quorum_send(DlockSpace *space, uint64 now)
 }
 
 /*
- * Wait until a heartbeat is acknowledged, at this level, that was sent at
- * "since" or later; false where that has not come about at "until".  One is
- * sent if nobody has sent such a one yet, and again from time to time: standbys
- * tell what they have replayed when they get something new, and whoever was
- * about to send one may have been stopped.
+ * Wait for an answer, at this level, to a heartbeat sent at "since" or later;
+ * false if there is none at "until".  Sends a heartbeat if none was sent
+ * since, and again from time to time: standbys report replay only with new
+ * WAL, and another sender may have been stopped.
  */
 bool
 dlock_quorum_wait(DlockSpace *space, int durability, uint64 since,
