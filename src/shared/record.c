@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * record.c
- *	  Records: what has a row in a table, a lease or a ticket of one.
+ *	  Records: leases and leases' tickets, which can have rows.
  *
- * Any backend finds a record, by its number, and uses it.  So no backend frees
- * it: its memory is counted by references, one for being listed, one for each
- * backend that uses it, and a ticket has one on its lease.
+ * Any backend can find a record by number and use it, so its memory is counted
+ * by references: one for being listed, one for each use by a backend, and one
+ * on its lease for each ticket.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,9 +18,8 @@
 #include "shared/inner.h"
 
 /*
- * What calls of this transaction use.  A call that fails leaves its uses to the
- * end of the subtransaction that the error ends: one that catches such errors
- * in a loop keeps no more than one call's.  A stack: levels never fall.
+ * The uses of this transaction, a stack in which levels never fall.  A call
+ * that fails leaves its uses to the end of its (sub)transaction.
  */
 typedef struct Use
 {
@@ -32,14 +31,7 @@ static Use *uses = NULL;
 static int	num_uses = 0;
 static int	max_uses = 0;
 
-/*
- * References
- */
-
-/*
- * Begin a record.  That of a lease which is "single" is not all there: see
- * DlockRecord.
- */
+/* The record of a single lease is incomplete: see DlockRecord. */
 void
 dlock_record_init(DlockRecord *record, bool is_lease, bool is_single)
 {
@@ -52,10 +44,7 @@ dlock_record_init(DlockRecord *record, bool is_lease, bool is_single)
 	ConditionVariableInit(&record->changed);
 }
 
-/*
- * What a record says of itself, copied to where there is room for it; NULL:
- * nothing.
- */
+/* Copy a record's info, of up to DLOCK_MAX_INFO bytes; NULL if it has none. */
 const char *
 dlock_record_copy_info(DlockRecord *record, char *buffer)
 {
@@ -73,7 +62,7 @@ dlock_record_copy_info(DlockRecord *record, char *buffer)
 	return DsaPointerIsValid(info) ? buffer : NULL;
 }
 
-/* Free a lease without references; no table has it any more (I7). */
+/* Free a lease without references, which no table has (I7). */
 static void
 free_lease(DlockLease *lease)
 {
@@ -88,7 +77,7 @@ free_lease(DlockLease *lease)
 						 strlen(dlock_lease_role_name(lease)) + 1);
 }
 
-/* Free a ticket without references (I7), and drop its own on its lease. */
+/* Free a ticket without references (I7), and drop the one on its lease. */
 static void
 free_ticket(DlockLeaseTicket *ticket)
 {
@@ -127,10 +116,7 @@ at_transaction_end(XactEvent event, void *arg)
 		dlock_record_end_uses(0);
 }
 
-/*
- * What is used in a subtransaction becomes its parent's when it commits, and is
- * let go of when it is rolled back.
- */
+/* Uses of a subtransaction that commits become its parent's. */
 static void
 at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
 					  SubTransactionId parentSubid, void *arg)
@@ -149,10 +135,7 @@ at_subtransaction_end(SubXactEvent event, SubTransactionId mySubid,
 	}
 }
 
-/*
- * Make sure that a call can use a few records more, and return how many are
- * in use, to be given to dlock_record_end_uses() at the end of the call.
- */
+/* Prepare some uses.  The result is for dlock_record_end_uses(). */
 int
 dlock_record_begin_uses(void)
 {
@@ -174,8 +157,8 @@ dlock_record_begin_uses(void)
 }
 
 /*
- * Keep a record's memory until the call's end; after an error, until that of
- * the (sub)transaction.  Allocates nothing, so that this works under a lock.
+ * Use a record until the call's end or, after an error, that of the
+ * (sub)transaction.  Allocates nothing, so this works under a lock.
  */
 void
 dlock_record_use(DlockRecord *record)
@@ -184,7 +167,7 @@ dlock_record_use(DlockRecord *record)
 	dlock_record_use_found(record);
 }
 
-/* The same for what was found, and is referred to since then. */
+/* The same for a record that is referred to already */
 void
 dlock_record_use_found(DlockRecord *record)
 {
@@ -203,9 +186,7 @@ dlock_record_end_uses(int before)
 		dlock_record_unref(uses[--num_uses].record);
 }
 
-/*
- * Find what a number stands for, and use it.  Either can be NULL afterwards.
- */
+/* Use a number's lease and ticket.  Either can be NULL afterwards. */
 void
 dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
 			  DlockLeaseTicket **ticket)

@@ -1,11 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * report.c
- *	  What messages say of leases and their tickets.
+ *	  Leases and their tickets, in messages.
  *
- * It is copied under the lock that protects it, and put into words when no lock
- * is held.  Texts that users gave are cut short, and so are lists: nobody is to
- * fill the server's log with what he calls his locks.
+ * Values are copied under their lock, and put into words without a lock.
+ * Users' texts and lists are cut, so that they cannot fill the server's log.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,10 +17,10 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* Tickets of a lease among which those are looked for that it holds */
+/* Tickets of a lease that are searched for held ones */
 #define MAX_LOOKED_AT	256
 
-/* Copy a text of the shared area, or none. */
+/* Copy a text of the area, or "" if there is none. */
 static void
 copy_text(DlockReportText *to, dsa_pointer from)
 {
@@ -51,8 +50,8 @@ add_ticket(DlockExpiry *expiry, const DlockLeaseTicket *ticket)
 }
 
 /*
- * A lease has run out, and has its tickets still: what there is to say.  A
- * ticket's own lease has that ticket's info.  Called with the lease lock.
+ * Describe a lease that has run out and still has its tickets.  A single lease
+ * has its ticket's info.  The caller must hold the lease lock.
  */
 void
 dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease)
@@ -87,7 +86,7 @@ dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease)
 	}
 }
 
-/* Whose a lease's ticket is.  Raises nothing and allocates nothing. */
+/* The owner of a lease's ticket.  Raises nothing and allocates nothing. */
 void
 dlock_lease_name_fill(DlockLeaseName *name, const DlockLeaseTicket *ticket)
 {
@@ -98,7 +97,7 @@ dlock_lease_name_fill(DlockLeaseName *name, const DlockLeaseTicket *ticket)
 	copy_text(&name->owner, ticket->owner);
 }
 
-/* The same by its number.  It may be gone by now. */
+/* The same by number; name->lease is 0 if the ticket is gone. */
 void
 dlock_lease_name_find(DlockSpace *space, int64 number, DlockLeaseName *name)
 {
@@ -113,7 +112,7 @@ dlock_lease_name_find(DlockSpace *space, int64 number, DlockLeaseName *name)
 	dlock_record_end_uses(before);
 }
 
-/* It, for a message: lease 4711 (role "alice", owner "node-1") */
+/* Append, for example: lease 4711 (role "alice", owner "node-1") */
 void
 dlock_lease_name_append(StringInfo buffer, const DlockLeaseName *name)
 {
@@ -124,9 +123,7 @@ dlock_lease_name_append(StringInfo buffer, const DlockLeaseName *name)
 	appendStringInfoChar(buffer, ')');
 }
 
-/*
- * The role of a lease; false where it is gone.
- */
+/* The role of a lease; false if it is gone */
 bool
 dlock_lease_role_find(DlockSpace *space, int64 number, Oid *role,
 					  NameData *role_name)

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * restore.c
- *	  Putting back a ticket of a lease that was read from its table.
+ *	  Loading a lease's ticket from its row.
  *
  *-------------------------------------------------------------------------
  */
@@ -10,10 +10,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/*
- * Put back a ticket that was read from its table; false where it says that it holds
- * the lock beside those that exclude it, or that wait before it.
- */
+/* Load a ticket; false if dlock_queue_restore() refuses it. */
 bool
 dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 {
@@ -44,7 +41,7 @@ dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
 		return false;
 	}
 
-	/* from here on nothing fails */
+	/* nothing fails from here on */
 	dlock_record_ref(&ticket->record);
 	if (lease->single)
 		dlock_lease_restart(space, lease, false);

@@ -3,9 +3,7 @@
  * space.c
  *	  Name spaces: a database, and the extension in it.
  *
- * A backend looks up its space once, and again only when the catalog has
- * changed.  A space is kept while a backend uses it; purge.c removes those
- * that nobody can use again.
+ * A backend looks up its space once, and again only if pg_proc has changed.
  *
  *-------------------------------------------------------------------------
  */
@@ -23,11 +21,11 @@
 
 #include "shared/inner.h"
 
-/* The current database's space, valid until pg_proc changes */
+/* The current database's space */
 static DlockSpace *current_space = NULL;
 static bool current_space_valid = false;
 
-/* Every space this backend is counted in as a user; a list of DlockSpace */
+/* Spaces whose users include this backend */
 static List *attached_spaces = NIL;
 
 static void
@@ -92,8 +90,8 @@ make_space(const DlockSpaceKey *key)
 }
 
 /*
- * Count this backend among a space's users; NULL where the space is not there
- * yet, or is about to go.  The caller has a place to note it.
+ * Count this backend among a space's users; NULL if there is no space, or it
+ * is about to go.  The last cell of attached_spaces must be NULL, for this.
  */
 static DlockSpace *
 use_space(const DlockSpaceKey *key)
@@ -112,7 +110,7 @@ use_space(const DlockSpaceKey *key)
 	return space;
 }
 
-/* Make a space, unless somebody else is faster. */
+/* Make a space, unless another process has. */
 static void
 enter_space(const DlockSpaceKey *key)
 {
@@ -155,7 +153,7 @@ attach_space(const DlockSpaceKey *key)
 			return space;
 	}
 
-	/* a place to note it first; where this fails, it is used next time */
+	/* make a cell first; if a later step fails, the next call uses it */
 	if (attached_spaces == NIL || llast(attached_spaces) != NULL)
 	{
 		old_context = MemoryContextSwitchTo(TopMemoryContext);
@@ -170,10 +168,7 @@ attach_space(const DlockSpaceKey *key)
 	return space;
 }
 
-/*
- * A space that is there already, for the worker that was started for it; NULL
- * where nobody uses it any more.
- */
+/* A space, for the worker that was started for it; NULL if it is gone */
 DlockSpace *
 dlock_find_space(const DlockSpaceKey *key)
 {
@@ -189,10 +184,9 @@ dlock_find_space(const DlockSpaceKey *key)
 }
 
 /*
- * The space of the extension that is installed in this database now.
- *
- * The catalog is asked once, and again only after pg_proc has changed, as it
- * does when an extension with functions comes or goes.
+ * The space of the extension that is installed in this database now.  The
+ * catalog is read once, and again only after pg_proc has changed, as it does
+ * when an extension with functions comes or goes.
  */
 DlockSpace *
 dlock_current_space(void)
@@ -201,7 +195,7 @@ dlock_current_space(void)
 	DlockSpaceKey key;
 	DlockSpace *space;
 
-	/* a transaction that touches no table would not hear of a DROP */
+	/* otherwise, a transaction that opens no table would miss a DROP */
 	AcceptInvalidationMessages();
 	if (likely(current_space_valid))
 		return current_space;
@@ -209,7 +203,7 @@ dlock_current_space(void)
 	if (!registered)
 		CacheRegisterSyscacheCallback(PROCOID, forget_current_space, 0);
 	registered = true;
-	/* set before the catalog is read: a change during that is not missed */
+	/* set before the catalog is read, so that no change is missed */
 	current_space_valid = true;
 	PG_TRY();
 	{
@@ -230,10 +224,7 @@ dlock_current_space(void)
 	return space;
 }
 
-/*
- * The same, as far as this backend has heard of changes; NULL where it has to
- * look.
- */
+/* The same, without reading messages or the catalog; NULL if that is needed */
 DlockSpace *
 dlock_known_space(void)
 {
@@ -242,7 +233,7 @@ dlock_known_space(void)
 
 /*
  * Is this still the space of the extension that is installed here, as this
- * transaction sees it?  Raises only what reading the catalog can.
+ * transaction sees it?  Raises only errors of catalog reads.
  */
 bool
 dlock_space_is_current(const DlockSpace *space)
@@ -253,12 +244,12 @@ dlock_space_is_current(const DlockSpace *space)
 	if (likely(current_space_valid && current_space == space))
 		return true;
 	is_current = get_extension_oid("dlock", true) == space->key.extension;
-	/* who waits without a snapshot shall not have got one by this */
+	/* a caller that waits without a snapshot must not get one here */
 	InvalidateCatalogSnapshot();
 	return is_current;
 }
 
-/* The halves of a product of 128 bits, folded into one */
+/* The XOR of the halves of a product of 128 bits */
 static inline uint64
 fold_product(uint64 a, uint64 b)
 {
@@ -276,10 +267,9 @@ fold_product(uint64 a, uint64 b)
  * Fill in the key of a lock, from a valid name.
  *
  * The hash takes a word at a time, by "folded multiplication" (as in aHash and
- * foldhash), which for a short name costs a small part of what hash_bytes()
- * does.  It is keyed with secrets of the area, as everybody may choose names,
- * and nobody shall be able to choose many with one hash.  It is kept nowhere
- * but in memory.
+ * foldhash), which for short names is much cheaper than hash_bytes().  It has
+ * secret keys, so that users cannot choose many names with one hash.  It is
+ * kept in memory only.
  */
 void
 dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
@@ -303,10 +293,7 @@ dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
 	key->hash = (uint32) fold_product(hash, secrets[0]);
 }
 
-/*
- * The backend exits, and uses no space any more.  What it has counted stays.
- * Raises nothing and allocates nothing.
- */
+/* Leave all spaces at exit.  Raises nothing and allocates nothing. */
 void
 dlock_space_leave_all(void)
 {
