@@ -1,24 +1,18 @@
 /*-------------------------------------------------------------------------
  *
  * watch.c
- *	  Names that are watched, and who is to be told that their holders have
- *	  changed.
+ *	  Watched names, and telling watchers of changed holders.
  *
- * A name that is watched has an entry of its own, whether or not anybody holds
- * the lock, in a small hash table of its partition; so whoever changes the
- * holders, and has that partition locked, sees at once that nothing is watched
- * there, or finds the name.  He counts the change and puts the name into the list
- * of what is to be told, if it is not there already; and that is all, however many
- * watch it.
+ * A watched name has an entry of its own, because a free lock has none, in a
+ * small hash table of its partition.  A process that changes the holders, with
+ * the partition locked, counts the change and lists the name, at the same cost
+ * for any number of watches.  The sender goes through that list.  It tells the
+ * truth of the moment, and notes for each watch after how many changes that
+ * was.  A name leaves the list when no watch is behind (I29).
  *
- * The sender goes through that list.  It tells what it finds at that moment, and
- * so need not know what has changed, nor how often; and for every watch it is
- * noted after how many changes that was.  A name leaves the list when none of
- * its watches is behind (I29).  So a sender that fails or dies loses nothing.
- *
- * A watch's memory is its session's, which alone frees it.  A name's goes with its
- * last watch, or where it is listed then, with its place in the list, from which
- * only the sender takes it: the sender needs no lock to look at a name there.
+ * A session frees its watches.  A name is freed with its last watch or, if it
+ * is listed then, by the sender.  Only the sender takes names out of the list,
+ * so it reads a listed name without a lock.
  *
  *-------------------------------------------------------------------------
  */
@@ -28,16 +22,16 @@
 
 #include "shared/inner.h"
 
-#define FIRST_SIZE		8		/* buckets in a partition, once something is watched */
+#define FIRST_SIZE		8		/* buckets of a partition with watched names */
 
 /*
- * A name is told of no more often than that, in microseconds: who changes it all
- * the time shall not keep the sender, and all who listen, busy.
+ * Least microseconds between two messages of a name, so that frequent changes
+ * do not keep sender and listeners busy
  */
 #define INTERVAL		10000
-#define INTERVAL_EACH	5		/* and so much more for each watch */
+#define INTERVAL_EACH	5		/* added for each watch */
 
-/* Names that are looked at in one go */
+/* Names looked at in one go */
 #define MAX_LOOKS		1000
 
 static inline DlockWatched *
@@ -52,20 +46,18 @@ watch_at(dsa_pointer pointer)
 	return DsaPointerIsValid(pointer) ? dlock_address(pointer) : NULL;
 }
 
-/*
- * The table of names
- */
+/* The table of names */
 
 static inline dsa_pointer *
 find_bucket(const DlockPartition *partition, uint32 hash)
 {
 	dsa_pointer *buckets = dlock_address(partition->watched);
 
-	/* the partition is in the first bits */
+	/* the first bits select the partition */
 	return &buckets[hash & (partition->watched_size - 1)];
 }
 
-/* Where a name's entry is linked; NULL where there is none. */
+/* The link to a name's entry; NULL if there is none */
 static dsa_pointer *
 find_link(const DlockPartition *partition, const DlockKey *key)
 {
@@ -85,7 +77,7 @@ find_link(const DlockPartition *partition, const DlockKey *key)
 	return NULL;
 }
 
-/* Enter the names of a partition into other buckets, which there are more of. */
+/* Move the names of a partition to a larger array of buckets. */
 static void
 use_buckets(DlockPartition *partition, dsa_pointer made, uint32 size)
 {
@@ -113,9 +105,8 @@ use_buckets(DlockPartition *partition, dsa_pointer made, uint32 size)
 }
 
 /*
- * See to it that there are more than twice as many buckets as names, so that most
- * locks of the partition find an empty one.  Raises 53200.  Called without any of
- * dlock's locks.
+ * Keep more than twice as many buckets as names, so that most locks of the
+ * partition find an empty one.  Raises 53200.  Called without a lock of dlock.
  */
 static void
 make_buckets(DlockPartition *partition)
@@ -161,11 +152,9 @@ make_watched(const DlockSpace *space, const DlockKey *key, Oid role)
 	return watched;
 }
 
-/*
- * What is to be told
- */
+/* The list */
 
-/* Called with the name's partition locked, and the outbox. */
+/* Both need the locks of the name's partition and the outbox. */
 static void
 list(DlockSpace *space, DlockWatched *watched)
 {
@@ -185,7 +174,7 @@ unlist(DlockSpace *space, DlockWatched *watched)
 	watched->listed = false;
 }
 
-/* As dlock_watch_note_change(), where names are watched in the partition */
+/* dlock_watch_note_change(), if the partition has watched names */
 DlockSpace *
 dlock_watch_count_change(const DlockKey *key)
 {
@@ -214,7 +203,7 @@ dlock_watch_count_change(const DlockKey *key)
  * The session's part
  */
 
-/* Find a name, or enter the one that was made for it; it is used once more. */
+/* Find a name, or enter the one that was made, and add a user. */
 static DlockWatched *
 use_watched(DlockWatched *made)
 {
@@ -240,9 +229,8 @@ use_watched(DlockWatched *made)
 }
 
 /*
- * Watch a name, without being told before dlock_watch_arm().  Called once there is
- * memory for that, as dlock.max_memory says.  Raises 53200, with nothing left
- * behind.
+ * Watch a name; it is not told before dlock_watch_arm().  The caller has
+ * checked the memory limit.  Raises 53200, with nothing left behind.
  */
 DlockWatch *
 dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
@@ -279,10 +267,7 @@ dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 	return watch;
 }
 
-/*
- * The session listens now, if it is to: it is told who holds the lock at this
- * moment, also where it has been told before, and of each change.
- */
+/* The session listens now: tell it the present holder, even if it knows it. */
 void
 dlock_watch_arm(DlockWatch *watch)
 {
@@ -303,7 +288,7 @@ dlock_watch_arm(DlockWatch *watch)
 	(void) dlock_worker_wake(space);
 }
 
-/* Take a name out of the table, and free it.  Called with the partition's lock. */
+/* Remove and free a name, with its partition locked. */
 static void
 forget(DlockPartition *partition, DlockWatched *watched, dsa_pointer *link)
 {
@@ -315,7 +300,7 @@ forget(DlockPartition *partition, DlockWatched *watched, dsa_pointer *link)
 						 watched_size(&watched->key));
 }
 
-/* The session watches no more.  Raises nothing. */
+/* End a watch of this session.  Raises nothing. */
 void
 dlock_watch_end(DlockWatch *watch)
 {
@@ -340,7 +325,7 @@ dlock_watch_end(DlockWatch *watch)
 		dlock_worker_dismiss(space);
 }
 
-/* Forget the names of a space that nobody uses any more. */
+/* Free the names of a space without users. */
 void
 dlock_watch_purge(DlockSpace *space)
 {
@@ -370,7 +355,7 @@ dlock_watch_purge(DlockSpace *space)
 					dlock_release_memory(watch->role, watch->self,
 										 sizeof(DlockWatch));
 				}
-				/* nobody looks into the space's list any more */
+				/* the space's list is not used any more */
 				watched->listed = false;
 				watched->users = 0;
 				forget(partition, watched, link);
@@ -380,14 +365,9 @@ dlock_watch_purge(DlockSpace *space)
 	}
 }
 
-/*
- * The sender's part.  Only who holds the sender's office calls these.
- */
+/* The sender's part.  Only the holder of the sender's office calls these. */
 
-/*
- * When the next name is to be told, in monotonic microseconds: 0 at once,
- * DLOCK_NO_DEADLINE never.
- */
+/* When the next name is due, monotonic: 0 at once, DLOCK_NO_DEADLINE never */
 uint64
 dlock_watch_next_due(DlockSpace *space)
 {
@@ -404,8 +384,8 @@ dlock_watch_next_due(DlockSpace *space)
 }
 
 /*
- * Take names that are due, at most "max", to be told one after the other.  They
- * stay in the list, at its end, and are not due for a while.
+ * Take at most "max" names that are due.  They move to the end of the list,
+ * and are not due again for a while.
  */
 int
 dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
@@ -437,7 +417,7 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 	return count;
 }
 
-/* Of these, nothing could be told for want of room: they are due at once. */
+/* There was no room to tell of these: they are due at once. */
 void
 dlock_watch_put_back(DlockSpace *space, DlockTelling *tellings, int count)
 {
@@ -448,9 +428,9 @@ dlock_watch_put_back(DlockSpace *space, DlockTelling *tellings, int count)
 }
 
 /*
- * Begin to tell of a name: what the caller finds out about its holders next is
- * the truth after so many changes, or more (I29).  False if no watch is left,
- * and the name is gone.
+ * Begin to tell of a name: the holders that the caller reads next are true
+ * after telling->change changes or more (I29).  False if no watch is left; the
+ * name is freed then.
  */
 bool
 dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
@@ -474,10 +454,7 @@ dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
 	return used;
 }
 
-/*
- * Copy those who have not been told in this round, at most "max"; telling->count
- * is how many these are.
- */
+/* Copy at most "max" watches not told in this round, telling->count in all. */
 void
 dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 				 DlockWatcher *watchers, int max)
@@ -500,8 +477,8 @@ dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 }
 
 /*
- * Those whose channels were copied have been told.  They are among the first: before
- * them are only those who have come since.
+ * Note the copied watches as told.  Only newer ones are before them in the
+ * list.
  */
 static void
 note_told(DlockSpace *space, const DlockTelling *telling)
@@ -527,8 +504,8 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 }
 
 /*
- * Take a name out of the list that has nothing to tell any more.  One that nobody
- * watches stays there: it is to be freed, see dlock_watch_begin_telling().
+ * Unlist a name that has nothing to tell.  One without watches stays, and
+ * dlock_watch_begin_telling() frees it.
  */
 static void
 unlist_if_used(DlockSpace *space, DlockWatched *watched)
@@ -538,9 +515,9 @@ unlist_if_used(DlockSpace *space, DlockWatched *watched)
 }
 
 /*
- * The channels that were copied last have been told, if there were any.  The round
- * ends when all have; the name leaves the list then, unless the holders have
- * changed meanwhile.  Returns whether there are more to be told at once.
+ * The watches copied last have been told.  If all watches have, the round
+ * ends, and the name leaves the list unless its holders have changed
+ * meanwhile.  Returns whether more must be told at once.
  */
 bool
 dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
@@ -559,7 +536,7 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
 		watched->round = 0;
 	if (more)
 	{
-		/* the first again, so that they are told in one go */
+		/* first again, so that a name is told in one go */
 		dlock_list_remove(&space->changed, &watched->link);
 		dlock_list_prepend(&space->changed, &watched->link, watched->self);
 		watched->due = 0;
@@ -571,10 +548,7 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
 	return more;
 }
 
-/*
- * There is nothing to be told of a name, before its holders change again: they
- * have ended, and are about to leave.
- */
+/* Tell nothing of a name until its holders change: they have ended. */
 void
 dlock_watch_skip(DlockSpace *space, const DlockTelling *telling)
 {
