@@ -46,7 +46,7 @@ COMMENT ON TABLE dlock_queue_lease IS 'leases that were opened for any number of
 COMMENT ON COLUMN dlock_queue_lease.lease IS 'number of the lease';
 COMMENT ON COLUMN dlock_queue_lease.ttl IS 'how long it lives without being renewed';
 COMMENT ON COLUMN dlock_queue_lease.delay IS 'how long its locks stay closed after it has run out; NULL if not at all';
-COMMENT ON COLUMN dlock_queue_lease.delayed IS 'true where it has run out, and keeps its locks closed';
+COMMENT ON COLUMN dlock_queue_lease.delayed IS 'true if it has run out, and keeps its locks closed';
 COMMENT ON COLUMN dlock_queue_lease.info IS 'what the client says of itself';
 COMMENT ON COLUMN dlock_queue_lease.role IS 'role that opened it';
 COMMENT ON COLUMN dlock_queue_lease.role_name IS 'name of that role';
@@ -78,7 +78,7 @@ CREATE TABLE dlock_queue (
 COMMENT ON TABLE dlock_queue IS 'the durable queue: every ticket that a lease has, holding or waiting';
 COMMENT ON COLUMN dlock_queue.ticket IS 'number of the ticket; the fence of an exclusive holder';
 COMMENT ON COLUMN dlock_queue.name IS 'name of the lock';
-COMMENT ON COLUMN dlock_queue.lease IS 'lease that keeps the ticket; the number of the ticket where that is its own';
+COMMENT ON COLUMN dlock_queue.lease IS 'lease that keeps the ticket; the number of the ticket if the lease is its own';
 COMMENT ON COLUMN dlock_queue.granted IS 'true for a holder, false for a waiter';
 COMMENT ON COLUMN dlock_queue.mode IS 'exclusive, shared or slots';
 COMMENT ON COLUMN dlock_queue.slots IS 'permits that the lock has; NULL unless mode is slots';
@@ -90,7 +90,7 @@ COMMENT ON COLUMN dlock_queue.role IS 'role that owns the ticket';
 COMMENT ON COLUMN dlock_queue.role_name IS 'name of that role';
 COMMENT ON COLUMN dlock_queue.enqueued_at IS 'when the ticket joined the queue';
 COMMENT ON COLUMN dlock_queue.granted_at IS 'when the lock was granted; NULL for a waiter';
-COMMENT ON COLUMN dlock_queue.ttl IS 'how long its own lease lives without being renewed; NULL where it has none';
+COMMENT ON COLUMN dlock_queue.ttl IS 'how long its own lease lives without being renewed; NULL if it has none';
 COMMENT ON COLUMN dlock_queue.durability IS 'durability of its lease, as in dlock_queue_lease';
 COMMENT ON COLUMN dlock_queue.system IS 'system identifier of the cluster that the row belongs to';
 COMMENT ON COLUMN dlock_queue.database IS 'database that the row belongs to';

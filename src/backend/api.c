@@ -150,7 +150,7 @@ dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
 				 errmsg("cannot wait without a snapshot here"),
 				 errdetail("A function or an outer query holds a snapshot."),
-				 errhint("Use CALL at top level, in a DO block or in a procedure, and where it is nested, outside of transaction and exception blocks; or use dlock_acquire().")));
+				 errhint("Use CALL at top level, in a DO block or in a procedure, and if nested, outside of transaction and exception blocks; or use dlock_acquire().")));
 
 	fence = dlock_session_acquire(space, &request, &outcome);
 	if (outcome != DLOCK_ACQUIRED)
@@ -293,7 +293,7 @@ dlock_set_info(PG_FUNCTION_ARGS)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("ticket or lease %lld is gone",
 					(long long) PG_GETARG_INT64(0)),
-			 errdetail("It was released, or lost, or it was never this session's or a lease's.")));
+			 errdetail("It was released or lost, or never belonged to this session or to a lease.")));
 	PG_RETURN_BOOL(false);
 }
 

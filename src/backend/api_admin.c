@@ -79,7 +79,7 @@ bump_version(FunctionCallInfo fcinfo, DlockKey *key, DlockSpace **space)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("expected version must not be negative, but is %lld",
 						(long long) expected),
-				 errhint("The version of a name never bumped is 0.")));
+				 errhint("A name that was never bumped has version 0.")));
 	return dlock_version_increment(*space, key, expected);
 }
 
@@ -212,7 +212,7 @@ dlock_advance_ticket(PG_FUNCTION_ARGS)
 				 errmsg("ticket number must be between 1 and %lld, not %lld",
 						(long long) (DLOCK_MAX_TICKET - DLOCK_TICKET_BLOCK),
 						(long long) minimum),
-				 errhint("Numbers that were passed over never come back.")));
+				 errhint("Numbers that are skipped are never used.")));
 	dlock_ticket_reserve(space, minimum);
 	PG_RETURN_INT64((int64) pg_atomic_read_u64(&space->next_ticket));
 }

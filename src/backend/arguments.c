@@ -235,7 +235,7 @@ dlock_get_text(FunctionCallInfo fcinfo, int argument, const char *name)
 				 errmsg("%s is too long", name),
 				 errdetail("It has %d bytes; at most %d are allowed.",
 						   (int) VARSIZE_ANY_EXHDR(value), DLOCK_MAX_INFO),
-				 errhint("Keep what is longer elsewhere, and say where.")));
+				 errhint("Store a longer text elsewhere, and refer to it.")));
 	return text_to_cstring(value);
 }
 
@@ -294,7 +294,7 @@ dlock_advise_against_use(DlockSessionUse use)
 
 	ereport(warn ? WARNING : ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("%s requested where dlock.session_locks %s it", uses[use],
+			 errmsg("%s requested although dlock.session_locks %s it", uses[use],
 					warn ? "advises against" : "forbids"),
 			 errdetail("Behind a transaction pooler, a session and what belongs to it outlive the client."),
 			 use == DLOCK_USE_LOCK ? errhint("Use transaction or lease scope.") :
@@ -302,7 +302,7 @@ dlock_advise_against_use(DlockSessionUse use)
 			 errhint("Open the lease without \"attach\", and renew it.") :
 			 use == DLOCK_USE_WATCH ?
 			 errhint("Watch in a session that is not behind a pooler, or ask dlock_locks().") :
-			 errhint("Give a channel that somebody listens on over a connection of its own.")));
+			 errhint("Give a channel that a client listens on over a connection of its own.")));
 }
 
 void
@@ -337,7 +337,7 @@ dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("lease %lld is a ticket's own",
 						(long long) PG_GETARG_INT64(argument)),
-				 errdetail("It keeps that ticket alone."),
+				 errdetail("It cannot have other tickets."),
 				 errhint("For several locks, open a lease with dlock_lease_open().")));
 	return lease;
 }

@@ -147,7 +147,7 @@ change_info_of_lease(int64 number, const char *info)
 		{
 			PG_ENSURE_ERROR_CLEANUP(undo_info, PointerGetDatum(&change));
 			dlock_durable_wait_only(change.space, change.record,
-									_("What was asked for has been taken back."));
+									_("The request was taken back."));
 			changed = is_there(&change);
 			PG_END_ENSURE_ERROR_CLEANUP(undo_info, PointerGetDatum(&change));
 		}
@@ -227,7 +227,7 @@ dlock_change_ttl(int64 number, int64 ttl)
 		PG_ENSURE_ERROR_CLEANUP(undo_ttl, PointerGetDatum(&change));
 		dlock_durable_wait_at(change.space, change.record,
 							  dlock_lease_durability(lease),
-							  _("The lease has the shorter one of the two ttls from now on."));
+							  _("The lease keeps the shorter of the two ttls."));
 		PG_END_ENSURE_ERROR_CLEANUP(undo_ttl, PointerGetDatum(&change));
 		result = dlock_lease_finish_ttl(lease, start);
 	}
@@ -290,7 +290,7 @@ downgrade_of_lease(int64 number)
 	if (holds)
 	{
 		dlock_durable_wait_only(change.space, change.record,
-								_("The hold becomes a shared one all the same."));
+								_("The hold becomes shared all the same."));
 		/* the worker does so, too, and may not have come round to it */
 		dlock_queue_share(change.ticket);
 		holds = is_there(&change);

@@ -27,7 +27,7 @@ dlock_notify_listen(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cannot listen for grants within a background process"),
-				 errhint("Give the channel that somebody else listens on.")));
+				 errhint("Give a channel that another session listens on.")));
 
 	if (my_channel[0] == '\0')
 	{

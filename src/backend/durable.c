@@ -179,8 +179,8 @@ dlock_durable_wait(DlockSpace *space, DlockRecord *record)
 		dlock_lease_durability(dlock_record_lease_of(record));
 
 	wait_for_record(space, record, is_raised ?
-					_("What was asked for has been taken back. The lease keeps the higher durability.") :
-					_("What was asked for has been taken back."));
+					_("The request was taken back. The lease keeps the higher durability.") :
+					_("The request was taken back."));
 }
 
 /*

@@ -73,7 +73,7 @@ dlock_raise_no_ticket(int64 number)
 	ereport(ERROR,
 			(errcode(ERRCODE_DLOCK_LOST),
 			 errmsg("ticket %lld is gone", (long long) number),
-			 errdetail("It was released, or lost, or it was never this session's or a lease's."),
+			 errdetail("It was released or lost, or never belonged to this session or to a lease."),
 			 errhint("Enqueue again.")));
 }
 

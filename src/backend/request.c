@@ -26,7 +26,7 @@ dlock_request_check_upgrade(const DlockRequest *request,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("cannot acquire lock \"%.*s\" exclusively while holding it shared",
 						request->key.length, request->key.name),
-				 errdetail("An upgrade would overtake those who wait."),
+				 errdetail("An upgrade would overtake the sessions that wait."),
 				 errhint("Release the shared hold first.")));
 }
 

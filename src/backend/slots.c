@@ -284,7 +284,7 @@ dlock_slots_check_right(DlockSpace *space, const DlockKey *key, Oid function)
 			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 			 errmsg("permission denied to set the slots of lock \"%.*s\"",
 					key->length, key->name),
-			 errdetail("The name is reserved for no role, and EXECUTE on dlock_set_slots() was granted to no role, that role \"%s\" has the privileges of.",
+			 errdetail("Role \"%s\" has the privileges neither of a role that the name is reserved for, nor of one that EXECUTE on dlock_set_slots() was granted to.",
 					   GetUserNameFromId(GetUserId(), false)),
 			 errhint("An administrator can reserve such names, with dlock_reserve(), or grant EXECUTE on the function.")));
 }
@@ -421,7 +421,7 @@ at_xact_end(XactEvent event, void *arg)
 				ereport(ERROR,
 						(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 						 errmsg("cannot PREPARE a transaction that has set the slots of locks"),
-						 errdetail("They count from the commit on, which another session could make."),
+						 errdetail("They take effect at the commit, which another session could make."),
 						 errhint("Use COMMIT.")));
 			break;
 		case XACT_EVENT_PRE_COMMIT:

@@ -135,7 +135,7 @@ at_xact_end(XactEvent event, void *arg)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cannot PREPARE a transaction that has called dlock_watch()"),
-				 errdetail("A watch belongs to this session, which is told of nothing before the transaction has committed."),
+				 errdetail("A watch belongs to this session, and begins when the transaction commits."),
 				 errhint("Use COMMIT, or call dlock_watch() before the transaction.")));
 }
 

@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * account.c
- *	  The memory counted to each role, its limit, and the errors at the
- *	  limit.
+ *	  The memory counted to each role, its limit, and the errors at the limit.
  *
  * All that requests allocate is counted to a role, in one account for all
  * databases: to the role that asks, or all of a lease to the role that opened
@@ -258,7 +257,7 @@ raise_role_limit(Account *account, int64 limit)
 			 errdetail("The locks, leases and tickets of role \"%s\", in all databases, have reached dlock.max_memory_per_role, which is %d percent of %lld kB.",
 					   name ? name : psprintf("%u", account->role),
 					   limit_percent(account, false), (long long) (limit / 1024)),
-			 errhint("Release what this role does not need, in any database, or have a superuser increase dlock.max_memory_per_role for it.")));
+			 errhint("Release locks that this role does not need, in any database, or have a superuser increase dlock.max_memory_per_role for it.")));
 }
 
 /*
@@ -286,8 +285,8 @@ memory_of_session_user(Account *account)
 }
 
 /*
- * Have the role and the session user both little?  One session user can assume
- * many roles, and must not take the reserve for each.
+ * Do the role and the session user both have little?  One session user can
+ * assume many roles, and must not take the reserve for each.
  *
  * The account names the session user as its sponsor, for whom it counts until
  * it is removed.  A sponsor is replaced only here, if both have little

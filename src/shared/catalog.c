@@ -108,7 +108,7 @@ dlock_check_permanent(Relation relation)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("relation \"%s\" of extension \"%s\" is unlogged",
 					RelationGetRelationName(relation), "dlock"),
-			 errdetail("A crash would take away what is kept there, and no standby has it."),
+			 errdetail("A crash would empty it, and standbys do not have its rows."),
 			 errhint("Use ALTER %s %s SET LOGGED.",
 					 relation->rd_rel->relkind == RELKIND_SEQUENCE ? "SEQUENCE" : "TABLE",
 					 RelationGetRelationName(relation))));

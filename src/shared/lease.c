@@ -589,7 +589,7 @@ dlock_lease_check_rights(const DlockLease *lease)
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("permission denied for lease %lld",
 						(long long) lease->number),
-				 errdetail("It belongs to role \"%s\" with OID %u, which are not the same role any more.",
+				 errdetail("It belongs to role \"%s\" with OID %u, but these are not the same role any more.",
 						   dlock_lease_role_name(lease), lease->role),
 				 errhint("Ask a superuser.")));
 	if (!has_privs_of_role(GetUserId(), lease->role))

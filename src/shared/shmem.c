@@ -241,7 +241,7 @@ wait_for_others(TimestampTz start)
 						DLOCK_VERSION, version),
 				 errdetail("Version %s has layout %u of shared memory, and this session's has layout %d. Processes that use the other one: %u (%s).",
 						   version, layout, DLOCK_LAYOUT, attached, pids),
-				 errhint("End those sessions, and let their clients connect again, as they run the library of before an update. Nothing else needs to be done.")));
+				 errhint("End those sessions, and let their clients connect again, because they run the library from before an update. Nothing else needs to be done.")));
 	pfree(pids);
 	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 					 10, PG_WAIT_EXTENSION);

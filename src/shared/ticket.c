@@ -3,25 +3,21 @@
  * ticket.c
  *	  Ticket numbers, and the memory of tickets.
  *
- * Numbers are drawn from a block that is kept in the space, in shared memory,
- * and blocks are reserved from the sequence dlock_ticket_seq.  The sequence's
- * last_value is the greatest number ever reserved.  A block is usable only
- * after the record of its reservation has been flushed, and so a number is
- * never drawn twice, whatever crashes.
+ * Numbers are drawn from a block in the space.  Blocks are reserved from the
+ * sequence dlock_ticket_seq, whose last_value is the greatest number reserved.
+ * A block is used only after the WAL record of its reservation is flushed, so
+ * no number is drawn twice, whatever crashes.
  *
- * A block starts above everything reserved before, and above the time: the
- * seconds since 2025-01-01 shifted left by 22, as snowflake ids do it.  Where
- * the sequence itself has gone back, as after the promotion of a standby that
- * lacked the last records, point-in-time recovery or the restoring of an old
- * dump, time carries the numbers on; where the clock has gone back, the
- * sequence does.  And in one server it starts above whatever the database has
- * reserved, should the extension have been dropped and made anew meanwhile, and
- * perhaps come back by a rollback.
+ * A block starts above all that the sequence has, above the time (seconds
+ * since 2025-01-01, shifted left by 22), and above all that the database has
+ * reserved in this server.  If the sequence has gone back, as after lost WAL,
+ * point-in-time recovery or the restore of an old dump, the time makes numbers
+ * grow.  If the clock has gone back, the sequence does.  The third rule covers
+ * an extension that was dropped and made anew, even if that is rolled back.
  *
- * Why not nextval()?  It shows in the user's lastval(), it keeps a lock on
- * the sequence until the end of the transaction, it assigns a transaction id,
- * it refuses in a read-only transaction, and it cannot take the greater of
- * two floors in one step.
+ * Why not nextval()?  It changes the user's lastval(), locks the sequence to
+ * the end of the transaction, assigns a transaction id, refuses in a read-only
+ * transaction, and cannot start above two other bounds in one step.
  *
  *-------------------------------------------------------------------------
  */
@@ -44,7 +40,7 @@
 
 #include "shared/inner.h"
 
-/* Tickets of different backends shall not share a cache line. */
+/* keeps tickets of different backends off each other's cache lines */
 #define TICKET_SIZE	TYPEALIGN(PG_CACHE_LINE_SIZE, sizeof(DlockTicket))
 
 /* 2025-01-01 00:00:00 UTC, in seconds since PostgreSQL's epoch */
@@ -52,9 +48,9 @@
 #define TIME_SHIFT		22
 
 /*
- * One ticket is kept for the next request, so that most need no allocation.
- * A ticket stays the spare one until it has joined a lock: a request that
- * fails before that leaves nothing to be freed.
+ * A ticket for the next request, so that most allocate nothing.  It stays the
+ * spare one until it has joined a lock: a request that fails before has
+ * nothing to free.
  */
 static DlockTicket *spare = NULL;
 
@@ -65,7 +61,7 @@ numbers_left(DlockSpace *space)
 		pg_atomic_read_u64(&space->ticket_limit);
 }
 
-/* Make a reserved block the one to draw from. */
+/* Draw from a reserved block from now on. */
 static void
 install_block(DlockSpace *space, uint64 first, uint64 limit)
 {
@@ -77,10 +73,9 @@ install_block(DlockSpace *space, uint64 first, uint64 limit)
 }
 
 /*
- * The greatest number that the time says may have been used already.  The
- * fraction of the second counts, too: a block that starts there is drawn from
- * more slowly than the time goes on, so a block of a later moment lies above
- * whatever was drawn before it, however soon it follows.
+ * The greatest number that the time allows to have been drawn.  The fraction
+ * of the second counts, because a block is drawn from more slowly than time
+ * goes on: a block of a later moment is above all that was drawn before.
  */
 static int64
 floor_by_time(void)
@@ -89,7 +84,7 @@ floor_by_time(void)
 	int64		seconds = now / USECS_PER_SEC;
 	int64		microseconds = now % USECS_PER_SEC;
 
-	/* a clock that is decades off must not use up the numbers for ever */
+	/* a clock that is decades off must not use up all numbers */
 	if (now < 0 || seconds >= (DLOCK_MAX_TICKET >> TIME_SHIFT))
 		return 0;
 	return (seconds << TIME_SHIFT) +
@@ -109,11 +104,8 @@ check_sequence(Relation sequence)
 }
 
 /*
- * The sequence, for as long as a block is reserved.
- *
- * An ALTER SEQUENCE of this transaction has given it a new file, which goes if
- * the transaction is rolled back, with the reservation in it.  That of another
- * one is waited for.
+ * Open the sequence, to reserve a block.  If this transaction has given it a
+ * new file, by ALTER SEQUENCE, a rollback would take the reservation back.
  */
 static Relation
 open_sequence(DlockSpace *space)
@@ -132,7 +124,6 @@ open_sequence(DlockSpace *space)
 	return sequence;
 }
 
-/* What a sequence's page has */
 static Form_pg_sequence_data
 sequence_data(Page page)
 {
@@ -142,7 +133,6 @@ sequence_data(Page page)
 	return (Form_pg_sequence_data) ((char *) header + header->t_hoff);
 }
 
-/* The last number that it says was reserved */
 static int64
 last_reserved(Form_pg_sequence_data data)
 {
@@ -150,8 +140,8 @@ last_reserved(Form_pg_sequence_data data)
 }
 
 /*
- * Can this number have been drawn?  Called by who loads, who waits for no lock:
- * where the sequence is locked, the number may be right.
+ * Can this number have been drawn?  Waits for no lock, because loaders do not:
+ * if the sequence is locked, the answer is true.
  */
 bool
 dlock_ticket_was_reserved(DlockSpace *space, int64 number)
@@ -182,8 +172,8 @@ dlock_ticket_was_reserved(DlockSpace *space, int64 number)
 }
 
 /*
- * Write into the sequence that a block is reserved, and flush that.  The block
- * starts at "minimum" or later; returns its first number.
+ * Reserve a block in the sequence, at "minimum" or later, and flush that.
+ * Returns its first number.
  */
 static int64
 write_reservation(Relation sequence, int64 minimum)
@@ -208,7 +198,7 @@ write_reservation(Relation sequence, int64 minimum)
 				 errmsg("out of ticket numbers"),
 				 errdetail("Ticket numbers end at %lld.",
 						   (long long) DLOCK_MAX_TICKET),
-				 errhint("DROP EXTENSION, a restart of the server and CREATE EXTENSION begin the numbers anew. All that stores fences must forget them then.")));
+				 errhint("DROP EXTENSION, a restart of the server and CREATE EXTENSION begin the numbers anew. Everything that stores fences must forget them then.")));
 	data->last_value = reserved + DLOCK_TICKET_BLOCK;
 	data->is_called = true;
 	data->log_cnt = 0;			/* so that nextval() writes WAL, too */
@@ -219,10 +209,9 @@ write_reservation(Relation sequence, int64 minimum)
 }
 
 /*
- * The first ticket number that no space of this database has reserved since
- * the server was started.  There can be several spaces: an installation that
- * was dropped, or rolled back, may still be in use, or was, and its sequence is
- * not to be seen any more.
+ * The first number that no space of this database has reserved in this server.
+ * Spaces of dropped or rolled back installations count, too: they can still be
+ * in use, and their sequences are not visible.
  */
 uint64
 dlock_first_unreserved(Oid database)
@@ -246,12 +235,10 @@ dlock_first_unreserved(Oid database)
 }
 
 /*
- * A space has reserved the numbers below "limit", and is about to draw from
- * them.  From now on no other space of the database draws a number, because
- * that would be below these (I23); each has to reserve some first.
- *
- * The caller holds the lock under which numbers are reserved, and has called
- * dlock_first_unreserved() under it.
+ * A space has reserved the numbers below "limit": no other space of the
+ * database may draw a number until it has reserved a block (I23).  The caller
+ * must hold reserve_lock, and must have called dlock_first_unreserved() under
+ * it.
  */
 static void
 set_unreserved(const DlockSpace *space, uint64 limit)
@@ -276,7 +263,7 @@ set_unreserved(const DlockSpace *space, uint64 limit)
 			continue;
 		other = dlock_space_at(entry->space);
 		SpinLockAcquire(&other->mutex);
-		/* who is just drawing finds the next number changed */
+		/* a process that is drawing a number fails to exchange it */
 		pg_atomic_write_u64(&other->next_ticket,
 							pg_atomic_read_u64(&other->ticket_limit));
 		SpinLockRelease(&other->mutex);
@@ -285,15 +272,9 @@ set_unreserved(const DlockSpace *space, uint64 limit)
 }
 
 /*
- * Reserve a block that starts at "minimum" or later, and make it the one to
- * draw from.  A minimum of 0 asks for any block, and may find that another
- * backend has just installed one.
- *
- * Blocks are reserved one after the other, whosever they are: so each lies
- * above all that any space of the database has drawn from before it, and none
- * draws from an earlier one afterwards.
- *
- * Writes and flushes WAL; called without any lock of dlock's.
+ * Reserve a block that starts at "minimum" or later, and draw from it (I23).
+ * With 0, any block will do, even one that another backend has just installed.
+ * Writes and flushes WAL; called without a lock of dlock.
  */
 void
 dlock_ticket_reserve(DlockSpace *space, int64 minimum)
@@ -315,9 +296,8 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 }
 
 /*
- * The time, to within a few milliseconds, at a quarter of what the exact one
- * costs: as it was at the kernel's latest tick.  It is good for who looks at a
- * view, and never later than the exact one.
+ * The time at the kernel's latest tick: for views, exact to a few milliseconds
+ * and never late, at a quarter of the cost.
  */
 static TimestampTz
 current_time(void)
@@ -332,7 +312,9 @@ current_time(void)
 	return GetCurrentTimestamp();
 }
 
-/* Release what belongs to a ticket that is in no lock.  Raises nothing. */
+/*
+ * Free info and announcement of a ticket that is in no lock.  Raises nothing.
+ */
 void
 dlock_ticket_release_texts(DlockTicket *ticket)
 {
@@ -347,7 +329,6 @@ dlock_ticket_release_texts(DlockTicket *ticket)
 		dlock_announcement_free(ticket);
 }
 
-/* Whose a ticket is: this backend's, for as long as it has it */
 static void
 fill_for_session(DlockTicket *ticket)
 {
@@ -394,7 +375,7 @@ make_spare(Oid role)
 	fill_for_session(spare);
 }
 
-/* Would a request's ticket take no more memory than this backend has spare? */
+/* Does the spare ticket fit a request, so that nothing is allocated? */
 bool
 dlock_ticket_is_spare(const DlockRequest *request, Oid role)
 {
@@ -403,8 +384,8 @@ dlock_ticket_is_spare(const DlockRequest *request, Oid role)
 }
 
 /*
- * Make a ticket for a request, to be entered into the lock's queue.  Raises
- * 53200 where there is no memory; the caller has asked for that before.
+ * Make a session's ticket for a request.  Raises 53200; the caller has checked
+ * the memory limit.
  */
 DlockTicket *
 dlock_ticket_make(DlockSpace *space, const DlockRequest *request, Oid role)
@@ -429,9 +410,8 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request, Oid role)
 }
 
 /*
- * Fill in a lease's ticket, which has its role, for a request of this session's.
- * Raises 53200 where there is no memory; what belongs to the ticket is its own
- * already then.
+ * Fill in a lease's ticket, which has its role.  Raises 53200; the ticket then
+ * has all that was made for it.
  */
 void
 dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
@@ -442,7 +422,7 @@ dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 	ticket->enqueued_at = GetCurrentTimestamp();
 }
 
-/* The ticket has joined a lock, and is not the spare one any more. */
+/* The spare ticket has joined a lock, and is not spare any more. */
 void
 dlock_ticket_joined(DlockTicket *ticket)
 {
@@ -463,7 +443,6 @@ dlock_ticket_free(DlockTicket *ticket)
 		dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
 }
 
-/* The spare goes when the backend does. */
 void
 dlock_ticket_free_spare(void)
 {

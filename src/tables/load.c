@@ -140,7 +140,7 @@ tell_of_lock(int level, const char *name, Oid table)
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 			 errmsg("cannot read table \"%s\" of database \"%s\", as it is locked",
 					name, get_database_name(MyDatabaseId)),
-			 errdetail("Process %d needs it to know what was there before the server was started. It is locked by: %s.",
+			 errdetail("Process %d needs it to read the leases from before the start of the server. It is locked by: %s.",
 					   MyProcPid,
 					   dlock_describe_holders(table, AccessShareLock)),
 			 errhint("End that transaction; a prepared one with COMMIT PREPARED or ROLLBACK PREPARED: see the view pg_prepared_xacts.")));
@@ -179,7 +179,7 @@ tell_of_loader(int loader)
 					get_database_name(MyDatabaseId)),
 			 errdetail("Process %d does so, and process %d waits for it.",
 					   loader, MyProcPid),
-			 errhint("See its wait_event in pg_stat_activity: where that is SyncRep, the synchronous standbys have to answer first.")));
+			 errhint("See its wait_event in pg_stat_activity: if it is SyncRep, the synchronous standbys have to answer first.")));
 }
 
 /* Now and then, one of those who wait tells the log. */
@@ -244,7 +244,7 @@ take_lock(DlockSpace *space, const char *name, const LOCKTAG *tag,
 			return false;
 		check_lock_timeout(start, name ?
 						   _("A table of dlock is locked by another transaction.") :
-						   _("Another process still reads the tables of leases."));
+						   _("Another process is still reading the tables of leases."));
 		if (now - start >= TELL_MS * 1000)
 		{
 			log_lock(space, name, tag);
@@ -471,11 +471,11 @@ dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key)
 			 errmsg("could not acquire lock \"%.*s\" within its timeout",
 					key->length, key->name),
 			 is_read ?
-			 errdetail("Since the server was started, leases have been read, and count once the synchronous standbys have answered. They have not.") :
+			 errdetail("The leases have been read since the server was started. They take effect once the synchronous standbys have answered, and these have not.") :
 			 errdetail("The tables of leases are still being read, since the server was started."),
 			 is_read ?
 			 errhint("See synchronous_standby_names, and pg_stat_replication for the standbys that are there.") :
-			 errhint("Nobody can tell yet whether the lock is free. Try again, or with a longer timeout.")));
+			 errhint("It is not known yet whether the lock is free. Try again, or with a longer timeout.")));
 }
 
 /* The worker could not load: who waits for it tries on his own. */
@@ -554,7 +554,7 @@ wait_for_worker(DlockSpace *space, uint64 until)
 			result = WORKER_TAKES_LONGER;
 			break;
 		}
-		check_lock_timeout(start, _("The background worker of dlock still reads the tables of leases."));
+		check_lock_timeout(start, _("The background worker of dlock is still reading the tables of leases."));
 		if (LockTimeout > 0)
 			pause = Min(pause, LockTimeout);
 		pause = (long) Min((uint64) pause, (until - now + 999) / 1000);

@@ -90,7 +90,7 @@ dlock_describe_holders(Oid table, LOCKMODE mode)
 						 GetLockmodeName(DEFAULT_LOCKMETHOD, conflict));
 	}
 	if (count == 0)
-		appendStringInfoString(&text, _("nobody any more"));
+		appendStringInfoString(&text, _("no process any more"));
 	else if (count > MAX_HOLDERS)
 		appendStringInfoString(&text, ", ...");
 	return text.data;

@@ -62,7 +62,7 @@ dlock_open_committed(DlockSpace *space, const char *name)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("cannot read table \"%s\" in a transaction that has changed or locked it",
 						RelationGetRelationName(table)),
-				 errdetail("What it kept before is still to be read, since the server was started."),
+				 errdetail("Its rows have not been read since the server was started."),
 				 errhint("Commit first, or roll back.")));
 	PushActiveSnapshot(GetLatestSnapshot());
 	/* a copy; so it sees nothing that any command of ours has done */

@@ -445,7 +445,7 @@ dlock_rows_tell_of_lock(const char *database)
 					   GetLockmodeName(DEFAULT_LOCKMETHOD, RowExclusiveLock),
 					   dlock_describe_holders(table_ids[awaited],
 											  RowExclusiveLock)),
-			 errhint("End that transaction. Meanwhile leases are kept and run out, but what they held is not handed on, and new ones fail.")));
+			 errhint("End that transaction. Until then leases are kept and can run out, but their locks are not granted to waiters, and new leases fail.")));
 	MemoryContextSwitchTo(old_context);
 	MemoryContextDelete(context);
 	return true;
