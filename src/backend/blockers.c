@@ -1,29 +1,25 @@
 /*-------------------------------------------------------------------------
  *
  * blockers.c
- *	  Which backends, leases and prepared transactions are at the root of the
- *	  waiting: the function behind dlock_blockers.
+ *	  The backends, leases and prepared transactions at the root of the
+ *	  waiting, for dlock_blockers.
  *
- * graph.c collects all locks that are waited for, of this database's space and of
- * PostgreSQL's lock manager.  A vertex that does not wait itself, and that another
- * one waits for, is a root.  For each root the vertices behind it are counted:
- * those that wait for a place that it has, those that wait for a place of one of
- * these, and so on.  An enqueued ticket has no session that waits, and counts as
- * one that does.
+ * graph.c collects all awaited locks, of this database's space and of
+ * PostgreSQL's lock manager.  A root is a vertex that does not wait, and that
+ * another one waits for.  For each root the vertices behind it are counted:
+ * those that wait for one of its places, for a place of one of these, and so
+ * on.  An enqueued ticket counts as a session that waits.
  *
- * A count looks at each place once: each lock notes, by mode, from which place on
- * it is done.  Roots that have nothing but a place in the same lock share their
- * count.  So the whole takes a time that grows with the number of places, unless
- * many roots have several locks each that are waited for.
+ * A count looks at each place once: each lock notes, by mode, from which place
+ * on it is done.  Roots that have a single place, in the same lock, share
+ * their count.  So the time grows with the number of places, unless many roots
+ * have several awaited locks.  In a queue of dlock, a holder is in the way of
+ * all behind the first request that it blocks.
  *
- * In a queue of dlock a holder is in the way of all behind the first request that
- * it is in the way of, because no request overtakes another.
- *
- * A vertex that is behind no root is in a cycle, or behind one: a deadlock that has
- * not been found yet.  Of each cycle the vertex is shown that began to wait last.
- *
- * The graph is not of one moment: a vertex may be shown as a root although it has
- * just begun to wait.
+ * A vertex behind no root is in a cycle, or behind one: a deadlock not found
+ * yet.  Of each cycle, the vertex is shown that began to wait last.  The graph
+ * is not of one moment: a vertex may be a root although it has just begun to
+ * wait.
  *
  *-------------------------------------------------------------------------
  */
@@ -45,22 +41,22 @@
 #include "backend/graph.h"
 #include "tables/tables.h"
 
-/* The locks that are named of one who is shown */
+/* Locks to name for a vertex */
 #define MAX_HOLDS	16
 
-/* What the counts note of a lock */
+/* Notes of the counts on a lock */
 struct Tally
 {
-	int			first_exclusive;	/* the first request that is not shared; -1: none */
+	int			first_exclusive;	/* first not shared; -1: none */
 	int			number;			/* of the latest count that came here */
-	int			done[MAX_LOCKMODES];	/* in this count, by mode: from here on */
+	int			done[MAX_LOCKMODES];	/* by mode: done from here on */
 
-	/* how many are behind a vertex that has no more than a place here */
-	LOCKMASK	shared_modes;	/* with these; 0: none was counted yet */
+	/* behind a vertex that has only a place here ... */
+	LOCKMASK	shared_modes;	/* ... with these modes; 0: none yet */
 	int			shared_count;
 	bool		shared_is_ours;
 
-	/* its rows, in the order of numbers; NULL: not copied yet */
+	/* its rows by number; NULL: not copied yet */
 	const DlockRow **rows;
 	int			num_rows;
 };
@@ -109,9 +105,7 @@ collect(DlockSpace *space)
 	return look;
 }
 
-/*
- * Counting who is behind somebody
- */
+/* Counting the vertices behind another */
 
 /* The first request in a queue that a place is in the way of; -1: none */
 static int
@@ -132,7 +126,7 @@ first_behind(const DlockGraphLock *lock, int p)
 	return -1;
 }
 
-/* Count the vertices that wait at a place of a queue; returns how many are new. */
+/* Count the new vertices that wait at a place of a queue. */
 static int
 count_place(Look *look, DlockGraphLock *lock, int p, bool *is_ours)
 {
@@ -207,10 +201,7 @@ count_behind(Look *look, DlockGraphRef ref, bool *is_ours)
 	return count;
 }
 
-/*
- * How many vertices are behind a root, directly or not?  They are explained by
- * that.  *is_ours tells whether one of them is of this database.
- */
+/* Count the vertices behind a root; *is_ours: one is of this database. */
 static int
 count_all_behind(Look *look, int root, bool *is_ours)
 {
@@ -252,11 +243,8 @@ count_all_behind(Look *look, int root, bool *is_ours)
 	return count;
 }
 
-/*
- * Cycles
- */
+/* Cycles */
 
-/* Since when does a vertex wait? */
 static uint64
 waits_since(const DlockGraph *graph, int n)
 {
@@ -300,8 +288,8 @@ find_blocker(const DlockGraph *graph, int n)
 }
 
 /*
- * Find the cycle that a vertex is in or behind, and of that the vertex that began to
- * wait last; -1 if there is none, because one has gone on meanwhile.
+ * Find the cycle that a vertex is in or behind, and return its vertex that
+ * began to wait last; -1 if a vertex has gone on meanwhile.
  */
 static int
 find_in_cycle(Look *look, int n)
@@ -328,9 +316,7 @@ find_in_cycle(Look *look, int n)
 	return last;
 }
 
-/*
- * Showing
- */
+/* Showing */
 
 static void
 describe_heavy(StringInfo text, const LOCKTAG *tag, LOCKMASK modes)
@@ -351,7 +337,7 @@ describe_heavy(StringInfo text, const LOCKTAG *tag, LOCKMASK modes)
 		appendStringInfo(text, " (%s)", relation);
 }
 
-/* What a vertex has at a place */
+/* Describe a vertex's place in a lock. */
 static Datum
 describe_place(const DlockGraphLock *lock, const DlockGraphPlace *place)
 {
@@ -379,14 +365,14 @@ describe_place(const DlockGraphLock *lock, const DlockGraphPlace *place)
 	return PointerGetDatum(cstring_to_text_with_len(text.data, text.len));
 }
 
-/* Of all that a vertex has, what is shown */
+/* The part of a vertex's locks that is shown */
 typedef struct Summary
 {
-	const DlockGraphLock *lock; /* that most wait for, of dlock's; or NULL ... */
-	const DlockGraphPlace *place;	/* ... with the ticket there */
-	int			behind;			/* how many that are */
-	uint64		since;			/* when the first of those began to wait who wait
-								 * for any of it directly */
+	const DlockGraphLock *lock; /* dlock's with most waiters, or NULL ... */
+	const DlockGraphPlace *place;	/* ... and the ticket's place there */
+	int			behind;			/* number of these waiters */
+	uint64		since;			/* when the first direct waiter for any of its
+								 * locks began to wait */
 	Datum		holds[MAX_HOLDS];
 	int			num_holds;
 } Summary;
@@ -419,7 +405,7 @@ summarize(const Look *look, const DlockVertex *vertex, Summary *summary)
 	}
 }
 
-/* Copy the rows of a lock, once for all of its holders that are shown. */
+/* Copy the rows of a lock, once for all of its holders. */
 static const DlockRow **
 copy_rows(DlockSpace *space, const DlockKey *key, int *num_rows)
 {
@@ -446,7 +432,7 @@ compare_number(const void *number, const void *row)
 	return a < b ? -1 : a > b;
 }
 
-/* What the ticket at a place says of itself; NULL: nothing */
+/* The info of the ticket at a place; NULL: none */
 static text *
 find_info(DlockSpace *space, const Summary *summary)
 {
@@ -512,7 +498,7 @@ show_vertex(ReturnSetInfo *rsinfo, const Look *look, DlockSpace *space,
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
-/* Show a vertex, if one of this database is behind it. */
+/* Show a vertex if one of this database is behind it. */
 static void
 show_if_ours(ReturnSetInfo *rsinfo, Look *look, DlockSpace *space, int n)
 {
@@ -527,7 +513,7 @@ show_if_ours(ReturnSetInfo *rsinfo, Look *look, DlockSpace *space, int n)
 		show_vertex(rsinfo, look, space, vertex, count);
 }
 
-/* What the view dlock_blockers is made of, without what pg_stat_activity has */
+/* dlock_blockers without the columns of pg_stat_activity */
 PG_FUNCTION_INFO_V1(dlock_blocker_status);
 Datum
 dlock_blocker_status(PG_FUNCTION_ARGS)

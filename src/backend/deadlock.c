@@ -1,51 +1,47 @@
 /*-------------------------------------------------------------------------
  *
  * deadlock.c
- *	  Who is in a deadlock, whom to end for it, and the reports about it.
+ *	  Finding deadlocks, choosing victims, and the reports.
  *
- * A waiter looks for a deadlock when it has waited for deadlock_timeout, and
- * again from time to time.  Most looks end at the first question, whether
- * anybody waits for something that this backend has: who has nothing is in no
- * cycle.  That takes no lock for longer than a few instructions, so a thousand
+ * A waiter looks for a deadlock after deadlock_timeout, and again from time to
+ * time.  Most looks end at the first question: does a process wait for
+ * something that this backend has?  A backend that has nothing is in no cycle.
+ * The question holds each lock for a few instructions only, so a thousand
  * waiters may ask it.
  *
- * Otherwise the waiter collects everybody it waits for, directly or not
+ * Otherwise the waiter collects all that it waits for, directly or not
  * (graph.c), and reduces that graph as Holt did ("Some deadlock properties of
- * computer systems", 1972): whoever waits for nothing can go on, and will in
- * the end release all; whoever is then granted what it waits for can go on,
- * too; until nothing changes.  Who is left over is stuck.  Granting follows the
- * rules of the queue, so a wait for permits or behind shared holders is a
- * deadlock only where nobody is left who could make it end.
+ * computer systems", 1972).  A process that waits for nothing can go on, and
+ * will in the end release all.  A process whose requests are then granted can
+ * go on, too.  This repeats until nothing changes; the rest are stuck.
+ * Granting follows the rules of the queue.  So a wait for permits, or behind
+ * shared holders, is a deadlock only if no process is left that could end it.
  *
- * Not everybody who is stuck is in a deadlock: one may only wait for those who
- * are, and go on once they do.  One of W and A, with a permit each, waits for
- * another one; A is in a deadlock with Z.  Then W has a cycle too, as W's own
- * permit is in its way, but it is A's or Z's end that helps.  So a deadlock is a
- * set of waiters that stays stuck even if everybody outside of it went on: the
- * end of one of them is needed, whatever happens elsewhere.  A least such set
- * is strongly connected, for a part of it that waits for nobody in the rest
- * would be such a set by itself.  The *knot* of this backend is found by taking
- * turns: those of the stuck who both wait for it and are waited for by it,
- * directly or not; of these, who is stuck if all others go on; and so forth,
- * until nobody falls out.  If this backend does, it is in no deadlock.  If not,
- * every least set that it is in has stayed in, as neither step can take away a
- * part of one.  All in a knot find the same one: they cannot move.
+ * A stuck process may only wait for others that are in a deadlock.  Let W and
+ * A have a permit each, W wait for another one, and A be in a deadlock with Z.
+ * W has a cycle, too, because its own permit is in its way, but only the end
+ * of A or Z helps.  So a deadlock is a set of waiters that stays stuck even if
+ * all others went on.  A least such set is strongly connected, because a part
+ * that waits for nothing in the rest would be such a set by itself.
  *
- * Deadlocks of heavyweight locks alone are PostgreSQL's detector's, whoever it
- * ends.  They count as resolved.
+ * The *knot* of this backend is found by two steps in turn.  The first keeps
+ * the stuck that wait for this backend and that it waits for, directly or not.
+ * The second keeps those that are stuck if all others go on.  This ends when
+ * none falls out.  If this backend does, it is in no deadlock.  Otherwise the
+ * knot has every least set with this backend, because neither step takes away
+ * a part of one.  All in a knot find the same knot, because they cannot move.
  *
- * The victim is the one in the knot whose end lets most of the others go on; of
- * several, the youngest ticket.  In a plain cycle any end lets all go on.  One
- * that finds another to be the victim tells it to look.
+ * Deadlocks of heavyweight locks alone are left to PostgreSQL's detector.  The
+ * victim is the member of the knot whose end lets most others go on; of
+ * several, the youngest ticket.  A backend that finds another to be the victim
+ * tells it.
  *
- * The graph is not collected at one moment.  So the victim collects it twice,
- * and believes only a knot of which everybody was in the same wait the first
- * time.  Then at the moment between the two all of them were in these waits.
- * Whatever the second graph shows in their way was in their way at that moment
- * already, as the places before a waiter in a lock can only be left.  So all
- * of the knot was stuck then, whatever the others did, and so it is for ever.
- * Nothing that was seen of any other process has a part in the verdict: they
- * all count as going on (I26).
+ * The victim collects the graph twice, and believes a knot only if each member
+ * was in the same wait the first time.  All members were then in these waits
+ * at the moment between the two.  All that the second graph shows in their way
+ * was in their way at that moment, because the places before a waiter can only
+ * be left.  So the knot was stuck then, and stays stuck.  All other processes
+ * count as going on, whatever was seen of them (I26).
  *
  *-------------------------------------------------------------------------
  */
@@ -63,13 +59,13 @@
 #include "backend/graph.h"
 #include "backend/held.h"
 
-/* How often to look on end, where each look shows other waits */
+/* Looks in a row, if each shows other waits */
 #define MAX_LOOKS		5
 
-/* How many of a knot to try as the victim, the youngest first */
+/* Members of a knot to try as the victim, the youngest first */
 #define MAX_CANDIDATES	64
 
-/* How many to name in a list of processes */
+/* Processes to name in a list */
 #define MAX_NAMED		10
 
 static bool
@@ -85,8 +81,8 @@ is_stuck(const DlockGraph *graph, const DlockGraphPlace *place)
 }
 
 /*
- * Those who wait at a place have what they wait for.  Whoever has no other wait
- * goes on.  Returns whether that found another one.
+ * Grant the requests that wait at a place.  A vertex without another wait goes
+ * on.  Returns true if one does that was stuck.
  */
 static bool
 end_waits(DlockGraph *graph, const DlockGraphPlace *place)
@@ -112,11 +108,10 @@ end_waits(DlockGraph *graph, const DlockGraphPlace *place)
 }
 
 /*
- * Does a waiter fit beside so many of those who are stuck?
+ * Does a waiter fit beside these of the stuck?
  *
- * More permits than there are can only be asked for where they are set, by
- * dlock_set_slots(), and can be at any moment: so nobody who is stuck is in its
- * way, nor in the way of those behind it.
+ * A request for more permits than are set exists only if dlock_set_slots() has
+ * set them, which it can do again.  So nothing stuck is in its way.
  */
 static bool
 fits_beside(const DlockGraphLock *lock, const DlockGraphPlace *place,
@@ -132,10 +127,7 @@ fits_beside(const DlockGraphLock *lock, const DlockGraphPlace *place,
 		permits + place->permits <= place->slots;
 }
 
-/*
- * Play the queue of a lock of dlock through, as if all who are not stuck had
- * released their tickets, or withdrawn them.  A lease can always do so.
- */
+/* Play the queue through, as if all that are not stuck had left it. */
 static bool
 reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
 {
@@ -153,7 +145,7 @@ reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
 			if (!fits_beside(lock, place, holders, exclusive, permits))
 			{
 				if (is_stuck(graph, place))
-					break;		/* and nobody overtakes it */
+					break;		/* no ticket passes it */
 				continue;
 			}
 			changed |= end_waits(graph, place);
@@ -170,9 +162,8 @@ reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
 }
 
 /*
- * The same for a heavyweight lock, where each waiter has its own conflicts,
- * with those who have the lock, and with those before it who want it; but none
- * with its own backend.
+ * The same for a heavyweight lock.  Each waiter has its own conflicts with the
+ * places before it, but none with its own backend.
  */
 static bool
 reduce_heavy_lock(DlockGraph *graph, const DlockGraphLock *lock)
@@ -217,10 +208,7 @@ reduce_heavy_lock(DlockGraph *graph, const DlockGraphLock *lock)
 	return changed;
 }
 
-/*
- * Of those that are stuck as far as is known, find those that are if all others
- * go on.  Who is farthest away was collected last, and is looked at first.
- */
+/* Of the stuck, find those that are stuck if all others go on. */
 static void
 reduce(DlockGraph *graph)
 {
@@ -238,9 +226,7 @@ reduce(DlockGraph *graph)
 	} while (changed);
 }
 
-/*
- * Take out deadlocks of heavyweight locks alone: they are resolved without us.
- */
+/* Take out deadlocks of heavyweight locks alone: PostgreSQL resolves them. */
 static void
 resolve_heavy(DlockGraph *graph)
 {
@@ -258,10 +244,7 @@ resolve_heavy(DlockGraph *graph)
 	reduce(graph);
 }
 
-/*
- * Along a lock, mark those of the stuck that somebody who is reached waits for.
- * Returns whether that marked another one.
- */
+/* Mark the stuck that a reached vertex waits for; true if one is new. */
 static bool
 mark_reached(DlockGraph *graph, const DlockGraphLock *lock)
 {
@@ -290,7 +273,7 @@ mark_reached(DlockGraph *graph, const DlockGraphLock *lock)
 	return changed;
 }
 
-/* The other way round: mark those that wait for somebody who reaches us. */
+/* The other way round: mark those that wait for a vertex that reaches us. */
 static bool
 mark_reaching(DlockGraph *graph, const DlockGraphLock *lock)
 {
@@ -316,8 +299,8 @@ mark_reaching(DlockGraph *graph, const DlockGraphLock *lock)
 }
 
 /*
- * Of the stuck, keep those that this backend waits for, directly or not, and
- * that wait for it.  Returns whether any fell out.
+ * Keep the stuck that this backend waits for, directly or not, and that wait
+ * for it.  Returns true if any fell out.
  */
 static bool
 keep_connected(DlockGraph *graph)
@@ -353,7 +336,7 @@ keep_connected(DlockGraph *graph)
 	return fell_out;
 }
 
-/* Mark the knot that this backend is in; false where it is in none. */
+/* Mark the knot of this backend; false if it is in none. */
 static bool
 find_knot(DlockGraph *graph)
 {
@@ -369,7 +352,7 @@ find_knot(DlockGraph *graph)
 	return graph->vertices[0].in_knot;
 }
 
-/* How many of the knot would be stuck still if one of them went on? */
+/* How many of the knot are still stuck if one of them goes on? */
 static int
 count_without(DlockGraph *graph, const DlockVertex *ended)
 {
@@ -395,7 +378,7 @@ is_younger(const DlockVertex *a, const DlockVertex *b)
 		(a->number == b->number && a->procno > b->procno);
 }
 
-/* Of those in the knot who wait in dlock, the youngest but those before */
+/* The youngest of the knot that waits in dlock, and is older than "before" */
 static DlockVertex *
 next_candidate(DlockGraph *graph, const DlockVertex *before)
 {
@@ -413,9 +396,7 @@ next_candidate(DlockGraph *graph, const DlockVertex *before)
 	return next;
 }
 
-/*
- * The victim of the knot that this backend is in; NULL where it is in none.
- */
+/* The victim of this backend's knot; NULL if it is in none */
 static DlockVertex *
 find_victim(DlockGraph *graph)
 {
@@ -440,7 +421,7 @@ find_victim(DlockGraph *graph)
 	return victim;
 }
 
-/* Was somebody in this wait of one graph when the other was collected? */
+/* Was a process in this wait of one graph when the other was collected? */
 static bool
 was_waiting(const DlockGraph *graph, const DlockGraphWait *wait,
 			const DlockGraph *before)
@@ -462,7 +443,7 @@ was_waiting(const DlockGraph *graph, const DlockGraphWait *wait,
 	return false;
 }
 
-/* Was everybody of a knot in the same wait before? */
+/* Was each member of the knot in the same wait before? */
 static bool
 knot_was_waiting(const DlockGraph *graph, const DlockGraph *before)
 {
@@ -506,14 +487,14 @@ mode_of(const DlockGraphPlace *place)
 	return mode;
 }
 
-/* A list of processes for a message, cut short where there are many */
+/* A list of processes for a message, cut short after MAX_NAMED */
 typedef struct NameList
 {
 	StringInfoData text;
 	int			count;
 } NameList;
 
-/* Is there room for one more?  The separator before it is appended. */
+/* Is there room for one more?  Appends the separator before it. */
 static bool
 begin_name(NameList *list)
 {
@@ -532,7 +513,6 @@ append_process(NameList *list, int pid)
 		appendStringInfo(&list->text, "%d", pid);
 }
 
-/* Whose is it: a process's, or a lease's? */
 static void
 append_member(NameList *list, DlockSpace *space, const DlockMember *member)
 {
@@ -550,9 +530,7 @@ append_member(NameList *list, DlockSpace *space, const DlockMember *member)
 	}
 }
 
-/*
- * Describe one wait of the knot, unless nobody in it is in its way.
- */
+/* Describe one wait of the knot, if a member of the knot is in its way. */
 static void
 describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 {
@@ -564,7 +542,7 @@ describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 	initStringInfo(&blockers.text);
 	for (int n = 0; n < graph->num_vertices; n++)
 		graph->vertices[n].mark = false;
-	/* none of a backend's locks in the lock manager is in its own way */
+	/* a backend's own heavyweight locks are not in its way */
 	if (lock->heavyweight)
 		graph->vertices[wait->vertex].mark = true;
 	for (int p = 0; p < wait->place; p++)
@@ -600,9 +578,7 @@ describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 					 blockers.text.data);
 }
 
-/*
- * Raise the error in the victim: a line for every wait in the knot.
- */
+/* Raise the error in the victim, with a line for every wait in the knot. */
 static void
 report(DlockGraph *graph)
 {
@@ -637,10 +613,8 @@ report(DlockGraph *graph)
 }
 
 /*
- * Does anybody wait for a heavyweight lock that this backend holds?  Looks at
- * this backend's own locks only, and locks no partition in which it has none.
- * One that another backend is just moving there from the fast path is seen the
- * next time.
+ * Does a process wait for a heavyweight lock of this backend?  A lock that is
+ * just being moved from the fast path is seen the next time.
  */
 static bool
 blocks_heavyweight(void)
@@ -661,20 +635,19 @@ blocks_heavyweight(void)
 }
 
 /*
- * Look for a deadlock, in a backend that waits; raises 40P01 where there is
- * one and this backend is its victim.
+ * Look for a deadlock; raises 40P01 if this backend is the victim of one.
  *
- * Unless "thorough", only where a heavyweight lock of this backend is waited
- * for.  A cycle that is closed by somebody's wait in dlock is found by that
- * one, who looks thoroughly after deadlock_timeout; and if one is closed in the
- * lock manager, then there is a waiter of dlock in it who has such a lock: on
- * the way round the cycle, the first of them after a waiter of the lock manager.
+ * Unless "thorough", look only if another process waits for a heavyweight lock
+ * of this backend.  If a wait in dlock closes a cycle, its backend looks
+ * thoroughly after deadlock_timeout.  If a wait in the lock manager closes it,
+ * a waiter of dlock in the cycle has such a lock: the first one after a waiter
+ * of the lock manager.
  *
- * One that was "told" that it is the victim looks whatever it has: it may have
- * nothing but the place in a queue behind which others wait.
+ * A backend that was "told" to be the victim looks in any case: it may have
+ * only the place in a queue behind which others wait.
  *
- * Returns false where what was seen has changed all the time, so that it should
- * be looked at again soon.
+ * Returns false if each look showed other waits, so that the caller looks
+ * again.
  */
 bool
 dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)
@@ -706,7 +679,7 @@ dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)
 		}
 		if (previous && knot_was_waiting(graph, previous))
 		{
-			/* the report outlives the context that the graph is in */
+			/* the report outlives the graph's context */
 			MemoryContextSwitchTo(old_context);
 			report(graph);
 		}
@@ -718,8 +691,8 @@ dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)
 }
 
 /*
- * What log_lock_waits asks for, in the words of PostgreSQL's lock manager, but
- * with no more than a few of the queue.  "waited" is in microseconds.
+ * Log what log_lock_waits asks for, as PostgreSQL's lock manager does, but
+ * with few of the holders and the queue.  "waited" is in microseconds.
  */
 void
 dlock_deadlock_log(DlockSpace *space, const DlockRequest *request, int64 waited,

@@ -4,31 +4,27 @@
  *	  Collecting who waits for whom.
  *
  * For the deadlock detector, the search starts from this backend and collects
- * each backend that a collected one waits for; for dlock_blockers, all of
- * them.  Each lock is read once, under its own lock alone: the entry's lock of
- * one of dlock's, and that of its partition for a heavyweight one (I26).
- * pg_blocking_pids() would take all partitions' locks at once, for each
- * waiter.
+ * each backend that a collected one waits for.  For dlock_blockers, it
+ * collects all.  Each lock is read once, under its own LWLock alone: that of
+ * the entry for a lock of dlock, that of its partition for a heavyweight one
+ * (I26).
  *
- * So the graph is not that of one moment.  What makes it one is in deadlock.c:
- * a verdict stands on waits that were seen twice, and on places before them in
- * their locks; and the places before a waiter can only be left.  In dlock's
- * queues that is the rule.  In the lock manager's, a request goes before a
- * waiter only if it does not conflict with that one, or if its process holds
- * what the waiter waits for already.
+ * So the graph is not of one moment.  A verdict of deadlock.c relies only on
+ * waits that were seen twice, and on the places before them, which can only be
+ * left: by the rule of dlock's queues, and because the lock manager lets a
+ * request go before a waiter only if they do not conflict, or if its process
+ * already holds what the waiter waits for.
  *
- * The lock manager's structures are read as it does itself.  proc->waitLock is
- * set and reset under the lock of the partition of the awaited lock; which
- * partition that is has to be read without it, and is verified under it.  What
- * was recycled meanwhile is still a LOCK, in memory that stays mapped.  Fast-path
- * locks need not be looked at: who waits has moved those in its way to the main
- * table before.
+ * proc->waitLock changes under the lock of the awaited lock's partition.
+ * Which partition that is must be read without the lock, and is verified under
+ * it.  A LOCK that was recycled meanwhile is still a LOCK, in memory that
+ * stays mapped.  A waiter has moved the fast-path locks in its way to the main
+ * table.
  *
- * A lease's ticket that has ended keeps its place until the worker has removed its
- * row, so whoever waits for it waits for the worker, too.  Where somebody has
- * locked a table of leases, the worker waits for him: not in the lock's queue, as
- * it has other work to do, but again and again, and so it stands at the end of
- * the queue here.  The space says which table that is ("blocked_on").
+ * A lease's ticket that has ended keeps its place until the worker has removed
+ * its row, so its waiters wait for the worker, too.  If another process has
+ * locked a table of leases ("blocked_on" of the space), the worker tries again
+ * and again, and stands at the end of that lock's queue here.
  *
  *-------------------------------------------------------------------------
  */
@@ -50,9 +46,7 @@ StaticAssertDecl(DLOCK_SLOTS < MAX_LOCKMODES, "modes are bits of a LOCKMASK");
 	(LOCKBIT_ON(DLOCK_EXCLUSIVE) | LOCKBIT_ON(DLOCK_SHARED) | \
 	 LOCKBIT_ON(DLOCK_SLOTS))
 
-/*
- * Read what a backend waits for in dlock; false where it does not wait.
- */
+/* Read what a backend waits for in dlock; false if it does not wait. */
 bool
 dlock_graph_read_wait(int procno, DlockWait *wait)
 {
@@ -71,10 +65,7 @@ dlock_graph_read_wait(int procno, DlockWait *wait)
 	return wait->number != 0;
 }
 
-/*
- * Read a lock's holders and its queue, see dlock_queue_members(); returns how
- * many there are.
- */
+/* Read a lock's members, see dlock_queue_members(); returns their number. */
 int
 dlock_graph_read_lock(const DlockKey *key, int64 up_to, int max_each,
 					  DlockMember **members, int32 *slots)
@@ -94,7 +85,6 @@ dlock_graph_read_lock(const DlockKey *key, int64 up_to, int max_each,
 	}
 }
 
-/* Room for one more element of an array of the graph */
 static void *
 make_room(void *array, int count, int *max, Size size)
 {
@@ -131,11 +121,12 @@ find_vertex(DlockGraph *graph, int procno, int pid)
 	return graph->vertex_of[procno];
 }
 
-/* Vertices that are no sessions */
+/* Vertices that are not sessions */
 typedef struct OtherVertex
 {
-	int64		key;			/* hash key, must be first: a lease's number, or a
-								 * prepared transaction's proc number, negative */
+	int64		key;			/* hash key, must be first: a lease's number,
+								 * or minus a prepared transaction's proc
+								 * number */
 	int			vertex;
 } OtherVertex;
 
@@ -174,9 +165,8 @@ add_wait(DlockGraph *graph, int n, int l, int p, int procno, uint64 id)
 }
 
 /*
- * Collect those who are before a waiter in its lock, and in its way.  Of many
- * waiters, each goes on where the one before it has stopped, unless it is the
- * first to ask for its mode.
+ * Collect the owners that are in a waiter's way.  The next waiter goes on from
+ * here, unless it conflicts with other modes.
  */
 static void
 expand(DlockGraph *graph, int l, int p)
@@ -201,7 +191,6 @@ expand(DlockGraph *graph, int l, int p)
 	}
 }
 
-/* A new lock of the graph, yet to be filled */
 static int
 add_lock(DlockGraph *graph, uint32 hash)
 {
@@ -217,14 +206,9 @@ add_lock(DlockGraph *graph, uint32 hash)
 	return graph->num_locks++;
 }
 
-/*
- * Locks of dlock
- */
+/* Locks of dlock */
 
-/*
- * Is the owner of this ticket the backend that is there now?  A lease's ticket
- * has none: it can always end, with its lease.
- */
+/* Is the owner still there?  A lease's ticket has none: it can always end. */
 static bool
 has_owner(const DlockMember *member)
 {
@@ -258,9 +242,8 @@ fill_place(const DlockGraph *graph, DlockGraphPlace *place,
 }
 
 /*
- * A lock, with its queue up to a number at least.  Where it was read for less,
- * it is read once more, whole, and is there twice: each of its waiters is in
- * one of the two.
+ * Find a lock, with its queue up to this number.  If it was read for less, it
+ * is read again, whole, and is there twice: each waiter is in one of the two.
  */
 static int
 find_lock(DlockGraph *graph, const DlockKey *key, int64 number)
@@ -297,7 +280,7 @@ find_lock(DlockGraph *graph, const DlockKey *key, int64 number)
 	return l;
 }
 
-/* A waiter's place in a lock; -1 where it waits no more. */
+/* A waiter's place in a lock; -1 if it does not wait any more */
 static int
 find_place(const DlockGraphLock *lock, int64 number)
 {
@@ -329,14 +312,9 @@ collect_wait(DlockGraph *graph, int n, const DlockWait *wait)
 	expand(graph, l, p);
 }
 
-/*
- * Heavyweight locks
- */
+/* Heavyweight locks */
 
-/*
- * Somebody's place in a heavyweight lock.  Parallel workers and their leader
- * go on together.  A prepared transaction is nobody, as anyone can end it.
- */
+/* Workers go on with their leader; anyone can end a prepared transaction. */
 static void
 fill_heavy_place(DlockGraphPlace *place, PROCLOCK *holder)
 {
@@ -352,9 +330,8 @@ fill_heavy_place(DlockGraphPlace *place, PROCLOCK *holder)
 }
 
 /*
- * Copy a heavyweight lock's holders and its queue; "places" may be too short,
- * as "max" says, and then the result is greater than that.  The caller holds
- * the lock of its partition.
+ * Copy a heavyweight lock's holders and queue.  Returns more than "max" if
+ * "places" is too short.  The caller holds the partition's lock.
  */
 static int
 copy_heavy_places(LOCK *lock, DlockGraphPlace *places, int max, int *holders)
@@ -387,7 +364,7 @@ copy_heavy_places(LOCK *lock, DlockGraphPlace *places, int max, int *holders)
 	return count;
 }
 
-/* Put a lock of the lock manager's, as it was copied, into the graph. */
+/* Put a copied heavyweight lock into the graph. */
 static int
 enter_heavy_lock(DlockGraph *graph, const LOCKTAG *tag, uint32 hash,
 				 DlockGraphPlace *places, int count, int holders)
@@ -407,10 +384,7 @@ enter_heavy_lock(DlockGraph *graph, const LOCKTAG *tag, uint32 hash,
 	return l;
 }
 
-/*
- * Read the lock that a process waits for, and put it into the graph.  That may
- * have changed in between; then nothing happens.
- */
+/* Read the lock that a process waits for, unless it has stopped waiting. */
 static void
 read_heavy_lock(DlockGraph *graph, PGPROC *proc, LOCK *awaited)
 {
@@ -442,7 +416,7 @@ read_heavy_lock(DlockGraph *graph, PGPROC *proc, LOCK *awaited)
 		(void) enter_heavy_lock(graph, &tag, hash, places, count, holders);
 }
 
-/* What one process of a backend waits for in the lock manager */
+/* Collect the heavyweight wait of one process of a backend. */
 static void
 collect_heavy_wait(DlockGraph *graph, int n, int procno)
 {
@@ -451,7 +425,7 @@ collect_heavy_wait(DlockGraph *graph, int n, int procno)
 	int			l;
 	int			p;
 
-	/* but where the worker waits was found out before */
+	/* the worker's was entered before */
 	if (awaited == NULL && procno != graph->worker)
 		return;
 	if (graph->heavy_lock[procno] < 0 && awaited != NULL)
@@ -464,7 +438,7 @@ collect_heavy_wait(DlockGraph *graph, int n, int procno)
 	expand(graph, l, p);
 }
 
-/* A leader's group is protected by a partition's lock, which one is in it. */
+/* The lock that protects a leader's group depends on the leader. */
 static int
 copy_group(PGPROC *leader, int *procnos)
 {
@@ -494,7 +468,7 @@ collect_heavy_waits(DlockGraph *graph, int n)
 	int			procnos[MAX_GROUP];
 	int			count;
 
-	/* a look without a lock, to spare most the question */
+	/* without a lock, because most have no group */
 	if (*(PGPROC *volatile *) &proc->lockGroupLeader == NULL)
 	{
 		collect_heavy_wait(graph, n, graph->vertices[n].procno);
@@ -514,10 +488,7 @@ make_index(int count)
 	return index;
 }
 
-/*
- * The lock with this tag, by whoever has it or waits for it; NULL if nobody
- * does.  The caller holds the lock of its partition.
- */
+/* The lock that is held or awaited, under its partition's lock; or NULL */
 static LOCK *
 find_heavy_lock(const LOCKTAG *tag, int partition)
 {
@@ -535,10 +506,7 @@ find_heavy_lock(const LOCKTAG *tag, int partition)
 	return NULL;
 }
 
-/*
- * The worker's place in the queue of the table's lock: where it is just now, or
- * else the last.
- */
+/* Put the worker into the queue of the table's lock, if absent at the end. */
 static void
 enter_worker(DlockGraph *graph, int l)
 {
@@ -563,15 +531,15 @@ enter_worker(DlockGraph *graph, int l)
 		}
 		lock->count++;
 	}
-	/* the same wait for as long as the worker is blocked */
+	/* one wait for as long as the worker is blocked */
 	place->since = graph->blocked_on;
 	graph->heavy_lock[graph->worker] = l;
 	graph->heavy_place[graph->worker] = p;
 }
 
 /*
- * Read the lock of the table that the worker cannot lock, and enter the worker.
- * Before any other lock of the lock manager's, so that it is there once.
+ * Read the lock of the table that blocks the worker, and enter the worker.
+ * This comes first, so that no heavyweight lock is there twice.
  */
 static void
 read_lock_of_worker(DlockGraph *graph)
@@ -590,7 +558,7 @@ read_lock_of_worker(DlockGraph *graph)
 	partition = LockHashPartitionLock(hash);
 	for (;;)
 	{
-		/* and one for the worker */
+		/* one more for the worker */
 		places = MemoryContextAllocHuge(CurrentMemoryContext,
 										(max + 1) * sizeof(DlockGraphPlace));
 		LWLockAcquire(partition, LW_SHARED);
@@ -606,7 +574,7 @@ read_lock_of_worker(DlockGraph *graph)
 									   holders));
 }
 
-/* A graph that has no more than the worker, if that cannot lock a table */
+/* Make a graph.  It has only the worker, if that cannot lock a table. */
 static DlockGraph *
 make_graph(DlockSpace *space)
 {
@@ -633,14 +601,14 @@ make_graph(DlockSpace *space)
 	return graph;
 }
 
-/* The process id of the space's worker if it cannot lock a table; 0 if not */
+/* The PID of the space's worker if it cannot lock a table, or 0 */
 int
 dlock_graph_blocked_worker(DlockSpace *space)
 {
 	return make_graph(space)->worker_pid;
 }
 
-/* Whose locks keep it from that?  Returns how many there are. */
+/* The PIDs of the processes that block the worker; returns their number. */
 int
 dlock_graph_worker_blockers(DlockSpace *space, int **pids)
 {
@@ -662,11 +630,9 @@ dlock_graph_worker_blockers(DlockSpace *space, int **pids)
 	return count;
 }
 
-/*
- * The whole graph
- */
+/* The whole graph */
 
-/* A vertex has this place. */
+/* Note that a vertex has this place. */
 static void
 take_place(DlockGraph *graph, int n, int l, int p)
 {
@@ -678,12 +644,12 @@ take_place(DlockGraph *graph, int n, int l, int p)
 }
 
 /*
- * The holders of a lock of dlock.  A place in the queue is taken by none: a holder
- * is in the way of all behind the first request that it is in the way of.
+ * Enter a lock's holders.  A holder is in the way of all behind the first
+ * request that it blocks, so places in the queue get no vertex.
  *
- * If no ticket holds the lock, the row of the last holder has still to be removed,
- * by the worker.  Unless the first request asks for more permits than are set: then
- * none is in its way.
+ * If no ticket holds the lock, the worker has still to remove the last
+ * holder's row, and counts as the holder, unless the first request asks for
+ * more permits than are set: then nothing is in its way.
  */
 static void
 take_places(DlockGraph *graph, int l, DlockSpace *space)
@@ -713,7 +679,7 @@ take_places(DlockGraph *graph, int l, DlockSpace *space)
 		(lock->places[first].modes == LOCKBIT_ON(DLOCK_SLOTS) &&
 		 lock->places[first].permits > lock->places[first].slots))
 		return;
-	/* all places before that of the first request are about to be left */
+	/* all places before the first request's are about to be left */
 	lock->places[0].granted = true;
 	lock->places[0].modes = LOCKBIT_ON(DLOCK_EXCLUSIVE);
 	lock->holders = Max(lock->holders, 1);
@@ -721,7 +687,7 @@ take_places(DlockGraph *graph, int l, DlockSpace *space)
 								  GetPGProcByNumber(worker - 1)->pid), l, 0);
 }
 
-/* All places of a heavyweight lock, in its queue as well */
+/* Enter all places of a heavyweight lock, also those in its queue. */
 static void
 take_heavy_places(DlockGraph *graph, int l)
 {
@@ -742,10 +708,7 @@ take_heavy_places(DlockGraph *graph, int l)
 	}
 }
 
-/*
- * Collect all locks that are waited for: those of the space, and all heavyweight
- * ones, in whatever database.  Each is read once.
- */
+/* Collect all awaited locks of the space, and all heavyweight ones. */
 DlockGraph *
 dlock_graph_collect_all(DlockSpace *space)
 {

@@ -1,11 +1,9 @@
 /*-------------------------------------------------------------------------
  *
  * graph.h
- *	  Who waits for whom, over dlock's queues and heavyweight locks.
- *
- * graph.c collects the graph.  deadlock.c asks whether this backend is in a
- * cycle, blockers.c who is at the root of the waiting.  All of this is the memory
- * of the backend that looks.
+ *	  Who waits for whom, in dlock's queues and for heavyweight locks:
+ *	  collected by graph.c for deadlock.c and blockers.c, in backend-local
+ *	  memory.
  *
  *-------------------------------------------------------------------------
  */
@@ -17,7 +15,7 @@
 
 #include "shared/shared.h"
 
-/* What a backend waits for in dlock; the same "count" means the same wait */
+/* A backend's wait in dlock; the same "count" means the same wait */
 typedef struct DlockWait
 {
 	uint64		count;
@@ -27,7 +25,7 @@ typedef struct DlockWait
 	DlockKey	key;			/* of its lock */
 } DlockWait;
 
-/* A place by the index of its lock, and its own there; lock -1: none */
+/* A place: the index of its lock, or -1, and its own there */
 typedef struct DlockGraphRef
 {
 	int			lock;
@@ -35,30 +33,31 @@ typedef struct DlockGraphRef
 } DlockGraphRef;
 
 /*
- * A holder of a lock, or a request in its queue.  A heavyweight lock that a
- * process has, and waits for in another mode, gives it two places.
+ * A holder or a waiter.  A process that holds a heavyweight lock, and waits
+ * for it in another mode, has two places.
  */
 typedef struct DlockGraphPlace
 {
-	int			procno;			/* a parallel worker's, for instance */
-	int			owner;			/* proc number of the process that has to go on so
-								 * that this place is left; -1: none that waits */
+	int			procno;			/* possibly a parallel worker's */
+	int			owner;			/* proc number of the process that must go on
+								 * so that this place is left; -1: none that
+								 * waits */
 	int			pid;			/* the owner's */
 	int			vertex;			/* the owner's; -1: not collected */
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */
 	bool		granted;
-	LOCKMASK	modes;			/* held or asked for, a bit each */
-	LOCKMASK	conflicts;		/* asked for: beside which modes it cannot be */
-	uint64		since;			/* when the wait began; 0: a moment ago */
+	LOCKMASK	modes;			/* held or requested, a bit each */
+	LOCKMASK	conflicts;		/* modes beside which the request cannot be */
+	uint64		since;			/* start of the wait; 0: a moment ago */
 
 	/* of a lock of dlock */
 	int64		number;			/* of the ticket */
-	int64		lease;			/* that has the ticket; or 0 */
+	int64		lease;			/* that has the ticket, or 0 */
 	Oid			role;
-	int32		slots;			/* as it gave them, or as they are set */
+	int32		slots;			/* as requested, or as set */
 	int32		permits;
-	bool		counts;			/* it holds or waits; not if it is about to leave */
-	bool		closed;			/* a delay keeps the lock closed by it */
+	bool		counts;			/* holds or waits, and is not about to leave */
+	bool		closed;			/* a delay of this ticket closes the lock */
 
 	/* blockers.c's */
 	DlockGraphRef next_of_vertex;
@@ -73,7 +72,7 @@ typedef struct DlockGraphLock
 	int			next;			/* in the same bucket; -1: none */
 	DlockGraphPlace *places;	/* holders, then the queue in its order */
 	int			count;
-	int			holders;		/* how many of these are holders */
+	int			holders;		/* number of holders */
 	int64		up_to;			/* the queue was read up to this number */
 	int32		slots;			/* what counts for the holders */
 	LOCKMASK	wanted;			/* owners in these modes are collected ... */
@@ -82,7 +81,7 @@ typedef struct DlockGraphLock
 	struct Tally *tally;		/* blockers.c's */
 } DlockGraphLock;
 
-/* Somebody's wait at a place */
+/* A wait of a process at a place */
 typedef struct DlockGraphWait
 {
 	int			vertex;
@@ -98,16 +97,12 @@ typedef struct DlockGraphWait
 typedef enum DlockVertexKind
 {
 	DLOCK_VERTEX_SESSION,
-	DLOCK_VERTEX_LEASE,			/* these two never wait, and are collected only for
-								 * the whole graph */
+	DLOCK_VERTEX_LEASE,			/* these two never wait, and are only in the
+								 * whole graph */
 	DLOCK_VERTEX_PREPARED
 } DlockVertexKind;
 
-/*
- * A backend, with its parallel workers.  It waits for a ticket of dlock, or in
- * the lock manager, there perhaps in more than one of its processes.  Or a lease,
- * or a prepared transaction.
- */
+/* A backend with its parallel workers, a lease, or a prepared transaction */
 typedef struct DlockVertex
 {
 	DlockVertexKind kind;
@@ -115,7 +110,7 @@ typedef struct DlockVertex
 	int			pid;			/* 0: not a session */
 	int64		lease;			/* its number, or 0 */
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */
-	int64		number;			/* of the ticket that it waits for; or 0 */
+	int64		number;			/* of the ticket waited for, or 0 */
 
 	/* deadlock.c's */
 	bool		stuck;			/* does not go on, as far as is known */
@@ -147,10 +142,10 @@ typedef struct DlockGraph
 	int			num_waits;
 	int			max_waits;
 	int		   *vertex_of;		/* by proc number; -1: none */
-	HTAB	   *others;			/* vertices that are no sessions; NULL: not the whole
-								 * graph */
-	int		   *heavy_lock;		/* by proc number: the heavyweight lock in ... */
-	int		   *heavy_place;	/* ... whose queue it was seen, and where */
+	HTAB	   *others;			/* vertices that are not sessions; NULL if this
+								 * is not the whole graph */
+	int		   *heavy_lock;		/* by proc number: the lock in ... */
+	int		   *heavy_place;	/* ... that it waits for, and the place */
 	int			buckets[DLOCK_GRAPH_BUCKETS];	/* of locks; -1: none */
 
 	/* the space's worker, if it cannot lock a table */
