@@ -4,20 +4,17 @@
  *	  Cancels a transaction that guards with a lock it has lost.
  *
  * Its commit would be refused.  Until then it would go on for nothing, and its
- * row locks would be in the way of whoever has the lock now.
+ * row locks would be in the next holder's way.
  *
- * Nobody tells it: a lease can run out where nobody notices, and whoever told a
- * backend of its loss could reach it in its next transaction.  So the backend
- * looks for itself, at the tickets that its current transaction guards with:
- * before each statement, and while one goes on ten times a second, in the
- * handler of a timeout.  These are "watched": what a handler looks at needs no
- * lock, is mapped, and stays where it is for as long as it is watched.
+ * No process tells it: a lease can run out unnoticed, and a message could come
+ * in the backend's next transaction.  So the backend looks at the tickets that
+ * its transaction guards with: before each statement, and during one every 100
+ * ms, in a timeout's handler.  These tickets are "watched": the handler can
+ * read them without a lock, and they stay in place while they are watched.
  *
- * The handler cancels as pg_cancel_backend() does, but with a value of its own
- * in QueryCancelPending.  So what nobody has heeded by the time the guard
- * goes, at the end of its (sub)transaction, can be taken back, so that it hits
- * nothing later (I25); and it is told from a cancel by another process, which
- * is left alone, whichever came first.
+ * The handler cancels as pg_cancel_backend() does, but with another value in
+ * QueryCancelPending.  So if the guard ends first, the cancel is taken back,
+ * and hits nothing later (I25).  A cancel by another process is left alone.
  *
  *-------------------------------------------------------------------------
  */
@@ -36,16 +33,13 @@
 
 #include "backend/inner.h"
 
-/* So often do we look, in milliseconds */
+/* Interval of the handler's looks, in milliseconds */
 #define LOOK_EVERY	100
 
-/*
- * Before a statement, look at so many guards at most.  A loop of n statements
- * that guard with n locks would take n * n looks otherwise.
- */
+/* Guards to look at before a statement: n guards take n * n looks in a loop */
 #define MAX_LOOKED_AT	64
 
-/* In QueryCancelPending: nobody else has canceled, who would have set 1 */
+/* In QueryCancelPending: only the handler has canceled; others set 1 */
 #define CANCELED_HERE	2
 
 /* A ticket that the current transaction guards with */
@@ -53,29 +47,29 @@ typedef struct Watched
 {
 	const DlockKey *key;
 	DlockTicket *ticket;
-	DlockLease *lease;			/* that has it; or NULL */
+	DlockLease *lease;			/* that has it, or NULL */
 } Watched;
 
 bool		dlock_cancel_lost_guards = true;
 
-/* The latest comes last.  The handler reads all of these. */
+/* Read by the handler.  The latest comes last. */
 static Watched *volatile watched = NULL;
 static volatile int num_watched = 0;
 static int	max_watched = 0;
 
-/* The handler has canceled, and a guard that is lost is watched since */
+/* The handler has canceled, and a lost guard has been watched since */
 static volatile sig_atomic_t canceled = false;
 
 static TimeoutId look_timeout = MAX_TIMEOUTS;	/* not registered */
 
 static void explain_cancel(void *arg);
 
-/* At the bottom of error_context_stack where a statement may be canceled */
+/* At the bottom of error_context_stack if a statement may be canceled */
 static ErrorContextCallback explanation = {.callback = explain_cancel};
 
 /*
- * The first that does not hold any more; NULL if all do.  Raises nothing, takes
- * no lock, and may be called by a signal handler.
+ * The first ticket that does not hold any more; NULL if all do.  Takes no
+ * lock, raises no error, and may be called in a signal handler.
  */
 static const Watched *
 find_lost(void)
@@ -92,9 +86,9 @@ find_lost(void)
 }
 
 /*
- * Put one value in the place of another, which somebody may cancel meanwhile:
- * that sets 1, and stays.  A cancel always comes by SIGINT, but for recovery
- * conflicts, which no session with a guard can have.
+ * Change QueryCancelPending from one value to another.  If another process
+ * cancels, that sets 1, which stays, and comes by SIGINT, or by a recovery
+ * conflict, which no session with a guard can have.
  */
 static void
 exchange_cancel(sig_atomic_t before, sig_atomic_t after)
@@ -111,10 +105,10 @@ exchange_cancel(sig_atomic_t before, sig_atomic_t after)
 }
 
 /*
- * Is there something to cancel?  Whatever is parsed, planned or executed has a
- * snapshot, or waits for a lock.  So has a deferred trigger at COMMIT, and a
- * statement of a background worker.  Statements that end the transaction, or go
- * back to a savepoint, have none: they always work.
+ * Is there something to cancel?  A statement that is parsed, planned or
+ * executed has a snapshot, or waits for a lock; so has a deferred trigger at
+ * COMMIT.  Statements that end the transaction, or go back to a savepoint,
+ * always work.
  */
 static bool
 is_cancelable(void)
@@ -136,11 +130,9 @@ put_explanation(void)
 }
 
 /*
- * The same in the handler; false if the explanation cannot be put into place now.
- *
- * A statement that is executed has it.  Before that, the handler can walk the
- * stack in a wait for a lock only: elsewhere an error may be on its way, and what
- * the stack points to freed.
+ * The same in the handler; false if that is impossible now.  An executed
+ * statement has the explanation.  Before that, the stack can be walked in a
+ * wait for a lock only: at other times an error may have freed a part of it.
  */
 static bool
 put_explanation_in_handler(void)
@@ -154,7 +146,7 @@ put_explanation_in_handler(void)
 	return true;
 }
 
-/* The timeout's handler; as with any signal, anything can be under way. */
+/* The timeout's handler.  As in any handler, anything can be under way. */
 static void
 look_at_guards(void)
 {
@@ -167,8 +159,8 @@ look_at_guards(void)
 }
 
 /*
- * After an error PostgreSQL has disabled all timeouts, even if only a savepoint
- * is lost.  The stack is what it was when the statement is over.
+ * Look from now on, or again: an error disables timeouts, even if only a
+ * savepoint is lost, and the end of a statement restores the stack.
  */
 static void
 begin_looking(void)
@@ -181,7 +173,7 @@ begin_looking(void)
 							 LOOK_EVERY);
 }
 
-/* A guard is watched no more.  Raises nothing. */
+/* A guard is not watched any more.  Raises no error. */
 static void
 take_back(void)
 {
@@ -215,10 +207,7 @@ dlock_cancel_prepare(void)
 		pfree(before);
 }
 
-/*
- * Watch a ticket that the transaction guards with, until the call of
- * dlock_cancel_unwatch() that belongs to this one: the latest goes first.
- */
+/* Watch a ticket until the matching dlock_cancel_unwatch(), latest first. */
 void
 dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket, DlockLease *lease)
 {
@@ -239,12 +228,12 @@ void
 dlock_cancel_unwatch(void)
 {
 	if (num_watched == 0)
-		return;					/* dlock_cancel_stop() */
+		return;					/* after dlock_cancel_stop() */
 	num_watched--;
 	take_back();
 }
 
-/* The commit begins, which itself looks at what it is guarded by. */
+/* The commit begins, which looks at the guards itself. */
 void
 dlock_cancel_stop(void)
 {
@@ -254,7 +243,7 @@ dlock_cancel_stop(void)
 	take_back();
 }
 
-/* What goes with either of the messages below */
+/* Detail and hint of both messages below */
 static int
 explain(const Watched *lost)
 {
@@ -264,10 +253,7 @@ explain(const Watched *lost)
 	return 0;
 }
 
-/*
- * A statement begins: it fails if the transaction could not commit any more.  If
- * many guards are watched, the handler finds the loss.
- */
+/* A statement begins.  With many guards, only the handler finds a loss. */
 void
 dlock_cancel_check(void)
 {
@@ -285,10 +271,7 @@ dlock_cancel_check(void)
 	begin_looking();
 }
 
-/*
- * A statement begins that is never canceled.  If it goes back to a savepoint
- * after an error, what follows has to be looked after again.
- */
+/* A statement begins that is never canceled, such as ROLLBACK TO. */
 void
 dlock_cancel_resume(void)
 {
@@ -296,7 +279,7 @@ dlock_cancel_resume(void)
 		begin_looking();
 }
 
-/* The handler has canceled: PostgreSQL would say, on request of the user. */
+/* If the handler has canceled, replace PostgreSQL's "due to user request". */
 static void
 explain_cancel(void *arg)
 {

@@ -3,20 +3,17 @@
  * wait.c
  *	  Sleeping until a ticket is granted.
  *
- * A waiter sleeps on its own latch.  The one who grants changes the ticket's
- * state first and sets the latch then; the waiter resets the latch first and
- * looks at the state then.  So a grant is never slept through (I11).  The
- * latch is set for other reasons too, and by others' late wakeups: a waiter
- * that finds its ticket still waiting sleeps again.
+ * A waiter sleeps on its own latch.  The granter changes the ticket's state
+ * first and sets the latch then; the waiter resets the latch first and reads
+ * the state then.  So no grant is slept through (I11).  The latch is also set
+ * late, or for other reasons: a waiter whose ticket still waits sleeps again.
  *
- * Nobody sets our latch when the extension is dropped, and the locks of its
- * space end: a waiter that sleeps looks once a second.  Nor when a slot is free
- * for a worker that had none, and may have to hand on to us; nor when a lease
- * runs out whose worker does not come.
+ * No latch is set if the extension is dropped, if a slot becomes free for a
+ * worker, or if a lease runs out whose worker does not come.  So a waiter
+ * looks around once a second.
  *
- * Everything that ends a wait but a grant raises an error or returns false,
- * with the ticket still in the lock: the caller withdraws it, and where it
- * was granted at the same moment, that hands it on.
+ * If a wait ends without a grant, the ticket is still in the lock, and the
+ * caller ends it.  If it was granted just then, that hands the lock on.
  *
  *-------------------------------------------------------------------------
  */
@@ -39,13 +36,10 @@
 #include "backend/inner.h"
 #include "shared/shared.h"
 
-/*
- * A waiter looks so often, in microseconds, whether its extension is still
- * there, the worker, and the lease.
- */
+/* Interval of looking around, in microseconds */
 #define LOOK_US	INT64CONST(1000000)
 
-/* Show in pg_stat_activity what a wait for a user-defined lock shows */
+/* Shown in pg_stat_activity as a wait for a user-defined lock */
 #define WAIT_EVENT_DLOCK	(PG_WAIT_LOCK | LOCKTAG_USERLOCK)
 
 static int64
@@ -58,17 +52,14 @@ microseconds_since(instr_time start)
 	return (int64) INSTR_TIME_GET_MICROSEC(now);
 }
 
-/* Is the lock for a lease that was there before, and can be over meanwhile? */
+/* Is the request for a lease of many, which can end before the grant? */
 static bool
 has_lease(const DlockRequest *request)
 {
 	return request->lease && !request->lease->single;
 }
 
-/*
- * Let others see, and unsee, what this backend waits for.  Whoever ends a lease
- * wakes those who wait with it.
- */
+/* Show what this backend waits for.  The end of a lease wakes its waiters. */
 static void
 announce_wait(const DlockRequest *request, int64 number)
 {
@@ -101,9 +92,8 @@ unannounce_wait(const DlockRequest *request)
 }
 
 /*
- * Is the ticket somebody else's: a lease's, or that of a session whose lease
- * will have it?  Nobody sets our latch for that, but its condition variable is
- * broadcast.
+ * Is it a lease's ticket, or another session's that a lease will adopt?  Then
+ * a change broadcasts its condition variable, and does not set our latch.
  */
 static bool
 is_foreign(const DlockTicket *ticket)
@@ -111,10 +101,7 @@ is_foreign(const DlockTicket *ticket)
 	return ticket->session != pg_atomic_read_u64(&dlock_my_backend->session);
 }
 
-/*
- * Is it the ticket of a lease that has run out?  Then it is gone for whoever asks,
- * whether or not the worker has come to end it.
- */
+/* A lease's ticket is gone once its lease has run out, even if not ended. */
 static bool
 has_run_out(const DlockTicket *ticket)
 {
@@ -125,7 +112,7 @@ has_run_out(const DlockTicket *ticket)
 	return !dlock_lease_ticket_is_live((const DlockLeaseTicket *) ticket);
 }
 
-/* Is there no lease any more that the lock is for? */
+/* Is the lease over that the lock is for? */
 static bool
 lease_is_over(const DlockRequest *request, const DlockTicket *ticket)
 {
@@ -133,7 +120,7 @@ lease_is_over(const DlockRequest *request, const DlockTicket *ticket)
 		has_run_out(ticket);
 }
 
-/* Is there nothing to wait for, or to hold? */
+/* Can the ticket neither be granted nor hold any more? */
 static bool
 is_lost(DlockTicket *ticket)
 {
@@ -154,17 +141,15 @@ still_waiting(DlockTicket *ticket, bool foreign)
 }
 
 /*
- * Be woken by a change of the ticket, if it is a foreign one, or becomes one where
- * its lease adopts it, which sets our latch.  False where there is nothing to wait
- * for any more.
+ * Prepare to be woken by a change of the ticket; false if it does not wait.  A
+ * foreign ticket broadcasts its condition variable.  An own ticket sets our
+ * latch, also when its lease adopts it.
  *
- * The condition variable forgets us with every broadcast, so we let it know us
- * before the look at the state after which we sleep.
- *
- * Not ConditionVariablePrepareToSleep(): before 16, where we are forgotten
- * already, that takes it for a signal and passes it on to the next who waits,
- * who would do the same.  A sleep of no time only puts us back, and resets the
- * latch.
+ * A broadcast takes us out of the variable, so we enter it before each look at
+ * the state.  Not ConditionVariablePrepareToSleep(): before 16, if we were
+ * taken out, that takes it for a signal and passes it on to the next waiter,
+ * which would do the same.  A sleep of no time only puts us back, and resets
+ * the latch.
  */
 static bool
 prepare_to_sleep(DlockTicket *ticket)
@@ -172,18 +157,17 @@ prepare_to_sleep(DlockTicket *ticket)
 	bool		foreign = is_foreign(ticket);
 
 	if (foreign && still_waiting(ticket, foreign))
-		(void) ConditionVariableTimedSleep(&((DlockLeaseTicket *) ticket)->record.changed,
-										   0, WAIT_EVENT_DLOCK);
+		(void)
+			ConditionVariableTimedSleep(&((DlockLeaseTicket *) ticket)->record.changed,
+										0, WAIT_EVENT_DLOCK);
 	return still_waiting(ticket, foreign);
 }
 
 /*
- * Let go of the snapshots of the CALL that this backend is in, as a COMMIT in
- * a procedure does, so that the wait holds back neither VACUUM nor CREATE
- * INDEX CONCURRENTLY.  The caller has checked that the portal's is active.
- *
- * A portal that returns a row also keeps the snapshot for what the row may
- * point to; this one's row is a plain number.
+ * Release the snapshots of the CALL that this backend is in, as a COMMIT in a
+ * procedure does, so that the wait holds back neither VACUUM nor CREATE INDEX
+ * CONCURRENTLY.  The caller has checked that the portal's is active.  The row
+ * that it returns is a plain number, and needs no snapshot.
  */
 static void
 drop_snapshot(void)
@@ -207,10 +191,7 @@ drop_snapshot(void)
 	}
 }
 
-/*
- * No wait succeeds in a space that is gone (I6).  A space that this
- * transaction alone has dropped is gone for it alone.
- */
+/* Raise 55L01 if the space is gone, if only for this transaction (I6). */
 void
 dlock_wait_check_space(const DlockSpace *space, const DlockKey *key)
 {
@@ -225,9 +206,8 @@ dlock_wait_check_space(const DlockSpace *space, const DlockKey *key)
 }
 
 /*
- * Take interrupts, and look for our space and its worker.  False where that may
- * have slept in PostgreSQL: as it read the catalog, for a lock or a page, or wrote
- * to the client.  Such a sleep takes what has set our latch, and our place at the
+ * Take interrupts, and look for our space and its worker.  False if PostgreSQL
+ * may have slept in that, which takes away latch events and our place in the
  * condition variable.
  */
 static bool
@@ -246,9 +226,9 @@ look_around(const DlockRequest *request, const DlockTicket *ticket)
 }
 
 /*
- * Sleep until the latch is set, or for so many microseconds, in pieces between
- * which we look around.  Such a look is no reason to look at the ticket, too,
- * unless it may have slept: that would only hide a wakeup that was missed.
+ * Sleep until the latch is set, or for "left" microseconds, and look around
+ * once a second.  That ends the sleep only if it may have slept: any other
+ * look at the ticket would hide a missed wakeup.
  */
 static void
 sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
@@ -264,7 +244,7 @@ sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
 		events = WaitLatch(MyLatch,
 						   WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						   (piece + 999) / 1000, WAIT_EVENT_DLOCK);
-		/* not where it may have been set since */
+		/* after a timeout, it may just have been set */
 		if (events & WL_LATCH_SET)
 			ResetLatch(MyLatch);
 		undisturbed = look_around(request, ticket);
@@ -273,10 +253,7 @@ sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
 			 !lease_is_over(request, ticket));
 }
 
-/*
- * A sleep for a lock of PostgreSQL's has a lock_timeout of its own, and leaves none
- * behind.  One that has just fired stays as it is.
- */
+/* Restart lock_timeout, which a sleep for a lock of PostgreSQL's disables. */
 static void
 keep_lock_timeout(int64 waited)
 {
@@ -287,11 +264,9 @@ keep_lock_timeout(int64 waited)
 }
 
 /*
- * When a waiter looks for deadlocks: after deadlock_timeout, at growing intervals
- * from then on, and when another waiter asks for it; for those that a heavyweight
- * lock can have closed meanwhile, every two deadlock_timeouts.
- *
- * All in microseconds since the wait began.
+ * When a waiter looks for deadlocks, in microseconds since the wait began:
+ * every two deadlock_timeouts for cycles that a heavyweight lock may have
+ * closed; thoroughly, at growing intervals and if another waiter asks for it.
  */
 typedef struct Looks
 {
@@ -300,7 +275,7 @@ typedef struct Looks
 	bool		logged;			/* log_lock_waits: once for each wait */
 } Looks;
 
-/* Every time after twice as long as before, up to 64 deadlock_timeouts */
+/* The interval doubles, up to 64 deadlock_timeouts. */
 static int64
 next_thorough_look(int64 waited)
 {
@@ -316,7 +291,7 @@ is_time_to_look(const Looks *looks, int64 waited)
 		pg_atomic_read_u32(&dlock_my_backend->check_requested) != 0;
 }
 
-/* Raises 40P01 where this backend is a deadlock's victim. */
+/* Raises 40P01 if this backend is a deadlock's victim. */
 static void
 look_for_deadlocks(Looks *looks, DlockSpace *space,
 				   const DlockRequest *request, instr_time start)
@@ -341,7 +316,7 @@ look_for_deadlocks(Looks *looks, DlockSpace *space,
 }
 
 /*
- * Sleep until the ticket is not waiting any more: true; or until the timeout
+ * Sleep until the ticket does not wait any more: true; or until the timeout
  * has passed: false.
  */
 static bool
@@ -353,7 +328,7 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 		int64		waited = microseconds_since(start);
 		int64		left = looks->next - waited;
 
-		/* no request need wait for a lease that is over by now */
+		/* a request need not wait for a lease that is over */
 		if (lease_is_over(request, ticket))
 		{
 			if (has_lease(request))
@@ -376,7 +351,7 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
-/* The same, as long as the extension is there and no interrupt comes. */
+/* The same, but raises an error for an interrupt or a DROP EXTENSION */
 static bool
 sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 					instr_time start)
@@ -388,10 +363,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	if (!sleep_until_changed(ticket, request, &looks, start))
 		return false;
 
-	/*
-	 * An interrupt that came together with the grant is taken now, while the
-	 * caller can still hand the lock on: a call that fails has no lock (I12).
-	 */
+	/* take interrupts while the grant can still be handed on (I12) */
 	CHECK_FOR_INTERRUPTS();
 	dlock_wait_check_space(space, &request->key);
 	if (looks.logged && !is_lost(ticket))
@@ -404,8 +376,8 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 }
 
 /*
- * Count a wait that is over.  That of an enqueued ticket, and of one that its
- * lease has adopted meanwhile, whoever grants it has counted for the lock's name.
+ * Count a wait that is over.  For an enqueued ticket, or one that its lease
+ * has adopted, the granter has counted the lock's name.
  */
 static void
 count_wait(const DlockRequest *request, const DlockTicket *ticket,
@@ -417,12 +389,12 @@ count_wait(const DlockRequest *request, const DlockTicket *ticket,
 							  waited, ticket->queue_length, how);
 }
 
-/* What was begun for a wait ends with it, however it ends. */
+/* Undo what the wait has begun, however it ends. */
 static void
 end_wait(const DlockRequest *request, bool has_lock_timeout,
 		 CompatPsSuffix *title)
 {
-	/* keep the indicator: a timeout on its way stays a lock timeout */
+	/* keep the indicator: a pending timeout stays a lock timeout */
 	if (has_lock_timeout)
 		disable_timeout(LOCK_TIMEOUT, true);
 	compat_ps_suffix_remove(title);
@@ -430,7 +402,6 @@ end_wait(const DlockRequest *request, bool has_lock_timeout,
 	unannounce_wait(request);
 }
 
-/* How did a wait end that an error has ended? */
 static DlockWaitEnd
 end_by_error(int code)
 {
@@ -440,9 +411,9 @@ end_by_error(int code)
 }
 
 /*
- * Wait until a queued ticket is granted.  DLOCK_TIMED_OUT where the request's
- * timeout passed, DLOCK_LOST where somebody has ended the ticket.  Raises
- * 40P01 where it is a deadlock's victim, and whatever interrupts bring.
+ * Wait until a queued ticket is granted.  DLOCK_TIMED_OUT: the timeout has
+ * passed.  DLOCK_LOST: another process has ended the ticket.  Raises 40P01 if
+ * this backend is a deadlock's victim, and what interrupts raise.
  */
 DlockOutcome
 dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)

@@ -1,16 +1,15 @@
 /*-------------------------------------------------------------------------
  *
  * xact.c
- *	  What is to be done at the end of a (sub)transaction.
+ *	  Actions at the end of a (sub)transaction.
  *
- * Transaction scope follows the nesting of subtransactions, and so do guards,
- * releases at commit, and announcements: "marks" is a stack of what is to be
- * done or undone, each with the level that it belongs to.  Marks are worked
- * off when PostgreSQL has released the transaction's own locks, so that the
- * next holder finds neither a row lock nor a write that it could not see.
+ * "marks" is a stack of pending actions, each with its nesting level:
+ * transaction-scoped acquires to undo, guards, releases at commit,
+ * announcements.  They run once PostgreSQL has released the transaction's own
+ * locks, so that the next holder finds no row lock and sees every write.
  *
- * Resources acquired by an unfinished call are marks, too, so an error releases
- * them one by one (I12).
+ * Resources acquired by an unfinished call are marks, too, so an error
+ * releases them one by one (I12).
  *
  *-------------------------------------------------------------------------
  */
@@ -32,24 +31,24 @@ typedef enum MarkKind
 	MARK_RELEASE,				/* at commit: undo session-scoped acquires */
 	MARK_ARM,					/* at commit: arm the announcement */
 	MARK_GUARD,					/* commit only while the ticket is held */
-	MARK_TAKEN,					/* undo what the call under way has got */
-	MARK_RESULT,				/* the same, of a call that is complete, if its
+	MARK_TAKEN,					/* undo what the unfinished call acquired */
+	MARK_RESULT,				/* the same, of a complete call, if its
 								 * statement is canceled or the session ends */
-	MARK_REDIRECTED,			/* undo that call's redirection */
-	MARK_DROPPED				/* nothing: it is about to leave the stack */
+	MARK_REDIRECTED,			/* undo the unfinished call's redirection */
+	MARK_DROPPED				/* nothing: about to leave the stack */
 } MarkKind;
 
-/* To be done at the end of the (sub)transaction of this level */
+/* A pending action */
 typedef struct Mark
 {
-	DlockHeld  *held;		/* a ticket of this session's, or ... */
-	DlockLeaseTicket *of_lease; /* ... one of a lease's, referred to */
+	DlockHeld  *held;		/* this session's ticket, or ... */
+	DlockLeaseTicket *of_lease; /* ... a lease's, referred to */
 	MarkKind	kind;
 	int			level;			/* transaction nesting level */
 	uint32		count;			/* how often */
 	bool		pinned;			/* MARK_GUARD: the commit is under way */
 	uint64		claim;			/* MARK_ARM, MARK_TAKEN: of the announcement */
-	int			depth;			/* MARK_TAKEN, MARK_RESULT: session_depth before */
+	int			depth;			/* MARK_TAKEN, MARK_RESULT: depth before */
 	dsa_pointer redirection;	/* MARK_REDIRECTED: its announcement */
 } Mark;
 
@@ -57,28 +56,25 @@ static Mark *marks = NULL;
 static int	num_marks = 0;
 static int	max_marks = 0;
 
-/* A lock that guards are there for, for those who ask again and again */
+/* A guarded lock, for dlock_xact_has_guarded() */
 typedef struct Guarded
 {
 	DlockKey	key;			/* hash key, must be first */
-	uint32		marks;			/* MARK_GUARDs; the entry goes with the last */
+	uint32		marks;			/* MARK_GUARDs; the last removes the entry */
 } Guarded;
 
 static HTAB *guarded = NULL;
 
-/* The numbers of the tickets that have a MARK_GUARD: none has two */
+/* Numbers of the tickets that have a MARK_GUARD, at most one each */
 static HTAB *guard_numbers = NULL;
 
-/*
- * The memory of the statement that is executed, by which a call is known that
- * stands in it, and not in a function that it calls
- */
+/* Memory of the executed statement: its own calls have it as fn_mcxt */
 static MemoryContext statement = NULL;
 
-/* Tickets whose announcements are armed as soon as the transaction is over */
+/* Tickets to announce once the transaction is over */
 static dlist_head arming_tickets = DLIST_STATIC_INIT(arming_tickets);
 
-/* ... and those that leases have; each referred to */
+/* The same for leases' tickets, each referred to */
 typedef struct ArmingOfLease
 {
 	DlockLeaseTicket *ticket;
@@ -139,7 +135,6 @@ find_guarded(const DlockKey *key)
 		hash_search(guarded, key, HASH_FIND, NULL);
 }
 
-/* Make the tables of what is guarded. */
 static void
 make_guard_tables(void)
 {
@@ -156,10 +151,7 @@ make_guard_tables(void)
 									HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 }
 
-/*
- * Make sure that a MARK_GUARD for this lock and ticket can be pushed.  False if
- * the ticket has one: that stays for as long as a second one would.
- */
+/* Prepare a MARK_GUARD.  False if the ticket has one, which lasts as long. */
 static bool
 prepare_guarded(const DlockKey *key, int64 number)
 {
@@ -186,7 +178,6 @@ prepare_guarded(const DlockKey *key, int64 number)
 	return true;
 }
 
-/* A MARK_GUARD goes. */
 static void
 forget_guarded(const DlockKey *key, int64 number)
 {
@@ -196,8 +187,8 @@ forget_guarded(const DlockKey *key, int64 number)
 }
 
 /*
- * Push a mark for a ticket of this session's, or else for one that a lease
- * has.  dlock_xact_prepare() has been called.
+ * Push a mark for a ticket of this session, or else of a lease.  The caller
+ * has called dlock_xact_prepare().
  */
 static void
 push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, MarkKind kind)
@@ -207,7 +198,7 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, MarkKind kind)
 
 	if (held && kind == MARK_RELEASE)
 		held->releases++;
-	/* a loop that asks again and again needs no more than one */
+	/* one mark is enough for a loop of the same acquire */
 	if (top && kind != MARK_TAKEN && top->held == held &&
 		top->of_lease == of_lease && top->level == level && top->kind == kind)
 	{
@@ -238,8 +229,8 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, MarkKind kind)
 }
 
 /*
- * Count one more acquire of a ticket.  For transaction scope,
- * dlock_xact_prepare() has been called.
+ * Count one more acquire of a ticket.  For transaction scope, the caller has
+ * called dlock_xact_prepare().
  */
 void
 dlock_xact_deepen(DlockHeld *held, DlockScope scope)
@@ -254,9 +245,8 @@ dlock_xact_deepen(DlockHeld *held, DlockScope scope)
 }
 
 /*
- * Does a rollback undo what the mark is for?  A complete call keeps it, unless the
- * statement was canceled, which has changed its marks; or the session ends amid the
- * statement, and the client never gets the result.
+ * Does a rollback undo the mark's acquire?  A complete call keeps it, unless
+ * the session ends amid the statement.  A cancel has changed the mark.
  */
 static bool
 is_undone(const Mark *mark)
@@ -265,7 +255,7 @@ is_undone(const Mark *mark)
 		(mark->kind == MARK_RESULT && proc_exit_inprogress);
 }
 
-/* Do what a mark was made for, and forget it: of a ticket that a lease has. */
+/* pop_mark() for a lease's ticket */
 static void
 pop_mark_of_lease(const Mark *mark, bool is_commit)
 {
@@ -291,10 +281,7 @@ pop_mark_of_lease(const Mark *mark, bool is_commit)
 	dlock_record_unref(&mark->of_lease->record);
 }
 
-/*
- * Undo one session-scoped acquire, before which the depth was as given; but not if
- * the statement itself has released it since.
- */
+/* Undo one acquire, unless the statement itself has released it since. */
 static void
 undo_taken(DlockHeld *held, int depth_before)
 {
@@ -304,14 +291,14 @@ undo_taken(DlockHeld *held, int depth_before)
 						 held->xact_depth);
 }
 
-/* Take the top mark off the stack, and do or drop what it says. */
+/* Take the top mark off the stack, and do or drop its action. */
 static void
 pop_mark(bool is_commit)
 {
 	Mark		mark = marks[--num_marks];
 	DlockHeld  *held = mark.held;
 
-	/* a call that is under way ends before a commit */
+	/* each call ends before a commit */
 	Assert(!is_commit || mark.kind != MARK_TAKEN);
 	if (mark.kind == MARK_DROPPED)
 		return;
@@ -354,7 +341,7 @@ pop_mark(bool is_commit)
 				dlock_announcement_unclaim(held->ticket, mark.claim);
 			else if (held->arming == 0)
 			{
-				/* marks come from the top: the latest of a ticket counts */
+				/* popped from the top: the latest of a ticket counts */
 				held->arming = mark.claim;
 				dlist_push_head(&arming_tickets, &held->by_arming);
 			}
@@ -364,10 +351,9 @@ pop_mark(bool is_commit)
 }
 
 /*
- * The call under way has got a ticket, and undoes that if it fails: it has acquired
- * one of this session's, in session scope; or claimed one that a lease has, and the
- * announcement that it has made for it, if any.  dlock_xact_prepare() has been
- * called.
+ * The unfinished call has acquired this session's ticket, in session scope, or
+ * claimed a lease's ticket and the announcement that it made for it, if any.
+ * Undo that if the call fails.  The caller has called dlock_xact_prepare().
  */
 void
 dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
@@ -378,7 +364,7 @@ dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 		marks[num_marks - 1].depth = (int) held->session_depth - 1;
 }
 
-/* The same for the redirection of a lease's ticket, which is about to begin. */
+/* The same for a redirection of a lease's ticket, which is about to begin */
 void
 dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 {
@@ -386,7 +372,7 @@ dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 	marks[num_marks - 1].redirection = announcement;
 }
 
-/* Keep what a mark would undo, which has been dropped. */
+/* Keep the resource of a mark that has been dropped. */
 static void
 keep_mark(const Mark *mark)
 {
@@ -395,14 +381,14 @@ keep_mark(const Mark *mark)
 	if (mark->held)
 	{
 		mark->held->marks--;
-		/* its statement may have released it since */
+		/* the statement may have released it since */
 		dlock_held_settle(mark->held);
 	}
 	else
 		dlock_record_unref(&mark->of_lease->record);
 }
 
-/* The call cannot fail any more: it keeps what these marks, the latest, are for. */
+/* The call cannot fail any more: drop its marks, which are the latest. */
 void
 dlock_xact_keep(int count)
 {
@@ -415,9 +401,8 @@ dlock_xact_keep(int count)
 }
 
 /*
- * The same for a call of this function whose result is complete.  If the call
- * stands in the statement that is executed, the marks stay until that is over:
- * should it be canceled, its client has no result.
+ * The same for a complete result.  If the executed statement itself has made
+ * the call, its marks stay until its end: if canceled, it returns nothing.
  */
 void
 dlock_xact_keep_result(const FmgrInfo *function, int count)
@@ -433,11 +418,11 @@ dlock_xact_keep_result(const FmgrInfo *function, int count)
 }
 
 /*
- * A statement begins to be executed.  If it is canceled, what its own calls have
- * got is undone.  Functions that it calls have statements of their own.
+ * Begin a statement.  A cancel undoes its own calls; functions that it calls
+ * have statements of their own.
  *
- * Either dlock_xact_end_statement() or dlock_xact_fail_statement() must follow,
- * whatever happens: the next statement can have its memory at the same address.
+ * dlock_xact_end_statement() or dlock_xact_fail_statement() must follow in any
+ * case, because another statement can have its memory at the same address.
  */
 void
 dlock_xact_begin_statement(DlockStatement *outer, MemoryContext memory)
@@ -479,10 +464,7 @@ dlock_xact_end_statement(const DlockStatement *outer)
 	num_marks = left;
 }
 
-/*
- * The same in a PG_CATCH: what is to be undone or kept, the rollback that follows
- * does, as locks may be held here.
- */
+/* The same in a PG_CATCH: locks may be held, so the rollback does the work. */
 void
 dlock_xact_fail_statement(const DlockStatement *outer, bool is_canceled)
 {
@@ -494,9 +476,7 @@ dlock_xact_fail_statement(const DlockStatement *outer, bool is_canceled)
 	}
 }
 
-/*
- * Undo what was acquired last: in transaction scope, or by the call under way.
- */
+/* Undo the latest acquire, in transaction scope or of the unfinished call. */
 void
 dlock_xact_undo_latest(void)
 {
@@ -515,9 +495,8 @@ dlock_xact_undo_latest(void)
 }
 
 /*
- * Undo one session-scoped acquire of this ticket when the transaction has
- * committed, or end it where a lease has it; a rollback, to a savepoint too,
- * forgets about it.
+ * After the commit, undo one session-scoped acquire of this ticket, or end it
+ * if it is a lease's.  A rollback, to a savepoint too, drops the mark.
  */
 void
 dlock_xact_release_at_commit(DlockSpace *space, int64 number)
@@ -549,9 +528,7 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 	push_mark(held, NULL, MARK_RELEASE);
 }
 
-/*
- * Announcements
- */
+/* Announcements */
 
 static void
 arm_announcements(void)
@@ -575,12 +552,7 @@ arm_announcements(void)
 	}
 }
 
-/*
- * Arm what committed transactions have enqueued.
- *
- * This is called when the memory of a transaction goes, because that is the
- * one place for an extension behind PostgreSQL's own processing of LISTEN.
- */
+/* Armed here, as PostgreSQL handles LISTEN after its commit callbacks */
 static void
 at_memory_reset(void *arg)
 {
@@ -620,9 +592,9 @@ dlock_xact_prepare_arming(void)
 }
 
 /*
- * Have the announcement of a ticket of this session's, or else of one that a lease
- * has, armed after the commit of this transaction, which has this claim of it.
- * dlock_xact_prepare_arming() has been called.
+ * After the commit, arm the announcement of a ticket of this session, or else
+ * of a lease.  The caller has the claim, and has called
+ * dlock_xact_prepare_arming().
  */
 void
 dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
@@ -630,17 +602,15 @@ dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 	if (claim == 0)
 		return;
 	push_mark(held, of_lease, MARK_ARM);
-	/* where the mark was there, it was for an announcement that is gone */
+	/* an existing mark was for an announcement that is gone */
 	marks[num_marks - 1].claim = claim;
 }
 
-/*
- * Guards
- */
+/* Guards */
 
 /*
- * Let the (sub)transaction commit only while the ticket holds: one of this
- * session's, or one that a lease of a role has whose rights this one has.
+ * Let the (sub)transaction commit only while this ticket holds.  It is this
+ * session's, or is on a lease of a role whose rights the current role has.
  */
 void
 dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
@@ -669,13 +639,12 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 		dlock_raise_lost(key, fence);
 	dlock_xact_prepare();
 	dlock_cancel_prepare();
-	/* the last of these, as what it enters stands for a guard */
+	/* last: its entries stand for a guard */
 	if (prepare_guarded(key, fence))
 		push_mark(held, ticket, MARK_GUARD);
 	dlock_record_end_uses(before);
 }
 
-/* Has this transaction guarded the lock? */
 bool
 dlock_xact_has_guarded(const DlockKey *key)
 {
@@ -683,10 +652,9 @@ dlock_xact_has_guarded(const DlockKey *key)
 }
 
 /*
- * The transaction is about to commit: pin what it has guarded, so that no
- * ticket is granted those locks before the commit is visible (I24).  Raises
- * 55L01 if one was lost; the rollback then takes the pins away that were made
- * before it.
+ * Pin the guarded tickets: no ticket is granted their locks before the commit
+ * is visible (I24).  If one was lost, raises 55L01; the rollback removes the
+ * pins.
  */
 static void
 pin_guards(void)
@@ -717,9 +685,7 @@ unpin_guards(void)
 	}
 }
 
-/*
- * The end of a transaction
- */
+/* The end of a transaction */
 
 static void
 commit_marks(void)
@@ -740,10 +706,7 @@ roll_back_marks(void)
 		pop_mark(false);
 }
 
-/*
- * The backend exits, and has rolled back.  Marks are left if a callback of another
- * module has broken off the rollback.
- */
+/* Marks are left if another module's callback has broken off the rollback. */
 void
 dlock_xact_exit(void)
 {
@@ -754,15 +717,14 @@ dlock_xact_exit(void)
 }
 
 /*
- * What is done once PostgreSQL has released the transaction's own
- * locks.  The callback comes for every resource owner; the one that stands
- * for a whole (sub)transaction is told by its being current.
+ * Work off the marks.  This is called for every resource owner; that of the
+ * whole (sub)transaction is the current one.
  */
 static void
 at_resource_release(ResourceReleasePhase phase, bool isCommit,
 					bool isTopLevel, void *arg)
 {
-	/* a subtransaction's commit is at_subxact_end()'s */
+	/* at_subxact_end() handles a subtransaction's commit */
 	if (phase != RESOURCE_RELEASE_AFTER_LOCKS || num_marks == 0 ||
 		CurrentResourceOwner != (isTopLevel ? TopTransactionResourceOwner :
 								 CurTransactionResourceOwner) ||
@@ -774,7 +736,7 @@ at_resource_release(ResourceReleasePhase phase, bool isCommit,
 		roll_back_marks();
 }
 
-/* A subtransaction's marks become its parent's when it commits. */
+/* Hand a committed subtransaction's marks to its parent. */
 static void
 at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
 			   SubTransactionId parentSubid, void *arg)
@@ -790,7 +752,7 @@ at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
 static void
 at_xact_end(XactEvent event, void *arg)
 {
-	/* in an exit, it is not the transaction that has guarded */
+	/* an exit commits transactions of its own, without guards */
 	if (event == XACT_EVENT_PRE_COMMIT && !proc_exit_inprogress)
 		pin_guards();
 	if (event == XACT_EVENT_PRE_PREPARE && num_marks > 0)
