@@ -1,22 +1,21 @@
 /*-------------------------------------------------------------------------
  *
  * held.c
- *	  What this backend holds and waits for.
+ *	  The tickets that this backend holds or waits with.
  *
- * A DlockHeld stands here for every ticket of this backend, from the
- * moment it joined a lock until it has left it.  It counts how often the
- * session and the transaction asked: the ticket ends when both counts are
- * zero.
+ * Each ticket of this backend has a DlockHeld, from joining a lock until it
+ * has left it.  It counts the acquires of the session and of the transaction:
+ * the ticket ends when both counts are zero.
  *
- * Whatever the shared state and this need is allocated before the shared
- * state changes; afterwards nothing here can fail (I10).
+ * All memory is allocated before the shared state changes; after that nothing
+ * here can fail (I10).
  *
- * A session can have many tickets under one name: permits, or requests that it
- * has enqueued.  No call looks through them.  Each is in a list by what has
- * become of it, and counts under its name until it is gone.  That others have
- * granted one is found by looking at the oldest that waits, as the queue has
- * them in the order of their numbers: if that one waits still, so do all.  That
- * others have ended one is told by DlockBackend.lost.
+ * A session can have many tickets under one name: permits, or enqueued
+ * requests.  To spare each call a walk, every ticket is in a list by its
+ * DlockHeldPlace, and counts under its name until it is gone.  The oldest
+ * waiting ticket shows grants by others: the queue is in the order of numbers,
+ * so if it waits, all do.  DlockBackend.lost shows that others have ended a
+ * ticket.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,7 +26,6 @@
 
 #include "backend/held.h"
 
-/* The setting */
 int			dlock_max_locks_per_session;
 
 dlist_head	dlock_held_tickets = DLIST_STATIC_INIT(dlock_held_tickets);
@@ -36,26 +34,20 @@ static int	num_held = 0;
 static HTAB *names = NULL;
 static dlist_head names_in_use = DLIST_STATIC_INIT(names_in_use);
 
-/* Watches of this backend, which count towards its limit like tickets */
+/* Watches of this backend, which count towards its limit, too */
 int			dlock_held_watches = 0;
 
-/* DlockBackend.lost as it was when all tickets were last looked at */
+/* DlockBackend.lost at the last look at all tickets */
 static uint32 lost_seen = 0;
 
-/*
- * DlockHeld by number.  A session's numbers mostly follow each other, so
- * the last bits of a number are its hash.
- */
+/* DlockHeld by number, hashed by its last bits: most are consecutive */
 static dlist_head *numbers = NULL;
 static int	num_buckets = 0;	/* a power of 2, at least num_held */
 
 /* Memory for the next ticket, or NULL */
 static DlockHeld *prepared_ticket = NULL;
 
-/*
- * The name that was acquired last, or NULL.  No other entry is ever without a
- * ticket: this one stays until another takes its place.
- */
+/* The name acquired last, or NULL: the only entry that may have no ticket */
 static DlockHeldName *latest_name = NULL;
 
 static uint32
@@ -77,7 +69,7 @@ name_copy(void *to, const void *from, Size size)
 	return to;
 }
 
-/* Make a table whose entries begin with a DlockKey, for this backend. */
+/* Make a backend-local table whose entries begin with a DlockKey. */
 HTAB *
 dlock_held_make_table(const char *title, Size entry_size)
 {
@@ -94,18 +86,15 @@ dlock_held_make_table(const char *title, Size entry_size)
 					   HASH_KEYCOPY | HASH_CONTEXT);
 }
 
-/* Make the table of names; once per backend. */
 void
 dlock_held_initialize(void)
 {
 	names = dlock_held_make_table("dlock names", sizeof(DlockHeldName));
 }
 
-/*
- * Where a ticket stands under its name
- */
+/* A ticket's place under its name */
 
-/* Enter a ticket into a list by its age: mostly it is the latest one there. */
+/* Insert a ticket by age: mostly it is the latest. */
 static void
 insert_by_age(dlist_head *list, DlockHeld *held)
 {
@@ -122,7 +111,7 @@ insert_by_age(dlist_head *list, DlockHeld *held)
 	dlist_push_tail(list, &held->by_name);
 }
 
-/* A ticket counts under its name, or does not any more. */
+/* Count a ticket under its name, or take it out of the counts. */
 static void
 count_ticket(DlockHeld *held, int sign)
 {
@@ -162,10 +151,7 @@ granted_place(const DlockHeld *held)
 		DLOCK_HELD_BY_XACT;
 }
 
-/*
- * Find out which tickets are gone, if others have ended any since it was done
- * last.  The count goes up after the state has changed.
- */
+/* Find tickets that others have ended.  "lost" follows the state. */
 static void
 notice_losses(void)
 {
@@ -175,7 +161,7 @@ notice_losses(void)
 	if (likely(lost == lost_seen))
 		return;
 	pg_read_barrier();
-	/* the oldest first, so that each is the latest where it comes */
+	/* the oldest first, so that each is the latest in its list */
 	dlist_reverse_foreach(iter, &dlock_held_tickets)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
@@ -187,8 +173,8 @@ notice_losses(void)
 }
 
 /*
- * See what others have done to the tickets under a name (I10).  Each ticket is
- * moved on twice at most, whatever the number of calls.
+ * See what others have done to the tickets under a name (I10).  Each ticket
+ * moves at most twice, whatever the number of calls.
  */
 static void
 catch_up(DlockHeldName *name)
@@ -209,7 +195,7 @@ catch_up(DlockHeldName *name)
 	}
 }
 
-/* The latest ticket that is granted, of those that were found so */
+/* The latest ticket in this place that is granted */
 static DlockHeld *
 find_granted(DlockHeldName *name, DlockHeldPlace place)
 {
@@ -219,7 +205,7 @@ find_granted(DlockHeldName *name, DlockHeldPlace place)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
 
-		/* hardly ever not so: it has been ended since catch_up() */
+		/* rarely false: if it was ended since catch_up() */
 		if (dlock_held_is_granted(held))
 			return held;
 	}
@@ -229,7 +215,7 @@ find_granted(DlockHeldName *name, DlockHeldPlace place)
 static bool
 is_forgettable(const DlockHeld *held)
 {
-	/* what a lease has adopted goes on without this session */
+	/* a ticket adopted by a lease goes on without this session */
 	return (dlock_held_is_gone(held) || held->ticket->session == 0) &&
 		held->session_depth == 0 && held->marks == 0;
 }
@@ -242,7 +228,7 @@ dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 	held->xact_depth = xact_depth;
 	pg_atomic_write_u32(&held->ticket->session_depth, session_depth);
 	pg_atomic_write_u32(&held->ticket->xact_depth, xact_depth);
-	/* one that nobody asks for any more is about to end */
+	/* a ticket without acquires is about to end */
 	if ((session_depth > 0 || xact_depth > 0) &&
 		(held->place == DLOCK_HELD_BY_SESSION ||
 		 held->place == DLOCK_HELD_BY_XACT))
@@ -260,9 +246,7 @@ set_latest_name(DlockHeldName *name)
 		hash_search(names, &before->key, HASH_REMOVE, NULL);
 }
 
-/*
- * Free a ticket that is in no lock, or let go of one that its lease has adopted.
- */
+/* Free a ticket that is in no lock, or let go of an adopted one. */
 void
 dlock_held_free_ticket(DlockTicket *ticket)
 {
@@ -300,7 +284,7 @@ dlock_held_forget(DlockHeld *held)
 		prepared_ticket = held;
 	else
 		pfree(held);
-	/* last, so that no error here leaves any of it */
+	/* last, so that an error leaves nothing to do */
 	dlock_held_free_ticket(ticket);
 }
 
@@ -310,11 +294,7 @@ bucket_of(int64 number)
 	return &numbers[number & (num_buckets - 1)];
 }
 
-/*
- * The ticket with this number; NULL where this backend has none in this space,
- * or, if that is NULL, in any: it may still have some from before the extension
- * was dropped.
- */
+/* The ticket with this number, in any space if "space" is NULL; or NULL */
 DlockHeld *
 dlock_held_find_number(const DlockSpace *space, int64 number)
 {
@@ -333,7 +313,7 @@ dlock_held_find_number(const DlockSpace *space, int64 number)
 	return NULL;
 }
 
-/* Make sure that there are buckets enough for one more ticket. */
+/* Make sure that there are enough buckets for one more ticket. */
 static void
 prepare_number(void)
 {
@@ -359,9 +339,8 @@ prepare_number(void)
 }
 
 /*
- * End the ticket if nobody asks for it any more, and forget it.  A ticket that
- * was ended by force is remembered until the session has released it as often
- * as it acquired it, so that it hears of its loss.
+ * End and forget a ticket without acquires.  A ticket that was ended by force
+ * stays until the session has released each acquire, and hears of its loss.
  */
 void
 dlock_held_settle(DlockHeld *held)
@@ -374,10 +353,7 @@ dlock_held_settle(DlockHeld *held)
 		move_ticket(held, DLOCK_HELD_LOST);
 }
 
-/*
- * The name's entry.  What is released was mostly acquired last, and many ask
- * for one name again and again: that takes no search.
- */
+/* The name's entry, mostly the latest, which takes no search */
 static DlockHeldName *
 find_entry(const DlockKey *key)
 {
@@ -395,9 +371,7 @@ dlock_held_find_name(const DlockKey *key)
 	return name && name->count > 0 ? name : NULL;
 }
 
-/*
- * The same without a key, and only if it is the name that was acquired last.
- */
+/* The same without a key, and only if the name is the latest */
 DlockHeldName *
 dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 {
@@ -416,9 +390,8 @@ dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 }
 
 /*
- * The latest granted ticket under a name, in a mode other than slots.  Of all that
- * a session has under a name at one time, and are not gone, either all have slots
- * or none has.
+ * The latest granted ticket under a name, unless it has slots.  Of a session's
+ * live tickets under one name, all have slots or none has.
  */
 DlockHeld *
 dlock_held_find_reentrant(DlockHeldName *name)
@@ -436,8 +409,8 @@ dlock_held_find_reentrant(DlockHeldName *name)
 }
 
 /*
- * The latest ticket under a name that the session, as such, holds; or where
- * there is none, one that it would hold had it not been ended by force.
+ * The latest ticket under a name that the session holds in session scope; or
+ * else one that was ended by force, and not released since.
  */
 DlockHeld *
 dlock_held_find_session_hold(DlockHeldName *name)
@@ -458,7 +431,6 @@ dlock_held_find_session_hold(DlockHeldName *name)
 	return NULL;
 }
 
-/* Is one of the tickets under a name granted? */
 bool
 dlock_held_is_holding(DlockHeldName *name)
 {
@@ -467,7 +439,7 @@ dlock_held_is_holding(DlockHeldName *name)
 		find_granted(name, DLOCK_HELD_BY_XACT) != NULL;
 }
 
-/* As dlock_held_blocks(), looking at one ticket after the other */
+/* dlock_held_blocks(), ticket by ticket */
 static bool
 blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
 			  int64 number)
@@ -478,7 +450,7 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
 	{
 		dlist_iter	iter;
 
-		/* the oldest first, which ends as soon as possible */
+		/* the oldest first, to end as soon as possible */
 		dlist_reverse_foreach(iter, &name->tickets[place])
 		{
 			DlockHeld  *held = dlist_container(DlockHeld, by_name, iter.cur);
@@ -498,17 +470,16 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
 }
 
 /*
- * Would a request, if it had to wait, wait for its own backend?  It would
- * behind a ticket of its own beside which it can never hold.  "number" is
- * that of its ticket; the tickets after it do not matter.
+ * Would a request wait for its own backend, behind a ticket beside which it
+ * can never hold?  Only tickets before "number", its own ticket's, matter.
  *
- * For a request that has no ticket yet all matter, and the counts tell.  They
- * are never too small, so that whoever is told that it would not can believe
- * it.  Only who is about to sleep for a ticket of his looks at those before it.
+ * A request without a ticket (PG_INT64_MAX) conflicts with every ticket
+ * counted here.  The counts may be too high, never too low.  Only a caller
+ * that is about to sleep with a ticket looks at those before it.
  *
- * Where slots were set to fewer than the request gives, it may: the number that is
- * set is asked for only where it could let the request in.  Nor does one block
- * itself that waits for more permits than are set, as others can be.
+ * False is certain, unless fewer slots are set than the request says: they are
+ * looked up only if they could let it in.  A request for more permits than are
+ * set does not block itself, because more can be set.
  */
 bool
 dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
@@ -537,10 +508,7 @@ dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 		blocks_before(name, request, slots, number);
 }
 
-/*
- * Does anybody wait for a lock under which this backend has a ticket, other
- * than the one given?
- */
+/* Does a process wait for one of our locks, but for the ticket "except"? */
 bool
 dlock_held_blocks_others(int64 except)
 {
@@ -573,7 +541,7 @@ raise_no_room(void)
 			 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
 }
 
-/* Raise 53200 where the session has reached its limit. */
+/* Raise 53200 if the session has reached its limit. */
 void
 dlock_held_check_room(void)
 {
@@ -581,9 +549,7 @@ dlock_held_check_room(void)
 		raise_no_room();
 }
 
-/*
- * Allocate all that entering a ticket under this name will need.
- */
+/* Allocate all that entering a ticket under this name will need. */
 void
 dlock_held_prepare(const DlockKey *key)
 {
@@ -609,8 +575,8 @@ dlock_held_prepare(const DlockKey *key)
 }
 
 /*
- * Enter a ticket that has joined its lock, for a request of that scope, which
- * is still to be counted.  Cannot fail.
+ * Enter a ticket that has joined its lock; its acquire is still to be counted.
+ * Cannot fail.
  */
 DlockHeld *
 dlock_held_enter(DlockTicket *ticket, DlockScope scope, DlockLock *lock)

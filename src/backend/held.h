@@ -1,10 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * held.h
- *	  What this backend has: its tickets, by name and by number.
- *
- * For the files that work with them: session.c, lessee.c, request.c, xact.c,
- * deadlock.c, errors.c and held.c.  All of this is the backend's own memory.
+ *	  This backend's tickets, by name and by number, in its own memory.
  *
  *-------------------------------------------------------------------------
  */
@@ -16,16 +13,12 @@
 #include "backend/inner.h"
 #include "shared/shared.h"
 
-/*
- * Where a ticket stands under its name, as far as this backend has seen: others
- * grant, or end by force, and what has become of a ticket is seen at the next
- * call that has to know.
- */
+/* A ticket's place under its name, as this backend has last seen it */
 typedef enum DlockHeldPlace
 {
 	DLOCK_HELD_WAITING,
 	DLOCK_HELD_BY_SESSION,		/* granted, and the session's to release */
-	DLOCK_HELD_BY_XACT,			/* granted, and the transaction's alone */
+	DLOCK_HELD_BY_XACT,			/* granted, to the transaction alone */
 	DLOCK_HELD_LOST,			/* gone, and remembered */
 	DLOCK_NUM_HELD_PLACES
 } DlockHeldPlace;
@@ -50,17 +43,16 @@ typedef struct DlockHeld
 	int64		number;
 	DlockHeldName *name;
 	DlockTicket *ticket;
-	DlockLock  *lock;			/* its lock's entry, while it is not gone */
+	DlockLock  *lock;			/* its lock's entry, until it is gone */
 	dlist_node	by_number;		/* in its bucket of "numbers" */
 	dlist_node	by_name;		/* in DlockHeldName.tickets[place] */
 	DlockHeldPlace place;
 	dlist_node	by_age;			/* in dlock_held_tickets, latest first */
 	uint32		session_depth;	/* acquires not yet released */
 	uint32		xact_depth;
-	uint32		marks;			/* how many marks point here, see xact.c */
-	uint32		releases;		/* session-scoped acquires that the marks undo */
-	uint64		arming;			/* claim of the announcement, which is about to be
-								 * armed, as its transaction has committed; or 0 */
+	uint32		marks;			/* marks that point here, see xact.c */
+	uint32		releases;		/* acquires that the marks undo */
+	uint64		arming;			/* claim of the announcement to arm, or 0 */
 	dlist_node	by_arming;		/* in arming_tickets if arming */
 } DlockHeld;
 
@@ -77,8 +69,8 @@ dlock_held_is_granted(const DlockHeld *held)
 }
 
 /*
- * Is it the session's to release?  So is one that nobody asks for any more: an
- * error has kept it from ending, and it is released once again.
+ * Is it the session's to release?  So is a ticket without acquires, which an
+ * error has kept from ending: it is released once again.
  */
 static inline bool
 dlock_held_is_of_session(const DlockHeld *held)

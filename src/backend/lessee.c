@@ -3,10 +3,9 @@
  * lessee.c
  *	  Getting tickets for leases.
  *
- * A blocking request waits with a ticket of this session's, as others do; when
- * it is granted, the lease adopts the ticket.  What is enqueued is the lease's
- * from the start.  A call returns what is durable, or takes back what it has
- * made.
+ * A blocking request waits with a session's ticket, which the lease adopts at
+ * the grant.  An enqueued ticket is the lease's from the start.  A call
+ * returns what is durable, or takes back what it has made.
  *
  *-------------------------------------------------------------------------
  */
@@ -31,10 +30,10 @@ raise_other_permits(const DlockRequest *request, const DlockTicket *existing)
 }
 
 /*
- * Join the lock with a new ticket for request->lease, or find the one that
- * the lease has for the same request.  NULL where the lock is busy and the
- * request is not to be queued.  *held is the session's part in a new ticket
- * that is not adopted at once, NULL otherwise.
+ * Join the lock with a new ticket for request->lease, or find the one of the
+ * same request.  Returns NULL if the lock is busy and the request must not
+ * queue.  *held is the session's part of a new ticket that is not adopted at
+ * once, otherwise NULL.
  */
 static DlockLeaseTicket *
 join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -77,13 +76,13 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	if (!adopt)
 	{
 		*held = dlock_held_enter(&ticket->ticket, DLOCK_LEASE, joined.lock);
-		/* for as long as it is noted there, whoever has the ticket by then */
+		/* for as long as *held refers to it, also after an adoption */
 		dlock_record_ref(&ticket->record);
 	}
 	return ticket;
 }
 
-/* Let the lease have the ticket that this session was granted. */
+/* Let the lease adopt the ticket that this session was granted. */
 static void
 let_adopt(const DlockRequest *request, DlockHeld *held,
 		  DlockLeaseTicket *ticket)
@@ -123,10 +122,7 @@ is_granted_to_lease(DlockTicket *ticket)
 		ticket->session == 0;
 }
 
-/*
- * Wait for a ticket that the lease had before, with whoever else does, and claim
- * it.  LOST where it is gone.
- */
+/* Wait, with others, for the same request's ticket, and claim it. */
 static DlockOutcome
 wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 				 DlockLeaseTicket *ticket)
@@ -140,7 +136,7 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 		if (name && dlock_held_blocks(name, request, ticket->ticket.number))
 			dlock_raise_self_wait(request);
 	}
-	/* asking for what the lease has already is no wait */
+	/* no wait if the lease has the lock already */
 	outcome = is_granted_to_lease(&ticket->ticket) ? DLOCK_ACQUIRED :
 		dlock_wait_for_grant(request, &ticket->ticket);
 	if (outcome == DLOCK_ACQUIRED && !dlock_queue_claim(ticket, false))
@@ -149,9 +145,8 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 }
 
 /*
- * Ask once for a ticket for request->lease.  ACQUIRED where it is granted; the
- * caller uses it then, and has claimed it.  LOST where it was ended meanwhile,
- * and the caller is to ask anew.
+ * Ask once for a ticket.  DLOCK_ACQUIRED: it is granted, in use, and claimed.
+ * DLOCK_LOST: it was ended meanwhile, and the caller must ask again.
  */
 static DlockOutcome
 ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -177,16 +172,13 @@ ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	outcome = dlock_request_wait_for_lease(request, held);
 	if (outcome == DLOCK_ACQUIRED)
 		let_adopt(request, held, *ticket);
-	/* its own lease has begun with it, and has ended with it */
+	/* its own lease has begun and ended with it */
 	if (outcome == DLOCK_LOST && request->lease->single && (*ticket)->heir)
 		dlock_raise_lost_place(request, (*ticket)->ticket.number);
 	return outcome;
 }
 
-/*
- * A call that asks anew does so for another lease, if that is a ticket's own
- * (I14): the one before may have begun, and not be done with yet.
- */
+/* A call that asks again needs another single lease (I14). */
 static void
 take_another_lease(DlockSpace *space, DlockRequest *request)
 {
@@ -201,11 +193,7 @@ take_another_lease(DlockSpace *space, DlockRequest *request)
 											 &request->key);
 }
 
-/*
- * Get a ticket for request->lease granted, or find it granted; the caller uses
- * it then, and has claimed it.  NULL where that was not to be had in the
- * request's time.
- */
+/* Get a granted ticket, in use and claimed; NULL if there is none in time. */
 static DlockLeaseTicket *
 acquire_for_lease(DlockSpace *space, DlockRequest *request,
 				  DlockOutcome *outcome)
@@ -231,10 +219,8 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 }
 
 /*
- * What is known of a ticket is durable.  Raises 55L01 if the ticket is gone
- * meanwhile, with the extension or without, or is not granted though "granted" is
- * set.  A ticket whose lease has run out is gone, whether or not the worker has
- * ended it.
+ * Raise 55L01 if the ticket is gone, if its lease has run out, if the
+ * extension is gone, or if it is not granted though "granted" is set.
  */
 static void
 check_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
@@ -251,7 +237,7 @@ check_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 	dlock_raise_no_ticket(ticket->ticket.number);
 }
 
-/* The same for a caller that is given the ticket, and waits for that first */
+/* The same once it is durable, for a caller that is given the ticket */
 static void
 make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 {
@@ -260,9 +246,9 @@ make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 }
 
 /*
- * Acquire for request->lease: returns the ticket's number, durably.  Where
- * that was not to be had in the request's time, returns 0 with *outcome set.
- * Otherwise it is the caller's to keep it: one mark.
+ * Acquire for request->lease, durably.  Returns the fence, which the caller
+ * must keep: one mark.  If the lock is not to be had in time, 0 with *outcome
+ * set.
  */
 int64
 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
@@ -279,10 +265,7 @@ dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
 	return ticket->ticket.number;
 }
 
-/*
- * The same for several locks, all or none; as dlock_session_acquire_all(), in
- * session scope.
- */
+/* The same for several locks, as dlock_session_acquire_all() */
 bool
 dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
 						 DlockKey *const *keys, int count,
@@ -319,9 +302,9 @@ dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
 }
 
 /*
- * The ticket that an enqueue is to return, claimed: a new one, or the one that
- * the same request got before.  Where that one's session waits with it still,
- * the lease adopts it now, as an enqueued ticket is to outlive that session.
+ * The ticket that an enqueue returns, claimed: a new one, or that of the same
+ * request before.  If a session still waits with that, the lease adopts it
+ * now, because an enqueued ticket outlives its session.
  */
 static DlockLeaseTicket *
 enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
@@ -340,14 +323,13 @@ enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
 }
 
 /*
- * Take a place in the queue for request->lease, durably and without waiting
- * for the turn, and return the ticket's number.
+ * Queue for request->lease, durably and without waiting for the grant, and
+ * return the ticket's number.
  *
- * What another call has made is announced to this one's client from now on.  Only
- * when all else is done: should this call fail, the other client is still told.
- *
- * "function" is the SQL-callable function: if its statement is canceled after it has
- * returned, a new ticket is taken back, because the client never gets the number.
+ * A ticket that another call has made is announced to this caller in the last
+ * step only: if this call fails before, the other client is still told.  If
+ * the statement of "function" is canceled after the call, a new ticket is
+ * taken back.
  */
 int64
 dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
@@ -359,12 +341,12 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 
 	dlock_xact_prepare_arming();
 	ticket = enqueue_for_lease(space, request, &created);
-	/* if it stays, for another call, that is not to arm what this one has made */
+	/* if another call keeps the ticket, it must not arm this announcement */
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
-	/* also what was there: nobody may have done so, if it was adopted now */
+	/* also an existing ticket: it may only have been adopted now */
 	dlock_lease_ticket_publish(ticket);
-	/* one more mark: of a redirection, or behind the first one, to arm */
+	/* one more mark: for a redirection, or behind the first, to arm */
 	dlock_xact_prepare();
 	if (!created)
 	{
@@ -375,7 +357,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	make_durable(space, ticket, false);
 	if (!created && !dlock_queue_redirect(ticket, redirection))
 		dlock_raise_no_ticket(ticket->ticket.number);
-	/* a ticket that another call has made is that one's to keep, too */
+	/* another call's ticket is also for that call to keep */
 	if (created)
 		dlock_xact_keep_result(function, 1);
 	else
@@ -385,10 +367,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	return ticket->ticket.number;
 }
 
-/*
- * Wait for a lease's ticket.  True only once the grant is durable: it could
- * otherwise be gone after a crash, and another one the holder.
- */
+/* Wait for a lease's ticket, until the grant is durable. */
 bool
 dlock_lessee_wait(DlockSpace *space, DlockLeaseTicket *ticket,
 				  DlockTimeout timeout)

@@ -15,17 +15,16 @@
 
 static void leave(void);
 
-/* Is all of a session there that holds something? */
+/* This backend can hold locks */
 bool		dlock_session_attached = false;
 
-/* A background process has attached itself, and detaches itself */
+/* False in a background process, which attaches and detaches by itself */
 static bool attached_here = false;
 
 /*
- * Make this backend a session of dlock at its first call.  The exit callbacks
- * are there before anything can be held.  A background process is attached
- * already, and becomes one where somebody's trigger on a table of ours calls
- * us.
+ * Make this backend a session of dlock at its first call.  A background
+ * process is attached already, and a user's trigger on a table of dlock makes
+ * it one.
  */
 void
 dlock_session_attach(void)
@@ -40,7 +39,7 @@ dlock_session_attach(void)
 	}
 	if (dlock_my_backend == NULL)
 	{
-		/* before an interrupt that comes when it has attached */
+		/* first, as an interrupt may come once it is attached */
 		attached_here = true;
 		dlock_attach();
 	}
@@ -48,11 +47,11 @@ dlock_session_attach(void)
 }
 
 /*
- * Join the lock with a new ticket.  Returns NULL where the lock is busy and
- * the request is not to be queued.
+ * Join the lock with a new ticket.  Returns NULL if the lock is busy and the
+ * request must not queue.
  *
- * Who takes no more memory than his session has spare is not asked whether there
- * is some left.
+ * If the session's spare ticket and entry fit the request, the memory limit is
+ * not checked: nothing is allocated.
  */
 static DlockHeld *
 join(DlockSpace *space, const DlockRequest *request, bool nowait)
@@ -81,7 +80,7 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 	return held;
 }
 
-/* As confirm_grant(), where there is something to be flushed */
+/* confirm_grant(), if there is something to flush */
 static void
 flush_removal(DlockSpace *space, DlockHeld *held)
 {
@@ -99,8 +98,8 @@ flush_removal(DlockSpace *space, DlockHeld *held)
 }
 
 /*
- * Make sure that this backend may be told of a ticket's grant.  Where that
- * fails, a new ticket goes, as nobody has asked for it yet.
+ * Make sure that this backend may be told of a grant.  If that fails, a new
+ * ticket is ended, because no acquire counts yet.
  */
 static inline void
 confirm_grant(DlockSpace *space, DlockHeld *held)
@@ -111,9 +110,8 @@ confirm_grant(DlockSpace *space, DlockHeld *held)
 }
 
 /*
- * Acquire in session or transaction scope: returns the ticket's number, the
- * fence.  Where that was not to be had in the request's time, returns 0 with
- * *outcome set, and nothing is held that was not before.
+ * Acquire in session or transaction scope.  Returns the ticket's number, the
+ * fence, or 0 with *outcome set if the lock is not to be had in time.
  */
 int64
 dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
@@ -125,7 +123,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 	DlockHeld  *held;
 	bool		nowait;
 
-	/* an interrupt is taken while nothing depends on it */
+	/* take an interrupt while nothing depends on it */
 	CHECK_FOR_INTERRUPTS();
 
 	*outcome = DLOCK_ACQUIRED;
@@ -170,12 +168,12 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		return 0;
 	}
 	confirm_grant(space, held);
-	/* the last step, which cannot fail: an error before it keeps nothing */
+	/* last, and cannot fail: an error before it keeps nothing */
 	dlock_xact_deepen(held, request->scope);
 	return held->number;
 }
 
-/* Undo one session-scoped acquire, if there is one. */
+/* Undo one session-scoped acquire, if any. */
 static void
 undo_acquire(DlockHeld *held)
 {
@@ -185,14 +183,14 @@ undo_acquire(DlockHeld *held)
 }
 
 /*
- * Acquire all of several locks, or none.  The keys come without duplicates,
- * in the order that all callers keep.  Writes a fence for each and returns
- * true; or returns false where one was not to be had in the request's time,
- * its index in *failed; "outcome" says why.  In session scope, it is the caller's
- * to keep what was acquired: as many marks as keys.
+ * Acquire all of several locks, or none.  The keys have no duplicates, and are
+ * in the order that all callers keep.  If a lock is not to be had in time,
+ * returns false, its index in *failed and the reason in *outcome.  In session
+ * scope, the caller must keep what was acquired: as many marks as keys.
  *
- * If the call fails, the rollback undoes what was acquired.  No loss is reported:
- * the caller never held the lock, and a warning would take interrupts.
+ * If the call fails, the rollback undoes what was acquired.  No loss is
+ * reported: the caller never held the lock, and a warning would take
+ * interrupts.
  */
 bool
 dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
@@ -223,10 +221,7 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 	return false;
 }
 
-/*
- * Take a place in the queue in session scope, without waiting, and return the
- * ticket's number.
- */
+/* Queue in session scope, without waiting, and return the ticket's number. */
 int64
 dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 {
@@ -247,7 +242,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		dlock_request_check_memory(space, dlock_request_role(request));
 		announcement = dlock_announcement_make(space, request);
 		dlock_announcement_set(held->ticket, announcement);
-		/* who comes to wait from here on finds the new one */
+		/* a waiter that comes after this finds the new one */
 		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED |
 								 (held->ticket->wanted ? DLOCK_EVENT_WANTED : 0));
 	}
@@ -258,16 +253,15 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		if (dlock_held_is_granted(held))
 			confirm_grant(space, held);
 	}
-	/* the last steps, which cannot fail */
+	/* last, and cannot fail */
 	dlock_xact_deepen(held, DLOCK_SESSION);
 	dlock_xact_arm(held, NULL, dlock_announcement_my_claim(held->ticket));
 	return held->number;
 }
 
 /*
- * Wait for a ticket that was enqueued.  False where the timeout passed; the
- * ticket stays queued then, and so it does when an error ends the wait.
- * Raises 55L01 where neither this session nor a lease has it (any more).
+ * Wait for an enqueued ticket; false after the timeout.  It stays queued then,
+ * and after an error.  Raises 55L01 if the ticket is gone.
  */
 bool
 dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
@@ -303,7 +297,7 @@ dlock_session_wait(DlockSpace *space, int64 number, DlockTimeout timeout)
 	return true;
 }
 
-/* A ticket was ended by force: while it held the lock, or waited for it. */
+/* Warn that a ticket was ended by force, while it held the lock or waited. */
 static void
 warn_of_loss(const DlockHeld *held)
 {
@@ -325,7 +319,7 @@ warn_of_loss(const DlockHeld *held)
 						   (long long) held->number)));
 }
 
-/* Undo one acquire; false, with a warning, where it was ended by force before. */
+/* Undo one acquire; false, with a warning, if it was ended by force before. */
 static bool
 undo_session_acquire(DlockHeld *held)
 {
@@ -338,9 +332,9 @@ undo_session_acquire(DlockHeld *held)
 }
 
 /*
- * Undo one session-scoped acquire of this name, if it is the name that this
- * backend has acquired last, and has in session scope; *released is what
- * dlock_session_release() would return.  False, with nothing done, if not.
+ * Undo one session-scoped acquire of this name, if it is the latest name and
+ * held in session scope.  *released is what dlock_session_release() would
+ * return.  If not, returns false, with nothing done.
  */
 bool
 dlock_session_release_latest(const DlockSpace *space, const char *name,
@@ -356,8 +350,8 @@ dlock_session_release_latest(const DlockSpace *space, const char *name,
 }
 
 /*
- * Undo one session-scoped acquire of this name, the latest.  False, with a
- * warning, where there is none or where it was lost.
+ * Undo the latest session-scoped acquire of this name.  False, with a warning,
+ * if there is none or if it was lost.
  */
 bool
 dlock_session_release(const DlockKey *key)
@@ -376,10 +370,7 @@ dlock_session_release(const DlockKey *key)
 	return false;
 }
 
-/*
- * Undo one session-scoped acquire of the ticket with this number; or end it
- * where a lease has it.
- */
+/* Undo one session-scoped acquire of a ticket, or end a lease's ticket. */
 bool
 dlock_session_release_ticket(DlockSpace *space, int64 number)
 {
@@ -404,10 +395,7 @@ dlock_session_release_ticket(DlockSpace *space, int64 number)
 	return released;
 }
 
-/*
- * Drop every session-scoped hold and queued ticket of this session, and its
- * watches.  Returns how many tickets these were.
- */
+/* Drop all session-scoped tickets and watches; returns how many tickets. */
 int64
 dlock_session_release_all(void)
 {
@@ -429,7 +417,6 @@ dlock_session_release_all(void)
 	return count;
 }
 
-/* Does this backend hold the lock, in session or transaction scope? */
 bool
 dlock_session_holds(const DlockKey *key)
 {
@@ -438,7 +425,7 @@ dlock_session_holds(const DlockKey *key)
 	return name && dlock_held_is_holding(name);
 }
 
-/* Is this the number of a holder, of this session's or of anybody's? */
+/* Is this the number of a holder, of this session or any other? */
 bool
 dlock_session_check(DlockSpace *space, const DlockKey *key, int64 number)
 {
@@ -466,11 +453,7 @@ give_back_tickets(void)
 	}
 }
 
-/*
- * Give everything back when the backend exits, however it exits.  The open
- * transaction was rolled back before, so that the next holder does not meet its
- * row locks.
- */
+/* Give everything back at exit, after the open transaction's rollback. */
 static void
 leave(void)
 {
