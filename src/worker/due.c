@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * due.c
- *	  When the worker is to look at each lease again.
+ *	  When the worker must look at each lease again, in its own memory.
  *
- * This is the worker's own memory.  A lease can only be due later than it says
- * here, as renewals are not told to the worker; but for those that have got
- * another ttl, of which it is told (dlock_due_update()).
+ * A lease can be due later than noted here, because the worker does not learn
+ * of renewals.  It can be due earlier only after a change of its ttl, of which
+ * the worker is told (dlock_due_update()).
  *
  *-------------------------------------------------------------------------
  */
@@ -20,31 +20,27 @@
 #include "shared/shared.h"
 #include "worker/due.h"
 
-/* The moment when nothing is due */
 #define NEVER			DLOCK_NO_DEADLINE
 
-/* When a lease is to be looked at again */
 typedef struct Look
 {
 	dsa_pointer key;			/* the lease; hash key, must be first */
 	DlockLease *lease;			/* referred to */
-	uint64		due;			/* monotonic microseconds */
-	int			class;			/* of its heartbeats */
+	uint64		due;			/* monotonic microseconds; NEVER if nothing is
+								 * due */
+	int			class;			/* of its heartbeats (heartbeat.c) */
 	pairingheap_node node;
-	bool		attached;		/* in the list of those, by this node */
+	bool		attached;		/* in attached_looks */
 	dlist_node	attached_node;
 } Look;
 
 static HTAB *looks = NULL;
 static pairingheap *looks_by_due = NULL;
 
-/*
- * Those that were attached when they were last looked at, and for which standbys
- * could count.  None becomes attached later.
- */
+/* Attached leases for which standbys could count; none attaches later */
 static dlist_head attached_looks = DLIST_STATIC_INIT(attached_looks);
 
-/* A table by where something is in shared memory */
+/* Make a hash table by address in shared memory. */
 HTAB *
 dlock_due_make_table(const char *name, Size size)
 {
@@ -63,11 +59,10 @@ compare_due(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 	uint64		due_a = pairingheap_const_container(Look, node, a)->due;
 	uint64		due_b = pairingheap_const_container(Look, node, b)->due;
 
-	/* the first is the one that compares as the greatest */
+	/* the first one must compare as the greatest */
 	return due_a < due_b ? 1 : due_a > due_b ? -1 : 0;
 }
 
-/* Before anything else */
 void
 dlock_due_begin(void)
 {
@@ -75,7 +70,6 @@ dlock_due_begin(void)
 	looks = dlock_due_make_table("dlock leases", sizeof(Look));
 }
 
-/* When to look at a lease */
 static uint64
 due_of(DlockLease *lease)
 {
@@ -85,7 +79,7 @@ due_of(DlockLease *lease)
 		dlock_monotonic_now() + dlock_lease_ttl(lease) : due;
 }
 
-/* A lease may be due earlier than it was. */
+/* Note that a lease may be due earlier. */
 static void
 look_anew(Look *look)
 {
@@ -94,7 +88,7 @@ look_anew(Look *look)
 	pairingheap_add(looks_by_due, &look->node);
 }
 
-/* What there is to do for a lease, as its ttl and durability are now */
+/* Note a lease's heartbeats, and whether it is attached. */
 static void
 classify(Look *look)
 {
@@ -107,7 +101,7 @@ classify(Look *look)
 	}
 }
 
-/* Look at a lease again when it is due, or before. */
+/* Look at a lease when it is due, at the latest. */
 void
 dlock_due_add(DlockLease *lease)
 {
@@ -117,7 +111,7 @@ dlock_due_add(DlockLease *lease)
 
 	if (found)
 	{
-		/* one that is over may have been left so before it was due */
+		/* a lease that is over needs a look at once */
 		if (pg_atomic_read_u64(&lease->deadline) == 0)
 			look_anew(look);
 		return;
@@ -130,13 +124,10 @@ dlock_due_add(DlockLease *lease)
 	classify(look);
 }
 
-/* At most so many are looked at anew in one step */
+/* Leases looked at anew per step, at most */
 #define UPDATES	256
 
-/*
- * Look at those anew that have got another ttl, or a higher durability.  Returns
- * whether some may be left.
- */
+/* Update leases of another ttl or durability; true if some may be left. */
 bool
 dlock_due_update(DlockSpace *space)
 {
@@ -148,7 +139,7 @@ dlock_due_update(DlockSpace *space)
 		Look	   *look = hash_search(looks, &lease->self,
 										HASH_FIND, NULL);
 
-		/* one that is not looked at yet will be, once its row is written */
+		/* an unknown lease is added once its row is written */
 		if (look)
 		{
 			look_anew(look);
@@ -161,7 +152,6 @@ dlock_due_update(DlockSpace *space)
 	return count == UPDATES;
 }
 
-/* A lease is gone. */
 void
 dlock_due_remove(DlockLease *lease)
 {
@@ -178,7 +168,6 @@ dlock_due_remove(DlockLease *lease)
 	dlock_record_unref(&lease->record);
 }
 
-/* When the next lease is due */
 uint64
 dlock_due_next(void)
 {
@@ -187,7 +176,7 @@ dlock_due_next(void)
 							  pairingheap_first(looks_by_due))->due;
 }
 
-/* End the leases that are due, or as many of them as take so long. */
+/* End leases that are due, for "step" microseconds at most. */
 void
 dlock_due_expire(uint64 step)
 {
@@ -216,8 +205,8 @@ dlock_due_expire(uint64 step)
 }
 
 /*
- * Is there a lease that a session keeps alive, and standbys could count for?
- * They may be named at any time, and it counts then that they were not before.
+ * Is a lease attached for which standbys could count?  They can be named at
+ * any time; until then, each look by the worker counts as their answer.
  */
 bool
 dlock_due_has_attached(void)
@@ -235,7 +224,7 @@ dlock_due_has_attached(void)
 	return false;
 }
 
-/* Refer to no lease any more.  This is the last that is done here. */
+/* Drop all references.  Nothing else may be called after this. */
 void
 dlock_due_let_go(void)
 {

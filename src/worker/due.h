@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * due.h
- *	  What the worker's own memory has: leases, grants, heartbeats.
+ *	  The worker's private data: leases, grants, heartbeats.
  *
  *-------------------------------------------------------------------------
  */

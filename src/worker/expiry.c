@@ -1,16 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * expiry.c
- *	  What the worker tells the server's log: leases that have run out.
+ *	  The worker's log lines about leases that have run out.
  *
- * A line for each, but of those that run out within a second only so many; the
- * others are counted, and their number is told when the second is over.  So a
- * hundred thousand that run out at once do not fill a disk, nor hold up the
- * worker.
- *
- * A lease is noted when it has run out, and told of when the worker has done all
- * else that is due, with no lock held.  Where the worker dies in between, that
- * goes untold.
+ * At most MAX_LINES leases of an interval have a line each.  The number of
+ * others is logged when the interval is over.  So 100,000 leases that run out
+ * at once neither fill the disk nor hold up the worker.  Lines are logged
+ * after all other work that is due.  If the worker dies before, they are lost.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,16 +20,16 @@
 #include "worker/due.h"
 #include "worker/worker.h"
 
-#define MAX_LINES		100		/* in an interval */
+#define MAX_LINES		100		/* per interval */
 #define INTERVAL_US		UINT64CONST(1000000)
-#define MAX_RETRY_MS	2000	/* between attempts that fail */
+#define MAX_RETRY_MS	2000	/* the longest pause after an error */
 
-/* The setting */
+/* GUC */
 bool		dlock_log_expirations;
 
 static DlockSpace *my_space = NULL;
 
-/* What is still to be told, in its order */
+/* Leases to be logged, in their order */
 typedef struct Note
 {
 	dlist_node	node;
@@ -42,12 +38,12 @@ typedef struct Note
 
 static dlist_head notes = DLIST_STATIC_INIT(notes);
 
-/* Since the first of an interval: how many have got a line, and how many not */
+/* The present interval: its start, leases with a line, and others */
 static uint64 interval_began;
 static int	num_lines = 0;
 static uint64 num_others = 0;
 
-/* A lease has run out.  Raises nothing. */
+/* Note a lease that has run out.  Raises nothing. */
 void
 dlock_expiry_note(const DlockExpiry *expiry)
 {
@@ -82,7 +78,7 @@ append_seconds(StringInfo buffer, uint64 microseconds)
 					 (int) (microseconds / 1000 % 1000));
 }
 
-/* What it held, some of it by name */
+/* Append the tickets, some by name. */
 static void
 append_tickets(StringInfo buffer, const DlockExpiry *expiry)
 {
@@ -150,10 +146,7 @@ tell(const DlockExpiry *expiry)
 	pfree(detail.data);
 }
 
-/*
- * Tell what there is to tell.  Who reads that a lease had a lock is told of a
- * grant, so removals that were before it are flushed.
- */
+/* Flush earlier removals first: a line that names a lock tells of a grant. */
 static bool
 tell_all(void)
 {
@@ -170,7 +163,7 @@ tell_all(void)
 	return false;
 }
 
-/* ... and of the others.  Where more may come in this interval, that waits. */
+/* Log the number of others once the interval is over, or at once. */
 static uint64
 tell_of_others(bool at_once)
 {
@@ -194,10 +187,7 @@ static DlockTask tell_task = {
 	.max_retry_ms = MAX_RETRY_MS
 };
 
-/*
- * Tell the log of leases that have run out; of all of them, if this is the
- * worker's last work.  Returns when to come again.
- */
+/* Log what is due, or all "at_once".  Returns when to be called again. */
 uint64
 dlock_expiry_tell(DlockSpace *space, bool at_once)
 {

@@ -1,10 +1,9 @@
 /*-------------------------------------------------------------------------
  *
  * grants.c
- *	  Grants that are to be announced as soon as they are durable.
+ *	  Grants to be announced once they are durable, in the worker's own memory.
  *
- * This is the worker's own memory.  Each is in it once, by the level of
- * durability that its enqueuer wants, and by its position in the WAL.
+ * Each is here once, under the level of durability at which it is announced.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,23 +17,21 @@
 #include "shared/shared.h"
 #include "worker/due.h"
 
-#define POLL_MS		10			/* standbys owe an answer */
+#define POLL_MS		10			/* between looks for standbys' answers */
 
-/* The moment when nothing is due */
 #define NEVER		DLOCK_NO_DEADLINE
 
-/* A grant to be announced as soon as it is durable */
 typedef struct Grant
 {
 	dsa_pointer key;			/* the ticket; hash key, must be first */
 	DlockLeaseTicket *ticket;	/* referred to */
-	int			durability;		/* the level, and so the heap, that it is in */
+	int			durability;		/* its level, which is that of its heap */
 	XLogRecPtr	lsn;
-	uint64		turn;			/* among those of one position */
+	uint64		turn;			/* order among grants of one position */
 	pairingheap_node node;
 } Grant;
 
-/* each once, and by durability and position */
+/* by ticket; and by level and position */
 static HTAB *grants = NULL;
 static pairingheap *grants_by_lsn[SYNCHRONOUS_COMMIT_REMOTE_APPLY + 1];
 
@@ -44,14 +41,13 @@ compare_grants(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 	const Grant *grant_a = pairingheap_const_container(Grant, node, a);
 	const Grant *grant_b = pairingheap_const_container(Grant, node, b);
 
-	/* the first is the one that compares as the greatest */
+	/* the first one must compare as the greatest */
 	if (grant_a->lsn != grant_b->lsn)
 		return grant_a->lsn < grant_b->lsn ? 1 : -1;
 	return grant_a->turn < grant_b->turn ? 1 :
 		grant_a->turn > grant_b->turn ? -1 : 0;
 }
 
-/* Before anything else */
 void
 dlock_grants_begin(void)
 {
@@ -60,7 +56,7 @@ dlock_grants_begin(void)
 	grants = dlock_due_make_table("dlock grants", sizeof(Grant));
 }
 
-/* One that is remembered already may be wanted at another level by now. */
+/* Remember a grant, or move a remembered one to its present level. */
 void
 dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 {
@@ -83,7 +79,7 @@ dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 	pairingheap_add(grants_by_lsn[grant->durability], &grant->node);
 }
 
-/* Let a grant be announced, and forget it. */
+/* Announce a grant, and forget it. */
 static void
 announce(Grant *grant)
 {
@@ -95,10 +91,7 @@ announce(Grant *grant)
 	dlock_record_unref(&ticket->record);
 }
 
-/*
- * Let those grants be announced that are durable at their enqueuer's level, or
- * as many of them as take so long.  Returns when to come again.
- */
+/* Announce durable grants for a "step"; returns when to be called again. */
 uint64
 dlock_grants_announce(uint64 step)
 {
@@ -108,8 +101,9 @@ dlock_grants_announce(uint64 step)
 	{
 		while (!pairingheap_is_empty(grants_by_lsn[level]))
 		{
-			Grant	   *first = pairingheap_container(Grant, node,
-													  pairingheap_first(grants_by_lsn[level]));
+			Grant	   *first =
+				pairingheap_container(Grant, node,
+									  pairingheap_first(grants_by_lsn[level]));
 
 			if (level != SYNCHRONOUS_COMMIT_OFF)
 				XLogFlush(first->lsn);
@@ -130,7 +124,7 @@ dlock_grants_are_left(void)
 	return hash_get_num_entries(grants) > 0;
 }
 
-/* Refer to no ticket any more.  This is the last that is done here. */
+/* Drop all references.  Nothing else may be called after this. */
 void
 dlock_grants_let_go(void)
 {

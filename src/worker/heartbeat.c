@@ -1,10 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * heartbeat.c
- *	  When the worker sends heartbeats, for the leases that it looks at.
- *
- * One for each quarter of the least ttl; see shared/quorum.c for what they
- * are.
+ *	  When the worker sends heartbeats (shared/quorum.c): one for each quarter
+ *	  of the least ttl of the leases that it knows.
  *
  *-------------------------------------------------------------------------
  */
@@ -16,19 +14,16 @@
 #include "shared/shared.h"
 #include "worker/due.h"
 
-/*
- * How many leases the worker looks at for which standbys count, by the
- * logarithm of the ttl, and in which of these there are any
- */
+/* Known leases for which standbys count, by class, and classes in use */
 static uint32 counts[64];
 static uint64 counted = 0;
 
 static uint64 next_heartbeat = 0;
 
 /*
- * Which heartbeats a lease needs: one for each quarter of two to the power of
- * what is returned; -1: none.  An answer tells what was replayed when the
- * heartbeat before was, so for these it takes twice as many.
+ * A lease's class: it needs a heartbeat for each quarter of 2^class us, or
+ * none if that is -1.  With remote_apply it needs twice as many, as an answer
+ * tells what was replayed at the heartbeat before.
  */
 static int
 class_of(const DlockLease *lease)
@@ -41,10 +36,7 @@ class_of(const DlockLease *lease)
 		(durability == SYNCHRONOUS_COMMIT_REMOTE_APPLY ? 1 : 0);
 }
 
-/*
- * The worker looks at a lease from now on.  Returns what is to be given to
- * dlock_heartbeat_remove(), as the lease can get another ttl.
- */
+/* Returns the class for dlock_heartbeat_remove(): the ttl can change. */
 int
 dlock_heartbeat_add(const DlockLease *lease)
 {
@@ -55,7 +47,7 @@ dlock_heartbeat_add(const DlockLease *lease)
 	return class;
 }
 
-/* A lease that the worker has looked at is gone, or has another ttl. */
+/* A lease is gone, or its ttl or durability has changed. */
 void
 dlock_heartbeat_remove(int class)
 {
@@ -65,12 +57,9 @@ dlock_heartbeat_remove(int class)
 }
 
 /*
- * Send a heartbeat if it is time.  Where no standbys are named, none is
- * needed.  Returns when to come again; DLOCK_NO_DEADLINE: not for the leases
- * that there are now.
- *
- * A heartbeat is for all leases.  So where the worker does not know all of them
- * yet, it sends as many as the least ttl of all could need.
+ * Send a heartbeat if one is due and standbys are named; returns when to be
+ * called again.  Until the worker knows all leases, it sends as many as the
+ * least possible ttl needs.
  */
 uint64
 dlock_heartbeat_beat(DlockSpace *space, bool knows_all)
