@@ -1,12 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * notify.c
- *	  Sending what is in the outbox, and telling those who watch a lock of its
- *	  holders, through NOTIFY.
+ *	  Sending announcements and telling watchers, through NOTIFY.
  *
- * An announcement stays in the outbox while it is being sent, and leaves it
- * only afterwards: see shared/announcement.c.  And so does the name of a lock in
- * the list of those whose holders have changed: see shared/watch.c.
+ * Announcements leave the outbox (shared/announcement.c), and changed names
+ * their list (shared/watch.c), only after they were sent.
  *
  *-------------------------------------------------------------------------
  */
@@ -23,13 +21,13 @@
 #include "tables/tables.h"
 #include "worker/process.h"
 
-/* Announcements sent in one transaction, and then as many channels told */
+/* Announcements per transaction, and watches told in it */
 #define BATCH	1000
 
-/* When a name is to be told that was not due before, in monotonic microseconds */
+/* When a listed name that was not due yet is due, in monotonic microseconds */
 static uint64 next_due = DLOCK_NO_DEADLINE;
 
-/* What is large, and made once: BATCH of each */
+/* Arrays of BATCH entries */
 static DlockMessage *messages = NULL;
 static DlockTelling *tellings = NULL;
 static DlockWatcher *watchers = NULL;
@@ -44,7 +42,7 @@ notify(const DlockMessage *message, uint32 event, const char *event_name)
 							  (long long) message->number));
 }
 
-/* For errors */
+/* Error context */
 static void
 tell_of_turn(void *arg)
 {
@@ -53,9 +51,8 @@ tell_of_turn(void *arg)
 }
 
 /*
- * Wait for one's turn among all that notify, in any database.  async.c takes
- * this lock before a commit, and waits for it then; whoever has it by that time
- * does not, and so can tell of what has come while it waited.
+ * Wait for our turn to notify. async.c would wait for this lock at the commit.
+ * Taking it before lets us tell what came while we waited.
  */
 static void
 wait_for_turn(void)
@@ -69,10 +66,6 @@ wait_for_turn(void)
 	LockSharedObject(DatabaseRelationId, InvalidOid, 0, AccessExclusiveLock);
 	error_context_stack = context.previous;
 }
-
-/*
- * Announcements
- */
 
 static int
 send_announcements(DlockSpace *space)
@@ -91,18 +84,14 @@ send_announcements(DlockSpace *space)
 }
 
 /*
- * Watches
- */
-
-/*
- * Who has been told in this go, of a name with more watches than a transaction
- * tells: watches that share a channel cost one notification.
+ * The name being told, if it takes several transactions, and channels told so
+ * far: watches with one channel cost one notification.
  */
 static struct
 {
 	DlockWatched *watched;
 	uint64		change;
-	HTAB	   *channels;		/* or NULL */
+	HTAB	   *channels;
 } told = {0};
 
 static void
@@ -114,10 +103,7 @@ forget_told(void)
 	told.channels = NULL;
 }
 
-/*
- * Has nobody with that channel been told?  Who asks anew may have begun to listen
- * there since.
- */
+/* A channel may have been told, but a new watch may listen since. */
 static bool
 is_to_be_told(const DlockWatcher *watcher)
 {
@@ -163,8 +149,7 @@ make_payload(const DlockKey *key, DlockHolding holding,
 }
 
 /*
- * Tell of a name: those of its watches that are behind, or as many as there is
- * room for.  False where there is nothing to tell, or nothing yet.
+ * Tell watches that are behind, at most "max"; false if none is, or not yet.
  */
 static bool
 tell(DlockSpace *space, DlockTelling *telling, int max)
@@ -191,10 +176,7 @@ tell(DlockSpace *space, DlockTelling *telling, int max)
 	return true;
 }
 
-/*
- * Tell of as many names as there is room for.  Returns how many these are: the
- * first "tellings".
- */
+/* Tell what fits: the first of "tellings".  Returns how many. */
 static int
 tell_watches(DlockSpace *space)
 {
@@ -216,13 +198,13 @@ tell_watches(DlockSpace *space)
 	return count;
 }
 
-/* What was told has been. */
+/* Note what was told; true if watches of a name are left. */
 static bool
 end_tellings(DlockSpace *space, int count)
 {
 	bool		more = false;
 
-	/* the first one last, so that it is the first again */
+	/* backwards, so that the first is the first again */
 	while (--count >= 0)
 	{
 		if (dlock_watch_end_telling(space, &tellings[count]))
@@ -233,7 +215,7 @@ end_tellings(DlockSpace *space, int count)
 	return more;
 }
 
-/* When dlock_notify_send() has something to do again, without being woken */
+/* When dlock_notify_send() must be called again, if it is not woken */
 uint64
 dlock_notify_next(void)
 {
@@ -255,11 +237,10 @@ make_room(void)
 }
 
 /*
- * Send what is in the outbox, and tell who watches, or a part of it, in a
- * transaction of its own.  Returns whether something was sent.  Raises what
- * NOTIFY raises, with nothing sent and nothing lost.
- *
- * Only one process at a time sends: the one that holds the sender's office.
+ * Send announcements and tell watchers, at most BATCH of each, in a
+ * transaction.  Returns whether anything was sent.  Raises the errors of
+ * NOTIFY, with nothing lost.  Only the holder of the sender's office calls
+ * this.
  */
 bool
 dlock_notify_send(DlockSpace *space)
@@ -276,10 +257,7 @@ dlock_notify_send(DlockSpace *space)
 	next_due = DLOCK_NO_DEADLINE;
 	StartTransactionCommand();
 
-	/*
-	 * A full queue stays full when it has been read, until somebody moves its
-	 * tail; and nobody does so whose NOTIFY fails.  This moves it.
-	 */
+	/* this moves the tail of a full queue, as a failing NOTIFY does not */
 	if (failed)
 	{
 		(void) OidFunctionCall0(F_PG_NOTIFICATION_QUEUE_USAGE);
@@ -287,7 +265,7 @@ dlock_notify_send(DlockSpace *space)
 	}
 	failed = true;
 
-	/* before others wait for us; after it, for what has come meanwhile */
+	/* once before others wait for us, and again for later removals */
 	dlock_journal_flush_removals(space);
 	wait_for_turn();
 	sent = send_announcements(space);

@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * process.c
- *	  What the background processes of dlock have in common: how they begin,
- *	  the settings that they work with, and tasks that can fail.
+ *	  The common part of dlock's background processes: start, settings, and
+ *	  tasks that can fail.
  *
  *-------------------------------------------------------------------------
  */
@@ -35,43 +35,41 @@
 #include "shared/shared.h"
 #include "worker/process.h"
 
-#define RETRY_MS		100		/* after an error, and then twice as long */
-#define LOCKED_RETRY_MS	5		/* after a wait for a lock that took too long */
-#define FIRST_SILENCE_MS	2000	/* between messages about one and the same
-									 * lock, and then twice as long */
+#define RETRY_MS		100		/* after an error; doubled each time */
+#define LOCKED_RETRY_MS	5		/* after a lock timeout */
+#define FIRST_SILENCE_MS	2000	/* between messages about one lock; doubled
+									 * each time */
 #define MAX_SILENCE_MS	60000
 #define CANCEL_SILENCE_MS	1000	/* between messages about cancels */
-#define OWNER_RETRY_MS	1000	/* the longest pause after an error, to look for
+#define OWNER_RETRY_MS	1000	/* longest pause after an error in looking for
 								 * the database's owner */
 
-/*
- * What a database's or a role's settings must not change.
- */
+/* Settings that ALTER DATABASE and ALTER ROLE must not change */
 static void
 pin_settings(void)
 {
 	static const char *const settings[][2] = {
-		/* who it is: not a role that owns nothing */
+		/* identity */
 		{"role", "none"},
 		{"search_path", "pg_catalog, pg_temp"},
 		{"session_replication_role", "origin"},
 		{"row_security", "off"},
-		/* what its transactions are, and that no standby holds them up */
+		/* transactions; no waits for standbys */
 		{"synchronous_commit", "off"},
 		{"commit_delay", "0"},
 		{"default_transaction_read_only", "off"},
 		{"default_transaction_isolation", "read committed"},
 		{"default_transaction_deferrable", "off"},
-		/* when they end */
+		/* timeouts */
 		{"lock_timeout", DLOCK_LOCK_TIMEOUT},
 		{"statement_timeout", "0"},
 		{"transaction_timeout", "0"},	/* since 17 */
 		{"idle_in_transaction_session_timeout", "0"},
 		{"idle_session_timeout", "0"},
-		/* an error ends what failed, and not the process */
+		/* an error must not end the process */
 		{"exit_on_error", "off"},
 		{"temp_file_limit", "-1"},
-		/* vacuuming is to keep up, and not to be made a thorough one */
+		/* VACUUM must be quick, and not aggressive */
 		{"vacuum_cost_delay", "0"},
 		{"vacuum_freeze_min_age", "50000000"},
 		{"vacuum_freeze_table_age", "150000000"},
@@ -79,7 +77,7 @@ pin_settings(void)
 		{"vacuum_multixact_freeze_table_age", "150000000"}
 	};
 
-	/* to ask for a role takes a transaction, whatever that is */
+	/* looking up a role needs a transaction */
 	StartTransactionCommand();
 	SetConfigOption("session_authorization",
 					GetUserNameFromId(BOOTSTRAP_SUPERUSERID, false),
@@ -93,7 +91,7 @@ pin_settings(void)
 	CommitTransactionCommand();
 }
 
-/* The name of this process's database, which nobody can change meanwhile */
+/* This process's database; it cannot be renamed while we are connected */
 static NameData database_name;
 
 const char *
@@ -102,7 +100,7 @@ dlock_process_database(void)
 	return NameStr(database_name);
 }
 
-/* At the exit, and last: this process's part in the shared state. */
+/* Last at exit: leave the shared state. */
 static void
 leave(void)
 {
@@ -112,7 +110,7 @@ leave(void)
 	dlock_detach();
 }
 
-/* How often a database has changed; and had when its owner was looked for */
+/* Changes of pg_database, and their number when the owner was looked up */
 static uint32 database_changes = 0;
 static uint32 owner_known_at = 0;
 
@@ -122,10 +120,7 @@ note_database(Datum arg, int cacheid, uint32 hashvalue)
 	database_changes++;
 }
 
-/*
- * The database's owner may end us, as WITH (FORCE) does: it goes by the role of
- * a process, and we have none of our own.
- */
+/* WITH (FORCE) checks the roles of processes, so have the database owner's. */
 static void
 belong_to_owner(void)
 {
@@ -157,14 +152,12 @@ static DlockTask owner_task = {
 	.patience_ms = OWNER_RETRY_MS
 };
 
-/* Set by a signal */
 static volatile sig_atomic_t cancel_requested = false;
 
 /*
- * SIGINT.  The worker and the sender run no statement for anybody, so that a
- * cancel has nothing to end; what it hit would only have to be done again.
- * lock_timeout uses the same signal: by then its indicator is set, and
- * PostgreSQL raises the error.
+ * SIGINT handler.  A cancel of the worker or the sender would only repeat
+ * work.  For lock_timeout, whose indicator is set, PostgreSQL raises the
+ * error.
  */
 static void
 handle_cancel(SIGNAL_ARGS)
@@ -179,7 +172,7 @@ handle_cancel(SIGNAL_ARGS)
 	errno = save_errno;
 }
 
-/* Tell of a cancel, but not of each if there are many. */
+/* Log a cancel, at most once in CANCEL_SILENCE_MS. */
 static void
 log_cancel(void)
 {
@@ -196,10 +189,7 @@ log_cancel(void)
 			 errhint("pg_terminate_backend() ends it; another one is started when there is work.")));
 }
 
-/*
- * Begin as a process that is to hold an office of the space that it was
- * started for.  NULL where that has a holder, or is not there any more.
- */
+/* Begin a process's work; NULL if its office is taken or its space is gone. */
 DlockSpace *
 dlock_process_begin(DlockOffice office)
 {
@@ -209,7 +199,7 @@ dlock_process_begin(DlockOffice office)
 	memcpy(&key, MyBgworkerEntry->bgw_extra, sizeof(DlockSpaceKey));
 	pqsignal(SIGTERM, die);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	/* a VACUUM can be canceled like any; the next one comes by itself */
+	/* a VACUUM may be canceled; another one will come */
 	if (office != DLOCK_VACUUM)
 		pqsignal(SIGINT, handle_cancel);
 	BackgroundWorkerUnblockSignals();
@@ -217,7 +207,7 @@ dlock_process_begin(DlockOffice office)
 											  BGWORKER_BYPASS_ALLOWCONN);
 	pin_settings();
 
-	/* before anything is held */
+	/* before this process holds anything */
 	dlock_leave_at_exit(leave);
 	CacheRegisterSyscacheCallback(DATABASEOID, note_database, 0);
 	StartTransactionCommand();
@@ -231,10 +221,7 @@ dlock_process_begin(DlockOffice office)
 	return space && dlock_office_take(space, office) ? space : NULL;
 }
 
-/*
- * What every round of work begins with: a signal may have come, and the database
- * may have got another owner.
- */
+/* Call this at the start of each round of work. */
 void
 dlock_process_signals(void)
 {
@@ -251,10 +238,7 @@ dlock_process_signals(void)
 		(void) dlock_task_perform(&owner_task);
 }
 
-/*
- * Is a library of another layout to take over, which waits for the background
- * processes to go, as nobody else is attached?
- */
+/* Does another layout's library wait for the background processes to end? */
 bool
 dlock_process_gives_way(void)
 {
@@ -268,10 +252,8 @@ dlock_process_gives_way(void)
 }
 
 /*
- * Does somebody drop, rename or copy this database, and wait for nobody but
- * background processes to go?  He has it locked, as is seen by who comes to it
- * then.  Where sessions are left it is they who are in the way, and they may
- * need us.
+ * Does a process that drops, renames or copies the database, and so has it
+ * locked, wait for background processes only?  Sessions may need us.
  */
 bool
 dlock_process_is_in_the_way(void)
@@ -288,8 +270,8 @@ dlock_process_is_in_the_way(void)
 }
 
 /*
- * Is the server being shut down?  The postmaster writes that to its lock file before
- * it tells any process, and says it nowhere else.
+ * Is the server shutting down?  Only the postmaster's lock file says so,
+ * before any process is signaled.
  */
 bool
 dlock_process_server_stops(void)
@@ -307,14 +289,14 @@ dlock_process_server_stops(void)
 		strncmp(line, PM_STATUS_STOPPING, strlen(PM_STATUS_STOPPING)) == 0;
 }
 
-/* How long a lock is waited for, in milliseconds; "0": as long as it takes */
+/* In milliseconds; "0": no timeout */
 void
 dlock_process_lock_timeout(const char *timeout)
 {
 	SetConfigOption("lock_timeout", timeout, PGC_SUSET, PGC_S_SESSION);
 }
 
-/* Was it a wait for a lock that has taken too long? */
+/* Was it a lock timeout, or a deadlock? */
 bool
 dlock_error_is_lock(int code)
 {
@@ -323,8 +305,8 @@ dlock_error_is_lock(int code)
 }
 
 /*
- * A task has waited too long for a lock: is it time to say so?  Whoever asks to
- * be told is, again and again; the log, ever more rarely.
+ * Count a lock timeout of a patient task, and tell task->failed() once per
+ * patience_ms.  Returns whether to log it, which becomes rarer each time.
  */
 static bool
 is_locked_for_long(DlockTask *task, int code)
@@ -348,10 +330,7 @@ is_locked_for_long(DlockTask *task, int code)
 	return true;
 }
 
-/*
- * The same where waiting for a lock is an error like others: it is logged at
- * once, and then ever more rarely.
- */
+/* The same for a task without patience: the first one is logged. */
 static bool
 is_to_be_logged(DlockTask *task)
 {
@@ -367,7 +346,7 @@ is_to_be_logged(DlockTask *task)
 	return true;
 }
 
-/* Clear up after an error in a task.  Returns when to try again. */
+/* Clean up after an error in a task; returns when to retry. */
 static uint64
 recover(DlockTask *task)
 {
@@ -377,7 +356,7 @@ recover(DlockTask *task)
 	long		pause;
 
 	HOLD_INTERRUPTS();
-	/* outside of a transaction, PostgreSQL does not do so below */
+	/* AbortCurrentTransaction() does not, outside of a transaction */
 	LWLockReleaseAll();
 	MemoryContextSwitchTo(TopMemoryContext);
 	error = CopyErrorData();
@@ -408,7 +387,7 @@ recover(DlockTask *task)
 	return dlock_monotonic_now() + pause * 1000;
 }
 
-/* For errors: what this process was doing, and where */
+/* Error context */
 static void
 tell_of_task(void *arg)
 {
@@ -416,10 +395,7 @@ tell_of_task(void *arg)
 			   dlock_process_database());
 }
 
-/*
- * Perform a task, unless it has failed a moment ago.  Where it fails, the
- * error is logged.  Returns when to come again.
- */
+/* Errors are logged and cause a pause.  Returns when to call this again. */
 uint64
 dlock_task_perform(DlockTask *task)
 {
@@ -446,7 +422,7 @@ dlock_task_perform(DlockTask *task)
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(TopMemoryContext);
-	/* a lock timeout that has come too late has nothing to end any more */
+	/* a lock timeout that came after the wait must not cancel anything */
 	if (get_timeout_indicator(LOCK_TIMEOUT, true))
 		QueryCancelPending = false;
 	if (failed)
@@ -457,7 +433,7 @@ dlock_task_perform(DlockTask *task)
 	return more ? 0 : DLOCK_NO_DEADLINE;
 }
 
-/* Milliseconds from now until a moment, for WaitLatch() */
+/* For WaitLatch() */
 long
 dlock_milliseconds_until(uint64 moment)
 {

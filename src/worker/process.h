@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * process.h
- *	  What the background processes of dlock have in common.
+ *	  The common part of dlock's background processes.
  *
  *-------------------------------------------------------------------------
  */
@@ -10,33 +10,33 @@
 
 #include "shared/shared.h"
 
-/* How long a lock is waited for where nothing else is said */
+/* The default lock_timeout */
 #define DLOCK_LOCK_TIMEOUT	"1s"
 
-/* The same where others wait for this process meanwhile */
+/* The same if other processes wait for this one */
 #define DLOCK_SHORT_LOCK_TIMEOUT	"20ms"
 
-/* How long a process stays when nothing is left to do */
+/* How long a process with nothing to do stays */
 #define DLOCK_IDLE_MS	1000
 
-/* What can fail, and is tried again */
+/* A task that is retried if it fails */
 typedef struct DlockTask
 {
-	const char *what;			/* that it does: for the log */
-	bool		(*perform) (void);	/* returns whether there is more to do */
-	void		(*failed) (int code);	/* told of the SQLSTATE, or NULL */
-	bool		(*tell_of_lock) (void); /* in place of the error of a lock that
-										 * could not be had, to the log: false
-										 * where it has nothing to say; or NULL */
-	long		max_retry_ms;	/* the longest pause after an error */
-	long		patience_ms;	/* so long, a lock that cannot be had in time is
-								 * no error; 0: it is like others */
+	const char *what;			/* "...ing ...", for the log */
+	bool		(*perform) (void);	/* true: there is more to do */
+	void		(*failed) (int code);	/* called with the SQLSTATE, or NULL */
+	bool		(*tell_of_lock) (void); /* logs instead of a lock timeout's
+										 * error; false: nothing was logged; or
+										 * NULL */
+	long		max_retry_ms;	/* longest pause after an error */
+	long		patience_ms;	/* lock timeouts are logged only after that; 0:
+								 * as other errors */
 
-	/* where it stands */
+	/* state */
 	uint64		next_try;		/* monotonic microseconds; 0: at once */
-	long		retry_ms;		/* the next pause; 0: the first one */
-	uint64		locked_since;	/* since it cannot have a lock, or since that was
-								 * logged; 0: it can */
+	long		retry_ms;		/* next pause; 0: the first */
+	uint64		locked_since;	/* first lock timeout, or when one was last
+								 * logged; 0: none */
 	uint64		told_at;
 	long		silence_ms;
 } DlockTask;

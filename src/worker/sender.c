@@ -1,19 +1,13 @@
 /*-------------------------------------------------------------------------
  *
  * sender.c
- *	  The processes that wait for what the worker must not wait for: the sender
- *	  of announcements, and the one that vacuums the tables.
+ *	  Processes that can wait for long, as the worker must not: the sender of
+ *	  announcements, and the one that vacuums the tables.
  *
- * The sender waits in the queue of NOTIFY, as any session that notifies does,
- * and sends all there is by the time that its turn has come.  So as long as
- * that queue moves, an announcement is told no later than by a NOTIFY of the
- * same moment.  It comes with the first announcement, and goes when there has
- * been none for a while.
- *
- * Vacuuming takes its time, too, with announcements to be sent meanwhile.  So
- * that is done by a process of its own, which goes when it has done so.
- *
- * Either can be killed at any time: what was not sent is still in the outbox.
+ * The sender waits in the queue of NOTIFY as other sessions do, and sends all
+ * that is there at its turn.  So an announcement is no later than a NOTIFY of
+ * the same moment.  The sender ends after DLOCK_IDLE_MS without messages.  It
+ * can be killed at any time: the outbox keeps what was not sent.
  *
  *-------------------------------------------------------------------------
  */
@@ -29,10 +23,7 @@
 #include "tables/tables.h"
 #include "worker/process.h"
 
-/*
- * The longest pause after an error, such as a full queue.  It is no longer than
- * an announcement may be late.
- */
+/* Longest pause after an error, and so the delay of announcements, in ms */
 #define MAX_RETRY_MS	100
 
 PGDLLEXPORT void dlock_sender_main(Datum arg);
@@ -41,9 +32,8 @@ PGDLLEXPORT void dlock_vacuum_main(Datum arg);
 static DlockSpace *my_space = NULL;
 
 /*
- * The worker sees to it that the next one comes, if something is left.  Whoever
- * posts something looks for a sender then, and wakes the worker if there is none:
- * so nothing is forgotten that comes before this process has left, or after it.
+ * Leave the office, and wake the worker if messages are left, so that it
+ * starts a sender.  Messages posted later find no sender, and wake it, too.
  */
 static void
 resign(int code, Datum arg)
@@ -81,7 +71,7 @@ dlock_sender_main(Datum arg)
 		uint64		now;
 		uint64		next;
 
-		/* before anything is looked at, so that no wakeup is missed */
+		/* first, so that no wakeup is missed */
 		ResetLatch(MyLatch);
 		dlock_process_signals();
 
@@ -107,8 +97,8 @@ dlock_sender_main(Datum arg)
 }
 
 /*
- * What is dead when it begins is vacuumed; should that fail, the next such
- * process comes after as many more dead rows.
+ * Vacuum the rows that are dead now.  If this fails, the next process comes
+ * after as many more dead rows.
  */
 void
 dlock_vacuum_main(Datum arg)

@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * worker.h
- *	  The background processes, as the rest of dlock sees them: settings.
+ *	  Settings of the background processes.
  *
- * Nothing calls them: they are started by their functions' names, and woken
- * (shared/launcher.c).
+ * No room calls them: they are started by their functions' names, and woken
+ * through shared/launcher.c.
  *
  *-------------------------------------------------------------------------
  */
