@@ -1,21 +1,19 @@
 /*-------------------------------------------------------------------------
  *
  * worker.c
- *	  The background worker: has written what leases change, ends them when
- *	  they are due, and has announcements sent.
+ *	  The background worker: writes the journal, ends leases that are due, and
+ *	  has announcements sent.
  *
- * There is at most one per database.  Whoever has something for it wakes it,
- * and asks the postmaster to start one if there is none (shared/launcher.c).
- * It stays for as long as somebody could notice that it went, see is_missed();
- * otherwise it leaves, so that it does not stand in the way of DROP DATABASE,
- * nor of the workers of other databases.  It may die at any time: all that it
- * works on is in shared memory, and the next worker goes on with it.
+ * A database has at most one.  A process with work wakes it, or asks for one
+ * (shared/launcher.c).  It stays while its absence could be noticed
+ * (is_missed()), but not longer, so that it is not in the way of DROP DATABASE
+ * or of other databases' workers.  It can die at any time: its work is in
+ * shared memory, and the next worker continues.
  *
- * The worker waits for nobody, so that heartbeats and expiry are never late:
- * not for standbys, whose answers it looks at; for a lock on the tables only so
- * long, between two looks at what is due; and what waits longer by its nature,
- * NOTIFY and VACUUM, other processes do for it.  Nor does it do anything for
- * longer than a step.
+ * Heartbeats and expiry must not be late.  So the worker never waits for
+ * standbys, waits for locks on tables only for DLOCK_SHORT_LOCK_TIMEOUT,
+ * leaves NOTIFY and VACUUM to other processes, and does one thing for at most
+ * a step before it looks at what is due.
  *
  *-------------------------------------------------------------------------
  */
@@ -40,57 +38,58 @@
 #include "worker/due.h"
 #include "worker/worker.h"
 
-#define MAX_RETRY_MS	2000	/* between attempts that fail */
-#define PATIENCE_MS		1000	/* for a lock that it does not get */
-#define LEAVE_MS		1000	/* a worker that is told to go writes that long */
-#define TWICE_MS		100		/* a signal within it is the first one's twin */
-#define STAY_MS			5000	/* at a shutdown, it waits for sessions that long */
-#define STAY_LOOK_MS	10		/* ... and looks that often whether all have gone */
-#define LOOK_MS			2000	/* between looks whether the extension is there */
+#define MAX_RETRY_MS	2000	/* longest pause after an error */
+#define PATIENCE_MS		1000	/* before a lock timeout is logged */
+#define LEAVE_MS		1000	/* a terminated worker writes that long */
+#define TWICE_MS		100		/* a signal within that is the first one's
+								 * twin */
+#define STAY_MS			5000	/* at a shutdown, longest wait for sessions */
+#define STAY_LOOK_MS	10		/* ... between looks for them */
+#define LOOK_MS			2000	/* between looks for the extension */
 #define RETRY_START_MS	100		/* of a sender that has not come */
-#define MISS_MS			10		/* between looks at all sessions, who would miss
-								 * the worker */
-#define STEP_US			5000	/* at one thing, while others may be due */
-#define LAZY_MS			10		/* a removal that nobody waits for waits so long */
-#define SOON_MS			5000	/* a lease that is due then is waited for */
+#define MISS_MS			10		/* between calls of is_missed() */
+#define STEP_US			5000	/* for one thing, while others may be due */
+#define LAZY_MS			10		/* delay of a removal that no process waits
+								 * for */
+#define SOON_MS			5000	/* a lease due within that is waited for */
 #define WAY_MS			1000	/* between looks whether the database is to be
 								 * dropped, ... */
-#define SURE_MS			100		/* ... where it seems to be, before it goes */
-#define SURE_LOOKS		3		/* so many in a row: whoever has not the right
-								 * has it locked for a moment, too */
-#define FIRST_PAUSE_MS	100		/* after a worker that died young, and then
-								 * twice as long */
+#define SURE_MS			100		/* ... if it seems so, before the worker
+								 * goes */
+#define SURE_LOOKS		3		/* in a row: roles without the right lock it
+								 * for a moment, too */
+#define FIRST_PAUSE_MS	100		/* after a worker that died young; then
+								 * doubled */
 #define MAX_PAUSE_MS	5000
 #define YOUNG_MS		10000
 
-/* The moment when nothing is due */
 #define NEVER			DLOCK_NO_DEADLINE
 
 PGDLLEXPORT void dlock_worker_main(Datum arg);
 
-/* The setting, in milliseconds */
+/* GUC, in milliseconds */
 int			dlock_worker_idle_timeout;
 
 static DlockSpace *my_space = NULL;
 static bool extension_is_gone = false;
 static bool gives_way = false;	/* to a library of another layout */
-static bool leaves = false;		/* as nobody could notice */
-static bool makes_way = false;	/* to who drops or renames the database */
+static bool leaves = false;		/* because it is not missed */
+static bool makes_way = false;	/* to a process that drops, renames or copies
+								 * the database */
 
-/* Set by a signal */
 static volatile sig_atomic_t leaving = false;
 
 static bool is_wanted(void);
 
-/* The leases that the worker has still to learn of, each referred to */
+/* Leases not yet learned of, each referred to */
 static DlockLease **unknown = NULL;
 static uint64 num_unknown = 0;
 static uint64 max_unknown = 0;
 static bool knows_all = false;
 
-#define LEARN_AT_ONCE	256		/* leases, between two looks at what is due */
+#define LEARN_AT_ONCE	256		/* leases per step */
 
-/* Begin to learn again, of all leases. */
+/* Begin to learn of all leases again. */
 static void
 forget(void)
 {
@@ -99,7 +98,7 @@ forget(void)
 		dlock_record_unref(&unknown[--num_unknown]->record);
 }
 
-/* What the worker refers to is not to be kept by one that is gone. */
+/* Drop all references at exit. */
 static void
 let_go(void)
 {
@@ -110,15 +109,15 @@ let_go(void)
 }
 
 /*
- * Let the next worker come; and see to it that one does, if something is to be
- * done, or was posted while this one still seemed to be there.  Where this one
- * leaves because it is not missed, that is: if it is missed by now (I20).  And
- * if it makes way, not before a session comes to the database again.
+ * Leave the office, and start the next worker if there is work, perhaps posted
+ * just before.  If this worker leaves because it is not missed, it starts one
+ * only if one is wanted by now (I20).  If it makes way, a session will start
+ * one.
  */
 static void
 resign(int code, Datum arg)
 {
-	/* what it may have held as it failed */
+	/* after a fatal error */
 	LWLockReleaseAll();
 	pg_atomic_write_u32(&my_space->worker_comes, 0);
 	pg_atomic_write_u64(&my_space->blocked_on, 0);
@@ -141,19 +140,15 @@ sooner(uint64 a, uint64 b)
 	return a < b ? a : b;
 }
 
-/*
- * Tasks that can fail
- */
-
 static bool begun = false;
 
-/* When to look whether the extension is there, if nothing is written */
+/* When to look for the extension, if nothing is written */
 static uint64 next_look = 0;
 
 /*
- * What was released before a shutdown is released after it: so a worker that
- * is told to go writes the journal first.  One that is told so again does not; but
- * the postmaster sends each signal twice, to the process and to its group.
+ * SIGTERM handler: write the journal first, so that locks released before a
+ * shutdown are free after it.  A second signal ends the worker, but the
+ * postmaster sends each twice, to the process and to its group.
  */
 static void
 leave(SIGNAL_ARGS)
@@ -172,10 +167,9 @@ leave(SIGNAL_ARGS)
 }
 
 /*
- * What the tables keep, unless that is in memory, and what the worker before has
- * left.  No table is needed for that one, so that who keeps them locked does
- * not keep a new worker from its heartbeats; and before they are read, nothing
- * needs any.  Where the extension has gone, the next task finds that out.
+ * Load the tables unless they are loaded, and take over the journal.  In a
+ * loaded space this locks no table, which could delay heartbeats.  If the
+ * extension is gone, the journal's task finds out.
  */
 static bool
 begin_work(void)
@@ -188,7 +182,7 @@ begin_work(void)
 	CommitTransactionCommand();
 	begun = true;
 	pqsignal(SIGTERM, leave);
-	/* from now on, others wait */
+	/* other processes wait from now on */
 	dlock_process_lock_timeout(DLOCK_SHORT_LOCK_TIMEOUT);
 	return false;
 }
@@ -203,11 +197,11 @@ take_unknown(DlockLease *lease, void *arg)
 	return true;
 }
 
-/* Take note of all leases that there are. */
+/* Refer to all leases. */
 static void
 collect_unknown(void)
 {
-	/* some may come meanwhile, and the journal tells of them */
+	/* leases that come later are learned of from the journal */
 	max_unknown = my_space->leases.length + 64;
 	if (unknown)
 		pfree(unknown);
@@ -217,7 +211,7 @@ collect_unknown(void)
 	dlock_lease_for_each(my_space, LW_SHARED, take_unknown, NULL);
 }
 
-/* The grants that a lease's tickets have, and that may have to be announced */
+/* Remember the grants of a lease that may have to be announced. */
 static void
 learn_of_grants(DlockLease *lease)
 {
@@ -233,7 +227,7 @@ learn_of_grants(DlockLease *lease)
 	LWLockRelease(&my_space->lease_lock);
 }
 
-/* Learn of all the leases and grants that there are, a few at a time. */
+/* Learn of leases and their grants, LEARN_AT_ONCE per step. */
 static bool
 learn(void)
 {
@@ -252,7 +246,7 @@ learn(void)
 	return !knows_all;
 }
 
-/* Those who wait are told. */
+/* Tell the processes that wait. */
 static void
 begin_failed(int code)
 {
@@ -266,7 +260,7 @@ learn_failed(int code)
 	dlock_journal_fail(my_space, code);
 }
 
-/* Rows that stand for nothing go, and that may wait. */
+/* Delete rows that no lease or ticket has; it is not urgent. */
 static bool
 clear_tables(void)
 {
@@ -277,9 +271,8 @@ clear_tables(void)
 static XLogRecPtr commit_before;
 
 /*
- * When to look at the journal again, after something was written: whoever releases
- * a lock before, and leaves nobody waiting, does not wake the worker.  So where it
- * is acquired again, the removal and the grant are written together.
+ * When to look at the journal unasked.  A release soon after a write wakes no
+ * worker if none waits, so it is written with the next grant.
  */
 static uint64 next_lazy = NEVER;
 
@@ -303,7 +296,7 @@ write_journal(void)
 	return !extension_is_gone && my_space->journal.length > 0;
 }
 
-/* An error may have come between writing something and learning of it. */
+/* If the error came after the commit, leases may be unknown. */
 static void
 write_failed(int code)
 {
@@ -314,8 +307,8 @@ write_failed(int code)
 }
 
 /*
- * The sender has the outbox for itself.  Where no slot is free for one, the
- * worker sends, as far as that takes no time.
+ * Send announcements if no sender can be started, as far as that needs no
+ * wait.  Only the holder of the sender's office sends.
  */
 static bool
 send_announcements(void)
@@ -336,7 +329,6 @@ send_announcements(void)
 	return more;
 }
 
-/* Who keeps the worker from its tables? */
 static bool
 tell_of_lock(void)
 {
@@ -377,11 +369,10 @@ static DlockTask notify_task = {
 };
 
 /*
- * A shutdown ends the sessions at the same moment as the worker.  A session then
- * takes back what it could not make durable, and the worker has to write that: it
- * stays until no session of the database is left.  PostgreSQL waits for them, too,
- * so that this does not hold up the shutdown.  The limit is for a session that
- * PostgreSQL ends after the worker: a walsender that has called dlock.
+ * A shutdown ends sessions and worker together.  Sessions then take back what
+ * is not durable, and the worker writes that, so it stays until they have
+ * gone.  PostgreSQL waits for them, too.  STAY_MS is for walsenders that have
+ * called dlock: these end after the worker.
  */
 static bool
 stays_for_sessions(void)
@@ -394,7 +385,7 @@ stays_for_sessions(void)
 	return now < until && dlock_worker_has_company(my_space);
 }
 
-/* The last work of a worker that was told to go, which it then does. */
+/* Write the journal for LEAVE_MS at most, and have the worker end. */
 static void
 write_the_rest(void)
 {
@@ -417,8 +408,8 @@ write_the_rest(void)
 }
 
 /*
- * Where the worker was told to go, it does so at the next interrupt, or stays for a
- * while.  Returns when to look again: a session that goes wakes nobody.
+ * If the worker was told to end, write the journal and end, or stay for
+ * sessions.  Returns when to look again: a session that ends wakes no worker.
  */
 static uint64
 leave_if_told(void)
@@ -430,10 +421,7 @@ leave_if_told(void)
 	return NEVER;
 }
 
-/*
- * See to it that somebody sends what is in the outbox.  Returns when to come
- * again.
- */
+/* Have messages sent, if there are any.  Returns when to be called again. */
 static uint64
 have_announcements_sent(void)
 {
@@ -449,7 +437,7 @@ have_announcements_sent(void)
 				  dlock_monotonic_now() + RETRY_START_MS * 1000);
 }
 
-/* The same for the tables' dead rows; autovacuum comes, too, if nobody does. */
+/* Have dead rows vacuumed.  If no slot is free, autovacuum does it. */
 static void
 have_tables_vacuumed(void)
 {
@@ -457,12 +445,12 @@ have_tables_vacuumed(void)
 		pg_atomic_read_u32(&my_space->vacuum_at) ||
 		dlock_office_is_held(my_space, DLOCK_VACUUM))
 		return;
-	/* before it, or else the statistics would count as dead what it has removed */
+	/* before it: reported later, the rows it removes would count as dead */
 	(void) pgstat_report_stat(true);
 	(void) dlock_office_start(my_space, DLOCK_VACUUM);
 }
 
-/* Does somebody need the worker now? */
+/* Is there work, or a session that may bring some at any moment? */
 static bool
 is_wanted(void)
 {
@@ -472,12 +460,10 @@ is_wanted(void)
 }
 
 /*
- * Could somebody notice if there were no worker?  Who waits for something that
- * a lease has; who renews a lease that lives by heartbeats; a session that may
- * listen for announcements; or whoever looks at a lease that is due soon.
- *
- * Nobody else does: what a lease holds is held without a worker, and its time
- * runs.  Whoever meets it when it is due starts another one.
+ * Would the lack of a worker be noticed?  By waiters behind leases, by clients
+ * whose leases need heartbeats, by sessions that may listen for announcements,
+ * and by callers that look at a lease due soon.  Otherwise leases hold and run
+ * without one, and a process that finds one due starts it.
  */
 static bool
 is_missed(uint64 next_beat)
@@ -495,8 +481,8 @@ is_missed(uint64 next_beat)
 }
 
 /*
- * Is the database to be dropped, renamed or copied, with nobody left in it but
- * us?  Then we go, and have the others go.  *next is when to look again.
+ * Is the database to be dropped, renamed or copied, with no session left?
+ * Then all our processes end. *next is when to look again.
  */
 static bool
 is_in_the_way(uint64 now, uint64 *next)
@@ -520,10 +506,8 @@ is_in_the_way(uint64 now, uint64 *next)
 static uint64 next_beat = NEVER;
 
 /*
- * Do all there is to do.  Returns when to come again.
- *
- * Heartbeats come before expiry, and before whatever can take longer.  The worker
- * that was there before may have been gone for a while.
+ * Do all that is due; returns when to be called again.  Heartbeats come before
+ * expiry and longer work: there may have been no worker for a while.
  */
 static uint64
 work(void)
@@ -550,17 +534,14 @@ work(void)
 	next = sooner(next, have_announcements_sent());
 	have_tables_vacuumed();
 	next = sooner(next, next_lazy);
-	/* when all else was done, as the log can be slow */
+	/* late, because the log can be slow */
 	next = sooner(next, dlock_expiry_tell(my_space, false));
-	/* last, as the journal may have told of new leases */
+	/* once more, because the journal may have told of new leases */
 	next_beat = dlock_heartbeat_beat(my_space, knows_all);
 	return sooner(sooner(next, next_beat), dlock_due_next());
 }
 
-/*
- * Those before this one died young, so many of them: the next shall not do so
- * at once.
- */
+/* Pause, if that many workers before this one died young. */
 static void
 pause_before_work(uint32 deaths)
 {
@@ -568,10 +549,10 @@ pause_before_work(uint32 deaths)
 
 	if (deaths > 0)
 		end += Min(FIRST_PAUSE_MS << Min(deaths - 1, 10), MAX_PAUSE_MS) * 1000;
-	/* nor is it to be waited for by a library that wants its place */
+	/* a library that waits for the place ends the pause */
 	while (dlock_monotonic_now() < end && !dlock_is_replaced())
 	{
-		/* leases that sessions keep alive are not to run out meanwhile */
+		/* attached leases must not run out meanwhile */
 		uint64		next = sooner(end, dlock_heartbeat_beat(my_space, false));
 
 		(void) WaitLatch(MyLatch,
@@ -594,10 +575,7 @@ begin(void)
 	pause_before_work(pg_atomic_fetch_add_u32(&my_space->worker_deaths, 1));
 }
 
-/*
- * How long a worker stays that nobody would miss, in microseconds: a moment
- * where nothing is left, and some more where leases are.
- */
+/* How long a worker that is not missed stays, in microseconds */
 static uint64
 idle_time(void)
 {
@@ -605,10 +583,7 @@ idle_time(void)
 					 dlock_worker_idle_timeout) * 1000;
 }
 
-/*
- * Does the worker look at the journal in a moment, by itself?  It takes that
- * back before it looks, so it sees all that was marked before (I20).
- */
+/* Taken back before each look, so a look sees all earlier marks (I20). */
 static void
 promise_to_come(bool comes)
 {
@@ -616,7 +591,6 @@ promise_to_come(bool comes)
 	pg_memory_barrier();
 }
 
-/* Or until somebody wakes the worker */
 static void
 sleep_until(uint64 next)
 {
@@ -630,8 +604,8 @@ void
 dlock_worker_main(Datum arg)
 {
 	uint64		old_at;
-	uint64		missed_at;		/* when somebody last would have missed it */
-	uint64		look_at = 0;	/* when to look next whether somebody would */
+	uint64		missed_at;		/* when it was last missed */
+	uint64		look_at = 0;	/* when to call is_missed() again */
 
 	begin();
 	missed_at = dlock_monotonic_now();
@@ -642,7 +616,7 @@ dlock_worker_main(Datum arg)
 		uint64		now;
 		uint64		next_stay;
 
-		/* before anything is looked at, so that no wakeup is missed */
+		/* first, so that no wakeup is missed */
 		ResetLatch(MyLatch);
 		promise_to_come(false);
 		next_stay = leave_if_told();
@@ -677,7 +651,7 @@ dlock_worker_main(Datum arg)
 			if (is_missed(next_beat))
 			{
 				missed_at = now;
-				/* who would miss it may go without a word */
+				/* check again: clients can disconnect without a wakeup */
 				next = sooner(next, now + DLOCK_IDLE_MS * 1000);
 			}
 			else
@@ -686,7 +660,7 @@ dlock_worker_main(Datum arg)
 				if (leaves)
 					break;
 				next = sooner(next, missed_at + idle_time());
-				/* the extension may go meanwhile */
+				/* the extension may be dropped meanwhile */
 				next = sooner(next, next_look);
 			}
 		}

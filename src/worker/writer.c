@@ -1,12 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * writer.c
- *	  Writing to the tables what is marked in the journal.
+ *	  Writing the journal to the tables, by the worker alone (I19).
  *
- * The worker alone (I19) copies what is marked, writes the rows as they are
- * then in one transaction (tables/write.c), and unmarks what has not changed
- * again meanwhile.  What it learns of leases and grants by that goes to due.c
- * and grants.c.
+ * It copies marked records, writes them in one transaction (tables/write.c),
+ * and unmarks those that were not marked again meanwhile. due.c and grants.c
+ * learn of leases and grants from this.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,16 +20,16 @@
 #include "worker/process.h"
 #include "worker/due.h"
 
-/* Rows written in one transaction */
+/* Rows per transaction */
 #define BATCH	1000
 
-/* So long after two have waited at a time, others are taken to do so */
+/* The worker flushes for that long after two have waited at a time. */
 #define CROWD_MS	100
 
 static DlockImage *images = NULL;
 static int	num_images = 0;
 
-/* What a record is now.  Called with the lease lock. */
+/* Copy a record.  The caller holds the lease lock. */
 static void
 copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 {
@@ -58,13 +57,13 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 		image->ttl = lease->single ? dlock_lease_row_ttl(lease) : 0;
 
 		image->inherits = ticket->heir && state == DLOCK_WAITING;
-		/* it may be LEAVING since it was found not to be over */
+		/* a ticket can become LEAVING after dlock_lease_is_over() */
 		image->granted = image->inherits || state == DLOCK_GRANTED ||
 			state == DLOCK_ENDING;
 		image->mode = ticket->lowers ? DLOCK_SHARED : ticket->ticket.mode;
 		image->shares = !image->over && ticket->lowers &&
 			ticket->ticket.mode == DLOCK_EXCLUSIVE;
-		/* written before the state */
+		/* it is written before the state */
 		pg_read_barrier();
 		image->granted_at = image->inherits ? GetCurrentTimestamp() :
 			ticket->ticket.granted_at;
@@ -73,9 +72,7 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	record->in_flight = !image->over || image->had_row;
 }
 
-/*
- * Copy what is marked, or the older part of it.
- */
+/* Copy marked records, the oldest first. */
 static void
 copy_marked(DlockSpace *space)
 {
@@ -92,11 +89,7 @@ copy_marked(DlockSpace *space)
 	LWLockRelease(&space->lease_lock);
 }
 
-/*
- * The row of a ticket that waits says granted in the WAL, as does what becomes of
- * it: the removal of the row of the one before it is there, too.  Called with the
- * lease lock.
- */
+/* An heir's row is in the WAL, and so is the removal before it. */
 static void
 note_inheritance(const DlockImage *image)
 {
@@ -108,7 +101,7 @@ note_inheritance(const DlockImage *image)
 	ticket->inherited = true;
 }
 
-/* May somebody wait until a row is flushed?  A release waits for nothing. */
+/* May a caller wait for a flush?  A release waits for none. */
 static bool
 is_awaited(const DlockImage *image)
 {
@@ -116,10 +109,9 @@ is_awaited(const DlockImage *image)
 }
 
 /*
- * Each who waits for a row could flush it himself, and one who is alone does.
- * Where several do, they would be woken only to wait for one of them, and each
- * batch would be as small as what has come while that before it was written.  So
- * the worker flushes first; what comes meanwhile is the next batch.
+ * If a single caller waits, it flushes itself.  If several do, they would be
+ * woken only to wait for the one that flushes, and batches would stay small.
+ * Then the worker flushes first, and what comes meanwhile is the next batch.
  */
 static void
 flush_for_all(XLogRecPtr lsn)
@@ -136,10 +128,7 @@ flush_for_all(XLogRecPtr lsn)
 		XLogFlush(lsn);
 }
 
-/*
- * After the commit, or after a failure: whose row is there now, and what is
- * still to be written.
- */
+/* Note what has a row after a commit or an error; unmark what is written. */
 static void
 unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 {
@@ -157,7 +146,7 @@ unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 		pg_atomic_write_u64(&record->lsn, lsn);
 		pg_write_barrier();
 		pg_atomic_write_u32(&record->written, images[i].mark);
-		/* what is over stays, until it is finished; and so what is to share */
+		/* until it is finished or shared */
 		if (record->marked == images[i].mark && !images[i].over &&
 			!images[i].shares)
 			dlock_journal_unmark(space, record);
@@ -179,7 +168,7 @@ note_removals(DlockSpace *space, XLogRecPtr lsn)
 	}
 }
 
-/* The worker uses no record of the latest batch any more. */
+/* Drop the references to the latest batch. */
 void
 dlock_writer_let_go(void)
 {
@@ -187,7 +176,7 @@ dlock_writer_let_go(void)
 		dlock_record_unref(images[--num_images].record);
 }
 
-/* What is over and has no row goes, and is not looked at any more. */
+/* Finish a record that is over and has no row. */
 static void
 settle(DlockSpace *space, DlockRecord *record)
 {
@@ -199,7 +188,7 @@ settle(DlockSpace *space, DlockRecord *record)
 		dlock_due_remove(dlock_lease_of(dlock_record_ticket(record)));
 }
 
-/* The row says that an exclusive hold is a shared one: so it becomes one. */
+/* The row says shared, so the holder can become shared. */
 static void
 share(DlockSpace *space, const DlockImage *image)
 {
@@ -212,10 +201,7 @@ share(DlockSpace *space, const DlockImage *image)
 	LWLockRelease(&space->lease_lock);
 }
 
-/*
- * After the attempt to write: what is over and has no row goes, and who waits
- * for a record sees what has become of it.
- */
+/* After a write or an error: finish what is over, and wake callers. */
 static void
 publish(DlockSpace *space, bool committed)
 {
@@ -223,7 +209,7 @@ publish(DlockSpace *space, bool committed)
 	{
 		DlockRecord *record = images[i].record;
 
-		/* what has become over meanwhile has been marked again */
+		/* one that became over since was marked again */
 		if (images[i].over || !committed)
 			settle(space, record);
 		if (images[i].shares && committed)
@@ -233,7 +219,7 @@ publish(DlockSpace *space, bool committed)
 	dlock_writer_let_go();
 }
 
-/* A record was written: from now on it is looked at, if it is not over. */
+/* Look at a written record from now on, unless it is over. */
 static void
 learn_of(DlockRecord *record, bool over, XLogRecPtr lsn)
 {
@@ -254,10 +240,7 @@ learn_of(DlockRecord *record, bool over, XLogRecPtr lsn)
 	dlock_grants_remember(ticket, lsn);
 }
 
-/*
- * Let those who look for deadlocks know of the table that could not be locked, or
- * that there is none any more.
- */
+/* Tell sessions that look for deadlocks which table is locked, if any. */
 static void
 tell_blocked_on(DlockSpace *space, Oid table)
 {
@@ -270,10 +253,9 @@ tell_blocked_on(DlockSpace *space, Oid table)
 }
 
 /*
- * Write what is marked.  Returns how many records that were, -1 where the
- * extension is gone.  Raises what PostgreSQL raises; nothing is written then,
- * and all of it still marked.  Those who wait are told that, unless it was a
- * lock that could not be had: the caller knows for how long.
+ * Write one batch.  Returns how many records, -1 if the extension is gone.
+ * Raises errors with nothing written and all still marked.  Callers are told,
+ * except of a lock timeout: the task tells them if it lasts.
  */
 int
 dlock_writer_write(DlockSpace *space, int *dead)
@@ -301,7 +283,7 @@ dlock_writer_write(DlockSpace *space, int *dead)
 	{
 		LWLockReleaseAll();
 		unmark(space, false, InvalidXLogRecPtr);
-		/* a lock that could not be had in time may be at the next attempt */
+		/* a lock timeout may be over at the next attempt */
 		if (!dlock_error_is_lock(geterrcode()))
 			dlock_journal_fail(space, geterrcode());
 		else
@@ -327,8 +309,7 @@ dlock_writer_write(DlockSpace *space, int *dead)
 }
 
 /*
- * What a worker begins with: what the worker before may have written, or not,
- * counts as written.  That was at the head of the journal, and still is.
+ * Rows in flight when a worker died, at the journal's head, count as written.
  */
 void
 dlock_writer_begin(DlockSpace *space)
@@ -349,8 +330,8 @@ dlock_writer_begin(DlockSpace *space)
 }
 
 /*
- * Once after each load: rows that stand for nothing go.  False where the
- * extension is gone.
+ * Delete rows without a record, once after each load.  False if the extension
+ * is gone.
  */
 bool
 dlock_writer_clear(DlockSpace *space)
