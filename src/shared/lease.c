@@ -1,21 +1,19 @@
 /*-------------------------------------------------------------------------
  *
  * lease.c
- *	  Leases: what keeps tickets beyond a session.
+ *	  Leases, which keep tickets beyond a session.
  *
- * A lease is in the list of its space from the moment it can be found until
- * the removal of its row is in the WAL; the worker then finishes it.
+ * A lease is in the list of its space from when it can be found until the
+ * removal of its row is in the WAL; then the worker finishes it.
  *
- * Whether a lease is open is told by its deadline alone, on a clock of the
- * server that never goes back, nor stands still while the machine sleeps.
- * Renewing moves it, by compare-and-exchange and without a lock.  Whoever finds
- * it passed sets it to DLOCK_RAN_OUT by the same means before he says so; closing
- * sets it to 0.  So of a renewal, a close, and an answer that the lease is gone,
- * none is ever taken back by another one.
+ * The deadline alone tells whether a lease is open.  Its clock never goes
+ * back, and runs while the machine sleeps.  A renewal moves it by
+ * compare-and-exchange, without a lock.  A process that finds it passed makes
+ * it DLOCK_RAN_OUT before it says so, and a close makes it 0.  So a renewal, a
+ * close and an answer that the lease is gone never take each other back (I13).
  *
- * A lease that ran out has its delay still to come, which begins when
- * DLOCK_RAN_OUT becomes 0, under the lease lock.  The worker does that, or
- * whoever ends a ticket of it before the worker.
+ * A delay begins when DLOCK_RAN_OUT becomes 0, under the lease lock: by the
+ * worker, or by a process that ends one of the tickets first.
  *
  *-------------------------------------------------------------------------
  */
@@ -31,14 +29,9 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-#define MAX_RENEW_MS	10000	/* a renewal waits for standbys that long, or for
-								 * a quarter of its ttl */
+#define MAX_RENEW_MS	10000	/* longest wait for standbys in a renewal */
 
-/*
- * Is a lease open?
- */
-
-/* How long it is honoured after standbys were heard of, and after a load */
+/* How long a lease is honoured after standbys answered, or after a load */
 static uint64
 honoured_for(const DlockLease *lease)
 {
@@ -48,10 +41,7 @@ honoured_for(const DlockLease *lease)
 		ttl : ttl + ttl / 4;
 }
 
-/*
- * When the latest heartbeat was sent that is known to be acknowledged, of a lease
- * for which standbys count
- */
+/* When the latest acknowledged heartbeat that counts for a lease was sent */
 uint64
 dlock_lease_confirmed_at(DlockLease *lease)
 {
@@ -64,9 +54,8 @@ dlock_lease_confirmed_at(DlockLease *lease)
 }
 
 /*
- * If a quorum of standbys counts for a lease, it does not live beyond the
- * sending of the last heartbeat that they have acknowledged, plus its ttl and
- * a quarter (I21).
+ * If standbys count for a lease, it lives until its ttl and a quarter after
+ * that heartbeat was sent (I21).
  */
 static uint64
 quorum_deadline(DlockLease *lease)
@@ -79,7 +68,7 @@ quorum_deadline(DlockLease *lease)
 	deadline = dlock_lease_confirmed_at(lease) + honoured_for(lease);
 	if (deadline <= dlock_monotonic_now())
 	{
-		/* nobody may have looked for a while */
+		/* perhaps no process has looked for a while */
 		dlock_quorum_look(dlock_space_at(lease->space));
 		deadline = dlock_lease_confirmed_at(lease) + honoured_for(lease);
 	}
@@ -87,13 +76,13 @@ quorum_deadline(DlockLease *lease)
 }
 
 /*
- * When a lease runs out, in monotonic microseconds; 0: it is gone.  The
- * deadline is changed before this is answered, so no later answer differs
- * (I13).  *deadline is what was found there.
+ * When a lease runs out, in monotonic microseconds; 0: it is gone.  A passed
+ * deadline is changed before the answer, so later answers agree (I13).
+ * *deadline is what was found.
  *
- * The deadline is read before the standbys' answers, while a renewal looks at
- * these first and moves the deadline then: one that has succeeded meanwhile
- * makes the exchange fail.
+ * The deadline is read before the standbys' answers.  A renewal reads the
+ * answers first and moves the deadline then, so the exchange fails if it has
+ * succeeded meanwhile.
  */
 static uint64
 look(DlockLease *lease, uint64 *deadline)
@@ -116,10 +105,7 @@ look(DlockLease *lease, uint64 *deadline)
 	return 0;
 }
 
-/*
- * When a lease runs out, in monotonic microseconds; DLOCK_NO_DEADLINE where its
- * session keeps it alive.  0: it is gone, and stays so.
- */
+/* The same; DLOCK_NO_DEADLINE if its session keeps the lease alive */
 uint64
 dlock_lease_deadline(DlockLease *lease)
 {
@@ -135,8 +121,7 @@ dlock_lease_is_open(DlockLease *lease)
 }
 
 /*
- * The same, the other way round, for a signal handler: what standbys have to do
- * with it is left to the worker, which is there where they count.
+ * For a signal handler.  If standbys count, the worker looks at their answers.
  */
 bool
 dlock_lease_has_run_out(DlockLease *lease)
@@ -154,7 +139,6 @@ dlock_lease_has_run_out(DlockLease *lease)
 	return true;
 }
 
-/* Does a living session keep it alive, as far as is known? */
 bool
 dlock_lease_is_attached(const DlockLease *lease)
 {
@@ -163,9 +147,8 @@ dlock_lease_is_attached(const DlockLease *lease)
 }
 
 /*
- * Move the deadline to a full ttl from now; false where the lease is gone.
- * What is found there always changes, so that nobody who has looked at it
- * before can still end the lease for what he knew then.
+ * Move the deadline to a full ttl from now; false if the lease is gone.  It
+ * always changes, so a process that read it before cannot end the lease.
  */
 static bool
 move_deadline(DlockLease *lease)
@@ -184,10 +167,7 @@ move_deadline(DlockLease *lease)
 	return true;
 }
 
-/*
- * Set the deadline to another ttl from now, though it may come sooner by that;
- * false where the lease is gone.  As with a renewal, it always changes.
- */
+/* The same for another ttl, by which the deadline may come sooner */
 bool
 dlock_lease_set_deadline(DlockLease *lease, int64 ttl)
 {
@@ -206,10 +186,7 @@ dlock_lease_set_deadline(DlockLease *lease, int64 ttl)
 	return true;
 }
 
-/*
- * No more than the ttl from now on, if it is not attached, nor gone.  Raises
- * nothing.
- */
+/* At most a ttl from now, unless it is attached or gone.  Raises nothing. */
 void
 dlock_lease_shorten(DlockLease *lease)
 {
@@ -230,10 +207,7 @@ dlock_lease_extend(DlockLease *lease)
 	return true;
 }
 
-/*
- * Take it upon this backend to end a lease; false where that was done before,
- * or where it ran out, and somebody was told so.
- */
+/* Claim the end of a lease; false if it was ended before, or ran out. */
 bool
 dlock_lease_claim(DlockLease *lease)
 {
@@ -245,7 +219,6 @@ dlock_lease_claim(DlockLease *lease)
 	return deadline > DLOCK_RAN_OUT;
 }
 
-/* Its locks are kept closed from now on, where it has a delay for that. */
 static void
 begin_delay(DlockLease *lease)
 {
@@ -258,9 +231,8 @@ begin_delay(DlockLease *lease)
 }
 
 /*
- * A lease that ran out is over, and its delay begins; with "always", one that
- * did not run out is over, too.  Called with the lease lock, before a ticket of
- * the lease is taken from it.
+ * If a lease ran out, make it over, and begin its delay; with "always", make
+ * it over in any case.  Call this before a ticket is taken from the lease.
  */
 void
 dlock_lease_be_over(DlockLease *lease, bool always)
@@ -278,10 +250,7 @@ dlock_lease_be_over(DlockLease *lease, bool always)
 	}
 }
 
-/*
- * How long ago the latest heartbeat was sent that standbys have acknowledged,
- * in microseconds; 0 where none count for the lease.
- */
+/* Microseconds since dlock_lease_confirmed_at(); 0 if no standbys count */
 uint64
 dlock_lease_unconfirmed_for(DlockLease *lease)
 {
@@ -296,10 +265,10 @@ dlock_lease_unconfirmed_for(DlockLease *lease)
 }
 
 #ifdef COMPAT_CHECKS
-/* So many tickets of a lease are checked at each change */
+/* Leases with more tickets are not checked. */
 #define MAX_CHECKED	64
 
-/* Is a ticket in the right list of its lease, with what it counts?  I16. */
+/* Is a ticket in the right list, and counted there (I16)? */
 static uint32
 check_ticket(const DlockLease *lease, const DlockLeaseTicket *ticket,
 			 bool closed)
@@ -311,12 +280,12 @@ check_ticket(const DlockLease *lease, const DlockLeaseTicket *ticket,
 	Assert(closed ? state == DLOCK_ENDING :
 		   state == DLOCK_WAITING || state == DLOCK_GRANTED);
 	Assert(ticket->held == (state == DLOCK_GRANTED));
-	/* what has changed is in the journal (I9) */
+	/* I9 */
 	Assert(ticket->record.listed || ticket->record.has_row);
 	return ticket->held ? 1 : 0;
 }
 
-/* Check the invariants of a lease: I9, I16, and its counts of tickets. */
+/* Check I9, I16 and the counts of a lease. */
 void
 dlock_check_lease(const DlockLease *lease)
 {
@@ -344,7 +313,6 @@ dlock_check_lease(const DlockLease *lease)
 }
 #endif
 
-/* Enter a lease into its space; called with the lease lock. */
 static void
 list_lease(DlockSpace *space, DlockLease *lease)
 {
@@ -356,10 +324,7 @@ list_lease(DlockSpace *space, DlockLease *lease)
 	lease->in_leases = true;
 }
 
-/*
- * The worker need not look at a lease anew (lease_ttl.c); false where it had not
- * to.  If it had, the list's reference is the caller's.  Called with the lease lock.
- */
+/* True if the lease was in "retimed"; the list's reference is the caller's. */
 bool
 dlock_lease_unretime(DlockSpace *space, DlockLease *lease)
 {
@@ -378,8 +343,8 @@ dlock_lease_unretime(DlockSpace *space, DlockLease *lease)
 }
 
 /*
- * Take a lease out of its space, where nobody finds it any more; false where that
- * was done before.  Whoever calls this refers to it, or to a ticket of it.
+ * Take a lease out of all lists and tables; false if that was done before.
+ * The caller refers to the lease or to a ticket of it.
  */
 bool
 dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
@@ -390,7 +355,7 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	lease->record.finished = true;
 	LWLockRelease(&space->lease_lock);
-	/* while it is referred to; a single one is found by its ticket */
+	/* a single lease is not in the table: its ticket is */
 	if (!lease->single)
 		dlock_id_delete(&lease->record);
 	dlock_lease_begin_change(space);
@@ -409,10 +374,8 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 }
 
 /*
- * A lease becomes open, and its time begins to run, unless its session keeps it
- * alive: where it is attached, or the session waits with it, as an heir.  Standbys
- * do not count for it before its row is about to be written.  Called with the
- * lease lock.
+ * Open a lease.  Its ttl begins to run, unless it is attached, or is an
+ * heir's, whose session waits.  The caller holds the lease lock.
  */
 void
 dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
@@ -429,10 +392,9 @@ dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
 }
 
 /*
- * The first row of a lease is about to be written: standbys count from this moment
- * on.  No standby can have the row before it, and no heartbeat is sent for the lease
- * before the row is written, however long the tables are locked.  Called with the
- * lease lock.
+ * The first row of a lease is about to be written: standbys count from now on.
+ * No standby can have the row yet, and no heartbeat is sent for the lease
+ * before the write, even if the tables are locked for long.
  */
 void
 dlock_lease_begin_quorum(DlockLease *lease)
@@ -443,10 +405,9 @@ dlock_lease_begin_quorum(DlockLease *lease)
 }
 
 /*
- * Make a lease, which the caller uses and nobody can find yet, in a piece of memory
- * of that size and its role's name behind it; that is the current user's where it
- * is NULL.  The caller has checked for memory; what is put back is made without
- * that.
+ * Make a lease, in use by the caller and found by no number.  The role's name,
+ * NULL for the current user's, goes behind "size" bytes.  The caller has
+ * checked that there is memory, unless it loads.
  */
 static DlockLease *
 make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
@@ -455,7 +416,7 @@ make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
 	dsa_pointer self;
 	DlockLease *lease;
 
-	/* before the allocation, as it raises where the role is gone */
+	/* before the allocation, because it can raise an error */
 	if (role_name == NULL)
 		role_name = GetUserNameFromId(GetUserId(), false);
 	dlock_check_committed(space);
@@ -479,7 +440,6 @@ make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
 	return lease;
 }
 
-/* Make a lease of many tickets. */
 DlockLease *
 dlock_lease_make(DlockSpace *space, Oid role, const char *role_name, int64 ttl,
 				 int64 delay, const char *info)
@@ -493,7 +453,7 @@ dlock_lease_make(DlockSpace *space, Oid role, const char *role_name, int64 ttl,
 	return lease;
 }
 
-/* Make one ticket's own, with a place for that ticket. */
+/* The ticket's memory is allocated with the lease. */
 DlockLease *
 dlock_lease_make_single(DlockSpace *space, Oid role, const char *role_name,
 						int64 ttl, const DlockKey *key)
@@ -507,7 +467,7 @@ dlock_lease_make_single(DlockSpace *space, Oid role, const char *role_name,
 	return lease;
 }
 
-/* How many of its tickets are GRANTED; called with the lease lock. */
+/* How many tickets are GRANTED; the caller holds the lease lock. */
 uint32
 dlock_lease_count_held(const DlockLease *lease)
 {
@@ -519,7 +479,7 @@ dlock_lease_count_held(const DlockLease *lease)
 	return ticket && ticket->held ? 1 : 0;
 }
 
-/* The first of its tickets, or NULL; called with the lease lock. */
+/* The first ticket, or NULL; the caller holds the lease lock. */
 DlockLeaseTicket *
 dlock_lease_first_ticket(const DlockLease *lease)
 {
@@ -539,7 +499,7 @@ dlock_lease_next_ticket(const DlockLease *lease, DlockLeaseTicket *ticket)
 	return DsaPointerIsValid(next) ? dlock_ticket_in_lease(next) : NULL;
 }
 
-/* The first of those that a delay keeps in their locks, or NULL; likewise. */
+/* The first ticket that a delay keeps, or NULL; as above */
 DlockLeaseTicket *
 dlock_lease_first_closed(const DlockLease *lease)
 {
@@ -547,7 +507,7 @@ dlock_lease_first_closed(const DlockLease *lease)
 		dlock_ticket_in_lease(lease->closed.head) : NULL;
 }
 
-/* Called with the lease lock. */
+/* The caller holds the lease lock. */
 TimestampTz
 dlock_lease_opened_at(const DlockLease *lease)
 {
@@ -560,7 +520,7 @@ dlock_lease_opened_at(const DlockLease *lease)
 		(TimestampTz) pg_atomic_read_u64((pg_atomic_uint64 *) &lease->renewed_at);
 }
 
-/* The session that keeps it alive; 0: none does. */
+/* The PID of the session that keeps the lease alive, or 0 */
 int
 dlock_lease_attached_pid(const DlockLease *lease)
 {
@@ -569,12 +529,8 @@ dlock_lease_attached_pid(const DlockLease *lease)
 }
 
 /*
- * Finding, with the rights that it takes
- */
-
-/*
- * May the current user use a lease?  The role that opened it must be the one
- * it was, by name too: after a restore an OID can be somebody else's.
+ * Raise 42501 if the current user may not use a lease.  The role's name must
+ * be that of its OID: after a restore the OID can be another role's.
  */
 void
 dlock_lease_check_rights(const DlockLease *lease)
@@ -603,8 +559,8 @@ dlock_lease_check_rights(const DlockLease *lease)
 }
 
 /*
- * The lease with this number, in use by the caller; NULL where it is gone.
- * Raises 42501 where it is not the current user's to use.
+ * The lease with this number, in use by the caller; NULL if it is gone.
+ * Raises 42501 if the current user may not use it.
  */
 DlockLease *
 dlock_lease_find(DlockSpace *space, int64 number)
@@ -630,14 +586,12 @@ raise_unconfirmed(const DlockLease *lease)
 }
 
 /*
- * A renewal promises a full ttl from "start" on.  Where standbys count, that
- * takes a heartbeat that they have acknowledged, and that was sent after that,
- * or no longer before than a quarter of the ttl: wait for it, but not for long,
- * as the client must have time to ask again, and stop if that fails, too.
- * False where the lease is gone meanwhile.
+ * Make sure that a renewal can promise a full ttl from "start".  If standbys
+ * count, they must have acknowledged a heartbeat sent since "start" minus a
+ * quarter of the ttl.  This waits for one, but not for long, so that the
+ * client can ask again, or stop.  False if the lease is gone.
  *
- * That the client lives is noted before the wait, or else the lease could run
- * out for want of a renewal while that is waiting.
+ * The deadline is moved first, so that the lease does not run out meanwhile.
  */
 bool
 dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
@@ -661,8 +615,8 @@ dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
 }
 
 /*
- * Renew a lease.  Returns how many tickets it keeps, -1 where it is gone.
- * Raises 58030 where standbys count, and do not answer.
+ * Returns how many tickets the lease keeps, -1 if it is gone.  Raises 58030 if
+ * standbys count and do not answer.
  */
 int
 dlock_lease_renew(DlockSpace *space, int64 number)
@@ -680,9 +634,7 @@ dlock_lease_renew(DlockSpace *space, int64 number)
 	return result;
 }
 
-/*
- * Exchange what a lease says of itself; false where it is gone.  Raises nothing.
- */
+/* Exchange a lease's info; false if the lease is gone.  Raises nothing. */
 bool
 dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 {
@@ -705,8 +657,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 }
 
 /*
- * The time of a lease begins to run that a session has kept alive; false where it
- * did before.
+ * Start the ttl of a lease that its session kept alive; false if it did not.
  */
 bool
 dlock_lease_detach(DlockLease *lease)
@@ -717,7 +668,7 @@ dlock_lease_detach(DlockLease *lease)
 	{
 		uint64		end;
 
-		/* the ttl behind the deadline: another ttl moves that, too */
+		/* then the ttl: a change of the ttl moves the deadline, too */
 		pg_read_barrier();
 		end = dlock_monotonic_now() + dlock_lease_ttl(lease);
 		if (pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, end))
@@ -726,10 +677,7 @@ dlock_lease_detach(DlockLease *lease)
 	return false;
 }
 
-/*
- * Call back for every lease of a space, until the callback returns false, with the
- * lease lock held in this mode.
- */
+/* Call back for each lease, with the lease lock, until it returns false. */
 void
 dlock_lease_for_each(DlockSpace *space, LWLockMode mode,
 					 bool (*callback) (DlockLease *, void *), void *arg)
@@ -748,11 +696,7 @@ dlock_lease_for_each(DlockSpace *space, LWLockMode mode,
 	LWLockRelease(&space->lease_lock);
 }
 
-/*
- * After a restart
- */
-
-/* The lease that was put back with this number, in use; NULL: none. */
+/* The loaded lease with this number, in use by the caller; or NULL */
 DlockLease *
 dlock_lease_restored(DlockSpace *space, int64 number)
 {
@@ -763,10 +707,7 @@ dlock_lease_restored(DlockSpace *space, int64 number)
 	return lease;
 }
 
-/*
- * A lease is put back.  No time passes for it before all are, however many
- * attempts that takes: see dlock_lease_begin_anew().
- */
+/* Load a lease.  Its ttl does not run before dlock_lease_begin_anew(). */
 void
 dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 {
@@ -782,10 +723,7 @@ dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 	dlock_lease_end_change(space, lease);
 }
 
-/*
- * Put back a lease that was read from its table.  It is found by its number, and
- * so not put back again, once nothing can fail any more.
- */
+/* Nothing can fail once the lease can be found, so it is loaded once. */
 void
 dlock_lease_restore(DlockLease *lease, bool delayed)
 {
@@ -815,8 +753,8 @@ take_demand(DlockLease *lease, void *arg)
 }
 
 /*
- * The greatest synchronous_commit that a lease was opened with; and the least
- * ttl of those for which standbys count, PG_INT64_MAX where there are none.
+ * The greatest durability of leases, and the least ttl of those for which
+ * standbys count (PG_INT64_MAX if there are none)
  */
 int
 dlock_lease_greatest_durability(DlockSpace *space, int64 *least_ttl)
@@ -842,9 +780,8 @@ begin_anew(DlockLease *lease, void *arg)
 }
 
 /*
- * From now on leases count that were put back: their time begins now.  The
- * standbys that count for them were last heard of by an answer to what was
- * sent at "confirmed".
+ * Start the ttls of all loaded leases.  "confirmed" is when the record was
+ * sent that the standbys counting for them have acknowledged.
  */
 void
 dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed)
