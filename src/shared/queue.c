@@ -89,10 +89,7 @@ wake_later(DlockWakeups *wakeups, DlockTicket *ticket, uint32 event)
 	wakeups->procnos[wakeups->count++] = ticket->procno;
 }
 
-/*
- * Does a ticket fit beside the holders (I1)?  If they have other slots, it
- * must wait until they have left.
- */
+/* Does a ticket fit beside the holders (I1)?  Never beside other slots. */
 static bool
 fits(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -161,9 +158,7 @@ notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
 	}
 }
 
-/*
- * The granter counts the wait of an enqueued ticket: no session waits with it.
- */
+/* The granter counts an enqueued ticket's wait: no session waits with it. */
 static void
 count_wait(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -192,10 +187,7 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 	wake_later(wakeups, head, DLOCK_EVENT_GRANTED);
 }
 
-/*
- * Grant to the head of the queue as long as it fits, and end heads whose lease
- * has run out.
- */
+/* Grant to the head while it fits, and end heads whose lease has run out. */
 void
 dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 {
@@ -339,10 +331,7 @@ dlock_queue_let_go(DlockLock *lock)
 	}
 }
 
-/*
- * Does a ticket wait?  Not if its lease has expired or its row is being
- * removed.
- */
+/* Does a ticket wait?  Not if its lease has expired, or if it is LEAVING. */
 static bool
 has_waiting(const DlockLock *lock)
 {
@@ -356,9 +345,8 @@ has_waiting(const DlockLock *lock)
 }
 
 /*
- * Will a ticket fit once all ended holders have left?  For all answers given,
- * the lock is free of them already.  Only leases' tickets leave later than
- * they end.
+ * Will a ticket fit once all ended holders have left?  They hold no more, but
+ * leases' tickets leave later than they end.
  */
 static bool
 fits_soon(const DlockLock *lock, const DlockTicket *ticket)
@@ -387,10 +375,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 	return true;
 }
 
-/*
- * Give the lock a request's slots, or those set; false if it is in use with
- * others.
- */
+/* Give the lock the slots of a request; false if it is used with others. */
 static bool
 agree_on_slots(DlockLock *lock, int32 requested)
 {
@@ -463,8 +448,7 @@ is_to_enter(DlockJoin outcome)
 
 /*
  * Join a lock with a ticket of this session.  If it is neither GRANTED nor
- * QUEUED, nothing has changed and the caller must free it.  Raises 53200, with
- * nothing changed.
+ * QUEUED, or on 53200, nothing has changed and the caller must free it.
  */
 DlockJoined
 dlock_queue_join(DlockSpace *space, const DlockRequest *request,
@@ -508,8 +492,8 @@ is_heir(const DlockLock *lock, const DlockTicket *ticket)
 
 /*
  * A lease's ticket is about to enter its lock, which refers to it.  The lease
- * adopts it now if "adopt" is set, or if it is an heir.  False if "adopt" is
- * set and the lease is gone.
+ * adopts it if "adopt" is set or it is an heir.  False if "adopt" fails, as
+ * the lease is gone.
  */
 static bool
 belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
@@ -652,8 +636,8 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 
 /*
  * Grant heads that fit, after all tickets are loaded; can be repeated.  Only
- * locks with a queue are visited, because this delays the users of a
- * partition, in all databases.
+ * locks with a queue are visited, because this holds up users of all
+ * databases.
  */
 void
 dlock_queue_resume(DlockSpace *space)
@@ -672,8 +656,8 @@ dlock_queue_resume(DlockSpace *space)
 /*
  * End a ticket that is WAITING or GRANTED, or ENDING without a pin.  "event"
  * tells its owner; 0 tells nothing.  A ticket with a pin or a row leaves
- * later.  The worker is not woken for a removal that no ticket waits for, if
- * it looks soon by itself.
+ * later.  The worker is not woken for a removal without waiters if it looks
+ * soon by itself.
  */
 void
 dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
@@ -765,10 +749,7 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 	return true;
 }
 
-/*
- * End a lease's ticket, held or waiting.  False if it had ended.  Raises
- * nothing.
- */
+/* End a lease's ticket; false if it had ended.  Raises nothing. */
 bool
 dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 {
@@ -787,11 +768,11 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 }
 
 /*
- * Claim a ticket that another call has made, so that it stays even if that
- * call fails.  If "adopt" is set, the lease adopts it, and a session that
- * waits with it is woken and waits on as for a lease's ticket.  False if the
- * ticket or its lease is gone.  The caller wakes the worker when it waits for
- * the row.
+ * Claim a ticket that another call has made, so that it stays if that call
+ * fails.  If "adopt" is set, the lease adopts it, and a session that waits
+ * with it is woken and waits on as for a lease's ticket.  False if the ticket
+ * or its lease is gone.  The caller wakes the worker when it waits for the
+ * row.
  */
 bool
 dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
@@ -816,10 +797,7 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 	return is_there;
 }
 
-/*
- * Drop a claim of a call that has failed, and end the ticket if no call claims
- * it.
- */
+/* Drop the claim of a failed call, and end the ticket if it was the last. */
 void
 dlock_queue_withdraw(DlockLeaseTicket *ticket)
 {
@@ -835,10 +813,7 @@ dlock_queue_withdraw(DlockLeaseTicket *ticket)
 	dlock_wakeups_send(&wakeups);
 }
 
-/*
- * The removal of a ticket's row is in the WAL: take the ticket out.  Raises
- * nothing.
- */
+/* A removal is in the WAL: take its ticket out.  Raises nothing. */
 void
 dlock_queue_finish(DlockLeaseTicket *ticket)
 {
@@ -886,10 +861,7 @@ event_of_unpinning(DlockTicket *ticket)
 	return DLOCK_EVENT_RELEASED;
 }
 
-/*
- * Unpin after the commit or rollback: finish an end that was put off.  Raises
- * nothing.
- */
+/* Unpin, and finish an end that the pin has put off.  Raises nothing. */
 void
 dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 {

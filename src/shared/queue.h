@@ -108,10 +108,7 @@ typedef struct DlockWakeups
 	int			procnos[8];
 } DlockWakeups;
 
-/*
- * The holders of a lock, or what watchers are told of them, are about to
- * change.
- */
+/* The holders of a lock, as watchers see them, are about to change. */
 static inline void
 dlock_queue_note_change(const DlockLock *lock, DlockSpace **to_wake)
 {

@@ -11,9 +11,7 @@
 #include "shared/lease.h"
 #include "shared/queue.h"
 
-/*
- * If the ticket has ended, returns false: the caller keeps the announcement.
- */
+/* False if the ticket has ended: the caller keeps the announcement. */
 bool
 dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
@@ -201,9 +199,8 @@ force(const DlockKey *key, int64 number, DlockLeaseTicket *of_lease,
 }
 
 /*
- * End a ticket by force; false if there is none.  A session's ticket is
- * searched for in all locks, in shared mode, so that guessed numbers do not
- * hold up other sessions.
+ * End a ticket by force; false if there is none.  A session's is searched for
+ * in all locks, in shared mode, so that guessed numbers block no owner.
  */
 bool
 dlock_queue_force(DlockSpace *space, int64 number, DlockForced *forced)

@@ -88,8 +88,8 @@ dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 /*
  * dlock_slots was emptied: reset all locks, except those that the same
  * transaction finishes itself, as is_told() says with an entry locked.  Other
- * setters have rolled back to a savepoint, or they would have the table
- * locked.  Raises nothing.
+ * setters have rolled back, or they would have the table locked.  Raises
+ * nothing.
  */
 void
 dlock_queue_forget_slots(DlockSpace *space,
@@ -114,10 +114,7 @@ dlock_queue_forget_slots(DlockSpace *space,
 	dlock_wakeups_send(&wakeups);
 }
 
-/*
- * Load a row, unless the lock is settled or all rows are loaded.  Raises
- * 53200.
- */
+/* Load a row, unless the lock is settled or all are loaded.  Raises 53200. */
 void
 dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 					   Oid role)

@@ -230,9 +230,8 @@ is_shown(DlockTicket *ticket, bool *holds)
 }
 
 /*
- * Append the first "max_each" of a list, with numbers up to "up_to", to
- * "count" members.  Returns the new count, or more than "max" if there is no
- * room.
+ * Append to "count" members the first "max_each" of a list, with numbers up to
+ * "up_to".  Returns the new count, or more than "max" if there is no room.
  */
 static int
 copy_members(const DlockLock *lock, const DlockList *list, int64 up_to,

@@ -36,9 +36,8 @@ extern char *dlock_area_start;
 extern int64 dlock_memory_limit(void);
 
 /*
- * The address of an object in the area (I5): the area is one piece of memory,
- * so a pointer is an offset in it, as DSA_MAKE_POINTER() in dsa.c makes it for
- * segment 0.
+ * The address of an object in the area (I5).  A pointer is an offset in it:
+ * see DSA_MAKE_POINTER() in dsa.c, for segment 0.
  */
 static inline void *
 dlock_address(dsa_pointer pointer)
@@ -70,9 +69,7 @@ dlock_space_at(dsa_pointer pointer)
 	return dlock_address(pointer);
 }
 
-/*
- * Lists.  A list and its links are protected by the lock of the list's owner.
- */
+/* Lists.  The lock of a list's owner protects the list and its links. */
 
 static inline DlockLink *
 dlock_link_at(dsa_pointer pointer)
@@ -168,10 +165,7 @@ dlock_count(DlockCounter counter, uint64 amount)
 	pg_atomic_write_u64(mine, pg_atomic_read_u64(mine) + amount);
 }
 
-/*
- * Count for the space of a ticket, which this backend uses.  A count can fall:
- * "amount" is added modulo 2^64.
- */
+/* Count for a ticket's space, which is in use. "amount" can be negative. */
 static inline void
 dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
 				   int64 amount)
@@ -267,9 +261,9 @@ dlock_ticket_waited(const DlockTicket *ticket, uint64 now)
  * used up: the caller releases its locks, calls dlock_ticket_reserve() and
  * tries again.
  *
- * install_block() changes next_ticket before ticket_limit.  If this has read
- * the former of the old block and the latter of the new one, the exchange
- * fails.
+ * install_block() changes next_ticket before ticket_limit, so a process that
+ * has read the old one of the former and the new one of the latter exchanges
+ * nothing.
  */
 static inline int64
 dlock_ticket_draw(DlockSpace *space)

@@ -154,11 +154,8 @@ typedef struct DlockTicket
 								 * the lock entry's lock */
 	TimestampTz enqueued_at;
 
-	/*
-	 * protected by the lock entry's lock; < 0 in a wait, see
-	 * dlock_ticket_waited()
-	 */
-	TimestampTz granted_at;
+	/* protected by the lock entry's lock */
+	TimestampTz granted_at;		/* < 0 in a wait, see dlock_ticket_waited() */
 
 	/*
 	 * protected by the lock entry's lock; of a lease's ticket, changed under
@@ -234,11 +231,11 @@ typedef struct DlockRetiming
  * the deadline passed sets it to DLOCK_RAN_OUT, by compare-and-exchange,
  * before it treats the lease as gone.  DLOCK_RAN_OUT becomes 0 under the lease
  * lock, when the delay begins.  A close sets 0 at once.  A lease that is gone
- * never opens again (I13).
+ * never reopens (I13).
  *
  * A single lease is one ticket's own.  It has no row, delay, session or info,
- * and lacks the fields for them.  The ticket is in the same piece of memory,
- * at DLOCK_SINGLE_LEASE_SIZE.
+ * nor the fields for them.  Its ticket is behind it, at
+ * DLOCK_SINGLE_LEASE_SIZE.
  */
 struct DlockLease
 {
@@ -380,8 +377,7 @@ typedef struct DlockInLease
 } DlockInLease;
 
 /*
- * A lock that is held or waited for, or has slots set.  Whenever the entry's
- * lock is free, I1 to I4 hold.
+ * A lock in use, or with set slots.  I1 to I4 hold if its entry is not locked.
  */
 typedef struct DlockLock
 {
@@ -424,10 +420,7 @@ typedef struct DlockLock
 /* Times that a partition can double; no segment has more than 64 MB */
 #define DLOCK_SEGMENTS	20
 
-/*
- * The buckets of a partition of a hash table, protected by its lock; see
- * buckets.c
- */
+/* A partition's buckets, protected by its lock; see buckets.c */
 typedef struct DlockBuckets
 {
 	uint32		count;			/* entries */
@@ -472,10 +465,7 @@ typedef struct DlockIdPartition
 	char		padding[PG_CACHE_LINE_SIZE];
 } DlockIdPartition;
 
-/*
- * A watched name.  It is in the table while it has a watch or is listed
- * (watch.c).
- */
+/* A watched name, in the table while it has a watch or is listed (watch.c) */
 typedef struct DlockWatched
 {
 	DlockLink	link;			/* in DlockSpace.changed; must be first */
@@ -490,10 +480,7 @@ typedef struct DlockWatched
 	uint32		users;			/* watches */
 	uint64		changes;		/* changes of the holders so far, plus 1 */
 
-	/*
-	 * changed under both; read under the outbox's, or the partition's
-	 * exclusively
-	 */
+	/* changed under both locks; one of them, exclusive, suffices to read */
 	bool		listed;			/* in DlockSpace.changed; I29 */
 
 	/* protected by the outbox's lock */
@@ -547,8 +534,7 @@ typedef enum DlockCounter
 /*
  * The names of a space that were waited for most, protected by "lock"; see
  * contention.c.  Entries are known by number.  The fields for searches are
- * here, all others in chunks, which are allocated as needed; a chunk's pointer
- * is set once.
+ * here, all others in chunks, which are allocated as needed and set once.
  */
 #define DLOCK_CONTENDED_NAMES	1000
 #define DLOCK_CONTENDED_CHUNK	50
@@ -745,9 +731,8 @@ typedef struct DlockSpaceEntry
 } DlockSpaceEntry;
 
 /*
- * A backend, for other processes.  "session" differs from the next backend's
- * in the same slot.  If a ticket's session is not its slot's, its owner is
- * gone.
+ * A backend, for other processes.  "session" tells it from the next one in its
+ * slot: if a ticket's session is not its slot's, its owner is gone.
  */
 typedef struct DlockBackend
 {
@@ -767,8 +752,8 @@ typedef struct DlockBackend
 	pg_atomic_uint32 check_requested;
 
 	/*
-	 * atomic: the transaction that has changed dlock_slots, until its change
-	 * is in memory; or invalid
+	 * atomic: transaction whose change of dlock_slots is not in memory; or
+	 * invalid
 	 */
 	pg_atomic_uint32 setter;
 
