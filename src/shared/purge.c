@@ -145,9 +145,7 @@ remove_if_useless(const DlockSpaceKey *key, const DlockSpaceKey *keep,
 	LWLockRelease(&dlock_control->purge_lock);
 }
 
-/*
- * If a needed space is marked useless, wait for its removal, or finish that.
- */
+/* If a needed space is marked useless, wait for its removal or finish it. */
 void
 dlock_remove_useless_space(const DlockSpaceKey *key)
 {
@@ -188,9 +186,8 @@ note_database_change(Datum arg, int cacheid, uint32 hashvalue)
 }
 
 /*
- * Remove all useless spaces, because memory is short.  Skip the walk if no
- * database and no space's last user has gone since the last one: there may be
- * many such calls.
+ * Remove all useless spaces, because memory is short.  Such calls can be many,
+ * so walk only if a database or a space's last user has gone since.
  */
 void
 dlock_remove_all_unused_spaces(const DlockSpaceKey *keep)

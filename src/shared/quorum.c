@@ -88,10 +88,7 @@ confirm(DlockSpace *space, int quorum, uint64 moment)
 		;
 }
 
-/*
- * Remove heartbeats up to a position, which can be in any order; when the
- * latest of them was sent, or 0.
- */
+/* Remove heartbeats up to a position; when the latest was sent, or 0. */
 static uint64
 take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
 {

@@ -264,12 +264,10 @@ fold_product(uint64 a, uint64 b)
 }
 
 /*
- * Fill in the key of a lock, from a valid name.
- *
- * The hash takes a word at a time, by "folded multiplication" (as in aHash and
- * foldhash), which for short names is much cheaper than hash_bytes().  It has
- * secret keys, so that users cannot choose many names with one hash.  It is
- * kept in memory only.
+ * Fill in the key of a lock, from a valid name.  The hash takes a word at a
+ * time, by "folded multiplication" (as in aHash and foldhash), which for short
+ * names is much cheaper than hash_bytes().  Secret keys keep users from
+ * choosing many names with one hash.  It is in memory only.
  */
 void
 dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,

@@ -199,9 +199,7 @@ dlock_watch_count_change(const DlockKey *key)
 	return space;
 }
 
-/*
- * The session's part
- */
+/* The session's part */
 
 /* Find a name, or enter the one that was made, and add a user. */
 static DlockWatched *
@@ -429,8 +427,8 @@ dlock_watch_put_back(DlockSpace *space, DlockTelling *tellings, int count)
 
 /*
  * Begin to tell of a name: the holders that the caller reads next are true
- * after telling->change changes or more (I29).  False if no watch is left; the
- * name is freed then.
+ * after telling->change changes or more (I29).  False if no watch was left:
+ * name freed.
  */
 bool
 dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
@@ -476,10 +474,7 @@ dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 	LWLockRelease(&space->outbox_lock);
 }
 
-/*
- * Note the copied watches as told.  Only newer ones are before them in the
- * list.
- */
+/* Note the copied watches as told.  Before them are only newer ones. */
 static void
 note_told(DlockSpace *space, const DlockTelling *telling)
 {
