@@ -84,9 +84,7 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 	return self;
 }
 
-/*
- * Enter an announcement into the outbox if it is armed and has events (I28).
- */
+/* Enter it into the outbox if it is armed and has events (I28). */
 static void
 post(DlockSpace *space, DlockAnnouncement *announcement)
 {
@@ -110,9 +108,8 @@ unpost(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * The worker stays for announcements that are counted.  So count one only
- * after its ticket has joined: a failed request leaves one on the spare
- * ticket.
+ * The worker stays for announcements that are counted.  So count one only once
+ * its ticket has joined: a failed request leaves one on the spare ticket.
  */
 void
 dlock_announcement_count(DlockTicket *ticket)
@@ -292,9 +289,7 @@ claimed(DlockTicket *ticket, uint64 claim)
 		(claim == 0 || announcement->claim == claim) ? announcement : NULL;
 }
 
-/*
- * The transaction with this claim has committed, and its LISTEN is in effect.
- */
+/* The transaction with this claim has committed; its LISTEN is in effect. */
 void
 dlock_announcement_arm(DlockTicket *ticket, uint64 claim)
 {

@@ -51,8 +51,8 @@ dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock, int segment)
 }
 
 /*
- * Divide the next bucket in turn, by one more bit of the hash, if its segment
- * is there.
+ * Divide the next bucket in turn, if its segment is there: one more bit of the
+ * hash decides.
  */
 void
 dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
@@ -90,7 +90,7 @@ dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
 }
 
 /*
- * Grow for "more" entries while the buckets to divide are empty.  Raises
+ * Grow for "more" entries ahead, while the divided buckets are empty.  Raises
  * 53200.  Called without dlock's locks.
  */
 void

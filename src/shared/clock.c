@@ -12,10 +12,10 @@
 #include "shared/inner.h"
 
 /*
- * Microseconds that never go back and advance while the machine sleeps: a
- * server that wakes up must not honour leases that expired elsewhere.  Without
- * CLOCK_BOOTTIME the machine must not sleep.  Processes need not share
- * instr_time's clock.
+ * Microseconds that never go back and advance while the machine sleeps, so
+ * that a server that wakes up does not honour leases that ran out elsewhere.
+ * Without CLOCK_BOOTTIME the machine must not sleep. instr_time's clock can
+ * differ between processes.
  */
 uint64
 dlock_monotonic_now(void)

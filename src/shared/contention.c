@@ -338,9 +338,7 @@ dlock_contention_expiration(DlockSpace *space, const DlockKey *key,
 	LWLockRelease(&sketch->lock);
 }
 
-/*
- * Copy all entries into an array of DLOCK_CONTENDED_NAMES; returns how many.
- */
+/* Copy all entries, DLOCK_CONTENDED_NAMES at most; returns how many. */
 int
 dlock_contention_copy(DlockSpace *space, DlockContended *entries)
 {

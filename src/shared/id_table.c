@@ -50,10 +50,7 @@ partition_of(uint32 hash)
 	return hash >> (32 - DLOCK_ID_PARTITION_BITS);
 }
 
-/*
- * Allocate what an insertion may need.  Raises 53200.  Called without dlock's
- * locks.
- */
+/* Prepare an insertion.  Raises 53200.  Called without dlock's locks. */
 static void
 prepare(DlockIdPartition *partition)
 {

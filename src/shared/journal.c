@@ -24,8 +24,8 @@
 #include "shared/inner.h"
 
 /*
- * Mark a changed record.  The caller holds the lease lock since before the
- * change (I9).
+ * Mark a changed record, with the lease lock held since before the change
+ * (I9).
  */
 void
 dlock_journal_mark(DlockSpace *space, DlockRecord *record)
@@ -44,9 +44,7 @@ dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 	record->marked++;
 }
 
-/*
- * Age of the oldest change in the journal, in microseconds; 0 if it is empty
- */
+/* Age of the oldest change in the journal, in microseconds; 0: it is empty */
 int64
 dlock_journal_lag(DlockSpace *space)
 {

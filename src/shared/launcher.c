@@ -140,10 +140,7 @@ dlock_office_terminate(DlockSpace *space, DlockOffice office)
 		(void) kill(pid, SIGTERM);
 }
 
-/*
- * False if no worker can be started.  Raises nothing: exit callbacks call
- * this.
- */
+/* False if no worker can be started.  Raises nothing, even at exit. */
 bool
 dlock_worker_wake(DlockSpace *space)
 {

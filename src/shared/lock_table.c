@@ -173,10 +173,7 @@ make_spare(uint32 size, Oid role)
 	spare->role = role;
 }
 
-/*
- * Allocate what an insertion may need.  Raises 53200.  Called without dlock's
- * locks.
- */
+/* Prepare an insertion.  Raises 53200.  Called without dlock's locks. */
 static inline void
 prepare(DlockPartition *partition, const DlockKey *key, Oid role)
 {
@@ -214,10 +211,7 @@ dlock_locks_reserve(uint64 more)
 							  more / DLOCK_PARTITIONS, next_lock);
 }
 
-/*
- * Prefetch the buckets of many locks that will be inserted, and their first
- * entries.
- */
+/* Prefetch buckets, and their first entries, for many insertions. */
 void
 dlock_locks_look_ahead(const DlockKey *keys, uint64 count)
 {
@@ -296,8 +290,8 @@ unlink_entry(DlockPartition *partition, DlockLock *lock)
 }
 
 /*
- * Remove an entry without tickets, and unlock it.  It becomes the spare, or is
- * freed.
+ * Remove and unlock an entry without tickets; keep it as the spare, or free
+ * it.
  */
 void
 dlock_lock_remove(DlockLock *lock)
@@ -401,10 +395,7 @@ look_ahead(const DlockLockScan *scan)
 	}
 }
 
-/*
- * The next entry of the partition.  Its successor in the bucket goes to the
- * ring's end.
- */
+/* The next entry; its successor in the bucket goes to the end of the ring. */
 static DlockLock *
 take_ahead(DlockLockScan *scan)
 {
