@@ -121,7 +121,8 @@ dlock_lease_is_open(DlockLease *lease)
 }
 
 /*
- * For a signal handler.  If standbys count, the worker looks at their answers.
+ * For a signal handler: it does not look at standbys.  If they count, a worker
+ * is there to do so.
  */
 bool
 dlock_lease_has_run_out(DlockLease *lease)
@@ -656,9 +657,7 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	return is_there;
 }
 
-/*
- * Start the ttl of a lease that its session kept alive; false if it did not.
- */
+/* Start the ttl of a lease that a session kept alive; false if none did. */
 bool
 dlock_lease_detach(DlockLease *lease)
 {

@@ -213,9 +213,7 @@ wake_waiters(DlockLease *lease)
 	}
 }
 
-/*
- * End the tickets of a lease that is over; returns how many.  Raises nothing.
- */
+/* End the tickets of a lease that is over.  Raises nothing. */
 int64
 dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
 {

@@ -300,8 +300,7 @@ dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket, dsa_pointer *info)
 }
 
 /*
- * Begin a downgrade.  True if it can be completed at once, as there is no row
- * (I18).
+ * Begin a downgrade (I18).  True if there is no row: the caller completes it.
  */
 bool
 dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
@@ -526,9 +525,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	return ticket;
 }
 
-/*
- * Let a ticket be found by its number, unless it is finished.  Raises 53200.
- */
+/* Let a ticket be found by number, unless it is finished.  Raises 53200. */
 void
 dlock_lease_ticket_publish(DlockLeaseTicket *ticket)
 {

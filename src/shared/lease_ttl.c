@@ -177,7 +177,7 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 		pg_atomic_write_u64(&lease->ttl,
 							(uint64) dlock_lease_retiming(lease)->next_ttl);
 		/*
-		 * if its session ends just now, the deadline must follow the new ttl
+		 * the session may end just now: the deadline must follow the new ttl
 		 */
 		pg_write_barrier();
 		(void) dlock_lease_set_deadline(lease, dlock_lease_ttl(lease));
