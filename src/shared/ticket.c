@@ -16,7 +16,7 @@
  * an extension that was dropped and made anew, even if that is rolled back.
  *
  * Why not nextval()?  It changes the user's lastval(), locks the sequence to
- * the end of the transaction, assigns a transaction id, refuses in a read-only
+ * the end of the transaction, assigns a transaction id, fails in a read-only
  * transaction, and cannot start above two other bounds in one step.
  *
  *-------------------------------------------------------------------------
@@ -48,9 +48,9 @@
 #define TIME_SHIFT		22
 
 /*
- * A ticket for the next request, so that most allocate nothing.  It stays the
- * spare one until it has joined a lock: a request that fails before has
- * nothing to free.
+ * A ticket for the next request, so that most allocate nothing.  It stays
+ * spare until it has joined a lock: a request that fails before has nothing to
+ * free.
  */
 static DlockTicket *spare = NULL;
 
@@ -73,9 +73,9 @@ install_block(DlockSpace *space, uint64 first, uint64 limit)
 }
 
 /*
- * The greatest number that the time allows to have been drawn.  The fraction
- * of the second counts, because a block is drawn from more slowly than time
- * goes on: a block of a later moment is above all that was drawn before.
+ * The greatest number that the time allows to have been drawn, with the
+ * fraction of the second.  Blocks are drawn from more slowly than time goes
+ * on, so a block of a later moment is above all that was drawn before.
  */
 static int64
 floor_by_time(void)
@@ -140,8 +140,8 @@ last_reserved(Form_pg_sequence_data data)
 }
 
 /*
- * Can this number have been drawn?  Waits for no lock, because loaders do not:
- * if the sequence is locked, the answer is true.
+ * Can this number have been drawn?  Loaders wait for no lock: if the sequence
+ * is locked, the answer is true.
  */
 bool
 dlock_ticket_was_reserved(DlockSpace *space, int64 number)
@@ -171,10 +171,7 @@ dlock_ticket_was_reserved(DlockSpace *space, int64 number)
 	return result;
 }
 
-/*
- * Reserve a block in the sequence, at "minimum" or later, and flush that.
- * Returns its first number.
- */
+/* Reserve a block in the sequence, at "minimum" or later, and flush that. */
 static int64
 write_reservation(Relation sequence, int64 minimum)
 {
@@ -236,9 +233,8 @@ dlock_first_unreserved(Oid database)
 
 /*
  * A space has reserved the numbers below "limit": no other space of the
- * database may draw a number until it has reserved a block (I23).  The caller
- * must hold reserve_lock, and must have called dlock_first_unreserved() under
- * it.
+ * database may draw before its next reservation (I23).  The caller must hold
+ * reserve_lock, and have called dlock_first_unreserved() under it.
  */
 static void
 set_unreserved(const DlockSpace *space, uint64 limit)
@@ -296,8 +292,8 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 }
 
 /*
- * The time at the kernel's latest tick: for views, exact to a few milliseconds
- * and never late, at a quarter of the cost.
+ * The time at the kernel's latest tick, for views: at most some milliseconds
+ * behind, at a quarter of the cost
  */
 static TimestampTz
 current_time(void)
@@ -312,9 +308,7 @@ current_time(void)
 	return GetCurrentTimestamp();
 }
 
-/*
- * Free info and announcement of a ticket that is in no lock.  Raises nothing.
- */
+/* Free the texts of a ticket that is in no lock.  Raises nothing. */
 void
 dlock_ticket_release_texts(DlockTicket *ticket)
 {
@@ -383,10 +377,7 @@ dlock_ticket_is_spare(const DlockRequest *request, Oid role)
 		request->channel == NULL;
 }
 
-/*
- * Make a session's ticket for a request.  Raises 53200; the caller has checked
- * the memory limit.
- */
+/* Make a session's ticket.  Raises 53200; the limit was checked before. */
 DlockTicket *
 dlock_ticket_make(DlockSpace *space, const DlockRequest *request, Oid role)
 {
@@ -409,10 +400,7 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request, Oid role)
 	return ticket;
 }
 
-/*
- * Fill in a lease's ticket, which has its role.  Raises 53200; the ticket then
- * has all that was made for it.
- */
+/* On 53200, a lease's ticket has all that was made for it so far. */
 void
 dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 				  DlockTicket *ticket)
