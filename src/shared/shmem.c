@@ -3,19 +3,16 @@
  * shmem.c
  *	  Making, finding and leaving the shared state.
  *
- * Nothing is made at server start, so that dlock needs no preloading: the
- * first call in the cluster makes the header, in the slack that every
- * PostgreSQL leaves in its main shared memory, and one segment of dynamic shared
- * memory for all the rest.  After a crash PostgreSQL makes its shared memory anew,
- * and then dlock does, too.
+ * dlock needs no preloading: the first call in the cluster makes the header,
+ * in the slack of the main shared memory segment, and one segment of dynamic
+ * shared memory for all the rest.
  *
- * A backend attaches to the whole segment at its first call and stays attached
- * until it exits.  All of them are of one layout (I5).  After an update,
- * sessions of the new library are refused while one of the old is left; then
- * the first of them frees the old segment and makes its own.  A segment is
- * made anew in the same way if dlock.max_memory has changed and no process is
- * attached.  No lease is lost: their tables are read again, as after a
- * restart.
+ * A backend attaches to the whole segment at its first call, until it exits.
+ * All attached processes have one layout (I5).  After an update, sessions of
+ * the new library are refused while a session of the old one is left.  Then
+ * the first of them replaces the segment.  A segment is also replaced if
+ * dlock.max_memory has changed and no process is attached.  No lease is lost:
+ * the tables are loaded, as after a restart.
  *
  *-------------------------------------------------------------------------
  */
@@ -36,7 +33,7 @@
 
 #include "shared/inner.h"
 
-/* How long a new layout is waited for, and waits for workers to give way */
+/* How long a new layout asks for the place, and waits for workers to end */
 #define WANTED_US			INT64CONST(10000000)
 #define WAIT_FOR_WORKERS_US	INT64CONST(5000000)
 
@@ -50,7 +47,7 @@ DlockBackend *dlock_my_backend = NULL;
 /* Found at the first attempt to attach */
 static DlockHeader *header = NULL;
 
-/* This process's entry in the header's list, and what it is counted in */
+/* This process's entry in the list of PIDs, and its counts */
 static pg_atomic_uint32 *my_pid = NULL;
 static bool counted = false;
 static bool counted_as_worker = false;
@@ -79,8 +76,8 @@ table_parameters(dshash_parameters *spaces_table,
 }
 
 /*
- * Where the arrays of fixed size are in the segment, in bytes from its start.  The
- * PIDs come first: libraries of other layouts read them, see DlockHeader.
+ * Offsets of the arrays in the segment.  The PIDs come first, because
+ * libraries of other layouts read them (DlockHeader).
  */
 typedef struct Parts
 {
@@ -111,11 +108,7 @@ find_parts(void)
 	return parts;
 }
 
-/*
- * The header, and whose segment it is
- */
-
-/* What this process is attached to, before it has attached to all of it */
+/* What this process has attached to so far */
 typedef struct Attachment
 {
 	char	   *start;
@@ -126,11 +119,9 @@ typedef struct Attachment
 } Attachment;
 
 /*
- * Find the header, or make it.  The caller holds AddinShmemInitLock.
- *
- * The tranches are made before "initialized" is set and not by the one who
- * found nothing, because making them can fail on PostgreSQL 19: then the next
- * caller goes on with what is there.
+ * Find or make the header, with AddinShmemInitLock held.  "initialized" is set
+ * last: if the tranches fail, as they can on PostgreSQL 19, the next caller
+ * continues.
  */
 static void
 find_header(void)
@@ -159,8 +150,8 @@ find_header(void)
 }
 
 /*
- * The sizes of what processes share, as one number: should the layout have
- * changed and its number have not, this tells most such builds apart.
+ * A hash of the sizes of shared structures.  It tells most builds apart if a
+ * layout has changed without its number.
  */
 static uint32
 layout_sizes(void)
@@ -185,8 +176,7 @@ is_our_layout(void)
 
 /*
  * Wake the processes that are attached to a segment of another layout, so that
- * the workers among them notice that they are in the way, and name some of them.
- * The caller holds AddinShmemInitLock.
+ * workers see that they are in the way.  Returns a list of PIDs.
  */
 static char *
 rouse_others(void)
@@ -215,9 +205,8 @@ rouse_others(void)
 }
 
 /*
- * Another layout is in use.  Where only its workers are left, wait for them to
- * go, which they do when they see that they are in the way; otherwise raise an
- * error.  Called with AddinShmemInitLock held, and returns without.
+ * Another layout is in use.  If only its workers are left, wait for them to
+ * end; otherwise raise an error.  Releases AddinShmemInitLock.
  */
 static void
 wait_for_others(TimestampTz start)
@@ -252,10 +241,9 @@ wait_for_others(TimestampTz start)
 /*
  * Free a segment to which no process is attached.
  *
- * The worker has written rows, and locks were granted because of that.  The WAL
- * has those rows, but they may not be flushed, and the segment alone knows their
- * position: so flush the WAL.  On a standby, where only dlock_blocking_pids()
- * attaches, there is no worker, and nothing can be written.
+ * Flush the WAL first: locks may have been granted because of rows in the WAL
+ * whose positions only the segment has (I15).  On a standby, where
+ * dlock_blocking_pids() may have attached, there are no rows to flush.
  */
 static void
 free_segment(void)
@@ -307,7 +295,7 @@ init_control(DlockControl *control, Size area_size)
 	pg_atomic_init_u32(&control->looked_at, 0);
 }
 
-/* Begin the arrays of fixed size, in memory that is zero. */
+/* Initialize the arrays, in memory that is zero. */
 static void
 init_parts(char *start, Size area_size)
 {
@@ -330,8 +318,8 @@ init_parts(char *start, Size area_size)
 }
 
 /*
- * Make the segment and what is in it.  If this fails, nothing is left behind: the
- * segment is pinned last, and belongs to the current resource owner until then.
+ * Make the segment.  It is pinned last, and belongs to the current resource
+ * owner until then, so an error leaves nothing behind.
  */
 static void
 create_segment(Attachment *made)
@@ -350,7 +338,7 @@ create_segment(Attachment *made)
 	init_parts(made->start, area_size);
 	made->area = dsa_create_in_place(made->start + parts.area, area_size,
 									 header->memory_tranche, made->segment);
-	/* it never grows, so that it is one piece (I5): see dlock_address() */
+	/* it never grows, so it is one piece (I5) */
 	dsa_set_size_limit(made->area, area_size);
 	made->spaces = dshash_create(made->area, &spaces_parameters, NULL);
 	made->accounts = dshash_create(made->area, &accounts_parameters, NULL);
@@ -397,13 +385,10 @@ attach_segment(Attachment *found)
 }
 
 /*
- * This process has let go of its memory, and so does not count any more.  The
- * callback comes behind the one that detaches from all dynamic shared memory,
- * and is the only place where the count decreases: a backend that fails at
- * anything else at its end is not forgotten.
- *
- * A worker counts among the workers for longer, so that it is never taken for
- * a session as it goes.
+ * This process has detached its memory.  This callback runs after the one that
+ * detaches all dynamic shared memory, and only here the count decreases, so
+ * the count is right whatever else fails.  A worker counts as a worker for
+ * longer, so that it is never taken for a session.
  */
 static void
 uncount(int code, Datum arg)
@@ -415,10 +400,7 @@ uncount(int code, Datum arg)
 	counted = counted_as_worker = false;
 }
 
-/*
- * Find the segment, or make it, and count this process as attached.  Returns
- * whether it was made.
- */
+/* Find or make the segment, and count this process; true if it was made. */
 static bool
 join_segment(Attachment *attachment)
 {
@@ -458,13 +440,10 @@ join_segment(Attachment *attachment)
 }
 
 /*
- * Attach this backend to the shared state, and make it if there is none.  Raises
- * 53200 for lack of memory, and 55000 if another layout is in use.  If this fails,
- * the current resource owner detaches what was attached, and the next call starts
- * over.
- *
- * The caller registers its exit callback before, so that the backend never holds
- * anything without it.
+ * Attach this backend to the shared state, and make that if there is none.
+ * Raises 53200, and 55000 if another layout is in use.  After an error, the
+ * resource owner detaches, and the next call starts over.  The caller must
+ * have registered its exit callback.
  */
 void
 dlock_attach(void)
@@ -505,7 +484,7 @@ dlock_attach(void)
 		dlock_log_small_area();
 }
 
-/* This process, which is attached, is a worker, and gives way to others. */
+/* This attached process is a worker, and gives way to other layouts. */
 void
 dlock_count_as_worker(void)
 {
@@ -513,9 +492,7 @@ dlock_count_as_worker(void)
 	counted_as_worker = true;
 }
 
-/*
- * Is somebody waiting who has another layout, and are only workers in the way?
- */
+/* Does a library of another layout wait for workers only? */
 bool
 dlock_is_replaced(void)
 {
@@ -528,8 +505,8 @@ dlock_is_replaced(void)
 }
 
 /*
- * The last thing an exiting backend does here, after dlock_space_leave_all():
- * free its slot.  Raises nothing and allocates nothing.
+ * Free the slot of an exiting backend, after dlock_space_leave_all().  Raises
+ * nothing and allocates nothing.
  */
 void
 dlock_detach(void)
@@ -556,10 +533,9 @@ roll_back_at_exit(int code, Datum arg)
 }
 
 /*
- * Have this process leave dlock when it exits, however it exits: after the
- * rollback of the open transaction.  These callbacks are registered after
- * PostgreSQL's own, so they run before those; hence the rollback here.  The one
- * that is registered last runs first, and if it fails, the other one still runs.
+ * Register "leave" for any exit, after the rollback of the open transaction.
+ * These callbacks run before PostgreSQL's own, which would roll back.  The one
+ * registered last runs first; if it fails, the other still runs.
  */
 void
 dlock_leave_at_exit(void (*leave) (void))
