@@ -387,7 +387,7 @@ typedef struct DlockRow
 	uint16		info_length;
 	uint16		owner_length;
 	uint16		channel_length; /* 0: none */
-	char		text[FLEXIBLE_ARRAY_MEMBER];	/* name, info, owner, channel */
+	char		text[FLEXIBLE_ARRAY_MEMBER];	/* texts, in that order */
 } DlockRow;
 
 static inline bool
