@@ -401,8 +401,8 @@ dlock_outbox_copy(DlockSpace *space, DlockMessage *messages, int max)
 }
 
 /*
- * Remove what was sent: the marked ones at the head of the outbox.  Tickets do
- * not lead to them: a ticket can have another announcement by now.
+ * Remove what was sent: the marked ones at the head of the outbox.  They are
+ * not looked up by ticket, which can have another announcement by now.
  */
 void
 dlock_outbox_clear(DlockSpace *space)

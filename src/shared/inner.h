@@ -84,7 +84,7 @@ extern void dlock_contention_expiration(DlockSpace *space, const DlockKey *key,
 extern void dlock_check_committed(DlockSpace *space);
 extern char *dlock_role_setting(Oid role, const char *name);
 
-/* space.c */
+/* ticket.c */
 extern uint64 dlock_first_unreserved(Oid database);
 
 /* purge.c */

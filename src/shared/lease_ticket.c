@@ -493,7 +493,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 
 	Assert(!lease->has_place ||
 		   lease->role_name == DLOCK_SINGLE_LEASE_SIZE + size);
-	/* a repeated request can make a second one, which is outside */
+	/* a request that has lost its first ticket makes a second one, outside */
 	self = lease->has_place ? lease->self + DLOCK_SINGLE_LEASE_SIZE :
 		dlock_allocate(role, size);
 	lease->has_place = false;

@@ -5,8 +5,8 @@
  *
  * A partitioned hash table in the area.  A partition's LWLock is the lock of
  * all its entries.  A function that finds an entry holds that lock until it
- * releases or removes the entry.  Only queue*.c call this. watch.c takes the
- * lock itself, for the watched names of a partition.
+ * releases or removes the entry.  Only queue*.c lock entries through this
+ * file. watch.c takes the lock itself, for the watched names of a partition.
  *
  * Why not dshash?  It would give each entry room for the longest name,
  * allocate and free for each insertion and deletion, and lock all partitions
