@@ -5,10 +5,10 @@
  *
  * A process that changes the holders or the queue, under the entry's lock,
  * then grants from the head of the queue as long as the head fits.  After
- * releasing that lock it wakes the granted waiters, and no other.  A lease's
- * ticket stays in its list, LEAVING or ENDING, until the removal of its row is
- * in the WAL; no ticket is granted past it (I15).  Under the entry's lock
- * nothing sleeps, calls out, or allocates (I8).
+ * releasing that lock it wakes the sessions whose tickets have changed.  A
+ * lease's ticket stays in its list, LEAVING or ENDING, until the removal of
+ * its row is in the WAL; no ticket is granted past it (I15).  Under the
+ * entry's lock nothing sleeps, calls out, or allocates (I8).
  *
  *-------------------------------------------------------------------------
  */
