@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * change.c
- *	  Changing tickets and leases that are there.
+ *	  Changing existing tickets and leases.
  *
- * What has a row is changed in shared memory first, and the call returns when
- * the row is durable.  If that fails, it is changed back; so changes of one
- * ticket or lease come one after the other (I19).
+ * A record is changed in shared memory first, and the call returns when its
+ * row is durable.  If that fails, it is changed back; so changes of one record
+ * come one after the other (I19).
  *
  *-------------------------------------------------------------------------
  */
@@ -19,19 +19,19 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-/* A change of what a lease has, or is */
+/* A change of a lease or a lease's ticket */
 typedef struct Change
 {
 	DlockSpace *space;
-	DlockRecord *record;		/* in use; NULL: there is no such one */
-	DlockLeaseTicket *ticket;	/* it is that of this ticket, or ... */
+	DlockRecord *record;		/* in use; NULL: there is none */
+	DlockLeaseTicket *ticket;	/* of this ticket, or ... */
 	DlockLease *lease;			/* ... of this lease */
-	Oid			role;			/* to whom its memory is counted */
-	Oid			class;			/* stands for all numbers in PostgreSQL's locks */
+	Oid			role;			/* that its memory is counted to */
+	Oid			class;			/* class of the number in PostgreSQL's locks */
 	int64		number;
 	int			uses_before;
 
-	/* what is put in, and once it is there what was there before */
+	/* the new info; after the exchange, the old one */
 	dsa_pointer info;
 
 	DlockLease *retimed;		/* the lease that gets another ttl */
@@ -50,9 +50,9 @@ high_bits(int64 number)
 }
 
 /*
- * Find the ticket or the lease with this number, once nobody else changes it.
- * Numbers that differ in their highest bits alone wait for each other, too.
- * Raises 42501 where it is not the current user's to change.
+ * Find the ticket or the lease with this number, once no other call changes
+ * it.  Numbers with the same 48 low bits wait for each other, too.  Raises
+ * 42501 if the current user may not change it.
  */
 static void
 begin(Change *change, int64 number)
@@ -93,7 +93,7 @@ finish(Change *change)
 						 high_bits(change->number), ExclusiveLock);
 }
 
-/* Is what was changed still there?  Raises 55L01 if the extension is gone. */
+/* Is it still there?  Raises 55L01 if the extension is gone. */
 static bool
 is_there(const Change *change)
 {
@@ -104,9 +104,7 @@ is_there(const Change *change)
 		dlock_lease_ticket_is_live(change->ticket);
 }
 
-/*
- * Info
- */
+/* Info */
 
 static bool
 exchange_info(Change *change)
@@ -117,7 +115,7 @@ exchange_info(Change *change)
 		dlock_lease_exchange_info(change->lease, &change->info);
 }
 
-/* The change could not be made durable, or this backend exits before that. */
+/* The change could not become durable, or this backend exits before that. */
 static void
 undo_info(int code, Datum arg)
 {
@@ -157,10 +155,7 @@ change_info_of_lease(int64 number, const char *info)
 	return changed;
 }
 
-/*
- * Change what a ticket of this session's, or one of a lease's, or a lease says
- * of itself.  False where it is gone.
- */
+/* Change the info of a ticket or a lease; false if it is gone. */
 bool
 dlock_change_info(DlockSpace *space, int64 number, const char *info)
 {
@@ -180,11 +175,9 @@ dlock_change_info(DlockSpace *space, int64 number, const char *info)
 	return changed;
 }
 
-/*
- * Ttl
- */
+/* Ttl */
 
-/* The change could not be made durable, or this backend exits before that. */
+/* undo_info() for a ttl */
 static void
 undo_ttl(int code, Datum arg)
 {
@@ -196,11 +189,11 @@ undo_ttl(int code, Datum arg)
 }
 
 /*
- * Renew a lease, or a ticket's own, with another ttl, that it has from then on.
- * Returns how many tickets it keeps, -1 where it is gone.
+ * Renew a lease, or a ticket's own, with another ttl, which it has from then
+ * on.  Returns the number of its tickets, or -1 if it is gone.
  *
- * The wait is for the standbys, too, that count for the lease, whatever
- * synchronous_commit says here: should one of them take over, it goes by the row.
+ * The wait includes the standbys that count for the lease, whatever
+ * synchronous_commit is here: a standby that takes over goes by the row.
  */
 int
 dlock_change_ttl(int64 number, int64 ttl)
@@ -213,10 +206,10 @@ dlock_change_ttl(int64 number, int64 ttl)
 	begin(&change, number);
 	lease = change.retimed =
 		change.ticket ? dlock_lease_of(change.ticket) : change.lease;
-	/* a lease of many is not renewed by a ticket of it */
+	/* a ticket does not renew a lease of many */
 	if (lease && !change.lease && !lease->single)
 		lease = NULL;
-	/* its first change takes memory, and what has that stays as it is */
+	/* only the first change of a ttl allocates memory */
 	if (lease && !DsaPointerIsValid(lease->retiming))
 		dlock_request_check_memory(change.space, lease->role);
 	if (lease &&
@@ -235,9 +228,7 @@ dlock_change_ttl(int64 number, int64 ttl)
 	return result;
 }
 
-/*
- * Mode
- */
+/* Mode */
 
 static void
 raise_slots(const DlockKey *key, int64 number)
@@ -251,9 +242,7 @@ raise_slots(const DlockKey *key, int64 number)
 			 errhint("Only an exclusive hold can become a shared one.")));
 }
 
-/*
- * Make an exclusive hold of this session's a shared one.
- */
+/* Make this session's exclusive hold a shared one. */
 static bool
 downgrade_held(DlockHeld *held)
 {
@@ -270,8 +259,8 @@ downgrade_held(DlockHeld *held)
 }
 
 /*
- * The same for a lease's.  Nobody comes in beside it before its row says so in the
- * WAL; from then on it is shared, whatever becomes of this call.
+ * The same for a lease's ticket.  No other is granted beside it before its row
+ * says shared in the WAL; from then on it is shared, even if this call fails.
  */
 static bool
 downgrade_of_lease(int64 number)
@@ -291,7 +280,7 @@ downgrade_of_lease(int64 number)
 	{
 		dlock_durable_wait_only(change.space, change.record,
 								_("The hold becomes shared all the same."));
-		/* the worker does so, too, and may not have come round to it */
+		/* the worker does so, too, but maybe later */
 		dlock_queue_share(change.ticket);
 		holds = is_there(&change);
 	}
@@ -299,10 +288,7 @@ downgrade_of_lease(int64 number)
 	return holds;
 }
 
-/*
- * Make an exclusive hold a shared one, in place.  False where neither this
- * session nor a lease holds with this ticket.
- */
+/* Make an exclusive hold shared, in place; false if it does not hold. */
 bool
 dlock_change_mode(DlockSpace *space, int64 number)
 {

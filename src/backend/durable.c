@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * durable.c
- *	  Waiting until what a session has changed in leases is durable.
+ *	  Waiting until a session's changes of leases are durable.
  *
- * The worker writes it, in a transaction that commits asynchronously, and
- * where several wait, flushes it.  A caller that needs durability waits until
- * the change is in the WAL, flushes the WAL up to there, and waits for
- * standbys, as its own synchronous_commit says (I19).
+ * The worker writes them, in a transaction that commits asynchronously, and
+ * flushes it if several wait.  A caller waits until its change is in the WAL,
+ * flushes the WAL up to there, and waits for standbys, at its own
+ * synchronous_commit (I19).
  *
  *-------------------------------------------------------------------------
  */
@@ -23,14 +23,13 @@
 #include "shared/shared.h"
 #include "tables/tables.h"
 
-/* How long, and how often, a waiter trusts that the worker comes */
+/* Interval of looking for a worker, and looks before giving up */
 #define RETRY_MS	1000
 #define MAX_RETRIES 10
 
 /*
- * Make the WAL up to here durable at a level; false where the wait for the
- * standbys was cut short.  PostgreSQL itself only warns then, since a commit
- * cannot be taken back; but what we wait for can.
+ * Make the WAL durable up to here; false if the wait for standbys was cut
+ * short.  PostgreSQL only warns then: its commits cannot be taken back.
  */
 static bool
 make_durable(XLogRecPtr lsn)
@@ -42,7 +41,7 @@ make_durable(XLogRecPtr lsn)
 	XLogFlush(lsn);
 	if (dlock_quorum_is_acknowledged(lsn, durability))
 		return true;
-	/* all whose changes were written in one transaction have the same one */
+	/* all whose changes were written in one transaction wait for one LSN */
 	if (COMPAT_SYNC_REP_TAKES_NO_EQUALS)
 		lsn = dlock_quorum_log_message();
 	HOLD_INTERRUPTS();
@@ -51,14 +50,12 @@ make_durable(XLogRecPtr lsn)
 	return dlock_quorum_is_acknowledged(lsn, durability);
 }
 
-/*
- * Is the change in the WAL?  If so, *lsn is where.
- */
+/* Is the change in the WAL?  Then *lsn is its position. */
 static bool
 is_written(DlockSpace *space, DlockRecord *record, uint64 mark,
 		   XLogRecPtr *lsn)
 {
-	/* the difference, as marks may begin anew */
+	/* the difference, because marks wrap around */
 	if ((int32) (pg_atomic_read_u32(&record->written) - mark) < 0)
 		return false;
 	pg_read_barrier();
@@ -71,7 +68,7 @@ raise_failure(DlockSpace *space, const char *outcome)
 {
 	int			code = (int) pg_atomic_read_u32(&space->failure);
 
-	/* what somebody has made of the tables can be told from here */
+	/* if the tables were changed, this can tell how */
 	if (code == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE)
 		dlock_rows_check(space);
 	ereport(ERROR,
@@ -93,16 +90,14 @@ raise_no_worker(const char *detail)
 }
 
 /*
- * Wait until all that has happened to a record so far is durable at the level
- * of synchronous_commit.  Raises an error where that fails, or where no worker
- * is there to write it; "outcome" tells what has become of the change then,
- * which is the caller's to see to.
+ * Wait until a record's changes so far are durable at synchronous_commit.
+ * Raises an error if that fails; "outcome" tells what becomes of the changes.
  */
 static void
 wait_until_durable(DlockSpace *space, DlockRecord *record, const char *outcome)
 {
 	uint32		failures = pg_atomic_read_u32(&space->failures);
-	int			alone = 0;		/* looks at which no worker was there */
+	int			alone = 0;		/* looks that found no worker */
 	uint32		mark;
 	XLogRecPtr	lsn;
 	bool		durable;
@@ -117,7 +112,7 @@ wait_until_durable(DlockSpace *space, DlockRecord *record, const char *outcome)
 			break;
 		if (record->finished)
 		{
-			/* it is over, and was never written: the caller will see */
+			/* over, and never written: the caller sees that */
 			lsn = InvalidXLogRecPtr;
 			break;
 		}
@@ -137,7 +132,7 @@ wait_until_durable(DlockSpace *space, DlockRecord *record, const char *outcome)
 	}
 	ConditionVariableCancelSleep();
 	durable = make_durable(lsn);
-	/* the last look: a cancel that comes later finds done what was asked for */
+	/* last: after this, a cancel finds the request done */
 	CHECK_FOR_INTERRUPTS();
 	if (!durable)
 		ereport(ERROR,
@@ -148,9 +143,8 @@ wait_until_durable(DlockSpace *space, DlockRecord *record, const char *outcome)
 }
 
 /*
- * Wait until all that has happened so far to a lease, or to a ticket and its
- * lease, is durable at the level of synchronous_commit.  Each caller that counts
- * on a lease waits here, and so its durability is raised here.
+ * Wait until a lease's changes, or a ticket's and its lease's, are durable.
+ * Each caller that counts on a lease waits here, which raises its durability.
  */
 static void
 wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
@@ -168,9 +162,8 @@ wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
 }
 
 /*
- * The same for a caller that asks for a ticket or a lease, and takes it back if
- * this fails.  Standbys count for the lease even then: another caller can have got
- * the same ticket at that level meanwhile.
+ * The same for a caller that takes back its request if this fails.  The lease
+ * keeps the durability even then: another caller may count on it.
  */
 void
 dlock_durable_wait(DlockSpace *space, DlockRecord *record)
@@ -183,10 +176,7 @@ dlock_durable_wait(DlockSpace *space, DlockRecord *record)
 					_("The request was taken back."));
 }
 
-/*
- * The same for a caller that only asks about, or changes, what others count on: the
- * durability stays.
- */
+/* The same for a caller that does not count on it: the durability stays. */
 void
 dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 						const char *outcome)
@@ -194,10 +184,7 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 	wait_until_durable(space, record, outcome);
 }
 
-/*
- * The same at a level that may be higher than that of synchronous_commit, as
- * others count on it.
- */
+/* The same at a level that may be higher than synchronous_commit */
 void
 dlock_durable_wait_at(DlockSpace *space, DlockRecord *record, int level,
 					  const char *outcome)
@@ -218,7 +205,7 @@ dlock_durable_wait_at(DlockSpace *space, DlockRecord *record, int level,
 		wait_for_record(space, record, outcome);
 		return;
 	}
-	/* PostgreSQL's wait for standbys knows no other way; an error undoes it */
+	/* PostgreSQL's wait for standbys takes no level; an error undoes this */
 	nest_level = NewGUCNestLevel();
 	(void) set_config_option("synchronous_commit", names[level], PGC_USERSET,
 							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * lease_open.c
- *	  Opening leases, and those that are attached to this session.
+ *	  Opening leases, and the leases attached to this session.
  *
  *-------------------------------------------------------------------------
  */
@@ -28,7 +28,7 @@ draw_number(DlockSpace *space)
 	return number;
 }
 
-/* A lease could not be made durable, or its opener exits before that. */
+/* A lease could not become durable, or its opener exits before that. */
 static void
 withdraw_lease(int code, Datum arg)
 {
@@ -68,10 +68,7 @@ look_at_attached(void)
 	dlock_record_unref(&lease->record);
 }
 
-/*
- * Note a lease as attached to this session.  For each that comes two others are
- * looked at, so those that are over do not add up.
- */
+/* Note a lease, and look at two others, so that ended ones do not pile up. */
 static void
 attach_to_session(DlockLease *lease)
 {
@@ -84,9 +81,7 @@ attach_to_session(DlockLease *lease)
 	dlock_record_ref(&lease->record);
 }
 
-/*
- * Open a lease, durably.
- */
+/* Open a lease, durably. */
 int64
 dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 				  const char *info)
@@ -112,7 +107,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 
 	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
 	{
-		/* not before, as what can be found is in its space's list */
+		/* only now: what can be found is in its space's list */
 		dlock_id_insert(&lease->record);
 		dlock_durable_wait(space, &lease->record);
 		if (!dlock_lease_is_open(lease))
@@ -125,8 +120,8 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 }
 
 /*
- * This session ends, or passes to another client: the time of the leases
- * attached to it begins to run.  Raises nothing; each is forgotten before.
+ * The session ends, or passes to another client: the time of its attached
+ * leases begins to run.  Raises no error; each is forgotten first.
  */
 void
 dlock_lease_detach_all(void)

@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * request.c
- *	  What all requests of this backend do alike: waiting for the turn, with
- *	  all its ends.
+ *	  Checks and waits that all requests of this backend share.
  *
  *-------------------------------------------------------------------------
  */
@@ -11,10 +10,7 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-/*
- * How long a request that must not wait does so for the removal of a row, in
- * microseconds; it takes a fraction of this, if the worker works.
- */
+/* Longest wait of a try for the removal of a row, in microseconds */
 #define HANDOVER_TIMEOUT	1000000
 
 void
@@ -31,9 +27,8 @@ dlock_request_check_upgrade(const DlockRequest *request,
 }
 
 /*
- * Is there memory for one more lock, lease or ticket of a role's?  Raises 53200
- * where there is not, nor in name spaces that nobody can use any more, as that of
- * a database that was dropped.
+ * Raise 53200 if there is no memory for a role's next lock, lease or ticket,
+ * even after the removal of name spaces without users.
  */
 void
 dlock_request_check_memory(DlockSpace *space, Oid role)
@@ -44,7 +39,7 @@ dlock_request_check_memory(DlockSpace *space, Oid role)
 	dlock_check_memory(role);
 }
 
-/* What a timeout leaves after some time */
+/* The rest of a timeout that began at "start" */
 DlockTimeout
 dlock_request_time_left(DlockTimeout timeout, uint64 start)
 {
@@ -54,13 +49,13 @@ dlock_request_time_left(DlockTimeout timeout, uint64 start)
 }
 
 /*
- * Where the tables of leases have still to be read: wait until what the request
- * has to do with is there, which is all for a lease's, and otherwise what leases
- * have under its name.  request->timeout is what is left of it then.
+ * If the tables of leases are not loaded yet, wait for what the request needs:
+ * all for a lease's, otherwise the leases' tickets of its name.  Sets
+ * request->timeout to what is left of it.
  *
- * Where its time has passed by then: false, with *outcome set, if a session asks
- * for a name that a lease has.  Otherwise raises 55P03, also for a request that
- * only tries: the lock may be free, or the lease that asks may have it already.
+ * If it has passed, a session's request for a name that a lease has returns
+ * false, with *outcome set.  All other requests raise 55P03, even a try: the
+ * lock may be free, or the lease may have it already.
  */
 bool
 dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,
@@ -85,9 +80,8 @@ dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,
 }
 
 /*
- * Wait for a ticket that was queued.  Whatever ends the wait other than the
- * grant ends the ticket (I12): withdrawn, or handed on if the grant came at
- * the same moment.
+ * Wait for a queued ticket.  Unless it is granted, the ticket is ended (I12);
+ * if the grant came just then, that hands the lock on.
  */
 static DlockOutcome
 wait_or_leave(const DlockRequest *request, DlockHeld *held)
@@ -97,7 +91,7 @@ wait_or_leave(const DlockRequest *request, DlockHeld *held)
 	PG_TRY();
 	{
 		outcome = dlock_wait_for_grant(request, held->ticket);
-		/* what its lease has adopted meanwhile is asked for anew */
+		/* the caller asks again for a ticket that its lease has adopted */
 		if (outcome == DLOCK_LOST && held->ticket->session != 0)
 			dlock_raise_lost_place(request, held->number);
 	}
@@ -114,10 +108,7 @@ wait_or_leave(const DlockRequest *request, DlockHeld *held)
 	return outcome;
 }
 
-/*
- * The same for a request that must not wait, and was queued only because the
- * lock is free already, but not yet for the next.
- */
+/* The same for a try, as only the removal of a row is in its way */
 static DlockOutcome
 wait_for_handover(const DlockRequest *request, DlockHeld *held)
 {
@@ -128,10 +119,8 @@ wait_for_handover(const DlockRequest *request, DlockHeld *held)
 }
 
 /*
- * Wait for a new ticket of a lease's to be granted.  DLOCK_TIMED_OUT where the
- * request's time has passed, DLOCK_LOST where the lease has adopted the ticket
- * meanwhile, for another client, and it has ended since.  In both cases it is
- * not this session's any more, and *held forgotten.
+ * Wait for a lease's new ticket.  DLOCK_LOST: the lease has adopted it for
+ * another client, and it has ended.  Unless it is granted, *held is forgotten.
  */
 DlockOutcome
 dlock_request_wait_for_lease(const DlockRequest *request, DlockHeld *held)
@@ -142,20 +131,14 @@ dlock_request_wait_for_lease(const DlockRequest *request, DlockHeld *held)
 		wait_for_handover(request, held) : wait_or_leave(request, held);
 }
 
-/*
- * Wait for a new ticket to be granted.  False where the request's time has
- * passed; the ticket is gone then, and *held forgotten.
- */
+/* Wait for a new ticket.  False after the timeout, with *held forgotten. */
 bool
 dlock_request_wait(const DlockRequest *request, DlockHeld *held)
 {
 	return dlock_request_wait_for_lease(request, held) == DLOCK_ACQUIRED;
 }
 
-/*
- * Wait for a ticket of this session's or of a lease's.  An error ends the wait
- * and leaves the ticket queued.
- */
+/* Wait for an enqueued ticket.  An error leaves it queued. */
 bool
 dlock_request_wait_again(DlockTicket *ticket, const DlockKey *key,
 						 DlockTimeout timeout)
