@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * channel.c
- *	  This session's own channel, on which grants are announced to it.
+ *	  This session's own channel, for announcements of its grants.
  *
  *-------------------------------------------------------------------------
  */
@@ -16,9 +16,8 @@
 static char my_channel[NAMEDATALEN] = "";
 
 /*
- * This session's own channel; the session listens on it from its commit on.
- * Nobody else can guess the name, and so nobody else hears or says anything
- * there.  The caller has seen to it that LISTEN would be allowed here.
+ * This session's own channel, on which it listens from the commit on.  No
+ * other session can guess it.  The caller has checked that it may LISTEN.
  */
 const char *
 dlock_notify_listen(void)
@@ -42,19 +41,19 @@ dlock_notify_listen(void)
 				 (unsigned long long) random[1]);
 	}
 
-	/* again in every call, as UNLISTEN or a rollback may have undone it */
+	/* in every call, as UNLISTEN or a rollback may have undone it */
 	Async_Listen(my_channel);
 	return my_channel;
 }
 
-/* The session passes to another client, who must not know the channel. */
+/* The session passes to another client, which must not know the channel. */
 void
 dlock_notify_forget(void)
 {
 	my_channel[0] = '\0';
 }
 
-/* Is it announced on this session's own channel? */
+/* Is the ticket announced on this session's own channel? */
 bool
 dlock_notify_is_mine(DlockTicket *ticket)
 {

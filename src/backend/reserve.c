@@ -1,22 +1,21 @@
 /*-------------------------------------------------------------------------
  *
  * reserve.c
- *	  Names that are kept for a role.
+ *	  Names that are reserved for a role.
  *
  * A reservation keeps all names that begin with its prefix for the roles that
  * have the privileges of its owner; of several that fit, the longest counts.
- * They are rows of a table.  Each backend keeps a copy, and reads the table
- * again after an invalidation of the table's entry in the relation cache,
- * which every change of a row sends along with its transaction: a trigger does
- * so, as rows also come by COPY, from a restore.  So where nothing is reserved
- * a call pays for one comparison, and otherwise for a binary search.
+ * Reservations are rows of a table.  Each backend keeps a copy, and reads the
+ * table again after an invalidation of its relcache entry.  A trigger sends
+ * that with each change of a row, because rows also come by COPY, from a
+ * restore.  So a call pays for one comparison if nothing is reserved,
+ * otherwise for a binary search.
  *
- * A row names a role, and has the OID that a role of that name had when the row
- * was written.  Where these two do not agree any more, the role was dropped, or
- * renamed, or another one has got its name, and where the OID is 0 there was
- * none: then the names are closed to all but superusers, until somebody says
- * whose they are.  No dependency of the role could be recorded instead: only
- * objects have them, and a row is none.
+ * A row names a role, and has the OID that the role had when the row was
+ * written, or 0.  If these do not agree any more, the role was dropped or
+ * renamed, or another one has its name.  Then only superusers may use the
+ * names, until they are reserved again.  A row cannot have a dependency on the
+ * role, as objects do.
  *
  *-------------------------------------------------------------------------
  */
@@ -44,14 +43,14 @@
 
 typedef struct Reservation
 {
-	struct Reservation *around; /* the longest prefix of this one's; or NULL */
+	struct Reservation *around; /* longest prefix of this one, or NULL */
 	const char *owner;
 	Oid			role;			/* 0: none had the owner's name */
 	int			length;			/* of the prefix, in bytes */
 	char		prefix[FLEXIBLE_ARRAY_MEMBER];
 } Reservation;
 
-/* In the order of their prefixes, byte by byte; all in a context of their own */
+/* Sorted by prefix, byte by byte; all in a context of their own */
 static Reservation **reservations = NULL;
 static int	num_reservations = 0;
 static int	max_reservations = 0;
@@ -153,7 +152,7 @@ add_reservation(Reservation *reservation)
 	reservations[num_reservations++] = reservation;
 }
 
-/* How many bytes a prefix and a name have in common at their beginnings */
+/* Number of leading bytes that a prefix and a name have in common */
 static int
 common_length(const Reservation *reservation, const char *name, int length)
 {
@@ -165,7 +164,7 @@ common_length(const Reservation *reservation, const char *name, int length)
 	return common;
 }
 
-/* Byte by byte; what another one begins with comes before it */
+/* Byte by byte; a prefix comes before all that begins with it */
 static int
 compare(const Reservation *reservation, const char *name, int length)
 {
@@ -184,9 +183,8 @@ compare_reservations(const void *a, const void *b)
 }
 
 /*
- * The longest prefix of a name, where this is the last reservation that is not
- * behind the name: all between a prefix of the name and the name have that prefix,
- * too, so it is this one, or around it.
+ * The longest prefix of a name, if this is the last reservation not behind it:
+ * all between have that prefix, too, so it is this one, or around it.
  */
 static Reservation *
 find_around(Reservation *reservation, const char *name, int length)
@@ -223,7 +221,7 @@ clear_reservations(void)
 									  max_reservations * sizeof(Reservation *));
 }
 
-/* Read the table, with what is committed now and what this transaction did. */
+/* Read the table: committed rows, and those of this transaction. */
 static void
 read_reservations(DlockSpace *space)
 {
@@ -242,7 +240,7 @@ read_reservations(DlockSpace *space)
 	table = dlock_open_relation(space, "dlock_reservations", AccessShareLock);
 	reservations_table = RelationGetRelid(table);
 	reservations_space = space;
-	/* set before the table is read: a change during that is not missed */
+	/* before the table is read, so that no change meanwhile is missed */
 	reservations_valid = true;
 	PG_TRY();
 	{
@@ -269,7 +267,7 @@ read_reservations(DlockSpace *space)
 	relation_close(table, AccessShareLock);
 }
 
-/* The reservation that counts for a name; NULL where it is free for all. */
+/* The reservation that counts for a name; NULL if there is none */
 static const Reservation *
 find_reservation(DlockSpace *space, const char *name, int length)
 {
@@ -307,7 +305,7 @@ may_use(const Reservation *reservation)
 		 has_privs_of_role(GetUserId(), reservation->role));
 }
 
-/* The detail and the hint of an error about names that are another role's */
+/* Detail and hint of an error about names of another role */
 static int
 explain_owner(const Reservation *reservation, const char *hint)
 {
@@ -328,9 +326,7 @@ explain_owner(const Reservation *reservation, const char *hint)
 	return errhint("Until a superuser has reserved them again, with dlock_reserve(), only superusers can use them.");
 }
 
-/*
- * May the current user use this name?  Raises 42501 if not.
- */
+/* Raise 42501 if the current user may not use this name. */
 void
 dlock_reserve_check(DlockSpace *space, const DlockKey *key)
 {
@@ -350,7 +346,7 @@ dlock_reserve_check(DlockSpace *space, const DlockKey *key)
 						   "Use another name, or a role that has the privileges of that role.")));
 }
 
-/* Is this name reserved, and for a role whose privileges the current user has? */
+/* Is the name reserved, and for a role of the current user? */
 bool
 dlock_reserve_lets_in(DlockSpace *space, const DlockKey *key)
 {
@@ -373,7 +369,7 @@ check_prefix(const text *prefix)
 				 errhint("It is compared with the beginning of names, byte by byte.")));
 }
 
-/* Only those who may use a name already may change whose it is. */
+/* Only a role that may use the names may change their reservation. */
 static void
 check_owner(DlockSpace *space, const text *prefix)
 {
@@ -391,10 +387,8 @@ check_owner(DlockSpace *space, const text *prefix)
 }
 
 /*
- * Wait for whoever changes the row of a prefix, by a call or by himself, and keep it
- * from others until this transaction is over: nobody is to write over what he has
- * not seen when his right was checked.  What was committed meanwhile is read next.
- * False where there is no row.
+ * Lock a prefix's row until the end of this transaction, so that no change is
+ * overwritten that the check of rights misses.  False if there is no row.
  */
 static bool
 lock_row(DlockSpace *space, text *prefix)
@@ -411,10 +405,7 @@ lock_row(DlockSpace *space, text *prefix)
 	return found > 0;
 }
 
-/*
- * Trigger on the table, behind each change: let all backends read the table again
- * once this transaction has committed.
- */
+/* Trigger after each change: after the commit, all backends read again. */
 PG_FUNCTION_INFO_V1(dlock_reservations_changed);
 Datum
 dlock_reservations_changed(PG_FUNCTION_ARGS)
@@ -426,9 +417,7 @@ dlock_reservations_changed(PG_FUNCTION_ARGS)
 	return PointerGetDatum(NULL);
 }
 
-/*
- * The OID of the role with a name, 0 if there is none; for a generated column.
- */
+/* The OID of the role with a name, or 0; for a generated column */
 PG_FUNCTION_INFO_V1(dlock_role_oid);
 Datum
 dlock_role_oid(PG_FUNCTION_ARGS)
@@ -437,10 +426,7 @@ dlock_role_oid(PG_FUNCTION_ARGS)
 				  get_role_oid(NameStr(*PG_GETARG_NAME(0)), true));
 }
 
-/*
- * Keep the names with a prefix for an owner, instead of the one they may be
- * kept for by now.
- */
+/* Reserve the names with a prefix for an owner, in place of any other. */
 void
 dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 {
@@ -467,7 +453,7 @@ dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 	{
 		is_there = lock_row(space, prefix);
 		check_owner(space, prefix);
-		/* where somebody else has inserted it, it is his by now */
+		/* if another call has inserted the row, check that one */
 	} while (dlock_execute_as_owner(space, "dlock_reservations", is_there ?
 									"UPDATE %s SET owner = $2 "
 									"WHERE prefix OPERATOR(pg_catalog.=) $1" :
@@ -476,7 +462,7 @@ dlock_reserve_add(DlockSpace *space, text *prefix, Oid owner)
 									2, types, values, NULL) == 0 && !is_there);
 }
 
-/* Give the names with a prefix free; false where they were not reserved. */
+/* Free the names with a prefix; false if they were not reserved. */
 bool
 dlock_reserve_remove(DlockSpace *space, text *prefix)
 {

@@ -1,24 +1,23 @@
 /*-------------------------------------------------------------------------
  *
  * slots.c
- *	  How many permits locks have, as is set for them, whatever requests say.
+ *	  The slots that are set for locks, whatever requests say.
  *
- * The numbers are rows of a table, dlock_slots.  A copy of them in shared memory, in
- * the locks' entries, is what counts.  A name is noted here when its row is written,
- * whoever writes it: dlock_set_slots(), COPY, a restore or logical replication.
- * Right before the commit the rows of these names are read.  When the transaction
- * has committed, and before its locks are gone, the copy changes.
+ * The numbers are rows of the table dlock_slots.  The copy in the locks'
+ * entries counts.  A name is noted here when its row is written, by
+ * dlock_set_slots(), COPY, a restore or logical replication.  Right before the
+ * commit, the rows of these names are read.  After the commit, before the
+ * transaction's locks are released, the copy changes.
  *
  * A constraint notes a name that is about to be written, because a restore can
- * disable triggers, and constraints it cannot.  Whether the row was written is seen
- * at the commit, by who has made it.  A trigger notes the name of a row that is gone
- * or has got another name.  Either name counts only if this transaction has changed
- * its row, and that is not rolled back: then nobody else can have written the row
+ * disable triggers, but not constraints.  At the commit, the row's writer
+ * shows if it was written.  A trigger notes the old name of a row that was
+ * removed or renamed.  A name counts only if this transaction has changed its
+ * row, and has not rolled that back: then no other can have written the row
  * since.
  *
- * Of a name that was changed, the lock's entry is kept until the transaction is
- * over, even if what changed it is rolled back to a savepoint meanwhile; so nothing
- * can be missing behind the commit.
+ * The entry of a noted lock is kept until the transaction is over, even after
+ * a rollback to a savepoint, so the commit finds all that it needs.
  *
  *-------------------------------------------------------------------------
  */
@@ -55,10 +54,10 @@ typedef struct KeptName
 	/* at the commit */
 	bool		may_be_changed;
 	bool		changed;
-	int32		slots;			/* what its row says; 0: it has none */
+	int32		slots;			/* as its row says; 0: it has none */
 } KeptName;
 
-/* What was written, in this order */
+/* A change, in the order of writing */
 typedef struct Change
 {
 	KeptName   *name;			/* NULL: all rows ... */
@@ -73,7 +72,7 @@ static Change *changes = NULL;
 static int	num_changes = 0;
 static int	max_changes = 0;
 
-/* Who calls dlock_set_slots(), which writes as the table's owner; or 0 */
+/* Caller of dlock_set_slots(), which writes as the table's owner; or 0 */
 static Oid	setter = InvalidOid;
 
 static void at_xact_end(XactEvent event, void *arg);
@@ -101,7 +100,7 @@ make_room(void)
 	max_changes = size / sizeof(Change);
 }
 
-/* The name's entry, which is kept from now on, and the lock's */
+/* Keep a name and its lock's entry from now on. */
 static KeptName *
 keep_name(DlockSpace *space, const DlockKey *key)
 {
@@ -132,7 +131,7 @@ keep_name(DlockSpace *space, const DlockKey *key)
 	return name;
 }
 
-/* Others can tell now that this transaction has something to do at its end. */
+/* Show others that this transaction has something to do at its end. */
 static void
 show_setter(void)
 {
@@ -140,10 +139,10 @@ show_setter(void)
 }
 
 /*
- * Those whose rows this transaction has written over have committed, as can be
- * seen, and may not have changed the slots in memory yet.  They are about to, with
- * nothing to wait for; so before it commits, it waits until they have: what it
- * changes there comes behind that (I27).  Those in progress are others.
+ * If this transaction has overwritten rows of others, those have committed,
+ * but may not have changed the slots in memory yet.  Nothing keeps them from
+ * it, so this one waits for that before its commit: its change comes last
+ * (I27).  A setter that is still in progress has written other rows.
  */
 static void
 wait_for_setters(void)
@@ -157,7 +156,7 @@ wait_for_setters(void)
 	}
 }
 
-/* A row is about to be written, or is gone. */
+/* Note that a row is about to be written, or is gone. */
 static void
 note_change(DlockSpace *space, const DlockKey *key, bool is_done)
 {
@@ -174,7 +173,7 @@ note_change(DlockSpace *space, const DlockKey *key, bool is_done)
 	};
 }
 
-/* Nobody else has written to the table, or can before this one's locks go. */
+/* No other writes before this one's locks go, or has since the TRUNCATE. */
 static void
 note_truncate(DlockSpace *space)
 {
@@ -187,7 +186,7 @@ note_truncate(DlockSpace *space)
 	};
 }
 
-/* The row that was removed, or had another name */
+/* Note the former name of a row. */
 static void
 note_old_row(DlockSpace *space, TriggerData *trigger)
 {
@@ -201,16 +200,13 @@ note_old_row(DlockSpace *space, TriggerData *trigger)
 	note_change(space, &key, true);
 }
 
-/* A row with this name is about to be written. */
 void
 dlock_slots_note(DlockSpace *space, const DlockKey *key)
 {
 	note_change(space, key, false);
 }
 
-/*
- * Trigger on the table: behind a change of a row, or of all.
- */
+/* Trigger on dlock_slots, after a change of a row, or of all */
 PG_FUNCTION_INFO_V1(dlock_slots_changed);
 Datum
 dlock_slots_changed(PG_FUNCTION_ARGS)
@@ -221,7 +217,7 @@ dlock_slots_changed(PG_FUNCTION_ARGS)
 	if (!dlock_session_attached)
 		dlock_session_attach();
 	space = dlock_current_space();
-	/* not on a table that somebody else can write to */
+	/* not on a table that others can write to */
 	if (!TRIGGER_FIRED_AFTER(trigger->tg_event) ||
 		RelationGetRelid(trigger->tg_relation) !=
 		dlock_find_relation(space, "dlock_slots"))
@@ -236,10 +232,7 @@ dlock_slots_changed(PG_FUNCTION_ARGS)
 	return PointerGetDatum(NULL);
 }
 
-/*
- * Was the function granted to a role whose privileges the current user has, other
- * than by what PUBLIC has?
- */
+/* Was EXECUTE granted to a role of the current user, PUBLIC aside? */
 static bool
 is_granted(Oid function)
 {
@@ -270,10 +263,7 @@ is_granted(Oid function)
 	return result;
 }
 
-/*
- * May the current user say how many permits a lock has?  Whoever a reservation of
- * its name lets in, and whoever was granted the function.  Raises 42501.
- */
+/* Raise 42501 without a right to the name's reservation, or the function. */
 void
 dlock_slots_check_right(DlockSpace *space, const DlockKey *key, Oid function)
 {
@@ -289,9 +279,7 @@ dlock_slots_check_right(DlockSpace *space, const DlockKey *key, Oid function)
 			 errhint("An administrator can reserve such names, with dlock_reserve(), or grant EXECUTE on the function.")));
 }
 
-/*
- * Set the slots of a lock from this transaction's commit on; 0: none are set.
- */
+/* Set a lock's slots from this transaction's commit on; 0: none are set. */
 void
 dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
 {
@@ -303,7 +291,7 @@ dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
 
 	if (slots > 0)
 	{
-		/* what was there before the server was started has its memory, too */
+		/* tickets from before the restart have their memory, too */
 		(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER, NULL);
 		dlock_request_check_memory(space, GetUserId());
 	}
@@ -323,14 +311,9 @@ dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
 	PG_END_TRY();
 }
 
-/*
- * The end of a transaction
- */
+/* The end of a transaction */
 
-/*
- * Which names have changed, or may have?  If the table was emptied, all that are
- * known have.
- */
+/* Which names have changed, or may have?  A TRUNCATE has changed all. */
 static void
 mark_changed(void)
 {
@@ -347,7 +330,7 @@ mark_changed(void)
 	}
 }
 
-/* The commit is to come: what do their rows say? */
+/* Read the rows of these names, before the commit. */
 static void
 read_changed(void)
 {
@@ -386,7 +369,7 @@ is_kept(const DlockKey *key)
 static void
 finish_changes(void)
 {
-	/* while the names are kept, which it leaves alone */
+	/* while names are kept: it leaves them alone */
 	while (num_changes > 0)
 	{
 		DlockSpace *space = changes[--num_changes].emptied;
@@ -411,7 +394,7 @@ finish_changes(void)
 static void
 at_xact_end(XactEvent event, void *arg)
 {
-	/* not if the backend has left dlock, after a rollback that was broken off */
+	/* not after dlock_detach(), behind a rollback that was broken off */
 	if (table_of_names == NULL || dlock_my_backend == NULL)
 		return;
 	switch (event)
@@ -446,7 +429,7 @@ at_xact_end(XactEvent event, void *arg)
 	}
 }
 
-/* A rollback to a savepoint forgets what was changed since. */
+/* A rollback to a savepoint forgets the changes since then. */
 static void
 at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
 			   SubTransactionId parentSubid, void *arg)

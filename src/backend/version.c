@@ -3,10 +3,10 @@
  * version.c
  *	  Optimistic locking: the versions of names.
  *
- * The versions are rows of an ordinary table, changed in the caller's own
- * transaction, so that they roll back with it, and so that of two who bump at
- * once the second waits for the first and then finds another version.  The
- * table is closed to everybody: it is read and written as its owner.
+ * Versions are rows of an ordinary table, changed in the caller's transaction.
+ * So they roll back with it, and of two concurrent bumps the second waits for
+ * the first and then finds another version.  The table is closed to all roles,
+ * and accessed as its owner.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,9 +21,8 @@
 #include "tables/tables.h"
 
 /*
- * Run a statement on the table of versions, with the name as $1, a version as
- * $2 and the current role as $3.  Returns how many rows that concerned; the
- * version that comes out of it goes to *result, unless that is NULL.
+ * Run a statement; $1 is the name, $2 a version, $3 the current role.  Returns
+ * the number of rows, and a version in *result if that is not NULL.
  */
 static uint64
 execute(DlockSpace *space, const char *statement, const DlockKey *key,
@@ -53,10 +52,9 @@ dlock_version_read(DlockSpace *space, const DlockKey *key)
 }
 
 /*
- * Move a version on from the expected one.  Returns the new one, or 0 where
- * another one was found.  Waits for a transaction that has bumped the same
- * name; in REPEATABLE READ and SERIALIZABLE PostgreSQL then raises 40001
- * itself.
+ * Increase a version from the expected one.  Returns the new one, or 0 if
+ * another was found.  Waits for a transaction that has bumped the same name;
+ * in REPEATABLE READ and SERIALIZABLE, PostgreSQL then raises 40001.
  */
 int64
 dlock_version_increment(DlockSpace *space, const DlockKey *key, int64 expected)
@@ -75,7 +73,7 @@ dlock_version_increment(DlockSpace *space, const DlockKey *key, int64 expected)
 	return version;
 }
 
-/* Forget that a name was ever bumped; false where it was not. */
+/* Remove a name's version; false if it was never bumped. */
 bool
 dlock_version_remove(DlockSpace *space, const DlockKey *key)
 {

@@ -3,14 +3,13 @@
  * watches.c
  *	  The locks that this session watches.
  *
- * A watch is of a name, and of a channel on which changes are told; a name can
- * have several.  All of this is the backend's own memory, but for the watch as
- * others see it (shared/watch.c).
+ * A watch is of a name and a channel; a name can have several.  Except for the
+ * shared part (shared/watch.c), this is backend-local.
  *
- * A watch is there from the call on, and stays if its transaction is rolled back,
- * as a lock does.  But nothing is told before the transaction has committed, as the
- * session listens only then: what stands for that is "level", until a rollback
- * makes the watch silent until the next call for it.
+ * A watch stays if its transaction is rolled back, as a lock does.  But
+ * nothing is told before the commit, because the session listens only then.
+ * Until the commit the watch has a "level"; a rollback silences it until the
+ * next call.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,7 +23,7 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-/* A name that is watched */
+/* A watched name */
 typedef struct NameWatched
 {
 	DlockKey	key;			/* hash key, must be first */
@@ -34,7 +33,7 @@ typedef struct NameWatched
 typedef struct WatchKey
 {
 	NameWatched *name;
-	char		channel[NAMEDATALEN];	/* filled up with zeros */
+	char		channel[NAMEDATALEN];	/* padded with zeros */
 } WatchKey;
 
 typedef struct Watch
@@ -43,8 +42,8 @@ typedef struct Watch
 	DlockWatch *shared;
 	dlist_node	by_name;
 	dlist_node	by_age;			/* in "all" */
-	int			level;			/* it is armed when the transaction of this
-								 * nesting level has committed; 0: not asked */
+	int			level;			/* nesting level of the transaction that
+								 * arms it at its commit; 0: none */
 	dlist_node	by_level;		/* in "asked" if level > 0 */
 } Watch;
 
@@ -52,10 +51,7 @@ static HTAB *names = NULL;
 static HTAB *watches = NULL;
 static dlist_head all = DLIST_STATIC_INIT(all);
 
-/*
- * Those with a level, in its order, as nothing has a deeper one than the current;
- * and whether their transaction has committed
- */
+/* Watches with a level, in its order; and if their transaction committed */
 static dlist_head asked = DLIST_STATIC_INIT(asked);
 static bool committed = false;
 
@@ -75,9 +71,7 @@ initialize(void)
 							  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 }
 
-/*
- * When it is armed
- */
+/* Arming */
 
 static void
 set_level(Watch *watch, int level)
@@ -89,7 +83,7 @@ set_level(Watch *watch, int level)
 		dlist_push_tail(&asked, &watch->by_level);
 }
 
-/* What was asked for in (sub)transactions of this level, or within, is not. */
+/* Drop the levels from this one on: their transactions are rolled back. */
 static void
 roll_back(int level)
 {
@@ -151,10 +145,7 @@ arm_asked(void)
 	}
 }
 
-/*
- * Arm what a committed transaction has asked for.  When its memory goes: there is
- * no other place for an extension behind PostgreSQL's own processing of LISTEN.
- */
+/* Armed here, as PostgreSQL handles LISTEN after its commit callbacks */
 static void
 at_memory_reset(void *arg)
 {
@@ -164,7 +155,7 @@ at_memory_reset(void *arg)
 	committed = false;
 }
 
-/* Make sure that what is asked for in this transaction is armed, or is not. */
+/* Make sure that watches are armed, or silenced, after this transaction. */
 static void
 prepare_arming(void)
 {
@@ -191,9 +182,7 @@ prepare_arming(void)
 	}
 }
 
-/*
- * Watching
- */
+/* Watching */
 
 /* A name goes with its last watch. */
 static void
@@ -203,7 +192,7 @@ forget_name(NameWatched *name)
 		(void) hash_search(names, &name->key, HASH_REMOVE, NULL);
 }
 
-/* Forget a watch that others do not know any more. */
+/* Forget a watch that is not shared any more. */
 static void
 forget(Watch *watch)
 {
@@ -217,7 +206,7 @@ forget(Watch *watch)
 	dlock_held_watches--;
 }
 
-/* End a watch.  It is forgotten first: what fails is not repeated. */
+/* End a watch.  It is forgotten first, so that no failure repeats. */
 static void
 end(Watch *watch)
 {
@@ -228,7 +217,7 @@ end(Watch *watch)
 		dlock_watch_end(shared);
 }
 
-/* The watch of a name, with a channel; a new one is known to nobody else yet. */
+/* Find or make the watch of a name with a channel; a new one is not shared. */
 static Watch *
 find_or_enter(const DlockKey *key, const char *channel)
 {
@@ -265,7 +254,7 @@ find_or_enter(const DlockKey *key, const char *channel)
 	return watch;
 }
 
-/* Let others see a new watch.  Raises 53200, and it is forgotten then. */
+/* Share a new watch.  After an error, it is forgotten. */
 static void
 begin(DlockSpace *space, Watch *watch)
 {
@@ -283,10 +272,7 @@ begin(DlockSpace *space, Watch *watch)
 	PG_END_TRY();
 }
 
-/*
- * Watch a lock: from the end of the transaction on, who holds it is told on the
- * channel.  Where that is so already, who holds it is told once more.
- */
+/* Watch a lock from the commit on; tell once more if it is watched already. */
 void
 dlock_session_watch(DlockSpace *space, const DlockKey *key,
 					const char *channel)
@@ -297,7 +283,7 @@ dlock_session_watch(DlockSpace *space, const DlockKey *key,
 	CHECK_FOR_INTERRUPTS();
 	initialize();
 	prepare_arming();
-	/* the sender could not tell of it otherwise */
+	/* raise now if the sender could not tell of it */
 	pfree(dlock_json_text(key->name, key->length, false));
 	(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER, NULL);
 	watch = find_or_enter(key, channel);
@@ -307,7 +293,7 @@ dlock_session_watch(DlockSpace *space, const DlockKey *key,
 		set_level(watch, level);
 }
 
-/* Watch a lock no more.  False, with a warning, where it was not watched. */
+/* Stop watching a lock; false, with a warning, if it was not watched. */
 bool
 dlock_session_unwatch(const DlockKey *key)
 {
@@ -333,7 +319,7 @@ dlock_session_unwatch(const DlockKey *key)
 	return true;
 }
 
-/* Watch nothing more.  Raises nothing. */
+/* End all watches.  Raises no error. */
 void
 dlock_session_unwatch_all(void)
 {
