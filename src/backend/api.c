@@ -24,10 +24,7 @@
 #include "backend/api.h"
 #include "tables/tables.h"
 
-/*
- * Does a call give no argument but the name?  Most calls do, and skip the
- * parsing of arguments then.
- */
+/* Does a call give only the name?  Most do, and skip the parsing then. */
 static inline bool
 gives_name_alone(FunctionCallInfo fcinfo)
 {
@@ -38,10 +35,7 @@ gives_name_alone(FunctionCallInfo fcinfo)
 		!args[4].isnull && DatumGetInt32(args[4].value) == 1;
 }
 
-/*
- * The acquire functions of session and transaction scope:
- * (name, timeout, shared, slots, permits, info).
- */
+/* (name, timeout, shared, slots, permits, info) */
 static inline Datum
 acquire(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
@@ -104,8 +98,8 @@ dlock_try_xact_acquire(PG_FUNCTION_ARGS)
 }
 
 /*
- * The row that a procedure returns, with a bigint that is yet to be filled in.
- * Made before anything is acquired, as looking up the type can fail.
+ * The row that a procedure returns, with a bigint yet to be filled in.  It is
+ * made before the acquire, because looking up the type can fail.
  */
 static HeapTuple
 make_fence_row(FunctionCallInfo fcinfo)
@@ -118,10 +112,7 @@ make_fence_row(FunctionCallInfo fcinfo)
 						   &value, &is_null);
 }
 
-/*
- * The procedure (name, timeout, shared, slots, permits, info, INOUT fence):
- * session scope, without a snapshot while it waits.
- */
+/* (name, timeout, shared, slots, permits, info, INOUT fence) */
 PG_FUNCTION_INFO_V1(dlock_acquire_nosnapshot);
 Datum
 dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
@@ -159,10 +150,7 @@ dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(row));
 }
 
-/*
- * (name, channel): who holds a lock is for everybody to know, as with dlock_locks,
- * be its name reserved or not.
- */
+/* (name, channel): a reservation hides no holder, as in dlock_locks */
 PG_FUNCTION_INFO_V1(dlock_watch);
 Datum
 dlock_watch(PG_FUNCTION_ARGS)
@@ -230,9 +218,8 @@ dlock_channel(PG_FUNCTION_ARGS)
 }
 
 /*
- * What the session has acquired last is released in the space that it knows,
- * without a look at whether that is still the extension's: had that been dropped
- * a moment ago, this would be as good as a release before it.
+ * The latest name is released in the known space, even if the extension was
+ * just dropped: the release could as well have come before that.
  */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
@@ -377,9 +364,8 @@ dlock_guard(PG_FUNCTION_ARGS)
 	DlockKey	key;
 
 	/*
-	 * The extension is not dropped, and made anew with everything free, before
-	 * the guarded transaction is over.  Should that have happened while we
-	 * waited for this, the fence is not found in what is there now.
+	 * Keep the extension from being dropped, and made anew with everything
+	 * free, until this transaction is over.  After a drop, the fence is gone.
 	 */
 	LockDatabaseObject(ExtensionRelationId, space->key.extension, 0,
 					   AccessShareLock);
@@ -392,10 +378,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/*
- * Statement trigger: the transaction must have guarded the lock that the
- * trigger's argument names.
- */
+/* Statement trigger: its argument names a lock that must be guarded. */
 PG_FUNCTION_INFO_V1(dlock_require_guard);
 Datum
 dlock_require_guard(PG_FUNCTION_ARGS)

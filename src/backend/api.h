@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * api.h
- *	  What the files of functions that SQL calls share: arguments.c, api.c,
- *	  api_all.c, api_lease.c and api_admin.c.
+ *	  Shared by the files of functions that SQL calls: arguments.c and
+ *	  api*.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -48,7 +48,7 @@ dlock_need(FunctionCallInfo fcinfo, int argument, const char *name)
 		dlock_raise_null(name);
 }
 
-/* A text argument, which is mostly as it is to be already */
+/* A text argument, mostly neither compressed nor out of line */
 static inline text *
 dlock_get_varlena(FunctionCallInfo fcinfo, int argument)
 {
@@ -60,7 +60,7 @@ dlock_get_varlena(FunctionCallInfo fcinfo, int argument)
 	return PG_GETARG_TEXT_PP(argument);
 }
 
-/* What belongs to a session, and so is unfit where clients take turns in one */
+/* Uses of a session that are unfit if clients take turns in it */
 typedef enum DlockSessionUse
 {
 	DLOCK_USE_LOCK,
@@ -71,7 +71,7 @@ typedef enum DlockSessionUse
 
 extern void dlock_advise_against_use(DlockSessionUse use);
 
-/* Does dlock.session_locks let a client use its session for more than a moment? */
+/* Check a use of the session against dlock.session_locks. */
 static inline void
 dlock_check_session_use(DlockSessionUse use)
 {

@@ -33,7 +33,7 @@ dlock_set_slots(PG_FUNCTION_ARGS)
 
 /*
  * (name), in a constraint of dlock_slots: a row with this name is about to be
- * written.  Names that cannot be are left to another constraint.
+ * written.  Another constraint refuses names that cannot be.
  */
 PG_FUNCTION_INFO_V1(dlock_note_slots);
 Datum
@@ -65,7 +65,7 @@ dlock_version_of(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(dlock_version_read(space, &key));
 }
 
-/* (name, expected); returns 0 where the version is another one. */
+/* (name, expected); returns 0 if the version is another one. */
 static int64
 bump_version(FunctionCallInfo fcinfo, DlockKey *key, DlockSpace **space)
 {
@@ -181,7 +181,7 @@ dlock_unreserve(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(dlock_reserve_remove(space, PG_GETARG_TEXT_PP(0)));
 }
 
-/* For a copy of the server that takes itself for the original: end all leases. */
+/* For a copy of the server that takes itself for the original */
 PG_FUNCTION_INFO_V1(dlock_reset);
 Datum
 dlock_reset(PG_FUNCTION_ARGS)
@@ -194,9 +194,7 @@ dlock_reset(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(count);
 }
 
-/*
- * Returns the least number that a ticket can have from now on.
- */
+/* Returns the least number that a ticket can have from now on. */
 PG_FUNCTION_INFO_V1(dlock_advance_ticket);
 Datum
 dlock_advance_ticket(PG_FUNCTION_ARGS)
@@ -217,10 +215,7 @@ dlock_advance_ticket(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64((int64) pg_atomic_read_u64(&space->next_ticket));
 }
 
-/*
- * The counters of dlock_stats and dlock_wait_histogram begin anew, and so does
- * dlock_contention.
- */
+/* Begin the counters and dlock_contention anew. */
 PG_FUNCTION_INFO_V1(dlock_stats_reset);
 Datum
 dlock_stats_reset(PG_FUNCTION_ARGS)

@@ -22,7 +22,7 @@ compare_keys(const DlockKey *a, const DlockKey *b)
 	return result != 0 ? result : (int) a->length - (int) b->length;
 }
 
-/* For sorting: a key for each name may be many, and takes its time. */
+/* For sorting, which takes long if there are many keys */
 static int
 compare_interruptibly(const void *a, const void *b)
 {
@@ -31,9 +31,8 @@ compare_interruptibly(const void *a, const void *b)
 }
 
 /*
- * Nobody can acquire more locks than that; and a key is many times as large as
- * a short name, so this comes before any is made.  Where a pointer has 32 bits,
- * their size could overflow.
+ * Check this before keys are made, which are large.  No session can have more
+ * locks, and with 32-bit pointers, sizes could overflow.
  */
 static void
 check_count(int count)
@@ -49,9 +48,8 @@ check_count(int count)
 }
 
 /*
- * The names of an array as keys: "keys" in the array's order, "sorted"
- * without duplicates in the order of their bytes, which is the one global
- * order of acquiring.  Returns how many "sorted" has.
+ * Make keys of names: "keys" in the array's order, "sorted" in byte order, the
+ * global order of acquiring, without duplicates.  Returns how many are sorted.
  */
 static int
 get_keys(DlockSpace *space, ArrayType *names, int *count,
@@ -95,9 +93,8 @@ get_keys(DlockSpace *space, ArrayType *names, int *count,
 }
 
 /*
- * The array to be returned, with room for "count" fences, and which of the
- * sorted keys each is for.  Made before anything is acquired: what comes after
- * that cannot fail, nor be interrupted.
+ * Make the result, with room for "count" fences, and their places in "sorted",
+ * before the acquires: nothing after them may fail or be interrupted.
  */
 static ArrayType *
 make_result(DlockKey *keys, int count, DlockKey **sorted, int unique,
@@ -122,10 +119,7 @@ make_result(DlockKey *keys, int count, DlockKey **sorted, int unique,
 	return result;
 }
 
-/*
- * The functions that acquire many locks at once:
- * (names, timeout, shared, info), or (names, lease, timeout, shared, info).
- */
+/* (names, timeout, shared, info), or (names, lease, timeout, shared, info) */
 static Datum
 dlock_acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
@@ -166,7 +160,7 @@ dlock_acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 											 fences, &failed, &outcome);
 	else
 	{
-		/* where there is no lock to be busy, there is no timeout */
+		/* without a lock, there is no timeout */
 		if (unique == 0)
 			request.timeout = DLOCK_WAIT_FOREVER;
 		else

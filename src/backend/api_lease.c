@@ -71,10 +71,7 @@ dlock_renew(PG_FUNCTION_ARGS)
 	PG_RETURN_INT32(count);
 }
 
-/*
- * The second argument of the lease and ttl functions: a lease, or the ttl of
- * one that is made for this request.
- */
+/* The second argument: a lease, or the ttl of one made for this request */
 static void
 get_lease_or_ttl(FunctionCallInfo fcinfo, DlockSpace *space, bool ttl,
 				 DlockRequest *request)
@@ -91,10 +88,7 @@ get_lease_or_ttl(FunctionCallInfo fcinfo, DlockSpace *space, bool ttl,
 		request->lease = dlock_get_lease(fcinfo, space, 1);
 }
 
-/*
- * The acquire functions of lease scope:
- * (name, lease or ttl, timeout, shared, slots, permits, owner, info).
- */
+/* (name, lease or ttl, timeout, shared, slots, permits, owner, info) */
 static Datum
 acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 {

@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * arguments.c
- *	  What the functions that SQL calls begin with, and their arguments.
+ *	  The begin and the arguments of functions that SQL calls.
  *
- * None of these functions is strict: a NULL for an argument that needs a value
- * is an error, not a NULL result, which would read as "not acquired".
+ * None of these is strict: a NULL for an argument that needs a value is an
+ * error, because a NULL result would read as "not acquired".
  *
  *-------------------------------------------------------------------------
  */
@@ -20,19 +20,16 @@
 #include "backend/api.h"
 #include "tables/tables.h"
 
-/* What nobody means to wait for, in microseconds */
+/* A longer timeout is probably a mistake, in microseconds */
 #define LONG_TIMEOUT	(366 * USECS_PER_DAY)
 
-/* The settings */
 int			dlock_max_ttl;
 int			dlock_session_locks;
 
 /*
- * What every call begins with.  Returns this database's space; what leases keep
- * there may not have been read since the server was started.
- *
- * Enough for what asks about this session, or, behind dlock_get_key(), about one
- * lock.
+ * Begin a call, and return this database's space, without its leases if they
+ * are not loaded yet.  That is enough for questions about this session or,
+ * after dlock_get_key(), about one lock.
  */
 DlockSpace *
 dlock_begin_call(void)
@@ -68,13 +65,12 @@ dlock_check_unrestricted(void)
 }
 
 /*
- * The door for all that changes anything: tickets, leases, guards, versions,
+ * Begin a call that changes anything: tickets, leases, guards, versions,
  * reservations, numbers, what a session waits for or listens on.
  *
- * Not within a security-restricted operation, as it is with LISTEN.  There the
- * code of an object's owner, such as a function in the expression of an index,
- * runs in the session of somebody else, who analyzes the table or refreshes the
- * view: as the owner's role, but amid the locks of that session.
+ * Like LISTEN, it is refused within a security-restricted operation.  There
+ * the code of an object's owner, such as a function in an index, runs in
+ * another role's session, which analyzes the table or refreshes the view.
  */
 DlockSpace *
 dlock_begin_change(void)
@@ -83,7 +79,7 @@ dlock_begin_change(void)
 	return dlock_begin_call();
 }
 
-/* The same for what a lease can have to do with: all of them are there. */
+/* The same, with all leases loaded */
 DlockSpace *
 dlock_begin_lease_change(void)
 {
@@ -120,7 +116,7 @@ dlock_make_key(DlockKey *key, const DlockSpace *space, text *name)
 	dlock_key_fill(key, space, VARDATA_ANY(name), length);
 }
 
-/* The lock name in the first argument, as every function has it. */
+/* The lock name, which is always the first argument */
 void
 dlock_get_key(FunctionCallInfo fcinfo, const DlockSpace *space, DlockKey *key)
 {
@@ -128,7 +124,7 @@ dlock_get_key(FunctionCallInfo fcinfo, const DlockSpace *space, DlockKey *key)
 	dlock_make_key(key, space, dlock_get_varlena(fcinfo, 0));
 }
 
-/* A call that asks for a lock, and is told what leases have there, too. */
+/* Begin a question about a lock, with its leases' tickets loaded. */
 DlockSpace *
 dlock_begin_named_call(FunctionCallInfo fcinfo, DlockKey *key)
 {
@@ -139,7 +135,7 @@ dlock_begin_named_call(FunctionCallInfo fcinfo, DlockKey *key)
 	return space;
 }
 
-/* For what changes something, and needs a right to a reserved name */
+/* Begin a change that needs a right to a reserved name. */
 DlockSpace *
 dlock_begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
 {
@@ -158,12 +154,11 @@ dlock_begin_protected_lease_change(FunctionCallInfo fcinfo, DlockKey *key)
 }
 
 /*
- * A timeout.  Months count 30 days and days 24 hours, as in every place where
- * PostgreSQL makes a number of an interval.
+ * A timeout.  Months count 30 days and days 24 hours, as in PostgreSQL.
  *
- * Whoever waits for longer than a year is most likely a program that sent
- * nanoseconds, or milliseconds, as a number, and PostgreSQL reads numbers as
- * seconds.  It is no error, because some write "for ever" like this.
+ * Above a year, a program probably sent milliseconds or nanoseconds as a
+ * number, which PostgreSQL reads as seconds.  It is no error, as some mean
+ * "for ever".
  */
 DlockTimeout
 dlock_get_timeout(FunctionCallInfo fcinfo, int argument)
@@ -193,10 +188,7 @@ dlock_get_timeout(FunctionCallInfo fcinfo, int argument)
 	return result;
 }
 
-/*
- * The length of time that a lease lives without being renewed, or keeps its
- * locks closed, in microseconds.  A month is no length of time.
- */
+/* A ttl or a delay, in microseconds.  A month is no fixed length of time. */
 int64
 dlock_get_duration(FunctionCallInfo fcinfo, int argument, const char *name)
 {
@@ -280,7 +272,7 @@ dlock_get_mode(FunctionCallInfo fcinfo, int shared, DlockRequest *request)
 				 errhint("Only a request with \"slots\" can take more than one permit.")));
 }
 
-/* As dlock_check_session_use(), where the setting says something else than "allow" */
+/* dlock_check_session_use(), if the setting is not "allow" */
 void
 dlock_advise_against_use(DlockSessionUse use)
 {
@@ -342,7 +334,7 @@ dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
 	return lease;
 }
 
-/* A channel of somebody else's, or NULL for this session's own. */
+/* The given channel, or this session's own if that is NULL */
 const char *
 dlock_get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 {
@@ -350,7 +342,7 @@ dlock_get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 
 	if (PG_ARGISNULL(argument))
 	{
-		/* of a session's ticket, that was told already */
+		/* in session scope, that was checked already */
 		if (scope == DLOCK_LEASE)
 			dlock_check_session_use(DLOCK_USE_CHANNEL);
 		return dlock_notify_listen();
