@@ -3,10 +3,9 @@
  * result.c
  *	  The columns of the rows that functions return.
  *
- * SQL says which columns a function returns.  CREATE OR REPLACE VIEW can add
- * columns to the row type of a view, and a function may return that type.  So
- * each function that fills in rows compares the columns with those that it
- * knows, before it fills in any.
+ * CREATE OR REPLACE VIEW can add columns to a view's row type, which a
+ * function may return.  So each function compares its columns before it fills
+ * in a row.
  *
  *-------------------------------------------------------------------------
  */
@@ -29,7 +28,7 @@ raise_columns(FunctionCallInfo fcinfo, const char *detail)
 			 errhint("Add columns to a view of your own. To get the extension's view back, use DROP EXTENSION and CREATE EXTENSION, which end all locks of this database.")));
 }
 
-/* Raises 55000 if the columns are not of exactly these types. */
+/* Raise 55000 unless the columns have exactly these types. */
 static void
 check_columns(FunctionCallInfo fcinfo, TupleDesc descriptor,
 			  const Oid *types, int num_columns)

@@ -43,7 +43,7 @@ dlock_counters(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* The worker's process; 0: it is not there. */
+/* The worker's PID, or 0 */
 static int
 worker_pid(DlockSpace *space)
 {
@@ -52,7 +52,7 @@ worker_pid(DlockSpace *space)
 	return worker == 0 ? 0 : GetPGProcByNumber(worker - 1)->pid;
 }
 
-/* What there is now; on a standby, nothing */
+/* The current state; no row on a standby */
 PG_FUNCTION_INFO_V1(dlock_gauges);
 Datum
 dlock_gauges(PG_FUNCTION_ARGS)
@@ -80,7 +80,8 @@ dlock_gauges(PG_FUNCTION_ARGS)
 	values[i++] = Int64GetDatum(Max((int64) sums[DLOCK_COUNT_HELD], 0));
 	values[i++] = Int64GetDatum((int64) space->leases.length);
 	dlock_report_memory();
-	values[i++] = Int64GetDatum((int64) pg_atomic_read_u64(&dlock_control->memory_used));
+	values[i++] =
+		Int64GetDatum((int64) pg_atomic_read_u64(&dlock_control->memory_used));
 	values[i++] = Int64GetDatum(dlock_memory_limit());
 	pid = worker_pid(space);
 	nulls[i] = pid == 0;
@@ -88,13 +89,13 @@ dlock_gauges(PG_FUNCTION_ARGS)
 	values[i++] = dlock_interval_datum(dlock_journal_lag(space));
 	values[i++] = TimestampTzGetDatum(counted_since);
 	Assert(i == lengthof(values));
-	/* how much is held tells of grants */
+	/* the number of held locks tells of grants */
 	dlock_journal_flush_removals(space);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	return (Datum) 0;
 }
 
-/* A row for each bound, and one for all, which has none */
+/* A row for each bound, and one for all */
 PG_FUNCTION_INFO_V1(dlock_wait_counts);
 Datum
 dlock_wait_counts(PG_FUNCTION_ARGS)

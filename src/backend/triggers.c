@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * triggers.c
- *	  Triggers: for users' tables, that keep a column of versions or of fences;
- *	  and for dlock's own tables of leases.
+ *	  Triggers: for users' tables with a column of versions or fences, and
+ *	  for dlock's own tables.
  *
  *-------------------------------------------------------------------------
  */
@@ -20,7 +20,7 @@
 
 #include "backend/inner.h"
 
-/* The trigger that a function was called by; raises where there is none. */
+/* The trigger that called a function; raises an error if there is none. */
 TriggerData *
 dlock_trigger(FunctionCallInfo fcinfo, const char *function)
 {
@@ -33,8 +33,8 @@ dlock_trigger(FunctionCallInfo fcinfo, const char *function)
 }
 
 /*
- * The same, for a trigger of one of dlock's own tables.  Raises 39P01 on any
- * other table, whose owner could change it in ways that dlock does not expect.
+ * The same for a trigger of dlock's own tables.  Raises 39P01 on other tables,
+ * whose owners could change them in ways that dlock does not expect.
  */
 TriggerData *
 dlock_own_trigger(FunctionCallInfo fcinfo, const char *function)
@@ -53,10 +53,7 @@ dlock_own_trigger(FunctionCallInfo fcinfo, const char *function)
 	return trigger;
 }
 
-/*
- * Row trigger of the tables of leases, for replicas: drop what logical
- * replication brings, because it describes another server's leases.
- */
+/* Row trigger: drop replicated rows, which are another server's leases. */
 PG_FUNCTION_INFO_V1(dlock_drop_replicated);
 Datum
 dlock_drop_replicated(PG_FUNCTION_ARGS)
@@ -72,10 +69,7 @@ dlock_drop_replicated(PG_FUNCTION_ARGS)
 	return PointerGetDatum(NULL);
 }
 
-/*
- * Statement trigger of the tables of leases.  The rows say what was promised to
- * clients, and nobody would tell the server's memory that they are gone.
- */
+/* Statement trigger: TRUNCATE would not end the leases in shared memory. */
 PG_FUNCTION_INFO_V1(dlock_refuse_truncate);
 Datum
 dlock_refuse_truncate(PG_FUNCTION_ARGS)
@@ -91,7 +85,7 @@ dlock_refuse_truncate(PG_FUNCTION_ARGS)
 	return PointerGetDatum(NULL);	/* keep compiler quiet */
 }
 
-/* A column that a row trigger keeps, in the old row and in the new one */
+/* A column that a row trigger checks, in the old and the new row */
 typedef struct Column
 {
 	const char *name;
@@ -117,10 +111,7 @@ get_integer(Datum value, Oid type)
 	}
 }
 
-/*
- * Read the column that the trigger's argument names.  The trigger has to be
- * one before an update, for each row.
- */
+/* Read the column that the argument of a row's BEFORE UPDATE trigger names. */
 static void
 read_column(TriggerData *trigger, const char *function,
 			const char *default_name, Column *column)
@@ -170,9 +161,7 @@ read_column(TriggerData *trigger, const char *function,
 	column->new_value = column->new_null ? 0 : get_integer(value, column->type);
 }
 
-/*
- * Row trigger: a row's fence never becomes smaller.
- */
+/* Row trigger: a row's fence never decreases. */
 PG_FUNCTION_INFO_V1(dlock_fence_guard);
 Datum
 dlock_fence_guard(PG_FUNCTION_ARGS)
@@ -226,9 +215,8 @@ make_integer(int64 value, const Column *column)
 }
 
 /*
- * Row trigger: every update moves the version on by one.  A row that comes
- * with the version that is there gets the next; one that comes with the next
- * keeps it; anything else has seen another row.  Null counts as 0.
+ * Row trigger: each update increases the version by one.  A row may have the
+ * old version or the next; any other is stale.  NULL counts as 0.
  */
 PG_FUNCTION_INFO_V1(dlock_version_guard);
 Datum
@@ -254,8 +242,9 @@ dlock_version_guard(PG_FUNCTION_ARGS)
 						   (long long) column.old_value),
 				 errhint("Read the row again, and repeat the transaction.")));
 	next = make_integer(column.old_value + 1, &column);
-	return PointerGetDatum(heap_modify_tuple_by_cols(trigger->tg_newtuple,
-													 RelationGetDescr(trigger->tg_relation),
-													 1, &column.number, &next,
-													 &is_null));
+	return
+		PointerGetDatum(heap_modify_tuple_by_cols(trigger->tg_newtuple,
+												RelationGetDescr(trigger->tg_relation),
+												1, &column.number, &next,
+												&is_null));
 }

@@ -27,7 +27,7 @@
 #include "shared/shared.h"
 #include "tables/tables.h"
 
-/* The holders of a lock that are named to those who wait for it */
+/* Holders of a lock that are named to its waiters */
 #define MAX_HOLDERS	16
 
 typedef struct Holders
@@ -36,11 +36,11 @@ typedef struct Holders
 	int			count;
 } Holders;
 
-/* What stands before the waiters of the lock that is being shown */
+/* What is in the way of the waiters of the lock that is being shown */
 typedef struct Blockers
 {
 	const DlockRow *first;		/* the first row of the lock */
-	Holders		of_shared;		/* in the way of those who wait for it shared */
+	Holders		of_shared;		/* in the way of shared waiters */
 	Holders		of_others;
 	int64		previous;		/* the waiter shown last; 0: none */
 } Blockers;
@@ -52,7 +52,7 @@ add_holder(Holders *holders, int64 number)
 		holders->numbers[holders->count++] = number;
 }
 
-/* A lock's rows begin with this one: look through its holders, once. */
+/* Look through a lock's holders, from its first row on. */
 static void
 find_holders(Blockers *blockers, const DlockRow *first)
 {
@@ -69,9 +69,8 @@ find_holders(Blockers *blockers, const DlockRow *first)
 }
 
 /*
- * What stands before a waiter: the holders beside which it does not fit, or
- * some of them, and the one before it in the queue.  Not all before it: that
- * would be as many numbers as the square of the queue's length.
+ * The holders beside which a waiter does not fit, or some of them, and the
+ * waiter before it.  All before it would be the square of the queue's length.
  */
 static Datum
 blocked_by(const Blockers *blockers, const DlockRow *waiting)
@@ -90,9 +89,7 @@ blocked_by(const Blockers *blockers, const DlockRow *waiting)
 										   TYPALIGN_DOUBLE));
 }
 
-/*
- * Where the state may be looked at: not on a standby, where there is none.
- */
+/* The space to show; NULL on a standby, which has none */
 DlockSpace *
 dlock_space_to_show(void)
 {
@@ -103,7 +100,7 @@ dlock_space_to_show(void)
 	if (!dlock_session_attached)
 		dlock_session_attach();
 	space = dlock_loaded_space();
-	/* a view shows that a lease has run out */
+	/* leases may have run out */
 	dlock_worker_look(space);
 	return space;
 }
@@ -117,7 +114,7 @@ dlock_space_to_show(void)
 static const Oid status_columns[] = {LOCK_COLUMNS(OIDOID)};
 static const Oid view_columns[] = {LOCK_COLUMNS(NAMEOID)};
 
-/* What many rows have in common */
+/* Values that rows share */
 typedef struct Common
 {
 	Datum		modes[DLOCK_SLOTS + 1];
@@ -138,7 +135,7 @@ make_common(Common *common)
 	common->role = InvalidOid;
 }
 
-/* A role as its OID, or by its name, as pg_get_userbyid() has it */
+/* A role as its OID, or by name as pg_get_userbyid() has it */
 static Datum
 role_datum(Oid type, Oid role, Common *common)
 {
@@ -180,22 +177,25 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers,
 						   common);
 	i++;
 	if (row->has_owner)
-		values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length +
-															   row->info_length,
-															   row->owner_length));
+		values[i++] =
+			PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length +
+													 row->info_length,
+													 row->owner_length));
 	else
 		nulls[i++] = true;
 	if (row->has_info)
-		values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length,
-															   row->info_length));
+		values[i++] =
+			PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length,
+													 row->info_length));
 	else
 		nulls[i++] = true;
 	if (row->channel_length > 0 &&
 		has_privs_of_role(GetUserId(), row->role))
-		values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length +
-															   row->info_length +
-															   row->owner_length,
-															   row->channel_length));
+		values[i++] =
+			PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length +
+													 row->info_length +
+													 row->owner_length,
+													 row->channel_length));
 	else
 		nulls[i++] = true;
 	values[i++] = TimestampTzGetDatum(row->enqueued_at);
@@ -239,10 +239,7 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows, Common *common)
 	MemoryContextDelete(row_context);
 }
 
-/*
- * Show the rows of all locks, some at a time: they are still in the cache when
- * they are shown, and what they need is used again for the next ones.
- */
+/* Show all locks, some rows at a time, which stay in the cache that way. */
 static void
 show_all(ReturnSetInfo *rsinfo, DlockSpace *space, Common *common)
 {
@@ -264,7 +261,7 @@ show_all(ReturnSetInfo *rsinfo, DlockSpace *space, Common *common)
 	MemoryContextDelete(rows_context);
 }
 
-/* What the view dlock_locks is made of: as it is there, but with OIDs of roles */
+/* The view dlock_locks, but with OIDs of roles */
 PG_FUNCTION_INFO_V1(dlock_lock_status);
 Datum
 dlock_lock_status(PG_FUNCTION_ARGS)
@@ -280,7 +277,7 @@ dlock_lock_status(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* The view's rows of one lock */
+/* The rows of dlock_locks of one lock */
 PG_FUNCTION_INFO_V1(dlock_locks_of);
 Datum
 dlock_locks_of(PG_FUNCTION_ARGS)
@@ -306,7 +303,7 @@ static const Oid lease_columns[] = {
 	TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID, INT4OID
 };
 
-/* What the view dlock_leases shows of a lease, copied out */
+/* A lease as dlock_leases shows it */
 typedef struct LeaseRow
 {
 	struct LeaseRow *next;
@@ -415,17 +412,14 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory"),
 				 errdetail("Failed while copying the leases.")));
-	/* how many tickets a lease holds tells of grants */
+	/* the number of tickets that a lease holds tells of grants */
 	dlock_journal_flush_removals(space);
 	for (const LeaseRow *row = rows.first; row; row = row->next)
 		show_lease(rsinfo, row);
 	return (Datum) 0;
 }
 
-/*
- * Append what pg_blocking_pids() says of a process, which waits in PostgreSQL's
- * lock manager, or has parallel workers that do.
- */
+/* Append the result of pg_blocking_pids(), also for parallel workers. */
 static Datum *
 append_heavyweight(Datum *pids, int *count, Datum pid)
 {
@@ -441,7 +435,7 @@ append_heavyweight(Datum *pids, int *count, Datum pid)
 	return pids;
 }
 
-/* The same for the worker, where it cannot lock a table of leases */
+/* The same for the worker, if it cannot lock a table of leases */
 static Datum *
 append_of_worker(Datum *pids, int *count, DlockSpace *space)
 {
@@ -455,9 +449,9 @@ append_of_worker(Datum *pids, int *count, DlockSpace *space)
 }
 
 /*
- * Who keeps a process waiting: in dlock, the holders beside which it does not
- * fit, and all before it in the queue; and in the lock manager.  A lease's ticket
- * that has ended is the worker's, if that cannot remove its row.
+ * The processes that keep another waiting: in dlock, holders beside which it
+ * does not fit and all before it; and in the lock manager.  An ended ticket of
+ * a lease is the worker's, if that cannot remove its row.
  */
 PG_FUNCTION_INFO_V1(dlock_blocking_pids);
 Datum
@@ -481,7 +475,7 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	if (!dlock_session_attached)
 		dlock_session_attach();
 
-	/* on a standby nobody waits in dlock */
+	/* no session waits in dlock on a standby */
 	space = RecoveryInProgress() ? NULL : dlock_current_space();
 	worker = space ? dlock_graph_blocked_worker(space) : 0;
 	proc = BackendPidGetProc(PG_GETARG_INT32(0));
@@ -489,7 +483,7 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	{
 		place = dlock_graph_read_lock(&wait.key, wait.number, INT_MAX,
 									  &members, &slots) - 1;
-		/* nobody is in its way where it is not the last of these any more */
+		/* nothing is in its way if it is not the last of these any more */
 		if (place < 0 || members[place].granted ||
 			members[place].number != wait.number)
 			place = 0;
