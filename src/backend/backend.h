@@ -31,7 +31,7 @@ extern int64 dlock_session_release_all(void);
 extern void dlock_lease_detach_all(void);
 
 /* xact.c */
-/* What dlock_xact_end_statement() and ..._fail_statement() go back to */
+/* State that the two functions after the first go back to */
 typedef struct DlockStatement
 {
 	MemoryContext memory;

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * errors.c
- *	  Errors that several functions of a session raise.
+ *	  Errors that several files of this room raise.
  *
  *-------------------------------------------------------------------------
  */
@@ -50,7 +50,6 @@ dlock_raise_lost_place(const DlockRequest *request, int64 number)
 			 errhint("Acquire the lock again.")));
 }
 
-/* The fence is not this backend's any more. */
 void
 dlock_raise_lost(const DlockKey *key, int64 fence)
 {

@@ -1,9 +1,9 @@
 /*-------------------------------------------------------------------------
  *
  * force.c
- *	  What the server's log says of those who end what is another's.
+ *	  Log lines about tickets and leases that are ended by force.
  *
- * It is said after the fact, and with no lock held.
+ * They are written after the fact, with no lock held.
  *
  *-------------------------------------------------------------------------
  */
@@ -16,7 +16,7 @@
 
 #include "backend/inner.h"
 
-/* A role's name; or its number, where it is gone */
+/* A role's name, or its number if it is gone */
 static const char *
 role_name(Oid role)
 {
@@ -25,10 +25,7 @@ role_name(Oid role)
 	return name ? name : psprintf("%u", role);
 }
 
-/*
- * Who calls, as a sentence: whoever has logged in, and as whom, which another
- * role is after SET ROLE and in a function with its owner's rights.
- */
+/* A sentence about the caller: the session's role, and the current one */
 char *
 dlock_describe_caller(void)
 {
@@ -41,10 +38,7 @@ dlock_describe_caller(void)
 					role_name(session), role_name(GetUserId()));
 }
 
-/*
- * Is a lease some other role's, whose privileges the caller has not got but by
- * being superuser?  *role is its name then.
- */
+/* Is it another role's lease, superuser or not?  *role is that role's name. */
 bool
 dlock_lease_is_other(DlockSpace *space, int64 number, NameData *role)
 {
@@ -54,14 +48,13 @@ dlock_lease_is_other(DlockSpace *space, int64 number, NameData *role)
 		!is_member_of_role_nosuper(GetUserId(), owner);
 }
 
-/* A ticket was ended by force: what it was, and by whom. */
 void
 dlock_log_forced_release(DlockSpace *space, int64 number,
 						 const DlockForced *forced)
 {
 	StringInfoData detail;
 
-	/* whoever reads that somebody held it is told of a grant */
+	/* the line tells of a grant */
 	dlock_journal_flush_removal(space, &forced->key);
 	initStringInfo(&detail);
 	appendStringInfo(&detail, "%s %s ", dlock_describe_caller(),
@@ -80,7 +73,6 @@ dlock_log_forced_release(DlockSpace *space, int64 number,
 			 errdetail_internal("%s", detail.data)));
 }
 
-/* A lease was closed that is another's. */
 void
 dlock_log_forced_close(int64 number, const char *role, int64 tickets)
 {

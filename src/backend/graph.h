@@ -32,10 +32,7 @@ typedef struct DlockGraphRef
 	int			place;
 } DlockGraphRef;
 
-/*
- * A holder or a waiter.  A process that holds a heavyweight lock, and waits
- * for it in another mode, has two places.
- */
+/* A holder or a waiter; for a heavyweight lock, a process can be both */
 typedef struct DlockGraphPlace
 {
 	int			procno;			/* possibly a parallel worker's */

@@ -408,10 +408,7 @@ dlock_held_find_reentrant(DlockHeldName *name)
 	return latest && latest->ticket->mode != DLOCK_SLOTS ? latest : NULL;
 }
 
-/*
- * The latest ticket under a name that the session holds in session scope; or
- * else one that was ended by force, and not released since.
- */
+/* The latest hold in session scope, or else one that was ended by force */
 DlockHeld *
 dlock_held_find_session_hold(DlockHeldName *name)
 {
@@ -574,10 +571,7 @@ dlock_held_prepare(const DlockKey *key)
 	set_latest_name(name);
 }
 
-/*
- * Enter a ticket that has joined its lock; its acquire is still to be counted.
- * Cannot fail.
- */
+/* Enter a joined ticket, with no acquire counted yet.  Cannot fail. */
 DlockHeld *
 dlock_held_enter(DlockTicket *ticket, DlockScope scope, DlockLock *lock)
 {

@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * inner.h
- *	  The functions that only the files of this room call, by the file that has
- *	  them.
+ *	  The functions that only this room calls, by the file that has them.
  *
  *-------------------------------------------------------------------------
  */

@@ -246,9 +246,8 @@ make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 }
 
 /*
- * Acquire for request->lease, durably.  Returns the fence, which the caller
- * must keep: one mark.  If the lock is not to be had in time, 0 with *outcome
- * set.
+ * Acquire for request->lease, durably.  Returns the fence, to be kept: one
+ * mark; or 0 with *outcome set if the lock is not to be had in time.
  */
 int64
 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
@@ -302,9 +301,8 @@ dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
 }
 
 /*
- * The ticket that an enqueue returns, claimed: a new one, or that of the same
- * request before.  If a session still waits with that, the lease adopts it
- * now, because an enqueued ticket outlives its session.
+ * The ticket that an enqueue returns, claimed.  If a session waits with that
+ * of the same request, the lease adopts it, as it must outlive the session.
  */
 static DlockLeaseTicket *
 enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)

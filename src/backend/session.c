@@ -23,8 +23,7 @@ static bool attached_here = false;
 
 /*
  * Make this backend a session of dlock at its first call.  A background
- * process is attached already, and a user's trigger on a table of dlock makes
- * it one.
+ * process is attached already; a user's trigger can make it a session.
  */
 void
 dlock_session_attach(void)
@@ -332,9 +331,8 @@ undo_session_acquire(DlockHeld *held)
 }
 
 /*
- * Undo one session-scoped acquire of this name, if it is the latest name and
- * held in session scope.  *released is what dlock_session_release() would
- * return.  If not, returns false, with nothing done.
+ * Undo one acquire of this name if it is the latest name and held in session
+ * scope; false if not.  *released is as dlock_session_release() returns.
  */
 bool
 dlock_session_release_latest(const DlockSpace *space, const char *name,

@@ -207,8 +207,7 @@ dlock_wait_check_space(const DlockSpace *space, const DlockKey *key)
 
 /*
  * Take interrupts, and look for our space and its worker.  False if PostgreSQL
- * may have slept in that, which takes away latch events and our place in the
- * condition variable.
+ * may have slept in that, and may have taken our wakeup.
  */
 static bool
 look_around(const DlockRequest *request, const DlockTicket *ticket)
@@ -226,9 +225,9 @@ look_around(const DlockRequest *request, const DlockTicket *ticket)
 }
 
 /*
- * Sleep until the latch is set, or for "left" microseconds, and look around
- * once a second.  That ends the sleep only if it may have slept: any other
- * look at the ticket would hide a missed wakeup.
+ * Sleep until the latch is set, or for "left" microseconds.  Looking around
+ * ends that only if it may have slept itself: it must not hide a missed
+ * wakeup.
  */
 static void
 sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
@@ -315,10 +314,7 @@ look_for_deadlocks(Looks *looks, DlockSpace *space,
 		looks->next += (int64) DeadlockTimeout * 2000;
 }
 
-/*
- * Sleep until the ticket does not wait any more: true; or until the timeout
- * has passed: false.
- */
+/* Sleep until the ticket does not wait any more; false after the timeout. */
 static bool
 sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 					Looks *looks, instr_time start)

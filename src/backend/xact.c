@@ -228,10 +228,7 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, MarkKind kind)
 	}
 }
 
-/*
- * Count one more acquire of a ticket.  For transaction scope, the caller has
- * called dlock_xact_prepare().
- */
+/* Count one acquire; in transaction scope, after dlock_xact_prepare(). */
 void
 dlock_xact_deepen(DlockHeld *held, DlockScope scope)
 {
@@ -592,9 +589,8 @@ dlock_xact_prepare_arming(void)
 }
 
 /*
- * After the commit, arm the announcement of a ticket of this session, or else
- * of a lease.  The caller has the claim, and has called
- * dlock_xact_prepare_arming().
+ * After the commit, arm the announcement of this session's ticket, or else of
+ * a lease's.  The caller has called dlock_xact_prepare_arming().
  */
 void
 dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
@@ -653,8 +649,7 @@ dlock_xact_has_guarded(const DlockKey *key)
 
 /*
  * Pin the guarded tickets: no ticket is granted their locks before the commit
- * is visible (I24).  If one was lost, raises 55L01; the rollback removes the
- * pins.
+ * is visible (I24).  Raises 55L01 if one was lost; the rollback unpins.
  */
 static void
 pin_guards(void)
