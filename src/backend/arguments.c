@@ -79,7 +79,7 @@ dlock_begin_change(void)
 	return dlock_begin_call();
 }
 
-/* The same, with all leases loaded */
+/* Begin a change that needs all leases loaded. */
 DlockSpace *
 dlock_begin_lease_change(void)
 {

@@ -130,9 +130,9 @@ put_explanation(void)
 }
 
 /*
- * The same in the handler; false if that is impossible now.  An executed
- * statement has the explanation.  Before that, the stack can be walked in a
- * wait for a lock only: at other times an error may have freed a part of it.
+ * Put the explanation in place in the handler; false if that is impossible
+ * now.  An executed statement has it.  Before that, the stack can be walked in
+ * a wait for a lock only: at other times an error may have freed a part of it.
  */
 static bool
 put_explanation_in_handler(void)

@@ -259,8 +259,8 @@ downgrade_held(DlockHeld *held)
 }
 
 /*
- * The same for a lease's ticket.  No other is granted beside it before its row
- * says shared in the WAL; from then on it is shared, even if this call fails.
+ * Make a lease's exclusive hold a shared one.  No ticket is granted beside it
+ * before its row says shared in the WAL; then it is, even if this call fails.
  */
 static bool
 downgrade_of_lease(int64 number)

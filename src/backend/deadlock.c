@@ -162,8 +162,8 @@ reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
 }
 
 /*
- * The same for a heavyweight lock.  Each waiter has its own conflicts with the
- * places before it, but none with its own backend.
+ * Play the queue of a heavyweight lock through.  Each waiter has its own
+ * conflicts with the places before it, but none with its own backend.
  */
 static bool
 reduce_heavy_lock(DlockGraph *graph, const DlockGraphLock *lock)

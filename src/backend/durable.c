@@ -162,7 +162,7 @@ wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
 }
 
 /*
- * The same for a caller that takes back its request if this fails.  The lease
+ * Wait for a caller that takes back its request if this fails.  The lease
  * keeps the durability even then: another caller may count on it.
  */
 void
@@ -176,7 +176,7 @@ dlock_durable_wait(DlockSpace *space, DlockRecord *record)
 					_("The request was taken back."));
 }
 
-/* The same for a caller that does not count on it: the durability stays. */
+/* Wait for a caller that does not count on it: the durability stays. */
 void
 dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 						const char *outcome)
@@ -184,7 +184,7 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 	wait_until_durable(space, record, outcome);
 }
 
-/* The same at a level that may be higher than synchronous_commit */
+/* Wait at a level that may be higher than synchronous_commit. */
 void
 dlock_durable_wait_at(DlockSpace *space, DlockRecord *record, int level,
 					  const char *outcome)

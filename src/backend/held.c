@@ -371,7 +371,7 @@ dlock_held_find_name(const DlockKey *key)
 	return name && name->count > 0 ? name : NULL;
 }
 
-/* The same without a key, and only if the name is the latest */
+/* The name's entry, without a key, and only if it is the latest name */
 DlockHeldName *
 dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 {

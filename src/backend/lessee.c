@@ -237,7 +237,7 @@ check_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 	dlock_raise_no_ticket(ticket->ticket.number);
 }
 
-/* The same once it is durable, for a caller that is given the ticket */
+/* Wait until the ticket of a caller is durable, and check it. */
 static void
 make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 {
@@ -247,7 +247,7 @@ make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 
 /*
  * Acquire for request->lease, durably.  Returns the fence, to be kept: one
- * mark; or 0 with *outcome set if the lock is not to be had in time.
+ * mark; or 0 with *outcome set if the lock cannot be acquired in time.
  */
 int64
 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
@@ -264,7 +264,7 @@ dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
 	return ticket->ticket.number;
 }
 
-/* The same for several locks, as dlock_session_acquire_all() */
+/* Acquire several locks for a lease, as dlock_session_acquire_all(). */
 bool
 dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
 						 DlockKey *const *keys, int count,

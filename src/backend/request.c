@@ -97,7 +97,7 @@ wait_or_leave(const DlockRequest *request, DlockHeld *held)
 	}
 	PG_CATCH();
 	{
-		/* a look at others can fail with an entry's lock held */
+		/* PostgreSQL can raise an error with LWLocks held */
 		LWLockReleaseAll();
 		dlock_held_settle(held);
 		PG_RE_THROW();
@@ -108,7 +108,7 @@ wait_or_leave(const DlockRequest *request, DlockHeld *held)
 	return outcome;
 }
 
-/* The same for a try, as only the removal of a row is in its way */
+/* Wait as a try does: only the removal of a row is in its way. */
 static DlockOutcome
 wait_for_handover(const DlockRequest *request, DlockHeld *held)
 {

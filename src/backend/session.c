@@ -110,7 +110,7 @@ confirm_grant(DlockSpace *space, DlockHeld *held)
 
 /*
  * Acquire in session or transaction scope.  Returns the ticket's number, the
- * fence, or 0 with *outcome set if the lock is not to be had in time.
+ * fence, or 0 with *outcome set if the lock cannot be acquired in time.
  */
 int64
 dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
@@ -183,7 +183,7 @@ undo_acquire(DlockHeld *held)
 
 /*
  * Acquire all of several locks, or none.  The keys have no duplicates, and are
- * in the order that all callers keep.  If a lock is not to be had in time,
+ * in the order that all callers keep.  If a lock cannot be acquired in time,
  * returns false, its index in *failed and the reason in *outcome.  In session
  * scope, the caller must keep what was acquired: as many marks as keys.
  *

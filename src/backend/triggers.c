@@ -33,8 +33,8 @@ dlock_trigger(FunctionCallInfo fcinfo, const char *function)
 }
 
 /*
- * The same for a trigger of dlock's own tables.  Raises 39P01 on other tables,
- * whose owners could change them in ways that dlock does not expect.
+ * The trigger of one of dlock's own tables that called a function.  Raises
+ * 39P01 on other tables, whose owners could change them unexpectedly.
  */
 TriggerData *
 dlock_own_trigger(FunctionCallInfo fcinfo, const char *function)

@@ -435,7 +435,7 @@ append_heavyweight(Datum *pids, int *count, Datum pid)
 	return pids;
 }
 
-/* The same for the worker, if it cannot lock a table of leases */
+/* Append the blockers of the worker, if it cannot lock a table of leases. */
 static Datum *
 append_of_worker(Datum *pids, int *count, DlockSpace *space)
 {

@@ -347,7 +347,7 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
-/* The same, but raises an error for an interrupt or a DROP EXTENSION */
+/* Sleep until granted; raises an error after a DROP EXTENSION. */
 static bool
 sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 					instr_time start)
@@ -437,7 +437,7 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	}
 	PG_CATCH();
 	{
-		/* a look at others can fail with an entry's lock held */
+		/* PostgreSQL can raise an error with LWLocks held */
 		LWLockReleaseAll();
 		end_wait(request, has_lock_timeout, &title);
 		how = end_by_error(geterrcode());

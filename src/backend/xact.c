@@ -74,7 +74,7 @@ static MemoryContext statement = NULL;
 /* Tickets to announce once the transaction is over */
 static dlist_head arming_tickets = DLIST_STATIC_INIT(arming_tickets);
 
-/* The same for leases' tickets, each referred to */
+/* Leases' tickets to announce then, each referred to */
 typedef struct ArmingOfLease
 {
 	DlockLeaseTicket *ticket;
@@ -361,7 +361,7 @@ dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 		marks[num_marks - 1].depth = (int) held->session_depth - 1;
 }
 
-/* The same for a redirection of a lease's ticket, which is about to begin */
+/* Note a redirection of a lease's ticket, which is about to begin. */
 void
 dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 {
@@ -398,8 +398,8 @@ dlock_xact_keep(int count)
 }
 
 /*
- * The same for a complete result.  If the executed statement itself has made
- * the call, its marks stay until its end: if canceled, it returns nothing.
+ * The result is complete.  If the executed statement itself has made the call,
+ * its marks stay until its end, because a canceled statement returns nothing.
  */
 void
 dlock_xact_keep_result(const FmgrInfo *function, int count)
@@ -461,7 +461,7 @@ dlock_xact_end_statement(const DlockStatement *outer)
 	num_marks = left;
 }
 
-/* The same in a PG_CATCH: locks may be held, so the rollback does the work. */
+/* After an error, locks may be held, so the rollback does the work. */
 void
 dlock_xact_fail_statement(const DlockStatement *outer, bool is_canceled)
 {
