@@ -127,7 +127,7 @@ release(DlockSpace *space, DlockAnnouncement *announcement)
 	dlock_release_memory(announcement->role, announcement->self,
 						 announcement->size);
 	if (counted && pg_atomic_sub_fetch_u32(&space->announced, 1) == 0)
-		dlock_worker_dismiss(space);
+		(void) dlock_office_wake(space, DLOCK_WORKER);
 }
 
 /*

@@ -94,8 +94,8 @@ bool
 dlock_office_start(DlockSpace *space, DlockOffice office)
 {
 	BackgroundWorker worker = {0};
-	uint64		now = dlock_monotonic_now();
 	uint64		last = pg_atomic_read_u64(asked_at(space, office));
+	uint64		now = dlock_monotonic_now();	/* not before "last" */
 
 	if ((last != 0 && now - last < START_MS * 1000) ||
 		!pg_atomic_compare_exchange_u64(asked_at(space, office), &last, now))
@@ -165,13 +165,6 @@ dlock_sender_wake(DlockSpace *space)
 {
 	if (!dlock_office_wake(space, DLOCK_SENDER))
 		(void) dlock_worker_wake(space);
-}
-
-/* Nothing is left to announce, so the worker may end. */
-void
-dlock_worker_dismiss(DlockSpace *space)
-{
-	(void) dlock_office_wake(space, DLOCK_WORKER);
 }
 
 /* Is there work to do now? */

@@ -320,7 +320,7 @@ dlock_watch_end(DlockWatch *watch)
 	LWLockRelease(&partition->lock);
 	dlock_release_memory(watch->role, watch->self, sizeof(DlockWatch));
 	if (pg_atomic_sub_fetch_u32(&space->watches, 1) == 0)
-		dlock_worker_dismiss(space);
+		(void) dlock_office_wake(space, DLOCK_WORKER);
 }
 
 /* Free the names of a space without users. */

@@ -192,9 +192,11 @@ uint64
 dlock_expiry_tell(DlockSpace *space, bool at_once)
 {
 	uint64		next = DLOCK_NO_DEADLINE;
+	uint64		next_others;
 
 	my_space = space;
 	if (!dlist_is_empty(&notes))
 		next = dlock_task_perform(&tell_task);
-	return Min(next, tell_of_others(at_once));
+	next_others = tell_of_others(at_once);
+	return Min(next, next_others);
 }

@@ -640,7 +640,7 @@ dlock_worker_main(Datum arg)
 			pg_atomic_write_u32(&my_space->worker_deaths, 0);
 		makes_way = is_in_the_way(now, &next);
 		if (makes_way)
-			return;
+			break;
 		if (next <= now)
 			missed_at = now;
 		else if (begun && now < look_at)
