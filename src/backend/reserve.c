@@ -90,7 +90,7 @@ find_column(Relation table, const char *name, Oid type)
 					RelationGetRelationName(table), "dlock"),
 			 errdetail("It has no column \"%s\" of type %s.", name,
 					   format_type_be(type)),
-			 errhint("Undo what was changed, with ALTER TABLE.")));
+			 errhint("Undo what was changed, as with ALTER TABLE or DROP INDEX.")));
 	return 0;					/* keep compiler quiet */
 }
 

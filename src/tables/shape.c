@@ -171,7 +171,7 @@ dlock_shape_raise_changed(Relation relation, const char *detail)
 			 errmsg("table \"%s\" is not what extension \"%s\" has made",
 					RelationGetRelationName(relation), "dlock"),
 			 errdetail_internal("%s", detail),
-			 errhint("Undo what was changed, with ALTER TABLE.")));
+			 errhint("Undo what was changed, as with ALTER TABLE or DROP INDEX.")));
 }
 
 /* Raise an error for a row that dlock has not written as it is. */
@@ -350,10 +350,9 @@ check_indexes(Relation relation)
 			index->rd_index->indkey.values[0] == 1;
 		is_key = index->rd_index->indisprimary &&
 			index->rd_index->indisvalid && has_key_of_table;
-		/* one that is not valid is of REINDEX CONCURRENTLY */
+		/* REINDEX CONCURRENTLY makes another one that is unique on the key */
 		is_plain = is_plain_index(index) &&
-			(is_key || !index->rd_index->indisunique ||
-			 (!index->rd_index->indisvalid && has_key_of_table));
+			(has_key_of_table || !index->rd_index->indisunique);
 		name = pstrdup(RelationGetRelationName(index));
 		RelationClose(index);
 		found |= is_key;

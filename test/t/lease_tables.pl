@@ -157,11 +157,11 @@ change('DROP VIEW v; ALTER TABLE dlock_queue ALTER name TYPE text COLLATE "C"');
 	$_->quit foreach $writer, $admin;
 	cmp_ok(ask("SELECT count(*) $left"), '>', 1, 'indexes that are not valid are left');
 	works('after REINDEX CONCURRENTLY was broken off');
-	change(
-		[
-			map { "DROP INDEX $_" } split /\n/,
-			ask("SELECT indexrelid::regclass $left")
-		]);
+	my @left = split /\n/, ask("SELECT indexrelid::regclass $left");
+	change('REINDEX TABLE dlock_queue');
+	is(ask("SELECT count(*) $left AND indrelid = 'dlock_queue'::regclass"), '0', 'REINDEX makes them valid');
+	works('after that');
+	change([ map { "DROP INDEX $_" } @left ]);
 }
 
 #
