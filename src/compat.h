@@ -4,8 +4,8 @@
  *	  What differs between PostgreSQL versions, newest first, and between
  *	  builds.
  *
- * Every test of PG_VERSION_NUM or USE_ASSERT_CHECKING in dlock stands here,
- * each with what changed.
+ * Only this file tests PG_VERSION_NUM and USE_ASSERT_CHECKING.  Each test says
+ * what changed, and in which version.
  *
  *-------------------------------------------------------------------------
  */
@@ -26,7 +26,7 @@
 #include "storage/lwlock.h"
 #include "storage/proc.h"
 #include "utils/ps_status.h"
-/* 16: what looks into a text has a header of its own, which 19 no longer brings */
+/* 16: varlena macros have their own header; 19 no longer includes it */
 #if PG_VERSION_NUM >= 160000
 #include "varatt.h"
 #endif
@@ -36,8 +36,8 @@
 #endif
 
 /*
- * 19: a tranche gets its name in shared memory when its id is made; before,
- * every process that may print the name registers it.
+ * 19: LWLockNewTrancheId() stores the name in shared memory.  Before, each
+ * process that may print the name registers it.
  */
 static inline int
 compat_lwlock_new_tranche(const char *name)
@@ -58,11 +58,10 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 }
 
 /*
- * What this process writes from now on is marked as not to be replicated by
- * those who subscribe to what has no origin, as they can from 16 on.
- *
- * A commit with an origin has the time that is said here, in the WAL: that of
- * the commit on the server where it was made, which is this one.
+ * Do not replicate what this process writes from now on to subscribers with
+ * "origin = none", which is possible from 16 on.  The WAL of a commit with an
+ * origin has "committed_at" as the time of the commit on its server, which is
+ * this one.
  *
  * 19: the variables became members of a structure
  */
@@ -78,7 +77,7 @@ compat_do_not_replicate(TimestampTz committed_at)
 #endif
 }
 
-/* 18: a library tells its name and version, for pg_get_loaded_modules() */
+/* 18: pg_get_loaded_modules() shows the library's name and version */
 #if PG_VERSION_NUM >= 180000
 #define COMPAT_MODULE_MAGIC(name_, version_) \
 	PG_MODULE_MAGIC_EXT(.name = (name_), .version = (version_))
@@ -98,14 +97,14 @@ compat_do_not_replicate(TimestampTz committed_at)
 #define COMPAT_EXECUTOR_RUN_ARGUMENTS	queryDesc, direction, count, execute_once
 #endif
 
-/* 19: the hook of parse analysis cannot change this */
+/* 19: the hook of parse analysis gets a constant */
 #if PG_VERSION_NUM >= 190000
 #define COMPAT_JUMBLE_STATE	const JumbleState
 #else
 #define COMPAT_JUMBLE_STATE	JumbleState
 #endif
 
-/* 17: proc numbers and backend ids became one, with a variable of its own */
+/* 17: proc numbers replaced backend IDs, and have a variable */
 static inline int
 compat_my_procno(void)
 {
@@ -127,9 +126,9 @@ compat_procno(PGPROC *proc)
 }
 
 /*
- * Write a record that means nothing to the WAL; returns where it ends.
+ * Write a WAL record without meaning, and return its end.
  *
- * 17: the function can flush, too
+ * 17: the function can flush
  */
 static inline XLogRecPtr
 compat_log_message(const char *prefix)
@@ -142,10 +141,10 @@ compat_log_message(const char *prefix)
 }
 
 /*
- * Are there standbys whose answers commits wait for?  As SyncRepWaitForLSN()
- * sees it: in shared memory, once it is there.
+ * Do commits wait for standbys?  Like SyncRepWaitForLSN(), this reads shared
+ * memory, once that is initialized.
  *
- * 18, and minor releases before: the flag got a companion that tells so
+ * 18, and minor releases before: a flag says whether it is initialized
  */
 static inline bool
 compat_sync_standbys_defined(void)
@@ -175,10 +174,10 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * Has this transaction given a relation a new file?  By the first one, which
- * PostgreSQL keeps in mind also where a later one is rolled back to a savepoint.
+ * Has this transaction given a relation a new file?  PostgreSQL remembers the
+ * first one, even if a later one is rolled back to a savepoint.
  *
- * 16: files are told apart by numbers of their own, and locators
+ * 16: relfilenodes became relfilenumbers and locators
  */
 #if PG_VERSION_NUM >= 160000
 #define COMPAT_HAS_NEW_FILE(relation) \
@@ -189,9 +188,9 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * Heavyweight locks, as the lock manager links them.  Each of these gives the
- * first element, or the one after another one, or NULL behind the last; the
- * caller holds the lock of the partition.
+ * Lists of the lock manager.  Each function returns the element after
+ * "before", or the first one if that is NULL; NULL at the end.  The caller
+ * holds the lock of the partition.
  *
  * 16: shared-memory queues became doubly linked lists
  */
@@ -205,7 +204,7 @@ compat_dlist_next(dlist_head *list, dlist_node *node)
 }
 #endif
 
-/* Who holds a lock, or waits for it */
+/* Holders of a lock, and waiters for it */
 static inline PROCLOCK *
 compat_next_of_lock(LOCK *lock, PROCLOCK *before)
 {
@@ -223,9 +222,9 @@ compat_next_of_lock(LOCK *lock, PROCLOCK *before)
 }
 
 /*
- * Who waits for a lock, in the order of its queue
+ * Waiters for a lock, in the order of its queue
  *
- * 19: a process is in a lock's queue by a link of its own
+ * 19: a process has a separate link for the queue
  */
 #if PG_VERSION_NUM >= 190000
 #define COMPAT_WAIT_LINK	waitLink
@@ -249,7 +248,7 @@ compat_next_waiter(LOCK *lock, PGPROC *before)
 #endif
 }
 
-/* What a process holds or waits for in a partition */
+/* Locks in a partition that a process holds or waits for */
 static inline PROCLOCK *
 compat_next_of_proc(PGPROC *proc, int partition, PROCLOCK *before)
 {
@@ -266,10 +265,7 @@ compat_next_of_proc(PGPROC *proc, int partition, PROCLOCK *before)
 #endif
 }
 
-/*
- * Does this backend have nothing there?  That may be asked without the lock of
- * the partition, and be out of date then.
- */
+/* Without the lock of the partition, the answer may be out of date. */
 static inline bool
 compat_has_none_in_partition(int partition)
 {
@@ -281,8 +277,8 @@ compat_has_none_in_partition(int partition)
 }
 
 /*
- * 16: the process title can be given a suffix, and loses it again.  Before,
- * lock.c copied and restored the whole title, and so does this.
+ * 16: the process title can have a suffix.  Before, lock.c copied and restored
+ * the title, and so does this.
  */
 typedef struct CompatPsSuffix
 {
@@ -333,9 +329,8 @@ compat_ps_suffix_remove(CompatPsSuffix *saved)
 }
 
 /*
- * SyncRepWaitForLSN() works for several who wait for the same position, but
- * asserts that there are none: where assertions count, each needs one of its
- * own.
+ * SyncRepWaitForLSN() asserts that no two processes wait for one position,
+ * although that works.  With assertions, each needs its own.
  */
 #ifdef USE_ASSERT_CHECKING
 #define COMPAT_SYNC_REP_TAKES_NO_EQUALS	true
@@ -344,8 +339,8 @@ compat_ps_suffix_remove(CompatPsSuffix *saved)
 #endif
 
 /*
- * What is between these two raises no error, so that what it changes is never
- * left half changed: where assertions count, an error there is a PANIC.
+ * Code between these two must raise no error, because it would leave a change
+ * half done.  In builds with assertions, an error there is a PANIC.
  */
 #ifdef USE_ASSERT_CHECKING
 #define COMPAT_CHECKS			/* functions that check invariants */
@@ -356,7 +351,7 @@ compat_ps_suffix_remove(CompatPsSuffix *saved)
 #define COMPAT_NO_ERROR_END()	((void) 0)
 #endif
 
-/* Ask for memory that will be read soon, where the compiler knows how */
+/* Prefetch memory that will be read soon */
 #ifdef __GNUC__
 #define compat_prefetch(address)	__builtin_prefetch(address)
 #else

@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * module.c
- *	  The module: settings and hooks.
+ *	  Settings and hooks of the module.
  *
- * The library comes into a session with the first call of one of its
- * functions, so all that is set up here concerns only sessions that can hold
- * a lock.  Preloading it is possible and changes nothing else.
+ * A session loads the library with its first call of one of its functions, so
+ * the hooks concern only sessions that can hold a lock.  Preloading is
+ * possible and changes nothing else.
  *
  *-------------------------------------------------------------------------
  */
@@ -26,7 +26,7 @@
 
 COMPAT_MODULE_MAGIC("dlock", DLOCK_VERSION);
 
-/* PostgreSQL declares it itself from 16 on */
+/* from 16 on, fmgr.h declares it */
 extern PGDLLEXPORT void _PG_init(void);
 
 static const struct config_enum_entry session_locks_options[] = {
@@ -40,10 +40,7 @@ static ProcessUtility_hook_type previous_process_utility = NULL;
 static ExecutorRun_hook_type previous_executor_run = NULL;
 static post_parse_analyze_hook_type previous_post_parse_analyze = NULL;
 
-/*
- * Does a statement bring the session back to its start?  Connection pools send
- * DISCARD ALL between two clients.
- */
+/* Connection pools send DISCARD ALL between two clients. */
 static bool
 discards_all(Node *statement)
 {
@@ -52,13 +49,11 @@ discards_all(Node *statement)
 }
 
 /*
- * A statement fails if its transaction has lost a lock that it guards with.  A
- * statement that ends the transaction, or goes back to a savepoint, never does.
+ * A statement fails if its transaction has lost a guard.  Statements of
+ * transaction control never do.
  *
- * After DISCARD ALL nothing of this session is left.
- *
- * The statement may be freed when it has run: a procedure's ROLLBACK frees the
- * CALL that it is in, if that came by the extended protocol.
+ * "pstmt" may be freed when it has run: ROLLBACK in a procedure frees its
+ * CALL, if that came by the extended protocol.
  */
 static void
 process_utility(PlannedStmt *pstmt, const char *queryString,
@@ -105,7 +100,6 @@ executor_run(COMPAT_EXECUTOR_RUN_PARAMETERS)
 	dlock_xact_end_statement(&outer);
 }
 
-/* See dlock_owner_check_parsed(). */
 static void
 post_parse_analyze(ParseState *pstate, Query *query,
 				   COMPAT_JUMBLE_STATE *jstate)
@@ -189,7 +183,7 @@ _PG_init(void)
 	set_hooks();
 }
 
-/* The version of this library, which may be another than the extension's. */
+/* The library's version, which may differ from the extension's */
 PG_FUNCTION_INFO_V1(dlock_version);
 Datum
 dlock_version(PG_FUNCTION_ARGS)

@@ -1,10 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * types.h
- *	  The types that all of dlock shares.
- *
- * Functions are declared by the room that has them: backend/backend.h,
- * worker/worker.h, tables/tables.h, shared/shared.h.
+ *	  Types that all rooms of dlock share.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,7 +24,7 @@ typedef enum DlockMode
 	DLOCK_SLOTS
 } DlockMode;
 
-/* What a ticket lives and dies with */
+/* What ends a ticket */
 typedef enum DlockScope
 {
 	DLOCK_SESSION,
@@ -36,8 +33,8 @@ typedef enum DlockScope
 } DlockScope;
 
 /*
- * Where a name belongs: one space per database and installation of the
- * extension, so that a re-created extension starts empty.
+ * A name space: one per database and installation of the extension, so that a
+ * re-created extension starts empty.
  */
 typedef struct DlockSpaceKey
 {
@@ -46,9 +43,9 @@ typedef struct DlockSpaceKey
 } DlockSpaceKey;
 
 /*
- * Key of the lock table.  "name" is not terminated; zeros fill it up to a whole
- * word, so that keys are hashed, compared and copied word by word.  What stands
- * behind that means nothing, and need not be there.
+ * Key of the lock table.  "name" is not terminated.  Zeros pad it to a whole
+ * word, so that keys are hashed, compared and copied by words.  Bytes behind
+ * these are undefined, and need not be allocated.
  */
 typedef struct DlockKey
 {
@@ -63,7 +60,6 @@ typedef struct DlockKey
 	};
 } DlockKey;
 
-/* How many words a name takes */
 static inline unsigned int
 dlock_name_words(unsigned int length)
 {
@@ -77,8 +73,8 @@ dlock_key_words(const DlockKey *key)
 }
 
 /*
- * A word of a name, as a key has it.  The last one is made in a register: a word
- * that is read where bytes have just been written waits for these to arrive.
+ * A word of a name, as in a key.  The last word is assembled in a register,
+ * because reading a word whose bytes were just written stalls.
  */
 static inline uint64
 dlock_name_word(const char *name, unsigned int length, unsigned int word)
@@ -90,7 +86,7 @@ dlock_name_word(const char *name, unsigned int length, unsigned int word)
 		memcpy(&result, name + word * 8, 8);
 	else if (length >= 8)
 	{
-		/* the last 8 bytes, without those that the word before has */
+		/* the last 8 bytes, less those of the word before */
 		memcpy(&result, name + length - 8, 8);
 #ifdef WORDS_BIGENDIAN
 		result <<= (8 - rest) * 8;
@@ -110,7 +106,7 @@ dlock_name_word(const char *name, unsigned int length, unsigned int word)
 	return result;
 }
 
-/* What of it is used, in bytes */
+/* Bytes in use */
 static inline Size
 dlock_key_size(const DlockKey *key)
 {
@@ -149,13 +145,12 @@ typedef struct DlockSpace DlockSpace;
 
 #define ERRCODE_DLOCK_LOST	MAKE_SQLSTATE('5', '5', 'L', '0', '1')
 
-/* How long to wait, in microseconds */
+/* Microseconds */
 typedef int64 DlockTimeout;
 
 #define DLOCK_WAIT_FOREVER	((DlockTimeout) -1)
 #define DLOCK_NO_WAIT		((DlockTimeout) 0)
 
-/* What a caller asks for */
 typedef struct DlockRequest
 {
 	DlockScope	scope;
@@ -166,18 +161,18 @@ typedef struct DlockRequest
 	const char *channel;		/* announce the grant there, or NULL */
 	DlockTimeout timeout;
 	bool		without_snapshot;	/* wait without holding a snapshot */
-	DlockLease *lease;			/* DLOCK_LEASE: who is to have the ticket */
-	const char *owner;			/* ... and for whom, or NULL */
-	DlockKey	key;			/* last: only what is before needs zeroing */
+	DlockLease *lease;			/* DLOCK_LEASE: of the ticket */
+	const char *owner;			/* DLOCK_LEASE: the owner given, or NULL */
+	DlockKey	key;			/* last: only fields before it are zeroed */
 } DlockRequest;
 
 typedef enum DlockOutcome
 {
 	DLOCK_ACQUIRED,
-	DLOCK_BUSY,					/* not granted at once, no wait wanted */
+	DLOCK_BUSY,					/* not granted at once, and the timeout is 0 */
 	DLOCK_TIMED_OUT,
-	DLOCK_NOT_LOADED,			/* a lease has the lock, and is still to be loaded */
-	DLOCK_LOST					/* somebody has ended the ticket */
+	DLOCK_NOT_LOADED,			/* a lease that is not loaded has the lock */
+	DLOCK_LOST					/* another process has ended the ticket */
 } DlockOutcome;
 
 #endif							/* DLOCK_TYPES_H */
