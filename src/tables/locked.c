@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * locked.c
- *	  Who keeps a process from locking a table, for messages.
+ *	  Finding the processes that lock a table, for messages.
  *
  *-------------------------------------------------------------------------
  */
@@ -14,9 +14,9 @@
 
 #include "tables/tables.h"
 
-#define MAX_HOLDERS		5		/* are named */
+#define MAX_HOLDERS		5		/* named in a message */
 
-/* The strongest of these modes that is in the way of "mode"; 0: none is */
+/* The strongest of these modes that conflicts with "mode", or NoLock */
 static LOCKMODE
 find_conflict(LOCKMASK held, LOCKMODE mode)
 {
@@ -36,7 +36,7 @@ is_on(const LockInstanceData *lock, Oid table)
 		lock->locktag.locktag_field2 == table;
 }
 
-/* Has this process got that lock? */
+/* Copies all locks of the server. */
 bool
 dlock_is_locked_by(int pid, const LOCKTAG *tag)
 {
@@ -50,15 +50,15 @@ dlock_is_locked_by(int pid, const LOCKTAG *tag)
 		result = memcmp(&lock->locktag, tag, sizeof(LOCKTAG)) == 0 &&
 			lock->pid == pid && lock->holdMask != 0;
 	}
-	/* it may be asked again and again, within one transaction */
+	/* callers may repeat this within one transaction */
 	pfree(locks->locks);
 	pfree(locks);
 	return result;
 }
 
 /*
- * Who has a table locked, or waits for a lock on it, and is in the way of
- * "mode".  Reads no catalog, so that this works where a transaction has failed.
+ * List the processes that hold or await a lock on a table that conflicts with
+ * "mode".  Reads no catalog, so it works in a failed transaction.
  */
 char *
 dlock_describe_holders(Oid table, LOCKMODE mode)

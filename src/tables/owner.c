@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * owner.c
- *	  Acting on a table of the extension as its owner.
+ *	  Running statements on a table of the extension as its owner.
  *
  *-------------------------------------------------------------------------
  */
@@ -22,25 +22,26 @@
 #include "tables/shape.h"
 #include "tables/tables.h"
 
-/* A statement that is run as the owner of a table */
 typedef struct OwnersStatement
 {
 	const char *text;
 	Oid			table;
 } OwnersStatement;
 
-/* The one that is run just now, and may run others itself; text NULL: none */
+/*
+ * The running statement, which may run others; text is NULL if there is none
+ */
 static OwnersStatement current = {NULL, InvalidOid};
 
 /*
- * A statement was parsed.  Raises 55000 if it is the current one, and means another
+ * Raise 55000 if the parsed statement is the current one and means another
  * table than the one that was opened.
  *
- * The text of a statement has the name of the table.  The owner of the schema can
- * rename the schema, and have another table under that name, whose triggers and
- * defaults would run as the owner of this one.  So the OID is compared whenever the
- * text is parsed, and before it is rewritten or planned, which can run code.  A
- * plan that is there has the OID.
+ * The text names the table.  The owner of the schema can rename the schema,
+ * and have another table under that name, whose triggers and defaults would
+ * run as the owner of this one.  So the OID is compared each time the text is
+ * parsed, before it is rewritten or planned, which can run code.  A plan has
+ * the OID.
  */
 void
 dlock_owner_check_parsed(const char *text, const List *range_table)
@@ -65,13 +66,12 @@ dlock_owner_check_parsed(const char *text, const List *range_table)
 }
 
 /*
- * The plan for a statement, kept for the session: to make one costs more than
- * to execute it.  Kept is the last one for each statement, by the address of
- * its format, which is a constant; it is made anew if the table has got
- * another name since.
+ * The plan of the current statement.  The last plan for each format, a
+ * constant, is kept, because making a plan costs more than executing it.  It
+ * is replaced if the table was renamed.
  *
- * Code of the owner that a statement runs can run another one.  That one gets a
- * plan of its own, since it must not free a plan that is being executed.
+ * A nested statement, run by the owner's code, gets a plan of its own: it must
+ * not free one that is being executed.
  */
 static SPIPlanPtr
 find_plan(const char *format, bool is_nested, int num_values, Oid *types)
@@ -109,10 +109,7 @@ find_plan(const char *format, bool is_nested, int num_values, Oid *types)
 	return plan;
 }
 
-/*
- * The value that the statement has returned.  Raises 55000 where the table's
- * column is not as it must be.
- */
+/* Raises 55000 if the returned value is null or of another type. */
 static int64
 take_result(Relation table)
 {
@@ -134,16 +131,15 @@ take_result(Relation table)
 }
 
 /*
- * Run a statement on a table of the extension, as its owner.  "%s" in it
- * stands for the table.  Returns how many rows it has processed; where it is
- * one that returns a value, that goes to *result; otherwise it can be NULL.
+ * Run a statement on a table of the extension as its owner.  "%s" in it stands
+ * for the table.  Returns the number of rows processed.  If the statement
+ * returns a value, *result gets it; otherwise "result" can be NULL.
  *
- * The owner can have made triggers, rules and expressions, and need not be
- * trusted by the caller.  In a security-restricted operation they can neither
- * change locks of this session nor leave a deferred trigger behind, which
- * would run as the caller.  Settings that they change are set back.  The
- * caller need not be trusted by the owner, either, so the search path is
- * pinned.
+ * The caller need not trust the owner, whose triggers, rules and expressions
+ * may run.  In a security-restricted operation these can neither change locks
+ * of this session nor leave deferred triggers, which would run as the caller.
+ * Settings that they change are set back.  The owner need not trust the caller
+ * either, so the search path is pinned.
  */
 uint64
 dlock_execute_as_owner(DlockSpace *space, const char *name,
@@ -162,7 +158,7 @@ dlock_execute_as_owner(DlockSpace *space, const char *name,
 	SPIPlanPtr	plan;
 
 	dlock_check_permanent(table);
-	/* should an error come, PostgreSQL itself changes back */
+	/* after an error, PostgreSQL restores these */
 	GetUserIdAndSecContext(&user, &context);
 	SetUserIdAndSecContext(table->rd_rel->relowner,
 						   context | SECURITY_LOCAL_USERID_CHANGE |

@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * shape.c
- *	  The shape of the tables of leases, as the extension's script has made it.
+ *	  The shape of the tables of leases.
  *
- * These tables are read and written as catalogs are: by the position of columns,
- * and with none of the things that run code.  So the shape is compared exactly, once
- * for each change of a table, and anything else is an error.  Columns that were
- * added and dropped again may have left their places behind.
+ * These tables are read and written as catalogs are: by the position of
+ * columns, without running any code of their owner.  So a shape must be
+ * exactly as the extension's script made it; any difference is an error.
+ * Columns that were added may have been dropped again.
  *
  *-------------------------------------------------------------------------
  */
@@ -40,8 +40,8 @@
 #include "tables/shape.h"
 
 /*
- * What a value can be that dlock has written, of this version or of one before.
- * All who use what was put back from a row rely on it.
+ * Values that dlock can have written, in this version or an earlier one.  Code
+ * that uses loaded rows relies on them.
  */
 
 static bool
@@ -51,7 +51,7 @@ is_number(Datum value)
 		DatumGetInt64(value) <= DLOCK_MAX_TICKET;
 }
 
-/* Has a text that many bytes?  Looks at no more than it has to. */
+/* Does not detoast the text. */
 static bool
 is_length(Datum text, Size min, Size max)
 {
@@ -87,7 +87,7 @@ is_mode(Datum value)
 		dlock_mode_by_name(TextDatumGetCString(value), &mode);
 }
 
-/* Not by dlock.max_ttl, which may have been greater when it was written */
+/* dlock.max_ttl may have been greater when it was written */
 static bool
 is_ttl(Datum value)
 {
@@ -174,7 +174,7 @@ dlock_shape_raise_changed(Relation relation, const char *detail)
 			 errhint("Undo what was changed, as with ALTER TABLE or DROP INDEX.")));
 }
 
-/* Raise an error for a row that dlock has not written as it is. */
+/* Raise 55000 for a row that dlock cannot have written. */
 static void
 raise_row(Relation relation, const char *row, const char *column)
 {
@@ -187,7 +187,6 @@ raise_row(Relation relation, const char *row, const char *column)
 			 errhint("Set it right with UPDATE, or DELETE the row, which ends what it stands for.")));
 }
 
-/* Raises 55000 if a column is not as it must be. */
 static void
 check_column(Relation relation, const DlockColumn *column, int place)
 {
@@ -247,7 +246,7 @@ is_function(Oid function, const char *name)
 	return found && strcmp(found, name) == 0;
 }
 
-/* The two triggers that the script has made, enabled as it has said */
+/* Only the script's two triggers may exist, enabled as it says. */
 static void
 check_triggers(Relation relation)
 {
@@ -265,7 +264,7 @@ check_triggers(Relation relation)
 		{"dlock_truncated", "dlock_refuse_truncate",
 			TRIGGER_TYPE_BEFORE | TRIGGER_TYPE_TRUNCATE, TRIGGER_FIRES_ALWAYS}
 	};
-	/* a copy, as the relation's own can be replaced while a catalog is looked at */
+	/* a copy, because a catalog lookup can replace the relation's own */
 	const TriggerDesc *triggers = CopyTriggerDesc(relation->trigdesc);
 	int			count = triggers ? triggers->numtriggers : 0;
 	Oid			extension = getExtensionOfObject(RelationRelationId,
@@ -294,8 +293,8 @@ check_triggers(Relation relation)
 }
 
 /*
- * Can an index be maintained without running code that is not PostgreSQL's?  This
- * must run none either, and RelationGetIndexExpressions() evaluates constants.
+ * Does maintaining an index run PostgreSQL's code only?  This must not run
+ * other code either; RelationGetIndexExpressions() evaluates constants.
  */
 static bool
 is_plain_index(Relation index)
@@ -314,8 +313,8 @@ is_plain_index(Relation index)
 }
 
 /*
- * The index of the primary key.  A relation forgets it whenever a change of the
- * table comes in, which any lock can let in.
+ * The primary key's index.  A relation forgets it at each invalidation, and
+ * taking any lock can process one.
  */
 Oid
 dlock_shape_key_index(Relation relation)
@@ -325,8 +324,8 @@ dlock_shape_key_index(Relation relation)
 }
 
 /*
- * A valid primary key on the number of a row, and no index that is unique besides.
- * The name of a lock has an index, too, but dlock can do without that one.
+ * The primary key must be valid and on the first column.  No index may be
+ * unique on anything else.  The index on names may be missing.
  */
 static void
 check_indexes(Relation relation)
@@ -337,7 +336,7 @@ check_indexes(Relation relation)
 
 	foreach(cell, indexes)
 	{
-		/* without its lock, which REINDEX can have for long */
+		/* without its lock, which REINDEX can hold for long */
 		Relation	index = RelationIdGetRelation(lfirst_oid(cell));
 		bool		has_key_of_table;
 		bool		is_key;
@@ -350,7 +349,7 @@ check_indexes(Relation relation)
 			index->rd_index->indkey.values[0] == 1;
 		is_key = index->rd_index->indisprimary &&
 			index->rd_index->indisvalid && has_key_of_table;
-		/* REINDEX CONCURRENTLY makes another one that is unique on the key */
+		/* REINDEX CONCURRENTLY makes a second unique one */
 		is_plain = is_plain_index(index) &&
 			(has_key_of_table || !index->rd_index->indisunique);
 		name = pstrdup(RelationGetRelationName(index));
@@ -367,10 +366,7 @@ check_indexes(Relation relation)
 								  _("Its primary key is not its first column."));
 }
 
-/*
- * Raises 55000 if a table is not as the extension's script has made it, or if it does
- * not outlive a crash.
- */
+/* Raise 55000 if a table is unlogged or its shape differs. */
 void
 dlock_shape_check(Relation relation, const DlockShape *shape)
 {
@@ -392,7 +388,7 @@ dlock_shape_check(Relation relation, const DlockShape *shape)
 		dlock_shape_raise_changed(relation, _("It inherits, or is inherited from."));
 }
 
-/* The columns of a row that was read */
+/* Raises 55000 for a null in a column that must have a value. */
 void
 dlock_shape_take_row(Relation relation, const DlockShape *shape,
 					 HeapTuple tuple, DlockStored *row)
@@ -400,7 +396,6 @@ dlock_shape_take_row(Relation relation, const DlockShape *shape,
 	Datum		values[MaxHeapAttributeNumber];
 	bool		nulls[MaxHeapAttributeNumber];
 
-	/* the smaller of the two tables has that many */
 	Assert(shape->num_columns >= DLOCK_LEASE_NUM_COLUMNS);
 	heap_deform_tuple(tuple, RelationGetDescr(relation), values, nulls);
 	for (int i = 0; i < shape->num_columns; i++)
@@ -414,7 +409,7 @@ dlock_shape_take_row(Relation relation, const DlockShape *shape,
 	}
 }
 
-/* The same for a row that is known by a name, in the column "key". */
+/* Raise 55000 for a row with this name in column "key". */
 void
 dlock_raise_named_row(Relation relation, const char *key, const text *name,
 					  const char *column)
@@ -426,7 +421,7 @@ dlock_raise_named_row(Relation relation, const char *key, const text *name,
 			  psprintf("%s \"%.*s\"", key, length, VARDATA_ANY(name)), column);
 }
 
-/* ... and of a table of leases, by its number */
+/* Raise 55000 for a row of a table of leases. */
 void
 dlock_shape_raise_row(Relation relation, const DlockShape *shape,
 					  const DlockStored *row, int column)
@@ -437,7 +432,6 @@ dlock_shape_raise_row(Relation relation, const DlockShape *shape,
 			  shape->columns[column].name);
 }
 
-/* A ticket has the slots and the permits that its mode needs. */
 static void
 check_permits(Relation relation, const DlockShape *shape,
 			  const DlockStored *row)
@@ -456,8 +450,8 @@ check_permits(Relation relation, const DlockShape *shape,
 }
 
 /*
- * A ticket has a ttl if its lease is its own, which has its number; and it has the
- * time of its grant if it is granted.
+ * A ticket has a ttl if and only if its lease is single, with the same number,
+ * and a time of grant if and only if it is granted.
  */
 static void
 check_ticket(Relation relation, const DlockShape *shape,
@@ -474,7 +468,6 @@ check_ticket(Relation relation, const DlockShape *shape,
 	check_permits(relation, shape, row);
 }
 
-/* Only a lease that has a delay can be in it. */
 static void
 check_lease(Relation relation, const DlockShape *shape,
 			const DlockStored *row)
@@ -485,9 +478,8 @@ check_lease(Relation relation, const DlockShape *shape,
 }
 
 /*
- * What a row says is to be put back.  Raises 55000 if dlock cannot have
- * written that (I22).  Of a row that is another server's only the number
- * matters.
+ * Raise 55000 if dlock cannot have written a row that is to be loaded (I22).
+ * Of a foreign row, only the number is checked.
  */
 void
 dlock_shape_check_row(Relation relation, const DlockShape *shape,
@@ -516,8 +508,8 @@ dlock_shape_is_foreign(const DlockShape *shape, const DlockStored *row)
 }
 
 /*
- * Raise an error if the tables are not as they must be, for callers that were told
- * that writing has failed.  Waits for no process that is changing them.
+ * Raise 55000 if a shape differs, for callers that were told that writing has
+ * failed.  A locked table is skipped.
  */
 void
 dlock_rows_check(DlockSpace *space)

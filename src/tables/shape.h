@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * shape.h
- *	  What the files share that read or write the tables of leases: their shape,
- *	  and the parts of a load.
+ *	  Inner header: the shape of the tables of leases, and the parts of a
+ *	  load.
  *
  *-------------------------------------------------------------------------
  */
@@ -15,29 +15,28 @@
 
 #define DLOCK_NUM_TABLES	2
 
-/* What must be there of a column */
 typedef enum DlockNeed
 {
-	DLOCK_NOT_NULL,				/* a value */
+	DLOCK_NOT_NULL,
 	DLOCK_CAN_BE_NULL
 } DlockNeed;
 
-/* A column as it must be */
+/* A column that a table must have */
 typedef struct DlockColumn
 {
 	const char *name;
 	Oid			type;
 	DlockNeed	needed;
-	bool		(*is_valid) (Datum value);	/* NULL: any value is */
+	bool		(*is_valid) (Datum value);	/* NULL: any value is valid */
 } DlockColumn;
 
-/* A table as it must be; its first column is the number of a row */
+/* A table's shape; the first column is the row's number */
 typedef struct DlockShape
 {
 	const char *name;
 	const DlockColumn *columns;
 	int			num_columns;
-	int			system;			/* the column */
+	int			system;			/* its column */
 	int			database;
 } DlockShape;
 
@@ -57,7 +56,7 @@ extern bool dlock_shape_is_foreign(const DlockShape *shape,
 								   const DlockStored *row);
 
 /* load_rows.c */
-#define DLOCK_ROWS_AT_ONCE	500 /* are read in a step, of a few milliseconds */
+#define DLOCK_ROWS_AT_ONCE	500 /* per step of a load, a few milliseconds */
 
 /* In this order */
 typedef enum DlockLoadPart

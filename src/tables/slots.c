@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * slots.c
- *	  Reading the table dlock_slots: how many permits locks have, as is set for
- *	  them.
+ *	  Reading the table dlock_slots.
  *
  *-------------------------------------------------------------------------
  */
@@ -38,8 +37,8 @@ find_column(Relation table, const char *name, Oid type)
 }
 
 /*
- * Find the columns of the table.  Raises 55000 where one is not as it must be, and
- * where the table does not outlive a crash.
+ * Raises 55000 if the table is unlogged, or a column is missing or of another
+ * type.
  */
 void
 dlock_slots_find_columns(Relation table, DlockSlotsColumns *columns)
@@ -50,8 +49,8 @@ dlock_slots_find_columns(Relation table, DlockSlotsColumns *columns)
 }
 
 /*
- * A row: returns the slots that it sets, for a lock.  Raises 55000 for one that
- * the table's constraints would not let in.
+ * The slots that a row sets, and the lock's key.  Raises 55000 for a row that
+ * the table's constraints would refuse.
  */
 int32
 dlock_slots_take_row(DlockSpace *space, Relation table,
@@ -77,8 +76,8 @@ dlock_slots_take_row(DlockSpace *space, Relation table,
 }
 
 /*
- * Put what the table says into shared memory.  An error leaves some of it there, as
- * it is right, and the next one reads all.
+ * Load all rows.  An error leaves some of them loaded, which is harmless; the
+ * next call reads all.
  */
 void
 dlock_slots_read(DlockSpace *space)
@@ -104,10 +103,7 @@ dlock_slots_read(DlockSpace *space)
 	dlock_close_committed(table);
 }
 
-/*
- * The table, as this transaction leaves it, for dlock_slots_find(); NULL where it
- * has been dropped.
- */
+/* Open the table for dlock_slots_find(); NULL if it was dropped */
 Relation
 dlock_slots_open(DlockSpace *space)
 {
@@ -117,8 +113,7 @@ dlock_slots_open(DlockSpace *space)
 }
 
 /*
- * The slots that a lock has there; 0: none are set.  And has this transaction
- * written the row?
+ * The slots set for a lock, or 0.  *is_ours: this transaction wrote the row.
  */
 int32
 dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key,
@@ -137,7 +132,7 @@ dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key,
 	ScanKeyInit(&scan_key, columns.name, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(cstring_to_text_with_len(key->name,
 														 key->length)));
-	/* with a snapshot of its own, which has what this transaction has done */
+	/* a new snapshot, which sees this transaction's changes */
 	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1,
 							  &scan_key);
 	row = systable_getnext(scan);
@@ -145,7 +140,7 @@ dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key,
 	if (HeapTupleIsValid(row))
 	{
 		slots = dlock_slots_take_row(space, table, &columns, row, &found);
-		/* raw, as COPY can freeze what it writes */
+		/* raw, because COPY can freeze rows */
 		*is_ours =
 			TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(row->t_data));
 	}

@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * tables.h
- *	  What stands on disk: the tables dlock_queue and dlock_queue_lease, and
- *	  the one way to act as the tables' owner.
+ *	  Reading and writing the tables on disk, and running statements as their
+ *	  owner.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,7 +21,7 @@ typedef enum DlockTable
 	DLOCK_TABLE_LEASES
 } DlockTable;
 
-/* Columns of dlock_queue, as shape.c describes them */
+/* Columns by position; see shape.c */
 typedef enum DlockQueueColumn
 {
 	DLOCK_QUEUE_TICKET,
@@ -45,7 +45,6 @@ typedef enum DlockQueueColumn
 	DLOCK_QUEUE_NUM_COLUMNS
 } DlockQueueColumn;
 
-/* Columns of dlock_queue_lease */
 typedef enum DlockLeaseColumn
 {
 	DLOCK_LEASE_LEASE,
@@ -64,7 +63,7 @@ typedef enum DlockLeaseColumn
 
 #define DLOCK_MAX_COLUMNS	DLOCK_QUEUE_NUM_COLUMNS
 
-/* The columns of a row; where one is null that may be, the value is 0 */
+/* A row as read; the value of a null column is 0 */
 typedef struct DlockStored
 {
 	Datum		values[DLOCK_MAX_COLUMNS];
@@ -75,26 +74,26 @@ typedef struct DlockStored
 /* Rows of a table, in the order of their numbers */
 typedef struct DlockStoredRows
 {
-	DlockStored *rows;			/* allocated by who has them read ... */
-	uint64		room;			/* ... for so many, and made larger as needed */
+	DlockStored *rows;			/* allocated by the caller */
+	uint64		room;			/* rows that fit; doubled as needed */
 	uint64		count;
-	bool		complete;		/* no others come behind them */
+	bool		complete;		/* no row follows */
 } DlockStoredRows;
 
-/* A row, as it is to be */
+/* A row to be written */
 typedef struct DlockImage
 {
-	DlockRecord *record;		/* referred to */
+	DlockRecord *record;		/* the image has a reference */
 	uint32		mark;
 	bool		had_row;
-	bool		over;			/* to be removed, and finished then */
+	bool		over;			/* remove the row */
 	bool		granted;
-	bool		inherits;		/* ... as soon as this row is in the WAL */
+	bool		inherits;		/* row of an heir that still waits (I17) */
 	DlockMode	mode;			/* of a ticket */
-	bool		shares;			/* ... which becomes that by this row */
+	bool		shares;			/* ... which this row makes shared (I18) */
 	bool		delayed;		/* of a lease */
-	int64		ttl;			/* of a lease, or a ticket's own */
-	int			durability;		/* of a lease, or a ticket's */
+	int64		ttl;			/* of a lease, also a single one */
+	int			durability;		/* of the lease */
 	TimestampTz granted_at;
 	char		channel[NAMEDATALEN];
 } DlockImage;

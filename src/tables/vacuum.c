@@ -21,14 +21,13 @@
 #include "tables/shape.h"
 #include "tables/tables.h"
 
-/* Dead rows per page of the table that are worth a vacuum */
+/* Dead rows per page that are worth a vacuum */
 #define VACUUM_ROWS_PER_PAGE	20
 
 /*
- * Vacuum the tables, so that they stay small however many tickets come and go
- * between two runs of autovacuum.  Returns after how many dead rows to do so
- * again: where an old snapshot keeps them, the tables grow, and this comes more
- * rarely.  Calls back before each table.
+ * Vacuum the tables between runs of autovacuum, so that they stay small.
+ * Calls begin() before each table.  Returns after how many dead rows to vacuum
+ * again: more if the tables have grown, because an old snapshot keeps rows.
  */
 int
 dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
@@ -65,8 +64,8 @@ dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
 		statement->is_vacuumcmd = true;
 		statement->rels = list_make1(makeVacuumRelation(name, InvalidOid, NIL));
 		/*
-		 * By itself, as autovacuum does: helpers would take places from others,
-		 * and begin with the settings of the role and of the database.
+		 * No parallel workers, as in autovacuum: they would take slots from
+		 * others, and start with the settings of the role and the database.
 		 */
 		statement->options =
 			list_make3(makeDefElem("skip_locked", NULL, -1),

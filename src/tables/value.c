@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * value.c
- *	  How values of dlock are written, in columns and elsewhere.
+ *	  Names of modes and scopes, and intervals.
  *
  *-------------------------------------------------------------------------
  */
@@ -41,7 +41,7 @@ dlock_scope_name(DlockScope scope)
 	return scope_names[scope];
 }
 
-/* False where no mode has that name. */
+/* False if no mode has that name */
 bool
 dlock_mode_by_name(const char *name, DlockMode *mode)
 {
@@ -54,7 +54,6 @@ dlock_mode_by_name(const char *name, DlockMode *mode)
 	return false;
 }
 
-/* Microseconds as an interval */
 Datum
 dlock_interval_datum(int64 microseconds)
 {

@@ -3,10 +3,10 @@
  * write.c
  *	  Writing the tables dlock_queue and dlock_queue_lease.
  *
- * The worker writes, alone (worker/writer.c), and as a catalog is written: without
- * SQL, because to start up statements would cost more than the few rows of a batch.
- * Nothing of the tables' owner can run, because the shape of the tables leaves no
- * place for it: shape.c compares it once for each change of a table.
+ * Only the worker writes (worker/writer.c), and without SQL, as catalogs are
+ * written: starting statements would cost more than the few rows of a batch.
+ * No code of the tables' owner can run, because shape.c refuses tables with
+ * any.
  *
  *-------------------------------------------------------------------------
  */
@@ -33,29 +33,28 @@
 #include "tables/shape.h"
 #include "tables/tables.h"
 
-/* The tables, how often they have changed, and had when their shape was compared */
+/* The tables, the count of their changes, and that at the last check */
 static bool tables_known = false;
 static Oid	table_ids[DLOCK_NUM_TABLES];
 static uint64 table_changes = 1;
 static uint64 changes_checked = 0;
 
-/* The same, opened by the transaction that writes */
+/* The same, as the transaction opened them */
 static Relation relations[DLOCK_NUM_TABLES];
 
-/* The one that the transaction waits for; -1: none, as far as this file knows */
+/* Table that the transaction waits for, or -1 */
 static int	awaited = -1;
 
-/* There may be rows of another system or database, which came with a copy. */
+/* Rows of another system or database may be left, from a copy */
 static bool has_foreign_rows = true;
 
-/* A table that is being written */
 typedef struct Table
 {
 	Relation	relation;
 	const DlockShape *shape;
 	CatalogIndexState indexes;
 	MemoryContext row_context;	/* of one row */
-	Datum	   *values;			/* of the row as it is to be */
+	Datum	   *values;			/* of the row to be written */
 	bool	   *nulls;
 } Table;
 
@@ -71,8 +70,8 @@ forget_tables(Datum arg, Oid relation)
 }
 
 /*
- * Raises 55000 if a table is not as it must be.  A change can come in with each lock,
- * also of a catalog, so the comparison is repeated until none has.
+ * Raises 55000 if a shape differs.  Any lock, also on a catalog, can let a
+ * change in, so the check is repeated until there was none.
  */
 static void
 check_shapes(void)
@@ -92,7 +91,7 @@ open_table(Table *table, DlockTable which)
 {
 	int			columns = RelationGetDescr(relations[which])->natts;
 
-	/* nothing can come in between this and the list of indexes */
+	/* no invalidation is processed before the list of indexes is read */
 	check_shapes();
 	table->relation = relations[which];
 	table->shape = &dlock_shapes[which];
@@ -110,7 +109,7 @@ close_table(Table *table)
 	MemoryContextDelete(table->row_context);
 }
 
-/* The row with this number, and the scan that has it; NULL if there is none. */
+/* The row with this number, and its open scan; NULL if there is none */
 static HeapTuple
 find_row(Table *table, int64 number, SysScanDesc *scan)
 {
@@ -140,8 +139,7 @@ remove_row(Table *table, int64 number)
 }
 
 /*
- * Write the row, in the place of the old one if there may be one.  A row that came
- * with a copy can have the same number as a new one here.
+ * Insert or update a row.  A row from a copy can have the number of a new one.
  */
 static void
 write_row(Table *table, int64 number, bool had_row)
@@ -192,7 +190,7 @@ set_shared_text(Table *table, int column, dsa_pointer text)
 			 dlock_address(text) : NULL);
 }
 
-/* As it is now: what comes after the image has marked the record again. */
+/* The current info.  A change after the image has marked the record again. */
 static void
 set_info(Table *table, int column, DlockRecord *record)
 {
@@ -208,7 +206,6 @@ set_interval(Table *table, int column, int64 microseconds)
 		microseconds == 0 ? (Datum) 0 : dlock_interval_datum(microseconds));
 }
 
-/* dlock_queue's columns */
 static void
 fill_ticket(Table *table, const DlockImage *image)
 {
@@ -241,7 +238,6 @@ fill_ticket(Table *table, const DlockImage *image)
 	set(table, DLOCK_QUEUE_DURABILITY, false, Int32GetDatum(image->durability));
 }
 
-/* dlock_queue_lease's columns */
 static void
 fill_lease(Table *table, const DlockImage *image)
 {
@@ -259,10 +255,7 @@ fill_lease(Table *table, const DlockImage *image)
 	set(table, DLOCK_LEASE_DURABILITY, false, Int32GetDatum(image->durability));
 }
 
-/*
- * Fill in the row.  Which system and database it belongs to is written, too: rows
- * of another one came with a copy, and stand for nothing here.
- */
+/* The system and database tell rows of a copy from this database's own. */
 static void
 fill_row(Table *table, const DlockImage *image)
 {
@@ -293,7 +286,7 @@ write_image(Table *table, const DlockImage *image)
 		remove_row(table, number);
 }
 
-/* Write the rows of one table.  Returns how many rows it leaves dead. */
+/* Returns how many rows it leaves dead. */
 static int
 write_table(DlockTable which, const DlockImage *images, int count)
 {
@@ -323,8 +316,8 @@ write_table(DlockTable which, const DlockImage *images, int count)
 }
 
 /*
- * Open both tables; false where the extension is not there any more.  Looking
- * them up anew for each batch would be a good part of its cost.
+ * Open both tables; false if the extension was dropped.  The OIDs are cached:
+ * looking them up would be a good part of a batch's cost.
  */
 static bool
 open_tables(DlockSpace *space)
@@ -350,7 +343,7 @@ open_tables(DlockSpace *space)
 			relations[i] = try_relation_open(table_ids[i], RowExclusiveLock);
 		}
 		awaited = -1;
-		/* the locks have let the news in */
+		/* taking the locks processed invalidations */
 		if (tables_known && relations[0] && relations[1])
 			break;
 		for (int i = 0; i < DLOCK_NUM_TABLES; i++)
@@ -363,7 +356,7 @@ open_tables(DlockSpace *space)
 	return true;
 }
 
-/* A transaction's time is that of its commit, also where it waited before. */
+/* A commit has its own time, even if the transaction waited. */
 static void
 set_commit_time(XactEvent event, void *arg)
 {
@@ -372,10 +365,9 @@ set_commit_time(XactEvent event, void *arg)
 }
 
 /*
- * What this process writes is not for subscribers that ask for what was written
- * here alone.  PostgreSQL leaves the time of such commits to who marks them so,
- * and takes its own on this server only: standbys, a restart after a crash and
- * subscribers have what is in the WAL.
+ * Keep what this process writes from subscribers with "origin = none".
+ * Standbys, crash recovery and subscribers take the time of a commit with an
+ * origin from the WAL, which has the time set here.
  */
 static void
 mark_origin(void)
@@ -388,10 +380,7 @@ mark_origin(void)
 	compat_do_not_replicate(GetCurrentTimestamp());
 }
 
-/*
- * Begin a transaction that writes; false where the extension is not there any
- * more, and there is nothing to write to.
- */
+/* Begin a transaction that writes; false if the extension was dropped. */
 bool
 dlock_rows_begin(DlockSpace *space)
 {
@@ -410,10 +399,7 @@ dlock_rows_begin(DlockSpace *space)
 	return true;
 }
 
-/*
- * A transaction that was to write has failed: the table that it could not lock,
- * if that was the reason.
- */
+/* The table that a failed transaction could not lock, or InvalidOid */
 Oid
 dlock_rows_awaited(void)
 {
@@ -421,9 +407,9 @@ dlock_rows_awaited(void)
 }
 
 /*
- * A transaction that was to write has failed for a lock: tell the log who has
- * it, if it is one on a table.  Otherwise false; PostgreSQL's own error, and its
- * context, say then what it was.
+ * Log the processes that lock the table that a failed transaction could not
+ * lock.  False if it was no table: then PostgreSQL's own error says what it
+ * was.
  */
 bool
 dlock_rows_tell_of_lock(const char *database)
@@ -451,16 +437,13 @@ dlock_rows_tell_of_lock(const char *database)
 	return true;
 }
 
-/* For errors: what was being written */
 static void
 tell_of_table(void *arg)
 {
 	errcontext("writing table \"%s\"", ((const DlockShape *) arg)->name);
 }
 
-/*
- * Write the rows of a batch.  Returns how many rows that leaves dead.
- */
+/* Write a batch.  Returns how many rows it leaves dead. */
 int
 dlock_rows_write(const DlockImage *images, int count)
 {
@@ -482,14 +465,14 @@ dlock_rows_write(const DlockImage *images, int count)
 	return dead;
 }
 
-/* A lease of this system and database, by its row */
+/* A lease with a row of this system and database */
 typedef struct LeaseSeen
 {
 	int64		number;			/* key */
 	bool		delayed;
 } LeaseSeen;
 
-/* Does a row stand for something?  Takes note of leases. */
+/* Is the row's lease or ticket alive?  Notes leases for their tickets. */
 static bool
 is_alive(DlockTable which, const DlockStored *row, HTAB *leases)
 {
@@ -532,8 +515,8 @@ remove_dead(DlockTable which, HTAB *leases)
 }
 
 /*
- * Remove rows that stand for nothing: of another system or database, and of
- * leases that are not there.
+ * Delete rows of another system or database, and of tickets that ended with
+ * their lease.
  */
 void
 dlock_rows_remove_dead(void)
@@ -552,7 +535,6 @@ dlock_rows_remove_dead(void)
 	hash_destroy(leases);
 }
 
-/* Commit what dlock_rows_begin() has begun. */
 void
 dlock_rows_commit(void)
 {
