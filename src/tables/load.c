@@ -1,25 +1,26 @@
 /*-------------------------------------------------------------------------
  *
  * load.c
- *	  Reading the tables of leases back into memory.
+ *	  Loading the tables of leases.
  *
- * After a restart, a crash or a promotion every lease is put back with its full
- * ttl, and every ticket in its place.  Until that is done no call goes on that
- * could see a part of it; an error leaves what was put back so far, and the next
- * attempt goes on behind it.
+ * After a restart, a crash or a promotion, each lease is loaded with its full
+ * ttl, and each ticket in its place.  A call that could see only a part of
+ * them waits for the rest.  An error leaves what was loaded, and the next
+ * attempt continues behind it.
  *
- * A session that asks for a name does not see what is put back under others.
- * While the tables are not loaded nothing is written to them (I22), so if no
- * row has its name there is nothing of it to come, and it goes on at once.
+ * A session's request for one name does not see what is loaded under others.
+ * While the tables are not loaded, they get no new row (I22).  So if no row
+ * has its name, the request continues at once.
  *
- * The worker does it, so that it goes on when a caller has no time to wait.  The
- * first caller itself does what takes no longer than to start a worker, or
- * where none can be had, or the worker has failed: so he meets the error, or
- * waits for the lock on a table, that it has met, and with his own timeouts.
+ * The worker loads, so that the load continues if a caller runs out of time.
+ * The first caller loads if that takes no longer than starting a worker, if no
+ * worker can be had, or if the worker has failed.  It then meets the same
+ * error or locked table, under its own timeouts.
  *
- * The tables are locked as by any reader, and then an object of PostgreSQL's lock
- * manager, that there is one who loads at a time: so whoever has that waits for no
- * lock any more, and is waited for where deadlocks are found.
+ * A loader locks the tables as readers do, and then an object of PostgreSQL's
+ * lock manager, so that one process loads at a time.  It waits for no other
+ * lock after that, and PostgreSQL finds deadlocks among processes that wait
+ * for it.
  *
  *-------------------------------------------------------------------------
  */
@@ -48,29 +49,27 @@
 #include "tables/shape.h"
 #include "tables/tables.h"
 
-/* So often standbys are asked for an answer, if they take long */
+/* times that standbys are asked, if their answers take long */
 #define MAX_QUORUM_WAITS	3
 
-#define STEP_SIZE			(512 * 1024)	/* bytes that they take, about */
-#define SMALL_BLOCKS		32		/* are read while a worker would start */
-#define LOOK_MS				1000	/* between looks for a worker that loads */
-#define NO_WORKER_MS		3000	/* without any, after which none will come */
-#define WORKER_LOCK_MS		1000	/* the worker waits for a lock that long */
-#define TELL_MS				1000	/* of a lock on a table, after a wait */
-#define SILENCE_MS			60000	/* between two messages about that */
+#define STEP_SIZE			(512 * 1024)	/* bytes per step, about */
+#define SMALL_BLOCKS		32		/* read while a worker would start */
+#define LOOK_MS				1000	/* between checks for a worker */
+#define NO_WORKER_MS		3000	/* without one, then the caller loads */
+#define WORKER_LOCK_MS		1000	/* that the worker waits for a lock */
+#define TELL_MS				1000	/* of waiting, then the log is told */
+#define SILENCE_MS			60000	/* between two such messages */
 #define MAX_LOCK_POLL_MS	50
 
 /*
- * Wait for the standbys to acknowledge a record written now, if there are
- * leases that they count for: a server that was cut off from them, and
- * replaced, must not honour what it finds in its tables.  False where they have
- * not in the time that there is.  *confirmed is the moment from which on leases
- * count: before the record was written, as this server may be replaced as soon
- * as they have it.
+ * If standbys count for a lease, wait until they acknowledge a record written
+ * now: a server that was cut off and replaced must not honour its rows.  False
+ * after "until".  *confirmed is the time from which leases count.  It is
+ * before the record was written, because this server may be replaced once
+ * standbys have that.
  *
- * An answer that took longer than a quarter of a ttl leaves the leases less than
- * their full ttl, so another one is asked for; but where answers always take so
- * long, there is no sense in that.
+ * If an answer took more than a quarter of a ttl, another is asked for, so
+ * that leases get their full ttl; but not if all answers take so long.
  */
 static bool
 wait_for_quorum(DlockSpace *space, uint64 until, uint64 *confirmed)
@@ -94,8 +93,8 @@ wait_for_quorum(DlockSpace *space, uint64 until, uint64 *confirmed)
 }
 
 /*
- * From now on leases count.  Where a caller has no time to wait for standbys,
- * the worker does so in its place.
+ * Begin the ttls.  False if the caller has no time to wait for standbys; then
+ * the worker does.
  */
 static bool
 begin_anew(DlockSpace *space, uint64 until)
@@ -106,7 +105,7 @@ begin_anew(DlockSpace *space, uint64 until)
 	{
 		uint64		confirmed;
 
-		/* who asks for what was put back waits until that is durable */
+		/* calls about loaded rows wait until this is durable */
 		if (space->leases.length > 0)
 			pg_atomic_write_u64(&space->loaded_at,
 								compat_log_message("dlock"));
@@ -129,10 +128,7 @@ begin_anew(DlockSpace *space, uint64 until)
  * Locks on the tables
  */
 
-/*
- * Say who keeps us from reading a table: to the log, or, where that was to be an
- * error, to whoever gets it.
- */
+/* Report the processes that keep this one from reading a table. */
 static void
 tell_of_lock(int level, const char *name, Oid table)
 {
@@ -146,7 +142,7 @@ tell_of_lock(int level, const char *name, Oid table)
 			 errhint("End that transaction; a prepared one with COMMIT PREPARED or ROLLBACK PREPARED: see the view pg_prepared_xacts.")));
 }
 
-/* The object whose lock keeps others from loading */
+/* The lock that a loader holds */
 static LOCKTAG
 load_tag(DlockSpace *space)
 {
@@ -157,7 +153,7 @@ load_tag(DlockSpace *space)
 	return tag;
 }
 
-/* Who loads already, and has the lock for that?  0: nobody */
+/* PID of the process that holds the loader's lock, or 0 */
 static int
 find_loader(DlockSpace *space)
 {
@@ -170,7 +166,6 @@ find_loader(DlockSpace *space)
 	return dlock_is_locked_by(loader, &tag) ? loader : 0;
 }
 
-/* It takes a while, and nobody but standbys may have to do anything. */
 static void
 tell_of_loader(int loader)
 {
@@ -182,7 +177,7 @@ tell_of_loader(int loader)
 			 errhint("See its wait_event in pg_stat_activity: if it is SyncRep, the synchronous standbys have to answer first.")));
 }
 
-/* Now and then, one of those who wait tells the log. */
+/* True for one of the waiters every SILENCE_MS. */
 static bool
 is_time_to_tell(DlockSpace *space)
 {
@@ -193,13 +188,13 @@ is_time_to_tell(DlockSpace *space)
 		pg_atomic_compare_exchange_u64(&space->lock_told_at, &told_at, now);
 }
 
-/* A lock on a table is waited for, or with NULL for its name the one to load. */
+/* Log a wait for a table's lock or, if "name" is NULL, for the loader's. */
 static void
 log_lock(DlockSpace *space, const char *name, const LOCKTAG *tag)
 {
 	int			loader;
 
-	/* before that, as all locks of the server are copied to find who loads */
+	/* first, because find_loader() copies all locks of the server */
 	if ((name == NULL && pg_atomic_read_u32(&space->loader) == 0) ||
 		!is_time_to_tell(space))
 		return;
@@ -210,7 +205,7 @@ log_lock(DlockSpace *space, const char *name, const LOCKTAG *tag)
 		tell_of_lock(LOG, name, tag->locktag_field2);
 }
 
-/* As where a table's lock is waited for */
+/* Apply lock_timeout as PostgreSQL does. */
 static void
 check_lock_timeout(uint64 start, const char *detail)
 {
@@ -223,11 +218,10 @@ check_lock_timeout(uint64 start, const char *detail)
 }
 
 /*
- * Take a lock, as any statement does: but where a time is set for that, no longer;
- * false then.  Where it takes long, the log is told why.
+ * Take a heavyweight lock; false after "until".  A long wait is logged.
  *
- * A wait without an end is one in PostgreSQL's queue, after a while: there,
- * deadlocks are found.
+ * A wait without a timeout joins PostgreSQL's queue after TELL_MS, because
+ * deadlocks are found there.
  */
 static bool
 take_lock(DlockSpace *space, const char *name, const LOCKTAG *tag,
@@ -254,7 +248,7 @@ take_lock(DlockSpace *space, const char *name, const LOCKTAG *tag,
 				break;
 			}
 		}
-		/* which would hold vacuum back */
+		/* the catalog snapshot would hold vacuum back */
 		InvalidateCatalogSnapshot();
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
@@ -263,12 +257,11 @@ take_lock(DlockSpace *space, const char *name, const LOCKTAG *tag,
 		CHECK_FOR_INTERRUPTS();
 		pause = Min(pause * 2, MAX_LOCK_POLL_MS);
 	}
-	/* as wherever a relation is locked */
+	/* as after any lock on a relation */
 	AcceptInvalidationMessages();
 	return true;
 }
 
-/* Lock a table, as readers do. */
 static bool
 lock_table(DlockSpace *space, const char *name, uint64 until)
 {
@@ -285,9 +278,8 @@ unlock_table(DlockSpace *space, const char *name)
 }
 
 /*
- * Have the slots that are set put into shared memory, before anything is asked of
- * a lock; false where the table could not be locked by then.  Several may do so at
- * one time.
+ * Load dlock_slots, before any request for a lock; false if it cannot be
+ * locked before "until".  Several processes may do this at once.
  */
 static bool
 load_slots(DlockSpace *space, uint64 until)
@@ -307,19 +299,19 @@ load_slots(DlockSpace *space, uint64 until)
  * Loading
  */
 
-/* Until when a step may take, in monotonic microseconds */
+/* Deadlines, in monotonic microseconds */
 typedef struct Patience
 {
-	uint64		locks;			/* for locks on the tables, */
-	uint64		rows;			/* for what is read, but for the first step, */
-	uint64		standbys;		/* for their answer */
+	uint64		locks;			/* for locks */
+	uint64		rows;			/* for rows, after the first step */
+	uint64		standbys;		/* for standbys' answers */
 } Patience;
 
-/* Read the tables, which are locked.  False where the time was too short. */
+/* Load the locked tables.  False if time ran out. */
 static bool
 load_tables(DlockSpace *space, const Patience *patience)
 {
-	/* what a step needs is kept for the next one, and not given back meanwhile */
+	/* the memory of a step is kept for the next one */
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
 												  "dlock load", STEP_SIZE,
 												  STEP_SIZE, 2 * STEP_SIZE);
@@ -342,10 +334,7 @@ load_tables(DlockSpace *space, const Patience *patience)
 		MemoryContextReset(context);
 		if (part == DLOCK_LOAD_GRANTS)
 		{
-			/*
-			 * Who waits is granted what became free with the last release
-			 * written.
-			 */
+			/* The WAL may have the last removal without the next grant. */
 			dlock_queue_resume(space);
 			if (!begin_anew(space, patience->standbys))
 				break;
@@ -361,7 +350,7 @@ load_tables(DlockSpace *space, const Patience *patience)
 	return done;
 }
 
-/* The same for tables that others may be about to load, too */
+/* Load the locked tables while no other process loads. */
 static bool
 load_alone(DlockSpace *space, const Patience *patience)
 {
@@ -386,8 +375,8 @@ load_alone(DlockSpace *space, const Patience *patience)
 }
 
 /*
- * Put back what the tables keep, unless somebody has.  False where the time was
- * too short: but for locks that could not be had, there is less left to do then.
+ * Load, unless another process has.  False if time ran out; the next attempt
+ * continues.
  */
 static bool
 load(DlockSpace *space, const Patience *patience)
@@ -408,7 +397,7 @@ load(DlockSpace *space, const Patience *patience)
 	return done;
 }
 
-/* Raise an error if a table cannot be locked now. */
+/* Raise 55P03 if a table cannot be locked now. */
 static void
 check_lockable(DlockSpace *space, const char *name)
 {
@@ -422,9 +411,9 @@ check_lockable(DlockSpace *space, const char *name)
 }
 
 /*
- * For the worker: put back what the tables keep.  A lock on them is an error
- * after a while, as callers are to meet it then; but not that of a session that
- * loads, in whose place we go on should it give up.
+ * For the worker: load.  A locked table is an error after a while, which
+ * callers then meet themselves.  A session that loads is waited for: if it
+ * gives up, the worker continues.
  */
 void
 dlock_load(DlockSpace *space)
@@ -454,10 +443,7 @@ dlock_load(DlockSpace *space)
 	}
 }
 
-/*
- * A request's time has passed before all was loaded that it has to do with: say
- * what that waits for.
- */
+/* Raise 55P03: the timeout passed before the request's rows were loaded. */
 void
 dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key)
 {
@@ -478,7 +464,7 @@ dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key)
 			 errhint("It is not known yet whether the lock is free. Try again, or with a longer timeout.")));
 }
 
-/* The worker could not load: who waits for it tries on his own. */
+/* The worker failed to load: callers that wait for it load themselves. */
 void
 dlock_load_failed(DlockSpace *space)
 {
@@ -487,8 +473,8 @@ dlock_load_failed(DlockSpace *space)
 }
 
 /*
- * Are there so few rows that a worker's start would take longer than they?  Who
- * cannot even look, for a lock, has not.
+ * Does loading take no longer than starting a worker?  False if a table is
+ * locked.
  */
 static bool
 is_small(DlockSpace *space)
@@ -506,7 +492,7 @@ is_small(DlockSpace *space)
 		table = try_relation_open(id, NoLock);
 		if (table == NULL)
 		{
-			/* dropped meanwhile, as who waits for it finds out */
+			/* dropped meanwhile; a wait for the worker finds that out */
 			UnlockRelationOid(id, AccessShareLock);
 			return false;
 		}
@@ -520,18 +506,16 @@ typedef enum WorkerLoad
 {
 	WORKER_HAS_LOADED,
 	WORKER_TAKES_LONGER,
-	WORKER_DOES_NOT				/* none can be had, or it has failed */
+	WORKER_DOES_NOT				/* there is none, or it has failed */
 } WorkerLoad;
 
-/*
- * Wait until the worker has loaded, or until then.
- */
+/* Raises 55P03 after lock_timeout. */
 static WorkerLoad
 wait_for_worker(DlockSpace *space, uint64 until)
 {
 	uint32		failures = pg_atomic_read_u32(&space->load_failures);
 	uint64		start = dlock_monotonic_now();
-	uint64		seen_at = start;	/* when a worker was last there */
+	uint64		seen_at = start;	/* when a worker was last seen */
 	WorkerLoad	result = WORKER_HAS_LOADED;
 
 	ConditionVariablePrepareToSleep(&space->load_changed);
@@ -566,8 +550,8 @@ wait_for_worker(DlockSpace *space, uint64 until)
 }
 
 /*
- * Wait until what the tables keep is in memory; false where it is not by then.
- * Who comes with no time at all, and without a worker, does a step of it.
+ * Wait for the load; false after "until".  If there is no worker, even a
+ * caller without time does a step.
  */
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
@@ -597,10 +581,7 @@ deadline_of(DlockTimeout timeout)
 		Min(dlock_monotonic_now() + (uint64) timeout, DLOCK_NO_DEADLINE);
 }
 
-/*
- * Wait until all is there that the tables keep, or read them, but no longer than
- * this; false where that was too short.
- */
+/* Wait for the load, or load; false after the timeout. */
 bool
 dlock_load_all(DlockSpace *space, DlockTimeout timeout)
 {
@@ -613,10 +594,7 @@ dlock_load_all(DlockSpace *space, DlockTimeout timeout)
 		wait_for_load(space, patience.locks);
 }
 
-/*
- * The space of this database, with what its tables keep: for leases, and for
- * whoever asks for all there is.
- */
+/* This database's space, loaded: for calls about leases or all locks */
 DlockSpace *
 dlock_loaded_space(void)
 {
@@ -626,7 +604,7 @@ dlock_loaded_space(void)
 	return space;
 }
 
-/* Does a lease have something under this name?  *has tells; false: no time */
+/* *has: is there a row with this name?  False after "until". */
 static bool
 look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 {
@@ -638,13 +616,13 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 }
 
 /*
- * What a session does with one name goes on as soon as what leases have under
- * that name is in memory: at once, where no row has it, as none comes before all
- * are read.  Otherwise it waits as long as it has time.  False where that has
- * passed; *leased, unless that is NULL, tells whether a row is known to have it.
+ * Wait until a request of a session for one name can continue: at once if no
+ * row has the name, because no row is added before all are loaded (I22).
+ * False after the timeout; *leased, unless NULL, becomes true if a row is
+ * known to have the name.
  *
- * The worker loads meanwhile, as ever; what is small, and can be had without
- * any wait, the first caller reads.  What was set for locks is there in any case.
+ * The worker loads meanwhile.  The caller itself loads small tables, if it
+ * need not wait.  dlock_slots is loaded in any case.
  */
 bool
 dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout,

@@ -1,9 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * read.c
- *	  Reading the tables dlock_queue and dlock_queue_lease.
- *
- * Without SQL, as they are written; see write.c.
+ *	  Reading the tables dlock_queue and dlock_queue_lease, without SQL.
  *
  *-------------------------------------------------------------------------
  */
@@ -40,16 +38,14 @@ compare_numbers(const void *a, const void *b)
 }
 
 /*
- * Open a table of dlock's to put what it keeps into shared memory, with a snapshot
- * that is active until the table is closed again.
+ * Open a table to load it, with a snapshot that is active until
+ * dlock_close_committed().
  *
- * It sees what is committed, and nothing that this transaction has done: that
- * can be rolled back, and memory is for all (I22).  Where this transaction may
- * have given the table another file, or other columns, or an index that lacks
- * what it has removed, it cannot see what is committed.  All that takes a lock
- * which keeps writers out, and so we need not wait for anybody else who does
- * it.  What is new in this transaction, as the extension is, has nothing that
- * is committed.
+ * It sees what is committed, and no change of this transaction, which could be
+ * rolled back (I22).  If this transaction may have given the table another
+ * file, other columns or another index, committed rows cannot be seen, and
+ * this raises 55000.  All such changes hold ShareLock or more.  A table that
+ * this transaction created has no committed rows.
  */
 Relation
 dlock_open_committed(DlockSpace *space, const char *name)
@@ -65,7 +61,7 @@ dlock_open_committed(DlockSpace *space, const char *name)
 				 errdetail("Its rows have not been read since the server was started."),
 				 errhint("Commit first, or roll back.")));
 	PushActiveSnapshot(GetLatestSnapshot());
-	/* a copy; so it sees nothing that any command of ours has done */
+	/* our own copy; it hides all commands of this transaction */
 	GetActiveSnapshot()->curcid = FirstCommandId;
 	return table;
 }
@@ -77,7 +73,7 @@ dlock_close_committed(Relation table)
 	relation_close(table, AccessShareLock);
 }
 
-/* Make room for one more row, and take it, with all that it has elsewhere. */
+/* Append a copy of a row, detoasted. */
 static void
 append_row(Relation relation, const DlockShape *shape, HeapTuple tuple,
 		   DlockStoredRows *rows)
@@ -99,7 +95,7 @@ append_row(Relation relation, const DlockShape *shape, HeapTuple tuple,
 	dlock_shape_check_row(relation, shape, row);
 }
 
-/* About how many rows a table has, as the planner would have it */
+/* The planner's estimate of a table's rows */
 uint64
 dlock_rows_estimate(DlockSpace *space, DlockTable which)
 {
@@ -115,11 +111,11 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 }
 
 /*
- * Read rows of a table that are committed: those that come behind a number, or 0,
- * and not many more than "max" of them; if the primary key is locked, as by REINDEX,
- * all that are left.  They take the place of those read before; what they
- * point to is in the current memory context.  Raises 55000 for a row that memory
- * could not trust.
+ * Read at most "max" committed rows with numbers above "behind", or from the
+ * first if that is 0.  If the primary key is locked, as by REINDEX, read all
+ * of them, without an index.  They replace the rows read before; values are in
+ * the current memory context.  Raises 55000 for a row that memory could not
+ * trust.
  */
 void
 dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
@@ -134,7 +130,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 	dlock_shape_check(relation, shape);
 	rows->count = 0;
 	rows->complete = true;
-	/* the first ones could have numbers that are none */
+	/* from the first, so that invalid numbers are refused */
 	ScanKeyInit(&key, 1, BTGreaterStrategyNumber, F_INT8GT,
 				Int64GetDatum(behind > 0 ? behind : PG_INT64_MIN));
 	index = dlock_shape_key_index(relation);
@@ -172,9 +168,9 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 }
 
 /*
- * An index by which a lock's name is found, and which nobody has locked, as
- * somebody may who makes it anew.  Names are compared as in C, whatever a library
- * of the operating system says; InvalidOid where no index does so.
+ * An index on the names of locks, with AccessShareLock, or InvalidOid.  Its
+ * collation is "C", which no library of the operating system changes.  A
+ * locked index is skipped, as during REINDEX.
  */
 Oid
 dlock_lock_name_index(Relation relation, AttrNumber name)
@@ -206,10 +202,7 @@ dlock_lock_name_index(Relation relation, AttrNumber name)
 	return found;
 }
 
-/*
- * Does a lease of this system and database have something under this name, as is
- * committed?
- */
+/* Is there a committed row with this name, of this system and database? */
 bool
 dlock_rows_have_name(DlockSpace *space, const DlockKey *key)
 {
