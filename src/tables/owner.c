@@ -28,9 +28,7 @@ typedef struct OwnersStatement
 	Oid			table;
 } OwnersStatement;
 
-/*
- * The running statement, which may run others; text is NULL if there is none
- */
+/* The running statement, which may run others; no text if none runs */
 static OwnersStatement current = {NULL, InvalidOid};
 
 /*
