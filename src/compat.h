@@ -4,8 +4,7 @@
  *	  What differs between PostgreSQL versions, newest first, and between
  *	  builds.
  *
- * Only this file tests PG_VERSION_NUM and USE_ASSERT_CHECKING.  Each test says
- * what changed, and in which version.
+ * Only this file tests PG_VERSION_NUM and USE_ASSERT_CHECKING.
  *
  *-------------------------------------------------------------------------
  */
@@ -35,10 +34,7 @@
 #error "dlock needs PostgreSQL 15 or later"
 #endif
 
-/*
- * 19: LWLockNewTrancheId() stores the name in shared memory.  Before, each
- * process that may print the name registers it.
- */
+/* 19: the name is in shared memory; before, each process registers it */
 static inline int
 compat_lwlock_new_tranche(const char *name)
 {
@@ -58,10 +54,9 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 }
 
 /*
- * Do not replicate what this process writes from now on to subscribers with
- * "origin = none", which is possible from 16 on.  The WAL of a commit with an
- * origin has "committed_at" as the time of the commit on its server, which is
- * this one.
+ * Keep what this process writes from subscribers with "origin = none", a
+ * setting of 16.  WAL of a commit with an origin has the time of the commit
+ * there, which is this server.
  *
  * 19: the variables became members of a structure
  */
@@ -125,11 +120,7 @@ compat_procno(PGPROC *proc)
 #endif
 }
 
-/*
- * Write a WAL record without meaning, and return its end.
- *
- * 17: the function can flush
- */
+/* 17: LogLogicalMessage() can flush */
 static inline XLogRecPtr
 compat_log_message(const char *prefix)
 {
@@ -141,10 +132,8 @@ compat_log_message(const char *prefix)
 }
 
 /*
- * Do commits wait for standbys?  Like SyncRepWaitForLSN(), this reads shared
- * memory, once that is initialized.
- *
- * 18, and minor releases before: a flag says whether it is initialized
+ * Reads shared memory as SyncRepWaitForLSN() does.  18, and minor releases
+ * before: a flag says whether that is initialized.
  */
 static inline bool
 compat_sync_standbys_defined(void)
@@ -188,9 +177,8 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * Lists of the lock manager.  Each function returns the element after
- * "before", or the first one if that is NULL; NULL at the end.  The caller
- * holds the lock of the partition.
+ * The element after "before" in a list of the lock manager, or the first one
+ * if that is NULL; NULL at the end.  The caller holds the partition's lock.
  *
  * 16: shared-memory queues became doubly linked lists
  */
@@ -221,11 +209,7 @@ compat_next_of_lock(LOCK *lock, PROCLOCK *before)
 #endif
 }
 
-/*
- * Waiters for a lock, in the order of its queue
- *
- * 19: a process has a separate link for the queue
- */
+/* 19: a process has a separate link for a lock's queue */
 #if PG_VERSION_NUM >= 190000
 #define COMPAT_WAIT_LINK	waitLink
 #else
@@ -276,10 +260,7 @@ compat_has_none_in_partition(int partition)
 #endif
 }
 
-/*
- * 16: the process title can have a suffix.  Before, lock.c copied and restored
- * the title, and so does this.
- */
+/* 16: a title can have a suffix; before, lock.c copies the title, as here */
 typedef struct CompatPsSuffix
 {
 #if PG_VERSION_NUM >= 160000

@@ -49,11 +49,9 @@ discards_all(Node *statement)
 }
 
 /*
- * A statement fails if its transaction has lost a guard.  Statements of
- * transaction control never do.
- *
- * "pstmt" may be freed when it has run: ROLLBACK in a procedure frees its
- * CALL, if that came by the extended protocol.
+ * A statement fails if its transaction has lost a guard, except for statements
+ * of transaction control.  "pstmt" may be freed when it has run: a ROLLBACK in
+ * a procedure frees the CALL, if that came by the extended protocol.
  */
 static void
 process_utility(PlannedStmt *pstmt, const char *queryString,

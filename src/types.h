@@ -32,10 +32,7 @@ typedef enum DlockScope
 	DLOCK_LEASE					/* the ticket is a DlockLeaseTicket's */
 } DlockScope;
 
-/*
- * A name space: one per database and installation of the extension, so that a
- * re-created extension starts empty.
- */
+/* A name space: a new installation of the extension starts empty */
 typedef struct DlockSpaceKey
 {
 	Oid			database;
