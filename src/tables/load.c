@@ -3,24 +3,22 @@
  * load.c
  *	  Loading the tables of leases.
  *
- * After a restart, a crash or a promotion, each lease is loaded with its full
- * ttl, and each ticket in its place.  A call that could see only a part of
- * them waits for the rest.  An error leaves what was loaded, and the next
- * attempt continues behind it.
+ * After a restart, a crash or a promotion, leases get their full ttl, and
+ * tickets their places.  A call that could see only a part of them waits.  An
+ * error leaves what was loaded, and the next attempt continues behind it.
  *
  * A session's request for one name does not see what is loaded under others.
  * While the tables are not loaded, they get no new row (I22).  So if no row
  * has its name, the request continues at once.
  *
- * The worker loads, so that the load continues if a caller runs out of time.
- * The first caller loads if that takes no longer than starting a worker, if no
- * worker can be had, or if the worker has failed.  It then meets the same
- * error or locked table, under its own timeouts.
+ * The worker loads, because a caller can run out of time.  The first caller
+ * loads if that takes no longer than starting a worker, or if there is none or
+ * it has failed.  It then meets the same error or locked table, under its own
+ * timeouts.
  *
  * A loader locks the tables as readers do, and then an object of PostgreSQL's
- * lock manager, so that one process loads at a time.  It waits for no other
- * lock after that, and PostgreSQL finds deadlocks among processes that wait
- * for it.
+ * lock manager.  So one process loads at a time and waits for no other lock,
+ * and PostgreSQL finds deadlocks among its waiters.
  *
  *-------------------------------------------------------------------------
  */
@@ -63,13 +61,11 @@
 
 /*
  * If standbys count for a lease, wait until they acknowledge a record written
- * now: a server that was cut off and replaced must not honour its rows.  False
- * after "until".  *confirmed is the time from which leases count.  It is
- * before the record was written, because this server may be replaced once
- * standbys have that.
- *
- * If an answer took more than a quarter of a ttl, another is asked for, so
- * that leases get their full ttl; but not if all answers take so long.
+ * now: a server that was replaced must not honour its rows.  False after
+ * "until".  Leases count from *confirmed, which is before the record was
+ * written: this server may be replaced once standbys have that.  If an answer
+ * took more than a quarter of a ttl, another is asked for, so that leases get
+ * their full ttl; but only if that can help, so MAX_QUORUM_WAITS times.
  */
 static bool
 wait_for_quorum(DlockSpace *space, uint64 until, uint64 *confirmed)
@@ -92,10 +88,7 @@ wait_for_quorum(DlockSpace *space, uint64 until, uint64 *confirmed)
 	return true;
 }
 
-/*
- * Begin the ttls.  False if the caller has no time to wait for standbys; then
- * the worker does.
- */
+/* Begin the ttls; false after "until", and the worker continues. */
 static bool
 begin_anew(DlockSpace *space, uint64 until)
 {
@@ -124,9 +117,7 @@ begin_anew(DlockSpace *space, uint64 until)
 	return begun;
 }
 
-/*
- * Locks on the tables
- */
+/* Locks on the tables */
 
 /* Report the processes that keep this one from reading a table. */
 static void
@@ -218,10 +209,8 @@ check_lock_timeout(uint64 start, const char *detail)
 }
 
 /*
- * Take a heavyweight lock; false after "until".  A long wait is logged.
- *
- * A wait without a timeout joins PostgreSQL's queue after TELL_MS, because
- * deadlocks are found there.
+ * Take a heavyweight lock; false after "until".  A wait without a timeout
+ * joins PostgreSQL's queue after TELL_MS, because deadlocks are found there.
  */
 static bool
 take_lock(DlockSpace *space, const char *name, const LOCKTAG *tag,
@@ -277,10 +266,7 @@ unlock_table(DlockSpace *space, const char *name)
 	UnlockRelationOid(dlock_relation(space, name), AccessShareLock);
 }
 
-/*
- * Load dlock_slots, before any request for a lock; false if it cannot be
- * locked before "until".  Several processes may do this at once.
- */
+/* Load dlock_slots; false after "until".  Processes may do this at once. */
 static bool
 load_slots(DlockSpace *space, uint64 until)
 {
@@ -295,9 +281,7 @@ load_slots(DlockSpace *space, uint64 until)
 	return true;
 }
 
-/*
- * Loading
- */
+/* Loading */
 
 /* Deadlines, in monotonic microseconds */
 typedef struct Patience
@@ -374,10 +358,7 @@ load_alone(DlockSpace *space, const Patience *patience)
 	return done;
 }
 
-/*
- * Load, unless another process has.  False if time ran out; the next attempt
- * continues.
- */
+/* Load, unless another process has; false if time ran out. */
 static bool
 load(DlockSpace *space, const Patience *patience)
 {
@@ -411,9 +392,9 @@ check_lockable(DlockSpace *space, const char *name)
 }
 
 /*
- * For the worker: load.  A locked table is an error after a while, which
- * callers then meet themselves.  A session that loads is waited for: if it
- * gives up, the worker continues.
+ * For the worker.  A locked table is an error after WORKER_LOCK_MS, which
+ * callers then meet themselves.  If a session that loads gives up, the worker
+ * continues.
  */
 void
 dlock_load(DlockSpace *space)
@@ -472,10 +453,7 @@ dlock_load_failed(DlockSpace *space)
 	ConditionVariableBroadcast(&space->load_changed);
 }
 
-/*
- * Does loading take no longer than starting a worker?  False if a table is
- * locked.
- */
+/* Would a worker's start take longer than loading?  False if locked. */
 static bool
 is_small(DlockSpace *space)
 {
@@ -550,8 +528,7 @@ wait_for_worker(DlockSpace *space, uint64 until)
 }
 
 /*
- * Wait for the load; false after "until".  If there is no worker, even a
- * caller without time does a step.
+ * False after "until".  Without a worker, the caller does a step in any case.
  */
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
@@ -616,13 +593,13 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 }
 
 /*
- * Wait until a request of a session for one name can continue: at once if no
- * row has the name, because no row is added before all are loaded (I22).
- * False after the timeout; *leased, unless NULL, becomes true if a row is
- * known to have the name.
+ * Load what a session's request for one name needs.  If no row has the name,
+ * it needs nothing, because no row is added before all are loaded (I22).
+ * False after the timeout; *leased, unless NULL, becomes true if a row has the
+ * name.
  *
- * The worker loads meanwhile.  The caller itself loads small tables, if it
- * need not wait.  dlock_slots is loaded in any case.
+ * The caller loads small tables, if it need not wait; otherwise the worker
+ * does.  dlock_slots is loaded in any case.
  */
 bool
 dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout,

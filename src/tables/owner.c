@@ -32,14 +32,13 @@ typedef struct OwnersStatement
 static OwnersStatement current = {NULL, InvalidOid};
 
 /*
- * Raise 55000 if the parsed statement is the current one and means another
- * table than the one that was opened.
+ * Raise 55000 if the current statement, as parsed, means another table than
+ * the one that was opened.
  *
- * The text names the table.  The owner of the schema can rename the schema,
- * and have another table under that name, whose triggers and defaults would
- * run as the owner of this one.  So the OID is compared each time the text is
- * parsed, before it is rewritten or planned, which can run code.  A plan has
- * the OID.
+ * The text names the table.  The schema's owner can rename the schema and have
+ * another table under that name, whose triggers and defaults would run as the
+ * owner of this one.  So the OID is compared at each parse, before rewriting
+ * and planning, which can run code.  A plan has the OID.
  */
 void
 dlock_owner_check_parsed(const char *text, const List *range_table)
@@ -65,11 +64,9 @@ dlock_owner_check_parsed(const char *text, const List *range_table)
 
 /*
  * The plan of the current statement.  The last plan for each format, a
- * constant, is kept, because making a plan costs more than executing it.  It
- * is replaced if the table was renamed.
- *
- * A nested statement, run by the owner's code, gets a plan of its own: it must
- * not free one that is being executed.
+ * constant, is kept, because making one costs more than executing it.  A
+ * statement that the owner's code runs gets its own: it must not free a plan
+ * in execution.
  */
 static SPIPlanPtr
 find_plan(const char *format, bool is_nested, int num_values, Oid *types)
@@ -129,9 +126,9 @@ take_result(Relation table)
 }
 
 /*
- * Run a statement on a table of the extension as its owner.  "%s" in it stands
- * for the table.  Returns the number of rows processed.  If the statement
- * returns a value, *result gets it; otherwise "result" can be NULL.
+ * Run a statement on a table of the extension as its owner.  "%s" stands for
+ * the table.  Returns the number of rows processed, and in *result the value,
+ * if the statement returns one.
  *
  * The caller need not trust the owner, whose triggers, rules and expressions
  * may run.  In a security-restricted operation these can neither change locks

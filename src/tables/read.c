@@ -39,13 +39,11 @@ compare_numbers(const void *a, const void *b)
 
 /*
  * Open a table to load it, with a snapshot that is active until
- * dlock_close_committed().
- *
- * It sees what is committed, and no change of this transaction, which could be
- * rolled back (I22).  If this transaction may have given the table another
- * file, other columns or another index, committed rows cannot be seen, and
- * this raises 55000.  All such changes hold ShareLock or more.  A table that
- * this transaction created has no committed rows.
+ * dlock_close_committed().  It sees what is committed, and no change of this
+ * transaction, which could be rolled back (I22).  Raises 55000 if this
+ * transaction may have changed the file, columns or indexes, which takes
+ * ShareLock or more, because committed rows could be missed then.  A table
+ * that it created has none.
  */
 Relation
 dlock_open_committed(DlockSpace *space, const char *name)
@@ -111,11 +109,10 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 }
 
 /*
- * Read at most "max" committed rows with numbers above "behind", or from the
- * first if that is 0.  If the primary key is locked, as by REINDEX, read all
- * of them, without an index.  They replace the rows read before; values are in
- * the current memory context.  Raises 55000 for a row that memory could not
- * trust.
+ * Read at most "max" committed rows with numbers above "behind"; 0: from the
+ * first.  If the primary key is locked, as by REINDEX, read all of them.  They
+ * replace those in "rows"; values are in the current memory context.  Raises
+ * 55000 for a row that memory could not trust.
  */
 void
 dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
@@ -168,9 +165,8 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 }
 
 /*
- * An index on the names of locks, with AccessShareLock, or InvalidOid.  Its
- * collation is "C", which no library of the operating system changes.  A
- * locked index is skipped, as during REINDEX.
+ * An index on names, with AccessShareLock, or InvalidOid.  Collation "C" is
+ * the same on all systems.  A locked index is skipped, as during REINDEX.
  */
 Oid
 dlock_lock_name_index(Relation relation, AttrNumber name)

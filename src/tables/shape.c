@@ -4,9 +4,8 @@
  *	  The shape of the tables of leases.
  *
  * These tables are read and written as catalogs are: by the position of
- * columns, without running any code of their owner.  So a shape must be
- * exactly as the extension's script made it; any difference is an error.
- * Columns that were added may have been dropped again.
+ * columns, without running any code of their owner.  So a table must be as the
+ * extension's script made it, but for dropped columns behind.
  *
  *-------------------------------------------------------------------------
  */
@@ -39,10 +38,7 @@
 
 #include "tables/shape.h"
 
-/*
- * Values that dlock can have written, in this version or an earlier one.  Code
- * that uses loaded rows relies on them.
- */
+/* Values that dlock can have written, in this version or before */
 
 static bool
 is_number(Datum value)
@@ -312,10 +308,7 @@ is_plain_index(Relation index)
 	return true;
 }
 
-/*
- * The primary key's index.  A relation forgets it at each invalidation, and
- * taking any lock can process one.
- */
+/* A relation forgets this index at any invalidation, and so at any lock. */
 Oid
 dlock_shape_key_index(Relation relation)
 {
@@ -507,10 +500,7 @@ dlock_shape_is_foreign(const DlockShape *shape, const DlockStored *row)
 		DatumGetObjectId(row->values[shape->database]) != MyDatabaseId;
 }
 
-/*
- * Raise 55000 if a shape differs, for callers that were told that writing has
- * failed.  A locked table is skipped.
- */
+/* Raise 55000 if a table's shape differs; a locked one is skipped. */
 void
 dlock_rows_check(DlockSpace *space)
 {

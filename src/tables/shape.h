@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * shape.h
- *	  Inner header: the shape of the tables of leases, and the parts of a
- *	  load.
+ *	  The shape of the tables of leases, and the parts of a load.
  *
  *-------------------------------------------------------------------------
  */

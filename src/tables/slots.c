@@ -36,10 +36,7 @@ find_column(Relation table, const char *name, Oid type)
 	return column;
 }
 
-/*
- * Raises 55000 if the table is unlogged, or a column is missing or of another
- * type.
- */
+/* Raises 55000 if the table is unlogged or a column's type differs. */
 void
 dlock_slots_find_columns(Relation table, DlockSlotsColumns *columns)
 {
@@ -48,10 +45,7 @@ dlock_slots_find_columns(Relation table, DlockSlotsColumns *columns)
 	columns->slots = find_column(table, "slots", INT4OID);
 }
 
-/*
- * The slots that a row sets, and the lock's key.  Raises 55000 for a row that
- * the table's constraints would refuse.
- */
+/* The slots of a row.  Raises 55000 if constraints would refuse it. */
 int32
 dlock_slots_take_row(DlockSpace *space, Relation table,
 					 const DlockSlotsColumns *columns, HeapTuple row,
@@ -75,10 +69,7 @@ dlock_slots_take_row(DlockSpace *space, Relation table,
 	return DatumGetInt32(slots);
 }
 
-/*
- * Load all rows.  An error leaves some of them loaded, which is harmless; the
- * next call reads all.
- */
+/* An error leaves rows loaded, which is harmless: the next call reads all. */
 void
 dlock_slots_read(DlockSpace *space)
 {
@@ -112,9 +103,7 @@ dlock_slots_open(DlockSpace *space)
 	return OidIsValid(table) ? try_relation_open(table, AccessShareLock) : NULL;
 }
 
-/*
- * The slots set for a lock, or 0.  *is_ours: this transaction wrote the row.
- */
+/* The slots of a lock, or 0.  *is_ours: this transaction wrote the row. */
 int32
 dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key,
 				 bool *is_ours)

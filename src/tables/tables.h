@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * tables.h
- *	  Reading and writing the tables on disk, and running statements as their
- *	  owner.
+ *	  The tables on disk, and statements that run as their owner.
  *
  *-------------------------------------------------------------------------
  */

@@ -3,10 +3,9 @@
  * write.c
  *	  Writing the tables dlock_queue and dlock_queue_lease.
  *
- * Only the worker writes (worker/writer.c), and without SQL, as catalogs are
- * written: starting statements would cost more than the few rows of a batch.
- * No code of the tables' owner can run, because shape.c refuses tables with
- * any.
+ * Only the worker writes (worker/writer.c).  It does so without SQL, because
+ * starting statements would cost more than a batch's few rows, and runs no
+ * code of the tables' owner, because shape.c refuses it.
  *
  *-------------------------------------------------------------------------
  */
@@ -138,9 +137,7 @@ remove_row(Table *table, int64 number)
 	systable_endscan(scan);
 }
 
-/*
- * Insert or update a row.  A row from a copy can have the number of a new one.
- */
+/* Insert or update.  A row from a copy can have the number of a new one. */
 static void
 write_row(Table *table, int64 number, bool had_row)
 {
@@ -407,9 +404,8 @@ dlock_rows_awaited(void)
 }
 
 /*
- * Log the processes that lock the table that a failed transaction could not
- * lock.  False if it was no table: then PostgreSQL's own error says what it
- * was.
+ * Log the processes that lock a table that a failed transaction waited for.
+ * False if it waited for none; then PostgreSQL's own error says the reason.
  */
 bool
 dlock_rows_tell_of_lock(const char *database)
