@@ -6,9 +6,8 @@
 --
 -- In this order: tables, functions as in docs/reference.md, views, rights.
 --
--- All names are qualified, and the operands of each operator have exactly its
--- types.  Otherwise an object in a schema of the search_path could be found
--- first, or match better.
+-- All names are qualified, and operands have exactly the operator's types.
+-- Otherwise objects of another schema could be found first, or match better.
 --
 
 --
@@ -95,7 +94,7 @@ COMMENT ON COLUMN dlock_queue.durability IS 'durability of its lease, as in dloc
 COMMENT ON COLUMN dlock_queue.system IS 'system identifier of the cluster that the row belongs to';
 COMMENT ON COLUMN dlock_queue.database IS 'database that the row belongs to';
 
--- After a restart, before the rows are loaded, a session asks for a name.
+-- Sessions look for a name here until the rows are loaded.
 CREATE INDEX dlock_queue_name ON dlock_queue (name);
 COMMENT ON INDEX dlock_queue_name IS
 'for sessions that ask for a lock before the tables of leases have been loaded';
@@ -142,7 +141,7 @@ COMMENT ON TRIGGER dlock_truncated ON dlock_queue_lease IS
 --
 -- Versions
 --
--- The role is kept by name, as a dump can hold it.
+-- The role is kept by name, because a dump cannot hold its OID.
 --
 CREATE TABLE dlock_versions (
     name text COLLATE "C" PRIMARY KEY,
@@ -161,14 +160,12 @@ COMMENT ON COLUMN dlock_versions.bumped_at IS 'time of the last bump';
 --
 -- Reservations
 --
--- A reservation is for a role of a name, because a dump can keep a name; and for
--- the role that had this name when the row was written here, and for no role
--- that gets the name later.  The OID is computed when a row is stored, be it by
--- dlock_reserve(), by COPY or by a restore without triggers.  It is 0 if there is
--- no such role.  It is never dumped.
+-- A row names its role, because a dump cannot hold an OID.  It counts for the
+-- role that had this name when the row was stored here, and for no role that
+-- gets the name later.  The OID, or 0 if there is no such role, is computed for
+-- each row, also of COPY and of a restore without triggers, and never dumped.
 --
--- Immutable, because a stored column demands it: the value stays what it was
--- when the row was stored.
+-- Immutable, because a stored column requires that.
 CREATE FUNCTION dlock_role_oid(role name)
 RETURNS oid
 AS 'MODULE_PATHNAME', 'dlock_role_oid'
@@ -211,8 +208,8 @@ COMMENT ON TRIGGER dlock_truncated ON dlock_reservations IS
 --
 -- How many permits locks have, whatever requests say
 --
--- A constraint, and not only triggers: pg_restore can disable these.  PostgreSQL
--- calls it for each row that is about to be written, whoever writes it.
+-- A constraint, because pg_restore can disable triggers.  PostgreSQL checks it
+-- before each row is written.
 --
 CREATE FUNCTION dlock_note_slots(name text)
 RETURNS boolean
@@ -518,8 +515,8 @@ COMMENT ON FUNCTION dlock_channel() IS
 --
 -- How many permits
 --
--- For roles that a reservation of the name lets in, and for those to which it is
--- granted by name: the function checks that, and does not count what PUBLIC has.
+-- The function itself checks that a reservation of the name admits the role, or
+-- that EXECUTE was granted to it.  EXECUTE granted to PUBLIC does not count.
 --
 CREATE FUNCTION dlock_set_slots(name text, slots integer)
 RETURNS void
@@ -849,7 +846,7 @@ ROWS 10;
 COMMENT ON FUNCTION dlock_blocker_status() IS
 'function behind the view dlock_blockers';
 
--- pg_stat_get_activity() shows of a session what the calling role may see.
+-- pg_stat_get_activity() shows only what the calling role may see.
 CREATE VIEW dlock_blockers AS
 SELECT b.pid, b.lease, b.ticket,
        pg_catalog.pg_get_userbyid(COALESCE(b.role, a.usesysid, p.ownerid)) AS role,
@@ -946,11 +943,10 @@ COMMENT ON COLUMN dlock_version_usage.latest IS 'time of the last bump';
 --
 -- Rights
 --
--- Users may call what they need, and read the views.  The tables are written by
--- dlock's own functions, and closed to PUBLIC for reading, too: who can hold a lock
--- on one in an open transaction can keep all sessions from it.  Administrators'
--- functions are for superusers and for roles to which they are granted; trigger
--- functions of dlock's own tables, for no caller.
+-- Users may call what they need, and read the views.  PUBLIC may not read the
+-- tables, because a lock on one in an open transaction can block all sessions.
+-- Administrators' functions are for superusers and roles to which they are
+-- granted; trigger functions of dlock's tables are for no caller.
 --
 REVOKE ALL ON TABLE
     dlock_queue, dlock_queue_lease, dlock_versions, dlock_reservations,
@@ -968,12 +964,11 @@ REVOKE ALL ON FUNCTION
     dlock_reservations_changed(), dlock_slots_changed()
 FROM PUBLIC;
 
--- This function tells what was granted by name, see above.
+-- This function checks the right itself; see above.
 GRANT EXECUTE ON FUNCTION dlock_set_slots(text, integer) TO PUBLIC;
 
--- Default privileges are meant for objects that a site makes itself.  What they
--- have given on the objects above is taken back.  "pg_init_privs" has an entry
--- for each object that a REVOKE or GRANT here has named.
+-- Revoke what default privileges, meant for a site's own objects, have granted
+-- above.  pg_init_privs has each object that a REVOKE or GRANT here has named.
 DO $$
 DECLARE
     statement text;
@@ -1016,7 +1011,6 @@ GRANT SELECT ON TABLE
     dlock_locks, dlock_leases, dlock_stats, dlock_blockers, dlock_contention,
     dlock_wait_histogram, dlock_version_usage
 TO PUBLIC;
--- The owner of a database clears up in it; pg_database_owner is that role in
--- each database.
+-- The owner of a database may clean up in it.
 GRANT EXECUTE ON FUNCTION dlock_force_release(bigint), dlock_force_close(bigint)
 TO pg_database_owner;
