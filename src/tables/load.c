@@ -65,7 +65,7 @@
  * "until".  Leases count from *confirmed, which is before the record was
  * written: this server may be replaced once standbys have that.  If an answer
  * took more than a quarter of a ttl, another is asked for, so that leases get
- * their full ttl; but only if that can help, so MAX_QUORUM_WAITS times.
+ * their full ttl; at most MAX_QUORUM_WAITS in all.
  */
 static bool
 wait_for_quorum(DlockSpace *space, uint64 until, uint64 *confirmed)
