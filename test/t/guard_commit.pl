@@ -1,14 +1,15 @@
-# A guarded commit pins the lock until it is visible, however long that takes:
-# no write of a stale holder becomes visible after its successor was granted.
+# A guarded commit pins the lock until it is visible, however long that takes.
+# So no write of a stale holder becomes visible after its successor was granted
+# the lock.
 #
-# What would break it: no pin, or one that is taken away before the commit is
+# What would break it: no pin, or one that is removed before the commit is
 # visible, so that a forced release hands the lock over while the commit waits
-# for a standby; an unpin that forgets to hand over, or a way out of a commit
-# without one, so that the lock stays closed; a pin for those who asked for
-# none.
+# for a standby; an unpin that does not hand over, or a way out of a commit
+# without an unpin, so that the lock stays closed; a pin for a transaction that
+# has no guard.
 #
-# The commits in question wait for a synchronous standby that does not exist,
-# everybody else's do not.
+# The commits in question wait for a synchronous standby that does not exist;
+# no other commit does.
 
 use strict;
 use warnings FATAL => 'all';

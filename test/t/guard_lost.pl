@@ -1,17 +1,17 @@
-# A guarded transaction that loses its lock is canceled for it, and nothing else
-# ever is: not what the session does behind it, in the next transaction or behind
-# a savepoint, whenever the loss is noticed.  And a cancel by a user is never
-# taken for this one, nor taken back with it.
+# A guarded transaction that loses its lock is canceled, and nothing else is:
+# not a later transaction of the session, nor its statements after a savepoint,
+# whenever the loss is noticed.  A user's cancel is never taken for this one,
+# nor taken back with it.
 #
-# What would break it: a cancel that is set, and not heeded, when the guard goes,
-# and hits what comes next; one that is taken back although somebody else has
-# canceled, too; a loss that is noticed only where somebody tells of it, while
-# a lease can run out with nobody there; a log that has one look for a user who
-# has canceled; a statement that is not looked after, as an error has come before
-# it, or as it is not executed but parsed, or comes with the COMMIT.
+# What would break it: a cancel that is not heeded before the guard goes, and
+# hits the next statement; one that is taken back although a user has canceled,
+# too; a loss that is noticed only if another process tells of it, while a
+# lease can run out without a worker; a log that looks as if a user had
+# canceled; a statement that is not checked, because it follows an error, is
+# only parsed, or comes with the COMMIT.
 #
-# Which moments are hit is left to a debugger, and then to chance: sessions guard
-# and go back all the time, while their locks are taken away.
+# A debugger chooses some moments, and chance the others: sessions guard and
+# roll back all the time while their locks are revoked.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,18 +1,19 @@
-# The holder that is paused: it has a lease, makes sure that it holds the lock,
-# and stops, for longer than the lease lives.  The lock passes to a successor,
-# which writes.  Then the first one wakes up, and goes on to write.
+# A holder with a lease checks that it holds the lock, and stops for longer
+# than the lease lives.  The lock passes to a successor, which writes.  Then
+# the first holder wakes up and goes on to write.
 #
-# With dlock_guard() it cannot write, or its commit fails, wherever it was stopped,
-# and the successor's data stands; stopped within the commit, nobody succeeds it before
-# the commit is visible.  With dlock_check() alone, however close to the write,
-# the stale write wins: that is why there is a guard, and the test shows it.
+# With dlock_guard() its write or its commit fails, wherever it was stopped,
+# and the successor's data stays.  If it stops within the commit, it has no
+# successor before the commit is visible.  With dlock_check() alone, the stale
+# write wins, however close to the write it was called: the test shows this,
+# too.
 #
-# What would break it: a guard that is checked when it is called, and not again
-# at the commit; a pin that an expiry does not respect, or that keeps the lock
-# after the commit; a lease that a stopped backend keeps alive.
+# What would break it: a guard that is checked at the call and not again at the
+# commit; a pin that an expiry does not respect, or that keeps the lock after
+# the commit; a lease that a stopped backend keeps alive.
 #
-# The processes are stopped by signals, and the leases run out by themselves;
-# what is waited for is that they have.
+# Signals stop the processes, and the leases run out by themselves; the test
+# waits until they have.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,14 +1,14 @@
-# A session that gives a lock back while its own guarded commit has it pinned, as
-# the callback of another extension can: the lock is handed over when the commit
-# is visible, and not before; and the session has nothing left of it.
+# A session releases a lock while its own guarded commit has it pinned, as the
+# callback of another extension can.  The lock is handed over when the commit
+# is visible, and not before, and the session keeps nothing of it.
 #
-# What would break it: a ticket that leaves its lock although it is pinned, so
-# that its successor is granted before the write can be seen, and the unpinning
-# looks for a ticket that is in no lock any more; or one that is ENDING for ever,
-# as nobody takes it out, also where its session has gone.
+# What would break it: a pinned ticket that leaves its lock, so that its
+# successor is granted before the write is visible, and the unpin looks for a
+# ticket that is in no lock; a ticket that stays ENDING for ever, because no
+# process takes it out, also if its session has exited.
 #
-# No SQL runs at that moment, so a debugger has the backend call the function,
-# while its commit waits for a standby that is not there.
+# No SQL runs at that moment, so a debugger makes the backend call the
+# function, while its commit waits for a standby that does not exist.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,19 +1,17 @@
-# What is changed of a lease or its ticket that is there is durable on return: its
-# info, its ttl, and an exclusive hold that has become a shared one.  It outlives a
-# crash, and is there on the synchronous standby that takes over.  Where the call
-# fails the info is as before, of two ttls the shorter one counts, and the hold
-# is shared all the same; and nobody is granted the lock beside a holder whom a
-# crash would make exclusive again.  The slots that are set for a lock go the same
-# way, with those that hold because of them.
+# A change of a lease or its ticket is durable on return: its info, its ttl,
+# and an exclusive hold that has become shared.  It survives a crash, and the
+# synchronous standby that takes over has it.  If the call fails, the info is
+# unchanged, the shorter ttl counts, and the hold is shared all the same; and
+# no ticket is granted beside a holder that a crash would make exclusive again.
+# Slots that are set for a lock survive in the same way, with their holders.
 #
-# What would break it: an answer before the row is durable, at the level that
-# standbys count at for the lease; a longer ttl that counts before that, or a
-# shorter one that does not; a change that is undone after somebody else's; a
-# reader that comes in before the row says shared; slots that are read later than a
-# ticket of a lease, or before whoever asks reads is over, or that one puts into
-# memory whose row another has changed since; a worker that looks at a
-# lease when it would have been due before; a text that is freed while a view
-# reads it.
+# What would break it: an answer before the row is durable, at the level at
+# which standbys count for the lease; a longer ttl that counts before that, or
+# a shorter one that does not; an undo of a change after another session's
+# change; a reader that is admitted before the row says shared; slots that are
+# loaded after a lease's ticket, or used before they are loaded, or loaded from
+# a row that another session has changed since; a worker that looks at a lease
+# when its old ttl is over; a text that is freed while a view reads it.
 
 use strict;
 use warnings FATAL => 'all';

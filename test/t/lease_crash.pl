@@ -1,12 +1,12 @@
-# What a client was told of its leases and their tickets is true after a
-# crash, whatever the moment: who holds holds, who waits waits in the same
-# place with the same ticket, every lease has its full ttl, and what was ended
-# and replaced does not come back.  Two clients never hold together, before and
-# after; and when all is closed nothing is left.  With synchronous_commit = off
-# the latest may be missing, and still all that is there is of one moment.
+# What a client was told of its leases and tickets is true after a crash, at
+# any moment: holders hold, waiters have the same place and ticket, each lease
+# has its full ttl, and an ended ticket that was replaced does not come back.
+# Two clients never hold together, before or after the crash, and nothing is
+# left once all is closed.  With synchronous_commit = off, the latest changes
+# may be missing, but what is there is of one moment.
 #
 # What would break it: an answer before the row is in the WAL, or flushed; a
-# lock handed on before the removal of its holder is in the WAL; a row that is
+# hand-over before the removal of the holder is in the WAL; a row that is
 # written, removed or loaded in part; a load that loses the order; numbers
 # drawn before their reservation is durable.
 

@@ -1,12 +1,12 @@
-# Leases belong to one installation of the extension in one database.  They stay
-# where it moves, and where its DROP is rolled back; they go with it, and with
-# the database; and a copy of the database honours none of them.
+# Leases belong to one installation of the extension in one database.  They
+# stay if it moves, or if its DROP is rolled back.  They go with it and with
+# the database, and a copy of the database honours none of them.
 #
-# What would break it: a worker that looks for its tables where they were, or
-# that stays when they are gone, or are to go, or is still the process of an owner
-# from before; a waiter that nobody tells; a row that is taken for a lease wherever
-# it is found; a lock that others need while what has gone is removed, or what is
-# left of it where an error breaks that off.
+# What would break it: a worker that looks for its tables in the old schema,
+# that stays when they are gone or about to be dropped, or that still counts as
+# a process of the former owner; a waiter that is not told; a row that is taken
+# for a lease in a copy; a lock that others need while the rest of a dropped
+# space is removed, or a rest that an error leaves.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,17 +1,17 @@
-# A lease that is not renewed runs out, never before its time, and counts as
-# gone from then on for whoever asks, whether or not the worker has come round
-# to it.  Its locks go to the next in line once that is written, or after the
-# delay that the lease was opened with.
+# A lease that is not renewed runs out, never early, and counts as gone from
+# then on in every answer, even if the worker has not ended it yet.  Its locks
+# go to the next in line once that is written, or after the delay that the
+# lease was opened with.
 #
-# What would break it: an answer that looks at the worker's work instead of
-# the deadline; a grant before the row is removed; a renewal that succeeds
-# beside the expiry, or moves the deadline of some locks only; a delay that a
-# crash forgets; a lease that is not looked at again.
+# What would break it: an answer that depends on the worker instead of the
+# deadline; a grant before the row is removed; a renewal that succeeds beside
+# the expiry, or extends only some locks; a delay that a crash forgets; a lease
+# that the worker forgets.
 #
-# Times are taken here, before a request is sent and after its answer has
-# come, so that a slow machine can only make a promise easier to keep.  Where
-# something has to be done within a ttl, that is long, or begins when it has
-# been done, or it is all tried again with a longer one.
+# Times are taken before a request is sent and after its answer has come, so a
+# slow machine only makes a promise easier to keep.  If something must be done
+# within a ttl, the ttl is long, or begins later, or all is tried again with a
+# longer one.
 
 use strict;
 use warnings FATAL => 'all';

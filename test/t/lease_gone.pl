@@ -1,11 +1,11 @@
-# A ticket that was told to be gone is gone for whoever asks, in whatever way:
-# also while a guarded commit has it pinned, so that the lock stays closed, and
-# before the worker has come to end it.
+# A ticket that was reported gone is gone in every answer, also while a guarded
+# commit has it pinned, so that the lock stays closed, and before the worker
+# has ended it.
 #
-# What would break it: one question that stands for two, "does it hold?" and "may
-# the next be granted?", so that a lease that has run out holds for dlock_check
-# and not for dlock_renew; an acquire that returns a ticket whose lease ran out
-# while its row was made durable.
+# What would break it: one check that stands for two, "does it hold?" and "may
+# the next be granted?", so that a lease that has run out holds for
+# dlock_check() and not for dlock_renew(); an acquire that returns a ticket
+# whose lease ran out while its row was made durable.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,18 +1,18 @@
-# After a start the tables of leases are read, few rows by the first call and many
-# by the worker, and until that is done nobody is answered who could see a part of
-# it; whoever asks for a lock that no lease has is answered at once.  It can be cut
-# short, and then another call goes on with it, or the worker does; and rows that
-# stand for nothing, whoever made them so, are discarded, and do no harm.
+# After a start the tables of leases are loaded: few rows by the first call,
+# many by the worker.  Until then no call is answered that could see only a
+# part of them; a request for a lock that no lease has is answered at once.  An
+# interrupted load is continued by another call or by the worker.  Rows that
+# stand for nothing are discarded, whatever made them so, and do no harm.
 #
 # What would break it: a second call that does not wait for the first; a call
 # whose timeout ends the load, or is ignored meanwhile; a lock that is granted
-# before its name was looked for in the tables; a wait without a word for whoever
-# has locked them; an attempt that begins with the first row again; what was
-# put back by an attempt that failed, and is put back once more, or runs out
-# before the next one; a lock that is free after the start, and stays closed; a
-# row that is not there, where one is to be removed; what the caller has done to a
-# table himself, and can roll back; a row that dlock cannot have written; a lock
-# that VACUUM takes, too.
+# before its name was looked up in the tables; a wait that does not report the
+# process that has locked them; an attempt that begins with the first row
+# again; rows that an attempt has loaded before it failed, and that are loaded
+# twice, or run out before the next one; a lock that is free after the start,
+# and stays closed; a missing row that is to be removed; a change of a table by
+# the caller's own transaction, which can be rolled back; a row that dlock
+# cannot have written; a lock that VACUUM takes, too.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,11 +1,12 @@
-# A machine that was suspended wakes up, and its server does not honour what
-# has run out meanwhile: elsewhere, the lock may have another holder.  The time
-# of leases goes on while the machine sleeps.
+# After a suspend, the server does not honour leases that have run out
+# meanwhile, because another server may have granted their locks.  The time of
+# leases goes on while the machine sleeps.
 #
-# What would break it: an expiry on CLOCK_MONOTONIC, which stands still then.
+# What would break it: an expiry by CLOCK_MONOTONIC, which stops during a
+# suspend.
 #
-# No machine is suspended here.  What a suspend does is that CLOCK_BOOTTIME
-# leaps, and no other of the clocks that never go back: the test makes it leap.
+# The machine is not suspended.  The test lets CLOCK_BOOTTIME leap, and no
+# other clock, as a suspend does.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,12 +1,13 @@
-# The tables of leases are dlock's own.  What an administrator does to them does
-# no harm; or each call with leases is refused with an error that names it, until
-# it is undone.  Nothing that was put on a table is run, what is held is held, and
-# no restart is needed.
+# The tables of leases are dlock's own.  A change by an administrator does no
+# harm, or each call with leases raises an error that names it, until it is
+# undone.  No code that was added to a table runs, holders hold, and no restart
+# is needed.
 #
-# What would break it: a shape that writing accepts and reading does not, so that a
-# restart brings out what nobody had noticed before; a column that is taken for what
-# was in its place once; code of a table's owner that the worker runs; a row that is
-# read, or written, without an index that it needs; a table that a crash empties.
+# What would break it: a shape that writing accepts and loading does not, so
+# that a restart fails over a change made long before; a column that is taken
+# for another that had its position; code of a table's owner that the worker
+# runs; a row that is read or written without an index that this needs; a table
+# that a crash empties.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,16 +1,16 @@
-# What a lease call makes stands in shared memory before its row is written, and
-# in between anything can happen to it: others release it, wait for it, or are
-# next; who asked for it gives up; the worker dies at it.  Nobody is told of what
-# could still be undone, and nothing that was given up stays behind.
+# A lease call changes shared memory before the row is written.  In between,
+# other sessions can release its ticket, wait for it, or be next; the caller
+# can give up; the worker can die.  No client is told of anything that could
+# still be undone, and nothing stays behind of a call that gave up.
 #
-# What would break it: a call that waits for a row which nobody will write; a
-# ticket that is taken back twice, or that a batch under way brings back; a
-# request that is answered with the ticket of another one, before that is the
-# lease's; a lease in the queue that has run out, and is granted the lock; a worker
-# that goes, at a shutdown, before the sessions have taken back what they asked for.
+# What would break it: a call that waits for a row that is never written; a
+# ticket that is taken back twice, or that a batch in progress brings back; a
+# request that gets another's ticket before the lease has it; a queued lease
+# that has run out, and is granted the lock; a worker that exits at a shutdown
+# before the sessions have taken back their requests.
 #
-# The worker is stopped while it sleeps, so that nothing is written; or by a
-# debugger at a row, so that it has a batch in its hands.
+# The worker is stopped while it sleeps, so that it writes nothing, or by a
+# debugger at a row, so that it has a batch in progress.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,17 +1,16 @@
-# Nobody is granted a lock after a lease's ticket before the removal of that
-# ticket's row is in the WAL, whether the ticket held or still waited.  So
-# whatever part of the WAL survives a crash, it never has two holders, nor a
-# ticket that is granted after a greater number.  Here the worker, which writes
-# it, is stopped: nothing is handed on meanwhile, however the ticket ends and
-# whoever waits, though it counts as gone at once; and a crash finds the old
-# holder, and no other.
+# No ticket is granted after a lease's ticket, held or waiting, before the
+# removal of that ticket's row is in the WAL.  So no part of the WAL that
+# survives a crash has two holders, or a ticket that is granted after a greater
+# number.  Here the worker, which writes the removal, is stopped.  Then no lock
+# is handed over, however the ticket ends and whatever waits, though it counts
+# as gone at once; and after a crash the old holder holds, and no other.
 #
 # What would break it: a release, a close, a forced release or an expiry that
-# takes a ticket with a row out of its lock by itself; a new request that passes
-# by a lock which is only waiting for the worker, or fits beside who leaves it, as
-# it comes with other slots; a grant that is announced or answered before it is
-# written, or before that removal is flushed; an heir's row that is written apart
-# from that removal, or one that stays when the heir has gone.
+# takes a ticket with a row out of its lock by itself; a new request that
+# passes a lock that only waits for the worker, or fits beside the leaving
+# holder because it has other slots; a grant that is announced or answered
+# before it is written, or before the removal is flushed; an heir's row that is
+# written apart from that removal, or that stays when the heir has gone.
 
 use strict;
 use warnings FATAL => 'all';

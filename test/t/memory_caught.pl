@@ -1,10 +1,10 @@
-# A call that fails, in a loop that catches the error, takes nothing with it:
-# what it had begun is let go of when the subtransaction is rolled back, and not
-# only at the end of the transaction, so that no loop takes the memory that
-# others need.
+# A call that fails in a loop that catches the error leaves nothing: its
+# references are dropped when the subtransaction is rolled back, not only when
+# the transaction ends.  So no loop takes the memory that others need.
 #
-# What would break it: a reference that waits for the end of the transaction; an
-# allocation before something that can fail, with nobody to free it.
+# What would break it: a reference that is kept until the end of the
+# transaction; an allocation before a step that can fail, with nothing that
+# frees it.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,16 +1,17 @@
-# The memory area is full, whatever is counted: what was freed is in pieces of
-# other sizes.  A request can then fail at any step; and that is all: nothing of it
-# stays, nothing held is lost, and when there is memory again all is as before.  The
-# same where the tables of leases are read after a start: what was put back stays,
-# and the next call goes on from there.
+# The memory area is full, whatever the counts say, because freed memory is in
+# pieces of other sizes.  A request can then fail at any step, and leaves
+# nothing; no holder loses a lock, and once there is memory all is as before.
+# Likewise, if the tables of leases are loaded after a start: loaded rows stay,
+# and the next call continues.
 #
-# What would break it: a lock of a table that is not let go after such an error; a
-# ticket that has joined its lock, and is not taken back when its number cannot
-# be entered; a session that cannot begin, and cannot end either; memory that a
-# failed attempt keeps, or counts, or that stays when its extension has gone.
+# What would break it: an LWLock that is not released after such an error; a
+# ticket that has joined its lock, and stays when its number cannot be entered;
+# a session that can neither begin nor end; memory that a failed attempt keeps
+# or counts, or that stays when its extension has gone.
 #
-# The area gives memory of one size class 64 kB at a time, and has it back only when
-# all of these are free.  So who keeps one piece of each has all of them.
+# The area takes memory of one size class in blocks of 64 kB, and gets a block
+# back only if all of it is free.  So one allocation in each block keeps all of
+# them.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,14 +1,14 @@
-# An error at one step of a call, or of an exit, as when there is no memory left:
-# what was begun is not taken for what is there, and all else that was to be done is
-# done.
+# An error at one step of a call or of an exit, as if memory were used up: a
+# change that was only begun does not count as made, and all else that was to
+# be done is done.
 #
-# What would break it: an entry in a table of the backend's own that is there before
-# what it stands for; a size that is noted before the memory is; a process that is
-# attached by half; a segment that is left behind by the one that could not make all
-# of it; a waiter that stays in a queue; an exit that gives up at the first thing that
-# fails, so that what comes behind it seems to belong to somebody for ever.
+# What would break it: an entry in a backend's table before the object exists;
+# a size that is noted before the memory is allocated; a process that is half
+# attached; a segment that a failed process leaves behind; a waiter that stays
+# in a queue; an exit that stops at the first failure, so that the rest seems
+# to have an owner for ever.
 #
-# No setting brings such an error at the step that is wanted, so a debugger does.
+# No setting causes an error at a chosen step, so a debugger does.
 
 use strict;
 use warnings FATAL => 'all';

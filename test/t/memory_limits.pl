@@ -1,10 +1,10 @@
-# Past dlock.max_locks_per_session or dlock.max_memory a request fails, and
-# that is all: nothing held is lost, by anyone, a superuser can still lock,
-# and after a release all is as before.
+# Past dlock.max_locks_per_session or dlock.max_memory, a request fails.  No
+# session loses a lock, superusers can still lock, and after a release all is
+# as before.
 #
 # What would break it: a request that fails half done; memory that is not
-# given back, or not counted as given back; one session's memory that another
-# one needs in order to let go.
+# freed, or not counted as freed; one session's memory that another one needs
+# for a release.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,15 +1,15 @@
-# A file system for dynamic shared memory that is smaller than dlock.max_memory,
-# as in a container: dlock takes half of what is free there when it makes its memory,
-# says so in the log once, and others, such as parallel queries, have the rest.
-# What it has it can use, also if they fill the file system then.  If it is full
-# before, calls fail with 53200 and a way out until there is room.
+# The file system for dynamic shared memory is smaller than dlock.max_memory,
+# as in a container.  dlock takes half of its free space when it creates its
+# memory, and logs that once; the rest is left for others, such as parallel
+# queries.  dlock can use its memory even if others fill the file system later.
+# If it is full before, calls fail with 53200 and a hint until there is room.
 #
-# What would break it: an error of PostgreSQL's that is passed on as it is, or that
-# says what an earlier one was; a limit that is above what there is; memory that is
-# promised, and not there when it is written; a segment that a failed call leaves
-# behind.
+# What would break it: an error of PostgreSQL that is passed on as it is, or
+# that shows an older errno; a limit above the memory that exists; memory that
+# is reserved, and missing when it is written; a segment that a failed call
+# leaves behind.
 #
-# The test runs in name spaces of its own, in which /dev/shm is small.
+# The test runs in Linux namespaces of its own, in which /dev/shm is small.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,10 +1,11 @@
-# One role cannot take all of the memory: whatever it takes, in whatever scope and
-# in however many databases, the locks of others work, during and after that, and
-# after a restart.  What is freed is its own again, whoever frees it.
+# One role cannot take all of the memory.  Whatever it allocates, in any scope
+# and any number of databases, locks of other roles work, during that,
+# afterwards, and after a restart.  Freed memory counts for its role again,
+# whichever process frees it.
 #
-# What would break it: something that is not counted to its role, or to another
-# one; memory that somebody else frees, and that is not given back, or given back
-# to him; a limit that is not that of the role whose memory it is.
+# What would break it: memory that is not counted to its role, or to another
+# one; memory that another role frees, and that is not subtracted, or
+# subtracted from the other role; a limit that is not the role's own.
 
 use strict;
 use warnings FATAL => 'all';

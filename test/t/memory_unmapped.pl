@@ -1,14 +1,16 @@
-# A process that cannot open the shared memory fails at its first call, and at each
-# one after that until it can; it does not count as attached meanwhile, and all
-# others go on.  Another dlock.max_memory takes effect when the memory is next made:
-# as soon as no process is attached to it, and not before; and leases stay.
+# A process that cannot open the shared memory fails at its first call, and at
+# each later one until it can.  It does not count as attached meanwhile, and no
+# other process is affected.  A new dlock.max_memory takes effect when the
+# memory is next created: once no process is attached, and not before; leases
+# stay.
 #
-# What would break it: a process that is attached by half, and cannot attach again;
-# one that is counted, and is not attached; a segment that is made anew while a
-# process uses it, or that is left behind; a lease that goes with its memory.
+# What would break it: a process that is half attached, and cannot attach
+# again; one that is counted, and is not attached; a segment that is created
+# anew while a process uses it, or that is left behind; a lease that is lost
+# with its memory.
 #
-# Segments are files here, and a file can be closed.  A process that has it mapped
-# already does not notice.
+# Segments are files here, and a file can be closed.  A process that has mapped
+# it does not notice.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,10 +1,10 @@
-# A name space belongs to a database and an installation of the extension:
-# two of them never share a lock, a new one starts empty, and in one database
+# A name space belongs to a database and an installation of the extension.  Two
+# of them never share a lock, a new one starts empty, and in one database
 # fences grow across all of them.
 #
-# What would break it: a cached name space that outlives DROP EXTENSION, or
-# does not survive its rollback; a sequence that is looked for where it was;
-# numbers of a new installation that start where an old one has been.
+# What would break it: a cached name space that survives DROP EXTENSION, or
+# does not survive its rollback; a sequence that is looked for in its old
+# schema; numbers of a new installation that start where an old one has been.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,12 +1,13 @@
-# DROP EXTENSION while sessions wait: none is told that it has got a lock of a
-# space that is gone, and none waits on there, whoever holds the lock.
+# DROP EXTENSION while sessions wait: no session is told that it holds a lock
+# of a space that is gone, and none goes on waiting there, whatever holds the
+# lock.
 #
-# What would break it: a grant in the old space, to one who does not look whether
-# it is still the current one, while somebody else holds the lock in the new one;
-# a waiter that nobody wakes; an internal error for who waits for a table of the
-# extension; a ticket that is found by its number in a space that
-# is not its own; and one who takes for a DROP what was rolled back, or was
-# something else.
+# What would break it: a grant in the old space, to a waiter that does not
+# check whether it is still current, while another session holds the lock in
+# the new one; a waiter that no process wakes; an internal error for a session
+# that waits for a table of the extension; a ticket that is found by its number
+# in another space; a session that takes a rollback or another change for a
+# DROP.
 
 use strict;
 use warnings FATAL => 'all';

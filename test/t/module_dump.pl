@@ -1,17 +1,16 @@
-# A dump carries what must outlive the database: the sequence, so that a restored
-# one never gives a fence that the dumped one gave before, even where the numbers
-# are ahead of the time; and versions, reservations and the slots that are set,
-# whatever roles there are where it is restored, and however its rows are written,
-# so that sessions that are there see them.  Leases live meanwhile: the original's go on, and none is in
-# what was restored.
+# A dump has what must outlive the database.  With the sequence, a restored
+# database never gives a fence that the dumped one gave before, even if the
+# numbers are ahead of the time.  It has versions, reservations and the slots
+# that are set, whatever roles exist where it is restored and however its rows
+# are written, and connected sessions see them.  Leases of the original go on,
+# and the restored database has none.
 #
 # What would break it: a table or a sequence that is not marked to be dumped
 # with the extension, or a sequence whose last value is not the greatest number
-# reserved; a column that can only hold the OID of a role that is there, so that
-# one missing role stops all rows; an OID that is taken from the dump; a copy of the
-# table, kept by a session or in shared memory, that nobody tells of the rows; a
-# dump that waits for the worker, or that the worker waits for; or rows of leases
-# that are dumped.
+# reserved; a column that can hold only the OID of an existing role, so that
+# one missing role stops all rows; an OID that is taken from the dump; a
+# session's or shared copy of the table that misses the rows; a dump that waits
+# for the worker, or the reverse; rows of leases in a dump.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,11 +1,11 @@
-# Event triggers that raise stop DDL, and nothing of dlock: its processes run
-# none, however often they write, vacuum, announce and begin anew.  What is made
-# or dropped under such a trigger is made or dropped as a whole, or not at all;
-# locks and leases go on as if nothing had been tried.
+# Event triggers that raise errors stop DDL, and nothing of dlock: its
+# processes fire none, however often they write, vacuum, announce and restart.
+# An object is created or dropped under such a trigger as a whole, or not at
+# all; locks and leases go on as if it had not been tried.
 #
-# What would break it: a statement of the worker's, or of a call's, that fires
-# an event trigger; a DROP that ends leases, or a CREATE that begins a space,
-# before it is committed.
+# What would break it: a statement of the worker or of a call that fires an
+# event trigger; a DROP that ends leases, or a CREATE that begins a space,
+# before its commit.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,9 +1,9 @@
-# A statement may free itself, or end its transaction: no session is harmed that
-# has the library.
+# A statement may free itself or end its transaction, and no session with the
+# library is harmed.
 #
-# What would break it: a hook that looks at the statement when that has run.  A
-# procedure's ROLLBACK frees its own CALL, if that has come by the extended
-# protocol, with a parameter.
+# What would break it: a hook that reads the statement after it has run.  A
+# procedure's ROLLBACK frees its own CALL, if that came by the extended
+# protocol with a parameter.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,11 +1,11 @@
-# Two libraries in one server that lay out their shared memory differently, as
-# after an update: never do both grant locks at one time.  The new one is refused
-# while somebody uses the old one, and takes over when nobody does, with all
-# leases; then the same the other way round.
+# Two libraries in one server lay out their shared memory differently, as after
+# an update.  They never both grant locks at one time.  The new one is refused
+# while a process uses the old one, and takes over afterwards, with all leases;
+# then the same in reverse.
 #
-# What would break it: a process that is counted as attached and is not, or is
-# and is not counted, however it ended and whatever failed on the way; an area
-# that stays behind; a worker of the one library with the memory of the other.
+# What would break it: a process that is counted as attached and is not, or the
+# reverse, however it ended and whatever failed before; an area that stays
+# behind; a worker of one library with the memory of the other.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,11 +1,11 @@
-# The server's log tells of each lease that runs out, and what it had; of whoever
-# ends what is another's; of the lock that keeps the worker from its work; and of
-# long waits, with the leases that are waited for by role and owner.  No one line,
-# and no moment, makes it grow without bound.
+# The server's log has each lease that runs out and its locks, each forced
+# release, the lock that keeps the worker from its work, and long waits, with
+# the role and owner of the leases waited for.  No line and no event makes it
+# grow without bound.
 #
-# What would break it: an end that is not told, or one that is told which was no
-# expiry; a line for each of many thousands; a list or a text that is not cut short;
-# an error of the worker that does not say which table it is about.
+# What would break it: an expiry that is not logged, or another end that is; a
+# line for each of many thousands; a list or a text that is not truncated; an
+# error of the worker that does not name the table.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,14 +1,14 @@
-# docs/troubleshooting.md has every message that dlock can give, with the code
-# that goes with it, and no other: who looks for one there finds what to do.
+# docs/troubleshooting.md has every message of dlock, with its code, and no
+# other, so that a reader finds what to do.
 #
-# What would break it: a message that is added, or put in other words, or gets
-# another code, without a word there; one that is gone from the code and is
-# still explained.
+# What would break it: a message that is added or reworded, or gets another
+# code, and is not changed there; one that is gone from the code and is still
+# explained.
 #
-# The page's tables say so in their first two columns: messages in backquotes,
-# "..." for what differs, details in italics; the code, or the level of what
-# only goes to the log.  A row that begins with "PostgreSQL's" is about a message
-# of the server.
+# The page's tables have the message, in backquotes, and the code, or the level
+# of a log message, in the first two columns; "..." stands for variable parts,
+# and details are in italics.  A row that begins with "PostgreSQL's" is about a
+# message of the server.
 
 use strict;
 use warnings FATAL => 'all';

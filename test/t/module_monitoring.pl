@@ -1,11 +1,11 @@
-# What docs/monitoring gives to postgres_exporter and Grafana works: every query
-# runs, and has the columns that are spoken of, with values that can be counted;
-# and the dashboard asks for no metric that the exporter has not.
+# The files of docs/monitoring for postgres_exporter and Grafana work: every
+# query runs and has the documented columns, with numbers; and the dashboard
+# uses only metrics that the exporter has.
 #
-# What would break it: a view's column that gets another name; a query that is
-# changed without its metrics, or a metric without the dashboard.
+# What would break it: a view's column that is renamed; a query that is changed
+# without its metrics, or a metric without the dashboard.
 #
-# This reads both files as their programs do, and needs neither of these.
+# The test reads both files as their programs do, and needs neither program.
 
 use strict;
 use warnings FATAL => 'all';

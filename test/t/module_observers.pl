@@ -1,9 +1,9 @@
-# Extensions that look at every statement find nothing of dlock that breaks, be it
-# what a session runs, or a trigger, or dlock itself and its worker: auto_explain,
-# pg_stat_statements and pgaudit, preloaded, and as talkative as can be.
+# Extensions that look at every statement work beside dlock, for statements of
+# sessions, triggers, dlock itself and its worker: auto_explain,
+# pg_stat_statements and pgaudit, preloaded, with all their output.
 #
-# What would break it: a statement of dlock's own that one of them cannot look at;
-# a worker that is in no state to be looked at; a hook of dlock's that keeps theirs
+# What would break it: a statement of dlock that one of them cannot read; a
+# worker in a state that they cannot read; a hook of dlock that keeps theirs
 # from being called, or is not called beside them.
 
 use strict;

@@ -1,15 +1,15 @@
-# pg_upgrade while leases live: versions, reservations and numbers come along.
-# The rows of leases do, too, as all rows do, and are left out there and removed:
-# nothing is locked by them, no old fence passes a guard, and nobody gets a number
-# that somebody has had.
+# pg_upgrade while leases are open: versions, reservations and numbers come
+# along.  So do the rows of leases, as all rows do, but the new server ignores
+# and removes them: they lock nothing, no old fence passes a guard, and no
+# number is given twice.
 #
-# What would break it: rows that are taken for those of the new server; a sequence
-# or a table that pg_upgrade makes anew without what was in it; a library that
-# cannot be loaded where there is no database for it.
+# What would break it: rows that are taken for the new server's own; a sequence
+# or a table that pg_upgrade creates without its contents; a library that
+# cannot be loaded before there is a database for it.
 #
-# DLOCK_OLD_INSTALL is the directory that has the old server's bin and lib.
-# test/upgrade has two majors, and sets it; without it, nothing is tested, for the
-# sake of time.
+# DLOCK_OLD_INSTALL is the directory with the old server's bin and lib.
+# test/upgrade has two majors and sets it.  Without it the test is skipped, to
+# save time.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,10 +1,10 @@
-# The owner of dlock's schema, who can rename it, has nothing run as the owner of
-# dlock's tables: a table that gets the name of one of these while a call is under
-# way is refused.  Code that the owner of a table has on it can call dlock again,
-# and leaves the outer call as it is.
+# The owner of dlock's schema can rename it, but gets no code run as the owner
+# of dlock's tables: a table that gets the name of one of them during a call is
+# refused.  Code of a table's owner can call dlock again, and does not affect
+# the outer call.
 #
-# What would break it: a statement that finds its table by name alone; a plan that
-# is freed while it is executed.
+# What would break it: a statement that finds its table by name alone; a plan
+# that is freed while it is executed.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,13 +1,14 @@
-# The extension can stand in a schema that is in nobody's search_path, and move:
-# everything of it works by its full name, and with ALTER EXTENSION SET SCHEMA and
-# ALTER SCHEMA RENAME, as with an update, leases, locks and queues go on.
+# The extension can be in a schema that is in no search_path, and can move.
+# All of it works by qualified names; and through ALTER EXTENSION SET SCHEMA
+# and ALTER SCHEMA RENAME, as through an update, leases, locks and queues go
+# on.
 #
 # What would break it: a name in a function, a view, a trigger or an expression
-# that is looked up by the caller's search_path; the worker, or a plan that is
-# kept, with the name that a table had; a schema that is not there any more.
+# that is looked up in the caller's search_path; a worker or a cached plan that
+# uses a table's old name; a schema that is gone.
 #
-# Which functions there are, the catalog says, and the server counts the calls: a
-# new one fails this test until it is called here.
+# The catalog lists the functions, and the server counts their calls: a new
+# function fails this test until it is called here.
 
 use strict;
 use warnings FATAL => 'all';

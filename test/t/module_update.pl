@@ -1,8 +1,9 @@
-# ALTER EXTENSION dlock UPDATE to a made-up next version while locks are held in
-# each scope, and waited for: sessions do not notice, grants stay and are dumped.
+# ALTER EXTENSION dlock UPDATE to a made-up next version, while locks are held
+# and waited for in each scope: sessions do not notice, and grants stay and are
+# dumped.
 #
-# What would break it: a space that is another one after the update; memory or a
-# waiter that is lost with the catalog's old rows.
+# What would break it: a space that changes with the update; memory or a waiter
+# that is lost with the catalog's old rows.
 
 use strict;
 use warnings FATAL => 'all';
