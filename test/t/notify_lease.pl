@@ -1,17 +1,17 @@
-# What happens to the enqueued tickets of leases is announced: a grant when it
-# is durable at the level that was asked for, an expiry, a forced release; on
-# the channel that was asked for last, not before the transaction that asked has
-# committed, and in the end whatever holds up NOTIFY or the worker.  None of that
-# holds up a lock, the journal or an expiry; and who asks dlock_wait() after a
-# crash misses nothing.
+# Changes of leases' enqueued tickets are announced: a grant once it is durable
+# at the level that was asked for, an expiry, a forced release.  They come on
+# the channel of the latest request, not before its transaction has committed,
+# and in the end whatever holds up NOTIFY or the worker.  They hold up no lock,
+# no journal and no expiry; and a client that calls dlock_wait() after a crash
+# misses nothing.
 #
-# What would break it: an announcement of a grant that a crash can still undo; one
-# before the LISTEN that it is for, or after a rollback; a ticket that ends
-# before its announcement can be sent, and takes it along; a grant that only the
-# memory of one worker knows of; a notification that waits in the way of the
-# journal; a channel that is forgotten in a restart.
+# What would break it: an announcement of a grant that a crash can still undo;
+# one before the LISTEN that it is for, or after a rollback; a ticket that ends
+# before its announcement is sent, and takes it along; a grant that only one
+# worker's memory has; a notification that the journal waits for; a channel
+# that is forgotten in a restart.
 #
-# That nothing was announced is told by one more announcement, behind which
+# That nothing was announced is shown by one more announcement, behind which
 # nothing earlier can come.
 
 use strict;

@@ -1,14 +1,13 @@
 # Every grant of an enqueued ticket is announced: as JSON, on the channel that
-# was asked for, not before the transaction that enqueued it has committed, and
-# in the end whatever holds up NOTIFY or the worker that sends it.  None of that
-# holds up a lock.
+# was asked for, not before the enqueuing transaction has committed, and in the
+# end whatever holds up NOTIFY or the worker.  That holds up no lock.
 #
-# What would break it: an announcement before the LISTEN that it is for, or of a
-# transaction that was rolled back; one that is forgotten when it could not be
-# sent, or when nobody is there to send it; a worker that waits for others, or
-# that does not go away.
+# What would break it: an announcement before the LISTEN that it is for, or of
+# a transaction that was rolled back; one that is forgotten if it could not be
+# sent, or if no process was there to send it; a worker that waits for others,
+# or that does not exit.
 #
-# That nothing was announced is told by one more announcement, behind which
+# That nothing was announced is shown by one more announcement, behind which
 # nothing earlier can come.
 
 use strict;

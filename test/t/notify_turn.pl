@@ -1,13 +1,13 @@
-# Announcements are sent in their turn: whoever has asked NOTIFY for its turn
-# before, is before them, and nobody else.  So as long as the queue of NOTIFY
-# moves, they are told as soon as anybody is.
+# Announcements are sent in turn: only sessions that asked for NOTIFY's lock
+# before come before them.  So as long as the queue of NOTIFY moves, they are
+# as early as any notification.
 #
-# What would break it: a sender that leaves the queue of NOTIFY and comes again
-# later; that tells only what there was when it began to wait; or that is not
-# there, and nobody in its place.
+# What would break it: a sender that leaves the queue of NOTIFY and joins it
+# again later; one that sends only what there was when it began to wait; a
+# sender that is gone, with no replacement.
 #
-# The lock of NOTIFY is held by a transaction whose commit waits for a standby
-# that is not there.
+# A transaction whose commit waits for a standby that does not exist holds the
+# lock of NOTIFY.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,9 +1,9 @@
-# The holder of a ticket that was enqueued is told once that somebody has begun to
-# wait for the lock; and at the grant, where somebody waits already.
+# The holder of an enqueued ticket is told once that a session or lease has
+# begun to wait for the lock; or at its grant, if one waits already.
 #
-# What would break it: a holder that is not told, or more than once in its hold,
-# or before it is told of its grant; one that has nothing to do with it; a waiter
-# that pays for all holders each time.
+# What would break it: a holder that is not told, or more than once, or before
+# its grant; one that the wait does not concern; a waiter that visits all
+# holders each time.
 
 use strict;
 use warnings FATAL => 'all';

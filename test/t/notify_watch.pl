@@ -1,12 +1,12 @@
-# Whoever watches a lock is told who holds it, at once and at each change, or at
-# the latest of several; and whoever holds it does not notice.
+# The watcher of a lock is told its holder, at once and at each change, or at
+# the latest of several.  The holder does not notice.
 #
-# What would break it: a watcher whose latest news is not the truth, because the
-# LISTEN came later, the sender died, or the queue of NOTIFY was full; one who is
-# told of a grant that could be undone; a watch that outlives its session, or that
-# keeps anything but itself.
+# What would break it: a watcher whose latest message is not true, because the
+# LISTEN came later, the sender died, or the queue of NOTIFY was full; one that
+# is told of a grant that could be undone; a watch that outlives its session,
+# or that keeps anything but itself.
 #
-# That nothing is told is told by one more notification, behind which nothing
+# That nothing is told is shown by one more notification, behind which nothing
 # earlier can come.
 
 use strict;

@@ -1,10 +1,10 @@
-# When a backend crashes, PostgreSQL throws all shared memory away and starts
-# anew: so do the locks.  Nobody holds any then, all can be had, and fences
-# grow on.
+# If a backend crashes, PostgreSQL makes all shared memory anew, and so does
+# dlock.  Then no session holds a lock, all can be acquired, and fences grow
+# on.
 #
-# What would break it: shared state that survives, whole or in part, or a
-# piece of it that is found again without the rest; numbers drawn before
-# their reservation is durable; memory that is left behind.
+# What would break it: shared state that survives, in whole or in part, or a
+# part that is found without the rest; numbers drawn before their reservation
+# is durable; memory that is left behind.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,9 +1,9 @@
-# A deadlock has exactly one victim, the youngest of its tickets, which is told
-# every wait in it; and where there is no deadlock, there is no victim.
+# A deadlock has exactly one victim, the youngest of its tickets, whose error
+# lists every wait in it.  Without a deadlock there is no victim.
 #
-# What would break it: a check that believes what it saw at two moments; two
-# waiters that each take the other one, or themselves, for the victim; a cycle
-# through a heavyweight lock that nobody looks for again.
+# What would break it: a check that trusts what it saw at two moments; two
+# waiters that each choose the other, or themselves, as the victim; a cycle
+# through a heavyweight lock that no session looks for again.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,10 +1,9 @@
-# Whichever way a holder or a waiter goes, the next in line gets the lock, and
-# nothing of the one who went stays behind.
+# Whichever way a holder or a waiter ends, the next in line gets the lock, and
+# nothing of the ended one stays behind.
 #
-# What would break it: an exit that gives locks back before it has rolled back
-# the transaction; a way out of the wait loop that bypasses the queue; an
-# error in the exit callback; a wait that sleeps through the postmaster's
-# death.
+# What would break it: an exit that releases locks before it has rolled back
+# the transaction; a way out of the wait loop that bypasses the queue; an error
+# in the exit callback; a wait that sleeps through the postmaster's death.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,10 +1,11 @@
-# An acquire that fails after the grant keeps nothing: before a session is told
-# of one, the removal of the row of a holder before is flushed, and that can fail.
+# An acquire that fails after the grant keeps nothing.  Before a session is
+# told of a grant, the removal of an earlier holder's row is flushed, and that
+# can fail.
 #
 # What would break it: a ticket that counts as acquired before that.
 #
-# That fails hardly ever.  Here a debugger lets what is noted of the removals be a
-# position that the WAL has not reached, while this session looks at it.
+# This fails hardly ever.  Here a debugger sets the noted position of a removal
+# to one that the WAL has not reached, while the session looks at it.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,9 +1,9 @@
-# Whoever gets a lock from a transaction that has ended meets none of that
-# transaction's own locks, and sees what it wrote.
+# The next holder of a lock meets none of the other locks of the transaction
+# that held it, and sees what that wrote.
 #
-# What would break it: a hand-over at a moment when the transaction's locks
-# are still held, or its writes not yet visible.  So that this moment is long
-# enough to be met, the transaction has many locks to give back.
+# What would break it: a hand-over while that transaction's locks are still
+# held, or its writes not yet visible.  The transaction has many locks to
+# release, so that this moment is long enough.
 
 use strict;
 use warnings FATAL => 'all';

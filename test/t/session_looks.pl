@@ -1,10 +1,11 @@
-# Looking for deadlocks costs the others nothing, and little itself: who waits
-# looks at growing intervals, unless one of its heavyweight locks is waited for;
-# each lock is read once a look, however many wait for it; and who has nothing
-# that is waited for reads none.
+# Looking for deadlocks costs other sessions nothing, and the waiter little.  A
+# waiter looks at growing intervals, unless one of its heavyweight locks is
+# waited for.  A look reads each lock once, however many wait for it; and a
+# waiter reads none if nothing that it has is waited for.
 #
-# What would break it: a question to the lock manager for each waiter in it; a
-# look of everybody at every turn; a message of each waiter that lists them all.
+# What would break it: a request to the lock manager for each waiter in it; a
+# look of all waiters at every change; a message of each waiter that lists all
+# of them.
 
 use strict;
 use warnings FATAL => 'all';

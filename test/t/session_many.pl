@@ -1,10 +1,10 @@
-# However many tickets a session has under one name, however much a transaction is
-# to do at its end, and however many names others have reserved, a call takes no
-# longer than the first one did.
+# However many tickets a session has under one name, however much a transaction
+# has to do at its end, and however many names others have reserved, a call
+# takes no longer than the first one did.
 #
-# What would break it: a loop over the tickets of a name, over those of the
-# session, over what the transaction has to do at its end, or over reservations.
-# With one, each of the steps here would take many times its limit.
+# What would break it: a loop over the tickets of a name or of the session,
+# over the pending actions of the transaction, or over reservations.  With one,
+# each step here would take many times its limit.
 
 use strict;
 use warnings FATAL => 'all';

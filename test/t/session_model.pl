@@ -1,14 +1,14 @@
-# Random programs of many sessions over few locks: whenever the server has come
-# to rest, it must agree with a simple model (Dlock::Model) about who holds
-# what, who waits where, and what each statement has returned.
+# Random programs of many sessions over few locks: whenever the server is idle,
+# it agrees with a simple model (Dlock::Model) about holders, waiters and their
+# places, and the result of each statement.
 #
-# What would break it: almost any error in the queue, in the counting of
-# acquires, or in what is released when.  Time, deadlocks and crashes are not
-# in here; no program closes a cycle.
+# What would break it: almost any error in the queue, in the count of acquires,
+# or in the time of releases.  Time, deadlocks and crashes are left out; no
+# program closes a cycle.
 #
-# The same DLOCK_SEED makes the same program of DLOCK_STEPS steps, but for its
-# last fifth, which has steps whose outcome the server decides: a release that
-# meets a cancel, or other releases and an exit.
+# The same DLOCK_SEED makes the same program of DLOCK_STEPS steps, except for
+# the last fifth.  Its steps have outcomes that the server decides: a release
+# that meets a cancel, or other releases and an exit.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,13 +1,12 @@
-# One query finds who is at the root of the waiting, through queues of dlock and
-# locks of PostgreSQL, however many wait; and how many that are.  Afterwards the
-# views know what was waited for: the names that took most of the time, though
-# there were more of them than are kept.
+# One query finds the root of all waiting, through queues of dlock and locks of
+# PostgreSQL, and how many wait behind it.  Afterwards the views know the names
+# that were waited for longest, even if there were more names than are kept.
 #
-# What would break it: a wait that is not followed into the other kind of lock; a
-# root that is counted twice, or not at all; a lease, a delay, a prepared
-# transaction or an enqueued ticket, which have no session that waits; a deadlock,
-# which has no root; what others may not see.  A gauge that goes astray with a
-# ticket's ways out; names that displace each other wrongly.
+# What would break it: a wait that is not followed into the other kind of lock;
+# a root that is counted twice, or not at all; a lease, a delay, a prepared
+# transaction or an enqueued ticket, which have no waiting session; a deadlock,
+# which has no root; data that another role may not see; a gauge that one way
+# out of a wait leaves wrong; names that replace each other wrongly.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,12 +1,11 @@
-# Mutual exclusion under stress: clients that read a counter, and write it
-# back greater by one in a later transaction, lose no update as long as they
-# hold one lock meanwhile, however many of them are cancelled and terminated
-# at whatever moment.  Without the lock they do lose updates.
+# Mutual exclusion under stress: clients read a counter, and write it back
+# incremented in a later transaction.  They lose no update as long as they hold
+# one lock meanwhile, however many of them are canceled and terminated at any
+# moment.  Without the lock they do lose updates.
 #
-# What would break it: two holders at a time; a lock that is handed on before
+# What would break it: two holders at a time; a lock that is handed over before
 # the last holder's transaction has ended; a ticket that stays behind; a lost
-# wakeup, as the clients, which are left in peace after a while, then never get
-# done.
+# wakeup, because the clients, undisturbed after a while, then never finish.
 
 use strict;
 use warnings FATAL => 'all';

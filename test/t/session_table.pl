@@ -1,10 +1,10 @@
-# The table of locks grows as they come, bucket by bucket, while others look for
-# their own in it, and views go through all of it.  Nobody misses one, or meets
-# one twice.
+# The table of locks grows bucket by bucket, while sessions look for their
+# locks in it, and views read all of it.  None misses a lock, or finds one
+# twice.
 #
-# What would break it: a bucket that is divided wrongly; one that is looked up
-# by what the table was before; a view that loses its place; an entry that is
-# used again while it is still in a list, or whose name is longer than it.
+# What would break it: a bucket that is split wrongly; one that is looked up by
+# the table's former size; a view that loses its place; an entry that is reused
+# while it is in a list, or whose name does not fit.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,10 +1,9 @@
-# An acquire of several locks that fails keeps none, also where some of those that
-# it had were ended by force meanwhile, and where a cancel comes while it gives
-# back the others.
+# An acquire of several locks that fails keeps none, also if some were revoked
+# meanwhile, or if a cancel comes while it releases the others.
 #
-# What would break it: a warning while locks are given back, as sending one takes
-# interrupts, and an error there leaves the rest; a loss that is taken for
-# another's.
+# What would break it: a warning while locks are released, because sending it
+# takes interrupts, and an error there leaves the rest; a loss that is reported
+# for another lock.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,10 +1,10 @@
-# A wait for a lock of dlock is seen wherever a wait for PostgreSQL's locks is;
-# and CALL dlock_acquire_nosnapshot() has no snapshot while it waits, so that
-# it holds nobody up, and leaves the session as it was, however it ends.
+# A wait for a lock of dlock is shown wherever a wait for PostgreSQL's locks
+# is.  CALL dlock_acquire_nosnapshot() has no snapshot while it waits, so that
+# it holds up no other session, and leaves its own as it was, however it ends.
 #
-# What would break it: a snapshot that is left over, given back twice, or
-# missing afterwards; a message or a title that outlives its wait; a wait for a
-# lock of PostgreSQL's within, which takes the latch and the timer.
+# What would break it: a snapshot that is left over, popped twice, or missing
+# afterwards; a message or a title that outlives its wait; a wait for a lock of
+# PostgreSQL during the wait, which uses the same latch and timer.
 
 use strict;
 use warnings FATAL => 'all';

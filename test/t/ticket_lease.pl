@@ -1,11 +1,11 @@
-# One connection waits for thousands of locks, by tickets of a lease, and is told
-# of each; and such a ticket is nobody's in particular: any connection waits for
-# it, asks about it and releases it, and it stays when they are gone.
+# One connection waits for thousands of locks, by tickets of a lease, and is
+# told of each.  Such a ticket belongs to no session: any connection waits for
+# it, asks about it and releases it, and it stays when the connection is gone.
 #
-# What would break it: a limit or a list that does not stand thousands of tickets
-# of one lease; a grant that is not announced, or is announced and not held; a
-# lease's ticket that is bound to a session, or a session's that is not; sessions
-# that wait for the same one, and wake each other up.
+# What would break it: a limit or a list that does not stand thousands of
+# tickets of one lease; a grant that is not announced, or is announced and not
+# held; a lease's ticket that is bound to a session, or a session's that is
+# not; sessions that wait for the same ticket and wake each other.
 
 use strict;
 use warnings FATAL => 'all';

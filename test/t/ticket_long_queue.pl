@@ -1,9 +1,9 @@
-# What dlock_locks shows of a lock with thousands of tickets: every one of them,
-# in its place, with no more than the holders in its way and the one request
-# before it; so all of it grows with the number of tickets, and no faster.
+# dlock_locks shows every ticket of a lock with thousands of them, in its
+# place, with only the holders in its way and the one request before it.  So
+# the view's size is linear in the number of tickets.
 #
-# What would break it: a list of all tickets before a waiter, which is the square
-# of the queue's length; a copy that is cut short.
+# What would break it: a list of all tickets before a waiter, which makes the
+# size quadratic; a copy that is cut short.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,17 +1,17 @@
-# Who asks again for what it has gets that ticket, whether it comes as an acquire
-# or as an enqueue: however many others wait for the same lock or hold it, before
-# and after a crash, and until it has ended; and nobody else gets it.  What
-# becomes of the one call is no matter for the other: canceled while its ticket
-# is made durable, an enqueue leaves the announcement where it was, and the ticket
-# to who waits with it; and one that comes while the grant is on its way to the
-# session that waits gets that very ticket.
+# A repeated request, by an acquire or an enqueue, gets the ticket that it
+# already has: however many others wait for the lock or hold it, before and
+# after a crash, and until the ticket has ended.  No other request gets it.
+# Each of two such calls can fail without harm to the other: if an enqueue is
+# canceled while its ticket is made durable, the announcement stays as it was,
+# and the session that waits keeps the ticket; and an enqueue during the grant
+# to a waiting session gets that ticket.
 #
-# What would break it: a request whose hash differs from that of its repetition,
-# or is not made anew when the tables are read; a ticket that is found although
-# it has ended, or not found as another one has the same request or the same
-# hash; an announcement that goes to the second client before that one's call has
-# succeeded; a ticket that goes with the session that has waited for it, although
-# another client has been given it; memory that is freed with it.
+# What would break it: a request whose hash differs from that of its
+# repetition, or is not computed anew when the tables are loaded; a ticket that
+# is found although it has ended, or not found because another has the same
+# request or hash; an announcement that goes to the second client before its
+# call has succeeded; a ticket that ends with the session that waited for it,
+# although another client has it; memory that is freed with it.
 
 use strict;
 use warnings FATAL => 'all';

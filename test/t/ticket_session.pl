@@ -1,12 +1,11 @@
-# A ticket that was enqueued keeps its place, without anybody waiting for it,
-# until its session ends it or ends itself; whoever waits for it with
-# dlock_wait() is woken by the grant, and loses only the wait when that is
-# interrupted.
+# An enqueued ticket keeps its place, without a waiting session, until its
+# session ends it or exits.  A session in dlock_wait() is woken by the grant,
+# and loses only the wait if that is interrupted.
 #
 # What would break it: a grant that is announced twice, or not, among many; a
-# way out of dlock_wait() that takes the ticket along, or loses the grant that
-# came at the same moment; a session's end that forgets a ticket which nobody
-# waits for; a deadlock in which a place in the queue is overlooked.
+# way out of dlock_wait() that ends the ticket, or loses a grant at the same
+# moment; an exit that forgets a ticket that no call waits for; a deadlock in
+# which a place in the queue is overlooked.
 
 use strict;
 use warnings FATAL => 'all';

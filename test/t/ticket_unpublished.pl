@@ -1,25 +1,27 @@
-# A session is granted a lease's ticket, and fails before the lease can have it, as
-# where there is no memory for its number.  Another client asks for the same at
-# that moment: what it is given stays, and is found by its number.
+# A session is granted a lease's ticket, and fails before the lease adopts it,
+# as without memory for its number.  Another client makes the same request at
+# that moment: it keeps the ticket, which is found by its number.
 #
-# A session waits with a ticket of a ttl, which another client has got, too; that is
-# ended, and it asks anew.  It is granted the lock at the moment when the worker has
-# taken the ended ticket out of it, and nothing else yet: what it has got is a lease
-# like others.
+# A session waits with a ticket of a ttl, which another client has, too.  That
+# ticket is ended, and the session makes the request anew.  It is granted the
+# lock when the worker has taken the ended ticket out of it and done nothing
+# else yet.  The new lease is like any other.
 #
-# However many hold a lock, a question about one of them, by its number or its
-# lease's, looks no others up, nor does who ends it.  However many tickets a delay
-# lets go, the lease lock is released in between.  However many locks
-# there are, and waited for, those of other databases are not looked at for that.
+# However many hold a lock, a question about one of them, by the number of its
+# ticket or lease, looks no others up, and an end does not either.  However
+# many tickets a delay lets go, the lease lock is released in between.  However
+# many locks of other databases there are, and are waited for, they are not
+# visited for that.
 #
-# What would break it: a number that the failed session takes away from a ticket
-# that its lease has adopted meanwhile, which then nobody can release; a lease that
-# begins anew before its end is done with, and that ends then, or is nowhere to be
-# found; a search among the holders, or among all locks while nobody can use them; a
-# walk through all tickets of a lease in one step; one count of those who wait, for
-# all databases.
+# What would break it: a number that the failed session removes, although its
+# lease has adopted the ticket, which then cannot be released; a lease that
+# begins anew before its end is finished, and that ends then, or cannot be
+# found; a search of the holders, or of all locks while no session can use
+# them; a walk through all tickets of a lease in one step; one count of waiters
+# for all databases.
 #
-# These moments are between two steps of one process, so a debugger stops it there.
+# These moments are between two steps of one process, so a debugger stops it
+# there.
 
 use strict;
 use warnings FATAL => 'all';

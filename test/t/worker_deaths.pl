@@ -1,12 +1,12 @@
-# A worker that dies as soon as it works is followed by another one, as it may
-# be better off; but after a pause that grows, so that the server has time for
-# other things.  Once the reason is gone, all is as before.
+# A worker that dies soon after its start is followed by another one, which may
+# succeed, but after a growing pause, so that the server has time for other
+# work.  Once the cause is gone, all is as before.
 #
-# A cancel is no death: the worker does not end by it, nor does what it is doing.
+# A cancel is no death: neither the worker nor its current task ends.
 #
-# What would break it: a worker that is asked for at once, whatever has become
-# of the one before; a pause that stays, or one for a worker that was told to go;
-# a cancel that ends the process, or a batch that it writes.
+# What would break it: a worker that is started at once, whatever happened to
+# the one before; a pause that stays, or one after a worker that was told to
+# go; a cancel that ends the process, or a batch that it writes.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,11 +1,11 @@
-# The worker of a database can fail, stop and die at any moment.  What a lease
-# call was answered for is kept; a call that could not be answered has left
-# nothing behind; and session and transaction scope go on meanwhile.
+# The worker of a database can fail, stop and die at any moment.  What an
+# answered lease call did is kept; a call without an answer leaves nothing; and
+# session and transaction scope are not affected.
 #
-# What would break it: a mark in the journal that is lost with the worker, or by
-# a shutdown; a ticket, or a name, that stays behind where the wait for its row
-# was cut short; a hand-over before the removal of a row is written; a worker
-# that stays when nothing is left to do.
+# What would break it: a mark in the journal that is lost with the worker, or
+# by a shutdown; a ticket or a name that stays behind after the wait for its
+# row was interrupted; a hand-over before the removal of a row is written; a
+# worker that stays without work.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,11 +1,11 @@
-# A worker stays while somebody could notice that it went, and goes otherwise,
-# though leases are left; so it keeps neither its database nor its slot for as
-# long as they live.  Whoever waits for a lease brings it back, and so does
-# whoever comes when one is due.
+# A worker stays while a client could notice that it is gone, and exits
+# otherwise, even if leases are left.  So it does not occupy its database and
+# its slot for as long as they live.  A session that waits for a lease starts
+# it again, and so does a call when a lease is due.
 #
-# What would break it: a worker that stays with a lease that nobody looks at; one
-# that goes while somebody waits, or listens; a lease that is due, and is met by
-# somebody who does not see to it that it ends.
+# What would break it: a worker that stays for a lease that no session looks
+# at; one that exits while a session waits or listens; a due lease that a call
+# meets without having it ended.
 
 use strict;
 use warnings FATAL => 'all';

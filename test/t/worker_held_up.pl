@@ -1,9 +1,9 @@
-# Heartbeats and expiry wait for nothing: not for a lock that somebody holds on
-# the tables, nor for as many leases as may be due at once, nor for one with as
-# many tickets.
+# Heartbeats and expiry wait for nothing: not for a lock on the tables, however
+# many leases are due at once, and however many tickets one has.
 #
-# What would break it: a worker that waits for a lock on a table as long as others
-# may wait, or that ends all that is due before it does anything else.
+# What would break it: a worker that waits for a lock on a table as long as
+# other sessions may wait, or that ends all that is due before it does anything
+# else.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,10 +1,10 @@
-# Where there is no slot for a worker, what leases hold they hold, and what they
-# have is renewed; a call that needs a row is told so, and leaves nothing; and
-# session and transaction scope go on.
+# If there is no slot for a worker, leases keep their locks, and are renewed.
+# A call that needs a row gets an error and leaves nothing; and session and
+# transaction scope are not affected.
 #
 # What would break it: a call that waits for a worker that cannot come; a lock
-# that is handed on though nobody can write that its lease ran out; a ticket, or
-# a name, that stays behind where a call failed.
+# that is handed over although no process can write that its lease ran out; a
+# ticket or a name that stays behind after a failed call.
 
 use strict;
 use warnings FATAL => 'all';

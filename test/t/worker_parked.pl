@@ -1,12 +1,12 @@
-# Leases that standbys count for cost nothing beyond their heartbeats, however
-# many there are: the worker finds the least ttl without looking through them.
+# Leases for which standbys count cost nothing but their heartbeats, however
+# many there are: the worker finds the least ttl without a search.
 #
-# What would break it: a least ttl that is looked for whenever a lease goes that
-# had it; a search where no standby is named; one for a lease that is attached,
-# whenever the worker has nothing to do.
+# What would break it: a search for the least ttl whenever a lease with that
+# ttl goes; a search although no standby is named; one for an attached lease,
+# whenever the worker is idle.
 #
-# What is counted is the worker's work, by the system, and compared with what it
-# is with few leases: it may be a few times as much.
+# The test measures the worker's CPU time, and compares it with that for few
+# leases: it may be a few times as much.
 
 use strict;
 use warnings FATAL => 'all';

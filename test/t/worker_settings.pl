@@ -1,10 +1,10 @@
-# The settings of a database and of a role are for those who connect to it, and
-# not for the processes of dlock.  Whatever is set there: leases are opened,
-# written, expire and are handed on, announcements are sent, the tables are
-# vacuumed and loaded, and an error does not end a process.
+# The settings of a database and of a role are for clients, and not for the
+# processes of dlock.  Whatever they are, leases are opened, written, expire
+# and are handed over, announcements are sent, the tables are vacuumed and
+# loaded, and no error ends a process.
 #
-# What would break it: a setting that a process takes on with its connection, as
-# all of them do with the database's and the superuser's.
+# What would break it: a setting that a process gets with its connection, as
+# all of them get the database's and the superuser's.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,12 +1,12 @@
-# The worker comes late, or more than one does, or it comes for something that is
-# gone; its slot can be another one's for a while, and its work can end with its
-# database.  Whoever waits is served by the one worker that stays, or told that
-# none comes; and none stays that has nothing to do.
+# The worker comes late, or more than one comes, or its extension is gone.  Its
+# slot can be taken for a while, and its work can end with its database.  The
+# one worker that stays serves each waiter, or the waiter is told that none
+# comes; and none stays without work.
 #
-# What would break it: a call that waits for ever for a worker; two in office; a
-# waiter that nobody hands the lock to, as no worker was to be had when it
-# began to wait; a worker that tries to write to tables that are gone, again
-# and again; a release that is forgotten with the tables.
+# What would break it: a call that waits for ever for a worker; two in office;
+# a waiter that is not granted the lock because no worker could be started when
+# it began to wait; a worker that tries again and again to write to tables that
+# are gone; a release that is lost with the tables.
 
 use strict;
 use warnings FATAL => 'all';

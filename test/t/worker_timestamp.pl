@@ -1,10 +1,9 @@
-# With track_commit_timestamp, what the worker writes has the time at which it
-# was committed: on the primary, on a standby, after a crash, and for those who
-# decode the WAL.
+# With track_commit_timestamp, the worker's commits have the time at which they
+# were made: on the primary, on a standby, after a crash, and in decoded WAL.
 #
-# What would break it: the worker's commits carry an origin, and so a time of
-# their own, which is in the WAL, and which nobody but the worker sets.  On the
-# primary alone that would not be seen.
+# What would break it: the worker's commits have an origin, and so a separate
+# time in the WAL, which only the worker sets.  On the primary alone an error
+# would not be seen.
 
 use strict;
 use warnings FATAL => 'all';

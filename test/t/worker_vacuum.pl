@@ -1,9 +1,8 @@
-# The tables of leases stay small, however many tickets come and go: the worker
-# vacuums them itself, as autovacuum comes too rarely for that.
+# The tables of leases stay small, however many tickets come and go: dlock
+# vacuums them, because autovacuum comes too rarely.
 #
-# What would break it: a worker that does not vacuum, so that the table has a
-# dead row for every ticket that there ever was; or that stops where rows cannot
-# be removed yet.
+# What would break it: tables that are not vacuumed, with a dead row for every
+# ticket ever; or vacuums that stop once rows cannot be removed yet.
 
 use strict;
 use warnings FATAL => 'all';
