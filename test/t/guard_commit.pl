@@ -20,8 +20,8 @@ use Dlock::Lease;
 use Dlock::Test;
 use Test::More;
 
-# Without WAL senders, no commit would wait.  And a waiter that nobody wakes must
-# not get its lock by accident, when it comes round to look for deadlocks.
+# Without WAL senders, no commit would wait.  A waiter must not get its lock by
+# accident, when it looks for deadlocks.
 my $node = new_server('main',
 	conf => "synchronous_commit = local\n"
 	  . "wal_level = replica\nmax_wal_senders = 1\n"
@@ -31,7 +31,7 @@ my $admin = session($node);
 
 my ($holder, $next, $fence);
 
-# Let this session wait for the lock, and then read the journal at once.
+# Let this session wait for the lock, and then read the server's log at once.
 sub queue
 {
 	my ($session) = @_;
@@ -76,7 +76,7 @@ sub end_by_force
 	return $admin->query("SELECT dlock_force_release($fence)");
 }
 
-# What dlock_locks says: one line for each
+# The rows of dlock_locks, a line each
 sub locks
 {
 	my $locks = $admin->query(
@@ -150,8 +150,8 @@ sub successor_sees_it
 	return;
 }
 
-# Guarded transactions that lose theirs are canceled, one after the other: whatever
-# was to be canceled before has been.
+# Guarded transactions that lose their lock are canceled, one after the other.
+# All earlier cancels have taken effect by then.
 sub others_are_canceled
 {
 	my ($test) = @_;
@@ -174,7 +174,7 @@ sub others_are_canceled
 	return;
 }
 
-# The ways on for such a commit.  Each sub has to end its wait.
+# The ways on for such a commit.  Each sub must end its wait.
 my @ways = (
 	'standby not needed any more' => sub {
 		commits_hang($node, 0);
@@ -221,7 +221,8 @@ while (my ($way, $go_on) = splice(@ways, 0, 2))
 }
 
 # A procedure that commits is in the middle of a statement, which a lost guard
-# cancels: but not behind its pins.  Others who lose theirs are canceled after that.
+# cancels, but not after its pins.  Other transactions that lose their locks
+# are canceled after that.
 {
 	$admin->query('CREATE PROCEDURE guarded(fence bigint) LANGUAGE plpgsql AS $$
 		BEGIN
@@ -243,7 +244,7 @@ while (my ($way, $go_on) = splice(@ways, 0, 2))
 	finish('in a procedure');
 }
 
-# The holder hears of it when he releases.
+# The holder learns of it at its release.
 commits_hang($node, 1);
 lock_and_queue();
 hang_commit($guard->());
@@ -284,8 +285,8 @@ commits_hang($node, 0);
 successor_sees_it('release at commit');
 finish('release at commit');
 
-# A lock that a lease has is pinned like any other.  Its row stays for as long: what
-# has ended behind it is written.
+# A lease's lock is pinned like any other.  Its row stays as long; later ends
+# are written.
 commits_hang($node, 1);
 lock_and_queue("SELECT dlock_ttl_acquire('lock', '1h')");
 hang_commit($guard->());
@@ -304,7 +305,8 @@ is($holder->answer, '', 'of a lease: the commit is over');
 successor_sees_it('of a lease');
 finish('of a lease');
 
-# Nor does a row say that another one is granted, as the removal of that row makes it.
+# Nor does a row say that the next is granted, because the removal of the first
+# row makes it so.
 commits_hang($node, 1);
 lock_and_queue("SELECT dlock_ttl_acquire('lock', '1h')");
 $admin->query("SELECT pg_cancel_backend($next->{pid})");
@@ -326,7 +328,7 @@ $admin->query(
 	"SELECT dlock_force_release(ticket) FROM dlock_locks('lock')");
 finish('of a lease, and a lease');
 
-# One holder of several: the others can go meanwhile.
+# One holder of several is pinned: the others can leave meanwhile.
 commits_hang($node, 1);
 lock_and_queue("SELECT dlock_acquire('lock', shared => true)");
 my $reader = session($node);
@@ -345,8 +347,8 @@ successor_sees_it('shared');
 finish('shared');
 
 #
-# Without a guard, nothing is pinned.  A check is not enough: what the holder
-# wrote becomes visible after what his successor did.
+# Without a guard, nothing is pinned.  A check is not enough: the holder's
+# write becomes visible after its successor's.
 #
 my $in_transaction = "BEGIN; SELECT dlock_xact_acquire('lock')";
 my %unguarded = (
@@ -385,8 +387,7 @@ foreach my $test (sort keys %unguarded)
 }
 
 #
-# A holder that is stopped before its commit, for as long as it takes, and is
-# succeeded meanwhile
+# A holder that is stopped before its commit, and has a successor meanwhile
 #
 foreach my $test ('guard', 'check')
 {
@@ -422,8 +423,8 @@ HINT:  \S/m,
 }
 
 #
-# A commit that fails after its locks were pinned: here because NOTIFY's lock is
-# not to be had.  What was lost meanwhile is handed over even so.
+# A commit that fails after its locks were pinned, because NOTIFY's lock is not
+# available.  Locks that were lost meanwhile are handed over all the same.
 #
 my %failures = (
 	'cancel' => sub {
@@ -456,8 +457,8 @@ foreach my $test (sort keys %failures)
 	finish("$test in the commit");
 }
 
-# The same with a lock that a lease has: the session that goes takes its pin along,
-# and the lease keeps the lock until it is released.
+# The same with a lease's lock: the session that exits removes its pin, and the
+# lease keeps the lock until it is released.
 {
 	my $committer = session($node);
 
@@ -477,7 +478,7 @@ foreach my $test (sort keys %failures)
 	finish('of a lease, terminated');
 }
 
-# A commit that has pinned is not canceled for what is lost from then on.
+# A commit that has pinned is not canceled for later losses.
 lock_and_queue();
 $holder->query('BEGIN; ' . $guard->()
 	  . "; INSERT INTO journal VALUES ('holder'); NOTIFY mine");
@@ -512,8 +513,8 @@ like($notifier->answer, qr/^[0-9A-F]+\/[0-9A-F]+$/, 'NOTIFY is over');
 $notifier->quit;
 
 #
-# A crash while the lock is pinned: locks are gone, and the commit, which was in
-# the WAL, is visible before anybody can lock.
+# A crash while the lock is pinned: locks are gone, and the commit, which was
+# in the WAL, is visible before any session can lock.
 #
 commits_hang($node, 1);
 lock_and_queue();

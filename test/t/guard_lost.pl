@@ -86,7 +86,7 @@ END $$;
 });
 
 #
-# A lease runs out, and nobody is there to notice: the worker stands still.
+# A lease runs out while the worker is stopped.
 #
 {
 	my ($keeper, $holder) = map { session($node) } 1, 2;
@@ -109,7 +109,8 @@ END $$;
 }
 
 #
-# Wherever it is: before it is executed, after an error, and at the COMMIT.
+# At each point of a statement: before it is executed, after an error, and at
+# the COMMIT.
 #
 {
 	my ($holder, $other) = map { session($node) } 1, 2;
@@ -158,9 +159,9 @@ END $$;
 }
 
 #
-# By chance: nothing that these do behind a guard is ever canceled.  In the third,
-# a transaction may be, while it is guarded; but what is not says what it is for,
-# as anything else could not.
+# By chance: no statement of these after a guard is canceled.  In the third, a
+# transaction may be, while it is guarded; a statement that is not canceled
+# says its purpose, as no other could.
 #
 {
 	my @sessions = map { session($node) } 1 .. 3;
@@ -219,8 +220,8 @@ SKIP:
 {
 	skip 'no debugger that can be attached', 1 unless debugger_works($admin);
 
-	# Whoever guards with the same locks again and again is looked at for each lock
-	# once.
+	# A session that guards with the same locks again and again checks each
+	# lock once.
 	my $again = session($node);
 
 	$again->query('SET client_min_messages = error; SELECT dlock_release_all()');
@@ -245,8 +246,8 @@ SKIP:
 	is($again->query('SELECT dlock_release_all()'), '2', 'and nothing is left');
 	$again->quit;
 
-	# The guard goes, in each way; and what comes behind it, in the same
-	# statement, is to be canceled or not.
+	# The guard goes, in each way.  The rest of the same statement is canceled
+	# or not.
 	my %ways = (
 		'a savepoint' => q{BEGIN
 				PERFORM guard_and_lose();

@@ -24,7 +24,7 @@ use Dlock::Lease;
 use Dlock::Test;
 use Test::More;
 
-# Commits wait for a standby where that is asked for.
+# Commits wait for a standby if the session asks for that.
 my $node = new_server(
 	'main',
 	conf => q{
@@ -42,7 +42,7 @@ $listener->query('LISTEN holder; LISTEN successor');
 
 my ($holder, $fence, $successor, $next);
 
-# A holder with a lease of a quarter of a second, which begins now: until this
+# A holder with a lease of a quarter of a second, which begins now; until this
 # returns, it is attached to a session.
 sub hold
 {
@@ -69,7 +69,7 @@ sub data
 	return $admin->query('SELECT writer FROM data');
 }
 
-# a transaction of the successor's, guarded
+# a guarded transaction of the successor
 sub successor_writes
 {
 	return $successor->query("BEGIN; SELECT dlock_guard('lock', $next); "
@@ -95,7 +95,7 @@ foreach my $when ('before the write', 'after the write', 'in between')
 		"SELECT dlock_guard('lock', $fence)",
 		q{INSERT INTO data VALUES ('holder')});
 
-	# A row that the holder has changed would keep the successor waiting.
+	# A row that the holder has changed would block the successor.
 	$holder->query('BEGIN');
 	$holder->query($statements[0])
 	  unless $when eq 'in between';
@@ -140,8 +140,7 @@ foreach my $when ('before the write', 'after the write', 'in between')
 }
 
 #
-# The same with a question in place of the guard: it was true when it was
-# answered.
+# The same with a check instead of the guard: it was true when it was answered.
 #
 {
 	my $keeper = hold();
@@ -169,8 +168,8 @@ foreach my $when ('before the write', 'after the write', 'in between')
 }
 
 #
-# Stopped within the commit, which waits for a standby.  It has said that it
-# holds the lock then, and so it does until the commit is visible.
+# Stopped within the commit, which waits for a standby.  It holds the lock
+# then, until the commit is visible.
 #
 {
 	my $keeper = hold();
@@ -205,7 +204,7 @@ foreach my $when ('before the write', 'after the write', 'in between')
 		qr/55L01/, 'commit: and that of the successor is not');
 	is(data(), 'nobody', 'commit: which is not visible');
 
-	# the successor looks as soon as it is granted the lock
+	# the successor reads as soon as it is granted the lock
 	$successor->start(
 		"SELECT dlock_wait($next); SELECT writer FROM data");
 	$admin->wait_for('SELECT count(*) = 1 FROM pg_stat_activity '

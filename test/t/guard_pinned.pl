@@ -68,9 +68,9 @@ foreach my $acquire ("SELECT dlock_acquire('lock')",
 }
 
 #
-# An unpinning that has failed, as a segment of memory could not be mapped: when
-# the session has gone, whoever waits clears the ticket away.  Here one more pin
-# stands for it, which nobody takes away.
+# An unpin that has failed, because a segment of memory could not be mapped:
+# when the session has gone, the waiters remove the ticket.  Here an additional
+# pin, which nothing removes, stands for it.
 #
 {
 	my $holder = session($node);

@@ -97,7 +97,7 @@ cancel('it is canceled');
 is(of_lease(), '00:30:00|t|third', 'and it stays');
 row_becomes('00:30:00|third', 'in the row, too');
 
-# whatever the caller's level, standbys count for the lease
+# standbys count for the lease at any level of the caller
 $client->query('SET synchronous_commit = local');
 $client->start("SELECT dlock_renew($lease, '2h')");
 until_hangs();
@@ -106,7 +106,7 @@ cancel('canceled once more');
 is($client->query('SHOW synchronous_commit'), 'local', 'the setting is back');
 $client->query('SET synchronous_commit = on');
 
-# a reader comes in as soon as the row is in the WAL
+# a reader is admitted once the row is in the WAL
 $reader->start("SELECT dlock_acquire('lock', shared => true) > $ticket");
 $admin->until_waits($reader);
 $client->start("SELECT dlock_downgrade($ticket)");
@@ -156,7 +156,7 @@ is( $admin->query(
 	'exclusive|t',
 	'and after a crash it is exclusive');
 
-# the same, and the worker goes on
+# the same, and the worker continues
 {
 	my $worker = freeze($admin);
 
@@ -171,8 +171,8 @@ is( $admin->query(
 }
 
 #
-# Slots that are set: after a crash and a promotion, too, with as many who hold as
-# there were, and none more.  What was not committed is not there.
+# Slots that are set, after a crash and a promotion, too, with as many holders
+# as before.  What was not committed is not there.
 #
 sub slots_are
 {
@@ -194,7 +194,7 @@ sub slots_are
 	return $session->query('SELECT dlock_release_all()');
 }
 
-# Who has committed, as others can see, and has still to change what is in memory
+# Sessions whose commit is visible, and that have still to change memory
 SKIP:
 {
 	skip 'no debugger that can be attached', 1 unless debugger_works($admin);
@@ -234,7 +234,7 @@ is( $client->query(
 $other->query("BEGIN; SELECT dlock_set_slots('jobs', 9)");
 
 #
-# What was answered is there after a crash, and with a successor
+# Answered changes are there after a crash, and on the promoted standby
 #
 sub is_there
 {
@@ -268,8 +268,8 @@ $admin = session($node);
 slots_are($admin, '2 t, 2 t, 2 t, 2 f', 'slots after a crash');
 is_there($admin, 'a crash');
 
-# Slots are set while a session reads those that were set before a crash: it has seen
-# the row already, and what it puts back is not what counts.
+# Slots are set while a session loads those that were set before a crash.  It
+# has read the row already, but its value does not count.
 SKIP:
 {
 	skip 'no debugger that can be attached', 1 unless debugger_works($admin);
@@ -315,8 +315,8 @@ kill_server($node);
 $_->vanish foreach $admin, $client;
 take_over($standby);
 $admin = session($standby);
-# who is the first to read them cannot have emptied the table, and what else he has
-# written does not count
+# the first to load them cannot have emptied the table, and its other changes
+# do not count
 $admin->query('BEGIN; TRUNCATE dlock_slots');
 like($admin->query("SELECT dlock_try_acquire('session', slots => 9)"),
 	qr/55000.*changed or locked/, 'not where they are gone for nobody else');
@@ -334,7 +334,7 @@ is( $admin->query(
 	'and on that standby, promoted');
 
 #
-# A view reads what another session changes
+# A view reads a text that another session changes
 #
 {
 	my @writers = map { session($standby) } 1 .. 2;

@@ -20,8 +20,8 @@ use Dlock::History qw(now);
 use Dlock::Test;
 use Test::More;
 
-# Nobody but the worker and the clients moves the WAL on, so that a crash
-# takes with it all that nobody has waited for.
+# Only the worker and the clients flush the WAL, so that a crash loses all that
+# no client has waited for.
 my $node = new_server(
 	'main',
 	conf => q{
@@ -33,7 +33,7 @@ log_statement = none
 });
 my $history = Dlock::Checker->new($ENV{DLOCK_TEST_SEED} || 20250101);
 
-# Several rounds of each kind of crash; clients go on with what they have.
+# Several rounds of each kind of crash; clients keep their leases.
 sub rounds
 {
 	my ($what, $rounds, %options) = @_;
@@ -65,7 +65,7 @@ sub rounds
 	return;
 }
 
-# One of the clients', or the worker
+# A client's backend, or the worker
 sub kill_a_backend
 {
 	my $session = session($node);

@@ -43,7 +43,7 @@ like($client->query("SELECT dlock_lease_acquire('moved', $lease)"),
 is( $client->query('SELECT count(*) FROM elsewhere.dlock_queue'),
 	'3', 'and writes there');
 
-# Dropped: the leases are gone, and nobody waits for them any more.
+# Dropped: the leases are gone, and no session waits for them.
 my $short =
   $client->query("SELECT dlock_ttl_acquire('short', '1s', timeout => '0')");
 like($short, qr/^\d+$/, 'a short lease');
@@ -93,11 +93,11 @@ is($node->safe_psql('postgres', 'DROP DATABASE a'),
 	'', 'without a lease the worker is not in the way of DROP DATABASE');
 
 #
-# A database's owner, who is nobody else: leases of others are not in the way
+# A database's owner without other rights: leases of others are not in the way
 #
 $admin->query('CREATE ROLE landlord LOGIN CREATEDB; CREATE ROLE tenant LOGIN');
 
-# The worker of a database, which is not for all to see
+# The worker of a database, which not all roles may see
 sub worker_of
 {
 	my ($database) = @_;
@@ -112,7 +112,7 @@ sub worker_of
 	return $pid;
 }
 
-# Runs a command as the owner; the worker is there before, for a lease of others
+# Runs a command as the owner, while the worker runs for another role's lease
 sub as_landlord
 {
 	my ($database, $command, $test) = @_;
@@ -169,7 +169,7 @@ poll('the new owner drops it by force',
 pass('a new owner drops it by force');
 backends_gone($pid);
 
-# who is connected is in the way, and keeps the worker
+# a connected session is in the way, and keeps the worker
 let('shop');
 my $tenant = session($node, 'shop', 'user=tenant');
 $fence = $tenant->query("SELECT dlock_ttl_acquire('rented', '1h')");
@@ -187,14 +187,14 @@ is($tenant->query("SELECT dlock_check('rented', $fence)"),
 	't', 'which comes again');
 worker_of('shop');
 $tenant->quit;
-# what the owner is asked to clear up, is ended
+# what the owner is asked to end, is ended
 my $owner = session($node, 'shop', 'user=landlord');
 is( $owner->query(
 		'SELECT count(dlock_force_close(lease)) FROM dlock_leases'),
 	'1', 'the owner closes leases of others');
 is($owner->query('SELECT count(*) FROM dlock_leases'), '0', 'and they are gone');
 
-# and what a delay keeps closed
+# and a lock that a delay keeps closed
 my ($ttl, $delayed) = (ample(1));
 poll('a lease that lives for long enough',
 	sub {
@@ -215,8 +215,8 @@ $owner->quit;
 is($landlord->query('DROP DATABASE shop'), '', 'dropped with nobody connected');
 $landlord->quit;
 
-# A template must not be in use, and a worker is a user, if one that makes way:
-# a copy with rows is made here before the first call after a restart.
+# A template must not be in use, and a worker uses it, but makes way.  Here a
+# copy with rows is made before the first call after a restart.
 $node->safe_psql('postgres', 'CREATE DATABASE original');
 $node->safe_psql('original', 'CREATE EXTENSION dlock');
 $fence =
@@ -239,15 +239,15 @@ is($node->safe_psql('original', "SELECT dlock_check('lock', $fence)"),
 	't', 'the original holds');
 
 #
-# What has gone is removed by whoever comes by, and nobody waits for that but who
-# needs what takes its place.
+# Any session that comes by removes what has gone.  Only sessions that need the
+# replacement wait for that.
 #
 $admin = session($node);
 $admin->query($_)
   foreach 'SELECT dlock_version()',
   'ALTER SYSTEM SET dlock.worker_idle_timeout = 0', 'SELECT pg_reload_conf()';
 
-# A database with a lease, and with nobody who uses it any more
+# A database with a lease and without sessions
 sub make_leased
 {
 	my ($database) = @_;
@@ -262,7 +262,7 @@ sub make_leased
 	return $ticket;
 }
 
-# One who comes by with the first call in a database
+# A session with its first call in a database
 sub first_in
 {
 	my ($database) = @_;
@@ -293,7 +293,7 @@ SKIP:
 	my $new = first_in('new');
 	$admin->start('SELECT dlock_advance_ticket(1) > 0');
 	$new->start($first);
-	# where they do wait, it is for who is stopped
+	# if they do wait, it is for the stopped session
 	my ($reserved, $begun) = map {
 		my $session = $_;
 		eval { poll('an answer', sub { $session->answered }) }
@@ -357,7 +357,7 @@ SKIP:
 	$dropper->quit;
 	backends_gone($dropper->{pid});
 
-	# ... and one that a session begins to use as it is about to be removed
+	# ... and one that a session begins to use just before it is removed
 	($dropper, $user) = map { session($node, 'same') } 1 .. 2;
 	no_worker($user);
 	$dropper->query('BEGIN; DROP EXTENSION dlock; CREATE EXTENSION dlock');

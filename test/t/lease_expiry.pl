@@ -135,8 +135,8 @@ $client->query("SELECT dlock_release_all(), dlock_lease_close($other)");
 $_->quit foreach $waiter, $shared, $guard, @waiting;
 
 #
-# With a delay, which begins when the worker comes: until then the lock is no
-# more free than it is afterwards.
+# With a delay, which begins when the worker comes: the lock is closed before
+# that, too.
 #
 $lease = $client->query("SELECT dlock_lease_open('$ttl s', delay => '10min')");
 my $closing = $client->query("SELECT dlock_lease_acquire('closing', $lease)");
@@ -160,8 +160,8 @@ is( $client->query(
 	'as when it has begun');
 is($admin->query("SELECT dlock_force_release($closing)"), 't', 'ended');
 
-# A lease that has run out is closed by force, and the worker has not come yet: no
-# delay begins then.  Its ttl begins at the end of a session.
+# A lease that has run out is closed by force before the worker comes: no delay
+# begins.  Its ttl begins at the end of a session.
 {
 	my $keeper = session($node);
 	my $forced = $keeper->query(
@@ -180,13 +180,13 @@ is($admin->query("SELECT dlock_force_release($closing)"), 't', 'ended');
 }
 
 #
-# Renewals keep all that a lease has.  An answer that it is gone is right only
-# if its ttl has passed since the last renewal was asked for.
+# Renewals keep all tickets of a lease.  An answer that it is gone is right
+# only if its ttl has passed since the last renewal was asked for.
 #
 my $sent;
 
-# Renew a lease for several times its ttl; returns how many tickets it had in the
-# end.
+# Renew a lease for several times its ttl; returns how many tickets it had at
+# the end.
 sub keep
 {
 	my $end = now() + 2.5 * $ttl;
@@ -231,16 +231,16 @@ $client->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 cmp_ok(now(), '>=', $sent + $ttl, 'and all go when it is not renewed');
 
 #
-# Renewals that race with the expiry.  Where one was answered for, nothing is
-# lost within the ttl; where it was not, all is lost for good.
+# Renewals that race with the expiry.  If one succeeded, nothing is lost within
+# the ttl; otherwise all is lost for good.
 #
 my ($kept, $lost) = (0, 0);
 my @wrong;
 $ttl = ample(0.1);
 foreach my $i (1 .. 24)
 {
-	# how long before the deadline to ask: now and then for sure in time, and
-	# for sure too late
+	# how long before the deadline to ask: sometimes surely in time, and
+	# sometimes too late
 	my $early =
 	  $i % 8 == 0 ? $ttl / 2 : $i % 8 == 4 ? -0.02 : 0.0005 * ($i % 8 - 5);
 	my @fences;
@@ -314,7 +314,7 @@ cmp_ok($remaining, '>=', $ttl - (now() - $sent), 'its ttl starts over then');
 cmp_ok($remaining, '<=', $ttl, 'and is no more than it was');
 $admin->query("SELECT dlock_release_ticket($ticket)");
 
-# One that runs out in the queue lets those behind it pass.
+# One that runs out in the queue lets later tickets pass.
 $client->query("SELECT dlock_acquire('lock')");
 $ticket = $admin->query("SELECT dlock_ttl_enqueue('lock', '1s')");
 $waiter = session($node);
@@ -405,7 +405,7 @@ sub open_delayed
 		$keeper->query("SELECT dlock_lease_acquire('$name', $lease)"));
 }
 
-# A long one shows what is closed meanwhile.
+# A long one shows the locks that are closed meanwhile.
 my ($keeper, $fence);
 ($keeper, $lease, $fence) = open_delayed('delayed', '10min');
 $queued = $client->query("SELECT dlock_lease_enqueue('delayed', $lease, "
@@ -442,7 +442,7 @@ grows('the next is granted after the delay',
 cmp_ok(now(), '>=', $sent + 0.6, 'and not before');
 $client->query("SELECT dlock_release('delayed')");
 
-# closed instead of run out
+# closed instead of expired
 $lease =
   $client->query("SELECT dlock_lease_open('10min', delay => '10min')");
 $client->query("SELECT dlock_lease_acquire('delayed', $lease)");
@@ -452,8 +452,8 @@ like($client->query("SELECT dlock_acquire('delayed')"),
 	qr/^\d+$/, 'and its lock is free');
 $client->query("SELECT dlock_release('delayed')");
 
-# A crash does not shorten it.  A commit of another transaction flushes what
-# the worker has written.
+# A crash does not shorten it.  A commit of another transaction flushes the
+# worker's rows.
 ($keeper, $lease, $fence) = open_delayed('delayed', '10min');
 $keeper->quit;
 $admin->wait_for(
@@ -463,7 +463,8 @@ $node->stop('immediate');
 $_->quit foreach $client, $admin;
 $node->start;
 $client = session($node);
-# It is short from the first call on, so that it cannot be over before.
+# The ttl is short only from the first call on, so that it cannot be over
+# before.
 $client->query("UPDATE dlock_queue_lease SET delay = '1s'");
 $sent = now();
 is( $client->query(
@@ -478,14 +479,14 @@ cmp_ok(now(), '>=', $sent + 1, 'which starts over');
 $client->query('SELECT dlock_release_all()');
 
 #
-# Many leases with different ttls, of which every other one is renewed once
+# Many leases with different ttls; every other one is renewed once
 #
 my %until;
 $ttl = ample(1);
 my @sessions = map { session($node) } 1 .. 4;
 foreach my $batch (1 .. 8)
 {
-	# each session's in one transaction of the worker with the others'
+	# those of all sessions in one transaction of the worker
 	$sent = now();
 	$_->start(
 		q{SET synchronous_commit = off;
@@ -495,7 +496,7 @@ foreach my $batch (1 .. 8)
 		  . ' FROM generate_series(1, 100) AS i') foreach @sessions;
 	foreach my $answer (map { $_->answer } @sessions)
 	{
-		# one that has run out before it could be told
+		# one that has run out before its number was returned
 		next if $answer =~ /55L01/ && now() > $sent + $ttl;
 		foreach (split /,/, $answer)
 		{

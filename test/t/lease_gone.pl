@@ -25,7 +25,7 @@ my $admin = session($node);
 
 $node->safe_psql('postgres', 'CREATE TABLE journal (entry text)');
 
-# What is said of a ticket that may be a lease, too
+# The answers about a ticket, which may be a lease, too
 sub answers_of
 {
 	my ($name, $ticket, $lease) = @_;
@@ -94,7 +94,7 @@ foreach my $kind ('lease', 'ttl')
 
 #
 # The lease runs out while the acquire waits for its row to be durable, and the
-# worker does not come to end it.
+# worker does not end it.
 #
 foreach my $call ("dlock_ttl_acquire('late', '%s')",
 	"dlock_ttl_enqueue('late', '%s', 'c')")

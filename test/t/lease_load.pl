@@ -26,7 +26,7 @@ use Dlock::Worker;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# Standbys can be waited for by those who ask for it.
+# A session can wait for standbys if it asks for that.
 my $node = new_server('main', allows_streaming => 1,
 	conf => "synchronous_commit = local\ndeadlock_timeout = '1h'\n"
 	  . "max_prepared_transactions = 2\n");
@@ -59,7 +59,7 @@ my $tickets = q{SELECT string_agg(format('%s %s %s', name, ticket, granted), '|'
 	ORDER BY name, ticket) FROM dlock_locks};
 
 #
-# Two first calls at one time: the one reads, the other one waits for that.
+# Two first calls at one time: one loads, and the other one waits for it.
 #
 connect_again();
 $admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
@@ -75,10 +75,10 @@ is( $admin->query(
 	'1|0', 'each lease and each ticket once');
 
 #
-# A holder's row is gone, and no row says yet who is next.  A crash in between
-# two commits of the worker leaves the tables so.  The next is granted the lock
-# as soon as they are read, and is told so by the worker; even where who reads
-# them cannot go on, as standbys do not answer.
+# A holder's row is gone, and no row has the next grant, as between two commits
+# of the worker.  The next ticket is granted once the tables are loaded, and
+# the worker tells its client, even if the loader cannot finish because
+# standbys do not answer.
 #
 $client->query('SET synchronous_commit = on');
 my $counts =
@@ -86,7 +86,7 @@ my $counts =
 $client->query("SELECT dlock_ttl_acquire('another', '1h')");
 $admin->query(q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
 connect_again();
-# the checkpointer reads it, some time after the start
+# the checkpointer reads the setting some time after the start
 commits_hang($node, 1);
 is($admin->query("DELETE FROM dlock_queue WHERE ticket = $held"),
 	'', 'the row of a holder is gone');
@@ -125,7 +125,7 @@ SKIP:
 	skip 'no debugger that can be attached', 2 unless debugger_works($admin);
 	my $patient = session($node);
 
-	# Who waits with an end asks for the lock again and again.
+	# A waiter with a timeout asks for the lock again and again.
 	$patient->query("SET lock_timeout = '1h'");
 	$patient->start($is_granted);
 	until_waits_for($patient, 'Lock');
@@ -163,8 +163,8 @@ $client->query(
 
 #
 # A first call fails half way, at a row that cannot be read, and the next one
-# comes when the ttl of a waiter is over that was put back.  No time has passed
-# for it: it is granted what became free, and its lease starts over.
+# comes when the ttl of a loaded waiter is over.  For the waiter, no time has
+# passed: it is granted the free lock, and its ttl starts anew.
 #
 $held = $client->query("SELECT dlock_lease_acquire('half', $lease)");
 my $second = $client->query("SELECT dlock_ttl_enqueue('half', '1h', 'nobody')");
@@ -191,7 +191,7 @@ $admin->wait_for('SELECT count(*) = 0 FROM dlock_queue '
 	  . "WHERE ticket IN ($second, $behind)");
 
 #
-# Who vacuums a table, or makes an index, also anew, is in nobody's way.
+# VACUUM, CREATE INDEX and REINDEX are in no call's way.
 #
 connect_again();
 $admin->query('BEGIN');
@@ -205,8 +205,8 @@ $admin->query('ROLLBACK');
 $client->query('RESET lock_timeout');
 
 #
-# What a transaction has done to the tables itself, and can roll back, is nothing
-# that it puts back: neither as it loads, nor where it asks for one name.
+# A transaction's own changes of the tables, which can be rolled back, are not
+# loaded: neither by a load, nor by a look for one name.
 #
 $client->query("SELECT dlock_lease_acquire('one', $lease)");
 my $other_one = $client->query("SELECT dlock_ttl_acquire('other', '1h')");
@@ -260,8 +260,8 @@ is($client->query("SELECT dlock_try_acquire('other') IS NULL"),
 $_->query('ROLLBACK') foreach $client, $admin;
 
 #
-# A row that dlock has not written is named, also by the worker, and nothing of it
-# goes into memory; when it is as it was, all is there.
+# An error, also of the worker, names a row that dlock has not written, and
+# nothing of it goes into memory; once it is restored, all is there.
 #
 $client->query("SELECT dlock_release_ticket($other_one)");
 my $semaphore = $client->query(
@@ -270,7 +270,7 @@ connect_again();
 $admin->query("CREATE TABLE saved AS SELECT * FROM dlock_queue WHERE ticket = $semaphore;"
 	. "CREATE TABLE saved_lease AS SELECT * FROM dlock_queue_lease WHERE lease = $lease");
 
-# What it is instead, in one step: the worker tries again now and then
+# The other value, set in one step, because the worker retries now and then
 sub is_refused
 {
 	my ($table, $saved, $key, $number, $column, $value) = @_;
@@ -343,7 +343,7 @@ poll(
 is(worker($other), $worker, 'and lives on');
 unlike(slurp_file($node->logfile), qr/terminated by signal/, 'and nobody died');
 
-# Two that exclude each other
+# Two tickets that exclude each other
 my $columns = $admin->query(q{SELECT string_agg(attname, ', ' ORDER BY attnum)
 	FROM pg_attribute WHERE attrelid = 'dlock_queue'::regclass AND attnum > 0
 		AND NOT attisdropped AND attname <> 'ticket'});
@@ -374,7 +374,7 @@ twice('granted = true', 'granted = false, granted_at = NULL');
 like($client->query($tickets) =~ s/\n/ /gr,
 	qr/55000: .*Column "granted" .* row of ticket ${\($semaphore + 1)}\./,
 	'one holds it exclusively, and another one has waited for longer');
-# what was put back of that stays, as it could have been so
+# rows loaded before that stay, because they are possible
 connect_again();
 twice("name = 'another', ttl = NULL, lease = $semaphore");
 like($client->query($tickets) =~ s/\n/ /gr,
@@ -382,7 +382,7 @@ like($client->query($tickets) =~ s/\n/ /gr,
 	q{a ticket of another one's own lease});
 $admin->query("DELETE FROM dlock_queue WHERE ticket = $semaphore + 1");
 
-# One number for two
+# One number for a ticket and a lease
 connect_again();
 $admin->query("CREATE TABLE numbers AS SELECT * FROM saved_lease; UPDATE numbers SET lease = $semaphore;"
 	. 'INSERT INTO dlock_queue_lease SELECT * FROM numbers');
@@ -390,7 +390,7 @@ like($client->query($tickets) =~ s/\n/ /gr,
 	qr/55000: .*Column "ticket" .* row of ticket $semaphore\./, q{a lease has a ticket's number});
 $admin->query("DELETE FROM dlock_queue_lease WHERE lease = $semaphore; DROP TABLE numbers");
 
-# Without the key, which alone keeps a row from being there twice, nothing is read.
+# Without the key, which alone prevents duplicate rows, nothing is loaded.
 foreach (['dlock_queue', 'ticket', $semaphore], ['dlock_queue_lease', 'lease', $lease])
 {
 	my ($table, $column, $number) = @$_;
@@ -467,9 +467,9 @@ is($client->query("SELECT dlock_check('more', $held), dlock_renew($lease)"),
 	't|2', 'and read');
 
 #
-# What takes longer than to start a worker is the worker's to read.  Who has no
-# time to wait for it leaves it to go on; others wait, under their own timeouts;
-# and where the worker stands still at a lock, they wait for that lock.
+# What takes longer than starting a worker is loaded by the worker.  A call
+# without time to wait leaves the load to it; others wait, under their own
+# timeouts; and if the worker waits for a lock, they wait for that lock.
 #
 my $few = $client->query("SELECT dlock_lease_open('1h')");
 is( $client->query(
@@ -528,8 +528,8 @@ $admin->query('COMMIT');
 is($client->answer, '2250|2250', 'a lock in the way is waited for');
 
 #
-# While it is kept from being read, what no lease has is a session's to take, and
-# what one has is not.
+# While the load is blocked, a session can take a lock that no lease has, and
+# no other.
 #
 connect_again();
 $admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
@@ -584,8 +584,8 @@ is_now($admin, "SELECT count(*) FROM dlock_queue WHERE name = 'free'",
 	'0', 'which leaves no row behind');
 
 #
-# Where it cannot even be looked at, by a lock that outlives the start, they wait
-# for that as long as they have time, and the log tells for what.
+# If even the look is blocked, by a lock that survives the start, calls wait
+# for that as long as they have time, and the log has the reason.
 #
 $admin->query(q{BEGIN; LOCK TABLE dlock_queue; PREPARE TRANSACTION 'prepared'});
 connect_again();
@@ -642,12 +642,12 @@ backends_gone($worker);
 $admin->query('COMMIT');
 is($client->answer, '2250|2250', 'who waits goes on with another worker');
 
-# There is none.  Both tables are read by who calls.
+# There is no worker.  The calling session loads both tables.
 $admin->query('ALTER SYSTEM SET max_worker_processes = 0');
 connect_again();
 is($client->query($all), '2250|2250', 'no worker is needed');
 
-# Each attempt goes on behind the one before.
+# Each attempt continues after the one before.
 connect_again();
 my @numbers = split /\n/,
   $admin->query(q{SELECT ticket FROM dlock_queue WHERE name LIKE 'many %'
@@ -668,7 +668,7 @@ is($client->query($all), '2250|2250',
 	'which does not read again what has been put back');
 spoil(500, 'exclusive');
 
-# Who has no time at all does a step.
+# A call without any time does a step.
 connect_again();
 is( $client->query(
 		q{SELECT dlock_try_acquire('many 1') IS NULL AND
@@ -682,7 +682,7 @@ $admin->query('COMMIT');
 $admin->query('ALTER SYSTEM RESET max_worker_processes');
 connect_again();
 
-# The extension goes before anything was read, and the worker with it.
+# The extension is dropped before anything was loaded, and the worker exits.
 $client->query('CREATE DATABASE gone');
 {
 	my ($one, $two) = map { session($node, 'gone') } 1 .. 2;
@@ -710,10 +710,10 @@ $client->query('CREATE DATABASE gone');
 }
 
 #
-# The memory is too small for what is put back: calls of leases fail until it is large
-# enough, and nothing is lost.  If only the limit is too small, as some of that is in
-# the quarter for other things: all of it is there, and can be released, and what
-# needs memory of its own has to wait until then.
+# The memory is too small for the rows: calls of leases fail until it is large
+# enough, and nothing is lost.  If only the limit is too small, because some
+# rows are in the quarter for other uses, all rows are loaded and can be
+# released, and calls that need memory wait until then.
 #
 is($client->query($all), '2250|2250', 'all is there');
 my $too_many = $client->query("SELECT dlock_lease_open('1h')");
@@ -761,8 +761,8 @@ like($client->query("SELECT dlock_lease_acquire('new', $lease)"),
 	qr/^\d+$/, 'and there is room');
 
 #
-# Room is made for as many rows as statistics promise, but for no more than there
-# can be.
+# Memory is reserved for as many rows as statistics say, but not for more than
+# fit.
 #
 $client->query(q{UPDATE pg_class SET reltuples = 1e9, relpages = 1
 	WHERE relname IN ('dlock_queue', 'dlock_queue_lease')});
@@ -777,7 +777,7 @@ is( $client->query(
 $client->query('ALTER SYSTEM RESET dlock.max_memory');
 
 #
-# Standbys that do not answer: nobody is told that a lock is busy.
+# Standbys that do not answer: no call says that a lock is busy.
 #
 $client->query('SET synchronous_commit = on');
 $lease = $client->query("SELECT dlock_lease_open('1h')");

@@ -54,7 +54,7 @@ is( $client->query(
 	't|0|0',
 	'what a session keeps is there, and what has time left');
 
-# How long somebody waits is measured by that clock, too.
+# The time of waits is measured by that clock, too.
 my $enqueued = $waiter->query(q{SELECT dlock_enqueue('c', 'nobody')});
 time_passes(60 * 60);
 is( $client->query(
@@ -62,7 +62,7 @@ is( $client->query(
 	'1|t', 'an hour of waiting');
 $waiter->query("SELECT dlock_release_ticket($enqueued)");
 
-# The ttl of what a session has kept begins with its end.
+# The ttl of an attached lease begins at the session's end.
 $attached->quit;
 backends_gone($attached->{pid});
 is($client->query("SELECT dlock_renew($kept)"), '0', 'the session ends');

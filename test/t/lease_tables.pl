@@ -33,7 +33,7 @@ sub ask
 	return $session->query($sql) . '';
 }
 
-# An error of a change would be taken for one of dlock's.
+# An error of a change would be taken for one of dlock.
 sub change
 {
 	my ($sql) = @_;
@@ -76,7 +76,7 @@ sub works
 	  ask("SELECT dlock_lease_enqueue('lock', $lease, 'channel', owner => '$test')");
 	is(ask("SELECT dlock_release_ticket($waiting)"),
 		't', "$test: a waiter that goes");
-	# also what is written over a row that was there; and with it, all before is durable
+	# also an update of a row; and with it, all before is durable
 	is( ask("SELECT dlock_renew(lease, '2h'), dlock_lease_close(lease) "
 			  . "FROM dlock_lease_open('1h', info => 'x') AS lease"),
 		'0|0',
@@ -144,7 +144,7 @@ foreach my $change (@harmless)
 }
 change('DROP VIEW v; ALTER TABLE dlock_queue ALTER name TYPE text COLLATE "C"');
 
-# Meanwhile, and where it was broken off
+# Meanwhile, and after it was interrupted
 {
 	my ($writer, $admin) = map { session($node) } 1 .. 2;
 	my $left = q{FROM pg_index WHERE NOT indisvalid};
@@ -166,7 +166,7 @@ change('DROP VIEW v; ALTER TABLE dlock_queue ALTER name TYPE text COLLATE "C"');
 }
 
 #
-# What is refused.  Whatever code there is leaves a trace where it is run.
+# What is refused.  Any code of a table leaves a trace if it runs.
 #
 change(
 	[
@@ -387,7 +387,7 @@ sub all_refused
 	return;
 }
 
-# What was released goes.
+# Released tickets go.
 sub is_free_again
 {
 	my ($ticket, $test) = @_;
@@ -400,7 +400,7 @@ sub is_free_again
 		"$test, undone: what was released goes");
 }
 
-# It is not valid, and yet it takes no name twice.
+# It is not valid, and yet it refuses duplicate names.
 sub break_off_index
 {
 	my ($reader, $admin) = map { session($node) } 1 .. 2;
@@ -452,7 +452,7 @@ foreach my $change (@refused)
 }
 
 #
-# What a crash would empty is not relied on, until it is logged again.
+# A table that a crash would empty is refused until it is logged again.
 #
 my %uses = (
 	'dlock_queue' => "SELECT dlock_ttl_acquire('x', '1h')",
@@ -479,7 +479,7 @@ foreach my $name (sort keys %uses)
 	change("ALTER $kind $name SET LOGGED");
 	works("$test, undone", 1);
 }
-# after a crash nothing is there, which is not taken for what there was
+# after a crash the table is empty, which is not taken for its contents
 change("$queue SET UNLOGGED");
 crash();
 like(ask("SELECT dlock_try_acquire('lock')"),
@@ -487,7 +487,7 @@ like(ask("SELECT dlock_try_acquire('lock')"),
 change("$queue SET LOGGED");
 
 #
-# A column that was dropped has lost what it had, and its place.
+# A dropped column has lost its values and its position.
 #
 change("$leases DROP info, ADD info text");
 my $dropped =

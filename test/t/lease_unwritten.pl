@@ -24,7 +24,7 @@ use Dlock::Worker;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# Only who sets deadlock_timeout looks for deadlocks.
+# Only sessions that set deadlock_timeout look for deadlocks.
 my $node = new_server('main',
 	allows_streaming => 1,
 	conf => "deadlock_timeout = '1h'\nautovacuum = off\n");
@@ -48,7 +48,7 @@ sub ticket_of
 	return $ticket;
 }
 
-# Nobody has or wants the lock.
+# No ticket holds or awaits the lock.
 sub is_unused
 {
 	my ($name, $test) = @_;
@@ -81,7 +81,7 @@ sub rows
 }
 
 #
-# A lease is closed by somebody else before it could be answered for.
+# Another session closes a lease before its call has returned.
 #
 {
 	my $worker = freeze($admin);
@@ -103,8 +103,8 @@ sub rows
 }
 
 #
-# A ticket is released by somebody else before it is written: the lock is free
-# at once.  Who asked for it gives up, when there is nothing to take back.
+# Another session releases a ticket before it is written: the lock is free at
+# once.  The caller gives up when there is nothing to take back.
 #
 {
 	my $worker = freeze($admin);
@@ -120,7 +120,7 @@ sub rows
 	is_unused('lock', 'and the lock is free');
 	thaw($worker);
 
-	# the same, and who asked for it does not give up
+	# the same, and the caller does not give up
 	$worker = freeze($admin);
 	$client->start("SELECT dlock_lease_acquire('lock', $lease)");
 	$ticket = ticket_of('lock');
@@ -131,7 +131,7 @@ sub rows
 }
 
 #
-# Others wait for the row, too: they are told when it will not come.
+# Other sessions wait for the row, too, and learn that it will not come.
 #
 {
 	my $worker = freeze($admin);
@@ -152,8 +152,8 @@ sub rows
 }
 
 #
-# The worker dies with a batch in its hands.  Whether it has been written nobody
-# knows; the next one takes it that it has.
+# The worker dies with a batch in progress.  Whether that was committed is
+# unknown; the next worker assumes so.
 #
 SKIP:
 {
@@ -169,7 +169,7 @@ SKIP:
 	isnt(worker($admin), $worker, 'it is another one');
 	is(rows('lock'), '1', 'one row');
 
-	# the same where the row is to be removed
+	# the same if the row is to be removed
 	my $fence = $admin->query("SELECT dlock_fence('lock')");
 	stop_worker($admin,
 		sub { $client->query("SELECT dlock_release_ticket($fence)") });
@@ -208,8 +208,8 @@ SKIP:
 	$other->query("SELECT dlock_release('lock')");
 	stop_at_rows($admin, 'INSERT OR DELETE');
 
-	# What is taken back meanwhile may have a row after all, so its lock stays
-	# closed until that is removed.
+	# A ticket that is taken back meanwhile may have a row after all, so its
+	# lock stays closed until that is removed.
 	foreach my $end ('goes on', 'dies')
 	{
 		stop_worker($admin,
@@ -231,9 +231,9 @@ SKIP:
 }
 
 #
-# The head of the queue is a lease that has run out.  It gives way, where it has a
-# row once that is removed, and at once where it has none.  Its ttl begins at the
-# end of a session, when the worker is stopped.
+# The head of the queue is a ticket whose lease has run out.  It leaves once
+# its row is removed, and at once if it has none.  Its ttl begins at the end of
+# a session, when the worker is stopped.
 #
 {
 	my $listener = session($node);
@@ -288,8 +288,8 @@ SKIP:
 }
 
 #
-# A semaphore whose last holder has left, and whose row has not, can get
-# another size.
+# A semaphore can get another size when its last holder has left, though not
+# its row.
 #
 {
 	my $fence =
@@ -318,8 +318,8 @@ SKIP:
 }
 
 #
-# A ticket is granted and released while who waits for it does not look: it was
-# lost, whether or not its row is gone.
+# A ticket is granted and released before its waiter looks: it was lost,
+# whether or not its row is gone.
 #
 {
 	my $ticket;
@@ -348,8 +348,8 @@ SKIP:
 }
 
 #
-# A lease is closed while a request for it waits for more numbers: for whoever
-# comes with one, it is too late.
+# A lease is closed while a request for it waits for more numbers: the request
+# is too late.
 #
 {
 	my $short = $client->query("SELECT dlock_lease_open('1h')");
@@ -379,8 +379,8 @@ SKIP:
 }
 
 #
-# Two sessions ask for the same.  The one whose ticket it is has been granted it,
-# and has not come round to hand it to the lease: the other one is not told.
+# Two sessions make the same request.  The first one's ticket was granted, and
+# not yet handed to the lease: the other one is not told.
 #
 foreach my $end ('goes on', 'dies')
 {
@@ -413,7 +413,7 @@ foreach my $end ('goes on', 'dies')
 }
 
 #
-# The next one is released before the removal of the holder is written: it has lost
+# The next one is released before the holder's removal is written: it has lost
 # its place in the queue, and never had the lock.
 #
 {
@@ -438,10 +438,8 @@ foreach my $end ('goes on', 'dies')
 	thaw($worker);
 }
 
-#
-# A session is told to go together with the worker, at a shutdown, and comes later.
-#
-# That others have gone shows that the worker was told, too.
+# A session is terminated together with the worker, at a shutdown, and exits
+# later.
 {
 	my $data_dir = $node->data_dir;
 	my (@others, $stopped);

@@ -21,7 +21,7 @@ use Dlock::Test;
 use Dlock::Worker;
 use Test::More;
 
-# Nobody but who waits for it flushes the WAL.
+# Only sessions that wait for it flush the WAL.
 my $node = new_server(
 	'main',
 	conf => q{
@@ -40,7 +40,7 @@ sub start_sessions
 	return;
 }
 
-# All sessions are gone then, also these others.
+# All sessions have ended then, also these.
 sub crash
 {
 	kill_server($node);
@@ -76,7 +76,7 @@ sub crash_and_nobody_holds
 	return;
 }
 
-# A lease that holds a lock, with its ticket
+# A lease that holds a lock, and its ticket
 sub holder
 {
 	my ($name, @options) = @_;
@@ -118,7 +118,7 @@ foreach my $ending (sort keys %endings)
 		$stopped = freeze($admin);
 		my $queue = rows($name);
 		$queue =~ s/^$ticket\|t\|lease\n//;
-		# a release at commit has an empty answer more
+		# a release at commit has one more, empty answer
 		like($client->query($endings{$ending}->($lease, $ticket)),
 			qr/\A(t|)\z/, "$name: done");
 		is(is_current($name, $ticket), 'f', "$name: the fence is not current");
@@ -136,7 +136,7 @@ foreach my $ending (sort keys %endings)
 	}
 }
 
-# Who is enqueued, and the announcement
+# The enqueued ticket, and its announcement
 {
 	my ($lease, $ticket) = holder('enqueued');
 	my ($next) = $client->query('LISTEN c; '
@@ -155,7 +155,7 @@ foreach my $ending (sort keys %endings)
 	$client->query("SELECT dlock_lease_close($_)") foreach $lease, $next;
 }
 
-# Who waits, and gives up: nobody is granted the lock past that place.
+# A waiter gives up: no ticket is granted past its place.
 foreach my $ending (sort keys %endings)
 {
 	my $name = "$ending of a waiter";
@@ -184,8 +184,8 @@ foreach my $ending (sort keys %endings)
 	$client->query("SELECT dlock_lease_close($lease)") if $ending ne 'close';
 }
 
-# The same with nobody behind that place, and no holder in front of it: who comes
-# later is queued.
+# The same with no ticket behind that place, and no holder before it: a later
+# one is queued.
 {
 	my $holder = session($node);
 	my $later = session($node);
@@ -208,8 +208,8 @@ foreach my $ending (sort keys %endings)
 	$_->quit foreach $holder, $later;
 }
 
-# A lease that runs out: gone for every question, and nothing handed on.  Its ttl
-# begins at the end of a session, when the worker is stopped.
+# A lease that runs out is gone in every answer, and nothing is handed over.
+# Its ttl begins at the end of a session, when the worker is stopped.
 {
 	my $keeper = session($node);
 	my $lease =
@@ -233,9 +233,9 @@ foreach my $ending (sort keys %endings)
 	$waiter->quit;
 }
 
-# Beside a holder that is leaving, the lock is already one with the slots of those
-# who come then, or a shared one; all the same nobody fits beside that holder,
-# neither who waits, when another one gives up, nor who comes later.
+# Beside a leaving holder, the lock already has the slots or the mode of later
+# requests.  All the same no ticket fits beside that holder: neither a waiter,
+# when another one gives up, nor a later request.
 my %other_slots = (
 	'exclusive, then slots' => [ 'slots => 5' ],
 	'shared, then slots' => [ 'slots => 5', 'shared => true' ],
@@ -286,8 +286,9 @@ foreach my $name (sort keys %other_slots)
 	$client->query("SELECT dlock_lease_close($lease)");
 }
 
-# The same where the lease before has run out: its delay, which the worker has
-# still to begin, closes the lock, until somebody opens it, before that or later.
+# The same if the lease before has run out: its delay, which the worker has
+# still to begin, closes the lock until it is opened by force, before or after
+# that.
 foreach my $when ('before', 'later')
 {
 	my $name = "delayed, opened $when";
@@ -322,8 +323,8 @@ foreach my $when ('before', 'later')
 	$first->quit;
 }
 
-# A crash while the removal is not written: the old holder holds, nobody else
-# does, and no waiter's session is there any more.
+# A crash before the removal is written: the old holder holds, no other does,
+# and no session waits.
 {
 	my ($lease, $ticket) = holder('crash');
 	my $next = $client->query("SELECT dlock_ttl_enqueue('crash', '1 h', 'c')");
@@ -356,7 +357,7 @@ foreach my $when ('before', 'later')
 		't', 'after the crash: nobody else gets it')
 	  foreach 'crash', 'with a session';
 
-	# And the other way round: once the successor knows, it stays so.
+	# In reverse: once the successor knows, it stays so.
 	$client->query("SELECT dlock_release_ticket($ticket)");
 	is($client->query("SELECT dlock_wait($next)"), 't', 'granted');
 	crash();
@@ -365,14 +366,14 @@ foreach my $when ('before', 'later')
 		'after another crash: the fence before is not current');
 }
 
-# The heir of a lease that has ended its hold: the row of the one and the removal
-# of that of the other are one transaction.  The one that counts is one, too.
+# The heir of a lease that has released: its row and the removal of the
+# holder's are one transaction, the one that counts.
 my %heirs = (
 	'a lease' => sub { "SELECT dlock_lease_acquire('$_[0]', $_[1])" },
 	'a ttl' => sub { "SELECT dlock_ttl_acquire('$_[0]', '1 h')" });
 
-# A lease's ticket that is released while the worker is stopped, and another that
-# is asked for then
+# A lease's ticket is released while the worker is stopped, and another one is
+# requested then
 sub start_heir
 {
 	my ($name, $kind) = @_;
@@ -409,7 +410,7 @@ foreach my $kind (sort keys %heirs)
 		't', "$name: released again");
 }
 
-# Before that transaction, a crash brings back who held, and nothing of the heir.
+# A crash before that transaction restores the holder, and nothing of the heir.
 {
 	my ($heir, $ticket) = start_heir('heir and crash', 'a lease');
 
@@ -420,8 +421,8 @@ foreach my $kind (sort keys %heirs)
 		'heir and crash: who held holds, and nobody waits');
 }
 
-# An heir that gives up, or whose session or lease ends: nobody has the lock until
-# the removal is written, and then whoever comes.
+# An heir that gives up, or whose session or lease ends: no ticket holds the
+# lock until the removal is written, and then the next one does.
 my %ends = (
 	'cancel' => sub { "SELECT pg_cancel_backend($_[0]{pid})" },
 	'terminate' => sub { "SELECT pg_terminate_backend($_[0]{pid}, 0)" },
@@ -446,7 +447,8 @@ foreach my $end (sort keys %ends)
 	$client->query('SELECT dlock_release_all()');
 }
 
-# What an administrator ends is asked for anew, but not with a lease of its own.
+# A request whose ticket is ended by force is repeated, but not with a single
+# lease.
 foreach my $kind (sort keys %heirs)
 {
 	my $name = "heir by force: $kind";
@@ -463,7 +465,7 @@ foreach my $kind (sort keys %heirs)
 	}
 	else
 	{
-		# the worker would wake it, but that is stopped
+		# the worker would wake it, but is stopped
 		$admin->query("SELECT pg_log_backend_memory_contexts($heir->{pid})");
 		$admin->wait_for("SELECT count(*) = 1 FROM dlock_locks('$name')");
 		thaw($stopped);
@@ -477,8 +479,8 @@ foreach my $kind (sort keys %heirs)
 	$heir->quit;
 }
 
-# A session writes nothing of its grant.  All the same, what it has superseded
-# does not come back, even if it did not wait for its synchronous_commit.
+# A session's grant writes nothing.  All the same, the holder before it does
+# not come back, even if the session did not wait for its synchronous_commit.
 foreach my $kind ('waits', 'comes later')
 {
 	my ($lease, $ticket) = holder($kind);
@@ -500,10 +502,9 @@ foreach my $kind ('waits', 'comes later')
 	crash_and_nobody_holds($kind, $ticket, $successor);
 }
 
-# Nor does it come back where the successor was enqueued, and has learned of its
-# grant, or somebody else has, in any other way than by waiting for it.  In a
-# transaction the session is not told by an announcement.  A counter tells nobody
-# who holds what.
+# Nor does it come back if the successor was enqueued, and a session has
+# learned of its grant in any other way than by waiting.  In a transaction no
+# announcement tells the session.  A counter shows no holder.
 my %tells = (
 	view => sub { "SELECT granted FROM dlock_locks WHERE ticket = $_[1]" },
 	guard => sub { "SELECT 't' FROM dlock_guard('$_[0]', $_[1])" },
@@ -517,9 +518,9 @@ my %tells = (
 	'enqueue again' => sub { "SELECT dlock_enqueue('$_[0]') = $_[1]" },
 	announcement => undef);
 
-# Release a ticket, and wait until somebody is granted the lock; without asking
-# who.  One who tries waits for the grant that is under way, at the most.  Nor is the
-# view dlock_stats asked, which flushes, as it also has what there is now.
+# Release a ticket, and wait until the lock is granted, without a question
+# about the holder.  A try waits for the grant in progress, at most.  The view
+# dlock_stats is not read either, because it flushes.
 sub hand_over
 {
 	my ($name, $ticket) = @_;
@@ -562,8 +563,8 @@ foreach my $name (sort keys %tells)
 	crash_and_nobody_holds($name, $ticket, $successor, $waiter);
 }
 
-# Nor where the view of leases has told that another one holds it.  That one's row
-# is in the WAL before, and its grant need not be.
+# Nor if the view of leases has shown that another lease holds it.  The row of
+# that lease is in the WAL before, and its grant need not be.
 {
 	my ($lease, $ticket) = holder('leases');
 	my $successor = session($node);
@@ -582,7 +583,7 @@ foreach my $name (sort keys %tells)
 	is(is_current('leases', $ticket), 'f', 'leases: nor is the fence current');
 }
 
-# Nor does a place in the queue that was given up.
+# Nor does an abandoned place in the queue.
 {
 	my $holder = session($node);
 	my $successor = session($node);
