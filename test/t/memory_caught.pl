@@ -14,7 +14,7 @@ use lib "$FindBin::RealBin/../perl";
 use Dlock::Test;
 use Test::More;
 
-# enough for some 6,000 leases with their tickets, of which a role can have half
+# enough for some 6,000 leases with tickets; a role can have half of that
 my $node = new_server('main', conf => "dlock.max_memory = '4MB'\n");
 $node->safe_psql(
 	'postgres', q{
@@ -98,8 +98,8 @@ foreach my $call (
 	}
 }
 
-# What a savepoint has kept is let go of with the one around it, or the
-# transaction, and is usable until then.
+# References that a savepoint has kept are dropped with the savepoint around
+# it, or the transaction, and are usable until then.
 $client->query('BEGIN');
 $client->query('SAVEPOINT one');
 $client->query('SAVEPOINT two');

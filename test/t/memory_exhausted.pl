@@ -37,8 +37,8 @@ foreach my $dbname ('other', 'third')
 	$node->safe_psql($dbname, 'CREATE EXTENSION dlock');
 }
 
-# The sizes of pieces that requests ask for, and the largest that there is, which
-# none does
+# The sizes of pieces that requests ask for, and the largest one, which none
+# asks for
 my @sizes = (40, 64, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024);
 my $largest = 1025;
 my $in_one = 51;				# of 1280 bytes, in 64 kB
@@ -104,8 +104,7 @@ $node->safe_psql(
 my $filler = session($node, 'other');
 my $round = 0;
 
-# Nothing is left but pieces that are too large, and some of each size that can be
-# given back, of some sizes so many.
+# Only pieces that are too large are left, and a given number of some sizes.
 sub fragment
 {
 	my (%many) = @_;
@@ -128,7 +127,7 @@ sub fill
 	return;
 }
 
-# Pieces of a size, or of the next one, one or so many; false if there is none
+# Free pieces of a size, or of the next one; false if there is none
 sub give_pieces
 {
 	my ($bytes, $pieces) = @_;
@@ -138,7 +137,7 @@ sub give_pieces
 	return $size && $filler->query("SELECT give_pieces($size, $pieces)") > 0;
 }
 
-# How many pieces of which size were asked for
+# How many pieces of each size were asked for
 sub pieces
 {
 	my (%asked) = @_;
@@ -153,7 +152,7 @@ sub room
 	my ($holder, $waiter) = map { session($node) } 1 .. 2;
 	my $count;
 
-	# what is kept of names that were waited for takes memory once
+	# the sketch of names that were waited for takes memory once
 	$holder->query("SELECT dlock_acquire('lock')");
 	is($waiter->query("SELECT dlock_try_acquire('lock', '1ms') IS NULL"),
 		't', 'a lock is waited for');
@@ -188,8 +187,8 @@ like($client->query("SELECT dlock_acquire('lock')"),
 $client->query("SELECT dlock_release('lock')");
 
 #
-# Each kind of request, with nothing left, and then one piece more each time until
-# it succeeds
+# Each kind of request, with no memory left, and then one piece more each time
+# until it succeeds
 #
 my $admin = session($node);
 my $lease = $client->query("SELECT dlock_lease_open('1h')");
@@ -205,7 +204,7 @@ my %undo = (
 	dlock_set_info => "dlock_set_info($lease, NULL)",
 	dlock_renew => "dlock_renew($lease, '1h')");
 fragment(128 => 200);
-# and how many pieces it takes, at the least
+# and the least number of pieces that it takes
 foreach my $case (
 	[ 2, "dlock_acquire('new')" ],
 	# and the account of a role that has none
@@ -236,7 +235,7 @@ foreach my $case (
 
 	# one without a spare ticket
 	$client = session($node, 'postgres', $role ? "user=$role" : '');
-	# LISTEN takes memory of its own, in some versions
+	# LISTEN allocates memory itself in some versions
 	$client->query('SELECT dlock_channel()');
 	fill();
 	while (($answer = $client->query("SELECT $call")) =~ /ERROR/)
@@ -263,7 +262,7 @@ foreach my $case (
 			AND lease <> } . $lease);
 	if (my $undo = $undo{ $call =~ s/\(.*//sr })
 	{
-		# which asks for memory, too
+		# which allocates memory, too
 		1 while $admin->query("SELECT $undo") =~ $no_memory
 		  && give_pieces($1 // $2);
 	}
@@ -271,8 +270,8 @@ foreach my $case (
 	$admin->wait_for('SELECT count(*) = 1 FROM dlock_queue');
 }
 
-# A name space is larger than what other requests ask for, so there may be room for
-# some.  A session keeps the one of before.
+# A name space is larger than other pieces, so there may be room for some.  A
+# session keeps its former one.
 fill();
 {
 	my @users;
@@ -299,7 +298,7 @@ my $room = room();
 cmp_ok($room, '>', 5000, "there is room for $room locks");
 
 #
-# Many tickets of leases, of which each has a number and a request to be entered
+# Many tickets of leases, each with a number and a request to be entered
 #
 $client = session($node);
 $client->query(q{
@@ -365,7 +364,7 @@ is( $client->query(
 	'and of many locks');
 
 #
-# Read after a start, by who calls or by the worker, which tries rarely
+# Loaded after a start, by a call or by the worker, which retries rarely
 #
 my $tickets =
   q{SELECT string_agg(ticket::text, ' ' ORDER BY ticket) FROM dlock_locks};
@@ -410,7 +409,7 @@ $_->quit foreach $client, $admin;
 backends_gone($_->{pid}) foreach $client, $admin;
 
 #
-# What the tickets of an extension still have to tell when it goes
+# Announcements of tickets of an extension that is dropped
 #
 $client = session($node, 'third');
 is( $client->query(
@@ -422,7 +421,7 @@ $client->query('DROP EXTENSION dlock');
 no_worker($client);
 $client->quit;
 backends_gone($client->{pid});
-# the next name space clears up
+# the next name space removes the rest
 $node->safe_psql('third',
 	"CREATE EXTENSION dlock; SELECT dlock_fence('lock')");
 

@@ -19,7 +19,7 @@ use Dlock::Debugger;
 use Dlock::Test;
 use Test::More;
 
-# with mmap, segments can be counted
+# with mmap, segments are files that can be counted
 my $node = new_server('main', conf => 'dynamic_shared_memory_type = mmap');
 my $admin = session($node);
 my $error = qr/ERROR:  55L01/;
@@ -39,7 +39,7 @@ sub fails
 }
 
 #
-# A guard that could not be made
+# A guard that fails
 #
 {
 	my $client = session($node);
@@ -62,8 +62,8 @@ sub fails
 }
 
 #
-# A process that could not attach, or that could not make what others attach to: its
-# next call starts over, and nothing stays behind.
+# A process that fails to attach, or to create the segment: its next call
+# starts over, and nothing stays behind.
 #
 sub segments
 {
@@ -115,7 +115,7 @@ foreach my $steps (
 }
 
 #
-# A name space that could not be made, or not be entered
+# A name space that cannot be created or entered
 #
 foreach my $steps (1, 2)
 {
@@ -135,7 +135,7 @@ foreach my $steps (1, 2)
 }
 
 #
-# A procedure's result that could not be described: nothing is acquired yet
+# A procedure's result that cannot be described: nothing is acquired yet
 #
 {
 	my $client = session($node);
@@ -149,7 +149,7 @@ foreach my $steps (1, 2)
 }
 
 #
-# An announcement that could not be prepared
+# An announcement that cannot be prepared
 #
 {
 	my $client = session($node);
@@ -166,7 +166,7 @@ foreach my $steps (1, 2)
 }
 
 #
-# A watch that could not be entered
+# A watch that cannot be entered
 #
 {
 	my $client = session($node);
@@ -183,8 +183,8 @@ foreach my $steps (1, 2)
 }
 
 #
-# A wait that could not begin, for want of memory for the names that are waited for:
-# an account, and two pieces
+# A wait that cannot begin, without memory for the sketch of names: an account,
+# and two pieces
 #
 {
 	my ($holder, $client, $next) = map { session($node, 'space1') } 1 .. 3;
@@ -208,8 +208,8 @@ foreach my $steps (1, 2)
 }
 
 #
-# An exit in which the rollback is broken off, as another module's part of it fails:
-# all is given back, held or waiting, and attached leases run out.
+# An exit in which the rollback fails, because of another module: all tickets
+# are released, held or waiting, and attached leases run out.
 #
 {
 	my ($client, $first, $second, $holder) = map { session($node) } 1 .. 4;
@@ -252,8 +252,8 @@ foreach my $steps (1, 2)
 }
 
 #
-# A worker is gone when it has committed, and before it has noted that: the row is
-# there for the next one.
+# A worker dies after its commit, before it has noted that: the row is there
+# for the next one.
 #
 {
 	my $client = session($node);

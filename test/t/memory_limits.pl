@@ -82,7 +82,7 @@ is($ordinary->query("SELECT cardinality(dlock_acquire_all('{a, b}'))"),
 is($ordinary->query('SELECT dlock_release_all()'), '10', 'all released');
 is($ordinary->query("SELECT fill('again ', 11)"), '10', 'and ten again');
 
-# A waiter counts like a holder, and no longer than it waits.
+# A waiter counts like a holder, until its wait ends.
 $superuser->query("SELECT dlock_acquire('wanted')");
 $ordinary->query("SELECT dlock_release('again 1')");
 is( $ordinary->query(
@@ -113,7 +113,7 @@ sub restart_with
 restart_with('4MB');
 is($superuser->query('SELECT memory_limit FROM dlock_stats'),
 	3 * 1024 * 1024, 'three quarters are for locks and tickets');
-# what is kept of names that were waited for takes memory once
+# the sketch of names that were waited for takes memory once
 {
 	my $waiter = session($node);
 
@@ -161,7 +161,7 @@ foreach my $how ('release', 'end', 'terminate')
 	is($superuser->query('SELECT dlock_release_all()'),
 		$reserve + 1, 'the reserve is released');
 
-	# by name and by count: each of them was held to the end
+	# by name and by count: each lock was held to the end
 	if ($how eq 'release')
 	{
 		is( $ordinary->query(
@@ -182,12 +182,12 @@ foreach my $how ('release', 'end', 'terminate')
 		$superuser->query("SELECT pg_terminate_backend($ordinary->{pid})");
 	}
 	$_->quit foreach $ordinary, $other;
-	# what a session has reserved goes after its locks
+	# a session's spare memory is freed after its locks
 	backends_gone($_->{pid}) foreach $ordinary, $other;
 	is(held(), '0', 'nothing is left');
 }
 
-# Sessions report what they take in steps of 4 kB, which is a few locks each.
+# Sessions report memory in steps of 4 kB, which is a few locks each.
 my $few = 24;
 cmp_ok(abs($counts[$_] - $counts[0]),
 	'<=', $few, 'the same memory was there each time')
@@ -208,7 +208,7 @@ $ordinary->quit;
 restart_with('64MB');
 
 #
-# Many locks of one session, gone with it
+# Many locks of one session, released at its end
 #
 foreach my $scope ('', 'xact_')
 {

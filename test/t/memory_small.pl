@@ -26,7 +26,7 @@ BEGIN
 	$megabytes = 16;
 	if (!$ENV{DLOCK_SMALL_MEMORY})
 	{
-		# root there, so as to mount; then who we are, as no server runs as root
+		# root there, to mount; then the caller, because no server runs as root
 		my $mount =
 		  "mount -t tmpfs -o size=${megabytes}m,mode=1777 none /dev/shm";
 		my @inside = (
@@ -96,11 +96,11 @@ sub parallel_query
 }
 
 #
-# The limit is what there is, less a part for others
+# The limit is the free space, less a part for others
 #
 my $small = qr{LOG:  dlock\.max_memory cannot be reached\n.*DETAIL:  dlock uses (\d+) MB, which is half of the free space in the file system of "/dev/shm"\. dlock\.max_memory is 64 MB\.\n.*HINT:  Give the file system more room, and restart the server; or decrease dlock\.max_memory\.\n};
 
-# The sizes that the log has told of
+# The sizes in the log
 sub told_sizes
 {
 	my $sizes = join ' ', slurp($node) =~ /$small/g;
@@ -137,11 +137,11 @@ is( $ordinary->query(
 like(told_sizes(), qr/^[67]$/, 'the log has told of it once');
 
 #
-# Others fill the file system: all that was limited before can still be had.
+# Others fill the file system: the same limit can still be used.
 #
 my $filler = '/dev/shm/filler';
 
-# Leaves so many bytes free
+# Leaves this many bytes free
 sub fill_up
 {
 	my ($bytes) = @_;
@@ -210,7 +210,7 @@ like($other->query('SELECT count(*) FROM dlock_locks'),
 	$full, 'the memory cannot be made: by another session');
 like(told_sizes(), qr/^[67]$/, 'the log tells of no size');
 
-# all but 10 MB; and then there is room, which counts at the next start
+# all but 10 MB; then there is room, which counts at the next start
 fill_up(10 * 1024 * 1024);
 like($superuser->query("SELECT dlock_acquire('lock')"),
 	qr/^\d+$/, 'and then it can');
@@ -225,7 +225,7 @@ is($superuser->query('SELECT memory_limit > 5000000 FROM dlock_stats'),
 like(told_sizes(), qr/^[67] [45] [67]$/, 'of which the log tells');
 $superuser->quit;
 
-# a setting that can be had
+# a setting that fits
 restart_with('4MB');
 is($superuser->query('SELECT memory_limit FROM dlock_stats'),
 	3 * 1024 * 1024, 'less is enough');
@@ -237,8 +237,8 @@ $superuser->quit;
 $node->stop;
 
 #
-# With mmap, what a write() leaves out is no error of its own: whatever the last
-# one was, it is told as memory that is used up.
+# With mmap, a short write() sets no errno: whatever errno is, the error says
+# that memory is used up.
 #
 my $directory = '/dev/shm/dynshmem';
 my $mapped = new_server('mapped');

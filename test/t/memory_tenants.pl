@@ -31,7 +31,8 @@ foreach my $database (@databases, 'd3')
 		$node->safe_psql($database, 'CREATE EXTENSION dlock');
 	}
 
-	# Calls, again and again, until there is no memory; with "for_ever", also then.
+	# Calls, again and again, until memory is used up; with "for_ever", also
+	# after that.
 	$node->safe_psql(
 		$database, q{
 		CREATE FUNCTION flood(call text, for_ever boolean = false)
@@ -63,7 +64,7 @@ sub as
 	return session($node, $database // 'postgres', "user=$role");
 }
 
-# All that somebody else does, in every database
+# Each call of another role, in every database
 sub others_work
 {
 	my ($when) = @_;
@@ -134,7 +135,7 @@ like($session->query("SELECT flood('dlock_enqueue(\$\$s#\$\$, \$\$c\$\$)')"),
 	qr/^0 .*$limit/, 'but not be told of it on a channel');
 
 others_work('during it');
-# while it does not stop to ask
+# while it goes on asking
 $session->start(q{SELECT flood('dlock_acquire($$f#$$)', true)});
 $leases->start("SELECT flood(\$\$$tickets\$\$, true)");
 others_work('while it goes on');
@@ -143,7 +144,7 @@ $admin->query("SELECT pg_cancel_backend(pid) FROM pg_stat_activity "
 like($_->answer, qr/57014/, 'which is ended') foreach $session, $leases;
 
 #
-# Whose limit it is
+# The role whose limit counts
 #
 $admin->query('ALTER ROLE flood SET dlock.max_memory_per_role = 55');
 $admin->query('ALTER ROLE member SET dlock.max_memory_per_role = 100');
@@ -171,14 +172,14 @@ $admin->query('RESET dlock.max_memory_per_role');
 $admin->query('SELECT dlock_release_all()');
 
 #
-# Two of them leave something for those who have little
+# Two of them leave memory for roles that have little.
 #
 my $second = as('flood2', 'd1');
 like($second->query("SELECT flood('dlock_acquire(\$\$g#\$\$, $info)')"),
 	qr/three quarters of what they may/, 'a second one');
 others_work('beside two');
 
-# Nor do many who have little each take what is kept for superusers.
+# Nor do many such roles take the superusers' reserve.
 my @little = map {
 	$admin->query("CREATE ROLE little$_ LOGIN");
 	as("little$_", 'd1');
@@ -195,8 +196,9 @@ $_->quit foreach @little, $second;
 backends_gone($_->{pid}) foreach @little, $second;
 
 #
-# Nor does one that takes on many roles, one after the other, what is kept for
-# those: neither with locks of its session nor with leases.
+# Nor does one session user that takes on many roles, one after the other, take
+# the reserve for small roles: neither with locks of its session nor with
+# leases.
 #
 $admin->query('CREATE ROLE many LOGIN');
 foreach my $role (map { "many$_" } 1 .. 40)
@@ -223,12 +225,13 @@ is(scalar(grep { !/three quarters of what they may/ } @refused),
 	0, 'one session takes on many roles');
 cmp_ok(scalar(grep { !/^0 / } @refused), '<', 10, 'most of them in vain');
 others_work('beside it');
-# one of the roles can have little by itself, with a session user that has little
+# one of the roles can have little by itself, with a session user that has
+# little
 $admin->query('ALTER ROLE many40 LOGIN');
 my $itself = as('many40', 'd2');
 is($itself->query("SELECT dlock_acquire('its own') > 0"), 't', 'a role by itself');
 $itself->quit;
-# what is given back, be it by others, counts no more
+# freed memory counts no more, even if others free it
 $many->query('SELECT dlock_release_all()');
 $admin->query("SELECT dlock_force_close(lease) FROM dlock_leases WHERE role LIKE 'many%'");
 my $closer = session($node, 'd1');
@@ -241,7 +244,7 @@ $many->quit;
 backends_gone($many->{pid});
 
 #
-# What is freed, and by whom
+# Memory that is freed, and by which process
 #
 sub fill
 {
@@ -266,8 +269,8 @@ my $all = fill();
 cmp_ok($all, '>', 5000, "$all locks, when all is free");
 cmp_ok(abs(fill() - $all), '<=', $few, 'as many again');
 
-# A spare entry and a spare ticket go from role to role: what the one role has
-# allocated, and has given back, the other one uses, and frees.
+# A spare entry and a spare ticket pass from role to role: one role has
+# allocated and released them, and another one uses and frees them.
 my $changing = session($node, 'd1');
 $changing->query(
 	q{DO $$
@@ -319,7 +322,7 @@ $watcher->quit;
 backends_gone($watcher->{pid});
 cmp_ok(abs(fill() - $all), '<=', $few, 'which goes, and they with it');
 
-# several, among many that are there and that nobody uses
+# several, among many databases without sessions
 $admin->query('CREATE DATABASE model');
 $node->safe_psql('model', 'CREATE EXTENSION dlock');
 sub make_database
@@ -353,7 +356,7 @@ is($session->query("SELECT dlock_acquire('one more') > 0"),
 	't', 'there is memory when these have gone');
 cmp_ok($used - memory_used(), '>', $some * 15 / 16, 'all that they had');
 
-# and what an earlier installation has, as soon as its last user is gone
+# and the memory of an earlier installation, once its last user is gone
 $session->quit;
 backends_gone($session->{pid});
 make_database('again', "dlock_acquire('l')");
@@ -380,7 +383,7 @@ $session->quit;
 backends_gone($session->{pid});
 
 #
-# Names that were waited for are kept in databases that nobody uses any more
+# The names that were waited for, in databases without sessions
 #
 my $before = memory_used();
 foreach my $database (@databases)
@@ -406,7 +409,7 @@ $admin->query('SELECT dlock_stats_reset()');
 cmp_ok(memory_used() - $before, '<', $kept - 30000, 'which is given back');
 
 #
-# Roles that are gone, more than a process counts for at a time; and a restart
+# Dropped roles, more than a process counts for at a time; and a restart
 #
 $changing = session($node, 'd2');
 foreach my $role (map { "r$_" } 1 .. 20)
@@ -445,7 +448,7 @@ $admin->wait_for('SELECT count(*) = 0 FROM dlock_queue');
 cmp_ok(abs(fill() - $all), '<=', $few, 'and all is free again');
 
 #
-# Slots that a role sets, as the first that is done after each of several restarts
+# Slots that a role sets, as the first action after each of several restarts
 #
 $admin->quit;
 $admin = session($node, 'd1');

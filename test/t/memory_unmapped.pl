@@ -28,7 +28,7 @@ my $cannot = qr/could not open shared memory segment/;
 my $megabyte = 1024 * 1024;
 my $limit = 'SELECT memory_limit FROM dlock_stats';
 
-# Of dlock's, as PostgreSQL has small ones
+# Segments of dlock; PostgreSQL has small ones
 sub segments
 {
 	return grep { -s $_ > 4 * $megabyte } glob("$directory/mmap.*");
@@ -193,7 +193,7 @@ is($failed->query("SELECT dlock_release_ticket($ticket)"),
 grows('another size: to the next one',
 	$ticket, $failed->query("SELECT dlock_lease_acquire('leased', $lease)"));
 
-# What has not changed stays, also if no process is attached.
+# An unchanged size keeps the memory, also if no process is attached.
 @before = segments();
 my $counted = $failed->query('SELECT stats_reset FROM dlock_stats');
 $failed->quit;

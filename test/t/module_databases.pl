@@ -53,8 +53,8 @@ is($a2->query("SELECT dlock_try_acquire('lock') IS NULL"),
 is($a->query("SELECT dlock_acquire('lock')"), $a[0], 'with its fence');
 is($a->query("SELECT dlock_release('lock')"), 't', 'and its count');
 
-# Nor has another installation that never came to be.  What was taken there
-# is not here.
+# Nor has another installation that was rolled back.  What was acquired there
+# is not held here.
 $a2->query('BEGIN; DROP EXTENSION dlock; CREATE EXTENSION dlock');
 is( $a2->query("SELECT dlock_acquire('lock') > 0, dlock_acquire('another') > 0"),
 	't|t', 'a new installation has locks of its own');
@@ -104,7 +104,7 @@ $a2->quit;
 ok( $node->poll_query_until('a', 'SELECT count(*) = 0 FROM dlock_locks'),
 	'nor do new ones');
 
-# What a session that stays holds in many installations at once
+# The locks of one session in many installations at once
 {
 	my $session = session($node, 'a');
 	my @fences;
@@ -119,7 +119,7 @@ ok( $node->poll_query_until('a', 'SELECT count(*) = 0 FROM dlock_locks'),
 		'20', 'and releases all of them');
 	push @a, @fences, $session->query("SELECT dlock_acquire('lock')");
 
-	# ... even where an administrator asks for the same numbers in two
+	# ... even if an administrator asks for the same numbers in two
 	foreach (1 .. 2)
 	{
 		$session->query('SELECT dlock_advance_ticket((2^50)::bigint)');
@@ -133,8 +133,8 @@ ok( $node->poll_query_until('a', 'SELECT count(*) = 0 FROM dlock_locks'),
 	$session->quit;
 }
 
-# An installation that is rolled back has given out numbers, too, and while
-# somebody holds them nobody else gets the same.
+# An installation that is rolled back has given out numbers, too.  While a
+# session holds them no other gets the same.
 {
 	my $session = session($node, 'postgres');
 
@@ -190,7 +190,7 @@ foreach my $copy ('wal_log', 'file_copy')
 push @b, fence($node, 'b');
 grows('fences grow in the original', @b);
 
-# ... also where they are ahead of the time
+# ... also if they are ahead of the time
 $node->safe_psql('b', 'SELECT dlock_advance_ticket((2^51)::bigint)');
 push @b, fence($node, 'b');
 $node->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE b');
@@ -210,7 +210,7 @@ grows('and greater fences', @a, fence($node, 'wal_log'));
 is($node->safe_psql('a', 'SELECT count(*) FROM dlock_locks'),
 	'0', 'all is released at the end');
 
-# The numbers end.
+# The end of the numbers
 $node->safe_psql('postgres', 'CREATE DATABASE last');
 $node->safe_psql('last', 'CREATE EXTENSION dlock');
 my $last = 2**53 - 1 - 2**18;

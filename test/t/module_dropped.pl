@@ -19,13 +19,13 @@ use Dlock::Test;
 use Dlock::Worker;
 use Test::More;
 
-# Nobody comes round to look for deadlocks.
+# No session looks for deadlocks.
 my $node = new_server('main', conf => "deadlock_timeout = 10min\n");
 my ($holder, $admin) = map { session($node) } 1 .. 2;
 my $gone = qr/ERROR:  55L01: lock "lock" is gone.*DETAIL:  Extension "dlock" was dropped.*HINT:  \S/s;
 my $again = 'DROP EXTENSION dlock; CREATE EXTENSION dlock';
 
-# The sessions that each run one of these, and wait by now
+# Sessions that each run one of these, and wait by now
 sub waiters
 {
 	my @calls = @_;
@@ -49,7 +49,7 @@ sub finish
 }
 
 #
-# Behind a session, which stays where it is
+# Behind a session, which keeps its lock
 #
 $holder->query("SELECT dlock_acquire('lock')");
 my $lease = $holder->query("SELECT dlock_lease_open('1h')");
@@ -76,7 +76,7 @@ like($caller->answer, $gone, 'acquire_nosnapshot ends');
 like($waiters[0]->query("SELECT dlock_acquire('lock')"),
 	qr/^\d+$/, 'and the lock can be had anew');
 
-# What the number of an old ticket is good for
+# Calls with the number of an old ticket
 like($enqueuer->query("SELECT dlock_wait($ticket, '0')"),
 	qr/ERROR:  55L01: ticket $ticket is gone/, 'an old ticket is gone');
 like($enqueuer->query("SELECT dlock_release_ticket($ticket)"),
@@ -84,7 +84,7 @@ like($enqueuer->query("SELECT dlock_release_ticket($ticket)"),
 finish($enqueuer, $caller, @waiters);
 
 #
-# The grant comes while somebody has the lock in the new space.
+# The grant comes while another session has the lock in the new space.
 #
 foreach my $call ("dlock_acquire('lock')", "dlock_ttl_acquire('lock', '1h')")
 {
@@ -119,7 +119,7 @@ like($_->answer, $gone, 'behind a lease') foreach @waiters;
 finish(@waiters);
 
 #
-# Nothing has happened to who waits, though pg_proc has changed, or was about to.
+# The waiters are not affected, though pg_proc has changed, or was about to.
 #
 $holder->query("SELECT dlock_acquire('lock')");
 my ($first, $second) = waiters("dlock_acquire('lock') > 0",
@@ -137,7 +137,7 @@ is($second->answer, 't', 'and so has the next one');
 finish($first, $second);
 
 #
-# A transaction that touches no table hears of it, too.
+# A transaction that uses no table notices, too.
 #
 $holder->query("PREPARE p AS SELECT dlock_acquire('lock') > 0");
 $holder->query('BEGIN');
@@ -152,8 +152,8 @@ is($holder->answer, 't', 'it waits for who holds it in the new space');
 finish($holder);
 
 #
-# A call that waits for a table, or for the sequence, as the extension is dropped:
-# the first ones after a start, which read the tables of leases, and others.
+# A call waits for a table, or for the sequence, as the extension is dropped:
+# the first calls after a start, which load the tables of leases, and others.
 #
 $gone = qr/ERROR:  55L01: extension "dlock" was dropped meanwhile.*HINT:  \S/s;
 sub wait_for_drop

@@ -25,8 +25,8 @@ use Test::More;
 my $node = new_server('main');
 my $dir = PostgreSQL::Test::Utils::tempdir;
 
-# One database with the numbers ahead of the time, and one with the numbers
-# that the time gives and the extension in a schema of its own
+# One database with the numbers ahead of the time, and one with the numbers of
+# the time and the extension in a schema of its own
 $node->safe_psql('postgres', 'CREATE DATABASE ahead');
 $node->safe_psql('postgres', 'CREATE DATABASE "in Time"');
 $node->safe_psql('ahead',
@@ -34,8 +34,8 @@ $node->safe_psql('ahead',
 $node->safe_psql('in Time',
 	'CREATE SCHEMA s; CREATE EXTENSION dlock SCHEMA s');
 
-# The fence to exceed is that of one who holds its lock during the dump.
-# There is a lease, too, with tickets that are granted and that wait.
+# The fence to exceed is that of a holder during the dump.  There is a lease,
+# too, with granted and waiting tickets.
 my %holders;
 my %leases;
 my %fences;
@@ -61,7 +61,8 @@ sub restored
 {
 	my ($where, $dbname, $original, $how) = @_;
 
-	# first, as the lock that is taken then goes some time after its session
+	# first, because the lock that it takes is released some time after its
+	# session
 	is( $where->safe_psql(
 			$dbname,
 			'SET search_path = public, s; SELECT (SELECT count(*) FROM dlock_locks), '
@@ -105,7 +106,7 @@ foreach my $original ('ahead', 'in Time')
 	}
 }
 
-# All is held as before, and the worker has not been kept from writing.
+# All locks are held as before, and the worker could write.
 foreach my $original ('ahead', 'in Time')
 {
 	is( $holders{$original}->query(
@@ -120,12 +121,12 @@ my $fresh_too = PostgreSQL::Test::Cluster->new('fresh_too');
 $fresh_too->init;
 $fresh_too->start;
 $node->command_ok([ 'pg_dumpall', '-f', "$dir/all" ], 'pg_dumpall');
-# the role that initdb makes is there already
+# initdb makes this role
 $fresh_too->command_ok([ 'psql', '-X', '-q', '-f', "$dir/all", 'postgres' ],
 	'restored from pg_dumpall');
 restored($fresh_too, $_, $_, 'pg_dumpall') foreach 'ahead', 'in Time';
 
-# pg_restore --clean in the place of the original, whose numbers have gone on
+# pg_restore --clean over the original, whose numbers have gone on
 foreach my $original ('ahead', 'in Time')
 {
 	my $restored = session($node, $original);
@@ -136,7 +137,7 @@ foreach my $original ('ahead', 'in Time')
 	$restored->quit;
 }
 
-# What the holder had is gone then, and it is told so; and who waits, too.
+# The holder has lost its lock then, and is told; so is the waiter.
 my $waiter = session($node, 'in Time');
 $waiter->start("SELECT s.dlock_acquire('of the lease')");
 $holders{'in Time'}->until_waits($waiter);
@@ -155,7 +156,8 @@ restored($node, 'in Time', 'in Time', 'pg_restore --clean --if-exists');
 
 $holders{ahead}->quit;
 
-# Into a database of somebody else's, where only the extension is the superuser's
+# Into a database of another owner, in which only the extension belongs to the
+# superuser
 $node->safe_psql('postgres',
 	'CREATE ROLE other_owner LOGIN; CREATE DATABASE of_other OWNER other_owner; '
 	  . 'CREATE DATABASE of_other_too OWNER other_owner');
@@ -213,7 +215,7 @@ $node->safe_psql(
 $node->command_ok([ 'pg_dump', '-Fc', '-f', "$dir/rows", '-d', 'postgres' ],
 	'pg_dump');
 
-# There, one of these roles is another one, and the others are missing.
+# There, one of these roles has another OID, and the others are missing.
 $fresh->safe_psql('postgres',
 	'CREATE ROLE one; CREATE ROLE "The Clerk"; CREATE ROLE other');
 
@@ -274,7 +276,7 @@ foreach my $way (sort keys %ways)
 		't',
 		"$way: and who bumped them, and when");
 
-	# A role that comes later may be anybody.
+	# A role that is created later may be another one.
 	$session->query('CREATE ROLE shop');
 	$session->query('SET ROLE shop');
 	like(

@@ -49,11 +49,11 @@ sub allow
 	return;
 }
 
-# Whoever logs in runs one, too, from 17 on.
+# From 17 on, each login runs one, too.
 my $logs_in = $node->pg_version >= 17;
 
 #
-# All that dlock does by itself
+# Actions of dlock's own processes
 #
 my $lease = $client->query("SELECT dlock_lease_open('1h')");
 my $fence = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
@@ -116,7 +116,7 @@ is( $client->query(q{SELECT dlock_reserve('kept ', user::regrole)}),
 	'', 'names can be reserved');
 
 #
-# What is forbidden has no effect
+# A refused command has no effect
 #
 allow($admin, @events);
 $admin->query('DROP EVENT TRIGGER forbid_login') if $logs_in;
@@ -135,7 +135,7 @@ foreach my $event ('ddl_command_start', 'sql_drop', 'ddl_command_end')
 }
 
 #
-# In another database, where it is made, updated and dropped
+# In another database, in which it is created, updated and dropped
 #
 $node->safe_psql('postgres', 'CREATE DATABASE other');
 my $other = session($node, 'other');
@@ -192,7 +192,8 @@ is($other->query("SELECT dlock_check('kept', $fence), dlock_renew($lease)"),
 	't|1', 'what is held is held');
 
 #
-# An event trigger that takes a lock: one after the other, all DDL waits for it.
+# An event trigger that acquires a lock: all DDL waits for it, one after the
+# other.
 #
 $other->query(q{
 	CREATE FUNCTION one_by_one() RETURNS event_trigger

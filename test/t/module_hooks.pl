@@ -17,7 +17,7 @@ use Test::More;
 my $node = new_server('main', conf => 'restart_after_crash = off');
 my $script = "$PostgreSQL::Test::Utils::tmp_check/hooks.sql";
 
-# what comes after the ROLLBACK uses the memory again
+# statements after the ROLLBACK reuse the memory
 $node->safe_psql(
 	'postgres', q{
 CREATE TABLE numbers (i integer);

@@ -23,7 +23,7 @@ use Test::More;
 my $top = abs_path("$FindBin::RealBin/../..");
 my $dir = PostgreSQL::Test::Utils::tempdir;
 
-# Segments are files here, which can be looked at, and closed.
+# Segments are files here, which can be counted and closed.
 my $node = new_server('main',
 	allows_streaming => 1,
 	conf => "dynamic_shared_memory_type = mmap\n");
@@ -34,7 +34,7 @@ sub make
 {
 	my ($where, @arguments) = @_;
 
-	# what this test's own make has set
+	# set by the make that runs this test
 	delete local @ENV{qw(MAKEFLAGS MAKELEVEL MFLAGS)};
 	return IPC::Run::run(
 		[
@@ -125,7 +125,7 @@ is($second->query('SELECT dlock_version()'),
 refused($second, $theirs, $version, $first->{pid}) foreach 'once', 'again';
 
 #
-# ... by the worker alone, which gives way; there is nobody else
+# ... by the worker alone, which gives way
 #
 my @before = grep { !$others{$_} } segments();
 my $log = -s $node->logfile;
@@ -141,8 +141,8 @@ is($second->query("SELECT dlock_fence('leased')"), $held, 'with its fence');
 ok(@before > 0 && !(grep { -e } @before), 'the old memory is given back');
 
 #
-# The old one again: sessions, and workers, which the other library asks for,
-# as there is but one worker in the server's directory of libraries.
+# The old one again: sessions, and workers, which the other library starts,
+# because the server's directory of libraries has only one worker.
 #
 $third = ours();
 refused($third, $version, $theirs, $second->{pid});
@@ -158,7 +158,7 @@ cmp_ok($workers, '<=', 60, "$workers workers have tried, and no more");
 is($second->query("SELECT dlock_release('lock')"), 't', 'nothing is lost');
 
 #
-# A process counts until it is gone, however it ends, and no longer.
+# A process counts until its end, however it ends, and no longer.
 #
 sub use_and_end
 {
@@ -193,7 +193,7 @@ foreach my $way ('end', 'terminate', 'vanish', 'idle in a transaction')
 	($user, $ours) = ($next, !$ours);
 }
 
-# What fails while it attaches does not count.
+# A process that fails while it attaches does not count.
 ($second, $third) = ($user, ours());
 chmod(0, segments()) > 0 or die "chmod: $!";
 like($third->query("SELECT dlock_acquire('other')"),
@@ -206,7 +206,7 @@ like($second->query("SELECT dlock_acquire('lock')"),
 	qr/^\d+$/, 'who has failed to attach is not in the way');
 $third->quit;
 
-# Not before the last of several
+# Not before the last of several has ended
 $third = other();
 $third->query("SELECT dlock_acquire('other')");
 my $another = ours();
@@ -214,7 +214,7 @@ $second->quit;
 backends_gone($second->{pid});
 refused($another, $version, $theirs, $third->{pid});
 
-# A crash makes all anew.
+# A crash makes the shared memory anew.
 $node->safe_psql('postgres', 'ALTER SYSTEM SET restart_after_crash = on');
 $node->reload;
 kill('KILL', $third->{pid});
@@ -226,7 +226,7 @@ like($another->query("SELECT dlock_acquire('lock')"),
 $another->quit;
 
 #
-# A standby, where one function attaches, though there is nothing to be asked
+# A standby, on which one function attaches, though its answer is empty
 #
 my $standby = new_standby($node, 'standby');
 foreach my $how (\&other, \&ours, \&other)

@@ -31,7 +31,7 @@ my $admin = session($node);
 my $client;
 my $offset = 0;
 
-# What the log has had since new_part() was called last, a line each
+# Lines of the log since the last call of new_part()
 sub log_text
 {
 	return slurp_file($node->logfile, $offset) =~ s/\n\t/ /gr;
@@ -43,8 +43,8 @@ sub new_part
 	return;
 }
 
-# Wait until the log has these words, in which # stands for a number, and <time>
-# for a time.
+# Wait until the log has these words; # stands for a number, and <time> for a
+# time.
 sub logged
 {
 	my ($words, $test) = @_;
@@ -59,8 +59,8 @@ sub logged
 	return like($text, qr/$pattern/, $test);
 }
 
-# A lease of a session that ends, and its tickets for these names.  $open and
-# $acquire are further arguments.
+# A lease of a session that ends, and its tickets for these names. $open and
+# $acquire are additional arguments.
 sub leave_lease
 {
 	my ($open, $acquire, @names) = @_;
@@ -98,7 +98,7 @@ $client = session($node, 'postgres', 'user=alice');
 		  . qq{ Its info is "node-1".\n},
 		'and what it had');
 
-	# the acquires take their times, however long
+	# the acquires may take long
 	($lease, $pid, $ticket, @rest) =
 	  leave_lease(", info => 'two', delay => '100ms'", '', "'a'", "'b\nc'");
 	logged(qq{LOG:  lease $lease of role "alice" has run out},
@@ -113,7 +113,7 @@ $client = session($node, 'postgres', 'user=alice');
 	leave_lease('', '');
 	logged(qq{ its ttl is 0.100 s. It held nothing.\n}, 'one with nothing');
 
-	# Too much of everything.  A character is not cut in two.
+	# All lists and texts are too long.  No character is cut in two.
 	my $euro = "\xe2\x82\xac";
 	($lease, $pid, $ticket, @rest) = leave_lease(
 		", info => repeat('$euro', 34)",
@@ -132,7 +132,7 @@ $client = session($node, 'postgres', 'user=alice');
 		4, 'and each of them has one line');
 }
 
-# Very many at once: some have a line, and the others are counted.
+# Very many at once: some are logged, and the others are counted.
 {
 	my $count = 5000;
 	my $keeper = session($node, 'postgres', 'user=alice');
@@ -160,7 +160,7 @@ $client = session($node, 'postgres', 'user=alice');
 	cmp_ok($others, '>', $count / 2, 'and not one by one');
 }
 
-# What is closed has not run out; nor is anything told where nobody wants to know.
+# A closed lease has not run out; and nothing is logged if the setting is off.
 {
 	my ($lease) = leave_lease('', '');
 	my ($closed, $silent, $last);
@@ -171,7 +171,7 @@ $client = session($node, 'postgres', 'user=alice');
 	$admin->query(
 		q{LOAD 'dlock'; ALTER SYSTEM SET dlock.log_expirations = off});
 	$node->reload;
-	# the worker has read that when it comes to write something later
+	# the worker has read the setting when it writes something later
 	is_now($admin, 'SELECT count(*) FROM dlock_leases', '0', 'none is left');
 	$admin->query(
 		'SELECT pg_terminate_backend(' . worker($admin) . ', 180000)');
@@ -191,7 +191,7 @@ $client = session($node, 'postgres', 'user=alice');
 }
 
 #
-# What is ended by force
+# Forced releases
 #
 {
 	my $ops = session($node, 'postgres', 'user=ops');
@@ -232,7 +232,7 @@ $client = session($node, 'postgres', 'user=alice');
 		  . qq{ It was held by lease $lease (role "alice", owner "worker 1").\n},
 		'a lease has it, and another role is acted as');
 
-	# what nobody holds any more
+	# a lock without holder
 	($lease, undef, $delayed) =
 	  leave_lease(", delay => '1h'", '', "'delayed'");
 	logged("lease $lease of role", 'a delay begins');
@@ -247,7 +247,7 @@ $client = session($node, 'postgres', 'user=alice');
 	is(scalar(() = log_text() =~ /released by force/g),
 		4, 'each of these has a line');
 
-	# leases that are another's, and one's own
+	# another role's leases, and one's own
 	my $own = $client->query("SELECT dlock_ttl_acquire('own', '1h')");
 	my $other = $client->query("SELECT dlock_lease_open('1h')");
 	$client->query("SELECT dlock_lease_acquire_all(ARRAY['x', 'y'], $other)");
@@ -271,7 +271,7 @@ $client = session($node, 'postgres', 'user=alice');
 }
 
 #
-# What the worker cannot have
+# Locks that keep the worker waiting
 #
 {
 	my $locker = session($node);
@@ -303,12 +303,12 @@ $client = session($node, 'postgres', 'user=alice');
 			qr/ERROR:  canceling statement/,
 			'and not a bare error');
 		$locker->query('ROLLBACK');
-		# the worker says it once more only where it has written since
+		# the worker logs it again only if it has written since
 		like($client->query("SELECT dlock_ttl_acquire('$table', '1h')"),
 			qr/^\d+$/, 'then it goes on');
 	}
 
-	# Who only waits for a lock is in the way of those who come later.
+	# A waiter for a lock blocks later ones, too.
 	my $reader = session($node);
 	new_part();
 	$reader->query('BEGIN; SELECT count(*) FROM dlock_queue');
@@ -348,7 +348,7 @@ $client = session($node, 'postgres', 'user=alice');
 }
 
 #
-# Long waits, and who is waited for
+# Long waits, and the holders
 #
 {
 	my $lease = $client->query("SELECT dlock_lease_open('1h')");
@@ -385,8 +385,8 @@ $client = session($node, 'postgres', 'user=alice');
 }
 
 #
-# The lock of NOTIFY, which a commit holds that waits for a standby.  No slot is
-# left for a sender, so the worker itself sends; and a lease keeps it there.
+# The lock of NOTIFY, held by a commit that waits for a standby.  No slot is
+# left for a sender, so the worker sends; and a lease keeps it there.
 #
 $client->query("SELECT dlock_ttl_acquire('stays', '1h')");
 $_->quit foreach $client, $admin;
@@ -415,7 +415,7 @@ $node->restart;
 $node->stop;
 
 #
-# The time line that is drawn of the log, and of the histories of clients
+# The time line made from the log, and from the histories of clients
 #
 sub drawn
 {

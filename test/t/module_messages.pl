@@ -20,7 +20,7 @@ use Test::More;
 my $top = "$FindBin::RealBin/../..";
 my $literal = qr/"(?:[^"\\]|\\.)*"/;
 
-# The codes by the names that the sources give them
+# Codes by their names in the sources
 sub codes
 {
 	my %result;
@@ -40,7 +40,7 @@ sub codes
 	return %result;
 }
 
-# What C makes of literals that stand side by side
+# Joins adjacent literals, as C does
 sub value_of
 {
 	my $value = join('', map { substr($_, 1, -1) } $_[0] =~ /$literal/g);
@@ -48,15 +48,15 @@ sub value_of
 	return $value;
 }
 
-# What a format can become
+# Texts that a format can produce
 sub pattern
 {
 	return join('.+?',
 		map { quotemeta } split(/%[-.*0-9]*l*[a-z]/, $_[0], -1));
 }
 
-# All messages, each with its code or level, if that is always the same; and all
-# literals, of which some are details
+# All messages, each with its code or level, if that is constant; and all
+# literals, some of which are details
 sub read_sources
 {
 	my %codes = codes();
@@ -92,7 +92,7 @@ sub read_sources
 	return (\@messages, \@literals);
 }
 
-# The rows of the page's tables of messages: what is in the first two columns
+# The rows of the page's tables of messages: the first two columns
 sub read_page
 {
 	my $is_table;

@@ -51,8 +51,8 @@ sub ask
 }
 
 #
-# Something of everything: one waits for a lock, its holder for a row, another has
-# waited, and a lease runs out that held.
+# Some of each: a session waits for a lock, its holder for a row, another
+# session has waited, and a lease with a lock runs out.
 #
 my @sessions = map { session($node) } 0 .. 3;
 {
@@ -118,7 +118,7 @@ foreach my $namespace (sort keys %$exporter)
 	$metrics{"${namespace}_$_"} = { map { $_ => 1 } @labels } foreach @values;
 }
 
-# What makes a histogram one
+# The properties of a histogram
 {
 	my (undef, undef, @rows) = ask($exporter->{dlock_wait_seconds}{query});
 	my @bounds = map { $_->{le} } @rows;

@@ -44,7 +44,7 @@ pgaudit.log_rows = on
 pgaudit.log_statement = on
 });
 
-# All of them that this server has; pgaudit comes in a package of its own.
+# Those that this server has; pgaudit is a separate package.
 my ($libraries) = run_command([ 'pg_config', '--pkglibdir' ]);
 my @observers = grep { -e "$libraries/$_.so" } sort keys %settings;
 my $node = new_server('main',
@@ -110,7 +110,7 @@ $alice->query('DISCARD ALL');
 grows('DISCARD ALL releases', 1, $bob->answer);
 succeeds($bob, 'SELECT dlock_release_all()', '1', 'nothing else is held');
 
-# In a function, and where a transaction is rolled back
+# In a function, and in a transaction that is rolled back
 succeeds(
 	$alice, q{DO $$ BEGIN
 	PERFORM dlock_xact_acquire('a');
@@ -150,7 +150,7 @@ succeeds(
 succeeds($alice, "SELECT dlock_acquire('billing/1')",
 	'\d+', 'a reserved name');
 
-# Leases, and what the worker does for them
+# Leases, and the worker's part in them
 $lease = $alice->query("SELECT dlock_lease_open('1h', info => 'node-1')");
 $ticket = $alice->query("SELECT dlock_lease_acquire('leased', $lease)");
 succeeds($alice, "SELECT dlock_renew($lease)", '1', 'a lease');
@@ -173,7 +173,7 @@ succeeds($alice, "SELECT dlock_lease_close($lease)",
 		'0', 'one runs out');
 }
 
-# A deadlock has its victim, and a waiter can be cancelled.
+# A deadlock has its victim, and a waiter can be canceled.
 $alice->query("SELECT dlock_acquire('d 1')");
 $bob->query("SELECT dlock_acquire('d 2')");
 $alice->start("SELECT dlock_acquire('d 2')");
@@ -182,7 +182,7 @@ like($bob->query("SELECT dlock_acquire('d 1')"), qr/40P01/, 'a deadlock');
 $admin->query("SELECT pg_cancel_backend($alice->{pid})");
 like($alice->answer, qr/57014/, 'a cancelled wait');
 
-# After a restart, what leases have is read again.
+# After a restart, leases are loaded.
 $_->quit foreach $alice, $bob, $admin;
 $node->restart;
 $admin = session($node);
@@ -192,7 +192,8 @@ succeeds(
 succeeds($admin, 'SELECT dlock_reset()', '2', 'and is ended');
 is_now($admin, 'SELECT count(*) FROM dlock_queue', '0', 'in the tables, too');
 
-# What they have seen.  Tables of leases are written without statements.
+# What the extensions have recorded.  Tables of leases are written without
+# statements.
 SKIP:
 {
 	skip 'no pg_stat_statements', 2 unless grep { /statements/ } @observers;

@@ -25,7 +25,7 @@ my $from = $ENV{DLOCK_OLD_INSTALL};
 
 plan skip_all => 'it is test/upgrade that runs this' unless $from;
 
-# The same on both sides; PostgreSQL 18 has other defaults than 17.
+# The same in both servers; PostgreSQL 18 has other defaults than 17.
 my %cluster = (extra => ['--data-checksums']);
 my $conf = "max_connections = 100\ndlock.worker_idle_timeout = 20d\n";
 my $old = PostgreSQL::Test::Cluster->new('old', install_path => $from);
@@ -49,7 +49,7 @@ my %databases = (
 my $path = 'SET search_path = public, "D lock"';
 my %before;
 
-# in all of them, with the extension's functions in the path
+# in all of them, with the extension's functions in the search_path
 sub ask
 {
 	my ($node, $dbname, $sql) = @_;
@@ -121,7 +121,8 @@ foreach my $dbname (sort keys %databases)
 {
 	my $before = $before{$dbname};
 
-	# first, as the lock that is taken then goes some time after its session
+	# first, because the lock that it takes is released some time after its
+	# session
 	is( ask($new, $dbname,
 			'SELECT (SELECT count(*) FROM dlock_locks), '
 			  . '(SELECT count(*) FROM dlock_leases)'),
@@ -152,7 +153,8 @@ foreach my $dbname (sort keys %databases)
 	is(ask($new, $dbname, $config),
 		$config{$dbname}, "$dbname: what is dumped is marked as before");
 
-	# Leases are there again, and with the first of them comes who removes rows.
+	# New leases can be opened, and the first one starts the worker, which
+	# removes rows.
 	like(
 		ask($new, $dbname,
 			"SELECT dlock_lease_acquire('held', dlock_lease_open('1h'))"),

@@ -45,7 +45,7 @@ $app->query(q{
 #
 foreach my $call ("dlock_version_bump('v', 0)", "dlock_version_bump('v', 1)")
 {
-	# what has been read is not in the way
+	# loaded rows are not in the way
 	is($caller->query('SELECT locks.dlock_version_of(\'none\')'), '0', 'before');
 	my $stopped = stop_behind($caller, 'dlock_check_permanent');
 
@@ -66,7 +66,7 @@ foreach my $call ("dlock_version_bump('v', 0)", "dlock_version_bump('v', 1)")
 }
 
 #
-# A call within a call, by what the owner of the table has on it
+# A call within a call, by code that the owner of the table has on it
 #
 $admin->query(q{
 	ALTER TABLE locks.dlock_versions OWNER TO app;

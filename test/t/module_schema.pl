@@ -26,7 +26,7 @@ my $node = new_server(
 	install_path => next_version_install(),
 	conf => "track_functions = all\nstatement_timeout = '${timeout}s'\n");
 
-# For all who connect; nobody has dlock's schema in the path, nor anyone's.
+# All connections have an empty search_path.
 $node->safe_psql(
 	'postgres', q{
 	DROP EXTENSION dlock;
@@ -47,7 +47,7 @@ my $third = session($node, 'shop', 'user=app');
 
 is($app->query('SHOW search_path'), '""', 'nothing is in the search_path');
 
-# The session waits for the lock, and shows it.
+# Wait until the view shows that the session waits.
 sub until_waits
 {
 	my ($schema, $session) = @_;
@@ -58,8 +58,7 @@ sub until_waits
 }
 
 #
-# One who holds in each scope, and one who waits for each, while the extension is
-# changed
+# A holder and a waiter in each scope, while the extension is changed
 #
 sub survives
 {
@@ -137,7 +136,7 @@ survives('dlock',
 	qq{ALTER EXTENSION dlock UPDATE TO "$Dlock::Test::next_version"}, 'dlock');
 
 #
-# Each function.  The calls of the admin's are those that others may not make.
+# Each function.  The admin calls those that others may not.
 #
 $app->query($_)
   foreach (
@@ -257,7 +256,7 @@ gives(
 	  qr/^v\|2\nx\|2\ny\|1$/,
 	"SELECT dlock.dlock_unreserve('r/')" => $yes,);
 
-# Views, and whatever else can be read
+# Views, and all else that can be read
 foreach my $relation (
 	split /\n/,
 	$admin->query(
@@ -271,7 +270,7 @@ foreach my $relation (
 }
 
 #
-# A session counts its calls where others see them when it ends, or is idle.
+# Other sessions see a session's counts when it ends, or is idle.
 #
 my $uncalled = q{
 	SELECT string_agg(p.oid::regprocedure::text, ', ' ORDER BY 1)
@@ -287,8 +286,8 @@ $admin = session($node, 'shop');
 $app = session($node, 'shop', 'user=app');
 is($admin->query($uncalled), '', 'each function has been called');
 
-# What the extension made in its schema belongs to it, or to something of it: by
-# this, tools can tell it from what is the application's.
+# All objects in the extension's schema belong to it or to one of its objects,
+# so that tools can tell them from the application's.
 is( $admin->query(
 		q{SELECT string_agg(pg_describe_object(classid, objid, 0), ', ')
 		  FROM (SELECT 'pg_class'::regclass, oid FROM pg_class
@@ -309,7 +308,7 @@ survives('dlock', 'ALTER EXTENSION dlock SET SCHEMA elsewhere', 'elsewhere');
 is($admin->query('DROP SCHEMA dlock'), '', 'the old schema can go');
 survives('elsewhere', 'ALTER SCHEMA elsewhere RENAME TO "D lock"', '"D lock"');
 
-# Triggers of tables went along, also with a session's plans of them.
+# Triggers of tables moved, too, also with a session's plans of them.
 $app->query("SELECT \"D lock\".dlock_acquire('c')");
 $app->query('BEGIN; SELECT "D lock".dlock_guard(\'c\', "D lock".dlock_fence(\'c\')); '
 	  . 'UPDATE app.guarded SET id = 2');
@@ -317,7 +316,7 @@ is($app->query('COMMIT'), '', 'a trigger works as before');
 like($app->query('UPDATE app.guarded SET id = 3'),
 	qr/without a guard of lock "c"/, 'and refuses');
 
-# And what was written by all of these names is read.
+# And all rows written under these names are loaded.
 $lease = $app->query("SELECT \"D lock\".dlock_lease_open('1h')");
 my $fence =
   $app->query("SELECT \"D lock\".dlock_lease_acquire('stays', $lease)");

@@ -69,7 +69,7 @@ is($third->query("SELECT dlock_release_ticket($queued)"), 't', 'released');
 is($admin->query("SELECT dlock_version_bump('v', 1)"), '2', 'versions go on');
 
 #
-# What was granted stays, here and in a dump that is restored.
+# Grants stay, here and in a dump that is restored.
 #
 my $granted = q{
 	SELECT string_agg(p.oid::regproc::text, ' ' ORDER BY 1)
