@@ -31,7 +31,8 @@ my $admin = session($node);
 
 my ($holder, $next, $fence);
 
-# Let this session wait for the lock, and then read the server's log at once.
+# Let this session wait for the lock, and then read the table "journal" at
+# once.
 sub queue
 {
 	my ($session) = @_;

@@ -194,7 +194,7 @@ sub slots_are
 	return $session->query('SELECT dlock_release_all()');
 }
 
-# Sessions whose commit is visible, and that have still to change memory
+# A session whose commit is visible, and that has not changed memory yet
 SKIP:
 {
 	skip 'no debugger that can be attached', 1 unless debugger_works($admin);

@@ -27,7 +27,7 @@ use JSON::PP qw(decode_json);
 use PostgreSQL::Test::Utils qw(slurp_file);
 use Test::More;
 
-# Standbys can be waited for by those who ask for it.
+# A session can wait for standbys if it asks for that.
 my $conf = q{
 synchronous_commit = local
 deadlock_timeout = '1h'
@@ -60,7 +60,7 @@ sub enqueue
 	return $ticket;
 }
 
-# Nothing has come, nor is anything on its way.
+# Nothing has come, and nothing is on its way.
 my $last = 0;
 
 sub not_told
@@ -116,8 +116,7 @@ sub waits_for_journal
 }
 
 #
-# The transaction that made an announcement lets it go, with its commit, and no
-# other one
+# The commit of the transaction that made an announcement arms it, and no other
 #
 {
 	my ($one, $other) = (session($node), session($node));
@@ -161,8 +160,8 @@ sub waits_for_journal
 }
 
 #
-# Granted, expired, released: on the session's own channel, with nobody having
-# typed LISTEN, and on a given one
+# Granted, expired, released: on the session's own channel, without a LISTEN by
+# the client, and on a given one
 #
 foreach my $channel (undef, 'shared')
 {
@@ -206,7 +205,7 @@ foreach my $channel (undef, 'shared')
 			announcement('released', 'lock', $held));
 		like(ask($waiter, $held), qr/55L01/, "$what: confirmed");
 
-		# who lets go needs not be told
+		# a session that releases is not told
 		$ticket = enqueue($waiter, 'lock', $lease, $more);
 		told($listener, "$what: granted again",
 			announcement('granted', 'lock', $ticket));
@@ -239,7 +238,7 @@ foreach my $channel (undef, 'shared')
 	$admin->query("SELECT dlock_release('another')");
 	release($next);
 
-	# a ticket's own lease: granted may be past when it is sent
+	# a single lease, which may be over when "granted" is sent
 	$ticket = enqueue($waiter, 'lock', '1s', $more);
 	my @told;
 	poll('expired',
@@ -326,7 +325,7 @@ foreach my $state ('free', 'held')
 		announcement('granted', 'lock', $ticket));
 	release($ticket);
 
-	# the own channel, which nobody hears before the commit
+	# the session's own channel, which it does not hear before the commit
 	$hold->();
 	$waiter->query('BEGIN');
 	$ticket = enqueue($waiter, 'lock', $lease);
@@ -351,7 +350,7 @@ foreach my $state ('free', 'held')
 	$waiter->quit;
 }
 
-# What ends before the commit is announced all the same.
+# A ticket that ends before the commit is announced all the same.
 foreach my $channel (undef, 'shared')
 {
 	my $where = $channel ? 'given channel' : 'own channel';
@@ -412,7 +411,7 @@ foreach my $channel (undef, 'shared')
 }
 
 #
-# Asking for the ticket again from another session moves the channel.
+# Repeating the request in another session moves the channel.
 #
 {
 	my @sessions = map { session($node) } 0 .. 2;
@@ -436,7 +435,7 @@ foreach my $channel (undef, 'shared')
 	told($sessions[1], 'announced to who asked last',
 		announcement('granted', 'lock', $ticket));
 
-	# also where it is granted already
+	# also if it is granted already
 	is(enqueue($sessions[2], 'lock', $lease), $ticket, 'once more');
 	told($sessions[2], 'granted already: announced there',
 		announcement('granted', 'lock', $ticket));
@@ -449,7 +448,7 @@ foreach my $channel (undef, 'shared')
 		announcement('released', 'lock', $ticket));
 	not_told($sessions[2], 'and not where it was before');
 
-	# with a ttl, and an owner to tell who asks
+	# with a ttl, and an owner that identifies the caller
 	$held = $admin->query("SELECT dlock_ttl_acquire('lock', '1h')");
 	$ticket = enqueue($sessions[1], 'lock', '1h', ", owner => 'me'");
 	is(enqueue($sessions[2], 'lock', '1h', ", owner => 'me'"),
@@ -486,7 +485,7 @@ foreach my $channel (undef, 'shared')
 	waits_for_journal($waiter);
 	ok(!$asker->answered, 'worker stopped: not confirmed');
 
-	# what was enqueued in vain is not there, and never announced
+	# tickets of failed calls are gone, and never announced
 	$admin->query("SELECT pg_cancel_backend($waiter->{pid})");
 	like($waiter->answer, qr/57014/, 'worker stopped: canceled');
 	is( $admin->query("SELECT count(*) FROM dlock_locks WHERE name = 'another'"),
@@ -503,9 +502,10 @@ foreach my $channel (undef, 'shared')
 }
 
 #
-# Nor before it is durable at the level that was asked for.  The standby that is
-# waited for is not there; who doesn't ask for it is told at once.  So it is with
-# the worker that wrote the grant, and with one that came later.
+# Nor before it is durable at the level that was asked for.  The standby that
+# is waited for does not exist; a session that does not wait for standbys is
+# told at once.  This holds for the worker that wrote the grant, and for a
+# later one.
 #
 foreach my $when ('grant written', 'worker terminated')
 {
@@ -520,7 +520,7 @@ foreach my $when ('grant written', 'worker terminated')
 
 		$sessions{$level} = session($node);
 		$admin->query("SELECT dlock_acquire('$level')");
-		# the level of the last who has asked for it counts
+		# the level of the latest request counts
 		foreach my $asked ($other, $level)
 		{
 			$sessions{$level}->query("SET synchronous_commit = $asked");
@@ -528,7 +528,7 @@ foreach my $when ('grant written', 'worker terminated')
 		}
 	}
 	commits_hang($node, 1);
-	# one that knows of the setting
+	# one that has read the setting
 	terminate_worker();
 	worker($admin);
 
@@ -564,10 +564,10 @@ foreach my $when ('grant written', 'worker terminated')
 }
 
 #
-# Somebody holds the lock of NOTIFY: a transaction that notifies and writes does
-# while it commits, and here that commit waits for a standby.  Or the queue is
-# full: a session listens, and stays in a transaction.  Then nothing can be
-# announced, and all else goes on.
+# A session holds the lock of NOTIFY: a transaction that notifies and writes
+# holds it during its commit, and here that commit waits for a standby.  Or the
+# queue is full: a session listens, and stays in a transaction.  Then nothing
+# can be announced, and all else goes on.
 #
 my %nuisances = (
 	'lock of NOTIFY' => sub {
@@ -590,9 +590,9 @@ my %nuisances = (
 
 		$application->query('LISTEN application');
 		$application->query('BEGIN; SELECT 1');
-		# On the channel of the one who does not read: where nobody there is
-		# interested, some versions leave nothing to be read.  And in many
-		# transactions, as it is a commit that tells listeners to read.
+		# On the channel of the session that does not read: if no session there
+		# listens to it, some versions leave nothing to be read.  And in many
+		# transactions, because commits signal listeners to read.
 		like(
 			$admin->query(
 				q{DO $$
@@ -646,7 +646,7 @@ sub nuisance
 	is_now($admin, 'SELECT count(*) FROM dlock_queue WHERE granted',
 		'6', "$what: the journal goes on");
 
-	# the expiry, and the hand-over
+	# the expiry and the hand-over
 	$waiter->start("SELECT dlock_ttl_acquire('expiring', '1h')");
 	$admin->until_waits($waiter);
 	$keeper->quit;
@@ -660,7 +660,7 @@ sub nuisance
 	is(scalar($listener->announcements(0)), 0, "$what: nothing is announced");
 	is(worker($admin), $pid, "$what: the worker lives on");
 
-	# nor does a worker that ends lose anything
+	# a worker that exits loses nothing
 	terminate_worker();
 	is($waiter->query("SELECT dlock_ttl_acquire('by the next', '1h') > 0"),
 		't', "$what: another worker goes on");
@@ -735,8 +735,8 @@ SKIP:
 	is($listener->query("SELECT dlock_check('lock', $held)"),
 		't', 'crash: still held');
 
-	# Its holder was a session.  Whether the grant was written before the crash,
-	# and so is not announced any more, is open.
+	# Its holder was a session.  The grant may have been written before the
+	# crash, and is not announced again then.
 	is($listener->query("SELECT dlock_wait($freed)"),
 		't', 'crash: granted by it');
 
@@ -751,7 +751,7 @@ SKIP:
 	told($listener, 'crash: announced without having been asked about',
 		announcement('granted', 'unasked', $unasked));
 
-	# Nobody hears a channel of a session that is gone; but who asks knows.
+	# A channel of an ended session has no listener, but dlock_wait() tells.
 	release($given);
 	is($listener->query("SELECT dlock_wait($own)"),
 		't', 'crash: own channel: who asks knows');

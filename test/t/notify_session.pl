@@ -35,8 +35,8 @@ my $admin = session($node);
 
 $node->safe_psql('postgres', 'CREATE TABLE t (n integer)');
 
-# Nothing has come, nor is anything on its way: by a lock that the sender
-# enqueues for, and announces on the channel that the listener listens on.
+# Nothing has come, and nothing is on its way: the sender announces a ticket
+# that the test enqueues, on the channel of the listener.
 my $last = 0;
 
 sub not_told
@@ -66,7 +66,7 @@ sub worker_gone
 }
 
 #
-# On the session's own channel, and nobody has typed LISTEN.
+# On the session's own channel, without a LISTEN by the client
 #
 {
 	my $holder = session($node);
@@ -88,7 +88,7 @@ sub worker_gone
 	told($waiter, 'a lock that was held',
 		announcement('granted', 'lock', $ticket));
 
-	# again, where it has been announced; each time anew
+	# again, after it was announced; anew each time
 	is(enqueue($waiter, 'lock'), $ticket, 'enqueued again');
 	told($waiter, 'enqueued again: announced again',
 		announcement('granted', 'lock', $ticket));
@@ -96,7 +96,7 @@ sub worker_gone
 	not_told($waiter, $waiter, 'dlock_wait() brings none');
 	$waiter->query('SELECT dlock_release_all()');
 
-	# what was acquired otherwise, or is gone before it could be granted
+	# tickets acquired otherwise, or ended before the grant
 	$waiter->query("SELECT dlock_acquire('lock')");
 	not_told($waiter, $waiter, 'not enqueued, not announced');
 	$ticket = enqueue($holder, 'lock');
@@ -186,7 +186,7 @@ sub worker_gone
 	{
 		my $holder = session($node);
 		my $ticket;
-		# where it was held, release it now
+		# if it was held, release it now
 		my $is_granted = sub {
 			$holder->query('SELECT dlock_release_all()');
 			is( $admin->query(
@@ -277,8 +277,8 @@ sub worker_gone
 		$holder->quit;
 	}
 
-	# The same on the own channel, where the session cannot be told within its
-	# transaction: were it sent before, it would be lost.
+	# The same on the session's own channel, where it cannot be told within its
+	# transaction: a message sent earlier would be lost.
 	foreach my $own (session($node), $waiter)
 	{
 		my $ticket;
@@ -335,7 +335,7 @@ sub worker_gone
 		UTF8 => 'utf8',
 		LATIN1 => 'ISO-8859-1',
 		LATIN9 => 'ISO-8859-15',
-		# where the meaning of bytes is not known, they are shown as they are
+		# if the encoding is unknown, bytes are shown as they are
 		SQL_ASCII => 'ISO-8859-1');
 	my %exact = (
 		'quote' => q("a\\"b'c"),
@@ -438,9 +438,9 @@ sub worker_gone
 #
 # The lock of NOTIFY
 #
-# A transaction that notifies and writes holds it while it commits, and here
-# that commit waits for a standby which is not there.  Meanwhile
-# nothing can be announced, but all else goes on; and then it is.
+# A transaction that notifies and writes holds it during its commit, and here
+# that commit waits for a standby that does not exist.  Meanwhile nothing can
+# be announced, but all else goes on, and it is announced afterwards.
 #
 sub hold_up_notify
 {
@@ -448,11 +448,11 @@ sub hold_up_notify
 	my $held_up = "SELECT count(*) FROM pg_stat_activity "
 	  . "WHERE pid = $application->{pid} AND wait_event = 'SyncRep'";
 
-	# neither of these two writes WAL, and so they don't wait themselves
+	# neither of these two writes WAL, so they do not wait themselves
 	$admin->query("ALTER SYSTEM SET synchronous_standby_names = 'missing'");
 	$admin->query('SELECT pg_reload_conf()');
 
-	# the setting is in force at some later moment
+	# the setting takes effect some time later
 	poll(
 		'a commit waits for the standby',
 		sub {
@@ -469,7 +469,7 @@ sub hold_up_notify
 	return;
 }
 
-# The commit waits no longer; with a warning, it has happened.
+# The commit stops waiting, with a warning, and is done.
 sub let_go_of_notify
 {
 	my ($application) = @_;
@@ -511,7 +511,7 @@ sub reset_standby
 	is( $holder->query("SELECT dlock_try_acquire('lock') IS NOT NULL"),
 		't',
 		'NOTIFY is held up: released and acquired');
-	# asked for while the sender waits for the lock
+	# requested while the sender waits for the lock
 	foreach my $round (1 .. 3)
 	{
 		push @tickets, enqueue($waiter, "round $round");
@@ -558,7 +558,7 @@ sub reset_standby
 }
 
 #
-# Announcements need no standby: what they tell of is in memory.
+# Announcements need no standby: they are about memory.
 #
 {
 	my $application = session($node);
@@ -636,7 +636,7 @@ foreach my $type ('sender', 'worker')
 	let_go_of_notify($application);
 	reset_standby();
 
-	# Any call will do, also one that has nothing to do with it.
+	# Any call starts it, also an unrelated one.
 	$admin->query("SELECT dlock_is_held('something else')");
 	told($waiter, 'worker terminated: announced by the next',
 		announcement('granted', 'lock', $ticket));
@@ -651,7 +651,7 @@ foreach my $type ('sender', 'worker')
 	told($waiter, 'worker terminated: a new one is there when it is needed',
 		announcement('granted', 'again', $ticket));
 
-	# A crash takes all locks along, and the announcements with them.
+	# A crash ends all locks and announcements.
 	$admin->wait_for("SELECT count(*) = 1 $worker");
 	$pid = $admin->query("SELECT pid $worker");
 	kill('KILL', $pid) == 1 or die "no process $pid";
@@ -671,7 +671,7 @@ foreach my $type ('sender', 'worker')
 }
 
 #
-# It ends when no ticket is left that it could have to announce.
+# It exits when no ticket is left that it could announce.
 #
 {
 	my @sessions = map { session($node) } 0, 1;
@@ -685,7 +685,7 @@ foreach my $type ('sender', 'worker')
 	$sessions[1]->query("SELECT dlock_release_ticket($tickets[1])");
 	worker_gone('sessions are there, but no tickets');
 
-	# a ticket that never was
+	# a ticket that does not exist
 	$admin->query("SELECT dlock_acquire('slots', slots => 1)");
 	$tickets[0] = enqueue($sessions[0], 'lock');
 	told($sessions[0], 'again', announcement('granted', 'lock', $tickets[0]));
@@ -695,7 +695,7 @@ foreach my $type ('sender', 'worker')
 	worker_gone('failed calls');
 	$admin->query("SELECT dlock_release('slots')");
 
-	# one that goes as another one comes
+	# one that ends as another one comes
 	foreach my $round (1 .. 5)
 	{
 		my $ticket = enqueue($sessions[0], "round $round");
@@ -728,7 +728,8 @@ foreach my $type ('sender', 'worker')
 		'two databases, two workers');
 	not_told($_, $_, 'each for its own', 'shared') foreach @sessions;
 
-	# A session that stays would keep the database; the worker does not.
+	# A connected session would keep the database from being dropped; the
+	# worker does not.
 	$sessions[0]->quit;
 	$node->safe_psql('postgres', 'DROP DATABASE one');
 	$tickets[1] = enqueue($sessions[1], 'another', ", 'shared'");
@@ -754,7 +755,7 @@ foreach my $type ('sender', 'worker')
 }
 
 #
-# No process to be had for a worker
+# No free slot for a worker
 #
 $admin->quit;
 $node->append_conf('postgresql.conf', 'max_worker_processes = 0');

@@ -31,7 +31,7 @@ my $sender = "FROM pg_stat_activity WHERE backend_type = 'dlock sender'";
 my @applications = map { session($node) } 0, 1;
 my (%tickets, $pid);
 
-# A transaction that notifies, and that keeps the lock while it commits
+# A transaction that notifies, and holds the lock during its commit
 sub start_notifying
 {
 	my ($application) = @_;
@@ -76,7 +76,7 @@ is(scalar($waiter->announcements(0)), 0, 'nothing is told before its turn');
 # a cancel does not cost it its place
 is($admin->query("SELECT pg_cancel_backend($pid)"), 't', 'it is canceled');
 
-# its turn, and then the other one's, who keeps the lock as well
+# its turn, and then that of the other one, which holds the lock as well
 $admin->query("SELECT pg_cancel_backend($applications[0]{pid})");
 like($applications[0]->answer, qr/WARNING/, 'the queue moves');
 is_deeply(
@@ -96,9 +96,9 @@ unlike(slurp_file($node->logfile), qr/canceling statement due to user request/,
 $waiter->query('SELECT dlock_release_all()');
 $waiter->query("SELECT dlock_release_ticket($tickets{lease})");
 
-# A session is granted what a lease has released while the sender waits for its
-# turn.  Once it is told, a crash does not bring the lease's hold back, though nobody
-# else flushes the WAL.
+# A session is granted a lock that a lease has released while the sender waits
+# for its turn.  Once it is told, a crash does not restore the lease's hold,
+# though no session flushes the WAL.
 {
 	my $holder = session($node);
 	my $ticket = $holder->query("SELECT dlock_ttl_acquire('removed', '1h')");
@@ -111,7 +111,7 @@ $waiter->query("SELECT dlock_release_ticket($tickets{lease})");
 	enqueue('third');
 	$admin->wait_for("SELECT count(*) = 1 $sender");
 	waits_in_queue($admin->query("SELECT pid $sender"));
-	# asking who holds it would flush
+	# a question about the holder would flush
 	$count = $admin->query('SELECT acquired FROM dlock_counters()');
 	is($holder->query("SELECT dlock_release_ticket($ticket)"), 't', 'released');
 	$admin->wait_for("SELECT acquired > $count FROM dlock_counters()");
@@ -133,7 +133,7 @@ $waiter->query("SELECT dlock_release_ticket($tickets{lease})");
 	commits_hang($node, 0);
 }
 
-# It goes, and comes again.
+# It exits, and is started again.
 $admin->wait_for("SELECT count(*) = 0 $sender");
 enqueue('again');
 told($waiter, 'a sender comes when there is something to tell',

@@ -25,7 +25,7 @@ deadlock_timeout = '1h'
 my $admin = session($node);
 my $count = 0;
 
-# Nothing has come, nor is anything on its way
+# Nothing has come, and nothing is on its way
 sub not_told
 {
 	my ($listener, $test, $channel) = @_;
@@ -81,7 +81,7 @@ sub try_for
 	$next->answer;
 	not_told($waiter, 'and that is all');
 
-	# what was acquired otherwise is told once it has a channel
+	# one that was acquired otherwise is told once it has a channel
 	$waiter->start("SELECT dlock_acquire('lock')");
 	$admin->until_waits($waiter);
 	$ticket = enqueue($next, 'lock');
@@ -97,7 +97,7 @@ sub try_for
 	not_told($next, 'gone');
 	$waiter->query("SELECT dlock_release('lock')");
 
-	# all holders, each once, also those that come between two waiters
+	# all holders, once each, also those granted between two waiters
 	foreach my $mode (', shared => true', ', slots => 3')
 	{
 		my @holders = map { session($node) } 0 .. 2;
@@ -143,13 +143,13 @@ sub try_for
 	try_for($waiter);
 	not_told($listener, 'once', 'c');
 
-	# whoever asks again is told, too
+	# the session that repeats the request is told, too
 	is($client->query($enqueue =~ s/'c'/'d'/r), $ticket, 'asked again');
 	told($listener, 'told again',
 		announcement('granted', 'lock', $ticket),
 		announcement('wanted', 'lock', $ticket));
 
-	# At most once more after a restart, and if nobody was told, then
+	# After a restart, at most once more; surely if not told before
 	$client->query($enqueue =~ s/me/other/r);
 	$_->quit foreach $listener, $waiter, $client, $admin;
 	$node->restart;
@@ -184,7 +184,7 @@ sub try_for
 		announcement('granted', 'lock', $ticket),
 		announcement('wanted', 'lock', $ticket));
 
-	# nor where it has been listened for, and waited for its turn
+	# nor after a LISTEN and a wait for its turn
 	$admin->query("SELECT dlock_acquire('turn')");
 	$ticket = $client->query("SELECT dlock_ttl_enqueue('turn', '1h', 'c')");
 	commits_hang($node, 1);

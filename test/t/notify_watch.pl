@@ -35,7 +35,7 @@ my $sender_waits = "SELECT count(*) = 1 $sender AND wait_event_type = 'Lock'";
 $node->safe_psql('postgres', 'CREATE TABLE t (n integer)');
 
 # The lock of NOTIFY: a transaction that notifies and writes holds it while its
-# commit waits for a standby that is not there.
+# commit waits for a standby that does not exist.
 sub hold_up_notify
 {
 	my $application = session($node);
@@ -74,7 +74,7 @@ sub free
 	return qq({"event":"free","lock":"$name"});
 }
 
-# What a watcher has been told last, once that is as expected
+# The latest message to a watcher, once that is as expected
 sub told_last
 {
 	my ($listener, $test, $expected) = @_;
@@ -96,7 +96,7 @@ sub told_last
 
 my $count = 0;
 
-# Nothing has come, nor is anything on its way
+# Nothing has come, and nothing is on its way
 sub not_told
 {
 	my ($listener, $test, $channel) = @_;
@@ -151,7 +151,7 @@ sub not_told
 	$holder->query("SELECT dlock_release_ticket($ticket)");
 	told_last($watcher, 'and its end', free('lock'));
 
-	# the newest of several
+	# the latest of several
 	my $first =
 	  $holder->query("SELECT dlock_acquire('lock', shared => true)");
 	told_last($watcher, 'shared', held('lock', $first, mode => 'shared'));
@@ -275,7 +275,7 @@ sub not_told
 	}
 	is($missed, 0, 'the first watch of 20 sessions');
 
-	# A session that ends takes its watches along, however it ends.
+	# A session's end ends its watches, however it ends.
 	foreach my $end (
 		sub { $_[0]->quit },
 		sub {
@@ -295,7 +295,7 @@ sub not_told
 		$holder->query("SELECT dlock_release('lock')");
 	}
 
-	# The payload is JSON in ASCII, at its longest as well.
+	# The payload is JSON in ASCII, also at its greatest length.
 	$watcher->query("SET client_encoding = 'UTF8'");
 	my $name = '\\' x 255;
 	$watcher->query("SELECT dlock_watch('$name', 'a')");
@@ -310,7 +310,7 @@ sub not_told
 }
 
 #
-# What counts as held, and what as free
+# States that count as held or free
 #
 {
 	my $watcher = session($node);
@@ -381,14 +381,14 @@ sub not_told
 	told($_, 'but when the commit is visible', free('lock'))
 	  foreach $watcher, $late;
 
-	# a lease that runs out, and nobody calls anything
+	# a lease that runs out, without any call
 	$ticket = $client->query("SELECT dlock_ttl_acquire('lock', '100 ms')");
 	told_last($watcher, 'run out', free('lock'));
 	$_->quit foreach $watcher, $client, $late;
 }
 
 #
-# Whatever holds up the sender, the latest state is told, and once is enough.
+# Whatever holds up the sender, the latest state is sent, and once is enough.
 #
 {
 	my $watcher = session($node);
@@ -425,7 +425,7 @@ sub not_told
 		told($watcher, "$how: and of the next", free('lock'));
 	}
 
-	# an error as it is told
+	# an error while it is sent
   SKIP:
 	{
 		skip 'no debugger that can be attached', 1
@@ -443,7 +443,7 @@ sub not_told
 		$client->query("SELECT dlock_release('lock')");
 		told($watcher, 'and of the next', free('lock'));
 
-		# a change while it is told of the one before
+		# a change while the one before is sent
 		$application = hold_up_notify();
 		$ticket = $client->query("SELECT dlock_acquire('lock')");
 		$admin->wait_for($sender_waits);
@@ -457,7 +457,7 @@ sub not_told
 			held('lock', $ticket), free('lock'));
 	}
 
-	# one that is watched no more, before it could be told
+	# a watch that ends before it is told
 	my $application = hold_up_notify();
 	$client->query($churn);
 	$watcher->query("SELECT dlock_watch('other', 'c')");
@@ -470,7 +470,7 @@ sub not_told
 	not_told($watcher, 'which is not told', 'c');
 	$watcher->query('SELECT dlock_release_all()');
 
-	# the sender dies again and again, and nobody waits for it
+	# the sender dies again and again, and no session waits for it
 	my @names = map { "churn $_" } 1 .. 5;
 	my @churners = map { session($node) } 1 .. 3;
 	my @watchers = map { session($node) } 1 .. 3;
@@ -528,8 +528,8 @@ sub not_told
 	my @watchers = map { session($node) } 1 .. 3;
 	my $ticket;
 
-	# each has a watch with the channel of all, and more of its own than are told
-	# in one transaction
+	# each has a watch with the common channel, and more of its own than are
+	# told in one transaction
 	foreach my $n (1 .. 3)
 	{
 		$watchers[ $n - 1 ]->query(
@@ -541,7 +541,7 @@ sub not_told
 		q{SELECT dlock_watch('many'); LISTEN "all"; LISTEN "c1 1"; LISTEN "c1 3500";
 		LISTEN "c2 1750"; LISTEN "c3 1"; LISTEN "c3 3500"});
 	$listener->query("SELECT dlock_unwatch('many')");
-	# what the start has to tell has been told, as nobody is behind
+	# the initial messages have been sent: no watch is behind
 	$admin->query("SELECT dlock_watch('many', 'last')");
 	$listener->query('LISTEN "last"');
 	foreach my $n (1 .. 3)
@@ -611,7 +611,7 @@ sub not_told
 	told($there, 'another database', held('lock', $ticket));
 	not_told($here, 'is another name space');
 
-	# an installation that is gone, and watched
+	# an installation that is dropped, and watched
 	my $other = session($node, 'two');
 	$other->query('DROP EXTENSION dlock; CREATE EXTENSION dlock');
 	$ticket = $other->query("SELECT dlock_acquire('lock')");
@@ -623,7 +623,7 @@ sub not_told
 }
 
 #
-# A restart, and a crash: who comes again is told how it is.
+# A restart, and a crash: new watchers are told the state.
 #
 foreach my $how ('restart', 'crash')
 {
@@ -659,7 +659,7 @@ foreach my $how ('restart', 'crash')
 }
 
 #
-# Without a process that could tell: nothing fails, and it is told later.
+# Without a process that could send: nothing fails, and it is sent later.
 #
 $admin->quit;
 $node->append_conf('postgresql.conf', 'max_worker_processes = 0');

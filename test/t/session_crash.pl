@@ -28,11 +28,11 @@ sub segments
 	return scalar(() = glob($node->data_dir . '/pg_dynshmem/*'));
 }
 
-# as many as there are after the first call in a server
+# their number after the first call in a server
 my $segments = segments();
 
-# Kill a backend, and wait until the server is back.  All sessions hear of
-# the crash; "witness" is one of them.
+# Kill a backend, and wait until the server is back.  All sessions, "witness"
+# among them, are disconnected.
 sub crash
 {
 	my ($victim, $witness) = @_;
@@ -50,7 +50,7 @@ sub begins_anew
 		'0', "$what: nothing is held");
 	is($node->safe_psql('postgres', 'SELECT acquired FROM dlock_stats'),
 		'0', "$what: counters begin at zero");
-	# the second may have to wait for the end of the first one's session
+	# the second may have to wait for the first one's session to end
 	push @fences,
 	  $node->safe_psql('postgres', "SELECT dlock_try_acquire('lock')"),
 	  fence($node);
@@ -78,7 +78,7 @@ foreach my $who ('holder', 'waiter', 'bystander')
 	begins_anew("$who killed");
 }
 
-# In the middle of the work: in and out of locks, names and memory
+# While sessions work: acquiring and releasing locks, names and memory
 foreach my $round (1 .. 3)
 {
 	my @sessions = map { session($node) } 1 .. 4;
@@ -103,7 +103,7 @@ foreach my $round (1 .. 3)
 	begins_anew("killed at work, round $round");
 }
 
-# Without restart_after_crash the server goes down, and comes up as well.
+# Without restart_after_crash the server stops, and can be started.
 {
 	my $holder = session($node);
 	my $victim = session($node);

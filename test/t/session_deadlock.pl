@@ -17,8 +17,8 @@ use Dlock::Worker;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# Only who sets deadlock_timeout looks for deadlocks.  Where that is short,
-# autovacuum would be canceled for keeping somebody waiting, and log an error.
+# Only sessions that set deadlock_timeout look for deadlocks.  If it is short,
+# autovacuum would be canceled for blocking a session, and log an error.
 my $node = new_server('main',
 	conf => "deadlock_timeout = '1h'\nautovacuum = off\n");
 my $admin = session($node);
@@ -53,7 +53,7 @@ sub edges
 	return join "\n", sort @_;
 }
 
-# dlock_blocking_pids() tells of a wait an instant after it is in the queue.
+# dlock_blocking_pids() shows a wait shortly after it is in the queue.
 sub waits_for
 {
 	my ($waiter, $blocker, $test) = @_;
@@ -63,7 +63,7 @@ sub waits_for
 		"{$blocker->{pid}}", $test);
 }
 
-# Nothing is left of it, and there was but one more victim.
+# Nothing is left of it, and there was only one more victim.
 sub is_over
 {
 	my ($test, @sessions) = @_;
@@ -80,8 +80,8 @@ sub is_over
 }
 
 #
-# Rings, in which each one waits for the next one's lock.  Who looks is the
-# first, the last, one in the middle or everybody.
+# Rings, in which each session waits for the next one's lock.  The first, the
+# last, one in the middle or all of them look.
 #
 foreach my $size (2, 3, 10)
 {
@@ -109,7 +109,7 @@ foreach my $size (2, 3, 10)
 				} 0 .. $last),
 			"$test: the youngest is told all edges");
 
-		# The others go on, one after the other.
+		# The others continue, one after the other.
 		$ring[$last]->query('SELECT dlock_release_all()');
 		foreach my $i (reverse 0 .. $last - 1)
 		{
@@ -121,9 +121,9 @@ foreach my $size (2, 3, 10)
 }
 
 #
-# Every kind of wait in one ring, closed by a heavyweight lock's waiter, who
-# knows nothing of dlock.  The victim is the youngest ticket: the one whose
-# session looks, or, told by it, the other one.
+# Every kind of wait in one ring, closed by a session that waits for a
+# heavyweight lock, unknown to dlock.  The victim is the youngest ticket: that
+# of the session that looks, or of another one, which the first one tells.
 #
 foreach my $looker (0, 1)
 {
@@ -176,13 +176,13 @@ foreach my $looker (0, 1)
 	is_over($test, $a, $b, $e, $d, $c);
 }
 
-# What the server's log has more than the victim gets
+# The log's additions to the victim's message
 like(
 	slurp_file($node->logfile),
 	qr/DETAIL:  Process (\d+) waits for .*\n(\t.*\n)*\tProcess \1: SELECT dlock_acquire\('/,
 	"the server's log has the queries");
 
-# A knot: two holders of permits wait for the writer who waits for permits.
+# A knot: two holders of permits wait for the writer, which waits for permits.
 {
 	my @holders = map { session($node) } 1 .. 2;
 	my $writer = session($node);
@@ -196,7 +196,8 @@ like(
 		$admin->until_waits($holder);
 	}
 
-	# It waits for the knot, with the youngest ticket, but nobody waits for it.
+	# It waits for the knot, with the youngest ticket, but no session waits for
+	# it.
 	$writer->query($looks);
 	$writer->start("SELECT dlock_acquire('two', slots => 2)");
 	$bystander->query($looks);
@@ -219,7 +220,7 @@ like(
 
 #
 # Storms.  Clients hold and wait for a moment, and look for deadlocks after a
-# millisecond, so that much changes while they look.
+# millisecond, so that much changes during a look.
 #
 $node->append_conf('postgresql.conf',
 	"deadlock_timeout = '1ms'\nlog_lock_waits = on\n");
@@ -260,9 +261,9 @@ sub storm
 	return ($done, $failed);
 }
 
-# In one order, which rows and locks keep alike: no cycle, and no victim.  The
-# last two could be taken for one: who waits for the lock holds a row, and who
-# has held the lock waits for the row an instant after letting go of it.
+# In one order of rows and locks: no cycle, and no victim.  The last two look
+# like one: the waiter for the lock holds a row, and the former holder of the
+# lock waits for the row just after its release.
 my $offset = -s $node->logfile;
 my ($done, $failed) = storm(
 	ample(10),
@@ -318,7 +319,7 @@ is($admin->query('SELECT deadlocks FROM dlock_stats'),
 ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	'order: nothing is left');
 
-# What was lost by force is not held: who waits for its lock waits for another.
+# A lock lost by force is not held: a waiter for it waits for another session.
 {
 	my ($loser, $holder, $waiter) = map { session($node) } 1 .. 3;
 
@@ -340,8 +341,8 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	$_->quit foreach $loser, $holder, $waiter;
 }
 
-# The victim may have nothing but its place in the queue: two cycles go through
-# that, and only its end lets all others go on.
+# The victim may have only a place in the queue: two cycles go through it, and
+# only its end lets all others continue.
 {
 	my ($head, @holders) = map { session($node) } 1 .. 3;
 	my @behind = map { session($node) } 1 .. 2;
@@ -405,8 +406,8 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	$_->quit foreach $leader, $victim;
 }
 
-# Through the worker: a lease's ticket that has ended keeps the lock until the
-# worker has removed its row, and somebody has locked the table.
+# Through the worker: a lease's ended ticket keeps the lock until the worker
+# has removed its row, and a session has locked the table.
 {
 	my ($victim, $other) = map { session($node) } 1, 2;
 	my ($worker, $detail);
@@ -422,7 +423,7 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	$admin->query('CREATE TABLE in_the_way (n integer)');
 	$begin->();
 
-	# the views see it, before anybody looks for a deadlock
+	# the views show it, before any session looks for a deadlock
 	$victim->query("SET deadlock_timeout = '1h'");
 	$other->query("SET deadlock_timeout = '1h'");
 	$other->start('LOCK TABLE in_the_way');
@@ -498,8 +499,8 @@ is($admin->query('SELECT deadlocks FROM dlock_stats'),
 ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	'disorder: nothing is left');
 
-# Who looks sees a cycle, and sees one again: but its other member has given up
-# meanwhile, and waits anew, as it goes on doing.  That is no deadlock.
+# A session sees a cycle twice, but another member has given up in between, and
+# waits anew, again and again.  That is no deadlock.
 SKIP:
 {
 	skip 'no debugger that can be attached', 3 unless debugger_works($admin);

@@ -38,8 +38,8 @@ sub nothing_left
 }
 
 #
-# Ways out of a hold.  Each sub gets the session that holds the lock, and has
-# to end that hold.
+# Ways out of a hold.  Each sub gets the session that holds the lock, and must
+# end that hold.
 #
 my @holders = (
 	'release' => sub { $_[0]->query("SELECT dlock_release('lock')") },
@@ -112,7 +112,7 @@ while (my ($how, $end) = splice(@holders, 0, 2))
 	nothing_left($how);
 }
 
-# The transaction's own scope, held beside the session's
+# Transaction scope, held beside session scope
 foreach my $end ('COMMIT', 'ROLLBACK', 'ROLLBACK TO s')
 {
 	my $holder = session($node);
@@ -128,7 +128,7 @@ foreach my $end ('COMMIT', 'ROLLBACK', 'ROLLBACK TO s')
 	nothing_left($end);
 }
 
-# A cancelled holder is still one.
+# A canceled holder still holds.
 {
 	my $holder = session($node);
 	my $next;
@@ -206,8 +206,8 @@ while (my ($how, $end) = splice(@waiters, 0, 2))
 	}
 }
 
-# The whole rollback comes before the locks go, under however many savepoints, also
-# where each has something of a call under way.
+# The whole rollback precedes the release of locks, in any number of
+# savepoints, also if each has pending actions of a call.
 {
 	my $holder = session($node);
 	my $gone = session($node);
@@ -269,7 +269,7 @@ while (my ($how, $end) = splice(@waiters, 0, 2))
 	nothing_left('timeouts');
 }
 
-# The holder and the head of the queue, gone at one stroke
+# The holder and the head of the queue, ended at once
 foreach my $round (1 .. 10)
 {
 	my $holder = session($node);
@@ -284,7 +284,7 @@ foreach my $round (1 .. 10)
 }
 nothing_left('three at one stroke');
 
-# The next holder never meets the last one's row lock, nor its writes.
+# The next holder never meets the last one's row lock or writes.
 my $no_waiting = q{DO $$
 	BEGIN
 		PERFORM dlock_acquire('lock');
@@ -315,7 +315,7 @@ is($met, 0, 'no row lock of a dead holder was met in 50 rounds');
 is($admin->query('SELECT n FROM t'), '50', 'and none of its writes');
 nothing_left('row locks');
 
-# Nor those of one who ends its transaction in peace.
+# Nor those of a holder that ends its transaction normally.
 $met = 0;
 foreach my $round (1 .. 50)
 {
@@ -358,7 +358,7 @@ sub works_again
 	$admin->query("SELECT dlock_release('lock')");
 }
 
-# A smart shutdown waits for those who are there, and they for each other.
+# A smart shutdown waits for the sessions, and they for each other.
 {
 	my @sessions = holder_and_waiters();
 

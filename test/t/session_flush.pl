@@ -24,8 +24,8 @@ my $client = session($node);
 my $script = $node->data_dir . '/gdb';
 my $out = '';
 
-# The position is one that is flushed, which is why the session asks for it; from
-# then on until the error it is the other one.
+# The noted position is flushed.  The debugger replaces it when the session
+# asks for it, until the error.
 open(my $file, '>', $script) or die "open: $!";
 print $file <<'END';
 set pagination off
@@ -66,7 +66,7 @@ continue
 END
 close($file);
 
-# what nothing was ever removed from is not looked into
+# without any removal ever, nothing is looked up
 $admin->query("SELECT dlock_release_ticket(dlock_ttl_acquire('lease', '1h'))");
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 $client->query("SELECT dlock_acquire('held')");

@@ -16,13 +16,13 @@ use Dlock::Test;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# Only who sets deadlock_timeout looks for deadlocks.
+# Only sessions that set deadlock_timeout look for deadlocks.
 my $node = new_server('main',
 	conf => "deadlock_timeout = '1h'\nautovacuum = off\n");
 my $admin = session($node);
 my $looks = "SET deadlock_timeout = '10ms'; SET log_min_messages = debug1";
 
-# The looks of a session so far: processes, locks and places of each
+# Counters of a session's looks: processes, locks and places
 sub looks_of
 {
 	my ($session) = @_;
@@ -42,8 +42,8 @@ sub advisory_waiters
 }
 
 #
-# Twelve wait for a lock, each with one that others wait for.  Its holder stands
-# at the end of a long queue in the lock manager.
+# Twelve sessions wait for a lock, each with one that others wait for.  Its
+# holder is at the end of a long queue in the lock manager.
 #
 {
 	my $depth = 20;
@@ -70,7 +70,7 @@ sub advisory_waiters
 		$admin->until_waits($waiters[$i]);
 	}
 
-	# somebody waits for the last one, too, but in the lock manager
+	# a session waits for the last one, too, but in the lock manager
 	$last->query("SET log_lock_waits = on; $looks; SELECT pg_advisory_lock(2)");
 	$asker->start('SELECT pg_advisory_lock(2)');
 	advisory_waiters(2, 1);
@@ -91,7 +91,7 @@ sub advisory_waiters
 	is(scalar(map { looks_of($_) } @behind),
 		0, 'who has nothing that is waited for does not look');
 
-	# The message for all of them would have all of them in it.
+	# A message for each of them would list all of them.
 	my $some = join(', ', map { $_->{pid} } @waiters[ 0 .. 9 ]);
 	$node->wait_for_log(
 		qr/process $last->{pid} still waiting for .*\n.*DETAIL:  Process holding the lock: $holder->{pid}\. Wait queue: \Q$some\E, \.\.\.\.\n/,

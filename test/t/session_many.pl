@@ -34,7 +34,7 @@ sub many
 	return;
 }
 
-# Nothing that is enqueued is announced before the commit.
+# Enqueued tickets are not announced before the commit.
 $holder->query("SELECT dlock_acquire('lock')");
 $client->query('BEGIN');
 many("dlock_enqueue('lock', 'nobody')", 'queued for one lock');
@@ -87,7 +87,7 @@ is( $client->query(
 	'with many subtransactions');
 is($client->query('COMMIT; SELECT dlock_release_all()'), '1', 'end');
 
-# Names of others, beside each other and within each other
+# Names of other roles, beside and within each other
 $holder->query('CREATE ROLE tenant');
 is( $holder->query(
 		q{WITH reserved AS (INSERT INTO dlock_reservations (prefix, owner)

@@ -41,7 +41,8 @@ my @program;	# what was done, for the report
 my $step = 0;
 
 #
-# Chance.  A generator of our own (xorshift), as others here call rand().
+# Chance.  A private generator (xorshift), because other code here calls
+# rand().
 #
 my $random = ($seed * 2654435761) & 0xffffffff || 1;
 
@@ -74,7 +75,7 @@ sub send_sql
 
 	push @program, "$step: $s: $sql";
 	$asked{$s} = 1;
-	# what waits for nothing is at once
+	# a call that does not wait returns at once
 	$sessions{$s}->is_next unless $sql =~ /acquire|wait/;
 	$sessions{$s}->start($sql);
 	return;
@@ -95,7 +96,7 @@ sub server_rows
 	{
 		my @row = split /\|/, $line, -1;
 
-		# where the server is gone, this is no row
+		# if the server is gone, this is no row
 		return ([$line], []) if @row != 10;
 		my %blockers = map { ($name_of{$_} // $_) => 1 } split / /, $row[8];
 
@@ -205,14 +206,14 @@ sub agree
 }
 
 #
-# Steps of an idle session.  Each returns false where it cannot be done.
+# Steps of an idle session.  Each returns false if it is impossible.
 #
 sub random_request
 {
 	my $name = one_of(qw(a a a b b c d p p q));
 	my $slots = $slots{$name};
 
-	# now and then what does not go together with the others
+	# sometimes slots that conflict with the others'
 	$slots = one_of(0, 2, 3) if $name =~ /[apq]/ && percent(6);
 
 	return (
@@ -251,7 +252,7 @@ sub acquire
 
 	if ($patient && !$model->{sessions}{$s}{failed})
 	{
-		# Two that go on from lock to lock might do it in either order.
+		# Two that continue from lock to lock might do it in either order.
 		return 0
 		  if $request{all}
 		  && grep { ($_->{request} // {})->{all} }
@@ -271,8 +272,8 @@ sub acquire_all
 	my ($s, %how) = @_;
 	my %request = random_request();
 
-	# One that waits goes on while others are still releasing.  So as not to
-	# depend on who is first, it keeps to locks that nobody gives slots.
+	# A waiter continues while others are still releasing.  So as not to depend
+	# on the order, it uses locks without slots.
 	my @from = $how{nowait} ? qw(a b c d p) : qw(b c d);
 	my @list = map { one_of(@from) } 0 .. random(4);
 
@@ -466,9 +467,9 @@ sub end_session
 	my ($s) = @_;
 	my $how = one_of('vanish', 'terminate', 'quit');
 
-	# While it waits, nobody would see that the client is gone: the server
-	# is not to wake a waiter to look for that, as it could hide that a grant
-	# has not.
+	# While it waits, the loss of the client would not be noticed: the server
+	# must not wake a waiter to check for that, because it could hide that a
+	# grant did not wake it.
 	$how = 'terminate' if $asked{$s};
 	push @program, "$step: $how $s";
 	$admin->query("SELECT pg_terminate_backend($sessions{$s}{pid})")
@@ -525,8 +526,8 @@ sub race
 	$answer = $sessions{$s}{out};
 	if ($answer =~ /ERROR:  57014/)
 	{
-		# A cancel that comes after the last look for one finds all held that
-		# was asked for, as with advisory locks.
+		# A cancel that comes after the last check for one finds all locks held
+		# that were requested, as with advisory locks.
 		$late = $waiter->{scope} eq 'session'
 		  && $killer->query('SELECT count(*) FROM dlock_locks '
 			  . "WHERE ticket = $waiter->{number} AND granted");

@@ -51,7 +51,7 @@ sub gauge
 	return $admin->query("SELECT $gauge FROM dlock_stats");
 }
 
-# dlock_stats has what there is, as dlock_locks shows it.
+# dlock_stats agrees with dlock_locks.
 sub gauges_are_right
 {
 	my ($test) = @_;
@@ -66,8 +66,8 @@ sub gauges_are_right
 is(blockers('*'), '', 'nobody waits');
 
 #
-# The scene: many wait for a lock, and its holder for a row of one that is idle in
-# its transaction.
+# The scene: many wait for a lock, and its holder for a row of a session that
+# is idle in its transaction.
 #
 {
 	my ($idle, $holder) = map { session($node) } 1 .. 2;
@@ -112,7 +112,7 @@ is(blockers('*'), '', 'nobody waits');
 		"{$idle->{pid}}|{$holder->{pid},$waiters[0]{pid}}|{}",
 		'dlock_blocking_pids() knows of both kinds of locks');
 
-	# others' queries are not everybody's to see
+	# other roles' queries are hidden
 	my $reader = session($node);
 	my $seen = 'pid, state, query, blocked';
 	$reader->query('SET ROLE blind');
@@ -130,7 +130,7 @@ is(blockers('*'), '', 'nobody waits');
 		'0|0', 'in none of the counts');
 	$elsewhere->quit;
 
-	# when the root has gone on, the next one is it
+	# when the root has released, the next one is the root
 	$idle->query("COMMIT");
 	$holder->answer;
 	is( blockers('pid, ticket = dlock_fence($$busy$$), info, state, holds, blocked'),
@@ -157,8 +157,8 @@ is(blockers('*'), '', 'nobody waits');
 }
 
 #
-# Several roots: one that is waited for through a row that is waited for; holders
-# of permits, who are all in the way; readers.
+# Several roots: one that is waited for through a row; holders of permits,
+# which all block; readers.
 #
 {
 	my ($root, $writer, @others) = map { session($node) } 1 .. 8;
@@ -183,7 +183,7 @@ is(blockers('*'), '', 'nobody waits');
 			"$others[4]{pid}|1|{\"1 permit of lock \\\"permits\\\"\"}"),
 		'a row; and permits, of whom each is in the way');
 
-	# who waits for it is behind whatever it waits for
+	# its waiters are behind all that it waits for
 	$others[2]->may_end;
 	$admin->query("SELECT pg_terminate_backend($others[2]{pid})");
 	backends_gone($others[2]{pid});
@@ -205,7 +205,7 @@ is(blockers('*'), '', 'nobody waits');
 }
 
 #
-# Those that have no process
+# Roots without a process
 #
 {
 	my ($waiter, $other) = map { session($node) } 1 .. 2;
@@ -233,7 +233,7 @@ is(blockers('*'), '', 'nobody waits');
 	is_now($admin, 'SELECT journal_lag FROM dlock_stats', '00:00:00',
 		'all is written');
 
-	# Its time is not the test's: it is made to run out by one that is short.
+	# The test does not wait for its time: a short lease makes it run out.
 	my $short = $admin->query(
 		"SELECT dlock_lease_open('" . ample(1) . "s', delay => '1h')");
 	my $closed = $admin->query("SELECT dlock_lease_acquire('closed', $short)");
@@ -285,8 +285,8 @@ is(blockers('*'), '', 'nobody waits');
 }
 
 #
-# A deadlock that nobody looks for yet, and one who is behind it: the one who was
-# the last to wait is shown.
+# A deadlock that no session looks for yet, and a waiter behind it: the last
+# one to wait is shown.
 #
 {
 	my ($a, $b, $c) = map { session($node) } 1 .. 3;
@@ -313,7 +313,7 @@ is(blockers('*'), '', 'nobody waits');
 }
 
 #
-# What was waited for
+# Names that were waited for
 #
 sub contention
 {
@@ -394,7 +394,7 @@ is_now($admin, 'SELECT leases FROM dlock_stats', '0', 'no lease is left');
 is(contention('name, expirations', 'leased|nobody'),
 	'leased|1', 'leases that ran out are counted where somebody waited');
 
-# tickets that nobody waits with
+# tickets without a waiting session
 $holder->query("SELECT dlock_acquire('queue')");
 my $of_session = $waiter->query("SELECT dlock_enqueue('queue', 'nobody')");
 my $of_lease =
@@ -411,7 +411,7 @@ is(contention('waits, max_queue', 'queue'),
 $third->query("SELECT dlock_release_ticket($of_lease)");
 is($admin->query($all_waits), 't', 'the histogram has all that sessions waited');
 
-# More names than there is room for: one that was waited for all the time stays.
+# More names than fit: one that was always waited for stays.
 my $noise = 1050;
 sub make_noise
 {

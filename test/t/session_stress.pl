@@ -35,8 +35,8 @@ $node->safe_psql(
 	CREATE TABLE counter AS SELECT 0 AS value;
 	CREATE TABLE log (value integer, fence bigint, client integer)});
 
-# What a client does in one session.  Any error ends the session, and the
-# hold with it.
+# A client's work in one session.  Any error ends the session, and the hold
+# with it.
 sub write_script
 {
 	my ($acquire, $release) = @_;
@@ -62,9 +62,8 @@ sub count_lines
 	return -e $file ? scalar(split /\n/, slurp_file($file)) : 0;
 }
 
-# Runs sessions until enough updates are acknowledged; the output of all of
-# them, one line for each update, goes to one file.  This is a process of its
-# own.
+# Runs sessions until enough updates are acknowledged.  The output of all, a
+# line for each update, goes to one file.  This is a separate process.
 sub run_client
 {
 	my ($client) = @_;
@@ -79,8 +78,8 @@ sub run_client
 	return;
 }
 
-# Runs all clients, and sends them so many signals meanwhile, or fewer if they
-# are done before.  Returns how many.
+# Runs all clients, and sends them a number of signals meanwhile, or fewer if
+# they finish before.  Returns how many.
 sub run_clients
 {
 	my ($nuisances) = @_;
@@ -88,7 +87,7 @@ sub run_clients
 	my $signals = 0;
 	my $session = session($node);
 
-	# a warning about one that has just gone
+	# a warning about a process that has just exited
 	$session->query('SET client_min_messages = error');
 	my $written = 0;
 	my $deadline;
@@ -110,7 +109,7 @@ sub run_clients
 		{
 			delete $running{$pid} if waitpid($pid, POSIX::WNOHANG) == $pid;
 		}
-		# They may be slow, as long as they get on.
+		# They may be slow, as long as they make progress.
 		my $size = 0;
 		$size += -s $_ foreach glob("$dir/acknowledged.*");
 		if (!$deadline || $size > $written)

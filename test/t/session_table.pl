@@ -19,7 +19,7 @@ my $kept = 300;
 my $node = new_server('main', conf => "dlock.max_memory = '256MB'\n");
 my ($keeper, $viewer, $finder, @writers) = map { session($node) } 1 .. 5;
 
-# Names of all lengths, some of which differ in their last byte alone
+# Names of all lengths, some of which differ only in their last byte
 sub name
 {
 	my ($writer) = @_;
@@ -42,8 +42,8 @@ is( $keeper->query("SELECT count(dlock_acquire('kept ' || n)) "
 	$kept, 'what stays');
 $keeper->query("SELECT dlock_acquire('growing')");
 
-# Until the table does not grow any more: how often a look has seen too few, or
-# too many, and whether there was a look.
+# Until the table has grown: how often a look has seen too few or too many, and
+# whether there was a look
 my $looks = q{
 	CREATE FUNCTION looks(wrong text) RETURNS text LANGUAGE plpgsql AS $$
 	DECLARE
@@ -84,7 +84,7 @@ is( $finder->query('SELECT count(dlock_fence(' . name(0)
 	$many / 2,
 	'and found, if it was not released');
 
-# Short names after long ones, and the other way round
+# Short names after long ones, and the reverse
 is( $finder->query(q{SELECT count(*) FROM (
 		SELECT dlock_acquire(name) AS fence, dlock_release(name) AS released, name
 		  FROM generate_series(1, 20000) AS n,

@@ -17,8 +17,8 @@ my $node = new_server('main');
 my $admin = session($node);
 my $many = 4000;
 
-# So many warnings that a client that does not read would keep the backend at it:
-# there is no other place for it to stop than where it sends one.
+# So many warnings that a client that does not read blocks the backend: it can
+# stop only while it sends one.
 foreach my $how ('acquire_all', 'xact_acquire_all')
 {
 	my $holder = session($node);
@@ -36,7 +36,7 @@ foreach my $how ('acquire_all', 'xact_acquire_all')
 			  . "dlock_locks WHERE name LIKE 'lock%' OFFSET 0) AS t"),
 		$many,
 		"$how: ended by force");
-	# the wait fails, and the rest is to be given back
+	# the wait fails, and the rest must be released
 	$admin->query('SELECT dlock_force_release(ticket) FROM dlock_locks '
 		  . "WHERE pid = $client->{pid} AND NOT granted");
 	$admin->wait_for("SELECT wait_event = 'ClientWrite' OR state LIKE 'idle%' "
@@ -57,7 +57,7 @@ foreach my $how ('acquire_all', 'xact_acquire_all')
 	$_->quit foreach $client, $holder;
 }
 
-# What was there before stays: also one that the session had lost.
+# Earlier locks stay: also one that the session had lost.
 {
 	my $holder = session($node);
 	my $client = session($node);

@@ -61,14 +61,14 @@ $node->safe_psql(
 });
 
 #
-# What others see of a wait
+# What other sessions see of a wait
 #
 sub title_becomes
 {
 	my ($session, $pattern) = @_;
 	my $file = "/proc/$session->{pid}/cmdline";
 
-	# not everywhere is it to be seen, nor is that of a process under valgrind
+	# some systems do not show it, and valgrind hides it
 	return 1 unless -r $file && slurp_file($file) =~ /^postgres: /;
 	return poll("process title: $pattern",
 		sub { slurp_file($file) =~ $pattern });
@@ -98,7 +98,7 @@ sub title_becomes
 		qr/still waiting/, 'no log message unless it is asked for');
 }
 
-# However many are granted the lock at one stroke, each is woken.
+# Each of many that are granted the lock at once is woken.
 {
 	my @readers = map { session($node) } 1 .. 20;
 
@@ -115,7 +115,7 @@ sub title_becomes
 	$_->quit foreach @readers;
 }
 
-# Who waits for nothing any more, and does not know it yet
+# A waiter whose ticket or lock is gone, and that does not know it yet
 {
 	my $waiter = session($node);
 
@@ -137,8 +137,9 @@ sub title_becomes
 	$waiter->quit;
 }
 
-# A waiter that looks whether its extension is there may have to wait for the
-# catalog.  What comes meanwhile is not slept through: a grant, or lock_timeout.
+# A waiter that checks whether its extension exists may have to wait for the
+# catalog.  It does not sleep through events meanwhile: a grant, or
+# lock_timeout.
 {
 	my $blocker = session($node);
 
@@ -239,7 +240,7 @@ my $do = 'DO $$ DECLARE fence bigint; BEGIN '
   . "CALL dlock_acquire_nosnapshot('lock', fence => fence); END \$\$";
 my $xmin = 'SELECT backend_xmin IS NULL FROM pg_stat_activity WHERE pid = ';
 
-# The session works, and has no snapshot nor lock.
+# The session works, and has neither snapshot nor lock.
 sub is_usable
 {
 	my ($session, $test) = @_;
@@ -299,9 +300,9 @@ sub dead_rows
 	$waiter->quit;
 }
 
-# Ways to call.  In each the wait has no snapshot; VACUUM removes what is
-# dead, CREATE INDEX CONCURRENTLY comes to its end; and later statements of
-# the same transaction see what was committed during the wait.
+# Ways to call.  In each the wait has no snapshot: VACUUM removes dead rows,
+# CREATE INDEX CONCURRENTLY finishes, and later statements of the same
+# transaction see rows committed during the wait.
 my %calls = (
 	'CALL' => [ $call, 'SELECT n FROM other' ],
 	'CALL in a transaction block' => [
@@ -334,7 +335,7 @@ foreach my $test (sort keys %calls)
 	$waiter->quit;
 }
 
-# A fence comes back, whether it had to wait or not.
+# The fence is returned, with or without a wait.
 {
 	my $waiter = waits_without('fence', $call);
 	my $fence = released($waiter);
@@ -345,7 +346,7 @@ foreach my $test (sort keys %calls)
 	$waiter->quit;
 }
 
-# Where there is a snapshot that must stay
+# With a snapshot that must stay
 my %refused = (
 	'REPEATABLE READ' => [ 'BEGIN ISOLATION LEVEL REPEATABLE READ', $call ],
 	'SERIALIZABLE' => [ 'BEGIN ISOLATION LEVEL SERIALIZABLE', $call ],
@@ -431,7 +432,7 @@ foreach my $how (sort keys %failing)
 	}
 }
 
-# Caught in the procedure: it goes on, and can wait when the block is left.
+# Caught in the procedure: it continues, and can wait after leaving the block.
 {
 	my $waiter =
 	  waits_without('caught', 'TRUNCATE t', 'CALL in_exception_block()');
@@ -444,7 +445,7 @@ foreach my $how (sort keys %failing)
 	$waiter->quit;
 }
 
-# Two that hand the lock to and fro, in one DO each
+# Two sessions that hand the lock back and forth, in one DO each
 {
 	my @players = map { session($node) } 1 .. 2;
 

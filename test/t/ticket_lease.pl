@@ -33,7 +33,7 @@ sub sleeps
 }
 
 #
-# Ten thousand locks are held by a session, and wanted under one lease.
+# A session holds ten thousand locks, and one lease wants them.
 #
 {
 	my $count = 10_000;
@@ -86,7 +86,7 @@ sub sleeps
 		"$count|t",
 		'and held');
 
-	# as the session has nothing of it, it can end
+	# the session has none of them, so it can end
 	$_->quit foreach $holder, $waiter;
 	is( $admin->query(
 			"SELECT count(*) FILTER (WHERE dlock_check('lock ' || n, t)) "
@@ -104,8 +104,8 @@ sub sleeps
 }
 
 #
-# Enqueued in one session, waited for in another, released in a third; each of
-# which is gone before the next step.
+# Enqueued in one session, waited for in another, released in a third; each has
+# ended before the next step.
 #
 foreach my $kind ('lease', 'ttl')
 {
@@ -153,7 +153,7 @@ foreach my $kind ('lease', 'ttl')
 
 #
 # Ten wait for the same ticket, which changes a few times before it is granted.
-# Each is woken then, and no more.
+# Each is woken only by the grant.
 #
 SKIP:
 {
@@ -192,7 +192,7 @@ SKIP:
 }
 
 #
-# A session's tickets leave with it, and those of leases stay, in their order.
+# A session's tickets end with it, and those of leases stay, in their order.
 #
 foreach my $way ('quit', 'vanish', 'terminate')
 {
@@ -261,10 +261,10 @@ foreach my $way ('quit', 'vanish', 'terminate')
 }
 
 #
-# A request for a lease that ends meanwhile does not wait for its turn, nor for a
-# look for deadlocks, whoever ends it.
+# A request for a lease that ends meanwhile waits neither for its turn, nor for
+# a look for deadlocks, however the lease ends.
 #
-# Nothing else wakes it before its lock_timeout ends it: no deadlock_timeout, and
+# Only its lock_timeout could wake it: there is no deadlock_timeout, and
 # PostgreSQL's timer for statistics comes after 10 s.
 #
 foreach my $way ('is closed', 'runs out')

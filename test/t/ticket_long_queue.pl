@@ -17,7 +17,7 @@ my $node = new_server('main');
 my $owner = session($node);
 my $reader = session($node);
 
-# A ticket of slots is never another one's, whoever asks.
+# Each request for slots gets a ticket of its own.
 sub enqueue
 {
 	my ($count, $slots) = @_;

@@ -36,7 +36,7 @@ sub locks
 		  . 'ORDER BY ticket');
 }
 
-# A call that waits for a standby which is not there
+# A call that waits for a standby that does not exist
 sub start_hanging
 {
 	my ($session, $call) = @_;
@@ -109,7 +109,7 @@ foreach my $canceled (1, 0)
 	finish($holder, $first, $second);
 }
 
-# The call returns when its channel is what would be told after a crash.
+# The call returns once a crash would keep its channel.
 {
 	my ($holder, $first, $second) = map { session($node) } 1 .. 3;
 	my $lease = $admin->query("SELECT dlock_lease_open('1h')");
@@ -156,8 +156,8 @@ foreach my $canceled (1, 0)
 my $acquire = "dlock_ttl_acquire('lock', '1h', owner => 'me')";
 my $enqueue = "dlock_ttl_enqueue('lock', '1h', 'c2', owner => 'me')";
 
-# The enqueue fails: the session waits on, and gets it.  Where it has failed, too,
-# nothing is left.
+# The enqueue fails: the session waits on, and is granted it.  If it has
+# failed, too, nothing is left.
 foreach my $too (0, 1)
 {
 	my ($holder, $waiter, $client) = map { session($node) } 1 .. 3;
@@ -192,8 +192,8 @@ foreach my $too (0, 1)
 	finish($holder, $waiter, $client);
 }
 
-# It comes while the session has been granted the lock, and not noticed yet; the
-# session then goes on, or is terminated, or canceled.
+# It comes after the session was granted the lock, and before it has noticed;
+# the session then continues, or is terminated or canceled.
 foreach my $end ('', 'pg_terminate_backend', 'pg_cancel_backend')
 {
 	my ($holder, $waiter, $client) = map { session($node) } 1 .. 3;
@@ -232,7 +232,7 @@ foreach my $end ('', 'pg_terminate_backend', 'pg_cancel_backend')
 	finish($holder, $client);
 }
 
-# A crash: what was enqueued waits on, with the same ticket.
+# A crash: the enqueued ticket waits on.
 {
 	my ($holder, $waiter, $client) = map { session($node) } 1 .. 3;
 	my $held = $holder->query("SELECT dlock_ttl_acquire('lock', '1h')");
@@ -241,7 +241,7 @@ foreach my $end ('', 'pg_terminate_backend', 'pg_cancel_backend')
 	$waiter->start("SELECT $acquire");
 	$admin->until_waits($waiter);
 	$ticket = $client->query("SELECT $enqueue");
-	# the channel of what was there comes into the row just behind the answer
+	# the channel of an existing ticket is written just after the answer
 	$admin->wait_for(
 		"SELECT channel = 'c2' FROM dlock_queue WHERE ticket = $ticket");
 	# a commit that is flushed, behind that one
@@ -267,7 +267,7 @@ my %calls = (
 	lease => "dlock_lease_enqueue('%s', $lease, 'c', owner => %s)",
 	ttl => "dlock_ttl_enqueue('%s', '1h', 'c', owner => %s)");
 
-# The tickets of all of them, asked for at once
+# The tickets of all requests, made at once
 sub tickets
 {
 	my ($kind, $name) = @_;
@@ -304,7 +304,7 @@ isnt(
 	$admin->query('SELECT ' . sprintf($calls{ttl}, 'none', 'NULL')),
 	'not where nobody says for whom');
 
-# One that ends, and its neighbours
+# A ticket that ends, and its neighbours
 foreach my $kind (sort keys %calls)
 {
 	my @all = split / /, $tickets{$kind};
@@ -331,7 +331,7 @@ foreach my $kind (sort keys %calls)
 	is(tickets($kind, $kind), $tickets{$kind}, "$kind: nothing has changed");
 }
 
-# All is in the WAL with the next commit that is not asynchronous.
+# All is flushed with the next synchronous commit.
 $admin->query("SET synchronous_commit = on; SELECT dlock_lease_open('1h')");
 kill_server($node);
 $admin->vanish;

@@ -16,15 +16,14 @@ use Dlock::Lease qw(announcement enqueue);
 use Dlock::Test;
 use Test::More;
 
-# Only who sets deadlock_timeout looks for deadlocks.
+# Only sessions that set deadlock_timeout look for deadlocks.
 my $node = new_server('main', conf => "deadlock_timeout = '1h'\n");
 my $admin = session($node);
 my $looks = "SET deadlock_timeout = '10ms'";
 
 $node->safe_psql('postgres', 'CREATE TABLE t AS SELECT 0 AS n');
 
-# Wait until the sessions sleep: one that has enqueued is in the queue before
-# it waits.
+# Wait until the sessions sleep: a session is in the queue before it waits.
 sub until_sleeps
 {
 	foreach my $waiter (@_)
@@ -45,7 +44,7 @@ sub nothing_left
 
 #
 # Ten thousand locks by one connection, every other one of them free: it is
-# told once of each, and is woken by nothing else.
+# told of each once, and nothing else wakes it.
 #
 {
 	my $holder = session($node);
@@ -68,7 +67,7 @@ sub nothing_left
 	$holder->query('SELECT dlock_release_all()');
 	push @announced, $many->announcements(5_000);
 
-	# whatever came before this one's has come
+	# all earlier ones have come
 	$tickets{ enqueue($many, 'the last') } = 'the last';
 	push @announced, $many->announcements(1);
 	is_deeply(
@@ -83,7 +82,7 @@ sub nothing_left
 		'10001', 'all are released at once');
 	nothing_left('10,000 locks');
 
-	# in line, too, behind each other
+	# queued, too, behind each other
 	my @sessions = map { session($node) } 1 .. 4;
 	$_->query(
 		q{SELECT count(dlock_enqueue('lock ' || n))
@@ -104,8 +103,8 @@ sub nothing_left
 }
 
 #
-# Ways out of a queue and out of a hold: whoever comes behind moves up.  Each
-# sub gets the session, and its ticket.
+# Ways out of a queue and out of a hold: the next one moves up.  Each sub gets
+# the session, and its ticket.
 #
 my @ways = (
 	'dlock_release_ticket' =>
@@ -198,7 +197,7 @@ while (my ($how, $end) = splice(@ways, 0, 2))
 	nothing_left('dlock_wait');
 }
 
-# Readers, and requests for permits, come in together.
+# Readers, and requests for permits, are granted together.
 foreach my $mode ([ ', shared => true', '' ],
 	[ ', slots => 3', ', slots => 3, permits => 3' ])
 {
@@ -217,7 +216,7 @@ foreach my $mode ([ ', shared => true', '' ],
 	nothing_left("three at a time$some");
 }
 
-# Whatever interrupts it leaves the ticket where it is.
+# An interrupt leaves the ticket in its place.
 {
 	my $holder = session($node);
 	my $waiter = session($node);
@@ -230,7 +229,7 @@ foreach my $mode ([ ', shared => true', '' ],
 		"SELECT dlock_wait($ticket, timeout => '0')" => qr/^f$/,
 		"SET lock_timeout = '10ms'; SELECT dlock_wait($ticket)" =>
 		  qr/55P03: canceling/,
-		# local, as it would otherwise count for its own RESET
+		# local, because it would otherwise apply to its own RESET
 		"BEGIN; SET LOCAL statement_timeout = '10ms';"
 		  . "SELECT dlock_wait($ticket); ROLLBACK" => qr/57014: canceling/,
 		"BEGIN; SAVEPOINT s; SET LOCAL lock_timeout = '10ms';"
@@ -273,7 +272,7 @@ foreach my $mode ([ ', shared => true', '' ],
 	nothing_left('interruptions');
 }
 
-# A ticket is only its own session's to wait for.
+# Only its own session can wait for a ticket.
 {
 	my $holder = session($node);
 	my $ticket = enqueue($holder, 'lock');
@@ -371,8 +370,8 @@ foreach my $looker (0, 1)
 	nothing_left('deadlock with a row lock');
 }
 
-# A place in the queue blocks those behind it, even if its owner waits for
-# something else and the holder can go on.
+# A place in the queue blocks later ones, even if its owner waits for another
+# lock and the holder can continue.
 {
 	my ($holder, $queued, $behind) = map { session($node) } 1 .. 3;
 
@@ -393,7 +392,7 @@ foreach my $looker (0, 1)
 	nothing_left('deadlock over a place in the queue');
 }
 
-# Who has enqueued and does not wait is in no deadlock.
+# A session that has enqueued and does not wait is in no deadlock.
 {
 	my ($queued, $waiter) = map { session($node) } 1, 2;
 	my $offset = -s $node->logfile;
@@ -404,7 +403,7 @@ foreach my $looker (0, 1)
 	$ticket = enqueue($queued, 'y');
 	$waiter->query("$looks; SET log_lock_waits = on");
 	$waiter->start("SELECT dlock_acquire('x')");
-	# it says so when it has looked
+	# it logs that when it has looked
 	$node->wait_for_log(qr/process $waiter->{pid} still waiting for/, $offset);
 	until_sleeps($waiter);
 	ok(!$waiter->answered, 'no deadlock with one who does not wait');

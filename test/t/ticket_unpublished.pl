@@ -43,7 +43,7 @@ my ($holder, $waiter, $other) = map { session($node) } 1 .. 3;
 my $lease = $admin->query("SELECT dlock_lease_open('1h')");
 
 $holder->query("SELECT dlock_acquire('lock')");
-# the library is to be known to the debugger
+# the debugger must know the library
 $waiter->query('SELECT dlock_version()');
 my $stopped = fail_in($waiter, 'dlock_id_insert', 'dlock_lease_ticket_unpublish');
 $waiter->start("SELECT dlock_lease_acquire('lock', $lease)");
@@ -51,7 +51,7 @@ $admin->until_waits($waiter);
 $holder->query("SELECT dlock_release('lock')");
 $stopped->();
 
-# It is given that ticket, or waits until it is known what becomes of it.
+# It gets that ticket, or waits until its fate is known.
 $other->start("SELECT dlock_lease_enqueue('lock', $lease)");
 poll(
 	'the other one has done what it can do',
@@ -73,7 +73,7 @@ is($admin->query("SELECT dlock_release_ticket($ticket)"),
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 
 #
-# Asked for anew
+# Requested anew
 #
 my $enqueue = q{dlock_ttl_enqueue('lock', '1h', 'c', owner => 'one')};
 
@@ -111,8 +111,8 @@ my @all = split / /,
 my $many = $admin->query("SELECT dlock_lease_acquire('lock', $lease, "
 	  . "slots => $slots)");
 
-# Does a question come back from a function after so many instructions?  To look at
-# each of the others would take several for each.
+# Does a question return from a function after this many instructions?  To look
+# at each of the others would take several for each.
 sub returns_within
 {
 	my ($instructions, $session, $question, $function) = @_;
@@ -144,7 +144,8 @@ returns_within(20000, $other, @$_)
   [ "dlock_force_release($many)" => 'dlock_queue_force' ];
 
 #
-# A session's is looked for, and so is what is not there; meanwhile others look, too.
+# A session's ticket is searched for, and so is one that does not exist;
+# meanwhile others search, too.
 #
 $ticket = $holder->query("SELECT dlock_acquire('own')");
 foreach my $number (1, $ticket)
@@ -162,7 +163,7 @@ foreach my $number (1, $ticket)
 #
 my $tickets = 1000;
 
-# Calls a function less often than there are tickets, from one place to another
+# Calls a function less often than there are tickets, between two places
 sub in_steps
 {
 	my ($session, $from, $function, @to) = @_;
@@ -194,8 +195,8 @@ $admin->wait_for(
 	"SELECT count(*) = 0 FROM dlock_queue WHERE lease = $lease");
 
 #
-# Where the removal of a holder's row ends in the WAL is only ever raised: whoever
-# flushes less would believe in a grant that a crash takes back.
+# The noted end of a removal in the WAL only grows: a session that flushed less
+# would trust a grant that a crash undoes.
 #
 $lease = $admin->query("SELECT dlock_lease_open('1h')");
 $ticket = $admin->query("SELECT dlock_lease_acquire('removed', $lease)");

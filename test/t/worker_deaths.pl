@@ -39,7 +39,8 @@ sub deaths
 		  /background worker "dlock worker" .*exited/g);
 }
 
-# Each one dies at the first row that it writes.  Only the one before asks for it.
+# Each worker dies at the first row that it writes.  Only the one before starts
+# it.
 stop_worker($admin, sub { $client->start($acquire) });
 stop_while($admin, $client->{pid},
 	"SELECT wait_event_type = 'Extension' FROM pg_stat_activity "
@@ -57,12 +58,12 @@ foreach my $n (1 .. 5)
 }
 worker_goes_on($admin);
 continue_process($client->{pid});
-# where that has taken too long, it was told so
+# a call that took too long got an error
 $client->answer;
 like($client->query($acquire),
 	qr/^\d+$/, 'the reason is gone: the worker works');
 
-# One that is told to go has not died.
+# A terminated worker has not died.
 my $pid;
 foreach (1 .. 10)
 {
@@ -72,7 +73,7 @@ foreach (1 .. 10)
 }
 isnt(worker($admin), $pid, 'workers that are terminated are followed, too');
 
-# One that is canceled goes on, whatever it is doing.
+# A canceled worker continues, whatever it is doing.
 sub cancel
 {
 	my ($process, $at) = @_;

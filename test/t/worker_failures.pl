@@ -31,8 +31,8 @@ my $fence = $client->query("SELECT dlock_lease_acquire('held', $lease)");
 my $next = session($node);
 like($fence, qr/^\d+$/, 'a lease holds');
 
-# Nobody waits, and nobody calls dlock before the next worker is there, as
-# either would ask for one.
+# No session waits or calls dlock before the next worker is there, because
+# either would start one.
 my $first = worker($admin);
 is($admin->query("SELECT pg_terminate_backend($first)"),
 	't', 'the worker is terminated while idle');
@@ -45,8 +45,8 @@ is($client->query("SELECT dlock_release_ticket($fence)"), 't', 'is released');
 grows('and the waiter is next', $fence, $next->answer);
 $next->query('SELECT dlock_release_all()');
 
-# Terminated with a full journal: a release, and calls that wait to be written.
-# A stopped worker ends before it writes.
+# Terminated with a full journal: a release, and calls that wait for their
+# rows.  A stopped worker ends before it writes.
 $fence = $client->query("SELECT dlock_lease_acquire('held', $lease)");
 $next->start("SELECT dlock_acquire('held')");
 $admin->until_waits($next);
@@ -126,15 +126,15 @@ $next->query('SELECT dlock_release_all()');
 is($admin->query(q{SELECT count(*) FROM dlock_queue WHERE name LIKE 'new%'}),
 	'0', 'nothing was written of what failed');
 
-# Taken back in the middle of being written: the worker has it in its hands.
+# Taken back during the write: the worker has it in a batch.
 foreach my $call ("dlock_lease_acquire('new', $lease)",
 	"dlock_ttl_acquire('new', '10min')")
 {
 	my $worker = worker($admin);
 	my $answer;
 
-	# The worker gives up after a second, and the call fails then.  Where the
-	# cancel comes later than that, it is for another try.
+	# The worker gives up after a second, and the call fails then.  If the
+	# cancel comes later than that, it meets another attempt.
 	do
 	{
 		$admin->query("BEGIN; LOCK TABLE $tables");
@@ -152,7 +152,7 @@ foreach my $call ("dlock_lease_acquire('new', $lease)",
 }
 
 #
-# A wait for the row that is cut short takes back what was asked for
+# An interrupted wait for the row takes the request back
 #
 my %calls = (
 	"dlock_lease_open('10min', info => 'new')" => 'open',
@@ -201,7 +201,7 @@ foreach my $way (sort keys %ways)
 is($admin->query(q{SELECT count(*) FROM dlock_queue WHERE name LIKE 'new%'}),
 	'0', 'no row was written');
 
-# Who gives back needs no worker.
+# A release needs no worker.
 is( $client->query(
 		q{SELECT dlock_release_ticket(ticket) FROM dlock_locks
 		   WHERE name = 'full 1'}),
@@ -221,7 +221,7 @@ poll('the name is free', sub { is_free($client, 'full 1') });
 $_->quit foreach @sessions;
 
 #
-# The worker goes with the last lease
+# The worker exits after the last lease
 #
 isnt($client->query(
 		'SELECT count(dlock_lease_close(lease)) FROM dlock_leases'),
@@ -233,7 +233,7 @@ is( $admin->query(
 	'0|0',
 	'the worker goes when no lease is left');
 
-# One that fails before it has begun is noticed, too.
+# A worker that fails before it has begun is noticed, too.
 $admin->query("BEGIN; LOCK TABLE $tables");
 like(
 	$client->query("SELECT dlock_lease_open('10min')"),
@@ -243,7 +243,7 @@ $admin->query('ROLLBACK');
 is($client->query('SELECT count(*) FROM dlock_leases'),
 	'0', 'with nothing left');
 
-# New sessions may be refused, but those that there are go on.
+# New sessions may be refused, but existing ones continue.
 no_worker($admin);
 $node->safe_psql('postgres', 'CREATE DATABASE closed');
 $node->safe_psql('closed', 'CREATE EXTENSION dlock');

@@ -78,7 +78,8 @@ ok($client->wait_for('SELECT count(*) = 0 FROM dlock_queue'),
 $client->quit;
 
 #
-# Due when nobody is there: in one database for each who may meet it
+# Due when no session is there: in a database for each kind of call that may
+# meet it
 #
 my %meet = (
 	d1 => "SELECT dlock_try_acquire('due') IS NOT NULL",
@@ -99,15 +100,15 @@ foreach my $database (sort keys %session)
 		qr/^\d+$/, "$database: a lease that will be due");
 }
 
-# who waits brings one, and keeps it
+# a waiter starts one, and keeps it
 no_worker_in('d5');
 $session{d5}->start("SELECT dlock_acquire('due')");
 ok( $admin->wait_for(
 		'SELECT count(*) = 1 ' . workers("datname = 'd5'")),
 	'd5: who waits brings a worker');
-# as long as it may be announced to somebody
+# as long as an announcement may have a listener
 $session{d6}->query("SELECT dlock_ttl_enqueue('due', '1h')");
-# or watched
+# or a watcher
 $session{d9}->query("SELECT dlock_watch('due')");
 # each call asks for one, until a slot is free
 poll('a worker for who watches',
@@ -131,7 +132,7 @@ foreach my $database (sort keys %meet)
 {
 	my $met = session($node, $database);
 
-	# the row is only removed by a worker
+	# only a worker removes the row
 	ok( poll(
 			"$database: ends",
 			sub {
@@ -148,7 +149,7 @@ no_worker_in($_) foreach 'd5', 'd6', 'd9';
 pass('and goes when nobody can be told');
 
 #
-# In the moment when it goes: whoever begins to wait then is not forgotten
+# A session that begins to wait as the worker exits is not forgotten
 #
 $client = session($node, 'd1');
 my $other = session($node, 'd1');
@@ -166,7 +167,8 @@ $_->quit foreach $client, $other;
 no_worker_in('d1');
 
 #
-# Who comes back to hear of what it has enqueued: from its first call on
+# A client that returns for the announcement of its ticket: from its first call
+# on
 #
 $client = session($node, 'd1');
 my $fence = $client->query("SELECT dlock_ttl_acquire('told', '30 s')");
@@ -183,8 +185,8 @@ $client->quit;
 no_worker_in('d1');
 
 #
-# Who waits while no slot is free asks again, and not only when it looks for
-# deadlocks
+# A session that waits while no slot is free asks again, and not only when it
+# looks for deadlocks
 #
 $client = session($node);
 $fence = $client->query("SELECT dlock_ttl_acquire('slot', '1h')");

@@ -50,7 +50,7 @@ my $listener = session($node);
 		WHERE sync_state = 'sync'});
 	$client->query('SET synchronous_commit = on');
 
-	# What is slower than usual here, proves nothing: then again, with more time
+	# A slow machine here proves nothing: then again, with more time
 	for ($ttl = ample(0.5);; $ttl *= 2)
 	{
 		my $lease = $client->query("SELECT dlock_lease_open('$ttl s')");
@@ -86,8 +86,8 @@ my $listener = session($node);
 	$receiver->finish;
 }
 
-# A new worker needs no table either, to end what is due.  The row is removed
-# later, and the lock handed on then.
+# A new worker needs no table to end due leases either.  The row is removed
+# later, and the lock handed over then.
 {
 	my $keeper = session($node);
 	my $lease = $keeper->query("SELECT dlock_lease_open('100ms', attach => true)");
@@ -118,8 +118,8 @@ my $listener = session($node);
 	$next->quit;
 }
 
-# A ttl begins with the grant, also for who is the next, and waits for nothing but
-# the removal of a row.
+# A ttl begins with the grant, also for the next one, and waits only for the
+# removal of a row.
 {
 	my $ttl = ample(0.5);
 	my $ticket = $client->query("SELECT dlock_ttl_acquire('lock', '1h')");
@@ -140,16 +140,16 @@ my $listener = session($node);
 }
 
 #
-# Many that are due at once.  The worker stops at the first row that it removes.
-# Nothing else is to keep it from its tables, as VACUUM does that cuts off their
-# ends.
+# Many that are due at once.  The worker stops at the first row that it
+# removes.  Nothing else must lock its tables, as a VACUUM does that truncates
+# them.
 #
 $admin->query("ALTER TABLE $_ SET (vacuum_truncate = off)")
   foreach 'dlock_queue', 'dlock_queue_lease';
 stop_at_rows($admin, 'DELETE');
 
-# A ttl that begins with the end of a session is over for all at about one time.
-# Returns how many have been ended when the worker has come to its tables.
+# Ttls that begin at the end of a session are over at about one time.  Returns
+# how many have been ended when the worker comes to its tables.
 my $count = 10000;
 sub end_many
 {
@@ -158,7 +158,7 @@ sub end_many
 	my $leases = $what eq 'leases' ? $count : 1;
 	my ($last, @told);
 
-	# who is told of the grants is nobody
+	# the grants have no listener
 	$keeper->query('SET synchronous_commit = off; CREATE TEMP TABLE l AS '
 		  . "SELECT dlock_lease_open('100ms', attach => true) AS lease "
 		  . "FROM generate_series(1, $leases)");
@@ -168,8 +168,8 @@ sub end_many
 				FROM l, generate_series(1, } . $count / $leases . ')) AS l'),
 		$count,
 		"$what: many");
-	# A sender that has nothing to send goes, and the worker could not start
-	# another one when it has stopped.
+	# A sender without work exits, and the stopped worker could not start
+	# another one.
 	my $awake = 0;
 	my $keep_awake = sub {
 		return $client->query(
@@ -189,7 +189,7 @@ sub end_many
 		});
 	$keeper->quit;
 
-	# behind it, nothing comes that was posted before
+	# nothing posted before comes after it
 	$last = $client->query("SELECT dlock_enqueue('last', 'channel')");
 	@told = ();
 	poll('the last one',
@@ -207,8 +207,8 @@ sub end_many
 	return $ended;
 }
 
-# Where something else has kept the worker from its tables, as can be on a machine
-# with too much to do, it has gone on ending: that proves nothing, so once more.
+# If a busy machine has kept the worker from its tables, it has gone on ending
+# leases: that proves nothing, so once more.
 SKIP:
 {
 	skip 'no debugger that can be attached', 8 unless debugger_works($admin);

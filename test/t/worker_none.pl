@@ -25,7 +25,8 @@ $client->quit;
 $node->append_conf('postgresql.conf', 'max_worker_processes = 0');
 $node->restart;
 $client = session($node);
-# It is short from the first call on, so that it cannot run out before.
+# The ttl is short only from the first call on, so that it cannot run out
+# before.
 $client->query("UPDATE dlock_queue SET ttl = '1s' WHERE ticket = $short");
 is($client->query("SELECT dlock_try_acquire('held') IS NULL"),
 	't', 'a name that a lease holds is closed');

@@ -33,7 +33,7 @@ sub used
 	return $fields[11] + $fields[12];
 }
 
-# Leases that come and go, each the one with the least ttl
+# Leases that come and go, each with the least ttl
 sub grant_and_release
 {
 	my ($times) = @_;

@@ -46,7 +46,7 @@ my @settings = (
 	'client_min_messages = error');
 push @settings, 'transaction_timeout = 1' if $node->pg_version >= 17;
 
-# what a session that works with the database is not to have
+# settings that a session of dlock must not get
 my $free = '-c role=none -c search_path=public -c statement_timeout=0 '
   . '-c lock_timeout=0 -c synchronous_commit=local -c exit_on_error=off '
   . '-c default_transaction_read_only=off -c idle_session_timeout=0 '
@@ -58,7 +58,7 @@ my $admin = session($node);
 $admin->query('CREATE ROLE stranger; CREATE DATABASE test');
 $node->safe_psql('test', 'CREATE EXTENSION dlock; CREATE SCHEMA evil');
 
-# All at once: each that matters breaks something.
+# All at once: each that matters would break a step.
 foreach my $place (@places)
 {
 	foreach my $setting (@settings)
@@ -90,7 +90,7 @@ foreach my $place (@places)
 	is_now($other, "SELECT granted FROM dlock_queue WHERE ticket = $ticket",
 		't', "$place: and written");
 
-	# a table that is locked, and a task that fails
+	# a locked table, and a task that fails
 	my $pid = worker($other);
 	$other->query('BEGIN; LOCK TABLE dlock_queue');
 	like($client->query("SELECT dlock_ttl_acquire('new', '1h')"),
@@ -98,7 +98,7 @@ foreach my $place (@places)
 	$other->query('ROLLBACK');
 	is(worker($other), $pid, "$place: and the worker goes on");
 
-	# more dead rows than it takes
+	# more dead rows than a vacuum needs
 	ok(come_and_go($client), "$place: many tickets have come and gone");
 	ok( $other->wait_for(
 			q{SELECT vacuum_count > 0 AND n_dead_tup < 6000
@@ -114,8 +114,8 @@ foreach my $place (@places)
 }
 
 #
-# At all places, while the tables are another role's, which may not even read them,
-# and a commit that does as it is told would wait for a standby
+# At all places, while another role owns the tables, which may not even read
+# them, and a synchronous commit would wait for a standby
 #
 my $client = session($node, 'test', "options='$free'");
 $admin->query('CREATE ROLE owner');
@@ -148,7 +148,7 @@ is($client->query("SELECT dlock_lease_close($lease)"),
 ok($client->wait_for('SELECT count(*) = 0 FROM dlock_queue'),
 	'all at once: and removed');
 
-# who loads after a start, in a transaction that is read-only
+# the loader after a start, in a read-only transaction
 $lease = $client->query("SELECT dlock_lease_open('1h')");
 my $fence = $client->query("SELECT dlock_lease_acquire('a', $lease)");
 $_->quit foreach $client, $admin;

@@ -26,7 +26,7 @@ my $client = session($node);
 my $other = session($node);
 
 #
-# A worker reads the settings of its database before it can do anything.
+# A worker reads the settings of its database before all else.
 #
 $_->query('SELECT count(*) FROM dlock_locks') foreach $client, $other;
 $admin->query('BEGIN; LOCK TABLE pg_db_role_setting IN ACCESS EXCLUSIVE MODE');
@@ -56,7 +56,7 @@ is( $client->query(
 no_worker($admin);
 
 #
-# The extension goes while the worker waits for its tables.
+# The extension is dropped while the worker waits for its tables.
 #
 my $lease = $client->query("SELECT dlock_lease_open('1h')");
 my $held = $client->query("SELECT dlock_lease_acquire('held', $lease)");
@@ -68,7 +68,7 @@ $admin->query('BEGIN; DROP EXTENSION dlock');
 is($other->query("SELECT dlock_release_ticket($held)"),
 	't', 'a release is to be written');
 $client->start("SELECT dlock_lease_acquire('lock', $lease)");
-# it fails when the worker has waited for a second
+# the call fails after the worker has waited for a second
 poll('a call waits, or has failed',
 	sub {
 		$client->answered || $admin->query(
@@ -88,7 +88,7 @@ $next->quit;
 $admin->query('CREATE EXTENSION dlock');
 
 #
-# It has gone when the worker comes, for a ticket of before.
+# It is gone when the worker comes, for an earlier ticket.
 #
 $client->query("SELECT dlock_acquire('lock')");
 my $ticket = $other->query("SELECT dlock_enqueue('lock', 'nobody')");
@@ -102,7 +102,7 @@ pass('no worker stays for it');
 $_->quit foreach $client, $other;
 
 #
-# The database goes before the worker has written the last release.
+# The database is dropped before the worker has written the last release.
 #
 SKIP:
 {
@@ -131,7 +131,7 @@ SKIP:
 	worker_is_lost($client);
 	$client->quit;
 
-	# which waits for that no longer than some seconds
+	# which waits for that a few seconds at most
 	my $answer = $other->answer;
 	poll('DROP DATABASE',
 		sub { $node->psql('postgres', 'DROP DATABASE short WITH (FORCE)') == 0 })
@@ -143,7 +143,7 @@ SKIP:
 	$other->quit;
 }
 
-# the next name space clears up
+# the next name space removes the rest
 $admin->query('DROP EXTENSION dlock; CREATE EXTENSION dlock');
 like($admin->query("SELECT dlock_ttl_acquire('lock 1', '1h')"),
 	qr/^\d+$/, 'others go on');
@@ -163,14 +163,15 @@ my $first =
 my $second = $node->safe_psql('a', "SELECT dlock_ttl_acquire('lock', '1h')");
 $node->append_conf('postgresql.conf', 'max_worker_processes = 1');
 $node->restart;
-# It is short from the first call on, so that it cannot run out before.
+# The ttl is short only from the first call on, so that it cannot run out
+# before.
 $node->safe_psql('a', "UPDATE dlock_queue SET ttl = '1s'");
 $admin = session($node);
 is($admin->query("SELECT dlock_check('lock', $first)"),
 	't', 'the lease of one database');
 worker($admin);
 
-# Nothing but the waiter itself can see to it that the worker comes.
+# Only the waiter itself can start the worker.
 $client = session($node, 'a', q{options='-c deadlock_timeout=10ms'});
 $client->start("SELECT dlock_acquire('lock')");
 $admin->wait_for("SELECT wait_event = 'userlock' FROM pg_stat_activity "

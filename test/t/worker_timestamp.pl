@@ -63,7 +63,7 @@ sub times_are_right
 	return;
 }
 
-# The first of a worker, and those that come later
+# A worker's first commit, and later ones
 $client->query(
 	q{SELECT pg_create_logical_replication_slot('slot', 'pgoutput')});
 $client->query('CREATE PUBLICATION all_tables FOR ALL TABLES');
@@ -71,7 +71,7 @@ acquire("lock $_") foreach 1 .. 2;
 $client->query(
 	'SELECT pg_terminate_backend(' . worker($client) . ', 60000)');
 my $ticket = acquire('lock 3');
-# time goes by, which a transaction without rows does not take note of
+# time passes, which a transaction without rows does not record
 $client->query('SELECT pg_sleep(0.1)');
 acquire('lock 4');
 times_are_right($node, 'primary');
@@ -79,7 +79,8 @@ times_are_right($node, 'primary');
 $node->wait_for_catchup($standby);
 times_are_right($standby, 'standby');
 
-# The message that begins a transaction: its last position, its time, its number
+# The message that begins a transaction: its last position, its time, its
+# number
 my ($first, $latest) = @commits[ 0, -1 ];
 is( $client->query(qq{
 		SELECT bool_and(('x' || encode(substr(data, 10, 8), 'hex'))::bit(64)::bigint / 1e6

@@ -36,7 +36,7 @@ foreach my $round (1 .. 3)
 cmp_ok($node->safe_psql('postgres', "SELECT pg_relation_size('dlock_queue')"),
 	'<', 2 * $size, 'it has not grown by what came and went');
 
-# Where an old snapshot keeps the dead rows, the worker goes on.
+# If an old snapshot keeps dead rows, the worker continues.
 my $old = session($node);
 $old->query('BEGIN ISOLATION LEVEL REPEATABLE READ');
 $old->query('SELECT count(*) FROM dlock_queue');
