@@ -7,16 +7,16 @@ Dlock::Client - a client of dlock that asks for all there is, at random
 
 =head1 DESCRIPTION
 
-A process with a session of its own.  It does all that there is to do with
-leases, and with locks of the other scopes beside them, until the session ends.
-It has a file in the history's directory, with a line for each call that it is
-about to make, and one for the answer:
+A process with its own session.  It makes all kinds of calls with leases, and
+with locks of the other scopes beside them, until the session ends.  It has a
+file in the history's directory, with a line for each call that it is about to
+make, and one for the answer:
 
 	asks  time  id  ''      what is asked: names and values
 	told  time  id  result
 
-The result is a value, "null", or "error" with an SQLSTATE.  An answer that is
-none of these, though the session lives, is put down as "odd".
+The result is a value, "null", or "error" with an SQLSTATE.  Any other answer,
+while the session lives, is recorded as "odd".
 
 =head1 METHODS
 
@@ -26,19 +26,19 @@ none of these, though the session lives, is put down as "odd".
 
 =item $client->run
 
-Connects, and goes on until the session ends.
+Connects, and runs until the session ends.
 
 =item $client->call($op, $expression, %call)
 
-Asks for something, and returns the result; nothing when the session has ended.
-INFO in the expression is the argument that tells of the call in dlock's views.
-%call is what the history has to know.  With sql => $sql that is the whole
-statement; with block => 1 it is one of a transaction block, and the client ends
-this block if it has failed.
+Makes a call, and returns the result, or nothing if the session has ended.
+INFO in the expression is the argument that identifies the call in dlock's
+views. %call is for the history.  With sql => $sql, that is the whole
+statement; with block => 1, it is one of a transaction block, and the client
+ends this block if it has failed.
 
 =item $client->step
 
-Does something that is chosen at random.  False when the session has ended.
+Makes a random step.  False if the session has ended.
 
 =back
 

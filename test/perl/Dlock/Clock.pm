@@ -7,17 +7,16 @@ Dlock::Clock - the clock of leases, in the hands of TAP tests
 
 =head1 DESCRIPTION
 
-Leases run on CLOCK_BOOTTIME, the clock that goes on while the machine sleeps.
-A server that is started here gets it from a library that is loaded before the
-C library: with it a test lets an hour pass in a moment, for all processes at
-once and without any other clock moving, as it is after a suspend; and stops a
-process right behind one of its looks at that clock.
+Leases use CLOCK_BOOTTIME, which goes on while the machine sleeps.  A server
+started here gets it from a library that is loaded before the C library.  With
+it a test advances that clock alone by an hour, for all processes at once, as a
+suspend does, and stops a process just after it reads the clock.
 
 =over
 
 =item clock_is_ours()
 
-False where that cannot be done: there is no such clock, or no C compiler.
+False if that is impossible: there is no such clock, or no C compiler.
 
 =item under_our_clock($sub)
 
@@ -25,21 +24,22 @@ Servers that the sub starts have that clock.
 
 =item new_server_of_clock($name, $conf)
 
-A new server with that clock, which can have standbys: it waits for one of them
+A new server with that clock, which can have standbys.  It waits for them
 however long its processes are stopped.
 
 =item time_passes($seconds)
 
-So much time has passed.
+Advances the clock by this.
 
 =item stop_at_reading($pid, $n)
 
 Stop this process at its nth reading of the clock from now on; only the latest
-order counts.
+call counts.
 
 =item stopped_at_reading($pid, $sub)
 
-Wait until it has stopped there, and return true; or until the sub returns true.
+Wait until it has stopped there, and return true; or until the sub returns
+true.
 
 =back
 

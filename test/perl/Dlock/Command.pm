@@ -11,8 +11,8 @@ Dlock::Command - the command dlock, run by tests
 
 =item Dlock::Command->new($node, @arguments)
 
-Starts it, with the node's connection string, which may be given in the place
-of the node.
+Starts the command, with the node's connection string.  A string can be given
+instead of the node.
 
 =item $command->exit_code
 
@@ -20,7 +20,7 @@ Waits until it has ended.  A signal that ended it counts as 128 + n.
 
 =item $command->out, err
 
-What it has printed.
+Its output.
 
 =item $command->signal($signal)
 
@@ -28,23 +28,23 @@ Sends it to the process that was started.
 
 =item dlock($node, @arguments)
 
-Both of the first two; returns exit code, output, and error output.
+Runs the command; returns exit code, output, and error output.
 
 =item worker($name, $how)
 
-A program for dlock to run, which ignores SIGTERM: it starts two of its kind,
-one of them in a session of its own, and each of the three notes the time again
-and again.  With $how "ends", SIGTERM ends it.
+A program for dlock to run, which ignores SIGTERM.  It starts two copies, one
+of them in a session of its own, and each of the three notes the time again and
+again.  With $how "ends", SIGTERM ends it.
 
 =item $worker->{argv}
 
 =item $worker->runs
 
-How many of its processes are there, zombies not counted.
+The number of its processes, without zombies.
 
 =item $worker->first, last
 
-The first and the last time noted, of CLOCK_BOOTTIME.
+The first and the last time noted, by CLOCK_BOOTTIME.
 
 =item children($pid)
 

@@ -7,50 +7,48 @@ Dlock::Debugger - a debugger in the hands of TAP tests
 
 =head1 DESCRIPTION
 
-What happens between two steps of one process is tested by stopping it there.
+Tests stop a process between two of its steps.
 
 =over
 
 =item debugger_works($session)
 
-Is there one, and can it be attached to a server's process?
+Is there a debugger, and can it be attached to a server's process?
 
 =item call_in($pid, $function, @arguments)
 
-Has a process call a function, with these numbers.
+Makes a process call a function, with these numbers.
 
 =item stop_behind($session, $function)
 
-Lets a session, by what is started next, call this function, and stops its
-process when that has returned.  Returns a sub that waits until it is stopped;
-called again, that lets it go on.
+Lets a session's next statement call this function, and stops its process when
+that has returned.  Returns a sub that waits until it is stopped; called again,
+the sub lets it continue.
 
 =item stop_at($pid, @functions)
 
-The same for a process, at the beginning of whichever of these functions it calls
-first.  Called again, the sub executes the commands for the debugger that it is
-given, before it lets the process go on.
+The same for a process, at the beginning of the first of these functions that
+it calls.  Called again, the sub executes the given commands for the debugger,
+before it lets the process continue.
 
 =item stop_at_last($pid, @functions)
 
-The same at the last of these functions, to which it comes one after the other.
+The same at the last of these functions, which it calls one after the other.
 
 =item fail_in($session, $function, $stop)
 
-The same, but the session fails in place of the call, as if it were cancelled
-there, and is stopped when it calls $stop after that.
+The same, but the session fails instead of the call, as if canceled there, and
+is stopped when it calls $stop after that.
 
 =item commands_in($session, $function, @commands)
 
-Has a session, by what is started next, come to this function, and the debugger
-execute commands there.  Returns a sub that waits for that, and returns what was
-printed.
+Makes the debugger execute commands when a session's next statement reaches
+this function.  Returns a sub that waits for that, and returns the output.
 
 =item raise_in($session, @functions)
 
-Has a session, by what is started next, come to these functions, one after the
-other, and fail with an error in place of the last call.  Returns a sub that waits
-for that.
+Makes a session's next statement call these functions, one after the other, and
+raise an error instead of the last call.  Returns a sub that waits for that.
 
 =back
 

@@ -7,13 +7,13 @@ Dlock::History - what clients of dlock have asked, and what they were told
 
 =head1 DESCRIPTION
 
-Each client, see Dlock::Client, writes down what it is about to ask, and then
-what it was told, both with the time.  So the history is known as well as any client
-can know it: a call took effect somewhere between its two lines, if it has both.
+Each client (Dlock::Client) writes each call before it makes it, and then the
+answer, both with the time.  So the history has all that a client can know: a
+call took effect between its two lines, if it has both.
 
-What follows from that of each ticket and lease is gathered here: who was given
-it, when it is sure to be held or open, and who has begun to end it.  What a
-server must have then is another matter, see Dlock::Checker.
+This gathers what follows for each ticket and lease: the clients that were
+given it, when it is sure to be held or open, and the calls that may have ended
+it.  Dlock::Checker compares servers with that.
 
 =cut
 
@@ -41,10 +41,9 @@ our $infinity = 9**9**9;
 
 =item Dlock::History->new($seed)
 
-A history, with nothing in it.  Whatever is chosen at random depends on the
-seed alone, and on what the server answers.  With DLOCK_TEST_HISTORY in the
-environment, what clients write down is kept, in a directory below that one, for
-docs/pictures/timeline to draw.
+An empty history.  Random choices depend on the seed alone, and on the server's
+answers.  With DLOCK_TEST_HISTORY in the environment, the clients' lines are
+kept, in a directory below that one, for docs/pictures/timeline.
 
 =cut
 
@@ -88,18 +87,17 @@ sub new
 =item $history->load($node, $calls, $end, %options)
 
 Runs clients until $calls calls have been answered, and then calls the sub
-$end, which has to end their sessions.  With off => $percent so many of the
-calls are made with synchronous_commit = off.  With after => $calls2, then =>
-$sub this sub is called when so many have been answered.
+$end, which must end their sessions.  With off => $percent, that part of the
+calls is made with synchronous_commit = off.  With after => $calls2, then =>
+$sub, this sub is called after $calls2 answers.
 
 =item $history->start_clients($node, $numbers, %options)
 
-The first step of it: returns a Dlock::Load.
+Its first step: returns a Dlock::Load.
 
 =item $history->read_calls($load)
 
-The last one: takes note of what they have asked and were told, since it was
-called last.
+Its last step: reads the clients' calls and answers since the last call.
 
 =cut
 
@@ -586,11 +584,11 @@ sub _hold
 
 =item $history->problem($what)
 
-Something is not as it must be.
+Records a problem.
 
 =item $history->report($when)
 
-One test: no problem was found since the last report.
+One test: no problem was recorded since the last report.
 
 =cut
 
@@ -638,12 +636,12 @@ sub tell
 
 =item now()
 
-The time, as it is written down.
+The time, as written in the history.
 
 =item is_durable($level, $where)
 
-Does that synchronous_commit make a call's answer durable "here", on the server
-that the client used; "there", on a synchronous standby; or "nowhere", on an
+Does that synchronous_commit make a call's answer durable "here", on the
+client's server; "there", on a synchronous standby; or "nowhere", on an
 asynchronous one?
 
 =back

@@ -11,17 +11,17 @@ Dlock::Java - Java, for TAP tests of clients
 
 =item find_java(@jars)
 
-The command that runs Java with these jars of the system's, without .jar, if
-there is a compiler of 17 or later, too; nothing otherwise.
+The command that runs Java with these jars of the system, given without .jar,
+if there is also a compiler of version 17 or later; otherwise nothing.
 
 =item add_client(\@java, $directory)
 
-Compiles the client, each warning an error, and puts it into a jar that the
-command has from now on.
+Compiles the client, with warnings as errors, into a jar that the command uses
+from now on.
 
 =item add_classes(\@java, @files)
 
-Compiles them, and has the command find them.
+Compiles them, so that the command finds them.
 
 =back
 

@@ -7,9 +7,9 @@ Dlock::JavaScript - Node.js, for tests of clients
 
 =head1 DESCRIPTION
 
-The environment variable DLOCK_JAVASCRIPT is the directory where npm has
-installed what test/clients/javascript/package.json names.  Where it is not set,
-Node.js or npm is not there.
+The environment variable DLOCK_JAVASCRIPT is the directory in which npm has
+installed the packages of test/clients/javascript/package.json.  If it is not
+set, Node.js or npm is missing.
 
 =over
 

@@ -7,9 +7,9 @@ Dlock::Lease - what TAP tests of leases and announcements share
 
 =head1 DESCRIPTION
 
-Announcements as they are to come; processes that are stopped for a while; and
-commits that wait for a standby which is not there, so that something stays
-between its beginning and its end for as long as a test likes.
+Expected announcements; processes that are stopped for a while; and commits
+that wait for a standby that does not exist, so that a test can keep a change
+unfinished.
 
 =over
 
@@ -19,16 +19,16 @@ The payload.
 
 =item enqueue($session, $name, $arguments)
 
-The ticket of a session; the arguments, with a comma before, follow the name.
+The ticket of a session; the arguments, with a comma first, follow the name.
 On demand.
 
 =item told($session, $test, @announcements)
 
-These have come next, and no other.
+These have come next, and no others.
 
 =item is_now($session, $sql, $expected, $test)
 
-Asks until the result is as expected; what it is in the end is the test.
+Repeats the query until the result is as expected; tests the final result.
 
 =item stop_process($pid), continue_process($pid)
 
@@ -36,18 +36,18 @@ By signals.  Once stop_process() has returned, the process does nothing.
 
 =item process_state($pid)
 
-Its letter: "T" where it is stopped.  On demand.
+Its letter: "T" if it is stopped.  On demand.
 
 =item stop_while($session, $pid, $sql)
 
-Stops the process where the query's result is "t", and still is then: where it
-sleeps, and has no lock that others need.
+Stops the process when the query's result is "t", and stays so: while it
+sleeps, without a lock that others need.
 
 =item commits_hang($node, $hang)
 
-Let commits wait for a standby from now on, or let them through; those, that
-is, with synchronous_commit at "on", while the server's setting is "local".  The
-server must be able to have standbys.
+Lets commits wait for a standby from now on, or not any more, if their
+synchronous_commit is "on", while the server's is "local".  The server must be
+able to have standbys.
 
 =item hangs($node, $session)
 

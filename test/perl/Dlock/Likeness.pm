@@ -7,9 +7,10 @@ Dlock::Likeness - is what came what a page shows?
 
 =head1 DESCRIPTION
 
-Tickets, process ids and the like differ from run to run.  But what is equal on
-the page has to be equal in the run, and what is greater, greater.  So an object
-of this class is for one page, and remembers which number stands for which.
+Tickets, process ids and the like differ from run to run.  But numbers that are
+equal on the page must be equal in the run, and a greater one must be greater.
+So an object of this class is for one page, and remembers which number stands
+for which.
 
 =head1 METHODS
 
@@ -17,15 +18,15 @@ of this class is for one page, and remembers which number stands for which.
 
 =item $like->is_like($shown, $real)
 
-Is this line of the page like that one of the run?
+Does this line of the page match that one of the run?
 
 =item $like->add_pid($pid)
 
-Tells that this is a session's process id, wherever it is printed.
+Declares a session's process id, wherever it is printed.
 
 =item $like->to_real($text)
 
-A statement of the page, with the numbers of the run.
+A statement of the page, with the run's numbers.
 
 =back
 

@@ -7,8 +7,8 @@ Dlock::Load - clients of dlock, each in a process of its own
 
 =head1 DESCRIPTION
 
-Whenever a client is answered it says so over a pipe, so that the test knows how
-many answers there were, and who gets none.
+A client reports each answer over a pipe, so that the test knows the number of
+answers, and the clients without any.
 
 =head1 METHODS
 
@@ -16,30 +16,30 @@ many answers there were, and who gets none.
 
 =item Dlock::Load->new($history, $node, $numbers, %options)
 
-Starts these clients.  With off => $percent so many of their calls are made
+Starts these clients.  With off => $percent, that part of their calls is made
 with synchronous_commit = off.
 
 =item $load->{answers}
 
-How many there were so far, as far as they have been counted.
+The number of answers counted so far.
 
 =item $load->await($count)
 
-Waits until there were so many.
+Waits for this number of answers.
 
 =item $load->await_each($count)
 
-Waits until each client has got so many from now on.
+Waits until each client has this many answers from now on.
 
 =item $load->run($hurt)
 
-Calls the sub $hurt again and again, with the number of answers so far, until it
-returns false; and returns once each client has got an answer after that.
+Calls the sub $hurt repeatedly, with the number of answers so far, until it
+returns false.  Returns once each client has another answer.
 
 =item $load->release($end, @numbers)
 
-Ends these clients, or all: the sub $end has to end their sessions, and is
-called until all are gone where only some are to.
+Ends these clients, or all.  The sub $end must end their sessions, and is
+called until they have ended if only some are meant.
 
 =back
 

@@ -9,10 +9,10 @@ Dlock::Model - what locks must do, told as simply as possible
 
 A model of dlock's session- and transaction-scoped locks, written from their
 description and not from their code.  Sessions are names.  Each operation is
-done to its end at once: what it lets others have, they get before the next.
+completed at once, with all grants that it causes.
 
-A session's operation leaves its result in {result}: [ 'number', tickets ],
-[ 'text', what psql shows ] or [ 'error', SQLSTATE ]; while the session waits,
+A session's operation leaves its result in {result}: [ 'number', tickets ], [
+'text', what psql shows ] or [ 'error', SQLSTATE ].  While the session waits,
 {request} is defined.
 
 =cut

@@ -7,11 +7,12 @@ Dlock::Move - clients that are sent from one server to another, and go on
 
 =head1 DESCRIPTION
 
-Each connects to whatever its service file names, again and again, and takes locks
-of one kind.  It writes down from when until when it was sure to hold each: from
-the answer on, until it begins to release the lock, or the last call began that
-was answered; by a lease, until its own deadline, or until it was told that it is
-lost.  While it holds a lock it writes, guarded, into a row that compares fences.
+Each client connects to the server in its service file, again and again, and
+acquires locks of one kind.  It writes down from when until when it was sure to
+hold each: from the answer until it begins to release the lock, or until the
+begin of its last answered call; with a lease, until its own deadline, or until
+it was told that the lease is lost.  While it holds a lock it makes guarded
+writes into a row that compares fences.
 
 	hold     lock  fence  from  until  client
 	done     lock  fence
@@ -19,7 +20,9 @@ lost.  While it holds a lock it writes, guarded, into a row that compares fences
 	gone     what
 	odd      what
 
-Whatever the server says, two of these times must not overlap, nor fences fall.
+Whatever the server answers, two of these times must not overlap, and fences
+must not fall.  A Dlock::Load starts the clients, with such an object as its
+history.
 
 A Dlock::Load starts the clients, with such an object as its history.
 
@@ -33,15 +36,15 @@ Makes the service file, which names this node's database "shop".
 
 =item $move->go_to($node)
 
-From now on it names another one.
+Changes the node in the service file.
 
 =item $move->lines($what)
 
-What clients have written down so far: a reference to the fields of each line.
+The clients' lines so far: a reference to the fields of each.
 
 =item $move->check
 
-Complains of what must not be.  Returns the problems.
+Reports and returns the problems.
 
 =back
 

@@ -8,14 +8,14 @@ between them
 
 =head1 DESCRIPTION
 
-test/torture/run makes three network namespaces, PREFIX-0 to PREFIX-2, each pair
-of them with a link of its own, and removes them at the end.  A server in one of
-them, its I<place>, reaches the others over these links alone.  Clients use Unix
-sockets, which are of no network, and so reach every server at any time.
+test/torture/run makes three network namespaces, PREFIX-0 to PREFIX-2, with a
+link between each pair, and removes them at the end.  A server in one of them,
+its I<place>, reaches the others only over these links.  Clients use Unix
+sockets, which are outside networks, so they reach every server at any time.
 
-A link is cut in one direction by giving the other end a hardware address that
-nobody has: what is sent there is lost, and nobody is told so, as with a switch
-that is broken.  Connections go on once it is healed, by sending it all again.
+A link is cut in one direction by giving the other end a wrong hardware
+address: packets are lost without an error, as with a broken switch.
+Connections continue once it is healed, because TCP sends again.
 
 =head1 METHODS
 
@@ -23,12 +23,12 @@ that is broken.  Connections go on once it is healed, by sending it all again.
 
 =item Dlock::Network->new($prefix, $node)
 
-The node has been made, and not been started: it is the primary, at place 0.
+The node exists and is not started: it is the primary, at place 0.
 
 =item $network->start($place)
 
-Starts the server there, without the rights that this process has over
-networks; false where that has failed.
+Starts the server there, without this process's rights over networks; false if
+that fails.
 
 =item $network->place($node), node($place)
 
@@ -38,18 +38,18 @@ Makes a standby of the node $primary, and starts it.
 
 =item $network->set_quorum($primary, $count, @places)
 
-The primary waits for so many of the standbys there; and so does this, once,
-until all of them have what it has.
+The primary waits for this number of the standbys there.  This call returns
+once all of them have caught up.
 
 =item $network->fail_over($old, $sub)
 
-What an HA tool does with a primary that it does not reach: both standbys stop
-receiving, and the one that has more is promoted, and followed by the other one.
-The sub is called before that.  Returns the new primary's place.
+Acts as an HA tool for an unreachable primary: both standbys stop receiving,
+and the one that has more is promoted and followed by the other one.  The sub
+is called before the promotion.  Returns the new primary's place.
 
 =item $network->cut($from, $to), is_cut($from, $to), heal($from, $to)
 
-What is sent in this direction is lost, or is not any more.
+Packets in this direction are lost, or not any more.
 
 =back
 

@@ -7,7 +7,7 @@ Dlock::Page - a page of the documentation, as steps that can be run
 
 =head1 DESCRIPTION
 
-How pages are written stands in test/pages.md.
+test/pages.md says how pages are written.
 
 =head1 FUNCTIONS
 
@@ -15,15 +15,15 @@ How pages are written stands in test/pages.md.
 
 =item parse_page($page)
 
-The steps of a page, whose path is relative to the tree.  A step is a hash: "do"
-tells what is to be done, "line" where it stands, and "output" is what has to
-come, with its place in the page's lines from "from" up to, but not including,
-"to".  Dies where the page is not written as it should be.
+The steps of a page, whose path is relative to the tree.  A step is a hash:
+"do" is its kind, "line" its line, and "output" the expected output, in the
+page's lines from "from" up to, but not including, "to".  Dies if the page is
+malformed.
 
 =item write_page($page, $file, $like, @steps)
 
-Writes the page into another file, with the outputs that came: "real" of each
-step, and what was typed as the Dlock::Likeness object says.
+Writes the page into another file, with the real outputs: "real" of each step,
+and the typed text as translated by the Dlock::Likeness object.
 
 =item lines_of($page)
 

@@ -7,14 +7,14 @@ Dlock::PatroniHistory - the history of clients whose server another one starts
 
 =head1 DESCRIPTION
 
-A Dlock::Torture whose clients, Dlock::PatroniClient, stay with one life of their
-server.  Patroni starts it again when it likes, and perhaps as a standby; what is
-there then is to be compared with the history before clients go on.
+A Dlock::Torture whose clients, Dlock::PatroniClient, run as long as one start
+of their server.  Patroni restarts it at any time, perhaps as a standby.  Then
+its state is compared with the history before clients continue.
 
-With the file "stop.ROUND.end.CLIENT" a client ends of itself.
+The file "stop.ROUND.end.CLIENT" makes a client end.
 
-A load, Dlock::PatroniLoad, is told by a second sub that run() is given whether the
-server is still there: if not, no answers are waited for.
+A load, Dlock::PatroniLoad, asks a second sub given to run() whether the server
+is still there; if not, it waits for no answers.
 
 =cut
 

@@ -8,17 +8,17 @@ Dlock::Program - programs that test something themselves
 =head1 DESCRIPTION
 
 Such a program prints a line for each of its tests, "ok NAME" or "not ok NAME",
-and what else it prints tells why.
+and reasons in other lines.
 
 =over
 
 =item run_program($title, @command)
 
-Runs it, and counts its tests, whose names come behind the title.
+Runs it, and counts its tests, whose names follow the title.
 
 =item works(@command)
 
-Does a command, or a program that is given to one, run?
+Does a command run, or a program that it is given?
 
 =item not_installed($what)
 

@@ -11,12 +11,12 @@ Dlock::Python - Python, for TAP tests of clients
 
 =item find_python($condition)
 
-A Python in which this statement raises nothing; undef where there is none.
+A Python in which this statement raises nothing; undef if there is none.
 
 =item install_packages($python, @directories)
 
-Builds a wheel of each, in a copy, and installs it where Python finds it from
-now on, and before all others.  Nothing comes from a network.
+Builds a wheel of each, in a copy, and installs it so that Python finds it
+first.  Nothing is downloaded.
 
 =back
 

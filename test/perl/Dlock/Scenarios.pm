@@ -7,24 +7,23 @@ Dlock::Scenarios - what every client must pass
 
 =head1 DESCRIPTION
 
-clients/scenarios.md has a row for each thing that a client must do, and
-clients/README.md says how a client's runner talks to the test that has started
-it.  This is that test, whatever the client's language is: servers, what is done
-to them at the runner's request, and that each row has its test, and no other.
+clients/scenarios.md has a row for each duty of a client, and clients/README.md
+says how a client's runner talks to the test that has started it.  This is that
+test, for any language: it starts servers, acts on them at the runner's
+request, and checks that each row has its test, and no other.
 
 =over
 
 =item start_servers()
 
-They stand in the environment from then on, as for the runner; and the main one
-is returned.  For a test that has more to do with them: run_scenarios() does it
-where that is still to be done.
+The environment names them for the runner; returns the main one.  For tests
+with other uses of it: run_scenarios() calls this if necessary.
 
 =item run_scenarios($name, @command)
 
 Runs the runner, and counts each row.  The name is that of the directory below
-clients/.  The rows named in the environment variable DLOCK_SCENARIOS alone, if
-there are any.
+clients/.  If the environment variable DLOCK_SCENARIOS is set, only the rows
+that it names run.
 
 =back
 

@@ -7,12 +7,11 @@ Dlock::Split - a primary that goes on beside its successor, cut off from it
 
 =head1 DESCRIPTION
 
-What clients are told by a primary that is cut off from its standbys for good is
-not part of the history any more, once one of them is about to be promoted.  But
-it is held against that primary: it does not honour a lease that standbys count
-for longer than its ttl and a quarter, and not after its successor has granted
-the lock to somebody else, and acknowledges nothing that the successor does not
-have.
+Answers of a primary that is cut off from its standbys for good do not count in
+the history, once a standby is about to be promoted.  But they must be right:
+the primary does not honour a lease for which standbys count for longer than
+its ttl and a quarter, nor after its successor has granted the lock to another
+client, and acknowledges nothing that the successor does not have.
 
 =head1 METHODS
 
@@ -20,19 +19,19 @@ have.
 
 =item Dlock::Split->new($history, $load)
 
-From now on, of the clients of this load.
+Begins to record answers to this load's clients.
 
 =item $split->learn($what, $time, $id, $result, %call)
 
-A line that one of them has written.
+Reads a line that one of them has written.
 
 =item $split->found($there)
 
-What the new primary has: tickets, number => row, and leases.
+The state of the new primary: tickets, number => row, and leases.
 
 =item $split->check
 
-After the end of both loads: was what the old primary has said true?
+After the end of both loads: were the old primary's answers right?
 
 =back
 

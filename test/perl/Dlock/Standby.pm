@@ -11,17 +11,16 @@ Dlock::Standby - standbys of a test's server
 
 =item new_standby($primary, $name, %params)
 
-A standby, which has all that the primary had.  Its parameters: conf, settings of
-its own; start, a function that starts it otherwise than start does.
+A standby that has caught up with the primary.  Parameters: conf, its own
+settings; start, a function that starts it in place of the method start.
 
 =item count_on($primary, $name)
 
-From now on commits of the primary wait for the standby of that name.
+Commits of the primary wait for the standby of that name from now on.
 
 =item take_over($standby)
 
-The standby is promoted.  Whom its primary waited for does not hold for it: it
-waits for nobody.
+Promotes the standby.  It waits for no standbys.
 
 =back
 

@@ -8,7 +8,7 @@ Dlock::Terminal - psql, as if at a terminal
 =head1 DESCRIPTION
 
 A psql that stays, and prints tables, command tags, errors and notifications as
-a reader sees them; Dlock::Test::Session prints what a test wants to compare.
+a user sees them; the output of Dlock::Test::Session is for tests to compare.
 
 =head1 METHODS
 
@@ -16,7 +16,7 @@ a reader sees them; Dlock::Test::Session prints what a test wants to compare.
 
 =item $psql->say($text)
 
-Types that, without waiting for the answer.
+Types the text, without waiting for the answer.
 
 =item $psql->answered
 
@@ -24,17 +24,17 @@ Is the answer there, so that answer() would not wait?
 
 =item $psql->answer
 
-What was printed, without notifications, which @{ $psql->{notes} } has.
+The output, without notifications, which are in @{ $psql->{notes} }.
 
 =item $psql->is_up
 
 =item $psql->end
 
-Is it there still; and kill it.
+Is it running; and kill it.
 
 =item $psql->{pid}
 
-The backend's.
+The backend's pid.
 
 =back
 

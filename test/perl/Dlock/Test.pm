@@ -7,9 +7,9 @@ Dlock::Test - servers and sessions for dlock's TAP tests
 
 =head1 DESCRIPTION
 
-PostgreSQL::Test::Cluster brings the servers.  A test of locks also needs
-sessions that are left waiting while others go on, and that die on the way;
-that is Dlock::Test::Session here.
+PostgreSQL::Test::Cluster has the servers.  Tests of locks also need sessions
+that wait while others continue, and that are killed: Dlock::Test::Session
+here.
 
 =cut
 
@@ -331,27 +331,28 @@ use Time::HiRes qw(usleep);
 
 =item session($node, $dbname, $options)
 
-A psql that stays, with its error output, SQLSTATEs included, among its
-results.  $options is added to the connection string.
+A psql that stays, with its error output, SQLSTATEs included, in its results.
+$options is added to the connection string.
 
 =item $session->may_end
 
-It is not an error any more to ask one that is over: the answer is empty.
+Using the session after its end is no error from now on: the answer is empty.
 
 =item $session->start($sql)
 
-Lets it run without waiting for the result, except that of earlier ones.
+Starts a statement without waiting for its result, only for earlier ones.
+While it waits, only the awaited event wakes it: see quiet().
 
 What it waits for, it is woken for by nothing else: see quiet().
 
 =item $session->is_next
 
-What is started next is the next that the backend executes.
+The backend executes nothing else before the next statement.
 
 =item $session->answer
 
-Waits for the result of what was started last.  If the server has closed the
-connection, that is what it says before.  Where the caller takes no result, an
+Waits for the result of the last statement started.  If the server has closed
+the connection, that is its last message.  If the caller takes no result, an
 error is fatal.
 
 =item $session->answered
@@ -360,31 +361,30 @@ Is the answer there, so that answer() would not wait?
 
 =item $session->query($sql)
 
-Both of them.
+Starts a statement, and waits for its answer.
 
 =item $session->announcements($count)
 
-Waits until $count notifications have come since it was called last, and
-returns the payloads of all that have, in their order.  They don't show in
-answers.
+Waits until $count notifications have come since the last call, and returns the
+payloads of all that have, in their order.  Answers do not have them.
 
 =item $session->{pid}
 
-The backend's.
+The backend's pid.
 
 =item $session->wait_for($sql)
 
-Asks until the result is "t".
+Repeats the query until the result is "t".
 
 =item $session->until_waits(@sessions)
 
-Asks until these other sessions wait for a lock of dlock.
+Queries until these other sessions wait for a lock of dlock.
 
 =item $session->quit
 
 =item $session->vanish
 
-Closes it: in the proper way, or by killing psql.
+Close the session: normally, or by killing psql.
 
 =back
 
