@@ -112,7 +112,7 @@ sub connect
 	return $self->surely('SET client_min_messages = error');
 }
 
-# A statement that does its work although somebody cancels it
+# A statement that does its work although it is canceled
 sub surely
 {
 	my ($self, $sql) = @_;
@@ -172,21 +172,21 @@ sub call
 	if ($answer =~ /(?:ERROR|FATAL|PANIC):  ([0-9A-Z]{5})/)
 	{
 		return if $1 =~ /^(57P|08)/;
-		# not by a fault, but by dlock, as the guard is lost
+		# not by a fault, but by dlock, because the guard is lost
 		$answer = $answer =~ /57014: canceling statement due to loss of lock/ ?
 		  'error 55L01' : "error $1";
 		$self->surely('ROLLBACK') or return if !$call{block};
 	}
 	elsif ($answer =~ /WARNING:  .*wait(?:ing)? for synchronous replication/)
 	{
-		# committed here, and who knows where else
+		# committed here, and perhaps elsewhere
 		return unless $self->is_alive;
 		$answer = 'error 57014';
 	}
 	elsif ($answer =~ /^\s*$/ &&
 		$op =~ /^(?:release_at_commit|guard|write|protect|end_block|set_slots)$/)
 	{
-		# its answer is empty; what counts is whether it came
+		# its answer is empty; only whether it came counts
 		return unless $self->is_alive;
 		$answer = 't';
 	}
@@ -224,7 +224,7 @@ sub percent
 	return rand(100) < $_[0];
 }
 
-# Arguments that every kind of request has, and what they are
+# Arguments of every kind of request, and their values
 sub shape
 {
 	my ($name) = @_;
@@ -243,13 +243,14 @@ sub is_number
 	return defined $_[0] && $_[0] =~ /^\d+$/;
 }
 
-# The argument for the channel of announcements, which may be noted in the call
+# The argument for the channel of announcements, which may be recorded in the
+# call
 sub channel
 {
 	return ", channel => 'history'";
 }
 
-# One call.  False when the session has ended.
+# One call.  False if the session has ended.
 sub step
 {
 	my ($self) = @_;
@@ -319,7 +320,7 @@ sub step
 	return defined $result;
 }
 
-# The seconds after which a lease may run out, or 0 for one that never does
+# The seconds after which a lease may run out, or 0 if it never does
 sub short
 {
 	return percent(25) ? $short_ttl : 0;
@@ -331,7 +332,7 @@ sub delay
 	return 0;
 }
 
-# The lock to ask for, where $name was chosen, with such a lease
+# The lock to request, if $name was chosen, with such a lease
 sub lock_for
 {
 	my ($self, $name, $short) = @_;
@@ -339,7 +340,7 @@ sub lock_for
 	return $name;
 }
 
-# Returns its number, or an error; undefined when the session has ended.
+# Returns its number, or an error; undefined if the session has ended.
 sub open_lease
 {
 	my ($self, $short, $delay) = @_;
@@ -401,7 +402,7 @@ sub ask_for_lease
 	  $kind ne 'enqueue' ? ", timeout => '20 ms'" : $self->channel(\%call);
 	if (percent(30) && $function !~ /ttl/)
 	{
-		# no other client asks with the same
+		# no other client makes the same request
 		$call{owner} = "$self->{client}." . choose(1, 2);
 		$arguments .= ", owner => '$call{owner}'";
 	}
@@ -443,7 +444,7 @@ sub use_session
 	return defined $result;
 }
 
-# Change something that is there, and stays
+# Change a lease or ticket that stays
 sub change
 {
 	my ($self, $lease, $ticket) = @_;
@@ -457,7 +458,7 @@ sub change
 
 	if ($what eq 'ttl')
 	{
-		# that of a ticket's own lease, or of none
+		# that of a single lease, or of none
 		my $id = $ticket && percent(30) ? $ticket : $lease;
 
 		return $id ? $self->change_ttl($id) : 1;
@@ -473,7 +474,7 @@ sub change
 	return $exclusive ? defined $self->downgrade($exclusive, 'lease') : 1;
 }
 
-# As short(), for a lease that is there
+# As short(), for an existing lease
 sub another_short
 {
 	my ($self) = @_;
@@ -481,7 +482,7 @@ sub another_short
 	return $self->short;
 }
 
-# The shorter of the two counts from the moment of asking.
+# The shorter of the two counts from the request on.
 sub change_ttl
 {
 	my ($self, $id) = @_;
@@ -504,7 +505,7 @@ sub change_ttl
 	return defined $result;
 }
 
-# What the view says of it then, too
+# The view's answer about it, too
 sub change_info
 {
 	my ($self, $id, %call) = @_;

@@ -109,7 +109,7 @@ END_OF_SOURCE
 my $dir;
 my ($passed, $order, $pid, $stop_at) = (0, 0, 0, 0);
 
-# Never is a part of it seen.
+# Readers never see a part of it.
 sub set_clock
 {
 	open(my $file, '>', "$dir/clock.new") or die "cannot write: $!";

@@ -76,7 +76,7 @@ sub arguments
 
 	return [
 		qw(gdb -q -batch -nx -ex), 'set pagination off', '-p', $pid,
-		# a cancel is not among all
+		# "all" does not include a cancel
 		map { ('-ex', $_) } 'handle all nostop noprint pass',
 		'handle SIGINT nostop noprint pass', @commands
 	];
@@ -105,7 +105,7 @@ sub debugger_works
 	return call_in($session->{pid}, 'getpid');
 }
 
-# What a session starts next is what is to be stopped.
+# The session's next statement is to be stopped.
 sub pid_of_next
 {
 	my ($session) = @_;
@@ -136,7 +136,7 @@ sub stop_at_last
 		map { ("tbreak *$_", 'continue') } @others);
 }
 
-# At its very beginning, where one function is as good as the other
+# At its very beginning, at any function
 sub fail_in
 {
 	my ($session, $function, $stop) = @_;
@@ -173,7 +173,7 @@ sub commands_in
 	};
 }
 
-# What is called instead raises an error whatever it finds as its argument.
+# The function called instead raises an error for any argument.
 sub raise_in
 {
 	my ($session, $first, @others) = @_;
@@ -184,10 +184,11 @@ sub raise_in
 		'set $pc = &dlock_raise_no_ticket');
 }
 
-# Those whose processes are stopped, or will be, by the files that they wait for
+# The debuggers whose processes are stopped, or will be, by the files that they
+# wait for
 my %waiting;
 
-# Stops at one of the places, and behind these commands.
+# Stops at one of the places, and after these commands.
 sub stop
 {
 	my ($pid, $places, @commands) = @_;
@@ -233,7 +234,7 @@ sub stop
 	};
 }
 
-# A server can only end with all its processes.
+# A server can end only with all its processes.
 END
 {
 	PostgreSQL::Test::Utils::append_to_file($_, '') foreach keys %waiting;

@@ -125,7 +125,7 @@ sub start_clients
 	return Dlock::Load->new($self, $node, $numbers, %options);
 }
 
-# The client of this number, in its own process
+# The client with this number, in its own process
 sub client
 {
 	my ($self, $load, $number) = @_;
@@ -133,7 +133,7 @@ sub client
 	return Dlock::Client->new($self, $load, $number);
 }
 
-# What this client had when its last session ended, as far as is known now
+# The client's tickets and leases when its last session ended, as far as known
 sub belongings
 {
 	my ($self, $client) = @_;
@@ -165,7 +165,7 @@ sub read_calls
 	$self->_learn($load, @$_) foreach sort { $a->[1] <=> $b->[1] }
 	  map { $self->_new_lines($_) } @files;
 	unlink @files if $load->{over} && !$ENV{DLOCK_TEST_HISTORY};
-	# with their sessions their holds are over
+	# their holds have ended with their sessions
 	foreach my $hold (@{ $self->{holds} })
 	{
 		$hold->{end} //= $self->{killed}
@@ -174,7 +174,7 @@ sub read_calls
 	return;
 }
 
-# The lines that were written to a file since this was called last
+# The lines written to a file since the last call
 sub _new_lines
 {
 	my ($self, $file) = @_;
@@ -266,7 +266,7 @@ sub _learn_begin
 	return;
 }
 
-# What a lease has one ticket for, however often it asks
+# A request for which a lease has one ticket, however often it is made
 sub _request
 {
 	my ($call, $name) = @_;
@@ -285,7 +285,7 @@ sub _begin_release
 	return;
 }
 
-# What somebody asks to change
+# A requested change
 sub _changed
 {
 	my ($self, $call) = @_;
@@ -294,8 +294,7 @@ sub _changed
 	  $self->{tickets}{ $call->{ticket} };
 }
 
-# A shorter ttl counts from the moment when somebody asks for it.  Nothing is
-# known of what is no ticket's own lease.
+# A shorter ttl counts from the request on.  Only single leases are known here.
 sub _begin_ttl
 {
 	my ($self, $call) = @_;
@@ -312,7 +311,7 @@ sub _begin_ttl
 	return;
 }
 
-# An exclusive hold is not sure to be one any more.
+# An exclusive hold may have become shared.
 sub _begin_downgrade
 {
 	my ($self, $ticket, $call) = @_;
@@ -337,7 +336,7 @@ sub _mode
 	return $ticket->{lowered} ? 'shared' : $ticket->{mode};
 }
 
-# The lease is sure to be open until then.
+# The time until which the lease is surely open.
 sub _alive_until
 {
 	my ($lease) = @_;
@@ -345,8 +344,8 @@ sub _alive_until
 	return $lease->{short} ? $lease->{alive_until} : $infinity;
 }
 
-# Its locks are sure not to be granted to others until then, unless somebody
-# releases them: a delay begins when the lease has run out.
+# Its locks are surely not granted to others until then, unless they are
+# released: a delay begins when the lease has run out.
 sub closed_until
 {
 	my ($lease) = @_;
@@ -354,7 +353,7 @@ sub closed_until
 	return _alive_until($lease) + $lease->{delay};
 }
 
-# The lease was open when this call was made: for how long is it sure to be?
+# The lease was open at this call: until when is it surely open?
 sub _alive_from
 {
 	my ($self, $lease, $call) = @_;
@@ -364,7 +363,8 @@ sub _alive_from
 	return;
 }
 
-# It was told that it is gone: fine, if it has expired, or was released.
+# The client was told that it is gone: right, if it has expired, or was
+# released.
 sub _gone
 {
 	my ($self, $call, $what, $thing) = @_;
@@ -395,7 +395,7 @@ sub _learn_answer
 	}
 	elsif ($op =~ /^(?:renew|retime)$/ && $result eq 'error 58030')
 	{
-		# standbys do not answer: the lease may be there, or not
+		# standbys do not answer: the lease may exist, or not
 	}
 	elsif ($op eq 'renew')
 	{

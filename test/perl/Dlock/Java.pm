@@ -37,7 +37,7 @@ use PostgreSQL::Test::Utils;
 
 our @EXPORT = qw(find_java add_client add_classes);
 
-# It runs for some seconds; and no more memory than it needs
+# For a run of some seconds, with little memory
 my @quickly = ('-XX:TieredStopAtLevel=1', '-XX:+UseSerialGC', '-Xmx200m');
 
 sub find_java

@@ -112,7 +112,7 @@ sub is_now
 	return is($result, $expected, $test);
 }
 
-# As ps shows it, which need not be installed
+# As shown by ps, which may not be installed
 sub process_state
 {
 	my ($pid) = @_;
@@ -144,7 +144,7 @@ sub continue_process
 	return;
 }
 
-# It may wake up before the signal comes.
+# It may wake before the signal comes.
 sub stop_while
 {
 	my ($session, $pid, $sql) = @_;
@@ -160,7 +160,7 @@ sub stop_while
 	return;
 }
 
-# A server can only end with all its processes.
+# A server can end only with all its processes.
 END
 {
 	kill('CONT', keys %stopped);
@@ -175,7 +175,7 @@ sub hangs
 		  . "WHERE pid = $session->{pid} AND wait_event = 'SyncRep'") eq 't';
 }
 
-# The checkpointer brings it about, some time after the setting.
+# The checkpointer applies it, some time after the setting.
 sub commits_hang
 {
 	my ($node, $hang) = @_;

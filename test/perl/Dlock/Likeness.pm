@@ -60,7 +60,7 @@ sub add_pid
 	return;
 }
 
-# Without what is only layout
+# Without layout
 sub normal
 {
 	my ($line) = @_;
@@ -116,7 +116,7 @@ sub is_like
 		elsif ($r =~ /^\d+$/
 			&& $real[ $i - 1 ] =~ /\breceived from server process with PID $/)
 		{
-			# a worker or a sender, and each can be another one
+			# a worker or a sender, which can be another one each time
 			return 0 unless $s =~ /^\d+$/;
 		}
 		elsif ($r =~ /^\d+$/
@@ -151,7 +151,7 @@ sub is_like
 	return 1;
 }
 
-# What stands on the page, as it has to be said here
+# The page's text, with the run's numbers
 sub to_real
 {
 	my ($self, $text) = @_;

@@ -89,7 +89,7 @@ sub new
 	return $self;
 }
 
-# Read which clients were answered: each byte is one.  False when all of them
+# Read which clients were answered: each byte is one.  False if all of them
 # have ended.
 sub _count
 {
@@ -117,7 +117,7 @@ sub await
 	return;
 }
 
-# Who has not got so many answers since they were counted from 0 on?
+# Clients with fewer answers since the count began at 0
 sub _unanswered
 {
 	my ($self, $count) = @_;

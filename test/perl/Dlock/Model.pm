@@ -35,8 +35,8 @@ sub new_session
 {
 	my ($self, $s) = @_;
 
-	# Marks are what ends with a subtransaction: transaction-scoped acquires,
-	# and releases that wait for the commit.
+	# Marks end with a subtransaction: transaction-scoped acquires, and
+	# releases that wait for the commit.
 	$self->{sessions}{$s} = {
 		tickets => [],
 		marks => [],
@@ -80,7 +80,7 @@ sub leave
 	return;
 }
 
-# Those at the head of the queue come in for as long as they fit.
+# Grants to the head of the queue as long as it fits.
 sub grant
 {
 	my ($self, $lock) = @_;
@@ -105,7 +105,7 @@ sub level
 	return 1 + $session->{savepoints};
 }
 
-# End a ticket that nobody asks for any more.
+# End a ticket that no request uses any more.
 sub settle
 {
 	my ($self, $ticket) = @_;
@@ -253,11 +253,9 @@ sub release_savepoint
 }
 
 #
-# Acquiring
-#
 # A request has {names}, {scope}, {mode}, {slots} (0: none), {permits}, {all},
-# and one of {nowait}, {timeout} or neither; {try} tells that NULL comes
-# instead of an error.
+# and one of {nowait}, {timeout} or neither; with {try}, NULL replaces an
+# error.
 #
 sub acquire
 {
@@ -296,7 +294,7 @@ sub acquire_and_raise
 		});
 }
 
-# Go on with a request, whose ticket may just have been granted.
+# Continue a request, whose ticket may just have been granted.
 sub go_on
 {
 	my ($self, $s, $ticket) = @_;
@@ -335,7 +333,7 @@ sub go_on
 	return $self->succeed($s, 'number', map { $taken{$_} } @{ $request->{names} });
 }
 
-# Give back what a request has taken, and its place in the queue.
+# Release a request's tickets, and its place in the queue.
 sub give_up
 {
 	my ($self, $session) = @_;
@@ -375,7 +373,7 @@ sub outlook
 	return 'free' if !@{ $lock->{queue} } && fits($lock, $mode, $permits);
 	return '55P03' if $request->{nowait};
 
-	# It would wait for itself where its own permits are in its way.
+	# It would wait for itself if its own permits are in its way.
 	$permits += $_->{permits} foreach @own;
 	return '40P01' if @own && $permits > $lock->{slots};
 	return $request->{timeout} ? '55P03' : 'wait';
@@ -560,8 +558,8 @@ sub holds
 	  @{ $self->{sessions}{$s}{tickets} };
 }
 
-# Would this request close a cycle?  Whoever holds one of its locks or waits
-# for it counts as being in its way, which errs on the safe side.
+# Would this request close a cycle?  Each holder of its locks, and each waiter
+# for them, counts as in its way, which is the safe side.
 sub closes_cycle
 {
 	my ($self, $s, %request) = @_;
@@ -577,7 +575,7 @@ sub closes_cycle
 		push @to_visit, map { $self->in_the_way($_) } @{ $request->{left} };
 	}
 
-	# Its own tickets are in its way only by way of others.
+	# Its own tickets are in its way only through others.
 	return grep { $self->waits_behind($_, $s) } grep { $_ ne $s } keys %seen;
 }
 
@@ -598,7 +596,7 @@ sub in_the_way
 	return map { $_->{session} } @{ $lock->{holders} }, @{ $lock->{queue} };
 }
 
-# Those who keep a waiter waiting
+# The sessions that block a waiter
 sub blockers
 {
 	my ($self, $ticket) = @_;

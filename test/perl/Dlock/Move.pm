@@ -144,7 +144,7 @@ sub check
 	return @{ $self->{problems} };
 }
 
-# Whoever has begun after the answer to another has got a greater version.
+# A bump that began after the answer to another has a greater version.
 sub _check_versions
 {
 	my ($self) = @_;
@@ -238,17 +238,17 @@ sub connect
 	return 0;
 }
 
-# The answer; undefined where the session has ended
+# The answer; undefined if the session has ended
 sub ask
 {
 	my ($self, $sql) = @_;
-	# psql ends where the session has
+	# psql ends with the session
 	my $answer = '' . $self->{session}->query("$sql;\n\\echo answered\n");
 
 	return $answer =~ s/\n?answered\z// ? $answer : undef;
 }
 
-# The number that the call gives; undefined where there is none
+# The number that the call returns; undefined if there is none
 sub ask_for_number
 {
 	my ($self, $sql) = @_;
@@ -259,7 +259,7 @@ sub ask_for_number
 	return;
 }
 
-# Guarded, into a row that compares fences.  False where that was refused.
+# A guarded write into a row that compares fences.  False if it was refused.
 sub write
 {
 	my ($self, $fence) = @_;
@@ -291,8 +291,8 @@ sub odd
 	return;
 }
 
-# Writes with the lock that it has, and lets go of it; and notes until when it held
-# it.  Returns whether the session is still there.
+# Writes with its lock, releases it, and notes until when it held it.  Returns
+# whether the session is still there.
 sub use_lock
 {
 	my ($self, $fence, $end) = @_;
@@ -347,7 +347,7 @@ sub step_transaction
 	return defined $end;
 }
 
-# From any connection, for as long as it may
+# From any connection, as long as the lease may live
 sub step_lease
 {
 	my ($self) = @_;
@@ -360,7 +360,7 @@ sub step_lease
 	my $deadline = $asked + $ttl;
 	my $until;
 
-	# it may have waited for longer: the ttl is sure from a renewal on
+	# it may have waited longer: the ttl is sure from a renewal on
 	for (my $i = 0; !defined $until; $i++)
 	{
 		my $begin = now();
@@ -422,7 +422,7 @@ sub step_ticket
 	return $self->use_lock($ticket, "SELECT dlock_release_ticket($ticket)");
 }
 
-# Without an answer, it may have been bumped.
+# Without an answer, the version may have been bumped.
 sub step_version
 {
 	my ($self) = @_;

@@ -96,7 +96,7 @@ sub place
 	return (grep { ($self->node($_) // 0) == $node } 0 .. 2)[0];
 }
 
-# The address that a place has on its link to another one
+# A place's address on its link to another one
 sub _address
 {
 	my ($place, $other) = @_;
@@ -125,7 +125,7 @@ sub start
 	return $started;
 }
 
-# Whom a standby follows: the server at a place, or nobody
+# The server that a standby follows, by its place, or none
 sub _follow
 {
 	my ($self, $place, $upstream) = @_;

@@ -48,7 +48,7 @@ my $name = qr/[a-z][a-z0-9_]*/;
 my $prompt = qr/^($name)=[*!]?[>#] ?(.*)$/;
 my $inside = qr/[-('"\$*^]/;
 
-# What is to be done with the next block
+# The use of the next block
 my $directive = qr/^(?|(run[ ]as)[ ]($name) | (run[ ]with[ ]bash)() |
 	(file)[ ](\S+) | (config)() | (server[ ]log)() | (not[ ]run:)[ ](\S.*))$/x;
 
@@ -206,8 +206,8 @@ sub parse_shell
 	return @steps;
 }
 
-# event($page, $line, $text): the step that a directive or a line of a transcript
-# stands for
+# event($page, $line, $text): the step for a directive or a line of a
+# transcript
 sub event
 {
 	my ($page, $line, $text) = @_;
@@ -250,7 +250,7 @@ sub write_page
 		my @blank;
 
 		while (@old && $old[-1] !~ /\S/) { unshift @blank, pop @old; }
-		# a result stands out from the next prompt
+		# a result is separated from the next prompt
 		@blank = ('')
 		  if !@blank
 		  && @{ $step->{real} } > 1
@@ -259,7 +259,7 @@ sub write_page
 		  @{ $step->{real} }, @blank;
 	}
 	open my $out, '>', $file or die "$file: $!\n";
-	# what was typed has to go with what was printed
+	# the typed text must match the output
 	print $out join "\n", map {
 		/$prompt/ || /^\s*<!-- docs: until/ ? $like->to_real($_) : $_
 	} @lines;

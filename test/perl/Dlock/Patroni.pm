@@ -8,9 +8,9 @@ own, with a member of etcd each
 
 =head1 DESCRIPTION
 
-test/ha/run makes four network namespaces, and removes them at the end: PREFIX-1
-to PREFIX-3, one for each member, and PREFIX-0 with a bridge between them, where
-the test and its clients are, and which reaches all of them at any time.
+test/ha/run makes four network namespaces, and removes them at the end:
+PREFIX-1 to PREFIX-3, one for each member, and PREFIX-0 with a bridge between
+them.  The test and its clients run there, and reach all members at any time.
 
 A link between two members is cut in one direction as in Dlock::Network.
 
@@ -20,55 +20,54 @@ A link between two members is cut in one direction as in Dlock::Network.
 
 =item Dlock::Patroni->new($prefix, $dir, %options)
 
-Starts it all.  The data is below the directory $dir: of member 1, in "$dir/1".
-With asynchronous => 1 no standby is waited for; with lax => 1, not while there is
-none that Patroni has named (synchronous_mode_strict is off).  With dcs => 'etcd'
-Patroni uses the second version of etcd's interface, and with 'etcd3' the third; by
-default the third, if it can be used.  With haproxy => its program, that runs before
-them.  With bin and lib => where programs and libraries are below "$dir/1/server",
-each member has a server of its own there.
+Starts all members.  Their data is below the directory $dir: of member 1, in
+"$dir/1".  With asynchronous => 1, commits wait for no standby; with lax => 1,
+not while Patroni has named none (synchronous_mode_strict is off).  With dcs =>
+'etcd' Patroni uses version 2 of etcd's interface, and with 'etcd3' version 3,
+which is the default if it can be used.  With haproxy => its program, that runs
+before them.  With bin and lib => directories of programs and libraries below
+"$dir/1/server", each member has its own server there.
 
-With clocks => so many seconds, the members' clocks differ by up to that; it
-needs faketime => the library.
+With clocks => seconds, the members' clocks differ by up to that; it needs
+faketime => the library.
 
 =item $patroni->node($place)
 
-A member as a PostgreSQL::Test::Cluster, though it is Patroni that starts and
-stops it.
+A member as a PostgreSQL::Test::Cluster, though Patroni starts and stops it.
 
 =item $patroni->service
 
-All of them as one: the connection string has three hosts, of which one takes
+All of them as one: the connection string has three hosts, one of which takes
 writes.
 
 =item $patroni->proxy
 
-The same through HAProxy; undef if it is not there.
+The same through HAProxy; undef if that is not installed.
 
 =item $patroni->leader
 
-The place of the primary that has the leader's key; undef while there is none.
+The place of the primary with the leader's key; undef while there is none.
 
 =item $patroni->await_leader(%options)
 
-Waits until there is one that takes writes; with not => $place, another than
-that one.  With meanwhile => $sub, calls that all the time.
+Waits until one takes writes; with not => $place, one at another place.  With
+meanwhile => $sub, calls that meanwhile.
 
 =item $patroni->await_whole
 
-Waits until all three members stream, and one is synchronous if it is to be.
+Waits until all three members stream, and one is synchronous if it must be.
 
 =item $patroni->request($place, $method, $path, $content, $timeout)
 
-Asks the REST API there; returns the answer as HTTP::Tiny has it.
+Calls the REST API there; returns the answer as HTTP::Tiny has it.
 
 =item $patroni->processes($place, $what)
 
-The ids of "postgres" there, of "patroni", or of "etcd".
+The process ids of "postgres", "patroni" or "etcd" there.
 
 =item $patroni->processes_of($place, $title)
 
-Of the server there, those with such a title.
+The server's processes there with this title.
 
 =item $patroni->kill($signal, $place, @what)
 
@@ -78,24 +77,24 @@ Starts "patroni" or "etcd" there, if it does not run.
 
 =item $patroni->cut($from, $to), cut_etcd($from, $to), heal_all
 
-What is sent from one member to the other, or to the other's etcd alone, is lost.
+Packets from one member to the other, or to the other's etcd alone, are lost.
 
 =item $patroni->exchange($place, $library)
 
-That file is dlock's library there from the next start of the server on.
+Makes that file dlock's library there from the next start of the server on.
 
 =item $patroni->rewound
 
-How often pg_rewind was run.
+The number of runs of pg_rewind.
 
 =item Dlock::Patroni::await($what, $sub)
 
-Waits until the sub returns true, and dies if it takes too long.
+Waits until the sub returns true, and dies if that takes too long.
 
 =item $patroni->promoted($place)
 
-When that server ceased to receive, before it was promoted the last time: the
-time by Dlock::History.
+The time by Dlock::History when that server stopped receiving, before its last
+promotion.
 
 =back
 

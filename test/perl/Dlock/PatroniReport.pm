@@ -7,7 +7,7 @@ Dlock::PatroniReport - how long there was no service, and what was kept
 
 =head1 DESCRIPTION
 
-Starts test/ha/clients.py, and notes when faults were.
+Starts test/ha/clients.py, and notes the times of faults.
 
 =head1 METHODS
 
@@ -15,9 +15,9 @@ Starts test/ha/clients.py, and notes when faults were.
 
 =item Dlock::PatroniReport->new($dir, $asynchronous, $path => $connstr, ...)
 
-Clients take the paths with these connection strings in turn.  Without synchronous
-standbys, leases of two servers side by side are told of, and count as nothing
-wrong.
+Clients use the paths with these connection strings in turn.  Without
+synchronous standbys, leases of two servers side by side are reported, and are
+no failure.
 
 =item $report->round_begins($name, $beside), fault_begins, fault_ends($is_another), round_ends
 
@@ -27,16 +27,16 @@ Notes for the report.
 
 =item $report->event($what, $time)
 
-Something that is to be seen in the round's time line, now or at that time.  That
-is in clients/round_NUMBER, for docs/pictures/draw.
+An event for the round's time line, now or at that time.  The time line is in
+clients/round_NUMBER, for docs/pictures/draw.
 
 =item $report->last_round
 
-What is to be said of it.
+The report of the last round.
 
 =item $report->finish($patroni)
 
-Ends the clients, and returns how much was wrong.
+Ends the clients, and returns the number of failures.
 
 =item $report->lines
 

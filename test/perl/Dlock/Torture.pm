@@ -7,39 +7,39 @@ Dlock::Torture - Dlock::Checker's rules, for clients that are hurt
 
 =head1 DESCRIPTION
 
-The clients are those of Dlock::TortureClient, whose sessions also end before the
-server does, and whose calls are cancelled.  Added to the rules:
+The clients are those of Dlock::TortureClient.  Their sessions also end before
+the server does, and their calls are canceled.  Additional rules:
 
 =over
 
 =item *
 
-Who is told that he waits, or holds an exclusive lock, is not behind one who
-has been told before that he holds with a greater ticket.
+A client that is told that it waits, or holds an exclusive lock, is not behind
+one that was told before that it holds with a greater ticket.
 
 =item *
 
-A guarded write is never visible after one with a greater fence, and what was
-committed durably is there.
+A guarded write is never visible after one with a greater fence, and durably
+committed ones are there.
 
 =item *
 
-What was granted to a session that listens is announced to it, once it is
-known to hold, unless it is released or the session ends before.
+Each grant to a session that listens is announced to it, once it is known to
+hold, unless it is released or the session ends before.
 
 =item *
 
-While standbys count for a lease, nothing is known of how long it lives.  What a
-primary that was cut off from them may say of it then, see Dlock::Split.
+While standbys count for a lease, its remaining life is unknown.  For the
+answers of a primary that was cut off from them, see Dlock::Split.
 
 =item *
 
-A view of the locks, at any time, shows holders that may hold together, and
+At any time, a view of the locks shows holders that may hold together, and
 waiters in the order of their tickets behind them.
 
 =item *
 
-Each client gets an answer again, once all stopped processes go on.
+Each client gets an answer again, once all stopped processes continue.
 
 =back
 
@@ -68,10 +68,10 @@ Beside those of a Dlock::Checker, which this is:
 
 =item Dlock::Torture->new($seed, $clients)
 
-What is in the object to be changed: {levels}, which clients choose their
-synchronous_commit from, {shorts}, the seconds after which leases run out,
-{apart}, whether leases that do not have locks of their own, and {quorum},
-whether standbys count for leases.
+Fields that can be changed: {levels}, from which clients choose their
+synchronous_commit; {shorts}, the seconds after which leases run out; {apart},
+whether these have locks of their own; and {quorum}, whether standbys count for
+leases.
 
 =cut
 
@@ -104,7 +104,7 @@ sub client
 
 =item Dlock::Torture::prepare($node)
 
-Makes the table of the guarded writes.
+Creates the table of the guarded writes.
 
 =cut
 
@@ -123,11 +123,10 @@ sub prepare
 
 =item $history->torture($node, $hurt, $end, %options)
 
-Runs the clients.  Calls the sub $hurt again and again, with the number of
-calls that were answered so far, until it returns false.  Then, once each
-client has got an answer once more, calls the sub $end, which has to end their
-sessions.  Takes the same option "off" as load().  Returns the number of
-answers.
+Runs the clients.  Calls the sub $hurt repeatedly, with the number of answered
+calls so far, until it returns false.  Then, once each client has another
+answer, calls the sub $end, which must end their sessions.  The option "off" is
+that of load().  Returns the number of answers.
 
 =cut
 
@@ -146,7 +145,7 @@ sub torture
 
 =item $history->look($session)
 
-Are holders and queues as they must be, now?
+Are holders and queues right now as they must be?
 
 =cut
 
@@ -219,18 +218,18 @@ sub _look_at_heads
 =item $history->cut_off($load)
 
 The primary of this load is about to be cut off from its standbys, for good.
-Returns once each client has something that standbys count for.
+Returns once each client has a lease or ticket for which standbys count.
 
 =item $history->fail_over($load)
 
-Now none of them receives anything any more, and one is about to be promoted.
-What the clients are told by the old primary after this is not what happened,
-but is held against it by check_old().
+Now no standby receives from it, and one is about to be promoted.  Later
+answers of the old primary do not count in the history, but check_old() checks
+them.
 
 =item $history->check_old
 
-After the end of both loads: was what the old primary has said beside the new
-one true?
+After the end of both loads: were the old primary's answers beside the new one
+right?
 
 =cut
 
@@ -562,7 +561,7 @@ sub _hold
 
 =item $history->check_round
 
-Looks through the calls of the round.
+Checks the calls of the round.
 
 =cut
 

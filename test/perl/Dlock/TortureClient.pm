@@ -8,24 +8,24 @@ Dlock::TortureClient - a client of dlock that is hurt, and goes on
 =head1 DESCRIPTION
 
 A Dlock::Client's session lives until the server dies.  Here sessions also end
-before, and calls are cancelled.  A client that has lost its session waits until
-its backend is gone, connects again, and looks up what became of the call that
-it has had no answer to.  It puts down until when the session was there, for
-sure: when the last call began that was answered.
+before, and calls are canceled.  A client that has lost its session waits until
+its backend is gone, connects again, and finds out the result of its unanswered
+call.  It writes down until when the session was there for sure: when its last
+answered call began.
 
 	lost  time  client  that time
 
-In addition to what they do there, clients hold locks for whole transactions,
-wait without a timeout, and so in deadlocks at times, queue up in session scope,
-make guarded writes, release tickets of others by force, and listen for their
-grants, for others who want what they hold, and for what becomes of locks that
-they watch.  They make exclusive holds shared ones, and ask again for what they
-hold.  One of them sets how many permits semaphores have, but where servers are
-cut off from each other.  Leases that may run out have a delay at times.
+Beyond the calls there, clients hold locks for whole transactions, wait without
+a timeout, and so in deadlocks at times, enqueue in session scope, make guarded
+writes, release tickets of others by force, and listen for their grants, for
+waiters for their locks, and for changes of locks that they watch.  They
+downgrade exclusive holds, and repeat requests for held locks.  One of them
+sets how many permits semaphores have, except if servers are cut off from each
+other.  Leases that may run out have a delay at times.
 
-The test says by files what a client has to do: "stop.ROUND", or
-"stop.ROUND.CLIENT", to end; and "stop.ROUND.alone", when its server is cut off
-from its standbys, to see what that server still grants.
+The test directs clients by files: "stop.ROUND", or "stop.ROUND.CLIENT", to
+end; and "stop.ROUND.alone", when their server is cut off from its standbys, to
+find out what it still grants.
 
 =cut
 

@@ -7,14 +7,14 @@ Dlock::Worker - the worker of dlock, found and stopped by TAP tests
 
 =head1 DESCRIPTION
 
-What depends on the worker is tested by stopping it: SIGSTOP is a point in its
-work, between two others, that lasts for as long as the test wants.
+Tests stop the worker: SIGSTOP extends a point in its work for as long as the
+test needs.
 
 =over
 
 =item worker($session)
 
-The process id of the worker of the session's database, as soon as it has one.
+The process id of the worker of the session's database, once there is one.
 
 =item no_worker($session)
 
@@ -22,42 +22,44 @@ Waits until there is none.
 
 =item freeze($session)
 
-Stops the worker while it sleeps, and returns its process id.  In its own wait,
-it holds nothing that others need.
+Stops the worker while it sleeps, and returns its process id.  It then holds
+nothing that others need.
 
 =item thaw($pid)
 
-Lets it go on.  Whatever is still stopped at the end of the test goes on then.
+Lets it continue.  All that is still stopped at the end of the test continues
+then.
 
 =item stop_at_rows($session, $events, $committed)
 
-From now on, stop_worker($session, $sub) has the worker stop at the next row that
-it writes or removes, which the sub brings about, and returns its process id, which
-the sub is given, when it has stopped; worker_goes_on($session) lets it go on.
-The events are those of a trigger: "INSERT OR DELETE".  With the last argument, a
-single one, and the worker stops when it has committed that row, and has told
-nobody.  This needs a debugger, see debugger_works(), which halts the process: it
-takes note of signals when it goes on.
+From now on, stop_worker($session, $sub) stops the worker at the next row that
+it writes or removes, which the sub causes.  Returns the worker's process id,
+which the sub gets, when it has stopped; worker_goes_on($session) lets it
+continue.  The events are those of a trigger: "INSERT OR DELETE".  With the
+last argument, there is a single one, and the worker stops after it has
+committed that row, before it has told any process.  This needs a debugger, see
+debugger_works(), which halts the process: it handles signals when it
+continues.
 
 =item worker_dies($session)
 
-The worker that has stopped dies at that row, of an error that nothing can catch.
-The next one, which comes by itself, is held up before it has begun, until
+The stopped worker dies at that row, of an error that cannot be caught.  The
+next one, which starts by itself, is stopped before it has begun, until
 worker_goes_on($session).  The server must have no autovacuum.
 
 =item next_worker_stops($session)
 
-After that: the next worker begins, and stops at a row in its turn.  Returns
-for how many seconds it has worked until then.  Nobody else may have asked for a
-worker meanwhile, as a session does that waits for one, or calls dlock.
+After that: the next worker begins, and stops at a row, too.  Returns for how
+many seconds it has worked until then.  No other session may have asked for a
+worker meanwhile, by waiting for one or calling dlock.
 
 =item worker_is_lost($session)
 
-The worker that has stopped dies as above, and nobody is held up.
+The stopped worker dies as above, and the next one is not stopped.
 
 =item come_and_go($session)
 
-So many tickets that the worker vacuums their table, in time, come and go; they
+Acquires and releases so many tickets that the worker vacuums their table; they
 are gone when this returns.
 
 =item others_go_on($session, $what)
@@ -66,7 +68,7 @@ Tests session and transaction scope, on a name of their own.
 
 =item is_free($session, $name)
 
-Is the name free, so that session scope gets it at once?
+Is the name free, so that session scope acquires it at once?
 
 =back
 
