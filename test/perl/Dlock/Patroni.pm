@@ -145,7 +145,7 @@ sub new
 	$self->_start_proxy if $self->{haproxy};
 	$self->start($_, 'etcd') foreach @places;
 	await('etcd has a leader', sub { defined $self->etcd_leader });
-	# the first is to be the one that makes the cluster
+	# the first must create the cluster
 	$self->start(1, 'patroni');
 	$self->await_leader;
 	$self->start($_, 'patroni') foreach 2, 3;
@@ -153,7 +153,8 @@ sub new
 	return $self;
 }
 
-# As poll(), but by the clock: to ask who does not answer takes seconds.
+# As poll(), but by the clock: a request to a member that does not answer takes
+# seconds.
 sub await
 {
 	my ($what, $sub) = @_;
@@ -172,7 +173,7 @@ sub address
 	return "10.0.0.$place";
 }
 
-# etcd has one of its own, so that it can be cut off alone.
+# etcd has its own address, so that it can be cut off alone.
 sub etcd_address
 {
 	my ($place) = @_;
@@ -180,7 +181,7 @@ sub etcd_address
 	return "10.0.0.1$place";
 }
 
-# Patroni before 3.0.3 takes the leader's key away from a new primary with etcd3,
+# With etcd3, Patroni before 3.0.3 takes the leader's key from a new primary
 # when the old one is back in the network.
 sub default_dcs
 {
@@ -208,7 +209,7 @@ sub _write_config
 		DIR => $dir,
 		USER => scalar getpwuid($<),
 		DCS => $self->{dcs},
-		# a second of load is to be lost, and not to keep anybody from that
+		# a lost second of load must not keep a member from being elected
 		LAG => $self->{asynchronous} ? 64 * 1024**2 : 1024**2,
 		SYNCHRONOUS => $self->{asynchronous} ? 'false' : 'true',
 		STRICT => $self->{lax} || $self->{asynchronous} ? 'false' : 'true');
@@ -237,7 +238,7 @@ my %commands = (
 			'--initial-cluster', join(',',
 				map { "member$_=http://" . etcd_address($_) . ':2380' } @places),
 			'--heartbeat-interval', '200', '--election-timeout', '1500',
-			# as from 3.5 on: who comes back does not call an election
+			# as from 3.5 on: a returning member does not call an election
 			'--pre-vote', '--enable-v2');
 	},
 	patroni => sub {
@@ -246,7 +247,7 @@ my %commands = (
 		return ('patroni', "$self->{dir}/$place/patroni.yml");
 	});
 
-# How wrong the clock of a member is: of 3 s that clocks may differ, 0, -1.5, 1.5
+# The error of a member's clock: if clocks may differ by 3 s, 0, -1.5, 1.5
 sub _offset
 {
 	my ($self, $place) = @_;
@@ -254,8 +255,8 @@ sub _offset
 	return ($self->{clocks} || 0) * (0, 0, -0.5, 0.5)[$place];
 }
 
-# The server there, and not Patroni, has another clock; only CLOCK_REALTIME: the
-# monotonic clock is monotonic.
+# The server there, and not Patroni, has another clock, and only
+# CLOCK_REALTIME: the monotonic clock stays monotonic.
 sub _set_clock
 {
 	my ($self, $place) = @_;
@@ -316,7 +317,7 @@ sub processes
 	} or return;
 	my $dir = $self->node($place)->data_dir;
 
-	# the file may be an old one, and the number another's now
+	# the file may be old, and its pid another process's
 	return
 	  unless (eval { slurp_file("/proc/$postmaster/cmdline") } // '') =~ /\Q$dir\E/;
 	return ($postmaster,
@@ -340,14 +341,14 @@ sub kill
 	{
 		my @pids = $self->processes($place, $what);
 
-		# the postmaster, which stands first, makes no more children then
+		# the postmaster, which comes first, starts no more children then
 		CORE::kill('STOP', $pids[0]) if @pids && $signal eq 'KILL';
 		CORE::kill($signal, reverse $self->processes($place, $what));
 	}
 	return;
 }
 
-# Here, where the clients are, and not at a member
+# In the network of the clients, not of a member
 sub _start_proxy
 {
 	my ($self) = @_;
@@ -371,7 +372,8 @@ sub exchange
 	my ($self, $place, $library) = @_;
 	my $old = "$self->{dir}/$place/server/$self->{lib}/dlock.so";
 
-	# in its place at once, as packages do it: who has the old one keeps it
+	# replaced at once, as by packages: a process that has opened the old one
+	# keeps it
 	system('cp', $library, "$old.new") == 0 or die 'cp failed';
 	rename("$old.new", $old) or die "rename: $!";
 	return;
@@ -390,7 +392,7 @@ sub stop_all
 }
 
 #
-# What members say
+# Answers of members
 #
 
 sub request
@@ -434,13 +436,13 @@ sub await_leader
 	return $leader;
 }
 
-# The answer to a question, or an error
+# The answer to a request, or an error
 sub asks
 {
 	my ($self, $place, $sql) = @_;
 	my ($out, $err) = ('', '');
 
-	# a server that is stopped gives none
+	# a stopped server gives none
 	eval {
 		$self->node($place)->psql('postgres', $sql, stdout => \$out,
 			stderr => \$err, timeout => 5);
@@ -593,11 +595,11 @@ sub new
 	return bless $self, $class;
 }
 
-# which may be on a small disk
+# the data may be on a small disk
 sub data_dir { return "$_[0]{_dlock_dir}/disk/data"; }
 sub logfile { return "$_[0]{_dlock_dir}/log/patroni"; }
 
-# a standby is not what is meant, unless it is asked for
+# not a standby, unless requested
 sub connstr
 {
 	my ($self, $dbname) = @_;

@@ -100,7 +100,7 @@ sub run
 	return;
 }
 
-# One answer for each, from now on
+# One answer for each client, from now on
 sub _await_one
 {
 	my ($self, $is_there) = @_;

@@ -92,7 +92,7 @@ sub new
 	return $self;
 }
 
-# Of calls: scope and path
+# Scope and path of calls
 sub _kinds
 {
 	my ($self) = @_;
@@ -158,8 +158,8 @@ sub event
 	return;
 }
 
-# From 3 seconds before the fault until the end: what happened, when calls of each
-# kind were answered without a gap, and who held what by a lease
+# From 3 seconds before the fault until the end: events, times of calls of each
+# kind without a gap, and the holders by leases
 sub _write_times
 {
 	my ($self, $round) = @_;
@@ -209,8 +209,8 @@ sub _write_times
 	return;
 }
 
-# The longest time between two calls of that kind that have succeeded, the second
-# of them in that round
+# The longest time between two successful calls of that kind, the second of
+# them in that round
 sub _without
 {
 	my ($self, $kind, $round) = @_;
@@ -249,7 +249,7 @@ sub _percentile
 	return $values[ POSIX::ceil($percent / 100 * @values) - 1 ];
 }
 
-# What happened to holders, as they have written it
+# The holders' lines about their locks
 sub _read_holders
 {
 	my ($self) = @_;
@@ -266,7 +266,7 @@ sub _read_holders
 	return sort { $a->{time} <=> $b->{time} } @lines;
 }
 
-# The round that something belongs to: a lease is lost up to its ttl later.
+# The round of an event: a lease is lost up to its ttl later.
 sub _round_of
 {
 	my ($self, $time) = @_;
@@ -277,7 +277,7 @@ sub _round_of
 	return $round;
 }
 
-# Who held when a round began, and what became of that
+# The holders at the begin of a round, and their fates
 sub _count_kept
 {
 	my ($self, @holders) = @_;
@@ -296,7 +296,7 @@ sub _count_kept
 	return;
 }
 
-# Why a lease was lost; undef where it need not have been
+# Why a lease was lost; undef if that was avoidable
 sub _reason
 {
 	my ($self, $round, $number) = @_;
@@ -305,7 +305,7 @@ sub _reason
 
 	# by its ttl, less a third and a margin
 	return sprintf('no service for %.1f s', $longest) if $longest > 0.6 * $ttl;
-	# which still takes writes, and stands first among the hosts
+	# which still takes writes, and is first among the hosts
 	return 'its client came back to the old primary'
 	  if $round->{beside} && $path eq 'hosts';
 	return 'it, or its last change, was not on the new primary'
@@ -411,7 +411,7 @@ sub _lines_of_leases
 	return @lines;
 }
 
-# Calls of all kinds that were answered, and those that failed
+# Answered calls of all kinds, and failed ones
 sub _operations
 {
 	my ($self) = @_;

@@ -67,7 +67,7 @@ sub works
 	return eval { run_command($command); $? == 0 };
 }
 
-# What is skipped is not seen where tests pass.
+# A skipped test is not seen if all tests pass.
 sub not_installed
 {
 	my ($what) = @_;

@@ -46,7 +46,7 @@ use Test::More;
 
 our @EXPORT = qw(run_scenarios start_servers);
 
-# The wall clock of a client, ahead of the true one, or behind it
+# The wall clock of a client, ahead of the true one, or behind
 my $clock_source = <<'END_OF_SOURCE';
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -116,7 +116,7 @@ my $dir;
 my ($main, $other, $standby, $admin);
 my @frozen;
 
-# The client is to reach it over TCP, which some languages have alone.
+# Clients reach it over TCP, which some languages have alone.
 my $conf = "listen_addresses = '127.0.0.1'\ndeadlock_timeout = '10ms'\n";
 
 sub address
@@ -180,7 +180,7 @@ sub set_clock
 	return;
 }
 
-# As in Dlock::Clock, but for a client, and the other clock: what goes before its
+# As in Dlock::Clock, but for a client, and the other clock: the prefix of its
 # command
 sub with_our_clock
 {
@@ -207,14 +207,14 @@ sub processes_of
 
 my %orders = (
 	stop => sub {
-		# where it has no lock that a new connection needs
+		# while it has no lock that a new connection needs
 		stop_while($admin, $_[0],
 			"SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $_[0]");
 	},
 	continue => \&continue_process,
 	clock => \&set_clock,
 	freeze => sub {
-		# the postmaster first, so that no more come
+		# the postmaster first, so that it starts no more
 		stop_process($main->{_pid});
 		@frozen = processes_of($main);
 		stop_process($_) foreach @frozen[ 1 .. $#frozen ];
@@ -259,7 +259,7 @@ sub rows
 	return slurp_file($file) =~ /^### (\w+)$/mg;
 }
 
-# Runs it to its end, and returns what it printed, without the orders.
+# Runs it to its end, and returns its output, without the orders.
 sub run_obeying
 {
 	my (@command) = @_;
@@ -305,7 +305,7 @@ sub run_scenarios
 	my (%result, @diagnosis);
 
 	start_servers() unless $main;
-	# it is to say by itself what its connections are for
+	# its connections must name their purpose themselves
 	delete local $ENV{PGAPPNAME};
 
 	my ($status, @lines) = run_obeying(with_our_clock(), @command, @chosen);

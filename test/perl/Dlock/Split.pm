@@ -85,7 +85,7 @@ sub found
 	return if $self->{there};
 	$self->{there} = $there;
 
-	# What was lost there has not been, and has numbers of its own.
+	# Lost changes do not count, and have numbers of their own.
 	foreach my $number (keys %{ $history->{tickets} })
 	{
 		my $told = $history->{tickets}{$number}{told};
@@ -141,7 +141,7 @@ sub check
 				($row ? !$held && $op =~ /acquire|wait/ :
 					!$ticket && !$history->{leases}{$number}))
 			{
-				# what was told before is compared in Dlock::Checker
+				# Dlock::Checker checks earlier answers
 				$history->problem("$call->{id}: $op gave $number, which the new "
 					  . 'primary has ' . ($row ? 'waiting' : 'not'));
 			}
@@ -151,7 +151,7 @@ sub check
 	return;
 }
 
-# Standbys that count for it have to know of that before.
+# Standbys that count for it must have that before.
 sub _check_retimed
 {
 	my ($self, $call, $lease) = @_;
@@ -164,9 +164,8 @@ sub _check_retimed
 	return;
 }
 
-# For how long a lease may live there after standbys were heard of, by the ttl that
-# it was known to have before, or one that it was given then, though the answer
-# came later.
+# How long a lease may live there after a standby's last answer, by the ttl
+# known before, or one that it was given then, though the answer came later.
 sub _honoured_for
 {
 	my ($self, $lease) = @_;
@@ -182,7 +181,7 @@ sub _honoured_for
 	return 1.25 * $longest;
 }
 
-# The old primary has said that it honours the lease, and the ticket.
+# The old primary has answered that it honours the lease, and the ticket.
 sub _check_honoured
 {
 	my ($self, $call, $lease, $ticket) = @_;

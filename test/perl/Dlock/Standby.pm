@@ -65,7 +65,7 @@ sub count_on
 		q{SELECT count(*) = 1 FROM pg_stat_replication
 			WHERE sync_state = 'sync'})
 	  or die "$name is not synchronous";
-	# commits go by what the checkpointer has read, which may do so later
+	# commits use the setting as the checkpointer has read it, perhaps later
 	$primary->safe_psql('postgres', 'CHECKPOINT');
 	return;
 }

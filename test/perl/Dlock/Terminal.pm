@@ -45,7 +45,7 @@ package Dlock::Terminal;
 use strict;
 use warnings FATAL => 'all';
 
-# of which it has how answers are read
+# which has the reading of answers
 use parent -norequire, 'Dlock::Test::Session';
 
 use Dlock::Test ();
@@ -88,7 +88,7 @@ sub say
 	return;
 }
 
-# Without the notifications, which are kept
+# Without notifications, which are kept
 sub answer
 {
 	my ($self) = @_;

@@ -27,13 +27,12 @@ use Time::HiRes qw(usleep);
 our @EXPORT = qw(new_server next_version_install start_again kill_server answers
   poll ample fence fails_with grows session backends_gone);
 
-# A shell has what it starts in the background ignore these, and what a test starts
-# would inherit that.
+# A shell makes background processes ignore these signals, and the test's
+# processes would inherit that.
 $SIG{$_} = 'DEFAULT' foreach 'HUP', 'INT', 'QUIT';
 
 # All servers of the tests have the same encoding and locale, whatever the
-# caller's are: initdb would take these, and SQL_ASCII where there is none.
-# Here, so that no test can forget it.
+# caller's: initdb would use these, and SQL_ASCII without any.
 {
 	no warnings 'redefine';
 	my $init = PostgreSQL::Test::Cluster->can('init');
@@ -55,11 +54,11 @@ sub new_server
 		$params{install_path} ? (install_path => $params{install_path}) : ());
 
 	$node->init(%params);
-	# With allows_streaming there would be ten, of which those take some whose
-	# clients have gone a moment ago.
+	# With allows_streaming there would be ten, some of them used by clients
+	# that have just exited.
 	$node->append_conf('postgresql.conf', 'max_connections = 100');
-	# Many tests stop the worker at some time, and it has to be there then.
-	# A waiter that looks for deadlocks finds a grant that nothing told it of.
+	# Many tests stop the worker, and it must be there then.  A waiter that
+	# looks for deadlocks finds a grant that did not wake it.
 	$node->append_conf('postgresql.conf',
 		"dlock.worker_idle_timeout = 20d\ndeadlock_timeout = 1h");
 	$node->append_conf('postgresql.conf', $params{conf}) if $params{conf};
@@ -71,7 +70,7 @@ sub new_server
 # next_version_install: the directory of another installation, for new_server,
 # which has a made-up next version of the extension, $next_version
 #
-# PostgreSQL finds its files by where its programs are.  So the programs are
+# PostgreSQL finds its files relative to its programs.  So the programs are
 # copied, and all else is links.
 our $next_version = 'made up';
 
@@ -85,7 +84,7 @@ sub next_version_install
 		my ($path) = run_command([ 'pg_config', "--$which" ]);
 		$dir{$which} = [ split m{/}, $path ];
 	}
-	# what these paths have in common stands above the installation
+	# the common part of these paths is above the installation
 	while (!grep { $_->[0] ne $dir{bindir}[0] } values %dir)
 	{
 		shift @$_ foreach values %dir;
@@ -109,7 +108,7 @@ sub next_version_install
 		mkdir "$copy/extension" or die "$copy/extension: $!";
 		symlink $_, "$copy/extension/" . s{.*/}{}r foreach glob "$path/extension/*";
 
-		# a new function, and a table that is rewritten
+		# a new function, and a rewritten table
 		my ($control) =
 		  slurp_file("$path/extension/dlock.control") =~ /default_version = '(.*?)'/;
 
@@ -125,8 +124,8 @@ END
 
 # poll($what, $sub): until the sub returns true
 #
-# What an error of a session has prevented would be waited for in vain: it dies
-# of one that nobody has looked at, and of one that is not what it waits for.
+# After an error of a session, the wait could be in vain: so it dies if an
+# error was not read, and is not the awaited one.
 sub poll
 {
 	my ($what, $sub) = @_;
@@ -144,8 +143,8 @@ sub poll
 	die "timed out waiting: $what";
 }
 
-# ample($seconds): so many, or more of them where PG_TEST_TIMEOUT_DEFAULT says
-# that the machine is slow.  For a ttl within which the test has to do something.
+# ample($seconds): this number, or more if PG_TEST_TIMEOUT_DEFAULT says that
+# the machine is slow.  For a ttl within which the test must do something.
 sub ample
 {
 	my ($seconds) = @_;
@@ -153,7 +152,7 @@ sub ample
 	return $seconds * (int($PostgreSQL::Test::Utils::timeout_default / 180) || 1);
 }
 
-# Start a server that was killed, as soon as its last process is gone.
+# Start a server that was killed, once its last process has ended.
 sub start_again
 {
 	my ($node) = @_;
@@ -176,14 +175,14 @@ sub processes
 	  map { [ /^\s*(\d+)\s+(\d+)\s+(\S)/ ] } `ps -A -o pid= -o ppid= -o state=`;
 }
 
-# kill_server($node, $alone): all of a server's processes, or its postmaster
-# alone; and wait until the last one is gone
+# kill_server($node, $alone): kill all of a server's processes, or its
+# postmaster alone, and wait until the last one has ended
 sub kill_server
 {
 	my ($node, $alone) = @_;
 	my $postmaster = $node->{_pid};
 
-	# stopped, which it is some time after the signal, it has no more children
+	# once stopped, some time after the signal, it starts no more children
 	kill('STOP', $postmaster) == 1 or die "no process $postmaster";
 	poll('the postmaster is stopped',
 		sub { processes(sub { $_[0] == $postmaster && $_[2] eq 'T' }) });
@@ -194,14 +193,14 @@ sub kill_server
 
 	poll('processes are gone',
 		sub { !processes(sub { $killed{ $_[0] } && $_[2] ne 'Z' }) });
-	# who is to start takes a zombie for a server, for as long as it is there
+	# a starting server takes a zombie for a server
 	unlink $node->data_dir . '/postmaster.pid',
 	  $node->host . '/.s.PGSQL.' . $node->port . '.lock';
 	return;
 }
 
-# Does the server let clients in?  psql, where it does not, ends before it has
-# read its input, and the test may end with it, of a broken pipe.
+# Does the server accept clients?  If not, psql ends before it has read its
+# input, and the test may end with it, by a broken pipe.
 sub answers
 {
 	my ($node) = @_;
@@ -214,7 +213,7 @@ sub answers
 		'>', \my $out);
 }
 
-# Take a lock in a session of its own, and return the fence.
+# Acquire a lock in a new session, and return the fence.
 sub fence
 {
 	my ($node, $dbname, $name) = @_;
@@ -254,7 +253,7 @@ sub grows
 	return ok($grows, $test) || diag("fences: @fences");
 }
 
-# Wait until these processes are gone.
+# Wait until these processes have ended.
 sub backends_gone
 {
 	my @pids = @_;
@@ -267,8 +266,8 @@ sub session
 	return Dlock::Test::Session->new(@_);
 }
 
-# A session's answer that has an error in it: a string like others, but poll()
-# knows of it, and whether anyone has read it.
+# A session's answer with an error: a string like others, but poll() knows of
+# it, and whether it was read.
 package Dlock::Test::Error;
 
 use Scalar::Util qw(refaddr);
@@ -431,19 +430,19 @@ sub start
 	return;
 }
 
-# A backend that is idle sets a timer, of 10 seconds, for statistics that it has not
-# reported yet; and that timer sets the latch of a backend that waits by then, even
-# if it has been disabled meanwhile.  That hides a wakeup that was lost.  So let the
-# backend report, which disables the timer, and another timer take its place, which
-# is over before the wait begins.  That is waited for, but not for long: the process
-# may have been stopped.
+# An idle backend sets a timer of 10 seconds for unreported statistics.  The
+# timer sets the latch of a backend that waits by then, even if it was disabled
+# meanwhile, which hides a lost wakeup.  So let the backend report, which
+# disables the timer, and let another timer replace it, which expires before
+# the wait begins.  That is awaited only for a short time: the process may be
+# stopped.
 sub quiet
 {
 	my ($self) = @_;
 	my $end = time + 2;
 
 	$self->{timeout}->start;
-	# in one message, which is a transaction, also where it fails
+	# in one message, which is a transaction, also if it fails
 	$self->{in} .= "SET LOCAL statement_timeout = '10ms'\\; "
 	  . 'SELECT FROM pg_catalog.pg_stat_force_next_flush() \g /dev/null'
 	  . "\n\\! sleep 0.02\n\\echo quiet\n";
@@ -459,7 +458,7 @@ sub _send
 {
 	my ($self, $sql) = @_;
 
-	# the answers of one that is over are empty
+	# answers after the session's end are empty
 	die "the session is over: $sql\n"
 	  unless $self->{psql}->pumpable || $self->{may_end};
 	delete $self->{is_next};
@@ -479,7 +478,7 @@ sub is_next
 	return;
 }
 
-# Is there a transaction block behind these statements?
+# Do these statements leave a transaction block open?
 sub _note_blocks
 {
 	my ($self, $sql) = @_;
@@ -496,7 +495,7 @@ sub _note_blocks
 	return;
 }
 
-# What psql printed, up to the end of the answer
+# psql's output, up to the end of the answer
 sub read_answer
 {
 	my ($self) = @_;
@@ -528,7 +527,7 @@ sub answer
 	return Dlock::Test::Error->new($answer);
 }
 
-# psql shows notifications behind the result that they came with.
+# psql shows notifications after the result that they came with.
 sub _take_notifications
 {
 	my ($self, $answer) = @_;
@@ -604,7 +603,7 @@ sub quit
 	return if $self->{finished}++;
 	$self->{timeout}->start;
 	$self->{in} .= "\\q\n";
-	# fails where psql has ended by itself
+	# fails if psql has ended by itself
 	eval { $self->{psql}->finish; } or $self->{psql}->kill_kill;
 	return;
 }

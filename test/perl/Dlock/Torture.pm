@@ -175,10 +175,10 @@ sub look
 	return;
 }
 
-# Who is at the head of a queue does not fit beside the holders.  What a lease has
-# had may be in the way until the worker has written its end, and is not seen; so
-# where there are leases it counts when nothing is left to be written, and for
-# longer than any process is stopped.
+# The head of a queue does not fit beside the holders.  A lease's former ticket
+# may be in the way until the worker has written its end, and is not shown.  So
+# with leases this counts only if nothing is left to be written, and for longer
+# than any process is stopped.
 sub _look_at_heads
 {
 	my ($self, $session) = @_;
@@ -196,7 +196,7 @@ sub _look_at_heads
 				 coalesce(max(slots), 2147483647)});
 	my %heads = map { $_ => 1 } @heads;
 
-	# what is wrong with the query itself would be wrong for ever
+	# an error of the query itself would stay
 	$self->problem($lag) if ($lag // '') =~ /^ERROR:  42/;
 	$self->problem("$_ waits, and would fit beside the holders")
 	  foreach grep { /^d/ } @heads;
@@ -266,7 +266,7 @@ sub _is_old
 	return $self->{split} && $self->{split}{load} == $load;
 }
 
-# What an old primary says does not count since it was cut off.
+# Answers of an old primary do not count since it was cut off.
 sub note_end
 {
 	my ($self, $load) = @_;
@@ -289,7 +289,7 @@ sub _learn
 	{
 		my $call = $self->{calls}{$id};
 
-		# found, but nobody was told so
+		# found, but no client was told
 		$call->{level} = $call->{sync};
 		$call->{sync} = 'off' if $call{found};
 		$self->{results}{found}++ if $call{found};
@@ -301,7 +301,7 @@ sub _learn
 	return $self->SUPER::_learn($load, @line);
 }
 
-# The guarded writes that were answered are there, too.
+# The answered guarded writes are there, too.
 sub _check_tables
 {
 	my ($self, $session) = @_;
@@ -319,7 +319,7 @@ sub _check_tables
 	return $self->SUPER::_check_tables($session);
 }
 
-# keeps what is there for check_old()
+# keeps the state for check_old()
 sub check
 {
 	my ($self, @arguments) = @_;
@@ -339,7 +339,7 @@ sub standbys_count
 	  is_durable($told->{level} // $told->{sync}, 'there');
 }
 
-# It may run out at any moment where standbys count for it.
+# It may run out at any moment if standbys count for it.
 sub _alive_from
 {
 	my ($self, $lease, $call) = @_;
@@ -351,8 +351,8 @@ sub _alive_from
 	return;
 }
 
-# The client holds nothing of these scopes after that time, for sure, even if it
-# has believed to, and then asked for their end.
+# The client surely holds nothing of these scopes after that time, even if it
+# believed to, and then requested their end.
 sub _end_holds
 {
 	my ($self, $client, $time, @scopes) = @_;
@@ -400,7 +400,7 @@ sub _learn_begin
 	return;
 }
 
-# Might somebody have ended a ticket of that lock by force during this call?
+# May a ticket of that lock have been ended by force during this call?
 sub _is_forced
 {
 	my ($self, $call) = @_;
@@ -423,7 +423,7 @@ sub _learn_ticket
 	return $ticket;
 }
 
-# What is there in spite of it was not ended.
+# A ticket that is there all the same was not ended.
 sub _go_on
 {
 	my ($self, $there, $leases, $durable) = @_;
@@ -440,7 +440,7 @@ sub _learn_answer
 	my $ticket = $self->{tickets}{ $call->{ticket} // 0 };
 	my $lease = $self->{leases}{ $call->{lease} || 0 };
 
-	# who gets nothing has not succeeded
+	# an empty answer is no success
 	$self->{results}{
 		$result =~ /^error/ ? $result :
 		  $result =~ /^(?:null|f)$/ ? "$op in vain" : $op
@@ -460,14 +460,14 @@ sub _learn_answer
 	}
 	if ($result =~ /^error (57014|53100|58030)/)
 	{
-		# Nobody knows what a release did, or if it is going on.  What was
-		# asked for is not there, as with all other errors.
+		# The effect of a release is unknown, or it is still running.  After
+		# other errors, the requested tickets are not there.
 		delete $call->{answer} if $op !~ /acquire|enqueue|open/;
 		return;
 	}
 	if ($op =~ $ends && $result !~ /^error/)
 	{
-		# asked again
+		# repeated
 		my $before = $op eq 'close' ? $lease->{close} :
 		  $ticket ? $ticket->{release} : undef;
 
@@ -500,7 +500,7 @@ sub _learn_answer
 		$self->_gone($call, "lease $call->{lease}", $lease)
 		  unless $self->_is_forced($call);
 	}
-	# by somebody else, after this call had begun
+	# by another client, after this call had begun
 	return
 	  if $op eq 'release_ticket' && $result eq 'f' &&
 	  $self->{forced}{ $ticket->{number} };
@@ -509,7 +509,7 @@ sub _learn_answer
 	return;
 }
 
-# The fence of a lease's ticket, which the client has got, is current or not.
+# The fence of a lease's ticket that the client has is current or not.
 sub _learn_confirmation
 {
 	my ($self, $call, $ticket) = @_;
@@ -530,7 +530,7 @@ sub _learn_confirmation
 	return;
 }
 
-# Its lease was open, but that does not renew it.
+# Its lease was open, but this does not renew it.
 sub _alive_from_ticket
 {
 	my ($self, $ticket, $call) = @_;

@@ -43,13 +43,13 @@ use Time::HiRes qw(clock_gettime usleep CLOCK_MONOTONIC);
 
 our @EXPORT_OK = qw(@blocking $ends $most_slots);
 
-# What semaphores are set to at most
+# The most permits that semaphores are set to
 our $most_slots = 5;
 
-# Locks of sessions and transactions alone, who may wait for them for ever
+# Locks of sessions and transactions alone, which may wait for them for ever
 our @blocking = ('b1', 'b2', 'b3');
 
-# Locks of sessions and transactions alone, which are shared after a while
+# Locks of sessions and transactions alone, which become shared after a while
 my @lowered = ('d1', 'd1', 'd2', 's1');
 
 # Calls that end something
@@ -68,7 +68,7 @@ sub new
 	return $self;
 }
 
-# The server is killed once there is this file; or the test has died.
+# The server is killed once this file exists, or the test has died.
 sub is_over
 {
 	my ($self) = @_;
@@ -77,7 +77,7 @@ sub is_over
 	  -e $self->{stop} || -e "$self->{stop}.$self->{client}";
 }
 
-# Its server is cut off from its standbys once there is this file.
+# Its server is cut off from its standbys once this file exists.
 sub is_alone
 {
 	my ($self) = @_;
@@ -121,8 +121,8 @@ sub connect
 	return 0;
 }
 
-# What has become of the call that has had no answer?  If it has got what it
-# asked for, puts that down, and returns true; undefined if the session has ended.
+# The result of the unanswered call.  If it has what it requested, records
+# that, and returns true; undefined if the session has ended.
 sub find_out
 {
 	my ($self) = @_;
@@ -136,7 +136,7 @@ sub find_out
 		$found = $self->{session}->query(
 			$call->{op} eq 'open' ?
 			  "SELECT lease FROM dlock_leases WHERE info = '$id'" :
-			  # neither is true of what keeps a lock closed
+			  # neither is true of a ticket that keeps a lock closed
 			  q{SELECT ticket FROM dlock_locks WHERE scope = 'lease' }
 			  . "AND (granted OR position > 0) AND info = '$id'");
 		last if $found !~ /ERROR:  57014/;
@@ -162,7 +162,7 @@ sub find_out
 	return 1;
 }
 
-# A cancel may have come when all was done.
+# A cancel may have come after the end.
 sub told
 {
 	my ($self, $id, $answer, @begin) = @_;
@@ -172,8 +172,8 @@ sub told
 	return $done ? $answer : $self->SUPER::told($id, $answer, @begin);
 }
 
-# As the one that it replaces, but who wants to end something does not give up
-# when that is cancelled.
+# As the method that it replaces, but a canceled call that ends something is
+# repeated.
 sub call
 {
 	my ($self, $op, $expression, %call) = @_;
@@ -216,17 +216,17 @@ sub step
 	  $self->SUPER::step;
 }
 
-# What a client wants of a server that is cut off is to keep what it has; and
-# that is what it must not be told it can.
+# A client of a server that is cut off tries to keep its locks, and must not be
+# told that it can.
 sub step_alone
 {
 	my ($self) = @_;
 	my $what = rand(100);
 
-	# first, nobody waits for what this session has
+	# first, no session waits for this session's locks
 	return defined $self->release_all && $self->lapse(2, 0, ['on'])
 	  unless $self->{prepared}++;
-	# most of what waits for standbys would not end
+	# most waits for standbys would not end
 	$self->{off} = 90;
 	usleep(5_000);
 	return
@@ -265,7 +265,7 @@ sub another_short
 	return $before ? choose(@{ $self->{shorts} }) : 0;
 }
 
-# Longer than most leases, so that a grant in its time shows
+# Longer than most leases, so that a grant during that time shows
 sub delay
 {
 	return choose(0, 0.7);
@@ -280,7 +280,7 @@ sub lock_for
 	return $name;
 }
 
-# The session's own, at times
+# Sometimes the session's own channel
 sub channel
 {
 	my ($self, $call) = @_;
@@ -290,7 +290,7 @@ sub channel
 	return '';
 }
 
-# Take a lock with a lease that runs out soon, and whose delay begins then.
+# Acquire a lock with a lease that runs out soon, and whose delay begins then.
 sub lapse
 {
 	my ($self, $short, $delay, $levels) = @_;
@@ -309,7 +309,7 @@ sub lapse
 	return defined $result;
 }
 
-# As clients do, for leases that live long enough for that
+# As clients do, for leases that live long enough
 sub renew_in_time
 {
 	my ($self) = @_;
@@ -329,8 +329,8 @@ sub renew_in_time
 	return 1;
 }
 
-# Ask something about what the client has, or renew it; once the server is cut
-# off, above all what must not last there.
+# Ask about the client's tickets, or renew them; once the server is cut off,
+# mostly those that must not last there.
 sub confirm
 {
 	my ($self) = @_;
@@ -361,7 +361,7 @@ sub confirm
 	return defined $result;
 }
 
-# Set how many permits a semaphore has, whatever requests say; 0: as they say.
+# Set how many permits a semaphore has, for all requests; 0: as they say.
 sub set_slots
 {
 	my ($self) = @_;
@@ -374,7 +374,7 @@ sub set_slots
 		name => $name, number => $number, scope => 'none');
 }
 
-# End somebody's ticket.
+# End another client's ticket.
 sub force
 {
 	my ($self) = @_;
@@ -387,8 +387,8 @@ sub force
 		ticket => $ticket, name => $name, scope => 'none');
 }
 
-# Is the grant of a ticket announced that this session has enqueued?  It may
-# take some time, but not for ever.
+# Is the grant of this session's enqueued ticket announced?  It may take some
+# time, but not for ever.
 sub listen
 {
 	my ($self) = @_;
@@ -397,7 +397,7 @@ sub listen
 	my $ticket = choose(sort keys %{ $self->{listens} }) or return 1;
 	my $scope = $self->{listens}{$ticket};
 
-	# until then the client has not got its answer
+	# until then the client does not have its answer
 	local $self->{quiet} = 0;
 	for (;;)
 	{
@@ -423,8 +423,8 @@ sub listen
 	}
 }
 
-# A lease gets the ticket that it has, whose grant is now announced to this
-# channel, or, after an error, to who knows which.
+# A lease gets its existing ticket, whose grant is now announced to this
+# channel, or, after an error, to an unknown one.
 sub note_listening
 {
 	my ($self, $answer, %call) = @_;
@@ -438,7 +438,7 @@ sub note_listening
 	return;
 }
 
-# What has come before the latest answer
+# Notifications before the latest answer
 sub has_heard
 {
 	my ($self, $ticket) = @_;
@@ -456,8 +456,8 @@ sub has_heard
 	return $self->{heard}{$ticket};
 }
 
-# Who holds a lock that is watched, or that nobody does: the latest news of an
-# exclusive one are of the latest holder.
+# The holder of a watched lock, or that there is none: the latest message for
+# an exclusive hold is about the latest holder.
 sub hear_of
 {
 	my ($self, $name, $event, $ticket) = @_;
@@ -473,7 +473,7 @@ sub hear_of
 }
 
 # Is a holder whose grants are announced told that its lock is wanted, while
-# somebody waits?  That may take some time, too.
+# another client waits?  That may take some time, too.
 sub be_wanted
 {
 	my ($self) = @_;
@@ -511,8 +511,8 @@ sub be_wanted
 # With the next durable call, so that such calls cannot rely on it
 my $flushed_later = 'SET LOCAL synchronous_commit = off; ';
 
-# A lock for a transaction, and then a write, perhaps.  Waits without a
-# timeout, so that only deadlock detection gets it out of some waits.
+# A lock for a transaction, and perhaps a write.  Waits without a timeout, so
+# that only deadlock detection ends some waits.
 sub block
 {
 	my ($self) = @_;
@@ -559,7 +559,7 @@ sub write_sql
 	  . "fence = greatest(fence, $fence) WHERE name = '$name'";
 }
 
-# With a lease's ticket, or with one that may be gone
+# With a lease's ticket, or one that may be gone
 sub guarded_write
 {
 	my ($self) = @_;
@@ -569,7 +569,7 @@ sub guarded_write
 
 	my $later = choose(0, 1);
 
-	# standbys that are not waited for make a warning
+	# a skipped wait for standbys causes a warning
 	return defined $self->call('guard', '', scope => 'lease',
 		ticket => $ticket, $later ? (sync => 'off') : (),
 		sql => 'BEGIN; SET LOCAL client_min_messages = warning; '
@@ -599,7 +599,7 @@ sub wait_for_ever
 	return defined $result;
 }
 
-# A ticket that is queued would be in the way of a request of the same session.
+# A queued ticket would be in the way of a request of the same session.
 sub use_session
 {
 	my ($self, $name) = @_;
@@ -654,8 +654,8 @@ sub queue_up
 	return defined $result;
 }
 
-# Be told who holds a lock, or not any more, which nobody else must notice.  Who
-# begins to be told so on the session's own channel hears of it.
+# Watch a lock, or end that, which no other client must notice.  A client that
+# begins a watch on the session's own channel is told the holder.
 sub watch
 {
 	my ($self) = @_;
@@ -674,7 +674,7 @@ sub watch
 
 	until ($watched->{heard} || $self->is_alone || $self->is_over)
 	{
-		# news come with answers
+		# notifications come with answers
 		$self->surely('SELECT 1 WHERE false') or return 0;
 		$self->has_heard(0);
 		if (clock_gettime(CLOCK_MONOTONIC) > $patience)
@@ -688,7 +688,7 @@ sub watch
 	return 1;
 }
 
-# A lock for a session or a transaction, which lets others in beside it later.
+# A lock for a session or a transaction, which admits others beside it later.
 sub go_down
 {
 	my ($self) = @_;
@@ -722,7 +722,7 @@ sub go_down
 	return $again ? defined $self->release_all : 1;
 }
 
-# So that somebody comes in, if somebody queues up soon
+# So that another client is admitted, if one queues soon
 sub await_waiter
 {
 	my ($self, $name) = @_;
@@ -737,7 +737,7 @@ sub await_waiter
 	return;
 }
 
-# Beside a shared hold, nobody who would share it is at the head of the queue.
+# Beside a shared hold, no shared request is at the head of the queue.
 sub look_at_head
 {
 	my ($self, $name) = @_;
@@ -751,14 +751,14 @@ sub look_at_head
 	return;
 }
 
-# Both scopes have the one ticket that the session has, as long as it has it.
+# Both scopes use the session's one ticket, as long as it exists.
 sub ask_again
 {
 	my ($self, $name, $fence, $expected, $arguments, %block) = @_;
 	my $function = %block ? 'dlock_xact_acquire' :
 	  choose('dlock_acquire', 'dlock_xact_acquire');
 
-	# the timeout is for one that was ended by force
+	# the timeout is for a ticket that was ended by force
 	return $self->call('reenter',
 		"$function('$name', '20 ms'" . ($arguments // '') . ')',
 		ticket => $fence, name => $name, scope => 'none',

@@ -128,8 +128,8 @@ sub thaw
 	return continue_process($pid);
 }
 
-# By session: how a worker is to be stopped, the debugger of the one that has, and
-# whether the session keeps the next one from beginning
+# By session: how to stop a worker, the debugger of the stopped one, and
+# whether the session stops the next one from beginning
 my (%stop, %stopped, %holds_up);
 
 sub stop_at_rows
@@ -137,7 +137,7 @@ sub stop_at_rows
 	my ($session, $events, $committed) = @_;
 	my @functions = map { 'simple_heap_' . lc } split / OR /, $events;
 
-	# what it calls first behind the commit
+	# the first function that it calls after the commit
 	push @functions, 'dlock_rows_commit', 'dlock_monotonic_now' if $committed;
 	$stop{$session} = sub {
 		my ($pid) = @_;
