@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * compat.h
- *	  What differs between PostgreSQL versions, newest first, and between
- *	  builds.
+ *	  What differs between PostgreSQL versions, and between builds.
  *
  * Only this file tests PG_VERSION_NUM and USE_ASSERT_CHECKING.
  *
