@@ -141,7 +141,7 @@ COMMENT ON TRIGGER dlock_truncated ON dlock_queue_lease IS
 --
 -- Versions
 --
--- The role is kept by name, because a dump cannot hold its OID.
+-- The role is kept by name, because OIDs differ after a restore.
 --
 CREATE TABLE dlock_versions (
     name text COLLATE "C" PRIMARY KEY,
@@ -160,7 +160,7 @@ COMMENT ON COLUMN dlock_versions.bumped_at IS 'time of the last bump';
 --
 -- Reservations
 --
--- A row names its role, because a dump cannot hold an OID.  It counts for the
+-- A row names its role, because OIDs differ after a restore.  It counts for the
 -- role that had this name when the row was stored here, and for no role that
 -- gets the name later.  The OID, or 0 if there is no such role, is computed for
 -- each row, also of COPY and of a restore without triggers, and never dumped.
