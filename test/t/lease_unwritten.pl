@@ -438,8 +438,11 @@ foreach my $end ('goes on', 'dies')
 	thaw($worker);
 }
 
+#
 # A session is terminated together with the worker, at a shutdown, and exits
 # later.
+#
+# The exit of others shows that the worker was told, too.
 {
 	my $data_dir = $node->data_dir;
 	my (@others, $stopped);

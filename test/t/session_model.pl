@@ -497,7 +497,7 @@ sub force
 #
 
 # A holder's release meets the cancel of a waiter: the waiter's answer tells
-# who came first.
+# which came first.
 sub race
 {
 	my $waiter = one_of(

@@ -315,7 +315,8 @@ foreach my $mode ([ ', shared => true', '' ],
 #
 # Deadlocks
 #
-# The one who waits with the younger ticket is the victim; its ticket stays.
+# The session that waits with the younger ticket is the victim; its ticket
+# stays.
 foreach my $looker (0, 1)
 {
 	my @sessions = map { session($node) } 0, 1;

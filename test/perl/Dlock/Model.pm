@@ -253,6 +253,9 @@ sub release_savepoint
 }
 
 #
+#
+# Acquiring
+#
 # A request has {names}, {scope}, {mode}, {slots} (0: none), {permits}, {all},
 # and one of {nowait}, {timeout} or neither; with {try}, NULL replaces an
 # error.
