@@ -253,7 +253,6 @@ sub release_savepoint
 }
 
 #
-#
 # Acquiring
 #
 # A request has {names}, {scope}, {mode}, {slots} (0: none), {permits}, {all},
