@@ -406,7 +406,7 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 		return (Datum) 0;
 	rows.tail = &rows.first;
 	rows.now = dlock_monotonic_now();
-	dlock_lease_for_each(space, LW_SHARED, copy_lease, &rows);
+	dlock_lease_for_each(space, copy_lease, &rows);
 	if (!rows.complete)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),

@@ -661,9 +661,10 @@ pin_guards(void)
 
 		if (mark->kind != MARK_GUARD || mark->pinned)
 			continue;
-		if (!dlock_queue_pin(mark_key(mark), mark_ticket(mark)))
+		mark->pinned = dlock_queue_pin(mark_key(mark), mark_ticket(mark));
+		if (!mark->pinned ||
+			!dlock_queue_is_durable(mark_key(mark), mark_ticket(mark)))
 			dlock_raise_lost(mark_key(mark), mark_ticket(mark)->number);
-		mark->pinned = true;
 	}
 }
 

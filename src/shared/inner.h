@@ -39,7 +39,6 @@ extern void dlock_close_accounts(void);
 /* A walk through a space's locks; its fields are lock_table.c's alone */
 typedef struct DlockLockScan
 {
-	bool		exclusive;
 	bool		locked;			/* the partition's lock is held */
 	int			partition;
 	int			end;			/* the first partition left out */
@@ -56,17 +55,16 @@ typedef struct DlockLockScan
 } DlockLockScan;
 
 extern void dlock_lock_table_init(DlockPartition *partitions, int tranche);
-extern DlockLock *dlock_lock_find(const DlockKey *key, bool exclusive);
+extern DlockLock *dlock_lock_find(const DlockKey *key);
 extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots,
 									Oid role);
 extern void dlock_lock_enter(const DlockKey *key);
 extern void dlock_lock_leave(const DlockKey *key);
 extern void dlock_lock_release(DlockLock *lock);
 extern void dlock_lock_remove(DlockLock *lock);
-extern void dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive,
+extern void dlock_lock_scan_begin(DlockLockScan *scan,
 								  const DlockSpaceKey *space, bool queued);
 extern void dlock_lock_scan_begin_in(DlockLockScan *scan, int partition,
-									 bool exclusive,
 									 const DlockSpaceKey *space, bool queued);
 extern DlockLock *dlock_lock_scan_next(DlockLockScan *scan);
 extern void dlock_lock_scan_remove(DlockLockScan *scan);
@@ -133,8 +131,6 @@ extern bool dlock_lease_ticket_lower(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,
 										dsa_pointer announcement);
-extern bool dlock_lease_ticket_is_written(DlockLeaseTicket *ticket,
-										  XLogRecPtr *lsn);
 extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
 extern void dlock_lease_ticket_discard(DlockLeaseTicket *ticket);
 

@@ -678,12 +678,12 @@ dlock_lease_detach(DlockLease *lease)
 
 /* Call back for each lease, with the lease lock, until it returns false. */
 void
-dlock_lease_for_each(DlockSpace *space, LWLockMode mode,
+dlock_lease_for_each(DlockSpace *space,
 					 bool (*callback) (DlockLease *, void *), void *arg)
 {
 	bool		more = true;
 
-	LWLockAcquire(&space->lease_lock, mode);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	for (dsa_pointer link = space->leases.head;
 		 more && DsaPointerIsValid(link);)
 	{
@@ -760,7 +760,7 @@ dlock_lease_greatest_durability(DlockSpace *space, int64 *least_ttl)
 {
 	Demand		demand = {SYNCHRONOUS_COMMIT_OFF, PG_INT64_MAX};
 
-	dlock_lease_for_each(space, LW_SHARED, take_demand, &demand);
+	dlock_lease_for_each(space, take_demand, &demand);
 	*least_ttl = demand.ttl;
 	return demand.durability;
 }
@@ -785,5 +785,5 @@ begin_anew(DlockLease *lease, void *arg)
 void
 dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed)
 {
-	dlock_lease_for_each(space, LW_EXCLUSIVE, begin_anew, &confirmed);
+	dlock_lease_for_each(space, begin_anew, &confirmed);
 }

@@ -355,7 +355,7 @@ dlock_lease_end_all(DlockSpace *space)
 
 	all.numbers = MemoryContextAllocHuge(CurrentMemoryContext,
 										 all.max * sizeof(int64));
-	dlock_lease_for_each(space, LW_SHARED, take_number, &all);
+	dlock_lease_for_each(space, take_number, &all);
 	for (uint64 i = 0; i < all.count; i++)
 	{
 		int			before = dlock_record_begin_uses();
@@ -481,7 +481,7 @@ dlock_lease_abandon(DlockSpace *space)
 	DlockLeaseTicket *ticket;
 
 	while (lease = NULL,
-		   dlock_lease_for_each(space, LW_SHARED, take_first, &lease), lease)
+		   dlock_lease_for_each(space, take_first, &lease), lease)
 	{
 		forget_row(space, &lease->record);
 		(void) end_delay(space, lease, PG_UINT64_MAX);

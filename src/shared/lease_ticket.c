@@ -444,20 +444,6 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 	return closed;
 }
 
-/* Is the ticket's row up to date? *lsn is the position to be flushed. */
-bool
-dlock_lease_ticket_is_written(DlockLeaseTicket *ticket, XLogRecPtr *lsn)
-{
-	DlockSpace *space = dlock_space_at(ticket->ticket.space);
-	bool		written;
-
-	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	written = ticket->record.has_row && !ticket->record.listed;
-	*lsn = dlock_journal_position(space, &ticket->record);
-	LWLockRelease(&space->lease_lock);
-	return written;
-}
-
 /* Fill a view's row. */
 void
 dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
@@ -507,6 +493,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	if (!lease->single)
 		dlock_place_in_lease(ticket)->ticket = self;
 	ticket->announce_at = synchronous_commit;
+	pg_atomic_init_u64(&ticket->granted_lsn, InvalidXLogRecPtr);
 	pg_atomic_init_u32(&ticket->claims, 1);
 	pg_atomic_init_u32(&ticket->ticket.state, DLOCK_GONE);
 	pg_atomic_init_u32(&ticket->ticket.session_depth, 0);

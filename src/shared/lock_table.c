@@ -73,14 +73,14 @@ find_in(dsa_pointer *bucket, const DlockKey *key)
 
 /* Find a lock and return with its entry locked, or NULL if it has no entry. */
 DlockLock *
-dlock_lock_find(const DlockKey *key, bool exclusive)
+dlock_lock_find(const DlockKey *key)
 {
 	DlockPartition *partition = dlock_lock_partition(key);
 	DlockLock  *lock;
 
 	/* I8 */
 	Assert(!LWLockHeldByMe(&partition->lock));
-	LWLockAcquire(&partition->lock, exclusive ? LW_EXCLUSIVE : LW_SHARED);
+	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
 	lock = find_in(find_bucket(partition, key->hash), key);
 	if (lock == NULL)
 		LWLockRelease(&partition->lock);
@@ -313,19 +313,18 @@ dlock_lock_remove(DlockLock *lock)
  * and skip partitions in which the database has none.
  */
 void
-dlock_lock_scan_begin(DlockLockScan *scan, bool exclusive,
-					  const DlockSpaceKey *space, bool queued)
+dlock_lock_scan_begin(DlockLockScan *scan, const DlockSpaceKey *space,
+					  bool queued)
 {
-	dlock_lock_scan_begin_in(scan, 0, exclusive, space, queued);
+	dlock_lock_scan_begin_in(scan, 0, space, queued);
 	scan->end = DLOCK_PARTITIONS;
 }
 
 /* The same for one partition */
 void
-dlock_lock_scan_begin_in(DlockLockScan *scan, int partition, bool exclusive,
+dlock_lock_scan_begin_in(DlockLockScan *scan, int partition,
 						 const DlockSpaceKey *space, bool queued)
 {
-	scan->exclusive = exclusive;
 	scan->locked = false;
 	scan->partition = partition - 1;
 	scan->end = partition + 1;
@@ -339,8 +338,7 @@ dlock_lock_scan_begin_in(DlockLockScan *scan, int partition, bool exclusive,
 static void
 begin_partition(DlockLockScan *scan, DlockPartition *partition)
 {
-	LWLockAcquire(&partition->lock,
-				  scan->exclusive ? LW_EXCLUSIVE : LW_SHARED);
+	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
 	scan->locked = true;
 	scan->bucket = 0;
 	scan->num_buckets =

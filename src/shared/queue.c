@@ -557,7 +557,7 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 bool
 dlock_queue_adopt(DlockLeaseTicket *ticket)
 {
-	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key);
 	bool		adopted;
 
 	if (lock == NULL)
@@ -576,7 +576,7 @@ dlock_queue_adopt(DlockLeaseTicket *ticket)
 void
 dlock_queue_unpublish(DlockLeaseTicket *ticket)
 {
-	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key);
 
 	if (!is_lease_ticket(&ticket->ticket))
 		dlock_lease_ticket_unpublish(ticket);
@@ -646,7 +646,7 @@ dlock_queue_resume(DlockSpace *space)
 	DlockWakeups wakeups = {0};
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true, &space->key, true);
+	dlock_lock_scan_begin(&scan, &space->key, true);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 		dlock_queue_grant_waiters(space, lock, &wakeups);
 	dlock_lock_scan_end(&scan);
@@ -754,7 +754,7 @@ bool
 dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 {
 	DlockWakeups wakeups = {0};
-	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key);
 	bool		is_there;
 
 	if (lock == NULL)
@@ -778,7 +778,7 @@ bool
 dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 {
 	DlockWakeups wakeups = {0};
-	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key);
 	bool		is_there;
 
 	if (lock == NULL)
@@ -805,7 +805,7 @@ dlock_queue_withdraw(DlockLeaseTicket *ticket)
 	DlockLock  *lock;
 
 	pg_atomic_fetch_sub_u32(&ticket->claims, 1);
-	lock = dlock_lock_find(&ticket->key, true);
+	lock = dlock_lock_find(&ticket->key);
 	if (lock == NULL)
 		return;
 	end_unclaimed(lock, ticket, &wakeups);
@@ -818,7 +818,7 @@ void
 dlock_queue_finish(DlockLeaseTicket *ticket)
 {
 	DlockWakeups wakeups = {0};
-	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key);
 	DlockState	state;
 
 	if (lock == NULL)
@@ -835,7 +835,7 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 bool
 dlock_queue_pin(const DlockKey *key, DlockTicket *ticket)
 {
-	DlockLock  *lock = dlock_lock_find(key, true);
+	DlockLock  *lock = dlock_lock_find(key);
 	bool		granted;
 
 	if (lock == NULL)
@@ -866,7 +866,7 @@ void
 dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 {
 	DlockWakeups wakeups = {0};
-	DlockLock  *lock = dlock_lock_find(key, true);
+	DlockLock  *lock = dlock_lock_find(key);
 
 	/* a pinned ticket keeps its lock's entry */
 	Assert(lock != NULL && ticket->pins > 0);
@@ -882,7 +882,7 @@ dlock_queue_purge(const DlockSpaceKey *space)
 {
 	DlockLockScan scan;
 
-	dlock_lock_scan_begin(&scan, true, space, false);
+	dlock_lock_scan_begin(&scan, space, false);
 	while (dlock_lock_scan_next(&scan) != NULL)
 		dlock_lock_scan_remove(&scan);
 	dlock_lock_scan_end(&scan);

@@ -15,7 +15,7 @@
 bool
 dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
-	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key);
 	bool		is_there;
 
 	if (lock == NULL)
@@ -40,7 +40,7 @@ dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
 						  dsa_pointer *info)
 {
 	DlockWakeups wakeups = {0};
-	DlockLock  *lock = dlock_lock_find(key, true);
+	DlockLock  *lock = dlock_lock_find(key);
 	dsa_pointer before;
 	bool		is_there;
 
@@ -81,7 +81,7 @@ bool
 dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
 {
 	DlockWakeups wakeups = {0};
-	DlockLock  *lock = dlock_lock_find(key, true);
+	DlockLock  *lock = dlock_lock_find(key);
 	bool		holds;
 
 	if (lock == NULL)
@@ -101,7 +101,7 @@ void
 dlock_queue_share(DlockLeaseTicket *ticket)
 {
 	DlockWakeups wakeups = {0};
-	DlockLock  *lock = dlock_lock_find(&ticket->key, true);
+	DlockLock  *lock = dlock_lock_find(&ticket->key);
 
 	if (lock == NULL)
 		return;
@@ -160,7 +160,7 @@ find_lock_of(const DlockSpace *space, int64 number, DlockKey *key)
 	DlockLockScan scan;
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, false, &space->key, false);
+	dlock_lock_scan_begin(&scan, &space->key, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (find_number(&lock->holders, number) == NULL &&
@@ -177,7 +177,7 @@ static bool
 force(const DlockKey *key, int64 number, DlockLeaseTicket *of_lease,
 	  DlockForced *forced)
 {
-	DlockLock  *lock = dlock_lock_find(key, true);
+	DlockLock  *lock = dlock_lock_find(key);
 	DlockWakeups wakeups = {0};
 	DlockTicket *ticket = of_lease ? &of_lease->ticket : NULL;
 	bool		done = false;

@@ -99,7 +99,7 @@ dlock_queue_forget_slots(DlockSpace *space,
 	DlockWakeups wakeups = {0};
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin(&scan, true, &space->key, false);
+	dlock_lock_scan_begin(&scan, &space->key, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (lock->set_slots == 0 ||
@@ -140,7 +140,7 @@ dlock_queue_unsettle(DlockSpace *space)
 
 	if (pg_atomic_exchange_u32(&space->settled, 0) == 0)
 		return;
-	dlock_lock_scan_begin(&scan, true, &space->key, false);
+	dlock_lock_scan_begin(&scan, &space->key, false);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		if (!lock->settled)

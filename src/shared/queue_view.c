@@ -19,35 +19,82 @@
 #include "shared/queue.h"
 
 /*
- * Release a lock that is held, and flush the removal before it (I15).  All
- * answers end here, or call dlock_journal_flush_removal().
+ * What must be durable before a process tells of a grant: the removal of the
+ * previous holder (I15), and, of a lease's ticket, the grant itself (I19)
  */
-static void
-let_go_to_tell(DlockLock *lock, const DlockKey *key, const DlockTicket *holder)
+typedef struct Grant
 {
-	/* another space could be freed after the release */
-	XLogRecPtr	removed = dlock_journal_removal(dlock_space_at(holder->space),
-												key);
+	XLogRecPtr	removed;
+	XLogRecPtr	lsn;			/* 0: it is not in the WAL yet */
+	int			durability;
+} Grant;
 
-	dlock_lock_release(lock);
-	dlock_journal_flush(removed);
+/* Called under the entry's lock: another space could be freed after that. */
+static Grant
+grant_of(DlockTicket *ticket, const DlockKey *key)
+{
+	Grant		grant = {
+		.removed = dlock_journal_removal(dlock_space_at(ticket->space), key),
+		.lsn = FirstNormalUnloggedLSN,
+		.durability = SYNCHRONOUS_COMMIT_OFF
+	};
+
+	if (is_lease_ticket(ticket))
+	{
+		grant.lsn = pg_atomic_read_u64(&lease_ticket(ticket)->granted_lsn);
+		pg_read_barrier();
+		grant.durability = lease_ticket(ticket)->granted_at_level;
+	}
+	else if (ticket->scope == DLOCK_LEASE)
+		grant.lsn = InvalidXLogRecPtr;	/* not the lease's yet */
+	return grant;
 }
 
-/* If "lock" is set, release it; if "holder" is set, to tell of it */
-static void
+/*
+ * May a process tell of the grant?  Flushes the WAL.  A grant that standbys have
+ * not acknowledged is none: one of them may have been promoted before it.
+ */
+static bool
+is_durable(const Grant *grant)
+{
+	dlock_journal_flush(grant->removed);
+	if (grant->lsn == InvalidXLogRecPtr)
+		return false;
+	if (grant->durability != SYNCHRONOUS_COMMIT_OFF)
+		dlock_journal_flush(grant->lsn);
+	return dlock_quorum_is_acknowledged(grant->lsn, grant->durability);
+}
+
+/*
+ * If "lock" is set, release it.  Is "holder" set, and may be told of?  All answers
+ * end here, or call dlock_journal_flush_removal().
+ */
+static bool
 let_go_of_found(DlockLock *lock, const DlockKey *key, DlockTicket *holder)
 {
+	Grant		grant;
+
 	if (holder)
-		let_go_to_tell(lock, key, holder);
-	else if (lock)
+		grant = grant_of(holder, key);
+	if (lock)
 		dlock_lock_release(lock);
+	return holder && is_durable(&grant);
+}
+
+/* May a process count on a pinned ticket? */
+bool
+dlock_queue_is_durable(const DlockKey *key, DlockTicket *ticket)
+{
+	Grant		grant = grant_of(ticket, key);
+
+	return is_durable(&grant);
 }
 
 /* The greatest number among the holders; 0 if there is none */
 int64
 dlock_queue_fence(const DlockKey *key)
 {
-	DlockLock  *lock = dlock_lock_find(key, false);
+	DlockLock  *lock = dlock_lock_find(key);
 	DlockTicket *ticket;
 	int64		fence;
 
@@ -58,8 +105,7 @@ dlock_queue_fence(const DlockKey *key)
 	while (ticket && !is_holding(ticket))
 		ticket = ticket_at(ticket->link.prev);
 	fence = ticket ? ticket->number : 0;
-	let_go_of_found(lock, key, ticket);
-	return fence;
+	return let_go_of_found(lock, key, ticket) ? fence : 0;
 }
 
 /* A ticket's scope, as shown: the longest of those that it was acquired in */
@@ -91,12 +137,10 @@ copy_holder(DlockHolder *holder, DlockTicket *ticket)
 DlockHolding
 dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
 {
-	DlockLock  *lock = dlock_lock_find(key, false);
+	DlockLock  *lock = dlock_lock_find(key);
 	DlockHolding result = DLOCK_HELD_BY_NOBODY;
 	DlockTicket *ticket = NULL;
-	bool		written = true;
-	int			durability = SYNCHRONOUS_COMMIT_OFF;
-	XLogRecPtr	lsn = InvalidXLogRecPtr;
+	Grant		grant;
 
 	if (lock)
 	{
@@ -108,24 +152,16 @@ dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
 	}
 	if (ticket)
 	{
-		result = DLOCK_HELD;
 		copy_holder(holder, ticket);
-		if (ticket->scope == DLOCK_LEASE)
-		{
-			durability =
-				dlock_lease_durability(dlock_lease_of(lease_ticket(ticket)));
-			written = is_lease_ticket(ticket) &&
-				dlock_lease_ticket_is_written(lease_ticket(ticket), &lsn);
-		}
+		grant = grant_of(ticket, key);
 	}
 	if (lock)
 		dlock_lock_release(lock);
 
+	if (ticket)
+		return is_durable(&grant) ? DLOCK_HELD : DLOCK_HELD_NOT_YET;
 	dlock_journal_flush_removal(space, key);
-	if (written && durability != SYNCHRONOUS_COMMIT_OFF)
-		dlock_journal_flush(lsn);
-	return written && dlock_quorum_is_acknowledged(lsn, durability) ?
-		result : DLOCK_HELD_NOT_YET;
+	return result;
 }
 
 /*
@@ -141,18 +177,19 @@ dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
 	DlockLeaseTicket *of_lease;
 	DlockTicket *ticket = NULL;
 	DlockLock  *lock;
+	bool		holds;
 
 	dlock_id_find(space, number, &lease, &of_lease);
-	lock = lease && !of_lease ? NULL : dlock_lock_find(key, false);
+	lock = lease && !of_lease ? NULL : dlock_lock_find(key);
 	if (lock && of_lease == NULL)
 		ticket = find_number(&lock->holders, number);
 	else if (lock && dlock_key_equal(&of_lease->key, key))
 		ticket = &of_lease->ticket;
 	if (ticket && !is_holding(ticket))
 		ticket = NULL;
-	let_go_of_found(lock, key, ticket);
+	holds = let_go_of_found(lock, key, ticket);
 	dlock_record_end_uses(before);
-	return ticket != NULL;
+	return holds;
 }
 
 static int64
@@ -177,7 +214,7 @@ find_holder_of(DlockSpace *space, const DlockLock *lock,
 	DlockTicket *holder = NULL;
 	DlockLeaseTicket *own;
 
-	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	if (lease->single || lease->tickets.length < lock->holders.length)
 	{
 		own = dlock_lease_first_ticket(lease);
@@ -207,14 +244,15 @@ dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
 	DlockLeaseTicket *of_lease;
 	DlockTicket *ticket = NULL;
 	DlockLock  *lock;
+	bool		holds;
 
 	dlock_id_find(space, number, &lease, &of_lease);
-	lock = lease ? dlock_lock_find(key, false) : NULL;
+	lock = lease ? dlock_lock_find(key) : NULL;
 	if (lock && dlock_lease_is_open(lease))
 		ticket = find_holder_of(space, lock, lease);
-	let_go_of_found(lock, key, ticket);
+	holds = let_go_of_found(lock, key, ticket);
 	dlock_record_end_uses(before);
-	return ticket != NULL;
+	return holds;
 }
 
 /*
@@ -283,7 +321,7 @@ int
 dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 					DlockMember *members, int max, int32 *slots)
 {
-	DlockLock  *lock = dlock_lock_find(key, false);
+	DlockLock  *lock = dlock_lock_find(key);
 	int			count;
 
 	if (lock == NULL)
@@ -294,17 +332,14 @@ dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 	if (count <= max)
 		count = copy_members(lock, &lock->queue, up_to, max_each, members,
 							 count, max);
-	if (DsaPointerIsValid(lock->holders.head))
-		let_go_to_tell(lock, key, ticket_at(lock->holders.head));
-	else
-		dlock_lock_release(lock);
+	(void) let_go_of_found(lock, key, ticket_at(lock->holders.head));
 	return count;
 }
 
 bool
 dlock_queue_has_waiters(const DlockKey *key)
 {
-	DlockLock  *lock = dlock_lock_find(key, false);
+	DlockLock  *lock = dlock_lock_find(key);
 	bool		result;
 
 	if (lock == NULL)
@@ -318,7 +353,7 @@ dlock_queue_has_waiters(const DlockKey *key)
 int32
 dlock_queue_slots(const DlockKey *key, int32 slots)
 {
-	DlockLock  *lock = dlock_lock_find(key, false);
+	DlockLock  *lock = dlock_lock_find(key);
 
 	if (lock == NULL)
 		return slots;
@@ -462,7 +497,7 @@ copy_partition(Rows *rows, DlockRowScan *scan, int partition)
 	DlockLockScan locks;
 	DlockLock  *lock;
 
-	dlock_lock_scan_begin_in(&locks, partition, false, &scan->space->key,
+	dlock_lock_scan_begin_in(&locks, partition, &scan->space->key,
 							 false);
 	while (rows->complete && (lock = dlock_lock_scan_next(&locks)) != NULL)
 		copy_lock(rows, lock);
@@ -492,7 +527,7 @@ dlock_queue_waiting(const DlockSpace *space, int64 *longest)
 	uint64		now = dlock_monotonic_now();
 
 	*longest = 0;
-	dlock_lock_scan_begin(&scan, false, &space->key, true);
+	dlock_lock_scan_begin(&scan, &space->key, true);
 	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 	{
 		const DlockTicket *head = ticket_at(lock->queue.head);
@@ -518,7 +553,7 @@ dlock_queue_waited_for(const DlockSpace *space, int *count)
 	{
 		int			before = *count;
 
-		dlock_lock_scan_begin_in(&scan, p, false, &space->key, true);
+		dlock_lock_scan_begin_in(&scan, p, &space->key, true);
 		while ((lock = dlock_lock_scan_next(&scan)) != NULL)
 		{
 			if (*count < max)
@@ -559,7 +594,7 @@ dlock_queue_rows_next(DlockRowScan *scan)
 		   scan->partition < DLOCK_PARTITIONS)
 		copy_partition(&rows, scan, scan->partition++);
 	check_complete(&rows);
-	/* as let_go_to_tell() does, for all */
+	/* as is_durable() does, for all */
 	if (rows.first)
 		dlock_journal_flush_removals(scan->space);
 	return rows.first;
@@ -569,7 +604,7 @@ dlock_queue_rows_next(DlockRowScan *scan)
 DlockRow *
 dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
 {
-	DlockLock  *lock = dlock_lock_find(key, false);
+	DlockLock  *lock = dlock_lock_find(key);
 	Rows		rows;
 
 	if (lock == NULL)

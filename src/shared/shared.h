@@ -460,6 +460,7 @@ typedef struct DlockForced
 extern bool dlock_queue_force(DlockSpace *space, int64 number,
 							  DlockForced *forced);
 extern bool dlock_queue_pin(const DlockKey *key, DlockTicket *ticket);
+extern bool dlock_queue_is_durable(const DlockKey *key, DlockTicket *ticket);
 extern void dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket);
 
 /* queue_view.c */
@@ -645,7 +646,7 @@ extern bool dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info);
 extern DlockLeaseTicket *dlock_lease_first_ticket(const DlockLease *lease);
 extern DlockLeaseTicket *dlock_lease_next_ticket(const DlockLease *lease,
 												 DlockLeaseTicket *ticket);
-extern void dlock_lease_for_each(DlockSpace *space, LWLockMode mode,
+extern void dlock_lease_for_each(DlockSpace *space,
 								 bool (*callback) (DlockLease *, void *),
 								 void *arg);
 extern DlockLease *dlock_lease_restored(DlockSpace *space, int64 number);

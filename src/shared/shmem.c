@@ -10,9 +10,8 @@
  * A backend attaches to the whole segment at its first call, until it exits.
  * All attached processes have one layout (I5).  After an update, sessions of
  * the new library are refused while a session of the old one is left.  Then
- * the first of them replaces the segment.  A segment is also replaced if
- * dlock.max_memory has changed and no process is attached.  No lease is lost:
- * the tables are loaded, as after a restart.
+ * the first of them replaces the segment.  No lease is lost: the tables are
+ * loaded, as after a restart, and an old worker writes the journal first.
  *
  *-------------------------------------------------------------------------
  */
@@ -354,7 +353,6 @@ create_segment(Attachment *made)
 	header->num_pids = ProcGlobal->allProcCount;
 	header->layout = DLOCK_LAYOUT;
 	header->sizes = layout_sizes();
-	header->max_memory = dlock_max_memory;
 	strlcpy(header->version, DLOCK_VERSION, sizeof(header->version));
 	pg_atomic_write_u64(&header->wanted_until, 0);
 }
@@ -419,9 +417,7 @@ join_segment(Attachment *attachment)
 	}
 
 	old_context = MemoryContextSwitchTo(TopMemoryContext);
-	if (header->segment != DSM_HANDLE_INVALID &&
-		pg_atomic_read_u32(&header->attached) == 0 &&
-		(!is_our_layout() || header->max_memory != dlock_max_memory))
+	if (header->segment != DSM_HANDLE_INVALID && !is_our_layout())
 		free_segment();
 	make = header->segment == DSM_HANDLE_INVALID;
 	if (make)

@@ -362,6 +362,13 @@ typedef struct DlockLeaseTicket
 								 * it: its grant is announced once durable at
 								 * this level */
 
+	/*
+	 * Where the row first said granted, or 0, and the lease's durability then,
+	 * which is written before.  Changed under the lease lock.
+	 */
+	int			granted_at_level;
+	pg_atomic_uint64 granted_lsn;
+
 	/* immutable; last, because as long as its name */
 	DlockKey	key;
 } DlockLeaseTicket;
@@ -813,8 +820,7 @@ typedef struct DlockControl
  *
  * Only libraries of its own layout use a segment.  Each attached process is
  * counted until it has detached its memory.  When none is attached, a library
- * of another layout may free the segment and make its own, and so may one of
- * the same layout if dlock.max_memory has changed.
+ * of another layout may free the segment and make its own.
  */
 typedef struct DlockHeader
 {
@@ -825,7 +831,6 @@ typedef struct DlockHeader
 	uint32		layout;			/* the segment's DLOCK_LAYOUT, ... */
 	uint32		sizes;			/* ... of which builds may differ ... */
 	char		version[64];	/* ... and its version */
-	int32		max_memory;		/* dlock.max_memory at its creation */
 	dsm_handle	segment;		/* pinned; or DSM_HANDLE_INVALID. It begins
 								 * with the PIDs of attached processes, by proc
 								 * number: pg_atomic_uint32, 0 for none */

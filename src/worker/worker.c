@@ -208,7 +208,7 @@ collect_unknown(void)
 	unknown = NULL;
 	unknown = MemoryContextAllocHuge(TopMemoryContext,
 									 max_unknown * sizeof(DlockLease *));
-	dlock_lease_for_each(my_space, LW_SHARED, take_unknown, NULL);
+	dlock_lease_for_each(my_space, take_unknown, NULL);
 }
 
 /* Remember the grants of a lease that may have to be announced. */
@@ -621,7 +621,9 @@ dlock_worker_main(Datum arg)
 		promise_to_come(false);
 		next_stay = leave_if_told();
 		dlock_process_signals();
-		gives_way = dlock_process_gives_way();
+		/* the segment goes with this process, and the journal with it */
+		gives_way = my_space->journal.length == 0 &&
+			dlock_process_gives_way();
 		if (gives_way)
 			break;
 

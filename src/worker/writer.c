@@ -128,6 +128,17 @@ flush_for_all(XLogRecPtr lsn)
 		XLogFlush(lsn);
 }
 
+/* The row says that the ticket holds, since this commit or an earlier one. */
+static void
+note_grant(DlockLeaseTicket *ticket, const DlockImage *image, XLogRecPtr lsn)
+{
+	if (pg_atomic_read_u64(&ticket->granted_lsn) != InvalidXLogRecPtr)
+		return;
+	ticket->granted_at_level = image->durability;
+	pg_write_barrier();
+	pg_atomic_write_u64(&ticket->granted_lsn, lsn);
+}
+
 /* Note what has a row after a commit or an error; unmark what is written. */
 static void
 unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
@@ -141,6 +152,8 @@ unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 		record->has_row = committed ? !images[i].over : images[i].had_row;
 		if (!committed)
 			continue;
+		if (!record->is_lease && images[i].granted && !images[i].over)
+			note_grant(dlock_record_ticket(record), &images[i], lsn);
 		if (images[i].inherits)
 			note_inheritance(&images[i]);
 		pg_atomic_write_u64(&record->lsn, lsn);

@@ -266,6 +266,35 @@ $standby->safe_psql('postgres', 'SELECT pg_wal_replay_resume()');
 my $receiver = $standby->safe_psql('postgres',
 	'SELECT pid FROM pg_stat_wal_receiver');
 is(renewed(), $all, 'it answers still');
+
+# A grant that no standby has acknowledged is none: one may have been promoted.
+{
+	my $successor = session($node);
+	my $first = $successor->query(q{SET synchronous_commit = on;
+		SELECT dlock_ttl_acquire('handed on', '1h')});
+	my $next = $successor->query(
+		q{SELECT dlock_ttl_enqueue('handed on', '20h', 'channel')});
+	my $holds = "SELECT dlock_check('handed on', $next), "
+	  . "dlock_is_held('handed on', $next), dlock_fence('handed on') IS NOT DISTINCT FROM $next";
+
+	stop_process($receiver);
+	is($successor->query("SELECT dlock_release_ticket($first)"),
+		't', 'a holder releases while the standby does not answer');
+	$successor->wait_for(
+		"SELECT granted FROM dlock_locks WHERE ticket = $next");
+	is($successor->query($holds), 'f|f|f', 'the next one does not hold yet');
+	$successor->query('SET synchronous_commit = local; CREATE TABLE t (); BEGIN');
+	$successor->query("SELECT dlock_guard('handed on', $next)");
+	$successor->query('INSERT INTO t DEFAULT VALUES');
+	like($successor->query('COMMIT'), qr/55L01/, 'nor can it guard a commit');
+	continue_process($receiver);
+	$successor->wait_for($holds =~ s/, d/ AND d/gr);
+	is($successor->query("SELECT dlock_check('handed on', $first)"),
+		'f', 'once it answers, the next one holds');
+	$successor->query("SELECT dlock_release_ticket($next)");
+	$successor->quit;
+}
+
 # The worker, woken by this, sends a heartbeat, as a quarter has passed since the one
 # before: so no renewal has to wait for one, though the standby stops when it has that.
 foreach my $hours (0, 0.27)

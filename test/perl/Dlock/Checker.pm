@@ -503,6 +503,22 @@ sub _check_superseded
 	return;
 }
 
+# A lease's ticket that is granted is current once its grant is durable; with
+# synchronous standbys that is when they answer, and they may be away.
+sub _becomes_current
+{
+	my ($self, $session, $ticket) = @_;
+
+	return 0 unless $ticket->{lease};
+	return 1
+	  if $session->query('SHOW synchronous_standby_names') ne '';
+	return eval {
+		$session->wait_for(
+			"SELECT dlock_check('$ticket->{name}', $ticket->{number})");
+		1;
+	};
+}
+
 # The answer of dlock_check() for every ticket that there ever was
 sub _check_fences
 {
@@ -523,6 +539,9 @@ sub _check_fences
 		my $lease = $self->{leases}{ $ticket->{lease} };
 		my $lasts = !$lease || !$self->_may_run_out($lease);
 
+		next
+		  if !$is_current && $row && $row->{granted} &&
+		  $self->_becomes_current($session, $ticket);
 		# what is there, and short, may expire just now
 		$self->problem($self->tell($ticket)
 			  . ($is_current ? ' is current' : ' is not current'))
