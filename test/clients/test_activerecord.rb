@@ -1,6 +1,6 @@
 # Locks of dlock in an application that uses ActiveRecord.
 #
-# Each test does what an application would, as docs/applications.md advises; and
+# Each test does what an application would, as docs/ruby.md advises; and
 # each trap that the page warns of is sprung once, so that the advice can go if
 # the trap does.
 #
@@ -60,7 +60,7 @@ rescue ActiveRecord::ActiveRecordError => e
   e
 end
 
-# What docs/applications.md has
+# What docs/ruby.md has
 def sqlstate(error)
   cause = error.cause
   cause.result&.error_field(PG::Result::PG_DIAG_SQLSTATE) if cause.is_a?(PG::Error)

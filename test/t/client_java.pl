@@ -1,6 +1,6 @@
 # The Java client, built with nothing but the JDK, passes the table of scenarios,
 # clients/scenarios.md; and what programs do with JDBC, and with a pool of
-# HikariCP, works as docs/applications.md and docs/clients.md advise.
+# HikariCP, works as docs/java.md and docs/clients.md advise.
 #
 # What would break it: see there, and in test/clients/java, where each trap that
 # the page warns of is one.  The samples of both pages are run, too.
@@ -52,19 +52,6 @@ sub sample
 	return "$dir/$name.java";
 }
 
-# A part of a program that is a part of a page, too
-sub is_shown
-{
-	my ($program, $page) = @_;
-	my ($part) = slurp_file("$top/docs/$page") =~
-	  /\Q$program\E, which the tests run -->\n```java\n(.*?)^```$/ms;
-	my $text = slurp_file("$top/$program");
-
-	s/^ +//mg foreach $part, $text;
-	ok(index($text, $part) >= 0, "$program has what $page shows");
-	return;
-}
-
 # What its comments say is printed
 sub run_sample
 {
@@ -97,9 +84,8 @@ else
 }
 add_classes(
 	\@pool, @stacks,
-	sample('Job', 'applications.md'),
+	sample('Job', 'java.md'),
 	sample('Transfer', 'clients.md'));
-is_shown('test/clients/java/Hikari.java', 'applications.md');
 run_program('JDBC', @pool, 'Jdbc');
 run_program('HikariCP', @pool, 'Hikari') if @stacks > 2;
 $node->safe_psql(

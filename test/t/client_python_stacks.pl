@@ -3,7 +3,7 @@
 # and each of their tests is counted.
 #
 # What would break it: a class, a code or an argument of a driver's that is not
-# what docs/applications.md says; a lock that stays where it must not, or goes
+# what docs/python.md says; a lock that stays where it must not, or goes
 # where it must not.
 
 use strict;

@@ -1,9 +1,9 @@
 # What programs do with the drivers and libraries of Go and Ruby, as
-# docs/applications.md advises, works; and each trap that the page warns of is one.
+# docs/go.md and docs/ruby.md advise, works; and each trap that they warn of is one.
 #
 # What would break it stands in the programs, test/clients/go and
 # test/clients/test_activerecord.rb.  Here they get a server, and each of their
-# tests is counted.  The samples of the page itself are run, too.  What is not
+# tests is counted.  The samples of the pages themselves are run, too.  What is not
 # installed is left out.
 
 use strict;
@@ -31,12 +31,12 @@ $ENV{PGPORT} = $node->port;
 $ENV{PGUSER} = $node->safe_psql('postgres', 'SELECT current_user');
 $ENV{PGDATABASE} = 'postgres';
 
-# sample($language, $before): the page's sample that is said to be run here, as a
-# file, with what comes before it
+# sample($language, $before): the sample of the language's page that is said to
+# be run here, as a file, with what comes before it
 sub sample
 {
 	my ($language, $before) = @_;
-	my $page = slurp_file("$FindBin::RealBin/../../docs/applications.md");
+	my $page = slurp_file("$FindBin::RealBin/../../docs/$language.md");
 	my $file = "$dir/sample." . ($language eq 'go' ? 'go' : 'rb');
 
 	$page =~

@@ -49,7 +49,7 @@ func pqTransaction() {
 	})
 }
 
-// pqWithLock is the one of docs/applications.md.
+// pqWithLock is the one of docs/go.md.
 func pqWithLock(ctx context.Context, pool *sql.DB, name string, work func(fence int64) error) (err error) {
 	conn, err := pool.Conn(ctx)
 	if err != nil {

@@ -1,7 +1,7 @@
 // Locks of dlock in Go programs: with lib/pq, over database/sql, and with pgx.
 //
 // Each test does what a program would, with the means of the driver, as
-// docs/applications.md advises; and each trap that the page warns of is sprung
+// docs/go.md advises; and each trap that the page warns of is sprung
 // once, so that the advice can go if the trap does.
 //
 // What would break it: a result, an error or an argument that a driver takes for

@@ -65,7 +65,7 @@ func pgxTransaction() {
 	})
 }
 
-// pgxWithLock is pqWithLock, as docs/applications.md says.
+// pgxWithLock is pqWithLock, as docs/go.md says.
 func pgxWithLock(ctx context.Context, pool *pgxpool.Pool, name string, work func(fence int64) error) (err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {

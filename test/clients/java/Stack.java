@@ -10,7 +10,7 @@ import java.util.concurrent.TimeUnit;
 /**
  * What the tests of the stacks have in common.
  *
- * <p>Each does what an application would, as docs/applications.md advises; and each trap that the page warns of is
+ * <p>Each does what an application would, as docs/java.md advises; and each trap that the page warns of is
  * sprung once, so that the advice can go if the trap does.  test/t/client_java.pl starts them, with the servers of
  * clients/README.md in the environment, and reads what is printed here.
  *
