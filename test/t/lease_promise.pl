@@ -1,16 +1,16 @@
-# What is said of a lease stays true.  One that was called gone, by whatever
-# question, never comes back; a renewal that succeeded gives the full ttl, though
-# the worker is held up; and where standbys count and do not answer, a renewal
-# is an error, and neither of these.
+# An answer about a lease stays true.  A lease that was called gone, by any
+# function, never comes back.  A renewal that succeeded gives the full ttl,
+# even if the worker is held up.  If standbys count and do not answer, a
+# renewal raises an error, and is neither of these.
 #
 # What would break it: an answer that leaves the deadline as it is; a renewal
-# that looks, and moves the deadline later, whatever was said in between; one
-# that does not look at the standbys; standbys' answers that only the worker
-# takes note of, or heartbeats that only the worker sends; heartbeats that are
-# forgotten, as standbys do not replay; standbys that count for a lease before its
-# row is written; a worker that takes over, and sends no heartbeat at once.
+# that looks at the deadline and moves it later, whatever was answered in
+# between; one that ignores the standbys; standbys' answers that only the
+# worker reads, or heartbeats that only the worker sends; heartbeats that are
+# forgotten because standbys do not replay; standbys that count for a lease
+# before its row is written; a new worker that sends no heartbeat at once.
 #
-# Time is the test's: it passes at its word.
+# The test controls the clock.
 
 use strict;
 use warnings FATAL => 'all';
@@ -32,8 +32,8 @@ my $client = session($node);
 my $other = session($node);
 my $admin = session($node);
 
-# Each question that can be answered with "gone", about a lock of which the
-# lease is the only holder, and the answer
+# Each call that can answer "gone", about a lock of which the lease is the only
+# holder, and the answer
 sub questions
 {
 	my ($name, $fence, $lease) = @_;
@@ -61,8 +61,9 @@ sub questions
 }
 
 #
-# A renewal is stopped at each of its looks at the clock.  Meanwhile the time of
-# the lease is over, and somebody is told so; the worker has not come yet.
+# A renewal is stopped at each of its looks at the clock.  Meanwhile the
+# lease's time passes, and another session is told so, before the worker has
+# come.
 #
 $admin->query(q{SELECT dlock_lease_open('1h', attach => true)});
 my $worker = freeze($admin);
@@ -70,7 +71,7 @@ my ($stops, @wrong) = (0);
 my %by_number = (1 => 'nothing');
 my $last;
 
-# Opens without the worker, which it lets go for that
+# Opens a lease without the worker, which exits before
 sub ticket
 {
 	my ($name, $session, $ttl) = @_;
@@ -121,8 +122,9 @@ thaw($worker);
 my $standby = new_standby($node, 'standby');
 count_on($node, 'standby');
 
-# A request is queued as the holder has ended, and the removal of its row cannot be
-# written for long: so nor can that of the request, for which no heartbeat is sent.
+# A request is queued after the holder has ended, and the removal of its row
+# cannot be written for long.  So the request cannot be written either, and no
+# heartbeat is sent for it.
 {
 	my $fence = $admin->query("SELECT dlock_ttl_acquire('next', '20h')");
 	my $locker = session($node);
@@ -267,7 +269,8 @@ my $receiver = $standby->safe_psql('postgres',
 	'SELECT pid FROM pg_stat_wal_receiver');
 is(renewed(), $all, 'it answers still');
 
-# A grant that no standby has acknowledged is none: one may have been promoted.
+# A grant without a standby's acknowledgement does not count: a standby may
+# have been promoted.
 {
 	my $successor = session($node);
 	my $first = $successor->query(q{SET synchronous_commit = on;
@@ -295,8 +298,9 @@ is(renewed(), $all, 'it answers still');
 	$successor->quit;
 }
 
-# The worker, woken by this, sends a heartbeat, as a quarter has passed since the one
-# before: so no renewal has to wait for one, though the standby stops when it has that.
+# The worker, woken by this, sends a heartbeat, because a quarter has passed
+# since the one before.  So no renewal waits for one, though the standby stops
+# when it has that.
 foreach my $hours (0, 0.27)
 {
 	time_passes($hours * 3600);
@@ -307,7 +311,7 @@ $admin->wait_for('SELECT bool_and(flush_lsn >= pg_current_wal_flush_lsn()) '
 	  . 'FROM pg_stat_replication');
 stop_process($receiver);
 
-# For which a renewal waits a moment only
+# A renewal waits for this only a moment
 sub renewal_waits
 {
 	my ($name, $seconds) = @_;

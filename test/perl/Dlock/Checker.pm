@@ -7,52 +7,51 @@ Dlock::Checker - what the history of dlock's clients allows a server to have
 
 =head1 DESCRIPTION
 
-The server is killed in the middle of a load, see Dlock::History.  What it has
-after a restart, or what another server has that was promoted in its place, is
-then compared with the history.  These are the rules:
+The server is killed during a load, see Dlock::History.  Its state after a
+restart, or the state of a server that was promoted in its place, is then
+compared with the history.  These are the rules:
 
 =over
 
 =item *
 
-The state stands at one point of the WAL.  Whatever was answered before a call
-that is seen to be before that point began is before it, too.  The latest
-begin of such a call is called the I<horizon> here.  Two kinds of calls are
-seen to be there: those that were given a new ticket or lease, durably, and
-those that have made one which is found.  A ticket may be older than the call
-that it was given to: then an earlier call has asked for it, and was told
-nothing.
+The state is that of one point of the WAL.  A change that was answered before a
+call began is in the state if that call is.  The latest begin of such a call is
+called the I<horizon> here.  Two kinds of calls are known to be in the state:
+those that were given a new ticket or lease, durably, and those that have made
+one which is found.  A ticket may be older than the call that it was given to:
+then an earlier call requested it, and was not answered.
 
 =item *
 
 A ticket of a lease is there, and holds if it held, if the client was told so
-durably or before the horizon, unless somebody has begun to release it, or to
-close its lease, or the lease could run out.  A lock that a lease with a delay
-had is closed for so long after it has run out.
+durably or before the horizon, unless a call has begun to release it or to
+close its lease, or the lease could run out.  A lock of a lease with a delay is
+closed for that time after the lease has run out.
 
 =item *
 
-A ticket is not there if its release was answered before the horizon; or where
-a lock that it would stand in the way of was granted to a greater ticket,
-durably or before the horizon; or if no client can have asked for it.
+A ticket is not there if its release was answered before the horizon; or if a
+lock that it would block was granted to a greater ticket, durably or before the
+horizon; or if no client can have requested it.
 
 =item *
 
-A lease has the ttl, and it or a ticket the info, that it was given last before
-the horizon, or durably, or one that somebody has begun to give it since.  An
-exclusive hold that was made a shared one is shared then.  A semaphore has the
-permits that were set last, likewise.
+A lease has the ttl, and a lease or ticket the info, that it was given last
+before the horizon, or durably, or one that a call has begun to give it since.
+An exclusive hold that was downgraded is shared.  A semaphore has the permits
+that were set last, by the same rule.
 
 =item *
 
-In each lock who holds may hold together, nobody waits without a reason, and
-holders have smaller tickets than waiters.
+In each lock the holders may hold together, no ticket waits without a reason,
+and holders have smaller tickets than waiters.
 
 =item *
 
 From the beginning of the history to its end, through all crashes, no two
-clients are sure to hold a lock at one time that excludes one of them, and
-tickets grow.
+clients surely hold a lock at one time that excludes one of them, and tickets
+grow.
 
 =back
 
@@ -80,12 +79,11 @@ Beside those of a Dlock::History, which this is:
 
 =item $history->check($node, $since, $when, $durable)
 
-Compares what the server has now, before any client is there again, with the
-history.  It was not started before the time $since.  $durable says where it
-stands, seen from the server that the clients used: see is_durable().
+Compares the server's state, before any client connects again, with the
+history.  The server was not started before the time $since. $durable is its
+role as seen from the server that the clients used: see is_durable().
 
-What is there the clients have again in the next round, and what is not there
-is forgotten.
+Clients keep what was found in the next round, and the rest is forgotten.
 
 =cut
 
@@ -115,7 +113,7 @@ sub check
 		@row{qw(name number mode permits granted position scope lease info pid)}
 		  = split /\|/, $line, -1;
 		die "unexpected answer: $line" unless exists $row{pid} && defined $row{pid};
-		# one that a delay keeps closed stands among the holders
+		# one that a delay keeps closed is among the holders
 		$row{closed} = !$row{granted} && $row{position} == 0;
 		$row{granted} ||= $row{closed};
 		push @{ $locks{ $row{name} } }, \%row;
@@ -130,7 +128,7 @@ sub check
 			FROM dlock_leases});
 	$self->_check_ttl(\%leases, now() - $since);
 
-	# how far what is there reaches
+	# how far the state reaches
 	foreach my $made (values %{ $self->{tickets} }, values %{ $self->{leases} })
 	{
 		($horizon, $self->{latest}) = ($made->{begin}, $made->{told}{id})
@@ -172,7 +170,7 @@ sub check
 	return;
 }
 
-# Is this known to have happened before what is there?
+# Is this known to have happened before the state?
 sub _settled
 {
 	my ($self, $call) = @_;
@@ -181,8 +179,8 @@ sub _settled
 	  ($self->{durable}->($call) || $call->{answer} <= $self->{horizon});
 }
 
-# The same for a grant.  A session is not told of one before the removal of
-# the holder before is flushed.
+# The same for a grant.  A session is told of one only after the removal of the
+# holder before is flushed.
 sub _grant_settled
 {
 	my ($self, $ticket, $durable) = @_;
@@ -191,8 +189,8 @@ sub _grant_settled
 	  $ticket->{held} && $durable eq 'here' && $ticket->{scope} ne 'lease';
 }
 
-# The same for a release, which is never waited for.  One that failed, as it was
-# cancelled, may have released nothing.
+# The same for a release, which no client waits for.  One that failed, because
+# it was canceled, may have released nothing.
 sub _released
 {
 	my ($self, $call) = @_;
@@ -201,7 +199,7 @@ sub _released
 	  $call->{result} !~ /^error/;
 }
 
-# Where standbys may count, the ttl and a quarter
+# If standbys may count, the ttl and a quarter
 sub _check_ttl
 {
 	my ($self, $leases, $elapsed) = @_;
@@ -266,7 +264,7 @@ sub _check_present
 
 		if ($ticket)
 		{
-			# what comes after the lease has run out does not end a delay
+			# calls after the lease has run out do not end a delay
 			$self->problem($self->tell($ticket) . ' is there again')
 			  if !$ticket->{live} || !$row->{closed} &&
 			  ($self->_released($ticket->{release}) ||
@@ -275,7 +273,7 @@ sub _check_present
 		}
 		else
 		{
-			# what its lease has had until it ran out, the client may not have got
+			# the client may not have had its lease's tickets when that ran out
 			$self->problem("ticket $row->{number} is there, "
 				  . "but $row->{info} asked for none, or has got another, "
 				  . 'before ' . ($self->{latest} // 'nothing'))
@@ -347,8 +345,8 @@ sub _may_have_mode
 	  !($self->_settled($call) && $call->{result} eq 't');
 }
 
-# Of calls that have changed the same thing one after the other, those after
-# which it may be what it is; and beside these $before, if none has for sure.
+# Of successive calls that changed the same value, those after which it may
+# have its present value; and also $before, if none surely took effect.
 sub _may_say
 {
 	my ($self, $field, $before, @calls) = @_;
@@ -372,7 +370,7 @@ sub _may_run_out
 	return $lease->{short} || grep { $_ < $ttl } @ttls;
 }
 
-# What tickets and leases were given while they were there
+# Values given to existing tickets and leases
 sub _check_changes
 {
 	my ($self, $there, $leases) = @_;
@@ -408,8 +406,8 @@ sub _check_info
 	return;
 }
 
-# One client alone sets how many permits a semaphore has: what counts is what it
-# has set last, for sure, or has begun to set since.
+# One client alone sets how many permits a semaphore has: its last sure call
+# counts, or one begun since.
 sub _check_slots
 {
 	my ($self, $session) = @_;
@@ -436,7 +434,7 @@ sub _check_slots
 	return;
 }
 
-# Was it answered, and not by an error?
+# Was it answered without an error?
 sub _is_set
 {
 	my ($self, $call) = @_;
@@ -445,7 +443,7 @@ sub _is_set
 	  ($call->{op} eq 'found' || $call->{result} eq 't');
 }
 
-# How many permits there are now, after that check
+# The present number of permits, after that check
 sub _slots
 {
 	my ($self, $name) = @_;
@@ -454,7 +452,7 @@ sub _slots
 	return $calls && $calls->[-1]{number} || $slots;
 }
 
-# How many there can have been, at most, at some time between these two
+# The most permits that there can have been between these two times
 sub _most_slots
 {
 	my ($self, $name, $from, $to) = @_;
@@ -471,8 +469,8 @@ sub _most_slots
 	return $most;
 }
 
-# Whom an exclusive grant has shut out, or an exclusive one that another
-# grant has, does not come back.
+# A ticket that an exclusive grant has excluded, or an exclusive one that
+# another grant has, does not come back.
 sub _check_superseded
 {
 	my ($self, $there, $durable) = @_;
@@ -503,8 +501,8 @@ sub _check_superseded
 	return;
 }
 
-# A lease's ticket that is granted is current once its grant is durable; with
-# synchronous standbys that is when they answer, and they may be away.
+# A lease's granted ticket is current once its grant is durable; with
+# synchronous standbys, when they answer, and they may be away.
 sub _becomes_current
 {
 	my ($self, $session, $ticket) = @_;
@@ -519,7 +517,7 @@ sub _becomes_current
 	};
 }
 
-# The answer of dlock_check() for every ticket that there ever was
+# The answer of dlock_check() for every ticket so far
 sub _check_fences
 {
 	my ($self, $session, $there) = @_;
@@ -542,7 +540,7 @@ sub _check_fences
 		next
 		  if !$is_current && $row && $row->{granted} &&
 		  $self->_becomes_current($session, $ticket);
-		# what is there, and short, may expire just now
+		# an existing short lease may expire just now
 		$self->problem($self->tell($ticket)
 			  . ($is_current ? ' is current' : ' is not current'))
 		  if $is_current && !($row && $row->{granted}) && !$ticket->{live} ||
@@ -553,7 +551,7 @@ sub _check_fences
 	return;
 }
 
-# What is in the tables is what is in memory, once all is written.
+# The tables and memory agree, once all is written.
 sub _check_tables
 {
 	my ($self, $session) = @_;
@@ -569,7 +567,7 @@ sub _check_tables
 		 AND NOT EXISTS ((TABLE c EXCEPT TABLE d) UNION ALL
 						 (TABLE d EXCEPT TABLE c))};
 
-	# what was found before is worth more than an end here
+	# the problems found before are worth more than an exit here
 	$self->problem('the tables are not what is in memory')
 	  unless eval { $session->wait_for($is_written) };
 	return;
@@ -602,7 +600,7 @@ sub _check_growth
 	return;
 }
 
-# Tickets and leases are what was found, and what clients knew of them before
+# Tickets and leases are those that were found; earlier knowledge of clients
 # counts no more.
 sub _go_on_as_changed
 {
@@ -626,7 +624,7 @@ sub _go_on_as_changed
 		$ticket->{info} = $row->{info};
 		delete $ticket->{infos};
 		next if !$ticket->{lowered} || $row->{mode} eq 'shared';
-		# it is exclusive again; nobody can tell since when
+		# it is exclusive again, since an unknown time
 		$_->{end} //= $self->{killed}
 		  foreach grep { $_->{ticket} == $ticket } @{ $self->{holds} };
 		delete @$ticket{ 'lowered', 'held' };
@@ -635,8 +633,8 @@ sub _go_on_as_changed
 	return;
 }
 
-# The lease has another ttl from now on.  If it could run out before, others can
-# have had its locks since then, which they have lost again.
+# The lease has another ttl from now on.  If it could run out before, other
+# clients can have had its locks since then, and have lost them again.
 sub _end_holds
 {
 	my ($self, $lease) = @_;
@@ -652,12 +650,12 @@ sub _end_holds
 	return;
 }
 
-# The history goes on with what is there.
+# The history continues with the state found.
 sub _go_on
 {
 	my ($self, $there, $leases, $durable) = @_;
 
-	# what this server knows nothing of has not been
+	# changes that this server does not know have not happened
 	foreach my $ticket (values %{ $self->{tickets} })
 	{
 		delete $ticket->{held}
@@ -715,11 +713,11 @@ sub _go_on
 		$ticket->{live} = 1;
 		if ($ticket->{release})
 		{
-			# the release is undone; nobody can tell since when
+			# the release is undone, since an unknown time
 			delete $ticket->{release};
 			delete $ticket->{held};
 		}
-		# what was found is in the WAL
+		# the state found is in the WAL
 		$self->_hold($ticket,
 			{ id => 'found', op => 'found', sync => 'on', scope => 'lease',
 				answer => now() })
@@ -733,8 +731,8 @@ sub _go_on
 
 =item $history->check_past
 
-Looks through the whole history: nobody has held together who must not, and
-whoever asked for a ticket later has got a greater one.
+Checks the whole history: no two clients have held together that must not, and
+a later request has a greater ticket.
 
 =cut
 
@@ -782,7 +780,7 @@ sub check_past
 			  $self->_most_slots($name, $ticket->{told}{begin}, $hold->{from});
 		}
 
-		# in the order of asking, with the answers that had come before
+		# in the order of requests, with the answers that had come before
 		my @by_begin = sort { $a->{told}{begin} <=> $b->{told}{begin} }
 		  grep { $_->{told}{answer} } @tickets;
 		my @by_answer =
