@@ -331,7 +331,7 @@ compat_ps_suffix_remove(CompatPsSuffix *saved)
 #define COMPAT_NO_ERROR_END()	((void) 0)
 #endif
 
-/* Prefetch memory that will be read soon */
+/* Prefetch memory that will be read soon, if the compiler can. */
 #ifdef __GNUC__
 #define compat_prefetch(address)	__builtin_prefetch(address)
 #else
