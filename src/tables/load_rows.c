@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * load_rows.c
- *	  Putting rows of the tables of leases into memory.
+ *	  Loading rows of the tables of leases.
  *
- * A load reads some rows at a time.  What is in memory by then stays if the load is
- * broken off, and the next one goes on after the latest row: see DlockLoading.
+ * A load reads some rows at a time.  If it is interrupted, what is loaded
+ * stays, and the next load continues after the latest row: see DlockLoading.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,10 +19,10 @@
 #include "tables/shape.h"
 #include "tables/tables.h"
 
-#define ROWS_AHEAD			32		/* whose locks are asked for at a time */
-#define ROW_MEMORY			512		/* bytes that one takes, about */
+#define ROWS_AHEAD			32		/* whose locks are prefetched at a time */
+#define ROW_MEMORY			512		/* bytes of a loaded row, about */
 
-/* The columns of a row that was read; where null, 0 or NULL */
+/* A column of a row; 0 or NULL if null */
 static int64
 get_int64(const DlockStored *row, int column)
 {
@@ -66,11 +66,6 @@ get_oid(const DlockStored *row, int column)
 	return DatumGetObjectId(row->values[column]);
 }
 
-/*
- * What is put back
- */
-
-/* Rows that came with a copy are left out, and whoever wonders can read why. */
 static void
 log_foreign(const DlockLoading *loading, const char *table)
 {
@@ -86,7 +81,6 @@ log_foreign(const DlockLoading *loading, const char *table)
 			 errhint("Leases do not come along with a copy, or with pg_upgrade: open them again.")));
 }
 
-/* Leave out a row that came with a copy. */
 static void
 leave_out(DlockLoading *loading, int64 system, Oid database)
 {
@@ -96,7 +90,7 @@ leave_out(DlockLoading *loading, int64 system, Oid database)
 	loading->foreign_database = database;
 }
 
-/* What is wrong with a row, beside others */
+/* Raise 55000 for a row that contradicts other rows or the numbers. */
 static void
 raise_row(DlockSpace *space, DlockTable which, const DlockStored *row,
 		  int column)
@@ -108,8 +102,8 @@ raise_row(DlockSpace *space, DlockTable which, const DlockStored *row,
 }
 
 /*
- * No row has a number that was never drawn: it could be drawn once more.  The
- * last one that is ours has the greatest.
+ * Raise 55000 for a number that was never drawn: it could be drawn again.  The
+ * last row that is not foreign has the greatest.
  */
 static void
 check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
@@ -126,7 +120,7 @@ check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
 	}
 }
 
-/* It may have been put back, by an attempt that has ended right then. */
+/* An attempt that was interrupted just then may have loaded it. */
 static void
 load_lease(DlockSpace *space, const DlockStored *row)
 {
@@ -149,7 +143,7 @@ load_lease(DlockSpace *space, const DlockStored *row)
 	dlock_record_end_uses(before);
 }
 
-/* The same */
+/* An interrupted attempt may have loaded it, too. */
 static void
 load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 {
@@ -190,7 +184,7 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 			raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_LEASE);
 	}
 
-	/* the worker removes the rows of what ended with its lease */
+	/* the worker deletes rows of tickets that ended with their lease */
 	if (request.lease &&
 		(get_bool(row, DLOCK_QUEUE_GRANTED) || !request.lease->delayed) &&
 		!dlock_lease_ticket_is_restored(space, number))
@@ -214,10 +208,7 @@ begin_part(DlockLoading *loading, DlockLoadPart part)
 	loading->part = part;
 }
 
-/*
- * Make room for all that there seems to be, but not for more than there can be:
- * statistics may be wrong.
- */
+/* The estimate may be wrong, so it is bounded by what fits in memory. */
 static void
 make_room(DlockSpace *space, DlockTable table)
 {
@@ -229,10 +220,7 @@ make_room(DlockSpace *space, DlockTable table)
 		dlock_locks_reserve(rows);
 }
 
-/*
- * The next of these rows will be put back: fill in the keys of those that are not
- * foreign, and let memory bring what they need.
- */
+/* Fill in keys of the next rows that are not foreign; prefetch their locks. */
 static void
 look_ahead(DlockSpace *space, const DlockStoredRows *rows, uint64 from,
 		   DlockKey *keys)
@@ -252,10 +240,7 @@ look_ahead(DlockSpace *space, const DlockStoredRows *rows, uint64 from,
 	dlock_locks_look_ahead(keys, count);
 }
 
-/*
- * Put back some rows of a table.  What was put back is behind us, should we be
- * interrupted: the next attempt goes on with the row after it.
- */
+/* Load some rows, from the one after the last that was loaded. */
 void
 dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 {
@@ -285,7 +270,7 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 					  get_oid(row, shape->database));
 		else
 		{
-			/* the next attempt begins with this row, if this one ends here */
+			/* if this attempt ends here, the next begins with this row */
 			loading->last = number - 1;
 			if (is_queue)
 				load_ticket(space, row, key++);
