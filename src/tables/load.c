@@ -54,7 +54,7 @@
 #define SMALL_BLOCKS		32		/* read while a worker would start */
 #define LOOK_MS				1000	/* between checks for a worker */
 #define NO_WORKER_MS		3000	/* without one, then the caller loads */
-#define WORKER_LOCK_MS		1000	/* that the worker waits for a lock */
+#define WORKER_TURN_MS		1000	/* the worker waits for locks and standbys */
 #define TELL_MS				1000	/* of waiting, then the log is told */
 #define SILENCE_MS			60000	/* between two such messages */
 #define MAX_LOCK_POLL_MS	50
@@ -392,36 +392,55 @@ check_lockable(DlockSpace *space, const char *name)
 }
 
 /*
- * For the worker.  A locked table is an error after WORKER_LOCK_MS, which
- * callers then meet themselves.  If a session that loads gives up, the worker
- * continues.
+ * For the worker; false if it has to call again.  A locked table is an error after
+ * WORKER_TURN_MS, which callers then meet themselves.  If a session that loads
+ * gives up, the worker continues.  Between turns the tables are unlocked, so that
+ * they can be dropped while standbys do not answer, but no session loads.
  */
-void
+bool
 dlock_load(DlockSpace *space)
 {
+	static bool has_turns = false;	/* the lock to load is the session's */
+	LOCKTAG		tag = load_tag(space);
+	uint64		end = dlock_monotonic_now() + WORKER_TURN_MS * 1000;
 	Patience	patience = {
+		.locks = end,
 		.rows = DLOCK_NO_DEADLINE,
-		.standbys = DLOCK_NO_DEADLINE
+		.standbys = end
 	};
+	int			loader;
+	volatile bool done = false;
+	volatile bool failed = true;
 
-	for (;;)
+	if (!has_turns)
+		has_turns = LockAcquire(&tag, ExclusiveLock, true, true) !=
+			LOCKACQUIRE_NOT_AVAIL;
+	PG_TRY();
 	{
-		int			loader;
-
-		patience.locks = dlock_monotonic_now() + WORKER_LOCK_MS * 1000;
-		if (load(space, &patience))
-			break;
-		loader = find_loader(space);
-		if (loader != 0)
+		done = load(space, &patience);
+		failed = false;
+	}
+	PG_FINALLY();
+	{
+		if (has_turns && (done || failed))
 		{
-			if (is_time_to_tell(space))
-				tell_of_loader(loader);
-			continue;
+			(void) LockRelease(&tag, ExclusiveLock, true);
+			has_turns = false;
 		}
+	}
+	PG_END_TRY();
+	if (done)
+		return true;
+	loader = find_loader(space);
+	if (loader == 0)
+	{
 		check_lockable(space, "dlock_slots");
 		check_lockable(space, "dlock_queue");
 		check_lockable(space, "dlock_queue_lease");
 	}
+	else if (is_time_to_tell(space))
+		tell_of_loader(loader);
+	return false;
 }
 
 /* Raise 55P03: the timeout passed before the request's rows were loaded. */
@@ -527,18 +546,31 @@ wait_for_worker(DlockSpace *space, uint64 until)
 	return result;
 }
 
+/* A caller's lock_timeout counts while it waits for standbys, too. */
+static bool
+load_as_caller(DlockSpace *space, uint64 rows, uint64 until)
+{
+	uint64		start = dlock_monotonic_now();
+	Patience	patience = {
+		.locks = until,
+		.rows = rows,
+		.standbys = until
+	};
+
+	if (LockTimeout > 0)
+		patience.standbys = Min(until, start + (uint64) LockTimeout * 1000);
+	if (load(space, &patience))
+		return true;
+	check_lock_timeout(start, _("The synchronous standbys have not answered."));
+	return false;
+}
+
 /*
  * False after "until".  Without a worker, the caller does a step in any case.
  */
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
 {
-	Patience	patience = {
-		.locks = until,
-		.rows = until,
-		.standbys = until
-	};
-
 	switch (wait_for_worker(space, until))
 	{
 		case WORKER_HAS_LOADED:
@@ -548,7 +580,7 @@ wait_for_load(DlockSpace *space, uint64 until)
 		case WORKER_DOES_NOT:
 			break;
 	}
-	return load(space, &patience);
+	return load_as_caller(space, until, until);
 }
 
 static uint64
@@ -562,13 +594,13 @@ deadline_of(DlockTimeout timeout)
 bool
 dlock_load_all(DlockSpace *space, DlockTimeout timeout)
 {
-	Patience	patience = {.rows = DLOCK_NO_DEADLINE};
+	uint64		until;
 
 	if (likely(pg_atomic_read_u32(&space->loaded) != 0))
 		return true;
-	patience.locks = patience.standbys = deadline_of(timeout);
-	return is_small(space) ? load(space, &patience) :
-		wait_for_load(space, patience.locks);
+	until = deadline_of(timeout);
+	return is_small(space) ? load_as_caller(space, DLOCK_NO_DEADLINE, until) :
+		wait_for_load(space, until);
 }
 
 /* This database's space, loaded: for calls about leases or all locks */

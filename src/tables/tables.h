@@ -143,7 +143,7 @@ extern int32 dlock_slots_find(DlockSpace *space, Relation table,
 							  const DlockKey *key, bool *is_ours);
 
 /* load.c */
-extern void dlock_load(DlockSpace *space);
+extern bool dlock_load(DlockSpace *space);
 extern void dlock_load_failed(DlockSpace *space);
 extern void dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key);
 extern bool dlock_load_all(DlockSpace *space, DlockTimeout timeout);

@@ -189,15 +189,18 @@ log_cancel(void)
 			 errhint("pg_terminate_backend() ends it; another one is started when there is work.")));
 }
 
-/* Begin a process's work; NULL if its office is taken or its space is gone. */
+/*
+ * Begin a process's work, with a handler of SIGTERM; NULL if its office is taken
+ * or its space is gone.
+ */
 DlockSpace *
-dlock_process_begin(DlockOffice office)
+dlock_process_begin(DlockOffice office, pqsigfunc terminate)
 {
 	DlockSpaceKey key;
 	DlockSpace *space;
 
 	memcpy(&key, MyBgworkerEntry->bgw_extra, sizeof(DlockSpaceKey));
-	pqsignal(SIGTERM, die);
+	pqsignal(SIGTERM, terminate);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	/* a VACUUM may be canceled; another one will come */
 	if (office != DLOCK_VACUUM)

@@ -43,7 +43,8 @@ typedef struct DlockTask
 
 /* process.c */
 extern const char *dlock_process_database(void);
-extern DlockSpace *dlock_process_begin(DlockOffice office);
+extern DlockSpace *dlock_process_begin(DlockOffice office,
+									   pqsigfunc terminate);
 extern void dlock_process_signals(void);
 extern bool dlock_process_gives_way(void);
 extern bool dlock_process_is_in_the_way(void);

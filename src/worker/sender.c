@@ -17,6 +17,7 @@
 #include "pgstat.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#include "tcop/tcopprot.h"
 #include "utils/wait_event.h"
 
 #include "shared/shared.h"
@@ -60,7 +61,7 @@ dlock_sender_main(Datum arg)
 {
 	uint64		sent_at;
 
-	my_space = dlock_process_begin(DLOCK_SENDER);
+	my_space = dlock_process_begin(DLOCK_SENDER, die);
 	if (my_space == NULL)
 		return;
 	before_shmem_exit(resign, Int32GetDatum(DLOCK_SENDER));
@@ -103,7 +104,7 @@ dlock_sender_main(Datum arg)
 void
 dlock_vacuum_main(Datum arg)
 {
-	my_space = dlock_process_begin(DLOCK_VACUUM);
+	my_space = dlock_process_begin(DLOCK_VACUUM, die);
 	if (my_space == NULL)
 		return;
 	before_shmem_exit(resign, Int32GetDatum(DLOCK_VACUUM));

@@ -40,7 +40,8 @@
 
 #define MAX_RETRY_MS	2000	/* longest pause after an error */
 #define PATIENCE_MS		1000	/* before a lock timeout is logged */
-#define LEAVE_MS		1000	/* a terminated worker writes that long */
+#define LEAVE_MS		1000	/* a terminated worker writes that long, or
+								 * until the journal is not shorter by then */
 #define TWICE_MS		100		/* a signal within that is the first one's
 								 * twin */
 #define STAY_MS			5000	/* at a shutdown, longest wait for sessions */
@@ -174,14 +175,25 @@ leave(SIGNAL_ARGS)
 static bool
 begin_work(void)
 {
+	bool		loaded = true;
+
 	StartTransactionCommand();
 	if (pg_atomic_read_u32(&my_space->loaded) == 0 &&
 		get_extension_oid("dlock", true) == my_space->key.extension)
-		dlock_load(my_space);
-	dlock_writer_begin(my_space);
+	{
+		/* there is no journal yet */
+		pqsignal(SIGTERM, die);
+		if (leaving)
+			ProcDiePending = InterruptPending = true;
+		loaded = dlock_load(my_space);
+		pqsignal(SIGTERM, leave);
+	}
+	if (loaded)
+		dlock_writer_begin(my_space);
 	CommitTransactionCommand();
+	if (!loaded)
+		return true;
 	begun = true;
-	pqsignal(SIGTERM, leave);
 	/* other processes wait from now on */
 	dlock_process_lock_timeout(DLOCK_SHORT_LOCK_TIMEOUT);
 	return false;
@@ -385,20 +397,31 @@ stays_for_sessions(void)
 	return now < until && dlock_worker_has_company(my_space);
 }
 
-/* Write the journal for LEAVE_MS at most, and have the worker end. */
+/*
+ * Write the journal, as long as it becomes shorter within LEAVE_MS, and have the
+ * worker end.
+ */
 static void
 write_the_rest(void)
 {
 	uint64		end = dlock_monotonic_now() + LEAVE_MS * 1000;
+	uint32		least = PG_UINT32_MAX;
 	uint64		next;
 
-	while ((next = dlock_task_perform(&journal_task)) != NEVER && next < end)
+	if (!begun && pg_atomic_read_u32(&my_space->loaded) != 0)
+		(void) dlock_task_perform(&begin_task);
+	while (begun && (next = dlock_task_perform(&journal_task)) != NEVER && next < end)
 	{
 		if (next != 0)
 			(void) WaitLatch(MyLatch, WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
 							 dlock_milliseconds_until(next),
 							 PG_WAIT_EXTENSION);
 		CHECK_FOR_INTERRUPTS();
+		if (my_space->journal.length < least)
+		{
+			least = my_space->journal.length;
+			end = dlock_monotonic_now() + LEAVE_MS * 1000;
+		}
 		if (dlock_monotonic_now() >= end)
 			break;
 	}
@@ -550,7 +573,7 @@ pause_before_work(uint32 deaths)
 	if (deaths > 0)
 		end += Min(FIRST_PAUSE_MS << Min(deaths - 1, 10), MAX_PAUSE_MS) * 1000;
 	/* a library that waits for the place ends the pause */
-	while (dlock_monotonic_now() < end && !dlock_is_replaced())
+	while (dlock_monotonic_now() < end && !leaving && !dlock_is_replaced())
 	{
 		/* attached leases must not run out meanwhile */
 		uint64		next = sooner(end, dlock_heartbeat_beat(my_space, false));
@@ -566,7 +589,7 @@ pause_before_work(uint32 deaths)
 static void
 begin(void)
 {
-	my_space = dlock_process_begin(DLOCK_WORKER);
+	my_space = dlock_process_begin(DLOCK_WORKER, leave);
 	if (my_space == NULL)
 		proc_exit(0);
 	before_shmem_exit(resign, 0);

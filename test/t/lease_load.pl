@@ -90,12 +90,23 @@ connect_again();
 commits_hang($node, 1);
 is($admin->query("DELETE FROM dlock_queue WHERE ticket = $held"),
 	'', 'the row of a holder is gone');
-$other->query('LISTEN nobody');
 my $is_granted = "SELECT granted FROM dlock_locks WHERE ticket = $queued";
+$client->query("SET lock_timeout = '100ms'");
+like($client->query($is_granted),
+	qr/55P03/, 'a call that reads the tables waits for standbys that long');
+my $worker = worker($admin);
+$admin->wait_for("SELECT wait_event = 'SyncRep' FROM pg_stat_activity "
+	  . "WHERE pid = $worker");
+is($admin->query("BEGIN; SET LOCAL lock_timeout = '1min'; DROP EXTENSION dlock"),
+	'', '... and so does the worker, but is in the way of no change');
+$admin->query('ROLLBACK');
+connect_again();
+commits_hang($node, 1);
+$other->query('LISTEN nobody');
 my $begin = -s $node->logfile;
 $client->start($is_granted);
 until_waits_for($client, 'IPC');
-my $worker = worker($admin);
+$worker = worker($admin);
 poll('the worker has told',
 	sub { slurp_file($node->logfile, $begin) =~ /(?:locked|being read)\n.*\n.*HINT/ });
 like(
@@ -145,7 +156,8 @@ SKIP:
 $admin->query('ALTER SYSTEM RESET synchronous_standby_names');
 $admin->query('SELECT pg_reload_conf()');
 is($client->answer, 't', 'until standbys are not needed any more');
-is($other->answer, 't', 'all of them');
+like($other->answer, qr/^[tf]$/, 'all of them');
+$other->wait_for("SELECT dlock_check('held', $queued)");
 is($admin->query($tickets) =~ s/another \d+/another/r,
 	"another t|held $queued t", 'the next has the lock, and nobody else');
 told($other, 'and is told', announcement('granted', 'held', $queued));
@@ -181,10 +193,10 @@ my $later = $admin->query("SELECT clock_timestamp() + '$ttl s'");
 $admin->wait_for("SELECT clock_timestamp() > '$later'");
 $admin->query(
 	"UPDATE dlock_queue SET mode = 'exclusive' WHERE ticket = $behind");
-is( $client->query(
-		"SELECT dlock_check('half', $second), dlock_release_ticket($second)"),
-	't|t',
-	'a waiter is granted the lock, however late the second call comes');
+# once that is durable
+$client->wait_for("SELECT dlock_check('half', $second)");
+is($client->query("SELECT dlock_release_ticket($second)"),
+	't', 'a waiter is granted the lock, however late the second call comes');
 is($client->query("SELECT dlock_release_ticket($behind)"),
 	't', 'and what comes behind it is there');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_queue '

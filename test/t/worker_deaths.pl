@@ -4,6 +4,8 @@
 #
 # A cancel is no death: neither the worker nor its current task ends.
 #
+# A worker that is told to end while it starts writes first what is to be written.
+#
 # What would break it: a worker that is started at once, whatever happened to
 # the one before; a pause that stays, or one after a worker that was told to
 # go; a cancel that ends the process, or a batch that it writes.
@@ -101,6 +103,24 @@ unlike(slurp_file($node->logfile, $log),
 	qr/background worker "dlock worker" .*exited/,
 	'none has died of a cancel');
 
-$_->quit foreach $admin, $client;
+# A shutdown while a worker starts: it writes before it goes.
+stop_worker($admin,
+	sub { $client->start("SELECT dlock_lease_acquire('paused', $lease)") });
+stop_while($admin, $client->{pid},
+	"SELECT wait_event_type = 'Extension' FROM pg_stat_activity "
+	  . "WHERE pid = $client->{pid}");
+# the next one is held up as it starts
+worker_dies($admin);
+like($admin->query("SELECT dlock_lease_close($lease)"),
+	qr/^\d+$/, 'a lease is closed while a worker starts');
+continue_process($client->{pid});
+$admin->quit;
+$node->stop('fast');
+$node->start;
+$admin = session($node);
+is($admin->query("SELECT dlock_renew($lease) IS NULL"),
+	't', 'and so it stays, after a shutdown at that moment');
+
+$admin->quit;
 $node->stop;
 done_testing();
