@@ -82,20 +82,20 @@ typedef enum ServerState
 
 extern bool (*server_await) (int fd, short events, int64 until);
 extern char server_problem[1024];
-extern void server_init(void);
+extern ServerState server_state;
+extern bool server_init(void);
 extern ServerState server_open(int64 time);
 extern void server_close(void);
 extern void server_lose(void);
-extern void server_warn(void);
 extern PGconn *server_connection(void);
 extern PGresult *server_query(int64 until, const char *sql, int n,
 							  const char *const *values);
-extern bool server_may_recover(const PGresult *result);
 extern void server_open_or_exit(void);
 extern PGresult *server_query_or_exit(const char *sql, int n,
 									  const char *const *values);
 
 /* command.c */
+extern void command_note_signals(void);
 extern bool command_prepare(pid_t front, int tty, pid_t front_group);
 extern pid_t command_start(char **argv);
 extern bool command_has_time(void);
@@ -150,7 +150,8 @@ typedef enum Sorting
 
 extern bool print_top(FILE *out, Sorting sorting);
 
-/* subcommands */
+/* main.c, and subcommands */
+extern int	finish_output(int code);
 extern int	main_run(int argc, char **argv);
 extern int	main_list(const char *name, int n, char **operands);
 extern int	main_top(const char *name, int n, char **operands);

@@ -5,7 +5,9 @@
  */
 #include "bin/bin.h"
 
+#include <fcntl.h>
 #include <locale.h>
+#include <unistd.h>
 
 #include "getopt_long.h"
 
@@ -134,7 +136,31 @@ run_subcommand(int s, int argc, char **argv)
 		return usage_error(psprintf("%s ", argv[0]));
 	}
 	server_open_or_exit();
-	return subcommands[s].run(argv[0], n, argv + optind);
+	return finish_output(subcommands[s].run(argv[0], n, argv + optind));
+}
+
+/*
+ * A connection must not get the number of a standard descriptor that the caller
+ * has closed: what is printed would go there.
+ */
+static void
+occupy_standard_descriptors(void)
+{
+	int			fd;
+
+	while ((fd = open("/dev/null", O_RDWR | O_CLOEXEC)) >= 0 && fd <= STDERR_FILENO)
+		continue;
+	close(fd);
+}
+
+/* 1 if what was printed is not all written; else the code */
+int
+finish_output(int code)
+{
+	if (fflush(stdout) == 0 && !ferror(stdout))
+		return code;
+	pg_log_error("could not write to standard output: %m");
+	return 1;
 }
 
 int
@@ -147,6 +173,7 @@ main(int argc, char **argv)
 	const struct option *all = with_common_options(version);
 	int			c;
 
+	occupy_standard_descriptors();
 	pg_logging_init(argv[0]);
 	(void) setlocale(LC_CTYPE, "");
 	while ((c = getopt_long(argc, argv, "+V?" COMMON_SHORT, all, NULL)) != -1)

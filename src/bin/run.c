@@ -87,6 +87,26 @@ is_stopped(void)
 	return stop_signal != 0 || front_gone;
 }
 
+/*
+ * As pg_log_warning() and so on.  If the reader of stderr keeps it waiting, the
+ * message is dropped: to renew the lease is more important.
+ */
+static void
+say(enum pg_log_level level, const char *format,...) pg_attribute_printf(2, 3);
+
+static void
+say(enum pg_log_level level, const char *format,...)
+{
+	struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+	va_list		arguments;
+
+	if (poll(&out, 1, 0) <= 0)
+		return;
+	va_start(arguments, format);
+	pg_log_generic_v(level, PG_LOG_PRIMARY, format, arguments);
+	va_end(arguments);
+}
+
 static void
 tell_front(char what, int number)
 {
@@ -206,7 +226,7 @@ be_patient(int64 until)
 	{
 		silent_since = now;
 		backoff = 100 * MS;
-		server_warn();
+		say(PG_LOG_WARNING, "%.*s", (int) strcspn(server_problem, "\n"), server_problem);
 	}
 	if (now >= until)
 		return false;
@@ -219,7 +239,7 @@ static void
 server_answers(void)
 {
 	if (silent_since != FOREVER && opt->patience > 0)
-		pg_log_warning("the server answers again");
+		say(PG_LOG_WARNING, "the server answers again");
 	silent_since = FOREVER;
 }
 
@@ -351,7 +371,6 @@ request_lock(int64 until)
 static Outcome
 judge(PGresult *result)
 {
-	bool		recovers = result == NULL || server_may_recover(result);
 	const char *code = result ? PQresultErrorField(result, PG_DIAG_SQLSTATE) : NULL;
 	bool		is_gone = code && strcmp(code, "55L01") == 0;
 
@@ -361,10 +380,30 @@ judge(PGresult *result)
 		ticket = 0;
 		return GOT_NONE_YET;
 	}
-	if (!recovers)
+	if (server_state == SERVER_REFUSES)
 		return GOT_ERROR;
-	server_close();
+	if (server_state == SERVER_AWAY)
+		server_close();
 	return GOT_NONE_YET;
+}
+
+/* The lease can keep the lock for --at-least.  It is told before the command runs. */
+static Outcome
+check_at_least(void)
+{
+	const char *wanted = interval(opt->at_least);
+	char	   *fits = take_value(server_query(clock_now() + 10 * SEC,
+											   "SELECT $1::pg_catalog.interval OPERATOR(pg_catalog.<=) "
+											   "pg_catalog.current_setting('dlock.max_ttl')::pg_catalog.interval "
+											   "FROM %s.dlock_version()", 1, &wanted));
+
+	if (fits == NULL)
+		return judge(NULL);
+	if (fits[0] == 't')
+		return GOT_LOCK;
+	strlcpy(server_problem, "--at-least is longer than dlock.max_ttl",
+			sizeof(server_problem));
+	return GOT_ERROR;
 }
 
 /* One step, with a connection; until is the end of the wait */
@@ -377,6 +416,10 @@ try_to_get_lock(int64 until)
 
 	if (ticket == 0)
 	{
+		Outcome		fits = opt->at_least > 0 ? check_at_least() : GOT_LOCK;
+
+		if (fits != GOT_LOCK)
+			return fits;
 		result = request_lock(until);
 		if (result == NULL || PQresultStatus(result) != PGRES_TUPLES_OK)
 			return judge(result);
@@ -394,7 +437,7 @@ try_to_get_lock(int64 until)
 	else if (confirm() == 0)
 		ticket = 0;
 	if (ticket == 0 || server_connection() == NULL)
-		return GOT_NONE_YET;
+		return judge(NULL);
 
 	wait = Max(Min(renew_interval, until - clock_now()), 0);
 	result = ask_of_ticket("SELECT %s.dlock_wait($1, $2)", wait,
@@ -405,7 +448,7 @@ try_to_get_lock(int64 until)
 	if (value[0] != 't')
 		return clock_now() >= until ? GOT_BUSY : GOT_NONE_YET;
 	/* its lease may have begun long before, and with another ttl */
-	return confirm() == 1 ? GOT_LOCK : GOT_NONE_YET;
+	return confirm() == 1 ? GOT_LOCK : judge(NULL);
 }
 
 static Outcome
@@ -426,7 +469,7 @@ get_lock(void)
 			return GOT_STOPPED;
 		if (state == SERVER_REFUSES || outcome == GOT_ERROR)
 		{
-			pg_log_error("%s", server_problem);
+			say(PG_LOG_ERROR, "%s", server_problem);
 			return GOT_ERROR;
 		}
 		if (outcome != GOT_NONE_YET)
@@ -435,7 +478,7 @@ get_lock(void)
 			!be_patient(silent_since == FOREVER ? FOREVER :
 						silent_since + opt->patience))
 		{
-			pg_log_error("found no server within the time of --patience");
+			say(PG_LOG_ERROR, "found no server within the time of --patience");
 			return GOT_ERROR;
 		}
 	}
@@ -482,10 +525,10 @@ give_back(int64 until)
 				value = pg_strdup("t");
 			asked = true;
 		}
-		if (value == NULL && !be_patient(until))
+		if (value == NULL && (server_state == SERVER_REFUSES || !be_patient(until)))
 		{
-			pg_log_warning("could not %s lock \"%s\": it ends by itself",
-						   keep ? "keep" : "release", opt->name);
+			say(PG_LOG_WARNING, "could not %s lock \"%s\": it ends by itself",
+				keep ? "keep" : "release", opt->name);
 			return true;
 		}
 	}
@@ -576,7 +619,7 @@ run_command(void)
 	if ((group = command_start(opt->command)) == 0)
 	{
 		not_run = errno == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN;
-		pg_log_error("could not run \"%s\": %m", opt->command[0]);
+		say(PG_LOG_ERROR, "could not run \"%s\": %m", opt->command[0]);
 		return not_run;
 	}
 	tell_front('g', group);
@@ -601,8 +644,8 @@ run_with_lock(void)
 		if (code < 0 || opt->every == 0 || not_run)
 			return code;
 		if (code != 0)
-			pg_log_warning("\"%s\" has ended with exit code %d",
-						   opt->command[0], code);
+			say(PG_LOG_WARNING, "\"%s\" has ended with exit code %d",
+				opt->command[0], code);
 		start += opt->every;
 	}
 	return -1;
@@ -619,7 +662,7 @@ take_turn(void)
 	{
 		granted_at = clock_now();
 		if (common.verbose)
-			pg_log_info("got lock \"%s\", fence " INT64_FORMAT, opt->name, ticket);
+			say(PG_LOG_INFO, "got lock \"%s\", fence " INT64_FORMAT, opt->name, ticket);
 		code = run_with_lock();
 		if (opt->session ? !give_back_session() :
 			!give_back(clock_now() + (code < 0 ? SEC : patience_for_answer())))
@@ -628,13 +671,25 @@ take_turn(void)
 		return code;
 	}
 	if (outcome == GOT_BUSY && common.verbose)
-		pg_log_info("lock \"%s\" is busy", opt->name);
+		say(PG_LOG_INFO, "lock \"%s\" is busy", opt->name);
 	if (opt->session)
 		server_close();
 	else
 		give_back(clock_now() + SEC);
 	return outcome == GOT_BUSY ? opt->busy_code :
 		outcome == GOT_STOPPED ? 128 + stop_signal : EXIT_DLOCK;
+}
+
+/* A file's name may be in another encoding than the database. */
+static char *
+ascii(char *text)
+{
+	for (char *c = text; *c; c++)
+	{
+		if (IS_HIGHBIT_SET(*c))
+			*c = '?';
+	}
+	return text;
 }
 
 /* Names that tell who this is; the owner's is no other run's */
@@ -650,7 +705,7 @@ name_holder(void)
 	owner = opt->owner ? opt->owner :
 		psprintf("%s/%d/" UINT64_FORMAT, host, (int) front, number);
 	info = opt->info ? opt->info :
-		psprintf("%.500s on %s, pid %d", opt->command[0], host, (int) front);
+		ascii(psprintf("%.500s on %s, pid %d", opt->command[0], host, (int) front));
 }
 
 int
@@ -670,7 +725,7 @@ keep_lock(const RunOptions *options, int to_front, pid_t front_pid)
 	do
 	{
 		if ((code = take_turn()) < 0)
-			pg_log_error("lost lock \"%s\"", opt->name);
+			say(PG_LOG_ERROR, "lost lock \"%s\"", opt->name);
 	} while (code < 0 && opt->every > 0 && !is_stopped());
 	server_close();
 	return code < 0 ? EXIT_LOST : code;

@@ -187,6 +187,5 @@ main_run(int argc, char **argv)
 	}
 	o.command = argv + optind;
 	check_run_options(&o);
-	server_init();
-	return run_in_front(&o);
+	return server_init() ? run_in_front(&o) : EXIT_DLOCK;
 }

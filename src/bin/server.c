@@ -20,6 +20,7 @@ static bool await_plainly(int fd, short events, int64 until);
 
 bool		(*server_await) (int fd, short events, int64 until) = await_plainly;
 char		server_problem[1024];
+ServerState server_state;		/* after the latest request */
 
 static PGconn *connection;
 static char *extension_schema;
@@ -68,16 +69,25 @@ element(const char *list, int i)
 	return length > 0 ? pnstrdup(list, length) : NULL;
 }
 
-/* Find out which hosts there are, and ask for the password */
-void
+/*
+ * Find out which hosts there are, and ask for the password.  False if the
+ * connection string is malformed.
+ */
+bool
 server_init(void)
 {
 	char	   *dbname = common.dbname;
+	char	   *problem = NULL;
 	bool		is_conninfo = dbname && (strchr(dbname, '=') != NULL ||
 										 strstr(dbname, "://") != NULL);
 	PQconninfoOption *options =
-		is_conninfo ? PQconninfoParse(dbname, NULL) : NULL;
+		is_conninfo ? PQconninfoParse(dbname, &problem) : NULL;
 
+	if (problem)
+	{
+		pg_log_error("%s", problem);
+		return false;
+	}
 	hosts = common.host ? common.host : getenv("PGHOST");
 	addresses = getenv("PGHOSTADDR");
 	ports = common.port ? common.port : getenv("PGPORT");
@@ -94,6 +104,7 @@ server_init(void)
 	n_hosts = Max(1, Max(count_elements(hosts), count_elements(addresses)));
 	if (common.ask_password)
 		password = simple_prompt("Password: ", false);
+	return true;
 }
 
 void
@@ -143,6 +154,24 @@ start_connection(int i)
 }
 
 /*
+ * Can asking again help after this error?  If the server lacks something, is
+ * about to stop, has become a standby, or waits for one.
+ */
+static bool
+may_recover(const PGresult *result)
+{
+	const char *code = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+	static const char *const classes[] = {"08", "25", "40", "53", "57", "58"};
+
+	for (size_t i = 0; code && i < lengthof(classes); i++)
+	{
+		if (strncmp(code, classes[i], 2) == 0)
+			return true;
+	}
+	return code == NULL;
+}
+
+/*
  * The schema of dlock; and settings, for a session that runs nothing but dlock's
  * functions, and whose waits end if the client has gone.  A pooler gives the
  * session to other clients as well, whose settings these would be then: it
@@ -175,7 +204,7 @@ look_for_extension(int64 until)
 	if (result == NULL)
 		return SERVER_AWAY;
 	if (PQresultStatus(result) != PGRES_TUPLES_OK)
-		state = server_may_recover(result) ? SERVER_AWAY : SERVER_REFUSES;
+		state = server_state;
 	else if (PQntuples(result) == 0)
 	{
 		snprintf(server_problem, sizeof(server_problem),
@@ -284,7 +313,7 @@ server_open(int64 time)
 		else if (its == SERVER_AWAY)
 			state = SERVER_AWAY;
 	}
-	return state;
+	return server_state = state;
 }
 
 /* What an error of the server says, without its context */
@@ -307,13 +336,7 @@ server_lose(void)
 {
 	note_problem(PQerrorMessage(connection));
 	server_close();
-}
-
-/* Warn of the latest problem, in a line. */
-void
-server_warn(void)
-{
-	pg_log_warning("%.*s", (int) strcspn(server_problem, "\n"), server_problem);
+	server_state = SERVER_AWAY;
 }
 
 static PGresult *
@@ -321,13 +344,15 @@ give_up_query(const char *problem)
 {
 	note_problem(problem);
 	server_close();
+	server_state = SERVER_AWAY;
 	return NULL;
 }
 
 /*
  * Ask, with dlock's schema for each %s in sql, and return the answer, which
  * may be an error, or NULL if the connection is lost or there is no answer in
- * time; server_problem tells of both.
+ * time; server_problem tells of both, and server_state whether asking again can
+ * help.
  */
 PGresult *
 server_query(int64 until, const char *sql, int n, const char *const *values)
@@ -370,27 +395,13 @@ server_query(int64 until, const char *sql, int n, const char *const *values)
 		server_lose();
 		return NULL;
 	}
+	server_state = SERVER_OPEN;
 	if (PQresultStatus(result) == PGRES_FATAL_ERROR)
-		note_error(result);
-	return result;
-}
-
-/*
- * Can asking again help after this error?  If the server lacks something, is
- * about to stop, has become a standby, or waits for one.
- */
-bool
-server_may_recover(const PGresult *result)
-{
-	const char *code = PQresultErrorField(result, PG_DIAG_SQLSTATE);
-	static const char *const classes[] = {"08", "25", "40", "53", "57", "58"};
-
-	for (size_t i = 0; code && i < lengthof(classes); i++)
 	{
-		if (strncmp(code, classes[i], 2) == 0)
-			return true;
+		note_error(result);
+		server_state = may_recover(result) ? SERVER_AWAY : SERVER_REFUSES;
 	}
-	return code == NULL;
+	return result;
 }
 
 /* For subcommands that do nothing but ask */
@@ -399,7 +410,8 @@ server_open_or_exit(void)
 {
 	ServerState state;
 
-	server_init();
+	if (!server_init())
+		exit(1);
 	state = server_open(10 * SEC);
 	if (state == SERVER_REFUSES && needs_password)
 	{

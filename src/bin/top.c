@@ -75,6 +75,7 @@ static void
 show_until_quit(void)
 {
 	int			key = 0;
+	int64		next;
 
 	initscr();
 	cbreak();
@@ -84,7 +85,11 @@ show_until_quit(void)
 	{
 		show_page();
 		timeout((int) (show.pause / MS));
+		next = clock_now() + show.pause;
 		key = getch();
+		/* at the end of what was given instead of keys */
+		if (key == ERR && clock_now() < next)
+			pg_usleep(next - clock_now());
 		if (key == 'w')
 			sorting = BY_WAITERS;
 		else if (key == 't')

@@ -21,6 +21,18 @@ typedef struct Watched
 static Watched *watched;
 static int	n_watched;
 
+/* Neither a lock's name nor its holder's info may break the line, or the screen. */
+static char *
+plain_line(char *text)
+{
+	for (char *c = text; *c; c++)
+	{
+		if ((unsigned char) *c < ' ' || *c == '\177')
+			*c = '?';
+	}
+	return text;
+}
+
 /* Returns false if the connection is lost. */
 static bool
 print_change(const char *payload)
@@ -31,7 +43,7 @@ print_change(const char *payload)
 	Watched    *its = NULL;
 
 	fields = server_query(clock_now() + 10 * SEC,
-						  "SELECT j OPERATOR(pg_catalog.->>) 'lock', j OPERATOR(pg_catalog.->>) 'event', pg_catalog.concat_ws(' ', "
+						  "SELECT j OPERATOR(pg_catalog.->>) 'lock', j OPERATOR(pg_catalog.->>) 'event', pg_catalog.concat_ws(' ', '', j OPERATOR(pg_catalog.->>) 'lock', '', "
 						  "j OPERATOR(pg_catalog.->>) 'event', j OPERATOR(pg_catalog.->>) 'ticket', j OPERATOR(pg_catalog.->>) 'mode', j OPERATOR(pg_catalog.->>) 'scope', j OPERATOR(pg_catalog.->>) 'info') "
 						  "FROM (SELECT $1::pg_catalog.json AS j) AS p", 1, &payload);
 	if (fields == NULL || PQntuples(fields) != 1)
@@ -54,38 +66,32 @@ print_change(const char *payload)
 		if (show.format == AS_JSON)
 			printf("%s\n", payload);
 		else
-			printf("%s  %s  %s\n", at, its->name, PQgetvalue(fields, 0, 2));
-		(void) fflush(stdout);
+			printf("%s %s\n", at, plain_line(PQgetvalue(fields, 0, 2)));
+		if (finish_output(0) != 0)
+			exit(1);
 	}
 	PQclear(fields);
 	return true;
 }
 
-/* Connect, and have the server tell; false if that cannot be. */
+/*
+ * Connect, and have the server tell; false if that cannot be.  Where it has been
+ * asked before, this finds out whether it is still there, and the extension.
+ */
 static bool
 begin_watching(void)
 {
-	if (server_connection() == NULL && server_open(10 * SEC) != SERVER_OPEN)
-		return false;
-	for (int i = 0; i < n_watched; i++)
+	if (server_connection() == NULL)
+		server_open(10 * SEC);
+	for (int i = 0; i < n_watched && server_state == SERVER_OPEN; i++)
+		PQclear(server_query(clock_now() + 10 * SEC, "SELECT %s.dlock_watch($1)",
+							 1, &watched[i].name));
+	if (server_state == SERVER_REFUSES)
 	{
-		PGresult   *result = server_query(clock_now() + 10 * SEC,
-										  "SELECT %s.dlock_watch($1)", 1,
-										  &watched[i].name);
-		bool		watches;
-
-		if (result && PQresultStatus(result) != PGRES_TUPLES_OK &&
-			!server_may_recover(result))
-		{
-			pg_log_error("%s", server_problem);
-			exit(1);
-		}
-		watches = result && PQresultStatus(result) == PGRES_TUPLES_OK;
-		PQclear(result);
-		if (!watches)
-			return false;
+		pg_log_error("%s", server_problem);
+		exit(1);
 	}
-	return true;
+	return server_state == SERVER_OPEN;
 }
 
 /* Until the connection is lost; a connection that is silent is asked. */
@@ -93,7 +99,6 @@ static void
 print_changes(void)
 {
 	PGnotify   *notify;
-	PGresult   *alive;
 
 	for (;;)
 	{
@@ -106,13 +111,8 @@ print_changes(void)
 				return;
 		}
 		if (!server_await(PQsocket(server_connection()), POLLIN,
-						  clock_now() + 10 * SEC))
-		{
-			alive = server_query(clock_now() + 10 * SEC, "SELECT 1", 0, NULL);
-			PQclear(alive);
-			if (alive == NULL)
-				return;
-		}
+						  clock_now() + 10 * SEC) && !begin_watching())
+			return;
 		if (!PQconsumeInput(server_connection()))
 		{
 			server_lose();
@@ -124,17 +124,24 @@ print_changes(void)
 int
 main_watch(const char *name, int n, char **operands)
 {
+	bool		warned = false;
+
 	n_watched = n;
 	watched = pg_malloc0(n * sizeof(Watched));
 	for (int i = 0; i < n; i++)
 		watched[i].name = operands[i];
 	for (;;)
 	{
-		if (begin_watching())
+		bool		begun = begin_watching();
+
+		if (begun)
 			print_changes();
 		else
 			server_close();
-		server_warn();
+		/* once, until the server answers again */
+		if (begun || !warned)
+			pg_log_warning("%.*s", (int) strcspn(server_problem, "\n"), server_problem);
+		warned = true;
 		sleep(1);
 	}
 }

@@ -87,11 +87,19 @@ type("dlock run a sh -c 'trap \"echo caught; exit 3\" INT; echo up; while :; do 
 shows(qr/up/);
 type("\cC");
 shows(qr/caught\s+code 3/, 'Ctrl-C reaches the command, and dlock waits for it');
-type("dlock run a sleep 1000; echo code \$?\n");
-$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
-type("\cC");
-shows(qr/code 130/, 'it ends by Ctrl-C');
-is(locks(), '0', 'and the lock is free');
+my $loop = 'for i in 1 2; do dlock run a sleep 1000; echo af""ter; done';
+
+foreach my $line ($loop, "bash -c '$loop'")
+{
+	type("$line\n");
+	$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
+	type("\cC");
+	type("echo code \$?\n");
+	eval { poll('code', sub { $shell->pump_nb; $out =~ /code \d|after/ }) };
+	unlike($out, qr/after/, 'Ctrl-C ends a loop, as it does without dlock');
+	shows(qr/code 130/, 'by its signal');
+	is(locks(), '0', 'and the lock is free');
+}
 
 # Stopped for longer than its ttl
 type("dlock run --ttl=1s a cat; echo code \$?\n");
@@ -167,6 +175,18 @@ SKIP:
 	type('q');
 	shows(qr/code 0/, 'q quits');
 }
+# The end of its input is no key; it does not ask the server again and again.
+my $asked = q{FROM pg_stat_activity WHERE query ~ 'FROM public.dlock_locks WHERE' AND pid <> pg_backend_pid()};
+
+type("dlock top --interval=1h </dev/null; echo code \$?\n");
+shows(qr/other/, 'top without keys');
+$client->wait_for("SELECT count(*) = 1 $asked AND state = 'idle'");
+my $first = $client->query("SELECT query_start $asked");
+
+$client->query('SELECT count(*) FROM generate_series(1, 100000)') foreach 1 .. 5;
+is($client->query("SELECT query_start $asked"), $first, 'pauses');
+type("\cC");
+shows(qr/code \d/, 'and ends by Ctrl-C');
 type("\cC\cDexit\n") if $shell->pumpable;
 $shell->kill_kill;
 
