@@ -149,13 +149,17 @@ follow_keeper(void)
 }
 
 int
-run_in_front(const RunOptions *options)
+main_run(const char *name, int n, char **operands)
 {
 	int			ends[2];
 	int			status = 0;
 	pid_t		front = getpid();
 	pid_t		keeper;
 
+	opt.name = operands[0];
+	opt.command = operands + 1;
+	if (!server_init())
+		return EXIT_DLOCK;
 	tty = open("/dev/tty", O_RDWR | O_CLOEXEC | O_NOCTTY);
 	lends_terminal = shall_lend_at_once();
 	set_own_signals();
@@ -172,7 +176,7 @@ run_in_front(const RunOptions *options)
 		setpgid(0, 0);
 		leave_signals_to_front();
 		if (command_prepare(front, lends_terminal ? tty : -1, getpgid(front)))
-			exit(keep_lock(options, ends[1], front));
+			exit(keep_lock(ends[1], front));
 		pg_log_error("could not start: %m");
 		exit(EXIT_DLOCK);
 	}
@@ -190,7 +194,7 @@ run_in_front(const RunOptions *options)
 		while (signal_tree(SIGKILL, 0))
 			usleep(1000);
 		pg_log_error("the process that kept lock \"%s\" was killed",
-					 options->name);
+					 opt.name);
 	}
 	if (tty >= 0 && command_group > 0 && tcgetpgrp(tty) == command_group)
 		tcsetpgrp(tty, getpgrp());

@@ -51,11 +51,11 @@ static const char *const sorted[] = {
 };
 
 static void
-print_table(FILE *out, const PGresult *result, Format format, bool expanded)
+print_table(FILE *out, const PGresult *result, bool expanded)
 {
 	printQueryOpt how = {.nullPrint = ""};
 
-	how.topt.format = format == AS_CSV ? PRINT_CSV : PRINT_ALIGNED;
+	how.topt.format = opt.csv ? PRINT_CSV : PRINT_ALIGNED;
 	how.topt.csvFieldSep[0] = ',';
 	how.topt.border = 1;
 	how.topt.expanded = expanded;
@@ -75,17 +75,16 @@ main_list(const char *name, int n, char **operands)
 	while (strcmp(name, lists[i].name) != 0)
 		i++;
 	sql = lock ? ONE_LOCK : lists[i].source;
-	if (show.format == AS_JSON)
+	if (opt.json)
 		sql = psprintf("SELECT coalesce(pg_catalog.json_agg(t), '[]') FROM (SELECT * %s) AS t",
 					   sql);
 	else
-		sql = psprintf("%s%s", show.format == AS_TABLE ? lists[i].table : "SELECT * ", sql);
+		sql = psprintf("%s%s", opt.csv ? "SELECT * " : lists[i].table, sql);
 	result = server_query_or_exit(sql, n, &lock);
-	if (show.format == AS_JSON)
+	if (opt.json)
 		printf("%s\n", PQgetvalue(result, 0, 0));
 	else
-		print_table(stdout, result, show.format,
-					show.format == AS_TABLE && strcmp(name, "stats") == 0);
+		print_table(stdout, result, !opt.csv && strcmp(name, "stats") == 0);
 	PQclear(result);
 	return 0;
 }
@@ -110,15 +109,15 @@ print_top(FILE *out, Sorting sorting)
 		blockers = server_query(until, BLOCKER_COLUMNS "FROM %s.dlock_blockers LIMIT 10",
 								0, NULL);
 	if (blockers)
-		locks = server_query(until, sorted[sorting], 1, &show.filter);
+		locks = server_query(until, sorted[sorting], 1, &opt.filter);
 	if (locks && PQresultStatus(locks) == PGRES_TUPLES_OK &&
 		PQresultStatus(blockers) == PGRES_TUPLES_OK && PQntuples(summary) == 1)
 	{
 		complete = true;
 		fprintf(out, "%s\n\n", PQgetvalue(summary, 0, 0));
 		if (PQntuples(blockers) > 0)
-			print_table(out, blockers, AS_TABLE, false);
-		print_table(out, locks, AS_TABLE, false);
+			print_table(out, blockers, false);
+		print_table(out, locks, false);
 	}
 	PQclear(summary);
 	PQclear(blockers);

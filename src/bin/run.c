@@ -53,7 +53,6 @@ typedef enum Outcome
 	GOT_ERROR
 } Outcome;
 
-static const RunOptions *opt;
 static int	control;
 static pid_t front;
 
@@ -132,7 +131,7 @@ obey_signal(int signo)
 	else if (!command_runs())
 		stop_signal = signo;
 	/* of a repeated command, there is to be no next one */
-	if (opt->every > 0 && (signo == SIGINT || signo == SIGTERM ||
+	if (opt.every > 0 && (signo == SIGINT || signo == SIGTERM ||
 						   signo == SIGHUP || signo == SIGQUIT))
 		stop_signal = signo;
 	command_pass_on(signo);
@@ -213,7 +212,7 @@ await(int fd, short events, int64 until)
 static bool
 await_answer(int fd, short events, int64 until)
 {
-	return await_event(fd, events, until, !opt->session && opt->every == 0);
+	return await_event(fd, events, until, !opt.session && opt.every == 0);
 }
 
 /* Say once that there is no server, and wait for a moment.  False: too long */
@@ -238,7 +237,7 @@ be_patient(int64 until)
 static void
 server_answers(void)
 {
-	if (silent_since != FOREVER && opt->patience > 0)
+	if (silent_since != FOREVER && opt.patience > 0)
 		say(PG_LOG_WARNING, "the server answers again");
 	silent_since = FOREVER;
 }
@@ -247,20 +246,20 @@ server_answers(void)
 static int64
 patience_for_answer(void)
 {
-	return opt->session ? 10 * SEC : Min(renew_interval, 10 * SEC);
+	return opt.session ? 10 * SEC : Min(renew_interval, 10 * SEC);
 }
 
 /* From when the request was sent; FOREVER: there is none */
 static void
 set_deadline(int64 sent)
 {
-	int64		deadline = sent + opt->ttl - margin;
+	int64		deadline = sent + opt.ttl - margin;
 
 	renew_at = clock_now() + renew_interval;
 	if (sent == FOREVER)
 		command_renew(FOREVER, FOREVER, FOREVER);
 	else
-		command_renew(deadline - opt->grace, deadline, deadline + margin / 2);
+		command_renew(deadline - opt.grace, deadline, deadline + margin / 2);
 }
 
 static const char *
@@ -305,19 +304,19 @@ confirm(void)
 	char	   *value;
 
 	if (server_connection() == NULL &&
-		(opt->session || server_open(patience_for_answer()) != SERVER_OPEN))
+		(opt.session || server_open(patience_for_answer()) != SERVER_OPEN))
 		return -1;
 	sent = clock_now();
 	until = sent + patience_for_answer();
-	if (opt->session)
+	if (opt.session)
 	{
 		value = take_value(server_query(until, "SELECT %s.dlock_is_held($1)", 1,
-										&opt->name));
+										&opt.name));
 		renew_at = sent + renew_interval;
 		return value == NULL ? -1 : value[0] == 't';
 	}
 	value = take_value(adopts ?
-					   ask_of_ticket("SELECT %s.dlock_renew($1, $2)", opt->ttl, until) :
+					   ask_of_ticket("SELECT %s.dlock_renew($1, $2)", opt.ttl, until) :
 					   ask_of_ticket("SELECT %s.dlock_renew($1)", -1, until));
 	if (value == NULL)
 	{
@@ -342,13 +341,13 @@ request_lock(int64 until)
 {
 	PGresult   *result;
 	const char *values[] = {
-		opt->name, interval(opt->ttl), opt->shared ? "true" : "false",
-		opt->slots, opt->permits ? opt->permits : "1", info, owner
+		opt.name, interval(opt.ttl), opt.shared ? "true" : "false",
+		opt.slots, opt.permits ? opt.permits : "1", info, owner
 	};
 
-	if (opt->session)
+	if (opt.session)
 	{
-		bool		forever = opt->wait == FOREVER;
+		bool		forever = opt.wait == FOREVER;
 
 		values[1] = forever ? NULL : interval(Max(until - clock_now(), 0));
 		return server_query(forever ? FOREVER : until + 10 * SEC, forever ?
@@ -357,7 +356,7 @@ request_lock(int64 until)
 							6, values);
 	}
 	is_asking = true;
-	result = server_query(clock_now() + 10 * SEC, opt->wait == 0 ?
+	result = server_query(clock_now() + 10 * SEC, opt.wait == 0 ?
 						  "SELECT %s.dlock_try_ttl_acquire($1, $2, shared => $3, "
 						  "slots => $4, permits => $5, info => $6, owner => $7)" :
 						  "SELECT %s.dlock_ttl_enqueue($1, $2, 'dlock_run', shared => $3, "
@@ -391,7 +390,7 @@ judge(PGresult *result)
 static Outcome
 check_at_least(void)
 {
-	const char *wanted = interval(opt->at_least);
+	const char *wanted = interval(opt.at_least);
 	char	   *fits = take_value(server_query(clock_now() + 10 * SEC,
 											   "SELECT $1::pg_catalog.interval OPERATOR(pg_catalog.<=) "
 											   "pg_catalog.current_setting('dlock.max_ttl')::pg_catalog.interval "
@@ -416,7 +415,7 @@ try_to_get_lock(int64 until)
 
 	if (ticket == 0)
 	{
-		Outcome		fits = opt->at_least > 0 ? check_at_least() : GOT_LOCK;
+		Outcome		fits = opt.at_least > 0 ? check_at_least() : GOT_LOCK;
 
 		if (fits != GOT_LOCK)
 			return fits;
@@ -427,8 +426,8 @@ try_to_get_lock(int64 until)
 		if (value[0] == '\0')
 			return GOT_BUSY;
 		ticket = strtoll(value, NULL, 10);
-		adopts = opt->owner != NULL;
-		if (opt->session)
+		adopts = opt.owner != NULL;
+		if (opt.session)
 		{
 			set_deadline(FOREVER);
 			return GOT_LOCK;
@@ -454,7 +453,7 @@ try_to_get_lock(int64 until)
 static Outcome
 get_lock(void)
 {
-	int64		until = opt->wait == FOREVER ? FOREVER : clock_now() + opt->wait;
+	int64		until = opt.wait == FOREVER ? FOREVER : clock_now() + opt.wait;
 
 	for (;;)
 	{
@@ -476,7 +475,7 @@ get_lock(void)
 			return outcome;
 		if (server_connection() == NULL &&
 			!be_patient(silent_since == FOREVER ? FOREVER :
-						silent_since + opt->patience))
+						silent_since + opt.patience))
 		{
 			say(PG_LOG_ERROR, "found no server within the time of --patience");
 			return GOT_ERROR;
@@ -495,7 +494,7 @@ get_lock(void)
 static bool
 give_back(int64 until)
 {
-	int64		rest = granted_at + opt->at_least - clock_now();
+	int64		rest = granted_at + opt.at_least - clock_now();
 	bool		keep = granted_at != 0 && rest > 0;
 	bool		asked = false;
 	char	   *value = NULL;
@@ -528,7 +527,7 @@ give_back(int64 until)
 		if (value == NULL && (server_state == SERVER_REFUSES || !be_patient(until)))
 		{
 			say(PG_LOG_WARNING, "could not %s lock \"%s\": it ends by itself",
-				keep ? "keep" : "release", opt->name);
+				keep ? "keep" : "release", opt.name);
 			return true;
 		}
 	}
@@ -555,11 +554,11 @@ set_environment(void)
 {
 	char	   *number = psprintf(INT64_FORMAT, ticket);
 
-	setenv("DLOCK_NAME", opt->name, 1);
+	setenv("DLOCK_NAME", opt.name, 1);
 	setenv("DLOCK_FENCE", number, 1);
 	unsetenv("DLOCK_LEASE");
 	unsetenv("DLOCK_TICKET");
-	setenv(opt->session ? "DLOCK_TICKET" : "DLOCK_LEASE", number, 1);
+	setenv(opt.session ? "DLOCK_TICKET" : "DLOCK_LEASE", number, 1);
 }
 
 /* Has the connection something to tell while nothing is asked: its loss? */
@@ -595,7 +594,7 @@ keep_until(int64 until)
 		if (clock_now() < renew_at || (ran && (!command_runs() || command_is_lost())))
 			continue;
 		confirmed = confirm();
-		if (confirmed == 0 || (confirmed < 0 && opt->session))
+		if (confirmed == 0 || (confirmed < 0 && opt.session))
 		{
 			if (ran)
 				command_kill();
@@ -616,10 +615,10 @@ run_command(void)
 	set_environment();
 	if (!command_has_time())
 		return -1;
-	if ((group = command_start(opt->command)) == 0)
+	if ((group = command_start(opt.command)) == 0)
 	{
 		not_run = errno == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN;
-		say(PG_LOG_ERROR, "could not run \"%s\": %m", opt->command[0]);
+		say(PG_LOG_ERROR, "could not run \"%s\": %m", opt.command[0]);
 		return not_run;
 	}
 	tell_front('g', group);
@@ -641,12 +640,12 @@ run_with_lock(void)
 			return 128 + stop_signal;
 		start = clock_now();
 		code = run_command();
-		if (code < 0 || opt->every == 0 || not_run)
+		if (code < 0 || opt.every == 0 || not_run)
 			return code;
 		if (code != 0)
 			say(PG_LOG_WARNING, "\"%s\" has ended with exit code %d",
-				opt->command[0], code);
-		start += opt->every;
+				opt.command[0], code);
+		start += opt.every;
 	}
 	return -1;
 }
@@ -661,22 +660,22 @@ take_turn(void)
 	if (outcome == GOT_LOCK)
 	{
 		granted_at = clock_now();
-		if (common.verbose)
-			say(PG_LOG_INFO, "got lock \"%s\", fence " INT64_FORMAT, opt->name, ticket);
+		if (opt.verbose)
+			say(PG_LOG_INFO, "got lock \"%s\", fence " INT64_FORMAT, opt.name, ticket);
 		code = run_with_lock();
-		if (opt->session ? !give_back_session() :
+		if (opt.session ? !give_back_session() :
 			!give_back(clock_now() + (code < 0 ? SEC : patience_for_answer())))
 			code = -1;
 		granted_at = 0;
 		return code;
 	}
-	if (outcome == GOT_BUSY && common.verbose)
-		say(PG_LOG_INFO, "lock \"%s\" is busy", opt->name);
-	if (opt->session)
+	if (outcome == GOT_BUSY && opt.verbose)
+		say(PG_LOG_INFO, "lock \"%s\" is busy", opt.name);
+	if (opt.session)
 		server_close();
 	else
 		give_back(clock_now() + SEC);
-	return outcome == GOT_BUSY ? opt->busy_code :
+	return outcome == GOT_BUSY ? opt.busy_code :
 		outcome == GOT_STOPPED ? 128 + stop_signal : EXIT_DLOCK;
 }
 
@@ -702,31 +701,30 @@ name_holder(void)
 	gethostname(host, sizeof(host) - 1);
 	if (getentropy(&number, sizeof(number)) < 0)
 		number = clock_now();
-	owner = opt->owner ? opt->owner :
+	owner = opt.owner ? opt.owner :
 		psprintf("%s/%d/" UINT64_FORMAT, host, (int) front, number);
-	info = opt->info ? opt->info :
-		ascii(psprintf("%.500s on %s, pid %d", opt->command[0], host, (int) front));
+	info = opt.info ? opt.info :
+		ascii(psprintf("%.500s on %s, pid %d", opt.command[0], host, (int) front));
 }
 
 int
-keep_lock(const RunOptions *options, int to_front, pid_t front_pid)
+keep_lock(int to_front, pid_t front_pid)
 {
 	int			code;
 	int64		usable;
 
-	opt = options;
 	control = to_front;
 	front = front_pid;
-	margin = Min(SEC, opt->ttl / 20);
-	usable = opt->ttl - margin - opt->grace;
-	renew_interval = opt->session ? 3 * SEC : Min(usable / 3, 30 * SEC);
+	margin = Min(SEC, opt.ttl / 20);
+	usable = opt.ttl - margin - opt.grace;
+	renew_interval = opt.session ? 3 * SEC : Min(usable / 3, 30 * SEC);
 	name_holder();
 	server_await = await_answer;
 	do
 	{
 		if ((code = take_turn()) < 0)
-			say(PG_LOG_ERROR, "lost lock \"%s\"", opt->name);
-	} while (code < 0 && opt->every > 0 && !is_stopped());
+			say(PG_LOG_ERROR, "lost lock \"%s\"", opt.name);
+	} while (code < 0 && opt.every > 0 && !is_stopped());
 	server_close();
 	return code < 0 ? EXIT_LOST : code;
 }

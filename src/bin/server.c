@@ -27,10 +27,15 @@ static char *extension_schema;
 static char *password;
 static bool needs_password;
 
-/* lists, separated by commas, and how many hosts there are in them */
-static char *hosts;
-static char *addresses;
-static char *ports;
+/* Lists, separated by commas: where the servers are, and how many there are */
+static struct
+{
+	const char *keyword;
+	const char *variable;
+	const char *list;
+}			places[] = {
+	{"host", "PGHOST"}, {"hostaddr", "PGHOSTADDR"}, {"port", "PGPORT"}
+};
 static int	n_hosts = 1;
 
 static bool
@@ -43,16 +48,6 @@ await_plainly(int fd, short events, int64 until)
 	if (until != FOREVER && left <= 0)
 		return false;
 	return poll(&ready, 1, timeout) > 0;
-}
-
-static int
-count_elements(const char *list)
-{
-	int			n = list ? 1 : 0;
-
-	for (; list && *list; list++)
-		n += *list == ',';
-	return n;
 }
 
 /* Element i of a list; of a list of one element, that one */
@@ -76,33 +71,35 @@ element(const char *list, int i)
 bool
 server_init(void)
 {
-	char	   *dbname = common.dbname;
+	PQconninfoOption *options = NULL;
 	char	   *problem = NULL;
-	bool		is_conninfo = dbname && (strchr(dbname, '=') != NULL ||
-										 strstr(dbname, "://") != NULL);
-	PQconninfoOption *options =
-		is_conninfo ? PQconninfoParse(dbname, &problem) : NULL;
 
+	if (opt.dbname && (strchr(opt.dbname, '=') || strstr(opt.dbname, "://")))
+		options = PQconninfoParse(opt.dbname, &problem);
 	if (problem)
 	{
+		(void) pg_strip_crlf(problem);
 		pg_log_error("%s", problem);
 		return false;
 	}
-	hosts = common.host ? common.host : getenv("PGHOST");
-	addresses = getenv("PGHOSTADDR");
-	ports = common.port ? common.port : getenv("PGPORT");
-	for (PQconninfoOption *o = options; o && o->keyword; o++)
+	places[0].list = opt.host;
+	places[2].list = opt.port;
+	for (size_t p = 0; p < lengthof(places); p++)
 	{
-		if (o->val && strcmp(o->keyword, "host") == 0)
-			hosts = pg_strdup(o->val);
-		else if (o->val && strcmp(o->keyword, "hostaddr") == 0)
-			addresses = pg_strdup(o->val);
-		else if (o->val && strcmp(o->keyword, "port") == 0)
-			ports = pg_strdup(o->val);
+		int			n = 1;
+
+		if (places[p].list == NULL)
+			places[p].list = getenv(places[p].variable);
+		for (PQconninfoOption *o = options; o && o->keyword; o++)
+		{
+			if (o->val && strcmp(o->keyword, places[p].keyword) == 0)
+				places[p].list = o->val;
+		}
+		for (const char *c = places[p].list; c && *c; c++)
+			n += *c == ',';
+		n_hosts = Max(n_hosts, n);
 	}
-	PQconninfoFree(options);
-	n_hosts = Max(1, Max(count_elements(hosts), count_elements(addresses)));
-	if (common.ask_password)
+	if (opt.ask_password)
 		password = simple_prompt("Password: ", false);
 	return true;
 }
@@ -121,9 +118,16 @@ server_connection(void)
 }
 
 static void
-note_problem(const char *problem)
+note_problem(const char *format,...) pg_attribute_printf(1, 2);
+
+static void
+note_problem(const char *format,...)
 {
-	strlcpy(server_problem, problem, sizeof(server_problem));
+	va_list		arguments;
+
+	va_start(arguments, format);
+	vsnprintf(server_problem, sizeof(server_problem), format, arguments);
+	va_end(arguments);
 }
 
 /* Begin to connect to a host.  What comes first is only a default. */
@@ -142,12 +146,11 @@ start_connection(int i)
 	ADD("keepalives_idle", "10");
 	ADD("keepalives_interval", "5");
 	ADD("keepalives_count", "3");
-	ADD("user", common.user);
+	ADD("user", opt.user);
 	ADD("password", password);
-	ADD("dbname", common.dbname);
-	ADD("host", element(hosts, i));
-	ADD("hostaddr", element(addresses, i));
-	ADD("port", element(ports, i));
+	ADD("dbname", opt.dbname);
+	for (size_t p = 0; p < lengthof(places); p++)
+		ADD(places[p].keyword, element(places[p].list, i));
 	keys[n] = values[n] = NULL;
 #undef ADD
 	return PQconnectStartParams(keys, values, true);
@@ -207,10 +210,9 @@ look_for_extension(int64 until)
 		state = server_state;
 	else if (PQntuples(result) == 0)
 	{
-		snprintf(server_problem, sizeof(server_problem),
-				 "extension \"dlock\" is not installed in database \"%s\"\n"
-				 "HINT:  Run CREATE EXTENSION dlock there, or name another "
-				 "database with -d.", PQdb(connection));
+		note_problem("extension \"dlock\" is not installed in database \"%s\"\n"
+					 "HINT:  Run CREATE EXTENSION dlock there, or name another "
+					 "database with -d.", PQdb(connection));
 		state = SERVER_REFUSES;
 	}
 	else
@@ -240,7 +242,7 @@ note_connection_problem(void)
 {
 	char	   *location;
 
-	note_problem(PQerrorMessage(connection));
+	note_problem("%s", PQerrorMessage(connection));
 	if ((location = strstr(server_problem, "\nLOCATION:")) != NULL)
 		*location = '\0';
 	needs_password = PQconnectionNeedsPassword(connection);
@@ -288,9 +290,8 @@ open_host(int i, int64 until)
 	if (in_time)
 		note_connection_problem();
 	else
-		snprintf(server_problem, sizeof(server_problem),
-				 "no answer from server at \"%s\"",
-				 PQhost(connection) ? PQhost(connection) : "");
+		note_problem("no answer from server at \"%s\"",
+					 PQhost(connection) ? PQhost(connection) : "");
 	refused = (in_time && needs_password) ||
 		is_refusal(PQerrorMessage(connection));
 	server_close();
@@ -301,19 +302,17 @@ open_host(int i, int64 until)
 ServerState
 server_open(int64 time)
 {
-	ServerState state = SERVER_AWAY;
+	bool		refuses = true;
 
-	for (int i = 0; i < n_hosts && state != SERVER_OPEN; i++)
+	for (int i = 0; i < n_hosts; i++)
 	{
-		ServerState its = open_host(i, clock_now() + time / n_hosts);
-
+		server_state = open_host(i, clock_now() + time / n_hosts);
+		if (server_state == SERVER_OPEN)
+			return SERVER_OPEN;
 		/* as long as one of them may come back, not all refuse */
-		if (its != SERVER_AWAY && (i == 0 || its == SERVER_OPEN))
-			state = its;
-		else if (its == SERVER_AWAY)
-			state = SERVER_AWAY;
+		refuses &= server_state == SERVER_REFUSES;
 	}
-	return server_state = state;
+	return server_state = refuses ? SERVER_REFUSES : SERVER_AWAY;
 }
 
 /* What an error of the server says, without its context */
@@ -324,25 +323,24 @@ note_error(const PGresult *result)
 	const char *detail = PQresultErrorField(result, PG_DIAG_MESSAGE_DETAIL);
 	const char *hint = PQresultErrorField(result, PG_DIAG_MESSAGE_HINT);
 
-	snprintf(server_problem, sizeof(server_problem), "%s%s%s%s%s",
-			 primary ? primary : PQresultErrorMessage(result),
-			 detail ? "\nDETAIL:  " : "", detail ? detail : "",
-			 hint ? "\nHINT:  " : "", hint ? hint : "");
+	note_problem("%s%s%s%s%s", primary ? primary : PQresultErrorMessage(result),
+				 detail ? "\nDETAIL:  " : "", detail ? detail : "",
+				 hint ? "\nHINT:  " : "", hint ? hint : "");
 }
 
 /* The connection is lost. */
 void
 server_lose(void)
 {
-	note_problem(PQerrorMessage(connection));
+	note_problem("%s", PQerrorMessage(connection));
 	server_close();
 	server_state = SERVER_AWAY;
 }
 
 static PGresult *
-give_up_query(const char *problem)
+give_up_query(void)
 {
-	note_problem(problem);
+	note_problem("no answer from the server");
 	server_close();
 	server_state = SERVER_AWAY;
 	return NULL;
@@ -368,7 +366,7 @@ server_query(int64 until, const char *sql, int n, const char *const *values)
 	while (sent && (left = PQflush(connection)) > 0)
 	{
 		if (!server_await(PQsocket(connection), POLLIN | POLLOUT, until))
-			return give_up_query("no answer from the server");
+			return give_up_query();
 		if (!PQconsumeInput(connection))
 			break;
 	}
@@ -384,7 +382,7 @@ server_query(int64 until, const char *sql, int n, const char *const *values)
 		else if (!server_await(PQsocket(connection), POLLIN, until))
 		{
 			PQclear(result);
-			return give_up_query("no answer from the server");
+			return give_up_query();
 		}
 		else if (!PQconsumeInput(connection))
 			break;

@@ -62,8 +62,8 @@ show_page(void)
 	erase();
 	for (int row = 0; row < LINES - 1 && (line = strsep(&next, "\n")); row++)
 		mvaddnstr(row, 0, line, COLS);
-	if (show.filter)
-		mvprintw(LINES - 1, 0, "[%s]  ", show.filter);
+	if (opt.filter)
+		mvprintw(LINES - 1, 0, "[%s]  ", opt.filter);
 	else
 		move(LINES - 1, 0);
 	addnstr(KEYS, COLS - getcurx(stdscr));
@@ -84,8 +84,8 @@ show_until_quit(void)
 	while (key != 'q')
 	{
 		show_page();
-		timeout((int) (show.pause / MS));
-		next = clock_now() + show.pause;
+		timeout((int) (opt.pause / MS));
+		next = clock_now() + opt.pause;
 		key = getch();
 		/* at the end of what was given instead of keys */
 		if (key == ERR && clock_now() < next)
@@ -100,14 +100,14 @@ show_until_quit(void)
 		{
 			const char *answer = ask_for("filter: ");
 
-			show.filter = answer[0] ? pg_strdup(answer) : NULL;
+			opt.filter = answer[0] ? pg_strdup(answer) : NULL;
 		}
 		else if (key == 's')
 		{
 			double		seconds = strtod(ask_for("seconds: "), NULL);
 
 			if (seconds >= 0.1)
-				show.pause = (int64) (Min(seconds, 86400) * SEC);
+				opt.pause = (int64) (Min(seconds, 86400) * SEC);
 		}
 	}
 	endwin();
@@ -121,7 +121,7 @@ show_until_quit(void)
 		/* home, and clear */
 		printf("\033[H\033[J%s%s\n", make_page(), KEYS);
 		(void) fflush(stdout);
-		pg_usleep(show.pause);
+		pg_usleep(opt.pause);
 	}
 }
 #endif
@@ -129,7 +129,8 @@ show_until_quit(void)
 int
 main_top(const char *name, int n, char **operands)
 {
-	if (!show.once && isatty(STDOUT_FILENO))
+	opt.pause = Min(Max(opt.pause, 100 * MS), 86400 * SEC);
+	if (!opt.once && isatty(STDOUT_FILENO))
 		show_until_quit();
 	else if (!print_top(stdout, BY_WAITERS))
 	{

@@ -63,7 +63,7 @@ print_change(const char *payload)
 		free(its->last);
 		its->last = pg_strdup(payload);
 		(void) strftime(at, sizeof(at), "%Y-%m-%d %H:%M:%S", localtime(&now));
-		if (show.format == AS_JSON)
+		if (opt.json)
 			printf("%s\n", payload);
 		else
 			printf("%s %s\n", at, plain_line(PQgetvalue(fields, 0, 2)));
