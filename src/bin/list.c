@@ -36,18 +36,16 @@ static const struct
 /* the order of dlock ls NAME */
 #define ONE_LOCK "FROM %s.dlock_locks($1) ORDER BY \"position\", ticket"
 
-/* Of dlock top; each is followed by how it is sorted */
+/* Of dlock top; how it is sorted comes behind */
 #define FILTERED \
-	"FROM %s.dlock_locks WHERE $1::pg_catalog.text IS NULL OR " \
+	LOCK_COLUMNS "FROM %s.dlock_locks WHERE $1::pg_catalog.text IS NULL OR " \
 	"pg_catalog.strpos(pg_catalog.concat_ws(' ', name, role, owner, info), $1) " \
 	"OPERATOR(pg_catalog.>) 0 ORDER BY "
 static const char *const sorted[] = {
-	[BY_WAITERS] = LOCK_COLUMNS FILTERED
-	"pg_catalog.count(*) FILTER (WHERE NOT granted) OVER (PARTITION BY name) DESC, "
-	"name, \"position\", ticket LIMIT 500",
-	[BY_TIME] = LOCK_COLUMNS FILTERED
-	"coalesce(granted_at, enqueued_at), name, \"position\", ticket LIMIT 500",
-	[BY_NAME] = LOCK_COLUMNS FILTERED "name, \"position\", ticket LIMIT 500",
+	[BY_WAITERS] = FILTERED "pg_catalog.count(*) FILTER (WHERE NOT granted) "
+	"OVER (PARTITION BY name) DESC, name, \"position\", ticket LIMIT 500",
+	[BY_TIME] = FILTERED "coalesce(granted_at, enqueued_at), name, \"position\", ticket LIMIT 500",
+	[BY_NAME] = FILTERED "name, \"position\", ticket LIMIT 500",
 };
 
 static void

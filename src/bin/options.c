@@ -68,7 +68,7 @@ static const struct
 		"                           the command ends earlier, or fails\n"},
 	{"owner", 0, "r", TEXT, &opt.owner,
 		"      --owner=TEXT         take over a lease of this owner, if there is one;\n"
-		"                           two runs of one owner hold the lock together\n"},
+		"                           not for two runs at a time: one ends the other's\n"},
 	{"info", 0, "r", TEXT, &opt.info,
 		"      --info=TEXT          what others see of this holder (default: command,\n"
 		"                           host and process)\n"},

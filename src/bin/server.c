@@ -34,7 +34,7 @@ static struct
 	const char *variable;
 	const char *list;
 }			places[] = {
-	{"host", "PGHOST"}, {"hostaddr", "PGHOSTADDR"}, {"port", "PGPORT"}
+	{"host", "PGHOST", NULL}, {"hostaddr", "PGHOSTADDR", NULL}, {"port", "PGPORT", NULL}
 };
 static int	n_hosts = 1;
 

@@ -176,7 +176,7 @@ SKIP:
 	shows(qr/code 0/, 'q quits');
 }
 # The end of its input is no key; it does not ask the server again and again.
-my $asked = q{FROM pg_stat_activity WHERE query ~ 'FROM public.dlock_locks WHERE' AND pid <> pg_backend_pid()};
+my $asked = q{FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()};
 
 type("dlock top --interval=1h </dev/null; echo code \$?\n");
 shows(qr/other/, 'top without keys');
