@@ -82,7 +82,8 @@ typedef enum ServerState
 
 extern bool (*server_await) (int fd, short events, int64 until);
 extern char server_problem[1024];
-extern ServerState server_state;
+extern char server_sqlstate[6];
+extern ServerState server_state;	/* after the latest request */
 extern bool server_init(void);
 extern ServerState server_open(int64 time);
 extern void server_close(void);

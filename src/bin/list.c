@@ -103,13 +103,12 @@ print_top(FILE *out, Sorting sorting)
 						   "pg_catalog.date_trunc('second', oldest_wait), leases, "
 						   "pg_catalog.date_trunc('second', pg_catalog.now())) "
 						   "FROM %s.dlock_stats", 0, NULL);
-	if (summary)
+	if (server_state == SERVER_OPEN)
 		blockers = server_query(until, BLOCKER_COLUMNS "FROM %s.dlock_blockers LIMIT 10",
 								0, NULL);
-	if (blockers)
+	if (blockers && server_state == SERVER_OPEN)
 		locks = server_query(until, sorted[sorting], 1, &opt.filter);
-	if (locks && PQresultStatus(locks) == PGRES_TUPLES_OK &&
-		PQresultStatus(blockers) == PGRES_TUPLES_OK && PQntuples(summary) == 1)
+	if (locks && server_state == SERVER_OPEN)
 	{
 		complete = true;
 		fprintf(out, "%s\n\n", PQgetvalue(summary, 0, 0));

@@ -47,7 +47,7 @@
 typedef enum Outcome
 {
 	GOT_LOCK,
-	GOT_NONE_YET,				/* ask again */
+	GOT_NONE_YET,				/* server_state tells why */
 	GOT_BUSY,
 	GOT_STOPPED,				/* by a signal */
 	GOT_ERROR
@@ -234,14 +234,6 @@ be_patient(int64 until)
 	return true;
 }
 
-static void
-server_answers(void)
-{
-	if (silent_since != FOREVER && opt.patience > 0)
-		say(PG_LOG_WARNING, "the server answers again");
-	silent_since = FOREVER;
-}
-
 /* How long a server may take to be connected to, or for an ordinary answer */
 static int64
 patience_for_answer(void)
@@ -249,14 +241,14 @@ patience_for_answer(void)
 	return opt.session ? 10 * SEC : Min(renew_interval, 10 * SEC);
 }
 
-/* From when the request was sent; FOREVER: there is none */
+/* The lease is kept from when the request was sent. */
 static void
 set_deadline(int64 sent)
 {
 	int64		deadline = sent + opt.ttl - margin;
 
 	renew_at = clock_now() + renew_interval;
-	if (sent == FOREVER)
+	if (opt.session)
 		command_renew(FOREVER, FOREVER, FOREVER);
 	else
 		command_renew(deadline - opt.grace, deadline, deadline + margin / 2);
@@ -268,28 +260,34 @@ interval(int64 us)
 	return psprintf(INT64_FORMAT " microseconds", us);
 }
 
-/* The first value of the answer; "" for NULL, and NULL if there is none */
+/*
+ * The first value of the server's answer; "" for NULL.  NULL if there is no
+ * answer, or an error.
+ */
 static char *
-take_value(PGresult *result)
+ask(int64 until, const char *sql, int n, const char *const *values)
 {
+	PGresult   *result = server_query(until, sql, n, values);
 	char	   *value = NULL;
 
-	if (result && PQresultStatus(result) == PGRES_TUPLES_OK)
+	if (server_state == SERVER_OPEN)
 	{
-		value = pg_strdup(PQntuples(result) > 0 ? PQgetvalue(result, 0, 0) : "");
-		server_answers();
+		value = pg_strdup(PQgetvalue(result, 0, 0));
+		if (silent_since != FOREVER && opt.patience > 0)
+			say(PG_LOG_WARNING, "the server answers again");
+		silent_since = FOREVER;
 	}
 	PQclear(result);
 	return value;
 }
 
-/* A call with the ticket, and an interval */
-static PGresult *
-ask_of_ticket(const char *sql, int64 length, int64 until)
+/* A call with the ticket, and an interval, unless that is below 0 */
+static char *
+ask_of_ticket(int64 until, const char *sql, int64 length)
 {
 	const char *values[] = {psprintf(INT64_FORMAT, ticket), interval(length)};
 
-	return server_query(until, sql, length >= 0 ? 2 : 1, values);
+	return ask(until, sql, length >= 0 ? 2 : 1, values);
 }
 
 /*
@@ -308,16 +306,10 @@ confirm(void)
 		return -1;
 	sent = clock_now();
 	until = sent + patience_for_answer();
-	if (opt.session)
-	{
-		value = take_value(server_query(until, "SELECT %s.dlock_is_held($1)", 1,
-										&opt.name));
-		renew_at = sent + renew_interval;
-		return value == NULL ? -1 : value[0] == 't';
-	}
-	value = take_value(adopts ?
-					   ask_of_ticket("SELECT %s.dlock_renew($1, $2)", opt.ttl, until) :
-					   ask_of_ticket("SELECT %s.dlock_renew($1)", -1, until));
+	value = opt.session ?
+		ask(until, "SELECT nullif(%s.dlock_is_held($1), false)", 1, &opt.name) :
+		adopts ? ask_of_ticket(until, "SELECT %s.dlock_renew($1, $2)", opt.ttl) :
+		ask_of_ticket(until, "SELECT %s.dlock_renew($1)", -1);
 	if (value == NULL)
 	{
 		/* by another connection next time, after a while */
@@ -335,74 +327,56 @@ confirm(void)
  * Getting the lock
  */
 
-/* One request for the lock, or for a place in its queue */
-static PGresult *
+/* One request for the lock, or for a place in its queue: the ticket, or "" */
+static char *
 request_lock(int64 until)
 {
-	PGresult   *result;
+	char	   *value;
 	const char *values[] = {
 		opt.name, interval(opt.ttl), opt.shared ? "true" : "false",
 		opt.slots, opt.permits ? opt.permits : "1", info, owner
 	};
 
+	if (opt.session && opt.wait == FOREVER)
+	{
+		values[1] = NULL;
+		return ask(FOREVER, "SELECT %s.dlock_acquire($1, $2, $3, $4, $5, $6)", 6, values);
+	}
 	if (opt.session)
 	{
-		bool		forever = opt.wait == FOREVER;
-
-		values[1] = forever ? NULL : interval(Max(until - clock_now(), 0));
-		return server_query(forever ? FOREVER : until + 10 * SEC, forever ?
-							"SELECT %s.dlock_acquire($1, $2, $3, $4, $5, $6)" :
-							"SELECT %s.dlock_try_acquire($1, $2, $3, $4, $5, $6)",
-							6, values);
+		values[1] = interval(Max(until - clock_now(), 0));
+		return ask(until + 10 * SEC,
+				   "SELECT %s.dlock_try_acquire($1, $2, $3, $4, $5, $6)", 6, values);
 	}
 	is_asking = true;
-	result = server_query(clock_now() + 10 * SEC, opt.wait == 0 ?
-						  "SELECT %s.dlock_try_ttl_acquire($1, $2, shared => $3, "
-						  "slots => $4, permits => $5, info => $6, owner => $7)" :
-						  "SELECT %s.dlock_ttl_enqueue($1, $2, 'dlock_run', shared => $3, "
-						  "slots => $4, permits => $5, info => $6, owner => $7)",
-						  7, values);
-	is_asking = result == NULL;
-	return result;
+	value = ask(clock_now() + 10 * SEC, opt.wait == 0 ?
+				"SELECT %s.dlock_try_ttl_acquire($1, $2, shared => $3, "
+				"slots => $4, permits => $5, info => $6, owner => $7)" :
+				"SELECT %s.dlock_ttl_enqueue($1, $2, 'dlock_run', shared => $3, "
+				"slots => $4, permits => $5, info => $6, owner => $7)",
+				7, values);
+	/* an error is an answer, too */
+	is_asking = server_connection() == NULL;
+	return value;
 }
 
-/* Is an error one that asking again may mend?  The caller's ticket may be gone. */
-static Outcome
-judge(PGresult *result)
+/* Can a lease keep the lock for --at-least?  It is asked before the command runs. */
+static bool
+at_least_fits(void)
 {
-	const char *code = result ? PQresultErrorField(result, PG_DIAG_SQLSTATE) : NULL;
-	bool		is_gone = code && strcmp(code, "55L01") == 0;
+	const char *length = interval(opt.at_least);
+	char	   *fits = ask(clock_now() + 10 * SEC,
+						   "SELECT $1::pg_catalog.interval OPERATOR(pg_catalog.<=) "
+						   "pg_catalog.current_setting('dlock.max_ttl')::pg_catalog.interval "
+						   "FROM %s.dlock_version()", 1, &length);
 
-	PQclear(result);
-	if (is_gone)
+	if (fits && fits[0] != 't')
 	{
-		ticket = 0;
-		return GOT_NONE_YET;
+		strlcpy(server_problem, "--at-least is longer than dlock.max_ttl",
+				sizeof(server_problem));
+		server_state = SERVER_REFUSES;
 	}
-	if (server_state == SERVER_REFUSES)
-		return GOT_ERROR;
-	if (server_state == SERVER_AWAY)
-		server_close();
-	return GOT_NONE_YET;
-}
-
-/* The lease can keep the lock for --at-least.  It is told before the command runs. */
-static Outcome
-check_at_least(void)
-{
-	const char *wanted = interval(opt.at_least);
-	char	   *fits = take_value(server_query(clock_now() + 10 * SEC,
-											   "SELECT $1::pg_catalog.interval OPERATOR(pg_catalog.<=) "
-											   "pg_catalog.current_setting('dlock.max_ttl')::pg_catalog.interval "
-											   "FROM %s.dlock_version()", 1, &wanted));
-
-	if (fits == NULL)
-		return judge(NULL);
-	if (fits[0] == 't')
-		return GOT_LOCK;
-	strlcpy(server_problem, "--at-least is longer than dlock.max_ttl",
-			sizeof(server_problem));
-	return GOT_ERROR;
+	return fits && fits[0] == 't';
 }
 
 /* One step, with a connection; until is the end of the wait */
@@ -410,44 +384,43 @@ static Outcome
 try_to_get_lock(int64 until)
 {
 	int64		wait;
-	PGresult   *result;
 	char	   *value;
 
 	if (ticket == 0)
 	{
-		Outcome		fits = opt.at_least > 0 ? check_at_least() : GOT_LOCK;
-
-		if (fits != GOT_LOCK)
-			return fits;
-		result = request_lock(until);
-		if (result == NULL || PQresultStatus(result) != PGRES_TUPLES_OK)
-			return judge(result);
-		value = take_value(result);
+		if ((opt.at_least > 0 && !at_least_fits()) ||
+			(value = request_lock(until)) == NULL)
+			return GOT_NONE_YET;
 		if (value[0] == '\0')
 			return GOT_BUSY;
 		ticket = strtoll(value, NULL, 10);
 		adopts = opt.owner != NULL;
 		if (opt.session)
 		{
-			set_deadline(FOREVER);
+			set_deadline(clock_now());
 			return GOT_LOCK;
 		}
 	}
 	else if (confirm() == 0)
 		ticket = 0;
-	if (ticket == 0 || server_connection() == NULL)
-		return judge(NULL);
+	if (ticket == 0 || server_state != SERVER_OPEN)
+		return GOT_NONE_YET;
 
 	wait = Max(Min(renew_interval, until - clock_now()), 0);
-	result = ask_of_ticket("SELECT %s.dlock_wait($1, $2)", wait,
-						   clock_now() + wait + patience_for_answer());
-	if (result == NULL || PQresultStatus(result) != PGRES_TUPLES_OK)
-		return judge(result);
-	value = take_value(result);
+	value = ask_of_ticket(clock_now() + wait + patience_for_answer(),
+						  "SELECT %s.dlock_wait($1, $2)", wait);
+	if (value == NULL && strcmp(server_sqlstate, "55L01") == 0)
+	{
+		/* it is gone: queue again */
+		ticket = 0;
+		server_state = SERVER_OPEN;
+	}
+	if (value == NULL)
+		return GOT_NONE_YET;
 	if (value[0] != 't')
 		return clock_now() >= until ? GOT_BUSY : GOT_NONE_YET;
 	/* its lease may have begun long before, and with another ttl */
-	return confirm() == 1 ? GOT_LOCK : judge(NULL);
+	return confirm() == 1 ? GOT_LOCK : GOT_NONE_YET;
 }
 
 static Outcome
@@ -457,24 +430,23 @@ get_lock(void)
 
 	for (;;)
 	{
-		ServerState state = SERVER_OPEN;
 		Outcome		outcome = GOT_NONE_YET;
 
-		if (server_connection() == NULL)
-			state = server_open(10 * SEC);
-		if (state == SERVER_OPEN)
+		if (server_connection() || server_open(10 * SEC) == SERVER_OPEN)
 			outcome = try_to_get_lock(until);
 		if (is_stopped())
 			return GOT_STOPPED;
-		if (state == SERVER_REFUSES || outcome == GOT_ERROR)
+		if (outcome != GOT_NONE_YET)
+			return outcome;
+		if (server_state == SERVER_REFUSES)
 		{
 			say(PG_LOG_ERROR, "%s", server_problem);
 			return GOT_ERROR;
 		}
-		if (outcome != GOT_NONE_YET)
-			return outcome;
-		if (server_connection() == NULL &&
-			!be_patient(silent_since == FOREVER ? FOREVER :
+		if (server_state == SERVER_OPEN)
+			continue;
+		server_close();
+		if (!be_patient(silent_since == FOREVER ? FOREVER :
 						silent_since + opt.patience))
 		{
 			say(PG_LOG_ERROR, "found no server within the time of --patience");
@@ -488,8 +460,9 @@ get_lock(void)
  */
 
 /*
- * Release the lock, or keep it for the rest of --at-least.  False if it was
- * lost before.  A lock that cannot be released in time ends by itself.
+ * Release the lock, or keep it for the rest of --at-least; a session's ends with
+ * the session.  False if it was lost before.  A lock that cannot be released in
+ * time ends by itself.
  */
 static bool
 give_back(int64 until)
@@ -499,6 +472,14 @@ give_back(int64 until)
 	bool		asked = false;
 	char	   *value = NULL;
 
+	if (opt.session)
+	{
+		bool		held = granted_at != 0 && confirm() == 1;
+
+		server_close();
+		ticket = 0;
+		return held;
+	}
 	while (value == NULL && (ticket != 0 || is_asking))
 	{
 		if (server_connection() == NULL)
@@ -506,19 +487,19 @@ give_back(int64 until)
 		if (server_connection() != NULL && ticket == 0)
 		{
 			/* what was given meanwhile is found by asking again */
-			char	   *found = take_value(request_lock(until));
+			char	   *found = request_lock(until);
 
 			ticket = found ? strtoll(found, NULL, 10) : 0;
 			if (found)
 				continue;
 		}
 		else if (server_connection() != NULL && keep)
-			value = take_value(ask_of_ticket("SELECT %s.dlock_renew($1, $2)",
-											 Max(rest, 100 * MS), until));
+			value = ask_of_ticket(until, "SELECT %s.dlock_renew($1, $2)",
+								  Max(rest, 100 * MS));
 		else if (server_connection() != NULL)
 		{
-			value = take_value(ask_of_ticket("SELECT nullif(%s.dlock_release_ticket($1), false)",
-											 -1, until));
+			value = ask_of_ticket(until,
+								  "SELECT nullif(%s.dlock_release_ticket($1), false)", -1);
 			/* the answer to an earlier one may have been lost */
 			if (value && value[0] == '\0' && asked)
 				value = pg_strdup("t");
@@ -528,21 +509,11 @@ give_back(int64 until)
 		{
 			say(PG_LOG_WARNING, "could not %s lock \"%s\": it ends by itself",
 				keep ? "keep" : "release", opt.name);
-			return true;
+			break;
 		}
 	}
 	ticket = 0;
-	return value && value[0] != '\0';
-}
-
-/* A session's lock ends with the session. */
-static bool
-give_back_session(void)
-{
-	bool		held = confirm() == 1;
-
-	server_close();
-	return held;
+	return value == NULL || value[0] != '\0';
 }
 
 /*
@@ -655,7 +626,9 @@ static int
 take_turn(void)
 {
 	Outcome		outcome = get_lock();
-	int			code;
+	bool		kept;
+	int			code = outcome == GOT_BUSY ? opt.busy_code :
+		outcome == GOT_STOPPED ? 128 + stop_signal : EXIT_DLOCK;
 
 	if (outcome == GOT_LOCK)
 	{
@@ -663,20 +636,13 @@ take_turn(void)
 		if (opt.verbose)
 			say(PG_LOG_INFO, "got lock \"%s\", fence " INT64_FORMAT, opt.name, ticket);
 		code = run_with_lock();
-		if (opt.session ? !give_back_session() :
-			!give_back(clock_now() + (code < 0 ? SEC : patience_for_answer())))
-			code = -1;
-		granted_at = 0;
-		return code;
 	}
-	if (outcome == GOT_BUSY && opt.verbose)
+	else if (outcome == GOT_BUSY && opt.verbose)
 		say(PG_LOG_INFO, "lock \"%s\" is busy", opt.name);
-	if (opt.session)
-		server_close();
-	else
-		give_back(clock_now() + SEC);
-	return outcome == GOT_BUSY ? opt.busy_code :
-		outcome == GOT_STOPPED ? 128 + stop_signal : EXIT_DLOCK;
+	kept = give_back(clock_now() +
+					 (outcome != GOT_LOCK || code < 0 ? SEC : patience_for_answer()));
+	granted_at = 0;
+	return outcome == GOT_LOCK && !kept ? -1 : code;
 }
 
 /* A file's name may be in another encoding than the database. */

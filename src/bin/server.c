@@ -20,7 +20,8 @@ static bool await_plainly(int fd, short events, int64 until);
 
 bool		(*server_await) (int fd, short events, int64 until) = await_plainly;
 char		server_problem[1024];
-ServerState server_state;		/* after the latest request */
+char		server_sqlstate[6];
+ServerState server_state;
 
 static PGconn *connection;
 static char *extension_schema;
@@ -157,24 +158,6 @@ start_connection(int i)
 }
 
 /*
- * Can asking again help after this error?  If the server lacks something, is
- * about to stop, has become a standby, or waits for one.
- */
-static bool
-may_recover(const PGresult *result)
-{
-	const char *code = PQresultErrorField(result, PG_DIAG_SQLSTATE);
-	static const char *const classes[] = {"08", "25", "40", "53", "57", "58"};
-
-	for (size_t i = 0; code && i < lengthof(classes); i++)
-	{
-		if (strncmp(code, classes[i], 2) == 0)
-			return true;
-	}
-	return code == NULL;
-}
-
-/*
  * The schema of dlock; and settings, for a session that runs nothing but dlock's
  * functions, and whose waits end if the client has gone.  A pooler gives the
  * session to other clients as well, whose settings these would be then: it
@@ -202,28 +185,23 @@ look_for_extension(int64 until)
 									  "ON n.oid OPERATOR(pg_catalog.=) e.extnamespace "
 									  "WHERE e.extname OPERATOR(pg_catalog.=) 'dlock'",
 									  1, &pid);
-	ServerState state = SERVER_OPEN;
 
-	if (result == NULL)
-		return SERVER_AWAY;
-	if (PQresultStatus(result) != PGRES_TUPLES_OK)
-		state = server_state;
-	else if (PQntuples(result) == 0)
+	if (server_state == SERVER_OPEN && PQntuples(result) == 0)
 	{
 		note_problem("extension \"dlock\" is not installed in database \"%s\"\n"
 					 "HINT:  Run CREATE EXTENSION dlock there, or name another "
 					 "database with -d.", PQdb(connection));
-		state = SERVER_REFUSES;
+		server_state = SERVER_REFUSES;
 	}
-	else
+	else if (server_state == SERVER_OPEN)
 	{
 		free(extension_schema);
 		extension_schema = pg_strdup(PQgetvalue(result, 0, 0));
 	}
 	PQclear(result);
-	if (state != SERVER_OPEN)
+	if (server_state != SERVER_OPEN)
 		server_close();
-	return state;
+	return server_state;
 }
 
 /*
@@ -315,17 +293,30 @@ server_open(int64 time)
 	return server_state = refuses ? SERVER_REFUSES : SERVER_AWAY;
 }
 
-/* What an error of the server says, without its context */
+/*
+ * What an error of the server says, without its context; and whether asking
+ * again can help: if it lacks something, is about to stop, has become a standby,
+ * or waits for one.
+ */
 static void
 note_error(const PGresult *result)
 {
+	const char *code = PQresultErrorField(result, PG_DIAG_SQLSTATE);
 	const char *primary = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
 	const char *detail = PQresultErrorField(result, PG_DIAG_MESSAGE_DETAIL);
 	const char *hint = PQresultErrorField(result, PG_DIAG_MESSAGE_HINT);
+	static const char *const classes[] = {"08", "25", "40", "53", "57", "58"};
 
 	note_problem("%s%s%s%s%s", primary ? primary : PQresultErrorMessage(result),
 				 detail ? "\nDETAIL:  " : "", detail ? detail : "",
 				 hint ? "\nHINT:  " : "", hint ? hint : "");
+	strlcpy(server_sqlstate, code ? code : "", sizeof(server_sqlstate));
+	server_state = code ? SERVER_REFUSES : SERVER_AWAY;
+	for (size_t i = 0; code && i < lengthof(classes); i++)
+	{
+		if (strncmp(code, classes[i], 2) == 0)
+			server_state = SERVER_AWAY;
+	}
 }
 
 /* The connection is lost. */
@@ -363,6 +354,7 @@ server_query(int64 until, const char *sql, int n, const char *const *values)
 	int			left = 1;
 
 	pg_free(text);
+	server_sqlstate[0] = '\0';
 	while (sent && (left = PQflush(connection)) > 0)
 	{
 		if (!server_await(PQsocket(connection), POLLIN | POLLOUT, until))
@@ -394,11 +386,8 @@ server_query(int64 until, const char *sql, int n, const char *const *values)
 		return NULL;
 	}
 	server_state = SERVER_OPEN;
-	if (PQresultStatus(result) == PGRES_FATAL_ERROR)
-	{
+	if (PQresultStatus(result) != PGRES_TUPLES_OK)
 		note_error(result);
-		server_state = may_recover(result) ? SERVER_AWAY : SERVER_REFUSES;
-	}
 	return result;
 }
 
@@ -428,7 +417,7 @@ server_query_or_exit(const char *sql, int n, const char *const *values)
 {
 	PGresult   *result = server_query(FOREVER, sql, n, values);
 
-	if (result == NULL || PQresultStatus(result) == PGRES_FATAL_ERROR)
+	if (server_state != SERVER_OPEN)
 	{
 		pg_log_error("%s", server_problem);
 		exit(1);

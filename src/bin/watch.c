@@ -46,10 +46,10 @@ print_change(const char *payload)
 						  "SELECT j OPERATOR(pg_catalog.->>) 'lock', j OPERATOR(pg_catalog.->>) 'event', pg_catalog.concat_ws(' ', '', j OPERATOR(pg_catalog.->>) 'lock', '', "
 						  "j OPERATOR(pg_catalog.->>) 'event', j OPERATOR(pg_catalog.->>) 'ticket', j OPERATOR(pg_catalog.->>) 'mode', j OPERATOR(pg_catalog.->>) 'scope', j OPERATOR(pg_catalog.->>) 'info') "
 						  "FROM (SELECT $1::pg_catalog.json AS j) AS p", 1, &payload);
-	if (fields == NULL || PQntuples(fields) != 1)
+	if (server_state != SERVER_OPEN)
 	{
 		PQclear(fields);
-		return fields != NULL;
+		return server_connection() != NULL;
 	}
 	for (int i = 0; i < n_watched; i++)
 	{
@@ -75,14 +75,38 @@ print_change(const char *payload)
 }
 
 /*
- * Connect, and have the server tell; false if that cannot be.  Where it has been
- * asked before, this finds out whether it is still there, and the extension.
+ * Is the server there, and the extension the same as when this was asked before?
+ * Another one knows of no watch.
  */
+static bool
+extension_stays(void)
+{
+	static char extension[16];
+	char		before[sizeof(extension)];
+	PGresult   *result = server_query(clock_now() + 10 * SEC,
+									  "SELECT pg_catalog.max(oid::pg_catalog.text) "
+									  "FROM pg_catalog.pg_extension "
+									  "WHERE extname OPERATOR(pg_catalog.=) 'dlock'", 0, NULL);
+
+	strlcpy(before, extension, sizeof(before));
+	if (server_state == SERVER_OPEN)
+	{
+		strlcpy(extension, PQgetvalue(result, 0, 0), sizeof(extension));
+		strlcpy(server_problem, "extension \"dlock\" was dropped", sizeof(server_problem));
+	}
+	PQclear(result);
+	return server_state == SERVER_OPEN && strcmp(before, extension) == 0;
+}
+
+/* Connect, and have the server tell; false if that cannot be. */
 static bool
 begin_watching(void)
 {
+	server_state = SERVER_OPEN;
 	if (server_connection() == NULL)
 		server_open(10 * SEC);
+	if (server_state == SERVER_OPEN)
+		(void) extension_stays();
 	for (int i = 0; i < n_watched && server_state == SERVER_OPEN; i++)
 		PQclear(server_query(clock_now() + 10 * SEC, "SELECT %s.dlock_watch($1)",
 							 1, &watched[i].name));
@@ -111,8 +135,11 @@ print_changes(void)
 				return;
 		}
 		if (!server_await(PQsocket(server_connection()), POLLIN,
-						  clock_now() + 10 * SEC) && !begin_watching())
+						  clock_now() + 5 * SEC) && !extension_stays())
+		{
+			server_close();
 			return;
+		}
 		if (!PQconsumeInput(server_connection()))
 		{
 			server_lose();

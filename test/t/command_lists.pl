@@ -156,9 +156,16 @@ foreach my $it ($watch, $lines)
 	like($watch->out, qr/^\S+ \S+  x\?\?\[31m  held \d+ exclusive session a\?b\n$/,
 		'control characters are not printed');
 	$holder->quit;
+	$node->safe_psql('watched', 'DROP EXTENSION dlock; CREATE EXTENSION dlock');
+	$holder = session($node, 'watched');
+	$held = $holder->query("SELECT dlock_acquire('$evil')");
+	poll('it watches the new one', sub { $watch->out =~ /held $held/ });
+	pass('the extension is made anew: watch asks again');
+	$holder->quit;
 	$node->safe_psql($_, 'DROP EXTENSION dlock') foreach 'template1', 'watched';
-	is($watch->exit_code, 1, 'the extension is dropped: watch ends');
-	like($watch->err, qr/^dlock: error: /, 'and says why');
+	is($watch->exit_code, 1, 'it is dropped: watch ends');
+	like($watch->err, qr/(warning: extension "dlock" was dropped\n.*){2}error: .*is not installed/s,
+		'and says why');
 }
 
 # What the server refuses for want of memory is asked for again.
