@@ -254,39 +254,45 @@ set_deadline(int64 sent)
 		command_renew(deadline - opt.grace, deadline, deadline + margin / 2);
 }
 
+/* Both of these return what the next call overwrites: a leader runs for years. */
 static const char *
 interval(int64 us)
 {
-	return psprintf(INT64_FORMAT " microseconds", us);
+	static char text[48];
+
+	snprintf(text, sizeof(text), INT64_FORMAT " microseconds", us);
+	return text;
 }
 
 /*
- * The first value of the server's answer; "" for NULL.  NULL if there is no
- * answer, or an error.
+ * The first value of the server's answer, a number or a boolean; "" for NULL.
+ * NULL if there is no answer, or an error.
  */
-static char *
+static const char *
 ask(int64 until, const char *sql, int n, const char *const *values)
 {
 	PGresult   *result = server_query(until, sql, n, values);
-	char	   *value = NULL;
+	static char value[24];
 
 	if (server_state == SERVER_OPEN)
 	{
-		value = pg_strdup(PQgetvalue(result, 0, 0));
+		strlcpy(value, PQgetvalue(result, 0, 0), sizeof(value));
 		if (silent_since != FOREVER && opt.patience > 0)
 			say(PG_LOG_WARNING, "the server answers again");
 		silent_since = FOREVER;
 	}
 	PQclear(result);
-	return value;
+	return server_state == SERVER_OPEN ? value : NULL;
 }
 
 /* A call with the ticket, and an interval, unless that is below 0 */
-static char *
+static const char *
 ask_of_ticket(int64 until, const char *sql, int64 length)
 {
-	const char *values[] = {psprintf(INT64_FORMAT, ticket), interval(length)};
+	char		number[24];
+	const char *values[] = {number, interval(length)};
 
+	snprintf(number, sizeof(number), INT64_FORMAT, ticket);
 	return ask(until, sql, length >= 0 ? 2 : 1, values);
 }
 
@@ -299,7 +305,7 @@ confirm(void)
 {
 	int64		sent;
 	int64		until;
-	char	   *value;
+	const char *value;
 
 	if (server_connection() == NULL &&
 		(opt.session || server_open(patience_for_answer()) != SERVER_OPEN))
@@ -328,10 +334,10 @@ confirm(void)
  */
 
 /* One request for the lock, or for a place in its queue: the ticket, or "" */
-static char *
+static const char *
 request_lock(int64 until)
 {
-	char	   *value;
+	const char *value;
 	const char *values[] = {
 		opt.name, interval(opt.ttl), opt.shared ? "true" : "false",
 		opt.slots, opt.permits ? opt.permits : "1", info, owner
@@ -365,7 +371,7 @@ static bool
 at_least_fits(void)
 {
 	const char *length = interval(opt.at_least);
-	char	   *fits = ask(clock_now() + 10 * SEC,
+	const char *fits = ask(clock_now() + 10 * SEC,
 						   "SELECT $1::pg_catalog.interval OPERATOR(pg_catalog.<=) "
 						   "pg_catalog.current_setting('dlock.max_ttl')::pg_catalog.interval "
 						   "FROM %s.dlock_version()", 1, &length);
@@ -384,7 +390,7 @@ static Outcome
 try_to_get_lock(int64 until)
 {
 	int64		wait;
-	char	   *value;
+	const char *value;
 
 	if (ticket == 0)
 	{
@@ -470,7 +476,7 @@ give_back(int64 until)
 	int64		rest = granted_at + opt.at_least - clock_now();
 	bool		keep = granted_at != 0 && rest > 0;
 	bool		asked = false;
-	char	   *value = NULL;
+	const char *value = NULL;
 
 	if (opt.session)
 	{
@@ -487,7 +493,7 @@ give_back(int64 until)
 		if (server_connection() != NULL && ticket == 0)
 		{
 			/* what was given meanwhile is found by asking again */
-			char	   *found = request_lock(until);
+			const char *found = request_lock(until);
 
 			ticket = found ? strtoll(found, NULL, 10) : 0;
 			if (found)
@@ -502,7 +508,7 @@ give_back(int64 until)
 								  "SELECT nullif(%s.dlock_release_ticket($1), false)", -1);
 			/* the answer to an earlier one may have been lost */
 			if (value && value[0] == '\0' && asked)
-				value = pg_strdup("t");
+				value = "t";
 			asked = true;
 		}
 		if (value == NULL && (server_state == SERVER_REFUSES || !be_patient(until)))
@@ -523,8 +529,9 @@ give_back(int64 until)
 static void
 set_environment(void)
 {
-	char	   *number = psprintf(INT64_FORMAT, ticket);
+	char		number[24];
 
+	snprintf(number, sizeof(number), INT64_FORMAT, ticket);
 	setenv("DLOCK_NAME", opt.name, 1);
 	setenv("DLOCK_FENCE", number, 1);
 	unsetenv("DLOCK_LEASE");

@@ -135,6 +135,7 @@ note_problem(const char *format,...)
 static PGconn *
 start_connection(int i)
 {
+	static char *part[lengthof(places)];
 	const char *keys[20];
 	const char *values[20];
 	int			n = 0;
@@ -151,7 +152,11 @@ start_connection(int i)
 	ADD("password", password);
 	ADD("dbname", opt.dbname);
 	for (size_t p = 0; p < lengthof(places); p++)
-		ADD(places[p].keyword, element(places[p].list, i));
+	{
+		pg_free(part[p]);
+		part[p] = element(places[p].list, i);
+		ADD(places[p].keyword, part[p]);
+	}
 	keys[n] = values[n] = NULL;
 #undef ADD
 	return PQconnectStartParams(keys, values, true);
@@ -167,24 +172,28 @@ start_connection(int i)
 static ServerState
 look_for_extension(int64 until)
 {
-	const char *pid = psprintf("%d", PQbackendPID(connection));
-	PGresult   *result = server_query(until,
-									  "SELECT pg_catalog.quote_ident(n.nspname), "
-									  "CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) $1::pg_catalog.int4 "
-									  "THEN pg_catalog.concat("
-									  SET("statement_timeout", "0") ", "
-									  SET("lock_timeout", "0") ", "
-									  SET("idle_session_timeout", "0") ", "
-									  SET("client_connection_check_interval", "1s") ", "
-									  SET("tcp_keepalives_idle", "10") ", "
-									  SET("tcp_keepalives_interval", "5") ", "
-									  SET("tcp_keepalives_count", "3") ", "
-									  SET("tcp_user_timeout", "20s") ") END "
-									  "FROM pg_catalog.pg_extension AS e "
-									  "JOIN pg_catalog.pg_namespace AS n "
-									  "ON n.oid OPERATOR(pg_catalog.=) e.extnamespace "
-									  "WHERE e.extname OPERATOR(pg_catalog.=) 'dlock'",
-									  1, &pid);
+	char		number[12];
+	const char *pid = number;
+	PGresult   *result;
+
+	snprintf(number, sizeof(number), "%d", PQbackendPID(connection));
+	result = server_query(until,
+						  "SELECT pg_catalog.quote_ident(n.nspname), "
+						  "CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) $1::pg_catalog.int4 "
+						  "THEN pg_catalog.concat("
+						  SET("statement_timeout", "0") ", "
+						  SET("lock_timeout", "0") ", "
+						  SET("idle_session_timeout", "0") ", "
+						  SET("client_connection_check_interval", "1s") ", "
+						  SET("tcp_keepalives_idle", "10") ", "
+						  SET("tcp_keepalives_interval", "5") ", "
+						  SET("tcp_keepalives_count", "3") ", "
+						  SET("tcp_user_timeout", "20s") ") END "
+						  "FROM pg_catalog.pg_extension AS e "
+						  "JOIN pg_catalog.pg_namespace AS n "
+						  "ON n.oid OPERATOR(pg_catalog.=) e.extnamespace "
+						  "WHERE e.extname OPERATOR(pg_catalog.=) 'dlock'",
+						  1, &pid);
 
 	if (server_state == SERVER_OPEN && PQntuples(result) == 0)
 	{

@@ -43,9 +43,12 @@ print_change(const char *payload)
 	Watched    *its = NULL;
 
 	fields = server_query(clock_now() + 10 * SEC,
-						  "SELECT j OPERATOR(pg_catalog.->>) 'lock', j OPERATOR(pg_catalog.->>) 'event', pg_catalog.concat_ws(' ', '', j OPERATOR(pg_catalog.->>) 'lock', '', "
-						  "j OPERATOR(pg_catalog.->>) 'event', j OPERATOR(pg_catalog.->>) 'ticket', j OPERATOR(pg_catalog.->>) 'mode', j OPERATOR(pg_catalog.->>) 'scope', j OPERATOR(pg_catalog.->>) 'info') "
-						  "FROM (SELECT $1::pg_catalog.json AS j) AS p", 1, &payload);
+						  "SELECT lock, event, pg_catalog.concat_ws(' ', '', lock, '', "
+						  "event, ticket, mode, scope, info) "
+						  "FROM pg_catalog.json_to_record($1::pg_catalog.json) AS j "
+						  "(lock pg_catalog.text, event pg_catalog.text, "
+						  "ticket pg_catalog.text, mode pg_catalog.text, "
+						  "scope pg_catalog.text, info pg_catalog.text)", 1, &payload);
 	if (server_state != SERVER_OPEN)
 	{
 		PQclear(fields);
