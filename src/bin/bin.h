@@ -70,6 +70,7 @@ extern Options opt;
 extern bool take_options(const char *name, char letter, int argc, char **argv);
 extern void print_options(char letter);
 extern int	usage_error(const char *subcommand);
+extern int	finish_output(int code);
 extern int64 clock_now(void);
 
 /* server.c */
@@ -131,8 +132,7 @@ typedef enum Sorting
 
 extern bool print_top(FILE *out, Sorting sorting);
 
-/* main.c, and subcommands */
-extern int	finish_output(int code);
+/* subcommands */
 extern int	main_run(const char *name, int n, char **operands);
 extern int	main_list(const char *name, int n, char **operands);
 extern int	main_top(const char *name, int n, char **operands);

@@ -81,16 +81,6 @@ print_help(int s)
 	printf("\nThe exit code is 0, or 1 after an error.\n");
 }
 
-/* 1 if what was printed is not all written; else the code */
-int
-finish_output(int code)
-{
-	if (fflush(stdout) == 0 && !ferror(stdout))
-		return code;
-	pg_log_error("could not write to standard output: %m");
-	return 1;
-}
-
 static int
 run_subcommand(int s, int argc, char **argv)
 {

@@ -1,6 +1,6 @@
 /*
  * options.c
- *		The options of all subcommands, and their help.
+ *		The options of all subcommands, and their help; and what else all share.
  */
 #include "bin/bin.h"
 
@@ -285,6 +285,16 @@ print_options(char letter)
 		if (!table[i].of || strchr(table[i].of, letter))
 			printf("%s", table[i].help);
 	}
+}
+
+/* 1 if what was printed is not all written; else the code */
+int
+finish_output(int code)
+{
+	if (fflush(stdout) == 0 && !ferror(stdout))
+		return code;
+	pg_log_error("could not write to standard output: %m");
+	return 1;
 }
 
 int64

@@ -58,10 +58,17 @@ show_page(void)
 	char	   *page = make_page();
 	char	   *next = page;
 	char	   *line;
+	int			row;
 
-	erase();
-	for (int row = 0; row < LINES - 1 && (line = strsep(&next, "\n")); row++)
-		mvaddnstr(row, 0, line, COLS);
+	/* what goes on into the next line is wiped out there */
+	for (row = 0; row < LINES - 1 && (line = strsep(&next, "\n")); row++)
+	{
+		(void) move(row, 0);
+		(void) clrtobot();
+		(void) addstr(line);
+	}
+	(void) move(row, 0);
+	(void) clrtobot();
 	if (opt.filter)
 		mvprintw(LINES - 1, 0, "[%s]  ", opt.filter);
 	else

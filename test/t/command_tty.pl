@@ -166,7 +166,7 @@ SKIP:
 	my ($path) = run_command([ 'which', 'dlock' ]);
 	my ($libraries) = run_command([ 'ldd', $path ]);
 
-	skip('dlock was built without ncurses', 3) if $libraries !~ /ncurses/;
+	skip('dlock was built without ncurses', 4) if $libraries !~ /ncurses/;
 	# what is typed shows, too
 	type('f');
 	shows(qr/filter:/, 'f asks for a filter');
@@ -174,6 +174,16 @@ SKIP:
 	shows(qr/other/, 'which counts');
 	type('q');
 	shows(qr/code 0/, 'q quits');
+
+	# A line is cut where the screen ends, in columns.
+	my $wide = "\xc3\xa9" x 60;
+
+	$client->query("SELECT dlock_acquire('$wide')");
+	type("LC_ALL=C.UTF-8 dlock top --interval=1h --filter=\xc3\xa9; echo code \$?\n");
+	shows(qr/$wide | code \d/, 'a name of many bytes shows');
+	type('q');
+	shows(qr/code 0/);
+	$client->query("SELECT dlock_release('$wide')");
 }
 # The end of its input is no key; it does not ask the server again and again.
 my $asked = q{FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()};
