@@ -197,13 +197,6 @@ await_event(int fd, short events, int64 until, bool heed_end)
 	}
 }
 
-/* For the next thing to do */
-static bool
-await(int fd, short events, int64 until)
-{
-	return await_event(fd, events, until, true);
-}
-
 /*
  * For an answer.  It is given up if the command has ended, together with the
  * connection; but not if a session's lock would be lost, and not for each of
@@ -229,7 +222,7 @@ be_patient(int64 until)
 	}
 	if (now >= until)
 		return false;
-	await(-1, 0, Min(until, now + backoff));
+	await_event(-1, 0, Min(until, now + backoff), true);
 	backoff = Min(2 * backoff, SEC);
 	return true;
 }
@@ -562,8 +555,9 @@ keep_until(int64 until)
 	{
 		if (!ran && is_stopped())
 			break;
-		if (await(server_connection() ? PQsocket(server_connection()) : -1, POLLIN,
-				  command_is_lost() ? FOREVER : suspended ? renew_at : Min(renew_at, until)) &&
+		if (await_event(server_connection() ? PQsocket(server_connection()) : -1, POLLIN,
+						command_is_lost() ? FOREVER :
+						suspended ? renew_at : Min(renew_at, until), true) &&
 			connection_is_lost())
 		{
 			server_lose();

@@ -4,8 +4,9 @@
 #
 # What would break it: an exit code that is not told apart from another; a lock
 # that stays behind, or is gone while the command runs; a descriptor, a signal
-# mask or an ignored signal that the command inherits from dlock; an owner that
-# two runs share; a place in the queue that is lost with the connection.
+# mask or an ignored signal that the command inherits from dlock, or that dlock
+# inherits and minds; a message that blocks; an owner that two runs share; a place
+# in the queue that is lost with the connection.
 
 use strict;
 use warnings FATAL => 'all';
