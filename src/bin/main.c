@@ -124,8 +124,9 @@ occupy_standard_descriptors(void)
 {
 	int			fd;
 
-	while ((fd = open("/dev/null", O_RDWR | O_CLOEXEC)) >= 0 && fd <= STDERR_FILENO)
-		continue;
+	do
+		fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+	while (fd >= 0 && fd <= STDERR_FILENO);
 	close(fd);
 }
 

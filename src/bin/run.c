@@ -90,20 +90,18 @@ is_stopped(void)
  * As pg_log_warning() and so on.  If the reader of stderr keeps it waiting, the
  * message is dropped: to renew the lease is more important.
  */
-static void
-say(enum pg_log_level level, const char *format,...) pg_attribute_printf(2, 3);
+#define say(level, ...) \
+	do { \
+		if (stderr_is_ready()) \
+			pg_log_generic(level, PG_LOG_PRIMARY, __VA_ARGS__); \
+	} while (0)
 
-static void
-say(enum pg_log_level level, const char *format,...)
+static bool
+stderr_is_ready(void)
 {
 	struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
-	va_list		arguments;
 
-	if (poll(&out, 1, 0) <= 0)
-		return;
-	va_start(arguments, format);
-	pg_log_generic_v(level, PG_LOG_PRIMARY, format, arguments);
-	va_end(arguments);
+	return poll(&out, 1, 0) > 0;
 }
 
 static void

@@ -118,18 +118,8 @@ server_connection(void)
 	return connection;
 }
 
-static void
-note_problem(const char *format,...) pg_attribute_printf(1, 2);
-
-static void
-note_problem(const char *format,...)
-{
-	va_list		arguments;
-
-	va_start(arguments, format);
-	vsnprintf(server_problem, sizeof(server_problem), format, arguments);
-	va_end(arguments);
-}
+#define note_problem(...) \
+	((void) snprintf(server_problem, sizeof(server_problem), __VA_ARGS__))
 
 /* Begin to connect to a host.  What comes first is only a default. */
 static PGconn *

@@ -206,7 +206,9 @@ foreach my $n (1 .. 3)
 		"SELECT count(*) = $n FROM dlock_locks WHERE NOT granted");
 }
 # the first keeps its place, though its connection is cut; the second one has
-# none any more, and is the last then
+# none any more, and is the last then; the third has been told that it has one
+$client->wait_for(q{SELECT count(*) = 2 FROM pg_stat_activity }
+	  . q{WHERE state = 'active' AND query ~ '^SELECT public.dlock_wait'});
 my $pids = q{SELECT pid FROM pg_stat_activity WHERE query ~ '^SELECT public.dlock_'};
 $client->query("SELECT pg_terminate_backend(pid) FROM ($pids) AS p");
 $client->wait_for('SELECT array_agg(scope ORDER BY position) = '
