@@ -123,14 +123,7 @@ typedef struct ControlMessage
 extern int	keep_lock(int control, pid_t front);
 
 /* list.c */
-typedef enum Sorting
-{
-	BY_WAITERS,
-	BY_TIME,
-	BY_NAME
-} Sorting;
-
-extern bool print_top(FILE *out, Sorting sorting);
+extern bool print_top(FILE *out, const char *order);
 
 /* subcommands */
 extern int	main_run(const char *name, int n, char **operands);

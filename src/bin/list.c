@@ -36,17 +36,12 @@ static const struct
 /* the order of dlock ls NAME */
 #define ONE_LOCK "FROM %s.dlock_locks($1) ORDER BY \"position\", ticket"
 
-/* Of dlock top; how it is sorted comes behind */
+/* Of dlock top; the order comes between these */
 #define FILTERED \
 	LOCK_COLUMNS "FROM %s.dlock_locks WHERE $1::pg_catalog.text IS NULL OR " \
 	"pg_catalog.strpos(pg_catalog.concat_ws(' ', name, role, owner, info), $1) " \
 	"OPERATOR(pg_catalog.>) 0 ORDER BY "
-static const char *const sorted[] = {
-	[BY_WAITERS] = FILTERED "pg_catalog.count(*) FILTER (WHERE NOT granted) "
-	"OVER (PARTITION BY name) DESC, name, \"position\", ticket LIMIT 500",
-	[BY_TIME] = FILTERED "coalesce(granted_at, enqueued_at), name, \"position\", ticket LIMIT 500",
-	[BY_NAME] = FILTERED "name, \"position\", ticket LIMIT 500",
-};
+#define LIMITED "name, \"position\", ticket LIMIT 500"
 
 static void
 print_table(FILE *out, const PGresult *result, bool expanded)
@@ -89,9 +84,10 @@ main_list(const char *name, int n, char **operands)
 
 /* The page of dlock top; false if there is no answer */
 bool
-print_top(FILE *out, Sorting sorting)
+print_top(FILE *out, const char *order)
 {
 	int64		until = clock_now() + 10 * SEC;
+	char	   *sql = psprintf("%s%s%s", FILTERED, order, LIMITED);
 	PGresult   *summary;
 	PGresult   *blockers = NULL;
 	PGresult   *locks = NULL;
@@ -107,7 +103,7 @@ print_top(FILE *out, Sorting sorting)
 		blockers = server_query(until, BLOCKER_COLUMNS "FROM %s.dlock_blockers LIMIT 10",
 								0, NULL);
 	if (blockers && server_state == SERVER_OPEN)
-		locks = server_query(until, sorted[sorting], 1, &opt.filter);
+		locks = server_query(until, sql, 1, &opt.filter);
 	if (locks && server_state == SERVER_OPEN)
 	{
 		complete = true;
@@ -119,5 +115,6 @@ print_top(FILE *out, Sorting sorting)
 	PQclear(summary);
 	PQclear(blockers);
 	PQclear(locks);
+	pg_free(sql);
 	return complete;
 }

@@ -14,7 +14,13 @@
 #define KEYS "Ctrl-C quits"
 #endif
 
-static Sorting sorting = BY_WAITERS;
+/* The orders of the keys w, t and n */
+#define BY_WAITERS \
+	"pg_catalog.count(*) FILTER (WHERE NOT granted) OVER (PARTITION BY name) DESC, "
+#define BY_TIME "coalesce(granted_at, enqueued_at), "
+#define BY_NAME ""
+
+static const char *order = BY_WAITERS;
 
 /* What print_top() prints, or why it cannot: the connection may come back. */
 static char *
@@ -25,7 +31,7 @@ make_page(void)
 	FILE	   *out = open_memstream(&page, &length);
 
 	if ((server_connection() == NULL && server_open(5 * SEC) != SERVER_OPEN) ||
-		!print_top(out, sorting))
+		!print_top(out, order))
 	{
 		fprintf(out, "%s\n", server_problem);
 		server_close();
@@ -98,11 +104,11 @@ show_until_quit(void)
 		if (key == ERR && clock_now() < next)
 			pg_usleep(next - clock_now());
 		if (key == 'w')
-			sorting = BY_WAITERS;
+			order = BY_WAITERS;
 		else if (key == 't')
-			sorting = BY_TIME;
+			order = BY_TIME;
 		else if (key == 'n')
-			sorting = BY_NAME;
+			order = BY_NAME;
 		else if (key == 'f')
 		{
 			const char *answer = ask_for("filter: ");
@@ -139,7 +145,7 @@ main_top(const char *name, int n, char **operands)
 	opt.pause = Min(Max(opt.pause, 100 * MS), 86400 * SEC);
 	if (!opt.once && isatty(STDOUT_FILENO))
 		show_until_quit();
-	else if (!print_top(stdout, BY_WAITERS))
+	else if (!print_top(stdout, order))
 	{
 		pg_log_error("%s", server_problem);
 		return 1;
