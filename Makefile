@@ -96,7 +96,6 @@ BIN_OBJS = \
 	src/bin/main.o \
 	src/bin/options.o \
 	src/bin/server.o \
-	src/bin/run_options.o \
 	src/bin/front.o \
 	src/bin/run.o \
 	src/bin/command.o \

@@ -26,23 +26,19 @@
 #define EXIT_NOT_RUN	126
 #define EXIT_NOT_FOUND	127
 
-/* Options that every subcommand has: where the server is, and how to speak */
-typedef struct CommonOptions
+/* What the options say, of all subcommands */
+typedef struct Options
 {
-	char	   *host;
-	char	   *port;
-	char	   *user;
-	char	   *dbname;
+	/* where the server is, and how to speak */
+	const char *host;
+	const char *port;
+	const char *user;
+	const char *dbname;
 	bool		ask_password;
 	bool		quiet;
 	bool		verbose;
-} CommonOptions;
 
-extern CommonOptions common;
-
-/* The options of dlock run */
-typedef struct RunOptions
-{
+	/* of dlock run */
 	const char *name;
 	char	  **command;
 	int64		ttl;
@@ -58,19 +54,24 @@ typedef struct RunOptions
 	const char *owner;
 	const char *info;
 	int			busy_code;
-} RunOptions;
+
+	/* of those that show something, or end it */
+	bool		csv;
+	bool		json;
+	const char *filter;
+	int64		pause;
+	bool		once;
+	bool		force;
+} Options;
+
+extern Options opt;
 
 /* options.c */
-#define COMMON_SHORT "d:h:p:qU:vW"
-struct option;
-extern const struct option *with_common_options(const struct option *own);
-extern bool take_common_option(int c);
-extern bool asks_for_help(int c, char **argv);
-extern int64 time_option(const char *option, const char *value);
-extern const char *count_option(const char *option, const char *value);
-extern int64 clock_now(void);
-extern void print_common_help(void);
+extern bool take_options(const char *name, char letter, int argc, char **argv);
+extern void print_options(char letter);
 extern int	usage_error(const char *subcommand);
+extern int	finish_output(int code);
+extern int64 clock_now(void);
 
 /* server.c */
 typedef enum ServerState
@@ -82,20 +83,21 @@ typedef enum ServerState
 
 extern bool (*server_await) (int fd, short events, int64 until);
 extern char server_problem[1024];
-extern void server_init(void);
+extern char server_sqlstate[6];
+extern ServerState server_state;	/* after the latest request */
+extern bool server_init(void);
 extern ServerState server_open(int64 time);
 extern void server_close(void);
 extern void server_lose(void);
-extern void server_warn(void);
 extern PGconn *server_connection(void);
 extern PGresult *server_query(int64 until, const char *sql, int n,
 							  const char *const *values);
-extern bool server_may_recover(const PGresult *result);
 extern void server_open_or_exit(void);
 extern PGresult *server_query_or_exit(const char *sql, int n,
 									  const char *const *values);
 
 /* command.c */
+extern void command_note_signals(void);
 extern bool command_prepare(pid_t front, int tty, pid_t front_group);
 extern pid_t command_start(char **argv);
 extern bool command_has_time(void);
@@ -118,40 +120,13 @@ typedef struct ControlMessage
 	int			number;
 } ControlMessage;
 
-extern int	run_in_front(const RunOptions *options);
-extern int	keep_lock(const RunOptions *options, int control, pid_t front);
-
-/* Of the subcommands that show something, or end it */
-typedef enum Format
-{
-	AS_TABLE,
-	AS_JSON,
-	AS_CSV
-} Format;
-
-typedef struct ShowOptions
-{
-	Format		format;
-	const char *filter;
-	int64		pause;
-	bool		once;
-	bool		force;
-} ShowOptions;
-
-extern ShowOptions show;
+extern int	keep_lock(int control, pid_t front);
 
 /* list.c */
-typedef enum Sorting
-{
-	BY_WAITERS,
-	BY_TIME,
-	BY_NAME
-} Sorting;
-
-extern bool print_top(FILE *out, Sorting sorting);
+extern bool print_top(FILE *out, const char *order);
 
 /* subcommands */
-extern int	main_run(int argc, char **argv);
+extern int	main_run(const char *name, int n, char **operands);
 extern int	main_list(const char *name, int n, char **operands);
 extern int	main_top(const char *name, int n, char **operands);
 extern int	main_watch(const char *name, int n, char **operands);

@@ -100,6 +100,20 @@ block_alarm(int how)
 }
 
 /*
+ * Before dlock changes any signal's disposition: which ones the caller ignores,
+ * so the command will.
+ */
+void
+command_note_signals(void)
+{
+	struct sigaction action;
+
+	for (int i = 1; i < NSIG; i++)
+		ignored[i] = sigaction(i, NULL, &action) == 0 &&
+			action.sa_handler == SIG_IGN;
+}
+
+/*
  * Once, as the keeper's process begins.  SIGCHLD is blocked except for where
  * the keeper waits.  False, with errno, if the command could not be watched.
  */
@@ -113,10 +127,6 @@ command_prepare(pid_t front, int tty, pid_t its_group)
 	front_process = front;
 	front_process_group = its_group;
 	terminal = tty;
-	for (int i = 1; i < NSIG; i++)
-		ignored[i] = sigaction(i, NULL, &action) == 0 &&
-			action.sa_handler == SIG_IGN;
-
 	sigemptyset(&child);
 	sigaddset(&child, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &child, &inherited_mask);
@@ -127,8 +137,6 @@ command_prepare(pid_t front, int tty, pid_t its_group)
 	action.sa_handler = note_child;
 	sigaction(SIGCHLD, &action, NULL);
 	block_alarm(SIG_UNBLOCK);
-	/* what is printed is not to stop the keeper, with stty tostop */
-	(void) signal(SIGTTOU, SIG_IGN);
 
 	event.sigev_signo = SIGALRM;
 	if (timer_create(CLOCK_BOOTTIME, &event, &step_timer) < 0)
@@ -165,8 +173,8 @@ become_command(char **argv, pid_t keeper, int report)
 		tcsetpgrp(terminal, getpgrp());
 	for (int i = 1; i < NSIG; i++)
 	{
-		if (i != SIGKILL && i != SIGSTOP && !ignored[i])
-			(void) signal(i, SIG_DFL);
+		if (i != SIGKILL && i != SIGSTOP)
+			(void) signal(i, ignored[i] ? SIG_IGN : SIG_DFL);
 	}
 	sigprocmask(SIG_SETMASK, &inherited_mask, NULL);
 	execvp(argv[0], argv);

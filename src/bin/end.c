@@ -13,9 +13,9 @@ main_end(const char *name, int n, char **operands)
 	const char *count;
 
 	/* how many tickets; of a ticket, 1 or 0 */
-	result = server_query_or_exit(is_lease && show.force ? "SELECT %s.dlock_force_close($1)" :
+	result = server_query_or_exit(is_lease && opt.force ? "SELECT %s.dlock_force_close($1)" :
 								  is_lease ? "SELECT %s.dlock_lease_close($1)" :
-								  show.force ? "SELECT %s.dlock_force_release($1)::pg_catalog.int4" :
+								  opt.force ? "SELECT %s.dlock_force_release($1)::pg_catalog.int4" :
 								  "SELECT %s.dlock_release_ticket($1)::pg_catalog.int4",
 								  1, &id);
 	count = PQgetvalue(result, 0, 0);
@@ -24,7 +24,7 @@ main_end(const char *name, int n, char **operands)
 		pg_log_error("there is no %s %s", is_lease ? "lease" : "ticket", id);
 		return 1;
 	}
-	if (!common.quiet && is_lease)
+	if (!opt.quiet && is_lease)
 		printf("%s\n", count);
 	return 0;
 }

@@ -17,10 +17,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+static const int passed_on[] = {
+	SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT
+};
+
 static int	control = -1;
 static int	tty = -1;
 static volatile pid_t command_group;
 static volatile sig_atomic_t lends_terminal;
+static volatile sig_atomic_t interrupted;
 
 static void
 tell_keeper(int signo)
@@ -44,6 +49,7 @@ forward_signal(int signo)
 
 	if (signo == SIGCONT)
 		lend_terminal();
+	interrupted |= signo == SIGINT;
 	tell_keeper(signo);
 	errno = save_errno;
 }
@@ -52,21 +58,45 @@ forward_signal(int signo)
 static void
 catch_signals(void)
 {
-	static const int signals[] = {
-		SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT
-	};
 	struct sigaction action = {.sa_handler = forward_signal};
 	struct sigaction old;
 
 	action.sa_flags = SA_RESTART;
 	sigemptyset(&action.sa_mask);
-	for (size_t i = 0; i < lengthof(signals); i++)
+	for (size_t i = 0; i < lengthof(passed_on); i++)
 	{
-		if (sigaction(signals[i], NULL, &old) == 0 &&
+		if (sigaction(passed_on[i], NULL, &old) == 0 &&
 			old.sa_handler != SIG_IGN)
-			sigaction(signals[i], &action, NULL);
+			sigaction(passed_on[i], &action, NULL);
 	}
+}
+
+/*
+ * In both processes, whatever the caller has set.  A message must neither stop
+ * nor end them: with stty tostop, or without a reader of stderr.
+ */
+static void
+set_own_signals(void)
+{
+	command_note_signals();
+	(void) signal(SIGCHLD, SIG_DFL);
+	(void) signal(SIGPIPE, SIG_IGN);
 	(void) signal(SIGTTOU, SIG_IGN);
+}
+
+/*
+ * The keeper gets signals by the front alone.  One that is sent to all of
+ * dlock's processes, as systemd does, must not end the keeper before the
+ * command.
+ */
+static void
+leave_signals_to_front(void)
+{
+	for (size_t i = 0; i < lengthof(passed_on); i++)
+	{
+		if (passed_on[i] != SIGCONT)
+			(void) signal(passed_on[i], SIG_IGN);
+	}
 }
 
 /*
@@ -119,15 +149,20 @@ follow_keeper(void)
 }
 
 int
-run_in_front(const RunOptions *options)
+main_run(const char *name, int n, char **operands)
 {
 	int			ends[2];
 	int			status = 0;
 	pid_t		front = getpid();
 	pid_t		keeper;
 
+	opt.name = operands[0];
+	opt.command = operands + 1;
+	if (!server_init())
+		return EXIT_DLOCK;
 	tty = open("/dev/tty", O_RDWR | O_CLOEXEC | O_NOCTTY);
 	lends_terminal = shall_lend_at_once();
+	set_own_signals();
 	if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0 ||
 		socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0 ||
 		(keeper = fork()) < 0)
@@ -139,8 +174,9 @@ run_in_front(const RunOptions *options)
 	{
 		close(ends[0]);
 		setpgid(0, 0);
+		leave_signals_to_front();
 		if (command_prepare(front, lends_terminal ? tty : -1, getpgid(front)))
-			exit(keep_lock(options, ends[1], front));
+			exit(keep_lock(ends[1], front));
 		pg_log_error("could not start: %m");
 		exit(EXIT_DLOCK);
 	}
@@ -158,11 +194,17 @@ run_in_front(const RunOptions *options)
 		while (signal_tree(SIGKILL, 0))
 			usleep(1000);
 		pg_log_error("the process that kept lock \"%s\" was killed",
-					 options->name);
+					 opt.name);
 	}
 	if (tty >= 0 && command_group > 0 && tcgetpgrp(tty) == command_group)
 		tcsetpgrp(tty, getpgrp());
 	if (WIFSIGNALED(status))
 		return command_group > 0 ? EXIT_LOST : EXIT_DLOCK;
+	/* after Ctrl-C, a loop of the shell would go on if this just exited */
+	if ((interrupted || lends_terminal) && WEXITSTATUS(status) == 128 + SIGINT)
+	{
+		(void) signal(SIGINT, SIG_DFL);
+		(void) raise(SIGINT);
+	}
 	return WEXITSTATUS(status);
 }

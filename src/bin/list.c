@@ -36,26 +36,19 @@ static const struct
 /* the order of dlock ls NAME */
 #define ONE_LOCK "FROM %s.dlock_locks($1) ORDER BY \"position\", ticket"
 
-/* Of dlock top; each is followed by how it is sorted */
+/* Of dlock top; the order comes between these */
 #define FILTERED \
-	"FROM %s.dlock_locks WHERE $1::pg_catalog.text IS NULL OR " \
+	LOCK_COLUMNS "FROM %s.dlock_locks WHERE $1::pg_catalog.text IS NULL OR " \
 	"pg_catalog.strpos(pg_catalog.concat_ws(' ', name, role, owner, info), $1) " \
 	"OPERATOR(pg_catalog.>) 0 ORDER BY "
-static const char *const sorted[] = {
-	[BY_WAITERS] = LOCK_COLUMNS FILTERED
-	"pg_catalog.count(*) FILTER (WHERE NOT granted) OVER (PARTITION BY name) DESC, "
-	"name, \"position\", ticket LIMIT 500",
-	[BY_TIME] = LOCK_COLUMNS FILTERED
-	"coalesce(granted_at, enqueued_at), name, \"position\", ticket LIMIT 500",
-	[BY_NAME] = LOCK_COLUMNS FILTERED "name, \"position\", ticket LIMIT 500",
-};
+#define LIMITED "name, \"position\", ticket LIMIT 500"
 
 static void
-print_table(FILE *out, const PGresult *result, Format format, bool expanded)
+print_table(FILE *out, const PGresult *result, bool expanded)
 {
 	printQueryOpt how = {.nullPrint = ""};
 
-	how.topt.format = format == AS_CSV ? PRINT_CSV : PRINT_ALIGNED;
+	how.topt.format = opt.csv ? PRINT_CSV : PRINT_ALIGNED;
 	how.topt.csvFieldSep[0] = ',';
 	how.topt.border = 1;
 	how.topt.expanded = expanded;
@@ -75,26 +68,26 @@ main_list(const char *name, int n, char **operands)
 	while (strcmp(name, lists[i].name) != 0)
 		i++;
 	sql = lock ? ONE_LOCK : lists[i].source;
-	if (show.format == AS_JSON)
+	if (opt.json)
 		sql = psprintf("SELECT coalesce(pg_catalog.json_agg(t), '[]') FROM (SELECT * %s) AS t",
 					   sql);
 	else
-		sql = psprintf("%s%s", show.format == AS_TABLE ? lists[i].table : "SELECT * ", sql);
+		sql = psprintf("%s%s", opt.csv ? "SELECT * " : lists[i].table, sql);
 	result = server_query_or_exit(sql, n, &lock);
-	if (show.format == AS_JSON)
+	if (opt.json)
 		printf("%s\n", PQgetvalue(result, 0, 0));
 	else
-		print_table(stdout, result, show.format,
-					show.format == AS_TABLE && strcmp(name, "stats") == 0);
+		print_table(stdout, result, !opt.csv && strcmp(name, "stats") == 0);
 	PQclear(result);
 	return 0;
 }
 
 /* The page of dlock top; false if there is no answer */
 bool
-print_top(FILE *out, Sorting sorting)
+print_top(FILE *out, const char *order)
 {
 	int64		until = clock_now() + 10 * SEC;
+	char	   *sql = psprintf("%s%s%s", FILTERED, order, LIMITED);
 	PGresult   *summary;
 	PGresult   *blockers = NULL;
 	PGresult   *locks = NULL;
@@ -106,22 +99,22 @@ print_top(FILE *out, Sorting sorting)
 						   "pg_catalog.date_trunc('second', oldest_wait), leases, "
 						   "pg_catalog.date_trunc('second', pg_catalog.now())) "
 						   "FROM %s.dlock_stats", 0, NULL);
-	if (summary)
+	if (server_state == SERVER_OPEN)
 		blockers = server_query(until, BLOCKER_COLUMNS "FROM %s.dlock_blockers LIMIT 10",
 								0, NULL);
-	if (blockers)
-		locks = server_query(until, sorted[sorting], 1, &show.filter);
-	if (locks && PQresultStatus(locks) == PGRES_TUPLES_OK &&
-		PQresultStatus(blockers) == PGRES_TUPLES_OK && PQntuples(summary) == 1)
+	if (blockers && server_state == SERVER_OPEN)
+		locks = server_query(until, sql, 1, &opt.filter);
+	if (locks && server_state == SERVER_OPEN)
 	{
 		complete = true;
 		fprintf(out, "%s\n\n", PQgetvalue(summary, 0, 0));
 		if (PQntuples(blockers) > 0)
-			print_table(out, blockers, AS_TABLE, false);
-		print_table(out, locks, AS_TABLE, false);
+			print_table(out, blockers, false);
+		print_table(out, locks, false);
 	}
 	PQclear(summary);
 	PQclear(blockers);
 	PQclear(locks);
+	pg_free(sql);
 	return complete;
 }

@@ -1,6 +1,6 @@
 /*
  * options.c
- *		Options that all subcommands have, and the values of options.
+ *		The options of all subcommands, and their help; and what else all share.
  */
 #include "bin/bin.h"
 
@@ -9,100 +9,115 @@
 #include "fe_utils/option_utils.h"
 #include "getopt_long.h"
 
-#define OPT_HELP 1000
-
-CommonOptions common;
-ShowOptions show = {.pause = 2 * SEC};
-
-static const struct option common_options[] = {
-	{"dbname", required_argument, NULL, 'd'},
-	{"help", no_argument, NULL, OPT_HELP},
-	{"host", required_argument, NULL, 'h'},
-	{"port", required_argument, NULL, 'p'},
-	{"quiet", no_argument, NULL, 'q'},
-	{"username", required_argument, NULL, 'U'},
-	{"verbose", no_argument, NULL, 'v'},
-	{"password", no_argument, NULL, 'W'},
-	{NULL, 0, NULL, 0}
+Options		opt = {
+	.ttl = -1, .wait = FOREVER, .grace = -1, .every = -1, .patience = 30 * SEC,
+	.busy_code = 1, .pause = 2 * SEC
 };
 
-/* A subcommand's own long options, and the common ones */
-const struct option *
-with_common_options(const struct option *own)
-{
-	struct option *all;
-	int			n = 0;
+static bool wants_help;
+static bool wants_version;
 
-	while (own[n].name)
-		n++;
-	all = pg_malloc0(n * sizeof(*all) + sizeof(common_options));
-	memcpy(all, own, n * sizeof(*all));
-	memcpy(all + n, common_options, sizeof(common_options));
-	return all;
-}
-
-bool
-take_common_option(int c)
+typedef enum Kind
 {
-	switch (c)
-	{
-		case 'd':
-			common.dbname = pg_strdup(optarg);
-			return true;
-		case 'h':
-			common.host = pg_strdup(optarg);
-			return true;
-		case 'p':
-			common.port = pg_strdup(optarg);
-			return true;
-		case 'q':
-			common.quiet = true;
-			pg_logging_set_level(PG_LOG_ERROR);
-			return true;
-		case 'U':
-			common.user = pg_strdup(optarg);
-			return true;
-		case 'v':
-			common.verbose = true;
-			return true;
-		case 'W':
-			common.ask_password = true;
-			return true;
-	}
-	return false;
-}
+	FLAG,
+	TEXT,
+	TIME,
+	NO_TIME,					/* sets a time to 0 */
+	COUNT,						/* a whole number above 0, as text */
+	CODE						/* an exit code */
+} Kind;
 
-/* getopt_long() gives '?' for -?, and for what it does not know */
-bool
-asks_for_help(int c, char **argv)
+/*
+ * In the order of the help.  "of" has the letters of the subcommands that take
+ * the option, NULL for all.
+ */
+static const struct
 {
-	return c == OPT_HELP || (c == '?' && strcmp(argv[optind - 1], "-?") == 0);
-}
-
-void
-print_common_help(void)
-{
-	printf("\nConnection options:\n"
-		   "  -h, --host=HOSTNAME      database server hosts or socket directory\n"
-		   "  -p, --port=PORT          database server port\n"
-		   "  -U, --username=USERNAME  user name to connect as\n"
-		   "  -W, --password           ask for a password\n"
-		   "  -d, --dbname=DBNAME      database, or a connection string\n"
-		   "\nPGHOST, PGDATABASE and the other variables of libpq count, too.\n");
-}
-
-/* Returns the exit code */
-int
-usage_error(const char *subcommand)
-{
-	pg_log_error_hint("Try \"dlock %s--help\" for more information.",
-					  subcommand);
-	return strcmp(subcommand, "run ") == 0 ? EXIT_DLOCK : 1;
-}
+	const char *name;
+	char		letter;
+	const char *of;
+	Kind		kind;
+	void	   *value;
+	const char *help;
+}			table[] = {
+	{"nonblock", 'n', "r", NO_TIME, &opt.wait,
+		"\nWaiting:\n"
+		"  -n, --nonblock           do not wait if the lock is busy\n"},
+	{"wait", 'w', "r", TIME, &opt.wait,
+		"  -w, --wait=TIME          wait for at most this long\n"},
+	{"conflict-exit-code", 'E', "r", CODE, &opt.busy_code,
+		"  -E, --conflict-exit-code=N\n"
+		"                           exit code if the lock was busy (default: 1)\n"},
+	{"patience", 0, "r", TIME, &opt.patience,
+		"      --patience=TIME      look for a server for this long, before the\n"
+		"                           command runs (default: 30s)\n"},
+	{"shared", 's', "r", FLAG, &opt.shared,
+		"\nThe lock:\n"
+		"  -s, --shared             share it with others that say so\n"},
+	{"slots", 0, "r", COUNT, &opt.slots,
+		"      --slots=N            let N run at the same time\n"},
+	{"permits", 0, "r", COUNT, &opt.permits,
+		"      --permits=N          take N of the slots (default: 1)\n"},
+	{"ttl", 0, "r", TIME, &opt.ttl,
+		"      --ttl=TIME           a lease of this length, which is renewed while the\n"
+		"                           command runs (default: 30s)\n"},
+	{"session", 0, "r", FLAG, &opt.session,
+		"      --session            no lease: the lock ends with the connection\n"},
+	{"at-least", 0, "r", TIME, &opt.at_least,
+		"      --at-least=TIME      keep the lock for this long from its grant, even if\n"
+		"                           the command ends earlier, or fails\n"},
+	{"owner", 0, "r", TEXT, &opt.owner,
+		"      --owner=TEXT         take over a lease of this owner, if there is one;\n"
+		"                           not for two runs at a time: one ends the other's\n"},
+	{"info", 0, "r", TEXT, &opt.info,
+		"      --info=TEXT          what others see of this holder (default: command,\n"
+		"                           host and process)\n"},
+	{"every", 0, "r", TIME, &opt.every,
+		"\nThe command:\n"
+		"      --every=TIME         run it again and again, this long from start to\n"
+		"                           start, as long as the lock is held\n"},
+	{"grace", 0, "r", TIME, &opt.grace,
+		"      --grace=TIME         time from SIGTERM to SIGKILL if the lock is about\n"
+		"                           to be lost (default: 5s, or a quarter of the ttl)\n"
+		"\nOther options:\n"
+		"  -q, --quiet              no warnings\n"
+		"  -v, --verbose            tell when the lock is got, or busy\n"},
+	{"csv", 0, "l", FLAG, &opt.csv,
+		"      --csv                comma-separated values\n"},
+	{"json", 0, "lw", FLAG, &opt.json,
+		"      --json               JSON\n"},
+	{"filter", 0, "t", TEXT, &opt.filter,
+		"      --filter=TEXT        only what has this text in name, role, owner or info\n"},
+	{"interval", 0, "t", TIME, &opt.pause,
+		"      --interval=TIME      from one look to the next (default: 2s)\n"},
+	{"once", 0, "t", FLAG, &opt.once,
+		"      --once               print it once, then exit\n"},
+	{"force", 'f', "e", FLAG, &opt.force,
+		"  -f, --force              also if it is another role's; for administrators\n"},
+	{"version", 'V', "m", FLAG, &wants_version,
+		"\nOther options:\n"
+		"  -V, --version            output version information, then exit\n"},
+	{"help", 0, NULL, FLAG, &wants_help,
+		"  -?, --help               show this help, then exit\n"},
+	{"host", 'h', NULL, TEXT, &opt.host,
+		"\nConnection options:\n"
+		"  -h, --host=HOSTNAME      database server hosts or socket directory\n"},
+	{"port", 'p', NULL, TEXT, &opt.port,
+		"  -p, --port=PORT          database server port\n"},
+	{"username", 'U', NULL, TEXT, &opt.user,
+		"  -U, --username=USERNAME  user name to connect as\n"},
+	{"password", 'W', NULL, FLAG, &opt.ask_password,
+		"  -W, --password           ask for a password\n"},
+	{"dbname", 'd', NULL, TEXT, &opt.dbname,
+		"  -d, --dbname=DBNAME      database, or a connection string\n"
+		"\nPGHOST, PGDATABASE and the other variables of libpq count, too.\n"},
+	{"quiet", 'q', NULL, FLAG, &opt.quiet, ""},
+	{"verbose", 'v', NULL, FLAG, &opt.verbose, ""},
+};
 
 /* "30s", "5min", "500ms", "1.5h"; a bare number is seconds */
-int64
-time_option(const char *option, const char *value)
+static int64
+parse_time(const char *option, const char *value)
 {
 	static const struct
 	{
@@ -129,15 +144,157 @@ time_option(const char *option, const char *value)
 	exit(EXIT_DLOCK);
 }
 
-/* The value as text, once it is known to be a whole number above 0 */
-const char *
-count_option(const char *option, const char *value)
+static void
+take_option(int i, const char *value)
 {
+	const char *option = psprintf("--%s", table[i].name);
 	int			number;
 
-	if (!option_parse_int(value, option, 1, INT_MAX, &number))
+	switch (table[i].kind)
+	{
+		case FLAG:
+			*(bool *) table[i].value = true;
+			break;
+		case NO_TIME:
+			*(int64 *) table[i].value = 0;
+			break;
+		case TIME:
+			*(int64 *) table[i].value = parse_time(option, value);
+			break;
+		case CODE:
+			if (!option_parse_int(value, option, 0, 255, (int *) table[i].value))
+				exit(EXIT_DLOCK);
+			break;
+		case COUNT:
+			if (!option_parse_int(value, option, 1, INT_MAX, &number))
+				exit(EXIT_DLOCK);
+			/* FALLTHROUGH */
+		case TEXT:
+			*(const char **) table[i].value = value;
+	}
+}
+
+/* What does not go together; and defaults that depend on others */
+static void
+check_run_options(void)
+{
+	const char *problem = NULL;
+
+	if (opt.session && (opt.ttl >= 0 || opt.at_least > 0 || opt.owner))
+		problem = "option --session cannot be used with --ttl, --at-least or --owner";
+	if (opt.ttl < 0)
+		opt.ttl = 30 * SEC;
+	if (opt.grace < 0)
+		opt.grace = Min(5 * SEC, opt.ttl / 4);
+	if (opt.ttl < 100 * MS)
+		problem = "--ttl must be at least 100ms";
+	if (problem)
+	{
+		pg_log_error("%s", problem);
+		exit(usage_error("run "));
+	}
+	if (!opt.session && opt.grace > opt.ttl / 4 * 3)
+	{
+		pg_log_error("--grace leaves no time to renew the lease within --ttl");
+		pg_log_error_hint("Choose a --ttl of at least twice the --grace.");
 		exit(EXIT_DLOCK);
-	return psprintf("%d", number);
+	}
+	opt.every = opt.every < 0 ? 0 : Max(opt.every, MS);
+}
+
+/* Returns the exit code */
+int
+usage_error(const char *subcommand)
+{
+	pg_log_error_hint("Try \"dlock %s--help\" for more information.",
+					  subcommand);
+	return strcmp(subcommand, "run ") == 0 ? EXIT_DLOCK : 1;
+}
+
+/*
+ * Those that the subcommand takes; or those before it, without a name.  From
+ * then on optind is the first operand.  False if help is wanted.
+ */
+bool
+take_options(const char *name, char letter, int argc, char **argv)
+{
+	struct option longs[lengthof(table) + 1] = {{NULL, 0, NULL, 0}};
+	char		shorts[2 * lengthof(table) + 3];
+	char	   *next = shorts;
+	int			n = 0;
+	int			c;
+
+	/* the first operand ends them, where a command follows */
+	if (letter == 'm' || letter == 'r')
+		*next++ = '+';
+	*next++ = '?';
+	for (size_t i = 0; i < lengthof(table); i++)
+	{
+		bool		has_value = table[i].kind != FLAG && table[i].kind != NO_TIME;
+
+		if (table[i].of && !strchr(table[i].of, letter))
+			continue;
+		longs[n++] = (struct option) {
+			table[i].name, has_value ? required_argument : no_argument, NULL, 256 + i
+		};
+		if (table[i].letter)
+			*next++ = table[i].letter;
+		if (table[i].letter && has_value)
+			*next++ = ':';
+	}
+	*next = '\0';
+
+	/* begin anew, after the options before the subcommand */
+	optind = 0;
+	while ((c = getopt_long(argc, argv, shorts, longs, NULL)) != -1)
+	{
+		int			i = c - 256;
+
+		/* that is -?, or one that is not known */
+		if (c == '?' && strcmp(argv[optind - 1], "-?") != 0)
+			exit(usage_error(name));
+		for (size_t j = 0; c < 256 && j < lengthof(table); j++)
+		{
+			if (table[j].letter == c && (!table[j].of || strchr(table[j].of, letter)))
+				i = (int) j;
+		}
+		if (c == '?')
+			wants_help = true;
+		else
+			take_option(i, optarg);
+		if (wants_help)
+			return false;
+		if (wants_version)
+		{
+			printf("dlock %s\n", DLOCK_VERSION);
+			exit(0);
+		}
+	}
+	if (opt.quiet)
+		pg_logging_set_level(PG_LOG_ERROR);
+	if (letter == 'r')
+		check_run_options();
+	return true;
+}
+
+void
+print_options(char letter)
+{
+	for (size_t i = 0; i < lengthof(table); i++)
+	{
+		if (!table[i].of || strchr(table[i].of, letter))
+			printf("%s", table[i].help);
+	}
+}
+
+/* 1 if what was printed is not all written; else the code */
+int
+finish_output(int code)
+{
+	if (fflush(stdout) == 0 && !ferror(stdout))
+		return code;
+	pg_log_error("could not write to standard output: %m");
+	return 1;
 }
 
 int64

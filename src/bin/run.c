@@ -47,13 +47,12 @@
 typedef enum Outcome
 {
 	GOT_LOCK,
-	GOT_NONE_YET,				/* ask again */
+	GOT_NONE_YET,				/* server_state tells why */
 	GOT_BUSY,
 	GOT_STOPPED,				/* by a signal */
 	GOT_ERROR
 } Outcome;
 
-static const RunOptions *opt;
 static int	control;
 static pid_t front;
 
@@ -87,6 +86,24 @@ is_stopped(void)
 	return stop_signal != 0 || front_gone;
 }
 
+/*
+ * As pg_log_warning() and so on.  If the reader of stderr keeps it waiting, the
+ * message is dropped: to renew the lease is more important.
+ */
+#define say(level, ...) \
+	do { \
+		if (stderr_is_ready()) \
+			pg_log_generic(level, PG_LOG_PRIMARY, __VA_ARGS__); \
+	} while (0)
+
+static bool
+stderr_is_ready(void)
+{
+	struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+
+	return poll(&out, 1, 0) > 0;
+}
+
 static void
 tell_front(char what, int number)
 {
@@ -112,7 +129,7 @@ obey_signal(int signo)
 	else if (!command_runs())
 		stop_signal = signo;
 	/* of a repeated command, there is to be no next one */
-	if (opt->every > 0 && (signo == SIGINT || signo == SIGTERM ||
+	if (opt.every > 0 && (signo == SIGINT || signo == SIGTERM ||
 						   signo == SIGHUP || signo == SIGQUIT))
 		stop_signal = signo;
 	command_pass_on(signo);
@@ -178,13 +195,6 @@ await_event(int fd, short events, int64 until, bool heed_end)
 	}
 }
 
-/* For the next thing to do */
-static bool
-await(int fd, short events, int64 until)
-{
-	return await_event(fd, events, until, true);
-}
-
 /*
  * For an answer.  It is given up if the command has ended, together with the
  * connection; but not if a session's lock would be lost, and not for each of
@@ -193,7 +203,7 @@ await(int fd, short events, int64 until)
 static bool
 await_answer(int fd, short events, int64 until)
 {
-	return await_event(fd, events, until, !opt->session && opt->every == 0);
+	return await_event(fd, events, until, !opt.session && opt.every == 0);
 }
 
 /* Say once that there is no server, and wait for a moment.  False: too long */
@@ -206,71 +216,75 @@ be_patient(int64 until)
 	{
 		silent_since = now;
 		backoff = 100 * MS;
-		server_warn();
+		say(PG_LOG_WARNING, "%.*s", (int) strcspn(server_problem, "\n"), server_problem);
 	}
 	if (now >= until)
 		return false;
-	await(-1, 0, Min(until, now + backoff));
+	await_event(-1, 0, Min(until, now + backoff), true);
 	backoff = Min(2 * backoff, SEC);
 	return true;
-}
-
-static void
-server_answers(void)
-{
-	if (silent_since != FOREVER && opt->patience > 0)
-		pg_log_warning("the server answers again");
-	silent_since = FOREVER;
 }
 
 /* How long a server may take to be connected to, or for an ordinary answer */
 static int64
 patience_for_answer(void)
 {
-	return opt->session ? 10 * SEC : Min(renew_interval, 10 * SEC);
+	return opt.session ? 10 * SEC : Min(renew_interval, 10 * SEC);
 }
 
-/* From when the request was sent; FOREVER: there is none */
+/* The lease is kept from when the request was sent. */
 static void
 set_deadline(int64 sent)
 {
-	int64		deadline = sent + opt->ttl - margin;
+	int64		deadline = sent + opt.ttl - margin;
 
 	renew_at = clock_now() + renew_interval;
-	if (sent == FOREVER)
+	if (opt.session)
 		command_renew(FOREVER, FOREVER, FOREVER);
 	else
-		command_renew(deadline - opt->grace, deadline, deadline + margin / 2);
+		command_renew(deadline - opt.grace, deadline, deadline + margin / 2);
 }
 
+/* Both of these return what the next call overwrites: a leader runs for years. */
 static const char *
 interval(int64 us)
 {
-	return psprintf(INT64_FORMAT " microseconds", us);
+	static char text[48];
+
+	snprintf(text, sizeof(text), INT64_FORMAT " microseconds", us);
+	return text;
 }
 
-/* The first value of the answer; "" for NULL, and NULL if there is none */
-static char *
-take_value(PGresult *result)
+/*
+ * The first value of the server's answer, a number or a boolean; "" for NULL.
+ * NULL if there is no answer, or an error.
+ */
+static const char *
+ask(int64 until, const char *sql, int n, const char *const *values)
 {
-	char	   *value = NULL;
+	PGresult   *result = server_query(until, sql, n, values);
+	static char value[24];
 
-	if (result && PQresultStatus(result) == PGRES_TUPLES_OK)
+	if (server_state == SERVER_OPEN)
 	{
-		value = pg_strdup(PQntuples(result) > 0 ? PQgetvalue(result, 0, 0) : "");
-		server_answers();
+		strlcpy(value, PQgetvalue(result, 0, 0), sizeof(value));
+		if (silent_since != FOREVER && opt.patience > 0)
+			say(PG_LOG_WARNING, "the server answers again");
+		silent_since = FOREVER;
 	}
 	PQclear(result);
-	return value;
+	return server_state == SERVER_OPEN ? value : NULL;
 }
 
-/* A call with the ticket, and an interval */
-static PGresult *
-ask_of_ticket(const char *sql, int64 length, int64 until)
+/* A call with the ticket, and an interval, unless that is below 0 */
+static const char *
+ask_of_ticket(int64 until, const char *sql, int64 length)
 {
-	const char *values[] = {psprintf(INT64_FORMAT, ticket), interval(length)};
+	char		number[24];
+	const char *values[] = {number, interval(length)};
 
-	return server_query(until, sql, length >= 0 ? 2 : 1, values);
+	snprintf(number, sizeof(number), INT64_FORMAT, ticket);
+	return ask(until, sql, length >= 0 ? 2 : 1, values);
 }
 
 /*
@@ -282,23 +296,17 @@ confirm(void)
 {
 	int64		sent;
 	int64		until;
-	char	   *value;
+	const char *value;
 
 	if (server_connection() == NULL &&
-		(opt->session || server_open(patience_for_answer()) != SERVER_OPEN))
+		(opt.session || server_open(patience_for_answer()) != SERVER_OPEN))
 		return -1;
 	sent = clock_now();
 	until = sent + patience_for_answer();
-	if (opt->session)
-	{
-		value = take_value(server_query(until, "SELECT %s.dlock_is_held($1)", 1,
-										&opt->name));
-		renew_at = sent + renew_interval;
-		return value == NULL ? -1 : value[0] == 't';
-	}
-	value = take_value(adopts ?
-					   ask_of_ticket("SELECT %s.dlock_renew($1, $2)", opt->ttl, until) :
-					   ask_of_ticket("SELECT %s.dlock_renew($1)", -1, until));
+	value = opt.session ?
+		ask(until, "SELECT nullif(%s.dlock_is_held($1), false)", 1, &opt.name) :
+		adopts ? ask_of_ticket(until, "SELECT %s.dlock_renew($1, $2)", opt.ttl) :
+		ask_of_ticket(until, "SELECT %s.dlock_renew($1)", -1);
 	if (value == NULL)
 	{
 		/* by another connection next time, after a while */
@@ -316,55 +324,56 @@ confirm(void)
  * Getting the lock
  */
 
-/* One request for the lock, or for a place in its queue */
-static PGresult *
+/* One request for the lock, or for a place in its queue: the ticket, or "" */
+static const char *
 request_lock(int64 until)
 {
-	PGresult   *result;
+	const char *value;
 	const char *values[] = {
-		opt->name, interval(opt->ttl), opt->shared ? "true" : "false",
-		opt->slots, opt->permits ? opt->permits : "1", info, owner
+		opt.name, interval(opt.ttl), opt.shared ? "true" : "false",
+		opt.slots, opt.permits ? opt.permits : "1", info, owner
 	};
 
-	if (opt->session)
+	if (opt.session && opt.wait == FOREVER)
 	{
-		bool		forever = opt->wait == FOREVER;
-
-		values[1] = forever ? NULL : interval(Max(until - clock_now(), 0));
-		return server_query(forever ? FOREVER : until + 10 * SEC, forever ?
-							"SELECT %s.dlock_acquire($1, $2, $3, $4, $5, $6)" :
-							"SELECT %s.dlock_try_acquire($1, $2, $3, $4, $5, $6)",
-							6, values);
+		values[1] = NULL;
+		return ask(FOREVER, "SELECT %s.dlock_acquire($1, $2, $3, $4, $5, $6)", 6, values);
+	}
+	if (opt.session)
+	{
+		values[1] = interval(Max(until - clock_now(), 0));
+		return ask(until + 10 * SEC,
+				   "SELECT %s.dlock_try_acquire($1, $2, $3, $4, $5, $6)", 6, values);
 	}
 	is_asking = true;
-	result = server_query(clock_now() + 10 * SEC, opt->wait == 0 ?
-						  "SELECT %s.dlock_try_ttl_acquire($1, $2, shared => $3, "
-						  "slots => $4, permits => $5, info => $6, owner => $7)" :
-						  "SELECT %s.dlock_ttl_enqueue($1, $2, 'dlock_run', shared => $3, "
-						  "slots => $4, permits => $5, info => $6, owner => $7)",
-						  7, values);
-	is_asking = result == NULL;
-	return result;
+	value = ask(clock_now() + 10 * SEC, opt.wait == 0 ?
+				"SELECT %s.dlock_try_ttl_acquire($1, $2, shared => $3, "
+				"slots => $4, permits => $5, info => $6, owner => $7)" :
+				"SELECT %s.dlock_ttl_enqueue($1, $2, 'dlock_run', shared => $3, "
+				"slots => $4, permits => $5, info => $6, owner => $7)",
+				7, values);
+	/* an error is an answer, too */
+	is_asking = server_connection() == NULL;
+	return value;
 }
 
-/* Is an error one that asking again may mend?  The caller's ticket may be gone. */
-static Outcome
-judge(PGresult *result)
+/* Can a lease keep the lock for --at-least?  It is asked before the command runs. */
+static bool
+at_least_fits(void)
 {
-	bool		recovers = result == NULL || server_may_recover(result);
-	const char *code = result ? PQresultErrorField(result, PG_DIAG_SQLSTATE) : NULL;
-	bool		is_gone = code && strcmp(code, "55L01") == 0;
+	const char *length = interval(opt.at_least);
+	const char *fits = ask(clock_now() + 10 * SEC,
+						   "SELECT $1::pg_catalog.interval OPERATOR(pg_catalog.<=) "
+						   "pg_catalog.current_setting('dlock.max_ttl')::pg_catalog.interval "
+						   "FROM %s.dlock_version()", 1, &length);
 
-	PQclear(result);
-	if (is_gone)
+	if (fits && fits[0] != 't')
 	{
-		ticket = 0;
-		return GOT_NONE_YET;
+		strlcpy(server_problem, "--at-least is longer than dlock.max_ttl",
+				sizeof(server_problem));
+		server_state = SERVER_REFUSES;
 	}
-	if (!recovers)
-		return GOT_ERROR;
-	server_close();
-	return GOT_NONE_YET;
+	return fits && fits[0] == 't';
 }
 
 /* One step, with a connection; until is the end of the wait */
@@ -372,36 +381,39 @@ static Outcome
 try_to_get_lock(int64 until)
 {
 	int64		wait;
-	PGresult   *result;
-	char	   *value;
+	const char *value;
 
 	if (ticket == 0)
 	{
-		result = request_lock(until);
-		if (result == NULL || PQresultStatus(result) != PGRES_TUPLES_OK)
-			return judge(result);
-		value = take_value(result);
+		if ((opt.at_least > 0 && !at_least_fits()) ||
+			(value = request_lock(until)) == NULL)
+			return GOT_NONE_YET;
 		if (value[0] == '\0')
 			return GOT_BUSY;
 		ticket = strtoll(value, NULL, 10);
-		adopts = opt->owner != NULL;
-		if (opt->session)
+		adopts = opt.owner != NULL;
+		if (opt.session)
 		{
-			set_deadline(FOREVER);
+			set_deadline(clock_now());
 			return GOT_LOCK;
 		}
 	}
 	else if (confirm() == 0)
 		ticket = 0;
-	if (ticket == 0 || server_connection() == NULL)
+	if (ticket == 0 || server_state != SERVER_OPEN)
 		return GOT_NONE_YET;
 
 	wait = Max(Min(renew_interval, until - clock_now()), 0);
-	result = ask_of_ticket("SELECT %s.dlock_wait($1, $2)", wait,
-						   clock_now() + wait + patience_for_answer());
-	if (result == NULL || PQresultStatus(result) != PGRES_TUPLES_OK)
-		return judge(result);
-	value = take_value(result);
+	value = ask_of_ticket(clock_now() + wait + patience_for_answer(),
+						  "SELECT %s.dlock_wait($1, $2)", wait);
+	if (value == NULL && strcmp(server_sqlstate, "55L01") == 0)
+	{
+		/* it is gone: queue again */
+		ticket = 0;
+		server_state = SERVER_OPEN;
+	}
+	if (value == NULL)
+		return GOT_NONE_YET;
 	if (value[0] != 't')
 		return clock_now() >= until ? GOT_BUSY : GOT_NONE_YET;
 	/* its lease may have begun long before, and with another ttl */
@@ -411,31 +423,30 @@ try_to_get_lock(int64 until)
 static Outcome
 get_lock(void)
 {
-	int64		until = opt->wait == FOREVER ? FOREVER : clock_now() + opt->wait;
+	int64		until = opt.wait == FOREVER ? FOREVER : clock_now() + opt.wait;
 
 	for (;;)
 	{
-		ServerState state = SERVER_OPEN;
 		Outcome		outcome = GOT_NONE_YET;
 
-		if (server_connection() == NULL)
-			state = server_open(10 * SEC);
-		if (state == SERVER_OPEN)
+		if (server_connection() || server_open(10 * SEC) == SERVER_OPEN)
 			outcome = try_to_get_lock(until);
 		if (is_stopped())
 			return GOT_STOPPED;
-		if (state == SERVER_REFUSES || outcome == GOT_ERROR)
-		{
-			pg_log_error("%s", server_problem);
-			return GOT_ERROR;
-		}
 		if (outcome != GOT_NONE_YET)
 			return outcome;
-		if (server_connection() == NULL &&
-			!be_patient(silent_since == FOREVER ? FOREVER :
-						silent_since + opt->patience))
+		if (server_state == SERVER_REFUSES)
 		{
-			pg_log_error("found no server within the time of --patience");
+			say(PG_LOG_ERROR, "%s", server_problem);
+			return GOT_ERROR;
+		}
+		if (server_state == SERVER_OPEN)
+			continue;
+		server_close();
+		if (!be_patient(silent_since == FOREVER ? FOREVER :
+						silent_since + opt.patience))
+		{
+			say(PG_LOG_ERROR, "found no server within the time of --patience");
 			return GOT_ERROR;
 		}
 	}
@@ -446,17 +457,26 @@ get_lock(void)
  */
 
 /*
- * Release the lock, or keep it for the rest of --at-least.  False if it was
- * lost before.  A lock that cannot be released in time ends by itself.
+ * Release the lock, or keep it for the rest of --at-least; a session's ends with
+ * the session.  False if it was lost before.  A lock that cannot be released in
+ * time ends by itself.
  */
 static bool
 give_back(int64 until)
 {
-	int64		rest = granted_at + opt->at_least - clock_now();
+	int64		rest = granted_at + opt.at_least - clock_now();
 	bool		keep = granted_at != 0 && rest > 0;
 	bool		asked = false;
-	char	   *value = NULL;
+	const char *value = NULL;
 
+	if (opt.session)
+	{
+		bool		held = granted_at != 0 && confirm() == 1;
+
+		server_close();
+		ticket = 0;
+		return held;
+	}
 	while (value == NULL && (ticket != 0 || is_asking))
 	{
 		if (server_connection() == NULL)
@@ -464,43 +484,33 @@ give_back(int64 until)
 		if (server_connection() != NULL && ticket == 0)
 		{
 			/* what was given meanwhile is found by asking again */
-			char	   *found = take_value(request_lock(until));
+			const char *found = request_lock(until);
 
 			ticket = found ? strtoll(found, NULL, 10) : 0;
 			if (found)
 				continue;
 		}
 		else if (server_connection() != NULL && keep)
-			value = take_value(ask_of_ticket("SELECT %s.dlock_renew($1, $2)",
-											 Max(rest, 100 * MS), until));
+			value = ask_of_ticket(until, "SELECT %s.dlock_renew($1, $2)",
+								  Max(rest, 100 * MS));
 		else if (server_connection() != NULL)
 		{
-			value = take_value(ask_of_ticket("SELECT nullif(%s.dlock_release_ticket($1), false)",
-											 -1, until));
+			value = ask_of_ticket(until,
+								  "SELECT nullif(%s.dlock_release_ticket($1), false)", -1);
 			/* the answer to an earlier one may have been lost */
 			if (value && value[0] == '\0' && asked)
-				value = pg_strdup("t");
+				value = "t";
 			asked = true;
 		}
-		if (value == NULL && !be_patient(until))
+		if (value == NULL && (server_state == SERVER_REFUSES || !be_patient(until)))
 		{
-			pg_log_warning("could not %s lock \"%s\": it ends by itself",
-						   keep ? "keep" : "release", opt->name);
-			return true;
+			say(PG_LOG_WARNING, "could not %s lock \"%s\": it ends by itself",
+				keep ? "keep" : "release", opt.name);
+			break;
 		}
 	}
 	ticket = 0;
-	return value && value[0] != '\0';
-}
-
-/* A session's lock ends with the session. */
-static bool
-give_back_session(void)
-{
-	bool		held = confirm() == 1;
-
-	server_close();
-	return held;
+	return value == NULL || value[0] != '\0';
 }
 
 /*
@@ -510,13 +520,14 @@ give_back_session(void)
 static void
 set_environment(void)
 {
-	char	   *number = psprintf(INT64_FORMAT, ticket);
+	char		number[24];
 
-	setenv("DLOCK_NAME", opt->name, 1);
+	snprintf(number, sizeof(number), INT64_FORMAT, ticket);
+	setenv("DLOCK_NAME", opt.name, 1);
 	setenv("DLOCK_FENCE", number, 1);
 	unsetenv("DLOCK_LEASE");
 	unsetenv("DLOCK_TICKET");
-	setenv(opt->session ? "DLOCK_TICKET" : "DLOCK_LEASE", number, 1);
+	setenv(opt.session ? "DLOCK_TICKET" : "DLOCK_LEASE", number, 1);
 }
 
 /* Has the connection something to tell while nothing is asked: its loss? */
@@ -542,8 +553,9 @@ keep_until(int64 until)
 	{
 		if (!ran && is_stopped())
 			break;
-		if (await(server_connection() ? PQsocket(server_connection()) : -1, POLLIN,
-				  command_is_lost() ? FOREVER : suspended ? renew_at : Min(renew_at, until)) &&
+		if (await_event(server_connection() ? PQsocket(server_connection()) : -1, POLLIN,
+						command_is_lost() ? FOREVER :
+						suspended ? renew_at : Min(renew_at, until), true) &&
 			connection_is_lost())
 		{
 			server_lose();
@@ -552,7 +564,7 @@ keep_until(int64 until)
 		if (clock_now() < renew_at || (ran && (!command_runs() || command_is_lost())))
 			continue;
 		confirmed = confirm();
-		if (confirmed == 0 || (confirmed < 0 && opt->session))
+		if (confirmed == 0 || (confirmed < 0 && opt.session))
 		{
 			if (ran)
 				command_kill();
@@ -573,10 +585,10 @@ run_command(void)
 	set_environment();
 	if (!command_has_time())
 		return -1;
-	if ((group = command_start(opt->command)) == 0)
+	if ((group = command_start(opt.command)) == 0)
 	{
 		not_run = errno == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN;
-		pg_log_error("could not run \"%s\": %m", opt->command[0]);
+		say(PG_LOG_ERROR, "could not run \"%s\": %m", opt.command[0]);
 		return not_run;
 	}
 	tell_front('g', group);
@@ -598,12 +610,12 @@ run_with_lock(void)
 			return 128 + stop_signal;
 		start = clock_now();
 		code = run_command();
-		if (code < 0 || opt->every == 0 || not_run)
+		if (code < 0 || opt.every == 0 || not_run)
 			return code;
 		if (code != 0)
-			pg_log_warning("\"%s\" has ended with exit code %d",
-						   opt->command[0], code);
-		start += opt->every;
+			say(PG_LOG_WARNING, "\"%s\" has ended with exit code %d",
+				opt.command[0], code);
+		start += opt.every;
 	}
 	return -1;
 }
@@ -613,28 +625,35 @@ static int
 take_turn(void)
 {
 	Outcome		outcome = get_lock();
-	int			code;
+	bool		kept;
+	int			code = outcome == GOT_BUSY ? opt.busy_code :
+		outcome == GOT_STOPPED ? 128 + stop_signal : EXIT_DLOCK;
 
 	if (outcome == GOT_LOCK)
 	{
 		granted_at = clock_now();
-		if (common.verbose)
-			pg_log_info("got lock \"%s\", fence " INT64_FORMAT, opt->name, ticket);
+		if (opt.verbose)
+			say(PG_LOG_INFO, "got lock \"%s\", fence " INT64_FORMAT, opt.name, ticket);
 		code = run_with_lock();
-		if (opt->session ? !give_back_session() :
-			!give_back(clock_now() + (code < 0 ? SEC : patience_for_answer())))
-			code = -1;
-		granted_at = 0;
-		return code;
 	}
-	if (outcome == GOT_BUSY && common.verbose)
-		pg_log_info("lock \"%s\" is busy", opt->name);
-	if (opt->session)
-		server_close();
-	else
-		give_back(clock_now() + SEC);
-	return outcome == GOT_BUSY ? opt->busy_code :
-		outcome == GOT_STOPPED ? 128 + stop_signal : EXIT_DLOCK;
+	else if (outcome == GOT_BUSY && opt.verbose)
+		say(PG_LOG_INFO, "lock \"%s\" is busy", opt.name);
+	kept = give_back(clock_now() +
+					 (outcome != GOT_LOCK || code < 0 ? SEC : patience_for_answer()));
+	granted_at = 0;
+	return outcome == GOT_LOCK && !kept ? -1 : code;
+}
+
+/* A file's name may be in another encoding than the database. */
+static char *
+ascii(char *text)
+{
+	for (char *c = text; *c; c++)
+	{
+		if (IS_HIGHBIT_SET(*c))
+			*c = '?';
+	}
+	return text;
 }
 
 /* Names that tell who this is; the owner's is no other run's */
@@ -647,31 +666,30 @@ name_holder(void)
 	gethostname(host, sizeof(host) - 1);
 	if (getentropy(&number, sizeof(number)) < 0)
 		number = clock_now();
-	owner = opt->owner ? opt->owner :
+	owner = opt.owner ? opt.owner :
 		psprintf("%s/%d/" UINT64_FORMAT, host, (int) front, number);
-	info = opt->info ? opt->info :
-		psprintf("%.500s on %s, pid %d", opt->command[0], host, (int) front);
+	info = opt.info ? opt.info :
+		ascii(psprintf("%.500s on %s, pid %d", opt.command[0], host, (int) front));
 }
 
 int
-keep_lock(const RunOptions *options, int to_front, pid_t front_pid)
+keep_lock(int to_front, pid_t front_pid)
 {
 	int			code;
 	int64		usable;
 
-	opt = options;
 	control = to_front;
 	front = front_pid;
-	margin = Min(SEC, opt->ttl / 20);
-	usable = opt->ttl - margin - opt->grace;
-	renew_interval = opt->session ? 3 * SEC : Min(usable / 3, 30 * SEC);
+	margin = Min(SEC, opt.ttl / 20);
+	usable = opt.ttl - margin - opt.grace;
+	renew_interval = opt.session ? 3 * SEC : Min(usable / 3, 30 * SEC);
 	name_holder();
 	server_await = await_answer;
 	do
 	{
 		if ((code = take_turn()) < 0)
-			pg_log_error("lost lock \"%s\"", opt->name);
-	} while (code < 0 && opt->every > 0 && !is_stopped());
+			say(PG_LOG_ERROR, "lost lock \"%s\"", opt.name);
+	} while (code < 0 && opt.every > 0 && !is_stopped());
 	server_close();
 	return code < 0 ? EXIT_LOST : code;
 }

@@ -20,16 +20,23 @@ static bool await_plainly(int fd, short events, int64 until);
 
 bool		(*server_await) (int fd, short events, int64 until) = await_plainly;
 char		server_problem[1024];
+char		server_sqlstate[6];
+ServerState server_state;
 
 static PGconn *connection;
 static char *extension_schema;
 static char *password;
 static bool needs_password;
 
-/* lists, separated by commas, and how many hosts there are in them */
-static char *hosts;
-static char *addresses;
-static char *ports;
+/* Lists, separated by commas: where the servers are, and how many there are */
+static struct
+{
+	const char *keyword;
+	const char *variable;
+	const char *list;
+}			places[] = {
+	{"host", "PGHOST", NULL}, {"hostaddr", "PGHOSTADDR", NULL}, {"port", "PGPORT", NULL}
+};
 static int	n_hosts = 1;
 
 static bool
@@ -42,16 +49,6 @@ await_plainly(int fd, short events, int64 until)
 	if (until != FOREVER && left <= 0)
 		return false;
 	return poll(&ready, 1, timeout) > 0;
-}
-
-static int
-count_elements(const char *list)
-{
-	int			n = list ? 1 : 0;
-
-	for (; list && *list; list++)
-		n += *list == ',';
-	return n;
 }
 
 /* Element i of a list; of a list of one element, that one */
@@ -68,32 +65,44 @@ element(const char *list, int i)
 	return length > 0 ? pnstrdup(list, length) : NULL;
 }
 
-/* Find out which hosts there are, and ask for the password */
-void
+/*
+ * Find out which hosts there are, and ask for the password.  False if the
+ * connection string is malformed.
+ */
+bool
 server_init(void)
 {
-	char	   *dbname = common.dbname;
-	bool		is_conninfo = dbname && (strchr(dbname, '=') != NULL ||
-										 strstr(dbname, "://") != NULL);
-	PQconninfoOption *options =
-		is_conninfo ? PQconninfoParse(dbname, NULL) : NULL;
+	PQconninfoOption *options = NULL;
+	char	   *problem = NULL;
 
-	hosts = common.host ? common.host : getenv("PGHOST");
-	addresses = getenv("PGHOSTADDR");
-	ports = common.port ? common.port : getenv("PGPORT");
-	for (PQconninfoOption *o = options; o && o->keyword; o++)
+	if (opt.dbname && (strchr(opt.dbname, '=') || strstr(opt.dbname, "://")))
+		options = PQconninfoParse(opt.dbname, &problem);
+	if (problem)
 	{
-		if (o->val && strcmp(o->keyword, "host") == 0)
-			hosts = pg_strdup(o->val);
-		else if (o->val && strcmp(o->keyword, "hostaddr") == 0)
-			addresses = pg_strdup(o->val);
-		else if (o->val && strcmp(o->keyword, "port") == 0)
-			ports = pg_strdup(o->val);
+		(void) pg_strip_crlf(problem);
+		pg_log_error("%s", problem);
+		return false;
 	}
-	PQconninfoFree(options);
-	n_hosts = Max(1, Max(count_elements(hosts), count_elements(addresses)));
-	if (common.ask_password)
+	places[0].list = opt.host;
+	places[2].list = opt.port;
+	for (size_t p = 0; p < lengthof(places); p++)
+	{
+		int			n = 1;
+
+		if (places[p].list == NULL)
+			places[p].list = getenv(places[p].variable);
+		for (PQconninfoOption *o = options; o && o->keyword; o++)
+		{
+			if (o->val && strcmp(o->keyword, places[p].keyword) == 0)
+				places[p].list = o->val;
+		}
+		for (const char *c = places[p].list; c && *c; c++)
+			n += *c == ',';
+		n_hosts = Max(n_hosts, n);
+	}
+	if (opt.ask_password)
 		password = simple_prompt("Password: ", false);
+	return true;
 }
 
 void
@@ -109,16 +118,14 @@ server_connection(void)
 	return connection;
 }
 
-static void
-note_problem(const char *problem)
-{
-	strlcpy(server_problem, problem, sizeof(server_problem));
-}
+#define note_problem(...) \
+	((void) snprintf(server_problem, sizeof(server_problem), __VA_ARGS__))
 
 /* Begin to connect to a host.  What comes first is only a default. */
 static PGconn *
 start_connection(int i)
 {
+	static char *part[lengthof(places)];
 	const char *keys[20];
 	const char *values[20];
 	int			n = 0;
@@ -131,12 +138,15 @@ start_connection(int i)
 	ADD("keepalives_idle", "10");
 	ADD("keepalives_interval", "5");
 	ADD("keepalives_count", "3");
-	ADD("user", common.user);
+	ADD("user", opt.user);
 	ADD("password", password);
-	ADD("dbname", common.dbname);
-	ADD("host", element(hosts, i));
-	ADD("hostaddr", element(addresses, i));
-	ADD("port", element(ports, i));
+	ADD("dbname", opt.dbname);
+	for (size_t p = 0; p < lengthof(places); p++)
+	{
+		pg_free(part[p]);
+		part[p] = element(places[p].list, i);
+		ADD(places[p].keyword, part[p]);
+	}
 	keys[n] = values[n] = NULL;
 #undef ADD
 	return PQconnectStartParams(keys, values, true);
@@ -152,47 +162,45 @@ start_connection(int i)
 static ServerState
 look_for_extension(int64 until)
 {
-	const char *pid = psprintf("%d", PQbackendPID(connection));
-	PGresult   *result = server_query(until,
-									  "SELECT pg_catalog.quote_ident(n.nspname), "
-									  "CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) $1::pg_catalog.int4 "
-									  "THEN pg_catalog.concat("
-									  SET("statement_timeout", "0") ", "
-									  SET("lock_timeout", "0") ", "
-									  SET("idle_session_timeout", "0") ", "
-									  SET("client_connection_check_interval", "1s") ", "
-									  SET("tcp_keepalives_idle", "10") ", "
-									  SET("tcp_keepalives_interval", "5") ", "
-									  SET("tcp_keepalives_count", "3") ", "
-									  SET("tcp_user_timeout", "20s") ") END "
-									  "FROM pg_catalog.pg_extension AS e "
-									  "JOIN pg_catalog.pg_namespace AS n "
-									  "ON n.oid OPERATOR(pg_catalog.=) e.extnamespace "
-									  "WHERE e.extname OPERATOR(pg_catalog.=) 'dlock'",
-									  1, &pid);
-	ServerState state = SERVER_OPEN;
+	char		number[12];
+	const char *pid = number;
+	PGresult   *result;
 
-	if (result == NULL)
-		return SERVER_AWAY;
-	if (PQresultStatus(result) != PGRES_TUPLES_OK)
-		state = server_may_recover(result) ? SERVER_AWAY : SERVER_REFUSES;
-	else if (PQntuples(result) == 0)
+	snprintf(number, sizeof(number), "%d", PQbackendPID(connection));
+	result = server_query(until,
+						  "SELECT pg_catalog.quote_ident(n.nspname), "
+						  "CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) $1::pg_catalog.int4 "
+						  "THEN pg_catalog.concat("
+						  SET("statement_timeout", "0") ", "
+						  SET("lock_timeout", "0") ", "
+						  SET("idle_session_timeout", "0") ", "
+						  SET("client_connection_check_interval", "1s") ", "
+						  SET("tcp_keepalives_idle", "10") ", "
+						  SET("tcp_keepalives_interval", "5") ", "
+						  SET("tcp_keepalives_count", "3") ", "
+						  SET("tcp_user_timeout", "20s") ") END "
+						  "FROM pg_catalog.pg_extension AS e "
+						  "JOIN pg_catalog.pg_namespace AS n "
+						  "ON n.oid OPERATOR(pg_catalog.=) e.extnamespace "
+						  "WHERE e.extname OPERATOR(pg_catalog.=) 'dlock'",
+						  1, &pid);
+
+	if (server_state == SERVER_OPEN && PQntuples(result) == 0)
 	{
-		snprintf(server_problem, sizeof(server_problem),
-				 "extension \"dlock\" is not installed in database \"%s\"\n"
-				 "HINT:  Run CREATE EXTENSION dlock there, or name another "
-				 "database with -d.", PQdb(connection));
-		state = SERVER_REFUSES;
+		note_problem("extension \"dlock\" is not installed in database \"%s\"\n"
+					 "HINT:  Run CREATE EXTENSION dlock there, or name another "
+					 "database with -d.", PQdb(connection));
+		server_state = SERVER_REFUSES;
 	}
-	else
+	else if (server_state == SERVER_OPEN)
 	{
 		free(extension_schema);
 		extension_schema = pg_strdup(PQgetvalue(result, 0, 0));
 	}
 	PQclear(result);
-	if (state != SERVER_OPEN)
+	if (server_state != SERVER_OPEN)
 		server_close();
-	return state;
+	return server_state;
 }
 
 /*
@@ -211,7 +219,7 @@ note_connection_problem(void)
 {
 	char	   *location;
 
-	note_problem(PQerrorMessage(connection));
+	note_problem("%s", PQerrorMessage(connection));
 	if ((location = strstr(server_problem, "\nLOCATION:")) != NULL)
 		*location = '\0';
 	needs_password = PQconnectionNeedsPassword(connection);
@@ -259,9 +267,8 @@ open_host(int i, int64 until)
 	if (in_time)
 		note_connection_problem();
 	else
-		snprintf(server_problem, sizeof(server_problem),
-				 "no answer from server at \"%s\"",
-				 PQhost(connection) ? PQhost(connection) : "");
+		note_problem("no answer from server at \"%s\"",
+					 PQhost(connection) ? PQhost(connection) : "");
 	refused = (in_time && needs_password) ||
 		is_refusal(PQerrorMessage(connection));
 	server_close();
@@ -272,62 +279,68 @@ open_host(int i, int64 until)
 ServerState
 server_open(int64 time)
 {
-	ServerState state = SERVER_AWAY;
+	bool		refuses = true;
 
-	for (int i = 0; i < n_hosts && state != SERVER_OPEN; i++)
+	for (int i = 0; i < n_hosts; i++)
 	{
-		ServerState its = open_host(i, clock_now() + time / n_hosts);
-
+		server_state = open_host(i, clock_now() + time / n_hosts);
+		if (server_state == SERVER_OPEN)
+			return SERVER_OPEN;
 		/* as long as one of them may come back, not all refuse */
-		if (its != SERVER_AWAY && (i == 0 || its == SERVER_OPEN))
-			state = its;
-		else if (its == SERVER_AWAY)
-			state = SERVER_AWAY;
+		refuses &= server_state == SERVER_REFUSES;
 	}
-	return state;
+	return server_state = refuses ? SERVER_REFUSES : SERVER_AWAY;
 }
 
-/* What an error of the server says, without its context */
+/*
+ * What an error of the server says, without its context; and whether asking
+ * again can help: if it lacks something, is about to stop, has become a standby,
+ * or waits for one.
+ */
 static void
 note_error(const PGresult *result)
 {
+	const char *code = PQresultErrorField(result, PG_DIAG_SQLSTATE);
 	const char *primary = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
 	const char *detail = PQresultErrorField(result, PG_DIAG_MESSAGE_DETAIL);
 	const char *hint = PQresultErrorField(result, PG_DIAG_MESSAGE_HINT);
+	static const char *const classes[] = {"08", "25", "40", "53", "57", "58"};
 
-	snprintf(server_problem, sizeof(server_problem), "%s%s%s%s%s",
-			 primary ? primary : PQresultErrorMessage(result),
-			 detail ? "\nDETAIL:  " : "", detail ? detail : "",
-			 hint ? "\nHINT:  " : "", hint ? hint : "");
+	note_problem("%s%s%s%s%s", primary ? primary : PQresultErrorMessage(result),
+				 detail ? "\nDETAIL:  " : "", detail ? detail : "",
+				 hint ? "\nHINT:  " : "", hint ? hint : "");
+	strlcpy(server_sqlstate, code ? code : "", sizeof(server_sqlstate));
+	server_state = code ? SERVER_REFUSES : SERVER_AWAY;
+	for (size_t i = 0; code && i < lengthof(classes); i++)
+	{
+		if (strncmp(code, classes[i], 2) == 0)
+			server_state = SERVER_AWAY;
+	}
 }
 
 /* The connection is lost. */
 void
 server_lose(void)
 {
-	note_problem(PQerrorMessage(connection));
+	note_problem("%s", PQerrorMessage(connection));
 	server_close();
-}
-
-/* Warn of the latest problem, in a line. */
-void
-server_warn(void)
-{
-	pg_log_warning("%.*s", (int) strcspn(server_problem, "\n"), server_problem);
+	server_state = SERVER_AWAY;
 }
 
 static PGresult *
-give_up_query(const char *problem)
+give_up_query(void)
 {
-	note_problem(problem);
+	note_problem("no answer from the server");
 	server_close();
+	server_state = SERVER_AWAY;
 	return NULL;
 }
 
 /*
  * Ask, with dlock's schema for each %s in sql, and return the answer, which
  * may be an error, or NULL if the connection is lost or there is no answer in
- * time; server_problem tells of both.
+ * time; server_problem tells of both, and server_state whether asking again can
+ * help.
  */
 PGresult *
 server_query(int64 until, const char *sql, int n, const char *const *values)
@@ -340,10 +353,11 @@ server_query(int64 until, const char *sql, int n, const char *const *values)
 	int			left = 1;
 
 	pg_free(text);
+	server_sqlstate[0] = '\0';
 	while (sent && (left = PQflush(connection)) > 0)
 	{
 		if (!server_await(PQsocket(connection), POLLIN | POLLOUT, until))
-			return give_up_query("no answer from the server");
+			return give_up_query();
 		if (!PQconsumeInput(connection))
 			break;
 	}
@@ -359,7 +373,7 @@ server_query(int64 until, const char *sql, int n, const char *const *values)
 		else if (!server_await(PQsocket(connection), POLLIN, until))
 		{
 			PQclear(result);
-			return give_up_query("no answer from the server");
+			return give_up_query();
 		}
 		else if (!PQconsumeInput(connection))
 			break;
@@ -370,27 +384,10 @@ server_query(int64 until, const char *sql, int n, const char *const *values)
 		server_lose();
 		return NULL;
 	}
-	if (PQresultStatus(result) == PGRES_FATAL_ERROR)
+	server_state = SERVER_OPEN;
+	if (PQresultStatus(result) != PGRES_TUPLES_OK)
 		note_error(result);
 	return result;
-}
-
-/*
- * Can asking again help after this error?  If the server lacks something, is
- * about to stop, has become a standby, or waits for one.
- */
-bool
-server_may_recover(const PGresult *result)
-{
-	const char *code = PQresultErrorField(result, PG_DIAG_SQLSTATE);
-	static const char *const classes[] = {"08", "25", "40", "53", "57", "58"};
-
-	for (size_t i = 0; code && i < lengthof(classes); i++)
-	{
-		if (strncmp(code, classes[i], 2) == 0)
-			return true;
-	}
-	return code == NULL;
 }
 
 /* For subcommands that do nothing but ask */
@@ -399,7 +396,8 @@ server_open_or_exit(void)
 {
 	ServerState state;
 
-	server_init();
+	if (!server_init())
+		exit(1);
 	state = server_open(10 * SEC);
 	if (state == SERVER_REFUSES && needs_password)
 	{
@@ -418,7 +416,7 @@ server_query_or_exit(const char *sql, int n, const char *const *values)
 {
 	PGresult   *result = server_query(FOREVER, sql, n, values);
 
-	if (result == NULL || PQresultStatus(result) == PGRES_FATAL_ERROR)
+	if (server_state != SERVER_OPEN)
 	{
 		pg_log_error("%s", server_problem);
 		exit(1);

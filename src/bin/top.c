@@ -14,7 +14,13 @@
 #define KEYS "Ctrl-C quits"
 #endif
 
-static Sorting sorting = BY_WAITERS;
+/* The orders of the keys w, t and n */
+#define BY_WAITERS \
+	"pg_catalog.count(*) FILTER (WHERE NOT granted) OVER (PARTITION BY name) DESC, "
+#define BY_TIME "coalesce(granted_at, enqueued_at), "
+#define BY_NAME ""
+
+static const char *order = BY_WAITERS;
 
 /* What print_top() prints, or why it cannot: the connection may come back. */
 static char *
@@ -25,7 +31,7 @@ make_page(void)
 	FILE	   *out = open_memstream(&page, &length);
 
 	if ((server_connection() == NULL && server_open(5 * SEC) != SERVER_OPEN) ||
-		!print_top(out, sorting))
+		!print_top(out, order))
 	{
 		fprintf(out, "%s\n", server_problem);
 		server_close();
@@ -58,12 +64,19 @@ show_page(void)
 	char	   *page = make_page();
 	char	   *next = page;
 	char	   *line;
+	int			row;
 
-	erase();
-	for (int row = 0; row < LINES - 1 && (line = strsep(&next, "\n")); row++)
-		mvaddnstr(row, 0, line, COLS);
-	if (show.filter)
-		mvprintw(LINES - 1, 0, "[%s]  ", show.filter);
+	/* what goes on into the next line is wiped out there */
+	for (row = 0; row < LINES - 1 && (line = strsep(&next, "\n")); row++)
+	{
+		(void) move(row, 0);
+		(void) clrtobot();
+		(void) addstr(line);
+	}
+	(void) move(row, 0);
+	(void) clrtobot();
+	if (opt.filter)
+		mvprintw(LINES - 1, 0, "[%s]  ", opt.filter);
 	else
 		move(LINES - 1, 0);
 	addnstr(KEYS, COLS - getcurx(stdscr));
@@ -75,6 +88,7 @@ static void
 show_until_quit(void)
 {
 	int			key = 0;
+	int64		next;
 
 	initscr();
 	cbreak();
@@ -83,26 +97,30 @@ show_until_quit(void)
 	while (key != 'q')
 	{
 		show_page();
-		timeout((int) (show.pause / MS));
+		timeout((int) (opt.pause / MS));
+		next = clock_now() + opt.pause;
 		key = getch();
+		/* at the end of what was given instead of keys */
+		if (key == ERR && clock_now() < next)
+			pg_usleep(next - clock_now());
 		if (key == 'w')
-			sorting = BY_WAITERS;
+			order = BY_WAITERS;
 		else if (key == 't')
-			sorting = BY_TIME;
+			order = BY_TIME;
 		else if (key == 'n')
-			sorting = BY_NAME;
+			order = BY_NAME;
 		else if (key == 'f')
 		{
 			const char *answer = ask_for("filter: ");
 
-			show.filter = answer[0] ? pg_strdup(answer) : NULL;
+			opt.filter = answer[0] ? pg_strdup(answer) : NULL;
 		}
 		else if (key == 's')
 		{
 			double		seconds = strtod(ask_for("seconds: "), NULL);
 
 			if (seconds >= 0.1)
-				show.pause = (int64) (Min(seconds, 86400) * SEC);
+				opt.pause = (int64) (Min(seconds, 86400) * SEC);
 		}
 	}
 	endwin();
@@ -116,7 +134,7 @@ show_until_quit(void)
 		/* home, and clear */
 		printf("\033[H\033[J%s%s\n", make_page(), KEYS);
 		(void) fflush(stdout);
-		pg_usleep(show.pause);
+		pg_usleep(opt.pause);
 	}
 }
 #endif
@@ -124,9 +142,10 @@ show_until_quit(void)
 int
 main_top(const char *name, int n, char **operands)
 {
-	if (!show.once && isatty(STDOUT_FILENO))
+	opt.pause = Min(Max(opt.pause, 100 * MS), 86400 * SEC);
+	if (!opt.once && isatty(STDOUT_FILENO))
 		show_until_quit();
-	else if (!print_top(stdout, BY_WAITERS))
+	else if (!print_top(stdout, order))
 	{
 		pg_log_error("%s", server_problem);
 		return 1;

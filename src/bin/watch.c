@@ -21,6 +21,18 @@ typedef struct Watched
 static Watched *watched;
 static int	n_watched;
 
+/* Neither a lock's name nor its holder's info may break the line, or the screen. */
+static char *
+plain_line(char *text)
+{
+	for (char *c = text; *c; c++)
+	{
+		if ((unsigned char) *c < ' ' || *c == '\177')
+			*c = '?';
+	}
+	return text;
+}
+
 /* Returns false if the connection is lost. */
 static bool
 print_change(const char *payload)
@@ -31,13 +43,16 @@ print_change(const char *payload)
 	Watched    *its = NULL;
 
 	fields = server_query(clock_now() + 10 * SEC,
-						  "SELECT j OPERATOR(pg_catalog.->>) 'lock', j OPERATOR(pg_catalog.->>) 'event', pg_catalog.concat_ws(' ', "
-						  "j OPERATOR(pg_catalog.->>) 'event', j OPERATOR(pg_catalog.->>) 'ticket', j OPERATOR(pg_catalog.->>) 'mode', j OPERATOR(pg_catalog.->>) 'scope', j OPERATOR(pg_catalog.->>) 'info') "
-						  "FROM (SELECT $1::pg_catalog.json AS j) AS p", 1, &payload);
-	if (fields == NULL || PQntuples(fields) != 1)
+						  "SELECT lock, event, pg_catalog.concat_ws(' ', '', lock, '', "
+						  "event, ticket, mode, scope, info) "
+						  "FROM pg_catalog.json_to_record($1::pg_catalog.json) AS j "
+						  "(lock pg_catalog.text, event pg_catalog.text, "
+						  "ticket pg_catalog.text, mode pg_catalog.text, "
+						  "scope pg_catalog.text, info pg_catalog.text)", 1, &payload);
+	if (server_state != SERVER_OPEN)
 	{
 		PQclear(fields);
-		return fields != NULL;
+		return server_connection() != NULL;
 	}
 	for (int i = 0; i < n_watched; i++)
 	{
@@ -51,41 +66,59 @@ print_change(const char *payload)
 		free(its->last);
 		its->last = pg_strdup(payload);
 		(void) strftime(at, sizeof(at), "%Y-%m-%d %H:%M:%S", localtime(&now));
-		if (show.format == AS_JSON)
+		if (opt.json)
 			printf("%s\n", payload);
 		else
-			printf("%s  %s  %s\n", at, its->name, PQgetvalue(fields, 0, 2));
-		(void) fflush(stdout);
+			printf("%s %s\n", at, plain_line(PQgetvalue(fields, 0, 2)));
+		if (finish_output(0) != 0)
+			exit(1);
 	}
 	PQclear(fields);
 	return true;
+}
+
+/*
+ * Is the server there, and the extension the same as when this was asked before?
+ * Another one knows of no watch.
+ */
+static bool
+extension_stays(void)
+{
+	static char extension[16];
+	char		before[sizeof(extension)];
+	PGresult   *result = server_query(clock_now() + 10 * SEC,
+									  "SELECT pg_catalog.max(oid::pg_catalog.text) "
+									  "FROM pg_catalog.pg_extension "
+									  "WHERE extname OPERATOR(pg_catalog.=) 'dlock'", 0, NULL);
+
+	strlcpy(before, extension, sizeof(before));
+	if (server_state == SERVER_OPEN)
+	{
+		strlcpy(extension, PQgetvalue(result, 0, 0), sizeof(extension));
+		strlcpy(server_problem, "extension \"dlock\" was dropped", sizeof(server_problem));
+	}
+	PQclear(result);
+	return server_state == SERVER_OPEN && strcmp(before, extension) == 0;
 }
 
 /* Connect, and have the server tell; false if that cannot be. */
 static bool
 begin_watching(void)
 {
-	if (server_connection() == NULL && server_open(10 * SEC) != SERVER_OPEN)
-		return false;
-	for (int i = 0; i < n_watched; i++)
+	server_state = SERVER_OPEN;
+	if (server_connection() == NULL)
+		server_open(10 * SEC);
+	if (server_state == SERVER_OPEN)
+		(void) extension_stays();
+	for (int i = 0; i < n_watched && server_state == SERVER_OPEN; i++)
+		PQclear(server_query(clock_now() + 10 * SEC, "SELECT %s.dlock_watch($1)",
+							 1, &watched[i].name));
+	if (server_state == SERVER_REFUSES)
 	{
-		PGresult   *result = server_query(clock_now() + 10 * SEC,
-										  "SELECT %s.dlock_watch($1)", 1,
-										  &watched[i].name);
-		bool		watches;
-
-		if (result && PQresultStatus(result) != PGRES_TUPLES_OK &&
-			!server_may_recover(result))
-		{
-			pg_log_error("%s", server_problem);
-			exit(1);
-		}
-		watches = result && PQresultStatus(result) == PGRES_TUPLES_OK;
-		PQclear(result);
-		if (!watches)
-			return false;
+		pg_log_error("%s", server_problem);
+		exit(1);
 	}
-	return true;
+	return server_state == SERVER_OPEN;
 }
 
 /* Until the connection is lost; a connection that is silent is asked. */
@@ -93,7 +126,6 @@ static void
 print_changes(void)
 {
 	PGnotify   *notify;
-	PGresult   *alive;
 
 	for (;;)
 	{
@@ -106,12 +138,10 @@ print_changes(void)
 				return;
 		}
 		if (!server_await(PQsocket(server_connection()), POLLIN,
-						  clock_now() + 10 * SEC))
+						  clock_now() + 5 * SEC) && !extension_stays())
 		{
-			alive = server_query(clock_now() + 10 * SEC, "SELECT 1", 0, NULL);
-			PQclear(alive);
-			if (alive == NULL)
-				return;
+			server_close();
+			return;
 		}
 		if (!PQconsumeInput(server_connection()))
 		{
@@ -124,17 +154,24 @@ print_changes(void)
 int
 main_watch(const char *name, int n, char **operands)
 {
+	bool		warned = false;
+
 	n_watched = n;
 	watched = pg_malloc0(n * sizeof(Watched));
 	for (int i = 0; i < n; i++)
 		watched[i].name = operands[i];
 	for (;;)
 	{
-		if (begin_watching())
+		bool		begun = begin_watching();
+
+		if (begun)
 			print_changes();
 		else
 			server_close();
-		server_warn();
+		/* once, until the server answers again */
+		if (begun || !warned)
+			pg_log_warning("%.*s", (int) strcspn(server_problem, "\n"), server_problem);
+		warned = true;
 		sleep(1);
 	}
 }

@@ -81,6 +81,15 @@ is(decode_json(shown('as JSON', 'blockers', '--json'))->[0]{blocked}, 1, 'JSON')
 like(shown('stats', 'stats'), qr/^waiting +\| 1$/m, 'a line for each');
 is(decode_json(shown('as JSON', 'stats', '--json'))->[0]{held}, 2, 'JSON');
 
+foreach my $what ('ls', 'stats --json', 'top --once', "watch '$odd'")
+{
+	my ($out, $err) = run_command([ 'sh', '-c', "timeout 60 dlock -d '" . $node->connstr('postgres')
+		  . "' $what >/dev/full; echo code \$?" ]);
+
+	is("$err; $out", 'dlock: error: could not write to standard output: '
+		  . 'No space left on device; code 1', "$what: what is not written is told");
+}
+
 my $top = shown('top', 'top', '--once');
 
 like($top, qr/^dlock: 2 held, 1 waiting, .*blocked.*first.*\Q$odd\E/s, 'summary, blockers, locks');
@@ -130,6 +139,33 @@ foreach my $it ($watch, $lines)
 {
 	$it->signal('TERM');
 	is($it->exit_code, 143, 'until a signal comes');
+}
+
+# Names and info do not break lines, or the screen; and the extension goes.
+{
+	my $evil = "x\n\e[31m";
+
+	$node->safe_psql('template1', 'CREATE EXTENSION dlock');
+	$node->safe_psql('postgres', 'CREATE DATABASE watched');
+
+	my $holder = session($node, 'watched');
+
+	$holder->query("SELECT dlock_acquire('$evil', info => E'a\tb')");
+	$watch = Dlock::Command->new($node->connstr('watched'), 'watch', $evil);
+	poll('it is told', sub { $watch->out =~ /\n/ });
+	like($watch->out, qr/^\S+ \S+  x\?\?\[31m  held \d+ exclusive session a\?b\n$/,
+		'control characters are not printed');
+	$holder->quit;
+	$node->safe_psql('watched', 'DROP EXTENSION dlock; CREATE EXTENSION dlock');
+	$holder = session($node, 'watched');
+	$held = $holder->query("SELECT dlock_acquire('$evil')");
+	poll('it watches the new one', sub { $watch->out =~ /held $held/ });
+	pass('the extension is made anew: watch asks again');
+	$holder->quit;
+	$node->safe_psql($_, 'DROP EXTENSION dlock') foreach 'template1', 'watched';
+	is($watch->exit_code, 1, 'it is dropped: watch ends');
+	like($watch->err, qr/(warning: extension "dlock" was dropped\n.*){2}error: .*is not installed/s,
+		'and says why');
 }
 
 # What the server refuses for want of memory is asked for again.

@@ -4,8 +4,9 @@
 #
 # What would break it: an exit code that is not told apart from another; a lock
 # that stays behind, or is gone while the command runs; a descriptor, a signal
-# mask or an ignored signal that the command inherits from dlock; an owner that
-# two runs share; a place in the queue that is lost with the connection.
+# mask or an ignored signal that the command inherits from dlock, or that dlock
+# inherits and minds; a message that blocks; an owner that two runs share; a place
+# in the queue that is lost with the connection.
 
 use strict;
 use warnings FATAL => 'all';
@@ -85,6 +86,31 @@ foreach my $case (
 	like($err, qr/warning: .*No such file.*error: found no server/s, 'says so');
 }
 
+{
+	my ($code, $out, $err) = dlock("host=$dir no=option", 'run', '--patience=200ms', 'a', 'true');
+
+	is($code, 125, 'a malformed connection string');
+	like($err, qr/^dlock: error: invalid connection option "no"$/, 'is not tried again');
+}
+$node->safe_psql('postgres', 'CREATE ROLE bob LOGIN; '
+	  . 'REVOKE EXECUTE ON FUNCTION dlock_renew, dlock_release_ticket FROM PUBLIC');
+{
+	my $bob = $node->connstr('postgres') . ' user=bob';
+	my ($code, $out, $err) = dlock($bob, 'run', 'a', 'touch', "$dir/ran");
+
+	is($code, 125, 'the lease cannot be renewed');
+	like($err, qr/error: permission denied for function dlock_renew\n.*warning: could not release/,
+		'says so, and does not try it again');
+	ok(!-e "$dir/ran", 'the command does not run');
+	$client->query('SELECT dlock_reset()');
+	$node->safe_psql('postgres',
+		'GRANT EXECUTE ON FUNCTION dlock_renew, dlock_release_ticket TO PUBLIC');
+}
+like(code_is(125, '--at-least above dlock.max_ttl', 'run', '--at-least=3d', 'a', 'touch', "$dir/ran"),
+	qr/^dlock: error: --at-least is longer than dlock.max_ttl$/, 'says why');
+ok(!-e "$dir/ran", 'the command does not run');
+nothing_left('and no lock is left');
+
 #
 # What the command finds
 #
@@ -109,16 +135,40 @@ foreach my $case (
 		  . '&& readlink("/proc/self/fd/$_") !~ m{^/proc} } readdir D), "\n"; '
 		  . 'open S, "/proc/self/status"; print grep { /^Sig[BI]/ } <S>; '
 		  . 'print getpgrp == $$ ? "leads\n" : "follows\n"');
-	my ($out) = code_is(0, 'descriptors and signals', 'run', 'a', @probe);
-	my ($plain) = run_command([@probe]);
+	my $dlock = '"dlock", "-d", "' . $node->connstr('postgres') . '", "run", "-v", "a"';
 
-	$plain =~ s/follows|leads/leads/;
-	is($out, "$plain\n", 'are as without dlock; it leads its process group');
+	foreach my $case ([], [qw(CHLD PIPE ALRM TERM TTOU)])
+	{
+		my @ignore = ($^X, '-e', "\$SIG{\$_} = 'IGNORE' foreach qw(@$case); exec ");
+		my ($out) = run_command([ @ignore[0, 1], "$ignore[2] $dlock, \@ARGV", @probe ]);
+		my ($plain) = run_command([ @ignore[0, 1], "$ignore[2] \@ARGV", @probe ]);
+
+		$plain =~ s/follows|leads/leads/;
+		is($out, $plain, "descriptors and signals (ignored: @$case) are as without dlock; "
+			  . 'it leads its process group');
+	}
+	foreach my $case (
+		[ 'with SIGCHLD ignored', '$SIG{CHLD} = "IGNORE"' ],
+		[ 'without stderr', 'POSIX::close(2)' ],
+		[ 'without a reader of stderr',
+			'$SIG{PIPE} = "DEFAULT"; pipe R, W; open STDERR, ">&W"; close R' ])
+	{
+		my ($how, $code) = @$case;
+
+		is(system($^X, '-MPOSIX', '-e', "$code; exec $dlock, \@ARGV", 'sh', '-c', 'exit 7') >> 8,
+			7, "the exit code $how");
+		nothing_left('and no lock is left');
+	}
+	ok(!$node->log_contains('invalid (frontend )?message'),
+		'no message goes into the connection');
 }
 $ENV{PATH} .= ":$dir";
 append_to_file("$dir/ours", "#!/bin/sh\necho found\n");
 chmod 0755, "$dir/ours";
 is((code_is(0, 'a program of PATH', 'run', 'a', 'ours'))[0], "found\n", 'runs');
+rename "$dir/ours", "$dir/\xfc";
+is((code_is(0, 'a name in no encoding of the database', 'run', 'a', "\xfc"))[0],
+	"found\n", 'runs');
 {
 	my ($out, $err) = ('', '');
 
@@ -156,7 +206,9 @@ foreach my $n (1 .. 3)
 		"SELECT count(*) = $n FROM dlock_locks WHERE NOT granted");
 }
 # the first keeps its place, though its connection is cut; the second one has
-# none any more, and is the last then
+# none any more, and is the last then; the third has been told that it has one
+$client->wait_for(q{SELECT count(*) = 2 FROM pg_stat_activity }
+	  . q{WHERE state = 'active' AND query ~ '^SELECT public.dlock_wait'});
 my $pids = q{SELECT pid FROM pg_stat_activity WHERE query ~ '^SELECT public.dlock_'};
 $client->query("SELECT pg_terminate_backend(pid) FROM ($pids) AS p");
 $client->wait_for('SELECT array_agg(scope ORDER BY position) = '
@@ -198,6 +250,19 @@ $client->query(q{SELECT dlock_release_all()});
 	$_->signal('TERM') foreach $first, @slots;
 	is($_->exit_code, 143, 'a signal is passed on') foreach $first, @slots;
 	nothing_left('no lock is left');
+}
+
+# A signal for all of its processes, as systemd sends it
+{
+	my $all = Dlock::Command->new($node, 'run', '--ttl=1h', 'all', 'sh', '-c',
+		"trap 'exit 3' TERM; touch $dir/trapped; while :; do sleep 0.01; done");
+
+	poll('it runs', sub { -e "$dir/trapped" });
+	my ($keeper) = children($all->{pid});
+
+	kill('TERM', $keeper, children($keeper), $all->{pid});
+	is($all->exit_code, 3, 'SIGTERM for all: the command ends by itself');
+	nothing_left('and no lock is left');
 }
 
 # An owner that comes back has its lease.
@@ -252,6 +317,31 @@ is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'p
 	$follows->signal('INT');
 	is($follows->exit_code, 130, 'and so does the next one');
 	unlike(slurp_file("$dir/lead"), qr/[^$first]\n$first/, 'not both');
+	nothing_left('no lock is left');
+}
+
+# Nobody reads what the leader says.
+{
+	my $turns = "$dir/turns of a mute";
+
+	pipe my $reader, my $writer or die "pipe: $!";
+	$writer->blocking(0);
+	1 while syswrite $writer, 'x' x 4096;
+	$writer->blocking(1);
+	my $pid = fork // die "fork: $!";
+
+	if ($pid == 0)
+	{
+		open STDERR, '>&', $writer or die;
+		exec 'dlock', '-d', $node->connstr('postgres'), 'run', '--every=1ms', 'mute',
+		  'sh', '-c', "echo >>'$turns'; exit 3";
+	}
+	eval { poll('it goes on', sub { -e $turns && -s $turns > 3 }) };
+	cmp_ok(-s $turns, '>', 3, 'a full pipe does not hold up the leader');
+	kill('TERM', $pid);
+	close $reader;
+	waitpid($pid, 0);
+	is($? >> 8, 143, 'it ends');
 	nothing_left('no lock is left');
 }
 

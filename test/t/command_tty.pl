@@ -87,11 +87,19 @@ type("dlock run a sh -c 'trap \"echo caught; exit 3\" INT; echo up; while :; do 
 shows(qr/up/);
 type("\cC");
 shows(qr/caught\s+code 3/, 'Ctrl-C reaches the command, and dlock waits for it');
-type("dlock run a sleep 1000; echo code \$?\n");
-$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
-type("\cC");
-shows(qr/code 130/, 'it ends by Ctrl-C');
-is(locks(), '0', 'and the lock is free');
+my $loop = 'for i in 1 2; do dlock run a sleep 1000; echo af""ter; done';
+
+foreach my $line ($loop, "bash -c '$loop'")
+{
+	type("$line\n");
+	$client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE granted');
+	type("\cC");
+	type("echo code \$?\n");
+	eval { poll('code', sub { $shell->pump_nb; $out =~ /code \d|after/ }) };
+	unlike($out, qr/after/, 'Ctrl-C ends a loop, as it does without dlock');
+	shows(qr/code 130/, 'by its signal');
+	is(locks(), '0', 'and the lock is free');
+}
 
 # Stopped for longer than its ttl
 type("dlock run --ttl=1s a cat; echo code \$?\n");
@@ -158,7 +166,7 @@ SKIP:
 	my ($path) = run_command([ 'which', 'dlock' ]);
 	my ($libraries) = run_command([ 'ldd', $path ]);
 
-	skip('dlock was built without ncurses', 3) if $libraries !~ /ncurses/;
+	skip('dlock was built without ncurses', 4) if $libraries !~ /ncurses/;
 	# what is typed shows, too
 	type('f');
 	shows(qr/filter:/, 'f asks for a filter');
@@ -166,7 +174,29 @@ SKIP:
 	shows(qr/other/, 'which counts');
 	type('q');
 	shows(qr/code 0/, 'q quits');
+
+	# A line is cut where the screen ends, in columns.
+	my $wide = "\xc3\xa9" x 60;
+
+	$client->query("SELECT dlock_acquire('$wide')");
+	type("LC_ALL=C.UTF-8 dlock top --interval=1h --filter=\xc3\xa9; echo code \$?\n");
+	shows(qr/$wide | code \d/, 'a name of many bytes shows');
+	type('q');
+	shows(qr/code 0/);
+	$client->query("SELECT dlock_release('$wide')");
 }
+# The end of its input is no key; it does not ask the server again and again.
+my $asked = q{FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()};
+
+type("dlock top --interval=1h </dev/null; echo code \$?\n");
+shows(qr/other/, 'top without keys');
+$client->wait_for("SELECT count(*) = 1 $asked AND state = 'idle'");
+my $first = $client->query("SELECT query_start $asked");
+
+$client->query('SELECT count(*) FROM generate_series(1, 100000)') foreach 1 .. 5;
+is($client->query("SELECT query_start $asked"), $first, 'pauses');
+type("\cC");
+shows(qr/code \d/, 'and ends by Ctrl-C');
 type("\cC\cDexit\n") if $shell->pumpable;
 $shell->kill_kill;
 
