@@ -10,7 +10,7 @@
  */
 #include "postgres.h"
 
-#include "access/parallel.h"
+#include "access/xact.h"
 #include "access/xlog.h"
 #include "common/int.h"
 #include "miscadmin.h"
@@ -42,10 +42,10 @@ dlock_begin_call(void)
 				 errmsg("cannot use locks during recovery"),
 				 errdetail("A standby server knows nothing of the locks that its primary grants."),
 				 errhint("Connect to the primary server.")));
-	if (IsParallelWorker())
+	if (IsInParallelMode())
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
-				 errmsg("cannot use locks in a parallel worker"),
+				 errmsg("cannot use locks during a parallel operation"),
 				 errhint("Functions that call dlock must be PARALLEL UNSAFE.")));
 	if (unlikely(!dlock_session_attached))
 		dlock_session_attach();

@@ -253,13 +253,20 @@ SELECT * FROM held;
 SELECT dlock_release_all();
 SELECT count(*) FROM dlock_locks;
 
--- Not in a parallel worker, whatever a function says of itself.
+-- Not during a parallel operation, whatever a function says of itself.
 CREATE FUNCTION acquire_in_parallel() RETURNS bigint
 LANGUAGE plpgsql PARALLEL SAFE AS $$
 BEGIN
 	RETURN dlock_acquire('a');
 END $$;
 \set VERBOSITY terse
+BEGIN;
+SELECT count(set_config(name, 'on', true)) FROM pg_settings
+ WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
+SELECT acquire_in_parallel();
+ROLLBACK;
+-- Nor in its leader
+ALTER FUNCTION acquire_in_parallel() PARALLEL RESTRICTED;
 BEGIN;
 SELECT count(set_config(name, 'on', true)) FROM pg_settings
  WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
