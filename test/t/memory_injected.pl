@@ -252,6 +252,34 @@ foreach my $steps (1, 2)
 }
 
 #
+# The same amid a commit that has pinned what its guards are of
+#
+{
+	my ($client, $next) = map { session($node) } 1, 2;
+	my $fence = $client->query("SELECT dlock_acquire('pinned')");
+	my $raised;
+
+	$client->query("BEGIN; SELECT dlock_guard('pinned', $fence)");
+	$raised = commands_in(
+		$client, '*PreCommit_Notify',
+		'set {int} &ProcDiePending = 1',
+		'set {int} &InterruptPending = 1',
+		'tbreak *AbortOutOfAnyTransaction',
+		'set $pc = &ProcessInterrupts',
+		'continue',
+		'set $pc = &dlock_raise_no_ticket');
+	$client->may_end;
+	$client->start('COMMIT');
+	$raised->();
+	like($client->answer, qr/FATAL:  57P01/, 'exit amid a commit: terminated');
+	$client->quit;
+	backends_gone($client->{pid});
+	like($next->query("SELECT dlock_acquire('pinned', timeout => '1min')"),
+		qr/^\d+$/, 'exit amid a commit: the lock is free');
+	$next->quit;
+}
+
+#
 # A worker is gone when it has committed, and before it has noted that: the row is
 # there for the next one.
 #
