@@ -98,11 +98,11 @@ open_file(const char *path, int flags)
 static const char *
 top(void)
 {
-	static char dir[PATH_MAX];
+	static char dir[PATH_MAX - 64];
 	const char *given;
 
 	if (!dir[0] && (given = getenv("DLOCK_POWER")))
-		snprintf(dir, sizeof(dir), "%s", given);
+		CHECK(snprintf(dir, sizeof(dir), "%s", given) < (int) sizeof(dir));
 	return dir[0] ? dir : NULL;
 }
 
