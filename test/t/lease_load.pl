@@ -191,8 +191,18 @@ $admin->wait_for('SELECT count(*) = 0 FROM dlock_queue '
 	  . "WHERE ticket IN ($second, $behind)");
 
 #
-# Who vacuums a table, or makes an index, also anew, is in nobody's way.
+# Who vacuums a table, or makes an index, also anew, is in nobody's way; and queues
+# have their order, whatever that of the rows is.
 #
+my @in_order = map {
+	$client->query("SELECT dlock_ttl_enqueue('order', '1h', owner => 'c$_')")
+} 1 .. 3;
+$admin->query("UPDATE dlock_queue SET info = info WHERE ticket = $_")
+  foreach @in_order[ 1, 0 ];
+is( $admin->query(q{SELECT array_agg(ticket ORDER BY ctid) FROM dlock_queue
+		WHERE name = 'order'}),
+	sprintf('{%s}', join ',', reverse @in_order),
+	'rows in another order');
 connect_again();
 $admin->query('BEGIN');
 $admin->query("LOCK TABLE $_ IN SHARE UPDATE EXCLUSIVE MODE")
@@ -200,8 +210,15 @@ $admin->query("LOCK TABLE $_ IN SHARE UPDATE EXCLUSIVE MODE")
 $admin->query("REINDEX INDEX $_")
   foreach qw(dlock_queue_pkey dlock_queue_lease_pkey dlock_queue_name);
 $client->query("SET lock_timeout = '10s'");
-is($client->query($tickets), "held $queued t", 'all is read beside a VACUUM and a REINDEX');
+is( $client->query($tickets),
+	"held $queued t|order $in_order[0] t|order $in_order[1] f|order $in_order[2] f",
+	'all is read beside a VACUUM and a REINDEX');
+is( $client->query(q{SELECT array_agg(ticket ORDER BY "position") FROM dlock_locks
+		WHERE name = 'order'}),
+	sprintf('{%s}', join ',', @in_order),
+	'... in its order');
 $admin->query('ROLLBACK');
+$client->query("SELECT dlock_release_ticket($_)") foreach @in_order;
 $client->query('RESET lock_timeout');
 
 #
