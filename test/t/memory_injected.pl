@@ -252,7 +252,37 @@ foreach my $steps (1, 2)
 }
 
 #
-# The same amid a commit that has pinned what its guards are of
+# An exit that fails before it has said that the leases attached to the session are
+# on their own now.  They run out once another process has its place.
+#
+{
+	my $client = session($node);
+	my $ttl = ample(2);
+	my $lease = $client->query("SELECT dlock_lease_open('$ttl s', attach => true)");
+	my $raised;
+
+	$client->query("SELECT dlock_lease_acquire('attached', $lease)");
+	$raised = raise_in($client, 'dlock_lease_detach_all');
+	$admin->query("SELECT pg_terminate_backend($client->{pid})");
+	$client->quit;
+	backends_gone($client->{pid});
+	$raised->();
+	# the next process may get any place, and the last of all that are free
+	ok( poll(
+			'the attached lease runs out',
+			sub {
+				my $next = session($node);
+				my $fence = $next->query("SELECT dlock_try_acquire('attached')");
+
+				$next->quit;
+				return $fence =~ /^\d+$/;
+			}),
+		'exit that fails: the attached lease runs out');
+}
+
+#
+# An exit, in which the rollback fails, amid a commit that has pinned what its guards
+# are of
 #
 {
 	my ($client, $next) = map { session($node) } 1, 2;

@@ -739,7 +739,8 @@ note "writes that were not synced: $unsynced" if $unsynced;
 note "lost, or wrong: $lost";
 is($lost, 0, 'nothing was lost');
 
-# who gets nothing has nothing to lose
+# who gets nothing has nothing to lose; but some kinds are rare, and rounds of one kind
+# may be too few for them
 is( join(
 		' ',
 		grep { !$results{$_} } 'acquire', 'acquire_all', 'check', 'close',
@@ -747,7 +748,8 @@ is( join(
 		'lease_acquire_all', 'open', 'protect', 'reenter', 'release',
 		'release_all', 'release_at_commit', 'release_ticket', 'renew',
 		'retime', 'set_info', 'wait', 'write'),
-	'', 'calls of all kinds have succeeded');
+	'', 'calls of all kinds have succeeded')
+  if $only eq '';
 cmp_ok($results{'error 57014'} // 0, '<=', $count{'cancelled calls'} // 0,
 	'no call was cancelled that nobody has cancelled');
 
