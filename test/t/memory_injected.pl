@@ -311,10 +311,20 @@ foreach my $steps (1, 2)
 
 #
 # A worker is gone when it has committed, and before it has noted that: the row is
-# there for the next one.
+# there for the next one.  Nothing else is left for the worker to write, or to end
+# for: so it is a server that has just begun.
 #
+$admin->quit;
+$node->restart;
+$admin = session($node);
 {
 	my $client = session($node);
+	my $before = $client->query("SELECT dlock_ttl_acquire('before', '1h')");
+
+	$client->query("SELECT dlock_release_ticket($before)");
+	$admin->wait_for(q{SELECT journal_lag = '0' AND
+		NOT EXISTS (SELECT FROM dlock_queue) AND
+		NOT EXISTS (SELECT FROM dlock_queue_lease) FROM dlock_stats});
 	my $worker = $admin->query(
 		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'dlock worker'");
 	my $gone = commands_in(
@@ -322,7 +332,8 @@ foreach my $steps (1, 2)
 		'finish', 'call (void) proc_exit(1)');
 
 	$client->start("SELECT dlock_ttl_acquire('committed', '1h')");
-	$gone->();
+	like($gone->(), qr/exited with code 01/,
+		'worker gone behind its commit');
 	my $ticket = $client->answer;
 	like($ticket, qr/^\d+$/, 'worker gone behind its commit: acquired');
 	isnt(
