@@ -222,6 +222,20 @@ $client->query("SELECT dlock_release_ticket($_)") foreach @in_order;
 $client->query('RESET lock_timeout');
 
 #
+# A delay closes what its lease has shared, too, also for those who would share it.
+#
+my $short = $client->query("SELECT dlock_lease_open('100 ms', delay => '1h')");
+my $shut = $client->query("SELECT dlock_lease_acquire('shut', $short, shared => true)");
+$admin->wait_for("SELECT delayed FROM dlock_queue_lease WHERE lease = $short");
+connect_again();
+is($client->query("SELECT dlock_try_acquire('shut', shared => true) IS NULL"),
+	't', 'after a load, a delay keeps a shared lock closed');
+$admin->query("SELECT dlock_force_release($shut)");
+is($client->query("SELECT dlock_try_acquire('shut', shared => true) > $shut"),
+	't', '... until it ends');
+$client->query('SELECT dlock_release_all()');
+
+#
 # What a transaction has done to the tables itself, and can roll back, is nothing
 # that it puts back: neither as it loads, nor where it asks for one name.
 #
