@@ -252,6 +252,7 @@ TAP = \
 	ha_promotion \
 	ha_quorum \
 	ha_replaced \
+	ha_stopped \
 	ha_rewind \
 	ha_cascade \
 	ha_logical \

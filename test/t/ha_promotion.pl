@@ -1,5 +1,6 @@
 # What a client was told of its leases is true on a synchronous standby that
-# was promoted when its primary had died: all that was acknowledged is there.
+# was promoted when its primary had died: all that was acknowledged is there, also
+# on the next one in a cascade, and if the names of the synchronous standbys change.
 # On an asynchronous standby the latest may be missing, but what is there is of
 # one moment, nobody holds together with another, and fences grow on.  A
 # database that was copied, or dumped, carries no live ticket.
@@ -19,6 +20,7 @@ use Dlock::History qw(now);
 use Dlock::Lease;
 use Dlock::Standby;
 use Dlock::Test;
+use List::Util qw(shuffle);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -45,9 +47,13 @@ sub fail_over
 	return;
 }
 
+# The second standby is behind the first, which it follows when that is promoted.
+my $last = $primary;
+my @chain = map { $last = new_standby($last, "synchronous_$_") } 1, 2;
+
 foreach my $round (1 .. 2)
 {
-	my $standby = new_standby($primary, "synchronous_$round");
+	my $standby = $chain[ $round - 1 ];
 
 	count_on($primary, "synchronous_$round");
 	my $session = session($primary);
@@ -74,6 +80,47 @@ foreach my $round (1 .. 2)
 			$session->vanish;
 		});
 	fail_over($standby, "synchronous, round $round", 'there');
+}
+
+# The names change under load.  In the end one of two has to answer, and one of
+# them hears nothing more.  The most advanced of the standbys has all that was
+# acknowledged.
+foreach my $round (1 .. 2)
+{
+	my @names = ("left_$round", "right_$round");
+	my @standbys = map { new_standby($primary, $_) } @names;
+	my ($left, $right) = @names;
+
+	count_on($primary, $left);
+	my $admin = session($primary);
+	my $load = $history->start_clients($primary, [ 1 .. $history->{clients} ]);
+
+	foreach my $list (
+		shuffle(
+			$left, $right, "ANY 1 ($left, $right)", "ANY 2 ($left, $right)",
+			"FIRST 1 ($right, $left)", "FIRST 2 ($left, $right)", 'ANY 1 (*)'),
+		"ANY 1 ($left, $right)")
+	{
+		$admin->query("ALTER SYSTEM SET synchronous_standby_names = '$list'");
+		$admin->query('SELECT pg_reload_conf()');
+		$load->await($load->{answers} + 50 + int(rand(100)));
+	}
+	my $late = $admin->query(
+		"SELECT pid FROM pg_stat_replication WHERE application_name = '$right'");
+	stop_while($admin, $late,
+		"SELECT wait_event = 'WalSenderMain' FROM pg_stat_activity "
+		  . "WHERE pid = $late");
+	$load->await($load->{answers} + 100);
+	$load->release(sub { kill_server($primary) });
+	$history->read_calls($load);
+	$admin->vanish;
+	my %received = map {
+		$_ => $_->safe_psql('postgres', q{SELECT pg_last_wal_receive_lsn() - '0/0'})
+	} @standbys;
+	my ($most, $least) =
+	  sort { $received{$b} <=> $received{$a} } @standbys;
+	$least->stop;
+	fail_over($most, "changing names, round $round", 'there');
 }
 
 foreach my $round (1 .. 2)

@@ -1,7 +1,7 @@
 # Two servers take turns: the standby is promoted when the primary has died,
 # after that has granted more, which its standby never had; the old primary is
 # rewound by pg_rewind, becomes the standby, and is promoted in its turn, and so
-# on.  What is held where the history goes on is held, in the same order and for
+# on, ten times.  What is held where the history goes on is held, in the same order and for
 # its full ttl; what was granted on the branch that was given up is gone; and the
 # fences of each server that is promoted exceed all that were ever given, those
 # on the other branch included.
@@ -189,7 +189,7 @@ sub fail_over
 	return @given_up;
 }
 
-foreach (1 .. 3)
+foreach (1 .. 10)
 {
 	my @given_up = fail_over();
 

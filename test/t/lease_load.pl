@@ -203,8 +203,18 @@ $admin->wait_for('SELECT count(*) = 0 FROM dlock_queue '
 	  . "WHERE ticket IN ($second, $behind)");
 
 #
-# VACUUM, CREATE INDEX and REINDEX are in no call's way.
+# VACUUM, CREATE INDEX and REINDEX are in no call's way, and queues keep their
+# order, whatever the order of the rows is.
 #
+my @in_order = map {
+	$client->query("SELECT dlock_ttl_enqueue('order', '1h', owner => 'c$_')")
+} 1 .. 3;
+$admin->query("UPDATE dlock_queue SET info = info WHERE ticket = $_")
+  foreach @in_order[ 1, 0 ];
+is( $admin->query(q{SELECT array_agg(ticket ORDER BY ctid) FROM dlock_queue
+		WHERE name = 'order'}),
+	sprintf('{%s}', join ',', reverse @in_order),
+	'rows in another order');
 connect_again();
 $admin->query('BEGIN');
 $admin->query("LOCK TABLE $_ IN SHARE UPDATE EXCLUSIVE MODE")
@@ -212,9 +222,30 @@ $admin->query("LOCK TABLE $_ IN SHARE UPDATE EXCLUSIVE MODE")
 $admin->query("REINDEX INDEX $_")
   foreach qw(dlock_queue_pkey dlock_queue_lease_pkey dlock_queue_name);
 $client->query("SET lock_timeout = '10s'");
-is($client->query($tickets), "held $queued t", 'all is read beside a VACUUM and a REINDEX');
+is( $client->query($tickets),
+	"held $queued t|order $in_order[0] t|order $in_order[1] f|order $in_order[2] f",
+	'all is read beside a VACUUM and a REINDEX');
+is( $client->query(q{SELECT array_agg(ticket ORDER BY "position") FROM dlock_locks
+		WHERE name = 'order'}),
+	sprintf('{%s}', join ',', @in_order),
+	'... in its order');
 $admin->query('ROLLBACK');
+$client->query("SELECT dlock_release_ticket($_)") foreach @in_order;
 $client->query('RESET lock_timeout');
+
+#
+# A delay keeps closed what its lease held shared, also for shared requests.
+#
+my $short = $client->query("SELECT dlock_lease_open('100 ms', delay => '1h')");
+my $shut = $client->query("SELECT dlock_lease_acquire('shut', $short, shared => true)");
+$admin->wait_for("SELECT delayed FROM dlock_queue_lease WHERE lease = $short");
+connect_again();
+is($client->query("SELECT dlock_try_acquire('shut', shared => true) IS NULL"),
+	't', 'after a load, a delay keeps a shared lock closed');
+$admin->query("SELECT dlock_force_release($shut)");
+is($client->query("SELECT dlock_try_acquire('shut', shared => true) > $shut"),
+	't', '... until it ends');
+$client->query('SELECT dlock_release_all()');
 
 #
 # A transaction's own changes of the tables, which can be rolled back, are not

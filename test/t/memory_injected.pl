@@ -252,11 +252,78 @@ foreach my $steps (1, 2)
 }
 
 #
-# A worker dies after its commit, before it has noted that: the row is there
-# for the next one.
+# An exit that fails before it has detached the leases of the session.  They run out once another process has its place.
 #
 {
 	my $client = session($node);
+	my $ttl = ample(2);
+	my $lease = $client->query("SELECT dlock_lease_open('$ttl s', attach => true)");
+	my $raised;
+
+	$client->query("SELECT dlock_lease_acquire('attached', $lease)");
+	$raised = raise_in($client, 'dlock_lease_detach_all');
+	$admin->query("SELECT pg_terminate_backend($client->{pid})");
+	$client->quit;
+	backends_gone($client->{pid});
+	$raised->();
+	# the next process may get any place, and the last of all that are free
+	ok( poll(
+			'the attached lease runs out',
+			sub {
+				my $next = session($node);
+				my $fence = $next->query("SELECT dlock_try_acquire('attached')");
+
+				$next->quit;
+				return $fence =~ /^\d+$/;
+			}),
+		'exit that fails: the attached lease runs out');
+}
+
+#
+# An exit, in which the rollback fails, amid a commit that has pinned what its guards
+# are of
+#
+{
+	my ($client, $next) = map { session($node) } 1, 2;
+	my $fence = $client->query("SELECT dlock_acquire('pinned')");
+	my $raised;
+
+	$client->query("BEGIN; SELECT dlock_guard('pinned', $fence)");
+	$raised = commands_in(
+		$client, '*PreCommit_Notify',
+		'set {int} &ProcDiePending = 1',
+		'set {int} &InterruptPending = 1',
+		'tbreak *AbortOutOfAnyTransaction',
+		'set $pc = &ProcessInterrupts',
+		'continue',
+		'set $pc = &dlock_raise_no_ticket');
+	$client->may_end;
+	$client->start('COMMIT');
+	$raised->();
+	like($client->answer, qr/FATAL:  57P01/, 'exit amid a commit: terminated');
+	$client->quit;
+	backends_gone($client->{pid});
+	like($next->query("SELECT dlock_acquire('pinned', timeout => '1min')"),
+		qr/^\d+$/, 'exit amid a commit: the lock is free');
+	$next->quit;
+}
+
+#
+# A worker is gone when it has committed, and before it has noted that: the row is
+# there for the next one.  Nothing else is left for the worker to write, or to end
+# for: so it is a server that has just begun.
+#
+$admin->quit;
+$node->restart;
+$admin = session($node);
+{
+	my $client = session($node);
+	my $before = $client->query("SELECT dlock_ttl_acquire('before', '1h')");
+
+	$client->query("SELECT dlock_release_ticket($before)");
+	$admin->wait_for(q{SELECT journal_lag = '0' AND
+		NOT EXISTS (SELECT FROM dlock_queue) AND
+		NOT EXISTS (SELECT FROM dlock_queue_lease) FROM dlock_stats});
 	my $worker = $admin->query(
 		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'dlock worker'");
 	my $gone = commands_in(
@@ -264,7 +331,8 @@ foreach my $steps (1, 2)
 		'finish', 'call (void) proc_exit(1)');
 
 	$client->start("SELECT dlock_ttl_acquire('committed', '1h')");
-	$gone->();
+	like($gone->(), qr/exited with code 01/,
+		'worker gone behind its commit');
 	my $ticket = $client->answer;
 	like($ticket, qr/^\d+$/, 'worker gone behind its commit: acquired');
 	isnt(

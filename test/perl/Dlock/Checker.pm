@@ -611,7 +611,7 @@ sub _go_on_as_changed
 		my ($number, $full, undef, $info) = @$row;
 		my $lease = $self->{leases}{$number} or next;
 
-		$self->_end_holds($lease);
+		$self->_end_holds_of($lease);
 		$lease->{ttl} = $full + 0;
 		$lease->{short} = $full < $ttl ? $full + 0 : 0;
 		$lease->{info} = $info;
@@ -635,7 +635,7 @@ sub _go_on_as_changed
 
 # The lease has another ttl from now on.  If it could run out before, other
 # clients can have had its locks since then, and have lost them again.
-sub _end_holds
+sub _end_holds_of
 {
 	my ($self, $lease) = @_;
 	my $end = closed_until($lease);

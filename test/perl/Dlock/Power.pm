@@ -1,0 +1,220 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Power - servers that lose their power, for TAP tests
+
+=head1 DESCRIPTION
+
+A server that is killed finds after its start all that it has written, because the
+kernel has it.  A server that is started here can lose what it has not synced:
+test/torture/power.c, which is preloaded into it, says what that is.
+
+=over
+
+=item power_is_ours()
+
+False if that cannot be done: there is no C compiler, or this is not Linux.
+
+=item with_power($node, $sub)
+
+The sub starts the server, which can lose its power from then on.
+
+=item lose_power($node, $all)
+
+The server, whose processes are all gone, finds what was synced.  Of the rest it
+finds nothing if $all, and otherwise any part: each page of 4,096 bytes as it was
+after any of the writes to it since the sync, and each directory as it was after
+any of the changes to it.  Returns how many writes and names were not synced.
+
+=item forget_power($node)
+
+The server was removed.
+
+=back
+
+=cut
+
+package Dlock::Power;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Config;
+use Cwd qw(realpath);
+use Exporter 'import';
+use File::Basename qw(dirname);
+use File::Path qw(make_path rmtree);
+use PostgreSQL::Test::Utils ();
+
+our @EXPORT = qw(power_is_ours with_power lose_power forget_power);
+
+my $page = 4096;
+my $library;
+
+sub power_is_ours
+{
+	my $compiler = $ENV{CC} || $Config{cc};
+	my $source = realpath(dirname(__FILE__) . '/../../torture/power.c');
+
+	return 0 if $^O ne 'linux';
+	$library //= PostgreSQL::Test::Utils::tempdir() . '/power.so';
+	return -e $library ||
+	  system("$compiler -shared -fPIC -o $library $source -ldl >$library.log 2>&1")
+	  == 0;
+}
+
+sub with_power
+{
+	my ($node, $sub) = @_;
+	# as the kernel tells of it
+	my $data = realpath($node->data_dir);
+	local $ENV{LD_PRELOAD} = join ' ', grep { $_ } $ENV{LD_PRELOAD}, $library;
+	local $ENV{DLOCK_POWER} = $data;
+
+	make_path("$data.power");
+	return $sub->();
+}
+
+sub forget_power
+{
+	my ($node) = @_;
+
+	rmtree($node->data_dir . '.power');
+	return;
+}
+
+sub lose_power
+{
+	my ($node, $all) = @_;
+	my $data = realpath($node->data_dir);
+	my $lost = 0;
+
+	$lost += lose_writes($_, $all) foreach grep { -s } glob "$data.power/f.*[0-9]";
+	$lost += lose_names($data, $all);
+	rmtree("$data.power");
+	return $lost;
+}
+
+# What was written to a file, by the notes on it
+sub lose_writes
+{
+	my ($notes, $all) = @_;
+	my $bytes = PostgreSQL::Test::Utils::slurp_file($notes);
+	my (@sizes, %pages);
+	my $at = 0;
+
+	# the last note may have been cut short by the kill
+	while ($at + 32 <= length $bytes)
+	{
+		my ($offset, $length, $size, $saved) = unpack 'q4', substr $bytes, $at, 32;
+		last if $at + 32 + $saved > length $bytes;
+		my $before = substr $bytes, $at + 32, $saved;
+
+		push @sizes, $size;
+		$at += 32 + $saved;
+		if ($length < 0)
+		{
+			# any part of what was there when it shrank would be more than a
+			# file system can leave
+			$all ||= $saved > 0;
+			$length = $saved;
+		}
+		for (my $from = $offset; $from < $offset + $length;)
+		{
+			my $next = ($from - $from % $page) + $page;
+			my $end = $next < $offset + $length ? $next : $offset + $length;
+			my $skip = $from - $offset;
+			my $text = $skip < $saved ? substr $before, $skip, $end - $from : '';
+
+			$text .= "\0" x ($end - $from - length $text);
+			push @{ $pages{ $from - $from % $page } }, [ $from, $text ];
+			$from = $end;
+		}
+	}
+	return 0 unless @sizes;
+
+	# the size as it was before one of the changes, or as it is
+	open my $file, '+<:raw', "$notes.data" or die "$notes.data: $!";
+	my $size = ($all ? @sizes : (@sizes, -s $file))
+	  [ $all ? 0 : rand(@sizes + 1) ];
+	my $kept = $all ? 0 : (0, 0.5, 1)[ rand 3 ];
+	foreach my $writes (map { $pages{$_} } sort { $a <=> $b } keys %pages)
+	{
+		my $keep = rand() < $kept ? int(rand(@$writes + 1)) : 0;
+
+		foreach my $write (reverse @$writes[ $keep .. $#$writes ])
+		{
+			sysseek $file, $write->[0], 0 or die "seek: $!";
+			syswrite($file, $write->[1]) == length $write->[1] or die "write: $!";
+		}
+	}
+	truncate $file, $size or die "truncate: $!";
+	close $file or die "close: $!";
+	return scalar @sizes;
+}
+
+# What has become of names
+sub lose_names
+{
+	my ($data, $all) = @_;
+	my %changes;    # directory => changes since it was synced
+	my $lost = 0;
+
+	return 0 unless -e "$data.power/names";
+	foreach my $line (split /\n/,
+		PostgreSQL::Test::Utils::slurp_file("$data.power/names"))
+	{
+		my ($what, $path, $to, $saved) = split /\t/, $line, -1;
+		my $dir = dirname($what eq 'rename' ? $to : $path);
+
+		if ($what eq 'directory')
+		{
+			delete $changes{$path};
+		}
+		elsif ($what eq 'file')
+		{
+			@{ $changes{$dir} } =
+			  grep { $_->[0] ne 'create' || $_->[1] ne $path }
+			  @{ $changes{$dir} // [] };
+		}
+		else
+		{
+			push @{ $changes{$dir} }, [ $what, $path, $to, $saved ];
+		}
+	}
+	foreach my $dir (sort keys %changes)
+	{
+		my @those = @{ $changes{$dir} };
+
+		next unless -d "$data/$dir";
+		splice @those, 0, rand(@those + 1) unless $all;
+		undo_name($data, @$_) foreach reverse @those;
+		$lost += @those;
+	}
+	return $lost;
+}
+
+# The kill may have come between the note and what it is of.
+sub undo_name
+{
+	my ($data, $what, $path, $to, $saved) = @_;
+
+	if ($what eq 'create')
+	{
+		unlink "$data/$path" or $!{ENOENT} or die "$path: $!";
+		return;
+	}
+	if ($what eq 'rename')
+	{
+		return if -e "$data/$path" || !-e "$data/$to";
+		rename "$data/$to", "$data/$path" or die "$to: $!";
+		$path = $to;
+	}
+	return if !$saved || -e "$data/$path";
+	link $saved, "$data/$path" or die "$path: $!";
+	return;
+}
+
+1;
