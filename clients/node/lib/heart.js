@@ -1,7 +1,7 @@
 // What keeps a lease, and tells of its loss
 
 import { setTimeout as sleep } from 'node:timers/promises';
-import { LockLost } from './errors.js';
+import { LockLost, WrongState } from './errors.js';
 import { ask, call, close, connect, cut, now } from './wire.js';
 
 // A look at the clock at least each second: timers stand still while the machine sleeps.
@@ -9,10 +9,12 @@ const GLANCE = 1000;
 
 /** The key of what begins anew, not lost: nothing for a program to call */
 export const anew = Symbol('anew');
+export const NONE = 'not held';
 
 /** What can be lost: a lock, a lease */
 export class Kept {
   heart;
+  state = NONE; // or asked for, held, being released
   #loss;
 
   [anew]() {
@@ -34,9 +36,20 @@ export class Kept {
     return this.heart?.deadline ?? Infinity;
   }
 
-  /** Throws LockLost; before anything is sent to anybody. */
+  /** Throws LockLost, or WrongState if it is not held; before anything is sent to anybody. */
   check() {
+    this.checkLost();
+    if (this.state !== 'held') throw new WrongState(`${this} is ${this.state}`, '55000');
+  }
+
+  checkLost() {
     if (this.lost.aborted) throw this.lost.reason;
+  }
+
+  /** By one task at a time: from one state into the next */
+  turn(before, after) {
+    if (this.state !== before) throw new WrongState(`${this} is ${this.state}`, '55000');
+    this.state = after;
   }
 
   /** Calls it once, with this; at once, where it is lost already. */
@@ -93,6 +106,12 @@ export class Heart {
   end() {
     clearTimeout(this.#watching);
     this.#end.abort();
+  }
+
+  /** The program ends the lease, and with it all locks that are still on it. */
+  close(lease) {
+    for (const member of [...this.#members.keys()])
+      if (member !== lease) member.lose('its lease is closed');
   }
 
   look() {

@@ -5,7 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import {
   BadArgument, Cancelled, ConnectionLost, DlockError, LockLost, QuorumLate, WrongState, cancelled, translate,
 } from './errors.js';
-import { Heart, Kept, anew } from './heart.js';
+import { Heart, Kept, NONE, anew } from './heart.js';
 import { Line, ask, call, close, connect, interval, now } from './wire.js';
 import { Tickets, watch } from './tickets.js';
 
@@ -62,18 +62,20 @@ function rhythm({ ttl = 0, interval = ttl / 3, margin = ttl / 100 }) {
 async function giveBack(kept, line, statement, last) {
   const { heart } = kept;
   heart.leave(kept, last);
+  if (last) heart.close(kept);
   try {
-    kept.check();
+    kept.checkLost();
     const answer = line.ask(statement, { until: heart.deadline, signal: kept.lost });
     const loss = new Promise((_, reject) => kept.lost.addEventListener('abort', () => reject(kept.lost.reason)));
     const returned = await Promise.race([answer, loss]).catch((error) => {
       answer.catch(() => {});
-      kept.check();
+      kept.checkLost();
       throw error;
     });
     if ((returned === null || returned === false) && !line.doubt) kept.lose('the server has ended it');
-    kept.check();
+    kept.checkLost();
   } finally {
+    kept.state = NONE;
     heart.remove(kept);
     if (last) heart.end();
     await line.close();
@@ -97,7 +99,6 @@ async function runWith(kept, work, leave) {
 export class Lease extends Kept {
   #line;
   #rhythm;
-  #open = false;
 
   constructor(locks, { ttl, near = '', delay, info, ...options }) {
     super();
@@ -117,19 +118,26 @@ export class Lease extends Kept {
   }
 
   async open({ signal } = {}) {
-    if (this.#open) throw new WrongState(`${this} is open already`, '55000');
+    this.turn(NONE, 'asked for');
     this[anew]();
-    // one whose answer is lost has no locks, and runs out
-    this.id = await this.#line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
-    this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.#rhythm);
-    this.heart.add(this);
-    this.#open = true;
+    try {
+      // one whose answer is lost has no locks, and runs out
+      this.id = await this.#line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
+      this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.#rhythm);
+      this.heart.add(this);
+    } catch (error) {
+      this.state = NONE;
+      await this.#line.close();
+      throw error;
+    }
+    this.state = 'held';
     return this;
   }
 
+  /** All locks on it are lost. Where it is closed already, this does nothing. */
   async close() {
-    if (!this.#open) throw new WrongState(`${this} is not open`, '55000');
-    this.#open = false;
+    if (this.state === NONE) return;
+    this.turn('held', 'being released');
     await giveBack(this, this.#line, call('dlock_lease_close', [this.id]), true);
   }
 
@@ -144,7 +152,7 @@ export class Lease extends Kept {
   }
 
   async [Symbol.asyncDispose]() {
-    if (this.#open) await this.close();
+    await this.close();
   }
 }
 
@@ -163,7 +171,6 @@ function watchEnd(client) {
 export class Lock extends Kept {
   #line;
   #rhythm;
-  #state = 'free';
   #ended = () => this.lose('its connection is gone');
 
   constructor(source, name, { scope, ttl, timeout, shared, slots, permits, info, owner, ...options } = {}) {
@@ -189,13 +196,12 @@ export class Lock extends Kept {
   }
 
   get held() {
-    return this.#state === 'held';
+    return this.state === 'held';
   }
 
   /** Waits its turn, and returns this. */
   async acquire({ signal } = {}) {
-    if (this.#state !== 'free') throw new WrongState(`${this} is ${this.#state} already`, '55000');
-    this.#state = 'asked for';
+    this.turn(NONE, 'asked for');
     this.fence = undefined;
     this[anew]();
     try {
@@ -203,10 +209,10 @@ export class Lock extends Kept {
       if (signal?.aborted) throw cancelled(signal);
     } catch (error) {
       await this.#undo(error);
-      this.#state = 'free';
+      this.state = NONE;
       throw error;
     }
-    this.#state = 'held';
+    this.state = 'held';
     return this;
   }
 
@@ -258,7 +264,7 @@ export class Lock extends Kept {
     }
     if (!ttl) {
       this.lose('the server has ended its lease at once');
-      this.check();
+      this.checkLost();
     }
     const part = ttl / this.ttl;
     this.heart = new Heart(line.config, this.fence, sent, ttl,
@@ -296,22 +302,22 @@ export class Lock extends Kept {
   }
 
   async release() {
-    if (!this.held) throw new WrongState(`${this} is not held`, '55000');
-    this.#state = 'free';
+    this.turn('held', 'being released');
     const line = this.#line;
     const release = call('dlock_release_ticket', [this.fence]);
     if (this.scope === 'lease') return giveBack(this, line, release, !(this.source instanceof Lease));
     watchEnd(line.client).delete(this.#ended);
-    if (this.scope === 'transaction') return; // whose end it waits for
     try {
+      if (this.scope === 'transaction') return; // whose end it waits for
       if (!this.lost.aborted && !(await ask(line.client, release))) this.lose('the server has ended its ticket');
     } catch (error) {
       if (!(error instanceof ConnectionLost)) throw error;
       this.#ended();
     } finally {
+      this.state = NONE;
       await line.close();
     }
-    this.check();
+    this.checkLost();
   }
 
   /** The transaction of this connection commits only while we hold. */

@@ -207,6 +207,35 @@ rows.session_on_connection = () => connected(async (client) => {
   await raises(dlock.BadArgument, '22023', () => new Lock(new pg.Pool(), 'plain'));
 });
 
+rows.lock_used_twice = async () => {
+  for (const options of [{}, { ttl: LONG }]) {
+    const lock = locks.lock('twice', options);
+    let waiting;
+    await admin.holds('twice', async () => {
+      waiting = [lock.acquire(), lock.acquire()];
+      await raises(dlock.WrongState, '55000', () => waiting[1]);
+      await admin.untilWaits('twice');
+    });
+    const { fence } = await waiting[0];
+    await raises(dlock.WrongState, '55000', () => lock.acquire());
+    lock.check();
+    await lock.release();
+    await raises(dlock.WrongState, '55000', () => lock.release());
+    assert.equal(await admin.left('twice'), 0);
+    await lock.run(() => assert(lock.fence > fence));
+  }
+};
+
+rows.check_unheld = () => connected((client) => transaction(client, async () => {
+  const refused = (kept) => raises(dlock.WrongState, '55000', () => kept.check());
+  for (const kept of [locks.lock('plain'), locks.lock('plain', { ttl: LONG }), locks.lease({ ttl: LONG }),
+    new Lock(client, 'plain', { scope: 'transaction' })]) {
+    await refused(kept);
+    await kept.run(() => kept.check());
+    await refused(kept);
+  }
+}));
+
 // Each scope asks for what somebody else holds.
 const busy = (timeout) => admin.holds('busy', () => connected(async (client) => {
   for (const lock of [locks.lock('busy', { timeout }), locks.lock('busy', { timeout, ttl: LONG }),
@@ -312,6 +341,30 @@ rows.lease_many = async () => {
   assert.equal(await admin.ask('SELECT count(*) FROM dlock_leases'), '0');
   assert(await admin.isFree('b') && await admin.isFree('c'));
   await lease.run((again) => again.lock('a').run(async () => assert(await held(1))));
+};
+
+rows.lease_closed_under_lock = async () => {
+  const lease = await locks.lease({ ttl: LONG }).open();
+  const lock = await lease.lock('closed').acquire();
+  await lease.close();
+  assert.equal(await admin.left('closed'), 0);
+  await told(lock);
+  await raises(LockLost, '55L01', () => lock.check());
+  await raises(LockLost, '55L01', () => lock.release());
+  await lease.close();
+  assert(!lease.lost.aborted);
+};
+
+rows.lease_opened_twice = async () => {
+  const seen = async (count) => assert.equal(await admin.ask('SELECT count(*)::int FROM dlock_leases'), count);
+  const lease = locks.lease({ ttl: LONG });
+  const opening = lease.open();
+  await raises(dlock.WrongState, '55000', () => lease.open());
+  await opening;
+  await raises(dlock.WrongState, '55000', () => lease.open());
+  await seen(1);
+  await lease.close();
+  await seen(0);
 };
 
 rows.lease_same_owner = async () => {

@@ -75,14 +75,12 @@ class Lost:
 class AsyncLost(Lost):
     """The same for a task: callbacks run in its loop."""
 
-    def __init__(self, holder: Any, look: Callable[[], Any]) -> None:
-        super().__init__(holder, look)
-        self._loop = asyncio.get_running_loop()
-
     def add_callback(self, callback: Callable[[Any], Any]) -> None:
+        loop = asyncio.get_running_loop()
+
         def call(holder: Any) -> None:
             with suppress(RuntimeError):                # the loop is over
-                self._loop.call_soon_threadsafe(callback, holder)
+                loop.call_soon_threadsafe(callback, holder)
         super().add_callback(call)
 
     async def wait(self) -> None:  # type: ignore[override]
@@ -121,11 +119,12 @@ class Heart:
                 lost.set('its lease is over')
 
     def remove(self, lost: Lost, last: bool) -> None:
-        """It is told nothing more; and after the last one, nobody is."""
+        """It is told nothing more.  The last one ends the lease, and with it
+        all locks that are still on it."""
         with self._changed:
             self._members.pop(lost, None)
-            self._over = self._over or last
-            self._changed.notify_all()
+            if last and not self._over:
+                self._lose('its lease is closed')
 
     def look(self) -> None:
         with self._changed:

@@ -21,6 +21,9 @@ from .lines import PAUSE, Line, call, delta, now
 
 T = TypeVar('T')
 
+# The state of a lock or a lease: or asked for, held, being released
+NONE = 'not held'
+
 FUNCTIONS = {'session': 'dlock_acquire', 'transaction': 'dlock_xact_acquire',
              'lease': 'dlock_lease_acquire'}
 # What a request of this owner may have left, where nobody knows
@@ -56,18 +59,32 @@ class BaseLocks:
 
 
 class Kept(Caller):
-    """What is held, and may be lost"""
+    """What is held, and may be lost; by one thread or task at a time"""
     lost: Lost
     _heart: Heart | None = None
     _line: Line
+
+    def __init__(self) -> None:
+        self.lost = self._new_lost()
+        self._state = NONE
+        self._mutex = threading.Lock()
 
     def _new_lost(self) -> Lost:
         kind = AsyncLost if isinstance(self, Asyncio) else Lost
         return kind(self, self._look)
 
+    def _turn(self, before: str, after: str) -> None:
+        with self._mutex:
+            if self._state != before:
+                raise WrongState(f'{self} is {self._state}', '55000')
+            self._state = after
+
     def check(self) -> None:
-        """Raises LockLost; before anything is sent to anybody."""
+        """Raises LockLost, or WrongState if it is not held; before anything is
+        sent to anybody."""
         self.lost.check()
+        if self._state != 'held':
+            raise WrongState(f'{self} is {self._state}', '55000')
 
     @property
     def deadline(self) -> float:
@@ -94,6 +111,7 @@ class Kept(Caller):
                 raise
             self.lost.set(f'there is no connection: {error}')
         finally:
+            self._state = NONE
             await line.close()
         self.lost.check()
 
@@ -104,6 +122,7 @@ class BaseLease(Kept):
                  interval: float | None = None) -> None:
         """One heartbeat for any number of locks, all of them on one server:
         the one that has the name `near`.  Seconds, each."""
+        super().__init__()
         self.locks, self.ttl, self.near = locks, ttl, near
         self.id: int | None = None
         self._options = {'delay': delta(delay), 'info': info}
@@ -115,17 +134,28 @@ class BaseLease(Kept):
 
     @both
     async def open(self) -> int:
-        # one whose answer is lost has no locks, and runs out
-        id: int = await self._line.ask(
-            call('dlock_lease_open', delta(self.ttl), **self._options))
-        self.id, self.lost = id, self._new_lost()
-        self._heart = Heart(self._line.dsn, id, self._line.sent, self.ttl,
-                            self._interval, self.lost)
+        self._turn(NONE, 'asked for')
+        try:
+            # one whose answer is lost has no locks, and runs out
+            id: int = await self._line.ask(
+                call('dlock_lease_open', delta(self.ttl), **self._options))
+            self.id, self.lost = id, self._new_lost()
+            self._heart = Heart(self._line.dsn, id, self._line.sent, self.ttl,
+                                self._interval, self.lost)
+        except BaseException:
+            self._state = NONE
+            await self._line.close()
+            raise
+        self._state = 'held'
         return id
 
     @both
     async def close(self) -> None:
-        await self._give_back(call('dlock_lease_close', self.id), True)
+        """All locks on it are lost.  Where it is closed already, this does
+        nothing."""
+        if self._state != NONE:
+            self._turn('held', 'being released')
+            await self._give_back(call('dlock_lease_close', self.id), True)
 
     _enter, _end = open.function, close.function
 
@@ -143,6 +173,7 @@ class BaseLock(Kept):
         session scope; or of a Lease.  Times are in seconds.  A timeout of None
         is to wait for ever, and 0 to try.  The owner makes a request in lease
         scope the same as an earlier one: a job's number."""
+        super().__init__()
         self.name, self.timeout, self.ttl = name, timeout, ttl
         self.fence: int | None = None
         self._lease = source if isinstance(source, BaseLease) else None
@@ -166,7 +197,7 @@ class BaseLock(Kept):
             owner = str(uuid.uuid4())
         self._options = dict(shared=shared, slots=slots, permits=permits,
                              owner=owner, info=info)
-        self._held = self._cancelled = False
+        self._cancelled = False
         self._idle = threading.Event()
         self._idle.set()
 
@@ -175,22 +206,24 @@ class BaseLock(Kept):
 
     def _look(self) -> None:
         super()._look()
-        if (self._held and self.scope != 'lease'
+        if (self._state == 'held' and self.scope != 'lease'
                 and self._line.connection.closed):
             self.lost.set('its connection is closed')
 
     @both
     async def acquire(self) -> int:
         """The fence.  A task that is cancelled takes back what it wanted."""
-        if self._held:
-            raise WrongState(f'{self} is held already', '55000')
+        self._turn(NONE, 'asked for')
         self.lost, self._heart, self.fence = self._new_lost(), None, None
         try:
             fence = await self._take()
         except BaseException as error:
-            await self._undo(error)
+            try:
+                await self._undo(error)
+            finally:
+                self._state = NONE
             raise
-        self._held = True
+        self._state = 'held'
         return fence
 
     async def _take(self) -> int:
@@ -256,10 +289,10 @@ class BaseLock(Kept):
 
     @both
     async def release(self) -> None:
-        if not self._held:
-            raise WrongState(f'{self} is not held', '55000')
-        self._held = False
-        if self.scope != 'transaction':     # whose end it waits for
+        self._turn('held', 'being released')
+        if self.scope == 'transaction':     # whose end it waits for
+            self._state = NONE
+        else:
             await self._give_back(call('dlock_release_ticket', self.fence),
                                   not self._lease)
 

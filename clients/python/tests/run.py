@@ -234,6 +234,72 @@ def session_on_connection():
     asyncio.run(same())
 
 
+@row
+def lock_used_twice():
+    for options in {}, {'ttl': LONG}:
+        lock = locks.lock('twice', **options)
+        with admin.holds('twice'):
+            waiting = [start(lock.acquire) for _ in range(2)]
+            wait_until(lambda: any(w.done() for w in waiting))
+            winner, = [w for w in waiting if not w.done()]
+        fence = winner.result(TIMEOUT)
+        for refused in waiting:
+            if refused is not winner:
+                with raises(dlock.WrongState, '55000'):
+                    refused.result()
+        with raises(dlock.WrongState, '55000'):
+            lock.acquire()
+        lock.check()
+        assert lock.fence == fence
+        lock.release()
+        assert admin.left('twice') == 0
+        with lock:
+            assert lock.fence > fence
+
+    async def same():
+        for options in {}, {'ttl': LONG}:
+            lock = async_locks.lock('twice', **options)
+            with admin.holds('twice'):
+                waiting = [asyncio.ensure_future(lock.acquire())
+                           for _ in range(2)]
+                await beside(admin.until_waits, 'twice')
+                with raises(dlock.WrongState, '55000'):
+                    await waiting[1]
+            fence = await waiting[0]
+            with raises(dlock.WrongState, '55000'):
+                await lock.acquire()
+            lock.check()
+            await lock.release()
+            assert admin.left('twice') == 0
+            async with lock:
+                assert lock.fence > fence
+    asyncio.run(same())
+
+
+@row
+def check_unheld():
+    def refused(kept):
+        with raises(dlock.WrongState, '55000'):
+            kept.check()
+
+    with connection() as db, db.transaction():
+        for kept in (locks.lock('plain'), locks.lock('plain', ttl=LONG),
+                     dlock.Lock(db, 'plain', scope='transaction'),
+                     locks.lease(LONG)):
+            refused(kept)
+            with kept:
+                kept.check()
+            refused(kept)
+
+    async def same():
+        for kept in async_locks.lock('plain'), async_locks.lease(LONG):
+            refused(kept)
+            async with kept:
+                kept.check()
+            refused(kept)
+    asyncio.run(same())
+
+
 def busy(timeout):
     """Each scope asks for what somebody else holds."""
     with admin.holds('busy'), connection() as db:
@@ -398,6 +464,59 @@ def lease_many():
                 assert held(2)
             assert held(0)
         assert admin('SELECT count(*) FROM dlock_leases') == 0
+    asyncio.run(same())
+
+
+@row
+def lease_closed_under_lock():
+    lease = locks.lease(LONG)
+    lease.open()
+    lock = lease.lock('closed')
+    lock.acquire()
+    lease.close()
+    assert admin.left('closed') == 0
+    told(lock.lost)
+    for call in lock.check, lock.release:
+        with raises(dlock.LockLost, '55L01'):
+            call()
+    lease.close()
+    assert not lease.lost
+
+    async def same():
+        with raises(dlock.LockLost, '55L01'):
+            async with async_locks.lease(LONG) as lease:
+                async with lease.lock('closed') as lock:
+                    await lease.close()
+                    await asyncio.wait_for(lock.lost.wait(), TIMEOUT)
+        assert admin.left('closed') == 0
+    asyncio.run(same())
+
+
+@row
+def lease_opened_twice():
+    def seen(count):
+        assert admin('SELECT count(*) FROM dlock_leases') == count
+
+    lease = locks.lease(LONG)
+    lease.open()
+    with raises(dlock.WrongState, '55000'):
+        lease.open()
+    seen(1)
+    lease.close()
+    seen(0)
+
+    async def same():
+        lease = async_locks.lease(LONG)
+        opening = asyncio.ensure_future(lease.open())
+        await asyncio.sleep(0)
+        with raises(dlock.WrongState, '55000'):
+            await lease.open()
+        await opening
+        with raises(dlock.WrongState, '55000'):
+            await lease.open()
+        seen(1)
+        await lease.close()
+        seen(0)
     asyncio.run(same())
 
 

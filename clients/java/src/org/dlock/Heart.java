@@ -82,10 +82,17 @@ final class Heart {
 
     synchronized void remove(Lost<?> lost) { members.remove(lost); }
 
-    /** From now on, that the lock is gone is no loss; nor is it, for the last one, of the lease.  The deadline is. */
+    /**
+     * From now on, that the lock is gone is no loss; nor is it, for the last one, of the lease.  The deadline is.  The
+     * last one ends the lease, and with it all locks that are still on it.
+     */
     synchronized void leave(Lost<?> lost, boolean last) {
         members.replace(lost, null);
         ending |= last;
+        if (last)
+            for (Lost<?> member : members.keySet())
+                if (member != lost)
+                    member.set("its lease is closed");
     }
 
     /** Nothing is told any more. */

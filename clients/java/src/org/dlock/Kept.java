@@ -1,18 +1,33 @@
 package org.dlock;
 
-import java.sql.SQLException;
+import java.util.concurrent.atomic.AtomicReference;
 
-/** What a heart keeps, or a connection */
+/** What a heart keeps, or a connection; by one thread at a time */
 abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
+    /** The state of a lock or a lease: or asked for, held, being released */
+    static final String NONE = "not held", ASKED = "asked for", HELD = "held", LEAVING = "being released";
+
     volatile Heart heart;
+    final AtomicReference<String> state = new AtomicReference<>(NONE);
 
     public abstract Lost<T> lost();
 
     @Override
     public abstract void close() throws DlockException;
 
-    /** Throws LockLost where it is lost; before anything is sent to anybody. */
-    public void check() throws DlockException { lost().check(); }
+    /** Throws LockLost, or WrongState if it is not held; before anything is sent to anybody. */
+    public void check() throws DlockException {
+        lost().check();
+        if (!isHeld())
+            throw new DlockException.WrongState(this + " is " + state);
+    }
+
+    boolean isHeld() { return state.get().equals(HELD); }
+
+    void turn(String before, String after) throws DlockException {
+        if (!state.compareAndSet(before, after))
+            throw new DlockException.WrongState(this + " is " + state);
+    }
 
     /** By Locks.now() */
     public long deadline() { return heart == null ? Long.MAX_VALUE : heart.deadline(); }
@@ -26,17 +41,18 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
     void end(Line line, Line.Call call, boolean last) throws DlockException {
         heart.leave(lost(), last);
         try {
-            check();
+            lost().check();
             try {
                 Object returned = line.ask(() -> call, heart.deadline(), heart);
                 if ((returned == null || returned.equals(false)) && !line.doubt)
                     lost().set("the server has ended it");
             } catch (DlockException.ConnectionLost error) {
-                check();
+                lost().check();
                 throw error;
             }
-            check();
+            lost().check();
         } finally {
+            state.set(NONE);
             heart.remove(lost());
             if (last)
                 heart.end();

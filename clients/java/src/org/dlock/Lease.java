@@ -10,7 +10,7 @@ public final class Lease extends Kept<Lease> {
     String url;
     private final Duration ttl;
     private final Map<String, Object> options = new HashMap<>();
-    private final Lost<Lease> lost = new Lost<>(this, this::look);
+    private volatile Lost<Lease> lost = new Lost<>(this, this::look);
     private String near = "";
     private Duration interval;
     private Line line;
@@ -40,19 +40,21 @@ public final class Lease extends Kept<Lease> {
 
     public Lease open() throws DlockException {
         Duration pause = interval(ttl, interval);
-        if (heart != null)
-            throw new DlockException.WrongState(this + " has been opened");
+        turn(NONE, ASKED);
         line = locks.line(near);
         url = line.url;
         try {
+            lost = new Lost<>(this, this::look);
             id = (Long) line.ask(Line.call("dlock_lease_open", options, ttl));
-        } catch (DlockException error) {
+            heart = new Heart(url, id, line.sent, ttl, pause);
+            heart.add(lost, null);
+            heart.start();
+        } catch (DlockException | RuntimeException | Error error) {
             line.close();       // one whose answer is lost has no locks, and runs out
+            state.set(NONE);
             throw error;
         }
-        heart = new Heart(url, id, line.sent, ttl, pause);
-        heart.add(lost, null);
-        heart.start();
+        state.set(HELD);
         return this;
     }
 
@@ -64,12 +66,13 @@ public final class Lease extends Kept<Lease> {
         return pause;
     }
 
+    /** All locks on it are lost.  Where it is closed already, this does nothing. */
     @Override
     public void close() throws DlockException {
-        Line used = line;
-        line = null;
-        if (used != null && heart != null)
-            end(used, Line.call("dlock_lease_close", Map.of(), id), true);
+        if (state.get().equals(NONE))
+            return;
+        turn(HELD, LEAVING);
+        end(line, Line.call("dlock_lease_close", Map.of(), id), true);
     }
 
     @Override

@@ -19,7 +19,6 @@ public final class Lock extends Kept<Lock> {
     private String owner, asked;        // as whom we have asked
     private volatile Lost<Lock> lost = new Lost<>(this, this::look);
     private volatile long fence;
-    private volatile boolean held;
 
     Lock(Locks locks, String name) {
         this(name, null, false, locks.line(name));
@@ -72,10 +71,9 @@ public final class Lock extends Kept<Lock> {
     public Lost<Lock> lost() { return lost; }
 
     public Lock acquire() throws DlockException {
-        if (held)
-            throw new DlockException.WrongState(this + " is held already");
         if (ttl != null && (lease != null || line.given))
             throw new DlockException.BadArgument("no lock in lease scope of this");
+        turn(NONE, ASKED);
         lost = new Lost<>(this, this::look);
         heart = null;
         fence = 0;
@@ -88,10 +86,14 @@ public final class Lock extends Kept<Lock> {
                 acquireWithTtl();
             else
                 fence = request(inTransaction ? "dlock_xact_acquire" : "dlock_acquire", null, options);
-            held = true;
+            state.set(HELD);
             return this;
         } catch (DlockException | RuntimeException | Error error) {
-            undo(error);
+            try {
+                undo(error);
+            } finally {
+                state.set(NONE);
+            }
             throw error;
         } finally {
             line.finish();
@@ -120,11 +122,9 @@ public final class Lock extends Kept<Lock> {
     Map<String, Object> options() { return options; }
 
     private void acquireOfLease() throws DlockException {
-        if (lease.heart == null)
-            throw new DlockException.WrongState(lease + " is not open");
+        lease.check();
         if (!line.url.equals(lease.url))
             throw new DlockException.BadArgument(this + " is not on the server of " + lease);
-        lease.check();
         fence = request("dlock_lease_acquire", lease.id(), owned());
         heart = lease.heart;
         heart.add(lost, new Heart.Hold(name, fence));
@@ -186,11 +186,11 @@ public final class Lock extends Kept<Lock> {
 
     /** Throws LockLost where the lock was lost; in transaction scope, it is the transaction's end that releases. */
     public void release() throws DlockException {
-        if (!held)
-            throw new DlockException.WrongState(this + " is not held");
-        held = false;
-        if (inTransaction)
+        turn(HELD, LEAVING);
+        if (inTransaction) {
+            state.set(NONE);
             return;
+        }
         Line.Call release = Line.call("dlock_release_ticket", Map.of(), fence);
         if (heart != null) {
             end(line, release, lease == null);
@@ -202,6 +202,7 @@ public final class Lock extends Kept<Lock> {
         } catch (DlockException.ConnectionLost error) {
             lost.set("its connection is gone: " + error.getMessage());
         } finally {
+            state.set(NONE);
             if (!line.given)
                 line.close();
         }
@@ -223,7 +224,7 @@ public final class Lock extends Kept<Lock> {
         super.look();
         Connection used = line.connection;
         try {
-            if (heart == null && held && used != null && used.isClosed())
+            if (heart == null && isHeld() && used != null && used.isClosed())
                 lost.set("its connection is closed");
         } catch (SQLException error) {
             lost.set("its connection is gone: " + error.getMessage());
@@ -232,7 +233,7 @@ public final class Lock extends Kept<Lock> {
 
     @Override
     public void close() throws DlockException {
-        if (held)
+        if (isHeld())
             release();
     }
 

@@ -45,8 +45,7 @@ public final class Tickets implements AutoCloseable {
 
     /** A lease's, which keeps their places */
     public Tickets(Lease lease) throws DlockException {
-        if (lease.heart == null)
-            throw new DlockException.WrongState(lease + " is not open");
+        lease.check();
         locks = lease.locks;
         this.lease = lease;
         line = new Line(lease.url, locks.line("").patience);
