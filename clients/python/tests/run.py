@@ -104,10 +104,10 @@ class Admin:
             self.until('SELECT renewed_at > %s FROM dlock_leases '
                        'WHERE lease = %s', self.renewed_at(lease), lease)
 
-    def heartbeat(self, count=1):
+    def heartbeat(self):
         """The process of the heartbeat's connection, as soon as there is one"""
-        self.until("SELECT count(*) = %s FROM pg_stat_activity "
-                   "WHERE application_name = 'dlock heartbeat'", count)
+        self.until("SELECT count(*) = 1 FROM pg_stat_activity "
+                   "WHERE application_name = 'dlock heartbeat'")
         return self("SELECT min(pid) FROM pg_stat_activity "
                     "WHERE application_name = 'dlock heartbeat'")
 
@@ -914,7 +914,7 @@ def lease_server_stopped():
         with raises(dlock.LockLost, '55L01'):
             async with async_locks.lock('other', ttl=SHORT) as other:
                 with locks.lock('lease', ttl=SHORT) as lock:
-                    await beside(admin.heartbeat, 2)
+                    await beside(admin.heartbeat)
                     order('freeze')
                     await asyncio.wait_for(other.lost.wait(), TIMEOUT)
                     await beside(told, lock.lost)
