@@ -406,6 +406,7 @@ public final class Run {
 
     @Row(7) static void timeout() throws Exception {
         eachScopeIsBusy(Duration.ofMillis(50));
+        locks.lock("plain").timeout(Duration.ofDays(300 * 365)).acquire().release();
     }
 
     @Row(8) static void shared() throws Exception {
@@ -541,7 +542,25 @@ public final class Run {
         same(admin.ask("SELECT count(*) FROM dlock_leases"), 0L);
     }
 
-    @Row(18) static void lease_same_owner() throws Exception {
+    static void fewConnections() throws Exception {
+        check(admin.is("SELECT count(*) <= 4 FROM pg_stat_activity WHERE usename = 'app'"));
+    }
+
+    @Row(18) static void connections() throws Exception {
+        try (Lease lease = locks.lease(LONG).open()) {
+            List<Lock> many = new ArrayList<>();
+            for (int i = 0; i < 1000; i++)
+                many.add(lease.lock("many/" + i).acquire());
+            for (int i = 0; i < 10; i++)
+                many.add(locks.lock("own/" + i).ttl(LONG).acquire());
+            fewConnections();
+            for (Lock lock : many)
+                lock.release();
+            fewConnections();
+        }
+    }
+
+    @Row(19) static void lease_same_owner() throws Exception {
         Object fence;
         try (Connection db = connection()) {
             fence = ask(db, "SELECT dlock_ttl_acquire('lease', '1 h', owner => 'job/1')");
@@ -555,7 +574,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(19) static void guard_commits() throws Exception {
+    @Row(20) static void guard_commits() throws Exception {
         try (Lock lock = locks.lock("lease").ttl(LONG).acquire(); Connection db = connection()) {
             transaction(db, () -> {
                 lock.guard(db);
@@ -565,7 +584,7 @@ public final class Run {
         same(admin.ask("SELECT count(*) FROM data WHERE n = 1"), 1L);
     }
 
-    @Row(20) static void guard_refuses() throws Exception {
+    @Row(21) static void guard_refuses() throws Exception {
         lost(() -> {
             try (Connection db = connection(); Lock lock = locks.lock("lease").ttl(LONG).acquire()) {
                 admin.force(lock.fence());
@@ -578,7 +597,7 @@ public final class Run {
         same(admin.ask("SELECT count(*) FROM data WHERE n = 2"), 0L);
     }
 
-    @Row(21) static void enqueue_free() throws Exception {
+    @Row(22) static void enqueue_free() throws Exception {
         try (Tickets tickets = new Tickets(locks)) {
             long ticket = tickets.enqueue("queue");
             is(tickets.next(PATIENCE), "granted", "queue", ticket);
@@ -598,7 +617,7 @@ public final class Run {
         }
     }
 
-    @Row(22) static void enqueue_waits() throws Exception {
+    @Row(23) static void enqueue_waits() throws Exception {
         try (Tickets tickets = new Tickets(locks)) {
             long ticket;
             try (Holder holder = admin.holds("queue")) {
@@ -616,7 +635,7 @@ public final class Run {
         }
     }
 
-    @Row(23) static void enqueue_thousands() throws Exception {
+    @Row(24) static void enqueue_thousands() throws Exception {
         int count = 2000;
         try (Connection holder = DriverManager.getConnection(admin.url); Tickets tickets = new Tickets(locks)) {
             ask(holder, "SELECT count(dlock_acquire('job/' || n)) FROM generate_series(1, ?) AS n", count);
@@ -636,7 +655,7 @@ public final class Run {
         }
     }
 
-    @Row(24) static void enqueue_connection_killed() throws Exception {
+    @Row(25) static void enqueue_connection_killed() throws Exception {
         try (Lease lease = locks.lease(LONG).open(); Tickets ours = new Tickets(locks);
                 Tickets kept = new Tickets(lease)) {
             long held, waits;
@@ -660,7 +679,7 @@ public final class Run {
         }
     }
 
-    @Row(25) static void enqueue_released() throws Exception {
+    @Row(26) static void enqueue_released() throws Exception {
         try (Tickets tickets = new Tickets(locks)) {
             long ticket = tickets.enqueue("queue");
             same(tickets.next(PATIENCE).event(), "granted");
@@ -670,7 +689,7 @@ public final class Run {
         }
     }
 
-    @Row(26) static void election_hand_over() throws Exception {
+    @Row(27) static void election_hand_over() throws Exception {
         List<CountDownLatch> leaving = List.of(new CountDownLatch(1), new CountDownLatch(1));
         List<Long> led = Collections.synchronizedList(new ArrayList<>());
         List<Task<Integer>> running = new ArrayList<>();
@@ -713,7 +732,7 @@ public final class Run {
         same(admin.left("leader"), 0L);
     }
 
-    @Row(27) static void election_lost() throws Exception {
+    @Row(28) static void election_lost() throws Exception {
         List<Long> led = new ArrayList<>();
         same(new Election(kept("leader")).run(lock -> {
             led.add(lock.fence());
@@ -733,7 +752,21 @@ public final class Run {
         check(!Thread.interrupted());
     }
 
-    @Row(28) static void watch() throws Exception {
+    @Row(29) static void election_restart() throws Exception {
+        Task<String> running;
+        try (Lease lease = locks.lease(LONG).interval(BEAT).open()) {
+            lease.lock("leader").acquire();
+            Locks hasty = new Locks(MAIN).patience(Duration.ZERO);
+            running = new Task<>(() -> new Election(hasty.lock("leader").ttl(LONG)).run(lock -> "led"));
+            admin.untilWaits("leader");
+            order("restart");
+            admin.untilRenewed(lease.id(), 1);
+            check(!running.isDone());
+        }
+        same(running.result(), "led");
+    }
+
+    @Row(30) static void watch() throws Exception {
         String info = "node \"1\"\\\n" + "\u00e9\ud83d\ude00".repeat(100);
         try (Tickets changes = locks.watch("leader")) {
             is(changes.next(PATIENCE), "free", "leader", null);
@@ -764,7 +797,7 @@ public final class Run {
         }
     }
 
-    @Row(29) static void errors() throws Exception {
+    @Row(31) static void errors() throws Exception {
         try (Holder holder = admin.holds("busy")) {
             busy(locks.lock("busy").timeout(NOW)::acquire);
             Task<Lock> waiting = new Task<>(locks.lock("busy")::acquire);
@@ -805,7 +838,7 @@ public final class Run {
                 locks.lock("x").ttl(LONG).interval(LONG)::acquire);
     }
 
-    @Row(30) static void sharding() throws Exception {
+    @Row(32) static void sharding() throws Exception {
         String third = "jdbc:postgresql://nowhere/";
         Locks both = new Locks(MAIN, OTHER).keys("main", "other");
         Locks turned = new Locks(OTHER, MAIN).keys("other", "main");
@@ -840,7 +873,7 @@ public final class Run {
     // What goes wrong
     //
 
-    @Row(31) static void session_connection_killed() throws Exception {
+    @Row(33) static void session_connection_killed() throws Exception {
         lost(() -> {
             try (Lock lock = locks.lock("killed").acquire()) {
                 killSessions();
@@ -851,7 +884,7 @@ public final class Run {
         });
     }
 
-    @Row(32) static void session_restart() throws Exception {
+    @Row(34) static void session_restart() throws Exception {
         Lock used = locks.lock("restart");
         lost(() -> {
             try (Lock lock = used.acquire()) {
@@ -864,7 +897,7 @@ public final class Run {
         }
     }
 
-    @Row(33) static void lease_connection_killed() throws Exception {
+    @Row(35) static void lease_connection_killed() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             for (int n = 0; n < 2; n++) {
                 admin.heartbeat();
@@ -876,7 +909,7 @@ public final class Run {
         }
     }
 
-    @Row(34) static void lease_acquire_killed() throws Exception {
+    @Row(36) static void lease_acquire_killed() throws Exception {
         Lock lock = locks.lock("lease").ttl(LONG).owner("job/1");
         Task<Lock> waiting;
         try (Holder holder = admin.holds("lease")) {
@@ -893,7 +926,7 @@ public final class Run {
         lock.release();
     }
 
-    @Row(35) static void lease_backend_stopped() throws Exception {
+    @Row(37) static void lease_backend_stopped() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             Object pid = admin.heartbeat();
             order("stop " + pid);
@@ -905,7 +938,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(36) static void lease_server_stopped() throws Exception {
+    @Row(38) static void lease_server_stopped() throws Exception {
         lost(() -> {
             try (Lock lock = locks.lock("lease").ttl(SHORT).acquire()) {
                 admin.heartbeat();
@@ -920,7 +953,7 @@ public final class Run {
         admin.untilFree("lease");
     }
 
-    @Row(37) static void lease_client_stopped() throws Exception {
+    @Row(39) static void lease_client_stopped() throws Exception {
         lost(() -> {
             try (Lock lock = locks.lock("lease").ttl(SHORT).acquire()) {
                 CompletableFuture<Lock> called = new CompletableFuture<>();
@@ -938,7 +971,7 @@ public final class Run {
         });
     }
 
-    @Row(38) static void lease_restart() throws Exception {
+    @Row(40) static void lease_restart() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             order("restart");
             admin.untilRenewed(lock.fence(), 2);
@@ -948,7 +981,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(39) static void lease_worker_killed() throws Exception {
+    @Row(41) static void lease_worker_killed() throws Exception {
         Task<Lock> waiting;
         Lock successor = locks.lock("lease").ttl(LONG), used = kept("lease");
         try (Lock lock = used.acquire()) {
@@ -963,7 +996,7 @@ public final class Run {
         successor.release();
     }
 
-    @Row(40) static void lease_forced_release() throws Exception {
+    @Row(42) static void lease_forced_release() throws Exception {
         lost(() -> {
             try (Lock lock = kept("lease").acquire()) {
                 admin.force(lock.fence());
@@ -973,7 +1006,7 @@ public final class Run {
         });
     }
 
-    @Row(41) static void lease_forced_one_of_many() throws Exception {
+    @Row(43) static void lease_forced_one_of_many() throws Exception {
         try (Lease lease = locks.lease(LONG).interval(BEAT).open(); Lock kept = lease.lock("kept").acquire()) {
             lost(() -> {
                 try (Lock forced = lease.lock("forced").acquire()) {
@@ -986,7 +1019,7 @@ public final class Run {
         same(admin.left("kept"), 0L);
     }
 
-    @Row(42) static void lease_quorum_late() throws Exception {
+    @Row(44) static void lease_quorum_late() throws Exception {
         try (Lock lock = late().lock("lease").ttl(LONG).interval(BEAT).acquire()) {
             admin.heartbeat();
             admin.untilRenewed(lock.fence(), 1);
@@ -1003,14 +1036,14 @@ public final class Run {
         }
     }
 
-    @Row(43) static void lease_callback() throws Exception {
+    @Row(45) static void lease_callback() throws Exception {
         List<Object> called = Collections.synchronizedList(new ArrayList<>());
         Lock used = kept("lease");
         lost(() -> {
             try (Lock lock = used.acquire()) {
                 lock.lost().addCallback(it -> {
                     called.addAll(List.of("bad", it));
-                    throw new IllegalStateException();
+                    throw new AssertionError();
                 });
                 lock.lost().addCallback(it -> called.addAll(List.of("good", it)));
                 admin.force(lock.fence());
@@ -1021,7 +1054,7 @@ public final class Run {
         same(called, List.of("bad", used, "good", used, "late", used));
     }
 
-    @Row(44) static void lease_callback_hangs() throws Exception {
+    @Row(46) static void lease_callback_hangs() throws Exception {
         CountDownLatch called = new CountDownLatch(1), mayReturn = new CountDownLatch(1);
         lost(() -> {
             try (Lease lease = locks.lease(SHORT).interval(Duration.ofMillis(200)).open()) {
@@ -1060,7 +1093,7 @@ public final class Run {
     }
 
     /** The language's own way to give up: the thread that waits is interrupted */
-    @Row(45) static void acquire_client_timeout() throws Exception {
+    @Row(47) static void acquire_client_timeout() throws Exception {
         try (Connection db = connection()) {
             for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
                 ends(lock, false);
@@ -1083,7 +1116,7 @@ public final class Run {
         }
     }
 
-    @Row(46) static void acquire_cancelled() throws Exception {
+    @Row(48) static void acquire_cancelled() throws Exception {
         try (Connection db = connection()) {
             for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
                 ends(lock, true);
@@ -1107,7 +1140,89 @@ public final class Run {
         }
     }
 
-    @Row(47) static void pool_returned() throws Exception {
+    @Row(49) static void acquire_broken_off() throws Exception {
+        try (Lease lease = locks.lease(LONG).open(); Connection db = connection()) {
+            Lock kept = lease.lock("kept").acquire();
+            for (boolean twice : new boolean[] {false, true})
+                for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), lease.lock("busy"),
+                        Lock.on(db, "busy"))) {
+                    try (Holder other = admin.holds("busy")) {
+                        Task<Lock> waiting = new Task<>(lock::acquire);
+                        admin.untilWaits("busy");
+                        waiting.thread.interrupt();
+                        if (twice)
+                            waiting.thread.interrupt();
+                        raises(DlockException.Cancelled.class, "57014", waiting::result);
+                        admin.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'");
+                    }
+                    admin.untilFree("busy");
+                    ask(db, "SELECT 1");
+                }
+            kept.check();
+        }
+    }
+
+    @Row(50) static void waiter_killed() throws Exception {
+        try (Holder other = admin.holds("busy")) {
+            Process waiter = new ProcessBuilder(System.getProperty("java.home") + "/bin/java", "-cp",
+                    System.getProperty("java.class.path"), "Run", "--wait", "busy").start();
+            admin.untilWaits("busy");
+            waiter.destroyForcibly().waitFor();
+            admin.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'");
+        }
+    }
+
+    @Row(51) static void server_silent() throws Exception {
+        Locks hasty = new Locks(MAIN).patience(Duration.ofSeconds(1));
+        Lock session = locks.lock("mine").acquire();
+        Lock waiter = locks.lock("busy").ttl(LONG);
+        Duration soon = Duration.ofMillis(50);
+        try (Holder other = admin.holds("busy")) {
+            Task<?> waiting = new Task<>(waiter::acquire);
+            admin.untilWaits("busy");
+            order("freeze");
+            List<Task<?>> asked = List.of(new Task<>(hasty.lock("x").timeout(soon)::acquire),
+                    new Task<>(hasty.lock("x").ttl(LONG).timeout(soon)::acquire),
+                    new Task<>(hasty.lease(LONG)::open));
+            Task<?> released = new Task<>(() -> {
+                session.release();
+                return null;
+            });
+            waiter.cancel();
+            raises(DlockException.Cancelled.class, "57014", waiting::result);
+            for (Task<?> one : asked)
+                raises(DlockException.ConnectionLost.class, null, one::result);
+            lost(released::result);
+            order("thaw");
+        }
+        admin.until("SELECT count(*) = 0 FROM dlock_locks");
+    }
+
+    @Row(52) static void release_silent() throws Exception {
+        try (Lease lease = locks.lease(LONG).interval(BEAT).open()) {
+            Lock lock = lease.lock("silent").acquire();
+            Object pid = admin.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'dlock'");
+            order("stop " + pid);
+            lock.release();
+            same(admin.left("silent"), 0L);
+            check(!lease.lost().isSet());
+            order("continue " + pid);
+        }
+    }
+
+    @Row(53) static void release_owed() throws Exception {
+        try (Lease lease = new Locks(MAIN).patience(Duration.ofMillis(100)).lease(LONG).interval(BEAT).open()) {
+            Lock lock = lease.lock("owed").acquire();
+            order("freeze");
+            raises(DlockException.ConnectionLost.class, null, lock::release);
+            order("thaw");
+            admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'");
+            check(!lease.lost().isSet());
+            lease.lock("owed").timeout(NOW).acquire().release();
+        }
+    }
+
+    @Row(54) static void pool_returned() throws Exception {
         Queue<Connection> pool = new ArrayDeque<>(List.of(connection()));
         Connection db = pool.remove();
         Object pid = ask(db, "SELECT pg_backend_pid()");
@@ -1123,7 +1238,7 @@ public final class Run {
         }
     }
 
-    @Row(48) static void clock_stepped() throws Exception {
+    @Row(55) static void clock_stepped() throws Exception {
         long day = 86400;
         try (Lock lock = kept("lease").acquire()) {
             long before = System.currentTimeMillis() / 1000, deadline = lock.deadline();
@@ -1147,7 +1262,7 @@ public final class Run {
         order("clock 0");
     }
 
-    @Row(49) static void lease_promotion() throws Exception {
+    @Row(56) static void lease_promotion() throws Exception {
         Locks pair = new Locks("jdbc:postgresql://" + System.getenv("DLOCK_OTHER") + ","
                 + System.getenv("DLOCK_STANDBY") + "/postgres?user=app");
         Admin promoted = new Admin("STANDBY");
@@ -1171,6 +1286,8 @@ public final class Run {
         java.util.logging.LogManager.getLogManager().reset();       // of errors in callbacks, for one
         locks = new Locks(MAIN).patience(PATIENCE);
         admin = new Admin("MAIN");
+        if (names.length > 1 && names[0].equals("--wait"))      // a process of its own, to be killed
+            locks.lock(names[1]).ttl(LONG).acquire();
         for (Method row : Stream.of(Run.class.getDeclaredMethods()).filter(it -> it.isAnnotationPresent(Row.class))
                 .filter(it -> names.length == 0 || Arrays.asList(names).contains(it.getName()))
                 .sorted((a, b) -> a.getAnnotation(Row.class).value() - b.getAnnotation(Row.class).value()).toList()) {

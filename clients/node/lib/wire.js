@@ -118,6 +118,7 @@ const types = { getTypeParser: (oid) => parsers[oid] ?? String };
  */
 export async function ask(client, [text, values],
   { signal, until = Infinity, limit = client.connectionParameters?.query_timeout } = {}) {
+  if (signal?.aborted) throw cancelled(signal); // which no event will tell
   let stopping, last, done = false;
   const stop = () => {
     stopping ??= cancel(client).then(() => {

@@ -3,6 +3,7 @@
 // One function for each row, with its name. test/t/client_node.pl starts this.
 
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
 import { readSync, writeSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import pg from 'pg';
@@ -367,6 +368,20 @@ rows.lease_opened_twice = async () => {
   await seen(0);
 };
 
+rows.connections = async () => {
+  const few = async () => assert(
+    (await admin.ask("SELECT count(*)::int FROM pg_stat_activity WHERE usename = 'app'")) <= 4);
+  await locks.lease({ ttl: LONG }).run(async (lease) => {
+    const many = Array.from({ length: 1000 }, (_, n) => lease.lock(`many/${n}`));
+    await Promise.all(many.map((lock) => lock.acquire()));
+    await few();
+    for (let n = 0; n < 10; n++) many.push(await locks.lock(`own/${n}`, { ttl: LONG }).acquire());
+    await few();
+    for (const lock of many) await lock.release();
+    await few();
+  });
+};
+
 rows.lease_same_owner = async () => {
   const fence = await connected(async (client) => Number(
     (await client.query("SELECT dlock_ttl_acquire('lease', '1 h', owner => 'job/1') AS fence")).rows[0].fence));
@@ -520,6 +535,21 @@ rows.election_lost = async () => {
     .run(work((lock) => sleep(TIMEOUT, undefined, { signal: lock.lost }))), 4);
   assert.deepEqual(fences, fences.toSorted?.() ?? fences);
   await raises(Boom, undefined, () => locks.election('leader', KEPT).run(boom));
+};
+
+rows.election_restart = async () => {
+  const running = await locks.lease(KEPT).run(async (lease) => {
+    await lease.lock('leader').acquire();
+    const hasty = new Locks(MAIN, { patience: 0 });
+    let led = false;
+    const running = hasty.election('leader', { ttl: LONG }).run(() => { led = true; return 'led'; });
+    await admin.untilWaits('leader');
+    order('restart');
+    await admin.untilRenewed(lease.id);
+    assert(!led);
+    return [running];
+  });
+  assert.equal(await running[0], 'led');
 };
 
 rows.watch = async () => {
@@ -818,6 +848,82 @@ rows.acquire_cancelled = async () => {
     await admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'busy'");
   }
 };
+
+rows.acquire_broken_off = () => locks.lease({ ttl: LONG }).run((lease) => connected(async (client) => {
+  const kept = await lease.lock('kept').acquire();
+  for (const lock of [locks.lock('busy'), locks.lock('busy', { ttl: LONG }), lease.lock('busy'),
+    new Lock(client, 'busy')]) {
+    await admin.holds('busy', async () => {
+      const ending = new AbortController();
+      const waiting = raises(Cancelled, '57014', () => lock.acquire({ signal: ending.signal }));
+      await admin.untilWaits('busy');
+      ending.abort();
+      ending.abort();
+      await waiting;
+      assert.equal(await admin.left('busy'), 1);
+      await client.query('SELECT 1');
+    });
+    await admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL");
+  }
+  // at each moment of the connect
+  await admin.holds('busy', async () => {
+    for (let ms = 0; ms < 10; ms++)
+      await raises(Cancelled, '57014', () => locks.lock('busy').acquire({ signal: AbortSignal.timeout(ms) }));
+    await admin.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'");
+  });
+  kept.check();
+}));
+
+rows.waiter_killed = () => admin.holds('busy', async () => {
+  const program = 'import { Locks } from "dlock-client";'
+    + `await new Locks(process.argv[1]).lock("busy", { ttl: ${LONG} }).acquire()`;
+  const waiter = spawn(process.execPath, ['--input-type=module', '-e', program, MAIN],
+    { cwd: import.meta.dirname ?? new URL('.', import.meta.url).pathname, stdio: 'inherit' });
+  await admin.untilWaits('busy');
+  waiter.kill('SIGKILL');
+  await admin.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'");
+});
+
+rows.server_silent = async () => {
+  const hasty = new Locks(MAIN, { patience: 1000 });
+  const session = await locks.lock('mine').acquire();
+  await admin.holds('busy', async () => {
+    const ending = new AbortController();
+    const waiting = raises(Cancelled, '57014', () => locks.lock('busy', { ttl: LONG }).acquire({ signal: ending.signal }));
+    await admin.untilWaits('busy');
+    order('freeze');
+    ending.abort();
+    await Promise.all([
+      waiting,
+      raises(LockLost, '55L01', () => session.release()),
+      raises(dlock.ConnectionLost, undefined, () => hasty.lease({ ttl: LONG }).open()),
+      ...[{}, { ttl: LONG }].map((options) => raises(
+        dlock.ConnectionLost, undefined, () => hasty.lock('x', { timeout: 50, ...options }).acquire())),
+    ]);
+    order('thaw');
+  });
+  await admin.until('SELECT count(*) = 0 FROM dlock_locks');
+};
+
+rows.release_silent = () => locks.lease(KEPT).run(async (lease) => {
+  const lock = await lease.lock('silent').acquire();
+  const pid = await admin.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'dlock'");
+  order(`stop ${pid}`);
+  await lock.release();
+  assert.equal(await admin.left('silent'), 0);
+  assert(!lease.lost.aborted);
+  order(`continue ${pid}`);
+});
+
+rows.release_owed = () => new Locks(MAIN, { patience: 100 }).lease(KEPT).run(async (lease) => {
+  const lock = await lease.lock('owed').acquire();
+  order('freeze');
+  await raises(dlock.ConnectionLost, undefined, () => lock.release());
+  order('thaw');
+  await admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'");
+  assert(!lease.lost.aborted);
+  await lease.lock('owed', { timeout: 0 }).run(() => {});
+});
 
 rows.pool_returned = async () => {
   const pool = new pg.Pool({ connectionString: MAIN, max: 1 });

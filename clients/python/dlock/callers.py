@@ -219,9 +219,15 @@ class Asyncio(Caller):
 
     @staticmethod
     async def hold(mutex: asyncio.Lock, seconds: float) -> bool:
-        with suppress(asyncio.TimeoutError):
-            return await asyncio.wait_for(mutex.acquire(), max(0, seconds))
-        return False
+        # not by wait_for(), which may lose a cancel
+        task = asyncio.ensure_future(mutex.acquire())
+        try:
+            await asyncio.wait({task}, timeout=max(0, seconds))
+        except asyncio.CancelledError:
+            if not task.cancel():
+                mutex.release()
+            raise
+        return task.done() or not task.cancel()
 
     @staticmethod
     async def through(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -248,10 +254,11 @@ class Asyncio(Caller):
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
         loop.add_reader(file, ready.set)
+        task = asyncio.ensure_future(ready.wait())
         try:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(ready.wait(), max(0, seconds))
+            await asyncio.wait({task}, timeout=max(0, seconds))
         finally:
+            task.cancel()
             loop.remove_reader(file)
             os.close(file)
 

@@ -60,7 +60,7 @@ def hosts_of(dsn: str, left: float) -> list[str]:
     options: dict[str, Any] = {
         **DEFAULTS, 'connect_timeout': 10, **conninfo_to_dict(dsn)}
     options['connect_timeout'] = max(
-        1, min(int(options['connect_timeout']) or 10, int(left)))
+        1, int(min(int(options['connect_timeout']) or 10, left)))
     lists = {key: str(options[key]).split(',')
              for key in ('host', 'hostaddr', 'port') if options.get(key)}
     count = max((len(values) for values in lists.values()), default=1)

@@ -7,6 +7,8 @@ and asynchronous.  test/t/client_python.pl starts this.
 import asyncio
 import logging
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -45,7 +47,7 @@ rows = {}
 
 
 def row(test):
-    rows[test.__name__] = test
+    rows[test.__name__.removesuffix('_row')] = test
     return test
 
 
@@ -290,6 +292,26 @@ def check_unheld():
             with kept:
                 kept.check()
             refused(kept)
+    with connection() as db, raises(dlock.BadArgument, '22023'):
+        dlock.Lock(db.cursor(), 'plain')
+
+    # nor does a child process hold what its parent holds
+    with locks.lock('session') as session, locks.lease(LONG) as lease, \
+            lease.lock('leased') as leased:
+        child = os.fork()
+        if not child:
+            unheld = 0
+            for kept in session, leased, lease:
+                for call in (kept.check,
+                             getattr(kept, 'release', None) or kept.close):
+                    try:
+                        call()
+                    except dlock.Error:
+                        unheld += 1
+            os._exit(unheld)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 6
+        for kept in session, leased, lease:
+            kept.check()
 
     async def same():
         for kept in async_locks.lock('plain'), async_locks.lease(LONG):
@@ -520,6 +542,33 @@ def lease_opened_twice():
     asyncio.run(same())
 
 
+def connections():
+    return admin('SELECT count(*) FROM pg_stat_activity '
+                 "WHERE usename = 'app'")
+
+
+@row
+def connections_row():
+    with locks.lease(LONG) as lease:
+        many = [lease.lock(f'many/{n}') for n in range(1000)]
+        many += [locks.lock(f'own/{n}', ttl=LONG) for n in range(10)]
+        for lock in many:
+            lock.acquire()
+        assert connections() <= 4
+        for lock in many:
+            lock.release()
+        assert connections() <= 4
+
+    async def same():
+        async with async_locks.lease(LONG) as lease:
+            many = [lease.lock(f'many/{n}') for n in range(1000)]
+            await asyncio.gather(*(lock.acquire() for lock in many))
+            assert connections() <= 4
+            await asyncio.gather(*(lock.release() for lock in many))
+            assert connections() <= 4
+    asyncio.run(same())
+
+
 @row
 def lease_same_owner():
     with connection() as db:
@@ -716,6 +765,36 @@ def election_lost():
         assert await async_locks.election('leader', **KEPT).run(work) == 4
     asyncio.run(same())
     assert led[2] < led[3]
+
+
+@row
+def election_restart():
+    with locks.lease(**KEPT) as lease:
+        lease.lock('leader').acquire()
+        hasty = dlock.Locks(MAIN, patience=0)
+        running = start(hasty.election('leader', ttl=LONG).run,
+                        lambda lock: 'led')
+        admin.until_waits('leader')
+        order('restart')
+        admin.until_renewed(lease.id)
+        assert not running.done()
+    assert running.result(TIMEOUT) == 'led'
+
+    async def same():
+        async with async_locks.lease(**KEPT) as lease:
+            await lease.lock('leader').acquire()
+            hasty = dlock.AsyncLocks(MAIN, patience=0)
+
+            async def work(lock):
+                return 'led'
+            running = asyncio.ensure_future(
+                hasty.election('leader', ttl=LONG).run(work))
+            await beside(admin.until_waits, 'leader')
+            await beside(order, 'restart')
+            await beside(admin.until_renewed, lease.id)
+            assert not running.done()
+        assert await running == 'led'
+    asyncio.run(same())
 
 
 @row
@@ -1021,7 +1100,7 @@ def lease_callback():
 
     def bad(lock):
         called.append(('bad', lock))
-        raise KeyError
+        sys.exit(1)
 
     with raises(dlock.LockLost):
         with locks.lock('lease', **KEPT) as lock:
@@ -1122,6 +1201,171 @@ def acquire_cancelled():
             with raises(asyncio.CancelledError):
                 await task
             assert admin.left('busy') == 0
+    asyncio.run(same())
+
+
+class Alarm(Exception):
+    pass
+
+
+@contextmanager
+def alarms(interval):
+    """Exceptions of a signal handler, here and wherever the block is"""
+    left = [None] * (2 if interval else 1)
+
+    def handler(*_):
+        if left:
+            left.pop()
+            raise Alarm
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, interval)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def breaks_off(lock, twice):
+    try:
+        with alarms(0.002 if twice else 0):
+            lock.acquire()
+    except Alarm:
+        return
+    raise AssertionError('not broken off')
+
+
+@row
+def acquire_broken_off():
+    with locks.lease(LONG) as lease, connection() as db:
+        kept = lease.lock('kept')
+        kept.acquire()
+        for twice in False, True:
+            for lock in (locks.lock('busy'), locks.lock('busy', ttl=LONG),
+                         lease.lock('busy'), dlock.Lock(db, 'busy')):
+                with admin.holds('busy'):
+                    breaks_off(lock, twice)
+                    admin.until('SELECT count(*) = 1 FROM dlock_locks '
+                                "WHERE name = 'busy'")
+                admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL")
+                if not twice:
+                    db.execute('SELECT 1')
+        kept.check()
+
+    async def same():
+        async with async_locks.lease(LONG) as lease:
+            for steps in 0, 1, 3, 8:
+                for lock in (async_locks.lock('busy'), lease.lock('busy'),
+                             async_locks.lock('busy', ttl=LONG)):
+                    with admin.holds('busy'):
+                        task = asyncio.ensure_future(lock.acquire())
+                        await beside(admin.until_waits, 'busy')
+                        task.cancel()
+                        for _ in range(steps):
+                            await asyncio.sleep(0)
+                        task.cancel()
+                        with raises(asyncio.CancelledError):
+                            await task
+                        for _ in range(2):
+                            await (await async_connection()).close()
+                        await beside(admin.until,
+                                     'SELECT count(*) = 1 FROM dlock_locks '
+                                     "WHERE name = 'busy'")
+            # at each moment of the connect
+            with admin.holds('busy'):
+                for steps in range(1, 12):
+                    task = asyncio.ensure_future(
+                        async_locks.lock('busy').acquire())
+                    for _ in range(steps):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    with raises(asyncio.CancelledError):
+                        await asyncio.wait_for(task, TIMEOUT)
+    asyncio.run(same())
+
+
+@row
+def waiter_killed():
+    with admin.holds('busy'):
+        waiter = subprocess.Popen([
+            sys.executable, '-c', 'import sys, dlock; dlock.Locks(sys.argv[1])'
+            f".lock('busy', ttl={LONG}).acquire()", MAIN])
+        admin.until_waits('busy')
+        waiter.kill()
+        waiter.wait()
+        admin.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'")
+
+
+@row
+def server_silent():
+    hasty = dlock.Locks(MAIN, patience=1)
+    session = locks.lock('mine')
+    session.acquire()
+    waiter = locks.lock('busy', ttl=LONG)
+
+    async def cancelled():
+        with raises(asyncio.TimeoutError):
+            await asyncio.wait_for(
+                dlock.AsyncLocks(MAIN).lock('y', ttl=LONG).acquire(), 0.1)
+
+    with admin.holds('busy'):
+        waiting = start(waiter.acquire)
+        admin.until_waits('busy')
+        order('freeze')
+        asked = [start(hasty.lock('x', timeout=0.05, **options).acquire)
+                 for options in ({}, {'ttl': LONG})]
+        asked.append(start(hasty.lease(LONG).open))
+        released = start(session.release)
+        beside = start(asyncio.run, cancelled())
+        waiter.cancel()
+        for ended, kind in [*((one, dlock.ConnectionLost) for one in asked),
+                            (released, dlock.LockLost),
+                            (waiting, dlock.Cancelled)]:
+            with raises(kind):
+                ended.result(TIMEOUT)
+        beside.result(TIMEOUT)
+        order('thaw')
+    admin.until('SELECT count(*) = 0 FROM dlock_locks')
+
+
+@row
+def release_silent():
+    with locks.lease(**KEPT) as lease:
+        lock = lease.lock('silent')
+        lock.acquire()
+        pid = admin('SELECT pid FROM pg_stat_activity '
+                    "WHERE application_name = 'dlock'")
+        order(f'stop {pid}')
+        lock.release()
+        assert admin.left('silent') == 0 and not lease.lost
+        order(f'continue {pid}')
+
+
+@row
+def release_owed():
+    with dlock.Locks(MAIN, patience=0.1).lease(**KEPT) as lease:
+        lock = lease.lock('owed')
+        lock.acquire()
+        order('freeze')
+        with raises(dlock.ConnectionLost):
+            lock.release()
+        order('thaw')
+        admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'")
+        assert not lease.lost
+        with lease.lock('owed', timeout=0):
+            pass
+
+    async def same():
+        async with dlock.AsyncLocks(MAIN, patience=0.1).lease(**KEPT) as lease:
+            lock = lease.lock('owed')
+            await lock.acquire()
+            await beside(order, 'freeze')
+            with raises(asyncio.TimeoutError):
+                await asyncio.wait_for(lock.release(), 0.1)
+            await beside(order, 'thaw')
+            await beside(admin.until, 'SELECT count(*) = 0 FROM dlock_locks '
+                         "WHERE name = 'owed'")
     asyncio.run(same())
 
 

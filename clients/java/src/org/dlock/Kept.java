@@ -38,25 +38,20 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
     }
 
     /** Give back what the heart keeps, for as long as that is ours; throws LockLost where it was not. */
-    void end(Line line, Line.Call call, boolean last) throws DlockException {
-        heart.leave(lost(), last);
+    void giveBack(Line line, Line.Call call, boolean last) throws DlockException {
+        boolean held = !lost().isSet();
+        heart.remove(lost(), last);
         try {
-            lost().check();
-            try {
-                Object returned = line.ask(() -> call, heart.deadline(), heart);
+            if (held) {
+                Object returned = line.ask(() -> call, heart.deadline(), Line.GRACE);
                 if ((returned == null || returned.equals(false)) && !line.doubt)
                     lost().set("the server has ended it");
-            } catch (DlockException.ConnectionLost error) {
-                lost().check();
-                throw error;
             }
-            lost().check();
-        } finally {
-            state.set(NONE);
-            heart.remove(lost());
-            if (last)
-                heart.end();
-            line.close();
+        } catch (DlockException.ConnectionLost | DlockException.NotPrimary error) {
+            if (Clock.now() < heart.deadline())
+                throw error;
+            lost().set("there is no connection: " + error.getMessage());
         }
+        lost().check();
     }
 }

@@ -1,8 +1,11 @@
 package org.dlock;
 
+import static java.util.concurrent.TimeUnit.NANOSECONDS;
+
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.concurrent.locks.ReentrantLock;
 
 /** One heartbeat for any number of locks, all of them on one server */
 public final class Lease extends Kept<Lease> {
@@ -13,7 +16,8 @@ public final class Lease extends Kept<Lease> {
     private volatile Lost<Lease> lost = new Lost<>(this, this::look);
     private String near = "";
     private Duration interval;
-    private Line line;
+    private Line line;          // for all that need not wait; one at a time
+    private final ReentrantLock free = new ReentrantLock();
     private volatile long id;
 
     Lease(Locks locks, Duration ttl) {
@@ -46,9 +50,7 @@ public final class Lease extends Kept<Lease> {
         try {
             lost = new Lost<>(this, this::look);
             id = (Long) line.ask(Line.call("dlock_lease_open", options, ttl));
-            heart = new Heart(url, id, line.sent, ttl, pause);
-            heart.add(lost, null);
-            heart.start();
+            heart = new Heart(url, id, line.sent, ttl, pause, lost);
         } catch (DlockException | RuntimeException | Error error) {
             line.close();       // one whose answer is lost has no locks, and runs out
             state.set(NONE);
@@ -72,8 +74,41 @@ public final class Lease extends Kept<Lease> {
         if (state.get().equals(NONE))
             return;
         turn(HELD, LEAVING);
-        end(line, Line.call("dlock_lease_close", Map.of(), id), true);
+        try {
+            hold(over -> {
+                giveBack(over, Line.call("dlock_lease_close", Map.of(), id), true);
+                return null;
+            });
+        } finally {
+            state.set(NONE);
+            line.close();
+        }
     }
+
+    interface Work<R> {
+        R over(Line line) throws DlockException;
+    }
+
+    /** Work has the lease's connection to itself; or another one, if that is not free soon. */
+    <R> R hold(Work<R> work) throws DlockException {
+        boolean mine = false;
+        try {
+            mine = free.tryLock() || free.tryLock(Line.GRACE, NANOSECONDS);
+        } catch (InterruptedException error) {
+            Thread.currentThread().interrupt();
+        }
+        Line over = mine ? line : new Line(url, locks.line(near).patience);
+        try {
+            return work.over(over);
+        } finally {
+            if (mine)
+                free.unlock();
+            else
+                over.close();
+        }
+    }
+
+    boolean doubt() { return line.doubt; }
 
     @Override
     public String toString() { return "lease " + id; }
