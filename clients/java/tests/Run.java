@@ -1200,13 +1200,17 @@ public final class Run {
 
     @Row(52) static void release_silent() throws Exception {
         try (Lease lease = locks.lease(LONG).interval(BEAT).open()) {
-            Lock lock = lease.lock("silent").acquire();
-            Object pid = admin.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'dlock'");
-            order("stop " + pid);
-            lock.release();
-            same(admin.left("silent"), 0L);
+            Lock own = kept("own").acquire(), leased = lease.lock("silent").acquire();
+            List<?> pids = (List<?>) admin.ask(
+                    "SELECT array_agg(pid) FROM pg_stat_activity WHERE application_name = 'dlock'");
+            for (Object pid : pids)
+                order("stop " + pid);
+            own.release();
+            leased.release();
+            check(admin.left("own") + admin.left("silent") == 0);
             check(!lease.lost().isSet());
-            order("continue " + pid);
+            for (Object pid : pids)
+                order("continue " + pid);
         }
     }
 

@@ -906,13 +906,15 @@ rows.server_silent = async () => {
 };
 
 rows.release_silent = () => locks.lease(KEPT).run(async (lease) => {
-  const lock = await lease.lock('silent').acquire();
-  const pid = await admin.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'dlock'");
-  order(`stop ${pid}`);
-  await lock.release();
-  assert.equal(await admin.left('silent'), 0);
+  const held = [await lease.lock('silent').acquire(), await locks.lock('own', KEPT).acquire()];
+  const pids = await admin.ask("SELECT array_agg(pid) FROM pg_stat_activity WHERE application_name = 'dlock'");
+  for (const pid of pids) order(`stop ${pid}`);
+  for (const lock of held) {
+    await lock.release();
+    assert.equal(await admin.left(lock.name), 0);
+  }
   assert(!lease.lost.aborted);
-  order(`continue ${pid}`);
+  for (const pid of pids) order(`continue ${pid}`);
 });
 
 rows.release_owed = () => new Locks(MAIN, { patience: 100 }).lease(KEPT).run(async (lease) => {

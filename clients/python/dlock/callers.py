@@ -200,9 +200,12 @@ class Asyncio(Caller):
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            await Asyncio.through(Asyncio._stop(connection, task))
-            if not task.cancelled() and not task.exception():
-                late(task.result())
+            try:
+                await Asyncio.through(Asyncio._stop(connection, task))
+            finally:
+                if (task.done() and not task.cancelled()
+                        and not task.exception()):
+                    late(task.result())
             raise
 
     @staticmethod

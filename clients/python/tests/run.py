@@ -5,6 +5,7 @@ and asynchronous.  test/t/client_python.pl starts this.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -1254,6 +1255,9 @@ def acquire_broken_off():
         kept.check()
 
     async def same():
+        trouble = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: trouble.append(context))
         async with async_locks.lease(LONG) as lease:
             for steps in 0, 1, 3, 8:
                 for lock in (async_locks.lock('busy'), lease.lock('busy'),
@@ -1282,6 +1286,9 @@ def acquire_broken_off():
                     task.cancel()
                     with raises(asyncio.CancelledError):
                         await asyncio.wait_for(task, TIMEOUT)
+        del task
+        gc.collect()
+        assert not trouble, trouble
     asyncio.run(same())
 
 
@@ -1332,14 +1339,19 @@ def server_silent():
 @row
 def release_silent():
     with locks.lease(**KEPT) as lease:
-        lock = lease.lock('silent')
-        lock.acquire()
-        pid = admin('SELECT pid FROM pg_stat_activity '
-                    "WHERE application_name = 'dlock'")
-        order(f'stop {pid}')
-        lock.release()
-        assert admin.left('silent') == 0 and not lease.lost
-        order(f'continue {pid}')
+        held = [lease.lock('silent'), locks.lock('own', **KEPT)]
+        for lock in held:
+            lock.acquire()
+        pids = admin('SELECT array_agg(pid) FROM pg_stat_activity '
+                     "WHERE application_name = 'dlock'")
+        for pid in pids:
+            order(f'stop {pid}')
+        for lock in held:
+            lock.release()
+            assert admin.left(lock.name) == 0
+        assert not lease.lost
+        for pid in pids:
+            order(f'continue {pid}')
 
 
 @row
