@@ -16,7 +16,8 @@ from tooz import coordination, locking, utils
 
 import dlock
 from dlock.callers import Blocking, execute, run
-from dlock.lines import Line, call, delta
+from dlock.heart import TAKE_BACK
+from dlock.lines import GRACE, Line, call, delta, now
 
 
 def text_of(prefix, name):
@@ -88,16 +89,26 @@ class DlockLock(locking.Lock):
         """Blocking may be a number of seconds: so it was before the timeout."""
         if blocking is not True:
             timeout = float(blocking)
+        owner = str(uuid.uuid4())
         try:
             self._tickets.append(self._driver.acquire(
-                self._lock, str(uuid.uuid4()), timeout, shared=bool(shared)))
+                self._lock, owner, timeout, shared=bool(shared)))
         except dlock.LockTimeout:
             return False
+        except BaseException:
+            self._driver.take_back(self._lock, owner)
+            raise
         return True
 
     def release(self):
-        return bool(self._tickets) and self._driver.ask(
-            call('dlock_release_ticket', self._tickets.pop()))
+        """Where the server cannot be asked, it is held, and can be released
+        again."""
+        if not self._tickets:
+            return False
+        released = self._driver.ask(
+            call('dlock_release_ticket', self._tickets[-1]))
+        self._tickets.pop()
+        return released
 
     def break_(self):
         return self._driver.ask((
@@ -127,6 +138,8 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         self._ttl = float(options.get('timeout', 30))
         self._dsn = f'postgresql://{parsed_url.netloc}{parsed_url.path}'
         self._mutex = threading.Lock()
+        self._beating = threading.Lock()
+        self._owed = []     # requests that may have left something
         self._leads = {}
 
     def _new_line(self):
@@ -144,14 +157,20 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         if timeout == 0:
             return self.ask(statement)
         line = self._new_line()
+        until = float('inf') if timeout is None else now() + timeout + GRACE
         try:
             with translated():
-                return run(line.ask(statement))
+                return run(line.ask(statement, until, None))
         finally:
             run(line.close())
 
+    def take_back(self, *request):
+        """What the request may have left: with the next heartbeats, until the
+        server has done it"""
+        self._owed.append(request)
+
     def _start(self):
-        self._line = self._new_line()
+        self._line, self._pulse = self._new_line(), self._new_line()
         if self.ask(("SELECT to_regclass('tooz_group') IS NULL", ())):
             with self._turn(b'') as ask:
                 ask(('CREATE TABLE IF NOT EXISTS tooz_group '
@@ -162,11 +181,19 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
     def _stop(self):
         self.ask(call('dlock_lease_close', self._lease))
         self._leads.clear()
-        run(self._line.close())
+        with self._mutex, self._beating:
+            run(self._line.close())
+            run(self._pulse.close())
 
     def heartbeat(self):
-        if self.ask(call('dlock_renew', self._lease)) is None:
-            raise tooz.ToozError('the lease has run out, and all its locks')
+        """Over a connection of its own, which nothing else holds up"""
+        with self._beating, translated():
+            if run(self._pulse.ask(call('dlock_renew', self._lease))) is None:
+                raise tooz.ToozError(
+                    'the lease has run out, and all its locks')
+            for request in list(self._owed):
+                if run(self._pulse.ask((TAKE_BACK, request))) is not False:
+                    self._owed.remove(request)
         return self._ttl / 2
 
     def get_lock(self, name):

@@ -345,15 +345,71 @@ public final class Run {
         }
     }
 
-    @Row(4) static void try_busy() throws Exception {
+    @Row(4) static void lock_used_twice() throws Exception {
+        for (boolean leased : new boolean[] {false, true}) {
+            Lock lock = locks.lock("twice");
+            if (leased)
+                lock.ttl(LONG);
+            List<Task<Lock>> tasks = new ArrayList<>();
+            try (Holder other = admin.holds("twice")) {
+                for (int i = 0; i < 2; i++)
+                    tasks.add(new Task<>(lock::acquire));
+                waitUntil(() -> tasks.stream().anyMatch(Task::isDone), "the one that is refused");
+                admin.untilWaits("twice");
+                for (Task<Lock> task : List.copyOf(tasks))
+                    if (task.isDone()) {
+                        tasks.remove(task);
+                        raises(DlockException.WrongState.class, "55000", task::result);
+                    }
+                same(tasks.size(), 1);
+            }
+            tasks.get(0).result();
+            long fence = lock.fence();
+            raises(DlockException.WrongState.class, "55000", lock::acquire);
+            lock.check();
+            lock.release();
+            same(admin.left("twice"), 0L);
+            try (Lock again = lock.acquire()) {
+                check(again.fence() > fence);
+            }
+        }
+    }
+
+    static void refused(Code check) {
+        raises(DlockException.WrongState.class, "55000", check);
+    }
+
+    @Row(5) static void check_unheld() throws Exception {
+        try (Connection db = connection()) {
+            transaction(db, () -> {
+                for (Lock lock : List.of(locks.lock("plain"), locks.lock("plain").ttl(LONG),
+                        Lock.inTransaction(db, "plain"))) {
+                    refused(lock::check);
+                    try (Lock held = lock.acquire()) {
+                        held.check();
+                    }
+                    refused(lock::check);
+                }
+            });
+        }
+        Lease lease = locks.lease(LONG);
+        refused(lease::check);
+        try (Lease open = lease.open()) {
+            open.check();
+        }
+        refused(lease::check);
+    }
+
+    @Row(6) static void try_busy() throws Exception {
         eachScopeIsBusy(NOW);
     }
 
-    @Row(5) static void timeout() throws Exception {
+    @Row(7) static void timeout() throws Exception {
         eachScopeIsBusy(Duration.ofMillis(50));
+        locks.lock("plain").timeout(Duration.ofDays(300 * 365)).acquire().release();
     }
 
-    @Row(6) static void shared() throws Exception {
+    @Row(8) static void shared() throws Exception {
         try (Lock first = locks.lock("shared").shared().acquire();
                 Lock second = locks.lock("shared").shared().acquire()) {
             check(first.fence() != second.fence());
@@ -363,7 +419,7 @@ public final class Run {
         locks.lock("shared").timeout(NOW).acquire().close();
     }
 
-    @Row(7) static void slots() throws Exception {
+    @Row(9) static void slots() throws Exception {
         Lock big = locks.lock("slots").slots(3).permits(2).acquire();
         try (Lock small = locks.lock("slots").slots(3).acquire()) {
             busy(locks.lock("slots").slots(3).timeout(NOW)::acquire);
@@ -373,7 +429,7 @@ public final class Run {
         }
     }
 
-    @Row(8) static void transaction_commit() throws Exception {
+    @Row(10) static void transaction_commit() throws Exception {
         try (Connection db = connection()) {
             transaction(db, () -> {
                 try (Lock lock = Lock.inTransaction(db, "plain").acquire()) {
@@ -385,7 +441,7 @@ public final class Run {
         }
     }
 
-    @Row(9) static void transaction_rollback() throws Exception {
+    @Row(11) static void transaction_rollback() throws Exception {
         try (Connection db = connection()) {
             raises(Mine.class, null, () -> transaction(db, () -> {
                 try (Lock lock = Lock.inTransaction(db, "plain").acquire()) {
@@ -396,7 +452,7 @@ public final class Run {
         }
     }
 
-    @Row(10) static void lease_acquire_release() throws Exception {
+    @Row(12) static void lease_acquire_release() throws Exception {
         Lock used = locks.lock("lease").ttl(LONG).owner("job/1").info("me");
         try (Lock lock = used.acquire()) {
             check(admin.is("SELECT (ticket, scope, owner, info) = (?, 'lease', 'job/1', 'me') AND pid IS NULL"
@@ -409,7 +465,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(11) static void lease_renews() throws Exception {
+    @Row(13) static void lease_renews() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             long deadline = lock.deadline();
             admin.untilRenewed(lock.fence(), 2);
@@ -418,7 +474,7 @@ public final class Run {
         }
     }
 
-    @Row(12) static void lease_deadline() throws Exception {
+    @Row(14) static void lease_deadline() throws Exception {
         Lock lock = late().lock("lease").ttl(LONG);
         Task<Lock> waiting;
         long latest;
@@ -443,7 +499,7 @@ public final class Run {
                 List.of(count));
     }
 
-    @Row(13) static void lease_many() throws Exception {
+    @Row(15) static void lease_many() throws Exception {
         try (Lease lease = locks.lease(LONG).info("many").open()) {
             List<Lock> many = List.of(lease.lock("a").acquire(), lease.lock("b").acquire(), lease.lock("c").acquire());
             same(admin.ask("SELECT count(*) FROM dlock_leases"), 1L);
@@ -457,7 +513,54 @@ public final class Run {
         check(admin.isFree("b") && admin.isFree("c"));
     }
 
-    @Row(14) static void lease_same_owner() throws Exception {
+    @Row(16) static void lease_closed_under_lock() throws Exception {
+        Lease lease = locks.lease(LONG).open();
+        Lock lock = lease.lock("closed").acquire();
+        lease.close();
+        same(admin.left("closed"), 0L);
+        told(lock.lost());
+        lost(lock::check);
+        lost(lock::release);
+        lease.close();
+        check(!lease.lost().isSet());
+    }
+
+    @Row(17) static void lease_opened_twice() throws Exception {
+        Lease lease = locks.lease(LONG);
+        List<Task<Lease>> tasks = List.of(new Task<>(lease::open), new Task<>(lease::open));
+        int refused = 0;
+        for (Task<Lease> task : tasks)
+            try {
+                task.result();
+            } catch (DlockException.WrongState error) {
+                refused++;
+            }
+        same(refused, 1);
+        raises(DlockException.WrongState.class, "55000", lease::open);
+        same(admin.ask("SELECT count(*) FROM dlock_leases"), 1L);
+        lease.close();
+        same(admin.ask("SELECT count(*) FROM dlock_leases"), 0L);
+    }
+
+    static void fewConnections() throws Exception {
+        check(admin.is("SELECT count(*) <= 4 FROM pg_stat_activity WHERE usename = 'app'"));
+    }
+
+    @Row(18) static void connections() throws Exception {
+        try (Lease lease = locks.lease(LONG).open()) {
+            List<Lock> many = new ArrayList<>();
+            for (int i = 0; i < 1000; i++)
+                many.add(lease.lock("many/" + i).acquire());
+            for (int i = 0; i < 10; i++)
+                many.add(locks.lock("own/" + i).ttl(LONG).acquire());
+            fewConnections();
+            for (Lock lock : many)
+                lock.release();
+            fewConnections();
+        }
+    }
+
+    @Row(19) static void lease_same_owner() throws Exception {
         Object fence;
         try (Connection db = connection()) {
             fence = ask(db, "SELECT dlock_ttl_acquire('lease', '1 h', owner => 'job/1')");
@@ -471,7 +574,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(15) static void guard_commits() throws Exception {
+    @Row(20) static void guard_commits() throws Exception {
         try (Lock lock = locks.lock("lease").ttl(LONG).acquire(); Connection db = connection()) {
             transaction(db, () -> {
                 lock.guard(db);
@@ -481,7 +584,7 @@ public final class Run {
         same(admin.ask("SELECT count(*) FROM data WHERE n = 1"), 1L);
     }
 
-    @Row(16) static void guard_refuses() throws Exception {
+    @Row(21) static void guard_refuses() throws Exception {
         lost(() -> {
             try (Connection db = connection(); Lock lock = locks.lock("lease").ttl(LONG).acquire()) {
                 admin.force(lock.fence());
@@ -494,7 +597,7 @@ public final class Run {
         same(admin.ask("SELECT count(*) FROM data WHERE n = 2"), 0L);
     }
 
-    @Row(17) static void enqueue_free() throws Exception {
+    @Row(22) static void enqueue_free() throws Exception {
         try (Tickets tickets = new Tickets(locks)) {
             long ticket = tickets.enqueue("queue");
             is(tickets.next(PATIENCE), "granted", "queue", ticket);
@@ -514,7 +617,7 @@ public final class Run {
         }
     }
 
-    @Row(18) static void enqueue_waits() throws Exception {
+    @Row(23) static void enqueue_waits() throws Exception {
         try (Tickets tickets = new Tickets(locks)) {
             long ticket;
             try (Holder holder = admin.holds("queue")) {
@@ -532,7 +635,7 @@ public final class Run {
         }
     }
 
-    @Row(19) static void enqueue_thousands() throws Exception {
+    @Row(24) static void enqueue_thousands() throws Exception {
         int count = 2000;
         try (Connection holder = DriverManager.getConnection(admin.url); Tickets tickets = new Tickets(locks)) {
             ask(holder, "SELECT count(dlock_acquire('job/' || n)) FROM generate_series(1, ?) AS n", count);
@@ -552,7 +655,7 @@ public final class Run {
         }
     }
 
-    @Row(20) static void enqueue_connection_killed() throws Exception {
+    @Row(25) static void enqueue_connection_killed() throws Exception {
         try (Lease lease = locks.lease(LONG).open(); Tickets ours = new Tickets(locks);
                 Tickets kept = new Tickets(lease)) {
             long held, waits;
@@ -576,7 +679,7 @@ public final class Run {
         }
     }
 
-    @Row(21) static void enqueue_released() throws Exception {
+    @Row(26) static void enqueue_released() throws Exception {
         try (Tickets tickets = new Tickets(locks)) {
             long ticket = tickets.enqueue("queue");
             same(tickets.next(PATIENCE).event(), "granted");
@@ -586,7 +689,7 @@ public final class Run {
         }
     }
 
-    @Row(22) static void election_hand_over() throws Exception {
+    @Row(27) static void election_hand_over() throws Exception {
         List<CountDownLatch> leaving = List.of(new CountDownLatch(1), new CountDownLatch(1));
         List<Long> led = Collections.synchronizedList(new ArrayList<>());
         List<Task<Integer>> running = new ArrayList<>();
@@ -629,7 +732,7 @@ public final class Run {
         same(admin.left("leader"), 0L);
     }
 
-    @Row(23) static void election_lost() throws Exception {
+    @Row(28) static void election_lost() throws Exception {
         List<Long> led = new ArrayList<>();
         same(new Election(kept("leader")).run(lock -> {
             led.add(lock.fence());
@@ -649,7 +752,21 @@ public final class Run {
         check(!Thread.interrupted());
     }
 
-    @Row(24) static void watch() throws Exception {
+    @Row(29) static void election_restart() throws Exception {
+        Task<String> running;
+        try (Lease lease = locks.lease(LONG).interval(BEAT).open()) {
+            lease.lock("leader").acquire();
+            Locks hasty = new Locks(MAIN).patience(Duration.ZERO);
+            running = new Task<>(() -> new Election(hasty.lock("leader").ttl(LONG)).run(lock -> "led"));
+            admin.untilWaits("leader");
+            order("restart");
+            admin.untilRenewed(lease.id(), 1);
+            check(!running.isDone());
+        }
+        same(running.result(), "led");
+    }
+
+    @Row(30) static void watch() throws Exception {
         String info = "node \"1\"\\\n" + "\u00e9\ud83d\ude00".repeat(100);
         try (Tickets changes = locks.watch("leader")) {
             is(changes.next(PATIENCE), "free", "leader", null);
@@ -680,7 +797,7 @@ public final class Run {
         }
     }
 
-    @Row(25) static void errors() throws Exception {
+    @Row(31) static void errors() throws Exception {
         try (Holder holder = admin.holds("busy")) {
             busy(locks.lock("busy").timeout(NOW)::acquire);
             Task<Lock> waiting = new Task<>(locks.lock("busy")::acquire);
@@ -721,7 +838,7 @@ public final class Run {
                 locks.lock("x").ttl(LONG).interval(LONG)::acquire);
     }
 
-    @Row(26) static void sharding() throws Exception {
+    @Row(32) static void sharding() throws Exception {
         String third = "jdbc:postgresql://nowhere/";
         Locks both = new Locks(MAIN, OTHER).keys("main", "other");
         Locks turned = new Locks(OTHER, MAIN).keys("other", "main");
@@ -756,7 +873,7 @@ public final class Run {
     // What goes wrong
     //
 
-    @Row(27) static void session_connection_killed() throws Exception {
+    @Row(33) static void session_connection_killed() throws Exception {
         lost(() -> {
             try (Lock lock = locks.lock("killed").acquire()) {
                 killSessions();
@@ -767,7 +884,7 @@ public final class Run {
         });
     }
 
-    @Row(28) static void session_restart() throws Exception {
+    @Row(34) static void session_restart() throws Exception {
         Lock used = locks.lock("restart");
         lost(() -> {
             try (Lock lock = used.acquire()) {
@@ -780,7 +897,7 @@ public final class Run {
         }
     }
 
-    @Row(29) static void lease_connection_killed() throws Exception {
+    @Row(35) static void lease_connection_killed() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             for (int n = 0; n < 2; n++) {
                 admin.heartbeat();
@@ -792,7 +909,7 @@ public final class Run {
         }
     }
 
-    @Row(30) static void lease_acquire_killed() throws Exception {
+    @Row(36) static void lease_acquire_killed() throws Exception {
         Lock lock = locks.lock("lease").ttl(LONG).owner("job/1");
         Task<Lock> waiting;
         try (Holder holder = admin.holds("lease")) {
@@ -809,7 +926,7 @@ public final class Run {
         lock.release();
     }
 
-    @Row(31) static void lease_backend_stopped() throws Exception {
+    @Row(37) static void lease_backend_stopped() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             Object pid = admin.heartbeat();
             order("stop " + pid);
@@ -821,7 +938,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(32) static void lease_server_stopped() throws Exception {
+    @Row(38) static void lease_server_stopped() throws Exception {
         lost(() -> {
             try (Lock lock = locks.lock("lease").ttl(SHORT).acquire()) {
                 admin.heartbeat();
@@ -836,7 +953,7 @@ public final class Run {
         admin.untilFree("lease");
     }
 
-    @Row(33) static void lease_client_stopped() throws Exception {
+    @Row(39) static void lease_client_stopped() throws Exception {
         lost(() -> {
             try (Lock lock = locks.lock("lease").ttl(SHORT).acquire()) {
                 CompletableFuture<Lock> called = new CompletableFuture<>();
@@ -854,7 +971,7 @@ public final class Run {
         });
     }
 
-    @Row(34) static void lease_restart() throws Exception {
+    @Row(40) static void lease_restart() throws Exception {
         try (Lock lock = kept("lease").acquire()) {
             order("restart");
             admin.untilRenewed(lock.fence(), 2);
@@ -864,7 +981,7 @@ public final class Run {
         same(admin.left("lease"), 0L);
     }
 
-    @Row(35) static void lease_worker_killed() throws Exception {
+    @Row(41) static void lease_worker_killed() throws Exception {
         Task<Lock> waiting;
         Lock successor = locks.lock("lease").ttl(LONG), used = kept("lease");
         try (Lock lock = used.acquire()) {
@@ -879,7 +996,7 @@ public final class Run {
         successor.release();
     }
 
-    @Row(36) static void lease_forced_release() throws Exception {
+    @Row(42) static void lease_forced_release() throws Exception {
         lost(() -> {
             try (Lock lock = kept("lease").acquire()) {
                 admin.force(lock.fence());
@@ -889,7 +1006,7 @@ public final class Run {
         });
     }
 
-    @Row(37) static void lease_forced_one_of_many() throws Exception {
+    @Row(43) static void lease_forced_one_of_many() throws Exception {
         try (Lease lease = locks.lease(LONG).interval(BEAT).open(); Lock kept = lease.lock("kept").acquire()) {
             lost(() -> {
                 try (Lock forced = lease.lock("forced").acquire()) {
@@ -902,7 +1019,7 @@ public final class Run {
         same(admin.left("kept"), 0L);
     }
 
-    @Row(38) static void lease_quorum_late() throws Exception {
+    @Row(44) static void lease_quorum_late() throws Exception {
         try (Lock lock = late().lock("lease").ttl(LONG).interval(BEAT).acquire()) {
             admin.heartbeat();
             admin.untilRenewed(lock.fence(), 1);
@@ -919,14 +1036,14 @@ public final class Run {
         }
     }
 
-    @Row(39) static void lease_callback() throws Exception {
+    @Row(45) static void lease_callback() throws Exception {
         List<Object> called = Collections.synchronizedList(new ArrayList<>());
         Lock used = kept("lease");
         lost(() -> {
             try (Lock lock = used.acquire()) {
                 lock.lost().addCallback(it -> {
                     called.addAll(List.of("bad", it));
-                    throw new IllegalStateException();
+                    throw new AssertionError();
                 });
                 lock.lost().addCallback(it -> called.addAll(List.of("good", it)));
                 admin.force(lock.fence());
@@ -937,7 +1054,7 @@ public final class Run {
         same(called, List.of("bad", used, "good", used, "late", used));
     }
 
-    @Row(40) static void lease_callback_hangs() throws Exception {
+    @Row(46) static void lease_callback_hangs() throws Exception {
         CountDownLatch called = new CountDownLatch(1), mayReturn = new CountDownLatch(1);
         lost(() -> {
             try (Lease lease = locks.lease(SHORT).interval(Duration.ofMillis(200)).open()) {
@@ -976,7 +1093,7 @@ public final class Run {
     }
 
     /** The language's own way to give up: the thread that waits is interrupted */
-    @Row(41) static void acquire_client_timeout() throws Exception {
+    @Row(47) static void acquire_client_timeout() throws Exception {
         try (Connection db = connection()) {
             for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
                 ends(lock, false);
@@ -999,7 +1116,7 @@ public final class Run {
         }
     }
 
-    @Row(42) static void acquire_cancelled() throws Exception {
+    @Row(48) static void acquire_cancelled() throws Exception {
         try (Connection db = connection()) {
             for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
                 ends(lock, true);
@@ -1023,7 +1140,93 @@ public final class Run {
         }
     }
 
-    @Row(43) static void pool_returned() throws Exception {
+    @Row(49) static void acquire_broken_off() throws Exception {
+        try (Lease lease = locks.lease(LONG).open(); Connection db = connection()) {
+            Lock kept = lease.lock("kept").acquire();
+            for (boolean twice : new boolean[] {false, true})
+                for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), lease.lock("busy"),
+                        Lock.on(db, "busy"))) {
+                    try (Holder other = admin.holds("busy")) {
+                        Task<Lock> waiting = new Task<>(lock::acquire);
+                        admin.untilWaits("busy");
+                        waiting.thread.interrupt();
+                        if (twice)
+                            waiting.thread.interrupt();
+                        raises(DlockException.Cancelled.class, "57014", waiting::result);
+                        admin.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'");
+                    }
+                    admin.untilFree("busy");
+                    ask(db, "SELECT 1");
+                }
+            kept.check();
+        }
+    }
+
+    @Row(50) static void waiter_killed() throws Exception {
+        try (Holder other = admin.holds("busy")) {
+            Process waiter = new ProcessBuilder(System.getProperty("java.home") + "/bin/java", "-cp",
+                    System.getProperty("java.class.path"), "Run", "--wait", "busy").start();
+            admin.untilWaits("busy");
+            waiter.destroyForcibly().waitFor();
+            admin.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'");
+        }
+    }
+
+    @Row(51) static void server_silent() throws Exception {
+        Locks hasty = new Locks(MAIN).patience(Duration.ofSeconds(1));
+        Lock session = locks.lock("mine").acquire();
+        Lock waiter = locks.lock("busy").ttl(LONG);
+        Duration soon = Duration.ofMillis(50);
+        try (Holder other = admin.holds("busy")) {
+            Task<?> waiting = new Task<>(waiter::acquire);
+            admin.untilWaits("busy");
+            order("freeze");
+            List<Task<?>> asked = List.of(new Task<>(hasty.lock("x").timeout(soon)::acquire),
+                    new Task<>(hasty.lock("x").ttl(LONG).timeout(soon)::acquire),
+                    new Task<>(hasty.lease(LONG)::open));
+            Task<?> released = new Task<>(() -> {
+                session.release();
+                return null;
+            });
+            waiter.cancel();
+            raises(DlockException.Cancelled.class, "57014", waiting::result);
+            for (Task<?> one : asked)
+                raises(DlockException.ConnectionLost.class, null, one::result);
+            lost(released::result);
+            order("thaw");
+        }
+        admin.until("SELECT count(*) = 0 FROM dlock_locks");
+    }
+
+    @Row(52) static void release_silent() throws Exception {
+        try (Lease lease = locks.lease(LONG).interval(BEAT).open()) {
+            Lock own = kept("own").acquire(), leased = lease.lock("silent").acquire();
+            List<?> pids = (List<?>) admin.ask(
+                    "SELECT array_agg(pid) FROM pg_stat_activity WHERE application_name = 'dlock'");
+            for (Object pid : pids)
+                order("stop " + pid);
+            own.release();
+            leased.release();
+            check(admin.left("own") + admin.left("silent") == 0);
+            check(!lease.lost().isSet());
+            for (Object pid : pids)
+                order("continue " + pid);
+        }
+    }
+
+    @Row(53) static void release_owed() throws Exception {
+        try (Lease lease = new Locks(MAIN).patience(Duration.ofMillis(100)).lease(LONG).interval(BEAT).open()) {
+            Lock lock = lease.lock("owed").acquire();
+            order("freeze");
+            raises(DlockException.ConnectionLost.class, null, lock::release);
+            order("thaw");
+            admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'");
+            check(!lease.lost().isSet());
+            lease.lock("owed").timeout(NOW).acquire().release();
+        }
+    }
+
+    @Row(54) static void pool_returned() throws Exception {
         Queue<Connection> pool = new ArrayDeque<>(List.of(connection()));
         Connection db = pool.remove();
         Object pid = ask(db, "SELECT pg_backend_pid()");
@@ -1039,7 +1242,7 @@ public final class Run {
         }
     }
 
-    @Row(44) static void clock_stepped() throws Exception {
+    @Row(55) static void clock_stepped() throws Exception {
         long day = 86400;
         try (Lock lock = kept("lease").acquire()) {
             long before = System.currentTimeMillis() / 1000, deadline = lock.deadline();
@@ -1063,7 +1266,7 @@ public final class Run {
         order("clock 0");
     }
 
-    @Row(45) static void lease_promotion() throws Exception {
+    @Row(56) static void lease_promotion() throws Exception {
         Locks pair = new Locks("jdbc:postgresql://" + System.getenv("DLOCK_OTHER") + ","
                 + System.getenv("DLOCK_STANDBY") + "/postgres?user=app");
         Admin promoted = new Admin("STANDBY");
@@ -1087,6 +1290,8 @@ public final class Run {
         java.util.logging.LogManager.getLogManager().reset();       // of errors in callbacks, for one
         locks = new Locks(MAIN).patience(PATIENCE);
         admin = new Admin("MAIN");
+        if (names.length > 1 && names[0].equals("--wait"))      // a process of its own, to be killed
+            locks.lock(names[1]).ttl(LONG).acquire();
         for (Method row : Stream.of(Run.class.getDeclaredMethods()).filter(it -> it.isAnnotationPresent(Row.class))
                 .filter(it -> names.length == 0 || Arrays.asList(names).contains(it.getName()))
                 .sorted((a, b) -> a.getAnnotation(Row.class).value() - b.getAnnotation(Row.class).value()).toList()) {

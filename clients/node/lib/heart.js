@@ -1,18 +1,23 @@
-// What keeps a lease, and tells of its loss
+// What keeps leases, and tells of their loss
+//
+// Each lease has a Heart, whose timer watches the deadline, and waits for nothing else. All leases on one server are
+// renewed by one Pulse, over one connection.
 
 import { setTimeout as sleep } from 'node:timers/promises';
-import { LockLost } from './errors.js';
-import { ask, call, close, connect, cut, now } from './wire.js';
+import { LockLost, WrongState } from './errors.js';
+import { ask, close, connect, cut, now, pauses } from './wire.js';
 
 // A look at the clock at least each second: timers stand still while the machine sleeps.
 const GLANCE = 1000;
 
 /** The key of what begins anew, not lost: nothing for a program to call */
 export const anew = Symbol('anew');
+export const NONE = 'not held';
 
 /** What can be lost: a lock, a lease */
 export class Kept {
   heart;
+  state = NONE; // or asked for, held, being released
   #loss;
 
   [anew]() {
@@ -34,9 +39,20 @@ export class Kept {
     return this.heart?.deadline ?? Infinity;
   }
 
-  /** Throws LockLost; before anything is sent to anybody. */
+  /** Throws LockLost, or WrongState if it is not held; before anything is sent to anybody. */
   check() {
+    this.checkLost();
+    if (this.state !== 'held') throw new WrongState(`${this} is ${this.state}`, '55000');
+  }
+
+  checkLost() {
     if (this.lost.aborted) throw this.lost.reason;
+  }
+
+  /** By one task at a time: from one state into the next */
+  turn(before, after) {
+    if (this.state !== before) throw new WrongState(`${this} is ${this.state}`, '55000');
+    this.state = after;
   }
 
   /** Calls it once, with this; at once, where it is lost already. */
@@ -57,108 +73,191 @@ export class Kept {
   }
 }
 
-/** Renews over a connection of its own; and beside that, a timer watches the deadline, and waits for nothing else. */
+const RENEW = 'SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS leases (id))::text,'
+  + ' array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)'
+  + ' WHERE NOT dlock_check(name, fence))::text';
+/**
+ * What a request of this owner may have left, where nobody knows: false where its session has not heard yet that it is
+ * over, and still waits
+ */
+export const TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
+  + " WHERE owner = $2 AND scope = 'lease' AND role = current_user";
+const pulses = new Map(); // by server
+
+/** Of a lease */
 export class Heart {
-  #members = new Map(); // who is to be told: the lease, null, and locks, by name and fence
-  #end = new AbortController();
-  #ending = false;
+  over = false;
+  members = new Map(); // who is to be told: the lease, null, and locks, by name and fence
+  owed = new Set(); // names and owners of requests to be taken back
   #watching;
 
   constructor(config, id, sent, ttl, { interval, margin }) {
-    Object.assign(this, { config, id, interval, life: ttl - margin, deadline: sent + ttl - margin });
+    Object.assign(this, { id, interval, life: ttl - margin, deadline: sent + ttl - margin, due: now() + interval });
     this.#watch();
-    this.#beat();
-  }
-
-  get over() {
-    return this.#end.signal.aborted;
+    if (!pulses.has(config)) pulses.set(config, new Pulse(config));
+    this.pulse = pulses.get(config);
+    this.pulse.add(this);
   }
 
   add(member, lock = null) {
-    this.#members.set(member, lock);
+    this.members.set(member, lock);
     if (this.over) member.lose('its lease is over');
   }
 
-  remove(member) {
-    this.#members.delete(member);
+  /** It is told nothing more. The last one ends the lease, and with it all locks that are still on it. */
+  remove(member, last) {
+    this.members.delete(member);
+    if (last && !this.over) this.lose('its lease is closed');
   }
 
-  /** From now on, that the lock is gone is no loss; nor is it, for the last one, of the lease. The deadline is. */
-  leave(member, last) {
-    if (this.#members.has(member)) this.#members.set(member, null);
-    this.#ending ||= last;
+  /** Take back what it has left, as soon as the server can be asked. */
+  owe(name, owner) {
+    this.owed.add(JSON.stringify([name, owner]));
+    this.pulse.wake();
   }
 
-  /** Nothing is told any more. */
-  end() {
-    clearTimeout(this.#watching);
-    this.#end.abort();
+  owes(name, owner) {
+    return this.owed.has(JSON.stringify([name, owner]));
   }
 
   look() {
-    if (!this.over && now() >= this.deadline) this.#lose('its deadline has passed');
-    else if (this.over) for (const member of this.#members.keys()) member.lose('its lease is over');
+    if (!this.over && now() >= this.deadline) this.lose('its deadline has passed');
   }
 
-  #lose(why) {
-    this.end();
-    for (const member of [...this.#members.keys()]) member.lose(why);
+  lose(why) {
+    this.over = true;
+    clearTimeout(this.#watching);
+    this.pulse?.remove(this);
+    for (const member of [...this.members.keys()]) member.lose(why);
+  }
+
+  renewed(sent, kept, gone, held) {
+    if (this.over) return;
+    if (!kept) {
+      this.lose('the server has ended its lease');
+      return;
+    }
+    this.deadline = Math.max(this.deadline, sent + this.life);
+    for (const [member, lock] of held)
+      if (gone.has(lock.fence) && this.members.get(member) === lock) member.lose('the server has ended its ticket');
   }
 
   #watch() {
     this.look();
     if (!this.over) this.#watching = setTimeout(() => this.#watch(), Math.min(this.deadline - now() + 1, GLANCE));
   }
+}
+
+const numbers = (array) => array.slice(1, -1).split(',').map(Number); // NULL is NaN
+
+/** Renews all leases on one server. */
+class Pulse {
+  hearts = new Set();
+  #client;
+  #end = new AbortController();
+  #resting; // ends the rest
+  #asked; // since then, without an answer
+  #patience; // a connection that does not answer for the shortest interval is given up
+
+  constructor(config) {
+    this.config = config;
+  }
+
+  add(heart) {
+    this.hearts.add(heart);
+    if (this.hearts.size === 1) this.#beat();
+    this.wake();
+  }
+
+  remove(heart) {
+    this.hearts.delete(heart);
+    if (!this.hearts.size && pulses.get(this.config) === this) {
+      pulses.delete(this.config);
+      this.#end.abort();
+    }
+    this.wake();
+  }
+
+  wake() {
+    this.#resting?.abort();
+    clearTimeout(this.#patience);
+    if (this.#asked !== undefined)
+      this.#patience = setTimeout(cut, Math.max(0, this.#asked + this.#shortest - now()), this.#client);
+  }
+
+  get #shortest() {
+    return this.hearts.size ? Math.min(...[...this.hearts].map(({ interval }) => interval)) : 0;
+  }
 
   async #beat() {
-    const { signal } = this.#end;
-    for (let next = now() + this.interval; await this.#until(next); next = now() + Math.min(this.interval, 500)) {
-      let client;
+    let waiting = pauses();
+    let pause = 0;
+    for (let due; (due = await this.#rest(pause));)
       try {
-        client = await connect(this.config, 'dlock heartbeat', { patience: this.interval, signal });
-        do {
-          next = now() + this.interval;
-          await this.#renew(client);
-        } while (await this.#until(next));
+        pause = 0;
+        this.#client ??= await connect(
+          this.config, 'dlock heartbeat', { patience: this.#shortest, signal: this.#end.signal });
+        await this.#renew(due);
+        if (await this.#takeBack(due)) waiting = pauses();
+        else pause = waiting.next().value;
       } catch {
         // says nothing: ask again
-      } finally {
-        if (client) await close(client);
+        pause = waiting.next().value;
+        await this.#close();
       }
+    await this.#close();
+  }
+
+  async #close() {
+    const client = this.#client;
+    this.#client = undefined;
+    if (client) await close(client);
+  }
+
+  // Those that are due, or soon; undefined when all are over
+  async #rest(pause) {
+    const earliest = now() + Math.min(pause, this.#shortest / 2);
+    while (this.hearts.size) {
+      const due = Math.min(...[...this.hearts].map((heart) => (heart.owed.size ? 0 : heart.due)));
+      const left = Math.max(due, earliest) - now();
+      if (left <= 0)
+        return [...this.hearts].filter((heart) => heart.owed.size || heart.due <= now() + heart.interval / 4);
+      this.#resting = new AbortController();
+      await sleep(Math.min(left + 1, GLANCE), undefined, { signal: this.#resting.signal }).catch(() => {});
+      this.#resting = undefined;
     }
+    return undefined;
   }
 
-  // False where it is over
-  async #until(time) {
-    while (!this.over && now() < time)
-      await sleep(Math.min(time - now() + 1, GLANCE), undefined, { signal: this.#end.signal }).catch(() => {});
-    return !this.over;
-  }
-
-  async #renew(client) {
-    const locks = [...this.#members].filter(([, lock]) => lock);
-    const sent = now();
-    const stop = () => cut(client);
-    const patience = setTimeout(stop, this.interval);
-    let kept, gone;
-    this.#end.signal.addEventListener('abort', stop);
+  async #ask(...statement) {
+    this.#asked = now();
+    this.wake();
     try {
-      kept = await ask(client, call('dlock_renew', [this.id]));
-      if (locks.length && kept !== null)
-        gone = await ask(client, [
-          'SELECT array_agg(fence) FROM unnest($1::text[], $2::bigint[]) AS held (name, fence)'
-          + ' WHERE NOT dlock_check(name, fence)',
-          [locks.map(([, lock]) => lock.name), locks.map(([, lock]) => lock.fence)]]);
+      return await ask(this.#client, statement);
     } finally {
-      clearTimeout(patience);
-      this.#end.signal.removeEventListener('abort', stop);
+      this.#asked = undefined;
+      clearTimeout(this.#patience);
     }
-    if (this.over) return;
-    if (kept !== null) this.deadline = Math.max(this.deadline, sent + this.life);
-    else if (!this.#ending) this.#lose('the server has ended its lease');
-    const ended = (gone ?? '{}').match(/\d+/g) ?? [];
-    for (const [member, lock] of locks)
-      if (ended.includes(`${lock.fence}`) && this.#members.get(member) === lock)
-        member.lose('the server has ended its ticket');
+  }
+
+  async #renew(due) {
+    const held = due.map((heart) => [...heart.members].filter(([, lock]) => lock));
+    const locks = held.flat().map(([, lock]) => lock);
+    const sent = now();
+    const [kept, gone] = await this.#ask(
+      RENEW, [due.map(({ id }) => id), locks.map(({ name }) => name), locks.map(({ fence }) => fence)]);
+    const ended = new Set(numbers(gone));
+    numbers(kept).forEach((tickets, n) => {
+      due[n].due = sent + due[n].interval;
+      due[n].renewed(sent, tickets >= 0, ended, held[n]);
+    });
+  }
+
+  // Is nothing owed any more?
+  async #takeBack(due) {
+    for (const { owed } of due)
+      for (const request of [...owed])
+        if ((await this.#ask(TAKE_BACK, JSON.parse(request))) !== false) owed.delete(request);
+    return due.every(({ owed }) => !owed.size);
   }
 }

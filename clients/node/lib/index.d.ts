@@ -60,7 +60,7 @@ declare class Kept {
   readonly lost: AbortSignal;
   /** Until when to work without hearing from the server, by now() */
   readonly deadline: number;
-  /** Throws LockLost; before anything is sent to anybody. */
+  /** Throws LockLost, or WrongState if it is not held; before anything is sent to anybody. */
   check(): void;
   /** Calls it once, at once where it is lost already. */
   onLost(callback: (lost: this) => unknown): void;

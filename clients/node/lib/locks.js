@@ -3,10 +3,11 @@
 import { createHash, randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import {
-  BadArgument, Cancelled, ConnectionLost, DlockError, LockLost, QuorumLate, WrongState, cancelled, translate,
+  BadArgument, Cancelled, ConnectionLost, DlockError, LockLost, LockTimeout, NotPrimary, QuorumLate, WrongState,
+  cancelled, translate,
 } from './errors.js';
-import { Heart, Kept, anew } from './heart.js';
-import { Line, ask, call, close, connect, interval, now } from './wire.js';
+import { Heart, Kept, NONE, TAKE_BACK, anew } from './heart.js';
+import { GRACE, Line, UNDO, ask, call, interval, now, pauses } from './wire.js';
 import { Tickets, watch } from './tickets.js';
 
 /** The service: one server, with all its hosts; or several, over which names are spread, each with a key of its own */
@@ -58,27 +59,29 @@ function rhythm({ ttl = 0, interval = ttl / 3, margin = ttl / 100 }) {
   return { interval, margin };
 }
 
+// A waiter that is killed leaves the queue, unless it is said otherwise.
+const checkClient = (client) => ask(client, [
+  "SELECT set_config('client_connection_check_interval', '500ms', false)"
+  + " WHERE current_setting('client_connection_check_interval') = '0'"], { until: now() + GRACE }).catch(() => {});
+
 // Give back what a heart keeps, for as long as that is ours; throws LockLost if it was not.
 async function giveBack(kept, line, statement, last) {
   const { heart } = kept;
-  heart.leave(kept, last);
+  const held = !kept.lost.aborted;
+  heart.remove(kept, last);
   try {
-    kept.check();
-    const answer = line.ask(statement, { until: heart.deadline, signal: kept.lost });
-    const loss = new Promise((_, reject) => kept.lost.addEventListener('abort', () => reject(kept.lost.reason)));
-    const returned = await Promise.race([answer, loss]).catch((error) => {
-      answer.catch(() => {});
-      kept.check();
-      throw error;
-    });
-    if ((returned === null || returned === false) && !line.doubt) kept.lose('the server has ended it');
-    kept.check();
-  } finally {
-    heart.remove(kept);
-    if (last) heart.end();
-    await line.close();
+    if (held) {
+      const returned = await line.ask(statement, { until: heart.deadline });
+      if ((returned === null || returned === false) && !line.doubt) kept.lose('the server has ended it');
+    }
+  } catch (error) {
+    if (!isAway(error) || now() < heart.deadline) throw error;
+    kept.lose(`there is no connection: ${error.message}`);
   }
+  kept.checkLost();
 }
+
+const isAway = (error) => error instanceof ConnectionLost || error instanceof NotPrimary;
 
 // What has ended a block is not hidden by a loss.
 async function runWith(kept, work, leave) {
@@ -95,9 +98,9 @@ async function runWith(kept, work, leave) {
 
 /** One heartbeat for any number of locks, all of them on one server: the one that has the name `near` */
 export class Lease extends Kept {
-  #line;
+  #line; // for all that need not wait; one at a time
+  #tail = Promise.resolve();
   #rhythm;
-  #open = false;
 
   constructor(locks, { ttl, near = '', delay, info, ...options }) {
     super();
@@ -117,20 +120,54 @@ export class Lease extends Kept {
   }
 
   async open({ signal } = {}) {
-    if (this.#open) throw new WrongState(`${this} is open already`, '55000');
+    this.turn(NONE, 'asked for');
     this[anew]();
-    // one whose answer is lost has no locks, and runs out
-    this.id = await this.#line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
-    this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.#rhythm);
-    this.heart.add(this);
-    this.#open = true;
+    try {
+      // one whose answer is lost has no locks, and runs out
+      this.id = await this.#line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
+      this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.#rhythm);
+      this.heart.add(this);
+    } catch (error) {
+      this.state = NONE;
+      await this.#line.close();
+      throw error;
+    }
+    this.state = 'held';
     return this;
   }
 
+  /** All locks on it are lost. Where it is closed already, this does nothing. */
   async close() {
-    if (!this.#open) throw new WrongState(`${this} is not open`, '55000');
-    this.#open = false;
-    await giveBack(this, this.#line, call('dlock_lease_close', [this.id]), true);
+    if (this.state === NONE) return;
+    this.turn('held', 'being released');
+    try {
+      await this.hold((line) => giveBack(this, line, call('dlock_lease_close', [this.id]), true));
+    } finally {
+      this.state = NONE;
+      await this.#line.close();
+    }
+  }
+
+  /** Work has the lease's connection to itself; or another one, if that is not free soon. */
+  async hold(work) {
+    const before = this.#tail;
+    const waiting = new AbortController();
+    let done;
+    this.#tail = before.then(() => new Promise((resolve) => { done = resolve; }));
+    const free = await Promise.race([
+      before.then(() => true), sleep(GRACE, false, { signal: waiting.signal }).catch(() => {})]);
+    waiting.abort();
+    const line = free ? this.#line : this.line();
+    try {
+      return await work(line);
+    } finally {
+      if (!free) await line.close();
+      before.then(() => done());
+    }
+  }
+
+  get doubt() {
+    return this.#line.doubt;
   }
 
   lock(name, options) {
@@ -144,7 +181,7 @@ export class Lease extends Kept {
   }
 
   async [Symbol.asyncDispose]() {
-    if (this.#open) await this.close();
+    await this.close();
   }
 }
 
@@ -163,7 +200,7 @@ function watchEnd(client) {
 export class Lock extends Kept {
   #line;
   #rhythm;
-  #state = 'free';
+  #until;
   #ended = () => this.lose('its connection is gone');
 
   constructor(source, name, { scope, ttl, timeout, shared, slots, permits, info, owner, ...options } = {}) {
@@ -178,9 +215,8 @@ export class Lock extends Kept {
       throw new BadArgument(`no lock in ${scope} scope of this`, '22023');
     this.#rhythm = rhythm({ ttl, ...options });
     this.#line = own ? source.line(name) : leased ? source.line() : new Line(undefined, 0, source);
-    Object.assign(this, { source, name, scope, ttl, timeout, owner: owner ?? (leased ? randomUUID() : undefined) });
-    this.options = { shared, slots, permits, owner: this.owner, info };
-    this.owned = owner !== undefined;
+    Object.assign(this, { source, name, scope, ttl, timeout, owner });
+    this.options = { shared, slots, permits, owner, info };
     this[anew]();
   }
 
@@ -189,129 +225,151 @@ export class Lock extends Kept {
   }
 
   get held() {
-    return this.#state === 'held';
+    return this.state === 'held';
   }
 
   /** Waits its turn, and returns this. */
   async acquire({ signal } = {}) {
-    if (this.#state !== 'free') throw new WrongState(`${this} is ${this.#state} already`, '55000');
-    this.#state = 'asked for';
+    this.turn(NONE, 'asked for');
     this.fence = undefined;
     this[anew]();
+    if (this.scope === 'lease') this.options.owner = this.owner ?? randomUUID();
+    this.#until = now() + (this.timeout ?? Infinity);
+    if (this.timeout !== 0) this.#line.opened = checkClient;
     try {
       await (this.scope === 'lease' ? this.#acquireForLease(signal) : this.#acquireHere(signal));
       if (signal?.aborted) throw cancelled(signal);
     } catch (error) {
       await this.#undo(error);
-      this.#state = 'free';
+      this.state = NONE;
       throw error;
     }
-    this.#state = 'held';
+    this.state = 'held';
     return this;
   }
 
   // With the time that is left, should it be asked again
-  #request(name, ...values) {
-    const until = now() + (this.timeout ?? Infinity);
-    return () => call(name, [this.name, ...values],
-      { ...this.options, timeout: interval(Math.max(0, until - now())) });
+  #request(name, signal, ...values) {
+    const statement = () => call(name, [this.name, ...values],
+      { ...this.options, timeout: interval(Math.max(0, this.#until - now())) });
+    return this.#line.ask(statement, { until: this.#until + GRACE, limit: Infinity, signal });
   }
 
   async #acquireHere(signal) {
-    const request = this.#request(this.scope === 'session' ? 'dlock_acquire' : 'dlock_xact_acquire');
-    this.fence = await this.#line.ask(request, { signal });
+    this.fence = await this.#request(this.scope === 'session' ? 'dlock_acquire' : 'dlock_xact_acquire', signal);
     watchEnd(this.#line.client).add(this.#ended);
   }
 
   async #acquireForLease(signal) {
+    await (this.source instanceof Lease ? this.#acquireOfLease(signal) : this.#acquireWithTtl(signal));
+    await this.#line.close(); // a wait needs one, a lock does not
+  }
+
+  async #acquireOfLease(signal) {
+    const { source, name } = this;
+    if (source.locks.server(name) !== source.server)
+      throw new BadArgument(`${this} is not on the server of ${source}`, '22023');
+    source.check();
+    if (source.heart.owes(name, this.options.owner))
+      throw new WrongState(`${this} is being taken back from this owner`, '55000');
+    // over the lease's connection, where there is no need to wait
+    const attempt = call('dlock_lease_acquire', [name, source.id], { ...this.options, timeout: interval(0) });
+    this.fence = await source.hold((line) => line.ask(attempt, { signal })).catch((error) => {
+      if (!(error instanceof LockTimeout) || this.timeout === 0) throw error;
+    });
+    this.fence ??= await this.#request('dlock_lease_acquire', signal, source.id);
+    this.heart = source.heart;
+    this.heart.add(this, { name, fence: this.fence });
+    source.check();
+  }
+
+  async #acquireWithTtl(signal) {
     const line = this.#line;
-    if (this.source instanceof Lease) {
-      const { source } = this;
-      if (source.locks.server(this.name) !== source.server)
-        throw new BadArgument(`${this} is not on the server of ${source}`, '22023');
-      source.check();
-      this.fence = await line.ask(this.#request('dlock_lease_acquire', source.id), { signal });
-      this.heart = source.heart;
-      this.heart.add(this, { name: this.name, fence: this.fence });
-      source.check();
-      await line.close(); // a lease may have many
-      return;
-    }
-    this.fence = await line.ask(this.#request('dlock_ttl_acquire', interval(this.ttl)), { signal });
-    // It may have waited for long; renewed, we know until when it is ours.
-    const until = now() + this.ttl;
-    let kept;
-    while (kept === undefined)
-      try {
-        kept = await line.ask(call('dlock_renew', [this.fence]), { until, signal });
-      } catch (error) {
-        if (!(error instanceof QuorumLate) || now() >= until) throw error;
-        await sleep(100);
-      }
-    const { sent } = line;
-    let ttl = kept === null ? undefined : this.ttl;
-    if (ttl && this.owned) {
-      // the ttl of the same request is the one that came first
-      const first = await line.ask(
-        ['SELECT extract(epoch FROM ttl)::float8 FROM dlock_leases WHERE lease = $1', [this.fence]], { until, signal });
-      ttl = first && Math.min(ttl, first * 1000);
-    }
-    if (!ttl) {
+    this.fence = await this.#request('dlock_ttl_acquire', signal, interval(this.ttl));
+    // It may have waited for long; renewed, we know until when it is ours. The ttl of the same request is the one that
+    // came first.
+    const until = Math.min(now() + this.ttl, this.#until + GRACE);
+    const renewed = await line.ask(this.owner === undefined
+      ? ['SELECT dlock_renew($1), $2::float8', [this.fence, this.ttl / 1000]]
+      : ['SELECT dlock_renew(lease), extract(epoch FROM ttl)::float8 FROM dlock_leases WHERE lease = $1', [this.fence]],
+    { until, limit: this.#rhythm.interval, signal });
+    if ((renewed?.[0] ?? null) === null) {
       this.lose('the server has ended its lease at once');
-      this.check();
+      this.checkLost();
     }
+    const ttl = Math.min(this.ttl, renewed[1] * 1000);
     const part = ttl / this.ttl;
-    this.heart = new Heart(line.config, this.fence, sent, ttl,
+    this.heart = new Heart(line.config, this.fence, line.sent, ttl,
       { interval: this.#rhythm.interval * part, margin: this.#rhythm.margin * part });
     this.heart.add(this);
   }
 
-  // What was broken off may have been done, and is taken back.
+  // What was broken off may have been done, and is taken back; as soon as the server can be asked, if a lease goes on.
   async #undo(error) {
     const line = this.#line;
-    this.heart?.remove(this);
-    if (this.scope === 'lease') {
-      if (!(this.source instanceof Lease)) this.heart?.end();
-      await line.close();
-      if (!(error instanceof DlockError)
-          || [LockLost, QuorumLate, Cancelled, ConnectionLost].some((kind) => error instanceof kind))
-        await this.#releaseByOwner().catch(() => {}); // it runs out, then
-    } else {
+    const until = now() + UNDO;
+    const lease = this.source instanceof Lease ? this.source : undefined;
+    this.heart?.remove(this, !lease);
+    if (this.scope !== 'lease') {
       if (line.client) watchEnd(line.client).delete(this.#ended);
       if (line.given && this.scope === 'session' && this.fence)
         await ask(line.client, call('dlock_release_ticket', [this.fence])).catch(() => {});
       await line.close();
+      return;
     }
-  }
-
-  async #releaseByOwner() {
-    const client = await connect(this.#line.config, 'dlock');
+    await line.close();
+    if (error instanceof DlockError && this.fence === undefined && !line.doubt && !lease?.doubt
+        && ![QuorumLate, Cancelled].some((kind) => error instanceof kind)) return;
+    const request = [this.name, this.options.owner];
+    line.opened = undefined;
     try {
-      await ask(client, [
-        'SELECT count(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
-        + " WHERE owner = $2 AND scope = 'lease' AND role = current_user", [this.name, this.owner]], { limit: 10000 });
+      for (const pause of pauses()) {
+        if ((await line.ask([TAKE_BACK, request], { until })) !== false) break;
+        if (now() >= until) throw new ConnectionLost('its session goes on waiting');
+        await sleep(pause);
+      }
+    } catch {
+      lease?.heart?.owe(...request); // else it runs out
     } finally {
-      await close(client);
+      await line.close();
     }
   }
 
   async release() {
-    if (!this.held) throw new WrongState(`${this} is not held`, '55000');
-    this.#state = 'free';
-    const line = this.#line;
+    this.turn('held', 'being released');
+    try {
+      await (this.scope === 'lease' ? this.#releaseForLease() : this.#releaseHere());
+    } finally {
+      this.state = NONE;
+      await this.#line.close();
+    }
+  }
+
+  // Over the lease's connection, if there is one; and if nothing comes of it, a lease that goes on does it later.
+  async #releaseForLease() {
     const release = call('dlock_release_ticket', [this.fence]);
-    if (this.scope === 'lease') return giveBack(this, line, release, !(this.source instanceof Lease));
+    if (!(this.source instanceof Lease)) return giveBack(this, this.#line, release, true);
+    try {
+      return await this.source.hold((line) => giveBack(this, line, release, false));
+    } catch (error) {
+      if (!(error instanceof LockLost)) this.heart.owe(this.name, this.options.owner);
+      throw error;
+    }
+  }
+
+  async #releaseHere() {
+    const line = this.#line;
     watchEnd(line.client).delete(this.#ended);
     if (this.scope === 'transaction') return; // whose end it waits for
     try {
-      if (!this.lost.aborted && !(await ask(line.client, release))) this.lose('the server has ended its ticket');
+      const until = line.given ? Infinity : now() + GRACE;
+      if (!this.lost.aborted && !(await ask(line.client, call('dlock_release_ticket', [this.fence]), { until })))
+        this.lose('the server has ended its ticket');
     } catch (error) {
       if (!(error instanceof ConnectionLost)) throw error;
       this.#ended();
-    } finally {
-      await line.close();
     }
-    this.check();
+    this.checkLost();
   }
 
   /** The transaction of this connection commits only while we hold. */
@@ -338,17 +396,34 @@ export class Election {
     this.#lock = locks.lock(name, { ttl, ...options });
   }
 
-  /** What work returns that was done to its end while we lead; it heeds `lock.lost`, an AbortSignal. */
+  /**
+   * What work returns that was done to its end while we lead; it heeds `lock.lost`, an AbortSignal. A server that is
+   * away is waited for, however long.
+   */
   async run(work, { signal } = {}) {
     const lock = this.#lock;
-    for (;;)
+    for (let waiting = pauses(15000);;) {
+      let leads, done, result;
       try {
-        return await lock.run(work, { signal });
+        await lock.acquire({ signal });
+        leads = true;
+        waiting = pauses(15000);
+        await runWith(lock, async () => {
+          result = await work(lock);
+          done = true;
+        }, () => lock.release());
+        return result;
       } catch (error) {
+        if (isAway(error) && done) return result; // while we led; the lock runs out
+        if (isAway(error) && !leads) {
+          await sleep(waiting.next().value, undefined, { signal }).catch(() => {});
+          continue;
+        }
         // how the work has ended where it was told, or that it was lost behind its end
         const told = error instanceof LockLost || error?.name === 'AbortError';
         if (!lock.lost.aborted || !told) throw error;
       }
+    }
   }
 }
 

@@ -2,10 +2,12 @@
 
 import { randomUUID } from 'node:crypto';
 import { BadArgument, ConnectionLost, LockLost, WrongState, cancelled } from './errors.js';
-import { ask, call, now } from './wire.js';
+import { GRACE, ask as askOver, call, now } from './wire.js';
 
 // What was not told, for whatever reason, is asked after so many milliseconds.
 const ROUND = 60000;
+
+const ask = (client, statement) => askOver(client, statement, { until: now() + GRACE });
 
 /**
  * Tickets are the session's, and gone with the connection; or a lease's, which keeps their places. All of them are on
@@ -160,10 +162,10 @@ export class Tickets {
   }
 
   // Again over another connection, where that is the way to it
-  async #kept(statement, options) {
+  async #kept(statement) {
     for (;;)
       try {
-        return await ask(await this.#session(), statement, options);
+        return await ask(await this.#session(), statement);
       } catch (error) {
         // out of patience?
         if (!(error instanceof ConnectionLost) || !this.#line.client) throw error;
@@ -174,7 +176,7 @@ export class Tickets {
   async #listen() {
     if (now() >= this.#round) {
       this.#round = now() + ROUND;
-      await this.#kept(['SELECT 1'], { limit: 10000 });
+      await this.#kept(['SELECT 1']);
       for (const ticket of [...this.#requests.keys()]) await this.#confirm(ticket);
     } else if (!this.#client || this.#client.ended) {
       await this.#kept(['SELECT 1']);

@@ -4,10 +4,14 @@ import net from 'node:net';
 import os from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 import pg from 'pg';
-import { NotPrimary, cancelled, translate } from './errors.js';
+import { ConnectionLost, NotPrimary, QuorumLate, cancelled, translate } from './errors.js';
 
-// How long a server may take to hear of a cancel, and to obey it
-const GRACE = 5000;
+// How much later than it should an answer may come; then the connection is given up, and a lock in lease scope asked for
+// over another one
+export const GRACE = 5000;
+// What is broken off has so long to be heard of, as long to obey, and then to be taken back.
+const OBEY = 1000;
+export const UNDO = 2000;
 const FOREVER = 2 ** 31 - 1;
 
 const linux = process.platform === 'linux';
@@ -24,6 +28,11 @@ export function now() {
 }
 
 export const interval = (ms) => (ms == null || ms === Infinity ? undefined : `${ms.toFixed(3)} ms`);
+
+/** Before asking again where there was no server: longer and longer, and of many clients not at one time */
+export function* pauses(most = 2000) {
+  for (let pause = 100;; pause = Math.min(2 * pause, most)) yield Math.min(pause, most) * (0.5 + Math.random());
+}
 
 /** SELECT name(...); what is undefined, or null, is left to the server */
 export function call(name, values = [], named = {}) {
@@ -94,7 +103,7 @@ function cancel({ host, port, processID, secretKey }) {
   [16, 80877102, processID, secretKey].forEach((word, n) => packet.writeInt32BE(word, 4 * n));
   return new Promise((heard) => {
     const socket = net.connect(host.startsWith('/') ? { path: `${host}/.s.PGSQL.${port}` } : { host, port });
-    socket.setTimeout(GRACE, () => socket.destroy());
+    socket.setTimeout(OBEY, () => socket.destroy());
     socket.on('error', () => {}).on('close', heard).resume().write(packet);
   });
 }
@@ -105,16 +114,19 @@ const types = { getTypeParser: (oid) => parsers[oid] ?? String };
 
 /**
  * The value, or row, that a statement returns. Where the signal, or the connection's `query_timeout`, ends it, it is
- * cancelled in the server, too, and what has come of it is what counts.
+ * cancelled in the server, too, and what has come of it is what counts. Until then, there is an answer, or no connection.
  */
-export async function ask(client, [text, values], { signal, limit = client.connectionParameters?.query_timeout } = {}) {
+export async function ask(client, [text, values],
+  { signal, until = Infinity, limit = client.connectionParameters?.query_timeout } = {}) {
+  if (signal?.aborted) throw cancelled(signal); // which no event will tell
   let stopping, last, done = false;
   const stop = () => {
     stopping ??= cancel(client).then(() => {
-      if (!done) last = setTimeout(cut, GRACE, client);
+      if (!done) last = setTimeout(cut, OBEY, client);
     });
   };
   const timer = limit && setTimeout(stop, limit);
+  const given = until < Infinity && setTimeout(cut, Math.max(0, until - now()), client);
   signal?.addEventListener('abort', stop);
   try {
     const { rows: [row] } = await client.query({ text, values, types, rowMode: 'array', query_timeout: FOREVER });
@@ -124,6 +136,7 @@ export async function ask(client, [text, values], { signal, limit = client.conne
   } finally {
     done = true;
     clearTimeout(timer);
+    clearTimeout(given);
     signal?.removeEventListener('abort', stop);
     await stopping; // lest it hits the next statement
     clearTimeout(last);
@@ -141,30 +154,40 @@ export class Line {
   }
 
   /**
-   * Over a new connection where one breaks, until then, or for as long as there is patience with a server that is away.
-   * A connection of the program's is never another one.
+   * Over a new connection where one breaks, or does not answer within the limit: until then, or for as long as there is
+   * patience with a server that is away. Without a limit, it was there until it broke. A connection of the program's is
+   * never another one, nor cut.
    */
-  async ask(statement, { until, signal } = {}) {
-    let away;
+  async ask(statement, { until = Infinity, limit = GRACE, signal } = {}) {
+    let end = Math.min(until, now() + this.patience);
     this.doubt = false;
-    for (;;) {
+    for (const pause of pauses()) {
       if (signal?.aborted) throw cancelled(signal);
       try {
-        this.client ??= await connect(this.config, 'dlock', { signal });
-        away = undefined;
+        if (!this.client) {
+          const patience = Math.min(until - now(), Math.max(GRACE, end - now()));
+          this.client = await connect(this.config, 'dlock', { patience, signal });
+          await this.opened?.(this.client);
+        }
         const what = typeof statement === 'function' ? statement() : statement;
         this.sent = now();
-        return await ask(this.client, what, { signal });
+        return await ask(this.client, what,
+          { signal, until: this.given ? Infinity : Math.min(until, this.sent + limit) });
       } catch (error) {
         if (signal?.aborted) throw cancelled(signal);
-        if (this.given || !['ConnectionLost', 'NotPrimary'].includes(error.name)) throw error;
+        const late = error instanceof QuorumLate;
+        const away = error instanceof ConnectionLost || error instanceof NotPrimary;
+        if (this.given || !(away || late && until < Infinity)) throw error;
         this.doubt ||= this.client !== undefined;
-        await this.close();
-        away ??= now();
-        if (now() >= (until ?? away + this.patience)) throw error;
+        if (away) {
+          if (this.client && limit === Infinity) end = Math.min(until, now() + this.patience);
+          await this.close();
+        }
+        if (now() >= (late ? until : end)) throw error;
       }
-      await sleep(100, undefined, { signal }).catch(() => {});
+      await sleep(pause, undefined, { signal }).catch(() => {});
     }
+    return undefined;
   }
 
   async close() {

@@ -3,6 +3,7 @@
 // One function for each row, with its name. test/t/client_node.pl starts this.
 
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
 import { readSync, writeSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import pg from 'pg';
@@ -207,6 +208,35 @@ rows.session_on_connection = () => connected(async (client) => {
   await raises(dlock.BadArgument, '22023', () => new Lock(new pg.Pool(), 'plain'));
 });
 
+rows.lock_used_twice = async () => {
+  for (const options of [{}, { ttl: LONG }]) {
+    const lock = locks.lock('twice', options);
+    let waiting;
+    await admin.holds('twice', async () => {
+      waiting = [lock.acquire(), lock.acquire()];
+      await raises(dlock.WrongState, '55000', () => waiting[1]);
+      await admin.untilWaits('twice');
+    });
+    const { fence } = await waiting[0];
+    await raises(dlock.WrongState, '55000', () => lock.acquire());
+    lock.check();
+    await lock.release();
+    await raises(dlock.WrongState, '55000', () => lock.release());
+    assert.equal(await admin.left('twice'), 0);
+    await lock.run(() => assert(lock.fence > fence));
+  }
+};
+
+rows.check_unheld = () => connected((client) => transaction(client, async () => {
+  const refused = (kept) => raises(dlock.WrongState, '55000', () => kept.check());
+  for (const kept of [locks.lock('plain'), locks.lock('plain', { ttl: LONG }), locks.lease({ ttl: LONG }),
+    new Lock(client, 'plain', { scope: 'transaction' })]) {
+    await refused(kept);
+    await kept.run(() => kept.check());
+    await refused(kept);
+  }
+}));
+
 // Each scope asks for what somebody else holds.
 const busy = (timeout) => admin.holds('busy', () => connected(async (client) => {
   for (const lock of [locks.lock('busy', { timeout }), locks.lock('busy', { timeout, ttl: LONG }),
@@ -312,6 +342,44 @@ rows.lease_many = async () => {
   assert.equal(await admin.ask('SELECT count(*) FROM dlock_leases'), '0');
   assert(await admin.isFree('b') && await admin.isFree('c'));
   await lease.run((again) => again.lock('a').run(async () => assert(await held(1))));
+};
+
+rows.lease_closed_under_lock = async () => {
+  const lease = await locks.lease({ ttl: LONG }).open();
+  const lock = await lease.lock('closed').acquire();
+  await lease.close();
+  assert.equal(await admin.left('closed'), 0);
+  await told(lock);
+  await raises(LockLost, '55L01', () => lock.check());
+  await raises(LockLost, '55L01', () => lock.release());
+  await lease.close();
+  assert(!lease.lost.aborted);
+};
+
+rows.lease_opened_twice = async () => {
+  const seen = async (count) => assert.equal(await admin.ask('SELECT count(*)::int FROM dlock_leases'), count);
+  const lease = locks.lease({ ttl: LONG });
+  const opening = lease.open();
+  await raises(dlock.WrongState, '55000', () => lease.open());
+  await opening;
+  await raises(dlock.WrongState, '55000', () => lease.open());
+  await seen(1);
+  await lease.close();
+  await seen(0);
+};
+
+rows.connections = async () => {
+  const few = async () => assert(
+    (await admin.ask("SELECT count(*)::int FROM pg_stat_activity WHERE usename = 'app'")) <= 4);
+  await locks.lease({ ttl: LONG }).run(async (lease) => {
+    const many = Array.from({ length: 1000 }, (_, n) => lease.lock(`many/${n}`));
+    await Promise.all(many.map((lock) => lock.acquire()));
+    await few();
+    for (let n = 0; n < 10; n++) many.push(await locks.lock(`own/${n}`, { ttl: LONG }).acquire());
+    await few();
+    for (const lock of many) await lock.release();
+    await few();
+  });
 };
 
 rows.lease_same_owner = async () => {
@@ -467,6 +535,21 @@ rows.election_lost = async () => {
     .run(work((lock) => sleep(TIMEOUT, undefined, { signal: lock.lost }))), 4);
   assert.deepEqual(fences, fences.toSorted?.() ?? fences);
   await raises(Boom, undefined, () => locks.election('leader', KEPT).run(boom));
+};
+
+rows.election_restart = async () => {
+  const running = await locks.lease(KEPT).run(async (lease) => {
+    await lease.lock('leader').acquire();
+    const hasty = new Locks(MAIN, { patience: 0 });
+    let led = false;
+    const running = hasty.election('leader', { ttl: LONG }).run(() => { led = true; return 'led'; });
+    await admin.untilWaits('leader');
+    order('restart');
+    await admin.untilRenewed(lease.id);
+    assert(!led);
+    return [running];
+  });
+  assert.equal(await running[0], 'led');
 };
 
 rows.watch = async () => {
@@ -765,6 +848,84 @@ rows.acquire_cancelled = async () => {
     await admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'busy'");
   }
 };
+
+rows.acquire_broken_off = () => locks.lease({ ttl: LONG }).run((lease) => connected(async (client) => {
+  const kept = await lease.lock('kept').acquire();
+  for (const lock of [locks.lock('busy'), locks.lock('busy', { ttl: LONG }), lease.lock('busy'),
+    new Lock(client, 'busy')]) {
+    await admin.holds('busy', async () => {
+      const ending = new AbortController();
+      const waiting = raises(Cancelled, '57014', () => lock.acquire({ signal: ending.signal }));
+      await admin.untilWaits('busy');
+      ending.abort();
+      ending.abort();
+      await waiting;
+      assert.equal(await admin.left('busy'), 1);
+      await client.query('SELECT 1');
+    });
+    await admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL");
+  }
+  // at each moment of the connect
+  await admin.holds('busy', async () => {
+    for (let ms = 0; ms < 10; ms++)
+      await raises(Cancelled, '57014', () => locks.lock('busy').acquire({ signal: AbortSignal.timeout(ms) }));
+    await admin.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'");
+  });
+  kept.check();
+}));
+
+rows.waiter_killed = () => admin.holds('busy', async () => {
+  const program = 'import { Locks } from "dlock-client";'
+    + `await new Locks(process.argv[1]).lock("busy", { ttl: ${LONG} }).acquire()`;
+  const waiter = spawn(process.execPath, ['--input-type=module', '-e', program, MAIN],
+    { cwd: import.meta.dirname ?? new URL('.', import.meta.url).pathname, stdio: 'inherit' });
+  await admin.untilWaits('busy');
+  waiter.kill('SIGKILL');
+  await admin.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'");
+});
+
+rows.server_silent = async () => {
+  const hasty = new Locks(MAIN, { patience: 1000 });
+  const session = await locks.lock('mine').acquire();
+  await admin.holds('busy', async () => {
+    const ending = new AbortController();
+    const waiting = raises(Cancelled, '57014', () => locks.lock('busy', { ttl: LONG }).acquire({ signal: ending.signal }));
+    await admin.untilWaits('busy');
+    order('freeze');
+    ending.abort();
+    await Promise.all([
+      waiting,
+      raises(LockLost, '55L01', () => session.release()),
+      raises(dlock.ConnectionLost, undefined, () => hasty.lease({ ttl: LONG }).open()),
+      ...[{}, { ttl: LONG }].map((options) => raises(
+        dlock.ConnectionLost, undefined, () => hasty.lock('x', { timeout: 50, ...options }).acquire())),
+    ]);
+    order('thaw');
+  });
+  await admin.until('SELECT count(*) = 0 FROM dlock_locks');
+};
+
+rows.release_silent = () => locks.lease(KEPT).run(async (lease) => {
+  const held = [await lease.lock('silent').acquire(), await locks.lock('own', KEPT).acquire()];
+  const pids = await admin.ask("SELECT array_agg(pid) FROM pg_stat_activity WHERE application_name = 'dlock'");
+  for (const pid of pids) order(`stop ${pid}`);
+  for (const lock of held) {
+    await lock.release();
+    assert.equal(await admin.left(lock.name), 0);
+  }
+  assert(!lease.lost.aborted);
+  for (const pid of pids) order(`continue ${pid}`);
+});
+
+rows.release_owed = () => new Locks(MAIN, { patience: 100 }).lease(KEPT).run(async (lease) => {
+  const lock = await lease.lock('owed').acquire();
+  order('freeze');
+  await raises(dlock.ConnectionLost, undefined, () => lock.release());
+  order('thaw');
+  await admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'");
+  assert(!lease.lost.aborted);
+  await lease.lock('owed', { timeout: 0 }).run(() => {});
+});
 
 rows.pool_returned = async () => {
   const pool = new pg.Pool({ connectionString: MAIN, max: 1 });

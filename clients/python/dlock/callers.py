@@ -12,6 +12,8 @@ import asyncio
 import inspect
 import os
 import select
+import socket
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
@@ -20,6 +22,7 @@ from typing import (
     Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload)
 
 import psycopg
+from psycopg.pq import ExecStatus
 
 from .errors import Error, translated
 
@@ -27,7 +30,9 @@ P = ParamSpec('P')
 T = TypeVar('T')
 Statement = tuple[str, tuple[Any, ...]]
 
-UNDO = 5.0      # for taking back what nobody waits for any more
+# What is broken off has so many seconds to obey, and then to be taken back.
+OBEY = 1.0
+UNDO = 2.0
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -52,6 +57,26 @@ async def execute(connection: Any, statement: Statement) -> Any:
         return row and (row[0] if len(row) == 1 else row)
 
 
+def cut(connection: Any) -> None:
+    """At once: whatever waits for an answer finds the connection broken."""
+    with suppress(Exception):
+        with socket.socket(fileno=os.dup(connection.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
+
+
+def cancel(connection: Any) -> threading.Thread:
+    """In a thread, as libpq waits for as long as the network does"""
+    request = connection.pgconn.get_cancel()
+
+    def send() -> None:
+        with suppress(Exception):
+            request.cancel()
+
+    thread = threading.Thread(target=send, name='dlock cancel', daemon=True)
+    thread.start()
+    return thread
+
+
 class Caller:
     """What blocks of the program are for: `with`, or `async with`"""
     connecting: Any
@@ -59,6 +84,10 @@ class Caller:
     sleep: Any
     ask: Any
     readable: Any
+    hold: Any
+    new_mutex: Any
+    connection_kind: Any
+    through: Any
     _enter: Any     # coroutines
     _end: Any
 
@@ -75,9 +104,54 @@ class Caller:
 class Blocking(Caller):
     """Waits in the caller's thread"""
     connecting = psycopg.Connection.connect
+    connection_kind = psycopg.Connection
     mutex = nullcontext
+    new_mutex = threading.Lock
     sleep = staticmethod(time.sleep)
-    ask = staticmethod(execute)
+
+    @staticmethod
+    async def ask(connection: Any, statement: Statement,
+                  late: Callable[[Any], None] = lambda _: None) -> Any:
+        """A statement that is broken off, as by a signal handler, is stopped;
+        what has come of it all the same is told to late()."""
+        try:
+            return await execute(connection, statement)
+        except Error:
+            raise
+        except BaseException:
+            Blocking._stop(connection, late)
+            raise
+
+    @staticmethod
+    def _stop(connection: Any, late: Callable[[Any], None]) -> None:
+        pgconn, until = connection.pgconn, time.monotonic() + OBEY
+        told = False
+        try:
+            cancel(connection).join(OBEY)
+            while (left := until - time.monotonic()) > 0:
+                pgconn.consume_input()
+                while not pgconn.is_busy():
+                    if (result := pgconn.get_result()) is None:
+                        if not told:        # psycopg has read it
+                            connection.close()
+                        return
+                    told = True
+                    if result.status == ExecStatus.TUPLES_OK:
+                        late(int(result.get_value(0, 0)))
+                Blocking.readable(connection, left)
+            connection.close()
+        except BaseException:
+            connection.close()
+            raise
+
+    @staticmethod
+    def hold(mutex: Any, seconds: float) -> bool:
+        held: bool = mutex.acquire(timeout=max(0, seconds))
+        return held
+
+    @staticmethod
+    async def through(coroutine: Coroutine[Any, Any, T]) -> T:
+        return await coroutine
 
     @staticmethod
     def readable(connection: Any, seconds: float) -> None:
@@ -95,23 +169,86 @@ class Blocking(Caller):
 
 class Asyncio(Caller):
     """Suspends the caller's task"""
-    connecting = psycopg.AsyncConnection.connect
+    connection_kind = psycopg.AsyncConnection
     mutex = asyncio.Lock
+    new_mutex = asyncio.Lock
     sleep = staticmethod(asyncio.sleep)
 
     @staticmethod
-    async def ask(connection: Any, statement: Statement) -> Any:
-        """Cancelled, it waits until the server has heard of that."""
+    async def connecting(*values: Any, **named: Any) -> Any:
+        """psycopg may lose a cancel, and then has a connection to close."""
+        def discard(task: asyncio.Task[Any]) -> None:
+            if not task.cancelled() and not task.exception():
+                task.result().pgconn.finish()
+
+        task = asyncio.ensure_future(
+            psycopg.AsyncConnection.connect(*values, **named))
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.add_done_callback(discard)
+            task.cancel()
+            raise
+        return task.result()
+
+    @staticmethod
+    async def ask(connection: Any, statement: Statement,
+                  late: Callable[[Any], None] = lambda _: None) -> Any:
+        """Cancelled, it is stopped in the server, too; what has come of it all
+        the same is told to late()."""
         task = asyncio.ensure_future(execute(connection, statement))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not task.done():
-                await asyncio.to_thread(connection.pgconn.get_cancel().cancel)
-                await asyncio.wait({task}, timeout=UNDO)
-            if not task.cancel() and not task.cancelled():
-                task.exception()
+            try:
+                await Asyncio.through(Asyncio._stop(connection, task))
+            finally:
+                if (task.done() and not task.cancelled()
+                        and not task.exception()):
+                    late(task.result())
             raise
+
+    @staticmethod
+    async def _stop(connection: Any, task: asyncio.Task[Any]) -> None:
+        if not task.done():
+            cancel(connection)
+            await asyncio.wait({task}, timeout=OBEY)
+        if not task.done():
+            cut(connection)
+            await asyncio.wait({task}, timeout=OBEY)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+    @staticmethod
+    async def hold(mutex: asyncio.Lock, seconds: float) -> bool:
+        # not by wait_for(), which may lose a cancel
+        task = asyncio.ensure_future(mutex.acquire())
+        try:
+            await asyncio.wait({task}, timeout=max(0, seconds))
+        except asyncio.CancelledError:
+            if not task.cancel():
+                mutex.release()
+            raise
+        return task.done() or not task.cancel()
+
+    @staticmethod
+    async def through(coroutine: Coroutine[Any, Any, T]) -> T:
+        """To its end, whatever cancels come meanwhile: for so long"""
+        task = asyncio.ensure_future(coroutine)
+        broken: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait({task}, timeout=UNDO if broken else None)
+                if broken and not task.done():
+                    task.cancel()
+            except asyncio.CancelledError as error:
+                broken = error
+        if broken is None:
+            return task.result()
+        if not task.cancelled():
+            task.exception()
+        raise broken
 
     @staticmethod
     async def readable(connection: Any, seconds: float) -> None:
@@ -120,10 +257,11 @@ class Asyncio(Caller):
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
         loop.add_reader(file, ready.set)
+        task = asyncio.ensure_future(ready.wait())
         try:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(ready.wait(), max(0, seconds))
+            await asyncio.wait({task}, timeout=max(0, seconds))
         finally:
+            task.cancel()
             loop.remove_reader(file)
             os.close(file)
 

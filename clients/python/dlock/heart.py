@@ -1,23 +1,24 @@
-"""What keeps a lease, and tells of its loss.
+"""What keeps leases, and tells of their loss.
 
-A Heart has two threads.  One renews, over a connection of its own.  The other
-one watches the deadline, and waits for nothing but the clock: whatever becomes
-of the first, and of the server, it tells of the loss in time.
+Each lease has a Heart.  For all leases on one server there is one thread, a
+Pulse, which renews them over one connection.  One more thread watches the
+deadlines of all, and waits for nothing but the clock: whatever becomes of the
+others, and of the servers, it tells of the loss in time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable
-from concurrent import futures
 from contextlib import suppress
 from typing import Any
 
-from .callers import Blocking, run
+from .callers import Blocking, Statement, cut, run
 from .errors import BadArgument, LockLost
-from .lines import PAUSE, Line, now
+from .lines import Line, now, pauses
 
 log = logging.getLogger('dlock')
 
@@ -26,9 +27,15 @@ LIFE = 0.99     # of a ttl; the rest is a margin
 # stand still while the machine sleeps.
 GLANCE = 1.0
 
-RENEW = ('SELECT dlock_renew(%s), array(SELECT fence'
+RENEW = ('SELECT array(SELECT dlock_renew(id) FROM unnest(%s::bigint[])'
+         ' AS leases (id)), array(SELECT fence'
          ' FROM unnest(%s::text[], %s::bigint[]) AS held (name, fence)'
          ' WHERE NOT dlock_check(name, fence))')
+# What a request of this owner may have left, where nobody knows: false where
+# its session has not heard yet that it is over, and still waits
+TAKE_BACK = ('SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks(%s)'
+             " WHERE owner = %s AND scope = 'lease' AND role = current_user")
+Request = tuple[str, str]       # a name and an owner
 
 
 class Lost:
@@ -37,7 +44,9 @@ class Lost:
     def __init__(self, holder: Any, look: Callable[[], Any]) -> None:
         self.reason: str | None = None
         self._holder, self._look = holder, look
-        self._told: futures.Future[None] = futures.Future()
+        self._told = threading.Event()
+        self._callbacks: list[Callable[[Any], Any]] = []
+        self._mutex = threading.Lock()
 
     def is_set(self) -> bool:
         """Looks at the clock, too: a process that was stopped may ask before
@@ -53,36 +62,52 @@ class Lost:
             raise LockLost(f'{self._holder} was lost: {self.reason}', '55L01')
 
     def wait(self, timeout: float | None = None) -> bool:
-        futures.wait([self._told], timeout)
+        self._told.wait(timeout)
         return self.is_set()
 
     def add_callback(self, callback: Callable[[Any], Any]) -> None:
         """To be called once, with the lock or the lease, in a thread that may
         be held up; at once, where it is lost already."""
-        self._told.add_done_callback(lambda _: callback(self._holder))
+        with self._mutex:
+            if not self._told.is_set():
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
 
     def set(self, reason: str) -> None:
         if self.reason is None:
             self.reason = reason
+            self.tell()
+
+    def tell(self) -> None:
+        try:
             threading.Thread(target=self._tell, name='dlock lost',
                              daemon=True).start()
+        except RuntimeError:    # no more threads; the watcher tries again
+            _untold.append(self)
 
     def _tell(self) -> None:
-        with suppress(futures.InvalidStateError):       # told already
-            self._told.set_result(None)
+        with self._mutex:
+            self._told.set()
+        for callback in self._callbacks:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[Any], Any]) -> None:
+        try:
+            callback(self._holder)
+        except BaseException:
+            log.exception('callback of %s', self._holder)
 
 
 class AsyncLost(Lost):
     """The same for a task: callbacks run in its loop."""
 
-    def __init__(self, holder: Any, look: Callable[[], Any]) -> None:
-        super().__init__(holder, look)
-        self._loop = asyncio.get_running_loop()
-
     def add_callback(self, callback: Callable[[Any], Any]) -> None:
+        loop = asyncio.get_running_loop()
+
         def call(holder: Any) -> None:
             with suppress(RuntimeError):                # the loop is over
-                self._loop.call_soon_threadsafe(callback, holder)
+                loop.call_soon_threadsafe(callback, holder)
         super().add_callback(call)
 
     async def wait(self) -> None:  # type: ignore[override]
@@ -91,91 +116,207 @@ class AsyncLost(Lost):
         await event.wait()
 
 
+# All below is protected by this.
+_changed = threading.Condition()
+_pulses: dict[str, Pulse] = {}      # by DSN
+_untold: list[Lost] = []
+_watching = False
+
+
+def _forked() -> None:
+    """A child has no threads, and what the parent holds is not the child's."""
+    global _changed, _watching
+    _changed, _watching = threading.Condition(), False
+    for pulse in _pulses.values():
+        for heart in pulse.hearts:
+            for lost in heart.members:
+                lost.reason = lost.reason or 'the parent process has it'
+    _pulses.clear()
+    _untold.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _watch() -> None:
+    global _watching
+    with _changed:
+        while _pulses:
+            times = [now() + GLANCE]
+            for pulse in list(_pulses.values()):
+                for heart in list(pulse.hearts):
+                    heart.look()
+                    times.append(heart.deadline)
+                if pulse.asked is not None:
+                    times.append(pulse.asked + pulse.shortest())
+                    if now() >= times[-1]:
+                        cut(pulse.line.connection)
+                        pulse.asked = None
+            for lost in [_untold.pop() for _ in range(len(_untold))]:
+                lost.tell()
+            _changed.wait(max(0, min(times) - now()))
+        _watching = False
+
+
+def _start(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name=f'dlock {work.__name__.strip("_")}',
+                     daemon=True).start()
+
+
+class Heart:
+    """Of a lease; each call takes _changed by itself."""
+
+    def __init__(self, dsn: str, id: int, sent: float, ttl: float,
+                 interval: float, lost: Lost) -> None:
+        global _watching
+        self.id, self.life, self.interval = id, ttl * LIFE, interval
+        self.deadline = sent + self.life
+        self.due = now() + interval
+        self.over = False
+        # who is to be told: the lease, None, and locks, by name and fence
+        self.members: dict[Lost, tuple[str, int] | None] = {lost: None}
+        self.owed: set[Request] = set()     # to be taken back
+        with _changed:
+            self.pulse = _pulses.get(dsn) or Pulse(dsn)
+            self.pulse.hearts.append(self)
+            if dsn not in _pulses:
+                _start(self.pulse.beat)
+                _pulses[dsn] = self.pulse
+            if not _watching:
+                _start(_watch)
+                _watching = True
+            _changed.notify_all()
+
+    def add(self, lost: Lost, name: str, fence: int) -> None:
+        with _changed:
+            self.members[lost] = name, fence
+            if self.over:
+                lost.set('its lease is over')
+
+    def remove(self, lost: Lost, last: bool) -> None:
+        """It is told nothing more.  The last one ends the lease, and with it
+        all locks that are still on it."""
+        with _changed:
+            self.members.pop(lost, None)
+            if last and not self.over:
+                self.lose('its lease is closed')
+
+    def owe(self, request: Request) -> None:
+        """Take back what it has left, as soon as the server can be asked."""
+        with _changed:
+            self.owed.add(request)
+            _changed.notify_all()
+
+    def look(self) -> None:
+        with _changed:
+            if not self.over and now() >= self.deadline:
+                self.lose('its deadline has passed')
+
+    def lose(self, reason: str) -> None:
+        """Caller holds _changed."""
+        self.over = True
+        self.pulse.hearts.remove(self)
+        for lost in self.members:
+            lost.set(reason)
+        _changed.notify_all()
+
+    def renewed(self, sent: float, kept: int | None, gone: set[int],
+                held: dict[Lost, tuple[str, int]]) -> None:
+        """Caller holds _changed."""
+        if self.over:
+            return
+        if kept is None:
+            self.lose('the server has ended its lease')
+            return
+        self.deadline = max(self.deadline, sent + self.life)
+        for lost, (_, fence) in held.items():
+            if fence in gone and lost in self.members:
+                lost.set('the server has ended its ticket')
+
+
+class Pulse:
+    """Renews all leases on one server."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.hearts: list[Heart] = []
+        self.line = Line(Blocking(), dsn, 0, name='dlock heartbeat')
+        self.asked: float | None = None     # since then, without an answer
+
+    def shortest(self) -> float:
+        """A connection that does not answer for so long is given up."""
+        return min((heart.interval for heart in self.hearts), default=0)
+
+    def beat(self) -> None:
+        waiting = pauses()
+        pause = 0.0
+        while due := self._wait(pause):
+            pause = 0.0
+            try:
+                self._renew(due)
+                if self._take_back(due):
+                    waiting = pauses()
+                else:
+                    pause = next(waiting)
+            except Exception as error:      # says nothing: ask again
+                log.warning('heartbeat of %s: %r', [h.id for h in due], error)
+                pause = next(waiting)
+        run(self.line.close())
+
+    def _wait(self, pause: float) -> list[Heart]:
+        """Those that are due, or soon; none when all are over"""
+        with _changed:
+            earliest = now() + min(pause, self.shortest() / 2)
+            while self.hearts:
+                due = min(now() if heart.owed else heart.due
+                          for heart in self.hearts)
+                left = max(due, earliest) - now()
+                if left <= 0:
+                    return [heart for heart in self.hearts if heart.owed
+                            or heart.due <= now() + heart.interval / 4]
+                _changed.wait(min(left, GLANCE))
+            if _pulses.get(self.dsn) is self:
+                del _pulses[self.dsn]
+            _changed.notify_all()
+        return []
+
+    def _ask(self, statement: Statement) -> Any:
+        with _changed:
+            self.asked = now()
+            _changed.notify_all()
+        try:
+            return run(self.line.ask(
+                statement, limit=None, stopped=lambda: not self.hearts))
+        finally:
+            with _changed:
+                self.asked = None
+
+    def _renew(self, due: list[Heart]) -> None:
+        began = now()
+        with _changed:
+            held = {heart: {lost: lock for lost, lock in heart.members.items()
+                            if lock} for heart in due}
+        locks = [lock for lost in held.values() for lock in lost.values()]
+        kept, gone = self._ask((
+            RENEW, ([heart.id for heart in due], [name for name, _ in locks],
+                    [fence for _, fence in locks])))
+        with _changed:
+            for heart, tickets in zip(due, kept):
+                heart.due = began + heart.interval
+                heart.renewed(self.line.sent, tickets, set(gone), held[heart])
+
+    def _take_back(self, due: list[Heart]) -> bool:
+        """Is nothing owed any more?"""
+        for heart in due:
+            for request in list(heart.owed):
+                if self._ask((TAKE_BACK, request)) is not False:
+                    heart.owed.remove(request)
+        return not any(heart.owed for heart in due)
+
+
 def rhythm(ttl: float, interval: float | None) -> float:
     """Seconds between renewals"""
     interval = ttl / 3 if interval is None else interval
     if not 0 < interval < ttl * LIFE:
         raise BadArgument('the interval has to be less than the ttl', '22023')
     return interval
-
-
-class Heart:
-    def __init__(self, dsn: str, id: int, sent: float, ttl: float,
-                 interval: float, lost: Lost) -> None:
-        self._id, self._life, self._interval = id, ttl * LIFE, interval
-        self._line = Line(Blocking(), dsn, interval, name='dlock heartbeat')
-        # all below is protected by this
-        self._changed = threading.Condition()
-        self.deadline = sent + self._life
-        self._over = False
-        # who is to be told: the lease, None, and locks, by name and fence
-        self._members: dict[Lost, tuple[str, int] | None] = {lost: None}
-        for target in self._watch, self._beat:
-            threading.Thread(target=target, daemon=True,
-                             name=f'dlock {target.__name__[1:]}').start()
-
-    def add(self, lost: Lost, name: str, fence: int) -> None:
-        with self._changed:
-            self._members[lost] = name, fence
-            if self._over:
-                lost.set('its lease is over')
-
-    def remove(self, lost: Lost, last: bool) -> None:
-        """It is told nothing more; and after the last one, nobody is."""
-        with self._changed:
-            self._members.pop(lost, None)
-            self._over = self._over or last
-            self._changed.notify_all()
-
-    def look(self) -> None:
-        with self._changed:
-            if not self._over and now() >= self.deadline:
-                self._lose('its deadline has passed')
-
-    def _lose(self, reason: str) -> None:
-        """Caller holds _changed."""
-        for lost in self._members:
-            lost.set(reason)
-        self._over = True
-        self._changed.notify_all()
-
-    def _watch(self) -> None:
-        with self._changed:
-            while not self._over:
-                self._changed.wait(min(max(0, self.deadline - now()), GLANCE))
-                self.look()
-
-    def _beat(self) -> None:
-        pause = self._interval
-        while not self._over_after(pause):
-            due = now() + self._interval
-            try:
-                self._renew(due)
-                pause = due - now()
-            except Exception as error:      # says nothing: ask again
-                pause = min(self._interval, 5 * PAUSE)
-                if not self._over:
-                    log.warning('renewal of %s: %r', self._id, error)
-        run(self._line.close())
-
-    def _over_after(self, seconds: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._over, max(0, seconds))
-
-    def _renew(self, until: float) -> None:
-        with self._changed:
-            held = [(lost, *lock)
-                    for lost, lock in self._members.items() if lock]
-        kept, gone = run(self._line.ask(
-            (RENEW, (self._id, [name for _, name, _ in held],
-                     [fence for *_, fence in held])),
-            until, lambda: self._over))
-        with self._changed:
-            if kept is None and not self._over:
-                self._lose('the server has ended its lease')
-            if self._over:
-                return
-            self.deadline = max(self.deadline, self._line.sent + self._life)
-            for lost, _, fence in held:
-                if fence in gone and lost in self._members:
-                    lost.set('the server has ended its ticket')

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
+import random
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -13,13 +12,15 @@ from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from .callers import Caller, Statement, settle
+from .callers import Caller, Statement, cut, settle
 from .errors import (
     Cancelled, ConnectionLost, Error, NotPrimary, QuorumLate, translated)
 
 # Goes on while the machine sleeps, where there is such a clock
 CLOCK = getattr(time, 'CLOCK_BOOTTIME', time.CLOCK_MONOTONIC)
-PAUSE = 0.1     # before asking again where there was no server
+# How much later than it should an answer may come; then the connection is given
+# up, and a lock in lease scope asked for over another one
+GRACE = 5.0
 
 # For whoever is not told of the end of a connection; a DSN may say otherwise.
 DEFAULTS = {'keepalives_idle': 30, 'keepalives_interval': 10,
@@ -45,11 +46,21 @@ def call(function: str, *values: Any, **named: Any) -> Statement:
             (*values, *named.values()))
 
 
-def hosts_of(dsn: str, patience: float) -> list[str]:
+def pauses(most: float = 2) -> Iterator[float]:
+    """Before asking again where there was no server: longer and longer, and of
+    many clients not at one time"""
+    pause = 0.1
+    while True:
+        yield min(pause, most) * random.uniform(0.5, 1.5)
+        pause = min(2 * pause, most)
+
+
+def hosts_of(dsn: str, left: float) -> list[str]:
     """One DSN for each host, so that each gets its own time to answer"""
     options: dict[str, Any] = {
-        **DEFAULTS, 'connect_timeout': max(2, min(10, int(patience or 10))),
-        **conninfo_to_dict(dsn)}
+        **DEFAULTS, 'connect_timeout': 10, **conninfo_to_dict(dsn)}
+    options['connect_timeout'] = max(
+        1, int(min(int(options['connect_timeout']) or 10, left)))
     lists = {key: str(options[key]).split(',')
              for key in ('host', 'hostaddr', 'port') if options.get(key)}
     count = max((len(values) for values in lists.values()), default=1)
@@ -61,19 +72,12 @@ def hosts_of(dsn: str, patience: float) -> list[str]:
 
 
 @contextmanager
-def cut_at(connection: Any, until: float | None) -> Iterator[None]:
+def cut_at(connection: Any, until: float) -> Iterator[None]:
     """Whoever still waits for an answer then finds the connection broken."""
-    if until is None:
+    if until == float('inf'):
         yield
         return
-    with translated():
-        line = socket.socket(fileno=os.dup(connection.fileno()))
-
-    def cut() -> None:
-        with suppress(OSError):
-            line.shutdown(socket.SHUT_RDWR)
-
-    timer = Timer(max(0, until - now()), cut)
+    timer = Timer(max(0, until - now()), cut, (connection,))
     timer.daemon = True
     timer.start()
     try:
@@ -81,12 +85,11 @@ def cut_at(connection: Any, until: float | None) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
-        line.close()
 
 
 class Line:
     """A connection that is made when it is needed, and made again; or one of
-    the program's, which is neither made nor closed here."""
+    the program's, which is neither made nor closed here, nor cut."""
 
     def __init__(self, caller: Caller, dsn: str, patience: float = 10, *,
                  name: str = 'dlock', given: Any = None) -> None:
@@ -96,41 +99,52 @@ class Line:
         self.opened: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.sent = 0.0     # before the last statement was sent
         self.doubt = False  # was an earlier one perhaps done, too?
+        self.late: Any = None   # what has come of one that was broken off
 
     async def ask(self, statement: Statement | Callable[[], Statement],
-                  until: float | None = None,
+                  until: float = float('inf'), limit: float | None = GRACE,
                   stopped: Callable[[], bool] = lambda: False) -> Any:
-        """Over a new connection where one breaks, until then; or for as long
-        as there is patience with a server that is away."""
-        self.doubt = False
-        away: float | None = None
-        pause = PAUSE
+        """Over a new connection where one breaks, or does not answer within
+        the limit: until then, or for as long as there is patience with a server
+        that is away.  Without a limit, it was there until it broke."""
+        self.doubt, self.late = False, None
+        longest = float('inf') if limit is None else limit
+        end = min(until, now() + self.patience)
+        waiting = pauses()
         while True:
             if stopped():
                 raise Cancelled('cancelled by the program', '57014')
             try:
                 if self.connection is None:
-                    await self._connect()
-                away = None
+                    await self._connect(min(
+                        until - now(), max(GRACE, end - now())))
                 what = statement() if callable(statement) else statement
                 self.sent = now()
-                with cut_at(self.connection, until):
-                    return await self.caller.ask(self.connection, what)
-            except (ConnectionLost, NotPrimary, QuorumLate) as error:
-                late = isinstance(error, QuorumLate)
-                if self.fixed or late and until is None:
+                with cut_at(self.connection, float('inf') if self.given
+                            else min(until, self.sent + longest)):
+                    return await self.caller.ask(
+                        self.connection, what, self._keep)
+            except QuorumLate:
+                if self.fixed or until == float('inf') or now() >= until:
                     raise
-                self.doubt = self.doubt or self.connection is not None
-                if not late:
-                    await self.close()
-                away = away or now()
-                if now() >= (until or away + self.patience):
+                self.doubt = True
+            except (ConnectionLost, NotPrimary):
+                if self.fixed:
                     raise
-            await settle(self.caller.sleep(pause))
-            pause = min(2 * pause, 1)
+                if self.connection is not None:
+                    self.doubt = True
+                    if limit is None:
+                        end = min(until, now() + self.patience)
+                await self.close()
+                if now() >= end:
+                    raise
+            await settle(self.caller.sleep(next(waiting)))
 
-    async def _connect(self) -> None:
-        for host in (hosts := hosts_of(self.dsn, self.patience)):
+    def _keep(self, value: Any) -> None:
+        self.late = value
+
+    async def _connect(self, left: float) -> None:
+        for host in (hosts := hosts_of(self.dsn, left)):
             try:
                 with translated():
                     self.connection = await settle(self.caller.connecting(
@@ -141,7 +155,8 @@ class Line:
                 if host is hosts[-1]:
                     raise
         if self.opened:
-            await self.opened()
+            with cut_at(self.connection, now() + GRACE):
+                await self.opened()
 
     async def close(self) -> None:
         if self.connection is not self.given:

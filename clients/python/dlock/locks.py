@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from .callers import (
-    UNDO, Asyncio, Blocking, Caller, Statement, both, execute, run, settle)
+    OBEY, UNDO, Asyncio, Blocking, Caller, Statement, both, cancel, cut,
+    execute, run, settle)
 from .errors import (
-    BadArgument, Cancelled, ConnectionLost, Error, LockLost, NotPrimary,
-    QuorumLate, WrongState)
-from .heart import AsyncLost, Heart, Lost, rhythm
-from .lines import PAUSE, Line, call, delta, now
+    BadArgument, Cancelled, ConnectionLost, Error, LockLost, LockTimeout,
+    NotPrimary, QuorumLate, WrongState)
+from .heart import TAKE_BACK, AsyncLost, Heart, Lost, rhythm
+from .lines import GRACE, Line, call, delta, now, pauses
 
 T = TypeVar('T')
 
+# The state of a lock or a lease: or asked for, held, being released
+NONE = 'not held'
+
 FUNCTIONS = {'session': 'dlock_acquire', 'transaction': 'dlock_xact_acquire',
              'lease': 'dlock_lease_acquire'}
-# What a request of this owner may have left, where nobody knows
-TAKE_BACK = ('SELECT count(dlock_release_ticket(ticket)) FROM dlock_locks(%s)'
-             " WHERE owner = %s AND scope = 'lease' AND role = current_user")
+# A waiter that is killed leaves the queue, unless it is said otherwise.
+CHECKED = ("SELECT set_config('client_connection_check_interval', '500ms', false)"
+           " WHERE current_setting('client_connection_check_interval') = '0'",
+           ())
 
 
 class BaseLocks:
@@ -56,18 +62,34 @@ class BaseLocks:
 
 
 class Kept(Caller):
-    """What is held, and may be lost"""
+    """What is held, and may be lost; by one thread or task at a time"""
     lost: Lost
     _heart: Heart | None = None
     _line: Line
+
+    def __init__(self) -> None:
+        self.lost = self._new_lost()
+        self._state = NONE
+        self._pid = os.getpid()     # a child process holds nothing
+        self._mutex = threading.Lock()
 
     def _new_lost(self) -> Lost:
         kind = AsyncLost if isinstance(self, Asyncio) else Lost
         return kind(self, self._look)
 
+    def _turn(self, before: str, after: str) -> None:
+        self._look()
+        with self._mutex:
+            if self._state != before:
+                raise WrongState(f'{self} is {self._state}', '55000')
+            self._state, self._pid = after, os.getpid()
+
     def check(self) -> None:
-        """Raises LockLost; before anything is sent to anybody."""
+        """Raises LockLost, or WrongState if it is not held; before anything is
+        sent to anybody."""
         self.lost.check()
+        if self._state != 'held':
+            raise WrongState(f'{self} is {self._state}', '55000')
 
     @property
     def deadline(self) -> float:
@@ -77,24 +99,26 @@ class Kept(Caller):
     def _look(self) -> None:
         if self._heart:
             self._heart.look()
+        if self._state == 'held' and self._pid != os.getpid():
+            self._state = NONE
+            self.lost.set('the parent process has it')
 
-    async def _give_back(self, statement: Statement, last: bool) -> None:
+    async def _give_back(self, statement: Statement, last: bool,
+                         line: Line) -> None:
         """For as long as it is ours; raises LockLost where it was not."""
-        heart, line, held = self._heart, self._line, not self.lost
+        heart, held = self._heart, not self.lost
         if heart:
             heart.remove(self.lost, last)
         try:
             if held:
                 answer = await line.ask(
-                    statement, heart.deadline if heart else None)
+                    statement, heart.deadline if heart else float('inf'))
                 if (answer is None or answer is False) and not line.doubt:
                     self.lost.set('the server has ended it')
         except (ConnectionLost, NotPrimary) as error:
             if heart and now() < heart.deadline:
                 raise
             self.lost.set(f'there is no connection: {error}')
-        finally:
-            await line.close()
         self.lost.check()
 
 
@@ -104,28 +128,53 @@ class BaseLease(Kept):
                  interval: float | None = None) -> None:
         """One heartbeat for any number of locks, all of them on one server:
         the one that has the name `near`.  Seconds, each."""
+        super().__init__()
         self.locks, self.ttl, self.near = locks, ttl, near
         self.id: int | None = None
         self._options = {'delay': delta(delay), 'info': info}
         self._interval = rhythm(ttl, interval)
-        self._line = locks.line(self, near)
+        # for all that need not wait; one at a time
+        self._line, self._free = locks.line(self, near), self.new_mutex()
 
     def __str__(self) -> str:
         return f'lease {self.id}'
 
     @both
     async def open(self) -> int:
-        # one whose answer is lost has no locks, and runs out
-        id: int = await self._line.ask(
-            call('dlock_lease_open', delta(self.ttl), **self._options))
-        self.id, self.lost = id, self._new_lost()
-        self._heart = Heart(self._line.dsn, id, self._line.sent, self.ttl,
-                            self._interval, self.lost)
+        self._turn(NONE, 'asked for')
+        try:
+            # one whose answer is lost has no locks, and runs out
+            id: int = await self._line.ask(
+                call('dlock_lease_open', delta(self.ttl), **self._options))
+            self.id, self.lost = id, self._new_lost()
+            self._heart = Heart(self._line.dsn, id, self._line.sent, self.ttl,
+                                self._interval, self.lost)
+        except BaseException:
+            self._state = NONE
+            await self._line.close()
+            raise
+        self._state = 'held'
         return id
 
     @both
     async def close(self) -> None:
-        await self._give_back(call('dlock_lease_close', self.id), True)
+        """All locks on it are lost.  Where it is closed already, this does
+        nothing."""
+        if self._state != NONE:
+            self._turn('held', 'being released')
+            await self.through(self._close())
+
+    async def _close(self) -> None:
+        mine = await settle(self.hold(self._free, GRACE))
+        line = self._line if mine else self.locks.line(self, self.near)
+        try:
+            await self._give_back(
+                call('dlock_lease_close', self.id), True, line)
+        finally:
+            self._state = NONE
+            await line.close()
+            if mine:
+                self._free.release()
 
     _enter, _end = open.function, close.function
 
@@ -143,6 +192,7 @@ class BaseLock(Kept):
         session scope; or of a Lease.  Times are in seconds.  A timeout of None
         is to wait for ever, and 0 to try.  The owner makes a request in lease
         scope the same as an earlier one: a job's number."""
+        super().__init__()
         self.name, self.timeout, self.ttl = name, timeout, ttl
         self.fence: int | None = None
         self._lease = source if isinstance(source, BaseLease) else None
@@ -153,20 +203,20 @@ class BaseLock(Kept):
         elif isinstance(source, BaseLocks):
             scopes = ['session' if ttl is None else 'lease']
             self._line = source.line(self, name)
-        else:
+        elif isinstance(source, self.connection_kind):
             scopes = ['session', 'transaction']
             self._line = Line(self, '', given=source)
+        else:
+            raise BadArgument(f'no lock of a {type(source).__name__}', '22023')
         self.scope = scope or scopes[0]
         own = self.scope == 'lease' and not self._lease
         if self.scope not in scopes or own != (ttl is not None):
             raise BadArgument(f'no lock in {scope} scope of this', '22023')
         self._interval = rhythm(ttl, interval) if ttl is not None else 0
-        self._owned = owner is not None
-        if self.scope == 'lease' and owner is None:
-            owner = str(uuid.uuid4())
-        self._options = dict(shared=shared, slots=slots, permits=permits,
-                             owner=owner, info=info)
-        self._held = self._cancelled = False
+        self._owner = self._asked = owner
+        self._options = dict(
+            shared=shared, slots=slots, permits=permits, info=info)
+        self._cancelled = False
         self._idle = threading.Event()
         self._idle.set()
 
@@ -175,22 +225,24 @@ class BaseLock(Kept):
 
     def _look(self) -> None:
         super()._look()
-        if (self._held and self.scope != 'lease'
+        if (self._state == 'held' and self.scope != 'lease'
                 and self._line.connection.closed):
             self.lost.set('its connection is closed')
 
     @both
     async def acquire(self) -> int:
         """The fence.  A task that is cancelled takes back what it wanted."""
-        if self._held:
-            raise WrongState(f'{self} is held already', '55000')
+        self._turn(NONE, 'asked for')
         self.lost, self._heart, self.fence = self._new_lost(), None, None
         try:
             fence = await self._take()
         except BaseException as error:
-            await self._undo(error)
+            try:
+                await self.through(self._undo(error))
+            finally:
+                self._state = NONE
             raise
-        self._held = True
+        self._state = 'held'
         return fence
 
     async def _take(self) -> int:
@@ -202,33 +254,69 @@ class BaseLock(Kept):
             values = [lease.id]
         elif self.ttl is not None:
             function, values = 'dlock_ttl_acquire', [delta(self.ttl)]
+        if self.scope == 'lease':
+            self._asked = self._owner or str(uuid.uuid4())
+            self._options['owner'] = self._asked
+            if (lease and lease._heart
+                    and (self.name, self._asked) in lease._heart.owed):
+                raise WrongState(
+                    f'{self} is being taken back from this owner', '55000')
         until = now() + float('inf' if self.timeout is None else self.timeout)
         line.fixed = line.given is not None
+        line.opened = self._check_client if until > now() else None
         self._idle.clear()
         try:
-            self.fence = fence = int(await line.ask(
-                lambda: call(function, self.name, *values, **self._options,
-                             timeout=delta(max(0, until - now()))),
-                stopped=lambda: self._cancelled))
+            fence = await self._try(function, values) if lease else None
+            if fence is None:
+                fence = int(await line.ask(
+                    lambda: call(function, self.name, *values, **self._options,
+                                 timeout=delta(max(0, until - now()))),
+                    until + GRACE, None, lambda: self._cancelled))
+            self.fence = fence
             if lease and lease._heart:
                 self._heart = lease._heart
                 self._heart.add(self.lost, self.name, fence)
                 lease.check()
             elif self.ttl is not None:
-                await self._keep(fence, self.ttl)
+                await self._keep(fence, self.ttl, until + GRACE)
+            if self.scope == 'lease':       # a wait needs one, a lock does not
+                await line.close()
         finally:
             self._idle.set()
         line.fixed = self.scope != 'lease'
         return fence
 
-    async def _keep(self, fence: int, ttl: float) -> None:
+    async def _check_client(self) -> None:
+        with suppress(Error):
+            await self.ask(self._line.connection, CHECKED)
+
+    async def _try(self, function: str, values: list[Any]) -> int | None:
+        """Over the lease's connection, where there is no need to wait"""
+        lease = self._lease
+        assert lease
+        if not await settle(self.hold(lease._free, GRACE)):
+            return None
+        try:
+            fence: int = await lease._line.ask(
+                call(function, self.name, *values, **self._options,
+                     timeout=delta(0)), stopped=lambda: self._cancelled)
+            return fence
+        except LockTimeout:
+            if self.timeout == 0:
+                raise
+            return None
+        finally:
+            lease._free.release()
+
+    async def _keep(self, fence: int, ttl: float, until: float) -> None:
         """It may have waited for long: renewed, we know until when it is ours.
         The ttl of the same request is the one that came first."""
         line = self._line
         renewed = await line.ask(
             ('SELECT dlock_renew(lease), ttl FROM dlock_leases'
-             ' WHERE lease = %s', (fence,)) if self._owned else
-            ('SELECT dlock_renew(%s), %s', (fence, delta(ttl))), now() + ttl)
+             ' WHERE lease = %s', (fence,)) if self._owner else
+            ('SELECT dlock_renew(%s), %s', (fence, delta(ttl))),
+            min(now() + ttl, until), self._interval, lambda: self._cancelled)
         if renewed is None or renewed[0] is None:
             self.lost.set('the server has ended its lease')
             self.lost.check()
@@ -237,31 +325,68 @@ class BaseLock(Kept):
                             self._interval * life / ttl, self.lost)
 
     async def _undo(self, error: BaseException) -> None:
-        """What was broken off may have been done, and is taken back."""
-        line = self._line
+        """What was broken off may have been done, and is taken back; as soon
+        as the server can be asked, if a lease goes on."""
+        line, lease, until = self._line, self._lease, now() + UNDO
+        heart = lease._heart if lease else None
         if self._heart:
-            self._heart.remove(self.lost, not self._lease)
-        unsure = (self.fence or not isinstance(error, Error)
-                  or isinstance(error, QuorumLate)
-                  or line.doubt and isinstance(error, Cancelled))
-        await line.close()
-        with suppress(Exception):           # it runs out, then
-            if self.scope == 'lease' and unsure:
-                await line.ask((TAKE_BACK, (
-                    self.name, self._options['owner'])), now() + UNDO)
-                await line.close()
-            elif (self.scope == 'session' and line.given
-                    and not isinstance(error, Exception)):
-                await settle(line.given.close())
+            self._heart.remove(self.lost, not lease)
+        if self.scope == 'session' and line.given and (
+                fence := self.fence or line.late):
+            with suppress(Error):
+                await self.ask(
+                    line.connection, call('dlock_release_ticket', fence))
+        unsure = self.scope == 'lease' and (
+            self.fence or not isinstance(error, Error)
+            or isinstance(error, QuorumLate)
+            or line.doubt or lease and lease._line.doubt)
+        request = self.name, self._asked or ''
+        try:
+            await line.close()
+            if not unsure:
+                return
+            line.opened, line.fixed, waiting = None, False, pauses()
+            while await line.ask((TAKE_BACK, request), until) is False:
+                if now() >= until:
+                    raise ConnectionLost('its session goes on waiting')
+                await settle(self.sleep(next(waiting)))
+        except BaseException as failure:
+            if heart:
+                heart.owe(request)
+            if not isinstance(failure, Error):  # else it runs out
+                raise
+        finally:
+            await line.close()
 
     @both
     async def release(self) -> None:
-        if not self._held:
-            raise WrongState(f'{self} is not held', '55000')
-        self._held = False
-        if self.scope != 'transaction':     # whose end it waits for
-            await self._give_back(call('dlock_release_ticket', self.fence),
-                                  not self._lease)
+        self._turn('held', 'being released')
+        if self.scope == 'transaction':     # whose end it waits for
+            self._state = NONE
+        else:
+            await self.through(self._release())
+
+    async def _release(self) -> None:
+        """Over the lease's connection, if there is one; and if nothing comes
+        of it, a lease that goes on does it later."""
+        lease, heart, mine = self._lease, self._heart, False
+        try:
+            if lease:
+                mine = await settle(self.hold(lease._free, GRACE))
+            await self._give_back(
+                call('dlock_release_ticket', self.fence), not lease,
+                lease._line if lease and mine else self._line)
+        except LockLost:
+            raise
+        except BaseException:
+            if lease and heart:
+                heart.owe((self.name, self._asked or ''))
+            raise
+        finally:
+            if lease and mine:
+                lease._free.release()
+            self._state = NONE
+            await self._line.close()
 
     @both
     async def guard(self, connection: Any) -> None:
@@ -280,9 +405,16 @@ class Lock(BaseLock, Blocking):
         """For another thread, and for good: an acquire raises Cancelled,
         unless it has got the lock meanwhile."""
         self._cancelled = True
-        while not self._idle.wait(PAUSE):
+        until, waiting = now() + OBEY, pauses()
+        while not self._idle.wait(next(waiting) / 2):
+            line = self._line
             with suppress(Exception):
-                self._line.connection.cancel()
+                if now() < until:
+                    cancel(line.connection)
+                elif not line.given:
+                    cut(line.connection)
+            if now() > until + GRACE:
+                return
 
 
 class AsyncLock(BaseLock, Asyncio):
@@ -330,29 +462,42 @@ class Election:
                  **options: Any) -> None:
         self._new_lock = partial(locks.lock, name, ttl=ttl, **options)
         self._lock = self._new_lock()
-        self._stopped = False
+        self._stopped = threading.Event()
 
     def run(self, work: Callable[[Lock], T]) -> T | None:
         """What work returns that was done to its end while we lead; it heeds
-        lock.lost.  None where stop() came before."""
+        lock.lost.  None where stop() came before.  A server that is away is
+        waited for, however long."""
+        waiting = pauses(15)
         while True:
-            self._lock = self._new_lock()
-            if self._stopped:
+            leads = done = False
+            self._lock = lock = self._new_lock()
+            if self._stopped.is_set():
                 return None
             try:
-                with self._lock as lock:
+                lock.acquire()
+                leads, waiting = True, pauses(15)
+                with ExitStack() as leaving:
+                    leaving.push(lock)
                     result = work(lock)
+                    done = True
                 return result
             except LockLost:
-                if not self._lock.lost:     # but another lock, of work's
+                if not lock.lost:       # but another lock, of work's
                     raise
+            except (ConnectionLost, NotPrimary):
+                if done:                # while we led; the lock runs out
+                    return result
+                if leads:               # work's own
+                    raise
+                self._stopped.wait(next(waiting))
             except Cancelled:
-                if not self._stopped:
+                if not self._stopped.is_set():
                     raise
 
     def stop(self) -> None:
         """For another thread: campaign no more."""
-        self._stopped = True
+        self._stopped.set()
         self._lock.cancel()
 
 
@@ -364,23 +509,39 @@ class AsyncElection:
         self._lock = locks.lock(name, ttl=ttl, **options)
 
     async def run(self, work: Callable[[AsyncLock], Awaitable[T]]) -> T:
+        lock, waiting = self._lock, pauses(15)
         while True:
+            leads = done = False
             try:
-                async with self._lock as lock:
-                    task = asyncio.ensure_future(work(lock))
-                    lock.lost.add_callback(lambda _: task.cancel())
-                    try:
-                        await asyncio.wait({task})
-                    except asyncio.CancelledError:
-                        task.cancel()
-                        await asyncio.wait({task})
-                        raise
-                    lock.check()
-                    result = task.result()
+                await lock.acquire()
+                leads, waiting = True, pauses(15)
+                async with AsyncExitStack() as leaving:
+                    leaving.push_async_exit(lock)
+                    result = await self._lead(work, lock)
+                    done = True
                 return result
             except LockLost:
-                if not self._lock.lost:     # but another lock, of work's
+                if not lock.lost:       # but another lock, of work's
                     raise
+            except (ConnectionLost, NotPrimary):
+                if done:                # while we led; the lock runs out
+                    return result
+                if leads:               # work's own
+                    raise
+                await asyncio.sleep(next(waiting))
+
+    async def _lead(self, work: Callable[[AsyncLock], Awaitable[T]],
+                    lock: AsyncLock) -> T:
+        task = asyncio.ensure_future(work(lock))
+        lock.lost.add_callback(lambda _: task.cancel())
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        lock.check()
+        return task.result()
 
 
 async def async_reset(connection: Any) -> None:

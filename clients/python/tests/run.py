@@ -5,8 +5,11 @@ and asynchronous.  test/t/client_python.pl starts this.
 """
 
 import asyncio
+import gc
 import logging
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -45,7 +48,7 @@ rows = {}
 
 
 def row(test):
-    rows[test.__name__] = test
+    rows[test.__name__.removesuffix('_row')] = test
     return test
 
 
@@ -104,10 +107,10 @@ class Admin:
             self.until('SELECT renewed_at > %s FROM dlock_leases '
                        'WHERE lease = %s', self.renewed_at(lease), lease)
 
-    def heartbeat(self, count=1):
+    def heartbeat(self):
         """The process of the heartbeat's connection, as soon as there is one"""
-        self.until("SELECT count(*) = %s FROM pg_stat_activity "
-                   "WHERE application_name = 'dlock heartbeat'", count)
+        self.until("SELECT count(*) = 1 FROM pg_stat_activity "
+                   "WHERE application_name = 'dlock heartbeat'")
         return self("SELECT min(pid) FROM pg_stat_activity "
                     "WHERE application_name = 'dlock heartbeat'")
 
@@ -231,6 +234,92 @@ def session_on_connection():
                 assert not admin.is_free('plain')
             assert admin.is_free('plain')
             await db.execute('SELECT 1')
+    asyncio.run(same())
+
+
+@row
+def lock_used_twice():
+    for options in {}, {'ttl': LONG}:
+        lock = locks.lock('twice', **options)
+        with admin.holds('twice'):
+            waiting = [start(lock.acquire) for _ in range(2)]
+            wait_until(lambda: any(w.done() for w in waiting))
+            winner, = [w for w in waiting if not w.done()]
+        fence = winner.result(TIMEOUT)
+        for refused in waiting:
+            if refused is not winner:
+                with raises(dlock.WrongState, '55000'):
+                    refused.result()
+        with raises(dlock.WrongState, '55000'):
+            lock.acquire()
+        lock.check()
+        assert lock.fence == fence
+        lock.release()
+        assert admin.left('twice') == 0
+        with lock:
+            assert lock.fence > fence
+
+    async def same():
+        for options in {}, {'ttl': LONG}:
+            lock = async_locks.lock('twice', **options)
+            with admin.holds('twice'):
+                waiting = [asyncio.ensure_future(lock.acquire())
+                           for _ in range(2)]
+                await beside(admin.until_waits, 'twice')
+                with raises(dlock.WrongState, '55000'):
+                    await waiting[1]
+            fence = await waiting[0]
+            with raises(dlock.WrongState, '55000'):
+                await lock.acquire()
+            lock.check()
+            await lock.release()
+            assert admin.left('twice') == 0
+            async with lock:
+                assert lock.fence > fence
+    asyncio.run(same())
+
+
+@row
+def check_unheld():
+    def refused(kept):
+        with raises(dlock.WrongState, '55000'):
+            kept.check()
+
+    with connection() as db, db.transaction():
+        for kept in (locks.lock('plain'), locks.lock('plain', ttl=LONG),
+                     dlock.Lock(db, 'plain', scope='transaction'),
+                     locks.lease(LONG)):
+            refused(kept)
+            with kept:
+                kept.check()
+            refused(kept)
+    with connection() as db, raises(dlock.BadArgument, '22023'):
+        dlock.Lock(db.cursor(), 'plain')
+
+    # nor does a child process hold what its parent holds
+    with locks.lock('session') as session, locks.lease(LONG) as lease, \
+            lease.lock('leased') as leased:
+        child = os.fork()
+        if not child:
+            unheld = 0
+            for kept in session, leased, lease:
+                for call in (kept.check,
+                             getattr(kept, 'release', None) or kept.close):
+                    try:
+                        call()
+                    except dlock.Error:
+                        unheld += 1
+            os._exit(unheld)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 6
+        for kept in session, leased, lease:
+            kept.check()
+
+    async def same():
+        for kept in async_locks.lock('plain'), async_locks.lease(LONG):
+            refused(kept)
+            async with kept:
+                kept.check()
+            refused(kept)
     asyncio.run(same())
 
 
@@ -398,6 +487,86 @@ def lease_many():
                 assert held(2)
             assert held(0)
         assert admin('SELECT count(*) FROM dlock_leases') == 0
+    asyncio.run(same())
+
+
+@row
+def lease_closed_under_lock():
+    lease = locks.lease(LONG)
+    lease.open()
+    lock = lease.lock('closed')
+    lock.acquire()
+    lease.close()
+    assert admin.left('closed') == 0
+    told(lock.lost)
+    for call in lock.check, lock.release:
+        with raises(dlock.LockLost, '55L01'):
+            call()
+    lease.close()
+    assert not lease.lost
+
+    async def same():
+        with raises(dlock.LockLost, '55L01'):
+            async with async_locks.lease(LONG) as lease:
+                async with lease.lock('closed') as lock:
+                    await lease.close()
+                    await asyncio.wait_for(lock.lost.wait(), TIMEOUT)
+        assert admin.left('closed') == 0
+    asyncio.run(same())
+
+
+@row
+def lease_opened_twice():
+    def seen(count):
+        assert admin('SELECT count(*) FROM dlock_leases') == count
+
+    lease = locks.lease(LONG)
+    lease.open()
+    with raises(dlock.WrongState, '55000'):
+        lease.open()
+    seen(1)
+    lease.close()
+    seen(0)
+
+    async def same():
+        lease = async_locks.lease(LONG)
+        opening = asyncio.ensure_future(lease.open())
+        await asyncio.sleep(0)
+        with raises(dlock.WrongState, '55000'):
+            await lease.open()
+        await opening
+        with raises(dlock.WrongState, '55000'):
+            await lease.open()
+        seen(1)
+        await lease.close()
+        seen(0)
+    asyncio.run(same())
+
+
+def connections():
+    return admin('SELECT count(*) FROM pg_stat_activity '
+                 "WHERE usename = 'app'")
+
+
+@row
+def connections_row():
+    with locks.lease(LONG) as lease:
+        many = [lease.lock(f'many/{n}') for n in range(1000)]
+        many += [locks.lock(f'own/{n}', ttl=LONG) for n in range(10)]
+        for lock in many:
+            lock.acquire()
+        assert connections() <= 4
+        for lock in many:
+            lock.release()
+        assert connections() <= 4
+
+    async def same():
+        async with async_locks.lease(LONG) as lease:
+            many = [lease.lock(f'many/{n}') for n in range(1000)]
+            await asyncio.gather(*(lock.acquire() for lock in many))
+            assert connections() <= 4
+            await asyncio.gather(*(lock.release() for lock in many))
+            assert connections() <= 4
     asyncio.run(same())
 
 
@@ -600,6 +769,36 @@ def election_lost():
 
 
 @row
+def election_restart():
+    with locks.lease(**KEPT) as lease:
+        lease.lock('leader').acquire()
+        hasty = dlock.Locks(MAIN, patience=0)
+        running = start(hasty.election('leader', ttl=LONG).run,
+                        lambda lock: 'led')
+        admin.until_waits('leader')
+        order('restart')
+        admin.until_renewed(lease.id)
+        assert not running.done()
+    assert running.result(TIMEOUT) == 'led'
+
+    async def same():
+        async with async_locks.lease(**KEPT) as lease:
+            await lease.lock('leader').acquire()
+            hasty = dlock.AsyncLocks(MAIN, patience=0)
+
+            async def work(lock):
+                return 'led'
+            running = asyncio.ensure_future(
+                hasty.election('leader', ttl=LONG).run(work))
+            await beside(admin.until_waits, 'leader')
+            await beside(order, 'restart')
+            await beside(admin.until_renewed, lease.id)
+            assert not running.done()
+        assert await running == 'led'
+    asyncio.run(same())
+
+
+@row
 def watch():
     def change():
         with psycopg.connect(admin.dsn, autocommit=True) as db:
@@ -795,7 +994,7 @@ def lease_server_stopped():
         with raises(dlock.LockLost, '55L01'):
             async with async_locks.lock('other', ttl=SHORT) as other:
                 with locks.lock('lease', ttl=SHORT) as lock:
-                    await beside(admin.heartbeat, 2)
+                    await beside(admin.heartbeat)
                     order('freeze')
                     await asyncio.wait_for(other.lost.wait(), TIMEOUT)
                     await beside(told, lock.lost)
@@ -902,7 +1101,7 @@ def lease_callback():
 
     def bad(lock):
         called.append(('bad', lock))
-        raise KeyError
+        sys.exit(1)
 
     with raises(dlock.LockLost):
         with locks.lock('lease', **KEPT) as lock:
@@ -1003,6 +1202,182 @@ def acquire_cancelled():
             with raises(asyncio.CancelledError):
                 await task
             assert admin.left('busy') == 0
+    asyncio.run(same())
+
+
+class Alarm(Exception):
+    pass
+
+
+@contextmanager
+def alarms(interval):
+    """Exceptions of a signal handler, here and wherever the block is"""
+    left = [None] * (2 if interval else 1)
+
+    def handler(*_):
+        if left:
+            left.pop()
+            raise Alarm
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, interval)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def breaks_off(lock, twice):
+    try:
+        with alarms(0.002 if twice else 0):
+            lock.acquire()
+    except Alarm:
+        return
+    raise AssertionError('not broken off')
+
+
+@row
+def acquire_broken_off():
+    with locks.lease(LONG) as lease, connection() as db:
+        kept = lease.lock('kept')
+        kept.acquire()
+        for twice in False, True:
+            for lock in (locks.lock('busy'), locks.lock('busy', ttl=LONG),
+                         lease.lock('busy'), dlock.Lock(db, 'busy')):
+                with admin.holds('busy'):
+                    breaks_off(lock, twice)
+                    admin.until('SELECT count(*) = 1 FROM dlock_locks '
+                                "WHERE name = 'busy'")
+                admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL")
+                if not twice:
+                    db.execute('SELECT 1')
+        kept.check()
+
+    async def same():
+        trouble = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: trouble.append(context))
+        async with async_locks.lease(LONG) as lease:
+            for steps in 0, 1, 3, 8:
+                for lock in (async_locks.lock('busy'), lease.lock('busy'),
+                             async_locks.lock('busy', ttl=LONG)):
+                    with admin.holds('busy'):
+                        task = asyncio.ensure_future(lock.acquire())
+                        await beside(admin.until_waits, 'busy')
+                        task.cancel()
+                        for _ in range(steps):
+                            await asyncio.sleep(0)
+                        task.cancel()
+                        with raises(asyncio.CancelledError):
+                            await task
+                        for _ in range(2):
+                            await (await async_connection()).close()
+                        await beside(admin.until,
+                                     'SELECT count(*) = 1 FROM dlock_locks '
+                                     "WHERE name = 'busy'")
+            # at each moment of the connect
+            with admin.holds('busy'):
+                for steps in range(1, 12):
+                    task = asyncio.ensure_future(
+                        async_locks.lock('busy').acquire())
+                    for _ in range(steps):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    with raises(asyncio.CancelledError):
+                        await asyncio.wait_for(task, TIMEOUT)
+        del task
+        gc.collect()
+        assert not trouble, trouble
+    asyncio.run(same())
+
+
+@row
+def waiter_killed():
+    with admin.holds('busy'):
+        waiter = subprocess.Popen([
+            sys.executable, '-c', 'import sys, dlock; dlock.Locks(sys.argv[1])'
+            f".lock('busy', ttl={LONG}).acquire()", MAIN])
+        admin.until_waits('busy')
+        waiter.kill()
+        waiter.wait()
+        admin.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'")
+
+
+@row
+def server_silent():
+    hasty = dlock.Locks(MAIN, patience=1)
+    session = locks.lock('mine')
+    session.acquire()
+    waiter = locks.lock('busy', ttl=LONG)
+
+    async def cancelled():
+        with raises(asyncio.TimeoutError):
+            await asyncio.wait_for(
+                dlock.AsyncLocks(MAIN).lock('y', ttl=LONG).acquire(), 0.1)
+
+    with admin.holds('busy'):
+        waiting = start(waiter.acquire)
+        admin.until_waits('busy')
+        order('freeze')
+        asked = [start(hasty.lock('x', timeout=0.05, **options).acquire)
+                 for options in ({}, {'ttl': LONG})]
+        asked.append(start(hasty.lease(LONG).open))
+        released = start(session.release)
+        beside = start(asyncio.run, cancelled())
+        waiter.cancel()
+        for ended, kind in [*((one, dlock.ConnectionLost) for one in asked),
+                            (released, dlock.LockLost),
+                            (waiting, dlock.Cancelled)]:
+            with raises(kind):
+                ended.result(TIMEOUT)
+        beside.result(TIMEOUT)
+        order('thaw')
+    admin.until('SELECT count(*) = 0 FROM dlock_locks')
+
+
+@row
+def release_silent():
+    with locks.lease(**KEPT) as lease:
+        held = [lease.lock('silent'), locks.lock('own', **KEPT)]
+        for lock in held:
+            lock.acquire()
+        pids = admin('SELECT array_agg(pid) FROM pg_stat_activity '
+                     "WHERE application_name = 'dlock'")
+        for pid in pids:
+            order(f'stop {pid}')
+        for lock in held:
+            lock.release()
+            assert admin.left(lock.name) == 0
+        assert not lease.lost
+        for pid in pids:
+            order(f'continue {pid}')
+
+
+@row
+def release_owed():
+    with dlock.Locks(MAIN, patience=0.1).lease(**KEPT) as lease:
+        lock = lease.lock('owed')
+        lock.acquire()
+        order('freeze')
+        with raises(dlock.ConnectionLost):
+            lock.release()
+        order('thaw')
+        admin.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'")
+        assert not lease.lost
+        with lease.lock('owed', timeout=0):
+            pass
+
+    async def same():
+        async with dlock.AsyncLocks(MAIN, patience=0.1).lease(**KEPT) as lease:
+            lock = lease.lock('owed')
+            await lock.acquire()
+            await beside(order, 'freeze')
+            with raises(asyncio.TimeoutError):
+                await asyncio.wait_for(lock.release(), 0.1)
+            await beside(order, 'thaw')
+            await beside(admin.until, 'SELECT count(*) = 0 FROM dlock_locks '
+                         "WHERE name = 'owed'")
     asyncio.run(same())
 
 

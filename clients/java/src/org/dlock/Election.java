@@ -1,12 +1,18 @@
 package org.dlock;
 
+import static java.util.concurrent.TimeUnit.NANOSECONDS;
+import static java.util.concurrent.TimeUnit.SECONDS;
+
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicReference;
 
 /** Runs work while this process leads, and campaigns again after a loss. */
 public final class Election {
+    private static final long MOST = SECONDS.toNanos(15);
+
     private final Lock lock;
-    private volatile boolean stopped;
+    private final CountDownLatch stopped = new CountDownLatch(1);
 
     /** What is done by the leader; its thread is interrupted when the lock is lost. */
     public interface Work<T> {
@@ -18,18 +24,35 @@ public final class Election {
         this.lock = lock;
     }
 
-    /** What work returns that was done to its end while we lead; null where stop() came before */
+    /**
+     * What work returns that was done to its end while we lead; null where stop() came before.  A server that is away is
+     * waited for, however long.
+     */
     public <T> T run(Work<T> work) throws Exception {
-        while (!stopped)
+        Line.Pauses pauses = new Line.Pauses(MOST);
+        while (stopped.getCount() > 0) {
+            boolean leads = false, done = false;
+            T result = null;
             try (Lock held = lock.acquire()) {
-                return lead(work, held);
+                leads = true;
+                pauses = new Line.Pauses(MOST);
+                result = lead(work, held);
+                done = true;
+                return result;
             } catch (DlockException.LockLost | InterruptedException error) {
                 if (!lock.lost().isSet())       // but another lock, of work's; or somebody else's interrupt
                     throw error;
+            } catch (DlockException.ConnectionLost | DlockException.NotPrimary error) {
+                if (done)                       // while we led; the lock runs out
+                    return result;
+                if (leads)                      // work's own
+                    throw error;
+                stopped.await(pauses.next(), NANOSECONDS);
             } catch (DlockException.Cancelled error) {
-                if (!stopped)
+                if (stopped.getCount() > 0)
                     throw error;
             }
+        }
         return null;
     }
 
@@ -59,7 +82,7 @@ public final class Election {
 
     /** For another thread: campaign no more. */
     public void stop() {
-        stopped = true;
+        stopped.countDown();
         lock.stop();
     }
 }

@@ -1,18 +1,33 @@
 package org.dlock;
 
-import java.sql.SQLException;
+import java.util.concurrent.atomic.AtomicReference;
 
-/** What a heart keeps, or a connection */
+/** What a heart keeps, or a connection; by one thread at a time */
 abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
+    /** The state of a lock or a lease: or asked for, held, being released */
+    static final String NONE = "not held", ASKED = "asked for", HELD = "held", LEAVING = "being released";
+
     volatile Heart heart;
+    final AtomicReference<String> state = new AtomicReference<>(NONE);
 
     public abstract Lost<T> lost();
 
     @Override
     public abstract void close() throws DlockException;
 
-    /** Throws LockLost where it is lost; before anything is sent to anybody. */
-    public void check() throws DlockException { lost().check(); }
+    /** Throws LockLost, or WrongState if it is not held; before anything is sent to anybody. */
+    public void check() throws DlockException {
+        lost().check();
+        if (!isHeld())
+            throw new DlockException.WrongState(this + " is " + state);
+    }
+
+    boolean isHeld() { return state.get().equals(HELD); }
+
+    void turn(String before, String after) throws DlockException {
+        if (!state.compareAndSet(before, after))
+            throw new DlockException.WrongState(this + " is " + state);
+    }
 
     /** By Locks.now() */
     public long deadline() { return heart == null ? Long.MAX_VALUE : heart.deadline(); }
@@ -23,24 +38,20 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
     }
 
     /** Give back what the heart keeps, for as long as that is ours; throws LockLost where it was not. */
-    void end(Line line, Line.Call call, boolean last) throws DlockException {
-        heart.leave(lost(), last);
+    void giveBack(Line line, Line.Call call, boolean last) throws DlockException {
+        boolean held = !lost().isSet();
+        heart.remove(lost(), last);
         try {
-            check();
-            try {
-                Object returned = line.ask(() -> call, heart.deadline(), heart);
+            if (held) {
+                Object returned = line.ask(() -> call, heart.deadline(), Line.GRACE);
                 if ((returned == null || returned.equals(false)) && !line.doubt)
                     lost().set("the server has ended it");
-            } catch (DlockException.ConnectionLost error) {
-                check();
-                throw error;
             }
-            check();
-        } finally {
-            heart.remove(lost());
-            if (last)
-                heart.end();
-            line.close();
+        } catch (DlockException.ConnectionLost | DlockException.NotPrimary error) {
+            if (Clock.now() < heart.deadline())
+                throw error;
+            lost().set("there is no connection: " + error.getMessage());
         }
+        lost().check();
     }
 }

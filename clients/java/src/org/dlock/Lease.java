@@ -1,8 +1,11 @@
 package org.dlock;
 
+import static java.util.concurrent.TimeUnit.NANOSECONDS;
+
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.concurrent.locks.ReentrantLock;
 
 /** One heartbeat for any number of locks, all of them on one server */
 public final class Lease extends Kept<Lease> {
@@ -10,10 +13,11 @@ public final class Lease extends Kept<Lease> {
     String url;
     private final Duration ttl;
     private final Map<String, Object> options = new HashMap<>();
-    private final Lost<Lease> lost = new Lost<>(this, this::look);
+    private volatile Lost<Lease> lost = new Lost<>(this, this::look);
     private String near = "";
     private Duration interval;
-    private Line line;
+    private Line line;          // for all that need not wait; one at a time
+    private final ReentrantLock free = new ReentrantLock();
     private volatile long id;
 
     Lease(Locks locks, Duration ttl) {
@@ -40,19 +44,19 @@ public final class Lease extends Kept<Lease> {
 
     public Lease open() throws DlockException {
         Duration pause = interval(ttl, interval);
-        if (heart != null)
-            throw new DlockException.WrongState(this + " has been opened");
+        turn(NONE, ASKED);
         line = locks.line(near);
         url = line.url;
         try {
+            lost = new Lost<>(this, this::look);
             id = (Long) line.ask(Line.call("dlock_lease_open", options, ttl));
-        } catch (DlockException error) {
+            heart = new Heart(url, id, line.sent, ttl, pause, lost);
+        } catch (DlockException | RuntimeException | Error error) {
             line.close();       // one whose answer is lost has no locks, and runs out
+            state.set(NONE);
             throw error;
         }
-        heart = new Heart(url, id, line.sent, ttl, pause);
-        heart.add(lost, null);
-        heart.start();
+        state.set(HELD);
         return this;
     }
 
@@ -64,13 +68,47 @@ public final class Lease extends Kept<Lease> {
         return pause;
     }
 
+    /** All locks on it are lost.  Where it is closed already, this does nothing. */
     @Override
     public void close() throws DlockException {
-        Line used = line;
-        line = null;
-        if (used != null && heart != null)
-            end(used, Line.call("dlock_lease_close", Map.of(), id), true);
+        if (state.get().equals(NONE))
+            return;
+        turn(HELD, LEAVING);
+        try {
+            hold(over -> {
+                giveBack(over, Line.call("dlock_lease_close", Map.of(), id), true);
+                return null;
+            });
+        } finally {
+            state.set(NONE);
+            line.close();
+        }
     }
+
+    interface Work<R> {
+        R over(Line line) throws DlockException;
+    }
+
+    /** Work has the lease's connection to itself; or another one, if that is not free soon. */
+    <R> R hold(Work<R> work) throws DlockException {
+        boolean mine = false;
+        try {
+            mine = free.tryLock() || free.tryLock(Line.GRACE, NANOSECONDS);
+        } catch (InterruptedException error) {
+            Thread.currentThread().interrupt();
+        }
+        Line over = mine ? line : new Line(url, locks.line(near).patience);
+        try {
+            return work.over(over);
+        } finally {
+            if (mine)
+                free.unlock();
+            else
+                over.close();
+        }
+    }
+
+    boolean doubt() { return line.doubt; }
 
     @Override
     public String toString() { return "lease " + id; }

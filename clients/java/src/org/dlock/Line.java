@@ -1,5 +1,6 @@
 package org.dlock;
 
+import static java.util.concurrent.TimeUnit.MILLISECONDS;
 import static java.util.concurrent.TimeUnit.SECONDS;
 
 import java.nio.channels.AsynchronousCloseException;
@@ -13,11 +14,23 @@ import java.time.Duration;
 import java.util.Arrays;
 import java.util.Map;
 import java.util.Properties;
+import java.util.concurrent.ThreadLocalRandom;
 import java.util.function.Supplier;
 
 /** A connection that is made when it is needed, and made again; one of the program's is never another one. */
 final class Line {
-    private static final long PAUSE = 100;      // milliseconds before asking again where there was no server
+    static final long FOREVER = Long.MAX_VALUE;
+    /**
+     * How much later than it should an answer may come; then the connection is given up, and a lock in lease scope asked
+     * for over another one
+     */
+    static final long GRACE = SECONDS.toNanos(5);
+    /** What is broken off has so long to obey, and then to be taken back. */
+    static final long OBEY = SECONDS.toNanos(1), UNDO = SECONDS.toNanos(2);
+    /** A waiter that is killed leaves the queue, unless it is said otherwise. */
+    private static final Call CHECKED = new Call(
+            "SELECT set_config('client_connection_check_interval', '500ms', false)"
+            + " WHERE current_setting('client_connection_check_interval') = '0'");
 
     record Call(String sql, Object... values) {}
 
@@ -25,6 +38,7 @@ final class Line {
     final Duration patience;
     final boolean given;
     volatile Connection connection;
+    boolean checked;        // is it to set that?
     long sent;              // before the last statement was sent
     boolean doubt;          // was an earlier one perhaps done, too?
     private volatile PreparedStatement running;
@@ -78,12 +92,16 @@ final class Line {
 
     private static Object result(PreparedStatement statement) throws SQLException {
         try (ResultSet rows = statement.executeQuery()) {
-            Object value = rows.next() ? rows.getObject(1) : null;
-            return value instanceof Array array ? array.getArray() : value;
+            if (!rows.next())
+                return null;
+            Object[] row = new Object[rows.getMetaData().getColumnCount()];
+            for (int i = 0; i < row.length; i++)
+                row[i] = rows.getObject(i + 1) instanceof Array array ? array.getArray() : rows.getObject(i + 1);
+            return row.length == 1 ? row[0] : row;
         }
     }
 
-    /** The value that a statement returns */
+    /** The value, or row, that a statement returns */
     static Object ask(Connection connection, Call call) throws DlockException {
         try (PreparedStatement statement = prepare(connection, call)) {
             return result(statement);
@@ -92,12 +110,42 @@ final class Line {
         }
     }
 
-    /** Each host has some time to answer; afterwards, an answer may take as long as it likes. */
-    static Connection connect(String url, String name, Duration patience) throws DlockException {
+    /** The same, or no connection any more, until then */
+    static Object ask(Connection connection, Call call, long until) throws DlockException {
+        bound(connection, until);
+        try {
+            return ask(connection, call);
+        } finally {
+            bound(connection, FOREVER);
+        }
+    }
+
+    private static void bound(Connection connection, long until) throws DlockException {
+        try {
+            if (until != FOREVER || !connection.isClosed())
+                connection.setNetworkTimeout(Runnable::run, until == FOREVER ? 0
+                        : (int) Math.max(1, Math.min(Integer.MAX_VALUE, (until - Clock.now()) / 1_000_000)));
+        } catch (SQLException error) {
+            throw DlockException.of(error);
+        }
+    }
+
+    /** When so much time has passed */
+    static long after(Duration time) {
+        return time == null || time.compareTo(Duration.ofDays(36500)) > 0 ? FOREVER : Clock.now() + time.toNanos();
+    }
+
+    static long later(long until, long nanos) { return until == FOREVER ? FOREVER : until + nanos; }
+
+    static long left(long until) { return until == FOREVER ? FOREVER : until - Clock.now(); }
+
+    /** Each host has some time to answer, in nanoseconds; afterwards, an answer may take as long as it likes. */
+    static Connection connect(String url, String name, long patience) throws DlockException {
         Properties defaults = new Properties();
-        String seconds = String.valueOf(Math.max(2, Math.min(10, patience.toSeconds())));
+        String seconds = String.valueOf(Math.max(1, Math.min(10, patience / SECONDS.toNanos(1))));
         defaults.putAll(Map.of("ApplicationName", name, "assumeMinServerVersion", "15", "prepareThreshold", "0",
-                "tcpKeepAlive", "true", "connectTimeout", seconds, "socketTimeout", seconds));
+                "tcpKeepAlive", "true", "connectTimeout", seconds, "socketTimeout", seconds,
+                "cancelSignalTimeout", "1"));
         if (url.matches("[^/]*//[^/?]*,.*"))
             defaults.put("targetServerType", "primary");
         Connection connection = null;
@@ -128,11 +176,27 @@ final class Line {
         close(old);
     }
 
+    /** Before asking again where there was no server: longer and longer, and of many clients not at one time */
+    static final class Pauses {
+        private final long most;
+        private long pause = MILLISECONDS.toNanos(100);
+
+        Pauses(long most) { this.most = most; }
+
+        long next() {
+            long now = (long) (pause * ThreadLocalRandom.current().nextDouble(0.5, 1.5));
+            pause = Math.min(2 * pause, most);
+            return now;
+        }
+    }
+
+    static Pauses pauses() { return new Pauses(SECONDS.toNanos(2)); }
+
     /** Also where the thread is interrupted, which stays to be seen */
-    static void pause() {
+    static void pause(long nanos) {
         boolean interrupted = Thread.interrupted();
         try {
-            Thread.sleep(PAUSE);
+            MILLISECONDS.sleep(Math.max(1, nanos / 1_000_000));
         } catch (InterruptedException error) {
             interrupted = true;
         }
@@ -140,41 +204,61 @@ final class Line {
             Thread.currentThread().interrupt();
     }
 
-    Object ask(Call call) throws DlockException { return ask(() -> call, null, null); }
+    Object ask(Call call) throws DlockException { return ask(() -> call, FOREVER, GRACE); }
 
     /**
-     * Over a new connection where one breaks, until then, or for as long as there is patience with a server that is
-     * away; cut when the heart ends.
+     * Over a new connection where one breaks, or does not answer within the limit: until then, or for as long as there is
+     * patience with a server that is away.  Without a limit, it was there until it broke.  A connection of the program's
+     * is never another one, nor bounded.
      */
-    Object ask(Supplier<Call> call, Long until, Heart heart) throws DlockException {
-        Long away = null;
+    Object ask(Supplier<Call> call, long until, long limit) throws DlockException {
+        long end = Math.min(until, after(patience));
+        Pauses pauses = pauses();
         doubt = false;
         while (true) {
             try {
-                if (isCancelled())
-                    throw new DlockException.Cancelled("canceled by the program");
+                checkCancelled();
                 if (connection == null)
-                    connection = connect(url, "dlock", Duration.ofSeconds(10));
-                away = null;
-                return askOnce(connection, call.get(), heart);
+                    open(Math.min(left(until), Math.max(GRACE, left(end))));
+                Call what = call.get();
+                return askOnce(connection, what,
+                        given ? FOREVER : Math.min(until, limit == FOREVER ? FOREVER : Clock.now() + limit));
+            } catch (DlockException.QuorumLate error) {
+                if (given || until == FOREVER || Clock.now() >= until)
+                    throw error;
+                doubt = true;
             } catch (DlockException.ConnectionLost | DlockException.NotPrimary error) {
                 if (given)
                     throw error;
-                doubt |= connection != null;
+                if (connection != null) {
+                    doubt = true;
+                    if (limit == FOREVER)
+                        end = Math.min(until, after(patience));
+                }
                 close();
-                if (away == null)
-                    away = Clock.now();
-                if (Clock.now() >= (until != null ? until : away + patience.toNanos()))
+                if (Clock.now() >= end)
                     throw error;
             }
-            pause();
+            pause(pauses.next());
         }
     }
 
-    private Object askOnce(Connection over, Call call, Heart heart) throws DlockException {
+    private void open(long nanos) throws DlockException {
+        connection = connect(url, "dlock", nanos);
+        try {
+            if (checked)
+                ask(connection, CHECKED, Clock.now() + GRACE);
+        } catch (DlockException.ConnectionLost error) {
+            throw error;
+        } catch (DlockException ignored) {
+            // not on every platform
+        }
+    }
+
+    private Object askOnce(Connection over, Call call, long until) throws DlockException {
         Interrupt interrupt = new Interrupt();
-        if (heart != null)
-            heart.cuttable(over, true);
+        if (!given)
+            bound(over, until);
         try (PreparedStatement statement = prepare(over, call)) {
             running = statement;
             interrupt.on();
@@ -185,8 +269,8 @@ final class Line {
         } finally {
             running = null;
             interrupt.off();
-            if (heart != null)
-                heart.cuttable(over, false);
+            if (!given)
+                bound(over, FOREVER);
         }
     }
 
@@ -202,8 +286,9 @@ final class Line {
         notifyAll();
     }
 
-    private synchronized boolean isCancelled() {
-        return acquiring && (cancelled || stopped || Thread.currentThread().isInterrupted());
+    synchronized void checkCancelled() throws DlockException {
+        if (acquiring && (cancelled || stopped || Thread.currentThread().isInterrupted()))
+            throw new DlockException.Cancelled("canceled by the program");
     }
 
     /** Nor will there be another attempt. */
@@ -220,7 +305,8 @@ final class Line {
     private synchronized int attempt() { return attempt; }
 
     private void cancel(int which) {
-        long patience = Clock.now() + SECONDS.toNanos(5);
+        long patience = Clock.now() + OBEY;
+        Pauses pauses = pauses();
         while (true) {
             try {
                 synchronized (this) {
@@ -233,13 +319,13 @@ final class Line {
                     statement.cancel();
                 Connection silent = connection;
                 if (Clock.now() > patience && silent != null && !given)
-                    Heart.cut(silent);
+                    Pulse.cut(silent);
                 synchronized (this) {
                     if (acquiring && attempt == which)
-                        wait(PAUSE);
+                        wait(Math.max(1, pauses.next() / 1_000_000));
                 }
             } catch (SQLException error) {
-                pause();        // asks again
+                pause(pauses.next());       // asks again
             } catch (InterruptedException error) {
                 Thread.currentThread().interrupt();
                 return;
@@ -262,6 +348,6 @@ final class Line {
         }
 
         @Override
-        protected void implCloseChannel() { Heart.start("dlock cancel", () -> cancel(which)); }
+        protected void implCloseChannel() { Pulse.start("dlock cancel", () -> cancel(which)); }
     }
 }

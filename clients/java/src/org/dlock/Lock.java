@@ -16,10 +16,10 @@ public final class Lock extends Kept<Lock> {
     private final boolean inTransaction;
     private final Line line;
     private Duration timeout, ttl, interval;
+    private long until;
     private String owner, asked;        // as whom we have asked
     private volatile Lost<Lock> lost = new Lost<>(this, this::look);
     private volatile long fence;
-    private volatile boolean held;
 
     Lock(Locks locks, String name) {
         this(name, null, false, locks.line(name));
@@ -72,14 +72,15 @@ public final class Lock extends Kept<Lock> {
     public Lost<Lock> lost() { return lost; }
 
     public Lock acquire() throws DlockException {
-        if (held)
-            throw new DlockException.WrongState(this + " is held already");
         if (ttl != null && (lease != null || line.given))
             throw new DlockException.BadArgument("no lock in lease scope of this");
+        turn(NONE, ASKED);
         lost = new Lost<>(this, this::look);
         heart = null;
         fence = 0;
         asked = null;
+        until = Line.after(timeout);
+        line.checked = !Duration.ZERO.equals(timeout) && !line.given;
         line.start();
         try {
             if (lease != null)
@@ -88,10 +89,16 @@ public final class Lock extends Kept<Lock> {
                 acquireWithTtl();
             else
                 fence = request(inTransaction ? "dlock_xact_acquire" : "dlock_acquire", null, options);
-            held = true;
+            if (heart != null)
+                line.close();       // a wait needs one, a lock does not
+            state.set(HELD);
             return this;
         } catch (DlockException | RuntimeException | Error error) {
-            undo(error);
+            try {
+                undo(error);
+            } finally {
+                state.set(NONE);
+            }
             throw error;
         } finally {
             line.finish();
@@ -100,13 +107,13 @@ public final class Lock extends Kept<Lock> {
 
     /** With the time that is left, should it be asked again */
     private long request(String function, Object of, Map<String, Object> with) throws DlockException {
-        Long until = timeout == null ? null : Clock.now() + timeout.toNanos();
-        Supplier<Line.Call> call = () -> {
-            Map<String, Object> all = new HashMap<>(with);
-            all.put("timeout", until == null ? null : Duration.ofNanos(Math.max(0, until - Clock.now())));
-            return of == null ? Line.call(function, all, name) : Line.call(function, all, name, of);
-        };
-        return (Long) line.ask(call, null, null);
+        return (Long) line.ask(() -> call(function, of, with, until), Line.later(until, Line.GRACE), Line.FOREVER);
+    }
+
+    private Line.Call call(String function, Object of, Map<String, Object> with, long until) {
+        Map<String, Object> all = new HashMap<>(with);
+        all.put("timeout", until == Line.FOREVER ? null : Duration.ofNanos(Math.max(0, until - Clock.now())));
+        return of == null ? Line.call(function, all, name) : Line.call(function, all, name, of);
     }
 
     /** What a request in lease scope says */
@@ -120,90 +127,119 @@ public final class Lock extends Kept<Lock> {
     Map<String, Object> options() { return options; }
 
     private void acquireOfLease() throws DlockException {
-        if (lease.heart == null)
-            throw new DlockException.WrongState(lease + " is not open");
+        lease.check();
         if (!line.url.equals(lease.url))
             throw new DlockException.BadArgument(this + " is not on the server of " + lease);
-        lease.check();
-        fence = request("dlock_lease_acquire", lease.id(), owned());
+        Map<String, Object> with = owned();
+        if (lease.heart.owes(name, asked))
+            throw new DlockException.WrongState(this + " is being taken back from this owner");
+        line.checkCancelled();
+        try {
+            // over the lease's connection, where there is no need to wait
+            fence = lease.hold(over -> (Long) over.ask(call("dlock_lease_acquire", lease.id(), with, Clock.now())));
+        } catch (DlockException.LockTimeout error) {
+            if (Duration.ZERO.equals(timeout))
+                throw error;
+            fence = request("dlock_lease_acquire", lease.id(), with);
+        }
         heart = lease.heart;
         heart.add(lost, new Heart.Hold(name, fence));
         lease.check();
-        line.close();       // of any number, none needs a connection until it is released
     }
 
     private void acquireWithTtl() throws DlockException {
-        Duration pause = Lease.interval(ttl, interval), granted = ttl;
+        Duration pause = Lease.interval(ttl, interval);
         fence = request("dlock_ttl_acquire", ttl, owned());
-        // It may have waited for long; renewed, we know until when it is ours.
-        long until = Clock.now() + ttl.toNanos();
-        Object kept = null;
-        for (boolean asked = false; !asked; )
-            try {
-                kept = line.ask(() -> Line.call("dlock_renew", Map.of(), fence), until, null);
-                asked = true;
-            } catch (DlockException.QuorumLate error) {
-                if (Clock.now() >= until)
-                    throw error;
-                Line.pause();
-            }
-        long sent = line.sent;
-        if (kept != null && owner != null) {
-            // the ttl of the same request is the one that came first
-            kept = line.ask(() -> new Line.Call("SELECT least(CAST(extract(epoch FROM ttl) * 1000000 AS bigint), ?)"
-                    + " FROM dlock_leases WHERE lease = ?", ttl.toNanos() / 1000, fence), until, null);
-            if (kept != null)
-                granted = Duration.ofNanos((Long) kept * 1000);
-        }
-        if (kept == null)
+        // It may have waited for long; renewed, we know until when it is ours.  The ttl of the same request is the one
+        // that came first.
+        long micros = ttl.toNanos() / 1000;
+        Line.Call renew = owner == null ? new Line.Call("SELECT dlock_renew(?), CAST(? AS bigint)", fence, micros)
+                : new Line.Call("SELECT dlock_renew(lease), least(CAST(extract(epoch FROM ttl) * 1000000 AS bigint), ?)"
+                        + " FROM dlock_leases WHERE lease = ?", micros, fence);
+        Object[] renewed = (Object[]) line.ask(() -> renew,
+                Math.min(Clock.now() + ttl.toNanos(), Line.later(until, Line.GRACE)), pause.toNanos());
+        if (renewed == null || renewed[0] == null)
             throw new DlockException.LockLost(this + " was lost at once");
-        heart = new Heart(line.url, fence, sent, granted,
-                Duration.ofNanos((long) ((double) pause.toNanos() / ttl.toNanos() * granted.toNanos())));
-        heart.add(lost, null);
-        heart.start();
+        Duration granted = Duration.ofNanos((Long) renewed[1] * 1000);
+        heart = new Heart(line.url, fence, line.sent, granted,
+                Duration.ofNanos((long) ((double) pause.toNanos() / ttl.toNanos() * granted.toNanos())), lost);
     }
 
-    /** What was broken off may have been done, and is taken back. */
+    /**
+     * What was broken off may have been done, and is taken back; as soon as the server can be asked, if a lease goes on.
+     */
     private void undo(Throwable error) {
-        boolean refused = error instanceof DlockException && fence == 0 && !line.doubt;
+        boolean refused = error instanceof DlockException && !(error instanceof DlockException.QuorumLate)
+                && fence == 0 && !line.doubt && (lease == null || lease.heart == null || !lease.doubt());
         if (heart != null)
-            heart.remove(lost);
+            heart.remove(lost, lease == null);
         if (!line.given || !inTransaction && !(error instanceof DlockException))
             line.close();
         if (asked == null || refused)
             return;
-        Connection other = null;
+        Line other = new Line(line.url, line.patience);
+        long end = Clock.now() + Line.UNDO;
+        Line.Pauses pauses = Line.pauses();
         try {
-            other = Line.connect(line.url, "dlock", line.patience);
-            Line.ask(other, new Line.Call("SELECT count(dlock_release_ticket(ticket)) FROM dlock_locks(?)"
-                    + " WHERE owner = ? AND scope = 'lease' AND role = current_user", name, asked));
+            Line.Call takeBack = new Line.Call(Pulse.TAKE_BACK, name, asked);
+            while (Boolean.FALSE.equals(other.ask(() -> takeBack, end, Line.GRACE))) {
+                if (Clock.now() >= end)
+                    throw new DlockException.WrongState("its session goes on waiting");
+                Line.pause(pauses.next());
+            }
         } catch (DlockException unanswered) {
-            error.addSuppressed(unanswered);        // it runs out, then
+            if (lease != null && lease.heart != null)
+                lease.heart.owe(name, asked);
+            error.addSuppressed(unanswered);        // else it runs out
         } finally {
-            Line.close(other);
+            other.close();
         }
     }
 
     /** Throws LockLost where the lock was lost; in transaction scope, it is the transaction's end that releases. */
     public void release() throws DlockException {
-        if (!held)
-            throw new DlockException.WrongState(this + " is not held");
-        held = false;
-        if (inTransaction)
-            return;
+        turn(HELD, LEAVING);
+        try {
+            if (heart != null)
+                releaseForLease();
+            else if (!inTransaction)
+                releaseHere();
+        } finally {
+            state.set(NONE);
+            if (!line.given)
+                line.close();
+        }
+    }
+
+    /** Over the lease's connection, if there is one; and if nothing comes of it, a lease that goes on does it later. */
+    private void releaseForLease() throws DlockException {
         Line.Call release = Line.call("dlock_release_ticket", Map.of(), fence);
-        if (heart != null) {
-            end(line, release, lease == null);
+        if (lease == null) {
+            giveBack(line, release, true);
             return;
         }
         try {
-            if (!Boolean.TRUE.equals(Line.ask(line.connection, release)))
+            lease.hold(over -> {
+                giveBack(over, release, false);
+                return null;
+            });
+        } catch (DlockException.LockLost error) {
+            throw error;
+        } catch (DlockException | RuntimeException | Error error) {
+            heart.owe(name, asked);
+            throw error;
+        }
+    }
+
+    private void releaseHere() throws DlockException {
+        Line.Call release = Line.call("dlock_release_ticket", Map.of(), fence);
+        try {
+            Object released = line.given ? Line.ask(line.connection, release)
+                    : Line.ask(line.connection, release, Clock.now() + Line.GRACE);
+            if (!Boolean.TRUE.equals(released))
                 lost.set("the server has ended its ticket");
         } catch (DlockException.ConnectionLost error) {
             lost.set("its connection is gone: " + error.getMessage());
-        } finally {
-            if (!line.given)
-                line.close();
         }
         lost.check();
     }
@@ -223,7 +259,7 @@ public final class Lock extends Kept<Lock> {
         super.look();
         Connection used = line.connection;
         try {
-            if (heart == null && held && used != null && used.isClosed())
+            if (heart == null && isHeld() && used != null && used.isClosed())
                 lost.set("its connection is closed");
         } catch (SQLException error) {
             lost.set("its connection is gone: " + error.getMessage());
@@ -232,7 +268,7 @@ public final class Lock extends Kept<Lock> {
 
     @Override
     public void close() throws DlockException {
-        if (held)
+        if (isHeld())
             release();
     }
 

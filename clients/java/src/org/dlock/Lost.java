@@ -48,22 +48,29 @@ public final class Lost<T> {
         return future;
     }
 
-    /** The callbacks have a thread of their own, so that none holds up whoever tells of the loss. */
-    synchronized void set(String why) {
-        if (reason != null)
-            return;
-        reason = why;
-        List<Consumer<? super T>> told = callbacks;
-        callbacks = null;
-        if (!told.isEmpty())
-            Heart.startOrRun("dlock lost", () -> call(told));
+    void set(String why) {
+        synchronized (this) {
+            if (reason != null)
+                return;
+            reason = why;
+        }
+        Pulse.tell(this);
+    }
+
+    void tell() {
+        List<Consumer<? super T>> told;
+        synchronized (this) {
+            told = callbacks;
+            callbacks = null;
+        }
+        call(told);
     }
 
     private void call(List<Consumer<? super T>> told) {
         for (Consumer<? super T> callback : told)
             try {
                 callback.accept(holder);
-            } catch (RuntimeException error) {
+            } catch (Throwable error) {
                 System.getLogger("org.dlock").log(System.Logger.Level.ERROR, "callback of " + holder, error);
             }
     }

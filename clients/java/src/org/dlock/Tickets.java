@@ -1,6 +1,7 @@
 package org.dlock;
 
 import static java.util.concurrent.TimeUnit.MILLISECONDS;
+import static java.util.concurrent.TimeUnit.NANOSECONDS;
 import static java.util.concurrent.TimeUnit.SECONDS;
 
 import java.sql.Connection;
@@ -45,8 +46,7 @@ public final class Tickets implements AutoCloseable {
 
     /** A lease's, which keeps their places */
     public Tickets(Lease lease) throws DlockException {
-        if (lease.heart == null)
-            throw new DlockException.WrongState(lease + " is not open");
+        lease.check();
         locks = lease.locks;
         this.lease = lease;
         line = new Line(lease.url, locks.line("").patience);
@@ -63,6 +63,7 @@ public final class Tickets implements AutoCloseable {
             line.ask(new Line.Call("SELECT 1"));
             connection = line.connection;
             try {
+                connection.setNetworkTimeout(Runnable::run, (int) NANOSECONDS.toMillis(Line.GRACE));
                 for (String name : watched)
                     Line.ask(connection, Line.call("dlock_watch", Map.of(), name));
                 for (Map.Entry<Long, Request> old : List.copyOf(requests.entrySet())) {
@@ -75,6 +76,8 @@ public final class Tickets implements AutoCloseable {
                 }
             } catch (DlockException.ConnectionLost error) {
                 broken();
+            } catch (SQLException error) {
+                throw DlockException.of(error);
             }
         }
         return connection;

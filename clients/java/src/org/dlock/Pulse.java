@@ -1,0 +1,255 @@
+package org.dlock;
+
+import static java.util.concurrent.TimeUnit.NANOSECONDS;
+import static java.util.concurrent.TimeUnit.SECONDS;
+
+import java.sql.Connection;
+import java.sql.SQLException;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.LinkedHashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+
+/**
+ * Renews all leases on one server, in one thread, over one connection.
+ *
+ * <p>One more thread watches the deadlines of all leases, and waits for nothing but the clock: whatever becomes of the
+ * others, and of the servers, it tells of the loss in time.
+ */
+final class Pulse {
+    /** A look at the clock at least each second: the one by which threads wait stands still where the machine sleeps */
+    private static final long GLANCE = SECONDS.toNanos(1);
+    private static final String RENEW = "SELECT array(SELECT dlock_renew(id) FROM unnest(?) AS leases (id)),"
+            + " array(SELECT fence FROM unnest(?, ?) AS held (name, fence) WHERE NOT dlock_check(name, fence))";
+    /**
+     * What a request of this owner may have left, where nobody knows: false where its session has not heard yet that it
+     * is over, and still waits
+     */
+    static final String TAKE_BACK = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks(?)"
+            + " WHERE owner = ? AND scope = 'lease' AND role = current_user";
+
+    /** Protects all that hearts and pulses have, and what follows. */
+    static final Object ALL = new Object();
+    private static final Map<String, Pulse> PULSES = new HashMap<>();
+    private static final List<Lost<?>> UNTOLD = new ArrayList<>();
+    private static boolean watching;
+
+    final Set<Heart> hearts = new LinkedHashSet<>();
+    private final String url;
+    private Connection connection;
+    private Connection asked;       // from which no answer has come,
+    private long since;             // since then
+
+    private Pulse(String url) {
+        this.url = url;
+    }
+
+    static void start(String name, Runnable work) {
+        Thread thread = new Thread(work, name);
+        thread.setDaemon(true);
+        thread.start();
+    }
+
+    /** At once, without waiting for the connection */
+    static void cut(Connection connection) {
+        try {
+            connection.abort(work -> {
+                try {
+                    start("dlock cut", work);
+                } catch (OutOfMemoryError error) {
+                    work.run();
+                }
+            });
+        } catch (SQLException | RuntimeException ignored) {
+            // it is closed
+        }
+    }
+
+    static Pulse join(String url, Heart heart) {
+        synchronized (ALL) {
+            Pulse pulse = PULSES.get(url);
+            if (pulse == null) {
+                pulse = new Pulse(url);
+                start("dlock beat", pulse::beat);
+                PULSES.put(url, pulse);
+            }
+            pulse.hearts.add(heart);
+            if (!watching) {
+                start("dlock watch", Pulse::watch);
+                watching = true;
+            }
+            ALL.notifyAll();
+            return pulse;
+        }
+    }
+
+    /** Its callbacks have a thread of their own; if there are no more threads, the watcher tries again. */
+    static void tell(Lost<?> lost) {
+        try {
+            start("dlock lost", lost::tell);
+        } catch (OutOfMemoryError error) {
+            synchronized (ALL) {
+                UNTOLD.add(lost);
+            }
+        }
+    }
+
+    private static void watch() {
+        synchronized (ALL) {
+            while (!PULSES.isEmpty()) {
+                long next = Clock.now() + GLANCE;
+                for (Pulse pulse : PULSES.values()) {
+                    for (Heart heart : List.copyOf(pulse.hearts)) {
+                        heart.look();
+                        next = Math.min(next, heart.deadline);
+                    }
+                    if (pulse.asked != null) {
+                        long patience = pulse.since + pulse.shortest();
+                        next = Math.min(next, patience);
+                        if (Clock.now() >= patience) {
+                            cut(pulse.asked);
+                            pulse.asked = null;
+                        }
+                    }
+                }
+                List<Lost<?>> untold = List.copyOf(UNTOLD);
+                UNTOLD.clear();
+                untold.forEach(Pulse::tell);
+                rest(next);
+            }
+            watching = false;
+        }
+    }
+
+    /** Caller holds ALL; nobody knows these threads, to interrupt them. */
+    private static void rest(long until) {
+        try {
+            long left = Math.min(until - Clock.now(), GLANCE);
+            if (left > 0)
+                NANOSECONDS.timedWait(ALL, left);
+        } catch (InterruptedException ignored) {
+            // looks again
+        }
+    }
+
+    /** A connection that does not answer for so long is given up. */
+    private long shortest() {
+        return hearts.stream().mapToLong(heart -> heart.interval).min().orElse(0);
+    }
+
+    private void beat() {
+        Line.Pauses pauses = Line.pauses();
+        long pause = 0;
+        for (List<Heart> due; !(due = due(pause)).isEmpty(); )
+            try {
+                pause = 0;
+                if (connection == null)
+                    connection = Line.connect(url, "dlock heartbeat", patience());
+                renew(due);
+                if (takeBack(due))
+                    pauses = Line.pauses();
+                else
+                    pause = pauses.next();
+            } catch (SQLException | RuntimeException error) {      // says nothing: ask again
+                System.getLogger("org.dlock").log(error instanceof SQLException
+                        ? System.Logger.Level.DEBUG : System.Logger.Level.ERROR, "heartbeat", error);
+                pause = pauses.next();
+                close();
+            }
+        close();
+    }
+
+    private void close() {
+        Line.close(connection);
+        connection = null;
+    }
+
+    private long patience() {
+        synchronized (ALL) {
+            return shortest();
+        }
+    }
+
+    /** Those that are due, or soon; none when all are over */
+    private List<Heart> due(long pause) {
+        synchronized (ALL) {
+            long earliest = Clock.now() + Math.min(pause, shortest() / 2);
+            while (!hearts.isEmpty()) {
+                long now = Clock.now();
+                long due = Math.max(earliest, hearts.stream()
+                        .mapToLong(heart -> heart.owed.isEmpty() ? heart.due : now).min().getAsLong());
+                if (due <= now)
+                    return hearts.stream().filter(
+                            heart -> !heart.owed.isEmpty() || heart.due <= now + heart.interval / 4).toList();
+                rest(due);
+            }
+            PULSES.remove(url, this);
+            ALL.notifyAll();
+            return List.of();
+        }
+    }
+
+    private Object ask(String sql, Object... values) throws DlockException {
+        synchronized (ALL) {
+            asked = connection;
+            since = Clock.now();
+            ALL.notifyAll();
+        }
+        try {
+            return Line.ask(connection, new Line.Call(sql, values));
+        } finally {
+            synchronized (ALL) {
+                asked = null;
+            }
+        }
+    }
+
+    private void renew(List<Heart> due) throws DlockException {
+        Map<Heart, Map<Lost<?>, Heart.Hold>> held = new LinkedHashMap<>();
+        List<Heart.Hold> locks = new ArrayList<>();
+        synchronized (ALL) {
+            for (Heart heart : due) {
+                Map<Lost<?>, Heart.Hold> of = new HashMap<>(heart.members);
+                of.values().removeIf(hold -> hold == null);
+                locks.addAll(of.values());
+                held.put(heart, of);
+            }
+        }
+        long sent = Clock.now();
+        Object[] row = (Object[]) ask(RENEW, (Object) due.stream().map(heart -> heart.id).toArray(Long[]::new),
+                locks.stream().map(Heart.Hold::name).toArray(String[]::new),
+                locks.stream().map(Heart.Hold::fence).toArray(Long[]::new));
+        Object[] kept = (Object[]) row[0];
+        List<Long> gone = List.of((Long[]) row[1]);
+        synchronized (ALL) {
+            for (int i = 0; i < kept.length; i++) {
+                Heart heart = due.get(i);
+                heart.due = sent + heart.interval;
+                heart.renewed(sent, kept[i], gone, held.get(heart));
+            }
+        }
+    }
+
+    /** Is nothing owed any more? */
+    private boolean takeBack(List<Heart> due) throws DlockException {
+        boolean done = true;
+        for (Heart heart : due)
+            for (Heart.Request request : owed(heart))
+                if (Boolean.FALSE.equals(ask(TAKE_BACK, request.name(), request.owner())))
+                    done = false;
+                else
+                    synchronized (ALL) {
+                        heart.owed.remove(request);
+                    }
+        return done;
+    }
+
+    private static List<Heart.Request> owed(Heart heart) {
+        synchronized (ALL) {
+            return List.copyOf(heart.owed);
+        }
+    }
+}
