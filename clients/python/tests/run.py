@@ -1297,7 +1297,8 @@ def waiter_killed():
     with admin.holds('busy'):
         waiter = subprocess.Popen([
             sys.executable, '-c', 'import sys, dlock; dlock.Locks(sys.argv[1])'
-            f".lock('busy', ttl={LONG}).acquire()", MAIN])
+            f".lock('busy', ttl={LONG}).acquire()", MAIN],
+            cwd=os.path.dirname(os.path.dirname(dlock.__file__)))
         admin.until_waits('busy')
         waiter.kill()
         waiter.wait()
