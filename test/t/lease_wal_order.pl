@@ -397,13 +397,19 @@ foreach my $kind (sort keys %heirs)
 	like(rows($name), qr/\A\d+\|f\|lease\z/, "$name: waits, and nobody holds");
 	is($admin->query("SELECT dlock_fence('$name') IS NULL"),
 		't', "$name: there is no fence");
+	# no heir, as another one waits before it
+	my $behind = session($node);
+	$behind->start("SELECT dlock_ttl_acquire('$name', '1 h')");
+	$admin->wait_for("SELECT count(*) = 2 FROM dlock_locks('$name')");
 	my $before = $admin->query('SELECT txid_current()');
 	thaw($stopped);
 	my $fence = $heir->answer;
 	cmp_ok($fence, '>', $ticket, "$name: granted then");
 	is( $admin->query("SELECT txid_current() - $before"),
 		2, "$name: by one transaction");
-	crash($heir);
+	is($admin->query("SELECT count(*) FROM dlock_queue WHERE name = '$name'"),
+		'1', "$name: the next request has no row");
+	crash($heir, $behind);
 	is(rows($name), "$fence|t|lease", "$name: holds after a crash, and alone");
 	is(is_current($name, $ticket), 'f', "$name: instead of the one before");
 	is($client->query("SELECT dlock_release_ticket($fence)"),
