@@ -318,7 +318,7 @@ explain_owner(const Reservation *reservation, const char *hint)
 		return errhint("%s", hint);
 	}
 	if (OidIsValid(get_role_oid(owner, true)))
-		errdetail("Names that begin with \"%.*s\" are reserved for a dropped role \"%s\", not for the role that has this name now.",
+		errdetail("Names that begin with \"%.*s\" are reserved for an earlier role \"%s\", not for the role that has this name now.",
 				  reservation->length, reservation->prefix, owner);
 	else
 		errdetail("Names that begin with \"%.*s\" are reserved for role \"%s\", which does not exist.",

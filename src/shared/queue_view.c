@@ -90,7 +90,10 @@ dlock_queue_is_durable(const DlockKey *key, DlockTicket *ticket)
 	return is_durable(&grant);
 }
 
-/* The greatest number among the holders; 0 if there is none */
+/*
+ * The greatest number among the holders; 0 if there is none, or it is not durable
+ * yet.
+ */
 int64
 dlock_queue_fence(const DlockKey *key)
 {
@@ -102,7 +105,8 @@ dlock_queue_fence(const DlockKey *key)
 		return 0;
 	/* holders are in the order of numbers (I3) */
 	ticket = ticket_at(lock->holders.tail);
-	while (ticket && !is_holding(ticket))
+	while (ticket && !(is_holding(ticket) &&
+					   grant_of(ticket, key).lsn != InvalidXLogRecPtr))
 		ticket = ticket_at(ticket->link.prev);
 	fence = ticket ? ticket->number : 0;
 	return let_go_of_found(lock, key, ticket) ? fence : 0;

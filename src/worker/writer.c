@@ -128,13 +128,18 @@ flush_for_all(XLogRecPtr lsn)
 		XLogFlush(lsn);
 }
 
-/* The row says that the ticket holds, since this commit or an earlier one. */
+/*
+ * The row says that the ticket holds, since this commit or an earlier one.  If no
+ * standbys are named, none that are named later have to acknowledge it.
+ */
 static void
 note_grant(DlockLeaseTicket *ticket, const DlockImage *image, XLogRecPtr lsn)
 {
 	if (pg_atomic_read_u64(&ticket->granted_lsn) != InvalidXLogRecPtr)
 		return;
-	ticket->granted_at_level = image->durability;
+	ticket->granted_at_level = dlock_quorum_has_standbys() ?
+		image->durability :
+		Min(image->durability, SYNCHRONOUS_COMMIT_LOCAL_FLUSH);
 	pg_write_barrier();
 	pg_atomic_write_u64(&ticket->granted_lsn, lsn);
 }

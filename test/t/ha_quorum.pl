@@ -99,6 +99,18 @@ foreach my $level ('on', 'off')
 		"asked for again at $level");
 }
 
+# A holder holds, though standbys that are named later have not heard of its grant.
+foreach my $names ('nobody', '')
+{
+	$primary->safe_psql('postgres',
+		"ALTER SYSTEM SET synchronous_standby_names = '$names'");
+	$primary->reload;
+	$admin->wait_for(qq{SELECT setting = '$names' FROM pg_settings
+		WHERE name = 'synchronous_standby_names'});
+	is($admin->query("SELECT dlock_check('on', $fences{on})"),
+		't', "standbys are named '$names': a holder holds");
+}
+
 # What was put back may not be on standbys that are named since.
 $_->quit foreach $client, $admin;
 $primary->restart;

@@ -281,7 +281,7 @@ foreach my $way (sort keys %ways)
 	$session->query('SET ROLE shop');
 	like(
 		$session->query("SELECT dlock_acquire('shop/1')"),
-		qr/reserved for a dropped role "shop"/,
+		qr/reserved for an earlier role "shop"/,
 		"$way: a role made later does not inherit names");
 	$session->query("RESET ROLE; SELECT dlock_reserve('shop/', 'shop')");
 	$session->query('SET ROLE shop');
