@@ -52,6 +52,9 @@ typedef struct Watched
 
 bool		dlock_cancel_lost_guards = true;
 
+/* A statement is executed, so the explanation is on the stack; read by the handler */
+volatile bool dlock_cancel_explained = false;
+
 /* Read by the handler.  The latest comes last. */
 static Watched *volatile watched = NULL;
 static volatile int num_watched = 0;
@@ -142,7 +145,7 @@ put_explanation_in_handler(void)
 	else if (error_context_stack == NULL)
 		error_context_stack = &explanation;
 	else
-		return ActivePortal != NULL || dlock_xact_has_statement();
+		return ActivePortal != NULL || dlock_cancel_explained;
 	return true;
 }
 

@@ -95,7 +95,6 @@ extern void dlock_xact_release_at_commit(DlockSpace *space, int64 number);
 extern void dlock_xact_guard(DlockSpace *space, const DlockKey *key,
 							 int64 fence);
 extern bool dlock_xact_has_guarded(const DlockKey *key);
-extern bool dlock_xact_has_statement(void);
 extern void dlock_xact_keep_result(const FmgrInfo *function, int count);
 
 /* watches.c */
@@ -105,6 +104,7 @@ extern bool dlock_session_unwatch(const DlockKey *key);
 extern void dlock_session_unwatch_all(void);
 
 /* cancel.c */
+extern volatile bool dlock_cancel_explained;
 extern void dlock_cancel_prepare(void);
 extern void dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket,
 							   DlockLease *lease);

@@ -427,13 +427,7 @@ dlock_xact_begin_statement(DlockStatement *outer, MemoryContext memory)
 	outer->memory = statement;
 	outer->num_marks = num_marks;
 	statement = memory;
-}
-
-/* Is a statement being executed?  May be called by a signal handler. */
-bool
-dlock_xact_has_statement(void)
-{
-	return statement != NULL;
+	dlock_cancel_explained = true;
 }
 
 void
@@ -442,6 +436,7 @@ dlock_xact_end_statement(const DlockStatement *outer)
 	int			left = outer->num_marks;
 
 	statement = outer->memory;
+	dlock_cancel_explained = statement != NULL;
 	if (likely(num_marks <= left))
 		return;
 	for (int i = left; i < num_marks; i++)
@@ -466,6 +461,7 @@ void
 dlock_xact_fail_statement(const DlockStatement *outer, bool is_canceled)
 {
 	statement = outer->memory;
+	dlock_cancel_explained = statement != NULL;
 	for (int i = outer->num_marks; is_canceled && i < num_marks; i++)
 	{
 		if (marks[i].kind == MARK_RESULT)
