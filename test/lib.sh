@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 #
-# What the scripts in test/ have in common; sourced by each.
+# Shared code of the scripts in test/, which source this file.
 #
-# A server never runs as root, and tests don't belong into the source tree.
-# So the tree is copied into a scratch directory, which goes away at the end,
-# and root works in it as nobody: unlike postgres, nobody is always there, and
-# could not get at a real server by mistake.
+# A server never runs as root, and tests must not write to the source tree.  So
+# the tree is copied into a scratch directory, which is removed at the end.
+# root works there as nobody: unlike postgres, that user always exists, and
+# cannot reach a real server by mistake.
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
