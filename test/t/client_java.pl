@@ -1,9 +1,9 @@
-# The Java client, built with nothing but the JDK, passes the table of scenarios,
-# clients/scenarios.md; and what programs do with JDBC, and with a pool of
-# HikariCP, works as docs/java.md and docs/clients.md advise.
+# The Java client, built with only the JDK, passes clients/scenarios.md.
+# Programs with JDBC and a pool of HikariCP work as docs/java.md and
+# docs/clients.md advise.
 #
-# What would break it: see there, and in test/clients/java, where each trap that
-# the page warns of is one.  The samples of both pages are run, too.
+# What would break it: the table names the faults; test/clients/java shows each
+# trap that the page warns of.  The samples of both pages are run, too.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,7 +1,8 @@
-# Programs in JavaScript that use node-postgres, postgres.js, Knex, Sequelize,
-# TypeORM or Drizzle: what they do, and what would break it, stands in
-# test/clients/javascript.  Here they get a server, and each test is counted.  And
-# a program in TypeScript, which shows that the types of clients/node are true.
+# Programs in JavaScript with node-postgres, postgres.js, Knex, Sequelize,
+# TypeORM or Drizzle.  test/clients/javascript says what they do, and what
+# would break it.  This test gives them a server, and counts each of their
+# tests.  A program in TypeScript shows that the types of clients/node are
+# correct.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,7 +1,7 @@
-# The JavaScript client, packed by npm and installed, passes the table of
-# scenarios, clients/scenarios.md.
+# The JavaScript client, packed by npm and installed, passes
+# clients/scenarios.md.
 #
-# What would break it: see there; a package that lacks a file.
+# What would break it: the faults in the table; a package that lacks a file.
 #
 # For DLOCK_JAVASCRIPT see Dlock::JavaScript.
 

@@ -1,18 +1,18 @@
-# Leases behind a pooler in transaction mode, where each transaction of a client
-# may run in another session of the server, and a session serves many clients:
-# what a lease holds is the client's, by its number.  And in session mode, what a
-# session holds is its client's, and nobody's after that; in statement mode, only a
-# lease protects anything.
+# Leases behind a pooler.  In transaction mode, each transaction of a client
+# may run in another server session, and a session serves many clients: a lease
+# belongs to the client that knows its number.  In session mode, the locks of a
+# session belong to its client, and end with that client.  In statement mode,
+# only a lease protects anything.
 #
-# What would break it: a lease, or a ticket of one, that is bound to the session
-# that made it; one that is renewed, waited for, guarded with or released only
-# there; a session that keeps something of the client before, or takes a lease's
-# tickets along when the pooler closes it; a session that the pooler has reset
-# and that still holds, waits for or listens for something of its last client's.
-# What docs/applications.md says of the modes is shown also where it is a warning.
+# What would break it: a lease, or a lease's ticket, that is bound to the
+# session that made it, so that only that session can renew, wait, guard or
+# release; a session that keeps state of its previous client, or ends a lease's
+# tickets when the pooler closes it; a session that the pooler has reset and
+# that still holds, waits or listens for its last client.  The test also shows
+# the warnings about modes in docs/applications.md.
 #
-# Each step of a client is made to run in another session: the one that it would
-# get is taken up by a transaction of somebody else.
+# Each step of a client runs in another session: a transaction of another
+# client occupies the session that the step would get.
 
 use strict;
 use warnings FATAL => 'all';

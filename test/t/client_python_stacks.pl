@@ -1,10 +1,9 @@
-# Applications in Python, each over another driver or framework: what they do
-# stands in test/clients/test_*.py, one program each.  Here they get a server,
-# and each of their tests is counted.
+# Applications in Python, each with another driver or framework, in one program
+# each: test/clients/test_*.py say what they do.  This test gives them a
+# server, and counts each of their tests.
 #
-# What would break it: a class, a code or an argument of a driver's that is not
-# what docs/python.md says; a lock that stays where it must not, or goes
-# where it must not.
+# What would break it: a driver's class, code or argument that differs from
+# docs/python.md; a lock that stays, or ends, where it must not.
 
 use strict;
 use warnings FATAL => 'all';

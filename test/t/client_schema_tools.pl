@@ -1,14 +1,15 @@
-# Tools that compare a database with an application's models, or dump its schema,
-# leave dlock alone where they are set up as docs/applications.md advises: with
-# the extension in a schema of its own, or in "public" with a filter.  What they do
-# to the application's tables, they still do; locks are held meanwhile.
+# Tools that compare a database with an application's models, or dump its
+# schema, leave dlock's objects alone if they are set up as
+# docs/applications.md advises: with the extension in a schema of its own, or
+# in "public" with a filter.  They still change the application's tables, and
+# locks are held meanwhile.
 #
-# What would break it: a relation of the extension's that a tool takes for the
-# application's.  What it then wants is shown, too, as a test of the advice: if
-# that goes away, so can the advice.
+# What would break it: a tool that takes a relation of the extension for the
+# application's.  The test also shows the changes that a tool wants without the
+# advice.  If these disappear, the advice is no longer needed.
 #
-# What is run is in test/clients/schema_tools.  A tool that is not installed is
-# left out.
+# The programs are in test/clients/schema_tools.  Tools that are not installed
+# are left out.
 
 use strict;
 use warnings FATAL => 'all';

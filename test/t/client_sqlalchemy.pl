@@ -1,6 +1,6 @@
-# An application that uses an object-relational mapper: what it does, and what
-# would break it, stands in test/clients/test_sqlalchemy.py.  Here it gets a
-# server, and each of its tests is counted.
+# An application that uses an object-relational mapper:
+# test/clients/test_sqlalchemy.py says what it does, and what would break it.
+# This test gives it a server, and counts each of its tests.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,10 +1,10 @@
-# What programs do with the drivers and libraries of Go and Ruby, as
-# docs/go.md and docs/ruby.md advise, works; and each trap that they warn of is one.
+# Programs with the drivers and libraries of Go and Ruby work as docs/go.md and
+# docs/ruby.md advise, and show each trap that these pages warn of.
 #
-# What would break it stands in the programs, test/clients/go and
-# test/clients/test_activerecord.rb.  Here they get a server, and each of their
-# tests is counted.  The samples of the pages themselves are run, too.  What is not
-# installed is left out.
+# What would break it: see the programs, test/clients/go and
+# test/clients/test_activerecord.rb.  This test gives them a server, and counts
+# each of their tests.  The samples of the pages are run, too.  Programs that
+# are not installed are left out.
 
 use strict;
 use warnings FATAL => 'all';

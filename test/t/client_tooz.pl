@@ -1,11 +1,12 @@
-# The driver of dlock for tooz, OpenStack's library for coordination, passes the
-# tests that tooz brings for its drivers.
+# dlock's driver for tooz, OpenStack's library for coordination, passes the
+# tests that tooz has for its drivers.
 #
-# What would break it: a lock that two coordinators hold, or two lock objects of
-# one; a release of what is another one's; a member that stays when it has gone,
-# or is missing; an election with two winners, or none.  And, which tooz does not
-# test: a lock that its holder has forgotten, because the server was away when it
-# was released, while the heartbeat keeps it.
+# What would break it: a lock that two coordinators, or two lock objects of one
+# coordinator, hold; a release of another coordinator's lock; a member that
+# stays after it has left, or is missing; an election with two winners, or
+# none.  tooz does not test one more fault: a lock that its holder has
+# forgotten, because the server was away at the release, while the heartbeat
+# keeps it.
 
 use strict;
 use warnings FATAL => 'all';

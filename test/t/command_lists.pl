@@ -1,11 +1,11 @@
-# What dlock shows and ends: ls, blockers, stats and top say what the views say,
-# as tables, JSON and CSV; watch tells each change of holder, also over a restart
-# of the server; release and close end what there is, with the rights of the
-# role alone.
+# The commands that show and end locks.  ls, blockers, stats and top show the
+# contents of the views, as tables, JSON and CSV.  watch reports each change of
+# holder, also across a restart of the server.  release and close end locks and
+# leases, with only the role's privileges.
 #
-# What would break it: a call without the schema of dlock; a column that is
-# missing, or a name that breaks the format; a watch that hangs on a dead
-# connection, or tells the same twice; an exit code that hides a failure.
+# What would break it: a call without the schema of dlock; a missing column, or
+# a name that breaks the format; a watch that hangs on a dead connection, or
+# reports the same change twice; an exit code that hides a failure.
 
 use strict;
 use warnings FATAL => 'all';

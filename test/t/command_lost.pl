@@ -1,14 +1,14 @@
-# The command that dlock run has started is dead before its lock can be
-# another's: all of its processes, those in sessions of their own, too, and
-# though they ignore SIGTERM; whether the server stops, the connection is silent
-# or cut, or dlock itself is stopped or killed.  A renewal that succeeds in time,
-# after a failover as well, lets it run on.
+# The command under dlock run is dead before its lock can be granted again: all
+# its processes, including those in sessions of their own, and those that
+# ignore SIGTERM.  This holds if the server stops, the connection is silent or
+# cut, or dlock itself is stopped or killed.  If a renewal succeeds in time,
+# also after a failover, the command runs on.
 #
-# What would break it: a call that blocks where the deadline is watched; a
-# deadline that counts from an answer; a process that only its process group or
-# its parent finds; a keeper that dies, or stands still, with nobody to notice.
+# What would break it: a call that blocks the watch of the deadline; a deadline
+# that counts from an answer; a search for processes by process group or parent
+# only; a keeper that dies or hangs unnoticed.
 #
-# The next holder notes when it begins, by the same clock.
+# The next holder notes its start by the same clock.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,12 +1,12 @@
-# dlock run does what its --help says: it waits its turn, runs the command with
-# the lock, gives the lock back and ends with the command's exit code.  The
-# command finds the world as dlock's caller would have given it.
+# dlock run does what its --help says.  It waits for its turn, runs the command
+# with the lock, releases the lock, and exits with the command's exit code.
+# The command inherits the same state as from dlock's caller.
 #
-# What would break it: an exit code that is not told apart from another; a lock
-# that stays behind, or is gone while the command runs; a descriptor, a signal
-# mask or an ignored signal that the command inherits from dlock, or that dlock
-# inherits and minds; a message that blocks; an owner that two runs share; a place
-# in the queue that is lost with the connection.
+# What would break it: exit codes that cannot be told apart; a lock that stays
+# behind, or is gone while the command runs; a descriptor, a signal mask or an
+# ignored signal that the command inherits from dlock, or that disturbs dlock
+# itself; a message that blocks; an owner that two runs share; a place in the
+# queue that is lost with the connection.
 
 use strict;
 use warnings FATAL => 'all';

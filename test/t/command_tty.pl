@@ -1,12 +1,13 @@
-# At a terminal, a command under dlock run behaves as if it had been typed alone:
-# Ctrl-C reaches it, Ctrl-Z stops the job, fg lets it go on, and it may read from
-# the terminal; while it is stopped, its lock is kept.  dlock top obeys its keys.
+# At a terminal, a command under dlock run behaves as if it had been typed
+# alone: Ctrl-C reaches it, Ctrl-Z stops the job, fg continues it, and it may
+# read from the terminal.  While the command is stopped, its lock is kept.
+# dlock top obeys its keys.
 #
-# What would break it: a terminal that stays with the shell, or with a command
-# that is over; a dlock that does not stop with its command, so that the shell
-# goes on waiting; a keeper that is stopped with the job.
+# What would break it: a terminal that stays with the shell, or with a finished
+# command; a dlock that does not stop with its command, so that the shell keeps
+# waiting; a keeper that is stopped with the job.
 #
-# The shell is bash, with job control, and the terminal one of IO::Pty's.
+# The shell is bash with job control, and the terminal is made by IO::Pty.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,12 +1,13 @@
-# A primary with a standby, and one behind that.  Queries on standbys conflict
-# with what the worker removes and vacuums: they are canceled there, or keep the
-# rows here, as the servers' settings say; neither harms leases.  Then the one in
-# the middle is promoted, and later the last one: each has what its primary had.
+# A primary, a standby, and a standby behind that one.  Queries on standbys
+# conflict with the worker's removals and vacuums.  Depending on the settings,
+# the queries are canceled, or the primary keeps the rows; neither harms
+# leases.  Then the middle server is promoted, and later the last one: each has
+# all that its primary had.
 #
 # What would break it: views or calls on a standby that read the tables of
-# leases, or keep recovery waiting; a worker that stops, or tables that grow,
-# where rows cannot be removed; what a session knows of a server in recovery,
-# used after the promotion; a second promotion that finds less than the first.
+# leases, or delay recovery; a worker that stops, or tables that grow, if rows
+# cannot be removed; a session that uses its knowledge of a server in recovery
+# after the promotion; a second promotion that finds less than the first.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,15 +1,15 @@
-# Logical replication of all tables does no harm to leases: what comes for the
-# tables of leases is dropped, in both directions, also by the first copy.
-# Versions, reservations and slots replicate as any table does, and count at once.
-# TRUNCATE of the tables of leases is refused.
+# Logical replication of all tables does no harm to leases: incoming changes to
+# the tables of leases are dropped, in both directions, also in the initial
+# copy.  Versions, reservations and slots replicate as any table does, and take
+# effect at once.  TRUNCATE of the tables of leases is refused.
 #
-# What would break it: a row of the other server that is taken for, or in the
-# place of, one of this server; a foreign row that is removed, and whose removal
-# goes back to where it stands for a lease; a session or a shared copy that does not
-# hear of a row that has come.
+# What would break it: a row of the other server that counts as one of this
+# server, or replaces it; the removal of a foreign row that is replicated back
+# to the server where the row is a lease; a session or a shared copy that does
+# not learn of a new row.
 #
-# DLOCK_OLD_INSTALL is the directory that has another server's bin and lib, for one
-# of the two: test/upgrade --logical has one.
+# DLOCK_OLD_INSTALL is a directory with the bin and lib of another server, for
+# one of the two: test/upgrade --logical has one.
 
 use strict;
 use warnings FATAL => 'all';

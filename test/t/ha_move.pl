@@ -1,17 +1,17 @@
-# A move to another server by logical replication, as docs/replication.md tells
-# it, step by step, with clients that hold locks and change over as soon as they
-# are let in.  No two are ever sure to hold one lock, on whichever server; fences
-# and versions go on growing; all that was committed is there, once; and who comes
-# with what the old server has given is told that it is gone, and overwrites
-# nothing.  Without the step that raises the numbers, what compares fences still
-# refuses who has a smaller one.
+# A move to another server by logical replication, step by step as in
+# docs/replication.md.  Clients hold locks, and change over as soon as the new
+# server lets them in.  No two clients are ever sure to hold one lock, on
+# either server.  Fences and versions keep growing.  Committed changes are
+# there, once.  A client that uses a number given by the old server is told
+# that it is gone, and overwrites nothing.  Without the step that raises the
+# numbers, a comparison of fences still refuses the smaller one.
 #
-# What would break it: a step that is missing from the page, or comes too early;
-# versions, reservations or slots that do not come; triggers that are in the way
-# of what comes, or do not fire afterwards.
+# What would break it: a step that is missing from the page, or comes too
+# early; versions, reservations or slots that are not copied; triggers that
+# block incoming rows, or do not fire afterwards.
 #
-# DLOCK_OLD_INSTALL is the directory that has the old server's bin and lib: with
-# it, test/upgrade --logical moves to another major.
+# DLOCK_OLD_INSTALL is a directory with the old server's bin and lib: with it,
+# test/upgrade --logical moves to another major.
 
 use strict;
 use warnings FATAL => 'all';

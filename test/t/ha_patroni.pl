@@ -1,14 +1,14 @@
-# Under Patroni, with etcd: a member that is killed, a switchover, and a primary
-# that is cut off from the others, while clients use all of dlock.  This is
-# test/ha/run with three of its faults, each once, and with short loads; that runs
-# all of them, and for longer.
+# Under Patroni with etcd: a member is killed, a switchover, and a primary is
+# cut off from the others, while clients use all of dlock.  This test is
+# test/ha/run with three of its faults, each once, with short loads.
+# test/ha/run has all faults, for longer.
 #
-# What would break it: what breaks test/ha/run.  Leases that are not on the new
-# primary, or not with what they held; two holders, one on each side; fences that
-# fall; a library that cannot follow another primary.
+# What would break it: leases that are not on the new primary, or lack their
+# locks; two holders, one on each side; fences that decrease; a library that
+# cannot follow another primary.
 #
-# The members are in network namespaces, which are in a user namespace, so that no
-# root is needed; and in a process namespace, with which all that runs there ends.
+# The members are in network namespaces inside a user namespace, so that root
+# is not needed.  A process namespace ends all their processes with it.
 
 use strict;
 use warnings FATAL => 'all';

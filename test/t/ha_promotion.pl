@@ -1,14 +1,14 @@
-# What a client was told of its leases is true on a synchronous standby that
-# was promoted when its primary had died: all that was acknowledged is there, also
-# on the next one in a cascade, and if the names of the synchronous standbys change.
-# On an asynchronous standby the latest may be missing, but what is there is of
-# one moment, nobody holds together with another, and fences grow on.  A
-# database that was copied, or dumped, carries no live ticket.
+# Answers about leases are true on a synchronous standby that was promoted
+# after its primary died: acknowledged changes are there, also on the next
+# standby in a cascade, and if the names of the synchronous standbys change.
+# On an asynchronous standby the latest changes may be missing, but its state
+# is that of one moment: no lock has two holders, and fences keep growing.  A
+# copied or dumped database has no live ticket.
 #
-# What would break it: an answer that does not wait for the standbys, though
-# the client's synchronous_commit says so; a lock handed on before its holder's
-# removal is in the WAL; numbers that begin anew, or depend on what was
-# replicated; rows that are taken for live wherever they are found.
+# What would break it: an answer that does not wait for the standbys although
+# the client's synchronous_commit demands it; a lock that is granted before the
+# removal of its last holder is in the WAL; numbers that start again, or depend
+# on the replicated state; rows that count as live wherever they are found.
 
 use strict;
 use warnings FATAL => 'all';

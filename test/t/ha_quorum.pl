@@ -1,22 +1,21 @@
-# A primary that is cut off from its synchronous standbys cannot keep those
-# leases alive for which standbys count, however often they are renewed.  So
-# when one of the standbys is promoted, where every such lease has its full ttl
-# and a quarter again, no lock has two holders at any moment.  And a renewal that
-# succeeded gives the full ttl, on whichever server; one that cannot say is an
-# error.
+# A primary that is cut off from its synchronous standbys cannot keep alive
+# leases that need standbys, however often they are renewed.  When a standby is
+# promoted, it gives every such lease its full ttl and a quarter again, so no
+# lock has two holders at any moment.  A successful renewal gives the full ttl
+# on either server.  A renewal that cannot be sure raises an error.
 #
 # What would break it: a deadline that only renewals move; heartbeats that are
-# not sent, or lie in the buffers of the WAL; a server that honours what it
-# finds in its tables before the standbys have answered; a wait for them that
-# is cut short and leaves the ticket; a ttl that runs while nobody could renew;
-# leases that end because standbys are named; a renewal that succeeds, or says
-# that the lease is gone, without having heard of the standbys; a lease that
-# standbys do not count for, as somebody else has asked for it at a lower level.
+# not sent, or stay in the buffers of the WAL; a server that honours the leases
+# in its tables before the standbys have answered; an interrupted wait for
+# standbys that leaves the ticket; a ttl that runs while no renewal is
+# possible; leases that end because standbys are named; a renewal that
+# succeeds, or reports that the lease is gone, without an answer from the
+# standbys; a lease that loses the standbys because another session requested
+# it at a lower level.
 #
-# Times are taken here, before a request is sent and after its answer has
-# come, so that a slow machine can only make a promise easier to keep; but a
-# heartbeat has to be answered within three quarters of the ttl, and so that is
-# long.
+# The test takes times before it sends a request and after it gets the answer,
+# so a slow machine can only make a promise easier to keep.  But a heartbeat
+# must be answered within three quarters of the ttl, so the ttl is long.
 
 use strict;
 use warnings FATAL => 'all';

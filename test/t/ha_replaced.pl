@@ -1,14 +1,13 @@
 # A primary that is replaced while it loads its leases honours none of them
-# beyond the moment at which its successor may grant their locks.  Its standby
-# has acknowledged what it wrote, as a server does that begins; and was promoted
-# before the loader has taken note of that.
+# after its successor may grant their locks.  Its standby has acknowledged the
+# primary's writes, as at any start, and was promoted before the loader noticed
+# the acknowledgement.
 #
-# What would break it: leases that count from when the answer was seen, or from
-# when it was needed, and not from before what was answered was written.
+# What would break it: leases that count from the time when the answer was seen
+# or needed, and not from before the acknowledged rows were written.
 #
-# Time is the test's: it passes at its word.  The loader is stopped while it
-# waits for the answer; and once more when it has it, at its next looks at the
-# clock.
+# The test controls the clock.  The loader is stopped while it waits for the
+# answer, and again when it has the answer, at its next reads of the clock.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,9 +1,10 @@
-# A base backup takes itself for the original, and honours its leases; after
-# dlock_reset() it does not, and nothing of them comes back.  The original goes
-# on.
+# A base backup takes itself for the original, and honours the original's
+# leases.  After dlock_reset() it honours none of them, and none comes back.
+# The original continues.
 #
-# What would break it: a lease, a waiter or a delay that is left; rows that stay
-# and are read after a restart; or anybody who may do this.
+# What would break it: a lease, a waiter or a delay that is left; rows that
+# stay and are read after a restart; a role without the privilege that may
+# reset.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,11 +1,11 @@
-# Fences never repeat and never fall: not across a restart, however the server
-# ended; not where the sequence has gone back, which the time makes up for;
-# not where the time is behind, which the sequence makes up for.
+# Fences never repeat or decrease: not across a restart, however the server
+# ended; not if the sequence has gone back, because the time makes up for it;
+# not if the time is behind, because the sequence makes up for it.
 #
 # What would break it: numbers used before their reservation is in the WAL on
-# disk; a new block that starts at the sequence alone, or at the time alone,
-# or at a time as coarse as a restart is fast; a reservation that rolls back
-# with the transaction, needs one that can write, or a worker process.
+# disk; a new block that starts at the sequence alone, at the time alone, or at
+# a time as coarse as a restart is fast; a reservation that rolls back with the
+# transaction, or needs a writable transaction or a worker process.
 
 use strict;
 use warnings FATAL => 'all';

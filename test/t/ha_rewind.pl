@@ -1,15 +1,14 @@
-# Two servers take turns: the standby is promoted when the primary has died,
-# after that has granted more, which its standby never had; the old primary is
-# rewound by pg_rewind, becomes the standby, and is promoted in its turn, and so
-# on, ten times.  What is held where the history goes on is held, in the same order and for
-# its full ttl; what was granted on the branch that was given up is gone; and the
-# fences of each server that is promoted exceed all that were ever given, those
-# on the other branch included.
+# Two servers alternate as primary, ten times.  The primary grants locks that
+# its standby never gets, and dies.  The standby is promoted.  pg_rewind
+# rewinds the old primary, which becomes the standby and is promoted in turn.
+# Locks on the surviving history are held, in the same order and for their full
+# ttl.  Grants on the abandoned branch are gone.  The fences of each promoted
+# server exceed all fences ever given, including those on the other branch.
 #
-# What would break it: rows, or the sequence, that pg_rewind leaves as the old
-# primary had them; numbers that depend on the sequence alone, so that they are
-# given again where the history forks; state of a server that it keeps from one
-# turn to the next.
+# What would break it: rows, or the sequence, that pg_rewind leaves as they
+# were on the old primary; numbers that depend on the sequence alone, so that
+# they repeat after the fork; server state that survives from one turn to the
+# next.
 
 use strict;
 use warnings FATAL => 'all';

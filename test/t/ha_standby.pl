@@ -1,10 +1,10 @@
-# A standby grants nothing; once promoted it does, with fences greater than
-# all that its primary gave, even where the primary's last reservations never
-# reached it.
+# A standby grants nothing.  After its promotion it grants locks, with fences
+# greater than all fences of its primary, even if the primary's last
+# reservations never reached it.
 #
 # What would break it: state that is made or used during recovery; a session
-# that goes on refusing after the promotion; fences that depend on the
-# sequence alone, or on a time coarser than a failover is fast.
+# that still refuses after the promotion; fences that depend on the sequence
+# alone, or on a time coarser than a failover is fast.
 
 use strict;
 use warnings FATAL => 'all';

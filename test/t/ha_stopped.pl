@@ -1,14 +1,14 @@
-# A primary that was stopped goes on after its standby was promoted: which of the
-# two servers honours a lease for how long, by the level at which it was opened.
-# The table in docs/replication.md says just what is measured here.
+# A stopped primary resumes after its standby was promoted.  The test measures
+# how long each server honours a lease, by the level at which the lease was
+# opened.  The table in docs/replication.md gives the same times.
 #
-# What would break it: a primary that honours leases on which standbys count
-# beyond the time after which the new one grants their locks, because it was
-# stopped meanwhile, or was started again and takes its tables for valid; a new
-# primary that grants their locks before; a table that promises something else.
+# What would break it: a primary that honours leases with standbys after the
+# new one grants their locks, because it was stopped meanwhile, or was
+# restarted and trusts its tables; a new primary that grants their locks
+# earlier; a table with other promises.
 #
-# Time is the test's: it passes at its word, an eighth of the ttl at a time, or while
-# the primary is stopped.
+# The test controls the clock.  Time advances by an eighth of the ttl at a
+# time, or while the primary is stopped.
 
 use strict;
 use warnings FATAL => 'all';
