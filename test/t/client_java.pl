@@ -26,7 +26,7 @@ my $top = "$FindBin::RealBin/../..";
 my $client = "$top/clients/java";
 my $dir = PostgreSQL::Test::Utils::tempdir;
 
-# What Maven would build is the same version.
+# Maven would build the same version.
 my ($version) = slurp_file("$top/dlock.control") =~ /^default_version = '(.*)'/m;
 my $pom = slurp_file("$client/pom.xml");
 my @open;
@@ -52,7 +52,7 @@ sub sample
 	return "$dir/$name.java";
 }
 
-# What its comments say is printed
+# The program prints what its comments say
 sub run_sample
 {
 	my ($name, @command) = @_;

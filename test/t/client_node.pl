@@ -24,7 +24,7 @@ my $client = "$FindBin::RealBin/../../clients/node";
 my $dir = PostgreSQL::Test::Utils::tempdir;
 my @npm = ('npm', '--loglevel=error', "--cache=$dir/cache", '--offline');
 
-# only what the package is to have, and without a network
+# with the packed files only, and without a network
 system_or_bail(@npm, 'pack', '--silent', "--pack-destination=$dir", $client);
 my ($package) = glob("$dir/*.tgz");
 

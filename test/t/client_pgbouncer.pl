@@ -76,7 +76,7 @@ sub client
 # Have the pooler do something: a command of its own.
 sub pooler
 {
-	# the user that may do so without a password, where it is who runs the pooler
+	# the user that needs no password, if that user runs the pooler
 	system_or_bail($node->installed_command('psql'), '-XAtq', '-d',
 		"host=$dir port=$port dbname=pgbouncer user=pgbouncer", '-c', $_[0]);
 	return;
@@ -87,7 +87,7 @@ my $client = client();
 my %used;
 
 # Let a client run a statement in a session that has run none of these yet.
-# Those that have are in transactions of others meanwhile.
+# Meanwhile, transactions of other clients occupy the sessions that have.
 sub elsewhere
 {
 	my ($sql) = @_;
@@ -175,7 +175,7 @@ sub is_holder
 }
 
 #
-# The command: its settings are for no client that comes after it.
+# The command: its settings must not reach the next client.
 #
 {
 	my $set = q{SELECT string_agg(name || '=' || setting, ' ' ORDER BY name) }
@@ -213,8 +213,8 @@ sub is_holder
 }
 
 #
-# Enqueued for through the pooler, announced to a session of its own, and waited
-# for by any
+# A ticket enqueued through the pooler, announced to a session of its own, and
+# awaited by any session
 #
 {
 	my $listener = session($node);
@@ -257,7 +257,7 @@ sub is_holder
 }
 
 #
-# A transaction of the pooler's can be guarded, and hold locks of its own.
+# A transaction through the pooler can be guarded, and hold locks of its own.
 #
 {
 	my $ticket = elsewhere("SELECT dlock_ttl_acquire('lock', '1h')");
@@ -335,12 +335,12 @@ sub next_client
 	is($next->query("SELECT dlock_try_acquire('lock')"),
 		$fence, 'no reset: a stranger holds the lock');
 
-	# what is advised where DISCARD ALL is too much
+	# the advice for poolers that must not use DISCARD ALL
 	pooler(q{SET server_reset_query = 'SELECT dlock_release_all()'});
 	$lease = $next->query("SELECT dlock_lease_open('1h', attach => true)");
 	my $other = $next->query("SELECT dlock_enqueue('other')");
 
-	# so that nothing comes from the server when this client has gone
+	# so that the server sends nothing after this client has gone
 	told($next, 'dlock_release_all: a grant is announced',
 		announcement('granted', 'other', $other));
 	$next = next_client($next, 'dlock_release_all');

@@ -68,7 +68,7 @@ foreach my $dbname (sort keys %schema)
 	$objects{$dbname} = $node->safe_psql($dbname, $objects);
 }
 
-# Nothing has changed in dlock, and all is held.
+# dlock's objects are unchanged, and all locks are held.
 sub left_alone
 {
 	my ($dbname, $test) = @_;
@@ -86,11 +86,11 @@ sub left_alone
 }
 
 #
-# Alembic: what it would do
+# Alembic: the changes that it wants
 #
 SKIP:
 {
-	# the first in the path may be another one than that of the packages
+	# the first in the path may not be the packages' one
 	my ($python) = grep { works($_, '-c', 'import alembic, psycopg2') }
 	  'python3', '/usr/bin/python3';
 
@@ -150,7 +150,7 @@ SKIP:
 		}
 		is($status, 0, "$test: it can be loaded") or diag($out);
 		unlike(slurp_file($path), qr/dlock_queue/, "$test: dlock's tables are not in it");
-		# a dump in Ruby does not say where the extension was, before Rails 8
+		# before Rails 8, a dump in Ruby lacks the extension's schema
 		my $schema = $node->safe_psql($file,
 			q{SELECT extnamespace::regnamespace FROM pg_extension WHERE extname = 'dlock'});
 
@@ -164,8 +164,8 @@ SKIP:
 }
 
 #
-# drizzle-kit: what is pushed.  DLOCK_DRIZZLE is the directory where npm has
-# installed it.
+# drizzle-kit: the changes that it pushes.  DLOCK_DRIZZLE is the directory in
+# which npm has installed it.
 #
 SKIP:
 {
@@ -178,7 +178,7 @@ SKIP:
 
 	mkdir $work or die "$work: $!";
 	symlink "$installed/node_modules", "$work/node_modules" or die $!;
-	# what these import is looked for beside them
+	# their imports are searched for in their directory
 	foreach my $file ('drizzle.config.ts', 'schema.ts')
 	{
 		copy("$tools/$file", $work) or die "$file: $!";
@@ -186,7 +186,7 @@ SKIP:
 
 	foreach my $case (
 		[ 'in_public', '{}', '' ],
-		# a sequence is no table, and there is no filter for those
+		# a sequence is not a table, and sequences have no filter
 		[ 'in_public', '{"tablesFilter":["!dlock_*"]}', '' ],
 		[ 'on_its_own', '{"schemaFilter":["public","dlock"]}', '' ],
 		[ 'on_its_own', '{"schemaFilter":["public"]}', 'yes' ])

@@ -22,7 +22,7 @@ my $timeout = $PostgreSQL::Test::Utils::timeout_default;
 my $node = new_server('main',
 	conf => "deadlock_timeout = '10ms'\nstatement_timeout = '${timeout}s'\n");
 
-# the programs' role, and names that are kept from it
+# the programs' role, and names reserved for another role
 $node->safe_psql('postgres', 'CREATE ROLE app LOGIN');
 $node->safe_psql('postgres',
 	q{SELECT dlock_reserve('reserved/', current_user::regrole)});
@@ -31,8 +31,8 @@ $ENV{PGPORT} = $node->port;
 $ENV{PGUSER} = $node->safe_psql('postgres', 'SELECT current_user');
 $ENV{PGDATABASE} = 'postgres';
 
-# sample($language, $before): the sample of the language's page that is said to
-# be run here, as a file, with what comes before it
+# sample($language, $before): the sample on the language's page that is marked
+# to run here, as a file, with $before in front
 sub sample
 {
 	my ($language, $before) = @_;

@@ -34,7 +34,7 @@ $node->safe_psql('postgres',
 install_packages($python, "$clients/python", "$clients/tooz");
 delete @ENV{ grep { /^PG(?!_)/ } keys %ENV };
 
-# The tests that tooz has, by name, and how each ended; and what was said
+# The tests of tooz by name, with the result of each; and the output
 sub test
 {
 	my ($url) = @_;
@@ -52,12 +52,12 @@ my ($count) = $said =~ /^Ran (\d+) tests/m;
 
 cmp_ok(keys %$result, '==', $count, 'how each of them ended is known');
 cmp_ok($count, '>', 70, 'they are all that tooz has');
-# later versions have one only for drivers that they name
+# later versions have it only for drivers that they name
 delete $result->{test_watch_join_group_disappear}
   if ($result->{test_watch_join_group_disappear} // '') eq 'skipped';
 foreach my $name (sort keys %$result)
 {
-	# such as one that is not for the Python that is there
+	# for example, one for another version of Python
 	if ($result->{$name} eq 'ERROR' && $of_another->{$name} eq 'ERROR')
 	{
 		note "$name: an error with the driver for files, too";

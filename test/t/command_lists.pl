@@ -20,7 +20,7 @@ use Test::More;
 
 my $node = new_server('main');
 
-# Names that formats have to quote
+# Names that the formats must quote
 my $odd = qq(a "b",\x{2014}\\n);
 $node->safe_psql('postgres', 'DROP EXTENSION dlock; CREATE SCHEMA "x y"; '
 	  . 'CREATE EXTENSION dlock SCHEMA "x y"; GRANT USAGE ON SCHEMA "x y" TO PUBLIC; '
@@ -120,7 +120,7 @@ poll('lines', sub { $lines->out =~ /held/ });
 like($lines->out, qr/^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  w  free\n\S+ \S+  w  held $one exclusive lease me\n$/,
 	'a line for each');
 
-# The connection is lost: of "w", which is asked for first, there is no news.
+# The connection is lost.  "w" is watched first, and has no news.
 $client->query('SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
 	  . "WHERE backend_type = 'client backend' AND pid NOT IN ($client->{pid}, $waiter->{pid})");
 $client->query(qq{SELECT dlock_release('$odd')});
@@ -141,7 +141,7 @@ foreach my $it ($watch, $lines)
 	is($it->exit_code, 143, 'until a signal comes');
 }
 
-# Names and info do not break lines, or the screen; and the extension goes.
+# Names and info do not break lines or the screen.  Then the extension is dropped.
 {
 	my $evil = "x\n\e[31m";
 
@@ -168,9 +168,9 @@ foreach my $it ($watch, $lines)
 		'and says why');
 }
 
-# What the server refuses for want of memory is asked for again.
+# A request that the server refuses for lack of memory is retried.
 {
-	# more than a session may take without that being counted at once
+	# more than a session may take before it is counted
 	my @many = map { sprintf '%0200d', $_ } 1 .. 40;
 
 	$client->query('ALTER ROLE alice SET dlock.max_memory_per_role = 1');

@@ -32,8 +32,9 @@ my $ttl = ample(2);
 my $round = 0;
 
 #
-# A proxy: a process for each connection, and one that accepts them.  It is
-# silent while they are stopped, and cuts all if they are killed.
+# A proxy: one process for each connection, and one that accepts connections.
+# If they are stopped, the proxy is silent.  If they are killed, all connections
+# are cut.
 #
 my $proxy;
 
@@ -99,7 +100,7 @@ sub start
 	return ($holder, $worker);
 }
 
-# The next holder comes after the last sign of the one before.
+# The next holder starts after the last sign of the previous one.
 sub next_is_later
 {
 	my ($worker, $test) = @_;
@@ -142,7 +143,7 @@ sub keeper_of
 }
 
 #
-# The connection is silent; then it is cut, and there is no other.
+# The connection is silent; then it is cut, and no new one is possible.
 #
 my $by_proxy = start_proxy();
 
@@ -158,7 +159,7 @@ foreach my $how ('STOP', 'KILL')
 	$by_proxy = start_proxy();
 }
 
-# It is cut for a moment: the command runs on.
+# The connection is cut for a moment: the command runs on.
 {
 	my ($holder, $worker) = start($by_proxy);
 	my $ticket = $node->safe_psql('postgres',
@@ -250,7 +251,7 @@ foreach my $how ('STOP', 'KILL')
 }
 
 #
-# The command has the time of grace, and what ends within it ends well.
+# The command gets the grace period, and can end normally within it.
 #
 {
 	my $dir = PostgreSQL::Test::Utils::tempdir;

@@ -112,7 +112,7 @@ ok(!-e "$dir/ran", 'the command does not run');
 nothing_left('and no lock is left');
 
 #
-# What the command finds
+# The state that the command inherits
 #
 {
 	my ($out) = code_is(0, 'the environment', 'run', '--info=me', 'a b', 'sh', '-c',
@@ -178,7 +178,7 @@ is((code_is(0, 'a name in no encoding of the database', 'run', 'a', "\xfc"))[0],
 }
 
 #
-# Busy, and turns
+# Busy locks, and turns
 #
 my $held = $client->query(q{SELECT dlock_acquire('busy')});
 
@@ -199,14 +199,14 @@ is($client->query(q{SELECT count(*) FROM dlock_locks WHERE NOT granted}),
 my @turns;
 foreach my $n (1 .. 3)
 {
-	# the session's is the second one
+	# the second one is the session's
 	push @turns, Dlock::Command->new($node, 'run', $n == 2 ? '--session' : '--ttl=1h',
 		'busy', 'sh', '-c', "echo $n >>$dir/turns");
 	$client->wait_for(
 		"SELECT count(*) = $n FROM dlock_locks WHERE NOT granted");
 }
-# the first keeps its place, though its connection is cut; the second one has
-# none any more, and is the last then; the third has been told that it has one
+# the first keeps its place although its connection is cut; the second loses its
+# place and is last; the third has been told that it has one
 $client->wait_for(q{SELECT count(*) = 2 FROM pg_stat_activity }
 	  . q{WHERE state = 'active' AND query ~ '^SELECT public.dlock_wait'});
 my $pids = q{SELECT pid FROM pg_stat_activity WHERE query ~ '^SELECT public.dlock_'};
@@ -218,7 +218,7 @@ is($_->exit_code, 0, 'has had its turn') foreach @turns;
 is(slurp_file("$dir/turns"), "1\n3\n2\n", 'in their order');
 nothing_left('no lock is left');
 
-# A waiter that is told to go leaves the queue.
+# A waiter that gets a signal to end leaves the queue.
 $client->query(q{SELECT dlock_acquire('busy')});
 foreach my $signal ('INT', 'TERM')
 {
@@ -252,7 +252,7 @@ $client->query(q{SELECT dlock_release_all()});
 	nothing_left('no lock is left');
 }
 
-# A signal for all of its processes, as systemd sends it
+# A signal to all its processes, as systemd sends it
 {
 	my $all = Dlock::Command->new($node, 'run', '--ttl=1h', 'all', 'sh', '-c',
 		"trap 'exit 3' TERM; touch $dir/trapped; while :; do sleep 0.01; done");
@@ -265,7 +265,7 @@ $client->query(q{SELECT dlock_release_all()});
 	nothing_left('and no lock is left');
 }
 
-# An owner that comes back has its lease.
+# An owner that returns gets its lease.
 my $mine = $client->query(
 	q{SELECT dlock_ttl_acquire('own', '1h', owner => 'me', info => 'before')});
 is((code_is(0, 'the owner comes', 'run', '--owner=me', '-n', 'own', 'sh', '-c',
@@ -276,7 +276,7 @@ is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'p
 	"00:00:20\n", 'and the lease has it from then on');
 
 #
-# One of five machines runs the job, though the others come when it is done.
+# One of five machines runs the job, even if the others try after it is done.
 #
 {
 	my @cron = map {
@@ -295,7 +295,7 @@ is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'p
 }
 
 #
-# Again and again, as the leader
+# Repeatedly, as the leader
 #
 {
 	my @leaders = map {
@@ -320,7 +320,7 @@ is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'p
 	nothing_left('no lock is left');
 }
 
-# Nobody reads what the leader says.
+# The leader's output is not read.
 {
 	my $turns = "$dir/turns of a mute";
 
@@ -346,7 +346,7 @@ is((code_is(0, 'it has another ttl', 'run', '--owner=me', '--ttl=20s', 'own', 'p
 }
 
 #
-# dlock in another schema, options of the connection wherever they are given
+# dlock in another schema, connection options wherever they can be given
 #
 $node->safe_psql('bare', 'CREATE SCHEMA "A b"; CREATE EXTENSION dlock SCHEMA "A b"');
 {

@@ -52,7 +52,7 @@ sub type
 	return;
 }
 
-# what has come since then is forgotten
+# earlier output is discarded
 sub shows
 {
 	my ($pattern, $test) = @_;
@@ -131,7 +131,7 @@ type("kill %1; wait %1; echo code \$?\n");
 shows(qr/code 143/, 'where a signal ends it');
 is(locks(), '0', 'and the lock is free');
 
-# Without the terminal at first: behind a pipe, and in the background
+# At first without the terminal: behind a pipe, and in the background
 type("dlock run a sh -c 'echo up >&2; read line; echo got \$line' | cat\n");
 shows(qr/up/);
 type("line\n");
@@ -145,7 +145,7 @@ shows(qr/dlock run/);
 type("line\n");
 shows(qr/got line/, 'in the background, it is stopped when it reads, and goes on by fg');
 
-# Ctrl-Z while it waits: it does not run before fg.
+# Ctrl-Z while dlock waits: the command does not run before fg.
 $client->query(q{SELECT dlock_acquire('a')});
 type("dlock run --ttl=1s a touch '$dir/ran'; echo code \$?\n");
 $client->wait_for('SELECT count(*) = 1 FROM dlock_locks WHERE NOT granted');
@@ -168,7 +168,7 @@ SKIP:
 	my ($libraries) = run_command([ 'ldd', $path ]);
 
 	skip('dlock was built without ncurses', 4) if $libraries !~ /ncurses/;
-	# what is typed shows, too
+	# the terminal echoes the input
 	type('f');
 	shows(qr/filter:/, 'f asks for a filter');
 	type("the\n");
@@ -176,7 +176,7 @@ SKIP:
 	type('q');
 	shows(qr/code 0/, 'q quits');
 
-	# A line is cut where the screen ends, in columns.
+	# A line is cut at the screen's width, in columns.
 	my $wide = "\xc3\xa9" x 60;
 
 	$client->query("SELECT dlock_acquire('$wide')");
@@ -186,7 +186,7 @@ SKIP:
 	shows(qr/code 0/);
 	$client->query("SELECT dlock_release('$wide')");
 }
-# The end of its input is no key; it does not ask the server again and again.
+# The end of input is not a key: dlock top does not query the server in a loop.
 my $asked = q{FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()};
 
 type("dlock top --interval=1h </dev/null; echo code \$?\n");

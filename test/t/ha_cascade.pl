@@ -33,7 +33,7 @@ hot_standby_feedback = off
 my $middle = new_standby($first, 'middle', conf => $no_delay);
 my $last = new_standby($middle, 'last', conf => $no_delay);
 
-# Up to where it is flushed, which a removal is not by itself
+# Up to the end of the WAL, flushed first: a removal does not flush by itself
 sub follows
 {
 	my ($standby, $upstream, $node) = @_;
@@ -150,7 +150,7 @@ foreach my $session (@looks)
 works('after a conflict');
 
 #
-# With feedback, the rows stay here until nobody needs them any more.
+# With feedback, the rows stay here until no standby needs them.
 #
 feedback('on');
 my $old = session($last);
@@ -178,7 +178,7 @@ cmp_ok($client->query("SELECT pg_relation_size('dlock_queue')"),
 works('without them');
 
 #
-# The one in the middle is promoted, amid a transaction there; the last one
+# The standby in the middle is promoted during a transaction there.  The last one
 # follows it.
 #
 sub has_all
@@ -225,7 +225,7 @@ like($quiet->query("SELECT dlock_try_acquire('kept')"),
 is($quiet->query('SELECT count(*) FROM dlock_locks'), '0', '... and shows nothing');
 
 #
-# On the new timeline, the first holder goes.
+# On the new timeline, the first holder releases.
 #
 is($client->query("SELECT dlock_lease_close($lease)"), '1', 'the lease is closed');
 is($client->query("SELECT dlock_wait($queue[0])"), 't', 'the next one has the lock');

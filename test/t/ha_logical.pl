@@ -39,7 +39,7 @@ sub ask
 	return $nodes{$name}->safe_psql('postgres', $sql);
 }
 
-# All that each has written has arrived at the other.
+# All writes of each server have arrived at the other.
 sub arrived
 {
 	$nodes{$_}->wait_for_catchup("from_$_") foreach 'a', 'b';
@@ -64,7 +64,7 @@ ask('a',
 ask('a', 'CREATE PUBLICATION everything FOR ALL TABLES');
 ask('b', 'CREATE PUBLICATION everything FOR TABLE dlock_queue, dlock_queue_lease');
 
-# sessions that have looked before
+# sessions that have read the tables before
 my $session = session($nodes{b});
 $session->query('SET ROLE shop');
 $session->query("SELECT dlock_acquire('other/1')");
@@ -78,7 +78,7 @@ foreach my $name ('a', 'b')
 }
 $nodes{$_}->wait_for_subscription_sync foreach 'a', 'b';
 
-# Both go on, with names of their own and the same ones.
+# Both servers continue, with different names and with the same ones.
 foreach my $name ('a', 'b')
 {
 	my $client = session($nodes{$name});
@@ -93,7 +93,7 @@ ask('a',
 	"SELECT dlock_version_bump('v', 1), dlock_reserve('other/', current_user::regrole), "
 	  . "dlock_set_slots('slots', 3), dlock_set_slots('more', 4)");
 arrived();
-# and what has gone around has arrived
+# and changes that went around have arrived
 arrived();
 
 foreach my $name ('a', 'b')
@@ -113,7 +113,7 @@ foreach my $name ('a', 'b')
 }
 
 #
-# What replicates as any table does, and counts at once
+# Tables that replicate as any table does, and take effect at once
 #
 is(ask('b', "SELECT dlock_version_of('v')"), '2', 'versions come');
 like($session->query("SELECT dlock_acquire('other/2')"),
@@ -141,7 +141,7 @@ is( ask('b', "SELECT dlock_version_of('v'), "
 is(ask('b', $permits), '9 9', 'and counts');
 
 #
-# Leases: rows that go there stay here; TRUNCATE is refused.
+# Leases: rows sent to the other server stay here; TRUNCATE is refused.
 #
 ask('b', 'DELETE FROM dlock_queue');
 arrived();
@@ -158,10 +158,11 @@ foreach my $table ('dlock_queue', 'dlock_queue_lease')
 	}
 }
 
-# Rows that came while the trigger was disabled, which calls with leases refuse.  They
-# are not read.  The worker removes them, and here somebody has locked one of them: until
-# it can, a new row takes the place of one that has its number.  Where they came from
-# they stay, as what goes there is dropped.
+# Rows that arrived while the trigger was disabled, a state in which calls with leases
+# fail.  These rows are not loaded, and the worker removes them.  Here a session has
+# locked one of them: until the worker can remove it, a new row with its number replaces
+# it.  The rows stay on the server that sent them, because removals sent there are
+# dropped.
 ask('a', 'ALTER TABLE dlock_queue DISABLE TRIGGER dlock_replicated');
 fails_with(
 	$nodes{a}, 'postgres', "SELECT dlock_ttl_acquire('x', '1h')",
@@ -189,7 +190,7 @@ $nodes{a}->wait_for_log(
 	qr/removing rows that stand for nothing|cannot write table "dlock_queue"/);
 pass('the worker cannot remove one that is locked');
 
-# nor has another worker looked through the tables then
+# and no other worker has scanned the tables since
 my $admin = session($nodes{a});
 my $first = worker($admin);
 
@@ -213,7 +214,7 @@ arrived();
 is( ask('b', "SELECT count(*) FROM dlock_queue WHERE ticket IN ($next, $locked)"),
 	'2', 'and stays where it came from');
 
-# Then both crash, and still have what they had promised.
+# Then both crash, and keep their promises.
 arrived();
 $session->quit;
 foreach my $name ('a', 'b')

@@ -64,7 +64,7 @@ foreach my $step ($section =~ /^(\*\*\d\..*?)(?=^\*\*)/msg)
 }
 is_deeply([ sort keys %steps ], [ 1 .. 7 ], 'the page has seven steps');
 
-# What the page takes for granted, as it is here
+# This test's values for names that the page takes for granted
 sub placed
 {
 	my ($text) = @_;
@@ -120,7 +120,7 @@ sub take_step
 		}
 		my ($which) = $text =~ s/^-- on the (old|new) server\n// ? $1 : die $text;
 
-		# the remark of a statement may be before its end
+		# a statement's remark may come before its end
 		while ($text =~ /\G\s*(\S.*?)(?:;([^\n;]*)\n|( \\gset)\n)/msgc)
 		{
 			my ($sql, $remark, $gset) = ($1, $2 // '', $3 // '');
@@ -173,8 +173,8 @@ ask($old,
 	  SELECT dlock_reserve('app/', 'app'), dlock_set_slots('semaphore', 2)});
 take_step(1);
 
-# Somebody tries a lock on the new server, which then has numbers reserved; and
-# the old one reserves later ones.
+# A client tries a lock on the new server, which then has reserved numbers.  The
+# old server reserves later ones.
 ask($new, "SELECT dlock_acquire('tried')");
 $old->restart;
 
@@ -185,8 +185,8 @@ $load->await_each(2);
 take_step(2);
 $load->await_each(2);
 
-# Of one client more is known: it has a lock, a place in a queue and, until its
-# deadline, a lease; and no luck.
+# A client with known state: it has a lock, a place in a queue and, until its
+# deadline, a lease.  It will lose all of them.
 my $zombie = client($old);
 my $ttl = 4;
 my %had = (
@@ -203,7 +203,7 @@ $had{lease} = $zombie->query("SELECT dlock_ttl_acquire('leased', '$ttl s')");
 # ---- The switch
 
 take_step(3);
-# nobody may rely on clients to come later than that
+# no client is guaranteed to come later than this
 $move->go_to($new);
 is(ask($old, "SELECT count(*) FROM dlock_locks WHERE scope <> 'lease'"),
 	'0', 'no session or transaction holds a lock on the old server');

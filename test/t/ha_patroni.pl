@@ -38,7 +38,7 @@ my $networks = qq{
 	make_networks short
 };
 
-# false if that fails, which says nothing
+# false if the command fails, without output
 sub succeeds
 {
 	my $pid = fork() // die "fork: $!";
@@ -65,7 +65,7 @@ plan skip_all => 'there can be no network namespaces'
 	DLOCK_HA_PAUSE => 0.1,
 	DLOCK_HA_CLIENTS => 4,
 	DLOCK_HA_LEASES => 100);
-# the shell stays, to be the parent of whoever has lost his
+# the shell stays, as the parent of orphaned processes
 exec(@apart, "$networks nsenter --net=/run/netns/short-0 \"\$@\" || exit; exit",
 	'bash', $^X, map({ "-I$_" } @INC), "$FindBin::RealBin/../ha/ha.pl")
   or die "exec: $!";

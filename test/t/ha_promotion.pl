@@ -47,7 +47,7 @@ sub fail_over
 	return;
 }
 
-# The second standby is behind the first, which it follows when that is promoted.
+# The second standby follows the first, also after the first is promoted.
 my $last = $primary;
 my @chain = map { $last = new_standby($last, "synchronous_$_") } 1, 2;
 
@@ -59,15 +59,15 @@ foreach my $round (1 .. 2)
 	my $session = session($primary);
 	my $sender = $session->query('SELECT pid FROM pg_stat_replication');
 
-	# The standby hears nothing any more, a moment before the primary dies:
-	# whoever is answered then, durably, must not be.
+	# Shortly before the primary dies, the standby stops receiving.  From then on, no
+	# durable answer may be given.
 	$history->load(
 		$primary,
 		200 + int(rand(500)),
 		sub {
 			my $acquired = $session->query('SELECT acquired FROM dlock_stats');
 
-			# where it has no lock that others need
+			# at a place where it has no lock that others need
 			stop_while($session, $sender,
 				"SELECT wait_event = 'WalSenderMain' FROM pg_stat_activity "
 				  . "WHERE pid = $sender");
@@ -82,9 +82,9 @@ foreach my $round (1 .. 2)
 	fail_over($standby, "synchronous, round $round", 'there');
 }
 
-# The names change under load.  In the end one of two has to answer, and one of
-# them hears nothing more.  The most advanced of the standbys has all that was
-# acknowledged.
+# The names change under load.  At the end one of two standbys must answer, and one
+# of them receives nothing more.  The most advanced standby has all acknowledged
+# changes.
 foreach my $round (1 .. 2)
 {
 	my @names = ("left_$round", "right_$round");
@@ -129,8 +129,8 @@ foreach my $round (1 .. 2)
 	my $sender = $primary->safe_psql('postgres',
 		'SELECT pid FROM pg_stat_replication');
 
-	# First with a standby that follows; then nothing more is sent.  What is
-	# answered after that is lost.
+	# First with a standby that follows; then nothing more is sent.  Changes
+	# answered after that are lost.
 	$history->load(
 		$primary,
 		300 + int(rand(300)),
@@ -141,8 +141,8 @@ foreach my $round (1 .. 2)
 }
 $history->check_past;
 
-# A copy of the database, made while nobody uses it: its rows are there, and
-# mean nothing.
+# A copy of the database, made while no session uses it: the rows are there, and
+# have no effect.
 $primary->safe_psql('postgres', 'CREATE DATABASE original');
 my $session = session($primary, 'original');
 $session->query('CREATE EXTENSION dlock');

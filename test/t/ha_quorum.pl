@@ -60,7 +60,7 @@ sub connected
 	return;
 }
 
-# Open a lease, with a lock of the same name that stands for what it counts for
+# Open a lease at a level, with a lock of the same name
 my %leases;
 my %fences;
 my %renewed;	# no later than at its latest renewal
@@ -88,7 +88,7 @@ my $admin = session($primary);
 open_lease($client, $_, $_)
   foreach 'on', 'local', 'off', 'remote_write', 'remote_apply';
 
-# one that counts for who asks again, whatever others have asked at
+# a lease whose level a repeated request raises, and a later one does not lower
 open_lease($client, 'raised', 'off');
 foreach my $level ('on', 'off')
 {
@@ -98,7 +98,7 @@ foreach my $level ('on', 'off')
 		"asked for again at $level");
 }
 
-# A holder holds, though standbys that are named later have not heard of its grant.
+# A holder holds, even if standbys named later have not received its grant.
 foreach my $names ('nobody', '')
 {
 	$primary->safe_psql('postgres',
@@ -110,7 +110,7 @@ foreach my $names ('nobody', '')
 		't', "standbys are named '$names': a holder holds");
 }
 
-# What was put back may not be on standbys that are named since.
+# Loaded leases may be missing on standbys that are named later.
 $_->quit foreach $client, $admin;
 $primary->restart;
 $client = session($primary);
@@ -151,7 +151,7 @@ sub renew
 	return $answer;
 }
 
-# Renew, until the time has passed or one is lost; returns which are left.
+# Renew until the time has passed or a lease is lost; returns those left.
 sub renew_for
 {
 	my ($seconds) = @_;
@@ -232,15 +232,15 @@ $client->query('SET synchronous_commit = local');
 #
 # Cut off, and the standby promoted
 #
-# What a session keeps alive, or a ticket of its own, is no different.
+# Attached leases, and tickets with a ttl of their own, are no different.
 my $attached = session($primary);
 open_lease($attached, 'attached', 'on', ', attach => true');
 $client->query('SET synchronous_commit = on');
 $fences{ttl} = $leases{ttl} =
   $client->query("SELECT dlock_ttl_acquire('ttl', '$ttl s')");
 
-# Nor one that somebody else asks for at a lower level, later or before: that one
-# waits for it in an acquire, and gives up.
+# Neither is a lease that another client requests at a lower level, before or after:
+# that client waits in an acquire, and gives up.
 $fences{again} = $leases{again} =
   $client->query("SELECT dlock_ttl_acquire('again', '$ttl s', owner => 'me')");
 my $waiter = session($primary);
@@ -272,7 +272,7 @@ renew_for(0);
 my @all = sort keys %leases;
 my @quorum = grep { !/^(local|off)$/ } @all;
 
-# where standbys count, a server that begins leaves that much more time
+# for leases that need standbys, a starting server adds that much time
 sub factor
 {
 	my ($name) = @_;
@@ -303,10 +303,10 @@ foreach my $name (@all)
 	  || diag($left);
 }
 
-# Each lease is renewed on the old primary, by a client that knows of nothing,
-# and not on the new one.  "last" is when a lease was last told there that it
-# holds, "first" when the new primary first gave its lock to the next.  The
-# client has many to renew, and does not wait long for a standby.
+# A client that knows of no failover renews each lease on the old primary, and none
+# on the new one.  "last" is the last time when the old primary confirmed a lease,
+# "first" the first time when the new primary granted its lock again.  The client
+# has many leases to renew, and does not wait long for a standby.
 my (%last, %first, %late, @wrong);
 $client->query(q{SET statement_timeout = '100ms'});
 my (%waits, %unsaid);
@@ -319,7 +319,7 @@ while (keys %first < @all && now() < $patience)
 		my $renewed = renew($name);
 		my $held = $client->query("SELECT dlock_check('$name', $fences{$name})");
 
-		# a slow machine may come to it only when it has run out
+		# on a slow machine, it may have expired by then
 		$waits{$name} = 1 if $before >= $cut + $ttl / 4 && $renewed ne '';
 		$unsaid{$name} = 1 if $renewed =~ /57014/;
 		if ($renewed =~ /^\d+$/ || $held eq 't')
@@ -398,7 +398,7 @@ $attached->quit;
 $promoted->quit;
 
 #
-# A wait for standbys that is cut short takes back what was asked for
+# An interrupted wait for standbys takes back the request
 #
 $client->query('SET synchronous_commit = local');
 my $lease = $client->query("SELECT dlock_lease_open('10min')");

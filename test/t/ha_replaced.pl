@@ -25,7 +25,8 @@ plan skip_all => 'needs Linux and a C compiler' unless clock_is_ours();
 
 my $primary = new_server_of_clock('primary');
 
-# Until the loader has an answer to what it has written, none is sent.
+# Connect the standby, or with '' disconnect it, so that it does not acknowledge
+# the loader's writes.
 sub connect_again
 {
 	my ($standby, $conninfo) = @_;
@@ -49,7 +50,7 @@ foreach my $reading (0 .. 3)
 	my $fence = $client->query("SELECT dlock_lease_acquire('lock', $lease)");
 	like($fence, qr/^\d+$/, "$when: a holder");
 
-	# It is restarted, and its standby is late.
+	# The primary is restarted, and its standby is late.
 	$client->quit;
 	$primary->stop('immediate');
 	connect_again($standby, '');
@@ -58,7 +59,7 @@ foreach my $reading (0 .. 3)
 	$loader->start("SELECT dlock_renew($lease)");
 	my $admin = session($primary);
 	my $pid;
-	# it waits again and again, for a moment each time
+	# it waits repeatedly, for a moment each time
 	poll(
 		'the loader waits',
 		sub {
@@ -66,7 +67,7 @@ foreach my $reading (0 .. 3)
 				 WHERE wait_event = 'SyncRep'})) =~ /^\d+$/;
 		});
 	my $written = $admin->query('SELECT pg_current_wal_lsn()');
-	# where it has no lock that others need
+	# at a place where it has no lock that others need
 	stop_while($admin, $pid,
 		"SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = $pid");
 	connect_again($standby, $conninfo);
@@ -82,7 +83,7 @@ foreach my $reading (0 .. 3)
 		ok($stopped, "$when: the loader is stopped") || diag($loader->answer);
 	}
 
-	# It is replaced.
+	# The primary is replaced.
 	connect_again($standby, '');
 	$admin->wait_for('SELECT count(*) = 0 FROM pg_stat_replication');
 	$standby->promote;
@@ -97,7 +98,7 @@ foreach my $reading (0 .. 3)
 	grows('... and then grants the lock',
 		$fence, $next->query("SELECT dlock_ttl_acquire('lock', '10h')"));
 
-	# The loader goes on, and a client asks.
+	# The loader continues, and a client sends a request.
 	continue_process($pid);
 	$admin->query(q{SET statement_timeout = '1s'});
 	unlike($admin->query("SELECT dlock_check('lock', $fence)"),
@@ -109,7 +110,7 @@ foreach my $reading (0 .. 3)
 	$admin->query("SELECT pg_cancel_backend($pid)");
 	unlike($loader->answer, qr/^\d+$/, '... nor could the one that was waiting');
 
-	# The next round begins without it.
+	# The next round begins without that primary.
 	$_->quit foreach $next, $loader;
 	$standby->stop;
 	$admin->query('ALTER SYSTEM RESET synchronous_standby_names');

@@ -22,7 +22,7 @@ my $lease = $node->safe_psql('postgres', "SELECT dlock_lease_open('1h')");
 my $fence =
   $node->safe_psql('postgres', "SELECT dlock_lease_acquire('lock', $lease)");
 
-# one that keeps its lock closed, one ticket of its own, and one that waits
+# one lease with a delay, one ticket with a ttl of its own, and one that waits
 $node->safe_psql('postgres', "SELECT dlock_ttl_acquire('own', '1h')");
 $node->safe_psql('postgres', "SELECT dlock_ttl_enqueue('lock', '1h', 'channel')");
 my $ttl = ample(2);
@@ -39,7 +39,7 @@ sub ask
 	return $clone->safe_psql('postgres', $sql);
 }
 
-# before anything is read, a row that came from elsewhere
+# before the tables are loaded, a foreign row
 ask('INSERT INTO dlock_queue SELECT (jsonb_populate_record(q, '
 	  . q('{"system": 1, "ticket": 7}')
 	  . ")).* FROM dlock_queue q WHERE name = 'own'");
@@ -52,7 +52,7 @@ fails_with(
 $clone->poll_query_until('postgres',
 	q{SELECT EXISTS (SELECT FROM dlock_locks WHERE name = 'delayed' AND NOT granted AND position = 0)}
 ) or die 'no delay';
-# the one that has run out, and keeps its lock closed, is none of them
+# the expired lease, whose delay keeps its lock closed, is not among them
 is(ask('SELECT dlock_reset()'), '3', 'all leases end');
 is( ask('SELECT dlock_try_acquire(n) IS NOT NULL FROM '
 		  . "unnest('{lock,own,delayed}'::text[]) AS n"),

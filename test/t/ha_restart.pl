@@ -31,7 +31,7 @@ sub fences_grow
 
 	push @fences, fence($node), fence($node);
 	grows("fences grow $when", @fences);
-	# one fall is one failure
+	# each decrease is one failure
 	@fences = max(grep { /^\d+$/ } @fences);
 }
 
@@ -42,8 +42,8 @@ foreach my $end (sort keys %ends)
 	fences_grow("after $end");
 }
 
-# A fence that was given out before the server died at once, in a transaction
-# that never ended, is never given out again.
+# A fence is never given again, even if the server died at once and the transaction
+# never ended.
 foreach my $end (sort keys %ends)
 {
 	my $holder = session($node);
@@ -55,8 +55,8 @@ foreach my $end (sort keys %ends)
 	fences_grow("after $end with a transaction open");
 }
 
-# The sequence goes back, as it does with an old dump: time carries the
-# numbers on.
+# The sequence goes back, as with an old dump: the time keeps the numbers
+# growing.
 foreach my $end (sort keys %ends)
 {
 	$node->safe_psql('postgres', "SELECT setval('dlock_ticket_seq', 1)");
@@ -64,8 +64,8 @@ foreach my $end (sort keys %ends)
 	fences_grow("after setval() to 1 and $end");
 }
 
-# The sequence is far ahead of the time, as it is when the clock has gone
-# back: now the sequence carries them.
+# The sequence is far ahead of the time, as after the clock has gone back: the
+# sequence keeps the numbers growing.
 my $ahead = 1 << 51;
 $node->safe_psql('postgres', "SELECT setval('dlock_ticket_seq', $ahead)");
 $node->restart;
@@ -90,7 +90,7 @@ is($node->safe_psql('postgres', 'SELECT dlock_advance_ticket(1) > 1'),
 	't', 'dlock_advance_ticket() does not go back');
 fences_grow('after dlock_advance_ticket() to a smaller number');
 
-# What a transaction or a setting allows makes no difference.
+# Restrictions of a transaction or a setting make no difference.
 $node->append_conf('postgresql.conf', 'max_worker_processes = 0');
 $node->restart;
 fences_grow('with max_worker_processes = 0');
@@ -112,7 +112,7 @@ push @fences,
 	"BEGIN; SELECT dlock_acquire('lock'); ROLLBACK");
 fences_grow('with the first in a transaction that rolls back');
 
-# Nor does a reservation leave anything in the session.
+# A reservation leaves nothing in the session.
 $node->restart;
 my $first = session($node);
 my $other = session($node);
@@ -131,8 +131,8 @@ like(
 	'lastval() stays undefined');
 $first->quit;
 
-# The sequence goes back while the server runs, to numbers below those that
-# are in memory, and then these are used up.
+# The sequence goes back while the server runs, below the numbers in memory.
+# Then the numbers in memory are used up.
 $other->query("SELECT setval('dlock_ticket_seq', 1)");
 is( $other->query(
 		'SELECT count(dlock_release_ticket(dlock_acquire(n::text))) '

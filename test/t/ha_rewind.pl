@@ -34,7 +34,7 @@ autovacuum = off
 
 my $standby = new_standby($primary, 'two');
 
-# What is held wherever the history goes on
+# The locks held on the surviving history
 my $client = session($primary);
 my $lease = $client->query("SELECT dlock_lease_open('$ttl s')");
 my $held = $client->query("SELECT dlock_lease_acquire('kept', $lease)");
@@ -67,10 +67,10 @@ sub follow
 	my $data = $rewound->data_dir;
 	my $conf = PostgreSQL::Test::Utils::tempdir . '/postgresql.conf';
 
-	# the configuration is copied, too, and would be the other one's
+	# pg_rewind also copies the other server's configuration
 	PostgreSQL::Test::Utils::system_or_bail('cp', "$data/postgresql.conf",
 		$conf);
-	# the timeline that pg_rewind looks for is that of the latest checkpoint
+	# pg_rewind looks for the timeline of the latest checkpoint
 	$source->safe_psql('postgres', 'CHECKPOINT');
 	$rewound->command_ok(
 		[
@@ -87,7 +87,7 @@ sub follow
 	return;
 }
 
-# The server has no more nor less than what the history has.
+# The server has exactly the locks of the history.
 sub is_history
 {
 	my ($session, $given_up, $last) = @_;
@@ -118,7 +118,7 @@ sub is_history
 	return;
 }
 
-# The standby replaces the primary; returns what was given up.
+# The standby replaces the primary; returns the abandoned grants.
 my $last;
 sub fail_over
 {
@@ -127,14 +127,14 @@ sub fail_over
 	my @given_up;
 
 	$primary->wait_for_catchup($standby);
-	# it never hears of what comes now, and the primary never of its promotion
+	# it receives nothing from now on, and the primary does not learn of its promotion
 	$standby->append_conf('postgresql.conf', q{primary_conninfo = ''});
 	$standby->reload;
 	$standby->poll_query_until('postgres',
 		'SELECT count(*) = 0 FROM pg_stat_wal_receiver')
 	  or die 'still connected';
 	push @given_up, [ $_, acquire($old, $_) ] foreach "lost", "lost too";
-	# a lock that is handed on here, and stays where it is there
+	# a lock that is handed on here, but keeps its holder there
 	is($old->query("SELECT dlock_lease_close($lease)"),
 		'1', "$name: a lease is closed on the branch that is given up");
 	is($old->query("SELECT dlock_wait($queue[0])"),
@@ -205,7 +205,7 @@ foreach (1 .. 10)
 	$session->quit;
 }
 
-# In the end, all that waited is served in order.
+# At the end, all waiters are granted in order.
 $client = session($primary);
 is($client->query("SELECT dlock_lease_close($lease)"), '1', 'the lease is closed');
 foreach my $ticket (@queue)

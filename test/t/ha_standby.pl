@@ -20,8 +20,8 @@ my @fences = fence($primary);
 
 my $standby = new_standby($primary, 'standby');
 
-# Every function there is, with some value for each argument that needs one,
-# but for those behind the views and for triggers
+# Every function, with a value for each required argument, except for trigger
+# functions and those behind the views
 my $calls = q{
 	SELECT format('%s %I(%s)',
 				  CASE prokind WHEN 'p' THEN 'CALL' ELSE 'SELECT' END, proname,
@@ -67,8 +67,8 @@ is( $session->query(
 	'dlock_stats is zero');
 is($session->query('DISCARD ALL'), '', 'DISCARD ALL passes');
 
-# What the primary gives out meanwhile, the standby has to exceed.  Each
-# restart makes it reserve.
+# The standby's numbers must exceed those that the primary gives meanwhile.  Each
+# restart makes the primary reserve numbers.
 foreach (1 .. 3)
 {
 	$primary->restart;
@@ -103,8 +103,8 @@ $standby->restart;
 push @fences, fence($standby);
 grows('and one after a restart', @fences);
 
-# Again, with a standby that was fed to the end, of a primary whose numbers
-# are ahead of the time
+# Again, with a standby that received all WAL, of a primary whose numbers are
+# ahead of the time
 my $next = new_standby($standby, 'next');
 $standby->safe_psql('postgres', 'SELECT dlock_advance_ticket((2^51)::bigint)');
 push @fences, fence($standby);

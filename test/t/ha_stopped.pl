@@ -30,7 +30,7 @@ my @levels = ('off', 'local', 'remote_write', 'on', 'remote_apply');
 my %counts = map { $_ => 1 } @levels[ 2 .. 4 ];    # where standbys count
 my $page = slurp_file("$FindBin::RealBin/../../docs/replication.md");
 
-# Of each level, a database with a lease that holds a lock
+# For each level, a database with a lease that holds a lock
 sub new_pair
 {
 	my ($way) = @_;
@@ -52,13 +52,13 @@ sub new_pair
 			  . "SELECT dlock_ttl_acquire('lock', '$ttl s')");
 		like($fences{$level}, qr/^\d+$/, "$way: a lease at $level");
 	}
-	# all that was answered at "off" is written, and sent
+	# all changes answered at "off" are written, and sent
 	$primary->safe_psql('postgres', 'CHECKPOINT');
 	$primary->wait_for_catchup($standby, 'replay');
 	return ($primary, $standby, \%fences);
 }
 
-# Does the server honour it?  No, if it gives no answer.
+# Does the server honour the lease?  No answer counts as no.
 sub honours
 {
 	my ($session, $fence) = @_;
@@ -66,7 +66,7 @@ sub honours
 	return $session->query("SELECT dlock_check('lock', $fence)") eq 't';
 }
 
-# Is it renewed?  A renewal that waits for standbys is cut short.
+# Is it renewed?  A renewal that waits for standbys is canceled.
 sub renews
 {
 	my ($session, $admin, $fence) = @_;
@@ -84,7 +84,7 @@ sub renews
 	return $session->answer eq '1';
 }
 
-# When a server first did not, in ttls
+# When a server first did not honour the lease, in ttls
 sub ends
 {
 	my ($times, $level, $holds, $time) = @_;
@@ -150,7 +150,7 @@ foreach my $way ('stopped', 'stopped_for_long', 'restarted')
 	}
 	if ($way eq 'stopped_for_long')
 	{
-		# at once, whatever the processes come to first
+		# at once, whichever process is first
 		is( join(' ', grep { honours($clients{$_}, $fences->{$_}) } @levels),
 			'', 'stopped for long: no lease is honoured afterwards');
 		is( join(
@@ -190,7 +190,7 @@ foreach my $way ('stopped', 'stopped_for_long', 'restarted')
 }
 is("@beside", '', 'where standbys count, never both');
 
-# What is measured is what the page says.
+# The measured times match the page.
 sub until_when
 {
 	my ($time) = @_;
