@@ -9,8 +9,8 @@
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# The answers of tools are read here, and what the tests see must not depend on
-# the caller's settings, those for PostgreSQL or for the language.
+# The scripts parse the output of tools, and the tests must not depend on the
+# caller's settings for PostgreSQL or the language.
 unset LANG LANGUAGE "${!LC_@}"
 export LC_ALL=C
 for variable in "${!PG@}"; do
@@ -18,8 +18,7 @@ for variable in "${!PG@}"; do
 done
 unset MAKEFLAGS MAKELEVEL
 
-# The majors that Debian has, and the suite; experimental is none by itself, but
-# goes with sid.
+# The majors that Debian has, and their suites.  experimental is used with sid.
 # shellcheck disable=SC2034 # for test/run and test/matrix
 majors=(15 17 18 19)
 # shellcheck disable=SC2034
@@ -37,7 +36,7 @@ die()
 	exit 1
 }
 
-# sudo may ask for a password only where somebody can type it.
+# sudo may ask for a password only at a terminal.
 sudo=(sudo)
 if [ ! -t 0 ]; then sudo+=(-n); fi
 
@@ -46,7 +45,7 @@ as_root()
 	if [ "$(id -u)" -eq 0 ]; then "$@"; else "${sudo[@]}" "$@"; fi
 }
 
-# Can as_root do anything?  Asks for the password, if one is needed.
+# Does as_root work?  Asks for the password if necessary.
 may_be_root()
 {
 	if [ "$(id -u)" -eq 0 ]; then return; fi
@@ -63,8 +62,8 @@ as_user()
 	fi
 }
 
-# As as_user, and allowed to go into networks and to change them, once there is a
-# scratch directory; sudo leaves nothing of the environment but what is given
+# As as_user, but may enter and change networks, once there is a scratch
+# directory.  sudo keeps only the given part of the environment
 as_network_user()
 {
 	as_root setpriv --reuid "$(as_user id -u)" --regid "$(as_user id -g)" \
@@ -74,7 +73,7 @@ as_network_user()
 		"PG_TEST_TIMEOUT_DEFAULT=${PG_TEST_TIMEOUT_DEFAULT:-180}" "$@"
 }
 
-# quiet COMMAND...: shows the output only of what fails
+# quiet COMMAND...: shows the output only if the command fails
 quiet()
 {
 	local log status=0
@@ -85,13 +84,12 @@ quiet()
 	return "$status"
 }
 
-# progress TITLE STATE COMMAND...: as quiet, and shows meanwhile that it goes on:
-# how long it has taken, and what STATE, a command, says of its output so far
+# progress TITLE STATE COMMAND...: as quiet, and meanwhile shows the time taken,
+# and the output of STATE, a command that reads the output so far
 #
-# At a terminal that is one line, which changes; elsewhere, a line every ten
-# seconds.  The command stands in the foreground, where an interrupt reaches it.
-# Before apt has printed something the line stays, as sudo may ask for a password
-# there.
+# At a terminal it is one changing line, elsewhere a line every ten seconds.  The
+# command runs in the foreground, so that an interrupt reaches it.  Until apt has
+# printed something the line stays, because sudo may ask for a password there.
 progress()
 {
 	local title=$1 state=$2 log status=0 start=$SECONDS pid
@@ -101,7 +99,7 @@ progress()
 	log=$(mktemp)
 	show_progress "$title" "$state" "$log" &
 	pid=$!
-	# in a shell of its own: what a trap of this one prints is not for the log
+	# in a subshell, because output of this shell's traps must not go to the log
 	("${@:3}") >"$log" 2>&1 </dev/null || status=$?
 	kill "$pid" 2>/dev/null || true
 	wait "$pid" 2>/dev/null || true
@@ -116,7 +114,7 @@ progress()
 	return "$status"
 }
 
-# In the background, until it is killed, or its shell has gone
+# In the background, until it is killed, or its shell has exited
 show_progress()
 {
 	local start=$SECONDS next=10 line
@@ -134,8 +132,8 @@ show_progress()
 	done
 }
 
-# States for progress: nothing; how far apt_install is, by the last of its lines
-# like these:
+# States for progress: none; the progress of apt_install, by its last line of this
+# kind:
 #	dlstatus:1:20.6:Retrieving file 7 of 34 (9s remaining)
 #	pmstatus:gcc-12:43.1:Unpacking gcc-12 (amd64)
 no_state() { :; }
@@ -146,11 +144,11 @@ apt_state()
 		s/^..status:[^:]*(:[^:0-9][^:]*)?:([0-9]+)[^:]*:(.*)/, \2%: \3/p; q }'
 }
 
-# lacking PG_CONFIG: the first file that does not come with it, of a server and
-# of what PGXS and the tests need; nothing where all of them do
+# lacking PG_CONFIG: the first missing file among those of a server, PGXS and the
+# tests; nothing if all exist
 #
-# Debian has PGXS and pg_regress in the client's package already, and only the
-# headers in the one for development.
+# Debian's client package has PGXS and pg_regress; only the headers are in the
+# development package.
 lacking()
 {
 	local pgxs bin headers file
@@ -188,7 +186,7 @@ find_postgres()
 }
 
 # Set pg_config: the caller's PG_CONFIG, or else the first of a server that has
-# dlock already, though it may lack what it takes to build it.
+# dlock, even if files to build dlock are missing.
 find_installed()
 {
 	local candidates=(pg_config "$debian"/*/bin/pg_config)
@@ -202,10 +200,10 @@ find_installed()
 	return 1
 }
 
-# Where Debian's packages have their servers, by major
+# The directory of Debian's servers, by major
 debian=/usr/lib/postgresql
 
-# Set compiler: the first that is there.
+# Set compiler: the first that is installed.
 find_compiler()
 {
 	for compiler in gcc clang cc; do
@@ -214,7 +212,7 @@ find_compiler()
 	return 1
 }
 
-# need COMMAND PACKAGE...: the packages have to be installed if COMMAND fails
+# need COMMAND PACKAGE...: the packages must be installed if COMMAND fails
 need()
 {
 	if ! eval "$1" >/dev/null 2>&1; then
@@ -228,9 +226,8 @@ need_compiler()
 	need 'test -e /usr/include/stdio.h' libc6-dev
 }
 
-# Of a server: the one that PG_CONFIG is of, or one that is there, but not
-# whole, or the one that Debian would choose.  With what is needed, and no more:
-# postgresql-server-dev-all may be for many.
+# The packages of a server: PG_CONFIG's, or an incomplete one, or Debian's default.
+# Only the necessary ones: postgresql-server-dev-all may be for many majors.
 need_server()
 {
 	local path major=
@@ -239,7 +236,7 @@ need_server()
 	if [ -n "$path" ]; then
 		major=${path#"$debian"/}
 		major=${major%%/*}
-		# not one of a package
+		# not from a package
 		if [ "$path" = "${path#"$debian"/}" ]; then return; fi
 	fi
 	if may_be_root; then update_lists; fi
@@ -247,7 +244,7 @@ need_server()
 		for path in $(printf '%s\n' "$debian"/*/bin/postgres | sort -V); do
 			if [ -x "$path" ]; then major=$(basename "${path%/bin/*}"); fi
 		done
-		# from elsewhere, and nothing for it here?
+		# from another source, and apt has nothing for it here?
 		if ! apt-cache show "postgresql-server-dev-$major" >/dev/null 2>&1 &&
 			[ -n "$(debians_major)" ]; then
 			major=
@@ -256,7 +253,7 @@ need_server()
 
 	: "${major:=$(debians_major)}"
 	if [ -z "$major" ]; then
-		# as without apt
+		# as if there were no apt
 		packages+=(postgresql postgresql-server-dev-all)
 		return
 	fi
@@ -265,14 +262,14 @@ need_server()
 		--includedir-server)/postgres.h\"" "postgresql-server-dev-$major"
 }
 
-# The major of the package postgresql; nothing where apt has no lists
+# The major of the package postgresql; nothing if apt has no lists
 debians_major()
 {
 	apt-cache depends postgresql 2>/dev/null |
 		sed -n 's/^ *Depends: postgresql-\([0-9]*\)$/\1/p'
 }
 
-# Once; what fails here, a source of somebody else's perhaps, may not be needed.
+# Once.  A source that fails here may not be needed.
 updated=
 update_lists()
 {
@@ -284,11 +281,11 @@ update_lists()
 	updated=yes
 }
 
-# As root: leave the machine's services as they are, and make none; Debian's
-# packages would start what they bring, and make and start a cluster.
+# As root: do not change the machine's services.  Debian's packages would start
+# their services, and make and start a cluster.
 #
-# How they are told not to, by two files, is undone at the end.  Where somebody
-# has said already whether there is to be a cluster, that holds.
+# Two files prevent that, and are removed at the end.  If the machine is already
+# configured to have a cluster or not, that stays.
 apt_install()
 {
 	local apt conf=/etc/postgresql-common/createcluster.conf
@@ -297,7 +294,7 @@ apt_install()
 	apt=(apt-get -qq -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0
 		-o APT::Status-Fd=3 install --no-install-recommends)
 	export DEBIAN_FRONTEND=noninteractive
-	# a descriptor of its own: dpkg closes it to the packages' own scripts
+	# a descriptor of its own: dpkg closes it for the packages' own scripts
 	exec 3>&1
 	undo=:
 	trap 'eval "$undo"' EXIT
@@ -311,7 +308,7 @@ apt_install()
 		chmod +x "$policy"
 	fi
 	if [[ " $* " =~ ' postgresql'(-[0-9]+)?' ' ]]; then
-		# has the file, and starts nothing
+		# the file exists, and nothing is started
 		"${apt[@]}" postgresql-common || return
 		if ! grep -Eqs '^[[:space:]]*create_main_cluster' "$conf"; then
 			cp -p "$conf" "$conf.dlock" || return
@@ -320,7 +317,7 @@ apt_install()
 		fi
 	fi
 	"${apt[@]}" "$@" || return
-	# nor at the next start of the machine
+	# and not at the machine's next start
 	if [[ " $* " == *' pgbouncer '* ]]; then
 		update-rc.d pgbouncer disable || return
 	fi
@@ -343,9 +340,9 @@ install_packages()
 		bash -c "$(declare -f apt_install); apt_install \"\$@\"" bash "$@"
 }
 
-# install_missing [TOOL...]: what is needed to build, and of tools besides
+# install_missing [TOOL...]: the packages to build with, and these tools
 #
-# Tests can do without some of these, which not each Debian has.
+# Some of these are optional for tests, because not every Debian has them.
 install_missing()
 {
 	local tool optional=()
@@ -457,10 +454,10 @@ tools_of()
 	if grep -qs DLOCK_DRIZZLE "${files[@]}"; then printf 'alembic\ndrizzle\n'; fi
 }
 
-# start_npm VARIABLE DIRECTORY: install what the package.json there names into the
-# scratch directory, in the background; finish_npm waits, and sets the variable to
-# where it is.  It stays unset where npm is not there, which is too much to be
-# installed for this: the test says what is missing.
+# start_npm VARIABLE DIRECTORY: install the packages of the package.json there into
+# the scratch directory, in the background.  finish_npm waits, and sets the variable
+# to their directory.  Without npm, which is too large to install for this, the
+# variable stays unset, and the test says what is missing.
 npm_jobs=()
 start_npm()
 {
@@ -487,8 +484,8 @@ finish_npm()
 	npm_jobs=()
 }
 
-# The first mirror of Debian that apt uses, if it uses any, and the keys that it
-# checks it with
+# The first mirror of Debian that apt uses, if any, and the keys that apt checks it
+# with
 apt_mirror()
 {
 	# shellcheck disable=SC2016 # expanded by apt-get
@@ -496,8 +493,8 @@ apt_mirror()
 		'Created-By: Packages' | awk '/^Debian http/ && !n++ { print $2, $3 }'
 }
 
-# Set mirror and keyring, or no mirror where apt uses none, or is not there; as
-# with some other system that has packages of the same kind.
+# Set mirror and keyring, or no mirror if apt uses none or is not installed, as on
+# another system with packages of this kind.
 find_mirror()
 {
 	local keys=/usr/share/keyrings/debian-archive-keyring.gpg
@@ -506,16 +503,16 @@ find_mirror()
 	command -v apt-get >/dev/null || return 0
 	read -r mirror keyring < <(apt_mirror) || true
 	if [ -z "$mirror" ]; then
-		# apt knows which source is Debian's only from the lists
+		# only from the lists does apt know which source is Debian's
 		quiet as_root timeout 60 apt-get -qq update || true
 		read -r mirror keyring < <(apt_mirror) || true
 	fi
-	# a source may be for one suite, with the keys of that one, or have them in
-	# its own file
+	# a source may be for one suite, with keys of its own, or keep the keys in its own
+	# file
 	if [ -e "$keys" ] || [ ! -e "$keyring" ]; then keyring=$keys; fi
 }
 
-# cache NAME: the directory for what one run makes, and another one can use
+# cache NAME: the directory for files that later runs can use again
 cache()
 {
 	if [ "$(id -u)" -eq 0 ]; then
@@ -525,8 +522,7 @@ cache()
 	fi
 }
 
-# The tree as an archive, without what was built there, perhaps for another
-# server
+# The tree as an archive, without objects that may be built for another server
 pack_tree()
 {
 	tar -C "$top" --exclude-vcs --exclude='./tmp_*' \
@@ -534,7 +530,7 @@ pack_tree()
 		--exclude=./src/bin/dlock -cf - .
 }
 
-# Make the scratch directory, for the user whom servers run as, and go there.
+# Make the scratch directory, for the user that runs the servers, and go there.
 make_empty_scratch()
 {
 	scratch=$(mktemp -d "${TMPDIR:-/tmp}/dlock.XXXXXX")
@@ -545,7 +541,7 @@ make_empty_scratch()
 	cd "$scratch" || exit
 }
 
-# The same, with a copy of the tree to go to
+# The same, with a copy of the tree, and go to the copy
 make_scratch()
 {
 	make_empty_scratch
@@ -555,13 +551,13 @@ make_scratch()
 
 	headers=$("$pg_config" --includedir-server)
 
-	# With LLVM in the server, PGXS wants the clang that the server was built
-	# with, for bitcode; do without where it is not installed.
+	# If the server has LLVM, PGXS needs the server's clang for bitcode.  Build without
+	# bitcode if that clang is not installed.
 	make=(make -s "PG_CONFIG=$pg_config")
 	internal=$(expand "\$(includedir_internal)")
 	compiler=$(expand "\$(CC)")
 	if ! command -v "${compiler%% *}" >/dev/null; then
-		# another one than that of the server will do
+		# another clang than the server's works, too
 		find_compiler
 		make+=("CC=$compiler")
 	fi
@@ -572,7 +568,7 @@ make_scratch()
 	fi
 }
 
-# Remove it, after the servers that still run in it.
+# Stop the servers that still run in it, and remove it.
 remove_scratch()
 {
 	local file
@@ -587,7 +583,7 @@ remove_scratch()
 	rm -rf "$scratch"
 }
 
-# Install what was built, as root only where that is needed.
+# Install the build, as root only if necessary.
 install_dlock()
 {
 	local lib share dir as=()
@@ -610,15 +606,15 @@ expand()
 	"${make[@]}" --eval "expand: ; @echo $1" expand
 }
 
-# build COMPILER [OPTIONS [ARGUMENT...]]: what has changed, each warning an error
+# build COMPILER [OPTIONS [ARGUMENT...]]: the changed files, each warning an error
 #
-# PostgreSQL's headers don't pass -Wextra, and count as the system's therefore;
-# its callbacks and PG_FUNCTION_ARGS bring parameters that not all need.
+# PostgreSQL's headers fail with -Wextra, so they count as system headers.  Its
+# callbacks and PG_FUNCTION_ARGS cause unused parameters.
 build()
 {
 	local options="-Wall -Wextra -Werror -Wno-unused-parameter"
 
-	# unknown to clang are some options that the server was built with
+	# clang does not know some of the server's build options
 	case $1 in *clang*)
 		options+=' -Wno-unknown-warning-option'
 		options+=' -Wno-ignored-optimization-argument' ;;
@@ -627,14 +623,14 @@ build()
 		COPT="$options -isystem $headers -isystem $internal ${COPT-} ${2-}"
 }
 
-# compile COMPILER [OPTIONS [ARGUMENT...]]: the same, all anew
+# compile COMPILER [OPTIONS [ARGUMENT...]]: the same, for all files
 compile()
 {
 	quiet as_user "${make[@]}" clean && build "$@"
 }
 
-# build_changed DIR: only what has changed since the last time; what is built is
-# kept in DIR, by server, compiler and options, for the next time
+# build_changed DIR: only the files changed since the last time.  The objects are
+# kept in DIR for the next time, by server, compiler and options
 build_changed()
 {
 	local kept new
@@ -648,7 +644,7 @@ build_changed()
 	if [ -r "$kept" ]; then as_user tar -xf - <"$kept"; fi
 	build "$compiler" || return
 
-	# complete, or not at all; and no failure, where it cannot be kept
+	# complete, or not at all; if the objects cannot be kept, that is no failure
 	if mkdir -p "$1" 2>/dev/null && new=$(mktemp "$kept.XXXXXX" 2>/dev/null); then
 		find . -path './src/*.[od]' -o -path './src/*.bc' -o -path './*.so' -o \
 			-path ./src/bin/dlock |
