@@ -83,7 +83,8 @@ Compares the server's state, before any client connects again, with the
 history.  The server was not started before the time $since. $durable is its
 role as seen from the server that the clients used: see is_durable().
 
-Clients keep what was found in the next round, and the rest is forgotten.
+In the next round, clients keep the tickets and leases found here; the rest is
+forgotten.
 
 =cut
 

@@ -105,7 +105,7 @@ sub debugger_works
 	return call_in($session->{pid}, 'getpid');
 }
 
-# The session's next statement is to be stopped.
+# The process to stop in the session's next statement
 sub pid_of_next
 {
 	my ($session) = @_;

@@ -7,15 +7,15 @@ Dlock::Power - servers that lose their power, for TAP tests
 
 =head1 DESCRIPTION
 
-A server that is killed finds after its start all that it has written, because the
-kernel has it.  A server that is started here can lose what it has not synced:
-test/torture/power.c, which is preloaded into it, says what that is.
+After a kill, a restarted server finds all that it has written, because the kernel
+has it.  A server that is started here can lose its unsynced writes, too.  The
+preloaded test/torture/power.c notes these.
 
 =over
 
 =item power_is_ours()
 
-False if that cannot be done: there is no C compiler, or this is not Linux.
+False if the test cannot do that: there is no C compiler, or this is not Linux.
 
 =item with_power($node, $sub)
 
@@ -23,10 +23,10 @@ The sub starts the server, which can lose its power from then on.
 
 =item lose_power($node, $all)
 
-The server, whose processes are all gone, finds what was synced.  Of the rest it
-finds nothing if $all, and otherwise any part: each page of 4,096 bytes as it was
-after any of the writes to it since the sync, and each directory as it was after
-any of the changes to it.  Returns how many writes and names were not synced.
+All processes of the server must be gone.  The server finds the synced data.  If
+$all, it finds nothing of the rest, and otherwise any part: each page of 4,096
+bytes as it was after any of the writes to it since the sync, and each directory as
+it was after any of the changes to it.  Returns how many writes and names were not synced.
 
 =item forget_power($node)
 
@@ -68,7 +68,7 @@ sub power_is_ours
 sub with_power
 {
 	my ($node, $sub) = @_;
-	# as the kernel tells of it
+	# the path as the kernel gives it
 	my $data = realpath($node->data_dir);
 	local $ENV{LD_PRELOAD} = join ' ', grep { $_ } $ENV{LD_PRELOAD}, $library;
 	local $ENV{DLOCK_POWER} = $data;
@@ -97,7 +97,7 @@ sub lose_power
 	return $lost;
 }
 
-# What was written to a file, by the notes on it
+# Undo the writes to a file, by the notes on it
 sub lose_writes
 {
 	my ($notes, $all) = @_;
@@ -116,8 +116,8 @@ sub lose_writes
 		$at += 32 + $saved;
 		if ($length < 0)
 		{
-			# any part of what was there when it shrank would be more than a
-			# file system can leave
+			# no file system can leave any part of the content from before the
+			# file shrank
 			$all ||= $saved > 0;
 			$length = $saved;
 		}
@@ -135,7 +135,7 @@ sub lose_writes
 	}
 	return 0 unless @sizes;
 
-	# the size as it was before one of the changes, or as it is
+	# the size from before one of the changes, or the present one
 	open my $file, '+<:raw', "$notes.data" or die "$notes.data: $!";
 	my $size = ($all ? @sizes : (@sizes, -s $file))
 	  [ $all ? 0 : rand(@sizes + 1) ];
@@ -155,7 +155,7 @@ sub lose_writes
 	return scalar @sizes;
 }
 
-# What has become of names
+# The changes of names
 sub lose_names
 {
 	my ($data, $all) = @_;
@@ -196,7 +196,7 @@ sub lose_names
 	return $lost;
 }
 
-# The kill may have come between the note and what it is of.
+# The kill may have come between the note and the change.
 sub undo_name
 {
 	my ($data, $what, $path, $to, $saved) = @_;

@@ -342,8 +342,6 @@ Using the session after its end is no error from now on: the answer is empty.
 Starts a statement without waiting for its result, only for earlier ones.
 While it waits, only the awaited event wakes it: see quiet().
 
-What it waits for, it is woken for by nothing else: see quiet().
-
 =item $session->is_next
 
 The backend executes nothing else before the next statement.
