@@ -101,7 +101,7 @@ sub others_work
 	return;
 }
 
-my $limit = qr/role "flood", in all databases, have reached dlock\.max_memory_per_role, which is 50 percent of 6144 kB\. Release what this role/;
+my $limit = qr/role "flood", in all databases, have reached dlock\.max_memory_per_role, which is 50 percent of 6144 kB\. Release locks that this role/;
 
 #
 # A flood in several databases and scopes
