@@ -321,6 +321,8 @@ $admin = session($node);
 	my $before = $client->query("SELECT dlock_ttl_acquire('before', '1h')");
 
 	$client->query("SELECT dlock_release_ticket($before)");
+	# for which a worker stays
+	$admin->query("SELECT dlock_watch('watched', 'nobody')");
 	$admin->wait_for(q{SELECT journal_lag = '0' AND
 		NOT EXISTS (SELECT FROM dlock_queue) AND
 		NOT EXISTS (SELECT FROM dlock_queue_lease) FROM dlock_stats});
