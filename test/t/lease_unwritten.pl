@@ -447,8 +447,7 @@ foreach my $end ('goes on', 'dies')
 	my $data_dir = $node->data_dir;
 	my (@others, $stopped);
 
-	$admin->query(q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
-	$node->reload;
+	commits_hang($node, 1);
 	$client->wait_for(q{SELECT setting = 'nobody' FROM pg_settings
 		WHERE name = 'synchronous_standby_names'});
 	$client->start(q{SELECT dlock_ttl_acquire('lock', '1h')});

@@ -207,11 +207,19 @@ sub processes_of
 
 my %orders = (
 	stop => sub {
+		my ($pid) = @_;
+		my $there = "FROM pg_stat_activity WHERE pid = $pid";
+
+		# a session of the test before may be ending
+		$admin->wait_for(
+			"SELECT count(*) = 0 OR bool_and(state = 'idle') $there");
 		# while it has no lock that a new connection needs
-		stop_while($admin, $_[0],
-			"SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $_[0]");
+		stop_while($admin, $pid, "SELECT state = 'idle' $there")
+		  if $admin->query("SELECT count(*) $there");
 	},
-	continue => \&continue_process,
+	continue => sub {
+		continue_process($_[0]) if kill(0, $_[0]) == 1;
+	},
 	clock => \&set_clock,
 	freeze => sub {
 		# the postmaster first, so that it starts no more
