@@ -391,6 +391,14 @@ check_lockable(DlockSpace *space, const char *name)
 	UnlockRelationOid(table, AccessShareLock);
 }
 
+static void
+check_all_lockable(DlockSpace *space)
+{
+	check_lockable(space, "dlock_slots");
+	check_lockable(space, "dlock_queue");
+	check_lockable(space, "dlock_queue_lease");
+}
+
 /*
  * For the worker; false if it has to call again.  A locked table is an error after
  * WORKER_TURN_MS, which callers then meet themselves.  If a session that loads
@@ -433,11 +441,7 @@ dlock_load(DlockSpace *space)
 		return true;
 	loader = find_loader(space);
 	if (loader == 0)
-	{
-		check_lockable(space, "dlock_slots");
-		check_lockable(space, "dlock_queue");
-		check_lockable(space, "dlock_queue_lease");
-	}
+		check_all_lockable(space);
 	else if (is_time_to_tell(space))
 		tell_of_loader(loader);
 	return false;
@@ -449,9 +453,7 @@ dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key)
 {
 	bool		is_read = space->loading.part == DLOCK_LOAD_GRANTS;
 
-	check_lockable(space, "dlock_slots");
-	check_lockable(space, "dlock_queue");
-	check_lockable(space, "dlock_queue_lease");
+	check_all_lockable(space);
 	ereport(ERROR,
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 			 errmsg("could not acquire lock \"%.*s\" within its timeout",

@@ -410,7 +410,8 @@ write_the_rest(void)
 
 	if (!begun && pg_atomic_read_u32(&my_space->loaded) != 0)
 		(void) dlock_task_perform(&begin_task);
-	while (begun && (next = dlock_task_perform(&journal_task)) != NEVER && next < end)
+	while (begun &&
+		   (next = dlock_task_perform(&journal_task)) != NEVER && next < end)
 	{
 		if (next != 0)
 			(void) WaitLatch(MyLatch, WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
