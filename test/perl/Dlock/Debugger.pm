@@ -33,7 +33,8 @@ before it lets the process continue.
 
 =item stop_at_last($pid, @functions)
 
-The same at the last of these functions, which it calls one after the other.
+The same at the last of these functions, which it calls one after the other.  A
+number among them is a time in seconds for which it is held up there.
 
 =item fail_in($session, $function, $stop)
 
@@ -133,7 +134,8 @@ sub stop_at_last
 	my ($pid, $first, @others) = @_;
 
 	return stop($pid, ["*$first"],
-		map { ("tbreak *$_", 'continue') } @others);
+		map { /^[\d.]+$/ ? "shell sleep $_" : ("tbreak *$_", 'continue') }
+		  @others);
 }
 
 # At its very beginning, at any function
