@@ -219,6 +219,7 @@ TAP = \
 	guard_pinned \
 	guard_paused_holder \
 	guard_lost \
+	guard_managed \
 	lease_crash \
 	lease_wal_order \
 	lease_unwritten \
