@@ -314,17 +314,18 @@ foreach my $steps (1, 2)
 # for: so it is a server that has just begun.
 #
 $admin->quit;
+$node->append_conf('postgresql.conf', q{dlock.worker_idle_timeout = '1h'});
 $node->restart;
 $admin = session($node);
 {
 	my $client = session($node);
 	my $before = $client->query("SELECT dlock_ttl_acquire('before', '1h')");
 
-	$client->query("SELECT dlock_release_ticket($before)");
 	# for which a worker stays
-	$admin->query("SELECT dlock_watch('watched', 'nobody')");
+	my $kept = $admin->query("SELECT dlock_ttl_acquire('kept', '2h')");
+	$client->query("SELECT dlock_release_ticket($before)");
 	$admin->wait_for(q{SELECT journal_lag = '0' AND
-		NOT EXISTS (SELECT FROM dlock_queue) AND
+		(SELECT array_agg(name) = '{kept}' FROM dlock_queue) AND
 		NOT EXISTS (SELECT FROM dlock_queue_lease) FROM dlock_stats});
 	my $worker = $admin->query(
 		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'dlock worker'");
@@ -346,8 +347,8 @@ $admin = session($node);
 		't', 'worker gone behind its commit: released');
 	$admin->wait_for("SELECT count(*) = 0 FROM dlock_queue WHERE ticket = $ticket");
 	$client->quit;
+	$admin->query("SELECT dlock_release_ticket($kept)");
 }
-
 
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 $admin->quit;

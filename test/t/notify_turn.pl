@@ -72,6 +72,9 @@ waits_in_queue($applications[1]{pid});
 enqueue('second');
 enqueue('lease', "SELECT dlock_ttl_enqueue('lease', '1h')");
 $admin->wait_for(q{SELECT granted FROM dlock_queue WHERE name = 'lease'});
+# the worker has posted that
+$admin->wait_for(q{SELECT state = 'idle' FROM pg_stat_activity
+	WHERE backend_type = 'dlock worker'});
 is(scalar($waiter->announcements(0)), 0, 'nothing is told before its turn');
 # a cancel does not cost it its place
 is($admin->query("SELECT pg_cancel_backend($pid)"), 't', 'it is canceled');
