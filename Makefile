@@ -287,7 +287,8 @@ TAP = \
 	client_schema_tools \
 	client_sqlalchemy \
 	client_stacks \
-	client_tooz
+	client_tooz \
+	example_nightly
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
