@@ -288,7 +288,8 @@ TAP = \
 	client_sqlalchemy \
 	client_stacks \
 	client_tooz \
-	example_nightly
+	example_nightly \
+	example_leader
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
