@@ -289,7 +289,8 @@ TAP = \
 	client_stacks \
 	client_tooz \
 	example_nightly \
-	example_leader
+	example_leader \
+	example_booking
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.

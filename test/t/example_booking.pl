@@ -1,0 +1,99 @@
+# examples/booking.py: of two users who have seen a free seat, one books it, and
+# the other is shown what has changed.
+#
+# What would break it: a booking that overwrites another one, of the program's
+# or of a program that knows nothing of versions; a user who thinks, and is in
+# the way of others.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Example;
+use Dlock::Python;
+use Dlock::Test;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $python = find_python('import psycopg2, sqlalchemy');
+
+plan skip_all => 'python3 with sqlalchemy and psycopg2 is not installed'
+  unless $python;
+
+my $node = example_server();
+
+sub booking
+{
+	my ($title, @arguments) = @_;
+
+	return Dlock::Example->new($title, {}, $python,
+		"$examples/booking.py", @arguments);
+}
+
+booking('setup', 'setup')->ends(0, 'setup');
+
+my $admin = session($node);
+my $seats = q{SELECT string_agg(number || ' ' || coalesce(passenger, 'free'), ', '
+	ORDER BY number) FROM seat};
+
+# Two see the same seat.
+my $alice = booking('alice', '7A', 'alice');
+my $bob = booking('bob', '7A', 'bob');
+
+$_->says(qr/7A is free/) foreach $alice, $bob;
+is( $admin->query(
+		"SELECT count(*) FROM pg_stat_activity WHERE usename = 'app' "
+		  . "AND state <> 'idle'"),
+	'0', 'no transaction is open while users think');
+$bob->type('yes');
+$bob->says(qr/^booked/);
+$alice->type('yes');
+$alice->says(qr/changed meanwhile/);
+$alice->says(qr/7A is taken by bob/);
+$bob->ends(0, 'the faster one has the seat');
+$alice->ends(1, 'the slower one has none');
+is($admin->query($seats), '7A bob, 7B free', 'the seat is the faster one\'s');
+
+# A change that frees the seat is shown, too.
+$alice = booking('alice', '7B', 'alice');
+$alice->says(qr/7B is free/);
+$admin->query(q{UPDATE seat SET passenger = 'by hand' WHERE number = '7B'});
+$admin->query(q{UPDATE seat SET passenger = NULL WHERE number = '7B'});
+$alice->type('yes');
+$alice->says(qr/changed meanwhile/);
+$alice->says(qr/7B is free/);
+$admin->query(q{UPDATE seat SET passenger = 'by hand' WHERE number = '7B'});
+$alice->type('yes');
+$alice->says(qr/7B is taken by by hand/);
+$alice->ends(1, 'a change by a program without versions is seen');
+is($admin->query($seats), '7A bob, 7B by hand', 'it is not overwritten');
+
+# One that hangs, and one that dies, are in no one's way.
+$admin->query('UPDATE seat SET passenger = NULL');
+$alice = booking('alice', '7A', 'alice');
+$bob = booking('bob', '7A', 'bob');
+$_->says(qr/7A is free/) foreach $alice, $bob;
+$alice->signal('STOP');
+$bob->vanish;
+
+my $carol = booking('carol', '7A', 'carol');
+
+$carol->says(qr/7A is free/);
+$carol->type('yes');
+$carol->ends(0, 'a third one books');
+$alice->signal('CONT');
+$alice->type('yes');
+$alice->says(qr/7A is taken by carol/);
+$alice->ends(1, 'the paused one is late');
+is($admin->query($seats), '7A carol, 7B free', 'the third one has the seat');
+
+$alice = booking('alice', '7B', 'alice');
+$alice->says(qr/7B is free/);
+$alice->type('no');
+$alice->ends(1, 'a user may decline');
+is($admin->query($seats), '7A carol, 7B free', 'nothing has changed');
+
+$admin->quit;
+$node->stop;
+done_testing();
