@@ -290,7 +290,8 @@ TAP = \
 	client_tooz \
 	example_nightly \
 	example_leader \
-	example_booking
+	example_booking \
+	example_store
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
