@@ -291,7 +291,8 @@ TAP = \
 	example_nightly \
 	example_leader \
 	example_booking \
-	example_store
+	example_store \
+	example_tickets
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
