@@ -292,7 +292,8 @@ TAP = \
 	example_leader \
 	example_booking \
 	example_store \
-	example_tickets
+	example_tickets \
+	example_limited
 
 # Both expect their outputs in expected/.  The servers' directories must not
 # be tmp_check, which the TAP tests delete.
