@@ -123,9 +123,8 @@ extern void dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease,
 /* request.c */
 extern DlockTimeout dlock_request_time_left(DlockTimeout timeout,
 											uint64 start);
-extern bool dlock_request_wait(const DlockRequest *request, DlockHeld *held);
-extern DlockOutcome dlock_request_wait_for_lease(const DlockRequest *request,
-												 DlockHeld *held);
+extern DlockOutcome dlock_request_wait(const DlockRequest *request,
+									   DlockHeld *held);
 extern bool dlock_request_wait_again(DlockTicket *ticket, const DlockKey *key,
 									 DlockTimeout timeout);
 extern void dlock_request_check_upgrade(const DlockRequest *request,

@@ -169,7 +169,7 @@ ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	}
 	if (held == NULL)
 		return wait_with_others(request, name, nowait, *ticket);
-	outcome = dlock_request_wait_for_lease(request, held);
+	outcome = dlock_request_wait(request, held);
 	if (outcome == DLOCK_ACQUIRED)
 		let_adopt(request, held, *ticket);
 	/* its own lease has begun and ended with it */

@@ -161,24 +161,12 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		return 0;
 	}
 	if (unlikely(!dlock_held_is_granted(held)) &&
-		!dlock_request_wait(request, held))
-	{
-		*outcome = DLOCK_TIMED_OUT;
+		(*outcome = dlock_request_wait(request, held)) != DLOCK_ACQUIRED)
 		return 0;
-	}
 	confirm_grant(space, held);
 	/* last, and cannot fail: an error before it keeps nothing */
 	dlock_xact_deepen(held, request->scope);
 	return held->number;
-}
-
-/* Undo one session-scoped acquire, if any. */
-static void
-undo_acquire(DlockHeld *held)
-{
-	dlock_held_set_depth(held, held->session_depth - Min(held->session_depth, 1),
-						 held->xact_depth);
-	dlock_held_settle(held);
 }
 
 /*
@@ -302,20 +290,15 @@ warn_of_loss(const DlockHeld *held)
 {
 	const DlockKey *key = &held->name->key;
 
-	if (held->ticket->granted_at >= 0)
-		ereport(WARNING,
-				(errcode(ERRCODE_DLOCK_LOST),
-				 errmsg("lock \"%.*s\" was lost before this session released it",
-						key->length, key->name),
-				 errdetail("Ticket %lld was released by an administrator.",
-						   (long long) held->number)));
-	else
-		ereport(WARNING,
-				(errcode(ERRCODE_DLOCK_LOST),
-				 errmsg("the place in the queue of lock \"%.*s\" was lost before this session released it",
-						key->length, key->name),
-				 errdetail("Ticket %lld was released by an administrator.",
-						   (long long) held->number)));
+	ereport(WARNING,
+			(errcode(ERRCODE_DLOCK_LOST),
+			 held->ticket->granted_at >= 0 ?
+			 errmsg("lock \"%.*s\" was lost before this session released it",
+					key->length, key->name) :
+			 errmsg("the place in the queue of lock \"%.*s\" was lost before this session released it",
+					key->length, key->name),
+			 errdetail("Ticket %lld was released by an administrator.",
+					   (long long) held->number)));
 }
 
 /* Undo one acquire; false, with a warning, if it was ended by force before. */
@@ -326,7 +309,9 @@ undo_session_acquire(DlockHeld *held)
 
 	if (lost)
 		warn_of_loss(held);
-	undo_acquire(held);
+	dlock_held_set_depth(held, held->session_depth - Min(held->session_depth, 1),
+						 held->xact_depth);
+	dlock_held_settle(held);
 	return !lost;
 }
 
