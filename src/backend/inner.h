@@ -108,8 +108,7 @@ extern volatile bool dlock_cancel_explained;
 extern void dlock_cancel_prepare(void);
 extern void dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket,
 							   DlockLease *lease);
-extern void dlock_cancel_unwatch(void);
-extern void dlock_cancel_stop(void);
+extern void dlock_cancel_unwatch(bool all);
 
 /* channel.c */
 extern const char *dlock_notify_listen(void);

@@ -301,7 +301,7 @@ pop_mark(bool is_commit)
 		return;
 	if (mark.kind == MARK_GUARD)
 	{
-		dlock_cancel_unwatch();
+		dlock_cancel_unwatch(false);
 		forget_guarded(mark_key(&mark), mark_ticket(&mark)->number);
 	}
 	if (held == NULL)
@@ -650,7 +650,7 @@ dlock_xact_has_guarded(const DlockKey *key)
 static void
 pin_guards(void)
 {
-	dlock_cancel_stop();
+	dlock_cancel_unwatch(true);
 	for (int i = 0; i < num_marks; i++)
 	{
 		Mark	   *mark = &marks[i];
