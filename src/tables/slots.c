@@ -12,7 +12,6 @@
 #include "access/relation.h"
 #include "access/xact.h"
 #include "catalog/pg_type.h"
-#include "executor/spi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -23,26 +22,13 @@
 #include "tables/shape.h"
 #include "tables/tables.h"
 
-static int
-find_column(Relation table, const char *name, Oid type)
-{
-	int			column = SPI_fnumber(RelationGetDescr(table), name);
-
-	if (column <= 0 ||
-		SPI_gettypeid(RelationGetDescr(table), column) != type)
-		dlock_shape_raise_changed(table,
-					  psprintf(_("It has no column \"%s\" of type %s."),
-							   name, format_type_be(type)));
-	return column;
-}
-
 /* Raises 55000 if the table is unlogged or a column's type differs. */
 void
 dlock_slots_find_columns(Relation table, DlockSlotsColumns *columns)
 {
 	dlock_check_permanent(table);
-	columns->name = find_column(table, "name", TEXTOID);
-	columns->slots = find_column(table, "slots", INT4OID);
+	columns->name = dlock_find_column(table, "name", TEXTOID);
+	columns->slots = dlock_find_column(table, "slots", INT4OID);
 }
 
 /* The slots of a row.  Raises 55000 if constraints would refuse it. */
@@ -51,15 +37,12 @@ dlock_slots_take_row(DlockSpace *space, Relation table,
 					 const DlockSlotsColumns *columns, HeapTuple row,
 					 DlockKey *key)
 {
-	TupleDesc	descriptor = RelationGetDescr(table);
-	bool		no_name;
 	bool		no_slots;
-	Datum		value = heap_getattr(row, columns->name, descriptor, &no_name);
-	Datum		slots = heap_getattr(row, columns->slots, descriptor, &no_slots);
-	text	   *name = no_name ? NULL : DatumGetTextPP(value);
+	Datum		slots = heap_getattr(row, columns->slots,
+									 RelationGetDescr(table), &no_slots);
+	text	   *name = DatumGetTextPP(dlock_get_column(table, row,
+													   columns->name));
 
-	if (name == NULL)
-		dlock_shape_raise_changed(table, _("A row has a null in column \"name\"."));
 	if (VARSIZE_ANY_EXHDR(name) == 0 ||
 		VARSIZE_ANY_EXHDR(name) > DLOCK_MAX_NAME)
 		dlock_raise_named_row(table, "name", name, "name");

@@ -118,6 +118,8 @@ extern void dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind,
 extern bool dlock_rows_have_name(DlockSpace *space, const DlockKey *key);
 
 /* shape.c */
+extern int	dlock_find_column(Relation relation, const char *name, Oid type);
+extern Datum dlock_get_column(Relation relation, HeapTuple row, int column);
 extern void dlock_raise_named_row(Relation relation, const char *key,
 								  const text *name, const char *column);
 extern void dlock_rows_check(DlockSpace *space);
