@@ -88,33 +88,19 @@ wait_for_quorum(DlockSpace *space, uint64 until, uint64 *confirmed)
 	return true;
 }
 
-/* Begin the ttls; false after "until", and the worker continues. */
+/* Begin the ttls; false after "until". */
 static bool
-begin_anew(DlockSpace *space, uint64 until)
+begin_ttls(DlockSpace *space, uint64 until)
 {
-	volatile bool begun = false;
+	uint64		confirmed;
 
-	PG_TRY();
-	{
-		uint64		confirmed;
-
-		/* calls about loaded rows wait until this is durable */
-		if (space->leases.length > 0)
-			pg_atomic_write_u64(&space->loaded_at,
-								compat_log_message("dlock"));
-		begun = wait_for_quorum(space, until, &confirmed);
-		if (begun)
-			dlock_lease_begin_anew(space, confirmed);
-	}
-	PG_CATCH();
-	{
-		(void) dlock_worker_wake(space);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-	if (!begun)
-		(void) dlock_worker_wake(space);
-	return begun;
+	/* calls about loaded rows wait until this is durable */
+	if (space->leases.length > 0)
+		pg_atomic_write_u64(&space->loaded_at, compat_log_message("dlock"));
+	if (!wait_for_quorum(space, until, &confirmed))
+		return false;
+	dlock_lease_begin_anew(space, confirmed);
+	return true;
 }
 
 /* Locks on the tables */
@@ -320,7 +306,7 @@ load_tables(DlockSpace *space, const Patience *patience)
 		{
 			/* The WAL may have the last removal without the next grant. */
 			dlock_queue_resume(space);
-			if (!begin_anew(space, patience->standbys))
+			if (!begin_ttls(space, patience->standbys))
 				break;
 			pg_atomic_write_u32(&space->loaded, 1);
 			ConditionVariableBroadcast(&space->load_changed);
@@ -352,6 +338,9 @@ load_alone(DlockSpace *space, const Patience *patience)
 	PG_FINALLY();
 	{
 		pg_atomic_write_u32(&space->loader, 0);
+		/* the worker goes on waiting for the standbys */
+		if (!done && space->loading.part == DLOCK_LOAD_GRANTS)
+			(void) dlock_worker_wake(space);
 	}
 	PG_END_TRY();
 	(void) LockRelease(&tag, ExclusiveLock, false);
