@@ -290,15 +290,20 @@ warn_of_loss(const DlockHeld *held)
 {
 	const DlockKey *key = &held->name->key;
 
-	ereport(WARNING,
-			(errcode(ERRCODE_DLOCK_LOST),
-			 held->ticket->granted_at >= 0 ?
-			 errmsg("lock \"%.*s\" was lost before this session released it",
-					key->length, key->name) :
-			 errmsg("the place in the queue of lock \"%.*s\" was lost before this session released it",
-					key->length, key->name),
-			 errdetail("Ticket %lld was released by an administrator.",
-					   (long long) held->number)));
+	if (held->ticket->granted_at >= 0)
+		ereport(WARNING,
+				(errcode(ERRCODE_DLOCK_LOST),
+				 errmsg("lock \"%.*s\" was lost before this session released it",
+						key->length, key->name),
+				 errdetail("Ticket %lld was released by an administrator.",
+						   (long long) held->number)));
+	else
+		ereport(WARNING,
+				(errcode(ERRCODE_DLOCK_LOST),
+				 errmsg("the place in the queue of lock \"%.*s\" was lost before this session released it",
+						key->length, key->name),
+				 errdetail("Ticket %lld was released by an administrator.",
+						   (long long) held->number)));
 }
 
 /* Undo one acquire; false, with a warning, if it was ended by force before. */
