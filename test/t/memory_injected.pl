@@ -198,6 +198,13 @@ foreach my $steps (1, 2)
 		is($holder->query('SELECT count(*) FROM dlock_locks'),
 			'1', 'wait: one that failed is not in the queue');
 	}
+	fails($client, "SELECT dlock_acquire('lock')",
+		'dlock_wait_for_grant', 'dlock_worker_expect');
+	my $shown = commands_in($client, 'dlock_session_acquire',
+		'print dlock_my_backend->wait_ticket');
+	is($client->query("SELECT dlock_try_acquire('lock') IS NULL"),
+		't', 'wait: one that failed as it began is over');
+	like($shown->(), qr/^\$\d+ = 0$/m, 'wait: and is not shown any more');
 	$next->start("SELECT dlock_acquire('lock')");
 	$holder->until_waits($next);
 	$holder->query("SELECT dlock_release('lock')");
