@@ -52,8 +52,6 @@ typedef struct DlockHeld
 	uint32		xact_depth;
 	uint32		marks;			/* marks that point here, see xact.c */
 	uint32		releases;		/* acquires that the marks undo */
-	uint64		arming;			/* claim of the announcement to arm, or 0 */
-	dlist_node	by_arming;		/* in arming_tickets if arming */
 } DlockHeld;
 
 static inline bool
@@ -119,6 +117,8 @@ extern void dlock_xact_prepare_arming(void);
 extern void dlock_xact_exit(void);
 extern void dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease,
 						   uint64 claim);
+extern void dlock_xact_watch(DlockWatch *watch);
+extern void dlock_xact_unwatch(const DlockWatch *watch);
 
 /* request.c */
 extern DlockTimeout dlock_request_time_left(DlockTimeout timeout,

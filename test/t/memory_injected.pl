@@ -172,10 +172,13 @@ foreach my $steps (1, 2)
 	my $client = session($node);
 
 	$client->query("SELECT dlock_watch('other', 'nobody')");
-	fails($client, "SELECT dlock_watch('lock', 'nobody')",
-		'dlock_held_check_room', 'hash_search', 'hash_search');
-	like($client->query("SELECT dlock_unwatch('lock')"),
-		qr/WARNING:  55000.*\bf$/s, 'watch: one that failed is none');
+	foreach my $step ('hash_search', 'dlock_watch_begin')
+	{
+		fails($client, "SELECT dlock_watch('lock', 'nobody')",
+			'dlock_held_check_room', $step);
+		like($client->query("SELECT dlock_unwatch('lock')"),
+			qr/WARNING:  55000.*\bf$/s, "watch: one that failed in $step is none");
+	}
 	$client->query("SELECT dlock_watch('lock', 'nobody')");
 	is($client->query("SELECT dlock_unwatch('lock')"),
 		't', 'watch: and can be made');
