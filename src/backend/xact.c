@@ -65,12 +65,10 @@ typedef struct Guarded
 {
 	DlockKey	key;			/* hash key, must be first */
 	uint32		marks;			/* MARK_GUARDs; the last removes the entry */
+	int64		latest;			/* ticket of the latest; 0: was rolled back */
 } Guarded;
 
 static HTAB *guarded = NULL;
-
-/* Numbers of the tickets that have a MARK_GUARD, at most one each */
-static HTAB *guard_numbers = NULL;
 
 /* Memory of the executed statement: its own calls have it as fn_mcxt */
 static MemoryContext statement = NULL;
@@ -125,55 +123,36 @@ find_guarded(const DlockKey *key)
 		hash_search(guarded, key, HASH_FIND, NULL);
 }
 
-static void
-make_guard_tables(void)
-{
-	HASHCTL		info = {
-		.keysize = sizeof(int64),
-		.entrysize = sizeof(int64),
-		.hcxt = TopMemoryContext
-	};
-
-	if (guarded == NULL)
-		guarded = dlock_held_make_table("dlock guards", sizeof(Guarded));
-	if (guard_numbers == NULL)
-		guard_numbers = hash_create("dlock guarding tickets", 16, &info,
-									HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-}
-
-/* Prepare a MARK_GUARD.  False if the ticket has one, which lasts as long. */
+/*
+ * Prepare a MARK_GUARD, which must follow.  False if the lock's latest one is
+ * of the same ticket: it lasts as long.
+ */
 static bool
 prepare_guarded(const DlockKey *key, int64 number)
 {
 	Guarded    *entry;
 	bool		found;
 
-	make_guard_tables();
-	if (hash_search(guard_numbers, &number, HASH_FIND, NULL))
-		return false;
+	if (guarded == NULL)
+		guarded = dlock_held_make_table("dlock guards", sizeof(Guarded));
 	entry = hash_search(guarded, key, HASH_ENTER, &found);
 	if (!found)
+	{
 		entry->marks = 0;
-	PG_TRY();
-	{
-		(void) hash_search(guard_numbers, &number, HASH_ENTER, NULL);
+		entry->latest = 0;
 	}
-	PG_CATCH();
-	{
-		if (!found)
-			(void) hash_search(guarded, key, HASH_REMOVE, NULL);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-	return true;
+	return entry->latest != number;
 }
 
 static void
 forget_guarded(const DlockKey *key, int64 number)
 {
-	if (--find_guarded(key)->marks == 0)
+	Guarded    *entry = find_guarded(key);
+
+	if (entry->latest == number)
+		entry->latest = 0;
+	if (--entry->marks == 0)
 		(void) hash_search(guarded, key, HASH_REMOVE, NULL);
-	(void) hash_search(guard_numbers, &number, HASH_REMOVE, NULL);
 }
 
 /* Push a mark for one of these.  The caller has called dlock_xact_prepare(). */
@@ -211,8 +190,10 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, DlockWatch *watch,
 	if (kind == MARK_GUARD)
 	{
 		Mark	   *mark = &marks[num_marks - 1];
+		Guarded    *entry = find_guarded(mark_key(mark));
 
-		find_guarded(mark_key(mark))->marks++;
+		entry->marks++;
+		entry->latest = mark_ticket(mark)->number;
 		dlock_cancel_watch(mark_key(mark), mark_ticket(mark),
 						   of_lease ? dlock_lease_of(of_lease) : NULL);
 	}
