@@ -97,7 +97,8 @@ acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 	int			before = dlock_record_begin_uses();
 	DlockOutcome outcome;
 	DlockTimeout timeout;
-	int64		fence;
+	DlockLeaseTicket *ticket;
+	int64		fence = 0;
 
 	memset(&request, 0, offsetof(DlockRequest, key));
 	request.scope = DLOCK_LEASE;
@@ -107,9 +108,14 @@ acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 	request.info = dlock_get_info(fcinfo, 7);
 	(void) dlock_request_wait_for_load(space, &request, &outcome);
 	get_lease_or_ttl(fcinfo, space, ttl, &request);
-	fence = dlock_lessee_acquire(space, &request, &outcome);
+	ticket = dlock_lessee_acquire(space, &request, &outcome);
+	if (ticket)
+	{
+		dlock_lessee_make_durable(space, ticket, true);
+		fence = ticket->ticket.number;
+	}
 	dlock_record_end_uses(before);
-	if (outcome == DLOCK_ACQUIRED)
+	if (ticket)
 	{
 		dlock_xact_keep_result(fcinfo->flinfo, 1);
 		PG_RETURN_INT64(fence);

@@ -49,12 +49,11 @@ extern bool dlock_request_wait_for_load(DlockSpace *space,
 										DlockOutcome *outcome);
 
 /* lessee.c */
-extern int64 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
-								  DlockOutcome *outcome);
-extern bool dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
-									 DlockKey *const *keys, int count,
-									 int64 *fences, int *failed,
-									 DlockOutcome *outcome);
+extern DlockLeaseTicket *dlock_lessee_acquire(DlockSpace *space,
+											  DlockRequest *request,
+											  DlockOutcome *outcome);
+extern void dlock_lessee_make_durable(DlockSpace *space,
+									  DlockLeaseTicket *ticket, bool granted);
 extern int64 dlock_lessee_enqueue(DlockSpace *space,
 								  const DlockRequest *request,
 								  const FmgrInfo *function);
