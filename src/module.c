@@ -20,7 +20,6 @@
 #include "utils/guc.h"
 
 #include "backend/backend.h"
-#include "shared/shared.h"
 #include "tables/tables.h"
 #include "worker/worker.h"
 

@@ -11,7 +11,6 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "storage/condition_variable.h"
 #include "storage/ipc.h"
 

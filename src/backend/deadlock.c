@@ -52,8 +52,6 @@
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
-#include "storage/procarray.h"
-#include "utils/builtins.h"
 #include "utils/memutils.h"
 
 #include "backend/graph.h"

@@ -20,7 +20,6 @@
 #include "utils/wait_event.h"
 
 #include "backend/inner.h"
-#include "shared/shared.h"
 #include "tables/tables.h"
 
 /* Interval of looking for a worker, and looks before giving up */

@@ -11,7 +11,6 @@
 #include "lib/ilist.h"
 
 #include "backend/inner.h"
-#include "shared/shared.h"
 
 /* A ticket's place under its name, as this backend has last seen it */
 typedef enum DlockHeldPlace

@@ -12,8 +12,6 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
-#include "storage/condition_variable.h"
-#include "storage/ipc.h"
 
 #include "backend/held.h"
 

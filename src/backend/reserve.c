@@ -22,7 +22,6 @@
 #include "postgres.h"
 
 #include "access/genam.h"
-#include "access/htup_details.h"
 #include "access/relation.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
@@ -34,10 +33,8 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
-#include "utils/varlena.h"
 
 #include "backend/inner.h"
-#include "shared/shared.h"
 #include "tables/tables.h"
 
 typedef struct Reservation

@@ -10,7 +10,6 @@
 
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
-#include "common/int.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/proc.h"
@@ -24,7 +23,6 @@
 
 #include "backend/inner.h"
 #include "backend/graph.h"
-#include "shared/shared.h"
 #include "tables/tables.h"
 
 /* Holders of a lock that are named to its waiters */

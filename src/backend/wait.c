@@ -23,18 +23,15 @@
 #include "portability/instr_time.h"
 #include "storage/condition_variable.h"
 #include "storage/latch.h"
-#include "storage/lmgr.h"
 #include "storage/proc.h"
 #include "storage/sinval.h"
 #include "tcop/pquery.h"
 #include "utils/portal.h"
 #include "utils/snapmgr.h"
 #include "utils/timeout.h"
-#include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
 #include "backend/inner.h"
-#include "shared/shared.h"
 
 /* Interval of looking around, in microseconds */
 #define LOOK_US	INT64CONST(1000000)

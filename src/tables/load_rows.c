@@ -12,12 +12,9 @@
 
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "shared/shared.h"
 #include "tables/shape.h"
-#include "tables/tables.h"
 
 #define ROWS_AHEAD			32		/* whose locks are prefetched at a time */
 #define ROW_MEMORY			512		/* bytes of a loaded row, about */

@@ -13,7 +13,6 @@
 
 #include "access/detoast.h"
 #include "access/htup_details.h"
-#include "access/genam.h"
 #include "access/relation.h"
 #include "access/transam.h"
 #include "access/xact.h"
@@ -34,7 +33,6 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
-#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "tables/shape.h"

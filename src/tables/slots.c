@@ -18,9 +18,7 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
-#include "shared/shared.h"
 #include "tables/shape.h"
-#include "tables/tables.h"
 
 /* Raises 55000 if the table is unlogged or a column's type differs. */
 void

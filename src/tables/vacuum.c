@@ -16,9 +16,7 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 
-#include "shared/shared.h"
 #include "tables/shape.h"
-#include "tables/tables.h"
 
 /* Dead rows per page that are worth a vacuum */
 #define VACUUM_ROWS_PER_PAGE	20

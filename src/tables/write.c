@@ -28,9 +28,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "shared/shared.h"
 #include "tables/shape.h"
-#include "tables/tables.h"
 
 /* The tables, the count of their changes, and that at the last check */
 static bool tables_known = false;
