@@ -62,30 +62,13 @@ forget_reservations(Datum arg, Oid relation)
 		reservations_valid = false;
 }
 
-/* The table's columns, by number */
-typedef struct Columns
-{
-	int			prefix;
-	int			owner;
-	int			role;
-} Columns;
-
-static void
-find_columns(Relation table, Columns *columns)
-{
-	dlock_check_permanent(table);
-	columns->prefix = dlock_find_column(table, "prefix", TEXTOID);
-	columns->owner = dlock_find_column(table, "owner", NAMEOID);
-	columns->role = dlock_find_column(table, "role", OIDOID);
-}
-
 static Reservation *
-read_reservation(Relation table, HeapTuple row, const Columns *columns)
+read_reservation(Relation table, HeapTuple row)
 {
-	text	   *prefix = DatumGetTextPP(dlock_get_column(table, row,
-														 columns->prefix));
+	text	   *prefix = DatumGetTextPP(dlock_get_column(table, row, "prefix",
+														 TEXTOID));
 	int			length = VARSIZE_ANY_EXHDR(prefix);
-	Datum		owner = dlock_get_column(table, row, columns->owner);
+	Datum		owner = dlock_get_column(table, row, "owner", NAMEOID);
 	Reservation *reservation;
 
 	if (length == 0 || length > DLOCK_MAX_NAME)
@@ -96,7 +79,7 @@ read_reservation(Relation table, HeapTuple row, const Columns *columns)
 	memcpy(reservation->prefix, VARDATA_ANY(prefix), length);
 	reservation->owner = pstrdup(NameStr(*DatumGetName(owner)));
 	reservation->role =
-		DatumGetObjectId(dlock_get_column(table, row, columns->role));
+		DatumGetObjectId(dlock_get_column(table, row, "role", OIDOID));
 	return reservation;
 }
 
@@ -191,7 +174,6 @@ read_reservations(DlockSpace *space)
 	Snapshot	snapshot;
 	SysScanDesc scan;
 	HeapTuple	row;
-	Columns		columns;
 
 	if (!registered)
 		CacheRegisterRelcacheCallback(forget_reservations, 0);
@@ -205,13 +187,13 @@ read_reservations(DlockSpace *space)
 	PG_TRY();
 	{
 		clear_reservations();
-		find_columns(table, &columns);
+		dlock_check_permanent(table);
 		snapshot = RegisterSnapshot(GetLatestSnapshot());
 		scan = systable_beginscan(table, InvalidOid, false, snapshot, 0, NULL);
 		while ((row = systable_getnext(scan)) != NULL)
 		{
 			MemoryContextSwitchTo(reservations_context);
-			add_reservation(read_reservation(table, row, &columns));
+			add_reservation(read_reservation(table, row));
 			MemoryContextSwitchTo(old_context);
 		}
 		systable_endscan(scan);

@@ -183,18 +183,19 @@ dlock_find_column(Relation relation, const char *name, Oid type)
 	return column;
 }
 
-/* Raises 55000 for a null. */
+/* The value of a row's column; raises 55000 for a null, too. */
 Datum
-dlock_get_column(Relation relation, HeapTuple row, int column)
+dlock_get_column(Relation relation, HeapTuple row, const char *name, Oid type)
 {
-	TupleDesc	descriptor = RelationGetDescr(relation);
 	bool		is_null;
-	Datum		datum = heap_getattr(row, column, descriptor, &is_null);
+	Datum		datum = heap_getattr(row,
+									 dlock_find_column(relation, name, type),
+									 RelationGetDescr(relation), &is_null);
 
 	if (is_null)
 		dlock_shape_raise_changed(relation,
 								  psprintf(_("A row has a null in column \"%s\"."),
-										   SPI_fname(descriptor, column)));
+										   name));
 	return datum;
 }
 

@@ -20,26 +20,17 @@
 
 #include "tables/shape.h"
 
-/* Raises 55000 if the table is unlogged or a column's type differs. */
-void
-dlock_slots_find_columns(Relation table, DlockSlotsColumns *columns)
-{
-	dlock_check_permanent(table);
-	columns->name = dlock_find_column(table, "name", TEXTOID);
-	columns->slots = dlock_find_column(table, "slots", INT4OID);
-}
-
 /* The slots of a row.  Raises 55000 if constraints would refuse it. */
 int32
-dlock_slots_take_row(DlockSpace *space, Relation table,
-					 const DlockSlotsColumns *columns, HeapTuple row,
+dlock_slots_take_row(DlockSpace *space, Relation table, HeapTuple row,
 					 DlockKey *key)
 {
 	bool		no_slots;
-	Datum		slots = heap_getattr(row, columns->slots,
+	Datum		slots = heap_getattr(row,
+									 dlock_find_column(table, "slots", INT4OID),
 									 RelationGetDescr(table), &no_slots);
-	text	   *name = DatumGetTextPP(dlock_get_column(table, row,
-													   columns->name));
+	text	   *name = DatumGetTextPP(dlock_get_column(table, row, "name",
+													   TEXTOID));
 
 	if (VARSIZE_ANY_EXHDR(name) == 0 ||
 		VARSIZE_ANY_EXHDR(name) > DLOCK_MAX_NAME)
@@ -55,18 +46,16 @@ void
 dlock_slots_read(DlockSpace *space)
 {
 	Relation	table = dlock_open_committed(space, "dlock_slots");
-	DlockSlotsColumns columns;
 	SysScanDesc scan;
 	HeapTuple	row;
 
-	dlock_slots_find_columns(table, &columns);
+	dlock_check_permanent(table);
 	scan = systable_beginscan(table, InvalidOid, false, GetActiveSnapshot(), 0,
 							  NULL);
 	while ((row = systable_getnext(scan)) != NULL)
 	{
 		DlockKey	key;
-		int32		slots = dlock_slots_take_row(space, table, &columns, row,
-												 &key);
+		int32		slots = dlock_slots_take_row(space, table, row, &key);
 
 		CHECK_FOR_INTERRUPTS();
 		dlock_queue_load_slots(space, &key, slots, table->rd_rel->relowner);
@@ -89,17 +78,16 @@ int32
 dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key,
 				 bool *is_ours)
 {
-	DlockSlotsColumns columns;
+	int			column = dlock_find_column(table, "name", TEXTOID);
+	Oid			index = dlock_lock_name_index(table, column);
 	ScanKeyData scan_key;
 	SysScanDesc scan;
 	HeapTuple	row;
 	DlockKey	found;
 	int32		slots = 0;
-	Oid			index;
 
-	dlock_slots_find_columns(table, &columns);
-	index = dlock_lock_name_index(table, columns.name);
-	ScanKeyInit(&scan_key, columns.name, BTEqualStrategyNumber, F_TEXTEQ,
+	dlock_check_permanent(table);
+	ScanKeyInit(&scan_key, column, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(cstring_to_text_with_len(key->name,
 														 key->length)));
 	/* a new snapshot, which sees this transaction's changes */
@@ -109,7 +97,7 @@ dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key,
 	*is_ours = false;
 	if (HeapTupleIsValid(row))
 	{
-		slots = dlock_slots_take_row(space, table, &columns, row, &found);
+		slots = dlock_slots_take_row(space, table, row, &found);
 		/* raw, because COPY can freeze rows */
 		*is_ours =
 			TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(row->t_data));
