@@ -157,8 +157,9 @@ static Datum
 enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 {
 	DlockRequest request;
-	DlockSpace *space = dlock_begin_protected_lease_change(fcinfo, &request.key);
+	DlockSpace *space = dlock_begin_protected_change(fcinfo, &request.key);
 	int			before = dlock_record_begin_uses();
+	DlockOutcome outcome;
 	int64		number;
 
 	memset(&request, 0, offsetof(DlockRequest, key));
@@ -168,6 +169,7 @@ enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 	request.owner = dlock_get_text(fcinfo, 6, "owner");
 	request.info = dlock_get_info(fcinfo, 7);
 	request.channel = dlock_get_channel(fcinfo, 2, DLOCK_LEASE);
+	(void) dlock_request_wait_for_load(space, &request, &outcome);
 	get_lease_or_ttl(fcinfo, space, ttl, &request);
 	number = dlock_lessee_enqueue(space, &request, fcinfo->flinfo);
 	dlock_record_end_uses(before);

@@ -401,35 +401,6 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* Append the result of pg_blocking_pids(), also for parallel workers. */
-static Datum *
-append_heavyweight(Datum *pids, int *count, Datum pid)
-{
-	Datum		array = DirectFunctionCall1(pg_blocking_pids, pid);
-	Datum	   *others;
-	int			more;
-
-	deconstruct_array(DatumGetArrayTypeP(array), INT4OID, sizeof(int32), true,
-					  TYPALIGN_INT, &others, NULL, &more);
-	pids = repalloc(pids, Max(*count + more, 1) * sizeof(Datum));
-	for (int i = 0; i < more; i++)
-		pids[(*count)++] = others[i];
-	return pids;
-}
-
-/* Append the blockers of the worker, if it cannot lock a table of leases. */
-static Datum *
-append_of_worker(Datum *pids, int *count, DlockSpace *space)
-{
-	int		   *others;
-	int			more = dlock_graph_worker_blockers(space, &others);
-
-	pids = repalloc(pids, Max(*count + more, 1) * sizeof(Datum));
-	for (int i = 0; i < more; i++)
-		pids[(*count)++] = Int32GetDatum(others[i]);
-	return pids;
-}
-
 /*
  * The processes that keep another waiting: in dlock, holders beside which it
  * does not fit and all before it; and in the lock manager.  An ended ticket of
@@ -443,9 +414,11 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	DlockWait	wait;
 	DlockMember *members = NULL;
 	int32		slots;
+	Datum	   *heavyweight;
 	Datum	   *pids;
 	DlockSpace *space;
-	int			worker;
+	int			worker = 0;
+	int			more = 0;
 	int			count = 0;
 	int			place = 0;
 
@@ -459,7 +432,14 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 
 	/* no session waits in dlock on a standby */
 	space = RecoveryInProgress() ? NULL : dlock_current_space();
-	worker = space ? dlock_graph_blocked_worker(space) : 0;
+	if (space)
+		worker = dlock_graph_blocked_worker(space, &heavyweight, &more);
+	/* pg_blocking_pids() is for parallel workers, too */
+	if (worker == 0 || worker != PG_GETARG_INT32(0))
+		deconstruct_array(DatumGetArrayTypeP(DirectFunctionCall1(pg_blocking_pids,
+																 PG_GETARG_DATUM(0))),
+						  INT4OID, sizeof(int32), true, TYPALIGN_INT,
+						  &heavyweight, NULL, &more);
 	proc = BackendPidGetProc(PG_GETARG_INT32(0));
 	if (proc && dlock_graph_read_wait(compat_procno(proc), &wait))
 	{
@@ -470,7 +450,7 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 			members[place].number != wait.number)
 			place = 0;
 	}
-	pids = palloc(Max(place, 1) * sizeof(Datum));
+	pids = palloc(Max(place + more, 1) * sizeof(Datum));
 	for (int i = 0; i < place; i++)
 	{
 		if (!members[i].granted || members[i].mode != DLOCK_SHARED ||
@@ -478,10 +458,8 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 			pids[count++] = Int32GetDatum(members[i].leaves ? worker :
 										  members[i].pid);
 	}
-	if (worker != 0 && worker == PG_GETARG_INT32(0))
-		pids = append_of_worker(pids, &count, space);
-	else
-		pids = append_heavyweight(pids, &count, PG_GETARG_DATUM(0));
+	for (int i = 0; i < more; i++)
+		pids[count++] = heavyweight[i];
 	PG_RETURN_ARRAYTYPE_P(construct_array(pids, count, INT4OID, sizeof(int32),
 										  true, TYPALIGN_INT));
 }

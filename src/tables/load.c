@@ -483,21 +483,17 @@ is_small(DlockSpace *space)
 	return blocks <= SMALL_BLOCKS;
 }
 
-typedef enum WorkerLoad
-{
-	WORKER_HAS_LOADED,
-	WORKER_TAKES_LONGER,
-	WORKER_DOES_NOT				/* there is none, or it has failed */
-} WorkerLoad;
-
-/* Raises 55P03 after lock_timeout. */
-static WorkerLoad
+/*
+ * Wait until a worker has loaded, or until "until"; false if there is none, or
+ * if it has failed.  Raises 55P03 after lock_timeout.
+ */
+static bool
 wait_for_worker(DlockSpace *space, uint64 until)
 {
 	uint32		failures = pg_atomic_read_u32(&space->load_failures);
 	uint64		start = dlock_monotonic_now();
 	uint64		seen_at = start;	/* when a worker was last seen */
-	WorkerLoad	result = WORKER_HAS_LOADED;
+	bool		comes = true;
 
 	ConditionVariablePrepareToSleep(&space->load_changed);
 	while (pg_atomic_read_u32(&space->loaded) == 0)
@@ -510,15 +506,9 @@ wait_for_worker(DlockSpace *space, uint64 until)
 		if (!dlock_space_is_current(space) || !dlock_worker_wake(space) ||
 			pg_atomic_read_u32(&space->load_failures) != failures ||
 			now - seen_at >= NO_WORKER_MS * 1000)
-		{
-			result = WORKER_DOES_NOT;
+			comes = false;
+		if (!comes || now >= until)
 			break;
-		}
-		if (now >= until)
-		{
-			result = WORKER_TAKES_LONGER;
-			break;
-		}
 		check_lock_timeout(start, _("The background worker of dlock is still reading the tables of leases."));
 		if (LockTimeout > 0)
 			pause = Min(pause, LockTimeout);
@@ -527,7 +517,7 @@ wait_for_worker(DlockSpace *space, uint64 until)
 										   PG_WAIT_EXTENSION);
 	}
 	ConditionVariableCancelSleep();
-	return result;
+	return comes;
 }
 
 /* A caller's lock_timeout counts while it waits for standbys, too. */
@@ -555,15 +545,8 @@ load_as_caller(DlockSpace *space, uint64 rows, uint64 until)
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
 {
-	switch (wait_for_worker(space, until))
-	{
-		case WORKER_HAS_LOADED:
-			return true;
-		case WORKER_TAKES_LONGER:
-			return false;
-		case WORKER_DOES_NOT:
-			break;
-	}
+	if (wait_for_worker(space, until))
+		return pg_atomic_read_u32(&space->loaded) != 0;
 	return load_as_caller(space, until, until);
 }
 
