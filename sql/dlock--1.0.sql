@@ -697,7 +697,7 @@ COMMENT ON FUNCTION dlock_unreserve(text) IS
 CREATE FUNCTION dlock_lock_status(
     OUT name text, OUT ticket bigint, OUT mode text, OUT slots integer,
     OUT permits integer, OUT granted boolean, OUT "position" integer,
-    OUT scope text, OUT pid integer, OUT lease bigint, OUT role oid,
+    OUT scope text, OUT pid integer, OUT lease bigint, OUT role name,
     OUT owner text, OUT info text, OUT channel text,
     OUT enqueued_at timestamptz, OUT granted_at timestamptz,
     OUT remaining interval, OUT depth integer, OUT pinned boolean,
@@ -710,10 +710,9 @@ COMMENT ON FUNCTION dlock_lock_status() IS
 
 CREATE VIEW dlock_locks AS
 SELECT l.name, l.ticket, l.mode, l.slots, l.permits, l.granted, l."position",
-       l.scope, l.pid, l.lease,
-       pg_catalog.pg_get_userbyid(l.role) AS role,
-       l.owner, l.info, l.channel, l.enqueued_at, l.granted_at, l.remaining,
-       l.depth, l.pinned, l.blocked_by
+       l.scope, l.pid, l.lease, l.role, l.owner, l.info, l.channel,
+       l.enqueued_at, l.granted_at, l.remaining, l.depth, l.pinned,
+       l.blocked_by
   FROM dlock_lock_status() AS l;
 COMMENT ON VIEW dlock_locks IS
 'the holders and the queue of every lock in this database';

@@ -148,7 +148,6 @@ compat_sync_standbys_defined(void)
 
 /* 17: dshash takes a function that copies keys */
 #if PG_VERSION_NUM >= 170000
-#define COMPAT_DSHASH_HAS_COPY
 #define COMPAT_DSHASH_COPY(function)	.copy_function = (function),
 #else
 #define COMPAT_DSHASH_COPY(function)

@@ -20,7 +20,6 @@
 #include "utils/guc.h"
 
 #include "backend/backend.h"
-#include "shared/shared.h"
 #include "tables/tables.h"
 #include "worker/worker.h"
 
@@ -40,14 +39,6 @@ static ProcessUtility_hook_type previous_process_utility = NULL;
 static ExecutorRun_hook_type previous_executor_run = NULL;
 static post_parse_analyze_hook_type previous_post_parse_analyze = NULL;
 
-/* Connection pools send DISCARD ALL between two clients. */
-static bool
-discards_all(Node *statement)
-{
-	return IsA(statement, DiscardStmt) &&
-		castNode(DiscardStmt, statement)->target == DISCARD_ALL;
-}
-
 /*
  * A statement fails if its transaction has lost a guard, except for statements
  * of transaction control.  "pstmt" may be freed when it has run: a ROLLBACK in
@@ -59,16 +50,19 @@ process_utility(PlannedStmt *pstmt, const char *queryString,
 				ParamListInfo params, QueryEnvironment *queryEnv,
 				DestReceiver *dest, QueryCompletion *qc)
 {
-	bool		discard_all = discards_all(pstmt->utilityStmt);
+	Node	   *statement = pstmt->utilityStmt;
+	bool		discards_all = IsA(statement, DiscardStmt) &&
+		castNode(DiscardStmt, statement)->target == DISCARD_ALL;
 
-	if (IsA(pstmt->utilityStmt, TransactionStmt))
+	if (IsA(statement, TransactionStmt))
 		dlock_cancel_resume();
 	else
 		dlock_cancel_check();
 	(previous_process_utility ? previous_process_utility :
 	 standard_ProcessUtility) (pstmt, queryString, readOnlyTree, context,
 							   params, queryEnv, dest, qc);
-	if (discard_all)
+	/* connection pools send it between two clients */
+	if (discards_all)
 	{
 		(void) dlock_session_release_all();
 		dlock_lease_detach_all();

@@ -13,7 +13,6 @@
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "funcapi.h"
-#include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "tcop/pquery.h"
 #include "utils/builtins.h"

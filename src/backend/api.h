@@ -20,8 +20,6 @@ extern DlockSpace *dlock_begin_change(void);
 extern DlockSpace *dlock_begin_lease_change(void);
 extern DlockSpace *dlock_begin_protected_change(FunctionCallInfo fcinfo,
 												DlockKey *key);
-extern DlockSpace *dlock_begin_protected_lease_change(FunctionCallInfo fcinfo,
-													  DlockKey *key);
 
 /* Arguments */
 extern void dlock_raise_null(const char *name);

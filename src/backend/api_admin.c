@@ -7,8 +7,6 @@
  */
 #include "postgres.h"
 
-#include "miscadmin.h"
-#include "utils/builtins.h"
 
 #include "backend/api.h"
 

@@ -10,7 +10,6 @@
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/array.h"
-#include "utils/builtins.h"
 
 #include "backend/api.h"
 
@@ -140,7 +139,7 @@ dlock_acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	int			count;
 	int			unique;
 	int			failed = 0;
-	bool		acquired = false;
+	bool		acquired;
 
 	dlock_need(fcinfo, 0, "names");
 	if (scope == DLOCK_LEASE)
@@ -155,10 +154,7 @@ dlock_acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 
 	fences = palloc(Max(unique, 1) * sizeof(int64));
 	result = make_result(keys, count, sorted, unique, &places);
-	if (scope != DLOCK_LEASE)
-		acquired = dlock_session_acquire_all(space, &request, sorted, unique,
-											 fences, &failed, &outcome);
-	else
+	if (scope == DLOCK_LEASE)
 	{
 		/* without a lock, there is no timeout */
 		if (unique == 0)
@@ -167,9 +163,9 @@ dlock_acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 			request.key = *sorted[0];
 		(void) dlock_request_wait_for_load(space, &request, &outcome);
 		request.lease = dlock_get_lease(fcinfo, space, 1);
-		acquired = dlock_lessee_acquire_all(space, &request, sorted, unique,
-											fences, &failed, &outcome);
 	}
+	acquired = dlock_session_acquire_all(space, &request, sorted, unique,
+										 fences, &failed, &outcome);
 	dlock_record_end_uses(before);
 	if (!acquired)
 	{

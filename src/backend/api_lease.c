@@ -8,7 +8,6 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
-#include "utils/builtins.h"
 
 #include "backend/api.h"
 
@@ -97,7 +96,8 @@ acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 	int			before = dlock_record_begin_uses();
 	DlockOutcome outcome;
 	DlockTimeout timeout;
-	int64		fence;
+	DlockLeaseTicket *ticket;
+	int64		fence = 0;
 
 	memset(&request, 0, offsetof(DlockRequest, key));
 	request.scope = DLOCK_LEASE;
@@ -107,9 +107,14 @@ acquire_for_lease(FunctionCallInfo fcinfo, bool ttl, bool try)
 	request.info = dlock_get_info(fcinfo, 7);
 	(void) dlock_request_wait_for_load(space, &request, &outcome);
 	get_lease_or_ttl(fcinfo, space, ttl, &request);
-	fence = dlock_lessee_acquire(space, &request, &outcome);
+	ticket = dlock_lessee_acquire(space, &request, &outcome);
+	if (ticket)
+	{
+		dlock_lessee_make_durable(space, ticket, true);
+		fence = ticket->ticket.number;
+	}
 	dlock_record_end_uses(before);
-	if (outcome == DLOCK_ACQUIRED)
+	if (ticket)
 	{
 		dlock_xact_keep_result(fcinfo->flinfo, 1);
 		PG_RETURN_INT64(fence);
@@ -152,8 +157,9 @@ static Datum
 enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 {
 	DlockRequest request;
-	DlockSpace *space = dlock_begin_protected_lease_change(fcinfo, &request.key);
+	DlockSpace *space = dlock_begin_protected_change(fcinfo, &request.key);
 	int			before = dlock_record_begin_uses();
+	DlockOutcome outcome;
 	int64		number;
 
 	memset(&request, 0, offsetof(DlockRequest, key));
@@ -163,6 +169,7 @@ enqueue_for_lease(FunctionCallInfo fcinfo, bool ttl)
 	request.owner = dlock_get_text(fcinfo, 6, "owner");
 	request.info = dlock_get_info(fcinfo, 7);
 	request.channel = dlock_get_channel(fcinfo, 2, DLOCK_LEASE);
+	(void) dlock_request_wait_for_load(space, &request, &outcome);
 	get_lease_or_ttl(fcinfo, space, ttl, &request);
 	number = dlock_lessee_enqueue(space, &request, fcinfo->flinfo);
 	dlock_record_end_uses(before);

@@ -146,13 +146,6 @@ dlock_begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
 	return space;
 }
 
-DlockSpace *
-dlock_begin_protected_lease_change(FunctionCallInfo fcinfo, DlockKey *key)
-{
-	(void) dlock_begin_protected_change(fcinfo, key);
-	return dlock_loaded_space();
-}
-
 /*
  * A timeout.  Months count 30 days and days 24 hours, as in PostgreSQL.
  *

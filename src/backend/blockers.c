@@ -345,23 +345,16 @@ describe_place(const DlockGraphLock *lock, const DlockGraphPlace *place)
 
 	initStringInfo(&text);
 	if (lock->heavyweight)
-	{
 		describe_heavy(&text, &lock->tag, place->modes);
-		return PointerGetDatum(cstring_to_text_with_len(text.data, text.len));
-	}
-	if (!place->counts)
-		appendStringInfoString(&text, "hand-over");
-	else if (place->closed)
-		appendStringInfoString(&text, "delay");
-	else if (place->modes & LOCKBIT_ON(DLOCK_SLOTS))
-		appendStringInfo(&text, place->permits == 1 ? "%d permit" : "%d permits",
-						 place->permits);
+	else if (!place->counts || place->closed)
+		appendStringInfo(&text, "%s of lock \"%.*s\"",
+						 place->counts ? "delay" : "hand-over",
+						 lock->key.length, lock->key.name);
 	else
-		appendStringInfo(&text, "%s hold",
-						 dlock_mode_name((place->modes & LOCKBIT_ON(DLOCK_SHARED)) ?
-										 DLOCK_SHARED : DLOCK_EXCLUSIVE));
-	appendStringInfo(&text, " of lock \"%.*s\"", lock->key.length,
-					 lock->key.name);
+		dlock_describe_ticket(&text,
+							  place->modes & LOCKBIT_ON(DLOCK_SLOTS) ? DLOCK_SLOTS :
+							  place->modes & LOCKBIT_ON(DLOCK_SHARED) ? DLOCK_SHARED :
+							  DLOCK_EXCLUSIVE, place->permits, &lock->key);
 	return PointerGetDatum(cstring_to_text_with_len(text.data, text.len));
 }
 

@@ -176,19 +176,6 @@ begin_looking(void)
 							 LOOK_EVERY);
 }
 
-/* A guard is not watched any more.  Raises no error. */
-static void
-take_back(void)
-{
-	if (canceled && find_lost() == NULL)
-	{
-		canceled = false;
-		exchange_cancel(CANCELED_HERE, false);
-	}
-	if (num_watched == 0 && get_timeout_active(look_timeout))
-		disable_timeout(look_timeout, false);
-}
-
 /* Make sure that dlock_cancel_watch() cannot fail. */
 void
 dlock_cancel_prepare(void)
@@ -227,23 +214,23 @@ dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket, DlockLease *lease)
 		begin_looking();
 }
 
+/*
+ * Stop watching the latest ticket or, as a commit begins, which looks at the
+ * guards itself, all.  Raises no error.
+ */
 void
-dlock_cancel_unwatch(void)
+dlock_cancel_unwatch(bool all)
 {
 	if (num_watched == 0)
-		return;					/* after dlock_cancel_stop() */
-	num_watched--;
-	take_back();
-}
-
-/* The commit begins, which looks at the guards itself. */
-void
-dlock_cancel_stop(void)
-{
-	if (num_watched == 0)
-		return;
-	num_watched = 0;
-	take_back();
+		return;					/* the commit has begun */
+	num_watched = all ? 0 : num_watched - 1;
+	if (canceled && find_lost() == NULL)
+	{
+		canceled = false;
+		exchange_cancel(CANCELED_HERE, false);
+	}
+	if (num_watched == 0 && get_timeout_active(look_timeout))
+		disable_timeout(look_timeout, false);
 }
 
 /* Detail and hint of both messages below */

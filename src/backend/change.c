@@ -11,10 +11,8 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "storage/condition_variable.h"
 #include "storage/ipc.h"
-#include "storage/lmgr.h"
 
 #include "backend/held.h"
 #include "tables/tables.h"
@@ -27,8 +25,7 @@ typedef struct Change
 	DlockLeaseTicket *ticket;	/* of this ticket, or ... */
 	DlockLease *lease;			/* ... of this lease */
 	Oid			role;			/* that its memory is counted to */
-	Oid			class;			/* class of the number in PostgreSQL's locks */
-	int64		number;
+	LOCKTAG		tag;			/* of its number, in PostgreSQL's locks */
 	int			uses_before;
 
 	/* the new info; after the exchange, the old one */
@@ -36,18 +33,6 @@ typedef struct Change
 
 	DlockLease *retimed;		/* the lease that gets another ttl */
 } Change;
-
-static inline Oid
-low_bits(int64 number)
-{
-	return (Oid) (number & PG_UINT32_MAX);
-}
-
-static inline uint16
-high_bits(int64 number)
-{
-	return (uint16) ((number >> 32) & PG_UINT16_MAX);
-}
 
 /*
  * Find the ticket or the lease with this number, once no other call changes
@@ -59,10 +44,10 @@ begin(Change *change, int64 number)
 {
 	memset(change, 0, sizeof(Change));
 	change->space = dlock_loaded_space();
-	change->number = number;
-	change->class = dlock_relation(change->space, "dlock_queue_lease");
-	LockDatabaseObject(change->class, low_bits(number), high_bits(number),
-					   ExclusiveLock);
+	SET_LOCKTAG_OBJECT(change->tag, MyDatabaseId,
+					   dlock_relation(change->space, "dlock_queue_lease"),
+					   (uint32) number, (uint16) (number >> 32));
+	(void) LockAcquire(&change->tag, ExclusiveLock, false, false);
 	change->uses_before = dlock_record_begin_uses();
 	change->ticket = dlock_lease_ticket_find(change->space, number);
 	change->lease = change->ticket ? NULL :
@@ -89,8 +74,7 @@ static void
 finish(Change *change)
 {
 	dlock_record_end_uses(change->uses_before);
-	UnlockDatabaseObject(change->class, low_bits(change->number),
-						 high_bits(change->number), ExclusiveLock);
+	(void) LockRelease(&change->tag, ExclusiveLock, false);
 }
 
 /* Is it still there?  Raises 55L01 if the extension is gone. */

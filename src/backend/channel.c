@@ -11,7 +11,6 @@
 #include "miscadmin.h"
 
 #include "backend/inner.h"
-#include "shared/shared.h"
 
 static char my_channel[NAMEDATALEN] = "";
 

@@ -52,12 +52,11 @@
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
-#include "storage/procarray.h"
-#include "utils/builtins.h"
 #include "utils/memutils.h"
 
 #include "backend/graph.h"
 #include "backend/held.h"
+#include "tables/tables.h"
 
 /* Looks in a row, if each shows other waits */
 #define MAX_LOOKS		5
@@ -456,23 +455,16 @@ knot_was_waiting(const DlockGraph *graph, const DlockGraph *before)
 	return true;
 }
 
-static void
-describe_request(StringInfo buffer, DlockMode mode, int32 permits,
-				 const DlockKey *key)
+/* Describe what a ticket has or asks for. */
+void
+dlock_describe_ticket(StringInfo buffer, DlockMode mode, int32 permits,
+					  const DlockKey *key)
 {
-	switch (mode)
-	{
-		case DLOCK_EXCLUSIVE:
-			appendStringInfoString(buffer, "exclusive hold");
-			break;
-		case DLOCK_SHARED:
-			appendStringInfoString(buffer, "shared hold");
-			break;
-		case DLOCK_SLOTS:
-			appendStringInfo(buffer, permits == 1 ? "%d permit" : "%d permits",
-							 permits);
-			break;
-	}
+	if (mode == DLOCK_SLOTS)
+		appendStringInfo(buffer, permits == 1 ? "%d permit" : "%d permits",
+						 permits);
+	else
+		appendStringInfo(buffer, "%s hold", dlock_mode_name(mode));
 	appendStringInfo(buffer, " of lock \"%.*s\"", key->length, key->name);
 }
 
@@ -563,7 +555,8 @@ describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 		appendStringInfoChar(buffer, '\n');
 	appendStringInfo(buffer, "Process %d waits for ", vertex->pid);
 	if (!lock->heavyweight)
-		describe_request(buffer, mode_of(place), place->permits, &lock->key);
+		dlock_describe_ticket(buffer, mode_of(place), place->permits,
+							  &lock->key);
 	else if (wait->procno != vertex->procno)
 		appendStringInfoString(buffer, "a lock, in a parallel worker");
 	else
@@ -706,7 +699,8 @@ dlock_deadlock_log(DlockSpace *space, const DlockRequest *request, int64 waited,
 	int			count;
 
 	initStringInfo(&what);
-	describe_request(&what, request->mode, request->permits, &request->key);
+	dlock_describe_ticket(&what, request->mode, request->permits,
+						  &request->key);
 	if (granted)
 	{
 		ereport(LOG,

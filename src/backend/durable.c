@@ -20,7 +20,6 @@
 #include "utils/wait_event.h"
 
 #include "backend/inner.h"
-#include "shared/shared.h"
 #include "tables/tables.h"
 
 /* Interval of looking for a worker, and looks before giving up */
@@ -90,11 +89,13 @@ raise_no_worker(const char *detail)
 }
 
 /*
- * Wait until a record's changes so far are durable at synchronous_commit.
- * Raises an error if that fails; "outcome" tells what becomes of the changes.
+ * Wait until a record's changes so far are durable at synchronous_commit, for
+ * a caller that does not count on the lease: its durability stays.  Raises an
+ * error if that fails; "outcome" tells what becomes of the changes.
  */
-static void
-wait_until_durable(DlockSpace *space, DlockRecord *record, const char *outcome)
+void
+dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
+						const char *outcome)
 {
 	uint32		failures = pg_atomic_read_u32(&space->failures);
 	int			alone = 0;		/* looks that found no worker */
@@ -156,9 +157,9 @@ wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
 		!DsaPointerIsValid(lease->retiming))
 		dlock_request_check_memory(space, lease->role);
 	dlock_lease_raise_durability(space, record, synchronous_commit);
-	wait_until_durable(space, record, outcome);
+	dlock_durable_wait_only(space, record, outcome);
 	if (of_lease != record)
-		wait_until_durable(space, of_lease, outcome);
+		dlock_durable_wait_only(space, of_lease, outcome);
 }
 
 /*
@@ -174,14 +175,6 @@ dlock_durable_wait(DlockSpace *space, DlockRecord *record)
 	wait_for_record(space, record, is_raised ?
 					_("The request was taken back. The lease keeps the higher durability.") :
 					_("The request was taken back."));
-}
-
-/* Wait for a caller that does not count on it: the durability stays. */
-void
-dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
-						const char *outcome)
-{
-	wait_until_durable(space, record, outcome);
 }
 
 /* Wait at a level that may be higher than synchronous_commit. */

@@ -12,7 +12,6 @@
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
-#include "utils/builtins.h"
 
 #include "backend/inner.h"
 

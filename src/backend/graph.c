@@ -601,33 +601,29 @@ make_graph(DlockSpace *space)
 	return graph;
 }
 
-/* The PID of the space's worker if it cannot lock a table, or 0 */
+/*
+ * The PID of the space's worker if it cannot lock a table, or 0; and those of
+ * the processes that block it, as *count integers.
+ */
 int
-dlock_graph_blocked_worker(DlockSpace *space)
-{
-	return make_graph(space)->worker_pid;
-}
-
-/* The PIDs of the processes that block the worker; returns their number. */
-int
-dlock_graph_worker_blockers(DlockSpace *space, int **pids)
+dlock_graph_blocked_worker(DlockSpace *space, Datum **pids, int *count)
 {
 	DlockGraph *graph = make_graph(space);
 	const DlockGraphPlace *places;
 	int			place;
-	int			count = 0;
 
+	*count = 0;
 	if (graph->worker < 0)
 		return 0;
 	places = graph->locks[graph->heavy_lock[graph->worker]].places;
 	place = graph->heavy_place[graph->worker];
-	*pids = palloc((place + 1) * sizeof(int));
+	*pids = palloc((place + 1) * sizeof(Datum));
 	for (int p = 0; p < place; p++)
 	{
 		if (places[p].modes & places[place].conflicts)
-			(*pids)[count++] = places[p].pid;
+			(*pids)[(*count)++] = Int32GetDatum(places[p].pid);
 	}
-	return count;
+	return graph->worker_pid;
 }
 
 /* The whole graph */

@@ -155,8 +155,8 @@ extern bool dlock_graph_read_wait(int procno, DlockWait *wait);
 extern int	dlock_graph_read_lock(const DlockKey *key, int64 up_to,
 								  int max_each, DlockMember **members,
 								  int32 *slots);
-extern int	dlock_graph_blocked_worker(DlockSpace *space);
-extern int	dlock_graph_worker_blockers(DlockSpace *space, int **pids);
+extern int	dlock_graph_blocked_worker(DlockSpace *space, Datum **pids,
+									   int *count);
 extern DlockGraph *dlock_graph_collect(DlockSpace *space);
 extern DlockGraph *dlock_graph_collect_all(DlockSpace *space);
 

@@ -265,8 +265,6 @@ dlock_held_forget(DlockHeld *held)
 	DlockTicket *ticket = held->ticket;
 
 	Assert(held->marks == 0);
-	if (held->arming != 0)
-		dlist_delete(&held->by_arming);
 	if (held->place != DLOCK_HELD_LOST)
 		count_ticket(held, -1);
 	dlist_delete(&held->by_number);
@@ -585,7 +583,6 @@ dlock_held_enter(DlockTicket *ticket, DlockScope scope, DlockLock *lock)
 		scope == DLOCK_SESSION ? DLOCK_HELD_BY_SESSION : DLOCK_HELD_BY_XACT;
 	held->session_depth = held->xact_depth = 0;
 	held->marks = held->releases = 0;
-	held->arming = 0;
 	dlist_push_head(bucket_of(held->number), &held->by_number);
 	dlist_push_head(&held->name->tickets[held->place], &held->by_name);
 	if (held->name->count++ == 0)

@@ -11,7 +11,6 @@
 #include "lib/ilist.h"
 
 #include "backend/inner.h"
-#include "shared/shared.h"
 
 /* A ticket's place under its name, as this backend has last seen it */
 typedef enum DlockHeldPlace
@@ -52,8 +51,6 @@ typedef struct DlockHeld
 	uint32		xact_depth;
 	uint32		marks;			/* marks that point here, see xact.c */
 	uint32		releases;		/* acquires that the marks undo */
-	uint64		arming;			/* claim of the announcement to arm, or 0 */
-	dlist_node	by_arming;		/* in arming_tickets if arming */
 } DlockHeld;
 
 static inline bool
@@ -119,13 +116,14 @@ extern void dlock_xact_prepare_arming(void);
 extern void dlock_xact_exit(void);
 extern void dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease,
 						   uint64 claim);
+extern void dlock_xact_watch(DlockWatch *watch);
+extern void dlock_xact_unwatch(const DlockWatch *watch);
 
 /* request.c */
 extern DlockTimeout dlock_request_time_left(DlockTimeout timeout,
 											uint64 start);
-extern bool dlock_request_wait(const DlockRequest *request, DlockHeld *held);
-extern DlockOutcome dlock_request_wait_for_lease(const DlockRequest *request,
-												 DlockHeld *held);
+extern DlockOutcome dlock_request_wait(const DlockRequest *request,
+									   DlockHeld *held);
 extern bool dlock_request_wait_again(DlockTicket *ticket, const DlockKey *key,
 									 DlockTimeout timeout);
 extern void dlock_request_check_upgrade(const DlockRequest *request,

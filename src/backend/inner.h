@@ -49,12 +49,11 @@ extern bool dlock_request_wait_for_load(DlockSpace *space,
 										DlockOutcome *outcome);
 
 /* lessee.c */
-extern int64 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
-								  DlockOutcome *outcome);
-extern bool dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
-									 DlockKey *const *keys, int count,
-									 int64 *fences, int *failed,
-									 DlockOutcome *outcome);
+extern DlockLeaseTicket *dlock_lessee_acquire(DlockSpace *space,
+											  DlockRequest *request,
+											  DlockOutcome *outcome);
+extern void dlock_lessee_make_durable(DlockSpace *space,
+									  DlockLeaseTicket *ticket, bool granted);
 extern int64 dlock_lessee_enqueue(DlockSpace *space,
 								  const DlockRequest *request,
 								  const FmgrInfo *function);
@@ -85,6 +84,8 @@ extern void dlock_wait_check_space(const DlockSpace *space,
 								   const DlockKey *key);
 
 /* deadlock.c */
+extern void dlock_describe_ticket(StringInfo buffer, DlockMode mode,
+								  int32 permits, const DlockKey *key);
 extern bool dlock_deadlock_check(DlockSpace *space, bool thorough,
 								 bool told);
 extern void dlock_deadlock_log(DlockSpace *space, const DlockRequest *request,
@@ -108,8 +109,7 @@ extern volatile bool dlock_cancel_explained;
 extern void dlock_cancel_prepare(void);
 extern void dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket,
 							   DlockLease *lease);
-extern void dlock_cancel_unwatch(void);
-extern void dlock_cancel_stop(void);
+extern void dlock_cancel_unwatch(bool all);
 
 /* channel.c */
 extern const char *dlock_notify_listen(void);

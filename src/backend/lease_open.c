@@ -7,13 +7,11 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "utils/memutils.h"
 
 #include "backend/inner.h"
-#include "shared/shared.h"
 
 /* Leases attached to this session, each referred to */
 static List *attached_leases = NIL;

@@ -12,8 +12,6 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
-#include "storage/condition_variable.h"
-#include "storage/ipc.h"
 
 #include "backend/held.h"
 
@@ -169,7 +167,7 @@ ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	}
 	if (held == NULL)
 		return wait_with_others(request, name, nowait, *ticket);
-	outcome = dlock_request_wait_for_lease(request, held);
+	outcome = dlock_request_wait(request, held);
 	if (outcome == DLOCK_ACQUIRED)
 		let_adopt(request, held, *ticket);
 	/* its own lease has begun and ended with it */
@@ -193,15 +191,20 @@ take_another_lease(DlockSpace *space, DlockRequest *request)
 											 &request->key);
 }
 
-/* Get a granted ticket, in use and claimed; NULL if there is none in time. */
-static DlockLeaseTicket *
-acquire_for_lease(DlockSpace *space, DlockRequest *request,
-				  DlockOutcome *outcome)
+/*
+ * Acquire for request->lease.  Returns a granted ticket, in use and claimed,
+ * to be made durable and kept: one mark; or NULL with *outcome set if the lock
+ * cannot be acquired in time.
+ */
+DlockLeaseTicket *
+dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
+					 DlockOutcome *outcome)
 {
 	DlockTimeout timeout = request->timeout;
 	uint64		start = dlock_monotonic_now();
 	DlockLeaseTicket *ticket;
 
+	dlock_xact_prepare();
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -215,7 +218,10 @@ acquire_for_lease(DlockSpace *space, DlockRequest *request,
 	}
 	if (*outcome == DLOCK_BUSY)
 		dlock_count(DLOCK_COUNT_BUSY, 1);
-	return *outcome == DLOCK_ACQUIRED ? ticket : NULL;
+	if (*outcome != DLOCK_ACQUIRED)
+		return NULL;
+	dlock_xact_take(NULL, ticket, 0);
+	return ticket;
 }
 
 /*
@@ -238,66 +244,12 @@ check_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 }
 
 /* Wait until the ticket of a caller is durable, and check it. */
-static void
-make_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
+void
+dlock_lessee_make_durable(DlockSpace *space, DlockLeaseTicket *ticket,
+						  bool granted)
 {
 	dlock_durable_wait(space, &ticket->record);
 	check_durable(space, ticket, granted);
-}
-
-/*
- * Acquire for request->lease, durably.  Returns the fence, to be kept: one
- * mark; or 0 with *outcome set if the lock cannot be acquired in time.
- */
-int64
-dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
-					 DlockOutcome *outcome)
-{
-	DlockLeaseTicket *ticket;
-
-	dlock_xact_prepare();
-	ticket = acquire_for_lease(space, request, outcome);
-	if (ticket == NULL)
-		return 0;
-	dlock_xact_take(NULL, ticket, 0);
-	make_durable(space, ticket, true);
-	return ticket->ticket.number;
-}
-
-/* Acquire several locks for a lease, as dlock_session_acquire_all(). */
-bool
-dlock_lessee_acquire_all(DlockSpace *space, DlockRequest *request,
-						 DlockKey *const *keys, int count,
-						 int64 *fences, int *failed,
-						 DlockOutcome *outcome)
-{
-	DlockTimeout timeout = request->timeout;
-	uint64		start = dlock_monotonic_now();
-	DlockLeaseTicket **tickets;
-	int			taken;
-
-	tickets = palloc(Max(count, 1) * sizeof(DlockLeaseTicket *));
-	for (taken = 0; taken < count; taken++)
-	{
-		request->key = *keys[taken];
-		request->timeout = dlock_request_time_left(timeout, start);
-		dlock_xact_prepare();
-		tickets[taken] = acquire_for_lease(space, request, outcome);
-		if (tickets[taken] == NULL)
-			break;
-		dlock_xact_take(NULL, tickets[taken], 0);
-		fences[taken] = tickets[taken]->ticket.number;
-	}
-	if (taken == count)
-	{
-		for (int i = 0; i < count; i++)
-			make_durable(space, tickets[i], true);
-		return true;
-	}
-	*failed = taken;
-	while (taken-- > 0)
-		dlock_xact_undo_latest();
-	return false;
 }
 
 /*
@@ -352,7 +304,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 		dlock_xact_redirect(ticket, redirection);
 		dlock_lease_ticket_begin_redirect(ticket, redirection);
 	}
-	make_durable(space, ticket, false);
+	dlock_lessee_make_durable(space, ticket, false);
 	if (!created && !dlock_queue_redirect(ticket, redirection))
 		dlock_raise_no_ticket(ticket->ticket.number);
 	/* another call's ticket is also for that call to keep */

@@ -80,17 +80,25 @@ dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,
 }
 
 /*
- * Wait for a queued ticket.  Unless it is granted, the ticket is ended (I12);
- * if the grant came just then, that hands the lock on.
+ * Wait for a new ticket.  Unless it is granted, the ticket is ended (I12), and
+ * *held forgotten; if the grant came just then, that hands the lock on.  A try
+ * waits only if the removal of a row is in its way.
+ *
+ * DLOCK_LOST: its lease has adopted it for another client, and it has ended.
  */
-static DlockOutcome
-wait_or_leave(const DlockRequest *request, DlockHeld *held)
+DlockOutcome
+dlock_request_wait(const DlockRequest *request, DlockHeld *held)
 {
+	DlockRequest patient = *request;
 	DlockOutcome outcome;
 
+	if (dlock_held_is_granted(held))
+		return DLOCK_ACQUIRED;
+	if (patient.timeout == DLOCK_NO_WAIT)
+		patient.timeout = HANDOVER_TIMEOUT;
 	PG_TRY();
 	{
-		outcome = dlock_wait_for_grant(request, held->ticket);
+		outcome = dlock_wait_for_grant(&patient, held->ticket);
 		/* the caller asks again for a ticket that its lease has adopted */
 		if (outcome == DLOCK_LOST && held->ticket->session != 0)
 			dlock_raise_lost_place(request, held->number);
@@ -106,36 +114,6 @@ wait_or_leave(const DlockRequest *request, DlockHeld *held)
 	if (outcome != DLOCK_ACQUIRED)
 		dlock_held_settle(held);
 	return outcome;
-}
-
-/* Wait as a try does: only the removal of a row is in its way. */
-static DlockOutcome
-wait_for_handover(const DlockRequest *request, DlockHeld *held)
-{
-	DlockRequest patient = *request;
-
-	patient.timeout = HANDOVER_TIMEOUT;
-	return wait_or_leave(&patient, held);
-}
-
-/*
- * Wait for a lease's new ticket.  DLOCK_LOST: the lease has adopted it for
- * another client, and it has ended.  Unless it is granted, *held is forgotten.
- */
-DlockOutcome
-dlock_request_wait_for_lease(const DlockRequest *request, DlockHeld *held)
-{
-	if (dlock_held_is_granted(held))
-		return DLOCK_ACQUIRED;
-	return request->timeout == DLOCK_NO_WAIT ?
-		wait_for_handover(request, held) : wait_or_leave(request, held);
-}
-
-/* Wait for a new ticket.  False after the timeout, with *held forgotten. */
-bool
-dlock_request_wait(const DlockRequest *request, DlockHeld *held)
-{
-	return dlock_request_wait_for_lease(request, held) == DLOCK_ACQUIRED;
 }
 
 /* Wait for an enqueued ticket.  An error leaves it queued. */

@@ -22,11 +22,9 @@
 #include "postgres.h"
 
 #include "access/genam.h"
-#include "access/htup_details.h"
 #include "access/relation.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
-#include "executor/spi.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
@@ -35,10 +33,8 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
-#include "utils/varlena.h"
 
 #include "backend/inner.h"
-#include "shared/shared.h"
 #include "tables/tables.h"
 
 typedef struct Reservation
@@ -66,66 +62,13 @@ forget_reservations(Datum arg, Oid relation)
 		reservations_valid = false;
 }
 
-/* The table's columns, by number */
-typedef struct Columns
-{
-	TupleDesc	descriptor;
-	int			prefix;
-	int			owner;
-	int			role;
-} Columns;
-
-static int
-find_column(Relation table, const char *name, Oid type)
-{
-	TupleDesc	descriptor = RelationGetDescr(table);
-	int			column = SPI_fnumber(descriptor, name);
-	Oid			found = column > 0 ? SPI_gettypeid(descriptor, column) : InvalidOid;
-
-	if (found == type)
-		return column;
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("table \"%s\" is not what extension \"%s\" has made",
-					RelationGetRelationName(table), "dlock"),
-			 errdetail("It has no column \"%s\" of type %s.", name,
-					   format_type_be(type)),
-			 errhint("Undo what was changed, as with ALTER TABLE or DROP INDEX.")));
-	return 0;					/* keep compiler quiet */
-}
-
-static void
-find_columns(Relation table, Columns *columns)
-{
-	dlock_check_permanent(table);
-	columns->descriptor = RelationGetDescr(table);
-	columns->prefix = find_column(table, "prefix", TEXTOID);
-	columns->owner = find_column(table, "owner", NAMEOID);
-	columns->role = find_column(table, "role", OIDOID);
-}
-
-static Datum
-get_column(HeapTuple row, const Columns *columns, int column)
-{
-	bool		is_null;
-	Datum		datum = heap_getattr(row, column, columns->descriptor, &is_null);
-
-	if (is_null)
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("table \"%s\" has a null in column \"%s\"",
-						"dlock_reservations",
-						SPI_fname(columns->descriptor, column)),
-				 errhint("Delete the row, and call dlock_reserve() instead.")));
-	return datum;
-}
-
 static Reservation *
-read_reservation(Relation table, HeapTuple row, const Columns *columns)
+read_reservation(Relation table, HeapTuple row)
 {
-	text	   *prefix = DatumGetTextPP(get_column(row, columns, columns->prefix));
+	text	   *prefix = DatumGetTextPP(dlock_get_column(table, row, "prefix",
+														 TEXTOID));
 	int			length = VARSIZE_ANY_EXHDR(prefix);
-	Datum		owner = get_column(row, columns, columns->owner);
+	Datum		owner = dlock_get_column(table, row, "owner", NAMEOID);
 	Reservation *reservation;
 
 	if (length == 0 || length > DLOCK_MAX_NAME)
@@ -136,7 +79,7 @@ read_reservation(Relation table, HeapTuple row, const Columns *columns)
 	memcpy(reservation->prefix, VARDATA_ANY(prefix), length);
 	reservation->owner = pstrdup(NameStr(*DatumGetName(owner)));
 	reservation->role =
-		DatumGetObjectId(get_column(row, columns, columns->role));
+		DatumGetObjectId(dlock_get_column(table, row, "role", OIDOID));
 	return reservation;
 }
 
@@ -231,7 +174,6 @@ read_reservations(DlockSpace *space)
 	Snapshot	snapshot;
 	SysScanDesc scan;
 	HeapTuple	row;
-	Columns		columns;
 
 	if (!registered)
 		CacheRegisterRelcacheCallback(forget_reservations, 0);
@@ -245,13 +187,13 @@ read_reservations(DlockSpace *space)
 	PG_TRY();
 	{
 		clear_reservations();
-		find_columns(table, &columns);
+		dlock_check_permanent(table);
 		snapshot = RegisterSnapshot(GetLatestSnapshot());
 		scan = systable_beginscan(table, InvalidOid, false, snapshot, 0, NULL);
 		while ((row = systable_getnext(scan)) != NULL)
 		{
 			MemoryContextSwitchTo(reservations_context);
-			add_reservation(read_reservation(table, row, &columns));
+			add_reservation(read_reservation(table, row));
 			MemoryContextSwitchTo(old_context);
 		}
 		systable_endscan(scan);

@@ -161,31 +161,20 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 		return 0;
 	}
 	if (unlikely(!dlock_held_is_granted(held)) &&
-		!dlock_request_wait(request, held))
-	{
-		*outcome = DLOCK_TIMED_OUT;
+		(*outcome = dlock_request_wait(request, held)) != DLOCK_ACQUIRED)
 		return 0;
-	}
 	confirm_grant(space, held);
 	/* last, and cannot fail: an error before it keeps nothing */
 	dlock_xact_deepen(held, request->scope);
 	return held->number;
 }
 
-/* Undo one session-scoped acquire, if any. */
-static void
-undo_acquire(DlockHeld *held)
-{
-	dlock_held_set_depth(held, held->session_depth - Min(held->session_depth, 1),
-						 held->xact_depth);
-	dlock_held_settle(held);
-}
-
 /*
  * Acquire all of several locks, or none.  The keys have no duplicates, and are
  * in the order that all callers keep.  If a lock cannot be acquired in time,
- * returns false, its index in *failed and the reason in *outcome.  In session
- * scope, the caller must keep what was acquired: as many marks as keys.
+ * returns false, its index in *failed and the reason in *outcome.  Except in
+ * transaction scope, the caller must keep what was acquired: as many marks as
+ * keys.
  *
  * If the call fails, the rollback undoes what was acquired.  No loss is
  * reported: the caller never held the lock, and a warning would take
@@ -198,26 +187,35 @@ dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
 {
 	DlockTimeout timeout = request->timeout;
 	uint64		start = dlock_monotonic_now();
-	int			taken;
+	bool		of_lease = request->scope == DLOCK_LEASE;
+	DlockLeaseTicket **tickets = palloc(Max(count, 1) *
+										sizeof(DlockLeaseTicket *));
 
-	for (taken = 0; taken < count; taken++)
+	for (int i = 0; i < count; i++)
 	{
-		request->key = *keys[taken];
+		request->key = *keys[i];
 		request->timeout = dlock_request_time_left(timeout, start);
 		dlock_xact_prepare();
-		fences[taken] = dlock_session_acquire(space, request, outcome);
+		if (of_lease)
+			tickets[i] = dlock_lessee_acquire(space, request, outcome);
+		else
+			fences[i] = dlock_session_acquire(space, request, outcome);
 		if (*outcome != DLOCK_ACQUIRED)
-			break;
-		if (request->scope == DLOCK_SESSION)
-			dlock_xact_take(dlock_held_find_number(space, fences[taken]),
-							NULL, 0);
+		{
+			*failed = i;
+			while (i-- > 0)
+				dlock_xact_undo_latest();
+			return false;
+		}
+		if (of_lease)
+			fences[i] = tickets[i]->ticket.number;
+		else if (request->scope == DLOCK_SESSION)
+			dlock_xact_take(dlock_held_find_number(space, fences[i]), NULL, 0);
 	}
-	if (taken == count)
-		return true;
-	*failed = taken;
-	while (taken-- > 0)
-		dlock_xact_undo_latest();
-	return false;
+	/* once all are granted, so that one flush is for many */
+	for (int i = 0; of_lease && i < count; i++)
+		dlock_lessee_make_durable(space, tickets[i], true);
+	return true;
 }
 
 /* Queue in session scope, without waiting, and return the ticket's number. */
@@ -326,7 +324,9 @@ undo_session_acquire(DlockHeld *held)
 
 	if (lost)
 		warn_of_loss(held);
-	undo_acquire(held);
+	dlock_held_set_depth(held, held->session_depth - Min(held->session_depth, 1),
+						 held->xact_depth);
+	dlock_held_settle(held);
 	return !lost;
 }
 

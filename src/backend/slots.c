@@ -190,12 +190,9 @@ note_truncate(DlockSpace *space)
 static void
 note_old_row(DlockSpace *space, TriggerData *trigger)
 {
-	Relation	table = trigger->tg_relation;
-	DlockSlotsColumns columns;
 	DlockKey	key;
 
-	dlock_slots_find_columns(table, &columns);
-	(void) dlock_slots_take_row(space, table, &columns,
+	(void) dlock_slots_take_row(space, trigger->tg_relation,
 								trigger->tg_trigtuple, &key);
 	note_change(space, &key, true);
 }

@@ -10,14 +10,12 @@
 
 #include "catalog/pg_type.h"
 #include "funcapi.h"
-#include "miscadmin.h"
 #include "storage/proc.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
 #include "backend/inner.h"
-#include "shared/shared.h"
 #include "tables/tables.h"
 
 PG_FUNCTION_INFO_V1(dlock_counters);

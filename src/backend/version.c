@@ -15,7 +15,6 @@
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/lsyscache.h"
 
 #include "backend/inner.h"
 #include "tables/tables.h"

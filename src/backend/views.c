@@ -10,7 +10,6 @@
 
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
-#include "common/int.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/proc.h"
@@ -24,7 +23,6 @@
 
 #include "backend/inner.h"
 #include "backend/graph.h"
-#include "shared/shared.h"
 #include "tables/tables.h"
 
 /* Holders of a lock that are named to its waiters */
@@ -105,14 +103,12 @@ dlock_space_to_show(void)
 	return space;
 }
 
-/* The columns of dlock_locks, with the role as this type */
-#define LOCK_COLUMNS(role) \
-	TEXTOID, INT8OID, TEXTOID, INT4OID, INT4OID, BOOLOID, INT4OID, TEXTOID, \
-	INT4OID, INT8OID, (role), TEXTOID, TEXTOID, TEXTOID, TIMESTAMPTZOID, \
+/* The columns of dlock_locks */
+static const Oid lock_columns[] = {
+	TEXTOID, INT8OID, TEXTOID, INT4OID, INT4OID, BOOLOID, INT4OID, TEXTOID,
+	INT4OID, INT8OID, NAMEOID, TEXTOID, TEXTOID, TEXTOID, TIMESTAMPTZOID,
 	TIMESTAMPTZOID, INTERVALOID, INT4OID, BOOLOID, INT8ARRAYOID
-
-static const Oid status_columns[] = {LOCK_COLUMNS(OIDOID)};
-static const Oid view_columns[] = {LOCK_COLUMNS(NAMEOID)};
+};
 
 /* Values that rows share */
 typedef struct Common
@@ -135,12 +131,10 @@ make_common(Common *common)
 	common->role = InvalidOid;
 }
 
-/* A role as its OID, or by name as pg_get_userbyid() has it */
+/* A role's name, as pg_get_userbyid() has it */
 static Datum
-role_datum(Oid type, Oid role, Common *common)
+role_datum(Oid role, Common *common)
 {
-	if (type != NAMEOID)
-		return ObjectIdGetDatum(role);
 	if (role != common->role)
 		common->role_name = *DatumGetName(DirectFunctionCall1(pg_get_userbyid,
 															  ObjectIdGetDatum(role)));
@@ -148,23 +142,34 @@ role_datum(Oid type, Oid role, Common *common)
 	return NameGetDatum(&common->role_name);
 }
 
+/* One of the texts of a row, from *text on, which is moved behind it */
+static Datum
+take_text(const char **text, int length)
+{
+	const char *start = *text;
+
+	*text += length;
+	return PointerGetDatum(cstring_to_text_with_len(start, length));
+}
+
 static void
 show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers,
 		 Common *common)
 {
 	bool		waiter = row->position > 0;
-	Datum		values[lengthof(view_columns)];
-	bool		nulls[lengthof(view_columns)] = {0};
+	Datum		values[lengthof(lock_columns)];
+	bool		nulls[lengthof(lock_columns)] = {0};
+	const char *text = row->text;
+	Datum		name = take_text(&text, row->name_length);
+	Datum		info = take_text(&text, row->info_length);
+	Datum		owner = take_text(&text, row->owner_length);
 	int			i = 0;
 
-	values[i++] = PointerGetDatum(cstring_to_text_with_len(row->text,
-														   row->name_length));
+	values[i++] = name;
 	values[i++] = Int64GetDatum(row->number);
 	values[i++] = common->modes[row->mode];
-	if (row->mode == DLOCK_SLOTS)
-		values[i++] = Int32GetDatum(row->slots);
-	else
-		nulls[i++] = true;
+	nulls[i] = row->mode != DLOCK_SLOTS;
+	values[i++] = Int32GetDatum(row->slots);
 	values[i++] = Int32GetDatum(row->permits);
 	values[i++] = BoolGetDatum(row->granted);
 	values[i++] = Int32GetDatum((int32) row->position);
@@ -173,40 +178,19 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers,
 	values[i++] = Int32GetDatum(row->pid);
 	nulls[i] = row->lease == 0;
 	values[i++] = Int64GetDatum(row->lease);
-	values[i] = role_datum(TupleDescAttr(rsinfo->setDesc, i)->atttypid, row->role,
-						   common);
-	i++;
-	if (row->has_owner)
-		values[i++] =
-			PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length +
-													 row->info_length,
-													 row->owner_length));
-	else
-		nulls[i++] = true;
-	if (row->has_info)
-		values[i++] =
-			PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length,
-													 row->info_length));
-	else
-		nulls[i++] = true;
-	if (row->channel_length > 0 &&
-		has_privs_of_role(GetUserId(), row->role))
-		values[i++] =
-			PointerGetDatum(cstring_to_text_with_len(row->text + row->name_length +
-													 row->info_length +
-													 row->owner_length,
-													 row->channel_length));
-	else
-		nulls[i++] = true;
+	values[i++] = role_datum(row->role, common);
+	nulls[i] = !row->has_owner;
+	values[i++] = owner;
+	nulls[i] = !row->has_info;
+	values[i++] = info;
+	nulls[i] = row->channel_length == 0 ||
+		!has_privs_of_role(GetUserId(), row->role);
+	values[i++] = take_text(&text, row->channel_length);
 	values[i++] = TimestampTzGetDatum(row->enqueued_at);
-	if (waiter)
-		nulls[i++] = true;
-	else
-		values[i++] = TimestampTzGetDatum(row->granted_at);
-	if (row->remaining >= 0)
-		values[i++] = dlock_interval_datum(row->remaining);
-	else
-		nulls[i++] = true;
+	nulls[i] = waiter;
+	values[i++] = TimestampTzGetDatum(row->granted_at);
+	nulls[i] = row->remaining < 0;
+	values[i++] = dlock_interval_datum(row->remaining);
 	values[i++] = Int32GetDatum((int32) (row->session_depth + row->xact_depth));
 	values[i++] = BoolGetDatum(row->pinned);
 	values[i++] = waiter ? blocked_by(blockers, row) :
@@ -261,13 +245,13 @@ show_all(ReturnSetInfo *rsinfo, DlockSpace *space, Common *common)
 	MemoryContextDelete(rows_context);
 }
 
-/* The view dlock_locks, but with OIDs of roles */
+/* The view dlock_locks */
 PG_FUNCTION_INFO_V1(dlock_lock_status);
 Datum
 dlock_lock_status(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *rsinfo = dlock_begin_rows(fcinfo, status_columns,
-											 lengthof(status_columns));
+	ReturnSetInfo *rsinfo = dlock_begin_rows(fcinfo, lock_columns,
+											 lengthof(lock_columns));
 	DlockSpace *space = dlock_space_to_show();
 	Common		common;
 
@@ -282,8 +266,8 @@ PG_FUNCTION_INFO_V1(dlock_locks_of);
 Datum
 dlock_locks_of(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *rsinfo = dlock_begin_rows(fcinfo, view_columns,
-											 lengthof(view_columns));
+	ReturnSetInfo *rsinfo = dlock_begin_rows(fcinfo, lock_columns,
+											 lengthof(lock_columns));
 	DlockSpace *space = dlock_space_to_show();
 	DlockKey	key;
 	Common		common;
@@ -381,10 +365,8 @@ show_lease(ReturnSetInfo *rsinfo, const LeaseRow *row)
 	nulls[i] = row->pid == 0;
 	values[i++] = Int32GetDatum(row->pid);
 	values[i++] = ObjectIdGetDatum(row->role);
-	if (row->has_info)
-		values[i++] = CStringGetTextDatum(row->info);
-	else
-		nulls[i++] = true;
+	nulls[i] = !row->has_info;
+	values[i++] = CStringGetTextDatum(row->info);
 	values[i++] = TimestampTzGetDatum(row->opened_at);
 	values[i++] = TimestampTzGetDatum(row->renewed_at);
 	values[i++] = Int32GetDatum(row->held);
@@ -419,35 +401,6 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* Append the result of pg_blocking_pids(), also for parallel workers. */
-static Datum *
-append_heavyweight(Datum *pids, int *count, Datum pid)
-{
-	Datum		array = DirectFunctionCall1(pg_blocking_pids, pid);
-	Datum	   *others;
-	int			more;
-
-	deconstruct_array(DatumGetArrayTypeP(array), INT4OID, sizeof(int32), true,
-					  TYPALIGN_INT, &others, NULL, &more);
-	pids = repalloc(pids, Max(*count + more, 1) * sizeof(Datum));
-	for (int i = 0; i < more; i++)
-		pids[(*count)++] = others[i];
-	return pids;
-}
-
-/* Append the blockers of the worker, if it cannot lock a table of leases. */
-static Datum *
-append_of_worker(Datum *pids, int *count, DlockSpace *space)
-{
-	int		   *others;
-	int			more = dlock_graph_worker_blockers(space, &others);
-
-	pids = repalloc(pids, Max(*count + more, 1) * sizeof(Datum));
-	for (int i = 0; i < more; i++)
-		pids[(*count)++] = Int32GetDatum(others[i]);
-	return pids;
-}
-
 /*
  * The processes that keep another waiting: in dlock, holders beside which it
  * does not fit and all before it; and in the lock manager.  An ended ticket of
@@ -461,9 +414,11 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	DlockWait	wait;
 	DlockMember *members = NULL;
 	int32		slots;
+	Datum	   *heavyweight;
 	Datum	   *pids;
 	DlockSpace *space;
-	int			worker;
+	int			worker = 0;
+	int			more = 0;
 	int			count = 0;
 	int			place = 0;
 
@@ -477,7 +432,14 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 
 	/* no session waits in dlock on a standby */
 	space = RecoveryInProgress() ? NULL : dlock_current_space();
-	worker = space ? dlock_graph_blocked_worker(space) : 0;
+	if (space)
+		worker = dlock_graph_blocked_worker(space, &heavyweight, &more);
+	/* pg_blocking_pids() is for parallel workers, too */
+	if (worker == 0 || worker != PG_GETARG_INT32(0))
+		deconstruct_array(DatumGetArrayTypeP(DirectFunctionCall1(pg_blocking_pids,
+																 PG_GETARG_DATUM(0))),
+						  INT4OID, sizeof(int32), true, TYPALIGN_INT,
+						  &heavyweight, NULL, &more);
 	proc = BackendPidGetProc(PG_GETARG_INT32(0));
 	if (proc && dlock_graph_read_wait(compat_procno(proc), &wait))
 	{
@@ -488,7 +450,7 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 			members[place].number != wait.number)
 			place = 0;
 	}
-	pids = palloc(Max(place, 1) * sizeof(Datum));
+	pids = palloc(Max(place + more, 1) * sizeof(Datum));
 	for (int i = 0; i < place; i++)
 	{
 		if (!members[i].granted || members[i].mode != DLOCK_SHARED ||
@@ -496,10 +458,8 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 			pids[count++] = Int32GetDatum(members[i].leaves ? worker :
 										  members[i].pid);
 	}
-	if (worker != 0 && worker == PG_GETARG_INT32(0))
-		pids = append_of_worker(pids, &count, space);
-	else
-		pids = append_heavyweight(pids, &count, PG_GETARG_DATUM(0));
+	for (int i = 0; i < more; i++)
+		pids[count++] = heavyweight[i];
 	PG_RETURN_ARRAYTYPE_P(construct_array(pids, count, INT4OID, sizeof(int32),
 										  true, TYPALIGN_INT));
 }

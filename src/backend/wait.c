@@ -23,18 +23,15 @@
 #include "portability/instr_time.h"
 #include "storage/condition_variable.h"
 #include "storage/latch.h"
-#include "storage/lmgr.h"
 #include "storage/proc.h"
 #include "storage/sinval.h"
 #include "tcop/pquery.h"
 #include "utils/portal.h"
 #include "utils/snapmgr.h"
 #include "utils/timeout.h"
-#include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
 #include "backend/inner.h"
-#include "shared/shared.h"
 
 /* Interval of looking around, in microseconds */
 #define LOOK_US	INT64CONST(1000000)
@@ -415,7 +412,7 @@ DlockOutcome
 dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 {
 	instr_time	start;
-	CompatPsSuffix title;
+	CompatPsSuffix title = {0};
 	volatile bool granted = false;	/* set inside PG_TRY */
 	bool		has_lock_timeout = LockTimeout > 0;
 	DlockWaitEnd how;
@@ -423,12 +420,12 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	dlock_contention_prepare(dlock_space_at(ticket->space));
 	INSTR_TIME_SET_CURRENT(start);
 	announce_wait(request, ticket->number);
-	dlock_worker_expect(dlock_space_at(ticket->space));
-	compat_ps_suffix_set(&title, "waiting");
-	if (has_lock_timeout)
-		enable_timeout_after(LOCK_TIMEOUT, LockTimeout);
 	PG_TRY();
 	{
+		dlock_worker_expect(dlock_space_at(ticket->space));
+		compat_ps_suffix_set(&title, "waiting");
+		if (has_lock_timeout)
+			enable_timeout_after(LOCK_TIMEOUT, LockTimeout);
 		if (request->without_snapshot)
 			drop_snapshot();
 		granted = sleep_until_granted(ticket, request, start);

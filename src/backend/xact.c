@@ -6,7 +6,9 @@
  * "marks" is a stack of pending actions, each with its nesting level:
  * transaction-scoped acquires to undo, guards, releases at commit,
  * announcements.  They run once PostgreSQL has released the transaction's own
- * locks, so that the next holder finds no row lock and sees every write.
+ * locks, so that the next holder finds no row lock and sees every write.  What
+ * is to be armed stays a moment longer, because PostgreSQL handles LISTEN
+ * behind all callbacks of a commit.
  *
  * Resources acquired by an unfinished call are marks, too, so an error
  * releases them one by one (I12).
@@ -29,7 +31,8 @@ typedef enum MarkKind
 {
 	MARK_UNDO,					/* undo transaction-scoped acquires */
 	MARK_RELEASE,				/* at commit: undo session-scoped acquires */
-	MARK_ARM,					/* at commit: arm the announcement */
+	MARK_ARM,					/* after it: arm the announcement */
+	MARK_WATCH,					/* after it: arm the watch */
 	MARK_GUARD,					/* commit only while the ticket is held */
 	MARK_TAKEN,					/* undo what the unfinished call acquired */
 	MARK_RESULT,				/* the same, of a complete call, if its
@@ -41,10 +44,11 @@ typedef enum MarkKind
 /* A pending action */
 typedef struct Mark
 {
-	DlockHeld  *held;		/* this session's ticket, or ... */
-	DlockLeaseTicket *of_lease; /* ... a lease's, referred to */
+	DlockHeld  *held;			/* this session's ticket, or ... */
+	DlockLeaseTicket *of_lease; /* ... a lease's, referred to, or ... */
+	DlockWatch *watch;			/* ... a watch of this session */
 	MarkKind	kind;
-	int			level;			/* transaction nesting level */
+	int			level;			/* transaction nesting level; 0: committed */
 	uint32		count;			/* how often */
 	bool		pinned;			/* MARK_GUARD: the commit is under way */
 	uint64		claim;			/* MARK_ARM, MARK_TAKEN: of the announcement */
@@ -61,29 +65,13 @@ typedef struct Guarded
 {
 	DlockKey	key;			/* hash key, must be first */
 	uint32		marks;			/* MARK_GUARDs; the last removes the entry */
+	int64		latest;			/* ticket of the latest; 0: was rolled back */
 } Guarded;
 
 static HTAB *guarded = NULL;
 
-/* Numbers of the tickets that have a MARK_GUARD, at most one each */
-static HTAB *guard_numbers = NULL;
-
 /* Memory of the executed statement: its own calls have it as fn_mcxt */
 static MemoryContext statement = NULL;
-
-/* Tickets to announce once the transaction is over */
-static dlist_head arming_tickets = DLIST_STATIC_INIT(arming_tickets);
-
-/* Leases' tickets to announce then, each referred to */
-typedef struct ArmingOfLease
-{
-	DlockLeaseTicket *ticket;
-	uint64		claim;
-} ArmingOfLease;
-
-static ArmingOfLease *arming_of_leases = NULL;
-static int	num_arming = 0;
-static int	max_arming = 0;
 
 static void at_resource_release(ResourceReleasePhase phase, bool isCommit,
 								bool isTopLevel, void *arg);
@@ -135,63 +123,42 @@ find_guarded(const DlockKey *key)
 		hash_search(guarded, key, HASH_FIND, NULL);
 }
 
-static void
-make_guard_tables(void)
-{
-	HASHCTL		info = {
-		.keysize = sizeof(int64),
-		.entrysize = sizeof(int64),
-		.hcxt = TopMemoryContext
-	};
-
-	if (guarded == NULL)
-		guarded = dlock_held_make_table("dlock guards", sizeof(Guarded));
-	if (guard_numbers == NULL)
-		guard_numbers = hash_create("dlock guarding tickets", 16, &info,
-									HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-}
-
-/* Prepare a MARK_GUARD.  False if the ticket has one, which lasts as long. */
+/*
+ * Prepare a MARK_GUARD, which must follow.  False if the lock's latest one is
+ * of the same ticket: it lasts as long.
+ */
 static bool
 prepare_guarded(const DlockKey *key, int64 number)
 {
 	Guarded    *entry;
 	bool		found;
 
-	make_guard_tables();
-	if (hash_search(guard_numbers, &number, HASH_FIND, NULL))
-		return false;
+	if (guarded == NULL)
+		guarded = dlock_held_make_table("dlock guards", sizeof(Guarded));
 	entry = hash_search(guarded, key, HASH_ENTER, &found);
 	if (!found)
+	{
 		entry->marks = 0;
-	PG_TRY();
-	{
-		(void) hash_search(guard_numbers, &number, HASH_ENTER, NULL);
+		entry->latest = 0;
 	}
-	PG_CATCH();
-	{
-		if (!found)
-			(void) hash_search(guarded, key, HASH_REMOVE, NULL);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-	return true;
+	return entry->latest != number;
 }
 
 static void
 forget_guarded(const DlockKey *key, int64 number)
 {
-	if (--find_guarded(key)->marks == 0)
+	Guarded    *entry = find_guarded(key);
+
+	if (entry->latest == number)
+		entry->latest = 0;
+	if (--entry->marks == 0)
 		(void) hash_search(guarded, key, HASH_REMOVE, NULL);
-	(void) hash_search(guard_numbers, &number, HASH_REMOVE, NULL);
 }
 
-/*
- * Push a mark for a ticket of this session, or else of a lease.  The caller
- * has called dlock_xact_prepare().
- */
+/* Push a mark for one of these.  The caller has called dlock_xact_prepare(). */
 static void
-push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, MarkKind kind)
+push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, DlockWatch *watch,
+		  MarkKind kind)
 {
 	int			level = GetCurrentTransactionNestLevel();
 	Mark	   *top = num_marks > 0 ? &marks[num_marks - 1] : NULL;
@@ -200,7 +167,8 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, MarkKind kind)
 		held->releases++;
 	/* one mark is enough for a loop of the same acquire */
 	if (top && kind != MARK_TAKEN && top->held == held &&
-		top->of_lease == of_lease && top->level == level && top->kind == kind)
+		top->of_lease == of_lease && top->watch == watch &&
+		top->level == level && top->kind == kind)
 	{
 		top->count++;
 		return;
@@ -210,19 +178,22 @@ push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, MarkKind kind)
 	{
 		.held = held,
 		.of_lease = of_lease,
+		.watch = watch,
 		.kind = kind,
 		.level = level,
 		.count = 1
 	};
 	if (held)
 		held->marks++;
-	else
+	else if (of_lease)
 		dlock_record_ref(&of_lease->record);
 	if (kind == MARK_GUARD)
 	{
 		Mark	   *mark = &marks[num_marks - 1];
+		Guarded    *entry = find_guarded(mark_key(mark));
 
-		find_guarded(mark_key(mark))->marks++;
+		entry->marks++;
+		entry->latest = mark_ticket(mark)->number;
 		dlock_cancel_watch(mark_key(mark), mark_ticket(mark),
 						   of_lease ? dlock_lease_of(of_lease) : NULL);
 	}
@@ -235,7 +206,7 @@ dlock_xact_deepen(DlockHeld *held, DlockScope scope)
 	if (scope == DLOCK_TRANSACTION)
 	{
 		dlock_held_set_depth(held, held->session_depth, held->xact_depth + 1);
-		push_mark(held, NULL, MARK_UNDO);
+		push_mark(held, NULL, NULL, MARK_UNDO);
 	}
 	else
 		dlock_held_set_depth(held, held->session_depth + 1, held->xact_depth);
@@ -252,24 +223,16 @@ is_undone(const Mark *mark)
 		(mark->kind == MARK_RESULT && proc_exit_inprogress);
 }
 
-/* pop_mark() for a lease's ticket */
+/* end_mark() for a lease's ticket */
 static void
-pop_mark_of_lease(const Mark *mark, bool is_commit)
+end_mark_of_lease(const Mark *mark, bool is_commit)
 {
 	Assert(!mark->pinned);
 	if (is_commit && mark->kind == MARK_RELEASE)
 		(void) dlock_queue_end(mark->of_lease, 0);
 	if (is_commit && mark->kind == MARK_ARM)
-	{
-		Assert(num_arming < max_arming);
-		arming_of_leases[num_arming++] = (ArmingOfLease)
-		{
-			.ticket = mark->of_lease,
-			.claim = mark->claim
-		};
-		return;
-	}
-	if (mark->claim != 0)
+		dlock_announcement_arm(&mark->of_lease->ticket, mark->claim);
+	else if (mark->claim != 0)
 		dlock_announcement_unclaim(&mark->of_lease->ticket, mark->claim);
 	if (is_undone(mark))
 		dlock_lease_ticket_withdraw(mark->of_lease);
@@ -288,25 +251,29 @@ undo_taken(DlockHeld *held, int depth_before)
 						 held->xact_depth);
 }
 
-/* Take the top mark off the stack, and do or drop its action. */
+/* Do a mark's action if it is committed, or drop or undo it. */
 static void
-pop_mark(bool is_commit)
+end_mark(int number)
 {
-	Mark		mark = marks[--num_marks];
+	Mark		mark = marks[number];
+	bool		is_commit = mark.level == 0;
 	DlockHeld  *held = mark.held;
 
 	/* each call ends before a commit */
 	Assert(!is_commit || mark.kind != MARK_TAKEN);
-	if (mark.kind == MARK_DROPPED)
-		return;
+	marks[number].kind = MARK_DROPPED;
 	if (mark.kind == MARK_GUARD)
 	{
-		dlock_cancel_unwatch();
+		dlock_cancel_unwatch(false);
 		forget_guarded(mark_key(&mark), mark_ticket(&mark)->number);
 	}
+	if (mark.kind == MARK_WATCH && is_commit)
+		dlock_watch_arm(mark.watch);
+	if (mark.kind == MARK_WATCH || mark.kind == MARK_DROPPED)
+		return;
 	if (held == NULL)
 	{
-		pop_mark_of_lease(&mark, is_commit);
+		end_mark_of_lease(&mark, is_commit);
 		return;
 	}
 	held->marks--;
@@ -330,21 +297,41 @@ pop_mark(bool is_commit)
 			break;
 		case MARK_REDIRECTED:
 		case MARK_DROPPED:
+		case MARK_WATCH:
 		case MARK_GUARD:
 			Assert(!mark.pinned);
 			break;
 		case MARK_ARM:
 			if (!is_commit)
 				dlock_announcement_unclaim(held->ticket, mark.claim);
-			else if (held->arming == 0)
-			{
-				/* popped from the top: the latest of a ticket counts */
-				held->arming = mark.claim;
-				dlist_push_head(&arming_tickets, &held->by_arming);
-			}
+			/* not if the session has released it since */
+			else if (held->session_depth > 0)
+				dlock_announcement_arm(held->ticket, mark.claim);
 			break;
 	}
 	dlock_held_settle(held);
+}
+
+/* Take the top mark off the stack. */
+static void
+pop_mark(void)
+{
+	end_mark(num_marks - 1);
+	num_marks--;
+}
+
+/* Close the gaps that dropped marks have left, from a mark on. */
+static void
+remove_dropped(int from)
+{
+	int			left = from;
+
+	for (int i = from; i < num_marks; i++)
+	{
+		if (marks[i].kind != MARK_DROPPED)
+			marks[left++] = marks[i];
+	}
+	num_marks = left;
 }
 
 /*
@@ -355,7 +342,7 @@ pop_mark(bool is_commit)
 void
 dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 {
-	push_mark(held, of_lease, MARK_TAKEN);
+	push_mark(held, of_lease, NULL, MARK_TAKEN);
 	marks[num_marks - 1].claim = claim;
 	if (held)
 		marks[num_marks - 1].depth = (int) held->session_depth - 1;
@@ -365,7 +352,7 @@ dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 void
 dlock_xact_redirect(DlockLeaseTicket *of_lease, dsa_pointer announcement)
 {
-	push_mark(NULL, of_lease, MARK_REDIRECTED);
+	push_mark(NULL, of_lease, NULL, MARK_REDIRECTED);
 	marks[num_marks - 1].redirection = announcement;
 }
 
@@ -433,13 +420,11 @@ dlock_xact_begin_statement(DlockStatement *outer, MemoryContext memory)
 void
 dlock_xact_end_statement(const DlockStatement *outer)
 {
-	int			left = outer->num_marks;
-
 	statement = outer->memory;
 	dlock_cancel_explained = statement != NULL;
-	if (likely(num_marks <= left))
+	if (likely(num_marks <= outer->num_marks))
 		return;
-	for (int i = left; i < num_marks; i++)
+	for (int i = outer->num_marks; i < num_marks; i++)
 	{
 		Mark		mark = marks[i];
 
@@ -448,12 +433,7 @@ dlock_xact_end_statement(const DlockStatement *outer)
 		marks[i].kind = MARK_DROPPED;
 		keep_mark(&mark);
 	}
-	for (int i = left; i < num_marks; i++)
-	{
-		if (marks[i].kind != MARK_DROPPED)
-			marks[left++] = marks[i];
-	}
-	num_marks = left;
+	remove_dropped(outer->num_marks);
 }
 
 /* After an error, locks may be held, so the rollback does the work. */
@@ -478,7 +458,7 @@ dlock_xact_undo_latest(void)
 	Assert(num_marks > 0 &&
 		   (top->kind == MARK_UNDO || top->kind == MARK_TAKEN));
 	if (top->count == 1)
-		pop_mark(false);
+		pop_mark();
 	else
 	{
 		top->count--;
@@ -505,7 +485,7 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 	ticket = held ? NULL : dlock_lease_ticket_find(space, number);
 	if (ticket)
 	{
-		push_mark(NULL, ticket, MARK_RELEASE);
+		push_mark(NULL, ticket, NULL, MARK_RELEASE);
 		dlock_record_end_uses(before);
 		return;
 	}
@@ -518,59 +498,27 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 				 held && !dlock_held_is_gone(held) ?
 				 errdetail("All its session-scoped acquires are released at commit already, or it has none.") :
 				 errdetail("It was never there, or has ended.")));
-	push_mark(held, NULL, MARK_RELEASE);
+	push_mark(held, NULL, NULL, MARK_RELEASE);
 }
 
-/* Announcements */
+/* Announcements and watches */
 
-static void
-arm_announcements(void)
-{
-	while (!dlist_is_empty(&arming_tickets))
-	{
-		dlist_node *node = dlist_pop_head_node(&arming_tickets);
-		DlockHeld  *held = dlist_container(DlockHeld, by_arming, node);
-
-		uint64		claim = held->arming;
-
-		held->arming = 0;
-		dlock_announcement_arm(held->ticket, claim);
-	}
-	while (num_arming > 0)
-	{
-		ArmingOfLease arming = arming_of_leases[--num_arming];
-
-		dlock_announcement_arm(&arming.ticket->ticket, arming.claim);
-		dlock_record_unref(&arming.ticket->record);
-	}
-}
-
-/* Armed here, as PostgreSQL handles LISTEN after its commit callbacks */
+/* PostgreSQL has handled LISTEN: arm what is committed. */
 static void
 at_memory_reset(void *arg)
 {
 	*(bool *) arg = false;
-	arm_announcements();
+	while (num_marks > 0 && marks[num_marks - 1].level == 0)
+		pop_mark();
 }
 
-/* Make sure that dlock_xact_arm() cannot fail. */
+/* Make sure that dlock_xact_arm() and dlock_xact_watch() cannot fail. */
 void
 dlock_xact_prepare_arming(void)
 {
 	static bool registered = false; /* in this transaction */
 
 	dlock_xact_prepare();
-	if (num_arming + num_marks >= max_arming)
-	{
-		int			more = Max(16, 2 * (num_arming + num_marks));
-
-		arming_of_leases = arming_of_leases == NULL ?
-			MemoryContextAlloc(TopMemoryContext,
-							   more * sizeof(*arming_of_leases)) :
-			repalloc_huge(arming_of_leases,
-						  (Size) more * sizeof(*arming_of_leases));
-		max_arming = more;
-	}
 	if (!registered)
 	{
 		MemoryContextCallback *callback =
@@ -593,9 +541,34 @@ dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 {
 	if (claim == 0)
 		return;
-	push_mark(held, of_lease, MARK_ARM);
+	push_mark(held, of_lease, NULL, MARK_ARM);
 	/* an existing mark was for an announcement that is gone */
 	marks[num_marks - 1].claim = claim;
+}
+
+/*
+ * After the commit, arm a watch.  If the (sub)transaction is rolled back, the
+ * watch is silent until the next call about it.
+ */
+void
+dlock_xact_watch(DlockWatch *watch)
+{
+	push_mark(NULL, NULL, watch, MARK_WATCH);
+}
+
+/*
+ * Drop the marks of a watch that is about to end, or of all.  They keep their
+ * places, because a statement counts those before it.
+ */
+void
+dlock_xact_unwatch(const DlockWatch *watch)
+{
+	for (int i = 0; i < num_marks; i++)
+	{
+		if (marks[i].kind == MARK_WATCH &&
+			(watch == NULL || marks[i].watch == watch))
+			marks[i].kind = MARK_DROPPED;
+	}
 }
 
 /* Guards */
@@ -633,7 +606,7 @@ dlock_xact_guard(DlockSpace *space, const DlockKey *key, int64 fence)
 	dlock_cancel_prepare();
 	/* last: its entries stand for a guard */
 	if (prepare_guarded(key, fence))
-		push_mark(held, ticket, MARK_GUARD);
+		push_mark(held, ticket, NULL, MARK_GUARD);
 	dlock_record_end_uses(before);
 }
 
@@ -650,7 +623,7 @@ dlock_xact_has_guarded(const DlockKey *key)
 static void
 pin_guards(void)
 {
-	dlock_cancel_stop();
+	dlock_cancel_unwatch(true);
 	for (int i = 0; i < num_marks; i++)
 	{
 		Mark	   *mark = &marks[i];
@@ -683,8 +656,14 @@ static void
 commit_marks(void)
 {
 	unpin_guards();
-	while (num_marks > 0)
-		pop_mark(true);
+	for (int i = num_marks - 1; i >= 0; i--)
+	{
+		marks[i].level = 0;
+		/* arming is for at_memory_reset() */
+		if (marks[i].kind != MARK_ARM && marks[i].kind != MARK_WATCH)
+			end_mark(i);
+	}
+	remove_dropped(0);
 }
 
 static void
@@ -695,7 +674,7 @@ roll_back_marks(void)
 	if (level <= 1)
 		unpin_guards();
 	while (num_marks > 0 && marks[num_marks - 1].level >= level)
-		pop_mark(false);
+		pop_mark();
 }
 
 /* Marks are left if another module's callback has broken off the rollback. */
@@ -704,8 +683,7 @@ dlock_xact_exit(void)
 {
 	unpin_guards();
 	while (num_marks > 0)
-		pop_mark(false);
-	arm_announcements();
+		pop_mark();
 }
 
 /*
@@ -744,13 +722,15 @@ at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
 static void
 at_xact_end(XactEvent event, void *arg)
 {
+	if (event == XACT_EVENT_PRE_PREPARE)
+		remove_dropped(0);
 	/* an exit commits transactions of its own, without guards */
 	if (event == XACT_EVENT_PRE_COMMIT && !proc_exit_inprogress)
 		pin_guards();
 	if (event == XACT_EVENT_PRE_PREPARE && num_marks > 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("cannot PREPARE a transaction with transaction-scoped locks, guards or announcements of dlock"),
-				 errdetail("Transaction-scoped locks, guards, releases at commit and announcements belong to this session."),
+				 errmsg("cannot PREPARE a transaction with transaction-scoped locks, guards, announcements or watches of dlock"),
+				 errdetail("Transaction-scoped locks, guards, releases at commit, announcements and watches belong to this session."),
 				 errhint("Use COMMIT, or acquire in session scope before the transaction.")));
 }

@@ -57,8 +57,11 @@ settle(DlockSpace *space, DlockLock *lock)
 DlockLock *
 dlock_queue_expect_slots(const DlockKey *key, Oid role)
 {
-	DlockLock  *lock = dlock_lock_insert(key, 0, role);
+	DlockLock  *lock = dlock_lock_find(key);
 
+	/* slots that are set have kept it: unsetting them takes no memory */
+	if (lock == NULL)
+		lock = dlock_lock_insert(key, 0, role);
 	/* each setter has the row locked, or is about to end */
 	Assert(lock->setters < PG_UINT16_MAX);
 	lock->setters++;

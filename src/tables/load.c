@@ -26,7 +26,6 @@
 
 #include "access/relation.h"
 #include "access/xact.h"
-#include "access/xlog.h"
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
@@ -34,18 +33,12 @@
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
-#include "utils/builtins.h"
 #include "utils/inval.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
-#include "utils/rel.h"
 #include "utils/snapmgr.h"
-#include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "shared/shared.h"
 #include "tables/shape.h"
-#include "tables/tables.h"
 
 /* times that standbys are asked, if their answers take long */
 #define MAX_QUORUM_WAITS	3
@@ -88,33 +81,19 @@ wait_for_quorum(DlockSpace *space, uint64 until, uint64 *confirmed)
 	return true;
 }
 
-/* Begin the ttls; false after "until", and the worker continues. */
+/* Begin the ttls; false after "until". */
 static bool
-begin_anew(DlockSpace *space, uint64 until)
+begin_ttls(DlockSpace *space, uint64 until)
 {
-	volatile bool begun = false;
+	uint64		confirmed;
 
-	PG_TRY();
-	{
-		uint64		confirmed;
-
-		/* calls about loaded rows wait until this is durable */
-		if (space->leases.length > 0)
-			pg_atomic_write_u64(&space->loaded_at,
-								compat_log_message("dlock"));
-		begun = wait_for_quorum(space, until, &confirmed);
-		if (begun)
-			dlock_lease_begin_anew(space, confirmed);
-	}
-	PG_CATCH();
-	{
-		(void) dlock_worker_wake(space);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-	if (!begun)
-		(void) dlock_worker_wake(space);
-	return begun;
+	/* calls about loaded rows wait until this is durable */
+	if (space->leases.length > 0)
+		pg_atomic_write_u64(&space->loaded_at, compat_log_message("dlock"));
+	if (!wait_for_quorum(space, until, &confirmed))
+		return false;
+	dlock_lease_begin_anew(space, confirmed);
+	return true;
 }
 
 /* Locks on the tables */
@@ -320,7 +299,7 @@ load_tables(DlockSpace *space, const Patience *patience)
 		{
 			/* The WAL may have the last removal without the next grant. */
 			dlock_queue_resume(space);
-			if (!begin_anew(space, patience->standbys))
+			if (!begin_ttls(space, patience->standbys))
 				break;
 			pg_atomic_write_u32(&space->loaded, 1);
 			ConditionVariableBroadcast(&space->load_changed);
@@ -352,6 +331,9 @@ load_alone(DlockSpace *space, const Patience *patience)
 	PG_FINALLY();
 	{
 		pg_atomic_write_u32(&space->loader, 0);
+		/* the worker goes on waiting for the standbys */
+		if (!done && space->loading.part == DLOCK_LOAD_GRANTS)
+			(void) dlock_worker_wake(space);
 	}
 	PG_END_TRY();
 	(void) LockRelease(&tag, ExclusiveLock, false);
@@ -501,21 +483,17 @@ is_small(DlockSpace *space)
 	return blocks <= SMALL_BLOCKS;
 }
 
-typedef enum WorkerLoad
-{
-	WORKER_HAS_LOADED,
-	WORKER_TAKES_LONGER,
-	WORKER_DOES_NOT				/* there is none, or it has failed */
-} WorkerLoad;
-
-/* Raises 55P03 after lock_timeout. */
-static WorkerLoad
+/*
+ * Wait until a worker has loaded, or until "until"; false if there is none, or
+ * if it has failed.  Raises 55P03 after lock_timeout.
+ */
+static bool
 wait_for_worker(DlockSpace *space, uint64 until)
 {
 	uint32		failures = pg_atomic_read_u32(&space->load_failures);
 	uint64		start = dlock_monotonic_now();
 	uint64		seen_at = start;	/* when a worker was last seen */
-	WorkerLoad	result = WORKER_HAS_LOADED;
+	bool		comes = true;
 
 	ConditionVariablePrepareToSleep(&space->load_changed);
 	while (pg_atomic_read_u32(&space->loaded) == 0)
@@ -528,15 +506,9 @@ wait_for_worker(DlockSpace *space, uint64 until)
 		if (!dlock_space_is_current(space) || !dlock_worker_wake(space) ||
 			pg_atomic_read_u32(&space->load_failures) != failures ||
 			now - seen_at >= NO_WORKER_MS * 1000)
-		{
-			result = WORKER_DOES_NOT;
+			comes = false;
+		if (!comes || now >= until)
 			break;
-		}
-		if (now >= until)
-		{
-			result = WORKER_TAKES_LONGER;
-			break;
-		}
 		check_lock_timeout(start, _("The background worker of dlock is still reading the tables of leases."));
 		if (LockTimeout > 0)
 			pause = Min(pause, LockTimeout);
@@ -545,7 +517,7 @@ wait_for_worker(DlockSpace *space, uint64 until)
 										   PG_WAIT_EXTENSION);
 	}
 	ConditionVariableCancelSleep();
-	return result;
+	return comes;
 }
 
 /* A caller's lock_timeout counts while it waits for standbys, too. */
@@ -573,15 +545,8 @@ load_as_caller(DlockSpace *space, uint64 rows, uint64 until)
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
 {
-	switch (wait_for_worker(space, until))
-	{
-		case WORKER_HAS_LOADED:
-			return true;
-		case WORKER_TAKES_LONGER:
-			return false;
-		case WORKER_DOES_NOT:
-			break;
-	}
+	if (wait_for_worker(space, until))
+		return pg_atomic_read_u32(&space->loaded) != 0;
 	return load_as_caller(space, until, until);
 }
 

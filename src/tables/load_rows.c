@@ -12,35 +12,14 @@
 
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#include "shared/shared.h"
 #include "tables/shape.h"
-#include "tables/tables.h"
 
 #define ROWS_AHEAD			32		/* whose locks are prefetched at a time */
 #define ROW_MEMORY			512		/* bytes of a loaded row, about */
 
 /* A column of a row; 0 or NULL if null */
-static int64
-get_int64(const DlockStored *row, int column)
-{
-	return DatumGetInt64(row->values[column]);
-}
-
-static int32
-get_int32(const DlockStored *row, int column)
-{
-	return DatumGetInt32(row->values[column]);
-}
-
-static bool
-get_bool(const DlockStored *row, int column)
-{
-	return DatumGetBool(row->values[column]);
-}
-
 static TimestampTz
 get_time(const DlockStored *row, int column)
 {
@@ -58,12 +37,6 @@ static char *
 get_text(const DlockStored *row, int column)
 {
 	return row->nulls[column] ? NULL : TextDatumGetCString(row->values[column]);
-}
-
-static Oid
-get_oid(const DlockStored *row, int column)
-{
-	return DatumGetObjectId(row->values[column]);
 }
 
 static void
@@ -114,7 +87,7 @@ check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
 
 		if (row->is_foreign)
 			continue;
-		if (!dlock_ticket_was_reserved(space, get_int64(row, 0)))
+		if (!dlock_ticket_was_reserved(space, DatumGetInt64(row->values[0])))
 			raise_row(space, which, row, 0);
 		break;
 	}
@@ -124,21 +97,23 @@ check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
 static void
 load_lease(DlockSpace *space, const DlockStored *row)
 {
+	const Datum *values = row->values;
+	int64		number = DatumGetInt64(values[DLOCK_LEASE_LEASE]);
 	int			before = dlock_record_begin_uses();
 	DlockLease *lease;
 
-	if (dlock_lease_restored(space, get_int64(row, DLOCK_LEASE_LEASE)) == NULL)
+	if (dlock_lease_restored(space, number) == NULL)
 	{
-		lease = dlock_lease_make(space, get_oid(row, DLOCK_LEASE_ROLE),
-								 NameStr(*DatumGetName(row->values[DLOCK_LEASE_ROLE_NAME])),
+		lease = dlock_lease_make(space, DatumGetObjectId(values[DLOCK_LEASE_ROLE]),
+								 NameStr(*DatumGetName(values[DLOCK_LEASE_ROLE_NAME])),
 								 get_interval(row, DLOCK_LEASE_TTL),
 								 get_interval(row, DLOCK_LEASE_DELAY),
 								 get_text(row, DLOCK_LEASE_INFO));
-		lease->number = get_int64(row, DLOCK_LEASE_LEASE);
+		lease->number = number;
 		lease->opened_at = get_time(row, DLOCK_LEASE_OPENED_AT);
 		pg_atomic_write_u32(&lease->durability,
-							(uint32) get_int32(row, DLOCK_LEASE_DURABILITY));
-		dlock_lease_restore(lease, get_bool(row, DLOCK_LEASE_DELAYED));
+							(uint32) DatumGetInt32(values[DLOCK_LEASE_DURABILITY]));
+		dlock_lease_restore(lease, DatumGetBool(values[DLOCK_LEASE_DELAYED]));
 	}
 	dlock_record_end_uses(before);
 }
@@ -147,10 +122,12 @@ load_lease(DlockSpace *space, const DlockStored *row)
 static void
 load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 {
-	int64		number = get_int64(row, DLOCK_QUEUE_TICKET);
+	const Datum *values = row->values;
+	int64		number = DatumGetInt64(values[DLOCK_QUEUE_TICKET]);
 	int			before = dlock_record_begin_uses();
 	DlockRequest request;
-	bool		single = get_interval(row, DLOCK_QUEUE_TTL) > 0;
+	bool		single = !row->nulls[DLOCK_QUEUE_TTL];
+	bool		granted = DatumGetBool(values[DLOCK_QUEUE_GRANTED]);
 	DlockLeaseTicket *ticket;
 	DlockLease *namesake = dlock_lease_restored(space, number);
 
@@ -160,33 +137,33 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 	dlock_key_copy(&request.key, key);
 	request.scope = DLOCK_LEASE;
 	(void) dlock_mode_by_name(get_text(row, DLOCK_QUEUE_MODE), &request.mode);
-	request.slots = get_int32(row, DLOCK_QUEUE_SLOTS);
-	request.permits = get_int32(row, DLOCK_QUEUE_PERMITS);
+	request.slots = DatumGetInt32(values[DLOCK_QUEUE_SLOTS]);
+	request.permits = DatumGetInt32(values[DLOCK_QUEUE_PERMITS]);
 	request.owner = get_text(row, DLOCK_QUEUE_OWNER);
 	request.info = get_text(row, DLOCK_QUEUE_INFO);
 	request.channel = get_text(row, DLOCK_QUEUE_CHANNEL);
 	if (single)
 	{
 		request.lease =
-			dlock_lease_make_single(space, get_oid(row, DLOCK_QUEUE_ROLE),
-									NameStr(*DatumGetName(row->values[DLOCK_QUEUE_ROLE_NAME])),
+			dlock_lease_make_single(space, DatumGetObjectId(values[DLOCK_QUEUE_ROLE]),
+									NameStr(*DatumGetName(values[DLOCK_QUEUE_ROLE_NAME])),
 									get_interval(row, DLOCK_QUEUE_TTL),
 									&request.key);
 		request.lease->number = number;
 		pg_atomic_write_u32(&request.lease->durability,
-							(uint32) get_int32(row, DLOCK_QUEUE_DURABILITY));
+							(uint32) DatumGetInt32(values[DLOCK_QUEUE_DURABILITY]));
 	}
 	else
 	{
 		request.lease = dlock_lease_restored(space,
-											 get_int64(row, DLOCK_QUEUE_LEASE));
+											 DatumGetInt64(values[DLOCK_QUEUE_LEASE]));
 		if (request.lease && request.lease->single)
 			raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_LEASE);
 	}
 
 	/* the worker deletes rows of tickets that ended with their lease */
 	if (request.lease &&
-		(get_bool(row, DLOCK_QUEUE_GRANTED) || !request.lease->delayed) &&
+		(granted || !request.lease->delayed) &&
 		!dlock_lease_ticket_is_restored(space, number))
 	{
 		ticket = dlock_lease_ticket_make(space, &request);
@@ -194,8 +171,7 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 		ticket->ticket.enqueued_at = get_time(row, DLOCK_QUEUE_ENQUEUED_AT);
 		ticket->ticket.granted_at = get_time(row, DLOCK_QUEUE_GRANTED_AT);
 		ticket->announce_at = dlock_lease_durability(request.lease);
-		if (!dlock_lease_ticket_restore(ticket,
-										get_bool(row, DLOCK_QUEUE_GRANTED)))
+		if (!dlock_lease_ticket_restore(ticket, granted))
 			raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_GRANTED);
 	}
 	dlock_record_end_uses(before);
@@ -257,7 +233,7 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 	for (uint64 i = 0; i < rows->count; i++)
 	{
 		const DlockStored *row = &rows->rows[i];
-		int64		number = get_int64(row, 0);
+		int64		number = DatumGetInt64(row->values[0]);
 
 		CHECK_FOR_INTERRUPTS();
 		if (is_queue && i % ROWS_AHEAD == 0)
@@ -266,8 +242,8 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 			key = keys;
 		}
 		if (row->is_foreign)
-			leave_out(loading, get_int64(row, shape->system),
-					  get_oid(row, shape->database));
+			leave_out(loading, DatumGetInt64(row->values[shape->system]),
+					  DatumGetObjectId(row->values[shape->database]));
 		else
 		{
 			/* if this attempt ends here, the next begins with this row */

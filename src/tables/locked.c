@@ -10,7 +10,6 @@
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "storage/lock.h"
-#include "storage/proc.h"
 
 #include "tables/tables.h"
 

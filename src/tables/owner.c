@@ -18,9 +18,7 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 
-#include "shared/shared.h"
 #include "tables/shape.h"
-#include "tables/tables.h"
 
 typedef struct OwnersStatement
 {

@@ -20,13 +20,10 @@
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
-#include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
-#include "shared/shared.h"
 #include "tables/shape.h"
-#include "tables/tables.h"
 
 static int
 compare_numbers(const void *a, const void *b)

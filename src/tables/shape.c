@@ -13,7 +13,6 @@
 
 #include "access/detoast.h"
 #include "access/htup_details.h"
-#include "access/genam.h"
 #include "access/relation.h"
 #include "access/transam.h"
 #include "access/xact.h"
@@ -27,13 +26,13 @@
 #include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
+#include "executor/spi.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
-#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "tables/shape.h"
@@ -168,6 +167,36 @@ dlock_shape_raise_changed(Relation relation, const char *detail)
 					RelationGetRelationName(relation), "dlock"),
 			 errdetail_internal("%s", detail),
 			 errhint("Undo what was changed, as with ALTER TABLE or DROP INDEX.")));
+}
+
+/* The number of a column; raises 55000 if there is none of this type. */
+int
+dlock_find_column(Relation relation, const char *name, Oid type)
+{
+	TupleDesc	descriptor = RelationGetDescr(relation);
+	int			column = SPI_fnumber(descriptor, name);
+
+	if (column <= 0 || SPI_gettypeid(descriptor, column) != type)
+		dlock_shape_raise_changed(relation,
+								  psprintf(_("It has no column \"%s\" of type %s."),
+										   name, format_type_be(type)));
+	return column;
+}
+
+/* The value of a row's column; raises 55000 for a null, too. */
+Datum
+dlock_get_column(Relation relation, HeapTuple row, const char *name, Oid type)
+{
+	bool		is_null;
+	Datum		datum = heap_getattr(row,
+									 dlock_find_column(relation, name, type),
+									 RelationGetDescr(relation), &is_null);
+
+	if (is_null)
+		dlock_shape_raise_changed(relation,
+								  psprintf(_("A row has a null in column \"%s\"."),
+										   name));
+	return datum;
 }
 
 /* Raise 55000 for a row that dlock cannot have written. */

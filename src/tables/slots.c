@@ -12,54 +12,26 @@
 #include "access/relation.h"
 #include "access/xact.h"
 #include "catalog/pg_type.h"
-#include "executor/spi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
-#include "shared/shared.h"
 #include "tables/shape.h"
-#include "tables/tables.h"
-
-static int
-find_column(Relation table, const char *name, Oid type)
-{
-	int			column = SPI_fnumber(RelationGetDescr(table), name);
-
-	if (column <= 0 ||
-		SPI_gettypeid(RelationGetDescr(table), column) != type)
-		dlock_shape_raise_changed(table,
-					  psprintf(_("It has no column \"%s\" of type %s."),
-							   name, format_type_be(type)));
-	return column;
-}
-
-/* Raises 55000 if the table is unlogged or a column's type differs. */
-void
-dlock_slots_find_columns(Relation table, DlockSlotsColumns *columns)
-{
-	dlock_check_permanent(table);
-	columns->name = find_column(table, "name", TEXTOID);
-	columns->slots = find_column(table, "slots", INT4OID);
-}
 
 /* The slots of a row.  Raises 55000 if constraints would refuse it. */
 int32
-dlock_slots_take_row(DlockSpace *space, Relation table,
-					 const DlockSlotsColumns *columns, HeapTuple row,
+dlock_slots_take_row(DlockSpace *space, Relation table, HeapTuple row,
 					 DlockKey *key)
 {
-	TupleDesc	descriptor = RelationGetDescr(table);
-	bool		no_name;
 	bool		no_slots;
-	Datum		value = heap_getattr(row, columns->name, descriptor, &no_name);
-	Datum		slots = heap_getattr(row, columns->slots, descriptor, &no_slots);
-	text	   *name = no_name ? NULL : DatumGetTextPP(value);
+	Datum		slots = heap_getattr(row,
+									 dlock_find_column(table, "slots", INT4OID),
+									 RelationGetDescr(table), &no_slots);
+	text	   *name = DatumGetTextPP(dlock_get_column(table, row, "name",
+													   TEXTOID));
 
-	if (name == NULL)
-		dlock_shape_raise_changed(table, _("A row has a null in column \"name\"."));
 	if (VARSIZE_ANY_EXHDR(name) == 0 ||
 		VARSIZE_ANY_EXHDR(name) > DLOCK_MAX_NAME)
 		dlock_raise_named_row(table, "name", name, "name");
@@ -74,18 +46,16 @@ void
 dlock_slots_read(DlockSpace *space)
 {
 	Relation	table = dlock_open_committed(space, "dlock_slots");
-	DlockSlotsColumns columns;
 	SysScanDesc scan;
 	HeapTuple	row;
 
-	dlock_slots_find_columns(table, &columns);
+	dlock_check_permanent(table);
 	scan = systable_beginscan(table, InvalidOid, false, GetActiveSnapshot(), 0,
 							  NULL);
 	while ((row = systable_getnext(scan)) != NULL)
 	{
 		DlockKey	key;
-		int32		slots = dlock_slots_take_row(space, table, &columns, row,
-												 &key);
+		int32		slots = dlock_slots_take_row(space, table, row, &key);
 
 		CHECK_FOR_INTERRUPTS();
 		dlock_queue_load_slots(space, &key, slots, table->rd_rel->relowner);
@@ -108,17 +78,16 @@ int32
 dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key,
 				 bool *is_ours)
 {
-	DlockSlotsColumns columns;
+	int			column = dlock_find_column(table, "name", TEXTOID);
+	Oid			index = dlock_lock_name_index(table, column);
 	ScanKeyData scan_key;
 	SysScanDesc scan;
 	HeapTuple	row;
 	DlockKey	found;
 	int32		slots = 0;
-	Oid			index;
 
-	dlock_slots_find_columns(table, &columns);
-	index = dlock_lock_name_index(table, columns.name);
-	ScanKeyInit(&scan_key, columns.name, BTEqualStrategyNumber, F_TEXTEQ,
+	dlock_check_permanent(table);
+	ScanKeyInit(&scan_key, column, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(cstring_to_text_with_len(key->name,
 														 key->length)));
 	/* a new snapshot, which sees this transaction's changes */
@@ -128,7 +97,7 @@ dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key,
 	*is_ours = false;
 	if (HeapTupleIsValid(row))
 	{
-		slots = dlock_slots_take_row(space, table, &columns, row, &found);
+		slots = dlock_slots_take_row(space, table, row, &found);
 		/* raw, because COPY can freeze rows */
 		*is_ours =
 			TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(row->t_data));

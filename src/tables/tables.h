@@ -118,6 +118,9 @@ extern void dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind,
 extern bool dlock_rows_have_name(DlockSpace *space, const DlockKey *key);
 
 /* shape.c */
+extern int	dlock_find_column(Relation relation, const char *name, Oid type);
+extern Datum dlock_get_column(Relation relation, HeapTuple row,
+							  const char *name, Oid type);
 extern void dlock_raise_named_row(Relation relation, const char *key,
 								  const text *name, const char *column);
 extern void dlock_rows_check(DlockSpace *space);
@@ -126,16 +129,7 @@ extern void dlock_rows_check(DlockSpace *space);
 extern int	dlock_rows_vacuum(DlockSpace *space, void (*begin) (void));
 
 /* slots.c */
-typedef struct DlockSlotsColumns
-{
-	int			name;
-	int			slots;
-} DlockSlotsColumns;
-
-extern void dlock_slots_find_columns(Relation table,
-									 DlockSlotsColumns *columns);
 extern int32 dlock_slots_take_row(DlockSpace *space, Relation table,
-								  const DlockSlotsColumns *columns,
 								  HeapTuple row, DlockKey *key);
 extern void dlock_slots_read(DlockSpace *space);
 extern Relation dlock_slots_open(DlockSpace *space);

@@ -13,13 +13,10 @@
 #include "commands/vacuum.h"
 #include "nodes/makefuncs.h"
 #include "storage/bufmgr.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
 
-#include "shared/shared.h"
 #include "tables/shape.h"
-#include "tables/tables.h"
 
 /* Dead rows per page that are worth a vacuum */
 #define VACUUM_ROWS_PER_PAGE	20
@@ -33,17 +30,12 @@ int
 dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
 {
 	int			threshold = DLOCK_VACUUM_ROWS;
-	static MemoryContext context = NULL;	/* outlives transactions */
 
-	if (context == NULL)
-		context = AllocSetContextCreate(TopMemoryContext, "dlock vacuum",
-										ALLOCSET_SMALL_SIZES);
-	MemoryContextReset(context);
 	for (int i = 0; i < DLOCK_NUM_TABLES; i++)
 	{
 		VacuumStmt *statement;
 		Relation	table;
-		RangeVar   *name;
+		Oid			id;
 
 		begin();
 		StartTransactionCommand();
@@ -54,15 +46,15 @@ dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
 		}
 		table = dlock_open_relation(space, dlock_shapes[i].name,
 									AccessShareLock);
+		id = RelationGetRelid(table);
 		threshold = Max(threshold, (int) RelationGetNumberOfBlocks(table) *
 						VACUUM_ROWS_PER_PAGE);
-		MemoryContextSwitchTo(context);
-		name = makeRangeVar(get_namespace_name(RelationGetNamespace(table)),
-							pstrdup(RelationGetRelationName(table)), -1);
 		relation_close(table, AccessShareLock);
+		/* a VACUUM commits, and memory of the transaction goes */
+		MemoryContextSwitchTo(TopMemoryContext);
 		statement = makeNode(VacuumStmt);
 		statement->is_vacuumcmd = true;
-		statement->rels = list_make1(makeVacuumRelation(name, InvalidOid, NIL));
+		statement->rels = list_make1(makeVacuumRelation(NULL, id, NIL));
 		/*
 		 * No parallel workers, as in autovacuum: they would take slots from
 		 * others, and start with the settings of the role and the database.
@@ -71,9 +63,6 @@ dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
 			list_make3(makeDefElem("skip_locked", NULL, -1),
 					   makeDefElem("truncate", (Node *) makeString("off"), -1),
 					   makeDefElem("parallel", (Node *) makeInteger(0), -1));
-		CommitTransactionCommand();
-
-		StartTransactionCommand();
 		ExecVacuum(make_parsestate(NULL), statement, true);
 		CommitTransactionCommand();
 	}

@@ -28,9 +28,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "shared/shared.h"
 #include "tables/shape.h"
-#include "tables/tables.h"
 
 /* The tables, the count of their changes, and that at the last check */
 static bool tables_known = false;
@@ -180,13 +178,6 @@ set_name(Table *table, int column, const char *text)
 	set(table, column, false, NameGetDatum(name));
 }
 
-static void
-set_shared_text(Table *table, int column, dsa_pointer text)
-{
-	set_text(table, column, DsaPointerIsValid(text) ?
-			 dlock_address(text) : NULL);
-}
-
 /* The current info.  A change after the image has marked the record again. */
 static void
 set_info(Table *table, int column, DlockRecord *record)
@@ -221,7 +212,8 @@ fill_ticket(Table *table, const DlockImage *image)
 		has_slots ? Int32GetDatum(ticket->ticket.slots) : (Datum) 0);
 	set(table, DLOCK_QUEUE_PERMITS, false,
 		Int32GetDatum(ticket->ticket.permits));
-	set_shared_text(table, DLOCK_QUEUE_OWNER, ticket->owner);
+	set_text(table, DLOCK_QUEUE_OWNER, DsaPointerIsValid(ticket->owner) ?
+			 dlock_address(ticket->owner) : NULL);
 	set_info(table, DLOCK_QUEUE_INFO, image->record);
 	set_text(table, DLOCK_QUEUE_CHANNEL,
 			 image->channel[0] == '\0' ? NULL : image->channel);
@@ -254,8 +246,17 @@ fill_lease(Table *table, const DlockImage *image)
 
 /* The system and database tell rows of a copy from this database's own. */
 static void
-fill_row(Table *table, const DlockImage *image)
+write_image(Table *table, const DlockImage *image)
 {
+	int64		number = image->record->is_lease ?
+		dlock_record_lease(image->record)->number :
+		dlock_record_ticket(image->record)->ticket.number;
+
+	if (image->over)
+	{
+		remove_row(table, number);
+		return;
+	}
 	memset(table->nulls, true,
 		   RelationGetDescr(table->relation)->natts * sizeof(bool));
 	if (image->record->is_lease)
@@ -265,22 +266,7 @@ fill_row(Table *table, const DlockImage *image)
 	set(table, table->shape->system, false,
 		Int64GetDatum((int64) GetSystemIdentifier()));
 	set(table, table->shape->database, false, ObjectIdGetDatum(MyDatabaseId));
-}
-
-static void
-write_image(Table *table, const DlockImage *image)
-{
-	int64		number = image->record->is_lease ?
-		dlock_record_lease(image->record)->number :
-		dlock_record_ticket(image->record)->ticket.number;
-
-	if (!image->over)
-	{
-		fill_row(table, image);
-		write_row(table, number, image->had_row);
-	}
-	else if (image->had_row)
-		remove_row(table, number);
+	write_row(table, number, image->had_row);
 }
 
 /* Returns how many rows it leaves dead. */
@@ -296,7 +282,7 @@ write_table(DlockTable which, const DlockImage *images, int count)
 		MemoryContext old_context;
 
 		if (images[i].record->is_lease != leases ||
-			(images[i].over && !images[i].had_row))
+			(images[i].over && !images[i].had_row))	/* never written */
 			continue;
 		if (table.relation == NULL)
 			open_table(&table, which);

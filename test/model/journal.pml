@@ -39,7 +39,7 @@
  *	end_ticket				end(), dlock_lease_ticket_ended()
  *	settle					dlock_lease_settle(), dlock_queue_finish()
  *	inherit					is_heir(), dlock_lease_ticket_inherit()
- *	wait_until_durable		dlock_durable_wait(), and make_durable() in lessee.c
+ *	wait_until_durable		dlock_durable_wait(), dlock_lessee_make_durable()
  *	withdraw				dlock_lease_ticket_withdraw()
  *	worker					dlock_writer_begin(), dlock_writer_write():
  *							copy_marked(), note_removals(), unmark(), publish()

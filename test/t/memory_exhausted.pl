@@ -286,13 +286,23 @@ foreach my $case (
 			AND lease <> } . $lease);
 	if (my $undo = $undo{ $call =~ s/\(.*//sr })
 	{
-		# which allocates memory, too
+		# which can allocate memory, too
 		1 while $admin->query("SELECT $undo") =~ $no_memory
 		  && give_pieces($1 // $2);
 	}
 	$admin->wait_for('SELECT count(*) = 1 FROM dlock_locks');
 	$admin->wait_for('SELECT count(*) = 1 FROM dlock_queue');
 }
+
+# Slots that are set can be unset, so that an administrator can act.
+$client = session($node);
+$admin->query("SELECT dlock_set_slots('set', 2)");
+$client->query('SELECT dlock_channel()');
+fill();
+is($client->query("SELECT dlock_set_slots('set', NULL)"),
+	'', 'no memory: slots are unset');
+$client->quit;
+backends_gone($client->{pid});
 
 # A name space is larger than other pieces, so there may be room for some.  A
 # session keeps its former one.

@@ -172,10 +172,13 @@ foreach my $steps (1, 2)
 	my $client = session($node);
 
 	$client->query("SELECT dlock_watch('other', 'nobody')");
-	fails($client, "SELECT dlock_watch('lock', 'nobody')",
-		'dlock_held_check_room', 'hash_search', 'hash_search');
-	like($client->query("SELECT dlock_unwatch('lock')"),
-		qr/WARNING:  55000.*\bf$/s, 'watch: one that failed is none');
+	foreach my $step ('hash_search', 'dlock_watch_begin')
+	{
+		fails($client, "SELECT dlock_watch('lock', 'nobody')",
+			'dlock_held_check_room', $step);
+		like($client->query("SELECT dlock_unwatch('lock')"),
+			qr/WARNING:  55000.*\bf$/s, "watch: one that failed in $step is none");
+	}
 	$client->query("SELECT dlock_watch('lock', 'nobody')");
 	is($client->query("SELECT dlock_unwatch('lock')"),
 		't', 'watch: and can be made');
@@ -198,6 +201,13 @@ foreach my $steps (1, 2)
 		is($holder->query('SELECT count(*) FROM dlock_locks'),
 			'1', 'wait: one that failed is not in the queue');
 	}
+	fails($client, "SELECT dlock_acquire('lock')",
+		'dlock_wait_for_grant', 'dlock_worker_expect');
+	my $shown = commands_in($client, 'dlock_session_acquire',
+		'print dlock_my_backend->wait_ticket');
+	is($client->query("SELECT dlock_try_acquire('lock') IS NULL"),
+		't', 'wait: one that failed as it began is over');
+	like($shown->(), qr/^\$\d+ = 0$/m, 'wait: and is not shown any more');
 	$next->start("SELECT dlock_acquire('lock')");
 	$holder->until_waits($next);
 	$holder->query("SELECT dlock_release('lock')");
