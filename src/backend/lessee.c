@@ -228,7 +228,7 @@ check_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 	DlockState	state;
 
 	dlock_wait_check_space(space, &ticket->key);
-	state = dlock_state_of(ticket);
+	state = dlock_state_of(&ticket->ticket);
 	if ((state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)) &&
 		dlock_lease_ticket_is_live(ticket))
 		return;

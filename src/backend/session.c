@@ -446,7 +446,7 @@ give_back_tickets(void)
 		dlist_node *node = dlist_pop_head_node(&dlock_held_tickets);
 		DlockHeld  *held = dlist_container(DlockHeld, by_age, node);
 
-		(void) dlock_queue_leave(&held->name->key, held->ticket, held->lock);
+		dlock_queue_leave(&held->name->key, held->ticket, held->lock);
 		dlock_held_free_ticket(held->ticket);
 	}
 }

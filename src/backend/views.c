@@ -243,12 +243,11 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows, Common *common)
 static void
 show_all(ReturnSetInfo *rsinfo, DlockSpace *space, Common *common)
 {
-	DlockRowScan scan;
+	DlockRowScan scan = {.space = space};
 	MemoryContext rows_context;
 	MemoryContext old_context;
 	const DlockRow *rows;
 
-	dlock_queue_rows_begin(&scan, space);
 	rows_context = AllocSetContextCreate(CurrentMemoryContext, "dlock rows",
 										 ALLOCSET_DEFAULT_SIZES);
 	old_context = MemoryContextSwitchTo(rows_context);

@@ -152,6 +152,8 @@ extern void dlock_announcement_purge(DlockSpace *space);
 extern void dlock_announcement_restored(DlockTicket *ticket, bool granted);
 
 /* watch.c */
+extern void dlock_watch_count_change(const DlockKey *key,
+									 DlockSpace **to_wake);
 extern void dlock_watch_purge(DlockSpace *space);
 
 /* launcher.c */

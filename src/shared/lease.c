@@ -274,7 +274,7 @@ static uint32
 check_ticket(const DlockLease *lease, const DlockLeaseTicket *ticket,
 			 bool closed)
 {
-	DlockState	state = dlock_state_of(ticket);
+	DlockState	state = dlock_state_of(&ticket->ticket);
 
 	Assert(dlock_lease_of(ticket) == lease && ticket->ticket.session == 0);
 	Assert(ticket->in_tickets == !closed && ticket->in_closed == closed);

@@ -134,7 +134,7 @@ dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 		return pg_atomic_read_u64(&lease->deadline) == 0 && !lease->delayed;
 	}
 	ticket = dlock_record_ticket(record);
-	state = dlock_state_of(ticket);
+	state = dlock_state_of(&ticket->ticket);
 	/* pins after the state: an ENDING ticket gets no new pin */
 	pg_read_barrier();
 	return state == DLOCK_GONE || state == DLOCK_LEAVING ||

@@ -74,7 +74,7 @@ is_same(DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
 	DlockLease *lease = dlock_lease_of(ticket);
 	const DlockLease *wanted_lease = dlock_lease_of(wanted);
 
-	if (dlock_state_has_ended(dlock_state_of(ticket)) ||
+	if (dlock_state_has_ended(dlock_state_of(&ticket->ticket)) ||
 		!dlock_key_equal(&ticket->key, &wanted->key) ||
 		!same_text(ticket->owner, wanted->owner))
 		return false;
@@ -132,7 +132,7 @@ count_held(DlockLease *lease, DlockLeaseTicket *ticket)
 	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
 								LW_EXCLUSIVE));
 	if (!ticket->in_tickets || ticket->held ||
-		dlock_state_of(ticket) != DLOCK_GRANTED)
+		dlock_state_of(&ticket->ticket) != DLOCK_GRANTED)
 		return;
 	ticket->held = true;
 	if (!lease->single)
@@ -323,7 +323,7 @@ dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	if (dlock_state_of(ticket) == DLOCK_GRANTED && !ticket->announced)
+	if (dlock_state_of(&ticket->ticket) == DLOCK_GRANTED && !ticket->announced)
 		dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_GRANTED);
 	ticket->announced = true;
 	LWLockRelease(&space->lease_lock);
@@ -538,7 +538,7 @@ dlock_lease_ticket_find(DlockSpace *space, int64 number)
 
 	dlock_id_find(space, number, &lease, &ticket);
 	if (ticket == NULL || ticket->ticket.session != 0 ||
-		dlock_state_has_ended(dlock_state_of(ticket)))
+		dlock_state_has_ended(dlock_state_of(&ticket->ticket)))
 		return NULL;
 	if (!dlock_lease_ticket_is_live(ticket))
 		return NULL;

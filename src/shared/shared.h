@@ -176,6 +176,12 @@ dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
 		dlock_count_elsewhere(ticket, counter, amount);
 }
 
+static inline DlockState
+dlock_state_of(const DlockTicket *ticket)
+{
+	return (DlockState) pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->state);
+}
+
 /*
  * Change a ticket's state, after all other changes of the ticket and its
  * links.  The owner reads the state without the lock, and frees a session's
@@ -184,8 +190,7 @@ dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
 static inline void
 dlock_ticket_set_state(DlockTicket *ticket, DlockState state)
 {
-	if (state == DLOCK_ENDING &&
-		pg_atomic_read_u32(&ticket->state) == DLOCK_GRANTED)
+	if (state == DLOCK_ENDING && dlock_state_of(ticket) == DLOCK_GRANTED)
 		dlock_count_ticket(ticket, DLOCK_COUNT_HELD, -1);
 	pg_write_barrier();
 	pg_atomic_write_u32(&ticket->state, state);
@@ -443,7 +448,7 @@ extern void dlock_queue_forget_slots(DlockSpace *space,
 extern void dlock_queue_load_slots(DlockSpace *space, const DlockKey *key,
 								   int32 slots, Oid role);
 extern void dlock_queue_unsettle(DlockSpace *space);
-extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket,
+extern void dlock_queue_leave(const DlockKey *key, DlockTicket *ticket,
 							  DlockLock *lock);
 
 /* A ticket that was ended by force, as it was before */
@@ -497,15 +502,14 @@ extern int32 dlock_queue_slots(const DlockKey *key, int32 slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
 extern uint64 dlock_queue_waiting(const DlockSpace *space, int64 *longest);
 
-/* A walk through all rows; its fields are private */
+/* A walk through all rows */
 typedef struct DlockRowScan
 {
 	DlockSpace *space;
-	int			partition;		/* the next one */
+	int			partition;		/* the next one, 0 at first */
 } DlockRowScan;
 
 extern DlockKey *dlock_queue_waited_for(const DlockSpace *space, int *count);
-extern void dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space);
 extern DlockRow *dlock_queue_rows_next(DlockRowScan *scan);
 extern DlockRow *dlock_queue_rows_of(DlockSpace *space, const DlockKey *key);
 
@@ -697,13 +701,6 @@ dlock_record_of_lease(DlockRecord *record)
 	return lease->single ? record : &lease->record;
 }
 
-static inline DlockState
-dlock_state_of(const DlockLeaseTicket *ticket)
-{
-	return (DlockState)
-		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
-}
-
 /* An ended ticket neither waits nor holds, and never begins again. */
 static inline bool
 dlock_state_has_ended(DlockState state)
@@ -820,21 +817,6 @@ typedef struct DlockWatcher
 	char		channel[NAMEDATALEN];
 	bool		anew;			/* not told since it was armed */
 } DlockWatcher;
-
-extern DlockSpace *dlock_watch_count_change(const DlockKey *key);
-
-/*
- * The holders of a lock, or what is told of them, are about to change.
- * Returns the space whose worker must be woken then, or NULL.  Called under
- * the lock of the name's partition; the name need not have an entry.
- */
-static inline DlockSpace *
-dlock_watch_note_change(const DlockKey *key)
-{
-	if (likely(dlock_lock_partition(key)->num_watched == 0))
-		return NULL;
-	return dlock_watch_count_change(key);
-}
 
 extern DlockWatch *dlock_watch_begin(DlockSpace *space, const DlockKey *key,
 									 const char *channel);

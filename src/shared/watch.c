@@ -174,29 +174,32 @@ unlist(DlockSpace *space, DlockWatched *watched)
 	watched->listed = false;
 }
 
-/* dlock_watch_note_change(), if the partition has watched names */
-DlockSpace *
-dlock_watch_count_change(const DlockKey *key)
+/*
+ * dlock_queue_note_change(), if the partition has watched names.  Called under
+ * its lock; the name need not be watched.
+ */
+void
+dlock_watch_count_change(const DlockKey *key, DlockSpace **to_wake)
 {
 	DlockPartition *partition = dlock_lock_partition(key);
 	DlockWatched *watched;
-	DlockSpace *space = NULL;
 	dsa_pointer *link;
 
 	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
 	link = find_link(partition, key);
 	if (link == NULL)
-		return NULL;
+		return;
 	watched = watched_at(*link);
 	if (!watched->listed)
 	{
-		space = dlock_space_at(watched->space);
+		DlockSpace *space = dlock_space_at(watched->space);
+
 		LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 		list(space, watched);
 		LWLockRelease(&space->outbox_lock);
+		*to_wake = space;
 	}
 	watched->changes++;
-	return space;
 }
 
 /* The session's part */

@@ -52,7 +52,7 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	{
 		DlockLeaseTicket *ticket = dlock_record_ticket(record);
 		DlockLease *lease = dlock_lease_of(ticket);
-		DlockState	state = dlock_state_of(ticket);
+		DlockState	state = dlock_state_of(&ticket->ticket);
 
 		image->ttl = lease->single ? dlock_lease_row_ttl(lease) : 0;
 
@@ -95,7 +95,7 @@ note_inheritance(const DlockImage *image)
 {
 	DlockLeaseTicket *ticket = dlock_record_ticket(image->record);
 
-	if (dlock_state_of(ticket) != DLOCK_WAITING)
+	if (dlock_state_of(&ticket->ticket) != DLOCK_WAITING)
 		return;
 	ticket->ticket.granted_at = image->granted_at;
 	ticket->inherited = true;
