@@ -40,7 +40,7 @@ dlock_session_attach(void)
 	{
 		/* first, as an interrupt may come once it is attached */
 		attached_here = true;
-		dlock_attach();
+		dlock_attach(false);
 	}
 	dlock_session_attached = true;
 }

@@ -111,9 +111,10 @@ extern void dlock_record_use(DlockRecord *record);
 extern void dlock_record_use_found(DlockRecord *record);
 
 /* id_table.c */
+extern DlockIdPartition *dlock_ids;
+extern DlockIdPartition *dlock_requests;
+
 extern void dlock_id_table_init(DlockIdPartition *partitions, int tranche);
-extern void dlock_id_tables_attach(DlockIdPartition *ids,
-								   DlockIdPartition *requests);
 
 /* lease_ticket.c */
 extern void dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket);

@@ -146,10 +146,9 @@ extern dshash_table *dlock_spaces;
 extern DlockBackend *dlock_backends;
 extern DlockBackend *dlock_my_backend;
 
-extern void dlock_attach(void);
+extern void dlock_attach(bool as_worker);
 extern void dlock_detach(void);
 extern void dlock_leave_at_exit(void (*leave) (void));
-extern void dlock_count_as_worker(void);
 extern bool dlock_is_replaced(void);
 
 /* counter.c */

@@ -797,7 +797,6 @@ typedef struct DlockControl
 {
 	/* immutable */
 	int			memory_tranche;
-	int			table_tranche;
 	dshash_table_handle spaces;
 	dshash_table_handle accounts;
 	int			num_backends;

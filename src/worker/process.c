@@ -216,8 +216,7 @@ dlock_process_begin(DlockOffice office, pqsigfunc terminate)
 	StartTransactionCommand();
 	belong_to_owner();
 	namestrcpy(&database_name, get_database_name(MyDatabaseId));
-	dlock_attach();
-	dlock_count_as_worker();
+	dlock_attach(true);
 	space = dlock_find_space(&key);
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(TopMemoryContext);
