@@ -11,7 +11,6 @@
 #include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "storage/proc.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
@@ -41,15 +40,6 @@ dlock_counters(PG_FUNCTION_ARGS)
 		values[c] = Int64GetDatum((int64) sums[c]);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	return (Datum) 0;
-}
-
-/* The worker's PID, or 0 */
-static int
-worker_pid(DlockSpace *space)
-{
-	uint32		worker = pg_atomic_read_u32(&space->worker);
-
-	return worker == 0 ? 0 : GetPGProcByNumber(worker - 1)->pid;
 }
 
 /* The current state; no row on a standby */
@@ -83,7 +73,7 @@ dlock_gauges(PG_FUNCTION_ARGS)
 	values[i++] =
 		Int64GetDatum((int64) pg_atomic_read_u64(&dlock_control->memory_used));
 	values[i++] = Int64GetDatum(dlock_memory_limit());
-	pid = worker_pid(space);
+	pid = dlock_office_pid(space, DLOCK_WORKER);
 	nulls[i] = pid == 0;
 	values[i++] = Int32GetDatum(pid);
 	values[i++] = dlock_interval_datum(dlock_journal_lag(space));

@@ -101,7 +101,7 @@ dlock_space_to_show(void)
 		dlock_session_attach();
 	space = dlock_loaded_space();
 	/* leases may have run out */
-	dlock_worker_look(space);
+	dlock_worker_look(space, false);
 	return space;
 }
 

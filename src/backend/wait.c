@@ -219,7 +219,7 @@ look_around(const DlockRequest *request, const DlockTicket *ticket)
 	if (interrupted)
 		ProcessInterrupts();
 	dlock_wait_check_space(space, &request->key);
-	dlock_worker_expect(space);
+	dlock_worker_look(space, true);
 	return !interrupted && messages == SharedInvalidMessageCounter &&
 		dlock_known_space() == space;
 }
@@ -423,7 +423,7 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	dlock_contention_prepare(dlock_space_at(ticket->space));
 	INSTR_TIME_SET_CURRENT(start);
 	announce_wait(request, ticket->number);
-	dlock_worker_expect(dlock_space_at(ticket->space));
+	dlock_worker_look(dlock_space_at(ticket->space), true);
 	compat_ps_suffix_set(&title, "waiting");
 	if (has_lock_timeout)
 		enable_timeout_after(LOCK_TIMEOUT, LockTimeout);

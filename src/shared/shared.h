@@ -838,12 +838,13 @@ extern void dlock_watch_skip(DlockSpace *space, const DlockTelling *telling);
 extern char *dlock_json_text(const char *text, int length, bool replace);
 
 /* launcher.c */
-typedef enum DlockOffice
+
+/* The proc number of an office's holder, or -1 */
+static inline int
+dlock_office_holder(DlockSpace *space, DlockOffice office)
 {
-	DLOCK_WORKER,
-	DLOCK_SENDER,
-	DLOCK_VACUUM
-} DlockOffice;
+	return (int) pg_atomic_read_u32(&space->offices[office].holder) - 1;
+}
 
 /* Does the sender have something to tell? */
 static inline bool
@@ -854,15 +855,12 @@ dlock_has_messages(const DlockSpace *space)
 
 extern bool dlock_office_take(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_leave(DlockSpace *space, DlockOffice office);
-extern bool dlock_office_is_held(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_start(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_wake(DlockSpace *space, DlockOffice office);
-extern void dlock_office_terminate(DlockSpace *space, DlockOffice office);
+extern int	dlock_office_pid(DlockSpace *space, DlockOffice office);
 extern bool dlock_worker_wake(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
-extern bool dlock_worker_is_awaited(DlockSpace *space);
-extern bool dlock_worker_has_company(DlockSpace *space);
-extern void dlock_worker_look(DlockSpace *space);
-extern void dlock_worker_expect(DlockSpace *space);
+extern bool dlock_worker_has_company(DlockSpace *space, bool waits);
+extern void dlock_worker_look(DlockSpace *space, bool waits);
 
 #endif							/* DLOCK_SHARED_H */

@@ -68,16 +68,15 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u64(&space->last_heartbeat, 0);
 	pg_atomic_init_u32(&space->announced, 0);
 	pg_atomic_init_u32(&space->watches, 0);
-	pg_atomic_init_u32(&space->worker, 0);
-	pg_atomic_init_u64(&space->worker_start, 0);
+	for (int o = 0; o < DLOCK_NUM_OFFICES; o++)
+	{
+		pg_atomic_init_u32(&space->offices[o].holder, 0);
+		pg_atomic_init_u64(&space->offices[o].asked_at, 0);
+	}
 	pg_atomic_init_u32(&space->worker_comes, 0);
 	pg_atomic_init_u32(&space->worker_deaths, 0);
 	pg_atomic_init_u64(&space->blocked_on, 0);
 	pg_atomic_init_u64(&space->next_due, 0);
-	pg_atomic_init_u32(&space->sender, 0);
-	pg_atomic_init_u64(&space->sender_start, 0);
-	pg_atomic_init_u32(&space->vacuum, 0);
-	pg_atomic_init_u64(&space->vacuum_start, 0);
 	pg_atomic_init_u32(&space->dead_rows, 0);
 	pg_atomic_init_u32(&space->vacuum_at, DLOCK_VACUUM_ROWS);
 	pg_atomic_init_u32(&space->cleared, 0);

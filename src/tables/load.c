@@ -523,7 +523,7 @@ wait_for_worker(DlockSpace *space, uint64 until)
 		uint64		now = dlock_monotonic_now();
 		long		pause = LOOK_MS;
 
-		if (dlock_office_is_held(space, DLOCK_WORKER))
+		if (dlock_office_holder(space, DLOCK_WORKER) >= 0)
 			seen_at = now;
 		if (!dlock_space_is_current(space) || !dlock_worker_wake(space) ||
 			pg_atomic_read_u32(&space->load_failures) != failures ||
