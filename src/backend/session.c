@@ -240,7 +240,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		confirm_grant(space, held);
 		dlock_request_check_memory(space, dlock_request_role(request));
 		announcement = dlock_announcement_make(space, request);
-		dlock_announcement_set(held->ticket, announcement);
+		dlock_announcement_replace(held->ticket, announcement, false);
 		/* a waiter that comes after this finds the new one */
 		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED |
 								 (held->ticket->wanted ? DLOCK_EVENT_WANTED : 0));

@@ -270,7 +270,8 @@ pop_mark_of_lease(const Mark *mark, bool is_commit)
 		return;
 	}
 	if (mark->claim != 0)
-		dlock_announcement_unclaim(&mark->of_lease->ticket, mark->claim);
+		dlock_announcement_end_claim(&mark->of_lease->ticket, mark->claim,
+									 false);
 	if (is_undone(mark))
 		dlock_lease_ticket_withdraw(mark->of_lease);
 	if (mark->kind == MARK_REDIRECTED)
@@ -335,7 +336,7 @@ pop_mark(bool is_commit)
 			break;
 		case MARK_ARM:
 			if (!is_commit)
-				dlock_announcement_unclaim(held->ticket, mark.claim);
+				dlock_announcement_end_claim(held->ticket, mark.claim, false);
 			else if (held->arming == 0)
 			{
 				/* popped from the top: the latest of a ticket counts */
@@ -534,13 +535,14 @@ arm_announcements(void)
 		uint64		claim = held->arming;
 
 		held->arming = 0;
-		dlock_announcement_arm(held->ticket, claim);
+		dlock_announcement_end_claim(held->ticket, claim, true);
 	}
 	while (num_arming > 0)
 	{
 		ArmingOfLease arming = arming_of_leases[--num_arming];
 
-		dlock_announcement_arm(&arming.ticket->ticket, arming.claim);
+		dlock_announcement_end_claim(&arming.ticket->ticket, arming.claim,
+									 true);
 		dlock_record_unref(&arming.ticket->record);
 	}
 }

@@ -117,7 +117,6 @@ extern DlockIdPartition *dlock_requests;
 extern void dlock_id_table_init(DlockIdPartition *partitions, int tranche);
 
 /* lease_ticket.c */
-extern void dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket);
 extern DlockLeaseTicket *dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted);
 extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket,
@@ -133,7 +132,6 @@ extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,
 										dsa_pointer announcement);
 extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
-extern void dlock_lease_ticket_discard(DlockLeaseTicket *ticket);
 
 /* journal.c */
 extern void dlock_journal_flush(XLogRecPtr removed);
@@ -142,12 +140,9 @@ extern void dlock_journal_flush(XLogRecPtr removed);
 extern uint64 dlock_quorum_confirmed(DlockSpace *space, int durability);
 
 /* announcement.c */
-extern void dlock_announcement_redirect(DlockTicket *ticket,
-										dsa_pointer announcement);
-extern void dlock_announcement_discard(DlockSpace *space,
-									   dsa_pointer announcement);
+extern void dlock_announcement_release(DlockSpace *space,
+									   DlockAnnouncement *announcement);
 extern void dlock_announcement_count(DlockTicket *ticket);
-extern void dlock_announcement_free(DlockTicket *ticket);
 extern void dlock_announcement_orphan(DlockTicket *ticket);
 extern void dlock_announcement_purge(DlockSpace *space);
 extern void dlock_announcement_restored(DlockTicket *ticket, bool granted);

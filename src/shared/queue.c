@@ -578,7 +578,7 @@ dlock_queue_unpublish(DlockLeaseTicket *ticket)
 	DlockLock  *lock = dlock_lock_find(&ticket->key);
 
 	if (!is_lease_ticket(&ticket->ticket))
-		dlock_lease_ticket_unpublish(ticket);
+		dlock_id_delete(&ticket->record);
 	if (lock)
 		dlock_queue_let_go(lock);
 }

@@ -340,8 +340,6 @@ extern void dlock_lease_name_find(DlockSpace *space, int64 number,
 							  DlockLeaseName *name);
 extern void dlock_lease_name_append(StringInfo buffer,
 									const DlockLeaseName *name);
-extern bool dlock_lease_role_find(DlockSpace *space, int64 number, Oid *role,
-								  NameData *role_name);
 
 /* queue.c */
 typedef enum DlockJoin
@@ -553,6 +551,8 @@ dlock_record_ref(DlockRecord *record)
 extern void dlock_record_unref(DlockRecord *record);
 extern int	dlock_record_begin_uses(void);
 extern void dlock_record_end_uses(int before);
+extern void dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
+						  DlockLeaseTicket **ticket);
 extern const char *dlock_record_copy_info(DlockRecord *record, char *buffer);
 
 /* id_table.c */
@@ -635,13 +635,23 @@ extern DlockLease *dlock_lease_make_single(DlockSpace *space, Oid role,
 										   const char *role_name, int64 ttl,
 										   const DlockKey *key);
 extern uint32 dlock_lease_count_held(const DlockLease *lease);
-extern TimestampTz dlock_lease_opened_at(const DlockLease *lease);
-extern int	dlock_lease_attached_pid(const DlockLease *lease);
 extern DlockLease *dlock_lease_find(DlockSpace *space, int64 number);
 extern uint64 dlock_lease_deadline(DlockLease *lease);
-extern bool dlock_lease_is_open(DlockLease *lease);
+
+static inline bool
+dlock_lease_is_open(DlockLease *lease)
+{
+	return dlock_lease_deadline(lease) != 0;
+}
+
+static inline bool
+dlock_lease_is_attached(const DlockLease *lease)
+{
+	return pg_atomic_read_u64((pg_atomic_uint64 *) &lease->deadline) >=
+		DLOCK_NO_DEADLINE;
+}
+
 extern bool dlock_lease_has_run_out(DlockLease *lease);
-extern bool dlock_lease_is_attached(const DlockLease *lease);
 extern int	dlock_lease_renew(DlockSpace *space, int64 number);
 extern bool dlock_lease_confirm(DlockSpace *space, DlockLease *lease,
 								int64 ttl, uint64 start);
@@ -652,24 +662,22 @@ extern DlockLeaseTicket *dlock_lease_next_ticket(const DlockLease *lease,
 extern void dlock_lease_for_each(DlockSpace *space,
 								 bool (*callback) (DlockLease *, void *),
 								 void *arg);
-extern DlockLease *dlock_lease_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_restore(DlockLease *lease, bool delayed);
-extern int	dlock_lease_greatest_durability(DlockSpace *space,
-											int64 *least_ttl);
 extern void dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed);
 extern void dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir);
-extern void dlock_lease_begin_quorum(DlockLease *lease);
 extern void dlock_lease_be_over(DlockLease *lease, bool always);
 extern bool dlock_lease_detach(DlockLease *lease);
 
 /* lease_end.c */
+extern bool dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
 extern bool dlock_lease_is_over(DlockSpace *space, DlockRecord *record);
 extern bool dlock_lease_settle(DlockSpace *space, DlockRecord *record);
 extern void dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_drop(DlockLeaseTicket *ticket);
 extern int64 dlock_lease_end(DlockSpace *space, DlockLease *lease,
 							 uint32 event);
-extern int64 dlock_lease_force(DlockSpace *space, int64 number);
+extern int64 dlock_lease_force(DlockSpace *space, int64 number,
+							   bool *was_open);
 extern int64 dlock_lease_end_all(DlockSpace *space);
 extern int64 dlock_lease_release(DlockSpace *space, int64 number);
 extern uint64 dlock_lease_expire(DlockLease *lease, uint64 until,
@@ -681,6 +689,12 @@ static inline DlockLease *
 dlock_lease_of(const DlockLeaseTicket *ticket)
 {
 	return dlock_address(ticket->lease);
+}
+
+static inline bool
+dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket)
+{
+	return dlock_lease_is_open(dlock_lease_of(ticket));
 }
 
 /* The lease that a record is or belongs to */
@@ -720,8 +734,6 @@ extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
 												 const DlockRequest *request);
 extern DlockLeaseTicket *dlock_lease_ticket_find(DlockSpace *space,
 												 int64 number);
-extern void dlock_lease_ticket_publish(DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 											  dsa_pointer announcement);
@@ -729,10 +741,6 @@ extern void dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 											 dsa_pointer announcement);
 extern void dlock_lease_ticket_channel(DlockLeaseTicket *ticket,
 									   char *channel);
-extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
-
-/* restore.c */
-extern bool dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
 
 /* journal.c */
 extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);
@@ -775,11 +783,11 @@ extern void dlock_quorum_send(DlockSpace *space, uint64 now);
 /* announcement.c */
 extern dsa_pointer dlock_announcement_make(DlockSpace *space,
 										   const DlockRequest *request);
-extern void dlock_announcement_set(DlockTicket *ticket,
-								   dsa_pointer announcement);
+extern void dlock_announcement_replace(DlockTicket *ticket,
+									   dsa_pointer announcement, bool keep);
 extern void dlock_announcement_event(DlockTicket *ticket, uint32 events);
-extern void dlock_announcement_arm(DlockTicket *ticket, uint64 claim);
-extern void dlock_announcement_unclaim(DlockTicket *ticket, uint64 claim);
+extern void dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim,
+										 bool committed);
 extern uint64 dlock_announcement_claim(DlockTicket *ticket);
 extern uint64 dlock_announcement_my_claim(DlockTicket *ticket);
 extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);

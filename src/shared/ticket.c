@@ -54,13 +54,6 @@
  */
 static DlockTicket *spare = NULL;
 
-static bool
-numbers_left(DlockSpace *space)
-{
-	return pg_atomic_read_u64(&space->next_ticket) <
-		pg_atomic_read_u64(&space->ticket_limit);
-}
-
 /* Draw from a reserved block from now on. */
 static void
 install_block(DlockSpace *space, uint64 first, uint64 limit)
@@ -278,7 +271,8 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	Relation	sequence = open_sequence(space);
 
 	LWLockAcquire(&dlock_control->reserve_lock, LW_EXCLUSIVE);
-	if (minimum > 0 || !numbers_left(space))
+	if (minimum > 0 || pg_atomic_read_u64(&space->next_ticket) >=
+		pg_atomic_read_u64(&space->ticket_limit))
 	{
 		int64		unreserved = (int64) dlock_first_unreserved(space->key.database);
 		int64		first = write_reservation(sequence,
@@ -320,7 +314,7 @@ dlock_ticket_release_texts(DlockTicket *ticket)
 		dlock_text_free(ticket->role, info);
 	}
 	if (DsaPointerIsValid(ticket->announcement))
-		dlock_announcement_free(ticket);
+		dlock_announcement_replace(ticket, InvalidDsaPointer, false);
 }
 
 static void

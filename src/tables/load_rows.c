@@ -126,8 +126,10 @@ load_lease(DlockSpace *space, const DlockStored *row)
 {
 	int			before = dlock_record_begin_uses();
 	DlockLease *lease;
+	DlockLeaseTicket *ticket;
 
-	if (dlock_lease_restored(space, get_int64(row, DLOCK_LEASE_LEASE)) == NULL)
+	dlock_id_find(space, get_int64(row, DLOCK_LEASE_LEASE), &lease, &ticket);
+	if (lease == NULL)
 	{
 		lease = dlock_lease_make(space, get_oid(row, DLOCK_LEASE_ROLE),
 								 NameStr(*DatumGetName(row->values[DLOCK_LEASE_ROLE_NAME])),
@@ -152,8 +154,10 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 	DlockRequest request;
 	bool		single = get_interval(row, DLOCK_QUEUE_TTL) > 0;
 	DlockLeaseTicket *ticket;
-	DlockLease *namesake = dlock_lease_restored(space, number);
+	DlockLeaseTicket *loaded;
+	DlockLease *namesake;
 
+	dlock_id_find(space, number, &namesake, &loaded);
 	if (namesake && !namesake->single)
 		raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_TICKET);
 	memset(&request, 0, offsetof(DlockRequest, key));
@@ -178,8 +182,8 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 	}
 	else
 	{
-		request.lease = dlock_lease_restored(space,
-											 get_int64(row, DLOCK_QUEUE_LEASE));
+		dlock_id_find(space, get_int64(row, DLOCK_QUEUE_LEASE),
+					  &request.lease, &ticket);
 		if (request.lease && request.lease->single)
 			raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_LEASE);
 	}
@@ -187,7 +191,7 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 	/* the worker deletes rows of tickets that ended with their lease */
 	if (request.lease &&
 		(get_bool(row, DLOCK_QUEUE_GRANTED) || !request.lease->delayed) &&
-		!dlock_lease_ticket_is_restored(space, number))
+		loaded == NULL)
 	{
 		ticket = dlock_lease_ticket_make(space, &request);
 		ticket->ticket.number = number;

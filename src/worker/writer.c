@@ -40,9 +40,16 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->channel[0] = '\0';
 	image->shares = image->inherits = false;
 	image->durability = dlock_lease_durability(dlock_record_lease_of(record));
+
+	/*
+	 * The lease's first row: standbys count from now on.  No standby can have
+	 * the row yet, and no heartbeat is sent for the lease before the write,
+	 * even if the tables are locked for long.
+	 */
 	if (!image->had_row && !image->over &&
 		dlock_record_of_lease(record) == record)
-		dlock_lease_begin_quorum(dlock_record_lease_of(record));
+		pg_atomic_write_u64(&dlock_record_lease_of(record)->confirmed,
+							dlock_monotonic_now());
 	if (record->is_lease)
 	{
 		image->delayed = dlock_record_lease(record)->delayed;
