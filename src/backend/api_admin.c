@@ -224,6 +224,5 @@ dlock_stats_reset(PG_FUNCTION_ARGS)
 	DlockSpace *space = dlock_begin_change();
 
 	dlock_reset_counters(space);
-	dlock_contention_reset(space);
 	PG_RETURN_VOID();
 }

@@ -63,8 +63,7 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 	dlock_held_prepare(&request->key);
 	if (request->scope == DLOCK_TRANSACTION)
 		dlock_xact_prepare();
-	if (unlikely(!dlock_ticket_is_spare(request, role) ||
-				 !dlock_lock_is_spare(&request->key, role)))
+	if (unlikely(!dlock_spares_fit(request, role)))
 		dlock_request_check_memory(space, role);
 	ticket = dlock_ticket_make(space, request, role);
 	while (joined = dlock_queue_join(space, request, ticket, nowait),
@@ -461,12 +460,8 @@ leave(void)
 	dlock_session_unwatch_all();
 	dlock_lease_detach_all();
 	dlock_record_end_uses(0);
-	dlock_ticket_free_spare();
-	dlock_lock_free_spare();
+	dlock_free_spares();
 	dlock_session_attached = false;
 	if (attached_here)
-	{
-		dlock_space_leave_all();
 		dlock_detach();
-	}
 }

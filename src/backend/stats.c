@@ -42,6 +42,20 @@ dlock_counters(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
+/* Age of the oldest change in the journal, in microseconds; 0: it is empty */
+static int64
+journal_lag(DlockSpace *space)
+{
+	uint64		now = dlock_monotonic_now();
+	uint64		since = now;
+
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	if (DsaPointerIsValid(space->journal.head))
+		since = dlock_record_at(space->journal.head)->listed_at;
+	LWLockRelease(&space->lease_lock);
+	return since < now ? (int64) (now - since) : 0;
+}
+
 /* The current state; no row on a standby */
 PG_FUNCTION_INFO_V1(dlock_gauges);
 Datum
@@ -76,7 +90,7 @@ dlock_gauges(PG_FUNCTION_ARGS)
 	pid = dlock_office_pid(space, DLOCK_WORKER);
 	nulls[i] = pid == 0;
 	values[i++] = Int32GetDatum(pid);
-	values[i++] = dlock_interval_datum(dlock_journal_lag(space));
+	values[i++] = dlock_interval_datum(journal_lag(space));
 	values[i++] = TimestampTzGetDatum(counted_since);
 	Assert(i == lengthof(values));
 	/* the number of held locks tells of grants */
@@ -101,7 +115,7 @@ dlock_wait_counts(PG_FUNCTION_ARGS)
 	(void) dlock_sum_counters(space, sums);
 	for (int b = 0; b < DLOCK_WAIT_BUCKETS; b++)
 	{
-		int64		bound = dlock_wait_bound(b);
+		int64		bound = dlock_wait_bounds[b];
 		Datum		values[lengthof(types)];
 		bool		nulls[lengthof(types)] = {bound < 0, false};
 

@@ -140,8 +140,9 @@ dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
 	{
 		if (look(lease, true, &deadline) == 0)
 			return false;
-		/* its ttl after the deadline: dlock_lease_begin_ttl() writes it first */
-		next = dlock_monotonic_now() + (ttl > 0 ? ttl : dlock_lease_ttl(lease));
+		/* after the deadline: dlock_lease_begin_ttl() writes it before */
+		next = ttl > 0 ? ttl : dlock_lease_ttl(lease);
+		next += dlock_monotonic_now();
 		if (deadline >= DLOCK_NO_DEADLINE || next == deadline ||
 			(ttl == 0 && next < deadline))
 			next = deadline + 1;
@@ -338,6 +339,18 @@ dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
 	dlock_list_append(&space->leases, &lease->in_space,
 					  lease->self + offsetof(DlockLease, in_space));
 	lease->in_leases = true;
+}
+
+/* Open a lease of many, which has a number and no row yet. */
+void
+dlock_lease_enter(DlockLease *lease)
+{
+	DlockSpace *space = dlock_space_at(lease->space);
+
+	dlock_lease_begin_change(space);
+	dlock_lease_start(space, lease, false);
+	dlock_journal_mark(space, &lease->record);
+	dlock_lease_end_change(space, lease);
 }
 
 /*

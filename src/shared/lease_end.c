@@ -208,8 +208,8 @@ wake_waiters(DlockLease *lease)
 }
 
 /* End the tickets of a lease that is over.  Raises nothing. */
-int64
-dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
+static int64
+end_lease(DlockSpace *space, DlockLease *lease, uint32 event)
 {
 	int64		count = end_tickets(space, lease, event, PG_UINT64_MAX);
 
@@ -224,6 +224,19 @@ dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
 	return count;
 }
 
+/* Its opener has failed: end a lease, without a worker if it has no row. */
+void
+dlock_lease_withdraw(DlockLease *lease)
+{
+	DlockSpace *space = dlock_space_at(lease->space);
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_be_over(lease, true);
+	LWLockRelease(&space->lease_lock);
+	(void) end_lease(space, lease, 0);
+	(void) dlock_lease_settle(space, &lease->record);
+}
+
 /* Close a lease; returns how many tickets it released, -1 if it was gone. */
 int64
 dlock_lease_release(DlockSpace *space, int64 number)
@@ -233,7 +246,7 @@ dlock_lease_release(DlockSpace *space, int64 number)
 	int64		count = -1;
 
 	if (lease && dlock_lease_claim(lease))
-		count = dlock_lease_end(space, lease, 0);
+		count = end_lease(space, lease, 0);
 	dlock_record_end_uses(before);
 	return count;
 }
@@ -298,7 +311,7 @@ end_by_force(DlockSpace *space, DlockLease *lease, bool *was_open)
 
 	*was_open = dlock_lease_claim(lease);
 	if (*was_open)
-		return dlock_lease_end(space, lease, DLOCK_EVENT_RELEASED);
+		return end_lease(space, lease, DLOCK_EVENT_RELEASED);
 	dlock_lease_begin_change(space);
 	/* begin a delay now, so that it does not begin later */
 	dlock_lease_be_over(lease, false);

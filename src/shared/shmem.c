@@ -481,15 +481,10 @@ dlock_is_replaced(void)
 		pg_atomic_read_u32(&header->workers);
 }
 
-/*
- * Free the slot of an exiting backend, after dlock_space_leave_all().  Raises
- * nothing and allocates nothing.
- */
+/* The last part of dlock_detach() */
 void
-dlock_detach(void)
+dlock_leave_slot(void)
 {
-	if (dlock_my_backend == NULL)
-		return;
 	dlock_report_memory();
 	pg_atomic_write_u64(&dlock_my_backend->session, 0);
 	pg_atomic_write_u32(&pids[compat_my_procno()], 0);

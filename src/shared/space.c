@@ -290,9 +290,12 @@ dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
 	key->hash = (uint32) fold_product(hash, secrets[0]);
 }
 
-/* Leave all spaces at exit.  Raises nothing and allocates nothing. */
+/*
+ * Leave all spaces and the shared state, at exit.  Raises nothing and
+ * allocates nothing.
+ */
 void
-dlock_space_leave_all(void)
+dlock_detach(void)
 {
 	if (dlock_my_backend == NULL)
 		return;
@@ -313,4 +316,5 @@ dlock_space_leave_all(void)
 			dshash_release_lock(dlock_spaces, entry);
 		}
 	}
+	dlock_leave_slot();
 }

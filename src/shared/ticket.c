@@ -363,12 +363,12 @@ make_spare(Oid role)
 	fill_for_session(spare);
 }
 
-/* Does the spare ticket fit a request, so that nothing is allocated? */
+/* Do the spare ticket and entry fit, so that nothing is allocated? */
 bool
-dlock_ticket_is_spare(const DlockRequest *request, Oid role)
+dlock_spares_fit(const DlockRequest *request, Oid role)
 {
 	return spare && spare->role == role && request->info == NULL &&
-		request->channel == NULL;
+		request->channel == NULL && dlock_lock_is_spare(&request->key, role);
 }
 
 /* Make a session's ticket.  Raises 53200; the limit was checked before. */
@@ -425,12 +425,14 @@ dlock_ticket_free(DlockTicket *ticket)
 		dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
 }
 
+/* At exit */
 void
-dlock_ticket_free_spare(void)
+dlock_free_spares(void)
 {
 	DlockTicket *ticket = spare;
 
 	spare = NULL;
 	if (ticket)
 		dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
+	dlock_lock_free_spare();
 }

@@ -106,7 +106,6 @@ leave(void)
 {
 	if (dlock_my_backend)
 		dlock_record_end_uses(0);
-	dlock_space_leave_all();
 	dlock_detach();
 }
 
