@@ -572,9 +572,6 @@ typedef struct DlockContention
 	uint32		hashes[DLOCK_CONTENDED_NAMES];
 	uint64		weights[DLOCK_CONTENDED_NAMES];
 	int16		next[DLOCK_CONTENDED_NAMES];	/* in its bucket; -1: none */
-	int16		places[DLOCK_CONTENDED_NAMES];	/* in the heap */
-
-	int16		heap[DLOCK_CONTENDED_NAMES];	/* least weight first */
 	dsa_pointer chunks[DLOCK_CONTENDED_NAMES / DLOCK_CONTENDED_CHUNK];
 } DlockContention;
 
