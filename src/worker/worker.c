@@ -264,6 +264,8 @@ learn(void)
 static void
 begin_failed(int code)
 {
+	/* a session may have loaded, so there may be a journal by now */
+	pqsignal(SIGTERM, leave);
 	dlock_load_failed(my_space);
 	dlock_journal_fail(my_space, code);
 }
