@@ -85,7 +85,6 @@ OBJS = \
 	src/shared/quorum.o \
 	src/shared/record.o \
 	src/shared/report.o \
-	src/shared/restore.o \
 	src/shared/shmem.o \
 	src/shared/space.o \
 	src/shared/ticket.o \

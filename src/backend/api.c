@@ -234,7 +234,7 @@ dlock_release(PG_FUNCTION_ARGS)
 	{
 		text	   *name = dlock_get_varlena(fcinfo, 0);
 
-		dlock_worker_look(known);
+		dlock_worker_look(known, false);
 		if (likely(dlock_session_release_latest(known, VARDATA_ANY(name),
 												VARSIZE_ANY_EXHDR(name),
 												&released)))

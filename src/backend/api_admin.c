@@ -7,7 +7,6 @@
  */
 #include "postgres.h"
 
-
 #include "backend/api.h"
 
 /* (name, slots) */
@@ -134,11 +133,12 @@ dlock_force_close(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = dlock_begin_lease_change();
 	NameData	role;
+	bool		was_open;
 	int64		count;
 
 	dlock_need(fcinfo, 0, "lease");
 	(void) dlock_lease_is_other(space, PG_GETARG_INT64(0), &role);
-	count = dlock_lease_force(space, PG_GETARG_INT64(0));
+	count = dlock_lease_force(space, PG_GETARG_INT64(0), &was_open);
 	if (count < 0)
 		PG_RETURN_NULL();
 	dlock_log_forced_close(PG_GETARG_INT64(0), NameStr(role), count);
@@ -221,6 +221,5 @@ dlock_stats_reset(PG_FUNCTION_ARGS)
 	DlockSpace *space = dlock_begin_change();
 
 	dlock_reset_counters(space);
-	dlock_contention_reset(space);
 	PG_RETURN_VOID();
 }

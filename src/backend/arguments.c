@@ -50,7 +50,7 @@ dlock_begin_call(void)
 	if (unlikely(!dlock_session_attached))
 		dlock_session_attach();
 	space = dlock_current_space();
-	dlock_worker_look(space);
+	dlock_worker_look(space, false);
 	return space;
 }
 

@@ -84,7 +84,7 @@ is_there(const Change *change)
 	if (change->ticket == NULL)
 		return dlock_lease_is_open(change->lease);
 	dlock_wait_check_space(change->space, &change->ticket->key);
-	return !dlock_state_has_ended(dlock_state_of(change->ticket)) &&
+	return !dlock_state_has_ended(dlock_state_of(&change->ticket->ticket)) &&
 		dlock_lease_ticket_is_live(change->ticket);
 }
 

@@ -124,7 +124,7 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 		}
 		if (!dlock_worker_wake(space))
 			raise_no_worker("No background worker slot is free, and leases need a worker.");
-		if (pg_atomic_read_u32(&space->worker) != 0)
+		if (dlock_office_holder(space, DLOCK_WORKER) >= 0)
 			alone = 0;
 		else if (++alone > MAX_RETRIES)
 			raise_no_worker("It was asked for several times, and has not come.");

@@ -12,6 +12,7 @@
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
+#include "utils/builtins.h"
 
 #include "backend/inner.h"
 
@@ -41,10 +42,17 @@ dlock_describe_caller(void)
 bool
 dlock_lease_is_other(DlockSpace *space, int64 number, NameData *role)
 {
-	Oid			owner;
+	int			before = dlock_record_begin_uses();
+	DlockLease *lease;
+	DlockLeaseTicket *ticket;
+	bool		is_other;
 
-	return dlock_lease_role_find(space, number, &owner, role) &&
-		!is_member_of_role_nosuper(GetUserId(), owner);
+	dlock_id_find(space, number, &lease, &ticket);
+	if (lease)
+		namestrcpy(role, dlock_lease_role_name(lease));
+	is_other = lease && !is_member_of_role_nosuper(GetUserId(), lease->role);
+	dlock_record_end_uses(before);
+	return is_other;
 }
 
 void

@@ -592,7 +592,7 @@ make_graph(DlockSpace *space)
 	graph->heavy_place = make_index(dlock_control->num_backends);
 	graph->blocked_on = pg_atomic_read_u64(&space->blocked_on);
 	graph->worker = graph->blocked_on == 0 ? -1 :
-		(int) pg_atomic_read_u32(&space->worker) - 1;
+		dlock_office_holder(space, DLOCK_WORKER);
 	if (graph->worker >= 0)
 	{
 		graph->worker_pid = GetPGProcByNumber(graph->worker)->pid;
@@ -651,7 +651,7 @@ static void
 take_places(DlockGraph *graph, int l, DlockSpace *space)
 {
 	DlockGraphLock *lock = &graph->locks[l];
-	uint32		worker = pg_atomic_read_u32(&space->worker);
+	int			worker = dlock_office_holder(space, DLOCK_WORKER);
 	int			first = lock->holders;
 	bool		is_held = false;
 
@@ -671,7 +671,7 @@ take_places(DlockGraph *graph, int l, DlockSpace *space)
 	}
 	while (first < lock->count && !lock->places[first].counts)
 		first++;
-	if (is_held || worker == 0 || first == 0 || first == lock->count ||
+	if (is_held || worker < 0 || first == 0 || first == lock->count ||
 		(lock->places[first].modes == LOCKBIT_ON(DLOCK_SLOTS) &&
 		 lock->places[first].permits > lock->places[first].slots))
 		return;
@@ -679,8 +679,8 @@ take_places(DlockGraph *graph, int l, DlockSpace *space)
 	lock->places[0].granted = true;
 	lock->places[0].modes = LOCKBIT_ON(DLOCK_EXCLUSIVE);
 	lock->holders = Max(lock->holders, 1);
-	take_place(graph, find_vertex(graph, worker - 1,
-								  GetPGProcByNumber(worker - 1)->pid), l, 0);
+	take_place(graph, find_vertex(graph, worker,
+								  GetPGProcByNumber(worker)->pid), l, 0);
 }
 
 /* Enter all places of a heavyweight lock, also those in its queue. */

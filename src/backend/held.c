@@ -344,7 +344,7 @@ void
 dlock_held_settle(DlockHeld *held)
 {
 	if (held->session_depth == 0 && held->xact_depth == 0)
-		(void) dlock_queue_leave(&held->name->key, held->ticket, held->lock);
+		dlock_queue_leave(&held->name->key, held->ticket, held->lock);
 	if (is_forgettable(held))
 		dlock_held_forget(held);
 	else if (dlock_held_is_gone(held))

@@ -43,7 +43,6 @@ extern bool dlock_session_check(DlockSpace *space, const DlockKey *key,
 								int64 number);
 
 /* request.c */
-extern void dlock_request_check_memory(DlockSpace *space, Oid role);
 extern bool dlock_request_wait_for_load(DlockSpace *space,
 										DlockRequest *request,
 										DlockOutcome *outcome);

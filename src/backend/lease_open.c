@@ -31,15 +31,10 @@ static void
 withdraw_lease(int code, Datum arg)
 {
 	DlockLease *lease = (DlockLease *) DatumGetPointer(arg);
-	DlockSpace *space = dlock_space_at(lease->space);
 
 	LWLockReleaseAll();
 	ConditionVariableCancelSleep();
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	dlock_lease_be_over(lease, true);
-	LWLockRelease(&space->lease_lock);
-	dlock_lease_end(space, lease, 0);
-	(void) dlock_lease_settle(space, &lease->record);
+	dlock_lease_withdraw(lease);
 }
 
 /* Look at the next attached lease in turn, and forget it if it is over. */
@@ -98,10 +93,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 		attach_to_session(lease);
 	}
 	lease->number = draw_number(space);
-	dlock_lease_begin_change(space);
-	dlock_lease_start(space, lease, false);
-	dlock_journal_mark(space, &lease->record);
-	dlock_lease_end_change(space, lease);
+	dlock_lease_enter(lease);
 
 	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
 	{

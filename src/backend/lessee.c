@@ -87,7 +87,7 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 {
 	PG_TRY();
 	{
-		dlock_lease_ticket_publish(ticket);
+		dlock_id_insert(&ticket->record);
 		if (!dlock_queue_adopt(ticket))
 		{
 			if (ticket->heir || dlock_held_is_gone(held))
@@ -234,7 +234,7 @@ check_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 	DlockState	state;
 
 	dlock_wait_check_space(space, &ticket->key);
-	state = dlock_state_of(ticket);
+	state = dlock_state_of(&ticket->ticket);
 	if ((state == DLOCK_GRANTED || (state == DLOCK_WAITING && !granted)) &&
 		dlock_lease_ticket_is_live(ticket))
 		return;
@@ -295,7 +295,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
 	/* also an existing ticket: it may only have been adopted now */
-	dlock_lease_ticket_publish(ticket);
+	dlock_id_insert(&ticket->record);
 	/* one more mark: for a redirection, or behind the first, to arm */
 	dlock_xact_prepare();
 	if (!created)

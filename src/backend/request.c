@@ -26,19 +26,6 @@ dlock_request_check_upgrade(const DlockRequest *request,
 				 errhint("Release the shared hold first.")));
 }
 
-/*
- * Raise 53200 if there is no memory for a role's next lock, lease or ticket,
- * even after the removal of name spaces without users.
- */
-void
-dlock_request_check_memory(DlockSpace *space, Oid role)
-{
-	if (likely(dlock_memory_suffices(role)))
-		return;
-	dlock_remove_all_unused_spaces(&space->key);
-	dlock_check_memory(role);
-}
-
 /* The rest of a timeout that began at "start" */
 DlockTimeout
 dlock_request_time_left(DlockTimeout timeout, uint64 start)

@@ -40,7 +40,7 @@ dlock_session_attach(void)
 	{
 		/* first, as an interrupt may come once it is attached */
 		attached_here = true;
-		dlock_attach();
+		dlock_attach(false);
 	}
 	dlock_session_attached = true;
 }
@@ -63,8 +63,7 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 	dlock_held_prepare(&request->key);
 	if (request->scope == DLOCK_TRANSACTION)
 		dlock_xact_prepare();
-	if (unlikely(!dlock_ticket_is_spare(request, role) ||
-				 !dlock_lock_is_spare(&request->key, role)))
+	if (unlikely(!dlock_spares_fit(request, role)))
 		dlock_request_check_memory(space, role);
 	ticket = dlock_ticket_make(space, request, role);
 	while (joined = dlock_queue_join(space, request, ticket, nowait),
@@ -238,7 +237,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		confirm_grant(space, held);
 		dlock_request_check_memory(space, dlock_request_role(request));
 		announcement = dlock_announcement_make(space, request);
-		dlock_announcement_set(held->ticket, announcement);
+		dlock_announcement_replace(held->ticket, announcement, false);
 		/* a waiter that comes after this finds the new one */
 		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED |
 								 (held->ticket->wanted ? DLOCK_EVENT_WANTED : 0));
@@ -446,7 +445,7 @@ give_back_tickets(void)
 		dlist_node *node = dlist_pop_head_node(&dlock_held_tickets);
 		DlockHeld  *held = dlist_container(DlockHeld, by_age, node);
 
-		(void) dlock_queue_leave(&held->name->key, held->ticket, held->lock);
+		dlock_queue_leave(&held->name->key, held->ticket, held->lock);
 		dlock_held_free_ticket(held->ticket);
 	}
 }
@@ -461,12 +460,8 @@ leave(void)
 	dlock_session_unwatch_all();
 	dlock_lease_detach_all();
 	dlock_record_end_uses(0);
-	dlock_ticket_free_spare();
-	dlock_lock_free_spare();
+	dlock_free_spares();
 	dlock_session_attached = false;
 	if (attached_here)
-	{
-		dlock_space_leave_all();
 		dlock_detach();
-	}
 }

@@ -10,7 +10,6 @@
 
 #include "catalog/pg_type.h"
 #include "funcapi.h"
-#include "storage/proc.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
@@ -41,13 +40,18 @@ dlock_counters(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* The worker's PID, or 0 */
-static int
-worker_pid(DlockSpace *space)
+/* Age of the oldest change in the journal, in microseconds; 0: it is empty */
+static int64
+journal_lag(DlockSpace *space)
 {
-	uint32		worker = pg_atomic_read_u32(&space->worker);
+	uint64		now = dlock_monotonic_now();
+	uint64		since = now;
 
-	return worker == 0 ? 0 : GetPGProcByNumber(worker - 1)->pid;
+	LWLockAcquire(&space->lease_lock, LW_SHARED);
+	if (DsaPointerIsValid(space->journal.head))
+		since = dlock_record_at(space->journal.head)->listed_at;
+	LWLockRelease(&space->lease_lock);
+	return since < now ? (int64) (now - since) : 0;
 }
 
 /* The current state; no row on a standby */
@@ -81,10 +85,10 @@ dlock_gauges(PG_FUNCTION_ARGS)
 	values[i++] =
 		Int64GetDatum((int64) pg_atomic_read_u64(&dlock_control->memory_used));
 	values[i++] = Int64GetDatum(dlock_memory_limit());
-	pid = worker_pid(space);
+	pid = dlock_office_pid(space, DLOCK_WORKER);
 	nulls[i] = pid == 0;
 	values[i++] = Int32GetDatum(pid);
-	values[i++] = dlock_interval_datum(dlock_journal_lag(space));
+	values[i++] = dlock_interval_datum(journal_lag(space));
 	values[i++] = TimestampTzGetDatum(counted_since);
 	Assert(i == lengthof(values));
 	/* the number of held locks tells of grants */
@@ -109,7 +113,7 @@ dlock_wait_counts(PG_FUNCTION_ARGS)
 	(void) dlock_sum_counters(space, sums);
 	for (int b = 0; b < DLOCK_WAIT_BUCKETS; b++)
 	{
-		int64		bound = dlock_wait_bound(b);
+		int64		bound = dlock_wait_bounds[b];
 		Datum		values[lengthof(types)];
 		bool		nulls[lengthof(types)] = {bound < 0, false};
 

@@ -99,7 +99,7 @@ dlock_space_to_show(void)
 		dlock_session_attach();
 	space = dlock_loaded_space();
 	/* leases may have run out */
-	dlock_worker_look(space);
+	dlock_worker_look(space, false);
 	return space;
 }
 
@@ -227,12 +227,11 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows, Common *common)
 static void
 show_all(ReturnSetInfo *rsinfo, DlockSpace *space, Common *common)
 {
-	DlockRowScan scan;
+	DlockRowScan scan = {.space = space};
 	MemoryContext rows_context;
 	MemoryContext old_context;
 	const DlockRow *rows;
 
-	dlock_queue_rows_begin(&scan, space);
 	rows_context = AllocSetContextCreate(CurrentMemoryContext, "dlock rows",
 										 ALLOCSET_DEFAULT_SIZES);
 	old_context = MemoryContextSwitchTo(rows_context);
@@ -313,6 +312,19 @@ typedef struct LeaseRows
 	bool		complete;
 } LeaseRows;
 
+/* Called with the lease lock, as copy_lease() */
+static TimestampTz
+opened_at(const DlockLease *lease)
+{
+	DlockLeaseTicket *ticket;
+
+	if (!lease->single)
+		return lease->opened_at;
+	ticket = dlock_lease_first_ticket(lease);
+	return ticket ? ticket->ticket.enqueued_at :
+		(TimestampTz) pg_atomic_read_u64((pg_atomic_uint64 *) &lease->renewed_at);
+}
+
 static bool
 copy_lease(DlockLease *lease, void *arg)
 {
@@ -335,9 +347,10 @@ copy_lease(DlockLease *lease, void *arg)
 	row->delay = lease->single ? 0 : lease->delay;
 	row->remaining = deadline == DLOCK_NO_DEADLINE ? -1 :
 		(int64) (Max(deadline, rows->now) - rows->now);
-	row->pid = dlock_lease_attached_pid(lease);
+	row->pid = !lease->single && lease->session != 0 &&
+		dlock_lease_is_attached(lease) ? lease->pid : 0;
 	row->role = lease->role;
-	row->opened_at = dlock_lease_opened_at(lease);
+	row->opened_at = opened_at(lease);
 	row->renewed_at = (TimestampTz) pg_atomic_read_u64(&lease->renewed_at);
 	row->has_info = info != NULL;
 	if (info)

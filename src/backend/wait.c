@@ -216,7 +216,7 @@ look_around(const DlockRequest *request, const DlockTicket *ticket)
 	if (interrupted)
 		ProcessInterrupts();
 	dlock_wait_check_space(space, &request->key);
-	dlock_worker_expect(space);
+	dlock_worker_look(space, true);
 	return !interrupted && messages == SharedInvalidMessageCounter &&
 		dlock_known_space() == space;
 }
@@ -422,7 +422,7 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	announce_wait(request, ticket->number);
 	PG_TRY();
 	{
-		dlock_worker_expect(dlock_space_at(ticket->space));
+		dlock_worker_look(dlock_space_at(ticket->space), true);
 		compat_ps_suffix_set(&title, "waiting");
 		if (has_lock_timeout)
 			enable_timeout_after(LOCK_TIMEOUT, LockTimeout);

@@ -230,10 +230,9 @@ end_mark_of_lease(const Mark *mark, bool is_commit)
 	Assert(!mark->pinned);
 	if (is_commit && mark->kind == MARK_RELEASE)
 		(void) dlock_queue_end(mark->of_lease, 0);
-	if (is_commit && mark->kind == MARK_ARM)
-		dlock_announcement_arm(&mark->of_lease->ticket, mark->claim);
-	else if (mark->claim != 0)
-		dlock_announcement_unclaim(&mark->of_lease->ticket, mark->claim);
+	if (mark->claim != 0)
+		dlock_announcement_end_claim(&mark->of_lease->ticket, mark->claim,
+									 is_commit && mark->kind == MARK_ARM);
 	if (is_undone(mark))
 		dlock_lease_ticket_withdraw(mark->of_lease);
 	if (mark->kind == MARK_REDIRECTED)
@@ -303,10 +302,10 @@ end_mark(int number)
 			break;
 		case MARK_ARM:
 			if (!is_commit)
-				dlock_announcement_unclaim(held->ticket, mark.claim);
+				dlock_announcement_end_claim(held->ticket, mark.claim, false);
 			/* not if the session has released it since */
 			else if (held->session_depth > 0)
-				dlock_announcement_arm(held->ticket, mark.claim);
+				dlock_announcement_end_claim(held->ticket, mark.claim, true);
 			break;
 	}
 	dlock_held_settle(held);

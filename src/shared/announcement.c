@@ -119,8 +119,8 @@ dlock_announcement_count(DlockTicket *ticket)
 }
 
 /* Free an announcement that has no ticket and is in no outbox. */
-static void
-release(DlockSpace *space, DlockAnnouncement *announcement)
+void
+dlock_announcement_release(DlockSpace *space, DlockAnnouncement *announcement)
 {
 	bool		counted = announcement->counted;
 
@@ -131,11 +131,12 @@ release(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * Exchange a ticket's announcement.  With "keep", an old one in the outbox is
- * still sent; the sender frees it.
+ * Exchange a ticket's announcement, or free it.  With "keep", an old one in
+ * the outbox is still sent; the sender frees it.  Raises nothing.
  */
-static void
-replace(DlockTicket *ticket, dsa_pointer announcement, bool keep)
+void
+dlock_announcement_replace(DlockTicket *ticket, dsa_pointer announcement,
+						   bool keep)
 {
 	DlockSpace *space = space_of(ticket);
 	DlockAnnouncement *before = NULL;
@@ -150,16 +151,11 @@ replace(DlockTicket *ticket, dsa_pointer announcement, bool keep)
 			unpost(space, before);
 	}
 	ticket->announcement = announcement;
+	if (DsaPointerIsValid(announcement))
+		dlock_announcement_count(ticket);
 	LWLockRelease(&space->outbox_lock);
 	if (before && !orphaned)
-		release(space, before);
-}
-
-/* Free a ticket's announcement, sent or not.  Raises nothing. */
-void
-dlock_announcement_free(DlockTicket *ticket)
-{
-	replace(ticket, InvalidDsaPointer, false);
+		dlock_announcement_release(space, before);
 }
 
 /*
@@ -182,34 +178,7 @@ dlock_announcement_orphan(DlockTicket *ticket)
 	}
 	LWLockRelease(&space->outbox_lock);
 	if (!unarmed)
-		replace(ticket, InvalidDsaPointer, true);
-}
-
-void
-dlock_announcement_set(DlockTicket *ticket, dsa_pointer announcement)
-{
-	DlockAnnouncement *made = dlock_address(announcement);
-
-	made->counted = true;
-	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
-	replace(ticket, announcement, false);
-}
-
-/* Announce to another channel; events of the old one are still sent. */
-void
-dlock_announcement_redirect(DlockTicket *ticket, dsa_pointer announcement)
-{
-	DlockAnnouncement *made = dlock_address(announcement);
-
-	made->counted = true;
-	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
-	replace(ticket, announcement, true);
-}
-
-void
-dlock_announcement_discard(DlockSpace *space, dsa_pointer announcement)
-{
-	release(space, dlock_address(announcement));
+		dlock_announcement_replace(ticket, InvalidDsaPointer, true);
 }
 
 /* Empty the outbox of an unused space.  All its tickets are gone. */
@@ -222,7 +191,7 @@ dlock_announcement_purge(DlockSpace *space)
 		DlockAnnouncement *orphan = dlock_address(space->outbox.head);
 
 		unpost(space, orphan);
-		release(space, orphan);
+		dlock_announcement_release(space, orphan);
 	}
 	LWLockRelease(&space->outbox_lock);
 }
@@ -289,9 +258,12 @@ claimed(DlockTicket *ticket, uint64 claim)
 		(claim == 0 || announcement->claim == claim) ? announcement : NULL;
 }
 
-/* The transaction with this claim has committed; its LISTEN is in effect. */
+/*
+ * The (sub)transaction with this claim has committed, so its LISTEN is in
+ * effect; or it was rolled back.
+ */
 void
-dlock_announcement_arm(DlockTicket *ticket, uint64 claim)
+dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 {
 	DlockSpace *space = space_of(ticket);
 	DlockAnnouncement *announcement;
@@ -299,29 +271,17 @@ dlock_announcement_arm(DlockTicket *ticket, uint64 claim)
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	announcement = claimed(ticket, claim);
-	if (announcement)
+	if (announcement && committed)
 	{
 		arm(ticket, announcement);
 		posted = announcement->in_outbox;
 	}
+	else if (announcement)
+		announcement->armer = 0;
 	LWLockRelease(&space->outbox_lock);
 	/* the worker, too: it must be there while announcements are */
 	if (posted)
 		(void) dlock_worker_wake(space);
-}
-
-/* The (sub)transaction with this claim was rolled back. */
-void
-dlock_announcement_unclaim(DlockTicket *ticket, uint64 claim)
-{
-	DlockSpace *space = space_of(ticket);
-	DlockAnnouncement *announcement;
-
-	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	announcement = claimed(ticket, claim);
-	if (announcement)
-		announcement->armer = 0;
-	LWLockRelease(&space->outbox_lock);
 }
 
 /* Claim an announcement that a rollback has left silent; 0: it has none. */
@@ -423,7 +383,7 @@ dlock_outbox_clear(DlockSpace *space)
 			continue;
 		unpost(space, announcement);
 		if (announcement->orphaned)
-			release(space, announcement);
+			dlock_announcement_release(space, announcement);
 	}
 	LWLockRelease(&space->outbox_lock);
 }

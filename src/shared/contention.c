@@ -14,9 +14,9 @@
  * What is shown is counted apart from the weight, since the name came, and so
  * is never too great.
  *
- * Entries are found by a keyed hash, the least one by a heap, so an update
- * takes a bounded time.  The sketch's lock protects all; nothing is allocated
- * under it.
+ * Entries are found by a keyed hash, and only a name that replaces another one
+ * looks through all weights, which takes about a microsecond.  The sketch's
+ * lock protects all; nothing is allocated under it.
  *
  *-------------------------------------------------------------------------
  */
@@ -157,56 +157,6 @@ dlock_contention_free(DlockSpace *space)
 	pg_atomic_write_u64(&space->contention, InvalidDsaPointer);
 }
 
-/* Heap */
-
-static void
-put(DlockContention *sketch, int place, int e)
-{
-	sketch->heap[place] = e;
-	sketch->places[e] = place;
-}
-
-/* An entry's weight has grown. */
-static void
-sift_down(DlockContention *sketch, int e)
-{
-	int			place = sketch->places[e];
-	int			child;
-
-	while ((child = 2 * place + 1) < sketch->count)
-	{
-		if (child + 1 < sketch->count &&
-			sketch->weights[sketch->heap[child + 1]] <
-			sketch->weights[sketch->heap[child]])
-			child++;
-		if (sketch->weights[e] <= sketch->weights[sketch->heap[child]])
-			break;
-		put(sketch, place, sketch->heap[child]);
-		place = child;
-	}
-	put(sketch, place, e);
-}
-
-/* An entry was added at the last place. */
-static void
-sift_up(DlockContention *sketch, int e)
-{
-	int			place = sketch->places[e];
-
-	while (place > 0)
-	{
-		int			parent = (place - 1) / 2;
-
-		if (sketch->weights[sketch->heap[parent]] <= sketch->weights[e])
-			break;
-		put(sketch, place, sketch->heap[parent]);
-		place = parent;
-	}
-	put(sketch, place, e);
-}
-
-/* Entries */
-
 static int16 *
 bucket_of(DlockContention *sketch, uint32 hash)
 {
@@ -258,6 +208,19 @@ displace(DlockContention *sketch, int e)
 	*link = sketch->next[e];
 }
 
+static int
+find_least(const DlockContention *sketch)
+{
+	int			least = 0;
+
+	for (int e = 1; e < sketch->count; e++)
+	{
+		if (sketch->weights[e] < sketch->weights[least])
+			least = e;
+	}
+	return least;
+}
+
 /*
  * Give an entry to a name, if need be the least one; NULL if there is no chunk
  * at all. *e is its number.
@@ -269,16 +232,17 @@ take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 
 	if (sketch->room == 0)
 		return NULL;
-	*e = sketch->count < sketch->room ? sketch->count : sketch->heap[0];
-	entry = entry_at(sketch, *e);
-	if (*e == sketch->count)
+	if (sketch->count < sketch->room)
 	{
+		*e = sketch->count++;
 		sketch->weights[*e] = 0;
-		put(sketch, sketch->count++, *e);
-		sift_up(sketch, *e);
 	}
 	else
+	{
+		*e = find_least(sketch);
 		displace(sketch, *e);
+	}
+	entry = entry_at(sketch, *e);
 	enter(sketch, *e, entry, key);
 	return entry;
 }
@@ -308,7 +272,6 @@ dlock_contention_wait(DlockSpace *space, const DlockKey *key, uint64 waited,
 		entry->max_queue = Max(entry->max_queue, queue_length);
 		entry->last_wait_at = now;
 		sketch->weights[e] += waited;
-		sift_down(sketch, e);
 	}
 	LWLockRelease(&sketch->lock);
 }

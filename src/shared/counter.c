@@ -17,8 +17,8 @@
 
 #include "shared/inner.h"
 
-/* Upper bounds of the buckets of waits, in microseconds; the last has none */
-static const int64 wait_bounds[] = {
+/* Upper bounds of the buckets of waits, in microseconds; -1: none */
+const int64 dlock_wait_bounds[] = {
 	INT64CONST(100), INT64CONST(250), INT64CONST(500),
 	INT64CONST(1000), INT64CONST(2500), INT64CONST(5000),
 	INT64CONST(10000), INT64CONST(25000), INT64CONST(50000),
@@ -26,11 +26,11 @@ static const int64 wait_bounds[] = {
 	INT64CONST(1000000), INT64CONST(2500000), INT64CONST(5000000),
 	INT64CONST(10000000), INT64CONST(30000000), INT64CONST(60000000),
 	INT64CONST(300000000), INT64CONST(600000000), INT64CONST(1800000000),
-	INT64CONST(3600000000)
+	INT64CONST(3600000000), -1
 };
 
-StaticAssertDecl(lengthof(wait_bounds) + 1 == DLOCK_WAIT_BUCKETS,
-				 "wait_bounds must match DLOCK_WAIT_BUCKETS");
+StaticAssertDecl(lengthof(dlock_wait_bounds) == DLOCK_WAIT_BUCKETS,
+				 "dlock_wait_bounds must match DLOCK_WAIT_BUCKETS");
 
 /* As dlock_count_ticket(), if this backend counts for another space */
 void
@@ -41,20 +41,13 @@ dlock_count_elsewhere(const DlockTicket *ticket, DlockCounter counter,
 							amount);
 }
 
-/* In microseconds; -1: the last one has none */
-int64
-dlock_wait_bound(int bucket)
-{
-	return bucket < (int) lengthof(wait_bounds) ? wait_bounds[bucket] : -1;
-}
-
 void
 dlock_count_wait(uint64 waited)
 {
 	int			bucket = 0;
 
-	while (bucket < (int) lengthof(wait_bounds) &&
-		   waited > (uint64) wait_bounds[bucket])
+	/* the last one is the greatest as an unsigned number */
+	while (waited > (uint64) dlock_wait_bounds[bucket])
 		bucket++;
 	dlock_count(DLOCK_COUNT_WAIT_US, waited);
 	dlock_count(DLOCK_COUNT_WAITS + bucket, 1);
@@ -127,7 +120,7 @@ dlock_sum_counters(DlockSpace *space, uint64 *sums)
 	return since;
 }
 
-/* Count anew.  Tickets held now still count as held. */
+/* Count anew, and names that are waited for.  Held tickets still count. */
 void
 dlock_reset_counters(DlockSpace *space)
 {
@@ -136,4 +129,5 @@ dlock_reset_counters(DlockSpace *space)
 	space->counted_before[DLOCK_COUNT_HELD] = 0;
 	space->counted_since = GetCurrentTimestamp();
 	LWLockRelease(&space->counts_lock);
+	dlock_contention_reset(space);
 }

@@ -21,9 +21,9 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* Valid once dlock_id_tables_attach() has returned */
-static DlockIdPartition *numbers = NULL;
-static DlockIdPartition *requests = NULL;
+/* By number, and by request; valid once dlock_attach() has returned */
+DlockIdPartition *dlock_ids = NULL;
+DlockIdPartition *dlock_requests = NULL;
 
 /* The memory must be zero, and no other process can know it yet. */
 void
@@ -34,13 +34,6 @@ dlock_id_table_init(DlockIdPartition *partitions, int tranche)
 		LWLockInitialize(&partitions[i].lock, tranche);
 		dlock_buckets_init(&partitions[i].buckets);
 	}
-}
-
-void
-dlock_id_tables_attach(DlockIdPartition *ids, DlockIdPartition *by_request)
-{
-	numbers = ids;
-	requests = by_request;
 }
 
 /* The partition of a hash; the last bits of the hash choose the bucket */
@@ -137,7 +130,7 @@ void
 dlock_ids_reserve(uint64 more)
 {
 	for (int p = 0; p < DLOCK_ID_PARTITIONS; p++)
-		dlock_buckets_reserve(&numbers[p].buckets, &numbers[p].lock,
+		dlock_buckets_reserve(&dlock_ids[p].buckets, &dlock_ids[p].lock,
 							  more / DLOCK_ID_PARTITIONS, next_number);
 }
 
@@ -152,14 +145,14 @@ dlock_id_insert(DlockRecord *record)
 {
 	int			p = partition_of(hash_number(number_of(record)));
 
-	prepare(&numbers[p]);
-	LWLockAcquire(&numbers[p].lock, LW_EXCLUSIVE);
+	prepare(&dlock_ids[p]);
+	LWLockAcquire(&dlock_ids[p].lock, LW_EXCLUSIVE);
 	if (!record->in_ids && !record->finished)
 	{
-		insert(&numbers[p], dlock_record_self(record), next_number);
+		insert(&dlock_ids[p], dlock_record_self(record), next_number);
 		record->in_ids = true;
 	}
-	LWLockRelease(&numbers[p].lock);
+	LWLockRelease(&dlock_ids[p].lock);
 }
 
 /* The record need not be in the table. */
@@ -168,11 +161,11 @@ dlock_id_delete(DlockRecord *record)
 {
 	int			p = partition_of(hash_number(number_of(record)));
 
-	LWLockAcquire(&numbers[p].lock, LW_EXCLUSIVE);
+	LWLockAcquire(&dlock_ids[p].lock, LW_EXCLUSIVE);
 	if (record->in_ids)
-		delete(&numbers[p], dlock_record_self(record), next_number);
+		delete(&dlock_ids[p], dlock_record_self(record), next_number);
 	record->in_ids = false;
-	LWLockRelease(&numbers[p].lock);
+	LWLockRelease(&dlock_ids[p].lock);
 }
 
 /* The record with this number, referred to; or NULL */
@@ -184,8 +177,8 @@ dlock_id_look_up(DlockSpace *space, int64 number)
 	DlockRecord *found = NULL;
 	dsa_pointer next;
 
-	LWLockAcquire(&numbers[p].lock, LW_SHARED);
-	next = *dlock_bucket_of(&numbers[p].buckets, hash);
+	LWLockAcquire(&dlock_ids[p].lock, LW_SHARED);
+	next = *dlock_bucket_of(&dlock_ids[p].buckets, hash);
 	while (DsaPointerIsValid(next) && found == NULL)
 	{
 		DlockRecord *record = dlock_address(next);
@@ -196,7 +189,7 @@ dlock_id_look_up(DlockSpace *space, int64 number)
 	}
 	if (found)
 		dlock_record_ref(found);
-	LWLockRelease(&numbers[p].lock);
+	LWLockRelease(&dlock_ids[p].lock);
 	return found;
 }
 
@@ -215,11 +208,11 @@ dlock_request_insert(DlockLeaseTicket *ticket)
 {
 	int			p = partition_of(ticket->request);
 
-	prepare(&requests[p]);
-	LWLockAcquire(&requests[p].lock, LW_EXCLUSIVE);
-	insert(&requests[p], ticket->ticket.self, next_request);
+	prepare(&dlock_requests[p]);
+	LWLockAcquire(&dlock_requests[p].lock, LW_EXCLUSIVE);
+	insert(&dlock_requests[p], ticket->ticket.self, next_request);
 	ticket->in_requests = true;
-	LWLockRelease(&requests[p].lock);
+	LWLockRelease(&dlock_requests[p].lock);
 }
 
 /* Called as the ticket's memory is freed.  Raises nothing. */
@@ -230,10 +223,10 @@ dlock_request_delete(DlockLeaseTicket *ticket)
 
 	if (!ticket->in_requests)
 		return;
-	LWLockAcquire(&requests[p].lock, LW_EXCLUSIVE);
-	delete(&requests[p], ticket->ticket.self, next_request);
+	LWLockAcquire(&dlock_requests[p].lock, LW_EXCLUSIVE);
+	delete(&dlock_requests[p], ticket->ticket.self, next_request);
 	ticket->in_requests = false;
-	LWLockRelease(&requests[p].lock);
+	LWLockRelease(&dlock_requests[p].lock);
 }
 
 /*
@@ -249,8 +242,8 @@ dlock_request_find(const DlockLeaseTicket *wanted,
 	DlockLeaseTicket *found = NULL;
 	dsa_pointer next;
 
-	LWLockAcquire(&requests[p].lock, LW_SHARED);
-	next = *dlock_bucket_of(&requests[p].buckets, wanted->request);
+	LWLockAcquire(&dlock_requests[p].lock, LW_SHARED);
+	next = *dlock_bucket_of(&dlock_requests[p].buckets, wanted->request);
 	while (DsaPointerIsValid(next) && found == NULL)
 	{
 		DlockLeaseTicket *ticket = dlock_address(next);
@@ -261,6 +254,6 @@ dlock_request_find(const DlockLeaseTicket *wanted,
 	}
 	if (found)
 		dlock_record_ref(&found->record);
-	LWLockRelease(&requests[p].lock);
+	LWLockRelease(&dlock_requests[p].lock);
 	return found;
 }

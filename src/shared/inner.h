@@ -12,6 +12,56 @@
 
 #include "shared/shared.h"
 
+/* Lists.  The lock of a list's owner protects the list and its links. */
+
+static inline void
+dlock_list_init(DlockList *list)
+{
+	list->head = list->tail = InvalidDsaPointer;
+	list->length = 0;
+}
+
+static inline void
+dlock_list_append(DlockList *list, DlockLink *link, dsa_pointer self)
+{
+	link->prev = list->tail;
+	link->next = InvalidDsaPointer;
+	if (DsaPointerIsValid(list->tail))
+		dlock_link_at(list->tail)->next = self;
+	else
+		list->head = self;
+	list->tail = self;
+	list->length++;
+}
+
+static inline void
+dlock_list_prepend(DlockList *list, DlockLink *link, dsa_pointer self)
+{
+	link->prev = InvalidDsaPointer;
+	link->next = list->head;
+	if (DsaPointerIsValid(list->head))
+		dlock_link_at(list->head)->prev = self;
+	else
+		list->tail = self;
+	list->head = self;
+	list->length++;
+}
+
+static inline void
+dlock_list_remove(DlockList *list, DlockLink *link)
+{
+	if (DsaPointerIsValid(link->prev))
+		dlock_link_at(link->prev)->next = link->next;
+	else
+		list->head = link->next;
+	if (DsaPointerIsValid(link->next))
+		dlock_link_at(link->next)->prev = link->prev;
+	else
+		list->tail = link->prev;
+	link->prev = link->next = InvalidDsaPointer;
+	list->length--;
+}
+
 /* memory.c */
 #define DLOCK_HINT_FULL \
 	"Release locks that are not needed, or increase dlock.max_memory and restart the server."
@@ -25,6 +75,8 @@ extern void *dlock_table_insert(dshash_table *table, const void *key,
 extern dsa_pointer dlock_allocate_uncounted(Size size);
 
 /* account.c */
+extern bool dlock_memory_suffices(Oid role);
+extern void dlock_check_memory(Oid role);
 extern bool dlock_memory_to_spare(bool has_some);
 extern dsa_pointer dlock_allocate(Oid role, Size size);
 extern dsa_pointer dlock_allocate_if_free(Oid role, Size size);
@@ -33,6 +85,15 @@ extern void dlock_pass_memory(Oid from, Oid to, Size size);
 extern void dlock_close_accounts(void);
 
 /* lock_table.c */
+extern DlockPartition *dlock_lock_partitions;
+
+static inline DlockPartition *
+dlock_lock_partition(const DlockKey *key)
+{
+	/* the bucket is in the last bits */
+	return &dlock_lock_partitions[key->hash >> (32 - DLOCK_PARTITION_BITS)];
+}
+
 /* Entries that a walk prefetches; a power of 2 */
 #define DLOCK_SCAN_AHEAD	32
 
@@ -54,6 +115,8 @@ typedef struct DlockLockScan
 	DlockLock  *ahead[DLOCK_SCAN_AHEAD];
 } DlockLockScan;
 
+extern bool dlock_lock_is_spare(const DlockKey *key, Oid role);
+extern void dlock_lock_free_spare(void);
 extern void dlock_lock_table_init(DlockPartition *partitions, int tranche);
 extern DlockLock *dlock_lock_find(const DlockKey *key);
 extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots,
@@ -70,10 +133,28 @@ extern DlockLock *dlock_lock_scan_next(DlockLockScan *scan);
 extern void dlock_lock_scan_remove(DlockLockScan *scan);
 extern void dlock_lock_scan_end(DlockLockScan *scan);
 
+/* shmem.c */
+extern void dlock_leave_slot(void);
+
 /* counter.c */
 extern void dlock_count_for(DlockSpace *space);
+extern void dlock_count_elsewhere(const DlockTicket *ticket,
+								  DlockCounter counter, int64 amount);
+
+/* Count for a ticket's space, which is in use. "amount" can be negative. */
+static inline void
+dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
+				   int64 amount)
+{
+	if (likely(pg_atomic_read_u64(&dlock_my_backend->space) == ticket->space))
+		dlock_count(counter, (uint64) amount);
+	else
+		dlock_count_elsewhere(ticket, counter, amount);
+}
+
 
 /* contention.c */
+extern void dlock_contention_reset(DlockSpace *space);
 extern void dlock_contention_free(DlockSpace *space);
 extern void dlock_contention_expiration(DlockSpace *space, const DlockKey *key,
 										bool is_waited_for);
@@ -82,13 +163,46 @@ extern void dlock_contention_expiration(DlockSpace *space, const DlockKey *key,
 extern void dlock_check_committed(DlockSpace *space);
 extern char *dlock_role_setting(Oid role, const char *name);
 
-/* ticket.c */
-extern uint64 dlock_first_unreserved(Oid database);
-
 /* purge.c */
 extern void dlock_remove_useless_space(const DlockSpaceKey *key);
 
 /* ticket.c */
+/*
+ * Change a ticket's state, after all other changes of the ticket and its
+ * links.  The owner reads the state without the lock, and frees a session's
+ * ticket once it is GONE.  Waiters for a lease's ticket read it, too.
+ */
+static inline void
+dlock_ticket_set_state(DlockTicket *ticket, DlockState state)
+{
+	if (state == DLOCK_ENDING && dlock_state_of(ticket) == DLOCK_GRANTED)
+		dlock_count_ticket(ticket, DLOCK_COUNT_HELD, -1);
+	pg_write_barrier();
+	pg_atomic_write_u32(&ticket->state, state);
+}
+
+/*
+ * Note that a ticket has waited for so many microseconds, and waits on.  Until
+ * the grant, granted_at is -(start + 2^61) by the monotonic clock.  That is
+ * below 0 even if the wait began before the machine was booted.
+ */
+static inline void
+dlock_ticket_begin_wait(DlockTicket *ticket, int64 waited)
+{
+	ticket->granted_at = waited - (int64) dlock_monotonic_now() -
+		(INT64CONST(1) << 61);
+}
+
+/* Microseconds waited; 0 if it does not wait, or its row says granted */
+static inline int64
+dlock_ticket_waited(const DlockTicket *ticket, uint64 now)
+{
+	if (ticket->granted_at >= 0)
+		return 0;
+	return Max((int64) now + (INT64CONST(1) << 61) + ticket->granted_at, 0);
+}
+
+extern uint64 dlock_first_unreserved(Oid database);
 extern void dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 							  DlockTicket *ticket);
 extern void dlock_ticket_release_texts(DlockTicket *ticket);
@@ -105,18 +219,57 @@ extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern void dlock_queue_purge(const DlockSpaceKey *space);
 
 /* record.c */
+static inline dsa_pointer
+dlock_record_self(DlockRecord *record)
+{
+	return record->is_lease ?
+		dlock_record_lease(record)->self + offsetof(DlockLease, record) :
+		dlock_record_ticket(record)->ticket.self +
+		offsetof(DlockLeaseTicket, record);
+}
+
 extern void dlock_record_init(DlockRecord *record, bool is_lease,
 							  bool is_single);
 extern void dlock_record_use(DlockRecord *record);
 extern void dlock_record_use_found(DlockRecord *record);
 
 /* id_table.c */
+extern DlockIdPartition *dlock_ids;
+extern DlockIdPartition *dlock_requests;
+
 extern void dlock_id_table_init(DlockIdPartition *partitions, int tranche);
-extern void dlock_id_tables_attach(DlockIdPartition *ids,
-								   DlockIdPartition *requests);
+
+/* lease.c */
+
+/*
+ * Begin to change leases and their tickets, with the lease lock (I9).  In
+ * builds with assertions, an error before the end is a PANIC.
+ */
+static inline void
+dlock_lease_begin_change(DlockSpace *space)
+{
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	COMPAT_NO_ERROR_BEGIN();
+}
+
+#ifdef COMPAT_CHECKS
+extern void dlock_check_lease(const DlockLease *lease);
+#else
+#define dlock_check_lease(lease)	((void) 0)
+#endif
+
+static inline void
+dlock_lease_end_change(DlockSpace *space, DlockLease *lease)
+{
+	dlock_check_lease(lease);
+	COMPAT_NO_ERROR_END();
+	LWLockRelease(&space->lease_lock);
+}
+
+extern void dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir);
+extern void dlock_lease_be_over(DlockLease *lease, bool always);
 
 /* lease_ticket.c */
-extern void dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket);
 extern bool dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket);
 extern DlockLeaseTicket *dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted);
 extern bool dlock_lease_ticket_adopt(DlockLeaseTicket *ticket,
@@ -132,26 +285,25 @@ extern bool dlock_lease_ticket_undelay(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_redirect(DlockLeaseTicket *ticket,
 										dsa_pointer announcement);
 extern void dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row);
-extern void dlock_lease_ticket_discard(DlockLeaseTicket *ticket);
 
 /* journal.c */
+extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);
 extern void dlock_journal_flush(XLogRecPtr removed);
 
 /* quorum.c */
 extern uint64 dlock_quorum_confirmed(DlockSpace *space, int durability);
 
 /* announcement.c */
-extern void dlock_announcement_redirect(DlockTicket *ticket,
-										dsa_pointer announcement);
-extern void dlock_announcement_discard(DlockSpace *space,
-									   dsa_pointer announcement);
+extern void dlock_announcement_release(DlockSpace *space,
+									   DlockAnnouncement *announcement);
 extern void dlock_announcement_count(DlockTicket *ticket);
-extern void dlock_announcement_free(DlockTicket *ticket);
 extern void dlock_announcement_orphan(DlockTicket *ticket);
 extern void dlock_announcement_purge(DlockSpace *space);
 extern void dlock_announcement_restored(DlockTicket *ticket, bool granted);
 
 /* watch.c */
+extern void dlock_watch_count_change(const DlockKey *key,
+									 DlockSpace **to_wake);
 extern void dlock_watch_purge(DlockSpace *space);
 
 /* launcher.c */

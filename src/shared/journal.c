@@ -44,20 +44,6 @@ dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 	record->marked++;
 }
 
-/* Age of the oldest change in the journal, in microseconds; 0: it is empty */
-int64
-dlock_journal_lag(DlockSpace *space)
-{
-	uint64		now = dlock_monotonic_now();
-	uint64		since = now;
-
-	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	if (DsaPointerIsValid(space->journal.head))
-		since = dlock_record_at(space->journal.head)->listed_at;
-	LWLockRelease(&space->lease_lock);
-	return since < now ? (int64) (now - since) : 0;
-}
-
 /* Remove a record from the journal.  The caller holds the lease lock. */
 void
 dlock_journal_unmark(DlockSpace *space, DlockRecord *record)

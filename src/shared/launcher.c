@@ -13,8 +13,6 @@
  */
 #include "postgres.h"
 
-#include <signal.h>
-
 #include "miscadmin.h"
 #include "postmaster/bgworker.h"
 #include "storage/latch.h"
@@ -34,24 +32,8 @@ static const struct
 	[DLOCK_VACUUM] = {"dlock vacuum", "dlock_vacuum_main"}
 };
 
-StaticAssertDecl(lengthof(kinds) == DLOCK_VACUUM + 1,
+StaticAssertDecl(lengthof(kinds) == DLOCK_NUM_OFFICES,
 				 "kinds must match DlockOffice");
-
-/* The proc number of the holder plus 1, or 0 */
-static pg_atomic_uint32 *
-holder(DlockSpace *space, DlockOffice office)
-{
-	return office == DLOCK_WORKER ? &space->worker :
-		office == DLOCK_SENDER ? &space->sender : &space->vacuum;
-}
-
-/* When a holder was last asked for */
-static pg_atomic_uint64 *
-asked_at(DlockSpace *space, DlockOffice office)
-{
-	return office == DLOCK_WORKER ? &space->worker_start :
-		office == DLOCK_SENDER ? &space->sender_start : &space->vacuum_start;
-}
 
 /* Become the holder of an office (I20); false if it has one. */
 bool
@@ -59,8 +41,8 @@ dlock_office_take(DlockSpace *space, DlockOffice office)
 {
 	uint32		nobody = 0;
 
-	return pg_atomic_compare_exchange_u32(holder(space, office), &nobody,
-										  compat_my_procno() + 1);
+	return pg_atomic_compare_exchange_u32(&space->offices[office].holder,
+										  &nobody, compat_my_procno() + 1);
 }
 
 /*
@@ -70,20 +52,12 @@ dlock_office_take(DlockSpace *space, DlockOffice office)
 bool
 dlock_office_leave(DlockSpace *space, DlockOffice office)
 {
-	uint32		me = compat_my_procno() + 1;
-
-	if (pg_atomic_read_u32(holder(space, office)) != me)
+	if (dlock_office_holder(space, office) != compat_my_procno())
 		return false;
 	/* first, so as not to erase the start of a successor */
-	pg_atomic_write_u64(asked_at(space, office), 0);
-	pg_atomic_exchange_u32(holder(space, office), 0);
+	pg_atomic_write_u64(&space->offices[office].asked_at, 0);
+	pg_atomic_exchange_u32(&space->offices[office].holder, 0);
 	return true;
-}
-
-bool
-dlock_office_is_held(DlockSpace *space, DlockOffice office)
-{
-	return pg_atomic_read_u32(holder(space, office)) != 0;
 }
 
 /*
@@ -94,11 +68,12 @@ bool
 dlock_office_start(DlockSpace *space, DlockOffice office)
 {
 	BackgroundWorker worker = {0};
-	uint64		last = pg_atomic_read_u64(asked_at(space, office));
+	pg_atomic_uint64 *asked_at = &space->offices[office].asked_at;
+	uint64		last = pg_atomic_read_u64(asked_at);
 	uint64		now = dlock_monotonic_now();	/* not before "last" */
 
 	if ((last != 0 && now - last < START_MS * 1000) ||
-		!pg_atomic_compare_exchange_u64(asked_at(space, office), &last, now))
+		!pg_atomic_compare_exchange_u64(asked_at, &last, now))
 		return true;
 
 	worker.bgw_flags = BGWORKER_SHMEM_ACCESS |
@@ -114,7 +89,7 @@ dlock_office_start(DlockSpace *space, DlockOffice office)
 	memcpy(worker.bgw_extra, &space->key, sizeof(DlockSpaceKey));
 	if (RegisterDynamicBackgroundWorker(&worker, NULL))
 		return true;
-	pg_atomic_write_u64(asked_at(space, office), 0);
+	pg_atomic_write_u64(asked_at, 0);
 	return false;
 }
 
@@ -122,22 +97,20 @@ dlock_office_start(DlockSpace *space, DlockOffice office)
 bool
 dlock_office_wake(DlockSpace *space, DlockOffice office)
 {
-	uint32		procno = pg_atomic_read_u32(holder(space, office));
+	int			procno = dlock_office_holder(space, office);
 
-	if (procno != 0)
-		SetLatch(&GetPGProcByNumber(procno - 1)->procLatch);
-	return procno != 0;
+	if (procno >= 0)
+		SetLatch(&GetPGProcByNumber(procno)->procLatch);
+	return procno >= 0;
 }
 
-/* Terminate the holder, if there is one. */
-void
-dlock_office_terminate(DlockSpace *space, DlockOffice office)
+/* The PID of the holder, or 0 */
+int
+dlock_office_pid(DlockSpace *space, DlockOffice office)
 {
-	uint32		procno = pg_atomic_read_u32(holder(space, office));
-	int			pid = procno != 0 ? GetPGProcByNumber(procno - 1)->pid : 0;
+	int			procno = dlock_office_holder(space, office);
 
-	if (pid != 0)
-		(void) kill(pid, SIGTERM);
+	return procno < 0 ? 0 : GetPGProcByNumber(procno)->pid;
 }
 
 /* False if no worker can be started.  Raises nothing, even at exit. */
@@ -182,43 +155,29 @@ dlock_worker_is_needed(DlockSpace *space)
 }
 
 /*
- * Does a session wait for a lock of this space, or watch one?  A session that
- * began to, and found the worker there, is seen after the worker has left its
- * office.
+ * Is another process of the space's database attached, or, with "waits", does
+ * one wait for a lock?  A session that began to, and found the worker there,
+ * is seen after the worker has left its office.
  */
 bool
-dlock_worker_is_awaited(DlockSpace *space)
+dlock_worker_has_company(DlockSpace *space, bool waits)
 {
-	if (pg_atomic_read_u32(&space->watches) > 0)
-		return true;
 	for (int i = 0; i < dlock_control->num_backends; i++)
 	{
 		DlockBackend *backend = &dlock_backends[i];
-		bool		waits;
+		bool		counts = true;
 
-		if (pg_atomic_read_u64(&backend->session) == 0 ||
+		if (backend == dlock_my_backend ||
+			pg_atomic_read_u64(&backend->session) == 0 ||
 			backend->database != space->key.database)
 			continue;
-		SpinLockAcquire(&backend->mutex);
-		waits = backend->wait_ticket != 0;
-		SpinLockRelease(&backend->mutex);
 		if (waits)
-			return true;
-	}
-	return false;
-}
-
-/* Is another process of the space's database attached? */
-bool
-dlock_worker_has_company(DlockSpace *space)
-{
-	for (int i = 0; i < dlock_control->num_backends; i++)
-	{
-		DlockBackend *backend = &dlock_backends[i];
-
-		if (backend != dlock_my_backend &&
-			pg_atomic_read_u64(&backend->session) != 0 &&
-			backend->database == space->key.database)
+		{
+			SpinLockAcquire(&backend->mutex);
+			counts = backend->wait_ticket != 0;
+			SpinLockRelease(&backend->mutex);
+		}
+		if (counts)
 			return true;
 	}
 	return false;
@@ -226,30 +185,21 @@ dlock_worker_has_company(DlockSpace *space)
 
 /*
  * For each call: ask for a worker if there is work that one has left, if a
- * lease may be due, or if something may be announced to this session.
+ * lease may be due, or if something may be announced to this session.  If the
+ * session "waits", as other processes see already, ask if a lease can run out
+ * at any time (I20).
  */
 void
-dlock_worker_look(DlockSpace *space)
+dlock_worker_look(DlockSpace *space, bool waits)
 {
+	if (waits)
+		pg_memory_barrier();
 	if (likely(!dlock_worker_is_needed(space)) ||
-		dlock_office_is_held(space, DLOCK_WORKER))
+		dlock_office_holder(space, DLOCK_WORKER) >= 0)
 		return;
-	if (has_work(space) ||
+	if (waits || has_work(space) ||
 		pg_atomic_read_u32(&space->announced) > 0 ||
 		pg_atomic_read_u32(&space->watches) > 0 ||
 		dlock_monotonic_now() >= pg_atomic_read_u64(&space->next_due))
-		(void) dlock_worker_wake(space);
-}
-
-/*
- * Ask for a worker if leases can run out.  Other processes already see that
- * this session waits (I20).
- */
-void
-dlock_worker_expect(DlockSpace *space)
-{
-	pg_memory_barrier();
-	if (dlock_worker_is_needed(space) &&
-		!dlock_office_is_held(space, DLOCK_WORKER))
 		(void) dlock_worker_wake(space);
 }

@@ -78,23 +78,25 @@ quorum_deadline(DlockLease *lease)
 /*
  * When a lease runs out, in monotonic microseconds; 0: it is gone.  A passed
  * deadline is changed before the answer, so later answers agree (I13).
- * *deadline is what was found.
+ * *deadline is what was found.  Without "at_standbys", a signal handler can
+ * ask: if standbys count, a worker is there to look at them.
  *
  * The deadline is read before the standbys' answers.  A renewal reads the
  * answers first and moves the deadline then, so the exchange fails if it has
  * succeeded meanwhile.
  */
 static uint64
-look(DlockLease *lease, uint64 *deadline)
+look(DlockLease *lease, bool at_standbys, uint64 *deadline)
 {
 	*deadline = pg_atomic_read_u64(&lease->deadline);
 	while (*deadline > DLOCK_RAN_OUT)
 	{
-		uint64		by_quorum;
+		uint64		by_quorum = DLOCK_NO_DEADLINE;
 		uint64		due;
 
 		pg_read_barrier();
-		by_quorum = quorum_deadline(lease);
+		if (at_standbys)
+			by_quorum = quorum_deadline(lease);
 		due = Min(*deadline, by_quorum);
 		if (dlock_monotonic_now() < due)
 			return Min(due, DLOCK_NO_DEADLINE);
@@ -111,78 +113,39 @@ dlock_lease_deadline(DlockLease *lease)
 {
 	uint64		deadline;
 
-	return look(lease, &deadline);
+	return look(lease, true, &deadline);
 }
 
-bool
-dlock_lease_is_open(DlockLease *lease)
-{
-	return dlock_lease_deadline(lease) != 0;
-}
-
-/*
- * For a signal handler: it does not look at standbys.  If they count, a worker
- * is there to do so.
- */
+/* For a signal handler */
 bool
 dlock_lease_has_run_out(DlockLease *lease)
 {
-	uint64		deadline = pg_atomic_read_u64(&lease->deadline);
+	uint64		deadline;
 
-	while (deadline > DLOCK_RAN_OUT)
-	{
-		if (dlock_monotonic_now() < deadline)
-			return false;
-		if (pg_atomic_compare_exchange_u64(&lease->deadline, &deadline,
-										   DLOCK_RAN_OUT))
-			break;
-	}
-	return true;
-}
-
-bool
-dlock_lease_is_attached(const DlockLease *lease)
-{
-	return pg_atomic_read_u64((pg_atomic_uint64 *) &lease->deadline) >=
-		DLOCK_NO_DEADLINE;
+	return look(lease, false, &deadline) == 0;
 }
 
 /*
- * Move the deadline to a full ttl from now; false if the lease is gone.  It
- * always changes, so a process that read it before cannot end the lease.
+ * Move the deadline to a ttl from now; false if the lease is gone.  It always
+ * changes, so a process that read it before cannot end the lease.  With 0 the
+ * lease's own ttl counts, and it never comes sooner.
  */
-static bool
-move_deadline(DlockLease *lease)
-{
-	uint64		deadline;
-	uint64		next;
-
-	do
-	{
-		if (look(lease, &deadline) == 0)
-			return false;
-		next = deadline >= DLOCK_NO_DEADLINE ? 0 :	/* attached */
-			dlock_monotonic_now() + dlock_lease_ttl(lease);
-		next = Max(next, deadline + 1);
-	} while (!pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, next));
-	return true;
-}
-
-/* The same for another ttl, by which the deadline may come sooner */
 bool
-dlock_lease_set_deadline(DlockLease *lease, int64 ttl)
+dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
 {
 	uint64		deadline;
 	uint64		next;
 
 	do
 	{
-		if (look(lease, &deadline) == 0)
+		if (look(lease, true, &deadline) == 0)
 			return false;
-		next = deadline >= DLOCK_NO_DEADLINE ? deadline + 1 :	/* attached */
-			dlock_monotonic_now() + ttl;
-		if (next == deadline)
-			next++;
+		/* after the deadline: dlock_lease_begin_ttl() writes it before */
+		next = ttl > 0 ? ttl : dlock_lease_ttl(lease);
+		next += dlock_monotonic_now();
+		if (deadline >= DLOCK_NO_DEADLINE || next == deadline ||
+			(ttl == 0 && next < deadline))
+			next = deadline + 1;
 	} while (!pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, next));
 	return true;
 }
@@ -202,7 +165,7 @@ dlock_lease_shorten(DlockLease *lease)
 bool
 dlock_lease_extend(DlockLease *lease)
 {
-	if (!move_deadline(lease))
+	if (!dlock_lease_move_deadline(lease, 0))
 		return false;
 	pg_atomic_write_u64(&lease->renewed_at, (uint64) GetCurrentTimestamp());
 	return true;
@@ -218,17 +181,6 @@ dlock_lease_claim(DlockLease *lease)
 		   !pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, 0))
 		;
 	return deadline > DLOCK_RAN_OUT;
-}
-
-static void
-begin_delay(DlockLease *lease)
-{
-	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
-								LW_EXCLUSIVE));
-	if (lease->single)
-		return;
-	lease->delayed = lease->delay > 0 && lease->tickets.length > 0;
-	lease->delay_ends = dlock_monotonic_now() + lease->delay;
 }
 
 /*
@@ -247,7 +199,10 @@ dlock_lease_be_over(DlockLease *lease, bool always)
 		pg_atomic_compare_exchange_u64(&lease->deadline, &ran_out, 0))
 	{
 		lease->ran_out = true;
-		begin_delay(lease);
+		if (lease->single)
+			return;
+		lease->delayed = lease->delay > 0 && lease->tickets.length > 0;
+		lease->delay_ends = dlock_monotonic_now() + lease->delay;
 	}
 }
 
@@ -274,7 +229,7 @@ static uint32
 check_ticket(const DlockLease *lease, const DlockLeaseTicket *ticket,
 			 bool closed)
 {
-	DlockState	state = dlock_state_of(ticket);
+	DlockState	state = dlock_state_of(&ticket->ticket);
 
 	Assert(dlock_lease_of(ticket) == lease && ticket->ticket.session == 0);
 	Assert(ticket->in_tickets == !closed && ticket->in_closed == closed);
@@ -313,17 +268,6 @@ dlock_check_lease(const DlockLease *lease)
 	Assert(lease->held == held);
 }
 #endif
-
-static void
-list_lease(DlockSpace *space, DlockLease *lease)
-{
-	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
-	dlock_record_ref(&lease->record);
-	Assert(!lease->in_leases);
-	dlock_list_append(&space->leases, &lease->in_space,
-					  lease->self + offsetof(DlockLease, in_space));
-	lease->in_leases = true;
-}
 
 /* True if the lease was in "retimed"; the list's reference is the caller's. */
 bool
@@ -389,20 +333,24 @@ dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
 	pg_atomic_write_u64(&lease->deadline,
 						kept ? DLOCK_NO_DEADLINE :
 						now + dlock_lease_ttl(lease));
-	list_lease(space, lease);
+	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
+	Assert(!lease->in_leases);
+	dlock_record_ref(&lease->record);
+	dlock_list_append(&space->leases, &lease->in_space,
+					  lease->self + offsetof(DlockLease, in_space));
+	lease->in_leases = true;
 }
 
-/*
- * The first row of a lease is about to be written: standbys count from now on.
- * No standby can have the row yet, and no heartbeat is sent for the lease
- * before the write, even if the tables are locked for long.
- */
+/* Open a lease of many, which has a number and no row yet. */
 void
-dlock_lease_begin_quorum(DlockLease *lease)
+dlock_lease_enter(DlockLease *lease)
 {
-	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
-								LW_EXCLUSIVE));
-	pg_atomic_write_u64(&lease->confirmed, dlock_monotonic_now());
+	DlockSpace *space = dlock_space_at(lease->space);
+
+	dlock_lease_begin_change(space);
+	dlock_lease_start(space, lease, false);
+	dlock_journal_mark(space, &lease->record);
+	dlock_lease_end_change(space, lease);
 }
 
 /*
@@ -508,27 +456,6 @@ dlock_lease_first_closed(const DlockLease *lease)
 		dlock_ticket_in_lease(lease->closed.head) : NULL;
 }
 
-/* The caller holds the lease lock. */
-TimestampTz
-dlock_lease_opened_at(const DlockLease *lease)
-{
-	DlockLeaseTicket *ticket;
-
-	if (!lease->single)
-		return lease->opened_at;
-	ticket = dlock_lease_first_ticket(lease);
-	return ticket ? ticket->ticket.enqueued_at :
-		(TimestampTz) pg_atomic_read_u64((pg_atomic_uint64 *) &lease->renewed_at);
-}
-
-/* The PID of the session that keeps the lease alive, or 0 */
-int
-dlock_lease_attached_pid(const DlockLease *lease)
-{
-	return !lease->single && lease->session != 0 &&
-		dlock_lease_is_attached(lease) ? lease->pid : 0;
-}
-
 /*
  * Raise 42501 if the current user may not use a lease.  The role's name must
  * be that of its OID: after a restore the OID can be another role's.
@@ -605,7 +532,7 @@ dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
 	if (dlock_lease_durability(lease) < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		dlock_lease_confirmed_at(lease) >= since)
 		return true;
-	if (!move_deadline(lease))
+	if (!dlock_lease_move_deadline(lease, 0))
 		return false;
 	until = start + Min(quarter, MAX_RENEW_MS * UINT64CONST(1000));
 	if (!dlock_quorum_wait(space, dlock_lease_durability(lease), since,
@@ -695,17 +622,6 @@ dlock_lease_for_each(DlockSpace *space,
 	LWLockRelease(&space->lease_lock);
 }
 
-/* The loaded lease with this number, in use by the caller; or NULL */
-DlockLease *
-dlock_lease_restored(DlockSpace *space, int64 number)
-{
-	DlockLease *lease;
-	DlockLeaseTicket *ticket;
-
-	dlock_id_find(space, number, &lease, &ticket);
-	return lease;
-}
-
 /* Load a lease.  Its ttl does not run before dlock_lease_begin_anew(). */
 void
 dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
@@ -731,38 +647,6 @@ dlock_lease_restore(DlockLease *lease, bool delayed)
 	dlock_id_insert(&lease->record);
 	lease->record.has_row = true;
 	dlock_lease_restart(space, lease, delayed);
-}
-
-typedef struct Demand
-{
-	int			durability;
-	int64		ttl;
-} Demand;
-
-static bool
-take_demand(DlockLease *lease, void *arg)
-{
-	Demand	   *demand = arg;
-	int			durability = dlock_lease_durability(lease);
-
-	demand->durability = Max(demand->durability, durability);
-	if (durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE)
-		demand->ttl = Min(demand->ttl, dlock_lease_ttl(lease));
-	return true;
-}
-
-/*
- * The greatest durability of leases, and the least ttl of those for which
- * standbys count (PG_INT64_MAX if there are none)
- */
-int
-dlock_lease_greatest_durability(DlockSpace *space, int64 *least_ttl)
-{
-	Demand		demand = {SYNCHRONOUS_COMMIT_OFF, PG_INT64_MAX};
-
-	dlock_lease_for_each(space, take_demand, &demand);
-	*least_ttl = demand.ttl;
-	return demand.durability;
 }
 
 static bool

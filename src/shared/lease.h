@@ -54,10 +54,6 @@ dlock_lease_retiming(const DlockLease *lease)
 	return dlock_address(lease->retiming);
 }
 
-/* record.c */
-extern void dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
-						  DlockLeaseTicket **ticket);
-
 /* id_table.c */
 extern void dlock_id_delete(DlockRecord *record);
 extern DlockRecord *dlock_id_look_up(DlockSpace *space, int64 number);
@@ -77,7 +73,7 @@ extern bool dlock_lease_claim(DlockLease *lease);
 extern uint64 dlock_lease_confirmed_at(DlockLease *lease);
 extern uint64 dlock_lease_unconfirmed_for(DlockLease *lease);
 extern void dlock_lease_check_rights(const DlockLease *lease);
-extern bool dlock_lease_set_deadline(DlockLease *lease, int64 ttl);
+extern bool dlock_lease_move_deadline(DlockLease *lease, int64 ttl);
 extern void dlock_lease_shorten(DlockLease *lease);
 extern bool dlock_lease_unretime(DlockSpace *space, DlockLease *lease);
 extern bool dlock_lease_unlist(DlockSpace *space, DlockLease *lease);

@@ -1,7 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * lease_end.c
- *	  The end of leases and of their tickets.
+ *	  The end of leases and of their tickets, and the loading of tickets: both
+ *	  go from a lease to a lock.
  *
  * An entry's lock comes before the lease lock.  So the tickets of a lease are
  * picked one by one and ended through queue.c, with the lease lock released in
@@ -37,9 +38,12 @@ first_ticket(DlockSpace *space, DlockLease *lease)
 	return ticket;
 }
 
-/* End all tickets of a lease; returns how many. */
+/*
+ * End all tickets of a lease; returns how many, or -1 if tickets may be left
+ * at "until".
+ */
 static int64
-end_tickets(DlockSpace *space, DlockLease *lease, uint32 event)
+end_tickets(DlockSpace *space, DlockLease *lease, uint32 event, uint64 until)
 {
 	DlockLeaseTicket *ticket;
 	int64		count = 0;
@@ -49,25 +53,10 @@ end_tickets(DlockSpace *space, DlockLease *lease, uint32 event)
 		if (dlock_queue_end(ticket, event))
 			count++;
 		dlock_record_unref(&ticket->record);
+		if (dlock_monotonic_now() >= until)
+			return -1;
 	}
 	return count;
-}
-
-/* The same, until that time; false if tickets may be left. */
-static bool
-end_tickets_until(DlockSpace *space, DlockLease *lease, uint32 event,
-				  uint64 until)
-{
-	DlockLeaseTicket *ticket;
-
-	while ((ticket = first_ticket(space, lease)) != NULL)
-	{
-		(void) dlock_queue_end(ticket, event);
-		dlock_record_unref(&ticket->record);
-		if (dlock_monotonic_now() >= until)
-			return false;
-	}
-	return true;
 }
 
 static void
@@ -111,7 +100,7 @@ finish(DlockSpace *space, DlockRecord *record)
 		return;
 	}
 	lease = dlock_record_lease(record);
-	(void) end_tickets(space, lease, 0);
+	(void) end_tickets(space, lease, 0, PG_UINT64_MAX);
 	if (dlock_lease_unlist(space, lease))
 		ConditionVariableBroadcast(&record->changed);
 }
@@ -134,7 +123,7 @@ dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 		return pg_atomic_read_u64(&lease->deadline) == 0 && !lease->delayed;
 	}
 	ticket = dlock_record_ticket(record);
-	state = dlock_state_of(ticket);
+	state = dlock_state_of(&ticket->ticket);
 	/* pins after the state: an ENDING ticket gets no new pin */
 	pg_read_barrier();
 	return state == DLOCK_GONE || state == DLOCK_LEAVING ||
@@ -173,17 +162,22 @@ dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 							  &ticket->record);
 }
 
-/* A session drops the ticket that it made; if a lease has it, settle it. */
+/*
+ * A session drops the ticket that it made; if a lease has it, settle it.
+ * Otherwise it is GONE, calls with the same request may wait for it, and the
+ * lock's reference is the session's to drop.
+ */
 void
 dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
 {
-	if (ticket->ticket.session != 0)
+	if (ticket->ticket.session == 0)
+		(void) dlock_lease_settle(dlock_space_at(ticket->ticket.space),
+								  &ticket->record);
+	else
 	{
-		dlock_lease_ticket_discard(ticket);
-		return;
+		ConditionVariableBroadcast(&ticket->record.changed);
+		dlock_record_unref(&ticket->record);
 	}
-	(void) dlock_lease_settle(dlock_space_at(ticket->ticket.space),
-							  &ticket->record);
 	dlock_record_unref(&ticket->record);
 }
 
@@ -214,10 +208,10 @@ wake_waiters(DlockLease *lease)
 }
 
 /* End the tickets of a lease that is over.  Raises nothing. */
-int64
-dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
+static int64
+end_lease(DlockSpace *space, DlockLease *lease, uint32 event)
 {
-	int64		count = end_tickets(space, lease, event);
+	int64		count = end_tickets(space, lease, event, PG_UINT64_MAX);
 
 	wake_waiters(lease);
 	if (!lease->single)
@@ -230,6 +224,19 @@ dlock_lease_end(DlockSpace *space, DlockLease *lease, uint32 event)
 	return count;
 }
 
+/* Its opener has failed: end a lease, without a worker if it has no row. */
+void
+dlock_lease_withdraw(DlockLease *lease)
+{
+	DlockSpace *space = dlock_space_at(lease->space);
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_be_over(lease, true);
+	LWLockRelease(&space->lease_lock);
+	(void) end_lease(space, lease, 0);
+	(void) dlock_lease_settle(space, &lease->record);
+}
+
 /* Close a lease; returns how many tickets it released, -1 if it was gone. */
 int64
 dlock_lease_release(DlockSpace *space, int64 number)
@@ -239,7 +246,7 @@ dlock_lease_release(DlockSpace *space, int64 number)
 	int64		count = -1;
 
 	if (lease && dlock_lease_claim(lease))
-		count = dlock_lease_end(space, lease, 0);
+		count = end_lease(space, lease, 0);
 	dlock_record_end_uses(before);
 	return count;
 }
@@ -296,19 +303,15 @@ take_number(DlockLease *lease, void *arg)
 	return true;
 }
 
-/*
- * End a lease or, if it is over, its delay.  Returns how many tickets that
- * released, -1 if there was nothing to end.
- */
 static int64
-force_end(DlockSpace *space, DlockLease *lease, bool *was_open)
+end_by_force(DlockSpace *space, DlockLease *lease, bool *was_open)
 {
 	int64		count = -1;
 	bool		delayed;
 
 	*was_open = dlock_lease_claim(lease);
 	if (*was_open)
-		return dlock_lease_end(space, lease, DLOCK_EVENT_RELEASED);
+		return end_lease(space, lease, DLOCK_EVENT_RELEASED);
 	dlock_lease_begin_change(space);
 	/* begin a delay now, so that it does not begin later */
 	dlock_lease_be_over(lease, false);
@@ -327,18 +330,22 @@ force_end(DlockSpace *space, DlockLease *lease, bool *was_open)
 	return count;
 }
 
-/* The same by number, without a check of rights */
+/*
+ * End a lease or, if it is over, its delay, without a check of rights.
+ * Returns how many tickets that released, -1 if there was nothing to end.
+ */
 int64
-dlock_lease_force(DlockSpace *space, int64 number)
+dlock_lease_force(DlockSpace *space, int64 number, bool *was_open)
 {
 	int			before = dlock_record_begin_uses();
 	DlockLease *lease;
 	DlockLeaseTicket *ticket;
-	bool		was_open;
-	int64		count;
+	int64		count = -1;
 
+	*was_open = false;
 	dlock_id_find(space, number, &lease, &ticket);
-	count = lease ? force_end(space, lease, &was_open) : -1;
+	if (lease)
+		count = end_by_force(space, lease, was_open);
 	dlock_record_end_uses(before);
 	return count;
 }
@@ -358,21 +365,13 @@ dlock_lease_end_all(DlockSpace *space)
 	dlock_lease_for_each(space, take_number, &all);
 	for (uint64 i = 0; i < all.count; i++)
 	{
-		int			before = dlock_record_begin_uses();
-		DlockLease *lease;
-		DlockLeaseTicket *ticket;
 		bool		was_open;
 
 		CHECK_FOR_INTERRUPTS();
-		dlock_id_find(space, all.numbers[i], &lease, &ticket);
-		if (lease)
-			(void) force_end(space, lease, &was_open);
-		if (lease && was_open)
-			count++;
-		dlock_record_end_uses(before);
+		(void) dlock_lease_force(space, all.numbers[i], &was_open);
+		count += was_open ? 1 : 0;
 	}
 	pfree(all.numbers);
-	(void) dlock_worker_wake(space);
 	return count;
 }
 
@@ -408,7 +407,7 @@ dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 	lease->ran_out = false;
 	LWLockRelease(&space->lease_lock);
 	wake_waiters(lease);
-	if (!end_tickets_until(space, lease, DLOCK_EVENT_EXPIRED, until))
+	if (end_tickets(space, lease, DLOCK_EVENT_EXPIRED, until) < 0)
 		return now;
 
 	dlock_lease_begin_change(space);
@@ -497,4 +496,46 @@ dlock_lease_abandon(DlockSpace *space)
 		dlock_record_unref(&lease->record);
 	}
 	abandon_journal(space);
+}
+
+/* Load a ticket; false if dlock_queue_restore() refuses it. */
+bool
+dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted)
+{
+	DlockLease *lease = dlock_lease_of(ticket);
+	DlockSpace *space = dlock_space_at(lease->space);
+	volatile bool fits = false;
+
+	ticket->ticket.session = 0;
+	ticket->ticket.procno = 0;
+	ticket->ticket.pid = 0;
+	ticket->record.has_row = true;
+	ticket->announced = granted;
+	/* all that was loaded is durable when it counts */
+	if (granted)
+		pg_atomic_write_u64(&ticket->granted_lsn, FirstNormalUnloggedLSN);
+	dlock_id_insert(&ticket->record);
+	PG_TRY();
+	{
+		fits = dlock_queue_restore(ticket, lease->delayed ? DLOCK_ENDING :
+								   granted ? DLOCK_GRANTED : DLOCK_WAITING);
+	}
+	PG_FINALLY();
+	{
+		if (!fits)
+			dlock_id_delete(&ticket->record);
+	}
+	PG_END_TRY();
+	if (!fits)
+		return false;
+
+	/* nothing fails from here on */
+	dlock_record_ref(&ticket->record);
+	if (lease->single)
+		dlock_lease_restart(space, lease, false);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_ticket_list(lease, ticket, lease->delayed);
+	LWLockRelease(&space->lease_lock);
+	dlock_announcement_restored(&ticket->ticket, granted);
+	return true;
 }

@@ -19,12 +19,6 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-bool
-dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket)
-{
-	return dlock_lease_is_open(dlock_lease_of(ticket));
-}
-
 /*
  * Does a delay close the ticket's lock, or will it, as the lease has run out?
  * The lock is not free before the delay begins, either (I16).
@@ -74,7 +68,7 @@ is_same(DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
 	DlockLease *lease = dlock_lease_of(ticket);
 	const DlockLease *wanted_lease = dlock_lease_of(wanted);
 
-	if (dlock_state_has_ended(dlock_state_of(ticket)) ||
+	if (dlock_state_has_ended(dlock_state_of(&ticket->ticket)) ||
 		!dlock_key_equal(&ticket->key, &wanted->key) ||
 		!same_text(ticket->owner, wanted->owner))
 		return false;
@@ -132,7 +126,7 @@ count_held(DlockLease *lease, DlockLeaseTicket *ticket)
 	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
 								LW_EXCLUSIVE));
 	if (!ticket->in_tickets || ticket->held ||
-		dlock_state_of(ticket) != DLOCK_GRANTED)
+		dlock_state_of(&ticket->ticket) != DLOCK_GRANTED)
 		return;
 	ticket->held = true;
 	if (!lease->single)
@@ -323,7 +317,7 @@ dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	if (dlock_state_of(ticket) == DLOCK_GRANTED && !ticket->announced)
+	if (dlock_state_of(&ticket->ticket) == DLOCK_GRANTED && !ticket->announced)
 		dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_GRANTED);
 	ticket->announced = true;
 	LWLockRelease(&space->lease_lock);
@@ -346,16 +340,6 @@ dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 	dlock_lease_end_change(space, dlock_lease_of(ticket));
 }
 
-static void
-rewrite_row(DlockLeaseTicket *ticket)
-{
-	DlockSpace *space = dlock_space_at(ticket->ticket.space);
-
-	dlock_lease_begin_change(space);
-	dlock_journal_mark(space, &ticket->record);
-	dlock_lease_end_change(space, dlock_lease_of(ticket));
-}
-
 /*
  * Undo a redirection after an error.  If the error came before the exchange,
  * free the announcement.
@@ -368,20 +352,20 @@ dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 	bool		unused;
 	bool		undone;
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space);
 	unused = ticket->ticket.announcement != announcement;
 	undone = ticket->redirection == announcement;
-	/* first, because it will be freed */
-	if (undone)
-		ticket->redirection = InvalidDsaPointer;
-	LWLockRelease(&space->lease_lock);
-	if (unused)
-		dlock_announcement_discard(space, announcement);
 	if (undone)
 	{
-		rewrite_row(ticket);
-		(void) dlock_worker_wake(space);
+		ticket->redirection = InvalidDsaPointer;
+		dlock_journal_mark(space, &ticket->record);
 	}
+	dlock_lease_end_change(space, dlock_lease_of(ticket));
+	/* only now: the worker reads it under the lease lock */
+	if (unused)
+		dlock_announcement_release(space, dlock_address(announcement));
+	if (undone)
+		(void) dlock_worker_wake(space);
 }
 
 /* The channel for a ticket's row, or "".  The caller holds the lease lock. */
@@ -410,7 +394,7 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	DlockSpace *space = dlock_space_at(lease->space);
 
 	dlock_lease_begin_change(space);
-	dlock_announcement_redirect(&ticket->ticket, announcement);
+	dlock_announcement_replace(&ticket->ticket, announcement, true);
 	if (ticket->redirection == announcement)
 		ticket->redirection = InvalidDsaPointer;
 	ticket->announced = false;
@@ -512,20 +496,6 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	return ticket;
 }
 
-/* Let a ticket be found by number, unless it is finished.  Raises 53200. */
-void
-dlock_lease_ticket_publish(DlockLeaseTicket *ticket)
-{
-	dlock_id_insert(&ticket->record);
-}
-
-/* Under the entry's lock, so that the lease cannot adopt the ticket. */
-void
-dlock_lease_ticket_unpublish(DlockLeaseTicket *ticket)
-{
-	dlock_id_delete(&ticket->record);
-}
-
 /*
  * The lease's ticket with this number, in use by the caller; or NULL.  Raises
  * 42501 if the role may not use the lease.
@@ -538,34 +508,10 @@ dlock_lease_ticket_find(DlockSpace *space, int64 number)
 
 	dlock_id_find(space, number, &lease, &ticket);
 	if (ticket == NULL || ticket->ticket.session != 0 ||
-		dlock_state_has_ended(dlock_state_of(ticket)))
+		dlock_state_has_ended(dlock_state_of(&ticket->ticket)))
 		return NULL;
 	if (!dlock_lease_ticket_is_live(ticket))
 		return NULL;
 	dlock_lease_check_rights(dlock_lease_of(ticket));
 	return ticket;
-}
-
-/*
- * Free a session's ticket that is GONE and was never adopted.  Calls with the
- * same request may wait for it.  Two references: for the lock, and for
- * dlock_held_enter().
- */
-void
-dlock_lease_ticket_discard(DlockLeaseTicket *ticket)
-{
-	ConditionVariableBroadcast(&ticket->record.changed);
-	dlock_record_unref(&ticket->record);
-	dlock_record_unref(&ticket->record);
-}
-
-/* Was this ticket loaded by an attempt that failed later? */
-bool
-dlock_lease_ticket_is_restored(DlockSpace *space, int64 number)
-{
-	DlockLease *lease;
-	DlockLeaseTicket *ticket;
-
-	dlock_id_find(space, number, &lease, &ticket);
-	return ticket != NULL;
 }

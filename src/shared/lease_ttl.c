@@ -146,7 +146,7 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 	/* before the deadline: renewals read in the other order */
 	if (ttl < dlock_lease_ttl(lease))
 		pg_atomic_write_u64(&lease->ttl, (uint64) ttl);
-	open = dlock_lease_set_deadline(lease, ttl);
+	open = dlock_lease_move_deadline(lease, ttl);
 	if (open)
 	{
 		dlock_lease_retiming(lease)->next_ttl = ttl;
@@ -180,7 +180,7 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 		 * the session may end just now: the deadline must follow the new ttl
 		 */
 		pg_write_barrier();
-		(void) dlock_lease_set_deadline(lease, dlock_lease_ttl(lease));
+		(void) dlock_lease_move_deadline(lease, dlock_lease_ttl(lease));
 		pg_atomic_write_u64(&lease->renewed_at,
 							(uint64) GetCurrentTimestamp());
 		result = (int) dlock_lease_count_tickets(lease);

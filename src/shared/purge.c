@@ -191,8 +191,8 @@ note_database_change(Datum arg, int cacheid, uint32 hashvalue)
  * Remove all useless spaces, because memory is short.  Such calls can be many,
  * so walk only if a database or a space's last user has gone since.
  */
-void
-dlock_remove_all_unused_spaces(const DlockSpaceKey *keep)
+static void
+remove_all_unused(const DlockSpaceKey *keep)
 {
 	static bool registered = false;
 	static uint64 done = 0;
@@ -216,4 +216,17 @@ dlock_remove_all_unused_spaces(const DlockSpaceKey *keep)
 	}
 	pfree(unused);
 	done = changes;
+}
+
+/*
+ * Raise 53200 if there is no memory for a role's next lock, lease or ticket,
+ * even after the removal of name spaces without users.
+ */
+void
+dlock_request_check_memory(DlockSpace *space, Oid role)
+{
+	if (likely(dlock_memory_suffices(role)))
+		return;
+	remove_all_unused(&space->key);
+	dlock_check_memory(role);
 }

@@ -151,7 +151,7 @@ notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
 	{
 		holder->wanted = true;
 		if (!DsaPointerIsValid(holder->announcement) ||
-			state_of(holder) != DLOCK_GRANTED)
+			dlock_state_of(holder) != DLOCK_GRANTED)
 			continue;
 		dlock_announcement_event(holder, DLOCK_EVENT_WANTED);
 		*to_wake = space;
@@ -195,7 +195,7 @@ dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 	TimestampTz now = 0;
 
 	while ((head = ticket_at(lock->queue.head)) != NULL &&
-		   state_of(head) != DLOCK_LEAVING)
+		   dlock_state_of(head) != DLOCK_LEAVING)
 	{
 		/* the last holder may have had other slots */
 		if (lock->holders.length == 0)
@@ -236,7 +236,7 @@ leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 		if (ticket->scope == DLOCK_LEASE && lease_ticket(ticket)->closes)
 			lock->closed--;
 		dlock_count_ticket(ticket, DLOCK_COUNT_RELEASED, 1);
-		if (unlikely(state_of(ticket) == DLOCK_ENDING))
+		if (unlikely(dlock_state_of(ticket) == DLOCK_ENDING))
 			dlock_count_ticket(ticket, DLOCK_COUNT_HELD, 1);
 	}
 	dlock_ticket_set_state(ticket, DLOCK_GONE);
@@ -284,8 +284,8 @@ check_holders(const DlockLock *lock)
 	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
 		 ticket = ticket_at(ticket->link.next))
 	{
-		Assert(state_of(ticket) == DLOCK_GRANTED ||
-			   state_of(ticket) == DLOCK_ENDING);
+		Assert(dlock_state_of(ticket) == DLOCK_GRANTED ||
+			   dlock_state_of(ticket) == DLOCK_ENDING);
 		permits += ticket->permits;
 		exclusive += ticket->mode == DLOCK_EXCLUSIVE ? 1 : 0;
 		closed += is_lease_ticket(ticket) && lease_ticket(ticket)->closes ? 1 : 0;
@@ -312,7 +312,7 @@ check_lock(const DlockLock *lock)
 	if (head && lock->exclusive > 0)
 		Assert(ticket_at(lock->holders.tail)->number < head->number);
 	if (head && !is_lease_ticket(head))
-		Assert(state_of(head) == DLOCK_WAITING && !fits(lock, head));
+		Assert(dlock_state_of(head) == DLOCK_WAITING && !fits(lock, head));
 }
 #else
 #define check_lock(lock)	((void) 0)
@@ -544,8 +544,7 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 	if (is_to_enter(joined.outcome))
 		enter(lock, &ticket->ticket, joined.outcome);
 	joined.lock = lock;
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 	return joined;
 }
 
@@ -562,7 +561,7 @@ dlock_queue_adopt(DlockLeaseTicket *ticket)
 
 	if (lock == NULL)
 		return false;
-	adopted = state_of(&ticket->ticket) == DLOCK_GRANTED &&
+	adopted = dlock_state_of(&ticket->ticket) == DLOCK_GRANTED &&
 		(is_lease_ticket(&ticket->ticket) ||
 		 dlock_lease_ticket_adopt(ticket, DLOCK_GRANTED, false));
 	dlock_queue_let_go(lock);
@@ -579,7 +578,7 @@ dlock_queue_unpublish(DlockLeaseTicket *ticket)
 	DlockLock  *lock = dlock_lock_find(&ticket->key);
 
 	if (!is_lease_ticket(&ticket->ticket))
-		dlock_lease_ticket_unpublish(ticket);
+		dlock_id_delete(&ticket->record);
 	if (lock)
 		dlock_queue_let_go(lock);
 }
@@ -703,13 +702,13 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 static void
 end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
 {
-	if (!dlock_state_has_ended(state_of(&ticket->ticket)) &&
+	if (!dlock_state_has_ended(dlock_state_of(&ticket->ticket)) &&
 		pg_atomic_read_u32(&ticket->claims) == 0)
 		dlock_queue_end_ticket(lock, &ticket->ticket, 0, wakeups);
 }
 
 /*
- * End a ticket of this backend, held or waiting.  False if it was gone.  The
+ * End a ticket of this backend, held or waiting, unless it is gone.  The
  * caller may free the ticket once it is GONE.  A pinned one is ENDING until
  * its last pin goes, and one that its lease has adopted for another client
  * stays.  The ticket has joined "lock", which exists while the ticket is not
@@ -717,24 +716,24 @@ end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
  *
  * Raises nothing and allocates nothing: error and exit paths call this.
  */
-bool
+void
 dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 {
 	DlockWakeups wakeups;
 
-	if (unlikely(state_of(ticket) == DLOCK_GONE))
+	if (unlikely(dlock_state_of(ticket) == DLOCK_GONE))
 	{
 		/* see dlock_ticket_set_state() */
 		pg_memory_barrier();
-		return false;
+		return;
 	}
 	begin_wakeups(&wakeups);
 	dlock_lock_enter(key);
 	/* it may have been ended by force since */
-	if (unlikely(state_of(ticket) == DLOCK_GONE))
+	if (unlikely(dlock_state_of(ticket) == DLOCK_GONE))
 	{
 		dlock_lock_leave(key);
-		return false;
+		return;
 	}
 	Assert(dlock_key_equal(&lock->key, key));
 	if (unlikely(is_lease_ticket(ticket)))
@@ -744,9 +743,7 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 	}
 	else
 		dlock_queue_end_ticket(lock, ticket, 0, &wakeups);
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
-	return true;
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
 /* End a lease's ticket; false if it had ended.  Raises nothing. */
@@ -759,11 +756,10 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 
 	if (lock == NULL)
 		return false;
-	is_there = !dlock_state_has_ended(state_of(&ticket->ticket));
+	is_there = !dlock_state_has_ended(dlock_state_of(&ticket->ticket));
 	if (is_there)
 		dlock_queue_end_ticket(lock, &ticket->ticket, event, &wakeups);
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 	return is_there;
 }
 
@@ -779,21 +775,21 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 {
 	DlockWakeups wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(&ticket->key);
+	DlockState	state;
 	bool		is_there;
 
 	if (lock == NULL)
 		return false;
-	is_there = !dlock_state_has_ended(state_of(&ticket->ticket));
+	state = dlock_state_of(&ticket->ticket);
+	is_there = !dlock_state_has_ended(state);
 	if (is_there && adopt && !is_lease_ticket(&ticket->ticket))
 	{
 		wake_later(&wakeups, &ticket->ticket, 0);
-		is_there = dlock_lease_ticket_adopt(ticket, state_of(&ticket->ticket),
-											false);
+		is_there = dlock_lease_ticket_adopt(ticket, state, false);
 	}
 	if (is_there)
 		pg_atomic_fetch_add_u32(&ticket->claims, 1);
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 	return is_there;
 }
 
@@ -809,8 +805,7 @@ dlock_queue_withdraw(DlockLeaseTicket *ticket)
 	if (lock == NULL)
 		return;
 	end_unclaimed(lock, ticket, &wakeups);
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
 /* A removal is in the WAL: take its ticket out.  Raises nothing. */
@@ -823,12 +818,11 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 
 	if (lock == NULL)
 		return;
-	state = state_of(&ticket->ticket);
+	state = dlock_state_of(&ticket->ticket);
 	if (state == DLOCK_LEAVING ||
 		(state == DLOCK_ENDING && ticket->ticket.pins == 0))
 		take_out(lock, &ticket->ticket, &wakeups);
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
 /* Keep a held ticket until it is unpinned (I24); false if it does not hold. */
@@ -870,10 +864,9 @@ dlock_queue_unpin(const DlockKey *key, DlockTicket *ticket)
 
 	/* a pinned ticket keeps its lock's entry */
 	Assert(lock != NULL && ticket->pins > 0);
-	if (--ticket->pins == 0 && state_of(ticket) == DLOCK_ENDING)
+	if (--ticket->pins == 0 && dlock_state_of(ticket) == DLOCK_ENDING)
 		dlock_queue_end_ticket(lock, ticket, event_of_unpinning(ticket), &wakeups);
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
 /* Remove the locks of a space without users. */

@@ -18,12 +18,6 @@ ticket_at(dsa_pointer pointer)
 	return DsaPointerIsValid(pointer) ? dlock_address(pointer) : NULL;
 }
 
-static inline DlockState
-state_of(DlockTicket *ticket)
-{
-	return (DlockState) pg_atomic_read_u32(&ticket->state);
-}
-
 static inline bool
 is_lease_ticket(const DlockTicket *ticket)
 {
@@ -39,7 +33,7 @@ lease_ticket(DlockTicket *ticket)
 static inline bool
 is_queued(DlockTicket *ticket)
 {
-	DlockState	state = state_of(ticket);
+	DlockState	state = dlock_state_of(ticket);
 
 	return state == DLOCK_WAITING || state == DLOCK_LEAVING;
 }
@@ -48,7 +42,7 @@ is_queued(DlockTicket *ticket)
 static inline bool
 is_waiting(DlockTicket *ticket)
 {
-	return state_of(ticket) == DLOCK_WAITING &&
+	return dlock_state_of(ticket) == DLOCK_WAITING &&
 		(!is_lease_ticket(ticket) ||
 		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
 }
@@ -60,7 +54,7 @@ is_waiting(DlockTicket *ticket)
 static inline bool
 is_holding(DlockTicket *ticket)
 {
-	return state_of(ticket) == DLOCK_GRANTED &&
+	return dlock_state_of(ticket) == DLOCK_GRANTED &&
 		(!is_lease_ticket(ticket) ||
 		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
 }
@@ -108,14 +102,15 @@ typedef struct DlockWakeups
 	int			procnos[8];
 } DlockWakeups;
 
-/* The holders of a lock, as watchers see them, are about to change. */
+/*
+ * The holders of a lock, as watchers see them, are about to change.  If a
+ * worker must be woken then, *to_wake is its space.
+ */
 static inline void
 dlock_queue_note_change(const DlockLock *lock, DlockSpace **to_wake)
 {
-	DlockSpace *space = dlock_watch_note_change(&lock->key);
-
-	if (unlikely(space != NULL))
-		*to_wake = space;
+	if (unlikely(dlock_lock_partition(&lock->key)->num_watched > 0))
+		dlock_watch_count_change(&lock->key, to_wake);
 }
 
 /* Can the entry be removed (I4)? */
@@ -132,6 +127,14 @@ extern void dlock_queue_grant_all(DlockSpace *space, DlockLock *lock,
 								  DlockWakeups *wakeups);
 extern void dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket,
 								   uint32 event, DlockWakeups *wakeups);
+
+/* The end of a change: release the entry's lock, and wake processes then. */
+static inline void
+dlock_queue_let_go_and_wake(DlockLock *lock, DlockWakeups *wakeups)
+{
+	dlock_queue_let_go(lock);
+	dlock_wakeups_send(wakeups);
+}
 
 /* A ticket has left, or another may fit: grant tickets that fit (I2). */
 static inline void

@@ -20,7 +20,7 @@ dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 
 	if (lock == NULL)
 		return false;
-	is_there = !dlock_state_has_ended(state_of(&ticket->ticket));
+	is_there = !dlock_state_has_ended(dlock_state_of(&ticket->ticket));
 	if (is_there)
 	{
 		dlock_lease_ticket_redirect(ticket, announcement);
@@ -46,8 +46,8 @@ dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
 
 	if (lock == NULL)
 		return false;
-	is_there = !dlock_state_has_ended(state_of(ticket));
-	if (state_of(ticket) == DLOCK_GRANTED)
+	is_there = !dlock_state_has_ended(dlock_state_of(ticket));
+	if (dlock_state_of(ticket) == DLOCK_GRANTED)
 		dlock_queue_note_change(lock, &wakeups.space);
 	if (is_there && is_lease_ticket(ticket))
 		dlock_lease_ticket_exchange_info(lease_ticket(ticket), info);
@@ -57,8 +57,7 @@ dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
 		ticket->info = *info;
 		*info = before;
 	}
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 	return is_there;
 }
 
@@ -91,8 +90,7 @@ dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
 		(!is_lease_ticket(ticket) ||
 		 dlock_lease_ticket_lower(lease_ticket(ticket))))
 		share(lock, ticket, &wakeups);
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 	return holds;
 }
 
@@ -105,11 +103,10 @@ dlock_queue_share(DlockLeaseTicket *ticket)
 
 	if (lock == NULL)
 		return;
-	if (state_of(&ticket->ticket) == DLOCK_GRANTED &&
+	if (dlock_state_of(&ticket->ticket) == DLOCK_GRANTED &&
 		ticket->ticket.mode == DLOCK_EXCLUSIVE)
 		share(lock, &ticket->ticket, &wakeups);
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
 static void
@@ -117,8 +114,8 @@ describe_forced(const DlockLock *lock, DlockTicket *ticket,
 				DlockForced *forced)
 {
 	dlock_key_copy(&forced->key, &lock->key);
-	forced->held = state_of(ticket) == DLOCK_GRANTED;
-	forced->waited = state_of(ticket) == DLOCK_WAITING;
+	forced->held = dlock_state_of(ticket) == DLOCK_GRANTED;
+	forced->waited = dlock_state_of(ticket) == DLOCK_WAITING;
 	forced->pid = is_lease_ticket(ticket) ? 0 : ticket->pid;
 	forced->role = ticket->role;
 	if (forced->pid == 0)
@@ -134,7 +131,7 @@ end_by_force(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 {
 	DlockLeaseTicket *of_lease =
 		is_lease_ticket(ticket) ? lease_ticket(ticket) : NULL;
-	DlockState	state = state_of(ticket);
+	DlockState	state = dlock_state_of(ticket);
 	bool		ended = state == DLOCK_ENDING || state == DLOCK_LEAVING;
 	bool		done = !ended || ticket->pins > 0;
 
@@ -188,13 +185,12 @@ force(const DlockKey *key, int64 number, DlockLeaseTicket *of_lease,
 		ticket = find_number(&lock->holders, number);
 	if (ticket == NULL)
 		ticket = find_number(&lock->queue, number);
-	if (ticket && state_of(ticket) != DLOCK_GONE)
+	if (ticket && dlock_state_of(ticket) != DLOCK_GONE)
 	{
 		describe_forced(lock, ticket, forced);
 		done = end_by_force(lock, ticket, &wakeups);
 	}
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 	return done;
 }
 

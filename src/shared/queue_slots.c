@@ -84,8 +84,7 @@ dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 		settle(space, lock);
 		change_slots(space, lock, slots, &wakeups);
 	}
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
 /*
@@ -127,8 +126,7 @@ dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,
 
 	if (pg_atomic_read_u32(&space->slots_loaded) == 0 && !lock->settled)
 		change_slots(space, lock, slots, &wakeups);
-	dlock_queue_let_go(lock);
-	dlock_wakeups_send(&wakeups);
+	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
 /*

@@ -196,17 +196,6 @@ dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
 	return holds;
 }
 
-static int64
-lease_of(DlockTicket *ticket)
-{
-	DlockLease *lease;
-
-	if (!is_lease_ticket(ticket))
-		return 0;
-	lease = dlock_address(lease_ticket(ticket)->lease);
-	return lease->number;
-}
-
 /*
  * A ticket with which an open lease holds a lock, or NULL.  Walks the lease's
  * tickets or the holders, whichever are fewer.
@@ -222,7 +211,7 @@ find_holder_of(DlockSpace *space, const DlockLock *lock,
 	if (lease->single || lease->tickets.length < lock->holders.length)
 	{
 		own = dlock_lease_first_ticket(lease);
-		while (own && !(dlock_state_of(own) == DLOCK_GRANTED &&
+		while (own && !(dlock_state_of(&own->ticket) == DLOCK_GRANTED &&
 						dlock_key_equal(&own->key, &lock->key)))
 			own = dlock_lease_next_ticket(lease, own);
 		holder = own ? &own->ticket : NULL;
@@ -230,7 +219,7 @@ find_holder_of(DlockSpace *space, const DlockLock *lock,
 	else
 	{
 		holder = ticket_at(lock->holders.head);
-		while (holder && !(state_of(holder) == DLOCK_GRANTED &&
+		while (holder && !(dlock_state_of(holder) == DLOCK_GRANTED &&
 						   is_lease_ticket(holder) &&
 						   lease_ticket(holder)->lease == lease->self))
 			holder = ticket_at(holder->link.next);
@@ -291,7 +280,8 @@ copy_members(const DlockLock *lock, const DlockList *list, int64 up_to,
 		members[count] = (DlockMember)
 		{
 			.number = ticket->number,
-			.lease = lease_of(ticket),
+			.lease = is_lease_ticket(ticket) ?
+				dlock_lease_of(lease_ticket(ticket))->number : 0,
 			.session = ticket->session,
 			.procno = ticket->procno,
 			.pid = ticket->pid,
@@ -306,8 +296,7 @@ copy_members(const DlockLock *lock, const DlockList *list, int64 up_to,
 				dlock_lease_ticket_is_delayed(lease_ticket(ticket)),
 			.granted = !is_queued(ticket),
 			.leaves = is_lease_ticket(ticket) && is_leaving(ticket) &&
-				state_of(ticket) != DLOCK_GRANTED &&
-				state_of(ticket) != DLOCK_WAITING
+				dlock_state_has_ended(dlock_state_of(ticket))
 		};
 	}
 	return count;
@@ -578,16 +567,9 @@ dlock_queue_waited_for(const DlockSpace *space, int *count)
 
 /*
  * Copy every ticket of a space, lock by lock: the holders and then the queue.
- * Each lock is copied at one moment, with its entry's lock in shared mode.
+ * Each lock is copied at one moment, with its entry locked.  Returns the rows
+ * of the next partitions, palloc'd; NULL at the end.
  */
-void
-dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space)
-{
-	scan->space = space;
-	scan->partition = 0;
-}
-
-/* The rows of the next partitions, palloc'd; NULL at the end */
 DlockRow *
 dlock_queue_rows_next(DlockRowScan *scan)
 {

@@ -36,6 +36,13 @@ dlock_quorum_has_standbys(void)
 	return max_wal_senders > 0 && compat_sync_standbys_defined();
 }
 
+static inline int
+quorum_of(int durability)
+{
+	Assert(durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE);
+	return durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE;
+}
+
 /* Have they acknowledged this position, at this level? */
 bool
 dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
@@ -48,25 +55,9 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	/* under the lock, because waiters are woken before the setting changes */
 	LWLockAcquire(SyncRepLock, LW_SHARED);
 	acknowledged = !dlock_quorum_has_standbys() ||
-		WalSndCtl->lsn[durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE] >= lsn;
+		WalSndCtl->lsn[quorum_of(durability)] >= lsn;
 	LWLockRelease(SyncRepLock);
 	return acknowledged;
-}
-
-static void
-read_acknowledged(XLogRecPtr *positions)
-{
-	LWLockAcquire(SyncRepLock, LW_SHARED);
-	for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
-		positions[q] = WalSndCtl->lsn[q];
-	LWLockRelease(SyncRepLock);
-}
-
-static inline int
-quorum_of(int durability)
-{
-	Assert(durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE);
-	return durability - SYNCHRONOUS_COMMIT_REMOTE_WRITE;
 }
 
 /* When the latest heartbeat acknowledged at a level was sent */
@@ -126,7 +117,10 @@ dlock_quorum_look(DlockSpace *space)
 			confirm(space, q, now);
 		return;
 	}
-	read_acknowledged(positions);
+	LWLockAcquire(SyncRepLock, LW_SHARED);
+	for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
+		positions[q] = WalSndCtl->lsn[q];
+	LWLockRelease(SyncRepLock);
 	for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
 		confirm(space, q, take_acknowledged(space, q, positions[q]));
 }

@@ -122,22 +122,3 @@ dlock_lease_name_append(StringInfo buffer, const DlockLeaseName *name)
 		appendStringInfo(buffer, ", owner \"%s\"", name->owner.text);
 	appendStringInfoChar(buffer, ')');
 }
-
-/* The role of a lease; false if it is gone */
-bool
-dlock_lease_role_find(DlockSpace *space, int64 number, Oid *role,
-					  NameData *role_name)
-{
-	int			before = dlock_record_begin_uses();
-	DlockLease *lease;
-	DlockLeaseTicket *ticket;
-
-	dlock_id_find(space, number, &lease, &ticket);
-	if (lease)
-	{
-		*role = lease->role;
-		namestrcpy(role_name, dlock_lease_role_name(lease));
-	}
-	dlock_record_end_uses(before);
-	return lease != NULL;
-}

@@ -50,8 +50,6 @@ dlock_address(dsa_pointer pointer)
 extern int	dlock_max_memory_per_role;	/* percent */
 extern dshash_table *dlock_accounts;
 
-extern bool dlock_memory_suffices(Oid role);
-extern void dlock_check_memory(Oid role);
 extern dsa_pointer dlock_text_copy(Oid role, const char *text);
 extern void dlock_text_free(Oid role, dsa_pointer text);
 extern void dlock_report_memory(void);
@@ -69,93 +67,26 @@ dlock_space_at(dsa_pointer pointer)
 	return dlock_address(pointer);
 }
 
-/* Lists.  The lock of a list's owner protects the list and its links. */
-
 static inline DlockLink *
 dlock_link_at(dsa_pointer pointer)
 {
 	return dlock_address(pointer);
 }
 
-static inline void
-dlock_list_init(DlockList *list)
-{
-	list->head = list->tail = InvalidDsaPointer;
-	list->length = 0;
-}
-
-static inline void
-dlock_list_append(DlockList *list, DlockLink *link, dsa_pointer self)
-{
-	link->prev = list->tail;
-	link->next = InvalidDsaPointer;
-	if (DsaPointerIsValid(list->tail))
-		dlock_link_at(list->tail)->next = self;
-	else
-		list->head = self;
-	list->tail = self;
-	list->length++;
-}
-
-static inline void
-dlock_list_prepend(DlockList *list, DlockLink *link, dsa_pointer self)
-{
-	link->prev = InvalidDsaPointer;
-	link->next = list->head;
-	if (DsaPointerIsValid(list->head))
-		dlock_link_at(list->head)->prev = self;
-	else
-		list->tail = self;
-	list->head = self;
-	list->length++;
-}
-
-static inline void
-dlock_list_remove(DlockList *list, DlockLink *link)
-{
-	if (DsaPointerIsValid(link->prev))
-		dlock_link_at(link->prev)->next = link->next;
-	else
-		list->head = link->next;
-	if (DsaPointerIsValid(link->next))
-		dlock_link_at(link->next)->prev = link->prev;
-	else
-		list->tail = link->prev;
-	link->prev = link->next = InvalidDsaPointer;
-	list->length--;
-}
-
 /* lock_table.c */
-
-extern DlockPartition *dlock_lock_partitions;
-
-static inline DlockPartition *
-dlock_lock_partition(const DlockKey *key)
-{
-	/* the bucket is in the last bits */
-	return &dlock_lock_partitions[key->hash >> (32 - DLOCK_PARTITION_BITS)];
-}
-
 extern void dlock_locks_reserve(uint64 more);
 extern void dlock_locks_look_ahead(const DlockKey *keys, uint64 count);
-extern bool dlock_lock_is_spare(const DlockKey *key, Oid role);
-extern void dlock_lock_free_spare(void);
 
 /* shmem.c */
 extern dshash_table *dlock_spaces;
 extern DlockBackend *dlock_backends;
 extern DlockBackend *dlock_my_backend;
 
-extern void dlock_attach(void);
-extern void dlock_detach(void);
+extern void dlock_attach(bool as_worker);
 extern void dlock_leave_at_exit(void (*leave) (void));
-extern void dlock_count_as_worker(void);
 extern bool dlock_is_replaced(void);
 
 /* counter.c */
-extern void dlock_count_elsewhere(const DlockTicket *ticket,
-								  DlockCounter counter, int64 amount);
-
 static inline void
 dlock_count(DlockCounter counter, uint64 amount)
 {
@@ -165,33 +96,14 @@ dlock_count(DlockCounter counter, uint64 amount)
 	pg_atomic_write_u64(mine, pg_atomic_read_u64(mine) + amount);
 }
 
-/* Count for a ticket's space, which is in use. "amount" can be negative. */
-static inline void
-dlock_count_ticket(const DlockTicket *ticket, DlockCounter counter,
-				   int64 amount)
+static inline DlockState
+dlock_state_of(const DlockTicket *ticket)
 {
-	if (likely(pg_atomic_read_u64(&dlock_my_backend->space) == ticket->space))
-		dlock_count(counter, (uint64) amount);
-	else
-		dlock_count_elsewhere(ticket, counter, amount);
+	return (DlockState) pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->state);
 }
 
-/*
- * Change a ticket's state, after all other changes of the ticket and its
- * links.  The owner reads the state without the lock, and frees a session's
- * ticket once it is GONE.  Waiters for a lease's ticket read it, too.
- */
-static inline void
-dlock_ticket_set_state(DlockTicket *ticket, DlockState state)
-{
-	if (state == DLOCK_ENDING &&
-		pg_atomic_read_u32(&ticket->state) == DLOCK_GRANTED)
-		dlock_count_ticket(ticket, DLOCK_COUNT_HELD, -1);
-	pg_write_barrier();
-	pg_atomic_write_u32(&ticket->state, state);
-}
+extern const int64 dlock_wait_bounds[];
 
-extern int64 dlock_wait_bound(int bucket);
 extern void dlock_count_wait(uint64 waited);
 extern TimestampTz dlock_sum_counters(DlockSpace *space, uint64 *sums);
 extern void dlock_reset_counters(DlockSpace *space);
@@ -210,7 +122,6 @@ extern void dlock_contention_wait(DlockSpace *space, const DlockKey *key,
 								  uint64 waited, uint32 queue_length,
 								  DlockWaitEnd how);
 extern int	dlock_contention_copy(DlockSpace *space, DlockContended *entries);
-extern void dlock_contention_reset(DlockSpace *space);
 
 /* catalog.c */
 extern void dlock_check_permanent(Relation relation);
@@ -226,34 +137,13 @@ extern DlockSpace *dlock_find_space(const DlockSpaceKey *key);
 extern bool dlock_space_is_current(const DlockSpace *space);
 extern void dlock_key_fill(DlockKey *key, const DlockSpace *space,
 						   const char *name, int length);
-extern void dlock_space_leave_all(void);
+extern void dlock_detach(void);
 
 /* purge.c */
 extern void dlock_remove_unused_spaces(const DlockSpaceKey *keep);
-extern void dlock_remove_all_unused_spaces(const DlockSpaceKey *keep);
+extern void dlock_request_check_memory(DlockSpace *space, Oid role);
 
 /* ticket.c */
-
-/*
- * Note that a ticket has waited for so many microseconds, and waits on.  Until
- * the grant, granted_at is -(start + 2^61) by the monotonic clock.  That is
- * below 0 even if the wait began before the machine was booted.
- */
-static inline void
-dlock_ticket_begin_wait(DlockTicket *ticket, int64 waited)
-{
-	ticket->granted_at = waited - (int64) dlock_monotonic_now() -
-		(INT64CONST(1) << 61);
-}
-
-/* Microseconds waited; 0 if it does not wait, or its row says granted */
-static inline int64
-dlock_ticket_waited(const DlockTicket *ticket, uint64 now)
-{
-	if (ticket->granted_at >= 0)
-		return 0;
-	return Max((int64) now + (INT64CONST(1) << 61) + ticket->granted_at, 0);
-}
 
 /*
  * Draw a number, under the lock of the entry that the ticket joins, so that
@@ -282,12 +172,12 @@ dlock_ticket_draw(DlockSpace *space)
 
 extern bool dlock_ticket_was_reserved(DlockSpace *space, int64 number);
 extern void dlock_ticket_reserve(DlockSpace *space, int64 minimum);
-extern bool dlock_ticket_is_spare(const DlockRequest *request, Oid role);
+extern bool dlock_spares_fit(const DlockRequest *request, Oid role);
 extern DlockTicket *dlock_ticket_make(DlockSpace *space,
 									  const DlockRequest *request, Oid role);
 extern void dlock_ticket_joined(DlockTicket *ticket);
 extern void dlock_ticket_free(DlockTicket *ticket);
-extern void dlock_ticket_free_spare(void);
+extern void dlock_free_spares(void);
 
 /* report.c */
 
@@ -336,8 +226,6 @@ extern void dlock_lease_name_find(DlockSpace *space, int64 number,
 							  DlockLeaseName *name);
 extern void dlock_lease_name_append(StringInfo buffer,
 									const DlockLeaseName *name);
-extern bool dlock_lease_role_find(DlockSpace *space, int64 number, Oid *role,
-								  NameData *role_name);
 
 /* queue.c */
 typedef enum DlockJoin
@@ -443,7 +331,7 @@ extern void dlock_queue_forget_slots(DlockSpace *space,
 extern void dlock_queue_load_slots(DlockSpace *space, const DlockKey *key,
 								   int32 slots, Oid role);
 extern void dlock_queue_unsettle(DlockSpace *space);
-extern bool dlock_queue_leave(const DlockKey *key, DlockTicket *ticket,
+extern void dlock_queue_leave(const DlockKey *key, DlockTicket *ticket,
 							  DlockLock *lock);
 
 /* A ticket that was ended by force, as it was before */
@@ -497,15 +385,14 @@ extern int32 dlock_queue_slots(const DlockKey *key, int32 slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
 extern uint64 dlock_queue_waiting(const DlockSpace *space, int64 *longest);
 
-/* A walk through all rows; its fields are private */
+/* A walk through all rows */
 typedef struct DlockRowScan
 {
 	DlockSpace *space;
-	int			partition;		/* the next one */
+	int			partition;		/* the next one, 0 at first */
 } DlockRowScan;
 
 extern DlockKey *dlock_queue_waited_for(const DlockSpace *space, int *count);
-extern void dlock_queue_rows_begin(DlockRowScan *scan, DlockSpace *space);
 extern DlockRow *dlock_queue_rows_next(DlockRowScan *scan);
 extern DlockRow *dlock_queue_rows_of(DlockSpace *space, const DlockKey *key);
 
@@ -525,15 +412,6 @@ dlock_record_ticket(DlockRecord *record)
 								 offsetof(DlockLeaseTicket, record));
 }
 
-static inline dsa_pointer
-dlock_record_self(DlockRecord *record)
-{
-	return record->is_lease ?
-		dlock_record_lease(record)->self + offsetof(DlockLease, record) :
-		dlock_record_ticket(record)->ticket.self +
-		offsetof(DlockLeaseTicket, record);
-}
-
 static inline DlockRecord *
 dlock_record_at(dsa_pointer journal_link)
 {
@@ -550,6 +428,8 @@ dlock_record_ref(DlockRecord *record)
 extern void dlock_record_unref(DlockRecord *record);
 extern int	dlock_record_begin_uses(void);
 extern void dlock_record_end_uses(int before);
+extern void dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
+						  DlockLeaseTicket **ticket);
 extern const char *dlock_record_copy_info(DlockRecord *record, char *buffer);
 
 /* id_table.c */
@@ -586,31 +466,6 @@ extern DlockLease *dlock_lease_next_retimed(DlockSpace *space);
 
 /* lease.c */
 
-/*
- * Begin to change leases and their tickets, with the lease lock (I9).  In
- * builds with assertions, an error before the end is a PANIC.
- */
-static inline void
-dlock_lease_begin_change(DlockSpace *space)
-{
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	COMPAT_NO_ERROR_BEGIN();
-}
-
-#ifdef COMPAT_CHECKS
-extern void dlock_check_lease(const DlockLease *lease);
-#else
-#define dlock_check_lease(lease)	((void) 0)
-#endif
-
-static inline void
-dlock_lease_end_change(DlockSpace *space, DlockLease *lease)
-{
-	dlock_check_lease(lease);
-	COMPAT_NO_ERROR_END();
-	LWLockRelease(&space->lease_lock);
-}
-
 /* Without the lease lock, the count may be out of date. */
 static inline uint32
 dlock_lease_count_tickets(const DlockLease *lease)
@@ -632,13 +487,23 @@ extern DlockLease *dlock_lease_make_single(DlockSpace *space, Oid role,
 										   const char *role_name, int64 ttl,
 										   const DlockKey *key);
 extern uint32 dlock_lease_count_held(const DlockLease *lease);
-extern TimestampTz dlock_lease_opened_at(const DlockLease *lease);
-extern int	dlock_lease_attached_pid(const DlockLease *lease);
 extern DlockLease *dlock_lease_find(DlockSpace *space, int64 number);
 extern uint64 dlock_lease_deadline(DlockLease *lease);
-extern bool dlock_lease_is_open(DlockLease *lease);
+
+static inline bool
+dlock_lease_is_open(DlockLease *lease)
+{
+	return dlock_lease_deadline(lease) != 0;
+}
+
+static inline bool
+dlock_lease_is_attached(const DlockLease *lease)
+{
+	return pg_atomic_read_u64((pg_atomic_uint64 *) &lease->deadline) >=
+		DLOCK_NO_DEADLINE;
+}
+
 extern bool dlock_lease_has_run_out(DlockLease *lease);
-extern bool dlock_lease_is_attached(const DlockLease *lease);
 extern int	dlock_lease_renew(DlockSpace *space, int64 number);
 extern bool dlock_lease_confirm(DlockSpace *space, DlockLease *lease,
 								int64 ttl, uint64 start);
@@ -649,24 +514,20 @@ extern DlockLeaseTicket *dlock_lease_next_ticket(const DlockLease *lease,
 extern void dlock_lease_for_each(DlockSpace *space,
 								 bool (*callback) (DlockLease *, void *),
 								 void *arg);
-extern DlockLease *dlock_lease_restored(DlockSpace *space, int64 number);
 extern void dlock_lease_restore(DlockLease *lease, bool delayed);
-extern int	dlock_lease_greatest_durability(DlockSpace *space,
-											int64 *least_ttl);
 extern void dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed);
-extern void dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir);
-extern void dlock_lease_begin_quorum(DlockLease *lease);
-extern void dlock_lease_be_over(DlockLease *lease, bool always);
+extern void dlock_lease_enter(DlockLease *lease);
 extern bool dlock_lease_detach(DlockLease *lease);
 
 /* lease_end.c */
+extern bool dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
 extern bool dlock_lease_is_over(DlockSpace *space, DlockRecord *record);
 extern bool dlock_lease_settle(DlockSpace *space, DlockRecord *record);
 extern void dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_drop(DlockLeaseTicket *ticket);
-extern int64 dlock_lease_end(DlockSpace *space, DlockLease *lease,
-							 uint32 event);
-extern int64 dlock_lease_force(DlockSpace *space, int64 number);
+extern void dlock_lease_withdraw(DlockLease *lease);
+extern int64 dlock_lease_force(DlockSpace *space, int64 number,
+							   bool *was_open);
 extern int64 dlock_lease_end_all(DlockSpace *space);
 extern int64 dlock_lease_release(DlockSpace *space, int64 number);
 extern uint64 dlock_lease_expire(DlockLease *lease, uint64 until,
@@ -678,6 +539,12 @@ static inline DlockLease *
 dlock_lease_of(const DlockLeaseTicket *ticket)
 {
 	return dlock_address(ticket->lease);
+}
+
+static inline bool
+dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket)
+{
+	return dlock_lease_is_open(dlock_lease_of(ticket));
 }
 
 /* The lease that a record is or belongs to */
@@ -695,13 +562,6 @@ dlock_record_of_lease(DlockRecord *record)
 	DlockLease *lease = dlock_record_lease_of(record);
 
 	return lease->single ? record : &lease->record;
-}
-
-static inline DlockState
-dlock_state_of(const DlockLeaseTicket *ticket)
-{
-	return (DlockState)
-		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->ticket.state);
 }
 
 /* An ended ticket neither waits nor holds, and never begins again. */
@@ -724,8 +584,6 @@ extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
 												 const DlockRequest *request);
 extern DlockLeaseTicket *dlock_lease_ticket_find(DlockSpace *space,
 												 int64 number);
-extern void dlock_lease_ticket_publish(DlockLeaseTicket *ticket);
-extern bool dlock_lease_ticket_is_live(const DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 											  dsa_pointer announcement);
@@ -733,14 +591,8 @@ extern void dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 											 dsa_pointer announcement);
 extern void dlock_lease_ticket_channel(DlockLeaseTicket *ticket,
 									   char *channel);
-extern bool dlock_lease_ticket_is_restored(DlockSpace *space, int64 number);
-
-/* restore.c */
-extern bool dlock_lease_ticket_restore(DlockLeaseTicket *ticket, bool granted);
 
 /* journal.c */
-extern void dlock_journal_mark(DlockSpace *space, DlockRecord *record);
-extern int64 dlock_journal_lag(DlockSpace *space);
 extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
 extern XLogRecPtr dlock_journal_position(DlockSpace *space,
 										 DlockRecord *record);
@@ -779,11 +631,11 @@ extern void dlock_quorum_send(DlockSpace *space, uint64 now);
 /* announcement.c */
 extern dsa_pointer dlock_announcement_make(DlockSpace *space,
 										   const DlockRequest *request);
-extern void dlock_announcement_set(DlockTicket *ticket,
-								   dsa_pointer announcement);
+extern void dlock_announcement_replace(DlockTicket *ticket,
+									   dsa_pointer announcement, bool keep);
 extern void dlock_announcement_event(DlockTicket *ticket, uint32 events);
-extern void dlock_announcement_arm(DlockTicket *ticket, uint64 claim);
-extern void dlock_announcement_unclaim(DlockTicket *ticket, uint64 claim);
+extern void dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim,
+										 bool committed);
 extern uint64 dlock_announcement_claim(DlockTicket *ticket);
 extern uint64 dlock_announcement_my_claim(DlockTicket *ticket);
 extern void dlock_announcement_channel(DlockTicket *ticket, char *channel);
@@ -821,21 +673,6 @@ typedef struct DlockWatcher
 	bool		anew;			/* not told since it was armed */
 } DlockWatcher;
 
-extern DlockSpace *dlock_watch_count_change(const DlockKey *key);
-
-/*
- * The holders of a lock, or what is told of them, are about to change.
- * Returns the space whose worker must be woken then, or NULL.  Called under
- * the lock of the name's partition; the name need not have an entry.
- */
-static inline DlockSpace *
-dlock_watch_note_change(const DlockKey *key)
-{
-	if (likely(dlock_lock_partition(key)->num_watched == 0))
-		return NULL;
-	return dlock_watch_count_change(key);
-}
-
 extern DlockWatch *dlock_watch_begin(DlockSpace *space, const DlockKey *key,
 									 const char *channel);
 extern void dlock_watch_arm(DlockWatch *watch);
@@ -857,12 +694,13 @@ extern void dlock_watch_skip(DlockSpace *space, const DlockTelling *telling);
 extern char *dlock_json_text(const char *text, int length, bool replace);
 
 /* launcher.c */
-typedef enum DlockOffice
+
+/* The proc number of an office's holder, or -1 */
+static inline int
+dlock_office_holder(DlockSpace *space, DlockOffice office)
 {
-	DLOCK_WORKER,
-	DLOCK_SENDER,
-	DLOCK_VACUUM
-} DlockOffice;
+	return (int) pg_atomic_read_u32(&space->offices[office].holder) - 1;
+}
 
 /* Does the sender have something to tell? */
 static inline bool
@@ -873,15 +711,12 @@ dlock_has_messages(const DlockSpace *space)
 
 extern bool dlock_office_take(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_leave(DlockSpace *space, DlockOffice office);
-extern bool dlock_office_is_held(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_start(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_wake(DlockSpace *space, DlockOffice office);
-extern void dlock_office_terminate(DlockSpace *space, DlockOffice office);
+extern int	dlock_office_pid(DlockSpace *space, DlockOffice office);
 extern bool dlock_worker_wake(DlockSpace *space);
 extern bool dlock_worker_is_needed(DlockSpace *space);
-extern bool dlock_worker_is_awaited(DlockSpace *space);
-extern bool dlock_worker_has_company(DlockSpace *space);
-extern void dlock_worker_look(DlockSpace *space);
-extern void dlock_worker_expect(DlockSpace *space);
+extern bool dlock_worker_has_company(DlockSpace *space, bool waits);
+extern void dlock_worker_look(DlockSpace *space, bool waits);
 
 #endif							/* DLOCK_SHARED_H */

@@ -46,33 +46,12 @@ DlockBackend *dlock_my_backend = NULL;
 /* Found at the first attempt to attach */
 static DlockHeader *header = NULL;
 
-/* This process's entry in the list of PIDs, and its counts */
-static pg_atomic_uint32 *my_pid = NULL;
+/* Of attached processes, by proc number */
+static pg_atomic_uint32 *pids = NULL;
+
+/* How this process is counted */
 static bool counted = false;
 static bool counted_as_worker = false;
-
-static dshash_parameters
-parameters_of(Size key_size, Size entry_size)
-{
-	return (dshash_parameters)
-	{
-		.key_size = key_size,
-		.entry_size = entry_size,
-		.compare_function = dshash_memcmp,
-		.hash_function = dshash_memhash,
-		COMPAT_DSHASH_COPY(dshash_memcpy)
-		.tranche_id = header->table_tranche
-	};
-}
-
-static void
-table_parameters(dshash_parameters *spaces_table,
-				 dshash_parameters *accounts_table)
-{
-	*spaces_table = parameters_of(sizeof(DlockSpaceKey),
-								  sizeof(DlockSpaceEntry));
-	*accounts_table = parameters_of(sizeof(Oid), sizeof(DlockAccount));
-}
 
 /*
  * Offsets of the arrays in the segment.  The PIDs come first, because
@@ -88,11 +67,13 @@ typedef struct Parts
 	Size		area;
 } Parts;
 
-static Parts
+/* Known once header is */
+static Parts parts;
+
+static void
 find_parts(void)
 {
 	Size		num_backends = ProcGlobal->allProcCount;
-	Parts		parts;
 
 	parts.control = CACHELINEALIGN(num_backends * sizeof(pg_atomic_uint32));
 	parts.backends = parts.control + CACHELINEALIGN(sizeof(DlockControl));
@@ -104,18 +85,51 @@ find_parts(void)
 		CACHELINEALIGN(DLOCK_ID_PARTITIONS * sizeof(DlockIdPartition));
 	parts.area = parts.requests +
 		CACHELINEALIGN(DLOCK_ID_PARTITIONS * sizeof(DlockIdPartition));
-	return parts;
 }
 
-/* What this process has attached to so far */
-typedef struct Attachment
+/* Find the arrays of a segment, which this process may not use yet. */
+static void
+find_arrays(char *start)
 {
-	char	   *start;
-	dsm_segment *segment;
-	dsa_area   *area;
-	dshash_table *spaces;
-	dshash_table *accounts;
-} Attachment;
+	pids = (pg_atomic_uint32 *) start;
+	dlock_control = (DlockControl *) (start + parts.control);
+	dlock_backends = (DlockBackend *) (start + parts.backends);
+	dlock_lock_partitions = (DlockPartition *) (start + parts.locks);
+	dlock_ids = (DlockIdPartition *) (start + parts.ids);
+	dlock_requests = (DlockIdPartition *) (start + parts.requests);
+	dlock_area_start = start + parts.area;
+}
+
+/* Make or find a hash table in the area. */
+static dshash_table *
+open_table(Size key_size, Size entry_size, dshash_table_handle *handle,
+		   bool make)
+{
+	dshash_parameters parameters = {
+		.key_size = key_size,
+		.entry_size = entry_size,
+		.compare_function = dshash_memcmp,
+		.hash_function = dshash_memhash,
+		COMPAT_DSHASH_COPY(dshash_memcpy)
+		.tranche_id = header->table_tranche
+	};
+	dshash_table *table;
+
+	if (!make)
+		return dshash_attach(dlock_area, &parameters, *handle, NULL);
+	table = dshash_create(dlock_area, &parameters, NULL);
+	*handle = dshash_get_hash_table_handle(table);
+	return table;
+}
+
+static void
+open_tables(bool make)
+{
+	dlock_spaces = open_table(sizeof(DlockSpaceKey), sizeof(DlockSpaceEntry),
+							  &dlock_control->spaces, make);
+	dlock_accounts = open_table(sizeof(Oid), sizeof(DlockAccount),
+								&dlock_control->accounts, make);
+}
 
 /*
  * Find or make the header, with AddinShmemInitLock held.  "initialized" is set
@@ -145,6 +159,7 @@ find_header(void)
 	}
 	compat_lwlock_register_tranche(found_header->memory_tranche, "DlockMemory");
 	compat_lwlock_register_tranche(found_header->table_tranche, "DlockTable");
+	find_parts();
 	header = found_header;
 }
 
@@ -173,6 +188,19 @@ is_our_layout(void)
 	return header->layout == DLOCK_LAYOUT && header->sizes == layout_sizes();
 }
 
+static dsm_segment *
+map_segment(void)
+{
+	dsm_segment *segment = dsm_attach(header->segment);
+
+	if (segment == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("could not attach to dlock's shared memory"),
+				 errhint("Try again.")));
+	return segment;
+}
+
 /*
  * Wake the processes that are attached to a segment of another layout, so that
  * workers see that they are in the way.  Returns a list of PIDs.
@@ -182,14 +210,14 @@ rouse_others(void)
 {
 	StringInfoData names;
 	int			count = 0;
-	dsm_segment *segment = dsm_attach(header->segment);
-	pg_atomic_uint32 *pids = dsm_segment_address(segment);
+	dsm_segment *segment = map_segment();
+	pg_atomic_uint32 *others = dsm_segment_address(segment);
 
 	Assert(LWLockHeldByMeInMode(AddinShmemInitLock, LW_EXCLUSIVE));
 	initStringInfo(&names);
 	for (uint32 i = 0; i < header->num_pids; i++)
 	{
-		uint32		pid = pg_atomic_read_u32(&pids[i]);
+		uint32		pid = pg_atomic_read_u32(&others[i]);
 
 		if (pid == 0)
 			continue;
@@ -279,107 +307,78 @@ make_secrets(uint64 *secrets)
 }
 
 static void
-init_control(DlockControl *control, Size area_size)
+init_control(Size area_size)
 {
-	make_secrets(control->secrets);
-	control->memory_tranche = header->memory_tranche;
-	control->table_tranche = header->table_tranche;
-	control->num_backends = ProcGlobal->allProcCount;
-	control->area_size = area_size;
-	LWLockInitialize(&control->reserve_lock, header->memory_tranche);
-	LWLockInitialize(&control->purge_lock, header->memory_tranche);
-	pg_atomic_init_u64(&control->last_session, 0);
-	pg_atomic_init_u64(&control->memory_used, 0);
-	pg_atomic_init_u64(&control->spaces_left, 0);
-	pg_atomic_init_u32(&control->looked_at, 0);
+	make_secrets(dlock_control->secrets);
+	dlock_control->memory_tranche = header->memory_tranche;
+	dlock_control->num_backends = ProcGlobal->allProcCount;
+	dlock_control->area_size = area_size;
+	LWLockInitialize(&dlock_control->reserve_lock, header->memory_tranche);
+	LWLockInitialize(&dlock_control->purge_lock, header->memory_tranche);
+	pg_atomic_init_u64(&dlock_control->last_session, 0);
+	pg_atomic_init_u64(&dlock_control->memory_used, 0);
+	pg_atomic_init_u64(&dlock_control->spaces_left, 0);
+	pg_atomic_init_u32(&dlock_control->looked_at, 0);
 }
 
 /* Initialize the arrays, in memory that is zero. */
 static void
-init_parts(char *start, Size area_size)
+init_arrays(Size area_size)
 {
-	Parts		parts = find_parts();
-	pg_atomic_uint32 *pids = (pg_atomic_uint32 *) start;
-	DlockBackend *backends = (DlockBackend *) (start + parts.backends);
-
-	init_control((DlockControl *) (start + parts.control), area_size);
+	init_control(area_size);
 	for (uint32 i = 0; i < ProcGlobal->allProcCount; i++)
 	{
 		pg_atomic_init_u32(&pids[i], 0);
-		init_backend(&backends[i]);
+		init_backend(&dlock_backends[i]);
 	}
-	dlock_lock_table_init((DlockPartition *) (start + parts.locks),
-						  header->table_tranche);
-	dlock_id_table_init((DlockIdPartition *) (start + parts.ids),
-						header->table_tranche);
-	dlock_id_table_init((DlockIdPartition *) (start + parts.requests),
-						header->table_tranche);
+	dlock_lock_table_init(dlock_lock_partitions, header->table_tranche);
+	dlock_id_table_init(dlock_ids, header->table_tranche);
+	dlock_id_table_init(dlock_requests, header->table_tranche);
 }
 
 /*
  * Make the segment.  It is pinned last, and belongs to the current resource
  * owner until then, so an error leaves nothing behind.
  */
-static void
-create_segment(Attachment *made)
+static dsm_segment *
+create_segment(void)
 {
-	dshash_parameters spaces_parameters;
-	dshash_parameters accounts_parameters;
-	Parts		parts = find_parts();
 	Size		area_size = dlock_area_size();
-	DlockControl *control;
+	dsm_segment *segment = dlock_segment_create(parts.area + area_size);
+	char	   *start = dsm_segment_address(segment);
 
 	Assert(LWLockHeldByMeInMode(AddinShmemInitLock, LW_EXCLUSIVE));
-	table_parameters(&spaces_parameters, &accounts_parameters);
-	made->segment = dlock_segment_create(parts.area + area_size);
-	made->start = dsm_segment_address(made->segment);
-	memset(made->start, 0, parts.area);
-	init_parts(made->start, area_size);
-	made->area = dsa_create_in_place(made->start + parts.area, area_size,
-									 header->memory_tranche, made->segment);
+	memset(start, 0, parts.area);
+	find_arrays(start);
+	init_arrays(area_size);
+	dlock_area = dsa_create_in_place(dlock_area_start, area_size,
+									 header->memory_tranche, segment);
 	/* it never grows, so it is one piece (I5) */
-	dsa_set_size_limit(made->area, area_size);
-	made->spaces = dshash_create(made->area, &spaces_parameters, NULL);
-	made->accounts = dshash_create(made->area, &accounts_parameters, NULL);
-	control = (DlockControl *) (made->start + parts.control);
-	control->spaces = dshash_get_hash_table_handle(made->spaces);
-	control->accounts = dshash_get_hash_table_handle(made->accounts);
-	Assert(dsa_get_address(made->area, control->accounts) ==
-		   made->start + parts.area + control->accounts);
+	dsa_set_size_limit(dlock_area, area_size);
+	open_tables(true);
+	Assert(dsa_get_address(dlock_area, dlock_control->accounts) ==
+		   dlock_area_start + dlock_control->accounts);
 
-	dsa_pin(made->area);
-	dsm_pin_segment(made->segment);
-	header->segment = dsm_segment_handle(made->segment);
+	dsa_pin(dlock_area);
+	dsm_pin_segment(segment);
+	header->segment = dsm_segment_handle(segment);
 	header->num_pids = ProcGlobal->allProcCount;
 	header->layout = DLOCK_LAYOUT;
 	header->sizes = layout_sizes();
 	strlcpy(header->version, DLOCK_VERSION, sizeof(header->version));
 	pg_atomic_write_u64(&header->wanted_until, 0);
+	return segment;
 }
 
-static void
-attach_segment(Attachment *found)
+static dsm_segment *
+attach_segment(void)
 {
-	dshash_parameters spaces_parameters;
-	dshash_parameters accounts_parameters;
-	Parts		parts = find_parts();
-	DlockControl *control;
+	dsm_segment *segment = map_segment();
 
-	table_parameters(&spaces_parameters, &accounts_parameters);
-	found->segment = dsm_attach(header->segment);
-	if (found->segment == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("could not attach to dlock's shared memory"),
-				 errhint("Try again.")));
-	found->start = dsm_segment_address(found->segment);
-	control = (DlockControl *) (found->start + parts.control);
-	found->area = dsa_attach_in_place(found->start + parts.area,
-									  found->segment);
-	found->spaces = dshash_attach(found->area, &spaces_parameters,
-								  control->spaces, NULL);
-	found->accounts = dshash_attach(found->area, &accounts_parameters,
-									control->accounts, NULL);
+	find_arrays(dsm_segment_address(segment));
+	dlock_area = dsa_attach_in_place(dlock_area_start, segment);
+	open_tables(false);
+	return segment;
 }
 
 /*
@@ -400,10 +399,11 @@ uncount(int code, Datum arg)
 
 /* Find or make the segment, and count this process; true if it was made. */
 static bool
-join_segment(Attachment *attachment)
+join_segment(bool as_worker)
 {
 	TimestampTz start = GetCurrentTimestamp();
 	MemoryContext old_context;
+	dsm_segment *segment;
 	bool		make;
 
 	for (;;)
@@ -420,32 +420,32 @@ join_segment(Attachment *attachment)
 	if (header->segment != DSM_HANDLE_INVALID && !is_our_layout())
 		free_segment();
 	make = header->segment == DSM_HANDLE_INVALID;
-	if (make)
-		create_segment(attachment);
-	else
-		attach_segment(attachment);
+	segment = make ? create_segment() : attach_segment();
 	MemoryContextSwitchTo(old_context);
 
 	/* nothing fails from here on */
-	dsa_pin_mapping(attachment->area);
-	dsm_pin_mapping(attachment->segment);
+	dsa_pin_mapping(dlock_area);
+	dsm_pin_mapping(segment);
+	if (as_worker)
+		pg_atomic_fetch_add_u32(&header->workers, 1);
 	pg_atomic_fetch_add_u32(&header->attached, 1);
+	counted_as_worker = as_worker;
 	counted = true;
 	LWLockRelease(AddinShmemInitLock);
 	return make;
 }
 
 /*
- * Attach this backend to the shared state, and make that if there is none.
+ * Attach this backend to the shared state, and make that if there is none.  A
+ * background worker gives way to other layouts.
+ *
  * Raises 53200, and 55000 if another layout is in use.  After an error, the
  * resource owner detaches, and the next call starts over.  The caller must
  * have registered its exit callback.
  */
 void
-dlock_attach(void)
+dlock_attach(bool as_worker)
 {
-	Attachment	attachment;
-	Parts		parts = find_parts();
 	bool		made;
 	static bool registered = false;
 
@@ -455,19 +455,8 @@ dlock_attach(void)
 		on_shmem_exit(uncount, 0);
 	registered = true;
 
-	made = join_segment(&attachment);
-	dlock_area = attachment.area;
-	dlock_area_start = attachment.start + parts.area;
-	dlock_control = (DlockControl *) (attachment.start + parts.control);
-	dlock_spaces = attachment.spaces;
-	dlock_accounts = attachment.accounts;
-	dlock_backends = (DlockBackend *) (attachment.start + parts.backends);
-	dlock_lock_partitions = (DlockPartition *) (attachment.start + parts.locks);
-	dlock_id_tables_attach((DlockIdPartition *) (attachment.start + parts.ids),
-						   (DlockIdPartition *) (attachment.start +
-												 parts.requests));
-	my_pid = (pg_atomic_uint32 *) attachment.start + compat_my_procno();
-	pg_atomic_write_u32(my_pid, MyProcPid);
+	made = join_segment(as_worker);
+	pg_atomic_write_u32(&pids[compat_my_procno()], MyProcPid);
 	dlock_my_backend = &dlock_backends[compat_my_procno()];
 	dlock_my_backend->database = MyDatabaseId;
 	dlock_my_backend->wait_ticket = 0;
@@ -478,14 +467,6 @@ dlock_attach(void)
 						pg_atomic_add_fetch_u64(&dlock_control->last_session, 1));
 	if (made && dlock_control->area_size < (Size) dlock_max_memory * 1024)
 		dlock_log_small_area();
-}
-
-/* This attached process is a worker, and gives way to other layouts. */
-void
-dlock_count_as_worker(void)
-{
-	pg_atomic_fetch_add_u32(&header->workers, 1);
-	counted_as_worker = true;
 }
 
 /* Does a library of another layout wait for workers only? */
@@ -500,18 +481,13 @@ dlock_is_replaced(void)
 		pg_atomic_read_u32(&header->workers);
 }
 
-/*
- * Free the slot of an exiting backend, after dlock_space_leave_all().  Raises
- * nothing and allocates nothing.
- */
+/* The last part of dlock_detach() */
 void
-dlock_detach(void)
+dlock_leave_slot(void)
 {
-	if (dlock_my_backend == NULL)
-		return;
 	dlock_report_memory();
 	pg_atomic_write_u64(&dlock_my_backend->session, 0);
-	pg_atomic_write_u32(my_pid, 0);
+	pg_atomic_write_u32(&pids[compat_my_procno()], 0);
 	dlock_my_backend = NULL;
 	dlock_close_accounts();
 }

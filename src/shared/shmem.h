@@ -572,9 +572,6 @@ typedef struct DlockContention
 	uint32		hashes[DLOCK_CONTENDED_NAMES];
 	uint64		weights[DLOCK_CONTENDED_NAMES];
 	int16		next[DLOCK_CONTENDED_NAMES];	/* in its bucket; -1: none */
-	int16		places[DLOCK_CONTENDED_NAMES];	/* in the heap */
-
-	int16		heap[DLOCK_CONTENDED_NAMES];	/* least weight first */
 	dsa_pointer chunks[DLOCK_CONTENDED_NAMES / DLOCK_CONTENDED_CHUNK];
 } DlockContention;
 
@@ -596,6 +593,15 @@ typedef struct DlockHeartbeat
 	XLogRecPtr	lsn;			/* where it ends */
 	uint64		sent;			/* taken before it was written; monotonic */
 } DlockHeartbeat;
+
+/* What background processes of a space do, one at a time each (I20) */
+typedef enum DlockOffice
+{
+	DLOCK_WORKER,
+	DLOCK_SENDER,
+	DLOCK_VACUUM,
+	DLOCK_NUM_OFFICES
+} DlockOffice;
 
 /*
  * How far the tables of leases are loaded.  If an attempt fails or is out of
@@ -682,8 +688,11 @@ struct DlockSpace
 										 * one; monotonic */
 	pg_atomic_uint32 announced; /* tickets with an announcement */
 	pg_atomic_uint32 watches;	/* DlockWatches */
-	pg_atomic_uint32 worker;	/* proc number of the worker, plus 1; or 0 */
-	pg_atomic_uint64 worker_start;	/* when last asked for; monotonic */
+	struct
+	{
+		pg_atomic_uint32 holder;	/* proc number, plus 1; or 0 */
+		pg_atomic_uint64 asked_at;	/* when last asked for; monotonic */
+	}			offices[DLOCK_NUM_OFFICES];
 	pg_atomic_uint32 worker_comes;	/* it looks at the journal within 10 ms
 									 * without being woken */
 	pg_atomic_uint32 worker_deaths; /* workers in a row that died early */
@@ -695,10 +704,6 @@ struct DlockSpace
 	pg_atomic_uint64 blocked_on;
 	pg_atomic_uint64 next_due;	/* when the first lease left by a worker is
 								 * due; monotonic */
-	pg_atomic_uint32 sender;	/* these two as for the worker */
-	pg_atomic_uint64 sender_start;
-	pg_atomic_uint32 vacuum;
-	pg_atomic_uint64 vacuum_start;
 	pg_atomic_uint32 dead_rows; /* in the tables, about */
 	pg_atomic_uint32 vacuum_at; /* vacuum starts at this number */
 	pg_atomic_uint32 cleared;	/* dead rows were removed after the load */
@@ -797,7 +802,6 @@ typedef struct DlockControl
 {
 	/* immutable */
 	int			memory_tranche;
-	int			table_tranche;
 	dshash_table_handle spaces;
 	dshash_table_handle accounts;
 	int			num_backends;

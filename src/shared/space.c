@@ -68,16 +68,15 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u64(&space->last_heartbeat, 0);
 	pg_atomic_init_u32(&space->announced, 0);
 	pg_atomic_init_u32(&space->watches, 0);
-	pg_atomic_init_u32(&space->worker, 0);
-	pg_atomic_init_u64(&space->worker_start, 0);
+	for (int o = 0; o < DLOCK_NUM_OFFICES; o++)
+	{
+		pg_atomic_init_u32(&space->offices[o].holder, 0);
+		pg_atomic_init_u64(&space->offices[o].asked_at, 0);
+	}
 	pg_atomic_init_u32(&space->worker_comes, 0);
 	pg_atomic_init_u32(&space->worker_deaths, 0);
 	pg_atomic_init_u64(&space->blocked_on, 0);
 	pg_atomic_init_u64(&space->next_due, 0);
-	pg_atomic_init_u32(&space->sender, 0);
-	pg_atomic_init_u64(&space->sender_start, 0);
-	pg_atomic_init_u32(&space->vacuum, 0);
-	pg_atomic_init_u64(&space->vacuum_start, 0);
 	pg_atomic_init_u32(&space->dead_rows, 0);
 	pg_atomic_init_u32(&space->vacuum_at, DLOCK_VACUUM_ROWS);
 	pg_atomic_init_u32(&space->cleared, 0);
@@ -291,9 +290,12 @@ dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
 	key->hash = (uint32) fold_product(hash, secrets[0]);
 }
 
-/* Leave all spaces at exit.  Raises nothing and allocates nothing. */
+/*
+ * Leave all spaces and the shared state, at exit.  Raises nothing and
+ * allocates nothing.
+ */
 void
-dlock_space_leave_all(void)
+dlock_detach(void)
 {
 	if (dlock_my_backend == NULL)
 		return;
@@ -314,4 +316,5 @@ dlock_space_leave_all(void)
 			dshash_release_lock(dlock_spaces, entry);
 		}
 	}
+	dlock_leave_slot();
 }

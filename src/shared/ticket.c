@@ -54,13 +54,6 @@
  */
 static DlockTicket *spare = NULL;
 
-static bool
-numbers_left(DlockSpace *space)
-{
-	return pg_atomic_read_u64(&space->next_ticket) <
-		pg_atomic_read_u64(&space->ticket_limit);
-}
-
 /* Draw from a reserved block from now on. */
 static void
 install_block(DlockSpace *space, uint64 first, uint64 limit)
@@ -278,7 +271,8 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	Relation	sequence = open_sequence(space);
 
 	LWLockAcquire(&dlock_control->reserve_lock, LW_EXCLUSIVE);
-	if (minimum > 0 || !numbers_left(space))
+	if (minimum > 0 || pg_atomic_read_u64(&space->next_ticket) >=
+		pg_atomic_read_u64(&space->ticket_limit))
 	{
 		int64		unreserved = (int64) dlock_first_unreserved(space->key.database);
 		int64		first = write_reservation(sequence,
@@ -320,7 +314,7 @@ dlock_ticket_release_texts(DlockTicket *ticket)
 		dlock_text_free(ticket->role, info);
 	}
 	if (DsaPointerIsValid(ticket->announcement))
-		dlock_announcement_free(ticket);
+		dlock_announcement_replace(ticket, InvalidDsaPointer, false);
 }
 
 static void
@@ -369,12 +363,12 @@ make_spare(Oid role)
 	fill_for_session(spare);
 }
 
-/* Does the spare ticket fit a request, so that nothing is allocated? */
+/* Do the spare ticket and entry fit, so that nothing is allocated? */
 bool
-dlock_ticket_is_spare(const DlockRequest *request, Oid role)
+dlock_spares_fit(const DlockRequest *request, Oid role)
 {
 	return spare && spare->role == role && request->info == NULL &&
-		request->channel == NULL;
+		request->channel == NULL && dlock_lock_is_spare(&request->key, role);
 }
 
 /* Make a session's ticket.  Raises 53200; the limit was checked before. */
@@ -431,12 +425,14 @@ dlock_ticket_free(DlockTicket *ticket)
 		dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
 }
 
+/* At exit */
 void
-dlock_ticket_free_spare(void)
+dlock_free_spares(void)
 {
 	DlockTicket *ticket = spare;
 
 	spare = NULL;
 	if (ticket)
 		dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
+	dlock_lock_free_spare();
 }

@@ -174,29 +174,32 @@ unlist(DlockSpace *space, DlockWatched *watched)
 	watched->listed = false;
 }
 
-/* dlock_watch_note_change(), if the partition has watched names */
-DlockSpace *
-dlock_watch_count_change(const DlockKey *key)
+/*
+ * dlock_queue_note_change(), if the partition has watched names.  Called under
+ * its lock; the name need not be watched.
+ */
+void
+dlock_watch_count_change(const DlockKey *key, DlockSpace **to_wake)
 {
 	DlockPartition *partition = dlock_lock_partition(key);
 	DlockWatched *watched;
-	DlockSpace *space = NULL;
 	dsa_pointer *link;
 
 	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
 	link = find_link(partition, key);
 	if (link == NULL)
-		return NULL;
+		return;
 	watched = watched_at(*link);
 	if (!watched->listed)
 	{
-		space = dlock_space_at(watched->space);
+		DlockSpace *space = dlock_space_at(watched->space);
+
 		LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 		list(space, watched);
 		LWLockRelease(&space->outbox_lock);
+		*to_wake = space;
 	}
 	watched->changes++;
-	return space;
 }
 
 /* The session's part */
@@ -499,20 +502,10 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 }
 
 /*
- * Unlist a name that has nothing to tell.  One without watches stays, and
- * dlock_watch_begin_telling() frees it.
- */
-static void
-unlist_if_used(DlockSpace *space, DlockWatched *watched)
-{
-	if (watched->users > 0)
-		unlist(space, watched);
-}
-
-/*
  * The watches copied last have been told.  If all watches have, the round
  * ends, and the name leaves the list unless its holders have changed
- * meanwhile.  Returns whether more must be told at once.
+ * meanwhile.  One without users stays, and dlock_watch_begin_telling() frees
+ * it.  Returns whether more must be told at once.
  */
 bool
 dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
@@ -536,8 +529,9 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
 		dlock_list_prepend(&space->changed, &watched->link, watched->self);
 		watched->due = 0;
 	}
-	else if (first == NULL || first->told == watched->changes)
-		unlist_if_used(space, watched);
+	else if (watched->users > 0 &&
+			 (first == NULL || first->told == watched->changes))
+		unlist(space, watched);
 	LWLockRelease(&space->outbox_lock);
 	LWLockRelease(&partition->lock);
 	return more;
@@ -553,8 +547,8 @@ dlock_watch_skip(DlockSpace *space, const DlockTelling *telling)
 	LWLockAcquire(&partition->lock, LW_SHARED);
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	watched->round = 0;
-	if (watched->changes == telling->change)
-		unlist_if_used(space, watched);
+	if (watched->users > 0 && watched->changes == telling->change)
+		unlist(space, watched);
 	LWLockRelease(&space->outbox_lock);
 	LWLockRelease(&partition->lock);
 }

@@ -52,6 +52,25 @@
 #define SILENCE_MS			60000	/* between two such messages */
 #define MAX_LOCK_POLL_MS	50
 
+/* What leases ask of standbys: the highest level, and the least ttl */
+typedef struct Demand
+{
+	int			durability;
+	int64		ttl;
+} Demand;
+
+static bool
+take_demand(DlockLease *lease, void *arg)
+{
+	Demand	   *demand = arg;
+	int			durability = dlock_lease_durability(lease);
+
+	demand->durability = Max(demand->durability, durability);
+	if (durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+		demand->ttl = Min(demand->ttl, dlock_lease_ttl(lease));
+	return true;
+}
+
 /*
  * If standbys count for a lease, wait until they acknowledge a record written
  * now: a server that was replaced must not honour its rows.  False after
@@ -63,19 +82,19 @@
 static bool
 wait_for_quorum(DlockSpace *space, uint64 until, uint64 *confirmed)
 {
-	int64		ttl;
-	int			durability = dlock_lease_greatest_durability(space, &ttl);
+	Demand		demand = {SYNCHRONOUS_COMMIT_OFF, PG_INT64_MAX};
 
+	dlock_lease_for_each(space, take_demand, &demand);
 	*confirmed = dlock_monotonic_now();
-	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+	if (demand.durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
 		return true;
 	InvalidateCatalogSnapshot();
 	for (int i = 0; i < MAX_QUORUM_WAITS; i++)
 	{
 		*confirmed = dlock_monotonic_now();
-		if (!dlock_quorum_wait(space, durability, *confirmed, until))
+		if (!dlock_quorum_wait(space, demand.durability, *confirmed, until))
 			return false;
-		if ((int64) (dlock_monotonic_now() - *confirmed) < ttl / 4)
+		if ((int64) (dlock_monotonic_now() - *confirmed) < demand.ttl / 4)
 			break;
 	}
 	return true;
@@ -501,7 +520,7 @@ wait_for_worker(DlockSpace *space, uint64 until)
 		uint64		now = dlock_monotonic_now();
 		long		pause = LOOK_MS;
 
-		if (dlock_office_is_held(space, DLOCK_WORKER))
+		if (dlock_office_holder(space, DLOCK_WORKER) >= 0)
 			seen_at = now;
 		if (!dlock_space_is_current(space) || !dlock_worker_wake(space) ||
 			pg_atomic_read_u32(&space->load_failures) != failures ||

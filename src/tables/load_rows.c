@@ -101,8 +101,10 @@ load_lease(DlockSpace *space, const DlockStored *row)
 	int64		number = DatumGetInt64(values[DLOCK_LEASE_LEASE]);
 	int			before = dlock_record_begin_uses();
 	DlockLease *lease;
+	DlockLeaseTicket *ticket;
 
-	if (dlock_lease_restored(space, number) == NULL)
+	dlock_id_find(space, number, &lease, &ticket);
+	if (lease == NULL)
 	{
 		lease = dlock_lease_make(space, DatumGetObjectId(values[DLOCK_LEASE_ROLE]),
 								 NameStr(*DatumGetName(values[DLOCK_LEASE_ROLE_NAME])),
@@ -129,8 +131,10 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 	bool		single = !row->nulls[DLOCK_QUEUE_TTL];
 	bool		granted = DatumGetBool(values[DLOCK_QUEUE_GRANTED]);
 	DlockLeaseTicket *ticket;
-	DlockLease *namesake = dlock_lease_restored(space, number);
+	DlockLeaseTicket *loaded;
+	DlockLease *namesake;
 
+	dlock_id_find(space, number, &namesake, &loaded);
 	if (namesake && !namesake->single)
 		raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_TICKET);
 	memset(&request, 0, offsetof(DlockRequest, key));
@@ -155,16 +159,15 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 	}
 	else
 	{
-		request.lease = dlock_lease_restored(space,
-											 DatumGetInt64(values[DLOCK_QUEUE_LEASE]));
+		dlock_id_find(space, DatumGetInt64(values[DLOCK_QUEUE_LEASE]),
+					  &request.lease, &ticket);
 		if (request.lease && request.lease->single)
 			raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_LEASE);
 	}
 
 	/* the worker deletes rows of tickets that ended with their lease */
 	if (request.lease &&
-		(granted || !request.lease->delayed) &&
-		!dlock_lease_ticket_is_restored(space, number))
+		(granted || !request.lease->delayed) && loaded == NULL)
 	{
 		ticket = dlock_lease_ticket_make(space, &request);
 		ticket->ticket.number = number;

@@ -106,7 +106,6 @@ leave(void)
 {
 	if (dlock_my_backend)
 		dlock_record_end_uses(0);
-	dlock_space_leave_all();
 	dlock_detach();
 }
 
@@ -216,8 +215,7 @@ dlock_process_begin(DlockOffice office, pqsigfunc terminate)
 	StartTransactionCommand();
 	belong_to_owner();
 	namestrcpy(&database_name, get_database_name(MyDatabaseId));
-	dlock_attach();
-	dlock_count_as_worker();
+	dlock_attach(true);
 	space = dlock_find_space(&key);
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(TopMemoryContext);

@@ -19,6 +19,8 @@
  */
 #include "postgres.h"
 
+#include <signal.h>
+
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "commands/extension.h"
@@ -262,6 +264,8 @@ learn(void)
 static void
 begin_failed(int code)
 {
+	/* a session may have loaded, so there may be a journal by now */
+	pqsignal(SIGTERM, leave);
 	dlock_load_failed(my_space);
 	dlock_journal_fail(my_space, code);
 }
@@ -394,7 +398,7 @@ stays_for_sessions(void)
 
 	if (until == 0)
 		until = now + (dlock_process_server_stops() ? STAY_MS * 1000 : 0);
-	return now < until && dlock_worker_has_company(my_space);
+	return now < until && dlock_worker_has_company(my_space, false);
 }
 
 /*
@@ -467,7 +471,7 @@ have_tables_vacuumed(void)
 {
 	if (pg_atomic_read_u32(&my_space->dead_rows) <
 		pg_atomic_read_u32(&my_space->vacuum_at) ||
-		dlock_office_is_held(my_space, DLOCK_VACUUM))
+		dlock_office_holder(my_space, DLOCK_VACUUM) >= 0)
 		return;
 	/* before it: reported later, the rows it removes would count as dead */
 	(void) pgstat_report_stat(true);
@@ -480,7 +484,9 @@ is_wanted(void)
 {
 	return my_space->journal.length > 0 || dlock_has_messages(my_space) ||
 		my_space->retimed.length > 0 ||
-		(my_space->leases.length > 0 && dlock_worker_is_awaited(my_space));
+		(my_space->leases.length > 0 &&
+		 (pg_atomic_read_u32(&my_space->watches) > 0 ||
+		  dlock_worker_has_company(my_space, true)));
 }
 
 /*
@@ -504,6 +510,15 @@ is_missed(uint64 next_beat)
 		dlock_due_has_attached();
 }
 
+static void
+terminate(DlockOffice office)
+{
+	int			pid = dlock_office_pid(my_space, office);
+
+	if (pid != 0)
+		(void) kill(pid, SIGTERM);
+}
+
 /*
  * Is the database to be dropped, renamed or copied, with no session left?
  * Then all our processes end. *next is when to look again.
@@ -522,8 +537,8 @@ is_in_the_way(uint64 now, uint64 *next)
 	*next = sooner(*next, look_at);
 	if (looks < SURE_LOOKS)
 		return false;
-	dlock_office_terminate(my_space, DLOCK_SENDER);
-	dlock_office_terminate(my_space, DLOCK_VACUUM);
+	terminate(DLOCK_SENDER);
+	terminate(DLOCK_VACUUM);
 	return true;
 }
 

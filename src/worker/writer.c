@@ -40,9 +40,16 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->channel[0] = '\0';
 	image->shares = image->inherits = false;
 	image->durability = dlock_lease_durability(dlock_record_lease_of(record));
+
+	/*
+	 * The lease's first row: standbys count from now on.  No standby can have
+	 * the row yet, and no heartbeat is sent for the lease before the write,
+	 * even if the tables are locked for long.
+	 */
 	if (!image->had_row && !image->over &&
 		dlock_record_of_lease(record) == record)
-		dlock_lease_begin_quorum(dlock_record_lease_of(record));
+		pg_atomic_write_u64(&dlock_record_lease_of(record)->confirmed,
+							dlock_monotonic_now());
 	if (record->is_lease)
 	{
 		image->delayed = dlock_record_lease(record)->delayed;
@@ -52,7 +59,7 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	{
 		DlockLeaseTicket *ticket = dlock_record_ticket(record);
 		DlockLease *lease = dlock_lease_of(ticket);
-		DlockState	state = dlock_state_of(ticket);
+		DlockState	state = dlock_state_of(&ticket->ticket);
 
 		image->ttl = lease->single ? dlock_lease_row_ttl(lease) : 0;
 
@@ -95,7 +102,7 @@ note_inheritance(const DlockImage *image)
 {
 	DlockLeaseTicket *ticket = dlock_record_ticket(image->record);
 
-	if (dlock_state_of(ticket) != DLOCK_WAITING)
+	if (dlock_state_of(&ticket->ticket) != DLOCK_WAITING)
 		return;
 	ticket->ticket.granted_at = image->granted_at;
 	ticket->inherited = true;

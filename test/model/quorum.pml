@@ -1,7 +1,8 @@
 /*
  * quorum.pml
- *	  A lease that standbys count for, on two servers.  look(), move_deadline()
- *	  and dlock_lease_renew() in src/shared/lease.c, src/shared/quorum.c, and
+ *	  A lease that standbys count for, on two servers.  look(),
+ *	  dlock_lease_move_deadline() and dlock_lease_renew() in src/shared/lease.c,
+ *	  src/shared/quorum.c, and
  *	  wait_for_quorum() in src/tables/load.c.
  *
  * One server is the primary, with a lease that somebody holds; the other one is

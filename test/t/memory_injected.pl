@@ -202,7 +202,7 @@ foreach my $steps (1, 2)
 			'1', 'wait: one that failed is not in the queue');
 	}
 	fails($client, "SELECT dlock_acquire('lock')",
-		'dlock_wait_for_grant', 'dlock_worker_expect');
+		'dlock_wait_for_grant', 'dlock_worker_look');
 	my $shown = commands_in($client, 'dlock_session_acquire',
 		'print dlock_my_backend->wait_ticket');
 	is($client->query("SELECT dlock_try_acquire('lock') IS NULL"),

@@ -45,7 +45,7 @@ my $lease = $admin->query("SELECT dlock_lease_open('1h')");
 $holder->query("SELECT dlock_acquire('lock')");
 # the debugger must know the library
 $waiter->query('SELECT dlock_version()');
-my $stopped = fail_in($waiter, 'dlock_id_insert', 'dlock_lease_ticket_unpublish');
+my $stopped = fail_in($waiter, 'dlock_id_insert', 'dlock_id_delete');
 $waiter->start("SELECT dlock_lease_acquire('lock', $lease)");
 $admin->until_waits($waiter);
 $holder->query("SELECT dlock_release('lock')");
