@@ -91,7 +91,7 @@ dlock_version_bump(PG_FUNCTION_ARGS)
 	if (version == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				 errmsg("version of \"%.*s\" is not %lld any more",
+				 errmsg("version of \"%.*s\" is not %lld",
 						key.length, key.name,
 						(long long) PG_GETARG_INT64(1)),
 				 errdetail("It is %lld.",

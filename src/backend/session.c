@@ -363,7 +363,8 @@ dlock_session_release(const DlockKey *key)
 			 errmsg("this session does not hold lock \"%.*s\" in session scope",
 					key->length, key->name),
 			 name && dlock_held_find_reentrant(name) ?
-			 errdetail("A transaction-scoped lock is released when the transaction ends.") : 0));
+			 errdetail("A transaction-scoped lock is released when the transaction ends.") :
+			 errhint("The view dlock_locks shows its tickets. If a lease holds it, use dlock_release_ticket().")));
 	return false;
 }
 
