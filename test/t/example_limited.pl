@@ -83,7 +83,7 @@ sub finish
 my $node = example_server();
 my $admin = session($node);
 my $dir = PostgreSQL::Test::Utils::tempdir;
-my $short = ample(4);
+my $short = ample(10);
 my $long = 600;
 
 install_javascript($dir);
