@@ -8,8 +8,8 @@ programs, too.
     python3 booking.py setup            # once: the table with two seats
     python3 booking.py 7A alice         # asks, reads "yes" from its input
 
-Nothing is locked while the user decides, so an instance that hangs or dies is
-in no one's way.  If the seat has changed meanwhile, the program shows it again
+Nothing is locked while the user decides, so an instance that hangs or dies
+delays no other.  If the seat has changed meanwhile, the program shows it again
 instead of overwriting it.
 
 PGHOST and so on name the server.  Needs SQLAlchemy 1.4 or 2.0, and psycopg2.

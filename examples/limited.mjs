@@ -12,12 +12,12 @@
 //     psql -c "SELECT dlock_set_slots('api', 2)"
 //
 // Each call holds a permit by a lease.  If an instance dies, its permits are
-// free after TTL seconds.  If a lease is lost, its call is aborted before the
-// permit is granted again.
+// free after TTL seconds.  If a lease is lost, its call is aborted, and made
+// again.
 //
 // PGHOST and so on name the server.  Needs the packages dlock-client and pg.
 
-import { Locks } from 'dlock-client';
+import { LockLost, Locks } from 'dlock-client';
 
 const [url, count] = process.argv.slice(2);
 const ttl = 1000 * Number(process.env.TTL ?? 30);
@@ -36,8 +36,17 @@ async function call(n) {
 async function caller() {
   while (next <= count) {
     const n = next++;
+    let answer;
 
-    console.log(n, await call(n));
+    while (answer === undefined) {
+      try {
+        answer = await call(n);
+      } catch (error) {
+        if (!(error instanceof LockLost)) throw error;
+        console.log(n, 'lost its permit');
+      }
+    }
+    console.log(n, answer);
   }
 }
 

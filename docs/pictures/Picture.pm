@@ -34,6 +34,10 @@ my %colours = (
 	grid => [ 'stroke', '#d5dbe1', '#30363d' ],
 	dark => [ 'stroke', '#52606d', '#9aa4af' ],
 	cross => [ 'stroke', '#c53030', '#ff7b72' ],
+	alice => [ 'fill', '#1a7f37', '#56d364' ],
+	bob => [ 'fill', '#1f6fc4', '#58a6ff' ],
+	carol => [ 'fill', '#7a5cc4', '#b799ff' ],
+	admin => [ 'fill', '#8a7400', '#e3c94d' ],
 	locks => [ 'stroke', '#1f6fc4', '#58a6ff' ],
 	queue => [ 'stroke', '#0b8a6a', '#3fcf9f' ],
 	lease_queue => [ 'stroke', '#7a5cc4', '#b799ff' ],
@@ -150,10 +154,10 @@ sub rules
 	  grep { $used =~ /\b$_\b/ } sort keys %colours;
 }
 
-# as_svg($width, $height, $title): all that was drawn
+# as_svg($width, $height, $title, $css): all that was drawn, with more rules
 sub as_svg
 {
-	my ($width, $height, $title) = @_;
+	my ($width, $height, $title, $css) = @_;
 	my $shapes = join '', map { "$_\n" } @shapes;
 	my $used = join ' ', 'ground', ($shapes =~ /class="([^"]*)"/g);
 	my $head = '';
@@ -167,6 +171,7 @@ sub as_svg
 	}
 	my ($light, $dark) = (rules(1, $used), rules(2, $used));
 	$title = escaped($title);
+	$css //= '';
 	@shapes = ();
 	return <<"END_OF_SVG";
 <svg xmlns="http://www.w3.org/2000/svg" width="$width" height="$height" viewBox="0 0 $width $height" font-family="Helvetica, Arial, sans-serif">
@@ -175,13 +180,13 @@ sub as_svg
 polyline{fill:none}
 $light
 \@media (prefers-color-scheme:dark){$dark}
-</style>
+$css</style>
 $head<rect width="$width" height="$height" rx="6" class="ground"/>
 $shapes</svg>
 END_OF_SVG
 }
 
-# write_picture($file, $width, $height, $title)
+# write_picture($file, $width, $height, $title, $css)
 sub write_picture
 {
 	my ($file, @what) = @_;

@@ -2,8 +2,8 @@
 # the other is shown what has changed.
 #
 # What would break it: a booking that overwrites another one, of the program's
-# or of a program that knows nothing of versions; a user who thinks, and is in
-# the way of others.
+# or of a program that knows nothing of versions; a user that decides slowly,
+# and delays others.
 
 use strict;
 use warnings FATAL => 'all';
@@ -69,7 +69,7 @@ $alice->says(qr/7B is taken by by hand/);
 $alice->ends(1, 'a change by a program without versions is seen');
 is($admin->query($seats), '7A bob, 7B by hand', 'it is not overwritten');
 
-# One that hangs, and one that dies, are in no one's way.
+# One that hangs, and one that dies, delay no other.
 $admin->query('UPDATE seat SET passenger = NULL');
 $alice = booking('alice', '7A', 'alice');
 $bob = booking('bob', '7A', 'bob');

@@ -23,7 +23,9 @@ plan skip_all => 'python3 from 3.11 on with psycopg 3 is not installed'
   unless $python;
 
 my $node = example_server();
-my $short = ample(4);
+# one is to be killed, and one to be paused: it must not lose its lease before
+my $killed = ample(4);
+my $paused = ample(10);
 my $long = 600;
 
 sub leader
@@ -46,12 +48,12 @@ leader('setup', $long)->ends(0, 'setup');
 
 my $admin = session($node);
 my $blocker = session($node);
-my $one = leader('one', $short);
+my $one = leader('one', $paused);
 my $first = leads($one);
 
 $one->says(qr/wrote/);
 
-my $two = leader('two', $short);
+my $two = leader('two', $killed);
 
 $admin->wait_for(q{SELECT count(*) = 1 FROM dlock_locks('reading') WHERE NOT granted});
 is( $admin->query(

@@ -2,8 +2,8 @@
 # from all instances together, while the number changes and an instance dies.
 #
 # What would break it: a call without a permit; a number that counts for one
-# instance only, or for new calls only after a restart; permits that a killed
-# instance keeps.
+# instance only, or for new calls only after a restart; a call that goes on when
+# its permit is lost; permits that a killed instance keeps.
 
 use strict;
 use warnings FATAL => 'all';
@@ -83,7 +83,7 @@ sub finish
 my $node = example_server();
 my $admin = session($node);
 my $dir = PostgreSQL::Test::Utils::tempdir;
-my $short = ample(4);
+my $short = ample(10);
 my $long = 600;
 
 install_javascript($dir);
@@ -133,6 +133,21 @@ $most = 0;
 $admin->query(q{SELECT dlock_set_slots('api', 7)});
 settled(7, 9, 'with seven slots, waiting calls begin at once');
 is($most, 7, 'and no more than seven');
+
+# A permit that is ended by force goes to another call at once.  Its own call is
+# aborted when the instance hears of that, and made again.
+my ($ticket, $call) = split /\|/, $admin->query(
+	q{SELECT ticket, substr(l.info, 6) FROM dlock_locks('api') AS l }
+	  . q{JOIN dlock_leases USING (lease) WHERE granted AND ttl < '1 min' LIMIT 1});
+my $path = "/one/$call";
+my $socket = $calls{$path};
+
+$admin->query("SELECT dlock_force_release($ticket)");
+$one->says(qr/^$call lost its permit/);
+poll('the call is aborted',
+	sub { look(); !$calls{$path} || $calls{$path} != $socket });
+settled(7, 9, 'a call without a permit is aborted, and queues again');
+$most = 0;
 
 # The calls of a killed instance end, and its permits are free later.
 $one->vanish;

@@ -23,7 +23,9 @@ plan skip_all => 'python3 from 3.11 on with psycopg 3 is not installed'
   unless $python;
 
 my $node = example_server();
-my $short = ample(4);
+# one is to be killed, and one to be paused: it must not lose its lease before
+my $killed = ample(4);
+my $paused = ample(10);
 my $long = 600;
 
 sub nightly
@@ -45,12 +47,12 @@ $blocker->query('BEGIN; SELECT FROM account WHERE id = 3 FOR UPDATE');
 
 my $blocked = "SELECT count(*) = 1 FROM pg_stat_activity WHERE "
   . "$blocker->{pid} = ANY (pg_blocking_pids(pid)) AND query LIKE 'UPDATE account%'";
-my $first = nightly('the first', $short, @night);
+my $first = nightly('the first', $killed, @night);
 
 $first->says(qr/account 2/);
 $admin->wait_for($blocked);
 
-my $second = nightly('the second', $short, @night);
+my $second = nightly('the second', $paused, @night);
 
 $admin->wait_for(q{SELECT count(*) = 1 FROM dlock_locks('nightly') WHERE NOT granted});
 

@@ -25,7 +25,9 @@ plan skip_all => 'python3 from 3.11 on with psycopg 3 is not installed'
 
 my $node = example_server();
 my $admin = session($node);
-my $short = ample(4);
+# one is to be killed, and one to be paused: it must not lose its lease before
+my $killed = ample(4);
+my $paused = ample(10);
 my $long = 600;
 my $http = HTTP::Tiny->new;
 
@@ -56,7 +58,7 @@ sub put
 	  ->{status};
 }
 
-my $first = store('the first', $short, 'append', $url);
+my $first = store('the first', $paused, 'append', $url);
 
 $first->says(qr/^claimed/);
 $first->type('one');
@@ -68,7 +70,7 @@ my $late = $http->get($url)->{content} =~ s/"one"/"one", "late"/r;
 
 $first->signal('STOP');
 
-my $second = store('the second', $short, 'append', $url);
+my $second = store('the second', $killed, 'append', $url);
 
 $second->says(qr/^claimed/);
 is(put($late, 'If-Match' => $etag),

@@ -32,12 +32,19 @@ $managed->append_conf('postgresql.conf', "deadlock_timeout = '10ms'");
 $managed->start;
 $managed->safe_psql('postgres', 'CREATE ROLE alice LOGIN; CREATE ROLE bob LOGIN');
 
-# The page's blocks for the administrator, but for the one that makes the page's
-# own server one without dlock.
+# The page's blocks for the administrator.  The first one drops dlock from the
+# page's own database.
 my @blocks = $page =~ /^<!-- docs: run as admin -->\n```sql\n(.*?)^```$/msg;
 
+is(shift @blocks, "DROP EXTENSION dlock;\n", 'the page begins without dlock');
 is(scalar @blocks, 4, 'the page has the SQL for the managed database');
-$managed->safe_psql('postgres', $_) foreach @blocks;
+# without superuser, as in a managed database
+$managed->safe_psql(
+	'postgres', q{
+	CREATE ROLE owner LOGIN CREATEROLE;
+	GRANT alice, bob TO owner WITH ADMIN OPTION;
+	ALTER DATABASE postgres OWNER TO owner});
+$managed->safe_psql('postgres', "SET ROLE owner; $_") foreach @blocks;
 is( $managed->safe_psql(
 		'postgres', q{SELECT count(*) FROM pg_extension WHERE extname = 'dlock'}),
 	'0', 'the managed database has no dlock');

@@ -71,7 +71,7 @@ our $examples = "$top/examples";
 
 sub example_server
 {
-	my $node = new_server('main', conf => "log_connections = on\n");
+	my $node = new_server('main');
 
 	$node->safe_psql('postgres',
 		'CREATE ROLE app LOGIN; GRANT CREATE ON SCHEMA public TO app');
