@@ -573,7 +573,7 @@ describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 
 /* Raise the error in the victim, with a line for every wait in the knot. */
 static void
-report(DlockGraph *graph)
+report_deadlock(DlockGraph *graph)
 {
 	StringInfoData client;
 	StringInfoData server;
@@ -674,7 +674,7 @@ dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)
 		{
 			/* the report outlives the graph's context */
 			MemoryContextSwitchTo(old_context);
-			report(graph);
+			report_deadlock(graph);
 		}
 		previous = graph;
 	}

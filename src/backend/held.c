@@ -287,7 +287,7 @@ dlock_held_forget(DlockHeld *held)
 }
 
 static dlist_head *
-bucket_of(int64 number)
+bucket_of_number(int64 number)
 {
 	return &numbers[number & (num_buckets - 1)];
 }
@@ -300,7 +300,7 @@ dlock_held_find_number(const DlockSpace *space, int64 number)
 
 	if (numbers == NULL)
 		return NULL;
-	dlist_foreach(iter, bucket_of(number))
+	dlist_foreach(iter, bucket_of_number(number))
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_number, iter.cur);
 
@@ -330,7 +330,7 @@ prepare_number(void)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
 
-		dlist_push_head(bucket_of(held->number), &held->by_number);
+		dlist_push_head(bucket_of_number(held->number), &held->by_number);
 	}
 	if (before)
 		pfree(before);
@@ -583,7 +583,7 @@ dlock_held_enter(DlockTicket *ticket, DlockScope scope, DlockLock *lock)
 		scope == DLOCK_SESSION ? DLOCK_HELD_BY_SESSION : DLOCK_HELD_BY_XACT;
 	held->session_depth = held->xact_depth = 0;
 	held->marks = held->releases = 0;
-	dlist_push_head(bucket_of(held->number), &held->by_number);
+	dlist_push_head(bucket_of_number(held->number), &held->by_number);
 	dlist_push_head(&held->name->tickets[held->place], &held->by_name);
 	if (held->name->count++ == 0)
 		dlist_push_head(&names_in_use, &held->name->link);

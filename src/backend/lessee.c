@@ -107,7 +107,7 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 }
 
 static void
-check_lease(const DlockRequest *request)
+check_lease_open(const DlockRequest *request)
 {
 	if (!request->lease->single && !dlock_lease_is_open(request->lease))
 		dlock_raise_lease_gone(request->lease->number);
@@ -208,7 +208,7 @@ dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		check_lease(request);
+		check_lease_open(request);
 		request->timeout = dlock_request_time_left(timeout, start);
 		*outcome = ask_for_lease(space, request, timeout == DLOCK_NO_WAIT,
 								 &ticket);
@@ -257,7 +257,7 @@ dlock_lessee_make_durable(DlockSpace *space, DlockLeaseTicket *ticket,
  * of the same request, the lease adopts it, as it must outlive the session.
  */
 static DlockLeaseTicket *
-enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
+join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)
 {
 	DlockLeaseTicket *ticket;
 	DlockHeld  *held;
@@ -265,7 +265,7 @@ enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		check_lease(request);
+		check_lease_open(request);
 		ticket = join_for_lease(space, request, false, true, &held, created);
 		if (*created || dlock_queue_claim(ticket, true))
 			return ticket;
@@ -290,7 +290,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	bool		created;
 
 	dlock_xact_prepare_arming();
-	ticket = enqueue_for_lease(space, request, &created);
+	ticket = join_or_claim(space, request, &created);
 	/* if another call keeps the ticket, it must not arm this announcement */
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);

@@ -100,7 +100,7 @@ begin_ttls(DlockSpace *space, uint64 until)
 
 /* Report the processes that keep this one from reading a table. */
 static void
-tell_of_lock(int level, const char *name, Oid table)
+tell_of_locked_table(int level, const char *name, Oid table)
 {
 	ereport(level,
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
@@ -172,7 +172,7 @@ log_lock(DlockSpace *space, const char *name, const LOCKTAG *tag)
 	if (loader != 0)
 		tell_of_loader(loader);
 	else if (name)
-		tell_of_lock(LOG, name, tag->locktag_field2);
+		tell_of_locked_table(LOG, name, tag->locktag_field2);
 }
 
 /* Apply lock_timeout as PostgreSQL does. */
@@ -369,7 +369,7 @@ check_lockable(DlockSpace *space, const char *name)
 	if (!OidIsValid(table))
 		return;
 	if (!ConditionalLockRelationOid(table, AccessShareLock))
-		tell_of_lock(ERROR, name, table);
+		tell_of_locked_table(ERROR, name, table);
 	UnlockRelationOid(table, AccessShareLock);
 }
 
