@@ -30,6 +30,7 @@
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/condition_variable.h"
+#include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
@@ -123,19 +124,6 @@ load_tag(DlockSpace *space)
 	return tag;
 }
 
-/* PID of the process that holds the loader's lock, or 0 */
-static int
-find_loader(DlockSpace *space)
-{
-	int			loader = (int) pg_atomic_read_u32(&space->loader);
-	LOCKTAG		tag;
-
-	if (loader == 0)
-		return 0;
-	tag = load_tag(space);
-	return dlock_is_locked_by(loader, &tag) ? loader : 0;
-}
-
 static void
 tell_of_loader(int loader)
 {
@@ -162,13 +150,10 @@ is_time_to_tell(DlockSpace *space)
 static void
 log_lock(DlockSpace *space, const char *name, const LOCKTAG *tag)
 {
-	int			loader;
+	int			loader = (int) pg_atomic_read_u32(&space->loader);
 
-	/* first, because find_loader() copies all locks of the server */
-	if ((name == NULL && pg_atomic_read_u32(&space->loader) == 0) ||
-		!is_time_to_tell(space))
+	if ((name == NULL && loader == 0) || !is_time_to_tell(space))
 		return;
-	loader = find_loader(space);
 	if (loader != 0)
 		tell_of_loader(loader);
 	else if (name)
@@ -313,6 +298,19 @@ load_tables(DlockSpace *space, const Patience *patience)
 	return done;
 }
 
+/* However a load ends, also if the process does */
+static void
+end_load(int code, Datum arg)
+{
+	DlockSpace *space = (DlockSpace *) DatumGetPointer(arg);
+
+	pg_atomic_write_u32(&space->loader, 0);
+	/* the worker goes on waiting for the standbys */
+	if (pg_atomic_read_u32(&space->loaded) == 0 &&
+		space->loading.part == DLOCK_LOAD_GRANTS)
+		(void) dlock_worker_wake(space);
+}
+
 /* Load the locked tables while no other process loads. */
 static bool
 load_alone(DlockSpace *space, const Patience *patience)
@@ -324,18 +322,10 @@ load_alone(DlockSpace *space, const Patience *patience)
 		return false;
 	dlock_remove_unused_spaces(&space->key);
 	pg_atomic_write_u32(&space->loader, (uint32) MyProcPid);
-	PG_TRY();
-	{
-		done = load_tables(space, patience);
-	}
-	PG_FINALLY();
-	{
-		pg_atomic_write_u32(&space->loader, 0);
-		/* the worker goes on waiting for the standbys */
-		if (!done && space->loading.part == DLOCK_LOAD_GRANTS)
-			(void) dlock_worker_wake(space);
-	}
-	PG_END_TRY();
+	PG_ENSURE_ERROR_CLEANUP(end_load, PointerGetDatum(space));
+	done = load_tables(space, patience);
+	PG_END_ENSURE_ERROR_CLEANUP(end_load, PointerGetDatum(space));
+	end_load(0, PointerGetDatum(space));
 	(void) LockRelease(&tag, ExclusiveLock, false);
 	return done;
 }
@@ -421,7 +411,7 @@ dlock_load(DlockSpace *space)
 	PG_END_TRY();
 	if (done)
 		return true;
-	loader = find_loader(space);
+	loader = (int) pg_atomic_read_u32(&space->loader);
 	if (loader == 0)
 		check_all_lockable(space);
 	else if (is_time_to_tell(space))
