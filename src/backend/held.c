@@ -351,21 +351,15 @@ dlock_held_settle(DlockHeld *held)
 		move_ticket(held, DLOCK_HELD_LOST);
 }
 
-/* The name's entry, mostly the latest, which takes no search */
-static DlockHeldName *
-find_entry(const DlockKey *key)
-{
-	if (latest_name && dlock_key_equal(&latest_name->key, key))
-		return latest_name;
-	return hash_search(names, key, HASH_FIND, NULL);
-}
-
 /* The name's entry if this backend has a ticket under it, NULL if not. */
 DlockHeldName *
 dlock_held_find_name(const DlockKey *key)
 {
-	DlockHeldName *name = find_entry(key);
+	DlockHeldName *name = latest_name;
 
+	/* mostly the latest, which takes no search */
+	if (name == NULL || !dlock_key_equal(&name->key, key))
+		name = hash_search(names, key, HASH_FIND, NULL);
 	return name && name->count > 0 ? name : NULL;
 }
 
@@ -379,7 +373,7 @@ dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 		latest->key.space.database != space->key.database ||
 		latest->key.space.extension != space->key.extension)
 		return NULL;
-	for (unsigned int w = 0; w < dlock_key_words(&latest->key); w++)
+	for (unsigned int w = 0; w < dlock_name_words(latest->key.length); w++)
 	{
 		if (latest->key.words[w] != dlock_name_word(name, length, w))
 			return NULL;
@@ -525,23 +519,17 @@ dlock_held_blocks_others(int64 except)
 	return false;
 }
 
-static void
-raise_no_room(void)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_OUT_OF_MEMORY),
-			 errmsg("too many locks in this session"),
-			 errdetail("The session has reached dlock.max_locks_per_session (%d).",
-					   dlock_max_locks_per_session),
-			 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
-}
-
 /* Raise 53200 if the session has reached its limit. */
 void
 dlock_held_check_room(void)
 {
 	if (unlikely(num_held + dlock_held_watches >= dlock_max_locks_per_session))
-		raise_no_room();
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("too many locks in this session"),
+				 errdetail("The session has reached dlock.max_locks_per_session (%d).",
+						   dlock_max_locks_per_session),
+				 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
 }
 
 /* Allocate all that entering a ticket under this name will need. */

@@ -113,13 +113,6 @@ check_lease_open(const DlockRequest *request)
 		dlock_raise_lease_gone(request->lease->number);
 }
 
-static bool
-is_granted_to_lease(DlockTicket *ticket)
-{
-	return pg_atomic_read_u32(&ticket->state) == DLOCK_GRANTED &&
-		ticket->session == 0;
-}
-
 /* Wait, with others, for the same request's ticket, and claim it. */
 static DlockOutcome
 wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
@@ -135,7 +128,8 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 			dlock_raise_self_wait(request);
 	}
 	/* no wait if the lease has the lock already */
-	outcome = is_granted_to_lease(&ticket->ticket) ? DLOCK_ACQUIRED :
+	outcome = dlock_state_of(ticket) == DLOCK_GRANTED &&
+		ticket->ticket.session == 0 ? DLOCK_ACQUIRED :
 		dlock_wait_for_grant(request, &ticket->ticket);
 	if (outcome == DLOCK_ACQUIRED && !dlock_queue_claim(ticket, false))
 		return DLOCK_LOST;

@@ -177,13 +177,6 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 	dlock_record_end_uses(before);
 }
 
-static void
-begin_part(DlockLoading *loading, DlockLoadPart part)
-{
-	memset(loading, 0, sizeof(DlockLoading));
-	loading->part = part;
-}
-
 /* The estimate may be wrong, so it is bounded by what fits in memory. */
 static void
 reserve_rows(DlockSpace *space, DlockTable table)
@@ -258,6 +251,9 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 	if (rows->complete)
 	{
 		log_foreign(loading, shape->name);
-		begin_part(loading, is_queue ? DLOCK_LOAD_GRANTS : DLOCK_LOAD_TICKETS);
+		*loading = (DlockLoading)
+		{
+			.part = is_queue ? DLOCK_LOAD_GRANTS : DLOCK_LOAD_TICKETS
+		};
 	}
 }
