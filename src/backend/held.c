@@ -519,17 +519,23 @@ dlock_held_blocks_others(int64 except)
 	return false;
 }
 
+static void
+raise_no_room(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OUT_OF_MEMORY),
+			 errmsg("too many locks in this session"),
+			 errdetail("The session has reached dlock.max_locks_per_session (%d).",
+					   dlock_max_locks_per_session),
+			 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
+}
+
 /* Raise 53200 if the session has reached its limit. */
 void
 dlock_held_check_room(void)
 {
 	if (unlikely(num_held + dlock_held_watches >= dlock_max_locks_per_session))
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("too many locks in this session"),
-				 errdetail("The session has reached dlock.max_locks_per_session (%d).",
-						   dlock_max_locks_per_session),
-				 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
+		raise_no_room();
 }
 
 /* Allocate all that entering a ticket under this name will need. */
