@@ -63,12 +63,6 @@ dlock_name_words(unsigned int length)
 	return (length + 7) / 8;
 }
 
-static inline unsigned int
-dlock_key_words(const DlockKey *key)
-{
-	return dlock_name_words(key->length);
-}
-
 /*
  * A word of a name, as in a key.  The last word is assembled in a register,
  * because reading a word whose bytes were just written stalls.
@@ -107,7 +101,7 @@ dlock_name_word(const char *name, unsigned int length, unsigned int word)
 static inline Size
 dlock_key_size(const DlockKey *key)
 {
-	return offsetof(DlockKey, name) + dlock_key_words(key) * sizeof(uint64);
+	return offsetof(DlockKey, name) + dlock_name_words(key->length) * sizeof(uint64);
 }
 
 static inline bool
@@ -117,7 +111,7 @@ dlock_key_equal(const DlockKey *a, const DlockKey *b)
 		a->space.database != b->space.database ||
 		a->space.extension != b->space.extension)
 		return false;
-	for (unsigned int w = 0; w < dlock_key_words(a); w++)
+	for (unsigned int w = 0; w < dlock_name_words(a->length); w++)
 	{
 		if (a->words[w] != b->words[w])
 			return false;
@@ -132,7 +126,7 @@ dlock_key_copy(DlockKey *to, const DlockKey *from)
 	to->hash = from->hash;
 	to->length = from->length;
 	to->zero = 0;
-	for (unsigned int w = 0; w < dlock_key_words(from); w++)
+	for (unsigned int w = 0; w < dlock_name_words(from->length); w++)
 		to->words[w] = from->words[w];
 }
 

@@ -40,7 +40,7 @@ typedef struct Change
  * 42501 if the current user may not change it.
  */
 static void
-begin(Change *change, int64 number)
+begin_change(Change *change, int64 number)
 {
 	memset(change, 0, sizeof(Change));
 	change->space = dlock_loaded_space();
@@ -71,7 +71,7 @@ begin(Change *change, int64 number)
 }
 
 static void
-finish(Change *change)
+finish_change(Change *change)
 {
 	dlock_record_end_uses(change->uses_before);
 	(void) LockRelease(&change->tag, ExclusiveLock, false);
@@ -118,7 +118,7 @@ change_info_of_lease(int64 number, const char *info)
 	Change		change;
 	bool		changed = false;
 
-	begin(&change, number);
+	begin_change(&change, number);
 	if (change.record)
 	{
 		if (info)
@@ -135,7 +135,7 @@ change_info_of_lease(int64 number, const char *info)
 		}
 		dlock_text_free(change.role, change.info);
 	}
-	finish(&change);
+	finish_change(&change);
 	return changed;
 }
 
@@ -187,7 +187,7 @@ dlock_change_ttl(int64 number, int64 ttl)
 	Change		change;
 	DlockLease *lease;
 
-	begin(&change, number);
+	begin_change(&change, number);
 	lease = change.retimed =
 		change.ticket ? dlock_lease_of(change.ticket) : change.lease;
 	/* a ticket does not renew a lease of many */
@@ -208,7 +208,7 @@ dlock_change_ttl(int64 number, int64 ttl)
 		PG_END_ENSURE_ERROR_CLEANUP(undo_ttl, PointerGetDatum(&change));
 		result = dlock_lease_finish_ttl(lease, start);
 	}
-	finish(&change);
+	finish_change(&change);
 	return result;
 }
 
@@ -252,7 +252,7 @@ downgrade_of_lease(int64 number)
 	Change		change;
 	bool		holds = false;
 
-	begin(&change, number);
+	begin_change(&change, number);
 	if (change.ticket)
 	{
 		if (change.ticket->ticket.mode == DLOCK_SLOTS)
@@ -268,7 +268,7 @@ downgrade_of_lease(int64 number)
 		dlock_queue_share(change.ticket);
 		holds = is_there(&change);
 	}
-	finish(&change);
+	finish_change(&change);
 	return holds;
 }
 

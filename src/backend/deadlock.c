@@ -68,12 +68,6 @@
 #define MAX_NAMED		10
 
 static bool
-has_wait(const DlockVertex *vertex)
-{
-	return vertex->first_wait >= 0;
-}
-
-static bool
 is_stuck(const DlockGraph *graph, const DlockGraphPlace *place)
 {
 	return place->vertex >= 0 && graph->vertices[place->vertex].stuck;
@@ -340,7 +334,7 @@ static bool
 find_knot(DlockGraph *graph)
 {
 	for (int n = 0; n < graph->num_vertices; n++)
-		graph->vertices[n].stuck = has_wait(&graph->vertices[n]);
+		graph->vertices[n].stuck = graph->vertices[n].first_wait >= 0;
 	reduce(graph);
 	if (graph->vertices[0].stuck)
 		resolve_heavy(graph);
@@ -573,7 +567,7 @@ describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 
 /* Raise the error in the victim, with a line for every wait in the knot. */
 static void
-report(DlockGraph *graph)
+report_deadlock(DlockGraph *graph)
 {
 	StringInfoData client;
 	StringInfoData server;
@@ -674,7 +668,7 @@ dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)
 		{
 			/* the report outlives the graph's context */
 			MemoryContextSwitchTo(old_context);
-			report(graph);
+			report_deadlock(graph);
 		}
 		previous = graph;
 	}

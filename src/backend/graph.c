@@ -86,7 +86,7 @@ dlock_graph_read_lock(const DlockKey *key, int64 up_to, int max_each,
 }
 
 static void *
-make_room(void *array, int count, int *max, Size size)
+grow_array(void *array, int count, int *max, Size size)
 {
 	if (count < *max)
 		return array;
@@ -98,7 +98,7 @@ static int
 add_vertex(DlockGraph *graph, DlockVertexKind kind, int procno, int pid,
 		   int64 lease)
 {
-	graph->vertices = make_room(graph->vertices, graph->num_vertices,
+	graph->vertices = grow_array(graph->vertices, graph->num_vertices,
 								&graph->max_vertices, sizeof(DlockVertex));
 	graph->vertices[graph->num_vertices] = (DlockVertex)
 	{
@@ -150,7 +150,7 @@ add_wait(DlockGraph *graph, int n, int l, int p, int procno, uint64 id)
 	DlockGraphPlace *place = &graph->locks[l].places[p];
 	DlockGraphWait *wait;
 
-	graph->waits = make_room(graph->waits, graph->num_waits,
+	graph->waits = grow_array(graph->waits, graph->num_waits,
 							 &graph->max_waits, sizeof(DlockGraphWait));
 	wait = &graph->waits[graph->num_waits];
 	wait->vertex = n;
@@ -197,7 +197,7 @@ add_lock(DlockGraph *graph, uint32 hash)
 	int		   *bucket = &graph->buckets[hash & (DLOCK_GRAPH_BUCKETS - 1)];
 	DlockGraphLock *lock;
 
-	graph->locks = make_room(graph->locks, graph->num_locks,
+	graph->locks = grow_array(graph->locks, graph->num_locks,
 							 &graph->max_locks, sizeof(DlockGraphLock));
 	lock = &graph->locks[graph->num_locks];
 	memset(lock, 0, sizeof(DlockGraphLock));
@@ -210,7 +210,7 @@ add_lock(DlockGraph *graph, uint32 hash)
 
 /* Is the owner still there?  A lease's ticket has none: it can always end. */
 static bool
-has_owner(const DlockMember *member)
+has_backend(const DlockMember *member)
 {
 	return member->session != 0 &&
 		pg_atomic_read_u64(&dlock_backends[member->procno].session) ==
@@ -223,7 +223,7 @@ fill_place(const DlockGraph *graph, DlockGraphPlace *place,
 {
 	memset(place, 0, sizeof(DlockGraphPlace));
 	place->procno = member->procno;
-	place->owner = has_owner(member) ? member->procno :
+	place->owner = has_backend(member) ? member->procno :
 		member->leaves ? graph->worker : -1;
 	place->pid = member->leaves ? graph->worker_pid : member->pid;
 	place->vertex = place->first_wait = -1;
@@ -282,7 +282,7 @@ find_lock(DlockGraph *graph, const DlockKey *key, int64 number)
 
 /* A waiter's place in a lock; -1 if it does not wait any more */
 static int
-find_place(const DlockGraphLock *lock, int64 number)
+find_waiting_place(const DlockGraphLock *lock, int64 number)
 {
 	int			low = lock->holders;
 	int			high = lock->count;
@@ -303,7 +303,7 @@ static void
 collect_wait(DlockGraph *graph, int n, const DlockWait *wait)
 {
 	int			l = find_lock(graph, &wait->key, wait->number);
-	int			p = find_place(&graph->locks[l], wait->number);
+	int			p = find_waiting_place(&graph->locks[l], wait->number);
 
 	if (p < 0)
 		return;

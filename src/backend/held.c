@@ -287,7 +287,7 @@ dlock_held_forget(DlockHeld *held)
 }
 
 static dlist_head *
-bucket_of(int64 number)
+bucket_of_number(int64 number)
 {
 	return &numbers[number & (num_buckets - 1)];
 }
@@ -300,7 +300,7 @@ dlock_held_find_number(const DlockSpace *space, int64 number)
 
 	if (numbers == NULL)
 		return NULL;
-	dlist_foreach(iter, bucket_of(number))
+	dlist_foreach(iter, bucket_of_number(number))
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_number, iter.cur);
 
@@ -330,7 +330,7 @@ prepare_number(void)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
 
-		dlist_push_head(bucket_of(held->number), &held->by_number);
+		dlist_push_head(bucket_of_number(held->number), &held->by_number);
 	}
 	if (before)
 		pfree(before);
@@ -351,21 +351,15 @@ dlock_held_settle(DlockHeld *held)
 		move_ticket(held, DLOCK_HELD_LOST);
 }
 
-/* The name's entry, mostly the latest, which takes no search */
-static DlockHeldName *
-find_entry(const DlockKey *key)
-{
-	if (latest_name && dlock_key_equal(&latest_name->key, key))
-		return latest_name;
-	return hash_search(names, key, HASH_FIND, NULL);
-}
-
 /* The name's entry if this backend has a ticket under it, NULL if not. */
 DlockHeldName *
 dlock_held_find_name(const DlockKey *key)
 {
-	DlockHeldName *name = find_entry(key);
+	DlockHeldName *name = latest_name;
 
+	/* mostly the latest, which takes no search */
+	if (name == NULL || !dlock_key_equal(&name->key, key))
+		name = hash_search(names, key, HASH_FIND, NULL);
 	return name && name->count > 0 ? name : NULL;
 }
 
@@ -379,7 +373,7 @@ dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 		latest->key.space.database != space->key.database ||
 		latest->key.space.extension != space->key.extension)
 		return NULL;
-	for (unsigned int w = 0; w < dlock_key_words(&latest->key); w++)
+	for (unsigned int w = 0; w < dlock_name_words(latest->key.length); w++)
 	{
 		if (latest->key.words[w] != dlock_name_word(name, length, w))
 			return NULL;
@@ -583,7 +577,7 @@ dlock_held_enter(DlockTicket *ticket, DlockScope scope, DlockLock *lock)
 		scope == DLOCK_SESSION ? DLOCK_HELD_BY_SESSION : DLOCK_HELD_BY_XACT;
 	held->session_depth = held->xact_depth = 0;
 	held->marks = held->releases = 0;
-	dlist_push_head(bucket_of(held->number), &held->by_number);
+	dlist_push_head(bucket_of_number(held->number), &held->by_number);
 	dlist_push_head(&held->name->tickets[held->place], &held->by_name);
 	if (held->name->count++ == 0)
 		dlist_push_head(&names_in_use, &held->name->link);

@@ -16,16 +16,6 @@
 /* Leases attached to this session, each referred to */
 static List *attached_leases = NIL;
 
-static int64
-draw_number(DlockSpace *space)
-{
-	int64		number;
-
-	while ((number = dlock_ticket_draw(space)) == 0)
-		dlock_ticket_reserve(space, 0);
-	return number;
-}
-
 /* A lease could not become durable, or its opener exits before that. */
 static void
 withdraw_lease(int code, Datum arg)
@@ -92,7 +82,8 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 		lease->pid = MyProcPid;
 		attach_to_session(lease);
 	}
-	lease->number = draw_number(space);
+	while ((lease->number = dlock_ticket_draw(space)) == 0)
+		dlock_ticket_reserve(space, 0);
 	dlock_lease_enter(lease);
 
 	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));

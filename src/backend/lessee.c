@@ -107,17 +107,10 @@ let_adopt(const DlockRequest *request, DlockHeld *held,
 }
 
 static void
-check_lease(const DlockRequest *request)
+check_lease_open(const DlockRequest *request)
 {
 	if (!request->lease->single && !dlock_lease_is_open(request->lease))
 		dlock_raise_lease_gone(request->lease->number);
-}
-
-static bool
-is_granted_to_lease(DlockTicket *ticket)
-{
-	return pg_atomic_read_u32(&ticket->state) == DLOCK_GRANTED &&
-		ticket->session == 0;
 }
 
 /* Wait, with others, for the same request's ticket, and claim it. */
@@ -135,7 +128,8 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 			dlock_raise_self_wait(request);
 	}
 	/* no wait if the lease has the lock already */
-	outcome = is_granted_to_lease(&ticket->ticket) ? DLOCK_ACQUIRED :
+	outcome = dlock_state_of(ticket) == DLOCK_GRANTED &&
+		ticket->ticket.session == 0 ? DLOCK_ACQUIRED :
 		dlock_wait_for_grant(request, &ticket->ticket);
 	if (outcome == DLOCK_ACQUIRED && !dlock_queue_claim(ticket, false))
 		return DLOCK_LOST;
@@ -208,7 +202,7 @@ dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		check_lease(request);
+		check_lease_open(request);
 		request->timeout = dlock_request_time_left(timeout, start);
 		*outcome = ask_for_lease(space, request, timeout == DLOCK_NO_WAIT,
 								 &ticket);
@@ -257,7 +251,7 @@ dlock_lessee_make_durable(DlockSpace *space, DlockLeaseTicket *ticket,
  * of the same request, the lease adopts it, as it must outlive the session.
  */
 static DlockLeaseTicket *
-enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
+join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)
 {
 	DlockLeaseTicket *ticket;
 	DlockHeld  *held;
@@ -265,7 +259,7 @@ enqueue_for_lease(DlockSpace *space, const DlockRequest *request, bool *created)
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		check_lease(request);
+		check_lease_open(request);
 		ticket = join_for_lease(space, request, false, true, &held, created);
 		if (*created || dlock_queue_claim(ticket, true))
 			return ticket;
@@ -290,7 +284,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	bool		created;
 
 	dlock_xact_prepare_arming();
-	ticket = enqueue_for_lease(space, request, &created);
+	ticket = join_or_claim(space, request, &created);
 	/* if another call keeps the ticket, it must not arm this announcement */
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);

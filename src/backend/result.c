@@ -30,8 +30,8 @@ raise_columns(FunctionCallInfo fcinfo, const char *detail)
 
 /* Raise 55000 unless the columns have exactly these types. */
 static void
-check_columns(FunctionCallInfo fcinfo, TupleDesc descriptor,
-			  const Oid *types, int num_columns)
+check_result_columns(FunctionCallInfo fcinfo, TupleDesc descriptor,
+					 const Oid *types, int num_columns)
 {
 	if (descriptor->natts != num_columns)
 		raise_columns(fcinfo,
@@ -58,7 +58,7 @@ dlock_begin_rows(FunctionCallInfo fcinfo, const Oid *types, int num_columns)
 
 	InitMaterializedSRF(fcinfo, 0);
 	rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	check_columns(fcinfo, rsinfo->setDesc, types, num_columns);
+	check_result_columns(fcinfo, rsinfo->setDesc, types, num_columns);
 	return rsinfo;
 }
 
@@ -70,6 +70,6 @@ dlock_begin_row(FunctionCallInfo fcinfo, const Oid *types, int num_columns)
 
 	if (get_call_result_type(fcinfo, NULL, &descriptor) != TYPEFUNC_COMPOSITE)
 		raise_columns(fcinfo, _("It returns no row."));
-	check_columns(fcinfo, descriptor, types, num_columns);
+	check_result_columns(fcinfo, descriptor, types, num_columns);
 	return BlessTupleDesc(descriptor);
 }

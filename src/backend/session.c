@@ -13,7 +13,7 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-static void leave(void);
+static void leave_dlock(void);
 
 /* This backend can hold locks */
 bool		dlock_session_attached = false;
@@ -33,7 +33,7 @@ dlock_session_attach(void)
 	if (!initialized)
 	{
 		dlock_held_initialize();
-		dlock_leave_at_exit(leave);
+		dlock_leave_at_exit(leave_dlock);
 		initialized = true;
 	}
 	if (dlock_my_backend == NULL)
@@ -453,7 +453,7 @@ give_back_tickets(void)
 
 /* Give everything back at exit, after the open transaction's rollback. */
 static void
-leave(void)
+leave_dlock(void)
 {
 	/* while the tickets are there that marks point to */
 	dlock_xact_exit();

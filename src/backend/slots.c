@@ -75,20 +75,20 @@ static int	max_changes = 0;
 /* Caller of dlock_set_slots(), which writes as the table's owner; or 0 */
 static Oid	setter = InvalidOid;
 
-static void at_xact_end(XactEvent event, void *arg);
-static void at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
+static void slots_at_xact_end(XactEvent event, void *arg);
+static void slots_at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
 						   SubTransactionId parentSubid, void *arg);
 
 static void
-make_room(void)
+prepare_change(void)
 {
 	static bool registered = false;
 	Size		size = (Size) Max(16, 2 * max_changes) * sizeof(Change);
 
 	if (!registered)
 	{
-		RegisterXactCallback(at_xact_end, NULL);
-		RegisterSubXactCallback(at_subxact_end, NULL);
+		RegisterXactCallback(slots_at_xact_end, NULL);
+		RegisterSubXactCallback(slots_at_subxact_end, NULL);
 		registered = true;
 	}
 	if (table_of_names == NULL)
@@ -162,7 +162,7 @@ note_change(DlockSpace *space, const DlockKey *key, bool is_done)
 {
 	KeptName   *name;
 
-	make_room();
+	prepare_change();
 	name = keep_name(space, key);
 	show_setter();
 	changes[num_changes++] = (Change)
@@ -177,7 +177,7 @@ note_change(DlockSpace *space, const DlockKey *key, bool is_done)
 static void
 note_truncate(DlockSpace *space)
 {
-	make_room();
+	prepare_change();
 	show_setter();
 	changes[num_changes++] = (Change)
 	{
@@ -389,7 +389,7 @@ finish_changes(void)
 }
 
 static void
-at_xact_end(XactEvent event, void *arg)
+slots_at_xact_end(XactEvent event, void *arg)
 {
 	/* not after dlock_detach(), behind a rollback that was broken off */
 	if (table_of_names == NULL || dlock_my_backend == NULL)
@@ -428,7 +428,7 @@ at_xact_end(XactEvent event, void *arg)
 
 /* A rollback to a savepoint forgets the changes since then. */
 static void
-at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
+slots_at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
 			   SubTransactionId parentSubid, void *arg)
 {
 	int			level = GetCurrentTransactionNestLevel();

@@ -373,8 +373,8 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
  * has adopted, the granter has counted the lock's name.
  */
 static void
-count_wait(const DlockRequest *request, const DlockTicket *ticket,
-		   uint64 waited, DlockWaitEnd how)
+count_ended_wait(const DlockRequest *request, const DlockTicket *ticket,
+				 uint64 waited, DlockWaitEnd how)
 {
 	dlock_count_wait(waited);
 	if (!is_foreign(ticket) && !DsaPointerIsValid(ticket->announcement))
@@ -440,7 +440,7 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 		how = end_by_error(geterrcode());
 		dlock_count(how == DLOCK_WAIT_DEADLOCK ?
 					DLOCK_COUNT_DEADLOCKS : DLOCK_COUNT_CANCELED, 1);
-		count_wait(request, ticket, microseconds_since(start), how);
+		count_ended_wait(request, ticket, microseconds_since(start), how);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -449,12 +449,12 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	if (is_lost(ticket))
 	{
 		dlock_count(DLOCK_COUNT_CANCELED, 1);
-		count_wait(request, ticket, microseconds_since(start),
-				   DLOCK_WAIT_CUT_SHORT);
+		count_ended_wait(request, ticket, microseconds_since(start),
+						 DLOCK_WAIT_CUT_SHORT);
 		return DLOCK_LOST;
 	}
 	dlock_count(granted ? DLOCK_COUNT_WAITED : DLOCK_COUNT_TIMEOUTS, 1);
-	count_wait(request, ticket, microseconds_since(start),
-			   granted ? DLOCK_WAIT_GRANTED : DLOCK_WAIT_TIMED_OUT);
+	count_ended_wait(request, ticket, microseconds_since(start),
+					 granted ? DLOCK_WAIT_GRANTED : DLOCK_WAIT_TIMED_OUT);
 	return granted ? DLOCK_ACQUIRED : DLOCK_TIMED_OUT;
 }

@@ -30,6 +30,7 @@
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "storage/condition_variable.h"
+#include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
@@ -119,7 +120,7 @@ begin_ttls(DlockSpace *space, uint64 until)
 
 /* Report the processes that keep this one from reading a table. */
 static void
-tell_of_lock(int level, const char *name, Oid table)
+tell_of_locked_table(int level, const char *name, Oid table)
 {
 	ereport(level,
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
@@ -140,19 +141,6 @@ load_tag(DlockSpace *space)
 	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, dlock_relation(space, "dlock_queue"),
 					   0, 0);
 	return tag;
-}
-
-/* PID of the process that holds the loader's lock, or 0 */
-static int
-find_loader(DlockSpace *space)
-{
-	int			loader = (int) pg_atomic_read_u32(&space->loader);
-	LOCKTAG		tag;
-
-	if (loader == 0)
-		return 0;
-	tag = load_tag(space);
-	return dlock_is_locked_by(loader, &tag) ? loader : 0;
 }
 
 static void
@@ -181,17 +169,14 @@ is_time_to_tell(DlockSpace *space)
 static void
 log_lock(DlockSpace *space, const char *name, const LOCKTAG *tag)
 {
-	int			loader;
+	int			loader = (int) pg_atomic_read_u32(&space->loader);
 
-	/* first, because find_loader() copies all locks of the server */
-	if ((name == NULL && pg_atomic_read_u32(&space->loader) == 0) ||
-		!is_time_to_tell(space))
+	if ((name == NULL && loader == 0) || !is_time_to_tell(space))
 		return;
-	loader = find_loader(space);
 	if (loader != 0)
 		tell_of_loader(loader);
 	else if (name)
-		tell_of_lock(LOG, name, tag->locktag_field2);
+		tell_of_locked_table(LOG, name, tag->locktag_field2);
 }
 
 /* Apply lock_timeout as PostgreSQL does. */
@@ -332,6 +317,19 @@ load_tables(DlockSpace *space, const Patience *patience)
 	return done;
 }
 
+/* However a load ends, also if the process does */
+static void
+end_load(int code, Datum arg)
+{
+	DlockSpace *space = (DlockSpace *) DatumGetPointer(arg);
+
+	pg_atomic_write_u32(&space->loader, 0);
+	/* the worker goes on waiting for the standbys */
+	if (pg_atomic_read_u32(&space->loaded) == 0 &&
+		space->loading.part == DLOCK_LOAD_GRANTS)
+		(void) dlock_worker_wake(space);
+}
+
 /* Load the locked tables while no other process loads. */
 static bool
 load_alone(DlockSpace *space, const Patience *patience)
@@ -343,18 +341,10 @@ load_alone(DlockSpace *space, const Patience *patience)
 		return false;
 	dlock_remove_unused_spaces(&space->key);
 	pg_atomic_write_u32(&space->loader, (uint32) MyProcPid);
-	PG_TRY();
-	{
-		done = load_tables(space, patience);
-	}
-	PG_FINALLY();
-	{
-		pg_atomic_write_u32(&space->loader, 0);
-		/* the worker goes on waiting for the standbys */
-		if (!done && space->loading.part == DLOCK_LOAD_GRANTS)
-			(void) dlock_worker_wake(space);
-	}
-	PG_END_TRY();
+	PG_ENSURE_ERROR_CLEANUP(end_load, PointerGetDatum(space));
+	done = load_tables(space, patience);
+	PG_END_ENSURE_ERROR_CLEANUP(end_load, PointerGetDatum(space));
+	end_load(0, PointerGetDatum(space));
 	(void) LockRelease(&tag, ExclusiveLock, false);
 	return done;
 }
@@ -388,7 +378,7 @@ check_lockable(DlockSpace *space, const char *name)
 	if (!OidIsValid(table))
 		return;
 	if (!ConditionalLockRelationOid(table, AccessShareLock))
-		tell_of_lock(ERROR, name, table);
+		tell_of_locked_table(ERROR, name, table);
 	UnlockRelationOid(table, AccessShareLock);
 }
 
@@ -440,7 +430,7 @@ dlock_load(DlockSpace *space)
 	PG_END_TRY();
 	if (done)
 		return true;
-	loader = find_loader(space);
+	loader = (int) pg_atomic_read_u32(&space->loader);
 	if (loader == 0)
 		check_all_lockable(space);
 	else if (is_time_to_tell(space))

@@ -65,8 +65,8 @@ leave_out(DlockLoading *loading, int64 system, Oid database)
 
 /* Raise 55000 for a row that contradicts other rows or the numbers. */
 static void
-raise_row(DlockSpace *space, DlockTable which, const DlockStored *row,
-		  int column)
+raise_loaded_row(DlockSpace *space, DlockTable which, const DlockStored *row,
+				 int column)
 {
 	const DlockShape *shape = &dlock_shapes[which];
 
@@ -88,7 +88,7 @@ check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
 		if (row->is_foreign)
 			continue;
 		if (!dlock_ticket_was_reserved(space, DatumGetInt64(row->values[0])))
-			raise_row(space, which, row, 0);
+			raise_loaded_row(space, which, row, 0);
 		break;
 	}
 }
@@ -136,7 +136,7 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 
 	dlock_id_find(space, number, &namesake, &loaded);
 	if (namesake && !namesake->single)
-		raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_TICKET);
+		raise_loaded_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_TICKET);
 	memset(&request, 0, offsetof(DlockRequest, key));
 	dlock_key_copy(&request.key, key);
 	request.scope = DLOCK_LEASE;
@@ -162,7 +162,7 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 		dlock_id_find(space, DatumGetInt64(values[DLOCK_QUEUE_LEASE]),
 					  &request.lease, &ticket);
 		if (request.lease && request.lease->single)
-			raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_LEASE);
+			raise_loaded_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_LEASE);
 	}
 
 	/* the worker deletes rows of tickets that ended with their lease */
@@ -175,21 +175,14 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 		ticket->ticket.granted_at = get_time(row, DLOCK_QUEUE_GRANTED_AT);
 		ticket->announce_at = dlock_lease_durability(request.lease);
 		if (!dlock_lease_ticket_restore(ticket, granted))
-			raise_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_GRANTED);
+			raise_loaded_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_GRANTED);
 	}
 	dlock_record_end_uses(before);
 }
 
-static void
-begin_part(DlockLoading *loading, DlockLoadPart part)
-{
-	memset(loading, 0, sizeof(DlockLoading));
-	loading->part = part;
-}
-
 /* The estimate may be wrong, so it is bounded by what fits in memory. */
 static void
-make_room(DlockSpace *space, DlockTable table)
+reserve_rows(DlockSpace *space, DlockTable table)
 {
 	uint64		rows = Min(dlock_rows_estimate(space, table),
 						   (uint64) dlock_memory_limit() / ROW_MEMORY);
@@ -201,8 +194,8 @@ make_room(DlockSpace *space, DlockTable table)
 
 /* Fill in keys of the next rows that are not foreign; prefetch their locks. */
 static void
-look_ahead(DlockSpace *space, const DlockStoredRows *rows, uint64 from,
-		   DlockKey *keys)
+prefetch_locks(DlockSpace *space, const DlockStoredRows *rows, uint64 from,
+			   DlockKey *keys)
 {
 	uint64		to = Min(from + ROWS_AHEAD, rows->count);
 	int			count = 0;
@@ -230,7 +223,7 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 	const DlockKey *key = keys;
 
 	if (loading->last == 0)
-		make_room(space, which);
+		reserve_rows(space, which);
 	dlock_rows_read(space, which, loading->last, DLOCK_ROWS_AT_ONCE, rows);
 	check_numbers(space, which, rows);
 	for (uint64 i = 0; i < rows->count; i++)
@@ -241,7 +234,7 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 		CHECK_FOR_INTERRUPTS();
 		if (is_queue && i % ROWS_AHEAD == 0)
 		{
-			look_ahead(space, rows, i, keys);
+			prefetch_locks(space, rows, i, keys);
 			key = keys;
 		}
 		if (row->is_foreign)
@@ -261,6 +254,9 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 	if (rows->complete)
 	{
 		log_foreign(loading, shape->name);
-		begin_part(loading, is_queue ? DLOCK_LOAD_GRANTS : DLOCK_LOAD_TICKETS);
+		*loading = (DlockLoading)
+		{
+			.part = is_queue ? DLOCK_LOAD_GRANTS : DLOCK_LOAD_TICKETS
+		};
 	}
 }

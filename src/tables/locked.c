@@ -35,26 +35,6 @@ is_on(const LockInstanceData *lock, Oid table)
 		lock->locktag.locktag_field2 == table;
 }
 
-/* Copies all locks of the server. */
-bool
-dlock_is_locked_by(int pid, const LOCKTAG *tag)
-{
-	LockData   *locks = GetLockStatusData();
-	bool		result = false;
-
-	for (int i = 0; i < locks->nelements && !result; i++)
-	{
-		const LockInstanceData *lock = &locks->locks[i];
-
-		result = memcmp(&lock->locktag, tag, sizeof(LOCKTAG)) == 0 &&
-			lock->pid == pid && lock->holdMask != 0;
-	}
-	/* callers may repeat this within one transaction */
-	pfree(locks->locks);
-	pfree(locks);
-	return result;
-}
-
 /*
  * List the processes that hold or await a lock on a table that conflicts with
  * "mode".  Reads no catalog, so it works in a failed transaction.

@@ -476,8 +476,8 @@ check_permits(Relation relation, const DlockShape *shape,
  * and a time of grant if and only if it is granted.
  */
 static void
-check_ticket(Relation relation, const DlockShape *shape,
-			 const DlockStored *row)
+check_ticket_row(Relation relation, const DlockShape *shape,
+				 const DlockStored *row)
 {
 	bool		is_own = DatumGetInt64(row->values[DLOCK_QUEUE_LEASE]) ==
 		DatumGetInt64(row->values[DLOCK_QUEUE_TICKET]);
@@ -491,8 +491,8 @@ check_ticket(Relation relation, const DlockShape *shape,
 }
 
 static void
-check_lease(Relation relation, const DlockShape *shape,
-			const DlockStored *row)
+check_lease_row(Relation relation, const DlockShape *shape,
+				const DlockStored *row)
 {
 	if (DatumGetBool(row->values[DLOCK_LEASE_DELAYED]) &&
 		row->nulls[DLOCK_LEASE_DELAY])
@@ -516,9 +516,9 @@ dlock_shape_check_row(Relation relation, const DlockShape *shape,
 	if (row->is_foreign)
 		return;
 	if (shape == &dlock_shapes[DLOCK_TABLE_QUEUE])
-		check_ticket(relation, shape, row);
+		check_ticket_row(relation, shape, row);
 	else
-		check_lease(relation, shape, row);
+		check_lease_row(relation, shape, row);
 }
 
 bool

@@ -99,7 +99,6 @@ typedef struct DlockImage
 
 /* locked.c */
 extern char *dlock_describe_holders(Oid table, LOCKMODE mode);
-extern bool dlock_is_locked_by(int pid, const LOCKTAG *tag);
 
 /* write.c */
 extern bool dlock_rows_begin(DlockSpace *space);

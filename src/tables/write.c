@@ -99,13 +99,6 @@ open_table(Table *table, DlockTable which)
 	table->nulls = palloc(columns * sizeof(bool));
 }
 
-static void
-close_table(Table *table)
-{
-	CatalogCloseIndexes(table->indexes);
-	MemoryContextDelete(table->row_context);
-}
-
 /* The row with this number, and its open scan; NULL if there is none */
 static HeapTuple
 find_row(Table *table, int64 number, SysScanDesc *scan)
@@ -294,7 +287,10 @@ write_table(DlockTable which, const DlockImage *images, int count)
 			dead++;
 	}
 	if (table.relation)
-		close_table(&table);
+	{
+		CatalogCloseIndexes(table.indexes);
+		MemoryContextDelete(table.row_context);
+	}
 	return dead;
 }
 

@@ -116,6 +116,9 @@ my $many = $admin->query("SELECT dlock_lease_acquire('lock', $lease, "
 sub returns_within
 {
 	my ($instructions, $session, $question, $function) = @_;
+
+	# once before: it may have to load catalogs, or to flush the WAL
+	$session->query("SELECT $question");
 	my $asked = commands_in(
 		$session, $function,
 		'up-silently 1',
