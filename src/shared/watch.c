@@ -455,10 +455,13 @@ dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
 	return used;
 }
 
-/* Copy at most "max" watches not told in this round, telling->count in all. */
+/*
+ * Copy the channels of watches not told in this round, at most "max", and
+ * telling->count in all.
+ */
 void
 dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
-				 DlockWatcher *watchers, int max)
+				 NameData *channels, int max)
 {
 	DlockWatch *watch;
 	int			count = 0;
@@ -470,8 +473,7 @@ dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 		 watch = watch_at(watch->link.next), count++)
 	{
 		watch->telling = telling->number;
-		watchers[count].anew = watch->told == 0;
-		strlcpy(watchers[count].channel, watch->channel, NAMEDATALEN);
+		strlcpy(NameStr(channels[count]), watch->channel, NAMEDATALEN);
 	}
 	telling->count = count;
 	LWLockRelease(&space->outbox_lock);
