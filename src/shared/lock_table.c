@@ -40,6 +40,7 @@ dlock_lock_table_init(DlockPartition *partitions, int tranche)
 	{
 		LWLockInitialize(&partitions[i].lock, tranche);
 		dlock_buckets_init(&partitions[i].buckets);
+		dlock_buckets_init(&partitions[i].watched);
 	}
 }
 
@@ -178,11 +179,8 @@ static inline void
 prepare(DlockPartition *partition, const DlockKey *key, Oid role)
 {
 	uint32		size = entry_size(key);
-	int			segment;
 
-	if (unlikely(dlock_buckets_need_segment(&partition->buckets, &segment)))
-		dlock_buckets_add_segment(&partition->buckets, &partition->lock,
-								  segment);
+	dlock_buckets_prepare(&partition->buckets, &partition->lock);
 	if (unlikely(spare == NULL || spare->size != size))
 		make_spare(size, role);
 	else if (unlikely(spare->role != role))
