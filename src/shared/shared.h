@@ -666,6 +666,13 @@ typedef struct DlockTelling
 	int			count;			/* ... and how many it has */
 } DlockTelling;
 
+/* A watch to be told */
+typedef struct DlockWatcher
+{
+	char		channel[NAMEDATALEN];
+	bool		anew;			/* not told since it was armed */
+} DlockWatcher;
+
 extern DlockWatch *dlock_watch_begin(DlockSpace *space, const DlockKey *key,
 									 const char *channel);
 extern void dlock_watch_arm(DlockWatch *watch);
@@ -678,7 +685,7 @@ extern bool dlock_watch_begin_telling(DlockSpace *space,
 extern void dlock_watch_put_back(DlockSpace *space, DlockTelling *tellings,
 								 int count);
 extern void dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
-							 NameData *channels, int max);
+							 DlockWatcher *watchers, int max);
 extern bool dlock_watch_end_telling(DlockSpace *space,
 									const DlockTelling *telling);
 extern void dlock_watch_skip(DlockSpace *space, const DlockTelling *telling);

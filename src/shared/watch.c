@@ -390,13 +390,10 @@ dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
 	return used;
 }
 
-/*
- * Copy the channels of watches not told in this round, at most "max", and
- * telling->count in all.
- */
+/* Copy at most "max" watches not told in this round, telling->count in all. */
 void
 dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
-				 NameData *channels, int max)
+				 DlockWatcher *watchers, int max)
 {
 	DlockWatch *watch;
 	int			count = 0;
@@ -408,7 +405,8 @@ dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 		 watch = watch_at(watch->link.next), count++)
 	{
 		watch->telling = telling->number;
-		strlcpy(NameStr(channels[count]), watch->channel, NAMEDATALEN);
+		watchers[count].anew = watch->told == 0;
+		strlcpy(watchers[count].channel, watch->channel, NAMEDATALEN);
 	}
 	telling->count = count;
 	LWLockRelease(&space->outbox_lock);

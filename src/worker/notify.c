@@ -30,7 +30,7 @@ static uint64 next_due = DLOCK_NO_DEADLINE;
 /* Arrays of BATCH entries */
 static DlockMessage *messages = NULL;
 static DlockTelling *tellings = NULL;
-static NameData *channels = NULL;
+static DlockWatcher *watchers = NULL;
 
 static void
 notify(const DlockMessage *message, uint32 event, const char *event_name)
@@ -83,6 +83,54 @@ send_announcements(DlockSpace *space)
 	return count;
 }
 
+/*
+ * The name being told, if it takes several transactions, and channels told so
+ * far: watches with one channel cost one notification.
+ */
+static struct
+{
+	DlockWatched *watched;
+	uint64		change;
+	HTAB	   *channels;
+} told = {0};
+
+static void
+forget_told(void)
+{
+	if (told.channels)
+		hash_destroy(told.channels);
+	told.watched = NULL;
+	told.channels = NULL;
+}
+
+/* A channel may have been told, but a new watch may listen since. */
+static bool
+is_to_be_told(const DlockWatcher *watcher)
+{
+	bool		found;
+
+	(void) hash_search(told.channels, watcher->channel, HASH_ENTER, &found);
+	return !found || watcher->anew;
+}
+
+static void
+begin_told(const DlockTelling *telling)
+{
+	HASHCTL		info = {
+		.keysize = NAMEDATALEN,
+		.entrysize = NAMEDATALEN,
+		.hcxt = TopMemoryContext
+	};
+
+	if (told.watched == telling->watched && told.change == telling->change)
+		return;
+	forget_told();
+	told.channels = hash_create("dlock channels", 64, &info,
+								HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+	told.watched = telling->watched;
+	told.change = telling->change;
+}
+
 static char *
 make_payload(const DlockKey *key, DlockHolding holding,
 			 const DlockHolder *holder)
@@ -117,11 +165,14 @@ tell(DlockSpace *space, DlockTelling *telling, int max)
 		dlock_watch_skip(space, telling);
 	if (holding == DLOCK_HELD_NO_MORE || holding == DLOCK_HELD_NOT_YET)
 		return false;
+	begin_told(telling);
 	payload = make_payload(&telling->watched->key, holding, &holder);
-	dlock_watch_copy(space, telling, channels, max);
-	/* PostgreSQL drops what it has in this transaction already */
+	dlock_watch_copy(space, telling, watchers, max);
 	for (int i = 0; i < telling->count; i++)
-		Async_Notify(NameStr(channels[i]), payload);
+	{
+		if (is_to_be_told(&watchers[i]))
+			Async_Notify(watchers[i].channel, payload);
+	}
 	return true;
 }
 
@@ -155,7 +206,12 @@ end_tellings(DlockSpace *space, int count)
 
 	/* backwards, so that the first is the first again */
 	while (--count >= 0)
-		more |= dlock_watch_end_telling(space, &tellings[count]);
+	{
+		if (dlock_watch_end_telling(space, &tellings[count]))
+			more = true;
+		else if (tellings[count].watched == told.watched)
+			forget_told();
+	}
 	return more;
 }
 
@@ -175,9 +231,9 @@ make_room(void)
 	if (tellings == NULL)
 		tellings = MemoryContextAlloc(TopMemoryContext,
 									  BATCH * sizeof(DlockTelling));
-	if (channels == NULL)
-		channels = MemoryContextAlloc(TopMemoryContext,
-									  BATCH * sizeof(NameData));
+	if (watchers == NULL)
+		watchers = MemoryContextAlloc(TopMemoryContext,
+									  BATCH * sizeof(DlockWatcher));
 }
 
 /*
@@ -203,7 +259,10 @@ dlock_notify_send(DlockSpace *space)
 
 	/* this moves the tail of a full queue, as a failing NOTIFY does not */
 	if (failed)
+	{
 		(void) OidFunctionCall0(F_PG_NOTIFICATION_QUEUE_USAGE);
+		forget_told();
+	}
 	failed = true;
 
 	/* once before others wait for us, and again for later removals */
