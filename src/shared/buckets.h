@@ -57,8 +57,8 @@ extern void dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock,
 								  uint64 more, DlockNextOf next_of);
 
 /*
- * Prepare an insertion: add the segment that the next division needs.  Without
- * the partition's lock, that is a guess.  Raises 53200.  Called without dlock's
+ * Prepare an insertion: add the segment that the next division needs, as far
+ * as that is known without the lock.  Raises 53200.  Called without dlock's
  * locks.
  */
 static inline void

@@ -67,7 +67,7 @@ number_of(DlockRecord *record)
 }
 
 static dsa_pointer
-space_of(DlockRecord *record)
+space_of_record(DlockRecord *record)
 {
 	return record->is_lease ? dlock_record_lease(record)->space :
 		dlock_record_ticket(record)->ticket.space;
@@ -143,7 +143,8 @@ dlock_id_look_up(DlockSpace *space, int64 number)
 		DlockRecord *record = dlock_address(next);
 
 		next = record->next_id;
-		if (number_of(record) == number && space_of(record) == space->self)
+		if (number_of(record) == number &&
+			space_of_record(record) == space->self)
 			found = record;
 	}
 	if (found)

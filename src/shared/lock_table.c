@@ -162,7 +162,7 @@ dlock_lock_free_spare(void)
 }
 
 static void
-make_spare(uint32 size, Oid role)
+make_spare_lock(uint32 size, Oid role)
 {
 	dsa_pointer self;
 
@@ -182,7 +182,7 @@ prepare(DlockPartition *partition, const DlockKey *key, Oid role)
 
 	dlock_buckets_prepare(&partition->buckets, &partition->lock);
 	if (unlikely(spare == NULL || spare->size != size))
-		make_spare(size, role);
+		make_spare_lock(size, role);
 	else if (unlikely(spare->role != role))
 	{
 		dlock_pass_memory(spare->role, role, size);
@@ -370,7 +370,7 @@ add_ahead(DlockLockScan *scan, dsa_pointer entry)
 }
 
 static void
-look_ahead(const DlockLockScan *scan)
+prefetch_ahead(const DlockLockScan *scan)
 {
 	DlockLock  *lock;
 	DlockLeaseTicket *ticket;
@@ -403,7 +403,7 @@ take_ahead(DlockLockScan *scan)
 								   scan->bucket++));
 	if (scan->count == 0)
 		return NULL;
-	look_ahead(scan);
+	prefetch_ahead(scan);
 	lock = get_ahead(scan, 0);
 	scan->head++;
 	scan->count--;

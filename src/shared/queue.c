@@ -160,7 +160,7 @@ notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
 
 /* The granter counts an enqueued ticket's wait: no session waits with it. */
 static void
-count_wait(const DlockLock *lock, const DlockTicket *ticket)
+count_enqueued_wait(const DlockLock *lock, const DlockTicket *ticket)
 {
 	if (!is_lease_ticket(ticket) && !DsaPointerIsValid(ticket->announcement))
 		return;
@@ -174,7 +174,7 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 		   DlockWakeups *wakeups)
 {
 	dlock_queue_note_change(lock, &wakeups->space);
-	count_wait(lock, head);
+	count_enqueued_wait(lock, head);
 	if (is_lease_ticket(head))
 		dlock_lease_ticket_granted(lease_ticket(head), now);
 	dlock_list_remove(&lock->queue, &head->link);

@@ -69,7 +69,7 @@ dlock_quorum_confirmed(DlockSpace *space, int durability)
 
 /* Note an answer to a heartbeat sent at a moment; never goes back. */
 static void
-confirm(DlockSpace *space, int quorum, uint64 moment)
+note_answer(DlockSpace *space, int quorum, uint64 moment)
 {
 	uint64		before = pg_atomic_read_u64(&space->quorum[quorum]);
 
@@ -114,7 +114,7 @@ dlock_quorum_look(DlockSpace *space)
 	if (!dlock_quorum_has_standbys())
 	{
 		for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
-			confirm(space, q, now);
+			note_answer(space, q, now);
 		return;
 	}
 	LWLockAcquire(SyncRepLock, LW_SHARED);
@@ -122,7 +122,7 @@ dlock_quorum_look(DlockSpace *space)
 		positions[q] = WalSndCtl->lsn[q];
 	LWLockRelease(SyncRepLock);
 	for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
-		confirm(space, q, take_acknowledged(space, q, positions[q]));
+		note_answer(space, q, take_acknowledged(space, q, positions[q]));
 }
 
 /* If the array is full, the newest heartbeat replaces the last one. */

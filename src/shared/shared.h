@@ -99,7 +99,8 @@ dlock_count(DlockCounter counter, uint64 amount)
 static inline DlockState
 dlock_state_of(const DlockTicket *ticket)
 {
-	return (DlockState) pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->state);
+	return (DlockState)
+		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->state);
 }
 
 extern const int64 dlock_wait_bounds[];

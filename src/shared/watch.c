@@ -225,7 +225,7 @@ dlock_watch_arm(DlockWatch *watch)
 
 /* Remove and free a name, with its partition locked. */
 static void
-forget(DlockPartition *partition, DlockWatched *watched)
+free_watched(DlockPartition *partition, DlockWatched *watched)
 {
 	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
 	Assert(watched->users == 0 && !watched->listed);
@@ -250,7 +250,7 @@ dlock_watch_end(DlockWatch *watch)
 		LWLockRelease(&space->outbox_lock);
 	}
 	if (--watched->users == 0 && !watched->listed)
-		forget(partition, watched);
+		free_watched(partition, watched);
 	LWLockRelease(&partition->lock);
 	dlock_release_memory(watch->role, watch->self, sizeof(DlockWatch));
 	if (pg_atomic_sub_fetch_u32(&space->watches, 1) == 0)
@@ -272,7 +272,7 @@ purge_watched(DlockPartition *partition, DlockWatched *watched)
 	/* the space's list is not used any more */
 	watched->listed = false;
 	watched->users = 0;
-	forget(partition, watched);
+	free_watched(partition, watched);
 }
 
 /* Free the names of a space without users. */
@@ -385,7 +385,7 @@ dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
 		watched->round = watched->changes;
 	LWLockRelease(&space->outbox_lock);
 	if (!used)
-		forget(partition, watched);
+		free_watched(partition, watched);
 	LWLockRelease(&partition->lock);
 	return used;
 }

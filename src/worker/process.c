@@ -102,7 +102,7 @@ dlock_process_database(void)
 
 /* Last at exit: leave the shared state. */
 static void
-leave(void)
+leave_shared_state(void)
 {
 	if (dlock_my_backend)
 		dlock_record_end_uses(0);
@@ -210,7 +210,7 @@ dlock_process_begin(DlockOffice office, pqsigfunc terminate)
 	pin_settings();
 
 	/* before this process holds anything */
-	dlock_leave_at_exit(leave);
+	dlock_leave_at_exit(leave_shared_state);
 	CacheRegisterSyscacheCallback(DATABASEOID, note_database, 0);
 	StartTransactionCommand();
 	belong_to_owner();
