@@ -199,10 +199,16 @@ next_lock(dsa_pointer entry, uint32 *hash)
 	return &lock->next;
 }
 
-/* Grow for "more" locks before they are inserted.  Raises 53200. */
+/*
+ * Grow for "more" numbers, and for as many locks, before they are inserted.
+ * Raises 53200.
+ */
 void
-dlock_locks_reserve(uint64 more)
+dlock_tables_reserve(uint64 more, bool with_locks)
 {
+	dlock_ids_reserve(more);
+	if (!with_locks)
+		return;
 	for (int p = 0; p < DLOCK_PARTITIONS; p++)
 		dlock_buckets_reserve(&dlock_lock_partitions[p].buckets,
 							  &dlock_lock_partitions[p].lock,

@@ -447,8 +447,8 @@ is_to_enter(DlockJoin outcome)
 }
 
 /*
- * Join a lock with a ticket of this session.  If it is neither GRANTED nor
- * QUEUED, or on 53200, nothing has changed and the caller must free it.
+ * Join a lock with this session's spare ticket.  If it is neither GRANTED nor
+ * QUEUED, or on 53200, nothing has changed, and the ticket stays spare.
  */
 DlockJoined
 dlock_queue_join(DlockSpace *space, const DlockRequest *request,
@@ -465,7 +465,10 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 	else
 		joined.slots = lock->slots;
 	if (likely(is_to_enter(joined.outcome)))
+	{
 		enter(lock, ticket, joined.outcome);
+		dlock_ticket_joined(ticket);
+	}
 	if (joined.outcome == DLOCK_JOIN_GRANTED &&
 		DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);

@@ -141,21 +141,15 @@ remember(DlockSpace *space, XLogRecPtr lsn, uint64 sent)
 	SpinLockRelease(&space->heartbeat_mutex);
 }
 
-/* Only flushed WAL is sent to standbys.  Returns the end of the record. */
-XLogRecPtr
-dlock_quorum_log_message(void)
-{
-	XLogRecPtr	lsn = compat_log_message("dlock");
-
-	XLogFlush(lsn);
-	return lsn;
-}
-
 /* Send a heartbeat; "now" must be before its record is written. */
 void
 dlock_quorum_send(DlockSpace *space, uint64 now)
 {
-	remember(space, dlock_quorum_log_message(), now);
+	XLogRecPtr	lsn = compat_log_message("dlock");
+
+	/* only flushed WAL is sent to standbys */
+	XLogFlush(lsn);
+	remember(space, lsn, now);
 }
 
 /*

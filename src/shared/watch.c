@@ -441,22 +441,24 @@ note_told(DlockSpace *space, const DlockTelling *telling)
  * ends, and the name leaves the list unless its holders have changed
  * meanwhile.  One without users stays, and dlock_watch_begin_telling() frees
  * it.  Returns whether more must be told at once.
+ *
+ * If not "told", nothing is told until the holders change: they have ended.
  */
 bool
-dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
+dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling,
+						bool told)
 {
 	DlockWatched *watched = telling->watched;
 	DlockPartition *partition = dlock_lock_partition(&watched->key);
 	DlockWatch *first;
 	bool		more;
 
-	note_told(space, telling);
+	if (told)
+		note_told(space, telling);
 	LWLockAcquire(&partition->lock, LW_SHARED);
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	first = watch_at(watched->watches.head);
-	more = first && first->told < watched->round;
-	if (!more)
-		watched->round = 0;
+	more = told && first && first->told < watched->round;
 	if (more)
 	{
 		/* first again, so that a name is told in one go */
@@ -464,26 +466,16 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
 		dlock_list_prepend(&space->changed, &watched->link, watched->self);
 		watched->due = 0;
 	}
-	else if (watched->users > 0 &&
-			 (first == NULL || first->told == watched->changes))
-		unlist(space, watched);
+	else
+	{
+		uint64		done = !told ? telling->change :
+			first ? first->told : watched->changes;
+
+		watched->round = 0;
+		if (watched->users > 0 && watched->changes == done)
+			unlist(space, watched);
+	}
 	LWLockRelease(&space->outbox_lock);
 	LWLockRelease(&partition->lock);
 	return more;
-}
-
-/* Tell nothing of a name until its holders change: they have ended. */
-void
-dlock_watch_skip(DlockSpace *space, const DlockTelling *telling)
-{
-	DlockWatched *watched = telling->watched;
-	DlockPartition *partition = dlock_lock_partition(&watched->key);
-
-	LWLockAcquire(&partition->lock, LW_SHARED);
-	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	watched->round = 0;
-	if (watched->users > 0 && watched->changes == telling->change)
-		unlist(space, watched);
-	LWLockRelease(&space->outbox_lock);
-	LWLockRelease(&partition->lock);
 }

@@ -162,7 +162,7 @@ tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
 		return false;
 	holding = dlock_queue_holder(space, &telling->watched->key, &holder);
 	if (holding == DLOCK_HELD_NO_MORE)
-		dlock_watch_skip(space, telling);
+		(void) dlock_watch_end_telling(space, telling, false);
 	if (holding == DLOCK_HELD_NO_MORE || holding == DLOCK_HELD_NOT_YET)
 		return false;
 	begin_told(telling);
@@ -207,7 +207,7 @@ end_tellings(DlockSpace *space, int count)
 	/* backwards, so that the first is the first again */
 	while (--count >= 0)
 	{
-		if (dlock_watch_end_telling(space, &tellings[count]))
+		if (dlock_watch_end_telling(space, &tellings[count], true))
 			more = true;
 		else if (tellings[count].watched == told.watched)
 			forget_told();
