@@ -8,7 +8,6 @@
  */
 #include "postgres.h"
 
-#include "shared/lease.h"
 #include "shared/queue.h"
 
 /* False if the ticket has ended: the caller keeps the announcement. */

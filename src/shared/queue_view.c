@@ -15,7 +15,6 @@
 #include "storage/ipc.h"
 #include "utils/memutils.h"
 
-#include "shared/lease.h"
 #include "shared/queue.h"
 
 /*
