@@ -42,7 +42,10 @@ make_durable(XLogRecPtr lsn)
 		return true;
 	/* all whose changes were written in one transaction wait for one LSN */
 	if (COMPAT_SYNC_REP_TAKES_NO_EQUALS)
-		lsn = dlock_quorum_log_message();
+	{
+		lsn = compat_log_message("dlock");
+		XLogFlush(lsn);
+	}
 	HOLD_INTERRUPTS();
 	SyncRepWaitForLSN(lsn, true);
 	RESUME_INTERRUPTS();

@@ -57,7 +57,6 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 {
 	Oid			role = GetUserId();
 	DlockTicket *ticket;
-	DlockHeld  *held;
 	DlockJoined joined;
 
 	dlock_held_prepare(&request->key);
@@ -73,9 +72,7 @@ join(DlockSpace *space, const DlockRequest *request, bool nowait)
 		dlock_raise_mismatch(request, joined.slots);
 	if (joined.outcome == DLOCK_JOIN_BUSY)
 		return NULL;
-	held = dlock_held_enter(ticket, request->scope, joined.lock);
-	dlock_ticket_joined(ticket);
-	return held;
+	return dlock_held_enter(ticket, request->scope, joined.lock);
 }
 
 /* confirm_grant(), if there is something to flush */

@@ -57,7 +57,7 @@ static Account open_accounts[MAX_OPEN];
 static Account *latest = &open_accounts[0];
 
 static void
-report(Account *account)
+report_account(Account *account)
 {
 	pg_atomic_fetch_add_u64(&account->shared->used, account->unreported);
 	pg_atomic_fetch_add_u64(&dlock_control->memory_used, account->unreported);
@@ -71,7 +71,7 @@ close_account(Account *account)
 	DlockAccount *shared = dshash_find(dlock_accounts, &account->role, true);
 
 	Assert(shared == account->shared && shared->users > 0);
-	report(account);
+	report_account(account);
 	account->shared = NULL;
 	if (--shared->users == 0 && pg_atomic_read_u64(&shared->used) == 0)
 		dshash_delete_entry(dlock_accounts, shared);
@@ -81,7 +81,7 @@ close_account(Account *account)
 
 /* Return a place without an open account; close one if there is none. */
 static Account *
-find_place(void)
+find_closed_account(void)
 {
 	static int	next = 0;
 	Account    *account;
@@ -112,7 +112,7 @@ open_account(Oid role, bool make)
 			return latest = &open_accounts[i];
 	}
 
-	account = find_place();
+	account = find_closed_account();
 	shared = make ? dlock_table_insert(dlock_accounts, &role, &found) :
 		dshash_find(dlock_accounts, &role, true);
 	Assert(shared != NULL);
@@ -138,7 +138,7 @@ count_memory(Account *account, int64 change)
 	account->unreported += change;
 	if (unlikely(account->unreported > REPORT_MEMORY_EVERY ||
 				 account->unreported < -REPORT_MEMORY_EVERY))
-		report(account);
+		report_account(account);
 }
 
 /* Raises nothing. */
@@ -395,7 +395,7 @@ dlock_report_memory(void)
 	for (int i = 0; i < MAX_OPEN; i++)
 	{
 		if (open_accounts[i].shared != NULL)
-			report(&open_accounts[i]);
+			report_account(&open_accounts[i]);
 	}
 }
 

@@ -38,7 +38,7 @@ announcement_of(DlockTicket *ticket)
 }
 
 static DlockSpace *
-space_of(DlockTicket *ticket)
+space_of_ticket(DlockTicket *ticket)
 {
 	return dlock_space_at(ticket->space);
 }
@@ -47,7 +47,7 @@ space_of(DlockTicket *ticket)
 void
 dlock_announcement_channel(DlockTicket *ticket, char *channel)
 {
-	DlockSpace *space = space_of(ticket);
+	DlockSpace *space = space_of_ticket(ticket);
 
 	channel[0] = '\0';
 	/* an announcement set now is for a later look */
@@ -115,7 +115,7 @@ void
 dlock_announcement_count(DlockTicket *ticket)
 {
 	announcement_of(ticket)->counted = true;
-	pg_atomic_fetch_add_u32(&space_of(ticket)->announced, 1);
+	pg_atomic_fetch_add_u32(&space_of_ticket(ticket)->announced, 1);
 }
 
 /* Free an announcement that has no ticket and is in no outbox. */
@@ -138,7 +138,7 @@ void
 dlock_announcement_replace(DlockTicket *ticket, dsa_pointer announcement,
 						   bool keep)
 {
-	DlockSpace *space = space_of(ticket);
+	DlockSpace *space = space_of_ticket(ticket);
 	DlockAnnouncement *before = NULL;
 	bool		orphaned = false;
 
@@ -165,7 +165,7 @@ dlock_announcement_replace(DlockTicket *ticket, dsa_pointer announcement,
 void
 dlock_announcement_orphan(DlockTicket *ticket)
 {
-	DlockSpace *space = space_of(ticket);
+	DlockSpace *space = space_of_ticket(ticket);
 	bool		unarmed = false;
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
@@ -216,7 +216,7 @@ events_to_tell(DlockAnnouncement *announcement, uint32 events)
 void
 dlock_announcement_event(DlockTicket *ticket, uint32 events)
 {
-	DlockSpace *space = space_of(ticket);
+	DlockSpace *space = space_of_ticket(ticket);
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	if (DsaPointerIsValid(ticket->announcement))
@@ -236,7 +236,7 @@ arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 {
 	announcement->armed = true;
 	announcement->armer = 0;
-	post(space_of(ticket), announcement);
+	post(space_of_ticket(ticket), announcement);
 	if (announcement->orphaned)
 		ticket->announcement = InvalidDsaPointer;
 }
@@ -250,7 +250,7 @@ claimed(DlockTicket *ticket, uint64 claim)
 {
 	DlockAnnouncement *announcement;
 
-	Assert(LWLockHeldByMe(&space_of(ticket)->outbox_lock));
+	Assert(LWLockHeldByMe(&space_of_ticket(ticket)->outbox_lock));
 	if (!DsaPointerIsValid(ticket->announcement))
 		return NULL;
 	announcement = announcement_of(ticket);
@@ -265,7 +265,7 @@ claimed(DlockTicket *ticket, uint64 claim)
 void
 dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 {
-	DlockSpace *space = space_of(ticket);
+	DlockSpace *space = space_of_ticket(ticket);
 	DlockAnnouncement *announcement;
 	bool		posted = false;
 
@@ -288,7 +288,7 @@ dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 uint64
 dlock_announcement_claim(DlockTicket *ticket)
 {
-	DlockSpace *space = space_of(ticket);
+	DlockSpace *space = space_of_ticket(ticket);
 	uint64		claim = 0;
 
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
@@ -310,7 +310,7 @@ dlock_announcement_claim(DlockTicket *ticket)
 uint64
 dlock_announcement_my_claim(DlockTicket *ticket)
 {
-	DlockSpace *space = space_of(ticket);
+	DlockSpace *space = space_of_ticket(ticket);
 	DlockAnnouncement *announcement;
 	uint64		claim;
 
@@ -325,7 +325,7 @@ dlock_announcement_my_claim(DlockTicket *ticket)
 void
 dlock_announcement_restored(DlockTicket *ticket, bool granted)
 {
-	DlockSpace *space = space_of(ticket);
+	DlockSpace *space = space_of_ticket(ticket);
 
 	if (!DsaPointerIsValid(ticket->announcement))
 		return;

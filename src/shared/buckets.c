@@ -89,6 +89,38 @@ dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
 	buckets->num_buckets = number + 1;
 }
 
+/* These two are called with the partition's lock. */
+void
+dlock_buckets_insert(DlockBuckets *buckets, dsa_pointer entry,
+					 DlockNextOf next_of)
+{
+	uint32		hash;
+	dsa_pointer *next = next_of(entry, &hash);
+	dsa_pointer *bucket;
+
+	if (unlikely(buckets->count >= buckets->num_buckets))
+		dlock_buckets_divide(buckets, next_of);
+	bucket = dlock_bucket_of(buckets, hash);
+	*next = *bucket;
+	*bucket = entry;
+	buckets->count++;
+}
+
+/* The entry must be there. */
+void
+dlock_buckets_delete(DlockBuckets *buckets, dsa_pointer entry,
+					 DlockNextOf next_of)
+{
+	uint32		hash;
+	dsa_pointer *next = next_of(entry, &hash);
+	dsa_pointer *link = dlock_bucket_of(buckets, hash);
+
+	while (*link != entry)
+		link = next_of(*link, &hash);
+	*link = *next;
+	buckets->count--;
+}
+
 /*
  * Grow for "more" entries ahead, while the divided buckets are empty.  Raises
  * 53200.  Called without dlock's locks.

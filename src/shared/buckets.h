@@ -45,27 +45,34 @@ dlock_bucket_of(DlockBuckets *buckets, uint32 hash)
 	return dlock_bucket_at(buckets, bucket);
 }
 
-/*
- * Does the next division need a segment that is missing?  Without the
- * partition's lock the answer is a guess, for callers that allocate ahead.
- */
-static inline bool
-dlock_buckets_need_segment(const DlockBuckets *buckets, int *segment)
-{
-	uint32		next = buckets->num_buckets;
-
-	if (likely(buckets->count < next || (next & (next - 1)) != 0))
-		return false;
-	*segment = dlock_segment_of(next);
-	return *segment < DLOCK_SEGMENTS &&
-		!DsaPointerIsValid(buckets->segments[*segment]);
-}
-
 extern void dlock_buckets_init(DlockBuckets *buckets);
 extern void dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock,
 									  int segment);
 extern void dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of);
+extern void dlock_buckets_insert(DlockBuckets *buckets, dsa_pointer entry,
+								 DlockNextOf next_of);
+extern void dlock_buckets_delete(DlockBuckets *buckets, dsa_pointer entry,
+								 DlockNextOf next_of);
 extern void dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock,
 								  uint64 more, DlockNextOf next_of);
+
+/*
+ * Prepare an insertion: add the segment that the next division needs, as far
+ * as that is known without the lock.  Raises 53200.  Called without dlock's
+ * locks.
+ */
+static inline void
+dlock_buckets_prepare(DlockBuckets *buckets, LWLock *lock)
+{
+	uint32		next = buckets->num_buckets;
+	int			segment;
+
+	if (likely(buckets->count < next || (next & (next - 1)) != 0))
+		return;
+	segment = dlock_segment_of(next);
+	if (segment < DLOCK_SEGMENTS &&
+		!DsaPointerIsValid(buckets->segments[segment]))
+		dlock_buckets_add_segment(buckets, lock, segment);
+}
 
 #endif							/* DLOCK_BUCKETS_H */

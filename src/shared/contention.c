@@ -50,7 +50,7 @@ entry_at(const DlockContention *sketch, int e)
 }
 
 static void
-make_empty(DlockContention *sketch)
+empty_sketch(DlockContention *sketch)
 {
 	sketch->count = 0;
 	memset(sketch->buckets, -1, sizeof(sketch->buckets));
@@ -69,7 +69,7 @@ make_sketch(DlockSpace *space)
 
 	memset(sketch, 0, sizeof(DlockContention));
 	LWLockInitialize(&sketch->lock, dlock_control->memory_tranche);
-	make_empty(sketch);
+	empty_sketch(sketch);
 	if (pg_atomic_compare_exchange_u64(&space->contention, &none, self))
 		return sketch;
 	/* another process was faster */
@@ -134,7 +134,7 @@ dlock_contention_reset(DlockSpace *space)
 	memcpy(chunks, sketch->chunks, sizeof(chunks));
 	room = sketch->room;
 	sketch->room = Min(room, DLOCK_CONTENDED_CHUNK);
-	make_empty(sketch);
+	empty_sketch(sketch);
 	LWLockRelease(&sketch->lock);
 	for (int c = 1; c < room / DLOCK_CONTENDED_CHUNK; c++)
 		dlock_release_memory(InvalidOid, chunks[c], CHUNK_SIZE);
@@ -158,7 +158,7 @@ dlock_contention_free(DlockSpace *space)
 }
 
 static int16 *
-bucket_of(DlockContention *sketch, uint32 hash)
+bucket_of_name(DlockContention *sketch, uint32 hash)
 {
 	return &sketch->buckets[hash & (DLOCK_CONTENDED_BUCKETS - 1)];
 }
@@ -167,7 +167,7 @@ bucket_of(DlockContention *sketch, uint32 hash)
 static int
 find(DlockContention *sketch, const DlockKey *key)
 {
-	int			e = *bucket_of(sketch, key->hash);
+	int			e = *bucket_of_name(sketch, key->hash);
 
 	for (; e >= 0; e = sketch->next[e])
 	{
@@ -184,10 +184,10 @@ find(DlockContention *sketch, const DlockKey *key)
 }
 
 static void
-enter(DlockContention *sketch, int e, DlockContended *entry,
-	  const DlockKey *key)
+enter_name(DlockContention *sketch, int e, DlockContended *entry,
+		   const DlockKey *key)
 {
-	int16	   *bucket = bucket_of(sketch, key->hash);
+	int16	   *bucket = bucket_of_name(sketch, key->hash);
 
 	memset(entry, 0, offsetof(DlockContended, name));
 	entry->length = key->length;
@@ -201,7 +201,7 @@ enter(DlockContention *sketch, int e, DlockContended *entry,
 static void
 displace(DlockContention *sketch, int e)
 {
-	int16	   *link = bucket_of(sketch, sketch->hashes[e]);
+	int16	   *link = bucket_of_name(sketch, sketch->hashes[e]);
 
 	while (*link != e)
 		link = &sketch->next[*link];
@@ -243,7 +243,7 @@ take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 		displace(sketch, *e);
 	}
 	entry = entry_at(sketch, *e);
-	enter(sketch, *e, entry, key);
+	enter_name(sketch, *e, entry, key);
 	return entry;
 }
 

@@ -43,49 +43,6 @@ partition_of(uint32 hash)
 	return hash >> (32 - DLOCK_ID_PARTITION_BITS);
 }
 
-/* Prepare an insertion.  Raises 53200.  Called without dlock's locks. */
-static void
-prepare(DlockIdPartition *partition)
-{
-	int			segment;
-
-	if (unlikely(dlock_buckets_need_segment(&partition->buckets, &segment)))
-		dlock_buckets_add_segment(&partition->buckets, &partition->lock,
-								  segment);
-}
-
-static void
-insert(DlockIdPartition *partition, dsa_pointer entry, DlockNextOf next_of)
-{
-	DlockBuckets *buckets = &partition->buckets;
-	uint32		hash;
-	dsa_pointer *next = next_of(entry, &hash);
-	dsa_pointer *bucket;
-
-	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
-	if (unlikely(buckets->count >= buckets->num_buckets))
-		dlock_buckets_divide(buckets, next_of);
-	bucket = dlock_bucket_of(buckets, hash);
-	*next = *bucket;
-	*bucket = entry;
-	buckets->count++;
-}
-
-/* The entry must be there. */
-static void
-delete(DlockIdPartition *partition, dsa_pointer entry, DlockNextOf next_of)
-{
-	uint32		hash;
-	dsa_pointer *next = next_of(entry, &hash);
-	dsa_pointer *link = dlock_bucket_of(&partition->buckets, hash);
-
-	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
-	while (*link != entry)
-		link = next_of(*link, &hash);
-	*link = *next;
-	partition->buckets.count--;
-}
-
 /*
  * Neighbouring numbers have different partitions and neighbouring buckets.  So
  * numbers that come or go in order, as after a restart, hit the cache.  Higher
@@ -110,7 +67,7 @@ number_of(DlockRecord *record)
 }
 
 static dsa_pointer
-space_of(DlockRecord *record)
+space_of_record(DlockRecord *record)
 {
 	return record->is_lease ? dlock_record_lease(record)->space :
 		dlock_record_ticket(record)->ticket.space;
@@ -145,11 +102,12 @@ dlock_id_insert(DlockRecord *record)
 {
 	int			p = partition_of(hash_number(number_of(record)));
 
-	prepare(&dlock_ids[p]);
+	dlock_buckets_prepare(&dlock_ids[p].buckets, &dlock_ids[p].lock);
 	LWLockAcquire(&dlock_ids[p].lock, LW_EXCLUSIVE);
 	if (!record->in_ids && !record->finished)
 	{
-		insert(&dlock_ids[p], dlock_record_self(record), next_number);
+		dlock_buckets_insert(&dlock_ids[p].buckets, dlock_record_self(record),
+							 next_number);
 		record->in_ids = true;
 	}
 	LWLockRelease(&dlock_ids[p].lock);
@@ -163,7 +121,8 @@ dlock_id_delete(DlockRecord *record)
 
 	LWLockAcquire(&dlock_ids[p].lock, LW_EXCLUSIVE);
 	if (record->in_ids)
-		delete(&dlock_ids[p], dlock_record_self(record), next_number);
+		dlock_buckets_delete(&dlock_ids[p].buckets, dlock_record_self(record),
+							 next_number);
 	record->in_ids = false;
 	LWLockRelease(&dlock_ids[p].lock);
 }
@@ -184,7 +143,8 @@ dlock_id_look_up(DlockSpace *space, int64 number)
 		DlockRecord *record = dlock_address(next);
 
 		next = record->next_id;
-		if (number_of(record) == number && space_of(record) == space->self)
+		if (number_of(record) == number &&
+			space_of_record(record) == space->self)
 			found = record;
 	}
 	if (found)
@@ -208,9 +168,10 @@ dlock_request_insert(DlockLeaseTicket *ticket)
 {
 	int			p = partition_of(ticket->request);
 
-	prepare(&dlock_requests[p]);
+	dlock_buckets_prepare(&dlock_requests[p].buckets, &dlock_requests[p].lock);
 	LWLockAcquire(&dlock_requests[p].lock, LW_EXCLUSIVE);
-	insert(&dlock_requests[p], ticket->ticket.self, next_request);
+	dlock_buckets_insert(&dlock_requests[p].buckets, ticket->ticket.self,
+						 next_request);
 	ticket->in_requests = true;
 	LWLockRelease(&dlock_requests[p].lock);
 }
@@ -224,7 +185,8 @@ dlock_request_delete(DlockLeaseTicket *ticket)
 	if (!ticket->in_requests)
 		return;
 	LWLockAcquire(&dlock_requests[p].lock, LW_EXCLUSIVE);
-	delete(&dlock_requests[p], ticket->ticket.self, next_request);
+	dlock_buckets_delete(&dlock_requests[p].buckets, ticket->ticket.self,
+						 next_request);
 	ticket->in_requests = false;
 	LWLockRelease(&dlock_requests[p].lock);
 }

@@ -203,6 +203,7 @@ dlock_ticket_waited(const DlockTicket *ticket, uint64 now)
 }
 
 extern uint64 dlock_first_unreserved(Oid database);
+extern void dlock_ticket_joined(DlockTicket *ticket);
 extern void dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 							  DlockTicket *ticket);
 extern void dlock_ticket_release_texts(DlockTicket *ticket);
@@ -237,6 +238,7 @@ extern void dlock_record_use_found(DlockRecord *record);
 extern DlockIdPartition *dlock_ids;
 extern DlockIdPartition *dlock_requests;
 
+extern void dlock_ids_reserve(uint64 more);
 extern void dlock_id_table_init(DlockIdPartition *partitions, int tranche);
 
 /* lease.c */

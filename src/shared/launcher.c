@@ -140,20 +140,6 @@ dlock_sender_wake(DlockSpace *space)
 		(void) dlock_worker_wake(space);
 }
 
-/* Is there work to do now? */
-static bool
-has_work(DlockSpace *space)
-{
-	return space->journal.length > 0 || dlock_has_messages(space);
-}
-
-/* Is there work to do, or a lease that may be due some time? */
-bool
-dlock_worker_is_needed(DlockSpace *space)
-{
-	return has_work(space) || space->leases.length > 0;
-}
-
 /*
  * Is another process of the space's database attached, or, with "waits", does
  * one wait for a lock?  A session that began to, and found the worker there,
@@ -197,7 +183,7 @@ dlock_worker_look(DlockSpace *space, bool waits)
 	if (likely(!dlock_worker_is_needed(space)) ||
 		dlock_office_holder(space, DLOCK_WORKER) >= 0)
 		return;
-	if (waits || has_work(space) ||
+	if (waits || dlock_worker_has_work(space) ||
 		pg_atomic_read_u32(&space->announced) > 0 ||
 		pg_atomic_read_u32(&space->watches) > 0 ||
 		dlock_monotonic_now() >= pg_atomic_read_u64(&space->next_due))

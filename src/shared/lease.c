@@ -226,8 +226,8 @@ dlock_lease_unconfirmed_for(DlockLease *lease)
 
 /* Is a ticket in the right list, and counted there (I16)? */
 static uint32
-check_ticket(const DlockLease *lease, const DlockLeaseTicket *ticket,
-			 bool closed)
+check_lease_ticket(const DlockLease *lease, const DlockLeaseTicket *ticket,
+				   bool closed)
 {
 	DlockState	state = dlock_state_of(&ticket->ticket);
 
@@ -251,7 +251,8 @@ dlock_check_lease(const DlockLease *lease)
 	if (lease->single)
 	{
 		if (DsaPointerIsValid(lease->own_ticket))
-			(void) check_ticket(lease, dlock_address(lease->own_ticket), false);
+			(void) check_lease_ticket(lease, dlock_address(lease->own_ticket),
+									  false);
 		return;
 	}
 	Assert(!lease->delayed ||
@@ -263,7 +264,8 @@ dlock_check_lease(const DlockLease *lease)
 	{
 		for (dsa_pointer link = lists[i]->head; DsaPointerIsValid(link);
 			 link = dlock_link_at(link)->next)
-			held += check_ticket(lease, dlock_ticket_in_lease(link), i == 1);
+			held += check_lease_ticket(lease, dlock_ticket_in_lease(link),
+									   i == 1);
 	}
 	Assert(lease->held == held);
 }
@@ -650,7 +652,7 @@ dlock_lease_restore(DlockLease *lease, bool delayed)
 }
 
 static bool
-begin_anew(DlockLease *lease, void *arg)
+start_ttl_anew(DlockLease *lease, void *arg)
 {
 	uint64		now = dlock_monotonic_now();
 
@@ -669,5 +671,5 @@ begin_anew(DlockLease *lease, void *arg)
 void
 dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed)
 {
-	dlock_lease_for_each(space, begin_anew, &confirmed);
+	dlock_lease_for_each(space, start_ttl_anew, &confirmed);
 }

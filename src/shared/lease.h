@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * lease.h
- *	  What the files of leases share, and what queue.c and queue_view.c need to
- *	  look up a ticket or a lease by number.
+ *	  What the files of leases share, and queue.c and purge.c need of them.
  *
  *-------------------------------------------------------------------------
  */

@@ -90,7 +90,7 @@ finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
  * made the record.  Raises nothing.
  */
 static void
-finish(DlockSpace *space, DlockRecord *record)
+finish_record(DlockSpace *space, DlockRecord *record)
 {
 	DlockLease *lease;
 
@@ -146,7 +146,7 @@ dlock_lease_settle(DlockSpace *space, DlockRecord *record)
 		dlock_lease_is_over(space, record);
 	LWLockRelease(&space->lease_lock);
 	if (over)
-		finish(space, record);
+		finish_record(space, record);
 	return over;
 }
 
@@ -304,7 +304,7 @@ take_number(DlockLease *lease, void *arg)
 }
 
 static int64
-end_by_force(DlockSpace *space, DlockLease *lease, bool *was_open)
+end_lease_by_force(DlockSpace *space, DlockLease *lease, bool *was_open)
 {
 	int64		count = -1;
 	bool		delayed;
@@ -345,7 +345,7 @@ dlock_lease_force(DlockSpace *space, int64 number, bool *was_open)
 	*was_open = false;
 	dlock_id_find(space, number, &lease, &ticket);
 	if (lease)
-		count = end_by_force(space, lease, was_open);
+		count = end_lease_by_force(space, lease, was_open);
 	dlock_record_end_uses(before);
 	return count;
 }

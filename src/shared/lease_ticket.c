@@ -310,19 +310,6 @@ dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
 	return at_once;
 }
 
-/* Announce a grant that is durable now, if the ticket still holds. */
-void
-dlock_lease_ticket_announce(DlockLeaseTicket *ticket)
-{
-	DlockSpace *space = dlock_space_at(ticket->ticket.space);
-
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	if (dlock_state_of(&ticket->ticket) == DLOCK_GRANTED && !ticket->announced)
-		dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_GRANTED);
-	ticket->announced = true;
-	LWLockRelease(&space->lease_lock);
-}
-
 /*
  * Begin to redirect the announcement of another call's ticket.  The row comes
  * first, with the new channel, or the latest call's.  Only once that is

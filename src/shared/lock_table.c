@@ -40,6 +40,7 @@ dlock_lock_table_init(DlockPartition *partitions, int tranche)
 	{
 		LWLockInitialize(&partitions[i].lock, tranche);
 		dlock_buckets_init(&partitions[i].buckets);
+		dlock_buckets_init(&partitions[i].watched);
 	}
 }
 
@@ -161,7 +162,7 @@ dlock_lock_free_spare(void)
 }
 
 static void
-make_spare(uint32 size, Oid role)
+make_spare_lock(uint32 size, Oid role)
 {
 	dsa_pointer self;
 
@@ -178,13 +179,10 @@ static inline void
 prepare(DlockPartition *partition, const DlockKey *key, Oid role)
 {
 	uint32		size = entry_size(key);
-	int			segment;
 
-	if (unlikely(dlock_buckets_need_segment(&partition->buckets, &segment)))
-		dlock_buckets_add_segment(&partition->buckets, &partition->lock,
-								  segment);
+	dlock_buckets_prepare(&partition->buckets, &partition->lock);
 	if (unlikely(spare == NULL || spare->size != size))
-		make_spare(size, role);
+		make_spare_lock(size, role);
 	else if (unlikely(spare->role != role))
 	{
 		dlock_pass_memory(spare->role, role, size);
@@ -201,10 +199,16 @@ next_lock(dsa_pointer entry, uint32 *hash)
 	return &lock->next;
 }
 
-/* Grow for "more" locks before they are inserted.  Raises 53200. */
+/*
+ * Grow for "more" numbers, and for as many locks, before they are inserted.
+ * Raises 53200.
+ */
 void
-dlock_locks_reserve(uint64 more)
+dlock_tables_reserve(uint64 more, bool with_locks)
 {
+	dlock_ids_reserve(more);
+	if (!with_locks)
+		return;
 	for (int p = 0; p < DLOCK_PARTITIONS; p++)
 		dlock_buckets_reserve(&dlock_lock_partitions[p].buckets,
 							  &dlock_lock_partitions[p].lock,
@@ -372,7 +376,7 @@ add_ahead(DlockLockScan *scan, dsa_pointer entry)
 }
 
 static void
-look_ahead(const DlockLockScan *scan)
+prefetch_ahead(const DlockLockScan *scan)
 {
 	DlockLock  *lock;
 	DlockLeaseTicket *ticket;
@@ -405,7 +409,7 @@ take_ahead(DlockLockScan *scan)
 								   scan->bucket++));
 	if (scan->count == 0)
 		return NULL;
-	look_ahead(scan);
+	prefetch_ahead(scan);
 	lock = get_ahead(scan, 0);
 	scan->head++;
 	scan->count--;

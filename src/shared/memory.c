@@ -130,16 +130,6 @@ dlock_table_insert(dshash_table *table, const void *key, bool *found)
 	return entry;
 }
 
-/*
- * The memory that all locks and tickets may take, in bytes.  A quarter of the
- * area is left to hash tables and DSA.
- */
-int64
-dlock_memory_limit(void)
-{
-	return (int64) (dlock_control->area_size - dlock_control->area_size / 4);
-}
-
 /* Allocate memory that no role's account counts.  Raises 53200. */
 dsa_pointer
 dlock_allocate_uncounted(Size size)

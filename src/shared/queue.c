@@ -160,7 +160,7 @@ notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
 
 /* The granter counts an enqueued ticket's wait: no session waits with it. */
 static void
-count_wait(const DlockLock *lock, const DlockTicket *ticket)
+count_enqueued_wait(const DlockLock *lock, const DlockTicket *ticket)
 {
 	if (!is_lease_ticket(ticket) && !DsaPointerIsValid(ticket->announcement))
 		return;
@@ -174,7 +174,7 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 		   DlockWakeups *wakeups)
 {
 	dlock_queue_note_change(lock, &wakeups->space);
-	count_wait(lock, head);
+	count_enqueued_wait(lock, head);
 	if (is_lease_ticket(head))
 		dlock_lease_ticket_granted(lease_ticket(head), now);
 	dlock_list_remove(&lock->queue, &head->link);
@@ -447,8 +447,8 @@ is_to_enter(DlockJoin outcome)
 }
 
 /*
- * Join a lock with a ticket of this session.  If it is neither GRANTED nor
- * QUEUED, or on 53200, nothing has changed and the caller must free it.
+ * Join a lock with this session's spare ticket.  If it is neither GRANTED nor
+ * QUEUED, or on 53200, nothing has changed, and the ticket stays spare.
  */
 DlockJoined
 dlock_queue_join(DlockSpace *space, const DlockRequest *request,
@@ -465,7 +465,10 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 	else
 		joined.slots = lock->slots;
 	if (likely(is_to_enter(joined.outcome)))
+	{
 		enter(lock, ticket, joined.outcome);
+		dlock_ticket_joined(ticket);
+	}
 	if (joined.outcome == DLOCK_JOIN_GRANTED &&
 		DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_event(ticket, DLOCK_EVENT_GRANTED);

@@ -109,7 +109,7 @@ typedef struct DlockWakeups
 static inline void
 dlock_queue_note_change(const DlockLock *lock, DlockSpace **to_wake)
 {
-	if (unlikely(dlock_lock_partition(&lock->key)->num_watched > 0))
+	if (unlikely(dlock_lock_partition(&lock->key)->watched.count > 0))
 		dlock_watch_count_change(&lock->key, to_wake);
 }
 

@@ -8,7 +8,6 @@
  */
 #include "postgres.h"
 
-#include "shared/lease.h"
 #include "shared/queue.h"
 
 /* False if the ticket has ended: the caller keeps the announcement. */
@@ -63,7 +62,7 @@ dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
 
 /* Make an exclusive hold shared, and grant tickets that fit now. */
 static void
-share(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
+share_hold(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 {
 	Assert(ticket->mode == DLOCK_EXCLUSIVE && lock->exclusive == 1);
 	dlock_queue_note_change(lock, &wakeups->space);
@@ -89,7 +88,7 @@ dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
 	if (holds && !dlock_ticket_is_shared(ticket) &&
 		(!is_lease_ticket(ticket) ||
 		 dlock_lease_ticket_lower(lease_ticket(ticket))))
-		share(lock, ticket, &wakeups);
+		share_hold(lock, ticket, &wakeups);
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 	return holds;
 }
@@ -105,7 +104,7 @@ dlock_queue_share(DlockLeaseTicket *ticket)
 		return;
 	if (dlock_state_of(&ticket->ticket) == DLOCK_GRANTED &&
 		ticket->ticket.mode == DLOCK_EXCLUSIVE)
-		share(lock, &ticket->ticket, &wakeups);
+		share_hold(lock, &ticket->ticket, &wakeups);
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
@@ -127,7 +126,8 @@ describe_forced(const DlockLock *lock, DlockTicket *ticket,
  * had ended and neither a pin nor a delay keeps it.
  */
 static bool
-end_by_force(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
+end_ticket_by_force(DlockLock *lock, DlockTicket *ticket,
+					DlockWakeups *wakeups)
 {
 	DlockLeaseTicket *of_lease =
 		is_lease_ticket(ticket) ? lease_ticket(ticket) : NULL;
@@ -188,7 +188,7 @@ force(const DlockKey *key, int64 number, DlockLeaseTicket *of_lease,
 	if (ticket && dlock_state_of(ticket) != DLOCK_GONE)
 	{
 		describe_forced(lock, ticket, forced);
-		done = end_by_force(lock, ticket, &wakeups);
+		done = end_ticket_by_force(lock, ticket, &wakeups);
 	}
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 	return done;

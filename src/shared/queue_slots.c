@@ -42,7 +42,7 @@ change_slots(DlockSpace *space, DlockLock *lock, int32 slots,
  * count comes first: see dlock_queue_unsettle().
  */
 static void
-settle(DlockSpace *space, DlockLock *lock)
+settle_slots(DlockSpace *space, DlockLock *lock)
 {
 	if (pg_atomic_read_u32(&space->slots_loaded) != 0 || lock->settled)
 		return;
@@ -81,7 +81,7 @@ dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 	lock->setters--;
 	if (changed)
 	{
-		settle(space, lock);
+		settle_slots(space, lock);
 		change_slots(space, lock, slots, &wakeups);
 	}
 	dlock_queue_let_go_and_wake(lock, &wakeups);
@@ -107,7 +107,7 @@ dlock_queue_forget_slots(DlockSpace *space,
 		if (lock->set_slots == 0 ||
 			(lock->setters > 0 && is_told(&lock->key)))
 			continue;
-		settle(space, lock);
+		settle_slots(space, lock);
 		change_slots(space, lock, 0, &wakeups);
 		if (dlock_lock_is_unused(lock))
 			dlock_lock_scan_remove(&scan);

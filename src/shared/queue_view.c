@@ -15,7 +15,6 @@
 #include "storage/ipc.h"
 #include "utils/memutils.h"
 
-#include "shared/lease.h"
 #include "shared/queue.h"
 
 /*
@@ -439,7 +438,7 @@ typedef struct Rows
 } Rows;
 
 static void
-make_empty(Rows *rows)
+begin_rows(Rows *rows)
 {
 	rows->first = NULL;
 	rows->tail = &rows->first;
@@ -575,7 +574,7 @@ dlock_queue_rows_next(DlockRowScan *scan)
 {
 	Rows		rows;
 
-	make_empty(&rows);
+	begin_rows(&rows);
 	while (rows.complete && rows.count < ROWS_IN_A_GO &&
 		   scan->partition < DLOCK_PARTITIONS)
 		copy_partition(&rows, scan, scan->partition++);
@@ -595,7 +594,7 @@ dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
 
 	if (lock == NULL)
 		return NULL;
-	make_empty(&rows);
+	begin_rows(&rows);
 	copy_lock(&rows, lock);
 	dlock_lock_release(lock);
 	check_complete(&rows);

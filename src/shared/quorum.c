@@ -69,7 +69,7 @@ dlock_quorum_confirmed(DlockSpace *space, int durability)
 
 /* Note an answer to a heartbeat sent at a moment; never goes back. */
 static void
-confirm(DlockSpace *space, int quorum, uint64 moment)
+note_answer(DlockSpace *space, int quorum, uint64 moment)
 {
 	uint64		before = pg_atomic_read_u64(&space->quorum[quorum]);
 
@@ -114,7 +114,7 @@ dlock_quorum_look(DlockSpace *space)
 	if (!dlock_quorum_has_standbys())
 	{
 		for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
-			confirm(space, q, now);
+			note_answer(space, q, now);
 		return;
 	}
 	LWLockAcquire(SyncRepLock, LW_SHARED);
@@ -122,7 +122,7 @@ dlock_quorum_look(DlockSpace *space)
 		positions[q] = WalSndCtl->lsn[q];
 	LWLockRelease(SyncRepLock);
 	for (int q = 0; q < DLOCK_NUM_QUORUMS; q++)
-		confirm(space, q, take_acknowledged(space, q, positions[q]));
+		note_answer(space, q, take_acknowledged(space, q, positions[q]));
 }
 
 /* If the array is full, the newest heartbeat replaces the last one. */
@@ -141,21 +141,15 @@ remember(DlockSpace *space, XLogRecPtr lsn, uint64 sent)
 	SpinLockRelease(&space->heartbeat_mutex);
 }
 
-/* Only flushed WAL is sent to standbys.  Returns the end of the record. */
-XLogRecPtr
-dlock_quorum_log_message(void)
-{
-	XLogRecPtr	lsn = compat_log_message("dlock");
-
-	XLogFlush(lsn);
-	return lsn;
-}
-
 /* Send a heartbeat; "now" must be before its record is written. */
 void
 dlock_quorum_send(DlockSpace *space, uint64 now)
 {
-	remember(space, dlock_quorum_log_message(), now);
+	XLogRecPtr	lsn = compat_log_message("dlock");
+
+	/* only flushed WAL is sent to standbys */
+	XLogFlush(lsn);
+	remember(space, lsn, now);
 }
 
 /*

@@ -33,7 +33,15 @@ extern DlockControl *dlock_control;
 extern dsa_area *dlock_area;
 extern char *dlock_area_start;
 
-extern int64 dlock_memory_limit(void);
+/*
+ * The memory that all locks and tickets may take, in bytes.  A quarter of the
+ * area is left to hash tables and DSA.
+ */
+static inline int64
+dlock_memory_limit(void)
+{
+	return (int64) (dlock_control->area_size - dlock_control->area_size / 4);
+}
 
 /*
  * The address of an object in the area (I5).  A pointer is an offset in it:
@@ -74,7 +82,7 @@ dlock_link_at(dsa_pointer pointer)
 }
 
 /* lock_table.c */
-extern void dlock_locks_reserve(uint64 more);
+extern void dlock_tables_reserve(uint64 more, bool with_locks);
 extern void dlock_locks_look_ahead(const DlockKey *keys, uint64 count);
 
 /* shmem.c */
@@ -99,7 +107,8 @@ dlock_count(DlockCounter counter, uint64 amount)
 static inline DlockState
 dlock_state_of(const DlockTicket *ticket)
 {
-	return (DlockState) pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->state);
+	return (DlockState)
+		pg_atomic_read_u32((pg_atomic_uint32 *) &ticket->state);
 }
 
 extern const int64 dlock_wait_bounds[];
@@ -175,7 +184,6 @@ extern void dlock_ticket_reserve(DlockSpace *space, int64 minimum);
 extern bool dlock_spares_fit(const DlockRequest *request, Oid role);
 extern DlockTicket *dlock_ticket_make(DlockSpace *space,
 									  const DlockRequest *request, Oid role);
-extern void dlock_ticket_joined(DlockTicket *ticket);
 extern void dlock_ticket_free(DlockTicket *ticket);
 extern void dlock_free_spares(void);
 
@@ -433,7 +441,6 @@ extern void dlock_id_find(DlockSpace *space, int64 number, DlockLease **lease,
 extern const char *dlock_record_copy_info(DlockRecord *record, char *buffer);
 
 /* id_table.c */
-extern void dlock_ids_reserve(uint64 more);
 extern void dlock_id_insert(DlockRecord *record);
 
 /* lease_ttl.c */
@@ -584,7 +591,6 @@ extern DlockLeaseTicket *dlock_lease_ticket_make(DlockSpace *space,
 												 const DlockRequest *request);
 extern DlockLeaseTicket *dlock_lease_ticket_find(DlockSpace *space,
 												 int64 number);
-extern void dlock_lease_ticket_announce(DlockLeaseTicket *ticket);
 extern void dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 											  dsa_pointer announcement);
 extern void dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
@@ -622,7 +628,6 @@ extern void dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 /* quorum.c */
 extern bool dlock_quorum_has_standbys(void);
 extern bool dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability);
-extern XLogRecPtr dlock_quorum_log_message(void);
 extern void dlock_quorum_look(DlockSpace *space);
 extern bool dlock_quorum_wait(DlockSpace *space, int durability,
 								 uint64 since, uint64 until);
@@ -687,8 +692,7 @@ extern void dlock_watch_put_back(DlockSpace *space, DlockTelling *tellings,
 extern void dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 							 DlockWatcher *watchers, int max);
 extern bool dlock_watch_end_telling(DlockSpace *space,
-									const DlockTelling *telling);
-extern void dlock_watch_skip(DlockSpace *space, const DlockTelling *telling);
+									const DlockTelling *telling, bool told);
 
 /* json.c */
 extern char *dlock_json_text(const char *text, int length, bool replace);
@@ -709,13 +713,26 @@ dlock_has_messages(const DlockSpace *space)
 	return space->outbox.length > 0 || space->changed.length > 0;
 }
 
+/* Is there work to do now? */
+static inline bool
+dlock_worker_has_work(const DlockSpace *space)
+{
+	return space->journal.length > 0 || dlock_has_messages(space);
+}
+
+/* Is there work to do, or a lease that may be due some time? */
+static inline bool
+dlock_worker_is_needed(const DlockSpace *space)
+{
+	return dlock_worker_has_work(space) || space->leases.length > 0;
+}
+
 extern bool dlock_office_take(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_leave(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_start(DlockSpace *space, DlockOffice office);
 extern bool dlock_office_wake(DlockSpace *space, DlockOffice office);
 extern int	dlock_office_pid(DlockSpace *space, DlockOffice office);
 extern bool dlock_worker_wake(DlockSpace *space);
-extern bool dlock_worker_is_needed(DlockSpace *space);
 extern bool dlock_worker_has_company(DlockSpace *space, bool waits);
 extern void dlock_worker_look(DlockSpace *space, bool waits);
 

@@ -102,8 +102,8 @@ find_arrays(char *start)
 
 /* Make or find a hash table in the area. */
 static dshash_table *
-open_table(Size key_size, Size entry_size, dshash_table_handle *handle,
-		   bool make)
+open_hash_table(Size key_size, Size entry_size, dshash_table_handle *handle,
+				bool make)
 {
 	dshash_parameters parameters = {
 		.key_size = key_size,
@@ -123,12 +123,13 @@ open_table(Size key_size, Size entry_size, dshash_table_handle *handle,
 }
 
 static void
-open_tables(bool make)
+open_hash_tables(bool make)
 {
-	dlock_spaces = open_table(sizeof(DlockSpaceKey), sizeof(DlockSpaceEntry),
-							  &dlock_control->spaces, make);
-	dlock_accounts = open_table(sizeof(Oid), sizeof(DlockAccount),
-								&dlock_control->accounts, make);
+	dlock_spaces = open_hash_table(sizeof(DlockSpaceKey),
+								   sizeof(DlockSpaceEntry),
+								   &dlock_control->spaces, make);
+	dlock_accounts = open_hash_table(sizeof(Oid), sizeof(DlockAccount),
+									 &dlock_control->accounts, make);
 }
 
 /*
@@ -355,7 +356,7 @@ create_segment(void)
 									 header->memory_tranche, segment);
 	/* it never grows, so it is one piece (I5) */
 	dsa_set_size_limit(dlock_area, area_size);
-	open_tables(true);
+	open_hash_tables(true);
 	Assert(dsa_get_address(dlock_area, dlock_control->accounts) ==
 		   dlock_area_start + dlock_control->accounts);
 
@@ -377,7 +378,7 @@ attach_segment(void)
 
 	find_arrays(dsm_segment_address(segment));
 	dlock_area = dsa_attach_in_place(dlock_area_start, segment);
-	open_tables(false);
+	open_hash_tables(false);
 	return segment;
 }
 

@@ -450,9 +450,7 @@ typedef struct DlockPartition
 	DlockBuckets buckets;		/* of DlockLock */
 	uint32		queued[DLOCK_QUEUED_BUCKETS];	/* entries with a queue, by
 												 * database */
-	uint32		num_watched;	/* watched names here ... */
-	uint32		watched_size;	/* ... and their buckets, a power of 2; or 0 */
-	dsa_pointer watched;		/* these: DlockWatched, or invalid */
+	DlockBuckets watched;		/* of DlockWatched */
 
 	/* keeps the next lock off this cache line */
 	char		padding[PG_CACHE_LINE_SIZE];

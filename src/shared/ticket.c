@@ -348,7 +348,7 @@ fill_for_request(DlockSpace *space, const DlockRequest *request,
 }
 
 static void
-make_spare(Oid role)
+make_spare_ticket(Oid role)
 {
 	dsa_pointer self = dlock_allocate(role, TICKET_SIZE);
 
@@ -378,7 +378,7 @@ dlock_ticket_make(DlockSpace *space, const DlockRequest *request, Oid role)
 	DlockTicket *ticket;
 
 	if (unlikely(spare == NULL))
-		make_spare(role);
+		make_spare_ticket(role);
 	ticket = spare;
 	dlock_ticket_release_texts(ticket);
 	if (unlikely(ticket->role != role))

@@ -3,12 +3,12 @@
  * watch.c
  *	  Watched names, and telling watchers of changed holders.
  *
- * A watched name has an entry of its own, because a free lock has none, in a
- * small hash table of its partition.  A process that changes the holders, with
- * the partition locked, counts the change and lists the name, at the same cost
- * for any number of watches.  The sender goes through that list.  It tells the
- * truth of the moment, and notes for each watch after how many changes that
- * was.  A name leaves the list when no watch is behind (I29).
+ * A watched name has an entry of its own, because a free lock has none, in the
+ * second hash table of its partition (buckets.c).  A process that changes the
+ * holders, with the partition locked, counts the change and lists the name, at
+ * the same cost for any number of watches.  The sender goes through that list.
+ * It tells the truth of the moment, and notes for each watch after how many
+ * changes that was.  A name leaves the list when no watch is behind (I29).
  *
  * A session frees its watches.  A name is freed with its last watch or, if it
  * is listed then, by the sender.  Only the sender takes names out of the list,
@@ -20,9 +20,8 @@
 
 #include "miscadmin.h"
 
+#include "shared/buckets.h"
 #include "shared/inner.h"
-
-#define FIRST_SIZE		8		/* buckets of a partition with watched names */
 
 /*
  * Least microseconds between two messages of a name, so that frequent changes
@@ -48,87 +47,30 @@ watch_at(dsa_pointer pointer)
 
 /* The table of names */
 
-static inline dsa_pointer *
-find_bucket(const DlockPartition *partition, uint32 hash)
+static dsa_pointer *
+next_watched(dsa_pointer entry, uint32 *hash)
 {
-	dsa_pointer *buckets = dlock_address(partition->watched);
+	DlockWatched *watched = watched_at(entry);
 
-	/* the first bits select the partition */
-	return &buckets[hash & (partition->watched_size - 1)];
+	*hash = watched->key.hash;
+	return &watched->next;
 }
 
-/* The link to a name's entry; NULL if there is none */
-static dsa_pointer *
-find_link(const DlockPartition *partition, const DlockKey *key)
+/* A name's entry, or NULL */
+static DlockWatched *
+find_watched(DlockPartition *partition, const DlockKey *key)
 {
-	dsa_pointer *link;
+	dsa_pointer next = *dlock_bucket_of(&partition->watched, key->hash);
 
-	if (partition->num_watched == 0)
-		return NULL;
-	link = find_bucket(partition, key->hash);
-	while (DsaPointerIsValid(*link))
+	while (DsaPointerIsValid(next))
 	{
-		DlockWatched *watched = watched_at(*link);
+		DlockWatched *watched = watched_at(next);
 
 		if (dlock_key_equal(&watched->key, key))
-			return link;
-		link = &watched->next;
+			return watched;
+		next = watched->next;
 	}
 	return NULL;
-}
-
-/* Move the names of a partition to a larger array of buckets. */
-static void
-use_buckets(DlockPartition *partition, dsa_pointer made, uint32 size)
-{
-	dsa_pointer *buckets = dlock_address(made);
-	dsa_pointer *before = partition->watched_size > 0 ?
-		dlock_address(partition->watched) : NULL;
-
-	for (uint32 b = 0; b < size; b++)
-		buckets[b] = InvalidDsaPointer;
-	for (uint32 b = 0; b < partition->watched_size; b++)
-	{
-		for (dsa_pointer one = before[b]; DsaPointerIsValid(one);)
-		{
-			DlockWatched *watched = watched_at(one);
-			dsa_pointer *bucket = &buckets[watched->key.hash & (size - 1)];
-			dsa_pointer next = watched->next;
-
-			watched->next = *bucket;
-			*bucket = one;
-			one = next;
-		}
-	}
-	partition->watched = made;
-	partition->watched_size = size;
-}
-
-/*
- * Keep more than twice as many buckets as names, so that most locks of the
- * partition find an empty one.  Raises 53200.  Called without a lock of dlock.
- */
-static void
-make_buckets(DlockPartition *partition)
-{
-	uint32		size = partition->watched_size;
-	dsa_pointer to_free;
-
-	if (likely(partition->num_watched * 2 < size))
-		return;
-	size = Max(FIRST_SIZE, size * 2);
-	to_free = dlock_allocate_uncounted(size * sizeof(dsa_pointer));
-	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
-	if (partition->watched_size < size)
-	{
-		dsa_pointer made = to_free;
-
-		to_free = partition->watched;
-		use_buckets(partition, made, size);
-	}
-	LWLockRelease(&partition->lock);
-	if (DsaPointerIsValid(to_free))
-		dsa_free(dlock_area, to_free);
 }
 
 static Size
@@ -182,14 +124,11 @@ void
 dlock_watch_count_change(const DlockKey *key, DlockSpace **to_wake)
 {
 	DlockPartition *partition = dlock_lock_partition(key);
-	DlockWatched *watched;
-	dsa_pointer *link;
+	DlockWatched *watched = find_watched(partition, key);
 
 	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
-	link = find_link(partition, key);
-	if (link == NULL)
+	if (watched == NULL)
 		return;
-	watched = watched_at(*link);
 	if (!watched->listed)
 	{
 		DlockSpace *space = dlock_space_at(watched->space);
@@ -209,20 +148,14 @@ static DlockWatched *
 use_watched(DlockWatched *made)
 {
 	DlockPartition *partition = dlock_lock_partition(&made->key);
-	DlockWatched *watched = made;
-	dsa_pointer *link;
+	DlockWatched *watched;
 
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
-	link = find_link(partition, &made->key);
-	if (link)
-		watched = watched_at(*link);
-	else
+	watched = find_watched(partition, &made->key);
+	if (watched == NULL)
 	{
-		dsa_pointer *bucket = find_bucket(partition, made->key.hash);
-
-		made->next = *bucket;
-		*bucket = made->self;
-		partition->num_watched++;
+		watched = made;
+		dlock_buckets_insert(&partition->watched, made->self, next_watched);
 	}
 	watched->users++;
 	LWLockRelease(&partition->lock);
@@ -237,12 +170,13 @@ DlockWatch *
 dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 {
 	Oid			role = GetUserId();
+	DlockPartition *partition = dlock_lock_partition(key);
 	DlockWatched *made;
 	DlockWatched *watched;
 	dsa_pointer self;
 	DlockWatch *watch;
 
-	make_buckets(dlock_lock_partition(key));
+	dlock_buckets_prepare(&partition->watched, &partition->lock);
 	made = make_watched(space, key, role);
 	PG_TRY();
 	{
@@ -291,12 +225,11 @@ dlock_watch_arm(DlockWatch *watch)
 
 /* Remove and free a name, with its partition locked. */
 static void
-forget(DlockPartition *partition, DlockWatched *watched, dsa_pointer *link)
+free_watched(DlockPartition *partition, DlockWatched *watched)
 {
 	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
 	Assert(watched->users == 0 && !watched->listed);
-	*link = watched->next;
-	partition->num_watched--;
+	dlock_buckets_delete(&partition->watched, watched->self, next_watched);
 	dlock_release_memory(watched->role, watched->self,
 						 watched_size(&watched->key));
 }
@@ -308,10 +241,8 @@ dlock_watch_end(DlockWatch *watch)
 	DlockWatched *watched = watched_at(watch->watched);
 	DlockSpace *space = dlock_space_at(watched->space);
 	DlockPartition *partition = dlock_lock_partition(&watched->key);
-	dsa_pointer *link;
 
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
-	link = find_link(partition, &watched->key);
 	if (watch->armed)
 	{
 		LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
@@ -319,47 +250,51 @@ dlock_watch_end(DlockWatch *watch)
 		LWLockRelease(&space->outbox_lock);
 	}
 	if (--watched->users == 0 && !watched->listed)
-		forget(partition, watched, link);
+		free_watched(partition, watched);
 	LWLockRelease(&partition->lock);
 	dlock_release_memory(watch->role, watch->self, sizeof(DlockWatch));
 	if (pg_atomic_sub_fetch_u32(&space->watches, 1) == 0)
 		(void) dlock_office_wake(space, DLOCK_WORKER);
 }
 
+/* Free a name of a space without users, with its partition locked. */
+static void
+purge_watched(DlockPartition *partition, DlockWatched *watched)
+{
+	DlockWatch *next;
+
+	for (DlockWatch *watch = watch_at(watched->watches.head); watch;
+		 watch = next)
+	{
+		next = watch_at(watch->link.next);
+		dlock_release_memory(watch->role, watch->self, sizeof(DlockWatch));
+	}
+	/* the space's list is not used any more */
+	watched->listed = false;
+	watched->users = 0;
+	free_watched(partition, watched);
+}
+
 /* Free the names of a space without users. */
 void
 dlock_watch_purge(DlockSpace *space)
 {
-	for (uint32 p = 0; p < DLOCK_PARTITIONS; p++)
+	for (int p = 0; p < DLOCK_PARTITIONS; p++)
 	{
-		DlockKey	any = {.hash = p << (32 - DLOCK_PARTITION_BITS)};
-		DlockPartition *partition = dlock_lock_partition(&any);
+		DlockPartition *partition = &dlock_lock_partitions[p];
 
 		LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
-		for (uint32 b = 0; b < partition->watched_size; b++)
+		for (uint32 b = 0; b < partition->watched.num_buckets; b++)
 		{
-			dsa_pointer *link = find_bucket(partition, b);
+			dsa_pointer next = *dlock_bucket_at(&partition->watched, b);
 
-			while (DsaPointerIsValid(*link))
+			while (DsaPointerIsValid(next))
 			{
-				DlockWatched *watched = watched_at(*link);
+				DlockWatched *watched = watched_at(next);
 
-				if (watched->space != space->self)
-				{
-					link = &watched->next;
-					continue;
-				}
-				for (DlockWatch *watch = watch_at(watched->watches.head), *next;
-					 watch; watch = next)
-				{
-					next = watch_at(watch->link.next);
-					dlock_release_memory(watch->role, watch->self,
-										 sizeof(DlockWatch));
-				}
-				/* the space's list is not used any more */
-				watched->listed = false;
-				watched->users = 0;
-				forget(partition, watched, link);
+				next = watched->next;
+				if (watched->space == space->self)
+					purge_watched(partition, watched);
 			}
 		}
 		LWLockRelease(&partition->lock);
@@ -450,7 +385,7 @@ dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
 		watched->round = watched->changes;
 	LWLockRelease(&space->outbox_lock);
 	if (!used)
-		forget(partition, watched, find_link(partition, &watched->key));
+		free_watched(partition, watched);
 	LWLockRelease(&partition->lock);
 	return used;
 }
@@ -506,22 +441,24 @@ note_told(DlockSpace *space, const DlockTelling *telling)
  * ends, and the name leaves the list unless its holders have changed
  * meanwhile.  One without users stays, and dlock_watch_begin_telling() frees
  * it.  Returns whether more must be told at once.
+ *
+ * If not "told", nothing is told until the holders change: they have ended.
  */
 bool
-dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
+dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling,
+						bool told)
 {
 	DlockWatched *watched = telling->watched;
 	DlockPartition *partition = dlock_lock_partition(&watched->key);
 	DlockWatch *first;
 	bool		more;
 
-	note_told(space, telling);
+	if (told)
+		note_told(space, telling);
 	LWLockAcquire(&partition->lock, LW_SHARED);
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
 	first = watch_at(watched->watches.head);
-	more = first && first->told < watched->round;
-	if (!more)
-		watched->round = 0;
+	more = told && first && first->told < watched->round;
 	if (more)
 	{
 		/* first again, so that a name is told in one go */
@@ -529,26 +466,16 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling)
 		dlock_list_prepend(&space->changed, &watched->link, watched->self);
 		watched->due = 0;
 	}
-	else if (watched->users > 0 &&
-			 (first == NULL || first->told == watched->changes))
-		unlist(space, watched);
+	else
+	{
+		uint64		done = !told ? telling->change :
+			first ? first->told : watched->changes;
+
+		watched->round = 0;
+		if (watched->users > 0 && watched->changes == done)
+			unlist(space, watched);
+	}
 	LWLockRelease(&space->outbox_lock);
 	LWLockRelease(&partition->lock);
 	return more;
-}
-
-/* Tell nothing of a name until its holders change: they have ended. */
-void
-dlock_watch_skip(DlockSpace *space, const DlockTelling *telling)
-{
-	DlockWatched *watched = telling->watched;
-	DlockPartition *partition = dlock_lock_partition(&watched->key);
-
-	LWLockAcquire(&partition->lock, LW_SHARED);
-	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	watched->round = 0;
-	if (watched->users > 0 && watched->changes == telling->change)
-		unlist(space, watched);
-	LWLockRelease(&space->outbox_lock);
-	LWLockRelease(&partition->lock);
 }

@@ -187,9 +187,7 @@ reserve_rows(DlockSpace *space, DlockTable table)
 	uint64		rows = Min(dlock_rows_estimate(space, table),
 						   (uint64) dlock_memory_limit() / ROW_MEMORY);
 
-	dlock_ids_reserve(rows);
-	if (table == DLOCK_TABLE_QUEUE)
-		dlock_locks_reserve(rows);
+	dlock_tables_reserve(rows, table == DLOCK_TABLE_QUEUE);
 }
 
 /* Fill in keys of the next rows that are not foreign; prefetch their locks. */

@@ -129,7 +129,7 @@ append_reason(StringInfo buffer, const DlockExpiry *expiry)
 }
 
 static void
-tell(const DlockExpiry *expiry)
+log_expiry(const DlockExpiry *expiry)
 {
 	StringInfoData detail;
 
@@ -156,7 +156,7 @@ tell_all(void)
 	{
 		Note	   *note = dlist_head_element(Note, node, &notes);
 
-		tell(&note->expiry);
+		log_expiry(&note->expiry);
 		dlist_delete(&note->node);
 		pfree(note);
 	}

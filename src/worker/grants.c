@@ -79,13 +79,18 @@ dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 	pairingheap_add(grants_by_lsn[grant->durability], &grant->node);
 }
 
-/* Announce a grant, and forget it. */
+/* Announce a grant, if the ticket still holds, and forget it. */
 static void
 announce(Grant *grant)
 {
 	DlockLeaseTicket *ticket = grant->ticket;
+	DlockSpace *space = dlock_space_at(ticket->ticket.space);
 
-	dlock_lease_ticket_announce(ticket);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	if (dlock_state_of(&ticket->ticket) == DLOCK_GRANTED && !ticket->announced)
+		dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_GRANTED);
+	ticket->announced = true;
+	LWLockRelease(&space->lease_lock);
 	pairingheap_remove(grants_by_lsn[grant->durability], &grant->node);
 	(void) hash_search(grants, &grant->key, HASH_REMOVE, NULL);
 	dlock_record_unref(&ticket->record);

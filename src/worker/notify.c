@@ -68,7 +68,7 @@ wait_for_turn(void)
 }
 
 static int
-send_announcements(DlockSpace *space)
+notify_of_tickets(DlockSpace *space)
 {
 	int			count = dlock_outbox_copy(space, messages, BATCH);
 
@@ -152,7 +152,7 @@ make_payload(const DlockKey *key, DlockHolding holding,
  * Tell watches that are behind, at most "max"; false if none is, or not yet.
  */
 static bool
-tell(DlockSpace *space, DlockTelling *telling, int max)
+tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
 {
 	DlockHolder holder;
 	DlockHolding holding;
@@ -162,7 +162,7 @@ tell(DlockSpace *space, DlockTelling *telling, int max)
 		return false;
 	holding = dlock_queue_holder(space, &telling->watched->key, &holder);
 	if (holding == DLOCK_HELD_NO_MORE)
-		dlock_watch_skip(space, telling);
+		(void) dlock_watch_end_telling(space, telling, false);
 	if (holding == DLOCK_HELD_NO_MORE || holding == DLOCK_HELD_NOT_YET)
 		return false;
 	begin_told(telling);
@@ -189,7 +189,7 @@ tell_watches(DlockSpace *space)
 	{
 		DlockTelling telling = tellings[i];
 
-		if (!tell(space, &telling, room))
+		if (!tell_of_name(space, &telling, room))
 			continue;
 		room -= telling.count;
 		tellings[count++] = telling;
@@ -207,7 +207,7 @@ end_tellings(DlockSpace *space, int count)
 	/* backwards, so that the first is the first again */
 	while (--count >= 0)
 	{
-		if (dlock_watch_end_telling(space, &tellings[count]))
+		if (dlock_watch_end_telling(space, &tellings[count], true))
 			more = true;
 		else if (tellings[count].watched == told.watched)
 			forget_told();
@@ -223,7 +223,7 @@ dlock_notify_next(void)
 }
 
 static void
-make_room(void)
+make_arrays(void)
 {
 	if (messages == NULL)
 		messages = MemoryContextAllocHuge(TopMemoryContext,
@@ -250,7 +250,7 @@ dlock_notify_send(DlockSpace *space)
 	int			told_of;
 
 	next_due = DLOCK_NO_DEADLINE;
-	make_room();
+	make_arrays();
 	if (space->outbox.length == 0 &&
 		(next_due = dlock_watch_next_due(space)) > dlock_monotonic_now())
 		return false;
@@ -268,7 +268,7 @@ dlock_notify_send(DlockSpace *space)
 	/* once before others wait for us, and again for later removals */
 	dlock_journal_flush_removals(space);
 	wait_for_turn();
-	sent = send_announcements(space);
+	sent = notify_of_tickets(space);
 	told_of = tell_watches(space);
 	CommitTransactionCommand();
 	failed = false;

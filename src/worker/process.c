@@ -102,7 +102,7 @@ dlock_process_database(void)
 
 /* Last at exit: leave the shared state. */
 static void
-leave(void)
+leave_shared_state(void)
 {
 	if (dlock_my_backend)
 		dlock_record_end_uses(0);
@@ -210,7 +210,7 @@ dlock_process_begin(DlockOffice office, pqsigfunc terminate)
 	pin_settings();
 
 	/* before this process holds anything */
-	dlock_leave_at_exit(leave);
+	dlock_leave_at_exit(leave_shared_state);
 	CacheRegisterSyscacheCallback(DATABASEOID, note_database, 0);
 	StartTransactionCommand();
 	belong_to_owner();
@@ -306,24 +306,21 @@ dlock_error_is_lock(int code)
 }
 
 /*
- * Count a lock timeout of a patient task, and tell task->failed() once per
- * patience_ms.  Returns whether to log it, which becomes rarer each time.
+ * Note a lock timeout.  Returns whether to log it: the first one, of a patient
+ * task the first after its patience, and then more and more rarely.
  */
 static bool
-is_locked_for_long(DlockTask *task, int code)
+is_to_be_logged(DlockTask *task)
 {
 	uint64		now = dlock_monotonic_now();
 
 	if (task->locked_since == 0)
 	{
 		task->locked_since = task->told_at = now;
-		task->silence_ms = task->patience_ms;
+		task->silence_ms = task->patience_ms > 0 ? task->patience_ms :
+			FIRST_SILENCE_MS;
+		return task->patience_ms == 0;
 	}
-	if (now - task->told_at < (uint64) task->patience_ms * 1000)
-		return false;
-	task->told_at = now;
-	if (task->failed)
-		task->failed(code);
 	if (now - task->locked_since < (uint64) task->silence_ms * 1000)
 		return false;
 	task->locked_since = now;
@@ -331,19 +328,15 @@ is_locked_for_long(DlockTask *task, int code)
 	return true;
 }
 
-/* The same for a task without patience: the first one is logged. */
+/* Is a patient task's task->failed() to be told of a lock timeout? */
 static bool
-is_to_be_logged(DlockTask *task)
+is_out_of_patience(DlockTask *task)
 {
 	uint64		now = dlock_monotonic_now();
 
-	if (task->locked_since == 0)
-		task->silence_ms = FIRST_SILENCE_MS;
-	else if (now - task->locked_since < (uint64) task->silence_ms * 1000)
+	if (now - task->told_at < (uint64) task->patience_ms * 1000)
 		return false;
-	else
-		task->silence_ms = Min(task->silence_ms * 2, MAX_SILENCE_MS);
-	task->locked_since = now;
+	task->told_at = now;
 	return true;
 }
 
@@ -352,34 +345,31 @@ static uint64
 recover(DlockTask *task)
 {
 	ErrorData  *error;
-	bool		locked;
-	bool		report = true;
-	long		pause;
+	bool		is_lock;
+	bool		is_patient;
+	long		pause = LOCKED_RETRY_MS;
 
 	HOLD_INTERRUPTS();
 	/* AbortCurrentTransaction() does not, outside of a transaction */
 	LWLockReleaseAll();
 	MemoryContextSwitchTo(TopMemoryContext);
 	error = CopyErrorData();
-	locked = task->patience_ms > 0 && dlock_error_is_lock(error->sqlerrcode);
-	if (locked)
+	is_lock = dlock_error_is_lock(error->sqlerrcode);
+	is_patient = is_lock && task->patience_ms > 0;
+	if (!is_patient)
 	{
-		report = is_locked_for_long(task, error->sqlerrcode);
-		pause = LOCKED_RETRY_MS;
-	}
-	else
-	{
-		if (dlock_error_is_lock(error->sqlerrcode))
-			report = is_to_be_logged(task);
-		else
-			task->locked_since = 0;
 		pause = task->retry_ms > 0 ? task->retry_ms : RETRY_MS;
 		task->retry_ms = Min(pause * 2, task->max_retry_ms);
 	}
-	if (report && !(dlock_error_is_lock(error->sqlerrcode) &&
-					task->tell_of_lock && task->tell_of_lock()))
+	if (!is_lock)
+	{
+		task->locked_since = 0;
 		EmitErrorReport();
-	if (!locked && task->failed)
+	}
+	else if (is_to_be_logged(task) &&
+			 !(task->tell_of_lock && task->tell_of_lock()))
+		EmitErrorReport();
+	if (task->failed && (!is_patient || is_out_of_patience(task)))
 		task->failed(error->sqlerrcode);
 	AbortCurrentTransaction();
 	FlushErrorState();

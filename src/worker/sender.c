@@ -37,7 +37,7 @@ static DlockSpace *my_space = NULL;
  * starts a sender.  Messages posted later find no sender, and wake it, too.
  */
 static void
-resign(int code, Datum arg)
+leave_office(int code, Datum arg)
 {
 	if (dlock_office_leave(my_space, (DlockOffice) DatumGetInt32(arg)) &&
 		dlock_has_messages(my_space))
@@ -45,14 +45,14 @@ resign(int code, Datum arg)
 }
 
 static bool
-send_announcements(void)
+send_messages(void)
 {
 	return dlock_notify_send(my_space);
 }
 
 static DlockTask notify_task = {
 	.what = "sending notifications",
-	.perform = send_announcements,
+	.perform = send_messages,
 	.max_retry_ms = MAX_RETRY_MS
 };
 
@@ -64,7 +64,7 @@ dlock_sender_main(Datum arg)
 	my_space = dlock_process_begin(DLOCK_SENDER, die);
 	if (my_space == NULL)
 		return;
-	before_shmem_exit(resign, Int32GetDatum(DLOCK_SENDER));
+	before_shmem_exit(leave_office, Int32GetDatum(DLOCK_SENDER));
 	dlock_process_lock_timeout("0");
 	sent_at = dlock_monotonic_now();
 	for (;;)
@@ -107,7 +107,7 @@ dlock_vacuum_main(Datum arg)
 	my_space = dlock_process_begin(DLOCK_VACUUM, die);
 	if (my_space == NULL)
 		return;
-	before_shmem_exit(resign, Int32GetDatum(DLOCK_VACUUM));
+	before_shmem_exit(leave_office, Int32GetDatum(DLOCK_VACUUM));
 	pg_atomic_write_u32(&my_space->dead_rows, 0);
 	pgstat_report_activity(STATE_RUNNING, NULL);
 	pg_atomic_write_u32(&my_space->vacuum_at, dlock_rows_vacuum(my_space,

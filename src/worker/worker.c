@@ -94,7 +94,7 @@ static bool knows_all = false;
 
 /* Begin to learn of all leases again. */
 static void
-forget(void)
+forget_leases(void)
 {
 	knows_all = false;
 	while (num_unknown > 0)
@@ -106,7 +106,7 @@ static void
 let_go(void)
 {
 	dlock_writer_let_go();
-	forget();
+	forget_leases();
 	dlock_grants_let_go();
 	dlock_due_let_go();
 }
@@ -154,7 +154,7 @@ static uint64 next_look = 0;
  * postmaster sends each twice, to the process and to its group.
  */
 static void
-leave(SIGNAL_ARGS)
+handle_terminate(SIGNAL_ARGS)
 {
 	static uint64 told_at = 0;
 	int			save_errno = errno;
@@ -188,7 +188,7 @@ begin_work(void)
 		if (leaving)
 			ProcDiePending = InterruptPending = true;
 		loaded = dlock_load(my_space);
-		pqsignal(SIGTERM, leave);
+		pqsignal(SIGTERM, handle_terminate);
 	}
 	if (loaded)
 		dlock_writer_begin(my_space);
@@ -265,7 +265,7 @@ static void
 begin_failed(int code)
 {
 	/* a session may have loaded, so there may be a journal by now */
-	pqsignal(SIGTERM, leave);
+	pqsignal(SIGTERM, handle_terminate);
 	dlock_load_failed(my_space);
 	dlock_journal_fail(my_space, code);
 }
@@ -319,7 +319,7 @@ write_failed(int code)
 	if (dlock_error_is_lock(code))
 		dlock_journal_fail(my_space, code);
 	if (XactLastCommitEnd != commit_before)
-		forget();
+		forget_leases();
 }
 
 /*
@@ -327,7 +327,7 @@ write_failed(int code)
  * wait.  Only the holder of the sender's office sends.
  */
 static bool
-send_announcements(void)
+send_without_sender(void)
 {
 	volatile bool more = false;
 
@@ -346,7 +346,7 @@ send_announcements(void)
 }
 
 static bool
-tell_of_lock(void)
+log_table_lock(void)
 {
 	return dlock_rows_tell_of_lock(dlock_process_database());
 }
@@ -366,7 +366,7 @@ static DlockTask learn_task = {
 static DlockTask clear_task = {
 	.what = "removing rows that stand for nothing",
 	.perform = clear_tables,
-	.tell_of_lock = tell_of_lock,
+	.tell_of_lock = log_table_lock,
 	.max_retry_ms = MAX_RETRY_MS,
 	.patience_ms = PATIENCE_MS
 };
@@ -374,13 +374,13 @@ static DlockTask journal_task = {
 	.what = "writing the tables of leases",
 	.perform = write_journal,
 	.failed = write_failed,
-	.tell_of_lock = tell_of_lock,
+	.tell_of_lock = log_table_lock,
 	.max_retry_ms = MAX_RETRY_MS,
 	.patience_ms = PATIENCE_MS
 };
 static DlockTask notify_task = {
 	.what = "sending notifications",
-	.perform = send_announcements,
+	.perform = send_without_sender,
 	.max_retry_ms = MAX_RETRY_MS
 };
 
@@ -603,9 +603,9 @@ pause_before_work(uint32 deaths)
 }
 
 static void
-begin(void)
+begin_worker(void)
 {
-	my_space = dlock_process_begin(DLOCK_WORKER, leave);
+	my_space = dlock_process_begin(DLOCK_WORKER, handle_terminate);
 	if (my_space == NULL)
 		proc_exit(0);
 	before_shmem_exit(resign, 0);
@@ -646,7 +646,7 @@ dlock_worker_main(Datum arg)
 	uint64		missed_at;		/* when it was last missed */
 	uint64		look_at = 0;	/* when to call is_missed() again */
 
-	begin();
+	begin_worker();
 	missed_at = dlock_monotonic_now();
 	old_at = missed_at + YOUNG_MS * 1000;
 	for (;;)

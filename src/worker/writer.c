@@ -203,7 +203,7 @@ dlock_writer_let_go(void)
 
 /* Finish a record that is over and has no row. */
 static void
-settle(DlockSpace *space, DlockRecord *record)
+settle_record(DlockSpace *space, DlockRecord *record)
 {
 	if (!dlock_lease_settle(space, record))
 		return;
@@ -215,7 +215,7 @@ settle(DlockSpace *space, DlockRecord *record)
 
 /* The row says shared, so the holder can become shared. */
 static void
-share(DlockSpace *space, const DlockImage *image)
+share_ticket(DlockSpace *space, const DlockImage *image)
 {
 	DlockRecord *record = image->record;
 
@@ -236,9 +236,9 @@ publish(DlockSpace *space, bool committed)
 
 		/* one that became over since was marked again */
 		if (images[i].over || !committed)
-			settle(space, record);
+			settle_record(space, record);
 		if (images[i].shares && committed)
-			share(space, &images[i]);
+			share_ticket(space, &images[i]);
 		ConditionVariableBroadcast(&record->changed);
 	}
 	dlock_writer_let_go();
