@@ -282,6 +282,7 @@ TAP = \
 	client_node \
 	client_pgbouncer \
 	client_python \
+	client_python_own \
 	client_python_stacks \
 	client_schema_tools \
 	client_sqlalchemy \
