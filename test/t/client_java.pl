@@ -67,15 +67,16 @@ sub run_sample
 }
 
 add_client(\@java, $client);
-push @pool, pop(@pool) . ':' . $java[-1] if @pool;
 add_classes(\@java, "$client/tests/Run.java");
+push @pool, pop(@pool) . ':' . $java[-1] if @pool;
 
 my $node = start_servers();
-my @stacks = map { "$top/test/clients/java/$_.java" } 'Stack', 'Jdbc';
+my @stacks = map { "$top/test/clients/java/$_.java" } 'Stack', 'Jdbc',
+  'More';
 
 if (@pool)
 {
-	push @stacks, "$top/test/clients/java/Hikari.java";
+	push @stacks, map { "$top/test/clients/java/$_.java" } 'Hikari', 'Sources';
 }
 else
 {
@@ -87,7 +88,22 @@ add_classes(
 	sample('Job', 'java.md'),
 	sample('Transfer', 'clients.md'));
 run_program('JDBC', @pool, 'Jdbc');
-run_program('HikariCP', @pool, 'Hikari') if @stacks > 2;
+$node->safe_psql(
+	'postgres', q{
+	CREATE SCHEMA slow;
+	CREATE FUNCTION slow.dlock_renew(id bigint, ttl interval) RETURNS integer
+	LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM pg_advisory_xact_lock_shared(18);
+		RETURN public.dlock_renew(id, ttl);
+	END $$;
+	GRANT USAGE ON SCHEMA slow TO app});
+run_program('client', @pool, 'More');
+if (@stacks > 3)
+{
+	run_program('HikariCP', @pool, 'Hikari');
+	run_program('DataSource', @pool, 'Sources');
+}
 $node->safe_psql(
 	'postgres', q{
 	CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL);
@@ -96,5 +112,16 @@ $node->safe_psql(
 run_sample($_, @pool) foreach 'Job', 'Transfer';
 is($node->safe_psql('postgres', 'SELECT balance FROM account'),
 	'60', 'and both have done their work');
+
+# The rows that need most connections, or break them, also over a pool
+if (@stacks > 3)
+{
+	local $ENV{DLOCK_SCENARIOS} = $ENV{DLOCK_SCENARIOS} // join ' ', qw(
+	  session_acquire_release try_busy lease_many enqueue_connection_killed
+	  session_connection_killed lease_connection_killed lease_backend_stopped
+	  lease_server_stopped lease_restart acquire_cancelled acquire_broken_off
+	  release_silent release_owed);
+	run_scenarios('java', shift(@pool), '-Dpools=Sources', @pool, 'Run');
+}
 run_scenarios('java', @java, 'Run');
 done_testing();
