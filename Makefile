@@ -277,9 +277,11 @@ TAP = \
 	command_lost \
 	command_tty \
 	command_lists \
+	client_go \
 	client_java \
 	client_javascript \
 	client_node \
+	client_node_own \
 	client_pgbouncer \
 	client_python \
 	client_python_own \
