@@ -28,17 +28,22 @@ my $dir = PostgreSQL::Test::Utils::tempdir;
 
 # Maven would build the same version.
 my ($version) = slurp_file("$top/dlock.control") =~ /^default_version = '(.*)'/m;
-my $pom = slurp_file("$client/pom.xml");
-my @open;
+my %module = (client => '', 'client-shedlock' => '/shedlock', 'client-spring' => '/spring');
 
-while ($pom =~ m{<(/?)([\w.]+)[^<>]*?(/?)>}g)
+foreach my $name (sort keys %module)
 {
-	push @open, ($1 ? "/$2" : $2) unless $3;
-	splice @open, -2 if @open > 1 && $open[-1] eq "/$open[-2]";
+	my $pom = slurp_file("$client$module{$name}/pom.xml");
+	my @open;
+
+	while ($pom =~ m{<(/?)([\w.]+)[^<>]*?(/?)>}g)
+	{
+		push @open, ($1 ? "/$2" : $2) unless $3;
+		splice @open, -2 if @open > 1 && $open[-1] eq "/$open[-2]";
+	}
+	is("@open", '', "pom.xml of $name: each element ends");
+	like($pom, qr{<artifactId>dlock-$name</artifactId>\s*<version>\Q$version\E\.0<},
+		"pom.xml of $name: of this version");
 }
-is("@open", '', 'pom.xml: each element ends');
-like($pom, qr{<artifactId>dlock-client</artifactId>\s*<version>\Q$version\E\.0<},
-	'pom.xml: of this version');
 
 # The sample of a page, as a file
 sub sample
@@ -66,9 +71,28 @@ sub run_sample
 	return;
 }
 
-add_client(\@java, $client);
+my %jar = (client => add_jar(\@java, $client, 'dlock-client'));
+is(slurp_file("$client/LICENSE"), slurp_file("$top/LICENSE"), 'its license');
 add_classes(\@java, "$client/tests/Run.java");
 push @pool, pop(@pool) . ':' . $java[-1] if @pool;
+
+# ShedLock and Spring Integration are not in Debian: stubs have what is used.
+my @modules = @java;
+foreach my $name (grep { $module{$_} } sort keys %module)
+{
+	$jar{$name} = add_jar(\@modules, "$client$module{$name}", "dlock-$name",
+		"$client/tests/stubs");
+}
+foreach my $name (sort keys %jar)
+{
+	my ($described) = run_command([ 'jar', '--describe-module', '--file', $jar{$name} ]);
+	my ($files) = run_command([ 'jar', 'tf', $jar{$name} ]);
+	my $module_name = "org.dlock$module{$name}" =~ s{/}{.}r;
+
+	like($described, qr/^\Q$module_name\E automatic$/m, "$name: module name");
+	like($files, qr{^META-INF/LICENSE$}m, "$name: license");
+	unlike($files, qr{javacrumbs|springframework}, "$name: nothing of others");
+}
 
 my $node = start_servers();
 my @stacks = map { "$top/test/clients/java/$_.java" } 'Stack', 'Jdbc',
@@ -99,6 +123,8 @@ $node->safe_psql(
 	END $$;
 	GRANT USAGE ON SCHEMA slow TO app});
 run_program('client', @pool, 'More');
+add_classes(\@modules, map { "$top/test/clients/java/$_.java" } 'Stack', 'Modules');
+run_program('modules', @modules, 'Modules');
 if (@stacks > 3)
 {
 	run_program('HikariCP', @pool, 'Hikari');
