@@ -75,7 +75,7 @@ class Locks(BaseLocks[Lock, Lease, 'Election']):
         say it again"""
         run(self._resize(Blocking(), name, slots))
 
-    def locked(self, name: str | Callable[P, str], *,
+    def locked(self, name: str | Callable[..., str], *,
                timeout: float | None = None, shared: bool | None = None,
                slots: int | None = None, permits: int | None = None,
                info: str | None = None, ttl: float | None = None,
@@ -109,7 +109,7 @@ class AsyncLocks(BaseLocks[AsyncLock, AsyncLease, 'AsyncElection']):
         say it again"""
         await self._resize(Asyncio(), name, slots)
 
-    def locked(self, name: str | Callable[P, str], *,
+    def locked(self, name: str | Callable[..., str], *,
                timeout: float | None = None, shared: bool | None = None,
                slots: int | None = None, permits: int | None = None,
                info: str | None = None, ttl: float | None = None,
