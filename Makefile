@@ -286,6 +286,7 @@ TAP = \
 	client_python \
 	client_python_own \
 	client_python_stacks \
+	client_ruby \
 	client_schema_tools \
 	client_sqlalchemy \
 	client_stacks \
