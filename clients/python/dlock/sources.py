@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -120,7 +121,8 @@ class Pooled(Source):
         with translated():
             lent = await caller.made(
                 lambda: self._take(min(left, 1e6)),
-                lambda lent: _later(self._put(lent, True)))
+                lambda lent: asyncio.ensure_future(
+                    settle(self._put(lent, True))))
         connection = Psycopg2.of(self._raw(lent))
         restore = await _prepare(
             caller, connection, lambda: self._put(lent, False))
@@ -188,10 +190,6 @@ class Engined(Pooled):
 def _finish(made: Any) -> None:
     if isinstance(made, psycopg.AsyncConnection):
         made.pgconn.finish()
-
-
-async def _later(value: Any) -> None:
-    await settle(value)
 
 
 async def _prepare(caller: Caller, connection: Any,

@@ -400,6 +400,39 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
                     self.assertFalse(db.autocommit)
 
 
+    async def test_late(self):
+        """what comes of a cancelled wait for a connection goes back"""
+        class Stubborn:
+            made, back = [], []
+
+            async def getconn(self, timeout=None):
+                self.made.append(await psycopg.AsyncConnection.connect(''))
+                try:
+                    await asyncio.get_running_loop().create_future()
+                except asyncio.CancelledError:
+                    pass
+                return self.made[-1]
+
+            async def putconn(self, conn):
+                self.back.append(conn)
+
+        pool = Stubborn()
+        for source, back in (pool, lambda: pool.back), (
+                pool.getconn, lambda: [db for db in pool.made if db.closed]):
+            pool.made.clear()
+            task = asyncio.ensure_future(
+                dlock.AsyncLocks(source).lock('a').acquire())
+            async with asyncio.timeout(TIMEOUT):
+                while not pool.made:
+                    await asyncio.sleep(0.01)
+                task.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
+                while back() != pool.made:
+                    await asyncio.sleep(0.01)
+            await pool.made[0].close()
+
+
 #
 # The program's transactions
 #

@@ -72,9 +72,9 @@ async def tasks(locks: dlock.AsyncLocks) -> None:
 def mistakes(db: object, lock: dlock.Lock, lease: dlock.Lease) -> None:
     locks.lock('a', time_out=1)            # type: ignore[call-arg]
     locks.lock('a', timeout='1s')           # type: ignore[arg-type]
-    locks.lock('a', 1)                      # type: ignore[misc]
+    locks.lock('a', 1)                      # type: ignore
     locks.lease()                           # type: ignore[call-arg]
-    locks.lease(30, ttl=30)                 # type: ignore[misc]
+    locks.lease(30, ttl=30)                 # type: ignore
     locks.election('a', tll=1)              # type: ignore[call-arg]
     locks.locked('a', owner='b')            # type: ignore[call-arg]
     lease.lock('a', ttl=3)                  # type: ignore[call-arg]
