@@ -52,8 +52,8 @@ async function busy(name, work) {
   }
 }
 
-const newPool = (max) => {
-  const pool = new pg.Pool({ max });
+const newPool = (max, options) => {
+  const pool = new pg.Pool({ max, ...options });
   pool.on('error', () => {});
   return pool;
 };
@@ -61,13 +61,16 @@ const newPool = (max) => {
 // What a connection must not keep of what it was lent for
 async function look(pool) {
   const client = await pool.connect();
-  const { rows: [{ pid, ...left }] } = await client.query(
-    "SELECT pg_backend_pid() AS pid, current_setting('client_connection_check_interval') AS checks,"
-    + ' (SELECT count(*) FROM pg_listening_channels()) AS listens,'
-    + ' (SELECT count(*) FROM dlock_locks WHERE pid = pg_backend_pid()) AS locks');
-  left.listeners = ['error', 'end', 'notification'].map((event) => client.listenerCount(event));
-  client.release();
-  return { pid, left };
+  try {
+    const { rows: [{ pid, ...left }] } = await client.query(
+      "SELECT pg_backend_pid() AS pid, current_setting('client_connection_check_interval') AS checks,"
+      + ' (SELECT count(*) FROM pg_listening_channels()) AS listens,'
+      + ' (SELECT count(*) FROM dlock_locks WHERE pid = pg_backend_pid()) AS locks');
+    left.listeners = ['error', 'end', 'notification'].map((event) => client.listenerCount(event));
+    return { pid, left };
+  } finally {
+    client.release();
+  }
 }
 
 const tests = {};
@@ -123,6 +126,14 @@ tests['a pool: a connection that broke is replaced'] = () => withPool(async (loc
   assert.notEqual(pid, before.pid);
 });
 
+tests['a pool: a connection that cannot be cleaned is replaced'] = () => withPool(async (locks, pool, before) => {
+  let lent;
+  pool.once('acquire', (taken) => { lent = taken; });
+  await assert.rejects(locks.lock('report').run(() => lent.query('SET search_path TO nowhere')), { code: '42883' });
+  const { pid } = await look(pool);
+  assert.notEqual(pid, before.pid);
+});
+
 tests['a pool: what it cannot give is waited for with patience'] = () => withPool(async (locks, pool) => {
   const hasty = new Locks(pool, { patience: 10 });
   await locks.lock('report').run(async () => {
@@ -135,7 +146,7 @@ tests['a pool: what it cannot give is waited for with patience'] = () => withPoo
 });
 
 tests['a pool: the heartbeat keeps a connection, and a lease gives its own back'] = async () => {
-  const pool = newPool(2);
+  const pool = newPool(2, { connectionTimeoutMillis: TIMEOUT });
   const locks = new Locks(pool, { patience });
   await locks.lock('job', KEPT).run(async (lock) => {
     await untilRenewed(lock.fence);
@@ -149,7 +160,10 @@ tests['a pool: the heartbeat keeps a connection, and a lease gives its own back'
     const client = await pool.connect();
     await client.query('SELECT 1');
     client.release();
-    await lease.lock('a').run(async () => assert.equal(await admin('SELECT held FROM dlock_leases'), 1));
+    await lease.lock('a').run(async () => {
+      assert.equal(await admin('SELECT held FROM dlock_leases'), 1);
+      (await pool.connect()).release();
+    });
   });
   await until(() => pool.idleCount === pool.totalCount, 'the connections to come back');
   const clients = [await pool.connect(), await pool.connect()];
@@ -329,6 +343,7 @@ tests['renew: another ttl, and the shorter one counts until the answer'] = async
       assert.equal(kept.heart.life, 0.99 * 30_000);
       kept.heart.change(3_600_000, { interval: 1000, margin: 0 });
       assert(kept.deadline <= now() + 30_000);
+      assert(kept.heart.life <= 30_000);
       kept.heart.change(10_000, { interval: 1000, margin: 0 });
       assert(kept.deadline <= now() + 10_000);
       kept.check();

@@ -216,6 +216,8 @@ class Pool(StackTest, unittest.TestCase):
                 with lease.lock('b'):
                     self.assertEqual(admin(
                         'SELECT held FROM dlock_leases'), '2')
+                    with pool.connection(TIMEOUT):
+                        pass
 
     def test_tickets(self):
         """a pool: nothing is queued or listened to on what comes back"""
@@ -758,6 +760,9 @@ class Rest(StackTest, unittest.TestCase):
     def test_all_broken(self):
         """acquire_all: broken off, it leaves nothing behind"""
         with self.locks.lease(3600) as lease:
+            # as if an earlier answer had been lost
+            with psycopg.connect('', autocommit=True) as db:
+                db.execute("SELECT dlock_lease_acquire('a', %s)", [lease.id])
             with Holder('b'), interrupted_when(has_waiter, 'b'):
                 with self.assertRaises(InterruptedError):
                     lease.acquire_all(['a', 'b'])
