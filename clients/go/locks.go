@@ -403,13 +403,8 @@ func (lock *Lock) acquire(ctx context.Context) (err error) {
 	switch {
 	case lock.scope == transactionScope:
 		s := lock.statement("dlock_xact_acquire", lock.until)
-		values := make([]any, len(s.values))
-		for n := range values {
-			values[n] = string(s.values[n])
-		}
-		var fence int64
-		err = Translate(lock.tx.QueryRow(ctx, s.sql, values...).Scan(&fence))
-		lock.fence.Store(fence)
+		answer, _, err := scan(ctx, lock.tx, s)
+		lock.fence.Store(answer.number(0))
 		return err
 	case lock.scope == sessionScope:
 		if err = lock.ask(ctx, "dlock_acquire"); err == nil && !lock.line.given {

@@ -43,7 +43,7 @@ sub install
 	{
 		$text =~ s{jackc/pgx/v5/pgconn"}{jackc/pgconn"};
 		$text =~ s{jackc/pgx/v5}{jackc/pgx/v4}g;
-		$text =~ s{pgxpool\.NewWithConfig}{pgxpool.ConnectConfig};
+		$text =~ s{pgxpool\.NewWithConfig}{pgxpool.ConnectConfig}g;
 	}
 	append_to_file("$dir/src/dlock.org/dlock/$name", $text);
 	return;
@@ -135,5 +135,6 @@ foreach my $program ('tests', 'sample')
 		"$dir/$program", "dlock.org/dlock/$program");
 }
 run_sample(start_servers(), "$dir/sample");
+run_program('Go', "$dir/tests", 'own');
 run_scenarios('go', "$dir/tests");
 done_testing();

@@ -1402,9 +1402,7 @@ func sharding() {
 }
 
 func poolReturned() {
-	config, err := pgxpool.ParseConfig(main_)
-	must(err)
-	config.MaxConns = 1
+	config := poolConfig(1)
 	config.AfterRelease = func(conn *pgx.Conn) bool { return dlock.Reset(conn) == nil }
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	must(err)
@@ -1445,6 +1443,162 @@ func poolReturned() {
 	check(taken(unheld) != pid, "another connection")
 }
 
+// What is Go's own
+var own = []row{
+
+	{"renew", func() {
+		ttl := func(of int64) string { return admin.ask("SELECT ttl FROM dlock_leases WHERE lease = $1", of) }
+		lock := locks.NewLock("lease", dlock.TTL(long))
+		lost(do(lock, func(context.Context) {
+			must(lock.Renew(ctx, 2*long))
+			check(ttl(lock.Fence()) == "02:00:00" && lock.Deadline() > dlock.Now()+long, "longer")
+			must(lock.Renew(ctx, long))
+			check(ttl(lock.Fence()) == "01:00:00" && lock.Deadline() < dlock.Now()+long, "shorter")
+			raises(dlock.BadArgument, "22023", lock.Renew(ctx, -long))
+			must(lock.Check())
+			must(lock.Renew(ctx, 0))
+			admin.force(lock.Fence())
+			lost(lock.Renew(ctx, 0))
+		}))
+		lease := locks.NewLease(dlock.TTL(long))
+		must(lease.Do(ctx, func(context.Context) error {
+			must(lease.Renew(ctx, 2*long))
+			check(ttl(lease.ID()) == "02:00:00" && lease.Deadline() > dlock.Now()+long, "longer")
+			return nil
+		}))
+		wrong(lease.Renew(ctx, 0))
+		wrongHeld(locks.NewLock("plain"), func(lock *dlock.Lock) error { return lock.Renew(ctx, 0) })
+	}},
+
+	{"change_held", func() {
+		lease := locks.NewLease(dlock.TTL(long))
+		must(opened(lease))
+		with(main_, func(conn *pgx.Conn) {
+			must(transaction(conn, func(tx pgx.Tx) error {
+				all := []*dlock.Lock{locks.NewLock("0"), locks.NewLock("1", dlock.TTL(long)), lease.NewLock("2"), dlock.InTx(tx, "3")}
+				for n, lock := range all {
+					held, err := lock.IsHeld(ctx)
+					check(!held && err == nil, "held")
+					must(acquire(lock))
+					held, err = lock.IsHeld(ctx)
+					check(held && err == nil, "not held", n, err)
+					must(lock.SetInfo(ctx, "changed"))
+					must(lock.Downgrade(ctx))
+					seen := admin.row("SELECT info, mode FROM dlock_locks WHERE name = $1", n)
+					check(fmt.Sprint(seen) == "[changed shared]", seen)
+					must(lock.Check())
+					must(lock.Unlock())
+				}
+				return nil
+			}))
+		})
+		must(lease.SetInfo(ctx, "changed"))
+		check(admin.ask("SELECT info FROM dlock_leases WHERE lease = $1", lease.ID()) == "changed", "info")
+		must(lease.Close())
+	}},
+
+	{"resize", func() {
+		raises(dlock.NotAllowed, "42501", locks.Resize(ctx, "pool", 2))
+		locks := open(admin.dsn)
+		must(locks.Resize(ctx, "pool", 2))
+		check(admin.ask("SELECT slots FROM dlock_slots WHERE name = 'pool'") == "2", "slots")
+		must(locks.Resize(ctx, "pool", 0))
+		check(admin.ask("SELECT slots FROM dlock_slots WHERE name = 'pool'") == "", "slots")
+	}},
+
+	{"in_tx_all", func() {
+		with(main_, func(conn *pgx.Conn) {
+			must(transaction(conn, func(tx pgx.Tx) error {
+				fences, err := dlock.InTxAll(ctx, tx, []string{"b", `a"\,`})
+				must(err)
+				check(len(fences) == 2 && !admin.isFree("b") && !admin.isFree(`a"\,`), fences)
+				return nil
+			}))
+			admin.holds("b", func(int64) {
+				busy(transaction(conn, func(tx pgx.Tx) error {
+					_, err := dlock.InTxAll(ctx, tx, []string{"a", "b"}, try)
+					return err
+				}))
+			})
+		})
+	}},
+
+	{"hooks", func() {
+		told := make(chan string, 9)
+		watched := open(main_)
+		watched.Hooks = &dlock.Hooks{
+			Acquired: func(what string, _ time.Duration) { told <- "acquired " + what },
+			Released: func(what string, _ time.Duration) { told <- "released " + what },
+			Lost:     func(what string, err error) { told <- "lost " + what },
+		}
+		is := func(expected string) {
+			seen := <-told
+			check(seen == expected, seen, ", not ", expected)
+		}
+		must(do(watched.NewLock("plain"), func(context.Context) { is(`acquired lock "plain"`) }))
+		is(`released lock "plain"`)
+		lock := watched.NewLock("lease", kept...)
+		lost(do(lock, func(context.Context) {
+			is(`acquired lock "lease"`)
+			admin.force(lock.Fence())
+			is(`lost lock "lease"`)
+		}))
+	}},
+
+	// A source is asked for each new connection, as for a token that rotates.
+	{"source", func() {
+		asked := map[string]int{}
+		var mu sync.Mutex
+		over, err := dlock.New(dlock.Server{Source: func(ctx context.Context, name string) (*pgx.Conn, func(), error) {
+			mu.Lock()
+			defer mu.Unlock()
+			asked[name]++
+			conn, err := pgx.Connect(ctx, main_)
+			return conn, func() { conn.Close(background()) }, err
+		}})
+		must(err)
+		lock := over.NewLock("lease", kept...)
+		must(do(lock, func(context.Context) {
+			admin.untilRenewed(lock.Fence(), 1)
+			killSessions()
+			admin.untilRenewed(lock.Fence(), 1)
+		}))
+		check(asked["dlock heartbeat"] >= 2 && asked["dlock"] >= 2, asked)
+		failing, err := dlock.New(dlock.Server{Source: func(context.Context, string) (*pgx.Conn, func(), error) {
+			return nil, nil, errBoom
+		}})
+		must(err)
+		failing.Patience = 0
+		raises(errBoom, "", acquire(failing.NewLock("plain")))
+	}},
+
+	// As long as leases live, their heartbeat has one connection of the pool.
+	{"pooled_lease", func() {
+		pool, err := pgxpool.NewWithConfig(ctx, poolConfig(2))
+		must(err)
+		defer pool.Close()
+		over, err := dlock.New(dlock.Server{Source: dlock.FromPool(pool)})
+		must(err)
+		lock := over.NewLock("lease", kept...)
+		must(do(lock, func(context.Context) {
+			admin.untilRenewed(lock.Fence(), 1)
+			check(pool.Stat().AcquiredConns() == 1, pool.Stat().AcquiredConns())
+		}))
+		until(func() bool { return pool.Stat().AcquiredConns() == 0 }, "all are back")
+	}},
+}
+
+func wrongHeld(lock *dlock.Lock, work func(*dlock.Lock) error) {
+	must(do(lock, func(context.Context) { wrong(work(lock)) }))
+}
+
+func poolConfig(most int32) *pgxpool.Config {
+	config, err := pgxpool.ParseConfig(main_)
+	must(err)
+	config.MaxConns = most
+	return config
+}
+
 func run(test func()) (failure any) {
 	done := make(chan any, 1)
 	go func() {
@@ -1475,9 +1629,13 @@ func main() {
 	}
 	log.SetOutput(&logged)
 	short *= time.Duration((timeout + 179*time.Second) / (180 * time.Second))
-	chosen, failed := map[string]bool{}, 0
-	for _, name := range os.Args[1:] {
-		chosen[name] = true
+	chosen, failed, quiet := map[string]bool{}, 0, false
+	if len(os.Args) == 2 && os.Args[1] == "own" {
+		rows, quiet = own, true
+	} else {
+		for _, name := range os.Args[1:] {
+			chosen[name] = true
+		}
 	}
 	for _, row := range rows {
 		if len(chosen) > 0 && !chosen[row.name] {
@@ -1494,7 +1652,9 @@ func main() {
 		} else {
 			fmt.Println("ok " + row.name)
 		}
-		fmt.Printf("# %s: %.1f s\n", row.name, (dlock.Now() - began).Seconds())
+		if !quiet {
+			fmt.Printf("# %s: %.1f s\n", row.name, (dlock.Now() - began).Seconds())
+		}
 	}
 	os.Exit(failed)
 }
