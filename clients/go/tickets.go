@@ -202,27 +202,22 @@ func (t *Tickets) listen(ctx context.Context) (*Event, error) {
 			}
 		}
 	}
-	wait, stop := context.WithTimeout(ctx, t.round-Now())
-	defer stop()
-	if len(t.events) > 0 {
-		stop() // take what has come, and do not wait
-	}
-	t.turn.Lock()
-	if t.wanting > 0 {
-		stop()
-	}
-	t.stop = stop
-	t.turn.Unlock()
-	payload, err := hear(wait, conn)
-	t.turn.Lock()
-	t.stop = nil
-	t.turn.Unlock()
-	if payload != "" {
-		if err := t.take(payload); err != nil {
-			return nil, err
+	if err = t.hear(ended, conn, true); err == nil && len(t.events) == 0 {
+		wait, stop := context.WithTimeout(ctx, t.round-Now())
+		defer stop()
+		t.turn.Lock()
+		if t.wanting > 0 {
+			stop()
 		}
-	} else if err != nil && wait.Err() == nil && !isEnded(conn) {
-		return nil, Translate(err)
+		t.stop = stop
+		t.turn.Unlock()
+		err = t.hear(wait, conn, false)
+		t.turn.Lock()
+		t.stop = nil
+		t.turn.Unlock()
+	}
+	if err != nil {
+		return nil, err
 	}
 	if len(t.events) == 0 {
 		return nil, nil
@@ -230,6 +225,28 @@ func (t *Tickets) listen(ctx context.Context) (*Event, error) {
 	event := t.events[0]
 	t.events = t.events[1:]
 	return &event, nil
+}
+
+// A context that has ended: take what has come, and do not wait
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(background)
+	cancel()
+	return ctx
+}()
+
+func (t *Tickets) hear(ctx context.Context, conn connection, all bool) error {
+	for {
+		payload, err := hear(ctx, conn)
+		if payload == "" {
+			if ctx.Err() != nil || isEnded(conn) {
+				return nil
+			}
+			return Translate(err)
+		}
+		if err = t.take(payload); err != nil || !all {
+			return err
+		}
+	}
 }
 
 func (t *Tickets) take(payload string) error {

@@ -323,6 +323,8 @@ func next(tickets *dlock.Tickets) dlock.Event {
 }
 
 func none(tickets *dlock.Tickets) {
+	// what was sent before has come after this
+	must(tickets.Unwatch(ctx, "none"))
 	ctx, cancel := context.WithCancel(ctx)
 	cancel()
 	event, err := tickets.Next(ctx)
