@@ -277,12 +277,16 @@ TAP = \
 	command_lost \
 	command_tty \
 	command_lists \
+	client_go \
 	client_java \
 	client_javascript \
 	client_node \
+	client_node_own \
 	client_pgbouncer \
 	client_python \
+	client_python_own \
 	client_python_stacks \
+	client_ruby \
 	client_schema_tools \
 	client_sqlalchemy \
 	client_stacks \

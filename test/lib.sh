@@ -356,6 +356,7 @@ install_missing()
 				need '/usr/bin/python3 -c "import asyncpg"' python3-asyncpg
 				need '/usr/bin/python3 -c "import django"' python3-django
 				;;
+			mypy) need '/usr/bin/python3 -c "import mypy"' python3-mypy ;;
 			alembic)
 				need '/usr/bin/python3 -c "import alembic, psycopg2"' \
 					python3-alembic python3-psycopg2
@@ -411,7 +412,7 @@ install_missing()
 			psycopg2)
 				need '/usr/bin/python3 -c "import psycopg2"' python3-psycopg2
 				;;
-			python_stacks | alembic | activerecord | golang | java | drizzle | \
+			python_stacks | mypy | alembic | activerecord | golang | java | drizzle | \
 				javascript) ;;
 			*) need "command -v $tool" "$tool" ;;
 		esac
@@ -443,6 +444,7 @@ tools_of()
 	if grep -qs pgbouncer "${files[@]}"; then printf 'pgbouncer\n'; fi
 	if grep -qs sqlalchemy "${files[@]}"; then printf 'sqlalchemy\n'; fi
 	if grep -qs Dlock::Python "${files[@]}"; then printf 'psycopg\n'; fi
+	if grep -qs mypy "${files[@]}"; then printf 'mypy\n'; fi
 	if grep -qs Dlock::Java "${files[@]}"; then printf 'java\n'; fi
 	if grep -qs tooz "${files[@]}"; then printf 'tooz\n'; fi
 	if grep -qs asyncpg "${files[@]}"; then printf 'psycopg2\npython_stacks\n'; fi

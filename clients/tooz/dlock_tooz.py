@@ -18,6 +18,7 @@ import dlock
 from dlock.callers import Blocking, execute, run
 from dlock.heart import TAKE_BACK
 from dlock.lines import GRACE, Line, call, delta, now
+from dlock.sources import Dsn
 
 
 def text_of(prefix, name):
@@ -143,7 +144,7 @@ class DlockDriver(coordination.CoordinationDriverCachedRunWatchers):
         self._leads = {}
 
     def _new_line(self):
-        return Line(Blocking(), self._dsn, 0)
+        return Line(Blocking(), Dsn(self._dsn), 0)
 
     def ask(self, statement):
         """One at a time, and again over a new connection"""

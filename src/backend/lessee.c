@@ -128,7 +128,7 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 			dlock_raise_self_wait(request);
 	}
 	/* no wait if the lease has the lock already */
-	outcome = dlock_state_of(ticket) == DLOCK_GRANTED &&
+	outcome = dlock_state_of(&ticket->ticket) == DLOCK_GRANTED &&
 		ticket->ticket.session == 0 ? DLOCK_ACQUIRED :
 		dlock_wait_for_grant(request, &ticket->ticket);
 	if (outcome == DLOCK_ACQUIRED && !dlock_queue_claim(ticket, false))

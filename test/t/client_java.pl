@@ -28,17 +28,22 @@ my $dir = PostgreSQL::Test::Utils::tempdir;
 
 # Maven would build the same version.
 my ($version) = slurp_file("$top/dlock.control") =~ /^default_version = '(.*)'/m;
-my $pom = slurp_file("$client/pom.xml");
-my @open;
+my %module = (client => '', 'client-shedlock' => '/shedlock', 'client-spring' => '/spring');
 
-while ($pom =~ m{<(/?)([\w.]+)[^<>]*?(/?)>}g)
+foreach my $name (sort keys %module)
 {
-	push @open, ($1 ? "/$2" : $2) unless $3;
-	splice @open, -2 if @open > 1 && $open[-1] eq "/$open[-2]";
+	my $pom = slurp_file("$client$module{$name}/pom.xml");
+	my @open;
+
+	while ($pom =~ m{<(/?)([\w.]+)[^<>]*?(/?)>}g)
+	{
+		push @open, ($1 ? "/$2" : $2) unless $3;
+		splice @open, -2 if @open > 1 && $open[-1] eq "/$open[-2]";
+	}
+	is("@open", '', "pom.xml of $name: each element ends");
+	like($pom, qr{<artifactId>dlock-$name</artifactId>\s*<version>\Q$version\E\.0<},
+		"pom.xml of $name: of this version");
 }
-is("@open", '', 'pom.xml: each element ends');
-like($pom, qr{<artifactId>dlock-client</artifactId>\s*<version>\Q$version\E\.0<},
-	'pom.xml: of this version');
 
 # The sample of a page, as a file
 sub sample
@@ -66,16 +71,36 @@ sub run_sample
 	return;
 }
 
-add_client(\@java, $client);
-push @pool, pop(@pool) . ':' . $java[-1] if @pool;
+my %jar = (client => add_jar(\@java, $client, 'dlock-client'));
+is(slurp_file("$client/LICENSE"), slurp_file("$top/LICENSE"), 'its license');
 add_classes(\@java, "$client/tests/Run.java");
+push @pool, pop(@pool) . ':' . $java[-1] if @pool;
+
+# ShedLock and Spring Integration are not in Debian: stubs have what is used.
+my @modules = @java;
+foreach my $name (grep { $module{$_} } sort keys %module)
+{
+	$jar{$name} = add_jar(\@modules, "$client$module{$name}", "dlock-$name",
+		"$client/tests/stubs");
+}
+foreach my $name (sort keys %jar)
+{
+	my ($described) = run_command([ 'jar', '--describe-module', '--file', $jar{$name} ]);
+	my ($files) = run_command([ 'jar', 'tf', $jar{$name} ]);
+	my $module_name = "org.dlock$module{$name}" =~ s{/}{.}r;
+
+	like($described, qr/^\Q$module_name\E automatic$/m, "$name: module name");
+	like($files, qr{^META-INF/LICENSE$}m, "$name: license");
+	unlike($files, qr{javacrumbs|springframework}, "$name: nothing of others");
+}
 
 my $node = start_servers();
-my @stacks = map { "$top/test/clients/java/$_.java" } 'Stack', 'Jdbc';
+my @stacks = map { "$top/test/clients/java/$_.java" } 'Stack', 'Jdbc',
+  'More';
 
 if (@pool)
 {
-	push @stacks, "$top/test/clients/java/Hikari.java";
+	push @stacks, map { "$top/test/clients/java/$_.java" } 'Hikari', 'Sources';
 }
 else
 {
@@ -87,7 +112,24 @@ add_classes(
 	sample('Job', 'java.md'),
 	sample('Transfer', 'clients.md'));
 run_program('JDBC', @pool, 'Jdbc');
-run_program('HikariCP', @pool, 'Hikari') if @stacks > 2;
+$node->safe_psql(
+	'postgres', q{
+	CREATE SCHEMA slow;
+	CREATE FUNCTION slow.dlock_renew(id bigint, ttl interval) RETURNS integer
+	LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM pg_advisory_xact_lock_shared(18);
+		RETURN public.dlock_renew(id, ttl);
+	END $$;
+	GRANT USAGE ON SCHEMA slow TO app});
+run_program('client', @pool, 'More');
+add_classes(\@modules, map { "$top/test/clients/java/$_.java" } 'Stack', 'Modules');
+run_program('modules', @modules, 'Modules');
+if (@stacks > 3)
+{
+	run_program('HikariCP', @pool, 'Hikari');
+	run_program('DataSource', @pool, 'Sources');
+}
 $node->safe_psql(
 	'postgres', q{
 	CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL);
@@ -96,5 +138,16 @@ $node->safe_psql(
 run_sample($_, @pool) foreach 'Job', 'Transfer';
 is($node->safe_psql('postgres', 'SELECT balance FROM account'),
 	'60', 'and both have done their work');
+
+# The rows that need most connections, or break them, also over a pool
+if (@stacks > 3)
+{
+	local $ENV{DLOCK_SCENARIOS} = $ENV{DLOCK_SCENARIOS} // join ' ', qw(
+	  session_acquire_release try_busy lease_many enqueue_connection_killed
+	  session_connection_killed lease_connection_killed lease_backend_stopped
+	  lease_server_stopped lease_restart acquire_cancelled acquire_broken_off
+	  release_silent release_owed);
+	run_scenarios('java', shift(@pool), '-Dpools=Sources', @pool, 'Run');
+}
 run_scenarios('java', @java, 'Run');
 done_testing();

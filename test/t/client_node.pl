@@ -30,6 +30,8 @@ my ($package) = glob("$dir/*.tgz");
 
 system_or_bail(@npm, 'install', "--prefix=$dir/site", '--legacy-peer-deps',
 	'--no-audit', '--no-fund', '--no-save', '--no-package-lock', $package);
+ok(-s "$dir/site/node_modules/dlock-client/$_", "the package has $_")
+  foreach ('LICENSE', 'README.md', 'lib/index.d.ts');
 symlink "$installed/node_modules/pg", "$dir/site/node_modules/pg" or die $!;
 copy("$client/tests/run.js", "$dir/site/run.mjs") or die $!;
 run_scenarios('node', 'node', "$dir/site/run.mjs");

@@ -30,10 +30,15 @@ SKIP:
 
 	run_command([ @mypy, '--version' ]);
 	skip('mypy is not installed', 1) if $?;
-	my ($out) = run_command([ @mypy, "$client/dlock" ]);
-	is($?, 0, 'types') or diag($out);
+	local $ENV{MYPYPATH} = $client;
+	my ($out) =
+	  run_command([ @mypy, "$client/dlock", "$client/tests/typed.py" ]);
+	is($?, 0, 'types, and each mistake is one') or diag($out);
 }
 
 install_packages($python, $client);
+my $info = slurp_file(glob("$ENV{PYTHONPATH}/dlock_client-*.dist-info/RECORD"));
+like($info, qr/^dlock_client\S+\/LICENSE,/m, 'the wheel has its license');
+like($info, qr/^dlock\/py\.typed,/m, 'the wheel says that it has types');
 run_scenarios('python', $python, "$client/tests/run.py");
 done_testing();

@@ -33,6 +33,7 @@ import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Supplier;
 import java.util.stream.Stream;
+import javax.sql.DataSource;
 import org.dlock.DlockException;
 import org.dlock.Election;
 import org.dlock.Event;
@@ -260,8 +261,20 @@ public final class Run {
         return locks.lock(name).ttl(LONG).interval(BEAT);
     }
 
+    /** By its URL; or over a pool, if a class is given that makes one */
+    static Locks service(String url) throws DlockException {
+        String maker = System.getProperty("pools");
+        if (maker == null)
+            return new Locks(url);
+        try {
+            return new Locks((DataSource) Class.forName(maker).getMethod("of", String.class).invoke(null, url));
+        } catch (ReflectiveOperationException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
     static Locks late() throws DlockException {
-        return new Locks(MAIN + "&currentSchema=late,public");
+        return service(MAIN + "&currentSchema=late,public");
     }
 
     static void transaction(Connection db, Code work) throws Exception {
@@ -756,7 +769,7 @@ public final class Run {
         Task<String> running;
         try (Lease lease = locks.lease(LONG).interval(BEAT).open()) {
             lease.lock("leader").acquire();
-            Locks hasty = new Locks(MAIN).patience(Duration.ZERO);
+            Locks hasty = service(MAIN).patience(Duration.ZERO);
             running = new Task<>(() -> new Election(hasty.lock("leader").ttl(LONG)).run(lock -> "led"));
             admin.untilWaits("leader");
             order("restart");
@@ -823,7 +836,7 @@ public final class Run {
                 new Locks(url("STANDBY", "app")).patience(NOW).lock("standby")::acquire);
         fails(DlockException.StaleVersion.class, "40001", null, "SELECT dlock_version_bump('doc', 7)");
         raises(DlockException.BadArgument.class, "22023", locks.lock("slots").slots(0)::acquire);
-        raises(DlockException.BadArgument.class, "22004", locks.lock(null)::acquire);
+        raises(DlockException.BadArgument.class, "22004", locks.lock((String) null)::acquire);
         try (Lock lock = locks.lock("slots").slots(2).acquire()) {
             raises(DlockException.WrongState.class, "55000", locks.lock("slots").slots(3)::acquire);
         }
@@ -1173,7 +1186,7 @@ public final class Run {
     }
 
     @Row(51) static void server_silent() throws Exception {
-        Locks hasty = new Locks(MAIN).patience(Duration.ofSeconds(1));
+        Locks hasty = service(MAIN).patience(Duration.ofSeconds(1));
         Lock session = locks.lock("mine").acquire();
         Lock waiter = locks.lock("busy").ttl(LONG);
         Duration soon = Duration.ofMillis(50);
@@ -1215,7 +1228,7 @@ public final class Run {
     }
 
     @Row(53) static void release_owed() throws Exception {
-        try (Lease lease = new Locks(MAIN).patience(Duration.ofMillis(100)).lease(LONG).interval(BEAT).open()) {
+        try (Lease lease = service(MAIN).patience(Duration.ofMillis(100)).lease(LONG).interval(BEAT).open()) {
             Lock lock = lease.lock("owed").acquire();
             order("freeze");
             raises(DlockException.ConnectionLost.class, null, lock::release);
@@ -1267,8 +1280,8 @@ public final class Run {
     }
 
     @Row(56) static void lease_promotion() throws Exception {
-        Locks pair = new Locks("jdbc:postgresql://" + System.getenv("DLOCK_OTHER") + ","
-                + System.getenv("DLOCK_STANDBY") + "/postgres?user=app");
+        Locks pair = service("jdbc:postgresql://" + System.getenv("DLOCK_OTHER") + ","
+                + System.getenv("DLOCK_STANDBY") + "/postgres?user=app&targetServerType=primary");
         Admin promoted = new Admin("STANDBY");
         Lock used = pair.lock("lease").ttl(LONG).interval(BEAT);
         try (Lock lock = used.acquire()) {
@@ -1288,7 +1301,7 @@ public final class Run {
         boolean failed = false;
         System.setOut(new java.io.PrintStream(System.out, true));
         java.util.logging.LogManager.getLogManager().reset();       // of errors in callbacks, for one
-        locks = new Locks(MAIN).patience(PATIENCE);
+        locks = service(MAIN).patience(PATIENCE);
         admin = new Admin("MAIN");
         if (names.length > 1 && names[0].equals("--wait"))      // a process of its own, to be killed
             locks.lock(names[1]).ttl(LONG).acquire();

@@ -41,7 +41,8 @@ const classes = {
 };
 
 // What node-postgres says without a code when a connection is no more
-const gone = /^(timeout expired|Connection terminated|Client (was closed|has encountered))/;
+const gone =
+  /^(timeout (expired|exceeded when)|Connection terminated|Client (was closed|has encountered)|Cannot use a pool)/;
 
 /**
  * The error of this package for one of a driver's, which an ORM may have wrapped; what is neither the server's nor the

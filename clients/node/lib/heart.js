@@ -4,8 +4,9 @@
 // renewed by one Pulse, over one connection.
 
 import { setTimeout as sleep } from 'node:timers/promises';
-import { LockLost, WrongState } from './errors.js';
-import { ask, close, connect, cut, now, pauses } from './wire.js';
+import { BadArgument, LockLost, NotAllowed, WrongState } from './errors.js';
+import { lend } from './source.js';
+import { ask, call, cut, interval, now, pauses } from './wire.js';
 
 // A look at the clock at least each second: timers stand still while the machine sleeps.
 const GLANCE = 1000;
@@ -68,6 +69,48 @@ export class Kept {
     else this.lost.addEventListener('abort', tell, { once: true });
   }
 
+  /** Renews it now, beside the heartbeat; with a ttl, the lease has that one from now on. */
+  async renew(ttl) {
+    this.check();
+    const { heart } = this;
+    if (!heart || this.ttl == null) throw new WrongState(`${this} has no lease of its own`, '55000');
+    const { life, interval: every } = heart;
+    const part = (ttl ?? this.ttl) / this.ttl;
+    const rhythm = { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part };
+    if (ttl !== undefined) heart.change(ttl, rhythm);
+    let sent, kept;
+    try {
+      [kept, sent] = await this.send(call('dlock_renew', [this.id ?? this.fence], { ttl: interval(ttl) }));
+    } catch (error) {
+      if (error instanceof BadArgument || error instanceof NotAllowed) heart.changed(0, life, every);
+      throw error;
+    }
+    if (kept === null) {
+      this.lose('the server has ended its lease');
+      this.checkLost();
+    }
+    if (ttl === undefined) {
+      heart.changed(sent, life, every);
+      return;
+    }
+    Object.assign(this, { ttl, rhythm });
+    heart.changed(sent, ttl - rhythm.margin, rhythm.interval);
+  }
+
+  /** For others to read, from now on */
+  async setInfo(info) {
+    this.check();
+    await this.sendHeld(call('dlock_set_info', [this.id ?? this.fence, info ?? null]));
+  }
+
+  // What returns false where it is held no more
+  async sendHeld(statement) {
+    const [held] = await this.send(statement);
+    if (held) return;
+    this.lose('the server has ended it');
+    this.checkLost();
+  }
+
   lose(why) {
     this.#loss.abort(new LockLost(`${this} was lost: ${why}`, '55L01'));
   }
@@ -77,18 +120,20 @@ const RENEW = 'SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS 
   + ' array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)'
   + ' WHERE NOT dlock_check(name, fence))::text';
 /**
- * What a request of this owner may have left, where nobody knows: false where its session has not heard yet that it is
- * over, and still waits
+ * What a request of this owner, or of a lease and no owner, may have left, where nobody knows: false where its session
+ * has not heard yet that it is over, and still waits
  */
 export const TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
   + " WHERE owner = $2 AND scope = 'lease' AND role = current_user";
+export const TAKE_BACK_OF_LEASE = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
+  + ' WHERE lease = $2 AND owner IS NULL';
 const pulses = new Map(); // by server
 
 /** Of a lease */
 export class Heart {
   over = false;
   members = new Map(); // who is to be told: the lease, null, and locks, by name and fence
-  owed = new Set(); // names and owners of requests to be taken back
+  owed = new Set(); // what takes requests back, as JSON
   #watching;
 
   constructor(config, id, sent, ttl, { interval, margin }) {
@@ -111,13 +156,34 @@ export class Heart {
   }
 
   /** Take back what it has left, as soon as the server can be asked. */
-  owe(name, owner) {
-    this.owed.add(JSON.stringify([name, owner]));
+  owe(request) {
+    this.owed.add(JSON.stringify(request));
     this.pulse.wake();
   }
 
-  owes(name, owner) {
-    return this.owed.has(JSON.stringify([name, owner]));
+  owes(request) {
+    return this.owed.has(JSON.stringify(request));
+  }
+
+  /** Another ttl is asked for: until the server has answered, the shorter one counts. */
+  change(ttl, rhythm) {
+    this.life = Math.min(this.life, ttl - rhythm.margin);
+    this.interval = Math.min(this.interval, rhythm.interval);
+    this.deadline = Math.min(this.deadline, now() + this.life);
+    this.#turn();
+  }
+
+  changed(sent, life, every) {
+    if (this.over) return;
+    Object.assign(this, { life, interval: every, deadline: Math.max(this.deadline, sent + life) });
+    this.#turn();
+  }
+
+  #turn() {
+    this.due = Math.min(this.due, now() + this.interval);
+    clearTimeout(this.#watching);
+    this.#watch();
+    this.pulse.wake();
   }
 
   look() {
@@ -153,6 +219,7 @@ const numbers = (array) => array.slice(1, -1).split(',').map(Number); // NULL is
 /** Renews all leases on one server. */
 class Pulse {
   hearts = new Set();
+  #loan;
   #client;
   #end = new AbortController();
   #resting; // ends the rest
@@ -195,23 +262,24 @@ class Pulse {
     for (let due; (due = await this.#rest(pause));)
       try {
         pause = 0;
-        this.#client ??= await connect(
+        this.#loan ??= await lend(
           this.config, 'dlock heartbeat', { patience: this.#shortest, signal: this.#end.signal });
+        this.#client = this.#loan.client;
         await this.#renew(due);
         if (await this.#takeBack(due)) waiting = pauses();
         else pause = waiting.next().value;
       } catch {
         // says nothing: ask again
         pause = waiting.next().value;
-        await this.#close();
+        await this.#close(false);
       }
-    await this.#close();
+    await this.#close(true);
   }
 
-  async #close() {
-    const client = this.#client;
-    this.#client = undefined;
-    if (client) await close(client);
+  async #close(good) {
+    const loan = this.#loan;
+    this.#loan = this.#client = undefined;
+    await loan?.end(good && !loan.client.ended);
   }
 
   // Those that are due, or soon; undefined when all are over
@@ -257,7 +325,7 @@ class Pulse {
   async #takeBack(due) {
     for (const { owed } of due)
       for (const request of [...owed])
-        if ((await this.#ask(TAKE_BACK, JSON.parse(request))) !== false) owed.delete(request);
+        if ((await this.#ask(...JSON.parse(request))) !== false) owed.delete(request);
     return due.every(({ owed }) => !owed.size);
   }
 }

@@ -1,9 +1,36 @@
 // Times are in milliseconds, each. Fences and tickets are numbers, which JavaScript holds exactly.
 
-import type { ClientBase, ClientConfig } from 'pg';
+import type { ClientBase, ClientConfig, Pool } from 'pg';
 
 /** One server: a URL, or what node-postgres takes. It may name several hosts, of which the primary is taken. */
 export type Server = string | (Omit<ClientConfig, 'port'> & { port?: number | string });
+
+/**
+ * What gives connections to one server: a pool, or a function that returns a connection, or what names a server, and is
+ * asked for each new connection. A connection of a pool is kept out of it as long as it is needed.
+ */
+export type Source = Server | Pool | (() => Server | ClientBase | Promise<Server | ClientBase>);
+
+/**
+ * What executes SQL in a transaction of the program's: a connection of node-postgres, a manager or query runner of
+ * TypeORM, a transaction of Knex, Prisma or postgres.js; or a function that sends a statement with values, and returns
+ * the value, the row, or the rows.
+ */
+export type Executes =
+  | { query(text: string, values: any[]): Promise<unknown> }
+  | { raw(text: string, values: any[]): PromiseLike<unknown> }
+  | { $queryRawUnsafe(text: string, ...values: any[]): PromiseLike<unknown> }
+  | { unsafe(text: string, values: any[]): PromiseLike<unknown> }
+  | ((text: string, values: (string | null)[]) => unknown);
+
+export interface Observation {
+  /** `waited` for a lock that was acquired, or `failed` to acquire; `held` until the release, or until it was `lost` */
+  what: 'waited' | 'failed' | 'held' | 'lost';
+  name: string;
+  scope: 'session' | 'transaction' | 'lease';
+  ms: number;
+  error?: unknown;
+}
 
 export interface Waiting {
   /** Ends the waiting, in the server, too: Cancelled, whose cause is the signal's reason. */
@@ -45,14 +72,24 @@ export interface LeaseOptions extends Rhythm {
 }
 
 export class Locks {
-  constructor(servers?: Server | Server[], options?: { keys?: string[]; patience?: number });
-  readonly servers: Server[];
-  server(name: string): Server;
+  /** The observer is told of each wait, hold and loss. */
+  constructor(servers?: Source | Source[], options?: {
+    keys?: string[];
+    patience?: number;
+    observer?: (observation: Observation) => void;
+  });
+  readonly servers: Source[];
+  server(name: string): Source;
   lock(name: string, options?: LockOptions): Lock;
   lease(options: LeaseOptions): Lease;
   election(name: string, options?: LockOptions): Election;
   tickets(options?: TicketsOptions): Tickets;
   watch(name: string, options?: Waiting): AsyncGenerator<WatchEvent, void, void>;
+  /** A function that works while it holds a lock, one for each call; the name may come from the arguments. */
+  locked<A extends unknown[], T>(name: string | ((...values: A) => string), work: (...values: A) => T | Promise<T>,
+    options?: LockOptions): (...values: A) => Promise<T>;
+  /** How many permits the lock has, whatever requests say; null if they say it again */
+  resize(name: string, slots: number | null): Promise<void>;
 }
 
 declare class Kept {
@@ -62,20 +99,29 @@ declare class Kept {
   readonly deadline: number;
   /** Throws LockLost, or WrongState if it is not held; before anything is sent to anybody. */
   check(): void;
+  /** Renews the lease now; with a ttl, it has that one from now on. Not of a lock of a Lease. */
+  renew(ttl?: number): Promise<void>;
+  /** For others to read, from now on */
+  setInfo(info: string | null): Promise<void>;
   /** Calls it once, at once where it is lost already. */
   onLost(callback: (lost: this) => unknown): void;
 }
 
 export class Lock extends Kept implements AsyncDisposable {
   constructor(source: Locks | Lease | ClientBase, name: string, options?: LockOptions);
+  constructor(db: Executes, name: string, options: RequestOptions & { scope: 'transaction'; timeout?: number });
   readonly name: string;
   readonly scope: 'session' | 'transaction' | 'lease';
   readonly fence: number;
   readonly held: boolean;
   acquire(options?: Waiting): Promise<this>;
   release(): Promise<void>;
-  /** The transaction of this connection commits only while we hold. */
-  guard(client: ClientBase): Promise<void>;
+  /** The transaction commits only while we hold. */
+  guard(db: Executes): Promise<void>;
+  /** Asks the server, for a moment that is over; to be sure, guard. */
+  isHeld(): Promise<boolean>;
+  /** From an exclusive hold to a shared one, with nobody in between */
+  downgrade(): Promise<void>;
   run<T>(work: (lock: this) => T | Promise<T>, options?: Waiting): Promise<T>;
   [Symbol.asyncDispose](): Promise<void>;
 }
@@ -87,8 +133,36 @@ export class Lease extends Kept implements AsyncDisposable {
   open(options?: Waiting): Promise<this>;
   close(): Promise<void>;
   lock(name: string, options?: Omit<LockOptions, 'ttl' | 'scope'>): Lock;
+  /** All of them, or none, in an order of which no deadlock comes. Each one is to be released, or the lease closed. */
+  acquireAll(names: string[], options?: Waiting & AllOptions): Promise<Lock[]>;
   run<T>(work: (lease: this) => T | Promise<T>): Promise<T>;
   [Symbol.asyncDispose](): Promise<void>;
+}
+
+export interface AllOptions {
+  timeout?: number;
+  shared?: boolean;
+  info?: string;
+}
+
+/** Each is the function of that name, with dlock_ before it, over the program's connection and in its transaction. */
+export class Calls {
+  constructor(db: Executes);
+  xactAcquire(name: string, options?: Omit<RequestOptions, 'owner'> & { timeout?: number }): Promise<number>;
+  xactAcquireAll(names: string[], options?: AllOptions): Promise<number[]>;
+  /** In session scope, on a connection that the program keeps */
+  acquireAll(names: string[], options?: AllOptions): Promise<number[]>;
+  releaseTicket(ticket: number): Promise<void>;
+  releaseAtCommit(ticket: number): Promise<void>;
+  /** The transaction commits only while the lock is held. */
+  guard(lock: Lock): Promise<void>;
+  guard(name: string, fence: number): Promise<void>;
+  isHeld(name: string, lease?: number): Promise<boolean>;
+  /** How many tickets the lease keeps; undefined where it is gone */
+  renew(id: number, ttl?: number): Promise<number | undefined>;
+  downgrade(ticket: number): Promise<boolean>;
+  setInfo(id: number, info: string | null): Promise<boolean>;
+  resize(name: string, slots: number | null): Promise<void>;
 }
 
 export class Election {
@@ -161,3 +235,5 @@ export class NoRoom extends DlockError {}
 export class Cancelled extends DlockError {}
 export class QuorumLate extends DlockError {}
 export class ConnectionLost extends DlockError {}
+
+export {};

@@ -6,16 +6,22 @@ import {
   BadArgument, Cancelled, ConnectionLost, DlockError, LockLost, LockTimeout, NotPrimary, QuorumLate, WrongState,
   cancelled, translate,
 } from './errors.js';
-import { Heart, Kept, NONE, TAKE_BACK, anew } from './heart.js';
+import { Calls } from './calls.js';
+import { Heart, Kept, NONE, TAKE_BACK, TAKE_BACK_OF_LEASE, anew } from './heart.js';
+import { isSource } from './source.js';
 import { GRACE, Line, UNDO, ask, call, interval, now, pauses } from './wire.js';
 import { Tickets, watch } from './tickets.js';
 
-/** The service: one server, with all its hosts; or several, over which names are spread, each with a key of its own */
+/**
+ * The service: one server, with all its hosts, or a pool or a function that gives connections to it; or several of them,
+ * over which names are spread, each with a key of its own. The observer is told of each wait, hold and loss.
+ */
 export class Locks {
-  constructor(servers = {}, { keys, patience = 30000 } = {}) {
+  constructor(servers = {}, { keys, patience = 30000, observer } = {}) {
     this.servers = [servers].flat();
+    if (!this.servers.every(isSource)) throw new BadArgument('a server is a URL, a pool or a function', '22023');
     this.keys = keys ?? this.servers;
-    this.patience = patience;
+    Object.assign(this, { patience, observer });
     if (!this.servers.length || this.servers.length > 1 && (new Set(this.keys).size !== this.servers.length
         || this.keys.some((key) => typeof key !== 'string')))
       throw new BadArgument('each server needs a key of its own', '22023');
@@ -39,6 +45,22 @@ export class Locks {
     return new Lease(this, options);
   }
 
+  /** A function that works while it holds a lock, one for each call; the name may come from the arguments. */
+  locked(name, work, options) {
+    return (...values) => this.lock(typeof name === 'function' ? name(...values) : name, options)
+      .run(() => work(...values));
+  }
+
+  /** How many permits the lock has, whatever requests say; null if they say it again */
+  async resize(name, slots) {
+    const line = this.line(name);
+    try {
+      await line.ask(call('dlock_set_slots', [name, slots]));
+    } finally {
+      await line.close();
+    }
+  }
+
   election(name, options) {
     return new Election(this, name, options);
   }
@@ -58,11 +80,6 @@ function rhythm({ ttl = 0, interval = ttl / 3, margin = ttl / 100 }) {
     throw new BadArgument('interval and margin have to be less than the ttl', '22023');
   return { interval, margin };
 }
-
-// A waiter that is killed leaves the queue, unless it is said otherwise.
-const checkClient = (client) => ask(client, [
-  "SELECT set_config('client_connection_check_interval', '500ms', false)"
-  + " WHERE current_setting('client_connection_check_interval') = '0'"], { until: now() + GRACE }).catch(() => {});
 
 // Give back what a heart keeps, for as long as that is ours; throws LockLost if it was not.
 async function giveBack(kept, line, statement, last) {
@@ -100,14 +117,15 @@ async function runWith(kept, work, leave) {
 export class Lease extends Kept {
   #line; // for all that need not wait; one at a time
   #tail = Promise.resolve();
-  #rhythm;
+  #moved = 0; // when the last one had the connection
+  #all = new Set(); // asked for together, or held
 
   constructor(locks, { ttl, near = '', delay, info, ...options }) {
     super();
     Object.assign(this, { locks, ttl, options: { delay: interval(delay), info } });
     this.server = locks.server(near);
     this.#line = this.line();
-    this.#rhythm = rhythm({ ttl, ...options });
+    this.rhythm = rhythm({ ttl, ...options });
     this[anew]();
   }
 
@@ -125,14 +143,16 @@ export class Lease extends Kept {
     try {
       // one whose answer is lost has no locks, and runs out
       this.id = await this.#line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
-      this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.#rhythm);
+      this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.rhythm);
       this.heart.add(this);
+      this.state = 'held';
     } catch (error) {
       this.state = NONE;
       await this.#line.close();
       throw error;
+    } finally {
+      if (this.#line.pooled) await this.#line.close();
     }
-    this.state = 'held';
     return this;
   }
 
@@ -144,24 +164,76 @@ export class Lease extends Kept {
       await this.hold((line) => giveBack(this, line, call('dlock_lease_close', [this.id]), true));
     } finally {
       this.state = NONE;
+      this.#all.clear();
       await this.#line.close();
     }
   }
 
-  /** Work has the lease's connection to itself; or another one, if that is not free soon. */
+  /** Of what is asked: the answer, and the time before it was sent */
+  send(statement) {
+    return this.hold(async (line) => [await line.ask(statement, { until: this.deadline }), line.sent]);
+  }
+
+  /** All of them, or none, in an order of which no deadlock comes. Each one is to be released, or the lease closed. */
+  async acquireAll(names, { timeout = Infinity, shared, info, signal } = {}) {
+    const { heart, id } = this;
+    const all = [...new Set(names)];
+    const back = (name) => [TAKE_BACK_OF_LEASE, [name, id]];
+    this.check();
+    for (const name of all) {
+      if (this.locks.server(name) !== this.server)
+        throw new BadArgument(`"${name}" is not on the server of ${this}`, '22023');
+      if (this.#all.has(name) || heart.owes(back(name)))
+        throw new WrongState(`${this} has "${name}" already`, '55000');
+    }
+    all.forEach((name) => this.#all.add(name));
+    const until = now() + timeout;
+    const line = this.line();
+    if (timeout !== 0) line.opened = () => line.checkClient();
+    try {
+      const fences = await line.ask(() => {
+        const [text, values] = call('dlock_lease_acquire_all', [all, id],
+          { timeout: interval(Math.max(0, until - now())), shared, info });
+        return [`${text}::text`, values];
+      }, { until: until + GRACE, limit: Infinity, signal });
+      const locks = all.map((name) => this.lock(name));
+      fences.slice(1, -1).split(',').filter(Boolean).forEach((fence, n) => locks[n].hold(Number(fence), heart, back));
+      this.check();
+      if (signal?.aborted) throw cancelled(signal);
+      return locks;
+    } catch (error) {
+      all.forEach((name) => this.#all.delete(name));
+      if (!(error instanceof DlockError) || line.doubt
+          || [Cancelled, ConnectionLost, LockLost, QuorumLate].some((kind) => error instanceof kind))
+        all.forEach((name) => heart.owe(back(name)));
+      throw error;
+    } finally {
+      await line.close();
+    }
+  }
+
+  /** One of all has been released. */
+  released(name) {
+    this.#all.delete(name);
+  }
+
+  /** Work has the lease's connection to itself; or another one, if nothing comes of that. */
   async hold(work) {
     const before = this.#tail;
     const waiting = new AbortController();
-    let done;
+    let done, free;
     this.#tail = before.then(() => new Promise((resolve) => { done = resolve; }));
-    const free = await Promise.race([
-      before.then(() => true), sleep(GRACE, false, { signal: waiting.signal }).catch(() => {})]);
+    do
+      free = await Promise.race([
+        before.then(() => true), sleep(GRACE, false, { signal: waiting.signal }).catch(() => {})]);
+    while (!free && now() - this.#moved < GRACE); // many wait, and it goes on
     waiting.abort();
     const line = free ? this.#line : this.line();
     try {
       return await work(line);
     } finally {
-      if (!free) await line.close();
+      if (!free || line.pooled) await line.close();
+      this.#moved = now();
       before.then(() => done());
     }
   }
@@ -191,16 +263,27 @@ const ends = new WeakMap();
 function watchEnd(client) {
   if (!ends.has(client)) {
     ends.set(client, new Set());
-    client.once('end', () => ends.get(client).forEach((tell) => tell()));
+    const told = () => ends.get(client).forEach((tell) => tell());
+    ends.get(client).told = told;
+    client.once('end', told);
   }
   return ends.get(client);
+}
+
+function unwatchEnd(client, tell) {
+  const tells = ends.get(client);
+  if (!tells?.delete(tell) || tells.size) return;
+  client.off('end', tells.told);
+  ends.delete(client);
 }
 
 /** A lock, for a block of the program: of Locks, of a connection of the program's, or of a Lease */
 export class Lock extends Kept {
   #line;
-  #rhythm;
   #until;
+  #calls; // in transaction scope, by the program's own means
+  #back; // of a lock that was asked for with others: what takes it back
+  #since;
   #ended = () => this.lose('its connection is gone');
 
   constructor(source, name, { scope, ttl, timeout, shared, slots, permits, info, owner, ...options } = {}) {
@@ -209,12 +292,17 @@ export class Lock extends Kept {
     const leased = source instanceof Lease || ttl != null;
     scope ??= leased ? 'lease' : 'session';
     // a pool gives any connection to each query
-    const given = typeof source?.query === 'function' && !('idleCount' in source);
-    if (!(own || given || source instanceof Lease) || leased !== (scope === 'lease') || (ttl != null && !own)
-        || (own && scope === 'transaction') || !['session', 'transaction', 'lease'].includes(scope))
+    const given = typeof source?.query === 'function' && typeof source.escapeIdentifier === 'function'
+      && !('idleCount' in source);
+    if (scope === 'transaction' && !own && !leased && !given) this.#calls = new Calls(source);
+    if (!(own || given || this.#calls || source instanceof Lease) || leased !== (scope === 'lease')
+        || (ttl != null && !own) || (own && scope === 'transaction')
+        || !['session', 'transaction', 'lease'].includes(scope))
       throw new BadArgument(`no lock in ${scope} scope of this`, '22023');
-    this.#rhythm = rhythm({ ttl, ...options });
+    this.rhythm = rhythm({ ttl, ...options });
     this.#line = own ? source.line(name) : leased ? source.line() : new Line(undefined, 0, source);
+    this.#line.session = scope === 'session';
+    this.observer = (own ? source : source.locks)?.observer;
     Object.assign(this, { source, name, scope, ttl, timeout, owner });
     this.options = { shared, slots, permits, owner, info };
     this[anew]();
@@ -228,23 +316,82 @@ export class Lock extends Kept {
     return this.state === 'held';
   }
 
+  /** It was asked for with others. */
+  hold(fence, heart, back) {
+    this.turn(NONE, 'held');
+    this[anew]();
+    this.fence = fence;
+    this.heart = heart;
+    this.#back = back(this.name);
+    heart.add(this, { name: this.name, fence });
+    this.#observeHold(now());
+  }
+
+  async send(statement) {
+    const { scope, source } = this;
+    const line = this.#line;
+    if (source instanceof Lease) return source.send(statement);
+    if (this.#calls) return [await this.#calls.send(statement)];
+    if (scope !== 'lease')
+      return [await ask(line.client, statement, { until: line.given ? Infinity : now() + GRACE })];
+    try {
+      return [await line.ask(statement, { until: this.deadline }), line.sent];
+    } finally {
+      await line.close();
+    }
+  }
+
+  /** Asks the server, for a moment that is over; to be sure, guard. */
+  async isHeld() {
+    if (this.state !== 'held' || this.lost.aborted) return false;
+    const lease = this.scope === 'lease' ? this.source.id ?? this.fence : undefined;
+    const [held] = await this.send(call('dlock_is_held', [this.name], { lease }));
+    return held;
+  }
+
+  /** From an exclusive hold to a shared one, with nobody in between */
+  async downgrade() {
+    this.check();
+    await this.sendHeld(call('dlock_downgrade', [this.fence]));
+  }
+
+  #observe(what, since, error) {
+    const { observer, name, scope } = this;
+    try {
+      observer?.({ what, name, scope, ms: now() - since, error });
+    } catch (failure) {
+      process.emitWarning(failure);
+    }
+  }
+
+  #observeHold(began) {
+    const since = now();
+    this.#since = since;
+    this.#observe('waited', began);
+    if (this.observer) this.onLost(() => this.#observe('lost', since));
+  }
+
   /** Waits its turn, and returns this. */
   async acquire({ signal } = {}) {
     this.turn(NONE, 'asked for');
     this.fence = undefined;
     this[anew]();
     if (this.scope === 'lease') this.options.owner = this.owner ?? randomUUID();
-    this.#until = now() + (this.timeout ?? Infinity);
-    if (this.timeout !== 0) this.#line.opened = checkClient;
+    const began = now();
+    this.#until = began + (this.timeout ?? Infinity);
+    this.#back = undefined;
+    if (this.timeout !== 0) this.#line.opened = () => this.#line.checkClient();
     try {
       await (this.scope === 'lease' ? this.#acquireForLease(signal) : this.#acquireHere(signal));
       if (signal?.aborted) throw cancelled(signal);
     } catch (error) {
       await this.#undo(error);
       this.state = NONE;
+      this.#observe('failed', began, error);
       throw error;
     }
     this.state = 'held';
+    this.#observeHold(began);
     return this;
   }
 
@@ -256,6 +403,10 @@ export class Lock extends Kept {
   }
 
   async #acquireHere(signal) {
+    if (this.#calls) {
+      this.fence = await this.#calls.xactAcquire(this.name, { ...this.options, timeout: this.timeout });
+      return;
+    }
     this.fence = await this.#request(this.scope === 'session' ? 'dlock_acquire' : 'dlock_xact_acquire', signal);
     watchEnd(this.#line.client).add(this.#ended);
   }
@@ -270,7 +421,7 @@ export class Lock extends Kept {
     if (source.locks.server(name) !== source.server)
       throw new BadArgument(`${this} is not on the server of ${source}`, '22023');
     source.check();
-    if (source.heart.owes(name, this.options.owner))
+    if (source.heart.owes([TAKE_BACK, [name, this.options.owner]]))
       throw new WrongState(`${this} is being taken back from this owner`, '55000');
     // over the lease's connection, where there is no need to wait
     const attempt = call('dlock_lease_acquire', [name, source.id], { ...this.options, timeout: interval(0) });
@@ -292,7 +443,7 @@ export class Lock extends Kept {
     const renewed = await line.ask(this.owner === undefined
       ? ['SELECT dlock_renew($1), $2::float8', [this.fence, this.ttl / 1000]]
       : ['SELECT dlock_renew(lease), extract(epoch FROM ttl)::float8 FROM dlock_leases WHERE lease = $1', [this.fence]],
-    { until, limit: this.#rhythm.interval, signal });
+    { until, limit: this.rhythm.interval, signal });
     if ((renewed?.[0] ?? null) === null) {
       this.lose('the server has ended its lease at once');
       this.checkLost();
@@ -300,7 +451,7 @@ export class Lock extends Kept {
     const ttl = Math.min(this.ttl, renewed[1] * 1000);
     const part = ttl / this.ttl;
     this.heart = new Heart(line.config, this.fence, line.sent, ttl,
-      { interval: this.#rhythm.interval * part, margin: this.#rhythm.margin * part });
+      { interval: this.rhythm.interval * part, margin: this.rhythm.margin * part });
     this.heart.add(this);
   }
 
@@ -311,7 +462,7 @@ export class Lock extends Kept {
     const lease = this.source instanceof Lease ? this.source : undefined;
     this.heart?.remove(this, !lease);
     if (this.scope !== 'lease') {
-      if (line.client) watchEnd(line.client).delete(this.#ended);
+      if (line.client && !this.#calls) unwatchEnd(line.client, this.#ended);
       if (line.given && this.scope === 'session' && this.fence)
         await ask(line.client, call('dlock_release_ticket', [this.fence])).catch(() => {});
       await line.close();
@@ -320,16 +471,16 @@ export class Lock extends Kept {
     await line.close();
     if (error instanceof DlockError && this.fence === undefined && !line.doubt && !lease?.doubt
         && ![QuorumLate, Cancelled].some((kind) => error instanceof kind)) return;
-    const request = [this.name, this.options.owner];
+    const statement = [TAKE_BACK, [this.name, this.options.owner]];
     line.opened = undefined;
     try {
       for (const pause of pauses()) {
-        if ((await line.ask([TAKE_BACK, request], { until })) !== false) break;
+        if ((await line.ask(statement, { until })) !== false) break;
         if (now() >= until) throw new ConnectionLost('its session goes on waiting');
         await sleep(pause);
       }
     } catch {
-      lease?.heart?.owe(...request); // else it runs out
+      lease?.heart?.owe(statement); // else it runs out
     } finally {
       await line.close();
     }
@@ -341,8 +492,10 @@ export class Lock extends Kept {
       await (this.scope === 'lease' ? this.#releaseForLease() : this.#releaseHere());
     } finally {
       this.state = NONE;
+      if (this.#back) this.source.released(this.name);
       await this.#line.close();
     }
+    this.#observe('held', this.#since);
   }
 
   // Over the lease's connection, if there is one; and if nothing comes of it, a lease that goes on does it later.
@@ -352,14 +505,16 @@ export class Lock extends Kept {
     try {
       return await this.source.hold((line) => giveBack(this, line, release, false));
     } catch (error) {
-      if (!(error instanceof LockLost)) this.heart.owe(this.name, this.options.owner);
+      if (!(error instanceof LockLost))
+        this.heart.owe(this.#back ?? [TAKE_BACK, [this.name, this.options.owner]]);
       throw error;
     }
   }
 
   async #releaseHere() {
     const line = this.#line;
-    watchEnd(line.client).delete(this.#ended);
+    if (this.#calls) return;
+    unwatchEnd(line.client, this.#ended);
     if (this.scope === 'transaction') return; // whose end it waits for
     try {
       const until = line.given ? Infinity : now() + GRACE;
@@ -373,8 +528,8 @@ export class Lock extends Kept {
   }
 
   /** The transaction of this connection commits only while we hold. */
-  async guard(client) {
-    await ask(client, call('dlock_guard', [this.name, this.fence]));
+  async guard(db) {
+    await new Calls(db).guard(this);
   }
 
   /** Acquires it, works, and releases it. */

@@ -32,6 +32,7 @@ export class Tickets {
     this.#locks = locks;
     this.#lease = lease;
     this.#line = lease ? lease.line() : locks.line(near);
+    this.#line.session = true;
   }
 
   /** The ticket, which is the fence once it is granted. The options are shared, slots, permits, owner and info. */
@@ -92,7 +93,7 @@ export class Tickets {
 
   async close() {
     this.#closed = true;
-    await this.#alone(() => this.#line.close());
+    await this.#alone(() => this.#line.close(!this.#client?.ended));
   }
 
   async [Symbol.asyncDispose]() {
@@ -139,16 +140,18 @@ export class Tickets {
       this.#granted.clear();
       throw new LockLost('the tickets are gone with their connection', '55L01');
     }
-    await this.#line.close();
+    await this.#line.close(false);
     await this.#line.ask(['SELECT 1']);
     const client = this.#line.client;
     this.#client = client;
     // first of all: a notification may come with the reply to the enqueue
-    client.on('notification', ({ payload }) => {
+    const hear = ({ payload }) => {
       this.#heard.push(payload);
       this.#wake();
-    });
-    client.once('end', () => this.#wake());
+    };
+    const end = () => this.#wake();
+    client.on('notification', hear).once('end', end);
+    this.#line.listens = [['notification', hear], ['end', end]];
     for (const name of this.#watched) await ask(client, call('dlock_watch', [name]));
     for (const [ticket, { statement }] of [...this.#requests]) {
       const again = await ask(client, statement);

@@ -3,8 +3,8 @@
 import net from 'node:net';
 import os from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
-import pg from 'pg';
 import { ConnectionLost, NotPrimary, QuorumLate, cancelled, translate } from './errors.js';
+import { lend } from './source.js';
 
 // How much later than it should an answer may come; then the connection is given up, and a lock in lease scope asked for
 // over another one
@@ -12,7 +12,7 @@ export const GRACE = 5000;
 // What is broken off has so long to be heard of, as long to obey, and then to be taken back.
 const OBEY = 1000;
 export const UNDO = 2000;
-const FOREVER = 2 ** 31 - 1;
+export const FOREVER = 2 ** 31 - 1;
 
 const linux = process.platform === 'linux';
 const monotonic = () => Number(process.hrtime.bigint()) / 1e6;
@@ -67,36 +67,6 @@ export async function close(client) {
   clearTimeout(timer);
 }
 
-/** A connection to the host that is the primary, where there are several */
-export async function connect(config, name, { patience = 10000, signal } = {}) {
-  const hosts = hostsOf(config);
-  let failure;
-  for (const host of hosts) {
-    if (signal?.aborted) throw cancelled(signal);
-    const client = new pg.Client({
-      keepAlive: true, keepAliveInitialDelayMillis: 30000, fallback_application_name: name, ...host,
-      connectionTimeoutMillis: Math.min(host.connectionTimeoutMillis || 10000, Math.max(patience, 1000)),
-    });
-    const stop = () => cut(client);
-    client.ended = false;
-    client.on('error', () => {}); // what is asked next fails
-    client.once('end', () => { client.ended = true; });
-    signal?.addEventListener('abort', stop);
-    try {
-      await client.connect();
-      if (hosts.length > 1 && (await ask(client, ['SHOW transaction_read_only'], { limit: 10000 })) === 'on')
-        throw new NotPrimary('the server is a standby', '25006');
-      return client;
-    } catch (error) {
-      failure = translate(error);
-      await close(client);
-    } finally {
-      signal?.removeEventListener('abort', stop);
-    }
-  }
-  throw failure;
-}
-
 // A request to cancel is a connection of its own, and has been heard when the server closes it.
 function cancel({ host, port, processID, secretKey }) {
   const packet = Buffer.alloc(16);
@@ -143,9 +113,18 @@ export async function ask(client, [text, values],
   }
 }
 
-/** A connection that is made when it is needed, and made again */
+// A waiter that is killed leaves the queue, unless it is said otherwise.
+const CHECK = ["SELECT set_config('client_connection_check_interval', '500ms', false)"
+  + " WHERE current_setting('client_connection_check_interval') = '0'"];
+const UNCHECK = ["SELECT set_config('client_connection_check_interval', '0', false)"];
+
+/** A connection that is made, or borrowed from the program's pool, when it is needed, and again */
 export class Line {
   client;
+  session = false; // has it a session's locks, tickets, watches?
+  listens; // an array of an event, and what listens to it
+  #loan;
+  #checked = false;
   sent; // before the last statement was sent
   doubt = false; // was an earlier one perhaps done, too?
 
@@ -166,7 +145,8 @@ export class Line {
       try {
         if (!this.client) {
           const patience = Math.min(until - now(), Math.max(GRACE, end - now()));
-          this.client = await connect(this.config, 'dlock', { patience, signal });
+          this.#loan = await lend(this.config, 'dlock', { patience, signal });
+          this.client = this.#loan.client;
           await this.opened?.(this.client);
         }
         const what = typeof statement === 'function' ? statement() : statement;
@@ -181,7 +161,7 @@ export class Line {
         this.doubt ||= this.client !== undefined;
         if (away) {
           if (this.client && limit === Infinity) end = Math.min(until, now() + this.patience);
-          await this.close();
+          await this.close(false);
         }
         if (now() >= (late ? until : end)) throw error;
       }
@@ -190,9 +170,35 @@ export class Line {
     return undefined;
   }
 
-  async close() {
-    const client = this.client;
-    this.client = undefined;
-    if (client && !this.given) await close(client);
+  get pooled() {
+    return this.#loan?.pooled ?? false;
+  }
+
+  async checkClient() {
+    await ask(this.client, CHECK, { until: now() + GRACE }).then((set) => { this.#checked = set !== undefined; },
+      () => {});
+  }
+
+  /** A pool gets its connection back with nothing left on it; or closed, where that is not sure. */
+  async close(good = true) {
+    const loan = this.#loan;
+    if (!loan) return;
+    this.#loan = this.client = undefined;
+    const clean = good && loan.pooled && (await this.#clean(loan.client).then(() => true, () => false));
+    await loan.end(clean && !loan.client.ended);
+  }
+
+  async #clean(client) {
+    const limits = { until: now() + GRACE };
+    if (client.getTransactionStatus && client.getTransactionStatus() !== 'I')
+      await ask(client, ['ROLLBACK'], limits);
+    if (this.session) await ask(client, ['SELECT dlock_release_all()'], limits);
+    if (this.#checked) await ask(client, UNCHECK, limits);
+    if (this.listens) {
+      await ask(client, [`UNLISTEN "${await ask(client, ['SELECT dlock_channel()'], limits)}"`], limits);
+      for (const [event, listener] of this.listens) client.off(event, listener);
+    }
+    this.#checked = false;
+    this.listens = undefined;
   }
 }

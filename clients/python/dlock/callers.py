@@ -23,8 +23,10 @@ from typing import (
 
 import psycopg
 from psycopg.pq import ExecStatus
+from psycopg.rows import tuple_row
 
 from .errors import Error, translated
+from .drivers import Psycopg2
 
 P = ParamSpec('P')
 T = TypeVar('T')
@@ -52,9 +54,16 @@ async def settle(value: Any) -> Any:
 async def execute(connection: Any, statement: Statement) -> Any:
     """The value, or row, that a statement returns"""
     with translated():
-        cursor = await settle(connection.execute(*statement))
+        cursor = await settle(tuples(connection).execute(*statement))
         row = await settle(cursor.fetchone()) if cursor.description else None
         return row and (row[0] if len(row) == 1 else row)
+
+
+def tuples(connection: Any) -> Any:
+    """A cursor whose rows are tuples, whatever the program has set"""
+    if isinstance(connection, Psycopg2):
+        return connection
+    return connection.cursor(row_factory=tuple_row)
 
 
 def cut(connection: Any) -> None:
@@ -66,7 +75,8 @@ def cut(connection: Any) -> None:
 
 def cancel(connection: Any) -> threading.Thread:
     """In a thread, as libpq waits for as long as the network does"""
-    request = connection.pgconn.get_cancel()
+    request = (connection if isinstance(connection, Psycopg2)
+               else connection.pgconn.get_cancel())
 
     def send() -> None:
         with suppress(Exception):
@@ -80,6 +90,7 @@ def cancel(connection: Any) -> threading.Thread:
 class Caller:
     """What blocks of the program are for: `with`, or `async with`"""
     connecting: Any
+    made: Any
     mutex: Any
     sleep: Any
     ask: Any
@@ -104,10 +115,14 @@ class Caller:
 class Blocking(Caller):
     """Waits in the caller's thread"""
     connecting = psycopg.Connection.connect
-    connection_kind = psycopg.Connection
+    connection_kind = psycopg.Connection, Psycopg2
     mutex = nullcontext
     new_mutex = threading.Lock
     sleep = staticmethod(time.sleep)
+
+    @staticmethod
+    async def made(make: Callable[[], Any], _: Any) -> Any:
+        return make()
 
     @staticmethod
     async def ask(connection: Any, statement: Statement,
@@ -124,6 +139,9 @@ class Blocking(Caller):
 
     @staticmethod
     def _stop(connection: Any, late: Callable[[Any], None]) -> None:
+        if isinstance(connection, Psycopg2):    # has had its answer
+            connection.close()
+            return
         pgconn, until = connection.pgconn, time.monotonic() + OBEY
         told = False
         try:
@@ -136,8 +154,9 @@ class Blocking(Caller):
                             connection.close()
                         return
                     told = True
-                    if result.status == ExecStatus.TUPLES_OK:
-                        late(int(result.get_value(0, 0)))
+                    if (result.status == ExecStatus.TUPLES_OK
+                            and (value := result.get_value(0, 0)).isdigit()):
+                        late(int(value))
                 Blocking.readable(connection, left)
             connection.close()
         except BaseException:
@@ -169,7 +188,7 @@ class Blocking(Caller):
 
 class Asyncio(Caller):
     """Suspends the caller's task"""
-    connection_kind = psycopg.AsyncConnection
+    connection_kind = psycopg.AsyncConnection,
     mutex = asyncio.Lock
     new_mutex = asyncio.Lock
     sleep = staticmethod(asyncio.sleep)
@@ -177,16 +196,23 @@ class Asyncio(Caller):
     @staticmethod
     async def connecting(*values: Any, **named: Any) -> Any:
         """psycopg may lose a cancel, and then has a connection to close."""
-        def discard(task: asyncio.Task[Any]) -> None:
-            if not task.cancelled() and not task.exception():
-                task.result().pgconn.finish()
+        return await Asyncio.made(
+            lambda: psycopg.AsyncConnection.connect(*values, **named),
+            lambda connection: connection.pgconn.finish())
 
-        task = asyncio.ensure_future(
-            psycopg.AsyncConnection.connect(*values, **named))
+    @staticmethod
+    async def made(make: Callable[[], Any],
+                   discard: Callable[[Any], Any]) -> Any:
+        """Cancelled, what is made all the same is given to discard()."""
+        def late(task: asyncio.Task[Any]) -> None:
+            if not task.cancelled() and not task.exception():
+                discard(task.result())
+
+        task = asyncio.ensure_future(settle(make()))
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            task.add_done_callback(discard)
+            task.add_done_callback(late)
             task.cancel()
             raise
         return task.result()

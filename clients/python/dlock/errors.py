@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import psycopg
+from typing import Any
 
 
 class Error(Exception):
@@ -72,20 +71,52 @@ class ConnectionLost(Error, codes='57P01 57P02 57P03'):
     """No server, or no more; what was asked last may have been done."""
 
 
-def translate(error: psycopg.Error) -> Error:
-    code = error.sqlstate
-    kind = Error.kinds.get(code or '', Error)
-    if (code or '08').startswith('08') and isinstance(
-            error, (psycopg.OperationalError, psycopg.InterfaceError)):
-        kind = ConnectionLost
-    return kind(error.diag.message_primary or str(error), code,
-                error.diag.message_detail, error.diag.message_hint)
+DRIVERS = {'psycopg', 'psycopg_pool', 'psycopg2', 'asyncpg', 'sqlalchemy'}
+# What they raise without a code if there is no connection, or no more
+GONE = {'OperationalError', 'InterfaceError', 'TimeoutError'}
+
+
+def translate(error: BaseException) -> Error | None:
+    """The error of this package for a driver's, which SQLAlchemy or Django may
+    have wrapped; None for an error that is not a driver's."""
+    one: BaseException | None = error
+    innermost = None
+    while one is not None and not isinstance(one, Error):
+        if isinstance(code := _code(one), str):
+            return _translated(one, code, Error.kinds.get(code) or (
+                ConnectionLost if code.startswith('08') else Error))
+        if type(one).__module__.split('.')[0] in DRIVERS:
+            innermost = one
+        one = getattr(one, 'orig', None) or one.__cause__
+    if one is None and innermost is not None:
+        names = {kind.__name__ for kind in type(innermost).__mro__}
+        gone = names & GONE or type(innermost).__name__ == 'DatabaseError'
+        return _translated(innermost, None, ConnectionLost if gone else Error)
+    return one
+
+
+def _code(error: BaseException) -> Any:
+    return getattr(error, 'sqlstate', None) or getattr(error, 'pgcode', None)
+
+
+def _translated(error: BaseException, code: str | None,
+                kind: type[Error]) -> Error:
+    # asyncpg's errors have no `diag`, but the same fields
+    diag = getattr(error, 'diag', None)
+    return kind(getattr(diag, 'message_primary', None) or str(error), code,
+                getattr(diag or error, 'message_detail', None)
+                or getattr(error, 'detail', None),
+                getattr(diag or error, 'message_hint', None)
+                or getattr(error, 'hint', None))
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """For the program's own statements: psycopg's errors become these."""
+    """For the program's own statements: a driver's errors become these."""
     try:
         yield
-    except psycopg.Error as error:
-        raise translate(error) from error
+    except Exception as error:
+        known = translate(error)
+        if known is None or known is error:
+            raise
+        raise known from error

@@ -12,13 +12,14 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from .callers import Blocking, Statement, cut, run
+from .callers import Asyncio, Blocking, Statement, cut, run
 from .errors import BadArgument, LockLost
 from .lines import Line, now, pauses
+from .sources import Dsn, Source
 
 log = logging.getLogger('dlock')
 
@@ -35,7 +36,9 @@ RENEW = ('SELECT array(SELECT dlock_renew(id) FROM unnest(%s::bigint[])'
 # its session has not heard yet that it is over, and still waits
 TAKE_BACK = ('SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks(%s)'
              " WHERE owner = %s AND scope = 'lease' AND role = current_user")
-Request = tuple[str, str]       # a name and an owner
+# The same of a request without an owner
+TAKE_BACK_OF_LEASE = ('SELECT bool_and(dlock_release_ticket(ticket))'
+                      ' FROM dlock_locks(%s) WHERE lease = %s AND owner IS NULL')
 
 
 class Lost:
@@ -118,7 +121,7 @@ class AsyncLost(Lost):
 
 # All below is protected by this.
 _changed = threading.Condition()
-_pulses: dict[str, Pulse] = {}      # by DSN
+_pulses: dict[Any, Pulse] = {}      # by the key of the source
 _untold: list[Lost] = []
 _watching = False
 
@@ -166,8 +169,9 @@ def _start(work: Callable[[], None]) -> None:
 class Heart:
     """Of a lease; each call takes _changed by itself."""
 
-    def __init__(self, dsn: str, id: int, sent: float, ttl: float,
-                 interval: float, lost: Lost) -> None:
+    def __init__(self, source: Source, id: int, sent: float, ttl: float,
+                 interval: float, lost: Lost, waits: bool) -> None:
+        """`waits`: does the source have to be awaited?"""
         global _watching
         self.id, self.life, self.interval = id, ttl * LIFE, interval
         self.deadline = sent + self.life
@@ -175,13 +179,13 @@ class Heart:
         self.over = False
         # who is to be told: the lease, None, and locks, by name and fence
         self.members: dict[Lost, tuple[str, int] | None] = {lost: None}
-        self.owed: set[Request] = set()     # to be taken back
+        self.owed: set[Statement] = set()   # to be taken back
         with _changed:
-            self.pulse = _pulses.get(dsn) or Pulse(dsn)
+            self.pulse = _pulses.get(source.key) or Pulse(source, waits)
             self.pulse.hearts.append(self)
-            if dsn not in _pulses:
+            if source.key not in _pulses:
                 _start(self.pulse.beat)
-                _pulses[dsn] = self.pulse
+                _pulses[source.key] = self.pulse
             if not _watching:
                 _start(_watch)
                 _watching = True
@@ -201,10 +205,27 @@ class Heart:
             if last and not self.over:
                 self.lose('its lease is closed')
 
-    def owe(self, request: Request) -> None:
-        """Take back what it has left, as soon as the server can be asked."""
+    def owe(self, request: Statement) -> None:
+        """Take back what is left of it, as soon as the server can be asked."""
         with _changed:
             self.owed.add(request)
+            _changed.notify_all()
+
+    def change(self, ttl: float, interval: float) -> None:
+        """Another ttl is asked for: until the server has answered, the shorter
+        one counts."""
+        with _changed:
+            self.life = min(self.life, ttl * LIFE)
+            self.interval = min(self.interval, interval)
+            self.deadline = min(self.deadline, now() + self.life)
+            self.due = min(self.due, now() + self.interval)
+            _changed.notify_all()
+
+    def changed(self, sent: float, life: float, interval: float) -> None:
+        with _changed:
+            self.life, self.interval = life, interval
+            self.deadline = max(self.deadline, sent + life)
+            self.due = now() + interval
             _changed.notify_all()
 
     def look(self) -> None:
@@ -237,10 +258,13 @@ class Heart:
 class Pulse:
     """Renews all leases on one server."""
 
-    def __init__(self, dsn: str) -> None:
-        self.dsn = dsn
+    def __init__(self, source: Source, waits: bool) -> None:
+        self.key = source.key
         self.hearts: list[Heart] = []
-        self.line = Line(Blocking(), dsn, 0, name='dlock heartbeat')
+        # What is to be awaited is awaited in a loop of the thread's own.
+        self.waits = waits and not isinstance(source, Dsn)
+        self.line = Line(Asyncio() if self.waits else Blocking(),
+                         source.for_heartbeat(), 0, name='dlock heartbeat')
         self.asked: float | None = None     # since then, without an answer
 
     def shortest(self) -> float:
@@ -248,6 +272,14 @@ class Pulse:
         return min((heart.interval for heart in self.hearts), default=0)
 
     def beat(self) -> None:
+        if self.waits:
+            with asyncio.Runner() as runner:
+                self._beat(runner.run)
+        else:
+            self._beat(run)
+
+    def _beat(self, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._run = run
         waiting = pauses()
         pause = 0.0
         while due := self._wait(pause):
@@ -275,8 +307,8 @@ class Pulse:
                     return [heart for heart in self.hearts if heart.owed
                             or heart.due <= now() + heart.interval / 4]
                 _changed.wait(min(left, GLANCE))
-            if _pulses.get(self.dsn) is self:
-                del _pulses[self.dsn]
+            if _pulses.get(self.key) is self:
+                del _pulses[self.key]
             _changed.notify_all()
         return []
 
@@ -285,7 +317,7 @@ class Pulse:
             self.asked = now()
             _changed.notify_all()
         try:
-            return run(self.line.ask(
+            return self._run(self.line.ask(
                 statement, limit=None, stopped=lambda: not self.hearts))
         finally:
             with _changed:
@@ -309,7 +341,7 @@ class Pulse:
         """Is nothing owed any more?"""
         for heart in due:
             for request in list(heart.owed):
-                if self._ask((TAKE_BACK, request)) is not False:
+                if self._ask(request) is not False:
                     heart.owed.remove(request)
         return not any(heart.owed for heart in due)
 

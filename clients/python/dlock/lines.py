@@ -10,21 +10,23 @@ from datetime import timedelta
 from threading import Timer
 from typing import Any
 
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
-from .callers import Caller, Statement, cut, settle
+from .callers import Caller, Statement, cut, execute, settle
+from .drivers import is_idle
 from .errors import (
-    Cancelled, ConnectionLost, Error, NotPrimary, QuorumLate, translated)
+    Cancelled, ConnectionLost, Error, NotPrimary, QuorumLate)
+from .sources import Loan, Source
 
 # Goes on while the machine sleeps, where there is such a clock
 CLOCK = getattr(time, 'CLOCK_BOOTTIME', time.CLOCK_MONOTONIC)
 # How much later than it should an answer may come; then the connection is given
 # up, and a lock in lease scope asked for over another one
 GRACE = 5.0
-
-# For whoever is not told of the end of a connection; a DSN may say otherwise.
-DEFAULTS = {'keepalives_idle': 30, 'keepalives_interval': 10,
-            'keepalives_count': 3, 'tcp_user_timeout': 60000}
+# A waiter that is killed leaves the queue, unless it is said otherwise.
+CHECKED = ("SELECT set_config('client_connection_check_interval', '500ms', false)"
+           " WHERE current_setting('client_connection_check_interval') = '0'",
+           ())
+UNCHECKED = ("SELECT set_config('client_connection_check_interval', '0', false)",
+             ())
 
 
 def now() -> float:
@@ -55,22 +57,6 @@ def pauses(most: float = 2) -> Iterator[float]:
         pause = min(2 * pause, most)
 
 
-def hosts_of(dsn: str, left: float) -> list[str]:
-    """One DSN for each host, so that each gets its own time to answer"""
-    options: dict[str, Any] = {
-        **DEFAULTS, 'connect_timeout': 10, **conninfo_to_dict(dsn)}
-    options['connect_timeout'] = max(
-        1, int(min(int(options['connect_timeout']) or 10, left)))
-    lists = {key: str(options[key]).split(',')
-             for key in ('host', 'hostaddr', 'port') if options.get(key)}
-    count = max((len(values) for values in lists.values()), default=1)
-    if count > 1:
-        options.setdefault('target_session_attrs', 'read-write')
-    return [make_conninfo(**{**options, **{
-        key: values[n % len(values)] for key, values in lists.items()}})
-        for n in range(count)]
-
-
 @contextmanager
 def cut_at(connection: Any, until: float) -> Iterator[None]:
     """Whoever still waits for an answer then finds the connection broken."""
@@ -88,13 +74,20 @@ def cut_at(connection: Any, until: float) -> Iterator[None]:
 
 
 class Line:
-    """A connection that is made when it is needed, and made again; or one of
-    the program's, which is neither made nor closed here, nor cut."""
+    """A connection that is made, or borrowed from the program's pool, when it
+    is needed, and again; or one of the program's, which is neither made nor
+    closed here, nor cut."""
 
-    def __init__(self, caller: Caller, dsn: str, patience: float = 10, *,
+    def __init__(self, caller: Caller, source: Source | None,
+                 patience: float = 10, *,
                  name: str = 'dlock', given: Any = None) -> None:
-        self.caller, self.dsn, self.patience = caller, dsn, patience
+        self.caller, self.source, self.patience = caller, source, patience
         self.name, self.given, self.connection = name, given, given
+        self.loan: Loan | None = None
+        # What a pool's connection is cleaned of: a session's locks, a setting,
+        # and a handler
+        self.session = self.checked = False
+        self.listens: Callable[[Any], None] | None = None
         self.fixed = given is not None      # will no other one do?
         self.opened: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.sent = 0.0     # before the last statement was sent
@@ -135,7 +128,7 @@ class Line:
                     self.doubt = True
                     if limit is None:
                         end = min(until, now() + self.patience)
-                await self.close()
+                await self.close(False)
                 if now() >= end:
                     raise
             await settle(self.caller.sleep(next(waiting)))
@@ -144,22 +137,47 @@ class Line:
         self.late = value
 
     async def _connect(self, left: float) -> None:
-        for host in (hosts := hosts_of(self.dsn, left)):
-            try:
-                with translated():
-                    self.connection = await settle(self.caller.connecting(
-                        host, autocommit=True, prepare_threshold=None,
-                        fallback_application_name=self.name))
-                break
-            except Error:
-                if host is hosts[-1]:
-                    raise
+        assert self.source
+        self.loan = await self.source.lend(self.caller, self.name, left)
+        self.connection = self.loan.connection
         if self.opened:
             with cut_at(self.connection, now() + GRACE):
                 await self.opened()
 
-    async def close(self) -> None:
-        if self.connection is not self.given:
-            connection, self.connection = self.connection, None
+    @property
+    def pooled(self) -> bool:
+        return self.loan is not None and self.loan.pooled
+
+    async def close(self, good: bool = True) -> None:
+        """A pool gets its connection back with nothing left on it; or closed,
+        if that is not sure."""
+        if self.loan is None:
+            return
+        loan, self.loan, self.connection = self.loan, None, None
+        cleaned = False
+        try:
+            if loan.pooled and good and is_idle(loan.connection):
+                with cut_at(loan.connection, now() + GRACE):
+                    await self._clean(loan.connection)
+                cleaned = True
+        except Exception:
+            pass
+        finally:
             with suppress(Exception):
-                await settle(connection.close())
+                await loan.end(cleaned)
+
+    async def _clean(self, connection: Any) -> None:
+        if self.session:
+            await execute(connection, call('dlock_release_all'))
+        if self.checked:
+            await execute(connection, UNCHECKED)
+        if self.listens:
+            channel = await execute(connection, call('dlock_channel'))
+            await execute(connection, (f'UNLISTEN "{channel}"', ()))
+            connection.remove_notify_handler(self.listens)
+        self.checked, self.listens = False, None
+
+    async def check_client(self) -> None:
+        with suppress(Error):
+            self.checked = await self.caller.ask(
+                self.connection, CHECKED) is not None

@@ -1,70 +1,43 @@
-"""Locks, leases, and elections."""
+"""Locks and leases"""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import os
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, suppress
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 from .callers import (
     OBEY, UNDO, Asyncio, Blocking, Caller, Statement, both, cancel, cut,
     execute, run, settle)
+from .calls import Executor
+from .drivers import Psycopg2
 from .errors import (
-    BadArgument, Cancelled, ConnectionLost, Error, LockLost, LockTimeout,
+    BadArgument, ConnectionLost, Error, LockLost, LockTimeout, NotAllowed,
     NotPrimary, QuorumLate, WrongState)
-from .heart import TAKE_BACK, AsyncLost, Heart, Lost, rhythm
+from .heart import (
+    LIFE, TAKE_BACK, TAKE_BACK_OF_LEASE, AsyncLost, Heart, Lost, rhythm)
 from .lines import GRACE, Line, call, delta, now, pauses
+from .observe import Observation, tell
+from .servers import Servers
 
-T = TypeVar('T')
+LockT = TypeVar('LockT', bound='BaseLock')
 
 # The state of a lock or a lease: or asked for, held, being released
 NONE = 'not held'
 
 FUNCTIONS = {'session': 'dlock_acquire', 'transaction': 'dlock_xact_acquire',
              'lease': 'dlock_lease_acquire'}
-# A waiter that is killed leaves the queue, unless it is said otherwise.
-CHECKED = ("SELECT set_config('client_connection_check_interval', '500ms', false)"
-           " WHERE current_setting('client_connection_check_interval') = '0'",
-           ())
-
-
-class BaseLocks:
-    def __init__(self, dsn: str | Sequence[str], *,
-                 keys: Sequence[str] | None = None,
-                 patience: float = 30) -> None:
-        """One DSN, which may name several hosts; or those of several servers,
-        each with a key by which names are spread over them.  A server that is
-        away is waited for as long as there is patience."""
-        self.dsns = [dsn] if isinstance(dsn, str) else list(dsn)
-        self.keys = self.dsns if keys is None else list(keys)
-        if not self.dsns or len(set(self.keys)) != len(self.dsns):
-            raise BadArgument('each server needs a key of its own', '22023')
-        self.patience = patience
-
-    def server(self, name: str) -> str:
-        """The DSN of the server that has this name"""
-        def weight(server: tuple[str, str]) -> bytes:
-            return hashlib.sha256(f'{server[0]}\0{name}'.encode()).digest()
-        return max(zip(self.keys, self.dsns), key=weight)[1]
-
-    def check(self, name: str, near: str) -> None:
-        if self.server(name) != self.server(near):
-            raise BadArgument(f'"{name}" is on another server', '22023')
-
-    def line(self, caller: Caller, name: str) -> Line:
-        return Line(caller, self.server(name), self.patience)
 
 
 class Kept(Caller):
     """What is held, and may be lost; by one thread or task at a time"""
     lost: Lost
+    ttl: float | None
     _heart: Heart | None = None
+    _interval: float
     _line: Line
 
     def __init__(self) -> None:
@@ -76,6 +49,12 @@ class Kept(Caller):
     def _new_lost(self) -> Lost:
         kind = AsyncLost if isinstance(self, Asyncio) else Lost
         return kind(self, self._look)
+
+    def _new_heart(self, line: Line, id: int, ttl: float,
+                   interval: float) -> Heart:
+        assert line.source
+        return Heart(line.source, id, line.sent, ttl, interval, self.lost,
+                     isinstance(self, Asyncio))
 
     def _turn(self, before: str, after: str) -> None:
         self._look()
@@ -103,6 +82,52 @@ class Kept(Caller):
             self._state = NONE
             self.lost.set('the parent process has it')
 
+    async def _ask(self, statement: Statement) -> Any:
+        """While it is held"""
+        raise NotImplementedError
+
+    def _id(self) -> int | None:
+        """Of the lease"""
+        raise NotImplementedError
+
+    @both
+    async def renew(self, ttl: float | None = None) -> None:
+        """Now, beside the heartbeat; the lease has this ttl from now on.  Until
+        the server has answered, the shorter one counts."""
+        self.check()
+        heart = self._heart
+        if heart is None or self.ttl is None:
+            raise WrongState(f'{self} has no lease of its own', '55000')
+        life, interval = heart.life, heart.interval
+        if ttl is not None:
+            heart.change(ttl, rhythm(ttl, ttl * self._interval / self.ttl))
+        try:
+            kept = await self._ask(call('dlock_renew', self._id(),
+                                        ttl=delta(ttl)))
+        except (BadArgument, NotAllowed):
+            heart.changed(0, life, interval)
+            raise
+        if kept is None:
+            self.lost.set('the server has ended its lease')
+            self.lost.check()
+        if ttl is not None:
+            self._interval *= ttl / self.ttl
+            self.ttl = ttl
+            life, interval = ttl * LIFE, self._interval
+        heart.changed(self._line.sent, life, interval)
+
+    @both
+    async def set_info(self, info: str | None) -> None:
+        """For others to read, from now on"""
+        self.check()
+        await self._held(call('dlock_set_info', self._id(), info))
+
+    async def _held(self, statement: Statement) -> None:
+        """What returns false if it is held no more"""
+        if not await self._ask(statement):
+            self.lost.set('the server has ended it')
+            self.lost.check()
+
     async def _give_back(self, statement: Statement, last: bool,
                          line: Line) -> None:
         """For as long as it is ours; raises LockLost where it was not."""
@@ -122,8 +147,11 @@ class Kept(Caller):
         self.lost.check()
 
 
-class BaseLease(Kept):
-    def __init__(self, locks: BaseLocks, ttl: float, *, near: str = '',
+class BaseLease(Kept, Generic[LockT]):
+    ttl: float
+    _lock_kind: Callable[..., LockT]
+
+    def __init__(self, locks: Servers, ttl: float, *, near: str = '',
                  delay: float | None = None, info: str | None = None,
                  interval: float | None = None) -> None:
         """One heartbeat for any number of locks, all of them on one server:
@@ -135,9 +163,86 @@ class BaseLease(Kept):
         self._interval = rhythm(ttl, interval)
         # for all that need not wait; one at a time
         self._line, self._free = locks.line(self, near), self.new_mutex()
+        self._all: set[str] = set()     # asked for together, or held
 
     def __str__(self) -> str:
         return f'lease {self.id}'
+
+    def _id(self) -> int | None:
+        return self.id
+
+    def lock(self, name: str, *, timeout: float | None = None,
+             shared: bool | None = None, slots: int | None = None,
+             permits: int | None = None, info: str | None = None,
+             owner: str | None = None) -> LockT:
+        return self._lock_kind(
+            self, name, timeout=timeout, shared=shared, slots=slots,
+            permits=permits, info=info, owner=owner)
+
+    async def _ask(self, statement: Statement) -> Any:
+        if not await settle(self.hold(self._free, GRACE)):
+            raise ConnectionLost('another call waits for an answer')
+        try:
+            return await self._line.ask(statement, self.deadline)
+        finally:
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Its connection, which goes back to a pool in the meantime"""
+        try:
+            if self._line.pooled:
+                await self._line.close()
+        finally:
+            self._free.release()
+
+    @both
+    async def acquire_all(
+            self, names: Sequence[str], *, timeout: float | None = None,
+            shared: bool | None = None,
+            info: str | None = None) -> list[LockT]:
+        """All of them, or none, in an order of which no deadlock comes.  Each
+        one is to be released, or the lease closed."""
+        self.check()
+        heart, names = self._heart, list(dict.fromkeys(names))
+        assert heart
+        for name in names:
+            self.locks.check(name, self.near)
+        with self._mutex:
+            for name in names:
+                if (name in self._all
+                        or (TAKE_BACK_OF_LEASE, (name, self.id)) in heart.owed):
+                    raise WrongState(f'{self} has "{name}" already', '55000')
+            self._all.update(names)
+        try:
+            return await self._take_all(heart, names, timeout, shared=shared,
+                                        info=info)
+        except BaseException:
+            self._all.difference_update(names)
+            raise
+
+    async def _take_all(self, heart: Heart, names: list[str],
+                        timeout: float | None, **options: Any) -> list[LockT]:
+        line = self.locks.line(self, self.near)
+        line.opened = line.check_client if timeout != 0 else None
+        until = now() + (float('inf') if timeout is None else timeout)
+        locks = [self.lock(name) for name in names]
+        try:
+            fences = await line.ask(
+                lambda: call('dlock_lease_acquire_all', names, self.id,
+                             timeout=delta(max(0, until - now())), **options),
+                until + GRACE, None)
+            for lock, fence in zip(locks, fences):
+                lock._hold(fence, heart)
+            self.check()
+        except BaseException as error:
+            if line.doubt or not isinstance(error, Error) or isinstance(
+                    error, (ConnectionLost, LockLost, QuorumLate)):
+                for name in names:
+                    heart.owe((TAKE_BACK_OF_LEASE, (name, self.id)))
+            raise
+        finally:
+            await line.close()
+        return locks
 
     @both
     async def open(self) -> int:
@@ -147,12 +252,15 @@ class BaseLease(Kept):
             id: int = await self._line.ask(
                 call('dlock_lease_open', delta(self.ttl), **self._options))
             self.id, self.lost = id, self._new_lost()
-            self._heart = Heart(self._line.dsn, id, self._line.sent, self.ttl,
-                                self._interval, self.lost)
+            self._heart = self._new_heart(
+                self._line, id, self.ttl, self._interval)
         except BaseException:
             self._state = NONE
             await self._line.close()
             raise
+        finally:
+            if self._line.pooled:
+                await self._line.close()
         self._state = 'held'
         return id
 
@@ -172,6 +280,7 @@ class BaseLease(Kept):
                 call('dlock_lease_close', self.id), True, line)
         finally:
             self._state = NONE
+            self._all.clear()
             await line.close()
             if mine:
                 self._free.release()
@@ -195,23 +304,34 @@ class BaseLock(Kept):
         super().__init__()
         self.name, self.timeout, self.ttl = name, timeout, ttl
         self.fence: int | None = None
-        self._lease = source if isinstance(source, BaseLease) else None
+        self._lease: BaseLease[Any] | None = (
+            source if isinstance(source, BaseLease) else None)
+        self._executor: Executor | None = None
+        locks = self._lease.locks if self._lease else source
+        self._observer = (
+            locks.observer if isinstance(locks, Servers) else None)
         if self._lease:
             scopes = ['lease']
             self._lease.locks.check(name, self._lease.near)
             self._line = self._lease.locks.line(self, name)
-        elif isinstance(source, BaseLocks):
+        elif isinstance(source, Servers):
             scopes = ['session' if ttl is None else 'lease']
             self._line = source.line(self, name)
-        elif isinstance(source, self.connection_kind):
+        elif isinstance(
+                given := Psycopg2.of(source), self.connection_kind):
             scopes = ['session', 'transaction']
-            self._line = Line(self, '', given=source)
+            self._line = Line(self, None, given=given)
+        elif scope == 'transaction':
+            scopes = ['transaction']
+            self._executor = Executor(source)
+            self._line = Line(self, None, given=source)
         else:
             raise BadArgument(f'no lock of a {type(source).__name__}', '22023')
         self.scope = scope or scopes[0]
         own = self.scope == 'lease' and not self._lease
         if self.scope not in scopes or own != (ttl is not None):
             raise BadArgument(f'no lock in {scope} scope of this', '22023')
+        self._line.session = self.scope == 'session'
         self._interval = rhythm(ttl, interval) if ttl is not None else 0
         self._owner = self._asked = owner
         self._options = dict(
@@ -226,14 +346,55 @@ class BaseLock(Kept):
     def _look(self) -> None:
         super()._look()
         if (self._state == 'held' and self.scope != 'lease'
-                and self._line.connection.closed):
+                and not self._executor and self._line.connection.closed):
             self.lost.set('its connection is closed')
+
+    def _id(self) -> int | None:
+        return self.fence
+
+    def _hold(self, fence: int, heart: Heart) -> None:
+        """It was asked for with others."""
+        self._turn(NONE, 'held')
+        self.lost, self._heart, self.fence = self._new_lost(), heart, fence
+        self._asked = None
+        heart.add(self.lost, self.name, fence)
+        self._observe_hold(now())
+
+    async def _ask(self, statement: Statement) -> Any:
+        if self._executor:
+            return await self._executor.ask(statement)
+        if self._lease:
+            return await self._lease._ask(statement)
+        try:
+            return await self._line.ask(statement, self.deadline)
+        finally:
+            if self.scope == 'lease':
+                await self._line.close()
+
+    @both
+    async def is_held(self) -> bool:
+        """Asks the server, for a moment that is over; to be sure, guard."""
+        self._look()
+        if self._state != 'held' or self.lost:
+            return False
+        lease = None
+        if self.scope == 'lease':
+            lease = self._lease.id if self._lease else self.fence
+        return bool(await self._ask(
+            call('dlock_is_held', self.name, lease=lease)))
+
+    @both
+    async def downgrade(self) -> None:
+        """From an exclusive hold to a shared one, with nobody in between"""
+        self.check()
+        await self._held(call('dlock_downgrade', self.fence))
 
     @both
     async def acquire(self) -> int:
         """The fence.  A task that is cancelled takes back what it wanted."""
         self._turn(NONE, 'asked for')
         self.lost, self._heart, self.fence = self._new_lost(), None, None
+        began = now()
         try:
             fence = await self._take()
         except BaseException as error:
@@ -241,9 +402,25 @@ class BaseLock(Kept):
                 await self.through(self._undo(error))
             finally:
                 self._state = NONE
+                self._observe('failed', began, error)
             raise
         self._state = 'held'
+        self._observe_hold(began)
         return fence
+
+    def _observe(self, what: str, since: float,
+                 error: BaseException | None = None) -> None:
+        if self._observer:
+            tell(self._observer, Observation(
+                what, self.name, self.scope, now() - since, error))
+
+    def _observe_hold(self, began: float) -> None:
+        self._since = since = now()
+        if self._observer:
+            self._observe('waited', began)
+            # in its thread, for tasks as well
+            Lost.add_callback(
+                self.lost, lambda _: self._observe('lost', since))
 
     async def _take(self) -> int:
         """Asked again, it has the time that is left."""
@@ -257,13 +434,17 @@ class BaseLock(Kept):
         if self.scope == 'lease':
             self._asked = self._owner or str(uuid.uuid4())
             self._options['owner'] = self._asked
-            if (lease and lease._heart
-                    and (self.name, self._asked) in lease._heart.owed):
+            if lease and lease._heart and self._request() in lease._heart.owed:
                 raise WrongState(
                     f'{self} is being taken back from this owner', '55000')
         until = now() + float('inf' if self.timeout is None else self.timeout)
+        if self._executor:
+            self.fence = int(await self._executor.ask(call(
+                function, self.name, timeout=delta(self.timeout),
+                **self._options)))
+            return self.fence
         line.fixed = line.given is not None
-        line.opened = self._check_client if until > now() else None
+        line.opened = line.check_client if until > now() else None
         self._idle.clear()
         try:
             fence = await self._try(function, values) if lease else None
@@ -286,9 +467,11 @@ class BaseLock(Kept):
         line.fixed = self.scope != 'lease'
         return fence
 
-    async def _check_client(self) -> None:
-        with suppress(Error):
-            await self.ask(self._line.connection, CHECKED)
+    def _request(self) -> Statement:
+        """Takes back what is left of the request."""
+        if self._asked is None and self._lease:
+            return TAKE_BACK_OF_LEASE, (self.name, self._lease.id)
+        return TAKE_BACK, (self.name, self._asked or '')
 
     async def _try(self, function: str, values: list[Any]) -> int | None:
         """Over the lease's connection, where there is no need to wait"""
@@ -306,7 +489,7 @@ class BaseLock(Kept):
                 raise
             return None
         finally:
-            lease._free.release()
+            await lease._let_go()
 
     async def _keep(self, fence: int, ttl: float, until: float) -> None:
         """It may have waited for long: renewed, we know until when it is ours.
@@ -321,8 +504,8 @@ class BaseLock(Kept):
             self.lost.set('the server has ended its lease')
             self.lost.check()
         life = min(ttl, renewed[1].total_seconds())
-        self._heart = Heart(line.dsn, fence, line.sent, life,
-                            self._interval * life / ttl, self.lost)
+        self._heart = self._new_heart(
+            line, fence, life, self._interval * life / ttl)
 
     async def _undo(self, error: BaseException) -> None:
         """What was broken off may have been done, and is taken back; as soon
@@ -340,13 +523,13 @@ class BaseLock(Kept):
             self.fence or not isinstance(error, Error)
             or isinstance(error, QuorumLate)
             or line.doubt or lease and lease._line.doubt)
-        request = self.name, self._asked or ''
+        request = self._request()
         try:
             await line.close()
             if not unsure:
                 return
             line.opened, line.fixed, waiting = None, False, pauses()
-            while await line.ask((TAKE_BACK, request), until) is False:
+            while await line.ask(request, until) is False:
                 if now() >= until:
                     raise ConnectionLost('its session goes on waiting')
                 await settle(self.sleep(next(waiting)))
@@ -365,6 +548,7 @@ class BaseLock(Kept):
             self._state = NONE
         else:
             await self.through(self._release())
+        self._observe('held', self._since)
 
     async def _release(self) -> None:
         """Over the lease's connection, if there is one; and if nothing comes
@@ -380,18 +564,21 @@ class BaseLock(Kept):
             raise
         except BaseException:
             if lease and heart:
-                heart.owe((self.name, self._asked or ''))
+                heart.owe(self._request())
             raise
         finally:
             if lease and mine:
-                lease._free.release()
+                await lease._let_go()
+            if lease and self._asked is None:
+                lease._all.discard(self.name)
             self._state = NONE
             await self._line.close()
 
     @both
     async def guard(self, connection: Any) -> None:
         """The transaction of this connection commits only while we hold."""
-        await self.ask(connection, call('dlock_guard', self.name, self.fence))
+        await Executor(connection).ask(
+            call('dlock_guard', self.name, self.fence))
 
     _enter, _end = acquire.function, release.function
 
@@ -421,131 +608,18 @@ class AsyncLock(BaseLock, Asyncio):
     lost: AsyncLost
 
 
-class Lease(BaseLease, Blocking):
-    def lock(self, name: str, **options: Any) -> Lock:
-        return Lock(self, name, **options)
+class Lease(BaseLease[Lock], Blocking):
+    _lock_kind = Lock
 
 
-class AsyncLease(BaseLease, Asyncio):
+class AsyncLease(BaseLease[AsyncLock], Asyncio):
     lost: AsyncLost
-
-    def lock(self, name: str, **options: Any) -> AsyncLock:
-        return AsyncLock(self, name, **options)
-
-
-class Locks(BaseLocks):
-    def lock(self, name: str, **options: Any) -> Lock:
-        return Lock(self, name, **options)
-
-    def lease(self, ttl: float, **options: Any) -> Lease:
-        return Lease(self, ttl, **options)
-
-    def election(self, name: str, **options: Any) -> Election:
-        return Election(self, name, **options)
-
-
-class AsyncLocks(BaseLocks):
-    def lock(self, name: str, **options: Any) -> AsyncLock:
-        return AsyncLock(self, name, **options)
-
-    def lease(self, ttl: float, **options: Any) -> AsyncLease:
-        return AsyncLease(self, ttl, **options)
-
-    def election(self, name: str, **options: Any) -> AsyncElection:
-        return AsyncElection(self, name, **options)
-
-
-class Election:
-    """Runs work while this process leads, and campaigns again after a loss."""
-
-    def __init__(self, locks: Locks, name: str, *, ttl: float = 15,
-                 **options: Any) -> None:
-        self._new_lock = partial(locks.lock, name, ttl=ttl, **options)
-        self._lock = self._new_lock()
-        self._stopped = threading.Event()
-
-    def run(self, work: Callable[[Lock], T]) -> T | None:
-        """What work returns that was done to its end while we lead; it heeds
-        lock.lost.  None where stop() came before.  A server that is away is
-        waited for, however long."""
-        waiting = pauses(15)
-        while True:
-            leads = done = False
-            self._lock = lock = self._new_lock()
-            if self._stopped.is_set():
-                return None
-            try:
-                lock.acquire()
-                leads, waiting = True, pauses(15)
-                with ExitStack() as leaving:
-                    leaving.push(lock)
-                    result = work(lock)
-                    done = True
-                return result
-            except LockLost:
-                if not lock.lost:       # but another lock, of work's
-                    raise
-            except (ConnectionLost, NotPrimary):
-                if done:                # while we led; the lock runs out
-                    return result
-                if leads:               # work's own
-                    raise
-                self._stopped.wait(next(waiting))
-            except Cancelled:
-                if not self._stopped.is_set():
-                    raise
-
-    def stop(self) -> None:
-        """For another thread: campaign no more."""
-        self._stopped.set()
-        self._lock.cancel()
-
-
-class AsyncElection:
-    """The same for tasks: work is cancelled where it leads no more."""
-
-    def __init__(self, locks: AsyncLocks, name: str, *, ttl: float = 15,
-                 **options: Any) -> None:
-        self._lock = locks.lock(name, ttl=ttl, **options)
-
-    async def run(self, work: Callable[[AsyncLock], Awaitable[T]]) -> T:
-        lock, waiting = self._lock, pauses(15)
-        while True:
-            leads = done = False
-            try:
-                await lock.acquire()
-                leads, waiting = True, pauses(15)
-                async with AsyncExitStack() as leaving:
-                    leaving.push_async_exit(lock)
-                    result = await self._lead(work, lock)
-                    done = True
-                return result
-            except LockLost:
-                if not lock.lost:       # but another lock, of work's
-                    raise
-            except (ConnectionLost, NotPrimary):
-                if done:                # while we led; the lock runs out
-                    return result
-                if leads:               # work's own
-                    raise
-                await asyncio.sleep(next(waiting))
-
-    async def _lead(self, work: Callable[[AsyncLock], Awaitable[T]],
-                    lock: AsyncLock) -> T:
-        task = asyncio.ensure_future(work(lock))
-        lock.lost.add_callback(lambda _: task.cancel())
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait({task})
-            raise
-        lock.check()
-        return task.result()
+    _lock_kind = AsyncLock
 
 
 async def async_reset(connection: Any) -> None:
     """What a pool calls when a connection comes back"""
+    connection = Psycopg2.of(connection)
     if not connection.closed:
         await settle(connection.rollback())
         await execute(connection, call('dlock_release_all'))

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from .callers import Asyncio, Blocking, Caller, Statement, both, settle
 from .errors import LockLost
 from .lines import call, now
-from .locks import AsyncLocks, BaseLease, BaseLocks, Locks
+from .locks import BaseLease
+from .servers import Servers
+from .service import AsyncLocks, Locks
 
 # What was not told, for whatever reason, is asked after so many seconds.
 ROUND = 60.0
@@ -31,7 +33,7 @@ class BaseTickets(Caller):
     """Of one thread; but one task may wait in next() while others enqueue and
     release."""
 
-    def __init__(self, locks: BaseLocks, *, lease: BaseLease | None = None,
+    def __init__(self, locks: Servers, *, lease: BaseLease[Any] | None = None,
                  near: str = '') -> None:
         """Tickets are the session's, and gone with the connection; or a
         lease's, which keeps their places.  All of them are on one server: that
@@ -39,7 +41,7 @@ class BaseTickets(Caller):
         self._locks, self._lease, self._mutex = locks, lease, self.mutex()
         self._near = lease.near if lease else near
         self._line = locks.line(self, self._near)
-        self._line.opened = self._restore
+        self._line.opened, self._line.session = self._restore, True
         self._heard: deque[dict[str, Any]] = deque()
         self._events: deque[Event] = deque()
         self._requests: dict[int, tuple[str, Statement]] = {}
@@ -48,10 +50,12 @@ class BaseTickets(Caller):
         self._round = now() + ROUND
 
     @both
-    async def enqueue(self, /, name: str, *, owner: str | None = None,
-                      **options: Any) -> int:
-        """The ticket, which is the fence once it is granted.  The options are
-        shared, slots, permits and info."""
+    async def enqueue(
+            self, name: str, *, owner: str | None = None,
+            shared: bool | None = None, slots: int | None = None,
+            permits: int | None = None, info: str | None = None) -> int:
+        """The ticket, which is the fence once it is granted"""
+        options = dict(shared=shared, slots=slots, permits=permits, info=info)
         self._locks.check(name, self._near)
         if self._lease:
             request = call('dlock_lease_enqueue', name, self._lease.id,
@@ -115,8 +119,9 @@ class BaseTickets(Caller):
         are gone."""
         connection = self._line.connection
         # first of all: a notification may come with the reply to the enqueue
-        connection.add_notify_handler(
-            lambda notify: self._heard.append(json.loads(notify.payload)))
+        self._line.listens = lambda notify: self._heard.append(
+            json.loads(notify.payload))
+        connection.add_notify_handler(self._line.listens)
         for name in self._watched:
             await self.ask(connection, call('dlock_watch', name))
         if not self._requests:

@@ -4,6 +4,8 @@ import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.util.Objects;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
 
@@ -53,13 +55,35 @@ class Stack {
         return (Boolean) admin("SELECT dlock_try_xact_acquire(?) IS NOT NULL", name);
     }
 
-    static void until(String sql, Object... values) throws Exception {
+    static void until(String sql, Object... values) throws Exception { until(() -> (Boolean) admin(sql, values)); }
+
+    static void until(Callable<Boolean> condition) throws Exception {
         long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(TIMEOUT);
-        while (!(Boolean) admin(sql, values)) {
+        while (!condition.call()) {
             if (System.nanoTime() > end)
-                throw new AssertionError("waited for " + sql);
+                throw new AssertionError("waited in vain");
             Thread.sleep(10);
         }
+    }
+
+    /** What has become of it: its error, or nothing */
+    static void result(FutureTask<?> task) throws Exception {
+        try {
+            task.get(TIMEOUT, TimeUnit.SECONDS);
+        } catch (ExecutionException error) {
+            throw error.getCause() instanceof Exception cause ? cause : error;
+        }
+    }
+
+    static <E extends Exception> E fails(Class<E> kind, Code code) throws Exception {
+        try {
+            code.run();
+        } catch (Exception error) {
+            if (error.getClass() != kind)
+                throw error;
+            return kind.cast(error);
+        }
+        throw new AssertionError("no " + kind);
     }
 
     static void untilWaits(String name) throws Exception {

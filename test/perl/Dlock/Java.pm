@@ -14,10 +14,12 @@ Dlock::Java - Java, for TAP tests of clients
 The command that runs Java with these jars of the system, given without .jar,
 if there is also a compiler of version 17 or later; otherwise nothing.
 
-=item add_client(\@java, $directory)
+=item add_jar(\@java, $directory, $name, @stubs)
 
-Compiles the client, with warnings as errors, into a jar that the command uses
-from now on.
+Compiles the client, or a module of it, with warnings as errors, into a jar of
+this name, with its manifest and the license.  The command uses the jar from
+now on.  Stubs of libraries are compiled with it, but are not in the jar.
+Returns its path.
 
 =item add_classes(\@java, @files)
 
@@ -33,9 +35,10 @@ use strict;
 use warnings FATAL => 'all';
 
 use Exporter 'import';
+use File::Find qw(find);
 use PostgreSQL::Test::Utils;
 
-our @EXPORT = qw(find_java add_client add_classes);
+our @EXPORT = qw(find_java add_jar add_classes);
 
 # For a run of some seconds, with little memory
 my @quickly = ('-XX:TieredStopAtLevel=1', '-XX:+UseSerialGC', '-Xmx200m');
@@ -60,15 +63,31 @@ sub compile
 	return;
 }
 
-sub add_client
+sub sources
 {
-	my ($java, $directory) = @_;
-	my $dir = PostgreSQL::Test::Utils::tempdir();
+	my ($directory) = @_;
+	my @files;
 
-	compile($java, "$dir/classes", glob("$directory/src/org/dlock/*.java"));
-	system_or_bail('jar', 'cf', "$dir/dlock-client.jar", '-C', "$dir/classes", '.');
-	$java->[-1] .= ":$dir/dlock-client.jar";
-	return;
+	find({ no_chdir => 1, wanted => sub { push @files, $_ if /\.java$/ } },
+		$directory);
+	return sort @files;
+}
+
+sub add_jar
+{
+	my ($java, $directory, $name, @stubs) = @_;
+	my $dir = PostgreSQL::Test::Utils::tempdir();
+	my $jar = "$dir/$name.jar";
+	my ($license) = grep { -e } map { "$_/LICENSE" } $directory, "$directory/..";
+
+	add_classes($java, map { sources($_) } @stubs) if @stubs;
+	compile($java, "$dir/classes", sources("$directory/src"));
+	system_or_bail('mkdir', "$dir/classes/META-INF");
+	system_or_bail('cp', $license, "$dir/classes/META-INF");
+	system_or_bail('jar', 'cfm', $jar, "$directory/MANIFEST.MF",
+		'-C', "$dir/classes", '.');
+	$java->[-1] .= ":$jar";
+	return $jar;
 }
 
 sub add_classes

@@ -131,7 +131,8 @@ sub stop_process
 
 	$stopped{$pid} = 1;
 	kill('STOP', $pid) == 1 or die "no process $pid";
-	poll("process $pid is stopped", sub { process_state($pid) =~ /^T/i });
+	# if it was exiting, and its parent is stopped, it stays a zombie
+	poll("process $pid is stopped", sub { process_state($pid) =~ /^[TZ]/i });
 	return;
 }
 

@@ -163,7 +163,6 @@ sub start_servers
 			GRANT USAGE ON SEQUENCE late.calls TO app});
 	}
 	$standby = new_standby($other, 'standby');
-	$admin = session($main);
 	$ENV{DLOCK_MAIN} = address($main);
 	$ENV{DLOCK_OTHER} = address($other);
 	$ENV{DLOCK_STANDBY} = address($standby);
@@ -313,6 +312,7 @@ sub run_scenarios
 	my (%result, @diagnosis);
 
 	start_servers() unless $main;
+	$admin = session($main);
 	# its connections must name their purpose themselves
 	delete local $ENV{PGAPPNAME};
 

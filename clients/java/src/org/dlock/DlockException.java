@@ -30,6 +30,14 @@ public class DlockException extends SQLException {
         said = null;
     }
 
+    /** The same of what a library has wrapped; what comes from no server is an error of its own */
+    public static DlockException of(Throwable error) {
+        for (Throwable cause = error; cause != null; cause = cause.getCause())
+            if (cause instanceof SQLException known)
+                return of(known);
+        return (DlockException) new DlockException(error.toString(), null).initCause(error);
+    }
+
     /** The class of an error of the program's own statements */
     public static DlockException of(SQLException error) {
         if (error instanceof DlockException known)
@@ -44,7 +52,10 @@ public class DlockException extends SQLException {
     public String getHint() { return said == null ? null : said.getHint(); }
 
     private static ServerErrorMessage said(SQLException error) {
-        return error instanceof PSQLException known ? known.getServerErrorMessage() : null;
+        for (Throwable cause = error; cause != null; cause = cause.getCause())      // pools wrap it
+            if (cause instanceof PSQLException known)
+                return known.getServerErrorMessage();
+        return null;
     }
 
     private static String message(SQLException error) {

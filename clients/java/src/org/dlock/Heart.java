@@ -1,7 +1,9 @@
 package org.dlock;
 
 import java.time.Duration;
+import java.util.Collections;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
@@ -9,28 +11,47 @@ import java.util.Set;
 
 /** What keeps a lease, and tells of its loss; each call takes Pulse.ALL by itself. */
 final class Heart {
-    record Hold(String name, long fence) {}
+    record Hold(List<String> names, List<Long> fences) {}
 
-    /** What it may have left is to be taken back. */
+    /** What it may have left is to be taken back.  Without an owner, it is of several names. */
     record Request(String name, String owner) {}
 
-    final long id, interval, life;
+    /** The interval of a lease without a heartbeat */
+    static final Duration NEVER = Duration.ofDays(36500);
+
+    final long id;
     private final Pulse pulse;
     // all below is protected by Pulse.ALL
-    long deadline, due;
+    long interval, life, deadline, due;
     boolean over;
     /** Who is to be told: the lease, without a hold, and locks */
     final Map<Lost<?>, Hold> members = new HashMap<>();
     final Set<Request> owed = new LinkedHashSet<>();
+    /** Requests without an owner share a ticket, so only one object may make them. */
+    private final Set<String> taken = new HashSet<>();
 
-    Heart(String url, long id, long sent, Duration ttl, Duration interval, Lost<?> lost) {
+    Heart(Source source, long id, long sent, Duration ttl, Duration interval, Lost<?> lost) {
         this.id = id;
         this.interval = interval.toNanos();
-        life = ttl.toNanos() - ttl.toNanos() / 100;
+        life = life(ttl);
         deadline = sent + life;
         due = Clock.now() + this.interval;
         members.put(lost, null);
-        pulse = Pulse.join(url, this);
+        pulse = Pulse.join(source, this);
+    }
+
+    private static long life(Duration ttl) { return ttl.toNanos() - ttl.toNanos() / 100; }
+
+    boolean take(List<String> names) {
+        synchronized (Pulse.ALL) {
+            return Collections.disjoint(taken, names) && taken.addAll(names);
+        }
+    }
+
+    void untake(List<String> names) {
+        synchronized (Pulse.ALL) {
+            taken.removeAll(names);
+        }
     }
 
     void add(Lost<?> lost, Hold hold) {
@@ -51,16 +72,16 @@ final class Heart {
     }
 
     /** Take back what it has left, as soon as the server can be asked. */
-    void owe(String name, String owner) {
+    void owe(List<String> names, String owner) {
         synchronized (Pulse.ALL) {
-            owed.add(new Request(name, owner));
+            names.forEach(name -> owed.add(new Request(name, owner)));
             Pulse.ALL.notifyAll();
         }
     }
 
-    boolean owes(String name, String owner) {
+    boolean owes(List<String> names, String owner) {
         synchronized (Pulse.ALL) {
-            return owed.contains(new Request(name, owner));
+            return names.stream().anyMatch(name -> owed.contains(new Request(name, owner)));
         }
     }
 
@@ -74,6 +95,32 @@ final class Heart {
         synchronized (Pulse.ALL) {
             if (!over && Clock.now() >= deadline)
                 lose("its deadline has passed");
+        }
+    }
+
+    /** The server may apply a shorter ttl as soon as it is sent, and whatever comes back. */
+    void shorten(Duration ttl) {
+        synchronized (Pulse.ALL) {
+            if (life(ttl) < life)
+                change(ttl);
+            deadline = Math.min(deadline, Clock.now() + life);
+            Pulse.ALL.notifyAll();
+        }
+    }
+
+    /** Caller holds Pulse.ALL. */
+    private void change(Duration ttl) {
+        if (interval < NEVER.toNanos())
+            interval = Math.max(1, (long) ((double) life(ttl) / life * interval));
+        life = life(ttl);
+        due = Math.min(due, Clock.now() + interval);
+    }
+
+    void renewed(long sent, Object kept, Duration ttl) {
+        synchronized (Pulse.ALL) {
+            if (kept != null && ttl != null && !over)
+                change(ttl);
+            renewed(sent, kept, List.of(), Map.of());
         }
     }
 
@@ -95,7 +142,7 @@ final class Heart {
         }
         deadline = Math.max(deadline, sent + life);
         held.forEach((lost, hold) -> {
-            if (gone.contains(hold.fence) && members.get(lost) == hold)
+            if (!Collections.disjoint(gone, hold.fences) && members.get(lost) == hold)
                 lost.set("the server has ended its ticket");
         });
     }

@@ -1,5 +1,7 @@
 package org.dlock;
 
+import java.time.Duration;
+import java.util.Map;
 import java.util.concurrent.atomic.AtomicReference;
 
 /** What a heart keeps, or a connection; by one thread at a time */
@@ -18,11 +20,11 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
     /** Throws LockLost, or WrongState if it is not held; before anything is sent to anybody. */
     public void check() throws DlockException {
         lost().check();
-        if (!isHeld())
+        if (!holds())
             throw new DlockException.WrongState(this + " is " + state);
     }
 
-    boolean isHeld() { return state.get().equals(HELD); }
+    boolean holds() { return state.get().equals(HELD); }
 
     void turn(String before, String after) throws DlockException {
         if (!state.compareAndSet(before, after))
@@ -35,6 +37,21 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
     void look() {
         if (heart != null)
             heart.look();
+    }
+
+    /** Its lease, over this line; one renewal at a time, so that the last ttl is the server's, too */
+    void renew(Line over, long id, Duration ttl) throws DlockException {
+        if (ttl != null)
+            Lease.interval(ttl, null);
+        synchronized (heart) {
+            if (ttl != null)
+                heart.shorten(ttl);
+            Line.Call call = ttl == null ? Line.call("dlock_renew", Map.of(), id)
+                    : Line.call("dlock_renew", Map.of(), id, ttl);
+            Object kept = over.ask(() -> call, heart.deadline(), Line.GRACE);
+            heart.renewed(over.sent, kept, ttl);
+        }
+        lost().check();
     }
 
     /** Give back what the heart keeps, for as long as that is ours; throws LockLost where it was not. */

@@ -10,7 +10,7 @@ import java.util.concurrent.locks.ReentrantLock;
 /** One heartbeat for any number of locks, all of them on one server */
 public final class Lease extends Kept<Lease> {
     final Locks locks;
-    String url;
+    Source source;
     private final Duration ttl;
     private final Map<String, Object> options = new HashMap<>();
     private volatile Lost<Lease> lost = new Lost<>(this, this::look);
@@ -40,17 +40,18 @@ public final class Lease extends Kept<Lease> {
     @Override
     public Lost<Lease> lost() { return lost; }
 
-    public Lock lock(String name) { return new Lock(this, name); }
+    /** Of several names, acquire() acquires all or none. */
+    public Lock lock(String... names) { return new Lock(this, names); }
 
     public Lease open() throws DlockException {
         Duration pause = interval(ttl, interval);
         turn(NONE, ASKED);
         line = locks.line(near);
-        url = line.url;
+        source = line.source;
         try {
             lost = new Lost<>(this, this::look);
             id = (Long) line.ask(Line.call("dlock_lease_open", options, ttl));
-            heart = new Heart(url, id, line.sent, ttl, pause, lost);
+            heart = new Heart(source, id, line.sent, ttl, pause, lost);
         } catch (DlockException | RuntimeException | Error error) {
             line.close();       // one whose answer is lost has no locks, and runs out
             state.set(NONE);
@@ -66,6 +67,27 @@ public final class Lease extends Kept<Lease> {
                 || pause.isNegative() || pause.isZero() || pause.compareTo(ttl.multipliedBy(99).dividedBy(100)) >= 0)
             throw new DlockException.BadArgument("the interval has to be less than the ttl");
         return pause;
+    }
+
+    /** Now, besides the heartbeat; throws LockLost if it was lost. */
+    public void renew() throws DlockException { renew(null); }
+
+    /** With another ttl from now on, with which the heartbeat goes on */
+    public void renew(Duration ttl) throws DlockException {
+        check();
+        hold(over -> {
+            renew(over, id, ttl);
+            return null;
+        });
+    }
+
+    /** What dlock_leases shows of it; null removes it. */
+    public void setInfo(String info) throws DlockException {
+        check();
+        Line.Call call = new Line.Call("SELECT dlock_set_info(?, ?)", id, info);
+        if (!Boolean.TRUE.equals(hold(over -> over.ask(() -> call, heart.deadline(), Line.GRACE))))
+            lost.set("the server has ended it");
+        lost.check();
     }
 
     /** All locks on it are lost.  Where it is closed already, this does nothing. */
@@ -97,7 +119,7 @@ public final class Lease extends Kept<Lease> {
         } catch (InterruptedException error) {
             Thread.currentThread().interrupt();
         }
-        Line over = mine ? line : new Line(url, locks.line(near).patience);
+        Line over = mine ? line : new Line(source, locks.line(near).patience);
         try {
             return work.over(over);
         } finally {

@@ -13,7 +13,6 @@ import java.sql.SQLException;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.Map;
-import java.util.Properties;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.function.Supplier;
 
@@ -27,36 +26,44 @@ final class Line {
     static final long GRACE = SECONDS.toNanos(5);
     /** What is broken off has so long to obey, and then to be taken back. */
     static final long OBEY = SECONDS.toNanos(1), UNDO = SECONDS.toNanos(2);
-    /** A waiter that is killed leaves the queue, unless it is said otherwise. */
-    private static final Call CHECKED = new Call(
-            "SELECT set_config('client_connection_check_interval', '500ms', false)"
-            + " WHERE current_setting('client_connection_check_interval') = '0'");
-
     record Call(String sql, Object... values) {}
 
-    final String url;
+    final Source source;
     final Duration patience;
     final boolean given;
     volatile Connection connection;
-    boolean checked;        // is it to set that?
+    private Loan loan;      // of that connection, unless it is the program's
+    private final Sql sql;  // of the program, without a connection that we know
+    Observer observer = Locks.SILENT;
+    boolean inOrder;        // may another one use it?
+    boolean checked;        // does the server check whether a waiter has gone?
     long sent;              // before the last statement was sent
     boolean doubt;          // was an earlier one perhaps done, too?
     private volatile PreparedStatement running;
     // these are protected by this
     private boolean acquiring, cancelled, stopped;
+    private Thread opening;     // waits for a connection, and may be
+    private boolean woken;
     private int attempt;
+    private boolean deaf;       // to interrupts
 
-    Line(String url, Duration patience) {
-        this.url = url;
+    Line(Source source, Duration patience) {
+        this.source = source;
         this.patience = patience;
         given = false;
+        sql = null;
     }
 
-    Line(Connection connection) {
-        url = null;
+    Line(Connection connection) { this(connection, null); }
+
+    Line(Sql sql) { this(null, sql); }
+
+    private Line(Connection connection, Sql sql) {
+        source = null;
         patience = Duration.ZERO;
         given = true;
         this.connection = connection;
+        this.sql = sql;
     }
 
     /** SELECT function(...); what is null of the options is left to the server */
@@ -77,13 +84,22 @@ final class Line {
 
     private static String place(Object value) { return value instanceof Duration ? "CAST(? AS interval)" : "?"; }
 
+    /** As text, which the statement casts */
+    private static Object plain(Object value) { return value instanceof Duration ? value.toString() : value; }
+
+    static Object ask(Sql sql, Call call) throws DlockException {
+        try {
+            return sql.value(call.sql, Arrays.stream(call.values).map(Line::plain).toArray());
+        } catch (Exception error) {
+            throw DlockException.of(error);
+        }
+    }
+
     private static PreparedStatement prepare(Connection connection, Call call) throws SQLException {
         PreparedStatement statement = connection.prepareStatement(call.sql);
         for (int i = 0; i < call.values.length; i++) {
-            Object value = call.values[i];
-            if (value instanceof Duration)
-                value = value.toString();       // as in ISO 8601, which an interval is read from
-            else if (value instanceof Object[] values)
+            Object value = plain(call.values[i]);
+            if (value instanceof Object[] values)
                 value = connection.createArrayOf(values instanceof String[] ? "text" : "int8", values);
             statement.setObject(i + 1, value);
         }
@@ -139,42 +155,15 @@ final class Line {
 
     static long left(long until) { return until == FOREVER ? FOREVER : until - Clock.now(); }
 
-    /** Each host has some time to answer, in nanoseconds; afterwards, an answer may take as long as it likes. */
-    static Connection connect(String url, String name, long patience) throws DlockException {
-        Properties defaults = new Properties();
-        String seconds = String.valueOf(Math.max(1, Math.min(10, patience / SECONDS.toNanos(1))));
-        defaults.putAll(Map.of("ApplicationName", name, "assumeMinServerVersion", "15", "prepareThreshold", "0",
-                "tcpKeepAlive", "true", "connectTimeout", seconds, "socketTimeout", seconds,
-                "cancelSignalTimeout", "1"));
-        if (url.matches("[^/]*//[^/?]*,.*"))
-            defaults.put("targetServerType", "primary");
-        Connection connection = null;
-        try {
-            connection = new org.postgresql.Driver().connect(url, defaults);
-            if (connection == null)
-                throw new DlockException.BadArgument("not a URL of a PostgreSQL server: " + url);
-            connection.setNetworkTimeout(Runnable::run, 0);
-            return connection;
-        } catch (SQLException error) {
-            close(connection);
-            throw DlockException.of(error);
-        }
-    }
-
-    static void close(Connection connection) {
-        try {
-            if (connection != null)
-                connection.close();
-        } catch (SQLException ignored) {
-            // it is no more
-        }
-    }
-
     void close() {
-        Connection old = connection;
+        Loan old = loan;
         connection = null;
-        close(old);
+        loan = null;
+        if (old != null)
+            old.close(inOrder());
     }
+
+    private synchronized boolean inOrder() { return inOrder && !cancelled; }
 
     /** Before asking again where there was no server: longer and longer, and of many clients not at one time */
     static final class Pauses {
@@ -206,6 +195,16 @@ final class Line {
 
     Object ask(Call call) throws DlockException { return ask(() -> call, FOREVER, GRACE); }
 
+    /** On the connection as it is: another one does not hold what this one does. */
+    Object askHere(Call call) throws DlockException {
+        Connection here = connection;
+        if (sql != null)
+            return ask(sql, call);
+        if (here == null)
+            throw new DlockException.WrongState("released meanwhile");
+        return given ? ask(here, call) : ask(here, call, Clock.now() + GRACE);
+    }
+
     /**
      * Over a new connection where one breaks, or does not answer within the limit: until then, or for as long as there is
      * patience with a server that is away.  Without a limit, it was there until it broke.  A connection of the program's
@@ -218,6 +217,8 @@ final class Line {
         while (true) {
             try {
                 checkCancelled();
+                if (sql != null)
+                    return ask(sql, call.get());
                 if (connection == null)
                     open(Math.min(left(until), Math.max(GRACE, left(end))));
                 Call what = call.get();
@@ -227,6 +228,7 @@ final class Line {
                 if (given || until == FOREVER || Clock.now() >= until)
                     throw error;
                 doubt = true;
+                Locks.tell(() -> observer.retried(error));
             } catch (DlockException.ConnectionLost | DlockException.NotPrimary error) {
                 if (given)
                     throw error;
@@ -238,21 +240,45 @@ final class Line {
                 close();
                 if (Clock.now() >= end)
                     throw error;
+                Locks.tell(() -> observer.retried(error));
             }
             pause(pauses.next());
         }
     }
 
     private void open(long nanos) throws DlockException {
-        connection = connect(url, "dlock", nanos);
+        inOrder = true;
+        boolean interrupted = startOpening();
+        try {
+            loan = source.connect("dlock", nanos);
+        } finally {
+            finishOpening(interrupted);
+        }
+        connection = loan.connection;
         try {
             if (checked)
-                ask(connection, CHECKED, Clock.now() + GRACE);
+                loan.checkClient();
         } catch (DlockException.ConnectionLost error) {
             throw error;
         } catch (DlockException ignored) {
             // not on every platform
         }
+    }
+
+    /** An interrupt ends the wait for a pool only if it may end the request.  Was there one? */
+    private synchronized boolean startOpening() {
+        boolean breakable = acquiring && !deaf;
+        opening = breakable ? Thread.currentThread() : null;
+        return !breakable && Thread.interrupted();
+    }
+
+    private synchronized void finishOpening(boolean interrupted) {
+        opening = null;
+        if (woken)
+            Thread.interrupted();       // it was cancel()
+        woken = false;
+        if (interrupted)
+            Thread.currentThread().interrupt();
     }
 
     private Object askOnce(Connection over, Call call, long until) throws DlockException {
@@ -261,21 +287,30 @@ final class Line {
             bound(over, until);
         try (PreparedStatement statement = prepare(over, call)) {
             running = statement;
-            interrupt.on();
+            if (!deaf)
+                interrupt.on();
             sent = Clock.now();
-            return result(statement);
+            inOrder = false;
+            Object result = result(statement);
+            inOrder = true;
+            return result;
         } catch (SQLException error) {
-            throw DlockException.of(error);
+            DlockException known = DlockException.of(error);
+            inOrder = !(known instanceof DlockException.ConnectionLost || known instanceof DlockException.NotPrimary
+                    || known instanceof DlockException.Cancelled || known instanceof DlockException.QuorumLate);
+            throw known;
         } finally {
             running = null;
-            interrupt.off();
+            if (!deaf)
+                interrupt.off();
             if (!given)
                 bound(over, FOREVER);
         }
     }
 
     /** What is asked until finish() can be cancelled. */
-    synchronized void start() {
+    synchronized void start(boolean deaf) {
+        this.deaf = deaf;
         acquiring = true;
         cancelled = false;
         attempt++;
@@ -283,11 +318,13 @@ final class Line {
 
     synchronized void finish() {
         acquiring = false;
+        deaf = false;
         notifyAll();
     }
 
     synchronized void checkCancelled() throws DlockException {
-        if (acquiring && (cancelled || stopped || Thread.currentThread().isInterrupted()))
+        if (acquiring && (cancelled || stopped
+                || !deaf && Thread.currentThread().isInterrupted()))
             throw new DlockException.Cancelled("canceled by the program");
     }
 
@@ -313,6 +350,12 @@ final class Line {
                     if (!acquiring || attempt != which)
                         return;
                     cancelled = true;
+                    if (sql != null)
+                        return;         // it is the program's to end
+                    if (opening != null && !woken) {
+                        woken = true;
+                        opening.interrupt();
+                    }
                 }
                 PreparedStatement statement = running;
                 if (statement != null)

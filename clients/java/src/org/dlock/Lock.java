@@ -3,47 +3,67 @@ package org.dlock;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.Arrays;
+import java.util.Collections;
 import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
 import java.util.Map;
 import java.util.UUID;
-import java.util.function.Supplier;
 
-/** A lock, for a block of the program; acquire() returns it, for a try with resources. */
+/**
+ * A lock, for a block of the program; acquire() returns it, for a try with resources.  Of several names, it has all locks
+ * or none, and is lost as soon as one of them is.
+ */
 public final class Lock extends Kept<Lock> {
-    final String name;
+    private final List<String> names;
     private final Map<String, Object> options = new HashMap<>();
     private final Lease lease;
     private final boolean inTransaction;
     private final Line line;
+    private Observer observer = Locks.SILENT;
     private Duration timeout, ttl, interval;
-    private long until;
+    private Duration limit;             // of this acquire
+    private long until, since;
     private String owner, asked;        // as whom we have asked
     private volatile Lost<Lock> lost = new Lost<>(this, this::look);
-    private volatile long fence;
+    private volatile List<Long> fences = List.of();
 
-    Lock(Locks locks, String name) {
-        this(name, null, false, locks.line(name));
+    Lock(Locks locks, String... names) {
+        this(names, null, false, locks.line(names.length == 0 ? "" : names[0]));
+        for (String name : names)
+            if (!locks.source(name).equals(line.source))
+                throw new IllegalArgumentException(this + " are on several servers");
+        observer = locks.observer();
     }
 
-    Lock(Lease lease, String name) {
-        this(name, lease, false, lease.locks.line(name));
+    Lock(Lease lease, String... names) {
+        this(names, lease, false, lease.locks.line(names.length == 0 ? "" : names[0]));
+        observer = lease.locks.observer();
     }
 
-    private Lock(String name, Lease lease, boolean inTransaction, Line line) {
-        this.name = name;
+    private Lock(String[] names, Lease lease, boolean inTransaction, Line line) {
+        this.names = Collections.unmodifiableList(Arrays.asList(names.clone()));     // the server refuses null
+        if (names.length == 0 || names.length > new HashSet<>(this.names).size())
+            throw new IllegalArgumentException("each name once, please");
         this.lease = lease;
         this.inTransaction = inTransaction;
         this.line = line;
     }
 
     /** In session scope, on a connection of the program's, which is to be in autocommit mode */
-    public static Lock on(Connection connection, String name) {
-        return new Lock(name, null, false, new Line(connection));
+    public static Lock on(Connection connection, String... names) {
+        return new Lock(names, null, false, new Line(connection));
     }
 
     /** In transaction scope: the lock ends with the transaction, not with its block. */
-    public static Lock inTransaction(Connection connection, String name) {
-        return new Lock(name, null, true, new Line(connection));
+    public static Lock inTransaction(Connection connection, String... names) {
+        return new Lock(names, null, true, new Line(connection));
+    }
+
+    /** The same on the transaction of whatever executes SQL.  To end a wait, use its means, or a timeout. */
+    public static Lock inTransaction(Sql sql, String name) {
+        return new Lock(new String[] {name}, null, true, new Line(sql));
     }
 
     /** How long to wait: for ever by default; zero is to try. */
@@ -66,54 +86,97 @@ public final class Lock extends Kept<Lock> {
     /** Between two renewals; a third of the ttl by default */
     public Lock interval(Duration interval) { this.interval = interval; return this; }
 
-    public long fence() { return fence; }
+    /** The lock ends at the ttl, unless renew() comes before. */
+    public Lock noHeartbeat() { return interval(Heart.NEVER); }
+
+    /** Instead of that of the Locks */
+    public Lock observer(Observer observer) {
+        this.observer = observer;
+        line.observer = observer;
+        return this;
+    }
+
+    public String name() { return names.get(0); }
+
+    /** Of several names, that of the first one */
+    public long fence() { return fences.isEmpty() ? 0 : fences.get(0); }
+
+    public long fence(String name) {
+        if (!names.contains(name))
+            throw new IllegalArgumentException(this + " has no \"" + name + '"');
+        return fences.isEmpty() ? 0 : fences.get(names.indexOf(name));
+    }
+
+    boolean isShared() { return options.containsKey("shared") || options.containsKey("slots"); }
 
     @Override
     public Lost<Lock> lost() { return lost; }
 
-    public Lock acquire() throws DlockException {
+    public Lock acquire() throws DlockException { return acquire(timeout, false); }
+
+    Lock acquire(Duration limit, boolean deaf) throws DlockException {
         if (ttl != null && (lease != null || line.given))
             throw new DlockException.BadArgument("no lock in lease scope of this");
+        if (names.size() > 1 && (ttl != null || owner != null))
+            throw new DlockException.BadArgument("several names have no ttl or owner of their own: use a Lease");
         turn(NONE, ASKED);
         lost = new Lost<>(this, this::look);
+        if (observer != Locks.SILENT)
+            lost.addCallback(it -> observer.lost(it, it.lost().reason()));
         heart = null;
-        fence = 0;
+        fences = List.of();
         asked = null;
-        until = Line.after(timeout);
-        line.checked = !Duration.ZERO.equals(timeout) && !line.given;
-        line.start();
+        this.limit = limit;
+        until = Line.after(limit);
+        line.checked = !Duration.ZERO.equals(limit) && !line.given;
+        line.start(deaf);
+        long began = Clock.now();
         try {
             if (lease != null)
                 acquireOfLease();
             else if (ttl != null)
                 acquireWithTtl();
             else
-                fence = request(inTransaction ? "dlock_xact_acquire" : "dlock_acquire", null, options);
+                fences = request(inTransaction ? "dlock_xact_acquire" : "dlock_acquire", null, options);
             if (heart != null)
                 line.close();       // a wait needs one, a lock does not
             state.set(HELD);
-            return this;
         } catch (DlockException | RuntimeException | Error error) {
             try {
                 undo(error);
             } finally {
                 state.set(NONE);
             }
+            if (error instanceof DlockException reason)
+                Locks.tell(() -> observer.refused(this, Duration.ofNanos(Clock.now() - began), reason));
             throw error;
         } finally {
             line.finish();
         }
+        since = Clock.now();
+        Locks.tell(() -> observer.acquired(this, Duration.ofNanos(since - began)));
+        return this;
     }
 
     /** With the time that is left, should it be asked again */
-    private long request(String function, Object of, Map<String, Object> with) throws DlockException {
-        return (Long) line.ask(() -> call(function, of, with, until), Line.later(until, Line.GRACE), Line.FOREVER);
+    private List<Long> request(String function, Object of, Map<String, Object> with) throws DlockException {
+        return fences(line.ask(() -> call(function, of, with, until), Line.later(until, Line.GRACE), Line.FOREVER));
+    }
+
+    private static List<Long> fences(Object answer) throws DlockException {
+        if (answer instanceof Long[] several)
+            return List.of(several);
+        if (answer instanceof Number one)
+            return List.of(one.longValue());
+        throw new DlockException.BadArgument("the statement has returned no number: " + answer);
     }
 
     private Line.Call call(String function, Object of, Map<String, Object> with, long until) {
         Map<String, Object> all = new HashMap<>(with);
+        Object what = names.size() == 1 ? name() : names.toArray(String[]::new);
+        String called = names.size() == 1 ? function : function + "_all";
         all.put("timeout", until == Line.FOREVER ? null : Duration.ofNanos(Math.max(0, until - Clock.now())));
-        return of == null ? Line.call(function, all, name) : Line.call(function, all, name, of);
+        return of == null ? Line.call(called, all, what) : Line.call(called, all, what, of);
     }
 
     /** What a request in lease scope says */
@@ -128,41 +191,45 @@ public final class Lock extends Kept<Lock> {
 
     private void acquireOfLease() throws DlockException {
         lease.check();
-        if (!line.url.equals(lease.url))
+        if (!line.source.equals(lease.source))
             throw new DlockException.BadArgument(this + " is not on the server of " + lease);
-        Map<String, Object> with = owned();
-        if (lease.heart.owes(name, asked))
+        Map<String, Object> with = names.size() == 1 ? owned() : options;
+        if (lease.heart.owes(names, asked))
             throw new DlockException.WrongState(this + " is being taken back from this owner");
         line.checkCancelled();
+        if (asked == null && !lease.heart.take(names))
+            throw new DlockException.WrongState(lease + " has several names at once, some of them of " + this);
+        heart = lease.heart;
         try {
             // over the lease's connection, where there is no need to wait
-            fence = lease.hold(over -> (Long) over.ask(call("dlock_lease_acquire", lease.id(), with, Clock.now())));
+            fences = lease.hold(over -> fences(
+                    over.ask(call("dlock_lease_acquire", lease.id(), with, Clock.now()))));
         } catch (DlockException.LockTimeout error) {
-            if (Duration.ZERO.equals(timeout))
+            if (Duration.ZERO.equals(limit))
                 throw error;
-            fence = request("dlock_lease_acquire", lease.id(), with);
+            fences = request("dlock_lease_acquire", lease.id(), with);
         }
-        heart = lease.heart;
-        heart.add(lost, new Heart.Hold(name, fence));
+        heart.add(lost, new Heart.Hold(names, fences));
         lease.check();
     }
 
     private void acquireWithTtl() throws DlockException {
-        Duration pause = Lease.interval(ttl, interval);
-        fence = request("dlock_ttl_acquire", ttl, owned());
+        boolean beats = interval != Heart.NEVER;
+        Duration pause = Lease.interval(ttl, beats ? interval : null);
+        fences = request("dlock_ttl_acquire", ttl, owned());
         // It may have waited for long; renewed, we know until when it is ours.  The ttl of the same request is the one
         // that came first.
         long micros = ttl.toNanos() / 1000;
-        Line.Call renew = owner == null ? new Line.Call("SELECT dlock_renew(?), CAST(? AS bigint)", fence, micros)
+        Line.Call renew = owner == null ? new Line.Call("SELECT dlock_renew(?), CAST(? AS bigint)", fence(), micros)
                 : new Line.Call("SELECT dlock_renew(lease), least(CAST(extract(epoch FROM ttl) * 1000000 AS bigint), ?)"
-                        + " FROM dlock_leases WHERE lease = ?", micros, fence);
+                        + " FROM dlock_leases WHERE lease = ?", micros, fence());
         Object[] renewed = (Object[]) line.ask(() -> renew,
                 Math.min(Clock.now() + ttl.toNanos(), Line.later(until, Line.GRACE)), pause.toNanos());
         if (renewed == null || renewed[0] == null)
             throw new DlockException.LockLost(this + " was lost at once");
         Duration granted = Duration.ofNanos((Long) renewed[1] * 1000);
-        heart = new Heart(line.url, fence, line.sent, granted,
-                Duration.ofNanos((long) ((double) pause.toNanos() / ttl.toNanos() * granted.toNanos())), lost);
+        heart = new Heart(line.source, fence(), line.sent, granted, !beats ? Heart.NEVER
+                : Duration.ofNanos((long) ((double) pause.toNanos() / ttl.toNanos() * granted.toNanos())), lost);
     }
 
     /**
@@ -170,26 +237,34 @@ public final class Lock extends Kept<Lock> {
      */
     private void undo(Throwable error) {
         boolean refused = error instanceof DlockException && !(error instanceof DlockException.QuorumLate)
-                && fence == 0 && !line.doubt && (lease == null || lease.heart == null || !lease.doubt());
+                && fences.isEmpty() && !line.doubt && (lease == null || lease.heart == null || !lease.doubt());
         if (heart != null)
             heart.remove(lost, lease == null);
         if (!line.given || !inTransaction && !(error instanceof DlockException))
             line.close();
-        if (asked == null || refused)
-            return;
-        Line other = new Line(line.url, line.patience);
+        boolean shared = asked == null && lease != null && heart != null;
+        if (!refused && (asked != null || shared))
+            takeBack(error);
+        if (shared)
+            heart.untake(names);
+    }
+
+    private void takeBack(Throwable error) {
+        Line other = new Line(line.source, line.patience);
         long end = Clock.now() + Line.UNDO;
         Line.Pauses pauses = Line.pauses();
         try {
-            Line.Call takeBack = new Line.Call(Pulse.TAKE_BACK, name, asked);
-            while (Boolean.FALSE.equals(other.ask(() -> takeBack, end, Line.GRACE))) {
-                if (Clock.now() >= end)
-                    throw new DlockException.WrongState("its session goes on waiting");
-                Line.pause(pauses.next());
+            for (String name : names) {
+                Line.Call takeBack = new Line.Call(Pulse.TAKE_BACK, name, asked, lease == null ? null : lease.id());
+                while (Boolean.FALSE.equals(other.ask(() -> takeBack, end, Line.GRACE))) {
+                    if (Clock.now() >= end)
+                        throw new DlockException.WrongState("its session goes on waiting");
+                    Line.pause(pauses.next());
+                }
             }
         } catch (DlockException unanswered) {
             if (lease != null && lease.heart != null)
-                lease.heart.owe(name, asked);
+                lease.heart.owe(names, asked);
             error.addSuppressed(unanswered);        // else it runs out
         } finally {
             other.close();
@@ -198,50 +273,145 @@ public final class Lock extends Kept<Lock> {
 
     /** Throws LockLost where the lock was lost; in transaction scope, it is the transaction's end that releases. */
     public void release() throws DlockException {
-        turn(HELD, LEAVING);
-        try {
+        leave(() -> {
             if (heart != null)
                 releaseForLease();
             else if (!inTransaction)
                 releaseHere();
+        });
+    }
+
+    /** Of a lock with a ttl: it becomes free when so much time has passed, even if the program has ended. */
+    public void releaseAfter(Duration time) throws DlockException {
+        if (ttl == null)
+            throw new DlockException.WrongState(this + " has no ttl");
+        if (time.isNegative() || time.isZero())
+            release();
+        else
+            leave(() -> giveBack(line, Line.call("dlock_renew", Map.of(), fence(), time), true));
+    }
+
+    private interface Leaving {
+        void run() throws DlockException;
+    }
+
+    private void leave(Leaving leaving) throws DlockException {
+        turn(HELD, LEAVING);
+        long held = Clock.now() - since;
+        try {
+            leaving.run();
         } finally {
             state.set(NONE);
             if (!line.given)
                 line.close();
+            Locks.tell(() -> observer.released(this, Duration.ofNanos(held)));
         }
+    }
+
+    private Line.Call releaseCall() {
+        return names.size() == 1 ? Line.call("dlock_release_ticket", Map.of(), fence()) : new Line.Call(
+                "SELECT bool_and(dlock_release_ticket(ticket)) FROM unnest(?) AS held (ticket)", (Object) fencesArray());
     }
 
     /** Over the lease's connection, if there is one; and if nothing comes of it, a lease that goes on does it later. */
     private void releaseForLease() throws DlockException {
-        Line.Call release = Line.call("dlock_release_ticket", Map.of(), fence);
         if (lease == null) {
-            giveBack(line, release, true);
+            giveBack(line, releaseCall(), true);
             return;
         }
         try {
             lease.hold(over -> {
-                giveBack(over, release, false);
+                giveBack(over, releaseCall(), false);
                 return null;
             });
         } catch (DlockException.LockLost error) {
             throw error;
         } catch (DlockException | RuntimeException | Error error) {
-            heart.owe(name, asked);
+            heart.owe(names, asked);
             throw error;
+        } finally {
+            if (asked == null)
+                heart.untake(names);
         }
     }
 
     private void releaseHere() throws DlockException {
-        Line.Call release = Line.call("dlock_release_ticket", Map.of(), fence);
         try {
-            Object released = line.given ? Line.ask(line.connection, release)
-                    : Line.ask(line.connection, release, Clock.now() + Line.GRACE);
-            if (!Boolean.TRUE.equals(released))
+            if (!Boolean.TRUE.equals(line.askHere(releaseCall())))
                 lost.set("the server has ended its ticket");
         } catch (DlockException.ConnectionLost error) {
             lost.set("its connection is gone: " + error.getMessage());
         }
         lost.check();
+    }
+
+    /** Where the lock can be asked about, or changed, while it is held */
+    private Object tell(Line.Call call) throws DlockException {
+        check();
+        if (heart == null)
+            return line.askHere(call);
+        if (lease != null)
+            return lease.hold(over -> over.ask(() -> call, heart.deadline(), Line.GRACE));
+        Line once = new Line(line.source, line.patience);
+        try {
+            return once.ask(() -> call, heart.deadline(), Line.GRACE);
+        } finally {
+            once.close();
+        }
+    }
+
+    private Long[] fencesArray() { return fences.toArray(Long[]::new); }
+
+    /** Call changes each ticket, and returns whether it was there. */
+    private void change(String function, Object... more) throws DlockException {
+        String values = more.length == 0 ? "" : ", ?";
+        Line.Call call = names.size() == 1
+                ? new Line.Call("SELECT " + function + "(?" + values + ")", with(fence(), more))
+                : new Line.Call("SELECT bool_and(" + function + "(ticket" + values + ")) FROM unnest(?) AS held (ticket)",
+                        more.length == 0 ? new Object[] {fencesArray()} : new Object[] {more[0], fencesArray()});
+        if (!Boolean.TRUE.equals(tell(call)))
+            lost.set("the server has ended its ticket");
+        lost.check();
+    }
+
+    private static Object[] with(Object first, Object... more) {
+        return more.length == 0 ? new Object[] {first} : new Object[] {first, more[0]};
+    }
+
+    /** From exclusive to shared, without a moment in between */
+    public void downgrade() throws DlockException { change("dlock_downgrade"); }
+
+    /** What dlock_locks shows of it, while it is held; null removes it. */
+    public void setInfo(String info) throws DlockException { change("dlock_set_info", info); }
+
+    /** Does the server say that we hold it?  check() does not ask the server. */
+    public boolean isHeld() throws DlockException {
+        if (!holds() || lost.isSet())
+            return false;
+        Line.Call call = names.size() == 1 ? new Line.Call("SELECT dlock_check(?, ?)", name(), fence()) : new Line.Call(
+                "SELECT bool_and(dlock_check(name, fence)) FROM unnest(?, ?) AS held (name, fence)",
+                names.toArray(String[]::new), fencesArray());
+        try {
+            return Boolean.TRUE.equals(tell(call));
+        } catch (DlockException.LockLost error) {
+            return false;
+        }
+    }
+
+    /** Now, besides the heartbeat; throws LockLost if it was lost. */
+    public void renew() throws DlockException { renew(null); }
+
+    /** With another ttl from now on, with which the heartbeat goes on */
+    public void renew(Duration ttl) throws DlockException {
+        check();
+        if (heart == null || lease != null)
+            throw new DlockException.WrongState(this + " has no ttl of its own");
+        Line once = new Line(line.source, line.patience);
+        try {
+            renew(once, fence(), ttl);
+        } finally {
+            once.close();
+        }
     }
 
     /** For another thread: an acquire that waits throws Cancelled, unless it has got the lock meanwhile. */
@@ -251,7 +421,19 @@ public final class Lock extends Kept<Lock> {
 
     /** The transaction of this connection commits only while we hold. */
     public void guard(Connection connection) throws DlockException {
-        Line.ask(connection, Line.call("dlock_guard", Map.of(), name, fence));
+        for (String name : names)
+            Line.ask(connection, guard(name));
+    }
+
+    /** The same for the transaction of whatever executes SQL */
+    public void guard(Sql sql) throws DlockException {
+        for (String name : names)
+            Line.ask(sql, guard(name));
+    }
+
+    /** As a number, which every library can read */
+    private Line.Call guard(String name) {
+        return new Line.Call("SELECT 1 FROM dlock_guard(?, ?)", name, fence(name));
     }
 
     @Override
@@ -259,7 +441,7 @@ public final class Lock extends Kept<Lock> {
         super.look();
         Connection used = line.connection;
         try {
-            if (heart == null && isHeld() && used != null && used.isClosed())
+            if (heart == null && holds() && used != null && used.isClosed())
                 lost.set("its connection is closed");
         } catch (SQLException error) {
             lost.set("its connection is gone: " + error.getMessage());
@@ -268,10 +450,12 @@ public final class Lock extends Kept<Lock> {
 
     @Override
     public void close() throws DlockException {
-        if (isHeld())
+        if (holds())
             release();
     }
 
     @Override
-    public String toString() { return "lock \"" + name + '"'; }
+    public String toString() {
+        return names.size() == 1 ? "lock \"" + name() + '"' : "locks \"" + String.join("\", \"", names) + '"';
+    }
 }

@@ -10,23 +10,39 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.stream.Stream;
+import javax.sql.DataSource;
 
 /** The service: where the server is, or the servers are. */
 public final class Locks {
-    private final List<String> urls;
+    static final Observer SILENT = new Observer() {};
+
+    private final List<Source> sources;
     private List<String> keys;
     private Duration patience = Duration.ofSeconds(30);
+    private Observer observer = SILENT;
 
     /** One JDBC URL, which may name several hosts; or those of several servers, over which names are spread. */
     public Locks(String... urls) throws DlockException {
-        this.urls = List.of(urls);
+        sources = Stream.of(urls).map(url -> new Source(url, null)).toList();
         keys(urls);
+    }
+
+    /** Over the program's own connections.  Each new connection comes from the source, with the password of then. */
+    public Locks(DataSource source) throws DlockException { this(Map.of("", source)); }
+
+    /** The same over several servers, each with its key */
+    public Locks(Map<String, ? extends DataSource> sources) throws DlockException {
+        List<String> keys = List.copyOf(sources.keySet());
+        this.sources = keys.stream().map(key -> new Source(null, sources.get(key))).toList();
+        keys(keys.toArray(String[]::new));
     }
 
     /** By which names are spread over servers, one for each; the URLs by default */
     public Locks keys(String... keys) throws DlockException {
         this.keys = List.of(keys);
-        if (urls.isEmpty() || Set.copyOf(this.keys).size() != urls.size())
+        if (sources.isEmpty() || Set.copyOf(this.keys).size() != sources.size()
+                || keys.length != sources.size())
             throw new DlockException.BadArgument("each server needs a key of its own");
         return this;
     }
@@ -34,7 +50,21 @@ public final class Locks {
     /** How long a server that is away is waited for */
     public Locks patience(Duration patience) { this.patience = patience; return this; }
 
-    public Lock lock(String name) { return new Lock(this, name); }
+    /** For metrics and logs; by default there is none. */
+    public Locks observer(Observer observer) { this.observer = observer; return this; }
+
+    Observer observer() { return observer; }
+
+    static void tell(Runnable call) {
+        try {
+            call.run();
+        } catch (RuntimeException | Error error) {
+            System.getLogger("org.dlock").log(System.Logger.Level.ERROR, "observer", error);
+        }
+    }
+
+    /** Of several names, acquire() acquires all or none; they must be on one server. */
+    public Lock lock(String... names) { return new Lock(this, names); }
 
     public Lease lease(Duration ttl) { return new Lease(this, ttl); }
 
@@ -50,13 +80,33 @@ public final class Locks {
         return changes;
     }
 
-    /** The URL of the server that has this name */
+    /**
+     * From now on the lock has so many permits, whatever requests say; with null, as they say again.  The role needs the
+     * right to do this.
+     */
+    public void resize(String name, Integer slots) throws DlockException {
+        Line line = line(name);
+        try {
+            line.ask(new Line.Call("SELECT dlock_set_slots(?, CAST(? AS integer))", name, slots));
+        } finally {
+            line.close();
+        }
+    }
+
+    /** The URL of the server that has this name; if connections come from a DataSource, the server's key */
     public String server(String name) {
+        int best = best(name);
+        return sources.get(best).url() == null ? keys.get(best) : sources.get(best).url();
+    }
+
+    Source source(String name) { return sources.get(best(name)); }
+
+    private int best(String name) {
         int best = 0;
-        for (int i = 1; i < urls.size(); i++)
+        for (int i = 1; i < sources.size(); i++)
             if (Arrays.compareUnsigned(hash(keys.get(i), name), hash(keys.get(best), name)) > 0)
                 best = i;
-        return urls.get(best);
+        return best;
     }
 
     private static byte[] hash(String key, String name) {
@@ -67,7 +117,11 @@ public final class Locks {
         }
     }
 
-    Line line(String name) { return new Line(server(name), patience); }
+    Line line(String name) {
+        Line line = new Line(source(name), patience);
+        line.observer = observer;
+        return line;
+    }
 
     /** The moment, in nanoseconds, as deadlines are; in Linux, of a clock that goes on while the machine sleeps */
     public static long now() { return Clock.now(); }

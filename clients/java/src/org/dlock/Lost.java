@@ -48,6 +48,9 @@ public final class Lost<T> {
         return future;
     }
 
+    /** Why; null as long as it is not set */
+    public String reason() { return reason; }
+
     void set(String why) {
         synchronized (this) {
             if (reason != null)

@@ -29,22 +29,23 @@ final class Pulse {
      * is over, and still waits
      */
     static final String TAKE_BACK = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks(?)"
-            + " WHERE owner = ? AND scope = 'lease' AND role = current_user";
+            + " WHERE owner IS NOT DISTINCT FROM CAST(? AS text) AND (owner IS NOT NULL OR lease = ?)"
+            + " AND scope = 'lease' AND role = current_user";
 
     /** Protects all that hearts and pulses have, and what follows. */
     static final Object ALL = new Object();
-    private static final Map<String, Pulse> PULSES = new HashMap<>();
+    private static final Map<Source, Pulse> PULSES = new HashMap<>();
     private static final List<Lost<?>> UNTOLD = new ArrayList<>();
     private static boolean watching;
 
     final Set<Heart> hearts = new LinkedHashSet<>();
-    private final String url;
-    private Connection connection;
+    private final Source source;
+    private Loan loan;
     private Connection asked;       // from which no answer has come,
     private long since;             // since then
 
-    private Pulse(String url) {
-        this.url = url;
+    private Pulse(Source source) {
+        this.source = source;
     }
 
     static void start(String name, Runnable work) {
@@ -68,13 +69,13 @@ final class Pulse {
         }
     }
 
-    static Pulse join(String url, Heart heart) {
+    static Pulse join(Source source, Heart heart) {
         synchronized (ALL) {
-            Pulse pulse = PULSES.get(url);
+            Pulse pulse = PULSES.get(source);
             if (pulse == null) {
-                pulse = new Pulse(url);
+                pulse = new Pulse(source);
                 start("dlock beat", pulse::beat);
-                PULSES.put(url, pulse);
+                PULSES.put(source, pulse);
             }
             pulse.hearts.add(heart);
             if (!watching) {
@@ -146,8 +147,8 @@ final class Pulse {
         for (List<Heart> due; !(due = due(pause)).isEmpty(); )
             try {
                 pause = 0;
-                if (connection == null)
-                    connection = Line.connect(url, "dlock heartbeat", patience());
+                if (loan == null)
+                    loan = source.connect("dlock heartbeat", patience());
                 renew(due);
                 if (takeBack(due))
                     pauses = Line.pauses();
@@ -157,14 +158,16 @@ final class Pulse {
                 System.getLogger("org.dlock").log(error instanceof SQLException
                         ? System.Logger.Level.DEBUG : System.Logger.Level.ERROR, "heartbeat", error);
                 pause = pauses.next();
-                close();
+                close(false);
             }
-        close();
+        close(true);
     }
 
-    private void close() {
-        Line.close(connection);
-        connection = null;
+    private void close(boolean inOrder) {
+        Loan old = loan;
+        loan = null;
+        if (old != null)
+            old.close(inOrder);
     }
 
     private long patience() {
@@ -186,7 +189,7 @@ final class Pulse {
                             heart -> !heart.owed.isEmpty() || heart.due <= now + heart.interval / 4).toList();
                 rest(due);
             }
-            PULSES.remove(url, this);
+            PULSES.remove(source, this);
             ALL.notifyAll();
             return List.of();
         }
@@ -194,12 +197,12 @@ final class Pulse {
 
     private Object ask(String sql, Object... values) throws DlockException {
         synchronized (ALL) {
-            asked = connection;
+            asked = loan.connection;
             since = Clock.now();
             ALL.notifyAll();
         }
         try {
-            return Line.ask(connection, new Line.Call(sql, values));
+            return Line.ask(loan.connection, new Line.Call(sql, values));
         } finally {
             synchronized (ALL) {
                 asked = null;
@@ -220,8 +223,8 @@ final class Pulse {
         }
         long sent = Clock.now();
         Object[] row = (Object[]) ask(RENEW, (Object) due.stream().map(heart -> heart.id).toArray(Long[]::new),
-                locks.stream().map(Heart.Hold::name).toArray(String[]::new),
-                locks.stream().map(Heart.Hold::fence).toArray(Long[]::new));
+                locks.stream().flatMap(hold -> hold.names().stream()).toArray(String[]::new),
+                locks.stream().flatMap(hold -> hold.fences().stream()).toArray(Long[]::new));
         Object[] kept = (Object[]) row[0];
         List<Long> gone = List.of((Long[]) row[1]);
         synchronized (ALL) {
@@ -238,7 +241,7 @@ final class Pulse {
         boolean done = true;
         for (Heart heart : due)
             for (Heart.Request request : owed(heart))
-                if (Boolean.FALSE.equals(ask(TAKE_BACK, request.name(), request.owner())))
+                if (Boolean.FALSE.equals(ask(TAKE_BACK, request.name(), request.owner(), heart.id)))
                     done = false;
                 else
                     synchronized (ALL) {

@@ -49,7 +49,7 @@ public final class Tickets implements AutoCloseable {
         lease.check();
         locks = lease.locks;
         this.lease = lease;
-        line = new Line(lease.url, locks.line("").patience);
+        line = new Line(lease.source, locks.line("").patience);
     }
 
     /** The connection.  Where it broke, another one, to which a lease's tickets come along; the session's are gone. */
@@ -83,8 +83,10 @@ public final class Tickets implements AutoCloseable {
         return connection;
     }
 
+    /** It listens, so nobody else can use it. */
     private void broken() {
         connection = null;
+        line.inOrder = false;
         line.close();
     }
 
@@ -105,11 +107,11 @@ public final class Tickets implements AutoCloseable {
 
     /** With what the lock says of shared, slots, permits, info and, for a lease, owner */
     public long enqueue(Lock lock) throws DlockException {
-        here(lock.name);
-        Line.Call call = lease == null ? Line.call("dlock_enqueue", lock.options(), lock.name)
-                : Line.call("dlock_lease_enqueue", lock.owned(), lock.name, lease.id());
+        here(lock.name());
+        Line.Call call = lease == null ? Line.call("dlock_enqueue", lock.options(), lock.name())
+                : Line.call("dlock_lease_enqueue", lock.owned(), lock.name(), lease.id());
         long ticket = (Long) ask(call);
-        requests.put(ticket, new Request(lock.name, call));
+        requests.put(ticket, new Request(lock.name(), call));
         confirmAgain(ticket);
         return ticket;
     }
@@ -209,13 +211,10 @@ public final class Tickets implements AutoCloseable {
     }
 
     private void here(String name) throws DlockException {
-        if (!locks.server(name).equals(line.url))
+        if (!locks.source(name).equals(line.source))
             throw new DlockException.BadArgument('"' + name + "\" is on another server");
     }
 
     @Override
-    public void close() {
-        connection = null;
-        line.close();
-    }
+    public void close() { broken(); }
 }

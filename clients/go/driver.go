@@ -1,0 +1,193 @@
+package dlock
+
+// All that is the driver's: with the imports of pgx v4, this file works as well.
+
+import (
+	"context"
+	"database/sql"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+type connection = *pgx.Conn
+
+// A Source gives a connection whenever the package needs one of its own. The name says what for. The connection is out
+// of its pool until done is called. If its state is unknown, it is closed before that.
+type Source func(ctx context.Context, name string) (conn *pgx.Conn, done func(), err error)
+
+// A Querier executes SQL: a pgx.Tx, a *pgx.Conn, or what SQL returns.
+type Querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// FromPool takes connections from a pool. A lock in session scope and the heartbeat need one each for as long as they
+// live. The pool must not be behind a pooler in transaction mode, except for leases.
+func FromPool(pool *pgxpool.Pool) Source {
+	return func(ctx context.Context, _ string) (*pgx.Conn, func(), error) {
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		return conn.Conn(), conn.Release, nil
+	}
+}
+
+// FromDSN connects to the first host of the DSN that is the primary.
+func FromDSN(dsn string) (Source, error) {
+	config, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		return nil, newError(BadArgument, "22023", err.Error(), err)
+	}
+	return func(ctx context.Context, name string) (*pgx.Conn, func(), error) {
+		several := false
+		for _, host := range config.Fallbacks {
+			several = several || host.Host != config.Host || host.Port != config.Port
+		}
+		hosts := append([]*pgconn.FallbackConfig{{
+			Host: config.Host, Port: config.Port, TLSConfig: config.TLSConfig}}, config.Fallbacks...)
+		var failure error
+		for _, host := range hosts {
+			one := config.Copy()
+			one.Host, one.Port, one.TLSConfig, one.Fallbacks = host.Host, host.Port, host.TLSConfig, nil
+			one.DialFunc = (&net.Dialer{KeepAlive: 30 * time.Second}).DialContext
+			if one.RuntimeParams["application_name"] == "" {
+				one.RuntimeParams["application_name"] = name
+			}
+			conn, err := connectOne(ctx, one, several)
+			if err == nil {
+				return conn, func() { closeConn(conn) }, nil
+			}
+			failure = err
+			if ctx.Err() != nil {
+				break
+			}
+		}
+		return nil, nil, failure
+	}, nil
+}
+
+func connectOne(ctx context.Context, config *pgx.ConnConfig, several bool) (*pgx.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, hostTimeout(ctx))
+	defer cancel()
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil || !several {
+		return conn, err
+	}
+	row, err := ask(ctx, conn, statement{sql: "SHOW transaction_read_only"}, forever)
+	if err == nil && row.text(0) == "on" {
+		err = newError(NotPrimary, "25006", "the server is a standby", nil)
+	}
+	if err != nil {
+		closeConn(conn)
+		return nil, err
+	}
+	return conn, nil
+}
+
+func closeConn(conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn.Close(ctx)
+}
+
+// cut ends a statement that runs, and its connection with it.
+func cut(conn *pgx.Conn) {
+	conn.PgConn().Conn().Close()
+}
+
+// cancelRunning asks the server to cancel, and waits until the server has heard it.
+func cancelRunning(conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), obey)
+	defer cancel()
+	conn.PgConn().CancelRequest(ctx)
+}
+
+// exec sends one statement, and returns its first row. Nothing but cut ends it.
+func exec(conn *pgx.Conn, s statement) (row, error) {
+	result := conn.PgConn().ExecParams(context.Background(), s.sql, s.values, nil, nil, nil).Read()
+	if result.Err != nil || len(result.Rows) == 0 {
+		return nil, result.Err
+	}
+	return result.Rows[0], nil
+}
+
+// detailOf reads what only the driver's own error has.
+func detailOf(err *pgconn.PgError) (message, detail, hint string) {
+	return err.Message, err.Detail, err.Hint
+}
+
+type serverError = *pgconn.PgError
+
+// A Server is one server, with all its hosts. With several servers, each needs a key that stays the same when the
+// server moves.
+type Server struct {
+	Source Source
+	Key    string
+	own    bool // the connections are this package's, and can be set up
+}
+
+// OnConn is a lock in session scope on a connection of the program's.
+func OnConn(conn *pgx.Conn, name string, options ...Option) *Lock {
+	lock := newLock(name, sessionScope, options)
+	lock.line = &line{conn: conn, given: true}
+	return lock
+}
+
+// A Listener is the part of a connection that hears notifications.
+func hear(ctx context.Context, conn *pgx.Conn) (payload string, err error) {
+	heard, err := conn.WaitForNotification(ctx)
+	if heard == nil {
+		return "", err
+	}
+	return heard.Payload, nil
+}
+
+// Reset is for a pool when a connection comes back, as in
+// config.AfterRelease = func(conn *pgx.Conn) bool { return dlock.Reset(conn) == nil }.
+func Reset(conn *pgx.Conn) error {
+	for _, sql := range []string{"ROLLBACK", "SELECT dlock_release_all()"} {
+		if _, err := exec(conn, statement{sql: sql}); err != nil {
+			return Translate(err)
+		}
+	}
+	return nil
+}
+
+func isEnded(conn *pgx.Conn) bool {
+	return conn.IsClosed()
+}
+
+func quoted(items []string) string {
+	var text strings.Builder
+	for i, item := range items {
+		if i > 0 {
+			text.WriteByte(',')
+		}
+		text.WriteByte('"')
+		text.WriteString(strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(item))
+		text.WriteByte('"')
+	}
+	return "{" + text.String() + "}"
+}
+
+// SQL makes a Querier of a *sql.Tx, a *sql.Conn or a *sql.DB, with any driver.
+func SQL(tx interface {
+	QueryRowContext(ctx context.Context, sql string, args ...any) *sql.Row
+}) Querier {
+	return querier{tx}
+}
+
+type querier struct {
+	tx interface {
+		QueryRowContext(ctx context.Context, sql string, args ...any) *sql.Row
+	}
+}
+
+func (q querier) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return q.tx.QueryRowContext(ctx, sql, args...)
+}

@@ -1,0 +1,533 @@
+package dlock
+
+// Each lease has a heart, whose timer watches the deadline and waits for nothing else. A pulse renews all leases on one
+// server, over one connection.
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Timers stand still while the machine sleeps: look at the clock at least each second.
+const glance = time.Second
+
+const renew = "SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS leases (id))::text," +
+	" array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)" +
+	" WHERE NOT dlock_check(name, fence))::text"
+
+// takeBack releases what a request of this owner may have left. False if the request's session has not yet heard that
+// the request is over, and still waits.
+const takeBack = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)" +
+	" WHERE owner = $2 AND scope = 'lease' AND role = current_user"
+
+// mu protects everything in this file, for which nothing waits long: no input or output happens under it.
+var (
+	mu     sync.Mutex
+	pulses = map[any]*pulse{}
+)
+
+// The states of a lock and of a lease
+const (
+	unheld  = "not held"
+	asked   = "asked for"
+	isHeld  = "held"
+	leaving = "being released"
+)
+
+// kept can be lost: a lock, a lease.
+type kept struct {
+	what      func() string
+	state     string
+	ctx       context.Context
+	cancel    func(error)
+	heart     *heart
+	loss      error
+	callbacks []func()
+	hooks     *Hooks
+	since     time.Duration
+}
+
+// lossContext ends at the loss. It looks at the clock itself, because a stopped process may ask before a timer has run.
+type lossContext struct {
+	context.Context
+	look func()
+}
+
+func (c lossContext) Err() error {
+	c.look()
+	return c.Context.Err()
+}
+
+func (k *kept) turn(before, after string) error {
+	mu.Lock()
+	defer mu.Unlock()
+	if k.state != before {
+		return newError(WrongState, "55000", k.what()+" is "+k.state, nil)
+	}
+	k.state = after
+	return nil
+}
+
+// begin makes a context within the program's.
+func (k *kept) begin(parent context.Context) {
+	mu.Lock()
+	defer mu.Unlock()
+	inner, cancel := withCause(parent)
+	k.ctx, k.cancel = lossContext{inner, k.look}, cancel
+	k.heart, k.loss, k.callbacks = nil, nil, nil
+	k.since = Now()
+}
+
+func (k *kept) hold() {
+	mu.Lock()
+	defer mu.Unlock()
+	k.state = isHeld
+	if k.hooks != nil && k.hooks.Acquired != nil {
+		go k.hooks.Acquired(k.what(), Now()-k.since)
+	}
+	k.since = Now()
+}
+
+func (k *kept) end() {
+	mu.Lock()
+	defer mu.Unlock()
+	if k.state == leaving && k.hooks != nil && k.hooks.Released != nil {
+		go k.hooks.Released(k.what(), Now()-k.since)
+	}
+	k.state = unheld
+	k.cancel(nil)
+}
+
+// Context ends when the lock is lost or released. If it was lost, context.Cause of it is LockLost.
+func (k *kept) Context() context.Context {
+	mu.Lock()
+	defer mu.Unlock()
+	return k.ctx
+}
+
+// Lost looks at the clock, too. Once true, it stays true.
+func (k *kept) Lost() bool { return k.lost() != nil }
+
+func (k *kept) lost() error {
+	k.look()
+	mu.Lock()
+	defer mu.Unlock()
+	return k.loss
+}
+
+// Check returns LockLost, or WrongState if it is not held. It sends nothing.
+func (k *kept) Check() error {
+	if err := k.lost(); err != nil {
+		return err
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if k.state != isHeld {
+		return newError(WrongState, "55000", k.what()+" is "+k.state, nil)
+	}
+	return nil
+}
+
+// Deadline is the time, by Now, until which the program may work without an answer from the server.
+func (k *kept) Deadline() time.Duration {
+	mu.Lock()
+	defer mu.Unlock()
+	if k.heart == nil {
+		return forever
+	}
+	return k.heart.deadline
+}
+
+func (k *kept) onLost(call func()) {
+	mu.Lock()
+	defer mu.Unlock()
+	if k.loss != nil {
+		go guarded(k.what(), call)
+		return
+	}
+	k.callbacks = append(k.callbacks, call)
+}
+
+// A callback that panics does not end the program.
+func guarded(what string, call func()) {
+	defer func() {
+		if failure := recover(); failure != nil {
+			log.Printf("dlock: callback of %s: panic: %v\n%s", what, failure, debug.Stack())
+		}
+	}()
+	call()
+}
+
+func (k *kept) look() {
+	mu.Lock()
+	defer mu.Unlock()
+	if k.heart != nil {
+		k.heart.look()
+	}
+}
+
+func (k *kept) beats() *heart {
+	mu.Lock()
+	defer mu.Unlock()
+	return k.heart
+}
+
+func (k *kept) lose(why string) {
+	mu.Lock()
+	defer mu.Unlock()
+	k.setLost(why)
+}
+
+// Caller holds mu, as for all that follows in small letters without taking it.
+func (k *kept) setLost(why string) {
+	if k.loss != nil {
+		return
+	}
+	what := k.what()
+	k.loss = newError(LockLost, "55L01", what+" was lost: "+why, nil)
+	k.cancel(k.loss)
+	for _, call := range k.callbacks {
+		go guarded(what, call)
+	}
+	k.callbacks = nil
+	if k.hooks != nil && k.hooks.Lost != nil {
+		go k.hooks.Lost(what, k.loss)
+	}
+}
+
+type request struct{ name, owner string }
+
+type hold struct {
+	name  string
+	fence int64
+}
+
+// The heart of a lease
+type heart struct {
+	id             int64
+	interval, life time.Duration
+	deadline, due  time.Duration
+	over           bool
+	members        map[*kept]*hold // to be told: the lease, nil, and locks
+	owed           map[request]bool
+	timer          *time.Timer
+	pulse          *pulse
+}
+
+func newHeart(server *Server, k *kept, id int64, sent, ttl, interval, margin time.Duration) {
+	mu.Lock()
+	defer mu.Unlock()
+	h := &heart{id: id, interval: interval, life: ttl - margin, deadline: later(sent, ttl-margin), due: after(interval),
+		members: map[*kept]*hold{k: nil}, owed: map[request]bool{}}
+	k.heart = h
+	key := any(server)
+	if server.Key != "" {
+		key = server.Key
+	}
+	if h.pulse = pulses[key]; h.pulse == nil {
+		h.pulse = newPulse(key, server)
+	}
+	h.pulse.hearts[h] = true
+	h.pulse.wake()
+	h.watch()
+}
+
+func (h *heart) watch() {
+	h.look()
+	if !h.over {
+		h.timer = time.AfterFunc(shorter(h.deadline-Now(), glance), func() {
+			mu.Lock()
+			defer mu.Unlock()
+			h.watch()
+		})
+	}
+}
+
+func (h *heart) look() {
+	if !h.over && Now() >= h.deadline {
+		h.lose("its deadline has passed")
+	}
+}
+
+func (h *heart) lose(why string) {
+	h.over = true
+	if h.timer != nil {
+		h.timer.Stop()
+	}
+	h.pulse.remove(h)
+	for k := range h.members {
+		k.setLost(why)
+	}
+}
+
+func (h *heart) join(k *kept, name string, fence int64) {
+	mu.Lock()
+	defer mu.Unlock()
+	k.heart = h
+	h.members[k] = &hold{name, fence}
+	if h.over {
+		k.setLost("its lease is over")
+	}
+}
+
+// leave tells it nothing more. The last one ends the lease, and with it all locks that are still on it.
+func (h *heart) leave(k *kept, last bool) {
+	mu.Lock()
+	defer mu.Unlock()
+	delete(h.members, k)
+	if last && !h.over {
+		h.lose("its lease is closed")
+	}
+}
+
+// owe has the heartbeat take back what a request has left.
+func (h *heart) owe(r request) {
+	mu.Lock()
+	defer mu.Unlock()
+	h.owed[r] = true
+	h.pulse.wake()
+}
+
+func (h *heart) owes(r request) bool {
+	mu.Lock()
+	defer mu.Unlock()
+	return h.owed[r]
+}
+
+func (h *heart) renewed(sent time.Duration, kept bool, gone map[string]bool, held map[*kept]*hold) {
+	if h.over {
+		return
+	}
+	if !kept {
+		h.lose("the server has ended its lease")
+		return
+	}
+	h.deadline = longer(h.deadline, later(sent, h.life))
+	for k, hold := range held {
+		if gone[fmt.Sprint(hold.fence)] && h.members[k] == hold {
+			k.setLost("the server has ended its ticket")
+		}
+	}
+}
+
+// A pulse renews all leases on one server.
+type pulse struct {
+	key      any
+	server   *Server
+	hearts   map[*heart]bool
+	ctx      context.Context
+	end      context.CancelFunc
+	woken    chan struct{}
+	conn     connection
+	done     func()
+	asked    time.Duration // since then without an answer, or 0
+	silent   connection    // on which it was asked
+	patience *time.Timer
+}
+
+func newPulse(key any, server *Server) *pulse {
+	p := &pulse{key: key, server: server, hearts: map[*heart]bool{}, woken: make(chan struct{}, 1)}
+	p.ctx, p.end = context.WithCancel(background)
+	pulses[key] = p
+	go p.beat()
+	return p
+}
+
+func (p *pulse) remove(h *heart) {
+	delete(p.hearts, h)
+	if len(p.hearts) == 0 && pulses[p.key] == p {
+		delete(pulses, p.key)
+		p.end()
+	}
+	p.wake()
+}
+
+// wake ends a rest, and counts anew how long a connection may take for its answer.
+func (p *pulse) wake() {
+	select {
+	case p.woken <- struct{}{}:
+	default:
+	}
+	if p.patience != nil {
+		p.patience.Stop()
+		p.patience = nil
+	}
+	if p.asked != 0 {
+		conn := p.silent
+		p.patience = time.AfterFunc(longer(0, later(p.asked, p.shortest())-Now()), func() { cut(conn) })
+	}
+}
+
+func (p *pulse) shortest() time.Duration {
+	if len(p.hearts) == 0 {
+		return 0
+	}
+	shortest := forever
+	for h := range p.hearts {
+		shortest = shorter(shortest, h.interval)
+	}
+	return shortest
+}
+
+func (p *pulse) beat() {
+	waits, pause := newPauses(2*time.Second), time.Duration(0)
+	for {
+		due := p.rest(pause)
+		if due == nil {
+			break
+		}
+		pause = 0
+		settled, err := p.serve(due)
+		switch {
+		case err != nil: // which says nothing: ask again
+			pause = waits.take()
+			p.close()
+		case settled:
+			waits = newPauses(2 * time.Second)
+		default:
+			pause = waits.take()
+		}
+	}
+	p.close()
+}
+
+func (p *pulse) close() {
+	if p.conn != nil {
+		p.done()
+		p.conn = nil
+	}
+}
+
+// rest returns the leases that are due now, or soon. Nil when all are over.
+func (p *pulse) rest(pause time.Duration) []*heart {
+	mu.Lock()
+	defer mu.Unlock()
+	earliest := after(shorter(pause, p.shortest()/2))
+	for len(p.hearts) > 0 {
+		now, next := Now(), forever
+		var due []*heart
+		for h := range p.hearts {
+			at := h.due
+			if len(h.owed) > 0 {
+				at = now
+			}
+			next = shorter(next, at)
+			if at <= now+h.interval/4 {
+				due = append(due, h)
+			}
+		}
+		if next = longer(next, earliest); next <= now {
+			return due
+		}
+		timer := time.NewTimer(shorter(next-now, glance))
+		mu.Unlock()
+		select {
+		case <-timer.C:
+		case <-p.woken:
+		}
+		timer.Stop()
+		mu.Lock()
+	}
+	return nil
+}
+
+// serve renews, and takes back what is owed. False if something is still owed.
+func (p *pulse) serve(due []*heart) (bool, error) {
+	if p.conn == nil {
+		mu.Lock()
+		patience := p.shortest()
+		mu.Unlock()
+		conn, done, err := p.server.connect(p.ctx, "dlock heartbeat", patience)
+		if err != nil {
+			return false, err
+		}
+		p.conn, p.done = conn, done
+	}
+	if err := p.renew(due); err != nil {
+		return false, err
+	}
+	settled := true
+	for _, h := range due {
+		for _, r := range p.owedOf(h) {
+			answer, err := p.ask(plain(takeBack, r.name, r.owner))
+			if err != nil {
+				return false, err
+			}
+			if answer.text(0) == "f" {
+				settled = false
+				continue
+			}
+			mu.Lock()
+			delete(h.owed, r)
+			mu.Unlock()
+		}
+	}
+	return settled, nil
+}
+
+func (p *pulse) owedOf(h *heart) (all []request) {
+	mu.Lock()
+	defer mu.Unlock()
+	for r := range h.owed {
+		all = append(all, r)
+	}
+	return all
+}
+
+func (p *pulse) ask(s statement) (row, error) {
+	mu.Lock()
+	p.asked, p.silent = Now(), p.conn
+	p.wake()
+	mu.Unlock()
+	answer, err := ask(background, p.conn, s, forever)
+	mu.Lock()
+	p.asked = 0
+	p.wake()
+	mu.Unlock()
+	return answer, err
+}
+
+func (p *pulse) renew(due []*heart) error {
+	var ids, fences, names []string
+	held := make([]map[*kept]*hold, len(due))
+	mu.Lock()
+	for n, h := range due {
+		ids = append(ids, fmt.Sprint(h.id))
+		held[n] = map[*kept]*hold{}
+		for k, hold := range h.members {
+			if hold != nil {
+				held[n][k] = hold
+				names = append(names, hold.name)
+				fences = append(fences, strconv.FormatInt(hold.fence, 10))
+			}
+		}
+	}
+	mu.Unlock()
+	sent := Now()
+	answer, err := p.ask(plain(renew, quoted(ids), quoted(names), quoted(fences)))
+	if err != nil {
+		return err
+	}
+	gone := map[string]bool{}
+	for _, fence := range items(answer.text(1)) {
+		gone[fence] = true
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for n, tickets := range items(answer.text(0)) {
+		due[n].due = sent + due[n].interval
+		due[n].renewed(sent, tickets != "NULL", gone, held[n])
+	}
+	return nil
+}
+
+// The items of an array of numbers
+func items(array string) []string {
+	return strings.Split(strings.Trim(array, "{}"), ",")
+}

@@ -1,0 +1,216 @@
+package dlock
+
+import (
+	"context"
+	"strconv"
+	"time"
+)
+
+// What can be asked of a lock or a lease that is held
+
+// send asks over the connection that the lock has, or one that it may have for a moment.
+func (lock *Lock) send(ctx context.Context, s statement) (row, time.Duration, error) {
+	switch {
+	case lock.lease != nil:
+		return lock.lease.send(ctx, s)
+	case lock.scope == transactionScope:
+		return scan(ctx, lock.tx, s)
+	case lock.scope == sessionScope:
+		until := after(grace)
+		if lock.line.given {
+			until = forever
+		}
+		if lock.unwatch != nil {
+			lock.unwatch()
+			defer lock.watch()
+		}
+		answer, err := ask(ctx, lock.line.conn, s, until)
+		return answer, 0, err
+	}
+	defer lock.line.close()
+	answer, err := lock.line.askUntil(ctx, func() statement { return s }, lock.Deadline(), grace)
+	return answer, lock.line.sent, err
+}
+
+func (lease *Lease) send(ctx context.Context, s statement) (answer row, sent time.Duration, err error) {
+	err = lease.use(ctx, func(l *line) error {
+		answer, err = l.askUntil(ctx, func() statement { return s }, lease.Deadline(), grace)
+		sent = l.sent
+		return err
+	})
+	return answer, sent, err
+}
+
+// One value, in text format
+func scan(ctx context.Context, tx Querier, s statement) (row, time.Duration, error) {
+	var text *string
+	values := make([]any, len(s.values))
+	for n := range values {
+		values[n] = string(s.values[n])
+	}
+	err := Translate(tx.QueryRow(ctx, s.sql+"::text", values...).Scan(&text))
+	if err != nil || text == nil {
+		return nil, 0, err
+	}
+	if *text == "true" || *text == "false" {
+		*text = (*text)[:1]
+	}
+	return row{[]byte(*text)}, 0, nil
+}
+
+// Caller has checked that it is held.
+func (k *kept) confirm(answer row, err error) error {
+	if err == nil && answer.text(0) != "t" {
+		k.lose("the server has ended it")
+		err = k.lost()
+	}
+	return err
+}
+
+// SetInfo changes what others can read.
+func (lock *Lock) SetInfo(ctx context.Context, info string) error {
+	if err := lock.Check(); err != nil {
+		return err
+	}
+	answer, _, err := lock.send(ctx, call("dlock_set_info", nil, lock.Fence(), info))
+	return lock.confirm(answer, err)
+}
+
+// SetInfo changes what others can read.
+func (lease *Lease) SetInfo(ctx context.Context, info string) error {
+	if err := lease.Check(); err != nil {
+		return err
+	}
+	answer, _, err := lease.send(ctx, call("dlock_set_info", nil, lease.ID(), info))
+	return lease.kept.confirm(answer, err)
+}
+
+// Downgrade makes an exclusive hold a shared one, with no other holder in between.
+func (lock *Lock) Downgrade(ctx context.Context) error {
+	if err := lock.Check(); err != nil {
+		return err
+	}
+	answer, _, err := lock.send(ctx, call("dlock_downgrade", nil, lock.Fence()))
+	return lock.confirm(answer, err)
+}
+
+// IsHeld asks the server, for a moment that is over with the answer. To be sure, use Guard.
+func (lock *Lock) IsHeld(ctx context.Context) (bool, error) {
+	if lock.Check() != nil {
+		return false, nil
+	}
+	var options []named
+	if lock.lease != nil {
+		options = []named{{"lease", lock.lease.ID()}}
+	} else if lock.scope == leaseScope {
+		options = []named{{"lease", lock.Fence()}}
+	}
+	answer, _, err := lock.send(ctx, call("dlock_is_held", options, lock.name))
+	return answer.text(0) == "t", err
+}
+
+// Renew renews the lease of a lock with a ttl now. If the ttl is not 0, the lease has this one from now on.
+func (lock *Lock) Renew(ctx context.Context, ttl time.Duration) error {
+	if err := lock.Check(); err != nil {
+		return err
+	}
+	if lock.scope != leaseScope || lock.lease != nil {
+		return newError(WrongState, "55000", lock.what()+" has no lease of its own", nil)
+	}
+	return lock.renew(ttl, &lock.options, func(options []named) (row, time.Duration, error) {
+		return lock.send(ctx, call("dlock_renew", options, lock.Fence()))
+	})
+}
+
+// Renew renews the lease now. If the ttl is not 0, the lease has this one from now on.
+func (lease *Lease) Renew(ctx context.Context, ttl time.Duration) error {
+	if err := lease.Check(); err != nil {
+		return err
+	}
+	return lease.renew(ttl, &lease.options, func(options []named) (row, time.Duration, error) {
+		return lease.send(ctx, call("dlock_renew", options, lease.ID()))
+	})
+}
+
+// renew counts the shorter of the two ttls until the server has answered.
+func (k *kept) renew(ttl time.Duration, o *options, send func([]named) (row, time.Duration, error)) error {
+	h, next := k.beats(), *o
+	mu.Lock()
+	life, interval := h.life, h.interval
+	mu.Unlock()
+	var sends []named
+	if ttl != 0 {
+		part := float64(ttl) / float64(o.ttl)
+		next.ttl, next.interval = ttl, time.Duration(float64(o.interval)*part)
+		next.margin = time.Duration(float64(o.margin) * part)
+		if next.bad = next.isBad(); next.bad {
+			return next.check()
+		}
+		sends = []named{{"ttl", ttl}}
+		mu.Lock()
+		least := shorter(life, ttl-next.margin)
+		h.change(least, shorter(interval, next.interval), shorter(h.deadline, after(least)))
+		mu.Unlock()
+	}
+	answer, sent, err := send(sends)
+	if isA(err, BadArgument, NotAllowed) {
+		mu.Lock()
+		h.change(life, interval, h.deadline)
+		mu.Unlock()
+	}
+	if err != nil {
+		return err
+	}
+	if answer.isNull(0) {
+		k.lose("the server has ended its lease")
+		return k.lost()
+	}
+	if ttl != 0 {
+		life, interval = ttl-next.margin, next.interval
+		*o = next
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	h.change(life, interval, longer(h.deadline, later(sent, life)))
+	return nil
+}
+
+// The next renewal is not later than the new interval says.
+func (h *heart) change(life, interval, deadline time.Duration) {
+	if !h.over {
+		h.life, h.interval, h.deadline = life, interval, deadline
+		h.due = shorter(h.due, after(interval))
+		h.timer.Stop()
+		h.watch()
+		h.pulse.wake()
+	}
+}
+
+// Resize sets how many permits a lock has, whatever requests say. With 0, requests say it again.
+func (locks *Locks) Resize(ctx context.Context, name string, slots int) error {
+	l := locks.line(locks.server(name))
+	defer l.close()
+	s := call("dlock_set_slots", nil, name, slots)
+	if slots == 0 {
+		s.values[1] = nil
+	}
+	_, err := l.ask(ctx, s)
+	return err
+}
+
+// InTxAll acquires all of these locks in transaction scope, or none, and returns their fences. Calls of it do not
+// deadlock with each other. The options are Timeout, Shared and Info.
+func InTxAll(ctx context.Context, tx Querier, names []string, given ...Option) ([]int64, error) {
+	o := newOptions(given)
+	if o.limited {
+		o.request = append(o.request, named{"timeout", longer(0, o.timeout)})
+	}
+	answer, _, err := scan(ctx, tx, call("dlock_xact_acquire_all", o.request, quoted(names)))
+	var fences []int64
+	for _, item := range items(answer.text(0)) {
+		if fence, failure := strconv.ParseInt(item, 10, 64); failure == nil {
+			fences = append(fences, fence)
+		}
+	}
+	return fences, err
+}

@@ -1,0 +1,278 @@
+package dlock
+
+import (
+	"context"
+	"math"
+	"math/rand"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	forever = time.Duration(math.MaxInt64)
+
+	// The client allows an answer so much more time than the statement may take by itself. Then it drops the connection.
+	grace = 5 * time.Second
+
+	// The server has so long to obey a cancel, and the client so much longer to take a request back.
+	obey = time.Second
+	undo = 2 * time.Second
+)
+
+func after(d time.Duration) time.Duration { return later(Now(), d) }
+
+func later(at, d time.Duration) time.Duration {
+	if d > forever-at {
+		return forever
+	}
+	return at + d
+}
+
+func shorter(a, b time.Duration) time.Duration {
+	if a < b {
+		return a
+	}
+	return b
+}
+
+func longer(a, b time.Duration) time.Duration {
+	if a < b {
+		return b
+	}
+	return a
+}
+
+// pauses before asking again where there was no server: longer and longer, and varied at random
+type pauses struct{ next, most time.Duration }
+
+func newPauses(most time.Duration) *pauses { return &pauses{100 * time.Millisecond, most} }
+
+func (p *pauses) take() time.Duration {
+	pause := p.next
+	p.next = shorter(2*pause, p.most)
+	return time.Duration(float64(pause) * (0.5 + rand.Float64()))
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+type statement struct {
+	sql    string
+	values [][]byte
+}
+
+// A row in text format
+type row [][]byte
+
+func (r row) isNull(n int) bool { return len(r) <= n || r[n] == nil }
+
+func (r row) text(n int) string {
+	if r.isNull(n) {
+		return ""
+	}
+	return string(r[n])
+}
+
+func (r row) number(n int) int64 {
+	number, _ := strconv.ParseInt(r.text(n), 10, 64)
+	return number
+}
+
+type named struct {
+	key   string
+	value any
+}
+
+func encode(value any) []byte {
+	switch value := value.(type) {
+	case string:
+		return []byte(value)
+	case bool:
+		return strconv.AppendBool(nil, value)
+	case int:
+		return strconv.AppendInt(nil, int64(value), 10)
+	case int64:
+		return strconv.AppendInt(nil, value, 10)
+	case time.Duration:
+		return append(strconv.AppendInt(nil, value.Microseconds(), 10), " us"...)
+	}
+	panic("dlock: no such parameter")
+}
+
+func plain(sql string, values ...any) statement {
+	s := statement{sql: sql}
+	for _, value := range values {
+		s.values = append(s.values, encode(value))
+	}
+	return s
+}
+
+// call is SELECT name(...). The server chooses options that are not given.
+func call(name string, options []named, values ...any) statement {
+	places := make([]string, 0, len(values)+len(options))
+	for n := range values {
+		places = append(places, "$"+strconv.Itoa(n+1))
+	}
+	for _, option := range options {
+		values = append(values[:len(values):len(values)], option.value)
+		places = append(places, option.key+" => $"+strconv.Itoa(len(values)))
+	}
+	return plain("SELECT "+name+"("+strings.Join(places, ", ")+")", values...)
+}
+
+type hostTimeoutKey struct{}
+
+// hostTimeout is the time that each host has to answer.
+func hostTimeout(ctx context.Context) time.Duration {
+	if patience, ok := ctx.Value(hostTimeoutKey{}).(time.Duration); ok {
+		return longer(time.Second, shorter(patience, 10*time.Second))
+	}
+	return 10 * time.Second
+}
+
+// ask returns the first row. At the given time it cuts the connection. If the context ends, it cancels the statement in
+// the server, too, and the server's answer is the outcome.
+func ask(ctx context.Context, conn connection, s statement, until time.Duration) (row, error) {
+	if ctx.Err() != nil {
+		return nil, cancelled(ctx)
+	}
+	done, returned := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(returned)
+		enforce(ctx, conn, until, done)
+	}()
+	answer, err := exec(conn, s)
+	close(done)
+	<-returned // a late cancel would hit the next statement
+	return answer, ofOwn(err)
+}
+
+func enforce(ctx context.Context, conn connection, until time.Duration, done <-chan struct{}) {
+	last := time.NewTimer(longer(0, until-Now()))
+	defer last.Stop()
+	select {
+	case <-done:
+		return
+	case <-last.C:
+		cut(conn)
+		return
+	case <-ctx.Done():
+	}
+	cancelRunning(conn)
+	obeyed := time.NewTimer(obey)
+	defer obeyed.Stop()
+	select {
+	case <-done:
+	case <-obeyed.C:
+		cut(conn)
+	}
+}
+
+var background = context.Background()
+
+// A line is a connection that is made when it is needed, and made again.
+type line struct {
+	server   *Server
+	patience time.Duration
+	given    bool // it is the program's: never another one
+	conn     connection
+	done     func()
+	checks   bool          // the server is to look whether a waiting client is alive
+	sent     time.Duration // when the last statement was about to be sent
+	doubt    bool          // an earlier one may have been executed, too
+}
+
+var checked = statement{sql: "SELECT set_config('client_connection_check_interval', '500ms', false)" +
+	" WHERE current_setting('client_connection_check_interval') = '0'"}
+
+func (l *line) ask(ctx context.Context, s statement) (row, error) {
+	return l.askUntil(ctx, func() statement { return s }, forever, grace)
+}
+
+// askUntil asks over a new connection if one breaks, or does not answer within the limit. It retries until the given
+// time, or while there is patience with a server that is away. If there is no limit, the server counts as there until
+// the connection breaks.
+func (l *line) askUntil(ctx context.Context, s func() statement, until, limit time.Duration) (row, error) {
+	end := shorter(until, after(l.patience))
+	l.doubt = false
+	for waits := newPauses(2 * time.Second); ; {
+		answer, err := l.once(ctx, s, until, end, limit)
+		if err == nil {
+			return answer, nil
+		}
+		if ctx.Err() != nil {
+			return nil, cancelled(ctx)
+		}
+		late, away := isA(err, QuorumLate), isAway(err)
+		if l.given || !away && !(late && until < forever) {
+			return nil, err
+		}
+		l.doubt = l.doubt || l.conn != nil
+		if away {
+			if l.conn != nil && limit == forever {
+				end = shorter(until, after(l.patience))
+			}
+			l.close()
+		}
+		if late && Now() >= until || !late && Now() >= end {
+			return nil, err
+		}
+		sleep(ctx, waits.take())
+	}
+}
+
+func (l *line) once(ctx context.Context, s func() statement, until, end, limit time.Duration) (row, error) {
+	if ctx.Err() != nil {
+		return nil, cancelled(ctx)
+	}
+	if l.conn == nil {
+		if err := l.open(ctx, shorter(until-Now(), longer(grace, end-Now()))); err != nil {
+			return nil, err
+		}
+	}
+	what := s()
+	l.sent = Now()
+	until = shorter(until, later(l.sent, limit))
+	if l.given {
+		until = forever
+	}
+	return ask(ctx, l.conn, what, until)
+}
+
+func (l *line) open(ctx context.Context, patience time.Duration) error {
+	conn, done, err := l.server.connect(ctx, "dlock", patience)
+	if err != nil {
+		return err
+	}
+	l.conn, l.done = conn, done
+	if l.checks && l.server.own {
+		_, err = ask(background, conn, checked, after(grace))
+		if !isA(err, ConnectionLost) {
+			err = nil // not every platform can check
+		}
+	}
+	return err
+}
+
+// close gives the connection back, or closes it.
+func (l *line) close() {
+	if l.conn != nil && !l.given {
+		l.done()
+		l.conn, l.done = nil, nil
+	}
+}
+
+// drop closes a connection that may hold anything, so that no pool keeps it.
+func (l *line) drop() {
+	if l.conn != nil && !l.given {
+		closeConn(l.conn)
+		l.close()
+	}
+}

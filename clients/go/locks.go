@@ -1,0 +1,677 @@
+// Package dlock has the locks of dlock, the lock service inside PostgreSQL.
+package dlock
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+// Locks is the service: one server, or several, over which names are spread.
+type Locks struct {
+	// How long to retry while a server is away; by default 30 seconds
+	Patience time.Duration
+	// What to tell for metrics and logs; by default nothing
+	Hooks   *Hooks
+	servers []*Server
+}
+
+// Hooks are called each in a goroutine of its own, with what names the lock or the lease.
+type Hooks struct {
+	Acquired func(what string, waited time.Duration)
+	Released func(what string, held time.Duration)
+	Lost     func(what string, err error)
+}
+
+// Open takes a DSN for each server. A DSN may name several hosts, of which the primary is used. An empty DSN stands for
+// the environment, PGHOST and so on.
+func Open(dsns ...string) (*Locks, error) {
+	servers := make([]Server, len(dsns))
+	for n, dsn := range dsns {
+		source, err := FromDSN(dsn)
+		if err != nil {
+			return nil, err
+		}
+		servers[n] = Server{Source: source, Key: dsn, own: true}
+	}
+	return New(servers...)
+}
+
+// New takes servers over the program's own connections.
+func New(servers ...Server) (*Locks, error) {
+	locks := &Locks{Patience: 30 * time.Second}
+	seen := map[string]bool{}
+	for n := range servers {
+		if len(servers) > 1 && (servers[n].Key == "" || seen[servers[n].Key]) {
+			return nil, newError(BadArgument, "22023", "each server needs a key of its own", nil)
+		}
+		seen[servers[n].Key] = true
+		locks.servers = append(locks.servers, &servers[n])
+	}
+	if len(servers) == 0 {
+		return nil, newError(BadArgument, "22023", "no server", nil)
+	}
+	return locks, nil
+}
+
+// Key is the key of the server that has this name.
+func (locks *Locks) Key(name string) string { return locks.server(name).Key }
+
+func (locks *Locks) server(name string) *Server {
+	var best *Server
+	var most []byte
+	for _, server := range locks.servers {
+		weight := sha256.Sum256([]byte(server.Key + "\x00" + name))
+		if best == nil || bytes.Compare(weight[:], most) > 0 {
+			best, most = server, append([]byte(nil), weight[:]...)
+		}
+	}
+	return best
+}
+
+func (locks *Locks) line(server *Server) *line {
+	return &line{server: server, patience: locks.Patience}
+}
+
+func (server *Server) connect(ctx context.Context, name string, patience time.Duration) (connection, func(), error) {
+	ctx = context.WithValue(ctx, hostTimeoutKey{}, patience)
+	if !server.own {
+		bounded, cancel := context.WithTimeout(ctx, hostTimeout(ctx))
+		defer cancel()
+		ctx = bounded
+	}
+	conn, done, err := server.Source(ctx, name)
+	return conn, done, ofOwn(err)
+}
+
+// An Option of a lock, a lease, or an election
+type Option func(*options)
+
+type options struct {
+	limited                             bool
+	timeout, ttl, interval, margin      time.Duration
+	owner                               string
+	near                                string
+	request, lease                      []named
+	hasTTL, hasInterval, hasMargin, bad bool
+}
+
+func with(key string, value any) Option {
+	return func(o *options) { o.request = append(o.request, named{key, value}) }
+}
+
+// Timeout is how long to wait for the lock. Without it the wait is unlimited; 0 only tries.
+func Timeout(d time.Duration) Option {
+	return func(o *options) { o.limited, o.timeout = true, d }
+}
+
+// TTL makes a lock one in lease scope, with a heartbeat.
+func TTL(d time.Duration) Option { return func(o *options) { o.ttl, o.hasTTL = d, true } }
+
+// Interval is the time between two renewals; by default a third of the ttl.
+func Interval(d time.Duration) Option {
+	return func(o *options) { o.interval, o.hasInterval = d, true }
+}
+
+// Margin is the part of the ttl that is not used; by default a hundredth.
+func Margin(d time.Duration) Option { return func(o *options) { o.margin, o.hasMargin = d, true } }
+
+// Owner makes a request in lease scope the same as an earlier one: the number of a job, for instance.
+func Owner(owner string) Option { return func(o *options) { o.owner = owner } }
+
+// Shared holders hold a lock together.
+func Shared() Option { return with("shared", true) }
+
+// Slots is the number of permits that the lock has.
+func Slots(n int) Option { return with("slots", n) }
+
+// Permits is the number of permits to take.
+func Permits(n int) Option { return with("permits", n) }
+
+// Info is for others to read, of a lock or of a lease.
+func Info(info string) Option { return with("info", info) }
+
+// Near puts a lease on the server that has this name.
+func Near(name string) Option { return func(o *options) { o.near = name } }
+
+// Delay is how long the locks of a lease stay closed after the lease has expired.
+func Delay(d time.Duration) Option { return with("delay", d) }
+
+func newOptions(given []Option) options {
+	var o options
+	for _, option := range given {
+		option(&o)
+	}
+	if !o.hasInterval {
+		o.interval = o.ttl / 3
+	}
+	if !o.hasMargin {
+		o.margin = o.ttl / 100
+	}
+	o.bad = o.isBad()
+	return o
+}
+
+func (o *options) isBad() bool {
+	return o.hasTTL && (o.interval <= 0 || o.margin < 0 || o.interval+o.margin >= o.ttl)
+}
+
+func (o *options) check() error {
+	if o.bad {
+		return newError(BadArgument, "22023", "there is no such ttl, interval or margin", nil)
+	}
+	return nil
+}
+
+func newOwner() (string, error) {
+	var id [16]byte
+	_, err := rand.Read(id[:])
+	return fmt.Sprintf("%x", id), err
+}
+
+// giveBack what the heart keeps, as long as that is ours. LockLost if it was not.
+func (k *kept) giveBack(l *line, s statement, last bool) error {
+	held := !k.Lost()
+	k.heart.leave(k, last)
+	if held {
+		answer, err := l.askUntil(background, func() statement { return s }, k.Deadline(), grace)
+		if isAway(err) && Now() >= k.Deadline() {
+			k.lose("there is no connection: " + err.Error())
+		} else if err != nil {
+			return err
+		} else if (answer.isNull(0) || answer.text(0) == "f") && !l.doubt {
+			k.lose("the server has ended it")
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return k.loss
+}
+
+// A Lease is one heartbeat for any number of locks, all of them on one server.
+type Lease struct {
+	kept
+	locks  *Locks
+	server *Server
+	options
+	id   atomic.Int64
+	line *line         // for all that need not wait
+	free chan struct{} // one at a time uses it
+}
+
+// NewLease needs a TTL.
+func (locks *Locks) NewLease(given ...Option) *Lease {
+	lease := &Lease{locks: locks, options: newOptions(given), free: make(chan struct{}, 1)}
+	lease.server = locks.server(lease.near)
+	lease.line = locks.line(lease.server)
+	lease.state, lease.hooks = unheld, locks.Hooks
+	lease.what = func() string { return fmt.Sprint("lease ", lease.id.Load()) }
+	return lease
+}
+
+// ID is the number of the lease.
+func (lease *Lease) ID() int64 { return lease.id.Load() }
+
+// Open returns a context that ends when the lease is lost or closed.
+func (lease *Lease) Open(ctx context.Context) (context.Context, error) {
+	if err := lease.options.check(); err != nil {
+		return nil, err
+	}
+	if err := lease.turn(unheld, asked); err != nil {
+		return nil, err
+	}
+	lease.begin(ctx)
+	// a lease whose answer is lost has no locks, and expires
+	answer, err := lease.line.ask(ctx, call("dlock_lease_open", lease.request, lease.ttl))
+	if err != nil {
+		lease.line.drop()
+		lease.end()
+		return nil, err
+	}
+	lease.id.Store(answer.number(0))
+	newHeart(lease.server, &lease.kept, lease.ID(), lease.line.sent, lease.ttl, lease.interval, lease.margin)
+	lease.hold()
+	return lease.Context(), nil
+}
+
+// Close ends all locks of the lease. If the lease is closed already, it does nothing.
+func (lease *Lease) Close() error {
+	mu.Lock()
+	closed := lease.state == unheld
+	mu.Unlock()
+	if closed {
+		return nil
+	}
+	if err := lease.turn(isHeld, leaving); err != nil {
+		return err
+	}
+	defer lease.end()
+	defer lease.line.close()
+	return lease.use(background, func(l *line) error {
+		return lease.giveBack(l, call("dlock_lease_close", nil, lease.ID()), true)
+	})
+}
+
+// use has the lease's connection to itself; or another one, if that one is not free soon.
+func (lease *Lease) use(ctx context.Context, work func(*line) error) error {
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case lease.free <- struct{}{}:
+		defer func() { <-lease.free }()
+		return work(lease.line)
+	case <-ctx.Done():
+		return cancelled(ctx)
+	case <-timer.C:
+		other := lease.locks.line(lease.server)
+		defer other.close()
+		return work(other)
+	}
+}
+
+// OnLost calls the function once with the lease; at once, if the lease is lost already.
+func (lease *Lease) OnLost(call func(*Lease)) { lease.onLost(func() { call(lease) }) }
+
+// NewLock is a lock that the lease keeps.
+func (lease *Lease) NewLock(name string, given ...Option) *Lock {
+	lock := newLock(name, leaseScope, given)
+	lock.lease, lock.hooks = lease, lease.locks.Hooks
+	lock.line = lease.locks.line(lease.server)
+	return lock
+}
+
+// Do opens the lease, works, and closes it.
+func (lease *Lease) Do(ctx context.Context, work func(context.Context) error) error {
+	held, err := lease.Open(ctx)
+	if err != nil {
+		return err
+	}
+	return within(held, work, lease.Close)
+}
+
+// within leaves also after a panic. A loss does not hide what has ended the work.
+func within(ctx context.Context, work func(context.Context) error, leave func() error) (err error) {
+	panicked := true
+	defer func() {
+		if failure := leave(); err == nil && !panicked {
+			err = failure
+		}
+	}()
+	err = work(ctx)
+	panicked = false
+	return err
+}
+
+type scope int
+
+const (
+	sessionScope scope = iota
+	transactionScope
+	leaseScope
+)
+
+// A Lock has one holder. It can be used again, by one goroutine at a time.
+type Lock struct {
+	kept
+	options
+	name    string
+	scope   scope
+	lease   *Lease
+	tx      Querier
+	line    *line
+	until   time.Duration
+	owner   string // as whom it has asked
+	fence   atomic.Int64
+	doubt   bool
+	unwatch func()
+}
+
+func newLock(name string, scope scope, given []Option) *Lock {
+	lock := &Lock{name: name, scope: scope, options: newOptions(given)}
+	lock.state = unheld
+	lock.what = func() string { return fmt.Sprintf("lock %q", name) }
+	// only Locks give a lock a lease of its own
+	lock.bad = lock.bad || lock.hasTTL
+	return lock
+}
+
+// NewLock is a lock in session scope, on a connection of its own; with a TTL, it is one in lease scope.
+func (locks *Locks) NewLock(name string, given ...Option) *Lock {
+	lock := newLock(name, sessionScope, given)
+	lock.bad = lock.options.isBad()
+	if lock.hasTTL {
+		lock.scope = leaseScope
+	}
+	lock.hooks = locks.Hooks
+	lock.line = locks.line(locks.server(name))
+	return lock
+}
+
+// InTx is a lock in transaction scope: it ends with the transaction. If the context ends during the wait, the driver
+// closes the connection.
+func InTx(tx Querier, name string, given ...Option) *Lock {
+	lock := newLock(name, transactionScope, given)
+	lock.tx = tx
+	return lock
+}
+
+// Name is the lock's name.
+func (lock *Lock) Name() string { return lock.name }
+
+// Fence is the lock's number, greater than that of each earlier holder.
+func (lock *Lock) Fence() int64 { return lock.fence.Load() }
+
+// OnLost calls the function once with the lock; at once, if the lock is lost already.
+func (lock *Lock) OnLost(call func(*Lock)) { lock.onLost(func() { call(lock) }) }
+
+// Lock waits for its turn. It returns a context that ends when the lock is lost or released.
+func (lock *Lock) Lock(ctx context.Context) (context.Context, error) {
+	if err := lock.options.check(); err != nil {
+		return nil, err
+	}
+	if err := lock.turn(unheld, asked); err != nil {
+		return nil, err
+	}
+	lock.begin(ctx)
+	lock.fence.Store(0)
+	lock.doubt, lock.owner, lock.until = false, lock.options.owner, forever
+	if lock.limited {
+		lock.until = after(lock.timeout)
+	}
+	err := lock.acquire(ctx)
+	if err == nil && ctx.Err() != nil {
+		err = cancelled(ctx)
+	}
+	if err != nil {
+		lock.takeBack(err)
+		lock.end()
+		return nil, err
+	}
+	lock.hold()
+	return lock.Context(), nil
+}
+
+func (lock *Lock) acquire(ctx context.Context) (err error) {
+	if lock.line != nil {
+		lock.line.checks = !(lock.limited && lock.timeout == 0)
+	}
+	switch {
+	case lock.scope == transactionScope:
+		s := lock.statement("dlock_xact_acquire", lock.until)
+		answer, _, err := scan(ctx, lock.tx, s)
+		lock.fence.Store(answer.number(0))
+		return err
+	case lock.scope == sessionScope:
+		if err = lock.ask(ctx, "dlock_acquire"); err == nil && !lock.line.given {
+			lock.watch()
+		}
+		return err
+	}
+	if lock.owner == "" {
+		if lock.owner, err = newOwner(); err != nil {
+			return err
+		}
+	}
+	if lock.lease != nil {
+		err = lock.acquireOfLease(ctx)
+	} else {
+		err = lock.acquireWithTTL(ctx)
+	}
+	if err == nil {
+		lock.line.close() // a wait needs one, a lock does not
+	}
+	return err
+}
+
+// With the time that is left, should it be asked again
+func (lock *Lock) statement(function string, until time.Duration, values ...any) statement {
+	all := lock.request[:len(lock.request):len(lock.request)]
+	if lock.scope == leaseScope {
+		all = append(all, named{"owner", lock.owner})
+	}
+	if until < forever {
+		all = append(all, named{"timeout", longer(0, until-Now())})
+	}
+	return call(function, all, append([]any{lock.name}, values...)...)
+}
+
+func (lock *Lock) ask(ctx context.Context, function string, values ...any) error {
+	answer, err := lock.line.askUntil(ctx, func() statement { return lock.statement(function, lock.until, values...) },
+		later(lock.until, grace), forever)
+	if err == nil {
+		lock.fence.Store(answer.number(0))
+	}
+	return err
+}
+
+// watch notices the end of the connection.
+func (lock *Lock) watch() {
+	conn, ended := lock.line.conn, make(chan struct{})
+	ctx, stop := context.WithCancel(background)
+	lock.unwatch = func() {
+		stop()
+		<-ended
+	}
+	go func() {
+		defer close(ended)
+		for {
+			if _, err := hear(ctx, conn); ctx.Err() != nil {
+				return
+			} else if err != nil {
+				lock.lose("its connection is gone: " + err.Error())
+				return
+			}
+		}
+	}()
+}
+
+func (lock *Lock) acquireOfLease(ctx context.Context) error {
+	lease := lock.lease
+	if lease.locks.server(lock.name) != lease.server {
+		return newError(BadArgument, "22023", lock.what()+" is not on the server of "+lease.what(), nil)
+	}
+	if err := lease.Check(); err != nil {
+		return err
+	}
+	if lease.beats().owes(request{lock.name, lock.owner}) {
+		return newError(WrongState, "55000", lock.what()+" is being taken back from this owner", nil)
+	}
+	// over the lease's connection, if there is no need to wait
+	err := lease.use(ctx, func(l *line) error {
+		answer, err := l.ask(ctx, lock.statement("dlock_lease_acquire", 0, lease.ID()))
+		lock.fence.Store(answer.number(0))
+		lock.doubt = l.doubt
+		return err
+	})
+	if isA(err, LockTimeout) && !(lock.limited && lock.timeout == 0) {
+		err = lock.ask(ctx, "dlock_lease_acquire", lease.ID())
+	}
+	if err != nil {
+		return err
+	}
+	lease.beats().join(&lock.kept, lock.name, lock.Fence())
+	return lease.Check()
+}
+
+func (lock *Lock) acquireWithTTL(ctx context.Context) error {
+	if err := lock.ask(ctx, "dlock_ttl_acquire", lock.ttl); err != nil {
+		return err
+	}
+	// The wait may have been long: after a renewal the deadline is known. A repeated request keeps its earlier ttl.
+	s := plain("SELECT dlock_renew($1), $2::bigint", lock.Fence(), lock.ttl.Microseconds())
+	if lock.options.owner != "" {
+		s = plain("SELECT dlock_renew(lease), (extract(epoch FROM ttl) * 1000000)::bigint"+
+			" FROM dlock_leases WHERE lease = $1", lock.Fence())
+	}
+	until := shorter(after(lock.ttl), later(lock.until, grace))
+	answer, err := lock.line.askUntil(ctx, func() statement { return s }, until, lock.interval)
+	if err != nil {
+		return err
+	}
+	if answer.isNull(0) {
+		lock.lose("the server has ended its lease at once")
+		return lock.Check()
+	}
+	ttl := shorter(lock.ttl, time.Duration(answer.number(1))*time.Microsecond)
+	part := float64(ttl) / float64(lock.ttl)
+	newHeart(lock.line.server, &lock.kept, lock.Fence(), lock.line.sent, ttl,
+		time.Duration(float64(lock.interval)*part), time.Duration(float64(lock.margin)*part))
+	return nil
+}
+
+// takeBack what was broken off, because it may have been done. If a lease goes on, its heartbeat does it as soon as the
+// server answers.
+func (lock *Lock) takeBack(err error) {
+	l, lease := lock.line, lock.lease
+	if lock.heart != nil {
+		lock.heart.leave(&lock.kept, lease == nil)
+	}
+	if lock.unwatch != nil {
+		lock.unwatch()
+		lock.unwatch = nil
+	}
+	switch lock.scope {
+	case transactionScope:
+		return
+	case sessionScope:
+		if l.given && lock.Fence() != 0 {
+			ask(background, l.conn, call("dlock_release_ticket", nil, lock.Fence()), forever)
+		}
+		l.drop()
+		return
+	}
+	refused := isA(err, QuorumLate, Cancelled)
+	var own *Error
+	refused = errors.As(err, &own) && !refused && lock.Fence() == 0 && !l.doubt && !lock.doubt
+	l.drop()
+	if refused || lock.owner == "" {
+		return
+	}
+	until, waits := after(undo), newPauses(2*time.Second)
+	l.checks = false
+	for {
+		answer, err := l.askUntil(background, func() statement { return plain(takeBack, lock.name, lock.owner) }, until, grace)
+		if err == nil && answer.text(0) != "f" {
+			break
+		}
+		if err != nil || Now() >= until {
+			if lease != nil && lease.beats() != nil {
+				lease.beats().owe(request{lock.name, lock.owner})
+			}
+			break // else it expires
+		}
+		sleep(background, waits.take())
+	}
+	l.drop()
+}
+
+// Unlock returns LockLost if the lock was lost. A lock in transaction scope ends with its transaction.
+func (lock *Lock) Unlock() error {
+	if err := lock.turn(isHeld, leaving); err != nil {
+		return err
+	}
+	defer lock.end()
+	release := call("dlock_release_ticket", nil, lock.Fence())
+	switch {
+	case lock.scope == transactionScope:
+		return nil
+	case lock.scope == sessionScope:
+		return lock.unlockHere(release)
+	case lock.lease == nil:
+		defer lock.line.close()
+		return lock.giveBack(lock.line, release, true)
+	}
+	// over the lease's connection; and if nothing comes of it, a lease that goes on does it later
+	err := lock.lease.use(background, func(l *line) error { return lock.giveBack(l, release, false) })
+	if err != nil && !isA(err, LockLost) {
+		lock.heart.owe(request{lock.name, lock.owner})
+	}
+	return err
+}
+
+func (lock *Lock) unlockHere(release statement) error {
+	l, until := lock.line, after(grace)
+	if l.given {
+		until = forever
+	}
+	if lock.unwatch != nil {
+		lock.unwatch()
+		lock.unwatch = nil
+	}
+	if !lock.Lost() {
+		answer, err := ask(background, l.conn, release, until)
+		if isA(err, ConnectionLost) {
+			lock.lose("its connection is gone: " + err.Error())
+		} else if err != nil {
+			l.drop()
+			return err
+		} else if answer.text(0) != "t" {
+			lock.lose("the server has ended its ticket")
+		}
+	}
+	if lock.Lost() {
+		l.drop()
+	} else {
+		l.close()
+	}
+	return lock.lost()
+}
+
+// Guard lets the transaction commit only while the lock holds.
+func (lock *Lock) Guard(ctx context.Context, tx Querier) error {
+	var nothing any
+	return Translate(tx.QueryRow(ctx, "SELECT dlock_guard($1, $2)::text", lock.name, lock.Fence()).Scan(&nothing))
+}
+
+// Do acquires the lock, works, and releases it. The context of the work ends at the loss.
+func (lock *Lock) Do(ctx context.Context, work func(context.Context) error) error {
+	held, err := lock.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	return within(held, work, lock.Unlock)
+}
+
+// An Election runs work while this process leads, and campaigns again after a loss.
+type Election struct{ lock *Lock }
+
+// NewElection has a ttl of 15 seconds by default.
+func (locks *Locks) NewElection(name string, given ...Option) *Election {
+	return &Election{locks.NewLock(name, append([]Option{TTL(15 * time.Second)}, given...)...)}
+}
+
+// Run returns what the work returns if it ends while this process leads. The context of the work ends at the loss, and
+// the work has to return then. Run waits for a server that is away without limit.
+func (e *Election) Run(ctx context.Context, work func(context.Context, *Lock) error) error {
+	waits := newPauses(15 * time.Second)
+	for {
+		held, err := e.lock.Lock(ctx)
+		if err != nil {
+			if isAway(err) {
+				sleep(ctx, waits.take())
+			} else if !isA(err, LockLost) {
+				return err
+			}
+			continue
+		}
+		waits = newPauses(15 * time.Second)
+		done := false
+		err = within(held, func(ctx context.Context) error {
+			failure := work(ctx, e.lock)
+			done = failure == nil
+			return failure
+		}, e.lock.Unlock)
+		if done && (err == nil || isAway(err)) {
+			return nil // the work ended while we led; the lock expires
+		}
+		// how the work has ended because of the loss, or a loss behind its end
+		if !e.lock.Lost() || !(isA(err, LockLost) || errors.Is(err, context.Canceled)) || ctx.Err() != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,371 @@
+package dlock
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// A notification that does not come, for whatever reason, is made up for after so long.
+const round = time.Minute
+
+// An Event says what has become of a ticket: granted, wanted (another one waits for it), released (by force), expired,
+// lost; or of a watched lock: held, free.
+type Event struct {
+	Event  string `json:"event"`
+	Lock   string `json:"lock"`
+	Ticket int64  `json:"ticket"`
+	Mode   string `json:"mode"`
+	Scope  string `json:"scope"`
+	Info   string `json:"info"`
+}
+
+type place struct {
+	name    string
+	s       statement
+	granted bool
+}
+
+// Tickets are places in many queues, over one connection. Without a lease they end with the connection. All are on one
+// server. Next and the other methods may be called at the same time.
+type Tickets struct {
+	locks  *Locks
+	lease  *Lease
+	line   *line
+	next   sync.Mutex // one goroutine at a time is in Next
+	alone  sync.Mutex // protects the connection, and what follows
+	last   connection
+	events []Event
+	places map[int64]*place
+	order  []int64
+	watch  map[string]bool
+	round  time.Duration
+	closed bool
+
+	turn    sync.Mutex // protects what follows
+	wanting int        // so many others want the connection
+	stop    func()     // ends the wait of Next
+}
+
+// NewTickets takes Near.
+func (locks *Locks) NewTickets(given ...Option) *Tickets {
+	o := newOptions(given)
+	return &Tickets{locks: locks, line: locks.line(locks.server(o.near)), places: map[int64]*place{},
+		watch: map[string]bool{}, round: after(round)}
+}
+
+// NewTickets keep their places when the connection breaks.
+func (lease *Lease) NewTickets() *Tickets {
+	tickets := lease.locks.NewTickets(Near(lease.near))
+	tickets.lease = lease
+	return tickets
+}
+
+// Watch tells who holds a lock, now and at each change, by the events held and free.
+func (locks *Locks) Watch(ctx context.Context, name string) (*Tickets, error) {
+	tickets := locks.NewTickets(Near(name))
+	if err := tickets.Watch(ctx, name); err != nil {
+		tickets.Close()
+		return nil, err
+	}
+	return tickets, nil
+}
+
+// Enqueue returns the ticket, which is the fence once it is granted. The options are Shared, Slots, Permits, Info and,
+// with a lease, Owner.
+func (t *Tickets) Enqueue(ctx context.Context, name string, given ...Option) (ticket int64, err error) {
+	o := newOptions(given)
+	s := call("dlock_enqueue", o.request, name)
+	if t.lease != nil {
+		if o.owner == "" {
+			if o.owner, err = newOwner(); err != nil {
+				return 0, err
+			}
+		}
+		s = call("dlock_lease_enqueue", append(o.request, named{"owner", o.owner}), name, t.lease.ID())
+	}
+	err = t.use(name, func() error {
+		answer, err := t.ask(ctx, s)
+		if err != nil {
+			return err
+		}
+		ticket = answer.number(0)
+		if t.places[ticket] == nil {
+			t.order = append(t.order, ticket)
+		}
+		t.places[ticket] = &place{name: name, s: s}
+		return t.confirm(ticket)
+	})
+	return ticket, err
+}
+
+// Release returns LockLost if the ticket was lost.
+func (t *Tickets) Release(ctx context.Context, ticket int64) error {
+	return t.use("", func() error {
+		if t.places[ticket] == nil {
+			return newError(LockLost, "55L01", fmt.Sprintf("ticket %d is not ours", ticket), nil)
+		}
+		delete(t.places, ticket)
+		answer, err := t.ask(ctx, call("dlock_release_ticket", nil, ticket))
+		if err == nil && answer.text(0) != "t" {
+			err = newError(LockLost, "55L01", fmt.Sprintf("ticket %d was lost", ticket), nil)
+		}
+		return err
+	})
+}
+
+// Watch adds a lock whose holder is told, now and at each change.
+func (t *Tickets) Watch(ctx context.Context, name string) error {
+	return t.use(name, func() error {
+		_, err := t.ask(ctx, call("dlock_watch", nil, name))
+		if err == nil {
+			t.watch[name] = true
+		}
+		return err
+	})
+}
+
+// Unwatch ends a watch.
+func (t *Tickets) Unwatch(ctx context.Context, name string) error {
+	return t.use(name, func() error {
+		delete(t.watch, name)
+		_, err := t.ask(ctx, call("dlock_unwatch", nil, name))
+		return err
+	})
+}
+
+// Next waits for the next event. When the context ends it returns Cancelled.
+func (t *Tickets) Next(ctx context.Context) (Event, error) {
+	t.next.Lock()
+	defer t.next.Unlock()
+	for {
+		event, err := t.listen(ctx)
+		if event != nil || err != nil {
+			return *or(event, &Event{}), err
+		}
+		if ctx.Err() != nil {
+			return Event{}, cancelled(ctx)
+		}
+	}
+}
+
+func or[T any](value, other *T) *T {
+	if value != nil {
+		return value
+	}
+	return other
+}
+
+// Close ends the session's tickets. A lease keeps its own.
+func (t *Tickets) Close() error {
+	return t.use("", func() error {
+		t.closed = true
+		t.line.drop()
+		return nil
+	})
+}
+
+// use has the connection to itself: it ends the wait of Next.
+func (t *Tickets) use(name string, work func() error) error {
+	if name != "" && t.locks.server(name) != t.line.server {
+		return newError(BadArgument, "22023", fmt.Sprintf("%q is on another server", name), nil)
+	}
+	t.turn.Lock()
+	t.wanting++
+	if t.stop != nil {
+		t.stop()
+	}
+	t.turn.Unlock()
+	t.alone.Lock()
+	defer t.alone.Unlock()
+	t.turn.Lock()
+	t.wanting--
+	t.turn.Unlock()
+	return work()
+}
+
+// listen returns an event, or nil after a wait that came to nothing.
+func (t *Tickets) listen(ctx context.Context) (*Event, error) {
+	t.alone.Lock()
+	defer t.alone.Unlock()
+	conn, err := t.session(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if Now() >= t.round {
+		t.round = after(round)
+		for _, ticket := range t.tickets() {
+			if err := t.confirm(ticket); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err = t.hear(ended, conn, true); err == nil && len(t.events) == 0 {
+		wait, stop := context.WithTimeout(ctx, t.round-Now())
+		defer stop()
+		t.turn.Lock()
+		if t.wanting > 0 {
+			stop()
+		}
+		t.stop = stop
+		t.turn.Unlock()
+		err = t.hear(wait, conn, false)
+		t.turn.Lock()
+		t.stop = nil
+		t.turn.Unlock()
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(t.events) == 0 {
+		return nil, nil
+	}
+	event := t.events[0]
+	t.events = t.events[1:]
+	return &event, nil
+}
+
+// A context that has ended: take what has come, and do not wait
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(background)
+	cancel()
+	return ctx
+}()
+
+func (t *Tickets) hear(ctx context.Context, conn connection, all bool) error {
+	for {
+		payload, err := hear(ctx, conn)
+		if payload == "" {
+			if ctx.Err() != nil || isEnded(conn) {
+				return nil
+			}
+			return Translate(err)
+		}
+		if err = t.take(payload); err != nil || !all {
+			return err
+		}
+	}
+}
+
+func (t *Tickets) take(payload string) error {
+	var event Event
+	if json.Unmarshal([]byte(payload), &event) != nil {
+		return nil
+	}
+	switch event.Event {
+	case "granted":
+		return t.confirm(event.Ticket)
+	case "released", "expired":
+		t.forget(event.Ticket, event.Event)
+	case "wanted":
+		if t.places[event.Ticket] != nil {
+			t.events = append(t.events, event)
+		}
+	case "held", "free":
+		if t.watch[event.Lock] {
+			t.events = append(t.events, event)
+		}
+	}
+	return nil
+}
+
+func (t *Tickets) tickets() (all []int64) {
+	for _, ticket := range t.order {
+		if t.places[ticket] != nil {
+			all = append(all, ticket)
+		}
+	}
+	t.order = all
+	return all[:len(all):len(all)]
+}
+
+// session returns the connection; if it broke, another one, to which the tickets of a lease come along.
+func (t *Tickets) session(ctx context.Context) (connection, error) {
+	if t.closed {
+		return nil, newError(WrongState, "55000", "the tickets are closed", nil)
+	}
+	if t.last != nil && !isEnded(t.last) {
+		return t.last, nil
+	}
+	if t.lease == nil && len(t.places) > 0 {
+		t.places, t.order = map[int64]*place{}, nil
+		return nil, newError(LockLost, "55L01", "the tickets are gone with their connection", nil)
+	}
+	t.line.close()
+	if _, err := t.line.ask(ctx, statement{sql: "SELECT 1"}); err != nil {
+		return nil, err
+	}
+	conn := t.line.conn
+	for name := range t.watch {
+		if _, err := ask(background, conn, call("dlock_watch", nil, name), after(grace)); err != nil {
+			return nil, err
+		}
+	}
+	for _, ticket := range t.tickets() {
+		answer, err := ask(background, conn, t.places[ticket].s, after(grace))
+		if err != nil {
+			return nil, err
+		}
+		if again := answer.number(0); again != ticket {
+			if _, err = ask(background, conn, call("dlock_release_ticket", nil, again), after(grace)); err != nil {
+				return nil, err
+			}
+			t.forget(ticket, "lost")
+		}
+	}
+	t.last = conn
+	for _, ticket := range t.tickets() {
+		if err := t.confirm(ticket); err != nil {
+			return nil, err
+		}
+	}
+	return conn, nil
+}
+
+// Again over another connection, if that is the way to it
+func (t *Tickets) ask(ctx context.Context, s statement) (row, error) {
+	for {
+		conn, err := t.session(ctx)
+		if err != nil {
+			return nil, err
+		}
+		answer, err := ask(ctx, conn, s, after(grace))
+		if !isA(err, ConnectionLost) {
+			return answer, err
+		}
+		t.line.drop()
+		t.last = nil
+		if ctx.Err() != nil {
+			return nil, cancelled(ctx)
+		}
+	}
+}
+
+// A notification is a hint. Each grant is told once.
+func (t *Tickets) confirm(ticket int64) error {
+	p := t.places[ticket]
+	if p == nil || p.granted {
+		return nil
+	}
+	answer, err := ask(background, t.last, call("dlock_wait", nil, ticket, "0"), after(grace))
+	switch {
+	case isA(err, LockLost):
+		t.forget(ticket, "lost")
+	case isA(err, ConnectionLost): // asked again over the next one
+	case err != nil:
+		return err
+	case answer.text(0) == "t":
+		p.granted = true
+		t.events = append(t.events, Event{Event: "granted", Lock: p.name, Ticket: ticket})
+	}
+	return nil
+}
+
+func (t *Tickets) forget(ticket int64, event string) {
+	if p := t.places[ticket]; p != nil {
+		delete(t.places, ticket)
+		t.events = append(t.events, Event{Event: event, Lock: p.name, Ticket: ticket})
+	}
+}

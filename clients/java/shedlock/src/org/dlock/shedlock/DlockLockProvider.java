@@ -1,0 +1,86 @@
+package org.dlock.shedlock;
+
+import java.time.Duration;
+import java.util.Optional;
+import net.javacrumbs.shedlock.core.LockConfiguration;
+import net.javacrumbs.shedlock.core.LockProvider;
+import net.javacrumbs.shedlock.core.SimpleLock;
+import org.dlock.DlockException;
+import org.dlock.Lock;
+import org.dlock.Locks;
+import org.dlock.UncheckedDlockException;
+
+/**
+ * Locks of ShedLock's tasks.
+ *
+ * <p>lockAtMostFor is the ttl, which nothing but extend() renews.  lockAtLeastFor is kept by a last renewal, with the time
+ * that is left, so it does not need the program.  The clocks are the server's, and a monotonic one here.
+ */
+public final class DlockLockProvider implements LockProvider {
+    private final Locks locks;
+    private final String prefix, info;
+
+    public DlockLockProvider(Locks locks) { this(locks, "shedlock/", null); }
+
+    /** The names of the locks begin with the prefix; info says in dlock_locks who holds them. */
+    public DlockLockProvider(Locks locks, String prefix, String info) {
+        this.locks = locks;
+        this.prefix = prefix;
+        this.info = info;
+    }
+
+    @Override
+    public Optional<SimpleLock> lock(LockConfiguration task) {
+        long leastEnd = Locks.now() + task.getLockAtLeastFor().toNanos();
+        try {
+            return Optional.of(new Held(locks.lock(prefix + task.getName()).info(info).ttl(task.getLockAtMostFor())
+                    .noHeartbeat().timeout(Duration.ZERO).acquire(), leastEnd));
+        } catch (DlockException.LockTimeout busy) {
+            return Optional.empty();
+        } catch (DlockException error) {
+            throw new UncheckedDlockException(error);
+        }
+    }
+
+    private static final class Held implements SimpleLock {
+        private final Lock lock;
+        private final long leastEnd;
+        private boolean over;
+
+        Held(Lock lock, long leastEnd) {
+            this.lock = lock;
+            this.leastEnd = leastEnd;
+        }
+
+        /** Throws if the task took longer than lockAtMostFor: another one may have run meanwhile. */
+        @Override
+        public void unlock() {
+            finish();
+            try {
+                lock.releaseAfter(Duration.ofNanos(leastEnd - Locks.now()));
+            } catch (DlockException error) {
+                throw new UncheckedDlockException(error);
+            }
+        }
+
+        @Override
+        public Optional<SimpleLock> extend(Duration lockAtMostFor, Duration lockAtLeastFor) {
+            finish();
+            try {
+                long leastEnd = Locks.now() + lockAtLeastFor.toNanos();
+                lock.renew(lockAtMostFor);
+                return Optional.of(new Held(lock, leastEnd));
+            } catch (DlockException.LockLost error) {
+                return Optional.empty();
+            } catch (DlockException error) {
+                throw new UncheckedDlockException(error);
+            }
+        }
+
+        private synchronized void finish() {
+            if (over)
+                throw new IllegalStateException(lock + " was unlocked or extended before");
+            over = true;
+        }
+    }
+}

@@ -1,0 +1,119 @@
+package org.dlock;
+
+import java.sql.Connection;
+import java.sql.SQLException;
+import javax.sql.DataSource;
+
+/**
+ * A connection of this package, or of a DataSource.
+ *
+ * <p>A DataSource may keep its connections for other users.  So a connection goes back as it came, and holds nothing.
+ * If its state is unknown, it is closed on the server, too.
+ */
+final class Loan {
+    /** The last user may have left something. */
+    private static final String TAKE = "SELECT dlock_release_all(), current_setting('application_name'),"
+            + " set_config('application_name', ?, false)";
+    private static final String RETURN = "SELECT dlock_release_all(), set_config('application_name', ?, false)";
+    /** A waiter that is killed leaves the queue, unless the setting says otherwise. */
+    private static final String CHECK_CLIENT = "SELECT set_config('client_connection_check_interval', '500ms', false)"
+            + " WHERE current_setting('client_connection_check_interval') = '0'";
+    private static final String CHECK_NO_MORE = "SELECT set_config('client_connection_check_interval', '0', false)";
+
+    final Connection connection;
+    private final boolean borrowed;
+    private boolean autoCommit, readOnly, checksClient;
+    private int networkTimeout;
+    private String name;
+
+    private Loan(Connection connection, boolean borrowed) {
+        this.connection = connection;
+        this.borrowed = borrowed;
+    }
+
+    static Loan own(Connection connection) { return new Loan(connection, false); }
+
+    static Loan borrow(DataSource pool, String name) throws DlockException {
+        Loan loan;
+        try {
+            loan = new Loan(pool.getConnection(), true);
+        } catch (SQLException error) {
+            throw DlockException.of(error);
+        }
+        try {
+            loan.take(name);
+            return loan;
+        } catch (SQLException error) {
+            loan.destroy();
+            throw DlockException.of(error);
+        } catch (RuntimeException | Error error) {
+            loan.destroy();
+            throw error;
+        }
+    }
+
+    private void take(String purpose) throws SQLException {
+        networkTimeout = connection.getNetworkTimeout();
+        autoCommit = connection.getAutoCommit();
+        readOnly = connection.isReadOnly();
+        if (!autoCommit) {
+            connection.rollback();
+            connection.setAutoCommit(true);
+        }
+        if (readOnly)
+            connection.setReadOnly(false);
+        Object[] row = (Object[]) Line.ask(connection, new Line.Call(TAKE, purpose), Clock.now() + Line.GRACE);
+        name = (String) row[1];
+    }
+
+    void checkClient() throws DlockException {
+        checksClient = Line.ask(connection, new Line.Call(CHECK_CLIENT), Clock.now() + Line.GRACE) != null;
+    }
+
+    /** What is in order goes back to its DataSource. */
+    void close(boolean inOrder) {
+        if (!borrowed)
+            quietly(connection);
+        else if (inOrder)
+            giveBack();
+        else
+            destroy();
+    }
+
+    private void giveBack() {
+        try {
+            long until = Clock.now() + Line.OBEY;
+            if (checksClient)
+                Line.ask(connection, new Line.Call(CHECK_NO_MORE), until);
+            Line.ask(connection, new Line.Call(RETURN, name), until);
+            if (readOnly)
+                connection.setReadOnly(true);
+            if (!autoCommit)
+                connection.setAutoCommit(false);
+            connection.setNetworkTimeout(Runnable::run, networkTimeout);
+            connection.close();
+        } catch (SQLException | RuntimeException error) {
+            destroy();
+        }
+    }
+
+    /** Some pools see only by an error that a connection is broken. */
+    private void destroy() {
+        try {
+            connection.abort(Runnable::run);
+            connection.createStatement().close();
+        } catch (SQLException | RuntimeException expected) {
+            // it is closed
+        }
+        quietly(connection);
+    }
+
+    static void quietly(Connection connection) {
+        try {
+            if (connection != null)
+                connection.close();
+        } catch (SQLException | RuntimeException ignored) {
+            // it is closed
+        }
+    }
+}

@@ -1,0 +1,38 @@
+package org.dlock;
+
+import java.sql.Connection;
+import java.sql.SQLException;
+import java.util.Map;
+import java.util.Properties;
+import java.util.concurrent.TimeUnit;
+import javax.sql.DataSource;
+
+/** Where connections come from: a URL, or a DataSource of the program, which is asked for each connection. */
+record Source(String url, DataSource pool) {
+    /** Each host of a URL has so many nanoseconds to answer.  A DataSource has times of its own. */
+    Loan connect(String name, long patience) throws DlockException {
+        return pool == null ? Loan.own(connectTo(name, patience)) : Loan.borrow(pool, name);
+    }
+
+    /** Once connected, an answer may take any time. */
+    private Connection connectTo(String name, long patience) throws DlockException {
+        Properties defaults = new Properties();
+        String seconds = String.valueOf(Math.max(1, Math.min(10, TimeUnit.NANOSECONDS.toSeconds(patience))));
+        defaults.putAll(Map.of("ApplicationName", name, "assumeMinServerVersion", "15", "prepareThreshold", "0",
+                "tcpKeepAlive", "true", "connectTimeout", seconds, "socketTimeout", seconds,
+                "cancelSignalTimeout", "1"));
+        if (url.matches("[^/]*//[^/?]*,.*"))
+            defaults.put("targetServerType", "primary");
+        Connection connection = null;
+        try {
+            connection = new org.postgresql.Driver().connect(url, defaults);
+            if (connection == null)
+                throw new DlockException.BadArgument("not a URL of a PostgreSQL server: " + url);
+            connection.setNetworkTimeout(Runnable::run, 0);
+            return connection;
+        } catch (SQLException error) {
+            Loan.quietly(connection);
+            throw DlockException.of(error);
+        }
+    }
+}

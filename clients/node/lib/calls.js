@@ -1,0 +1,126 @@
+// The functions of dlock, over anything that executes SQL
+
+import { BadArgument, LockLost, translate } from './errors.js';
+import { interval } from './wire.js';
+
+const TYPES = {
+  timeout: 'interval', ttl: 'interval', shared: 'boolean', slots: 'integer', permits: 'integer', info: 'text',
+  lease: 'bigint',
+};
+const NAME = 'text';
+const NAMES = 'text[]';
+const ID = 'bigint';
+
+// Whatever a library makes of rows
+function valueOf(result) {
+  let rows = result?.rows ?? result;
+  if (Array.isArray(rows?.[0])) [rows] = rows;
+  const row = Array.isArray(rows) ? rows[0] : rows;
+  return row !== null && typeof row === 'object' ? Object.values(row)[0] : row;
+}
+
+function executor(db) {
+  if (typeof db?.unsafe === 'function') return (text, values) => db.unsafe(text, values); // postgres.js
+  if (typeof db?.$queryRawUnsafe === 'function') // Prisma
+    return (text, values) => db.$queryRawUnsafe(text, ...values);
+  if (typeof db?.raw === 'function') return (text, values) => db.raw(text.replace(/\$\d+/g, '?'), values); // Knex
+  // a pool gives any connection to each query
+  if (typeof db?.query === 'function' && !('idleCount' in db)) return (text, values) => db.query(text, values);
+  if (typeof db === 'function') return db;
+  throw new BadArgument('this does not execute SQL, or not over one connection', '22023');
+}
+
+const arrayOf = (names) => `{${names.map((name) => `"${`${name}`.replace(/["\\]/g, '\\$&')}"`)}}`;
+const numbers = (text) => text.slice(1, -1).split(',').filter(Boolean).map(Number);
+
+/**
+ * Each is the function of that name, with dlock_ before it, in the program's transaction and over its connection: of
+ * node-postgres, Knex, Prisma, TypeORM or postgres.js, or a function of a statement and its values.
+ */
+export class Calls {
+  #execute;
+
+  constructor(db) {
+    this.#execute = executor(db);
+  }
+
+  // As text, both ways: libraries differ in what else they send and take.
+  async #ask(name, values, { timeout, ttl, ...rest } = {}) {
+    const named = Object.entries({ timeout: interval(timeout), ttl: interval(ttl), ...rest })
+      .filter(([, value]) => value != null);
+    const places = [
+      ...values.map(([, type], n) => `$${n + 1}::text::${type}`),
+      ...named.map(([key], n) => `${key} => $${values.length + n + 1}::text::${TYPES[key]}`)];
+    const given = [...values.map(([value]) => value), ...named.map(([, value]) => value)];
+    return this.#run(`dlock_${name}(${places})`, given);
+  }
+
+  async #run(expression, values) {
+    try {
+      return valueOf(await this.#execute(
+        `SELECT ${expression}::text AS value`, values.map((value) => (value == null ? null : `${value}`))));
+    } catch (error) {
+      throw translate(error);
+    }
+  }
+
+  /** Is it true, what a statement of this package asks? */
+  async send([text, values]) {
+    const typed = text.replace(/^SELECT /, '').replace(/\$(\d+)/g,
+      (place, n) => `${place}::text::${typeof values[n - 1] === 'number' ? ID : NAME}`);
+    return (await this.#run(typed, values)) === 'true';
+  }
+
+  /** Until the transaction ends; the fence */
+  async xactAcquire(name, { timeout, shared, slots, permits, info } = {}) {
+    return Number(await this.#ask('xact_acquire', [[name, NAME]], { timeout, shared, slots, permits, info }));
+  }
+
+  /** All, or none, in an order of which no deadlock comes */
+  async xactAcquireAll(names, { timeout, shared, info } = {}) {
+    return numbers(await this.#ask('xact_acquire_all', [[arrayOf(names), NAMES]], { timeout, shared, info }));
+  }
+
+  /** In session scope, on a connection that the program keeps */
+  async acquireAll(names, { timeout, shared, info } = {}) {
+    return numbers(await this.#ask('acquire_all', [[arrayOf(names), NAMES]], { timeout, shared, info }));
+  }
+
+  async releaseTicket(ticket) {
+    if ((await this.#ask('release_ticket', [[ticket, ID]])) !== 'true')
+      throw new LockLost(`ticket ${ticket} was lost`, '55L01');
+  }
+
+  async releaseAtCommit(ticket) {
+    await this.#ask('release_at_commit', [[ticket, ID]]);
+  }
+
+  /** The transaction commits only while this lock, or the lock of this name and fence, is held. */
+  async guard(lock, fence) {
+    const [name, number] = typeof lock === 'string' ? [lock, fence] : [lock.name, lock.fence];
+    await this.#ask('guard', [[name, NAME], [number, ID]]);
+  }
+
+  async isHeld(name, lease) {
+    return (await this.#ask('is_held', [[name, NAME]], { lease })) === 'true';
+  }
+
+  /** How many tickets the lease keeps; undefined where it is gone */
+  async renew(id, ttl) {
+    const kept = await this.#ask('renew', [[id, ID]], { ttl });
+    return kept === null ? undefined : Number(kept);
+  }
+
+  async downgrade(ticket) {
+    return (await this.#ask('downgrade', [[ticket, ID]])) === 'true';
+  }
+
+  async setInfo(id, info) {
+    return (await this.#ask('set_info', [[id, ID], [info, NAME]])) === 'true';
+  }
+
+  /** dlock_set_slots: how many permits the lock has, whatever requests say; null if they say it again */
+  async resize(name, slots) {
+    await this.#ask('set_slots', [[name, NAME], [slots, 'integer']]);
+  }
+}

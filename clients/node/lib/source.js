@@ -1,0 +1,104 @@
+// Where connections come from: a server's configuration, or the program's own source of them
+
+import pg from 'pg';
+import { BadArgument, ConnectionLost, NotPrimary, cancelled, translate } from './errors.js';
+import { FOREVER, ask, close, cut, hostsOf } from './wire.js';
+
+const isPool = (source) => typeof source?.connect === 'function' && 'idleCount' in source;
+
+export const isSource = (source) =>
+  typeof source === 'string' || typeof source === 'function' || isPool(source)
+  || typeof source === 'object' && source !== null && typeof source.query !== 'function';
+
+// What is asked next fails where it has ended; returns what undoes this.
+function listen(client) {
+  const ignore = () => {};
+  const end = () => { client.ended = true; };
+  client.ended = false;
+  client.on('error', ignore);
+  client.once('end', end);
+  return () => client.off('error', ignore).off('end', end);
+}
+
+// A connection to the host that is the primary, where there are several
+async function connect(config, name, { patience, signal }) {
+  const hosts = hostsOf(config);
+  let failure;
+  for (const host of hosts) {
+    if (signal?.aborted) throw cancelled(signal);
+    const client = new pg.Client({
+      keepAlive: true, keepAliveInitialDelayMillis: 30000, fallback_application_name: name, ...host,
+      connectionTimeoutMillis: Math.min(host.connectionTimeoutMillis || 10000, Math.max(patience, 1000)),
+    });
+    const stop = () => cut(client);
+    listen(client);
+    signal?.addEventListener('abort', stop);
+    try {
+      await client.connect();
+      if (hosts.length > 1 && (await ask(client, ['SHOW transaction_read_only'], { limit: 10000 })) === 'on')
+        throw new NotPrimary('the server is a standby', '25006');
+      return client;
+    } catch (error) {
+      failure = translate(error);
+      await close(client);
+    } finally {
+      signal?.removeEventListener('abort', stop);
+    }
+  }
+  throw failure;
+}
+
+// What the program makes, unless that takes too long; what comes of it all the same is discarded.
+async function inTime(making, discard, { patience, signal }) {
+  let timer, stop;
+  const late = new Promise((_, reject) => {
+    stop = () => reject(cancelled(signal));
+    timer = setTimeout(() => reject(new ConnectionLost('the program gives no connection')),
+      Math.min(Math.max(patience, 0), FOREVER));
+    signal?.addEventListener('abort', stop);
+  });
+  try {
+    return await Promise.race([making, late]);
+  } catch (error) {
+    making.then(discard).catch(() => {});
+    throw translate(error);
+  } finally {
+    clearTimeout(timer);
+    signal?.removeEventListener('abort', stop);
+  }
+}
+
+const isClient = (made) => typeof made?.query === 'function' && typeof made.end === 'function';
+
+/**
+ * A connection, and how to end it: as good, or in a state that nobody knows. A pool's is kept out of it until then. A
+ * function is asked for each new connection; it returns one, or what names a server.
+ */
+export async function lend(source, name, { patience = 10000, signal } = {}) {
+  if (signal?.aborted) throw cancelled(signal);
+  if (isPool(source)) {
+    const client = await inTime(source.connect(), (late) => late.release(), { patience, signal });
+    const forget = listen(client);
+    return {
+      client,
+      pooled: true,
+      end: (good) => {
+        forget();
+        client.release(!good);
+      },
+    };
+  }
+  let client = source;
+  if (typeof source === 'function') {
+    client = await inTime(Promise.resolve().then(source), (late) => isClient(late) && late.end(), { patience, signal });
+    if (isClient(client)) {
+      if (isPool(client) || !client.processID) throw new BadArgument('a connection has to be connected', '22023');
+      listen(client);
+      return { client, pooled: false, end: () => close(client) };
+    }
+    if (!isSource(client) || typeof client === 'function')
+      throw new BadArgument(`no connection, but ${typeof client}`, '22023');
+  }
+  client = await connect(client, name, { patience, signal });
+  return { client, pooled: false, end: () => close(client) };
+}

@@ -1,0 +1,461 @@
+// The JavaScript client over an application's own connections, and in its transactions: pools, functions, and libraries.
+// test/t/client_node_own.pl starts this, with a server in the environment.
+
+import assert from 'node:assert/strict';
+import { setTimeout as sleep } from 'node:timers/promises';
+import Knex from 'knex';
+import pg from 'pg';
+import postgres from 'postgres';
+import { DataSource } from 'typeorm';
+import { QueryTypes, Sequelize } from 'sequelize';
+import {
+  BadArgument, Calls, ConnectionLost, Lock, LockLost, LockTimeout, Locks, NotAllowed, WrongState, now,
+} from 'dlock-client';
+
+const TIMEOUT = Number(process.env.PG_TEST_TIMEOUT_DEFAULT) * 1000;
+const KEPT = { ttl: 3_600_000, interval: 200 };
+const patience = TIMEOUT;
+
+const other = new pg.Client({ user: process.env.ADMIN });
+await other.connect();
+
+async function admin(sql, ...values) {
+  return Object.values((await other.query(sql, values)).rows[0])[0];
+}
+
+async function until(condition, what = `${condition}`) {
+  for (const end = performance.now() + TIMEOUT; !await condition(); await sleep(10))
+    assert(performance.now() < end, `waited for ${what}`);
+}
+
+const isFree = (name) => admin('SELECT dlock_try_xact_acquire($1) IS NOT NULL', name);
+const waits = (name) => until(() => admin(
+  'SELECT count(*) = 1 FROM dlock_locks WHERE name = $1 AND NOT granted', name), `a waiter for ${name}`);
+const modeOf = (name) => admin("SELECT mode || ' ' || coalesce(info, '-') FROM dlock_locks($1)", name);
+const renewedAt = (lease) => admin('SELECT renewed_at::text FROM dlock_leases WHERE lease = $1', lease);
+
+async function untilRenewed(lease) {
+  const before = await renewedAt(lease);
+  await until(async () => (await renewedAt(lease)) > before, 'a renewal');
+}
+
+const terminate = () => admin(
+  "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity"
+  + " WHERE usename = 'app' AND application_name <> 'program'");
+
+async function busy(name, work) {
+  const ticket = await admin('SELECT dlock_acquire($1)', name);
+  try {
+    return await work();
+  } finally {
+    await admin('SELECT dlock_release_ticket($1)', ticket);
+  }
+}
+
+const newPool = (max, options) => {
+  const pool = new pg.Pool({ max, ...options });
+  pool.on('error', () => {});
+  return pool;
+};
+
+// What a connection must not keep of what it was lent for
+async function look(pool) {
+  const client = await pool.connect();
+  try {
+    const { rows: [{ pid, ...left }] } = await client.query(
+      "SELECT pg_backend_pid() AS pid, current_setting('client_connection_check_interval') AS checks,"
+      + ' (SELECT count(*) FROM pg_listening_channels()) AS listens,'
+      + ' (SELECT count(*) FROM dlock_locks WHERE pid = pg_backend_pid()) AS locks');
+    left.listeners = ['error', 'end', 'notification'].map((event) => client.listenerCount(event));
+    return { pid, left };
+  } finally {
+    client.release();
+  }
+}
+
+const tests = {};
+
+//
+// Sources
+//
+
+async function withPool(work) {
+  const pool = newPool(1);
+  try {
+    await look(pool);
+    const before = await look(pool);
+    await work(new Locks(pool, { patience }), pool, before);
+    assert.deepEqual((await look(pool)).left, before.left);
+  } finally {
+    await pool.end();
+  }
+}
+
+tests['a pool: a connection is out until the release'] = () => withPool(async (locks, pool, before) => {
+  await locks.lock('report').run(async (lock) => {
+    assert(!await isFree('report'));
+    assert.equal(pool.idleCount, 0);
+    assert(await lock.isHeld());
+  });
+  assert(await isFree('report'));
+  assert.equal((await look(pool)).pid, before.pid);
+  await assert.rejects(locks.lock('report').run(() => { throw new TypeError(); }), TypeError);
+  assert.equal((await look(pool)).pid, before.pid);
+});
+
+tests['a pool: a wait that has ended leaves nothing'] = () => withPool(async (locks, pool, before) => {
+  await busy('busy', async () => {
+    for (const options of [{}, { ttl: 3_600_000 }]) {
+      for (const timeout of [0, 10])
+        await assert.rejects(locks.lock('busy', { timeout, ...options }).acquire(), LockTimeout);
+      assert.equal((await look(pool)).pid, before.pid);
+      const giving = new AbortController();
+      const waiting = assert.rejects(locks.lock('busy', options).acquire({ signal: giving.signal }), { code: '57014' });
+      await waits('busy');
+      giving.abort();
+      await waiting;
+      assert.equal(await admin("SELECT count(*)::integer FROM dlock_locks('busy')"), 1);
+    }
+  });
+  assert(await isFree('busy'));
+});
+
+tests['a pool: a connection that broke is replaced'] = () => withPool(async (locks, pool, before) => {
+  await assert.rejects(locks.lock('report').run(terminate), LockLost);
+  const { pid } = await look(pool);
+  assert.notEqual(pid, before.pid);
+});
+
+tests['a pool: a connection that cannot be cleaned is replaced'] = () => withPool(async (locks, pool, before) => {
+  let lent;
+  pool.once('acquire', (taken) => { lent = taken; });
+  await assert.rejects(locks.lock('report').run(() => lent.query('SET search_path TO nowhere')), { code: '42883' });
+  const { pid } = await look(pool);
+  assert.notEqual(pid, before.pid);
+});
+
+tests['a pool: what it cannot give is waited for with patience'] = () => withPool(async (locks, pool) => {
+  const hasty = new Locks(pool, { patience: 10 });
+  await locks.lock('report').run(async () => {
+    await assert.rejects(hasty.resize('other', 3), ConnectionLost);
+    const giving = new AbortController();
+    const waiting = assert.rejects(locks.lock('other').acquire({ signal: giving.signal }), { code: '57014' });
+    giving.abort();
+    await waiting;
+  });
+});
+
+tests['a pool: the heartbeat keeps a connection, and a lease gives its own back'] = async () => {
+  const pool = newPool(2, { connectionTimeoutMillis: TIMEOUT });
+  const locks = new Locks(pool, { patience });
+  await locks.lock('job', KEPT).run(async (lock) => {
+    await untilRenewed(lock.fence);
+    (await pool.connect()).release();
+    await terminate();
+    await untilRenewed(lock.fence);
+    lock.check();
+  });
+  await locks.lease(KEPT).run(async (lease) => {
+    await untilRenewed(lease.id);
+    const client = await pool.connect();
+    await client.query('SELECT 1');
+    client.release();
+    await lease.lock('a').run(async () => {
+      assert.equal(await admin('SELECT held FROM dlock_leases'), 1);
+      (await pool.connect()).release();
+    });
+  });
+  await until(() => pool.idleCount === pool.totalCount, 'the connections to come back');
+  const clients = [await pool.connect(), await pool.connect()];
+  for (const client of clients) {
+    assert.equal((await client.query('SHOW client_connection_check_interval')).rows[0]
+      .client_connection_check_interval, '0');
+    client.release();
+  }
+  await pool.end();
+};
+
+tests['a pool: nothing is queued or listened to on what comes back'] = () => withPool(async (locks, pool, before) => {
+  for (let n = 0; n < 2; n++) {
+    const tickets = locks.tickets();
+    const ticket = await tickets.enqueue('queue');
+    assert.equal((await tickets.next({ timeout: TIMEOUT })).ticket, ticket);
+    await tickets.watch('other');
+    assert.equal((await tickets.next({ timeout: TIMEOUT })).event, 'free');
+    await tickets.close();
+    const after = await look(pool);
+    assert.equal(after.pid, before.pid);
+    assert.deepEqual(after.left, before.left);
+  }
+});
+
+tests['a function is asked for each new connection'] = async () => {
+  let asked = 0;
+  const locks = new Locks(() => ({ application_name: `token-${asked++}` }), { patience });
+  await locks.lock('job', KEPT).run(async (lock) => {
+    await untilRenewed(lock.fence);
+    const before = asked;
+    await terminate();
+    await untilRenewed(lock.fence);
+    assert(asked > before);
+    assert.equal(await admin("SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'token-%'"),
+      `token-${asked - 1}`);
+  });
+  const made = [];
+  const connecting = new Locks(async () => {
+    const client = new pg.Client();
+    made.push(client);
+    await client.connect();
+    return client;
+  }, { patience });
+  await connecting.lock('report').run(async () => assert(!await isFree('report')));
+  await connecting.lock('job', KEPT).run((lock) => untilRenewed(lock.fence));
+  await until(() => made.every((client) => client.ended), 'them to be closed');
+};
+
+tests['sources that give nothing are refused'] = async () => {
+  for (const source of [7, null, new pg.Client()]) assert.throws(() => new Locks(source), BadArgument);
+  for (const made of [7, new pg.Client(), () => {}])
+    await assert.rejects(new Locks(() => made).lock('a').acquire(), BadArgument);
+  await assert.rejects(new Locks(() => { throw new TypeError('no token'); }).lock('a').acquire(), TypeError);
+  assert.throws(() => new Locks([newPool(1), newPool(1)]), BadArgument);
+  assert.throws(() => new Calls(newPool(1)), BadArgument);
+  assert.throws(() => new Lock({}, 'a', { scope: 'transaction' }), BadArgument);
+};
+
+//
+// The program's transactions
+//
+
+const knex = Knex({ client: 'pg', connection: {}, pool: { min: 0, max: 1 } });
+const sql = postgres({ max: 1, onnotice: () => {}, host: process.env.PGHOST });
+const client = new pg.Client({ application_name: 'program' });
+const source = new DataSource({ type: 'postgres', applicationName: 'program', database: process.env.PGDATABASE, host: process.env.PGHOST,
+  port: Number(process.env.PGPORT), username: process.env.PGUSER });
+const sequelize = new Sequelize({
+  dialect: 'postgres', logging: false, database: process.env.PGDATABASE, host: process.env.PGHOST,
+  port: process.env.PGPORT, username: process.env.PGUSER });
+
+await client.connect();
+await source.initialize();
+
+async function overClient(wrapped, work) {
+  await client.query('BEGIN');
+  try {
+    const result = await work(wrapped);
+    await client.query('COMMIT');
+    return result;
+  } catch (error) {
+    await client.query('ROLLBACK');
+    throw error;
+  }
+}
+
+// Each runs work in a transaction, with what executes SQL in it.
+const transactions = {
+  'node-postgres': (work) => overClient(client, work),
+  // what Prisma's client for a transaction has; with numbers as its own, and no void
+  'the interface of Prisma': (work) => overClient({
+    async $queryRawUnsafe(text, ...values) {
+      const { rows } = await client.query(text, values);
+      for (const value of Object.values(rows[0])) assert.equal(typeof value, 'string');
+      return rows;
+    },
+  }, work),
+  'a function': (work) => overClient(async (text, values) => (await client.query(text, values)).rows[0].value, work),
+  knex: (work) => knex.transaction(work),
+  'postgres.js': (work) => sql.begin(work),
+  typeorm: (work) => source.transaction(work),
+  sequelize: (work) => sequelize.transaction((transaction) => work((text, values) =>
+    sequelize.query(text, { bind: values, transaction, type: QueryTypes.SELECT }))),
+};
+
+for (const [title, begin] of Object.entries(transactions)) {
+  tests[`${title}: locks and guards in a transaction`] = async () => {
+    await begin(async (db) => {
+      const calls = new Calls(db);
+      assert(await calls.xactAcquire('account/7', { timeout: TIMEOUT, info: 'me' }) > 0);
+      assert(!await isFree('account/7'));
+      assert.equal(await calls.isHeld('account/7'), true);
+      assert.equal(await calls.isHeld('account/8'), false);
+    });
+    assert(await isFree('account/7'));
+    await begin(async (db) => {
+      const fences = await new Calls(db).xactAcquireAll(['b', 'a"\\,{}']);
+      assert(fences.every((fence) => fence > 0) && fences.length === 2);
+      assert(!await isFree('a"\\,{}'));
+    });
+    await assert.rejects(begin(async (db) => {
+      const lock = await new Lock(db, 'account/7', { scope: 'transaction' }).acquire();
+      assert(!await isFree('account/7'));
+      assert(await lock.isHeld());
+      await lock.setInfo('two');
+      await lock.downgrade();
+      assert.equal(await modeOf('account/7'), 'shared two');
+      await lock.release();
+      assert(!await isFree('account/7'));
+      throw new TypeError('the program fails');
+    }), TypeError);
+    assert(await isFree('account/7'));
+    await busy('busy', () => assert.rejects(
+      begin((db) => new Calls(db).xactAcquire('busy', { timeout: 0 })), LockTimeout));
+    await new Locks().lock('job', { ttl: 3_600_000 }).run(async (lock) => {
+      await begin((db) => lock.guard(db));
+      await begin((db) => new Calls(db).guard(lock));
+      await begin((db) => new Calls(db).guard(lock.name, lock.fence));
+    });
+    await assert.rejects(begin((db) => new Calls(db).guard('job', 1)), LockLost);
+  };
+}
+
+//
+// The rest of what a program calls
+//
+
+const locks = new Locks({}, { patience });
+
+tests['locked: each call has its own lock'] = async () => {
+  const report = locks.locked('report', async (word, again) => {
+    assert(!await isFree('report'));
+    if (again) await assert.rejects(report(word, false), LockTimeout);
+    return word + word;
+  }, { timeout: 0 });
+  assert.equal(await report('a', true), 'aa');
+  const account = locks.locked((number) => `account/${number}`, async (number) => {
+    assert(!await isFree(`account/${number}`));
+    throw new TypeError();
+  }, KEPT);
+  await assert.rejects(account(7), TypeError);
+};
+
+tests['renew: another ttl, and the shorter one counts until the answer'] = async () => {
+  for (const kept of [locks.lock('a', { ttl: 60_000 }), locks.lease({ ttl: 60_000 })]) {
+    await kept.run(async () => {
+      for (const ttl of [3_600_000, 30_000]) {
+        const before = now();
+        await kept.renew(ttl);
+        assert.equal(await admin('SELECT extract(epoch FROM ttl)::integer FROM dlock_leases'), ttl / 1000);
+        assert(kept.deadline >= before + 0.99 * ttl && kept.deadline <= now() + 0.99 * ttl);
+      }
+      await kept.renew();
+      assert(kept.deadline <= now() + 0.99 * 30_000);
+      await assert.rejects(kept.renew(1e15), BadArgument);
+      assert.equal(kept.heart.life, 0.99 * 30_000);
+      kept.heart.change(3_600_000, { interval: 1000, margin: 0 });
+      assert(kept.deadline <= now() + 30_000);
+      assert(kept.heart.life <= 30_000);
+      kept.heart.change(10_000, { interval: 1000, margin: 0 });
+      assert(kept.deadline <= now() + 10_000);
+      kept.check();
+    });
+    await assert.rejects(kept.renew(), WrongState);
+  }
+  await locks.lock('a').run((lock) => assert.rejects(lock.renew(), WrongState));
+  await assert.rejects(locks.lock('a', { ttl: 60_000 }).run(async (lock) => {
+    await admin('SELECT dlock_force_release($1)', lock.fence);
+    await lock.renew();
+  }), LockLost);
+};
+
+tests['downgrade, setInfo and isHeld'] = async () => {
+  await locks.lease({ ttl: 3_600_000 }).run(async (lease) => {
+    for (const lock of [locks.lock('a'), locks.lock('a', { ttl: 3_600_000 }), lease.lock('a'), new Lock(client, 'a')]) {
+      assert.equal(await lock.isHeld(), false);
+      await lock.run(async () => {
+        assert.equal(await lock.isHeld(), true);
+        await lock.setInfo('one');
+        assert.equal(await modeOf('a'), 'exclusive one');
+        await lock.setInfo(null);
+        await lock.downgrade();
+        assert.equal(await modeOf('a'), 'shared -');
+        lock.check();
+      });
+    }
+    await lease.setInfo('two');
+    assert.equal(await admin('SELECT info FROM dlock_leases'), 'two');
+  });
+  for (const options of [{}, { ttl: 3_600_000 }])
+    await assert.rejects(locks.lock('a', options).run(async (lock) => {
+      await admin('SELECT dlock_force_release($1)', lock.fence);
+      assert.equal(await lock.isHeld(), false);
+      await lock.downgrade();
+    }), LockLost);
+};
+
+tests['acquireAll: all, or none; each is released by itself'] = async () => {
+  await locks.lease({ ttl: 3_600_000 }).run(async (lease) => {
+    await busy('b', async () => {
+      await assert.rejects(lease.acquireAll(['a', 'b'], { timeout: 0 }), LockTimeout);
+      assert(await isFree('a'));
+      const giving = new AbortController();
+      const waiting = assert.rejects(lease.acquireAll(['a', 'b'], { signal: giving.signal }), { code: '57014' });
+      await waits('b');
+      giving.abort();
+      await waiting;
+    });
+    await until(async () => await isFree('a') && await isFree('b') && !lease.heart.owed.size, 'nothing to be left');
+    const [one, two] = await lease.acquireAll(['b', 'a'], { info: 'me' });
+    assert.deepEqual([one.name, two.name], ['b', 'a']);
+    assert.equal(await modeOf('b'), 'exclusive me');
+    await assert.rejects(lease.acquireAll(['c', 'a']), WrongState);
+    await one.release();
+    assert(await isFree('b'));
+    assert(!await isFree('a'));
+    await admin('SELECT dlock_force_release($1)', two.fence);
+    await assert.rejects(two.release(), LockLost);
+    await lease.acquireAll(['a', 'b', 'a']);
+  });
+  const calls = new Calls(client);
+  for (const fence of await calls.acquireAll(['b', 'a'])) {
+    assert.equal(await calls.downgrade(fence), true);
+    assert.equal(await calls.setInfo(fence, 'x'), true);
+    await calls.releaseTicket(fence);
+    await assert.rejects(calls.releaseTicket(fence), LockLost);
+  }
+  assert.equal(await calls.renew(1), undefined);
+};
+
+tests['resize: for the roles that may'] = async () => {
+  await assert.rejects(locks.resize('pool', 3), NotAllowed);
+  const root = new Locks({ user: process.env.ADMIN }, { patience });
+  for (const slots of [3, null]) {
+    await root.resize('pool', slots);
+    assert.equal(await admin('SELECT count(*)::integer FROM dlock_slots'), slots ? 1 : 0);
+  }
+};
+
+tests['an observer: waits, holds and losses'] = async () => {
+  let seen = [];
+  const observed = new Locks({}, { patience, observer: (observation) => seen.push(observation) });
+  const what = () => seen.map(({ what: word, name, scope }) => [word, name, scope].join());
+  await observed.lock('a').run(() => assert.deepEqual(what(), ['waited,a,session']));
+  assert.deepEqual(what(), ['waited,a,session', 'held,a,session']);
+  assert(seen.every(({ ms }) => ms >= 0));
+  seen = [];
+  await busy('a', () => assert.rejects(observed.lock('a', { ttl: 3_600_000, timeout: 0 }).acquire(), LockTimeout));
+  assert.deepEqual(what(), ['failed,a,lease']);
+  assert(seen[0].error instanceof LockTimeout);
+  seen = [];
+  await observed.lease(KEPT).run((lease) => assert.rejects(lease.lock('a').run(async (lock) => {
+    await admin('SELECT dlock_force_release($1)', lock.fence);
+    await until(() => seen.length > 1, 'the loss');
+  }), LockLost));
+  assert.deepEqual(what(), ['waited,a,lease', 'lost,a,lease']);
+  const warned = new Promise((resolve) => { process.once('warning', resolve); });
+  await new Locks({}, { observer: () => { throw new TypeError('an observer fails'); } }).lock('a').run(() => {});
+  assert.equal((await warned).message, 'an observer fails');
+};
+
+for (const [title, test] of Object.entries(tests)) {
+  try {
+    await test();
+    await until(() => admin('SELECT count(*) = 0 FROM dlock_locks'), 'nothing to be left');
+    console.log(`ok ${title}`);
+  } catch (error) {
+    console.log(`${error.stack ?? error}\nnot ok ${title}`);
+    process.exitCode = 1;
+    await admin('SELECT count(dlock_force_release(ticket)) FROM dlock_locks');
+  }
+}
+
+await Promise.all([client.end(), knex.destroy(), sql.end(), source.destroy(), sequelize.close(), other.end()]);

@@ -1,0 +1,68 @@
+"""dlock in Django: over its databases, and in its transactions"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from django.core.signals import request_finished  # type: ignore
+from django.db import connections, transaction  # type: ignore
+
+from .calls import Calls
+from .errors import WrongState
+from .locks import BaseLock
+from .service import Locks
+
+
+@cache
+def _connecting(using: str) -> Callable[[], Any]:
+    def connect() -> Any:
+        database = connections.create_connection(using)
+        return database.get_new_connection(database.get_connection_params())
+    return connect
+
+
+def locks(using: str = 'default', *, patience: float = 30) -> Locks:
+    """Over connections of their own, made as Django makes its own"""
+    return Locks(_connecting(using), patience=patience)
+
+
+def calls(using: str = 'default') -> Calls:
+    """Over Django's connection, and in its transaction"""
+    connection = connections[using]
+    if not connection.in_atomic_block:
+        raise WrongState('this is no transaction: use atomic()', '55000')
+    return Calls(connection)
+
+
+@contextmanager
+def atomic(name: str, *, using: str = 'default', timeout: float | None = None,
+           shared: bool | None = None, slots: int | None = None,
+           permits: int | None = None,
+           info: str | None = None) -> Iterator[int]:
+    """transaction.atomic() with a lock, which is free once the outermost
+    transaction has ended; yields the fence."""
+    with transaction.atomic(using=using):
+        yield calls(using).xact_acquire(
+            name, timeout=timeout, shared=shared, slots=slots,
+            permits=permits, info=info)
+
+
+def guard(lock: BaseLock, using: str = 'default') -> None:
+    """The transaction commits only while the lock is held."""
+    calls(using).guard(lock)
+
+
+def _release_all(**_: Any) -> None:
+    for connection in connections.all():
+        if connection.connection is not None and connection.is_usable():
+            with connection.cursor() as cursor:
+                cursor.execute('SELECT dlock_release_all()')
+
+
+def release_after_requests() -> None:
+    """A session's locks that a request has left: for databases with
+    CONN_MAX_AGE, from AppConfig.ready()"""
+    request_finished.connect(_release_all)

@@ -1,0 +1,69 @@
+"""Connections of psycopg2, for what is written for those of psycopg 3"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+
+class Psycopg2:
+    """Blocking; an exception of a signal handler comes after the answer."""
+
+    prepare_threshold = None
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self._cursor = import_module('psycopg2.extensions').cursor
+        self._handlers: list[Callable[[Any], None]] = []
+        self.fileno, self.close, self.cancel, self.rollback = (
+            raw.fileno, raw.close, raw.cancel, raw.rollback)
+
+    @staticmethod
+    def of(connection: Any) -> Any:
+        """This, if it is a connection of psycopg2; else what is given"""
+        if any(f'{kind.__module__}.{kind.__name__}'
+               == 'psycopg2.extensions.connection'
+               for kind in type(connection).__mro__):
+            return Psycopg2(connection)
+        return connection
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.raw.closed)
+
+    @property
+    def autocommit(self) -> bool:
+        return bool(self.raw.autocommit)
+
+    @autocommit.setter
+    def autocommit(self, on: bool) -> None:
+        self.raw.autocommit = on
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> Any:
+        # a plain cursor, whatever the program has set
+        cursor = self.raw.cursor(cursor_factory=self._cursor)
+        cursor.execute(sql, values)
+        if self._handlers:
+            while self.raw.notifies:
+                said = self.raw.notifies.pop(0)
+                for handler in self._handlers:
+                    handler(SimpleNamespace(
+                        channel=said.channel, payload=said.payload))
+        return cursor
+
+    def add_notify_handler(self, handler: Callable[[Any], None]) -> None:
+        self._handlers.append(handler)
+
+    def remove_notify_handler(self, handler: Callable[[Any], None]) -> None:
+        self._handlers.remove(handler)
+
+
+def is_idle(connection: Any) -> bool:
+    """Is it outside of any transaction?"""
+    if connection.closed:
+        return False
+    if isinstance(connection, Psycopg2):
+        return bool(connection.raw.get_transaction_status() == 0)
+    return bool(connection.pgconn.transaction_status == 0)

@@ -1,0 +1,52 @@
+"""Servers, and the names that each of them has"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from .callers import Caller
+from .errors import BadArgument
+from .lines import Line
+from .observe import Observer
+from .sources import Given, Source, source_of
+
+
+class Servers:
+    _kind: type[Caller]
+
+    def __init__(self, source: Given | Sequence[Given], *,
+                 keys: Sequence[str] | None = None,
+                 patience: float = 30,
+                 observer: Observer | None = None) -> None:
+        """One server: a DSN, which may name several hosts, or whatever else
+        gives connections to it.  Or several servers, each with a key by which
+        names are spread over them, by default its DSN.  A server that is away
+        is waited for as long as there is patience.  The observer is told of
+        each wait, hold and loss, in the thread or task of it."""
+        given: list[Any] = (list(source) if isinstance(source, (list, tuple))
+                            else [source])
+        self.sources = [source_of(one, self._kind) for one in given]
+        self.keys = [str(one.key) for one in self.sources
+                     ] if keys is None else list(keys)
+        if (not given or len(set(self.keys)) != len(given) or keys is None
+                and len(given) > 1 and any(type(g) is not str for g in given)):
+            raise BadArgument('each server needs a key of its own', '22023')
+        self.patience, self.observer = patience, observer
+
+    def server(self, name: str) -> Any:
+        """The DSN, or other source, of the server that has this name"""
+        return self.source(name).given
+
+    def source(self, name: str) -> Source:
+        def weight(server: tuple[str, Source]) -> bytes:
+            return hashlib.sha256(f'{server[0]}\0{name}'.encode()).digest()
+        return max(zip(self.keys, self.sources), key=weight)[1]
+
+    def check(self, name: str, near: str) -> None:
+        if self.source(name) is not self.source(near):
+            raise BadArgument(f'"{name}" is on another server', '22023')
+
+    def line(self, caller: Caller, name: str) -> Line:
+        return Line(caller, self.source(name), self.patience)

@@ -1,0 +1,836 @@
+"""The Python client over an application's own connections, and in its
+transactions: pools, engines, functions, drivers and frameworks.
+
+test/t/client_python_own.pl starts this, with a server in the environment.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import sys
+import threading
+import unittest
+from contextlib import contextmanager
+
+import psycopg
+from psycopg.rows import dict_row
+from python_stack import (
+    TIMEOUT, Holder, StackTest, admin, has_waiter, is_free, main, until)
+
+import dlock
+from dlock.lines import now
+
+try:
+    import psycopg_pool
+except ImportError:
+    psycopg_pool = None
+try:
+    import psycopg2
+    import psycopg2.extras
+except ImportError:
+    psycopg2 = None
+try:
+    import sqlalchemy
+    import sqlalchemy.orm
+    engine_driver = ('psycopg2' if psycopg2 else 'psycopg')
+except ImportError:
+    sqlalchemy = None
+try:
+    import asyncpg
+except ImportError:
+    asyncpg = None
+try:
+    import django
+except ImportError:
+    django = None
+
+KEPT = {'ttl': 3600, 'interval': 0.2}
+PATIENT = {'patience': TIMEOUT}
+
+
+def renewed_at(lease):
+    return admin(f'SELECT renewed_at FROM dlock_leases WHERE lease = {lease}')
+
+
+def until_renewed(lease):
+    before = renewed_at(lease)
+    until(lambda: renewed_at(lease) > before)
+
+
+def terminate():
+    admin('SELECT count(pg_terminate_backend(pid, 10000)) '
+          "FROM pg_stat_activity WHERE usename = 'app'")
+
+
+def count_connections():
+    return int(admin('SELECT count(*) FROM pg_stat_activity '
+                     "WHERE usename = 'app'"))
+
+
+def state(db):
+    """What a connection must not keep of what it was lent for"""
+    return (db.autocommit, db.prepare_threshold, db.execute(
+        "SELECT current_setting('client_connection_check_interval'),"
+        ' (SELECT count(*) FROM pg_listening_channels()),'
+        ' (SELECT count(*) FROM dlock_locks WHERE pid = pg_backend_pid())'
+        ).fetchone())
+
+
+@contextmanager
+def interrupted_when(condition, *arguments):
+    """An exception of a signal handler, in the main thread"""
+    def interrupt():
+        until(condition, *arguments)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    def handler(*_):
+        raise InterruptedError('by the test')
+
+    signal.signal(signal.SIGUSR1, handler)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+@unittest.skipUnless(psycopg_pool, 'psycopg_pool is not installed')
+class Pool(StackTest, unittest.TestCase):
+    def setUp(self):
+        self.pool = psycopg_pool.ConnectionPool('', min_size=1, max_size=1)
+        self.locks = dlock.Locks(self.pool, **PATIENT)
+        self.pid, self.state = self.look()
+
+    def tearDown(self):
+        self.pool.close()
+        super().tearDown()
+
+    def look(self):
+        with self.pool.connection(TIMEOUT) as db:
+            return db.info.backend_pid, state(db)
+
+    def is_out(self):
+        try:
+            self.pool.putconn(self.pool.getconn(0.001))
+        except psycopg_pool.PoolTimeout:
+            return True
+        return False
+
+    def assertClean(self):
+        self.assertEqual(self.look(), (self.pid, self.state))
+
+    def assertReplaced(self):
+        pid, left = self.look()
+        self.assertNotEqual(pid, self.pid)
+        self.assertEqual(left, self.state)
+
+    def test_session(self):
+        """a pool: a session's connection is out until the release"""
+        with self.locks.lock('report', timeout=TIMEOUT):
+            self.assertFalse(is_free('report'))
+            self.assertTrue(self.is_out())
+        self.assertTrue(is_free('report'))
+        self.assertClean()
+
+    def test_exception(self):
+        """a pool: an exception gives the connection back"""
+        with self.assertRaises(KeyError), self.locks.lock('report'):
+            raise KeyError
+        self.assertClean()
+
+    def test_timeout(self):
+        """a pool: a wait that has ended leaves nothing on the connection"""
+        with Holder('busy'):
+            for timeout in 0, 0.01:
+                with self.assertRaises(dlock.LockTimeout):
+                    self.locks.lock('busy', timeout=timeout).acquire()
+                with self.assertRaises(dlock.LockTimeout):
+                    self.locks.lock('busy', timeout=timeout, ttl=60).acquire()
+        self.assertClean()
+
+    def test_interrupted(self):
+        """a pool: nor does a wait that was broken off"""
+        for options in {}, {'ttl': 3600}:
+            with Holder('busy'), interrupted_when(has_waiter, 'busy'):
+                with self.assertRaises(InterruptedError):
+                    self.locks.lock('busy', **options).acquire()
+            self.assertEqual(self.look()[1], self.state)
+            self.assertTrue(is_free('busy'))
+
+    def test_lost(self):
+        """a pool: a connection that broke is replaced"""
+        lock = self.locks.lock('report')
+        lock.acquire()
+        terminate()
+        with self.assertRaises(dlock.LockLost):
+            lock.release()
+        self.assertReplaced()
+
+    def test_unsure(self):
+        """a pool: a connection that cannot be cleaned is replaced"""
+        with self.locks.lock('report') as lock:
+            lock._line.connection.autocommit = False
+            lock._line.connection.execute('SELECT 1')
+        self.assertReplaced()
+
+    def test_exhausted(self):
+        """a pool: without a free connection, patience ends the wait"""
+        hasty = dlock.Locks(self.pool, patience=0.01)
+        with self.locks.lock('report'):
+            with self.assertRaises(dlock.ConnectionLost):
+                hasty.resize('other', 3)
+        self.assertClean()
+
+    def test_lease(self):
+        """a pool: the heartbeat keeps one of its connections"""
+        with psycopg_pool.ConnectionPool('', min_size=2, max_size=2) as pool:
+            locks = dlock.Locks(pool, **PATIENT)
+            with locks.lock('job', **KEPT) as lock:
+                until_renewed(lock.fence)
+                self.assertLessEqual(count_connections(), 3)
+                # one is left for the program
+                with pool.connection(TIMEOUT) as db:
+                    db.execute('SELECT 1')
+                terminate()
+                until_renewed(lock.fence)
+                lock.check()
+            with pool.connection(TIMEOUT) as one, \
+                    pool.connection(TIMEOUT) as two:
+                self.assertEqual(state(one), self.state)
+                self.assertEqual(state(two), self.state)
+        terminate()
+        self.pool.check()
+
+    def test_many(self):
+        """a pool: a lease gives its connection back between its calls"""
+        with psycopg_pool.ConnectionPool('', min_size=2, max_size=2) as pool:
+            locks = dlock.Locks(pool, **PATIENT)
+            with locks.lease(**KEPT) as lease, lease.lock('a'):
+                until_renewed(lease.id)
+                with pool.connection(TIMEOUT):
+                    pass
+                with lease.lock('b'):
+                    self.assertEqual(admin(
+                        'SELECT held FROM dlock_leases'), '2')
+                    with pool.connection(TIMEOUT):
+                        pass
+
+    def test_tickets(self):
+        """a pool: nothing is queued or listened to on what comes back"""
+        for _ in range(2):
+            with dlock.Tickets(self.locks) as tickets:
+                ticket = tickets.enqueue('queue')
+                self.assertEqual(tickets.next(TIMEOUT).ticket, ticket)
+                tickets.watch('other')
+                self.assertEqual(tickets.next(TIMEOUT).event, 'free')
+                self.assertTrue(self.is_out())
+            self.assertClean()
+
+    def test_wrong(self):
+        """sources of the other kind are refused"""
+        async def function():
+            pass
+
+        for source in function, 7, None, {}:
+            with self.assertRaises(dlock.BadArgument):
+                dlock.Locks(source)
+        with self.assertRaises(dlock.BadArgument):
+            dlock.AsyncLocks(self.pool)
+        for sources in ([self.pool, self.pool], ['', self.pool]):
+            with self.assertRaises(dlock.BadArgument):
+                dlock.Locks(sources)
+        with self.assertRaises(dlock.BadArgument):
+            dlock.Locks(lambda: 7).lock('a').acquire()
+        both = dlock.Locks([self.pool, ''], keys=['a', 'b'])
+        self.assertEqual({both.server(f'{n}') for n in range(99)},
+                         {self.pool, ''})
+
+
+class Function(StackTest, unittest.TestCase):
+    def test_dsn(self):
+        """a function is asked for the DSN of each new connection"""
+        tokens = itertools.count()
+        locks = dlock.Locks(
+            lambda: f'application_name=token-{next(tokens)}', **PATIENT)
+        names = ("SELECT count(DISTINCT application_name) "
+                 "FROM pg_stat_activity WHERE application_name LIKE 'token-%'")
+        with locks.lock('job', **KEPT) as lock:
+            until_renewed(lock.fence)
+            used = next(tokens)
+            terminate()
+            until_renewed(lock.fence)
+            self.assertGreater(next(tokens), used + 1)
+            self.assertEqual(admin(names), '1')
+            lock.check()
+
+    def connect(self, module):
+        self.made = []
+
+        def connect():
+            self.made.append(module.connect(''))
+            return self.made[-1]
+        return dlock.Locks(connect, **PATIENT)
+
+    def check(self, locks):
+        with locks.lock('report') as lock:
+            self.assertFalse(is_free('report'))
+            self.assertTrue(lock.is_held())
+        with locks.lock('job', **KEPT) as lock:
+            until_renewed(lock.fence)
+        with Holder('busy'), self.assertRaises(dlock.LockTimeout):
+            locks.lock('busy', timeout=0.01).acquire()
+        with locks.lease(3600) as lease:
+            for lock in lease.acquire_all(['a', 'b']):
+                lock.release()
+        with dlock.Tickets(locks) as tickets:
+            ticket = tickets.enqueue('queue')
+            self.assertEqual(tickets.next(TIMEOUT).ticket, ticket)
+        with self.assertRaises(dlock.LockLost):
+            with locks.lock('report'):
+                terminate()
+
+    def check_closed(self):
+        until(lambda: all(db.closed for db in self.made))
+
+    def test_psycopg(self):
+        """a function that connects with psycopg"""
+        self.check(self.connect(psycopg))
+        self.check_closed()
+
+    @unittest.skipUnless(psycopg2, 'psycopg2 is not installed')
+    def test_psycopg2(self):
+        """a function that connects with psycopg2"""
+        self.check(self.connect(psycopg2))
+        self.check_closed()
+
+    @unittest.skipUnless(psycopg2, 'psycopg2 is not installed')
+    def test_cancel(self):
+        """over psycopg2: cancel() ends a wait"""
+        locks = self.connect(psycopg2)
+        lock = locks.lock('busy')
+        with Holder('busy'):
+            def cancel():
+                until(has_waiter, 'busy')
+                lock.cancel()
+            thread = threading.Thread(target=cancel)
+            thread.start()
+            with self.assertRaises(dlock.Cancelled):
+                lock.acquire()
+            thread.join()
+
+    @unittest.skipUnless(sqlalchemy, 'sqlalchemy is not installed')
+    def test_engine(self):
+        """SQLAlchemy's engine, whose pool gets its connections back"""
+        engine = sqlalchemy.create_engine(
+            f'postgresql+{engine_driver}://', pool_size=2, max_overflow=0,
+            pool_timeout=1, pool_use_lifo=True)
+        locks = dlock.Locks(engine, **PATIENT)
+        self.check(locks)
+        with locks.lock('report'):
+            self.assertEqual(engine.pool.checkedout(), 1)
+        until(lambda: engine.pool.checkedout() == 0)
+        with locks.lock('report') as lock:
+            pid = lock._line.connection.execute(
+                'SELECT pg_backend_pid()').fetchone()[0]
+        with engine.connect() as db:
+            self.assertEqual(db.exec_driver_sql(
+                'SELECT pg_backend_pid(), count(*)::integer FROM dlock_locks '
+                'WHERE pid = pg_backend_pid()').fetchone(), (pid, 0))
+            self.assertFalse(db.connection.driver_connection.autocommit)
+        # full
+        with engine.connect(), engine.connect():
+            with self.assertRaises(dlock.ConnectionLost):
+                dlock.Locks(engine, patience=0).lock('a').acquire()
+        engine.dispose()
+
+
+class Async(StackTest, unittest.IsolatedAsyncioTestCase):
+    async def check(self, locks):
+        async with locks.lock('report'):
+            self.assertFalse(is_free('report'))
+        async with locks.lock('job', **KEPT) as lock:
+            # the loop is held up meanwhile, but not the heartbeat
+            until_renewed(lock.fence)
+            terminate()
+            until_renewed(lock.fence)
+            lock.check()
+        with Holder('busy'):
+            for options in {}, {'ttl': 3600}:
+                task = asyncio.ensure_future(
+                    locks.lock('busy', **options).acquire())
+                await asyncio.to_thread(until, has_waiter, 'busy')
+                task.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
+            self.assertFalse(has_waiter('busy'))
+        async with locks.lease(3600) as lease:
+            for lock in await lease.acquire_all(['a', 'b']):
+                await lock.release()
+
+    async def test_function(self):
+        """a coroutine function that connects"""
+        made = []
+
+        async def connect():
+            made.append(await psycopg.AsyncConnection.connect(''))
+            return made[-1]
+
+        await self.check(dlock.AsyncLocks(connect, **PATIENT))
+        until(lambda: all(db.closed for db in made))
+
+    async def test_dsn(self):
+        """a function that returns a DSN, for tasks"""
+        await self.check(dlock.AsyncLocks(lambda: '', **PATIENT))
+
+    @unittest.skipUnless(psycopg_pool, 'psycopg_pool is not installed')
+    async def test_pool(self):
+        """a pool of asyncio's connections"""
+        async with psycopg_pool.AsyncConnectionPool(
+                '', min_size=2, max_size=2) as pool:
+            await self.check(dlock.AsyncLocks(pool, **PATIENT))
+            async with pool.connection(TIMEOUT) as one, \
+                    pool.connection(TIMEOUT) as two:
+                for db in one, two:
+                    cursor = await db.execute(
+                        'SELECT count(*) FROM dlock_locks '
+                        'WHERE pid = pg_backend_pid()')
+                    self.assertEqual(await cursor.fetchone(), (0,))
+                    self.assertFalse(db.autocommit)
+
+
+    async def test_late(self):
+        """what comes of a cancelled wait for a connection goes back"""
+        class Stubborn:
+            made, back = [], []
+
+            async def getconn(self, timeout=None):
+                self.made.append(await psycopg.AsyncConnection.connect(''))
+                try:
+                    await asyncio.get_running_loop().create_future()
+                except asyncio.CancelledError:
+                    pass
+                return self.made[-1]
+
+            async def putconn(self, conn):
+                self.back.append(conn)
+
+        pool = Stubborn()
+        for source, back in (pool, lambda: pool.back), (
+                pool.getconn, lambda: [db for db in pool.made if db.closed]):
+            pool.made.clear()
+            task = asyncio.ensure_future(
+                dlock.AsyncLocks(source).lock('a').acquire())
+            async with asyncio.timeout(TIMEOUT):
+                while not pool.made:
+                    await asyncio.sleep(0.01)
+                task.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
+                while back() != pool.made:
+                    await asyncio.sleep(0.01)
+            await pool.made[0].close()
+
+
+#
+# The program's transactions
+#
+
+class Transactions(StackTest, unittest.TestCase):
+    """`begin()` is a transaction, and gives what executes SQL in it."""
+
+    def check(self, begin):
+        with begin() as db:
+            fence = dlock.Calls(db).xact_acquire('account/7', timeout=TIMEOUT)
+            self.assertGreater(fence, 0)
+            self.assertFalse(is_free('account/7'))
+            self.assertTrue(dlock.Calls(db).is_held('account/7'))
+        self.assertTrue(is_free('account/7'))
+        with begin() as db:
+            fences = dlock.Calls(db).xact_acquire_all(['b', 'a'], info='me')
+            self.assertEqual(len(fences), 2)
+            self.assertFalse(is_free('a'))
+        with self.assertRaises(KeyError), begin() as db:
+            with dlock.Lock(db, 'account/7', scope='transaction') as lock:
+                self.assertFalse(is_free('account/7'))
+                lock.check()
+                raise KeyError
+        self.assertTrue(is_free('account/7'))
+        with Holder('busy'), self.assertRaises(dlock.LockTimeout), begin() as db:
+            dlock.Calls(db).xact_acquire('busy', timeout=0)
+        with dlock.Locks('').lock('job', ttl=3600) as lock:
+            with begin() as db:
+                lock.guard(db)
+            with begin() as db:
+                dlock.Calls(db).guard(lock)
+                dlock.Calls(db).guard(lock.name, lock.fence)
+        with self.assertRaises(dlock.LockLost), begin() as db:
+            dlock.Calls(db).guard('job', 1)
+
+    def test_psycopg(self):
+        """psycopg 3: connections and cursors, whatever their rows are"""
+        for options in {}, {'row_factory': dict_row}:
+            with psycopg.connect('', autocommit=True, **options) as db:
+                @contextmanager
+                def begin():
+                    with db.transaction():
+                        yield db
+
+                @contextmanager
+                def cursors():
+                    with db.transaction(), db.cursor() as cursor:
+                        yield cursor
+
+                self.check(begin)
+                self.check(cursors)
+
+    @unittest.skipUnless(psycopg2, 'psycopg2 is not installed')
+    def test_psycopg2(self):
+        """psycopg2: connections and cursors, whatever their rows are"""
+        for options in {}, {'cursor_factory': psycopg2.extras.RealDictCursor}:
+            db = psycopg2.connect('', **options)
+
+            @contextmanager
+            def begin():
+                with db:
+                    yield db
+
+            @contextmanager
+            def cursors():
+                with db, db.cursor() as cursor:
+                    yield cursor
+
+            self.check(begin)
+            self.check(cursors)
+            db.autocommit = True
+            with dlock.Lock(db, 'session'):
+                self.assertFalse(is_free('session'))
+            self.assertTrue(is_free('session'))
+            dlock.Lock(db, 'session').acquire()
+            dlock.reset(db)
+            self.assertTrue(is_free('session'))
+            db.close()
+
+    @unittest.skipUnless(sqlalchemy, 'sqlalchemy is not installed')
+    def test_sqlalchemy(self):
+        """SQLAlchemy: a session, a scoped session, and a connection"""
+        engine = sqlalchemy.create_engine(f'postgresql+{engine_driver}://')
+        sessions = sqlalchemy.orm.sessionmaker(engine)
+        scoped = sqlalchemy.orm.scoped_session(sessions)
+
+        @contextmanager
+        def scope():
+            with scoped.begin():
+                yield scoped
+            scoped.remove()
+
+        self.check(sessions.begin)
+        self.check(engine.begin)
+        self.check(scope)
+        engine.dispose()
+
+    def test_function(self):
+        """a function of the program's that executes SQL"""
+        with psycopg.connect('', autocommit=True) as db:
+            for row in (lambda row: row, lambda row: row[0]):
+                def execute(sql, values):
+                    return row(db.execute(sql, values).fetchone())
+
+                @contextmanager
+                def begin():
+                    with db.transaction():
+                        yield execute
+
+                self.check(begin)
+        with self.assertRaises(dlock.BadArgument):
+            dlock.Calls(7)
+
+    @unittest.skipUnless(django and psycopg2, 'django is not installed')
+    def test_django(self):
+        """Django: atomic(), guards, and connections as Django makes them"""
+        import dlock.django
+        from django.db import connection, transaction
+
+        @contextmanager
+        def begin():
+            with transaction.atomic():
+                yield connection
+
+        self.check(begin)
+        with dlock.django.atomic('account/7', timeout=0) as fence:
+            self.assertFalse(is_free('account/7'))
+            self.assertGreater(fence, 0)
+        self.assertTrue(is_free('account/7'))
+        with self.assertRaises(dlock.WrongState):
+            dlock.django.calls()
+        locks = dlock.django.locks(patience=TIMEOUT)
+        with locks.lock('job', **KEPT) as lock:
+            until_renewed(lock.fence)
+            with transaction.atomic():
+                dlock.django.guard(lock)
+        with Holder('busy'), self.assertRaises(dlock.LockTimeout):
+            with dlock.django.atomic('busy', timeout=0):
+                pass
+        # what a request has left
+        dlock.django.release_after_requests()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT dlock_acquire('left')")
+        self.assertFalse(is_free('left'))
+        from django.core import signals
+        signals.request_finished.disconnect(
+            sys.modules['django.db'].close_old_connections)
+        signals.request_finished.send(None)
+        self.assertTrue(is_free('left'))
+        connection.close()
+
+
+@unittest.skipUnless(asyncpg, 'asyncpg is not installed')
+class Asyncpg(StackTest, unittest.IsolatedAsyncioTestCase):
+    async def test_transaction(self):
+        """asyncpg: in its transactions"""
+        db = await asyncpg.connect()
+        calls = dlock.AsyncCalls(db)
+        async with db.transaction():
+            await calls.xact_acquire('account/7', timeout=TIMEOUT, info='me')
+            self.assertFalse(is_free('account/7'))
+            self.assertTrue(await calls.is_held('account/7'))
+        self.assertTrue(is_free('account/7'))
+        async with db.transaction():
+            await calls.xact_acquire_all(['b', 'a'])
+            self.assertFalse(is_free('b'))
+        with Holder('busy'), self.assertRaises(dlock.LockTimeout):
+            async with db.transaction():
+                await calls.xact_acquire('busy', timeout=0)
+        async with dlock.AsyncLocks('').lock('job', ttl=3600) as lock:
+            async with db.transaction():
+                await lock.guard(db)
+            async with db.transaction():
+                async with dlock.AsyncLock(db, 'account/7',
+                                           scope='transaction'):
+                    await calls.guard(lock)
+        with self.assertRaises(dlock.LockLost):
+            async with db.transaction():
+                await calls.guard('job', 1)
+        await db.close()
+        with self.assertRaises(dlock.ConnectionLost):
+            await calls.is_held('a')
+
+
+#
+# The rest of what a program calls
+#
+
+def mode(name):
+    return admin(f"SELECT mode, info FROM dlock_locks('{name}')")
+
+
+class Rest(StackTest, unittest.TestCase):
+    locks = dlock.Locks('', **PATIENT)
+
+    def test_decorator(self):
+        """@locks.locked: each call has its own lock"""
+        @self.locks.locked('report', timeout=0)
+        def report(word, *, again=True):
+            self.assertFalse(is_free('report'))
+            if again:
+                with self.assertRaises(dlock.LockTimeout):
+                    report(word)
+            return word * 2
+
+        @self.locks.locked(lambda number: f'account/{number}', **KEPT)
+        def account(number):
+            self.assertFalse(is_free(f'account/{number}'))
+            raise KeyError
+
+        self.assertEqual(report('a'), 'aa')
+        self.assertEqual(report('a', again=False), 'aa')
+        self.assertEqual(report.__name__, 'report')
+        with self.assertRaises(KeyError):
+            account(7)
+
+        @dlock.AsyncLocks('').locked('task')
+        async def task(n):
+            self.assertFalse(is_free('task'))
+            return n + 1
+
+        async def tasks():
+            return await asyncio.gather(*map(task, range(3)))
+        self.assertEqual(asyncio.run(tasks()), [1, 2, 3])
+
+    def test_renew(self):
+        """renew: another ttl, and who counts which one until the answer"""
+        for kept in self.locks.lock('a', ttl=60), self.locks.lease(60):
+            with kept:
+                id = kept.id if isinstance(kept, dlock.Lease) else kept.fence
+                for ttl in 3600, 30:
+                    before = now()
+                    kept.renew(ttl)
+                    self.assertEqual(admin(
+                        f"SELECT ttl = '{ttl} s' FROM dlock_leases "
+                        f'WHERE lease = {id}'), 't')
+                    self.assertGreaterEqual(kept.deadline, before + 0.99 * ttl)
+                    self.assertLessEqual(kept.deadline, now() + 0.99 * ttl)
+                kept.renew()
+                self.assertLessEqual(kept.deadline, now() + 0.99 * 30)
+                with self.assertRaises(dlock.BadArgument):
+                    kept.renew(1e12)
+                self.assertEqual(kept._heart.life, 30 * 0.99)
+                kept.check()
+            with self.assertRaises(dlock.WrongState):
+                kept.renew()
+        with self.locks.lock('a') as session:
+            with self.assertRaises(dlock.WrongState):
+                session.renew()
+        with self.assertRaises(dlock.LockLost):
+            with self.locks.lock('a', ttl=60) as lock:
+                admin(f'SELECT dlock_force_release({lock.fence})')
+                lock.renew()
+
+    def test_heart(self):
+        """renew: without an answer, the shorter ttl counts"""
+        with self.locks.lease(3600) as lease:
+            lease._line.patience = 0
+            lease._heart.change(30, 10)
+            self.assertLessEqual(lease.deadline, now() + 30)
+            lease._heart.change(3600, 1200)
+            self.assertLessEqual(lease._heart.life, 30)
+            self.assertEqual(lease._heart.interval, 10)
+
+    def test_change(self):
+        """downgrade, set_info and is_held in each scope"""
+        with psycopg.connect('') as db, self.locks.lease(3600) as lease:
+            for lock in (self.locks.lock('a'), self.locks.lock('a', ttl=3600),
+                         lease.lock('a'),
+                         dlock.Lock(db, 'a', scope='transaction')):
+                self.assertFalse(lock.is_held())
+                with lock:
+                    self.assertTrue(lock.is_held())
+                    lock.set_info('one')
+                    self.assertEqual(mode('a'), 'exclusive|one')
+                    lock.set_info(None)
+                    lock.downgrade()
+                    self.assertEqual(mode('a'), 'shared|')
+                    lock.check()
+            db.rollback()
+            lease.set_info('two')
+            self.assertEqual(admin('SELECT info FROM dlock_leases'), 'two')
+        for options in {}, {'ttl': 3600}:
+            with self.assertRaises(dlock.LockLost):
+                with self.locks.lock('a', **options) as lock:
+                    admin(f'SELECT dlock_force_release({lock.fence})')
+                    self.assertFalse(lock.is_held())
+                    lock.downgrade()
+
+    def test_all(self):
+        """acquire_all: all, or none; each is released by itself"""
+        with self.locks.lease(3600) as lease:
+            with Holder('b'):
+                with self.assertRaises(dlock.LockTimeout):
+                    lease.acquire_all(['a', 'b'], timeout=0)
+                self.assertTrue(is_free('a'))
+            one, two = lease.acquire_all(['b', 'a'], info='me')
+            self.assertEqual((one.name, two.name), ('b', 'a'))
+            self.assertEqual(mode('b'), 'exclusive|me')
+            with self.assertRaises(dlock.WrongState):
+                lease.acquire_all(['c', 'a'])
+            one.release()
+            self.assertTrue(is_free('b'))
+            self.assertFalse(is_free('a'))
+            admin(f'SELECT dlock_force_release({two.fence})')
+            with self.assertRaises(dlock.LockLost):
+                two.release()
+            lease.acquire_all(['a', 'b', 'a'])
+        with psycopg.connect('', autocommit=True) as db:
+            calls = dlock.Calls(db)
+            for fence in calls.acquire_all(['b', 'a']):
+                self.assertTrue(calls.downgrade(fence))
+                self.assertTrue(calls.set_info(fence, 'x'))
+                calls.release_ticket(fence)
+                with self.assertRaises(dlock.LockLost):
+                    calls.release_ticket(fence)
+            fence = dlock.Calls(db).acquire_all(['c'])[0]
+            with db.transaction():
+                calls.release_at_commit(fence)
+                self.assertFalse(is_free('c'))
+            self.assertTrue(is_free('c'))
+
+    def test_all_broken(self):
+        """acquire_all: broken off, it leaves nothing behind"""
+        with self.locks.lease(3600) as lease:
+            # as if an earlier answer had been lost
+            with psycopg.connect('', autocommit=True) as db:
+                db.execute("SELECT dlock_lease_acquire('a', %s)", [lease.id])
+            with Holder('b'), interrupted_when(has_waiter, 'b'):
+                with self.assertRaises(InterruptedError):
+                    lease.acquire_all(['a', 'b'])
+            until(is_free, 'a')
+            until(is_free, 'b')
+            until(lambda: not lease._heart.owed)
+            for lock in lease.acquire_all(['a', 'b']):
+                lock.check()
+
+    def test_resize(self):
+        """resize: for the roles that may"""
+        with self.assertRaises(dlock.NotAllowed):
+            self.locks.resize('pool', 3)
+        root = dlock.Locks(f'user={os.environ["ADMIN"]}', **PATIENT)
+        for slots in 3, None:
+            root.resize('pool', slots)
+            self.assertEqual(admin("SELECT count(*) FROM dlock_slots"),
+                             '1' if slots else '0')
+
+        async def same():
+            await dlock.AsyncLocks(f'user={os.environ["ADMIN"]}').resize(
+                'pool', None)
+        asyncio.run(same())
+
+    def test_observer(self):
+        """an observer: waits, holds and losses; off by default"""
+        seen = []
+        locks = dlock.Locks('', observer=seen.append, **PATIENT)
+
+        def what():
+            return [(one.what, one.name, one.scope) for one in seen]
+
+        with locks.lock('a'):
+            self.assertEqual(what(), [('waited', 'a', 'session')])
+        self.assertEqual(what()[1:], [('held', 'a', 'session')])
+        self.assertTrue(all(one.seconds >= 0 for one in seen))
+        seen.clear()
+        with Holder('a'), self.assertRaises(dlock.LockTimeout):
+            locks.lock('a', timeout=0, ttl=3600).acquire()
+        self.assertEqual(what(), [('failed', 'a', 'lease')])
+        self.assertIsInstance(seen[0].error, dlock.LockTimeout)
+        seen.clear()
+        with locks.lease(**KEPT) as lease, self.assertRaises(dlock.LockLost):
+            with lease.lock('a') as lock:
+                admin(f'SELECT dlock_force_release({lock.fence})')
+                until(lambda: len(seen) > 1)
+        self.assertEqual(what(), [('waited', 'a', 'lease'),
+                                  ('lost', 'a', 'lease')])
+
+        def broken(_):
+            raise KeyError
+
+        with self.assertLogs('dlock', logging.ERROR):
+            with dlock.Locks('', observer=broken).lock('a'):
+                pass
+        with self.assertLogs('dlock', logging.INFO) as logs:
+            with dlock.Locks('', observer=dlock.logged).lock('a'):
+                pass
+        self.assertRegex(logs.output[0], 'waited a in session scope')
+
+
+if __name__ == '__main__':
+    if django:
+        from django.conf import settings
+        settings.configure(USE_TZ=True, DATABASES={'default': {
+            'ENGINE': 'django.db.backends.postgresql',
+            'NAME': os.environ['PGDATABASE'], 'USER': os.environ['PGUSER'],
+            'HOST': os.environ['PGHOST'], 'PORT': os.environ['PGPORT'],
+            'CONN_MAX_AGE': None}})
+        django.setup()
+    main()

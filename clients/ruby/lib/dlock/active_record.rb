@@ -1,0 +1,141 @@
+# frozen_string_literal: true
+
+require 'dlock'
+require 'active_support/concern'
+
+module Dlock
+  # with_advisory_lock and its companions, with the signature of the gem of this name, over locks of dlock
+  #
+  # A name is the same lock in each. Locks nest: a thread that holds a name gets it again at once.
+  module WithAdvisoryLock
+    extend ActiveSupport::Concern
+
+    Result = Struct.new(:lock_was_acquired, :result) do
+      alias_method :lock_was_acquired?, :lock_was_acquired
+    end
+
+    class FailedToAcquireLock < StandardError
+      def initialize(name)
+        super("Failed to acquire lock #{name}")
+      end
+    end
+
+    OPTIONS = %i[timeout_seconds shared transaction disable_query_cache slots permits info].freeze
+
+    # The locks that this thread holds, the innermost one last
+    def self.stack
+      Thread.current[:dlock_stack] ||= []
+    end
+
+    def self.holds?(name, shared)
+      stack.any? { |lock| lock.name == name.to_s && lock.shared? == (shared ? true : false) }
+    end
+
+    def self.options(given)
+      given = { timeout_seconds: given } unless given.respond_to?(:fetch)
+      given = given.to_h.transform_keys(&:to_sym)
+      unknown = given.keys - OPTIONS
+      raise ArgumentError, "unknown options: #{unknown.join(', ')}" if unknown.any?
+
+      given
+    end
+
+    class_methods do
+      # What the block returns; false if the lock was not acquired in time. The options are a number of seconds, or a
+      # hash: timeout_seconds (nil waits without limit, 0 only tries), shared, transaction, disable_query_cache; and
+      # dlock's own slots, permits, info.
+      def with_advisory_lock(lock_name, options = {}, &block)
+        result = with_advisory_lock_result(lock_name, options, &block)
+        result.lock_was_acquired? ? result.result : false
+      end
+
+      def with_advisory_lock!(lock_name, options = {}, &block)
+        result = with_advisory_lock_result(lock_name, options, &block)
+        raise FailedToAcquireLock, lock_name unless result.lock_was_acquired?
+
+        result.result
+      end
+
+      def with_advisory_lock_result(lock_name, options = {}, &block)
+        options = WithAdvisoryLock.options(options)
+        return uncached { with_advisory_lock_result(lock_name, options.except(:disable_query_cache), &block) } if
+          options[:disable_query_cache]
+        return Result.new(true, yield) if WithAdvisoryLock.holds?(lock_name, options[:shared])
+
+        connection_pool.with_connection do |connection|
+          lock = AdvisoryLock.new(connection, lock_name, options)
+          lock.try_acquire ? Result.new(true, lock.run(&block)) : Result.new(false, nil)
+        end
+      end
+
+      # Would an acquire have to wait?
+      def advisory_lock_exists?(lock_name)
+        return true if WithAdvisoryLock.stack.any? { |lock| lock.name == lock_name.to_s }
+
+        !with_advisory_lock_result(lock_name, timeout_seconds: 0) {}.lock_was_acquired?
+      end
+
+      # The name of the innermost lock of this thread
+      def current_advisory_lock
+        WithAdvisoryLock.stack.last&.name
+      end
+
+      def current_advisory_locks
+        WithAdvisoryLock.stack.map(&:name)
+      end
+
+      # The number of that lock, greater than that of each earlier holder: for what the block writes elsewhere
+      def current_advisory_fence
+        WithAdvisoryLock.stack.last&.fence
+      end
+    end
+
+    # The same for an object
+    ClassMethods.instance_methods.each do |name|
+      define_method(name) { |*arguments, &block| self.class.public_send(name, *arguments, &block) }
+    end
+
+    # A lock for a block, on the connection of this thread
+    class AdvisoryLock < Lock
+      def initialize(connection, name, options)
+        if options[:transaction] && !connection.transaction_open?
+          raise ArgumentError, 'transaction: true needs an open transaction'
+        end
+
+        @connection = connection
+        @shared = options[:shared] ? true : false
+        super(connection, name.to_s, transaction: options[:transaction], timeout: options[:timeout_seconds],
+                                     shared: @shared || nil, **options.slice(:slots, :permits, :info))
+      end
+
+      def shared?
+        @shared
+      end
+
+      # What the block returns. LockLost if the lock was lost meanwhile.
+      def run(&block)
+        WithAdvisoryLock.stack.push(self)
+        during { block.call }
+      ensure
+        WithAdvisoryLock.stack.delete_if { |lock| lock.equal?(self) }
+      end
+
+      # After an error of the block, its transaction takes no statement until the rollback. The lock outlives both.
+      def release
+        fence = @fence
+        super
+      rescue Error => e
+        raise unless e.sqlstate == '25P02'
+
+        begin
+          @connection.rollback_db_transaction
+          @database.call('dlock_release_ticket', fence)
+        ensure
+          @connection.begin_db_transaction
+        end
+      end
+    end
+  end
+end
+
+ActiveSupport.on_load(:active_record) { include Dlock::WithAdvisoryLock }

@@ -1,0 +1,394 @@
+# frozen_string_literal: true
+
+# Tests of the Ruby gem: locks on connections of pg, and with_advisory_lock of ActiveRecord
+#
+# Tests that are also rows of clients/scenarios.md have their names. test/t/client_ruby.pl starts this, and libpq's
+# environment variables name the server.
+
+require 'timeout'
+require 'active_record'
+require 'dlock/active_record'
+
+ActiveRecord::Base.establish_connection(adapter: 'postgresql', username: 'app', pool: 2)
+
+class Account < ActiveRecord::Base
+  self.table_name = 'account'
+end
+
+ADMIN = PG.connect
+ROWS = {} # rubocop:disable Style/MutableConstant
+PATIENCE = Integer(ENV.fetch('PG_TEST_TIMEOUT_DEFAULT'))
+
+def row(name, &test)
+  ROWS[name] = test
+end
+
+def ask(sql, *values)
+  ADMIN.exec_params(sql, values).getvalue(0, 0)
+end
+
+def expect(got, wanted = true)
+  raise "got #{got.inspect}, wanted #{wanted.inspect}" unless wanted == got
+end
+
+def raises(kind, sqlstate = nil)
+  yield
+rescue kind => e
+  expect(e.class, kind)
+  expect(e.sqlstate, sqlstate) if sqlstate
+  e
+else
+  raise "no #{kind}"
+end
+
+def free?(name)
+  ask('SELECT dlock_try_xact_acquire($1) IS NOT NULL', name) == 't'
+end
+
+def left(name)
+  Integer(ask('SELECT count(*) FROM dlock_locks WHERE name = $1', name))
+end
+
+def wait_until(sql, *values)
+  Timeout.timeout(PATIENCE) { sleep(0.01) until ask(sql, *values) == 't' }
+end
+
+def wait_until_waiting(name)
+  wait_until('SELECT count(*) = 1 FROM dlock_locks WHERE name = $1 AND NOT granted', name)
+end
+
+# Another session has the lock meanwhile.
+def holds(name)
+  connected do |holder|
+    holder.exec_params('SELECT dlock_acquire($1)', [name])
+    yield
+    holder.exec('SELECT dlock_release_all()')
+  end
+end
+
+def connected(**options)
+  connection = PG.connect(**options)
+  yield connection
+ensure
+  connection&.close unless connection&.finished?
+end
+
+def app(&block)
+  connected(user: 'app', &block)
+end
+
+def lock(*arguments, **options)
+  Dlock::Lock.new(*arguments, **options)
+end
+
+class Boom < StandardError; end
+
+#
+# Locks on a connection of pg
+#
+
+row :session_acquire_release do
+  app do |db|
+    plain = lock(db, 'plain', info: 'me')
+    plain.acquire
+    fence = plain.fence
+    expect(ask("SELECT ticket || ' ' || info || ' ' || scope FROM dlock_locks WHERE name = 'plain'"),
+           "#{fence} me session")
+    expect(plain.held?)
+    plain.info = 'changed'
+    expect(ask("SELECT info FROM dlock_locks WHERE name = 'plain'"), 'changed')
+    plain.release
+    expect(left('plain'), 0)
+    expect(plain.synchronize { |held| held.fence > fence })
+    expect(left('plain'), 0)
+  end
+end
+
+row :session_exception do
+  app do |db|
+    raises(Boom) { lock(db, 'plain').synchronize { raise Boom } }
+    catch(:out) { lock(db, 'plain').synchronize { throw :out } }
+    expect(left('plain'), 0)
+  end
+end
+
+row :session_on_connection do
+  app do |db|
+    lock(db, 'plain').synchronize do |outer|
+      lock(db, 'plain').synchronize { |inner| expect(inner.fence, outer.fence) }
+      db.exec('SELECT 1')
+      expect(free?('plain'), false)
+    end
+    expect(free?('plain'))
+  end
+end
+
+row :lock_used_twice do
+  app do |db|
+    twice = lock(db, 'twice')
+    raises(Dlock::WrongState, '55000') { twice.release }
+    twice.synchronize { raises(Dlock::WrongState, '55000') { twice.acquire } }
+    twice.synchronize { expect(free?('twice'), false) }
+  end
+end
+
+[[:try_busy, 0], [:timeout, 0.05]].each do |name, timeout|
+  row name do
+    holds('busy') do
+      app do |db|
+        raises(Dlock::LockTimeout, '55P03') { lock(db, 'busy', timeout: timeout).acquire }
+        db.transaction do
+          expect(lock(db, 'busy', timeout: timeout, transaction: true).try_acquire, nil)
+          db.exec('SELECT 1') # the transaction goes on
+        end
+      end
+      expect(left('busy'), 1)
+    end
+  end
+end
+
+row :shared do
+  app do |one|
+    app do |two|
+      lock(one, 'shared', shared: true).synchronize do
+        lock(two, 'shared', shared: true).synchronize { expect(left('shared'), 2) }
+        raises(Dlock::LockTimeout) { lock(two, 'shared', timeout: 0).acquire }
+      end
+      lock(one, 'shared').synchronize do |held|
+        held.downgrade
+        lock(two, 'shared', shared: true, timeout: 0).synchronize { expect(left('shared'), 2) }
+      end
+    end
+  end
+end
+
+row :slots do
+  app do |one|
+    app do |two|
+      lock(one, 'slots', slots: 3, permits: 3).synchronize do
+        raises(Dlock::LockTimeout) { lock(two, 'slots', slots: 3, timeout: 0).acquire }
+        raises(Dlock::WrongState, '55000') { lock(two, 'slots', slots: 4).acquire }
+      end
+      lock(two, 'slots', slots: 3, timeout: 0).synchronize { expect(left('slots'), 1) }
+    end
+  end
+end
+
+row :transaction_commit do
+  app do |db|
+    db.transaction do
+      lock(db, 'plain', transaction: true).synchronize { expect(left('plain'), 1) }
+      expect(free?('plain'), false)
+    end
+    expect(free?('plain'))
+    raises(Boom) { db.transaction { lock(db, 'plain', transaction: true).synchronize { raise Boom } } }
+    expect(free?('plain'))
+  end
+end
+
+row :guard_refuses do
+  app do |db|
+    held = lock(db, 'guarded').acquire
+    db.transaction { held.guard }
+    ask('SELECT dlock_force_release($1)', held.fence)
+    raises(Dlock::LockLost, '55L01') { db.transaction { held.guard } }
+    raises(Dlock::LockLost, '55L01') { held.release }
+  end
+end
+
+row :errors do
+  app do |db|
+    fails = ->(kind, code, sql) { raises(kind, code) { Dlock.translated { db.exec(sql) } } }
+
+    raises(Dlock::NotAllowed, '42501') { lock(db, 'reserved/1').acquire }
+    raises(Dlock::BadArgument, '22023') { lock(db, 'slots', slots: 0).acquire }
+    raises(Dlock::BadArgument, '22004') { lock(db, nil).acquire }
+    fails.call(Dlock::LockLost, '55L01', "SELECT dlock_guard('gone', 1)")
+    fails.call(Dlock::StaleVersion, '40001', "SELECT dlock_version_bump('doc', 7)")
+    { '40P01' => Dlock::Deadlock, '25006' => Dlock::NotPrimary, '53200' => Dlock::NoRoom, '53400' => Dlock::NoRoom,
+      '58030' => Dlock::QuorumLate, '57014' => Dlock::Cancelled, '57P01' => Dlock::ConnectionLost,
+      '22012' => Dlock::Error }.each do |code, kind|
+      error = fails.call(kind, code, "DO $$BEGIN RAISE 'raised' USING ERRCODE = '#{code}', HINT = 'do this'; END$$")
+      expect([error.hint, error.message, error.cause.is_a?(PG::Error)], ['do this', 'raised', true])
+    end
+    raises(ZeroDivisionError) { Dlock.translated { 1 / 0 } }
+  end
+end
+
+row :session_connection_killed do
+  app do |db|
+    raises(Dlock::LockLost, '55L01') do
+      lock(db, 'killed').synchronize { ask('SELECT pg_terminate_backend($1, 60000)', db.backend_pid) }
+    end
+  end
+end
+
+# An exception from outside ends the wait: of Timeout, and of a thread that is killed
+row :acquire_broken_off do
+  app do |db|
+    holds('busy') do
+      raises(Timeout::Error) { Timeout.timeout(0.1) { lock(db, 'busy').acquire } }
+      expect(left('busy'), 1)
+      waiter = Thread.new { lock(db, 'busy').acquire }
+      wait_until_waiting('busy')
+      waiter.kill
+      waiter.join
+      expect(left('busy'), 1)
+      expect(db.exec('SELECT 1').getvalue(0, 0), '1')
+    end
+    expect(free?('busy'))
+  end
+end
+
+row :pool_returned do
+  app do |db|
+    lock(db, 'pool').acquire
+    db.exec('BEGIN')
+    raises(PG::DivisionByZero) { db.exec('SELECT 1 / 0') }
+    Dlock.reset(db)
+    expect(free?('pool'))
+    expect(db.exec("SELECT dlock_is_held('pool')").getvalue(0, 0), 'f')
+  end
+end
+
+#
+# with_advisory_lock
+#
+
+row :with_advisory_lock do
+  expect(Account.with_advisory_lock('model') { free?('model') ? 'free' : 'held' }, 'held')
+  expect(Account.new.with_advisory_lock('model', timeout_seconds: 1) { 7 }, 7)
+  expect(free?('model'))
+  expect(Account.with_advisory_lock('model') { nil }, nil)
+  expect(Account.with_advisory_lock!('model', 0) { 7 }, 7)
+end
+
+row :with_advisory_lock_busy do
+  called = false
+  holds('model') do
+    [0, 0.05, { timeout_seconds: 0 }, { 'timeout_seconds' => 0.05 }].each do |options|
+      expect(Account.with_advisory_lock('model', options) { called = true }, false)
+    end
+    result = Account.with_advisory_lock_result('model', 0) { called = true }
+    expect([result.lock_was_acquired?, result.result], [false, nil])
+    raises(Dlock::WithAdvisoryLock::FailedToAcquireLock) { Account.with_advisory_lock!('model', 0) { called = true } }
+    expect(Account.advisory_lock_exists?('model'))
+    expect([called, left('model')], [false, 1])
+  end
+  result = Account.with_advisory_lock_result('model', timeout_seconds: nil) { 7 }
+  expect([result.lock_was_acquired?, result.result], [true, 7])
+  expect(Account.advisory_lock_exists?('model'), false)
+  expect(left('model'), 0)
+end
+
+row :with_advisory_lock_waits do
+  waiter = nil
+  holds('model') do
+    waiter = Thread.new { Account.with_advisory_lock('model') { 7 } }
+    wait_until_waiting('model')
+  end
+  expect(waiter.value, 7)
+end
+
+row :with_advisory_lock_nested do
+  expect(Account.current_advisory_lock, nil)
+  fences = []
+  Account.with_advisory_lock('outer') do
+    fences << Account.current_advisory_fence
+    Account.with_advisory_lock('inner') do
+      expect(Account.current_advisory_lock, 'inner')
+      expect(Account.current_advisory_locks, %w[outer inner])
+      Account.with_advisory_lock('outer', 0) { expect(left('outer'), 1) }
+      expect(Account.advisory_lock_exists?('outer'))
+    end
+    expect([Account.new.current_advisory_lock, free?('inner'), free?('outer')], ['outer', true, false])
+    # another thread has a stack of its own
+    Thread.new { expect(Account.current_advisory_locks, []) }.join
+  end
+  Account.with_advisory_lock('outer') { fences << Account.current_advisory_fence }
+  expect(fences[0] < fences[1])
+end
+
+row :with_advisory_lock_shared do
+  Account.with_advisory_lock('model', shared: true) do
+    Thread.new do
+      expect(Account.with_advisory_lock('model', shared: true, timeout_seconds: 0) { 7 }, 7)
+      expect(Account.with_advisory_lock('model', 0) { 7 }, false)
+    end.join
+  end
+end
+
+row :with_advisory_lock_transaction do
+  raises(ArgumentError) { Account.with_advisory_lock('model', transaction: true) { 7 } }
+  raises(ArgumentError) { Account.with_advisory_lock('model', wait: 7) { 7 } }
+  Account.transaction do
+    expect(Account.with_advisory_lock('model', transaction: true) { 7 }, 7)
+    expect(free?('model'), false)
+  end
+  expect(free?('model'))
+end
+
+row :with_advisory_lock_exception do
+  raises(Boom) { Account.with_advisory_lock('model') { raise Boom } }
+  expect(free?('model'))
+  # in a transaction that takes no statement any more
+  raises(ActiveRecord::StatementInvalid) do
+    Account.transaction { Account.with_advisory_lock('model') { Account.connection.execute('SELECT 1 / 0') } }
+  end
+  expect([free?('model'), Account.current_advisory_lock, Account.count], [true, nil, 1])
+end
+
+row :with_advisory_lock_lost do
+  raises(Dlock::LockLost, '55L01') do
+    Account.with_advisory_lock('model') do
+      ask('SELECT dlock_force_release($1)', Account.current_advisory_fence)
+    end
+  end
+  expect(Account.current_advisory_lock, nil)
+end
+
+row :with_advisory_lock_query_cache do
+  Account.cache do
+    holds('model') { expect(Account.with_advisory_lock('model', 0) { 7 }, false) }
+    expect(Account.with_advisory_lock('model', 0) { 7 }, 7)
+    Account.with_advisory_lock('model', disable_query_cache: true) { expect(Account.connection.query_cache_enabled, false) }
+    expect(Account.connection.query_cache_enabled)
+  end
+end
+
+row :with_advisory_lock_broken_off do
+  holds('model') do
+    raises(Timeout::Error) { Timeout.timeout(0.1) { Account.with_advisory_lock('model') { 7 } } }
+    expect(left('model'), 1)
+    expect(Account.count, 1)
+  end
+  expect(free?('model'))
+end
+
+# The block has one connection, which goes back to the pool with nothing held.
+row :with_advisory_lock_pool do
+  ActiveRecord::Base.connection_pool.release_connection
+  pids = Array.new(2) do
+    pid = nil
+    Account.with_advisory_lock('model') do
+      pid = Account.connection.select_value('SELECT pg_backend_pid()')
+      expect(ask("SELECT pid FROM dlock_locks WHERE name = 'model'"), pid.to_s)
+    end
+    expect(ActiveRecord::Base.connection_pool.stat[:busy], 0)
+    pid
+  end
+  expect(pids.uniq.size, 1)
+end
+
+failed = false
+ROWS.each do |name, test|
+  Timeout.timeout(PATIENCE, RuntimeError) { test.call }
+  expect(ask('SELECT count(*) FROM dlock_locks'), '0')
+  puts "ok #{name}"
+rescue StandardError => e
+  failed = true
+  puts e.full_message(highlight: false, order: :top).lines.first(6).join.gsub(/^/, '# ')
+  puts "not ok #{name}"
+  ask('SELECT count(dlock_force_release(ticket)) FROM dlock_locks')
+end
+exit(!failed)

@@ -1,0 +1,410 @@
+import java.sql.Connection;
+import java.sql.DriverManager;
+import java.sql.SQLException;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.concurrent.FutureTask;
+import java.util.concurrent.TimeUnit;
+import org.dlock.DlockException;
+import org.dlock.Lease;
+import org.dlock.Lock;
+import org.dlock.Locks;
+import org.dlock.Observer;
+import org.dlock.Sql;
+import org.dlock.ThreadLock;
+import org.dlock.UncheckedDlockException;
+
+/**
+ * What the client can do beyond the table of scenarios.
+ *
+ * <p>What would break it: a deadline that is later than the server's; one of several names that stays, or is missed; a
+ * lock of another thread that looks like one's own.
+ */
+final class More extends Stack {
+    static final Duration LONG = Duration.ofHours(1);
+    static final Duration DAY = Duration.ofDays(1);
+    static final Duration BEAT = Duration.ofMillis(100);
+    static final Duration NOW = Duration.ZERO;
+
+    static Locks locks;
+
+    static long ttl(long lease) throws SQLException {
+        return (Long) admin("SELECT extract(epoch FROM ttl)::bigint FROM dlock_leases WHERE lease = ?", lease);
+    }
+
+    /** The least and the most that the deadline can be after a renewal with this ttl */
+    static void expires(long deadline, long before, long after, Duration ttl) {
+        long life = ttl.toNanos() - ttl.toNanos() / 100;
+        same(deadline >= before + life && deadline <= after + life, true);
+    }
+
+    static void renew() throws Exception {
+        try (Lock lock = locks.lock("lease").ttl(LONG).acquire()) {
+            for (Duration ttl : List.of(DAY, Duration.ofMinutes(10), LONG)) {
+                long before = Locks.now();
+                lock.renew(ttl);
+                expires(lock.deadline(), before, Locks.now(), ttl);
+                same(ttl(lock.fence()), ttl.toSeconds());
+            }
+            fails(DlockException.BadArgument.class, () -> lock.renew(Duration.ofSeconds(-1)));
+            long deadline = lock.deadline();
+            lock.renew();
+            same(lock.deadline() > deadline, true);
+            admin("SELECT dlock_force_release(?)", lock.fence());
+            fails(DlockException.LockLost.class, lock::renew);
+            same(lock.lost().isSet(), true);
+            fails(DlockException.LockLost.class, lock::release);
+        }
+        try (Lease lease = locks.lease(LONG).open(); Lock lock = lease.lock("lease").acquire()) {
+            lease.renew(DAY);
+            same(ttl(lease.id()), DAY.toSeconds());
+            fails(DlockException.WrongState.class, lock::renew);
+        }
+        fails(DlockException.WrongState.class, locks.lock("lease").ttl(LONG)::renew);
+    }
+
+    /** The heartbeat goes on with the new ttl: an hour is renewed in twenty minutes, a second at once. */
+    static void renewShorter() throws Exception {
+        try (Lock lock = locks.lock("lease").ttl(LONG).acquire()) {
+            lock.renew(Duration.ofSeconds(2L * Math.max(1, TIMEOUT / 180)));
+            Object before = admin("SELECT renewed_at FROM dlock_leases WHERE lease = ?", lock.fence());
+            until("SELECT renewed_at > ? FROM dlock_leases WHERE lease = ?", before, lock.fence());
+            lock.check();
+            same(lock.deadline() < Locks.now() + LONG.toNanos() / 2, true);
+        }
+    }
+
+    /** An answer that does not come leaves the shorter ttl. */
+    static void renewUnanswered() throws Exception {
+        try (Connection other = DriverManager.getConnection(url("MAIN", "admin"))) {
+            Lock lock = new Locks(MAIN + "&currentSchema=slow,public").lock("lease").ttl(LONG).acquire();
+            ask(other, "SELECT pg_advisory_lock(18)");
+            long before = Locks.now();
+            for (Duration ttl : List.of(DAY, Duration.ofMinutes(10))) {
+                FutureTask<Void> renewal = aside(() -> lock.renew(ttl));
+                until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'");
+                Duration least = ttl.compareTo(LONG) < 0 ? ttl : LONG;
+                expires(lock.deadline(), before - LONG.toNanos() / 2, Locks.now(), least);
+                same(renewal.isDone(), false);
+                ask(other, "SELECT pg_advisory_unlock(18)");
+                result(renewal);
+                expires(lock.deadline(), before, Locks.now(), ttl);
+                ask(other, "SELECT pg_advisory_lock(18)");
+                before = Locks.now();
+            }
+            lock.release();
+        }
+    }
+
+    static void noHeartbeat() throws Exception {
+        Lock lock = locks.lock("lease").ttl(LONG).noHeartbeat().acquire();
+        long deadline = lock.deadline();
+        same(admin("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dlock heartbeat'"), 0L);
+        lock.renew(DAY);
+        same(lock.deadline() > deadline, true);
+        lock.release();
+
+        Lock ends = locks.lock("lease").ttl(Duration.ofMillis(500)).noHeartbeat().acquire();
+        ends.lost().future().get(TIMEOUT, TimeUnit.SECONDS);
+        fails(DlockException.LockLost.class, ends::release);
+
+        locks.lock("lease").ttl(LONG).acquire().releaseAfter(DAY);
+        same(admin("SELECT extract(epoch FROM ttl)::bigint FROM dlock_leases"), DAY.toSeconds());
+        same(isFree("lease"), false);
+        admin("SELECT dlock_force_release(ticket) FROM dlock_locks WHERE name = 'lease'");
+        locks.lock("lease").ttl(LONG).acquire().releaseAfter(NOW);
+        same(isFree("lease"), true);
+    }
+
+    static void downgrade() throws Exception {
+        try (Lease lease = locks.lease(LONG).open(); Connection db = DriverManager.getConnection(MAIN)) {
+            for (Lock lock : List.of(locks.lock("plain"), Lock.on(db, "plain"), locks.lock("plain").ttl(LONG),
+                    lease.lock("plain"), lease.lock("plain", "other"), locks.lock("plain", "other"))) {
+                fails(DlockException.WrongState.class, lock::downgrade);
+                try (Lock held = lock.acquire()) {
+                    long fence = held.fence();
+                    fails(DlockException.LockTimeout.class, locks.lock("plain").shared().timeout(NOW)::acquire);
+                    held.downgrade();
+                    same(held.fence(), fence);
+                    locks.lock("plain").shared().timeout(NOW).acquire().release();
+                    held.setInfo("reading");
+                    same(admin("SELECT info FROM dlock_locks WHERE ticket = ?", fence), "reading");
+                    held.setInfo(null);
+                    same(admin("SELECT info FROM dlock_locks WHERE ticket = ?", fence), null);
+                    same(held.isHeld(), true);
+                }
+                same(lock.isHeld(), false);
+            }
+            lease.setInfo("node-2");
+            same(admin("SELECT info FROM dlock_leases WHERE lease = ?", lease.id()), "node-2");
+        }
+    }
+
+    static void isHeld() throws Exception {
+        for (Lock lock : List.of(locks.lock("plain", "other"), locks.lock("plain"), locks.lock("plain").ttl(LONG))) {
+            lock.acquire();
+            same(lock.isHeld(), true);
+            admin("SELECT dlock_force_release(?)", lock.fence());
+            same(lock.isHeld(), false);
+            fails(DlockException.LockLost.class, lock::release);
+        }
+        Lock killed = locks.lock("plain").acquire();
+        admin("SELECT pg_terminate_backend(pid, 60000) FROM dlock_locks WHERE name = 'plain'");
+        fails(DlockException.ConnectionLost.class, killed::isHeld);
+        same(killed.isHeld(), false);
+        fails(DlockException.LockLost.class, killed::release);
+    }
+
+    static void several() throws Exception {
+        try (Lease lease = locks.lease(LONG).interval(BEAT).open(); Connection db = DriverManager.getConnection(MAIN)) {
+            for (Lock lock : List.of(locks.lock("a", "b"), Lock.on(db, "a", "b"), lease.lock("a", "b"),
+                    Lock.inTransaction(db, "a", "b"))) {
+                try (Connection holder = holder("b")) {
+                    fails(DlockException.LockTimeout.class, lock.timeout(NOW)::acquire);
+                    fails(DlockException.LockTimeout.class, lock.timeout(BEAT)::acquire);
+                    same(isFree("a"), true);
+                }
+                db.setAutoCommit(false);
+                try (Lock held = lock.acquire()) {
+                    same(admin("SELECT ticket FROM dlock_locks WHERE name = 'b'"), held.fence("b"));
+                    same(admin("SELECT ticket FROM dlock_locks WHERE name = 'a'"), held.fence());
+                    fails(DlockException.WrongState.class, lock::acquire);
+                }
+                db.commit();
+                db.setAutoCommit(true);
+                same(admin("SELECT count(*) FROM dlock_locks"), 0L);
+            }
+            // two of one lease would have the same tickets
+            try (Lock first = lease.lock("a", "b").acquire()) {
+                fails(DlockException.WrongState.class, lease.lock("b", "c")::acquire);
+                same(isFree("b"), false);
+                admin("SELECT dlock_force_release(?)", first.fence("b"));
+                first.lost().future().get(TIMEOUT, TimeUnit.SECONDS);
+                same(lease.lost().isSet(), false);
+                fails(DlockException.LockLost.class, first::release);
+            }
+            lease.lock("b", "c").acquire().release();
+            fails(DlockException.BadArgument.class, locks.lock("a", "b").ttl(LONG)::acquire);
+        }
+    }
+
+    /** What waits for several names of a lease is taken back, too. */
+    static void severalCancelled() throws Exception {
+        try (Lease lease = locks.lease(LONG).open(); Connection holder = holder("b")) {
+            Lock lock = lease.lock("a", "b");
+            FutureTask<Void> waiting = aside(lock::acquire);
+            untilWaits("b");
+            lock.cancel();
+            fails(DlockException.Cancelled.class, () -> result(waiting));
+            same(admin("SELECT count(*) FROM dlock_locks"), 1L);
+            ask(holder, "SELECT dlock_release_all()");
+            lock.acquire().release();
+        }
+    }
+
+    static void guards() throws Exception {
+        try (Lock lock = locks.lock("guarded").ttl(LONG).acquire();
+                Connection db = DriverManager.getConnection(MAIN)) {
+            Sql sql = (text, values) -> ask(db, text, values);
+            db.setAutoCommit(false);
+            for (boolean lost : new boolean[] {false, true}) {
+                if (lost)
+                    admin("SELECT dlock_force_release(?)", lock.fence());
+                for (boolean plain : new boolean[] {false, true}) {
+                    Code guard = plain ? () -> lock.guard(db) : () -> lock.guard(sql);
+                    if (lost) {
+                        fails(DlockException.LockLost.class, guard);
+                        db.rollback();
+                    } else {
+                        guard.run();
+                        db.commit();
+                    }
+                }
+            }
+            fails(DlockException.LockLost.class, lock::release);
+        }
+    }
+
+    /** As an ORM would: with its own transaction, and errors that wrap the driver's */
+    static void throughSql() throws Exception {
+        try (Connection db = DriverManager.getConnection(MAIN); Connection holder = holder("busy")) {
+            Sql sql = (text, values) -> {
+                try {
+                    return ask(db, text, values);
+                } catch (SQLException error) {
+                    throw new IllegalStateException("wrapped", error);
+                }
+            };
+            db.setAutoCommit(false);
+            try (Lock lock = Lock.inTransaction(sql, "plain").timeout(LONG).info("me").acquire()) {
+                same(admin("SELECT info FROM dlock_locks WHERE ticket = ? AND scope = 'transaction'", lock.fence()),
+                        "me");
+                same(lock.isHeld(), true);
+            }
+            same(isFree("plain"), false);
+            db.commit();
+            same(isFree("plain"), true);
+            Lock busy = Lock.inTransaction(sql, "busy");
+            DlockException error = fails(DlockException.LockTimeout.class, busy.timeout(BEAT)::acquire);
+            same(error.getSQLState(), "55P03");
+            same(error.getHint() != null, true);
+            db.rollback();
+            // nothing to cancel it with: cancel() returns, and the program ends it
+            FutureTask<Void> waiting = aside(busy.timeout(null)::acquire);
+            untilWaits("busy");
+            busy.cancel();
+            ask(holder, "SELECT dlock_release_all()");
+            result(waiting);
+            db.rollback();
+            fails(DlockException.class, Lock.inTransaction((text, values) -> {
+                throw new IllegalStateException("no database");
+            }, "plain")::acquire);
+            fails(DlockException.BadArgument.class, Lock.inTransaction((text, values) -> "?", "plain")::acquire);
+        }
+    }
+
+    static void resize() throws Exception {
+        fails(DlockException.NotAllowed.class, () -> locks.resize("sized", 2));
+        Locks admins = new Locks(url("MAIN", "admin"));
+        admins.resize("sized", 2);
+        try (Lock first = locks.lock("sized").slots(1).acquire(); Lock second = locks.lock("sized").slots(1).acquire()) {
+            fails(DlockException.LockTimeout.class, locks.lock("sized").slots(1).timeout(NOW)::acquire);
+        }
+        admins.resize("sized", null);
+        try (Lock first = locks.lock("sized").slots(1).acquire()) {
+            fails(DlockException.LockTimeout.class, locks.lock("sized").slots(1).timeout(NOW)::acquire);
+        }
+    }
+
+    static void threads() throws Exception {
+        for (Lock under : List.of(locks.lock("plain"), locks.lock("plain").ttl(LONG))) {
+            ThreadLock lock = new ThreadLock(under);
+            fails(IllegalMonitorStateException.class, lock::unlock);
+            lock.lock();
+            lock.lock();
+            same(lock.isHeldByCurrentThread(), true);
+            result(aside(() -> {
+                same(lock.tryLock(), false);
+                same(lock.tryLock(1, TimeUnit.MILLISECONDS), false);
+                fails(IllegalMonitorStateException.class, lock::unlock);
+            }));
+            lock.unlock();
+            same(isFree("plain"), false);
+            lock.unlock();
+            same(isFree("plain"), true);
+            fails(IllegalMonitorStateException.class, lock::unlock);
+
+            // one of another process
+            try (Connection holder = holder("plain")) {
+                same(lock.tryLock(), false);
+                same(lock.tryLock(1, TimeUnit.MILLISECONDS), false);
+                Thread[] thread = new Thread[1];
+                FutureTask<Void> breaks = aside(() -> {
+                    thread[0] = Thread.currentThread();
+                    lock.lockInterruptibly();
+                });
+                untilWaits("plain");
+                thread[0].interrupt();
+                fails(InterruptedException.class, () -> result(breaks));
+                same(admin("SELECT count(*) FROM dlock_locks"), 1L);
+
+                FutureTask<Void> deaf = aside(() -> {
+                    thread[0] = Thread.currentThread();
+                    lock.lock();
+                    same(Thread.interrupted(), true);
+                    lock.unlock();
+                });
+                untilWaits("plain");
+                Object waits = admin("SELECT ticket FROM dlock_locks WHERE NOT granted");
+                thread[0].interrupt();
+                same(result(deaf, holder, waits), true);
+            }
+
+            lock.lock();
+            admin("SELECT dlock_force_release(?)", lock.held().fence());
+            if (lock.held().deadline() == Long.MAX_VALUE)
+                lock.held().isHeld();
+            UncheckedDlockException error = fails(UncheckedDlockException.class, lock::unlock);
+            same(error.getCause().getClass(), DlockException.LockLost.class);
+            same(lock.isHeldByCurrentThread(), false);
+            same(lock.tryLock(), true);
+            lock.unlock();
+        }
+        fails(IllegalArgumentException.class, () -> new ThreadLock(locks.lock("plain").shared()));
+        fails(UnsupportedOperationException.class, new ThreadLock(locks.lock("plain"))::newCondition);
+    }
+
+    /** Does it wait with the same ticket until the holder releases? */
+    static boolean result(FutureTask<Void> deaf, Connection holder, Object ticket) throws Exception {
+        boolean waits = ticket.equals(admin("SELECT ticket FROM dlock_locks WHERE NOT granted"));
+        ask(holder, "SELECT dlock_release_all()");
+        result(deaf);
+        return waits;
+    }
+
+    static void observer() throws Exception {
+        List<String> told = Collections.synchronizedList(new ArrayList<>());
+        Observer observer = new Observer() {
+            @Override
+            public void acquired(Lock lock, Duration waited) {
+                told.add("acquired " + lock.name() + (waited.isNegative() ? " wrong" : ""));
+                throw new IllegalStateException("which must not matter");
+            }
+
+            @Override
+            public void refused(Lock lock, Duration waited, DlockException reason) {
+                told.add("refused " + reason.getSQLState());
+            }
+
+            @Override
+            public void released(Lock lock, Duration held) {
+                told.add("released" + (held.isNegative() ? " wrong" : ""));
+            }
+
+            @Override
+            public void lost(Lock lock, String reason) { told.add("lost " + (reason != null)); }
+
+            @Override
+            public void retried(DlockException reason) { told.add("retried"); }
+        };
+        Locks observed = new Locks(MAIN).observer(observer);
+        try (Connection holder = holder("busy")) {
+            fails(DlockException.LockTimeout.class, observed.lock("busy").timeout(NOW)::acquire);
+            FutureTask<Void> waiting = aside(() -> observed.lock("busy").acquire().release());
+            untilWaits("busy");
+            admin("SELECT pg_terminate_backend(pid, 60000) FROM dlock_locks WHERE NOT granted");
+            untilWaits("busy");
+            ask(holder, "SELECT dlock_release_all()");
+            result(waiting);
+        }
+        fails(DlockException.LockLost.class, () -> {
+            try (Lock lock = observed.lock("busy").ttl(LONG).interval(BEAT).acquire()) {
+                admin("SELECT dlock_force_release(?)", lock.fence());
+                until(() -> told.contains("lost true"));
+            }
+        });
+        same(told, List.of("refused 55P03", "retried", "acquired busy", "released", "acquired busy", "lost true",
+                "released"));
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        java.util.logging.LogManager.getLogManager().reset();       // of what observers throw
+        locks = new Locks(MAIN);
+        test("renew with a ttl moves the deadline by as much", More::renew);
+        test("renew with a shorter ttl quickens the heartbeat", More::renewShorter);
+        test("a renewal without an answer leaves the shorter ttl", More::renewUnanswered);
+        test("without a heartbeat; released later", More::noHeartbeat);
+        test("downgrade and setInfo, in each scope", More::downgrade);
+        test("isHeld asks the server", More::isHeld);
+        test("several names: all or none, in each scope", More::several);
+        test("several names: a wait is taken back", More::severalCancelled);
+        test("a guard over a connection, and whatever executes SQL", More::guards);
+        test("transaction scope over whatever executes SQL", More::throughSql);
+        test("resize", More::resize);
+        test("a lock of a thread, as in java.util.concurrent", More::threads);
+        test("an observer is told, and changes nothing", More::observer);
+        end();
+    }
+}

@@ -1,0 +1,63 @@
+# The Ruby gem, built and installed, has locks on connections of pg, and
+# with_advisory_lock for ActiveRecord.  The sample of docs/ruby.md works.
+#
+# What would break it: an answer from the query cache; a lock that stays after
+# an exception, in a failed transaction or in the pool; a request that stays in
+# the queue; an error that is not told apart; a gem that lacks a file.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use Dlock::Program;
+use Dlock::Test;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+plan skip_all => 'ActiveRecord is not installed'
+  unless works('ruby', '-e', 'require "active_record"; require "pg"');
+
+my $client = "$FindBin::RealBin/../../clients/ruby";
+my $dir = PostgreSQL::Test::Utils::tempdir;
+
+# with the packed files only, and without a network
+$ENV{HOME} = $dir;
+system_or_bail('sh', '-c',
+	"cd '$client' && gem build -q -o '$dir/dlock.gem' dlock.gemspec");
+system_or_bail('gem', 'install', '-q', '--local', '--ignore-dependencies',
+	'--no-document', '-i', "$dir/gems", "$dir/dlock.gem");
+
+my ($lib) = glob("$dir/gems/gems/dlock-*/lib");
+my $timeout = $PostgreSQL::Test::Utils::timeout_default;
+my $node = new_server('main', conf => "deadlock_timeout = '10ms'\n");
+
+$node->safe_psql(
+	'postgres', q{
+	CREATE ROLE app LOGIN;
+	SELECT dlock_reserve('reserved/', current_user::regrole);
+	CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL);
+	INSERT INTO account VALUES (7, 100);
+	GRANT ALL ON account TO app});
+$ENV{PGHOST} = $node->host;
+$ENV{PGPORT} = $node->port;
+$ENV{PGUSER} = $node->safe_psql('postgres', 'SELECT current_user');
+$ENV{PGDATABASE} = 'postgres';
+$ENV{PG_TEST_TIMEOUT_DEFAULT} = $timeout;
+run_program('gem', 'ruby', '-W1', "-I$lib", "$client/tests/run.rb");
+
+# The sample of the page prints what its comments say.
+my ($sample) = slurp_file("$FindBin::RealBin/../../docs/ruby.md") =~
+  /client_ruby\.pl runs it[^>]*-->\n```ruby\n(.*?)^```$/ms
+  or die 'docs/ruby.md has no sample';
+my @expected = $sample =~ /puts .*\s{2,}# (.*)/g;
+
+append_to_file("$dir/sample.rb", $sample);
+my ($out, $err) = run_command([ 'ruby', "-I$lib", "$dir/sample.rb" ]);
+
+is($out, join("\n", @expected), 'the sample prints what it says')
+  or diag($err);
+is($node->safe_psql('postgres', 'SELECT balance FROM account'),
+	'90', 'and has paid');
+$node->stop;
+done_testing();
