@@ -11,9 +11,10 @@
  * on.  An enqueued ticket counts as a session that waits.
  *
  * A count looks at each place once: each lock notes, by mode, from which place
- * on it is done.  So the time grows with the number of roots and of the places
- * behind each.  In a queue of dlock, a holder is in the way of all behind the
- * first request that it blocks.
+ * on it is done.  Roots that have a single place, in the same lock, share
+ * their count.  So the time grows with the number of places, unless many roots
+ * have several awaited locks.  In a queue of dlock, a holder is in the way of
+ * all behind the first request that it blocks.
  *
  * A vertex behind no root is in a cycle, or behind one: a deadlock not found
  * yet.  Of each cycle, the vertex is shown that began to wait last.  The graph
@@ -49,6 +50,11 @@ struct Tally
 	int			first_exclusive;	/* first not shared; -1: none */
 	int			number;			/* of the latest count that came here */
 	int			done[MAX_LOCKMODES];	/* by mode: done from here on */
+
+	/* behind a vertex that has only a place here ... */
+	LOCKMASK	shared_modes;	/* ... with these modes; 0: none yet */
+	int			shared_count;
+	bool		shared_is_ours;
 
 	/* its rows by number; NULL: not copied yet */
 	const DlockRow **rows;
@@ -200,10 +206,21 @@ static int
 count_all_behind(Look *look, int root, bool *is_ours)
 {
 	DlockVertex *vertex = &look->graph->vertices[root];
+	const DlockGraphPlace *place = place_at(look, vertex->first_place);
+	struct Tally *shared = NULL;
 	int			count = 0;
 
 	*is_ours = false;
 	vertex->explained = true;
+	if (place->next_of_vertex.lock < 0 && vertex->first_wait < 0)
+	{
+		shared = look->graph->locks[vertex->first_place.lock].tally;
+		if (shared->shared_modes == place->modes)
+		{
+			*is_ours = shared->shared_is_ours;
+			return shared->shared_count;
+		}
+	}
 	look->number++;
 	vertex->tally = look->number;
 	look->depth = 0;
@@ -216,6 +233,12 @@ count_all_behind(Look *look, int root, bool *is_ours)
 		for (DlockGraphRef ref = look->graph->vertices[n].first_place;
 			 ref.lock >= 0; ref = place_at(look, ref)->next_of_vertex)
 			count += count_behind(look, ref, is_ours);
+	}
+	if (shared)
+	{
+		shared->shared_modes = place->modes;
+		shared->shared_count = count;
+		shared->shared_is_ours = *is_ours;
 	}
 	return count;
 }
