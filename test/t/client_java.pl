@@ -28,7 +28,10 @@ my $dir = PostgreSQL::Test::Utils::tempdir;
 
 # Maven would build the same version.
 my ($version) = slurp_file("$top/dlock.control") =~ /^default_version = '(.*)'/m;
-my %module = (client => '', 'client-shedlock' => '/shedlock', 'client-spring' => '/spring');
+my %module = (
+	client => '',
+	'client-shedlock' => '/shedlock',
+	'client-spring' => '/spring');
 
 foreach my $name (sort keys %module)
 {
@@ -41,7 +44,9 @@ foreach my $name (sort keys %module)
 		splice @open, -2 if @open > 1 && $open[-1] eq "/$open[-2]";
 	}
 	is("@open", '', "pom.xml of $name: each element ends");
-	like($pom, qr{<artifactId>dlock-$name</artifactId>\s*<version>\Q$version\E\.0<},
+	like(
+		$pom,
+		qr{<artifactId>dlock-$name</artifactId>\s*<version>\Q$version\E\.0<},
 		"pom.xml of $name: of this version");
 }
 
@@ -85,7 +90,8 @@ foreach my $name (grep { $module{$_} } sort keys %module)
 }
 foreach my $name (sort keys %jar)
 {
-	my ($described) = run_command([ 'jar', '--describe-module', '--file', $jar{$name} ]);
+	my ($described) =
+	  run_command([ 'jar', '--describe-module', '--file', $jar{$name} ]);
 	my ($files) = run_command([ 'jar', 'tf', $jar{$name} ]);
 	my $module_name = "org.dlock$module{$name}" =~ s{/}{.}r;
 
@@ -123,7 +129,8 @@ $node->safe_psql(
 	END $$;
 	GRANT USAGE ON SCHEMA slow TO app});
 run_program('client', @pool, 'More');
-add_classes(\@modules, map { "$top/test/clients/java/$_.java" } 'Stack', 'Modules');
+add_classes(\@modules,
+	map { "$top/test/clients/java/$_.java" } 'Stack', 'Modules');
 run_program('modules', @modules, 'Modules');
 if (@stacks > 3)
 {

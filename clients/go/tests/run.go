@@ -1472,6 +1472,25 @@ var own = []row{
 		wrongHeld(locks.NewLock("plain"), func(lock *dlock.Lock) error { return lock.Renew(ctx, 0) })
 	}},
 
+	// The lock is granted, and its first renewal waits.
+	{"cancelled_after_grant", func() {
+		lock := late().NewLock("lease", dlock.TTL(long))
+		with(admin.dsn, func(other *pgx.Conn) {
+			_, err := other.Exec(ctx, "SELECT pg_advisory_lock(17)")
+			must(err)
+			ctx, cancel := context.WithCancel(ctx)
+			waiting := async(func() error {
+				_, err := lock.Lock(ctx)
+				return err
+			})
+			admin.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'")
+			check(admin.left("lease") == 1, "granted")
+			cancel()
+			raises(dlock.Cancelled, "57014", <-waiting)
+			check(admin.left("lease") == 0, "left")
+		})
+	}},
+
 	{"change_held", func() {
 		lease := locks.NewLease(dlock.TTL(long))
 		must(opened(lease))

@@ -19,8 +19,8 @@ import org.springframework.integration.support.locks.LockRegistry;
 /**
  * The modules for ShedLock and Spring Integration, as those libraries call them.
  *
- * <p>What would break it: a task that runs twice, or is not kept for lockAtLeastFor; a lock that outlives lockAtMostFor,
- * or that another thread releases; keys that stay in memory.
+ * <p>What would break it: a task that runs twice, or is not kept for lockAtLeastFor; a lock that outlives
+ * lockAtMostFor, or that another thread releases; keys that stay in memory.
  */
 final class Modules extends Stack {
     static final Duration LONG = Duration.ofHours(1);
@@ -40,7 +40,8 @@ final class Modules extends Stack {
 
     static void shedLock() throws Exception {
         Locks locks = new Locks(MAIN);
-        LockProvider provider = new DlockLockProvider(locks), other = new DlockLockProvider(locks, "shedlock/", "node-2");
+        LockProvider provider = new DlockLockProvider(locks);
+        LockProvider other = new DlockLockProvider(locks, "shedlock/", "node-2");
         SimpleLock first = provider.lock(task(LONG, Duration.ZERO)).get();
         same(other.lock(task(LONG, Duration.ZERO)).isPresent(), false);
         same(ttl(), LONG.toSeconds());

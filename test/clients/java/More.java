@@ -269,7 +269,8 @@ final class More extends Stack {
         fails(DlockException.NotAllowed.class, () -> locks.resize("sized", 2));
         Locks admins = new Locks(url("MAIN", "admin"));
         admins.resize("sized", 2);
-        try (Lock first = locks.lock("sized").slots(1).acquire(); Lock second = locks.lock("sized").slots(1).acquire()) {
+        try (Lock first = locks.lock("sized").slots(1).acquire();
+                Lock second = locks.lock("sized").slots(1).acquire()) {
             fails(DlockException.LockTimeout.class, locks.lock("sized").slots(1).timeout(NOW)::acquire);
         }
         admins.resize("sized", null);

@@ -2,6 +2,7 @@ import com.zaxxer.hikari.HikariConfig;
 import com.zaxxer.hikari.HikariDataSource;
 import java.lang.reflect.Proxy;
 import java.sql.Connection;
+import java.sql.DriverManager;
 import java.time.Duration;
 import java.util.Map;
 import java.util.concurrent.ExecutionException;
@@ -93,6 +94,30 @@ final class Sources extends Stack {
             }
             untilActive(pool, 0);
             same(settings(pool), before);
+        }
+    }
+
+    /** Of one connection, which comes back as it was left */
+    static DataSource careless(Connection db) {
+        ClassLoader loader = Sources.class.getClassLoader();
+        Object kept = Proxy.newProxyInstance(loader, new Class<?>[] {Connection.class}, (proxy, method, arguments) ->
+                method.getName().equals("close") ? null : method.invoke(db, arguments));
+        return (DataSource) Proxy.newProxyInstance(loader, new Class<?>[] {DataSource.class},
+                (proxy, method, arguments) -> method.getName().equals("getConnection") ? kept
+                        : method.getName().equals("hashCode") ? (Object) 17 : (Object) (proxy == arguments[0]));
+    }
+
+    static void carelessPool() throws Exception {
+        try (Connection db = DriverManager.getConnection(MAIN + "&ApplicationName=shop")) {
+            DataSource source = careless(db);
+            db.setReadOnly(true);
+            db.setAutoCommit(false);
+            db.setNetworkTimeout(Runnable::run, 50_000);
+            ask(db, "SELECT 1");
+            db.commit();
+            String before = settings(source);
+            new Locks(source).lock("plain").acquire().release();
+            same(settings(source), before);
         }
     }
 
@@ -229,6 +254,7 @@ final class Sources extends Stack {
 
     public static void main(String[] arguments) throws Exception {
         test("a connection comes back as it was", Sources::comesBack);
+        test("a connection comes back as it was to a source that resets nothing", Sources::carelessPool);
         test("a lock that the last user forgot is not ours", Sources::forgotten);
         test("a connection that was killed is not used again", Sources::killed);
         test("a connection whose wait was cancelled is not used again", Sources::unknown);

@@ -43,6 +43,7 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
     void renew(Line over, long id, Duration ttl) throws DlockException {
         if (ttl != null)
             Lease.interval(ttl, null);
+        Heart heart = this.heart;
         synchronized (heart) {
             if (ttl != null)
                 heart.shorten(ttl);

@@ -26,6 +26,7 @@ final class Line {
     static final long GRACE = SECONDS.toNanos(5);
     /** What is broken off has so long to obey, and then to be taken back. */
     static final long OBEY = SECONDS.toNanos(1), UNDO = SECONDS.toNanos(2);
+
     record Call(String sql, Object... values) {}
 
     final Source source;
@@ -323,8 +324,7 @@ final class Line {
     }
 
     synchronized void checkCancelled() throws DlockException {
-        if (acquiring && (cancelled || stopped
-                || !deaf && Thread.currentThread().isInterrupted()))
+        if (acquiring && (cancelled || stopped || !deaf && Thread.currentThread().isInterrupted()))
             throw new DlockException.Cancelled("canceled by the program");
     }
 

@@ -12,8 +12,8 @@ import java.util.Map;
 import java.util.UUID;
 
 /**
- * A lock, for a block of the program; acquire() returns it, for a try with resources.  Of several names, it has all locks
- * or none, and is lost as soon as one of them is.
+ * A lock, for a block of the program; acquire() returns it, for a try with resources.  With several names, it holds all
+ * locks or none, and is lost as soon as one of them is.
  */
 public final class Lock extends Kept<Lock> {
     private final List<String> names;
@@ -367,7 +367,8 @@ public final class Lock extends Kept<Lock> {
         String values = more.length == 0 ? "" : ", ?";
         Line.Call call = names.size() == 1
                 ? new Line.Call("SELECT " + function + "(?" + values + ")", with(fence(), more))
-                : new Line.Call("SELECT bool_and(" + function + "(ticket" + values + ")) FROM unnest(?) AS held (ticket)",
+                : new Line.Call(
+                        "SELECT bool_and(" + function + "(ticket" + values + ")) FROM unnest(?) AS held (ticket)",
                         more.length == 0 ? new Object[] {fencesArray()} : new Object[] {more[0], fencesArray()});
         if (!Boolean.TRUE.equals(tell(call)))
             lost.set("the server has ended its ticket");

@@ -3,8 +3,8 @@ package org.dlock;
 import java.time.Duration;
 
 /**
- * Is told what locks do, for metrics and logs.  The thread that acquires or releases makes the call, so it must not wait;
- * a loss is told in the thread of the callbacks.  What an observer throws is logged, and changes nothing.
+ * Is told what locks do, for metrics and logs.  The thread that acquires or releases makes the call, so an observer must
+ * not wait; a loss is told in the thread of the callbacks.  What an observer throws is logged, and changes nothing.
  */
 public interface Observer {
     default void acquired(Lock lock, Duration waited) {}

@@ -13,8 +13,8 @@ import org.dlock.UncheckedDlockException;
 /**
  * Locks of ShedLock's tasks.
  *
- * <p>lockAtMostFor is the ttl, which nothing but extend() renews.  lockAtLeastFor is kept by a last renewal, with the time
- * that is left, so it does not need the program.  The clocks are the server's, and a monotonic one here.
+ * <p>lockAtMostFor is the ttl, which only extend() renews.  The last renewal has the rest of lockAtLeastFor as its ttl, so
+ * that the lock is kept without the program.  Only the server's clock, and a monotonic one here, are read.
  */
 public final class DlockLockProvider implements LockProvider {
     private final Locks locks;

@@ -124,7 +124,9 @@ public final class DlockLockRegistry implements LockRegistry {
         }
 
         @Override
-        public Condition newCondition() { throw new UnsupportedOperationException("no condition reaches other processes"); }
+        public Condition newCondition() {
+            throw new UnsupportedOperationException("no condition reaches other processes");
+        }
 
         @Override
         public String toString() { return "lock \"" + name + '"'; }
