@@ -552,7 +552,20 @@ dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 void
 dlock_xact_watch(DlockWatch *watch)
 {
-	push_mark(NULL, NULL, watch, MARK_WATCH);
+	Mark	   *top = num_marks > 0 ? &marks[num_marks - 1] : NULL;
+
+	/* in a loop with dlock_unwatch(), the place of the mark that it dropped */
+	if (top && top->kind == MARK_DROPPED &&
+		top->level == GetCurrentTransactionNestLevel())
+	{
+		top->kind = MARK_WATCH;
+		top->watch = watch;
+		top->held = NULL;
+		top->of_lease = NULL;
+		top->count = 1;
+	}
+	else
+		push_mark(NULL, NULL, watch, MARK_WATCH);
 }
 
 /*

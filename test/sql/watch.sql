@@ -122,3 +122,19 @@ RESET client_min_messages;
 SELECT dlock_unwatch('a');
 SELECT dlock_watch('a', 'c');
 SELECT dlock_release_all();
+
+-- A transaction needs no more memory if it watches and unwatches often.
+BEGIN;
+DO $$ BEGIN PERFORM dlock_watch('a', 'c'); PERFORM dlock_unwatch('a'); END $$;
+SELECT total_bytes AS before FROM pg_backend_memory_contexts
+WHERE name = 'TopMemoryContext' \gset
+DO $$
+BEGIN
+	FOR i IN 1 .. 30000 LOOP
+		PERFORM dlock_watch('a', 'c');
+		PERFORM dlock_unwatch('a');
+	END LOOP;
+END $$;
+SELECT total_bytes < :before + 100000 AS ok FROM pg_backend_memory_contexts
+WHERE name = 'TopMemoryContext';
+COMMIT;
