@@ -29,8 +29,8 @@ dlock_set_slots(PG_FUNCTION_ARGS)
 }
 
 /*
- * (name), in a constraint of dlock_slots: a row with this name is about to be
- * written.  Another constraint refuses names that cannot be.
+ * (name).  A constraint of dlock_slots calls this before a row with this name
+ * is written.  Another constraint refuses invalid names.
  */
 PG_FUNCTION_INFO_V1(dlock_note_slots);
 Datum
@@ -62,7 +62,7 @@ dlock_version_of(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(dlock_version_read(space, &key));
 }
 
-/* (name, expected); returns 0 if the version is another one. */
+/* (name, expected); returns 0 if the version differs. */
 static int64
 bump_version(FunctionCallInfo fcinfo, DlockKey *key, DlockSpace **space)
 {
@@ -179,7 +179,7 @@ dlock_unreserve(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(dlock_reserve_remove(space, PG_GETARG_TEXT_PP(0)));
 }
 
-/* For a copy of the server that takes itself for the original */
+/* For a copy of a server, which must not keep the original's leases */
 PG_FUNCTION_INFO_V1(dlock_reset);
 Datum
 dlock_reset(PG_FUNCTION_ARGS)
@@ -213,7 +213,7 @@ dlock_advance_ticket(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64((int64) pg_atomic_read_u64(&space->next_ticket));
 }
 
-/* Begin the counters and dlock_contention anew. */
+/* Reset the counters and dlock_contention. */
 PG_FUNCTION_INFO_V1(dlock_stats_reset);
 Datum
 dlock_stats_reset(PG_FUNCTION_ARGS)

@@ -15,8 +15,9 @@
 static char my_channel[NAMEDATALEN] = "";
 
 /*
- * This session's own channel, on which it listens from the commit on.  No
- * other session can guess it.  The caller has checked that it may LISTEN.
+ * Return this session's own channel, and LISTEN on it, which takes effect at
+ * the commit.  No other session can guess its name.  The caller has checked
+ * that it may LISTEN.
  */
 const char *
 dlock_notify_listen(void)
@@ -40,12 +41,12 @@ dlock_notify_listen(void)
 				 (unsigned long long) random[1]);
 	}
 
-	/* in every call, as UNLISTEN or a rollback may have undone it */
+	/* in every call, because UNLISTEN or a rollback may have ended it */
 	Async_Listen(my_channel);
 	return my_channel;
 }
 
-/* The session passes to another client, which must not know the channel. */
+/* The next client of this session must not know the channel. */
 void
 dlock_notify_forget(void)
 {

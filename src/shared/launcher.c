@@ -6,8 +6,8 @@
  * A space has up to three, each in an office that one process holds: the
  * worker, which writes the journal and ends due leases; the sender of
  * announcements; and one that vacuums the tables and ends.  Sessions ask for
- * the worker only, which asks for the others.  The postmaster restarts none,
- * because it would do so for ever in a dropped database.
+ * the worker only, which asks for the others.  The postmaster restarts none of
+ * them: in a dropped database it would never stop restarting.
  *
  *-------------------------------------------------------------------------
  */
@@ -20,7 +20,7 @@
 
 #include "shared/inner.h"
 
-#define START_MS		1000	/* a start is asked for again after that */
+#define START_MS		1000	/* before a start is requested again */
 
 static const struct
 {
@@ -35,7 +35,7 @@ static const struct
 StaticAssertDecl(lengthof(kinds) == DLOCK_NUM_OFFICES,
 				 "kinds must match DlockOffice");
 
-/* Become the holder of an office (I20); false if it has one. */
+/* Become the holder of an office (I20); false if another process holds it. */
 bool
 dlock_office_take(DlockSpace *space, DlockOffice office)
 {
@@ -46,15 +46,16 @@ dlock_office_take(DlockSpace *space, DlockOffice office)
 }
 
 /*
- * Leave an office; false if this process does not hold it.  The caller looks
- * for work after this: later work finds the office vacant.  Raises nothing.
+ * Leave an office; false if this process does not hold it.  The caller must
+ * look for work after this call: a process that posts work later finds the
+ * office vacant.  Raises nothing.
  */
 bool
 dlock_office_leave(DlockSpace *space, DlockOffice office)
 {
 	if (dlock_office_holder(space, office) != compat_my_procno())
 		return false;
-	/* first, so as not to erase the start of a successor */
+	/* before the office is vacant: a successor may set it */
 	pg_atomic_write_u64(&space->offices[office].asked_at, 0);
 	pg_atomic_exchange_u32(&space->offices[office].holder, 0);
 	return true;
@@ -124,7 +125,10 @@ dlock_worker_wake(DlockSpace *space)
 		dlock_office_start(space, DLOCK_WORKER);
 }
 
-/* The caller has marked its change before, so the worker will find it. */
+/*
+ * Is the worker about to look at the journal?  The caller must have marked its
+ * change before the call, so that the worker finds the mark.
+ */
 bool
 dlock_worker_comes(DlockSpace *space)
 {
@@ -141,9 +145,9 @@ dlock_sender_wake(DlockSpace *space)
 }
 
 /*
- * Is another process of the space's database attached, or, with "waits", does
- * one wait for a lock?  A session that began to, and found the worker there,
- * is seen after the worker has left its office.
+ * Is another process of the space's database attached?  With "waits", it must
+ * also wait for a lock.  A worker that has left its office sees here each
+ * session that began to wait while the office was held.
  */
 bool
 dlock_worker_has_company(DlockSpace *space, bool waits)
@@ -170,10 +174,10 @@ dlock_worker_has_company(DlockSpace *space, bool waits)
 }
 
 /*
- * For each call: ask for a worker if there is work that one has left, if a
- * lease may be due, or if something may be announced to this session.  If the
- * session "waits", as other processes see already, ask if a lease can run out
- * at any time (I20).
+ * Called by each call of a session: start or wake a worker if a worker has
+ * left work, if a lease may be due, or if announcements for this session are
+ * possible.  If the session "waits", and has made this visible to other
+ * processes, do so if any lease can run out (I20).
  */
 void
 dlock_worker_look(DlockSpace *space, bool waits)

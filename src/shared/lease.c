@@ -8,9 +8,10 @@
  *
  * The deadline alone tells whether a lease is open.  Its clock never goes
  * back, and runs while the machine sleeps.  A renewal moves it by
- * compare-and-exchange, without a lock.  A process that finds it passed makes
- * it DLOCK_RAN_OUT before it says so, and a close makes it 0.  So a renewal, a
- * close and an answer that the lease is gone never take each other back (I13).
+ * compare-and-exchange, without a lock.  A process that finds the deadline
+ * passed makes it DLOCK_RAN_OUT before it reports the lease gone, and a close
+ * makes it 0.  So no renewal succeeds after a close, or after the lease was
+ * reported gone (I13).
  *
  * A delay begins when DLOCK_RAN_OUT becomes 0, under the lease lock: by the
  * worker, or by a process that ends one of the tickets first.
@@ -78,12 +79,13 @@ quorum_deadline(DlockLease *lease)
 /*
  * When a lease runs out, in monotonic microseconds; 0: it is gone.  A passed
  * deadline is changed before the answer, so later answers agree (I13).
- * *deadline is what was found.  Without "at_standbys", a signal handler can
- * ask: if standbys count, a worker is there to look at them.
+ * *deadline becomes the value that was read.  Without "at_standbys", standbys
+ * are ignored and a signal handler may call this: if standbys count, a worker
+ * watches them.
  *
  * The deadline is read before the standbys' answers.  A renewal reads the
- * answers first and moves the deadline then, so the exchange fails if it has
- * succeeded meanwhile.
+ * answers first and moves the deadline then, so this exchange fails if a
+ * renewal has succeeded in between.
  */
 static uint64
 look(DlockLease *lease, bool at_standbys, uint64 *deadline)
@@ -107,7 +109,7 @@ look(DlockLease *lease, bool at_standbys, uint64 *deadline)
 	return 0;
 }
 
-/* The same; DLOCK_NO_DEADLINE if its session keeps the lease alive */
+/* As look(); DLOCK_NO_DEADLINE if a session keeps the lease alive */
 uint64
 dlock_lease_deadline(DlockLease *lease)
 {
@@ -126,9 +128,10 @@ dlock_lease_has_run_out(DlockLease *lease)
 }
 
 /*
- * Move the deadline to a ttl from now; false if the lease is gone.  It always
- * changes, so a process that read it before cannot end the lease.  With 0 the
- * lease's own ttl counts, and it never comes sooner.
+ * Move the deadline to a ttl from now; false if the lease is gone.  The
+ * deadline always changes, so a process that read the old one cannot end the
+ * lease.  If "ttl" is 0, use the lease's own ttl, and never move the deadline
+ * back.
  */
 bool
 dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
@@ -140,7 +143,10 @@ dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
 	{
 		if (look(lease, true, &deadline) == 0)
 			return false;
-		/* after the deadline: dlock_lease_begin_ttl() writes it before */
+		/*
+		 * read after the deadline: dlock_lease_begin_ttl() writes the ttl
+		 * first
+		 */
 		next = ttl > 0 ? ttl : dlock_lease_ttl(lease);
 		next += dlock_monotonic_now();
 		if (deadline >= DLOCK_NO_DEADLINE || next == deadline ||
@@ -150,7 +156,10 @@ dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
 	return true;
 }
 
-/* At most a ttl from now, unless it is attached or gone.  Raises nothing. */
+/*
+ * Move the deadline to at most a ttl from now, unless the lease is attached or
+ * gone.  Raises nothing.
+ */
 void
 dlock_lease_shorten(DlockLease *lease)
 {
@@ -184,8 +193,9 @@ dlock_lease_claim(DlockLease *lease)
 }
 
 /*
- * If a lease ran out, make it over, and begin its delay; with "always", make
- * it over in any case.  Call this before a ticket is taken from the lease.
+ * If a lease ran out, end it (deadline 0) and begin its delay.  With "always",
+ * end it even if it did not run out.  Call this before a ticket is taken from
+ * the lease.
  */
 void
 dlock_lease_be_over(DlockLease *lease, bool always)
@@ -271,7 +281,10 @@ dlock_check_lease(const DlockLease *lease)
 }
 #endif
 
-/* True if the lease was in "retimed"; the list's reference is the caller's. */
+/*
+ * Remove a lease from "retimed".  If it was listed, return true; the caller
+ * must then drop the list's reference.
+ */
 bool
 dlock_lease_unretime(DlockSpace *space, DlockLease *lease)
 {
@@ -302,7 +315,7 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	lease->record.finished = true;
 	LWLockRelease(&space->lease_lock);
-	/* a single lease is not in the table: its ticket is */
+	/* for a single lease, the table has its ticket instead */
 	if (!lease->single)
 		dlock_id_delete(&lease->record);
 	dlock_lease_begin_change(space);
@@ -321,8 +334,9 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 }
 
 /*
- * Open a lease.  Its ttl begins to run, unless it is attached, or is an
- * heir's, whose session waits.  The caller holds the lease lock.
+ * Open a lease.  Its ttl starts, unless the lease is attached to a session, or
+ * belongs to an heir whose session still waits.  The caller holds the lease
+ * lock.
  */
 void
 dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
@@ -356,9 +370,9 @@ dlock_lease_enter(DlockLease *lease)
 }
 
 /*
- * Make a lease, in use by the caller and found by no number.  The role's name,
- * NULL for the current user's, goes behind "size" bytes.  The caller has
- * checked that there is memory, unless it loads.
+ * Make a lease that no number leads to yet, with a use by the caller.  The
+ * role's name (NULL: the current user's) is stored after "size" bytes.  The
+ * caller must have checked the memory limit, unless it loads.
  */
 static DlockLease *
 make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
@@ -450,7 +464,10 @@ dlock_lease_next_ticket(const DlockLease *lease, DlockLeaseTicket *ticket)
 	return DsaPointerIsValid(next) ? dlock_ticket_in_lease(next) : NULL;
 }
 
-/* The first ticket that a delay keeps, or NULL; as above */
+/*
+ * The first ticket that a delay keeps, or NULL; the caller holds the lease
+ * lock.
+ */
 DlockLeaseTicket *
 dlock_lease_first_closed(const DlockLease *lease)
 {
@@ -460,7 +477,7 @@ dlock_lease_first_closed(const DlockLease *lease)
 
 /*
  * Raise 42501 if the current user may not use a lease.  The role's name must
- * be that of its OID: after a restore the OID can be another role's.
+ * be that of its OID: after a restore, another role can have the OID.
  */
 void
 dlock_lease_check_rights(const DlockLease *lease)
@@ -489,7 +506,7 @@ dlock_lease_check_rights(const DlockLease *lease)
 }
 
 /*
- * The lease with this number, in use by the caller; NULL if it is gone.
+ * Find a lease by number, and begin a use by the caller; NULL if it is gone.
  * Raises 42501 if the current user may not use it.
  */
 DlockLease *
@@ -518,10 +535,12 @@ raise_unconfirmed(const DlockLease *lease)
 /*
  * Make sure that a renewal can promise a full ttl from "start".  If standbys
  * count, they must have acknowledged a heartbeat sent since "start" minus a
- * quarter of the ttl.  This waits for one, but not for long, so that the
- * client can ask again, or stop.  False if the lease is gone.
+ * quarter of the ttl.  Wait for that, but for at most a quarter of the ttl and
+ * MAX_RENEW_MS, so that the client can ask again, or stop.  False if the lease
+ * is gone.
  *
- * The deadline is moved first, so that the lease does not run out meanwhile.
+ * The deadline is moved first, so that the lease does not run out during the
+ * wait.
  */
 bool
 dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
@@ -586,7 +605,9 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	return is_there;
 }
 
-/* Start the ttl of a lease that a session kept alive; false if none did. */
+/*
+ * Start the ttl of a lease that a session kept alive; false if no session did.
+ */
 bool
 dlock_lease_detach(DlockLease *lease)
 {
@@ -596,7 +617,7 @@ dlock_lease_detach(DlockLease *lease)
 	{
 		uint64		end;
 
-		/* then the ttl: a change of the ttl moves the deadline, too */
+		/* read the ttl last: a change of the ttl moves the deadline, too */
 		pg_read_barrier();
 		end = dlock_monotonic_now() + dlock_lease_ttl(lease);
 		if (pg_atomic_compare_exchange_u64(&lease->deadline, &deadline, end))
@@ -640,7 +661,10 @@ dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 	dlock_lease_end_change(space, lease);
 }
 
-/* Nothing can fail once the lease can be found, so it is loaded once. */
+/*
+ * Load a lease that has a row.  Nothing can fail once the lease is in the
+ * table of numbers, so a repeated load finds it there.
+ */
 void
 dlock_lease_restore(DlockLease *lease, bool delayed)
 {
@@ -665,8 +689,8 @@ start_ttl_anew(DlockLease *lease, void *arg)
 }
 
 /*
- * Start the ttls of all loaded leases.  "confirmed" is when the record was
- * sent that the standbys counting for them have acknowledged.
+ * Start the ttls of all loaded leases.  "confirmed" is the time at which the
+ * record was sent that the counting standbys have acknowledged.
  */
 void
 dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed)

@@ -32,7 +32,10 @@
 
 #include "shared/inner.h"
 
-/* How long a new layout asks for the place, and waits for workers to end */
+/*
+ * How long a request to replace the layout lasts, and how long it waits for
+ * workers to end
+ */
 #define WANTED_US			INT64CONST(10000000)
 #define WAIT_FOR_WORKERS_US	INT64CONST(5000000)
 
@@ -165,8 +168,8 @@ find_header(void)
 }
 
 /*
- * A hash of the sizes of shared structures.  It tells most builds apart if a
- * layout has changed without its number.
+ * A hash of the sizes of shared structures.  If a layout changes and
+ * DLOCK_LAYOUT does not, the hash differs in most builds.
  */
 static uint32
 layout_sizes(void)
@@ -204,7 +207,7 @@ map_segment(void)
 
 /*
  * Wake the processes that are attached to a segment of another layout, so that
- * workers see that they are in the way.  Returns a list of PIDs.
+ * its workers call dlock_is_replaced() and end.  Returns their PIDs as a text.
  */
 static char *
 rouse_others(void)
@@ -269,9 +272,9 @@ wait_for_others(TimestampTz start)
 /*
  * Free a segment to which no process is attached.
  *
- * Flush the WAL first: locks may have been granted because of rows in the WAL
- * whose positions only the segment has (I15).  On a standby, where
- * dlock_blocking_pids() may have attached, there are no rows to flush.
+ * Flush the WAL first: grants may depend on rows that are in the WAL but not
+ * on disk, and their positions are lost with the segment (I15).  On a standby,
+ * where dlock_blocking_pids() may have attached, there are no rows to flush.
  */
 static void
 free_segment(void)
@@ -383,10 +386,10 @@ attach_segment(void)
 }
 
 /*
- * This process has detached its memory.  This callback runs after the one that
- * detaches all dynamic shared memory, and only here the count decreases, so
- * the count is right whatever else fails.  A worker counts as a worker for
- * longer, so that it is never taken for a session.
+ * Exit callback: this process no longer counts as attached.  It runs after
+ * PostgreSQL has detached all dynamic shared memory, so the count is right
+ * even if another callback fails.  "attached" is decremented before "workers",
+ * so that a worker is never counted as a session.
  */
 static void
 uncount(int code, Datum arg)
@@ -437,8 +440,9 @@ join_segment(bool as_worker)
 }
 
 /*
- * Attach this backend to the shared state, and make that if there is none.  A
- * background worker gives way to other layouts.
+ * Attach this backend to the shared state.  Make the shared state if there is
+ * none.  With "as_worker", count this process as a worker, for which other
+ * layouts wait.
  *
  * Raises 53200, and 55000 if another layout is in use.  After an error, the
  * resource owner detaches, and the next call starts over.  The caller must
@@ -470,7 +474,7 @@ dlock_attach(bool as_worker)
 		dlock_log_small_area();
 }
 
-/* Does a library of another layout wait for workers only? */
+/* Is a library of another layout waiting, with only workers attached here?  */
 bool
 dlock_is_replaced(void)
 {

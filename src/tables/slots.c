@@ -20,7 +20,10 @@
 
 #include "tables/shape.h"
 
-/* The slots of a row.  Raises 55000 if constraints would refuse it. */
+/*
+ * The slots of a row.  Raises 55000 if the row violates the table's
+ * constraints.
+ */
 int32
 dlock_slots_take_row(DlockSpace *space, Relation table, HeapTuple row,
 					 DlockKey *key)
@@ -41,7 +44,10 @@ dlock_slots_take_row(DlockSpace *space, Relation table, HeapTuple row,
 	return DatumGetInt32(slots);
 }
 
-/* An error leaves rows loaded, which is harmless: the next call reads all. */
+/*
+ * Load all rows.  Rows that were loaded before an error stay, which is
+ * harmless: the next call loads all of them again.
+ */
 void
 dlock_slots_read(DlockSpace *space)
 {
@@ -98,7 +104,7 @@ dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key,
 	if (HeapTupleIsValid(row))
 	{
 		slots = dlock_slots_take_row(space, table, row, &found);
-		/* raw, because COPY can freeze rows */
+		/* raw, because a row that COPY FREEZE wrote has no other xmin */
 		*is_ours =
 			TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(row->t_data));
 	}

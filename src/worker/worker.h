@@ -3,8 +3,8 @@
  * worker.h
  *	  Settings of the background processes.
  *
- * No room calls them: they are started by their functions' names, and woken
- * through shared/launcher.c.
+ * No other room calls the background processes.  They are started by the names
+ * of their functions, and woken through shared/launcher.c.
  *
  *-------------------------------------------------------------------------
  */
