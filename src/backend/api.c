@@ -363,8 +363,8 @@ dlock_guard(PG_FUNCTION_ARGS)
 	DlockKey	key;
 
 	/*
-	 * Keep the extension from being dropped, and made anew with everything
-	 * free, until this transaction is over.  After a drop, the fence is gone.
+	 * Keep the extension from being dropped until this transaction is over.  A
+	 * new one would have all locks free.  After a drop, the fence is gone.
 	 */
 	LockDatabaseObject(ExtensionRelationId, space->key.extension, 0,
 					   AccessShareLock);

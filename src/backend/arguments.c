@@ -150,8 +150,8 @@ dlock_begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
  * A timeout.  Months count 30 days and days 24 hours, as in PostgreSQL.
  *
  * Above a year, a program probably sent milliseconds or nanoseconds as a
- * number, which PostgreSQL reads as seconds.  It is no error, as some mean
- * "for ever".
+ * number, which PostgreSQL reads as seconds.  This is no error, because some
+ * programs use such a timeout for "no timeout".
  */
 DlockTimeout
 dlock_get_timeout(FunctionCallInfo fcinfo, int argument)

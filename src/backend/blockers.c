@@ -10,16 +10,16 @@
  * those that wait for one of its places, for a place of one of these, and so
  * on.  An enqueued ticket counts as a session that waits.
  *
- * A count looks at each place once: each lock notes, by mode, from which place
- * on it is done.  Roots that have a single place, in the same lock, share
+ * A count visits each place once: each lock records, by mode, the first place
+ * that was visited.  Roots that have a single place, in the same lock, share
  * their count.  So the time grows with the number of places, unless many roots
  * have several awaited locks.  In a queue of dlock, a holder is in the way of
  * all behind the first request that it blocks.
  *
- * A vertex behind no root is in a cycle, or behind one: a deadlock not found
- * yet.  Of each cycle, the vertex is shown that began to wait last.  The graph
- * is not of one moment: a vertex may be a root although it has just begun to
- * wait.
+ * A vertex behind no root is in a cycle or waits for one: a deadlock that is
+ * not detected yet.  Of each cycle, the view shows the vertex that began to
+ * wait last.  The graph is not a snapshot: a vertex may be a root although it
+ * has just begun to wait.
  *
  *-------------------------------------------------------------------------
  */
@@ -289,7 +289,7 @@ find_blocker(const DlockGraph *graph, int n)
 
 /*
  * Find the cycle that a vertex is in or behind, and return its vertex that
- * began to wait last; -1 if a vertex has gone on meanwhile.
+ * began to wait last; -1 if a vertex no longer waits.
  */
 static int
 find_in_cycle(Look *look, int n)

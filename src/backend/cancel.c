@@ -3,18 +3,20 @@
  * cancel.c
  *	  Cancels a transaction that guards with a lock it has lost.
  *
- * Its commit would be refused.  Until then it would go on for nothing, and its
- * row locks would be in the next holder's way.
+ * The commit of such a transaction would be refused.  Until then it would work
+ * in vain, and its row locks would block the next holder.
  *
- * No process tells it: a lease can run out unnoticed, and a message could come
- * in the backend's next transaction.  So the backend looks at the tickets that
- * its transaction guards with: before each statement, and during one every 100
- * ms, in a timeout's handler.  These tickets are "watched": the handler can
- * read them without a lock, and they stay in place while they are watched.
+ * No other process notifies the backend: a lease can run out unnoticed, and a
+ * notification could arrive in the next transaction.  So the backend itself
+ * checks the tickets that its transaction guards with: before each statement,
+ * and every 100 ms during a statement, in a timeout's handler.  These tickets
+ * are "watched": the handler reads them without a lock, and they are not moved
+ * or freed while they are watched.
  *
  * The handler cancels as pg_cancel_backend() does, but with another value in
- * QueryCancelPending.  So if the guard ends first, the cancel is taken back,
- * and hits nothing later (I25).  A cancel by another process is left alone.
+ * QueryCancelPending.  So if the guard ends before the cancel takes effect,
+ * the cancel is withdrawn, and no later statement is canceled (I25).  A cancel
+ * by another process stays.
  *
  *-------------------------------------------------------------------------
  */

@@ -243,8 +243,9 @@ downgrade_held(DlockHeld *held)
 }
 
 /*
- * Make a lease's exclusive hold a shared one.  No ticket is granted beside it
- * before its row says shared in the WAL; then it is, even if this call fails.
+ * Make a lease's exclusive hold a shared one.  No other ticket is granted
+ * until the row with the new mode is in the WAL.  After that, others are
+ * granted even if this call fails.
  */
 static bool
 downgrade_of_lease(int64 number)

@@ -25,23 +25,25 @@
  * that waits for nothing in the rest would be such a set by itself.
  *
  * The *knot* of this backend is found by two steps in turn.  The first keeps
- * the stuck that wait for this backend and that it waits for, directly or not.
- * The second keeps those that are stuck if all others go on.  This ends when
- * none falls out.  If this backend does, it is in no deadlock.  Otherwise the
- * knot has every least set with this backend, because neither step takes away
- * a part of one.  All in a knot find the same knot, because they cannot move.
+ * the stuck processes that wait for this backend and for which this backend
+ * waits, directly or not.  The second keeps the processes that stay stuck even
+ * if all others go on.  The steps end when neither removes a process.  If this
+ * backend was removed, it is in no deadlock.  Otherwise the knot contains
+ * every least set that this backend is in, because neither step removes a part
+ * of such a set.  All members of a knot find the same knot, because none of
+ * them can move.
  *
  * Deadlocks of heavyweight locks alone are left to PostgreSQL's detector.  The
- * victim is the member of the knot whose end lets most others go on; of
- * several, the youngest ticket.  A backend that finds another to be the victim
- * tells it.
+ * victim is the member of the knot whose end lets most others go on; among
+ * equals, the one with the youngest ticket.  If a backend finds that another
+ * one is the victim, it notifies that backend.
  *
  * The victim collects the graph twice, and believes a knot only if each member
  * was in the same wait the first time.  All members were then in these waits
- * at the moment between the two.  All that the second graph shows in their way
- * was in their way at that moment, because the places before a waiter can only
- * be left.  So the knot was stuck then, and stays stuck.  All other processes
- * count as going on, whatever was seen of them (I26).
+ * at the moment between the two.  Every place that blocks them in the second
+ * graph also blocked them at that moment, because no new place can come before
+ * a waiter.  So the knot was stuck then, and stays stuck.  All other processes
+ * count as going on, even if they were seen to wait (I26).
  *
  *-------------------------------------------------------------------------
  */
@@ -75,7 +77,7 @@ is_stuck(const DlockGraph *graph, const DlockGraphPlace *place)
 
 /*
  * Grant the requests that wait at a place.  A vertex without another wait goes
- * on.  Returns true if one does that was stuck.
+ * on.  Returns true if a stuck vertex goes on.
  */
 static bool
 end_waits(DlockGraph *graph, const DlockGraphPlace *place)
@@ -201,7 +203,7 @@ reduce_heavy_lock(DlockGraph *graph, const DlockGraphLock *lock)
 	return changed;
 }
 
-/* Of the stuck, find those that are stuck if all others go on. */
+/* Of the stuck vertices, find those that stay stuck if all others go on. */
 static void
 reduce(DlockGraph *graph)
 {
@@ -266,7 +268,10 @@ mark_reached(DlockGraph *graph, const DlockGraphLock *lock)
 	return changed;
 }
 
-/* The other way round: mark those that wait for a vertex that reaches us. */
+/*
+ * In the other direction: mark each vertex that waits for a vertex from which
+ * this backend is reached.
+ */
 static bool
 mark_reaching(DlockGraph *graph, const DlockGraphLock *lock)
 {
@@ -627,11 +632,11 @@ blocks_heavyweight(void)
  * Unless "thorough", look only if another process waits for a heavyweight lock
  * of this backend.  If a wait in dlock closes a cycle, its backend looks
  * thoroughly after deadlock_timeout.  If a wait in the lock manager closes it,
- * a waiter of dlock in the cycle has such a lock: the first one after a waiter
- * of the lock manager.
+ * a waiter of dlock in the cycle holds such a lock: the first waiter of dlock
+ * after a waiter of the lock manager.
  *
- * A backend that was "told" to be the victim looks in any case: it may have
- * only the place in a queue behind which others wait.
+ * A backend that was notified that it is the victim ("told") always looks: it
+ * may block others only by its place in a queue.
  *
  * Returns false if each look showed other waits, so that the caller looks
  * again.

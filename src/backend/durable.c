@@ -28,7 +28,7 @@
 
 /*
  * Make the WAL durable up to here; false if the wait for standbys was cut
- * short.  PostgreSQL only warns then: its commits cannot be taken back.
+ * short.  In this case PostgreSQL only warns, because it cannot undo a commit.
  */
 static bool
 make_durable(XLogRecPtr lsn)
@@ -166,8 +166,8 @@ wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
 }
 
 /*
- * Wait for a caller that takes back its request if this fails.  The lease
- * keeps the durability even then: another caller may count on it.
+ * Wait for a caller that withdraws its request if the wait fails.  Even then
+ * the lease keeps the durability, because another caller may count on it.
  */
 void
 dlock_durable_wait(DlockSpace *space, DlockRecord *record)

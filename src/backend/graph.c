@@ -1,30 +1,29 @@
 /*-------------------------------------------------------------------------
  *
  * graph.c
- *	  Collecting who waits for whom.
+ *	  Collecting the graph of waits.
  *
  * For the deadlock detector, the search starts from this backend and collects
  * each backend that a collected one waits for.  For dlock_blockers, it
- * collects all.  Each lock is read once, under its own LWLock alone: that of
- * the entry for a lock of dlock, that of its partition for a heavyweight one
- * (I26).
+ * collects all.  Each lock is read once, under one LWLock only: the entry's
+ * lock for a lock of dlock, the partition's lock for a heavyweight one (I26).
  *
- * So the graph is not of one moment.  A verdict of deadlock.c relies only on
- * waits that were seen twice, and on the places before them, which can only be
- * left: by the rule of dlock's queues, and because the lock manager lets a
- * request go before a waiter only if they do not conflict, or if its process
- * already holds what the waiter waits for.
+ * So the graph is not a snapshot.  The detector relies only on waits that were
+ * seen twice, and on the places before them.  No new place can come before a
+ * waiter: in dlock by the rule of its queues; in the lock manager because a
+ * request passes a waiter only if they do not conflict, or if its process
+ * already holds a lock that the waiter waits for.
  *
  * proc->waitLock changes under the lock of the awaited lock's partition.
  * Which partition that is must be read without the lock, and is verified under
- * it.  A LOCK that was recycled meanwhile is still a LOCK, in memory that
- * stays mapped.  A waiter has moved the fast-path locks in its way to the main
- * table.
+ * it.  If a LOCK is recycled in between, its memory is still that of a LOCK,
+ * and stays mapped.  Fast-path locks need no search, because a waiter moves
+ * those that block it to the main table.
  *
  * A lease's ticket that has ended keeps its place until the worker has removed
  * its row, so its waiters wait for the worker, too.  If another process has
- * locked a table of leases ("blocked_on" of the space), the worker tries again
- * and again, and stands at the end of that lock's queue here.
+ * locked a table of leases ("blocked_on" of the space), the worker retries,
+ * and this graph shows it at the end of that lock's queue.
  *
  *-------------------------------------------------------------------------
  */
@@ -165,8 +164,8 @@ add_wait(DlockGraph *graph, int n, int l, int p, int procno, uint64 id)
 }
 
 /*
- * Collect the owners that are in a waiter's way.  The next waiter goes on from
- * here, unless it conflicts with other modes.
+ * Collect the owners that are in a waiter's way.  The search for the next
+ * waiter continues from here, unless that waiter conflicts with other modes.
  */
 static void
 expand(DlockGraph *graph, int l, int p)

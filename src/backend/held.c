@@ -94,7 +94,7 @@ dlock_held_initialize(void)
 
 /* A ticket's place under its name */
 
-/* Insert a ticket by age: mostly it is the latest. */
+/* Insert a ticket by age.  Usually it is the latest. */
 static void
 insert_by_age(dlist_head *list, DlockHeld *held)
 {
@@ -215,7 +215,7 @@ find_granted(DlockHeldName *name, DlockHeldPlace place)
 static bool
 is_forgettable(const DlockHeld *held)
 {
-	/* a ticket adopted by a lease goes on without this session */
+	/* a ticket adopted by a lease no longer needs this session */
 	return (dlock_held_is_gone(held) || held->ticket->session == 0) &&
 		held->session_depth == 0 && held->marks == 0;
 }
@@ -459,16 +459,17 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
 }
 
 /*
- * Would a request wait for its own backend, behind a ticket beside which it
- * can never hold?  Only tickets before "number", its own ticket's, matter.
+ * Would a request wait for a ticket of its own backend that it conflicts with?
+ * Only tickets before "number", the number of its own ticket, matter.
  *
  * A request without a ticket (PG_INT64_MAX) conflicts with every ticket
  * counted here.  The counts may be too high, never too low.  Only a caller
  * that is about to sleep with a ticket looks at those before it.
  *
- * False is certain, unless fewer slots are set than the request says: they are
- * looked up only if they could let it in.  A request for more permits than are
- * set does not block itself, because more can be set.
+ * False is certain, unless fewer slots are set than the request says.  The
+ * slots in dlock_slots are looked up only if they could let the request in.  A
+ * request for more permits than are set does not block itself, because more
+ * can be set.
  */
 bool
 dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,

@@ -5,7 +5,7 @@
  *
  * A blocking request waits with a session's ticket, which the lease adopts at
  * the grant.  An enqueued ticket is the lease's from the start.  A call
- * returns what is durable, or takes back what it has made.
+ * returns a durable ticket, or withdraws a ticket that it has made.
  *
  *-------------------------------------------------------------------------
  */
@@ -138,7 +138,7 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 
 /*
  * Ask once for a ticket.  DLOCK_ACQUIRED: it is granted, in use, and claimed.
- * DLOCK_LOST: it was ended meanwhile, and the caller must ask again.
+ * DLOCK_LOST: it was ended before that, and the caller must ask again.
  */
 static DlockOutcome
 ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -270,10 +270,10 @@ join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)
  * Queue for request->lease, durably and without waiting for the grant, and
  * return the ticket's number.
  *
- * A ticket that another call has made is announced to this caller in the last
- * step only: if this call fails before, the other client is still told.  If
- * the statement of "function" is canceled after the call, a new ticket is
- * taken back.
+ * If another call has made the ticket, the last step redirects its
+ * announcement to this caller.  If this call fails before, the other client
+ * still gets the announcement.  If the statement of "function" is canceled
+ * after the call, a new ticket is withdrawn.
  */
 int64
 dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,

@@ -169,10 +169,10 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
  * Acquire all of several locks, or none.  The keys have no duplicates, and are
  * in the order that all callers keep.  If a lock cannot be acquired in time,
  * returns false, its index in *failed and the reason in *outcome.  Except in
- * transaction scope, the caller must keep what was acquired: as many marks as
+ * transaction scope, the caller must keep the acquired locks: as many marks as
  * keys.
  *
- * If the call fails, the rollback undoes what was acquired.  No loss is
+ * If the call fails, the rollback releases the acquired locks.  No loss is
  * reported: the caller never held the lock, and a warning would take
  * interrupts.
  */

@@ -139,10 +139,11 @@ show_setter(void)
 }
 
 /*
- * If this transaction has overwritten rows of others, those have committed,
- * but may not have changed the slots in memory yet.  Nothing keeps them from
- * it, so this one waits for that before its commit: its change comes last
- * (I27).  A setter that is still in progress has written other rows.
+ * If this transaction has overwritten rows of other transactions, those have
+ * committed, but may not have changed the slots in memory yet.  Nothing blocks
+ * them, so this transaction waits for them before its commit, and its change
+ * comes last (I27).  A setter that is still in progress has written other
+ * rows.
  */
 static void
 wait_for_setters(void)

@@ -34,7 +34,7 @@ typedef struct Holders
 	int			count;
 } Holders;
 
-/* What is in the way of the waiters of the lock that is being shown */
+/* The tickets that block the waiters of the lock that is being shown */
 typedef struct Blockers
 {
 	const DlockRow *first;		/* the first row of the lock */
@@ -67,8 +67,9 @@ find_holders(Blockers *blockers, const DlockRow *first)
 }
 
 /*
- * The holders beside which a waiter does not fit, or some of them, and the
- * waiter before it.  All before it would be the square of the queue's length.
+ * The holders that a waiter conflicts with, or some of them, and the waiter
+ * before it.  Showing all waiters before it would take the square of the
+ * queue's length.
  */
 static Datum
 blocked_by(const Blockers *blockers, const DlockRow *waiting)
@@ -415,9 +416,10 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 }
 
 /*
- * The processes that keep another waiting: in dlock, holders beside which it
- * does not fit and all before it; and in the lock manager.  An ended ticket of
- * a lease is the worker's, if that cannot remove its row.
+ * The processes that block another one: in dlock, the holders that it
+ * conflicts with and all waiters before it; and those that block it in the
+ * lock manager.  An ended ticket of a lease counts as the worker's if the
+ * worker cannot remove its row.
  */
 PG_FUNCTION_INFO_V1(dlock_blocking_pids);
 Datum

@@ -39,7 +39,7 @@ typedef struct Watch
 static HTAB *names = NULL;
 static dlist_head all = DLIST_STATIC_INIT(all);
 
-/* A name goes with its last watch. */
+/* Remove a name that has no watch left. */
 static void
 forget_name(NameWatched *name)
 {
@@ -149,7 +149,7 @@ dlock_session_unwatch(const DlockKey *key)
 						key->length, key->name)));
 		return false;
 	}
-	/* the name goes with the last one */
+	/* ending the last watch removes the name */
 	do
 	{
 		Watch	   *watch = dlist_head_element(Watch, by_name, &name->watches);

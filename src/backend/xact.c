@@ -6,9 +6,9 @@
  * "marks" is a stack of pending actions, each with its nesting level:
  * transaction-scoped acquires to undo, guards, releases at commit,
  * announcements.  They run once PostgreSQL has released the transaction's own
- * locks, so that the next holder finds no row lock and sees every write.  What
- * is to be armed stays a moment longer, because PostgreSQL handles LISTEN
- * behind all callbacks of a commit.
+ * locks, so that the next holder finds no row lock and sees every write.
+ * Announcements and watches are armed later, because PostgreSQL handles LISTEN
+ * after all callbacks of a commit.
  *
  * Resources acquired by an unfinished call are marks, too, so an error
  * releases them one by one (I12).
@@ -502,7 +502,9 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 
 /* Announcements and watches */
 
-/* PostgreSQL has handled LISTEN: arm what is committed. */
+/*
+ * PostgreSQL has handled LISTEN: arm the committed announcements and watches.
+ */
 static void
 at_memory_reset(void *arg)
 {
@@ -569,8 +571,8 @@ dlock_xact_watch(DlockWatch *watch)
 }
 
 /*
- * Drop the marks of a watch that is about to end, or of all.  They keep their
- * places, because a statement counts those before it.
+ * Drop the marks of a watch that is about to end, or of all.  The marks keep
+ * their places, because a statement counts the marks before it.
  */
 void
 dlock_xact_unwatch(const DlockWatch *watch)

@@ -2,15 +2,15 @@
  * command.c
  *		The process that dlock run starts, and its end in time.
  *
- * The keeper of the lock, the command's parent, calls this.  The deadlines do
- * not depend on what the keeper does meanwhile, the resolver's calls included:
- * a timer's signal handler ends the command's process group.  A second timer
- * ends the keeper itself, by SIGKILL, which no SIGSTOP keeps from it; the
- * kernel then kills the command, by its PR_SET_PDEATHSIG.
+ * The keeper of the lock, the command's parent, calls this.  The deadlines are
+ * kept even if the keeper is busy, for example in a call of the resolver: a
+ * timer's signal handler ends the command's process group.  A second timer
+ * ends the keeper itself, by SIGKILL, even if it was stopped by SIGSTOP.  The
+ * kernel then kills the command, because of its PR_SET_PDEATHSIG.
  *
- * Descendants in process groups of their own (timeout(1) in a script makes
- * one) stay descendants, as keeper and front are subreapers: signal_tree()
- * finds them.
+ * Descendants in process groups of their own, which timeout(1) in a script
+ * makes, stay descendants, because keeper and front are subreapers.
+ * signal_tree() finds them.
  */
 #include "bin/bin.h"
 
@@ -305,7 +305,10 @@ command_pass_on(int signo)
 		kill(-group, signo);
 }
 
-/* The signal that stopped it since this was called last; SIGCONT: it goes on */
+/*
+ * The signal that stopped the command since the last call; SIGCONT if it
+ * continued
+ */
 int
 command_stopped_by(void)
 {
@@ -315,7 +318,7 @@ command_stopped_by(void)
 	return signo;
 }
 
-/* 128 + n for a signal, as a shell has it */
+/* 128 + n for a signal, as in a shell */
 int
 command_exit_code(void)
 {
@@ -324,9 +327,9 @@ command_exit_code(void)
 }
 
 /*
- * Send a signal to the descendants of a process, but not to those in "except",
- * a process group that has had it; and reap, of this process's children, those
- * that are not the command.  Returns whether there is any that still runs.
+ * Send a signal to the descendants of a process, except to the process group
+ * "except", which has received it already.  Reap the children of this process
+ * except the command.  Returns true if a descendant still runs.
  */
 static bool
 signal_descendants(pid_t parent, int signo, pid_t except)
@@ -369,7 +372,7 @@ signal_tree(int signo, pid_t except)
 {
 	bool		any = false;
 
-	/* what a process leaves behind that was reaped is this one's, from then on */
+	/* children of a reaped process become children of this one */
 	do
 	{
 		reaped = false;
@@ -389,9 +392,9 @@ has_ended(void)
 }
 
 /*
- * See what has become of the command, after any signal.  If its lock is lost,
- * it has ended once all of its descendants have; until then its process is not
- * reaped, so that the number of its group stays its own.
+ * Check the state of the command, after any signal.  If its lock is lost, it
+ * counts as ended once all of its descendants have ended.  Until then its
+ * process is not reaped, so that the number of its group is not used again.
  */
 void
 command_look(void)

@@ -72,8 +72,8 @@ catch_signals(void)
 }
 
 /*
- * In both processes, whatever the caller has set.  A message must neither stop
- * nor end them: with stty tostop, or without a reader of stderr.
+ * For front and keeper, whatever the caller has set.  Writing a message must
+ * not stop them (stty tostop) or end them (no reader of stderr).
  */
 static void
 set_own_signals(void)

@@ -2,8 +2,8 @@
  * list.c
  *		dlock ls, dlock blockers and dlock stats: the views as tables.
  *
- * JSON and CSV have the columns of the view, for programs; a table has what
- * fits beside each other.
+ * JSON and CSV have the columns of the view, for programs; a table has the
+ * columns that fit on a line.
  */
 #include "bin/bin.h"
 

@@ -116,8 +116,8 @@ run_subcommand(int s, int argc, char **argv)
 }
 
 /*
- * A connection must not get the number of a standard descriptor that the caller
- * has closed: what is printed would go there.
+ * A connection must not get the number of a standard descriptor that the
+ * caller has closed: output would go to the connection.
  */
 static void
 occupy_standard_descriptors(void)

@@ -212,8 +212,8 @@ usage_error(const char *subcommand)
 }
 
 /*
- * Those that the subcommand takes; or those before it, without a name.  From
- * then on optind is the first operand.  False if help is wanted.
+ * Take the options of a subcommand, or without a name the options before it.
+ * Sets optind to the first operand.  False if help is wanted.
  */
 bool
 take_options(const char *name, char letter, int argc, char **argv)
@@ -244,7 +244,7 @@ take_options(const char *name, char letter, int argc, char **argv)
 	}
 	*next = '\0';
 
-	/* begin anew, after the options before the subcommand */
+	/* start over, after the options before the subcommand */
 	optind = 0;
 	while ((c = getopt_long(argc, argv, shorts, longs, NULL)) != -1)
 	{
@@ -287,7 +287,7 @@ print_options(char letter)
 	}
 }
 
-/* 1 if what was printed is not all written; else the code */
+/* 1 if the output could not be written, else the code */
 int
 finish_output(int code)
 {

@@ -4,14 +4,15 @@
  *
  * Three processes run: the front (front.c), which the caller sees; the keeper,
  * its child; and the command, the keeper's child.  The keeper talks to the
- * server, and starts and ends the command (command.c).  What holds, whatever
- * the network, the server, a debugger or an administrator does:
+ * server, and starts and ends the command (command.c).  The following holds,
+ * whatever the network, the server, a debugger or an administrator does:
  *
- * 1. The command is dead before its lock can be another's.  The deadline is
- *	  the time right before sending the last request that got or renewed the
- *	  lease, plus its ttl, less a margin.  The command has SIGTERM the grace
- *	  before that, and SIGKILL at the deadline, by a timer in the keeper that
- *	  no other work delays.  At half the margin the kernel kills the keeper.
+ * 1. The command is dead before its lock can be granted to another client.
+ *	  The deadline is the time right before sending the last request that got
+ *	  or renewed the lease, plus its ttl, less a margin.  The command has
+ *	  SIGTERM the grace before that, and SIGKILL at the deadline, by a timer in
+ *	  the keeper that no other work delays.  At half the margin the kernel
+ *	  kills the keeper.
  * 2. The command dies if the keeper does: the kernel sends SIGKILL.  The rest
  *	  of its process group, and other descendants, become the front's then,
  *	  which kills them.
@@ -27,12 +28,12 @@
  * kernel; and SIGSTOP or SIGKILL for keeper and front at once, after which the
  * command's own process dies, and its descendants may not.
  *
- * With --session there is no deadline: the server gives the lock to the next
- * one when it notices that the connection is lost, and the command is killed
- * when the keeper does.
+ * With --session there is no deadline.  When the server notices that the
+ * connection is lost, it grants the lock to the next waiter.  When the keeper
+ * notices, it kills the command.
  *
- * A waiter queues with a lease and an owner, so a request that is repeated
- * after the connection was lost finds its place again.
+ * A waiter queues with a lease and an owner.  So if the connection was lost,
+ * the repeated request finds its place again.
  */
 #include "bin/bin.h"
 
@@ -43,7 +44,7 @@
 
 #include "common/string.h"
 
-/* What has become of an attempt to get the lock */
+/* The result of an attempt to get the lock */
 typedef enum Outcome
 {
 	GOT_LOCK,
@@ -483,7 +484,7 @@ give_back(int64 until)
 			server_open(patience_for_answer());
 		if (server_connection() != NULL && ticket == 0)
 		{
-			/* what was given meanwhile is found by asking again */
+			/* asking again finds a ticket that was made in the meantime */
 			const char *found = request_lock(until);
 
 			ticket = found ? strtoll(found, NULL, 10) : 0;

@@ -2,13 +2,13 @@
  * server.c
  *		The connection to the server.
  *
- * No call in here blocks, except for the resolver's: it waits in
- * server_await(), so that dlock run can do other things meanwhile, and gives
- * up when that says so.  A query that was given up takes its connection along,
- * as its answer could still come.
+ * No call of this file blocks, except for the resolver's.  Calls wait in
+ * server_await(), so that dlock run can do other work during the wait, and
+ * give up if server_await() returns false.  Giving up a query closes the
+ * connection, because the answer could still come.
  *
- * libpq's own way through several hosts knows no timeout for each if it must
- * not block.  So each host is tried alone here.
+ * In non-blocking mode, libpq has no timeout for each of several hosts.  So
+ * each host is tried alone here.
  */
 #include "bin/bin.h"
 

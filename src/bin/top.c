@@ -57,7 +57,7 @@ ask_for(const char *what)
 	return answer;
 }
 
-/* What is wider or longer than the screen is cut off. */
+/* Output that is wider or longer than the screen is cut off. */
 static void
 show_page(void)
 {
@@ -66,7 +66,7 @@ show_page(void)
 	char	   *line;
 	int			row;
 
-	/* what goes on into the next line is wiped out there */
+	/* if a line wraps, the next row is cleared */
 	for (row = 0; row < LINES - 1 && (line = strsep(&next, "\n")); row++)
 	{
 		(void) move(row, 0);
@@ -100,7 +100,7 @@ show_until_quit(void)
 		timeout((int) (opt.pause / MS));
 		next = clock_now() + opt.pause;
 		key = getch();
-		/* at the end of what was given instead of keys */
+		/* at the end of input that is not a terminal */
 		if (key == ERR && clock_now() < next)
 			pg_usleep(next - clock_now());
 		if (key == 'w')

@@ -2,9 +2,9 @@
  * watch.c
  *		dlock watch: a line for each change of a lock's holder.
  *
- * The server tells the latest state at once, and each later one.  After the
- * connection was lost it does so again, and what is the same as before is not
- * printed.
+ * The server sends the current state at once, and then each change.  After a
+ * reconnect it starts over, and a state that has been printed already is not
+ * printed again.
  */
 #include "bin/bin.h"
 
@@ -21,7 +21,9 @@ typedef struct Watched
 static Watched *watched;
 static int	n_watched;
 
-/* Neither a lock's name nor its holder's info may break the line, or the screen. */
+/*
+ * A lock's name and its holder's info must not break the line or the screen.
+ */
 static char *
 plain_line(char *text)
 {
