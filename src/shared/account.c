@@ -210,9 +210,9 @@ dlock_memory_suffices(Oid role)
 
 /*
  * Is there memory for a sketch?  It is counted to no role and outlives the
- * sessions that need it.  So all together have a small share, half of it for
- * spaces that have none, and nothing of the last eighth.  Raises 53200, as
- * above.
+ * sessions that need it.  So all sketches together have a small share of the
+ * memory.  Half of it is for spaces without a sketch, and the last eighth of
+ * the memory is never used for one.  Raises 53200, as above.
  */
 bool
 dlock_memory_to_spare(bool has_some)
@@ -261,8 +261,9 @@ raise_role_limit(Account *account, int64 limit)
 }
 
 /*
- * What a session user has through all roles: its own account, those that it
- * sponsors, and the given one.  Only callers short of memory visit them all.
+ * The memory of a session user through all roles: its own account, the
+ * accounts that it sponsors, and the given one.  Only callers short of memory
+ * visit them all.
  */
 static int64
 memory_of_session_user(Account *account)

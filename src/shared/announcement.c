@@ -3,18 +3,19 @@
  * announcement.c
  *	  Announcements of enqueued tickets, and the outbox of those to be sent.
  *
- * What happens to an enqueued ticket sets events in its announcement.  If that
- * is armed, too, it is in the space's outbox, and the sender sends it (I28).
+ * A change of an enqueued ticket sets events in its announcement.  An
+ * announcement that is armed and has events is in the space's outbox, and the
+ * sender sends it (I28).
  *
- * It is armed after the commit of the transaction that made it, behind the
- * LISTEN of that commit.  Otherwise it could be sent too early to be received.
- * Until then the transaction has it claimed, and no other one arms it.  A
- * rollback undoes the LISTEN, not the ticket, which is silent until the next
- * call.
+ * An announcement is armed after the commit of the transaction that made it,
+ * and after the LISTEN of that commit.  Otherwise it could be sent before the
+ * session listens.  Until then the transaction claims it, and no other
+ * transaction arms it.  A rollback undoes the LISTEN but not the ticket, which
+ * is not announced until the next call.
  *
- * It leaves the outbox only after it was sent.  So if the sender fails or
- * dies, the next attempt sends it, perhaps twice, which is harmless for a
- * hint.
+ * An announcement leaves the outbox only after it was sent.  So if the sender
+ * fails or dies, the next attempt sends it, perhaps twice, which is harmless
+ * for a hint.
  *
  *-------------------------------------------------------------------------
  */
@@ -361,8 +362,9 @@ dlock_outbox_copy(DlockSpace *space, DlockMessage *messages, int max)
 }
 
 /*
- * Remove what was sent: the marked ones at the head of the outbox.  They are
- * not looked up by ticket, which can have another announcement by now.
+ * Remove the announcements that were sent: those at the head of the outbox
+ * that are marked.  They are not looked up by ticket, because a ticket can
+ * have another announcement by now.
  */
 void
 dlock_outbox_clear(DlockSpace *space)

@@ -11,8 +11,8 @@
  * great by more than w.  And w is at most the total divided by the number of
  * entries: a name with a greater part of the total has an entry.
  *
- * What is shown is counted apart from the weight, since the name came, and so
- * is never too great.
+ * The view shows other counters, which begin at 0 when a name gets its entry.
+ * So they are never too great.
  *
  * Entries are found by a keyed hash, and only a name that replaces another one
  * looks through all weights, which takes about a microsecond.  The sketch's

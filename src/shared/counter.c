@@ -120,7 +120,10 @@ dlock_sum_counters(DlockSpace *space, uint64 *sums)
 	return since;
 }
 
-/* Count anew, and names that are waited for.  Held tickets still count. */
+/*
+ * Reset the counters and the sketch of contended names.  Tickets that are held
+ * still count.
+ */
 void
 dlock_reset_counters(DlockSpace *space)
 {

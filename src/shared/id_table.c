@@ -45,8 +45,9 @@ partition_of(uint32 hash)
 
 /*
  * Neighbouring numbers have different partitions and neighbouring buckets.  So
- * numbers that come or go in order, as after a restart, hit the cache.  Higher
- * bits count, too, because other tickets may have most numbers in between.
+ * numbers that come or go in order, as after a restart, hit the cache.  The
+ * higher bits are hashed, too, because most numbers in between may belong to
+ * other tickets.
  */
 static inline uint32
 hash_number(int64 number)

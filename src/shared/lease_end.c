@@ -133,7 +133,7 @@ dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 
 /*
  * Finish a record if it is over and has no row; returns whether it was.
- * Called by the worker after a write, and by a backend that takes back an
+ * Called by the worker after a write, and by a backend that withdraws an
  * unwritten record.
  */
 bool
@@ -182,8 +182,9 @@ dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
 }
 
 /*
- * Wake sessions that wait to get this lease a lock; it is over.  A session
- * counts itself in "waiters" before it looks at the lease, so none is missed.
+ * Wake the sessions that wait for a lock for this lease, which is over.  A
+ * session counts itself in "waiters" before it checks the lease, so no session
+ * is missed.
  */
 static void
 wake_waiters(DlockLease *lease)
@@ -378,8 +379,8 @@ dlock_lease_end_all(DlockSpace *space)
 /*
  * For the worker: end a lease if it is due, and its delay if that is due.
  * Returns when to look again, in monotonic microseconds: 0 for never, now if
- * "until" came first.  If the log is to be told that the lease ran out,
- * *expiry has a lease; otherwise its "lease" is 0.
+ * "until" came first.  If the caller must log that the lease ran out, *expiry
+ * describes the lease; otherwise its "lease" is 0.
  *
  * An end begun by another process is completed, as that process may have died.
  */
@@ -438,8 +439,8 @@ forget_row(DlockSpace *space, DlockRecord *record)
 }
 
 /*
- * Nothing can be written any more: finish what is over, and leave the rest to
- * the processes that use it.
+ * Nothing can be written any more: finish the records that are over, and leave
+ * the others to the processes that use them.
  */
 static void
 abandon_journal(DlockSpace *space)

@@ -49,12 +49,12 @@ same_text(dsa_pointer a, dsa_pointer b)
 }
 
 /*
- * A client that repeats a request must get the ticket it has, at a constant
- * cost.  So a ticket is in the table of requests, by a hash of its lock,
- * owner, and lease or role, from its making until it is freed.  A ticket that
- * joins looks there with the entry locked.  At most one ticket of a request
- * waits or holds (I14).  The others are in use by some call, or their rows are
- * being removed.
+ * A client that repeats a request must get its existing ticket, at a constant
+ * cost.  So a ticket is in the table of requests from its creation until it is
+ * freed, by a hash of its lock, owner, and lease or role.  A ticket that joins
+ * looks there with the entry locked.  At most one ticket of a request waits or
+ * holds (I14).  Other tickets of the request are still used by a call, or
+ * their rows are being removed.
  */
 
 /*
@@ -105,8 +105,9 @@ hash_request(const DlockLeaseTicket *ticket)
 }
 
 /*
- * The ticket that answers the request of "wanted", in use by the caller; NULL
- * if none waits or holds.  It cannot end under the entry's lock.
+ * Find the ticket that has the same request as "wanted", and begin a use by
+ * the caller; NULL if no such ticket waits or holds.  The ticket cannot end
+ * while the entry is locked.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
@@ -436,8 +437,8 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 }
 
 /*
- * Make a ticket of a lease, in use by the caller and found by no number.  The
- * caller has checked that there is memory.
+ * Make a ticket of a lease that no number leads to yet, with a use by the
+ * caller.  The caller must have checked the memory limit.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
@@ -484,8 +485,8 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 }
 
 /*
- * The lease's ticket with this number, in use by the caller; or NULL.  Raises
- * 42501 if the role may not use the lease.
+ * Find a lease's ticket by number, and begin a use by the caller; or NULL.
+ * Raises 42501 if the role may not use the lease.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find(DlockSpace *space, int64 number)

@@ -3,15 +3,16 @@
  * lease_ttl.c
  *	  Another ttl or a higher durability for an open lease.
  *
- * Until another ttl is durable, and for good if the call fails, the lease
- * lives by the shorter ttl, as its client can count on no more.  The row has
- * the new ttl from the start.  So no server honours a lease longer after a
- * heartbeat than the row on a standby says, which may be promoted (I21).
+ * Until another ttl is durable, and for good if the call fails, the shorter
+ * ttl counts, because the client can rely on no more.  The row has the new ttl
+ * from the start.  So no server honours a lease longer after a heartbeat than
+ * the row on a standby says, which may be promoted (I21).
  *
- * The deadline moves to a new ttl from now at once.  If that is longer, the
- * lease does not run out while its row is written.  That is safe, because its
- * life is limited by the standbys, too.  If it is sooner, the worker must look
- * at the lease anew, so that is listed in "retimed" of the space.
+ * The deadline moves at once to the new ttl from now.  A later deadline keeps
+ * the lease from running out while its row is written.  That is safe, because
+ * the standbys' answers limit its life, too.  If the deadline is sooner, the
+ * worker must check the lease again, so the lease is listed in "retimed" of
+ * the space.
  *
  * A higher durability counts in memory at once, so that heartbeats are sent
  * even if the table is locked.  It never falls, because a caller may have
@@ -41,7 +42,7 @@ retime(DlockSpace *space, DlockLease *lease)
 	retiming->listed = true;
 }
 
-/* The next lease to look at anew, referred to; or NULL */
+/* The next lease that the worker must check again, referred to; or NULL */
 DlockLease *
 dlock_lease_next_retimed(DlockSpace *space)
 {

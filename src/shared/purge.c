@@ -188,8 +188,9 @@ note_database_change(Datum arg, int cacheid, uint32 hashvalue)
 }
 
 /*
- * Remove all useless spaces, because memory is short.  Such calls can be many,
- * so walk only if a database or a space's last user has gone since.
+ * Remove all useless spaces, because memory is short.  There can be many such
+ * calls, so walk only if a database was dropped, or a space has lost its last
+ * user, since the last walk.
  */
 static void
 remove_all_unused(const DlockSpaceKey *keep)

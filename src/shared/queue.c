@@ -89,7 +89,10 @@ wake_later(DlockWakeups *wakeups, DlockTicket *ticket, uint32 event)
 	wakeups->procnos[wakeups->count++] = ticket->procno;
 }
 
-/* Does a ticket fit beside the holders (I1)?  Never beside other slots. */
+/*
+ * Does a ticket fit beside the holders (I1)?  It never does if they have other
+ * slots.
+ */
 static bool
 fits(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -447,8 +450,9 @@ is_to_enter(DlockJoin outcome)
 }
 
 /*
- * Join a lock with this session's spare ticket.  If it is neither GRANTED nor
- * QUEUED, or on 53200, nothing has changed, and the ticket stays spare.
+ * Join a lock with this session's spare ticket.  If the result is neither
+ * GRANTED nor QUEUED, or after 53200, nothing has changed, and the ticket
+ * stays spare.
  */
 DlockJoined
 dlock_queue_join(DlockSpace *space, const DlockRequest *request,
@@ -796,7 +800,10 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 	return is_there;
 }
 
-/* Drop the claim of a failed call, and end the ticket if it was the last. */
+/*
+ * Drop the claim of a failed call, and end the ticket if this was its last
+ * claim.
+ */
 void
 dlock_queue_withdraw(DlockLeaseTicket *ticket)
 {

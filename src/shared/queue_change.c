@@ -23,7 +23,7 @@ dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	if (is_there)
 	{
 		dlock_lease_ticket_redirect(ticket, announcement);
-		/* told after the grant, which is announced anew */
+		/* the grant is announced again, and WANTED follows it */
 		if (ticket->ticket.wanted)
 			dlock_announcement_event(&ticket->ticket, DLOCK_EVENT_WANTED);
 	}
@@ -122,8 +122,8 @@ describe_forced(const DlockLock *lock, DlockTicket *ticket,
 }
 
 /*
- * End a ticket, or the delay that it keeps its lock closed with.  False if it
- * had ended and neither a pin nor a delay keeps it.
+ * End a ticket, or the delay that it keeps its lock closed with.  False if the
+ * ticket had ended and neither a pin nor a delay keeps it.
  */
 static bool
 end_ticket_by_force(DlockLock *lock, DlockTicket *ticket,

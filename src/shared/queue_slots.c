@@ -90,7 +90,7 @@ dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 /*
  * dlock_slots was emptied: reset all locks, except those that the same
  * transaction finishes itself, as is_told() says with an entry locked.  Other
- * setters have rolled back, or they would have the table locked.  Raises
+ * setters have rolled back: otherwise they would still lock the table.  Raises
  * nothing.
  */
 void

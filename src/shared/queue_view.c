@@ -111,7 +111,7 @@ dlock_queue_fence(const DlockKey *key)
 	return let_go_of_found(lock, key, ticket) ? fence : 0;
 }
 
-/* A ticket's scope, as shown: the longest of those that it was acquired in */
+/* A ticket's scope, as shown: the longest scope in which it was acquired */
 static DlockScope
 scope_of(DlockTicket *ticket)
 {

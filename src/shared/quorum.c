@@ -153,10 +153,10 @@ dlock_quorum_send(DlockSpace *space, uint64 now)
 }
 
 /*
- * Wait for an answer, at this level, to a heartbeat sent at "since" or later;
- * false if there is none at "until".  Sends a heartbeat if none was sent
- * since, and again from time to time: standbys report replay only with new
- * WAL, and another sender may have been stopped.
+ * Wait until a heartbeat sent at "since" or later is acknowledged at this
+ * level; false if that has not happened by "until".  Sends a heartbeat if none
+ * was sent since, and again from time to time: standbys report replay only
+ * with new WAL, and another sender may have been stopped.
  */
 bool
 dlock_quorum_wait(DlockSpace *space, int durability, uint64 since,

@@ -160,9 +160,8 @@ extern void dlock_request_check_memory(DlockSpace *space, Oid role);
  * used up: the caller releases its locks, calls dlock_ticket_reserve() and
  * tries again.
  *
- * install_block() changes next_ticket before ticket_limit, so a process that
- * has read the old one of the former and the new one of the latter exchanges
- * nothing.
+ * install_block() changes next_ticket before ticket_limit.  So if a process
+ * has read the old next_ticket and the new ticket_limit, its exchange fails.
  */
 static inline int64
 dlock_ticket_draw(DlockSpace *space)
@@ -571,7 +570,7 @@ dlock_record_of_lease(DlockRecord *record)
 	return lease->single ? record : &lease->record;
 }
 
-/* An ended ticket neither waits nor holds, and never begins again. */
+/* An ended ticket neither waits nor holds, and never does so again. */
 static inline bool
 dlock_state_has_ended(DlockState state)
 {

@@ -60,8 +60,8 @@
  * The state of a ticket.  WAITING and LEAVING tickets are in the lock's queue,
  * GRANTED and ENDING ones among its holders, a GONE one in neither.  A LEAVING
  * ticket does not wait any more, and an ENDING one does not hold.  An ENDING
- * ticket goes with its last pin.  A lease's ticket, LEAVING or ENDING, also
- * waits until the removal of its row is in the WAL.
+ * ticket stays until its last pin is released.  A LEAVING or ENDING ticket of
+ * a lease also stays until the removal of its row is in the WAL.
  *
  * A session's ticket is freed by the backend that made it, and by no other, so
  * its owner can read the state without a lock.  A lease's ticket is counted by
@@ -401,8 +401,8 @@ typedef struct DlockLock
 								 * not a semaphore */
 	int32		holders_slots;	/* slots of the holders, if there are any */
 	int32		permits;		/* permits given out */
-	uint32		closed;			/* holders kept by a delay, beside which no
-								 * ticket fits */
+	uint32		closed;			/* holders kept by a delay; if there are any,
+								 * no ticket fits */
 	uint8		exclusive;		/* exclusive holders: 0 or 1 */
 	bool		queued:1;		/* counted in "queued" of its partition */
 	bool		leased:1;		/* had a holder of lease scope since it was
@@ -655,7 +655,7 @@ struct DlockSpace
 
 	/* protected by lease_lock */
 	DlockList	retimed;		/* of DlockRetiming: leases that the worker
-								 * must look at anew */
+								 * must check again */
 
 	/* protected by heartbeat_mutex: not yet acknowledged */
 	slock_t		heartbeat_mutex;

@@ -6,14 +6,15 @@
  * Numbers are drawn from a block in the space.  Blocks are reserved from the
  * sequence dlock_ticket_seq, whose last_value is the greatest number reserved.
  * A block is used only after the WAL record of its reservation is flushed, so
- * no number is drawn twice, whatever crashes.
+ * no number is drawn twice, even after a crash.
  *
  * A block starts above all that the sequence has, above the time (seconds
  * since 2025-01-01, shifted left by 22), and above all that the database has
  * reserved in this server.  If the sequence has gone back, as after lost WAL,
  * point-in-time recovery or the restore of an old dump, the time makes numbers
- * grow.  If the clock has gone back, the sequence does.  The third rule covers
- * an extension that was dropped and made anew, even if that is rolled back.
+ * grow.  If the clock has gone back, the sequence makes them grow.  The third
+ * rule covers an extension that was dropped and created again, even if this is
+ * rolled back.
  *
  * Why not nextval()?  It changes the user's lastval(), locks the sequence to
  * the end of the transaction, assigns a transaction id, fails in a read-only
@@ -66,9 +67,9 @@ install_block(DlockSpace *space, uint64 first, uint64 limit)
 }
 
 /*
- * The greatest number that the time allows to have been drawn, with the
- * fraction of the second.  Blocks are drawn from more slowly than time goes
- * on, so a block of a later moment is above all that was drawn before.
+ * The greatest number that can have been drawn by now, with the fraction of
+ * the second.  Numbers are drawn more slowly than the time makes them grow, so
+ * a block that starts at a later time is above all numbers drawn before.
  */
 static int64
 floor_by_time(void)

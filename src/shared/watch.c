@@ -6,9 +6,10 @@
  * A watched name has an entry of its own, because a free lock has none, in the
  * second hash table of its partition (buckets.c).  A process that changes the
  * holders, with the partition locked, counts the change and lists the name, at
- * the same cost for any number of watches.  The sender goes through that list.
- * It tells the truth of the moment, and notes for each watch after how many
- * changes that was.  A name leaves the list when no watch is behind (I29).
+ * the same cost for any number of watches.  The sender walks through that
+ * list.  It sends the current holder, and records in each watch how many
+ * changes there had been.  A name leaves the list when every watch is up to
+ * date (I29).
  *
  * A session frees its watches.  A name is freed with its last watch or, if it
  * is listed then, by the sender.  Only the sender takes names out of the list,
@@ -437,10 +438,11 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 }
 
 /*
- * The watches copied last have been told.  If all watches have, the round
- * ends, and the name leaves the list unless its holders have changed
- * meanwhile.  One without users stays, and dlock_watch_begin_telling() frees
- * it.  Returns whether more must be told at once.
+ * The watches copied last have been told.  If all watches have been told, the
+ * round ends, and the name leaves the list unless its holders have changed
+ * since.  A name without users stays in the list, and
+ * dlock_watch_begin_telling() frees it.  Returns whether more must be told at
+ * once.
  *
  * If not "told", nothing is told until the holders change: they have ended.
  */

@@ -4,17 +4,18 @@
  *	  Loading the tables of leases.
  *
  * After a restart, a crash or a promotion, leases get their full ttl, and
- * tickets their places.  A call that could see only a part of them waits.  An
- * error leaves what was loaded, and the next attempt continues behind it.
+ * tickets their places.  A call that could see only a part of them waits.
+ * After an error, the loaded rows stay, and the next attempt continues after
+ * them.
  *
- * A session's request for one name does not see what is loaded under others.
- * While the tables are not loaded, they get no new row (I22).  So if no row
- * has its name, the request continues at once.
+ * A session's request for one name does not depend on rows of other names.
+ * While the tables are not loaded, no row is added (I22).  So if no row has
+ * the name, the request continues at once.
  *
  * The worker loads, because a caller can run out of time.  The first caller
- * loads if that takes no longer than starting a worker, or if there is none or
- * it has failed.  It then meets the same error or locked table, under its own
- * timeouts.
+ * loads if that takes no longer than starting a worker, if there is no worker,
+ * or if the worker has failed.  The caller then meets the same error or locked
+ * table, under its own timeouts.
  *
  * A loader locks the tables as readers do, and then an object of PostgreSQL's
  * lock manager.  So one process loads at a time and waits for no other lock,
@@ -324,7 +325,7 @@ end_load(int code, Datum arg)
 	DlockSpace *space = (DlockSpace *) DatumGetPointer(arg);
 
 	pg_atomic_write_u32(&space->loader, 0);
-	/* the worker goes on waiting for the standbys */
+	/* the worker continues the wait for standbys */
 	if (pg_atomic_read_u32(&space->loaded) == 0 &&
 		space->loading.part == DLOCK_LOAD_GRANTS)
 		(void) dlock_worker_wake(space);
@@ -482,7 +483,7 @@ is_small(DlockSpace *space)
 		table = try_relation_open(id, NoLock);
 		if (table == NULL)
 		{
-			/* dropped meanwhile; a wait for the worker finds that out */
+			/* dropped in the meantime; a wait for the worker finds this out */
 			UnlockRelationOid(id, AccessShareLock);
 			return false;
 		}
@@ -493,8 +494,8 @@ is_small(DlockSpace *space)
 }
 
 /*
- * Wait until a worker has loaded, or until "until"; false if there is none, or
- * if it has failed.  Raises 55P03 after lock_timeout.
+ * Wait until a worker has loaded, or until "until"; false if there is no
+ * worker, or if it has failed.  Raises 55P03 after lock_timeout.
  */
 static bool
 wait_for_worker(DlockSpace *space, uint64 until)
@@ -549,7 +550,7 @@ load_as_caller(DlockSpace *space, uint64 rows, uint64 until)
 }
 
 /*
- * False after "until".  Without a worker, the caller does a step in any case.
+ * False after "until".  Without a worker, the caller does at least one step.
  */
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
@@ -601,13 +602,13 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
 }
 
 /*
- * Load what a session's request for one name needs.  If no row has the name,
- * it needs nothing, because no row is added before all are loaded (I22).
- * False after the timeout; *leased, unless NULL, becomes true if a row has the
- * name.
+ * Load the rows that a session's request for one name needs.  If no row has
+ * the name, it needs none, because no row is added before all are loaded
+ * (I22).  False after the timeout; *leased, unless NULL, becomes true if a row
+ * has the name.
  *
- * The caller loads small tables, if it need not wait; otherwise the worker
- * does.  dlock_slots is loaded in any case.
+ * If the tables are small, and loading needs no wait, the caller loads;
+ * otherwise the worker does.  The table dlock_slots is always loaded.
  */
 bool
 dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout,

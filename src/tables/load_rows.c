@@ -3,8 +3,8 @@
  * load_rows.c
  *	  Loading rows of the tables of leases.
  *
- * A load reads some rows at a time.  If it is interrupted, what is loaded
- * stays, and the next load continues after the latest row: see DlockLoading.
+ * A load reads some rows at a time.  If it is interrupted, the loaded rows
+ * stay, and the next load continues after the last of them: see DlockLoading.
  *
  *-------------------------------------------------------------------------
  */

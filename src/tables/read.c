@@ -36,11 +36,11 @@ compare_numbers(const void *a, const void *b)
 
 /*
  * Open a table to load it, with a snapshot that is active until
- * dlock_close_committed().  It sees what is committed, and no change of this
- * transaction, which could be rolled back (I22).  Raises 55000 if this
- * transaction may have changed the file, columns or indexes, which takes
+ * dlock_close_committed().  The snapshot sees committed rows only, because
+ * changes of this transaction could be rolled back (I22).  Raises 55000 if
+ * this transaction may have changed the file, columns or indexes, which takes
  * ShareLock or more, because committed rows could be missed then.  A table
- * that it created has none.
+ * that this transaction created has no committed rows.
  */
 Relation
 dlock_open_committed(DlockSpace *space, const char *name)

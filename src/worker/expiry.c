@@ -187,7 +187,10 @@ static DlockTask tell_task = {
 	.max_retry_ms = MAX_RETRY_MS
 };
 
-/* Log what is due, or all "at_once".  Returns when to be called again. */
+/*
+ * Log the lines that are due, or with "at_once" all lines.  Returns when it
+ * must be called again.
+ */
 uint64
 dlock_expiry_tell(DlockSpace *space, bool at_once)
 {

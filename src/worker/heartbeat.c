@@ -21,9 +21,9 @@ static uint64 counted = 0;
 static uint64 next_heartbeat = 0;
 
 /*
- * A lease's class: it needs a heartbeat for each quarter of 2^class us, or
- * none if that is -1.  With remote_apply it needs twice as many, as an answer
- * tells what was replayed at the heartbeat before.
+ * A lease's class: the lease needs a heartbeat in each quarter of 2^class us.
+ * A lease of class -1 needs none.  With remote_apply it needs twice as many,
+ * because an answer reports what was replayed at the previous heartbeat.
  */
 static int
 class_of(const DlockLease *lease)

@@ -149,7 +149,8 @@ make_payload(const DlockKey *key, DlockHolding holding,
 }
 
 /*
- * Tell watches that are behind, at most "max"; false if none is, or not yet.
+ * Tell at most "max" watches that are behind; false if no watch is behind, or
+ * if it is too early.
  */
 static bool
 tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
@@ -198,7 +199,7 @@ tell_watches(DlockSpace *space)
 	return count;
 }
 
-/* Note what was told; true if watches of a name are left. */
+/* Record the watches that were told; true if watches of a name are left. */
 static bool
 end_tellings(DlockSpace *space, int count)
 {

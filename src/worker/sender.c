@@ -4,10 +4,10 @@
  *	  Processes that can wait for long, as the worker must not: the sender of
  *	  announcements, and the one that vacuums the tables.
  *
- * The sender waits in the queue of NOTIFY as other sessions do, and sends all
- * that is there at its turn.  So an announcement is no later than a NOTIFY of
- * the same moment.  The sender ends after DLOCK_IDLE_MS without messages.  It
- * can be killed at any time: the outbox keeps what was not sent.
+ * The sender waits in the queue of NOTIFY as other sessions do, and then sends
+ * the whole outbox.  So an announcement is no later than a NOTIFY of the same
+ * moment.  The sender ends after DLOCK_IDLE_MS without messages.  It can be
+ * killed at any time: unsent announcements stay in the outbox.
  *
  *-------------------------------------------------------------------------
  */

@@ -12,8 +12,8 @@
  *
  * Heartbeats and expiry must not be late.  So the worker never waits for
  * standbys, waits for locks on tables only for DLOCK_SHORT_LOCK_TIMEOUT,
- * leaves NOTIFY and VACUUM to other processes, and does one thing for at most
- * a step before it looks at what is due.
+ * leaves NOTIFY and VACUUM to other processes, and works at one task for at
+ * most a step before it checks whether a heartbeat or a lease is due.
  *
  *-------------------------------------------------------------------------
  */
@@ -112,10 +112,10 @@ let_go(void)
 }
 
 /*
- * Leave the office, and start the next worker if there is work, perhaps posted
- * just before.  If this worker leaves because it is not missed, it starts one
- * only if one is wanted by now (I20).  If it makes way, a session will start
- * one.
+ * Leave the office, and start the next worker if there is work, which may have
+ * been posted just before.  A worker that leaves because it is not missed
+ * starts another one only if is_wanted() says so now (I20).  If the worker
+ * makes way, a session will start the next one.
  */
 static void
 resign(int code, Datum arg)
@@ -323,8 +323,8 @@ write_failed(int code)
 }
 
 /*
- * Send announcements if no sender can be started, as far as that needs no
- * wait.  Only the holder of the sender's office sends.
+ * Send announcements if no sender can be started and sending needs no wait.
+ * Only the holder of the sender's office sends.
  */
 static bool
 send_without_sender(void)
@@ -385,10 +385,11 @@ static DlockTask notify_task = {
 };
 
 /*
- * A shutdown ends sessions and worker together.  Sessions then take back what
- * is not durable, and the worker writes that, so it stays until they have
- * gone.  PostgreSQL waits for them, too.  STAY_MS is for walsenders that have
- * called dlock: these end after the worker.
+ * A shutdown ends sessions and worker together.  Sessions then withdraw
+ * requests that are not durable.  The worker writes these changes, so it stays
+ * until the sessions have ended.  PostgreSQL waits for them, too.  STAY_MS
+ * limits the wait for walsenders that have called dlock, because they end
+ * after the worker.
  */
 static bool
 stays_for_sessions(void)
@@ -490,10 +491,10 @@ is_wanted(void)
 }
 
 /*
- * Would the lack of a worker be noticed?  By waiters behind leases, by clients
- * whose leases need heartbeats, by sessions that may listen for announcements,
- * and by callers that look at a lease due soon.  Otherwise leases hold and run
- * without one, and a process that finds one due starts it.
+ * Is a worker needed?  It is needed by waiters behind leases, by clients whose
+ * leases need heartbeats, by sessions that may listen for announcements, and
+ * by callers that look at a lease due soon.  Otherwise leases hold and run
+ * without a worker, and a process that finds a lease due starts one.
  */
 static bool
 is_missed(uint64 next_beat)
@@ -591,7 +592,7 @@ pause_before_work(uint32 deaths)
 	/* a library that waits for the place ends the pause */
 	while (dlock_monotonic_now() < end && !leaving && !dlock_is_replaced())
 	{
-		/* attached leases must not run out meanwhile */
+		/* attached leases must not run out during the pause */
 		uint64		next = sooner(end, dlock_heartbeat_beat(my_space, false));
 
 		(void) WaitLatch(MyLatch,
@@ -622,7 +623,10 @@ idle_time(void)
 					 dlock_worker_idle_timeout) * 1000;
 }
 
-/* Taken back before each look, so a look sees all earlier marks (I20). */
+/*
+ * Set or withdraw the promise to look at the journal soon.  It is withdrawn
+ * before each look, so a look sees all earlier marks (I20).
+ */
 static void
 promise_to_come(bool comes)
 {
@@ -660,7 +664,9 @@ dlock_worker_main(Datum arg)
 		promise_to_come(false);
 		next_stay = leave_if_told();
 		dlock_process_signals();
-		/* the segment goes with this process, and the journal with it */
+		/*
+		 * the segment may be freed after this process, and the journal with it
+		 */
 		gives_way = my_space->journal.length == 0 &&
 			dlock_process_gives_way();
 		if (gives_way)
@@ -701,7 +707,7 @@ dlock_worker_main(Datum arg)
 				if (leaves)
 					break;
 				next = sooner(next, missed_at + idle_time());
-				/* the extension may be dropped meanwhile */
+				/* the extension may be dropped during the sleep */
 				next = sooner(next, next_look);
 			}
 		}

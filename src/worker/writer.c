@@ -3,9 +3,9 @@
  * writer.c
  *	  Writing the journal to the tables, by the worker alone (I19).
  *
- * It copies marked records, writes them in one transaction (tables/write.c),
- * and unmarks those that were not marked again meanwhile. due.c and grants.c
- * learn of leases and grants from this.
+ * The worker copies marked records, writes them in one transaction
+ * (tables/write.c), and unmarks the records that were not marked again since.
+ * It passes leases and grants on to due.c and grants.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -116,9 +116,10 @@ is_awaited(const DlockImage *image)
 }
 
 /*
- * If a single caller waits, it flushes itself.  If several do, they would be
- * woken only to wait for the one that flushes, and batches would stay small.
- * Then the worker flushes first, and what comes meanwhile is the next batch.
+ * If a single caller waits, the caller flushes.  If several wait, they would
+ * be woken only to wait for the one that flushes, and batches would stay
+ * small.  So in this case the worker flushes first, and changes that arrive
+ * during the flush are the next batch.
  */
 static void
 flush_for_all(XLogRecPtr lsn)
@@ -151,7 +152,10 @@ note_grant(DlockLeaseTicket *ticket, const DlockImage *image, XLogRecPtr lsn)
 	pg_atomic_write_u64(&ticket->granted_lsn, lsn);
 }
 
-/* Note what has a row after a commit or an error; unmark what is written. */
+/*
+ * After a commit or an error, record which records have a row.  Unmark the
+ * records that were written.
+ */
 static void
 unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 {
@@ -226,7 +230,10 @@ share_ticket(DlockSpace *space, const DlockImage *image)
 	LWLockRelease(&space->lease_lock);
 }
 
-/* After a write or an error: finish what is over, and wake callers. */
+/*
+ * After a write or an error: finish the records that are over, and wake
+ * callers.
+ */
 static void
 publish(DlockSpace *space, bool committed)
 {
