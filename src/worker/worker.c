@@ -664,9 +664,7 @@ dlock_worker_main(Datum arg)
 		promise_to_come(false);
 		next_stay = leave_if_told();
 		dlock_process_signals();
-		/*
-		 * the segment may be freed after this process, and the journal with it
-		 */
+		/* when this process has gone, segment and journal can be freed */
 		gives_way = my_space->journal.length == 0 &&
 			dlock_process_gives_way();
 		if (gives_way)
