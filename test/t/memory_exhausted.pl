@@ -239,7 +239,7 @@ foreach my $case (
 	[ 1, "dlock_try_acquire('held', '10ms') IS NULL" ],
 	[ 6, "dlock_acquire_all('{new 1, new 2, new 3}')" ],
 	[ 3, "dlock_enqueue('new')" ],
-	[ 3, "dlock_watch('new', repeat('c', 63))" ],
+	[ 2, "dlock_watch('new', repeat('c', 63))" ],
 	[ 1, "dlock_set_slots('new', 2)" ],
 	[ 2, "dlock_lease_open('1h', info => $info)" ],
 	[ 2, "dlock_ttl_acquire('new', '1h')" ],
