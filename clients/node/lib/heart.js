@@ -1,4 +1,4 @@
-// What keeps leases, and tells of their loss
+// Keeps leases, and reports their loss
 //
 // Each lease has a Heart, whose timer watches the deadline, and waits for nothing else. All leases on one server are
 // renewed by one Pulse, over one connection.
@@ -15,7 +15,7 @@ const GLANCE = 1000;
 export const anew = Symbol('anew');
 export const NONE = 'not held';
 
-/** What can be lost: a lock, a lease */
+/** A lock or a lease, which can be lost */
 export class Kept {
   heart;
   state = NONE; // or asked for, held, being released
@@ -24,23 +24,23 @@ export class Kept {
   [anew]() {
     this.heart = undefined;
     this.#loss = new AbortController();
-    // It looks at the clock itself, as a process that was stopped, or busy, may ask before a timer has run.
+    // It checks the clock itself, because a process that was stopped or busy may ask before a timer has run.
     const { signal } = this.#loss;
     const seen = Object.getOwnPropertyDescriptor(AbortSignal.prototype, 'aborted').get.bind(signal);
     Object.defineProperty(signal, 'aborted', { get: () => seen() || (this.heart?.look(), seen()) });
   }
 
-  /** An AbortSignal, whose reason is a LockLost; once aborted, it stays so. */
+  /** An AbortSignal, whose reason is a LockLost. Once aborted, it stays aborted. */
   get lost() {
     return this.#loss.signal;
   }
 
-  /** Until when we may work without hearing from the server, by now() */
+  /** How long work may continue without an answer of the server, by now() */
   get deadline() {
     return this.heart?.deadline ?? Infinity;
   }
 
-  /** Throws LockLost, or WrongState if it is not held; before anything is sent to anybody. */
+  /** Throws LockLost, or WrongState if it is not held. Call it before anything is sent to other systems. */
   check() {
     this.checkLost();
     if (this.state !== 'held') throw new WrongState(`${this} is ${this.state}`, '55000');
@@ -56,7 +56,7 @@ export class Kept {
     this.state = after;
   }
 
-  /** Calls it once, with this; at once, where it is lost already. */
+  /** Calls the function once, with this object; at once if it is lost already. */
   onLost(callback) {
     const tell = async () => {
       try {
@@ -69,7 +69,7 @@ export class Kept {
     else this.lost.addEventListener('abort', tell, { once: true });
   }
 
-  /** Renews it now, beside the heartbeat; with a ttl, the lease has that one from now on. */
+  /** Renews now, in addition to the heartbeat. A ttl replaces the lease's ttl. */
   async renew(ttl) {
     this.check();
     const { heart } = this;
@@ -97,7 +97,7 @@ export class Kept {
     heart.changed(sent, ttl - rhythm.margin, rhythm.interval);
   }
 
-  /** For others to read, from now on */
+  /** Changes the info that others can read. */
   async setInfo(info) {
     this.check();
     await this.sendHeld(call('dlock_set_info', [this.id ?? this.fence, info ?? null]));
@@ -120,8 +120,8 @@ const RENEW = 'SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS 
   + ' array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)'
   + ' WHERE NOT dlock_check(name, fence))::text';
 /**
- * What a request of this owner, or of a lease and no owner, may have left, where nobody knows: false where its session
- * has not heard yet that it is over, and still waits
+ * Undoes what a request of this owner, or of a lease without an owner, may have left behind. False if the session of
+ * the request has not noticed yet that the client is gone, and still waits.
  */
 export const TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)'
   + " WHERE owner = $2 AND scope = 'lease' AND role = current_user";
@@ -132,7 +132,7 @@ const pulses = new Map(); // by server
 /** Of a lease */
 export class Heart {
   over = false;
-  members = new Map(); // who is to be told: the lease, null, and locks, by name and fence
+  members = new Map(); // the objects to notify: the lease (null) and locks, by name and fence
   owed = new Set(); // what takes requests back, as JSON
   #watching;
 
@@ -149,13 +149,13 @@ export class Heart {
     if (this.over) member.lose('its lease is over');
   }
 
-  /** It is told nothing more. The last one ends the lease, and with it all locks that are still on it. */
+  /** Stops notifying an object. The last one ends the lease, and with it all of its remaining locks. */
   remove(member, last) {
     this.members.delete(member);
     if (last && !this.over) this.lose('its lease is closed');
   }
 
-  /** Take back what it has left, as soon as the server can be asked. */
+  /** Undo this request as soon as the server answers again. */
   owe(request) {
     this.owed.add(JSON.stringify(request));
     this.pulse.wake();
@@ -165,7 +165,7 @@ export class Heart {
     return this.owed.has(JSON.stringify(request));
   }
 
-  /** Another ttl is asked for: until the server has answered, the shorter one counts. */
+  /** Another ttl is requested: until the server has answered, the shorter one counts. */
   change(ttl, rhythm) {
     this.life = Math.min(this.life, ttl - rhythm.margin);
     this.interval = Math.min(this.interval, rhythm.interval);
@@ -269,7 +269,7 @@ class Pulse {
         if (await this.#takeBack(due)) waiting = pauses();
         else pause = waiting.next().value;
       } catch {
-        // says nothing: ask again
+        // proves nothing: retry
         pause = waiting.next().value;
         await this.#close(false);
       }
@@ -282,7 +282,7 @@ class Pulse {
     await loan?.end(good && !loan.client.ended);
   }
 
-  // Those that are due, or soon; undefined when all are over
+  // The hearts that are due now or soon; undefined when all are over
   async #rest(pause) {
     const earliest = now() + Math.min(pause, this.#shortest / 2);
     while (this.hearts.size) {
@@ -321,7 +321,7 @@ class Pulse {
     });
   }
 
-  // Is nothing owed any more?
+  // Has every owed request been undone?
   async #takeBack(due) {
     for (const { owed } of due)
       for (const request of [...owed])

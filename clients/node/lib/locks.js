@@ -13,8 +13,8 @@ import { GRACE, Line, UNDO, ask, call, interval, now, pauses } from './wire.js';
 import { Tickets, watch } from './tickets.js';
 
 /**
- * The service: one server, with all its hosts, or a pool or a function that gives connections to it; or several of them,
- * over which names are spread, each with a key of its own. The observer is told of each wait, hold and loss.
+ * The service: one server, with all its hosts, or a pool or a function that returns connections to it; or several
+ * servers, each with a key of its own, over which names are spread. The observer is called for each wait, hold, loss.
  */
 export class Locks {
   constructor(servers = {}, { keys, patience = 30000, observer } = {}) {
@@ -27,7 +27,7 @@ export class Locks {
       throw new BadArgument('each server needs a key of its own', '22023');
   }
 
-  /** The server that has this name */
+  /** The server that this name belongs to */
   server(name) {
     const weights = this.keys.map((key) => createHash('sha256').update(`${key}\0${name}`).digest());
     return this.servers[weights.reduce((best, weight, n) => (weight.compare(weights[best]) > 0 ? n : best), 0)];
@@ -45,13 +45,13 @@ export class Locks {
     return new Lease(this, options);
   }
 
-  /** A function that works while it holds a lock, one for each call; the name may come from the arguments. */
+  /** Returns a function that does its work while it holds a lock. The name may depend on its arguments. */
   locked(name, work, options) {
     return (...values) => this.lock(typeof name === 'function' ? name(...values) : name, options)
       .run(() => work(...values));
   }
 
-  /** How many permits the lock has, whatever requests say; null if they say it again */
+  /** Sets the number of permits of a lock, which replaces the number in requests; null restores that number. */
   async resize(name, slots) {
     const line = this.line(name);
     try {
@@ -81,7 +81,7 @@ function rhythm({ ttl = 0, interval = ttl / 3, margin = ttl / 100 }) {
   return { interval, margin };
 }
 
-// Give back what a heart keeps, for as long as that is ours; throws LockLost if it was not.
+// Release a hold of a heart; throws LockLost if it was lost.
 async function giveBack(kept, line, statement, last) {
   const { heart } = kept;
   const held = !kept.lost.aborted;
@@ -100,7 +100,7 @@ async function giveBack(kept, line, statement, last) {
 
 const isAway = (error) => error instanceof ConnectionLost || error instanceof NotPrimary;
 
-// What has ended a block is not hidden by a loss.
+// An error that has ended a block takes precedence over a loss.
 async function runWith(kept, work, leave) {
   let result;
   try {
@@ -115,10 +115,10 @@ async function runWith(kept, work, leave) {
 
 /** One heartbeat for any number of locks, all of them on one server: the one that has the name `near` */
 export class Lease extends Kept {
-  #line; // for all that need not wait; one at a time
+  #line; // for all calls that need not wait, one at a time
   #tail = Promise.resolve();
-  #moved = 0; // when the last one had the connection
-  #all = new Set(); // asked for together, or held
+  #moved = 0; // when the connection was last passed on
+  #all = new Set(); // requested together, or held
 
   constructor(locks, { ttl, near = '', delay, info, ...options }) {
     super();
@@ -141,7 +141,7 @@ export class Lease extends Kept {
     this.turn(NONE, 'asked for');
     this[anew]();
     try {
-      // one whose answer is lost has no locks, and runs out
+      // if the answer was lost, the lease has no locks, and runs out
       this.id = await this.#line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
       this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.rhythm);
       this.heart.add(this);
@@ -156,7 +156,7 @@ export class Lease extends Kept {
     return this;
   }
 
-  /** All locks on it are lost. Where it is closed already, this does nothing. */
+  /** Closes the lease, which ends all of its locks. Does nothing if it is closed already. */
   async close() {
     if (this.state === NONE) return;
     this.turn('held', 'being released');
@@ -169,12 +169,12 @@ export class Lease extends Kept {
     }
   }
 
-  /** Of what is asked: the answer, and the time before it was sent */
+  /** The answer to a call, and the time before it was sent */
   send(statement) {
     return this.hold(async (line) => [await line.ask(statement, { until: this.deadline }), line.sent]);
   }
 
-  /** All of them, or none, in an order of which no deadlock comes. Each one is to be released, or the lease closed. */
+  /** Acquires all or none, in an order that prevents deadlocks. Release each of them, or close the lease. */
   async acquireAll(names, { timeout = Infinity, shared, info, signal } = {}) {
     const { heart, id } = this;
     const all = [...new Set(names)];
@@ -212,12 +212,12 @@ export class Lease extends Kept {
     }
   }
 
-  /** One of all has been released. */
+  /** One of the locks acquired together was released. */
   released(name) {
     this.#all.delete(name);
   }
 
-  /** Work has the lease's connection to itself; or another one, if nothing comes of that. */
+  /** Runs work with exclusive use of the lease's connection, or of another one if that is not free soon. */
   async hold(work) {
     const before = this.#tail;
     const waiting = new AbortController();
@@ -257,7 +257,7 @@ export class Lease extends Kept {
   }
 }
 
-// Who is to be told of a connection's end
+// The objects to notify of a connection's end
 const ends = new WeakMap();
 
 function watchEnd(client) {
@@ -277,12 +277,12 @@ function unwatchEnd(client, tell) {
   ends.delete(client);
 }
 
-/** A lock, for a block of the program: of Locks, of a connection of the program's, or of a Lease */
+/** A lock for a block of the program: of Locks, of the program's own connection, or of a Lease */
 export class Lock extends Kept {
   #line;
   #until;
   #calls; // in transaction scope, by the program's own means
-  #back; // of a lock that was asked for with others: what takes it back
+  #back; // for a lock that was requested with others: undoes the request
   #since;
   #ended = () => this.lose('its connection is gone');
 
@@ -316,7 +316,7 @@ export class Lock extends Kept {
     return this.state === 'held';
   }
 
-  /** It was asked for with others. */
+  /** It was requested with others. */
   hold(fence, heart, back) {
     this.turn(NONE, 'held');
     this[anew]();
@@ -341,7 +341,7 @@ export class Lock extends Kept {
     }
   }
 
-  /** Asks the server, for a moment that is over; to be sure, guard. */
+  /** Asks the server. The answer can be outdated on arrival; to be sure, guard. */
   async isHeld() {
     if (this.state !== 'held' || this.lost.aborted) return false;
     const lease = this.scope === 'lease' ? this.source.id ?? this.fence : undefined;
@@ -349,7 +349,7 @@ export class Lock extends Kept {
     return held;
   }
 
-  /** From an exclusive hold to a shared one, with nobody in between */
+  /** Makes an exclusive hold shared, without releasing it. */
   async downgrade() {
     this.check();
     await this.sendHeld(call('dlock_downgrade', [this.fence]));
@@ -395,7 +395,7 @@ export class Lock extends Kept {
     return this;
   }
 
-  // With the time that is left, should it be asked again
+  // With the remaining time, if the request is repeated
   #request(name, signal, ...values) {
     const statement = () => call(name, [this.name, ...values],
       { ...this.options, timeout: interval(Math.max(0, this.#until - now())) });
@@ -423,7 +423,7 @@ export class Lock extends Kept {
     source.check();
     if (source.heart.owes([TAKE_BACK, [name, this.options.owner]]))
       throw new WrongState(`${this} is being taken back from this owner`, '55000');
-    // over the lease's connection, where there is no need to wait
+    // over the lease's connection, if there is no need to wait
     const attempt = call('dlock_lease_acquire', [name, source.id], { ...this.options, timeout: interval(0) });
     this.fence = await source.hold((line) => line.ask(attempt, { signal })).catch((error) => {
       if (!(error instanceof LockTimeout) || this.timeout === 0) throw error;
@@ -437,8 +437,8 @@ export class Lock extends Kept {
   async #acquireWithTtl(signal) {
     const line = this.#line;
     this.fence = await this.#request('dlock_ttl_acquire', signal, interval(this.ttl));
-    // It may have waited for long; renewed, we know until when it is ours. The ttl of the same request is the one that
-    // came first.
+    // The acquire may have waited for long, so renew: then the deadline is known. If the request was made before, its
+    // first ttl counts.
     const until = Math.min(now() + this.ttl, this.#until + GRACE);
     const renewed = await line.ask(this.owner === undefined
       ? ['SELECT dlock_renew($1), $2::float8', [this.fence, this.ttl / 1000]]
@@ -455,7 +455,7 @@ export class Lock extends Kept {
     this.heart.add(this);
   }
 
-  // What was broken off may have been done, and is taken back; as soon as the server can be asked, if a lease goes on.
+  // The server may have executed an interrupted request, so undo it; if a lease continues, do so later.
   async #undo(error) {
     const line = this.#line;
     const until = now() + UNDO;
@@ -498,7 +498,7 @@ export class Lock extends Kept {
     this.#observe('held', this.#since);
   }
 
-  // Over the lease's connection, if there is one; and if nothing comes of it, a lease that goes on does it later.
+  // Over the lease's connection, if there is one. If that fails and the lease continues, it repeats this later.
   async #releaseForLease() {
     const release = call('dlock_release_ticket', [this.fence]);
     if (!(this.source instanceof Lease)) return giveBack(this, this.#line, release, true);
@@ -527,7 +527,7 @@ export class Lock extends Kept {
     this.checkLost();
   }
 
-  /** The transaction of this connection commits only while we hold. */
+  /** The transaction of this connection can commit only while the lock is held. */
   async guard(db) {
     await new Calls(db).guard(this);
   }
@@ -552,8 +552,8 @@ export class Election {
   }
 
   /**
-   * What work returns that was done to its end while we lead; it heeds `lock.lost`, an AbortSignal. A server that is
-   * away is waited for, however long.
+   * Returns the result of work that was completed while this process led. Work must check `lock.lost`, an AbortSignal.
+   * Waits for an unreachable server without limit.
    */
   async run(work, { signal } = {}) {
     const lock = this.#lock;
@@ -574,7 +574,7 @@ export class Election {
           await sleep(waiting.next().value, undefined, { signal }).catch(() => {});
           continue;
         }
-        // how the work has ended where it was told, or that it was lost behind its end
+        // the error of the work, or that the lock was lost after its end
         const told = error instanceof LockLost || error?.name === 'AbortError';
         if (!lock.lost.aborted || !told) throw error;
       }
@@ -582,7 +582,7 @@ export class Election {
   }
 }
 
-/** What a pool calls when a connection comes back */
+/** A pool calls this when a connection is returned. */
 export async function reset(client) {
   try {
     await client.query('ROLLBACK');

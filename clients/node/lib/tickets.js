@@ -1,17 +1,17 @@
-// Places in many queues, and who holds what, over one connection
+// Places in many queues, and watched locks, over one connection
 
 import { randomUUID } from 'node:crypto';
 import { BadArgument, ConnectionLost, LockLost, WrongState, cancelled } from './errors.js';
 import { GRACE, ask as askOver, call, now } from './wire.js';
 
-// What was not told, for whatever reason, is asked after so many milliseconds.
+// How often to ask, in milliseconds, in case a notification was lost
 const ROUND = 60000;
 
 const ask = (client, statement) => askOver(client, statement, { until: now() + GRACE });
 
 /**
- * Tickets are the session's, and gone with the connection; or a lease's, which keeps their places. All of them are on
- * one server: that of the lease, or the one that has the name `near`.
+ * Tickets belong to the session, and end with the connection, or to a lease, which keeps their places. All of them are
+ * on one server: the server of the lease, or of the name `near`.
  */
 export class Tickets {
   #locks;
@@ -58,7 +58,7 @@ export class Tickets {
     });
   }
 
-  /** Be told who holds it: now, and at each change. */
+  /** Watches the lock: an event reports its holder now, and at each change. */
   async watch(name) {
     this.#here(name);
     await this.#alone(async () => {
@@ -75,8 +75,8 @@ export class Tickets {
   }
 
   /**
-   * What has become of a ticket: granted, wanted (somebody waits for it), released (by force), expired, lost; of a lock
-   * that is watched: held, free. Undefined where nothing has come within the timeout.
+   * The next event. Of a ticket: granted, wanted (a request waits for the lock), released (by force), expired, lost. Of
+   * a watched lock: held, free. Undefined if no event has come within the timeout.
    */
   async next({ timeout = Infinity, signal } = {}) {
     const until = now() + timeout;
@@ -131,7 +131,7 @@ export class Tickets {
     });
   }
 
-  // The connection. If it broke, another one, to which a lease's tickets come along; the session's are gone.
+  // The connection, or a new one if it broke. Tickets of a lease stay; tickets of the session are gone.
   async #session() {
     if (this.#closed) throw new WrongState('the tickets are closed', '55000');
     if (this.#client && !this.#client.ended) return this.#client;
@@ -164,7 +164,7 @@ export class Tickets {
     return client;
   }
 
-  // Again over another connection, where that is the way to it
+  // Repeats a call over another connection if that can help
   async #kept(statement) {
     for (;;)
       try {

@@ -6,8 +6,8 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { ConnectionLost, NotPrimary, QuorumLate, cancelled, translate } from './errors.js';
 import { lend } from './source.js';
 
-// How much later than it should an answer may come; then the connection is given up, and a lock in lease scope asked for
-// over another one
+// How much too late an answer may come. After that the connection is given up, and a lock in lease scope is requested
+// over another one.
 export const GRACE = 5000;
 // What is broken off has so long to be heard of, as long to obey, and then to be taken back.
 const OBEY = 1000;
@@ -16,12 +16,12 @@ export const FOREVER = 2 ** 31 - 1;
 
 const linux = process.platform === 'linux';
 const monotonic = () => Number(process.hrtime.bigint()) / 1e6;
-// os.uptime() goes on while the machine sleeps, but in steps of 10 ms.
+// os.uptime() runs while the machine sleeps, but in steps of 10 ms.
 const ahead = () => os.uptime() * 1000 - monotonic();
 const atStart = linux ? ahead() : 0;
 let asleep = 0;
 
-/** Milliseconds by a clock that nobody steps, and that goes on while the machine sleeps, where there is one */
+/** Milliseconds of a clock that is never stepped, and that runs while the machine sleeps, if the system has one */
 export function now() {
   if (linux) asleep = Math.max(asleep, ahead() - atStart - 20);
   return monotonic() + asleep;
@@ -29,12 +29,12 @@ export function now() {
 
 export const interval = (ms) => (ms == null || ms === Infinity ? undefined : `${ms.toFixed(3)} ms`);
 
-/** Before asking again where there was no server: longer and longer, and of many clients not at one time */
+/** Pauses before retries without a server: they grow, and are random so that clients do not retry together. */
 export function* pauses(most = 2000) {
   for (let pause = 100;; pause = Math.min(2 * pause, most)) yield Math.min(pause, most) * (0.5 + Math.random());
 }
 
-/** SELECT name(...); what is undefined, or null, is left to the server */
+/** SELECT name(...); options that are undefined or null are omitted */
 export function call(name, values = [], named = {}) {
   const given = Object.entries(named).filter(([, value]) => value != null);
   const places = [
@@ -83,8 +83,9 @@ const parsers = { 16: (text) => text === 't', 20: Number, 23: Number, 701: Numbe
 const types = { getTypeParser: (oid) => parsers[oid] ?? String };
 
 /**
- * The value, or row, that a statement returns. Where the signal, or the connection's `query_timeout`, ends it, it is
- * cancelled in the server, too, and what has come of it is what counts. Until then, there is an answer, or no connection.
+ * The value, or row, that a statement returns. If the signal or the connection's `query_timeout` ends it, it is
+ * canceled in the server, too, and the server's answer counts. If there is no answer by `until`, the connection is
+ * closed.
  */
 export async function ask(client, [text, values],
   { signal, until = Infinity, limit = client.connectionParameters?.query_timeout } = {}) {
@@ -126,16 +127,16 @@ export class Line {
   #loan;
   #checked = false;
   sent; // before the last statement was sent
-  doubt = false; // was an earlier one perhaps done, too?
+  doubt = false; // may an earlier one have been executed, too?
 
   constructor(config, patience, given) {
     Object.assign(this, { config, patience, given, client: given });
   }
 
   /**
-   * Over a new connection where one breaks, or does not answer within the limit: until then, or for as long as there is
-   * patience with a server that is away. Without a limit, it was there until it broke. A connection of the program's is
-   * never another one, nor cut.
+   * Executes a call, again over a new connection if one breaks or does not answer within the limit, until that time or
+   * until patience with an unreachable server ends. Without a limit, a connection is used until it breaks. The
+   * program's own connection is never replaced or closed.
    */
   async ask(statement, { until = Infinity, limit = GRACE, signal } = {}) {
     let end = Math.min(until, now() + this.patience);
@@ -179,7 +180,7 @@ export class Line {
       () => {});
   }
 
-  /** A pool gets its connection back with nothing left on it; or closed, where that is not sure. */
+  /** A pool gets its connection back with nothing left on it; if that is not certain, the connection is closed. */
   async close(good = true) {
     const loan = this.#loan;
     if (!loan) return;

@@ -121,7 +121,7 @@ class BaseCalls(Caller):
     async def xact_acquire_all(
             self, names: Sequence[str], *, timeout: float | None = None,
             shared: bool | None = None, info: str | None = None) -> list[int]:
-        """All, or none, in an order of which no deadlock comes"""
+        """Acquires all or none, in an order that prevents deadlocks"""
         return list(await self._ask(
             'dlock_xact_acquire_all', list(names), timeout=delta(timeout),
             shared=shared, info=info))
@@ -146,7 +146,7 @@ class BaseCalls(Caller):
 
     @both
     async def guard(self, lock: Any, fence: int | None = None) -> None:
-        """The transaction commits only while this lock, or the lock of this
+        """The transaction can commit only while this lock, or the lock of this
         name and fence, is held."""
         name = lock if isinstance(lock, str) else lock.name
         await self._ask(
@@ -172,8 +172,8 @@ class BaseCalls(Caller):
 
     @both
     async def resize(self, name: str, slots: int | None) -> None:
-        """dlock_set_slots: how many permits the lock has, whatever requests
-        say; None if they say it again"""
+        """dlock_set_slots: the number of permits, which replaces the number in
+        requests; None restores that number"""
         await self._ask('dlock_set_slots', name, slots)
 
 

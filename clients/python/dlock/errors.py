@@ -28,7 +28,7 @@ class LockTimeout(Error, codes='55P03'):
 
 
 class Deadlock(Error, codes='40P01'):
-    """Give back what is held, and begin anew."""
+    """A deadlock: release what is held, and retry."""
 
 
 class LockLost(Error, codes='55L01'):
@@ -44,11 +44,11 @@ class NotPrimary(Error, codes='25006'):
 
 
 class StaleVersion(Error, codes='40001'):
-    """Somebody else was faster: read again, and begin anew."""
+    """Another transaction was faster: read again, and retry."""
 
 
 class BadArgument(Error, codes='22023 22004'):
-    """A value that never will do."""
+    """A value that is never valid."""
 
 
 class WrongState(Error, codes='55000'):
@@ -64,11 +64,11 @@ class Cancelled(Error, codes='57014'):
 
 
 class QuorumLate(Error, codes='58030'):
-    """Standbys do not answer; a renewal says nothing then."""
+    """Standbys do not answer; a lease may still be open."""
 
 
 class ConnectionLost(Error, codes='57P01 57P02 57P03'):
-    """No server, or no more; what was asked last may have been done."""
+    """No server; the last request may have been executed."""
 
 
 DRIVERS = {'psycopg', 'psycopg_pool', 'psycopg2', 'asyncpg', 'sqlalchemy'}

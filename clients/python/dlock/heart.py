@@ -1,4 +1,4 @@
-"""What keeps leases, and tells of their loss.
+"""Keeps leases, and reports their loss.
 
 Each lease has a Heart.  For all leases on one server there is one thread, a
 Pulse, which renews them over one connection.  One more thread watches the
@@ -69,8 +69,8 @@ class Lost:
         return self.is_set()
 
     def add_callback(self, callback: Callable[[Any], Any]) -> None:
-        """To be called once, with the lock or the lease, in a thread that may
-        be held up; at once, where it is lost already."""
+        """Calls back once, with the lock or the lease, in a thread that may
+        block; at once if it is already lost."""
         with self._mutex:
             if not self._told.is_set():
                 self._callbacks.append(callback)
@@ -177,7 +177,7 @@ class Heart:
         self.deadline = sent + self.life
         self.due = now() + interval
         self.over = False
-        # who is to be told: the lease, None, and locks, by name and fence
+        # to notify: the lease (None) and locks, by name and fence
         self.members: dict[Lost, tuple[str, int] | None] = {lost: None}
         self.owed: set[Statement] = set()   # to be taken back
         with _changed:
@@ -198,21 +198,21 @@ class Heart:
                 lost.set('its lease is over')
 
     def remove(self, lost: Lost, last: bool) -> None:
-        """It is told nothing more.  The last one ends the lease, and with it
-        all locks that are still on it."""
+        """Stops notifying an object.  The last one ends the lease, and with it
+        all of its remaining locks."""
         with _changed:
             self.members.pop(lost, None)
             if last and not self.over:
                 self.lose('its lease is closed')
 
     def owe(self, request: Statement) -> None:
-        """Take back what is left of it, as soon as the server can be asked."""
+        """Undo this request as soon as the server answers again."""
         with _changed:
             self.owed.add(request)
             _changed.notify_all()
 
     def change(self, ttl: float, interval: float) -> None:
-        """Another ttl is asked for: until the server has answered, the shorter
+        """Another ttl is requested: until the server has answered, the shorter
         one counts."""
         with _changed:
             self.life = min(self.life, ttl * LIFE)
@@ -290,13 +290,13 @@ class Pulse:
                     waiting = pauses()
                 else:
                     pause = next(waiting)
-            except Exception as error:      # says nothing: ask again
+            except Exception as error:      # proves nothing: retry
                 log.warning('heartbeat of %s: %r', [h.id for h in due], error)
                 pause = next(waiting)
         run(self.line.close())
 
     def _wait(self, pause: float) -> list[Heart]:
-        """Those that are due, or soon; none when all are over"""
+        """The hearts that are due now or soon; none when all are over"""
         with _changed:
             earliest = now() + min(pause, self.shortest() / 2)
             while self.hearts:
@@ -338,7 +338,7 @@ class Pulse:
                 heart.renewed(self.line.sent, tickets, set(gone), held[heart])
 
     def _take_back(self, due: list[Heart]) -> bool:
-        """Is nothing owed any more?"""
+        """Has every owed request been undone?"""
         for heart in due:
             for request in list(heart.owed):
                 if self._ask(request) is not False:

@@ -34,14 +34,14 @@ def now() -> float:
 
 
 def delta(seconds: float | None) -> timedelta | None:
-    """None for none, and for ever"""
+    """None for None and for no limit"""
     if seconds is None or seconds == float('inf'):
         return None
     return timedelta(seconds=seconds)
 
 
 def call(function: str, *values: Any, **named: Any) -> Statement:
-    """SELECT function(...); what is None is left to the server"""
+    """SELECT function(...); arguments that are None are omitted"""
     named = {key: value for key, value in named.items() if value is not None}
     places = ['%s'] * len(values) + [f'{key} => %s' for key in named]
     return (f"SELECT {function}({', '.join(places)})",
@@ -49,8 +49,8 @@ def call(function: str, *values: Any, **named: Any) -> Statement:
 
 
 def pauses(most: float = 2) -> Iterator[float]:
-    """Before asking again where there was no server: longer and longer, and of
-    many clients not at one time"""
+    """Pauses before retries without a server: they grow, and are random so
+    that clients do not retry together."""
     pause = 0.1
     while True:
         yield min(pause, most) * random.uniform(0.5, 1.5)
@@ -88,11 +88,11 @@ class Line:
         # and a handler
         self.session = self.checked = False
         self.listens: Callable[[Any], None] | None = None
-        self.fixed = given is not None      # will no other one do?
+        self.fixed = given is not None      # can it not be replaced?
         self.opened: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.sent = 0.0     # before the last statement was sent
-        self.doubt = False  # was an earlier one perhaps done, too?
-        self.late: Any = None   # what has come of one that was broken off
+        self.doubt = False  # may an earlier one have been executed?
+        self.late: Any = None   # the result of an interrupted one
 
     async def ask(self, statement: Statement | Callable[[], Statement],
                   until: float = float('inf'), limit: float | None = GRACE,
@@ -149,8 +149,8 @@ class Line:
         return self.loan is not None and self.loan.pooled
 
     async def close(self, good: bool = True) -> None:
-        """A pool gets its connection back with nothing left on it; or closed,
-        if that is not sure."""
+        """A pool gets its connection back with nothing left on it; if that is
+        not certain, the connection is closed."""
         if self.loan is None:
             return
         loan, self.loan, self.connection = self.loan, None, None

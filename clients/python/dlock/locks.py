@@ -64,15 +64,15 @@ class Kept(Caller):
             self._state, self._pid = after, os.getpid()
 
     def check(self) -> None:
-        """Raises LockLost, or WrongState if it is not held; before anything is
-        sent to anybody."""
+        """Raises LockLost, or WrongState if it is not held.  Call it before
+        anything is sent to other systems."""
         self.lost.check()
         if self._state != 'held':
             raise WrongState(f'{self} is {self._state}', '55000')
 
     @property
     def deadline(self) -> float:
-        """By CLOCK_BOOTTIME, or the monotonic clock where there is none"""
+        """By CLOCK_BOOTTIME, or by the monotonic clock if there is none"""
         return self._heart.deadline if self._heart else float('inf')
 
     def _look(self) -> None:
@@ -92,8 +92,8 @@ class Kept(Caller):
 
     @both
     async def renew(self, ttl: float | None = None) -> None:
-        """Now, beside the heartbeat; the lease has this ttl from now on.  Until
-        the server has answered, the shorter one counts."""
+        """Renews now, in addition to the heartbeat.  A ttl replaces the
+        lease's ttl; until the server has answered, the shorter one counts."""
         self.check()
         heart = self._heart
         if heart is None or self.ttl is None:
@@ -118,19 +118,19 @@ class Kept(Caller):
 
     @both
     async def set_info(self, info: str | None) -> None:
-        """For others to read, from now on"""
+        """Changes the info that others can read."""
         self.check()
         await self._held(call('dlock_set_info', self._id(), info))
 
     async def _held(self, statement: Statement) -> None:
-        """What returns false if it is held no more"""
+        """Executes a call that returns false if the lock is lost."""
         if not await self._ask(statement):
             self.lost.set('the server has ended it')
             self.lost.check()
 
     async def _give_back(self, statement: Statement, last: bool,
                          line: Line) -> None:
-        """For as long as it is ours; raises LockLost where it was not."""
+        """Releases a hold; raises LockLost if it was lost."""
         heart, held = self._heart, not self.lost
         if heart:
             heart.remove(self.lost, last)
@@ -154,16 +154,16 @@ class BaseLease(Kept, Generic[LockT]):
     def __init__(self, locks: Servers, ttl: float, *, near: str = '',
                  delay: float | None = None, info: str | None = None,
                  interval: float | None = None) -> None:
-        """One heartbeat for any number of locks, all of them on one server:
-        the one that has the name `near`.  Seconds, each."""
+        """One heartbeat for any number of locks, all of them on the server of
+        the name `near`.  Times are in seconds."""
         super().__init__()
         self.locks, self.ttl, self.near = locks, ttl, near
         self.id: int | None = None
         self._options = {'delay': delta(delay), 'info': info}
         self._interval = rhythm(ttl, interval)
-        # for all that need not wait; one at a time
+        # for all calls that need not wait, one at a time
         self._line, self._free = locks.line(self, near), self.new_mutex()
-        self._all: set[str] = set()     # asked for together, or held
+        self._all: set[str] = set()     # requested together, or held
 
     def __str__(self) -> str:
         return f'lease {self.id}'
@@ -200,8 +200,8 @@ class BaseLease(Kept, Generic[LockT]):
             self, names: Sequence[str], *, timeout: float | None = None,
             shared: bool | None = None,
             info: str | None = None) -> list[LockT]:
-        """All of them, or none, in an order of which no deadlock comes.  Each
-        one is to be released, or the lease closed."""
+        """Acquires all or none, in an order that prevents deadlocks.  Release
+        each of them, or close the lease."""
         self.check()
         heart, names = self._heart, list(dict.fromkeys(names))
         assert heart
@@ -248,7 +248,7 @@ class BaseLease(Kept, Generic[LockT]):
     async def open(self) -> int:
         self._turn(NONE, 'asked for')
         try:
-            # one whose answer is lost has no locks, and runs out
+            # if the answer was lost, the lease has no locks, and ends
             id: int = await self._line.ask(
                 call('dlock_lease_open', delta(self.ttl), **self._options))
             self.id, self.lost = id, self._new_lost()
@@ -266,8 +266,8 @@ class BaseLease(Kept, Generic[LockT]):
 
     @both
     async def close(self) -> None:
-        """All locks on it are lost.  Where it is closed already, this does
-        nothing."""
+        """Closes the lease, which ends all of its locks.  Does nothing if it
+        is closed already."""
         if self._state != NONE:
             self._turn('held', 'being released')
             await self.through(self._close())
@@ -297,10 +297,10 @@ class BaseLock(Kept):
                  info: str | None = None, ttl: float | None = None,
                  owner: str | None = None,
                  interval: float | None = None) -> None:
-        """Of Locks; of a connection of the program's, in autocommit mode for
+        """Of Locks; of a connection of the program, in autocommit mode for
         session scope; or of a Lease.  Times are in seconds.  A timeout of None
-        is to wait for ever, and 0 to try.  The owner makes a request in lease
-        scope the same as an earlier one: a job's number."""
+        waits without limit, and 0 tries once.  In lease scope, a request of
+        the same owner, such as a job's number, gets the earlier lock."""
         super().__init__()
         self.name, self.timeout, self.ttl = name, timeout, ttl
         self.fence: int | None = None
@@ -353,7 +353,7 @@ class BaseLock(Kept):
         return self.fence
 
     def _hold(self, fence: int, heart: Heart) -> None:
-        """It was asked for with others."""
+        """It was requested with others."""
         self._turn(NONE, 'held')
         self.lost, self._heart, self.fence = self._new_lost(), heart, fence
         self._asked = None
@@ -373,7 +373,7 @@ class BaseLock(Kept):
 
     @both
     async def is_held(self) -> bool:
-        """Asks the server, for a moment that is over; to be sure, guard."""
+        """Asks the server.  The answer can be outdated; to be sure, guard."""
         self._look()
         if self._state != 'held' or self.lost:
             return False
@@ -385,13 +385,13 @@ class BaseLock(Kept):
 
     @both
     async def downgrade(self) -> None:
-        """From an exclusive hold to a shared one, with nobody in between"""
+        """Makes an exclusive hold shared, without releasing it."""
         self.check()
         await self._held(call('dlock_downgrade', self.fence))
 
     @both
     async def acquire(self) -> int:
-        """The fence.  A task that is cancelled takes back what it wanted."""
+        """Returns the fence.  A cancelled task withdraws its request."""
         self._turn(NONE, 'asked for')
         self.lost, self._heart, self.fence = self._new_lost(), None, None
         began = now()
@@ -423,7 +423,7 @@ class BaseLock(Kept):
                 self.lost, lambda _: self._observe('lost', since))
 
     async def _take(self) -> int:
-        """Asked again, it has the time that is left."""
+        """With the remaining time, if the request is repeated"""
         line, lease, values = self._line, self._lease, list[Any]()
         function = FUNCTIONS[self.scope]
         if lease:
@@ -468,13 +468,13 @@ class BaseLock(Kept):
         return fence
 
     def _request(self) -> Statement:
-        """Takes back what is left of the request."""
+        """The statement that undoes the request"""
         if self._asked is None and self._lease:
             return TAKE_BACK_OF_LEASE, (self.name, self._lease.id)
         return TAKE_BACK, (self.name, self._asked or '')
 
     async def _try(self, function: str, values: list[Any]) -> int | None:
-        """Over the lease's connection, where there is no need to wait"""
+        """Over the lease's connection, if there is no need to wait"""
         lease = self._lease
         assert lease
         if not await settle(self.hold(lease._free, GRACE)):
@@ -492,8 +492,8 @@ class BaseLock(Kept):
             await lease._let_go()
 
     async def _keep(self, fence: int, ttl: float, until: float) -> None:
-        """It may have waited for long: renewed, we know until when it is ours.
-        The ttl of the same request is the one that came first."""
+        """The acquire may have waited for long, so renew: then the deadline is
+        known.  If the request was made before, its first ttl counts."""
         line = self._line
         renewed = await line.ask(
             ('SELECT dlock_renew(lease), ttl FROM dlock_leases'
@@ -508,8 +508,8 @@ class BaseLock(Kept):
             line, fence, life, self._interval * life / ttl)
 
     async def _undo(self, error: BaseException) -> None:
-        """What was broken off may have been done, and is taken back; as soon
-        as the server can be asked, if a lease goes on."""
+        """The server may have executed an interrupted request, so undo it; if
+        a lease continues, as soon as the server answers again."""
         line, lease, until = self._line, self._lease, now() + UNDO
         heart = lease._heart if lease else None
         if self._heart:
@@ -551,8 +551,8 @@ class BaseLock(Kept):
         self._observe('held', self._since)
 
     async def _release(self) -> None:
-        """Over the lease's connection, if there is one; and if nothing comes
-        of it, a lease that goes on does it later."""
+        """Over the lease's connection, if there is one.  If that fails and the
+        lease continues, it repeats this later."""
         lease, heart, mine = self._lease, self._heart, False
         try:
             if lease:
@@ -576,7 +576,7 @@ class BaseLock(Kept):
 
     @both
     async def guard(self, connection: Any) -> None:
-        """The transaction of this connection commits only while we hold."""
+        """The connection's transaction can commit only while this is held."""
         await Executor(connection).ask(
             call('dlock_guard', self.name, self.fence))
 
@@ -589,8 +589,8 @@ class BaseLock(Kept):
 
 class Lock(BaseLock, Blocking):
     def cancel(self) -> None:
-        """For another thread, and for good: an acquire raises Cancelled,
-        unless it has got the lock meanwhile."""
+        """For another thread, and permanent: an acquire raises Cancelled,
+        unless it has just got the lock."""
         self._cancelled = True
         until, waiting = now() + OBEY, pauses()
         while not self._idle.wait(next(waiting) / 2):
@@ -618,7 +618,7 @@ class AsyncLease(BaseLease[AsyncLock], Asyncio):
 
 
 async def async_reset(connection: Any) -> None:
-    """What a pool calls when a connection comes back"""
+    """A pool calls this when a connection is returned."""
     connection = Psycopg2.of(connection)
     if not connection.closed:
         await settle(connection.rollback())

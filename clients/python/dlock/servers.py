@@ -36,7 +36,7 @@ class Servers:
         self.patience, self.observer = patience, observer
 
     def server(self, name: str) -> Any:
-        """The DSN, or other source, of the server that has this name"""
+        """The DSN, or other source, of the server of this name"""
         return self.source(name).given
 
     def source(self, name: str) -> Source:

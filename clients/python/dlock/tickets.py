@@ -1,4 +1,4 @@
-"""Places in many queues, and who holds what, over one connection."""
+"""Places in many queues, and watched locks, over one connection."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ROUND = 60.0
 
 
 class Event(NamedTuple):
-    """What has become of a ticket: granted, wanted (somebody waits for it),
-    released (by force), expired, lost; of a watched lock: held, free"""
+    """Of a ticket: granted, wanted (a request waits for the lock), released
+    (by force), expired, lost.  Of a watched lock: held, free"""
     event: str
     lock: str
     ticket: int | None
@@ -79,7 +79,7 @@ class BaseTickets(Caller):
 
     @both
     async def watch(self, name: str) -> None:
-        """Be told who holds it: now, and at each change."""
+        """Watches the lock: events report its holder, and each change."""
         self._locks.check(name, self._near)
         async with self._mutex:
             await self._line.ask(call('dlock_watch', name))
@@ -93,7 +93,7 @@ class BaseTickets(Caller):
 
     @both
     async def next(self, timeout: float | None = None) -> Event | None:
-        """None where nothing has come within the timeout"""
+        """The next event; None if none has come within the timeout"""
         until = now() + (float('inf') if timeout is None else timeout)
         while True:
             async with self._mutex:
@@ -115,8 +115,8 @@ class BaseTickets(Caller):
     _end = close.function
 
     async def _restore(self) -> None:
-        """Over a new connection: a lease's tickets come along, the session's
-        are gone."""
+        """Over a new connection: tickets of a lease stay, tickets of the
+        session are gone."""
         connection = self._line.connection
         # first of all: a notification may come with the reply to the enqueue
         self._line.listens = lambda notify: self._heard.append(
@@ -190,7 +190,7 @@ class AsyncTickets(BaseTickets, Asyncio):
 
 
 def watch(locks: Locks, name: str) -> Iterator[Event]:
-    """Who holds a lock: now, and at each change"""
+    """The holder of a lock: now, and at each change"""
     with Tickets(locks, near=name) as tickets:
         tickets.watch(name)
         while event := tickets.next():

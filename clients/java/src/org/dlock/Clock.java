@@ -9,12 +9,12 @@ import java.nio.file.Path;
 import java.util.concurrent.atomic.AtomicLong;
 
 /**
- * Nanoseconds of a clock that nobody steps, and that goes on while the machine sleeps.
+ * Nanoseconds of a clock that is never stepped, and that runs while the machine sleeps.
  *
- * <p>nanoTime() stands still then, and Java has no other one.  /proc/uptime does not, in hundredths of a second, and
- * without waiting for anybody where it is the kernel's own: so by how much it is ahead is what the machine has slept.
- * As it is read first, and rounds down, that is never too much; and the most that was seen counts.  A moment that is
- * taken later is never too early beside one that was taken before.
+ * <p>nanoTime() stops while the machine sleeps, and Java has no other monotonic clock.  /proc/uptime runs on, in
+ * hundredths of a second, and reading it never blocks if the file is the kernel's own.  The time by which it is ahead
+ * of nanoTime() is the time that the machine has slept.  It is read first and rounds down, so this is never too long.
+ * The longest one seen counts, so a later call never returns an earlier time.
  */
 final class Clock {
     private static final boolean THERE = isKernels();
@@ -35,11 +35,11 @@ final class Clock {
             long up = new BigDecimal(text.substring(0, text.indexOf(' '))).movePointRight(9).longValue();
             SLEPT.accumulateAndGet(up - System.nanoTime(), Math::max);
         } catch (IOException | RuntimeException error) {
-            SLEPT.compareAndSet(Long.MIN_VALUE, 0);     // no more files, perhaps: as it was seen last
+            SLEPT.compareAndSet(Long.MIN_VALUE, 0);     // for example, too many open files: keep the last value
         }
     }
 
-    /** In a container it may be a program's, which could keep us waiting. */
+    /** In a container, a program may provide the file, and reading it could block. */
     private static boolean isKernels() {
         try {
             return Files.getFileStore(Path.of("/proc/uptime")).type().equals("proc");

@@ -14,7 +14,7 @@ public final class Election {
     private final Lock lock;
     private final CountDownLatch stopped = new CountDownLatch(1);
 
-    /** What is done by the leader; its thread is interrupted when the lock is lost. */
+    /** The leader's work; its thread is interrupted when the lock is lost. */
     public interface Work<T> {
         T run(Lock lock) throws Exception;
     }
@@ -25,8 +25,8 @@ public final class Election {
     }
 
     /**
-     * What work returns that was done to its end while we lead; null where stop() came before.  A server that is away is
-     * waited for, however long.
+     * Returns the result of work that was completed while this process led; null if stop() was called before.  Waits
+     * for an unreachable server without limit.
      */
     public <T> T run(Work<T> work) throws Exception {
         Line.Pauses pauses = new Line.Pauses(MOST);
@@ -40,7 +40,7 @@ public final class Election {
                 done = true;
                 return result;
             } catch (DlockException.LockLost | InterruptedException error) {
-                if (!lock.lost().isSet())       // but another lock, of work's; or somebody else's interrupt
+                if (!lock.lost().isSet())       // another lock, of work itself, or an interrupt by other code
                     throw error;
             } catch (DlockException.ConnectionLost | DlockException.NotPrimary error) {
                 if (done)                       // while we led; the lock runs out
@@ -80,7 +80,7 @@ public final class Election {
         }
     }
 
-    /** For another thread: campaign no more. */
+    /** For another thread: stop campaigning. */
     public void stop() {
         stopped.countDown();
         lock.stop();

@@ -9,11 +9,11 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 
-/** What keeps a lease, and tells of its loss; each call takes Pulse.ALL by itself. */
+/** Keeps a lease, and reports its loss.  Each method synchronizes on Pulse.ALL. */
 final class Heart {
     record Hold(List<String> names, List<Long> fences) {}
 
-    /** What it may have left is to be taken back.  Without an owner, it is of several names. */
+    /** A request that may have been left behind and must be undone.  Without an owner, it has several names. */
     record Request(String name, String owner) {}
 
     /** The interval of a lease without a heartbeat */
@@ -24,7 +24,7 @@ final class Heart {
     // all below is protected by Pulse.ALL
     long interval, life, deadline, due;
     boolean over;
-    /** Who is to be told: the lease, without a hold, and locks */
+    /** The objects to notify: the lease, without a hold, and locks */
     final Map<Lost<?>, Hold> members = new HashMap<>();
     final Set<Request> owed = new LinkedHashSet<>();
     /** Requests without an owner share a ticket, so only one object may make them. */
@@ -62,7 +62,7 @@ final class Heart {
         }
     }
 
-    /** It is told nothing more.  The last one ends the lease, and with it all locks that are still on it. */
+    /** Stops notifying an object.  The last one ends the lease, and with it all of its remaining locks. */
     void remove(Lost<?> lost, boolean last) {
         synchronized (Pulse.ALL) {
             members.remove(lost);
@@ -71,7 +71,7 @@ final class Heart {
         }
     }
 
-    /** Take back what it has left, as soon as the server can be asked. */
+    /** Undo this request as soon as the server answers again. */
     void owe(List<String> names, String owner) {
         synchronized (Pulse.ALL) {
             names.forEach(name -> owed.add(new Request(name, owner)));
@@ -98,7 +98,7 @@ final class Heart {
         }
     }
 
-    /** The server may apply a shorter ttl as soon as it is sent, and whatever comes back. */
+    /** The server may apply a shorter ttl as soon as it is sent, whatever the answer is. */
     void shorten(Duration ttl) {
         synchronized (Pulse.ALL) {
             if (life(ttl) < life)

@@ -16,7 +16,7 @@ public final class Lease extends Kept<Lease> {
     private volatile Lost<Lease> lost = new Lost<>(this, this::look);
     private String near = "";
     private Duration interval;
-    private Line line;          // for all that need not wait; one at a time
+    private Line line;          // for all calls that need not wait, one at a time
     private final ReentrantLock free = new ReentrantLock();
     private volatile long id;
 
@@ -53,7 +53,7 @@ public final class Lease extends Kept<Lease> {
             id = (Long) line.ask(Line.call("dlock_lease_open", options, ttl));
             heart = new Heart(source, id, line.sent, ttl, pause, lost);
         } catch (DlockException | RuntimeException | Error error) {
-            line.close();       // one whose answer is lost has no locks, and runs out
+            line.close();       // if the answer was lost, the lease has no locks, and runs out
             state.set(NONE);
             throw error;
         }
@@ -69,10 +69,10 @@ public final class Lease extends Kept<Lease> {
         return pause;
     }
 
-    /** Now, besides the heartbeat; throws LockLost if it was lost. */
+    /** Renews now, in addition to the heartbeat; throws LockLost if the lease is lost. */
     public void renew() throws DlockException { renew(null); }
 
-    /** With another ttl from now on, with which the heartbeat goes on */
+    /** Renews now, and changes the ttl, also for the heartbeat. */
     public void renew(Duration ttl) throws DlockException {
         check();
         hold(over -> {
@@ -81,7 +81,7 @@ public final class Lease extends Kept<Lease> {
         });
     }
 
-    /** What dlock_leases shows of it; null removes it. */
+    /** Changes the info that dlock_leases shows; null removes it. */
     public void setInfo(String info) throws DlockException {
         check();
         Line.Call call = new Line.Call("SELECT dlock_set_info(?, ?)", id, info);
@@ -90,7 +90,7 @@ public final class Lease extends Kept<Lease> {
         lost.check();
     }
 
-    /** All locks on it are lost.  Where it is closed already, this does nothing. */
+    /** Closes the lease, which ends all of its locks.  Does nothing if it is closed already. */
     @Override
     public void close() throws DlockException {
         if (state.get().equals(NONE))
@@ -111,7 +111,7 @@ public final class Lease extends Kept<Lease> {
         R over(Line line) throws DlockException;
     }
 
-    /** Work has the lease's connection to itself; or another one, if that is not free soon. */
+    /** Runs work with exclusive use of the lease's connection, or of another one if that is not free soon. */
     <R> R hold(Work<R> work) throws DlockException {
         boolean mine = false;
         try {

@@ -16,15 +16,15 @@ import java.util.Map;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.function.Supplier;
 
-/** A connection that is made when it is needed, and made again; one of the program's is never another one. */
+/** A connection that is made when needed, and again after a failure; the program's own is never replaced. */
 final class Line {
     static final long FOREVER = Long.MAX_VALUE;
     /**
-     * How much later than it should an answer may come; then the connection is given up, and a lock in lease scope asked
-     * for over another one
+     * How much too late an answer may come.  After that the connection is given up, and a lock in lease scope is
+     * requested over another one.
      */
     static final long GRACE = SECONDS.toNanos(5);
-    /** What is broken off has so long to obey, and then to be taken back. */
+    /** How long a canceled request may take to end, and then to be undone */
     static final long OBEY = SECONDS.toNanos(1), UNDO = SECONDS.toNanos(2);
 
     record Call(String sql, Object... values) {}
@@ -33,13 +33,13 @@ final class Line {
     final Duration patience;
     final boolean given;
     volatile Connection connection;
-    private Loan loan;      // of that connection, unless it is the program's
-    private final Sql sql;  // of the program, without a connection that we know
+    private Loan loan;      // the loan of that connection, unless it is the program's
+    private final Sql sql;  // of the program, if its connection is not known
     Observer observer = Locks.SILENT;
-    boolean inOrder;        // may another one use it?
+    boolean inOrder;        // can the connection be used again?
     boolean checked;        // does the server check whether a waiter has gone?
     long sent;              // before the last statement was sent
-    boolean doubt;          // was an earlier one perhaps done, too?
+    boolean doubt;          // may an earlier one have been executed, too?
     private volatile PreparedStatement running;
     // these are protected by this
     private boolean acquiring, cancelled, stopped;
@@ -67,7 +67,7 @@ final class Line {
         this.sql = sql;
     }
 
-    /** SELECT function(...); what is null of the options is left to the server */
+    /** SELECT function(...); options that are null are omitted */
     static Call call(String function, Map<String, ?> options, Object... values) {
         StringBuilder places = new StringBuilder();
         Object[] all = Arrays.copyOf(values, values.length + options.size());
@@ -127,7 +127,7 @@ final class Line {
         }
     }
 
-    /** The same, or no connection any more, until then */
+    /** The same, but closes the connection if it does not answer by then */
     static Object ask(Connection connection, Call call, long until) throws DlockException {
         bound(connection, until);
         try {
@@ -147,7 +147,7 @@ final class Line {
         }
     }
 
-    /** When so much time has passed */
+    /** The moment after this time */
     static long after(Duration time) {
         return time == null || time.compareTo(Duration.ofDays(36500)) > 0 ? FOREVER : Clock.now() + time.toNanos();
     }
@@ -166,7 +166,7 @@ final class Line {
 
     private synchronized boolean inOrder() { return inOrder && !cancelled; }
 
-    /** Before asking again where there was no server: longer and longer, and of many clients not at one time */
+    /** Pauses before retries without a server: they grow, and are random so that clients do not retry together. */
     static final class Pauses {
         private final long most;
         private long pause = MILLISECONDS.toNanos(100);
@@ -182,7 +182,7 @@ final class Line {
 
     static Pauses pauses() { return new Pauses(SECONDS.toNanos(2)); }
 
-    /** Also where the thread is interrupted, which stays to be seen */
+    /** Also if the thread is interrupted; it stays interrupted. */
     static void pause(long nanos) {
         boolean interrupted = Thread.interrupted();
         try {
@@ -196,7 +196,7 @@ final class Line {
 
     Object ask(Call call) throws DlockException { return ask(() -> call, FOREVER, GRACE); }
 
-    /** On the connection as it is: another one does not hold what this one does. */
+    /** On this connection only: another one would not hold its locks. */
     Object askHere(Call call) throws DlockException {
         Connection here = connection;
         if (sql != null)
@@ -207,9 +207,9 @@ final class Line {
     }
 
     /**
-     * Over a new connection where one breaks, or does not answer within the limit: until then, or for as long as there is
-     * patience with a server that is away.  Without a limit, it was there until it broke.  A connection of the program's
-     * is never another one, nor bounded.
+     * Executes a call, again over a new connection if one breaks or does not answer within the limit, until that time
+     * or until patience with an unreachable server ends.  Without a limit, a connection is used until it breaks.  The
+     * program's own connection is never replaced, and has no limit.
      */
     Object ask(Supplier<Call> call, long until, long limit) throws DlockException {
         long end = Math.min(until, after(patience));
@@ -262,7 +262,7 @@ final class Line {
         } catch (DlockException.ConnectionLost error) {
             throw error;
         } catch (DlockException ignored) {
-            // not on every platform
+            // not supported on every platform
         }
     }
 
@@ -309,7 +309,7 @@ final class Line {
         }
     }
 
-    /** What is asked until finish() can be cancelled. */
+    /** Calls from here to finish() can be cancelled. */
     synchronized void start(boolean deaf) {
         this.deaf = deaf;
         acquiring = true;
@@ -328,7 +328,7 @@ final class Line {
             throw new DlockException.Cancelled("canceled by the program");
     }
 
-    /** Nor will there be another attempt. */
+    /** Ends the attempt, and prevents another one. */
     void stop() {
         synchronized (this) {
             stopped = true;
@@ -336,7 +336,7 @@ final class Line {
         cancel();
     }
 
-    /** For another thread; returns when the attempt has come to its end. */
+    /** For another thread; returns when the attempt has ended. */
     void cancel() { cancel(attempt()); }
 
     private synchronized int attempt() { return attempt; }
@@ -351,7 +351,7 @@ final class Line {
                         return;
                     cancelled = true;
                     if (sql != null)
-                        return;         // it is the program's to end
+                        return;         // the program must end it
                     if (opening != null && !woken) {
                         woken = true;
                         opening.interrupt();
@@ -376,7 +376,7 @@ final class Line {
         }
     }
 
-    /** Thread.interrupt() closes such a channel, and wakes nobody who reads from a socket. */
+    /** Thread.interrupt() closes such a channel, but does not wake a thread that reads from a socket. */
     private final class Interrupt extends AbstractInterruptibleChannel {
         private final int which = attempt();
 

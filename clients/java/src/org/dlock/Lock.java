@@ -51,7 +51,7 @@ public final class Lock extends Kept<Lock> {
         this.line = line;
     }
 
-    /** In session scope, on a connection of the program's, which is to be in autocommit mode */
+    /** In session scope, on a connection of the program, which must be in autocommit mode */
     public static Lock on(Connection connection, String... names) {
         return new Lock(names, null, false, new Line(connection));
     }
@@ -61,12 +61,12 @@ public final class Lock extends Kept<Lock> {
         return new Lock(names, null, true, new Line(connection));
     }
 
-    /** The same on the transaction of whatever executes SQL.  To end a wait, use its means, or a timeout. */
+    /** The same in the transaction of a library that executes SQL.  End a wait by the library, or by a timeout. */
     public static Lock inTransaction(Sql sql, String name) {
         return new Lock(new String[] {name}, null, true, new Line(sql));
     }
 
-    /** How long to wait: for ever by default; zero is to try. */
+    /** How long to wait: without limit by default; zero tries once. */
     public Lock timeout(Duration timeout) { this.timeout = timeout; return this; }
 
     public Lock shared() { options.put("shared", true); return this; }
@@ -80,16 +80,16 @@ public final class Lock extends Kept<Lock> {
     /** In lease scope, with a heartbeat */
     public Lock ttl(Duration ttl) { this.ttl = ttl; return this; }
 
-    /** In lease scope, what makes a request the same as an earlier one: a job's number */
+    /** In lease scope: a request of the same owner, such as a job's number, gets the earlier request's lock. */
     public Lock owner(String owner) { this.owner = owner; return this; }
 
     /** Between two renewals; a third of the ttl by default */
     public Lock interval(Duration interval) { this.interval = interval; return this; }
 
-    /** The lock ends at the ttl, unless renew() comes before. */
+    /** Without a heartbeat, the lock ends after its ttl unless the program calls renew(). */
     public Lock noHeartbeat() { return interval(Heart.NEVER); }
 
-    /** Instead of that of the Locks */
+    /** Instead of the patience of the Locks */
     public Lock observer(Observer observer) {
         this.observer = observer;
         line.observer = observer;
@@ -98,7 +98,7 @@ public final class Lock extends Kept<Lock> {
 
     public String name() { return names.get(0); }
 
-    /** Of several names, that of the first one */
+    /** If there are several names, the fence of the first one */
     public long fence() { return fences.isEmpty() ? 0 : fences.get(0); }
 
     public long fence(String name) {
@@ -158,7 +158,7 @@ public final class Lock extends Kept<Lock> {
         return this;
     }
 
-    /** With the time that is left, should it be asked again */
+    /** With the remaining time, if the request is repeated */
     private List<Long> request(String function, Object of, Map<String, Object> with) throws DlockException {
         return fences(line.ask(() -> call(function, of, with, until), Line.later(until, Line.GRACE), Line.FOREVER));
     }
@@ -179,7 +179,7 @@ public final class Lock extends Kept<Lock> {
         return of == null ? Line.call(called, all, what) : Line.call(called, all, what, of);
     }
 
-    /** What a request in lease scope says */
+    /** The options of a request in lease scope */
     Map<String, Object> owned() {
         Map<String, Object> all = new HashMap<>(options);
         asked = owner != null ? owner : UUID.randomUUID().toString();
@@ -201,7 +201,7 @@ public final class Lock extends Kept<Lock> {
             throw new DlockException.WrongState(lease + " has several names at once, some of them of " + this);
         heart = lease.heart;
         try {
-            // over the lease's connection, where there is no need to wait
+            // over the lease's connection, if there is no need to wait
             fences = lease.hold(over -> fences(
                     over.ask(call("dlock_lease_acquire", lease.id(), with, Clock.now()))));
         } catch (DlockException.LockTimeout error) {
@@ -217,8 +217,8 @@ public final class Lock extends Kept<Lock> {
         boolean beats = interval != Heart.NEVER;
         Duration pause = Lease.interval(ttl, beats ? interval : null);
         fences = request("dlock_ttl_acquire", ttl, owned());
-        // It may have waited for long; renewed, we know until when it is ours.  The ttl of the same request is the one
-        // that came first.
+        // The acquire may have waited for long, so renew: then the deadline is known.  If the request was made before,
+        // its first ttl counts.
         long micros = ttl.toNanos() / 1000;
         Line.Call renew = owner == null ? new Line.Call("SELECT dlock_renew(?), CAST(? AS bigint)", fence(), micros)
                 : new Line.Call("SELECT dlock_renew(lease), least(CAST(extract(epoch FROM ttl) * 1000000 AS bigint), ?)"
@@ -233,7 +233,8 @@ public final class Lock extends Kept<Lock> {
     }
 
     /**
-     * What was broken off may have been done, and is taken back; as soon as the server can be asked, if a lease goes on.
+     * The server may have executed an interrupted request, so undo it.  If a lease continues, undo it as soon as the
+     * server answers again.
      */
     private void undo(Throwable error) {
         boolean refused = error instanceof DlockException && !(error instanceof DlockException.QuorumLate)
@@ -271,7 +272,7 @@ public final class Lock extends Kept<Lock> {
         }
     }
 
-    /** Throws LockLost where the lock was lost; in transaction scope, it is the transaction's end that releases. */
+    /** Throws LockLost if the lock was lost.  In transaction scope, the end of the transaction releases the lock. */
     public void release() throws DlockException {
         leave(() -> {
             if (heart != null)
@@ -281,7 +282,7 @@ public final class Lock extends Kept<Lock> {
         });
     }
 
-    /** Of a lock with a ttl: it becomes free when so much time has passed, even if the program has ended. */
+    /** For a lock with a ttl: the lock becomes free after this time, even if the program ends. */
     public void releaseAfter(Duration time) throws DlockException {
         if (ttl == null)
             throw new DlockException.WrongState(this + " has no ttl");
@@ -313,7 +314,7 @@ public final class Lock extends Kept<Lock> {
                 "SELECT bool_and(dlock_release_ticket(ticket)) FROM unnest(?) AS held (ticket)", (Object) fencesArray());
     }
 
-    /** Over the lease's connection, if there is one; and if nothing comes of it, a lease that goes on does it later. */
+    /** Over the lease's connection, if there is one.  If that fails and the lease continues, repeat it later. */
     private void releaseForLease() throws DlockException {
         if (lease == null) {
             giveBack(line, releaseCall(), true);
@@ -345,7 +346,7 @@ public final class Lock extends Kept<Lock> {
         lost.check();
     }
 
-    /** Where the lock can be asked about, or changed, while it is held */
+    /** The connection on which to query or change the lock while it is held */
     private Object tell(Line.Call call) throws DlockException {
         check();
         if (heart == null)
@@ -362,7 +363,7 @@ public final class Lock extends Kept<Lock> {
 
     private Long[] fencesArray() { return fences.toArray(Long[]::new); }
 
-    /** Call changes each ticket, and returns whether it was there. */
+    /** The call changes a ticket, and returns whether the ticket existed. */
     private void change(String function, Object... more) throws DlockException {
         String values = more.length == 0 ? "" : ", ?";
         Line.Call call = names.size() == 1
@@ -379,13 +380,13 @@ public final class Lock extends Kept<Lock> {
         return more.length == 0 ? new Object[] {first} : new Object[] {first, more[0]};
     }
 
-    /** From exclusive to shared, without a moment in between */
+    /** Makes an exclusive lock shared, without releasing it. */
     public void downgrade() throws DlockException { change("dlock_downgrade"); }
 
-    /** What dlock_locks shows of it, while it is held; null removes it. */
+    /** Changes the info that dlock_locks shows while the lock is held; null removes it. */
     public void setInfo(String info) throws DlockException { change("dlock_set_info", info); }
 
-    /** Does the server say that we hold it?  check() does not ask the server. */
+    /** Asks the server whether the lock is held, which check() does not do. */
     public boolean isHeld() throws DlockException {
         if (!holds() || lost.isSet())
             return false;
@@ -399,10 +400,10 @@ public final class Lock extends Kept<Lock> {
         }
     }
 
-    /** Now, besides the heartbeat; throws LockLost if it was lost. */
+    /** Renews now, in addition to the heartbeat; throws LockLost if the lease is lost. */
     public void renew() throws DlockException { renew(null); }
 
-    /** With another ttl from now on, with which the heartbeat goes on */
+    /** Renews now, and changes the ttl, also for the heartbeat. */
     public void renew(Duration ttl) throws DlockException {
         check();
         if (heart == null || lease != null)
@@ -415,24 +416,24 @@ public final class Lock extends Kept<Lock> {
         }
     }
 
-    /** For another thread: an acquire that waits throws Cancelled, unless it has got the lock meanwhile. */
+    /** For another thread: an acquire that waits throws Cancelled, unless it has just got the lock. */
     public void cancel() { line.cancel(); }
 
     void stop() { line.stop(); }
 
-    /** The transaction of this connection commits only while we hold. */
+    /** The transaction of this connection can commit only while the lock is held. */
     public void guard(Connection connection) throws DlockException {
         for (String name : names)
             Line.ask(connection, guard(name));
     }
 
-    /** The same for the transaction of whatever executes SQL */
+    /** The same for the transaction of a library that executes SQL */
     public void guard(Sql sql) throws DlockException {
         for (String name : names)
             Line.ask(sql, guard(name));
     }
 
-    /** As a number, which every library can read */
+    /** As a number, because every library can read a number */
     private Line.Call guard(String name) {
         return new Line.Call("SELECT 1 FROM dlock_guard(?, ?)", name, fence(name));
     }

@@ -22,13 +22,13 @@ public final class Locks {
     private Duration patience = Duration.ofSeconds(30);
     private Observer observer = SILENT;
 
-    /** One JDBC URL, which may name several hosts; or those of several servers, over which names are spread. */
+    /** One JDBC URL, which may name several hosts; or the URLs of several servers, over which names are spread. */
     public Locks(String... urls) throws DlockException {
         sources = Stream.of(urls).map(url -> new Source(url, null)).toList();
         keys(urls);
     }
 
-    /** Over the program's own connections.  Each new connection comes from the source, with the password of then. */
+    /** Over the program's own connections.  Each new connection comes from the source, with its current password. */
     public Locks(DataSource source) throws DlockException { this(Map.of("", source)); }
 
     /** The same over several servers, each with its key */
@@ -38,7 +38,7 @@ public final class Locks {
         keys(keys.toArray(String[]::new));
     }
 
-    /** By which names are spread over servers, one for each; the URLs by default */
+    /** Keys, one for each server, by which names are spread over the servers; the URLs by default */
     public Locks keys(String... keys) throws DlockException {
         this.keys = List.of(keys);
         if (sources.isEmpty() || Set.copyOf(this.keys).size() != sources.size()
@@ -47,7 +47,7 @@ public final class Locks {
         return this;
     }
 
-    /** How long a server that is away is waited for */
+    /** How long to wait for a server that cannot be reached */
     public Locks patience(Duration patience) { this.patience = patience; return this; }
 
     /** For metrics and logs; by default there is none. */
@@ -68,7 +68,7 @@ public final class Locks {
 
     public Lease lease(Duration ttl) { return new Lease(this, ttl); }
 
-    /** Who holds the lock: now, and at each change, as events */
+    /** Events that report the holder of the lock: now, and at each change */
     public Tickets watch(String name) throws DlockException {
         Tickets changes = new Tickets(this, name);
         try {
@@ -81,8 +81,8 @@ public final class Locks {
     }
 
     /**
-     * From now on the lock has so many permits, whatever requests say; with null, as they say again.  The role needs the
-     * right to do this.
+     * Sets the number of permits of a lock, which replaces the number in requests; null restores that number.  The role
+     * needs the privilege to do this.
      */
     public void resize(String name, Integer slots) throws DlockException {
         Line line = line(name);
@@ -123,10 +123,10 @@ public final class Locks {
         return line;
     }
 
-    /** The moment, in nanoseconds, as deadlines are; in Linux, of a clock that goes on while the machine sleeps */
+    /** The clock of deadlines, in nanoseconds; in Linux it runs while the machine sleeps */
     public static long now() { return Clock.now(); }
 
-    /** What a program, or its pool, calls before a connection goes back */
+    /** A program or its pool calls this before it returns a connection to the pool. */
     public static void reset(Connection connection) throws SQLException {
         if (connection.isClosed())
             return;

@@ -24,13 +24,13 @@ public final class Lost<T> {
         return reason != null;
     }
 
-    /** Throws LockLost where it is set. */
+    /** Throws LockLost if it is set. */
     public void check() throws DlockException {
         if (isSet())
             throw new DlockException.LockLost(holder + " was lost: " + reason);
     }
 
-    /** To be called once, with the lock or the lease, in a thread of this package's; at once, where it is lost. */
+    /** Calls back once, with the lock or the lease, in a thread of this package; at once if it is already lost. */
     public void addCallback(Consumer<? super T> callback) {
         synchronized (this) {
             if (callbacks != null) {
@@ -48,7 +48,7 @@ public final class Lost<T> {
         return future;
     }
 
-    /** Why; null as long as it is not set */
+    /** The reason; null if it is not set */
     public String reason() { return reason; }
 
     void set(String why) {

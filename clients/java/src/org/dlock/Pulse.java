@@ -16,23 +16,23 @@ import java.util.Set;
 /**
  * Renews all leases on one server, in one thread, over one connection.
  *
- * <p>One more thread watches the deadlines of all leases, and waits for nothing but the clock: whatever becomes of the
- * others, and of the servers, it tells of the loss in time.
+ * <p>Another thread watches the deadlines of all leases and waits only for the clock.  So it reports a loss in time,
+ * even if the other threads or the servers hang.
  */
 final class Pulse {
-    /** A look at the clock at least each second: the one by which threads wait stands still where the machine sleeps */
+    /** Check the clock at least each second, because the clock of Object.wait() can stop while the machine sleeps. */
     private static final long GLANCE = SECONDS.toNanos(1);
     private static final String RENEW = "SELECT array(SELECT dlock_renew(id) FROM unnest(?) AS leases (id)),"
             + " array(SELECT fence FROM unnest(?, ?) AS held (name, fence) WHERE NOT dlock_check(name, fence))";
     /**
-     * What a request of this owner may have left, where nobody knows: false where its session has not heard yet that it
-     * is over, and still waits
+     * Undoes what a request of this owner may have left behind.  False if the session of the request has not noticed
+     * yet that the client is gone, and still waits.
      */
     static final String TAKE_BACK = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks(?)"
             + " WHERE owner IS NOT DISTINCT FROM CAST(? AS text) AND (owner IS NOT NULL OR lease = ?)"
             + " AND scope = 'lease' AND role = current_user";
 
-    /** Protects all that hearts and pulses have, and what follows. */
+    /** Protects the fields of hearts and pulses, and the fields below. */
     static final Object ALL = new Object();
     private static final Map<Source, Pulse> PULSES = new HashMap<>();
     private static final List<Lost<?>> UNTOLD = new ArrayList<>();
@@ -125,7 +125,7 @@ final class Pulse {
         }
     }
 
-    /** Caller holds ALL; nobody knows these threads, to interrupt them. */
+    /** Caller holds ALL.  No other code knows these threads, so none interrupts them. */
     private static void rest(long until) {
         try {
             long left = Math.min(until - Clock.now(), GLANCE);
@@ -154,7 +154,7 @@ final class Pulse {
                     pauses = Line.pauses();
                 else
                     pause = pauses.next();
-            } catch (SQLException | RuntimeException error) {      // says nothing: ask again
+            } catch (SQLException | RuntimeException error) {      // proves nothing: retry
                 System.getLogger("org.dlock").log(error instanceof SQLException
                         ? System.Logger.Level.DEBUG : System.Logger.Level.ERROR, "heartbeat", error);
                 pause = pauses.next();
@@ -176,7 +176,7 @@ final class Pulse {
         }
     }
 
-    /** Those that are due, or soon; none when all are over */
+    /** The hearts that are due now or soon; none when all are over */
     private List<Heart> due(long pause) {
         synchronized (ALL) {
             long earliest = Clock.now() + Math.min(pause, shortest() / 2);
@@ -236,7 +236,7 @@ final class Pulse {
         }
     }
 
-    /** Is nothing owed any more? */
+    /** Has every owed request been undone? */
     private boolean takeBack(List<Heart> due) throws DlockException {
         boolean done = true;
         for (Heart heart : due)

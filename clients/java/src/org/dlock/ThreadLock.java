@@ -6,8 +6,8 @@ import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
 
 /**
- * A lock as java.util.concurrent has them: the thread that has acquired it holds it, may acquire it again, and must
- * release it.
+ * A lock of java.util.concurrent: the thread that acquired it holds it, may acquire it again,
+ * and must release it.
  *
  * <p>Threads that share one object queue in the process, in their order; the first one queues on the server.  Errors are
  * UncheckedDlockException: of unlock(), and of a repeated lock(), if the lock was lost.
@@ -77,7 +77,7 @@ public final class ThreadLock implements java.util.concurrent.locks.Lock {
         }
     }
 
-    /** We are the thread that may ask; if that fails, the next one is. */
+    /** This thread may ask the server; if that fails, the next thread may. */
     private void ask(Duration timeout, boolean deaf) throws DlockException {
         boolean held = false;
         try {

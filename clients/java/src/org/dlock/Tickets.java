@@ -17,10 +17,10 @@ import java.util.Set;
 import org.postgresql.PGConnection;
 import org.postgresql.PGNotification;
 
-/** Places in many queues, and who holds what, over one connection; for one thread at a time. */
+/** Places in many queues, and watched locks, over one connection; for one thread at a time. */
 public final class Tickets implements AutoCloseable {
-    private static final long ROUND = SECONDS.toNanos(60);      // what was not told, for whatever reason, is asked
-    private static final long GLANCE = MILLISECONDS.toNanos(200);       // has somebody interrupted us?
+    private static final long ROUND = SECONDS.toNanos(60);      // how often to ask, in case a notification was lost
+    private static final long GLANCE = MILLISECONDS.toNanos(200);       // how often to check for an interrupt
 
     private record Request(String name, Line.Call call) {}
 
@@ -34,17 +34,17 @@ public final class Tickets implements AutoCloseable {
     private final Set<String> watched = new HashSet<>();
     private long round = Clock.now() + ROUND;
 
-    /** The session's, gone with the connection */
+    /** Tickets of the session, which end with the connection */
     public Tickets(Locks locks) { this(locks, ""); }
 
-    /** All of them on the server that has the name near */
+    /** All of them on the server of the name near */
     public Tickets(Locks locks, String near) {
         this.locks = locks;
         lease = null;
         line = locks.line(near);
     }
 
-    /** A lease's, which keeps their places */
+    /** Tickets of a lease, which keeps their places */
     public Tickets(Lease lease) throws DlockException {
         lease.check();
         locks = lease.locks;
@@ -52,7 +52,7 @@ public final class Tickets implements AutoCloseable {
         line = new Line(lease.source, locks.line("").patience);
     }
 
-    /** The connection.  Where it broke, another one, to which a lease's tickets come along; the session's are gone. */
+    /** The connection, or a new one if it broke.  Tickets of a lease stay; tickets of the session are gone. */
     private Connection session() throws DlockException {
         while (connection == null) {
             if (lease == null && !requests.isEmpty()) {
@@ -83,14 +83,14 @@ public final class Tickets implements AutoCloseable {
         return connection;
     }
 
-    /** It listens, so nobody else can use it. */
+    /** Not for other use, because it listens. */
     private void broken() {
         connection = null;
         line.inOrder = false;
         line.close();
     }
 
-    /** Again over another connection, where that is the way to it */
+    /** Repeats a call over another connection if that can help. */
     private Object ask(Line.Call call) throws DlockException {
         while (true)
             try {
@@ -105,7 +105,7 @@ public final class Tickets implements AutoCloseable {
     /** The ticket, which is the fence once it is granted */
     public long enqueue(String name) throws DlockException { return enqueue(locks.lock(name)); }
 
-    /** With what the lock says of shared, slots, permits, info and, for a lease, owner */
+    /** With the lock's settings of shared, slots, permits, info and, for a lease, owner */
     public long enqueue(Lock lock) throws DlockException {
         here(lock.name());
         Line.Call call = lease == null ? Line.call("dlock_enqueue", lock.options(), lock.name())
@@ -116,7 +116,7 @@ public final class Tickets implements AutoCloseable {
         return ticket;
     }
 
-    /** The next event; null where none has come within the timeout. */
+    /** The next event; null if none has come within the timeout. */
     public Event next(Duration timeout) throws DlockException {
         long until = Clock.now() + timeout.toNanos();
         while (true) {
@@ -138,7 +138,7 @@ public final class Tickets implements AutoCloseable {
 
     public Event next() throws DlockException { return next(Duration.ofDays(36500)); }
 
-    /** How many notifications have come by then, or had come before with the reply to something else */
+    /** How many notifications have come by then, including those that came with an earlier reply */
     private int listen(long nanos) throws DlockException {
         PGNotification[] heard;
         try {
@@ -203,7 +203,7 @@ public final class Tickets implements AutoCloseable {
             throw new DlockException.LockLost("ticket " + ticket + " was lost");
     }
 
-    /** Be told who holds it: now, and at each change. */
+    /** Watches the lock: an event reports its holder now, and at each change. */
     public void watch(String name) throws DlockException {
         here(name);
         ask(Line.call("dlock_watch", Map.of(), name));
