@@ -14,8 +14,8 @@
  * requests.  To spare each call a walk, every ticket is in a list by its
  * DlockHeldPlace, and counts under its name until it is gone.  The oldest
  * waiting ticket shows grants by others: the queue is in the order of numbers,
- * so if it waits, all do.  DlockBackend.lost shows that others have ended a
- * ticket.
+ * so if the oldest waits, all wait.  DlockBackend.lost shows that others have
+ * ended a ticket.
  *
  *-------------------------------------------------------------------------
  */
@@ -235,7 +235,9 @@ dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 		move_ticket(held, granted_place(held));
 }
 
-/* Make a name the latest.  The one before goes if it has no ticket. */
+/*
+ * Make a name the latest.  The name before it is removed if it has no ticket.
+ */
 static void
 set_latest_name(DlockHeldName *name)
 {
@@ -498,7 +500,7 @@ dlock_held_blocks(DlockHeldName *name, const DlockRequest *request,
 		blocks_before(name, request, slots, number);
 }
 
-/* Does a process wait for one of our locks, but for the ticket "except"? */
+/* Does a process wait for one of our tickets, not counting "except"? */
 bool
 dlock_held_blocks_others(int64 except)
 {

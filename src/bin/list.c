@@ -36,7 +36,7 @@ static const struct
 /* the order of dlock ls NAME */
 #define ONE_LOCK "FROM %s.dlock_locks($1) ORDER BY \"position\", ticket"
 
-/* Of dlock top; the order comes between these */
+/* For dlock top; the sort columns are inserted between these */
 #define FILTERED \
 	LOCK_COLUMNS "FROM %s.dlock_locks WHERE $1::pg_catalog.text IS NULL OR " \
 	"pg_catalog.strpos(pg_catalog.concat_ws(' ', name, role, owner, info), $1) " \

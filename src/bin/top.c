@@ -1,7 +1,7 @@
 /*
  * top.c
- *		dlock top: the locks, again and again; with keys, if ncurses was there
- *		when this was built.
+ *		dlock top: the locks, refreshed.  It has keys if it was built with
+ *		ncurses.
  */
 #include "bin/bin.h"
 

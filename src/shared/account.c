@@ -3,14 +3,14 @@
  * account.c
  *	  The memory counted to each role, its limit, and the errors at the limit.
  *
- * All that requests allocate is counted to a role, in one account for all
- * databases: to the role that asks, or all of a lease to the role that opened
- * it.  The object names its role, so any process can free it, even after the
- * role was dropped.
+ * All memory that requests allocate is counted to a role, in one account for
+ * all databases: to the role that asks, or all of a lease to the role that
+ * opened it.  The object names its role, so any process can free it, even
+ * after the role was dropped.
  *
- * A backend reports in steps of REPORT_MEMORY_EVERY bytes, because all would
- * contend for one cache line otherwise.  So an account can be wrong by one
- * step for each backend, and all together by a few megabytes.
+ * A backend reports in steps of REPORT_MEMORY_EVERY bytes, because otherwise
+ * all backends would contend for one cache line.  So an account can be wrong
+ * by one step for each backend, and all accounts together by a few megabytes.
  *
  * An account that is 0, and open nowhere, is removed (I30).  Memory is counted
  * before others can free it, and given back after it is freed.  So an error
@@ -289,9 +289,9 @@ memory_of_session_user(Account *account)
  * Do the role and the session user both have little?  One session user can
  * assume many roles, and must not take the reserve for each.
  *
- * The account names the session user as its sponsor, for whom it counts until
- * it is removed.  A sponsor is replaced only here, if both have little
- * together.
+ * The account names the session user as its sponsor, and counts for that user
+ * until it is removed.  A sponsor is replaced only here, if the account and
+ * the new sponsor together have little.
  */
 static bool
 has_little(Account *account, int64 limit)

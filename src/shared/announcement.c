@@ -51,7 +51,7 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 	DlockSpace *space = space_of_ticket(ticket);
 
 	channel[0] = '\0';
-	/* an announcement set now is for a later look */
+	/* if one is set now, a later call sees it */
 	if (!DsaPointerIsValid(ticket->announcement))
 		return;
 	LWLockAcquire(&space->outbox_lock, LW_SHARED);
@@ -85,7 +85,9 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 	return self;
 }
 
-/* Enter it into the outbox if it is armed and has events (I28). */
+/*
+ * Enter an announcement into the outbox if it is armed and has events (I28).
+ */
 static void
 post(DlockSpace *space, DlockAnnouncement *announcement)
 {
@@ -109,8 +111,9 @@ unpost(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * The worker stays for announcements that are counted.  So count one only once
- * its ticket has joined: a failed request leaves one on the spare ticket.
+ * The worker does not end while announcements are counted.  So count an
+ * announcement only after its ticket has joined: a failed request leaves its
+ * announcement on the spare ticket.
  */
 void
 dlock_announcement_count(DlockTicket *ticket)
@@ -160,8 +163,8 @@ dlock_announcement_replace(DlockTicket *ticket, dsa_pointer announcement,
 }
 
 /*
- * The ticket goes; its events are still sent, if need be after the arming.
- * Raises nothing.
+ * Called when a ticket ends.  Its events are still sent, at the latest after
+ * the announcement is armed.  Raises nothing.
  */
 void
 dlock_announcement_orphan(DlockTicket *ticket)
@@ -231,7 +234,10 @@ dlock_announcement_event(DlockTicket *ticket, uint32 events)
 	LWLockRelease(&space->outbox_lock);
 }
 
-/* Arm an announcement.  One without a ticket is the outbox's alone then. */
+/*
+ * Arm an announcement.  If its ticket has ended, only the outbox refers to it
+ * then.
+ */
 static void
 arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 {
@@ -243,8 +249,8 @@ arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 }
 
 /*
- * A ticket's announcement, if this session has it claimed by this claim, or by
- * any if that is 0; otherwise NULL.
+ * A ticket's announcement if this session has claimed it with this claim, or
+ * with any claim if "claim" is 0; otherwise NULL.
  */
 static DlockAnnouncement *
 claimed(DlockTicket *ticket, uint64 claim)
@@ -280,12 +286,14 @@ dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 	else if (announcement)
 		announcement->armer = 0;
 	LWLockRelease(&space->outbox_lock);
-	/* the worker, too: it must be there while announcements are */
+	/* this wakes the worker, too, which must exist while announcements do */
 	if (posted)
 		(void) dlock_worker_wake(space);
 }
 
-/* Claim an announcement that a rollback has left silent; 0: it has none. */
+/*
+ * Claim an announcement that a rollback has left unarmed; 0 if there is none.
+ */
 uint64
 dlock_announcement_claim(DlockTicket *ticket)
 {

@@ -42,25 +42,26 @@
 
 #define MAX_RETRY_MS	2000	/* longest pause after an error */
 #define PATIENCE_MS		1000	/* before a lock timeout is logged */
-#define LEAVE_MS		1000	/* a terminated worker writes that long, or
-								 * until the journal is not shorter by then */
-#define TWICE_MS		100		/* a signal within that is the first one's
-								 * twin */
+#define LEAVE_MS		1000	/* a terminated worker writes for so long,
+								 * and again if the journal got shorter */
+#define TWICE_MS		100		/* a second signal within this time is a
+								 * duplicate */
 #define STAY_MS			5000	/* at a shutdown, longest wait for sessions */
 #define STAY_LOOK_MS	10		/* ... between looks for them */
 #define LOOK_MS			2000	/* between looks for the extension */
-#define RETRY_START_MS	100		/* of a sender that has not come */
+#define RETRY_START_MS	100		/* of a sender that has not started */
 #define MISS_MS			10		/* between calls of is_missed() */
-#define STEP_US			5000	/* for one thing, while others may be due */
+#define STEP_US			5000	/* for one task, while others may be due */
 #define LAZY_MS			10		/* delay of a removal that no process waits
 								 * for */
-#define SOON_MS			5000	/* a lease due within that is waited for */
+#define SOON_MS			5000	/* the worker stays if a lease is due so
+								 * soon */
 #define WAY_MS			1000	/* between looks whether the database is to be
 								 * dropped, ... */
-#define SURE_MS			100		/* ... if it seems so, before the worker
-								 * goes */
-#define SURE_LOOKS		3		/* in a row: roles without the right lock it
-								 * for a moment, too */
+#define SURE_MS			100		/* ... and if it seems to be, between looks
+								 * before the worker ends */
+#define SURE_LOOKS		3		/* in a row: refused commands lock it for a
+								 * moment, too */
 #define FIRST_PAUSE_MS	100		/* after a worker that died young; then
 								 * doubled */
 #define MAX_PAUSE_MS	5000
@@ -150,8 +151,9 @@ static uint64 next_look = 0;
 
 /*
  * SIGTERM handler: write the journal first, so that locks released before a
- * shutdown are free after it.  A second signal ends the worker, but the
- * postmaster sends each twice, to the process and to its group.
+ * shutdown are free after it.  A second signal ends the worker.  The
+ * postmaster sends each signal twice, to the process and to its group, so one
+ * within TWICE_MS is ignored.
  */
 static void
 handle_terminate(SIGNAL_ARGS)
@@ -264,7 +266,7 @@ learn(void)
 static void
 begin_failed(int code)
 {
-	/* a session may have loaded, so there may be a journal by now */
+	/* a session may have loaded, so there may be a journal now */
 	pqsignal(SIGTERM, handle_terminate);
 	dlock_load_failed(my_space);
 	dlock_journal_fail(my_space, code);
@@ -474,12 +476,15 @@ have_tables_vacuumed(void)
 		pg_atomic_read_u32(&my_space->vacuum_at) ||
 		dlock_office_holder(my_space, DLOCK_VACUUM) >= 0)
 		return;
-	/* before it: reported later, the rows it removes would count as dead */
+	/*
+	 * before the vacuum: counted after it, the rows that it removes would
+	 * still count as dead
+	 */
 	(void) pgstat_report_stat(true);
 	(void) dlock_office_start(my_space, DLOCK_VACUUM);
 }
 
-/* Is there work, or a session that may bring some at any moment? */
+/* Is there work, or a session that may post work at any moment? */
 static bool
 is_wanted(void)
 {
@@ -576,12 +581,12 @@ work(void)
 	next = sooner(next, next_lazy);
 	/* late, because the log can be slow */
 	next = sooner(next, dlock_expiry_tell(my_space, false));
-	/* once more, because the journal may have told of new leases */
+	/* again, because the journal may have brought new leases */
 	next_beat = dlock_heartbeat_beat(my_space, knows_all);
 	return sooner(sooner(next, next_beat), dlock_due_next());
 }
 
-/* Pause, if that many workers before this one died young. */
+/* Pause if "deaths" workers before this one died young. */
 static void
 pause_before_work(uint32 deaths)
 {
