@@ -214,7 +214,7 @@ type heart struct {
 	interval, life time.Duration
 	deadline, due  time.Duration
 	over           bool
-	members        map[*kept]*hold // to be told: the lease, nil, and locks
+	members        map[*kept]*hold // to notify: the lease (nil) and locks
 	owed           map[request]bool
 	timer          *time.Timer
 	pulse          *pulse
@@ -286,7 +286,7 @@ func (h *heart) leave(k *kept, last bool) {
 	}
 }
 
-// owe has the heartbeat take back what a request has left.
+// owe has the heartbeat undo a request that may have been left behind.
 func (h *heart) owe(r request) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -348,7 +348,7 @@ func (p *pulse) remove(h *heart) {
 	p.wake()
 }
 
-// wake ends a rest, and counts anew how long a connection may take for its answer.
+// wake ends a rest, and restarts the time that a connection may take for its answer.
 func (p *pulse) wake() {
 	select {
 	case p.woken <- struct{}{}:
@@ -437,7 +437,7 @@ func (p *pulse) rest(pause time.Duration) []*heart {
 	return nil
 }
 
-// serve renews, and takes back what is owed. False if something is still owed.
+// serve renews, and undoes owed requests. False if a request is still owed.
 func (p *pulse) serve(due []*heart) (bool, error) {
 	if p.conn == nil {
 		mu.Lock()

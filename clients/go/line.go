@@ -43,7 +43,7 @@ func longer(a, b time.Duration) time.Duration {
 	return a
 }
 
-// pauses before asking again where there was no server: longer and longer, and varied at random
+// pauses before retries without a server: they grow, and are varied at random
 type pauses struct{ next, most time.Duration }
 
 func newPauses(most time.Duration) *pauses { return &pauses{100 * time.Millisecond, most} }

@@ -294,7 +294,7 @@ func (lease *Lease) Do(ctx context.Context, work func(context.Context) error) er
 	return within(held, work, lease.Close)
 }
 
-// within leaves also after a panic. A loss does not hide what has ended the work.
+// within leaves also after a panic. An error of the work takes precedence over a loss.
 func within(ctx context.Context, work func(context.Context) error, leave func() error) (err error) {
 	panicked := true
 	defer func() {
@@ -524,8 +524,8 @@ func (lock *Lock) acquireWithTTL(ctx context.Context) error {
 	return nil
 }
 
-// takeBack what was broken off, because it may have been done. If a lease goes on, its heartbeat does it as soon as the
-// server answers.
+// takeBack undoes an interrupted request, because the server may have executed it. If a lease continues, its heartbeat
+// undoes the request as soon as the server answers.
 func (lock *Lock) takeBack(err error) {
 	l, lease := lock.line, lock.lease
 	if lock.heart != nil {
@@ -586,7 +586,7 @@ func (lock *Lock) Unlock() error {
 		defer lock.line.close()
 		return lock.giveBack(lock.line, release, true)
 	}
-	// over the lease's connection; and if nothing comes of it, a lease that goes on does it later
+	// over the lease's connection; if that fails and the lease continues, it repeats this later
 	err := lock.lease.use(background, func(l *line) error { return lock.giveBack(l, release, false) })
 	if err != nil && !isA(err, LockLost) {
 		lock.heart.owe(request{lock.name, lock.owner})

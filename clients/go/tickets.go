@@ -11,8 +11,8 @@ import (
 // A notification that does not come, for whatever reason, is made up for after so long.
 const round = time.Minute
 
-// An Event says what has become of a ticket: granted, wanted (another one waits for it), released (by force), expired,
-// lost; or of a watched lock: held, free.
+// An Event is a change of a ticket: granted, wanted (a request waits for the lock), released (by force), expired, lost;
+// or of a watched lock: held, free.
 type Event struct {
 	Event  string `json:"event"`
 	Lock   string `json:"lock"`
@@ -63,7 +63,7 @@ func (lease *Lease) NewTickets() *Tickets {
 	return tickets
 }
 
-// Watch tells who holds a lock, now and at each change, by the events held and free.
+// Watch reports the holder of a lock, now and at each change, by the events held and free.
 func (locks *Locks) Watch(ctx context.Context, name string) (*Tickets, error) {
 	tickets := locks.NewTickets(Near(name))
 	if err := tickets.Watch(ctx, name); err != nil {
@@ -116,7 +116,7 @@ func (t *Tickets) Release(ctx context.Context, ticket int64) error {
 	})
 }
 
-// Watch adds a lock whose holder is told, now and at each change.
+// Watch adds a lock whose holder is reported, now and at each change.
 func (t *Tickets) Watch(ctx context.Context, name string) error {
 	return t.use(name, func() error {
 		_, err := t.ask(ctx, call("dlock_watch", nil, name))
@@ -227,7 +227,7 @@ func (t *Tickets) listen(ctx context.Context) (*Event, error) {
 	return &event, nil
 }
 
-// A context that has ended: take what has come, and do not wait
+// A context that has ended: take the events that have come, and do not wait
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(background)
 	cancel()
@@ -281,7 +281,7 @@ func (t *Tickets) tickets() (all []int64) {
 	return all[:len(all):len(all)]
 }
 
-// session returns the connection; if it broke, another one, to which the tickets of a lease come along.
+// session returns the connection, or a new one if it broke. Tickets of a lease stay.
 func (t *Tickets) session(ctx context.Context) (connection, error) {
 	if t.closed {
 		return nil, newError(WrongState, "55000", "the tickets are closed", nil)

@@ -474,7 +474,7 @@ dlock_attach(bool as_worker)
 		dlock_log_small_area();
 }
 
-/* Is a library of another layout waiting, with only workers attached here?  */
+/* Is a library of another layout waiting, with only workers attached here? */
 bool
 dlock_is_replaced(void)
 {

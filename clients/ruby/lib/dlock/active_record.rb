@@ -112,7 +112,7 @@ module Dlock
         @shared
       end
 
-      # What the block returns. LockLost if the lock was lost meanwhile.
+      # Returns the result of the block. LockLost if the lock was lost during it.
       def run(&block)
         WithAdvisoryLock.stack.push(self)
         during { block.call }

@@ -21,7 +21,7 @@ module Dlock
       try_acquire or raise LockTimeout.new("#{self} is not free", '55P03')
     end
 
-    # Nil, not an error, when the timeout has passed. A transaction goes on after that.
+    # Nil, not an error, when the timeout has passed. A transaction continues after that.
     def try_acquire
       turn('not held', 'asked for')
       begin
