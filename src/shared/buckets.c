@@ -11,7 +11,7 @@
  * The first buckets are in the partition, the others in segments, each as
  * large as all before it.  A backend about to need a segment allocates it
  * without a lock.  Segments never move and are never freed: they keep 8 bytes
- * for each entry that was there at one time.
+ * per entry of the largest size that the table has had.
  *
  *-------------------------------------------------------------------------
  */

@@ -24,7 +24,7 @@
 /* Announcements per transaction, and watches told in it */
 #define BATCH	1000
 
-/* When a listed name that was not due yet is due, in monotonic microseconds */
+/* When the first listed name becomes due, in monotonic microseconds */
 static uint64 next_due = DLOCK_NO_DEADLINE;
 
 /* Arrays of BATCH entries */
@@ -51,8 +51,9 @@ tell_of_turn(void *arg)
 }
 
 /*
- * Wait for our turn to notify. async.c would wait for this lock at the commit.
- * Taking it before lets us tell what came while we waited.
+ * Wait for our turn to notify. async.c would take this lock at the commit.
+ * Taking it before the messages are copied includes those that came during the
+ * wait.
  */
 static void
 wait_for_turn(void)
@@ -103,7 +104,7 @@ forget_told(void)
 	told.channels = NULL;
 }
 
-/* A channel may have been told, but a new watch may listen since. */
+/* Skip a channel that was told already, unless a session may listen since. */
 static bool
 is_to_be_told(const DlockWatcher *watcher)
 {
@@ -177,7 +178,7 @@ tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
 	return true;
 }
 
-/* Tell what fits: the first of "tellings".  Returns how many. */
+/* Tell the first names of "tellings", as many as fit.  Returns how many. */
 static int
 tell_watches(DlockSpace *space)
 {
@@ -205,7 +206,7 @@ end_tellings(DlockSpace *space, int count)
 {
 	bool		more = false;
 
-	/* backwards, so that the first is the first again */
+	/* in reverse order, so that the first name stays the first */
 	while (--count >= 0)
 	{
 		if (dlock_watch_end_telling(space, &tellings[count], true))
@@ -258,7 +259,7 @@ dlock_notify_send(DlockSpace *space)
 	next_due = DLOCK_NO_DEADLINE;
 	StartTransactionCommand();
 
-	/* this moves the tail of a full queue, as a failing NOTIFY does not */
+	/* advance the tail of a full queue, which a failing NOTIFY does not */
 	if (failed)
 	{
 		(void) OidFunctionCall0(F_PG_NOTIFICATION_QUEUE_USAGE);
@@ -266,7 +267,7 @@ dlock_notify_send(DlockSpace *space)
 	}
 	failed = true;
 
-	/* once before others wait for us, and again for later removals */
+	/* before other sessions wait for us; later removals are flushed again */
 	dlock_journal_flush_removals(space);
 	wait_for_turn();
 	sent = notify_of_tickets(space);
