@@ -134,7 +134,14 @@ class Blocking(Caller):
         except Error:
             raise
         except BaseException:
-            Blocking._stop(connection, late)
+            try:
+                Blocking._stop(connection, late)
+            except BaseException:
+                # again, as a thread whose start is interrupted does not run
+                with suppress(Exception):
+                    cancel(connection)
+                connection.close()
+                raise
             raise
 
     @staticmethod
@@ -144,24 +151,20 @@ class Blocking(Caller):
             return
         pgconn, until = connection.pgconn, time.monotonic() + OBEY
         told = False
-        try:
-            cancel(connection).join(OBEY)
-            while (left := until - time.monotonic()) > 0:
-                pgconn.consume_input()
-                while not pgconn.is_busy():
-                    if (result := pgconn.get_result()) is None:
-                        if not told:        # psycopg has read it
-                            connection.close()
-                        return
-                    told = True
-                    if (result.status == ExecStatus.TUPLES_OK
-                            and (value := result.get_value(0, 0)).isdigit()):
-                        late(int(value))
-                Blocking.readable(connection, left)
-            connection.close()
-        except BaseException:
-            connection.close()
-            raise
+        cancel(connection).join(OBEY)
+        while (left := until - time.monotonic()) > 0:
+            pgconn.consume_input()
+            while not pgconn.is_busy():
+                if (result := pgconn.get_result()) is None:
+                    if not told:        # psycopg has read it
+                        connection.close()
+                    return
+                told = True
+                if (result.status == ExecStatus.TUPLES_OK
+                        and (value := result.get_value(0, 0)).isdigit()):
+                    late(int(value))
+            Blocking.readable(connection, left)
+        connection.close()
 
     @staticmethod
     def hold(mutex: Any, seconds: float) -> bool:
