@@ -36,10 +36,7 @@ $node->safe_psql(
 	BEGIN
 		RAISE 'raised' USING ERRCODE = code;
 	END $$});
-$ENV{PGHOST} = $node->host;
-$ENV{PGPORT} = $node->port;
-$ENV{PGDATABASE} = 'postgres';
-$ENV{PGUSER} = 'app';
+name_server($node, 'app');
 $ENV{PG_TEST_TIMEOUT_DEFAULT} = $PostgreSQL::Test::Utils::timeout_default;
 
 install_javascript($dir);

@@ -38,10 +38,7 @@ copy("$tests/types.ts", "$dir/types.ts") or die $!;
 
 $node->safe_psql('postgres', 'CREATE ROLE app LOGIN');
 $ENV{ADMIN} = $node->safe_psql('postgres', 'SELECT current_user');
-$ENV{PGHOST} = $node->host;
-$ENV{PGPORT} = $node->port;
-$ENV{PGDATABASE} = 'postgres';
-$ENV{PGUSER} = 'app';
+name_server($node, 'app');
 $ENV{PG_TEST_TIMEOUT_DEFAULT} = $PostgreSQL::Test::Utils::timeout_default;
 run_program('JavaScript', 'node', "$dir/own.mjs");
 

@@ -37,10 +37,7 @@ $node->safe_psql('postgres', 'CREATE ROLE app LOGIN');
 install_packages($python, "$top/clients/python");
 $ENV{PYTHONPATH} .= ":$top/test/clients";
 $ENV{ADMIN} = $node->safe_psql('postgres', 'SELECT current_user');
-$ENV{PGHOST} = $node->host;
-$ENV{PGPORT} = $node->port;
-$ENV{PGDATABASE} = 'postgres';
-$ENV{PGUSER} = 'app';
+name_server($node, 'app');
 $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 $ENV{PG_TEST_TIMEOUT_DEFAULT} = $PostgreSQL::Test::Utils::timeout_default;
 

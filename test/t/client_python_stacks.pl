@@ -33,10 +33,7 @@ $node->safe_psql('postgres', q{
 	SELECT dlock_reserve('reserved/', current_user::regrole)});
 
 $ENV{ADMIN} = $node->safe_psql('postgres', 'SELECT current_user');
-$ENV{PGHOST} = $node->host;
-$ENV{PGPORT} = $node->port;
-$ENV{PGDATABASE} = 'postgres';
-$ENV{PGUSER} = 'app';
+name_server($node, 'app');
 $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 $ENV{PG_TEST_TIMEOUT_DEFAULT} = $PostgreSQL::Test::Utils::timeout_default;
 

@@ -39,10 +39,7 @@ $node->safe_psql(
 	CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL);
 	INSERT INTO account VALUES (7, 100);
 	GRANT ALL ON account TO app});
-$ENV{PGHOST} = $node->host;
-$ENV{PGPORT} = $node->port;
-$ENV{PGUSER} = $node->safe_psql('postgres', 'SELECT current_user');
-$ENV{PGDATABASE} = 'postgres';
+name_server($node, $node->safe_psql('postgres', 'SELECT current_user'));
 $ENV{PG_TEST_TIMEOUT_DEFAULT} = $timeout;
 run_program('gem', 'ruby', '-W1', "-I$lib", "$client/tests/run.rb");
 

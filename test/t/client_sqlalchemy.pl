@@ -23,9 +23,7 @@ my $timeout = $PostgreSQL::Test::Utils::timeout_default;
 my $node = new_server('main',
 	conf => "deadlock_timeout = '10ms'\nstatement_timeout = '${timeout}s'\n");
 
-$ENV{PGHOST} = $node->host;
-$ENV{PGPORT} = $node->port;
-$ENV{PGDATABASE} = 'postgres';
+name_server($node);
 $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 
 run_program('SQLAlchemy', $python,

@@ -26,10 +26,7 @@ my $node = new_server('main',
 $node->safe_psql('postgres', 'CREATE ROLE app LOGIN');
 $node->safe_psql('postgres',
 	q{SELECT dlock_reserve('reserved/', current_user::regrole)});
-$ENV{PGHOST} = $node->host;
-$ENV{PGPORT} = $node->port;
-$ENV{PGUSER} = $node->safe_psql('postgres', 'SELECT current_user');
-$ENV{PGDATABASE} = 'postgres';
+name_server($node, $node->safe_psql('postgres', 'SELECT current_user'));
 
 # sample($language, $before): the sample on the language's page that is marked
 # to run here, as a file, with $before in front

@@ -75,9 +75,7 @@ sub example_server
 
 	$node->safe_psql('postgres',
 		'CREATE ROLE app LOGIN; GRANT CREATE ON SCHEMA public TO app');
-	$ENV{PGHOST} = $node->host;
-	$ENV{PGPORT} = $node->port;
-	$ENV{PGDATABASE} = 'postgres';
+	name_server($node);
 	# programs name their connections themselves
 	delete $ENV{PGAPPNAME};
 	$ENV{PYTHONPATH} = "$top/clients/python";

@@ -25,7 +25,7 @@ use Test::More;
 use Time::HiRes qw(usleep);
 
 our @EXPORT = qw(new_server next_version_install start_again kill_server answers
-  poll ample fence fails_with grows session backends_gone);
+  name_server poll ample fence fails_with grows session backends_gone);
 
 # A shell makes background processes ignore these signals, and the test's
 # processes would inherit that.
@@ -141,6 +141,19 @@ sub poll
 		usleep(10_000);
 	}
 	die "timed out waiting: $what";
+}
+
+# name_server($node, $user): programs find the server by the environment, and
+# connect as this user, if one is given.
+sub name_server
+{
+	my ($node, $user) = @_;
+
+	$ENV{PGHOST} = $node->host;
+	$ENV{PGPORT} = $node->port;
+	$ENV{PGDATABASE} = 'postgres';
+	$ENV{PGUSER} = $user if defined $user;
+	return;
 }
 
 # ample($seconds): this number, or more if PG_TEST_TIMEOUT_DEFAULT says that
