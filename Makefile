@@ -5,6 +5,7 @@
 #   make installcheck       run the installed version's tests, each kind on a
 #                           private server of its own; not as root
 #   test/run                all of this with one command, on a bare machine
+#   make dist               the last commit as a source archive for PGXN
 
 EXTENSION = dlock
 MODULE_big = dlock
@@ -352,7 +353,15 @@ uninstall-bin:
 	rm -f '$(DESTDIR)$(bindir)/dlock' '$(DESTDIR)$(mandir)/man1/dlock.1' \
 		'$(DESTDIR)$(completionsdir)/dlock'
 
-.PHONY: install-bin uninstall-bin
+# PGXN names an archive and its directory after the version.  .gitattributes
+# lists the files that are not in the archive.
+release = $(shell sed -n 's/^   "version": "\(.*\)",$$/\1/p' $(source)META.json)
+
+dist:
+	git -C '$(source)' archive --prefix=dlock-$(release)/ \
+		--output='$(CURDIR)/dlock-$(release).zip' HEAD
+
+.PHONY: dist install-bin uninstall-bin
 
 # The compiler says which headers an object needs; bitcode needs all of them, as
 # nobody says.  Both need the version, which the control file has.

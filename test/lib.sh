@@ -527,7 +527,7 @@ cache()
 # The tree as an archive, without objects that may be built for another server
 pack_tree()
 {
-	tar -C "$top" --exclude-vcs --exclude='./tmp_*' \
+	tar -C "$top" --exclude-vcs --exclude='./tmp_*' --exclude='./dlock-*.zip' \
 		--exclude='*.o' --exclude='*.d' --exclude='*.bc' --exclude='*.so' \
 		--exclude=./src/bin/dlock -cf - .
 }
@@ -633,9 +633,14 @@ compile()
 
 # build_changed DIR: only the files changed since the last time.  The objects are
 # kept in DIR for the next time, by server, compiler and options
+#
+# A changed file may be older than its object, for example in an archive or on
+# another branch.  So the sums of the sources are kept with the objects, and a file
+# has changed if its sum has.
 build_changed()
 {
 	local kept new
+	local sources='find src dlock.control -name "*.[ch]" -o -name "*.control"'
 
 	kept=$1/$({
 		"$pg_config"
@@ -643,14 +648,21 @@ build_changed()
 		printf '%s\n' "${make[@]}" "${COPT-}"
 		cat Makefile
 	} | sha256sum | cut -c 1-16).tar
-	if [ -r "$kept" ]; then as_user tar -xf - <"$kept"; fi
+	if [ -r "$kept" ]; then
+		as_user sh -c "$sources | xargs touch -d @0"
+		as_user tar -xf - <"$kept"
+		as_user sh -c 'sha256sum -c --quiet sums 2>/dev/null |
+			sed "s/: FAILED.*//" | xargs -r touch -c'
+	fi
+	as_user sh -c "$sources | xargs sha256sum >sums"
 	build "$compiler" || return
 
 	# complete, or not at all; if the objects cannot be kept, that is no failure
 	if mkdir -p "$1" 2>/dev/null && new=$(mktemp "$kept.XXXXXX" 2>/dev/null); then
 		find . -path './src/*.[od]' -o -path './src/*.bc' -o -path './*.so' -o \
-			-path ./src/bin/dlock |
+			-path ./src/bin/dlock -o -path ./sums |
 			tar -cf "$new" -T -
 		mv "$new" "$kept"
+		find "$1" -name '*.tar' -mtime +7 -delete
 	fi
 }
