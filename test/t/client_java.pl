@@ -123,6 +123,16 @@ $node->safe_psql(
 		PERFORM pg_advisory_xact_lock_shared(18);
 		RETURN public.dlock_renew(id, ttl);
 	END $$;
+	CREATE SEQUENCE slow.granted;
+	CREATE FUNCTION slow.dlock_lease_acquire_all(
+		names text[], lease bigint, timeout interval) RETURNS bigint[]
+	LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM nextval('slow.granted')
+		FROM unnest(public.dlock_lease_acquire_all(names, lease, timeout));
+		RAISE 'no quorum' USING ERRCODE = '58030';
+	END $$;
+	GRANT USAGE ON SEQUENCE slow.granted TO app;
 	GRANT USAGE ON SCHEMA slow TO app});
 run_program('client', @pool, 'More');
 add_classes(\@modules,

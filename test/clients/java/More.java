@@ -1,3 +1,4 @@
+import java.lang.reflect.Proxy;
 import java.sql.Connection;
 import java.sql.DriverManager;
 import java.sql.SQLException;
@@ -5,8 +6,10 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
+import javax.sql.DataSource;
 import org.dlock.DlockException;
 import org.dlock.Lease;
 import org.dlock.Lock;
@@ -204,6 +207,56 @@ final class More extends Stack {
         }
     }
 
+    /** So are several names whose grant was answered by an error. */
+    static void severalInDoubt() throws Exception {
+        Locks doubtful = new Locks(MAIN + "&currentSchema=slow,public");
+        try (Lease lease = doubtful.lease(LONG).open()) {
+            fails(DlockException.QuorumLate.class, lease.lock("a", "b")::acquire);
+            same(admin("SELECT count(*) FROM dlock_locks"), 0L);
+            same(admin("SELECT last_value FROM slow.granted"), 2L);
+        }
+    }
+
+    /** A source whose connections are all in use: it waits until it is interrupted. */
+    static DataSource exhausted(CountDownLatch asked) {
+        return (DataSource) Proxy.newProxyInstance(More.class.getClassLoader(), new Class<?>[] {DataSource.class},
+                (proxy, method, arguments) -> {
+                    if (!method.getName().equals("getConnection"))
+                        return method.getName().equals("hashCode") ? (Object) 17 : (Object) (proxy == arguments[0]);
+                    asked.countDown();
+                    try {
+                        new CountDownLatch(1).await();
+                        throw new AssertionError();
+                    } catch (InterruptedException error) {
+                        Thread.currentThread().interrupt();
+                        throw new SQLException("interrupted", error);
+                    }
+                });
+    }
+
+    /** cancel() ends the wait for a connection, too, and leaves no interrupt behind; an interrupt stays. */
+    static void waitsForPool() throws Exception {
+        for (boolean interrupts : new boolean[] {false, true}) {
+            CountDownLatch asked = new CountDownLatch(1);
+            Lock lock = new Locks(exhausted(asked)).lock("plain");
+            Thread[] thread = new Thread[1];
+            FutureTask<Void> waiting = aside(() -> {
+                thread[0] = Thread.currentThread();
+                try {
+                    lock.acquire();
+                } finally {
+                    same(Thread.interrupted(), interrupts);
+                }
+            });
+            same(asked.await(TIMEOUT, TimeUnit.SECONDS), true);
+            if (interrupts)
+                thread[0].interrupt();
+            else
+                result(aside(lock::cancel));
+            fails(DlockException.Cancelled.class, () -> result(waiting));
+        }
+    }
+
     static void guards() throws Exception {
         try (Lock lock = locks.lock("guarded").ttl(LONG).acquire();
                 Connection db = DriverManager.getConnection(MAIN)) {
@@ -282,20 +335,21 @@ final class More extends Stack {
     static void threads() throws Exception {
         for (Lock under : List.of(locks.lock("plain"), locks.lock("plain").ttl(LONG))) {
             ThreadLock lock = new ThreadLock(under);
-            fails(IllegalMonitorStateException.class, lock::unlock);
+            notMine(lock);
             lock.lock();
             lock.lock();
             same(lock.isHeldByCurrentThread(), true);
             result(aside(() -> {
+                same(lock.isHeldByCurrentThread(), false);
                 same(lock.tryLock(), false);
                 same(lock.tryLock(1, TimeUnit.MILLISECONDS), false);
-                fails(IllegalMonitorStateException.class, lock::unlock);
+                notMine(lock);
             }));
             lock.unlock();
             same(isFree("plain"), false);
             lock.unlock();
             same(isFree("plain"), true);
-            fails(IllegalMonitorStateException.class, lock::unlock);
+            notMine(lock);
 
             // one of another process
             try (Connection holder = holder("plain")) {
@@ -335,6 +389,12 @@ final class More extends Stack {
         }
         fails(IllegalArgumentException.class, () -> new ThreadLock(locks.lock("plain").shared()));
         fails(UnsupportedOperationException.class, new ThreadLock(locks.lock("plain"))::newCondition);
+    }
+
+    /** The error names the lock. */
+    static void notMine(ThreadLock lock) throws Exception {
+        IllegalMonitorStateException error = fails(IllegalMonitorStateException.class, lock::unlock);
+        same(String.valueOf(error.getMessage()).contains("lock \"plain\""), true);
     }
 
     /** Does it wait with the same ticket until the holder releases? */
@@ -401,6 +461,8 @@ final class More extends Stack {
         test("isHeld asks the server", More::isHeld);
         test("several names: all or none, in each scope", More::several);
         test("several names: a wait is taken back", More::severalCancelled);
+        test("several names: a grant in doubt is taken back", More::severalInDoubt);
+        test("a wait for a pool can be cancelled, and interrupted", More::waitsForPool);
         test("a guard over a connection, and whatever executes SQL", More::guards);
         test("transaction scope over whatever executes SQL", More::throughSql);
         test("resize", More::resize);
