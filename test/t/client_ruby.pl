@@ -1,9 +1,9 @@
-# The Ruby gem, built and installed, has locks on connections of pg, and
+# The Ruby gem, built and installed, passes clients/scenarios.md, and has
 # with_advisory_lock for ActiveRecord.  The sample of docs/ruby.md works.
 #
-# What would break it: an answer from the query cache; a lock that stays after
-# an exception, in a failed transaction or in the pool; a request that stays in
-# the queue; an error that is not told apart; a gem that lacks a file.
+# What would break it: the faults in the table; an answer from the query cache;
+# a lock that stays in a failed transaction or in the pool; a gem that lacks a
+# file.
 
 use strict;
 use warnings FATAL => 'all';
@@ -11,6 +11,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use Dlock::Program;
+use Dlock::Scenarios;
 use Dlock::Test;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -29,32 +30,36 @@ system_or_bail('gem', 'install', '-q', '--local', '--ignore-dependencies',
 	'--no-document', '-i', "$dir/gems", "$dir/dlock.gem");
 
 my ($lib) = glob("$dir/gems/gems/dlock-*/lib");
-my $timeout = $PostgreSQL::Test::Utils::timeout_default;
-my $node = new_server('main', conf => "deadlock_timeout = '10ms'\n");
+my $node = start_servers();
 
 $node->safe_psql(
 	'postgres', q{
-	CREATE ROLE app LOGIN;
-	SELECT dlock_reserve('reserved/', current_user::regrole);
 	CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL);
 	INSERT INTO account VALUES (7, 100);
 	GRANT ALL ON account TO app});
-name_server($node, $node->safe_psql('postgres', 'SELECT current_user'));
-$ENV{PG_TEST_TIMEOUT_DEFAULT} = $timeout;
-run_program('gem', 'ruby', '-W1', "-I$lib", "$client/tests/run.rb");
-
-# The sample of the page prints what its comments say.
-my ($sample) = slurp_file("$FindBin::RealBin/../../docs/ruby.md") =~
-  /client_ruby\.pl runs it[^>]*-->\n```ruby\n(.*?)^```$/ms
-  or die 'docs/ruby.md has no sample';
-my @expected = $sample =~ /puts .*\s{2,}# (.*)/g;
-
-append_to_file("$dir/sample.rb", $sample);
-my ($out, $err) = run_command([ 'ruby', "-I$lib", "$dir/sample.rb" ]);
-
-is($out, join("\n", @expected), 'the sample prints what it says')
-  or diag($err);
-is($node->safe_psql('postgres', 'SELECT balance FROM account'),
-	'90', 'and has paid');
-$node->stop;
+run_own();
+run_scenarios('ruby', 'ruby', '-W1', "-I$lib", "$client/tests/scenarios.rb");
 done_testing();
+
+# What the table does not have, and the sample of the page, which prints what
+# its comments say
+sub run_own
+{
+	my ($sample) = slurp_file("$FindBin::RealBin/../../docs/ruby.md") =~
+	  /client_ruby\.pl runs it[^>]*-->\n```ruby\n(.*?)^```$/ms
+	  or die 'docs/ruby.md has no sample';
+	my @expected = $sample =~ /puts .*\s{2,}# (.*)/g;
+
+	local @ENV{qw(PGHOST PGPORT PGDATABASE PGUSER)} =
+	  @ENV{qw(PGHOST PGPORT PGDATABASE PGUSER)};
+	name_server($node, $node->safe_psql('postgres', 'SELECT current_user'));
+	run_program('gem', 'ruby', '-W1', "-I$lib", "$client/tests/run.rb");
+	append_to_file("$dir/sample.rb", $sample);
+	my ($out, $err) = run_command([ 'ruby', "-I$lib", "$dir/sample.rb" ]);
+
+	is($out, join("\n", @expected), 'the sample prints what it says')
+	  or diag($err);
+	is($node->safe_psql('postgres', 'SELECT balance FROM account'),
+		'90', 'and has paid');
+	return;
+}

@@ -1,15 +1,14 @@
 # frozen_string_literal: true
 
 module Dlock
-  # What executes SQL: a PG::Connection, or a connection of ActiveRecord
+  # What executes SQL for the program: a PG::Connection, or a connection of ActiveRecord. Its statements have no bound.
   class Database
-    # A cancelled statement has so many seconds to end. Then its connection is closed.
-    OBEY = 1
-
     def self.for(source)
       return source if source.is_a?(Database)
+      return Database.new(source) if source.respond_to?(:exec_params)
+      return RecordDatabase.new(source) if source.respond_to?(:select_value)
 
-      source.respond_to?(:exec_params) ? Database.new(source) : RecordDatabase.new(source)
+      raise BadArgument.new("no locks on a #{source.class}", '22023')
     end
 
     def initialize(connection)
@@ -18,11 +17,46 @@ module Dlock
 
     # The value of SELECT function(...). The server chooses options that are nil.
     def call(function, *values, **options)
-      Dlock.translated { execute(*statement(function, values, options.compact)) }
+      statement = Wire.call(function, *values, **options)
+      Task.run(stops: false) { Wire.ask(@connection, statement, FOREVER).first }
     end
 
-    # The same for a request that may be broken off from outside: by Timeout, which throws, or by Thread#kill. Then the
-    # server cancels the request, too, and a lock that came all the same is released.
+    # The same for a request that may be broken off from outside. Then the server cancels the request, too, and a lock
+    # that came all the same is released.
+    def request(function, *values, **options)
+      statement = Wire.call(function, *values, **options)
+      Task.run(method(:release)) do
+        Wire.ask(@connection, statement, FOREVER).first
+      rescue Stop => e
+        clear(e.answer)
+        raise
+      end
+    end
+
+    private
+
+    # After a request that was broken off
+    def clear(answer)
+      Wire.idle?(raw) ? release(answer&.first) : raw.finish
+    end
+
+    def release(ticket)
+      Wire.ask(raw, Wire.call('dlock_release_ticket', ticket), Dlock.now + UNDO) if ticket.is_a?(Integer)
+    rescue Error
+      nil # its connection is gone
+    end
+
+    def raw
+      @connection
+    end
+  end
+
+  # Over ActiveRecord. Nothing comes from its query cache.
+  class RecordDatabase < Database
+    def call(function, *values, **options)
+      Dlock.translated { execute(*Wire.call(function, *values, **options)) }
+    end
+
     def request(function, *values, **options)
       answered = false
       value = call(function, *values, **options)
@@ -32,49 +66,9 @@ module Dlock
       answered = true
       raise
     ensure
-      abandon(raw) unless answered
+      Task.run(stops: false) { clear(Wire.obey(raw)) } unless answered
     end
 
-    private
-
-    def raw
-      @connection
-    end
-
-    def statement(function, values, options)
-      places = values.each_index.map { |n| "$#{n + 1}" }
-      options.each_key.with_index(values.size + 1) { |key, n| places << "#{key} => $#{n}" }
-      ["SELECT #{function}(#{places.join(', ')})", values + options.values]
-    end
-
-    def execute(sql, values)
-      decode(@connection.exec_params(sql, values.map { |value| value&.to_s }))
-    end
-
-    def decode(result)
-      return if result.ntuples.zero? || result.getisnull(0, 0)
-
-      text = result.getvalue(0, 0)
-      case result.ftype(0)
-      when 16 then text.to_s.start_with?('t')
-      when 20, 23 then Integer(text)
-      else text
-      end
-    end
-
-    def abandon(connection)
-      connection.cancel
-      return connection.finish unless connection.block(OBEY)
-
-      ticket = connection.get_last_result&.then { |result| decode(result) }
-      call('dlock_release_ticket', ticket) if ticket.is_a?(Integer)
-    rescue PG::Error, Error
-      # the request is cancelled, or its connection is gone
-    end
-  end
-
-  # Over ActiveRecord. Nothing comes from its query cache.
-  class RecordDatabase < Database
     private
 
     def raw

@@ -1,79 +1,81 @@
 # frozen_string_literal: true
 
+require 'securerandom'
+
 module Dlock
-  # A lock in session scope, or in transaction scope, on a connection of the program's
-  class Lock
+  # A lock, for one thread at a time. Of a connection of the program's: in session or in transaction scope. Of Locks: in
+  # session scope, on a connection of its own, or with a ttl in lease scope. Of a Lease: in lease scope.
+  class Lock < Kept
     attr_reader :name, :fence
 
-    # timeout in seconds: nil waits without limit, 0 only tries
-    def initialize(source, name, transaction: false, timeout: nil, shared: nil, slots: nil, permits: nil, info: nil)
-      @database = Database.for(source)
+    # Times are in seconds. A timeout of nil waits without limit, and 0 only tries. In lease scope, a request of the
+    # same owner, such as the number of a job, gets the earlier lock. The interval is the time between renewals.
+    def initialize(source, name, transaction: false, timeout: nil, shared: nil, slots: nil, permits: nil, info: nil,
+                   ttl: nil, interval: nil, owner: nil)
       @name = name
       @transaction = transaction
       @timeout = timeout
       @options = { shared: shared, slots: slots, permits: permits, info: info }
-      @guard = Mutex.new
-      @state = 'not held'
+      @ttl = ttl
+      @interval = interval || (ttl && ttl / 3.0)
+      @owner = owner
+      super(connect(source))
+      raise BadArgument.new('there is no such ttl or interval', '22023') if
+        ttl && (!@line || @lease || @interval <= 0 || @interval >= ttl)
+      raise BadArgument.new('no owner without a lease', '22023') if owner && !lease?
     end
 
     # Waits for its turn. LockTimeout when the timeout has passed.
     def acquire
-      try_acquire or raise LockTimeout.new("#{self} is not free", '55P03')
+      take(Object.new)
+      self
     end
 
     # Nil, not an error, when the timeout has passed. A transaction continues after that.
     def try_acquire
-      turn('not held', 'asked for')
-      begin
-        @fence = @database.request(function, @name, timeout: Seconds.of(@timeout), **@options)
-      ensure
-        @state = @fence ? 'held' : 'not held'
-      end
-      @fence && self
+      acquire
+    rescue LockTimeout
+      nil
     end
 
     # Raises LockLost if the lock was lost. A lock in transaction scope ends with its transaction.
     def release
       turn('held', 'being released')
-      begin
-        return if @transaction
+      return release_here if @database
 
-        released = begin
-          @database.call('dlock_release_ticket', @fence)
-        rescue ConnectionLost => e
-          raise LockLost.new("#{self} was lost: #{e.message}", '55L01')
-        end
-        raise LockLost.new("#{self} was lost", '55L01') unless released
+      Task.run(stops: false) do
+        let_go
       ensure
-        @state = 'not held'
+        end_hold
+        observe('held', @since)
         @fence = nil
       end
+      nil
     end
 
     # Acquires the lock, yields it, and releases it. A loss does not hide the exception that has ended the block.
     def synchronize
-      acquire
-      during { yield self }
+      mine = Object.new
+      leaving(-> { release if @mine.equal?(mine) && held? }) do
+        take(mine)
+        yield self
+      end
     end
 
-    def held?
-      @state == 'held'
-    end
-
-    # The transaction of the connection commits only while the lock holds.
-    def guard
-      @database.call('dlock_guard', @name, @fence)
+    # The transaction of a connection commits only while the lock holds.
+    def guard(connection = @database)
+      Database.for(connection).call('dlock_guard', @name, @fence)
       nil
     end
 
     # For others to read
     def info=(info)
-      @database.call('dlock_set_info', @fence, info)
+      confirm('dlock_set_info', info)
     end
 
     # From exclusive to shared
     def downgrade
-      @database.call('dlock_downgrade', @fence)
+      confirm('dlock_downgrade')
     end
 
     def to_s
@@ -82,29 +84,215 @@ module Dlock
 
     private
 
-    def during
-      completed = false
-      result = yield
-      completed = true
-      result
+    def connect(source)
+      case source
+      when Locks
+        @line = source.line(@name)
+        source.observer
+      when Lease
+        @lease = source
+        @line = source.new_line
+        source.locks.observer
+      else
+        @database = Database.for(source)
+        nil
+      end
+    end
+
+    # The end of a session is known without asking.
+    def look
+      super
+      return unless @state == 'held' && @line && !lease? && @line.broken?
+
+      lose('its connection is gone') if @state == 'held'
+    end
+
+    def lease?
+      @lease || @ttl
+    end
+
+    def during(&block)
+      leaving(-> { release if held? }, &block)
+    end
+
+    def take(mine)
+      turn('not held', 'asked for')
+      begin_wait
+      @mine = mine
+      return take_here if @database
+
+      Task.run(->(_) { withdraw(nil) }) do
+        @until = @timeout ? Dlock.now + @timeout : FOREVER
+        @line.checks = @timeout != 0
+        request
+        begin_hold
+      rescue Exception => e # rubocop:disable Lint/RescueException
+        observe('failed', @since, e)
+        withdraw(e)
+        raise
+      end
+    end
+
+    # On the program's connection
+    def take_here
+      @fence = nil
+      @fence = @database.request("dlock_#{'try_' if @timeout}#{'xact_' if @transaction}acquire", @name,
+                                 timeout: Seconds.of(@timeout), **@options)
+      raise LockTimeout.new("#{self} is not free", '55P03') unless @fence
+
+      begin_hold
     ensure
+      @state = 'not held' unless @fence
+    end
+
+    def release_here
+      return if @transaction
+
+      released = begin
+        @database.call('dlock_release_ticket', @fence)
+      rescue ConnectionLost => e
+        lose(e.message)
+      end
+      lose('the server has ended its ticket') unless released
+      raise LockLost.new(@loss, '55L01') if @loss
+    ensure
+      end_hold
+      @fence = nil
+    end
+
+    def request
+      @fence = nil
+      @doubt = false
+      return ask('dlock_acquire') unless lease?
+
+      @asked = @owner || SecureRandom.uuid
+      @lease ? request_of_lease : request_with_ttl
+      @line.close # a wait needs one, a lock does not
+      @line.checks = false
+    end
+
+    # With the time that is left, if it is asked again
+    def statement(function, till, values)
+      timeout = Seconds.of(till - Dlock.now) if till < FOREVER
+      Wire.call(function, @name, *values, timeout: timeout, owner: (@asked if lease?), **@options)
+    end
+
+    def ask(function, *values)
+      @fence = @line.ask(till: @until + GRACE, limit: FOREVER) { statement(function, @until, values) }.first
+    end
+
+    # Over the lease's connection, if there is no need to wait
+    def request_of_lease
+      @lease.may_ask(@name, @asked)
       begin
-        release if held?
+        @lease.use do |line|
+          @fence = line.ask { statement('dlock_lease_acquire', 0, [@lease.id]) }.first
+        ensure
+          @doubt = line.doubt
+        end
+      rescue LockTimeout
+        raise if @timeout == 0
+
+        ask('dlock_lease_acquire', @lease.id)
+      end
+      Dlock.guarded { (@heart = @lease.heart)&.join(self, @name, @fence) }
+      @lease.check
+    end
+
+    # The wait may have been long: after a renewal the deadline is known. A repeated request keeps its earlier ttl.
+    def request_with_ttl
+      ask('dlock_ttl_acquire', Seconds.of(@ttl))
+      renewal = if @owner
+                  ['SELECT dlock_renew(lease), extract(epoch FROM ttl)::float8 FROM dlock_leases WHERE lease = $1',
+                   [@fence]]
+                else
+                  ['SELECT dlock_renew($1), $2::float8', [@fence, @ttl]]
+                end
+      renewed, ttl = @line.ask(renewal, till: [Dlock.now + @ttl, @until + GRACE].min, limit: @interval)
+      raise LockLost.new("#{self} was lost: the server has ended its lease at once", '55L01') unless renewed
+
+      ttl = [ttl, @ttl].min
+      @heart = Heart.new(@line.source, self, @fence, @line.sent, ttl, @interval * ttl / @ttl)
+    end
+
+    # Undoes an interrupted request, because the server may have executed it. If a lease continues, its heartbeat undoes
+    # the request as soon as the server answers.
+    def withdraw(error)
+      Stop.over
+      refused = error.is_a?(Error) && !error.is_a?(QuorumLate) && !error.is_a?(Cancelled) &&
+                @fence.nil? && !@line.doubt && !@doubt
+      heart = @heart
+      Dlock.guarded { heart.leave(self, @lease.nil?) } if heart
+      @line.drop
+      take_back if lease? && @asked && !refused
+    ensure
+      @line.drop
+      end_hold
+      @fence = @asked = nil
+    end
+
+    def take_back
+      till = Dlock.now + UNDO
+      pause = Dlock.pauses
+      @line.checks = false
+      while @line.ask([Pulse::TAKE_BACK, [@name, @asked]], till: till).first == false
+        raise ConnectionLost, 'its session continues to wait' if Dlock.now >= till
+
+        sleep(pause.call)
+      end
+    rescue Error
+      @lease&.owe(@name, @asked) # else it expires
+    end
+
+    def let_go
+      release = Wire.call('dlock_release_ticket', @fence)
+      return let_session_go(release) unless lease?
+      return give_back(@line, release, true) unless @lease
+
+      # over the lease's connection; if that fails and the lease continues, it repeats this later
+      begin
+        @lease.use { |line| give_back(line, release, false) }
+      rescue LockLost
+        raise
       rescue Error
-        raise if completed
+        @lease.owe(@name, @asked)
+        raise
       end
+    ensure
+      @line.close
     end
 
-    def function
-      "dlock_#{'try_' if @timeout}#{'xact_' if @transaction}acquire"
+    def let_session_go(release)
+      begin
+        released = @line.ask_once(release, Dlock.now + GRACE).first
+        lose('the server has ended its ticket') unless released
+      rescue ConnectionLost => e
+        lose("its connection is gone: #{e.message}")
+      end
+      @line.drop if @loss
+      raise LockLost.new(@loss, '55L01') if @loss
     end
 
-    def turn(before, after)
-      @guard.synchronize do
-        raise WrongState.new("#{self} is #{@state}", '55000') unless @state == before
+    # Sends a call whose false says that the lock is lost.
+    def confirm(function, *values)
+      check
+      statement = Wire.call(function, @fence, *values)
+      kept = if @database
+               @database.call(function, @fence, *values)
+             elsif @lease
+               Task.run(stops: false) { @lease.use { |line| line.ask(statement, till: deadline).first } }
+             else
+               Task.run(stops: false) { confirm_here(statement) }
+             end
+      lose('the server has ended it') unless kept
+      check
+      kept
+    end
 
-        @state = after
-      end
+    def confirm_here(statement)
+      lease? ? @line.ask(statement, till: deadline).first : @line.ask_once(statement, Dlock.now + GRACE).first
+    ensure
+      @line.close if lease?
     end
   end
 

@@ -1,0 +1,366 @@
+# frozen_string_literal: true
+
+module Dlock
+  # Protects everything in this file, for which nothing waits long: no input or output happens under it
+  GUARD = Mutex.new
+  MOVED = ConditionVariable.new
+
+  # For the program's threads, which an exception may break off anywhere else
+  def self.guarded(&work)
+    Thread.handle_interrupt(Object => :never) { GUARD.synchronize(&work) }
+  end
+
+  # What the observer of Locks is told: waited for a lock that was acquired, or failed to acquire; held until the
+  # release, or until it was lost
+  Observation = Struct.new(:what, :name, :seconds, :error)
+
+  # What is held, and may be lost: a lock, a lease
+  class Kept
+    def initialize(observer = nil)
+      @observer = observer
+      @state = 'not held'
+      @callbacks = []
+    end
+
+    def held?
+      look
+      @state == 'held'
+    end
+
+    # Looks at the clock, too. Once true, it stays true.
+    def lost?
+      look
+      !@loss.nil?
+    end
+
+    # Raises LockLost, or WrongState if it is not held. It sends nothing.
+    def check
+      raise LockLost.new(@loss, '55L01') if lost?
+      raise WrongState.new("#{self} is #{@state}", '55000') unless @state == 'held'
+    end
+
+    # The time of Dlock.now until which the program may work without an answer from the server
+    def deadline
+      @heart&.deadline || FOREVER
+    end
+
+    # Calls the block once with the lock or lease, in a thread of its own; at once, if it is lost already.
+    def on_lost(&callback)
+      look
+      Dlock.guarded { @loss ? tell(callback) : @callbacks << callback }
+      self
+    end
+
+    # Caller holds GUARD.
+    def set_lost(why)
+      return if @loss
+
+      @loss = "#{self} was lost: #{why}"
+      observe('lost', @since)
+      tell(@callbacks.shift) until @callbacks.empty?
+    end
+
+    def lose(why)
+      Dlock.guarded { set_lost(why) }
+    end
+
+    private
+
+    def look
+      heart = @heart
+      if heart&.over && !@loss
+        Dlock.guarded { set_lost(heart.over) if @heart.equal?(heart) }
+      elsif @state == 'held' && @pid != Process.pid
+        @state = 'not held'
+        @heart = nil
+        @loss ||= "#{self} is the parent process's"
+      end
+    end
+
+    def turn(before, after)
+      look
+      Dlock.guarded do
+        raise WrongState.new("#{self} is #{@state}", '55000') unless @state == before
+
+        @state = after
+      end
+    end
+
+    def begin_wait
+      Dlock.guarded do
+        @heart = @loss = nil
+        @callbacks.clear
+        @since = Dlock.now
+      end
+    end
+
+    def begin_hold
+      observe('waited', @since)
+      Dlock.guarded do
+        @pid = Process.pid
+        @since = Dlock.now
+        @state = 'held'
+      end
+    end
+
+    def end_hold
+      Dlock.guarded do
+        @heart = nil
+        @state = 'not held'
+      end
+    end
+
+    # Gives back what the heart keeps, as long as that is ours. LockLost if it was not.
+    def give_back(line, statement, last)
+      heart = @heart
+      gone = lost?
+      till = deadline
+      Dlock.guarded do
+        heart.leave(self, last)
+        @heart = nil
+      end
+      unless gone
+        begin
+          answer = line.ask(statement, till: till).first
+          lose('the server has ended it') if !answer && !line.doubt
+        rescue ConnectionLost, NotPrimary => e
+          raise if Dlock.now < till
+
+          lose("there is no connection: #{e.message}")
+        end
+      end
+      raise LockLost.new(@loss, '55L01') if @loss
+    end
+
+    # Yields, and releases by the block. A loss does not hide the exception that has ended the work.
+    def leaving(leave)
+      completed = false
+      result = yield
+      completed = true
+      result
+    ensure
+      begin
+        leave.call
+      rescue Error
+        raise if completed
+      end
+    end
+
+    def tell(callback)
+      Task.thread do
+        callback.call(self)
+      rescue Exception => e # rubocop:disable Lint/RescueException
+        warn "dlock: callback of #{self}: #{e.full_message(highlight: false)}"
+      end
+    end
+
+    def observe(what, since, error = nil)
+      return unless @observer
+
+      seen = Observation.new(what, to_s, Dlock.now - since, error)
+      Task.thread do
+        @observer.call(seen)
+      rescue StandardError => e
+        warn "dlock: observer: #{e.full_message(highlight: false)}"
+      end
+    end
+  end
+
+  # The heart of a lease. One thread watches the deadlines of all, and waits for nothing else.
+  class Heart
+    MARGIN = 0.01
+
+    attr_reader :id, :interval, :deadline, :members, :owed
+    attr_accessor :due
+
+    @all = {}.compare_by_identity
+
+    class << self
+      attr_reader :all
+
+      # Caller holds GUARD.
+      def watch
+        @watcher = Task.thread { GUARD.synchronize { look_at_all } } unless @watcher&.alive?
+        MOVED.broadcast
+      end
+
+      def forked
+        @all.clear
+        Pulse.all.clear
+        @watcher = nil
+      end
+
+      private
+
+      def look_at_all
+        loop do
+          @all.keys.each(&:look)
+          next_one = @all.each_key.map(&:deadline).min || FOREVER
+          MOVED.wait(GUARD, (next_one - Dlock.now).clamp(0.001, GLANCE))
+        end
+      end
+    end
+
+    def initialize(source, kept, id, sent, ttl, interval)
+      @id = id
+      @interval = interval
+      @life = ttl * (1 - MARGIN)
+      @deadline = sent + @life
+      @due = Dlock.now + interval
+      @members = { kept => nil }.compare_by_identity
+      @owed = {}
+      Dlock.guarded do
+        Heart.all[self] = true
+        @pulse = Pulse.all[source.key] ||= Pulse.new(source)
+        @pulse.hearts[self] = true
+        Heart.watch
+      end
+    end
+
+    # Why it is over. It looks at the clock, because a stopped process may ask before its watcher does.
+    def over
+      @over ||= ('its deadline has passed' if Dlock.now >= @deadline)
+    end
+
+    # Caller holds GUARD, as for all that follows.
+    def look
+      finish(over) if over
+    end
+
+    def finish(why)
+      @over ||= why
+      return unless Heart.all.delete(self)
+
+      @pulse.hearts.delete(self)
+      MOVED.broadcast
+      @members.each_key { |kept| kept.set_lost(@over) }
+    end
+
+    def join(kept, name, fence)
+      @members[kept] = [name, fence]
+    end
+
+    # Tells it nothing more. The last one ends the lease, and with it all locks that are still on it.
+    def leave(kept, last)
+      @members.delete(kept)
+      finish('its lease is closed') if last
+    end
+
+    # Has the heartbeat undo a request that may have been left behind.
+    def owe(name, owner)
+      @owed[[name, owner]] = true
+      MOVED.broadcast
+    end
+
+    def renewed(sent, tickets, gone, asked)
+      return if over
+      return finish('the server has ended its lease') unless tickets
+
+      @deadline = [@deadline, sent + @life].max
+      asked.each do |kept, hold|
+        kept.set_lost('the server has ended its ticket') if hold && gone[hold[1]] && @members[kept].equal?(hold)
+      end
+    end
+  end
+
+  # Renews all leases on one server, over one connection.
+  class Pulse
+    RENEW = 'SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS leases (id))::text,' \
+            ' array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)' \
+            ' WHERE NOT dlock_check(name, fence))::text'
+
+    # Releases what a request of this owner may have left. False if the request's session has not yet heard that the
+    # request is over, and still waits.
+    TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)' \
+                " WHERE owner = $2 AND scope = 'lease' AND role = current_user"
+
+    @all = {}
+
+    class << self
+      attr_reader :all
+    end
+
+    attr_reader :hearts
+
+    def initialize(source)
+      @source = source
+      @hearts = {}.compare_by_identity
+      @line = Line.new(source, 0, 'dlock heartbeat')
+      Task.thread { beat }
+    end
+
+    private
+
+    def beat
+      waits = Dlock.pauses
+      pause = 0
+      while (due = rest(pause))
+        begin
+          settled = serve(due)
+          waits = Dlock.pauses if settled
+          pause = settled ? 0 : waits.call
+        rescue StandardError => e # which says nothing: ask again
+          @line.drop unless e.is_a?(QuorumLate)
+          pause = waits.call
+        end
+      end
+    ensure
+      @line.close
+    end
+
+    # The leases that are due now, or soon. Nil when all are over.
+    def rest(pause)
+      GUARD.synchronize do
+        earliest = Dlock.now + [pause, shortest / 2].min
+        until @hearts.empty?
+          now = Dlock.now
+          at = @hearts.each_key.to_h { |heart| [heart, heart.owed.empty? ? heart.due : now] }
+          soonest = [at.values.min, earliest].max
+          return at.select { |heart, due| due <= now + heart.interval / 4 }.keys if soonest <= now
+
+          MOVED.wait(GUARD, [soonest - now, GLANCE].min)
+        end
+        Pulse.all.delete(@source.key) if Pulse.all[@source.key].equal?(self)
+        nil
+      end
+    end
+
+    def shortest
+      @hearts.each_key.map(&:interval).min || 0
+    end
+
+    # Drops a connection that has not answered for the shortest interval, which may get shorter meanwhile.
+    def ask(sql, *values)
+      patience = GUARD.synchronize { shortest }.clamp(4, 20)
+      @line.open(Dlock.now + patience, patience) unless @line.connection
+      sent = Dlock.now
+      @line.ask_once([sql, values], -> { sent + GUARD.synchronize { shortest } })
+    end
+
+    # Renews, and undoes owed requests. False if a request is still owed.
+    def serve(due)
+      renew(due)
+      due.map do |heart|
+        GUARD.synchronize { heart.owed.keys }.map do |request|
+          next false if ask(TAKE_BACK, *request).first == false
+
+          GUARD.synchronize { heart.owed.delete(request) }
+        end.all?
+      end.all?
+    end
+
+    def renew(due)
+      asked = GUARD.synchronize { due.to_h { |heart| [heart, heart.members.dup] } }
+      holds = asked.values.flat_map(&:values).compact
+      leases, gone = ask(RENEW, Wire.array(due.map(&:id)), Wire.array(holds.map(&:first)),
+                         Wire.array(holds.map(&:last)))
+      gone = gone.scan(/\d+/).to_h { |fence| [fence.to_i, true] }
+      GUARD.synchronize do
+        due.zip(leases.scan(/\w+/)) do |heart, tickets|
+          heart.due = @line.sent + heart.interval
+          heart.renewed(@line.sent, tickets != 'NULL', gone, asked[heart])
+        end
+      end
+    end
+  end
+end

@@ -1,0 +1,340 @@
+# frozen_string_literal: true
+
+require 'io/wait'
+require 'pg'
+
+module Dlock
+  # Statements over connections of pg, each with a bound
+  module Wire
+    STRINGS = PG::TypeMapAllStrings.new
+
+    module_function
+
+    # Is nothing under way?
+    def idle?(connection)
+      !connection.finished? && connection.status == PG::CONNECTION_OK &&
+        connection.transaction_status != PG::PQTRANS_ACTIVE
+    end
+
+    # The first row. After ConnectionLost the connection is of no more use. If the task is stopped, the server cancels
+    # the statement, too.
+    def ask(connection, statement, till)
+      Stop.allow {} # before anything is sent
+      sql, values = statement
+      begin
+        Dlock.translated do
+          connection.send_query_params(sql, values.map { |value| value&.to_s }, 0, STRINGS)
+          answer(connection, till)
+        end
+      rescue Stop => e
+        e.answer = obey(connection)
+        raise
+      end
+    end
+
+    # The value of SELECT function(...). The server chooses options that are nil.
+    def call(function, *values, **options)
+      options = options.compact
+      places = values.each_index.map { |n| "$#{n + 1}" }
+      options.each_key.with_index(values.size + 1) { |key, n| places << "#{key} => $#{n}" }
+      ["SELECT #{function}(#{places.join(', ')})", values + options.values]
+    end
+
+    def array(items)
+      PG::TextEncoder::Array.new.encode(items)
+    end
+
+    def row(result)
+      return [] if result.nil? || result.ntuples.zero?
+
+      result.type_map = STRINGS
+      Array.new(result.nfields) { |n| decode(result.getvalue(0, n), result.ftype(n)) }
+    end
+
+    def decode(text, type)
+      return if text.nil?
+
+      case type
+      when 16 then text == 't'
+      when 20, 23 then Integer(text)
+      when 701 then Float(text)
+      else text
+      end
+    end
+
+    def answer(connection, till)
+      wait(connection, IO::READABLE | IO::WRITABLE, till) until connection.flush
+      result = nil
+      loop do
+        while connection.is_busy
+          wait(connection, IO::READABLE, till)
+          connection.consume_input
+        end
+        break unless (got = connection.sync_get_result)
+
+        result = got
+      end
+      result&.check
+      row(result)
+    end
+
+    def wait(connection, events, till)
+      left = Dlock.left(till)
+      raise ConnectionLost, 'no answer in time' if left <= 0
+
+      Stop.allow { connection.socket_io.wait(events, left) }
+    end
+
+    # Has a statement cancelled that was broken off, and returns its row if it succeeded nevertheless.
+    def obey(connection)
+      till = Dlock.now + OBEY
+      cancel = Task.thread { connection.cancel }
+      heard = cancel.join(OBEY)
+      cancel.kill
+      answer(connection, till) if heard # a late cancel would hit the next statement
+    rescue PG::Error, Error, IOError, SystemCallError
+      nil
+    end
+  end
+
+  # Where connections come from: a DSN; a function that returns a DSN, or a connection of pg, which the client closes;
+  # or a pool that lends connections to a block, of ActiveRecord, or of the gem connection_pool
+  class Source
+    # For programs that are not told of the end of a connection
+    DEFAULTS = { keepalives_idle: 30, keepalives_interval: 10, keepalives_count: 3, tcp_user_timeout: 60_000 }.freeze
+
+    attr_reader :key
+
+    def initialize(given)
+      @given = given
+      @key = given.is_a?(String) ? given : given.object_id
+      return if @given.is_a?(String) || pooled? || @given.respond_to?(:call)
+
+      raise BadArgument.new("no connections come from a #{given.class}", '22023')
+    end
+
+    def pooled?
+      @given.respond_to?(:with_connection) || @given.respond_to?(:with)
+    end
+
+    # Yields a connection, and takes it back when the block ends. If the block returns false, its state is not known.
+    def lend(name, patience)
+      return from_pool { |raw, discard| yield(raw) || discard.call } if pooled?
+
+      raw = @given.is_a?(String) ? @given : @given.call
+      raw = Source.connect(raw, name, patience) if raw.is_a?(String)
+      begin
+        raw.setnonblocking(true)
+        yield raw
+      ensure
+        raw.finish unless raw.finished?
+      end
+    end
+
+    # To the first host that is the primary. Each host has a time of its own to answer.
+    def self.connect(dsn, name, patience)
+      hosts = hosts_of(dsn, name, patience)
+      hosts.each_with_index do |host, n|
+        return Dlock.translated { PG.connect(host) }
+      rescue Error
+        raise if n == hosts.size - 1
+      end
+    end
+
+    def self.hosts_of(dsn, name, patience)
+      options = [PG::Connection.conndefaults, PG::Connection.conninfo_parse(dsn)].flatten
+                .select { |option| option[:val] }.to_h { |option| [option[:keyword].to_sym, option[:val]] }
+      options = { **DEFAULTS, fallback_application_name: name, **options }
+      lists = options.slice(:host, :hostaddr, :port).transform_values { |value| value.split(',') }
+      count = lists.values.map(&:size).max || 1
+      timeout = options[:connect_timeout].to_i
+      timeout = 10 unless timeout.positive?
+      options[:connect_timeout] = [timeout, 10, patience / count].min.clamp(2, 10).to_i
+      options[:target_session_attrs] = 'read-write' if count > 1 && options.fetch(:target_session_attrs, 'any') == 'any'
+      Array.new(count) { |n| options.merge(lists.transform_values { |values| values[n % values.size] }) }
+    end
+
+    private
+
+    def from_pool
+      @given.public_send(@given.respond_to?(:with_connection) ? :with_connection : :with) do |lent|
+        raw = lent.respond_to?(:raw_connection) ? lent.raw_connection : lent
+        yield raw, -> { lent.respond_to?(:throw_away!) ? lent.throw_away! : raw.reset }
+      end
+    end
+  end
+
+  # A connection for as long as it is needed. Its thread stays in the block of the pool.
+  class Loan
+    attr_reader :connection
+
+    @open = {}.compare_by_identity
+
+    class << self
+      # The connections of the parent process are not the child's to close.
+      def forked
+        @open.each_key do |connection|
+          connection.socket_io.reopen(IO::NULL)
+        rescue IOError, SystemCallError, PG::Error
+          next
+        end
+        @open.clear
+      end
+
+      attr_reader :open
+    end
+
+    def initialize(source, name, till, patience)
+      lent = Box.new
+      @back = Box.new
+      @thread = Task.thread { serve(source, name, patience, lent) }
+      begin
+        got = lent.see(till)
+      ensure
+        @connection = got if got.is_a?(PG::Connection)
+        @back.put(:bad) unless @connection
+      end
+      raise got || ConnectionLost.new('no connection in time') unless @connection
+    end
+
+    def end(good)
+      @back.put(good ? :good : :bad)
+      @thread.join(GLANCE)
+    end
+
+    private
+
+    def serve(source, name, patience, lent)
+      source.lend(name, patience) do |connection|
+        Loan.open[connection] = true
+        lent.put(connection)
+        good = @back.see == :good
+        good && !connection.finished? && connection.transaction_status == PG::PQTRANS_IDLE
+      ensure
+        Loan.open.delete(connection)
+      end
+    rescue Exception => e # rubocop:disable Lint/RescueException
+      translated = Dlock.translate(e)
+      lent.put(translated.is_a?(Error) ? translated : ConnectionLost.new("no connection: #{e.message}"))
+    end
+  end
+
+  # A connection that is made when it is needed, and made again
+  class Line
+    CHECKED = ["SELECT set_config('client_connection_check_interval', '500ms', false)" \
+               " WHERE current_setting('client_connection_check_interval') = '0'", []].freeze
+
+    attr_reader :source, :connection, :sent, :doubt
+    # Should the server look whether a waiting client is alive?
+    attr_writer :checks
+
+    def initialize(source, patience, name = 'dlock')
+      @source = source
+      @patience = patience
+      @name = name
+      @using = Mutex.new
+    end
+
+    # Asks over a new connection if one breaks, or does not answer within the limit: until then, or while there is
+    # patience with a server that is away. Without a limit, the server counts as there until the connection breaks.
+    def ask(statement = nil, till: FOREVER, limit: GRACE, &block)
+      finish = [till, Dlock.now + @patience].min
+      @doubt = false
+      pause = Dlock.pauses
+      begin
+        once(statement || block, till, finish, limit)
+      rescue QuorumLate
+        raise if till == FOREVER || Dlock.now >= till
+
+        @doubt = true
+        Stop.sleep(pause.call)
+        retry
+      rescue ConnectionLost, NotPrimary
+        @doubt ||= !@loan.nil?
+        finish = [till, Dlock.now + @patience].min if @loan && limit == FOREVER
+        drop
+        raise if Dlock.now >= finish
+
+        Stop.sleep([pause.call, finish - Dlock.now].min)
+        retry
+      rescue Stop
+        drop unless @connection && Wire.idle?(@connection)
+        raise
+      end
+    end
+
+    # Once, over the connection that there is. The time may be a function.
+    def ask_once(statement, till)
+      raise ConnectionLost, 'the connection is gone' unless @connection
+
+      @sent = Dlock.now
+      @using.synchronize { Wire.ask(@connection, statement, till) }
+    end
+
+    # Has the server closed it? For a connection that is not in use.
+    def broken?
+      return false unless @using.try_lock
+
+      begin
+        @connection.consume_input if @connection&.socket_io&.wait_readable(0)
+        false
+      rescue PG::Error, IOError
+        true
+      ensure
+        @using.unlock
+      end
+    end
+
+    def open(till, patience)
+      @loan = Loan.new(@source, @name, till, patience)
+      @connection = @loan.connection
+      return if !@checks || @source.pooled?
+
+      begin
+        Wire.ask(@connection, CHECKED, Dlock.now + GRACE)
+      rescue ConnectionLost
+        raise
+      rescue Error
+        nil # not every platform can check
+      end
+    end
+
+    # Gives the connection back, or closes it.
+    def close(good: true)
+      loan = @loan
+      @loan = @connection = nil
+      loan&.end(good)
+    end
+
+    # Closes a connection that may hold anything, so that no pool keeps it.
+    def drop
+      close(good: false)
+    end
+
+    private
+
+    def once(statement, till, finish, limit)
+      unless @loan
+        left = [till - Dlock.now, [GRACE, finish - Dlock.now].max].min
+        open(Dlock.now + left, left)
+      end
+      statement = statement.call if statement.respond_to?(:call)
+      ask_once(statement, [till, Dlock.now + limit].min)
+    end
+  end
+
+  # A child process does not have what its parent has.
+  module Forks
+    def _fork
+      pid = super
+      Dlock.forked if pid.zero?
+      pid
+    end
+  end
+  Process.singleton_class.prepend(Forks)
+
+  def self.forked
+    Loan.forked
+    Heart.forked
+  end
+end

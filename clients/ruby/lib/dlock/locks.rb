@@ -1,0 +1,208 @@
+# frozen_string_literal: true
+
+require 'digest'
+
+module Dlock
+  # The service: one server, or several, over which names are spread
+  class Locks
+    attr_reader :observer
+
+    # Each source is a DSN, which may name several hosts; a function that returns a DSN, or a connection for the client
+    # to close; or a pool that lends connections to a block. Several servers need a key each that stays the same when
+    # the server moves; by default it is the DSN. A server that is away is waited for as long as there is patience. The
+    # observer is called with each Observation.
+    def initialize(*sources, keys: nil, patience: 30, observer: nil)
+      @patience = patience
+      @observer = observer
+      servers = sources.map { |source| Source.new(source) }
+      keys ||= servers.map(&:key)
+      if servers.empty? || keys.uniq.size != servers.size || (servers.size > 1 && !keys.all?(String))
+        raise BadArgument.new('each server needs a key of its own', '22023')
+      end
+
+      @servers = keys.zip(servers).to_h
+    end
+
+    # A lock in session scope or, with a ttl, in lease scope
+    def lock(name, **options)
+      Lock.new(self, name, **options)
+    end
+
+    # One heartbeat for any number of locks, all of them on the server that has the name `near`
+    def lease(ttl, **options)
+      Lease.new(self, ttl, **options)
+    end
+
+    def election(name, ttl: 15, **options)
+      Election.new(lock(name, ttl: ttl, **options))
+    end
+
+    def tickets(near: '')
+      Tickets.new(self, near: near)
+    end
+
+    # Tickets whose events report the holder of a lock, now and at each change
+    def watch(name)
+      watching = tickets(near: name)
+      watching.watch(name)
+      watching
+    end
+
+    # The key of the server that has this name
+    def key(name)
+      @servers.keys.max_by { |key| Digest::SHA256.digest("#{key}\0#{name}") }
+    end
+
+    def source(name)
+      @servers.fetch(key(name))
+    end
+
+    def line(name)
+      Line.new(source(name), @patience)
+    end
+  end
+
+  # One heartbeat for any number of locks
+  class Lease < Kept
+    attr_reader :id, :locks, :heart, :near
+
+    def initialize(locks, ttl, interval: nil, info: nil, delay: nil, near: '')
+      super(locks.observer)
+      @locks = locks
+      @ttl = ttl
+      @interval = interval || (ttl / 3.0)
+      raise BadArgument.new('there is no such ttl or interval', '22023') if @interval <= 0 || @interval >= ttl
+
+      @near = near
+      @options = { info: info, delay: Seconds.of(delay) }
+      @line = new_line # for all that need not wait
+      @free = Box.new(true) # one at a time uses it
+    end
+
+    def open
+      turn('not held', 'asked for')
+      begin_wait
+      # a lease whose answer is lost has no locks, and expires
+      Task.run(->(_) { shut }) do
+        @id = @line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
+        @heart = Heart.new(@line.source, self, @id, @line.sent, @ttl, @interval)
+        begin_hold
+      rescue Exception # rubocop:disable Lint/RescueException
+        @line.drop
+        end_hold
+        raise
+      end
+      self
+    end
+
+    # Ends all locks of the lease. If the lease is closed already, it does nothing.
+    def close
+      look
+      return if @state == 'not held'
+
+      turn('held', 'being released')
+      Task.run(stops: false) { shut }
+      nil
+    end
+
+    # Opens the lease, yields it, and closes it.
+    def synchronize
+      opened = false
+      leaving(-> { close if opened }) do
+        open
+        opened = true
+        yield self
+      end
+    end
+
+    def lock(name, **options)
+      raise BadArgument.new("#{name.inspect} is on another server", '22023') unless
+        @locks.source(name.to_s).equal?(@locks.source(@near))
+
+      Lock.new(self, name, **options)
+    end
+
+    # Tickets that keep their places when the connection breaks
+    def tickets
+      Tickets.new(@locks, near: @near, lease: self)
+    end
+
+    def to_s
+      "lease #{@id}"
+    end
+
+    # What follows is for this package.
+
+    def new_line
+      @locks.line(@near)
+    end
+
+    # Yields the lease's connection to one thread at a time; or another one, if that one is not free soon.
+    def use
+      mine = @free.take(Dlock.now + GRACE)
+      line = mine ? @line : new_line
+      yield line
+    ensure
+      mine ? after_use : line&.close
+    end
+
+    def may_ask(name, owner)
+      check
+      raise WrongState.new("#{name.inspect} is being taken back from #{owner}", '55000') if
+        Dlock.guarded { @heart&.owed&.key?([name, owner]) }
+    end
+
+    def owe(name, owner)
+      Dlock.guarded { @heart&.owe(name, owner) }
+    end
+
+    private
+
+    def after_use
+      @line.close if @line.source.pooled?
+      @free.put(true)
+    end
+
+    def shut
+      use { |line| give_back(line, Wire.call('dlock_lease_close', @id), true) }
+    ensure
+      end_hold
+      @line.close
+    end
+  end
+
+  # Runs work while this process leads, and campaigns again after a loss
+  class Election
+    PAUSE = 15
+
+    def initialize(lock)
+      @lock = lock
+    end
+
+    # Yields the lock while this process leads, and returns what the block returns. The block must look at the lock, and
+    # end when it is lost; then this campaigns again, without limit while a server is away.
+    def run
+      pause = Dlock.pauses(PAUSE)
+      while true # loop would end at a StopIteration of the work
+        led = done = false
+        result = nil
+        begin
+          return @lock.synchronize do |lock|
+            led = true
+            result = yield lock
+            done = true
+            result
+          end
+        rescue LockLost
+          raise if led && !@lock.lost?
+        rescue ConnectionLost, NotPrimary
+          return result if done # the work ended while we led; the lock expires
+          raise if led
+
+          sleep(pause.call)
+        end
+        pause = Dlock.pauses(PAUSE) if led
+      end
+    end
+  end
+end

@@ -1,0 +1,222 @@
+# frozen_string_literal: true
+
+require 'json'
+
+module Dlock
+  # Of a ticket: granted, wanted (a request waits for the lock), released (by force), expired, lost. Of a watched lock:
+  # held, free. The details have what the server has said.
+  Event = Struct.new(:event, :lock, :ticket, :details)
+
+  # Places in many queues, over one connection. Without a lease they end with the connection. All are on one server. One
+  # thread may wait in next while others enqueue and release.
+  class Tickets
+    # A notification that does not come, for whatever reason, is made up for after so many seconds.
+    ROUND = 60
+
+    Place = Struct.new(:name, :statement, :granted)
+
+    def initialize(locks, near: '', lease: nil)
+      @locks = locks
+      @near = near
+      @lease = lease
+      @line = locks.line(near)
+      @next = Mutex.new # one thread at a time is in next
+      @alone = Mutex.new # protects the connection, and what follows
+      @events = []
+      @places = {}
+      @watched = {}
+      @round = Dlock.now + ROUND
+      @ears, @mouth = IO.pipe # ends the wait of next
+    end
+
+    # The ticket, which is the fence once it is granted. The options are shared, slots, permits, info and, with a lease,
+    # owner.
+    def enqueue(name, owner: nil, **options)
+      statement = if @lease
+                    Wire.call('dlock_lease_enqueue', name, @lease.id, owner: owner || SecureRandom.uuid, **options)
+                  else
+                    Wire.call('dlock_enqueue', name, **options)
+                  end
+      use(name, method(:forget_request)) do
+        ticket = ask(statement).first
+        @places[ticket] = Place.new(name, statement)
+        confirm(ticket)
+        ticket
+      end
+    end
+
+    # Raises LockLost if the ticket was lost.
+    def release(ticket)
+      use(stops: false) do
+        raise LockLost.new("ticket #{ticket} is not ours", '55L01') unless @places.delete(ticket)
+        raise LockLost.new("ticket #{ticket} was lost", '55L01') unless
+          ask(Wire.call('dlock_release_ticket', ticket)).first
+      end
+    end
+
+    # Reports the holder of a lock, now and at each change, by the events held and free.
+    def watch(name)
+      use(name) do
+        ask(Wire.call('dlock_watch', name))
+        @watched[name] = true
+      end
+    end
+
+    def unwatch(name)
+      use(name) do
+        @watched.delete(name)
+        ask(Wire.call('dlock_unwatch', name))
+      end
+    end
+
+    # The next event; nil if none has come within so many seconds
+    def next(timeout = nil)
+      till = timeout ? Dlock.now + timeout : FOREVER
+      @next.synchronize do
+        loop do
+          listen if @events.empty?
+          event = @events.shift and return event
+          return if Dlock.now >= till
+
+          rest([till, @round].min)
+        end
+      end
+    end
+
+    # Ends the session's tickets. A lease keeps its own.
+    def close
+      use(stops: false) do
+        @closed = true
+        @line.drop
+      end
+    end
+
+    private
+
+    # Has the connection to itself.
+    def use(name = nil, undo = nil, stops: true, wakes: true)
+      raise BadArgument.new("#{name.inspect} is on another server", '22023') unless
+        name.nil? || @locks.source(name).equal?(@locks.source(@near))
+
+      alone = ->(work) { @alone.synchronize(&work) }
+      Task.run(undo && ->(result) { alone.call(-> { undo.call(result) }) }, stops: stops) do
+        alone.call(lambda do
+          yield
+        rescue Stop => e
+          undo&.call(e.answer&.first)
+          raise
+        ensure
+          @line.drop unless @line.connection.nil? || Wire.idle?(@line.connection)
+          @mouth.write_nonblock('.', exception: false) if wakes
+        end)
+      end
+    end
+
+    # Of an enqueue that was broken off
+    def forget_request(ticket)
+      return unless ticket.is_a?(Integer) && @line.connection
+
+      @places.delete(ticket)
+      @line.ask_once(Wire.call('dlock_release_ticket', ticket), Dlock.now + UNDO)
+    rescue Error
+      @line.drop
+    end
+
+    def rest(till)
+      connection = @line.connection
+      IO.select([@ears, connection&.socket_io].compact, nil, nil, [till - Dlock.now, GLANCE].min.clamp(0, GLANCE))
+      @ears.read_nonblock(1000, exception: false)
+    rescue IOError, PG::Error
+      nil # another thread has closed it
+    end
+
+    # Takes all events that have come.
+    def listen
+      use(wakes: false) do
+        session
+        if Dlock.now >= @round
+          @round = Dlock.now + ROUND
+          @places.keys.each { |ticket| confirm(ticket) }
+        end
+        begin
+          @line.connection.consume_input
+          while (notification = @line.connection&.notifies)
+            hear(JSON.parse(notification[:extra]))
+          end
+        rescue PG::Error
+          @line.drop
+          session
+        end
+      end
+    end
+
+    def hear(said)
+      event, lock, ticket = said.values_at('event', 'lock', 'ticket')
+      case event
+      when 'granted' then confirm(ticket)
+      when 'released', 'expired' then forget(ticket, event, said)
+      when 'wanted' then @events << Event.new(event, lock, ticket, said) if @places[ticket]
+      when 'held', 'free' then @events << Event.new(event, lock, ticket, said) if @watched[lock]
+      end
+    end
+
+    # Connects again if the connection broke. Tickets of a lease stay.
+    def session
+      raise WrongState.new('the tickets are closed', '55000') if @closed
+      return if @line.connection
+
+      if !@lease && !@places.empty?
+        @places.clear
+        raise LockLost.new('the tickets are gone with their connection', '55L01')
+      end
+      @line.ask(['SELECT 1', []])
+      @watched.each_key { |name| say(Wire.call('dlock_watch', name)) }
+      @places.to_a.each { |ticket, place| restore(ticket, place) }
+    rescue Error
+      @line.drop
+      raise
+    end
+
+    def restore(ticket, place)
+      again = say(place.statement).first
+      return confirm(ticket) if again == ticket
+
+      say(Wire.call('dlock_release_ticket', again))
+      forget(ticket, 'lost')
+    end
+
+    def say(statement)
+      @line.ask_once(statement, Dlock.now + GRACE)
+    rescue ConnectionLost
+      @line.drop
+      raise
+    end
+
+    # Again over another connection, if that is the way to it
+    def ask(statement)
+      session
+      say(statement)
+    rescue ConnectionLost
+      session
+      say(statement)
+    end
+
+    # A notification is a hint. Each grant is told once.
+    def confirm(ticket)
+      place = @places[ticket]
+      return if place.nil? || place.granted || !say(Wire.call('dlock_wait', ticket, '0')).first
+
+      place.granted = true
+      @events << Event.new('granted', place.name, ticket, {})
+    rescue LockLost
+      forget(ticket, 'lost')
+    rescue ConnectionLost
+      nil # asked again over the next one
+    end
+
+    def forget(ticket, event, said = {})
+      place = @places.delete(ticket)
+      @events << Event.new(event, place.name, ticket, said) if place
+    end
+  end
+end

@@ -1,0 +1,1222 @@
+# frozen_string_literal: true
+
+# The scenarios of clients/scenarios.md, for the Ruby client: one block for each row, with its name
+#
+# test/t/client_ruby.pl starts this.
+
+require 'rbconfig'
+require 'stringio'
+require 'timeout'
+require 'dlock'
+
+TIMEOUT = Integer(ENV.fetch('PG_TEST_TIMEOUT_DEFAULT'))
+LONG = 3600
+SHORT = 2 * [1, TIMEOUT / 180].max
+KEPT = { ttl: LONG, interval: 0.5 }.freeze
+ROWS = {} # rubocop:disable Style/MutableConstant
+
+Thread.report_on_exception = false
+
+def dsn(server, options = '')
+  host, port = ENV.fetch("DLOCK_#{server}").split(':')
+  "host=#{host} port=#{port} dbname=postgres user=app #{options}"
+end
+
+MAIN = dsn('MAIN')
+OTHER = dsn('OTHER')
+LOCKS = Dlock::Locks.new(MAIN, patience: TIMEOUT)
+
+#
+# What the rows need
+#
+
+def row(name, &test)
+  ROWS[name] = test
+end
+
+# Has something done by the test that has started this.
+def order(line)
+  puts "! #{line}"
+  $stdout.flush
+  exit!(2) unless $stdin.gets == "done\n"
+end
+
+def wait_until(what = 'something')
+  till = Dlock.now + TIMEOUT
+  until yield
+    raise "waited for #{what}" if Dlock.now > till
+
+    sleep(0.01)
+  end
+end
+
+# Another session, which asks the server
+class Admin
+  attr_reader :dsn
+
+  def initialize(server = 'MAIN')
+    host, port = ENV.fetch("DLOCK_#{server}").split(':')
+    @dsn = "host=#{host} port=#{port} dbname=postgres user=admin application_name=admin"
+    @mutex = Mutex.new
+  end
+
+  # The first row, or its only value
+  def call(sql, *values)
+    @mutex.synchronize do
+      till = Dlock.now + TIMEOUT
+      begin
+        @connection ||= PG.connect(@dsn)
+        row = @connection.exec_params(sql, values).values.first
+        row && row.size == 1 ? row.first : row
+      rescue PG::ConnectionBad, PG::UnableToSend, PG::AdminShutdown
+        @connection = nil
+        raise if Dlock.now > till
+
+        sleep(0.01)
+        retry
+      end
+    end
+  end
+
+  def until(sql, *values)
+    wait_until("#{sql} #{values}") { call(sql, *values) == 't' }
+  end
+
+  def free?(name)
+    call('SELECT dlock_try_xact_acquire($1) IS NOT NULL', name) == 't'
+  end
+
+  def until_free(name)
+    self.until('SELECT dlock_try_xact_acquire($1) IS NOT NULL', name)
+  end
+
+  def left(name)
+    Integer(call('SELECT count(*) FROM dlock_locks WHERE name = $1', name))
+  end
+
+  def until_waits(name)
+    self.until('SELECT count(*) = 1 FROM dlock_locks WHERE name = $1 AND NOT granted', name)
+  end
+
+  def force(ticket)
+    expect(call('SELECT dlock_force_release($1)', ticket), 't')
+  end
+
+  def renewed_at(lease)
+    call('SELECT renewed_at FROM dlock_leases WHERE lease = $1', lease)
+  end
+
+  def until_renewed(lease, count = 1)
+    count.times do
+      self.until('SELECT renewed_at > $1 FROM dlock_leases WHERE lease = $2', renewed_at(lease), lease)
+    end
+  end
+
+  # The process of the heartbeat's connection, as soon as there is one
+  def heartbeat
+    self.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'dlock heartbeat'")
+    call("SELECT min(pid) FROM pg_stat_activity WHERE application_name = 'dlock heartbeat'")
+  end
+
+  def connections
+    Integer(call("SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'"))
+  end
+
+  def kill_sessions
+    call("SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE usename = 'app'")
+  end
+
+  # Another session has the lock meanwhile.
+  def holds(name)
+    connected(@dsn) do |holder|
+      yield Integer(holder.exec_params('SELECT dlock_acquire($1)', [name]).getvalue(0, 0))
+      holder.exec('SELECT dlock_release_all()')
+    end
+  end
+end
+
+ADMIN = Admin.new
+
+def expect(got, wanted = true)
+  raise "got #{got.inspect}, wanted #{wanted.inspect}" unless wanted == got
+end
+
+def raises(kind, code = nil)
+  yield
+rescue kind => e
+  expect(e.class, kind)
+  expect(e.sqlstate, code) if code
+  e
+else
+  raise "no #{kind}"
+end
+
+def connected(dsn = MAIN)
+  connection = PG.connect(dsn)
+  yield connection
+ensure
+  connection&.close unless connection&.finished?
+end
+
+def start(&block)
+  Thread.new(&block)
+end
+
+def ended(thread)
+  raise 'still running' unless thread.join(TIMEOUT)
+
+  thread.value
+end
+
+def told(kept)
+  called = Dlock::Box.new
+  kept.on_lost { called.put(true) }
+  expect(called.see(Dlock.now + TIMEOUT))
+  expect(kept.lost?)
+end
+
+def late
+  Dlock::Locks.new(dsn('MAIN', "options='-c search_path=late,public'"))
+end
+
+def renewals_wait
+  connected(ADMIN.dsn) do |other|
+    other.exec('SELECT pg_advisory_lock(17)')
+    yield
+  end
+end
+
+def until_renewal_waits
+  ADMIN.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE usename = 'app' AND wait_event = 'advisory'")
+end
+
+class Boom < StandardError; end
+
+#
+# Plain use
+#
+
+row :session_acquire_release do
+  fence = nil
+  LOCKS.lock('plain', info: 'me').synchronize do |lock|
+    expect(ADMIN.free?('plain'), false)
+    fence = lock.fence
+    expect(ADMIN.call("SELECT ticket, info, scope FROM dlock_locks WHERE name = 'plain'"),
+           [fence.to_s, 'me', 'session'])
+    lock.info = 'changed'
+    expect(ADMIN.call("SELECT info FROM dlock_locks WHERE name = 'plain'"), 'changed')
+    lock.downgrade
+    lock.check
+  end
+  expect(ADMIN.left('plain'), 0)
+  LOCKS.lock('plain').synchronize { |lock| expect(lock.fence > fence) }
+end
+
+row :session_exception do
+  raises(Boom) { LOCKS.lock('plain').synchronize { raise Boom } }
+  expect(ADMIN.left('plain'), 0)
+  catch(:out) { LOCKS.lock('plain').synchronize { throw :out } }
+  expect(ADMIN.left('plain'), 0)
+end
+
+row :session_on_connection do
+  connected do |db|
+    Dlock::Lock.new(db, 'plain').synchronize do |outer|
+      Dlock::Lock.new(db, 'plain').synchronize do |inner|
+        expect(inner.fence, outer.fence)
+        db.exec('SELECT 1')
+      end
+      expect(ADMIN.free?('plain'), false)
+    end
+    expect(ADMIN.free?('plain'))
+    db.exec('SELECT 1')
+  end
+end
+
+row :lock_used_twice do
+  [{}, { ttl: LONG }].each do |options|
+    lock = LOCKS.lock('twice', **options)
+    waiting = nil
+    ADMIN.holds('twice') do
+      waiting = Array.new(2) { start { lock.acquire } }
+      wait_until { waiting.any? { |thread| !thread.alive? } }
+      ADMIN.until_waits('twice')
+      expect(waiting.count(&:alive?), 1)
+    end
+    refused, winner = waiting.partition { |thread| !thread.status }.flatten.values_at(0, 1)
+    raises(Dlock::WrongState, '55000') { refused.value } unless refused.equal?(winner)
+    ended(winner)
+    fence = lock.fence
+    raises(Dlock::WrongState, '55000') { lock.acquire }
+    raises(Dlock::WrongState, '55000') { lock.synchronize { raise 'let in' } }
+    lock.check
+    expect(lock.fence, fence)
+    lock.release
+    expect(ADMIN.left('twice'), 0)
+    lock.synchronize { expect(lock.fence > fence) }
+  end
+end
+
+row :check_unheld do
+  refused = ->(kept) { raises(Dlock::WrongState, '55000') { kept.check } }
+  connected do |db|
+    db.transaction do
+      [LOCKS.lock('plain'), LOCKS.lock('plain', ttl: LONG), Dlock::Lock.new(db, 'plain', transaction: true),
+       LOCKS.lease(LONG)].each do |kept|
+        refused.call(kept)
+        kept.synchronize { kept.check }
+        refused.call(kept)
+      end
+    end
+  end
+
+  session = LOCKS.lock('session').acquire
+  lease = LOCKS.lease(LONG).open
+  leased = lease.lock('leased').acquire
+  # the child ends as usual, with all that Ruby does then
+  child = fork do
+    $stdout.reopen(IO::NULL)
+    unheld = [session, leased, lease].count do |kept|
+      !kept.held? && (raises(Dlock::LockLost) { kept.check }) &&
+        (kept.respond_to?(:release) ? raises(Dlock::WrongState) { kept.release } : kept.close.nil?)
+    end
+    exit(unheld)
+  end
+  expect(Process.wait2(child)[1].exitstatus, 3)
+  [session, leased, lease].each(&:check)
+  expect(ADMIN.left('session') + ADMIN.left('leased'), 2)
+  session.info = 'still held'
+  [leased, session].each(&:release)
+  lease.close
+end
+
+[[:try_busy, 0], [:timeout, 0.05]].each do |name, timeout|
+  row name do
+    ADMIN.holds('busy') do
+      connected do |db|
+        [LOCKS.lock('busy', timeout: timeout), Dlock::Lock.new(db, 'busy', timeout: timeout),
+         LOCKS.lock('busy', timeout: timeout, ttl: LONG)].each do |lock|
+          raises(Dlock::LockTimeout, '55P03') { lock.acquire }
+          expect(lock.try_acquire, nil)
+          expect(ADMIN.left('busy'), 1)
+        end
+        db.transaction do
+          raises(Dlock::LockTimeout, '55P03') do
+            Dlock::Lock.new(db, 'busy', timeout: timeout, transaction: true).acquire
+          end
+        end
+        LOCKS.lease(LONG).synchronize do |lease|
+          raises(Dlock::LockTimeout, '55P03') { lease.lock('busy', timeout: timeout).acquire }
+        end
+      end
+      expect(ADMIN.left('busy'), 1)
+    end
+  end
+end
+
+row :shared do
+  LOCKS.lock('shared', shared: true).synchronize do |first|
+    LOCKS.lock('shared', shared: true).synchronize do |second|
+      expect(first.fence == second.fence, false)
+      raises(Dlock::LockTimeout) { LOCKS.lock('shared', timeout: 0).acquire }
+      expect(ADMIN.call("SELECT count(*) FROM dlock_locks WHERE name = 'shared' AND granted"), '2')
+    end
+  end
+  LOCKS.lock('shared', timeout: 0).synchronize { nil }
+end
+
+row :slots do
+  big = LOCKS.lock('slots', slots: 3, permits: 2).acquire
+  LOCKS.lock('slots', slots: 3).synchronize do
+    raises(Dlock::LockTimeout) { LOCKS.lock('slots', slots: 3, timeout: 0).acquire }
+    raises(Dlock::WrongState, '55000') { LOCKS.lock('slots', slots: 4).acquire }
+    big.release
+    LOCKS.lock('slots', slots: 3, timeout: 0).synchronize { nil }
+  end
+end
+
+row :transaction_commit do
+  connected do |db|
+    db.transaction do
+      Dlock::Lock.new(db, 'plain', transaction: true).synchronize do |lock|
+        expect(lock.fence.to_s, ADMIN.call("SELECT ticket FROM dlock_locks WHERE name = 'plain'"))
+      end
+      expect(ADMIN.free?('plain'), false)
+    end
+    expect(ADMIN.free?('plain'))
+  end
+end
+
+row :transaction_rollback do
+  connected do |db|
+    raises(Boom) { db.transaction { Dlock::Lock.new(db, 'plain', transaction: true).synchronize { raise Boom } } }
+    expect(ADMIN.free?('plain'))
+  end
+end
+
+row :lease_acquire_release do
+  lock = LOCKS.lock('lease', ttl: LONG, owner: 'job/1', info: 'me')
+  lock.synchronize do
+    expect(ADMIN.call("SELECT ticket, scope, pid, owner, info FROM dlock_locks WHERE name = 'lease'"),
+           [lock.fence.to_s, 'lease', nil, 'job/1', 'me'])
+    expect(lock.lost?, false)
+    expect(lock.deadline > Dlock.now)
+    lock.check
+    lock.info = 'changed'
+    expect(ADMIN.call("SELECT info FROM dlock_locks WHERE name = 'lease'"), 'changed')
+  end
+  expect([lock.lost?, ADMIN.left('lease')], [false, 0])
+end
+
+row :lease_renews do
+  LOCKS.lock('lease', **KEPT).synchronize do |lock|
+    deadline = lock.deadline
+    ADMIN.until_renewed(lock.fence, 2)
+    expect([ADMIN.free?('lease'), lock.lost?], [false, false])
+    wait_until { lock.deadline > deadline }
+  end
+end
+
+row :lease_deadline do
+  lock = late.lock('lease', ttl: LONG)
+  waiting = latest = nil
+  renewals_wait do
+    ADMIN.holds('lease') do
+      waiting = start { lock.acquire }
+      ADMIN.until_waits('lease')
+    end
+    until_renewal_waits
+    expect(waiting.alive?)
+    latest = Dlock.now + LONG * 0.99
+  end
+  ended(waiting)
+  expect(lock.deadline.between?(latest - LONG, latest))
+  lock.release
+end
+
+row :lease_many do
+  lease = LOCKS.lease(LONG, info: 'many')
+  holds = lambda do |count|
+    expect(ADMIN.call('SELECT count(*), min(held) FROM dlock_leases WHERE lease = $1', lease.id), ['1', count.to_s])
+  end
+  lease.synchronize do
+    many = %w[a b c].map { |name| lease.lock(name).acquire }
+    holds.call(3)
+    many[0].release
+    holds.call(2)
+    expect([ADMIN.free?('a'), ADMIN.free?('b')], [true, false])
+    raises(Dlock::LockTimeout) { lease.lock('b', timeout: 0).acquire }
+  end
+  expect(ADMIN.call('SELECT count(*) FROM dlock_leases'), '0')
+  expect([ADMIN.free?('b'), ADMIN.free?('c')], [true, true])
+end
+
+row :lease_closed_under_lock do
+  lease = LOCKS.lease(LONG).open
+  lock = lease.lock('closed').acquire
+  lease.close
+  expect(ADMIN.left('closed'), 0)
+  told(lock)
+  raises(Dlock::LockLost, '55L01') { lock.check }
+  raises(Dlock::LockLost, '55L01') { lock.release }
+  lease.close
+  expect(lease.lost?, false)
+end
+
+row :lease_opened_twice do
+  lease = LOCKS.lease(LONG)
+  opening = Array.new(2) { start { lease.open } }
+  refused = opening.count do |thread|
+    ended(thread) && false
+  rescue Dlock::WrongState
+    true
+  end
+  expect(refused, 1)
+  raises(Dlock::WrongState, '55000') { lease.open }
+  expect(ADMIN.call('SELECT count(*) FROM dlock_leases'), '1')
+  lease.close
+  expect(ADMIN.call('SELECT count(*) FROM dlock_leases'), '0')
+end
+
+row :connections do
+  LOCKS.lease(LONG).synchronize do |lease|
+    many = Array.new(1000) { |n| lease.lock("many/#{n}") } + Array.new(10) { |n| LOCKS.lock("own/#{n}", ttl: LONG) }
+    many.each(&:acquire)
+    expect(ADMIN.connections <= 4)
+    many.each(&:release)
+    expect(ADMIN.connections <= 4)
+    expect(ADMIN.call('SELECT count(*) FROM dlock_locks'), '0')
+  end
+end
+
+row :lease_same_owner do
+  fence = connected { |db| db.exec("SELECT dlock_ttl_acquire('lease', '1 h', owner => 'job/1')").getvalue(0, 0) }
+  LOCKS.lock('lease', ttl: 2 * LONG, owner: 'job/1', timeout: 0).synchronize do |lock|
+    expect(lock.fence.to_s, fence)
+    expect(lock.deadline < Dlock.now + LONG)
+    raises(Dlock::LockTimeout) { LOCKS.lock('lease', ttl: LONG, owner: 'job/2', timeout: 0).acquire }
+  end
+  expect(ADMIN.left('lease'), 0)
+end
+
+row :guard_commits do
+  LOCKS.lock('lease', ttl: LONG).synchronize do |lock|
+    connected do |db|
+      db.transaction do
+        lock.guard(db)
+        db.exec('INSERT INTO data VALUES (1)')
+      end
+    end
+  end
+  expect(ADMIN.call('SELECT count(*) FROM data WHERE n = 1'), '1')
+end
+
+row :guard_refuses do
+  raises(Dlock::LockLost) do
+    LOCKS.lock('lease', ttl: LONG).synchronize do |lock|
+      ADMIN.force(lock.fence)
+      raises(Dlock::LockLost, '55L01') do
+        connected do |db|
+          db.transaction do
+            lock.guard(db)
+            db.exec('INSERT INTO data VALUES (2)')
+          end
+        end
+      end
+    end
+  end
+  expect(ADMIN.call('SELECT count(*) FROM data WHERE n = 2'), '0')
+end
+
+def during(tickets)
+  yield tickets
+ensure
+  tickets.close
+end
+
+def event(tickets, timeout = TIMEOUT)
+  tickets.next(timeout).to_a.first(3)
+end
+
+row :enqueue_free do
+  during(LOCKS.tickets) do |tickets|
+    ticket = tickets.enqueue('queue')
+    expect(event(tickets), ['granted', 'queue', ticket])
+    another = tickets.enqueue('another')
+    expect(event(tickets), ['granted', 'another', another])
+    expect(tickets.next(0), nil)
+    tickets.release(ticket)
+    expect([ADMIN.free?('queue'), ADMIN.free?('another')], [true, false])
+
+    # while another thread waits
+    coming = start { event(tickets) }
+    wait_until { coming.status == 'sleep' }
+    third = tickets.enqueue('third')
+    expect(ended(coming), ['granted', 'third', third])
+  end
+end
+
+row :enqueue_waits do
+  during(LOCKS.tickets) do |tickets|
+    ticket = nil
+    ADMIN.holds('queue') do
+      ticket = tickets.enqueue('queue')
+      expect(tickets.next(0), nil)
+    end
+    expect(event(tickets), ['granted', 'queue', ticket])
+  end
+end
+
+row :enqueue_thousands do
+  count = 2000
+  connected(ADMIN.dsn) do |holder|
+    holder.exec("SELECT count(dlock_acquire('job/' || n)) FROM generate_series(1, #{count}) AS n")
+    during(LOCKS.tickets) do |tickets|
+      waiting = (1..count).map { |n| tickets.enqueue("job/#{n}") }
+      expect(waiting.uniq.size, count)
+      expect(ADMIN.call("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dlock'"), '1')
+      holder.exec('SELECT dlock_release_all()')
+      granted = Array.new(count) do
+        event = tickets.next(TIMEOUT)
+        expect(event.event, 'granted')
+        event.ticket
+      end
+      expect(granted.sort, waiting.sort)
+      expect(tickets.next(0), nil)
+    end
+  end
+end
+
+row :enqueue_connection_killed do
+  LOCKS.lease(LONG).synchronize do |lease|
+    ours = LOCKS.tickets
+    kept = lease.tickets
+    held = waits = nil
+    ADMIN.holds('busy') do
+      ours.enqueue('free')
+      expect(event(ours)[0], 'granted')
+      held = kept.enqueue('kept')
+      waits = kept.enqueue('busy')
+      expect(event(kept), ['granted', 'kept', held])
+      ADMIN.kill_sessions
+      raises(Dlock::LockLost) { ours.next(TIMEOUT) }
+      again = ours.enqueue('free')
+      expect(event(ours), ['granted', 'free', again])
+      expect(kept.next(0), nil)
+      expect(ADMIN.call('SELECT array_agg(ticket ORDER BY ticket) FROM dlock_locks WHERE lease = $1', lease.id),
+             "{#{held},#{waits}}")
+    end
+    expect(event(kept), ['granted', 'busy', waits])
+    kept.release(waits)
+    kept.release(held)
+    [ours, kept].each(&:close)
+  end
+end
+
+row :enqueue_released do
+  during(LOCKS.tickets) do |tickets|
+    ticket = tickets.enqueue('queue')
+    expect(event(tickets)[0], 'granted')
+    ADMIN.force(ticket)
+    expect(event(tickets), ['released', 'queue', ticket])
+    raises(Dlock::LockLost) { tickets.release(ticket) }
+  end
+end
+
+row :election_hand_over do
+  leaving = Array.new(2) { Dlock::Box.new }
+  led = []
+  work = lambda do |n|
+    lambda do |lock|
+      led << [n, lock.fence]
+      expect(leaving[n].see(Dlock.now + TIMEOUT))
+      n
+    end
+  end
+  first = start { LOCKS.election('leader', ttl: LONG, info: 'node-1').run(&work.call(0)) }
+  wait_until { led.any? }
+  second = start { LOCKS.election('leader', ttl: LONG, info: 'node-2').run(&work.call(1)) }
+  ADMIN.until_waits('leader')
+  expect(ADMIN.call("SELECT info FROM dlock_locks WHERE name = 'leader' AND granted"), 'node-1')
+  expect(led.size, 1)
+  leaving[0].put(true)
+  expect(ended(first), 0)
+  wait_until { led.size == 2 }
+  leaving[1].put(true)
+  expect(ended(second), 1)
+  expect(led[0][1] < led[1][1])
+end
+
+row :election_lost do
+  led = []
+  result = LOCKS.election('leader', **KEPT).run do |lock|
+    led << lock.fence
+    if led.size == 1
+      ADMIN.force(lock.fence)
+      told(lock)
+    end
+    led.size
+  end
+  expect(result, 2)
+  expect(led[0] < led[1])
+end
+
+row :election_restart do
+  running = nil
+  LOCKS.lease(LONG, interval: 0.5).synchronize do |lease|
+    lease.lock('leader').acquire
+    hasty = Dlock::Locks.new(MAIN, patience: 0)
+    running = start { hasty.election('leader', ttl: LONG).run { 'led' } }
+    ADMIN.until_waits('leader')
+    order('restart')
+    ADMIN.until_renewed(lease.id)
+    expect(running.alive?)
+  end
+  expect(ended(running), 'led')
+end
+
+row :watch do
+  during(LOCKS.watch('leader')) do |events|
+    expect(event(events)[0, 2], %w[free leader])
+    connected(ADMIN.dsn) do |db|
+      ticket = Integer(db.exec("SELECT dlock_acquire('leader', info => 'node-1')").getvalue(0, 0))
+      held = events.next(TIMEOUT)
+      expect(held.to_a.first(3), ['held', 'leader', ticket])
+      expect(held.details['info'], 'node-1')
+      ADMIN.kill_sessions
+      # it watches anew, and begins with the present holder
+      expect(event(events), ['held', 'leader', ticket])
+      db.exec('SELECT dlock_release_all()')
+    end
+    expect(event(events)[0, 2], %w[free leader])
+  end
+end
+
+row :errors do
+  fails = lambda do |kind, code, sql, *values|
+    connected { |db| raises(kind, code) { Dlock.translated { db.exec_params(sql, values) } } }
+  end
+
+  ADMIN.holds('busy') do
+    raises(Dlock::LockTimeout, '55P03') { LOCKS.lock('busy', timeout: 0).acquire }
+    waiting = start { LOCKS.lock('busy').acquire }
+    ADMIN.until_waits('busy')
+    ADMIN.call('SELECT pg_cancel_backend(pid) FROM dlock_locks WHERE NOT granted')
+    raises(Dlock::Cancelled, '57014') { ended(waiting) }
+  end
+  connected do |one|
+    connected do |two|
+      Dlock::Lock.new(one, 'a').acquire
+      Dlock::Lock.new(two, 'b').acquire
+      waiting = [start { Dlock::Lock.new(one, 'b').acquire }, start { Dlock::Lock.new(two, 'a').acquire }]
+      wait_until { waiting.any? { |thread| !thread.alive? } }
+      victim = waiting.find { |thread| !thread.alive? }
+      raises(Dlock::Deadlock, '40P01') { victim.value }
+      (waiting - [victim]).each(&:kill).each { |thread| thread.join(TIMEOUT) }
+    end
+  end
+  fails.call(Dlock::LockLost, '55L01', "SELECT dlock_guard('gone', 1)")
+  raises(Dlock::NotAllowed, '42501') { LOCKS.lock('reserved/1').acquire }
+  raises(Dlock::NotPrimary, '25006') { Dlock::Locks.new(dsn('STANDBY'), patience: 0).lock('standby').acquire }
+  fails.call(Dlock::StaleVersion, '40001', "SELECT dlock_version_bump('doc', 7)")
+  raises(Dlock::BadArgument, '22023') { LOCKS.lock('slots', slots: 0).acquire }
+  raises(Dlock::BadArgument, '22004') { LOCKS.lock(nil).acquire }
+  LOCKS.lock('slots', slots: 2).synchronize do
+    raises(Dlock::WrongState, '55000') { LOCKS.lock('slots', slots: 3).acquire }
+  end
+  { '53200' => Dlock::NoRoom, '53400' => Dlock::NoRoom, '58030' => Dlock::QuorumLate,
+    '22012' => Dlock::Error }.each do |code, kind|
+    error = fails.call(kind, code, 'SELECT raise($1, $2)', code, 'do this')
+    expect([error.hint, error.message], ['do this', 'raised'])
+  end
+  raises(Dlock::ConnectionLost) { Dlock::Locks.new('host=127.0.0.1 port=1', patience: 0).lock('x').acquire }
+end
+
+row :sharding do
+  names = Array.new(20) { |n| "shard/#{n}" }
+  both = Dlock::Locks.new(MAIN, OTHER, keys: %w[main other])
+  turned = Dlock::Locks.new(OTHER, MAIN, keys: %w[other main])
+  third = Dlock::Locks.new(MAIN, OTHER, 'host=nowhere', keys: %w[main other third])
+  other = Admin.new('OTHER')
+  held = names.map { |name| both.lock(name).acquire }
+  here, there = [ADMIN, other].map { |server| names.select { |name| server.left(name) == 1 } }
+  expect([here.any?, there.any?, here & there, (here | there).sort], [true, true, [], names.sort])
+  names.each do |name|
+    raises(Dlock::LockTimeout) { turned.lock(name, timeout: 0).acquire }
+    expect(['third', both.key(name)].include?(third.key(name)))
+  end
+  expect(names.any? { |name| third.key(name) == 'third' })
+  # as every other client finds it
+  expect(both.key('shard/0'), %w[main other].max_by { |key| Digest::SHA256.hexdigest("#{key}\0shard/0") })
+  raises(Dlock::BadArgument, '22023') { both.lease(LONG, near: here[0]).lock(there[0]) }
+  held.each(&:release)
+end
+
+#
+# What goes wrong
+#
+
+row :session_connection_killed do
+  raises(Dlock::LockLost) do
+    LOCKS.lock('killed').synchronize do |lock|
+      ADMIN.kill_sessions
+      ADMIN.holds('killed') { |fence| expect(fence > lock.fence) }
+      wait_until { lock.lost? }
+    end
+  end
+  raises(Dlock::LockLost) { LOCKS.lock('killed').synchronize { ADMIN.kill_sessions } }
+end
+
+row :session_restart do
+  fence = nil
+  raises(Dlock::LockLost) do
+    LOCKS.lock('restart').synchronize do |lock|
+      fence = lock.fence
+      order('restart')
+    end
+  end
+  LOCKS.lock('restart').synchronize { |again| expect(again.fence > fence) }
+end
+
+row :lease_connection_killed do
+  LOCKS.lock('lease', **KEPT).synchronize do |lock|
+    fence = lock.fence
+    2.times do
+      ADMIN.heartbeat
+      ADMIN.kill_sessions
+      ADMIN.until_renewed(fence)
+    end
+    expect([lock.lost?, lock.fence], [false, fence])
+    expect(ADMIN.call("SELECT dlock_check('lease', $1)", fence), 't')
+  end
+end
+
+row :lease_acquire_killed do
+  lock = LOCKS.lock('lease', ttl: LONG, owner: 'job/1')
+  waiting = nil
+  ADMIN.holds('lease') do
+    waiting = start { lock.acquire }
+    ADMIN.until_waits('lease')
+    pid = ADMIN.call('SELECT pid FROM dlock_locks WHERE NOT granted')
+    ADMIN.call('SELECT pg_terminate_backend($1, 60000)', pid)
+    ADMIN.until_waits('lease')
+  end
+  ended(waiting)
+  expect(ADMIN.call("SELECT array_agg(ticket), min(owner) FROM dlock_locks WHERE name = 'lease'"),
+         ["{#{lock.fence}}", 'job/1'])
+  lock.release
+end
+
+row :lease_backend_stopped do
+  LOCKS.lock('lease', **KEPT).synchronize do |lock|
+    pid = ADMIN.heartbeat
+    order("stop #{pid}")
+    ADMIN.until_renewed(lock.fence, 2)
+    expect(lock.lost?, false)
+    order("continue #{pid}")
+    expect(ADMIN.free?('lease'), false)
+  end
+  expect(ADMIN.left('lease'), 0)
+end
+
+row :lease_server_stopped do
+  raises(Dlock::LockLost, '55L01') do
+    LOCKS.lock('lease', ttl: SHORT).synchronize do |lock|
+      ADMIN.heartbeat
+      order('freeze')
+      told(lock)
+      raises(Dlock::LockLost) { lock.check }
+      order('thaw')
+      expect([ADMIN.call('SELECT true'), lock.lost?], ['t', true])
+    end
+  end
+  ADMIN.until_free('lease')
+end
+
+row :lease_client_stopped do
+  raises(Dlock::LockLost) do
+    LOCKS.lock('lease', ttl: SHORT).synchronize do |lock|
+      called = Dlock::Box.new
+      lock.on_lost { called.put(true) }
+      order("suspend #{Process.pid} SELECT dlock_try_xact_acquire('lease') IS NOT NULL")
+      expect(lock.lost?)
+      expect(called.see(Dlock.now + TIMEOUT))
+      expect([ADMIN.call('SELECT true'), lock.lost?], ['t', true])
+      ADMIN.holds('lease') { |fence| expect(fence > lock.fence) }
+    end
+  end
+end
+
+row :lease_restart do
+  LOCKS.lock('lease', **KEPT).synchronize do |lock|
+    fence = lock.fence
+    order('restart')
+    ADMIN.until_renewed(fence, 2)
+    expect([lock.lost?, lock.fence], [false, fence])
+    expect(ADMIN.call("SELECT dlock_check('lease', $1)", fence), 't')
+  end
+  expect(ADMIN.left('lease'), 0)
+end
+
+row :lease_worker_killed do
+  successor = LOCKS.lock('lease', ttl: LONG)
+  waiting = fence = nil
+  LOCKS.lock('lease', **KEPT).synchronize do |lock|
+    fence = lock.fence
+    waiting = start { successor.acquire }
+    ADMIN.until_waits('lease')
+    expect(ADMIN.call('SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity ' \
+                      "WHERE backend_type = 'dlock worker'"), 't')
+    ADMIN.until_renewed(fence, 2)
+    expect(lock.lost?, false)
+  end
+  expect(ended(waiting).fence > fence)
+  successor.release
+end
+
+row :lease_forced_release do
+  raises(Dlock::LockLost) do
+    LOCKS.lock('lease', **KEPT).synchronize do |lock|
+      ADMIN.force(lock.fence)
+      told(lock)
+      expect(lock.lost?)
+    end
+  end
+end
+
+row :lease_forced_one_of_many do
+  LOCKS.lease(LONG, interval: 0.5).synchronize do |lease|
+    lease.lock('kept').synchronize do |kept|
+      raises(Dlock::LockLost) do
+        lease.lock('forced').synchronize do |forced|
+          ADMIN.force(forced.fence)
+          told(forced)
+          expect([kept.lost?, lease.lost?], [false, false])
+        end
+      end
+    end
+  end
+  expect(ADMIN.left('kept'), 0)
+end
+
+row :lease_quorum_late do
+  late.lock('lease', **KEPT).synchronize do |lock|
+    ADMIN.heartbeat
+    ADMIN.until_renewed(lock.fence)
+    ADMIN.call('UPDATE late.quorum SET late = true')
+    called = ADMIN.call('SELECT last_value FROM late.calls')
+    # the first of them may have asked before that
+    ADMIN.until('SELECT last_value > $1 + 1 FROM late.calls', called)
+    deadline = lock.deadline
+    ADMIN.until('SELECT last_value > $1 + 3 FROM late.calls', called)
+    expect([lock.deadline, lock.lost?], [deadline, false])
+    ADMIN.call('UPDATE late.quorum SET late = false')
+    wait_until { lock.deadline > deadline }
+    expect(lock.lost?, false)
+  end
+end
+
+row :lease_callback do
+  called = Queue.new
+  lock = LOCKS.lock('lease', **KEPT)
+  raises(Dlock::LockLost) do
+    lock.synchronize do
+      $stderr = StringIO.new
+      lock.on_lost do |lost|
+        called << [:bad, lost]
+        exit(1)
+      end
+      lock.on_lost { |lost| called << [:good, lost] }
+      ADMIN.force(lock.fence)
+      told(lock)
+      wait_until { called.size == 2 }
+      lock.on_lost { |lost| called << [:late, lost] }
+      wait_until { called.size == 3 }
+    ensure
+      $stderr = STDERR
+    end
+  end
+  got = Array.new(called.size) { called.pop }
+  expect(got.map(&:first).sort, %i[bad good late])
+  expect(got.all? { |_, lost| lost.equal?(lock) })
+end
+
+row :lease_callback_hangs do
+  may_return = Dlock::Box.new
+  raises(Dlock::LockLost) do
+    LOCKS.lease(SHORT, interval: 0.2).synchronize do |lease|
+      called = Dlock::Box.new
+      lock = lease.lock('lease').acquire
+      lock.on_lost do
+        called.put(true)
+        may_return.see(Dlock.now + 2 * TIMEOUT)
+      end
+      ADMIN.force(lock.fence)
+      expect(called.see(Dlock.now + TIMEOUT))
+      order('freeze')
+      told(lease)
+      may_return.put(true)
+      order('thaw')
+    end
+  end
+end
+
+row :acquire_client_timeout do
+  [{}, { ttl: LONG }].each do |options|
+    ADMIN.holds('busy') do
+      raises_timeout { LOCKS.lock('busy', **options).acquire }
+      expect(ADMIN.left('busy'), 1)
+      raises_timeout { LOCKS.lock('busy', **options).synchronize { raise 'let in' } }
+      expect(ADMIN.left('busy'), 1)
+    end
+    ADMIN.until_free('busy')
+  end
+end
+
+def raises_timeout(&block)
+  Timeout.timeout(0.1, &block)
+rescue Timeout::Error
+  nil
+else
+  raise 'no Timeout::Error'
+end
+
+row :acquire_cancelled do
+  [->(thread) { thread.raise(Boom) }, :kill.to_proc].each do |cancel|
+    [{}, { ttl: LONG }].each do |options|
+      ADMIN.holds('busy') do
+        waiting = start { LOCKS.lock('busy', **options).acquire }
+        ADMIN.until_waits('busy')
+        cancel.call(waiting)
+        cancelled(waiting)
+        expect(ADMIN.left('busy'), 1)
+      end
+      ADMIN.until_free('busy')
+    end
+
+    # granted already, when it is cancelled
+    renewals_wait do
+      waiting = start { late.lock('busy', ttl: LONG).acquire }
+      until_renewal_waits
+      cancel.call(waiting)
+      cancelled(waiting)
+      expect(ADMIN.left('busy'), 0)
+    end
+  end
+end
+
+def cancelled(thread)
+  expect(ended(thread), nil)
+rescue Boom
+  nil
+end
+
+# Exceptions of a signal handler, at the wait, and at the client's taking back
+def alarms(twice)
+  left = twice ? 2 : 1
+  before = trap('USR1') do
+    left -= 1
+    raise Boom, 'of a signal' if left >= 0
+  end
+  sender = fork do
+    parent = Process.ppid
+    sleep(0.2)
+    (twice ? 2 : 1).times do
+      Process.kill('USR1', parent)
+      sleep(0.002)
+    end
+    exit!(0)
+  end
+  yield
+  raise 'not broken off'
+rescue Boom
+  nil
+ensure
+  Process.wait(sender)
+  # both have come
+  wait_until { left <= 0 } if $!.nil?
+  trap('USR1', before)
+end
+
+row :acquire_broken_off do
+  LOCKS.lease(LONG).synchronize do |lease|
+    kept = lease.lock('kept').acquire
+    [false, true].each do |twice|
+      connected do |db|
+        [LOCKS.lock('busy'), LOCKS.lock('busy', ttl: LONG), lease.lock('busy'),
+         Dlock::Lock.new(db, 'busy')].each do |lock|
+          ADMIN.holds('busy') do
+            alarms(twice) { lock.acquire }
+            ADMIN.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'")
+          end
+          ADMIN.until_free('busy')
+          db.exec('SELECT 1') unless db.finished?
+          # as soon as the request is undone, the lock can be used again
+          wait_until { lock.instance_variable_get(:@state) == 'not held' }
+        end
+      end
+    end
+    kept.check
+    kept.release
+  end
+
+  # at each moment: nothing stays behind
+  ADMIN.holds('busy') do
+    [{}, { ttl: LONG }].each do |options|
+      (0..20).each do |n|
+        waiting = start { LOCKS.lock('busy', **options).acquire }
+        sleep(n / 1000.0)
+        waiting.raise(Boom)
+        cancelled(waiting)
+      end
+    end
+    ADMIN.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'")
+  end
+  (0..40).each do |n|
+    waiting = start { LOCKS.lock('free', ttl: LONG).synchronize { Thread.stop } }
+    sleep(n / 2000.0)
+    waiting.raise(Boom)
+    cancelled(waiting)
+  end
+  ADMIN.until_free('free')
+end
+
+row :waiter_killed do
+  ADMIN.holds('busy') do
+    waiter = spawn(RbConfig.ruby, '-I', $LOAD_PATH.first, '-e',
+                   "require 'dlock'; Dlock::Locks.new(ARGV[0]).lock('busy', ttl: #{LONG}).acquire", MAIN)
+    ADMIN.until_waits('busy')
+    Process.kill('KILL', waiter)
+    Process.wait(waiter)
+    ADMIN.until("SELECT count(*) = 1 FROM dlock_locks WHERE name = 'busy'")
+  end
+end
+
+row :server_silent do
+  hasty = Dlock::Locks.new(MAIN, patience: 1)
+  session = LOCKS.lock('mine').acquire
+  ADMIN.holds('busy') do
+    waiting = start { LOCKS.lock('busy', ttl: LONG).acquire }
+    ADMIN.until_waits('busy')
+    order('freeze')
+    asked = [{}, { ttl: LONG }].map { |options| start { hasty.lock('x', timeout: 0.05, **options).acquire } }
+    asked << start { hasty.lease(LONG).open }
+    released = start { session.release }
+    connecting = start { raises_timeout { LOCKS.lock('y', ttl: LONG).acquire } }
+    waiting.raise(Boom)
+    asked.each { |thread| raises(Dlock::ConnectionLost) { ended(thread) } }
+    raises(Dlock::LockLost) { ended(released) }
+    raises(Boom) { ended(waiting) }
+    ended(connecting)
+    order('thaw')
+  end
+  ADMIN.until('SELECT count(*) = 0 FROM dlock_locks')
+end
+
+row :release_silent do
+  LOCKS.lease(LONG, interval: 0.5).synchronize do |lease|
+    held = [lease.lock('silent'), LOCKS.lock('own', **KEPT)].each(&:acquire)
+    pids = ADMIN.call("SELECT string_agg(pid::text, ' ') FROM pg_stat_activity WHERE application_name = 'dlock'").split
+    pids.each { |pid| order("stop #{pid}") }
+    held.each do |lock|
+      lock.release
+      expect(ADMIN.left(lock.name), 0)
+    end
+    expect(lease.lost?, false)
+    pids.each { |pid| order("continue #{pid}") }
+  end
+end
+
+row :release_owed do
+  Dlock::Locks.new(MAIN, patience: 0.1).lease(LONG, interval: 0.5).synchronize do |lease|
+    lock = lease.lock('owed').acquire
+    order('freeze')
+    raises(Dlock::ConnectionLost) { lock.release }
+    order('thaw')
+    ADMIN.until("SELECT count(*) = 0 FROM dlock_locks WHERE name = 'owed'")
+    expect(lease.lost?, false)
+    lease.lock('owed', timeout: 0).synchronize { nil }
+  end
+end
+
+# As of the gem connection_pool: a pool of one
+class Pool
+  def initialize
+    @idle = Queue.new
+    @idle << PG.connect(MAIN)
+  end
+
+  def with
+    db = @idle.pop
+    yield db
+  ensure
+    Dlock.reset(db) unless db.finished?
+    @idle << db
+  end
+end
+
+row :pool_returned do
+  pool = Pool.new
+  pid = pool.with do |db|
+    Dlock::Lock.new(db, 'pool').acquire
+    db.exec('BEGIN')
+    raises_division(db)
+    db.backend_pid
+  end
+  expect(ADMIN.free?('pool'))
+  pool.with do |db|
+    expect([db.backend_pid, db.exec("SELECT dlock_is_held('pool')").getvalue(0, 0)], [pid, 'f'])
+  end
+
+  # Locks over this pool: a lock in session scope keeps the connection out of it
+  locks = Dlock::Locks.new(pool)
+  locks.lock('pool').synchronize do
+    expect(ADMIN.call("SELECT pid FROM dlock_locks WHERE name = 'pool'"), pid.to_s)
+    expect(pool.instance_variable_get(:@idle).empty?)
+  end
+  expect(ADMIN.free?('pool'))
+  expect(pool.with(&:backend_pid), pid)
+  ADMIN.holds('pool') do
+    raises_timeout { locks.lock('pool').acquire }
+    expect(ADMIN.left('pool'), 1)
+  end
+  # the state of the connection was not known, so that it is a new one
+  pool.with { |db| expect(db.exec("SELECT dlock_is_held('pool')").getvalue(0, 0), 'f') }
+
+  # a function, for a new password at each connection
+  Dlock::Locks.new(-> { MAIN }).lock('pool', ttl: LONG).synchronize { expect(ADMIN.left('pool'), 1) }
+  Dlock::Locks.new(-> { PG.connect(MAIN) }).lock('pool').synchronize { expect(ADMIN.left('pool'), 1) }
+  raises(Dlock::BadArgument, '22023') { Dlock::Locks.new(7) }
+end
+
+def raises_division(db)
+  db.exec('SELECT 1 / 0')
+rescue PG::DivisionByZero
+  nil
+end
+
+row :clock_stepped do
+  day = 86_400
+  LOCKS.lock('lease', **KEPT).synchronize do |lock|
+    before = Time.now
+    deadline = lock.deadline
+    [day, -day].each do |seconds|
+      order("clock #{seconds}")
+      expect((Time.now - before - seconds).abs < day / 2)
+      expect([lock.lost?, lock.deadline < deadline + LONG], [false, true])
+      ADMIN.until_renewed(lock.fence)
+    end
+    wait_until { lock.deadline > deadline }
+    expect(lock.deadline < Dlock.now + LONG)
+  end
+  raises(Dlock::LockLost) do
+    LOCKS.lock('lease', ttl: SHORT).synchronize do |lock|
+      ADMIN.heartbeat
+      order('freeze')
+      told(lock)
+      order('thaw')
+    end
+  end
+  order('clock 0')
+end
+
+row :lease_promotion do
+  hosts, ports = %w[OTHER STANDBY].map { |server| ENV.fetch("DLOCK_#{server}").split(':') }.transpose
+  pair = Dlock::Locks.new("host=#{hosts.join(',')} port=#{ports.join(',')} dbname=postgres user=app")
+  promoted = Admin.new('STANDBY')
+  fence = nil
+  pair.lock('lease', **KEPT).synchronize do |lock|
+    fence = lock.fence
+    order('promote')
+    promoted.until('SELECT count(*) = 1 FROM dlock_leases WHERE lease = $1', fence)
+    promoted.until_renewed(fence, 2)
+    expect([lock.lost?, lock.fence], [false, fence])
+    expect(promoted.call("SELECT dlock_check('lease', $1)", fence), 't')
+  end
+  expect(promoted.left('lease'), 0)
+  pair.lock('lease', ttl: LONG).synchronize { |lock| expect(lock.fence > fence) }
+end
+
+failed = false
+names = ARGV.empty? ? ROWS.keys : ARGV.map(&:to_sym)
+names.each do |name|
+  began = Dlock.now
+  begin
+    ROWS.fetch(name).call
+    ADMIN.until('SELECT count(*) = 0 FROM dlock_locks')
+    # the next row looks for its own
+    ADMIN.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'dlock heartbeat'")
+    puts "ok #{name}"
+  rescue Exception => e # rubocop:disable Lint/RescueException
+    failed = true
+    puts e.full_message(highlight: false, order: :top).gsub(/^/, '# ')
+    puts "not ok #{name}"
+    order('thaw')
+    order('clock 0')
+    ADMIN.call('SELECT count(dlock_force_release(ticket)) FROM dlock_locks')
+  end
+  puts format('# %<name>s: %<seconds>.1f s', name: name, seconds: Dlock.now - began)
+  $stdout.flush
+end
+# without waiting for threads that wait for what has failed
+exit!(failed ? 1 : 0)
