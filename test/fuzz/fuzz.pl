@@ -1,12 +1,12 @@
 
-# Send random calls of dlock's functions; for test/fuzz/run, which has started
-# the server.
+# Send random calls of dlock's functions. test/fuzz/run starts the server and
+# calls this.
 #
-# There is a database for each kind of encoding, and in each of them some
-# sessions, which take random roles, begin, nest and abort transactions of any
-# kind, and cancel and terminate each other.  The functions come from the
-# catalog, so a new one is called without anybody having thought of it, and
-# every argument from what its type can be at its worst.
+# There is a database for each kind of encoding, with some sessions each.
+# Sessions take random roles, begin, nest and abort transactions of all kinds,
+# and cancel and terminate each other.  The functions are read from the
+# catalog, so new functions are called, too.  Arguments include the extreme
+# values of their types.
 #
 # What must not happen:
 #	a crash, or a session that is closed unasked
@@ -28,17 +28,17 @@ my ($psql, $dir, $seed, $seconds, $sessions) = @ARGV;
 my @databases = qw(UTF8 LATIN1 SQL_ASCII EUC_JP);
 my @failures;
 
-# Where an answer takes longer than this, it does not come.
+# An answer that takes longer than this counts as missing.
 my $patience = 60;
 
-# What bad input, states, rights, limits, and others may bring
+# Errors that bad input, states, rights, limits and other sessions may cause
 my %allowed = map { $_ => 1 } qw(
   0A000 21000 22003 22004 22007 22008 22015 22021 22023 2202E 22P02 22P05
   25000 25001 25006 25P01 25P02 26000 2BP01 34000 39P01 3B001 40001 40P01
   42501 42602 42704 42710 42P03 42P05 53200 53400 54000 55000 55006 55L01
   55P03 57014 57P01);
 
-# one-shot queries, as the superuser
+# One-shot queries, as the superuser
 sub ask
 {
 	my ($database, @sql) = @_;
@@ -70,7 +70,7 @@ sub poll
 sub one { return $_[ rand @_ ]; }
 sub chance { return rand() < $_[0]; }
 
-# Bytes stand in escapes, for psql itself would stumble over them.
+# Bytes are written as escapes, because psql cannot read them raw.
 sub text
 {
 	return one(
@@ -87,7 +87,7 @@ sub text
 		"encode(decode(repeat('ff', 40), 'hex'), 'escape')");
 }
 
-# few, so that sessions meet
+# Few names, so that sessions compete
 sub name
 {
 	return chance(0.2) ? text() : "'" . one('a' .. 'f') . "'";
@@ -120,7 +120,7 @@ sub interval
 	return one("'0'", "'1 ms'", "'20 ms'", "'100 ms'", "'200 ms'", "'1 s'");
 }
 
-# Mostly what there is, of whomever it may be
+# Mostly an existing number, of any owner
 sub id
 {
 	my $n = int rand 10;
@@ -155,21 +155,21 @@ my %values = (
 		return chance(0.5) ? text() : one("'role_a'", "'nobody is called so'");
 	},);
 
-# arguments whose type does not say enough
+# Arguments whose type alone says too little
 my %named = (
 	'name' => \&name,
 	'slots' => sub {
 		return chance(0.7) ? 'NULL' : $values{integer}->();
 	},
 	'permits' => sub { return chance(0.7) ? 1 : $values{integer}->(); },
-	# so that most names stay free for most
+	# Most names stay free for most roles.
 	'prefix' => sub { return chance(0.7) ? "'e'" : text(); },
 	'pid' => \&pid,
 	'expected' => sub {
 		my $name = name();
 		return chance(0.2) ? id() : "dlock_version_of($name)";
 	},
-	# a great one would leave no numbers to the others
+	# A big number would leave none to the others.
 	'minimum' => sub {
 		return one('NULL', 0, -1, 1, '9223372036854775807',
 			'9007199254740992', '(-9223372036854775808)');
@@ -193,7 +193,7 @@ sub pid
 
 # ---- Statements
 
-# call($function): with arguments by position, and then by name
+# call($function): the first arguments by position, the others by name
 sub call
 {
 	my ($function) = @_;
@@ -211,7 +211,7 @@ sub call
 		  or die "$function->{name}: no values for the type $types[$i]";
 		my $value = $maker->();
 
-		# the types decide which function it is
+		# The types select the function.
 		$value = "CAST($value AS $types[$i])";
 		$value = "$names[$i] => $value" if $i >= $position;
 		push @arguments, $value;
@@ -219,7 +219,7 @@ sub call
 	return "$function->{name}(" . join(', ', @arguments) . ')';
 }
 
-# statement($functions): what is sent at once
+# statement($functions): the text to send at once
 sub statement
 {
 	my ($functions) = @_;
@@ -292,14 +292,14 @@ sub statement
 		'SET lock_timeout = ' . one(0, 1, 20))
 	  if $dice < 0.998;
 
-	# nobody is to see that
+	# Other sessions must not see this.
 	return one('BEGIN; DROP EXTENSION dlock CASCADE; ROLLBACK',
 		'SET client_encoding = ' . one(@databases));
 }
 
 # ---- Sessions
 
-# Report what a session's output says that it must not.
+# Report each part of a session's output that must not be there.
 sub judge
 {
 	my ($database, $sql, $answer, $report) = @_;
@@ -314,8 +314,8 @@ sub judge
 	}
 }
 
-# Run psql until it is told to end, or its session is terminated.
-# Returns how many statements it was sent.
+# Run psql until it is told to end, or its session is terminated.  Returns the
+# number of statements sent.
 sub converse
 {
 	my ($database, $functions, $until, $report) = @_;
@@ -363,10 +363,10 @@ sub converse
 	return $count;
 }
 
-# ---- The whole
+# ---- The run
 
-# How many locks fit into little memory, of which a sketch that grows in each
-# database takes less than a fiftieth
+# The number of locks that fit into a small memory.  The sketch, which grows in
+# each database, takes less than a fiftieth of it.
 sub capacity
 {
 	my ($database) = @_;
@@ -444,8 +444,8 @@ SELECT p.proname, p.prokind, p.pronargdefaults,
  ORDER BY p.oid::regprocedure::text});
 die 'no functions' if @functions < 10;
 
-# the first time makes what stays, such as tables of locks, and in each database
-# the sketch of what was waited for
+# The first calls make what stays: tables of locks, and in each database the
+# sketch of the locks waited for.
 ask(
 	$_,
 	"SELECT dlock_ttl_acquire('w', '2 s')",
@@ -472,7 +472,7 @@ foreach my $i (0 .. $sessions * @databases - 1)
 		open(my $report, '>', $file) or die "$file: $!";
 		$report->autoflush;
 
-		# here and not in the database, where DISCARD ALL would find it
+		# Set here and not in the database, because DISCARD ALL would reset it.
 		$ENV{PGOPTIONS} = '-c statement_timeout=400';
 		$count += converse($database, \@functions, $until, $report)
 		  while time < $until;
@@ -502,14 +502,14 @@ foreach my $pid (keys %children)
 
 my ($granted, $waited) = (0, 0);
 
-# What only its owner, or time, would end is ended here, and then nothing may
-# be left.
+# End the tickets and leases that only their owner or time would end.
+# Afterwards nothing may be left.
 eval {
 	foreach my $database (@databases)
 	{
 		my $left = 'nothing was asked';
 
-		# what came through all the errors
+		# Acquires that succeeded
 		$granted += ask($database, 'SELECT acquired FROM dlock_stats');
 		$waited += ask($database, 'SELECT waited FROM dlock_stats');
 
@@ -549,7 +549,7 @@ eval {
 	1;
 } or push @failures, "the server could not be asked at the end: $@";
 
-# A worker's errors are nowhere else.
+# Only the log has a worker's errors.
 open(my $log, '<', "$dir/log") or die "$dir/log: $!";
 my %terminated;
 while (my $line = <$log>)
@@ -562,8 +562,8 @@ while (my $line = <$log>)
 }
 close $log;
 
-# The last words to a session that is terminated do not always reach psql; and
-# one that was terminated at once has not said which it is, so that any will do.
+# A terminated session's last message does not always reach psql.  A session
+# that was terminated at once has not told its PID, so any PID counts.
 $terminated{0} = 1 if %terminated;
 @failures = grep { !/ lost \((\d+)\)/ || !$terminated{$1} } @failures;
 

@@ -81,7 +81,7 @@ class Scope(threading.Thread):
         if self.connection is None:
             self.connection = connect(self.dsn)
         cursor = self.connection.cursor()
-        # from here on it can be given up
+        # From here on, watch() may cancel the call.
         self.begun = now()
         if self.before and self.value is None:
             cursor.execute(self.before)
@@ -89,7 +89,7 @@ class Scope(threading.Thread):
         for statement in self.statements:
             cursor.execute(statement.replace('LEASE', str(self.value)))
             row = cursor.fetchone() if cursor.description else None
-            # a lease that is gone: another one
+            # The lease is gone: open another one.
             if self.before and row == (None,):
                 self.value = None
 
@@ -182,7 +182,7 @@ class Holder(threading.Thread):
                                 owner=f'holder/{self.number}') as lock:
                     self.note('holds', lock.fence)
                     self.work(lock, resource)
-                    # told before the release, whatever becomes of that
+                    # Noted before the release, whatever the release returns
                     self.note('ends', lock.fence)
             except dlock.LockTimeout:
                 pass
@@ -199,7 +199,7 @@ class Holder(threading.Thread):
             try:
                 resource.write(lock.fence)
             except Refused as error:
-                # in time, nobody else can have been there
+                # Within the ttl, no other client can have held the lock.
                 try:
                     lock.check()
                 except dlock.LockLost:

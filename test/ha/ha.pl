@@ -1,17 +1,18 @@
-# dlock under Patroni: members die, are stopped, cut off from each other and from
-# etcd, switched over and restarted, while clients use all of dlock.  What clients
-# were told stays true: see Dlock::Checker, Dlock::Torture and Dlock::Split for
-# the rules, and test/ha/run for how to run this.
+# Tests dlock under Patroni.  Members are killed, stopped, cut off from each
+# other and from etcd, switched over and restarted, while clients use all of
+# dlock.  Each answer to a client must stay true: see Dlock::Checker,
+# Dlock::Torture and Dlock::Split for the rules, and test/ha/run for how to run
+# this.
 #
-# A round has a load on the primary, a fault, and a comparison of what there is
-# then with the history.  Where the old primary lives on beside the new one, half
-# of its clients go over, and the others stay, as long as it lets them.  Beside
-# that clients.py runs all the time, in a database of its own, by a connection
-# string with all members in it, and by HAProxy if it is there; and in a third
-# database, which begins with the SQL objects of version 1.0, there are leases that
-# nobody renews, to be counted.
+# A round has a load on the primary, a fault, and a comparison of the server's
+# state with the history.  If the old primary runs on beside the new one, half
+# of its clients move over.  The others stay as long as it serves them.  All
+# the time, clients.py runs in a database of its own.  It connects by a
+# connection string with all members, and by HAProxy if that is installed.  A
+# third database begins with the SQL objects of version 1.0.  Its leases are
+# never renewed, and are counted.
 #
-# What is chosen at random depends on the seed.  When it happens does not.
+# The seed determines the random choices, but not their times.
 
 use strict;
 use warnings FATAL => 'all';
@@ -34,25 +35,25 @@ my $clients = $ENV{DLOCK_HA_CLIENTS} || 8;
 my $leases = $ENV{DLOCK_HA_LEASES} || 1000;
 my $asynchronous = $ENV{DLOCK_HA_ASYNC} ? 1 : 0;
 my $once = $ENV{DLOCK_HA_ONCE};
-my $short = $ENV{DLOCK_HA_SHORT};    # as the test ha_patroni
+my $short = $ENV{DLOCK_HA_SHORT};    # set by the test ha_patroni
 my $dir = $ENV{DLOCK_HA_DIR} || PostgreSQL::Test::Utils::tempdir_short();
-# the libraries of the two versions, the one that comes next being the first
+# The libraries of the two versions, the next one first
 my @libraries = split / /, $ENV{DLOCK_HA_LIBRARIES} // '';
 my @versions = ('99.9');
 
 my $rounds_in_series = 6;
 my $begun = now();
 my ($over, $patroni, $history, $admin, $report);
-my $primary;    # its place
-my @left;       # faults that are still to come, before one comes again
+my $primary;    # its index
+my @left;       # faults to use before one is repeated
 my $calls = 0;
-my $unasked = 0;    # failovers, beside those of faults
+my $unasked = 0;    # failovers that no fault asked for
 my @problems;
 
 srand($seed);
 
 #
-# Who is there
+# Members
 #
 
 sub one_of
@@ -67,13 +68,13 @@ sub seconds
 	return $least + rand($most - $least);
 }
 
-# How long a load lasts
+# The duration of a load
 sub load_seconds
 {
 	return $short ? seconds(1, 2) : seconds(3, 6);
 }
 
-# To whoever looks on
+# Report progress.
 sub show
 {
 	return $short ? note(@_) : diag(@_);
@@ -84,7 +85,7 @@ sub others
 	return grep { $_ != $primary } @Dlock::Patroni::places;
 }
 
-# The one that may be promoted
+# The standby that may be promoted
 sub synchronous_standby
 {
 	my ($member) = grep { $_->{role} eq 'sync_standby' } $patroni->members;
@@ -93,7 +94,7 @@ sub synchronous_standby
 	  /(\d)/ ? $1 : die;
 }
 
-# Waits for no standby, so as to be there when none answers
+# A session that waits for no standby, so it works even if none answers
 sub administrator
 {
 	my $session = session($patroni->node($primary));
@@ -103,7 +104,7 @@ sub administrator
 	return $session;
 }
 
-# Who waits for standbys on a primary that was replaced would do so for ever.
+# On a replaced primary, a session that waits for standbys would wait forever.
 sub cancel_stuck
 {
 	my ($session) = @_;
@@ -115,7 +116,7 @@ sub cancel_stuck
 }
 
 #
-# Small faults, in the middle of the load
+# Small faults, during the load
 #
 
 sub signal_one
@@ -135,13 +136,13 @@ my @small = (
 	(sub { signal_one('walsender', 'pg_terminate_backend') }),
 	(sub { $admin->query('CHECKPOINT') }));
 
-# Patroni may have stopped the primary of itself.
+# Patroni may have stopped the primary on its own.
 sub is_there
 {
 	return $admin->query('SELECT 1') eq '1';
 }
 
-# Until that time, or the primary is another one
+# Until that time, or until the primary has changed
 sub hurt
 {
 	my ($until) = @_;
@@ -155,11 +156,12 @@ sub hurt
 }
 
 #
-# Faults, and whether the old primary may stay it ("any"), stays it ("same"), is
-# down while the new one comes ("other"), or lives on beside it ("beside").
+# Faults.  "new" says if the old primary may stay primary ("any"), stays
+# primary ("same"), is down when the new one comes ("other"), or runs on beside
+# it ("beside").
 #
-# "then" comes when there is a new primary beside the old one, and "after", with
-# the place of the old one, when all is over.
+# "then" runs when there is a new primary beside the old one.  "after" runs at
+# the end, with the index of the old primary.
 #
 
 sub stop_member
@@ -170,8 +172,8 @@ sub stop_member
 
 sub switch_over
 {
-	# it says no for as long as the standby lags, or is not known yet, and to any
-	# that has become another one
+	# Patroni refuses while the standby lags or is not known yet.  It also
+	# refuses if the candidate has become the primary.
 	Dlock::Patroni::await('switchover', sub {
 			my $candidate = $asynchronous ? one_of(others()) : synchronous_standby();
 			my $answer;
@@ -220,12 +222,12 @@ sub fill_disk
 	usleep(int(seconds(500_000, 2_500_000)));
 	close $filler;
 	unlink $file;
-	# it may have died of it
+	# The signal may have killed the process.
 	$patroni->kill('KILL', $primary, 'postgres');
 	return;
 }
 
-# What it has received is not applied yet when it is promoted.
+# The standby has received WAL that it has not applied when it is promoted.
 sub hold_up_replay
 {
 	my $place = synchronous_standby();
@@ -236,8 +238,8 @@ sub hold_up_replay
 	return sub { kill('CONT', $pid) if $pid };
 }
 
-# To the other version of dlock: a standby after the other, then a switchover, and
-# at the end who was the primary.
+# Upgrade to the other version of dlock: one standby after the other, then a
+# switchover, then the former primary.
 sub upgrade
 {
 	foreach my $place (others())
@@ -265,7 +267,7 @@ sub end_upgrade
 		$history->problem("member $place has version $there")
 		  if $there ne $versions[0];
 	}
-	# the objects may be older than the library, for as long as one likes
+	# The SQL objects may be older than the library, for any time.
 	$node->safe_psql('many', 'ALTER EXTENSION dlock UPDATE');
 	@libraries = reverse @libraries;
 	@versions = reverse @versions;
@@ -325,7 +327,7 @@ my %faults = (
 	'zombies' => {
 		new => 'beside',
 		do => sub { $patroni->kill('STOP', $primary, 'patroni', 'postgres') },
-		# its Patroni may be later
+		# Its Patroni may follow later.
 		then => sub {
 			$patroni->kill('CONT', $primary, 'postgres');
 			usleep(int(seconds(0, 3_000_000)));
@@ -359,8 +361,8 @@ my %faults = (
 	});
 delete $faults{'full disks'} unless $ENV{DLOCK_HA_DISK};
 delete $faults{'minor upgrades'} unless @libraries;
-# Fences count on the time between the last of the old primary and the first of
-# the new one, which there is only if the old one is down.
+# If the clocks differ, fences are right only if the old primary is down before
+# the new one starts.
 delete @faults{ grep { $faults{$_}{new} eq 'beside' && $_ ne 'zombies' } keys %faults }
   if $ENV{DLOCK_HA_CLOCKS};
 my @wanted = split /,/, $ENV{DLOCK_HA_FAULTS} // '';
@@ -386,7 +388,7 @@ sub repair
 	return;
 }
 
-# These clients end their sessions, or this administrator of their server does.
+# The clients end their sessions.  Otherwise the administrator terminates them.
 sub end_sessions
 {
 	my ($session, $load, @numbers) = @_;
@@ -400,7 +402,7 @@ sub end_sessions
 	return;
 }
 
-# Leases that nobody renews are as many as before.
+# As many leases as before are left, though no client renews them.
 sub count_leases
 {
 	my ($place) = @_;
@@ -415,7 +417,7 @@ sub count_leases
 	return;
 }
 
-# The last one is durable, and so are those before it.
+# If the last lease is durable, so are those before it.
 sub open_leases
 {
 	my ($place, $count) = @_;
@@ -429,7 +431,7 @@ sub open_leases
 	return;
 }
 
-# The primary's place, and since when its server runs
+# The primary's index, and the start time of its server
 sub life
 {
 	my $place = $patroni->await_leader;
@@ -438,8 +440,8 @@ sub life
 	  . $patroni->asks($place, 'SELECT pg_postmaster_start_time()');
 }
 
-# Calls the sub, and once more if Patroni has stopped the primary meanwhile, as
-# what is left of a fault makes it do at times.
+# Call the sub, and repeat it once if Patroni has stopped the primary
+# meanwhile.  The rest of a fault sometimes makes Patroni do this.
 sub steadily
 {
 	my ($do) = @_;
@@ -461,8 +463,8 @@ sub steadily
 	die 'no primary lasts';
 }
 
-# What there is on the primary, compared with the history; it is the one that the
-# clients used, or another
+# Compare the state of the primary with the history.  It may be another primary
+# than the one that the clients used.
 sub compare
 {
 	my ($since, $title, $old) = @_;
@@ -471,7 +473,7 @@ sub compare
 		sub {
 			my $node = $patroni->node($primary);
 
-			# what was not restored keeps the time that it had
+			# Tickets that were not loaded keep their times.
 			$since = $begun
 			  if $node->safe_psql('postgres',
 				'SELECT pg_postmaster_start_time()') eq $history->{life};
@@ -495,7 +497,8 @@ sub note_promotion
 	return;
 }
 
-# The clients' sessions end with the fault, or at once where nothing comes of it.
+# The clients' sessions end with the fault, or at once if the fault has no
+# effect.
 sub round_of_one
 {
 	my ($fault, $title, $load, $since) = @_;
@@ -531,7 +534,7 @@ sub round_of_one
 	return;
 }
 
-# The old primary may go on with half of its clients.
+# The old primary may serve half of its clients further on.
 sub round_of_two
 {
 	my ($fault, $title, $load, $since) = @_;
@@ -580,7 +583,8 @@ sub round_of_two
 	return;
 }
 
-# It may have changed of itself, as the end of a fault is one, too.
+# The primary may have changed on its own, because the end of a fault is a
+# fault, too.
 sub look_for_primary
 {
 	my ($title) = @_;
@@ -614,14 +618,14 @@ sub round
 	($fault->{new} eq 'beside' ? \&round_of_two : \&round_of_one)
 	  ->($fault, $title, $load, $since);
 	$admin->vanish;
-	# nobody needs the members any more
+	# The members are no longer needed.
 	if (!$short || @left)
 	{
 		repair();
 		$patroni->await_whole;
 		$report->event('all members stream');
-		# A new primary begins a file of the same number as the last one of the
-		# old; the disk is small, and what is kept goes by these numbers.
+		# A new primary starts a WAL file of the same number as the last file
+		# of the old one.  The disk is small, and WAL is kept by these numbers.
 		$patroni->asks($primary, 'SELECT pg_switch_wal()');
 	}
 	$fault->{after}->($old) if $fault->{after};
@@ -700,7 +704,7 @@ $report = Dlock::PatroniReport->new($dir, $asynchronous,
 	hosts => $patroni->service->connstr('service'),
 	$patroni->proxy ? (haproxy => $patroni->proxy->connstr('service')) : ());
 
-# Each of them, in any order, before one comes again
+# All faults, in random order, before one is repeated
 @left = shuffle @wanted;
 my $next = sub {
 	@left = shuffle @wanted unless @left || $once;

@@ -1,10 +1,11 @@
 # shellcheck shell=bash
 #
-# The networks of test/ha/run and of the test ha_patroni; sourced by both, after
-# there is an as_root.
+# The networks of test/ha/run and of the test ha_patroni.  Both source this
+# file, after as_root is defined.
 #
-# make_networks PREFIX: one for each member, PREFIX-1 to PREFIX-3, and PREFIX-0
-# with a bridge between them.  Their names are in the array namespaces.
+# make_networks PREFIX: a network for each member, PREFIX-1 to PREFIX-3, and
+# PREFIX-0 with a bridge between them.  Their names are in the array
+# namespaces.
 namespaces=()
 
 make_networks()

@@ -1,15 +1,14 @@
 /*
  * queue.pml
- *	  A lock's queue, and the sleep of those who wait: src/shared/queue.c,
- *	  src/backend/wait.c, and what src/backend/request.c does when a wait ends
- *	  in another way.
+ *	  A lock's queue, and the sleep of its waiters: src/shared/queue.c,
+ *	  src/backend/wait.c, and src/backend/request.c for a wait that fails.
  *
- * BACKENDS sessions ask ROUNDS times each for one lock, exclusively or shared,
- * or, with -DSLOTS=n, for 1 or all of its n permits.  Each may give up at any
- * moment, at its timeout or by a cancel, and end at any moment of its wait.
- * FORCES times an administrator ends somebody's ticket.  With -DDOWNGRADE, who
- * holds the lock exclusively may make that a shared hold.  With -DSET_SLOTS, the
- * permits become fewer once, with requests that ask for more than are left, and
+ * BACKENDS sessions request one lock ROUNDS times each, exclusively or shared,
+ * or, with -DSLOTS=n, 1 or all of its n permits.  Each may give up at any
+ * moment, at its timeout or by a cancel, and may end at any moment of its wait.
+ * An administrator ends a ticket by force, FORCES times.  With -DDOWNGRADE, an
+ * exclusive holder may make its hold a shared one.  With -DSET_SLOTS, the slots
+ * become fewer once, while requests ask for more than are left, and then become
  * more again.
  *
  * What stands for what:
@@ -24,41 +23,40 @@
  *	downgrade				dlock_queue_downgrade(), of a session's
  *	set_slots				dlock_queue_finish_slots()
  *
- * What is done under the entry's lock is one step.  Nothing else is: the
- * waiter's looks at its state, and each setting and resetting of a latch, are
- * steps of their own, as no lock is held there.
+ * What is done under the entry's lock is one step.  A waiter's looks at its
+ * state, and each setting and resetting of a latch, are steps of their own,
+ * because no lock is held there.
  *
  * Checked:
  *
- *	- nobody uses the lock beside an exclusive holder, and no more permits are
- *	  given out than there are (I1), at the moment when they are given out;
- *	- the grants are in the order of the numbers (I3), and whenever the entry's
- *	  lock is free, the head of the queue does not fit (I2);
- *	- whoever waits is granted the lock, or leaves (I11, I12): no run ends with a
- *	  sleeper, and the same as a formula.
+ *	- no session uses the lock beside an exclusive holder, and the permits given
+ *	  out are at most the slots (I1), at the moment of the grant;
+ *	- grants are in the order of the numbers (I3), and whenever the entry's lock
+ *	  is free, the head of the queue does not fit (I2);
+ *	- each waiter is granted the lock, or leaves (I11, I12): no run ends with a
+ *	  sleeper, and a formula says the same.
  *
- * Left out: other locks, so deadlocks; the timer that wakes a waiter to look
- * for them, which would hide for a while that a wakeup was lost; reentrance,
- * which never comes here; memory, and when it is freed; numbers that run out;
- * the tickets of leases (journal.pml) and pins (guard.pml); the order of
- * memory accesses, which are taken to be as written.
+ * Left out: other locks, so deadlocks; the timer for deadlock checks, which
+ * would hide a lost wakeup for a while; reentrance, which is not decided here;
+ * memory and its release; numbers that run out; tickets of leases (journal.pml)
+ * and pins (guard.pml); reordering of memory accesses.
  *
  * Broken on purpose, and to be caught:
  *
- *	BROKEN_FITS		the head is granted whether or not it fits
- *	BROKEN_FREE		whether the lock is free is looked at without its lock
+ *	BROKEN_FITS		the head is granted even if it does not fit
+ *	BROKEN_FREE		a request checks without the entry's lock if it fits
  *	BROKEN_ORDER	the number is drawn before the entry is locked
- *	BROKEN_BARGE	a request that fits passes those who wait
- *	BROKEN_RULE		who leaves the queue does not grant from its head
+ *	BROKEN_BARGE	a request that fits passes the waiters
+ *	BROKEN_RULE		a waiter that leaves the queue does not grant from its head
  *	BROKEN_WAKEUP	the latch is set before the state
  *	BROKEN_RESET	the latch is reset after the look at the state
- *	BROKEN_LEAVE	who gives up, and was granted the lock, does not hand it on
- *	BROKEN_LOOK		who gives up looks without a lock whether it was granted
- *	BROKEN_EXIT		a session that ends keeps what it was just granted
- *	BROKEN_SHARE	who makes its hold a shared one does not grant from the head
- *	BROKEN_HOLD		... or does not look whether it holds still
- *	BROKEN_SET		who sets more permits does not grant from the head
- *	BROKEN_SET_LOCK	... or sets them without the lock
+ *	BROKEN_LEAVE	a waiter that gives up after its grant keeps the lock
+ *	BROKEN_LOOK		a waiter that gives up checks without a lock if it was granted
+ *	BROKEN_EXIT		a session that ends keeps a lock that it was just granted
+ *	BROKEN_SHARE	a downgrade does not grant from the head
+ *	BROKEN_HOLD		... or does not check if the session still holds
+ *	BROKEN_SET		a setter of more slots does not grant from the head
+ *	BROKEN_SET_LOCK	... or sets them without the entry's lock
  */
 
 #ifndef BACKENDS
@@ -88,7 +86,7 @@ byte there = SLOTS;
 #endif
 byte next_ticket = 1;
 
-/* of the ticket that each backend has */
+/* protected by the entry's lock: the state of each backend's ticket */
 mtype state[BACKENDS] = GONE;
 byte number[BACKENDS];
 bool shared[BACKENDS];
@@ -100,7 +98,7 @@ bool latch[BACKENDS];
 
 hidden byte i, head;			/* used within a step only */
 
-/* not in the program, but for what is checked */
+/* not in the program, only for the checks */
 byte last_granted;				/* the greatest number */
 bool uses[BACKENDS];			/* has come back from its acquire */
 
@@ -167,7 +165,7 @@ inline let_go()
 {
 	assert(waiters == 0 || !fits(queue[0]));
 
-	/* for fewer states: numbers may start over where nobody has one */
+	/* For fewer states: numbers start over if no ticket has one. */
 	if
 	:: waiters == 0 && holders == 0 -> last_granted = 0;
 #ifndef BROKEN_ORDER
@@ -376,8 +374,8 @@ proctype backend(byte me)
 		join();
 
 		/*
-		 * Interrupts and the timeout are looked for at several places; as
-		 * giving up does not depend on what was seen before it, one will do.
+	 * Interrupts and the timeout are checked at several places.  Giving up
+	 * does not depend on what was read before, so one place will do.
 		 */
 look:	if
 		:: state[me] == WAITING ->
@@ -453,5 +451,5 @@ init
 	}
 }
 
-/* The backends are alike, so it is enough to follow one. */
+/* The backends are alike, so the formula follows one. */
 ltl granted_or_gone { [] (backend[1]@asleep -> <> !backend[1]@asleep) }

@@ -4,10 +4,10 @@
  *	  src/backend/slots.c, src/tables/slots.c, and what src/shared/queue.c does
  *	  for them.
  *
- * The server has just been started: the table may have a row, and nothing is in
- * memory.  SETTERS transactions write the row or remove it, and commit or roll
- * back; READERS sessions ask for the lock, and read the table before, unless that
- * is done.
+ * The server has just been started: the table may have a row, and the memory
+ * has nothing.  SETTERS transactions write or remove the row, and commit or
+ * roll back.  READERS sessions request the lock, and before that load the table
+ * if it is not loaded.
  *
  * What stands for what:
  *
@@ -16,24 +16,24 @@
  *	reader			load_slots() and dlock_slots_read()
  *	put_back		dlock_queue_load_slots()
  *
- * The row's lock is free as soon as a commit is visible.  Before its own, a
- * transaction waits for those that are visible, and have not changed the memory
+ * The row's lock is free as soon as a commit is visible.  Before its own
+ * commit, a transaction waits for visible ones that have not changed the memory
  * yet.  What is done under the entry's lock is one step.
  *
- * Checked: whoever asks finds in memory what the row says (I27), but for what a
- * transaction is about to put there whose commit is visible; and so it is in the
- * end.
+ * Checked: a request finds in memory what the row says (I27), except for
+ * changes of visible commits that are about to be put there.  At the end, both
+ * are equal.
  *
- * Left out: savepoints, and several changes by one transaction; more names than
- * one; TRUNCATE; who waits for the lock (queue.pml).
+ * Left out: savepoints, and several changes by one transaction; more than one
+ * name; TRUNCATE; waiters for the lock (queue.pml).
  *
  * Broken on purpose, and to be caught:
  *
- *	BROKEN_EARLY	what was written is put into memory before the commit
- *	BROKEN_WAIT		nothing keeps the next one from overtaking who has committed
- *	BROKEN_SETTLED	who changes the slots does not say so before they are read
- *	BROKEN_KEPT		... or the entry that says so goes
- *	BROKEN_LOADED	who reads the table does not look whether that was done
+ *	BROKEN_EARLY	slots are put into memory before the commit
+ *	BROKEN_WAIT		a setter overtakes one that has committed
+ *	BROKEN_SETTLED	a setter does not note its change before others load
+ *	BROKEN_KEPT		... or the entry with the note is removed
+ *	BROKEN_LOADED	a loader does not check whether the slots were set meanwhile
  */
 
 #ifndef SETTERS
@@ -43,9 +43,9 @@
 #define READERS	2
 #endif
 
-byte row;						/* slots; 0: there is none */
+byte row;						/* slots; 0: no row */
 bool row_locked;
-byte behind;					/* setters that are visible, and not over */
+byte behind;					/* setters with visible commits, not finished */
 
 /* protected by the entry's lock */
 byte set_slots;

@@ -2,11 +2,11 @@
  * hold.c
  *	  Each session of a program with libpq begins with a lock.
  *
- * To be preloaded (LD_PRELOAD) into psql or isolationtester: as soon as such a
- * program has connected, it gets a lock in session scope, of a name that nobody
- * else has, and holds it until the session ends.  In the file that DLOCK_HOLD
- * names there is one line for each connection: "held", or why not, as where the
- * database has no dlock.
+ * To be preloaded (LD_PRELOAD) into psql or isolationtester.  Once the program
+ * has connected, its session acquires a lock with a unique name and holds it
+ * until the session ends.  For each connection, the file that DLOCK_HOLD names
+ * gets one line: "held", or the error, for example if the database has no
+ * dlock.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -23,7 +23,7 @@ ignore(void *arg, const char *message)
 {
 }
 
-/* In one call, as many processes write to it */
+/* In one call, because many processes write to the file */
 static void
 note(const char *text)
 {

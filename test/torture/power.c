@@ -54,12 +54,12 @@ typedef struct FileChange
 /* A file while a call changes it */
 typedef struct
 {
-	int			notes;			/* f.INODE, locked; -1 if it is none of ours */
+	int			notes;			/* f.INODE, locked; -1 if not noted */
 	char		data[PATH_MAX];
 	struct stat status;
 } Target;
 
-/* real_FUNCTION: the one of the C library */
+/* real_FUNCTION: the C library's function */
 #define REAL(function) \
 	static __typeof__(function) *real_##function; \
 	if (!real_##function) \
@@ -129,7 +129,7 @@ below_top(const char *path)
 	return path + length + 1;
 }
 
-/* The path of an open file, in the same way; not of one that was removed */
+/* The same for an open file; NULL if it was removed */
 static const char *
 path_of(int fd, char *path)
 {
@@ -171,7 +171,7 @@ note_name(const char *what, const char *path, const char *second,
 	close(fd);
 }
 
-/* Keep a file that is about to lose this name.  Returns where, or "". */
+/* Keep a file that is about to lose this name.  Returns its link, or "". */
 static const char *
 keep(const char *path)
 {
@@ -207,7 +207,7 @@ rename(const char *from, const char *to)
 	if (!ours || !below_top(to) || !is_file(from))
 		return real_rename(from, to);
 	saved = keep(to);
-	/* before it: what is noted and was not done is seen */
+	/* Note it before the call: a note of a call that failed is recognized. */
 	note_name("rename", ours, below_top(to), saved);
 	result = real_rename(from, to);
 	CHECK(result == 0);
@@ -291,14 +291,14 @@ begin(Target *target, int fd)
 	CHECK(target->notes >= 0);
 	while (flock(target->notes, LOCK_EX) != 0)
 		CHECK(errno == EINTR);
-	/* another process may have changed it meanwhile */
+	/* Another process may have changed the file meanwhile. */
 	CHECK(fstat(fd, &target->status) == 0);
 	errno = saved_errno;
 }
 
 /*
- * Note what a change of an open file is about to replace.  A length of -1 is
- * that of a new size, which replaces all behind it.
+ * Note what a change of an open file will replace.  A length of -1 is a new
+ * size, which replaces everything behind it.
  */
 static void
 note(Target *target, int fd, off_t offset, int64_t length)
@@ -316,7 +316,7 @@ note(Target *target, int fd, off_t offset, int64_t length)
 	if (lseek(target->notes, 0, SEEK_END) == 0)
 	{
 		unlink(target->data);
-		/* its name may have gone just now, and then nobody misses it */
+		/* If the file has just been removed, its content is not needed. */
 		if (!path_of(fd, path) || real_link(path, target->data) != 0)
 			return;
 	}
@@ -441,7 +441,7 @@ truncate(const char *path, off_t size)
 	return result;
 }
 
-/* True if it is ours */
+/* True if the file is in the data directory */
 static int
 is_synced(int fd, int with_name)
 {

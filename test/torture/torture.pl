@@ -1,17 +1,17 @@
-# Clients use all of dlock at once, and are hurt at random moments; servers
-# die, and are followed by their standbys; the disk fills up, and the clock
-# jumps.  What clients were told stays true: see Dlock::Checker and
-# Dlock::Torture for the rules, and test/torture/run for how to run this.
+# Clients use all of dlock at once and are hurt at random moments.  Servers die
+# and are followed by their standbys, the disk fills up, and the clock jumps.
+# Each answer to a client must stay true: see Dlock::Checker and Dlock::Torture
+# for the rules, and test/torture/run for how to run this.
 #
-# A run is made of series, each with a history of its own, and a series of
-# rounds.  In a round clients are hurt for some seconds, then the server dies
-# in one way or another, and what there is then is compared with the history.
-# At the end of a series everything is closed, and nothing must be left.  Some
-# series have servers of their own: on a small disk, on disks that lose what was
-# not synced, or three of them with networks between them, which are cut.
+# A run consists of series, and each has its own history.  A series consists of
+# rounds.  In a round clients are hurt for some seconds, then the server dies,
+# and its new state is compared with the history.  At the end of a series
+# everything is closed, and nothing may be left.  Some series have servers of
+# their own: on a small disk, on disks that lose unsynced data, or three
+# servers with networks between them, which are cut.
 #
-# What is chosen at random depends on the seed.  When it happens does not: so
-# the same seed gives the same faults in the same order, at other moments.
+# The seed determines the random choices, but not their times.  So the same
+# seed gives the same faults in the same order.
 
 use strict;
 use warnings FATAL => 'all';
@@ -45,17 +45,17 @@ my $rounds_in_series = 6;
 my $forever = 9**9**9;
 my $begun = now();
 my $over = $begun + 60 * $minutes;
-my %count;       # of each kind of fault
+my %count;       # number of each kind of fault
 my $nodes = 0;
 my $calls = 0;
 my ($primary, $standby, $history, $admin);
-my $network;     # in a series that has one
-my @power_ends;  # of rounds whose servers lose their power
-my $unsynced = 0;    # writes that a power loss has met
-my @cuts;        # of links, each to be healed at a time
+my $network;     # of the series, if it has one
+my @power_ends;  # ends of rounds in which servers lose power
+my $unsynced = 0;    # unsynced writes at power losses
+my @cuts;        # cut links, and the time to heal each
 my @problems;
 my %results;
-my @slowest;     # seconds, what, which call
+my @slowest;     # seconds, kind of call, the call
 
 srand($seed);
 note 'clock: not hurt, as there is no libfaketime' unless $faketime;
@@ -73,9 +73,9 @@ log_min_messages = warning
 wal_writer_delay = 10s
 deadlock_timeout = 200ms
 fsync = off
-# a standby that follows another primary may be far behind it
+# A standby that follows another primary may be far behind.
 wal_keep_size = 256MB
-# timeouts by the clock, which jumps
+# These timeouts use the clock that jumps.
 wal_sender_timeout = 0
 wal_receiver_timeout = 0
 authentication_timeout = 10min
@@ -108,7 +108,7 @@ sub set_clock
 	return;
 }
 
-# Only CLOCK_REALTIME: the monotonic clock is monotonic.
+# Only CLOCK_REALTIME is moved, because real monotonic clocks do not jump.
 sub start
 {
 	my ($node, @arguments) = @_;
@@ -174,7 +174,7 @@ sub forget
 	return;
 }
 
-# All processes are gone at once, and then what was not synced.
+# All processes die at once, and unsynced writes are undone.
 sub power_loss
 {
 	my ($node, $all) = @_;
@@ -185,7 +185,7 @@ sub power_loss
 }
 
 #
-# Faults, each in the middle of the load
+# Faults, each during the load
 #
 
 sub backends
@@ -206,8 +206,8 @@ sub signal_one
 	return 1;
 }
 
-# Where it stops a process may hold anything, so not for long; and this process
-# here may come to wait for it, so another one lets it go on.
+# A stopped process may hold any lock, so it is continued soon.  A child
+# process does this, because this process may itself wait for the stopped one.
 sub stop_one
 {
 	my ($type, $least, $most) = @_;
@@ -219,7 +219,7 @@ sub stop_one
 	return 1;
 }
 
-# Many connections at once, which do little, and some are killed meanwhile
+# Many connections at once, which do little.  Some are killed meanwhile.
 sub storm
 {
 	my @psqls = map
@@ -248,8 +248,8 @@ sub storm
 	return 1;
 }
 
-# PostgreSQL's own processes do not stand more than 24 days: a checkpointer
-# that is to sleep for so long fails an assertion.
+# PostgreSQL's own processes do not survive a jump of more than 24 days: a
+# checkpointer with such a sleep time fails an assertion.
 sub move_clock
 {
 	return 0 if !$faketime || $network;
@@ -258,7 +258,7 @@ sub move_clock
 	return 1;
 }
 
-# One link or two, in one direction or in both, and not for long
+# Cut one link or two, in one direction or in both, for a short time.
 sub cut_links
 {
 	return 0 unless $network;
@@ -287,7 +287,7 @@ sub heal_links
 	return;
 }
 
-# It is back at once, and follows.
+# The standby restarts at once and follows again.
 sub standby_loses_power
 {
 	return 0 unless $standby && $standby->{has_power} && rand() < 0.3;
@@ -339,7 +339,7 @@ sub hurt
 }
 
 #
-# How rounds end
+# The ends of rounds
 #
 
 sub fill_disk
@@ -347,7 +347,7 @@ sub fill_disk
 	my $file = "$disk/filler";
 
 	open my $filler, '>', $file or die "open: $!";
-	# down to the last block
+	# Fill up the last block, too.
 	foreach my $size (65536, 4096)
 	{
 		while (syswrite($filler, "\0" x $size)) { }
@@ -376,7 +376,7 @@ my %ends = (
 	'failovers' => sub {
 		my ($sender) = backends('walsender');
 
-		# what the standby is not told is not acknowledged
+		# A change that no standby has received is not acknowledged.
 		if ($sender && rand() < 0.75)
 		{
 			kill('STOP', $sender);
@@ -389,11 +389,11 @@ my %ends = (
 		power_loss($_) foreach shuffle($primary, $standby);
 		poll('standby is back', sub { start($standby, fail_ok => 1) });
 	},
-	# the standby has lost its power before, and was back
+	# The standby has lost power before, and has restarted.
 	'power losses and failovers' => sub { kill_server($primary) },
 	'full disks' => sub {
 		fill_disk();
-		# it may have died of it
+		# The signal may have killed the process.
 		if (kill(0, $primary->{_pid}))
 		{
 			kill_server($primary);
@@ -409,7 +409,7 @@ sub progress
 {
 	my ($how) = @_;
 
-	# not by way of prove, which may keep it to itself for long
+	# Print directly, because prove may buffer the output for long.
 	diag sprintf('%4d s: %d calls, %d faults, %d problems; %s',
 		now() - $begun, $calls,
 		sum(values %count),
@@ -433,8 +433,8 @@ sub round
 		$primary,
 		sub { hurt($until, @_) },
 		sub {
-			# a process that is stopped dies with those that are killed, but
-			# does not see that its postmaster is gone
+			# A stopped process dies with the killed ones, but does not notice
+			# that its postmaster has gone.
 			stop_one('client backend', 30, 30)
 			  if $how =~ /servers|failovers|power/ && rand() < 0.5;
 			$since = now();
@@ -463,8 +463,8 @@ sub round
 	return;
 }
 
-# Cut the primary off, and replace it.  Returns when that was, and the place of
-# the new one.
+# Cut the primary off, and replace it.  Returns the time, and the index of the
+# new primary.
 sub replace_primary
 {
 	my ($load, $old, @others) = @_;
@@ -491,9 +491,10 @@ sub replace_primary
 	return ($since, $new);
 }
 
-# The primary is cut off from its standbys, and replaced, while it goes on with
-# half of its clients.  What there is then on the new primary is compared with
-# the history; and the other clients go on there until both are killed.
+# The primary is cut off from its standbys and replaced, while it serves half
+# of its clients further on.  The state of the new primary is compared with the
+# history.  The other clients continue on the old primary until both are
+# killed.
 sub partition
 {
 	my $old = $network->place($primary);
@@ -558,7 +559,7 @@ sub partition
 	return;
 }
 
-# Who waits for standbys on the old primary would do so for ever.
+# A session that waits for standbys on the old primary would wait forever.
 sub cancel_stuck
 {
 	my ($session) = @_;
@@ -569,7 +570,7 @@ sub cancel_stuck
 	return;
 }
 
-# Who waits for no standby, so as to be there when none answers
+# A session that waits for no standby, so it works even if none answers
 sub administrator
 {
 	my ($node) = @_;
@@ -653,8 +654,8 @@ sub series_on_full_disk
 	return;
 }
 
-# With fsync = off the last answer is lost, and only that: so what was not synced
-# is lost, and what was synced is not.
+# With fsync = off, the last answer is lost and nothing else is.  So Power.pm
+# loses unsynced writes and keeps synced ones.
 sub loses_what_is_not_synced
 {
 	my @fences;
@@ -691,8 +692,8 @@ sub series_of_power_losses
 	return;
 }
 
-# Clocks are right here: fences count on them where a primary is replaced that
-# goes on.
+# The clocks are right in this series, because fences depend on them if a
+# replaced primary runs on.
 sub series_of_partitions
 {
 	my ($series) = @_;
@@ -739,8 +740,8 @@ note "writes that were not synced: $unsynced" if $unsynced;
 note "lost, or wrong: $lost";
 is($lost, 0, 'nothing was lost');
 
-# who gets nothing has nothing to lose; but some kinds are rare, and rounds of one kind
-# may be too few for them
+# A client that acquires nothing can lose nothing.  But some kinds are rare,
+# and the rounds of one kind may be too few for them.
 is( join(
 		' ',
 		grep { !$results{$_} } 'acquire', 'acquire_all', 'check', 'close',
