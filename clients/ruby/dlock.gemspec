@@ -2,7 +2,7 @@ Gem::Specification.new do |spec|
   spec.name = 'dlock'
   spec.version = '1.0.0'
   spec.summary = 'Locks of dlock, the lock service inside PostgreSQL'
-  spec.description = 'with_advisory_lock for ActiveRecord, and locks on connections of pg, over dlock'
+  spec.description = 'Locks, leases, elections and tickets of dlock, and with_advisory_lock for ActiveRecord'
   spec.authors = ['The dlock authors']
   spec.license = 'PostgreSQL'
   spec.required_ruby_version = '>= 3.1'
