@@ -215,26 +215,6 @@ dlock_tables_reserve(uint64 more, bool with_locks)
 							  more / DLOCK_PARTITIONS, next_lock);
 }
 
-/* Prefetch buckets, and their first entries, for many insertions. */
-void
-dlock_locks_look_ahead(const DlockKey *keys, uint64 count)
-{
-	for (uint64 i = 0; i < count; i++)
-		compat_prefetch(find_bucket(dlock_lock_partition(&keys[i]),
-									keys[i].hash));
-	for (uint64 i = 0; i < count; i++)
-	{
-		DlockPartition *partition = dlock_lock_partition(&keys[i]);
-		dsa_pointer first;
-
-		LWLockAcquire(&partition->lock, LW_SHARED);
-		first = *find_bucket(partition, keys[i].hash);
-		if (DsaPointerIsValid(first))
-			compat_prefetch(lock_at(first));
-		LWLockRelease(&partition->lock);
-	}
-}
-
 /*
  * Find or insert a lock, counted to a role, and return with its entry locked.
  * A new one has no ticket.  Raises 53200, with nothing changed.

@@ -83,7 +83,6 @@ dlock_link_at(dsa_pointer pointer)
 
 /* lock_table.c */
 extern void dlock_tables_reserve(uint64 more, bool with_locks);
-extern void dlock_locks_look_ahead(const DlockKey *keys, uint64 count);
 
 /* shmem.c */
 extern dshash_table *dlock_spaces;

@@ -16,7 +16,6 @@
 
 #include "tables/shape.h"
 
-#define ROWS_AHEAD			32		/* whose locks are prefetched at a time */
 #define ROW_MEMORY			512		/* bytes of a loaded row, about */
 
 /* A column of a row; 0 or NULL if null */
@@ -122,9 +121,10 @@ load_lease(DlockSpace *space, const DlockStored *row)
 
 /* An interrupted attempt may have loaded it, too. */
 static void
-load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
+load_ticket(DlockSpace *space, const DlockStored *row)
 {
 	const Datum *values = row->values;
+	const char *name = get_text(row, DLOCK_QUEUE_NAME);
 	int64		number = DatumGetInt64(values[DLOCK_QUEUE_TICKET]);
 	int			before = dlock_record_begin_uses();
 	DlockRequest request;
@@ -138,7 +138,7 @@ load_ticket(DlockSpace *space, const DlockStored *row, const DlockKey *key)
 	if (namesake && !namesake->single)
 		raise_loaded_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_TICKET);
 	memset(&request, 0, offsetof(DlockRequest, key));
-	dlock_key_copy(&request.key, key);
+	dlock_key_fill(&request.key, space, name, strlen(name));
 	request.scope = DLOCK_LEASE;
 	(void) dlock_mode_by_name(get_text(row, DLOCK_QUEUE_MODE), &request.mode);
 	request.slots = DatumGetInt32(values[DLOCK_QUEUE_SLOTS]);
@@ -190,26 +190,6 @@ reserve_rows(DlockSpace *space, DlockTable table)
 	dlock_tables_reserve(rows, table == DLOCK_TABLE_QUEUE);
 }
 
-/* Fill in keys of the next rows that are not foreign; prefetch their locks. */
-static void
-prefetch_locks(DlockSpace *space, const DlockStoredRows *rows, uint64 from,
-			   DlockKey *keys)
-{
-	uint64		to = Min(from + ROWS_AHEAD, rows->count);
-	int			count = 0;
-
-	for (uint64 i = from; i < to; i++)
-	{
-		const char *name;
-
-		if (rows->rows[i].is_foreign)
-			continue;
-		name = get_text(&rows->rows[i], DLOCK_QUEUE_NAME);
-		dlock_key_fill(&keys[count++], space, name, strlen(name));
-	}
-	dlock_locks_look_ahead(keys, count);
-}
-
 /* Load some rows, from the one after the last that was loaded. */
 void
 dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
@@ -217,8 +197,6 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 	DlockLoading *loading = &space->loading;
 	const DlockShape *shape = &dlock_shapes[which];
 	bool		is_queue = which == DLOCK_TABLE_QUEUE;
-	DlockKey	keys[ROWS_AHEAD];
-	const DlockKey *key = keys;
 
 	if (loading->last == 0)
 		reserve_rows(space, which);
@@ -230,11 +208,6 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 		int64		number = DatumGetInt64(row->values[0]);
 
 		CHECK_FOR_INTERRUPTS();
-		if (is_queue && i % ROWS_AHEAD == 0)
-		{
-			prefetch_locks(space, rows, i, keys);
-			key = keys;
-		}
 		if (row->is_foreign)
 			leave_out(loading, DatumGetInt64(row->values[shape->system]),
 					  DatumGetObjectId(row->values[shape->database]));
@@ -243,7 +216,7 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 			/* if this attempt ends here, the next begins with this row */
 			loading->last = number - 1;
 			if (is_queue)
-				load_ticket(space, row, key++);
+				load_ticket(space, row);
 			else
 				load_lease(space, row);
 		}
