@@ -21,10 +21,6 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* By number, and by request; valid once dlock_attach() has returned */
-DlockIdPartition *dlock_ids = NULL;
-DlockIdPartition *dlock_requests = NULL;
-
 /* The memory must be zero, and no other process can know it yet. */
 void
 dlock_id_table_init(DlockIdPartition *partitions, int tranche)
@@ -37,10 +33,10 @@ dlock_id_table_init(DlockIdPartition *partitions, int tranche)
 }
 
 /* The partition of a hash; the last bits of the hash choose the bucket */
-static inline int
-partition_of(uint32 hash)
+static inline DlockIdPartition *
+partition_of(DlockIdPartition *table, uint32 hash)
 {
-	return hash >> (32 - DLOCK_ID_PARTITION_BITS);
+	return &table[hash >> (32 - DLOCK_ID_PARTITION_BITS)];
 }
 
 /*
@@ -88,7 +84,8 @@ void
 dlock_ids_reserve(uint64 more)
 {
 	for (int p = 0; p < DLOCK_ID_PARTITIONS; p++)
-		dlock_buckets_reserve(&dlock_ids[p].buckets, &dlock_ids[p].lock,
+		dlock_buckets_reserve(&dlock_control->ids[p].buckets,
+							  &dlock_control->ids[p].lock,
 							  more / DLOCK_ID_PARTITIONS, next_number);
 }
 
@@ -101,31 +98,33 @@ dlock_ids_reserve(uint64 more)
 void
 dlock_id_insert(DlockRecord *record)
 {
-	int			p = partition_of(hash_number(number_of(record)));
+	DlockIdPartition *partition = partition_of(dlock_control->ids,
+											   hash_number(number_of(record)));
 
-	dlock_buckets_prepare(&dlock_ids[p].buckets, &dlock_ids[p].lock);
-	LWLockAcquire(&dlock_ids[p].lock, LW_EXCLUSIVE);
+	dlock_buckets_prepare(&partition->buckets, &partition->lock);
+	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
 	if (!record->in_ids && !record->finished)
 	{
-		dlock_buckets_insert(&dlock_ids[p].buckets, dlock_record_self(record),
+		dlock_buckets_insert(&partition->buckets, dlock_record_self(record),
 							 next_number);
 		record->in_ids = true;
 	}
-	LWLockRelease(&dlock_ids[p].lock);
+	LWLockRelease(&partition->lock);
 }
 
 /* The record need not be in the table. */
 void
 dlock_id_delete(DlockRecord *record)
 {
-	int			p = partition_of(hash_number(number_of(record)));
+	DlockIdPartition *partition = partition_of(dlock_control->ids,
+											   hash_number(number_of(record)));
 
-	LWLockAcquire(&dlock_ids[p].lock, LW_EXCLUSIVE);
+	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
 	if (record->in_ids)
-		dlock_buckets_delete(&dlock_ids[p].buckets, dlock_record_self(record),
+		dlock_buckets_delete(&partition->buckets, dlock_record_self(record),
 							 next_number);
 	record->in_ids = false;
-	LWLockRelease(&dlock_ids[p].lock);
+	LWLockRelease(&partition->lock);
 }
 
 /* The record with this number, referred to; or NULL */
@@ -133,12 +132,12 @@ DlockRecord *
 dlock_id_look_up(DlockSpace *space, int64 number)
 {
 	uint32		hash = hash_number(number);
-	int			p = partition_of(hash);
+	DlockIdPartition *partition = partition_of(dlock_control->ids, hash);
 	DlockRecord *found = NULL;
 	dsa_pointer next;
 
-	LWLockAcquire(&dlock_ids[p].lock, LW_SHARED);
-	next = *dlock_bucket_of(&dlock_ids[p].buckets, hash);
+	LWLockAcquire(&partition->lock, LW_SHARED);
+	next = *dlock_bucket_of(&partition->buckets, hash);
 	while (DsaPointerIsValid(next) && found == NULL)
 	{
 		DlockRecord *record = dlock_address(next);
@@ -150,7 +149,7 @@ dlock_id_look_up(DlockSpace *space, int64 number)
 	}
 	if (found)
 		dlock_record_ref(found);
-	LWLockRelease(&dlock_ids[p].lock);
+	LWLockRelease(&partition->lock);
 	return found;
 }
 
@@ -167,29 +166,31 @@ next_request(dsa_pointer entry, uint32 *hash)
 void
 dlock_request_insert(DlockLeaseTicket *ticket)
 {
-	int			p = partition_of(ticket->request);
+	DlockIdPartition *partition = partition_of(dlock_control->requests,
+											   ticket->request);
 
-	dlock_buckets_prepare(&dlock_requests[p].buckets, &dlock_requests[p].lock);
-	LWLockAcquire(&dlock_requests[p].lock, LW_EXCLUSIVE);
-	dlock_buckets_insert(&dlock_requests[p].buckets, ticket->ticket.self,
+	dlock_buckets_prepare(&partition->buckets, &partition->lock);
+	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
+	dlock_buckets_insert(&partition->buckets, ticket->ticket.self,
 						 next_request);
 	ticket->in_requests = true;
-	LWLockRelease(&dlock_requests[p].lock);
+	LWLockRelease(&partition->lock);
 }
 
 /* Called as the ticket's memory is freed.  Raises nothing. */
 void
 dlock_request_delete(DlockLeaseTicket *ticket)
 {
-	int			p = partition_of(ticket->request);
+	DlockIdPartition *partition = partition_of(dlock_control->requests,
+											   ticket->request);
 
 	if (!ticket->in_requests)
 		return;
-	LWLockAcquire(&dlock_requests[p].lock, LW_EXCLUSIVE);
-	dlock_buckets_delete(&dlock_requests[p].buckets, ticket->ticket.self,
+	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
+	dlock_buckets_delete(&partition->buckets, ticket->ticket.self,
 						 next_request);
 	ticket->in_requests = false;
-	LWLockRelease(&dlock_requests[p].lock);
+	LWLockRelease(&partition->lock);
 }
 
 /*
@@ -201,12 +202,13 @@ dlock_request_find(const DlockLeaseTicket *wanted,
 				   bool (*is_wanted) (DlockLeaseTicket *ticket,
 									  const DlockLeaseTicket *wanted))
 {
-	int			p = partition_of(wanted->request);
+	DlockIdPartition *partition = partition_of(dlock_control->requests,
+											   wanted->request);
 	DlockLeaseTicket *found = NULL;
 	dsa_pointer next;
 
-	LWLockAcquire(&dlock_requests[p].lock, LW_SHARED);
-	next = *dlock_bucket_of(&dlock_requests[p].buckets, wanted->request);
+	LWLockAcquire(&partition->lock, LW_SHARED);
+	next = *dlock_bucket_of(&partition->buckets, wanted->request);
 	while (DsaPointerIsValid(next) && found == NULL)
 	{
 		DlockLeaseTicket *ticket = dlock_address(next);
@@ -217,6 +219,6 @@ dlock_request_find(const DlockLeaseTicket *wanted,
 	}
 	if (found)
 		dlock_record_ref(&found->record);
-	LWLockRelease(&dlock_requests[p].lock);
+	LWLockRelease(&partition->lock);
 	return found;
 }

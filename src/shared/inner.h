@@ -85,13 +85,11 @@ extern void dlock_pass_memory(Oid from, Oid to, Size size);
 extern void dlock_close_accounts(void);
 
 /* lock_table.c */
-extern DlockPartition *dlock_lock_partitions;
-
 static inline DlockPartition *
 dlock_lock_partition(const DlockKey *key)
 {
 	/* the bucket is in the last bits */
-	return &dlock_lock_partitions[key->hash >> (32 - DLOCK_PARTITION_BITS)];
+	return &dlock_control->locks[key->hash >> (32 - DLOCK_PARTITION_BITS)];
 }
 
 /* Entries that a walk prefetches; a power of 2 */
@@ -117,7 +115,7 @@ typedef struct DlockLockScan
 
 extern bool dlock_lock_is_spare(const DlockKey *key, Oid role);
 extern void dlock_lock_free_spare(void);
-extern void dlock_lock_table_init(DlockPartition *partitions, int tranche);
+extern void dlock_lock_table_init(int tranche);
 extern DlockLock *dlock_lock_find(const DlockKey *key);
 extern DlockLock *dlock_lock_insert(const DlockKey *key, int32 slots,
 									Oid role);
@@ -235,9 +233,6 @@ extern void dlock_record_use(DlockRecord *record);
 extern void dlock_record_use_found(DlockRecord *record);
 
 /* id_table.c */
-extern DlockIdPartition *dlock_ids;
-extern DlockIdPartition *dlock_requests;
-
 extern void dlock_ids_reserve(uint64 more);
 extern void dlock_id_table_init(DlockIdPartition *partitions, int tranche);
 

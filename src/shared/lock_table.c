@@ -27,20 +27,20 @@
 /* Sizes of entries are multiples of this, so that a spare fits more often. */
 #define ENTRY_STEP	32
 
-DlockPartition *dlock_lock_partitions = NULL;
-
 /* For the next insertion, or NULL */
 static DlockLock *spare = NULL;
 
 /* The memory must be zero, and no other process can know it yet. */
 void
-dlock_lock_table_init(DlockPartition *partitions, int tranche)
+dlock_lock_table_init(int tranche)
 {
 	for (int i = 0; i < DLOCK_PARTITIONS; i++)
 	{
-		LWLockInitialize(&partitions[i].lock, tranche);
-		dlock_buckets_init(&partitions[i].buckets);
-		dlock_buckets_init(&partitions[i].watched);
+		DlockPartition *partition = &dlock_control->locks[i];
+
+		LWLockInitialize(&partition->lock, tranche);
+		dlock_buckets_init(&partition->buckets);
+		dlock_buckets_init(&partition->watched);
 	}
 }
 
@@ -210,8 +210,8 @@ dlock_tables_reserve(uint64 more, bool with_locks)
 	if (!with_locks)
 		return;
 	for (int p = 0; p < DLOCK_PARTITIONS; p++)
-		dlock_buckets_reserve(&dlock_lock_partitions[p].buckets,
-							  &dlock_lock_partitions[p].lock,
+		dlock_buckets_reserve(&dlock_control->locks[p].buckets,
+							  &dlock_control->locks[p].lock,
 							  more / DLOCK_PARTITIONS, next_lock);
 }
 
@@ -385,7 +385,7 @@ take_ahead(DlockLockScan *scan)
 
 	while (scan->count < DLOCK_SCAN_AHEAD && scan->bucket < scan->num_buckets)
 		add_ahead(scan,
-				  *dlock_bucket_at(&dlock_lock_partitions[scan->partition].buckets,
+				  *dlock_bucket_at(&dlock_control->locks[scan->partition].buckets,
 								   scan->bucket++));
 	if (scan->count == 0)
 		return NULL;
@@ -409,7 +409,7 @@ DlockLock *
 dlock_lock_scan_next(DlockLockScan *scan)
 {
 	if (scan->current)
-		count_queue(&dlock_lock_partitions[scan->partition], scan->current);
+		count_queue(&dlock_control->locks[scan->partition], scan->current);
 	do
 	{
 		while ((scan->current = take_ahead(scan)) == NULL)
@@ -417,7 +417,7 @@ dlock_lock_scan_next(DlockLockScan *scan)
 			dlock_lock_scan_end(scan);
 			if (scan->partition + 1 == scan->end)
 				return NULL;
-			begin_partition(scan, &dlock_lock_partitions[++scan->partition]);
+			begin_partition(scan, &dlock_control->locks[++scan->partition]);
 		}
 	} while (!is_sought(scan, scan->current));
 	return scan->current;
@@ -430,7 +430,7 @@ dlock_lock_scan_remove(DlockLockScan *scan)
 	DlockLock  *lock = scan->current;
 
 	scan->current = NULL;
-	unlink_entry(&dlock_lock_partitions[scan->partition], lock);
+	unlink_entry(&dlock_control->locks[scan->partition], lock);
 	dlock_release_memory(lock->role, lock->self, lock->size);
 }
 
@@ -439,9 +439,9 @@ void
 dlock_lock_scan_end(DlockLockScan *scan)
 {
 	if (scan->locked && scan->current)
-		count_queue(&dlock_lock_partitions[scan->partition], scan->current);
+		count_queue(&dlock_control->locks[scan->partition], scan->current);
 	scan->current = NULL;
 	if (scan->locked)
-		LWLockRelease(&dlock_lock_partitions[scan->partition].lock);
+		LWLockRelease(&dlock_control->locks[scan->partition].lock);
 	scan->locked = false;
 }

@@ -57,50 +57,31 @@ static bool counted = false;
 static bool counted_as_worker = false;
 
 /*
- * Offsets of the arrays in the segment.  The PIDs come first, because
- * libraries of other layouts read them (DlockHeader).
+ * The PIDs come first in a segment, because libraries of other layouts read
+ * them (DlockHeader).  Then come DlockControl, and the area.
  */
-typedef struct Parts
+static Size
+size_of_pids(void)
 {
-	Size		control;
-	Size		backends;
-	Size		locks;
-	Size		ids;
-	Size		requests;
-	Size		area;
-} Parts;
-
-/* Known once header is */
-static Parts parts;
-
-static void
-find_parts(void)
-{
-	Size		num_backends = ProcGlobal->allProcCount;
-
-	parts.control = CACHELINEALIGN(num_backends * sizeof(pg_atomic_uint32));
-	parts.backends = parts.control + CACHELINEALIGN(sizeof(DlockControl));
-	parts.locks = parts.backends +
-		CACHELINEALIGN(num_backends * sizeof(DlockBackend));
-	parts.ids = parts.locks +
-		CACHELINEALIGN(DLOCK_PARTITIONS * sizeof(DlockPartition));
-	parts.requests = parts.ids +
-		CACHELINEALIGN(DLOCK_ID_PARTITIONS * sizeof(DlockIdPartition));
-	parts.area = parts.requests +
-		CACHELINEALIGN(DLOCK_ID_PARTITIONS * sizeof(DlockIdPartition));
+	return CACHELINEALIGN(ProcGlobal->allProcCount * sizeof(pg_atomic_uint32));
 }
 
-/* Find the arrays of a segment, which this process may not use yet. */
+static Size
+size_before_area(void)
+{
+	return size_of_pids() +
+		CACHELINEALIGN(offsetof(DlockControl, backends) +
+					   ProcGlobal->allProcCount * sizeof(DlockBackend));
+}
+
+/* Find the parts of a segment, which this process may not use yet. */
 static void
-find_arrays(char *start)
+find_parts(char *start)
 {
 	pids = (pg_atomic_uint32 *) start;
-	dlock_control = (DlockControl *) (start + parts.control);
-	dlock_backends = (DlockBackend *) (start + parts.backends);
-	dlock_lock_partitions = (DlockPartition *) (start + parts.locks);
-	dlock_ids = (DlockIdPartition *) (start + parts.ids);
-	dlock_requests = (DlockIdPartition *) (start + parts.requests);
-	dlock_area_start = start + parts.area;
+	dlock_control = (DlockControl *) (start + size_of_pids());
+	dlock_backends = dlock_control->backends;
+	dlock_area_start = start + size_before_area();
 }
 
 /* Make or find a hash table in the area. */
@@ -163,7 +144,6 @@ find_header(void)
 	}
 	compat_lwlock_register_tranche(found_header->memory_tranche, "DlockMemory");
 	compat_lwlock_register_tranche(found_header->table_tranche, "DlockTable");
-	find_parts();
 	header = found_header;
 }
 
@@ -176,9 +156,9 @@ layout_sizes(void)
 {
 	static const Size sizes[] = {
 		sizeof(DlockControl), sizeof(DlockBackend), sizeof(DlockSpaceEntry),
-		sizeof(DlockSpace), sizeof(DlockPartition), sizeof(DlockLock),
+		sizeof(DlockSpace), sizeof(DlockLock),
 		sizeof(DlockTicket), sizeof(DlockLeaseTicket), sizeof(DlockLease),
-		sizeof(DlockIdPartition), sizeof(DlockAnnouncement), sizeof(DlockAccount),
+		sizeof(DlockAnnouncement), sizeof(DlockAccount),
 		sizeof(DlockWatched), sizeof(DlockWatch), sizeof(DlockContention),
 		sizeof(DlockContended), sizeof(DlockRetiming), sizeof(DlockInLease)
 	};
@@ -247,12 +227,12 @@ wait_for_others(TimestampTz start)
 	TimestampTz now = GetCurrentTimestamp();
 	uint32		layout = header->layout;
 	char		version[sizeof(header->version)];
-	char	   *pids;
+	char	   *names;
 
 	Assert(LWLockHeldByMeInMode(AddinShmemInitLock, LW_EXCLUSIVE));
 	pg_atomic_write_u64(&header->wanted_until, now + WANTED_US);
 	strlcpy(version, header->version, sizeof(version));
-	pids = rouse_others();
+	names = rouse_others();
 	LWLockRelease(AddinShmemInitLock);
 	if (!only_workers || now - start > WAIT_FOR_WORKERS_US)
 		ereport(ERROR,
@@ -260,9 +240,9 @@ wait_for_others(TimestampTz start)
 				 errmsg("cannot use dlock %s while dlock %s is in use",
 						DLOCK_VERSION, version),
 				 errdetail("Version %s has layout %u of shared memory, and this session's has layout %d. Processes that use the other one: %u (%s).",
-						   version, layout, DLOCK_LAYOUT, attached, pids),
+						   version, layout, DLOCK_LAYOUT, attached, names),
 				 errhint("End those sessions, and let their clients connect again, because they run the library from before an update. Nothing else needs to be done.")));
-	pfree(pids);
+	pfree(names);
 	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 					 10, PG_WAIT_EXTENSION);
 	ResetLatch(MyLatch);
@@ -335,9 +315,9 @@ init_arrays(Size area_size)
 		pg_atomic_init_u32(&pids[i], 0);
 		init_backend(&dlock_backends[i]);
 	}
-	dlock_lock_table_init(dlock_lock_partitions, header->table_tranche);
-	dlock_id_table_init(dlock_ids, header->table_tranche);
-	dlock_id_table_init(dlock_requests, header->table_tranche);
+	dlock_lock_table_init(header->table_tranche);
+	dlock_id_table_init(dlock_control->ids, header->table_tranche);
+	dlock_id_table_init(dlock_control->requests, header->table_tranche);
 }
 
 /*
@@ -348,12 +328,12 @@ static dsm_segment *
 create_segment(void)
 {
 	Size		area_size = dlock_area_size();
-	dsm_segment *segment = dlock_segment_create(parts.area + area_size);
+	dsm_segment *segment = dlock_segment_create(size_before_area() + area_size);
 	char	   *start = dsm_segment_address(segment);
 
 	Assert(LWLockHeldByMeInMode(AddinShmemInitLock, LW_EXCLUSIVE));
-	memset(start, 0, parts.area);
-	find_arrays(start);
+	memset(start, 0, size_before_area());
+	find_parts(start);
 	init_arrays(area_size);
 	dlock_area = dsa_create_in_place(dlock_area_start, area_size,
 									 header->memory_tranche, segment);
@@ -379,7 +359,7 @@ attach_segment(void)
 {
 	dsm_segment *segment = map_segment();
 
-	find_arrays(dsm_segment_address(segment));
+	find_parts(dsm_segment_address(segment));
 	dlock_area = dsa_attach_in_place(dlock_area_start, segment);
 	open_hash_tables(false);
 	return segment;

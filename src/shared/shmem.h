@@ -8,11 +8,11 @@
  *
  *	DlockHeader			one per server, in the main segment
  *	pids				pg_atomic_uint32[] by proc number
- *	DlockControl		one per segment
- *	backends			DlockBackend[] by proc number
- *	locks				DlockPartition[]: (space, name) -> DlockLock
- *	ids					DlockIdPartition[]: number -> DlockRecord
- *	requests			DlockIdPartition[]: request -> DlockLeaseTicket
+ *	DlockControl		one per segment, with these arrays:
+ *	  locks				(space, name) -> DlockLock
+ *	  ids				number -> DlockRecord
+ *	  requests			request -> DlockLeaseTicket
+ *	  backends			by proc number
  *	a DSA area of dlock.max_memory, which never grows:
  *	  spaces			dshash: (database, extension) -> DlockSpaceEntry
  *	  accounts			dshash: role -> DlockAccount
@@ -813,6 +813,14 @@ typedef struct DlockControl
 	pg_atomic_uint64 memory_used;	/* bytes of locks and tickets, about */
 	pg_atomic_uint64 spaces_left;	/* times that a space lost its last user */
 	pg_atomic_uint32 looked_at; /* spaces looked at; see purge.c */
+
+	/* keeps the first partition's lock off this cache line */
+	char		padding[PG_CACHE_LINE_SIZE];
+
+	DlockPartition locks[DLOCK_PARTITIONS];
+	DlockIdPartition ids[DLOCK_ID_PARTITIONS];
+	DlockIdPartition requests[DLOCK_ID_PARTITIONS];
+	DlockBackend backends[FLEXIBLE_ARRAY_MEMBER];
 } DlockControl;
 
 /*

@@ -282,7 +282,7 @@ dlock_watch_purge(DlockSpace *space)
 {
 	for (int p = 0; p < DLOCK_PARTITIONS; p++)
 	{
-		DlockPartition *partition = &dlock_lock_partitions[p];
+		DlockPartition *partition = &dlock_control->locks[p];
 
 		LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
 		for (uint32 b = 0; b < partition->watched.num_buckets; b++)
