@@ -307,7 +307,7 @@ dlock_held_find_number(const DlockSpace *space, int64 number)
 		DlockHeld  *held = dlist_container(DlockHeld, by_number, iter.cur);
 
 		if (held->number == number &&
-			(space == NULL || held->ticket->space == space->self))
+			(space == NULL || held->ticket->space == dlock_pointer(space)))
 			return held;
 	}
 	return NULL;

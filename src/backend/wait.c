@@ -67,7 +67,7 @@ announce_wait(const DlockRequest *request, int64 number)
 	me->wait_count++;
 	me->wait_ticket = number;
 	me->wait_lease = has_lease(request) ?
-		request->lease->self : InvalidDsaPointer;
+		dlock_pointer(request->lease) : InvalidDsaPointer;
 	me->wait_mode = request->mode;
 	me->wait_permits = request->permits;
 	dlock_key_copy(&me->wait_key, &request->key);

@@ -338,14 +338,14 @@ dlock_check_memory(Oid role)
 }
 
 /* Raises 53200. */
-dsa_pointer
+void *
 dlock_allocate(Oid role, Size size)
 {
 	Account    *account = open_account(role, true);
 	dsa_pointer pointer = dlock_allocate_uncounted(size);
 
 	count_memory(account, size);
-	return pointer;
+	return dlock_address(pointer);
 }
 
 /* The same, but an invalid pointer if no piece is free */
@@ -362,9 +362,9 @@ dlock_allocate_if_free(Oid role, Size size)
 }
 
 void
-dlock_release_memory(Oid role, dsa_pointer pointer, Size size)
+dlock_release_memory(Oid role, void *object, Size size)
 {
-	dsa_free(dlock_area, pointer);
+	dsa_free(dlock_area, dlock_pointer(object));
 	return_memory(role, size);
 }
 
@@ -372,20 +372,20 @@ dlock_release_memory(Oid role, dsa_pointer pointer, Size size)
 dsa_pointer
 dlock_text_copy(Oid role, const char *text)
 {
-	dsa_pointer copy;
+	char	   *copy;
 
 	if (text == NULL)
 		return InvalidDsaPointer;
 	copy = dlock_allocate(role, strlen(text) + 1);
-	strcpy(dlock_address(copy), text);
-	return copy;
+	strcpy(copy, text);
+	return dlock_pointer(copy);
 }
 
 void
 dlock_text_free(Oid role, dsa_pointer text)
 {
 	if (DsaPointerIsValid(text))
-		dlock_release_memory(role, text,
+		dlock_release_memory(role, dlock_address(text),
 							 strlen(dlock_address(text)) + 1);
 }
 

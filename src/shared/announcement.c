@@ -71,18 +71,16 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 									   false);
 	Size		size = offsetof(DlockAnnouncement, name) + strlen(name) + 1;
 	Oid			role = dlock_request_role(request);
-	dsa_pointer self = dlock_allocate(role, size);
-	DlockAnnouncement *announcement = dlock_address(self);
+	DlockAnnouncement *announcement = dlock_allocate(role, size);
 
 	memset(announcement, 0, size);
-	announcement->self = self;
 	announcement->size = size;
 	announcement->role = role;
 	announcement->armer = my_session();
 	announcement->claim = ++claims;
 	strlcpy(announcement->channel, request->channel, NAMEDATALEN);
 	strcpy(announcement->name, name);
-	return self;
+	return dlock_pointer(announcement);
 }
 
 /*
@@ -95,8 +93,7 @@ post(DlockSpace *space, DlockAnnouncement *announcement)
 	if (announcement->armed && announcement->events != 0 &&
 		!announcement->in_outbox)
 	{
-		dlock_list_append(&space->outbox, &announcement->link,
-						  announcement->self);
+		dlock_list_append(&space->outbox, &announcement->link);
 		announcement->in_outbox = true;
 	}
 }
@@ -128,8 +125,7 @@ dlock_announcement_release(DlockSpace *space, DlockAnnouncement *announcement)
 {
 	bool		counted = announcement->counted;
 
-	dlock_release_memory(announcement->role, announcement->self,
-						 announcement->size);
+	dlock_release_memory(announcement->role, announcement, announcement->size);
 	if (counted && pg_atomic_sub_fetch_u32(&space->announced, 1) == 0)
 		(void) dlock_office_wake(space, DLOCK_WORKER);
 }

@@ -73,7 +73,7 @@ make_sketch(DlockSpace *space)
 	if (pg_atomic_compare_exchange_u64(&space->contention, &none, self))
 		return sketch;
 	/* another process was faster */
-	dlock_release_memory(InvalidOid, self, sizeof(DlockContention));
+	dlock_release_memory(InvalidOid, sketch, sizeof(DlockContention));
 	return dlock_address(none);
 }
 
@@ -96,7 +96,7 @@ add_chunk(DlockContention *sketch)
 	}
 	LWLockRelease(&sketch->lock);
 	if (!used)
-		dlock_release_memory(InvalidOid, chunk, CHUNK_SIZE);
+		dlock_release_memory(InvalidOid, dlock_address(chunk), CHUNK_SIZE);
 }
 
 /*
@@ -137,7 +137,7 @@ dlock_contention_reset(DlockSpace *space)
 	empty_sketch(sketch);
 	LWLockRelease(&sketch->lock);
 	for (int c = 1; c < room / DLOCK_CONTENDED_CHUNK; c++)
-		dlock_release_memory(InvalidOid, chunks[c], CHUNK_SIZE);
+		dlock_release_memory(InvalidOid, dlock_address(chunks[c]), CHUNK_SIZE);
 }
 
 /* Free the sketch of a space that is removed. */
@@ -150,10 +150,9 @@ dlock_contention_free(DlockSpace *space)
 		return;
 	dlock_contention_reset(space);
 	if (sketch->room > 0)
-		dlock_release_memory(InvalidOid, sketch->chunks[0], CHUNK_SIZE);
-	dlock_release_memory(InvalidOid,
-						 pg_atomic_read_u64(&space->contention),
-						 sizeof(DlockContention));
+		dlock_release_memory(InvalidOid, dlock_address(sketch->chunks[0]),
+							 CHUNK_SIZE);
+	dlock_release_memory(InvalidOid, sketch, sizeof(DlockContention));
 	pg_atomic_write_u64(&space->contention, InvalidDsaPointer);
 }
 

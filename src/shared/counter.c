@@ -76,7 +76,7 @@ dlock_count_for(DlockSpace *space)
 		pg_atomic_write_u64(counted, InvalidDsaPointer);
 		LWLockRelease(&last->counts_lock);
 	}
-	pg_atomic_write_u64(counted, space ? space->self : InvalidDsaPointer);
+	pg_atomic_write_u64(counted, space ? dlock_pointer(space) : InvalidDsaPointer);
 }
 
 /*
@@ -96,7 +96,7 @@ add_up(DlockSpace *space, uint64 *sums)
 	{
 		DlockBackend *backend = &dlock_backends[i];
 
-		if (pg_atomic_read_u64(&backend->space) != space->self)
+		if (pg_atomic_read_u64(&backend->space) != dlock_pointer(space))
 			continue;
 		for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
 			sums[c] += pg_atomic_read_u64(&backend->counters[c]);

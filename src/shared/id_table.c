@@ -105,7 +105,7 @@ dlock_id_insert(DlockRecord *record)
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
 	if (!record->in_ids && !record->finished)
 	{
-		dlock_buckets_insert(&partition->buckets, dlock_record_self(record),
+		dlock_buckets_insert(&partition->buckets, dlock_pointer(record),
 							 next_number);
 		record->in_ids = true;
 	}
@@ -121,7 +121,7 @@ dlock_id_delete(DlockRecord *record)
 
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
 	if (record->in_ids)
-		dlock_buckets_delete(&partition->buckets, dlock_record_self(record),
+		dlock_buckets_delete(&partition->buckets, dlock_pointer(record),
 							 next_number);
 	record->in_ids = false;
 	LWLockRelease(&partition->lock);
@@ -144,7 +144,7 @@ dlock_id_look_up(DlockSpace *space, int64 number)
 
 		next = record->next_id;
 		if (number_of(record) == number &&
-			space_of_record(record) == space->self)
+			space_of_record(record) == dlock_pointer(space))
 			found = record;
 	}
 	if (found)
@@ -171,7 +171,7 @@ dlock_request_insert(DlockLeaseTicket *ticket)
 
 	dlock_buckets_prepare(&partition->buckets, &partition->lock);
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
-	dlock_buckets_insert(&partition->buckets, ticket->ticket.self,
+	dlock_buckets_insert(&partition->buckets, dlock_pointer(ticket),
 						 next_request);
 	ticket->in_requests = true;
 	LWLockRelease(&partition->lock);
@@ -187,7 +187,7 @@ dlock_request_delete(DlockLeaseTicket *ticket)
 	if (!ticket->in_requests)
 		return;
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
-	dlock_buckets_delete(&partition->buckets, ticket->ticket.self,
+	dlock_buckets_delete(&partition->buckets, dlock_pointer(ticket),
 						 next_request);
 	ticket->in_requests = false;
 	LWLockRelease(&partition->lock);

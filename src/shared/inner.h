@@ -22,8 +22,10 @@ dlock_list_init(DlockList *list)
 }
 
 static inline void
-dlock_list_append(DlockList *list, DlockLink *link, dsa_pointer self)
+dlock_list_append(DlockList *list, DlockLink *link)
 {
+	dsa_pointer self = dlock_pointer(link);
+
 	link->prev = list->tail;
 	link->next = InvalidDsaPointer;
 	if (DsaPointerIsValid(list->tail))
@@ -35,8 +37,10 @@ dlock_list_append(DlockList *list, DlockLink *link, dsa_pointer self)
 }
 
 static inline void
-dlock_list_prepend(DlockList *list, DlockLink *link, dsa_pointer self)
+dlock_list_prepend(DlockList *list, DlockLink *link)
 {
+	dsa_pointer self = dlock_pointer(link);
+
 	link->prev = InvalidDsaPointer;
 	link->next = list->head;
 	if (DsaPointerIsValid(list->head))
@@ -78,9 +82,9 @@ extern dsa_pointer dlock_allocate_uncounted(Size size);
 extern bool dlock_memory_suffices(Oid role);
 extern void dlock_check_memory(Oid role);
 extern bool dlock_memory_to_spare(bool has_some);
-extern dsa_pointer dlock_allocate(Oid role, Size size);
+extern void *dlock_allocate(Oid role, Size size);
 extern dsa_pointer dlock_allocate_if_free(Oid role, Size size);
-extern void dlock_release_memory(Oid role, dsa_pointer pointer, Size size);
+extern void dlock_release_memory(Oid role, void *object, Size size);
 extern void dlock_pass_memory(Oid from, Oid to, Size size);
 extern void dlock_close_accounts(void);
 
@@ -218,15 +222,6 @@ extern void dlock_queue_finish(DlockLeaseTicket *ticket);
 extern void dlock_queue_purge(const DlockSpaceKey *space);
 
 /* record.c */
-static inline dsa_pointer
-dlock_record_self(DlockRecord *record)
-{
-	return record->is_lease ?
-		dlock_record_lease(record)->self + offsetof(DlockLease, record) :
-		dlock_record_ticket(record)->ticket.self +
-		offsetof(DlockLeaseTicket, record);
-}
-
 extern void dlock_record_init(DlockRecord *record, bool is_lease,
 							  bool is_single);
 extern void dlock_record_use(DlockRecord *record);

@@ -35,9 +35,7 @@ dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 		return;
 	if (!record->listed)
 	{
-		dlock_list_append(&space->journal, &record->link,
-						  dlock_record_self(record) +
-						  offsetof(DlockRecord, link));
+		dlock_list_append(&space->journal, &record->link);
 		record->listed_at = dlock_monotonic_now();
 	}
 	record->listed = true;

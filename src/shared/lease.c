@@ -352,8 +352,7 @@ dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
 	Assert(LWLockHeldByMeInMode(&space->lease_lock, LW_EXCLUSIVE));
 	Assert(!lease->in_leases);
 	dlock_record_ref(&lease->record);
-	dlock_list_append(&space->leases, &lease->in_space,
-					  lease->self + offsetof(DlockLease, in_space));
+	dlock_list_append(&space->leases, &lease->in_space);
 	lease->in_leases = true;
 }
 
@@ -378,18 +377,15 @@ static DlockLease *
 make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
 	 bool single)
 {
-	dsa_pointer self;
 	DlockLease *lease;
 
 	/* before the allocation, because it can raise an error */
 	if (role_name == NULL)
 		role_name = GetUserNameFromId(GetUserId(), false);
 	dlock_check_committed(space);
-	self = dlock_allocate(role, size + strlen(role_name) + 1);
-	lease = dlock_address(self);
+	lease = dlock_allocate(role, size + strlen(role_name) + 1);
 	memset(lease, 0, size);
-	lease->self = self;
-	lease->space = space->self;
+	lease->space = dlock_pointer(space);
 	lease->role = role;
 	lease->role_name = size;
 	strcpy((char *) lease + size, role_name);

@@ -23,7 +23,8 @@ static inline bool
 dlock_lease_ticket_is_inside(const DlockLease *lease,
 							 const DlockLeaseTicket *ticket)
 {
-	return ticket->ticket.self == lease->self + DLOCK_SINGLE_LEASE_SIZE;
+	return (const char *) ticket ==
+		(const char *) lease + DLOCK_SINGLE_LEASE_SIZE;
 }
 
 static inline DlockInLease *

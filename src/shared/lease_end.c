@@ -201,7 +201,7 @@ wake_waiters(DlockLease *lease)
 			continue;
 		SpinLockAcquire(&backend->mutex);
 		waits = backend->wait_ticket != 0 &&
-			backend->wait_lease == lease->self;
+			backend->wait_lease == dlock_pointer(lease);
 		SpinLockRelease(&backend->mutex);
 		if (waits)
 			SetLatch(&GetPGProcByNumber(i)->procLatch);

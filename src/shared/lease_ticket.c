@@ -134,14 +134,6 @@ count_held(DlockLease *lease, DlockLeaseTicket *ticket)
 		lease->held++;
 }
 
-/* The address of a ticket's place in its lease's lists */
-static dsa_pointer
-place_pointer(DlockLeaseTicket *ticket)
-{
-	return ticket->ticket.self +
-		((char *) dlock_place_in_lease(ticket) - (char *) ticket);
-}
-
 void
 dlock_lease_ticket_list(DlockLease *lease, DlockLeaseTicket *ticket,
 						bool closed)
@@ -151,12 +143,11 @@ dlock_lease_ticket_list(DlockLease *lease, DlockLeaseTicket *ticket,
 	if (lease->single)
 	{
 		Assert(!closed && !DsaPointerIsValid(lease->own_ticket));
-		lease->own_ticket = ticket->ticket.self;
+		lease->own_ticket = dlock_pointer(ticket);
 	}
 	else
 		dlock_list_append(closed ? &lease->closed : &lease->tickets,
-						  &dlock_place_in_lease(ticket)->link,
-						  place_pointer(ticket));
+						  &dlock_place_in_lease(ticket)->link);
 	ticket->in_closed = closed;
 	ticket->in_tickets = !closed;
 	count_held(lease, ticket);
@@ -447,23 +438,21 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	DlockLease *lease = request->lease;
 	Size		size = dlock_lease_ticket_size(lease, &request->key);
 	DlockLeaseTicket *ticket;
-	dsa_pointer self;
 
 	Assert(!lease->has_place ||
 		   lease->role_name == DLOCK_SINGLE_LEASE_SIZE + size);
 	/* a request that has lost its first ticket makes a second one, outside */
-	self = lease->has_place ? lease->self + DLOCK_SINGLE_LEASE_SIZE :
+	ticket = lease->has_place ?
+		(DlockLeaseTicket *) ((char *) lease + DLOCK_SINGLE_LEASE_SIZE) :
 		dlock_allocate(role, size);
 	lease->has_place = false;
-	ticket = dlock_address(self);
 	memset(ticket, 0, size);
-	ticket->ticket.self = self;
 	dlock_record_init(&ticket->record, false, false);
 	dlock_record_ref(&lease->record);
-	ticket->lease = lease->self;
+	ticket->lease = dlock_pointer(lease);
 	dlock_key_copy(&ticket->key, &request->key);
 	if (!lease->single)
-		dlock_place_in_lease(ticket)->ticket = self;
+		dlock_place_in_lease(ticket)->ticket = dlock_pointer(ticket);
 	ticket->announce_at = synchronous_commit;
 	pg_atomic_init_u64(&ticket->granted_lsn, InvalidXLogRecPtr);
 	pg_atomic_init_u32(&ticket->claims, 1);

@@ -38,7 +38,7 @@ retime(DlockSpace *space, DlockLease *lease)
 	if (retiming->listed || !lease->in_leases)
 		return;
 	dlock_record_ref(&lease->record);
-	dlock_list_append(&space->retimed, &retiming->link, lease->retiming);
+	dlock_list_append(&space->retimed, &retiming->link);
 	retiming->listed = true;
 }
 
@@ -75,23 +75,21 @@ dlock_lease_row_ttl(const DlockLease *lease)
 static void
 prepare_retiming(DlockSpace *space, DlockLease *lease)
 {
-	dsa_pointer self;
 	DlockRetiming *retiming;
 	bool		is_first;
 
 	if (DsaPointerIsValid(lease->retiming))
 		return;
-	self = dlock_allocate(lease->role, sizeof(DlockRetiming));
-	retiming = dlock_address(self);
+	retiming = dlock_allocate(lease->role, sizeof(DlockRetiming));
 	memset(retiming, 0, sizeof(DlockRetiming));
-	retiming->lease = lease->self;
+	retiming->lease = dlock_pointer(lease);
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
 	is_first = !DsaPointerIsValid(lease->retiming);
 	if (is_first)
-		lease->retiming = self;
+		lease->retiming = dlock_pointer(retiming);
 	LWLockRelease(&space->lease_lock);
 	if (!is_first)
-		dlock_release_memory(lease->role, self, sizeof(DlockRetiming));
+		dlock_release_memory(lease->role, retiming, sizeof(DlockRetiming));
 }
 
 /*

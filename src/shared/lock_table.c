@@ -158,18 +158,14 @@ dlock_lock_free_spare(void)
 
 	spare = NULL;
 	if (lock)
-		dlock_release_memory(lock->role, lock->self, lock->size);
+		dlock_release_memory(lock->role, lock, lock->size);
 }
 
 static void
 make_spare_lock(uint32 size, Oid role)
 {
-	dsa_pointer self;
-
 	dlock_lock_free_spare();
-	self = dlock_allocate(role, size);
-	spare = lock_at(self);
-	spare->self = self;
+	spare = dlock_allocate(role, size);
 	spare->size = size;
 	spare->role = role;
 }
@@ -253,7 +249,7 @@ dlock_lock_insert(const DlockKey *key, int32 slots, Oid role)
 	lock->set_slots = 0;
 	dlock_key_copy(&lock->key, key);
 	lock->next = *bucket;
-	*bucket = lock->self;
+	*bucket = dlock_pointer(lock);
 	partition->buckets.count++;
 	return lock;
 }
@@ -264,7 +260,7 @@ unlink_entry(DlockPartition *partition, DlockLock *lock)
 	dsa_pointer *link = find_bucket(partition, lock->key.hash);
 
 	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
-	while (*link != lock->self)
+	while (*link != dlock_pointer(lock))
 		link = &lock_at(*link)->next;
 	*link = lock->next;
 	partition->buckets.count--;
@@ -287,7 +283,7 @@ dlock_lock_remove(DlockLock *lock)
 	if (likely(spare == NULL))
 		spare = lock;
 	else
-		dlock_release_memory(lock->role, lock->self, lock->size);
+		dlock_release_memory(lock->role, lock, lock->size);
 }
 
 /* Walks: partition by partition, with one of them locked. */
@@ -431,7 +427,7 @@ dlock_lock_scan_remove(DlockLockScan *scan)
 
 	scan->current = NULL;
 	unlink_entry(&dlock_control->locks[scan->partition], lock);
-	dlock_release_memory(lock->role, lock->self, lock->size);
+	dlock_release_memory(lock->role, lock, lock->size);
 }
 
 /* Release the scan's lock; also to end a scan early. */

@@ -111,7 +111,7 @@ remove_space(DlockSpaceEntry *entry)
 	dlock_contention_free(space);
 	/* no process reads the space through its entry after this */
 	(void) dshash_delete_key(dlock_spaces, &key);
-	dsa_free(dlock_area, space->self);
+	dsa_free(dlock_area, dlock_pointer(space));
 }
 
 /*

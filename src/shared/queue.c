@@ -121,7 +121,7 @@ hold(DlockLock *lock, DlockTicket *ticket)
 		lock->holders_slots = slots_for(lock, ticket->slots);
 		lock->leased = false;
 	}
-	dlock_list_append(&lock->holders, &ticket->link, ticket->self);
+	dlock_list_append(&lock->holders, &ticket->link);
 	lock->permits += ticket->permits;
 	if (ticket->mode == DLOCK_EXCLUSIVE)
 		lock->exclusive++;
@@ -271,7 +271,7 @@ check_list(const DlockList *list)
 		Assert(ticket->link.prev == prev);
 		Assert(prev == InvalidDsaPointer ||
 			   ticket_at(prev)->number < ticket->number);
-		prev = ticket->self;
+		prev = dlock_pointer(ticket);
 		length++;
 	}
 	Assert(list->tail == prev && list->length == length);
@@ -437,7 +437,7 @@ enter(DlockLock *lock, DlockTicket *ticket, DlockJoin outcome)
 	if (outcome == DLOCK_JOIN_GRANTED)
 		hold(lock, ticket);
 	else
-		dlock_list_append(&lock->queue, &ticket->link, ticket->self);
+		dlock_list_append(&lock->queue, &ticket->link);
 	if (!is_lease_ticket(ticket))
 		dlock_ticket_set_state(ticket, outcome == DLOCK_JOIN_GRANTED ?
 							   DLOCK_GRANTED : DLOCK_WAITING);
@@ -615,16 +615,14 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 		dlock_ticket_begin_wait(&ticket->ticket,
 								Max(GetCurrentTimestamp() -
 									ticket->ticket.enqueued_at, 0));
-		dlock_list_append(&lock->queue, &ticket->ticket.link,
-						  ticket->ticket.self);
+		dlock_list_append(&lock->queue, &ticket->ticket.link);
 	}
 	else
 	{
 		if (lock->holders.length == 0)
 			lock->slots = lock->holders_slots =
 				slots_for(lock, ticket->ticket.slots);
-		dlock_list_append(&lock->holders, &ticket->ticket.link,
-						  ticket->ticket.self);
+		dlock_list_append(&lock->holders, &ticket->ticket.link);
 		lock->permits += ticket->ticket.permits;
 		if (ticket->ticket.mode == DLOCK_EXCLUSIVE)
 			lock->exclusive++;

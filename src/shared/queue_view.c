@@ -220,7 +220,7 @@ find_holder_of(DlockSpace *space, const DlockLock *lock,
 		holder = ticket_at(lock->holders.head);
 		while (holder && !(dlock_state_of(holder) == DLOCK_GRANTED &&
 						   is_lease_ticket(holder) &&
-						   lease_ticket(holder)->lease == lease->self))
+						   lease_ticket(holder)->lease == dlock_pointer(lease)))
 			holder = ticket_at(holder->link.next);
 	}
 	LWLockRelease(&space->lease_lock);

@@ -71,9 +71,9 @@ free_lease(DlockLease *lease)
 	if (!lease->single)
 		dlock_text_free(lease->role, lease->info);
 	if (DsaPointerIsValid(lease->retiming))
-		dlock_release_memory(lease->role, lease->retiming,
+		dlock_release_memory(lease->role, dlock_lease_retiming(lease),
 							 sizeof(DlockRetiming));
-	dlock_release_memory(lease->role, lease->self, lease->role_name +
+	dlock_release_memory(lease->role, lease, lease->role_name +
 						 strlen(dlock_lease_role_name(lease)) + 1);
 }
 
@@ -89,7 +89,7 @@ free_ticket(DlockLeaseTicket *ticket)
 	dlock_text_free(ticket->ticket.role, ticket->owner);
 	dlock_ticket_release_texts(&ticket->ticket);
 	if (!dlock_lease_ticket_is_inside(lease, ticket))
-		dlock_release_memory(ticket->ticket.role, ticket->ticket.self,
+		dlock_release_memory(ticket->ticket.role, ticket,
 							 dlock_lease_ticket_size(lease, &ticket->key));
 	dlock_record_unref(&lease->record);
 }

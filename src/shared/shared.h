@@ -54,6 +54,13 @@ dlock_address(dsa_pointer pointer)
 	return dlock_area_start + pointer;
 }
 
+/* The inverse */
+static inline dsa_pointer
+dlock_pointer(const void *object)
+{
+	return (dsa_pointer) ((const char *) object - dlock_area_start);
+}
+
 /* account.c */
 extern int	dlock_max_memory_per_role;	/* percent */
 extern dshash_table *dlock_accounts;

@@ -96,7 +96,6 @@ typedef struct DlockAnnouncement
 	DlockLink	link;			/* in DlockSpace.outbox; must be first */
 
 	/* immutable */
-	dsa_pointer self;
 	char		channel[NAMEDATALEN];
 	Size		size;			/* of the whole structure */
 	Oid			role;			/* its memory counts for this role */
@@ -132,7 +131,6 @@ typedef struct DlockTicket
 	DlockLink	link;			/* in a list of its lock; must be first */
 
 	/* immutable once the ticket has joined a lock */
-	dsa_pointer self;
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
 	uint64		session;		/* DlockBackend.session of the owner, which may
@@ -240,7 +238,6 @@ typedef struct DlockRetiming
 struct DlockLease
 {
 	/* immutable once it has a number */
-	dsa_pointer self;
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
 	Oid			role;			/* the owner; its memory counts for this
@@ -389,7 +386,6 @@ typedef struct DlockInLease
 typedef struct DlockLock
 {
 	/* immutable */
-	dsa_pointer self;
 	uint32		size;			/* in bytes, with the name */
 	Oid			role;			/* its memory counts for this role */
 
@@ -476,7 +472,6 @@ typedef struct DlockWatched
 	DlockLink	link;			/* in DlockSpace.changed; must be first */
 
 	/* immutable */
-	dsa_pointer self;
 	dsa_pointer space;			/* DlockSpace */
 	Oid			role;			/* its memory counts for this role */
 
@@ -505,7 +500,6 @@ typedef struct DlockWatch
 	DlockLink	link;			/* in DlockWatched.watches; must be first */
 
 	/* immutable */
-	dsa_pointer self;
 	dsa_pointer watched;		/* DlockWatched */
 	Oid			role;			/* its memory counts for this role */
 	char		channel[NAMEDATALEN];
@@ -624,7 +618,6 @@ struct DlockSpace
 {
 	/* immutable */
 	DlockSpaceKey key;
-	dsa_pointer self;
 
 	/* every acquire writes these: kept apart from fields that are only read */
 	char		padding1[PG_CACHE_LINE_SIZE];

@@ -38,12 +38,11 @@ static DlockSpace *
 make_space(const DlockSpaceKey *key)
 {
 	uint64		number = dlock_first_unreserved(key->database);
-	dsa_pointer self = dlock_allocate_uncounted(sizeof(DlockSpace));
-	DlockSpace *space = dlock_address(self);
+	DlockSpace *space =
+		dlock_address(dlock_allocate_uncounted(sizeof(DlockSpace)));
 
 	memset(space, 0, sizeof(DlockSpace));
 	space->key = *key;
-	space->self = self;
 	SpinLockInit(&space->mutex);
 	pg_atomic_init_u64(&space->next_ticket, number);
 	pg_atomic_init_u64(&space->ticket_limit, number);
@@ -123,7 +122,7 @@ enter_space(const DlockSpaceKey *key)
 	}
 	PG_CATCH();
 	{
-		dsa_free(dlock_area, space->self);
+		dsa_free(dlock_area, dlock_pointer(space));
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -131,11 +130,11 @@ enter_space(const DlockSpaceKey *key)
 	{
 		entry->users = 0;
 		entry->useless = false;
-		entry->space = space->self;
+		entry->space = dlock_pointer(space);
 	}
 	dshash_release_lock(dlock_spaces, entry);
 	if (found)
-		dsa_free(dlock_area, space->self);
+		dsa_free(dlock_area, dlock_pointer(space));
 }
 
 static DlockSpace *

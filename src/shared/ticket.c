@@ -249,7 +249,7 @@ set_unreserved(const DlockSpace *space, uint64 limit)
 		DlockSpace *other;
 
 		if (entry->key.database != key.database ||
-			!OidIsValid(entry->key.extension) || entry->space == space->self)
+			!OidIsValid(entry->key.extension) || entry->space == dlock_pointer(space))
 			continue;
 		other = dlock_space_at(entry->space);
 		SpinLockAcquire(&other->mutex);
@@ -331,7 +331,7 @@ static inline void
 fill_for_request(DlockSpace *space, const DlockRequest *request,
 				 DlockTicket *ticket)
 {
-	ticket->space = space->self;
+	ticket->space = dlock_pointer(space);
 	if (unlikely(request->info != NULL))
 		ticket->info = dlock_text_copy(ticket->role, request->info);
 	if (unlikely(request->channel != NULL))
@@ -351,10 +351,7 @@ fill_for_request(DlockSpace *space, const DlockRequest *request,
 static void
 make_spare_ticket(Oid role)
 {
-	dsa_pointer self = dlock_allocate(role, TICKET_SIZE);
-
-	spare = dlock_address(self);
-	spare->self = self;
+	spare = dlock_allocate(role, TICKET_SIZE);
 	spare->role = role;
 	spare->info = InvalidDsaPointer;
 	spare->announcement = InvalidDsaPointer;
@@ -423,7 +420,7 @@ dlock_ticket_free(DlockTicket *ticket)
 	if (spare == NULL)
 		spare = ticket;
 	else
-		dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
+		dlock_release_memory(ticket->role, ticket, TICKET_SIZE);
 }
 
 /* At exit */
@@ -434,6 +431,6 @@ dlock_free_spares(void)
 
 	spare = NULL;
 	if (ticket)
-		dlock_release_memory(ticket->role, ticket->self, TICKET_SIZE);
+		dlock_release_memory(ticket->role, ticket, TICKET_SIZE);
 	dlock_lock_free_spare();
 }

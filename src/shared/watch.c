@@ -83,12 +83,10 @@ watched_size(const DlockKey *key)
 static DlockWatched *
 make_watched(const DlockSpace *space, const DlockKey *key, Oid role)
 {
-	dsa_pointer self = dlock_allocate(role, watched_size(key));
-	DlockWatched *watched = watched_at(self);
+	DlockWatched *watched = dlock_allocate(role, watched_size(key));
 
 	memset(watched, 0, offsetof(DlockWatched, key));
-	watched->self = self;
-	watched->space = space->self;
+	watched->space = dlock_pointer(space);
 	watched->role = role;
 	watched->changes = 1;
 	dlock_key_copy(&watched->key, key);
@@ -104,7 +102,7 @@ list(DlockSpace *space, DlockWatched *watched)
 	Assert(LWLockHeldByMe(&dlock_lock_partition(&watched->key)->lock));
 	Assert(LWLockHeldByMeInMode(&space->outbox_lock, LW_EXCLUSIVE));
 	if (!watched->listed)
-		dlock_list_append(&space->changed, &watched->link, watched->self);
+		dlock_list_append(&space->changed, &watched->link);
 	watched->listed = true;
 }
 
@@ -156,7 +154,7 @@ use_watched(DlockWatched *made)
 	if (watched == NULL)
 	{
 		watched = made;
-		dlock_buckets_insert(&partition->watched, made->self, next_watched);
+		dlock_buckets_insert(&partition->watched, dlock_pointer(made), next_watched);
 	}
 	watched->users++;
 	LWLockRelease(&partition->lock);
@@ -174,29 +172,26 @@ dlock_watch_begin(DlockSpace *space, const DlockKey *key, const char *channel)
 	DlockPartition *partition = dlock_lock_partition(key);
 	DlockWatched *made;
 	DlockWatched *watched;
-	dsa_pointer self;
 	DlockWatch *watch;
 
 	dlock_buckets_prepare(&partition->watched, &partition->lock);
 	made = make_watched(space, key, role);
 	PG_TRY();
 	{
-		self = dlock_allocate(role, sizeof(DlockWatch));
+		watch = dlock_allocate(role, sizeof(DlockWatch));
 	}
 	PG_CATCH();
 	{
-		dlock_release_memory(role, made->self, watched_size(key));
+		dlock_release_memory(role, made, watched_size(key));
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
 
 	watched = use_watched(made);
 	if (watched != made)
-		dlock_release_memory(role, made->self, watched_size(key));
-	watch = dlock_address(self);
+		dlock_release_memory(role, made, watched_size(key));
 	memset(watch, 0, sizeof(DlockWatch));
-	watch->self = self;
-	watch->watched = watched->self;
+	watch->watched = dlock_pointer(watched);
 	watch->role = role;
 	strlcpy(watch->channel, channel, NAMEDATALEN);
 	pg_atomic_fetch_add_u32(&space->watches, 1);
@@ -216,7 +211,7 @@ dlock_watch_arm(DlockWatch *watch)
 	list(space, watched);
 	if (watch->armed)
 		dlock_list_remove(&watched->watches, &watch->link);
-	dlock_list_prepend(&watched->watches, &watch->link, watch->self);
+	dlock_list_prepend(&watched->watches, &watch->link);
 	watch->armed = true;
 	watch->told = watch->telling = 0;
 	LWLockRelease(&space->outbox_lock);
@@ -230,9 +225,8 @@ free_watched(DlockPartition *partition, DlockWatched *watched)
 {
 	Assert(LWLockHeldByMeInMode(&partition->lock, LW_EXCLUSIVE));
 	Assert(watched->users == 0 && !watched->listed);
-	dlock_buckets_delete(&partition->watched, watched->self, next_watched);
-	dlock_release_memory(watched->role, watched->self,
-						 watched_size(&watched->key));
+	dlock_buckets_delete(&partition->watched, dlock_pointer(watched), next_watched);
+	dlock_release_memory(watched->role, watched, watched_size(&watched->key));
 }
 
 /* End a watch of this session.  Raises nothing. */
@@ -253,7 +247,7 @@ dlock_watch_end(DlockWatch *watch)
 	if (--watched->users == 0 && !watched->listed)
 		free_watched(partition, watched);
 	LWLockRelease(&partition->lock);
-	dlock_release_memory(watch->role, watch->self, sizeof(DlockWatch));
+	dlock_release_memory(watch->role, watch, sizeof(DlockWatch));
 	if (pg_atomic_sub_fetch_u32(&space->watches, 1) == 0)
 		(void) dlock_office_wake(space, DLOCK_WORKER);
 }
@@ -268,7 +262,7 @@ purge_watched(DlockPartition *partition, DlockWatched *watched)
 		 watch = next)
 	{
 		next = watch_at(watch->link.next);
-		dlock_release_memory(watch->role, watch->self, sizeof(DlockWatch));
+		dlock_release_memory(watch->role, watch, sizeof(DlockWatch));
 	}
 	/* the space's list is not used any more */
 	watched->listed = false;
@@ -294,7 +288,7 @@ dlock_watch_purge(DlockSpace *space)
 				DlockWatched *watched = watched_at(next);
 
 				next = watched->next;
-				if (watched->space == space->self)
+				if (watched->space == dlock_pointer(space))
 					purge_watched(partition, watched);
 			}
 		}
@@ -348,7 +342,7 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 
 		watched->due = now + INTERVAL + watched->watches.length * INTERVAL_EACH;
 		dlock_list_remove(&space->changed, &watched->link);
-		dlock_list_append(&space->changed, &watched->link, watched->self);
+		dlock_list_append(&space->changed, &watched->link);
 	}
 	LWLockRelease(&space->outbox_lock);
 	return count;
@@ -430,7 +424,7 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 		if (watch->telling != telling->number)
 			continue;
 		dlock_list_remove(&watched->watches, &watch->link);
-		dlock_list_append(&watched->watches, &watch->link, watch->self);
+		dlock_list_append(&watched->watches, &watch->link);
 		watch->told = telling->change;
 		left--;
 	}
@@ -465,7 +459,7 @@ dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling,
 	{
 		/* first again, so that a name is told in one go */
 		dlock_list_remove(&space->changed, &watched->link);
-		dlock_list_prepend(&space->changed, &watched->link, watched->self);
+		dlock_list_prepend(&space->changed, &watched->link);
 		watched->due = 0;
 	}
 	else

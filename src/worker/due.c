@@ -24,8 +24,7 @@
 
 typedef struct Look
 {
-	dsa_pointer key;			/* the lease; hash key, must be first */
-	DlockLease *lease;			/* referred to */
+	DlockLease *lease;			/* referred to; hash key, must be first */
 	uint64		due;			/* monotonic microseconds; NEVER if nothing is
 								 * due */
 	int			class;			/* of its heartbeats (heartbeat.c) */
@@ -40,12 +39,12 @@ static pairingheap *looks_by_due = NULL;
 /* Attached leases for which standbys could count; none attaches later */
 static dlist_head attached_looks = DLIST_STATIC_INIT(attached_looks);
 
-/* Make a hash table by address in shared memory. */
+/* Make a hash table by address. */
 HTAB *
 dlock_due_make_table(const char *name, Size size)
 {
 	HASHCTL		info = {
-		.keysize = sizeof(dsa_pointer),
+		.keysize = sizeof(void *),
 		.entrysize = size,
 		.hcxt = TopMemoryContext
 	};
@@ -106,7 +105,7 @@ void
 dlock_due_add(DlockLease *lease)
 {
 	bool		found;
-	Look	   *look = hash_search(looks, &lease->self, HASH_ENTER,
+	Look	   *look = hash_search(looks, &lease, HASH_ENTER,
 							   &found);
 
 	if (found)
@@ -117,7 +116,6 @@ dlock_due_add(DlockLease *lease)
 		return;
 	}
 	dlock_record_ref(&lease->record);
-	look->lease = lease;
 	look->due = due_of(lease);
 	pairingheap_add(looks_by_due, &look->node);
 	look->attached = false;
@@ -136,7 +134,7 @@ dlock_due_update(DlockSpace *space)
 
 	while (count < UPDATES && (lease = dlock_lease_next_retimed(space)) != NULL)
 	{
-		Look	   *look = hash_search(looks, &lease->self,
+		Look	   *look = hash_search(looks, &lease,
 										HASH_FIND, NULL);
 
 		/* an unknown lease is added once its row is written */
@@ -156,7 +154,7 @@ void
 dlock_due_remove(DlockLease *lease)
 {
 	Look	   *look = looks == NULL ? NULL :
-		hash_search(looks, &lease->self, HASH_FIND, NULL);
+		hash_search(looks, &lease, HASH_FIND, NULL);
 
 	if (look == NULL)
 		return;
@@ -164,7 +162,7 @@ dlock_due_remove(DlockLease *lease)
 	if (look->attached)
 		dlist_delete(&look->attached_node);
 	dlock_heartbeat_remove(look->class);
-	(void) hash_search(looks, &lease->self, HASH_REMOVE, NULL);
+	(void) hash_search(looks, &lease, HASH_REMOVE, NULL);
 	dlock_record_unref(&lease->record);
 }
 

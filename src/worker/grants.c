@@ -23,8 +23,7 @@
 
 typedef struct Grant
 {
-	dsa_pointer key;			/* the ticket; hash key, must be first */
-	DlockLeaseTicket *ticket;	/* referred to */
+	DlockLeaseTicket *ticket;	/* referred to; hash key, must be first */
 	int			durability;		/* its level, which is that of its heap */
 	XLogRecPtr	lsn;
 	uint64		turn;			/* order among grants of one position */
@@ -67,12 +66,11 @@ dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 	if (ticket->announced || !DsaPointerIsValid(ticket->ticket.announcement) ||
 		pg_atomic_read_u32(&ticket->ticket.state) != DLOCK_GRANTED)
 		return;
-	grant = hash_search(grants, &ticket->ticket.self, HASH_ENTER, &found);
+	grant = hash_search(grants, &ticket, HASH_ENTER, &found);
 	if (found)
 		pairingheap_remove(grants_by_lsn[grant->durability], &grant->node);
 	else
 		dlock_record_ref(&ticket->record);
-	grant->ticket = ticket;
 	grant->durability = ticket->announce_at;
 	grant->lsn = lsn;
 	grant->turn = ++turn;
@@ -92,7 +90,7 @@ announce(Grant *grant)
 	ticket->announced = true;
 	LWLockRelease(&space->lease_lock);
 	pairingheap_remove(grants_by_lsn[grant->durability], &grant->node);
-	(void) hash_search(grants, &grant->key, HASH_REMOVE, NULL);
+	(void) hash_search(grants, &ticket, HASH_REMOVE, NULL);
 	dlock_record_unref(&ticket->record);
 }
 
