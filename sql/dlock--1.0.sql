@@ -242,7 +242,7 @@ COMMENT ON FUNCTION dlock_slots_changed() IS
 
 CREATE TRIGGER dlock_changed AFTER UPDATE OR DELETE ON dlock_slots
     FOR EACH ROW EXECUTE FUNCTION dlock_slots_changed();
-CREATE TRIGGER dlock_truncated AFTER TRUNCATE ON dlock_slots
+CREATE TRIGGER dlock_truncated BEFORE TRUNCATE ON dlock_slots
     FOR EACH STATEMENT EXECUTE FUNCTION dlock_slots_changed();
 -- also for rows that a restore or logical replication writes
 ALTER TABLE dlock_slots

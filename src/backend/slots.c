@@ -3,21 +3,20 @@
  * slots.c
  *	  The slots that are set for locks, whatever requests say.
  *
- * The numbers are rows of the table dlock_slots.  The copy in the locks'
- * entries counts.  A name is noted here when its row is written, by
- * dlock_set_slots(), COPY, a restore or logical replication.  Right before the
- * commit, the rows of these names are read.  After the commit, before the
- * transaction's locks are released, the copy changes.
+ * The numbers are rows of the table dlock_slots.  Copies in the locks' entries
+ * are what counts.  A name is noted when its row is written or removed, by
+ * dlock_set_slots(), COPY, a restore or logical replication.  Before the
+ * commit, the table is locked against other commits that change it, and the
+ * rows of the noted names are read.  After the commit, before the table is
+ * unlocked, the copies are set to them.  So copies change in the order of
+ * commits.
  *
  * A constraint notes a name that is about to be written, because a restore can
- * disable triggers, but not constraints.  At the commit, the row's writer
- * shows if it was written.  A trigger notes the old name of a row that was
- * removed or renamed.  A name counts only if this transaction has changed its
- * row, and has not rolled that back: then no other can have written the row
- * since.
+ * disable triggers, but not constraints.  A trigger notes the old name of a
+ * row that is removed or renamed.  A name may be noted without a change.
  *
- * The entry of a noted lock is kept until the transaction is over, even after
- * a rollback to a savepoint, so the commit finds all that it needs.
+ * The entry of a noted lock is kept until the (sub)transaction is over, so
+ * nothing is allocated after the commit.
  *
  *-------------------------------------------------------------------------
  */
@@ -43,47 +42,36 @@
 #include "backend/held.h"
 #include "tables/tables.h"
 
-/* A lock whose entry is kept until this transaction is over */
-typedef struct KeptName
+/* A lock whose row may have changed in this transaction */
+typedef struct NotedName
 {
 	DlockKey	key;			/* hash key, must be first */
 	DlockSpace *space;
-	DlockLock  *lock;
-	struct KeptName *next;		/* in "names" */
+	DlockLock  *lock;			/* its entry, kept */
+	struct NotedName *next;		/* in "names" */
+	int			level;			/* transaction nesting level */
 
 	/* at the commit */
-	bool		may_be_changed;
-	bool		changed;
+	bool		is_read;
 	int32		slots;			/* as its row says; 0: it has none */
-} KeptName;
-
-/* A change, in the order of writing */
-typedef struct Change
-{
-	KeptName   *name;			/* NULL: all rows ... */
-	DlockSpace *emptied;		/* ... of this space are gone */
-	bool		is_done;		/* false: is about to be written */
-	int			level;			/* transaction nesting level */
-} Change;
+} NotedName;
 
 static HTAB *table_of_names = NULL;
-static KeptName *names = NULL;
-static Change *changes = NULL;
-static int	num_changes = 0;
-static int	max_changes = 0;
+
+/* The latest first, so levels never rise */
+static NotedName *names = NULL;
 
 /* Caller of dlock_set_slots(), which writes as the table's owner; or 0 */
 static Oid	setter = InvalidOid;
 
 static void slots_at_xact_end(XactEvent event, void *arg);
 static void slots_at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
-						   SubTransactionId parentSubid, void *arg);
+								 SubTransactionId parentSubid, void *arg);
 
 static void
-prepare_change(void)
+prepare_names(void)
 {
 	static bool registered = false;
-	Size		size = (Size) Max(16, 2 * max_changes) * sizeof(Change);
 
 	if (!registered)
 	{
@@ -92,29 +80,24 @@ prepare_change(void)
 		registered = true;
 	}
 	if (table_of_names == NULL)
-		table_of_names = dlock_held_make_table("dlock slots", sizeof(KeptName));
-	if (num_changes < max_changes)
-		return;
-	changes = changes == NULL ? MemoryContextAlloc(TopMemoryContext, size) :
-		repalloc_huge(changes, size);
-	max_changes = size / sizeof(Change);
+		table_of_names = dlock_held_make_table("dlock slots", sizeof(NotedName));
 }
 
-/* Keep a name and its lock's entry from now on. */
-static KeptName *
-keep_name(DlockSpace *space, const DlockKey *key)
+/* Note that the row of a name may change, and keep the lock's entry. */
+void
+dlock_slots_note(DlockSpace *space, const DlockKey *key)
 {
-	bool		found;
-	KeptName   *name = hash_search(table_of_names, key, HASH_FIND, NULL);
+	NotedName  *name;
 	DlockLock  *lock;
 
-	if (name)
-		return name;
+	prepare_names();
+	if (hash_search(table_of_names, key, HASH_FIND, NULL) != NULL)
+		return;
 	lock = dlock_queue_expect_slots(key, OidIsValid(setter) ?
 									setter : GetUserId());
 	PG_TRY();
 	{
-		name = hash_search(table_of_names, key, HASH_ENTER, &found);
+		name = hash_search(table_of_names, key, HASH_ENTER, NULL);
 	}
 	PG_CATCH();
 	{
@@ -124,109 +107,47 @@ keep_name(DlockSpace *space, const DlockKey *key)
 	PG_END_TRY();
 	name->space = space;
 	name->lock = lock;
-	name->may_be_changed = name->changed = false;
-	name->slots = 0;
+	name->level = GetCurrentTransactionNestLevel();
+	name->is_read = false;
 	name->next = names;
 	names = name;
-	return name;
 }
 
-/* Show others that this transaction has something to do at its end. */
 static void
-show_setter(void)
+note_row(DlockSpace *space, const DlockKey *key, int32 slots, Oid owner)
 {
-	pg_atomic_write_u32(&dlock_my_backend->setter, GetTopTransactionId());
+	dlock_slots_note(space, key);
 }
 
-/*
- * If this transaction has overwritten rows of other transactions, those have
- * committed, but may not have changed the slots in memory yet.  Nothing blocks
- * them, so this transaction waits for them before its commit, and its change
- * comes last (I27).  A setter that is still in progress has written other
- * rows.
- */
-static void
-wait_for_setters(void)
-{
-	for (int i = 0; i < dlock_control->num_backends; i++)
-	{
-		TransactionId xid = pg_atomic_read_u32(&dlock_backends[i].setter);
-
-		if (TransactionIdIsValid(xid) && !TransactionIdIsInProgress(xid))
-			XactLockTableWait(xid, NULL, NULL, XLTW_None);
-	}
-}
-
-/* Note that a row is about to be written, or is gone. */
-static void
-note_change(DlockSpace *space, const DlockKey *key, bool is_done)
-{
-	KeptName   *name;
-
-	prepare_change();
-	name = keep_name(space, key);
-	show_setter();
-	changes[num_changes++] = (Change)
-	{
-		.name = name,
-		.is_done = is_done,
-		.level = GetCurrentTransactionNestLevel()
-	};
-}
-
-/* No other writes before this one's locks go, or has since the TRUNCATE. */
-static void
-note_truncate(DlockSpace *space)
-{
-	prepare_change();
-	show_setter();
-	changes[num_changes++] = (Change)
-	{
-		.emptied = space,
-		.level = GetCurrentTransactionNestLevel()
-	};
-}
-
-/* Note the former name of a row. */
-static void
-note_old_row(DlockSpace *space, TriggerData *trigger)
-{
-	DlockKey	key;
-
-	(void) dlock_slots_take_row(space, trigger->tg_relation,
-								trigger->tg_trigtuple, &key);
-	note_change(space, &key, true);
-}
-
-void
-dlock_slots_note(DlockSpace *space, const DlockKey *key)
-{
-	note_change(space, key, false);
-}
-
-/* Trigger on dlock_slots, after a change of a row, or of all */
+/* Trigger on dlock_slots, after a change of a row, or before TRUNCATE */
 PG_FUNCTION_INFO_V1(dlock_slots_changed);
 Datum
 dlock_slots_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *trigger = dlock_own_trigger(fcinfo, "dlock_slots_changed");
+	bool		for_row = TRIGGER_FIRED_FOR_ROW(trigger->tg_event);
 	DlockSpace *space;
+	DlockKey	key;
 
 	if (!dlock_session_attached)
 		dlock_session_attach();
 	space = dlock_current_space();
 	/* not on a table that others can write to */
-	if (!TRIGGER_FIRED_AFTER(trigger->tg_event) ||
+	if ((for_row && !TRIGGER_FIRED_AFTER(trigger->tg_event)) ||
 		RelationGetRelid(trigger->tg_relation) !=
 		dlock_find_relation(space, "dlock_slots"))
 		ereport(ERROR,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("function \"%s\" must be fired after a change of table \"%s\"",
 						"dlock_slots_changed", "dlock_slots")));
-	if (TRIGGER_FIRED_FOR_ROW(trigger->tg_event))
-		note_old_row(space, trigger);
-	else if (TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event))
-		note_truncate(space);
+	if (for_row)
+	{
+		(void) dlock_slots_take_row(space, trigger->tg_relation,
+									trigger->tg_trigtuple, &key);
+		dlock_slots_note(space, &key);
+	}
+	else
+		dlock_slots_for_each(space, trigger->tg_relation, NULL, note_row);
 	return PointerGetDatum(NULL);
 }
 
@@ -311,34 +232,18 @@ dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
 
 /* The end of a transaction */
 
-/* Which names have changed, or may have?  A TRUNCATE has changed all. */
+/*
+ * Read the rows of these names, before the commit.  The tables stay locked
+ * until the copies are changed (I27).
+ */
 static void
-mark_changed(void)
-{
-	for (int i = 0; i < num_changes; i++)
-	{
-		KeptName   *name = changes[i].name;
-
-		if (name && changes[i].is_done)
-			name->changed = true;
-		else if (name)
-			name->may_be_changed = true;
-		for (name = name ? NULL : names; name; name = name->next)
-			name->changed |= name->space == changes[i].emptied;
-	}
-}
-
-/* Read the rows of these names, before the commit. */
-static void
-read_changed(void)
+read_names(void)
 {
 	DlockSpace *space = NULL;
 	Relation	table = NULL;
-	bool		is_ours;
 
-	mark_changed();
 	CommandCounterIncrement();
-	for (KeptName *name = names; name; name = name->next)
+	for (NotedName *name = names; name; name = name->next)
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (space != name->space)
@@ -348,45 +253,27 @@ read_changed(void)
 			space = name->space;
 			table = dlock_slots_open(space);
 		}
-		if (table == NULL || !(name->changed || name->may_be_changed))
-			continue;
-		name->slots = dlock_slots_find(space, table, &name->key, &is_ours);
-		name->changed |= is_ours;
+		name->is_read = table != NULL;
+		if (table)
+			name->slots = dlock_slots_find(space, table, &name->key);
 	}
 	if (table)
 		relation_close(table, NoLock);
 }
 
-static bool
-is_kept(const DlockKey *key)
-{
-	return table_of_names &&
-		hash_search(table_of_names, key, HASH_FIND, NULL) != NULL;
-}
-
+/* Drop the names that were noted at a level, and change their copies. */
 static void
-finish_changes(void)
+drop_names(int level, bool is_commit)
 {
-	/* while names are kept: it leaves them alone */
-	while (num_changes > 0)
+	while (names && names->level >= level)
 	{
-		DlockSpace *space = changes[--num_changes].emptied;
-
-		if (space)
-			dlock_queue_forget_slots(space, is_kept);
-	}
-	while (names)
-	{
-		KeptName   *name = names;
+		NotedName  *name = names;
 
 		names = name->next;
 		dlock_queue_finish_slots(name->space, &name->key, name->lock,
-								 name->changed, name->slots);
+								 is_commit && name->is_read, name->slots);
+		(void) hash_search(table_of_names, &name->key, HASH_REMOVE, NULL);
 	}
-	if (table_of_names)
-		hash_destroy(table_of_names);
-	table_of_names = NULL;
-	pg_atomic_write_u32(&dlock_my_backend->setter, InvalidTransactionId);
 }
 
 static void
@@ -398,7 +285,7 @@ slots_at_xact_end(XactEvent event, void *arg)
 	switch (event)
 	{
 		case XACT_EVENT_PRE_PREPARE:
-			if (num_changes > 0)
+			if (names)
 				ereport(ERROR,
 						(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 						 errmsg("cannot PREPARE a transaction that has set the slots of locks"),
@@ -406,42 +293,35 @@ slots_at_xact_end(XactEvent event, void *arg)
 						 errhint("Use COMMIT.")));
 			break;
 		case XACT_EVENT_PRE_COMMIT:
-			if (num_changes > 0)
-			{
-				read_changed();
-				wait_for_setters();
-			}
+			if (names)
+				read_names();
 			break;
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_PREPARE:
-			finish_changes();
-			break;
 		case XACT_EVENT_ABORT:
-			num_changes = 0;
-			for (KeptName *name = names; name; name = name->next)
-				name->changed = false;
-			finish_changes();
+			drop_names(0, event == XACT_EVENT_COMMIT);
+			hash_destroy(table_of_names);
+			table_of_names = NULL;
 			break;
 		default:
 			break;
 	}
 }
 
-/* A rollback to a savepoint forgets the changes since then. */
 static void
 slots_at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
-			   SubTransactionId parentSubid, void *arg)
+					 SubTransactionId parentSubid, void *arg)
 {
 	int			level = GetCurrentTransactionNestLevel();
 
+	if (table_of_names == NULL || dlock_my_backend == NULL)
+		return;
 	if (event == SUBXACT_EVENT_ABORT_SUB)
-	{
-		while (num_changes > 0 && changes[num_changes - 1].level >= level)
-			num_changes--;
-	}
+		drop_names(level, false);
 	else if (event == SUBXACT_EVENT_COMMIT_SUB)
 	{
-		for (int i = num_changes - 1; i >= 0 && changes[i].level >= level; i--)
-			changes[i].level = level - 1;
+		for (NotedName *name = names; name && name->level >= level;
+			 name = name->next)
+			name->level = level - 1;
 	}
 }

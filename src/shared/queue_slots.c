@@ -87,35 +87,6 @@ dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 
-/*
- * dlock_slots was emptied: reset all locks, except those that the same
- * transaction finishes itself, as is_told() says with an entry locked.  Other
- * setters have rolled back: otherwise they would still lock the table.  Raises
- * nothing.
- */
-void
-dlock_queue_forget_slots(DlockSpace *space,
-						 bool (*is_told) (const DlockKey *key))
-{
-	DlockLockScan scan;
-	DlockWakeups wakeups = {0};
-	DlockLock  *lock;
-
-	dlock_lock_scan_begin(&scan, &space->key, false);
-	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
-	{
-		if (lock->set_slots == 0 ||
-			(lock->setters > 0 && is_told(&lock->key)))
-			continue;
-		settle_slots(space, lock);
-		change_slots(space, lock, 0, &wakeups);
-		if (dlock_lock_is_unused(lock))
-			dlock_lock_scan_remove(&scan);
-	}
-	dlock_lock_scan_end(&scan);
-	dlock_wakeups_send(&wakeups);
-}
-
 /* Load a row, unless the lock is settled or all are loaded.  Raises 53200. */
 void
 dlock_queue_load_slots(DlockSpace *space, const DlockKey *key, int32 slots,

@@ -339,8 +339,6 @@ extern DlockLock *dlock_queue_expect_slots(const DlockKey *key, Oid role);
 extern void dlock_queue_finish_slots(DlockSpace *space, const DlockKey *key,
 									 DlockLock *lock, bool changed,
 									 int32 slots);
-extern void dlock_queue_forget_slots(DlockSpace *space,
-									 bool (*is_told) (const DlockKey *key));
 extern void dlock_queue_load_slots(DlockSpace *space, const DlockKey *key,
 								   int32 slots, Oid role);
 extern void dlock_queue_unsettle(DlockSpace *space);

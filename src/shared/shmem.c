@@ -272,7 +272,6 @@ init_backend(DlockBackend *backend)
 	pg_atomic_init_u64(&backend->session, 0);
 	SpinLockInit(&backend->mutex);
 	pg_atomic_init_u32(&backend->check_requested, 0);
-	pg_atomic_init_u32(&backend->setter, InvalidTransactionId);
 	pg_atomic_init_u32(&backend->lost, 0);
 	for (int c = 0; c < DLOCK_NUM_COUNTERS; c++)
 		pg_atomic_init_u64(&backend->counters[c], 0);

@@ -753,12 +753,6 @@ typedef struct DlockBackend
 	/* atomic: set by another waiter that has found a deadlock */
 	pg_atomic_uint32 check_requested;
 
-	/*
-	 * atomic: transaction whose change of dlock_slots is not in memory; or
-	 * invalid
-	 */
-	pg_atomic_uint32 setter;
-
 	/* atomic: incremented if a ticket of this backend is ended by force */
 	pg_atomic_uint32 lost;
 

@@ -45,6 +45,30 @@ dlock_slots_take_row(DlockSpace *space, Relation table, HeapTuple row,
 }
 
 /*
+ * Call a function for each row, with the table's owner.  A NULL snapshot is a
+ * new one, which sees this transaction's changes.
+ */
+void
+dlock_slots_for_each(DlockSpace *space, Relation table, Snapshot snapshot,
+					 void (*take) (DlockSpace *space, const DlockKey *key,
+								   int32 slots, Oid owner))
+{
+	SysScanDesc scan = systable_beginscan(table, InvalidOid, false, snapshot,
+										  0, NULL);
+	HeapTuple	row;
+
+	while ((row = systable_getnext(scan)) != NULL)
+	{
+		DlockKey	key;
+		int32		slots = dlock_slots_take_row(space, table, row, &key);
+
+		CHECK_FOR_INTERRUPTS();
+		take(space, &key, slots, table->rd_rel->relowner);
+	}
+	systable_endscan(scan);
+}
+
+/*
  * Load all rows.  Rows that were loaded before an error stay, which is
  * harmless: the next call loads all of them again.
  */
@@ -52,37 +76,29 @@ void
 dlock_slots_read(DlockSpace *space)
 {
 	Relation	table = dlock_open_committed(space, "dlock_slots");
-	SysScanDesc scan;
-	HeapTuple	row;
 
 	dlock_check_permanent(table);
-	scan = systable_beginscan(table, InvalidOid, false, GetActiveSnapshot(), 0,
-							  NULL);
-	while ((row = systable_getnext(scan)) != NULL)
-	{
-		DlockKey	key;
-		int32		slots = dlock_slots_take_row(space, table, row, &key);
-
-		CHECK_FOR_INTERRUPTS();
-		dlock_queue_load_slots(space, &key, slots, table->rd_rel->relowner);
-	}
-	systable_endscan(scan);
+	dlock_slots_for_each(space, table, GetActiveSnapshot(),
+						 dlock_queue_load_slots);
 	dlock_close_committed(table);
 }
 
-/* Open the table for dlock_slots_find(); NULL if it was dropped */
+/*
+ * Open the table for dlock_slots_find(), and lock it against other commits
+ * that change it; NULL if it was dropped.
+ */
 Relation
 dlock_slots_open(DlockSpace *space)
 {
 	Oid			table = dlock_find_relation(space, "dlock_slots");
 
-	return OidIsValid(table) ? try_relation_open(table, AccessShareLock) : NULL;
+	return !OidIsValid(table) ? NULL :
+		try_relation_open(table, ShareUpdateExclusiveLock);
 }
 
-/* The slots of a lock, or 0.  *is_ours: this transaction wrote the row. */
+/* The slots of a lock, or 0 */
 int32
-dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key,
-				 bool *is_ours)
+dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key)
 {
 	int			column = dlock_find_column(table, "name", TEXTOID);
 	Oid			index = dlock_lock_name_index(table, column);
@@ -100,14 +116,8 @@ dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key,
 	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1,
 							  &scan_key);
 	row = systable_getnext(scan);
-	*is_ours = false;
 	if (HeapTupleIsValid(row))
-	{
 		slots = dlock_slots_take_row(space, table, row, &found);
-		/* raw, because a row that COPY FREEZE wrote has no other xmin */
-		*is_ours =
-			TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetRawXmin(row->t_data));
-	}
 	systable_endscan(scan);
 	return slots;
 }

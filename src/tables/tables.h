@@ -130,10 +130,15 @@ extern int	dlock_rows_vacuum(DlockSpace *space, void (*begin) (void));
 /* slots.c */
 extern int32 dlock_slots_take_row(DlockSpace *space, Relation table,
 								  HeapTuple row, DlockKey *key);
+extern void dlock_slots_for_each(DlockSpace *space, Relation table,
+								 struct SnapshotData *snapshot,
+								 void (*take) (DlockSpace *space,
+											   const DlockKey *key,
+											   int32 slots, Oid owner));
 extern void dlock_slots_read(DlockSpace *space);
 extern Relation dlock_slots_open(DlockSpace *space);
 extern int32 dlock_slots_find(DlockSpace *space, Relation table,
-							  const DlockKey *key, bool *is_ours);
+							  const DlockKey *key);
 
 /* load.c */
 extern bool dlock_load(DlockSpace *space);

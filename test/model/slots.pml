@@ -11,21 +11,24 @@
  *
  * What stands for what:
  *
- *	setter			note_change(), and the end of its transaction
+ *	setter			dlock_slots_note(), and the end of its transaction
  *	finish			dlock_queue_finish_slots()
  *	reader			load_slots() and dlock_slots_read()
  *	put_back		dlock_queue_load_slots()
  *
- * The row's lock is free as soon as a commit is visible.  Before its own
- * commit, a transaction waits for visible ones that have not changed the memory
- * yet.  What is done under the entry's lock is one step.
+ * The row's lock is free as soon as a commit is visible.  From before its commit
+ * until it has changed the memory, a transaction holds a lock of the table.
+ * What is done under the entry's lock is one step.
  *
  * Checked: a request finds in memory what the row says (I27), except for
  * changes of visible commits that are about to be put there.  At the end, both
  * are equal.
  *
- * Left out: savepoints, and several changes by one transaction; more than one
- * name; TRUNCATE; waiters for the lock (queue.pml).
+ * A transaction that writes no row, or rolls back to a savepoint, may have noted
+ * the name all the same.  It sets the slots that it reads.
+ *
+ * Left out: several changes by one transaction; more than one name; TRUNCATE;
+ * waiters for the lock (queue.pml).
  *
  * Broken on purpose, and to be caught:
  *
@@ -45,6 +48,7 @@
 
 byte row;						/* slots; 0: no row */
 bool row_locked;
+bool table_locked;				/* against other commits */
 byte behind;					/* setters with visible commits, not finished */
 
 /* protected by the entry's lock */
@@ -83,6 +87,7 @@ inline put_back(n)
 proctype setter(byte me)
 {
 	byte slots;
+	bool changed;
 
 	if
 	:: slots = me
@@ -93,16 +98,25 @@ proctype setter(byte me)
 	finish(slots);
 #endif
 	if
-	::
-#ifndef BROKEN_WAIT
-		behind == 0;
-#endif
-		d_step { row = slots; row_locked = false; behind++ };
-		finish(slots);
-		behind--
-	:: row_locked = false
+	:: row_locked = false;
+		goto done				/* the transaction rolls back */
+	:: changed = true
+	:: row_locked = false		/* it wrote nothing, or not in the end */
 	fi;
-	slots = 0
+#ifndef BROKEN_WAIT
+	atomic { !table_locked -> table_locked = true };
+#endif
+	if
+	:: changed ->
+		d_step { row = slots; row_locked = false; behind++ }
+	:: else ->
+		d_step { slots = row; behind++ }
+	fi;
+	finish(slots);
+	d_step { behind--; table_locked = false };
+done:
+	slots = 0;
+	changed = false
 }
 
 proctype reader()
