@@ -83,6 +83,10 @@ module Dlock
       raise ConnectionLost, 'no answer in time' if left <= 0
 
       Stop.allow { connection.socket_io.wait(events, left) }
+    rescue IOError => e
+      # Another thread has closed this connection, or one whose socket libpq had closed earlier, so that this one got
+      # the same file descriptor: Ruby interrupts all waits for the number.
+      raise ConnectionLost, e.message if connection.finished?
     end
 
     # Has a statement cancelled that was broken off, and returns its row if it succeeded nevertheless.
@@ -278,7 +282,9 @@ module Dlock
       begin
         @connection.consume_input if @connection&.socket_io&.wait_readable(0)
         false
-      rescue PG::Error, IOError
+      rescue IOError
+        @connection.nil? || @connection.finished?
+      rescue PG::Error
         true
       ensure
         @using.unlock
