@@ -44,67 +44,6 @@
 /* Locks to name for a vertex */
 #define MAX_HOLDS	16
 
-/* Notes of the counts on a lock */
-struct Tally
-{
-	int			first_exclusive;	/* first not shared; -1: none */
-	int			number;			/* of the latest count that came here */
-	int			done[MAX_LOCKMODES];	/* by mode: done from here on */
-
-	/* behind a vertex that has only a place here ... */
-	LOCKMASK	shared_modes;	/* ... with these modes; 0: none yet */
-	int			shared_count;
-	bool		shared_is_ours;
-
-	/* its rows by number; NULL: not copied yet */
-	const DlockRow **rows;
-	int			num_rows;
-};
-
-typedef struct Look
-{
-	DlockGraph *graph;
-	int		   *stack;			/* vertices that were counted, to go on with */
-	int			depth;
-	int			number;			/* of the latest count or walk */
-} Look;
-
-static DlockGraphPlace *
-place_at(const Look *look, DlockGraphRef ref)
-{
-	return &look->graph->locks[ref.lock].places[ref.place];
-}
-
-static void
-begin_tally(DlockGraphLock *lock)
-{
-	lock->tally = palloc0(sizeof(struct Tally));
-	lock->tally->first_exclusive = -1;
-	for (int p = lock->holders; p < lock->count; p++)
-	{
-		if (!lock->heavyweight && lock->places[p].counts &&
-			!(lock->places[p].modes & LOCKBIT_ON(DLOCK_SHARED)))
-		{
-			lock->tally->first_exclusive = p;
-			break;
-		}
-	}
-}
-
-static Look *
-collect(DlockSpace *space)
-{
-	Look	   *look = palloc0(sizeof(Look));
-
-	look->graph = dlock_graph_collect_all(space);
-	for (int l = 0; l < look->graph->num_locks; l++)
-		begin_tally(&look->graph->locks[l]);
-	look->stack = MemoryContextAllocHuge(CurrentMemoryContext,
-										 (look->graph->num_vertices + 1) *
-										 sizeof(int));
-	return look;
-}
-
 /* Counting the vertices behind another */
 
 /* The first request in a queue that a place is in the way of; -1: none */
@@ -112,48 +51,49 @@ static int
 first_behind(const DlockGraphLock *lock, int p)
 {
 	const DlockGraphPlace *place = &lock->places[p];
+	int			q;
 
 	if (!lock->heavyweight)
-		return !place->granted || lock->holders == lock->count ? -1 :
+		q = !place->granted ? lock->count :
 			place->modes == LOCKBIT_ON(DLOCK_SHARED) ?
-			lock->tally->first_exclusive : lock->holders;
-	for (int q = Max(lock->holders, p + 1); q < lock->count; q++)
+			lock->first_exclusive : lock->first;
+	else
 	{
-		if ((lock->places[q].conflicts & place->modes) &&
-			lock->places[q].vertex != place->vertex)
-			return q;
+		q = Max(lock->holders, p + 1);
+		while (q < lock->count &&
+			   (!(lock->places[q].conflicts & place->modes) ||
+				lock->places[q].vertex == place->vertex))
+			q++;
 	}
-	return -1;
+	return q < lock->count ? q : -1;
 }
 
 /* Count the new vertices that wait at a place of a queue. */
 static int
-count_place(Look *look, DlockGraphLock *lock, int p, bool *is_ours)
+count_place(DlockGraph *graph, DlockGraphPlace *place)
 {
-	DlockGraphPlace *place = &lock->places[p];
 	int			count = 0;
 
-	if (place->tally == look->number || (!lock->heavyweight && !place->counts))
+	if (place->counted == graph->number || !place->counts)
 		return 0;
-	place->tally = look->number;
+	place->counted = graph->number;
 	if (place->first_wait < 0)
 	{
 		/* an enqueued ticket */
-		*is_ours = true;
+		graph->found_ours = true;
 		return 1;
 	}
-	for (int w = place->first_wait; w >= 0;
-		 w = look->graph->waits[w].next_at_place)
+	for (int w = place->first_wait; w >= 0; w = graph->waits[w].next_at_place)
 	{
-		int			n = look->graph->waits[w].vertex;
-		DlockVertex *vertex = &look->graph->vertices[n];
+		int			n = graph->waits[w].vertex;
+		DlockVertex *vertex = &graph->vertices[n];
 
-		if (vertex->tally == look->number)
+		if (vertex->visited == graph->number)
 			continue;
-		vertex->tally = look->number;
+		vertex->visited = graph->number;
 		vertex->explained = true;
-		*is_ours |= vertex->is_ours;
-		look->stack[look->depth++] = n;
+		graph->found_ours |= vertex->is_ours;
+		graph->stack[graph->depth++] = n;
 		count++;
 	}
 	return count;
@@ -161,104 +101,77 @@ count_place(Look *look, DlockGraphLock *lock, int p, bool *is_ours)
 
 /* Count the requests behind a place in its lock that were not counted yet. */
 static int
-count_behind(Look *look, DlockGraphRef ref, bool *is_ours)
+count_behind(DlockGraph *graph, DlockGraphRef ref)
 {
-	DlockGraphLock *lock = &look->graph->locks[ref.lock];
+	DlockGraphLock *lock = &graph->locks[ref.lock];
 	const DlockGraphPlace *place = &lock->places[ref.place];
-	struct Tally *tally = lock->tally;
+	int			first = lock->heavyweight ?
+		Max(lock->holders, ref.place + 1) : first_behind(lock, ref.place);
 	int			count = 0;
 
-	if (tally->number != look->number)
+	if (first < 0)
+		return 0;
+	if (lock->number != graph->number)
 	{
-		tally->number = look->number;
+		lock->number = graph->number;
 		for (int mode = 0; mode < MAX_LOCKMODES; mode++)
-			tally->done[mode] = lock->count;
+			lock->done[mode] = lock->count;
 	}
-	if (!lock->heavyweight)
+	for (int mode = 0; mode < MAX_LOCKMODES; mode++)
 	{
-		int			from = first_behind(lock, ref.place);
-
-		for (int q = from; q >= 0 && q < tally->done[0]; q++)
-			count += count_place(look, lock, q, is_ours);
-		if (from >= 0)
-			tally->done[0] = Min(tally->done[0], from);
-		return count;
-	}
-	for (int mode = 1; mode < MAX_LOCKMODES; mode++)
-	{
-		int			from = Max(lock->holders, ref.place + 1);
-
 		if (!(place->modes & LOCKBIT_ON(mode)))
 			continue;
-		for (int q = from; q < tally->done[mode]; q++)
+		for (int q = first; q < lock->done[mode]; q++)
 		{
-			if ((lock->places[q].conflicts & LOCKBIT_ON(mode)) &&
-				lock->places[q].vertex != place->vertex)
-				count += count_place(look, lock, q, is_ours);
+			if (!lock->heavyweight ||
+				((lock->places[q].conflicts & LOCKBIT_ON(mode)) &&
+				 lock->places[q].vertex != place->vertex))
+				count += count_place(graph, &lock->places[q]);
 		}
-		tally->done[mode] = Min(tally->done[mode], from);
+		lock->done[mode] = Min(lock->done[mode], first);
 	}
 	return count;
 }
 
-/* Count the vertices behind a root; *is_ours: one is of this database. */
+/* Count the vertices behind a root, and see if one is of this database. */
 static int
-count_all_behind(Look *look, int root, bool *is_ours)
+count_all_behind(DlockGraph *graph, int root)
 {
-	DlockVertex *vertex = &look->graph->vertices[root];
-	const DlockGraphPlace *place = place_at(look, vertex->first_place);
-	struct Tally *shared = NULL;
+	DlockVertex *vertex = &graph->vertices[root];
+	const DlockGraphPlace *place = dlock_graph_place(graph, vertex->first_place);
+	DlockGraphLock *shared = NULL;
 	int			count = 0;
 
-	*is_ours = false;
 	vertex->explained = true;
 	if (place->next_of_vertex.lock < 0 && vertex->first_wait < 0)
 	{
-		shared = look->graph->locks[vertex->first_place.lock].tally;
+		shared = &graph->locks[vertex->first_place.lock];
+		graph->found_ours = shared->shared_is_ours;
 		if (shared->shared_modes == place->modes)
-		{
-			*is_ours = shared->shared_is_ours;
 			return shared->shared_count;
-		}
 	}
-	look->number++;
-	vertex->tally = look->number;
-	look->depth = 0;
-	look->stack[look->depth++] = root;
-	while (look->depth > 0)
+	graph->found_ours = false;
+	vertex->visited = ++graph->number;
+	graph->stack[graph->depth++] = root;
+	while (graph->depth > 0)
 	{
-		int			n = look->stack[--look->depth];
+		int			n = graph->stack[--graph->depth];
 
 		CHECK_FOR_INTERRUPTS();
-		for (DlockGraphRef ref = look->graph->vertices[n].first_place;
-			 ref.lock >= 0; ref = place_at(look, ref)->next_of_vertex)
-			count += count_behind(look, ref, is_ours);
+		for (DlockGraphRef ref = graph->vertices[n].first_place;
+			 ref.lock >= 0; ref = dlock_graph_place(graph, ref)->next_of_vertex)
+			count += count_behind(graph, ref);
 	}
 	if (shared)
 	{
 		shared->shared_modes = place->modes;
 		shared->shared_count = count;
-		shared->shared_is_ours = *is_ours;
+		shared->shared_is_ours = graph->found_ours;
 	}
 	return count;
 }
 
 /* Cycles */
-
-static uint64
-waits_since(const DlockGraph *graph, int n)
-{
-	uint64		since = 0;
-
-	for (int w = graph->vertices[n].first_wait; w >= 0;
-		 w = graph->waits[w].next_of_vertex)
-	{
-		const DlockGraphWait *wait = &graph->waits[w];
-
-		since = Max(since, graph->locks[wait->lock].places[wait->place].since);
-	}
-	return since;
-}
 
 /* A vertex that this one waits for; -1: none that could be seen */
 static int
@@ -267,20 +180,20 @@ find_blocker(const DlockGraph *graph, int n)
 	for (int w = graph->vertices[n].first_wait; w >= 0;
 		 w = graph->waits[w].next_of_vertex)
 	{
-		const DlockGraphWait *wait = &graph->waits[w];
-		const DlockGraphLock *lock = &graph->locks[wait->lock];
-		const DlockGraphPlace *waiting = &lock->places[wait->place];
+		DlockGraphRef at = graph->waits[w].at;
+		const DlockGraphLock *lock = &graph->locks[at.lock];
 
-		for (int p = 0; p < wait->place; p++)
+		for (int p = 0; p < at.place; p++)
 		{
 			const DlockGraphPlace *place = &lock->places[p];
-			int			behind;
+			int			first;
 
 			if (place->vertex < 0 || place->vertex == n)
 				continue;
-			behind = lock->heavyweight ? -1 : first_behind(lock, p);
-			if (lock->heavyweight ? (waiting->conflicts & place->modes) != 0 :
-				behind >= 0 && behind <= wait->place)
+			first = lock->heavyweight ? at.place : first_behind(lock, p);
+			if (lock->heavyweight ?
+				(lock->places[at.place].conflicts & place->modes) != 0 :
+				first >= 0 && first <= at.place)
 				return place->vertex;
 		}
 	}
@@ -292,25 +205,22 @@ find_blocker(const DlockGraph *graph, int n)
  * began to wait last; -1 if a vertex no longer waits.
  */
 static int
-find_in_cycle(Look *look, int n)
+find_in_cycle(DlockGraph *graph, int n)
 {
-	DlockGraph *graph = look->graph;
 	int			last;
 
-	look->number++;
-	while (n >= 0 && graph->vertices[n].walked != look->number)
+	graph->number++;
+	while (n >= 0 && graph->vertices[n].visited != graph->number)
 	{
 		CHECK_FOR_INTERRUPTS();
-		graph->vertices[n].walked = look->number;
+		graph->vertices[n].visited = graph->number;
 		n = find_blocker(graph, n);
 	}
-	if (n < 0)
-		return -1;
 	last = n;
-	for (int next = find_blocker(graph, n); next != n;
+	for (int next = n < 0 ? n : find_blocker(graph, n); next != n;
 		 next = find_blocker(graph, next))
 	{
-		if (waits_since(graph, next) > waits_since(graph, last))
+		if (graph->vertices[next].since > graph->vertices[last].since)
 			last = next;
 	}
 	return last;
@@ -361,7 +271,7 @@ describe_place(const DlockGraphLock *lock, const DlockGraphPlace *place)
 /* The part of a vertex's locks that is shown */
 typedef struct Summary
 {
-	const DlockGraphLock *lock; /* dlock's with most waiters, or NULL ... */
+	DlockGraphLock *lock;		/* dlock's with most waiters, or NULL ... */
 	const DlockGraphPlace *place;	/* ... and the ticket's place there */
 	int			behind;			/* number of these waiters */
 	uint64		since;			/* when the first direct waiter for any of its
@@ -371,14 +281,14 @@ typedef struct Summary
 } Summary;
 
 static void
-summarize(const Look *look, const DlockVertex *vertex, Summary *summary)
+summarize(const DlockGraph *graph, const DlockVertex *vertex, Summary *summary)
 {
 	memset(summary, 0, sizeof(Summary));
 	summary->since = (uint64) GetCurrentTimestamp();
 	for (DlockGraphRef ref = vertex->first_place; ref.lock >= 0;
-		 ref = place_at(look, ref)->next_of_vertex)
+		 ref = dlock_graph_place(graph, ref)->next_of_vertex)
 	{
-		const DlockGraphLock *lock = &look->graph->locks[ref.lock];
+		DlockGraphLock *lock = &graph->locks[ref.lock];
 		const DlockGraphPlace *place = &lock->places[ref.place];
 		int			first = first_behind(lock, ref.place);
 
@@ -398,50 +308,29 @@ summarize(const Look *look, const DlockVertex *vertex, Summary *summary)
 	}
 }
 
-/* Copy the rows of a lock, once for all of its holders. */
-static const DlockRow **
-copy_rows(DlockSpace *space, const DlockKey *key, int *num_rows)
-{
-	DlockRow   *first = dlock_queue_rows_of(space, key);
-	const DlockRow **rows;
-	int			count = 0;
-
-	for (const DlockRow *row = first; row; row = row->next)
-		count++;
-	rows = MemoryContextAllocHuge(CurrentMemoryContext,
-								  (count + 1) * sizeof(DlockRow *));
-	*num_rows = 0;
-	for (const DlockRow *row = first; row; row = row->next)
-		rows[(*num_rows)++] = row;
-	return rows;
-}
-
-static int
-compare_number(const void *number, const void *row)
-{
-	int64		a = *(const int64 *) number;
-	int64		b = (*(const DlockRow *const *) row)->number;
-
-	return a < b ? -1 : a > b;
-}
-
 /* The info of the ticket at a place; NULL: none */
 static text *
 find_info(DlockSpace *space, const Summary *summary)
 {
-	struct Tally *tally = summary->lock->tally;
-	const DlockRow **found;
+	DlockGraphLock *lock = summary->lock;
 	const DlockRow *row;
 
-	if (tally->rows == NULL)
-		tally->rows = copy_rows(space, &summary->lock->key, &tally->num_rows);
-	found = bsearch(&summary->place->number, tally->rows, tally->num_rows,
-					sizeof(DlockRow *), compare_number);
-	row = found ? *found : NULL;
-	if (row == NULL || !row->has_info)
-		return NULL;
-	return cstring_to_text_with_len(row->text + row->name_length,
-									row->info_length);
+	if (!lock->has_infos)
+	{
+		/* holders are in the order of numbers in both */
+		row = dlock_queue_rows_of(space, &lock->key);
+		for (int p = 0; p < lock->holders; p++)
+		{
+			while (row && row->number < lock->places[p].number)
+				row = row->next;
+			if (row && row->number == lock->places[p].number && row->has_info)
+				lock->places[p].row = row;
+		}
+		lock->has_infos = true;
+	}
+	row = summary->place->row;
+	return row ? cstring_to_text_with_len(row->text + row->name_length,
+										  row->info_length) : NULL;
 }
 
 /* The columns of dlock_blocker_status() */
@@ -451,7 +340,7 @@ static const Oid blocker_columns[] = {
 };
 
 static void
-show_vertex(ReturnSetInfo *rsinfo, const Look *look, DlockSpace *space,
+show_vertex(ReturnSetInfo *rsinfo, const DlockGraph *graph, DlockSpace *space,
 			const DlockVertex *vertex, int count)
 {
 	Summary		summary;
@@ -461,7 +350,7 @@ show_vertex(ReturnSetInfo *rsinfo, const Look *look, DlockSpace *space,
 	bool		nulls[lengthof(blocker_columns)] = {0};
 	int			i = 0;
 
-	summarize(look, vertex, &summary);
+	summarize(graph, vertex, &summary);
 	place = summary.place;
 	info = place ? find_info(space, &summary) : NULL;
 	nulls[i] = vertex->kind != DLOCK_VERTEX_SESSION;
@@ -493,17 +382,17 @@ show_vertex(ReturnSetInfo *rsinfo, const Look *look, DlockSpace *space,
 
 /* Show a vertex if one of this database is behind it. */
 static void
-show_if_ours(ReturnSetInfo *rsinfo, Look *look, DlockSpace *space, int n)
+show_if_ours(ReturnSetInfo *rsinfo, DlockGraph *graph, DlockSpace *space,
+			 int n)
 {
-	DlockVertex *vertex = &look->graph->vertices[n];
-	bool		is_ours;
+	DlockVertex *vertex = &graph->vertices[n];
 	int			count;
 
 	if (vertex->first_place.lock < 0)
 		return;
-	count = count_all_behind(look, n, &is_ours);
-	if (count > 0 && is_ours)
-		show_vertex(rsinfo, look, space, vertex, count);
+	count = count_all_behind(graph, n);
+	if (count > 0 && graph->found_ours)
+		show_vertex(rsinfo, graph, space, vertex, count);
 }
 
 /* dlock_blockers without the columns of pg_stat_activity */
@@ -516,29 +405,29 @@ dlock_blocker_status(PG_FUNCTION_ARGS)
 	DlockSpace *space = dlock_space_to_show();
 	MemoryContext context;
 	MemoryContext old_context;
-	Look	   *look;
+	DlockGraph *graph;
 
 	if (space == NULL)
 		return (Datum) 0;
 	context = AllocSetContextCreate(CurrentMemoryContext, "dlock blockers",
 									ALLOCSET_DEFAULT_SIZES);
 	old_context = MemoryContextSwitchTo(context);
-	look = collect(space);
-	for (int n = 0; n < look->graph->num_vertices; n++)
+	graph = dlock_graph_collect_all(space);
+	graph->stack = MemoryContextAllocHuge(CurrentMemoryContext,
+										  (graph->num_vertices + 1) *
+										  sizeof(int));
+	for (int n = 0; n < graph->num_vertices; n++)
 	{
-		if (look->graph->vertices[n].first_wait < 0)
-			show_if_ours(rsinfo, look, space, n);
+		if (graph->vertices[n].first_wait < 0)
+			show_if_ours(rsinfo, graph, space, n);
 	}
-	for (int n = 0; n < look->graph->num_vertices; n++)
+	for (int n = 0; n < graph->num_vertices; n++)
 	{
-		int			in_cycle;
+		int			in_cycle = graph->vertices[n].explained ||
+			graph->vertices[n].first_wait < 0 ? -1 : find_in_cycle(graph, n);
 
-		if (look->graph->vertices[n].explained ||
-			look->graph->vertices[n].first_wait < 0)
-			continue;
-		in_cycle = find_in_cycle(look, n);
-		if (in_cycle >= 0 && !look->graph->vertices[in_cycle].explained)
-			show_if_ours(rsinfo, look, space, in_cycle);
+		if (in_cycle >= 0 && !graph->vertices[in_cycle].explained)
+			show_if_ours(rsinfo, graph, space, in_cycle);
 	}
 	MemoryContextSwitchTo(old_context);
 	MemoryContextDelete(context);

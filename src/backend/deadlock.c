@@ -103,67 +103,40 @@ end_waits(DlockGraph *graph, const DlockGraphPlace *place)
 }
 
 /*
- * Does a waiter fit beside these of the stuck?
+ * Does a waiter fit beside these of the stuck?  Its own backend's places in a
+ * heavyweight lock ("own") are not in its way.
  *
  * A request for more permits than are set exists only if dlock_set_slots() has
  * set them, which it can do again.  So nothing stuck is in its way.
  */
 static bool
 fits_beside(const DlockGraphLock *lock, const DlockGraphPlace *place,
-			int holders, int exclusive, int64 permits)
+			const int *counts, LOCKMASK own, int64 permits)
 {
-	if (place->modes & LOCKBIT_ON(DLOCK_EXCLUSIVE))
-		return holders == 0;
-	if (place->modes & LOCKBIT_ON(DLOCK_SHARED))
-		return exclusive == 0;
-	if (place->permits > place->slots)
-		return true;
-	return (holders == 0 || place->slots == lock->slots) &&
-		permits + place->permits <= place->slots;
-}
+	bool		fits = true;
 
-/* Play the queue through, as if all that are not stuck had left it. */
-static bool
-reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
-{
-	int			exclusive = 0;
-	int			holders = 0;
-	int64		permits = 0;
-	bool		changed = false;
-
-	for (int p = 0; p < lock->count; p++)
+	for (int mode = 0; mode < MAX_LOCKMODES; mode++)
 	{
-		const DlockGraphPlace *place = &lock->places[p];
-
-		if (!place->granted)
-		{
-			if (!fits_beside(lock, place, holders, exclusive, permits))
-			{
-				if (is_stuck(graph, place))
-					break;		/* no ticket passes it */
-				continue;
-			}
-			changed |= end_waits(graph, place);
-		}
-		if (is_stuck(graph, place))
-		{
-			holders++;
-			permits += place->permits;
-			if (place->modes & LOCKBIT_ON(DLOCK_EXCLUSIVE))
-				exclusive++;
-		}
+		if ((place->conflicts & LOCKBIT_ON(mode)) &&
+			counts[mode] > ((own & LOCKBIT_ON(mode)) ? 1 : 0))
+			fits = false;
 	}
-	return changed;
+	if (lock->heavyweight || place->modes != LOCKBIT_ON(DLOCK_SLOTS))
+		return fits;
+	return place->permits > place->slots ||
+		((fits || place->slots == lock->slots) &&
+		 permits + place->permits <= place->slots);
 }
 
 /*
- * Play the queue of a heavyweight lock through.  Each waiter has its own
- * conflicts with the places before it, but none with its own backend.
+ * Play a queue through, as if all that are not stuck had left it.  In a queue
+ * of dlock, no ticket passes one that does not fit.
  */
 static bool
-reduce_heavy_lock(DlockGraph *graph, const DlockGraphLock *lock)
+reduce_lock(DlockGraph *graph, const DlockGraphLock *lock)
 {
-	int			counts[MAX_LOCKMODES] = {0};	/* of backends, by mode */
+	int			counts[MAX_LOCKMODES] = {0};	/* of the stuck, by mode */
+	int64		permits = 0;
 	bool		changed = false;
 
 	for (int p = 0; p < lock->count; p++)
@@ -171,31 +144,35 @@ reduce_heavy_lock(DlockGraph *graph, const DlockGraphLock *lock)
 		const DlockGraphPlace *place = &lock->places[p];
 		DlockVertex *vertex;
 
-		if (place->first_wait >= 0)
+		if (!place->granted)
 		{
-			bool		blocked = false;
+			LOCKMASK	own = 0;
 
-			vertex = &graph->vertices[graph->waits[place->first_wait].vertex];
-			for (int mode = 1; mode < MAX_LOCKMODES; mode++)
-			{
-				if ((place->conflicts & LOCKBIT_ON(mode)) &&
-					counts[mode] > ((vertex->counted & LOCKBIT_ON(mode)) ? 1 : 0))
-					blocked = true;
-			}
-			if (!blocked)
+			if (lock->heavyweight && place->first_wait >= 0)
+				own = graph->vertices[graph->waits[place->first_wait].vertex].counted;
+			if (fits_beside(lock, place, counts, own, permits))
 				changed |= end_waits(graph, place);
+			else if (!lock->heavyweight)
+			{
+				if (is_stuck(graph, place))
+					break;
+				continue;
+			}
 		}
 		if (!is_stuck(graph, place))
 			continue;
 		vertex = &graph->vertices[place->vertex];
-		for (int mode = 1; mode < MAX_LOCKMODES; mode++)
+		/* a backend counts once in each mode of a heavyweight lock */
+		for (int mode = 0; mode < MAX_LOCKMODES; mode++)
 		{
 			if (place->modes & ~vertex->counted & LOCKBIT_ON(mode))
 				counts[mode]++;
 		}
-		vertex->counted |= place->modes;
+		if (lock->heavyweight)
+			vertex->counted |= place->modes;
+		permits += place->permits;
 	}
-	for (int p = 0; p < lock->count; p++)
+	for (int p = 0; p < lock->count && lock->heavyweight; p++)
 	{
 		if (lock->places[p].vertex >= 0)
 			graph->vertices[lock->places[p].vertex].counted = 0;
@@ -215,9 +192,7 @@ reduce(DlockGraph *graph)
 	{
 		changed = false;
 		for (int l = graph->num_locks - 1; l >= 0; l--)
-			changed |= graph->locks[l].heavyweight ?
-				reduce_heavy_lock(graph, &graph->locks[l]) :
-				reduce_lock(graph, &graph->locks[l]);
+			changed |= reduce_lock(graph, &graph->locks[l]);
 	} while (changed);
 }
 
@@ -425,13 +400,13 @@ was_waiting(const DlockGraph *graph, const DlockGraphWait *wait,
 			const DlockGraph *before)
 {
 	int			n = before->vertex_of[graph->vertices[wait->vertex].procno];
-	const DlockGraphLock *lock = &graph->locks[wait->lock];
+	const DlockGraphLock *lock = &graph->locks[wait->at.lock];
 
 	for (int w = n < 0 ? -1 : before->vertices[n].first_wait; w >= 0;
 		 w = before->waits[w].next_of_vertex)
 	{
 		const DlockGraphWait *other = &before->waits[w];
-		const DlockGraphLock *other_lock = &before->locks[other->lock];
+		const DlockGraphLock *other_lock = &before->locks[other->at.lock];
 
 		if (other->procno == wait->procno && other->id == wait->id &&
 			wait->id != 0 && other_lock->heavyweight == lock->heavyweight &&
@@ -525,8 +500,8 @@ append_member(NameList *list, DlockSpace *space, const DlockMember *member)
 static void
 describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 {
-	const DlockGraphLock *lock = &graph->locks[wait->lock];
-	const DlockGraphPlace *place = &lock->places[wait->place];
+	const DlockGraphLock *lock = &graph->locks[wait->at.lock];
+	const DlockGraphPlace *place = &lock->places[wait->at.place];
 	const DlockVertex *vertex = &graph->vertices[wait->vertex];
 	NameList	blockers = {.count = 0};
 
@@ -536,7 +511,7 @@ describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 	/* a backend's own heavyweight locks are not in its way */
 	if (lock->heavyweight)
 		graph->vertices[wait->vertex].mark = true;
-	for (int p = 0; p < wait->place; p++)
+	for (int p = 0; p < wait->at.place; p++)
 	{
 		DlockVertex *blocker = lock->places[p].vertex < 0 ? NULL :
 			&graph->vertices[lock->places[p].vertex];
@@ -690,7 +665,7 @@ void
 dlock_deadlock_log(DlockSpace *space, const DlockRequest *request, int64 waited,
 				   bool granted)
 {
-	StringInfoData what;
+	StringInfoData what;		/* and for how long */
 	NameList	holders = {.count = 0};
 	NameList	queue = {.count = 0};
 	DlockMember *members;
@@ -700,26 +675,23 @@ dlock_deadlock_log(DlockSpace *space, const DlockRequest *request, int64 waited,
 	initStringInfo(&what);
 	dlock_describe_ticket(&what, request->mode, request->permits,
 						  &request->key);
+	appendStringInfo(&what, " after %lld.%03d ms", (long long) (waited / 1000),
+					 (int) (waited % 1000));
 	if (granted)
 	{
-		ereport(LOG,
-				(errmsg("process %d acquired %s after %lld.%03d ms",
-						MyProcPid, what.data,
-						(long long) (waited / 1000), (int) (waited % 1000))));
+		ereport(LOG, (errmsg("process %d acquired %s", MyProcPid, what.data)));
 		return;
 	}
 
 	initStringInfo(&holders.text);
 	initStringInfo(&queue.text);
-	count = dlock_graph_read_lock(&request->key, DLOCK_MAX_TICKET,
-								  MAX_NAMED + 1, &members, &slots);
+	count = dlock_graph_read_lock(&request->key, MAX_NAMED + 1, &members,
+								  &slots);
 	for (int i = 0; i < count; i++)
 		append_member(members[i].granted ? &holders : &queue, space,
 					  &members[i]);
 	ereport(LOG,
-			(errmsg("process %d still waiting for %s after %lld.%03d ms",
-					MyProcPid, what.data,
-					(long long) (waited / 1000), (int) (waited % 1000)),
+			(errmsg("process %d still waiting for %s", MyProcPid, what.data),
 			 errdetail_log_plural("Process holding the lock: %s. Wait queue: %s.",
 								  "Processes holding the lock: %s. Wait queue: %s.",
 								  holders.count, holders.text.data,

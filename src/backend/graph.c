@@ -66,22 +66,20 @@ dlock_graph_read_wait(int procno, DlockWait *wait)
 
 /* Read a lock's members, see dlock_queue_members(); returns their number. */
 int
-dlock_graph_read_lock(const DlockKey *key, int64 up_to, int max_each,
-					  DlockMember **members, int32 *slots)
+dlock_graph_read_lock(const DlockKey *key, int max_each, DlockMember **members,
+					  int32 *slots)
 {
-	int			max = 16;
-	int			count;
+	int			max;
+	int			count = 16;
 
-	for (;;)
+	do
 	{
+		max = count * 2;
 		*members = MemoryContextAllocHuge(CurrentMemoryContext,
 										  max * sizeof(DlockMember));
-		count = dlock_queue_members(key, up_to, max_each, *members, max, slots);
-		if (count <= max)
-			return count;
-		pfree(*members);
-		max *= 4;
-	}
+		count = dlock_queue_members(key, max_each, *members, max, slots);
+	} while (count > max);
+	return count;
 }
 
 static void *
@@ -143,49 +141,43 @@ find_other_vertex(DlockGraph *graph, DlockVertexKind kind, int procno,
 }
 
 static void
-add_wait(DlockGraph *graph, int n, int l, int p, int procno, uint64 id)
+add_wait(DlockGraph *graph, int n, DlockGraphRef at, int procno, uint64 id)
 {
 	DlockVertex *vertex = &graph->vertices[n];
-	DlockGraphPlace *place = &graph->locks[l].places[p];
-	DlockGraphWait *wait;
+	DlockGraphPlace *place = dlock_graph_place(graph, at);
 
 	graph->waits = grow_array(graph->waits, graph->num_waits,
-							 &graph->max_waits, sizeof(DlockGraphWait));
-	wait = &graph->waits[graph->num_waits];
-	wait->vertex = n;
-	wait->procno = procno;
-	wait->lock = l;
-	wait->place = p;
-	wait->id = id;
-	wait->blocked = true;
-	wait->next_of_vertex = vertex->first_wait;
-	wait->next_at_place = place->first_wait;
+							  &graph->max_waits, sizeof(DlockGraphWait));
+	graph->waits[graph->num_waits] = (DlockGraphWait)
+	{
+		.vertex = n,
+		.procno = procno,
+		.at = at,
+		.id = id,
+		.next_of_vertex = vertex->first_wait,
+		.next_at_place = place->first_wait
+	};
 	vertex->first_wait = place->first_wait = graph->num_waits++;
+	vertex->since = Max(vertex->since, place->since);
 }
 
 /*
- * Collect the owners that are in a waiter's way.  The search for the next
- * waiter continues from here, unless that waiter conflicts with other modes.
+ * Collect the owners of the places before a waiter.  The next waiter's search
+ * continues from here.
  */
 static void
-expand(DlockGraph *graph, int l, int p)
+expand(DlockGraph *graph, DlockGraphRef at)
 {
-	DlockGraphLock *lock = &graph->locks[l];
-	LOCKMASK	conflicts = lock->places[p].conflicts;
+	DlockGraphLock *lock = &graph->locks[at.lock];
 
 	/* the whole graph has them already */
 	if (graph->others)
 		return;
-	if (conflicts & ~lock->wanted)
-	{
-		lock->wanted |= conflicts;
-		lock->expanded = 0;
-	}
-	for (; lock->expanded < p; lock->expanded++)
+	for (; lock->expanded < at.place; lock->expanded++)
 	{
 		DlockGraphPlace *place = &lock->places[lock->expanded];
 
-		if (place->owner >= 0 && (place->modes & lock->wanted))
+		if (place->owner >= 0)
 			place->vertex = find_vertex(graph, place->owner, place->pid);
 	}
 }
@@ -240,35 +232,26 @@ fill_place(const DlockGraph *graph, DlockGraphPlace *place,
 	place->permits = member->permits;
 }
 
-/*
- * Find a lock, with its queue up to this number.  If it was read for less, it
- * is read again, whole, and is there twice: each waiter is in one of the two.
- */
+/* The index of a lock, which is read the first time */
 static int
-find_lock(DlockGraph *graph, const DlockKey *key, int64 number)
+find_lock(DlockGraph *graph, const DlockKey *key)
 {
 	int			l = graph->buckets[key->hash & (DLOCK_GRAPH_BUCKETS - 1)];
 	DlockGraphLock *lock;
 	DlockMember *members;
-	bool		again = false;
 
 	for (; l >= 0; l = graph->locks[l].next)
 	{
 		lock = &graph->locks[l];
-		if (lock->heavyweight || !dlock_key_equal(&lock->key, key))
-			continue;
-		if (number <= lock->up_to)
+		if (!lock->heavyweight && dlock_key_equal(&lock->key, key))
 			return l;
-		again = true;
 	}
 	l = add_lock(graph, key->hash);
 	lock = &graph->locks[l];
 	dlock_key_copy(&lock->key, key);
-	lock->up_to = again ? DLOCK_MAX_TICKET : number;
-	lock->count = dlock_graph_read_lock(key, lock->up_to, INT_MAX, &members,
-										&lock->slots);
+	lock->count = dlock_graph_read_lock(key, INT_MAX, &members, &lock->slots);
 	lock->places = MemoryContextAllocHuge(CurrentMemoryContext,
-										  Max(lock->count, 1) *
+										  (lock->count + 1) *
 										  sizeof(DlockGraphPlace));
 	for (int p = 0; p < lock->count; p++)
 	{
@@ -301,21 +284,21 @@ find_waiting_place(const DlockGraphLock *lock, int64 number)
 static void
 collect_wait(DlockGraph *graph, int n, const DlockWait *wait)
 {
-	int			l = find_lock(graph, &wait->key, wait->number);
-	int			p = find_waiting_place(&graph->locks[l], wait->number);
+	int			l = find_lock(graph, &wait->key);
+	DlockGraphRef at = {l, find_waiting_place(&graph->locks[l], wait->number)};
 
-	if (p < 0)
+	if (at.place < 0)
 		return;
 	graph->vertices[n].number = wait->number;
-	add_wait(graph, n, l, p, graph->vertices[n].procno, wait->count);
-	expand(graph, l, p);
+	add_wait(graph, n, at, graph->vertices[n].procno, wait->count);
+	expand(graph, at);
 }
 
 /* Heavyweight locks */
 
 /* Workers go on with their leader; anyone can end a prepared transaction. */
-static void
-fill_heavy_place(DlockGraphPlace *place, PROCLOCK *holder)
+static DlockGraphPlace *
+fill_heavy_place(DlockGraphPlace *place, PROCLOCK *holder, LOCKMASK modes)
 {
 	PGPROC	   *owner = holder->groupLeader;
 	int			procno = compat_procno(owner);
@@ -326,93 +309,98 @@ fill_heavy_place(DlockGraphPlace *place, PROCLOCK *holder)
 		procno : -1;
 	place->pid = owner->pid;
 	place->vertex = place->first_wait = -1;
+	place->counts = true;
+	place->modes = modes;
+	return place;
 }
 
 /*
- * Copy a heavyweight lock's holders and queue.  Returns more than "max" if
- * "places" is too short.  The caller holds the partition's lock.
+ * Copy a lock's holders and queue, and note where each process waits.  The
+ * caller holds the partition's lock.
  */
-static int
-copy_heavy_places(LOCK *lock, DlockGraphPlace *places, int max, int *holders)
+static void
+copy_heavy_places(DlockGraph *graph, int l, LOCK *lock)
 {
+	DlockGraphLock *copy = &graph->locks[l];
 	const LOCKMASK *conflicts = GetLocksMethodTable(lock)->conflictTab;
-	int			count = 0;
 
 	for (PROCLOCK *holder = compat_next_of_lock(lock, NULL); holder;
 		 holder = compat_next_of_lock(lock, holder))
 	{
-		if (holder->holdMask == 0)
-			continue;
-		if (count >= max)
-			return max + 1;
-		fill_heavy_place(&places[count], holder);
-		places[count].granted = true;
-		places[count++].modes = holder->holdMask;
+		if (holder->holdMask != 0)
+			fill_heavy_place(&copy->places[copy->holders++], holder,
+							 holder->holdMask)->granted = true;
 	}
-	*holders = count;
+	copy->count = copy->holders;
 	for (PGPROC *waiter = compat_next_waiter(lock, NULL); waiter;
 		 waiter = compat_next_waiter(lock, waiter))
 	{
-		if (count >= max)
-			return max + 1;
-		fill_heavy_place(&places[count], waiter->waitProcLock);
-		places[count].modes = LOCKBIT_ON(waiter->waitLockMode);
-		places[count].conflicts = conflicts[waiter->waitLockMode];
-		places[count++].since = pg_atomic_read_u64(&waiter->waitStart);
+		DlockGraphPlace *place =
+			fill_heavy_place(&copy->places[copy->count], waiter->waitProcLock,
+							 LOCKBIT_ON(waiter->waitLockMode));
+
+		place->conflicts = conflicts[waiter->waitLockMode];
+		place->since = pg_atomic_read_u64(&waiter->waitStart);
+		graph->heavy[place->procno] = (DlockGraphRef) {l, copy->count++};
 	}
-	return count;
 }
 
-/* Put a copied heavyweight lock into the graph. */
-static int
-enter_heavy_lock(DlockGraph *graph, const LOCKTAG *tag, uint32 hash,
-				 DlockGraphPlace *places, int count, int holders)
+/* The lock that is held or awaited, under its partition's lock; or NULL */
+static LOCK *
+find_heavy_lock(const LOCKTAG *tag, int partition)
 {
-	int			l = add_lock(graph, hash);
-
-	graph->locks[l].heavyweight = true;
-	graph->locks[l].tag = *tag;
-	graph->locks[l].places = places;
-	graph->locks[l].count = count;
-	graph->locks[l].holders = holders;
-	for (int p = holders; p < count; p++)
+	for (int i = 0; i < dlock_control->num_backends; i++)
 	{
-		graph->heavy_lock[places[p].procno] = l;
-		graph->heavy_place[places[p].procno] = p;
+		PGPROC	   *proc = GetPGProcByNumber(i);
+
+		for (PROCLOCK *one = compat_next_of_proc(proc, partition, NULL); one;
+			 one = compat_next_of_proc(proc, partition, one))
+		{
+			if (memcmp(&one->tag.myLock->tag, tag, sizeof(LOCKTAG)) == 0)
+				return one->tag.myLock;
+		}
 	}
-	return l;
+	return NULL;
 }
 
-/* Read the lock that a process waits for, unless it has stopped waiting. */
-static void
-read_heavy_lock(DlockGraph *graph, PGPROC *proc, LOCK *awaited)
+/*
+ * Read the lock with this tag: the one that "waiter" still waits for or, if
+ * that is NULL, whatever process has it.  Without such a lock, it is empty.
+ */
+static int
+read_heavy_lock(DlockGraph *graph, LOCKTAG tag, PGPROC *waiter)
 {
-	LOCKTAG		tag = awaited->tag;
 	uint32		hash = LockTagHashCode(&tag);
 	LWLock	   *partition = LockHashPartitionLock(hash);
-	DlockGraphPlace *places;
-	int			max = 16;
-	int			count;
-	int			holders = 0;
-	bool		is_there;
+	int			l = add_lock(graph, hash);
+	DlockGraphLock *copy = &graph->locks[l];
+	int			requests = 16;
+	int			max;
 
-	for (;;)
+	copy->heavyweight = true;
+	copy->tag = tag;
+	do
 	{
-		places = MemoryContextAllocHuge(CurrentMemoryContext,
-										max * sizeof(DlockGraphPlace));
+		LOCK	   *lock;
+
+		/* one more for the worker */
+		max = requests * 2;
+		copy->places = MemoryContextAllocHuge(CurrentMemoryContext,
+											  (max + 1) *
+											  sizeof(DlockGraphPlace));
 		LWLockAcquire(partition, LW_SHARED);
-		is_there = *(LOCK *volatile *) &proc->waitLock == awaited;
+		lock = waiter ? *(LOCK *volatile *) &waiter->waitLock :
+			find_heavy_lock(&tag, LockHashPartition(hash));
 		pg_read_barrier();
-		is_there = is_there && memcmp(&awaited->tag, &tag, sizeof(LOCKTAG)) == 0;
-		count = is_there ? copy_heavy_places(awaited, places, max, &holders) : 0;
+		if (lock && memcmp(&lock->tag, &tag, sizeof(LOCKTAG)) != 0)
+			lock = NULL;
+		/* a holder or waiter has made one request at least */
+		requests = lock ? lock->nRequested : 0;
+		if (lock && requests <= max)
+			copy_heavy_places(graph, l, lock);
 		LWLockRelease(partition);
-		if (count <= max)
-			break;
-		pfree(places);
-		max *= 4;
-	}
-	if (is_there)
-		(void) enter_heavy_lock(graph, &tag, hash, places, count, holders);
+	} while (requests > max);
+	return l;
 }
 
 /* Collect the heavyweight wait of one process of a backend. */
@@ -421,20 +409,18 @@ collect_heavy_wait(DlockGraph *graph, int n, int procno)
 {
 	PGPROC	   *proc = GetPGProcByNumber(procno);
 	LOCK	   *awaited = *(LOCK *volatile *) &proc->waitLock;
-	int			l;
-	int			p;
+	DlockGraphRef at;
 
 	/* the worker's was entered before */
 	if (awaited == NULL && procno != graph->worker)
 		return;
-	if (graph->heavy_lock[procno] < 0 && awaited != NULL)
-		read_heavy_lock(graph, proc, awaited);
-	l = graph->heavy_lock[procno];
-	if (l < 0)
+	if (graph->heavy[procno].lock < 0 && awaited != NULL)
+		(void) read_heavy_lock(graph, awaited->tag, proc);
+	at = graph->heavy[procno];
+	if (at.lock < 0)
 		return;
-	p = graph->heavy_place[procno];
-	add_wait(graph, n, l, p, procno, graph->locks[l].places[p].since);
-	expand(graph, l, p);
+	add_wait(graph, n, at, procno, dlock_graph_place(graph, at)->since);
+	expand(graph, at);
 }
 
 /* The lock that protects a leader's group depends on the leader. */
@@ -478,40 +464,24 @@ collect_heavy_waits(DlockGraph *graph, int n)
 		collect_heavy_wait(graph, n, procnos[i]);
 }
 
-static int *
-make_index(int count)
-{
-	int		   *index = palloc(count * sizeof(int));
-
-	memset(index, -1, count * sizeof(int));
-	return index;
-}
-
-/* The lock that is held or awaited, under its partition's lock; or NULL */
-static LOCK *
-find_heavy_lock(const LOCKTAG *tag, int partition)
-{
-	for (int i = 0; i < dlock_control->num_backends; i++)
-	{
-		PGPROC	   *proc = GetPGProcByNumber(i);
-
-		for (PROCLOCK *one = compat_next_of_proc(proc, partition, NULL); one;
-			 one = compat_next_of_proc(proc, partition, one))
-		{
-			if (memcmp(&one->tag.myLock->tag, tag, sizeof(LOCKTAG)) == 0)
-				return one->tag.myLock;
-		}
-	}
-	return NULL;
-}
-
-/* Put the worker into the queue of the table's lock, if absent at the end. */
+/*
+ * Read the lock of the table that blocks the worker, and enter the worker at
+ * the end of its queue, unless it is there.  This comes first, so that no
+ * heavyweight lock is there twice.
+ */
 static void
-enter_worker(DlockGraph *graph, int l)
+read_lock_of_worker(DlockGraph *graph)
 {
-	DlockGraphLock *lock = &graph->locks[l];
+	LOCKTAG		tag;
+	int			l;
+	int			p;
+	DlockGraphLock *lock;
 	DlockGraphPlace *place;
-	int			p = lock->holders;
+
+	SET_LOCKTAG_RELATION(tag, MyDatabaseId, (Oid) (graph->blocked_on >> 32));
+	l = read_heavy_lock(graph, tag, NULL);
+	lock = &graph->locks[l];
+	p = lock->holders;
 
 	while (p < lock->count && lock->places[p].procno != graph->worker)
 		p++;
@@ -532,45 +502,14 @@ enter_worker(DlockGraph *graph, int l)
 	}
 	/* one wait for as long as the worker is blocked */
 	place->since = graph->blocked_on;
-	graph->heavy_lock[graph->worker] = l;
-	graph->heavy_place[graph->worker] = p;
+	graph->heavy[graph->worker] = (DlockGraphRef) {l, p};
 }
 
-/*
- * Read the lock of the table that blocks the worker, and enter the worker.
- * This comes first, so that no heavyweight lock is there twice.
- */
-static void
-read_lock_of_worker(DlockGraph *graph)
+/* A palloc'd array of -1 */
+static void *
+make_index(Size size)
 {
-	LOCKTAG		tag;
-	uint32		hash;
-	LWLock	   *partition;
-	DlockGraphPlace *places;
-	LOCK	   *lock;
-	int			max = 16;
-	int			count;
-	int			holders = 0;
-
-	SET_LOCKTAG_RELATION(tag, MyDatabaseId, (Oid) (graph->blocked_on >> 32));
-	hash = LockTagHashCode(&tag);
-	partition = LockHashPartitionLock(hash);
-	for (;;)
-	{
-		/* one more for the worker */
-		places = MemoryContextAllocHuge(CurrentMemoryContext,
-										(max + 1) * sizeof(DlockGraphPlace));
-		LWLockAcquire(partition, LW_SHARED);
-		lock = find_heavy_lock(&tag, LockHashPartition(hash));
-		count = lock ? copy_heavy_places(lock, places, max, &holders) : 0;
-		LWLockRelease(partition);
-		if (count <= max)
-			break;
-		pfree(places);
-		max *= 4;
-	}
-	enter_worker(graph, enter_heavy_lock(graph, &tag, hash, places, count,
-									   holders));
+	return memset(palloc(size), -1, size);
 }
 
 /* Make a graph.  It has only the worker, if that cannot lock a table. */
@@ -586,9 +525,9 @@ make_graph(DlockSpace *space)
 	graph->max_locks = 4;
 	graph->locks = palloc(graph->max_locks * sizeof(DlockGraphLock));
 	memset(graph->buckets, -1, sizeof(graph->buckets));
-	graph->vertex_of = make_index(dlock_control->num_backends);
-	graph->heavy_lock = make_index(dlock_control->num_backends);
-	graph->heavy_place = make_index(dlock_control->num_backends);
+	graph->vertex_of = make_index(dlock_control->num_backends * sizeof(int));
+	graph->heavy = make_index(dlock_control->num_backends *
+							  sizeof(DlockGraphRef));
 	graph->blocked_on = pg_atomic_read_u64(&space->blocked_on);
 	graph->worker = graph->blocked_on == 0 ? -1 :
 		dlock_office_holder(space, DLOCK_WORKER);
@@ -608,18 +547,18 @@ int
 dlock_graph_blocked_worker(DlockSpace *space, Datum **pids, int *count)
 {
 	DlockGraph *graph = make_graph(space);
+	DlockGraphRef at;
 	const DlockGraphPlace *places;
-	int			place;
 
 	*count = 0;
 	if (graph->worker < 0)
 		return 0;
-	places = graph->locks[graph->heavy_lock[graph->worker]].places;
-	place = graph->heavy_place[graph->worker];
-	*pids = palloc((place + 1) * sizeof(Datum));
-	for (int p = 0; p < place; p++)
+	at = graph->heavy[graph->worker];
+	places = graph->locks[at.lock].places;
+	*pids = palloc((at.place + 1) * sizeof(Datum));
+	for (int p = 0; p < at.place; p++)
 	{
-		if (places[p].modes & places[place].conflicts)
+		if (places[p].modes & places[at.place].conflicts)
 			(*pids)[(*count)++] = Int32GetDatum(places[p].pid);
 	}
 	return graph->worker_pid;
@@ -651,7 +590,7 @@ take_places(DlockGraph *graph, int l, DlockSpace *space)
 {
 	DlockGraphLock *lock = &graph->locks[l];
 	int			worker = dlock_office_holder(space, DLOCK_WORKER);
-	int			first = lock->holders;
+	int			first;
 	bool		is_held = false;
 
 	for (int p = 0; p < lock->holders; p++)
@@ -668,8 +607,16 @@ take_places(DlockGraph *graph, int l, DlockSpace *space)
 				   find_other_vertex(graph, DLOCK_VERTEX_LEASE, -1,
 									 place->lease), l, p);
 	}
-	while (first < lock->count && !lock->places[first].counts)
-		first++;
+	for (first = lock->holders; first < lock->count; first++)
+	{
+		if (lock->places[first].counts)
+			break;
+	}
+	lock->first = lock->first_exclusive = first;
+	while (lock->first_exclusive < lock->count &&
+		   (!lock->places[lock->first_exclusive].counts ||
+			lock->places[lock->first_exclusive].modes == LOCKBIT_ON(DLOCK_SHARED)))
+		lock->first_exclusive++;
 	if (is_held || worker < 0 || first == 0 || first == lock->count ||
 		(lock->places[first].modes == LOCKBIT_ON(DLOCK_SLOTS) &&
 		 lock->places[first].permits > lock->places[first].slots))
@@ -699,7 +646,8 @@ take_heavy_places(DlockGraph *graph, int l)
 		graph->vertices[n].is_ours |= proc->databaseId == MyDatabaseId;
 		take_place(graph, n, l, p);
 		if (!place->granted)
-			add_wait(graph, n, l, p, place->procno, place->since);
+			add_wait(graph, n, (DlockGraphRef) {l, p}, place->procno,
+					 place->since);
 	}
 }
 
@@ -721,7 +669,7 @@ dlock_graph_collect_all(DlockSpace *space)
 	for (int k = 0; k < count; k++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		take_places(graph, find_lock(graph, &keys[k], DLOCK_MAX_TICKET), space);
+		take_places(graph, find_lock(graph, &keys[k]), space);
 	}
 	pfree(keys);
 	for (int i = 0; i < dlock_control->num_backends; i++)
@@ -731,8 +679,8 @@ dlock_graph_collect_all(DlockSpace *space)
 		DlockWait	wait;
 
 		CHECK_FOR_INTERRUPTS();
-		if (awaited != NULL && graph->heavy_lock[i] < 0)
-			read_heavy_lock(graph, proc, awaited);
+		if (awaited != NULL && graph->heavy[i].lock < 0)
+			(void) read_heavy_lock(graph, awaited->tag, proc);
 		if (dlock_backends[i].database == MyDatabaseId &&
 			dlock_graph_read_wait(i, &wait))
 		{

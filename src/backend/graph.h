@@ -58,7 +58,8 @@ typedef struct DlockGraphPlace
 
 	/* blockers.c's */
 	DlockGraphRef next_of_vertex;
-	int			tally;			/* counted in the count with this number */
+	int			counted;		/* number of the latest count that came here */
+	const DlockRow *row;		/* of the ticket, if it has an info */
 } DlockGraphPlace;
 
 typedef struct DlockGraphLock
@@ -70,12 +71,18 @@ typedef struct DlockGraphLock
 	DlockGraphPlace *places;	/* holders, then the queue in its order */
 	int			count;
 	int			holders;		/* number of holders */
-	int64		up_to;			/* the queue was read up to this number */
 	int32		slots;			/* what counts for the holders */
-	LOCKMASK	wanted;			/* owners in these modes are collected ... */
-	int			expanded;		/* ... of so many places */
+	int			expanded;		/* the owners of so many places are collected */
 
-	struct Tally *tally;		/* blockers.c's */
+	/* blockers.c's */
+	int			first;			/* request of dlock's queue that waits ... */
+	int			first_exclusive;	/* ... and is not shared; "count": none */
+	int			number;			/* of the latest count that came here */
+	int			done[MAX_LOCKMODES];	/* by mode: it is done from here on */
+	LOCKMASK	shared_modes;	/* of the only place of a counted root ... */
+	int			shared_count;	/* ... its count, unless the modes are 0 ... */
+	bool		shared_is_ours;
+	bool		has_infos;		/* the places have their infos */
 } DlockGraphLock;
 
 /* A wait of a process at a place */
@@ -83,8 +90,7 @@ typedef struct DlockGraphWait
 {
 	int			vertex;
 	int			procno;			/* its backend's, or a parallel worker's */
-	int			lock;
-	int			place;
+	DlockGraphRef at;
 	uint64		id;				/* differs between two waits; 0: unknown */
 	int			next_of_vertex; /* -1: none */
 	int			next_at_place;	/* -1: none; several can wait for a lease's */
@@ -119,10 +125,10 @@ typedef struct DlockVertex
 
 	/* blockers.c's */
 	DlockGraphRef first_place;
+	uint64		since;			/* start of its latest wait */
 	bool		is_ours;		/* of this database */
 	bool		explained;		/* a root, or behind one that is shown */
-	int			tally;			/* counted in the count with this number */
-	int			walked;			/* on the walk with this number */
+	int			visited;		/* number of the latest count or walk */
 } DlockVertex;
 
 #define DLOCK_GRAPH_BUCKETS	256 /* a power of 2 */
@@ -141,20 +147,31 @@ typedef struct DlockGraph
 	int		   *vertex_of;		/* by proc number; -1: none */
 	HTAB	   *others;			/* vertices that are not sessions; NULL if this
 								 * is not the whole graph */
-	int		   *heavy_lock;		/* by proc number: the lock in ... */
-	int		   *heavy_place;	/* ... that it waits for, and the place */
+	DlockGraphRef *heavy;		/* by proc number: where it waits in the lock
+								 * manager */
 	int			buckets[DLOCK_GRAPH_BUCKETS];	/* of locks; -1: none */
 
 	/* the space's worker, if it cannot lock a table */
 	int			worker;			/* its proc number; -1: none */
 	int			worker_pid;
 	uint64		blocked_on;		/* as the space has it; 0: nothing */
+
+	/* blockers.c's */
+	int			number;			/* of the latest count or walk */
+	int		   *stack;			/* counted vertices to continue with */
+	int			depth;
+	bool		found_ours;		/* the count has one of this database */
 } DlockGraph;
 
+static inline DlockGraphPlace *
+dlock_graph_place(const DlockGraph *graph, DlockGraphRef ref)
+{
+	return &graph->locks[ref.lock].places[ref.place];
+}
+
 extern bool dlock_graph_read_wait(int procno, DlockWait *wait);
-extern int	dlock_graph_read_lock(const DlockKey *key, int64 up_to,
-								  int max_each, DlockMember **members,
-								  int32 *slots);
+extern int	dlock_graph_read_lock(const DlockKey *key, int max_each,
+								  DlockMember **members, int32 *slots);
 extern int	dlock_graph_blocked_worker(DlockSpace *space, Datum **pids,
 									   int *count);
 extern DlockGraph *dlock_graph_collect(DlockSpace *space);

@@ -458,12 +458,12 @@ dlock_blocking_pids(PG_FUNCTION_ARGS)
 	proc = BackendPidGetProc(PG_GETARG_INT32(0));
 	if (proc && dlock_graph_read_wait(compat_procno(proc), &wait))
 	{
-		place = dlock_graph_read_lock(&wait.key, wait.number, INT_MAX,
-									  &members, &slots) - 1;
-		/* nothing is in its way if it is not the last of these any more */
-		if (place < 0 || members[place].granted ||
-			members[place].number != wait.number)
-			place = 0;
+		place = dlock_graph_read_lock(&wait.key, INT_MAX, &members, &slots);
+		/* nothing is in its way if it is not in the queue any more */
+		while (place > 0 && (members[place - 1].granted ||
+							 members[place - 1].number != wait.number))
+			place--;
+		place = Max(place - 1, 0);
 	}
 	pids = palloc(Max(place + more, 1) * sizeof(Datum));
 	for (int i = 0; i < place; i++)

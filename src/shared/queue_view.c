@@ -259,24 +259,18 @@ is_shown(DlockTicket *ticket, bool *holds)
 		*holds || !is_leaving(ticket);
 }
 
-/*
- * Append to "count" members the first "max_each" of a list, with numbers up to
- * "up_to".  Returns the new count, or more than "max" if there is no room.
- */
+/* Append the first "max_each" of a list to "count" members. */
 static int
-copy_members(const DlockLock *lock, const DlockList *list, int64 up_to,
-			 int max_each, DlockMember *members, int count, int max)
+copy_members(const DlockLock *lock, const DlockList *list, int max_each,
+			 DlockMember *members, int count)
 {
 	for (DlockTicket *ticket = ticket_at(list->head);
-		 ticket && max_each-- > 0 && ticket->number <= up_to;
-		 ticket = ticket_at(ticket->link.next), count++)
+		 ticket && max_each-- > 0; ticket = ticket_at(ticket->link.next))
 	{
 		bool		holds;
 		bool		counts = is_shown(ticket, &holds);
 
-		if (count >= max)
-			return max + 1;
-		members[count] = (DlockMember)
+		members[count++] = (DlockMember)
 		{
 			.number = ticket->number,
 			.lease = is_lease_ticket(ticket) ?
@@ -302,16 +296,15 @@ copy_members(const DlockLock *lock, const DlockList *list, int64 up_to,
 }
 
 /*
- * Copy the holders of a lock and then its queue: at most "max_each" of either,
- * and of the queue only numbers up to "up_to", because later ones do not
- * matter to a waiter. *slots is set to the holders' slots.
+ * Copy the holders of a lock and then its queue: at most "max_each" of either.
+ * *slots is set to the holders' slots.
  *
- * Returns the number of members.  If it exceeds "max", the copy is incomplete
- * and the caller must repeat with more room.
+ * Returns the number of members.  If it exceeds "max", nothing is copied, and
+ * the caller must repeat with more room.
  */
 int
-dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
-					DlockMember *members, int max, int32 *slots)
+dlock_queue_members(const DlockKey *key, int max_each, DlockMember *members,
+					int max, int32 *slots)
 {
 	DlockLock  *lock = dlock_lock_find(key);
 	int			count;
@@ -319,11 +312,15 @@ dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
 	if (lock == NULL)
 		return 0;
 	*slots = lock->holders_slots;
-	count = copy_members(lock, &lock->holders, DLOCK_MAX_TICKET, max_each,
-						 members, 0, max);
+	count = Min((int) lock->holders.length, max_each) +
+		Min((int) lock->queue.length, max_each);
 	if (count <= max)
-		count = copy_members(lock, &lock->queue, up_to, max_each, members,
-							 count, max);
+	{
+		int			holders = copy_members(lock, &lock->holders, max_each,
+										   members, 0);
+
+		(void) copy_members(lock, &lock->queue, max_each, members, holders);
+	}
 	(void) let_go_of_found(lock, key, ticket_at(lock->holders.head));
 	return count;
 }

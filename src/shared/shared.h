@@ -390,7 +390,7 @@ extern DlockHolding dlock_queue_holder(DlockSpace *space, const DlockKey *key,
 									   DlockHolder *holder);
 extern bool dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key,
 								   int64 number);
-extern int	dlock_queue_members(const DlockKey *key, int64 up_to, int max_each,
+extern int	dlock_queue_members(const DlockKey *key, int max_each,
 								DlockMember *members, int max, int32 *slots);
 extern int32 dlock_queue_slots(const DlockKey *key, int32 slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
