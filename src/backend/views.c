@@ -321,7 +321,7 @@ opened_at(const DlockLease *lease)
 
 	if (!lease->single)
 		return lease->opened_at;
-	ticket = dlock_lease_first_ticket(lease);
+	ticket = dlock_ticket_in_lease(lease->tickets.head);
 	return ticket ? ticket->ticket.enqueued_at :
 		(TimestampTz) pg_atomic_read_u64((pg_atomic_uint64 *) &lease->renewed_at);
 }
@@ -356,8 +356,8 @@ copy_lease(DlockLease *lease, void *arg)
 	row->has_info = info != NULL;
 	if (info)
 		strcpy(row->info, info);
-	row->held = (int) dlock_lease_count_held(lease);
-	row->waiting = (int) dlock_lease_count_tickets(lease) - row->held;
+	row->held = (int) lease->held;
+	row->waiting = (int) lease->tickets.length - row->held;
 	*rows->tail = row;
 	rows->tail = &row->next;
 	return true;

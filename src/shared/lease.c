@@ -245,38 +245,30 @@ check_lease_ticket(const DlockLease *lease, const DlockLeaseTicket *ticket,
 	Assert(ticket->in_tickets == !closed && ticket->in_closed == closed);
 	Assert(closed ? state == DLOCK_ENDING :
 		   state == DLOCK_WAITING || state == DLOCK_GRANTED);
-	Assert(ticket->held == (state == DLOCK_GRANTED));
 	/* I9 */
 	Assert(ticket->record.listed || ticket->record.has_row);
-	return ticket->held ? 1 : 0;
+	return state == DLOCK_GRANTED ? 1 : 0;
 }
 
 /* Check I9, I16 and the counts of a lease. */
 void
 dlock_check_lease(const DlockLease *lease)
 {
-	const DlockList *lists[] = {&lease->tickets, &lease->closed};
+	uint32		closed = lease->single ? 0 : lease->closed.length;
 	uint32		held = 0;
+	DlockLeaseTicket *ticket;
 
-	if (lease->single)
-	{
-		if (DsaPointerIsValid(lease->own_ticket))
-			(void) check_lease_ticket(lease, dlock_address(lease->own_ticket),
-									  false);
-		return;
-	}
 	Assert(!lease->delayed ||
 		   pg_atomic_read_u64((pg_atomic_uint64 *) &lease->deadline) == 0);
-	Assert(lease->closed.length == 0 || lease->delayed);
-	if (lease->tickets.length + lease->closed.length > MAX_CHECKED)
+	Assert(closed == 0 || lease->delayed);
+	if (lease->tickets.length + closed > MAX_CHECKED)
 		return;
-	for (int i = 0; i < (int) lengthof(lists); i++)
-	{
-		for (dsa_pointer link = lists[i]->head; DsaPointerIsValid(link);
-			 link = dlock_link_at(link)->next)
-			held += check_lease_ticket(lease, dlock_ticket_in_lease(link),
-									   i == 1);
-	}
+	for (ticket = dlock_ticket_in_lease(lease->tickets.head); ticket;
+		 ticket = dlock_ticket_in_lease(ticket->in_lease.next))
+		held += check_lease_ticket(lease, ticket, false);
+	for (ticket = dlock_lease_first_closed(lease); ticket;
+		 ticket = dlock_ticket_in_lease(ticket->in_lease.next))
+		(void) check_lease_ticket(lease, ticket, true);
 	Assert(lease->held == held);
 }
 #endif
@@ -421,54 +413,10 @@ dlock_lease_make_single(DlockSpace *space, Oid role, const char *role_name,
 {
 	DlockLease *lease = make(space, role, role_name, ttl,
 							 DLOCK_SINGLE_LEASE_SIZE +
-							 offsetof(DlockLeaseTicket, key) +
-							 dlock_key_size(key), true);
+							 dlock_lease_ticket_size(key), true);
 
 	lease->has_place = true;
 	return lease;
-}
-
-/* How many tickets are GRANTED; the caller holds the lease lock. */
-uint32
-dlock_lease_count_held(const DlockLease *lease)
-{
-	DlockLeaseTicket *ticket;
-
-	if (!lease->single)
-		return lease->held;
-	ticket = dlock_lease_first_ticket(lease);
-	return ticket && ticket->held ? 1 : 0;
-}
-
-/* The first ticket, or NULL; the caller holds the lease lock. */
-DlockLeaseTicket *
-dlock_lease_first_ticket(const DlockLease *lease)
-{
-	if (!lease->single)
-		return DsaPointerIsValid(lease->tickets.head) ?
-			dlock_ticket_in_lease(lease->tickets.head) : NULL;
-	return DsaPointerIsValid(lease->own_ticket) ?
-		dlock_address(lease->own_ticket) : NULL;
-}
-
-DlockLeaseTicket *
-dlock_lease_next_ticket(const DlockLease *lease, DlockLeaseTicket *ticket)
-{
-	dsa_pointer next = lease->single ? InvalidDsaPointer :
-		dlock_place_in_lease(ticket)->link.next;
-
-	return DsaPointerIsValid(next) ? dlock_ticket_in_lease(next) : NULL;
-}
-
-/*
- * The first ticket that a delay keeps, or NULL; the caller holds the lease
- * lock.
- */
-DlockLeaseTicket *
-dlock_lease_first_closed(const DlockLease *lease)
-{
-	return !lease->single && DsaPointerIsValid(lease->closed.head) ?
-		dlock_ticket_in_lease(lease->closed.head) : NULL;
 }
 
 /*
@@ -574,7 +522,7 @@ dlock_lease_renew(DlockSpace *space, int64 number)
 	if (lease &&
 		dlock_lease_confirm(space, lease, dlock_lease_ttl(lease), start) &&
 		dlock_lease_extend(lease))
-		result = (int) dlock_lease_count_tickets(lease);
+		result = (int) lease->tickets.length;
 	dlock_record_end_uses(before);
 	return result;
 }

@@ -10,12 +10,10 @@
 
 #include "shared/inner.h"
 
-/* The size of a ticket, with its place in the lease's lists */
 static inline Size
-dlock_lease_ticket_size(const DlockLease *lease, const DlockKey *key)
+dlock_lease_ticket_size(const DlockKey *key)
 {
-	return offsetof(DlockLeaseTicket, key) + dlock_key_size(key) +
-		(lease->single ? 0 : sizeof(DlockInLease));
+	return offsetof(DlockLeaseTicket, key) + dlock_key_size(key);
 }
 
 /* Is the ticket in its single lease's piece of memory? */
@@ -27,17 +25,11 @@ dlock_lease_ticket_is_inside(const DlockLease *lease,
 		(const char *) lease + DLOCK_SINGLE_LEASE_SIZE;
 }
 
-static inline DlockInLease *
-dlock_place_in_lease(DlockLeaseTicket *ticket)
-{
-	return (DlockInLease *) ((char *) ticket + offsetof(DlockLeaseTicket, key) +
-							 dlock_key_size(&ticket->key));
-}
-
+/* The first ticket that a delay keeps, or NULL */
 static inline DlockLeaseTicket *
-dlock_ticket_in_lease(dsa_pointer link)
+dlock_lease_first_closed(const DlockLease *lease)
 {
-	return dlock_address(((DlockInLease *) dlock_link_at(link))->ticket);
+	return lease->single ? NULL : dlock_ticket_in_lease(lease->closed.head);
 }
 
 static inline DlockLease *
@@ -65,7 +57,6 @@ extern DlockLeaseTicket *dlock_request_find(const DlockLeaseTicket *wanted,
 											 const DlockLeaseTicket *wanted));
 
 /* lease.c */
-extern DlockLeaseTicket *dlock_lease_first_closed(const DlockLease *lease);
 extern void dlock_lease_restart(DlockSpace *space, DlockLease *lease,
 								bool delayed);
 extern bool dlock_lease_extend(DlockLease *lease);

@@ -31,7 +31,7 @@ first_ticket(DlockSpace *space, DlockLease *lease)
 	DlockLeaseTicket *ticket;
 
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
-	ticket = dlock_lease_first_ticket(lease);
+	ticket = dlock_ticket_in_lease(lease->tickets.head);
 	if (ticket)
 		dlock_record_ref(&ticket->record);
 	LWLockRelease(&space->lease_lock);

@@ -120,58 +120,34 @@ dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
 	return found;
 }
 
-/* Count a granted ticket for its lease, if it is not counted yet. */
-static void
-count_held(DlockLease *lease, DlockLeaseTicket *ticket)
-{
-	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
-								LW_EXCLUSIVE));
-	if (!ticket->in_tickets || ticket->held ||
-		dlock_state_of(&ticket->ticket) != DLOCK_GRANTED)
-		return;
-	ticket->held = true;
-	if (!lease->single)
-		lease->held++;
-}
-
+/* List a ticket in its lease, after its state was set. */
 void
 dlock_lease_ticket_list(DlockLease *lease, DlockLeaseTicket *ticket,
 						bool closed)
 {
 	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
 								LW_EXCLUSIVE));
-	if (lease->single)
-	{
-		Assert(!closed && !DsaPointerIsValid(lease->own_ticket));
-		lease->own_ticket = dlock_pointer(ticket);
-	}
-	else
-		dlock_list_append(closed ? &lease->closed : &lease->tickets,
-						  &dlock_place_in_lease(ticket)->link);
+	dlock_list_append(closed ? &lease->closed : &lease->tickets,
+					  &ticket->in_lease);
 	ticket->in_closed = closed;
 	ticket->in_tickets = !closed;
-	count_held(lease, ticket);
+	if (dlock_state_of(&ticket->ticket) == DLOCK_GRANTED)
+		lease->held++;
 }
 
+/* The inverse, before its state changes.  The ticket need not be listed. */
 void
 dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 {
 	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
 								LW_EXCLUSIVE));
-	if (!lease->single)
-	{
-		if (ticket->in_tickets)
-			dlock_list_remove(&lease->tickets,
-							  &dlock_place_in_lease(ticket)->link);
-		if (ticket->in_closed)
-			dlock_list_remove(&lease->closed,
-							  &dlock_place_in_lease(ticket)->link);
-		if (ticket->held)
-			lease->held--;
-	}
-	else if (ticket->in_tickets)
-		lease->own_ticket = InvalidDsaPointer;
-	ticket->in_tickets = ticket->in_closed = ticket->held = false;
+	if (ticket->in_tickets)
+		dlock_list_remove(&lease->tickets, &ticket->in_lease);
+	if (ticket->in_closed)
+		dlock_list_remove(&lease->closed, &ticket->in_lease);
+	if (ticket->in_tickets && dlock_state_of(&ticket->ticket) == DLOCK_GRANTED)
+		lease->held--;
+	ticket->in_tickets = ticket->in_closed = false;
 }
 
 /*
@@ -235,7 +211,8 @@ dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
 	if (!ticket->inherited)
 		ticket->ticket.granted_at = now;
 	dlock_ticket_set_state(&ticket->ticket, DLOCK_GRANTED);
-	count_held(lease, ticket);
+	if (ticket->in_tickets)
+		lease->held++;
 	/* the worker learns of announcements from the mark */
 	if (!ticket->inherited || DsaPointerIsValid(ticket->ticket.announcement))
 		dlock_journal_mark(space, &ticket->record);
@@ -255,11 +232,11 @@ dlock_lease_ticket_ended(DlockLeaseTicket *ticket, DlockState state)
 	bool		was_listed;
 
 	dlock_lease_begin_change(space);
-	dlock_ticket_set_state(&ticket->ticket, state);
 	dlock_lease_be_over(lease, lease->single);
 	/* a delay does not keep a ticket that ended before its lease */
 	was_listed = ticket->in_tickets || ticket->in_closed;
 	dlock_lease_ticket_unlist(lease, ticket);
+	dlock_ticket_set_state(&ticket->ticket, state);
 	if (lease->delayed && was_listed && state == DLOCK_ENDING)
 		dlock_lease_ticket_list(lease, ticket, true);
 	else
@@ -396,7 +373,7 @@ dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 	{
 		dlock_lease_ticket_unlist(lease, ticket);
 		dlock_journal_mark(space, &ticket->record);
-		if (dlock_lease_count_tickets(lease) == 0 && lease->closed.length == 0)
+		if (lease->tickets.length == 0 && lease->closed.length == 0)
 		{
 			/* that was the last one */
 			lease->delayed = false;
@@ -436,7 +413,7 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 {
 	Oid			role = dlock_request_role(request);
 	DlockLease *lease = request->lease;
-	Size		size = dlock_lease_ticket_size(lease, &request->key);
+	Size		size = dlock_lease_ticket_size(&request->key);
 	DlockLeaseTicket *ticket;
 
 	Assert(!lease->has_place ||
@@ -451,8 +428,6 @@ dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
 	dlock_record_ref(&lease->record);
 	ticket->lease = dlock_pointer(lease);
 	dlock_key_copy(&ticket->key, &request->key);
-	if (!lease->single)
-		dlock_place_in_lease(ticket)->ticket = dlock_pointer(ticket);
 	ticket->announce_at = synchronous_commit;
 	pg_atomic_init_u64(&ticket->granted_lsn, InvalidXLogRecPtr);
 	pg_atomic_init_u32(&ticket->claims, 1);

@@ -33,7 +33,7 @@ purge_leases(DlockSpace *space)
 		DlockLease *lease = dlock_lease_in_space(space->leases.head);
 		DlockLeaseTicket *ticket;
 
-		while ((ticket = dlock_lease_first_ticket(lease)) != NULL ||
+		while ((ticket = dlock_ticket_in_lease(lease->tickets.head)) != NULL ||
 			   (ticket = dlock_lease_first_closed(lease)) != NULL)
 		{
 			dlock_id_delete(&ticket->record);

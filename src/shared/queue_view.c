@@ -195,38 +195,6 @@ dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
 	return holds;
 }
 
-/*
- * A ticket with which an open lease holds a lock, or NULL.  Walks the lease's
- * tickets or the holders, whichever are fewer.
- */
-static DlockTicket *
-find_holder_of(DlockSpace *space, const DlockLock *lock,
-			   const DlockLease *lease)
-{
-	DlockTicket *holder = NULL;
-	DlockLeaseTicket *own;
-
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	if (lease->single || lease->tickets.length < lock->holders.length)
-	{
-		own = dlock_lease_first_ticket(lease);
-		while (own && !(dlock_state_of(&own->ticket) == DLOCK_GRANTED &&
-						dlock_key_equal(&own->key, &lock->key)))
-			own = dlock_lease_next_ticket(lease, own);
-		holder = own ? &own->ticket : NULL;
-	}
-	else
-	{
-		holder = ticket_at(lock->holders.head);
-		while (holder && !(dlock_state_of(holder) == DLOCK_GRANTED &&
-						   is_lease_ticket(holder) &&
-						   lease_ticket(holder)->lease == dlock_pointer(lease)))
-			holder = ticket_at(holder->link.next);
-	}
-	LWLockRelease(&space->lease_lock);
-	return holder;
-}
-
 /* Does the lease with this number hold the lock? */
 bool
 dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
@@ -241,7 +209,11 @@ dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
 	dlock_id_find(space, number, &lease, &of_lease);
 	lock = lease ? dlock_lock_find(key) : NULL;
 	if (lock && dlock_lease_is_open(lease))
-		ticket = find_holder_of(space, lock, lease);
+		ticket = ticket_at(lock->holders.head);
+	while (ticket && !(dlock_state_of(ticket) == DLOCK_GRANTED &&
+					   is_lease_ticket(ticket) &&
+					   dlock_lease_of(lease_ticket(ticket)) == lease))
+		ticket = ticket_at(ticket->link.next);
 	holds = let_go_of_found(lock, key, ticket);
 	dlock_record_end_uses(before);
 	return holds;

@@ -66,7 +66,7 @@ dlock_record_copy_info(DlockRecord *record, char *buffer)
 static void
 free_lease(DlockLease *lease)
 {
-	Assert(dlock_lease_count_tickets(lease) == 0 && !lease->in_leases &&
+	Assert(lease->tickets.length == 0 && !lease->in_leases &&
 		   !lease->record.listed && !lease->record.in_ids);
 	if (!lease->single)
 		dlock_text_free(lease->role, lease->info);
@@ -90,7 +90,7 @@ free_ticket(DlockLeaseTicket *ticket)
 	dlock_ticket_release_texts(&ticket->ticket);
 	if (!dlock_lease_ticket_is_inside(lease, ticket))
 		dlock_release_memory(ticket->ticket.role, ticket,
-							 dlock_lease_ticket_size(lease, &ticket->key));
+							 dlock_lease_ticket_size(&ticket->key));
 	dlock_record_unref(&lease->record);
 }
 

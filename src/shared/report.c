@@ -57,7 +57,7 @@ void
 dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease)
 {
 	TimestampTz renewed = (TimestampTz) pg_atomic_read_u64(&lease->renewed_at);
-	DlockLeaseTicket *ticket = dlock_lease_first_ticket(lease);
+	DlockLeaseTicket *ticket = dlock_ticket_in_lease(lease->tickets.head);
 
 	Assert(LWLockHeldByMeInMode(&dlock_space_at(lease->space)->lease_lock,
 								LW_EXCLUSIVE));
@@ -72,17 +72,17 @@ dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease)
 	expiry->session_ended = expiry->attached_pid != 0 &&
 		pg_atomic_read_u64(&dlock_backends[lease->procno].session) !=
 		lease->session;
-	expiry->held = dlock_lease_count_held(lease);
-	expiry->waiting = dlock_lease_count_tickets(lease) - expiry->held;
+	expiry->held = lease->held;
+	expiry->waiting = lease->tickets.length - expiry->held;
 	expiry->num_tickets = 0;
 	for (int n = 0; n < MAX_LOOKED_AT && ticket &&
 		 expiry->num_tickets < DLOCK_REPORT_TICKETS; n++)
 	{
 		if (lease->single)
 			copy_text(&expiry->info, ticket->ticket.info);
-		if (ticket->held)
+		if (dlock_state_of(&ticket->ticket) == DLOCK_GRANTED)
 			add_ticket(expiry, ticket);
-		ticket = dlock_lease_next_ticket(lease, ticket);
+		ticket = dlock_ticket_in_lease(ticket->in_lease.next);
 	}
 }
 

@@ -476,14 +476,6 @@ extern DlockLease *dlock_lease_next_retimed(DlockSpace *space);
 
 /* lease.c */
 
-/* Without the lease lock, the count may be out of date. */
-static inline uint32
-dlock_lease_count_tickets(const DlockLease *lease)
-{
-	return !lease->single ? lease->tickets.length :
-		DsaPointerIsValid(lease->own_ticket) ? 1 : 0;
-}
-
 static inline const char *
 dlock_lease_role_name(const DlockLease *lease)
 {
@@ -496,7 +488,6 @@ extern DlockLease *dlock_lease_make(DlockSpace *space, Oid role,
 extern DlockLease *dlock_lease_make_single(DlockSpace *space, Oid role,
 										   const char *role_name, int64 ttl,
 										   const DlockKey *key);
-extern uint32 dlock_lease_count_held(const DlockLease *lease);
 extern DlockLease *dlock_lease_find(DlockSpace *space, int64 number);
 extern uint64 dlock_lease_deadline(DlockLease *lease);
 
@@ -518,9 +509,6 @@ extern int	dlock_lease_renew(DlockSpace *space, int64 number);
 extern bool dlock_lease_confirm(DlockSpace *space, DlockLease *lease,
 								int64 ttl, uint64 start);
 extern bool dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info);
-extern DlockLeaseTicket *dlock_lease_first_ticket(const DlockLease *lease);
-extern DlockLeaseTicket *dlock_lease_next_ticket(const DlockLease *lease,
-												 DlockLeaseTicket *ticket);
 extern void dlock_lease_for_each(DlockSpace *space,
 								 bool (*callback) (DlockLease *, void *),
 								 void *arg);
@@ -545,6 +533,16 @@ extern uint64 dlock_lease_expire(DlockLease *lease, uint64 until,
 extern void dlock_lease_abandon(DlockSpace *space);
 
 /* lease_ticket.c */
+
+/* The ticket with this link in a list of its lease; or NULL */
+static inline DlockLeaseTicket *
+dlock_ticket_in_lease(dsa_pointer link)
+{
+	return DsaPointerIsValid(link) ? (DlockLeaseTicket *)
+		((char *) dlock_link_at(link) - offsetof(DlockLeaseTicket, in_lease)) :
+		NULL;
+}
+
 static inline DlockLease *
 dlock_lease_of(const DlockLeaseTicket *ticket)
 {

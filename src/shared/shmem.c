@@ -160,7 +160,7 @@ layout_sizes(void)
 		sizeof(DlockTicket), sizeof(DlockLeaseTicket), sizeof(DlockLease),
 		sizeof(DlockAnnouncement), sizeof(DlockAccount),
 		sizeof(DlockWatched), sizeof(DlockWatch), sizeof(DlockContention),
-		sizeof(DlockContended), sizeof(DlockRetiming), sizeof(DlockInLease)
+		sizeof(DlockContended), sizeof(DlockRetiming)
 	};
 
 	return hash_bytes((const unsigned char *) sizes, sizeof(sizes));

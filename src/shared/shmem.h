@@ -174,8 +174,7 @@ typedef struct DlockTicket
 
 /*
  * A lease or a lease's ticket: what can have a row.  Changes are marked here,
- * and the worker writes them (journal.c).  The record of a single lease, which
- * has no row, ends with "finished".
+ * and the worker writes them (journal.c).
  */
 typedef struct DlockRecord
 {
@@ -189,10 +188,12 @@ typedef struct DlockRecord
 	bool		in_ids;			/* it is in that table */
 
 	/* protected by the space's lease lock */
-	bool		listed;			/* in the journal: marked, not yet written */
-	bool		in_flight;		/* being written, or the worker died at it */
-	bool		has_row;
-	bool		finished;		/* over, and no longer found */
+	bool		listed:1;		/* in the journal: marked, not yet written */
+	bool		in_flight:1;	/* being written, or the worker died at it */
+	bool		has_row:1;
+	bool		finished:1;		/* over, and no longer found */
+
+	/* a single lease's record ends here */
 
 	/* broadcast by the worker after each write, and at the end */
 	ConditionVariable changed;
@@ -232,8 +233,7 @@ typedef struct DlockRetiming
  * never reopens (I13).
  *
  * A single lease is one ticket's own.  It has no row, delay, session or info,
- * nor the fields for them.  Its ticket is behind it, at
- * DLOCK_SINGLE_LEASE_SIZE.
+ * and no fields for them.  Its ticket is at DLOCK_SINGLE_LEASE_SIZE.
  */
 struct DlockLease
 {
@@ -254,6 +254,7 @@ struct DlockLease
 	bool		in_leases;		/* listed there */
 	bool		ran_out;		/* ... which is not logged yet */
 	bool		delayed;		/* ran out, and keeps its locks closed */
+	uint32		held;			/* how many of "tickets" are GRANTED */
 
 	/* atomic, only raised, under the space's lease lock */
 	pg_atomic_uint32 durability;	/* highest synchronous_commit of the
@@ -265,8 +266,7 @@ struct DlockLease
 	/* protected by the space's lease lock */
 	DlockLink	in_space;		/* in DlockSpace.leases */
 	dsa_pointer retiming;		/* DlockRetiming, or invalid */
-	dsa_pointer own_ticket;		/* if single: its WAITING or GRANTED
-								 * DlockLeaseTicket, or invalid */
+	DlockList	tickets;		/* WAITING and GRANTED, of DlockLeaseTicket */
 
 	/* atomic, changed under the space's lease lock */
 	pg_atomic_uint64 ttl;		/* in microseconds */
@@ -293,14 +293,11 @@ struct DlockLease
 	/* protected by the space's lease lock */
 	dsa_pointer info;			/* terminated string, or invalid */
 	uint64		delay_ends;		/* if delayed: monotonic microseconds */
-	DlockList	tickets;		/* WAITING and GRANTED, of DlockLeaseTicket */
-	DlockList	closed;			/* ENDING, once "delayed" is over */
-	uint32		held;			/* how many of "tickets" are GRANTED */
+	DlockList	closed;			/* ENDING tickets, while "delayed" */
 };
 
 #define DLOCK_SINGLE_LEASE_SIZE \
-	MAXALIGN(offsetof(DlockLease, record) + offsetof(DlockRecord, finished) + \
-			 sizeof(bool))
+	MAXALIGN(offsetof(DlockLease, record) + offsetof(DlockRecord, changed))
 
 /* Deadline of a lease that ran out */
 #define DLOCK_RAN_OUT		((uint64) 1)
@@ -325,6 +322,10 @@ typedef struct DlockLeaseTicket
 	dsa_pointer owner;			/* terminated string, or invalid */
 	uint32		request;		/* hash of its request */
 
+	/* atomic, increased under the lock entry's lock */
+	pg_atomic_uint32 claims;	/* calls that have returned it, or may; at 0 it
+								 * is ended, under that lock */
+
 	/* protected by the lock of its partition of the table of requests */
 	dsa_pointer next_request;	/* in the same bucket */
 	bool		in_requests;	/* it is in that table */
@@ -332,14 +333,8 @@ typedef struct DlockLeaseTicket
 	/* protected by the lock entry's lock */
 	bool		closes;			/* counted in its lock's "closed" */
 
-	/* atomic, increased under the lock entry's lock */
-	pg_atomic_uint32 claims;	/* calls that have returned it, or may; at 0 it
-								 * is ended, under that lock */
-
 	/* protected by the space's lease lock */
-	bool		in_tickets;		/* in "tickets" of its lease, or
-								 * "own_ticket" */
-	bool		held;			/* ... and GRANTED */
+	bool		in_tickets;		/* in "tickets" of its lease */
 	bool		in_closed;		/* in its lease's "closed" */
 	bool		announced;		/* its grant is in the outbox, or was sent */
 	bool		inherited;		/* an heir's: its row preceded its grant */
@@ -350,35 +345,26 @@ typedef struct DlockLeaseTicket
 	bool		heir;			/* its row says granted from the start (I17) */
 	bool		leaves;			/* its removal is in the journal, or written */
 
-	/* protected by the space's lease lock */
-	dsa_pointer redirection;	/* DlockAnnouncement that replaces its own once
-								 * the row names it; or invalid */
-
-	/* the same, but read by the worker without a lock */
-	int			announce_at;	/* synchronous_commit of the call that enqueued
+	/* changed under the lease lock, and read by the worker without */
+	int8		announce_at;	/* synchronous_commit of the call that enqueued
 								 * it: its grant is announced once durable at
 								 * this level */
 
 	/*
-	 * Where the row first said granted, or 0, and the lease's durability then,
-	 * which is written before.  Changed under the lease lock.
+	 * The lease's durability when the row first said granted, and where that
+	 * was, or 0.  Written in this order, under the lease lock.
 	 */
-	int			granted_at_level;
+	int8		granted_at_level;
 	pg_atomic_uint64 granted_lsn;
+
+	/* protected by the space's lease lock */
+	DlockLink	in_lease;		/* in a list of its lease */
+	dsa_pointer redirection;	/* DlockAnnouncement that replaces its own once
+								 * the row names it; or invalid */
 
 	/* immutable; last, because as long as its name */
 	DlockKey	key;
 } DlockLeaseTicket;
-
-/*
- * Behind the ticket of a lease of many: its place in one of the lease's lists,
- * protected by the space's lease lock
- */
-typedef struct DlockInLease
-{
-	DlockLink	link;			/* must be first */
-	dsa_pointer ticket;			/* immutable */
-} DlockInLease;
 
 /*
  * A lock in use, or with set slots.  I1 to I4 hold if its entry is not locked.

@@ -232,8 +232,8 @@ static void
 learn_of_grants(DlockLease *lease)
 {
 	LWLockAcquire(&my_space->lease_lock, LW_SHARED);
-	for (DlockLeaseTicket *ticket = dlock_lease_first_ticket(lease); ticket;
-		 ticket = dlock_lease_next_ticket(lease, ticket))
+	for (DlockLeaseTicket *ticket = dlock_ticket_in_lease(lease->tickets.head);
+		 ticket; ticket = dlock_ticket_in_lease(ticket->in_lease.next))
 	{
 		if (ticket->record.has_row && !ticket->record.listed)
 			dlock_grants_remember(ticket,
