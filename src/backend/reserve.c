@@ -65,10 +65,11 @@ forget_reservations(Datum arg, Oid relation)
 static Reservation *
 read_reservation(Relation table, HeapTuple row)
 {
-	text	   *prefix = DatumGetTextPP(dlock_get_column(table, row, "prefix",
-														 TEXTOID));
+	TupleDesc	columns = RelationGetDescr(table);
+	text	   *prefix = DatumGetTextPP(dlock_get_column(table, columns, row,
+														 "prefix", TEXTOID));
 	int			length = VARSIZE_ANY_EXHDR(prefix);
-	Datum		owner = dlock_get_column(table, row, "owner", NAMEOID);
+	Datum		owner = dlock_get_column(table, columns, row, "owner", NAMEOID);
 	Reservation *reservation;
 
 	if (length == 0 || length > DLOCK_MAX_NAME)
@@ -79,7 +80,7 @@ read_reservation(Relation table, HeapTuple row)
 	memcpy(reservation->prefix, VARDATA_ANY(prefix), length);
 	reservation->owner = pstrdup(NameStr(*DatumGetName(owner)));
 	reservation->role =
-		DatumGetObjectId(dlock_get_column(table, row, "role", OIDOID));
+		DatumGetObjectId(dlock_get_column(table, columns, row, "role", OIDOID));
 	return reservation;
 }
 

@@ -62,17 +62,6 @@ leave_out(DlockLoading *loading, int64 system, Oid database)
 	loading->foreign_database = database;
 }
 
-/* Raise 55000 for a row that contradicts other rows or the numbers. */
-static void
-raise_loaded_row(DlockSpace *space, DlockTable which, const DlockStored *row,
-				 int column)
-{
-	const DlockShape *shape = &dlock_shapes[which];
-
-	dlock_shape_raise_row(dlock_open_relation(space, shape->name, NoLock),
-						  shape, row, column);
-}
-
 /*
  * Raise 55000 for a number that was never drawn: it could be drawn again.  The
  * last row that is not foreign has the greatest.
@@ -87,7 +76,7 @@ check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
 		if (row->is_foreign)
 			continue;
 		if (!dlock_ticket_was_reserved(space, DatumGetInt64(row->values[0])))
-			raise_loaded_row(space, which, row, 0);
+			dlock_shape_raise_row(&dlock_shapes[which], row, 0);
 		break;
 	}
 }
@@ -123,6 +112,7 @@ load_lease(DlockSpace *space, const DlockStored *row)
 static void
 load_ticket(DlockSpace *space, const DlockStored *row)
 {
+	const DlockShape *shape = &dlock_shapes[DLOCK_TABLE_QUEUE];
 	const Datum *values = row->values;
 	const char *name = get_text(row, DLOCK_QUEUE_NAME);
 	int64		number = DatumGetInt64(values[DLOCK_QUEUE_TICKET]);
@@ -136,7 +126,7 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 
 	dlock_id_find(space, number, &namesake, &loaded);
 	if (namesake && !namesake->single)
-		raise_loaded_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_TICKET);
+		dlock_shape_raise_row(shape, row, DLOCK_QUEUE_TICKET);
 	memset(&request, 0, offsetof(DlockRequest, key));
 	dlock_key_fill(&request.key, space, name, strlen(name));
 	request.scope = DLOCK_LEASE;
@@ -162,7 +152,7 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 		dlock_id_find(space, DatumGetInt64(values[DLOCK_QUEUE_LEASE]),
 					  &request.lease, &ticket);
 		if (request.lease && request.lease->single)
-			raise_loaded_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_LEASE);
+			dlock_shape_raise_row(shape, row, DLOCK_QUEUE_LEASE);
 	}
 
 	/* the worker deletes rows of tickets that ended with their lease */
@@ -175,7 +165,7 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 		ticket->ticket.granted_at = get_time(row, DLOCK_QUEUE_GRANTED_AT);
 		ticket->announce_at = dlock_lease_durability(request.lease);
 		if (!dlock_lease_ticket_restore(ticket, granted))
-			raise_loaded_row(space, DLOCK_TABLE_QUEUE, row, DLOCK_QUEUE_GRANTED);
+			dlock_shape_raise_row(shape, row, DLOCK_QUEUE_GRANTED);
 	}
 	dlock_record_end_uses(before);
 }
@@ -209,8 +199,7 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 
 		CHECK_FOR_INTERRUPTS();
 		if (row->is_foreign)
-			leave_out(loading, DatumGetInt64(row->values[shape->system]),
-					  DatumGetObjectId(row->values[shape->database]));
+			leave_out(loading, (int64) row->system, row->database);
 		else
 		{
 			/* if this attempt ends here, the next begins with this row */

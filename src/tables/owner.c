@@ -102,27 +102,6 @@ find_plan(const char *format, bool is_nested, int num_values, Oid *types)
 	return plan;
 }
 
-/* Raises 55000 if the returned value is null or of another type. */
-static int64
-take_result(Relation table)
-{
-	TupleDesc	descriptor = SPI_tuptable->tupdesc;
-	bool		is_null;
-	Datum		value = SPI_getbinval(SPI_tuptable->vals[0], descriptor, 1,
-									  &is_null);
-
-	if (SPI_gettypeid(descriptor, 1) != INT8OID)
-		dlock_shape_raise_changed(table,
-					  psprintf(_("It has no column \"%s\" of type %s."),
-							   SPI_fname(descriptor, 1),
-							   format_type_be(INT8OID)));
-	if (is_null)
-		dlock_shape_raise_changed(table,
-					  psprintf(_("A row has a null in column \"%s\"."),
-							   SPI_fname(descriptor, 1)));
-	return DatumGetInt64(value);
-}
-
 /*
  * Run a statement on a table of the extension as its owner.  "%s" stands for
  * the table.  Returns the number of rows processed, and in *result the value,
@@ -172,7 +151,11 @@ dlock_execute_as_owner(DlockSpace *space, const char *name,
 			elog(ERROR, "could not execute a statement on table \"%s\"", name);
 		processed = SPI_processed;
 		if (result && processed > 0)
-			*result = take_result(table);
+			*result = DatumGetInt64(dlock_get_column(table,
+													 SPI_tuptable->tupdesc,
+													 SPI_tuptable->vals[0],
+													 SPI_fname(SPI_tuptable->tupdesc, 1),
+													 INT8OID));
 		SPI_finish();
 	}
 	PG_FINALLY();

@@ -86,8 +86,7 @@ append_row(Relation relation, const DlockShape *shape, HeapTuple tuple,
 		toast_flatten_tuple(tuple, RelationGetDescr(relation)) :
 		heap_copytuple(tuple);
 	dlock_shape_take_row(relation, shape, tuple, row);
-	row->is_foreign = dlock_shape_is_foreign(shape, row);
-	dlock_shape_check_row(relation, shape, row);
+	dlock_shape_check_row(shape, row);
 }
 
 /* The planner's estimate of a table's rows */
@@ -165,34 +164,52 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
  * An index on names, with AccessShareLock, or InvalidOid.  Collation "C" is
  * the same on all systems.  A locked index is skipped, as during REINDEX.
  */
-Oid
-dlock_lock_name_index(Relation relation, AttrNumber name)
+static Oid
+lock_name_index(Relation relation, AttrNumber name)
 {
 	List	   *indexes = RelationGetIndexList(relation);
 	ListCell   *cell;
-	Oid			found = InvalidOid;
 
 	foreach(cell, indexes)
 	{
 		Oid			id = lfirst_oid(cell);
 		Relation	index;
+		bool		found;
 
 		if (!ConditionalLockRelationOid(id, AccessShareLock))
 			continue;
 		index = index_open(id, NoLock);
-		if (index->rd_rel->relam == BTREE_AM_OID &&
+		found = index->rd_rel->relam == BTREE_AM_OID &&
 			index->rd_index->indisvalid &&
 			index->rd_index->indkey.values[0] == name &&
 			index->rd_indcollation[0] == C_COLLATION_OID &&
 			index->rd_opfamily[0] == TEXT_BTREE_FAM_OID &&
-			heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL))
-			found = id;
-		index_close(index, OidIsValid(found) ? NoLock : AccessShareLock);
-		if (OidIsValid(found))
-			break;
+			heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL);
+		index_close(index, found ? NoLock : AccessShareLock);
+		if (found)
+			return id;
 	}
-	list_free(indexes);
-	return found;
+	return InvalidOid;
+}
+
+/* Begin a scan for the rows of a lock, whose name is in this column. */
+SysScanDesc
+dlock_begin_name_scan(Relation relation, AttrNumber column,
+					  const DlockKey *key, Snapshot snapshot)
+{
+	Oid			index = lock_name_index(relation, column);
+	ScanKeyData scan_key;
+	SysScanDesc scan;
+
+	ScanKeyInit(&scan_key, column, BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(cstring_to_text_with_len(key->name,
+														 key->length)));
+	scan = systable_beginscan(relation, index, OidIsValid(index), snapshot, 1,
+							  &scan_key);
+	/* the scan has its own lock */
+	if (OidIsValid(index))
+		UnlockRelationOid(index, AccessShareLock);
+	return scan;
 }
 
 /* Is there a committed row with this name, of this system and database? */
@@ -201,30 +218,22 @@ dlock_rows_have_name(DlockSpace *space, const DlockKey *key)
 {
 	const DlockShape *shape = &dlock_shapes[DLOCK_TABLE_QUEUE];
 	Relation	relation = dlock_open_committed(space, shape->name);
-	Oid			index;
-	ScanKeyData scan_key;
 	SysScanDesc scan;
 	HeapTuple	tuple;
 	bool		found = false;
 
 	dlock_shape_check(relation, shape);
-	index = dlock_lock_name_index(relation, DLOCK_QUEUE_NAME + 1);
-	ScanKeyInit(&scan_key, DLOCK_QUEUE_NAME + 1, BTEqualStrategyNumber, F_TEXTEQ,
-				PointerGetDatum(cstring_to_text_with_len(key->name,
-														 key->length)));
-	scan = systable_beginscan(relation, index, OidIsValid(index),
-							  GetActiveSnapshot(), 1, &scan_key);
+	scan = dlock_begin_name_scan(relation, DLOCK_QUEUE_NAME + 1, key,
+								 GetActiveSnapshot());
 	while (!found && (tuple = systable_getnext(scan)) != NULL)
 	{
 		DlockStored row;
 
 		CHECK_FOR_INTERRUPTS();
 		dlock_shape_take_row(relation, shape, tuple, &row);
-		found = !dlock_shape_is_foreign(shape, &row);
+		found = !row.is_foreign;
 	}
 	systable_endscan(scan);
-	if (OidIsValid(index))
-		UnlockRelationOid(index, AccessShareLock);
 	dlock_close_committed(relation);
 	return found;
 }

@@ -37,113 +37,50 @@
 
 #include "tables/shape.h"
 
-/* Values that dlock can have written, in this version or before */
+#define MAX_TTL		((int64) INT_MAX * USECS_PER_SEC)	/* of any max_ttl */
 
-static bool
-is_number(Datum value)
-{
-	return DatumGetInt64(value) >= 1 &&
-		DatumGetInt64(value) <= DLOCK_MAX_TICKET;
-}
-
-/* Does not detoast the text. */
-static bool
-is_length(Datum text, Size min, Size max)
-{
-	Size		length = toast_raw_datum_size(text) - VARHDRSZ;
-
-	return length >= min && length <= max;
-}
-
-static bool
-is_lock_name(Datum value)
-{
-	return is_length(value, 1, DLOCK_MAX_NAME);
-}
-
-static bool
-is_info(Datum value)
-{
-	return is_length(value, 0, DLOCK_MAX_INFO);
-}
-
-static bool
-is_channel(Datum value)
-{
-	return is_length(value, 1, NAMEDATALEN - 1);
-}
-
-static bool
-is_mode(Datum value)
-{
-	DlockMode	mode;
-
-	return is_length(value, 1, NAMEDATALEN) &&
-		dlock_mode_by_name(TextDatumGetCString(value), &mode);
-}
-
-/* dlock.max_ttl may have been greater when it was written */
-static bool
-is_ttl(Datum value)
-{
-	const Interval *ttl = DatumGetIntervalP(value);
-
-	return ttl->month == 0 && ttl->day == 0 && ttl->time >= DLOCK_MIN_TTL &&
-		ttl->time <= (int64) INT_MAX * USECS_PER_SEC;
-}
-
-static bool
-is_time(Datum value)
-{
-	return !TIMESTAMP_NOT_FINITE(DatumGetTimestampTz(value));
-}
-
-static bool
-is_durability(Datum value)
-{
-	return DatumGetInt32(value) >= SYNCHRONOUS_COMMIT_OFF &&
-		DatumGetInt32(value) <= SYNCHRONOUS_COMMIT_REMOTE_APPLY;
-}
-
+/* The least and the greatest value, or length, that dlock can have written */
 static const DlockColumn queue_columns[] = {
-	[DLOCK_QUEUE_TICKET] = {"ticket", INT8OID, DLOCK_NOT_NULL, is_number},
-	[DLOCK_QUEUE_NAME] = {"name", TEXTOID, DLOCK_NOT_NULL, is_lock_name},
-	[DLOCK_QUEUE_LEASE] = {"lease", INT8OID, DLOCK_NOT_NULL, NULL},
-	[DLOCK_QUEUE_GRANTED] = {"granted", BOOLOID, DLOCK_NOT_NULL, NULL},
-	[DLOCK_QUEUE_MODE] = {"mode", TEXTOID, DLOCK_NOT_NULL, is_mode},
-	[DLOCK_QUEUE_SLOTS] = {"slots", INT4OID, DLOCK_CAN_BE_NULL, NULL},
-	[DLOCK_QUEUE_PERMITS] = {"permits", INT4OID, DLOCK_NOT_NULL, NULL},
-	[DLOCK_QUEUE_OWNER] = {"owner", TEXTOID, DLOCK_CAN_BE_NULL, is_info},
-	[DLOCK_QUEUE_INFO] = {"info", TEXTOID, DLOCK_CAN_BE_NULL, is_info},
-	[DLOCK_QUEUE_CHANNEL] = {"channel", TEXTOID,
-		DLOCK_CAN_BE_NULL, is_channel},
-	[DLOCK_QUEUE_ROLE] = {"role", OIDOID, DLOCK_NOT_NULL, NULL},
-	[DLOCK_QUEUE_ROLE_NAME] = {"role_name", NAMEOID, DLOCK_NOT_NULL, NULL},
+	[DLOCK_QUEUE_TICKET] = {"ticket", INT8OID, 1, DLOCK_MAX_TICKET},
+	[DLOCK_QUEUE_NAME] = {"name", TEXTOID, 1, DLOCK_MAX_NAME},
+	[DLOCK_QUEUE_LEASE] = {"lease", INT8OID, 1, DLOCK_MAX_TICKET},
+	[DLOCK_QUEUE_GRANTED] = {"granted", BOOLOID},
+	[DLOCK_QUEUE_MODE] = {"mode", TEXTOID, 1, NAMEDATALEN},
+	[DLOCK_QUEUE_SLOTS] = {"slots", INT4OID, 1, INT_MAX, .nullable = true},
+	[DLOCK_QUEUE_PERMITS] = {"permits", INT4OID, 1, INT_MAX},
+	[DLOCK_QUEUE_OWNER] = {"owner", TEXTOID, 0, DLOCK_MAX_INFO, .nullable = true},
+	[DLOCK_QUEUE_INFO] = {"info", TEXTOID, 0, DLOCK_MAX_INFO, .nullable = true},
+	[DLOCK_QUEUE_CHANNEL] = {"channel", TEXTOID, 1, NAMEDATALEN - 1,
+		.nullable = true},
+	[DLOCK_QUEUE_ROLE] = {"role", OIDOID},
+	[DLOCK_QUEUE_ROLE_NAME] = {"role_name", NAMEOID},
 	[DLOCK_QUEUE_ENQUEUED_AT] = {"enqueued_at", TIMESTAMPTZOID,
-		DLOCK_NOT_NULL, is_time},
+		MIN_TIMESTAMP, END_TIMESTAMP},
 	[DLOCK_QUEUE_GRANTED_AT] = {"granted_at", TIMESTAMPTZOID,
-		DLOCK_CAN_BE_NULL, is_time},
-	[DLOCK_QUEUE_TTL] = {"ttl", INTERVALOID, DLOCK_CAN_BE_NULL, is_ttl},
+		MIN_TIMESTAMP, END_TIMESTAMP, .nullable = true},
+	[DLOCK_QUEUE_TTL] = {"ttl", INTERVALOID, DLOCK_MIN_TTL, MAX_TTL,
+		.nullable = true},
 	[DLOCK_QUEUE_DURABILITY] = {"durability", INT4OID,
-		DLOCK_NOT_NULL, is_durability},
-	[DLOCK_QUEUE_SYSTEM] = {"system", INT8OID, DLOCK_NOT_NULL, NULL},
-	[DLOCK_QUEUE_DATABASE] = {"database", OIDOID, DLOCK_NOT_NULL, NULL}
+		SYNCHRONOUS_COMMIT_OFF, SYNCHRONOUS_COMMIT_REMOTE_APPLY},
+	[DLOCK_QUEUE_SYSTEM] = {"system", INT8OID, PG_INT64_MIN, PG_INT64_MAX},
+	[DLOCK_QUEUE_DATABASE] = {"database", OIDOID}
 };
 
 static const DlockColumn lease_columns[] = {
-	[DLOCK_LEASE_LEASE] = {"lease", INT8OID, DLOCK_NOT_NULL, is_number},
-	[DLOCK_LEASE_TTL] = {"ttl", INTERVALOID, DLOCK_NOT_NULL, is_ttl},
-	[DLOCK_LEASE_DELAY] = {"delay", INTERVALOID, DLOCK_CAN_BE_NULL, is_ttl},
-	[DLOCK_LEASE_DELAYED] = {"delayed", BOOLOID, DLOCK_NOT_NULL, NULL},
-	[DLOCK_LEASE_INFO] = {"info", TEXTOID, DLOCK_CAN_BE_NULL, is_info},
-	[DLOCK_LEASE_ROLE] = {"role", OIDOID, DLOCK_NOT_NULL, NULL},
-	[DLOCK_LEASE_ROLE_NAME] = {"role_name", NAMEOID, DLOCK_NOT_NULL, NULL},
+	[DLOCK_LEASE_LEASE] = {"lease", INT8OID, 1, DLOCK_MAX_TICKET},
+	[DLOCK_LEASE_TTL] = {"ttl", INTERVALOID, DLOCK_MIN_TTL, MAX_TTL},
+	[DLOCK_LEASE_DELAY] = {"delay", INTERVALOID, DLOCK_MIN_TTL, MAX_TTL,
+		.nullable = true},
+	[DLOCK_LEASE_DELAYED] = {"delayed", BOOLOID},
+	[DLOCK_LEASE_INFO] = {"info", TEXTOID, 0, DLOCK_MAX_INFO, .nullable = true},
+	[DLOCK_LEASE_ROLE] = {"role", OIDOID},
+	[DLOCK_LEASE_ROLE_NAME] = {"role_name", NAMEOID},
 	[DLOCK_LEASE_OPENED_AT] = {"opened_at", TIMESTAMPTZOID,
-		DLOCK_NOT_NULL, is_time},
+		MIN_TIMESTAMP, END_TIMESTAMP},
 	[DLOCK_LEASE_DURABILITY] = {"durability", INT4OID,
-		DLOCK_NOT_NULL, is_durability},
-	[DLOCK_LEASE_SYSTEM] = {"system", INT8OID, DLOCK_NOT_NULL, NULL},
-	[DLOCK_LEASE_DATABASE] = {"database", OIDOID, DLOCK_NOT_NULL, NULL}
+		SYNCHRONOUS_COMMIT_OFF, SYNCHRONOUS_COMMIT_REMOTE_APPLY},
+	[DLOCK_LEASE_SYSTEM] = {"system", INT8OID, PG_INT64_MIN, PG_INT64_MAX},
+	[DLOCK_LEASE_DATABASE] = {"database", OIDOID}
 };
 
 StaticAssertDecl(lengthof(queue_columns) == DLOCK_QUEUE_NUM_COLUMNS,
@@ -153,9 +90,9 @@ StaticAssertDecl(lengthof(lease_columns) == DLOCK_LEASE_NUM_COLUMNS,
 
 const DlockShape dlock_shapes[DLOCK_NUM_TABLES] = {
 	[DLOCK_TABLE_QUEUE] = {"dlock_queue", queue_columns,
-		DLOCK_QUEUE_NUM_COLUMNS, DLOCK_QUEUE_SYSTEM, DLOCK_QUEUE_DATABASE},
+		DLOCK_QUEUE_NUM_COLUMNS},
 	[DLOCK_TABLE_LEASES] = {"dlock_queue_lease", lease_columns,
-		DLOCK_LEASE_NUM_COLUMNS, DLOCK_LEASE_SYSTEM, DLOCK_LEASE_DATABASE}
+		DLOCK_LEASE_NUM_COLUMNS}
 };
 
 void
@@ -171,9 +108,9 @@ dlock_shape_raise_changed(Relation relation, const char *detail)
 
 /* The number of a column; raises 55000 if there is none of this type. */
 int
-dlock_find_column(Relation relation, const char *name, Oid type)
+dlock_find_column(Relation relation, TupleDesc descriptor, const char *name,
+				  Oid type)
 {
-	TupleDesc	descriptor = RelationGetDescr(relation);
 	int			column = SPI_fnumber(descriptor, name);
 
 	if (column <= 0 || SPI_gettypeid(descriptor, column) != type)
@@ -185,12 +122,12 @@ dlock_find_column(Relation relation, const char *name, Oid type)
 
 /* The value of a row's column; raises 55000 for a null, too. */
 Datum
-dlock_get_column(Relation relation, HeapTuple row, const char *name, Oid type)
+dlock_get_column(Relation relation, TupleDesc descriptor, HeapTuple row,
+				 const char *name, Oid type)
 {
+	int			column = dlock_find_column(relation, descriptor, name, type);
 	bool		is_null;
-	Datum		datum = heap_getattr(row,
-									 dlock_find_column(relation, name, type),
-									 RelationGetDescr(relation), &is_null);
+	Datum		datum = heap_getattr(row, column, descriptor, &is_null);
 
 	if (is_null)
 		dlock_shape_raise_changed(relation,
@@ -201,46 +138,15 @@ dlock_get_column(Relation relation, HeapTuple row, const char *name, Oid type)
 
 /* Raise 55000 for a row that dlock cannot have written. */
 static void
-raise_row(Relation relation, const char *row, const char *column)
+raise_row(const char *table, const char *row, const char *column)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("table \"%s\" has a row that extension \"%s\" has not written",
-					RelationGetRelationName(relation), "dlock"),
+					table, "dlock"),
 			 errdetail("Column \"%s\" cannot have the value that it has in the row of %s.",
 					   column, row),
 			 errhint("Set it right with UPDATE, or DELETE the row, which ends what it stands for.")));
-}
-
-static void
-check_column(Relation relation, const DlockColumn *column, int place)
-{
-	TupleDesc	descriptor = RelationGetDescr(relation);
-	Form_pg_attribute attribute = place < descriptor->natts ?
-		TupleDescAttr(descriptor, place) : NULL;
-
-	if (attribute == NULL || attribute->attisdropped ||
-		strcmp(NameStr(attribute->attname), column->name) != 0)
-		dlock_shape_raise_changed(relation,
-								  psprintf(_("Its column %d is not \"%s\" of type %s."),
-										   place + 1, column->name,
-										   format_type_be(column->type)));
-	if (attribute->atttypid != column->type || attribute->attgenerated != '\0')
-		dlock_shape_raise_changed(relation,
-								  psprintf(_("Column \"%s\" is of type %s instead of %s, or generated."),
-										   column->name,
-										   format_type_be(attribute->atttypid),
-										   format_type_be(column->type)));
-	if (attribute->attnotnull != (column->needed == DLOCK_NOT_NULL))
-		dlock_shape_raise_changed(relation,
-								  psprintf(attribute->attnotnull ?
-										   _("Column \"%s\" must not be null.") :
-										   _("Column \"%s\" can be null."),
-										   column->name));
-	if (attribute->atthasdef || attribute->attidentity != '\0')
-		dlock_shape_raise_changed(relation,
-								  psprintf(_("Column \"%s\" has a default."),
-										   column->name));
 }
 
 static void
@@ -248,16 +154,29 @@ check_columns(Relation relation, const DlockShape *shape)
 {
 	TupleDesc	descriptor = RelationGetDescr(relation);
 
-	for (int i = 0; i < shape->num_columns; i++)
-		check_column(relation, &shape->columns[i], i);
-	for (int a = shape->num_columns; a < descriptor->natts; a++)
+	for (int i = 0; i < Max(descriptor->natts, shape->num_columns); i++)
 	{
-		Form_pg_attribute attribute = TupleDescAttr(descriptor, a);
+		Form_pg_attribute found = i < descriptor->natts ?
+			TupleDescAttr(descriptor, i) : NULL;
+		const DlockColumn *column = &shape->columns[i];
 
-		if (!attribute->attisdropped)
+		if (i >= shape->num_columns)
+		{
+			if (!found->attisdropped)
+				dlock_shape_raise_changed(relation,
+										  psprintf(_("It has a column \"%s\" that was added."),
+												   NameStr(found->attname)));
+		}
+		else if (found == NULL || found->attisdropped ||
+				 strcmp(NameStr(found->attname), column->name) != 0 ||
+				 found->atttypid != column->type ||
+				 found->attnotnull == column->nullable ||
+				 found->atthasdef || found->attidentity != '\0')
 			dlock_shape_raise_changed(relation,
-									  psprintf(_("It has a column \"%s\" that was added."),
-											   NameStr(attribute->attname)));
+									  psprintf(_("Its column %d is not \"%s\" of type %s, %s, without a default."),
+											   i + 1, column->name,
+											   format_type_be(column->type),
+											   column->nullable ? "nullable" : "NOT NULL"));
 	}
 	if (descriptor->constr && descriptor->constr->num_check > 0)
 		dlock_shape_raise_changed(relation, _("It has a CHECK constraint."));
@@ -410,7 +329,7 @@ dlock_shape_check(Relation relation, const DlockShape *shape)
 		dlock_shape_raise_changed(relation, _("It inherits, or is inherited from."));
 }
 
-/* Raises 55000 for a null in a column that must have a value. */
+/* Take a row apart; the values are in the tuple. */
 void
 dlock_shape_take_row(Relation relation, const DlockShape *shape,
 					 HeapTuple tuple, DlockStored *row)
@@ -418,17 +337,14 @@ dlock_shape_take_row(Relation relation, const DlockShape *shape,
 	Datum		values[MaxHeapAttributeNumber];
 	bool		nulls[MaxHeapAttributeNumber];
 
-	Assert(shape->num_columns >= DLOCK_LEASE_NUM_COLUMNS);
+	/* dropped columns may follow */
 	heap_deform_tuple(tuple, RelationGetDescr(relation), values, nulls);
-	for (int i = 0; i < shape->num_columns; i++)
-	{
-		row->values[i] = nulls[i] ? (Datum) 0 : values[i];
-		row->nulls[i] = nulls[i];
-		if (nulls[i] && shape->columns[i].needed == DLOCK_NOT_NULL)
-			dlock_shape_raise_changed(relation,
-									  psprintf(_("A row has a null in column \"%s\"."),
-											   shape->columns[i].name));
-	}
+	memcpy(row->values, values, shape->num_columns * sizeof(Datum));
+	memcpy(row->nulls, nulls, shape->num_columns * sizeof(bool));
+	row->system = (uint64) DatumGetInt64(values[shape->num_columns - 2]);
+	row->database = DatumGetObjectId(values[shape->num_columns - 1]);
+	row->is_foreign = row->system != GetSystemIdentifier() ||
+		row->database != MyDatabaseId;
 }
 
 /* Raise 55000 for a row with this name in column "key". */
@@ -439,36 +355,50 @@ dlock_raise_named_row(Relation relation, const char *key, const text *name,
 	int			length = pg_mbcliplen(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name),
 									  DLOCK_MAX_NAME);
 
-	raise_row(relation,
+	raise_row(RelationGetRelationName(relation),
 			  psprintf("%s \"%.*s\"", key, length, VARDATA_ANY(name)), column);
 }
 
 /* Raise 55000 for a row of a table of leases. */
 void
-dlock_shape_raise_row(Relation relation, const DlockShape *shape,
-					  const DlockStored *row, int column)
+dlock_shape_raise_row(const DlockShape *shape, const DlockStored *row,
+					  int column)
 {
-	raise_row(relation,
+	raise_row(shape->name,
 			  psprintf("%s %lld", shape->columns[0].name,
 					   (long long) DatumGetInt64(row->values[0])),
 			  shape->columns[column].name);
 }
 
-static void
-check_permits(Relation relation, const DlockShape *shape,
-			  const DlockStored *row)
+static bool
+is_valid(const DlockColumn *column, Datum value)
 {
-	DlockMode	mode;
-	bool		has_slots = !row->nulls[DLOCK_QUEUE_SLOTS];
-	int32		slots = DatumGetInt32(row->values[DLOCK_QUEUE_SLOTS]);
-	int32		permits = DatumGetInt32(row->values[DLOCK_QUEUE_PERMITS]);
+	int64		number;
 
-	(void) dlock_mode_by_name(TextDatumGetCString(row->values[DLOCK_QUEUE_MODE]),
-							  &mode);
-	if (has_slots != (mode == DLOCK_SLOTS) || (has_slots && slots < 1))
-		dlock_shape_raise_row(relation, shape, row, DLOCK_QUEUE_SLOTS);
-	if (permits < 1 || permits > (has_slots ? slots : 1))
-		dlock_shape_raise_row(relation, shape, row, DLOCK_QUEUE_PERMITS);
+	switch (column->type)
+	{
+		case INT4OID:
+			number = DatumGetInt32(value);
+			break;
+		case INT8OID:
+			number = DatumGetInt64(value);
+			break;
+		case TIMESTAMPTZOID:
+			number = DatumGetTimestampTz(value);
+			break;
+		case INTERVALOID:
+			number = DatumGetIntervalP(value)->time;
+			if (DatumGetIntervalP(value)->month != 0 ||
+				DatumGetIntervalP(value)->day != 0)
+				return false;
+			break;
+		case TEXTOID:
+			number = toast_raw_datum_size(value) - VARHDRSZ;
+			break;
+		default:
+			return true;
+	}
+	return number >= column->min && number <= column->max;
 }
 
 /*
@@ -476,27 +406,28 @@ check_permits(Relation relation, const DlockShape *shape,
  * and a time of grant if and only if it is granted.
  */
 static void
-check_ticket_row(Relation relation, const DlockShape *shape,
-				 const DlockStored *row)
+check_ticket_row(const DlockShape *shape, const DlockStored *row)
 {
-	bool		is_own = DatumGetInt64(row->values[DLOCK_QUEUE_LEASE]) ==
-		DatumGetInt64(row->values[DLOCK_QUEUE_TICKET]);
+	const Datum *values = row->values;
+	const bool *nulls = row->nulls;
+	bool		has_slots = !nulls[DLOCK_QUEUE_SLOTS];
+	DlockMode	mode;
 
-	if (row->nulls[DLOCK_QUEUE_TTL] == is_own)
-		dlock_shape_raise_row(relation, shape, row, DLOCK_QUEUE_TTL);
-	if (row->nulls[DLOCK_QUEUE_GRANTED_AT] ==
-		DatumGetBool(row->values[DLOCK_QUEUE_GRANTED]))
-		dlock_shape_raise_row(relation, shape, row, DLOCK_QUEUE_GRANTED_AT);
-	check_permits(relation, shape, row);
-}
-
-static void
-check_lease_row(Relation relation, const DlockShape *shape,
-				const DlockStored *row)
-{
-	if (DatumGetBool(row->values[DLOCK_LEASE_DELAYED]) &&
-		row->nulls[DLOCK_LEASE_DELAY])
-		dlock_shape_raise_row(relation, shape, row, DLOCK_LEASE_DELAYED);
+	if (!dlock_mode_by_name(TextDatumGetCString(values[DLOCK_QUEUE_MODE]),
+							&mode))
+		dlock_shape_raise_row(shape, row, DLOCK_QUEUE_MODE);
+	if (nulls[DLOCK_QUEUE_TTL] ==
+		(DatumGetInt64(values[DLOCK_QUEUE_LEASE]) ==
+		 DatumGetInt64(values[DLOCK_QUEUE_TICKET])))
+		dlock_shape_raise_row(shape, row, DLOCK_QUEUE_TTL);
+	if (nulls[DLOCK_QUEUE_GRANTED_AT] ==
+		DatumGetBool(values[DLOCK_QUEUE_GRANTED]))
+		dlock_shape_raise_row(shape, row, DLOCK_QUEUE_GRANTED_AT);
+	if (has_slots != (mode == DLOCK_SLOTS))
+		dlock_shape_raise_row(shape, row, DLOCK_QUEUE_SLOTS);
+	if (DatumGetInt32(values[DLOCK_QUEUE_PERMITS]) >
+		(has_slots ? DatumGetInt32(values[DLOCK_QUEUE_SLOTS]) : 1))
+		dlock_shape_raise_row(shape, row, DLOCK_QUEUE_PERMITS);
 }
 
 /*
@@ -504,49 +435,40 @@ check_lease_row(Relation relation, const DlockShape *shape,
  * Of a foreign row, only the number is checked.
  */
 void
-dlock_shape_check_row(Relation relation, const DlockShape *shape,
-					  const DlockStored *row)
+dlock_shape_check_row(const DlockShape *shape, const DlockStored *row)
 {
 	for (int i = 0; i < (row->is_foreign ? 1 : shape->num_columns); i++)
 	{
-		if (!row->nulls[i] && shape->columns[i].is_valid &&
-			!shape->columns[i].is_valid(row->values[i]))
-			dlock_shape_raise_row(relation, shape, row, i);
+		/* PostgreSQL 18 has NOT NULL constraints that rows may violate */
+		if (row->nulls[i] ? !shape->columns[i].nullable :
+			!is_valid(&shape->columns[i], row->values[i]))
+			dlock_shape_raise_row(shape, row, i);
 	}
 	if (row->is_foreign)
 		return;
 	if (shape == &dlock_shapes[DLOCK_TABLE_QUEUE])
-		check_ticket_row(relation, shape, row);
-	else
-		check_lease_row(relation, shape, row);
+		check_ticket_row(shape, row);
+	else if (DatumGetBool(row->values[DLOCK_LEASE_DELAYED]) &&
+			 row->nulls[DLOCK_LEASE_DELAY])
+		dlock_shape_raise_row(shape, row, DLOCK_LEASE_DELAYED);
 }
 
-bool
-dlock_shape_is_foreign(const DlockShape *shape, const DlockStored *row)
-{
-	return (uint64) DatumGetInt64(row->values[shape->system]) !=
-		GetSystemIdentifier() ||
-		DatumGetObjectId(row->values[shape->database]) != MyDatabaseId;
-}
-
-/* Raise 55000 if a table's shape differs; a locked one is skipped. */
+/*
+ * Raise 55000 if a table's shape differs; a locked one is skipped.  The caller
+ * then raises another error, which releases the locks.
+ */
 void
 dlock_rows_check(DlockSpace *space)
 {
 	for (int i = 0; i < DLOCK_NUM_TABLES; i++)
 	{
 		Oid			id = dlock_relation(space, dlock_shapes[i].name);
-		Relation	relation;
+		Relation	relation = ConditionalLockRelationOid(id, AccessShareLock) ?
+			try_relation_open(id, NoLock) : NULL;
 
-		if (!ConditionalLockRelationOid(id, AccessShareLock))
-			continue;
-		relation = try_relation_open(id, NoLock);
 		if (relation == NULL)
-		{
-			UnlockRelationOid(id, AccessShareLock);
 			continue;
-		}
 		dlock_shape_check(relation, &dlock_shapes[i]);
-		relation_close(relation, AccessShareLock);
+		relation_close(relation, NoLock);
 	}
 }

@@ -14,48 +14,38 @@
 
 #define DLOCK_NUM_TABLES	2
 
-typedef enum DlockNeed
-{
-	DLOCK_NOT_NULL,
-	DLOCK_CAN_BE_NULL
-} DlockNeed;
-
 /* A column that a table must have */
 typedef struct DlockColumn
 {
 	const char *name;
 	Oid			type;
-	DlockNeed	needed;
-	bool		(*is_valid) (Datum value);	/* NULL: any value is valid */
+	int64		min;			/* of numbers, times and texts' lengths */
+	int64		max;
+	bool		nullable;
 } DlockColumn;
 
-/* A table's shape; the first column is the row's number */
+/* A table's shape; the last columns are the row's system and database */
 typedef struct DlockShape
 {
 	const char *name;
-	const DlockColumn *columns;
+	const DlockColumn *columns; /* the first is the row's number */
 	int			num_columns;
-	int			system;			/* its column */
-	int			database;
 } DlockShape;
 
 extern const DlockShape dlock_shapes[DLOCK_NUM_TABLES];
 
-extern Oid dlock_lock_name_index(Relation relation, AttrNumber name);
 extern void dlock_shape_raise_changed(Relation relation, const char *detail);
 extern Oid	dlock_shape_key_index(Relation relation);
 extern void dlock_shape_check(Relation relation, const DlockShape *shape);
 extern void dlock_shape_take_row(Relation relation, const DlockShape *shape,
 								 HeapTuple tuple, DlockStored *row);
-extern void dlock_shape_raise_row(Relation relation, const DlockShape *shape,
+extern void dlock_shape_raise_row(const DlockShape *shape,
 								  const DlockStored *row, int column);
-extern void dlock_shape_check_row(Relation relation, const DlockShape *shape,
+extern void dlock_shape_check_row(const DlockShape *shape,
 								  const DlockStored *row);
-extern bool dlock_shape_is_foreign(const DlockShape *shape,
-								   const DlockStored *row);
 
 /* load_rows.c */
-#define DLOCK_ROWS_AT_ONCE	500 /* per step of a load, a few milliseconds */
+#define DLOCK_ROWS_AT_ONCE	500 /* per step, which takes less than a worker's start */
 
 /* In this order */
 typedef enum DlockLoadPart

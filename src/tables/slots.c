@@ -28,20 +28,19 @@ int32
 dlock_slots_take_row(DlockSpace *space, Relation table, HeapTuple row,
 					 DlockKey *key)
 {
-	bool		no_slots;
-	Datum		slots = heap_getattr(row,
-									 dlock_find_column(table, "slots", INT4OID),
-									 RelationGetDescr(table), &no_slots);
-	text	   *name = DatumGetTextPP(dlock_get_column(table, row, "name",
-													   TEXTOID));
+	TupleDesc	columns = RelationGetDescr(table);
+	text	   *name = DatumGetTextPP(dlock_get_column(table, columns, row,
+													   "name", TEXTOID));
+	int32		slots = DatumGetInt32(dlock_get_column(table, columns, row,
+													   "slots", INT4OID));
 
 	if (VARSIZE_ANY_EXHDR(name) == 0 ||
 		VARSIZE_ANY_EXHDR(name) > DLOCK_MAX_NAME)
 		dlock_raise_named_row(table, "name", name, "name");
-	if (no_slots || DatumGetInt32(slots) < 1)
+	if (slots < 1)
 		dlock_raise_named_row(table, "name", name, "slots");
 	dlock_key_fill(key, space, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
-	return DatumGetInt32(slots);
+	return slots;
 }
 
 /*
@@ -100,21 +99,16 @@ dlock_slots_open(DlockSpace *space)
 int32
 dlock_slots_find(DlockSpace *space, Relation table, const DlockKey *key)
 {
-	int			column = dlock_find_column(table, "name", TEXTOID);
-	Oid			index = dlock_lock_name_index(table, column);
-	ScanKeyData scan_key;
+	int			column = dlock_find_column(table, RelationGetDescr(table),
+										   "name", TEXTOID);
 	SysScanDesc scan;
 	HeapTuple	row;
 	DlockKey	found;
 	int32		slots = 0;
 
 	dlock_check_permanent(table);
-	ScanKeyInit(&scan_key, column, BTEqualStrategyNumber, F_TEXTEQ,
-				PointerGetDatum(cstring_to_text_with_len(key->name,
-														 key->length)));
 	/* a new snapshot, which sees this transaction's changes */
-	scan = systable_beginscan(table, index, OidIsValid(index), NULL, 1,
-							  &scan_key);
+	scan = dlock_begin_name_scan(table, column, key, NULL);
 	row = systable_getnext(scan);
 	if (HeapTupleIsValid(row))
 		slots = dlock_slots_take_row(space, table, row, &found);

@@ -8,9 +8,11 @@
 #ifndef DLOCK_TABLES_H
 #define DLOCK_TABLES_H
 
+#include "access/genam.h"
 #include "access/htup.h"
 #include "storage/lock.h"
 #include "utils/relcache.h"
+#include "utils/snapshot.h"
 
 #include "shared/shared.h"
 
@@ -67,6 +69,8 @@ typedef struct DlockStored
 {
 	Datum		values[DLOCK_MAX_COLUMNS];
 	bool		nulls[DLOCK_MAX_COLUMNS];
+	uint64		system;
+	Oid			database;
 	bool		is_foreign;		/* of another system or database */
 } DlockStored;
 
@@ -103,7 +107,7 @@ extern char *dlock_describe_holders(Oid table, LOCKMODE mode);
 /* write.c */
 extern bool dlock_rows_begin(DlockSpace *space);
 extern int	dlock_rows_write(const DlockImage *images, int count);
-extern void dlock_rows_remove_dead(void);
+extern void dlock_rows_remove_dead(DlockSpace *space);
 extern void dlock_rows_commit(void);
 extern Oid	dlock_rows_awaited(void);
 extern bool dlock_rows_tell_of_lock(const char *database);
@@ -114,12 +118,16 @@ extern void dlock_close_committed(Relation table);
 extern uint64 dlock_rows_estimate(DlockSpace *space, DlockTable which);
 extern void dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind,
 							uint64 max, DlockStoredRows *rows);
+extern SysScanDesc dlock_begin_name_scan(Relation relation, AttrNumber column,
+										 const DlockKey *key,
+										 Snapshot snapshot);
 extern bool dlock_rows_have_name(DlockSpace *space, const DlockKey *key);
 
 /* shape.c */
-extern int	dlock_find_column(Relation relation, const char *name, Oid type);
-extern Datum dlock_get_column(Relation relation, HeapTuple row,
+extern int	dlock_find_column(Relation relation, TupleDesc descriptor,
 							  const char *name, Oid type);
+extern Datum dlock_get_column(Relation relation, TupleDesc descriptor,
+							  HeapTuple row, const char *name, Oid type);
 extern void dlock_raise_named_row(Relation relation, const char *key,
 								  const text *name, const char *column);
 extern void dlock_rows_check(DlockSpace *space);

@@ -256,9 +256,9 @@ write_image(Table *table, const DlockImage *image)
 		fill_lease(table, image);
 	else
 		fill_ticket(table, image);
-	set(table, table->shape->system, false,
+	set(table, table->shape->num_columns - 2, false,
 		Int64GetDatum((int64) GetSystemIdentifier()));
-	set(table, table->shape->database, false, ObjectIdGetDatum(MyDatabaseId));
+	set(table, table->shape->num_columns - 1, false, ObjectIdGetDatum(MyDatabaseId));
 	write_row(table, number, image->had_row);
 }
 
@@ -443,74 +443,41 @@ dlock_rows_write(const DlockImage *images, int count)
 	return dead;
 }
 
-/* A lease with a row of this system and database */
-typedef struct LeaseSeen
-{
-	int64		number;			/* key */
-	bool		delayed;
-} LeaseSeen;
-
-/* Is the row's lease or ticket alive?  Notes leases for their tickets. */
-static bool
-is_alive(DlockTable which, const DlockStored *row, HTAB *leases)
-{
-	LeaseSeen  *lease;
-
-	if (which == DLOCK_TABLE_LEASES)
-	{
-		lease = hash_search(leases, &row->values[DLOCK_LEASE_LEASE],
-							HASH_ENTER, NULL);
-		lease->delayed = DatumGetBool(row->values[DLOCK_LEASE_DELAYED]);
-		return true;
-	}
-	if (!row->nulls[DLOCK_QUEUE_TTL])
-		return true;
-	lease = hash_search(leases, &row->values[DLOCK_QUEUE_LEASE],
-						HASH_FIND, NULL);
-	return lease && (DatumGetBool(row->values[DLOCK_QUEUE_GRANTED]) ||
-					 !lease->delayed);
-}
-
+/* Delete rows without a record, such as those of a copy. */
 static void
-remove_dead(DlockTable which, HTAB *leases)
+remove_dead(DlockSpace *space, DlockTable which)
 {
-	Relation	relation = relations[which];
-	const DlockShape *shape = &dlock_shapes[which];
-	SysScanDesc scan = systable_beginscan(relation, InvalidOid, false,
+	SysScanDesc scan = systable_beginscan(relations[which], InvalidOid, false,
 										  GetActiveSnapshot(), 0, NULL);
 	HeapTuple	tuple;
 
 	while ((tuple = systable_getnext(scan)) != NULL)
 	{
+		int			before = dlock_record_begin_uses();
 		DlockStored row;
+		DlockLease *lease;
+		DlockLeaseTicket *ticket;
 
-		dlock_shape_take_row(relation, shape, tuple, &row);
-		if (dlock_shape_is_foreign(shape, &row) ||
-			!is_alive(which, &row, leases))
-			CatalogTupleDelete(relation, &tuple->t_self);
+		dlock_shape_take_row(relations[which], &dlock_shapes[which], tuple,
+							 &row);
+		dlock_id_find(space, DatumGetInt64(row.values[0]), &lease, &ticket);
+		if (row.is_foreign || (lease == NULL && ticket == NULL))
+			CatalogTupleDelete(relations[which], &tuple->t_self);
+		dlock_record_end_uses(before);
 	}
 	systable_endscan(scan);
 }
 
 /*
  * Delete rows of another system or database, and of tickets that ended with
- * their lease.
+ * their lease, which were not loaded.
  */
 void
-dlock_rows_remove_dead(void)
+dlock_rows_remove_dead(DlockSpace *space)
 {
-	HASHCTL		info = {
-		.keysize = sizeof(int64),
-		.entrysize = sizeof(LeaseSeen),
-		.hcxt = CurrentMemoryContext
-	};
-	HTAB	   *leases = hash_create("dlock leases seen", 256, &info,
-									 HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-
 	check_shapes();
-	remove_dead(DLOCK_TABLE_LEASES, leases);
-	remove_dead(DLOCK_TABLE_QUEUE, leases);
-	hash_destroy(leases);
+	remove_dead(space, DLOCK_TABLE_LEASES);
+	remove_dead(space, DLOCK_TABLE_QUEUE);
 }
 
 void
