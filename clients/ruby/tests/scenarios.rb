@@ -206,7 +206,10 @@ row :session_acquire_release do
     lock.info = 'changed'
     expect(ADMIN.call("SELECT info FROM dlock_locks WHERE name = 'plain'"), 'changed')
     lock.downgrade
+    expect(ADMIN.call("SELECT mode FROM dlock_locks WHERE name = 'plain'"), 'shared')
     lock.check
+    expect(lock.held_on_server?)
+    raises(Dlock::WrongState, '55000') { lock.renew }
   end
   expect(ADMIN.left('plain'), 0)
   LOCKS.lock('plain').synchronize { |lock| expect(lock.fence > fence) }
@@ -333,6 +336,14 @@ row :slots do
     big.release
     LOCKS.lock('slots', slots: 3, timeout: 0).synchronize { nil }
   end
+  raises(Dlock::NotAllowed, '42501') { LOCKS.resize('slots', 1) }
+  owner = Dlock::Locks.new(ADMIN.dsn)
+  owner.resize('slots', 1)
+  LOCKS.lock('slots', slots: 3).synchronize do
+    raises(Dlock::LockTimeout) { LOCKS.lock('slots', slots: 3, timeout: 0).acquire }
+  end
+  owner.resize('slots', nil)
+  expect(ADMIN.call('SELECT count(*) FROM dlock_slots'), '0')
 end
 
 row :transaction_commit do
@@ -375,6 +386,45 @@ row :lease_renews do
     expect([ADMIN.free?('lease'), lock.lost?], [false, false])
     wait_until { lock.deadline > deadline }
   end
+  [LOCKS.lock('lease', ttl: LONG), LOCKS.lease(LONG)].each { |kept| renews_with_ttl(kept) }
+  renews_unanswered
+  raises(Dlock::LockLost, '55L01') do
+    LOCKS.lock('lease', ttl: LONG).synchronize do |lock|
+      ADMIN.force(lock.fence)
+      expect(lock.held_on_server?, false)
+      lock.renew
+    end
+  end
+end
+
+def renews_with_ttl(kept)
+  kept.synchronize do
+    lease = kept.is_a?(Dlock::Lease) ? kept.id : kept.fence
+    [2 * LONG, LONG / 2].each do |ttl|
+      before = Dlock.now
+      kept.renew(ttl)
+      expect(ADMIN.call('SELECT extract(epoch FROM ttl)::integer FROM dlock_leases WHERE lease = $1', lease), ttl.to_s)
+      expect(kept.deadline.between?(before + 0.99 * ttl, Dlock.now + 0.99 * ttl))
+    end
+    deadline = kept.deadline
+    kept.renew
+    expect(kept.deadline.between?(deadline, Dlock.now + 0.99 * LONG / 2))
+    raises(Dlock::BadArgument, '22023') { kept.renew(1e12) }
+    expect(kept.instance_variable_get(:@heart).life, 0.99 * LONG / 2)
+  end
+end
+
+# As long as the server has not answered, the shorter ttl counts.
+def renews_unanswered
+  lease = LOCKS.lease(LONG).open
+  lease.info = 'renewed'
+  expect(ADMIN.call('SELECT info FROM dlock_leases WHERE lease = $1', lease.id), 'renewed')
+  order('freeze')
+  renewing = start { lease.renew(SHORT) }
+  told(lease)
+  raises(Dlock::ConnectionLost) { ended(renewing) }
+  order('thaw')
+  ADMIN.until('SELECT count(*) = 0 FROM dlock_leases')
 end
 
 row :lease_deadline do
@@ -409,6 +459,42 @@ row :lease_many do
   end
   expect(ADMIN.call('SELECT count(*) FROM dlock_leases'), '0')
   expect([ADMIN.free?('b'), ADMIN.free?('c')], [true, true])
+
+  # together
+  lease.synchronize do
+    ADMIN.holds('b') do
+      raises(Dlock::LockTimeout, '55P03') { lease.acquire_all(%w[a b], timeout: 0) }
+      expect(ADMIN.free?('a'))
+      # broken off
+      raises_timeout { lease.acquire_all(%w[a b]) }
+      ADMIN.until("SELECT count(*) = 1 FROM dlock_locks WHERE name IN ('a', 'b')")
+    end
+    wait_until { lease.heart.owed.empty? }
+    one, two = lease.acquire_all(%w[b a b], info: 'me')
+    expect([one.name, two.name, ADMIN.call("SELECT ticket, info FROM dlock_locks WHERE name = 'b'")],
+           ['b', 'a', [one.fence.to_s, 'me']])
+    raises(Dlock::WrongState, '55000') { lease.acquire_all(%w[c a]) }
+    one.release
+    expect([ADMIN.free?('a'), ADMIN.free?('b'), ADMIN.free?('c')], [false, true, true])
+    ADMIN.force(two.fence)
+    raises(Dlock::LockLost) { two.release }
+    lease.acquire_all(%w[a b])
+  end
+  expect([ADMIN.free?('a'), ADMIN.free?('b')], [true, true])
+  connected do |db|
+    ADMIN.holds('b') do
+      raises(Dlock::LockTimeout, '55P03') { Dlock.acquire_all(db, %w[a b], timeout: 0) }
+      raises_timeout { Dlock.acquire_all(db, %w[a b]) }
+      expect(ADMIN.free?('a'))
+    end
+    one, two = Dlock.acquire_all(db, %w[b a])
+    expect([one.held_on_server?, two.held_on_server?], [true, true])
+    one.release
+    expect([ADMIN.free?('a'), ADMIN.free?('b')], [false, true])
+    two.release
+    db.transaction { Dlock.acquire_all(db, %w[a b], transaction: true).each(&:release) && expect(ADMIN.left('a'), 1) }
+    expect([ADMIN.left('a'), ADMIN.left('b')], [0, 0])
+  end
 end
 
 row :lease_closed_under_lock do
@@ -971,8 +1057,8 @@ rescue Boom
   nil
 end
 
-# Exceptions of signal handlers, at the wait, and at the client's taking back. Two signals, because Ruby runs the handler
-# once if the same signal comes again before that.
+# Exceptions of signal handlers, at the wait, and at the client's taking back. The signals differ, because Ruby runs a
+# handler once for a signal that comes twice before that.
 def alarms(twice)
   signals = twice ? %w[USR1 USR2] : %w[USR1]
   came = []
@@ -1106,6 +1192,8 @@ end
 
 # As of the gem connection_pool: a pool of one
 class Pool
+  attr_reader :idle
+
   def initialize
     @idle = Queue.new
     @idle << PG.connect(MAIN)
@@ -1113,9 +1201,10 @@ class Pool
 
   def with
     db = @idle.pop
-    yield db
-  ensure
+    result = yield db
     Dlock.reset(db) unless db.finished?
+    result
+  ensure
     @idle << db
   end
 end
@@ -1137,7 +1226,7 @@ row :pool_returned do
   locks = Dlock::Locks.new(pool)
   locks.lock('pool').synchronize do
     expect(ADMIN.call("SELECT pid FROM dlock_locks WHERE name = 'pool'"), pid.to_s)
-    expect(pool.instance_variable_get(:@idle).empty?)
+    expect(pool.idle.empty?)
   end
   expect(ADMIN.free?('pool'))
   expect(pool.with(&:backend_pid), pid)
@@ -1147,6 +1236,19 @@ row :pool_returned do
   end
   # the state of the connection was not known, so that it is a new one
   pool.with { |db| expect(db.exec("SELECT dlock_is_held('pool')").getvalue(0, 0), 'f') }
+
+  # a server that does not answer keeps a connection of an unknown state from its pool for some seconds only
+  pool = Pool.new
+  silent = Dlock::Locks.new(pool, patience: 0)
+  ADMIN.holds('pool') do
+    waiting = start { silent.lock('pool').acquire }
+    ADMIN.until_waits('pool')
+    order('freeze')
+    waiting.raise(Boom)
+    cancelled(waiting)
+    wait_until { !pool.idle.empty? }
+    order('thaw')
+  end
 
   # a function, for a new password at each connection
   Dlock::Locks.new(-> { MAIN }).lock('pool', ttl: LONG).synchronize { expect(ADMIN.left('pool'), 1) }

@@ -17,7 +17,10 @@ module Dlock
 
     # The value of SELECT function(...). The server chooses options that are nil.
     def call(function, *values, **options)
-      statement = Wire.call(function, *values, **options)
+      ask(Wire.call(function, *values, **options))
+    end
+
+    def ask(statement)
       Task.run(stops: false) { Wire.ask(@connection, statement, FOREVER).first }
     end
 
@@ -40,8 +43,11 @@ module Dlock
       Wire.idle?(raw) ? release(answer&.first) : raw.finish
     end
 
-    def release(ticket)
-      Wire.ask(raw, Wire.call('dlock_release_ticket', ticket), Dlock.now + UNDO) if ticket.is_a?(Integer)
+    # A ticket, or an array of them
+    def release(answer)
+      Wire.numbers(answer.to_s).each do |ticket|
+        Wire.ask(raw, Wire.call('dlock_release_ticket', ticket), Dlock.now + UNDO)
+      end
     rescue Error
       nil # its connection is gone
     end
@@ -53,8 +59,8 @@ module Dlock
 
   # Over ActiveRecord. Nothing comes from its query cache.
   class RecordDatabase < Database
-    def call(function, *values, **options)
-      Dlock.translated { execute(*Wire.call(function, *values, **options)) }
+    def ask(statement)
+      Dlock.translated { execute(*statement) }
     end
 
     def request(function, *values, **options)

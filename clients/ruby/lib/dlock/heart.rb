@@ -44,6 +44,32 @@ module Dlock
       @heart&.deadline || FOREVER
     end
 
+    # Renews now, in addition to the heartbeat. A ttl replaces the lease's ttl; until the server has answered, the
+    # shorter one counts.
+    def renew(ttl = nil)
+      check
+      heart = @heart
+      raise WrongState.new("#{self} has no lease of its own", '55000') unless heart && @ttl
+
+      life, interval = ttl ? heart.change(ttl, @interval * ttl / @ttl) : [heart.life, heart.interval]
+      begin
+        kept, sent = send_held(Wire.call('dlock_renew', lease_id, ttl: Seconds.of(ttl)))
+      rescue BadArgument, NotAllowed
+        heart.changed(0, life, interval)
+        raise
+      end
+      lose('the server has ended its lease') unless kept
+      check
+      @interval, @ttl = @interval * ttl / @ttl, ttl if ttl
+      ttl ? heart.changed(sent, heart.life_of(ttl), @interval) : heart.changed(sent, life, interval)
+      nil
+    end
+
+    # For others to read
+    def info=(info)
+      confirm(Wire.call('dlock_set_info', lease_id, info))
+    end
+
     # Calls the block once with the lock or lease, in a thread of its own; at once, if it is lost already.
     def on_lost(&callback)
       look
@@ -84,6 +110,13 @@ module Dlock
 
         @state = after
       end
+    end
+
+    # Sends a call whose false says that it is lost.
+    def confirm(statement)
+      check
+      lose('the server has ended it') unless send_held(statement).first
+      check
     end
 
     def begin_wait
@@ -170,7 +203,7 @@ module Dlock
   class Heart
     MARGIN = 0.01
 
-    attr_reader :id, :interval, :deadline, :members, :owed
+    attr_reader :id, :life, :interval, :deadline, :members, :owed
     attr_accessor :due
 
     @all = {}.compare_by_identity
@@ -204,7 +237,7 @@ module Dlock
     def initialize(source, kept, id, sent, ttl, interval)
       @id = id
       @interval = interval
-      @life = ttl * (1 - MARGIN)
+      @life = life_of(ttl)
       @deadline = sent + @life
       @due = Dlock.now + interval
       @members = { kept => nil }.compare_by_identity
@@ -214,6 +247,34 @@ module Dlock
         @pulse = Pulse.all[source.key] ||= Pulse.new(source)
         @pulse.hearts[self] = true
         Heart.watch
+      end
+    end
+
+    # How long a ttl keeps the lease, for the client
+    def life_of(ttl)
+      ttl * (1 - MARGIN)
+    end
+
+    # Another ttl is requested: until the server has answered, the shorter one counts. Returns what counted before.
+    def change(ttl, interval)
+      Dlock.guarded do
+        before = [@life, @interval]
+        @life = [@life, life_of(ttl)].min
+        @interval = [@interval, interval].min
+        @deadline = [@deadline, Dlock.now + @life].min
+        @due = [@due, Dlock.now + @interval].min
+        MOVED.broadcast
+        before
+      end
+    end
+
+    def changed(sent, life, interval)
+      Dlock.guarded do
+        @life = life
+        @interval = interval
+        @deadline = [@deadline, sent + life].max unless over
+        @due = Dlock.now + interval
+        MOVED.broadcast
       end
     end
 
@@ -246,7 +307,7 @@ module Dlock
       finish('its lease is closed') if last
     end
 
-    # Has the heartbeat undo a request that may have been left behind.
+    # Has the heartbeat undo a request that may have been left behind. Requests for several locks have no owner.
     def owe(name, owner)
       @owed[[name, owner]] = true
       MOVED.broadcast
@@ -273,6 +334,9 @@ module Dlock
     # request is over, and still waits.
     TAKE_BACK = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)' \
                 " WHERE owner = $2 AND scope = 'lease' AND role = current_user"
+    # The same for a request for several locks
+    TAKE_BACK_OF_LEASE = 'SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)' \
+                         ' WHERE lease = $2 AND owner IS NULL'
 
     @all = {}
 
@@ -341,10 +405,10 @@ module Dlock
     def serve(due)
       renew(due)
       due.map do |heart|
-        GUARD.synchronize { heart.owed.keys }.map do |request|
-          next false if ask(TAKE_BACK, *request).first == false
+        GUARD.synchronize { heart.owed.keys }.map do |name, owner|
+          next false if ask(owner ? TAKE_BACK : TAKE_BACK_OF_LEASE, name, owner || heart.id).first == false
 
-          GUARD.synchronize { heart.owed.delete(request) }
+          GUARD.synchronize { heart.owed.delete([name, owner]) }
         end.all?
       end.all?
     end

@@ -44,6 +44,11 @@ module Dlock
       PG::TextEncoder::Array.new.encode(items)
     end
 
+    # From an array of the server
+    def numbers(text)
+      text.scan(/\d+/).map { |number| Integer(number) }
+    end
+
     def row(result)
       return [] if result.nil? || result.ntuples.zero?
 
@@ -163,8 +168,16 @@ module Dlock
     def from_pool
       @given.public_send(@given.respond_to?(:with_connection) ? :with_connection : :with) do |lent|
         raw = lent.respond_to?(:raw_connection) ? lent.raw_connection : lent
-        yield raw, -> { lent.respond_to?(:throw_away!) ? lent.throw_away! : raw.reset }
+        yield raw, -> { lent.respond_to?(:throw_away!) ? lent.throw_away! : reset(raw) }
       end
+    end
+
+    # The pool gets it back even if the server does not answer: then it is not connected.
+    def reset(raw)
+      connecting = Task.thread { raw.reset }
+      connecting.join(GRACE)
+    ensure
+      connecting&.kill
     end
   end
 

@@ -68,18 +68,28 @@ module Dlock
       nil
     end
 
-    # For others to read
-    def info=(info)
-      confirm('dlock_set_info', info)
-    end
-
     # From exclusive to shared
     def downgrade
-      confirm('dlock_downgrade')
+      confirm(Wire.call('dlock_downgrade', @fence))
+    end
+
+    # Asks the server. The answer may be outdated; to be sure, guard.
+    def held_on_server?
+      held? && send_held(Wire.call('dlock_is_held', @name, lease: (@lease ? @lease.id : @fence if lease?))).first
     end
 
     def to_s
       "lock #{@name.inspect}"
+    end
+
+    # For this package: one of several that were acquired together
+    def hold(fence, heart = nil)
+      turn('not held', 'asked for')
+      begin_wait
+      @fence = fence
+      Dlock.guarded { (@heart = heart).join(self, @name, fence) } if heart
+      begin_hold
+      self
     end
 
     private
@@ -260,6 +270,7 @@ module Dlock
       end
     ensure
       @line.close
+      @lease&.released(@name) unless @asked
     end
 
     def let_session_go(release)
@@ -273,27 +284,36 @@ module Dlock
       raise LockLost.new(@loss, '55L01') if @loss
     end
 
-    # Sends a call whose false says that the lock is lost.
-    def confirm(function, *values)
-      check
-      statement = Wire.call(function, @fence, *values)
-      kept = if @database
-               @database.call(function, @fence, *values)
-             elsif @lease
-               Task.run(stops: false) { @lease.use { |line| line.ask(statement, till: deadline).first } }
-             else
-               Task.run(stops: false) { confirm_here(statement) }
-             end
-      lose('the server has ended it') unless kept
-      check
-      kept
+    def lease_id
+      @fence
     end
 
-    def confirm_here(statement)
-      lease? ? @line.ask(statement, till: deadline).first : @line.ask_once(statement, Dlock.now + GRACE).first
-    ensure
-      @line.close if lease?
+    # Returns the answer, and when the statement was sent.
+    def send_held(statement)
+      return [@database.ask(statement)] if @database
+      return @lease.send_held(statement, deadline) if @lease
+
+      Task.run(stops: false) do
+        next [@line.ask_once(statement, Dlock.now + GRACE).first] unless @ttl
+
+        [@line.ask(statement, till: deadline).first, @line.sent]
+      ensure
+        @line.close if @ttl
+      end
     end
+  end
+
+  # Acquires all of several locks or none on a connection of the program's, in an order that prevents deadlocks. Release
+  # each of them, unless they end with the transaction.
+  def self.acquire_all(connection, names, transaction: false, timeout: nil, shared: nil, info: nil)
+    names = names.uniq
+    locks = names.map { |name| Lock.new(connection, name, transaction: transaction) }
+    fences = Database.for(connection).request("dlock_#{'try_' if timeout}#{'xact_' if transaction}acquire_all",
+                                              Wire.array(names), timeout: Seconds.of(timeout), shared: shared,
+                                                                 info: info)
+    raise LockTimeout.new("not all of #{names} are free", '55P03') unless fences
+
+    locks.zip(Wire.numbers(fences)).map { |lock, fence| lock.hold(fence) }
   end
 
   # For a pool when a connection comes back: rolls back, and releases what was forgotten

@@ -37,6 +37,17 @@ module Dlock
       Election.new(lock(name, ttl: ttl, **options))
     end
 
+    # Sets the number of permits of a lock, which replaces the number in requests; nil restores that number.
+    def resize(name, slots)
+      line = line(name)
+      Task.run do
+        line.ask(Wire.call('dlock_set_slots', name, slots))
+        nil
+      ensure
+        line.close
+      end
+    end
+
     def tickets(near: '')
       Tickets.new(self, near: near)
     end
@@ -77,11 +88,13 @@ module Dlock
       @options = { info: info, delay: Seconds.of(delay) }
       @line = new_line # for all that need not wait
       @free = Box.new(true) # one at a time uses it
+      @together = {} # the names of locks that were acquired together
     end
 
     def open
       turn('not held', 'asked for')
       begin_wait
+      @together.clear
       # a lease whose answer is lost has no locks, and expires
       Task.run(->(_) { shut }) do
         @id = @line.ask(Wire.call('dlock_lease_open', Seconds.of(@ttl), **@options)).first
@@ -122,6 +135,18 @@ module Dlock
       Lock.new(self, name, **options)
     end
 
+    # Acquires all or none, in an order that prevents deadlocks. Release each of them, or close the lease.
+    def acquire_all(names, timeout: nil, shared: nil, info: nil)
+      names = names.uniq
+      all = names.map { |name| lock(name) }
+      till = timeout ? Dlock.now + timeout : FOREVER
+      # as soon as the server answers, the heartbeat undoes what may have been left behind
+      Task.run(->(_) { give_up(names, true) }) do
+        claim(names)
+        take_all(all, names, timeout, till, shared: shared, info: info)
+      end
+    end
+
     # Tickets that keep their places when the connection breaks
     def tickets
       Tickets.new(@locks, near: @near, lease: self)
@@ -156,7 +181,57 @@ module Dlock
       Dlock.guarded { @heart&.owe(name, owner) }
     end
 
+    def released(name)
+      Dlock.guarded { @together.delete(name) }
+    end
+
+    # Returns the answer, and when the statement was sent.
+    def send_held(statement, till = deadline)
+      Task.run(stops: false) { use { |line| [line.ask(statement, till: till).first, line.sent] } }
+    end
+
     private
+
+    def lease_id
+      @id
+    end
+
+    def claim(names)
+      check
+      Dlock.guarded do
+        names.each do |name|
+          raise WrongState.new("#{self} has #{name.inspect} already", '55000') if
+            @together[name] || @heart&.owed&.key?([name, nil])
+        end
+        names.each { |name| @together[name] = true }
+      end
+    end
+
+    def take_all(all, names, timeout, till, **options)
+      line = new_line
+      line.checks = timeout != 0
+      fences = line.ask(till: till + GRACE, limit: FOREVER) do
+        left = Seconds.of(till - Dlock.now) if till < FOREVER
+        Wire.call('dlock_lease_acquire_all', Wire.array(names), @id, timeout: left, **options)
+      end.first
+      heart = @heart
+      all.zip(Wire.numbers(fences)) { |lock, fence| lock.hold(fence, heart) } if heart
+      check
+      all
+    rescue Exception => e # rubocop:disable Lint/RescueException
+      unknown = !e.is_a?(Error) || [Cancelled, ConnectionLost, LockLost, QuorumLate].include?(e.class)
+      give_up(names, line.doubt || unknown)
+      raise
+    ensure
+      line.close
+    end
+
+    def give_up(names, owed)
+      names.each do |name|
+        owe(name, nil) if owed
+        released(name)
+      end
+    end
 
     def after_use
       @line.close if @line.source.pooled?
