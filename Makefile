@@ -30,6 +30,7 @@ OBJS = \
 	src/backend/held.o \
 	src/backend/lease_open.o \
 	src/backend/lessee.o \
+	src/backend/lone_call.o \
 	src/backend/request.o \
 	src/backend/reserve.o \
 	src/backend/result.o \

@@ -54,6 +54,7 @@ process_utility(PlannedStmt *pstmt, const char *queryString,
 	bool		discards_all = IsA(statement, DiscardStmt) &&
 		castNode(DiscardStmt, statement)->target == DISCARD_ALL;
 
+	dlock_lone_call = InvalidOid;
 	if (IsA(statement, TransactionStmt))
 		dlock_cancel_resume();
 	else
@@ -75,6 +76,7 @@ executor_run(COMPAT_EXECUTOR_RUN_PARAMETERS)
 {
 	DlockStatement outer;
 
+	dlock_lone_call = InvalidOid;
 	dlock_cancel_check();
 	dlock_xact_begin_statement(&outer, queryDesc->estate->es_query_cxt);
 	PG_TRY();

@@ -62,7 +62,11 @@ acquire(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 
 	fence = dlock_session_acquire(space, &request, &outcome);
 	if (outcome == DLOCK_ACQUIRED)
+	{
+		if (scope == DLOCK_TRANSACTION && !try)
+			dlock_lone_call_note(fcinfo->flinfo);
 		PG_RETURN_INT64(fence);
+	}
 	if (!try)
 		dlock_raise_timeout(space, &request, request.timeout, outcome);
 	PG_RETURN_NULL();
@@ -372,6 +376,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	dlock_need(fcinfo, 1, "fence");
 	(void) dlock_load_name(space, &key, DLOCK_WAIT_FOREVER, NULL);
 	dlock_xact_guard(space, &key, PG_GETARG_INT64(1));
+	dlock_lone_call_note(fcinfo->flinfo);
 	/* it may have been enqueued, and granted since */
 	dlock_journal_flush_removal(space, &key);
 	PG_RETURN_VOID();

@@ -179,6 +179,8 @@ dlock_acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 		((int64 *) ARR_DATA_PTR(result))[i] = fences[places[i]];
 	if (scope != DLOCK_TRANSACTION)
 		dlock_xact_keep_result(fcinfo->flinfo, unique);
+	else if (!try)
+		dlock_lone_call_note(fcinfo->flinfo);
 	PG_RETURN_ARRAYTYPE_P(result);
 }
 

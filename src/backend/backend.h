@@ -49,6 +49,9 @@ extern bool dlock_cancel_lost_guards;
 extern void dlock_cancel_check(void);
 extern void dlock_cancel_resume(void);
 
+/* lone_call.c */
+extern Oid	dlock_lone_call;
+
 /* channel.c */
 extern void dlock_notify_forget(void);
 

@@ -110,6 +110,10 @@ extern void dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket,
 							   DlockLease *lease);
 extern void dlock_cancel_unwatch(bool all);
 
+/* lone_call.c */
+extern void dlock_lone_call_note(const FmgrInfo *function);
+extern void dlock_lone_call_end(bool is_commit);
+
 /* channel.c */
 extern const char *dlock_notify_listen(void);
 extern bool dlock_notify_is_mine(DlockTicket *ticket);

@@ -736,6 +736,7 @@ at_subxact_end(SubXactEvent event, SubTransactionId mySubid,
 static void
 at_xact_end(XactEvent event, void *arg)
 {
+	dlock_lone_call_end(event == XACT_EVENT_PRE_COMMIT);
 	if (event == XACT_EVENT_PRE_PREPARE)
 		remove_dropped(0);
 	/* an exit commits transactions of its own, without guards */

@@ -936,6 +936,62 @@ UPDATE wrong SET "Fence" = 1;
 SELECT * FROM wrong;
 DROP TABLE wrong;
 
+--
+-- Outside a transaction block, a guard or a transaction-scoped lock that is all
+-- of its statement has no effect.
+--
+\set VERBOSITY default
+SELECT dlock_acquire('a') AS fence \gset
+SELECT dlock_guard('a', :fence);
+SELECT dlock_xact_acquire('b') > 0 AS acquired;
+\set VERBOSITY terse
+SELECT name FROM dlock_guard('a', :fence) AS name;
+SELECT fences > '{0}' AS acquired FROM dlock_xact_acquire_all('{b,c}') AS fences;
+\set VERBOSITY sqlstate
+SELECT dlock_guard('a', :fence);
+
+-- No warning: there is more in the statement ...
+INSERT INTO journal SELECT 'guarded' FROM dlock_guard('a', :fence);
+WITH g AS MATERIALIZED (SELECT dlock_guard('a', :fence))
+INSERT INTO journal SELECT 'guarded' FROM g;
+WITH j AS (INSERT INTO journal VALUES ('guarded') RETURNING 1)
+SELECT dlock_guard('a', :fence);
+SELECT count(dlock_xact_acquire('b')) FROM journal;
+SELECT dlock_xact_acquire('b') > 0 AS acquired, (SELECT count(*) FROM journal);
+SELECT count(*) FROM journal, dlock_guard('a', :fence);
+SELECT dlock_xact_acquire('b') > 0 AS acquired, dlock_is_held('b');
+SELECT dlock_is_held('b') FROM dlock_xact_acquire('b');
+SELECT dlock_guard('a', :fence) WHERE dlock_xact_acquire('b') > 0;
+-- ... or in the transaction
+SELECT dlock_guard('a', :fence) \; SELECT 1;
+SELECT 1 \; SELECT dlock_guard('a', :fence);
+BEGIN;
+SELECT dlock_guard('a', :fence);
+COMMIT;
+DO $$
+BEGIN
+	PERFORM dlock_xact_acquire('b');
+	ASSERT dlock_is_held('b');
+END $$;
+DO $$
+DECLARE
+	locking	CURSOR FOR SELECT dlock_xact_acquire('b');
+BEGIN
+	OPEN locking;
+	MOVE locking;
+	ASSERT dlock_is_held('b');
+END $$;
+CREATE FUNCTION lock_b() RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+	RETURN dlock_xact_acquire('b');
+END $$;
+SELECT lock_b() > 0 AS acquired;
+DROP FUNCTION lock_b;
+-- The answer of a try says something; an error has rolled back.
+SELECT dlock_try_xact_acquire('b') > 0 AS free;
+SELECT dlock_guard('b', 1);
+SELECT 1;
+
 DROP TABLE journal;
 SELECT dlock_release_all();
 SELECT count(*) FROM dlock_locks;

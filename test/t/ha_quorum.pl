@@ -377,8 +377,10 @@ foreach my $name (grep { !$late{$_} } 'local', 'off')
 			  . "dlock_check('$name', $fences{$name})"),
 		'1|t',
 		"$name: needs no standby");
-	is($client->query("SELECT dlock_guard('$name', $fences{$name})"),
-		'', '... and can guard');
+	is( $client->query(
+			"BEGIN; SELECT dlock_guard('$name', $fences{$name}); COMMIT"),
+		'',
+		'... and can guard');
 }
 grows('fences grow across the promotion',
 	$fences{ttl},

@@ -1,9 +1,9 @@
 # A statement may free itself or end its transaction, and no session with the
-# library is harmed.
+# library is harmed.  A call that is alone in its transaction warns.
 #
 # What would break it: a hook that reads the statement after it has run.  A
 # procedure's ROLLBACK frees its own CALL, if that came by the extended
-# protocol with a parameter.
+# protocol with a parameter.  A warning for a call that has others beside it.
 
 use strict;
 use warnings FATAL => 'all';
@@ -41,5 +41,29 @@ foreach my $mode (qw(simple extended prepared))
 		"$mode protocol: a procedure rolls back");
 }
 is($node->safe_psql('postgres', 'SELECT 1'), '1', 'the server is there');
+
+# The warning of a call that is alone in its transaction: in a pipeline, other
+# statements can come before and after it.
+my $call = "SELECT dlock_xact_acquire('lock');\n";
+my $warns =
+  qr/WARNING:  dlock_xact_acquire\(\) has no effect outside a transaction block/;
+
+foreach my $case (
+	[ 'alone', $warns, $call ],
+	[ 'before a query', qr/^(?!.*WARNING)/s, $call, "SELECT 1;\n" ],
+	[ 'after a query', qr/^(?!.*WARNING)/s, "SELECT 1;\n", $call ],
+	[ 'before a utility', qr/^(?!.*WARNING)/s, $call, "SHOW port;\n" ],
+	[ 'after a utility', qr/^(?!.*WARNING)/s, "SHOW port;\n", $call ],
+	[ 'after a call', qr/^(?!.*WARNING)/s, $call, $call ])
+{
+	my ($name, $errors, @statements) = @$case;
+
+	unlink($script);
+	append_to_file($script,
+		join('', "\\startpipeline\n", @statements, "\\endpipeline\n"));
+	$node->command_checks_all(
+		[ 'pgbench', '-n', '-M', 'extended', '-t', '1', '-f', $script, 'postgres' ],
+		0, [qr/processed: 1/], [$errors], "in a pipeline, $name");
+}
 $node->stop;
 done_testing();

@@ -35,6 +35,7 @@ my %sessions = map { $_ => session($node) } @names;
 my $admin = session($node);
 my $killer = session($node);
 my %asked;	# sessions whose answer is still to come
+my %alone;	# sessions whose transaction is only an acquire in its scope
 my %numbers;	# of the model's tickets, in the order of joining
 my %had;	# a ticket that a session has or had
 my @program;	# what was done, for the report
@@ -75,6 +76,7 @@ sub send_sql
 
 	push @program, "$step: $s: $sql";
 	$asked{$s} = 1;
+	$alone{$s} = !in_block($s) && $sql =~ /^SELECT dlock_xact_acquire/;
 	# a call that does not wait returns at once
 	$sessions{$s}->is_next unless $sql =~ /acquire|wait/;
 	$sessions{$s}->start($sql);
@@ -135,10 +137,11 @@ sub check_answer
 	}
 	else
 	{
-		# a warning says why the answer is f
+		# a warning says why the answer is f, or that the lock is free again
 		@shown = grep { /^[^ ]*$/ && !/^LOCATION/ } split /\n/, $answer;
 		$right = $answer !~ /(ERROR|FATAL):/
-		  && ($answer !~ /WARNING/ || $answer =~ /^f$/m);
+		  && ($alone{$s} ? $answer =~ /WARNING:  25P01:/ :
+			$answer !~ /WARNING/ || $answer =~ /^f$/m);
 	}
 	if ($kind eq 'text')
 	{

@@ -1,0 +1,96 @@
+/*-------------------------------------------------------------------------
+ *
+ * lone_call.c
+ *	  Warns if a guard or a transaction-scoped lock was a whole transaction.
+ *
+ * Such a call has no effect: the guard protects no write, and the lock is
+ * released at once.  PostgreSQL knows when it executes a statement whether the
+ * statement is in a transaction block, but tells no function.  Without a block,
+ * more statements can follow before the commit if the client sends several in a
+ * pipeline.  So a call that is alone in its statement is noted, any other
+ * statement forgets it, and the commit warns if it is still noted.
+ *
+ * In doubt there is no warning.  A try function is never noted, because its
+ * answer alone is of use.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_proc.h"
+#include "executor/execdesc.h"
+#include "nodes/nodeFuncs.h"
+#include "tcop/pquery.h"
+#include "utils/lsyscache.h"
+#include "utils/portal.h"
+
+#include "backend/inner.h"
+
+/* The function whose call is all that the transaction has executed, or 0 */
+Oid			dlock_lone_call = InvalidOid;
+
+static bool
+is_other(Oid function, void *own)
+{
+	return function != *(Oid *) own &&
+		func_volatile(function) != PROVOLATILE_IMMUTABLE;
+}
+
+static bool
+calls_others(Node *node, void *own)
+{
+	return node != NULL &&
+		(check_functions_in_node(node, is_other, own) ||
+		 expression_tree_walker(node, calls_others, own));
+}
+
+/* Is the statement SELECT function(...) or SELECT ... FROM function(...)? */
+static bool
+calls_only(const PlannedStmt *statement, Oid function)
+{
+	Plan	   *plan = statement->planTree;
+	Node	   *source = NULL;
+
+	if (IsA(plan, FunctionScan))
+		source = (Node *) castNode(FunctionScan, plan)->functions;
+	else if (!IsA(plan, Result) || castNode(Result, plan)->resconstantqual)
+		return false;
+	return plan->lefttree == NULL && plan->qual == NIL &&
+		statement->subplans == NIL && !calls_others(source, &function) &&
+		!calls_others((Node *) plan->targetlist, &function);
+}
+
+/*
+ * Note a call if the client's own statement, outside a transaction block, is
+ * nothing else.
+ */
+void
+dlock_lone_call_note(const FmgrInfo *function)
+{
+	const QueryDesc *query = ActivePortal ? ActivePortal->queryDesc : NULL;
+
+	/* a function's statements have other receivers and other memory */
+	if (query && !IsTransactionBlock() &&
+		(MyXactFlags & XACT_FLAGS_PIPELINING) == 0 &&
+		(query->dest->mydest == DestRemote ||
+		 query->dest->mydest == DestRemoteExecute) &&
+		query->estate->es_query_cxt == function->fn_mcxt &&
+		calls_only(query->plannedstmt, function->fn_oid))
+		dlock_lone_call = function->fn_oid;
+}
+
+/* The transaction is about to commit, or has ended. */
+void
+dlock_lone_call_end(bool is_commit)
+{
+	const char *name = is_commit && OidIsValid(dlock_lone_call) ?
+		get_func_name(dlock_lone_call) : NULL;
+
+	dlock_lone_call = InvalidOid;
+	if (name)
+		ereport(WARNING,
+				(errcode(ERRCODE_NO_ACTIVE_SQL_TRANSACTION),
+				 errmsg("%s() has no effect outside a transaction block", name),
+				 errhint("Call it between BEGIN and COMMIT, before the work that it protects.")));
+}
