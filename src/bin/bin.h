@@ -26,10 +26,10 @@
 #define EXIT_NOT_RUN	126
 #define EXIT_NOT_FOUND	127
 
-/* What the options say, of all subcommands */
+/* The options of all subcommands */
 typedef struct Options
 {
-	/* where the server is, and how to speak */
+	/* connection, and messages */
 	const char *host;
 	const char *port;
 	const char *user;
@@ -55,7 +55,7 @@ typedef struct Options
 	const char *info;
 	int			busy_code;
 
-	/* of those that show something, or end it */
+	/* of the other subcommands */
 	bool		csv;
 	bool		json;
 	const char *filter;

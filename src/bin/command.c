@@ -1,6 +1,6 @@
 /*
  * command.c
- *		The process that dlock run starts, and its end in time.
+ *		Starting the command of dlock run, and ending it in time.
  *
  * The keeper of the lock, the command's parent, calls this.  The deadlines are
  * kept even if the keeper is busy, for example in a call of the resolver: a
@@ -8,8 +8,8 @@
  * ends the keeper itself, by SIGKILL, even if it was stopped by SIGSTOP.  The
  * kernel then kills the command, because of its PR_SET_PDEATHSIG.
  *
- * Descendants in process groups of their own, which timeout(1) in a script
- * makes, stay descendants, because keeper and front are subreapers.
+ * Descendants can have process groups of their own, as by timeout(1) in a
+ * script.  They stay descendants, because keeper and front are subreapers, and
  * signal_tree() finds them.
  */
 #include "bin/bin.h"
@@ -59,8 +59,8 @@ set_timer(timer_t timer, int64 at)
 }
 
 /*
- * SIGALRM: a deadline has come, or the front has gone.  A command that is
- * stopped is continued, as it could not end otherwise.
+ * SIGALRM: a deadline has come, or the front has gone.  A stopped command is
+ * continued, because otherwise it could not end.
  */
 static void
 enforce_deadline(int signo)
@@ -86,7 +86,7 @@ enforce_deadline(int signo)
 static void
 note_child(int signo)
 {
-	/* that it ends ppoll() is enough */
+	/* only interrupts ppoll() */
 }
 
 static void
@@ -100,8 +100,8 @@ block_alarm(int how)
 }
 
 /*
- * Before dlock changes any signal's disposition: which ones the caller ignores,
- * so the command will.
+ * Note the signals that the caller ignores, because the command must ignore
+ * them, too.  Called before dlock changes the disposition of any.
  */
 void
 command_note_signals(void)
@@ -114,8 +114,8 @@ command_note_signals(void)
 }
 
 /*
- * Once, as the keeper's process begins.  SIGCHLD is blocked except for where
- * the keeper waits.  False, with errno, if the command could not be watched.
+ * Called once, when the keeper begins.  SIGCHLD is blocked except while the
+ * keeper waits.  False, with errno, if no command could be watched.
  */
 bool
 command_prepare(pid_t front, int tty, pid_t its_group)
@@ -158,7 +158,7 @@ command_waiting_mask(void)
 	return &mask;
 }
 
-/* In the command's process: be as the caller of dlock would have it */
+/* In the command's process: restore the caller's settings, and execute. */
 static void
 become_command(char **argv, pid_t keeper, int report)
 {
@@ -168,7 +168,7 @@ become_command(char **argv, pid_t keeper, int report)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (getppid() != keeper)
 		_exit(EXIT_DLOCK);
-	/* the terminal, if dlock has it */
+	/* take the terminal, if dlock has it */
 	if (terminal >= 0 && tcgetpgrp(terminal) == front_process_group)
 		tcsetpgrp(terminal, getpgrp());
 	for (int i = 1; i < NSIG; i++)
@@ -184,7 +184,7 @@ become_command(char **argv, pid_t keeper, int report)
 	_exit(EXIT_NOT_RUN);
 }
 
-/* With SIGALRM blocked: there is no command any more */
+/* The command has ended.  SIGALRM must be blocked. */
 static void
 forget_command(void)
 {
@@ -193,7 +193,7 @@ forget_command(void)
 	set_timer(last_timer, FOREVER);
 }
 
-/* With SIGALRM blocked: a deadline that is over already counts at once */
+/* A passed deadline counts at once.  SIGALRM must be blocked. */
 static void
 arm_timers(void)
 {
@@ -201,7 +201,7 @@ arm_timers(void)
 	set_timer(last_timer, last_deadline);
 }
 
-/* Returns its process group; or 0, and the errno, if it could not be run */
+/* Returns the process group; or 0, with errno, if the command cannot run. */
 pid_t
 command_start(char **argv)
 {
@@ -245,10 +245,7 @@ command_runs(void)
 	return group > 0;
 }
 
-/*
- * The lock is kept until later than before.  Not for a command that was told
- * to end: its lock is lost.
- */
+/* Set later deadlines, unless the command was told to end: its lock is lost. */
 void
 command_renew(int64 term_at, int64 kill_at, int64 die_at)
 {
@@ -283,7 +280,7 @@ command_is_lost(void)
 	return terminated || killed;
 }
 
-/* When command_look() is to be called, even if there is no signal */
+/* When command_look() must be called, even without a signal */
 int64
 command_next_step(void)
 {
@@ -291,7 +288,7 @@ command_next_step(void)
 		terminated ? kill_deadline : term_deadline;
 }
 
-/* Is there time to run one, before it would have to end? */
+/* Is there time left before the SIGTERM of a command is due? */
 bool
 command_has_time(void)
 {
@@ -305,10 +302,7 @@ command_pass_on(int signo)
 		kill(-group, signo);
 }
 
-/*
- * The signal that stopped the command since the last call; SIGCONT if it
- * continued
- */
+/* The signal that stopped the command since the last call, or SIGCONT */
 int
 command_stopped_by(void)
 {
@@ -411,7 +405,7 @@ command_look(void)
 		stop_signal = info.si_code == CLD_CONTINUED ? SIGCONT : info.si_status;
 		info.si_pid = 0;
 	}
-	/* first whether it has ended: its children are this process's from then on */
+	/* in this order: when it has ended, its children become this process's */
 	for (;;)
 	{
 		ended = has_ended();

@@ -2,10 +2,10 @@
  * front.c
  *		The process that the caller of dlock run sees.
  *
- * It passes signals on, lends the terminal to the command, stops when the
- * command is stopped there, and ends as the command does.  All else is the
- * keeper's (run.c), its child.  If the keeper dies, what the command has left
- * behind becomes this process's, and is killed here.
+ * The front passes signals on, lends the terminal to the command, stops when the
+ * command is stopped, and ends as the command does.  The keeper (run.c), its
+ * child, does the rest.  If the keeper dies, the front becomes the parent of the
+ * command's processes, and kills them.
  */
 #include "bin/bin.h"
 
@@ -54,7 +54,7 @@ forward_signal(int signo)
 	errno = save_errno;
 }
 
-/* Signals that the caller ignores stay ignored, for the command as well. */
+/* Signals that the caller ignores stay ignored, also by the command. */
 static void
 catch_signals(void)
 {
@@ -72,8 +72,8 @@ catch_signals(void)
 }
 
 /*
- * For front and keeper, whatever the caller has set.  Writing a message must
- * not stop them (stty tostop) or end them (no reader of stderr).
+ * For front and keeper.  Writing a message must not stop them (stty tostop) or
+ * end them (no reader of stderr).
  */
 static void
 set_own_signals(void)
@@ -85,9 +85,8 @@ set_own_signals(void)
 }
 
 /*
- * The keeper gets signals by the front alone.  One that is sent to all of
- * dlock's processes, as systemd does, must not end the keeper before the
- * command.
+ * The keeper gets signals from the front only.  A signal to all processes of
+ * dlock, as from systemd, must not end the keeper before the command.
  */
 static void
 leave_signals_to_front(void)
@@ -100,9 +99,9 @@ leave_signals_to_front(void)
 }
 
 /*
- * The command has the terminal from its start if this process leads its own
- * job, and nobody else in that job can want the terminal: a pager, say.
- * Otherwise it gets it when it has been stopped for want of it.
+ * The command has the terminal from its start if this process leads its own job
+ * and no other process of the job, such as a pager, can want the terminal.
+ * Otherwise it gets the terminal after it was stopped for using it.
  */
 static bool
 shall_lend_at_once(void)
@@ -185,7 +184,7 @@ main_run(const char *name, int n, char **operands)
 	control = ends[0];
 	catch_signals();
 	follow_keeper();
-	/* the signals that are caught here have SA_RESTART */
+	/* SA_RESTART: no signal interrupts this */
 	waitpid(keeper, &status, 0);
 	if (WIFSIGNALED(status))
 	{
@@ -200,7 +199,7 @@ main_run(const char *name, int n, char **operands)
 		tcsetpgrp(tty, getpgrp());
 	if (WIFSIGNALED(status))
 		return command_group > 0 ? EXIT_LOST : EXIT_DLOCK;
-	/* after Ctrl-C, a loop of the shell would go on if this just exited */
+	/* after Ctrl-C, a shell's loop ends only if a signal ends its command */
 	if ((interrupted || lends_terminal) && WEXITSTATUS(status) == 128 + SIGINT)
 	{
 		(void) signal(SIGINT, SIG_DFL);

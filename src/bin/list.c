@@ -9,7 +9,7 @@
 
 #include "fe_utils/print.h"
 
-/* How long a ticket has held or waited */
+/* Time since then, in seconds */
 #define AGE(since) \
 	"pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) " since ")"
 #define LOCK_COLUMNS \
@@ -25,7 +25,7 @@
 static const struct
 {
 	const char *name;
-	const char *table;			/* of what is shown as a table */
+	const char *table;			/* columns of a table */
 	const char *source;			/* the view, its order, and %s for the schema */
 }			lists[] = {
 	{"ls", LOCK_COLUMNS, "FROM %s.dlock_locks ORDER BY name, \"position\", ticket"},
@@ -33,10 +33,10 @@ static const struct
 	{"stats", "SELECT * ", "FROM %s.dlock_stats"},
 };
 
-/* the order of dlock ls NAME */
+/* dlock ls NAME */
 #define ONE_LOCK "FROM %s.dlock_locks($1) ORDER BY \"position\", ticket"
 
-/* For dlock top; the sort columns are inserted between these */
+/* For dlock top, with the columns to sort by in between */
 #define FILTERED \
 	LOCK_COLUMNS "FROM %s.dlock_locks WHERE $1::pg_catalog.text IS NULL OR " \
 	"pg_catalog.strpos(pg_catalog.concat_ws(' ', name, role, owner, info), $1) " \

@@ -1,6 +1,6 @@
 /*
  * main.c
- *		The command dlock: which subcommand is meant, and its help.
+ *		The command dlock: choosing the subcommand, and its help.
  */
 #include "bin/bin.h"
 
@@ -10,7 +10,7 @@
 
 #include "getopt_long.h"
 
-/* The letter tells which options it takes. */
+/* The letter selects the options of a subcommand. */
 static const struct
 {
 	const char *name;
@@ -24,8 +24,8 @@ static const struct
 	{"run", 'r', "NAME [--] COMMAND", 2, INT_MAX, main_run, "run a command while holding a lock"},
 	{"top", 't', "", 0, 0, main_top, "holders, waiters and blockers, live"},
 	{"ls", 'l', "[NAME]", 0, 1, main_list, "holders and waiters of all locks, or of one"},
-	{"blockers", 'l', "", 0, 0, main_list, "who keeps others waiting"},
-	{"stats", 'l', "", 0, 0, main_list, "what the locks of the database have seen"},
+	{"blockers", 'l', "", 0, 0, main_list, "sessions and leases that keep others waiting"},
+	{"stats", 'l', "", 0, 0, main_list, "statistics of the locks of the database"},
 	{"watch", 'w', "NAME...", 1, INT_MAX, main_watch, "a line for each change of holder"},
 	{"release", 'e', "TICKET", 1, 1, main_end, "end a ticket, held or waiting"},
 	{"close", 'e', "LEASE", 1, 1, main_end, "end a lease, with all its tickets"},
@@ -41,7 +41,7 @@ print_subcommands(void)
 	for (size_t i = 0; i < lengthof(subcommands); i++)
 		printf("  %-8s %-17s  %s\n", subcommands[i].name, subcommands[i].operands,
 			   subcommands[i].what);
-	printf("\n\"dlock SUBCOMMAND --help\" tells of its options.\n");
+	printf("\n\"dlock SUBCOMMAND --help\" shows its options.\n");
 	print_options('m');
 }
 
@@ -92,7 +92,7 @@ run_subcommand(int s, int argc, char **argv)
 		print_help(s);
 		return 0;
 	}
-	/* the name comes in the place of -- */
+	/* the name replaces the -- */
 	if (subcommands[s].letter == 'r' && argc > optind + 1 &&
 		strcmp(argv[optind + 1], "--") == 0)
 	{
@@ -116,8 +116,8 @@ run_subcommand(int s, int argc, char **argv)
 }
 
 /*
- * A connection must not get the number of a standard descriptor that the
- * caller has closed: output would go to the connection.
+ * If the caller has closed a standard descriptor, a connection must not get its
+ * number: output would go to the connection.
  */
 static void
 occupy_standard_descriptors(void)

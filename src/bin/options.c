@@ -1,6 +1,6 @@
 /*
  * options.c
- *		The options of all subcommands, and their help; and what else all share.
+ *		The options of all subcommands, their help, and what all files need.
  */
 #include "bin/bin.h"
 
@@ -53,7 +53,7 @@ static const struct
 		"                           command runs (default: 30s)\n"},
 	{"shared", 's', "r", FLAG, &opt.shared,
 		"\nThe lock:\n"
-		"  -s, --shared             share it with others that say so\n"},
+		"  -s, --shared             share it with others that use --shared\n"},
 	{"slots", 0, "r", COUNT, &opt.slots,
 		"      --slots=N            let N run at the same time\n"},
 	{"permits", 0, "r", COUNT, &opt.permits,
@@ -81,15 +81,15 @@ static const struct
 		"                           to be lost (default: 5s, or a quarter of the ttl)\n"
 		"\nOther options:\n"
 		"  -q, --quiet              no warnings\n"
-		"  -v, --verbose            tell when the lock is got, or busy\n"},
+		"  -v, --verbose            tell when the lock is acquired, or busy\n"},
 	{"csv", 0, "l", FLAG, &opt.csv,
 		"      --csv                comma-separated values\n"},
 	{"json", 0, "lw", FLAG, &opt.json,
 		"      --json               JSON\n"},
 	{"filter", 0, "t", TEXT, &opt.filter,
-		"      --filter=TEXT        only what has this text in name, role, owner or info\n"},
+		"      --filter=TEXT        only locks with this text in name, role, owner or info\n"},
 	{"interval", 0, "t", TIME, &opt.pause,
-		"      --interval=TIME      from one look to the next (default: 2s)\n"},
+		"      --interval=TIME      time between two refreshes (default: 2s)\n"},
 	{"once", 0, "t", FLAG, &opt.once,
 		"      --once               print it once, then exit\n"},
 	{"force", 'f', "e", FLAG, &opt.force,
@@ -174,7 +174,7 @@ take_option(int i, const char *value)
 	}
 }
 
-/* What does not go together; and defaults that depend on others */
+/* Refuse combinations, and set defaults that depend on other options. */
 static void
 check_run_options(void)
 {
@@ -212,7 +212,7 @@ usage_error(const char *subcommand)
 }
 
 /*
- * Take the options of a subcommand, or without a name the options before it.
+ * Take the options of a subcommand or, if its name is empty, those before it.
  * Sets optind to the first operand.  False if help is wanted.
  */
 bool
@@ -224,7 +224,7 @@ take_options(const char *name, char letter, int argc, char **argv)
 	int			n = 0;
 	int			c;
 
-	/* the first operand ends them, where a command follows */
+	/* if a command follows, the first operand ends the options */
 	if (letter == 'm' || letter == 'r')
 		*next++ = '+';
 	*next++ = '?';
@@ -250,7 +250,7 @@ take_options(const char *name, char letter, int argc, char **argv)
 	{
 		int			i = c - 256;
 
-		/* that is -?, or one that is not known */
+		/* -?, or an unknown option */
 		if (c == '?' && strcmp(argv[optind - 1], "-?") != 0)
 			exit(usage_error(name));
 		for (size_t j = 0; c < 256 && j < lengthof(table); j++)

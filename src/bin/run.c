@@ -23,10 +23,10 @@
  *	  is stopped nevertheless, 1 holds by the kernel's timer.
  * 5. The lock is released only after the command has ended.
  *
- * What is not covered: a command that leaves its descendants (a daemon whose
- * parents have ended), that dlock may not signal (sudo), or that hangs in the
- * kernel; and SIGSTOP or SIGKILL for keeper and front at once, after which the
- * command's own process dies, and its descendants may not.
+ * Not covered: a command that dlock may not signal (sudo), or that hangs in the
+ * kernel; a daemon that has left the command's descendants; and SIGSTOP or
+ * SIGKILL for keeper and front at once, after which the command's own process
+ * dies, but its descendants may live.
  *
  * With --session there is no deadline.  When the server notices that the
  * connection is lost, it grants the lock to the next waiter.  When the keeper
@@ -57,7 +57,7 @@ typedef enum Outcome
 static int	control;
 static pid_t front;
 
-/* of the lease: how long it is short of its ttl, and how often renewed */
+/* of the lease: the deadline is its ttl less the margin */
 static int64 margin;
 static int64 renew_interval;
 static int64 renew_at;
@@ -66,21 +66,21 @@ static int64 renew_at;
 static int64 ticket;
 static const char *owner;
 static const char *info;
-static bool is_asking;			/* was asked for, and not answered */
+static bool is_asking;			/* a request for a ticket has no answer yet */
 static bool adopts;				/* the ticket may be of an earlier run */
 static int64 granted_at;
 static int	not_run;			/* the exit code, if the command cannot be run */
 
-/* since when no server has answered; FOREVER: it has */
+/* when servers stopped answering; FOREVER: one answers */
 static int64 silent_since = FOREVER;
 static int64 backoff;
 
-/* what the front has told */
+/* messages of the front */
 static int	stop_signal;		/* 0: go on */
 static bool suspended;			/* Ctrl-Z before there was a command */
 static bool front_gone;
 
-/* wait no longer, if there is no command to look after */
+/* Must dlock end, unless a command runs? */
 static bool
 is_stopped(void)
 {
@@ -88,8 +88,8 @@ is_stopped(void)
 }
 
 /*
- * As pg_log_warning() and so on.  If the reader of stderr keeps it waiting, the
- * message is dropped: to renew the lease is more important.
+ * Log as pg_log_warning() does.  If writing to stderr would block, drop the
+ * message, because renewing the lease is more important.
  */
 #define say(level, ...) \
 	do { \
@@ -114,8 +114,8 @@ tell_front(char what, int number)
 }
 
 /*
- * A signal for dlock is the command's, if there is one.  Otherwise it ends the
- * wait, if it would end a program.
+ * Pass a signal on to the command.  If no command runs, SIGTSTP and SIGCONT
+ * suspend and continue dlock, and other signals end it.
  */
 static void
 obey_signal(int signo)
@@ -129,7 +129,7 @@ obey_signal(int signo)
 		suspended = false;
 	else if (!command_runs())
 		stop_signal = signo;
-	/* of a repeated command, there is to be no next one */
+	/* do not repeat the command */
 	if (opt.every > 0 && (signo == SIGINT || signo == SIGTERM ||
 						   signo == SIGHUP || signo == SIGQUIT))
 		stop_signal = signo;
@@ -151,7 +151,7 @@ read_control(void)
 	}
 }
 
-/* As far as the command goes, and the front */
+/* Check the command.  If it was stopped or continued, so is the front. */
 static void
 look_around(void)
 {
@@ -165,9 +165,9 @@ look_around(void)
 }
 
 /*
- * Wait until the descriptor, if there is one, is ready, until then at most.
- * False if it is not, or if there is something else to do: a signal has come
- * before there is a command, or the command has ended.
+ * Wait until the descriptor, if there is one, is ready.  False after "until",
+ * or if a signal has come while no command runs or, with heed_end, if the
+ * command has ended.
  */
 static bool
 await_event(int fd, short events, int64 until, bool heed_end)
@@ -197,9 +197,9 @@ await_event(int fd, short events, int64 until, bool heed_end)
 }
 
 /*
- * For an answer.  It is given up if the command has ended, together with the
- * connection; but not if a session's lock would be lost, and not for each of
- * many commands, as no renewal might ever be answered.
+ * Wait for an answer of the server.  If the command ends, give up the answer and
+ * the connection.  Not with --session, whose lock would be lost, and not with
+ * --every, because short commands could give up each renewal.
  */
 static bool
 await_answer(int fd, short events, int64 until)
@@ -207,7 +207,7 @@ await_answer(int fd, short events, int64 until)
 	return await_event(fd, events, until, !opt.session && opt.every == 0);
 }
 
-/* Say once that there is no server, and wait for a moment.  False: too long */
+/* Warn once that no server answers, and pause.  False after "until" */
 static bool
 be_patient(int64 until)
 {
@@ -226,14 +226,14 @@ be_patient(int64 until)
 	return true;
 }
 
-/* How long a server may take to be connected to, or for an ordinary answer */
+/* The longest time to connect, or to wait for an ordinary answer */
 static int64
 patience_for_answer(void)
 {
 	return opt.session ? 10 * SEC : Min(renew_interval, 10 * SEC);
 }
 
-/* The lease is kept from when the request was sent. */
+/* The ttl counts from when the request was sent. */
 static void
 set_deadline(int64 sent)
 {
@@ -246,7 +246,7 @@ set_deadline(int64 sent)
 		command_renew(deadline - opt.grace, deadline, deadline + margin / 2);
 }
 
-/* Both of these return what the next call overwrites: a leader runs for years. */
+/* The next call overwrites the result: a leader runs for years. */
 static const char *
 interval(int64 us)
 {
@@ -258,7 +258,7 @@ interval(int64 us)
 
 /*
  * The first value of the server's answer, a number or a boolean; "" for NULL.
- * NULL if there is no answer, or an error.
+ * NULL if there is no answer, or an error.  The next call overwrites it.
  */
 static const char *
 ask(int64 until, const char *sql, int n, const char *const *values)
@@ -277,7 +277,7 @@ ask(int64 until, const char *sql, int n, const char *const *values)
 	return server_state == SERVER_OPEN ? value : NULL;
 }
 
-/* A call with the ticket, and an interval, unless that is below 0 */
+/* Call a function with the ticket and, if "length" is not below 0, with that. */
 static const char *
 ask_of_ticket(int64 until, const char *sql, int64 length)
 {
@@ -289,8 +289,8 @@ ask_of_ticket(int64 until, const char *sql, int64 length)
 }
 
 /*
- * Renew the lease, and the deadline with it: 1.  0 if the lock is lost, or -1
- * if it is not known; for a session's lock, whether it is held.
+ * Renew the lease and the deadline, or check that a session's lock is held.
+ * Returns 1 if so, 0 if the lock is lost, and -1 without an answer.
  */
 static int
 confirm(void)
@@ -310,7 +310,7 @@ confirm(void)
 		ask_of_ticket(until, "SELECT %s.dlock_renew($1)", -1);
 	if (value == NULL)
 	{
-		/* by another connection next time, after a while */
+		/* use another connection next time */
 		server_close();
 		return -1;
 	}
@@ -358,7 +358,7 @@ request_lock(int64 until)
 	return value;
 }
 
-/* Can a lease keep the lock for --at-least?  It is asked before the command runs. */
+/* Can a lease keep the lock for --at-least?  Checked before the command runs. */
 static bool
 at_least_fits(void)
 {
@@ -409,7 +409,7 @@ try_to_get_lock(int64 until)
 						  "SELECT %s.dlock_wait($1, $2)", wait);
 	if (value == NULL && strcmp(server_sqlstate, "55L01") == 0)
 	{
-		/* it is gone: queue again */
+		/* the ticket is gone: queue again */
 		ticket = 0;
 		server_state = SERVER_OPEN;
 	}
@@ -458,9 +458,9 @@ get_lock(void)
  */
 
 /*
- * Release the lock, or keep it for the rest of --at-least; a session's ends with
- * the session.  False if it was lost before.  A lock that cannot be released in
- * time ends by itself.
+ * Release the lock, or keep it for the rest of --at-least.  A session's lock
+ * ends with the session.  False if the lock was lost before.  If it cannot be
+ * released until then, it ends with its ttl.
  */
 static bool
 give_back(int64 until)
@@ -498,7 +498,7 @@ give_back(int64 until)
 		{
 			value = ask_of_ticket(until,
 								  "SELECT nullif(%s.dlock_release_ticket($1), false)", -1);
-			/* the answer to an earlier one may have been lost */
+			/* an earlier request may have released it, and its answer was lost */
 			if (value && value[0] == '\0' && asked)
 				value = "t";
 			asked = true;
@@ -531,7 +531,7 @@ set_environment(void)
 	setenv(opt.session ? "DLOCK_TICKET" : "DLOCK_LEASE", number, 1);
 }
 
-/* Has the connection something to tell while nothing is asked: its loss? */
+/* Is the connection lost?  For when it is readable without a request. */
 static bool
 connection_is_lost(void)
 {
@@ -541,8 +541,8 @@ connection_is_lost(void)
 }
 
 /*
- * Keep the lock until the command has ended, or, without one, until then.
- * False if the lock is lost; a command has been killed by then.
+ * Keep the lock until the command has ended or, if none runs, until "until".
+ * False if the lock is lost; then the command has been killed.
  */
 static bool
 keep_until(int64 until)
@@ -598,7 +598,7 @@ run_command(void)
 	return command_exit_code();
 }
 
-/* With the lock: once, or again and again.  The exit code, or -1: lost */
+/* Run the command once, or with --every.  The exit code, or -1: lost */
 static int
 run_with_lock(void)
 {
@@ -645,7 +645,7 @@ take_turn(void)
 	return outcome == GOT_LOCK && !kept ? -1 : code;
 }
 
-/* A file's name may be in another encoding than the database. */
+/* The name of a file may have another encoding than the database. */
 static char *
 ascii(char *text)
 {
@@ -657,7 +657,7 @@ ascii(char *text)
 	return text;
 }
 
-/* Names that tell who this is; the owner's is no other run's */
+/* The default owner is unique to this run. */
 static void
 name_holder(void)
 {

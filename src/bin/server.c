@@ -28,7 +28,7 @@ static char *extension_schema;
 static char *password;
 static bool needs_password;
 
-/* Lists, separated by commas: where the servers are, and how many there are */
+/* Lists of the servers' addresses, separated by commas */
 static struct
 {
 	const char *keyword;
@@ -51,7 +51,7 @@ await_plainly(int fd, short events, int64 until)
 	return poll(&ready, 1, timeout) > 0;
 }
 
-/* Element i of a list; of a list of one element, that one */
+/* Element i of a list, or its last one */
 static char *
 element(const char *list, int i)
 {
@@ -121,7 +121,7 @@ server_connection(void)
 #define note_problem(...) \
 	((void) snprintf(server_problem, sizeof(server_problem), __VA_ARGS__))
 
-/* Begin to connect to a host.  What comes first is only a default. */
+/* Begin to connect to a host.  Later parameters override earlier ones. */
 static PGconn *
 start_connection(int i)
 {
@@ -153,10 +153,10 @@ start_connection(int i)
 }
 
 /*
- * The schema of dlock; and settings, for a session that runs nothing but dlock's
- * functions, and whose waits end if the client has gone.  A pooler gives the
- * session to other clients as well, whose settings these would be then: it
- * names another process than the server's.
+ * Find the schema of dlock, and make settings: the session runs only dlock's
+ * functions, and its waits must end if the client is gone.  Make none behind a
+ * pooler, which gives the session to other clients, too.  A pooler reports
+ * another PID than the server.
  */
 #define SET(name, value) "pg_catalog.set_config('" name "', '" value "', false)"
 static ServerState
@@ -204,8 +204,8 @@ look_for_extension(int64 until)
 }
 
 /*
- * Does the server refuse for good, by its SQLSTATE: who connects, or the
- * database?  The text of an error while connecting is all that libpq gives.
+ * Does the server refuse the role or the database for good?  While connecting,
+ * libpq gives the SQLSTATE only in the text of the error.
  */
 static bool
 is_refusal(const char *text)
@@ -228,7 +228,7 @@ note_connection_problem(void)
 					 "HINT:  Put it into ~/.pgpass, or use -W.");
 }
 
-/* A warning tells what the answer tells, too. */
+/* The answer says the same as a warning. */
 static void
 ignore_notice(void *arg, const PGresult *notice)
 {
@@ -275,7 +275,7 @@ open_host(int i, int64 until)
 	return refused ? SERVER_REFUSES : SERVER_AWAY;
 }
 
-/* Connect to the first host that can do it, each within its part of the time */
+/* Connect to the first host that answers within its part of the time. */
 ServerState
 server_open(int64 time)
 {
@@ -286,16 +286,16 @@ server_open(int64 time)
 		server_state = open_host(i, clock_now() + time / n_hosts);
 		if (server_state == SERVER_OPEN)
 			return SERVER_OPEN;
-		/* as long as one of them may come back, not all refuse */
+		/* a host that is away may come back */
 		refuses &= server_state == SERVER_REFUSES;
 	}
 	return server_state = refuses ? SERVER_REFUSES : SERVER_AWAY;
 }
 
 /*
- * What an error of the server says, without its context; and whether asking
- * again can help: if it lacks something, is about to stop, has become a standby,
- * or waits for one.
+ * Note an error of the server, without its context.  Asking again can help if
+ * the server lacks something, is about to stop, has become a standby, or waits
+ * for one.
  */
 static void
 note_error(const PGresult *result)
@@ -337,10 +337,9 @@ give_up_query(void)
 }
 
 /*
- * Ask, with dlock's schema for each %s in sql, and return the answer, which
- * may be an error, or NULL if the connection is lost or there is no answer in
- * time; server_problem tells of both, and server_state whether asking again can
- * help.
+ * Send a query, with dlock's schema for each %s in sql.  Returns the answer,
+ * which may be an error, or NULL if the connection is lost or no answer comes
+ * in time.  Sets server_problem, and server_state: can asking again help?
  */
 PGresult *
 server_query(int64 until, const char *sql, int n, const char *const *values)

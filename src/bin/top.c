@@ -22,7 +22,7 @@
 
 static const char *order = BY_WAITERS;
 
-/* What print_top() prints, or why it cannot: the connection may come back. */
+/* The text of print_top(), or the error: the connection may come back. */
 static char *
 make_page(void)
 {
@@ -66,7 +66,7 @@ show_page(void)
 	char	   *line;
 	int			row;
 
-	/* if a line wraps, the next row is cleared */
+	/* if a line wraps, this clears the rest of it */
 	for (row = 0; row < LINES - 1 && (line = strsep(&next, "\n")); row++)
 	{
 		(void) move(row, 0);
@@ -100,7 +100,7 @@ show_until_quit(void)
 		timeout((int) (opt.pause / MS));
 		next = clock_now() + opt.pause;
 		key = getch();
-		/* at the end of input that is not a terminal */
+		/* at the end of input, getch() returns at once */
 		if (key == ERR && clock_now() < next)
 			pg_usleep(next - clock_now());
 		if (key == 'w')

@@ -15,15 +15,13 @@
 typedef struct Watched
 {
 	const char *name;
-	char	   *last;			/* what was told last, NULL at first */
+	char	   *last;			/* the state printed last, or NULL */
 } Watched;
 
 static Watched *watched;
 static int	n_watched;
 
-/*
- * A lock's name and its holder's info must not break the line or the screen.
- */
+/* A lock's name and its holder's info must not break the line or the screen. */
 static char *
 plain_line(char *text)
 {
@@ -80,8 +78,8 @@ print_change(const char *payload)
 }
 
 /*
- * Is the server there, and the extension the same as when this was asked before?
- * Another one knows of no watch.
+ * Does the server answer, with the same extension as at the last call?  A new
+ * extension has no watches.
  */
 static bool
 extension_stays(void)
@@ -103,7 +101,7 @@ extension_stays(void)
 	return server_state == SERVER_OPEN && strcmp(before, extension) == 0;
 }
 
-/* Connect, and have the server tell; false if that cannot be. */
+/* Connect and watch; false if the server does not answer. */
 static bool
 begin_watching(void)
 {
@@ -123,7 +121,7 @@ begin_watching(void)
 	return server_state == SERVER_OPEN;
 }
 
-/* Until the connection is lost; a connection that is silent is asked. */
+/* Print until the connection is lost.  A silent connection is checked. */
 static void
 print_changes(void)
 {
