@@ -9,13 +9,12 @@
  * table again after an invalidation of its relcache entry.  A trigger sends
  * that with each change of a row, because rows also come by COPY, from a
  * restore.  So a call pays for one comparison if nothing is reserved,
- * otherwise for a binary search.
+ * otherwise for a look at each length that a prefix has.
  *
  * A row names a role, and has the OID that the role had when the row was
- * written, or 0.  If these do not agree any more, the role was dropped or
- * renamed, or another one has its name.  Then only superusers may use the
- * names, until they are reserved again.  A row cannot have a dependency on the
- * role, as objects do.
+ * written, or 0.  If these do not agree, the role was dropped or renamed, or
+ * another one has its name.  Then only superusers may use the names, until
+ * they are reserved again.  A row cannot depend on the role, as objects do.
  *
  *-------------------------------------------------------------------------
  */
@@ -28,29 +27,25 @@
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/hsearch.h"
 #include "utils/inval.h"
-#include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
-#include "backend/inner.h"
+#include "backend/held.h"
 #include "tables/tables.h"
 
 typedef struct Reservation
 {
-	struct Reservation *around; /* longest prefix of this one, or NULL */
-	const char *owner;
+	DlockKey	prefix;			/* hash key, must be first */
+	NameData	owner;
 	Oid			role;			/* 0: none had the owner's name */
-	int			length;			/* of the prefix, in bytes */
-	char		prefix[FLEXIBLE_ARRAY_MEMBER];
 } Reservation;
 
-/* Sorted by prefix, byte by byte; all in a context of their own */
-static Reservation **reservations = NULL;
-static int	num_reservations = 0;
-static int	max_reservations = 0;
-static MemoryContext reservations_context = NULL;
+static HTAB *reservations = NULL;
+static int	longest_prefix = 0; /* 0: nothing is reserved */
+static bool has_prefix[DLOCK_MAX_NAME + 1]; /* of this length */
 static bool reservations_valid = false;
 static Oid	reservations_table = InvalidOid;
 static DlockSpace *reservations_space = NULL;
@@ -62,107 +57,40 @@ forget_reservations(Datum arg, Oid relation)
 		reservations_valid = false;
 }
 
-static Reservation *
-read_reservation(Relation table, HeapTuple row)
+static void
+read_reservation(DlockSpace *space, Relation table, HeapTuple row)
 {
 	TupleDesc	columns = RelationGetDescr(table);
 	text	   *prefix = DatumGetTextPP(dlock_get_column(table, columns, row,
 														 "prefix", TEXTOID));
 	int			length = VARSIZE_ANY_EXHDR(prefix);
 	Datum		owner = dlock_get_column(table, columns, row, "owner", NAMEOID);
+	Datum		role = dlock_get_column(table, columns, row, "role", OIDOID);
+	DlockKey	key;
 	Reservation *reservation;
 
 	if (length == 0 || length > DLOCK_MAX_NAME)
 		dlock_raise_named_row(table, "prefix", prefix, "prefix");
-	reservation = palloc(offsetof(Reservation, prefix) + length);
-	reservation->around = NULL;
-	reservation->length = length;
-	memcpy(reservation->prefix, VARDATA_ANY(prefix), length);
-	reservation->owner = pstrdup(NameStr(*DatumGetName(owner)));
-	reservation->role =
-		DatumGetObjectId(dlock_get_column(table, columns, row, "role", OIDOID));
-	return reservation;
-}
-
-static void
-add_reservation(Reservation *reservation)
-{
-	if (num_reservations == max_reservations)
-	{
-		max_reservations *= 2;
-		reservations = repalloc_huge(reservations,
-									 max_reservations * sizeof(Reservation *));
-	}
-	reservations[num_reservations++] = reservation;
-}
-
-/* Number of leading bytes that a prefix and a name have in common */
-static int
-common_length(const Reservation *reservation, const char *name, int length)
-{
-	int			max = Min(reservation->length, length);
-	int			common = 0;
-
-	while (common < max && reservation->prefix[common] == name[common])
-		common++;
-	return common;
-}
-
-/* Byte by byte; a prefix comes before all that begins with it */
-static int
-compare(const Reservation *reservation, const char *name, int length)
-{
-	int			result = memcmp(reservation->prefix, name,
-								Min(reservation->length, length));
-
-	return result != 0 ? result : reservation->length - length;
-}
-
-static int
-compare_reservations(const void *a, const void *b)
-{
-	const Reservation *other = *(Reservation *const *) b;
-
-	return compare(*(Reservation *const *) a, other->prefix, other->length);
-}
-
-/*
- * The longest prefix of a name, if this is the last reservation not behind it:
- * all between have that prefix, too, so it is this one, or around it.
- */
-static Reservation *
-find_around(Reservation *reservation, const char *name, int length)
-{
-	int			common = common_length(reservation, name, length);
-
-	while (reservation && reservation->length > common)
-		reservation = reservation->around;
-	return reservation;
-}
-
-static void
-sort_reservations(void)
-{
-	qsort(reservations, num_reservations, sizeof(Reservation *),
-		  compare_reservations);
-	for (int i = 1; i < num_reservations; i++)
-		reservations[i]->around = find_around(reservations[i - 1],
-											  reservations[i]->prefix,
-											  reservations[i]->length);
+	dlock_key_fill(&key, space, VARDATA_ANY(prefix), length);
+	reservation = hash_search(reservations, &key, HASH_ENTER, NULL);
+	reservation->owner = *DatumGetName(owner);
+	reservation->role = DatumGetObjectId(role);
+	has_prefix[length] = true;
+	longest_prefix = Max(longest_prefix, length);
 }
 
 static void
 clear_reservations(void)
 {
-	if (reservations_context == NULL)
-		reservations_context = AllocSetContextCreate(TopMemoryContext,
-													 "dlock reservations",
-													 ALLOCSET_DEFAULT_SIZES);
-	MemoryContextReset(reservations_context);
-	num_reservations = 0;
-	max_reservations = 8;
-	reservations = MemoryContextAlloc(reservations_context,
-									  max_reservations * sizeof(Reservation *));
+	HTAB	   *old = reservations;
+
+	reservations = NULL;
+	if (old)
+		hash_destroy(old);
+	reservations = dlock_held_make_table("dlock reservations",
+										 sizeof(Reservation));
+	longest_prefix = 0;
+	memset(has_prefix, 0, sizeof(has_prefix));
 }
 
 /* Read the table: committed rows, and those of this transaction. */
@@ -170,7 +98,6 @@ static void
 read_reservations(DlockSpace *space)
 {
 	static bool registered = false;
-	MemoryContext old_context = CurrentMemoryContext;
 	Relation	table;
 	Snapshot	snapshot;
 	SysScanDesc scan;
@@ -192,14 +119,9 @@ read_reservations(DlockSpace *space)
 		snapshot = RegisterSnapshot(GetLatestSnapshot());
 		scan = systable_beginscan(table, InvalidOid, false, snapshot, 0, NULL);
 		while ((row = systable_getnext(scan)) != NULL)
-		{
-			MemoryContextSwitchTo(reservations_context);
-			add_reservation(read_reservation(table, row));
-			MemoryContextSwitchTo(old_context);
-		}
+			read_reservation(space, table, row);
 		systable_endscan(scan);
 		UnregisterSnapshot(snapshot);
-		sort_reservations();
 	}
 	PG_CATCH();
 	{
@@ -214,22 +136,19 @@ read_reservations(DlockSpace *space)
 static const Reservation *
 find_reservation(DlockSpace *space, const char *name, int length)
 {
-	int			low = 0;
-	int			high;
+	DlockKey	prefix;
+	const Reservation *reservation = NULL;
 
 	if (!reservations_valid || space != reservations_space)
 		read_reservations(space);
-	high = num_reservations;
-	while (low < high)
+	for (int n = Min(length, longest_prefix); n > 0 && !reservation; n--)
 	{
-		int			middle = low + (high - low) / 2;
-
-		if (compare(reservations[middle], name, length) <= 0)
-			low = middle + 1;
-		else
-			high = middle;
+		if (!has_prefix[n])
+			continue;
+		dlock_key_fill(&prefix, space, name, n);
+		reservation = hash_search(reservations, &prefix, HASH_FIND, NULL);
 	}
-	return low == 0 ? NULL : find_around(reservations[low - 1], name, length);
+	return reservation;
 }
 
 /* Is the role there that the row was written for, by the same name? */
@@ -237,7 +156,7 @@ static bool
 has_owner(const Reservation *reservation)
 {
 	return OidIsValid(reservation->role) &&
-		get_role_oid(reservation->owner, true) == reservation->role;
+		get_role_oid(NameStr(reservation->owner), true) == reservation->role;
 }
 
 static bool
@@ -252,20 +171,20 @@ may_use(const Reservation *reservation)
 static int
 explain_owner(const Reservation *reservation, const char *hint)
 {
-	const char *owner = reservation->owner;
+	const char *owner = NameStr(reservation->owner);
 
 	if (has_owner(reservation))
 	{
 		errdetail("Names that begin with \"%.*s\" are reserved for role \"%s\".",
-				  reservation->length, reservation->prefix, owner);
+				  reservation->prefix.length, reservation->prefix.name, owner);
 		return errhint("%s", hint);
 	}
 	if (OidIsValid(get_role_oid(owner, true)))
 		errdetail("Names that begin with \"%.*s\" are reserved for an earlier role \"%s\", not for the role that has this name now.",
-				  reservation->length, reservation->prefix, owner);
+				  reservation->prefix.length, reservation->prefix.name, owner);
 	else
 		errdetail("Names that begin with \"%.*s\" are reserved for role \"%s\", which does not exist.",
-				  reservation->length, reservation->prefix, owner);
+				  reservation->prefix.length, reservation->prefix.name, owner);
 	return errhint("Until a superuser has reserved them again, with dlock_reserve(), only superusers can use them.");
 }
 
@@ -275,7 +194,7 @@ dlock_reserve_check(DlockSpace *space, const DlockKey *key)
 {
 	const Reservation *reservation;
 
-	if (likely(reservations_valid && num_reservations == 0 &&
+	if (likely(reservations_valid && longest_prefix == 0 &&
 			   space == reservations_space))
 		return;
 	reservation = find_reservation(space, key->name, key->length);
