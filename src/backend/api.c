@@ -54,8 +54,7 @@ acquire(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	else
 	{
 		request.timeout = dlock_get_timeout(fcinfo, 1);
-		dlock_get_mode(fcinfo, 2, &request);
-		request.info = dlock_get_info(fcinfo, 5);
+		dlock_get_request(fcinfo, 2, &request);
 	}
 	if (scope == DLOCK_SESSION)
 		dlock_check_session_use(DLOCK_USE_LOCK);
@@ -72,33 +71,11 @@ acquire(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	PG_RETURN_NULL();
 }
 
-PG_FUNCTION_INFO_V1(dlock_acquire);
-Datum
-dlock_acquire(PG_FUNCTION_ARGS)
-{
-	return acquire(fcinfo, DLOCK_SESSION, false);
-}
-
-PG_FUNCTION_INFO_V1(dlock_try_acquire);
-Datum
-dlock_try_acquire(PG_FUNCTION_ARGS)
-{
-	return acquire(fcinfo, DLOCK_SESSION, true);
-}
-
-PG_FUNCTION_INFO_V1(dlock_xact_acquire);
-Datum
-dlock_xact_acquire(PG_FUNCTION_ARGS)
-{
-	return acquire(fcinfo, DLOCK_TRANSACTION, false);
-}
-
-PG_FUNCTION_INFO_V1(dlock_try_xact_acquire);
-Datum
-dlock_try_xact_acquire(PG_FUNCTION_ARGS)
-{
-	return acquire(fcinfo, DLOCK_TRANSACTION, true);
-}
+DLOCK_FUNCTION(dlock_acquire, acquire(fcinfo, DLOCK_SESSION, false));
+DLOCK_FUNCTION(dlock_try_acquire, acquire(fcinfo, DLOCK_SESSION, true));
+DLOCK_FUNCTION(dlock_xact_acquire, acquire(fcinfo, DLOCK_TRANSACTION, false));
+DLOCK_FUNCTION(dlock_try_xact_acquire,
+			   acquire(fcinfo, DLOCK_TRANSACTION, true));
 
 /*
  * The row that a procedure returns, with a bigint yet to be filled in.  It is
@@ -130,8 +107,7 @@ dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
 	int64		fence;
 
 	request.timeout = dlock_get_timeout(fcinfo, 1);
-	dlock_get_mode(fcinfo, 2, &request);
-	request.info = dlock_get_info(fcinfo, 5);
+	dlock_get_request(fcinfo, 2, &request);
 	dlock_check_session_use(DLOCK_USE_LOCK);
 	if (IsolationUsesXactSnapshot())
 		ereport(ERROR,
@@ -189,8 +165,7 @@ dlock_enqueue(PG_FUNCTION_ARGS)
 	};
 	DlockSpace *space = dlock_begin_protected_change(fcinfo, &request.key);
 
-	dlock_get_mode(fcinfo, 2, &request);
-	request.info = dlock_get_info(fcinfo, 5);
+	dlock_get_request(fcinfo, 2, &request);
 	dlock_check_session_use(DLOCK_USE_LOCK);
 	request.channel = dlock_get_channel(fcinfo, 1, DLOCK_SESSION);
 	PG_RETURN_INT64(dlock_session_enqueue(space, &request));
@@ -204,8 +179,7 @@ dlock_wait(PG_FUNCTION_ARGS)
 	int			before = dlock_record_begin_uses();
 	bool		granted;
 
-	dlock_need(fcinfo, 0, "ticket");
-	granted = dlock_session_wait(space, PG_GETARG_INT64(0),
+	granted = dlock_session_wait(space, dlock_get_int64(fcinfo, 0, "ticket"),
 								 dlock_get_timeout(fcinfo, 1));
 	dlock_record_end_uses(before);
 	PG_RETURN_BOOL(granted);
@@ -253,9 +227,9 @@ Datum
 dlock_release_ticket(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = dlock_begin_change();
+	int64		number = dlock_get_int64(fcinfo, 0, "ticket");
 
-	dlock_need(fcinfo, 0, "ticket");
-	PG_RETURN_BOOL(dlock_session_release_ticket(space, PG_GETARG_INT64(0)));
+	PG_RETURN_BOOL(dlock_session_release_ticket(space, number));
 }
 
 PG_FUNCTION_INFO_V1(dlock_release_at_commit);
@@ -264,8 +238,7 @@ dlock_release_at_commit(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = dlock_begin_change();
 
-	dlock_need(fcinfo, 0, "ticket");
-	dlock_xact_release_at_commit(space, PG_GETARG_INT64(0));
+	dlock_xact_release_at_commit(space, dlock_get_int64(fcinfo, 0, "ticket"));
 	PG_RETURN_VOID();
 }
 
@@ -275,14 +248,13 @@ Datum
 dlock_set_info(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = dlock_begin_change();
+	int64		number = dlock_get_int64(fcinfo, 0, "id");
 
-	dlock_need(fcinfo, 0, "id");
-	if (dlock_change_info(space, PG_GETARG_INT64(0), dlock_get_info(fcinfo, 1)))
+	if (dlock_change_info(space, number, dlock_get_info(fcinfo, 1)))
 		PG_RETURN_BOOL(true);
 	ereport(WARNING,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("ticket or lease %lld is gone",
-					(long long) PG_GETARG_INT64(0)),
+			 errmsg("ticket or lease %lld is gone", (long long) number),
 			 errdetail("It was released or lost, or never belonged to this session or to a lease.")));
 	PG_RETURN_BOOL(false);
 }
@@ -292,14 +264,14 @@ Datum
 dlock_downgrade(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = dlock_begin_change();
+	int64		number = dlock_get_int64(fcinfo, 0, "ticket");
 
-	dlock_need(fcinfo, 0, "ticket");
-	if (dlock_change_mode(space, PG_GETARG_INT64(0)))
+	if (dlock_change_mode(space, number))
 		PG_RETURN_BOOL(true);
 	ereport(WARNING,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("neither this session nor a lease holds ticket %lld",
-					(long long) PG_GETARG_INT64(0))));
+					(long long) number)));
 	PG_RETURN_BOOL(false);
 }
 
@@ -354,9 +326,9 @@ dlock_check(PG_FUNCTION_ARGS)
 {
 	DlockKey	key;
 	DlockSpace *space = dlock_begin_named_call(fcinfo, &key);
+	int64		fence = dlock_get_int64(fcinfo, 1, "fence");
 
-	dlock_need(fcinfo, 1, "fence");
-	PG_RETURN_BOOL(dlock_session_check(space, &key, PG_GETARG_INT64(1)));
+	PG_RETURN_BOOL(dlock_session_check(space, &key, fence));
 }
 
 PG_FUNCTION_INFO_V1(dlock_guard);
@@ -365,6 +337,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = dlock_begin_change();
 	DlockKey	key;
+	int64		fence;
 
 	/*
 	 * Keep the extension from being dropped until this transaction is over.  A
@@ -373,9 +346,9 @@ dlock_guard(PG_FUNCTION_ARGS)
 	LockDatabaseObject(ExtensionRelationId, space->key.extension, 0,
 					   AccessShareLock);
 	space = dlock_begin_protected_change(fcinfo, &key);
-	dlock_need(fcinfo, 1, "fence");
+	fence = dlock_get_int64(fcinfo, 1, "fence");
 	(void) dlock_load_name(space, &key, DLOCK_WAIT_FOREVER, NULL);
-	dlock_xact_guard(space, &key, PG_GETARG_INT64(1));
+	dlock_xact_guard(space, &key, fence);
 	dlock_lone_call_note(fcinfo->flinfo);
 	/* it may have been enqueued, and granted since */
 	dlock_journal_flush_removal(space, &key);

@@ -11,6 +11,16 @@
 
 #include "backend/inner.h"
 
+/* Define a function that SQL calls, as a call of another one */
+#define DLOCK_FUNCTION(name, call) \
+	PG_FUNCTION_INFO_V1(name); \
+	Datum \
+	name(PG_FUNCTION_ARGS) \
+	{ \
+		return call; \
+	} \
+	extern int	no_such_variable
+
 /* Begin a call, and return this database's space */
 extern DlockSpace *dlock_begin_call(void);
 extern DlockSpace *dlock_begin_named_call(FunctionCallInfo fcinfo,
@@ -27,11 +37,9 @@ extern void dlock_make_key(DlockKey *key, const DlockSpace *space, text *name);
 extern DlockTimeout dlock_get_timeout(FunctionCallInfo fcinfo, int argument);
 extern int64 dlock_get_duration(FunctionCallInfo fcinfo, int argument,
 								const char *name);
-extern const char *dlock_get_text(FunctionCallInfo fcinfo, int argument,
-								  const char *name);
 extern const char *dlock_get_info(FunctionCallInfo fcinfo, int argument);
-extern void dlock_get_mode(FunctionCallInfo fcinfo, int shared,
-						   DlockRequest *request);
+extern void dlock_get_request(FunctionCallInfo fcinfo, int shared,
+							  DlockRequest *request);
 extern const char *dlock_get_channel(FunctionCallInfo fcinfo, int argument,
 									 DlockScope scope);
 extern DlockLease *dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space,
@@ -44,6 +52,13 @@ dlock_need(FunctionCallInfo fcinfo, int argument, const char *name)
 {
 	if (unlikely(PG_ARGISNULL(argument)))
 		dlock_raise_null(name);
+}
+
+static inline int64
+dlock_get_int64(FunctionCallInfo fcinfo, int argument, const char *name)
+{
+	dlock_need(fcinfo, argument, name);
+	return PG_GETARG_INT64(argument);
 }
 
 /* A text argument, mostly neither compressed nor out of line */

@@ -62,68 +62,49 @@ dlock_version_of(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(dlock_version_read(space, &key));
 }
 
-/* (name, expected); returns 0 if the version differs. */
-static int64
-bump_version(FunctionCallInfo fcinfo, DlockKey *key, DlockSpace **space)
+/* (name, expected) */
+static Datum
+bump_version(FunctionCallInfo fcinfo, bool try)
 {
-	int64		expected;
+	DlockKey	key;
+	DlockSpace *space = dlock_begin_protected_change(fcinfo, &key);
+	int64		expected = dlock_get_int64(fcinfo, 1, "expected");
+	int64		version;
 
-	*space = dlock_begin_protected_change(fcinfo, key);
-	dlock_need(fcinfo, 1, "expected");
-	expected = PG_GETARG_INT64(1);
 	if (expected < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("expected version must not be negative, but is %lld",
 						(long long) expected),
 				 errhint("A name that was never bumped has version 0.")));
-	return dlock_version_increment(*space, key, expected);
-}
-
-PG_FUNCTION_INFO_V1(dlock_version_bump);
-Datum
-dlock_version_bump(PG_FUNCTION_ARGS)
-{
-	DlockKey	key;
-	DlockSpace *space;
-	int64		version = bump_version(fcinfo, &key, &space);
-
-	if (version == 0)
+	version = dlock_version_increment(space, &key, expected);
+	if (version != 0)
+		PG_RETURN_INT64(version);
+	if (!try)
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				 errmsg("version of \"%.*s\" is not %lld",
-						key.length, key.name,
-						(long long) PG_GETARG_INT64(1)),
+						key.length, key.name, (long long) expected),
 				 errdetail("It is %lld.",
 						   (long long) dlock_version_read(space, &key)),
 				 errhint("Read the version and the data again, and repeat the transaction.")));
-	PG_RETURN_INT64(version);
+	PG_RETURN_NULL();
 }
 
-PG_FUNCTION_INFO_V1(dlock_try_version_bump);
-Datum
-dlock_try_version_bump(PG_FUNCTION_ARGS)
-{
-	DlockKey	key;
-	DlockSpace *space;
-	int64		version = bump_version(fcinfo, &key, &space);
-
-	if (version == 0)
-		PG_RETURN_NULL();
-	PG_RETURN_INT64(version);
-}
+DLOCK_FUNCTION(dlock_version_bump, bump_version(fcinfo, false));
+DLOCK_FUNCTION(dlock_try_version_bump, bump_version(fcinfo, true));
 
 PG_FUNCTION_INFO_V1(dlock_force_release);
 Datum
 dlock_force_release(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = dlock_begin_lease_change();
+	int64		number = dlock_get_int64(fcinfo, 0, "ticket");
 	DlockForced forced;
 
-	dlock_need(fcinfo, 0, "ticket");
-	if (!dlock_queue_force(space, PG_GETARG_INT64(0), &forced))
+	if (!dlock_queue_force(space, number, &forced))
 		PG_RETURN_BOOL(false);
-	dlock_log_forced_release(space, PG_GETARG_INT64(0), &forced);
+	dlock_log_forced_release(space, number, &forced);
 	PG_RETURN_BOOL(true);
 }
 
@@ -132,16 +113,16 @@ Datum
 dlock_force_close(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = dlock_begin_lease_change();
+	int64		number = dlock_get_int64(fcinfo, 0, "lease");
 	NameData	role;
 	bool		was_open;
 	int64		count;
 
-	dlock_need(fcinfo, 0, "lease");
-	(void) dlock_lease_is_other(space, PG_GETARG_INT64(0), &role);
-	count = dlock_lease_force(space, PG_GETARG_INT64(0), &was_open);
+	(void) dlock_lease_is_other(space, number, &role);
+	count = dlock_lease_force(space, number, &was_open);
 	if (count < 0)
 		PG_RETURN_NULL();
-	dlock_log_forced_close(PG_GETARG_INT64(0), NameStr(role), count);
+	dlock_log_forced_close(number, NameStr(role), count);
 	PG_RETURN_INT64(count);
 }
 
@@ -198,10 +179,8 @@ Datum
 dlock_advance_ticket(PG_FUNCTION_ARGS)
 {
 	DlockSpace *space = dlock_begin_change();
-	int64		minimum;
+	int64		minimum = dlock_get_int64(fcinfo, 0, "minimum");
 
-	dlock_need(fcinfo, 0, "minimum");
-	minimum = PG_GETARG_INT64(0);
 	if (minimum < 1 || minimum > DLOCK_MAX_TICKET - DLOCK_TICKET_BLOCK)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -218,8 +197,6 @@ PG_FUNCTION_INFO_V1(dlock_stats_reset);
 Datum
 dlock_stats_reset(PG_FUNCTION_ARGS)
 {
-	DlockSpace *space = dlock_begin_change();
-
-	dlock_reset_counters(space);
+	dlock_reset_counters(dlock_begin_change());
 	PG_RETURN_VOID();
 }

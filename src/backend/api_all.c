@@ -13,20 +13,17 @@
 
 #include "backend/api.h"
 
+/* Of pointers to keys.  Sorting many takes long. */
 static int
-compare_keys(const DlockKey *a, const DlockKey *b)
+compare_keys(const void *a, const void *b)
 {
-	int			result = memcmp(a->name, b->name, Min(a->length, b->length));
+	const DlockKey *one = *(DlockKey *const *) a;
+	const DlockKey *other = *(DlockKey *const *) b;
+	int			result = memcmp(one->name, other->name,
+								Min(one->length, other->length));
 
-	return result != 0 ? result : (int) a->length - (int) b->length;
-}
-
-/* For sorting, which takes long if there are many keys */
-static int
-compare_interruptibly(const void *a, const void *b)
-{
 	CHECK_FOR_INTERRUPTS();
-	return compare_keys(*(DlockKey *const *) a, *(DlockKey *const *) b);
+	return result != 0 ? result : (int) one->length - (int) other->length;
 }
 
 /*
@@ -81,46 +78,38 @@ get_keys(DlockSpace *space, ArrayType *names, int *count,
 		dlock_reserve_check(space, &(*keys)[i]);
 		(*sorted)[i] = &(*keys)[i];
 	}
-	qsort(*sorted, *count, sizeof(DlockKey *), compare_interruptibly);
+	qsort(*sorted, *count, sizeof(DlockKey *), compare_keys);
 	for (int i = 0; i < *count; i++)
 	{
 		if (unique == 0 ||
-			compare_keys((*sorted)[unique - 1], (*sorted)[i]) != 0)
+			compare_keys(&(*sorted)[unique - 1], &(*sorted)[i]) != 0)
 			(*sorted)[unique++] = (*sorted)[i];
 	}
 	return unique;
 }
 
-/*
- * Make the result, with room for "count" fences, and their places in "sorted",
- * before the acquires: nothing after them may fail or be interrupted.
- */
+/* The fences of all names, in the array's order */
 static ArrayType *
 make_result(DlockKey *keys, int count, DlockKey **sorted, int unique,
-			int **places)
+			const int64 *fences)
 {
-	Datum	   *zeros = palloc(Max(count, 1) * sizeof(Datum));
-	ArrayType  *result;
+	Datum	   *values = palloc(Max(count, 1) * sizeof(Datum));
 
-	*places = palloc(Max(count, 1) * sizeof(int));
 	for (int i = 0; i < count; i++)
 	{
 		DlockKey   *key = &keys[i];
 		DlockKey  **found = bsearch(&key, sorted, unique, sizeof(DlockKey *),
-									compare_interruptibly);
+									compare_keys);
 
-		(*places)[i] = (int) (found - sorted);
-		zeros[i] = Int64GetDatum(0);
+		values[i] = Int64GetDatum(fences[found - sorted]);
 	}
-	result = construct_array(zeros, count, INT8OID, sizeof(int64),
-							 FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
-	pfree(zeros);
-	return result;
+	return construct_array(values, count, INT8OID, sizeof(int64),
+						   FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
 }
 
 /* (names, timeout, shared, info), or (names, lease, timeout, shared, info) */
 static Datum
-dlock_acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
+acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 {
 	int			before = dlock_record_begin_uses();
 	int			tail = scope == DLOCK_LEASE ? 2 : 1;
@@ -134,7 +123,6 @@ dlock_acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	DlockKey   *keys;
 	DlockKey  **sorted;
 	int64	   *fences;
-	int		   *places;
 	ArrayType  *result;
 	int			count;
 	int			unique;
@@ -153,7 +141,6 @@ dlock_acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 		dlock_check_session_use(DLOCK_USE_LOCK);
 
 	fences = palloc(Max(unique, 1) * sizeof(int64));
-	result = make_result(keys, count, sorted, unique, &places);
 	if (scope == DLOCK_LEASE)
 	{
 		/* without a lock, there is no timeout */
@@ -175,8 +162,8 @@ dlock_acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 		PG_RETURN_NULL();
 	}
 
-	for (int i = 0; i < count; i++)
-		((int64 *) ARR_DATA_PTR(result))[i] = fences[places[i]];
+	result = make_result(keys, count, sorted, unique, fences);
+	/* last: an error before it releases what was acquired */
 	if (scope != DLOCK_TRANSACTION)
 		dlock_xact_keep_result(fcinfo->flinfo, unique);
 	else if (!try)
@@ -184,44 +171,15 @@ dlock_acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	PG_RETURN_ARRAYTYPE_P(result);
 }
 
-PG_FUNCTION_INFO_V1(dlock_acquire_all);
-Datum
-dlock_acquire_all(PG_FUNCTION_ARGS)
-{
-	return dlock_acquire_names(fcinfo, DLOCK_SESSION, false);
-}
-
-PG_FUNCTION_INFO_V1(dlock_try_acquire_all);
-Datum
-dlock_try_acquire_all(PG_FUNCTION_ARGS)
-{
-	return dlock_acquire_names(fcinfo, DLOCK_SESSION, true);
-}
-
-PG_FUNCTION_INFO_V1(dlock_xact_acquire_all);
-Datum
-dlock_xact_acquire_all(PG_FUNCTION_ARGS)
-{
-	return dlock_acquire_names(fcinfo, DLOCK_TRANSACTION, false);
-}
-
-PG_FUNCTION_INFO_V1(dlock_try_xact_acquire_all);
-Datum
-dlock_try_xact_acquire_all(PG_FUNCTION_ARGS)
-{
-	return dlock_acquire_names(fcinfo, DLOCK_TRANSACTION, true);
-}
-
-PG_FUNCTION_INFO_V1(dlock_lease_acquire_all);
-Datum
-dlock_lease_acquire_all(PG_FUNCTION_ARGS)
-{
-	return dlock_acquire_names(fcinfo, DLOCK_LEASE, false);
-}
-
-PG_FUNCTION_INFO_V1(dlock_try_lease_acquire_all);
-Datum
-dlock_try_lease_acquire_all(PG_FUNCTION_ARGS)
-{
-	return dlock_acquire_names(fcinfo, DLOCK_LEASE, true);
-}
+DLOCK_FUNCTION(dlock_acquire_all,
+			   acquire_names(fcinfo, DLOCK_SESSION, false));
+DLOCK_FUNCTION(dlock_try_acquire_all,
+			   acquire_names(fcinfo, DLOCK_SESSION, true));
+DLOCK_FUNCTION(dlock_xact_acquire_all,
+			   acquire_names(fcinfo, DLOCK_TRANSACTION, false));
+DLOCK_FUNCTION(dlock_try_xact_acquire_all,
+			   acquire_names(fcinfo, DLOCK_TRANSACTION, true));
+DLOCK_FUNCTION(dlock_lease_acquire_all,
+			   acquire_names(fcinfo, DLOCK_LEASE, false));
+DLOCK_FUNCTION(dlock_try_lease_acquire_all,
+			   acquire_names(fcinfo, DLOCK_LEASE, true));

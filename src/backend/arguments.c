@@ -147,8 +147,22 @@ dlock_begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
 }
 
 /*
- * A timeout.  Months count 30 days and days 24 hours, as in PostgreSQL.
- *
+ * Microseconds in an interval, or -1 if that is negative or too many, as in an
+ * infinite one.  Months have 30 days and days 24 hours, as in PostgreSQL.
+ */
+static int64
+interval_length(const Interval *interval)
+{
+	int64		days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
+	int64		result;
+
+	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &result) ||
+		pg_add_s64_overflow(result, interval->time, &result))
+		return -1;
+	return Max(result, -1);
+}
+
+/*
  * Above a year, a program probably sent milliseconds or nanoseconds as a
  * number, which PostgreSQL reads as seconds.  This is no error, because some
  * programs use such a timeout for "no timeout".
@@ -156,18 +170,12 @@ dlock_begin_protected_change(FunctionCallInfo fcinfo, DlockKey *key)
 DlockTimeout
 dlock_get_timeout(FunctionCallInfo fcinfo, int argument)
 {
-	Interval   *interval;
-	int64		days;
 	int64		result;
 
 	if (PG_ARGISNULL(argument))
 		return DLOCK_WAIT_FOREVER;
-	interval = PG_GETARG_INTERVAL_P(argument);
-	if (COMPAT_INTERVAL_NOT_FINITE(interval) ||
-		(days = (int64) interval->month * DAYS_PER_MONTH + interval->day,
-		 pg_mul_s64_overflow(days, USECS_PER_DAY, &result)) ||
-		pg_add_s64_overflow(result, interval->time, &result) ||
-		result < 0)
+	result = interval_length(PG_GETARG_INTERVAL_P(argument));
+	if (result < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("timeout must not be negative or infinite"),
@@ -186,16 +194,14 @@ int64
 dlock_get_duration(FunctionCallInfo fcinfo, int argument, const char *name)
 {
 	Interval   *interval = PG_GETARG_INTERVAL_P(argument);
-	int64		result = 0;
+	int64		result = interval_length(interval);
 
-	if (COMPAT_INTERVAL_NOT_FINITE(interval) || interval->month != 0)
+	if (interval->month != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("%s must be a fixed length of time", name),
 				 errhint("Give it in seconds, minutes, hours or days.")));
-	if (pg_mul_s64_overflow(interval->day, USECS_PER_DAY, &result) ||
-		pg_add_s64_overflow(result, interval->time, &result) ||
-		result < DLOCK_MIN_TTL ||
+	if (result < DLOCK_MIN_TTL ||
 		result > (int64) dlock_max_ttl * USECS_PER_SEC)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -206,8 +212,8 @@ dlock_get_duration(FunctionCallInfo fcinfo, int argument, const char *name)
 }
 
 /* A text for others to read: "info" or "owner" */
-const char *
-dlock_get_text(FunctionCallInfo fcinfo, int argument, const char *name)
+static const char *
+get_text(FunctionCallInfo fcinfo, int argument, const char *name)
 {
 	text	   *value;
 
@@ -227,15 +233,16 @@ dlock_get_text(FunctionCallInfo fcinfo, int argument, const char *name)
 const char *
 dlock_get_info(FunctionCallInfo fcinfo, int argument)
 {
-	return dlock_get_text(fcinfo, argument, "info");
+	return get_text(fcinfo, argument, "info");
 }
 
-/* Mode, slots and permits, from three arguments in a row. */
+/* (..., shared, slots, permits, [owner, only for a lease,] info) */
 void
-dlock_get_mode(FunctionCallInfo fcinfo, int shared, DlockRequest *request)
+dlock_get_request(FunctionCallInfo fcinfo, int shared, DlockRequest *request)
 {
 	int			slots = shared + 1;
 	int			permits = shared + 2;
+	int			next = shared + 3;
 
 	dlock_need(fcinfo, shared, "shared");
 	dlock_need(fcinfo, permits, "permits");
@@ -263,31 +270,38 @@ dlock_get_mode(FunctionCallInfo fcinfo, int shared, DlockRequest *request)
 				 request->mode == DLOCK_SLOTS ?
 				 errdetail("The lock has %d slots.", request->slots) :
 				 errhint("Only a request with \"slots\" can take more than one permit.")));
+
+	if (request->scope == DLOCK_LEASE)
+		request->owner = get_text(fcinfo, next++, "owner");
+	request->info = dlock_get_info(fcinfo, next);
 }
 
 /* dlock_check_session_use(), if the setting is not "allow" */
 void
 dlock_advise_against_use(DlockSessionUse use)
 {
-	static const char *const uses[] = {
-		[DLOCK_USE_LOCK] = "session-scoped lock",
-		[DLOCK_USE_ATTACHED_LEASE] = "lease attached to a session",
-		[DLOCK_USE_CHANNEL] = "session's own channel",
-		[DLOCK_USE_WATCH] = "watch"
+	static const struct
+	{
+		const char *name;
+		const char *hint;
+	}			uses[] = {
+		[DLOCK_USE_LOCK] = {"session-scoped lock",
+		"Use transaction or lease scope."},
+		[DLOCK_USE_ATTACHED_LEASE] = {"lease attached to a session",
+		"Open the lease without \"attach\", and renew it."},
+		[DLOCK_USE_CHANNEL] = {"session's own channel",
+		"Give a channel that a client listens on over a connection of its own."},
+		[DLOCK_USE_WATCH] = {"watch",
+		"Watch in a session that is not behind a pooler, or ask dlock_locks()."}
 	};
 	bool		warn = dlock_session_locks == DLOCK_SESSION_LOCKS_WARN;
 
 	ereport(warn ? WARNING : ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("%s requested although dlock.session_locks %s it", uses[use],
-					warn ? "advises against" : "forbids"),
+			 errmsg("%s requested although dlock.session_locks %s it",
+					uses[use].name, warn ? "advises against" : "forbids"),
 			 errdetail("Behind a transaction pooler, a session and what belongs to it outlive the client."),
-			 use == DLOCK_USE_LOCK ? errhint("Use transaction or lease scope.") :
-			 use == DLOCK_USE_ATTACHED_LEASE ?
-			 errhint("Open the lease without \"attach\", and renew it.") :
-			 use == DLOCK_USE_WATCH ?
-			 errhint("Watch in a session that is not behind a pooler, or ask dlock_locks().") :
-			 errhint("Give a channel that a client listens on over a connection of its own.")));
+			 errhint("%s", uses[use].hint)));
 }
 
 void
@@ -305,23 +319,22 @@ dlock_raise_timeout(DlockSpace *space, const DlockRequest *request,
 			 errhint("The view dlock_locks shows who holds the lock and who waits.")));
 }
 
+/* The lease that an argument names; in use */
 DlockLease *
 dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
 {
-	DlockLease *lease;
+	int64		number = dlock_get_int64(fcinfo, argument, "lease");
+	DlockLease *lease = dlock_lease_find(space, number);
 
-	dlock_need(fcinfo, argument, "lease");
-	lease = dlock_lease_find(space, PG_GETARG_INT64(argument));
 	if (lease == NULL)
 	{
-		dlock_raise_lease_gone(PG_GETARG_INT64(argument));
+		dlock_raise_lease_gone(number);
 		pg_unreachable();
 	}
 	if (lease->single)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("lease %lld is a ticket's own",
-						(long long) PG_GETARG_INT64(argument)),
+				 errmsg("lease %lld is a ticket's own", (long long) number),
 				 errdetail("It cannot have other tickets."),
 				 errhint("For several locks, open a lease with dlock_lease_open().")));
 	return lease;

@@ -27,41 +27,28 @@ withdraw_lease(int code, Datum arg)
 	dlock_lease_withdraw(lease);
 }
 
-/* Look at the next attached lease in turn, and forget it if it is over. */
-static void
-look_at_attached(void)
-{
-	static int	next = 0;
-	ListCell   *cell;
-	DlockLease *lease;
-
-	if (next >= list_length(attached_leases))
-		next = 0;
-	if (attached_leases == NIL)
-		return;
-	cell = list_nth_cell(attached_leases, next);
-	lease = lfirst(cell);
-	if (pg_atomic_read_u64(&lease->deadline) > DLOCK_RAN_OUT)
-	{
-		next++;
-		return;
-	}
-	lfirst(cell) = llast(attached_leases);
-	attached_leases = list_delete_last(attached_leases);
-	dlock_record_unref(&lease->record);
-}
-
-/* Note a lease, and look at two others, so that ended ones do not pile up. */
+/*
+ * Note a lease as attached.  Look at the two that were not looked at for
+ * longest, too, so that ended ones do not pile up.
+ */
 static void
 attach_to_session(DlockLease *lease)
 {
 	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
 
-	look_at_attached();
-	look_at_attached();
+	for (int i = 0; i < 2 && attached_leases != NIL; i++)
+	{
+		DlockLease *first = linitial(attached_leases);
+
+		if (pg_atomic_read_u64(&first->deadline) > DLOCK_RAN_OUT)
+			attached_leases = lappend(attached_leases, first);
+		else
+			dlock_record_unref(&first->record);
+		attached_leases = list_delete_first(attached_leases);
+	}
 	attached_leases = lappend(attached_leases, lease);
-	MemoryContextSwitchTo(old_context);
 	dlock_record_ref(&lease->record);
+	MemoryContextSwitchTo(old_context);
 }
 
 /* Open a lease, durably. */
