@@ -111,38 +111,6 @@ static const Oid lock_columns[] = {
 	TIMESTAMPTZOID, INTERVALOID, INT4OID, BOOLOID, INT8ARRAYOID
 };
 
-/* Values that rows share */
-typedef struct Common
-{
-	Datum		modes[DLOCK_SLOTS + 1];
-	Datum		scopes[DLOCK_LEASE + 1];
-	Datum		no_numbers;
-	Oid			role;			/* of the row before; 0: none */
-	NameData	role_name;
-} Common;
-
-static void
-make_common(Common *common)
-{
-	for (int mode = 0; mode <= DLOCK_SLOTS; mode++)
-		common->modes[mode] = CStringGetTextDatum(dlock_mode_name(mode));
-	for (int scope = 0; scope <= DLOCK_LEASE; scope++)
-		common->scopes[scope] = CStringGetTextDatum(dlock_scope_name(scope));
-	common->no_numbers = PointerGetDatum(construct_empty_array(INT8OID));
-	common->role = InvalidOid;
-}
-
-/* A role's name, as pg_get_userbyid() has it */
-static Datum
-role_datum(Oid role, Common *common)
-{
-	if (role != common->role)
-		common->role_name = *DatumGetName(DirectFunctionCall1(pg_get_userbyid,
-															  ObjectIdGetDatum(role)));
-	common->role = role;
-	return NameGetDatum(&common->role_name);
-}
-
 /* One of the texts of a row, from *text on, which is moved behind it */
 static Datum
 take_text(const char **text, int length)
@@ -154,8 +122,7 @@ take_text(const char **text, int length)
 }
 
 static void
-show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers,
-		 Common *common)
+show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers)
 {
 	bool		waiter = row->position > 0;
 	Datum		values[lengthof(lock_columns)];
@@ -168,18 +135,19 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers,
 
 	values[i++] = name;
 	values[i++] = Int64GetDatum(row->number);
-	values[i++] = common->modes[row->mode];
+	values[i++] = CStringGetTextDatum(dlock_mode_name(row->mode));
 	nulls[i] = row->mode != DLOCK_SLOTS;
 	values[i++] = Int32GetDatum(row->slots);
 	values[i++] = Int32GetDatum(row->permits);
 	values[i++] = BoolGetDatum(row->granted);
 	values[i++] = Int32GetDatum((int32) row->position);
-	values[i++] = common->scopes[row->scope];
+	values[i++] = CStringGetTextDatum(dlock_scope_name(row->scope));
 	nulls[i] = row->pid == 0;
 	values[i++] = Int32GetDatum(row->pid);
 	nulls[i] = row->lease == 0;
 	values[i++] = Int64GetDatum(row->lease);
-	values[i++] = role_datum(row->role, common);
+	values[i++] = DirectFunctionCall1(pg_get_userbyid,
+									  ObjectIdGetDatum(row->role));
 	nulls[i] = !row->has_owner;
 	values[i++] = owner;
 	nulls[i] = !row->has_info;
@@ -195,14 +163,14 @@ show_row(ReturnSetInfo *rsinfo, const DlockRow *row, const Blockers *blockers,
 	values[i++] = Int32GetDatum((int32) (row->session_depth + row->xact_depth));
 	values[i++] = BoolGetDatum(row->pinned);
 	values[i++] = waiter ? blocked_by(blockers, row) :
-		common->no_numbers;
+		PointerGetDatum(construct_empty_array(INT8OID));
 	Assert(i == lengthof(values));
 
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
 static void
-show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows, Common *common)
+show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows)
 {
 	Blockers	blockers = {0};
 	MemoryContext row_context = AllocSetContextCreate(CurrentMemoryContext,
@@ -215,7 +183,7 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows, Common *common)
 		CHECK_FOR_INTERRUPTS();
 		if (blockers.first == NULL || !dlock_row_same_lock(blockers.first, row))
 			find_holders(&blockers, row);
-		show_row(rsinfo, row, &blockers, common);
+		show_row(rsinfo, row, &blockers);
 		if (row->position > 0)
 			blockers.previous = row->number;
 		MemoryContextReset(row_context);
@@ -226,7 +194,7 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows, Common *common)
 
 /* Show all locks, some rows at a time, which stay in the cache that way. */
 static void
-show_all(ReturnSetInfo *rsinfo, DlockSpace *space, Common *common)
+show_all(ReturnSetInfo *rsinfo, DlockSpace *space)
 {
 	DlockRowScan scan = {.space = space};
 	MemoryContext rows_context;
@@ -238,7 +206,7 @@ show_all(ReturnSetInfo *rsinfo, DlockSpace *space, Common *common)
 	old_context = MemoryContextSwitchTo(rows_context);
 	while ((rows = dlock_queue_rows_next(&scan)) != NULL)
 	{
-		show_rows(rsinfo, rows, common);
+		show_rows(rsinfo, rows);
 		MemoryContextReset(rows_context);
 	}
 	MemoryContextSwitchTo(old_context);
@@ -253,11 +221,9 @@ dlock_lock_status(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo = dlock_begin_rows(fcinfo, lock_columns,
 											 lengthof(lock_columns));
 	DlockSpace *space = dlock_space_to_show();
-	Common		common;
 
-	make_common(&common);
 	if (space)
-		show_all(rsinfo, space, &common);
+		show_all(rsinfo, space);
 	return (Datum) 0;
 }
 
@@ -270,13 +236,11 @@ dlock_locks_of(PG_FUNCTION_ARGS)
 											 lengthof(lock_columns));
 	DlockSpace *space = dlock_space_to_show();
 	DlockKey	key;
-	Common		common;
 
-	make_common(&common);
 	if (space)
 	{
 		dlock_get_key(fcinfo, space, &key);
-		show_rows(rsinfo, dlock_queue_rows_of(space, &key), &common);
+		show_rows(rsinfo, dlock_queue_rows_of(space, &key));
 	}
 	return (Datum) 0;
 }
