@@ -153,13 +153,6 @@ compat_sync_standbys_defined(void)
 #define COMPAT_DSHASH_COPY(function)
 #endif
 
-/* 17: intervals can be infinite */
-#if PG_VERSION_NUM >= 170000
-#define COMPAT_INTERVAL_NOT_FINITE(interval)	INTERVAL_NOT_FINITE(interval)
-#else
-#define COMPAT_INTERVAL_NOT_FINITE(interval)	false
-#endif
-
 /*
  * Has this transaction given a relation a new file?  PostgreSQL remembers the
  * first one, even if a later one is rolled back to a savepoint.
@@ -174,37 +167,40 @@ compat_sync_standbys_defined(void)
 	((relation)->rd_firstRelfilenodeSubid != InvalidSubTransactionId)
 #endif
 
-/*
- * The element after "before" in a list of the lock manager, or the first one
- * if that is NULL; NULL at the end.  The caller holds the partition's lock.
- *
- * 16: shared-memory queues became doubly linked lists
- */
+/* 16: shared-memory queues became doubly linked lists */
 #if PG_VERSION_NUM >= 160000
-static inline dlist_node *
-compat_dlist_next(dlist_head *list, dlist_node *node)
-{
-	if (node == NULL)
-		return dlist_is_empty(list) ? NULL : dlist_head_node(list);
-	return dlist_has_next(list, node) ? dlist_next_node(list, node) : NULL;
-}
+#define COMPAT_QUEUE			dlist_head
+#define COMPAT_QUEUE_LINK		dlist_node
+#define COMPAT_WAITERS(lock)	(&(lock)->waitProcs.dlist)
+#else
+#define COMPAT_QUEUE			SHM_QUEUE
+#define COMPAT_QUEUE_LINK		SHM_QUEUE
+#define COMPAT_WAITERS(lock)	(&(lock)->waitProcs.links)
 #endif
+
+/*
+ * The element behind a link of a list of the lock manager, or the first one if
+ * that is NULL; NULL at the end.  The caller holds the partition's lock.
+ */
+static inline void *
+compat_queue_next(COMPAT_QUEUE *list, COMPAT_QUEUE_LINK *link, Size offset)
+{
+#if PG_VERSION_NUM >= 160000
+	dlist_node *next = link ? link->next : list->head.next;
+
+	return next == NULL || next == &list->head ? NULL : (char *) next - offset;
+#else
+	return SHMQueueNext(list, link ? link : list, offset);
+#endif
+}
 
 /* Holders of a lock, and waiters for it */
 static inline PROCLOCK *
 compat_next_of_lock(LOCK *lock, PROCLOCK *before)
 {
-#if PG_VERSION_NUM >= 160000
-	dlist_node *node = compat_dlist_next(&lock->procLocks,
-										 before ? &before->lockLink : NULL);
-
-	return node ? dlist_container(PROCLOCK, lockLink, node) : NULL;
-#else
-	return (PROCLOCK *) SHMQueueNext(&lock->procLocks,
-									 before ? &before->lockLink :
-									 &lock->procLocks,
-									 offsetof(PROCLOCK, lockLink));
-#endif
+	return compat_queue_next(&lock->procLocks,
+							 before ? &before->lockLink : NULL,
+							 offsetof(PROCLOCK, lockLink));
 }
 
 /* 19: a process has a separate link for a lock's queue */
@@ -217,92 +213,58 @@ compat_next_of_lock(LOCK *lock, PROCLOCK *before)
 static inline PGPROC *
 compat_next_waiter(LOCK *lock, PGPROC *before)
 {
-#if PG_VERSION_NUM >= 160000
-	dlist_node *node = compat_dlist_next(&lock->waitProcs.dlist,
-										 before ? &before->COMPAT_WAIT_LINK : NULL);
-
-	return node ? dlist_container(PGPROC, COMPAT_WAIT_LINK, node) : NULL;
-#else
-	return (PGPROC *) SHMQueueNext(&lock->waitProcs.links,
-								   before ? &before->links :
-								   &lock->waitProcs.links,
-								   offsetof(PGPROC, links));
-#endif
+	return compat_queue_next(COMPAT_WAITERS(lock),
+							 before ? &before->COMPAT_WAIT_LINK : NULL,
+							 offsetof(PGPROC, COMPAT_WAIT_LINK));
 }
 
 /* Locks in a partition that a process holds or waits for */
 static inline PROCLOCK *
 compat_next_of_proc(PGPROC *proc, int partition, PROCLOCK *before)
 {
-#if PG_VERSION_NUM >= 160000
-	dlist_node *node = compat_dlist_next(&proc->myProcLocks[partition],
-										 before ? &before->procLink : NULL);
-
-	return node ? dlist_container(PROCLOCK, procLink, node) : NULL;
-#else
-	return (PROCLOCK *) SHMQueueNext(&proc->myProcLocks[partition],
-									 before ? &before->procLink :
-									 &proc->myProcLocks[partition],
-									 offsetof(PROCLOCK, procLink));
-#endif
+	return compat_queue_next(&proc->myProcLocks[partition],
+							 before ? &before->procLink : NULL,
+							 offsetof(PROCLOCK, procLink));
 }
 
-/* Without the lock of the partition, the answer may be out of date. */
-static inline bool
-compat_has_none_in_partition(int partition)
+/*
+ * Add a suffix to the process title.  Returns what compat_ps_suffix_remove()
+ * needs, which must follow.
+ *
+ * 16: PostgreSQL has functions for that; before, lock.c copies the title
+ */
+static inline char *
+compat_ps_suffix_set(const char *suffix)
 {
-#if PG_VERSION_NUM >= 160000
-	return dlist_is_empty(&MyProc->myProcLocks[partition]);
-#else
-	return SHMQueueEmpty(&MyProc->myProcLocks[partition]);
-#endif
-}
+	char	   *title = NULL;
 
-/* 16: a title can have a suffix; before, lock.c copies the title, as here */
-typedef struct CompatPsSuffix
-{
 #if PG_VERSION_NUM >= 160000
-	bool		set;
-#else
-	char	   *title;			/* what to restore, or NULL */
-#endif
-} CompatPsSuffix;
-
-static inline void
-compat_ps_suffix_set(CompatPsSuffix *saved, const char *suffix)
-{
-#if PG_VERSION_NUM >= 160000
-	saved->set = true;
 	set_ps_display_suffix(suffix);
 #else
-	saved->title = NULL;
 	if (update_process_title)
 	{
 		int			length;
-		const char *title = get_ps_display(&length);
-		char	   *waiting = palloc(length + strlen(suffix) + 2);
+		const char *shown = get_ps_display(&length);
+		char	   *longer = psprintf("%.*s %s", length, shown, suffix);
 
-		saved->title = pnstrdup(title, length);
-		sprintf(waiting, "%s %s", saved->title, suffix);
-		set_ps_display(waiting);
-		pfree(waiting);
+		title = pnstrdup(longer, length);
+		set_ps_display(longer);
+		pfree(longer);
 	}
 #endif
+	return title;
 }
 
 static inline void
-compat_ps_suffix_remove(CompatPsSuffix *saved)
+compat_ps_suffix_remove(char *title)
 {
 #if PG_VERSION_NUM >= 160000
-	if (saved->set)
-		set_ps_display_remove_suffix();
-	saved->set = false;
+	set_ps_display_remove_suffix();
 #else
-	if (saved->title)
+	if (title)
 	{
-		set_ps_display(saved->title);
-		pfree(saved->title);
-		saved->title = NULL;
+		set_ps_display(title);
+		pfree(title);
 	}
 #endif
 }

@@ -590,7 +590,8 @@ blocks_heavyweight(void)
 
 	for (int i = 0; i < NUM_LOCK_PARTITIONS && !result; i++)
 	{
-		if (compat_has_none_in_partition(i))
+		/* without the lock, this may be out of date */
+		if (compat_next_of_proc(MyProc, i, NULL) == NULL)
 			continue;
 		LWLockAcquire(LockHashPartitionLockByIndex(i), LW_SHARED);
 		for (PROCLOCK *mine = compat_next_of_proc(MyProc, i, NULL);

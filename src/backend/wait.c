@@ -384,8 +384,7 @@ count_ended_wait(const DlockRequest *request, const DlockTicket *ticket,
 
 /* Undo what the wait has begun, however it ends. */
 static void
-end_wait(const DlockRequest *request, bool has_lock_timeout,
-		 CompatPsSuffix *title)
+end_wait(const DlockRequest *request, bool has_lock_timeout, char *title)
 {
 	/* keep the indicator: a pending timeout stays a lock timeout */
 	if (has_lock_timeout)
@@ -412,18 +411,18 @@ DlockOutcome
 dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 {
 	instr_time	start;
-	CompatPsSuffix title = {0};
+	char	   *volatile title;	/* kept by longjmp() */
 	volatile bool granted = false;	/* set inside PG_TRY */
 	bool		has_lock_timeout = LockTimeout > 0;
 	DlockWaitEnd how;
 
 	dlock_contention_prepare(dlock_space_at(ticket->space));
 	INSTR_TIME_SET_CURRENT(start);
+	title = compat_ps_suffix_set("waiting");
 	announce_wait(request, ticket->number);
 	PG_TRY();
 	{
 		dlock_worker_look(dlock_space_at(ticket->space), true);
-		compat_ps_suffix_set(&title, "waiting");
 		if (has_lock_timeout)
 			enable_timeout_after(LOCK_TIMEOUT, LockTimeout);
 		if (request->without_snapshot)
@@ -436,7 +435,7 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	{
 		/* PostgreSQL can raise an error with LWLocks held */
 		LWLockReleaseAll();
-		end_wait(request, has_lock_timeout, &title);
+		end_wait(request, has_lock_timeout, title);
 		how = end_by_error(geterrcode());
 		dlock_count(how == DLOCK_WAIT_DEADLOCK ?
 					DLOCK_COUNT_DEADLOCKS : DLOCK_COUNT_CANCELED, 1);
@@ -444,7 +443,7 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	end_wait(request, has_lock_timeout, &title);
+	end_wait(request, has_lock_timeout, title);
 
 	if (is_lost(ticket))
 	{
