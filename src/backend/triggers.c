@@ -88,6 +88,7 @@ dlock_refuse_truncate(PG_FUNCTION_ARGS)
 /* A column that a row trigger checks, in the old and the new row */
 typedef struct Column
 {
+	const char *table;
 	const char *name;
 	int			number;
 	Oid			type;
@@ -132,6 +133,7 @@ read_column(TriggerData *trigger, const char *function,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("function \"%s\" needs the name of a column as its only argument",
 						function)));
+	column->table = RelationGetRelationName(trigger->tg_relation);
 	column->name = trigger->tg_trigger->tgnargs == 0 ? default_name :
 		trigger->tg_trigger->tgargs[0];
 	column->number = SPI_fnumber(descriptor, column->name);
@@ -139,8 +141,7 @@ read_column(TriggerData *trigger, const char *function,
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_COLUMN),
 				 errmsg("column \"%s\" of table \"%s\" does not exist",
-						column->name,
-						RelationGetRelationName(trigger->tg_relation))));
+						column->name, column->table)));
 	column->type = SPI_gettypeid(descriptor, column->number);
 	if (column->type != INT8OID &&
 		(default_name == NULL ||
@@ -148,9 +149,7 @@ read_column(TriggerData *trigger, const char *function,
 		ereport(ERROR,
 				(errcode(ERRCODE_DATATYPE_MISMATCH),
 				 errmsg("column \"%s\" of table \"%s\" must be of type %s",
-						column->name,
-						RelationGetRelationName(trigger->tg_relation),
-						default_name == NULL ? "bigint" :
+						column->name, column->table, default_name == NULL ? "bigint" :
 						"bigint, integer or smallint")));
 
 	value = SPI_getbinval(trigger->tg_trigtuple, descriptor, column->number,
@@ -176,8 +175,7 @@ dlock_fence_guard(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("fence in column \"%s\" of table \"%s\" cannot become null",
-						column.name,
-						RelationGetRelationName(trigger->tg_relation)),
+						column.name, column.table),
 				 errdetail("The row has fence %lld.",
 						   (long long) column.old_value),
 				 errhint("Write the fence of the lock's holder.")));
@@ -186,7 +184,7 @@ dlock_fence_guard(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_DLOCK_LOST),
 				 errmsg("fence %lld in column \"%s\" of table \"%s\" is stale",
 						(long long) column.new_value, column.name,
-						RelationGetRelationName(trigger->tg_relation)),
+						column.table),
 				 errdetail("The row has fence %lld.",
 						   (long long) column.old_value),
 				 errhint("The lock was lost. Acquire it again, and write with the new fence.")));
@@ -235,8 +233,7 @@ dlock_version_guard(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				 errmsg("version in column \"%s\" of table \"%s\" is stale",
-						column.name,
-						RelationGetRelationName(trigger->tg_relation)),
+						column.name, column.table),
 				 errdetail("The update comes with version %lld, but the row has %lld.",
 						   (long long) column.new_value,
 						   (long long) column.old_value),
