@@ -53,9 +53,8 @@ compat_lwlock_register_tranche(int tranche, const char *name)
 }
 
 /*
- * Keep what this process writes from subscribers with "origin = none", a
- * setting of 16.  WAL of a commit with an origin has the time of the commit
- * there, which is this server.
+ * Keep what this process writes from subscribers with "origin = none" (16).  A
+ * commit with an origin has that server's time of the commit in the WAL.
  *
  * 19: the variables became members of a structure
  */
@@ -130,10 +129,7 @@ compat_log_message(const char *prefix)
 #endif
 }
 
-/*
- * Reads shared memory as SyncRepWaitForLSN() does.  18, and minor releases
- * before: a flag says whether that is initialized.
- */
+/* 18, and minor releases before: a flag says whether this is initialized. */
 static inline bool
 compat_sync_standbys_defined(void)
 {
@@ -154,8 +150,8 @@ compat_sync_standbys_defined(void)
 #endif
 
 /*
- * Has this transaction given a relation a new file?  PostgreSQL remembers the
- * first one, even if a later one is rolled back to a savepoint.
+ * Has this transaction given a relation a new file?  A rollback of a later file
+ * to a savepoint does not hide the first.
  *
  * 16: relfilenodes became relfilenumbers and locators
  */
@@ -228,10 +224,8 @@ compat_next_of_proc(PGPROC *proc, int partition, PROCLOCK *before)
 }
 
 /*
- * Add a suffix to the process title.  Returns what compat_ps_suffix_remove()
- * needs, which must follow.
- *
- * 16: PostgreSQL has functions for that; before, lock.c copies the title
+ * Add a suffix to the process title.  compat_ps_suffix_remove() must follow,
+ * with the result.  16: functions for that; before, lock.c copies the title
  */
 static inline char *
 compat_ps_suffix_set(const char *suffix)
@@ -269,20 +263,14 @@ compat_ps_suffix_remove(char *title)
 #endif
 }
 
-/*
- * SyncRepWaitForLSN() asserts that no two processes wait for one position,
- * although that works.  With assertions, each needs its own.
- */
+/* SyncRepWaitForLSN() asserts that no two processes wait for one position. */
 #ifdef USE_ASSERT_CHECKING
 #define COMPAT_SYNC_REP_TAKES_NO_EQUALS	true
 #else
 #define COMPAT_SYNC_REP_TAKES_NO_EQUALS	false
 #endif
 
-/*
- * Code between these two must raise no error, because it would leave a change
- * half done.  In builds with assertions, an error there is a PANIC.
- */
+/* An error in between would leave a change half done.  It is a PANIC. */
 #ifdef USE_ASSERT_CHECKING
 #define COMPAT_CHECKS			/* functions that check invariants */
 #define COMPAT_NO_ERROR_BEGIN()	START_CRIT_SECTION()

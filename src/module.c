@@ -3,9 +3,8 @@
  * module.c
  *	  Settings and hooks of the module.
  *
- * A session loads the library with its first call of one of its functions, so
- * the hooks concern only sessions that can hold a lock.  Preloading is
- * possible and changes nothing else.
+ * A session loads the library at its first call, so the hooks concern only
+ * sessions that can hold a lock.  Preloading is possible, but not needed.
  *
  *-------------------------------------------------------------------------
  */
@@ -40,9 +39,9 @@ static ExecutorRun_hook_type previous_executor_run = NULL;
 static post_parse_analyze_hook_type previous_post_parse_analyze = NULL;
 
 /*
- * A statement fails if its transaction has lost a guard, except for statements
- * of transaction control.  "pstmt" may be freed when it has run: a ROLLBACK in
- * a procedure frees the CALL, if that came by the extended protocol.
+ * If the transaction has lost a guard, all statements but those of transaction
+ * control fail.  "pstmt" may be freed when it has run: a ROLLBACK in a
+ * procedure frees the CALL, if that came by the extended protocol.
  */
 static void
 process_utility(PlannedStmt *pstmt, const char *queryString,

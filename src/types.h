@@ -40,9 +40,9 @@ typedef struct DlockSpaceKey
 } DlockSpaceKey;
 
 /*
- * Key of the lock table.  "name" is not terminated.  Zeros pad it to a whole
- * word, so that keys are hashed, compared and copied by words.  Bytes behind
- * these are undefined, and need not be allocated.
+ * Key of the lock table.  "name" is not terminated.  Zeros pad it to words, by
+ * which keys are hashed, compared and copied.  Bytes behind these are
+ * undefined, and need not be allocated.
  */
 typedef struct DlockKey
 {
@@ -64,8 +64,8 @@ dlock_name_words(unsigned int length)
 }
 
 /*
- * A word of a name, as in a key.  The last word is assembled in a register,
- * because reading a word whose bytes were just written stalls.
+ * A word of a name, as in a key.  It is assembled in a register, because
+ * reading a word whose bytes were just written stalls.
  */
 static inline uint64
 dlock_name_word(const char *name, unsigned int length, unsigned int word)

@@ -23,7 +23,7 @@
 #include "backend/api.h"
 #include "tables/tables.h"
 
-/* Does a call give only the name?  Most do, and skip the parsing then. */
+/* Most calls give only the name, and skip the parsing of the rest. */
 static inline bool
 gives_name_alone(FunctionCallInfo fcinfo)
 {
@@ -77,10 +77,7 @@ DLOCK_FUNCTION(dlock_xact_acquire, acquire(fcinfo, DLOCK_TRANSACTION, false));
 DLOCK_FUNCTION(dlock_try_xact_acquire,
 			   acquire(fcinfo, DLOCK_TRANSACTION, true));
 
-/*
- * The row that a procedure returns, with a bigint yet to be filled in.  It is
- * made before the acquire, because looking up the type can fail.
- */
+/* A procedure's row, made before the acquire, because that can fail */
 static HeapTuple
 make_fence_row(FunctionCallInfo fcinfo)
 {
@@ -129,7 +126,7 @@ dlock_acquire_nosnapshot(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(row));
 }
 
-/* (name, channel): a reservation hides no holder, as in dlock_locks */
+/* (name, channel).  No right is needed: dlock_locks shows holders, too. */
 PG_FUNCTION_INFO_V1(dlock_watch);
 Datum
 dlock_watch(PG_FUNCTION_ARGS)
@@ -194,10 +191,7 @@ dlock_channel(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(dlock_notify_listen()));
 }
 
-/*
- * The latest name is released in the known space, even if the extension was
- * just dropped: the release could as well have come before that.
- */
+/* If the extension was just dropped, the release counts as one before that. */
 PG_FUNCTION_INFO_V1(dlock_release);
 Datum
 dlock_release(PG_FUNCTION_ARGS)
@@ -339,10 +333,7 @@ dlock_guard(PG_FUNCTION_ARGS)
 	DlockKey	key;
 	int64		fence;
 
-	/*
-	 * Keep the extension from being dropped until this transaction is over.  A
-	 * new one would have all locks free.  After a drop, the fence is gone.
-	 */
+	/* until the commit, no DROP and CREATE EXTENSION may free all locks */
 	LockDatabaseObject(ExtensionRelationId, space->key.extension, 0,
 					   AccessShareLock);
 	space = dlock_begin_protected_change(fcinfo, &key);

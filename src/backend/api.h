@@ -1,8 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * api.h
- *	  Shared by the files of functions that SQL calls: arguments.c and
- *	  api*.c.
+ *	  For the files of functions that SQL calls: arguments.c and api*.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -61,7 +60,7 @@ dlock_get_int64(FunctionCallInfo fcinfo, int argument, const char *name)
 	return PG_GETARG_INT64(argument);
 }
 
-/* A text argument, mostly neither compressed nor out of line */
+/* A text argument, usually neither compressed nor out of line */
 static inline text *
 dlock_get_varlena(FunctionCallInfo fcinfo, int argument)
 {
@@ -84,7 +83,7 @@ typedef enum DlockSessionUse
 
 extern void dlock_advise_against_use(DlockSessionUse use);
 
-/* Check a use of the session against dlock.session_locks. */
+/* Check a use of the session against dlock.session_locks */
 static inline void
 dlock_check_session_use(DlockSessionUse use)
 {

@@ -28,10 +28,7 @@ dlock_set_slots(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/*
- * (name).  A constraint of dlock_slots calls this before a row with this name
- * is written.  Another constraint refuses invalid names.
- */
+/* (name).  A constraint of dlock_slots; another one refuses invalid names. */
 PG_FUNCTION_INFO_V1(dlock_note_slots);
 Datum
 dlock_note_slots(PG_FUNCTION_ARGS)
@@ -192,7 +189,6 @@ dlock_advance_ticket(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64((int64) pg_atomic_read_u64(&space->next_ticket));
 }
 
-/* Reset the counters and dlock_contention. */
 PG_FUNCTION_INFO_V1(dlock_stats_reset);
 Datum
 dlock_stats_reset(PG_FUNCTION_ARGS)

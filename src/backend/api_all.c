@@ -27,8 +27,8 @@ compare_keys(const void *a, const void *b)
 }
 
 /*
- * Check this before keys are made, which are large.  No session can have more
- * locks, and with 32-bit pointers, sizes could overflow.
+ * Keys are large, and no session can have more locks.  With 32-bit pointers,
+ * sizes could overflow.
  */
 static void
 check_count(int count)
@@ -44,8 +44,8 @@ check_count(int count)
 }
 
 /*
- * Make keys of names: "keys" in the array's order, "sorted" in byte order, the
- * global order of acquiring, without duplicates.  Returns how many are sorted.
+ * Make keys of names: "keys" in the array's order; "sorted" in byte order, in
+ * which all calls acquire, without duplicates.  Returns the number of sorted.
  */
 static int
 get_keys(DlockSpace *space, ArrayType *names, int *count,
@@ -143,7 +143,7 @@ acquire_names(FunctionCallInfo fcinfo, DlockScope scope, bool try)
 	fences = palloc(Max(unique, 1) * sizeof(int64));
 	if (scope == DLOCK_LEASE)
 	{
-		/* without a lock, there is no timeout */
+		/* with no lock, there is nothing to name in a timeout's error */
 		if (unique == 0)
 			request.timeout = DLOCK_WAIT_FOREVER;
 		else

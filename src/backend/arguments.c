@@ -20,17 +20,13 @@
 #include "backend/api.h"
 #include "tables/tables.h"
 
-/* A longer timeout is probably a mistake, in microseconds */
+/* Microseconds.  A longer timeout is probably a mistake. */
 #define LONG_TIMEOUT	(366 * USECS_PER_DAY)
 
 int			dlock_max_ttl;
 int			dlock_session_locks;
 
-/*
- * Begin a call, and return this database's space, without its leases if they
- * are not loaded yet.  That is enough for questions about this session or,
- * after dlock_get_key(), about one lock.
- */
+/* Begin a call.  Leases of the returned space may not be loaded yet. */
 DlockSpace *
 dlock_begin_call(void)
 {
@@ -65,12 +61,9 @@ dlock_check_unrestricted(void)
 }
 
 /*
- * Begin a call that changes anything: tickets, leases, guards, versions,
- * reservations, numbers, what a session waits for or listens on.
- *
- * Like LISTEN, it is refused within a security-restricted operation.  There
- * the code of an object's owner, such as a function in an index, runs in
- * another role's session, which analyzes the table or refreshes the view.
+ * Begin a call that changes anything, even what the session waits for or
+ * listens on.  Like LISTEN, it is refused in a security-restricted operation,
+ * as when ANALYZE calls the table owner's function in an index.
  */
 DlockSpace *
 dlock_begin_change(void)
@@ -116,7 +109,7 @@ dlock_make_key(DlockKey *key, const DlockSpace *space, text *name)
 	dlock_key_fill(key, space, VARDATA_ANY(name), length);
 }
 
-/* The lock name, which is always the first argument */
+/* The name, always the first argument */
 void
 dlock_get_key(FunctionCallInfo fcinfo, const DlockSpace *space, DlockKey *key)
 {
@@ -163,9 +156,7 @@ interval_length(const Interval *interval)
 }
 
 /*
- * Above a year, a program probably sent milliseconds or nanoseconds as a
- * number, which PostgreSQL reads as seconds.  This is no error, because some
- * programs use such a timeout for "no timeout".
+ * A long timeout is no error, because some programs use one for "no timeout".
  */
 DlockTimeout
 dlock_get_timeout(FunctionCallInfo fcinfo, int argument)
@@ -189,7 +180,7 @@ dlock_get_timeout(FunctionCallInfo fcinfo, int argument)
 	return result;
 }
 
-/* A ttl or a delay, in microseconds.  A month is no fixed length of time. */
+/* A ttl or a delay, in microseconds */
 int64
 dlock_get_duration(FunctionCallInfo fcinfo, int argument, const char *name)
 {
@@ -340,7 +331,7 @@ dlock_get_lease(FunctionCallInfo fcinfo, DlockSpace *space, int argument)
 	return lease;
 }
 
-/* The given channel, or this session's own if that is NULL */
+/* The given channel; by default, this session's own */
 const char *
 dlock_get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 {
@@ -348,7 +339,7 @@ dlock_get_channel(FunctionCallInfo fcinfo, int argument, DlockScope scope)
 
 	if (PG_ARGISNULL(argument))
 	{
-		/* in session scope, that was checked already */
+		/* session scope was checked already */
 		if (scope == DLOCK_LEASE)
 			dlock_check_session_use(DLOCK_USE_CHANNEL);
 		return dlock_notify_listen();

@@ -30,8 +30,7 @@ extern int64 dlock_session_release_all(void);
 /* lease_open.c */
 extern void dlock_lease_detach_all(void);
 
-/* xact.c */
-/* State that the two functions after the first go back to */
+/* xact.c: the state that the first function saves for the others */
 typedef struct DlockStatement
 {
 	MemoryContext memory;

@@ -3,8 +3,8 @@
  * change.c
  *	  Changing existing tickets and leases.
  *
- * A record is changed in shared memory first, and the call returns when its
- * row is durable.  If that fails, it is changed back; so changes of one record
+ * A record is changed in shared memory, and the call returns when its row is
+ * durable.  If that fails, the change is undone.  So changes of one record
  * come one after the other (I19).
  *
  *-------------------------------------------------------------------------
@@ -21,23 +21,19 @@
 typedef struct Change
 {
 	DlockSpace *space;
-	DlockRecord *record;		/* in use; NULL: there is none */
+	DlockRecord *record;		/* in use, or NULL */
 	DlockLeaseTicket *ticket;	/* of this ticket, or ... */
 	DlockLease *lease;			/* ... of this lease */
 	Oid			role;			/* that its memory is counted to */
 	LOCKTAG		tag;			/* of its number, in PostgreSQL's locks */
 	int			uses_before;
-
-	/* the new info; after the exchange, the old one */
-	dsa_pointer info;
-
+	dsa_pointer info;			/* the new one; once exchanged, the old one */
 	DlockLease *retimed;		/* the lease that gets another ttl */
 } Change;
 
 /*
  * Find the ticket or the lease with this number, once no other call changes
- * it.  Numbers with the same 48 low bits wait for each other, too.  Raises
- * 42501 if the current user may not change it.
+ * it.  Numbers with the same 48 low bits wait for each other, too.
  */
 static void
 begin_change(Change *change, int64 number)
@@ -54,7 +50,7 @@ begin_change(Change *change, int64 number)
 		dlock_lease_find(change->space, number);
 	if (change->lease && change->lease->single)
 	{
-		/* it has just got its ticket */
+		/* its ticket was just published */
 		change->lease = NULL;
 		change->ticket = dlock_lease_ticket_find(change->space, number);
 	}
@@ -77,7 +73,7 @@ finish_change(Change *change)
 	(void) LockRelease(&change->tag, ExclusiveLock, false);
 }
 
-/* Is it still there?  Raises 55L01 if the extension is gone. */
+/* Raises 55L01 if the extension is gone. */
 static bool
 is_there(const Change *change)
 {
@@ -88,8 +84,6 @@ is_there(const Change *change)
 		dlock_lease_ticket_is_live(change->ticket);
 }
 
-/* Info */
-
 static bool
 exchange_info(Change *change)
 {
@@ -99,7 +93,7 @@ exchange_info(Change *change)
 		dlock_lease_exchange_info(change->lease, &change->info);
 }
 
-/* The change could not become durable, or this backend exits before that. */
+/* The change did not become durable, or this backend exits before. */
 static void
 undo_info(int code, Datum arg)
 {
@@ -139,7 +133,7 @@ change_info_of_lease(int64 number, const char *info)
 	return changed;
 }
 
-/* Change the info of a ticket or a lease; false if it is gone. */
+/* Change the info of a ticket or a lease; false if it is gone */
 bool
 dlock_change_info(DlockSpace *space, int64 number, const char *info)
 {
@@ -159,9 +153,6 @@ dlock_change_info(DlockSpace *space, int64 number, const char *info)
 	return changed;
 }
 
-/* Ttl */
-
-/* undo_info() for a ttl */
 static void
 undo_ttl(int code, Datum arg)
 {
@@ -173,11 +164,11 @@ undo_ttl(int code, Datum arg)
 }
 
 /*
- * Renew a lease, or a ticket's own, with another ttl, which it has from then
- * on.  Returns the number of its tickets, or -1 if it is gone.
+ * Renew a lease, or a ticket's own, and give it another ttl.  Returns the
+ * number of its tickets, or -1 if it is gone.
  *
- * The wait includes the standbys that count for the lease, whatever
- * synchronous_commit is here: a standby that takes over goes by the row.
+ * The wait is at the lease's durability, if that is higher than
+ * synchronous_commit: a standby that takes over goes by the row.
  */
 int
 dlock_change_ttl(int64 number, int64 ttl)
@@ -190,7 +181,7 @@ dlock_change_ttl(int64 number, int64 ttl)
 	begin_change(&change, number);
 	lease = change.retimed =
 		change.ticket ? dlock_lease_of(change.ticket) : change.lease;
-	/* a ticket does not renew a lease of many */
+	/* a ticket of a lease of many does not renew that */
 	if (lease && !change.lease && !lease->single)
 		lease = NULL;
 	/* only the first change of a ttl allocates memory */
@@ -211,8 +202,6 @@ dlock_change_ttl(int64 number, int64 ttl)
 	finish_change(&change);
 	return result;
 }
-
-/* Mode */
 
 static void
 raise_slots(const DlockKey *key, int64 number)
@@ -243,9 +232,8 @@ downgrade_held(DlockHeld *held)
 }
 
 /*
- * Make a lease's exclusive hold a shared one.  No other ticket is granted
- * until the row with the new mode is in the WAL.  After that, others are
- * granted even if this call fails.
+ * Make a lease's exclusive hold a shared one.  Others are granted once the row
+ * with the new mode is in the WAL, even if this call fails.
  */
 static bool
 downgrade_of_lease(int64 number)
@@ -265,7 +253,7 @@ downgrade_of_lease(int64 number)
 	{
 		dlock_durable_wait_only(change.space, change.record,
 								_("The hold becomes shared all the same."));
-		/* the worker does so, too, but maybe later */
+		/* the worker does this, too, but maybe later */
 		dlock_queue_share(change.ticket);
 		holds = is_there(&change);
 	}

@@ -15,9 +15,8 @@
 static char my_channel[NAMEDATALEN] = "";
 
 /*
- * Return this session's own channel, and LISTEN on it, which takes effect at
- * the commit.  No other session can guess its name.  The caller has checked
- * that it may LISTEN.
+ * LISTEN on this session's own channel, from the commit on, and return its
+ * name, which no other session can guess.  The caller has checked the use.
  */
 const char *
 dlock_notify_listen(void)
@@ -41,7 +40,7 @@ dlock_notify_listen(void)
 				 (unsigned long long) random[1]);
 	}
 
-	/* in every call, because UNLISTEN or a rollback may have ended it */
+	/* each time, because of UNLISTEN and rollbacks */
 	Async_Listen(my_channel);
 	return my_channel;
 }

@@ -5,8 +5,7 @@
  *
  * The worker writes them, in a transaction that commits asynchronously, and
  * flushes it if several wait.  A caller waits until its change is in the WAL,
- * flushes the WAL up to there, and waits for standbys, at its own
- * synchronous_commit (I19).
+ * flushes the WAL, and waits for standbys, as synchronous_commit says (I19).
  *
  *-------------------------------------------------------------------------
  */
@@ -27,8 +26,8 @@
 #define MAX_RETRIES 10
 
 /*
- * Make the WAL durable up to here; false if the wait for standbys was cut
- * short.  In this case PostgreSQL only warns, because it cannot undo a commit.
+ * Make the WAL durable up to here.  Returns false if the wait for standbys was
+ * canceled: PostgreSQL only warns then.
  */
 static bool
 make_durable(XLogRecPtr lsn)
@@ -40,7 +39,7 @@ make_durable(XLogRecPtr lsn)
 	XLogFlush(lsn);
 	if (dlock_quorum_is_acknowledged(lsn, durability))
 		return true;
-	/* all whose changes were written in one transaction wait for one LSN */
+	/* several callers wait for the LSN of one commit */
 	if (COMPAT_SYNC_REP_TAKES_NO_EQUALS)
 	{
 		lsn = compat_log_message("dlock");
@@ -52,7 +51,7 @@ make_durable(XLogRecPtr lsn)
 	return dlock_quorum_is_acknowledged(lsn, durability);
 }
 
-/* Is the change in the WAL?  Then *lsn is its position. */
+/* If the change is in the WAL, *lsn is its position. */
 static bool
 is_written(DlockSpace *space, DlockRecord *record, uint64 mark,
 		   XLogRecPtr *lsn)
@@ -70,7 +69,7 @@ raise_failure(DlockSpace *space, const char *outcome)
 {
 	int			code = (int) pg_atomic_read_u32(&space->failure);
 
-	/* if the tables were changed, this can tell how */
+	/* if the tables were altered, this says how */
 	if (code == ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE)
 		dlock_rows_check(space);
 	ereport(ERROR,
@@ -92,9 +91,9 @@ raise_no_worker(const char *detail)
 }
 
 /*
- * Wait until a record's changes so far are durable at synchronous_commit, for
- * a caller that does not count on the lease: its durability stays.  Raises an
- * error if that fails; "outcome" tells what becomes of the changes.
+ * Wait until a record's changes so far are durable at synchronous_commit.  The
+ * lease's durability stays.  If the wait fails, "outcome" tells in the error
+ * what becomes of the changes.
  */
 void
 dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
@@ -116,7 +115,7 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 			break;
 		if (record->finished)
 		{
-			/* over, and never written: the caller sees that */
+			/* it ended unwritten: the caller sees that */
 			lsn = InvalidXLogRecPtr;
 			break;
 		}
@@ -136,7 +135,7 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 	}
 	ConditionVariableCancelSleep();
 	durable = make_durable(lsn);
-	/* last: after this, a cancel finds the request done */
+	/* the last chance for a cancel: after this, the request is done */
 	CHECK_FOR_INTERRUPTS();
 	if (!durable)
 		ereport(ERROR,
@@ -147,8 +146,8 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 }
 
 /*
- * Wait until a lease's changes, or a ticket's and its lease's, are durable.
- * Each caller that counts on a lease waits here, which raises its durability.
+ * Raise the durability of a lease, which the caller counts on, and wait until
+ * its changes, or a ticket's and its lease's, are durable.
  */
 static void
 wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
@@ -166,8 +165,8 @@ wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
 }
 
 /*
- * Wait for a caller that withdraws its request if the wait fails.  Even then
- * the lease keeps the durability, because another caller may count on it.
+ * Wait for a caller that withdraws its request if this fails.  The lease keeps
+ * the durability even then, because another caller may count on it.
  */
 void
 dlock_durable_wait(DlockSpace *space, DlockRecord *record)

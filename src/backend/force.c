@@ -1,9 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * force.c
- *	  Log lines about tickets and leases that are ended by force.
- *
- * They are written after the fact, with no lock held.
+ *	  Log lines about tickets and leases that were ended by force.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,7 +23,7 @@ role_name(Oid role)
 	return name ? name : psprintf("%u", role);
 }
 
-/* A sentence about the caller: the session's role, and the current one */
+/* A sentence about the caller */
 char *
 dlock_describe_caller(void)
 {
@@ -38,7 +36,7 @@ dlock_describe_caller(void)
 					role_name(session), role_name(GetUserId()));
 }
 
-/* Is it another role's lease, superuser or not?  *role is that role's name. */
+/* Is it another role's lease, even for a superuser?  *role is its name. */
 bool
 dlock_lease_is_other(DlockSpace *space, int64 number, NameData *role)
 {

@@ -16,7 +16,7 @@
 /* Leases attached to this session, each referred to */
 static List *attached_leases = NIL;
 
-/* A lease could not become durable, or its opener exits before that. */
+/* A lease did not become durable, or its opener exits before. */
 static void
 withdraw_lease(int code, Datum arg)
 {
@@ -27,10 +27,7 @@ withdraw_lease(int code, Datum arg)
 	dlock_lease_withdraw(lease);
 }
 
-/*
- * Note a lease as attached.  Look at the two that were not looked at for
- * longest, too, so that ended ones do not pile up.
- */
+/* Note a lease, and look at two others, so that ended ones do not pile up. */
 static void
 attach_to_session(DlockLease *lease)
 {
@@ -75,7 +72,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 
 	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
 	{
-		/* only now: what can be found is in its space's list */
+		/* a lease that can be found is in its space's list */
 		dlock_id_insert(&lease->record);
 		dlock_durable_wait(space, &lease->record);
 		if (!dlock_lease_is_open(lease))
@@ -88,8 +85,8 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 }
 
 /*
- * The session ends, or passes to another client: the time of its attached
- * leases begins to run.  Raises no error; each is forgotten first.
+ * The session ends, or passes to another client: the ttl of its attached
+ * leases begins.  Raises no error.
  */
 void
 dlock_lease_detach_all(void)

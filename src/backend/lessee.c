@@ -5,7 +5,7 @@
  *
  * A blocking request waits with a session's ticket, which the lease adopts at
  * the grant.  An enqueued ticket is the lease's from the start.  A call
- * returns a durable ticket, or withdraws a ticket that it has made.
+ * returns a durable ticket, or withdraws the one that it has made.
  *
  *-------------------------------------------------------------------------
  */
@@ -29,9 +29,8 @@ raise_other_permits(const DlockRequest *request, const DlockTicket *existing)
 
 /*
  * Join the lock with a new ticket for request->lease, or find the one of the
- * same request.  Returns NULL if the lock is busy and the request must not
- * queue.  *held is the session's part of a new ticket that is not adopted at
- * once, otherwise NULL.
+ * same request.  Returns NULL if the lock is busy and "nowait" is set.  *held
+ * is the session's part of a new ticket, or NULL if it is adopted at once.
  */
 static DlockLeaseTicket *
 join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -74,7 +73,7 @@ join_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	if (!adopt)
 	{
 		*held = dlock_held_enter(&ticket->ticket, DLOCK_LEASE, joined.lock);
-		/* for as long as *held refers to it, also after an adoption */
+		/* while *held refers to it, even after an adoption */
 		dlock_record_ref(&ticket->record);
 	}
 	return ticket;
@@ -113,7 +112,7 @@ check_lease_open(const DlockRequest *request)
 		dlock_raise_lease_gone(request->lease->number);
 }
 
-/* Wait, with others, for the same request's ticket, and claim it. */
+/* Wait for the ticket that another call has made, and claim it. */
 static DlockOutcome
 wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 				 DlockLeaseTicket *ticket)
@@ -138,7 +137,7 @@ wait_with_others(const DlockRequest *request, DlockHeldName *name, bool nowait,
 
 /*
  * Ask once for a ticket.  DLOCK_ACQUIRED: it is granted, in use, and claimed.
- * DLOCK_LOST: it was ended before that, and the caller must ask again.
+ * DLOCK_LOST: it ended before, and the caller must ask again.
  */
 static DlockOutcome
 ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
@@ -164,7 +163,7 @@ ask_for_lease(DlockSpace *space, const DlockRequest *request, bool nowait,
 	outcome = dlock_request_wait(request, held);
 	if (outcome == DLOCK_ACQUIRED)
 		let_adopt(request, held, *ticket);
-	/* its own lease has begun and ended with it */
+	/* its single lease has ended with it */
 	if (outcome == DLOCK_LOST && request->lease->single && (*ticket)->heir)
 		dlock_raise_lost_place(request, (*ticket)->ticket.number);
 	return outcome;
@@ -186,9 +185,9 @@ take_another_lease(DlockSpace *space, DlockRequest *request)
 }
 
 /*
- * Acquire for request->lease.  Returns a granted ticket, in use and claimed,
- * to be made durable and kept: one mark; or NULL with *outcome set if the lock
- * cannot be acquired in time.
+ * Acquire for request->lease.  Returns a granted ticket, in use and claimed
+ * with one mark, which the caller must make durable and keep; or NULL, with
+ * *outcome set, if the lock cannot be acquired in time.
  */
 DlockLeaseTicket *
 dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
@@ -219,8 +218,8 @@ dlock_lessee_acquire(DlockSpace *space, DlockRequest *request,
 }
 
 /*
- * Raise 55L01 if the ticket is gone, if its lease has run out, if the
- * extension is gone, or if it is not granted though "granted" is set.
+ * Raise 55L01 if the ticket, its lease or the extension is gone, or if
+ * "granted" is set and the ticket is not granted.
  */
 static void
 check_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
@@ -237,7 +236,7 @@ check_durable(DlockSpace *space, DlockLeaseTicket *ticket, bool granted)
 	dlock_raise_no_ticket(ticket->ticket.number);
 }
 
-/* Wait until the ticket of a caller is durable, and check it. */
+/* Wait until the caller's ticket is durable, and check it. */
 void
 dlock_lessee_make_durable(DlockSpace *space, DlockLeaseTicket *ticket,
 						  bool granted)
@@ -247,8 +246,8 @@ dlock_lessee_make_durable(DlockSpace *space, DlockLeaseTicket *ticket,
 }
 
 /*
- * The ticket that an enqueue returns, claimed.  If a session waits with that
- * of the same request, the lease adopts it, as it must outlive the session.
+ * The ticket that an enqueue returns, claimed.  If a session waits with it,
+ * the lease adopts it, because it must outlive the session.
  */
 static DlockLeaseTicket *
 join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)
@@ -271,9 +270,8 @@ join_or_claim(DlockSpace *space, const DlockRequest *request, bool *created)
  * return the ticket's number.
  *
  * If another call has made the ticket, the last step redirects its
- * announcement to this caller.  If this call fails before, the other client
- * still gets the announcement.  If the statement of "function" is canceled
- * after the call, a new ticket is withdrawn.
+ * announcement to this caller; until then, the other client gets it.  If the
+ * statement of "function" is canceled later, a new ticket is withdrawn.
  */
 int64
 dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
@@ -285,12 +283,12 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 
 	dlock_xact_prepare_arming();
 	ticket = join_or_claim(space, request, &created);
-	/* if another call keeps the ticket, it must not arm this announcement */
+	/* another call that keeps the ticket must not arm this announcement */
 	dlock_xact_take(NULL, ticket, created ?
 					dlock_announcement_my_claim(&ticket->ticket) : 0);
-	/* also an existing ticket: it may only have been adopted now */
+	/* an existing ticket may only have been adopted now */
 	dlock_id_insert(&ticket->record);
-	/* one more mark: for a redirection, or behind the first, to arm */
+	/* for the second mark: a redirection, or to arm */
 	dlock_xact_prepare();
 	if (!created)
 	{
@@ -301,7 +299,7 @@ dlock_lessee_enqueue(DlockSpace *space, const DlockRequest *request,
 	dlock_lessee_make_durable(space, ticket, false);
 	if (!created && !dlock_queue_redirect(ticket, redirection))
 		dlock_raise_no_ticket(ticket->ticket.number);
-	/* another call's ticket is also for that call to keep */
+	/* another call's ticket is not withdrawn after a cancel */
 	if (created)
 		dlock_xact_keep_result(function, 1);
 	else

@@ -36,13 +36,12 @@ dlock_request_time_left(DlockTimeout timeout, uint64 start)
 }
 
 /*
- * If the tables of leases are not loaded yet, wait for what the request needs:
- * all for a lease's, otherwise the leases' tickets of its name.  Sets
- * request->timeout to what is left of it.
+ * Wait until the rows that the request needs are loaded: all for a lease's,
+ * otherwise those of its name.  Sets request->timeout to what is left of it.
  *
- * If it has passed, a session's request for a name that a lease has returns
- * false, with *outcome set.  All other requests raise 55P03, even a try: the
- * lock may be free, or the lease may have it already.
+ * After the timeout, a session's request for a name that a lease has returns
+ * false, with *outcome set.  All others raise 55P03, even a try, because the
+ * lock may be free, or the lease itself may have it.
  */
 bool
 dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,
@@ -67,11 +66,11 @@ dlock_request_wait_for_load(DlockSpace *space, DlockRequest *request,
 }
 
 /*
- * Wait for a new ticket.  Unless it is granted, the ticket is ended (I12), and
- * *held forgotten; if the grant came just then, that hands the lock on.  A try
- * waits only if the removal of a row is in its way.
+ * Wait for a new ticket.  If it is not granted, it is ended (I12) and *held
+ * forgotten.  A try waits only if the removal of a row is in its way.
  *
- * DLOCK_LOST: its lease has adopted it for another client, and it has ended.
+ * DLOCK_LOST: the lease has adopted the ticket for another client, and it has
+ * ended.  The caller asks again.
  */
 DlockOutcome
 dlock_request_wait(const DlockRequest *request, DlockHeld *held)
@@ -86,7 +85,6 @@ dlock_request_wait(const DlockRequest *request, DlockHeld *held)
 	PG_TRY();
 	{
 		outcome = dlock_wait_for_grant(&patient, held->ticket);
-		/* the caller asks again for a ticket that its lease has adopted */
 		if (outcome == DLOCK_LOST && held->ticket->session != 0)
 			dlock_raise_lost_place(request, held->number);
 	}

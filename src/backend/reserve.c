@@ -3,18 +3,16 @@
  * reserve.c
  *	  Names that are reserved for a role.
  *
- * A reservation keeps all names that begin with its prefix for the roles that
- * have the privileges of its owner; of several that fit, the longest counts.
- * Reservations are rows of a table.  Each backend keeps a copy, and reads the
- * table again after an invalidation of its relcache entry.  A trigger sends
- * that with each change of a row, because rows also come by COPY, from a
- * restore.  So a call pays for one comparison if nothing is reserved,
- * otherwise for a look at each length that a prefix has.
+ * The longest prefix of a name that is reserved counts: only roles that have
+ * the privileges of its owner may use the name.  Reservations are rows of a
+ * table.  Each backend keeps a copy, and reads the table again after an
+ * invalidation of its relcache entry, which a trigger sends with each change.
+ * A call pays for one comparison if nothing is reserved, otherwise for a look
+ * at each length that a prefix has.
  *
- * A row names a role, and has the OID that the role had when the row was
- * written, or 0.  If these do not agree, the role was dropped or renamed, or
- * another one has its name.  Then only superusers may use the names, until
- * they are reserved again.  A row cannot depend on the role, as objects do.
+ * A row has the role's name, and its OID when the row was written, or 0.  If
+ * these do not agree, the role was dropped or renamed.  Then only superusers
+ * may use the names, until they are reserved again.
  *
  *-------------------------------------------------------------------------
  */
@@ -151,7 +149,7 @@ find_reservation(DlockSpace *space, const char *name, int length)
 	return reservation;
 }
 
-/* Is the role there that the row was written for, by the same name? */
+/* Is the role still there that the row was written for? */
 static bool
 has_owner(const Reservation *reservation)
 {
@@ -248,10 +246,7 @@ check_owner(DlockSpace *space, const text *prefix)
 							   "Use a role that has the privileges of that role.")));
 }
 
-/*
- * Lock a prefix's row until the end of this transaction, so that no change is
- * overwritten that the check of rights misses.  False if there is no row.
- */
+/* Lock a prefix's row before the check of rights; false if there is none. */
 static bool
 lock_row(DlockSpace *space, text *prefix)
 {
@@ -267,7 +262,7 @@ lock_row(DlockSpace *space, text *prefix)
 	return found > 0;
 }
 
-/* Trigger after each change: after the commit, all backends read again. */
+/* Trigger: after the commit of a change, all backends read the table again. */
 PG_FUNCTION_INFO_V1(dlock_reservations_changed);
 Datum
 dlock_reservations_changed(PG_FUNCTION_ARGS)

@@ -3,9 +3,8 @@
  * result.c
  *	  The columns of the rows that functions return.
  *
- * CREATE OR REPLACE VIEW can add columns to a view's row type, which a
- * function may return.  So each function compares its columns before it fills
- * in a row.
+ * CREATE OR REPLACE VIEW can add columns to the row type of a function.  So
+ * each function compares its columns before it fills in a row.
  *
  *-------------------------------------------------------------------------
  */
@@ -28,7 +27,7 @@ raise_columns(FunctionCallInfo fcinfo, const char *detail)
 			 errhint("Add columns to a view of your own. To get the extension's view back, use DROP EXTENSION and CREATE EXTENSION, which end all locks of this database.")));
 }
 
-/* Raise 55000 unless the columns have exactly these types. */
+/* Raise 55000 if the columns have not exactly these types. */
 static void
 check_result_columns(FunctionCallInfo fcinfo, TupleDesc descriptor,
 					 const Oid *types, int num_columns)

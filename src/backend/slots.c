@@ -4,19 +4,15 @@
  *	  The slots that are set for locks, whatever requests say.
  *
  * The numbers are rows of the table dlock_slots.  Copies in the locks' entries
- * are what counts.  A name is noted when its row is written or removed, by
- * dlock_set_slots(), COPY, a restore or logical replication.  Before the
- * commit, the table is locked against other commits that change it, and the
- * rows of the noted names are read.  After the commit, before the table is
- * unlocked, the copies are set to them.  So copies change in the order of
- * commits.
+ * are what counts.  A name is noted, and its lock's entry kept, when its row is
+ * about to change.  Before the commit, the table is locked against other
+ * commits that change it, and the rows of the noted names are read.  After the
+ * commit, before the table is unlocked, the copies are set to them.  So copies
+ * change in the order of commits.
  *
- * A constraint notes a name that is about to be written, because a restore can
- * disable triggers, but not constraints.  A trigger notes the old name of a
- * row that is removed or renamed.  A name may be noted without a change.
- *
- * The entry of a noted lock is kept until the (sub)transaction is over, so
- * nothing is allocated after the commit.
+ * A constraint notes the names of rows that are written, because a restore can
+ * disable triggers, but not constraints.  Triggers note the names of rows that
+ * are removed or renamed.  A name may be noted without a change.
  *
  *-------------------------------------------------------------------------
  */
@@ -198,7 +194,7 @@ dlock_slots_check_right(DlockSpace *space, const DlockKey *key, Oid function)
 			 errhint("An administrator can reserve such names, with dlock_reserve(), or grant EXECUTE on the function.")));
 }
 
-/* Set a lock's slots from this transaction's commit on; 0: none are set. */
+/* Set a lock's slots from this transaction's commit on; 0: none */
 void
 dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
 {
@@ -210,7 +206,7 @@ dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
 
 	if (slots > 0)
 	{
-		/* tickets from before the restart have their memory, too */
+		/* tickets from before the restart count */
 		(void) dlock_load_name(space, key, DLOCK_WAIT_FOREVER, NULL);
 		dlock_request_check_memory(space, GetUserId());
 	}
@@ -230,12 +226,7 @@ dlock_slots_set(DlockSpace *space, const DlockKey *key, int32 slots)
 	PG_END_TRY();
 }
 
-/* The end of a transaction */
-
-/*
- * Read the rows of these names, before the commit.  The tables stay locked
- * until the copies are changed (I27).
- */
+/* Before the commit: read the rows of the noted names (I27). */
 static void
 read_names(void)
 {

@@ -40,7 +40,7 @@ dlock_counters(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* Age of the oldest change in the journal, in microseconds; 0: it is empty */
+/* Age of the oldest change in the journal, in microseconds, or 0 */
 static int64
 journal_lag(DlockSpace *space)
 {

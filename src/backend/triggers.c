@@ -20,7 +20,7 @@
 
 #include "backend/inner.h"
 
-/* The trigger that called a function; raises an error if there is none. */
+/* The trigger that called a function */
 TriggerData *
 dlock_trigger(FunctionCallInfo fcinfo, const char *function)
 {
@@ -32,10 +32,7 @@ dlock_trigger(FunctionCallInfo fcinfo, const char *function)
 	return (TriggerData *) fcinfo->context;
 }
 
-/*
- * The trigger of one of dlock's own tables that called a function.  Raises
- * 39P01 on other tables, whose owners could change them unexpectedly.
- */
+/* The same, but it must be on one of dlock's own tables. */
 TriggerData *
 dlock_own_trigger(FunctionCallInfo fcinfo, const char *function)
 {
@@ -53,7 +50,7 @@ dlock_own_trigger(FunctionCallInfo fcinfo, const char *function)
 	return trigger;
 }
 
-/* Row trigger: drop replicated rows, which are another server's leases. */
+/* Row trigger: drop replicated rows, which are another server's leases */
 PG_FUNCTION_INFO_V1(dlock_drop_replicated);
 Datum
 dlock_drop_replicated(PG_FUNCTION_ARGS)
@@ -112,7 +109,7 @@ get_integer(Datum value, Oid type)
 	}
 }
 
-/* Read the column that the argument of a row's BEFORE UPDATE trigger names. */
+/* Read the column that the trigger's argument names. */
 static void
 read_column(TriggerData *trigger, const char *function,
 			const char *default_name, Column *column)

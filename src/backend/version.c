@@ -5,8 +5,7 @@
  *
  * Versions are rows of an ordinary table, changed in the caller's transaction.
  * So they roll back with it, and of two concurrent bumps the second waits for
- * the first and then finds another version.  The table is closed to all roles,
- * and accessed as its owner.
+ * the first.  The table is closed to all roles, and accessed as its owner.
  *
  *-------------------------------------------------------------------------
  */
@@ -20,8 +19,8 @@
 #include "tables/tables.h"
 
 /*
- * Run a statement; $1 is the name, $2 a version, $3 the current role.  Returns
- * the number of rows, and a version in *result if that is not NULL.
+ * Run a statement with the name, a version and the current role.  Returns the
+ * number of rows, and a version in *result if that is not NULL.
  */
 static uint64
 execute(DlockSpace *space, const char *statement, const DlockKey *key,
@@ -51,9 +50,8 @@ dlock_version_read(DlockSpace *space, const DlockKey *key)
 }
 
 /*
- * Increase a version from the expected one.  Returns the new one, or 0 if
- * another was found.  Waits for a transaction that has bumped the same name;
- * in REPEATABLE READ and SERIALIZABLE, PostgreSQL then raises 40001.
+ * Increase a version from the expected one.  Returns the new one, or 0 if the
+ * name has another.
  */
 int64
 dlock_version_increment(DlockSpace *space, const DlockKey *key, int64 expected)

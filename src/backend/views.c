@@ -25,7 +25,7 @@
 #include "backend/graph.h"
 #include "tables/tables.h"
 
-/* Holders of a lock that are named to its waiters */
+/* Holders of a lock that are shown as blocking a waiter */
 #define MAX_HOLDERS	16
 
 typedef struct Holders
@@ -50,7 +50,7 @@ add_holder(Holders *holders, int64 number)
 		holders->numbers[holders->count++] = number;
 }
 
-/* Look through a lock's holders, from its first row on. */
+/* Look through a lock's holders, from its first row on */
 static void
 find_holders(Blockers *blockers, const DlockRow *first)
 {
@@ -67,9 +67,8 @@ find_holders(Blockers *blockers, const DlockRow *first)
 }
 
 /*
- * The holders that a waiter conflicts with, or some of them, and the waiter
- * before it.  Showing all waiters before it would take the square of the
- * queue's length.
+ * Up to MAX_HOLDERS holders that a waiter conflicts with, and the waiter before
+ * it.  All waiters before it would take the square of the queue's length.
  */
 static Datum
 blocked_by(const Blockers *blockers, const DlockRow *waiting)
@@ -104,14 +103,13 @@ dlock_space_to_show(void)
 	return space;
 }
 
-/* The columns of dlock_locks */
 static const Oid lock_columns[] = {
 	TEXTOID, INT8OID, TEXTOID, INT4OID, INT4OID, BOOLOID, INT4OID, TEXTOID,
 	INT4OID, INT8OID, NAMEOID, TEXTOID, TEXTOID, TEXTOID, TIMESTAMPTZOID,
 	TIMESTAMPTZOID, INTERVALOID, INT4OID, BOOLOID, INT8ARRAYOID
 };
 
-/* One of the texts of a row, from *text on, which is moved behind it */
+/* The text of a row at *text, which is moved behind it */
 static Datum
 take_text(const char **text, int length)
 {
@@ -192,7 +190,7 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows)
 	MemoryContextDelete(row_context);
 }
 
-/* Show all locks, some rows at a time, which stay in the cache that way. */
+/* Show all locks, some rows at a time, so that they stay in the cache. */
 static void
 show_all(ReturnSetInfo *rsinfo, DlockSpace *space)
 {
@@ -245,7 +243,6 @@ dlock_locks_of(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-/* The columns of dlock_lease_status() */
 static const Oid lease_columns[] = {
 	INT8OID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, OIDOID, TEXTOID,
 	TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID, INT4OID
@@ -277,7 +274,7 @@ typedef struct LeaseRows
 	bool		complete;
 } LeaseRows;
 
-/* Called with the lease lock, as copy_lease() */
+/* The caller must hold the lease lock. */
 static TimestampTz
 opened_at(const DlockLease *lease)
 {
@@ -380,10 +377,9 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 }
 
 /*
- * The processes that block another one: in dlock, the holders that it
- * conflicts with and all waiters before it; and those that block it in the
- * lock manager.  An ended ticket of a lease counts as the worker's if the
- * worker cannot remove its row.
+ * The processes that block another one in dlock, as holders that it conflicts
+ * with or waiters before it, or in the lock manager.  An ended ticket of a
+ * lease counts as the worker's if the worker cannot remove its row.
  */
 PG_FUNCTION_INFO_V1(dlock_blocking_pids);
 Datum
