@@ -672,7 +672,7 @@ RETURNS void
 AS 'MODULE_PATHNAME', 'dlock_stats_reset'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION dlock_stats_reset() IS
-'count anew, in dlock_stats, dlock_wait_histogram and dlock_contention';
+'restart the counters of dlock_stats, dlock_wait_histogram and dlock_contention';
 
 CREATE FUNCTION dlock_reserve(prefix text, owner regrole)
 RETURNS void

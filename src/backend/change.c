@@ -123,7 +123,7 @@ change_info_of_lease(int64 number, const char *info)
 		{
 			PG_ENSURE_ERROR_CLEANUP(undo_info, PointerGetDatum(&change));
 			dlock_durable_wait_only(change.space, change.record,
-									_("The request was taken back."));
+									_("The request was undone."));
 			changed = is_there(&change);
 			PG_END_ENSURE_ERROR_CLEANUP(undo_info, PointerGetDatum(&change));
 		}

@@ -175,8 +175,8 @@ dlock_durable_wait(DlockSpace *space, DlockRecord *record)
 		dlock_lease_durability(dlock_record_lease_of(record));
 
 	wait_for_record(space, record, is_raised ?
-					_("The request was taken back. The lease keeps the higher durability.") :
-					_("The request was taken back."));
+					_("The request was undone. The lease keeps the higher durability.") :
+					_("The request was undone."));
 }
 
 /* Wait at a level that may be higher than synchronous_commit. */

@@ -108,7 +108,7 @@ read_reservations(DlockSpace *space)
 	table = dlock_open_relation(space, "dlock_reservations", AccessShareLock);
 	reservations_table = RelationGetRelid(table);
 	reservations_space = space;
-	/* before the table is read, so that no change meanwhile is missed */
+	/* before the table is read, so that no change during the read is missed */
 	reservations_valid = true;
 	PG_TRY();
 	{

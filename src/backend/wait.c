@@ -197,9 +197,9 @@ dlock_wait_check_space(const DlockSpace *space, const DlockKey *key)
 	ereport(ERROR,
 			(errcode(ERRCODE_DLOCK_LOST),
 			 errmsg("lock \"%.*s\" is gone", key->length, key->name),
-			 errdetail("Extension \"%s\" was dropped meanwhile, and all of its locks and tickets with it.",
+			 errdetail("Extension \"%s\" was dropped during the call, with all of its locks and tickets.",
 					   "dlock"),
-			 errhint("Acquire the lock again, if the extension was created anew.")));
+			 errhint("If the extension was created again, acquire the lock again.")));
 }
 
 /*

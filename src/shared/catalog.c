@@ -65,14 +65,14 @@ raise_missing(DlockSpace *space, const char *name)
 	if (get_extension_oid("dlock", true) != space->key.extension)
 		ereport(ERROR,
 				(errcode(ERRCODE_DLOCK_LOST),
-				 errmsg("extension \"%s\" was dropped meanwhile", "dlock"),
+				 errmsg("extension \"%s\" was dropped during the call", "dlock"),
 				 errdetail("All of its locks and tickets are gone with it."),
-				 errhint("Repeat the call, if the extension was created anew.")));
+				 errhint("If the extension was created again, repeat the call.")));
 	ereport(ERROR,
 			(errcode(ERRCODE_UNDEFINED_TABLE),
 			 errmsg("relation \"%s\" of extension \"%s\" does not exist",
 					name, "dlock"),
-			 errhint("Undo what was changed, or drop the extension and create it anew, which ends all locks of this database.")));
+			 errhint("Undo the change. Or drop the extension and create it again, which ends all locks of this database.")));
 }
 
 /* The same, but raises an error if there is none */

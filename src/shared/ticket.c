@@ -93,7 +93,7 @@ check_sequence(Relation sequence)
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 				 errmsg("\"%s\" is not a sequence",
 						RelationGetRelationName(sequence)),
-				 errhint("Drop the extension and create it anew, which ends all locks of this database.")));
+				 errhint("Drop the extension and create it again, which ends all locks of this database.")));
 	dlock_check_permanent(sequence);
 }
 
@@ -189,7 +189,7 @@ write_reservation(Relation sequence, int64 minimum)
 				 errmsg("out of ticket numbers"),
 				 errdetail("Ticket numbers end at %lld.",
 						   (long long) DLOCK_MAX_TICKET),
-				 errhint("DROP EXTENSION, a restart of the server and CREATE EXTENSION begin the numbers anew. Everything that stores fences must forget them then.")));
+				 errhint("DROP EXTENSION, a restart of the server and CREATE EXTENSION restart the numbers. Afterwards, everything that stores fences must forget them.")));
 	data->last_value = reserved + DLOCK_TICKET_BLOCK;
 	data->is_called = true;
 	data->log_cnt = 0;			/* so that nextval() writes WAL, too */

@@ -103,7 +103,7 @@ dlock_shape_raise_changed(Relation relation, const char *detail)
 			 errmsg("table \"%s\" is not what extension \"%s\" has made",
 					RelationGetRelationName(relation), "dlock"),
 			 errdetail_internal("%s", detail),
-			 errhint("Undo what was changed, as with ALTER TABLE or DROP INDEX.")));
+			 errhint("Undo the change, for example with ALTER TABLE or DROP INDEX.")));
 }
 
 /* The number of a column; raises 55000 if there is none of this type. */

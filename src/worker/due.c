@@ -122,7 +122,7 @@ dlock_due_add(DlockLease *lease)
 	classify(look);
 }
 
-/* Leases looked at anew per step, at most */
+/* Leases checked again per step, at most */
 #define UPDATES	256
 
 /* Update leases of another ttl or durability; true if some may be left. */

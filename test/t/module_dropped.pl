@@ -155,7 +155,7 @@ finish($holder);
 # A call waits for a table, or for the sequence, as the extension is dropped:
 # the first calls after a start, which load the tables of leases, and others.
 #
-$gone = qr/ERROR:  55L01: extension "dlock" was dropped meanwhile.*HINT:  \S/s;
+$gone = qr/ERROR:  55L01: extension "dlock" was dropped during the call.*HINT:  \S/s;
 sub wait_for_drop
 {
 	my ($what, @statements) = @_;
