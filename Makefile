@@ -112,9 +112,9 @@ EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" \
 	$(source)dlock.control)
 PG_CPPFLAGS = -DDLOCK_VERSION=\"$(EXTVERSION)\" -I$(source)src
 
-# Calls from file to file go straight there, as nobody is to put a function of
-# his own in the place of one of these; and those of PostgreSQL's by no detour, as
-# all of them are looked up when the library is loaded.
+# Faster calls: between these files directly, because no other library may
+# replace one of their functions; to PostgreSQL without a stub, because all
+# addresses are looked up when the library is loaded.
 ifeq ($(shell uname -s),Linux)
 PG_CFLAGS = -fno-semantic-interposition -fno-plt
 SHLIB_LINK = -Wl,-Bsymbolic
@@ -122,8 +122,8 @@ endif
 
 DATA = sql/dlock--1.0.sql
 
-# Tests are listed by name: a wildcard would not miss a lost one.  test/run
-# fails where these lists and the files in test/ do not agree.
+# Tests are listed by name, because a wildcard would not notice a lost file.
+# test/run fails if these lists and the files in test/ differ.
 
 # test/sql/*.sql, which share test/include/*.sql
 REGRESS = \
@@ -150,7 +150,7 @@ REGRESS = \
 	planted \
 	reserve
 
-# test/specs/*.spec; isolation_setup comes first, the others need it
+# test/specs/*.spec; isolation_setup comes first, because the others need it
 ISOLATION = \
 	isolation_setup \
 	isolation_fifo \
@@ -323,8 +323,8 @@ PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
-# The command, its page of the manual, and a completion where bash looks for it,
-# if it has found the command in a bin beside that share
+# The command, its manual page, and a completion. bash looks for the completion
+# in the "share" beside the command's "bin".
 completionsdir ?= $(patsubst %/bin,%,$(bindir))/share/bash-completion/completions
 
 all: src/bin/dlock
@@ -336,7 +336,7 @@ src/bin/dlock: $(BIN_OBJS)
 $(BIN_OBJS): $(source)dlock.control
 $(BIN_OBJS): override CPPFLAGS += -I$(includedir)
 
-# dlock top, with ncurses if that is there
+# dlock top, with ncurses if it is installed
 ncurses = $(if $(filter no,$(with_ncurses)),,$(shell pkg-config --$(1) ncursesw 2>/dev/null))
 src/bin/top.o: override CPPFLAGS += \
 	$(if $(call ncurses,libs),-DDLOCK_NCURSES $(call ncurses,cflags))
@@ -364,14 +364,14 @@ dist:
 
 .PHONY: dist install-bin uninstall-bin
 
-# The compiler says which headers an object needs; bitcode needs all of them, as
-# nobody says.  Both need the version, which the control file has.
+# The compiler lists the headers of an object.  Bitcode depends on all headers,
+# because it has no list.  Both need the version, from the control file.
 $(OBJS) $(BIN_OBJS): override CFLAGS += -MMD -MP
 -include $(OBJS:.o=.d) $(BIN_OBJS:.o=.d)
 $(OBJS:.o=.bc): $(wildcard $(source)src/*.h $(source)src/*/*.h)
 $(OBJS) $(OBJS:.o=.bc): $(source)dlock.control
 
-# Nor does it make directories, where they are not the source's.
+# In a separate build directory, make the directories of the objects.
 ifneq ($(source),./)
 $(shell mkdir -p $(dir $(OBJS) $(BIN_OBJS)))
 endif

@@ -1,4 +1,4 @@
--- a lease for every client, and a name of its own, or a new one each time
+-- a lease and a name for each client, or a new name each time
 \if :lease = 0
 SELECT dlock_lease_open('1 s', attach => true) AS lease \gset
 \endif

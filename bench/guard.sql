@@ -1,4 +1,4 @@
--- a name and a row of its own for every client
+-- a name and a row for each client
 \set key 1000000000000 + :client_id
 \if :fence = 0
 SELECT dlock_acquire(:key) AS fence \gset

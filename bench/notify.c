@@ -1,19 +1,18 @@
 /*-------------------------------------------------------------------------
  *
  * notify.c
- *	  How long does a notification take, from one session to another?
+ *	  Measure how long a notification takes between two sessions.
  *
  *	  notify session|lease COUNT
  *
- * Two connections, by the environment's settings: the first gives, the second
- * listens.  A plain notification and the grant of a lock come in turn: the
- * first calls pg_notify(), or it releases a lock for which the second is
- * enqueued, in session scope or on a lease.  The time runs from before that
- * call is sent until the notification is there.
+ * There are two connections, by the environment's settings.  The first one
+ * alternately calls pg_notify(), and releases a lock for which the second one
+ * is enqueued, in session scope or on a lease.  The time runs from before the
+ * call is sent until the second one has the notification.
  *
- * A grant on a lease is announced when it is durable, while a transaction that
- * does nothing but notify does not wait for the disk.  So beside leases the
- * first inserts a row as well.
+ * A grant on a lease is announced when it is durable, but a transaction that
+ * only notifies does not wait for the disk.  So, with a lease, the transaction
+ * also inserts a row.
  *
  * Prints the percentiles 50 and 99 of the grants, then those of the plain
  * notifications, in microseconds.
@@ -28,10 +27,10 @@
 
 #include "libpq-fe.h"
 
-/* What is done first is not counted: the server's caches fill. */
+/* The first ones do not count, because the server's caches fill. */
 #define WARM_UP		50
 
-/* So long, at most, a notification may take */
+/* the longest time that a notification may take */
 #define LIMIT_MS	10000
 
 static PGconn *giver;
@@ -78,7 +77,7 @@ start(PGconn *connection, const char *query)
 		die(query, connection);
 }
 
-/* Execute a query; its only value, if it is wanted. */
+/* Execute a query, and return its only value if it has one. */
 static void
 execute(PGconn *connection, const char *query, char *value, size_t size)
 {
@@ -113,7 +112,7 @@ receive(void)
 	PQfreemem(notification);
 }
 
-/* From before the giver's query until the listener knows */
+/* The time from before the giver's query until the notification */
 static double
 measure(const char *query)
 {

@@ -1,3 +1,3 @@
--- wait, let the next one go, and stay connected
+-- wait, release for the next waiter, and stay connected
 SELECT dlock_acquire('parking'), dlock_release('parking');
 \sleep 1800 s

@@ -1,4 +1,4 @@
--- a name of its own for every client
+-- a name for each client
 \set key 1000000000000 + :client_id
 \if :turn = 0
 SELECT dlock_acquire(:key);

@@ -1,8 +1,8 @@
--- The peers of dlock, and what else the scripts use.
+-- dlock's peers, and other objects of the scripts
 
 CREATE EXTENSION dlock;
 
--- with dlock_acquire's and dlock_release's arguments and results
+-- the arguments and results are those of dlock_acquire and dlock_release
 CREATE FUNCTION noop_acquire(
     name text, timeout interval = NULL, shared boolean = false,
     slots integer = NULL, permits integer = 1, info text = NULL)
@@ -11,7 +11,7 @@ RETURNS bigint AS :'library', 'bench_noop' LANGUAGE C;
 CREATE FUNCTION noop_release(name text)
 RETURNS boolean AS :'library', 'bench_noop' LANGUAGE C;
 
--- with dlock_renew's and dlock_guard's
+-- those of dlock_renew and dlock_guard
 CREATE FUNCTION noop_renew(id bigint)
 RETURNS integer AS :'library', 'bench_noop' LANGUAGE C;
 
@@ -21,8 +21,8 @@ RETURNS void AS :'library', 'bench_noop' LANGUAGE C;
 CREATE FUNCTION turn(kinds integer, length integer)
 RETURNS integer AS :'library', 'bench_turn' LANGUAGE C;
 
--- Nanoseconds per pair, without a client: PL/pgSQL evaluates these assignments
--- directly, and so adds little of its own.
+-- Nanoseconds per pair, without a client.  PL/pgSQL adds little, because it
+-- evaluates these assignments directly.
 CREATE FUNCTION in_process(kind integer, pairs integer) RETURNS float8
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -57,7 +57,7 @@ CREATE TABLE commits (id bigint PRIMARY KEY, name text);
 CREATE TABLE notified (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY);
 
--- with room for the new versions of the rows beside the old ones
+-- with room for new versions of the rows
 CREATE TABLE guarded (id integer PRIMARY KEY, value bigint)
 WITH (fillfactor = 10);
 INSERT INTO guarded SELECT generate_series(0, 99), 0;
@@ -68,7 +68,7 @@ WITH (fillfactor = 10);
 INSERT INTO versioned SELECT generate_series(0, 99), 0;
 VACUUM ANALYZE versioned;
 
--- A role that takes all it gets, and one beside it
+-- A role that floods, and a role beside it
 CREATE ROLE tenant LOGIN;
 CREATE ROLE neighbour LOGIN;
 CREATE FUNCTION flood(is_dlock boolean) RETURNS void LANGUAGE plpgsql AS $$

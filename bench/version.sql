@@ -1,4 +1,4 @@
--- a name and a row of its own for every client
+-- a name and a row for each client
 \set key 1000000000000 + :client_id
 \if :version < 0
 SELECT dlock_version_of(:key) AS version, version AS peer FROM versioned WHERE id = :client_id \gset

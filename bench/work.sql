@@ -1,5 +1,5 @@
--- A lock and a row of its own for every client, in one round trip; the turn takes
--- another one, so it is asked for after every fourth only.
+-- A lock and a row for each client, in one round trip.  The turn takes another
+-- round trip, so it is asked for only after each fourth.
 \set key 1000000000000 + :client_id
 \startpipeline
 \if :turn = 0

@@ -40,8 +40,8 @@ end_inside()
 	clean_up
 }
 
-# as_root_again ARGUMENT...: begin anew as root; comes back where that cannot be,
-# or is so already
+# as_root_again ARGUMENT...: run the script again as root; returns if that is
+# not possible or not necessary
 as_root_again()
 {
 	if [ -z "$isolated" ] && [ "$(id -u)" -ne 0 ] && may_be_root; then
@@ -50,8 +50,8 @@ as_root_again()
 	fi
 }
 
-# go_inside ARGUMENT...: let the script run in its namespaces, and end as it
-# does; comes back in there, and where none of this is allowed
+# go_inside ARGUMENT...: run the script in its own namespaces, and exit with
+# its status; returns inside, or if namespaces are not allowed
 go_inside()
 {
 	local status=0
@@ -68,8 +68,8 @@ go_inside()
 	command -v debootstrap >/dev/null ||
 		(install_packages debootstrap debian-archive-keyring) || true
 
-	# In the background, for only then a signal ends the wait; and without what
-	# unshare says of a child that was killed.
+	# In the background, because only then a signal ends the wait; and without
+	# unshare's message about a killed child.
 	"${isolate[@]}" "${self[@]}" --isolated "$@" </dev/null 2>/dev/null &
 	inside=$!
 	wait "$inside" || status=$?
@@ -77,8 +77,8 @@ go_inside()
 	exit "$status"
 }
 
-# Sets obstacle, to why no chroot can be made or used; false where there is one.
-# Otherwise sets mirror, and the proxy that debootstrap takes from here.
+# Can chroots be made and used?  If not, sets obstacle to the reason.
+# Otherwise sets mirror, and the proxy for debootstrap.
 able()
 {
 	obstacle=
@@ -111,8 +111,8 @@ bootstrap()
 	debootstrap --variant=minbase --force-check-gpg --keyring="$keyring" \
 		"$1" "$2" "$mirror"
 
-	# some lists are valid for a week, and mirrors may lag behind; nobody needs
-	# this chroot to survive a power failure
+	# some lists are valid for a week, and mirrors may lag behind; the chroot
+	# need not survive a power failure
 	printf 'Acquire::Check-Valid-Until "false";\n' \
 		>"$etc/apt/apt.conf.d/90dlock"
 	if [ -n "${http_proxy-}" ]; then
@@ -122,7 +122,7 @@ bootstrap()
 	printf 'force-unsafe-io\n' >"$etc/dpkg/dpkg.cfg.d/90dlock"
 }
 
-# in_chroot DIR COMMAND...: with mounts that last as long as the command
+# in_chroot DIR COMMAND...: with mounts that end with the command
 in_chroot()
 {
 	# shellcheck disable=SC2016 # expanded in there
@@ -133,8 +133,8 @@ in_chroot()
 		exec chroot "$0" "$@"' "$@"
 }
 
-# copy_tree TO: from the archive in dir, so that all test the same, even if the
-# tree changes meanwhile
+# copy_tree TO: from the archive in dir, so that all chroots get the same tree,
+# even if it is being changed
 copy_tree()
 {
 	rm -rf "$1"
@@ -142,7 +142,7 @@ copy_tree()
 	tar -C "$1" --no-same-owner --exclude=./results -xf "$dir/dlock.tar"
 }
 
-# The last of what went wrong, in a log
+# The last error in a log
 reason()
 {
 	grep '^E: ' "$1" | tail -n 1 | grep . || tail -n 1 "$1"

@@ -10,11 +10,11 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * The clients of a peer whose own client is written in Java, as threads of one
- * process. What it is told and what it prints is said in driver.c.
+ * The clients of a peer with a client in Java, as threads of one process.
+ * driver.c describes its commands and its output.
  */
 final class Driver {
-    /** How one client takes a lock; used by one thread. */
+    /** One client, used by one thread. */
     interface Session {
         void acquire(String lock) throws Exception;
 
@@ -32,7 +32,7 @@ final class Driver {
 
     private final ExecutorService threads = Executors.newCachedThreadPool();
 
-    /** What one client did in its turns. */
+    /** The operations of one client in its turns. */
     private static final class Result {
         final long[] rounds;
         final long[] waits = new long[BUCKETS];
@@ -70,7 +70,7 @@ final class Driver {
         System.out.flush();
     }
 
-    /** Once what the turns are for; how long that took, or the lock. */
+    /** One operation; returns the time of the whole, or of the acquire. */
     private long takeOnce(int client, String what) throws Exception {
         var session = sessions[client];
         var lock = what.equals("hot") ? HOT : Long.toString(FIRST_LOCK + client);
@@ -198,7 +198,7 @@ final class Driver {
         }
     }
 
-    /** Does what it is told; ends the process. */
+    /** Executes the commands, and ends the process. */
     static void serve(Session[] sessions) {
         try {
             var driver = new Driver(sessions);

@@ -12,9 +12,8 @@ import org.apache.curator.retry.ExponentialBackoffRetry;
  * ZooKeeper's clients: Curator's InterProcessMutex.
  *
  * <p>All clients of a process share one CuratorFramework, as an application's
- * threads do and as its manual recommends: their requests share a connection,
- * which is cheaper than one for each. ZOOKEEPER says where the server is, JDBC
- * where PostgreSQL is.
+ * threads do and as its manual recommends. ZOOKEEPER is the server's address,
+ * and JDBC that of PostgreSQL.
  */
 final class ZooKeeperPeer implements Driver.Session {
     private static final int SESSION_TIMEOUT_MS = 5000;

@@ -6,28 +6,28 @@
  *
  *	  driver PEER CLIENTS
  *
- * Connects all clients, prints "ready", and then does what it is told, a line
- * each; Driver.java and driver.go are the same for the other peers.
+ * Connects all clients, prints "ready", and executes one command per line.
+ * Driver.java and driver.go do the same for other peers.
  *
  *	  turns WHAT CLIENTS BEGIN LENGTH ROUNDS TURN KINDS
  *
- * So many clients take a lock and give it back, again and again, while it is
- * this peer's turn by the clock.  WHAT is "own" (each client has a lock of its
- * own), "hot" (all have the same) or "work" (each locks its own, changes a row
- * in PostgreSQL and unlocks).  The first round begins at BEGIN, in
- * milliseconds since 1970; in each, every one of KINDS peers has a turn of
- * LENGTH milliseconds, and this one is number TURN.  Every other round goes
- * from the last to the first, as one peer's turn may be felt in the next.
+ * CLIENTS clients repeatedly acquire and release a lock while it is this peer's
+ * turn by the clock.  WHAT is "own" (a lock for each client), "hot" (one lock
+ * for all) or "work" (each client locks its own, changes a row in PostgreSQL
+ * and unlocks).  The first round begins at BEGIN, in milliseconds since 1970.
+ * In each round, each of KINDS peers has a turn of LENGTH milliseconds, and
+ * this peer is number TURN.  Every second round goes backwards, because a turn
+ * may affect the next one.
  *
- * What ends in the first tenth of a turn does not count.  In the last three
- * tenths nothing new begins, so that those who are in a queue are through it
- * when the next peer's turn comes; "late" says how many were not.  Prints
+ * Operations that end in the first tenth of a turn do not count.  No operation
+ * begins in the last three tenths, so that the queue is empty before the next
+ * peer's turn; "late" is the number of operations that ended too late.  Prints
  *
- *	  round ROUND COUNT	   what was done, for each round
- *	  wait BUCKET COUNT	   how long for, where BUCKET is 50 times the natural
- *						   logarithm of the microseconds: of acquiring, or of
- *						   the work as a whole
- *	  client CLIENT COUNT  what was done, for each client
+ *	  round ROUND COUNT	   operations of each round
+ *	  wait BUCKET COUNT	   a histogram of the times to acquire, or of the whole
+ *						   work: BUCKET is 50 times the natural logarithm of
+ *						   the microseconds
+ *	  client CLIENT COUNT  operations of each client
  *	  late COUNT
  *	  end
  *
@@ -35,14 +35,14 @@
  *
  *	  hold, release
  *
- * The first client takes or releases the lock that is the same for all; prints
- * "held" or "released", with the microseconds since 1970.
+ * The first client acquires or releases the common lock.  Prints "held" or
+ * "released", with the microseconds since 1970.
  *
  *	  pass
  *
- * All clients take it and release it at once; prints "waiting" when all are
- * about to ask, "first" when the first one has it, and "last" when the last
- * one has released it, with the microseconds since 1970.
+ * Each client acquires the common lock, and releases it at once.  Prints
+ * "waiting" before the requests, "first" at the first grant and "last" after
+ * the last release, with the microseconds since 1970.
  *
  *-------------------------------------------------------------------------
  */
@@ -57,10 +57,10 @@
 
 #include "driver.h"
 
-/* above what any wait can be: 50 * log(microseconds of an hour) is 1100 */
+/* more than any wait: 50 * log(microseconds of an hour) is 1100 */
 #define BUCKETS		1200
 
-/* The locks, and the rows, have the numbers from here on. */
+/* the first number of locks and rows */
 #define FIRST_LOCK	1000000000000LL
 
 typedef struct Client
@@ -75,7 +75,7 @@ typedef struct Client
 	long	   *rounds;
 } Client;
 
-/* What all clients are told, set while none runs */
+/* The command for all clients, set while none runs */
 static struct
 {
 	char		what[10];
@@ -134,7 +134,7 @@ sleep_until(long long us)
 		 /* a signal */ ;
 }
 
-/* From half of it to one and a half, so that no two keep in step */
+/* 0.5 to 1.5 times the interval, so that clients do not stay in step */
 void
 pause_before_retry(void)
 {
@@ -153,7 +153,7 @@ bucket(long long us)
 	return result < BUCKETS ? result : BUCKETS - 1;
 }
 
-/* Once what the turns are for; returns how long that took, or the lock. */
+/* One operation; returns the time of the whole, or of the acquire. */
 static long long
 take_once(Client *client)
 {
@@ -320,7 +320,7 @@ run_command(const char *line)
 	}
 	else if (strcmp(line, "release\n") == 0)
 	{
-		/* before the call: whoever is next may have it before it ends */
+		/* before the call, because the next holder may get it earlier */
 		say("released %lld", now());
 		peer->release(clients[0].session, hot);
 	}

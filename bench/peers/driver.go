@@ -1,5 +1,5 @@
-// The clients of a peer whose own client is written in Go, as goroutines of
-// one process. What it is told and what it prints is said in driver.c.
+// The clients of a peer with a client in Go, as goroutines of one process.
+// driver.c describes its commands and its output.
 package main
 
 import (
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// How one client takes a lock; used by one goroutine
+// One client, used by one goroutine
 type session interface {
 	acquire(lock string)
 	release(lock string)
@@ -29,7 +29,7 @@ const (
 
 var hot = strconv.Itoa(firstLock - 1)
 
-// What one client did in its turns
+// The operations of one client in its turns
 type result struct {
 	rounds []int
 	waits  [buckets]int
@@ -37,7 +37,7 @@ type result struct {
 	late   int
 }
 
-// What all clients are told
+// The command for all clients
 type turns struct {
 	what                                        string
 	clients, begin, length, rounds, turn, kinds int
@@ -66,7 +66,7 @@ func bucket(us int) int {
 	return b
 }
 
-// Once what the turns are for; how long that took, or the lock
+// One operation; returns the time of the whole, or of the acquire
 func takeOnce(s session, client int, what string) int {
 	lock := hot
 	if what != "hot" {
@@ -113,7 +113,7 @@ func takeTurns(s session, client int, t turns) *result {
 	return r
 }
 
-// do calls the function for so many sessions at once.
+// do calls the function for the first count sessions at once.
 func do(sessions []session, function func(int, session)) *sync.WaitGroup {
 	var group sync.WaitGroup
 	for i, s := range sessions {
@@ -178,7 +178,7 @@ func pass(sessions []session) {
 	fmt.Println("last", last)
 }
 
-// serve does what it is told.
+// serve executes the commands.
 func serve(sessions []session) {
 	fmt.Println("ready")
 	in := bufio.NewScanner(os.Stdin)

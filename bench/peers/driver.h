@@ -1,11 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * driver.h
- *	  What a peer is to the driver: how its clients take a lock.
+ *	  The interface between the driver and a peer.
  *
- * A lock is a number, as text, since that is what all peers can take.  Each
- * function is called by one thread per session; whatever fails ends the
- * driver.
+ * A lock is a number as text, which all peers accept.  Each session is used by
+ * one thread.  A function that fails ends the driver.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,13 +23,13 @@ typedef struct Peer
 	void		(*work) (void *session, const char *lock, const char *row);
 } Peer;
 
-/* each ends with one that has no name */
+/* each array ends with an entry without a name */
 extern const Peer postgres_peers[];
 extern const Peer redis_peers[];
 
 extern void die(const char *what, const char *message);
 
-/* Somebody else has it: wait, for a time of about POLL_US, to ask again. */
+/* The lock is busy: sleep for about POLL_US before the next try. */
 extern void pause_before_retry(void);
 
 #endif							/* DRIVER_H */

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # shared with those that source it
 #
-# The drivers of bench/peers/run: building them, and talking to them.  What
-# they are told is said in driver.c.
+# Build and use the drivers of bench/peers/run. driver.c describes their
+# commands.
 
 declare -A to_driver from_driver driver_pid
 
@@ -13,7 +13,7 @@ join()
 	printf '%s' "$*"
 }
 
-# What Debian calls the source of etcd's client is in GOPATH, for no module.
+# Debian's source of etcd's client is in GOPATH, and is not a module.
 build_go()
 {
 	GO111MODULE=off GOPATH=/usr/share/gocode GOCACHE=$scratch/go GOFLAGS='' \
@@ -28,7 +28,7 @@ build_java()
 		bench/peers/Driver.java bench/peers/ZooKeeperPeer.java
 }
 
-# build_c PEER...: with Redis's if it is there
+# build_c PEER...: with Redis, if it is one of them
 build_c()
 {
 	local redis=()
@@ -41,7 +41,7 @@ build_c()
 		-L"$("$pg_config" --libdir)" -lpq -lm
 }
 
-# start_driver NAME PEER CLIENTS: it goes on connecting
+# start_driver NAME PEER CLIENTS: returns while it still connects
 start_driver()
 {
 	local command fd
@@ -71,7 +71,7 @@ tell()
 	printf '%s\n' "$2" >&"${to_driver[$1]}"
 }
 
-# hear NAME WORD: sets heard, what follows the word on its next line
+# hear NAME WORD: sets heard to the rest of its next line after the word
 hear()
 {
 	local line
@@ -85,7 +85,8 @@ end_driver()
 {
 	local in=${to_driver[$1]} out=${from_driver[$1]} pid=${driver_pid[$1]}
 	unset "driver_pid[$1]"
-	# its end of file would not come, as later drivers have the pipe as well
+	# closing the pipe would not end it, because later drivers have inherited
+	# it
 	if [ -n "${2-}" ]; then kill "-$2" "$pid" || true; else tell "$1" quit; fi
 	wait "$pid" 2>/dev/null || true
 	exec {in}>&- {out}<&-

@@ -3,8 +3,8 @@ package main
 // etcd's clients: the mutex of its concurrency package.
 //
 // All clients of a process share one connection, as an application's threads
-// do; each has a session of its own, as the lock belongs to the session. ETCD
-// says where the server is, POSTGRES where PostgreSQL is.
+// do. Each has its own session, because a lock belongs to a session. ETCD is
+// the server's address, and POSTGRES that of PostgreSQL.
 
 import (
 	"context"

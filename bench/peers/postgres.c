@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * postgres.c
- *	  Locks in PostgreSQL: dlock's own, and what else it has.
+ *	  Locks in PostgreSQL: dlock's, and others.
  *
- * Connections are by the environment's settings.  What goes together is sent
- * together: the statements of a list are one round trip, in a pipeline.
+ * Connections use the environment's settings.  The statements of a list are
+ * sent in one pipeline, with one round trip.
  *
  *-------------------------------------------------------------------------
  */
@@ -18,18 +18,18 @@
 
 #define STATEMENTS	4
 
-/* In the statements, $1 is the lock, and $2 what setup has returned. */
+/* In the statements, $1 is the lock, and $2 the result of setup. */
 typedef struct Kind
 {
 	const char *name;
 	const char *setup;
 	const char *acquire[2];
 	const char *release;
-	/* releasing takes what acquiring has returned in place of the name */
+	/* the release takes the result of the acquire instead of the name */
 	bool		by_ticket;
-	/* acquiring may find it taken, and has to try again */
+	/* the acquire may find the lock busy, and must retry */
 	bool		polls;
-	/* its work can be one round trip, as it is one transaction */
+	/* the work is one transaction, so it can be one round trip */
 	bool		pipelined;
 } Kind;
 
@@ -114,8 +114,8 @@ send_statement(Session *session, int i, const char *first, const char *second)
 		die("send", PQerrorMessage(session->connection));
 }
 
-/* Send what is to be sent, and read the results of so many statements; the
- * last one's value and number of rows, if they are wanted. */
+/* Send the pending statements, and read "count" results.  Optionally return the
+ * value and the number of rows of the last one. */
 static int
 receive(Session *session, int count, char *value, size_t size)
 {
@@ -252,7 +252,7 @@ work(void *opaque, const char *lock, const char *row)
 	const Kind *kind = session->kind;
 	int			sent = 0;
 
-	/* what comes before the sync is one transaction, without BEGIN and COMMIT */
+	/* statements before a sync are one transaction, without BEGIN and COMMIT */
 	if (kind->pipelined)
 	{
 		send_statement(session, ACQUIRE + 1, lock, NULL);

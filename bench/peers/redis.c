@@ -1,12 +1,12 @@
 /*-------------------------------------------------------------------------
  *
  * redis.c
- *	  The lock that Redis's manual gives for one server: SET with NX and PX,
- *	  and a script that deletes the key if it still has this client's token.
+ *	  The lock of Redis's manual for one server: SET with NX and PX, and a
+ *	  script that deletes the key if it still has this client's token.
  *
- * REDIS_SOCKET says where the server is, and TTL_MS how long a lock lasts, as
- * nobody renews it here.  Nobody is told when the lock is
- * free: who finds it taken asks again.
+ * REDIS_SOCKET is the server's socket, and TTL_MS the lifetime of a lock,
+ * which is not renewed.  A client that finds the lock busy retries, because
+ * Redis does not announce a release.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,7 +21,7 @@
 typedef struct Session
 {
 	redisContext *context;
-	/* a connection to PostgreSQL, for the work; as late as it is needed */
+	/* a connection to PostgreSQL for the work, opened when it is needed */
 	void	   *postgres;
 	char		token[64];
 	char		script[64];

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2119,SC2120,SC2154 # shared with those that source it
 #
-# What bench/peers/run prints and keeps of its results.
+# Print and store the results of bench/peers/run.
 
 columns='%-16s %7s  %-13s %-9s %10s %10s %8s'
 
-# progress TEXT...: on the terminal alone, in one line that the next one replaces
+# progress TEXT...: one changing line, on a terminal only
 progress()
 {
 	if [ -t 2 ]; then
@@ -34,7 +34,7 @@ sample_rate()
 	sample "$@" "$(divide "$5" "$6")"
 }
 
-# divide A B: 9999 stands for more, as where B did nothing at all
+# divide A B: at most 9999, for example if B did nothing
 divide()
 {
 	awk -v a="$1" -v b="$2" 'BEGIN {
@@ -42,10 +42,10 @@ divide()
 	}'
 }
 
-# compute_turns LENGTH REFERENCE'S-FILE FILE...: of the answers of drivers.
-# Prints for each, the reference included,
+# compute_turns LENGTH REFERENCE'S-FILE FILE...: from the answers of drivers.
+# Prints for each, including the reference,
 #	FILE, rate, median of the rounds' ratios, p50, p99 of the waits in
-#	microseconds, least client's share of the greatest one's, number of late
+#	microseconds, slowest client's share of the fastest one's, number of late
 compute_turns()
 {
 	awk -v length_ms="$1" '
@@ -59,7 +59,7 @@ compute_turns()
 			}
 			return n % 2 ? list[(n + 1) / 2] : (list[n / 2] + list[n / 2 + 1]) / 2
 		}
-		# the middle of the bucket in which it is
+		# the middle of its bucket
 		function percentile(file, p,  bucket, sum)
 		{
 			for (bucket = 0; bucket < 1200; bucket++) {
@@ -95,7 +95,7 @@ compute_turns()
 
 # summarize SAMPLES: as CSV, in the order of the samples
 #
-# A peer is ahead if it was in every run, and even if it was in some.
+# A peer is "ahead" if it was ahead in every run, and "even" if in some.
 summarize()
 {
 	printf 'scenario,clients,peer,unit,dlock,peer_value,ratio,least,greatest,verdict\n'

@@ -1,23 +1,24 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # shared with those that source it
 #
-# The servers of bench/peers/run, all private: in its scratch directory, on unix
-# sockets and ports of the loopback address, as an unprivileged user.
+# The private servers of bench/peers/run: in its scratch directory, on Unix
+# sockets and loopback ports, as an unprivileged user.
 #
-# Each is as its manual would have it where the data matter, on the same disk.
-# Without snapshots of Redis, which would come between; its durable server
-# writes its log before each answer, as ZooKeeper and etcd always do.
+# Each is configured as its manual advises for important data, and all are on
+# one disk.  Redis makes no snapshots, which would disturb the measurement; its
+# durable server writes its log before each answer, as ZooKeeper and etcd
+# always do.
 
 servers=()
 
-# The jars of ZooKeeper and Curator, as Debian's packages have them
+# The jars of ZooKeeper and Curator in Debian's packages
 java_path=()
 for jar in curator-client curator-framework curator-recipes zookeeper \
 	zookeeper-jute guava slf4j-api slf4j-nop postgresql; do
 	java_path+=("/usr/share/java/$jar.jar")
 done
 
-# Set port: one that nobody listens on.
+# Set port to a free one.
 find_port()
 {
 	while port=$((20000 + RANDOM % 12000)); do
@@ -25,7 +26,7 @@ find_port()
 	done
 }
 
-# serve NAME COMMAND...: in the background, in a directory of its own
+# serve NAME COMMAND...: in the background, in its own directory
 serve()
 {
 	as_user mkdir "$scratch/$1"
@@ -33,9 +34,9 @@ serve()
 	servers+=($!)
 }
 
-# as as_user, and in this very process, so that its id is the server's; in a
-# session of its own, as PostgreSQL is, since the kernel may share the processors
-# out among those
+# As as_user, but in this process, so that its id is the server's.  In its own
+# session, like PostgreSQL, because the kernel may divide the processors
+# between sessions
 exec_as_user()
 {
 	if [ "$(id -u)" -eq 0 ]; then
@@ -45,7 +46,7 @@ exec_as_user()
 	exec setsid "$@"
 }
 
-# until_up NAME COMMAND...: until it succeeds
+# until_up NAME COMMAND...: wait until it succeeds
 until_up()
 {
 	local tries=0
@@ -58,7 +59,7 @@ until_up()
 	done
 }
 
-# End them, all but PostgreSQL, which remove_scratch ends.
+# End all except PostgreSQL, which remove_scratch ends.
 end_servers()
 {
 	if [ ${#servers[@]} -gt 0 ]; then

@@ -1,14 +1,14 @@
--- What the clients of PostgreSQL's peers lock, and the rows that all change.
+-- The tables that clients of PostgreSQL lock, and the rows that all change.
 
 CREATE EXTENSION dlock;
 
--- from the number of the lock that is the same for all, in driver.c
+-- from the number of the common lock, in driver.c
 CREATE TABLE row_lock (id bigint PRIMARY KEY);
 INSERT INTO row_lock SELECT generate_series(999999999999, 1000000001999);
 
 CREATE TABLE lock_table (id bigint PRIMARY KEY);
 
--- with room for the new versions of the rows beside the old ones
+-- with room for new versions of the rows
 CREATE TABLE guarded (id integer PRIMARY KEY, value bigint)
 WITH (fillfactor = 10);
 INSERT INTO guarded SELECT generate_series(0, 99), 0;

@@ -1,12 +1,12 @@
--- What bench/scale/run calls to measure.
+-- The functions that bench/scale/run calls.
 
 CREATE EXTENSION dlock;
 
 CREATE FUNCTION process_cpu(pid integer) RETURNS bigint
 AS :'library', 'bench_process_cpu' LANGUAGE C;
 
--- nanoseconds of processor time, of this session and of dlock's own processes
--- for this database
+-- processor time of this session and of dlock's processes for this database, in
+-- nanoseconds
 CREATE FUNCTION cpu() RETURNS numeric LANGUAGE sql AS $$
     SELECT pg_stat_clear_snapshot();
     SELECT sum(process_cpu(pid)) FROM pg_stat_activity
@@ -14,9 +14,9 @@ CREATE FUNCTION cpu() RETURNS numeric LANGUAGE sql AS $$
         backend_type LIKE 'dlock%' AND datname = current_database()
 $$;
 
--- What a statement takes with $1 = items, beyond what it takes with 0: two
--- lines, microseconds by the clock, and of cpu(), which is empty where a process
--- has gone meanwhile; nothing where it passes statement_timeout
+-- The time of a statement with $1 = items, less the time with $1 = 0, in
+-- microseconds: a line by the clock, and a line by cpu(), which is empty if a
+-- process has ended.  No line after statement_timeout
 CREATE FUNCTION timed(statement text, items integer = 0)
 RETURNS SETOF float8 LANGUAGE plpgsql AS $$
 DECLARE
@@ -45,8 +45,7 @@ EXCEPTION WHEN query_canceled THEN
     RETURN;
 END $$;
 
--- The same of each such call, the medians of 20 rounds of so many, as the
--- machine may do other things at times
+-- The same per call: medians of 20 rounds, because other load varies
 CREATE FUNCTION timed_rounds(call text, calls integer)
 RETURNS SETOF float8 LANGUAGE sql AS $$
     SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY value)
@@ -59,6 +58,6 @@ $$;
 CREATE FUNCTION pair() RETURNS boolean LANGUAGE sql AS
 $$ SELECT dlock_acquire('beside') > 0 AND dlock_release('beside') $$;
 
--- on the lease with the least ttl of all
+-- on the lease with the shortest ttl
 CREATE FUNCTION lease_pair() RETURNS boolean LANGUAGE sql AS
 $$ SELECT dlock_release_ticket(dlock_ttl_acquire('beside', '10 s')) $$;

@@ -1,4 +1,4 @@
--- a lease for every client, and a name of its own, in this arrangement's turn
+-- a lease and a name for each client, in this arrangement's turn
 \if :lease = 0
 SELECT dlock_lease_open('10 s', attach => true) AS lease \gset
 \endif

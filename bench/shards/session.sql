@@ -1,4 +1,4 @@
--- a name of its own for every client, in this arrangement's turn
+-- a name for each client, in this arrangement's turn
 \set key :client_id + :first
 SELECT dlock_acquire(:key);
 SELECT dlock_release(:key), until_turn(:kind, :kinds, 200) AS pause \gset

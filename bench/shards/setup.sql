@@ -1,4 +1,4 @@
--- What the scripts in bench/shards use beside dlock.
+-- Objects of the scripts in bench/shards
 
 CREATE EXTENSION dlock;
 

@@ -1,9 +1,9 @@
-"""Blocking and asynchronous callers, in one way.
+"""One implementation for blocking and asynchronous callers.
 
-What the package does is written once, as coroutines.  psycopg has two kinds of
-connections with the same methods, which return a value, or what is to be
-awaited: settle() takes either.  So a coroutine over a blocking connection
-never suspends, and run() has its result at once.
+All work is written once, as coroutines.  psycopg's blocking and asynchronous
+connections have the same methods, which return a value or an awaitable;
+settle() accepts both.  So a coroutine over a blocking connection never
+suspends, and run() returns its result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ P = ParamSpec('P')
 T = TypeVar('T')
 Statement = tuple[str, tuple[Any, ...]]
 
-# What is broken off has so many seconds to obey, and then to be taken back.
+# Seconds for a canceled statement to end, and for its request to be undone
 OBEY = 1.0
 UNDO = 2.0
 
@@ -67,14 +67,14 @@ def tuples(connection: Any) -> Any:
 
 
 def cut(connection: Any) -> None:
-    """At once: whatever waits for an answer finds the connection broken."""
+    """Ends the connection, and each wait for its answer, at once."""
     with suppress(Exception):
         with socket.socket(fileno=os.dup(connection.fileno())) as line:
             line.shutdown(socket.SHUT_RDWR)
 
 
 def cancel(connection: Any) -> threading.Thread:
-    """In a thread, as libpq waits for as long as the network does"""
+    """Runs in a thread, because libpq waits as long as the network."""
     request = (connection if isinstance(connection, Psycopg2)
                else connection.pgconn.get_cancel())
 
@@ -88,7 +88,7 @@ def cancel(connection: Any) -> threading.Thread:
 
 
 class Caller:
-    """What blocks of the program are for: `with`, or `async with`"""
+    """The base of objects for `with` or `async with`"""
     connecting: Any
     made: Any
     mutex: Any
@@ -103,7 +103,7 @@ class Caller:
     _end: Any
 
     async def _leave(self, error: BaseException | None) -> None:
-        """What has ended the block is not hidden by a loss."""
+        """An exception of the block takes precedence over a loss."""
         try:
             await self._end()
         except Error as failure:
@@ -127,8 +127,8 @@ class Blocking(Caller):
     @staticmethod
     async def ask(connection: Any, statement: Statement,
                   late: Callable[[Any], None] = lambda _: None) -> Any:
-        """A statement that is broken off, as by a signal handler, is stopped;
-        what has come of it all the same is told to late()."""
+        """An exception, for example of a signal handler, stops the statement.
+        If the statement has returned a number, late() gets it."""
         try:
             return await execute(connection, statement)
         except Error:
@@ -137,7 +137,7 @@ class Blocking(Caller):
             try:
                 Blocking._stop(connection, late)
             except BaseException:
-                # again, as a thread whose start is interrupted does not run
+                # again: a thread does not run if its start is interrupted
                 with suppress(Exception):
                     cancel(connection)
                 connection.close()
@@ -146,7 +146,7 @@ class Blocking(Caller):
 
     @staticmethod
     def _stop(connection: Any, late: Callable[[Any], None]) -> None:
-        if isinstance(connection, Psycopg2):    # has had its answer
+        if isinstance(connection, Psycopg2):    # has its answer
             connection.close()
             return
         pgconn, until = connection.pgconn, time.monotonic() + OBEY
@@ -198,7 +198,7 @@ class Asyncio(Caller):
 
     @staticmethod
     async def connecting(*values: Any, **named: Any) -> Any:
-        """psycopg may lose a cancel, and then has a connection to close."""
+        """psycopg may ignore a cancel and connect, so close the connection."""
         return await Asyncio.made(
             lambda: psycopg.AsyncConnection.connect(*values, **named),
             lambda connection: connection.pgconn.finish())
@@ -206,7 +206,7 @@ class Asyncio(Caller):
     @staticmethod
     async def made(make: Callable[[], Any],
                    discard: Callable[[Any], Any]) -> Any:
-        """Cancelled, what is made all the same is given to discard()."""
+        """After a cancel, discard() gets a result that is made nevertheless."""
         def late(task: asyncio.Task[Any]) -> None:
             if not task.cancelled() and not task.exception():
                 discard(task.result())
@@ -223,8 +223,8 @@ class Asyncio(Caller):
     @staticmethod
     async def ask(connection: Any, statement: Statement,
                   late: Callable[[Any], None] = lambda _: None) -> Any:
-        """Cancelled, it is stopped in the server, too; what has come of it all
-        the same is told to late()."""
+        """A cancel stops the statement in the server, too.  If the statement
+        has returned nevertheless, late() gets the result."""
         task = asyncio.ensure_future(execute(connection, statement))
         try:
             return await asyncio.shield(task)
@@ -251,7 +251,7 @@ class Asyncio(Caller):
 
     @staticmethod
     async def hold(mutex: asyncio.Lock, seconds: float) -> bool:
-        # not by wait_for(), which may lose a cancel
+        # wait_for() may ignore a cancel
         task = asyncio.ensure_future(mutex.acquire())
         try:
             await asyncio.wait({task}, timeout=max(0, seconds))
@@ -263,7 +263,7 @@ class Asyncio(Caller):
 
     @staticmethod
     async def through(coroutine: Coroutine[Any, Any, T]) -> T:
-        """To its end, whatever cancels come meanwhile: for so long"""
+        """Runs to the end, for at most UNDO seconds after a cancel."""
         task = asyncio.ensure_future(coroutine)
         broken: asyncio.CancelledError | None = None
         while not task.done():
@@ -281,7 +281,7 @@ class Asyncio(Caller):
 
     @staticmethod
     async def readable(connection: Any, seconds: float) -> None:
-        # of its own, as the loop has one reader for each
+        # a duplicate, because the loop has one reader for each file
         file = os.dup(connection.fileno())
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
@@ -304,8 +304,8 @@ class Asyncio(Caller):
 
 
 class both(Generic[P, T]):
-    """A method that is written as a coroutine: a task awaits it, and for a
-    blocking caller it is run to its end."""
+    """A method written as a coroutine.  A task awaits it, and for a blocking
+    caller it runs to its end."""
 
     def __init__(self, function: Callable[
             Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:

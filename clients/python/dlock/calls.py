@@ -1,4 +1,4 @@
-"""The functions of dlock, over anything that executes SQL."""
+"""The functions of dlock, over any connection or function that executes SQL"""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _numbered(sql: str, mark: str) -> str:
 
 
 class Executor:
-    """Sends statements of this package by the program's own means: the value,
-    or row, that each returns, or what is to be awaited for it."""
+    """Executes statements by the program's own means; each returns the value or
+    the row, or an awaitable."""
 
     def __init__(self, db: Any) -> None:
         self.db = db
@@ -85,8 +85,8 @@ class Executor:
         return _value(self.db.fetchone())
 
     async def _function(self, sql: str, values: tuple[Any, ...]) -> Any:
-        """The program's own: with the statement, whose places are %s, and
-        their values, it returns the value or the row."""
+        """A function of the program: it gets the statement, with a %s for each
+        value, and the values, and returns the value or the row."""
         row = self.db(sql, values)
         if isawaitable(row):
             row = await row
@@ -95,9 +95,9 @@ class Executor:
 
 
 class BaseCalls(Caller):
-    """Each is the function of that name with dlock_ before it, in the program's
-    transaction and over its connection.  A timeout is in seconds; None is to
-    wait for ever, and 0 to try."""
+    """Each method calls the function of its name with dlock_ before it, in the
+    program's transaction.  Timeouts are in seconds; None waits without limit,
+    and 0 tries once."""
 
     def __init__(self, db: Any) -> None:
         """A connection, cursor or session of psycopg, psycopg2, asyncpg,
@@ -112,7 +112,7 @@ class BaseCalls(Caller):
             self, name: str, *, timeout: float | None = None,
             shared: bool | None = None, slots: int | None = None,
             permits: int | None = None, info: str | None = None) -> int:
-        """Until the transaction ends; returns the fence."""
+        """Holds until the transaction ends; returns the fence."""
         return int(await self._ask(
             'dlock_xact_acquire', name, timeout=delta(timeout), shared=shared,
             slots=slots, permits=permits, info=info))
@@ -130,7 +130,7 @@ class BaseCalls(Caller):
     async def acquire_all(
             self, names: Sequence[str], *, timeout: float | None = None,
             shared: bool | None = None, info: str | None = None) -> list[int]:
-        """In session scope, on a connection that the program keeps"""
+        """Acquires in session scope, on a connection that the program keeps."""
         return list(await self._ask(
             'dlock_acquire_all', list(names), timeout=delta(timeout),
             shared=shared, info=info))
@@ -158,7 +158,7 @@ class BaseCalls(Caller):
 
     @both
     async def renew(self, id: int, ttl: float | None = None) -> int | None:
-        """How many tickets the lease keeps; None if it is gone"""
+        """The number of the lease's tickets; None if the lease is gone"""
         kept: int | None = await self._ask('dlock_renew', id, ttl=delta(ttl))
         return kept
 

@@ -25,12 +25,12 @@ def _connecting(using: str) -> Callable[[], Any]:
 
 
 def locks(using: str = 'default', *, patience: float = 30) -> Locks:
-    """Over connections of their own, made as Django makes its own"""
+    """Locks over their own connections, made as Django makes its connections"""
     return Locks(_connecting(using), patience=patience)
 
 
 def calls(using: str = 'default') -> Calls:
-    """Over Django's connection, and in its transaction"""
+    """Calls over Django's connection, and in its transaction"""
     connection = connections[using]
     if not connection.in_atomic_block:
         raise WrongState('this is no transaction: use atomic()', '55000')
@@ -42,8 +42,8 @@ def atomic(name: str, *, using: str = 'default', timeout: float | None = None,
            shared: bool | None = None, slots: int | None = None,
            permits: int | None = None,
            info: str | None = None) -> Iterator[int]:
-    """transaction.atomic() with a lock, which is free once the outermost
-    transaction has ended; yields the fence."""
+    """transaction.atomic() with a lock that is free after the outermost
+    transaction; yields the fence."""
     with transaction.atomic(using=using):
         yield calls(using).xact_acquire(
             name, timeout=timeout, shared=shared, slots=slots,
@@ -51,7 +51,7 @@ def atomic(name: str, *, using: str = 'default', timeout: float | None = None,
 
 
 def guard(lock: BaseLock, using: str = 'default') -> None:
-    """The transaction commits only while the lock is held."""
+    """The transaction can commit only while the lock is held."""
     calls(using).guard(lock)
 
 
@@ -63,6 +63,6 @@ def _release_all(**_: Any) -> None:
 
 
 def release_after_requests() -> None:
-    """A session's locks that a request has left: for databases with
-    CONN_MAX_AGE, from AppConfig.ready()"""
+    """Releases a session's locks after each request.  For databases with
+    CONN_MAX_AGE; call it in AppConfig.ready()."""
     request_finished.connect(_release_all)

@@ -1,4 +1,4 @@
-"""Connections of psycopg2, for what is written for those of psycopg 3"""
+"""Connections of psycopg2, with the methods of psycopg 3"""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 
 class Psycopg2:
-    """Blocking; an exception of a signal handler comes after the answer."""
+    """A blocking connection.  A signal handler's exception comes after the
+    answer."""
 
     prepare_threshold = None
 
@@ -22,7 +23,7 @@ class Psycopg2:
 
     @staticmethod
     def of(connection: Any) -> Any:
-        """This, if it is a connection of psycopg2; else what is given"""
+        """Wraps a connection of psycopg2; returns others as they are."""
         if any(f'{kind.__module__}.{kind.__name__}'
                == 'psycopg2.extensions.connection'
                for kind in type(connection).__mro__):
@@ -42,7 +43,7 @@ class Psycopg2:
         self.raw.autocommit = on
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> Any:
-        # a plain cursor, whatever the program has set
+        # a plain cursor, even if the program has set another kind
         cursor = self.raw.cursor(cursor_factory=self._cursor)
         cursor.execute(sql, values)
         if self._handlers:

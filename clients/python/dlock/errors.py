@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Error(Exception):
-    """What the server refused, with its code, detail and hint."""
+    """An error of the server, with its code, detail and hint."""
 
     kinds: dict[str, type[Error]] = {}
 
@@ -78,7 +78,7 @@ GONE = {'OperationalError', 'InterfaceError', 'TimeoutError'}
 
 def translate(error: BaseException) -> Error | None:
     """The error of this package for a driver's, which SQLAlchemy or Django may
-    have wrapped; None for an error that is not a driver's."""
+    have wrapped; None for other errors."""
     one: BaseException | None = error
     innermost = None
     while one is not None and not isinstance(one, Error):

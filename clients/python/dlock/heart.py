@@ -1,9 +1,9 @@
 """Keeps leases, and reports their loss.
 
-Each lease has a Heart.  For all leases on one server there is one thread, a
-Pulse, which renews them over one connection.  One more thread watches the
-deadlines of all, and waits for nothing but the clock: whatever becomes of the
-others, and of the servers, it tells of the loss in time.
+Each lease has a Heart.  One thread per server, a Pulse, renews all leases there
+over one connection.  Another thread watches the deadlines of all leases and
+waits only for the clock.  So it reports a loss in time, even if the other
+threads or the servers hang.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from .sources import Dsn, Source
 log = logging.getLogger('dlock')
 
 LIFE = 0.99     # of a ttl; the rest is a margin
-# A look at the clock at least each second: the one by which threads wait may
-# stand still while the machine sleeps.
+# Check the clock at least each second, because the clock by which threads wait
+# may stop while the machine sleeps.
 GLANCE = 1.0
 
 RENEW = ('SELECT array(SELECT dlock_renew(id) FROM unnest(%s::bigint[])'
          ' AS leases (id)), array(SELECT fence'
          ' FROM unnest(%s::text[], %s::bigint[]) AS held (name, fence)'
          ' WHERE NOT dlock_check(name, fence))')
-# What a request of this owner may have left, where nobody knows: false where
-# its session has not heard yet that it is over, and still waits
+# Undo what a request of this owner may have left behind.  False if the session
+# of the request has not noticed yet that the client is gone, and still waits
 TAKE_BACK = ('SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks(%s)'
              " WHERE owner = %s AND scope = 'lease' AND role = current_user")
-# The same of a request without an owner
+# The same for a request without an owner
 TAKE_BACK_OF_LEASE = ('SELECT bool_and(dlock_release_ticket(ticket))'
                       ' FROM dlock_locks(%s) WHERE lease = %s AND owner IS NULL')
 
 
 class Lost:
-    """True once the lock or the lease is lost, and from then on."""
+    """True after the lock or the lease was lost."""
 
     def __init__(self, holder: Any, look: Callable[[], Any]) -> None:
         self.reason: str | None = None
@@ -52,8 +52,8 @@ class Lost:
         self._mutex = threading.Lock()
 
     def is_set(self) -> bool:
-        """Looks at the clock, too: a process that was stopped may ask before
-        its watcher has run."""
+        """Checks the clock, too, because a stopped process may ask before its
+        watcher has run."""
         if self.reason is None:
             self._look()
         return self.reason is not None
@@ -119,7 +119,7 @@ class AsyncLost(Lost):
         await event.wait()
 
 
-# All below is protected by this.
+# Protects everything below
 _changed = threading.Condition()
 _pulses: dict[Any, Pulse] = {}      # by the key of the source
 _untold: list[Lost] = []
@@ -127,7 +127,7 @@ _watching = False
 
 
 def _forked() -> None:
-    """A child has no threads, and what the parent holds is not the child's."""
+    """A child has no threads, and holds none of the parent's locks."""
     global _changed, _watching
     _changed, _watching = threading.Condition(), False
     for pulse in _pulses.values():
@@ -167,11 +167,11 @@ def _start(work: Callable[[], None]) -> None:
 
 
 class Heart:
-    """Of a lease; each call takes _changed by itself."""
+    """The heart of a lease.  Each method acquires _changed."""
 
     def __init__(self, source: Source, id: int, sent: float, ttl: float,
                  interval: float, lost: Lost, waits: bool) -> None:
-        """`waits`: does the source have to be awaited?"""
+        """`waits`: must the source be awaited?"""
         global _watching
         self.id, self.life, self.interval = id, ttl * LIFE, interval
         self.deadline = sent + self.life
@@ -179,7 +179,7 @@ class Heart:
         self.over = False
         # to notify: the lease (None) and locks, by name and fence
         self.members: dict[Lost, tuple[str, int] | None] = {lost: None}
-        self.owed: set[Statement] = set()   # to be taken back
+        self.owed: set[Statement] = set()   # to be undone
         with _changed:
             self.pulse = _pulses.get(source.key) or Pulse(source, waits)
             self.pulse.hearts.append(self)
@@ -261,14 +261,14 @@ class Pulse:
     def __init__(self, source: Source, waits: bool) -> None:
         self.key = source.key
         self.hearts: list[Heart] = []
-        # What is to be awaited is awaited in a loop of the thread's own.
+        # awaits in a loop of its own
         self.waits = waits and not isinstance(source, Dsn)
         self.line = Line(Asyncio() if self.waits else Blocking(),
                          source.for_heartbeat(), 0, name='dlock heartbeat')
         self.asked: float | None = None     # since then, without an answer
 
     def shortest(self) -> float:
-        """A connection that does not answer for so long is given up."""
+        """Seconds after which a silent connection is given up"""
         return min((heart.interval for heart in self.hearts), default=0)
 
     def beat(self) -> None:
@@ -296,7 +296,7 @@ class Pulse:
         run(self.line.close())
 
     def _wait(self, pause: float) -> list[Heart]:
-        """The hearts that are due now or soon; none when all are over"""
+        """The hearts that are due now or soon; none if no heart is left"""
         with _changed:
             earliest = now() + min(pause, self.shortest() / 2)
             while self.hearts:

@@ -1,4 +1,4 @@
-"""Statements, and the connections that they are sent over."""
+"""Statements, and the connections for them"""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .errors import (
     Cancelled, ConnectionLost, Error, NotPrimary, QuorumLate)
 from .sources import Loan, Source
 
-# Goes on while the machine sleeps, where there is such a clock
+# A clock that runs while the machine sleeps, if there is one
 CLOCK = getattr(time, 'CLOCK_BOOTTIME', time.CLOCK_MONOTONIC)
-# How much later than it should an answer may come; then the connection is given
-# up, and a lock in lease scope asked for over another one
+# How late an answer may be.  Then the connection is given up, and a lock in
+# lease scope is requested over another one.
 GRACE = 5.0
-# A waiter that is killed leaves the queue, unless it is said otherwise.
+# A killed waiter leaves the queue, unless the setting says otherwise.
 CHECKED = ("SELECT set_config('client_connection_check_interval', '500ms', false)"
            " WHERE current_setting('client_connection_check_interval') = '0'",
            ())
@@ -59,7 +59,7 @@ def pauses(most: float = 2) -> Iterator[float]:
 
 @contextmanager
 def cut_at(connection: Any, until: float) -> Iterator[None]:
-    """Whoever still waits for an answer then finds the connection broken."""
+    """A wait for an answer ends at this time: the connection is closed."""
     if until == float('inf'):
         yield
         return
@@ -74,9 +74,9 @@ def cut_at(connection: Any, until: float) -> Iterator[None]:
 
 
 class Line:
-    """A connection that is made, or borrowed from the program's pool, when it
-    is needed, and again; or one of the program's, which is neither made nor
-    closed here, nor cut."""
+    """A connection that is made, or taken from the program's pool, when it is
+    needed, and again after a failure.  The program's own connection is never
+    made, closed or replaced."""
 
     def __init__(self, caller: Caller, source: Source | None,
                  patience: float = 10, *,
@@ -84,8 +84,8 @@ class Line:
         self.caller, self.source, self.patience = caller, source, patience
         self.name, self.given, self.connection = name, given, given
         self.loan: Loan | None = None
-        # What a pool's connection is cleaned of: a session's locks, a setting,
-        # and a handler
+        # to be cleaned before a connection returns to a pool: a session's
+        # locks, a setting, a handler
         self.session = self.checked = False
         self.listens: Callable[[Any], None] | None = None
         self.fixed = given is not None      # can it not be replaced?
@@ -97,9 +97,10 @@ class Line:
     async def ask(self, statement: Statement | Callable[[], Statement],
                   until: float = float('inf'), limit: float | None = GRACE,
                   stopped: Callable[[], bool] = lambda: False) -> Any:
-        """Over a new connection where one breaks, or does not answer within
-        the limit: until then, or for as long as there is patience with a server
-        that is away.  Without a limit, it was there until it broke."""
+        """Executes a statement, again over a new connection if one breaks or
+        does not answer within the limit, until that time, or until patience
+        with an unreachable server ends.  Without a limit, a connection is used
+        until it breaks."""
         self.doubt, self.late = False, None
         longest = float('inf') if limit is None else limit
         end = min(until, now() + self.patience)
@@ -149,8 +150,8 @@ class Line:
         return self.loan is not None and self.loan.pooled
 
     async def close(self, good: bool = True) -> None:
-        """A pool gets its connection back with nothing left on it; if that is
-        not certain, the connection is closed."""
+        """Returns a clean connection to the pool; if it may not be clean,
+        closes it."""
         if self.loan is None:
             return
         loan, self.loan, self.connection = self.loan, None, None

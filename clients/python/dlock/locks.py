@@ -25,7 +25,7 @@ from .servers import Servers
 
 LockT = TypeVar('LockT', bound='BaseLock')
 
-# The state of a lock or a lease: or asked for, held, being released
+# The state of a lock or a lease; others are requested, held, being released
 NONE = 'not held'
 
 FUNCTIONS = {'session': 'dlock_acquire', 'transaction': 'dlock_xact_acquire',
@@ -33,7 +33,7 @@ FUNCTIONS = {'session': 'dlock_acquire', 'transaction': 'dlock_xact_acquire',
 
 
 class Kept(Caller):
-    """What is held, and may be lost; by one thread or task at a time"""
+    """A lock or a lease, which may be lost; for one thread or task at a time"""
     lost: Lost
     ttl: float | None
     _heart: Heart | None = None
@@ -289,7 +289,7 @@ class BaseLease(Kept, Generic[LockT]):
 
 
 class BaseLock(Kept):
-    """A lock, for a block of the program"""
+    """A lock for a block of the program"""
 
     def __init__(self, source: Any, name: str, *, scope: str | None = None,
                  timeout: float | None = None, shared: bool | None = None,
@@ -353,7 +353,7 @@ class BaseLock(Kept):
         return self.fence
 
     def _hold(self, fence: int, heart: Heart) -> None:
-        """It was requested with others."""
+        """The lock was requested with others."""
         self._turn(NONE, 'held')
         self.lost, self._heart, self.fence = self._new_lost(), heart, fence
         self._asked = None
@@ -418,7 +418,7 @@ class BaseLock(Kept):
         self._since = since = now()
         if self._observer:
             self._observe('waited', began)
-            # in its thread, for tasks as well
+            # in the caller's thread, for tasks, too
             Lost.add_callback(
                 self.lost, lambda _: self._observe('lost', since))
 
@@ -536,7 +536,7 @@ class BaseLock(Kept):
         except BaseException as failure:
             if heart:
                 heart.owe(request)
-            if not isinstance(failure, Error):  # else it runs out
+            if not isinstance(failure, Error):  # else it expires
                 raise
         finally:
             await line.close()
@@ -544,7 +544,7 @@ class BaseLock(Kept):
     @both
     async def release(self) -> None:
         self._turn('held', 'being released')
-        if self.scope == 'transaction':     # whose end it waits for
+        if self.scope == 'transaction':     # the lock ends with it
             self._state = NONE
         else:
             await self.through(self._release())

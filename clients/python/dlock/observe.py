@@ -1,4 +1,4 @@
-"""What a program may measure: waits, holds and losses"""
+"""Waits, holds and losses, for measurements"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Observer = Callable[[Observation], object]
 
 
 def tell(observer: Observer, observation: Observation) -> None:
-    """What an observer raises does not become the program's."""
+    """An error of an observer does not reach the program."""
     try:
         observer(observation)
     except Exception:

@@ -20,11 +20,11 @@ class Servers:
                  keys: Sequence[str] | None = None,
                  patience: float = 30,
                  observer: Observer | None = None) -> None:
-        """One server: a DSN, which may name several hosts, or whatever else
-        gives connections to it.  Or several servers, each with a key by which
-        names are spread over them, by default its DSN.  A server that is away
-        is waited for as long as there is patience.  The observer is told of
-        each wait, hold and loss, in the thread or task of it."""
+        """One server: a DSN, which may name several hosts, or another source
+        of connections.  Or several servers, over which names are spread by
+        their keys, which by default are the DSNs.  `patience` is the time to
+        wait for an unreachable server.  The observer is called for each wait,
+        hold and loss, in the same thread or task."""
         given: list[Any] = (list(source) if isinstance(source, (list, tuple))
                             else [source])
         self.sources = [source_of(one, self._kind) for one in given]

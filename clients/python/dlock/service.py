@@ -1,4 +1,4 @@
-"""The service: what a program begins with"""
+"""The service, with which a program begins"""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class Locks(BaseLocks[Lock, Lease, 'Election']):
         return Election(new_lock)
 
     def resize(self, name: str, slots: int | None) -> None:
-        """How many permits the lock has, whatever requests say; None if they
-        say it again"""
+        """Sets the number of permits of a lock, which replaces the number in
+        requests; None restores that number."""
         run(self._resize(Blocking(), name, slots))
 
     def locked(self, name: str | Callable[..., str], *,
@@ -81,8 +81,8 @@ class Locks(BaseLocks[Lock, Lease, 'Election']):
                info: str | None = None, ttl: float | None = None,
                interval: float | None = None
                ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """A function that runs while it holds a lock, one for each call; the
-        name may come from the arguments."""
+        """Returns a function that holds a lock while it runs.  The name may
+        depend on its arguments."""
         def decorate(function: Callable[P, T]) -> Callable[P, T]:
             @wraps(function)
             def locked(*values: P.args, **named: P.kwargs) -> T:
@@ -105,8 +105,8 @@ class AsyncLocks(BaseLocks[AsyncLock, AsyncLease, 'AsyncElection']):
         return AsyncElection(new_lock)
 
     async def resize(self, name: str, slots: int | None) -> None:
-        """How many permits the lock has, whatever requests say; None if they
-        say it again"""
+        """Sets the number of permits of a lock, which replaces the number in
+        requests; None restores that number."""
         await self._resize(Asyncio(), name, slots)
 
     def locked(self, name: str | Callable[..., str], *,
@@ -116,8 +116,8 @@ class AsyncLocks(BaseLocks[AsyncLock, AsyncLease, 'AsyncElection']):
                interval: float | None = None
                ) -> Callable[[Callable[P, Awaitable[T]]],
                              Callable[P, Coroutine[Any, Any, T]]]:
-        """A function that runs while it holds a lock, one for each call; the
-        name may come from the arguments."""
+        """Returns a function that holds a lock while it runs.  The name may
+        depend on its arguments."""
         def decorate(function: Callable[P, Awaitable[T]]
                      ) -> Callable[P, Coroutine[Any, Any, T]]:
             @wraps(function)
@@ -141,9 +141,9 @@ class Election:
         self._stopped = threading.Event()
 
     def run(self, work: Callable[[Lock], T]) -> T | None:
-        """What work returns that was done to its end while we lead; it heeds
-        lock.lost.  None where stop() came before.  A server that is away is
-        waited for, however long."""
+        """Returns the result of work that was completed while this process
+        led; None if stop() was called before.  Work must check lock.lost.
+        Waits for an unreachable server without limit."""
         waiting = pauses(15)
         while True:
             leads = done = False
@@ -159,12 +159,12 @@ class Election:
                     done = True
                 return result
             except LockLost:
-                if not lock.lost:       # but another lock, of work's
+                if not lock.lost:       # another lock, of the work
                     raise
             except (ConnectionLost, NotPrimary):
-                if done:                # while we led; the lock runs out
+                if done:                # in time; the lock expires
                     return result
-                if leads:               # work's own
+                if leads:               # an error of the work
                     raise
                 self._stopped.wait(next(waiting))
             except Cancelled:
@@ -172,13 +172,13 @@ class Election:
                     raise
 
     def stop(self) -> None:
-        """For another thread: campaign no more."""
+        """For another thread: stops campaigning."""
         self._stopped.set()
         self._lock.cancel()
 
 
 class AsyncElection:
-    """The same for tasks: work is cancelled where it leads no more."""
+    """The same for tasks: work is cancelled when it no longer leads."""
 
     def __init__(self, new_lock: Callable[[], AsyncLock]) -> None:
         self._lock = new_lock()
@@ -196,12 +196,12 @@ class AsyncElection:
                     done = True
                 return result
             except LockLost:
-                if not lock.lost:       # but another lock, of work's
+                if not lock.lost:       # another lock, of the work
                     raise
             except (ConnectionLost, NotPrimary):
-                if done:                # while we led; the lock runs out
+                if done:                # in time; the lock expires
                     return result
-                if leads:               # work's own
+                if leads:               # an error of the work
                     raise
                 await asyncio.sleep(next(waiting))
 

@@ -15,20 +15,19 @@ from .callers import Asyncio, Caller, settle
 from .drivers import Psycopg2, is_idle
 from .errors import BadArgument, Error, translated
 
-# For a program that is not told of the end of a connection; a DSN may say
-# otherwise.
+# Detect dead connections; a DSN may set other values.
 DEFAULTS = {'keepalives_idle': 30, 'keepalives_interval': 10,
             'keepalives_count': 3, 'tcp_user_timeout': 60000}
 
 
 class ConnectionPool(Protocol):
-    """Of psycopg_pool, either kind"""
+    """A pool of psycopg_pool, of either kind"""
     def getconn(self, timeout: float | None = None) -> Any: ...
     def putconn(self, conn: Any) -> Any: ...
 
 
 class Engine(Protocol):
-    """Of SQLAlchemy, over psycopg2 or psycopg"""
+    """An engine of SQLAlchemy, over psycopg2 or psycopg"""
     def raw_connection(self) -> Any: ...
 
 
@@ -53,7 +52,7 @@ def hosts_of(dsn: str, left: float) -> list[str]:
 
 
 class Loan:
-    """A connection, and how to give it back: as good, or to be closed"""
+    """A connection, and the function that gives it back or closes it"""
 
     def __init__(self, connection: Any, back: Callable[[bool], Any], *,
                  pooled: bool = False) -> None:
@@ -65,14 +64,14 @@ class Loan:
 
 class Source:
     given: Any
-    # Of several Locks with the same key, leases are renewed together.
+    # Locks with the same key renew their leases together.
     key: Any
 
     async def lend(self, caller: Caller, name: str, left: float) -> Loan:
         raise NotImplementedError
 
     def for_heartbeat(self) -> Source:
-        """The heartbeat is a thread, and has no part in the program's loop."""
+        """The heartbeat is a thread outside of the program's loop."""
         return self
 
 
@@ -95,7 +94,7 @@ class Dsn(Source):
 
 
 class Function(Source):
-    """Asked for each new connection, or for the DSN of one"""
+    """Called for each new connection; returns it, or its DSN"""
 
     def __init__(self, given: Callable[[], Any]) -> None:
         self.key, self.given = id(given), given
@@ -112,7 +111,7 @@ class Function(Source):
 
 
 class Pooled(Source):
-    """A connection is kept out of the pool for as long as it is needed."""
+    """A connection stays out of the pool while it is needed."""
 
     def __init__(self, given: Any) -> None:
         self.key, self.given = id(given), given
@@ -157,7 +156,7 @@ class Pooled(Source):
             return self
 
         async def connect() -> Any:
-            """As the pool does, whose own are its loop's"""
+            """Connects as the pool does, because its own belong to its loop."""
             dsn, options = [
                 await settle(value()) if callable(value) else value
                 for value in (pool.conninfo, pool.kwargs)]
@@ -194,8 +193,8 @@ def _finish(made: Any) -> None:
 
 async def _prepare(caller: Caller, connection: Any,
                    back: Callable[[], Any]) -> Callable[[], Awaitable[None]]:
-    """Each statement is a transaction of its own, and none is prepared.
-    Returns what sets it back."""
+    """Sets autocommit mode, without prepared statements.  Returns a function that
+    restores the mode."""
     if not isinstance(connection, caller.connection_kind):
         await settle(back())
         raise BadArgument(

@@ -16,13 +16,13 @@ from .locks import BaseLease
 from .servers import Servers
 from .service import AsyncLocks, Locks
 
-# What was not told, for whatever reason, is asked after so many seconds.
+# How often to ask, in seconds, in case a notification was lost
 ROUND = 60.0
 
 
 class Event(NamedTuple):
-    """Of a ticket: granted, wanted (a request waits for the lock), released
-    (by force), expired, lost.  Of a watched lock: held, free"""
+    """A ticket is granted, wanted (a request waits for the lock), released (by
+    force), expired or lost.  A watched lock is held or free."""
     event: str
     lock: str
     ticket: int | None
@@ -30,14 +30,14 @@ class Event(NamedTuple):
 
 
 class BaseTickets(Caller):
-    """Of one thread; but one task may wait in next() while others enqueue and
+    """For one thread; but one task may wait in next() while others enqueue and
     release."""
 
     def __init__(self, locks: Servers, *, lease: BaseLease[Any] | None = None,
                  near: str = '') -> None:
-        """Tickets are the session's, and gone with the connection; or a
-        lease's, which keeps their places.  All of them are on one server: that
-        of the lease, or the one that has the name `near`."""
+        """Tickets belong to the session, and end with the connection, or to a
+        lease, which keeps their places.  All are on one server: the server of
+        the lease, or of the name `near`."""
         self._locks, self._lease, self._mutex = locks, lease, self.mutex()
         self._near = lease.near if lease else near
         self._line = locks.line(self, self._near)
@@ -115,7 +115,7 @@ class BaseTickets(Caller):
     _end = close.function
 
     async def _restore(self) -> None:
-        """Over a new connection: tickets of a lease stay, tickets of the
+        """Opens a new connection.  Tickets of a lease stay; tickets of the
         session are gone."""
         connection = self._line.connection
         # first of all: a notification may come with the reply to the enqueue
@@ -145,7 +145,7 @@ class BaseTickets(Caller):
             for ticket in list(self._requests):
                 await self._confirm(ticket)
         while self._heard:
-            said = self._heard[0]       # and again, should we be cancelled
+            said = self._heard[0]       # again after a cancel
             event, lock = said['event'], said['lock']
             ticket = said.get('ticket', 0)
             if event == 'granted':
@@ -165,7 +165,7 @@ class BaseTickets(Caller):
             granted = await self._line.ask(
                 call('dlock_wait', ticket, timedelta()))
         except LockLost:
-            if ticket not in self._requests:    # nor is any other one
+            if ticket not in self._requests:    # gone
                 raise
             self._forget(ticket, 'lost')
         else:
