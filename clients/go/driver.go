@@ -1,6 +1,6 @@
 package dlock
 
-// All that is the driver's: with the imports of pgx v4, this file works as well.
+// All uses of the driver. With the imports of pgx v4, this file works, too.
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 
 type connection = *pgx.Conn
 
-// A Source gives a connection whenever the package needs one of its own. The name says what for. The connection is out
-// of its pool until done is called. If its state is unknown, it is closed before that.
+// A Source returns a connection for the package; the name tells its purpose. The connection stays out of its pool until
+// done is called. If its state is unknown, it is closed before.
 type Source func(ctx context.Context, name string) (conn *pgx.Conn, done func(), err error)
 
 // A Querier executes SQL: a pgx.Tx, a *pgx.Conn, or what SQL returns.
@@ -95,12 +95,12 @@ func closeConn(conn *pgx.Conn) {
 	conn.Close(ctx)
 }
 
-// cut ends a statement that runs, and its connection with it.
+// cut ends a running statement by closing its connection.
 func cut(conn *pgx.Conn) {
 	conn.PgConn().Conn().Close()
 }
 
-// cancelRunning asks the server to cancel, and waits until the server has heard it.
+// cancelRunning asks the server to cancel, and waits until the server has read the request.
 func cancelRunning(conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), obey)
 	defer cancel()
@@ -116,7 +116,7 @@ func exec(conn *pgx.Conn, s statement) (row, error) {
 	return result.Rows[0], nil
 }
 
-// detailOf reads what only the driver's own error has.
+// detailOf reads the fields that only the driver's error has.
 func detailOf(err *pgconn.PgError) (message, detail, hint string) {
 	return err.Message, err.Detail, err.Hint
 }
@@ -128,17 +128,17 @@ type serverError = *pgconn.PgError
 type Server struct {
 	Source Source
 	Key    string
-	own    bool // the connections are this package's, and can be set up
+	own    bool // this package makes the connections, and can set them up
 }
 
-// OnConn is a lock in session scope on a connection of the program's.
+// OnConn is a lock in session scope on a connection of the program.
 func OnConn(conn *pgx.Conn, name string, options ...Option) *Lock {
 	lock := newLock(name, sessionScope, options)
 	lock.line = &line{conn: conn, given: true}
 	return lock
 }
 
-// A Listener is the part of a connection that hears notifications.
+// A Listener is the part of a connection that receives notifications.
 func hear(ctx context.Context, conn *pgx.Conn) (payload string, err error) {
 	heard, err := conn.WaitForNotification(ctx)
 	if heard == nil {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// A Kind is a class of errors that a program would tell apart: errors.Is(err, dlock.LockTimeout).
+// A Kind is a class of errors that programs distinguish: errors.Is(err, dlock.LockTimeout).
 type Kind string
 
 func (kind Kind) Error() string { return string(kind) }
@@ -130,7 +130,7 @@ func lostConnection(err error) error {
 	return newError(ConnectionLost, "", err.Error(), err)
 }
 
-// ofOwn is for statements of this package: what the server has not said comes from the connection.
+// ofOwn is for statements of this package: an error that is not the server's comes from the connection.
 func ofOwn(err error) error {
 	var own *Error
 	if err = Translate(err); err == nil || errors.As(err, &own) {

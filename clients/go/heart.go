@@ -14,19 +14,19 @@ import (
 	"time"
 )
 
-// Timers stand still while the machine sleeps: look at the clock at least each second.
+// Timers stop while the machine sleeps, so check the clock at least each second.
 const glance = time.Second
 
 const renew = "SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS leases (id))::text," +
 	" array(SELECT fence FROM unnest($2::text[], $3::bigint[]) AS held (name, fence)" +
 	" WHERE NOT dlock_check(name, fence))::text"
 
-// takeBack releases what a request of this owner may have left. False if the request's session has not yet heard that
-// the request is over, and still waits.
+// takeBack releases what a request of this owner may have left behind. False if the request's session has not noticed
+// yet that the client is gone, and still waits.
 const takeBack = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)" +
 	" WHERE owner = $2 AND scope = 'lease' AND role = current_user"
 
-// mu protects everything in this file, for which nothing waits long: no input or output happens under it.
+// mu protects everything in this file. No input or output happens while it is held.
 var (
 	mu     sync.Mutex
 	pulses = map[any]*pulse{}
@@ -53,7 +53,7 @@ type kept struct {
 	since     time.Duration
 }
 
-// lossContext ends at the loss. It looks at the clock itself, because a stopped process may ask before a timer has run.
+// lossContext ends at the loss. It checks the clock, because a stopped process may ask before a timer has run.
 type lossContext struct {
 	context.Context
 	look func()
@@ -74,7 +74,7 @@ func (k *kept) turn(before, after string) error {
 	return nil
 }
 
-// begin makes a context within the program's.
+// begin makes a child of the program's context.
 func (k *kept) begin(parent context.Context) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -111,7 +111,7 @@ func (k *kept) Context() context.Context {
 	return k.ctx
 }
 
-// Lost looks at the clock, too. Once true, it stays true.
+// Lost checks the clock, too. Once true, it stays true.
 func (k *kept) Lost() bool { return k.lost() != nil }
 
 func (k *kept) lost() error {
@@ -184,7 +184,7 @@ func (k *kept) lose(why string) {
 	k.setLost(why)
 }
 
-// Caller holds mu, as for all that follows in small letters without taking it.
+// Caller holds mu, as for all following unexported functions that do not lock it.
 func (k *kept) setLost(why string) {
 	if k.loss != nil {
 		return
@@ -276,7 +276,7 @@ func (h *heart) join(k *kept, name string, fence int64) {
 	}
 }
 
-// leave tells it nothing more. The last one ends the lease, and with it all locks that are still on it.
+// leave stops notifying the object. The last one ends the lease, and with it all of its remaining locks.
 func (h *heart) leave(k *kept, last bool) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -326,8 +326,8 @@ type pulse struct {
 	woken    chan struct{}
 	conn     connection
 	done     func()
-	asked    time.Duration // since then without an answer, or 0
-	silent   connection    // on which it was asked
+	asked    time.Duration // the time of a request without an answer, or 0
+	silent   connection    // the connection of that request
 	patience *time.Timer
 }
 
@@ -385,7 +385,7 @@ func (p *pulse) beat() {
 		pause = 0
 		settled, err := p.serve(due)
 		switch {
-		case err != nil: // which says nothing: ask again
+		case err != nil: // proves nothing: retry
 			pause = waits.take()
 			p.close()
 		case settled:
@@ -404,7 +404,7 @@ func (p *pulse) close() {
 	}
 }
 
-// rest returns the leases that are due now, or soon. Nil when all are over.
+// rest returns the leases that are due now or soon. Nil if no lease is left.
 func (p *pulse) rest(pause time.Duration) []*heart {
 	mu.Lock()
 	defer mu.Unlock()

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// What can be asked of a lock or a lease that is held
+// Calls for a lock or a lease that is held
 
-// send asks over the connection that the lock has, or one that it may have for a moment.
+// send executes a call over the lock's connection, or over a borrowed one.
 func (lock *Lock) send(ctx context.Context, s statement) (row, time.Duration, error) {
 	switch {
 	case lock.lease != nil:
@@ -85,7 +85,7 @@ func (lease *Lease) SetInfo(ctx context.Context, info string) error {
 	return lease.kept.confirm(answer, err)
 }
 
-// Downgrade makes an exclusive hold a shared one, with no other holder in between.
+// Downgrade makes an exclusive hold shared, without releasing it.
 func (lock *Lock) Downgrade(ctx context.Context) error {
 	if err := lock.Check(); err != nil {
 		return err
@@ -94,7 +94,7 @@ func (lock *Lock) Downgrade(ctx context.Context) error {
 	return lock.confirm(answer, err)
 }
 
-// IsHeld asks the server, for a moment that is over with the answer. To be sure, use Guard.
+// IsHeld asks the server. The answer can be outdated on arrival; to be sure, use Guard.
 func (lock *Lock) IsHeld(ctx context.Context) (bool, error) {
 	if lock.Check() != nil {
 		return false, nil
@@ -175,7 +175,7 @@ func (k *kept) renew(ttl time.Duration, o *options, send func([]named) (row, tim
 	return nil
 }
 
-// The next renewal is not later than the new interval says.
+// the next renewal is at most the new interval away
 func (h *heart) change(life, interval, deadline time.Duration) {
 	if !h.over {
 		h.life, h.interval, h.deadline = life, interval, deadline
@@ -186,7 +186,7 @@ func (h *heart) change(life, interval, deadline time.Duration) {
 	}
 }
 
-// Resize sets how many permits a lock has, whatever requests say. With 0, requests say it again.
+// Resize sets the number of permits of a lock, which replaces the number in requests. 0 restores that number.
 func (locks *Locks) Resize(ctx context.Context, name string, slots int) error {
 	l := locks.line(locks.server(name))
 	defer l.close()

@@ -12,10 +12,10 @@ import (
 const (
 	forever = time.Duration(math.MaxInt64)
 
-	// The client allows an answer so much more time than the statement may take by itself. Then it drops the connection.
+	// How late an answer may be. Then the client drops the connection.
 	grace = 5 * time.Second
 
-	// The server has so long to obey a cancel, and the client so much longer to take a request back.
+	// The time for the server to obey a cancel, and the time for the client to undo a request
 	obey = time.Second
 	undo = 2 * time.Second
 )
@@ -177,14 +177,14 @@ func enforce(ctx context.Context, conn connection, until time.Duration, done <-c
 
 var background = context.Background()
 
-// A line is a connection that is made when it is needed, and made again.
+// A line is a connection that is made when it is needed, and again after a failure.
 type line struct {
 	server   *Server
 	patience time.Duration
-	given    bool // it is the program's: never another one
+	given    bool // it is the program's, and never replaced
 	conn     connection
 	done     func()
-	checks   bool          // the server is to look whether a waiting client is alive
+	checks   bool          // the server checks whether a waiting client is alive
 	sent     time.Duration // when the last statement was about to be sent
 	doubt    bool          // an earlier one may have been executed, too
 }
@@ -196,9 +196,9 @@ func (l *line) ask(ctx context.Context, s statement) (row, error) {
 	return l.askUntil(ctx, func() statement { return s }, forever, grace)
 }
 
-// askUntil asks over a new connection if one breaks, or does not answer within the limit. It retries until the given
-// time, or while there is patience with a server that is away. If there is no limit, the server counts as there until
-// the connection breaks.
+// askUntil executes a call, again over a new connection if one breaks or does not answer within the limit. It retries
+// until the given time, or until patience with an unreachable server ends. Without a limit, a connection is used until
+// it breaks.
 func (l *line) askUntil(ctx context.Context, s func() statement, until, limit time.Duration) (row, error) {
 	end := shorter(until, after(l.patience))
 	l.doubt = false
@@ -269,7 +269,7 @@ func (l *line) close() {
 	}
 }
 
-// drop closes a connection that may hold anything, so that no pool keeps it.
+// drop closes a connection in an unknown state, so that no pool keeps it.
 func (l *line) drop() {
 	if l.conn != nil && !l.given {
 		closeConn(l.conn)

@@ -14,14 +14,14 @@ import (
 
 // Locks is the service: one server, or several, over which names are spread.
 type Locks struct {
-	// How long to retry while a server is away; by default 30 seconds
+	// How long to wait for an unreachable server; by default 30 seconds
 	Patience time.Duration
-	// What to tell for metrics and logs; by default nothing
+	// For metrics and logs; by default there are none
 	Hooks   *Hooks
 	servers []*Server
 }
 
-// Hooks are called each in a goroutine of its own, with what names the lock or the lease.
+// Each hook is called in its own goroutine, with the name of the lock or the lease.
 type Hooks struct {
 	Acquired func(what string, waited time.Duration)
 	Released func(what string, held time.Duration)
@@ -136,7 +136,7 @@ func Permits(n int) Option { return with("permits", n) }
 // Info is for others to read, of a lock or of a lease.
 func Info(info string) Option { return with("info", info) }
 
-// Near puts a lease on the server that has this name.
+// Near puts a lease on the server of this name.
 func Near(name string) Option { return func(o *options) { o.near = name } }
 
 // Delay is how long the locks of a lease stay closed after the lease has expired.
@@ -174,7 +174,7 @@ func newOwner() (string, error) {
 	return fmt.Sprintf("%x", id), err
 }
 
-// giveBack what the heart keeps, as long as that is ours. LockLost if it was not.
+// giveBack releases a hold of a heart. LockLost if it was lost.
 func (k *kept) giveBack(l *line, s statement, last bool) error {
 	held := !k.Lost()
 	k.heart.leave(k, last)
@@ -200,8 +200,8 @@ type Lease struct {
 	server *Server
 	options
 	id   atomic.Int64
-	line *line         // for all that need not wait
-	free chan struct{} // one at a time uses it
+	line *line         // for all calls that need not wait
+	free chan struct{} // for one call at a time
 }
 
 // NewLease needs a TTL.
@@ -257,7 +257,7 @@ func (lease *Lease) Close() error {
 	})
 }
 
-// use has the lease's connection to itself; or another one, if that one is not free soon.
+// use works with exclusive use of the lease's connection, or of another one if that is not free soon.
 func (lease *Lease) use(ctx context.Context, work func(*line) error) error {
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
@@ -294,7 +294,7 @@ func (lease *Lease) Do(ctx context.Context, work func(context.Context) error) er
 	return within(held, work, lease.Close)
 }
 
-// within leaves also after a panic. An error of the work takes precedence over a loss.
+// within leaves after a panic, too. An error of the work takes precedence over a loss.
 func within(ctx context.Context, work func(context.Context) error, leave func() error) (err error) {
 	panicked := true
 	defer func() {
@@ -325,7 +325,7 @@ type Lock struct {
 	tx      Querier
 	line    *line
 	until   time.Duration
-	owner   string // as whom it has asked
+	owner   string // the owner of its request
 	fence   atomic.Int64
 	doubt   bool
 	unwatch func()
@@ -428,7 +428,7 @@ func (lock *Lock) acquire(ctx context.Context) (err error) {
 	return err
 }
 
-// With the time that is left, should it be asked again
+// With the remaining time, if the request is repeated
 func (lock *Lock) statement(function string, until time.Duration, values ...any) statement {
 	all := lock.request[:len(lock.request):len(lock.request)]
 	if lock.scope == leaseScope {
@@ -669,7 +669,7 @@ func (e *Election) Run(ctx context.Context, work func(context.Context, *Lock) er
 		if done && (err == nil || isAway(err)) {
 			return nil // the work ended while we led; the lock expires
 		}
-		// how the work has ended because of the loss, or a loss behind its end
+		// the error of the work because of the loss, or a loss after its end
 		if !e.lock.Lost() || !(isA(err, LockLost) || errors.Is(err, context.Canceled)) || ctx.Err() != nil {
 			return err
 		}

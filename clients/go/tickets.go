@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A notification that does not come, for whatever reason, is made up for after so long.
+// How often to ask, in case a notification was lost
 const round = time.Minute
 
 // An Event is a change of a ticket: granted, wanted (a request waits for the lock), released (by force), expired, lost;
@@ -45,7 +45,7 @@ type Tickets struct {
 	closed bool
 
 	turn    sync.Mutex // protects what follows
-	wanting int        // so many others want the connection
+	wanting int        // the number of others that want the connection
 	stop    func()     // ends the wait of Next
 }
 
@@ -167,7 +167,7 @@ func (t *Tickets) Close() error {
 	})
 }
 
-// use has the connection to itself: it ends the wait of Next.
+// use works with exclusive use of the connection, and ends the wait of Next.
 func (t *Tickets) use(name string, work func() error) error {
 	if name != "" && t.locks.server(name) != t.line.server {
 		return newError(BadArgument, "22023", fmt.Sprintf("%q is on another server", name), nil)
@@ -324,7 +324,7 @@ func (t *Tickets) session(ctx context.Context) (connection, error) {
 	return conn, nil
 }
 
-// Again over another connection, if that is the way to it
+// again over another connection, if that can help
 func (t *Tickets) ask(ctx context.Context, s statement) (row, error) {
 	for {
 		conn, err := t.session(ctx)
@@ -353,7 +353,7 @@ func (t *Tickets) confirm(ticket int64) error {
 	switch {
 	case isA(err, LockLost):
 		t.forget(ticket, "lost")
-	case isA(err, ConnectionLost): // asked again over the next one
+	case isA(err, ConnectionLost): // requested again over the next one
 	case err != nil:
 		return err
 	case answer.text(0) == "t":

@@ -66,7 +66,7 @@ func hasty(patience time.Duration) *dlock.Locks {
 }
 
 //
-// What the rows need
+// Support for the rows
 //
 
 func must(err error) {
@@ -157,7 +157,7 @@ var logged syncBuffer
 
 var input = bufio.NewReader(os.Stdin)
 
-// order has the test that started this program do something.
+// order lets the test that started this program do something.
 func order(format string, values ...any) {
 	fmt.Printf("! "+format+"\n", values...)
 	if answer, err := input.ReadString('\n'); err != nil || answer != "done\n" {
@@ -323,7 +323,7 @@ func next(tickets *dlock.Tickets) dlock.Event {
 }
 
 func none(tickets *dlock.Tickets) {
-	// what was sent before has come after this
+	// earlier notifications have come after this
 	must(tickets.Unwatch(ctx, "none"))
 	ctx, cancel := context.WithCancel(ctx)
 	cancel()
@@ -817,7 +817,7 @@ var rows = []row{
 	}},
 
 	{"election_lost", func() {
-		// the work returns as soon as it is told, or with the error of its context
+		// the work returns at the loss, or with the error of its context
 		for _, result := range []func(context.Context) error{func(context.Context) error { return nil },
 			func(ctx context.Context) error { return fmt.Errorf("broken off: %w", ctx.Err()) }} {
 			var fences []int64
@@ -881,7 +881,7 @@ var rows = []row{
 	{"sharding", sharding},
 
 	//
-	// What goes wrong
+	// Faults
 	//
 
 	{"session_connection_killed", func() {
@@ -889,7 +889,7 @@ var rows = []row{
 		lost(do(lock, func(ctx context.Context) {
 			killSessions()
 			admin.holds("killed", func(fence int64) { check(fence > lock.Fence(), "fence") })
-			<-ctx.Done() // a lock in session scope is told, too
+			<-ctx.Done() // a lock in session scope is notified, too
 		}))
 	}},
 
@@ -1023,7 +1023,7 @@ var rows = []row{
 			admin.untilRenewed(lock.Fence(), 1)
 			admin.ask("UPDATE late.quorum SET late = true")
 			called := admin.ask("SELECT last_value FROM late.calls")
-			// the first of them may have asked before that
+			// the first request may have been earlier
 			admin.until("SELECT last_value > $1::bigint + 1 FROM late.calls", called)
 			deadline := lock.Deadline()
 			admin.until("SELECT last_value > $1::bigint + 3 FROM late.calls", called)
@@ -1109,7 +1109,7 @@ var rows = []row{
 			})
 			admin.untilFree("busy")
 
-			// granted already when it is cancelled: the answer is on its way
+			// cancelled after the grant, before its answer has arrived
 			ctx, cancel := context.WithCancel(ctx)
 			waiting := async(func() error {
 				_, err := lock.Lock(ctx)
@@ -1272,7 +1272,7 @@ var rows = []row{
 	}},
 
 	{"lease_promotion", func() {
-		// the standby is asked first, and passed by
+		// the standby is tried first, and skipped
 		pair := open("postgres://app@" + os.Getenv("DLOCK_STANDBY") + "," + os.Getenv("DLOCK_OTHER") + "/postgres?sslmode=disable")
 		promoted := &session{dsn: address("STANDBY", "admin", "")}
 		lock := pair.NewLock("lease", kept...)
@@ -1445,7 +1445,7 @@ func poolReturned() {
 	check(taken(unheld) != pid, "another connection")
 }
 
-// What is Go's own
+// Features of Go
 var own = []row{
 
 	{"renew", func() {

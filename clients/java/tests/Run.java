@@ -67,7 +67,7 @@ public final class Run {
     }
 
     //
-    // What the rows need
+    // Support for the rows
     //
 
     @Retention(RetentionPolicy.RUNTIME)
@@ -79,12 +79,12 @@ public final class Run {
         void run() throws Exception;
     }
 
-    /** Have something done by who has started us. */
+    /** Let the starting test do something. */
     static void order(String line) throws IOException {
         System.out.println("! " + line);
         System.out.flush();
         if (!"done".equals(in.readLine()))
-            Runtime.getRuntime().halt(2);       // nobody is there any more
+            Runtime.getRuntime().halt(2);       // the test has ended
     }
 
     static Object ask(Connection db, String sql, Object... values) throws SQLException {
@@ -104,7 +104,7 @@ public final class Run {
         return DriverManager.getConnection(MAIN);
     }
 
-    /** Somebody else, who asks the server; for any thread */
+    /** Another session; for any thread */
     static final class Admin {
         final String url;
         private Connection connection;
@@ -233,7 +233,7 @@ public final class Run {
         raises(DlockException.LockTimeout.class, "55P03", code);
     }
 
-    /** In another thread, which is there to be interrupted */
+    /** In another thread, which can be interrupted */
     static final class Task<T> extends FutureTask<T> {
         final Thread thread = new Thread(this);
 
@@ -261,7 +261,7 @@ public final class Run {
         return locks.lock(name).ttl(LONG).interval(BEAT);
     }
 
-    /** By its URL; or over a pool, if a class is given that makes one */
+    /** By its URL; or over a pool, if a class that makes one is given */
     static Locks service(String url) throws DlockException {
         String maker = System.getProperty("pools");
         if (maker == null)
@@ -620,7 +620,7 @@ public final class Run {
             tickets.release(ticket);
             check(admin.isFree("queue") && !admin.isFree("next"));
         }
-        // a request that has its ticket, and has been told of the grant before
+        // a request that has its ticket, and was told of the grant
         try (Lease lease = locks.lease(LONG).open(); Tickets old = new Tickets(lease);
                 Tickets again = new Tickets(lease)) {
             long ticket = old.enqueue(locks.lock("queue").owner("job/1"));
@@ -728,7 +728,7 @@ public final class Run {
         same(running.get(1).result(), 1);
         check(led.get(0) < led.get(1));
 
-        // one that is to campaign no more: while it waits, and while it leads, which it does to the end
+        // stop() during a wait, and during the lead, which continues to the end of the work
         Election stopped = new Election(locks.lock("leader").ttl(LONG));
         try (Holder holder = admin.holds("leader")) {
             Task<Integer> waiting = new Task<>(() -> stopped.run(lock -> 1));
@@ -788,7 +788,7 @@ public final class Run {
                 is(held, "held", "leader", holder.ticket);
                 same(held.details().get("info"), info);
                 killSessions();
-                // it watches anew, and begins with how it is
+                // it watches again, and begins with the present holder
                 is(changes.next(PATIENCE), "held", "leader", holder.ticket);
             }
             is(changes.next(PATIENCE), "free", "leader", null);
@@ -883,7 +883,7 @@ public final class Run {
     }
 
     //
-    // What goes wrong
+    // Faults
     //
 
     @Row(33) static void session_connection_killed() throws Exception {
@@ -1038,7 +1038,7 @@ public final class Run {
             admin.untilRenewed(lock.fence(), 1);
             admin.ask("UPDATE late.quorum SET late = true");
             Object called = admin.ask("SELECT last_value FROM late.calls");
-            // the first of them may have asked before that
+            // the first request may have been earlier
             admin.until("SELECT last_value > ? + 1 FROM late.calls", called);
             long deadline = lock.deadline();
             admin.until("SELECT last_value > ? + 3 FROM late.calls", called);
@@ -1090,7 +1090,7 @@ public final class Run {
         });
     }
 
-    /** Ends what has waited, and looks at what is left. */
+    /** Ends the waiters, and checks that nothing is left. */
     static void ends(Lock lock, boolean cancels) throws Exception {
         try (Holder holder = admin.holds("busy")) {
             Task<Lock> waiting = new Task<>(lock::acquire);
@@ -1105,7 +1105,7 @@ public final class Run {
         admin.untilFree("busy");
     }
 
-    /** The language's own way to give up: the thread that waits is interrupted */
+    /** Java's way to cancel: the waiting thread is interrupted. */
     @Row(47) static void acquire_client_timeout() throws Exception {
         try (Connection db = connection()) {
             for (Lock lock : List.of(locks.lock("busy"), locks.lock("busy").ttl(LONG), Lock.on(db, "busy"))) {
@@ -1119,7 +1119,7 @@ public final class Run {
             }
             ask(db, "SELECT 1");
         }
-        // what has it is given back also by who is interrupted
+        // an interrupted thread also releases a lock that it has got
         for (Lock lock : List.of(locks.lock("busy"), kept("busy"))) {
             try (Lock held = lock.acquire()) {
                 Thread.currentThread().interrupt();
@@ -1140,7 +1140,7 @@ public final class Run {
             same(admin.left("busy"), 0L);
         }
 
-        // granted already, when it is cancelled: the renewal has not come
+        // cancelled after the grant, before the renewal
         try (Connection other = DriverManager.getConnection(admin.url)) {
             Lock lock = late().lock("busy").ttl(LONG);
             ask(other, "SELECT pg_advisory_lock(17)");
@@ -1327,7 +1327,7 @@ public final class Run {
             }
             System.out.printf("# %s: %.1f s%n", row.getName(), (System.nanoTime() - began) / 1e9);
         }
-        // without waiting for threads that wait for what has failed
+        // without waiting for threads that wait because of the failure
         Runtime.getRuntime().halt(failed ? 1 : 0);
     }
 }

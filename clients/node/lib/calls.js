@@ -1,4 +1,4 @@
-// The functions of dlock, over anything that executes SQL
+// The functions of dlock, over any connection or function that executes SQL
 
 import { BadArgument, LockLost, translate } from './errors.js';
 import { interval } from './wire.js';
@@ -11,7 +11,7 @@ const NAME = 'text';
 const NAMES = 'text[]';
 const ID = 'bigint';
 
-// Whatever a library makes of rows
+// The value of the first row, from any form of result
 function valueOf(result) {
   let rows = result?.rows ?? result;
   if (Array.isArray(rows?.[0])) [rows] = rows;
@@ -34,8 +34,8 @@ const arrayOf = (names) => `{${names.map((name) => `"${`${name}`.replace(/["\\]/
 const numbers = (text) => text.slice(1, -1).split(',').filter(Boolean).map(Number);
 
 /**
- * Each is the function of that name, with dlock_ before it, in the program's transaction and over its connection: of
- * node-postgres, Knex, Prisma, TypeORM or postgres.js, or a function of a statement and its values.
+ * Each method calls the function of its name with dlock_ before it, in the program's transaction: over a connection of
+ * node-postgres, Knex, Prisma, TypeORM or postgres.js, or by a function of a statement and its values.
  */
 export class Calls {
   #execute;
@@ -44,7 +44,7 @@ export class Calls {
     this.#execute = executor(db);
   }
 
-  // As text, both ways: libraries differ in what else they send and take.
+  // Values and results are text, because libraries differ in other types.
   async #ask(name, values, { timeout, ttl, ...rest } = {}) {
     const named = Object.entries({ timeout: interval(timeout), ttl: interval(ttl), ...rest })
       .filter(([, value]) => value != null);
@@ -64,24 +64,24 @@ export class Calls {
     }
   }
 
-  /** Is it true, what a statement of this package asks? */
+  /** Executes a statement that returns a boolean. */
   async send([text, values]) {
     const typed = text.replace(/^SELECT /, '').replace(/\$(\d+)/g,
       (place, n) => `${place}::text::${typeof values[n - 1] === 'number' ? ID : NAME}`);
     return (await this.#run(typed, values)) === 'true';
   }
 
-  /** Until the transaction ends; the fence */
+  /** Holds until the transaction ends; returns the fence. */
   async xactAcquire(name, { timeout, shared, slots, permits, info } = {}) {
     return Number(await this.#ask('xact_acquire', [[name, NAME]], { timeout, shared, slots, permits, info }));
   }
 
-  /** All, or none, in an order of which no deadlock comes */
+  /** Acquires all or none, in an order that prevents deadlocks. */
   async xactAcquireAll(names, { timeout, shared, info } = {}) {
     return numbers(await this.#ask('xact_acquire_all', [[arrayOf(names), NAMES]], { timeout, shared, info }));
   }
 
-  /** In session scope, on a connection that the program keeps */
+  /** Acquires in session scope, on a connection that the program keeps. */
   async acquireAll(names, { timeout, shared, info } = {}) {
     return numbers(await this.#ask('acquire_all', [[arrayOf(names), NAMES]], { timeout, shared, info }));
   }
@@ -95,7 +95,7 @@ export class Calls {
     await this.#ask('release_at_commit', [[ticket, ID]]);
   }
 
-  /** The transaction commits only while this lock, or the lock of this name and fence, is held. */
+  /** The transaction can commit only while this lock, or the lock of this name and fence, is held. */
   async guard(lock, fence) {
     const [name, number] = typeof lock === 'string' ? [lock, fence] : [lock.name, lock.fence];
     await this.#ask('guard', [[name, NAME], [number, ID]]);
@@ -105,7 +105,7 @@ export class Calls {
     return (await this.#ask('is_held', [[name, NAME]], { lease })) === 'true';
   }
 
-  /** How many tickets the lease keeps; undefined where it is gone */
+  /** The number of the lease's tickets; undefined if the lease is gone */
   async renew(id, ttl) {
     const kept = await this.#ask('renew', [[id, ID]], { ttl });
     return kept === null ? undefined : Number(kept);
@@ -119,7 +119,7 @@ export class Calls {
     return (await this.#ask('set_info', [[id, ID], [info, NAME]])) === 'true';
   }
 
-  /** dlock_set_slots: how many permits the lock has, whatever requests say; null if they say it again */
+  /** Sets the number of permits, which replaces the number in requests; null restores that number. */
   async resize(name, slots) {
     await this.#ask('set_slots', [[name, NAME], [slots, 'integer']]);
   }

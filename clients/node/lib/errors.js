@@ -1,6 +1,6 @@
 // Errors, told apart by their SQLSTATE
 
-/** What the server refused, with its code, detail and hint */
+/** An error of the server, with its code, detail and hint */
 export class DlockError extends Error {
   constructor(message, code, { detail, hint, cause } = {}) {
     super(message, cause && { cause });
@@ -40,13 +40,13 @@ const classes = {
   '57P03': ConnectionLost,
 };
 
-// What node-postgres says without a code when a connection is no more
+// Errors of node-postgres without a code, if a connection is lost or cannot be made
 const gone =
   /^(timeout (expired|exceeded when)|Connection terminated|Client (was closed|has encountered)|Cannot use a pool)/;
 
 /**
- * The error of this package for one of a driver's, which an ORM may have wrapped; what is neither the server's nor the
- * connection's is returned as it is.
+ * Returns the error of this package for a driver's, which an ORM may have wrapped. Errors of neither the server nor the
+ * connection are returned as they are.
  */
 export function translate(error) {
   for (let one = error; one; one = one.cause ?? one.parent ?? one.driverError ?? one.originalError) {

@@ -1,24 +1,24 @@
 // Keeps leases, and reports their loss
 //
-// Each lease has a Heart, whose timer watches the deadline, and waits for nothing else. All leases on one server are
-// renewed by one Pulse, over one connection.
+// Each lease has a Heart, whose timer waits only for the deadline. One Pulse per server renews all leases there, over
+// one connection.
 
 import { setTimeout as sleep } from 'node:timers/promises';
 import { BadArgument, LockLost, NotAllowed, WrongState } from './errors.js';
 import { lend } from './source.js';
 import { ask, call, cut, interval, now, pauses } from './wire.js';
 
-// A look at the clock at least each second: timers stand still while the machine sleeps.
+// Check the clock at least each second, because timers stop while the machine sleeps.
 const GLANCE = 1000;
 
-/** The key of what begins anew, not lost: nothing for a program to call */
+/** The key of the method that clears the loss; not for programs */
 export const anew = Symbol('anew');
 export const NONE = 'not held';
 
 /** A lock or a lease, which can be lost */
 export class Kept {
   heart;
-  state = NONE; // or asked for, held, being released
+  state = NONE; // others are requested, held, being released
   #loss;
 
   [anew]() {
@@ -50,7 +50,7 @@ export class Kept {
     if (this.lost.aborted) throw this.lost.reason;
   }
 
-  /** By one task at a time: from one state into the next */
+  /** Changes the state; for one task at a time. */
   turn(before, after) {
     if (this.state !== before) throw new WrongState(`${this} is ${this.state}`, '55000');
     this.state = after;
@@ -103,7 +103,7 @@ export class Kept {
     await this.sendHeld(call('dlock_set_info', [this.id ?? this.fence, info ?? null]));
   }
 
-  // What returns false where it is held no more
+  // Executes a call that returns false if the lock is lost
   async sendHeld(statement) {
     const [held] = await this.send(statement);
     if (held) return;
@@ -129,11 +129,11 @@ export const TAKE_BACK_OF_LEASE = 'SELECT bool_and(dlock_release_ticket(ticket))
   + ' WHERE lease = $2 AND owner IS NULL';
 const pulses = new Map(); // by server
 
-/** Of a lease */
+/** The heart of a lease */
 export class Heart {
   over = false;
   members = new Map(); // the objects to notify: the lease (null) and locks, by name and fence
-  owed = new Set(); // what takes requests back, as JSON
+  owed = new Set(); // statements that undo requests, as JSON
   #watching;
 
   constructor(config, id, sent, ttl, { interval, margin }) {
@@ -282,7 +282,7 @@ class Pulse {
     await loan?.end(good && !loan.client.ended);
   }
 
-  // The hearts that are due now or soon; undefined when all are over
+  // The hearts that are due now or soon; undefined if no heart is left
   async #rest(pause) {
     const earliest = now() + Math.min(pause, this.#shortest / 2);
     while (this.hearts.size) {

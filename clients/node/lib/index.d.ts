@@ -1,20 +1,20 @@
-// Times are in milliseconds, each. Fences and tickets are numbers, which JavaScript holds exactly.
+// All times are in milliseconds. Fences and tickets are numbers that JavaScript represents exactly.
 
 import type { ClientBase, ClientConfig, Pool } from 'pg';
 
-/** One server: a URL, or what node-postgres takes. It may name several hosts, of which the primary is taken. */
+/** One server: a URL, or a configuration of node-postgres. It may name several hosts; the primary is used. */
 export type Server = string | (Omit<ClientConfig, 'port'> & { port?: number | string });
 
 /**
- * What gives connections to one server: a pool, or a function that returns a connection, or what names a server, and is
- * asked for each new connection. A connection of a pool is kept out of it as long as it is needed.
+ * A source of connections to one server: a pool, or a function that is called for each new connection and returns it, or
+ * a server. A connection stays out of its pool while it is needed.
  */
 export type Source = Server | Pool | (() => Server | ClientBase | Promise<Server | ClientBase>);
 
 /**
- * What executes SQL in a transaction of the program's: a connection of node-postgres, a manager or query runner of
- * TypeORM, a transaction of Knex, Prisma or postgres.js; or a function that sends a statement with values, and returns
- * the value, the row, or the rows.
+ * Executes SQL in a transaction of the program: a connection of node-postgres, a manager or query runner of TypeORM, a
+ * transaction of Knex, Prisma or postgres.js; or a function that sends a statement with values, and returns the value,
+ * the row, or the rows.
  */
 export type Executes =
   | { query(text: string, values: any[]): Promise<unknown> }
@@ -33,7 +33,7 @@ export interface Observation {
 }
 
 export interface Waiting {
-  /** Ends the waiting, in the server, too: Cancelled, whose cause is the signal's reason. */
+  /** Ends the wait, also in the server, with Cancelled. Its cause is the signal's reason. */
   signal?: AbortSignal;
 }
 
@@ -43,22 +43,22 @@ export interface RequestOptions {
   permits?: number;
   /** For others to read */
   info?: string;
-  /** In lease scope: makes a request the same as an earlier one, a job's number for instance. */
+  /** In lease scope: a request of the same owner, such as a job's number, gets the earlier request's lock. */
   owner?: string;
 }
 
 export interface Rhythm {
   /** Between two renewals; by default a third of the ttl */
   interval?: number;
-  /** What is not used of the ttl; by default a hundredth of it */
+  /** The part of the ttl that is not used; by default a hundredth of it */
   margin?: number;
 }
 
 export interface LockOptions extends RequestOptions, Rhythm {
   scope?: 'session' | 'transaction' | 'lease';
-  /** Lease scope: on a lease of its own */
+  /** For a lock in lease scope, on its own lease */
   ttl?: number;
-  /** How long to wait for the lock; undefined is for ever, 0 a try. */
+  /** How long to wait for the lock: undefined waits without limit, 0 tries once. */
   timeout?: number;
 }
 
@@ -66,13 +66,13 @@ export interface LeaseOptions extends Rhythm {
   ttl: number;
   /** The lease is on the server that has this name. */
   near?: string;
-  /** How long its locks stay closed when it has run out */
+  /** How long its locks stay closed after it has expired */
   delay?: number;
   info?: string;
 }
 
 export class Locks {
-  /** The observer is told of each wait, hold and loss. */
+  /** Called for each wait, hold and loss */
   constructor(servers?: Source | Source[], options?: {
     keys?: string[];
     patience?: number;
@@ -85,25 +85,25 @@ export class Locks {
   election(name: string, options?: LockOptions): Election;
   tickets(options?: TicketsOptions): Tickets;
   watch(name: string, options?: Waiting): AsyncGenerator<WatchEvent, void, void>;
-  /** A function that works while it holds a lock, one for each call; the name may come from the arguments. */
+  /** Returns a function that holds a lock while it runs. The name may depend on its arguments. */
   locked<A extends unknown[], T>(name: string | ((...values: A) => string), work: (...values: A) => T | Promise<T>,
     options?: LockOptions): (...values: A) => Promise<T>;
-  /** How many permits the lock has, whatever requests say; null if they say it again */
+  /** Sets the number of permits, which replaces the number in requests; null restores that number. */
   resize(name: string, slots: number | null): Promise<void>;
 }
 
 declare class Kept {
-  /** Once aborted, it stays so; its reason is a LockLost. Looks at the clock when it is asked. */
+  /** An AbortSignal whose reason is a LockLost. Once aborted, it stays aborted. */
   readonly lost: AbortSignal;
-  /** Until when to work without hearing from the server, by now() */
+  /** How long work may continue without an answer of the server, by now() */
   readonly deadline: number;
-  /** Throws LockLost, or WrongState if it is not held; before anything is sent to anybody. */
+  /** Throws LockLost, or WrongState if it is not held. Call it before anything is sent to other systems. */
   check(): void;
-  /** Renews the lease now; with a ttl, it has that one from now on. Not of a lock of a Lease. */
+  /** Renews the lease now. A ttl replaces the lease's ttl. Not for a lock of a Lease. */
   renew(ttl?: number): Promise<void>;
-  /** For others to read, from now on */
+  /** Changes the info that others can read. */
   setInfo(info: string | null): Promise<void>;
-  /** Calls it once, at once where it is lost already. */
+  /** Calls the function once; at once if it is lost already. */
   onLost(callback: (lost: this) => unknown): void;
 }
 
@@ -116,11 +116,11 @@ export class Lock extends Kept implements AsyncDisposable {
   readonly held: boolean;
   acquire(options?: Waiting): Promise<this>;
   release(): Promise<void>;
-  /** The transaction commits only while we hold. */
+  /** The transaction can commit only while the lock is held. */
   guard(db: Executes): Promise<void>;
-  /** Asks the server, for a moment that is over; to be sure, guard. */
+  /** Asks the server. The answer can be outdated on arrival; to be sure, guard. */
   isHeld(): Promise<boolean>;
-  /** From an exclusive hold to a shared one, with nobody in between */
+  /** Makes an exclusive hold shared, without releasing it. */
   downgrade(): Promise<void>;
   run<T>(work: (lock: this) => T | Promise<T>, options?: Waiting): Promise<T>;
   [Symbol.asyncDispose](): Promise<void>;
@@ -133,7 +133,7 @@ export class Lease extends Kept implements AsyncDisposable {
   open(options?: Waiting): Promise<this>;
   close(): Promise<void>;
   lock(name: string, options?: Omit<LockOptions, 'ttl' | 'scope'>): Lock;
-  /** All of them, or none, in an order of which no deadlock comes. Each one is to be released, or the lease closed. */
+  /** Acquires all or none, in an order that prevents deadlocks. Release each of them, or close the lease. */
   acquireAll(names: string[], options?: Waiting & AllOptions): Promise<Lock[]>;
   run<T>(work: (lease: this) => T | Promise<T>): Promise<T>;
   [Symbol.asyncDispose](): Promise<void>;
@@ -145,20 +145,20 @@ export interface AllOptions {
   info?: string;
 }
 
-/** Each is the function of that name, with dlock_ before it, over the program's connection and in its transaction. */
+/** Each method calls the function of its name with dlock_ before it, in the program's transaction. */
 export class Calls {
   constructor(db: Executes);
   xactAcquire(name: string, options?: Omit<RequestOptions, 'owner'> & { timeout?: number }): Promise<number>;
   xactAcquireAll(names: string[], options?: AllOptions): Promise<number[]>;
-  /** In session scope, on a connection that the program keeps */
+  /** Acquires in session scope, on a connection that the program keeps. */
   acquireAll(names: string[], options?: AllOptions): Promise<number[]>;
   releaseTicket(ticket: number): Promise<void>;
   releaseAtCommit(ticket: number): Promise<void>;
-  /** The transaction commits only while the lock is held. */
+  /** The transaction can commit only while the lock is held. */
   guard(lock: Lock): Promise<void>;
   guard(name: string, fence: number): Promise<void>;
   isHeld(name: string, lease?: number): Promise<boolean>;
-  /** How many tickets the lease keeps; undefined where it is gone */
+  /** The number of the lease's tickets; undefined if the lease is gone */
   renew(id: number, ttl?: number): Promise<number | undefined>;
   downgrade(ticket: number): Promise<boolean>;
   setInfo(id: number, info: string | null): Promise<boolean>;
@@ -167,12 +167,12 @@ export class Calls {
 
 export class Election {
   constructor(locks: Locks, name: string, options?: LockOptions);
-  /** What work returns that was done to its end while we lead; it heeds `lock.lost`. */
+  /** Returns the result of work that was completed while this process led. Work must check `lock.lost`. */
   run<T>(work: (lock: Lock) => T | Promise<T>, options?: Waiting): Promise<T>;
 }
 
 export interface TicketsOptions {
-  /** Keeps their places when the connection breaks */
+  /** Their places stay when the connection breaks. */
   lease?: Lease;
   near?: string;
 }
@@ -198,7 +198,7 @@ export class Tickets implements AsyncDisposable {
   release(ticket: number): Promise<void>;
   watch(name: string): Promise<void>;
   unwatch(name: string): Promise<void>;
-  /** Undefined where nothing has come within the timeout */
+  /** Undefined if no event has come within the timeout */
   next(options?: Waiting & { timeout?: number }): Promise<TicketEvent | WatchEvent | undefined>;
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
@@ -206,16 +206,16 @@ export class Tickets implements AsyncDisposable {
 
 export function watch(locks: Locks, name: string, options?: Waiting): AsyncGenerator<WatchEvent, void, void>;
 
-/** What a pool calls when a connection comes back */
+/** A pool calls this when a connection is returned. */
 export function reset(client: ClientBase): Promise<void>;
 
-/** By a clock that nobody steps */
+/** Milliseconds of a clock that is never stepped */
 export function now(): number;
 
-/** The error of this package for a driver's, or an ORM's around it; what it does not know is returned as it is. */
+/** Returns the error of this package for a driver's, which an ORM may have wrapped; other errors as they are. */
 export function translate(error: unknown): unknown;
 
-/** What the server refused */
+/** An error of the server */
 export class DlockError extends Error {
   constructor(message: string, code?: string, details?: { detail?: string; hint?: string; cause?: unknown });
   readonly code?: string;

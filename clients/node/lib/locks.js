@@ -14,7 +14,7 @@ import { Tickets, watch } from './tickets.js';
 
 /**
  * The service: one server, with all its hosts, or a pool or a function that returns connections to it; or several
- * servers, each with a key of its own, over which names are spread. The observer is called for each wait, hold, loss.
+ * servers, each with its key, over which names are spread. The observer is called for each wait, hold and loss.
  */
 export class Locks {
   constructor(servers = {}, { keys, patience = 30000, observer } = {}) {
@@ -74,7 +74,7 @@ export class Locks {
   }
 }
 
-// Milliseconds between renewals, and of a lease's time that are not used
+// Milliseconds between renewals, and the margin of a lease's ttl that is not used
 function rhythm({ ttl = 0, interval = ttl / 3, margin = ttl / 100 }) {
   if (ttl && !(interval > 0 && margin >= 0 && interval + margin < ttl))
     throw new BadArgument('interval and margin have to be less than the ttl', '22023');
@@ -141,7 +141,7 @@ export class Lease extends Kept {
     this.turn(NONE, 'asked for');
     this[anew]();
     try {
-      // if the answer was lost, the lease has no locks, and runs out
+      // if the answer was lost, the lease has no locks, and expires
       this.id = await this.#line.ask(call('dlock_lease_open', [interval(this.ttl)], this.options), { signal });
       this.heart = new Heart(this.server, this.id, this.#line.sent, this.ttl, this.rhythm);
       this.heart.add(this);
@@ -226,7 +226,7 @@ export class Lease extends Kept {
     do
       free = await Promise.race([
         before.then(() => true), sleep(GRACE, false, { signal: waiting.signal }).catch(() => {})]);
-    while (!free && now() - this.#moved < GRACE); // many wait, and it goes on
+    while (!free && now() - this.#moved < GRACE); // others wait, too, and the connection is passed on
     waiting.abort();
     const line = free ? this.#line : this.line();
     try {
@@ -246,7 +246,7 @@ export class Lease extends Kept {
     return new Lock(this, name, options);
   }
 
-  /** Opens it, works, and closes it. */
+  /** Opens the lease, works, and closes it. */
   async run(work) {
     await this.open();
     return runWith(this, work, () => this.close());
@@ -281,7 +281,7 @@ function unwatchEnd(client, tell) {
 export class Lock extends Kept {
   #line;
   #until;
-  #calls; // in transaction scope, by the program's own means
+  #calls; // in transaction scope, the program's way to execute SQL
   #back; // for a lock that was requested with others: undoes the request
   #since;
   #ended = () => this.lose('its connection is gone');
@@ -316,7 +316,7 @@ export class Lock extends Kept {
     return this.state === 'held';
   }
 
-  /** It was requested with others. */
+  /** The lock was requested with others. */
   hold(fence, heart, back) {
     this.turn(NONE, 'held');
     this[anew]();
@@ -480,7 +480,7 @@ export class Lock extends Kept {
         await sleep(pause);
       }
     } catch {
-      lease?.heart?.owe(statement); // else it runs out
+      lease?.heart?.owe(statement); // else it expires
     } finally {
       await line.close();
     }
@@ -515,7 +515,7 @@ export class Lock extends Kept {
     const line = this.#line;
     if (this.#calls) return;
     unwatchEnd(line.client, this.#ended);
-    if (this.scope === 'transaction') return; // whose end it waits for
+    if (this.scope === 'transaction') return; // the lock ends with it
     try {
       const until = line.given ? Infinity : now() + GRACE;
       if (!this.lost.aborted && !(await ask(line.client, call('dlock_release_ticket', [this.fence]), { until })))
@@ -532,7 +532,7 @@ export class Lock extends Kept {
     await new Calls(db).guard(this);
   }
 
-  /** Acquires it, works, and releases it. */
+  /** Acquires the lock, works, and releases it. */
   async run(work, options) {
     await this.acquire(options);
     return runWith(this, work, () => this.release());
@@ -569,12 +569,12 @@ export class Election {
         }, () => lock.release());
         return result;
       } catch (error) {
-        if (isAway(error) && done) return result; // while we led; the lock runs out
+        if (isAway(error) && done) return result; // in time; the lock expires
         if (isAway(error) && !leads) {
           await sleep(waiting.next().value, undefined, { signal }).catch(() => {});
           continue;
         }
-        // the error of the work, or that the lock was lost after its end
+        // the error of the work, or a loss after its end
         const told = error instanceof LockLost || error?.name === 'AbortError';
         if (!lock.lost.aborted || !told) throw error;
       }

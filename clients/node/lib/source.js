@@ -10,7 +10,7 @@ export const isSource = (source) =>
   typeof source === 'string' || typeof source === 'function' || isPool(source)
   || typeof source === 'object' && source !== null && typeof source.query !== 'function';
 
-// What is asked next fails where it has ended; returns what undoes this.
+// After the connection's end, the next request fails. Returns a function that removes the listeners.
 function listen(client) {
   const ignore = () => {};
   const end = () => { client.ended = true; };
@@ -20,7 +20,7 @@ function listen(client) {
   return () => client.off('error', ignore).off('end', end);
 }
 
-// A connection to the host that is the primary, where there are several
+// A connection to the primary among the hosts
 async function connect(config, name, { patience, signal }) {
   const hosts = hostsOf(config);
   let failure;
@@ -48,7 +48,7 @@ async function connect(config, name, { patience, signal }) {
   throw failure;
 }
 
-// What the program makes, unless that takes too long; what comes of it all the same is discarded.
+// A connection that the program makes in time. A late one is discarded.
 async function inTime(making, discard, { patience, signal }) {
   let timer, stop;
   const late = new Promise((_, reject) => {
@@ -71,8 +71,8 @@ async function inTime(making, discard, { patience, signal }) {
 const isClient = (made) => typeof made?.query === 'function' && typeof made.end === 'function';
 
 /**
- * A connection, and how to end it: as good, or in a state that nobody knows. A pool's is kept out of it until then. A
- * function is asked for each new connection; it returns one, or what names a server.
+ * Returns a connection, and a function that gives it back, either clean or in an unknown state. A pool's connection
+ * stays out of the pool until then. A source that is a function returns a connection, or a server's configuration.
  */
 export async function lend(source, name, { patience = 10000, signal } = {}) {
   if (signal?.aborted) throw cancelled(signal);

@@ -204,7 +204,7 @@ export class Tickets {
       }
     } catch (error) {
       if (error instanceof LockLost) this.#forget(ticket, 'lost');
-      else if (error instanceof ConnectionLost) this.#client.ended = true; // asked again over the next
+      else if (error instanceof ConnectionLost) this.#client.ended = true; // requested again over the next one
       else throw error;
     }
   }
@@ -221,7 +221,7 @@ export class Tickets {
   }
 }
 
-/** Who holds a lock: now, and at each change */
+/** The holder of a lock: now, and at each change */
 export async function* watch(locks, name, { signal } = {}) {
   const tickets = new Tickets(locks, { near: name });
   try {

@@ -1,4 +1,4 @@
-// Talking to servers
+// Connections to servers
 
 import net from 'node:net';
 import os from 'node:os';
@@ -6,10 +6,10 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { ConnectionLost, NotPrimary, QuorumLate, cancelled, translate } from './errors.js';
 import { lend } from './source.js';
 
-// How much too late an answer may come. After that the connection is given up, and a lock in lease scope is requested
-// over another one.
+// How late an answer may be. After that the connection is given up, and a lock in lease scope is requested over another
+// one.
 export const GRACE = 5000;
-// What is broken off has so long to be heard of, as long to obey, and then to be taken back.
+// Milliseconds to send a cancel, as many for the statement to end, and then to undo the request
 const OBEY = 1000;
 export const UNDO = 2000;
 export const FOREVER = 2 ** 31 - 1;
@@ -42,7 +42,7 @@ export function call(name, values = [], named = {}) {
   return [`SELECT ${name}(${places})`, [...values, ...given.map(([, value]) => value)]];
 }
 
-/** A configuration for each of the hosts, which a URL, or `host` and `port`, may name several of, as with libpq */
+/** A configuration for each host. A URL, or `host` and `port`, may name several hosts, as in libpq. */
 export function hostsOf(config) {
   const url = typeof config === 'string' ? config : config.connectionString;
   const rest = typeof config === 'string' ? {} : config;
@@ -67,7 +67,7 @@ export async function close(client) {
   clearTimeout(timer);
 }
 
-// A request to cancel is a connection of its own, and has been heard when the server closes it.
+// A cancel is a separate connection, which the server closes after it has read the cancel.
 function cancel({ host, port, processID, secretKey }) {
   const packet = Buffer.alloc(16);
   [16, 80877102, processID, secretKey].forEach((word, n) => packet.writeInt32BE(word, 4 * n));
@@ -78,7 +78,7 @@ function cancel({ host, port, processID, secretKey }) {
   });
 }
 
-// Whatever parsers the program has set
+// Parsers that do not depend on the program's settings
 const parsers = { 16: (text) => text === 't', 20: Number, 23: Number, 701: Number };
 const types = { getTypeParser: (oid) => parsers[oid] ?? String };
 
@@ -89,7 +89,7 @@ const types = { getTypeParser: (oid) => parsers[oid] ?? String };
  */
 export async function ask(client, [text, values],
   { signal, until = Infinity, limit = client.connectionParameters?.query_timeout } = {}) {
-  if (signal?.aborted) throw cancelled(signal); // which no event will tell
+  if (signal?.aborted) throw cancelled(signal); // no event will follow
   let stopping, last, done = false;
   const stop = () => {
     stopping ??= cancel(client).then(() => {
@@ -109,21 +109,21 @@ export async function ask(client, [text, values],
     clearTimeout(timer);
     clearTimeout(given);
     signal?.removeEventListener('abort', stop);
-    await stopping; // lest it hits the next statement
+    await stopping; // otherwise it could hit the next statement
     clearTimeout(last);
   }
 }
 
-// A waiter that is killed leaves the queue, unless it is said otherwise.
+// A killed waiter leaves the queue, unless the setting says otherwise.
 const CHECK = ["SELECT set_config('client_connection_check_interval', '500ms', false)"
   + " WHERE current_setting('client_connection_check_interval') = '0'"];
 const UNCHECK = ["SELECT set_config('client_connection_check_interval', '0', false)"];
 
-/** A connection that is made, or borrowed from the program's pool, when it is needed, and again */
+/** A connection that is made, or taken from the program's pool, when it is needed, and again after a failure */
 export class Line {
   client;
-  session = false; // has it a session's locks, tickets, watches?
-  listens; // an array of an event, and what listens to it
+  session = false; // does it have a session's locks, tickets or watches?
+  listens; // an event and its listener
   #loan;
   #checked = false;
   sent; // before the last statement was sent
@@ -180,7 +180,7 @@ export class Line {
       () => {});
   }
 
-  /** A pool gets its connection back with nothing left on it; if that is not certain, the connection is closed. */
+  /** Returns a clean connection to the pool; if it may not be clean, closes it. */
   async close(good = true) {
     const loan = this.#loan;
     if (!loan) return;

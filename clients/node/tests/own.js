@@ -58,7 +58,7 @@ const newPool = (max, options) => {
   return pool;
 };
 
-// What a connection must not keep of what it was lent for
+// State that a returned connection must not keep
 async function look(pool) {
   const client = await pool.connect();
   try {
@@ -251,10 +251,10 @@ async function overClient(wrapped, work) {
   }
 }
 
-// Each runs work in a transaction, with what executes SQL in it.
+// Each runs work in a transaction, with an object that executes SQL in it.
 const transactions = {
   'node-postgres': (work) => overClient(client, work),
-  // what Prisma's client for a transaction has; with numbers as its own, and no void
+  // like Prisma's client of a transaction, with its kinds of numbers, and without void
   'the interface of Prisma': (work) => overClient({
     async $queryRawUnsafe(text, ...values) {
       const { rows } = await client.query(text, values);
@@ -309,7 +309,7 @@ for (const [title, begin] of Object.entries(transactions)) {
 }
 
 //
-// The rest of what a program calls
+// Other calls of a program
 //
 
 const locks = new Locks({}, { patience });

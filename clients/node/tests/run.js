@@ -21,23 +21,23 @@ const locks = new Locks(MAIN, { patience: TIMEOUT });
 const late = () => new Locks(url('MAIN', 'app', `?options=${encodeURIComponent('-c search_path=late,public')}`));
 
 //
-// What the rows need
+// Support for the rows
 //
 
 const rows = {};
 
-// All that may come is tested for; that node-postgres will give something up, for one, may not.
+// No warning may come, for example about deprecated functions of node-postgres.
 const warnings = [];
 process.removeAllListeners('warning');
 process.on('warning', (warning) => warnings.push(warning));
 
-/** Have something done by who has started us; nothing else goes on meanwhile. */
+/** Let the starting test do something; this process waits. */
 function order(line) {
   writeSync(1, `! ${line}\n`);
   const answer = Buffer.alloc(5);
   for (let n = 0; n < 5;) {
     const more = readSync(0, answer, n, 5 - n);
-    if (!more) process.exit(2); // nobody is there any more
+    if (!more) process.exit(2); // the test has ended
     n += more;
   }
   assert.equal(`${answer}`, 'done\n');
@@ -47,7 +47,7 @@ async function until(condition, what = condition) {
   for (const end = now() + TIMEOUT; !(await condition()); await sleep(10)) assert(now() < end, `waited for ${what}`);
 }
 
-/** Somebody else, who asks the server */
+/** Another session */
 class Admin {
   constructor(server = 'MAIN') {
     this.url = url(server, 'admin');
@@ -153,7 +153,7 @@ async function raises(kind, code, work) {
   return error;
 }
 
-/** Waits until it is told, by the event. */
+/** Waits for the event. */
 async function told(kept) {
   await new Promise((resolve) => kept.onLost(resolve));
   assert(kept.lost.aborted && kept.lost.reason instanceof LockLost);
@@ -237,7 +237,7 @@ rows.check_unheld = () => connected((client) => transaction(client, async () => 
   }
 }));
 
-// Each scope asks for what somebody else holds.
+// Each scope requests a lock that another session holds.
 const busy = (timeout) => admin.holds('busy', () => connected(async (client) => {
   for (const lock of [locks.lock('busy', { timeout }), locks.lock('busy', { timeout, ttl: LONG }),
     new Lock(client, 'busy', { timeout })]) {
@@ -529,7 +529,7 @@ rows.election_lost = async () => {
     }
     return fences.length;
   };
-  // it returns as soon as it is told, or it is broken off
+  // it returns at the loss, or is canceled
   assert.equal(await locks.election('leader', KEPT).run(work(told)), 2);
   assert.equal(await locks.election('leader', KEPT)
     .run(work((lock) => sleep(TIMEOUT, undefined, { signal: lock.lost }))), 4);
@@ -560,7 +560,7 @@ rows.watch = async () => {
     const ticket = Number((await client.query("SELECT dlock_acquire('leader', info => 'node-1') AS t")).rows[0].t);
     isEvent(await next(), { event: 'held', lock: 'leader', ticket, info: 'node-1' });
     await killSessions();
-    // it watches anew, and begins with how it is
+    // it watches again, and begins with the present holder
     isEvent(await next(), { event: 'held', ticket });
     await client.query('SELECT dlock_release_all()');
   }, admin.url);
@@ -635,7 +635,7 @@ rows.sharding = async () => {
 };
 
 //
-// What goes wrong
+// Faults
 //
 
 rows.session_connection_killed = () => raises(LockLost, '55L01', () => locks.lock('killed').run(async (lock) => {
@@ -759,7 +759,7 @@ rows.lease_quorum_late = () => late().lock('lease', KEPT).run(async (lock) => {
   await admin.untilRenewed(lock.fence);
   await admin.ask('UPDATE late.quorum SET late = true RETURNING true');
   const called = await admin.ask('SELECT last_value FROM late.calls');
-  // the first of them may have asked before that
+  // the first request may have been earlier
   await admin.until('SELECT last_value > $1::bigint + 1 FROM late.calls', called);
   const { deadline } = lock;
   await admin.until('SELECT last_value > $1::bigint + 3 FROM late.calls', called);
@@ -792,7 +792,7 @@ rows.lease_callback_hangs = () => raisesLoss(() => locks.lease({ ttl: SHORT, int
   const lock = await lease.lock('lease').acquire();
   const clock = new Int32Array(new SharedArrayBuffer(4));
   lock.onLost(() => {
-    // as long as this has not returned, nothing else is done by the process
+    // until this returns, the process does nothing else
     order('freeze');
     for (const end = now() + TIMEOUT; !lease.lost.aborted && now() < end;) Atomics.wait(clock, 0, 0, 10);
     called = lease.lost.aborted;
@@ -806,7 +806,7 @@ rows.lease_callback_hangs = () => raisesLoss(() => locks.lease({ ttl: SHORT, int
 
 rows.acquire_client_timeout = async () => {
   const gone = () => admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL");
-  // pg's own timer, which leaves the waiter in the queue, is obeyed as a signal is
+  // pg's own timer, which would leave the waiter in the queue, works as a signal does
   const impatient = new Locks({ connectionString: MAIN, query_timeout: 100 });
   for (const options of [{}, { ttl: LONG }]) {
     await admin.holds('busy', async () => {
@@ -837,7 +837,7 @@ rows.acquire_cancelled = async () => {
     });
     await admin.until("SELECT dlock_try_xact_acquire('busy') IS NOT NULL");
 
-    // granted already, when it is cancelled: the answer is on its way
+    // canceled after the grant, before its answer has arrived
     const stop = new AbortController();
     const waiting = locks.lock('busy', options).acquire({ signal: stop.signal }).catch((error) => error);
     await until(() => admin.left('busy'));
@@ -975,7 +975,7 @@ rows.clock_stepped = async () => {
 };
 
 rows.lease_promotion = async () => {
-  // the standby is asked first, and passed by
+  // the standby is tried first, and skipped
   const pair = new Locks(`postgres://app@${process.env.DLOCK_STANDBY},${process.env.DLOCK_OTHER}/postgres`);
   const promoted = new Admin('STANDBY');
   const lock = pair.lock('lease', KEPT);
@@ -1001,7 +1001,7 @@ for (const name of names.length ? names : Object.keys(rows)) {
     await Promise.race([rows[name](), late]);
     await admin.until('SELECT count(*) = 0 FROM dlock_locks');
     assert.deepEqual(warnings.splice(0), []);
-    // nor is a connection left behind
+    // no connection is left behind either
     await admin.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'app'");
     say(`ok ${name}`);
   } catch (error) {

@@ -7,7 +7,7 @@ import java.util.Map;
 import org.postgresql.util.PSQLException;
 import org.postgresql.util.ServerErrorMessage;
 
-/** What was refused, with its SQLSTATE, detail and hint; a class for each that a program would tell apart. */
+/** An error, with its SQLSTATE, detail and hint; a class for each kind that programs distinguish. */
 @SuppressWarnings("serial")
 public class DlockException extends SQLException {
     private static final Map<String, Kind> KINDS = Map.ofEntries(
@@ -71,7 +71,7 @@ public class DlockException extends SQLException {
         private LockTimeout(SQLException cause) { super(cause); }
     }
 
-    /** Give back what is held, and begin anew. */
+    /** A deadlock: release all locks, and retry. */
     public static final class Deadlock extends DlockException {
         private Deadlock(SQLException cause) { super(cause); }
     }
@@ -93,12 +93,12 @@ public class DlockException extends SQLException {
         private NotPrimary(SQLException cause) { super(cause); }
     }
 
-    /** Somebody else was faster: read again, and begin anew. */
+    /** Another transaction was faster: read again, and retry. */
     public static final class StaleVersion extends DlockException {
         private StaleVersion(SQLException cause) { super(cause); }
     }
 
-    /** A value that never will do */
+    /** A value that is never valid */
     public static final class BadArgument extends DlockException {
         private BadArgument(SQLException cause) { super(cause); }
 
@@ -124,12 +124,12 @@ public class DlockException extends SQLException {
         Cancelled(String message) { super(message, "57014"); }
     }
 
-    /** Standbys do not answer; a renewal says nothing then. */
+    /** Standbys do not answer; a lease may still be open. */
     public static final class QuorumLate extends DlockException {
         private QuorumLate(SQLException cause) { super(cause); }
     }
 
-    /** No server, or no more; what was asked last may have been done. */
+    /** No server; the last request may have been executed. */
     public static final class ConnectionLost extends DlockException {
         private ConnectionLost(SQLException cause) { super(cause); }
     }

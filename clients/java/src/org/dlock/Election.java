@@ -43,9 +43,9 @@ public final class Election {
                 if (!lock.lost().isSet())       // another lock, of work itself, or an interrupt by other code
                     throw error;
             } catch (DlockException.ConnectionLost | DlockException.NotPrimary error) {
-                if (done)                       // while we led; the lock runs out
+                if (done)                       // in time; the lock expires
                     return result;
-                if (leads)                      // work's own
+                if (leads)                      // an error of the work
                     throw error;
                 stopped.await(pauses.next(), NANOSECONDS);
             } catch (DlockException.Cancelled error) {

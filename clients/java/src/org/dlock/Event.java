@@ -6,11 +6,11 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * What has become of a ticket: granted, wanted (somebody waits for it), released (by force), expired, lost; or of a
- * lock that is watched: held, free.  The details are what the server has said besides.
+ * A ticket was granted, wanted (a request waits for the lock), released (by force), expired or lost; or a watched lock
+ * is held or free.  The details are those of the server's message.
  */
 public record Event(String event, String lock, Long ticket, Map<String, String> details) {
-    /** An object of JSON whose values are strings, numbers and null, in ASCII, as the server sends it */
+    /** Parses the server's JSON: an object in ASCII whose values are strings, numbers and null */
     private static final Pattern MEMBER = Pattern.compile(
             "\"(\\w++)\"\\s*+:\\s*+(?:\"([^\"\\\\]*+(?:\\\\.[^\"\\\\]*+)*+)\"|([^\\s,}]++))");
     private static final Pattern ESCAPE = Pattern.compile("\\\\(?:u(\\p{XDigit}{4})|(.))");

@@ -4,9 +4,9 @@ import java.time.Duration;
 import java.util.Map;
 import java.util.concurrent.atomic.AtomicReference;
 
-/** What a heart keeps, or a connection; by one thread at a time */
+/** An object that a heart or a connection keeps; for one thread at a time */
 abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
-    /** The state of a lock or a lease: or asked for, held, being released */
+    /** The state of a lock or a lease; others are requested, held, being released */
     static final String NONE = "not held", ASKED = "asked for", HELD = "held", LEAVING = "being released";
 
     volatile Heart heart;
@@ -17,7 +17,7 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
     @Override
     public abstract void close() throws DlockException;
 
-    /** Throws LockLost, or WrongState if it is not held; before anything is sent to anybody. */
+    /** Throws LockLost, or WrongState if it is not held.  Call it before anything is sent to other systems. */
     public void check() throws DlockException {
         lost().check();
         if (!holds())
@@ -39,7 +39,7 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
             heart.look();
     }
 
-    /** Its lease, over this line; one renewal at a time, so that the last ttl is the server's, too */
+    /** Renews its lease over this line; one renewal at a time, so that the last ttl is the server's, too */
     void renew(Line over, long id, Duration ttl) throws DlockException {
         if (ttl != null)
             Lease.interval(ttl, null);
@@ -55,7 +55,7 @@ abstract sealed class Kept<T> implements AutoCloseable permits Lock, Lease {
         lost().check();
     }
 
-    /** Give back what the heart keeps, for as long as that is ours; throws LockLost where it was not. */
+    /** Releases a hold of a heart; throws LockLost if it was lost. */
     void giveBack(Line line, Line.Call call, boolean last) throws DlockException {
         boolean held = !lost().isSet();
         heart.remove(lost(), last);

@@ -53,7 +53,7 @@ public final class Lease extends Kept<Lease> {
             id = (Long) line.ask(Line.call("dlock_lease_open", options, ttl));
             heart = new Heart(source, id, line.sent, ttl, pause, lost);
         } catch (DlockException | RuntimeException | Error error) {
-            line.close();       // if the answer was lost, the lease has no locks, and runs out
+            line.close();       // if the answer was lost, the lease has no locks, and expires
             state.set(NONE);
             throw error;
         }

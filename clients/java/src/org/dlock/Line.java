@@ -20,7 +20,7 @@ import java.util.function.Supplier;
 final class Line {
     static final long FOREVER = Long.MAX_VALUE;
     /**
-     * How much too late an answer may come.  After that the connection is given up, and a lock in lease scope is
+     * How late an answer may be.  After that the connection is given up, and a lock in lease scope is
      * requested over another one.
      */
     static final long GRACE = SECONDS.toNanos(5);
@@ -147,7 +147,7 @@ final class Line {
         }
     }
 
-    /** The moment after this time */
+    /** The end of this time from now */
     static long after(Duration time) {
         return time == null || time.compareTo(Duration.ofDays(36500)) > 0 ? FOREVER : Clock.now() + time.toNanos();
     }

@@ -11,7 +11,7 @@ import javax.sql.DataSource;
  * If its state is unknown, it is closed on the server, too.
  */
 final class Loan {
-    /** The last user may have left something. */
+    /** The last user may have left state. */
     private static final String TAKE = "SELECT dlock_release_all(), current_setting('application_name'),"
             + " set_config('application_name', ?, false)";
     private static final String RETURN = "SELECT dlock_release_all(), set_config('application_name', ?, false)";
@@ -70,7 +70,7 @@ final class Loan {
         checksClient = Line.ask(connection, new Line.Call(CHECK_CLIENT), Clock.now() + Line.GRACE) != null;
     }
 
-    /** What is in order goes back to its DataSource. */
+    /** Returns a clean connection to its DataSource. */
     void close(boolean inOrder) {
         if (!borrowed)
             quietly(connection);
@@ -97,7 +97,7 @@ final class Loan {
         }
     }
 
-    /** Some pools see only by an error that a connection is broken. */
+    /** Some pools notice a broken connection only by an error. */
     private void destroy() {
         try {
             connection.abort(Runnable::run);

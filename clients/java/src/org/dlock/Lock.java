@@ -25,7 +25,7 @@ public final class Lock extends Kept<Lock> {
     private Duration timeout, ttl, interval;
     private Duration limit;             // of this acquire
     private long until, since;
-    private String owner, asked;        // as whom we have asked
+    private String owner, asked;        // the owners of the requests
     private volatile Lost<Lock> lost = new Lost<>(this, this::look);
     private volatile List<Long> fences = List.of();
 
@@ -266,7 +266,7 @@ public final class Lock extends Kept<Lock> {
         } catch (DlockException unanswered) {
             if (lease != null && lease.heart != null)
                 lease.heart.owe(names, asked);
-            error.addSuppressed(unanswered);        // else it runs out
+            error.addSuppressed(unanswered);        // else it expires
         } finally {
             other.close();
         }

@@ -17,7 +17,7 @@ public final class Lost<T> {
         this.look = look;
     }
 
-    /** Looks at the clock, too: a process that was stopped may ask before its watcher has run. */
+    /** Checks the clock, too, because a stopped process may ask before its watcher has run. */
     public boolean isSet() {
         if (reason == null)
             look.run();

@@ -3,8 +3,8 @@ package org.dlock;
 import java.time.Duration;
 
 /**
- * Is told what locks do, for metrics and logs.  The thread that acquires or releases makes the call, so an observer must
- * not wait; a loss is told in the thread of the callbacks.  What an observer throws is logged, and changes nothing.
+ * Observes locks, for metrics and logs.  The thread that acquires or releases makes the call, so an observer must not
+ * wait.  The thread of the callbacks reports a loss.  An exception of an observer is logged, and has no other effect.
  */
 public interface Observer {
     default void acquired(Lock lock, Duration waited) {}
@@ -17,6 +17,6 @@ public interface Observer {
 
     default void lost(Lock lock, String reason) {}
 
-    /** The server is away, or does not answer; the statement is sent again. */
+    /** The server cannot be reached, or does not answer; the statement is sent again. */
     default void retried(DlockException reason) {}
 }

@@ -41,7 +41,7 @@ final class Pulse {
     final Set<Heart> hearts = new LinkedHashSet<>();
     private final Source source;
     private Loan loan;
-    private Connection asked;       // from which no answer has come,
+    private Connection asked;       // has not answered
     private long since;             // since then
 
     private Pulse(Source source) {
@@ -87,7 +87,7 @@ final class Pulse {
         }
     }
 
-    /** Its callbacks have a thread of their own; if there are no more threads, the watcher tries again. */
+    /** Calls back in a separate thread; if none can be started, the watcher tries again. */
     static void tell(Lost<?> lost) {
         try {
             start("dlock lost", lost::tell);
@@ -136,7 +136,7 @@ final class Pulse {
         }
     }
 
-    /** A connection that does not answer for so long is given up. */
+    /** The time after which a silent connection is given up */
     private long shortest() {
         return hearts.stream().mapToLong(heart -> heart.interval).min().orElse(0);
     }
@@ -176,7 +176,7 @@ final class Pulse {
         }
     }
 
-    /** The hearts that are due now or soon; none when all are over */
+    /** The hearts that are due now or soon; none if no heart is left */
     private List<Heart> due(long pause) {
         synchronized (ALL) {
             long earliest = Clock.now() + Math.min(pause, shortest() / 2);

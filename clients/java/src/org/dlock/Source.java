@@ -7,9 +7,9 @@ import java.util.Properties;
 import java.util.concurrent.TimeUnit;
 import javax.sql.DataSource;
 
-/** Where connections come from: a URL, or a DataSource of the program, which is asked for each connection. */
+/** The source of connections: a URL, or a DataSource of the program, which is asked for each connection. */
 record Source(String url, DataSource pool) {
-    /** Each host of a URL has so many nanoseconds to answer.  A DataSource has times of its own. */
+    /** Nanoseconds for each host of a URL to answer.  A DataSource has its own timeouts. */
     Loan connect(String name, long patience) throws DlockException {
         return pool == null ? Loan.own(connectTo(name, patience)) : Loan.borrow(pool, name);
     }

@@ -1,6 +1,6 @@
 package org.dlock;
 
-/** A DlockException where an interface of Java allows none that is checked */
+/** A DlockException for interfaces that allow no checked exception */
 @SuppressWarnings("serial")
 public final class UncheckedDlockException extends RuntimeException {
     public UncheckedDlockException(DlockException cause) {

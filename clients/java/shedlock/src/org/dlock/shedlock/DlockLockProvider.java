@@ -22,7 +22,7 @@ public final class DlockLockProvider implements LockProvider {
 
     public DlockLockProvider(Locks locks) { this(locks, "shedlock/", null); }
 
-    /** The names of the locks begin with the prefix; info says in dlock_locks who holds them. */
+    /** The names of the locks begin with the prefix; dlock_locks shows the info of a holder. */
     public DlockLockProvider(Locks locks, String prefix, String info) {
         this.locks = locks;
         this.prefix = prefix;
@@ -52,7 +52,7 @@ public final class DlockLockProvider implements LockProvider {
             this.leastEnd = leastEnd;
         }
 
-        /** Throws if the task took longer than lockAtMostFor: another one may have run meanwhile. */
+        /** Throws if the task took longer than lockAtMostFor: another instance may have run at the same time. */
         @Override
         public void unlock() {
             finish();
