@@ -42,7 +42,7 @@ def wait_until(sql, *arguments)
   sleep(0.01) until ask(sql, *arguments) == 't'
 end
 
-# Somebody else has the lock meanwhile.
+# Another session holds the lock.
 def hold(name)
   holder = PG.connect
   holder.exec_params('SELECT dlock_acquire($1)', [name])

@@ -159,7 +159,7 @@ class Resource:
 
 
 class Holder(threading.Thread):
-    """Holds a lock by a lease for as long as it can, and works meanwhile"""
+    """Holds a lock by a lease as long as it can, and works"""
 
     def __init__(self, number, name, work_for):
         super().__init__(daemon=True)

@@ -193,7 +193,7 @@ SET ROLE regress_dlock_other;
 SELECT dlock_acquire('by hand/2');
 RESET ROLE;
 
--- A role that is dropped, made anew, or renamed: nobody inherits its names.
+-- A role is dropped, created again, or renamed: its names are not inherited.
 CREATE ROLE regress_dlock_gone;
 SELECT dlock_reserve('gone/', 'regress_dlock_gone');
 GRANT EXECUTE ON FUNCTION dlock_unreserve(text) TO regress_dlock_other;

@@ -142,7 +142,7 @@ SELECT dlock_acquire('');
 SELECT dlock_release('no such lock');
 :stats
 
--- counted anew: what is held is held
+-- counters restart, and locks stay held
 SELECT dlock_acquire('held') > 0, dlock_acquire('r', shared => true) > 0;
 SELECT dlock_stats_reset();
 :stats

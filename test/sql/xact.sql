@@ -169,7 +169,7 @@ END $$;
 SELECT * FROM held;
 COMMIT;
 
--- A query that is open meanwhile ends with none of it.
+-- An open query ends without any of it.
 DO $$
 DECLARE
 	number integer;

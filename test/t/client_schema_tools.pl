@@ -1,8 +1,8 @@
 # Tools that compare a database with an application's models, or dump its
 # schema, leave dlock's objects alone if they are set up as
 # docs/applications.md advises: with the extension in a schema of its own, or
-# in "public" with a filter.  They still change the application's tables, and
-# locks are held meanwhile.
+# in "public" with a filter.  They still change the application's tables while
+# locks are held.
 #
 # What would break it: a tool that takes a relation of the extension for the
 # application's.  The test also shows the changes that a tool wants without the

@@ -160,7 +160,7 @@ foreach my $it ($watch, $lines)
 	$holder = session($node, 'watched');
 	$held = $holder->query("SELECT dlock_acquire('$evil')");
 	poll('it watches the new one', sub { $watch->out =~ /held $held/ });
-	pass('the extension is made anew: watch asks again');
+	pass('the extension is created again: watch asks again');
 	$holder->quit;
 	$node->safe_psql($_, 'DROP EXTENSION dlock') foreach 'template1', 'watched';
 	is($watch->exit_code, 1, 'it is dropped: watch ends');

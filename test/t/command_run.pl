@@ -124,7 +124,7 @@ nothing_left('and no lock is left');
 	like($fence, qr/^\d+$/, 'fence');
 	is($lease, $fence, 'the lease is the ticket');
 	is($ticket, '', 'and no ticket besides');
-	like($out, qr/\na b\|$fence\|lease\|me\n$/, 'the lock is held meanwhile');
+	like($out, qr/\na b\|$fence\|lease\|me\n$/, 'the lock is held while the command runs');
 	($out) = code_is(0, 'of a session', 'run', '--session', 'a', 'sh', '-c',
 		'echo "$DLOCK_NAME,$DLOCK_LEASE,$((DLOCK_TICKET - DLOCK_FENCE))"');
 	is($out, "a,,0\n", 'has a ticket');

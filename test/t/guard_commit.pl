@@ -329,7 +329,7 @@ $admin->query(
 	"SELECT dlock_force_release(ticket) FROM dlock_locks('lock')");
 finish('of a lease, and a lease');
 
-# One holder of several is pinned: the others can leave meanwhile.
+# One of several holders is pinned: the others can leave.
 commits_hang($node, 1);
 lock_and_queue("SELECT dlock_acquire('lock', shared => true)");
 my $reader = session($node);
@@ -388,7 +388,7 @@ foreach my $test (sort keys %unguarded)
 }
 
 #
-# A holder that is stopped before its commit, and has a successor meanwhile
+# A holder is stopped before its commit, and its successor is granted the lock.
 #
 foreach my $test ('guard', 'check')
 {
@@ -425,7 +425,7 @@ HINT:  \S/m,
 
 #
 # A commit that fails after its locks were pinned, because NOTIFY's lock is not
-# available.  Locks that were lost meanwhile are handed over all the same.
+# available.  Locks that were lost are handed over nevertheless.
 #
 my %failures = (
 	'cancel' => sub {

@@ -316,7 +316,7 @@ foreach my $first (0, 1)
 	is($alice->answer, 'late bob', 'WHERE: a later one waits, and reads its write');
 	is($bob->query($write->($new, 'bob')), '', 'WHERE: and then it is refused');
 	$claim =~ s/\b$newest\b/$new/g;
-	is($bob->query($claim), '', 'WHERE: it cannot begin anew, either');
+	is($bob->query($claim), '', 'WHERE: it cannot begin again, either');
 }
 
 # ----------------------------------------------------------------------------

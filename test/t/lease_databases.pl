@@ -337,7 +337,7 @@ SKIP:
 	$stopped->();
 	is($dropper->answer, 't', 'which it is');
 	$dropper->query('ROLLBACK');
-	is($user->answer, 't', 'and reads it anew');
+	is($user->answer, 't', 'and reads it again');
 	no_worker($user);
 	$_->quit foreach $user, $dropper;
 	backends_gone($_->{pid}) foreach $user, $dropper;

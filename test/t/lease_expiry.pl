@@ -405,7 +405,7 @@ sub open_delayed
 		$keeper->query("SELECT dlock_lease_acquire('$name', $lease)"));
 }
 
-# A long one shows the locks that are closed meanwhile.
+# A long one shows the locks that are closed until its end.
 my ($keeper, $fence);
 ($keeper, $lease, $fence) = open_delayed('delayed', '10min');
 $queued = $client->query("SELECT dlock_lease_enqueue('delayed', $lease, "

@@ -176,7 +176,7 @@ $client->query(
 #
 # A first call fails half way, at a row that cannot be read, and the next one
 # comes when the ttl of a loaded waiter is over.  For the waiter, no time has
-# passed: it is granted the free lock, and its ttl starts anew.
+# passed: it is granted the free lock, and its ttl starts again.
 #
 $held = $client->query("SELECT dlock_lease_acquire('half', $lease)");
 my $second = $client->query("SELECT dlock_ttl_enqueue('half', '1h', 'nobody')");
@@ -616,7 +616,7 @@ is($client->answer, 'f', 'that it is held');
 is($client->query($all), '2250|2250', 'all is there');
 my $behind_it = $admin->query("SELECT dlock_ttl_enqueue('free', '1h', 'nobody')");
 is($client->query("SELECT dlock_check('free', $fence)"),
-	't', 'what was granted meanwhile is held');
+	't', 'the lock granted in between is held');
 is($client->query("SELECT dlock_release('free')"), 't', 'until it is released');
 grows('and is handed on in the order of the queue',
 	$fence, $other->answer, $behind_it);

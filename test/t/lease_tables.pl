@@ -499,7 +499,7 @@ all_refused($dropped, 'the same, reading', @calls);
 change('DROP EXTENSION dlock; CREATE EXTENSION dlock');
 $lease = ask("SELECT dlock_lease_open('1h', info => 'x')");
 $fence = ask("SELECT dlock_lease_acquire('lock', $lease, info => 'x')");
-works('the extension was created anew', 1);
+works('the extension was created again', 1);
 
 unlike(slurp_file($node->logfile), qr/terminated by signal/, 'no crash');
 

@@ -74,7 +74,7 @@ like($waiters[$_]->answer, $gone, "$calls[$_] ends") foreach 0 .. $#calls;
 like($enqueuer->answer, $gone, 'wait ends');
 like($caller->answer, $gone, 'acquire_nosnapshot ends');
 like($waiters[0]->query("SELECT dlock_acquire('lock')"),
-	qr/^\d+$/, 'and the lock can be had anew');
+	qr/^\d+$/, 'and the lock can be acquired again');
 
 # Calls with the number of an old ticket
 like($enqueuer->query("SELECT dlock_wait($ticket, '0')"),
@@ -143,7 +143,7 @@ $holder->query("PREPARE p AS SELECT dlock_acquire('lock') > 0");
 $holder->query('BEGIN');
 $holder->query('EXECUTE p');
 $admin->query($again);
-is($admin->query("SELECT dlock_acquire('lock') > 0"), 't', 'held anew');
+is($admin->query("SELECT dlock_acquire('lock') > 0"), 't', 'held again');
 $holder->start('EXECUTE p');
 $admin->until_waits($holder);
 $admin->query("SELECT dlock_release('lock')");

@@ -166,7 +166,7 @@ $other->query('CREATE EXTENSION dlock');
 works('made');
 $other->query('DROP EXTENSION dlock');
 $other->query('CREATE EXTENSION dlock');
-works('made anew');
+works('created again');
 my $update = qq{ALTER EXTENSION dlock UPDATE TO "$Dlock::Test::next_version"};
 my $version = $other->query('SELECT dlock_version()');
 $lease = $other->query("SELECT dlock_lease_open('1h')");

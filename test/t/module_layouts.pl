@@ -214,7 +214,7 @@ $second->quit;
 backends_gone($second->{pid});
 refused($another, $version, $theirs, $third->{pid});
 
-# A crash makes the shared memory anew.
+# A crash creates new shared memory.
 $node->safe_psql('postgres', 'ALTER SYSTEM SET restart_after_crash = on');
 $node->reload;
 kill('KILL', $third->{pid});

@@ -519,7 +519,7 @@ sub reset_standby
 			't', "NOTIFY is held up: enqueued, round $round");
 	}
 	$holder->query('SELECT dlock_release_all()');
-	is(scalar($waiter->announcements(0)), 0, 'nothing is announced meanwhile');
+	is(scalar($waiter->announcements(0)), 0, 'nothing is announced before');
 	is($admin->query("SELECT pid $worker"), $pid, 'the worker lives on');
 	ok(!$application->answered, 'the application still holds the lock');
 

@@ -417,7 +417,7 @@ sub not_told
 		}
 		$client->query($churn);
 		$ticket = $client->query("SELECT dlock_acquire('lock')");
-		is(scalar($watcher->announcements(0)), 0, "$how: not told meanwhile");
+		is(scalar($watcher->announcements(0)), 0, "$how: not told before");
 		let_go_of_notify($application);
 		told($watcher, "$how: told of the latest", held('lock', $ticket));
 		not_told($watcher, "$how: once", 'c');
@@ -615,7 +615,7 @@ sub not_told
 	my $other = session($node, 'two');
 	$other->query('DROP EXTENSION dlock; CREATE EXTENSION dlock');
 	$ticket = $other->query("SELECT dlock_acquire('lock')");
-	is($there->query("SELECT dlock_watch('lock')"), '', 'watched anew');
+	is($there->query("SELECT dlock_watch('lock')"), '', 'watched again');
 	told_last($there, 'in the new one', held('lock', $ticket));
 	$_->quit foreach $here, $there, $other;
 	backends_gone($there->{pid}, $other->{pid});

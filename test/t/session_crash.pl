@@ -1,4 +1,4 @@
-# If a backend crashes, PostgreSQL makes all shared memory anew, and so does
+# If a backend crashes, PostgreSQL creates new shared memory, and so does
 # dlock.  Then no session holds a lock, all can be acquired, and fences grow
 # on.
 #

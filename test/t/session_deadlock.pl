@@ -500,7 +500,7 @@ ok($admin->wait_for('SELECT count(*) = 0 FROM dlock_locks'),
 	'disorder: nothing is left');
 
 # A session sees a cycle twice, but another member has given up in between, and
-# waits anew, again and again.  That is no deadlock.
+# waits again and again.  That is no deadlock.
 SKIP:
 {
 	skip 'no debugger that can be attached', 3 unless debugger_works($admin);

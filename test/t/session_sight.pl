@@ -332,7 +332,7 @@ $holder->query("SELECT dlock_acquire('hot'), dlock_acquire('never waited for')")
 my $since = gauge('stats_reset');
 $admin->query('SELECT dlock_stats_reset()');
 is(gauge("stats_reset > '$since', acquired, waited, wait_time, held"),
-	't|0|0|00:00:00|2', 'counters begin anew, and what is held stays');
+	't|0|0|00:00:00|2', 'counters restart, and locks stay held');
 is( $admin->query('SELECT count(*), count(le), sum(waits) FROM dlock_wait_histogram'),
 	'23|22|0', 'so do the counts of waits');
 is(contention('*'), '', 'and the names');

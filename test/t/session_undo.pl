@@ -79,7 +79,7 @@ foreach my $how ('acquire_all', 'xact_acquire_all')
 		'a|1',
 		'what it had before is left');
 	like($client->query("SELECT dlock_release_ticket($ticket)"),
-		qr/WARNING:  55000/, 'what it lost meanwhile is not');
+		qr/WARNING:  55000/, 'the lock that was lost is not');
 	like($client->query("SELECT dlock_release('b')"),
 		qr/WARNING:  55L01/, 'what it had lost before still is to be told');
 	$_->quit foreach $client, $holder;

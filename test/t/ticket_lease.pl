@@ -261,8 +261,8 @@ foreach my $way ('quit', 'vanish', 'terminate')
 }
 
 #
-# A request for a lease that ends meanwhile waits neither for its turn, nor for
-# a look for deadlocks, however the lease ends.
+# If a lease ends during a request, the request waits neither for its turn, nor
+# for a search for deadlocks, however the lease ends.
 #
 # Only its lock_timeout could wake it: there is no deadlock_timeout, and
 # PostgreSQL's timer for statistics comes after 10 s.

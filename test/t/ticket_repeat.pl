@@ -137,7 +137,7 @@ foreach my $canceled (1, 0)
 	finish();
 }
 
-# Granted meanwhile: both are told.
+# Granted between the two requests: both are told.
 {
 	my ($holder, $first, $second, $ticket) = enqueue_twice();
 
@@ -312,7 +312,7 @@ foreach my $kind (sort keys %calls)
 	is($admin->query("SELECT dlock_release_ticket($all[299])"),
 		't', "$kind: ended");
 	my @again = split / /, tickets($kind, $kind);
-	cmp_ok($again[299], '>', $all[-1], "$kind: asked for anew");
+	cmp_ok($again[299], '>', $all[-1], "$kind: requested again");
 	$all[299] = $again[299];
 	is("@again", "@all", "$kind: the others are the same");
 	$tickets{$kind} = "@all";
@@ -347,7 +347,7 @@ $admin->wait_for('SELECT count(*) = 0 FROM dlock_queue');
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 $lease = $admin->query("SELECT dlock_lease_open('1h')");
 $calls{lease} =~ s/\d+(?=, 'c')/$lease/;
-isnt(tickets($_, $_), $tickets{$_}, "$_: and all asked for anew")
+isnt(tickets($_, $_), $tickets{$_}, "$_: and all requested again")
   foreach sort keys %calls;
 
 $admin->quit;

@@ -73,7 +73,7 @@ is($admin->query("SELECT dlock_release_ticket($ticket)"),
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 
 #
-# Requested anew
+# Requested again
 #
 my $enqueue = q{dlock_ttl_enqueue('lock', '1h', 'c', owner => 'one')};
 
@@ -92,7 +92,7 @@ $admin->wait_for('SELECT count(*) = 1 FROM dlock_locks '
 	  . "WHERE granted AND ticket > $ticket AND pid IS NULL");
 $stopped->();
 my $anew = $waiter->answer;
-cmp_ok($anew, '>', $ticket, 'asked for anew');
+cmp_ok($anew, '>', $ticket, 'requested again');
 is($other->query("SELECT $enqueue"), $anew, 'the other client gets it, too');
 is( $admin->query("SELECT held FROM dlock_leases WHERE lease = $anew"),
 	'1', 'its lease is there');

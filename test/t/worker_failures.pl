@@ -62,7 +62,7 @@ $admin->wait_for(q{SELECT count(*) = 3 FROM dlock_locks
 	WHERE name LIKE 'full %' AND granted AND pid IS NULL});
 $admin->wait_for('SELECT count(*) = 3 FROM dlock_leases');
 is($admin->query('SELECT count(*) FROM dlock_queue'),
-	'1', 'nothing was written meanwhile');
+	'1', 'nothing was written before');
 others_go_on($admin, 'worker stopped');
 ok( !(grep { $_->answered } @sessions, $next),
 	'who needs a row waits, and so does who is next');

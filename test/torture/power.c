@@ -291,7 +291,7 @@ begin(Target *target, int fd)
 	CHECK(target->notes >= 0);
 	while (flock(target->notes, LOCK_EX) != 0)
 		CHECK(errno == EINTR);
-	/* Another process may have changed the file meanwhile. */
+	/* Another process may have changed the file since then. */
 	CHECK(fstat(fd, &target->status) == 0);
 	errno = saved_errno;
 }

@@ -353,7 +353,7 @@ class Async(StackTest, unittest.IsolatedAsyncioTestCase):
         async with locks.lock('report'):
             self.assertFalse(is_free('report'))
         async with locks.lock('job', **KEPT) as lock:
-            # the loop is held up meanwhile, but not the heartbeat
+            # the loop is blocked, but not the heartbeat
             until_renewed(lock.fence)
             terminate()
             until_renewed(lock.fence)

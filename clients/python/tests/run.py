@@ -816,7 +816,7 @@ def watch():
     assert held[:3] == ('held', 'leader', ticket)
     assert held.details['info'] == 'node-1'
     kill_sessions()
-    # it watches anew, and begins with how it is
+    # it watches again, and begins with the present holder
     assert next(events)[:3] == ('held', 'leader', ticket)
     next(changes)
     assert next(events)[:2] == ('free', 'leader')

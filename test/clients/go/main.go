@@ -105,7 +105,7 @@ func expectTransactions(pay func(work func())) {
 	expect("is free", isFree("account/7"), true)
 }
 
-// expectSession: withLock holds the lock "report" in a session, and works meanwhile.
+// expectSession: withLock holds the lock "report" in a session while it works.
 func expectSession(withLock func(work func(fence int64) error) error) {
 	noPaper := errors.New("no paper")
 	err := withLock(func(fence int64) error {

@@ -202,7 +202,7 @@ final class Line {
         if (sql != null)
             return ask(sql, call);
         if (here == null)
-            throw new DlockException.WrongState("released meanwhile");
+            throw new DlockException.WrongState("released during the call");
         return given ? ask(here, call) : ask(here, call, Clock.now() + GRACE);
     }
 
