@@ -652,7 +652,6 @@ struct DlockSpace
 	ConditionVariable load_changed; /* broadcast if a load ends or fails */
 	pg_atomic_uint64 loaded_at; /* all loaded rows were committed before this
 								 * position in the WAL */
-	pg_atomic_uint32 loader;	/* PID of the loader, or 0 */
 	pg_atomic_uint64 lock_told_at;	/* when a locked table was last logged;
 									 * monotonic */
 	pg_atomic_uint32 failures;	/* failed writes of the journal */

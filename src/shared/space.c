@@ -57,7 +57,6 @@ make_space(const DlockSpaceKey *key)
 	pg_atomic_init_u32(&space->load_failures, 0);
 	pg_atomic_init_u64(&space->loaded_at, InvalidXLogRecPtr);
 	ConditionVariableInit(&space->load_changed);
-	pg_atomic_init_u32(&space->loader, 0);
 	pg_atomic_init_u64(&space->lock_told_at, 0);
 	pg_atomic_init_u32(&space->failures, 0);
 	pg_atomic_init_u32(&space->failure, 0);

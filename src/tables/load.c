@@ -3,35 +3,19 @@
  * load.c
  *	  Loading the tables of leases.
  *
- * After a restart, a crash or a promotion, leases get their full ttl, and
- * tickets their places.  A call that could see only a part of them waits.
- * After an error, the loaded rows stay, and the next attempt continues after
- * them.
- *
- * A session's request for one name does not depend on rows of other names.
- * While the tables are not loaded, no row is added (I22).  So if no row has
- * the name, the request continues at once.
- *
- * The worker loads, because a caller can run out of time.  The first caller
- * loads if that takes no longer than starting a worker, if there is no worker,
- * or if the worker has failed.  The caller then meets the same error or locked
- * table, under its own timeouts.
- *
- * A loader locks the tables as readers do, and then an object of PostgreSQL's
- * lock manager.  So one process loads at a time and waits for no other lock,
- * and PostgreSQL finds deadlocks among its waiters.
+ * See "Loading" in src/README.  A caller loads up to DLOCK_ROWS_AT_ONCE rows of
+ * each table.  The worker loads more, because a caller can run out of time.  If
+ * there is no worker, or if it has failed, the caller loads all, and meets the
+ * same error or locked table under its own timeouts.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
-#include "access/relation.h"
 #include "access/xact.h"
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
-#include "storage/bufmgr.h"
 #include "storage/condition_variable.h"
-#include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
@@ -47,11 +31,10 @@
 #define MAX_QUORUM_WAITS	3
 
 #define STEP_SIZE			(512 * 1024)	/* bytes per step, about */
-#define SMALL_BLOCKS		32		/* read while a worker would start */
 #define LOOK_MS				1000	/* between checks for a worker */
 #define NO_WORKER_MS		3000	/* without one, then the caller loads */
-#define WORKER_TURN_MS		1000	/* the worker waits for locks and standbys */
-#define TELL_MS				1000	/* of waiting, then the log is told */
+#define WORKER_TURN_MS		1000	/* the worker loads until it unlocks the tables */
+#define TELL_MS				500 /* of waiting, then the log is told */
 #define SILENCE_MS			60000	/* between two such messages */
 #define MAX_LOCK_POLL_MS	50
 
@@ -75,54 +58,41 @@ take_demand(DlockLease *lease, void *arg)
 }
 
 /*
- * If standbys count for a lease, wait until they acknowledge a record written
- * now: a server that was replaced must not honour its rows.  False after
- * "until".  Leases count from *confirmed, which is before the record was
- * written: this server may be replaced once standbys have that.  If an answer
- * took more than a quarter of a ttl, another is asked for, so that leases get
- * their full ttl; at most MAX_QUORUM_WAITS in all.
+ * Begin the ttls; false after "until".
+ *
+ * If standbys count for a lease, they must acknowledge a record written now: a
+ * server that was replaced must not honour its rows.  Leases count from a time
+ * before the record was written: this server may be replaced once standbys have
+ * it.  If an answer took more than a quarter of a ttl, another is asked for, so
+ * that leases get their full ttl; at most MAX_QUORUM_WAITS in all.
  */
-static bool
-wait_for_quorum(DlockSpace *space, uint64 until, uint64 *confirmed)
-{
-	Demand		demand = {SYNCHRONOUS_COMMIT_OFF, PG_INT64_MAX};
-
-	dlock_lease_for_each(space, take_demand, &demand);
-	*confirmed = dlock_monotonic_now();
-	if (demand.durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
-		return true;
-	InvalidateCatalogSnapshot();
-	for (int i = 0; i < MAX_QUORUM_WAITS; i++)
-	{
-		*confirmed = dlock_monotonic_now();
-		if (!dlock_quorum_wait(space, demand.durability, *confirmed, until))
-			return false;
-		if ((int64) (dlock_monotonic_now() - *confirmed) < demand.ttl / 4)
-			break;
-	}
-	return true;
-}
-
-/* Begin the ttls; false after "until". */
 static bool
 begin_ttls(DlockSpace *space, uint64 until)
 {
-	uint64		confirmed;
+	Demand		demand = {SYNCHRONOUS_COMMIT_OFF, PG_INT64_MAX};
+	uint64		confirmed = 0;
 
 	/* calls about loaded rows wait until this is durable */
 	if (space->leases.length > 0)
 		pg_atomic_write_u64(&space->loaded_at, compat_log_message("dlock"));
-	if (!wait_for_quorum(space, until, &confirmed))
-		return false;
+	dlock_lease_for_each(space, take_demand, &demand);
+	InvalidateCatalogSnapshot();
+	for (int i = 0; i < MAX_QUORUM_WAITS; i++)
+	{
+		confirmed = dlock_monotonic_now();
+		if (demand.durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+			break;
+		if (!dlock_quorum_wait(space, demand.durability, confirmed, until))
+			return false;
+		if ((int64) (dlock_monotonic_now() - confirmed) < demand.ttl / 4)
+			break;
+	}
 	dlock_lease_begin_anew(space, confirmed);
 	return true;
 }
 
-/* Locks on the tables */
-
-/* Report the processes that keep this one from reading a table. */
 static void
-tell_of_locked_table(int level, const char *name, Oid table)
+tell_of_locked_table(int level, const char *name, const LOCKTAG *tag)
 {
 	ereport(level,
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
@@ -130,55 +100,35 @@ tell_of_locked_table(int level, const char *name, Oid table)
 					name, get_database_name(MyDatabaseId)),
 			 errdetail("Process %d needs it to read the leases from before the start of the server. It is locked by: %s.",
 					   MyProcPid,
-					   dlock_describe_holders(table, AccessShareLock)),
+					   dlock_describe_holders(tag, AccessShareLock)),
 			 errhint("End that transaction; a prepared one with COMMIT PREPARED or ROLLBACK PREPARED: see the view pg_prepared_xacts.")));
 }
 
-/* The lock that a loader holds */
-static LOCKTAG
-load_tag(DlockSpace *space)
-{
-	LOCKTAG		tag;
-
-	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, dlock_relation(space, "dlock_queue"),
-					   0, 0);
-	return tag;
-}
-
 static void
-tell_of_loader(int loader)
+tell_of_loader(const LOCKTAG *tag)
 {
 	ereport(LOG,
 			(errmsg("the tables of leases of database \"%s\" are still being read",
 					get_database_name(MyDatabaseId)),
-			 errdetail("Process %d does so, and process %d waits for it.",
-					   loader, MyProcPid),
+			 errdetail("Process %d waits for: %s.", MyProcPid,
+					   dlock_describe_holders(tag, ExclusiveLock)),
 			 errhint("See its wait_event in pg_stat_activity: if it is SyncRep, the synchronous standbys have to answer first.")));
 }
 
-/* True for one of the waiters every SILENCE_MS. */
-static bool
-is_time_to_tell(DlockSpace *space)
+/* Log a wait of take_lock(), for one of the waiters every SILENCE_MS. */
+static void
+log_lock(DlockSpace *space, const char *name, const LOCKTAG *tag)
 {
 	uint64		now = dlock_monotonic_now();
 	uint64		told_at = pg_atomic_read_u64(&space->lock_told_at);
 
-	return (told_at == 0 || now - told_at >= SILENCE_MS * 1000) &&
-		pg_atomic_compare_exchange_u64(&space->lock_told_at, &told_at, now);
-}
-
-/* Log a wait for a table's lock or, if "name" is NULL, for the loader's. */
-static void
-log_lock(DlockSpace *space, const char *name, const LOCKTAG *tag)
-{
-	int			loader = (int) pg_atomic_read_u32(&space->loader);
-
-	if ((name == NULL && loader == 0) || !is_time_to_tell(space))
+	if ((told_at != 0 && now - told_at < SILENCE_MS * 1000) ||
+		!pg_atomic_compare_exchange_u64(&space->lock_told_at, &told_at, now))
 		return;
-	if (loader != 0)
-		tell_of_loader(loader);
-	else if (name)
-		tell_of_locked_table(LOG, name, tag->locktag_field2);
+	if (name)
+		tell_of_locked_table(LOG, name, tag);
+	else
+		tell_of_loader(tag);
 }
 
 /* Apply lock_timeout as PostgreSQL does. */
@@ -194,8 +144,9 @@ check_lock_timeout(uint64 start, const char *detail)
 }
 
 /*
- * Take a heavyweight lock; false after "until".  A wait without a timeout
- * joins PostgreSQL's queue after TELL_MS, because deadlocks are found there.
+ * Take a heavyweight lock, of a table or, if "name" is NULL, of the loader.
+ * False after "until".  A wait without a timeout joins PostgreSQL's queue after
+ * TELL_MS, because deadlocks are found there.
  */
 static bool
 take_lock(DlockSpace *space, const char *name, const LOCKTAG *tag,
@@ -266,19 +217,12 @@ load_slots(DlockSpace *space, uint64 until)
 	return true;
 }
 
-/* Loading */
-
-/* Deadlines, in monotonic microseconds */
-typedef struct Patience
-{
-	uint64		locks;			/* for locks */
-	uint64		rows;			/* for rows, after the first step */
-	uint64		standbys;		/* for standbys' answers */
-} Patience;
-
-/* Load the locked tables.  False if time ran out. */
+/*
+ * Load the locked tables.  False if time ran out: for rows, after at least
+ * one step of each table, or for standbys' answers.
+ */
 static bool
-load_tables(DlockSpace *space, const Patience *patience)
+load_tables(DlockSpace *space, uint64 rows_until, uint64 standbys_until)
 {
 	/* the memory of a step is kept for the next one */
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
@@ -305,13 +249,16 @@ load_tables(DlockSpace *space, const Patience *patience)
 		{
 			/* The WAL may have the last removal without the next grant. */
 			dlock_queue_resume(space);
-			if (!begin_ttls(space, patience->standbys))
+			/* if this process gives up, the worker waits for standbys */
+			if (space->leases.length > 0)
+				(void) dlock_worker_wake(space);
+			if (!begin_ttls(space, standbys_until))
 				break;
 			pg_atomic_write_u32(&space->loaded, 1);
 			ConditionVariableBroadcast(&space->load_changed);
 			done = true;
 		}
-		else if (dlock_monotonic_now() >= patience->rows)
+		else if (!rows.complete && dlock_monotonic_now() >= rows_until)
 			break;
 	}
 	MemoryContextDelete(context);
@@ -319,97 +266,75 @@ load_tables(DlockSpace *space, const Patience *patience)
 	return done;
 }
 
-/* However a load ends, also if the process does */
-static void
-end_load(int code, Datum arg)
+/* The lock to load: one process does at a time, and PostgreSQL finds deadlocks */
+static LOCKTAG
+load_tag(DlockSpace *space)
 {
-	DlockSpace *space = (DlockSpace *) DatumGetPointer(arg);
+	LOCKTAG		tag;
 
-	pg_atomic_write_u32(&space->loader, 0);
-	/* the worker continues the wait for standbys */
-	if (pg_atomic_read_u32(&space->loaded) == 0 &&
-		space->loading.part == DLOCK_LOAD_GRANTS)
-		(void) dlock_worker_wake(space);
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, dlock_relation(space, "dlock_queue"),
+					   0, 0);
+	return tag;
 }
 
-/* Load the locked tables while no other process loads. */
+/*
+ * Load, unless another process has.  False if time ran out: for locks and rows,
+ * or for standbys' answers.
+ */
 static bool
-load_alone(DlockSpace *space, const Patience *patience)
+load(DlockSpace *space, uint64 until, uint64 standbys_until)
 {
 	LOCKTAG		tag = load_tag(space);
-	volatile bool done = false;
-
-	if (!take_lock(space, NULL, &tag, ExclusiveLock, patience->locks))
-		return false;
-	dlock_remove_unused_spaces(&space->key);
-	pg_atomic_write_u32(&space->loader, (uint32) MyProcPid);
-	PG_ENSURE_ERROR_CLEANUP(end_load, PointerGetDatum(space));
-	done = load_tables(space, patience);
-	PG_END_ENSURE_ERROR_CLEANUP(end_load, PointerGetDatum(space));
-	end_load(0, PointerGetDatum(space));
-	(void) LockRelease(&tag, ExclusiveLock, false);
-	return done;
-}
-
-/* Load, unless another process has; false if time ran out. */
-static bool
-load(DlockSpace *space, const Patience *patience)
-{
 	bool		done = false;
 
-	if (!load_slots(space, patience->locks) ||
-		!lock_table(space, "dlock_queue", patience->locks))
+	if (!load_slots(space, until) || !lock_table(space, "dlock_queue", until))
 		return false;
-	if (lock_table(space, "dlock_queue_lease", patience->locks))
+	if (lock_table(space, "dlock_queue_lease", until))
 	{
-		done = load_alone(space, patience);
+		if (take_lock(space, NULL, &tag, ExclusiveLock, until))
+		{
+			dlock_remove_unused_spaces(&space->key);
+			done = load_tables(space, until, standbys_until);
+			(void) LockRelease(&tag, ExclusiveLock, false);
+		}
 		unlock_table(space, "dlock_queue_lease");
 	}
 	unlock_table(space, "dlock_queue");
-	if (done && space->leases.length > 0)
-		(void) dlock_worker_wake(space);
 	return done;
 }
 
 /* Raise 55P03 if a table cannot be locked now. */
 static void
-check_lockable(DlockSpace *space, const char *name)
+check_lockable(DlockSpace *space)
 {
-	Oid			table = dlock_find_relation(space, name);
+	static const char *const tables[] = {
+		"dlock_slots", "dlock_queue", "dlock_queue_lease"
+	};
 
-	if (!OidIsValid(table))
-		return;
-	if (!ConditionalLockRelationOid(table, AccessShareLock))
-		tell_of_locked_table(ERROR, name, table);
-	UnlockRelationOid(table, AccessShareLock);
-}
+	for (int i = 0; i < (int) lengthof(tables); i++)
+	{
+		LOCKTAG		tag;
 
-static void
-check_all_lockable(DlockSpace *space)
-{
-	check_lockable(space, "dlock_slots");
-	check_lockable(space, "dlock_queue");
-	check_lockable(space, "dlock_queue_lease");
+		SET_LOCKTAG_RELATION(tag, MyDatabaseId,
+							 dlock_relation(space, tables[i]));
+		if (LockAcquire(&tag, AccessShareLock, false,
+						true) == LOCKACQUIRE_NOT_AVAIL)
+			tell_of_locked_table(ERROR, tables[i], &tag);
+		(void) LockRelease(&tag, AccessShareLock, false);
+	}
 }
 
 /*
- * For the worker; false if it has to call again.  A locked table is an error after
- * WORKER_TURN_MS, which callers then meet themselves.  If a session that loads
- * gives up, the worker continues.  Between turns the tables are unlocked, so that
- * they can be dropped while standbys do not answer, but no session loads.
+ * For the worker; false if it must call again.  After WORKER_TURN_MS a locked
+ * table is an error.  Between turns the tables are unlocked, so that they can
+ * be dropped while standbys do not answer, but no session loads.
  */
 bool
 dlock_load(DlockSpace *space)
 {
 	static bool has_turns = false;	/* the lock to load is the session's */
+	uint64		until = dlock_monotonic_now() + WORKER_TURN_MS * 1000;
 	LOCKTAG		tag = load_tag(space);
-	uint64		end = dlock_monotonic_now() + WORKER_TURN_MS * 1000;
-	Patience	patience = {
-		.locks = end,
-		.rows = DLOCK_NO_DEADLINE,
-		.standbys = end
-	};
-	int			loader;
 	volatile bool done = false;
 	volatile bool failed = true;
 
@@ -418,7 +343,7 @@ dlock_load(DlockSpace *space)
 			LOCKACQUIRE_NOT_AVAIL;
 	PG_TRY();
 	{
-		done = load(space, &patience);
+		done = load(space, until, until);
 		failed = false;
 	}
 	PG_FINALLY();
@@ -430,14 +355,9 @@ dlock_load(DlockSpace *space)
 		}
 	}
 	PG_END_TRY();
-	if (done)
-		return true;
-	loader = (int) pg_atomic_read_u32(&space->loader);
-	if (loader == 0)
-		check_all_lockable(space);
-	else if (is_time_to_tell(space))
-		tell_of_loader(loader);
-	return false;
+	if (!done)
+		check_lockable(space);
+	return done;
 }
 
 /* Raise 55P03: the timeout passed before the request's rows were loaded. */
@@ -446,7 +366,7 @@ dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key)
 {
 	bool		is_read = space->loading.part == DLOCK_LOAD_GRANTS;
 
-	check_all_lockable(space);
+	check_lockable(space);
 	ereport(ERROR,
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 			 errmsg("could not acquire lock \"%.*s\" within its timeout",
@@ -459,39 +379,12 @@ dlock_load_raise_timeout(DlockSpace *space, const DlockKey *key)
 			 errhint("It is not known yet whether the lock is free. Try again, or with a longer timeout.")));
 }
 
-/* The worker failed to load: callers that wait for it load themselves. */
+/* The worker failed to load: let the callers that wait load. */
 void
 dlock_load_failed(DlockSpace *space)
 {
 	pg_atomic_fetch_add_u32(&space->load_failures, 1);
 	ConditionVariableBroadcast(&space->load_changed);
-}
-
-/* Would a worker's start take longer than loading?  False if locked. */
-static bool
-is_small(DlockSpace *space)
-{
-	static const char *const tables[] = {"dlock_queue_lease", "dlock_queue"};
-	BlockNumber blocks = 0;
-
-	for (int i = 0; i < (int) lengthof(tables); i++)
-	{
-		Oid			id = dlock_relation(space, tables[i]);
-		Relation	table;
-
-		if (!ConditionalLockRelationOid(id, AccessShareLock))
-			return false;
-		table = try_relation_open(id, NoLock);
-		if (table == NULL)
-		{
-			/* dropped in the meantime; a wait for the worker finds this out */
-			UnlockRelationOid(id, AccessShareLock);
-			return false;
-		}
-		blocks += RelationGetNumberOfBlocks(table);
-		relation_close(table, AccessShareLock);
-	}
-	return blocks <= SMALL_BLOCKS;
 }
 
 /*
@@ -533,26 +426,20 @@ wait_for_worker(DlockSpace *space, uint64 until)
 
 /* A caller's lock_timeout counts while it waits for standbys, too. */
 static bool
-load_as_caller(DlockSpace *space, uint64 rows, uint64 until)
+load_as_caller(DlockSpace *space, uint64 until, uint64 standbys_until)
 {
 	uint64		start = dlock_monotonic_now();
-	Patience	patience = {
-		.locks = until,
-		.rows = rows,
-		.standbys = until
-	};
 
 	if (LockTimeout > 0)
-		patience.standbys = Min(until, start + (uint64) LockTimeout * 1000);
-	if (load(space, &patience))
+		standbys_until = Min(standbys_until,
+							 start + (uint64) LockTimeout * 1000);
+	if (load(space, until, standbys_until))
 		return true;
-	check_lock_timeout(start, _("The synchronous standbys have not answered."));
+	check_lock_timeout(start, _("The tables of leases are still being read, or the synchronous standbys have not answered."));
 	return false;
 }
 
-/*
- * False after "until".  Without a worker, the caller does at least one step.
- */
+/* False after "until" */
 static bool
 wait_for_load(DlockSpace *space, uint64 until)
 {
@@ -577,7 +464,7 @@ dlock_load_all(DlockSpace *space, DlockTimeout timeout)
 	if (likely(pg_atomic_read_u32(&space->loaded) != 0))
 		return true;
 	until = deadline_of(timeout);
-	return is_small(space) ? load_as_caller(space, DLOCK_NO_DEADLINE, until) :
+	return load_as_caller(space, dlock_monotonic_now(), until) ||
 		wait_for_load(space, until);
 }
 
@@ -608,8 +495,8 @@ look_for_name(DlockSpace *space, const DlockKey *key, uint64 until, bool *has)
  * (I22).  False after the timeout; *leased, unless NULL, becomes true if a row
  * has the name.
  *
- * If the tables are small, and loading needs no wait, the caller loads;
- * otherwise the worker does.  The table dlock_slots is always loaded.
+ * The caller loads if that takes a step of each table and no wait, otherwise
+ * the worker.  The table dlock_slots is always loaded.
  */
 bool
 dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout,
@@ -621,19 +508,10 @@ dlock_load_name(DlockSpace *space, const DlockKey *key, DlockTimeout timeout,
 
 	if (likely(pg_atomic_read_u32(&space->loaded) != 0))
 		return true;
-	now = dlock_monotonic_now();
 	until = deadline_of(timeout);
-	if (is_small(space))
-	{
-		Patience	small = {
-			.locks = now,
-			.rows = DLOCK_NO_DEADLINE,
-			.standbys = now
-		};
-
-		if (load(space, &small))
-			return true;
-	}
+	now = dlock_monotonic_now();
+	if (load(space, now, now))
+		return true;
 	(void) dlock_worker_wake(space);
 	if (!look_for_name(space, key, until, &has))
 		return pg_atomic_read_u32(&space->loaded) != 0;

@@ -3,9 +3,6 @@
  * load_rows.c
  *	  Loading rows of the tables of leases.
  *
- * A load reads some rows at a time.  If it is interrupted, the loaded rows
- * stay, and the next load continues after the last of them: see DlockLoading.
- *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
@@ -53,15 +50,6 @@ log_foreign(const DlockLoading *loading, const char *table)
 			 errhint("Leases do not come along with a copy, or with pg_upgrade: open them again.")));
 }
 
-static void
-leave_out(DlockLoading *loading, int64 system, Oid database)
-{
-	if (loading->num_foreign++ > 0)
-		return;
-	loading->foreign_system = (uint64) system;
-	loading->foreign_database = database;
-}
-
 /*
  * Raise 55000 for a number that was never drawn: it could be drawn again.  The
  * last row that is not foreign has the greatest.
@@ -81,7 +69,7 @@ check_numbers(DlockSpace *space, DlockTable which, const DlockStoredRows *rows)
 	}
 }
 
-/* An attempt that was interrupted just then may have loaded it. */
+/* An interrupted attempt may have loaded it already. */
 static void
 load_lease(DlockSpace *space, const DlockStored *row)
 {
@@ -108,7 +96,6 @@ load_lease(DlockSpace *space, const DlockStored *row)
 	dlock_record_end_uses(before);
 }
 
-/* An interrupted attempt may have loaded it, too. */
 static void
 load_ticket(DlockSpace *space, const DlockStored *row)
 {
@@ -156,8 +143,8 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 	}
 
 	/* the worker deletes rows of tickets that ended with their lease */
-	if (request.lease &&
-		(granted || !request.lease->delayed) && loaded == NULL)
+	if (loaded == NULL && request.lease &&
+		(granted || !request.lease->delayed))
 	{
 		ticket = dlock_lease_ticket_make(space, &request);
 		ticket->ticket.number = number;
@@ -170,16 +157,6 @@ load_ticket(DlockSpace *space, const DlockStored *row)
 	dlock_record_end_uses(before);
 }
 
-/* The estimate may be wrong, so it is bounded by what fits in memory. */
-static void
-reserve_rows(DlockSpace *space, DlockTable table)
-{
-	uint64		rows = Min(dlock_rows_estimate(space, table),
-						   (uint64) dlock_memory_limit() / ROW_MEMORY);
-
-	dlock_tables_reserve(rows, table == DLOCK_TABLE_QUEUE);
-}
-
 /* Load some rows, from the one after the last that was loaded. */
 void
 dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
@@ -188,8 +165,11 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 	const DlockShape *shape = &dlock_shapes[which];
 	bool		is_queue = which == DLOCK_TABLE_QUEUE;
 
+	/* the estimate may be wrong, so it is bounded by what fits in memory */
 	if (loading->last == 0)
-		reserve_rows(space, which);
+		dlock_tables_reserve(Min(dlock_rows_estimate(space, which),
+								 (uint64) dlock_memory_limit() / ROW_MEMORY),
+							 is_queue);
 	dlock_rows_read(space, which, loading->last, DLOCK_ROWS_AT_ONCE, rows);
 	check_numbers(space, which, rows);
 	for (uint64 i = 0; i < rows->count; i++)
@@ -198,9 +178,12 @@ dlock_load_some(DlockSpace *space, DlockTable which, DlockStoredRows *rows)
 		int64		number = DatumGetInt64(row->values[0]);
 
 		CHECK_FOR_INTERRUPTS();
-		if (row->is_foreign)
-			leave_out(loading, (int64) row->system, row->database);
-		else
+		if (row->is_foreign && loading->num_foreign++ == 0)
+		{
+			loading->foreign_system = row->system;
+			loading->foreign_database = row->database;
+		}
+		if (!row->is_foreign)
 		{
 			/* if this attempt ends here, the next begins with this row */
 			loading->last = number - 1;

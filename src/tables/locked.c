@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * locked.c
- *	  Finding the processes that lock a table, for messages.
+ *	  Finding the processes that have a heavyweight lock, for messages.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,20 +27,12 @@ find_conflict(LOCKMASK held, LOCKMODE mode)
 	return NoLock;
 }
 
-static bool
-is_on(const LockInstanceData *lock, Oid table)
-{
-	return lock->locktag.locktag_type == LOCKTAG_RELATION &&
-		lock->locktag.locktag_field1 == MyDatabaseId &&
-		lock->locktag.locktag_field2 == table;
-}
-
 /*
- * List the processes that hold or await a lock on a table that conflicts with
- * "mode".  Reads no catalog, so it works in a failed transaction.
+ * List the processes that hold or await a lock that conflicts with "mode".
+ * Reads no catalog, so it works in a failed transaction.
  */
 char *
-dlock_describe_holders(Oid table, LOCKMODE mode)
+dlock_describe_holders(const LOCKTAG *tag, LOCKMODE mode)
 {
 	LockData   *locks = GetLockStatusData();
 	StringInfoData text;
@@ -52,7 +44,8 @@ dlock_describe_holders(Oid table, LOCKMODE mode)
 		const LockInstanceData *lock = &locks->locks[i];
 		LOCKMODE	conflict;
 
-		if (!is_on(lock, table) || lock->pid == MyProcPid)
+		if (memcmp(&lock->locktag, tag, sizeof(LOCKTAG)) != 0 ||
+			lock->pid == MyProcPid)
 			continue;
 		conflict = find_conflict(lock->holdMask |
 								 LOCKBIT_ON(lock->waitLockMode), mode);

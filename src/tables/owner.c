@@ -33,10 +33,9 @@ static OwnersStatement current = {NULL, InvalidOid};
  * Raise 55000 if the current statement, as parsed, means another table than
  * the one that was opened.
  *
- * The text names the table.  The schema's owner can rename the schema and have
- * another table under that name, whose triggers and defaults would run as the
- * owner of this one.  So the OID is compared at each parse, before rewriting
- * and planning, which can run code.  A plan has the OID.
+ * The schema's owner can rename it and put another table under that name, whose
+ * triggers and defaults would run as the owner of this one.  So the OID is
+ * compared at each parse, before rewriting and planning, which can run code.
  */
 void
 dlock_owner_check_parsed(const char *text, const List *range_table)
@@ -61,10 +60,9 @@ dlock_owner_check_parsed(const char *text, const List *range_table)
 }
 
 /*
- * The plan of the current statement.  The last plan for each format, a
- * constant, is kept, because making one costs more than executing it.  A
- * statement that the owner's code runs gets its own: it must not free a plan
- * in execution.
+ * The plan of the current statement.  The last one for each format, a constant,
+ * is kept, because planning costs more than executing.  A statement that the
+ * owner's code runs gets its own, so that it frees no plan in execution.
  */
 static SPIPlanPtr
 find_plan(const char *format, bool is_nested, int num_values, Oid *types)
@@ -108,10 +106,9 @@ find_plan(const char *format, bool is_nested, int num_values, Oid *types)
  * if the statement returns one.
  *
  * The caller need not trust the owner, whose triggers, rules and expressions
- * may run.  In a security-restricted operation these can neither change locks
- * of this session nor leave deferred triggers, which would run as the caller.
- * Settings that they change are set back.  The owner need not trust the caller
- * either, so the search path is pinned.
+ * may run: in a security-restricted operation they can neither change locks of
+ * this session nor leave deferred triggers, and settings are set back.  The
+ * owner need not trust the caller, so the search path is pinned.
  */
 uint64
 dlock_execute_as_owner(DlockSpace *space, const char *name,

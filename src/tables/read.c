@@ -36,11 +36,10 @@ compare_numbers(const void *a, const void *b)
 
 /*
  * Open a table to load it, with a snapshot that is active until
- * dlock_close_committed().  The snapshot sees committed rows only, because
- * changes of this transaction could be rolled back (I22).  Raises 55000 if
- * this transaction may have changed the file, columns or indexes, which takes
- * ShareLock or more, because committed rows could be missed then.  A table
- * that this transaction created has no committed rows.
+ * dlock_close_committed() and sees committed rows only, because changes of
+ * this transaction could be rolled back (I22).  Raises 55000 if this
+ * transaction may have changed the file, columns or indexes, with ShareLock or
+ * more: committed rows could be missed.  A table that it created has none.
  */
 Relation
 dlock_open_committed(DlockSpace *space, const char *name)
@@ -105,10 +104,10 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 }
 
 /*
- * Read at most "max" committed rows with numbers above "behind"; 0: from the
- * first.  If the primary key is locked, as by REINDEX, read all of them.  They
- * replace those in "rows"; values are in the current memory context.  Raises
- * 55000 for a row that memory could not trust.
+ * Read at most "max" committed rows with numbers above "behind", or from the
+ * first if that is 0, in place of those in "rows".  If the primary key is
+ * locked, as by REINDEX, read all.  Values are in the current memory context.
+ * Raises 55000 for a row that dlock cannot have written.
  */
 void
 dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,

@@ -3,9 +3,9 @@
  * shape.c
  *	  The shape of the tables of leases.
  *
- * These tables are read and written as catalogs are: by the position of
- * columns, without running any code of their owner.  So a table must be as the
- * extension's script made it, but for dropped columns behind.
+ * The tables are read and written by the position of columns, without running
+ * code of their owner.  So a table must be as the extension's script made it,
+ * except for dropped columns behind.
  *
  *-------------------------------------------------------------------------
  */
@@ -237,8 +237,8 @@ check_triggers(Relation relation)
 }
 
 /*
- * Does maintaining an index run PostgreSQL's code only?  This must not run
- * other code either; RelationGetIndexExpressions() evaluates constants.
+ * Does maintaining an index run PostgreSQL's code only?  Runs no other code
+ * itself: RelationGetIndexExpressions() would evaluate constants.
  */
 static bool
 is_plain_index(Relation index)

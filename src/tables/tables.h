@@ -102,7 +102,7 @@ typedef struct DlockImage
 } DlockImage;
 
 /* locked.c */
-extern char *dlock_describe_holders(Oid table, LOCKMODE mode);
+extern char *dlock_describe_holders(const LOCKTAG *tag, LOCKMODE mode);
 
 /* write.c */
 extern bool dlock_rows_begin(DlockSpace *space);

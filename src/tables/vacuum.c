@@ -22,9 +22,9 @@
 #define VACUUM_ROWS_PER_PAGE	20
 
 /*
- * Vacuum the tables between runs of autovacuum, so that they stay small.
- * Calls begin() before each table.  Returns after how many dead rows to vacuum
- * again: more if the tables have grown, because an old snapshot keeps rows.
+ * Vacuum the tables, so that they stay small between runs of autovacuum.  Calls
+ * begin() before each.  Returns after how many dead rows to vacuum again: more
+ * if a table has grown, because an old snapshot keeps rows.
  */
 int
 dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
@@ -55,10 +55,7 @@ dlock_rows_vacuum(DlockSpace *space, void (*begin) (void))
 		statement = makeNode(VacuumStmt);
 		statement->is_vacuumcmd = true;
 		statement->rels = list_make1(makeVacuumRelation(NULL, id, NIL));
-		/*
-		 * No parallel workers, as in autovacuum: they would take slots from
-		 * others, and start with the settings of the role and the database.
-		 */
+		/* parallel workers would have settings of the role and database */
 		statement->options =
 			list_make3(makeDefElem("skip_locked", NULL, -1),
 					   makeDefElem("truncate", (Node *) makeString("off"), -1),

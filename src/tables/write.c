@@ -3,9 +3,8 @@
  * write.c
  *	  Writing the tables dlock_queue and dlock_queue_lease.
  *
- * Only the worker writes (worker/writer.c).  It does so without SQL, because
- * starting statements would cost more than a batch's few rows, and runs no
- * code of the tables' owner, because shape.c refuses it.
+ * Only the worker writes (worker/writer.c), without SQL: starting statements
+ * would cost more than a batch's few rows.
  *
  *-------------------------------------------------------------------------
  */
@@ -36,13 +35,13 @@ static Oid	table_ids[DLOCK_NUM_TABLES];
 static uint64 table_changes = 1;
 static uint64 changes_checked = 0;
 
-/* The same, as the transaction opened them */
+/* The tables, open in this transaction */
 static Relation relations[DLOCK_NUM_TABLES];
 
-/* Table that the transaction waits for, or -1 */
+/* The table that the transaction waits for, or -1 */
 static int	awaited = -1;
 
-/* Rows of another system or database may be left, from a copy */
+/* Rows of a copy may be left. */
 static bool has_foreign_rows = true;
 
 typedef struct Table
@@ -67,8 +66,8 @@ forget_tables(Datum arg, Oid relation)
 }
 
 /*
- * Raises 55000 if a shape differs.  Any lock, also on a catalog, can let a
- * change in, so the check is repeated until there was none.
+ * Raises 55000 if a shape differs.  Repeats the check until there was no change
+ * during it: any lock, also on a catalog, can let one in.
  */
 static void
 check_shapes(void)
@@ -237,7 +236,6 @@ fill_lease(Table *table, const DlockImage *image)
 	set(table, DLOCK_LEASE_DURABILITY, false, Int32GetDatum(image->durability));
 }
 
-/* The system and database tell rows of a copy from this database's own. */
 static void
 write_image(Table *table, const DlockImage *image)
 {
@@ -256,6 +254,7 @@ write_image(Table *table, const DlockImage *image)
 		fill_lease(table, image);
 	else
 		fill_ticket(table, image);
+	/* they tell rows of a copy from this database's own */
 	set(table, table->shape->num_columns - 2, false,
 		Int64GetDatum((int64) GetSystemIdentifier()));
 	set(table, table->shape->num_columns - 1, false, ObjectIdGetDatum(MyDatabaseId));
@@ -344,9 +343,8 @@ set_commit_time(XactEvent event, void *arg)
 }
 
 /*
- * Keep what this process writes from subscribers with "origin = none".
- * Standbys, crash recovery and subscribers take the time of a commit with an
- * origin from the WAL, which has the time set here.
+ * Keep what this process writes from subscribers with "origin = none".  The
+ * WAL has the time set here as the time of the commit.
  */
 static void
 mark_origin(void)
@@ -365,8 +363,7 @@ dlock_rows_begin(DlockSpace *space)
 {
 	awaited = -1;
 	mark_origin();
-	has_foreign_rows =
-		pg_atomic_read_u32(&space->cleared) == 0;
+	has_foreign_rows = pg_atomic_read_u32(&space->cleared) == 0;
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	if (!open_tables(space))
@@ -394,9 +391,11 @@ dlock_rows_tell_of_lock(const char *database)
 {
 	MemoryContext context;
 	MemoryContext old_context;
+	LOCKTAG		tag;
 
 	if (awaited < 0)
 		return false;
+	SET_LOCKTAG_RELATION(tag, MyDatabaseId, table_ids[awaited]);
 	context = AllocSetContextCreate(CurrentMemoryContext, "dlock locked table",
 									ALLOCSET_SMALL_SIZES);
 	old_context = MemoryContextSwitchTo(context);
@@ -407,8 +406,7 @@ dlock_rows_tell_of_lock(const char *database)
 			 errdetail("Process %d has waited for %s on it. It is locked by: %s.",
 					   MyProcPid,
 					   GetLockmodeName(DEFAULT_LOCKMETHOD, RowExclusiveLock),
-					   dlock_describe_holders(table_ids[awaited],
-											  RowExclusiveLock)),
+					   dlock_describe_holders(&tag, RowExclusiveLock)),
 			 errhint("End that transaction. Until then leases are kept and can run out, but their locks are not granted to waiters, and new leases fail.")));
 	MemoryContextSwitchTo(old_context);
 	MemoryContextDelete(context);
@@ -443,7 +441,6 @@ dlock_rows_write(const DlockImage *images, int count)
 	return dead;
 }
 
-/* Delete rows without a record, such as those of a copy. */
 static void
 remove_dead(DlockSpace *space, DlockTable which)
 {
@@ -468,10 +465,7 @@ remove_dead(DlockSpace *space, DlockTable which)
 	systable_endscan(scan);
 }
 
-/*
- * Delete rows of another system or database, and of tickets that ended with
- * their lease, which were not loaded.
- */
+/* Delete rows that were not loaded: of a copy, or of a lease that ended. */
 void
 dlock_rows_remove_dead(DlockSpace *space)
 {

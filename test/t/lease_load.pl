@@ -112,7 +112,7 @@ poll('the worker has told',
 like(
 	slurp_file($node->logfile, $begin) =~ s/\t//gr,
 	qr/LOG:  the tables of leases of database "postgres" are still being read
-.*DETAIL:  Process $client->{pid} does so, and process $worker waits for it\.
+.*DETAIL:  Process $worker waits for: process $client->{pid} \(ExclusiveLock\)\.
 .*HINT:  .*SyncRep/,
 	'the worker waits for the first call, and the log tells so');
 ok(!$client->answered, 'which waits for standbys');
@@ -122,37 +122,14 @@ $admin->wait_for("SELECT wait_event = 'SyncRep' FROM pg_stat_activity "
 	  . "WHERE pid = $worker");
 pass('the worker goes on in its place');
 $client->start($is_granted);
-until_waits_for($client, 'Lock');
 $other->start("SELECT dlock_check('held', $queued)");
-until_waits_for($other, 'Extension');
+until_waits_for($_, 'Extension') foreach $client, $other;
 ok(!$client->answered && !$other->answered, 'and other calls wait');
 is( $admin->query(
 		q{SELECT dlock_try_acquire('no lease has it') > 0,
 			dlock_release('no lease has it')}),
 	't|t',
 	'but not those for a lock that no lease has');
-SKIP:
-{
-	skip 'no debugger that can be attached', 2 unless debugger_works($admin);
-	my $patient = session($node);
-
-	# A waiter with a timeout asks for the lock again and again.
-	$patient->query("SET lock_timeout = '1h'");
-	$patient->start($is_granted);
-	until_waits_for($patient, 'Lock');
-	my $asked = commands_in(
-		$patient, 'LockAcquire',
-		'break GetLockStatusData', 'ignore 2 1000',
-		'break LockAcquire', 'ignore 3 100',
-		'continue', 'info breakpoints');
-	my ($copies) =
-	  $asked->() =~ /GetLockStatusData.*\n\s+breakpoint already hit (\d+)/;
-	cmp_ok($copies // 0, '<=', 2,
-		'who waits does not look each time at the locks of the server');
-	$admin->query("SELECT pg_cancel_backend($patient->{pid})");
-	like($patient->answer, qr/57014/, 'and is canceled');
-	$patient->quit;
-}
 $admin->query('ALTER SYSTEM RESET synchronous_standby_names');
 $admin->query('SELECT pg_reload_conf()');
 is($client->answer, 't', 'until standbys are not needed any more');
@@ -236,7 +213,7 @@ $client->query('RESET lock_timeout');
 #
 # A delay keeps closed what its lease held shared, also for shared requests.
 #
-my $short = $client->query("SELECT dlock_lease_open('100 ms', delay => '1h')");
+my $short = $client->query("SELECT dlock_lease_open('$ttl s', delay => '1h')");
 my $shut = $client->query("SELECT dlock_lease_acquire('shut', $short, shared => true)");
 $admin->wait_for("SELECT delayed FROM dlock_queue_lease WHERE lease = $short");
 connect_again();
@@ -526,7 +503,7 @@ my $all = "SELECT dlock_renew($few), count(*) FROM dlock_locks "
   . "WHERE name LIKE 'many %'";
 connect_again();
 $admin->query('BEGIN; LOCK TABLE dlock_queue_lease');
-$client->query("SET statement_timeout = '100ms'");
+$client->query("SET statement_timeout = '500ms'");
 like($client->query("SELECT dlock_renew($few)"),
 	qr/57014/, 'a first call has no time to wait');
 $worker = worker($other);
@@ -666,6 +643,28 @@ cmp_ok($pause, '>=', 1.9, "while the worker tells rarely ($pause)");
 ok(!$client->answered, 'it is waited for');
 $admin->query("SELECT pg_cancel_backend($client->{pid})");
 like($client->answer, qr/57014/, 'and that can be canceled');
+SKIP:
+{
+	skip 'no debugger that can be attached', 2 unless debugger_works($admin);
+	my $patient = session($node);
+
+	# A waiter with a timeout asks for the lock again and again.
+	$patient->query("SET lock_timeout = '1h'");
+	$patient->start("SELECT dlock_acquire('free')");
+	until_waits_for($patient, 'Lock');
+	my $asked = commands_in(
+		$patient, 'LockAcquire',
+		'break GetLockStatusData', 'ignore 2 1000',
+		'break LockAcquire', 'ignore 3 100',
+		'continue', 'info breakpoints');
+	my ($copies) =
+	  $asked->() =~ /GetLockStatusData.*\n\s+breakpoint already hit (\d+)/;
+	cmp_ok($copies // 0, '<=', 2,
+		'who waits does not look each time at the locks of the server');
+	$admin->query("SELECT pg_cancel_backend($patient->{pid})");
+	like($patient->answer, qr/57014/, 'and is canceled');
+	$patient->quit;
+}
 $client->start("SELECT dlock_acquire('free')");
 until_waits_for($client, 'Lock');
 $admin->query(q{COMMIT PREPARED 'prepared'});
