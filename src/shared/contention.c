@@ -14,9 +14,9 @@
  * The view shows other counters, which begin at 0 when a name gets its entry.
  * So they are never too great.
  *
- * Entries are found by a keyed hash, and only a name that replaces another one
- * looks through all weights, which takes about a microsecond.  The sketch's
- * lock protects all; nothing is allocated under it.
+ * A search looks through all hashes, and a name that replaces another one
+ * through all weights, for some microseconds at most.  The sketch's lock
+ * protects all; nothing is allocated under it.
  *
  *-------------------------------------------------------------------------
  */
@@ -49,13 +49,6 @@ entry_at(const DlockContention *sketch, int e)
 	return &chunk[e % DLOCK_CONTENDED_CHUNK];
 }
 
-static void
-empty_sketch(DlockContention *sketch)
-{
-	sketch->count = 0;
-	memset(sketch->buckets, -1, sizeof(sketch->buckets));
-}
-
 static DlockContention *
 make_sketch(DlockSpace *space)
 {
@@ -69,7 +62,6 @@ make_sketch(DlockSpace *space)
 
 	memset(sketch, 0, sizeof(DlockContention));
 	LWLockInitialize(&sketch->lock, dlock_control->memory_tranche);
-	empty_sketch(sketch);
 	if (pg_atomic_compare_exchange_u64(&space->contention, &none, self))
 		return sketch;
 	/* another process was faster */
@@ -134,7 +126,7 @@ dlock_contention_reset(DlockSpace *space)
 	memcpy(chunks, sketch->chunks, sizeof(chunks));
 	room = sketch->room;
 	sketch->room = Min(room, DLOCK_CONTENDED_CHUNK);
-	empty_sketch(sketch);
+	sketch->count = 0;
 	LWLockRelease(&sketch->lock);
 	for (int c = 1; c < room / DLOCK_CONTENDED_CHUNK; c++)
 		dlock_release_memory(InvalidOid, dlock_address(chunks[c]), CHUNK_SIZE);
@@ -156,55 +148,19 @@ dlock_contention_free(DlockSpace *space)
 	pg_atomic_write_u64(&space->contention, InvalidDsaPointer);
 }
 
-static int16 *
-bucket_of_name(DlockContention *sketch, uint32 hash)
-{
-	return &sketch->buckets[hash & (DLOCK_CONTENDED_BUCKETS - 1)];
-}
-
 /* The entry of a name, or -1 */
 static int
 find(DlockContention *sketch, const DlockKey *key)
 {
-	int			e = *bucket_of_name(sketch, key->hash);
-
-	for (; e >= 0; e = sketch->next[e])
+	for (int e = 0; e < sketch->count; e++)
 	{
-		const DlockContended *entry;
+		const DlockContended *entry = entry_at(sketch, e);
 
-		if (sketch->hashes[e] != key->hash)
-			continue;
-		entry = entry_at(sketch, e);
-		if (entry->length == key->length &&
+		if (sketch->hashes[e] == key->hash && entry->length == key->length &&
 			memcmp(entry->name, key->name, key->length) == 0)
-			break;
+			return e;
 	}
-	return e;
-}
-
-static void
-enter_name(DlockContention *sketch, int e, DlockContended *entry,
-		   const DlockKey *key)
-{
-	int16	   *bucket = bucket_of_name(sketch, key->hash);
-
-	memset(entry, 0, offsetof(DlockContended, name));
-	entry->length = key->length;
-	memcpy(entry->name, key->name, key->length);
-	sketch->hashes[e] = key->hash;
-	sketch->next[e] = *bucket;
-	*bucket = e;
-}
-
-/* Remove an entry's name from its bucket. */
-static void
-displace(DlockContention *sketch, int e)
-{
-	int16	   *link = bucket_of_name(sketch, sketch->hashes[e]);
-
-	while (*link != e)
-		link = &sketch->next[*link];
-	*link = sketch->next[e];
+	return -1;
 }
 
 static int
@@ -237,12 +193,12 @@ take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 		sketch->weights[*e] = 0;
 	}
 	else
-	{
 		*e = find_least(sketch);
-		displace(sketch, *e);
-	}
 	entry = entry_at(sketch, *e);
-	enter_name(sketch, *e, entry, key);
+	memset(entry, 0, offsetof(DlockContended, name));
+	entry->length = key->length;
+	memcpy(entry->name, key->name, key->length);
+	sketch->hashes[*e] = key->hash;
 	return entry;
 }
 

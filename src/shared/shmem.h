@@ -523,7 +523,6 @@ typedef enum DlockCounter
  */
 #define DLOCK_CONTENDED_NAMES	1000
 #define DLOCK_CONTENDED_CHUNK	50
-#define DLOCK_CONTENDED_BUCKETS 1024	/* a power of 2 */
 
 typedef struct DlockContended
 {
@@ -544,12 +543,10 @@ typedef struct DlockContention
 	LWLock		lock;
 	int			count;			/* entries in use */
 	int			room;			/* entries that chunks exist for */
-	int16		buckets[DLOCK_CONTENDED_BUCKETS];	/* by hash; -1: none */
 
 	/* by entry */
 	uint32		hashes[DLOCK_CONTENDED_NAMES];
 	uint64		weights[DLOCK_CONTENDED_NAMES];
-	int16		next[DLOCK_CONTENDED_NAMES];	/* in its bucket; -1: none */
 	dsa_pointer chunks[DLOCK_CONTENDED_NAMES / DLOCK_CONTENDED_CHUNK];
 } DlockContention;
 

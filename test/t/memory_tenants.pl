@@ -378,7 +378,7 @@ $used = memory_used();
 $last->quit;
 backends_gone($last->{pid});
 like($session->query($too_many), qr/role "flood"/, 'whose last user has gone');
-cmp_ok($used - memory_used(), '>', 30000, 'which has gone, too');
+cmp_ok($used - memory_used(), '>', 25000, 'which has gone, too');
 $session->quit;
 backends_gone($session->{pid});
 
