@@ -12,9 +12,6 @@
  */
 #include "postgres.h"
 
-#include "lib/ilist.h"
-#include "utils/memutils.h"
-
 #include "shared/shared.h"
 #include "worker/process.h"
 #include "worker/due.h"
@@ -29,45 +26,25 @@ bool		dlock_log_expirations;
 
 static DlockSpace *my_space = NULL;
 
-/* Leases to be logged, in their order */
-typedef struct Note
-{
-	dlist_node	node;
-	DlockExpiry expiry;
-} Note;
-
-static dlist_head notes = DLIST_STATIC_INIT(notes);
-
-/* The present interval: its start, leases with a line, and others */
-static uint64 interval_began;
+/* Leases that have run out in an interval: those with a line, and others */
+static DlockExpiry lines[MAX_LINES];
 static int	num_lines = 0;
+static int	num_logged = 0;
 static uint64 num_others = 0;
+static uint64 interval_ends;
 
 /* Note a lease that has run out.  Raises nothing. */
 void
 dlock_expiry_note(const DlockExpiry *expiry)
 {
-	Note	   *note = NULL;
-
 	if (!dlock_log_expirations)
 		return;
-	if (num_lines > 0 && num_others == 0 &&
-		dlock_monotonic_now() >= interval_began + INTERVAL_US)
-		num_lines = 0;
 	if (num_lines == 0)
-		interval_began = dlock_monotonic_now();
+		interval_ends = dlock_monotonic_now() + INTERVAL_US;
 	if (num_lines < MAX_LINES)
-		note = MemoryContextAllocExtended(TopMemoryContext, sizeof(Note),
-										  MCXT_ALLOC_NO_OOM);
-	if (note == NULL)
-	{
+		lines[num_lines++] = *expiry;
+	else
 		num_others++;
-		num_lines = Max(num_lines, 1);
-		return;
-	}
-	num_lines++;
-	note->expiry = *expiry;
-	dlist_push_tail(&notes, &note->node);
 }
 
 static void
@@ -150,34 +127,31 @@ log_expiry(const DlockExpiry *expiry)
 static bool
 tell_all(void)
 {
-	if (!dlist_is_empty(&notes))
-		dlock_journal_flush_removals(my_space);
-	while (!dlist_is_empty(&notes))
+	dlock_journal_flush_removals(my_space);
+	while (num_logged < num_lines)
 	{
-		Note	   *note = dlist_head_element(Note, node, &notes);
-
-		log_expiry(&note->expiry);
-		dlist_delete(&note->node);
-		pfree(note);
+		log_expiry(&lines[num_logged]);
+		num_logged++;
 	}
 	return false;
 }
 
-/* Log the number of others once the interval is over, or at once. */
+/* Once the interval is over, or at once, log the number of others. */
 static uint64
-tell_of_others(bool at_once)
+end_interval(bool at_once)
 {
-	if (num_others == 0)
+	if (num_lines == 0 || num_logged < num_lines)
 		return DLOCK_NO_DEADLINE;
-	if (!at_once && dlock_monotonic_now() < interval_began + INTERVAL_US)
-		return interval_began + INTERVAL_US;
-	ereport(LOG,
-			(errmsg("further leases that have run out: %llu",
-					(unsigned long long) num_others),
-			 errdetail("Of those that run out within a second, no more than %d are logged one by one.",
-					   MAX_LINES)));
+	if (!at_once && dlock_monotonic_now() < interval_ends)
+		return interval_ends;
+	if (num_others > 0)
+		ereport(LOG,
+				(errmsg("further leases that have run out: %llu",
+						(unsigned long long) num_others),
+				 errdetail("Of those that run out within a second, no more than %d are logged one by one.",
+						   MAX_LINES)));
+	num_lines = num_logged = 0;
 	num_others = 0;
-	num_lines = 0;
 	return DLOCK_NO_DEADLINE;
 }
 
@@ -195,11 +169,11 @@ uint64
 dlock_expiry_tell(DlockSpace *space, bool at_once)
 {
 	uint64		next = DLOCK_NO_DEADLINE;
-	uint64		next_others;
+	uint64		end;
 
 	my_space = space;
-	if (!dlist_is_empty(&notes))
+	if (num_logged < num_lines)
 		next = dlock_task_perform(&tell_task);
-	next_others = tell_of_others(at_once);
-	return Min(next, next_others);
+	end = end_interval(at_once);
+	return Min(next, end);
 }
