@@ -78,12 +78,11 @@ due_of(DlockLease *lease)
 		dlock_monotonic_now() + dlock_lease_ttl(lease) : due;
 }
 
-/* Note that a lease may be due earlier. */
 static void
-look_anew(Look *look)
+look_at(Look *look, uint64 due)
 {
 	pairingheap_remove(looks_by_due, &look->node);
-	look->due = due_of(look->lease);
+	look->due = due;
 	pairingheap_add(looks_by_due, &look->node);
 }
 
@@ -112,7 +111,7 @@ dlock_due_add(DlockLease *lease)
 	{
 		/* a lease that is over needs a look at once */
 		if (pg_atomic_read_u64(&lease->deadline) == 0)
-			look_anew(look);
+			look_at(look, due_of(lease));
 		return;
 	}
 	dlock_record_ref(&lease->record);
@@ -140,7 +139,7 @@ dlock_due_update(DlockSpace *space)
 		/* an unknown lease is added once its row is written */
 		if (look)
 		{
-			look_anew(look);
+			look_at(look, due_of(lease));
 			dlock_heartbeat_remove(look->class);
 			classify(look);
 		}
@@ -194,11 +193,7 @@ dlock_due_expire(uint64 step)
 		if (due == 0)
 			dlock_due_remove(first->lease);
 		else
-		{
-			pairingheap_remove(looks_by_due, &first->node);
-			first->due = due;
-			pairingheap_add(looks_by_due, &first->node);
-		}
+			look_at(first, due);
 	}
 }
 

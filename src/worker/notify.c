@@ -228,8 +228,8 @@ static void
 make_arrays(void)
 {
 	if (messages == NULL)
-		messages = MemoryContextAllocHuge(TopMemoryContext,
-										  BATCH * sizeof(DlockMessage));
+		messages = MemoryContextAlloc(TopMemoryContext,
+									  BATCH * sizeof(DlockMessage));
 	if (tellings == NULL)
 		tellings = MemoryContextAlloc(TopMemoryContext,
 									  BATCH * sizeof(DlockTelling));

@@ -209,12 +209,9 @@ dlock_writer_let_go(void)
 static void
 settle_record(DlockSpace *space, DlockRecord *record)
 {
-	if (!dlock_lease_settle(space, record))
-		return;
-	if (record->is_lease)
-		dlock_due_remove(dlock_record_lease(record));
-	else if (dlock_lease_of(dlock_record_ticket(record))->single)
-		dlock_due_remove(dlock_lease_of(dlock_record_ticket(record)));
+	if (dlock_lease_settle(space, record) &&
+		dlock_record_of_lease(record) == record)
+		dlock_due_remove(dlock_record_lease_of(record));
 }
 
 /* The row says shared, so the holder can become shared. */
@@ -255,21 +252,12 @@ publish(DlockSpace *space, bool committed)
 static void
 learn_of(DlockRecord *record, bool over, XLogRecPtr lsn)
 {
-	DlockLeaseTicket *ticket;
-	DlockLease *lease;
-
 	if (over)
 		return;
-	if (record->is_lease)
-	{
-		dlock_due_add(dlock_record_lease(record));
-		return;
-	}
-	ticket = dlock_record_ticket(record);
-	lease = dlock_lease_of(ticket);
-	if (lease->single)
-		dlock_due_add(lease);
-	dlock_grants_remember(ticket, lsn);
+	if (dlock_record_of_lease(record) == record)
+		dlock_due_add(dlock_record_lease_of(record));
+	if (!record->is_lease)
+		dlock_grants_remember(dlock_record_ticket(record), lsn);
 }
 
 /* Tell sessions that look for deadlocks which table is locked, if any. */
