@@ -37,9 +37,8 @@
 
 #define RETRY_MS		100		/* after an error; doubled each time */
 #define LOCKED_RETRY_MS	5		/* after a lock timeout */
-#define FIRST_SILENCE_MS	2000	/* between messages about one lock; doubled
-									 * each time */
-#define MAX_SILENCE_MS	60000
+#define LOG_EVERY		60		/* messages about one lock are rarer each
+								 * time, until each 60th is logged */
 #define CANCEL_SILENCE_MS	1000	/* between messages about cancels */
 #define OWNER_RETRY_MS	1000	/* longest pause after an error in looking for
 								 * the database's owner */
@@ -306,38 +305,32 @@ dlock_error_is_lock(int code)
 }
 
 /*
- * Note a lock timeout.  Returns whether to log it: the first one, of a patient
- * task the first after its patience, and then more and more rarely.
+ * Count a lock timeout.  Returns whether to tell of it: always, or of a patient
+ * task each time that its patience has passed.
  */
-static bool
-is_to_be_logged(DlockTask *task)
-{
-	uint64		now = dlock_monotonic_now();
-
-	if (task->locked_since == 0)
-	{
-		task->locked_since = task->told_at = now;
-		task->silence_ms = task->patience_ms > 0 ? task->patience_ms :
-			FIRST_SILENCE_MS;
-		return task->patience_ms == 0;
-	}
-	if (now - task->locked_since < (uint64) task->silence_ms * 1000)
-		return false;
-	task->locked_since = now;
-	task->silence_ms = Min(task->silence_ms * 2, MAX_SILENCE_MS);
-	return true;
-}
-
-/* Is a patient task's task->failed() to be told of a lock timeout? */
 static bool
 is_out_of_patience(DlockTask *task)
 {
 	uint64		now = dlock_monotonic_now();
+	uint64		patience = (uint64) task->patience_ms * 1000;
 
-	if (now - task->told_at < (uint64) task->patience_ms * 1000)
+	if (task->patience_ends == 0)
+	{
+		task->patience_ends = now + patience;
+		task->told = 0;
+	}
+	if (now < task->patience_ends)
 		return false;
-	task->told_at = now;
+	task->patience_ends = now + patience;
+	task->told++;
 	return true;
+}
+
+/* Is it the first of such messages, or the first for long? */
+static bool
+is_to_be_logged(const DlockTask *task)
+{
+	return (task->told & (task->told - 1)) == 0 || task->told % LOG_EVERY == 0;
 }
 
 /* Clean up after an error in a task; returns when to retry. */
@@ -346,7 +339,7 @@ recover(DlockTask *task)
 {
 	ErrorData  *error;
 	bool		is_lock;
-	bool		is_patient;
+	bool		is_told;
 	long		pause = LOCKED_RETRY_MS;
 
 	HOLD_INTERRUPTS();
@@ -355,21 +348,21 @@ recover(DlockTask *task)
 	MemoryContextSwitchTo(TopMemoryContext);
 	error = CopyErrorData();
 	is_lock = dlock_error_is_lock(error->sqlerrcode);
-	is_patient = is_lock && task->patience_ms > 0;
-	if (!is_patient)
+	is_told = !is_lock || is_out_of_patience(task);
+	if (!is_lock || task->patience_ms == 0)
 	{
 		pause = task->retry_ms > 0 ? task->retry_ms : RETRY_MS;
 		task->retry_ms = Min(pause * 2, task->max_retry_ms);
 	}
 	if (!is_lock)
 	{
-		task->locked_since = 0;
+		task->patience_ends = 0;
 		EmitErrorReport();
 	}
-	else if (is_to_be_logged(task) &&
+	else if (is_told && is_to_be_logged(task) &&
 			 !(task->tell_of_lock && task->tell_of_lock()))
 		EmitErrorReport();
-	if (task->failed && (!is_patient || is_out_of_patience(task)))
+	if (is_told && task->failed)
 		task->failed(error->sqlerrcode);
 	AbortCurrentTransaction();
 	FlushErrorState();
@@ -420,7 +413,7 @@ dlock_task_perform(DlockTask *task)
 		return task->next_try;
 	task->next_try = 0;
 	task->retry_ms = 0;
-	task->locked_since = 0;
+	task->patience_ends = 0;
 	return more ? 0 : DLOCK_NO_DEADLINE;
 }
 

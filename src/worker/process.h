@@ -35,10 +35,8 @@ typedef struct DlockTask
 	/* state */
 	uint64		next_try;		/* monotonic microseconds; 0: at once */
 	long		retry_ms;		/* next pause; 0: the first */
-	uint64		locked_since;	/* first lock timeout, or when one was last
-								 * logged; 0: none */
-	uint64		told_at;
-	long		silence_ms;
+	uint64		patience_ends;	/* 0: no lock timeout yet */
+	uint32		told;			/* lock timeouts told of in a row */
 } DlockTask;
 
 /* process.c */
