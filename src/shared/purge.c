@@ -114,71 +114,73 @@ remove_space(DlockSpaceEntry *entry)
 	dsa_free(dlock_area, dlock_pointer(space));
 }
 
-/*
- * Remove a space without users if its database is gone, or has another
- * installation now.  A mistake, as after the rollback of a DROP EXTENSION,
- * costs a block of ticket numbers.  Unless "wait" is set, do nothing while
- * another process removes a space.
- */
-static void
-remove_if_useless(const DlockSpaceKey *key, const DlockSpaceKey *keep,
-				  bool wait)
+/* Remove a space if it has no user or, with "marked", if it is useless. */
+static bool
+remove_if_unused(const DlockSpaceKey *key, bool marked)
 {
-	DlockSpaceKey database = {key->database, InvalidOid};
-	DlockSpaceEntry *entry;
+	DlockSpaceEntry *entry = dshash_find(dlock_spaces, key, true);
+	bool		unused = entry && (marked ? entry->useless : entry->users == 0);
 
-	if (key->database == keep->database ?
-		key->extension == keep->extension :
-		SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(key->database)))
-		return;
-	if (wait)
-		LWLockAcquire(&dlock_control->purge_lock, LW_EXCLUSIVE);
-	else if (!LWLockConditionalAcquire(&dlock_control->purge_lock, LW_EXCLUSIVE))
-		return;
-	entry = dshash_find(dlock_spaces, key, true);
-	if (entry && entry->users == 0)
-	{
+	if (unused)
 		remove_space(entry);
-		if (key->database != keep->database)
-			(void) dshash_delete_key(dlock_spaces, &database);
-	}
 	else if (entry)
 		dshash_release_lock(dlock_spaces, entry);
-	LWLockRelease(&dlock_control->purge_lock);
+	return unused;
+}
+
+/*
+ * Can a space be used again?  Not if its database is gone, or has another
+ * installation now.  A mistake, as after the rollback of a DROP EXTENSION,
+ * costs a block of ticket numbers.
+ */
+static bool
+is_useful(const DlockSpaceKey *key, const DlockSpaceKey *current)
+{
+	if (key->database == current->database)
+		return key->extension == current->extension;
+	return SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(key->database));
+}
+
+/*
+ * Look at the next LOOKS_AT_ONCE spaces without users, or at all, and remove
+ * useless ones.  If not "all", stop if another process removes a space.
+ */
+void
+dlock_remove_unused_spaces(const DlockSpaceKey *current, bool all)
+{
+	int			count;
+	DlockSpaceKey *unused = find_unused(&count);
+	uint32		first = pg_atomic_fetch_add_u32(&dlock_control->looked_at,
+												LOOKS_AT_ONCE);
+	int			looks = all ? count : Min(count, LOOKS_AT_ONCE);
+
+	for (int i = 0; i < looks; i++)
+	{
+		const DlockSpaceKey *key = &unused[(first + i) % count];
+		DlockSpaceKey database = {key->database, InvalidOid};
+
+		CHECK_FOR_INTERRUPTS();
+		if (is_useful(key, current))
+			continue;
+		if (all)
+			LWLockAcquire(&dlock_control->purge_lock, LW_EXCLUSIVE);
+		else if (!LWLockConditionalAcquire(&dlock_control->purge_lock,
+										   LW_EXCLUSIVE))
+			break;
+		if (remove_if_unused(key, false) && key->database != current->database)
+			(void) dshash_delete_key(dlock_spaces, &database);
+		LWLockRelease(&dlock_control->purge_lock);
+	}
+	pfree(unused);
 }
 
 /* If a needed space is marked useless, wait for its removal or finish it. */
 void
 dlock_remove_useless_space(const DlockSpaceKey *key)
 {
-	DlockSpaceEntry *entry = dshash_find(dlock_spaces, key, false);
-	bool		useless = entry && entry->useless;
-
-	if (entry)
-		dshash_release_lock(dlock_spaces, entry);
-	if (!useless)
-		return;
 	LWLockAcquire(&dlock_control->purge_lock, LW_EXCLUSIVE);
-	entry = dshash_find(dlock_spaces, key, true);
-	if (entry && entry->useless)
-		remove_space(entry);
-	else if (entry)
-		dshash_release_lock(dlock_spaces, entry);
+	(void) remove_if_unused(key, true);
 	LWLockRelease(&dlock_control->purge_lock);
-}
-
-/* Look at the next few spaces without users, and remove useless ones. */
-void
-dlock_remove_unused_spaces(const DlockSpaceKey *keep)
-{
-	int			count;
-	DlockSpaceKey *unused = find_unused(&count);
-	uint32		first = pg_atomic_fetch_add_u32(&dlock_control->looked_at,
-												LOOKS_AT_ONCE);
-
-	for (int i = 0; i < Min(count, LOOKS_AT_ONCE); i++)
-		remove_if_useless(&unused[(first + i) % count], keep, false);
-	pfree(unused);
 }
 
 static void
@@ -187,47 +189,37 @@ note_database_change(Datum arg, int cacheid, uint32 hashvalue)
 	database_changes++;
 }
 
-/*
- * Remove all useless spaces, because memory is short.  There can be many such
- * calls, so walk only if a database was dropped, or a space has lost its last
- * user, since the last walk.
- */
-static void
-remove_all_unused(const DlockSpaceKey *keep)
+/* Changes of pg_database that this process has seen; only grows */
+uint64
+dlock_database_changes(void)
 {
 	static bool registered = false;
-	static uint64 done = 0;
-	uint64		changes;
-	DlockSpaceKey *unused;
-	int			count;
 
 	if (!registered)
 		CacheRegisterSyscacheCallback(DATABASEOID, note_database_change, 0);
 	registered = true;
-	/* both only grow; read before, so that no change is missed */
-	changes = 1 + database_changes +
-		pg_atomic_read_u64(&dlock_control->spaces_left);
-	if (changes == done)
-		return;
-	unused = find_unused(&count);
-	for (int i = 0; i < count; i++)
-	{
-		CHECK_FOR_INTERRUPTS();
-		remove_if_useless(&unused[i], keep, true);
-	}
-	pfree(unused);
-	done = changes;
+	return database_changes;
 }
 
 /*
  * Raise 53200 if there is no memory for a role's next lock, lease or ticket,
- * even after the removal of name spaces without users.
+ * even after the removal of all useless spaces.  There can be many such calls,
+ * so walk only if a database was dropped, or a space has lost its last user,
+ * since the last walk.
  */
 void
 dlock_request_check_memory(DlockSpace *space, Oid role)
 {
+	static uint64 done = 0;
+	uint64		changes;
+
 	if (likely(dlock_memory_suffices(role)))
 		return;
-	remove_all_unused(&space->key);
+	/* read before the walk, so that no change is missed */
+	changes = 1 + dlock_database_changes() +
+		pg_atomic_read_u64(&dlock_control->spaces_left);
+	if (changes != done)
+		dlock_remove_unused_spaces(&space->key, true);
+	done = changes;
 	dlock_check_memory(role);
 }

@@ -155,7 +155,8 @@ extern void dlock_key_fill(DlockKey *key, const DlockSpace *space,
 extern void dlock_detach(void);
 
 /* purge.c */
-extern void dlock_remove_unused_spaces(const DlockSpaceKey *keep);
+extern void dlock_remove_unused_spaces(const DlockSpaceKey *current, bool all);
+extern uint64 dlock_database_changes(void);
 extern void dlock_request_check_memory(DlockSpace *space, Oid role);
 
 /* ticket.c */

@@ -136,8 +136,9 @@ enter_space(const DlockSpaceKey *key)
 		dsa_free(dlock_area, dlock_pointer(space));
 }
 
+/* With "make", make the space if there is none; otherwise return NULL. */
 static DlockSpace *
-attach_space(const DlockSpaceKey *key)
+attach_space(const DlockSpaceKey *key, bool make)
 {
 	MemoryContext old_context;
 	ListCell   *cell;
@@ -157,7 +158,7 @@ attach_space(const DlockSpaceKey *key)
 		attached_spaces = lappend(attached_spaces, NULL);
 		MemoryContextSwitchTo(old_context);
 	}
-	while ((space = use_space(key)) == NULL)
+	while ((space = use_space(key)) == NULL && make)
 	{
 		dlock_remove_useless_space(key);
 		enter_space(key);
@@ -169,12 +170,8 @@ attach_space(const DlockSpaceKey *key)
 DlockSpace *
 dlock_find_space(const DlockSpaceKey *key)
 {
-	MemoryContext old_context = MemoryContextSwitchTo(TopMemoryContext);
-	DlockSpace *space;
+	DlockSpace *space = attach_space(key, false);
 
-	attached_spaces = lappend(attached_spaces, NULL);
-	MemoryContextSwitchTo(old_context);
-	space = use_space(key);
 	if (space)
 		dlock_count_for(space);
 	return space;
@@ -206,7 +203,7 @@ dlock_current_space(void)
 	{
 		key.database = MyDatabaseId;
 		key.extension = get_extension_oid("dlock", false);
-		space = attach_space(&key);
+		space = attach_space(&key, true);
 	}
 	PG_CATCH();
 	{

@@ -293,7 +293,7 @@ load(DlockSpace *space, uint64 until, uint64 standbys_until)
 	{
 		if (take_lock(space, NULL, &tag, ExclusiveLock, until))
 		{
-			dlock_remove_unused_spaces(&space->key);
+			dlock_remove_unused_spaces(&space->key, false);
 			done = load_tables(space, until, standbys_until);
 			(void) LockRelease(&tag, ExclusiveLock, false);
 		}

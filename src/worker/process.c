@@ -108,21 +108,14 @@ leave_shared_state(void)
 	dlock_detach();
 }
 
-/* Changes of pg_database, and their number when the owner was looked up */
-static uint32 database_changes = 0;
-static uint32 owner_known_at = 0;
-
-static void
-note_database(Datum arg, int cacheid, uint32 hashvalue)
-{
-	database_changes++;
-}
+/* dlock_database_changes() when the owner was looked up */
+static uint64 owner_known_at;
 
 /* WITH (FORCE) checks the roles of processes, so have the database owner's. */
 static void
 belong_to_owner(void)
 {
-	uint32		changes = database_changes;
+	uint64		changes = dlock_database_changes();
 	HeapTuple	tuple = SearchSysCache1(DATABASEOID,
 										ObjectIdGetDatum(MyDatabaseId));
 
@@ -210,7 +203,6 @@ dlock_process_begin(DlockOffice office, pqsigfunc terminate)
 
 	/* before this process holds anything */
 	dlock_leave_at_exit(leave_shared_state);
-	CacheRegisterSyscacheCallback(DATABASEOID, note_database, 0);
 	StartTransactionCommand();
 	belong_to_owner();
 	namestrcpy(&database_name, get_database_name(MyDatabaseId));
@@ -234,7 +226,7 @@ dlock_process_signals(void)
 		ProcessConfigFile(PGC_SIGHUP);
 	}
 	AcceptInvalidationMessages();
-	if (owner_known_at != database_changes)
+	if (owner_known_at != dlock_database_changes())
 		(void) dlock_task_perform(&owner_task);
 }
 
