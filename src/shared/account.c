@@ -3,14 +3,12 @@
  * account.c
  *	  The memory counted to each role, its limit, and the errors at the limit.
  *
- * All memory that requests allocate is counted to a role, in one account for
- * all databases: to the role that asks, or all of a lease to the role that
- * opened it.  The object names its role, so any process can free it, even
- * after the role was dropped.
+ * A role has one account for all databases.  Each object names the role that
+ * it counts for, so any process can free it, even after the role was dropped.
  *
  * A backend reports in steps of REPORT_MEMORY_EVERY bytes, because otherwise
  * all backends would contend for one cache line.  So an account can be wrong
- * by one step for each backend, and all accounts together by a few megabytes.
+ * by one step for each backend.
  *
  * An account that is 0, and open nowhere, is removed (I30).  Memory is counted
  * before others can free it, and given back after it is freed.  So an error
@@ -43,11 +41,9 @@ dshash_table *dlock_accounts = NULL;
 
 typedef struct Account
 {
-	DlockAccount *shared;		/* does not move while we are a user; NULL: no
-								 * open account here */
+	DlockAccount *shared;		/* NULL: no open account here */
 	Oid			role;
-	int64		unreported;		/* allocated minus freed here since the latest
-								 * report */
+	int64		unreported;		/* allocated here since the latest report */
 	bool		percent_known;
 	int			percent;		/* its limit; 0: this session's setting */
 } Account;
@@ -157,9 +153,9 @@ dlock_pass_memory(Oid from, Oid to, Size size)
 }
 
 /*
- * The limit of an open account, in percent: what ALTER ROLE says of the role,
- * or else, and for the role that logged in, this session's setting.  It is
- * read once per opening, and "again" if the limit is reached.
+ * The limit of an account, in percent: what ALTER ROLE says of the role, or
+ * else, and for the role that logged in, this session's setting.  It is read
+ * once, and "again" if the limit is reached.
  */
 static int
 limit_percent(Account *account, bool again)
@@ -210,9 +206,9 @@ dlock_memory_suffices(Oid role)
 
 /*
  * Is there memory for a sketch?  It is counted to no role and outlives the
- * sessions that need it.  So all sketches together have a small share of the
- * memory.  Half of it is for spaces without a sketch, and the last eighth of
- * the memory is never used for one.  Raises 53200, as above.
+ * sessions that need it, so all sketches have a small share of the memory.
+ * Half of it is for spaces without a sketch, and the last eighth of the memory
+ * is never used for one.  Raises 53200, as above.
  */
 bool
 dlock_memory_to_spare(bool has_some)
@@ -262,8 +258,7 @@ raise_role_limit(Account *account, int64 limit)
 
 /*
  * The memory of a session user through all roles: its own account, the
- * accounts that it sponsors, and the given one.  Only callers short of memory
- * visit them all.
+ * accounts that it sponsors, and the given one.
  */
 static int64
 memory_of_session_user(Account *account)
@@ -287,11 +282,9 @@ memory_of_session_user(Account *account)
 
 /*
  * Do the role and the session user both have little?  One session user can
- * assume many roles, and must not take the reserve for each.
- *
- * The account names the session user as its sponsor, and counts for that user
- * until it is removed.  A sponsor is replaced only here, if the account and
- * the new sponsor together have little.
+ * assume many roles, and must not take the reserve for each.  So the account
+ * counts for its sponsor, the session user, until it is removed or has another
+ * sponsor that has little with it.
  */
 static bool
 has_little(Account *account, int64 limit)
@@ -310,12 +303,10 @@ has_little(Account *account, int64 limit)
 }
 
 /*
- * Raise 53200 unless there is memory for one more lock of the role.
- *
- * An eighth is kept for superusers, who must lock in order to clean up.
- * Another is kept for roles that have little, so that a few that have much do
- * not stop all others.  Only a very fragmented area is full before this limit
- * is reached.
+ * Raise 53200 unless there is memory for one more lock of the role.  An eighth
+ * is kept for superusers, who must lock in order to clean up.  Another is kept
+ * for roles that have little, so that a few that have much do not stop all
+ * others.
  */
 void
 dlock_check_memory(Oid role)

@@ -5,13 +5,11 @@
  *
  * A table has partitions with a lock and buckets each.  An insertion that
  * finds as many entries as buckets divides one bucket (linear hashing).  So
- * its cost is independent of the number of entries, and no table is ever
- * rebuilt.
+ * its cost does not depend on the number of entries.
  *
  * The first buckets are in the partition, the others in segments, each as
  * large as all before it.  A backend about to need a segment allocates it
- * without a lock.  Segments never move and are never freed: they keep 8 bytes
- * per entry of the largest size that the table has had.
+ * without a lock.  Segments never move and are never freed.
  *
  *-------------------------------------------------------------------------
  */
@@ -33,7 +31,7 @@ dlock_buckets_init(DlockBuckets *buckets)
 	buckets->mask = DLOCK_FIRST_BUCKETS - 1;
 }
 
-/* Raises 53200.  Called without dlock's locks; takes the partition's. */
+/* Raises 53200.  Called without dlock's locks. */
 void
 dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock, int segment)
 {
@@ -50,10 +48,7 @@ dlock_buckets_add_segment(DlockBuckets *buckets, LWLock *lock, int segment)
 		dsa_free(dlock_area, made);
 }
 
-/*
- * Divide the next bucket in turn, if its segment is there: one more bit of the
- * hash decides.
- */
+/* Divide the next bucket by one more bit, if there is room for its half. */
 void
 dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
 {
@@ -89,7 +84,7 @@ dlock_buckets_divide(DlockBuckets *buckets, DlockNextOf next_of)
 	buckets->num_buckets = number + 1;
 }
 
-/* These two are called with the partition's lock. */
+/* Called with the partition's lock, as dlock_buckets_delete() */
 void
 dlock_buckets_insert(DlockBuckets *buckets, dsa_pointer entry,
 					 DlockNextOf next_of)
@@ -121,10 +116,7 @@ dlock_buckets_delete(DlockBuckets *buckets, dsa_pointer entry,
 	buckets->count--;
 }
 
-/*
- * Grow for "more" entries ahead, while the divided buckets are empty.  Raises
- * 53200.  Called without dlock's locks.
- */
+/* Grow for "more" entries.  Raises 53200.  Called without dlock's locks. */
 void
 dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock, uint64 more,
 					  DlockNextOf next_of)

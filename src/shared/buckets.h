@@ -57,9 +57,8 @@ extern void dlock_buckets_reserve(DlockBuckets *buckets, LWLock *lock,
 								  uint64 more, DlockNextOf next_of);
 
 /*
- * Prepare an insertion: add the segment that the next division needs, as far
- * as that is known without the lock.  Raises 53200.  Called without dlock's
- * locks.
+ * Prepare an insertion: add the segment that the next division seems to need.
+ * Raises 53200.  Called without dlock's locks.
  */
 static inline void
 dlock_buckets_prepare(DlockBuckets *buckets, LWLock *lock)

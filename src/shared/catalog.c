@@ -29,8 +29,8 @@
 #include "shared/inner.h"
 
 /*
- * A relation of the extension, or 0, as before an update that adds it.  Others
- * may have CREATE on the schema, so the extension must own the relation.
+ * A relation of the extension, or 0.  The extension must own it: others may
+ * have CREATE on the schema.
  */
 Oid
 dlock_find_relation(DlockSpace *space, const char *name)

@@ -12,10 +12,9 @@
 #include "shared/inner.h"
 
 /*
- * Microseconds that never go back and advance while the machine sleeps, so
+ * Microseconds that never go back, and advance while the machine sleeps, so
  * that a server that wakes up does not honour leases that ran out elsewhere.
- * Without CLOCK_BOOTTIME the machine must not sleep. instr_time's clock can
- * differ between processes.
+ * Without CLOCK_BOOTTIME the machine must not sleep.
  */
 uint64
 dlock_monotonic_now(void)

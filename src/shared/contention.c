@@ -7,12 +7,11 @@
  * "Efficient Computation of Frequent and Top-k Elements in Data Streams" (ICDT
  * 2005), with weights: the microseconds that a name was waited for.  If all
  * DLOCK_CONTENDED_NAMES entries are in use, a new name replaces the one with
- * the least weight, w, and inherits w.  So no weight is too small, or too
- * great by more than w.  And w is at most the total divided by the number of
- * entries: a name with a greater part of the total has an entry.
+ * the least weight, and inherits it.  So each name with more than
+ * 1/DLOCK_CONTENDED_NAMES of the total has an entry.
  *
- * The view shows other counters, which begin at 0 when a name gets its entry.
- * So they are never too great.
+ * The counters that the view shows begin at 0 when a name gets its entry, so
+ * they are never too great.
  *
  * A search looks through all hashes, and a name that replaces another one
  * through all weights, for some microseconds at most.  The sketch's lock
@@ -176,10 +175,7 @@ find_least(const DlockContention *sketch)
 	return least;
 }
 
-/*
- * Give an entry to a name, if need be the least one; NULL if there is no chunk
- * at all. *e is its number.
- */
+/* Give a name an entry, number *e; NULL if there is no chunk at all. */
 static DlockContended *
 take_entry(DlockContention *sketch, const DlockKey *key, int *e)
 {
@@ -231,10 +227,7 @@ dlock_contention_wait(DlockSpace *space, const DlockKey *key, uint64 waited,
 	LWLockRelease(&sketch->lock);
 }
 
-/*
- * A lease that held a lock has run out.  This counts for names that have an
- * entry or are waited for now.
- */
+/* A lease that held a lock has run out. */
 void
 dlock_contention_expiration(DlockSpace *space, const DlockKey *key,
 							bool is_waited_for)

@@ -4,10 +4,8 @@
  *	  Counters for dlock_stats and dlock_wait_histogram.
  *
  * A backend counts without a lock for the one space that its DlockBackend
- * names.  Its counts go to the space's totals at its exit, or when it changes
- * to another space.  Counts for other spaces go to their totals at once.
- *
- * Only the backend writes its counts, so a reset just notes their sum.
+ * names, and at once in the totals of other spaces.  Only the backend writes
+ * its counts, so a reset just notes their sum.
  *
  *-------------------------------------------------------------------------
  */
@@ -80,11 +78,9 @@ dlock_count_for(DlockSpace *space)
 }
 
 /*
- * All that was ever counted for a space, by backends alive and gone.  The
- * caller holds counts_lock, so no count is missed or added twice.
- *
- * Held tickets are granted minus released ones.  DLOCK_COUNT_HELD corrects
- * that: 1 for a loaded ticket, -1 for an ENDING one, released only later.
+ * All that was ever counted for a space.  The caller holds counts_lock, so no
+ * count is missed or added twice.  Held tickets are granted minus released
+ * ones, plus DLOCK_COUNT_HELD: 1 for a loaded ticket, -1 for an ENDING one.
  */
 static void
 add_up(DlockSpace *space, uint64 *sums)
@@ -120,10 +116,7 @@ dlock_sum_counters(DlockSpace *space, uint64 *sums)
 	return since;
 }
 
-/*
- * Reset the counters and the sketch of contended names.  Tickets that are held
- * still count.
- */
+/* Reset all but the held tickets, and the sketch of contended names. */
 void
 dlock_reset_counters(DlockSpace *space)
 {

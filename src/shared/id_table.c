@@ -4,12 +4,11 @@
  *	  The tables of numbers and of requests.
  *
  * The entries of these hash tables are the records and leases' tickets
- * themselves, so an entry costs one pointer and its bucket.  The tables grow
- * as the table of locks does (buckets.c).
+ * themselves.  The tables grow as the table of locks does (buckets.c).
  *
- * Leases and tickets draw numbers from one source.  A single lease is found by
- * its ticket.  For requests see lease_ticket.c.  An entry that is found is
- * referred to before its partition is released (I7).
+ * A single lease is found by its ticket's number.  For requests see
+ * lease_ticket.c.  An entry that is found is referred to before its partition
+ * is released (I7).
  *
  *-------------------------------------------------------------------------
  */
@@ -40,10 +39,9 @@ partition_of(DlockIdPartition *table, uint32 hash)
 }
 
 /*
- * Neighbouring numbers have different partitions and neighbouring buckets.  So
- * numbers that come or go in order, as after a restart, hit the cache.  The
- * higher bits are hashed, too, because most numbers in between may belong to
- * other tickets.
+ * Neighbouring numbers have different partitions and neighbouring buckets, so
+ * numbers that come or go in order hit the cache.  The higher bits are hashed,
+ * too, because most numbers in between may belong to other tickets.
  */
 static inline uint32
 hash_number(int64 number)
@@ -90,10 +88,8 @@ dlock_ids_reserve(uint64 more)
 }
 
 /*
- * Let a record be found by its number.  Raises 53200.
- *
- * A finished record is not entered: it is marked finished before it is deleted
- * here, with the partition locked.
+ * Let a record be found by its number, unless it is finished: it is marked so
+ * before it is deleted here.  Raises 53200.
  */
 void
 dlock_id_insert(DlockRecord *record)
@@ -194,8 +190,8 @@ dlock_request_delete(DlockLeaseTicket *ticket)
 }
 
 /*
- * The first ticket of this request's hash that the callback accepts, referred
- * to; or NULL.  The callback is called with the partition locked.
+ * A ticket of this request's hash that the callback accepts, referred to; or
+ * NULL.  The callback is called with the partition locked.
  */
 DlockLeaseTicket *
 dlock_request_find(const DlockLeaseTicket *wanted,

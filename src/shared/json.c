@@ -51,9 +51,8 @@ replace_unknown(char *text)
 }
 
 /*
- * Quote a text as a JSON string in ASCII.  If the database's encoding is
- * SQL_ASCII, each byte is one character.  Raises what the conversion raises,
- * unless "replace" is set.
+ * Quote a text as a JSON string in ASCII.  In SQL_ASCII, each byte is one
+ * character.  Raises what the conversion raises, unless "replace" is set.
  */
 char *
 dlock_json_text(const char *text, int length, bool replace)

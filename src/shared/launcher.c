@@ -3,11 +3,9 @@
  * launcher.c
  *	  Starting and waking the background processes of a space.
  *
- * A space has up to three, each in an office that one process holds: the
- * worker, which writes the journal and ends due leases; the sender of
- * announcements; and one that vacuums the tables and ends.  Sessions ask for
- * the worker only, which asks for the others.  The postmaster restarts none of
- * them: in a dropped database it would never stop restarting.
+ * A space has up to three, each in an office: see DlockOffice.  Sessions ask
+ * for the worker only, which asks for the others.  The postmaster restarts
+ * none of them: in a dropped database it would never stop restarting.
  *
  *-------------------------------------------------------------------------
  */
@@ -46,9 +44,9 @@ dlock_office_take(DlockSpace *space, DlockOffice office)
 }
 
 /*
- * Leave an office; false if this process does not hold it.  The caller must
- * look for work after this call: a process that posts work later finds the
- * office vacant.  Raises nothing.
+ * Leave an office; false if this process does not hold it.  The caller looks
+ * for work afterwards, because a process that has posted some before found the
+ * office held.  Raises nothing.
  */
 bool
 dlock_office_leave(DlockSpace *space, DlockOffice office)
@@ -62,8 +60,8 @@ dlock_office_leave(DlockSpace *space, DlockOffice office)
 }
 
 /*
- * Ask for a process to hold an office, at most once in START_MS.  False if no
- * slot is free.  Raises nothing.
+ * Ask for a holder, at most once in START_MS; false if no slot is free.
+ * Raises nothing.
  */
 bool
 dlock_office_start(DlockSpace *space, DlockOffice office)
@@ -125,10 +123,7 @@ dlock_worker_wake(DlockSpace *space)
 		dlock_office_start(space, DLOCK_WORKER);
 }
 
-/*
- * Is the worker about to look at the journal?  The caller must have marked its
- * change before the call, so that the worker finds the mark.
- */
+/* Is the worker about to find a mark that was made before this call? */
 bool
 dlock_worker_comes(DlockSpace *space)
 {
@@ -146,8 +141,7 @@ dlock_sender_wake(DlockSpace *space)
 
 /*
  * Is another process of the space's database attached?  With "waits", it must
- * also wait for a lock.  A worker that has left its office sees here each
- * session that began to wait while the office was held.
+ * also wait for a lock.
  */
 bool
 dlock_worker_has_company(DlockSpace *space, bool waits)
@@ -174,10 +168,9 @@ dlock_worker_has_company(DlockSpace *space, bool waits)
 }
 
 /*
- * Called by each call of a session: start or wake a worker if a worker has
- * left work, if a lease may be due, or if announcements for this session are
- * possible.  If the session "waits", and has made this visible to other
- * processes, do so if any lease can run out (I20).
+ * Each call of a session starts a worker if there is none and there is work, a
+ * lease may be due, or announcements for this session are possible.  If the
+ * session "waits", and has shown its wait, any lease is enough (I20).
  */
 void
 dlock_worker_look(DlockSpace *space, bool waits)

@@ -3,18 +3,16 @@
  * lock_table.c
  *	  The table of locks: finding, locking and allocating entries.
  *
- * A partitioned hash table in the area.  A partition's LWLock is the lock of
- * all its entries.  A function that finds an entry holds that lock until it
- * releases or removes the entry.  Only queue*.c lock entries through this
- * file. watch.c takes the lock itself, for the watched names of a partition.
+ * A partition's LWLock is the lock of all its entries.  A caller that finds an
+ * entry holds that lock until it releases or removes the entry.  Only queue*.c
+ * lock entries through this file.  watch.c takes the lock itself, for the
+ * watched names of a partition.
  *
  * Why not dshash?  It would give each entry room for the longest name,
  * allocate and free for each insertion and deletion, and lock all partitions
  * while it moves all entries at a resize.  Here an entry is as long as its
  * name, a backend keeps the entry it removed last as its spare, and a
  * partition grows by one bucket at a time (buckets.c).
- *
- * An insertion raises errors only before it locks the partition (prepare()).
  *
  *-------------------------------------------------------------------------
  */
@@ -72,7 +70,7 @@ find_in(dsa_pointer *bucket, const DlockKey *key)
 	return NULL;
 }
 
-/* Find a lock and return with its entry locked, or NULL if it has no entry. */
+/* Returns with the entry locked, or NULL if there is none. */
 DlockLock *
 dlock_lock_find(const DlockKey *key)
 {
@@ -113,7 +111,7 @@ num_queued(DlockPartition *partition, const DlockSpaceKey *space)
 	return &partition->queued[space->database & (DLOCK_QUEUED_BUCKETS - 1)];
 }
 
-/* Keep the number of entries with a queue, as an entry's lock is released. */
+/* Called as an entry's lock is released */
 static inline void
 count_queue(DlockPartition *partition, DlockLock *lock)
 {
@@ -195,10 +193,7 @@ next_lock(dsa_pointer entry, uint32 *hash)
 	return &lock->next;
 }
 
-/*
- * Grow for "more" numbers, and for as many locks, before they are inserted.
- * Raises 53200.
- */
+/* Grow for "more" numbers, and for as many locks.  Raises 53200. */
 void
 dlock_tables_reserve(uint64 more, bool with_locks)
 {
@@ -269,10 +264,7 @@ unlink_entry(DlockPartition *partition, DlockLock *lock)
 	lock->queued = false;
 }
 
-/*
- * Remove and unlock an entry without tickets; keep it as the spare, or free
- * it.
- */
+/* Remove and unlock an entry without tickets.  It may become the spare. */
 void
 dlock_lock_remove(DlockLock *lock)
 {
@@ -286,11 +278,10 @@ dlock_lock_remove(DlockLock *lock)
 		dlock_release_memory(lock->role, lock, lock->size);
 }
 
-/* Walks: partition by partition, with one of them locked. */
-
 /*
- * Return the locks of a space.  With "queued", return only those with a queue,
- * and skip partitions in which the database has none.
+ * Walk through the locks of a space, with one partition locked at a time.
+ * With "queued", return only locks with a queue, and skip partitions in which
+ * the database has none.
  */
 void
 dlock_lock_scan_begin(DlockLockScan *scan, const DlockSpaceKey *space,
@@ -327,10 +318,10 @@ begin_partition(DlockLockScan *scan, DlockPartition *partition)
 }
 
 /*
- * An entry, its ticket and the ticket's lease lie anywhere in memory, and each
- * leads to the next, so a look at an entry would wait for memory three times.
- * A ring of entries ahead is prefetched in stages instead (software
- * pipelining, as for hash joins: Chen et al., ICDE 2004).
+ * An entry leads to its ticket, and that to its lease, so a look at an entry
+ * would wait for memory three times.  A ring of entries ahead is prefetched in
+ * stages instead (software pipelining, as for hash joins: Chen et al., ICDE
+ * 2004).
  */
 static DlockLock *
 get_ahead(const DlockLockScan *scan, uint32 place)
@@ -373,7 +364,7 @@ prefetch_ahead(const DlockLockScan *scan)
 	}
 }
 
-/* The next entry; its successor in the bucket goes to the end of the ring. */
+/* Returns the next entry; its successor goes to the end of the ring. */
 static DlockLock *
 take_ahead(DlockLockScan *scan)
 {

@@ -3,9 +3,8 @@
  * memory.c
  *	  The memory area: its size, its limit, and the errors if it is full.
  *
- * The segment that shmem.c makes never grows, and each process attaches to all
- * of it.  So only an allocation can fail, and callers allocate before they
- * take a lock (I5).  account.c counts the memory of each role.
+ * The segment never grows, and each process attaches to all of it.  So only an
+ * allocation can fail, and callers allocate before they take a lock (I5).
  *
  *-------------------------------------------------------------------------
  */
@@ -36,8 +35,8 @@ dlock_memory_directory(void)
 }
 
 /*
- * The size of a new area in bytes: dlock.max_memory, but at most half of the
- * free space in the file system, which parallel queries use, too.
+ * In bytes: dlock.max_memory, but at most half of the free space in the file
+ * system, which parallel queries use, too.
  */
 Size
 dlock_area_size(void)
@@ -51,10 +50,7 @@ dlock_area_size(void)
 	return TYPEALIGN_DOWN(BLCKSZ, Max(size, DLOCK_MIN_AREA_KB * (Size) 1024));
 }
 
-/*
- * Log that the area is smaller than dlock.max_memory.  The client, which
- * happens to be the first, gets no warning.
- */
+/* The client gets no warning: it only happens to be the first. */
 void
 dlock_log_small_area(void)
 {
@@ -86,10 +82,8 @@ explain_full_file_system(void *arg)
 }
 
 /*
- * Make the segment.  Raises 53200.
- *
- * With mmap, PostgreSQL fills a new file by write().  A short write sets no
- * errno, so errno is set to ENOSPC before.
+ * Raises 53200.  With mmap, PostgreSQL fills a new file by write(), and a
+ * short write sets no errno, so errno is set to ENOSPC before.
  */
 dsm_segment *
 dlock_segment_create(Size size)

@@ -3,8 +3,8 @@
  * purge.c
  *	  Removing name spaces that no backend can use again.
  *
- * A loader looks at a few of them, so that dropped extensions and databases do
- * not add up.  A process that is short of memory looks at all.
+ * A loader looks at a few, so that dropped extensions and databases do not add
+ * up.  A process that is short of memory looks at all.
  *
  *-------------------------------------------------------------------------
  */
@@ -20,7 +20,6 @@
 /* Spaces looked at for each load */
 #define LOOKS_AT_ONCE	64
 
-/* Invalidations of pg_database so far */
 static uint64 database_changes = 0;
 
 /* Free the leases of a space without users or locks. */
@@ -89,9 +88,8 @@ find_unused(int *count)
 }
 
 /*
- * Remove a useless space.  Its entry is released early, because scans of all
- * spaces, of any database, would wait for it.  After an error the entry is
- * still there, and the next call continues (I6).
+ * Remove a useless space.  Its entry is released early, because any scan of
+ * all spaces would wait for it.  After an error the next call continues (I6).
  */
 static void
 remove_space(DlockSpaceEntry *entry)
@@ -142,8 +140,8 @@ is_useful(const DlockSpaceKey *key, const DlockSpaceKey *current)
 }
 
 /*
- * Look at the next LOOKS_AT_ONCE spaces without users, or at all, and remove
- * useless ones.  If not "all", stop if another process removes a space.
+ * Remove useless spaces: "all", or of the next LOOKS_AT_ONCE without users.
+ * Unless "all" is set, stop if another process removes a space.
  */
 void
 dlock_remove_unused_spaces(const DlockSpaceKey *current, bool all)

@@ -7,8 +7,7 @@
  * An acknowledged heartbeat proves that no standby had been promoted when it
  * was sent.  So the time before it was written counts, never that of the
  * answer (I21).  Any process can send one or look for answers, so a renewal
- * does not depend on the worker.  If standbys write but do not replay, leases
- * at the lower levels of synchronous_commit live on.
+ * does not depend on the worker.
  *
  *-------------------------------------------------------------------------
  */
@@ -102,8 +101,8 @@ take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
 
 /*
  * Note answers of standbys.  If none are named, the present moment counts as
- * one, so all leases are confirmed when standbys are named later.  Raises
- * nothing; can be called with an entry's lock.
+ * an answer, for the time when standbys are named.  Raises nothing; can be
+ * called with an entry's lock.
  */
 void
 dlock_quorum_look(DlockSpace *space)
@@ -154,9 +153,9 @@ dlock_quorum_send(DlockSpace *space, uint64 now)
 
 /*
  * Wait until a heartbeat sent at "since" or later is acknowledged at this
- * level; false if that has not happened by "until".  Sends a heartbeat if none
- * was sent since, and again from time to time: standbys report replay only
- * with new WAL, and another sender may have been stopped.
+ * level; false after "until".  Sends a heartbeat if none was sent since, and
+ * again from time to time: standbys report replay only with new WAL, and
+ * another sender may have been stopped.
  */
 bool
 dlock_quorum_wait(DlockSpace *space, int durability, uint64 since,

@@ -3,7 +3,6 @@
  * report.c
  *	  Leases and their tickets, in messages.
  *
- * Values are copied under their lock, and put into words without a lock.
  * Users' texts and lists are cut, so that they cannot fill the server's log.
  *
  *-------------------------------------------------------------------------
@@ -50,8 +49,8 @@ add_ticket(DlockExpiry *expiry, const DlockLeaseTicket *ticket)
 }
 
 /*
- * Describe a lease that has run out and still has its tickets.  A single lease
- * has its ticket's info.  The caller must hold the lease lock.
+ * A lease that has run out and still has its tickets.  The info of a single
+ * one is its ticket's.  The caller must hold the lease lock.
  */
 void
 dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease)

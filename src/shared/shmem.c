@@ -10,8 +10,8 @@
  * A backend attaches to the whole segment at its first call, until it exits.
  * All attached processes have one layout (I5).  After an update, sessions of
  * the new library are refused while a session of the old one is left.  Then
- * the first of them replaces the segment.  No lease is lost: the tables are
- * loaded, as after a restart, and an old worker writes the journal first.
+ * the first of them replaces the segment and loads the tables, as after a
+ * restart.  An old worker writes the journal first.
  *
  *-------------------------------------------------------------------------
  */
@@ -32,10 +32,7 @@
 
 #include "shared/inner.h"
 
-/*
- * How long a request to replace the layout lasts, and how long it waits for
- * workers to end
- */
+/* How long a request to replace the layout lasts, and waits for workers */
 #define WANTED_US			INT64CONST(10000000)
 #define WAIT_FOR_WORKERS_US	INT64CONST(5000000)
 
@@ -49,7 +46,6 @@ DlockBackend *dlock_my_backend = NULL;
 /* Found at the first attempt to attach */
 static DlockHeader *header = NULL;
 
-/* Of attached processes, by proc number */
 static pg_atomic_uint32 *pids = NULL;
 
 /* How this process is counted */
@@ -117,9 +113,8 @@ open_hash_tables(bool make)
 }
 
 /*
- * Find or make the header, with AddinShmemInitLock held.  "initialized" is set
- * last: if the tranches fail, as they can on PostgreSQL 19, the next caller
- * continues.
+ * Find or make the header.  "initialized" is set last: if the tranches fail,
+ * as they can on PostgreSQL 19, the next caller continues.
  */
 static void
 find_header(void)
@@ -147,10 +142,7 @@ find_header(void)
 	header = found_header;
 }
 
-/*
- * A hash of the sizes of shared structures.  If a layout changes and
- * DLOCK_LAYOUT does not, the hash differs in most builds.
- */
+/* Differs in most builds if a layout changes and DLOCK_LAYOUT does not */
 static uint32
 layout_sizes(void)
 {
@@ -186,8 +178,8 @@ map_segment(void)
 }
 
 /*
- * Wake the processes that are attached to a segment of another layout, so that
- * its workers call dlock_is_replaced() and end.  Returns their PIDs as a text.
+ * Wake the processes of another layout, so that its workers call
+ * dlock_is_replaced() and end.  Returns their PIDs as a text.
  */
 static char *
 rouse_others(void)
@@ -216,8 +208,8 @@ rouse_others(void)
 }
 
 /*
- * Another layout is in use.  If only its workers are left, wait for them to
- * end; otherwise raise an error.  Releases AddinShmemInitLock.
+ * Another layout is in use.  Wait if only its workers are left, or raise an
+ * error.  Releases AddinShmemInitLock.
  */
 static void
 wait_for_others(TimestampTz start)
@@ -250,11 +242,10 @@ wait_for_others(TimestampTz start)
 }
 
 /*
- * Free a segment to which no process is attached.
- *
- * Flush the WAL first: grants may depend on rows that are in the WAL but not
- * on disk, and their positions are lost with the segment (I15).  On a standby,
- * where dlock_blocking_pids() may have attached, there are no rows to flush.
+ * Free a segment to which no process is attached.  Flush the WAL first: grants
+ * may depend on rows that are not on disk, and their positions are lost with
+ * the segment (I15).  On a standby, where dlock_blocking_pids() may have
+ * attached, there are no rows to flush.
  */
 static void
 free_segment(void)
@@ -319,10 +310,7 @@ init_arrays(Size area_size)
 	dlock_id_table_init(dlock_control->requests, header->table_tranche);
 }
 
-/*
- * Make the segment.  It is pinned last, and belongs to the current resource
- * owner until then, so an error leaves nothing behind.
- */
+/* The segment is pinned last, so an error leaves nothing behind. */
 static dsm_segment *
 create_segment(void)
 {
@@ -365,10 +353,9 @@ attach_segment(void)
 }
 
 /*
- * Exit callback: this process no longer counts as attached.  It runs after
- * PostgreSQL has detached all dynamic shared memory, so the count is right
- * even if another callback fails.  "attached" is decremented before "workers",
- * so that a worker is never counted as a session.
+ * Exit callback, after PostgreSQL has detached all dynamic shared memory, so
+ * that the count is right even if another callback fails.  "attached" is
+ * decremented first, so that a worker is never counted as a session.
  */
 static void
 uncount(int code, Datum arg)
@@ -419,9 +406,8 @@ join_segment(bool as_worker)
 }
 
 /*
- * Attach this backend to the shared state.  Make the shared state if there is
- * none.  With "as_worker", count this process as a worker, for which other
- * layouts wait.
+ * Attach this process to the shared state, or make it.  Other layouts wait for
+ * a process that attaches "as_worker".
  *
  * Raises 53200, and 55000 if another layout is in use.  After an error, the
  * resource owner detaches, and the next call starts over.  The caller must
@@ -490,8 +476,8 @@ roll_back_at_exit(int code, Datum arg)
 
 /*
  * Register "leave" for any exit, after the rollback of the open transaction.
- * These callbacks run before PostgreSQL's own, which would roll back.  The one
- * registered last runs first; if it fails, the other still runs.
+ * The callback registered last runs first; if it fails, the other still runs.
+ * PostgreSQL's own, which would roll back, runs after both.
  */
 void
 dlock_leave_at_exit(void (*leave) (void))

@@ -23,9 +23,9 @@
  *	  DlockWatched		one per watched name, in its partition
  *	  DlockWatch		one per session and channel that watch it
  *
- * "The lock entry's lock" is the LWLock of the table partition that has the
- * entry.  It protects the lock and the links and states of all its tickets.
- * src/README has the lock order and the invariants, cited by number.
+ * "The lock entry's lock" is the LWLock of its partition of the table.  It
+ * protects the lock and the links and states of all its tickets.  src/README
+ * has the lock order and the invariants, cited by number.
  *
  *-------------------------------------------------------------------------
  */
@@ -59,13 +59,12 @@
 /*
  * The state of a ticket.  WAITING and LEAVING tickets are in the lock's queue,
  * GRANTED and ENDING ones among its holders, a GONE one in neither.  A LEAVING
- * ticket does not wait any more, and an ENDING one does not hold.  An ENDING
- * ticket stays until its last pin is released.  A LEAVING or ENDING ticket of
- * a lease also stays until the removal of its row is in the WAL.
+ * ticket waits no more, and an ENDING one holds no more.  It stays until its
+ * last pin is released, and a lease's until the removal of its row is in the
+ * WAL.
  *
- * A session's ticket is freed by the backend that made it, and by no other, so
- * its owner can read the state without a lock.  A lease's ticket is counted by
- * references.
+ * Only the backend that made a session's ticket frees it, so that backend can
+ * read the state without a lock.  References to a lease's ticket are counted.
  */
 typedef enum DlockState
 {
@@ -102,8 +101,7 @@ typedef struct DlockAnnouncement
 
 	/* protected by the outbox's lock */
 	bool		armed;			/* its LISTEN is in effect */
-	uint64		armer;			/* session whose transaction arms it with its
-								 * commit; 0: none */
+	uint64		armer;			/* session whose commit arms it; 0: none */
 	uint64		claim;			/* that session's number for this */
 	uint32		events;			/* DLOCK_EVENT_... still to be announced */
 	uint32		sending;		/* of these, the ones being sent */
@@ -111,8 +109,7 @@ typedef struct DlockAnnouncement
 	bool		orphaned;		/* its ticket is gone: freed once it is sent */
 	int64		number;			/* of the ticket */
 	bool		granted;		/* DLOCK_EVENT_GRANTED is or was an event */
-	bool		wanted;			/* a ticket has begun to wait: an event as soon
-								 * as "granted" is set */
+	bool		wanted;			/* a ticket waits: an event once "granted" */
 
 	/* the owner's */
 	bool		counted;		/* in DlockSpace.announced */
@@ -133,18 +130,16 @@ typedef struct DlockTicket
 	/* immutable once the ticket has joined a lock */
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
-	uint64		session;		/* DlockBackend.session of the owner, which may
-								 * be gone; 0: a lease's */
+	uint64		session;		/* of its backend, maybe gone; 0: a lease's */
 	int			procno;
 	int			pid;
-	Oid			role;			/* requesting role, or the lease's; its memory
+	Oid			role;			/* the requester's, or the lease's; its memory
 								 * counts for this role */
-	uint8		scope;			/* DlockScope of the first request; see also
-								 * the depths */
-	uint8		mode;			/* DlockMode; exclusive can become shared,
-								 * under the lock entry's lock */
-	bool		wanted;			/* a ticket has waited since this one holds
-								 * (I28); protected by the lock entry's lock */
+	uint8		scope;			/* DlockScope of the first request */
+	uint8		mode;			/* DlockMode; can become shared, under the
+								 * lock entry's lock */
+	bool		wanted;			/* a ticket has waited since the grant (I28);
+								 * protected by the lock entry's lock */
 	int32		slots;			/* 0 except for slots */
 	int32		permits;		/* 1 except for slots */
 	uint32		queue_length;	/* with it, as it joined; 0: it did not wait */
@@ -155,10 +150,7 @@ typedef struct DlockTicket
 	/* protected by the lock entry's lock */
 	TimestampTz granted_at;		/* < 0 in a wait, see dlock_ticket_waited() */
 
-	/*
-	 * protected by the lock entry's lock; of a lease's ticket, changed under
-	 * that and the space's lease lock, and read under either
-	 */
+	/* the same; of a lease's ticket changed under the lease lock, too (I19) */
 	dsa_pointer info;			/* terminated string, or invalid */
 
 	/* protected by the outbox's lock */
@@ -195,7 +187,7 @@ typedef struct DlockRecord
 
 	/* a single lease's record ends here */
 
-	/* broadcast by the worker after each write, and at the end */
+	/* the worker broadcasts after each write, and at the end */
 	ConditionVariable changed;
 
 	/* protected by the lock of its partition of the table of numbers */
@@ -220,8 +212,7 @@ typedef struct DlockRetiming
 	dsa_pointer lease;			/* DlockLease */
 
 	/* protected by the space's lease lock */
-	int64		next_ttl;		/* ttl of its row, in microseconds; 0: the
-								 * lease's own */
+	int64		next_ttl;		/* of its row, in us; 0: the lease's own */
 	bool		listed;			/* the list refers to the lease */
 } DlockRetiming;
 
@@ -229,8 +220,7 @@ typedef struct DlockRetiming
  * A lease is open while its deadline is in the future.  A process that finds
  * the deadline passed sets it to DLOCK_RAN_OUT, by compare-and-exchange,
  * before it treats the lease as gone.  DLOCK_RAN_OUT becomes 0 under the lease
- * lock, when the delay begins.  A close sets 0 at once.  A lease that is gone
- * never reopens (I13).
+ * lock, when the delay begins.  A close sets 0 at once.  0 is final (I13).
  *
  * A single lease is one ticket's own.  It has no row, delay, session or info,
  * and no fields for them.  Its ticket is at DLOCK_SINGLE_LEASE_SIZE.
@@ -240,12 +230,9 @@ struct DlockLease
 	/* immutable once it has a number */
 	dsa_pointer space;			/* DlockSpace */
 	int64		number;
-	Oid			role;			/* the owner; its memory counts for this
-								 * role */
-	uint16		role_name;		/* offset of the owner's name, at the end of
-								 * this piece of memory */
-	bool		single;			/* one ticket's own, with its number: the
-								 * ticket's row stands for both */
+	Oid			role;			/* owner; its memory counts for this role */
+	uint16		role_name;		/* offset of the owner's name, at the end */
+	bool		single;			/* one ticket's own, with its number */
 
 	/* the maker's */
 	bool		has_place;		/* for a ticket not yet made */
@@ -257,8 +244,7 @@ struct DlockLease
 	uint32		held;			/* how many of "tickets" are GRANTED */
 
 	/* atomic, only raised, under the space's lease lock */
-	pg_atomic_uint32 durability;	/* highest synchronous_commit of the
-									 * callers that count on it */
+	pg_atomic_uint32 durability;	/* highest synchronous_commit counted on */
 
 	/* atomic */
 	pg_atomic_uint32 waiters;	/* sessions waiting for a lock for it */
@@ -271,11 +257,11 @@ struct DlockLease
 	/* atomic, changed under the space's lease lock */
 	pg_atomic_uint64 ttl;		/* in microseconds */
 
+	/* when standbys began to count, monotonic; DLOCK_NO_DEADLINE: not yet */
+	pg_atomic_uint64 confirmed;
+
 	/* atomic */
 	pg_atomic_uint64 deadline;	/* monotonic, or as below; 0: over */
-	pg_atomic_uint64 confirmed; /* when standbys began to count, monotonic;
-								 * DLOCK_NO_DEADLINE: they do not yet; changed
-								 * under the space's lease lock */
 	pg_atomic_uint64 renewed_at;	/* TimestampTz */
 
 	DlockRecord record;
@@ -285,8 +271,7 @@ struct DlockLease
 	/* immutable once it has a number */
 	int64		delay;			/* in microseconds; 0: none */
 	TimestampTz opened_at;
-	uint64		session;		/* DlockBackend.session that it is attached to;
-								 * 0: none */
+	uint64		session;		/* that it is attached to; 0: none */
 	int			procno;
 	int			pid;
 
@@ -302,10 +287,7 @@ struct DlockLease
 /* Deadline of a lease that ran out */
 #define DLOCK_RAN_OUT		((uint64) 1)
 
-/*
- * Deadline of a lease attached to a living session, or of an heir's own lease
- * while its session waits.  Renewals increment it.
- */
+/* Of an attached lease, or a waiting heir's.  Renewals increment it. */
 #define DLOCK_NO_DEADLINE	((uint64) PG_INT64_MAX)
 
 /*
@@ -340,15 +322,12 @@ typedef struct DlockLeaseTicket
 	bool		inherited;		/* an heir's: its row preceded its grant */
 
 	/* changed under both the lock entry's lock and the lease lock */
-	bool		lowers;			/* becomes shared once its row says so in the
-								 * WAL (I18) */
+	bool		lowers;			/* becomes shared once its row is (I18) */
 	bool		heir;			/* its row says granted from the start (I17) */
 	bool		leaves;			/* its removal is in the journal, or written */
 
 	/* changed under the lease lock, and read by the worker without */
-	int8		announce_at;	/* synchronous_commit of the call that enqueued
-								 * it: its grant is announced once durable at
-								 * this level */
+	int8		announce_at;	/* level at which its grant is announced */
 
 	/*
 	 * The lease's durability when the row first said granted, and where that
@@ -366,9 +345,7 @@ typedef struct DlockLeaseTicket
 	DlockKey	key;
 } DlockLeaseTicket;
 
-/*
- * A lock in use, or with set slots.  I1 to I4 hold if its entry is not locked.
- */
+/* A lock in use or with set slots.  I1 to I4 hold if its entry is unlocked. */
 typedef struct DlockLock
 {
 	/* immutable */
@@ -379,17 +356,14 @@ typedef struct DlockLock
 	dsa_pointer next;			/* in the same bucket */
 	DlockList	holders;		/* GRANTED and ENDING tickets */
 	DlockList	queue;			/* WAITING and LEAVING tickets */
-	int32		slots;			/* permits in all, on which requests agree; 0:
-								 * not a semaphore */
+	int32		slots;			/* permits in all, as requested; or 0 */
 	int32		holders_slots;	/* slots of the holders, if there are any */
 	int32		permits;		/* permits given out */
-	uint32		closed;			/* holders kept by a delay; if there are any,
-								 * no ticket fits */
+	uint32		closed;			/* holders kept by a delay: no ticket fits */
 	uint8		exclusive;		/* exclusive holders: 0 or 1 */
 	bool		queued:1;		/* counted in "queued" of its partition */
-	bool		leased:1;		/* had a holder of lease scope since it was
-								 * last free */
-	bool		settled:1;		/* set_slots changed before dlock_slots was
+	bool		leased:1;		/* had a lease's holder since last free */
+	bool		settled:1;		/* set_slots changed before the table was
 								 * read; keeps the entry */
 
 	/* the same; these keep the entry, too */
@@ -416,12 +390,10 @@ typedef struct DlockBuckets
 	uint32		num_buckets;	/* in use, DLOCK_FIRST_BUCKETS or more ... */
 	uint32		mask;			/* ... at most this plus 1, a power of 2 */
 	dsa_pointer first[DLOCK_FIRST_BUCKETS]; /* entries, or invalid */
-	dsa_pointer segments[DLOCK_SEGMENTS];	/* arrays of more buckets, each as
-											 * many as there are before it; set
-											 * once */
+	dsa_pointer segments[DLOCK_SEGMENTS];	/* of more buckets; set once */
 } DlockBuckets;
 
-/* Large enough that two databases rarely share one; a power of 2 */
+/* By database; two rarely share one; a power of 2 */
 #define DLOCK_QUEUED_BUCKETS	64
 
 /* A partition of the table of locks; see lock_table.c */
@@ -430,8 +402,7 @@ typedef struct DlockPartition
 	/* protects the rest, all entries here, and their locks' tickets */
 	LWLock		lock;
 	DlockBuckets buckets;		/* of DlockLock */
-	uint32		queued[DLOCK_QUEUED_BUCKETS];	/* entries with a queue, by
-												 * database */
+	uint32		queued[DLOCK_QUEUED_BUCKETS];	/* entries with a queue */
 	DlockBuckets watched;		/* of DlockWatched */
 
 	/* keeps the next lock off this cache line */
@@ -470,11 +441,10 @@ typedef struct DlockWatched
 	bool		listed;			/* in DlockSpace.changed; I29 */
 
 	/* protected by the outbox's lock */
-	DlockList	watches;		/* armed DlockWatches, the one furthest behind
-								 * first */
+	DlockList	watches;		/* armed, the one furthest behind first */
 	uint64		due;			/* not told before then, monotonic */
-	uint64		round;			/* all watches are being told the holders after
-								 * at least so many changes; 0: none is */
+	uint64		round;			/* watches are told the holders after at least
+								 * so many changes; 0: none is told now */
 
 	/* immutable; last, because as long as its name */
 	DlockKey	key;
@@ -510,16 +480,15 @@ typedef enum DlockCounter
 	DLOCK_COUNT_DEADLOCKS,		/* waits ended as a deadlock's victim */
 	DLOCK_COUNT_WAIT_US,		/* time waited, in microseconds */
 	DLOCK_NUM_EVENTS,			/* the view shows those above */
-	DLOCK_COUNT_HELD = DLOCK_NUM_EVENTS,	/* GRANTED now, minus ACQUIRED,
-											 * plus RELEASED; see add_up() */
+	DLOCK_COUNT_HELD = DLOCK_NUM_EVENTS,	/* a correction: see add_up() */
 	DLOCK_COUNT_WAITS,			/* first bucket of waits by their length */
 	DLOCK_NUM_COUNTERS = DLOCK_COUNT_WAITS + DLOCK_WAIT_BUCKETS
 } DlockCounter;
 
 /*
  * The names of a space that were waited for most, protected by "lock"; see
- * contention.c.  Entries are known by number.  The fields for searches are
- * here, all others in chunks, which are allocated as needed and set once.
+ * contention.c.  An entry's fields for searches are here, all others in
+ * chunks, which are allocated as needed and set once.
  */
 #define DLOCK_CONTENDED_NAMES	1000
 #define DLOCK_CONTENDED_CHUNK	50
@@ -578,10 +547,7 @@ typedef enum DlockOffice
 	DLOCK_NUM_OFFICES
 } DlockOffice;
 
-/*
- * How far the tables of leases are loaded.  If an attempt fails or is out of
- * time, the next one continues here.
- */
+/* How far the tables of leases are loaded; the next attempt continues here */
 typedef struct DlockLoading
 {
 	int			part;			/* DlockLoadPart in progress */
@@ -593,10 +559,7 @@ typedef struct DlockLoading
 	Oid			foreign_database;
 } DlockLoading;
 
-/*
- * A name space: one per database and extension.  It stays while a backend uses
- * it. purge.c removes it if no backend can use it again.
- */
+/* purge.c removes a space if no backend uses it or can use it again. */
 struct DlockSpace
 {
 	/* immutable */
@@ -630,8 +593,7 @@ struct DlockSpace
 	uint64		tellings;		/* copies of channels so far */
 
 	/* protected by lease_lock */
-	DlockList	retimed;		/* of DlockRetiming: leases that the worker
-								 * must check again */
+	DlockList	retimed;		/* of DlockRetiming, for the worker */
 
 	/* protected by heartbeat_mutex: not yet acknowledged */
 	slock_t		heartbeat_mutex;
@@ -641,23 +603,21 @@ struct DlockSpace
 	/* protected by the loader's heavyweight lock */
 	DlockLoading loading;
 
-	/* atomic */
+	/* atomic, down to counts_lock */
 	pg_atomic_uint32 settled;	/* settled entries, or more */
-	pg_atomic_uint32 slots_loaded;	/* dlock_slots is in memory; implied by
-									 * "loaded" */
+	pg_atomic_uint32 slots_loaded;	/* dlock_slots is; before "loaded" */
 	pg_atomic_uint32 load_failures; /* failed loads by the worker */
 	ConditionVariable load_changed; /* broadcast if a load ends or fails */
-	pg_atomic_uint64 loaded_at; /* all loaded rows were committed before this
-								 * position in the WAL */
-	pg_atomic_uint64 lock_told_at;	/* when a locked table was last logged;
-									 * monotonic */
+	pg_atomic_uint64 loaded_at; /* loaded rows precede this in the WAL */
+	pg_atomic_uint64 lock_told_at;	/* latest log line of a lock; monotonic */
 	pg_atomic_uint32 failures;	/* failed writes of the journal */
 	pg_atomic_uint32 failure;	/* SQLSTATE of the latest */
-	pg_atomic_uint64 quorum[DLOCK_NUM_QUORUMS]; /* when the latest acknowledged
-												 * heartbeat was sent;
-												 * monotonic */
-	pg_atomic_uint64 last_heartbeat;	/* when a process last began to send
-										 * one; monotonic */
+
+	/* when the latest acknowledged heartbeat was sent; monotonic */
+	pg_atomic_uint64 quorum[DLOCK_NUM_QUORUMS];
+
+	/* when a process last began to send one; monotonic */
+	pg_atomic_uint64 last_heartbeat;
 	pg_atomic_uint32 announced; /* tickets with an announcement */
 	pg_atomic_uint32 watches;	/* DlockWatches */
 	struct
@@ -665,28 +625,23 @@ struct DlockSpace
 		pg_atomic_uint32 holder;	/* proc number, plus 1; or 0 */
 		pg_atomic_uint64 asked_at;	/* when last asked for; monotonic */
 	}			offices[DLOCK_NUM_OFFICES];
-	pg_atomic_uint32 worker_comes;	/* it looks at the journal within 10 ms
-									 * without being woken */
+	pg_atomic_uint32 worker_comes;	/* looks at the journal within 10 ms */
 	pg_atomic_uint32 worker_deaths; /* workers in a row that died early */
 
 	/*
-	 * The worker's: the OID of a table that it could not lock in time, and in
-	 * the lower half since when, monotonic modulo 2^32; 0: none.
+	 * The OID of a table that the worker could not lock in time, and in the
+	 * lower half since when, monotonic modulo 2^32; 0: none.
 	 */
 	pg_atomic_uint64 blocked_on;
-	pg_atomic_uint64 next_due;	/* when the first lease left by a worker is
-								 * due; monotonic */
+	pg_atomic_uint64 next_due;	/* of leases left by a worker; monotonic */
 	pg_atomic_uint32 dead_rows; /* in the tables, about */
 	pg_atomic_uint32 vacuum_at; /* vacuum starts at this number */
 	pg_atomic_uint32 cleared;	/* dead rows were removed after the load */
 
-	/*
-	 * atomic: end of the latest commit in the WAL that removed a holder's row,
-	 * by the hash of the lock's name; or 0
-	 */
+	/* end of the latest commit that removed a holder's row, by hash; or 0 */
 	pg_atomic_uint64 removed[DLOCK_REMOVED_BUCKETS];
 
-	/* atomic: counts of backends that have left */
+	/* counts of backends that have left */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 
 	/* exclusive to move a backend's counts there, shared to add all up */
@@ -707,17 +662,11 @@ typedef struct DlockSpaceEntry
 	bool		useless;		/* being removed: gets no user (I6) */
 	dsa_pointer space;
 
-	/*
-	 * If the key has no extension, the entry stands for the database and has
-	 * only this: the first number that no space there has ever reserved.
-	 */
-	uint64		unreserved;
+	/* the same; only in a database's entry, which has no extension */
+	uint64		unreserved;		/* first number never reserved there */
 } DlockSpaceEntry;
 
-/*
- * A backend, for other processes.  "session" tells it from the next one in its
- * slot: if a ticket's session is not its slot's, its owner is gone.
- */
+/* A backend.  If a ticket's session is not its slot's, its owner is gone. */
 typedef struct DlockBackend
 {
 	pg_atomic_uint64 session;	/* 0: slot unused */
@@ -732,18 +681,15 @@ typedef struct DlockBackend
 	int32		wait_permits;
 	DlockKey	wait_key;		/* its lock */
 
-	/* atomic: set by another waiter that has found a deadlock */
+	/* atomic, to the end: set by a waiter that has found a deadlock */
 	pg_atomic_uint32 check_requested;
 
-	/* atomic: incremented if a ticket of this backend is ended by force */
+	/* incremented if a ticket of this backend is ended by force */
 	pg_atomic_uint32 lost;
 
-	/*
-	 * atomic: written by this backend only, so without a locked instruction;
-	 * "space" is cleared under the counts_lock of that space
-	 */
+	/* written by this backend only, so without a locked instruction */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
-	pg_atomic_uint64 space;		/* DlockSpace counted for, or invalid */
+	pg_atomic_uint64 space;		/* counted for; cleared under counts_lock */
 
 	/* keeps the next backend off this cache line */
 	char		padding[PG_CACHE_LINE_SIZE];
@@ -758,9 +704,8 @@ typedef struct DlockAccount
 	uint32		users;			/* backends that have it open */
 
 	/* atomic */
-	pg_atomic_uint32 sponsor;	/* session user of the latest allocation while
-								 * memory was scarce; 0: none, or the role
-								 * itself */
+	pg_atomic_uint32 sponsor;	/* session user that it counts for, too; 0:
+								 * none, or the role itself */
 	pg_atomic_uint64 used;		/* bytes reported by backends */
 } DlockAccount;
 
@@ -793,12 +738,10 @@ typedef struct DlockControl
 } DlockControl;
 
 /*
- * Libraries of all layouts find this structure under one name.  Its layout and
- * its rules never change.
- *
- * Only libraries of its own layout use a segment.  Each attached process is
- * counted until it has detached its memory.  When none is attached, a library
- * of another layout may free the segment and make its own.
+ * Libraries of all layouts find this under one name, so its layout and rules
+ * never change.  Only libraries of its own layout use a segment.  Each process
+ * counts as attached until it has detached its memory.  When none is attached,
+ * a library of another layout may free the segment and make its own.
  */
 typedef struct DlockHeader
 {
@@ -809,10 +752,9 @@ typedef struct DlockHeader
 	uint32		layout;			/* the segment's DLOCK_LAYOUT, ... */
 	uint32		sizes;			/* ... of which builds may differ ... */
 	char		version[64];	/* ... and its version */
-	dsm_handle	segment;		/* pinned; or DSM_HANDLE_INVALID. It begins
-								 * with the PIDs of attached processes, by proc
-								 * number: pg_atomic_uint32, 0 for none */
-	uint32		num_pids;
+	dsm_handle	segment;		/* pinned; or DSM_HANDLE_INVALID */
+	uint32		num_pids;		/* it begins with so many pg_atomic_uint32, by
+								 * proc number; 0: no attached process */
 
 	/* atomic; increased under the lock */
 	pg_atomic_uint32 attached;	/* processes attached to the segment */

@@ -88,7 +88,7 @@ make_space(const DlockSpaceKey *key)
 
 /*
  * Count this backend among a space's users; NULL if there is no space, or it
- * is about to go.  The last cell of attached_spaces must be NULL, for this.
+ * is useless.  The last cell of attached_spaces must be NULL.
  */
 static DlockSpace *
 use_space(const DlockSpaceKey *key)
@@ -179,8 +179,8 @@ dlock_find_space(const DlockSpaceKey *key)
 
 /*
  * The space of the extension that is installed in this database now.  The
- * catalog is read once, and again only after pg_proc has changed, as it does
- * when an extension with functions comes or goes.
+ * catalog is read again only if pg_proc has changed, because it does when an
+ * extension with functions comes or goes.
  */
 DlockSpace *
 dlock_current_space(void)
@@ -225,10 +225,7 @@ dlock_known_space(void)
 	return current_space_valid ? current_space : NULL;
 }
 
-/*
- * Is this still the space of the extension that is installed here, as this
- * transaction sees it?  Raises only errors of catalog reads.
- */
+/* Is this still the current space?  Raises only errors of catalog reads. */
 bool
 dlock_space_is_current(const DlockSpace *space)
 {
@@ -258,10 +255,9 @@ fold_product(uint64 a, uint64 b)
 }
 
 /*
- * Fill in the key of a lock, from a valid name.  The hash takes a word at a
- * time, by "folded multiplication" (as in aHash and foldhash), which for short
- * names is much cheaper than hash_bytes().  Secret keys keep users from
- * choosing many names with one hash.  It is in memory only.
+ * Fill in the key of a lock, from a valid name.  "Folded multiplication" (as
+ * in aHash and foldhash) is much cheaper than hash_bytes() for short names.
+ * Secret keys keep users from choosing many names with one hash.
  */
 void
 dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
@@ -285,10 +281,7 @@ dlock_key_fill(DlockKey *key, const DlockSpace *space, const char *name,
 	key->hash = (uint32) fold_product(hash, secrets[0]);
 }
 
-/*
- * Leave all spaces and the shared state, at exit.  Raises nothing and
- * allocates nothing.
- */
+/* Leave all spaces and the shared state, at exit.  Raises nothing. */
 void
 dlock_detach(void)
 {

@@ -3,9 +3,8 @@
  * due.c
  *	  When the worker must look at each lease again, in its own memory.
  *
- * A lease can be due later than noted here, because the worker does not learn
- * of renewals.  It can be due earlier only after a change of its ttl, of which
- * the worker is told (dlock_due_update()).
+ * A lease can be due later than noted here, because renewals do not tell the
+ * worker.  Changes of a ttl do (dlock_due_update()).
  *
  *-------------------------------------------------------------------------
  */
@@ -25,8 +24,7 @@
 typedef struct Look
 {
 	DlockLease *lease;			/* referred to; hash key, must be first */
-	uint64		due;			/* monotonic microseconds; NEVER if nothing is
-								 * due */
+	uint64		due;			/* monotonic microseconds */
 	int			class;			/* of its heartbeats (heartbeat.c) */
 	pairingheap_node node;
 	bool		attached;		/* in attached_looks */
@@ -198,8 +196,8 @@ dlock_due_expire(uint64 step)
 }
 
 /*
- * Is a lease attached for which standbys could count?  They can be named at
- * any time; until then, each look by the worker counts as their answer.
+ * Is a lease attached for which standbys could count?  They can be named
+ * later; until then, each look by the worker counts as their answer.
  */
 bool
 dlock_due_has_attached(void)

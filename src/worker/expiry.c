@@ -3,10 +3,10 @@
  * expiry.c
  *	  The worker's log lines about leases that have run out.
  *
- * At most MAX_LINES leases of an interval have a line each.  The number of
- * others is logged when the interval is over.  So 100,000 leases that run out
- * at once neither fill the disk nor hold up the worker.  Lines are logged
- * after all other work that is due.  If the worker dies before, they are lost.
+ * At most MAX_LINES leases of an interval have a line each, after all other
+ * work that is due.  The number of others is logged when the interval is over.
+ * So 100,000 leases that run out at once neither fill the disk nor hold up the
+ * worker.  If the worker dies, lines can be lost.
  *
  *-------------------------------------------------------------------------
  */

@@ -21,9 +21,9 @@ static uint64 counted = 0;
 static uint64 next_heartbeat = 0;
 
 /*
- * A lease's class: the lease needs a heartbeat in each quarter of 2^class us.
- * A lease of class -1 needs none.  With remote_apply it needs twice as many,
- * because an answer reports what was replayed at the previous heartbeat.
+ * A lease of a class needs a heartbeat in each quarter of 2^class us, and of
+ * class -1 none.  With remote_apply it needs twice as many, because an answer
+ * reports what was replayed at the previous heartbeat.
  */
 static int
 class_of(const DlockLease *lease)
@@ -58,8 +58,8 @@ dlock_heartbeat_remove(int class)
 
 /*
  * Send a heartbeat if one is due and standbys are named; returns when to be
- * called again.  Until the worker knows all leases, it sends as many as the
- * least possible ttl needs.
+ * called again.  Unless the worker knows all leases, one may have the least
+ * ttl.
  */
 uint64
 dlock_heartbeat_beat(DlockSpace *space, bool knows_all)

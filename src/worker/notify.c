@@ -51,9 +51,8 @@ tell_of_turn(void *arg)
 }
 
 /*
- * Wait for our turn to notify. async.c would take this lock at the commit.
- * Taking it before the messages are copied includes those that came during the
- * wait.
+ * async.c would take this lock at the commit.  Messages that come during the
+ * wait are copied after it.
  */
 static void
 wait_for_turn(void)
@@ -84,10 +83,7 @@ notify_of_tickets(DlockSpace *space)
 	return count;
 }
 
-/*
- * The name being told, if it takes several transactions, and channels told so
- * far: watches with one channel cost one notification.
- */
+/* The name being told in several transactions, and channels told so far */
 static struct
 {
 	DlockWatched *watched;
@@ -149,10 +145,7 @@ make_payload(const DlockKey *key, DlockHolding holding,
 									true) : "null");
 }
 
-/*
- * Tell at most "max" watches that are behind; false if no watch is behind, or
- * if it is too early.
- */
+/* Tell at most "max" watches; false if none is behind, or it is too early. */
 static bool
 tell_of_name(DlockSpace *space, DlockTelling *telling, int max)
 {
@@ -239,10 +232,9 @@ make_arrays(void)
 }
 
 /*
- * Send announcements and tell watchers, at most BATCH of each, in a
- * transaction.  Returns whether anything was sent.  Raises the errors of
- * NOTIFY, with nothing lost.  Only the holder of the sender's office calls
- * this.
+ * Send announcements and tell watchers, at most BATCH of each.  Returns
+ * whether anything was sent.  Raises the errors of NOTIFY, with nothing lost.
+ * Only the holder of the sender's office calls this.
  */
 bool
 dlock_notify_send(DlockSpace *space)

@@ -146,9 +146,8 @@ static DlockTask owner_task = {
 static volatile sig_atomic_t cancel_requested = false;
 
 /*
- * SIGINT handler.  A cancel of the worker or the sender would only repeat
- * work.  For lock_timeout, whose indicator is set, PostgreSQL raises the
- * error.
+ * SIGINT handler.  A cancel would only repeat work.  For lock_timeout, whose
+ * indicator is set, PostgreSQL raises the error.
  */
 static void
 handle_cancel(SIGNAL_ARGS)
@@ -180,10 +179,7 @@ log_cancel(void)
 			 errhint("pg_terminate_backend() ends it; another one is started when there is work.")));
 }
 
-/*
- * Begin a process's work, with a handler of SIGTERM; NULL if its office is taken
- * or its space is gone.
- */
+/* Returns NULL if the office is taken or the space is gone. */
 DlockSpace *
 dlock_process_begin(DlockOffice office, pqsigfunc terminate)
 {
@@ -244,8 +240,8 @@ dlock_process_gives_way(void)
 }
 
 /*
- * Does a process that drops, renames or copies the database, and so has it
- * locked, wait for background processes only?  Sessions may need us.
+ * Does a process that has the database locked, to drop, rename or copy it,
+ * wait for background processes only?
  */
 bool
 dlock_process_is_in_the_way(void)
@@ -261,10 +257,7 @@ dlock_process_is_in_the_way(void)
 	return CountDBConnections(MyDatabaseId) == 0;
 }
 
-/*
- * Is the server shutting down?  Only the postmaster's lock file says so,
- * before any process is signaled.
- */
+/* Only the postmaster's lock file says so before any process is signaled. */
 bool
 dlock_process_server_stops(void)
 {
@@ -296,10 +289,7 @@ dlock_error_is_lock(int code)
 		code == ERRCODE_T_R_DEADLOCK_DETECTED;
 }
 
-/*
- * Count a lock timeout.  Returns whether to tell of it: always, or of a patient
- * task each time that its patience has passed.
- */
+/* Count a lock timeout.  A patient task is told once in each patience. */
 static bool
 is_out_of_patience(DlockTask *task)
 {

@@ -25,12 +25,10 @@ typedef struct DlockTask
 	const char *what;			/* "...ing ...", for the log */
 	bool		(*perform) (void);	/* true: there is more to do */
 	void		(*failed) (int code);	/* called with the SQLSTATE, or NULL */
-	bool		(*tell_of_lock) (void); /* logs instead of a lock timeout's
-										 * error; false: nothing was logged; or
-										 * NULL */
+	bool		(*tell_of_lock) (void); /* logs a lock timeout; false: did not
+										 * log; or NULL */
 	long		max_retry_ms;	/* longest pause after an error */
-	long		patience_ms;	/* lock timeouts are logged only after that; 0:
-								 * as other errors */
+	long		patience_ms;	/* before it is told of lock timeouts */
 
 	/* state */
 	uint64		next_try;		/* monotonic microseconds; 0: at once */

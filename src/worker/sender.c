@@ -4,10 +4,8 @@
  *	  Processes that can wait for long, as the worker must not: the sender of
  *	  announcements, and the one that vacuums the tables.
  *
- * The sender waits in the queue of NOTIFY as other sessions do, and then sends
- * the whole outbox.  So an announcement is no later than a NOTIFY of the same
- * moment.  The sender ends after DLOCK_IDLE_MS without messages.  It can be
- * killed at any time: unsent announcements stay in the outbox.
+ * The sender ends after DLOCK_IDLE_MS without messages.  It can be killed at
+ * any time: unsent announcements stay in the outbox.
  *
  *-------------------------------------------------------------------------
  */
@@ -32,10 +30,7 @@ PGDLLEXPORT void dlock_vacuum_main(Datum arg);
 
 static DlockSpace *my_space = NULL;
 
-/*
- * Leave the office, and wake the worker if messages are left, so that it
- * starts a sender.  Messages posted later find no sender, and wake it, too.
- */
+/* Leave the office, and wake the worker to start a sender if need be. */
 static void
 leave_office(int code, Datum arg)
 {

@@ -4,16 +4,15 @@
  *	  The background worker: writes the journal, ends leases that are due, and
  *	  has announcements sent.
  *
- * A database has at most one.  A process with work wakes it, or asks for one
- * (shared/launcher.c).  It stays while its absence could be noticed
- * (is_missed()), but not longer, so that it is not in the way of DROP DATABASE
- * or of other databases' workers.  It can die at any time: its work is in
- * shared memory, and the next worker continues.
+ * It stays while its absence could be noticed (is_missed()), but not longer, so
+ * that it is not in the way of DROP DATABASE or of other databases' workers.
+ * It can die at any time: its work is in shared memory, and the next worker
+ * continues.
  *
  * Heartbeats and expiry must not be late.  So the worker never waits for
  * standbys, waits for locks on tables only for DLOCK_SHORT_LOCK_TIMEOUT,
  * leaves NOTIFY and VACUUM to other processes, and works at one task for at
- * most a step before it checks whether a heartbeat or a lease is due.
+ * most a step.
  *
  *-------------------------------------------------------------------------
  */
@@ -42,28 +41,21 @@
 
 #define MAX_RETRY_MS	2000	/* longest pause after an error */
 #define PATIENCE_MS		1000	/* before a lock timeout is logged */
-#define LEAVE_MS		1000	/* a terminated worker writes for so long,
-								 * and again if the journal got shorter */
-#define TWICE_MS		100		/* a second signal within this time is a
-								 * duplicate */
+#define LEAVE_MS		1000	/* a terminated worker writes for so long, and
+								 * again if the journal got shorter */
+#define TWICE_MS		100		/* a second signal so soon is a duplicate */
 #define STAY_MS			5000	/* at a shutdown, longest wait for sessions */
 #define STAY_LOOK_MS	10		/* ... between looks for them */
 #define LOOK_MS			2000	/* between looks for the extension */
 #define RETRY_START_MS	100		/* of a sender that has not started */
 #define MISS_MS			10		/* between calls of is_missed() */
 #define STEP_US			5000	/* for one task, while others may be due */
-#define LAZY_MS			10		/* delay of a removal that no process waits
-								 * for */
-#define SOON_MS			5000	/* the worker stays if a lease is due so
-								 * soon */
-#define WAY_MS			1000	/* between looks whether the database is to be
-								 * dropped, ... */
-#define SURE_MS			100		/* ... and if it seems to be, between looks
-								 * before the worker ends */
-#define SURE_LOOKS		3		/* in a row: refused commands lock it for a
-								 * moment, too */
-#define FIRST_PAUSE_MS	100		/* after a worker that died young; then
-								 * doubled */
+#define LAZY_MS			10		/* delay of a removal that is not awaited */
+#define SOON_MS			5000	/* the worker stays for a lease due so soon */
+#define WAY_MS			1000	/* between looks of is_in_the_way(), ... */
+#define SURE_MS			100		/* ... and if the database seems locked */
+#define SURE_LOOKS		3		/* refused commands lock it a moment, too */
+#define FIRST_PAUSE_MS	100		/* after a worker that died young; doubles */
 #define MAX_PAUSE_MS	5000
 #define YOUNG_MS		10000
 
@@ -78,8 +70,7 @@ static DlockSpace *my_space = NULL;
 static bool extension_is_gone = false;
 static bool gives_way = false;	/* to a library of another layout */
 static bool leaves = false;		/* because it is not missed */
-static bool makes_way = false;	/* to a process that drops, renames or copies
-								 * the database */
+static bool makes_way = false;	/* to DROP DATABASE, for example */
 
 static volatile sig_atomic_t leaving = false;
 
@@ -114,9 +105,7 @@ let_go(void)
 
 /*
  * Leave the office, and start the next worker if there is work, which may have
- * been posted just before.  A worker that leaves because it is not missed
- * starts another one only if is_wanted() says so now (I20).  If the worker
- * makes way, a session will start the next one.
+ * been posted just before (I20).  If the worker makes way, a session will.
  */
 static void
 resign(int code, Datum arg)
@@ -151,9 +140,8 @@ static uint64 next_look = 0;
 
 /*
  * SIGTERM handler: write the journal first, so that locks released before a
- * shutdown are free after it.  A second signal ends the worker.  The
- * postmaster sends each signal twice, to the process and to its group, so one
- * within TWICE_MS is ignored.
+ * shutdown are free after it.  A second signal ends the worker, but the
+ * postmaster sends each twice, to the process and to its group.
  */
 static void
 handle_terminate(SIGNAL_ARGS)
@@ -172,8 +160,7 @@ handle_terminate(SIGNAL_ARGS)
 }
 
 /*
- * Load the tables unless they are loaded, and take over the journal.  In a
- * loaded space this locks no table, which could delay heartbeats.  If the
+ * Load the tables unless they are loaded, and take over the journal.  If the
  * extension is gone, the journal's task finds out.
  */
 static bool
@@ -288,10 +275,7 @@ clear_tables(void)
 
 static XLogRecPtr commit_before;
 
-/*
- * When to look at the journal unasked.  A release soon after a write wakes no
- * worker if none waits, so it is written with the next grant.
- */
+/* When to look at the journal unasked, for releases that are not awaited */
 static uint64 next_lazy = NEVER;
 
 static bool
@@ -324,10 +308,7 @@ write_failed(int code)
 		forget_leases();
 }
 
-/*
- * Send announcements if no sender can be started and sending needs no wait.
- * Only the holder of the sender's office sends.
- */
+/* No sender can be started: hold its office, and send if no wait is needed. */
 static bool
 send_without_sender(void)
 {
@@ -387,11 +368,9 @@ static DlockTask notify_task = {
 };
 
 /*
- * A shutdown ends sessions and worker together.  Sessions then withdraw
- * requests that are not durable.  The worker writes these changes, so it stays
- * until the sessions have ended.  PostgreSQL waits for them, too.  STAY_MS
- * limits the wait for walsenders that have called dlock, because they end
- * after the worker.
+ * A shutdown ends sessions, too.  They withdraw requests that are not durable,
+ * so the worker stays until they have ended.  STAY_MS limits the wait, because
+ * walsenders that have called dlock end after the worker.
  */
 static bool
 stays_for_sessions(void)
@@ -404,10 +383,7 @@ stays_for_sessions(void)
 	return now < until && dlock_worker_has_company(my_space, false);
 }
 
-/*
- * Write the journal, as long as it becomes shorter within LEAVE_MS, and have the
- * worker end.
- */
+/* Write the journal while it becomes shorter, and have the worker end. */
 static void
 write_the_rest(void)
 {
@@ -438,10 +414,7 @@ write_the_rest(void)
 	ProcDiePending = InterruptPending = true;
 }
 
-/*
- * If the worker was told to end, write the journal and end, or stay for
- * sessions.  Returns when to look again: a session that ends wakes no worker.
- */
+/* Returns when to look again: a session that ends wakes no worker. */
 static uint64
 leave_if_told(void)
 {
@@ -476,10 +449,7 @@ have_tables_vacuumed(void)
 		pg_atomic_read_u32(&my_space->vacuum_at) ||
 		dlock_office_holder(my_space, DLOCK_VACUUM) >= 0)
 		return;
-	/*
-	 * before the vacuum: counted after it, the rows that it removes would
-	 * still count as dead
-	 */
+	/* reported after the vacuum, the removed rows would still count as dead */
 	(void) pgstat_report_stat(true);
 	(void) dlock_office_start(my_space, DLOCK_VACUUM);
 }
@@ -496,10 +466,9 @@ is_wanted(void)
 }
 
 /*
- * Is a worker needed?  It is needed by waiters behind leases, by clients whose
- * leases need heartbeats, by sessions that may listen for announcements, and
- * by callers that look at a lease due soon.  Otherwise leases hold and run
- * without a worker, and a process that finds a lease due starts one.
+ * Is a worker needed?  Waiters behind leases, leases that need heartbeats,
+ * sessions that may listen for announcements, and leases due soon need one.
+ * Otherwise a process that finds a lease due starts one.
  */
 static bool
 is_missed(uint64 next_beat)
@@ -527,7 +496,7 @@ terminate(DlockOffice office)
 
 /*
  * Is the database to be dropped, renamed or copied, with no session left?
- * Then all our processes end. *next is when to look again.
+ * Then all our processes end.  *next becomes the next look, if that is sooner.
  */
 static bool
 is_in_the_way(uint64 now, uint64 *next)
@@ -551,8 +520,8 @@ is_in_the_way(uint64 now, uint64 *next)
 static uint64 next_beat = NEVER;
 
 /*
- * Do all that is due; returns when to be called again.  Heartbeats come before
- * expiry and longer work: there may have been no worker for a while.
+ * Do all that is due; returns when to be called again.  Heartbeats come first:
+ * there may have been no worker for a while.
  */
 static uint64
 work(void)
@@ -628,10 +597,7 @@ idle_time(void)
 					 dlock_worker_idle_timeout) * 1000;
 }
 
-/*
- * Set or withdraw the promise to look at the journal soon.  It is withdrawn
- * before each look, so a look sees all earlier marks (I20).
- */
+/* The promise is withdrawn before each look at the journal (I20). */
 static void
 promise_to_come(bool comes)
 {

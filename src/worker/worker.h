@@ -3,8 +3,8 @@
  * worker.h
  *	  Settings of the background processes.
  *
- * No other room calls the background processes.  They are started by the names
- * of their functions, and woken through shared/launcher.c.
+ * The processes are started by the names of their functions, and woken through
+ * shared/launcher.c.
  *
  *-------------------------------------------------------------------------
  */

@@ -3,9 +3,8 @@
  * writer.c
  *	  Writing the journal to the tables, by the worker alone (I19).
  *
- * The worker copies marked records, writes them in one transaction
- * (tables/write.c), and unmarks the records that were not marked again since.
- * It passes leases and grants on to due.c and grants.c.
+ * src/README has the steps of a batch.  Leases and grants that are written are
+ * passed on to due.c and grants.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -42,9 +41,8 @@ copy_record(DlockSpace *space, DlockRecord *record, DlockImage *image)
 	image->durability = dlock_lease_durability(dlock_record_lease_of(record));
 
 	/*
-	 * The lease's first row: standbys count from now on.  No standby can have
-	 * the row yet, and no heartbeat is sent for the lease before the write,
-	 * even if the tables are locked for long.
+	 * The lease's first row: standbys count from now on.  None can have the
+	 * row yet, and heartbeats for the lease begin with the write.
 	 */
 	if (!image->had_row && !image->over &&
 		dlock_record_of_lease(record) == record)
@@ -116,10 +114,9 @@ is_awaited(const DlockImage *image)
 }
 
 /*
- * If a single caller waits, the caller flushes.  If several wait, they would
- * be woken only to wait for the one that flushes, and batches would stay
- * small.  So in this case the worker flushes first, and changes that arrive
- * during the flush are the next batch.
+ * A single caller that waits flushes.  If several wait, they would be woken
+ * only to wait for the one that flushes, so the worker flushes first.  Changes
+ * that arrive during the flush are the next batch.
  */
 static void
 flush_for_all(XLogRecPtr lsn)
@@ -137,8 +134,8 @@ flush_for_all(XLogRecPtr lsn)
 }
 
 /*
- * The row says that the ticket holds, since this commit or an earlier one.  If no
- * standbys are named, none that are named later have to acknowledge it.
+ * The row says that the ticket holds.  If no standbys are named, those named
+ * later do not have to acknowledge it.
  */
 static void
 note_grant(DlockLeaseTicket *ticket, const DlockImage *image, XLogRecPtr lsn)
@@ -152,10 +149,7 @@ note_grant(DlockLeaseTicket *ticket, const DlockImage *image, XLogRecPtr lsn)
 	pg_atomic_write_u64(&ticket->granted_lsn, lsn);
 }
 
-/*
- * After a commit or an error, record which records have a row.  Unmark the
- * records that were written.
- */
+/* After a commit or an error, note rows, and unmark what was written. */
 static void
 unmark(DlockSpace *space, bool committed, XLogRecPtr lsn)
 {
@@ -227,10 +221,7 @@ share_ticket(DlockSpace *space, const DlockImage *image)
 	LWLockRelease(&space->lease_lock);
 }
 
-/*
- * After a write or an error: finish the records that are over, and wake
- * callers.
- */
+/* After a write or an error, finish what is over, and wake callers. */
 static void
 publish(DlockSpace *space, bool committed)
 {
@@ -274,8 +265,8 @@ tell_blocked_on(DlockSpace *space, Oid table)
 
 /*
  * Write one batch.  Returns how many records, -1 if the extension is gone.
- * Raises errors with nothing written and all still marked.  Callers are told,
- * except of a lock timeout: the task tells them if it lasts.
+ * After an error, nothing is written and all are still marked.  Callers are
+ * told, but of a lock timeout by the task, if it lasts.
  */
 int
 dlock_writer_write(DlockSpace *space, int *dead)
@@ -328,9 +319,7 @@ dlock_writer_write(DlockSpace *space, int *dead)
 	return count;
 }
 
-/*
- * Rows in flight when a worker died, at the journal's head, count as written.
- */
+/* Rows that were in flight as a worker died count as written. */
 void
 dlock_writer_begin(DlockSpace *space)
 {
@@ -349,10 +338,7 @@ dlock_writer_begin(DlockSpace *space)
 	LWLockRelease(&space->lease_lock);
 }
 
-/*
- * Delete rows without a record, once after each load.  False if the extension
- * is gone.
- */
+/* Delete rows without a record; false if the extension is gone. */
 bool
 dlock_writer_clear(DlockSpace *space)
 {
