@@ -44,8 +44,8 @@ typedef struct Account
 	DlockAccount *shared;		/* NULL: no open account here */
 	Oid			role;
 	int64		unreported;		/* allocated here since the latest report */
-	bool		percent_known;
-	int			percent;		/* its limit; 0: this session's setting */
+	int			percent;		/* its limit; 0: this session's setting; -1: not
+								 * known */
 } Account;
 
 static Account open_accounts[MAX_OPEN];
@@ -123,7 +123,8 @@ open_account(Oid role, bool make)
 	*account = (Account)
 	{
 		.shared = shared,
-		.role = role
+		.role = role,
+		.percent = -1
 	};
 	return latest = account;
 }
@@ -162,9 +163,8 @@ limit_percent(Account *account, bool again)
 {
 	char	   *value;
 
-	if (!account->percent_known || again)
+	if (account->percent < 0 || again)
 	{
-		account->percent_known = true;
 		account->percent = 0;
 		if (account->role != GetAuthenticatedUserId() &&
 			(value = dlock_role_setting(account->role,

@@ -64,24 +64,24 @@ purge_leases(DlockSpace *space)
 	dlock_watch_purge(space);
 }
 
-/* The spaces without users */
-static DlockSpaceKey *
-find_unused(int *count)
+/* The keys of spaces without users */
+static List *
+find_unused(void)
 {
-	int			room = LOOKS_AT_ONCE;
-	DlockSpaceKey *unused = palloc(room * sizeof(DlockSpaceKey));
+	List	   *unused = NIL;
 	dshash_seq_status status;
 	DlockSpaceEntry *entry;
 
-	*count = 0;
 	dshash_seq_init(&status, dlock_spaces, false);
 	while ((entry = dshash_seq_next(&status)) != NULL)
 	{
+		DlockSpaceKey *key;
+
 		if (entry->users > 0 || !OidIsValid(entry->key.extension))
 			continue;
-		if (*count == room)
-			unused = repalloc(unused, (room *= 2) * sizeof(DlockSpaceKey));
-		unused[(*count)++] = entry->key;
+		key = palloc(sizeof(DlockSpaceKey));
+		*key = entry->key;
+		unused = lappend(unused, key);
 	}
 	dshash_seq_term(&status);
 	return unused;
@@ -146,15 +146,15 @@ is_useful(const DlockSpaceKey *key, const DlockSpaceKey *current)
 void
 dlock_remove_unused_spaces(const DlockSpaceKey *current, bool all)
 {
-	int			count;
-	DlockSpaceKey *unused = find_unused(&count);
+	List	   *unused = find_unused();
+	int			count = list_length(unused);
 	uint32		first = pg_atomic_fetch_add_u32(&dlock_control->looked_at,
 												LOOKS_AT_ONCE);
 	int			looks = all ? count : Min(count, LOOKS_AT_ONCE);
 
 	for (int i = 0; i < looks; i++)
 	{
-		const DlockSpaceKey *key = &unused[(first + i) % count];
+		const DlockSpaceKey *key = list_nth(unused, (first + i) % count);
 		DlockSpaceKey database = {key->database, InvalidOid};
 
 		CHECK_FOR_INTERRUPTS();
@@ -169,7 +169,7 @@ dlock_remove_unused_spaces(const DlockSpaceKey *current, bool all)
 			(void) dshash_delete_key(dlock_spaces, &database);
 		LWLockRelease(&dlock_control->purge_lock);
 	}
-	pfree(unused);
+	list_free_deep(unused);
 }
 
 /* If a needed space is marked useless, wait for its removal or finish it. */

@@ -455,11 +455,10 @@ dlock_is_replaced(void)
 void
 dlock_leave_slot(void)
 {
-	dlock_report_memory();
+	dlock_close_accounts();
 	pg_atomic_write_u64(&dlock_my_backend->session, 0);
 	pg_atomic_write_u32(&pids[compat_my_procno()], 0);
 	dlock_my_backend = NULL;
-	dlock_close_accounts();
 }
 
 static void

@@ -59,7 +59,7 @@
 /*
  * The state of a ticket.  WAITING and LEAVING tickets are in the lock's queue,
  * GRANTED and ENDING ones among its holders, a GONE one in neither.  A LEAVING
- * ticket waits no more, and an ENDING one holds no more.  It stays until its
+ * ticket waits no more, and an ENDING one holds no more.  Both stay until the
  * last pin is released, and a lease's until the removal of its row is in the
  * WAL.
  *

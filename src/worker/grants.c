@@ -26,7 +26,6 @@ typedef struct Grant
 	DlockLeaseTicket *ticket;	/* referred to; hash key, must be first */
 	int			durability;		/* its level, which is that of its heap */
 	XLogRecPtr	lsn;
-	uint64		turn;			/* order among grants of one position */
 	pairingheap_node node;
 } Grant;
 
@@ -43,8 +42,8 @@ compare_grants(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 	/* the first one must compare as the greatest */
 	if (grant_a->lsn != grant_b->lsn)
 		return grant_a->lsn < grant_b->lsn ? 1 : -1;
-	return grant_a->turn < grant_b->turn ? 1 :
-		grant_a->turn > grant_b->turn ? -1 : 0;
+	return grant_a->ticket->ticket.number < grant_b->ticket->ticket.number ?
+		1 : -1;
 }
 
 void
@@ -59,7 +58,6 @@ dlock_grants_begin(void)
 void
 dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 {
-	static uint64 turn = 0;
 	Grant	   *grant;
 	bool		found;
 
@@ -73,7 +71,6 @@ dlock_grants_remember(DlockLeaseTicket *ticket, XLogRecPtr lsn)
 		dlock_record_ref(&ticket->record);
 	grant->durability = ticket->announce_at;
 	grant->lsn = lsn;
-	grant->turn = ++turn;
 	pairingheap_add(grants_by_lsn[grant->durability], &grant->node);
 }
 

@@ -39,7 +39,6 @@
 #define LOCKED_RETRY_MS	5		/* after a lock timeout */
 #define LOG_EVERY		60		/* messages about one lock are rarer each
 								 * time, until each 60th is logged */
-#define CANCEL_SILENCE_MS	1000	/* between messages about cancels */
 #define OWNER_RETRY_MS	1000	/* longest pause after an error in looking for
 								 * the database's owner */
 
@@ -162,17 +161,10 @@ handle_cancel(SIGNAL_ARGS)
 	errno = save_errno;
 }
 
-/* Log a cancel, at most once in CANCEL_SILENCE_MS. */
 static void
 log_cancel(void)
 {
-	static uint64 silent_until = 0;
-	uint64		now = dlock_monotonic_now();
-
 	cancel_requested = false;
-	if (now < silent_until)
-		return;
-	silent_until = now + CANCEL_SILENCE_MS * 1000;
 	ereport(LOG,
 			(errmsg("%s in database \"%s\" ignores a request to cancel",
 					MyBgworkerEntry->bgw_type, dlock_process_database()),
@@ -342,7 +334,8 @@ recover(DlockTask *task)
 		EmitErrorReport();
 	}
 	else if (is_told && is_to_be_logged(task) &&
-			 !(task->tell_of_lock && task->tell_of_lock()))
+			 !(task->tell_of_lock &&
+			   task->tell_of_lock(dlock_process_database())))
 		EmitErrorReport();
 	if (is_told && task->failed)
 		task->failed(error->sqlerrcode);

@@ -25,8 +25,8 @@ typedef struct DlockTask
 	const char *what;			/* "...ing ...", for the log */
 	bool		(*perform) (void);	/* true: there is more to do */
 	void		(*failed) (int code);	/* called with the SQLSTATE, or NULL */
-	bool		(*tell_of_lock) (void); /* logs a lock timeout; false: did not
-										 * log; or NULL */
+	bool		(*tell_of_lock) (const char *database); /* logs a lock timeout,
+														 * or false; or NULL */
 	long		max_retry_ms;	/* longest pause after an error */
 	long		patience_ms;	/* before it is told of lock timeouts */
 

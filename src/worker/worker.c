@@ -328,12 +328,6 @@ send_without_sender(void)
 	return more;
 }
 
-static bool
-log_table_lock(void)
-{
-	return dlock_rows_tell_of_lock(dlock_process_database());
-}
-
 static DlockTask begin_task = {
 	.what = "reading the tables of leases",
 	.perform = begin_work,
@@ -349,7 +343,7 @@ static DlockTask learn_task = {
 static DlockTask clear_task = {
 	.what = "removing rows that stand for nothing",
 	.perform = clear_tables,
-	.tell_of_lock = log_table_lock,
+	.tell_of_lock = dlock_rows_tell_of_lock,
 	.max_retry_ms = MAX_RETRY_MS,
 	.patience_ms = PATIENCE_MS
 };
@@ -357,7 +351,7 @@ static DlockTask journal_task = {
 	.what = "writing the tables of leases",
 	.perform = write_journal,
 	.failed = write_failed,
-	.tell_of_lock = log_table_lock,
+	.tell_of_lock = dlock_rows_tell_of_lock,
 	.max_retry_ms = MAX_RETRY_MS,
 	.patience_ms = PATIENCE_MS
 };
