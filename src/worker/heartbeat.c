@@ -14,9 +14,8 @@
 #include "shared/shared.h"
 #include "worker/due.h"
 
-/* Known leases for which standbys count, by class, and classes in use */
+/* Known leases for which standbys count, by class */
 static uint32 counts[64];
-static uint64 counted = 0;
 
 static uint64 next_heartbeat = 0;
 
@@ -42,8 +41,8 @@ dlock_heartbeat_add(const DlockLease *lease)
 {
 	int			class = class_of(lease);
 
-	if (class >= 0 && counts[class]++ == 0)
-		counted |= UINT64CONST(1) << class;
+	if (class >= 0)
+		counts[class]++;
 	return class;
 }
 
@@ -52,27 +51,28 @@ void
 dlock_heartbeat_remove(int class)
 {
 	Assert(class < 0 || counts[class] > 0);
-	if (class >= 0 && --counts[class] == 0)
-		counted &= ~(UINT64CONST(1) << class);
+	if (class >= 0)
+		counts[class]--;
 }
 
 /*
  * Send a heartbeat if one is due and standbys are named; returns when to be
- * called again.  Unless the worker knows all leases, one may have the least
- * ttl.
+ * called again.  A lease that is not known yet may have the least ttl.
  */
 uint64
 dlock_heartbeat_beat(DlockSpace *space, bool knows_all)
 {
 	uint64		now = dlock_monotonic_now();
-	uint64		classes = counted;
 	uint64		interval;
+	int			least = 0;
 
+	while (least < (int) lengthof(counts) && counts[least] == 0)
+		least++;
 	if (!knows_all && space->leases.length > 0)
-		classes |= UINT64CONST(1) << (pg_leftmost_one_pos64(DLOCK_MIN_TTL) - 1);
-	if (classes == 0)
+		least = Min(least, pg_leftmost_one_pos64(DLOCK_MIN_TTL) - 1);
+	if (least == lengthof(counts))
 		return DLOCK_NO_DEADLINE;
-	interval = (UINT64CONST(1) << pg_rightmost_one_pos64(classes)) / 4;
+	interval = (UINT64CONST(1) << least) / 4;
 	dlock_quorum_look(space);
 	next_heartbeat = Min(next_heartbeat, now + interval);
 	if (now >= next_heartbeat)
