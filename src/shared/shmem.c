@@ -280,8 +280,9 @@ make_secrets(uint64 *secrets)
 	secrets[1] |= 1;
 }
 
+/* Initialize all before the area, in memory that is zero. */
 static void
-init_control(Size area_size)
+init_arrays(Size area_size)
 {
 	make_secrets(dlock_control->secrets);
 	dlock_control->memory_tranche = header->memory_tranche;
@@ -293,13 +294,6 @@ init_control(Size area_size)
 	pg_atomic_init_u64(&dlock_control->memory_used, 0);
 	pg_atomic_init_u64(&dlock_control->spaces_left, 0);
 	pg_atomic_init_u32(&dlock_control->looked_at, 0);
-}
-
-/* Initialize the arrays, in memory that is zero. */
-static void
-init_arrays(Size area_size)
-{
-	init_control(area_size);
 	for (uint32 i = 0; i < ProcGlobal->allProcCount; i++)
 	{
 		pg_atomic_init_u32(&pids[i], 0);

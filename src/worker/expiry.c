@@ -19,7 +19,6 @@
 
 #define MAX_LINES		100		/* per interval */
 #define INTERVAL_US		UINT64CONST(1000000)
-#define MAX_RETRY_MS	2000	/* the longest pause after an error */
 
 /* GUC */
 bool		dlock_log_expirations;
@@ -157,8 +156,7 @@ end_interval(bool at_once)
 
 static DlockTask tell_task = {
 	.what = "logging leases that have run out",
-	.perform = tell_all,
-	.max_retry_ms = MAX_RETRY_MS
+	.perform = tell_all
 };
 
 /*

@@ -18,6 +18,7 @@
 #include "postmaster/interrupt.h"
 #include "storage/fd.h"
 #include "storage/ipc.h"
+#include "storage/latch.h"
 #include "storage/lock.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
@@ -31,16 +32,17 @@
 #include "utils/pidfile.h"
 #include "utils/syscache.h"
 #include "utils/timeout.h"
+#include "utils/wait_event.h"
 
 #include "shared/shared.h"
 #include "worker/process.h"
 
-#define RETRY_MS		100		/* after an error; doubled each time */
+#define RETRY_MS		100		/* after an error; doubled each time, ... */
+#define MAX_RETRY_MS	2000	/* ... up to this */
 #define LOCKED_RETRY_MS	5		/* after a lock timeout */
 #define LOG_EVERY		60		/* messages about one lock are rarer each
 								 * time, until each 60th is logged */
-#define OWNER_RETRY_MS	1000	/* longest pause after an error in looking for
-								 * the database's owner */
+#define OWNER_PATIENCE_MS	1000
 
 /* Settings that ALTER DATABASE and ALTER ROLE must not change */
 static void
@@ -138,8 +140,7 @@ look_for_owner(void)
 static DlockTask owner_task = {
 	.what = "looking for the database's owner",
 	.perform = look_for_owner,
-	.max_retry_ms = OWNER_RETRY_MS,
-	.patience_ms = OWNER_RETRY_MS
+	.patience_ms = OWNER_PATIENCE_MS
 };
 
 static volatile sig_atomic_t cancel_requested = false;
@@ -326,7 +327,8 @@ recover(DlockTask *task)
 	if (!is_lock || task->patience_ms == 0)
 	{
 		pause = task->retry_ms > 0 ? task->retry_ms : RETRY_MS;
-		task->retry_ms = Min(pause * 2, task->max_retry_ms);
+		task->retry_ms = Min(pause * 2, task->max_retry_ms > 0 ?
+							 task->max_retry_ms : MAX_RETRY_MS);
 	}
 	if (!is_lock)
 	{
@@ -392,13 +394,17 @@ dlock_task_perform(DlockTask *task)
 	return more ? 0 : DLOCK_NO_DEADLINE;
 }
 
-/* For WaitLatch() */
-long
-dlock_milliseconds_until(uint64 moment)
+/* Sleep until then, or until this process is woken. */
+void
+dlock_process_sleep(uint64 until)
 {
 	uint64		now = dlock_monotonic_now();
+	long		timeout = until <= now ? 0 :
+		(long) Min((until - now + 999) / 1000, PG_INT32_MAX);
 
-	if (moment <= now)
-		return 0;
-	return (long) Min((moment - now + 999) / 1000, PG_INT32_MAX);
+	(void) WaitLatch(MyLatch,
+					 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
+					 timeout, PG_WAIT_EXTENSION);
+	/* before any look for work, so that no wakeup is missed */
+	ResetLatch(MyLatch);
 }

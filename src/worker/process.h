@@ -27,7 +27,7 @@ typedef struct DlockTask
 	void		(*failed) (int code);	/* called with the SQLSTATE, or NULL */
 	bool		(*tell_of_lock) (const char *database); /* logs a lock timeout,
 														 * or false; or NULL */
-	long		max_retry_ms;	/* longest pause after an error */
+	long		max_retry_ms;	/* longest pause after an error; 0: default */
 	long		patience_ms;	/* before it is told of lock timeouts */
 
 	/* state */
@@ -48,7 +48,7 @@ extern bool dlock_process_server_stops(void);
 extern void dlock_process_lock_timeout(const char *timeout);
 extern bool dlock_error_is_lock(int code);
 extern uint64 dlock_task_perform(DlockTask *task);
-extern long dlock_milliseconds_until(uint64 moment);
+extern void dlock_process_sleep(uint64 until);
 
 /* notify.c */
 extern bool dlock_notify_send(DlockSpace *space);

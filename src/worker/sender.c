@@ -67,8 +67,6 @@ dlock_sender_main(Datum arg)
 		uint64		now;
 		uint64		next;
 
-		/* first, so that no wakeup is missed */
-		ResetLatch(MyLatch);
 		dlock_process_signals();
 
 		pgstat_report_activity(STATE_RUNNING, NULL);
@@ -86,9 +84,7 @@ dlock_sender_main(Datum arg)
 			return;
 		else
 			next = sent_at + DLOCK_IDLE_MS * 1000;
-		(void) WaitLatch(MyLatch,
-						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
-						 dlock_milliseconds_until(next), PG_WAIT_EXTENSION);
+		dlock_process_sleep(next);
 	}
 }
 

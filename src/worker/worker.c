@@ -39,7 +39,6 @@
 #include "worker/due.h"
 #include "worker/worker.h"
 
-#define MAX_RETRY_MS	2000	/* longest pause after an error */
 #define PATIENCE_MS		1000	/* before a lock timeout is logged */
 #define LEAVE_MS		1000	/* a terminated worker writes for so long, and
 								 * again if the journal got shorter */
@@ -331,20 +330,17 @@ send_without_sender(void)
 static DlockTask begin_task = {
 	.what = "reading the tables of leases",
 	.perform = begin_work,
-	.failed = begin_failed,
-	.max_retry_ms = MAX_RETRY_MS
+	.failed = begin_failed
 };
 static DlockTask learn_task = {
 	.what = "looking through leases",
 	.perform = learn,
-	.failed = learn_failed,
-	.max_retry_ms = MAX_RETRY_MS
+	.failed = learn_failed
 };
 static DlockTask clear_task = {
 	.what = "removing rows that stand for nothing",
 	.perform = clear_tables,
 	.tell_of_lock = dlock_rows_tell_of_lock,
-	.max_retry_ms = MAX_RETRY_MS,
 	.patience_ms = PATIENCE_MS
 };
 static DlockTask journal_task = {
@@ -352,13 +348,11 @@ static DlockTask journal_task = {
 	.perform = write_journal,
 	.failed = write_failed,
 	.tell_of_lock = dlock_rows_tell_of_lock,
-	.max_retry_ms = MAX_RETRY_MS,
 	.patience_ms = PATIENCE_MS
 };
 static DlockTask notify_task = {
 	.what = "sending notifications",
-	.perform = send_without_sender,
-	.max_retry_ms = MAX_RETRY_MS
+	.perform = send_without_sender
 };
 
 /*
@@ -391,9 +385,7 @@ write_the_rest(void)
 		   (next = dlock_task_perform(&journal_task)) != NEVER && next < end)
 	{
 		if (next != 0)
-			(void) WaitLatch(MyLatch, WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
-							 dlock_milliseconds_until(next),
-							 PG_WAIT_EXTENSION);
+			dlock_process_sleep(next);
 		CHECK_FOR_INTERRUPTS();
 		if (my_space->journal.length < least)
 		{
@@ -563,10 +555,7 @@ pause_before_work(uint32 deaths)
 		/* attached leases must not run out during the pause */
 		uint64		next = sooner(end, dlock_heartbeat_beat(my_space, false));
 
-		(void) WaitLatch(MyLatch,
-						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
-						 dlock_milliseconds_until(next), PG_WAIT_EXTENSION);
-		ResetLatch(MyLatch);
+		dlock_process_sleep(next);
 		dlock_process_signals();
 	}
 }
@@ -599,15 +588,6 @@ promise_to_come(bool comes)
 	pg_memory_barrier();
 }
 
-static void
-sleep_until(uint64 next)
-{
-	promise_to_come(next_lazy != NEVER);
-	(void) WaitLatch(MyLatch,
-					 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | WL_TIMEOUT,
-					 dlock_milliseconds_until(next), PG_WAIT_EXTENSION);
-}
-
 void
 dlock_worker_main(Datum arg)
 {
@@ -624,8 +604,6 @@ dlock_worker_main(Datum arg)
 		uint64		now;
 		uint64		next_stay;
 
-		/* first, so that no wakeup is missed */
-		ResetLatch(MyLatch);
 		promise_to_come(false);
 		next_stay = leave_if_told();
 		dlock_process_signals();
@@ -674,7 +652,8 @@ dlock_worker_main(Datum arg)
 				next = sooner(next, next_look);
 			}
 		}
-		sleep_until(sooner(next, next_stay));
+		promise_to_come(next_lazy != NEVER);
+		dlock_process_sleep(sooner(next, next_stay));
 	}
 	(void) dlock_expiry_tell(my_space, true);
 }
