@@ -287,23 +287,22 @@ opened_at(const DlockLease *lease)
 		(TimestampTz) pg_atomic_read_u64((pg_atomic_uint64 *) &lease->renewed_at);
 }
 
-static bool
-copy_lease(DlockLease *lease, void *arg)
+static void
+copy_lease(LeaseRows *rows, DlockLease *lease)
 {
-	LeaseRows  *rows = arg;
 	LeaseRow   *row;
 	uint64		deadline = dlock_lease_deadline(lease);
 	const char *info = !lease->single && DsaPointerIsValid(lease->info) ?
 		dlock_address(lease->info) : NULL;
 
 	if (deadline == 0)
-		return true;
+		return;
 	row = palloc_extended(offsetof(LeaseRow, info) +
 						  (info ? strlen(info) : 0) + 1,
 						  MCXT_ALLOC_NO_OOM | MCXT_ALLOC_ZERO);
 	rows->complete = row != NULL;
 	if (row == NULL)
-		return false;
+		return;
 	row->number = lease->number;
 	row->ttl = dlock_lease_ttl(lease);
 	row->delay = lease->single ? 0 : lease->delay;
@@ -321,7 +320,6 @@ copy_lease(DlockLease *lease, void *arg)
 	row->waiting = (int) lease->tickets.length - row->held;
 	*rows->tail = row;
 	rows->tail = &row->next;
-	return true;
 }
 
 static void
@@ -358,12 +356,16 @@ dlock_lease_status(PG_FUNCTION_ARGS)
 											 lengthof(lease_columns));
 	DlockSpace *space = dlock_space_to_show();
 	LeaseRows	rows = {.complete = true};
+	DlockLease *lease = NULL;
 
 	if (space == NULL)
 		return (Datum) 0;
 	rows.tail = &rows.first;
 	rows.now = dlock_monotonic_now();
-	dlock_lease_for_each(space, copy_lease, &rows);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	while (rows.complete && (lease = dlock_lease_next(space, lease)) != NULL)
+		copy_lease(&rows, lease);
+	LWLockRelease(&space->lease_lock);
 	if (!rows.complete)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),

@@ -12,7 +12,7 @@
 
 #include "shared/shared.h"
 
-/* Lists.  The lock of a list's owner protects the list and its links. */
+/* The lock of a list's owner protects the list and its links. */
 
 static inline void
 dlock_list_init(DlockList *list)
@@ -64,6 +64,15 @@ dlock_list_remove(DlockList *list, DlockLink *link)
 		list->tail = link->prev;
 	link->prev = link->next = InvalidDsaPointer;
 	list->length--;
+}
+
+static inline void
+dlock_exchange(dsa_pointer *a, dsa_pointer *b)
+{
+	dsa_pointer before = *a;
+
+	*a = *b;
+	*b = before;
 }
 
 /* memory.c */

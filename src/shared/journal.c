@@ -4,16 +4,13 @@
  *	  The journal of a space: changed leases and tickets, to be written.
  *
  * Backends change the shared state and mark the changed records; only the
- * worker writes (worker/writer.c).  So a record that changes often is written
- * once, and a failed transaction is retried.  If the worker dies, its
- * successor finds the marks.  Callers that need durability wait in
- * backend/durable.c.
+ * worker writes (worker/writer.c).  If the worker dies, its successor finds
+ * the marks.  Callers that need durability wait in backend/durable.c.
  *
  * The worker hands a lock on after the commit that removes the old holder's
  * row (lease_end.c).  The next holder's row comes later in the WAL, so no
- * prefix of the WAL has two holders.  A session writes no row.  So its grant
- * is told only after the WAL was flushed up to that removal: otherwise a crash
- * could bring back a holder whose fence was superseded (I15).
+ * prefix of the WAL has two holders.  A session writes no row, so its grant is
+ * told only after that removal is flushed (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -23,10 +20,7 @@
 
 #include "shared/inner.h"
 
-/*
- * Mark a changed record, with the lease lock held since before the change
- * (I9).
- */
+/* Mark a changed record.  The lease lock is held since the change (I9). */
 void
 dlock_journal_mark(DlockSpace *space, DlockRecord *record)
 {
@@ -52,10 +46,7 @@ dlock_journal_unmark(DlockSpace *space, DlockRecord *record)
 	record->listed = false;
 }
 
-/*
- * The end of a record's latest write in the WAL, or a later position.  A
- * loaded row that was not written since was committed before the load ended.
- */
+/* The end in the WAL of a record's latest write or load, or later */
 XLogRecPtr
 dlock_journal_position(DlockSpace *space, DlockRecord *record)
 {
@@ -63,20 +54,6 @@ dlock_journal_position(DlockSpace *space, DlockRecord *record)
 	uint64		loaded_at = pg_atomic_read_u64(&space->loaded_at);
 
 	return Max(written_at, loaded_at);
-}
-
-/* The place that notes removals for a lock */
-static pg_atomic_uint64 *
-removal(DlockSpace *space, const DlockKey *key)
-{
-	return &space->removed[key->hash & (DLOCK_REMOVED_BUCKETS - 1)];
-}
-
-/* As dlock_journal_removal(), if anything was removed in the space */
-XLogRecPtr
-dlock_journal_find_removal(DlockSpace *space, const DlockKey *key)
-{
-	return pg_atomic_read_u64(removal(space, key));
 }
 
 void
@@ -87,9 +64,8 @@ dlock_journal_flush(XLogRecPtr removed)
 }
 
 /*
- * Flush the removal of a lock's previous holder, if there was one, before any
- * process tells who holds it. queue.c does so with each answer.  A session
- * that reads its own ticket's state without queue.c must call this.
+ * Flush the removal of a lock's previous holder.  Must be called before a
+ * process tells of a grant; queue_view.c does so with each answer.
  */
 void
 dlock_journal_flush_removal(DlockSpace *space, const DlockKey *key)
@@ -113,21 +89,18 @@ void
 dlock_journal_note_removal(DlockSpace *space, const DlockKey *key,
 						   XLogRecPtr lsn)
 {
-	pg_atomic_uint64 *noted = removal(space, key);
+	pg_atomic_uint64 *noted = dlock_journal_removed(space, key);
 	uint64		before = pg_atomic_read_u64(noted);
 
 	/* before any grant that this removal allows */
 	pg_atomic_write_u32(&space->has_removed, 1);
-	/* several locks share a place: keep the latest */
+	/* several locks can share the place */
 	while (before < lsn &&
 		   !pg_atomic_compare_exchange_u64(noted, &before, lsn))
 		;
 }
 
-/*
- * Note that writing has failed, with this SQLSTATE.  Callers that wait for a
- * write see it within a second.
- */
+/* Note that writing has failed, with this SQLSTATE, for callers that wait. */
 void
 dlock_journal_fail(DlockSpace *space, int code)
 {

@@ -6,15 +6,9 @@
  * A lease is in the list of its space from when it can be found until the
  * removal of its row is in the WAL; then the worker finishes it.
  *
- * The deadline alone tells whether a lease is open.  Its clock never goes
- * back, and runs while the machine sleeps.  A renewal moves it by
- * compare-and-exchange, without a lock.  A process that finds the deadline
- * passed makes it DLOCK_RAN_OUT before it reports the lease gone, and a close
- * makes it 0.  So no renewal succeeds after a close, or after the lease was
- * reported gone (I13).
- *
- * A delay begins when DLOCK_RAN_OUT becomes 0, under the lease lock: by the
- * worker, or by a process that ends one of the tickets first.
+ * The deadline alone tells whether a lease is open (I13).  A renewal moves it
+ * without a lock.  It becomes DLOCK_RAN_OUT before a process reports the lease
+ * gone, and 0 by a close, or under the lease lock when a delay begins.
  *
  *-------------------------------------------------------------------------
  */
@@ -77,15 +71,9 @@ quorum_deadline(DlockLease *lease)
 }
 
 /*
- * When a lease runs out, in monotonic microseconds; 0: it is gone.  A passed
- * deadline is changed before the answer, so later answers agree (I13).
+ * When a lease runs out, in monotonic microseconds; 0: it is gone (I13).
  * *deadline becomes the value that was read.  Without "at_standbys", standbys
- * are ignored and a signal handler may call this: if standbys count, a worker
- * watches them.
- *
- * The deadline is read before the standbys' answers.  A renewal reads the
- * answers first and moves the deadline then, so this exchange fails if a
- * renewal has succeeded in between.
+ * are ignored and a signal handler may call this.
  */
 static uint64
 look(DlockLease *lease, bool at_standbys, uint64 *deadline)
@@ -129,9 +117,8 @@ dlock_lease_has_run_out(DlockLease *lease)
 
 /*
  * Move the deadline to a ttl from now; false if the lease is gone.  The
- * deadline always changes, so a process that read the old one cannot end the
- * lease.  If "ttl" is 0, use the lease's own ttl, and never move the deadline
- * back.
+ * deadline always changes (I13).  If "ttl" is 0, use the lease's own ttl, and
+ * never move the deadline back.
  */
 bool
 dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
@@ -143,10 +130,7 @@ dlock_lease_move_deadline(DlockLease *lease, int64 ttl)
 	{
 		if (look(lease, true, &deadline) == 0)
 			return false;
-		/*
-		 * read after the deadline: dlock_lease_begin_ttl() writes the ttl
-		 * first
-		 */
+		/* after the deadline: dlock_lease_begin_ttl() writes the ttl first */
 		next = ttl > 0 ? ttl : dlock_lease_ttl(lease);
 		next += dlock_monotonic_now();
 		if (deadline >= DLOCK_NO_DEADLINE || next == deadline ||
@@ -193,9 +177,8 @@ dlock_lease_claim(DlockLease *lease)
 }
 
 /*
- * If a lease ran out, end it (deadline 0) and begin its delay.  With "always",
- * end it even if it did not run out.  Call this before a ticket is taken from
- * the lease.
+ * If a lease ran out, or "always", make its deadline 0.  If it ran out, begin
+ * its delay.  Call this before a ticket is taken from the lease.
  */
 void
 dlock_lease_be_over(DlockLease *lease, bool always)
@@ -274,8 +257,8 @@ dlock_check_lease(const DlockLease *lease)
 #endif
 
 /*
- * Remove a lease from "retimed".  If it was listed, return true; the caller
- * must then drop the list's reference.
+ * Remove a lease from "retimed".  If true, the caller must drop the list's
+ * reference.
  */
 bool
 dlock_lease_unretime(DlockSpace *space, DlockLease *lease)
@@ -304,13 +287,11 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 	bool		was_listed;
 	bool		was_retimed;
 
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	dlock_lease_begin_change(space);
 	lease->record.finished = true;
-	LWLockRelease(&space->lease_lock);
 	/* for a single lease, the table has its ticket instead */
 	if (!lease->single)
 		dlock_id_delete(&lease->record);
-	dlock_lease_begin_change(space);
 	was_listed = lease->in_leases;
 	lease->in_leases = false;
 	if (was_listed)
@@ -326,9 +307,8 @@ dlock_lease_unlist(DlockSpace *space, DlockLease *lease)
 }
 
 /*
- * Open a lease.  Its ttl starts, unless the lease is attached to a session, or
- * belongs to an heir whose session still waits.  The caller holds the lease
- * lock.
+ * Open a lease, with the lease lock held.  Its ttl starts, unless the lease is
+ * attached to a session, or belongs to an heir whose session still waits.
  */
 void
 dlock_lease_start(DlockSpace *space, DlockLease *lease, bool heir)
@@ -362,8 +342,8 @@ dlock_lease_enter(DlockLease *lease)
 
 /*
  * Make a lease that no number leads to yet, with a use by the caller.  The
- * role's name (NULL: the current user's) is stored after "size" bytes.  The
- * caller must have checked the memory limit, unless it loads.
+ * role's name (NULL: the current user's) is stored after "size" bytes.  Does
+ * not check the memory limit.
  */
 static DlockLease *
 make(DlockSpace *space, Oid role, const char *role_name, int64 ttl, Size size,
@@ -406,7 +386,7 @@ dlock_lease_make(DlockSpace *space, Oid role, const char *role_name, int64 ttl,
 	return lease;
 }
 
-/* The ticket's memory is allocated with the lease. */
+/* The same for a single lease, with memory for its ticket */
 DlockLease *
 dlock_lease_make_single(DlockSpace *space, Oid role, const char *role_name,
 						int64 ttl, const DlockKey *key)
@@ -426,27 +406,25 @@ dlock_lease_make_single(DlockSpace *space, Oid role, const char *role_name,
 void
 dlock_lease_check_rights(const DlockLease *lease)
 {
+	const char *owner = dlock_lease_role_name(lease);
 	const char *name;
+	bool		same;
 
 	if (superuser())
 		return;
 	name = GetUserNameFromId(lease->role, true);
-	if (name == NULL || strcmp(name, dlock_lease_role_name(lease)) != 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("permission denied for lease %lld",
-						(long long) lease->number),
-				 errdetail("It belongs to role \"%s\" with OID %u, but these are not the same role any more.",
-						   dlock_lease_role_name(lease), lease->role),
-				 errhint("Ask a superuser.")));
-	if (!has_privs_of_role(GetUserId(), lease->role))
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("permission denied for lease %lld",
-						(long long) lease->number),
-				 errdetail("It belongs to role \"%s\".",
-						   dlock_lease_role_name(lease)),
-				 errhint("Use a role that has the privileges of that role.")));
+	same = name && strcmp(name, owner) == 0;
+	if (same && has_privs_of_role(GetUserId(), lease->role))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("permission denied for lease %lld",
+					(long long) lease->number),
+			 same ? errdetail("It belongs to role \"%s\".", owner) :
+			 errdetail("It belongs to role \"%s\" with OID %u, but these are not the same role any more.",
+					   owner, lease->role),
+			 same ? errhint("Use a role that has the privileges of that role.") :
+			 errhint("Ask a superuser.")));
 }
 
 /*
@@ -477,14 +455,10 @@ raise_unconfirmed(const DlockLease *lease)
 }
 
 /*
- * Make sure that a renewal can promise a full ttl from "start".  If standbys
- * count, they must have acknowledged a heartbeat sent since "start" minus a
- * quarter of the ttl.  Wait for that, but for at most a quarter of the ttl and
- * MAX_RENEW_MS, so that the client can ask again, or stop.  False if the lease
- * is gone.
- *
- * The deadline is moved first, so that the lease does not run out during the
- * wait.
+ * Make sure that a renewal can promise a full ttl from "start" (I21).  If
+ * standbys count, wait for their answer, but for at most a quarter of the ttl
+ * and MAX_RENEW_MS.  The deadline is moved first, so that the lease does not
+ * run out during the wait.  False if the lease is gone.
  */
 bool
 dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
@@ -508,8 +482,8 @@ dlock_lease_confirm(DlockSpace *space, DlockLease *lease, int64 ttl,
 }
 
 /*
- * Returns how many tickets the lease keeps, -1 if it is gone.  Raises 58030 if
- * standbys count and do not answer.
+ * Renew a lease; returns how many tickets it keeps, -1 if it is gone.  Raises
+ * 58030 if standbys count and do not answer.
  */
 int
 dlock_lease_renew(DlockSpace *space, int64 number)
@@ -539,19 +513,14 @@ dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info)
 	is_there = pg_atomic_read_u64(&lease->deadline) > DLOCK_RAN_OUT;
 	if (is_there)
 	{
-		dsa_pointer before = lease->info;
-
-		lease->info = *info;
-		*info = before;
+		dlock_exchange(&lease->info, info);
 		dlock_journal_mark(space, &lease->record);
 	}
 	dlock_lease_end_change(space, lease);
 	return is_there;
 }
 
-/*
- * Start the ttl of a lease that a session kept alive; false if no session did.
- */
+/* Start the ttl of a lease that a session kept alive; false if none did. */
 bool
 dlock_lease_detach(DlockLease *lease)
 {
@@ -568,25 +537,6 @@ dlock_lease_detach(DlockLease *lease)
 			return true;
 	}
 	return false;
-}
-
-/* Call back for each lease, with the lease lock, until it returns false. */
-void
-dlock_lease_for_each(DlockSpace *space,
-					 bool (*callback) (DlockLease *, void *), void *arg)
-{
-	bool		more = true;
-
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	for (dsa_pointer link = space->leases.head;
-		 more && DsaPointerIsValid(link);)
-	{
-		DlockLease *lease = dlock_lease_in_space(link);
-
-		link = lease->in_space.next;
-		more = callback(lease, arg);
-	}
-	LWLockRelease(&space->lease_lock);
 }
 
 /* Load a lease.  Its ttl does not run before dlock_lease_begin_anew(). */
@@ -606,8 +556,8 @@ dlock_lease_restart(DlockSpace *space, DlockLease *lease, bool delayed)
 }
 
 /*
- * Load a lease that has a row.  Nothing can fail once the lease is in the
- * table of numbers, so a repeated load finds it there.
+ * Load a lease of many.  Nothing can fail once it is in the table of numbers,
+ * so a repeated load finds it there.
  */
 void
 dlock_lease_restore(DlockLease *lease, bool delayed)
@@ -619,25 +569,25 @@ dlock_lease_restore(DlockLease *lease, bool delayed)
 	dlock_lease_restart(space, lease, delayed);
 }
 
-static bool
-start_ttl_anew(DlockLease *lease, void *arg)
-{
-	uint64		now = dlock_monotonic_now();
-
-	pg_atomic_write_u64(&lease->confirmed, *(uint64 *) arg);
-	if (lease->delayed)
-		lease->delay_ends = now + lease->delay;
-	else
-		pg_atomic_write_u64(&lease->deadline, now + honoured_for(lease));
-	return true;
-}
-
 /*
- * Start the ttls of all loaded leases.  "confirmed" is the time at which the
- * record was sent that the counting standbys have acknowledged.
+ * Start the ttls of all loaded leases.  "confirmed" is when the record was
+ * sent that standbys have acknowledged.
  */
 void
 dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed)
 {
-	dlock_lease_for_each(space, start_ttl_anew, &confirmed);
+	DlockLease *lease = NULL;
+
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	while ((lease = dlock_lease_next(space, lease)) != NULL)
+	{
+		uint64		now = dlock_monotonic_now();
+
+		pg_atomic_write_u64(&lease->confirmed, confirmed);
+		if (lease->delayed)
+			lease->delay_ends = now + lease->delay;
+		else
+			pg_atomic_write_u64(&lease->deadline, now + honoured_for(lease));
+	}
+	LWLockRelease(&space->lease_lock);
 }

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * lease.h
- *	  What the files of leases share, and queue.c and purge.c need of them.
+ *	  What the files of leases share, and queue.c and purge.c need of them
  *
  *-------------------------------------------------------------------------
  */
@@ -30,13 +30,6 @@ static inline DlockLeaseTicket *
 dlock_lease_first_closed(const DlockLease *lease)
 {
 	return lease->single ? NULL : dlock_ticket_in_lease(lease->closed.head);
-}
-
-static inline DlockLease *
-dlock_lease_in_space(dsa_pointer link)
-{
-	return (DlockLease *) ((char *) dlock_address(link) -
-						   offsetof(DlockLease, in_space));
 }
 
 /* Only for a lease that has one */

@@ -5,10 +5,9 @@
  *	  go from a lease to a lock.
  *
  * An entry's lock comes before the lease lock.  So the tickets of a lease are
- * picked one by one and ended through queue.c, with the lease lock released in
- * between.  A ticket that has ended is marked, and stays in its lock until the
- * removal of its row is in the WAL.  Then, or at once if it never had a row,
- * it is settled.
+ * picked one by one and ended through queue.c.  A ticket that has ended is
+ * marked, and stays in its lock until the removal of its row is in the WAL.
+ * Then, or at once if it never had a row, it is settled.
  *
  *-------------------------------------------------------------------------
  */
@@ -67,15 +66,13 @@ finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
 	bool		was_listed;
 
 	dlock_queue_finish(ticket);
-	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	record->finished = true;
-	LWLockRelease(&space->lease_lock);
-	dlock_id_delete(record);
 	dlock_announcement_orphan(&ticket->ticket);
 	if (lease->single)
 		(void) dlock_lease_unlist(space, lease);
 
 	dlock_lease_begin_change(space);
+	record->finished = true;
+	dlock_id_delete(record);
 	was_listed = record->listed;
 	dlock_journal_unmark(space, record);
 	dlock_lease_end_change(space, lease);
@@ -85,10 +82,7 @@ finish_ticket(DlockSpace *space, DlockLeaseTicket *ticket)
 	dlock_record_unref(record);
 }
 
-/*
- * Forget a record without a row.  Called by the worker, or by the backend that
- * made the record.  Raises nothing.
- */
+/* Forget a record without a row.  Raises nothing. */
 static void
 finish_record(DlockSpace *space, DlockRecord *record)
 {
@@ -105,10 +99,7 @@ finish_record(DlockSpace *space, DlockRecord *record)
 		ConditionVariableBroadcast(&record->changed);
 }
 
-/*
- * Can the record's row be removed?  A ticket that is pinned, or kept by a
- * delay, is marked again later.
- */
+/* Can a record's row be removed?  Not if a pin or a delay keeps a ticket. */
 bool
 dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 {
@@ -133,8 +124,7 @@ dlock_lease_is_over(DlockSpace *space, DlockRecord *record)
 
 /*
  * Finish a record if it is over and has no row; returns whether it was.
- * Called by the worker after a write, and by a backend that withdraws an
- * unwritten record.
+ * Called by the worker after a write, and by a backend that ends its record.
  */
 bool
 dlock_lease_settle(DlockSpace *space, DlockRecord *record)
@@ -150,10 +140,7 @@ dlock_lease_settle(DlockSpace *space, DlockRecord *record)
 	return over;
 }
 
-/*
- * A call failed: end its ticket, unless another call has claimed that, too.
- * Without a row this needs no worker.
- */
+/* A call has failed: end its ticket, unless another call has claimed it. */
 void
 dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 {
@@ -163,9 +150,9 @@ dlock_lease_ticket_withdraw(DlockLeaseTicket *ticket)
 }
 
 /*
- * A session drops the ticket that it made; if a lease has it, settle it.
- * Otherwise it is GONE, calls with the same request may wait for it, and the
- * lock's reference is the session's to drop.
+ * A session drops the ticket that it made.  If no lease has it, it is GONE,
+ * calls with the same request may wait for it, and the lock's reference is the
+ * session's to drop.
  */
 void
 dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
@@ -183,8 +170,7 @@ dlock_lease_ticket_drop(DlockLeaseTicket *ticket)
 
 /*
  * Wake the sessions that wait for a lock for this lease, which is over.  A
- * session counts itself in "waiters" before it checks the lease, so no session
- * is missed.
+ * session counts itself in "waiters" before it checks the lease.
  */
 static void
 wake_waiters(DlockLease *lease)
@@ -225,7 +211,7 @@ end_lease(DlockSpace *space, DlockLease *lease, uint32 event)
 	return count;
 }
 
-/* Its opener has failed: end a lease, without a worker if it has no row. */
+/* Its opener has failed: end a lease. */
 void
 dlock_lease_withdraw(DlockLease *lease)
 {
@@ -256,8 +242,8 @@ dlock_lease_release(DlockSpace *space, int64 number)
 #define STEP	256
 
 /*
- * Release the locks that a delay keeps; false if "until" came first.  As
- * delay_ends has passed, the worker can continue.
+ * Release the locks that a delay keeps; false if "until" came first.  The
+ * worker can continue, because delay_ends has passed.
  */
 static bool
 end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
@@ -283,25 +269,6 @@ end_delay(DlockSpace *space, DlockLease *lease, uint64 until)
 		dlock_lease_end_change(space, lease);
 	} while (ticket != NULL && dlock_monotonic_now() < until);
 	return ticket == NULL;
-}
-
-/* Numbers of leases */
-typedef struct Numbers
-{
-	int64	   *numbers;
-	uint64		count;
-	uint64		max;
-} Numbers;
-
-static bool
-take_number(DlockLease *lease, void *arg)
-{
-	Numbers    *all = arg;
-
-	if (all->count == all->max)
-		return false;
-	all->numbers[all->count++] = lease->number;
-	return true;
 }
 
 static int64
@@ -351,38 +318,39 @@ dlock_lease_force(DlockSpace *space, int64 number, bool *was_open)
 	return count;
 }
 
-/*
- * End all leases, and the delays of those that are over.  Returns how many
- * leases were open.
- */
+/* End all leases and their delays; returns how many leases were open. */
 int64
 dlock_lease_end_all(DlockSpace *space)
 {
-	Numbers		all = {.max = space->leases.length + 64};
+	Size		max = space->leases.length + 64;
+	int64	   *numbers = MemoryContextAllocHuge(CurrentMemoryContext,
+												 max * sizeof(int64));
+	DlockLease *lease = NULL;
+	Size		found = 0;
 	int64		count = 0;
 
-	all.numbers = MemoryContextAllocHuge(CurrentMemoryContext,
-										 all.max * sizeof(int64));
-	dlock_lease_for_each(space, take_number, &all);
-	for (uint64 i = 0; i < all.count; i++)
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	while (found < max && (lease = dlock_lease_next(space, lease)) != NULL)
+		numbers[found++] = lease->number;
+	LWLockRelease(&space->lease_lock);
+	for (Size i = 0; i < found; i++)
 	{
 		bool		was_open;
 
 		CHECK_FOR_INTERRUPTS();
-		(void) dlock_lease_force(space, all.numbers[i], &was_open);
+		(void) dlock_lease_force(space, numbers[i], &was_open);
 		count += was_open ? 1 : 0;
 	}
-	pfree(all.numbers);
+	pfree(numbers);
 	return count;
 }
 
 /*
  * For the worker: end a lease if it is due, and its delay if that is due.
- * Returns when to look again, in monotonic microseconds: 0 for never, now if
- * "until" came first.  If the caller must log that the lease ran out, *expiry
- * describes the lease; otherwise its "lease" is 0.
- *
- * An end begun by another process is completed, as that process may have died.
+ * Complete an end that another process has begun.  Returns when to look again,
+ * in monotonic microseconds: 0 for never, now if "until" came first.  If the
+ * caller must log that the lease ran out, *expiry describes the lease;
+ * otherwise its "lease" is 0.
  */
 uint64
 dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
@@ -422,20 +390,18 @@ dlock_lease_expire(DlockLease *lease, uint64 until, DlockExpiry *expiry)
 	return !delayed || end_delay(space, lease, until) ? 0 : now;
 }
 
-static bool
-take_first(DlockLease *lease, void *arg)
+/* The first lease of a space, referred to; or NULL */
+static DlockLease *
+first_lease(DlockSpace *space)
 {
-	dlock_record_ref(&lease->record);
-	*(DlockLease **) arg = lease;
-	return false;
-}
+	DlockLease *lease;
 
-static void
-forget_row(DlockSpace *space, DlockRecord *record)
-{
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	record->has_row = record->in_flight = false;
+	lease = dlock_lease_next(space, NULL);
+	if (lease)
+		dlock_record_ref(&lease->record);
 	LWLockRelease(&space->lease_lock);
+	return lease;
 }
 
 /*
@@ -478,21 +444,12 @@ void
 dlock_lease_abandon(DlockSpace *space)
 {
 	DlockLease *lease;
-	DlockLeaseTicket *ticket;
 
-	while (lease = NULL,
-		   dlock_lease_for_each(space, take_first, &lease), lease)
+	while ((lease = first_lease(space)) != NULL)
 	{
-		forget_row(space, &lease->record);
 		(void) end_delay(space, lease, PG_UINT64_MAX);
 		pg_atomic_write_u64(&lease->deadline, 0);
-		while ((ticket = first_ticket(space, lease)) != NULL)
-		{
-			forget_row(space, &ticket->record);
-			(void) dlock_queue_end(ticket, DLOCK_EVENT_EXPIRED);
-			(void) dlock_lease_settle(space, &ticket->record);
-			dlock_record_unref(&ticket->record);
-		}
+		(void) end_tickets(space, lease, DLOCK_EVENT_EXPIRED, PG_UINT64_MAX);
 		(void) dlock_lease_unlist(space, lease);
 		dlock_record_unref(&lease->record);
 	}

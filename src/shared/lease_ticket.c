@@ -4,9 +4,7 @@
  *	  Tickets of leases.
  *
  * queue.c calls this, with the entry's lock held, when a ticket is adopted,
- * granted, ended or changed; none of that raises an error.  A ticket is in its
- * lease's list "tickets" until it has ended, and in "closed" if a delay keeps
- * its lock closed then.
+ * granted, ended or changed; none of that raises an error.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,10 +17,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/*
- * Does a delay close the ticket's lock, or will it, as the lease has run out?
- * The lock is not free before the delay begins, either (I16).
- */
+/* Does a delay close the ticket's lock, or will it begin to (I16)? */
 bool
 dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 {
@@ -41,27 +36,18 @@ dlock_lease_ticket_is_delayed(const DlockLeaseTicket *ticket)
 }
 
 static bool
-same_text(dsa_pointer a, dsa_pointer b)
+same_text(const char *a, const char *b)
 {
-	if (!DsaPointerIsValid(a) || !DsaPointerIsValid(b))
-		return !DsaPointerIsValid(a) && !DsaPointerIsValid(b);
-	return strcmp(dlock_address(a), dlock_address(b)) == 0;
+	return a == b || (a && b && strcmp(a, b) == 0);
 }
 
 /*
- * A client that repeats a request must get its existing ticket, at a constant
- * cost.  So a ticket is in the table of requests from its creation until it is
- * freed, by a hash of its lock, owner, and lease or role.  A ticket that joins
- * looks there with the entry locked.  At most one ticket of a request waits or
- * holds (I14).  Other tickets of the request are still used by a call, or
- * their rows are being removed.
+ * The table of requests has a ticket from its creation until it is freed, by a
+ * hash of its lock, owner, and lease or role.  At most one ticket of a request
+ * waits or holds (I14).
  */
 
-/*
- * Does this ticket answer the request of "wanted"?  With a lease of many,
- * lease and owner must be the same, with a single lease role and owner.  It
- * may be a ticket that another session waits with.
- */
+/* Does this ticket, perhaps of a session, answer the request of "wanted"? */
 static bool
 is_same(DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
 {
@@ -70,7 +56,7 @@ is_same(DlockLeaseTicket *ticket, const DlockLeaseTicket *wanted)
 
 	if (dlock_state_has_ended(dlock_state_of(&ticket->ticket)) ||
 		!dlock_key_equal(&ticket->key, &wanted->key) ||
-		!same_text(ticket->owner, wanted->owner))
+		!same_text(dlock_text_at(ticket->owner), dlock_text_at(wanted->owner)))
 		return false;
 	if (!wanted_lease->single)
 		return ticket->lease == wanted->lease;
@@ -92,22 +78,18 @@ hash_request(const DlockLeaseTicket *ticket)
 {
 	const DlockLease *lease = dlock_lease_of(ticket);
 	uint64		hash = lease->single ? lease->role : ticket->lease;
-	const char *owner;
+	const char *owner = dlock_text_at(ticket->owner);
 
 	hash = hash_combine64(hash, ticket->key.hash);
-	if (DsaPointerIsValid(ticket->owner))
-	{
-		owner = dlock_address(ticket->owner);
+	if (owner)
 		hash = hash_bytes_extended((const unsigned char *) owner,
 								   strlen(owner), hash);
-	}
 	return (uint32) murmurhash32((uint32) hash ^ (uint32) (hash >> 32));
 }
 
 /*
  * Find the ticket that has the same request as "wanted", and begin a use by
- * the caller; NULL if no such ticket waits or holds.  The ticket cannot end
- * while the entry is locked.
+ * the caller; NULL if no such ticket waits or holds.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_find_same(const DlockLeaseTicket *wanted)
@@ -152,11 +134,8 @@ dlock_lease_ticket_unlist(DlockLease *lease, DlockLeaseTicket *ticket)
 
 /*
  * The lease takes a ticket that joins its lock now or waits there, and gives
- * it this state.  False if the lease is gone.
- *
- * The row of an heir says granted from the start.  The one holder has ended,
- * and its removal is marked before the heir, so it is in the same transaction
- * or in an earlier one (I17).
+ * it this state.  The row of an heir says granted from the start (I17).  False
+ * if the lease is gone.
  */
 bool
 dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
@@ -194,9 +173,8 @@ dlock_lease_ticket_adopt(DlockLeaseTicket *ticket, DlockState state, bool heir)
 }
 
 /*
- * Grant a ticket that waited.  State and mark change together, so a process
- * that sees the state waits for the right write.  If the row says granted
- * already, nothing is marked.
+ * Grant a ticket that waited.  Nothing is marked if the row says granted
+ * already.
  */
 void
 dlock_lease_ticket_granted(DlockLeaseTicket *ticket, TimestampTz now)
@@ -252,19 +230,14 @@ void
 dlock_lease_ticket_exchange_info(DlockLeaseTicket *ticket, dsa_pointer *info)
 {
 	DlockSpace *space = dlock_space_at(ticket->ticket.space);
-	dsa_pointer before;
 
 	dlock_lease_begin_change(space);
-	before = ticket->ticket.info;
-	ticket->ticket.info = *info;
-	*info = before;
+	dlock_exchange(&ticket->ticket.info, info);
 	dlock_journal_mark(space, &ticket->record);
 	dlock_lease_end_change(space, dlock_lease_of(ticket));
 }
 
-/*
- * Begin a downgrade (I18).  True if there is no row: the caller completes it.
- */
+/* Begin a downgrade (I18).  If true, the caller must complete it. */
 bool
 dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
 {
@@ -280,9 +253,9 @@ dlock_lease_ticket_lower(DlockLeaseTicket *ticket)
 }
 
 /*
- * Begin to redirect the announcement of another call's ticket.  The row comes
- * first, with the new channel, or the latest call's.  Only once that is
- * durable and the call cannot fail is the announcement exchanged.
+ * Begin to redirect the announcement of another call's ticket.  It is
+ * exchanged only once the row with the new channel is durable and the call
+ * cannot fail.
  */
 void
 dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
@@ -296,10 +269,7 @@ dlock_lease_ticket_begin_redirect(DlockLeaseTicket *ticket,
 	dlock_lease_end_change(space, dlock_lease_of(ticket));
 }
 
-/*
- * Undo a redirection after an error.  If the error came before the exchange,
- * free the announcement.
- */
+/* Undo a redirection after an error.  Free an unused announcement. */
 void
 dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 								 dsa_pointer announcement)
@@ -324,11 +294,11 @@ dlock_lease_ticket_undo_redirect(DlockLeaseTicket *ticket,
 		(void) dlock_worker_wake(space);
 }
 
-/* The channel for a ticket's row, or "".  The caller holds the lease lock. */
+/* The channel for a ticket's row, or "".  Needs the lease lock. */
 void
 dlock_lease_ticket_channel(DlockLeaseTicket *ticket, char *channel)
 {
-	DlockAnnouncement *announcement;
+	const DlockAnnouncement *announcement;
 
 	if (!DsaPointerIsValid(ticket->redirection))
 	{
@@ -359,7 +329,7 @@ dlock_lease_ticket_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 	dlock_lease_end_change(space, lease);
 }
 
-/* End a delay for this ticket; false if it does not keep it. */
+/* End a delay for this ticket; false if no delay keeps it. */
 bool
 dlock_lease_ticket_undelay(DlockLeaseTicket *ticket)
 {
@@ -405,8 +375,8 @@ dlock_lease_ticket_row(DlockLeaseTicket *ticket, DlockRow *row)
 }
 
 /*
- * Make a ticket of a lease that no number leads to yet, with a use by the
- * caller.  The caller must have checked the memory limit.
+ * Make a lease's ticket that no number leads to yet, with a use by the caller.
+ * Does not check the memory limit.
  */
 DlockLeaseTicket *
 dlock_lease_ticket_make(DlockSpace *space, const DlockRequest *request)
@@ -460,9 +430,8 @@ dlock_lease_ticket_find(DlockSpace *space, int64 number)
 
 	dlock_id_find(space, number, &lease, &ticket);
 	if (ticket == NULL || ticket->ticket.session != 0 ||
-		dlock_state_has_ended(dlock_state_of(&ticket->ticket)))
-		return NULL;
-	if (!dlock_lease_ticket_is_live(ticket))
+		dlock_state_has_ended(dlock_state_of(&ticket->ticket)) ||
+		!dlock_lease_ticket_is_live(ticket))
 		return NULL;
 	dlock_lease_check_rights(dlock_lease_of(ticket));
 	return ticket;

@@ -26,10 +26,11 @@ static uint64 database_changes = 0;
 static void
 purge_leases(DlockSpace *space)
 {
+	DlockLease *lease;
+
 	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
-	while (DsaPointerIsValid(space->leases.head))
+	while ((lease = dlock_lease_next(space, NULL)) != NULL)
 	{
-		DlockLease *lease = dlock_lease_in_space(space->leases.head);
 		DlockLeaseTicket *ticket;
 
 		while ((ticket = dlock_ticket_in_lease(lease->tickets.head)) != NULL ||

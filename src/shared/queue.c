@@ -3,12 +3,11 @@
  * queue.c
  *	  The state machine of a lock: join, grant, hand over, leave.
  *
- * A process that changes the holders or the queue, under the entry's lock,
- * then grants from the head of the queue as long as the head fits.  After
- * releasing that lock it wakes the sessions whose tickets have changed.  A
- * lease's ticket stays in its list, LEAVING or ENDING, until the removal of
- * its row is in the WAL; no ticket is granted past it (I15).  Under the
- * entry's lock nothing sleeps, calls out, or allocates (I8).
+ * A process that changes the holders or the queue then grants from the head of
+ * the queue as long as the head fits.  After releasing the entry's lock it
+ * wakes the sessions whose tickets have changed.  A lease's ticket stays in
+ * its list, LEAVING or ENDING, until the removal of its row is in the WAL; no
+ * ticket is granted past it (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -22,14 +21,6 @@
 
 #include "shared/lease.h"
 #include "shared/queue.h"
-
-static inline void
-begin_wakeups(DlockWakeups *wakeups)
-{
-	wakeups->space = wakeups->outbox = NULL;
-	wakeups->heir = NULL;
-	wakeups->count = 0;
-}
 
 static void
 set_latches(DlockWakeups *wakeups)
@@ -59,40 +50,48 @@ dlock_wakeups_send(DlockWakeups *wakeups)
 }
 
 /*
+ * For a lease's ticket, the worker writes the change, and wakes and announces
+ * then.  Only an heir's session is woken at once, because its row may be
+ * written already.
+ */
+static void
+wake_for_lease(DlockWakeups *wakeups, DlockLeaseTicket *ticket, uint32 event)
+{
+	if (event == DLOCK_EVENT_GRANTED && wakeups->heir == NULL && ticket->heir)
+	{
+		wakeups->heir = ticket;
+		dlock_record_ref(&ticket->record);
+	}
+	else
+		wakeups->space = dlock_space_at(ticket->ticket.space);
+	if (event != DLOCK_EVENT_GRANTED &&
+		DsaPointerIsValid(ticket->ticket.announcement))
+		dlock_announcement_event(&ticket->ticket, event);
+}
+
+/*
  * Note the processes to wake for a ticket.  If the array overflows, latches
- * are set under the entry's lock, which is slower but correct.  For a lease's
- * ticket the worker does the rest after writing the change; only an heir's
- * session is woken at once, because its row may be written already.
+ * are set under the entry's lock, which is slower but correct.
  */
 static void
 wake_later(DlockWakeups *wakeups, DlockTicket *ticket, uint32 event)
 {
-	bool		of_lease = is_lease_ticket(ticket);
-
-	if (of_lease && event == DLOCK_EVENT_GRANTED && wakeups->heir == NULL &&
-		lease_ticket(ticket)->heir)
+	if (is_lease_ticket(ticket))
 	{
-		wakeups->heir = lease_ticket(ticket);
-		dlock_record_ref(&wakeups->heir->record);
-	}
-	else if (of_lease)
-		wakeups->space = dlock_space_at(ticket->space);
-	else if (DsaPointerIsValid(ticket->announcement))
-		wakeups->outbox = dlock_space_at(ticket->space);
-	if (DsaPointerIsValid(ticket->announcement) &&
-		!(of_lease && event == DLOCK_EVENT_GRANTED))
-		dlock_announcement_event(ticket, event);
-	if (of_lease)
+		wake_for_lease(wakeups, lease_ticket(ticket), event);
 		return;
+	}
+	if (DsaPointerIsValid(ticket->announcement))
+	{
+		wakeups->outbox = dlock_space_at(ticket->space);
+		dlock_announcement_event(ticket, event);
+	}
 	if (wakeups->count == lengthof(wakeups->procnos))
 		set_latches(wakeups);
 	wakeups->procnos[wakeups->count++] = ticket->procno;
 }
 
-/*
- * Does a ticket fit beside the holders (I1)?  It never does if they have other
- * slots.
- */
+/* Does a ticket fit beside the holders (I1)?  Not if they have other slots. */
 static bool
 fits(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -127,19 +126,6 @@ hold(DlockLock *lock, DlockTicket *ticket)
 		lock->exclusive++;
 	if (ticket->scope == DLOCK_LEASE)
 		lock->leased = true;
-	dlock_count_ticket(ticket, DLOCK_COUNT_ACQUIRED, 1);
-}
-
-/* The first holder not yet told that the lock is wanted, or NULL */
-static DlockTicket *
-first_unwanted(const DlockLock *lock)
-{
-	DlockTicket *first = NULL;
-
-	for (DlockTicket *holder = ticket_at(lock->holders.tail);
-		 holder && !holder->wanted; holder = ticket_at(holder->link.prev))
-		first = holder;
-	return first;
 }
 
 /*
@@ -149,8 +135,8 @@ first_unwanted(const DlockLock *lock)
 static void
 notify_holders_wanted(DlockSpace *space, DlockLock *lock, DlockSpace **to_wake)
 {
-	for (DlockTicket *holder = first_unwanted(lock); holder;
-		 holder = ticket_at(holder->link.next))
+	for (DlockTicket *holder = ticket_at(lock->holders.tail);
+		 holder && !holder->wanted; holder = ticket_at(holder->link.prev))
 	{
 		holder->wanted = true;
 		if (!DsaPointerIsValid(holder->announcement) ||
@@ -182,6 +168,7 @@ grant_head(DlockLock *lock, DlockTicket *head, TimestampTz now,
 		dlock_lease_ticket_granted(lease_ticket(head), now);
 	dlock_list_remove(&lock->queue, &head->link);
 	hold(lock, head);
+	dlock_count_ticket(head, DLOCK_COUNT_ACQUIRED, 1);
 	if (!is_lease_ticket(head))
 	{
 		head->granted_at = now;
@@ -222,10 +209,13 @@ dlock_queue_grant_all(DlockSpace *space, DlockLock *lock, DlockWakeups *wakeups)
 		notify_holders_wanted(space, lock, &wakeups->space);
 }
 
-/* Take a ticket out of the lock.  The caller grants to others. */
+/* Take a ticket out of the lock, and grant to others. */
 static void
 leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 {
+	/* a GONE ticket can be freed at any time; its space is in use */
+	DlockSpace *space = dlock_space_at(ticket->space);
+
 	Assert(ticket->pins == 0);
 	if (is_queued(ticket))
 		dlock_list_remove(&lock->queue, &ticket->link);
@@ -243,16 +233,7 @@ leave(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 			dlock_count_ticket(ticket, DLOCK_COUNT_HELD, 1);
 	}
 	dlock_ticket_set_state(ticket, DLOCK_GONE);
-}
-
-static void
-take_out(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
-{
-	/* a GONE ticket can be freed at any time; its space is in use */
-	dsa_pointer space = ticket->space;
-
-	leave(lock, ticket, wakeups);
-	dlock_queue_grant_waiters(dlock_space_at(space), lock, wakeups);
+	dlock_queue_grant_waiters(space, lock, wakeups);
 }
 
 #ifdef COMPAT_CHECKS
@@ -265,8 +246,7 @@ check_list(const DlockList *list)
 	uint32		length = 0;
 	dsa_pointer prev = InvalidDsaPointer;
 
-	for (DlockTicket *ticket = ticket_at(list->head); ticket;
-		 ticket = ticket_at(ticket->link.next))
+	foreach_ticket(ticket, list)
 	{
 		Assert(ticket->link.prev == prev);
 		Assert(prev == InvalidDsaPointer ||
@@ -284,8 +264,7 @@ check_holders(const DlockLock *lock)
 	uint32		exclusive = 0;
 	uint32		closed = 0;
 
-	for (DlockTicket *ticket = ticket_at(lock->holders.head); ticket;
-		 ticket = ticket_at(ticket->link.next))
+	foreach_ticket(ticket, &lock->holders)
 	{
 		Assert(dlock_state_of(ticket) == DLOCK_GRANTED ||
 			   dlock_state_of(ticket) == DLOCK_ENDING);
@@ -299,7 +278,7 @@ check_holders(const DlockLock *lock)
 	Assert(exclusive == 0 || (exclusive == 1 && lock->holders.length == 1));
 }
 
-/* Check I1, I3 and I4, and also I2 unless a lease has the head. */
+/* Check I1 to I4, but I2 only if no lease has the head. */
 static void
 check_lock(const DlockLock *lock)
 {
@@ -334,12 +313,10 @@ dlock_queue_let_go(DlockLock *lock)
 	}
 }
 
-/* Does a ticket wait?  Not if its lease has expired, or if it is LEAVING. */
 static bool
 has_waiting(const DlockLock *lock)
 {
-	for (DlockTicket *ticket = ticket_at(lock->queue.head); ticket;
-		 ticket = ticket_at(ticket->link.next))
+	foreach_ticket(ticket, &lock->queue)
 	{
 		if (is_waiting(ticket))
 			return true;
@@ -347,10 +324,7 @@ has_waiting(const DlockLock *lock)
 	return false;
 }
 
-/*
- * Will a ticket fit once all ended holders have left?  They hold no more, but
- * leases' tickets leave later than they end.
- */
+/* Will a ticket fit once the ended tickets of leases have left? */
 static bool
 fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -364,8 +338,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 		return fits(lock, ticket);
 	if (ticket->mode == DLOCK_SHARED && lock->exclusive == 0)
 		return true;
-	for (DlockTicket *holder = ticket_at(lock->holders.head); holder;
-		 holder = ticket_at(holder->link.next))
+	foreach_ticket(holder, &lock->holders)
 	{
 		if (is_leaving(holder))
 			continue;
@@ -378,7 +351,7 @@ fits_soon(const DlockLock *lock, const DlockTicket *ticket)
 	return true;
 }
 
-/* Give the lock the slots of a request; false if it is used with others. */
+/* Give the lock a request's slots; false if others are in use. */
 static bool
 agree_on_slots(DlockLock *lock, int32 requested)
 {
@@ -386,8 +359,7 @@ agree_on_slots(DlockLock *lock, int32 requested)
 
 	if (likely(lock->slots == slots))
 		return true;
-	for (DlockTicket *holder = ticket_at(lock->holders.head); holder;
-		 holder = ticket_at(holder->link.next))
+	foreach_ticket(holder, &lock->holders)
 	{
 		if (!is_leaving(holder))
 			return false;
@@ -399,9 +371,9 @@ agree_on_slots(DlockLock *lock, int32 requested)
 }
 
 /*
- * Draw a ticket's number, and decide whether it is granted or queued.  A
- * ticket that must not wait is queued only if it fits once ended tickets have
- * left.  If the ticket can enter, the caller must call enter().
+ * Draw a ticket's number, and decide whether it is granted or queued; the
+ * caller must call enter() then.  With "nowait", it is queued only if it fits
+ * once ended tickets have left.
  */
 static DlockJoin
 prepare_to_enter(DlockSpace *space, DlockLock *lock, DlockTicket *ticket,
@@ -435,7 +407,10 @@ static void
 enter(DlockLock *lock, DlockTicket *ticket, DlockJoin outcome)
 {
 	if (outcome == DLOCK_JOIN_GRANTED)
+	{
 		hold(lock, ticket);
+		dlock_count_ticket(ticket, DLOCK_COUNT_ACQUIRED, 1);
+	}
 	else
 		dlock_list_append(&lock->queue, &ticket->link);
 	if (!is_lease_ticket(ticket))
@@ -483,10 +458,7 @@ dlock_queue_join(DlockSpace *space, const DlockRequest *request,
 	return joined;
 }
 
-/*
- * Will a ticket be granted once the row of the only holder is removed (I17)?
- * That holder has ended, and its removal is in the journal.
- */
+/* Will a ticket be granted once the only holder's row is removed (I17)? */
 static bool
 is_heir(const DlockLock *lock, const DlockTicket *ticket)
 {
@@ -498,9 +470,9 @@ is_heir(const DlockLock *lock, const DlockTicket *ticket)
 }
 
 /*
- * A lease's ticket is about to enter its lock, which refers to it.  The lease
- * adopts it if "adopt" is set or it is an heir.  False if "adopt" fails, as
- * the lease is gone.
+ * Refer to a lease's ticket that is about to enter its lock.  The lease adopts
+ * it if "adopt" is set or it is an heir.  False if "adopt" is set and the
+ * lease is gone.
  */
 static bool
 belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
@@ -519,10 +491,7 @@ belong_to_lease(DlockLock *lock, DlockLeaseTicket *ticket, DlockJoin outcome,
 	return true;
 }
 
-/*
- * The same for request->lease, unless the request has a ticket (I14).  If
- * "adopt" is set, the lease adopts the ticket at once.
- */
+/* The same for request->lease, unless the request has a ticket (I14) */
 DlockJoined
 dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 						   DlockLeaseTicket *ticket, bool nowait, bool adopt)
@@ -557,8 +526,7 @@ dlock_queue_join_for_lease(DlockSpace *space, const DlockRequest *request,
 
 /*
  * Let the lease adopt a ticket that this backend has waited for, unless it has
- * done so for another client.  False if the ticket or the lease is gone; the
- * backend keeps a ticket that was not adopted.
+ * done so for another client.  False if the ticket or the lease is gone.
  */
 bool
 dlock_queue_adopt(DlockLeaseTicket *ticket)
@@ -620,13 +588,8 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	else
 	{
 		if (lock->holders.length == 0)
-			lock->slots = lock->holders_slots =
-				slots_for(lock, ticket->ticket.slots);
-		dlock_list_append(&lock->holders, &ticket->ticket.link);
-		lock->permits += ticket->ticket.permits;
-		if (ticket->ticket.mode == DLOCK_EXCLUSIVE)
-			lock->exclusive++;
-		lock->leased = true;
+			lock->slots = slots_for(lock, ticket->ticket.slots);
+		hold(lock, &ticket->ticket);
 		ticket->closes = state == DLOCK_ENDING;
 		if (ticket->closes)
 			lock->closed++;
@@ -638,11 +601,7 @@ dlock_queue_restore(DlockLeaseTicket *ticket, DlockState state)
 	return true;
 }
 
-/*
- * Grant heads that fit, after all tickets are loaded; can be repeated.  Only
- * locks with a queue are visited, because this holds up users of all
- * databases.
- */
+/* Grant heads that fit, after all tickets are loaded; can be repeated. */
 void
 dlock_queue_resume(DlockSpace *space)
 {
@@ -659,9 +618,7 @@ dlock_queue_resume(DlockSpace *space)
 
 /*
  * End a ticket that is WAITING or GRANTED, or ENDING without a pin.  "event"
- * tells its owner; 0 tells nothing.  A ticket with a pin or a row leaves
- * later.  The worker is not woken for a removal without waiters if it looks
- * soon by itself.
+ * is for its owner; or 0.  A ticket with a pin or a row leaves later.
  */
 void
 dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
@@ -680,7 +637,7 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 	if (!of_lease)
 	{
 		if (ticket->pins == 0)
-			take_out(lock, ticket, wakeups);
+			leave(lock, ticket, wakeups);
 		else
 			dlock_ticket_set_state(ticket, DLOCK_ENDING);
 		/* after the state, which its owner reads then (I10) */
@@ -690,12 +647,12 @@ dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket, uint32 event,
 	}
 	at_once = dlock_lease_ticket_ended(lease_ticket(ticket), is_queued(ticket) ?
 									   DLOCK_LEAVING : DLOCK_ENDING);
-	/* after the mark in the journal */
+	/* after the mark: the worker may look soon by itself */
 	if (event != 0 || lock->queue.length > 0 ||
 		pg_atomic_read_u32(&space->watches) > 0 || !dlock_worker_comes(space))
 		wakeups->space = space;
 	if (at_once)
-		take_out(lock, ticket, wakeups);
+		leave(lock, ticket, wakeups);
 	else if (lease_ticket(ticket)->in_closed && !lease_ticket(ticket)->closes)
 	{
 		lease_ticket(ticket)->closes = true;
@@ -713,18 +670,17 @@ end_unclaimed(DlockLock *lock, DlockLeaseTicket *ticket, DlockWakeups *wakeups)
 }
 
 /*
- * End a ticket of this backend, held or waiting, unless it is gone.  The
- * caller may free the ticket once it is GONE.  A pinned one is ENDING until
- * its last pin goes, and one that its lease has adopted for another client
- * stays.  The ticket has joined "lock", which exists while the ticket is not
- * GONE (I7).
+ * End a ticket of this backend, held or waiting, unless it is gone.  A pinned
+ * ticket is ENDING until its last pin goes, and one that its lease has adopted
+ * for another client stays.  The ticket has joined "lock", which exists while
+ * the ticket is not GONE (I7).
  *
  * Raises nothing and allocates nothing: error and exit paths call this.
  */
 void
 dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 {
-	DlockWakeups wakeups;
+	DlockWakeups wakeups = {0};
 
 	if (unlikely(dlock_state_of(ticket) == DLOCK_GONE))
 	{
@@ -732,7 +688,6 @@ dlock_queue_leave(const DlockKey *key, DlockTicket *ticket, DlockLock *lock)
 		pg_memory_barrier();
 		return;
 	}
-	begin_wakeups(&wakeups);
 	dlock_lock_enter(key);
 	/* it may have been ended by force since */
 	if (unlikely(dlock_state_of(ticket) == DLOCK_GONE))
@@ -771,9 +726,8 @@ dlock_queue_end(DlockLeaseTicket *ticket, uint32 event)
 /*
  * Claim a ticket that another call has made, so that it stays if that call
  * fails.  If "adopt" is set, the lease adopts it, and a session that waits
- * with it is woken and waits on as for a lease's ticket.  False if the ticket
- * or its lease is gone.  The caller wakes the worker when it waits for the
- * row.
+ * with it waits on as for a lease's ticket.  False if the ticket or its lease
+ * is gone.  The caller must wake the worker.
  */
 bool
 dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
@@ -798,10 +752,7 @@ dlock_queue_claim(DlockLeaseTicket *ticket, bool adopt)
 	return is_there;
 }
 
-/*
- * Drop the claim of a failed call, and end the ticket if this was its last
- * claim.
- */
+/* Drop the claim of a failed call, and end a ticket without claims. */
 void
 dlock_queue_withdraw(DlockLeaseTicket *ticket)
 {
@@ -829,7 +780,7 @@ dlock_queue_finish(DlockLeaseTicket *ticket)
 	state = dlock_state_of(&ticket->ticket);
 	if (state == DLOCK_LEAVING ||
 		(state == DLOCK_ENDING && ticket->ticket.pins == 0))
-		take_out(lock, &ticket->ticket, &wakeups);
+		leave(lock, &ticket->ticket, &wakeups);
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 }
 

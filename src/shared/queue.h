@@ -30,6 +30,10 @@ lease_ticket(DlockTicket *ticket)
 	return (DlockLeaseTicket *) ticket;
 }
 
+#define foreach_ticket(ticket, list) \
+	for (DlockTicket *ticket = ticket_at((list)->head); ticket; \
+		 ticket = ticket_at(ticket->link.next))
+
 static inline bool
 is_queued(DlockTicket *ticket)
 {
@@ -38,30 +42,31 @@ is_queued(DlockTicket *ticket)
 	return state == DLOCK_WAITING || state == DLOCK_LEAVING;
 }
 
-/* Does a ticket in the queue wait?  Not if its lease has run out. */
+/* A ticket does not count once its lease has run out, in any state. */
+static inline bool
+counts_as(DlockTicket *ticket, DlockState state)
+{
+	return dlock_state_of(ticket) == state &&
+		(!is_lease_ticket(ticket) ||
+		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
+}
+
 static inline bool
 is_waiting(DlockTicket *ticket)
 {
-	return dlock_state_of(ticket) == DLOCK_WAITING &&
-		(!is_lease_ticket(ticket) ||
-		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
+	return counts_as(ticket, DLOCK_WAITING);
 }
 
-/*
- * Does a holder hold?  Not if it is only pinned, or if its lease has run out,
- * even if the worker has not ended it yet.
- */
+/* A ticket that only a pin or a delay keeps does not hold. */
 static inline bool
 is_holding(DlockTicket *ticket)
 {
-	return dlock_state_of(ticket) == DLOCK_GRANTED &&
-		(!is_lease_ticket(ticket) ||
-		 dlock_lease_ticket_is_live(lease_ticket(ticket)));
+	return counts_as(ticket, DLOCK_GRANTED);
 }
 
 /*
- * Is a holder about to leave?  Not if a pin or a delay keeps it.  Until it has
- * left, no ticket is granted past it: fits() counts all holders.
+ * Is a holder about to leave?  Not if a pin or a delay keeps it.  No ticket is
+ * granted before it has left: fits() counts all holders.
  */
 static inline bool
 is_leaving(DlockTicket *ticket)
@@ -71,7 +76,7 @@ is_leaving(DlockTicket *ticket)
 		  dlock_lease_ticket_is_delayed(lease_ticket(ticket)));
 }
 
-/* The slots that count for a request or a ticket: set slots come first. */
+/* The slots that count for a request or a ticket */
 static inline int32
 slots_for(const DlockLock *lock, int32 slots)
 {
@@ -103,8 +108,8 @@ typedef struct DlockWakeups
 } DlockWakeups;
 
 /*
- * The holders of a lock, as watchers see them, are about to change.  If a
- * worker must be woken then, *to_wake is its space.
+ * Called before the holders change, as watchers see them.  Sets *to_wake if
+ * its worker must be woken.
  */
 static inline void
 dlock_queue_note_change(const DlockLock *lock, DlockSpace **to_wake)
@@ -128,7 +133,6 @@ extern void dlock_queue_grant_all(DlockSpace *space, DlockLock *lock,
 extern void dlock_queue_end_ticket(DlockLock *lock, DlockTicket *ticket,
 								   uint32 event, DlockWakeups *wakeups);
 
-/* The end of a change: release the entry's lock, and wake processes then. */
 static inline void
 dlock_queue_let_go_and_wake(DlockLock *lock, DlockWakeups *wakeups)
 {
@@ -136,7 +140,7 @@ dlock_queue_let_go_and_wake(DlockLock *lock, DlockWakeups *wakeups)
 	dlock_wakeups_send(wakeups);
 }
 
-/* A ticket has left, or another may fit: grant tickets that fit (I2). */
+/* Called after a ticket has left, or if another may fit (I2). */
 static inline void
 dlock_queue_grant_waiters(DlockSpace *space, DlockLock *lock,
 						  DlockWakeups *wakeups)

@@ -40,7 +40,6 @@ dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
 {
 	DlockWakeups wakeups = {0};
 	DlockLock  *lock = dlock_lock_find(key);
-	dsa_pointer before;
 	bool		is_there;
 
 	if (lock == NULL)
@@ -51,11 +50,7 @@ dlock_queue_exchange_info(const DlockKey *key, DlockTicket *ticket,
 	if (is_there && is_lease_ticket(ticket))
 		dlock_lease_ticket_exchange_info(lease_ticket(ticket), info);
 	else if (is_there)
-	{
-		before = ticket->info;
-		ticket->info = *info;
-		*info = before;
-	}
+		dlock_exchange(&ticket->info, info);
 	dlock_queue_let_go_and_wake(lock, &wakeups);
 	return is_there;
 }
@@ -72,8 +67,8 @@ share_hold(DlockLock *lock, DlockTicket *ticket, DlockWakeups *wakeups)
 }
 
 /*
- * Make an exclusive hold shared; a lease's with a row only once the row says
- * so, see dlock_queue_share().  False if the ticket does not hold.
+ * Make an exclusive hold shared; if it has a row, dlock_queue_share() does so
+ * later (I18).  False if the ticket does not hold.
  */
 bool
 dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
@@ -93,7 +88,7 @@ dlock_queue_downgrade(const DlockKey *key, DlockTicket *ticket)
 	return holds;
 }
 
-/* A ticket's row that says shared is in the WAL: share its hold (I18). */
+/* Called when a ticket's row that says shared is in the WAL (I18) */
 void
 dlock_queue_share(DlockLeaseTicket *ticket)
 {
@@ -109,8 +104,7 @@ dlock_queue_share(DlockLeaseTicket *ticket)
 }
 
 static void
-describe_forced(const DlockLock *lock, DlockTicket *ticket,
-				DlockForced *forced)
+describe_forced(DlockForced *forced, const DlockLock *lock, DlockTicket *ticket)
 {
 	dlock_key_copy(&forced->key, &lock->key);
 	forced->held = dlock_state_of(ticket) == DLOCK_GRANTED;
@@ -150,68 +144,67 @@ end_ticket_by_force(DlockLock *lock, DlockTicket *ticket,
 	return done;
 }
 
-/* Search all locks for a ticket's number. */
 static bool
-find_lock_of(const DlockSpace *space, int64 number, DlockKey *key)
+force_lease_ticket(DlockLeaseTicket *ticket, DlockForced *forced,
+				   DlockWakeups *wakeups)
 {
-	DlockLockScan scan;
-	DlockLock  *lock;
-
-	dlock_lock_scan_begin(&scan, &space->key, false);
-	while ((lock = dlock_lock_scan_next(&scan)) != NULL)
-	{
-		if (find_number(&lock->holders, number) == NULL &&
-			find_number(&lock->queue, number) == NULL)
-			continue;
-		dlock_key_copy(key, &lock->key);
-		break;
-	}
-	dlock_lock_scan_end(&scan);
-	return lock != NULL;
-}
-
-static bool
-force(const DlockKey *key, int64 number, DlockLeaseTicket *of_lease,
-	  DlockForced *forced)
-{
-	DlockLock  *lock = dlock_lock_find(key);
-	DlockWakeups wakeups = {0};
-	DlockTicket *ticket = of_lease ? &of_lease->ticket : NULL;
+	DlockLock  *lock = dlock_lock_find(&ticket->key);
 	bool		done = false;
 
 	if (lock == NULL)
 		return false;
-	if (ticket == NULL)
-		ticket = find_number(&lock->holders, number);
-	if (ticket == NULL)
-		ticket = find_number(&lock->queue, number);
-	if (ticket && dlock_state_of(ticket) != DLOCK_GONE)
+	if (dlock_state_of(&ticket->ticket) != DLOCK_GONE)
 	{
-		describe_forced(lock, ticket, forced);
-		done = end_ticket_by_force(lock, ticket, &wakeups);
+		describe_forced(forced, lock, &ticket->ticket);
+		done = end_ticket_by_force(lock, &ticket->ticket, wakeups);
 	}
-	dlock_queue_let_go_and_wake(lock, &wakeups);
+	dlock_queue_let_go(lock);
 	return done;
 }
 
-/*
- * End a ticket by force; false if there is none.  A session's is searched for
- * in all locks, in shared mode, so that guessed numbers block no owner.
- */
+/* Search all locks for a session's ticket. */
+static bool
+force_session_ticket(const DlockSpace *space, int64 number,
+					 DlockForced *forced, DlockWakeups *wakeups)
+{
+	DlockLockScan scan;
+	DlockLock  *lock;
+	DlockTicket *ticket = NULL;
+	bool		done = false;
+
+	dlock_lock_scan_begin(&scan, &space->key, false);
+	while (ticket == NULL && (lock = dlock_lock_scan_next(&scan)) != NULL)
+	{
+		ticket = find_number(&lock->holders, number);
+		if (ticket == NULL)
+			ticket = find_number(&lock->queue, number);
+		if (ticket == NULL)
+			continue;
+		describe_forced(forced, lock, ticket);
+		done = end_ticket_by_force(lock, ticket, wakeups);
+		if (dlock_lock_is_unused(lock))
+			dlock_lock_scan_remove(&scan);
+	}
+	dlock_lock_scan_end(&scan);
+	return done;
+}
+
+/* End a ticket by force; false if there is none. */
 bool
 dlock_queue_force(DlockSpace *space, int64 number, DlockForced *forced)
 {
 	int			before = dlock_record_begin_uses();
+	DlockWakeups wakeups = {0};
 	DlockLease *lease;
 	DlockLeaseTicket *ticket;
-	DlockKey	key;
 	bool		done = false;
 
 	dlock_id_find(space, number, &lease, &ticket);
 	if (ticket)
-		done = force(&ticket->key, number, ticket, forced);
-	else if (lease == NULL && find_lock_of(space, number, &key))
-		done = force(&key, number, NULL, forced);
+		done = force_lease_ticket(ticket, forced, &wakeups);
+	else if (lease == NULL)
+		done = force_session_ticket(space, number, forced, &wakeups);
+	dlock_wakeups_send(&wakeups);
 	dlock_record_end_uses(before);
 	return done;
 }

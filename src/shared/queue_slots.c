@@ -51,15 +51,15 @@ settle_slots(DlockSpace *space, DlockLock *lock)
 }
 
 /*
- * A transaction has changed a row of dlock_slots: keep the lock's entry until
- * it ends.  Raises 53200, with nothing changed.
+ * A transaction has changed a row of dlock_slots: keep the lock's entry to its
+ * end.  Raises 53200, with nothing changed.
  */
 DlockLock *
 dlock_queue_expect_slots(const DlockKey *key, Oid role)
 {
 	DlockLock  *lock = dlock_lock_find(key);
 
-	/* slots that are set have kept it: unsetting them takes no memory */
+	/* unsetting slots takes no memory: they have kept the entry */
 	if (lock == NULL)
 		lock = dlock_lock_insert(key, 0, role);
 	/* each setter has the row locked, or is about to end */

@@ -3,8 +3,8 @@
  * queue_view.c
  *	  Holders and waiters, for questions, the deadlock search, and views.
  *
- * Nothing here changes a lock.  No answer tells of a grant before the removal
- * of the previous holder's row is flushed (I15), with no lock held.
+ * Nothing here changes a lock.  Each answer first flushes, with no lock held,
+ * the removal of the previous holder's row (I15).
  *
  *-------------------------------------------------------------------------
  */
@@ -50,8 +50,8 @@ grant_of(DlockTicket *ticket, const DlockKey *key)
 }
 
 /*
- * May a process tell of the grant?  Flushes the WAL.  A grant that standbys have
- * not acknowledged is none: one of them may have been promoted before it.
+ * May a process tell of the grant?  Flushes the WAL.  False if standbys have
+ * not acknowledged the grant: one of them may have been promoted before it.
  */
 static bool
 is_durable(const Grant *grant)
@@ -64,10 +64,7 @@ is_durable(const Grant *grant)
 	return dlock_quorum_is_acknowledged(grant->lsn, grant->durability);
 }
 
-/*
- * If "lock" is set, release it.  Is "holder" set, and may be told of?  All answers
- * end here, or call dlock_journal_flush_removal().
- */
+/* Release "lock", if set.  May a process tell of "holder", if set? */
 static bool
 let_go_of_found(DlockLock *lock, const DlockKey *key, DlockTicket *holder)
 {
@@ -89,10 +86,7 @@ dlock_queue_is_durable(const DlockKey *key, DlockTicket *ticket)
 	return is_durable(&grant);
 }
 
-/*
- * The greatest number among the holders; 0 if there is none, or it is not durable
- * yet.
- */
+/* The greatest number among the holders; 0 if none is durable yet */
 int64
 dlock_queue_fence(const DlockKey *key)
 {
@@ -111,7 +105,7 @@ dlock_queue_fence(const DlockKey *key)
 	return let_go_of_found(lock, key, ticket) ? fence : 0;
 }
 
-/* A ticket's scope, as shown: the longest scope in which it was acquired */
+/* The longest scope in which a ticket was acquired */
 static DlockScope
 scope_of(DlockTicket *ticket)
 {
@@ -128,14 +122,13 @@ copy_holder(DlockHolder *holder, DlockTicket *ticket)
 	holder->scope = scope_of(ticket);
 	holder->has_info = DsaPointerIsValid(ticket->info);
 	if (holder->has_info)
-		strlcpy(holder->info, dlock_address(ticket->info),
+		strlcpy(holder->info, dlock_text_at(ticket->info),
 				sizeof(holder->info));
 }
 
 /*
- * The newest holder of a lock, for watchers, once its grant is durable.  While
- * holders that have ended keep the lock closed, even only until a removal is
- * in the WAL, the lock is neither held nor free.
+ * The newest holder of a lock, for watchers, once its grant is durable.  A
+ * lock that only ended tickets keep closed is neither held nor free.
  */
 DlockHolding
 dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
@@ -168,9 +161,8 @@ dlock_queue_holder(DlockSpace *space, const DlockKey *key, DlockHolder *holder)
 }
 
 /*
- * Is this the number of a holder?  A lease's ticket is found by number, at a
- * constant cost.  A session's is searched for: a table of these would cost
- * each acquire.  A session need not ask here about its own.
+ * Is this the number of a holder?  A session's ticket is searched for, because
+ * a table would cost each acquire.  A session finds its own without this call.
  */
 bool
 dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
@@ -219,10 +211,7 @@ dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
 	return holds;
 }
 
-/*
- * Is a ticket shown?  It is if it counts or keeps the lock closed.  Sets
- * *holds, too, because that reads the clock.
- */
+/* Does a ticket count, or keep the lock closed?  Sets *holds, too. */
 static bool
 is_shown(DlockTicket *ticket, bool *holds)
 {
@@ -269,10 +258,8 @@ copy_members(const DlockLock *lock, const DlockList *list, int max_each,
 
 /*
  * Copy the holders of a lock and then its queue: at most "max_each" of either.
- * *slots is set to the holders' slots.
- *
- * Returns the number of members.  If it exceeds "max", nothing is copied, and
- * the caller must repeat with more room.
+ * *slots is set to the holders' slots.  Returns the number of members; if it
+ * exceeds "max", nothing is copied, and the caller must repeat with more room.
  */
 int
 dlock_queue_members(const DlockKey *key, int max_each, DlockMember *members,
@@ -335,10 +322,11 @@ static DlockRow *
 make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position,
 		 bool holds)
 {
-	const char *info = NULL;
-	Size		info_length = 0;
-	const char *owner = NULL;
-	Size		owner_length = 0;
+	const char *info = dlock_text_at(ticket->info);
+	Size		info_length = info ? strlen(info) : 0;
+	const char *owner = ticket->scope == DLOCK_LEASE ?
+		dlock_text_at(lease_ticket(ticket)->owner) : NULL;
+	Size		owner_length = owner ? strlen(owner) : 0;
 	char		channel[NAMEDATALEN];
 	Size		channel_length;
 	char	   *text;
@@ -346,17 +334,6 @@ make_row(const DlockLock *lock, DlockTicket *ticket, uint32 position,
 
 	dlock_announcement_channel(ticket, channel);
 	channel_length = strlen(channel);
-	if (DsaPointerIsValid(ticket->info))
-	{
-		info = dlock_address(ticket->info);
-		info_length = strlen(info);
-	}
-	if (ticket->scope == DLOCK_LEASE &&
-		DsaPointerIsValid(lease_ticket(ticket)->owner))
-	{
-		owner = dlock_address(lease_ticket(ticket)->owner);
-		owner_length = strlen(owner);
-	}
 	row = palloc_extended(offsetof(DlockRow, text) + lock->key.length +
 						  info_length + owner_length + channel_length,
 						  MCXT_ALLOC_NO_OOM);
@@ -407,31 +384,12 @@ typedef struct Rows
 } Rows;
 
 static void
-begin_rows(Rows *rows)
-{
-	rows->first = NULL;
-	rows->tail = &rows->first;
-	rows->count = 0;
-	rows->complete = true;
-}
-
-static void
-append(Rows *rows, DlockRow *row)
-{
-	row->next = NULL;
-	*rows->tail = row;
-	rows->tail = &row->next;
-	rows->count++;
-}
-
-static void
 copy_list(Rows *rows, const DlockLock *lock, const DlockList *list,
 		  bool queued)
 {
 	uint32		position = 0;
 
-	for (DlockTicket *ticket = ticket_at(list->head);
-		 ticket && rows->complete; ticket = ticket_at(ticket->link.next))
+	foreach_ticket(ticket, list)
 	{
 		DlockRow   *row;
 		bool		holds;
@@ -440,8 +398,12 @@ copy_list(Rows *rows, const DlockLock *lock, const DlockList *list,
 			continue;
 		row = make_row(lock, ticket, queued ? ++position : 0, holds);
 		rows->complete = row != NULL;
-		if (row)
-			append(rows, row);
+		if (row == NULL)
+			return;
+		row->next = NULL;
+		*rows->tail = row;
+		rows->tail = &row->next;
+		rows->count++;
 	}
 }
 
@@ -449,20 +411,8 @@ static void
 copy_lock(Rows *rows, const DlockLock *lock)
 {
 	copy_list(rows, lock, &lock->holders, false);
-	copy_list(rows, lock, &lock->queue, true);
-}
-
-static void
-copy_partition(Rows *rows, DlockRowScan *scan, int partition)
-{
-	DlockLockScan locks;
-	DlockLock  *lock;
-
-	dlock_lock_scan_begin_in(&locks, partition, &scan->space->key,
-							 false);
-	while (rows->complete && (lock = dlock_lock_scan_next(&locks)) != NULL)
-		copy_lock(rows, lock);
-	dlock_lock_scan_end(&locks);
+	if (rows->complete)
+		copy_list(rows, lock, &lock->queue, true);
 }
 
 static void
@@ -475,10 +425,7 @@ check_complete(const Rows *rows)
 				 errdetail("Failed while copying the lock table.")));
 }
 
-/*
- * Count the waiting tickets of a space; *longest is the longest wait, in
- * microseconds.  Partitions without a queue of the database are skipped.
- */
+/* Count waiting tickets; *longest is the longest wait, in microseconds. */
 uint64
 dlock_queue_waiting(const DlockSpace *space, int64 *longest)
 {
@@ -534,19 +481,25 @@ dlock_queue_waited_for(const DlockSpace *space, int *count)
 }
 
 /*
- * Copy every ticket of a space, lock by lock: the holders and then the queue.
- * Each lock is copied at one moment, with its entry locked.  Returns the rows
- * of the next partitions, palloc'd; NULL at the end.
+ * The rows of the next locks, palloc'd: of each its holders and then its
+ * queue, at one moment.  NULL at the end.
  */
 DlockRow *
 dlock_queue_rows_next(DlockRowScan *scan)
 {
-	Rows		rows;
+	Rows		rows = {.tail = &rows.first, .complete = true};
+	DlockLockScan locks;
+	DlockLock  *lock;
 
-	begin_rows(&rows);
 	while (rows.complete && rows.count < ROWS_IN_A_GO &&
 		   scan->partition < DLOCK_PARTITIONS)
-		copy_partition(&rows, scan, scan->partition++);
+	{
+		dlock_lock_scan_begin_in(&locks, scan->partition++, &scan->space->key,
+								 false);
+		while (rows.complete && (lock = dlock_lock_scan_next(&locks)) != NULL)
+			copy_lock(&rows, lock);
+		dlock_lock_scan_end(&locks);
+	}
 	check_complete(&rows);
 	/* as is_durable() does, for all */
 	if (rows.first)
@@ -559,11 +512,10 @@ DlockRow *
 dlock_queue_rows_of(DlockSpace *space, const DlockKey *key)
 {
 	DlockLock  *lock = dlock_lock_find(key);
-	Rows		rows;
+	Rows		rows = {.tail = &rows.first, .complete = true};
 
 	if (lock == NULL)
 		return NULL;
-	begin_rows(&rows);
 	copy_lock(&rows, lock);
 	dlock_lock_release(lock);
 	check_complete(&rows);

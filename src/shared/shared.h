@@ -61,6 +61,13 @@ dlock_pointer(const void *object)
 	return (dsa_pointer) ((const char *) object - dlock_area_start);
 }
 
+/* A terminated string; NULL if the pointer is invalid */
+static inline const char *
+dlock_text_at(dsa_pointer text)
+{
+	return DsaPointerIsValid(text) ? dlock_address(text) : NULL;
+}
+
 /* account.c */
 extern int	dlock_max_memory_per_role;	/* percent */
 extern dshash_table *dlock_accounts;
@@ -477,6 +484,16 @@ extern DlockLease *dlock_lease_next_retimed(DlockSpace *space);
 
 /* lease.c */
 
+/* The lease after this one, or the first; or NULL.  Needs the lease lock. */
+static inline DlockLease *
+dlock_lease_next(const DlockSpace *space, const DlockLease *lease)
+{
+	dsa_pointer link = lease ? lease->in_space.next : space->leases.head;
+
+	return DsaPointerIsValid(link) ? (DlockLease *)
+		((char *) dlock_link_at(link) - offsetof(DlockLease, in_space)) : NULL;
+}
+
 static inline const char *
 dlock_lease_role_name(const DlockLease *lease)
 {
@@ -510,9 +527,6 @@ extern int	dlock_lease_renew(DlockSpace *space, int64 number);
 extern bool dlock_lease_confirm(DlockSpace *space, DlockLease *lease,
 								int64 ttl, uint64 start);
 extern bool dlock_lease_exchange_info(DlockLease *lease, dsa_pointer *info);
-extern void dlock_lease_for_each(DlockSpace *space,
-								 bool (*callback) (DlockLease *, void *),
-								 void *arg);
 extern void dlock_lease_restore(DlockLease *lease, bool delayed);
 extern void dlock_lease_begin_anew(DlockSpace *space, uint64 confirmed);
 extern void dlock_lease_enter(DlockLease *lease);
@@ -604,8 +618,13 @@ extern void dlock_lease_ticket_channel(DlockLeaseTicket *ticket,
 extern void dlock_journal_unmark(DlockSpace *space, DlockRecord *record);
 extern XLogRecPtr dlock_journal_position(DlockSpace *space,
 										 DlockRecord *record);
-extern XLogRecPtr dlock_journal_find_removal(DlockSpace *space,
-											 const DlockKey *key);
+
+/* The place that notes removals for a lock */
+static inline pg_atomic_uint64 *
+dlock_journal_removed(DlockSpace *space, const DlockKey *key)
+{
+	return &space->removed[key->hash & (DLOCK_REMOVED_BUCKETS - 1)];
+}
 
 /*
  * The end in the WAL of the removal of the row of a lock's last holder; or 0.
@@ -617,7 +636,7 @@ dlock_journal_removal(DlockSpace *space, const DlockKey *key)
 	pg_read_barrier();
 	if (likely(pg_atomic_read_u32(&space->has_removed) == 0))
 		return InvalidXLogRecPtr;
-	return dlock_journal_find_removal(space, key);
+	return pg_atomic_read_u64(dlock_journal_removed(space, key));
 }
 
 extern void dlock_journal_flush_removal(DlockSpace *space,

@@ -38,25 +38,6 @@
 #define SILENCE_MS			60000	/* between two such messages */
 #define MAX_LOCK_POLL_MS	50
 
-/* What leases ask of standbys: the highest level, and the least ttl */
-typedef struct Demand
-{
-	int			durability;
-	int64		ttl;
-} Demand;
-
-static bool
-take_demand(DlockLease *lease, void *arg)
-{
-	Demand	   *demand = arg;
-	int			durability = dlock_lease_durability(lease);
-
-	demand->durability = Max(demand->durability, durability);
-	if (durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE)
-		demand->ttl = Min(demand->ttl, dlock_lease_ttl(lease));
-	return true;
-}
-
 /*
  * Begin the ttls; false after "until".
  *
@@ -69,22 +50,33 @@ take_demand(DlockLease *lease, void *arg)
 static bool
 begin_ttls(DlockSpace *space, uint64 until)
 {
-	Demand		demand = {SYNCHRONOUS_COMMIT_OFF, PG_INT64_MAX};
+	DlockLease *lease = NULL;
+	int			highest = SYNCHRONOUS_COMMIT_OFF;
+	int64		least_ttl = PG_INT64_MAX;
 	uint64		confirmed = 0;
 
 	/* calls about loaded rows wait until this is durable */
 	if (space->leases.length > 0)
 		pg_atomic_write_u64(&space->loaded_at, compat_log_message("dlock"));
-	dlock_lease_for_each(space, take_demand, &demand);
+	LWLockAcquire(&space->lease_lock, LW_EXCLUSIVE);
+	while ((lease = dlock_lease_next(space, lease)) != NULL)
+	{
+		int			durability = dlock_lease_durability(lease);
+
+		highest = Max(highest, durability);
+		if (durability >= SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+			least_ttl = Min(least_ttl, dlock_lease_ttl(lease));
+	}
+	LWLockRelease(&space->lease_lock);
 	InvalidateCatalogSnapshot();
 	for (int i = 0; i < MAX_QUORUM_WAITS; i++)
 	{
 		confirmed = dlock_monotonic_now();
-		if (demand.durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
+		if (highest < SYNCHRONOUS_COMMIT_REMOTE_WRITE)
 			break;
-		if (!dlock_quorum_wait(space, demand.durability, confirmed, until))
+		if (!dlock_quorum_wait(space, highest, confirmed, until))
 			return false;
-		if ((int64) (dlock_monotonic_now() - confirmed) < demand.ttl / 4)
+		if ((int64) (dlock_monotonic_now() - confirmed) < least_ttl / 4)
 			break;
 	}
 	dlock_lease_begin_anew(space, confirmed);

@@ -189,20 +189,12 @@ begin_work(void)
 	return false;
 }
 
-static bool
-take_unknown(DlockLease *lease, void *arg)
-{
-	if (num_unknown == max_unknown)
-		return false;
-	dlock_record_ref(&lease->record);
-	unknown[num_unknown++] = lease;
-	return true;
-}
-
 /* Refer to all leases. */
 static void
 collect_unknown(void)
 {
+	DlockLease *lease = NULL;
+
 	/* leases that come later are learned of from the journal */
 	max_unknown = my_space->leases.length + 64;
 	if (unknown)
@@ -210,7 +202,14 @@ collect_unknown(void)
 	unknown = NULL;
 	unknown = MemoryContextAllocHuge(TopMemoryContext,
 									 max_unknown * sizeof(DlockLease *));
-	dlock_lease_for_each(my_space, take_unknown, NULL);
+	LWLockAcquire(&my_space->lease_lock, LW_EXCLUSIVE);
+	while (num_unknown < max_unknown &&
+		   (lease = dlock_lease_next(my_space, lease)) != NULL)
+	{
+		dlock_record_ref(&lease->record);
+		unknown[num_unknown++] = lease;
+	}
+	LWLockRelease(&my_space->lease_lock);
 }
 
 /* Remember the grants of a lease that may have to be announced. */
