@@ -3,19 +3,15 @@
  * announcement.c
  *	  Announcements of enqueued tickets, and the outbox of those to be sent.
  *
- * A change of an enqueued ticket sets events in its announcement.  An
- * announcement that is armed and has events is in the space's outbox, and the
- * sender sends it (I28).
+ * An announcement that is armed and has events is in the space's outbox, and
+ * the sender sends it (I28).  It leaves the outbox only after it was sent.  So
+ * if the sender fails or dies, the next attempt sends it, perhaps twice.
  *
  * An announcement is armed after the commit of the transaction that made it,
  * and after the LISTEN of that commit.  Otherwise it could be sent before the
  * session listens.  Until then the transaction claims it, and no other
  * transaction arms it.  A rollback undoes the LISTEN but not the ticket, which
  * is not announced until the next call.
- *
- * An announcement leaves the outbox only after it was sent.  So if the sender
- * fails or dies, the next attempt sends it, perhaps twice, which is harmless
- * for a hint.
  *
  *-------------------------------------------------------------------------
  */
@@ -60,10 +56,7 @@ dlock_announcement_channel(DlockTicket *ticket, char *channel)
 	LWLockRelease(&space->outbox_lock);
 }
 
-/*
- * Make and claim an announcement.  All that can fail, as converting the name,
- * is done here.
- */
+/* Make and claim an announcement.  Nothing fails later. */
 dsa_pointer
 dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 {
@@ -83,9 +76,7 @@ dlock_announcement_make(DlockSpace *space, const DlockRequest *request)
 	return dlock_pointer(announcement);
 }
 
-/*
- * Enter an announcement into the outbox if it is armed and has events (I28).
- */
+/* Enter an announcement into the outbox if it is to be sent (I28). */
 static void
 post(DlockSpace *space, DlockAnnouncement *announcement)
 {
@@ -108,9 +99,8 @@ unpost(DlockSpace *space, DlockAnnouncement *announcement)
 }
 
 /*
- * The worker does not end while announcements are counted.  So count an
- * announcement only after its ticket has joined: a failed request leaves its
- * announcement on the spare ticket.
+ * Count an announcement, which keeps the worker there.  Called only after its
+ * ticket has joined: a failed request leaves its own on the spare ticket.
  */
 void
 dlock_announcement_count(DlockTicket *ticket)
@@ -230,10 +220,7 @@ dlock_announcement_event(DlockTicket *ticket, uint32 events)
 	LWLockRelease(&space->outbox_lock);
 }
 
-/*
- * Arm an announcement.  If its ticket has ended, only the outbox refers to it
- * then.
- */
+/* If its ticket has ended, only the outbox refers to it then. */
 static void
 arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 {
@@ -244,10 +231,7 @@ arm(DlockTicket *ticket, DlockAnnouncement *announcement)
 		ticket->announcement = InvalidDsaPointer;
 }
 
-/*
- * A ticket's announcement if this session has claimed it with this claim, or
- * with any claim if "claim" is 0; otherwise NULL.
- */
+/* A ticket's announcement, if this session has this claim, or any if 0 */
 static DlockAnnouncement *
 claimed(DlockTicket *ticket, uint64 claim)
 {
@@ -261,10 +245,7 @@ claimed(DlockTicket *ticket, uint64 claim)
 		(claim == 0 || announcement->claim == claim) ? announcement : NULL;
 }
 
-/*
- * The (sub)transaction with this claim has committed, so its LISTEN is in
- * effect; or it was rolled back.
- */
+/* The (sub)transaction with this claim has committed, or was rolled back. */
 void
 dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 {
@@ -287,9 +268,7 @@ dlock_announcement_end_claim(DlockTicket *ticket, uint64 claim, bool committed)
 		(void) dlock_worker_wake(space);
 }
 
-/*
- * Claim an announcement that a rollback has left unarmed; 0 if there is none.
- */
+/* Claim an announcement that a rollback has left unarmed; 0 if none is. */
 uint64
 dlock_announcement_claim(DlockTicket *ticket)
 {
@@ -365,11 +344,7 @@ dlock_outbox_copy(DlockSpace *space, DlockMessage *messages, int max)
 	return count;
 }
 
-/*
- * Remove the announcements that were sent: those at the head of the outbox
- * that are marked.  They are not looked up by ticket, because a ticket can
- * have another announcement by now.
- */
+/* Remove the announcements that were sent, which are marked, at the head. */
 void
 dlock_outbox_clear(DlockSpace *space)
 {

@@ -180,8 +180,7 @@ extern void dlock_remove_useless_space(const DlockSpaceKey *key);
 /* ticket.c */
 /*
  * Change a ticket's state, after all other changes of the ticket and its
- * links.  The owner reads the state without the lock, and frees a session's
- * ticket once it is GONE.  Waiters for a lease's ticket read it, too.
+ * links: it is read without the lock, and a session's GONE ticket is freed.
  */
 static inline void
 dlock_ticket_set_state(DlockTicket *ticket, DlockState state)
@@ -194,8 +193,8 @@ dlock_ticket_set_state(DlockTicket *ticket, DlockState state)
 
 /*
  * Note that a ticket has waited for so many microseconds, and waits on.  Until
- * the grant, granted_at is -(start + 2^61) by the monotonic clock.  That is
- * below 0 even if the wait began before the machine was booted.
+ * the grant, granted_at is -(start + 2^61) by the monotonic clock, so that it
+ * is below 0 even if the wait began before the machine was booted.
  */
 static inline void
 dlock_ticket_begin_wait(DlockTicket *ticket, int64 waited)

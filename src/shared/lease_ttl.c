@@ -4,19 +4,16 @@
  *	  Another ttl or a higher durability for an open lease.
  *
  * Until another ttl is durable, and for good if the call fails, the shorter
- * ttl counts, because the client can rely on no more.  The row has the new ttl
- * from the start.  So no server honours a lease longer after a heartbeat than
- * the row on a standby says, which may be promoted (I21).
+ * ttl counts.  The row has the new ttl from the start.  So no server honours a
+ * lease longer after a heartbeat than the row on a standby says (I21).
  *
- * The deadline moves at once to the new ttl from now.  A later deadline keeps
- * the lease from running out while its row is written.  That is safe, because
- * the standbys' answers limit its life, too.  If the deadline is sooner, the
- * worker must check the lease again, so the lease is listed in "retimed" of
- * the space.
+ * The deadline moves at once to the new ttl from now.  A later deadline is
+ * safe, because the standbys' answers limit the lease's life, too.  The lease
+ * is listed in "retimed" of the space, so that the worker checks it again.
  *
  * A higher durability counts in memory at once, so that heartbeats are sent
- * even if the table is locked.  It never falls, because a caller may have
- * returned that counts on it.
+ * even if the table is locked.  It never falls, because a caller that counts
+ * on it may have returned.
  *
  *-------------------------------------------------------------------------
  */
@@ -28,7 +25,7 @@
 #include "shared/lease.h"
 #include "shared/inner.h"
 
-/* Have the worker look at a lease whose ttl or durability changes. */
+/* Have the worker check a lease. */
 static void
 retime(DlockSpace *space, DlockLease *lease)
 {
@@ -97,9 +94,8 @@ prepare_retiming(DlockSpace *space, DlockLease *lease)
  * that counts on "record", the lease or its ticket, and then waits for the
  * row.  Raises 53200, with nothing changed.
  *
- * If standbys begin to count, they do so from now on: the new row is not
- * written, so no standby that has it was promoted before.  If they counted at
- * a lower level, what they acknowledged there stays true.
+ * If standbys begin to count, they do so from now on.  If they counted at a
+ * lower level, what they acknowledged there stays true.
  */
 void
 dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
@@ -129,9 +125,9 @@ dlock_lease_raise_durability(DlockSpace *space, DlockRecord *record, int level)
 }
 
 /*
- * Begin a change of the ttl by marking "record" and moving the deadline.
- * False if the lease is gone.  Raises 53200, with nothing changed.  Only one
- * call at a time does so.
+ * Begin a change of the ttl by marking "record" and moving the deadline, one
+ * call at a time.  False if the lease is gone.  Raises 53200, with nothing
+ * changed.
  */
 bool
 dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
@@ -157,9 +153,8 @@ dlock_lease_begin_ttl(DlockLease *lease, DlockRecord *record, int64 ttl)
 }
 
 /*
- * Complete a change of the ttl: the row was written after "start", is durable
- * and acknowledged.  Returns how many tickets the lease keeps, -1 if it is
- * gone.
+ * Complete a change of the ttl, whose row was written after "start" and is
+ * acknowledged.  Returns how many tickets the lease keeps, -1 if it is gone.
  */
 int
 dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
@@ -175,9 +170,7 @@ dlock_lease_finish_ttl(DlockLease *lease, uint64 start)
 		pg_atomic_write_u64(&lease->confirmed, Max(confirmed, start));
 		pg_atomic_write_u64(&lease->ttl,
 							(uint64) dlock_lease_retiming(lease)->next_ttl);
-		/*
-		 * the session may end just now: the deadline must follow the new ttl
-		 */
+		/* a session that ends just now must not restore the old ttl */
 		pg_write_barrier();
 		(void) dlock_lease_move_deadline(lease, dlock_lease_ttl(lease));
 		pg_atomic_write_u64(&lease->renewed_at,

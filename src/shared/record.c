@@ -3,9 +3,9 @@
  * record.c
  *	  Records: leases and leases' tickets, which can have rows.
  *
- * Any backend can find a record by number and use it, so its memory is counted
- * by references: one for being listed, one for each use by a backend, and one
- * on its lease for each ticket.
+ * Any backend can find a record by number and use it.  So references are
+ * counted: one for being listed, one for each use by a backend, and one on its
+ * lease for each ticket.
  *
  *-------------------------------------------------------------------------
  */
@@ -31,7 +31,7 @@ static Use *uses = NULL;
 static int	num_uses = 0;
 static int	max_uses = 0;
 
-/* The record of a single lease is incomplete: see DlockRecord. */
+/* The record of a single lease is not complete. */
 void
 dlock_record_init(DlockRecord *record, bool is_lease, bool is_single)
 {
@@ -48,9 +48,7 @@ dlock_record_init(DlockRecord *record, bool is_lease, bool is_single)
 const char *
 dlock_record_copy_info(DlockRecord *record, char *buffer)
 {
-	DlockSpace *space = dlock_space_at(record->is_lease ?
-									   dlock_record_lease(record)->space :
-									   dlock_record_ticket(record)->ticket.space);
+	DlockSpace *space = dlock_space_at(dlock_record_lease_of(record)->space);
 	dsa_pointer info;
 
 	LWLockAcquire(&space->lease_lock, LW_SHARED);
@@ -158,7 +156,7 @@ dlock_record_begin_uses(void)
 
 /*
  * Use a record until the call's end or, after an error, that of the
- * (sub)transaction.  Allocates nothing, so this works under a lock.
+ * (sub)transaction.  Allocates nothing.
  */
 void
 dlock_record_use(DlockRecord *record)

@@ -23,8 +23,8 @@ extern uint64 dlock_monotonic_now(void);
 extern int	dlock_max_memory;	/* kilobytes */
 
 /*
- * Bounds of dlock.max_memory.  Below 4 MB, pieces of some sizes leave no room
- * for other sizes.  DSA cannot address more than 1 TB.
+ * Bounds of dlock.max_memory: pieces of some sizes leave no room for others in
+ * less, and DSA cannot address more
  */
 #define DLOCK_MIN_AREA_KB	(4 * 1024)
 #define DLOCK_MAX_AREA_KB	(1024 * 1024 * 1024)
@@ -169,10 +169,9 @@ extern void dlock_request_check_memory(DlockSpace *space, Oid role);
 /* ticket.c */
 
 /*
- * Draw a number, under the lock of the entry that the ticket joins, so that
- * the order of numbers is the order of the queue.  Returns 0 if the block is
- * used up: the caller releases its locks, calls dlock_ticket_reserve() and
- * tries again.
+ * Draw a number, under the lock of the entry that the ticket joins (I3).
+ * Returns 0 if the block is used up: the caller releases its locks, calls
+ * dlock_ticket_reserve() and tries again.
  *
  * install_block() changes next_ticket before ticket_limit.  So if a process
  * has read the old next_ticket and the new ticket_limit, its exchange fails.
@@ -205,7 +204,7 @@ extern void dlock_free_spares(void);
 #define DLOCK_REPORT_TEXT		100 /* bytes of a text in a report */
 #define DLOCK_REPORT_TICKETS	10	/* tickets that a report names */
 
-/* A text from a user, cut if it is long; "" if there is none */
+/* A user's text, cut if it is long; "" if there is none */
 typedef struct DlockReportText
 {
 	char		text[DLOCK_REPORT_TEXT + sizeof("...")];
@@ -587,7 +586,6 @@ dlock_record_of_lease(DlockRecord *record)
 	return lease->single ? record : &lease->record;
 }
 
-/* An ended ticket neither waits nor holds, and never does so again. */
 static inline bool
 dlock_state_has_ended(DlockState state)
 {
@@ -708,8 +706,6 @@ extern int	dlock_watch_take(DlockSpace *space, DlockTelling *tellings,
 							 int max);
 extern bool dlock_watch_begin_telling(DlockSpace *space,
 									  DlockTelling *telling);
-extern void dlock_watch_put_back(DlockSpace *space, DlockTelling *tellings,
-								 int count);
 extern void dlock_watch_copy(DlockSpace *space, DlockTelling *telling,
 							 DlockWatcher *watchers, int max);
 extern bool dlock_watch_end_telling(DlockSpace *space,

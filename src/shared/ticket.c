@@ -10,11 +10,10 @@
  *
  * A block starts above all that the sequence has, above the time (seconds
  * since 2025-01-01, shifted left by 22), and above all that the database has
- * reserved in this server.  If the sequence has gone back, as after lost WAL,
- * point-in-time recovery or the restore of an old dump, the time makes numbers
- * grow.  If the clock has gone back, the sequence makes them grow.  The third
- * rule covers an extension that was dropped and created again, even if this is
- * rolled back.
+ * reserved in this server.  The time makes numbers grow if the sequence has
+ * gone back, as after lost WAL, point-in-time recovery or the restore of an
+ * old dump.  The third rule covers an extension that was dropped and created
+ * again.
  *
  * Why not nextval()?  It changes the user's lastval(), locks the sequence to
  * the end of the transaction, assigns a transaction id, fails in a read-only
@@ -48,11 +47,7 @@
 #define EPOCH_SECONDS	INT64CONST(788918400)
 #define TIME_SHIFT		22
 
-/*
- * A ticket for the next request, so that most allocate nothing.  It stays
- * spare until it has joined a lock: a request that fails before has nothing to
- * free.
- */
+/* A ticket for the next request; it stays spare until it has joined a lock */
 static DlockTicket *spare = NULL;
 
 /* Draw from a reserved block from now on. */
@@ -67,9 +62,8 @@ install_block(DlockSpace *space, uint64 first, uint64 limit)
 }
 
 /*
- * The greatest number that can have been drawn by now, with the fraction of
- * the second.  Numbers are drawn more slowly than the time makes them grow, so
- * a block that starts at a later time is above all numbers drawn before.
+ * The number by the time, which grows faster than numbers are drawn.  So a
+ * block that starts at a later time is above all numbers drawn before.
  */
 static int64
 floor_by_time(void)
@@ -133,10 +127,7 @@ last_reserved(Form_pg_sequence_data data)
 	return data->is_called ? data->last_value : data->last_value - 1;
 }
 
-/*
- * Can this number have been drawn?  Loaders wait for no lock: if the sequence
- * is locked, the answer is true.
- */
+/* Can this number have been drawn?  True if the sequence is locked. */
 bool
 dlock_ticket_was_reserved(DlockSpace *space, int64 number)
 {
@@ -200,9 +191,8 @@ write_reservation(Relation sequence, int64 minimum)
 }
 
 /*
- * The first number that no space of this database has reserved in this server.
- * Spaces of dropped or rolled back installations count, too: they can still be
- * in use, and their sequences are not visible.
+ * The first number that no space of this database has reserved in this server,
+ * not even for an installation that was dropped or rolled back
  */
 uint64
 dlock_first_unreserved(Oid database)
@@ -227,8 +217,8 @@ dlock_first_unreserved(Oid database)
 
 /*
  * A space has reserved the numbers below "limit": no other space of the
- * database may draw before its next reservation (I23).  The caller must hold
- * reserve_lock, and have called dlock_first_unreserved() under it.
+ * database may draw before its next reservation (I23).  The caller has called
+ * dlock_first_unreserved() under reserve_lock.
  */
 static void
 set_unreserved(const DlockSpace *space, uint64 limit)
@@ -263,8 +253,8 @@ set_unreserved(const DlockSpace *space, uint64 limit)
 
 /*
  * Reserve a block that starts at "minimum" or later, and draw from it (I23).
- * With 0, any block will do, even one that another backend has just installed.
- * Writes and flushes WAL; called without a lock of dlock.
+ * With 0, a block that another backend has just installed will do.  Writes and
+ * flushes WAL; called without a lock of dlock.
  */
 void
 dlock_ticket_reserve(DlockSpace *space, int64 minimum)
@@ -286,10 +276,7 @@ dlock_ticket_reserve(DlockSpace *space, int64 minimum)
 	relation_close(sequence, RowExclusiveLock);
 }
 
-/*
- * The time at the kernel's latest tick, for views: at most some milliseconds
- * behind, at a quarter of the cost
- */
+/* The time, up to some milliseconds late, at a quarter of the cost */
 static TimestampTz
 current_time(void)
 {
@@ -307,13 +294,9 @@ current_time(void)
 void
 dlock_ticket_release_texts(DlockTicket *ticket)
 {
-	dsa_pointer info = ticket->info;
-
-	if (DsaPointerIsValid(info))
-	{
-		ticket->info = InvalidDsaPointer;
-		dlock_text_free(ticket->role, info);
-	}
+	if (DsaPointerIsValid(ticket->info))
+		dlock_text_free(ticket->role, ticket->info);
+	ticket->info = InvalidDsaPointer;
 	if (DsaPointerIsValid(ticket->announcement))
 		dlock_announcement_replace(ticket, InvalidDsaPointer, false);
 }
@@ -402,7 +385,7 @@ dlock_ticket_fill(DlockSpace *space, const DlockRequest *request,
 	ticket->enqueued_at = GetCurrentTimestamp();
 }
 
-/* The spare ticket has joined a lock, and is not spare any more. */
+/* The spare ticket has joined a lock. */
 void
 dlock_ticket_joined(DlockTicket *ticket)
 {

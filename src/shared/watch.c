@@ -5,15 +5,14 @@
  *
  * A watched name has an entry of its own, because a free lock has none, in the
  * second hash table of its partition (buckets.c).  A process that changes the
- * holders, with the partition locked, counts the change and lists the name, at
- * the same cost for any number of watches.  The sender walks through that
- * list.  It sends the current holder, and records in each watch how many
- * changes there had been.  A name leaves the list when every watch is up to
- * date (I29).
+ * holders, with the partition locked, counts the change and lists the name.
+ * The sender walks through that list, sends the current holder, and records in
+ * each watch how many changes there had been.  A name leaves the list when
+ * every watch is up to date (I29).
  *
- * A session frees its watches.  A name is freed with its last watch or, if it
- * is listed then, by the sender.  Only the sender takes names out of the list,
- * so it reads a listed name without a lock.
+ * A name is freed with its last watch or, if it is listed then, by the sender.
+ * Only the sender takes names out of the list, so it reads a listed name
+ * without a lock.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,10 +23,7 @@
 #include "shared/buckets.h"
 #include "shared/inner.h"
 
-/*
- * Least microseconds between two messages of a name, so that frequent changes
- * do not keep sender and listeners busy
- */
+/* Least microseconds between two messages of a name */
 #define INTERVAL		10000
 #define INTERVAL_EACH	5		/* added for each watch */
 
@@ -95,7 +91,7 @@ make_watched(const DlockSpace *space, const DlockKey *key, Oid role)
 
 /* The list */
 
-/* Both need the locks of the name's partition and the outbox. */
+/* These need the locks of the name's partition and the outbox. */
 static void
 list(DlockSpace *space, DlockWatched *watched)
 {
@@ -115,10 +111,7 @@ unlist(DlockSpace *space, DlockWatched *watched)
 	watched->listed = false;
 }
 
-/*
- * dlock_queue_note_change(), if the partition has watched names.  Called under
- * its lock; the name need not be watched.
- */
+/* See dlock_queue_note_change().  The name need not be watched. */
 void
 dlock_watch_count_change(const DlockKey *key, DlockSpace **to_wake)
 {
@@ -314,10 +307,7 @@ dlock_watch_next_due(DlockSpace *space)
 	return next;
 }
 
-/*
- * Take at most "max" names that are due.  They move to the end of the list,
- * and are not due again for a while.
- */
+/* Look up at most "max" names that are due. */
 int
 dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 {
@@ -325,59 +315,44 @@ dlock_watch_take(DlockSpace *space, DlockTelling *tellings, int max)
 	int			count = 0;
 	int			looks = 0;
 
-	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&space->outbox_lock, LW_SHARED);
 	for (dsa_pointer pointer = space->changed.head;
 		 DsaPointerIsValid(pointer) && count < max && looks++ < MAX_LOOKS;
 		 pointer = watched_at(pointer)->link.next)
 	{
 		if (watched_at(pointer)->due <= now)
-			tellings[count++] = (DlockTelling)
-		{
-			.watched = watched_at(pointer)
-		};
-	}
-	for (int i = 0; i < count; i++)
-	{
-		DlockWatched *watched = tellings[i].watched;
-
-		watched->due = now + INTERVAL + watched->watches.length * INTERVAL_EACH;
-		dlock_list_remove(&space->changed, &watched->link);
-		dlock_list_append(&space->changed, &watched->link);
+			tellings[count++].watched = watched_at(pointer);
 	}
 	LWLockRelease(&space->outbox_lock);
 	return count;
 }
 
-/* There was no room to tell of these: they are due at once. */
-void
-dlock_watch_put_back(DlockSpace *space, DlockTelling *tellings, int count)
-{
-	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	for (int i = 0; i < count; i++)
-		tellings[i].watched->due = 0;
-	LWLockRelease(&space->outbox_lock);
-}
-
 /*
  * Begin to tell of a name: the holders that the caller reads next are true
- * after telling->change changes or more (I29).  False if no watch was left:
- * name freed.
+ * after telling->change changes or more (I29).  The name goes to the end of
+ * the list, and is not due for a while.  False if no watch was left: the name
+ * is freed.
  */
 bool
 dlock_watch_begin_telling(DlockSpace *space, DlockTelling *telling)
 {
 	DlockWatched *watched = telling->watched;
 	DlockPartition *partition = dlock_lock_partition(&watched->key);
+	uint64		now = dlock_monotonic_now();
 	bool		used;
 
 	LWLockAcquire(&partition->lock, LW_EXCLUSIVE);
 	telling->change = watched->changes;
 	used = watched->users > 0;
 	LWLockAcquire(&space->outbox_lock, LW_EXCLUSIVE);
-	if (!used)
-		unlist(space, watched);
-	else if (watched->round == 0)
-		watched->round = watched->changes;
+	unlist(space, watched);
+	if (used)
+	{
+		list(space, watched);
+		watched->due = now + INTERVAL + watched->watches.length * INTERVAL_EACH;
+		if (watched->round == 0)
+			watched->round = watched->changes;
+	}
 	LWLockRelease(&space->outbox_lock);
 	if (!used)
 		free_watched(partition, watched);
@@ -432,13 +407,10 @@ note_told(DlockSpace *space, const DlockTelling *telling)
 }
 
 /*
- * The watches copied last have been told.  If all watches have been told, the
+ * The watches copied last have been told; without "told", the holders have
+ * ended, and the next change will be told.  If all watches have been told, the
  * round ends, and the name leaves the list unless its holders have changed
- * since.  A name without users stays in the list, and
- * dlock_watch_begin_telling() frees it.  Returns whether more must be told at
- * once.
- *
- * If not "told", nothing is told until the holders change: they have ended.
+ * since, or it has no users.  Returns whether more must be told at once.
  */
 bool
 dlock_watch_end_telling(DlockSpace *space, const DlockTelling *telling,

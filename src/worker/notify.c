@@ -178,9 +178,8 @@ tell_watches(DlockSpace *space)
 	int			taken = dlock_watch_take(space, tellings, BATCH);
 	int			room = BATCH;
 	int			count = 0;
-	int			i;
 
-	for (i = 0; i < taken && room > 0; i++)
+	for (int i = 0; i < taken && room > 0; i++)
 	{
 		DlockTelling telling = tellings[i];
 
@@ -189,7 +188,6 @@ tell_watches(DlockSpace *space)
 		room -= telling.count;
 		tellings[count++] = telling;
 	}
-	dlock_watch_put_back(space, &tellings[i], taken - i);
 	return count;
 }
 
