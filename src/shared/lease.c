@@ -564,8 +564,8 @@ dlock_lease_restore(DlockLease *lease, bool delayed)
 {
 	DlockSpace *space = dlock_space_at(lease->space);
 
-	dlock_id_insert(&lease->record);
 	lease->record.has_row = true;
+	dlock_id_insert(&lease->record);
 	dlock_lease_restart(space, lease, delayed);
 }
 
