@@ -194,7 +194,7 @@ show_rows(ReturnSetInfo *rsinfo, const DlockRow *rows)
 static void
 show_all(ReturnSetInfo *rsinfo, DlockSpace *space)
 {
-	DlockRowScan scan = {.space = space};
+	int			partition = 0;
 	MemoryContext rows_context;
 	MemoryContext old_context;
 	const DlockRow *rows;
@@ -202,7 +202,7 @@ show_all(ReturnSetInfo *rsinfo, DlockSpace *space)
 	rows_context = AllocSetContextCreate(CurrentMemoryContext, "dlock rows",
 										 ALLOCSET_DEFAULT_SIZES);
 	old_context = MemoryContextSwitchTo(rows_context);
-	while ((rows = dlock_queue_rows_next(&scan)) != NULL)
+	while ((rows = dlock_queue_rows_next(space, &partition)) != NULL)
 	{
 		show_rows(rsinfo, rows);
 		MemoryContextReset(rows_context);

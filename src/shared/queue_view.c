@@ -189,26 +189,16 @@ dlock_queue_is_fence(DlockSpace *space, const DlockKey *key, int64 number)
 
 /* Does the lease with this number hold the lock? */
 bool
-dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key, int64 number)
+dlock_queue_is_held_by(const DlockKey *key, int64 number)
 {
-	int			before = dlock_record_begin_uses();
-	DlockLease *lease;
-	DlockLeaseTicket *of_lease;
-	DlockTicket *ticket = NULL;
-	DlockLock  *lock;
-	bool		holds;
+	DlockLock  *lock = dlock_lock_find(key);
+	DlockTicket *ticket = lock ? ticket_at(lock->holders.head) : NULL;
 
-	dlock_id_find(space, number, &lease, &of_lease);
-	lock = lease ? dlock_lock_find(key) : NULL;
-	if (lock && dlock_lease_is_open(lease))
-		ticket = ticket_at(lock->holders.head);
-	while (ticket && !(dlock_state_of(ticket) == DLOCK_GRANTED &&
-					   is_lease_ticket(ticket) &&
-					   dlock_lease_of(lease_ticket(ticket)) == lease))
+	while (ticket && !(is_lease_ticket(ticket) &&
+					   dlock_lease_of(lease_ticket(ticket))->number == number &&
+					   is_holding(ticket)))
 		ticket = ticket_at(ticket->link.next);
-	holds = let_go_of_found(lock, key, ticket);
-	dlock_record_end_uses(before);
-	return holds;
+	return let_go_of_found(lock, key, ticket);
 }
 
 /* Does a ticket count, or keep the lock closed?  Sets *holds, too. */
@@ -481,21 +471,20 @@ dlock_queue_waited_for(const DlockSpace *space, int *count)
 }
 
 /*
- * The rows of the next locks, palloc'd: of each its holders and then its
- * queue, at one moment.  NULL at the end.
+ * The rows of the locks from *partition on, which begins with 0, palloc'd: of
+ * each lock its holders and then its queue, at one moment.  NULL at the end.
  */
 DlockRow *
-dlock_queue_rows_next(DlockRowScan *scan)
+dlock_queue_rows_next(DlockSpace *space, int *partition)
 {
 	Rows		rows = {.tail = &rows.first, .complete = true};
 	DlockLockScan locks;
 	DlockLock  *lock;
 
 	while (rows.complete && rows.count < ROWS_IN_A_GO &&
-		   scan->partition < DLOCK_PARTITIONS)
+		   *partition < DLOCK_PARTITIONS)
 	{
-		dlock_lock_scan_begin_in(&locks, scan->partition++, &scan->space->key,
-								 false);
+		dlock_lock_scan_begin_in(&locks, (*partition)++, &space->key, false);
 		while (rows.complete && (lock = dlock_lock_scan_next(&locks)) != NULL)
 			copy_lock(&rows, lock);
 		dlock_lock_scan_end(&locks);
@@ -503,7 +492,7 @@ dlock_queue_rows_next(DlockRowScan *scan)
 	check_complete(&rows);
 	/* as is_durable() does, for all */
 	if (rows.first)
-		dlock_journal_flush_removals(scan->space);
+		dlock_journal_flush_removals(space);
 	return rows.first;
 }
 

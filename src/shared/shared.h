@@ -395,23 +395,15 @@ typedef struct DlockHolder
 
 extern DlockHolding dlock_queue_holder(DlockSpace *space, const DlockKey *key,
 									   DlockHolder *holder);
-extern bool dlock_queue_is_held_by(DlockSpace *space, const DlockKey *key,
-								   int64 number);
+extern bool dlock_queue_is_held_by(const DlockKey *key, int64 number);
 extern int	dlock_queue_members(const DlockKey *key, int max_each,
 								DlockMember *members, int max, int32 *slots);
 extern int32 dlock_queue_slots(const DlockKey *key, int32 slots);
 extern bool dlock_queue_has_waiters(const DlockKey *key);
 extern uint64 dlock_queue_waiting(const DlockSpace *space, int64 *longest);
 
-/* A walk through all rows */
-typedef struct DlockRowScan
-{
-	DlockSpace *space;
-	int			partition;		/* the next one, 0 at first */
-} DlockRowScan;
-
 extern DlockKey *dlock_queue_waited_for(const DlockSpace *space, int *count);
-extern DlockRow *dlock_queue_rows_next(DlockRowScan *scan);
+extern DlockRow *dlock_queue_rows_next(DlockSpace *space, int *partition);
 extern DlockRow *dlock_queue_rows_of(DlockSpace *space, const DlockKey *key);
 
 /* record.c */
