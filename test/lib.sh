@@ -449,7 +449,7 @@ tools_of()
 	if grep -qs tooz "${files[@]}"; then printf 'tooz\n'; fi
 	if grep -qs asyncpg "${files[@]}"; then printf 'psycopg2\npython_stacks\n'; fi
 	if grep -qs active_record "${files[@]}"; then printf 'activerecord\n'; fi
-	if grep -qs jackc/pgx "${files[@]}"; then printf 'golang\n'; fi
+	if grep -qs -e jackc/pgx -e Dlock::Go "${files[@]}"; then printf 'golang\n'; fi
 	if grep -qs -e DLOCK_JAVASCRIPT -e Dlock::JavaScript "${files[@]}"; then
 		printf 'javascript\n'
 	fi

@@ -26,6 +26,10 @@ const renew = "SELECT array(SELECT dlock_renew(id) FROM unnest($1::bigint[]) AS 
 const takeBack = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)" +
 	" WHERE owner = $2 AND scope = 'lease' AND role = current_user"
 
+// takeBackOfLease does the same for a request for several locks, which has no owner.
+const takeBackOfLease = "SELECT bool_and(dlock_release_ticket(ticket)) FROM dlock_locks($1)" +
+	" WHERE lease = $2 AND owner IS NULL"
+
 // mu protects everything in this file. No input or output happens while it is held.
 var (
 	mu     sync.Mutex
@@ -455,7 +459,11 @@ func (p *pulse) serve(due []*heart) (bool, error) {
 	settled := true
 	for _, h := range due {
 		for _, r := range p.owedOf(h) {
-			answer, err := p.ask(plain(takeBack, r.name, r.owner))
+			s := plain(takeBack, r.name, r.owner)
+			if r.owner == "" {
+				s = plain(takeBackOfLease, r.name, h.id)
+			}
+			answer, err := p.ask(s)
 			if err != nil {
 				return false, err
 			}

@@ -2,7 +2,6 @@ package dlock
 
 import (
 	"context"
-	"strconv"
 	"time"
 )
 
@@ -196,21 +195,4 @@ func (locks *Locks) Resize(ctx context.Context, name string, slots int) error {
 	}
 	_, err := l.ask(ctx, s)
 	return err
-}
-
-// InTxAll acquires all of these locks in transaction scope, or none, and returns their fences. Calls of it do not
-// deadlock with each other. The options are Timeout, Shared and Info.
-func InTxAll(ctx context.Context, tx Querier, names []string, given ...Option) ([]int64, error) {
-	o := newOptions(given)
-	if o.limited {
-		o.request = append(o.request, named{"timeout", longer(0, o.timeout)})
-	}
-	answer, _, err := scan(ctx, tx, call("dlock_xact_acquire_all", o.request, quoted(names)))
-	var fences []int64
-	for _, item := range items(answer.text(0)) {
-		if fence, failure := strconv.ParseInt(item, 10, 64); failure == nil {
-			fences = append(fences, fence)
-		}
-	}
-	return fences, err
 }

@@ -202,6 +202,8 @@ type Lease struct {
 	id   atomic.Int64
 	line *line         // for all calls that need not wait
 	free chan struct{} // for one call at a time
+
+	together map[string]bool // by LockAll; mu protects it
 }
 
 // NewLease needs a TTL.
@@ -226,6 +228,7 @@ func (lease *Lease) Open(ctx context.Context) (context.Context, error) {
 		return nil, err
 	}
 	lease.begin(ctx)
+	lease.release(nil)
 	// a lease whose answer is lost has no locks, and expires
 	answer, err := lease.line.ask(ctx, call("dlock_lease_open", lease.request, lease.ttl))
 	if err != nil {
@@ -585,6 +588,9 @@ func (lock *Lock) Unlock() error {
 	case lock.lease == nil:
 		defer lock.line.close()
 		return lock.giveBack(lock.line, release, true)
+	}
+	if lock.owner == "" {
+		defer lock.lease.release([]string{lock.name})
 	}
 	// over the lease's connection; if that fails and the lease continues, it repeats this later
 	err := lock.lease.use(background, func(l *line) error { return lock.giveBack(l, release, false) })

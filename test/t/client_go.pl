@@ -10,44 +10,19 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
+use Dlock::Go;
 use Dlock::Program;
 use Dlock::Scenarios;
-use File::Path qw(make_path);
 use JSON::PP;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $client = "$FindBin::RealBin/../../clients/go";
 my $dir = PostgreSQL::Test::Utils::tempdir;
 
-# as Debian has them, and without a network; a newer pgx may be before that
-$ENV{GO111MODULE} = 'off';
-$ENV{GOPATH} = join ':', $dir, grep { $_ } $ENV{DLOCK_GOPATH}, '/usr/share/gocode';
-$ENV{GOCACHE} //= "$dir/cache";
-$ENV{GOFLAGS} = '';
-
-my ($go) = grep { works($_, 'version') } $ENV{DLOCK_GO} // (),
-  'go', glob('/usr/lib/go-*/bin/go');
-my ($version) = grep { works($go, 'list', "github.com/jackc/pgx/v$_") } 5, 4
-  if $go;
+my ($go, $version) = find_go($dir);
 
 plan skip_all => 'Go, or pgx, is not installed' unless $version;
 diag("over pgx $version");
-
-# install($name, $text): a file of the client, for this version of pgx
-sub install
-{
-	my ($name, $text) = @_;
-
-	if ($version == 4)
-	{
-		$text =~ s{jackc/pgx/v5/pgconn"}{jackc/pgconn"};
-		$text =~ s{jackc/pgx/v5}{jackc/pgx/v4}g;
-		$text =~ s{pgxpool\.NewWithConfig}{pgxpool.ConnectConfig}g;
-	}
-	append_to_file("$dir/src/dlock.org/dlock/$name", $text);
-	return;
-}
 
 # A wall clock that the test can set: Go does not ask the C library for the
 # time.  Timers ask for it where they may not wait, so a goroutine reads the file.
@@ -124,10 +99,8 @@ my ($sample) = slurp_file("$FindBin::RealBin/../../docs/go.md") =~
   /client_go\.pl runs it[^>]*-->\n```go\n(.*?)^```$/ms
   or die 'docs/go.md has no sample';
 
-make_path(map { "$dir/src/dlock.org/dlock/$_" } 'tests', 'sample');
-install($_ =~ s{^\Q$client/}{}r, slurp_file($_))
-  foreach glob("$client/*.go $client/tests/*.go");
-install('sample/main.go', $sample);
+install_go_client($dir, $version, 'tests');
+install_go($dir, $version, 'sample/main.go', $sample);
 system_or_bail($go, 'vet', 'dlock.org/dlock/...');
 foreach my $program ('tests', 'sample')
 {

@@ -1233,6 +1233,7 @@ var rows = []row{
 		must(lease.Do(ctx, func(context.Context) error {
 			lock := lease.NewLock("owed")
 			must(acquire(lock))
+			killSessions()
 			order("freeze")
 			raises(dlock.ConnectionLost, "", lock.Unlock())
 			order("thaw")
@@ -1541,6 +1542,58 @@ var own = []row{
 					return err
 				}))
 			})
+		})
+	}},
+
+	{"lock_all", func() {
+		names := []string{"b", `a"\,`}
+		lease := locks.NewLease(kept...)
+		_, err := lease.LockAll(ctx, names)
+		wrong(err)
+		must(lease.Do(ctx, func(context.Context) error {
+			admin.holds("b", func(int64) {
+				_, err := lease.LockAll(ctx, names, try)
+				busy(err)
+				check(admin.isFree(`a"\,`), "not all, but one")
+				waiting, cancel := context.WithCancel(ctx)
+				done := async(func() error {
+					_, err := lease.LockAll(waiting, names)
+					return err
+				})
+				admin.untilWaits("b")
+				cancel()
+				raises(dlock.Cancelled, "57014", <-done)
+				admin.until("SELECT count(*) = 1 FROM dlock_locks")
+			})
+			var all []*dlock.Lock
+			for all == nil {
+				all, err = lease.LockAll(ctx, names, dlock.Info("me"))
+				check(err == nil || errors.Is(err, dlock.WrongState), err) // it is being taken back
+			}
+			check(len(all) == 2 && all[0].Name() == "b" && all[0].Check() == nil, all)
+			check(!admin.isFree("b") && !admin.isFree(`a"\,`), "free")
+			_, err = lease.LockAll(ctx, []string{"c", "b"})
+			wrong(err)
+			must(all[0].Unlock())
+			check(admin.isFree("b") && admin.isFree("c") && !admin.isFree(`a"\,`), "free")
+			admin.force(all[1].Fence())
+			lost(all[1].Unlock())
+			_, err = lease.LockAll(ctx, names)
+			return err
+		}))
+		check(admin.isFree("b") && admin.isFree(`a"\,`), "not closed")
+		with(main_, func(conn *pgx.Conn) {
+			both := []*dlock.Lock{dlock.OnConn(conn, "b"), dlock.OnConn(conn, `a"\,`)}
+			admin.holds("b", func(int64) {
+				busy(dlock.LockAll(ctx, both, try))
+				check(admin.isFree(`a"\,`), "not all, but one")
+			})
+			must(dlock.LockAll(ctx, both))
+			wrong(dlock.LockAll(ctx, both))
+			must(both[0].Unlock())
+			check(admin.isFree("b") && !admin.isFree(`a"\,`), "free")
+			must(both[1].Unlock())
+			raises(dlock.BadArgument, "22023", dlock.LockAll(ctx, append(both, locks.NewLock("c"))))
 		})
 	}},
 

@@ -1230,6 +1230,7 @@ public final class Run {
     @Row(53) static void release_owed() throws Exception {
         try (Lease lease = service(MAIN).patience(Duration.ofMillis(100)).lease(LONG).interval(BEAT).open()) {
             Lock lock = lease.lock("owed").acquire();
+            killSessions();
             order("freeze");
             raises(DlockException.ConnectionLost.class, null, lock::release);
             order("thaw");

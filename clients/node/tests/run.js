@@ -919,6 +919,7 @@ rows.release_silent = () => locks.lease(KEPT).run(async (lease) => {
 
 rows.release_owed = () => new Locks(MAIN, { patience: 100 }).lease(KEPT).run(async (lease) => {
   const lock = await lease.lock('owed').acquire();
+  await killSessions();
   order('freeze');
   await raises(dlock.ConnectionLost, undefined, () => lock.release());
   order('thaw');

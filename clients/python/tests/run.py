@@ -1360,6 +1360,7 @@ def release_owed():
     with dlock.Locks(MAIN, patience=0.1).lease(**KEPT) as lease:
         lock = lease.lock('owed')
         lock.acquire()
+        kill_sessions()
         order('freeze')
         with raises(dlock.ConnectionLost):
             lock.release()

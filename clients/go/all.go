@@ -1,0 +1,171 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+)
+
+// Several locks at once: all, or none. Calls of these functions do not deadlock with each other. Their options are
+// Timeout, Shared and Info.
+
+// InTxAll acquires locks in transaction scope, and returns their fences.
+func InTxAll(ctx context.Context, tx Querier, names []string, given ...Option) ([]int64, error) {
+	o, until := limits(given)
+	answer, _, err := scan(ctx, tx, allOf("dlock_xact_acquire_all", o, until, names))
+	return fences(answer), err
+}
+
+// LockAll acquires locks in session scope, on the connection of these locks, which all have the same.
+func LockAll(ctx context.Context, locks []*Lock, given ...Option) error {
+	o, until := limits(given)
+	names := make([]string, len(locks))
+	for n, lock := range locks {
+		if names[n] = lock.name; lock.line == nil || !lock.line.given || lock.line.conn != locks[0].line.conn {
+			return newError(BadArgument, "22023", "not all locks are on one connection", nil)
+		}
+	}
+	if len(locks) == 0 {
+		return nil
+	}
+	for n, lock := range locks {
+		if err := lock.turn(unheld, asked); err != nil {
+			notAsked(locks[:n])
+			return err
+		}
+	}
+	conn := locks[0].line.conn
+	answer, err := ask(ctx, conn, allOf("dlock_acquire_all", o, until, names), forever)
+	got := fences(answer)
+	if err == nil && ctx.Err() != nil {
+		for _, fence := range got {
+			ask(background, conn, call("dlock_release_ticket", nil, fence), forever)
+		}
+		err = cancelled(ctx)
+	}
+	if err != nil {
+		notAsked(locks)
+		return err
+	}
+	for n, lock := range locks {
+		lock.got(ctx, got[n], nil)
+	}
+	return nil
+}
+
+func notAsked(locks []*Lock) {
+	for _, lock := range locks {
+		lock.turn(asked, unheld)
+	}
+}
+
+// LockAll acquires locks that the lease keeps. Unlock each of them, or close the lease.
+func (lease *Lease) LockAll(ctx context.Context, names []string, given ...Option) ([]*Lock, error) {
+	var locks []*Lock
+	for _, name := range names {
+		if lease.locks.server(name) != lease.server {
+			return nil, newError(BadArgument, "22023", name+" is not on the server of "+lease.what(), nil)
+		}
+		locks = append(locks, lease.NewLock(name))
+	}
+	if err := lease.claim(names); err != nil {
+		return nil, err
+	}
+	o, until := limits(given)
+	l := lease.locks.line(lease.server)
+	l.checks = !(o.limited && o.timeout == 0)
+	answer, err := l.askUntil(ctx, func() statement {
+		return allOf("dlock_lease_acquire_all", o, until, names, lease.ID())
+	}, later(until, grace), forever)
+	if err == nil && ctx.Err() != nil {
+		err = cancelled(ctx)
+	}
+	if err == nil {
+		err = lease.Check()
+	}
+	heart := lease.beats()
+	if err == nil {
+		l.close()
+		for n, fence := range fences(answer) {
+			locks[n].got(ctx, fence, heart)
+		}
+		return locks, nil
+	}
+	l.drop()
+	var own *Error
+	if heart != nil && (l.doubt || !errors.As(err, &own) || isA(err, Cancelled, ConnectionLost, LockLost, QuorumLate)) {
+		for _, name := range names {
+			heart.owe(request{name, ""}) // the server may have executed it
+		}
+	}
+	lease.release(names)
+	return nil, err
+}
+
+// claim refuses names that the lease has, or that are still being taken back: a repeated request gets the earlier lock.
+func (lease *Lease) claim(names []string) error {
+	if err := lease.Check(); err != nil {
+		return err
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for n, name := range names {
+		if lease.together[name] || lease.heart.owed[request{name, ""}] {
+			for _, before := range names[:n] {
+				delete(lease.together, before)
+			}
+			return newError(WrongState, "55000", lease.what()+" has "+strconv.Quote(name)+" already", nil)
+		}
+		lease.together[name] = true
+	}
+	return nil
+}
+
+// release forgets these names, or all of them.
+func (lease *Lease) release(names []string) {
+	mu.Lock()
+	defer mu.Unlock()
+	if names == nil {
+		lease.together = map[string]bool{}
+	}
+	for _, name := range names {
+		delete(lease.together, name)
+	}
+}
+
+func (lock *Lock) got(ctx context.Context, fence int64, h *heart) {
+	lock.begin(ctx)
+	lock.owner = ""
+	lock.fence.Store(fence)
+	if h != nil {
+		h.join(&lock.kept, lock.name, fence)
+	}
+	lock.hold()
+}
+
+func limits(given []Option) (o options, until time.Duration) {
+	o, until = newOptions(given), forever
+	if o.limited {
+		until = after(o.timeout)
+	}
+	return o, until
+}
+
+// With the time that is left, should it be asked again
+func allOf(function string, o options, until time.Duration, names []string, values ...any) statement {
+	all := o.request[:len(o.request):len(o.request)]
+	if until < forever {
+		all = append(all, named{"timeout", longer(0, until-Now())})
+	}
+	return call(function, all, append([]any{quoted(names)}, values...)...)
+}
+
+func fences(answer row) (all []int64) {
+	for _, item := range items(answer.text(0)) {
+		if fence, err := strconv.ParseInt(item, 10, 64); err == nil {
+			all = append(all, fence)
+		}
+	}
+	return all
+}

@@ -1,0 +1,90 @@
+
+=pod
+
+=head1 NAME
+
+Dlock::Go - Go, for tests of the Go client
+
+=head1 DESCRIPTION
+
+=over
+
+=item find_go($dir)
+
+The Go command, and the major version of pgx that it finds; nothing if one of
+them is not installed.  Packages in $dir/src are found, too, and nothing is
+downloaded.  DLOCK_GO is another Go, and pgx in DLOCK_GOPATH goes before
+Debian's.
+
+=item install_go($dir, $version, $name, $text)
+
+Makes a file below $dir/src/dlock.org/dlock, for this version of pgx.
+
+=item install_go_client($dir, $version, @directories)
+
+The client, and what it has in these directories
+
+=back
+
+=cut
+
+package Dlock::Go;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Dlock::Program;
+use Exporter 'import';
+use File::Basename qw(dirname);
+use File::Path qw(make_path);
+use PostgreSQL::Test::Utils;
+
+our @EXPORT = qw(find_go install_go install_go_client);
+
+sub find_go
+{
+	my ($dir) = @_;
+
+	# as Debian has them, and without a network; a newer pgx may be before that
+	$ENV{GO111MODULE} = 'off';
+	$ENV{GOPATH} = join ':', $dir, grep { $_ } $ENV{DLOCK_GOPATH},
+	  '/usr/share/gocode';
+	$ENV{GOCACHE} //= "$dir/cache";
+	$ENV{GOFLAGS} = '';
+
+	my ($go) = grep { works($_, 'version') } $ENV{DLOCK_GO} // (),
+	  'go', glob('/usr/lib/go-*/bin/go');
+	return unless $go;
+	my ($version) =
+	  grep { works($go, 'list', "github.com/jackc/pgx/v$_") } 5, 4;
+	return $version ? ($go, $version) : ();
+}
+
+sub install_go
+{
+	my ($dir, $version, $name, $text) = @_;
+	my $file = "$dir/src/dlock.org/dlock/$name";
+
+	if ($version == 4)
+	{
+		$text =~ s{jackc/pgx/v5/pgconn"}{jackc/pgconn"};
+		$text =~ s{jackc/pgx/v5}{jackc/pgx/v4}g;
+		$text =~ s{pgxpool\.NewWithConfig}{pgxpool.ConnectConfig}g;
+	}
+	make_path(dirname($file));
+	append_to_file($file, $text);
+	return;
+}
+
+sub install_go_client
+{
+	my ($dir, $version, @directories) = @_;
+	my $client =
+	  $INC{'Dlock/Go.pm'} =~ s{[^/]*/[^/]*$}{}r . '../../clients/go';
+
+	install_go($dir, $version, $_ =~ s{^\Q$client/}{}r, slurp_file($_))
+	  foreach map { glob("$client/$_*.go") } '', map { "$_/" } @directories;
+	return;
+}
+
+1;
