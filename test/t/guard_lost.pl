@@ -1,10 +1,10 @@
 # A guarded transaction that loses its lock is canceled, and nothing else is:
 # not a later transaction of the session, nor its statements after a savepoint,
-# whenever the loss is noticed.  A user's cancel is never taken for this one,
-# nor taken back with it.
+# whenever the loss is noticed.  A user's cancel is never mistaken for this
+# one, nor dropped with it.
 #
 # What would break it: a cancel that is not heeded before the guard goes, and
-# hits the next statement; one that is taken back although a user has canceled,
+# hits the next statement; one that is dropped although a user has canceled,
 # too; a loss that is noticed only if another process tells of it, while a
 # lease can run out without a worker; a log that looks as if a user had
 # canceled; a statement that is not checked, because it follows an error, is

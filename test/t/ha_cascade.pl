@@ -60,7 +60,7 @@ my @queue = map {
 my @fences = $held;
 my $rows = 1 + @queue;
 
-# The greater the table is, the more must go.
+# A larger table must lose more rows.
 sub until_vacuumed
 {
 	my $count = q{SELECT vacuum_count FROM pg_stat_user_tables
@@ -178,8 +178,8 @@ cmp_ok($client->query("SELECT pg_relation_size('dlock_queue')"),
 works('without them');
 
 #
-# The standby in the middle is promoted during a transaction there.  The last one
-# follows it.
+# The standby in the middle is promoted during a transaction there.  The last
+# one follows it.
 #
 sub has_all
 {

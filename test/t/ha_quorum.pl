@@ -239,8 +239,8 @@ $client->query('SET synchronous_commit = on');
 $fences{ttl} = $leases{ttl} =
   $client->query("SELECT dlock_ttl_acquire('ttl', '$ttl s')");
 
-# Neither is a lease that another client requests at a lower level, before or after:
-# that client waits in an acquire, and gives up.
+# Neither is a lease that another client requests at a lower level, before or
+# after: that client waits in an acquire, and gives up.
 $fences{again} = $leases{again} =
   $client->query("SELECT dlock_ttl_acquire('again', '$ttl s', owner => 'me')");
 my $waiter = session($primary);
@@ -303,10 +303,10 @@ foreach my $name (@all)
 	  || diag($left);
 }
 
-# A client that knows of no failover renews each lease on the old primary, and none
-# on the new one.  "last" is the last time when the old primary confirmed a lease,
-# "first" the first time when the new primary granted its lock again.  The client
-# has many leases to renew, and does not wait long for a standby.
+# A client that knows of no failover renews each lease on the old primary, and
+# none on the new one. "last" is the last time when the old primary confirmed a
+# lease, "first" the first time when the new primary granted its lock again.
+# The client has many leases to renew, and does not wait long for a standby.
 my (%last, %first, %late, @wrong);
 $client->query(q{SET statement_timeout = '100ms'});
 my (%waits, %unsaid);
@@ -400,7 +400,7 @@ $attached->quit;
 $promoted->quit;
 
 #
-# An interrupted wait for standbys takes back the request
+# An interrupted wait for standbys undoes the request
 #
 $client->query('SET synchronous_commit = local');
 my $lease = $client->query("SELECT dlock_lease_open('10min')");

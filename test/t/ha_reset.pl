@@ -1,6 +1,5 @@
-# A base backup takes itself for the original, and honours the original's
-# leases.  After dlock_reset() it honours none of them, and none comes back.
-# The original continues.
+# A server made from a base backup honours the original's leases.  After
+# dlock_reset() it honours none, and none comes back.  The original continues.
 #
 # What would break it: a lease, a waiter or a delay that is left; rows that
 # stay and are read after a restart; a role without the privilege that may
@@ -52,7 +51,7 @@ fails_with(
 $clone->poll_query_until('postgres',
 	q{SELECT EXISTS (SELECT FROM dlock_locks WHERE name = 'delayed' AND NOT granted AND position = 0)}
 ) or die 'no delay';
-# the expired lease, whose delay keeps its lock closed, is not among them
+# without the expired lease, whose delay keeps its lock closed
 is(ask('SELECT dlock_reset()'), '3', 'all leases end');
 is( ask('SELECT dlock_try_acquire(n) IS NOT NULL FROM '
 		  . "unnest('{lock,own,delayed}'::text[]) AS n"),

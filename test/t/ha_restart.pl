@@ -1,6 +1,6 @@
-# Fences never repeat or decrease: not across a restart, however the server
-# ended; not if the sequence has gone back, because the time makes up for it;
-# not if the time is behind, because the sequence makes up for it.
+# Fences never repeat or decrease, across any kind of restart.  If the sequence
+# has gone back, the time keeps them growing; if the time has gone back, the
+# sequence does.
 #
 # What would break it: numbers used before their reservation is in the WAL on
 # disk; a new block that starts at the sequence alone, at the time alone, or at
@@ -42,8 +42,8 @@ foreach my $end (sort keys %ends)
 	fences_grow("after $end");
 }
 
-# A fence is never given again, even if the server died at once and the transaction
-# never ended.
+# A fence is never given again, even if the server died at once and the
+# transaction never ended.
 foreach my $end (sort keys %ends)
 {
 	my $holder = session($node);

@@ -44,9 +44,9 @@ $primary->wait_for_catchup($standby);
 my $session = session($standby);
 my @calls = split /\n/, $session->query($calls);
 
-# asks about sessions of this server, of which none can wait
+# about sessions of this server, none of which can wait
 my $question = q{SELECT dlock_blocking_pids('1')};
-# ask nothing of locks
+# not about locks
 my %others = map { $_ => 1 } 'SELECT dlock_version()', q{SELECT dlock_role_oid('1')};
 
 cmp_ok(scalar(@calls), '>', 10, 'there are functions');
@@ -67,8 +67,8 @@ is( $session->query(
 	'dlock_stats is zero');
 is($session->query('DISCARD ALL'), '', 'DISCARD ALL passes');
 
-# The standby's numbers must exceed those that the primary gives meanwhile.  Each
-# restart makes the primary reserve numbers.
+# The standby's numbers must exceed those that the primary gives until then.
+# Each restart makes the primary reserve numbers.
 foreach (1 .. 3)
 {
 	$primary->restart;

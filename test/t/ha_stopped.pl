@@ -2,13 +2,10 @@
 # how long each server honours a lease, by the level at which the lease was
 # opened.  The table in docs/replication.md gives the same times.
 #
-# What would break it: a primary that honours leases with standbys after the
-# new one grants their locks, because it was stopped meanwhile, or was
-# restarted and trusts its tables; a new primary that grants their locks
-# earlier; a table with other promises.
+# What would break it: the old primary honours leases that count on standbys
+# after the new one grants their locks; the new one grants them too early.
 #
-# The test controls the clock.  Time advances by an eighth of the ttl at a
-# time, or while the primary is stopped.
+# The test controls the clock, and advances it by an eighth of the ttl.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,7 +1,7 @@
 # A change of a lease or its ticket is durable on return: its info, its ttl,
 # and an exclusive hold that has become shared.  It survives a crash, and the
 # synchronous standby that takes over has it.  If the call fails, the info is
-# unchanged, the shorter ttl counts, and the hold is shared all the same; and
+# unchanged, the shorter ttl counts, and the hold is shared nevertheless; and
 # no ticket is granted beside a holder that a crash would make exclusive again.
 # Slots that are set for a lock survive in the same way, with their holders.
 #
@@ -315,8 +315,8 @@ kill_server($node);
 $_->vanish foreach $admin, $client;
 take_over($standby);
 $admin = session($standby);
-# the first to load them cannot have emptied the table, and its other changes
-# do not count
+# the first session that loads them cannot have emptied the table, and its
+# other changes do not count
 $admin->query('BEGIN; TRUNCATE dlock_slots');
 like($admin->query("SELECT dlock_try_acquire('session', slots => 9)"),
 	qr/55000.*changed or locked/, 'not where they are gone for nobody else');

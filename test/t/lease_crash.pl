@@ -3,7 +3,7 @@
 # has its full ttl, and an ended ticket that was replaced does not come back.
 # Two clients never hold together, before or after the crash, and nothing is
 # left once all is closed.  With synchronous_commit = off, the latest changes
-# may be missing, but what is there is of one moment.
+# may be missing, but the state is that of one moment.
 #
 # What would break it: an answer before the row is in the WAL, or flushed; a
 # hand-over before the removal of the holder is in the WAL; a row that is
@@ -20,8 +20,8 @@ use Dlock::History qw(now);
 use Dlock::Test;
 use Test::More;
 
-# Only the worker and the clients flush the WAL, so that a crash loses all that
-# no client has waited for.
+# Only the worker and the clients flush the WAL, so that a crash loses each
+# change for which no client has waited.
 my $node = new_server(
 	'main',
 	conf => q{

@@ -93,7 +93,7 @@ is($node->safe_psql('postgres', 'DROP DATABASE a'),
 	'', 'without a lease the worker is not in the way of DROP DATABASE');
 
 #
-# A database's owner without other rights: leases of others are not in the way
+# Leases of others do not block a database's owner without other rights
 #
 $admin->query('CREATE ROLE landlord LOGIN CREATEDB; CREATE ROLE tenant LOGIN');
 
@@ -169,7 +169,7 @@ poll('the new owner drops it by force',
 pass('a new owner drops it by force');
 backends_gone($pid);
 
-# a connected session is in the way, and keeps the worker
+# a connected session blocks it, and keeps the worker
 let('shop');
 my $tenant = session($node, 'shop', 'user=tenant');
 $fence = $tenant->query("SELECT dlock_ttl_acquire('rented', '1h')");
@@ -187,7 +187,7 @@ is($tenant->query("SELECT dlock_check('rented', $fence)"),
 	't', 'which comes again');
 worker_of('shop');
 $tenant->quit;
-# what the owner is asked to end, is ended
+# end what the owner is asked to end
 my $owner = session($node, 'shop', 'user=landlord');
 is( $owner->query(
 		'SELECT count(dlock_force_close(lease)) FROM dlock_leases'),
@@ -239,8 +239,8 @@ is($node->safe_psql('original', "SELECT dlock_check('lock', $fence)"),
 	't', 'the original holds');
 
 #
-# Any session that comes by removes what has gone.  Only sessions that need the
-# replacement wait for that.
+# Any session removes dropped spaces.  Only sessions that need the replacement
+# wait for that.
 #
 $admin = session($node);
 $admin->query($_)

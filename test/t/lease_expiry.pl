@@ -1,7 +1,6 @@
-# A lease that is not renewed runs out, never early, and counts as gone from
-# then on in every answer, even if the worker has not ended it yet.  Its locks
-# go to the next in line once that is written, or after the delay that the
-# lease was opened with.
+# A lease that is not renewed expires, never early.  From then on it is gone in
+# every answer, even if the worker has not ended it yet.  Its locks go to the
+# next waiters after the expiry is written, or after the lease's delay.
 #
 # What would break it: an answer that depends on the worker instead of the
 # deadline; a grant before the row is removed; a renewal that succeeds beside
@@ -9,9 +8,8 @@
 # that the worker forgets.
 #
 # Times are taken before a request is sent and after its answer has come, so a
-# slow machine only makes a promise easier to keep.  If something must be done
-# within a ttl, the ttl is long, or begins later, or all is tried again with a
-# longer one.
+# slow machine only makes a promise easier to keep.  Steps that must be done
+# within a ttl have a long one, or are repeated with a longer one.
 
 use strict;
 use warnings FATAL => 'all';
@@ -239,8 +237,7 @@ my @wrong;
 $ttl = ample(0.1);
 foreach my $i (1 .. 24)
 {
-	# how long before the deadline to ask: sometimes surely in time, and
-	# sometimes too late
+	# the time from the request to the deadline: from early to too late
 	my $early =
 	  $i % 8 == 0 ? $ttl / 2 : $i % 8 == 4 ? -0.02 : 0.0005 * ($i % 8 - 5);
 	my @fences;
@@ -405,7 +402,7 @@ sub open_delayed
 		$keeper->query("SELECT dlock_lease_acquire('$name', $lease)"));
 }
 
-# A long one shows the locks that are closed until its end.
+# A long delay shows the closed locks.
 my ($keeper, $fence);
 ($keeper, $lease, $fence) = open_delayed('delayed', '10min');
 $queued = $client->query("SELECT dlock_lease_enqueue('delayed', $lease, "
@@ -463,8 +460,8 @@ $node->stop('immediate');
 $_->quit foreach $client, $admin;
 $node->start;
 $client = session($node);
-# The ttl is short only from the first call on, so that it cannot be over
-# before.
+# The ttl is short only from the first call on, so that it cannot expire
+# earlier.
 $client->query("UPDATE dlock_queue_lease SET delay = '1s'");
 $sent = now();
 is( $client->query(

@@ -2,10 +2,10 @@
 # commit has it pinned, so that the lock stays closed, and before the worker
 # has ended it.
 #
-# What would break it: one check that stands for two, "does it hold?" and "may
-# the next be granted?", so that a lease that has run out holds for
-# dlock_check() and not for dlock_renew(); an acquire that returns a ticket
-# whose lease ran out while its row was made durable.
+# What would break it: one check for two questions, "does it hold?" and "may
+# the next be granted?", so that an expired lease holds for dlock_check() but
+# not for dlock_renew(); an acquire that returns a ticket whose lease expired
+# while its row was made durable.
 
 use strict;
 use warnings FATAL => 'all';

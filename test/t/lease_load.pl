@@ -1,11 +1,11 @@
 # After a start the tables of leases are loaded: few rows by the first call,
 # many by the worker.  Until then no call is answered that could see only a
-# part of them; a request for a lock that no lease has is answered at once.  An
-# interrupted load is continued by another call or by the worker.  Rows that
-# stand for nothing are discarded, whatever made them so, and do no harm.
+# part of them; a request for a lock that no lease has is answered at once.
+# Another call or the worker continues an interrupted load.  Invalid rows are
+# discarded, and do no harm.
 #
 # What would break it: a second call that does not wait for the first; a call
-# whose timeout ends the load, or is ignored meanwhile; a lock that is granted
+# whose timeout ends the load, or is ignored during the load; a lock granted
 # before its name was looked up in the tables; a wait that does not report the
 # process that has locked them; an attempt that begins with the first row
 # again; rows that an attempt has loaded before it failed, and that are loaded
@@ -26,7 +26,7 @@ use Dlock::Worker;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# A session can wait for standbys if it asks for that.
+# Sessions wait for standbys if they request it.
 my $node = new_server('main', allows_streaming => 1,
 	conf => "synchronous_commit = local\ndeadlock_timeout = '1h'\n"
 	  . "max_prepared_transactions = 2\n");
@@ -151,9 +151,9 @@ $client->query(
 	   WHERE name = 'another'});
 
 #
-# A first call fails half way, at a row that cannot be read, and the next one
-# comes when the ttl of a loaded waiter is over.  For the waiter, no time has
-# passed: it is granted the free lock, and its ttl starts again.
+# A first call fails at a row that cannot be read.  The next call comes after
+# the ttl of a loaded waiter, for which no time has passed: it is granted the
+# free lock, and its ttl starts again.
 #
 $held = $client->query("SELECT dlock_lease_acquire('half', $lease)");
 my $second = $client->query("SELECT dlock_ttl_enqueue('half', '1h', 'nobody')");
@@ -180,8 +180,8 @@ $admin->wait_for('SELECT count(*) = 0 FROM dlock_queue '
 	  . "WHERE ticket IN ($second, $behind)");
 
 #
-# VACUUM, CREATE INDEX and REINDEX are in no call's way, and queues keep their
-# order, whatever the order of the rows is.
+# VACUUM, CREATE INDEX and REINDEX block no call, and queues keep their order
+# in any order of the rows.
 #
 my @in_order = map {
 	$client->query("SELECT dlock_ttl_enqueue('order', '1h', owner => 'c$_')")
@@ -280,8 +280,8 @@ is($client->query("SELECT dlock_try_acquire('other') IS NULL"),
 $_->query('ROLLBACK') foreach $client, $admin;
 
 #
-# An error, also of the worker, names a row that dlock has not written, and
-# nothing of it goes into memory; once it is restored, all is there.
+# A row that dlock has not written raises an error that names it, in the
+# worker, too, and is not loaded.  After it is restored, all is loaded.
 #
 $client->query("SELECT dlock_release_ticket($other_one)");
 my $semaphore = $client->query(
@@ -487,7 +487,7 @@ is($client->query("SELECT dlock_check('more', $held), dlock_renew($lease)"),
 	't|2', 'and read');
 
 #
-# What takes longer than starting a worker is loaded by the worker.  A call
+# The worker continues a load that takes longer than starting a worker.  A call
 # without time to wait leaves the load to it; others wait, under their own
 # timeouts; and if the worker waits for a lock, they wait for that lock.
 #
@@ -710,7 +710,7 @@ is($client->query($all), '2250|2250',
 	'which does not read again what has been put back');
 spoil(500, 'exclusive');
 
-# A call without any time does a step.
+# A call with timeout 0 does one step.
 connect_again();
 is( $client->query(
 		q{SELECT dlock_try_acquire('many 1') IS NULL AND

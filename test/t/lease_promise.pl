@@ -61,9 +61,8 @@ sub questions
 }
 
 #
-# A renewal is stopped at each of its looks at the clock.  Meanwhile the
-# lease's time passes, and another session is told so, before the worker has
-# come.
+# A renewal is stopped at each read of the clock.  Then the lease expires, and
+# another session is told so before the worker acts.
 #
 $admin->query(q{SELECT dlock_lease_open('1h', attach => true)});
 my $worker = freeze($admin);
@@ -214,13 +213,13 @@ foreach my $held_up ('the worker is stopped', 'its table is locked')
 	}
 	else
 	{
-		# its time may be over before it is written
+		# it may expire before it is written
 		my $told = '' . $admin->answer;
 	}
 }
 
 #
-# A worker takes over
+# Another worker takes over
 #
 # Its first round has ended when it is idle.
 {
@@ -299,8 +298,8 @@ is(renewed(), $all, 'it answers still');
 }
 
 # The worker, woken by this, sends a heartbeat, because a quarter has passed
-# since the one before.  So no renewal waits for one, though the standby stops
-# when it has that.
+# since the last one.  So no renewal waits for one, although the standby stops
+# after that.
 foreach my $hours (0, 0.27)
 {
 	time_passes($hours * 3600);
@@ -356,8 +355,8 @@ is( $client->query(
 thaw($worker);
 
 #
-# A renewal that comes in time is not too late because the standby answers late.
-# It waits for ten seconds at most, so the machine must not be slow for that long.
+# A renewal in time succeeds although the standby answers late.  It waits for
+# at most ten seconds, so the machine must not be slow for that long.
 #
 my $answer = '';
 foreach my $attempt (1 .. 5)
@@ -383,7 +382,7 @@ foreach my $attempt (1 .. 5)
 is($answer, '1', 'a renewal in time succeeds, though the standby answers late');
 
 #
-# Another ttl counts from when it was asked for, however late the standby answers.
+# A new ttl counts from its request, even if the standby answers late.
 #
 {
 	my $fence = $client->query("SELECT dlock_ttl_acquire('ttl', '1h')");

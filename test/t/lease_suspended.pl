@@ -1,12 +1,10 @@
-# After a suspend, the server does not honour leases that have run out
-# meanwhile, because another server may have granted their locks.  The time of
-# leases goes on while the machine sleeps.
+# After a suspend, the server does not honour leases that expired during it,
+# because another server may have granted their locks.
 #
 # What would break it: an expiry by CLOCK_MONOTONIC, which stops during a
 # suspend.
 #
-# The machine is not suspended.  The test lets CLOCK_BOOTTIME leap, and no
-# other clock, as a suspend does.
+# The test advances only CLOCK_BOOTTIME, as a suspend does.
 
 use strict;
 use warnings FATAL => 'all';

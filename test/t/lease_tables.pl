@@ -22,7 +22,7 @@ use Test::More;
 my $node = new_server('main', allows_streaming => 'logical');
 my $session = session($node);
 my $lease = $session->query("SELECT dlock_lease_open('1h', info => 'x')");
-# no column is null that a change is to make NOT NULL
+# no null in columns that a change makes NOT NULL
 my $acquire = "dlock_lease_acquire('%s', $lease, info => 'x')";
 my $fence = ask(sprintf("SELECT $acquire", 'lock'));
 
@@ -85,7 +85,7 @@ sub works
 }
 
 #
-# What makes no difference
+# Changes without effect
 #
 change('CREATE ROLE somebody; CREATE ROLE somebody_else; '
 	  . 'SET allow_in_place_tablespaces = on; '
@@ -144,7 +144,7 @@ foreach my $change (@harmless)
 }
 change('DROP VIEW v; ALTER TABLE dlock_queue ALTER name TYPE text COLLATE "C"');
 
-# Meanwhile, and after it was interrupted
+# During the change, and after it was interrupted
 {
 	my ($writer, $admin) = map { session($node) } 1 .. 2;
 	my $left = q{FROM pg_index WHERE NOT indisvalid};
@@ -166,7 +166,7 @@ change('DROP VIEW v; ALTER TABLE dlock_queue ALTER name TYPE text COLLATE "C"');
 }
 
 #
-# What is refused.  Any code of a table leaves a trace if it runs.
+# Changes that are refused.  Code of a table leaves a trace if it runs.
 #
 change(
 	[
@@ -453,7 +453,7 @@ foreach my $change (@refused)
 }
 
 #
-# A table that a crash would empty is refused until it is logged again.
+# An unlogged table, which a crash empties, is refused until it is logged.
 #
 my %uses = (
 	'dlock_queue' => "SELECT dlock_ttl_acquire('x', '1h')",
@@ -480,7 +480,7 @@ foreach my $name (sort keys %uses)
 	change("ALTER $kind $name SET LOGGED");
 	works("$test, undone", 1);
 }
-# after a crash the table is empty, which is not taken for its contents
+# empty after a crash, which must not count as its contents
 change("$queue SET UNLOGGED");
 crash();
 like(ask("SELECT dlock_try_acquire('lock')"),

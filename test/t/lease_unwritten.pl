@@ -1,13 +1,13 @@
 # A lease call changes shared memory before the row is written.  In between,
 # other sessions can release its ticket, wait for it, or be next; the caller
-# can give up; the worker can die.  No client is told of anything that could
-# still be undone, and nothing stays behind of a call that gave up.
+# can give up; the worker can die.  No client learns of a change that can still
+# be undone, and a call that gave up leaves nothing.
 #
 # What would break it: a call that waits for a row that is never written; a
-# ticket that is taken back twice, or that a batch in progress brings back; a
+# ticket that is undone twice, or that a batch in progress brings back; a
 # request that gets another's ticket before the lease has it; a queued lease
-# that has run out, and is granted the lock; a worker that exits at a shutdown
-# before the sessions have taken back their requests.
+# that has expired, and is granted the lock; a worker that exits at a shutdown
+# before the sessions have undone their requests.
 #
 # The worker is stopped while it sleeps, so that it writes nothing, or by a
 # debugger at a row, so that it has a batch in progress.
@@ -104,7 +104,7 @@ sub rows
 
 #
 # Another session releases a ticket before it is written: the lock is free at
-# once.  The caller gives up when there is nothing to take back.
+# once.  The caller gives up when there is nothing to undo.
 #
 {
 	my $worker = freeze($admin);
@@ -183,7 +183,7 @@ SKIP:
 	is(rows('lock'), '0', 'no row');
 	$other->query("SELECT dlock_release('lock')");
 
-	# the same when it has written, and has not come to say so
+	# the same after it has written, but before it has reported it
 	stop_at_rows($admin, 'INSERT', 1);
 	stop_worker($admin,
 		sub { $client->start("SELECT dlock_lease_acquire('lock', $lease)") });
@@ -208,8 +208,8 @@ SKIP:
 	$other->query("SELECT dlock_release('lock')");
 	stop_at_rows($admin, 'INSERT OR DELETE');
 
-	# A ticket that is taken back meanwhile may have a row after all, so its
-	# lock stays closed until that is removed.
+	# A ticket that is undone at this time may have a row, so its lock stays
+	# closed until the row is removed.
 	foreach my $end ('goes on', 'dies')
 	{
 		stop_worker($admin,
@@ -288,8 +288,8 @@ SKIP:
 }
 
 #
-# A semaphore can get another size when its last holder has left, though not
-# its row.
+# A semaphore can get another size after its last holder has left, even if the
+# holder's row is still there.
 #
 {
 	my $fence =

@@ -1,6 +1,6 @@
-# The memory area is full, whatever the counts say, because freed memory is in
-# pieces of other sizes.  A request can then fail at any step, and leaves
-# nothing; no holder loses a lock, and once there is memory all is as before.
+# The memory area is full although the counts allow more, because free pieces
+# have other sizes.  A request can then fail at any step, and leaves nothing.
+# No holder loses a lock, and after memory is freed all is as before.
 # Likewise, if the tables of leases are loaded after a start: loaded rows stay,
 # and the next call continues.
 #
@@ -37,8 +37,8 @@ foreach my $dbname ('other', 'third')
 	$node->safe_psql($dbname, 'CREATE EXTENSION dlock');
 }
 
-# The sizes of pieces that requests ask for, and the largest one, which none
-# asks for
+# The sizes of pieces that requests allocate, and the largest one, which none
+# allocates
 my @sizes = (40, 64, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024);
 my $largest = 1025;
 my $in_one = 51;				# of 1280 bytes, in 64 kB
@@ -137,7 +137,7 @@ sub give_pieces
 	return $size && $filler->query("SELECT give_pieces($size, $pieces)") > 0;
 }
 
-# How many pieces of each size were asked for
+# How many pieces of each size were requested
 sub pieces
 {
 	my (%asked) = @_;
@@ -185,7 +185,7 @@ open_directory();
 like($client->query("SELECT dlock_acquire('lock')"),
 	qr/^\d+$/, 'which goes on when there is memory');
 
-# The first wait of all does without statistics, for which there is no piece.
+# The first wait has no statistics, because there is no piece for them.
 {
 	my $waiter = session($node);
 	my $answer;

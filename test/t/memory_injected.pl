@@ -1,6 +1,5 @@
-# An error at one step of a call or of an exit, as if memory were used up: a
-# change that was only begun does not count as made, and all else that was to
-# be done is done.
+# An error at one step of a call or of an exit, as if memory were used up.  An
+# unfinished change does not count as made, and all other steps are done.
 #
 # What would break it: an entry in a backend's table before the object exists;
 # a size that is noted before the memory is allocated; a process that is half
@@ -262,7 +261,8 @@ foreach my $steps (1, 2)
 }
 
 #
-# An exit that fails before it has detached the leases of the session.  They run out once another process has its place.
+# An exit that fails before it has detached the leases of the session.  They
+# run out once another process has its place.
 #
 {
 	my $client = session($node);
@@ -290,8 +290,8 @@ foreach my $steps (1, 2)
 }
 
 #
-# An exit, in which the rollback fails, amid a commit that has pinned what its guards
-# are of
+# An exit, in which the rollback fails, amid a commit that has pinned what its
+# guards are of
 #
 {
 	my ($client, $next) = map { session($node) } 1, 2;
@@ -319,9 +319,9 @@ foreach my $steps (1, 2)
 }
 
 #
-# A worker is gone when it has committed, and before it has noted that: the row is
-# there for the next one.  Nothing else is left for the worker to write, or to end
-# for: so it is a server that has just begun.
+# A worker is gone when it has committed, and before it has noted that: the row
+# is there for the next one.  Nothing else is left for the worker to write, or
+# to end for: so it is a server that has just begun.
 #
 $admin->quit;
 $node->append_conf('postgresql.conf', q{dlock.worker_idle_timeout = '1h'});

@@ -1,4 +1,4 @@
-# Past dlock.max_locks_per_session or dlock.max_memory, a request fails.  No
+# Beyond dlock.max_locks_per_session or dlock.max_memory, a request fails.  No
 # session loses a lock, superusers can still lock, and after a release all is
 # as before.
 #

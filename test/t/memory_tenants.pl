@@ -1,7 +1,6 @@
 # One role cannot take all of the memory.  Whatever it allocates, in any scope
-# and any number of databases, locks of other roles work, during that,
-# afterwards, and after a restart.  Freed memory counts for its role again,
-# whichever process frees it.
+# and any number of databases, locks of other roles work, also afterwards and
+# after a restart.  Memory freed by any process is available to its role again.
 #
 # What would break it: memory that is not counted to its role, or to another
 # one; memory that another role frees, and that is not subtracted, or
@@ -135,7 +134,7 @@ like($session->query("SELECT flood('dlock_enqueue(\$\$s#\$\$, \$\$c\$\$)')"),
 	qr/^0 .*$limit/, 'but not be told of it on a channel');
 
 others_work('during it');
-# while it goes on asking
+# while it continues to allocate
 $session->start(q{SELECT flood('dlock_acquire($$f#$$)', true)});
 $leases->start("SELECT flood(\$\$$tickets\$\$, true)");
 others_work('while it goes on');
@@ -231,7 +230,7 @@ $admin->query('ALTER ROLE many40 LOGIN');
 my $itself = as('many40', 'd2');
 is($itself->query("SELECT dlock_acquire('its own') > 0"), 't', 'a role by itself');
 $itself->quit;
-# freed memory counts no more, even if others free it
+# freed memory no longer counts, even if others free it
 $many->query('SELECT dlock_release_all()');
 $admin->query("SELECT dlock_force_close(lease) FROM dlock_leases WHERE role LIKE 'many%'");
 my $closer = session($node, 'd1');

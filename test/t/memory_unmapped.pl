@@ -1,12 +1,12 @@
 # A process that cannot open the shared memory fails at its first call, and at
-# each later one until it can.  It does not count as attached meanwhile, and no
-# other process is affected.  A new dlock.max_memory takes effect at a restart,
-# and not before; leases stay.
+# each later one until it can.  Until then it does not count as attached, and
+# no other process is affected.  A new dlock.max_memory takes effect at a
+# restart; leases stay.
 #
 # What would break it: a process that is half attached, and cannot attach
-# again; one that is counted, and is not attached; a segment that is created
-# anew while the server runs, so that the journal is lost; one that is left
-# behind; a lease that is lost with its memory.
+# again; one that is counted, and is not attached; a segment that is replaced
+# while the server runs, so that the journal is lost; one that is left behind;
+# a lease that is lost with its memory.
 #
 # Segments are files here, and a file can be closed.  A process that has mapped
 # it does not notice.

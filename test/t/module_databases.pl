@@ -46,7 +46,7 @@ is($a->query("SELECT dlock_is_held('lock')"), 't', 'still held');
 #
 # DROP EXTENSION with holders
 #
-# Rolled back, it has changed nothing.
+# After its rollback, nothing has changed.
 $a2->query('BEGIN; DROP EXTENSION dlock; ROLLBACK');
 is($a2->query("SELECT dlock_try_acquire('lock') IS NULL"),
 	't', 'the holder keeps its lock where DROP EXTENSION is rolled back');
@@ -81,7 +81,7 @@ is($a->query("SELECT dlock_try_acquire('lock') IS NULL"),
 push @a, $a->query("SELECT dlock_acquire('more')");
 grows('with a greater fence', @a);
 
-# ... again and again, with a waiter in the queue and locks left over
+# ... repeatedly, with a waiter in the queue and locks left over
 foreach my $round (1 .. 5)
 {
 	my $waiter = session($node, 'a');

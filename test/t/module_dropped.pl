@@ -1,5 +1,5 @@
 # DROP EXTENSION while sessions wait: no session is told that it holds a lock
-# of a space that is gone, and none goes on waiting there, whatever holds the
+# of a space that is gone, and none continues to wait there, whatever holds the
 # lock.
 #
 # What would break it: a grant in the old space, to a waiter that does not
@@ -119,7 +119,7 @@ like($_->answer, $gone, 'behind a lease') foreach @waiters;
 finish(@waiters);
 
 #
-# The waiters are not affected, though pg_proc has changed, or was about to.
+# A change of pg_proc, or one that is rolled back, does not affect the waiters.
 #
 $holder->query("SELECT dlock_acquire('lock')");
 my ($first, $second) = waiters("dlock_acquire('lock') > 0",

@@ -1,7 +1,6 @@
 # The extension can be in a schema that is in no search_path, and can move.
-# All of it works by qualified names; and through ALTER EXTENSION SET SCHEMA
-# and ALTER SCHEMA RENAME, as through an update, leases, locks and queues go
-# on.
+# All of it works by qualified names.  Leases, locks and queues survive ALTER
+# EXTENSION SET SCHEMA, ALTER SCHEMA RENAME and an update.
 #
 # What would break it: a name in a function, a view, a trigger or an expression
 # that is looked up in the caller's search_path; a worker or a cached plan that
@@ -84,7 +83,7 @@ sub survives
 	};
 	my $version = $bump->($from);
 
-	# its lease runs out when it likes
+	# its lease may expire at any time
 	$third->query("SELECT $from.dlock_ttl_enqueue('runs out', '1s')");
 
 	is($admin->query($change), '', $change);
@@ -150,7 +149,7 @@ $app->query($_)
 	q{CREATE TRIGGER counted BEFORE UPDATE ON app.counted
 		FOR EACH ROW EXECUTE FUNCTION dlock.dlock_version_guard()});
 
-# An error is fatal, and so is anything but what is expected here.
+# An error is fatal, and so is any other unexpected result.
 sub gives
 {
 	my ($session, @calls) = @_;

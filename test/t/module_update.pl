@@ -1,5 +1,5 @@
-# ALTER EXTENSION dlock UPDATE to a made-up next version, while locks are held
-# and waited for in each scope: sessions do not notice, and grants stay and are
+# ALTER EXTENSION dlock UPDATE to a fictitious next version, with holders and
+# waiters in each scope.  Sessions do not notice; privileges stay, and are
 # dumped.
 #
 # What would break it: a space that changes with the update; memory or a waiter

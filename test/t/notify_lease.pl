@@ -1,8 +1,8 @@
 # Changes of leases' enqueued tickets are announced: a grant once it is durable
-# at the level that was asked for, an expiry, a forced release.  They come on
-# the channel of the latest request, not before its transaction has committed,
-# and in the end whatever holds up NOTIFY or the worker.  They hold up no lock,
-# no journal and no expiry; and a client that calls dlock_wait() after a crash
+# at the requested level, an expiry, a forced release.  They come on the
+# channel of the latest request, after its transaction has committed, and even
+# if NOTIFY or the worker is blocked for some time.  They block no lock, no
+# journal and no expiry; and a client that calls dlock_wait() after a crash
 # misses nothing.
 #
 # What would break it: an announcement of a grant that a crash can still undo;
@@ -11,8 +11,7 @@
 # worker's memory has; a notification that the journal waits for; a channel
 # that is forgotten in a restart.
 #
-# That nothing was announced is shown by one more announcement, behind which
-# nothing earlier can come.
+# To show that nothing was announced, the test waits for a later announcement.
 
 use strict;
 use warnings FATAL => 'all';
@@ -27,7 +26,7 @@ use JSON::PP qw(decode_json);
 use PostgreSQL::Test::Utils qw(slurp_file);
 use Test::More;
 
-# A session can wait for standbys if it asks for that.
+# Sessions wait for standbys if they request it.
 my $conf = q{
 synchronous_commit = local
 deadlock_timeout = '1h'
@@ -350,7 +349,7 @@ foreach my $state ('free', 'held')
 	$waiter->quit;
 }
 
-# A ticket that ends before the commit is announced all the same.
+# A ticket that ends before the commit is announced nevertheless.
 foreach my $channel (undef, 'shared')
 {
 	my $where = $channel ? 'given channel' : 'own channel';
@@ -502,10 +501,9 @@ foreach my $channel (undef, 'shared')
 }
 
 #
-# Nor before it is durable at the level that was asked for.  The standby that
-# is waited for does not exist; a session that does not wait for standbys is
-# told at once.  This holds for the worker that wrote the grant, and for a
-# later one.
+# Nothing before the grant is durable at the requested level.  The named
+# standby does not exist.  A session that does not wait for standbys is told at
+# once.  The same holds for a later worker.
 #
 foreach my $when ('grant written', 'worker terminated')
 {
@@ -703,7 +701,7 @@ SKIP:
 }
 
 #
-# A crash of the server, with something to announce
+# A crash of the server with pending announcements
 #
 {
 	my $application = session($node);

@@ -1,14 +1,13 @@
 # Every grant of an enqueued ticket is announced: as JSON, on the channel that
-# was asked for, not before the enqueuing transaction has committed, and in the
-# end whatever holds up NOTIFY or the worker.  That holds up no lock.
+# was requested, after the enqueuing transaction has committed, and even if
+# NOTIFY or the worker is blocked for some time.  That blocks no lock.
 #
 # What would break it: an announcement before the LISTEN that it is for, or of
 # a transaction that was rolled back; one that is forgotten if it could not be
 # sent, or if no process was there to send it; a worker that waits for others,
 # or that does not exit.
 #
-# That nothing was announced is shown by one more announcement, behind which
-# nothing earlier can come.
+# To show that nothing was announced, the test waits for a later announcement.
 
 use strict;
 use warnings FATAL => 'all';
@@ -88,7 +87,7 @@ sub worker_gone
 	told($waiter, 'a lock that was held',
 		announcement('granted', 'lock', $ticket));
 
-	# again, after it was announced; anew each time
+	# again, after it was announced; and announced each time
 	is(enqueue($waiter, 'lock'), $ticket, 'enqueued again');
 	told($waiter, 'enqueued again: announced again',
 		announcement('granted', 'lock', $ticket));
@@ -439,8 +438,8 @@ sub worker_gone
 # The lock of NOTIFY
 #
 # A transaction that notifies and writes holds it during its commit, and here
-# that commit waits for a standby that does not exist.  Meanwhile nothing can
-# be announced, but all else goes on, and it is announced afterwards.
+# that commit waits for a standby that does not exist.  Until it ends, nothing
+# is announced, but all else continues.
 #
 sub hold_up_notify
 {

@@ -1,6 +1,5 @@
-# Announcements are sent in turn: only sessions that asked for NOTIFY's lock
-# before come before them.  So as long as the queue of NOTIFY moves, they are
-# as early as any notification.
+# Announcements are sent in turn: only sessions that requested NOTIFY's lock
+# earlier come before them.
 #
 # What would break it: a sender that leaves the queue of NOTIFY and joins it
 # again later; one that sends only what there was when it began to wait; a
@@ -76,7 +75,7 @@ $admin->wait_for(q{SELECT granted FROM dlock_queue WHERE name = 'lease'});
 $admin->wait_for(q{SELECT state = 'idle' FROM pg_stat_activity
 	WHERE backend_type = 'dlock worker'});
 is(scalar($waiter->announcements(0)), 0, 'nothing is told before its turn');
-# a cancel does not cost it its place
+# a cancel keeps its place
 is($admin->query("SELECT pg_cancel_backend($pid)"), 't', 'it is canceled');
 
 # its turn, and then that of the other one, which holds the lock as well

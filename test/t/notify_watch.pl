@@ -6,8 +6,7 @@
 # is told of a grant that could be undone; a watch that outlives its session,
 # or that keeps anything but itself.
 #
-# That nothing is told is shown by one more notification, behind which nothing
-# earlier can come.
+# To show that nothing is told, the test waits for a later notification.
 
 use strict;
 use warnings FATAL => 'all';
@@ -388,7 +387,7 @@ sub not_told
 }
 
 #
-# Whatever holds up the sender, the latest state is sent, and once is enough.
+# If the sender is blocked, the latest state is sent afterwards, once.
 #
 {
 	my $watcher = session($node);
@@ -659,7 +658,7 @@ foreach my $how ('restart', 'crash')
 }
 
 #
-# Without a process that could send: nothing fails, and it is sent later.
+# Without a sending process, nothing fails, and the message is sent later.
 #
 $admin->quit;
 $node->append_conf('postgresql.conf', 'max_worker_processes = 0');

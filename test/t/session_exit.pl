@@ -1,5 +1,5 @@
-# Whichever way a holder or a waiter ends, the next in line gets the lock, and
-# nothing of the ended one stays behind.
+# However a holder or a waiter ends, the next waiter gets the lock, and the
+# ended one leaves nothing.
 #
 # What would break it: an exit that releases locks before it has rolled back
 # the transaction; a way out of the wait loop that bypasses the queue; an error
@@ -284,7 +284,7 @@ foreach my $round (1 .. 10)
 }
 nothing_left('three at one stroke');
 
-# The next holder never meets the last one's row lock or writes.
+# The next holder never meets the last holder's row lock or writes.
 my $no_waiting = q{DO $$
 	BEGIN
 		PERFORM dlock_acquire('lock');

@@ -4,8 +4,8 @@
 #
 # What would break it: a ticket that counts as acquired before that.
 #
-# This fails hardly ever.  Here a debugger sets the noted position of a removal
-# to one that the WAL has not reached, while the session looks at it.
+# The flush rarely fails.  Here a debugger sets the noted position of a removal
+# to one that the WAL has not reached, while the session reads it.
 
 use strict;
 use warnings FATAL => 'all';
@@ -66,7 +66,7 @@ continue
 END
 close($file);
 
-# without any removal ever, nothing is looked up
+# if no row was ever removed, nothing is looked up
 $admin->query("SELECT dlock_release_ticket(dlock_ttl_acquire('lease', '1h'))");
 $admin->wait_for('SELECT count(*) = 0 FROM dlock_locks');
 $client->query("SELECT dlock_acquire('held')");

@@ -1,5 +1,5 @@
-# The next holder of a lock meets none of the other locks of the transaction
-# that held it, and sees what that wrote.
+# The next holder of a lock meets no other locks of the transaction that held
+# it, and sees its writes.
 #
 # What would break it: a hand-over while that transaction's locks are still
 # held, or its writes not yet visible.  The transaction has many locks to

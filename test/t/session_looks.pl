@@ -1,10 +1,10 @@
-# Looking for deadlocks costs other sessions nothing, and the waiter little.  A
-# waiter looks at growing intervals, unless one of its heavyweight locks is
-# waited for.  A look reads each lock once, however many wait for it; and a
-# waiter reads none if nothing that it has is waited for.
+# The search for deadlocks costs other sessions nothing, and the waiter little.
+# A waiter searches at growing intervals, unless a session waits for one of its
+# heavyweight locks.  A search reads each lock once, however many wait for it.
+# It reads none if no session waits for the waiter.
 #
-# What would break it: a request to the lock manager for each waiter in it; a
-# look of all waiters at every change; a message of each waiter that lists all
+# What would break it: a request to the lock manager for each of its waiters; a
+# search by all waiters at every change; messages of all waiters that list all
 # of them.
 
 use strict;

@@ -1,6 +1,6 @@
-# However many tickets a session has under one name, however much a transaction
-# has to do at its end, and however many names others have reserved, a call
-# takes no longer than the first one did.
+# The time of a call does not depend on the number of tickets that a session
+# has under one name, on the actions at a transaction's end, or on the number
+# of names that others have reserved.
 #
 # What would break it: a loop over the tickets of a name or of the session,
 # over the pending actions of the transaction, or over reservations.  With one,

@@ -1,7 +1,7 @@
 # Mutual exclusion under stress: clients read a counter, and write it back
-# incremented in a later transaction.  They lose no update as long as they hold
-# one lock meanwhile, however many of them are canceled and terminated at any
-# moment.  Without the lock they do lose updates.
+# incremented in a later transaction.  While they hold one lock in between,
+# they lose no update, even if many of them are canceled and terminated.
+# Without the lock they lose updates.
 #
 # What would break it: two holders at a time; a lock that is handed over before
 # the last holder's transaction has ended; a ticket that stays behind; a lost
@@ -78,8 +78,8 @@ sub run_client
 	return;
 }
 
-# Runs all clients, and sends them a number of signals meanwhile, or fewer if
-# they finish before.  Returns how many.
+# Runs all clients, and sends them a number of signals, or fewer if they finish
+# before.  Returns the number.
 sub run_clients
 {
 	my ($nuisances) = @_;

@@ -1,5 +1,5 @@
-# An acquire of several locks that fails keeps none, also if some were revoked
-# meanwhile, or if a cancel comes while it releases the others.
+# A failed acquire of several locks keeps none, even if some were revoked
+# during the call, or if a cancel comes while it releases the others.
 #
 # What would break it: a warning while locks are released, because sending it
 # takes interrupts, and an error there leaves the rest; a loss that is reported
@@ -17,8 +17,8 @@ my $node = new_server('main');
 my $admin = session($node);
 my $many = 4000;
 
-# So many warnings that a client that does not read blocks the backend: it can
-# stop only while it sends one.
+# With so many warnings, a client that does not read blocks the backend.  So
+# the backend can stop only while it sends one.
 foreach my $how ('acquire_all', 'xact_acquire_all')
 {
 	my $holder = session($node);

@@ -1,6 +1,7 @@
 # A wait for a lock of dlock is shown wherever a wait for PostgreSQL's locks
 # is.  CALL dlock_acquire_nosnapshot() has no snapshot while it waits, so that
-# it holds up no other session, and leaves its own as it was, however it ends.
+# it blocks no other session, and the session's own snapshot is unchanged
+# afterwards, however the wait ends.
 #
 # What would break it: a snapshot that is left over, popped twice, or missing
 # afterwards; a message or a title that outlives its wait; a wait for a lock of
@@ -138,8 +139,7 @@ sub title_becomes
 }
 
 # A waiter that checks whether its extension exists may have to wait for the
-# catalog.  It does not sleep through events meanwhile: a grant, or
-# lock_timeout.
+# catalog.  During that wait, a grant or lock_timeout still wakes it.
 {
 	my $blocker = session($node);
 

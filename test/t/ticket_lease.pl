@@ -2,10 +2,10 @@
 # told of each.  Such a ticket belongs to no session: any connection waits for
 # it, asks about it and releases it, and it stays when the connection is gone.
 #
-# What would break it: a limit or a list that does not stand thousands of
-# tickets of one lease; a grant that is not announced, or is announced and not
-# held; a lease's ticket that is bound to a session, or a session's that is
-# not; sessions that wait for the same ticket and wake each other.
+# What would break it: a limit or a list that fails with thousands of tickets
+# of one lease; a grant that is not announced, or is announced and not held; a
+# lease's ticket that is bound to a session, or a session's that is not;
+# sessions that wait for the same ticket and wake each other.
 
 use strict;
 use warnings FATAL => 'all';
@@ -33,7 +33,7 @@ sub sleeps
 }
 
 #
-# A session holds ten thousand locks, and one lease wants them.
+# A session holds ten thousand locks, and one lease waits for them.
 #
 {
 	my $count = 10_000;

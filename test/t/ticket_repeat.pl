@@ -7,11 +7,11 @@
 # to a waiting session gets that ticket.
 #
 # What would break it: a request whose hash differs from that of its
-# repetition, or is not computed anew when the tables are loaded; a ticket that
-# is found although it has ended, or not found because another has the same
-# request or hash; an announcement that goes to the second client before its
-# call has succeeded; a ticket that ends with the session that waited for it,
-# although another client has it; memory that is freed with it.
+# repetition, or is not computed again when the tables are loaded; a ticket
+# that is found although it has ended, or not found because another has the
+# same request or hash; an announcement that goes to the second client before
+# its call has succeeded; a ticket that ends with the session that waited for
+# it, although another client has it; memory that is freed with it.
 
 use strict;
 use warnings FATAL => 'all';
@@ -156,8 +156,8 @@ foreach my $canceled (1, 0)
 my $acquire = "dlock_ttl_acquire('lock', '1h', owner => 'me')";
 my $enqueue = "dlock_ttl_enqueue('lock', '1h', 'c2', owner => 'me')";
 
-# The enqueue fails: the session waits on, and is granted it.  If it has
-# failed, too, nothing is left.
+# The enqueue fails: the session still waits, and is granted the ticket.  If
+# the session has failed, too, nothing is left.
 foreach my $too (0, 1)
 {
 	my ($holder, $waiter, $client) = map { session($node) } 1 .. 3;
@@ -232,7 +232,7 @@ foreach my $end ('', 'pg_terminate_backend', 'pg_cancel_backend')
 	finish($holder, $client);
 }
 
-# A crash: the enqueued ticket waits on.
+# After a crash, the enqueued ticket still waits.
 {
 	my ($holder, $waiter, $client) = map { session($node) } 1 .. 3;
 	my $held = $holder->query("SELECT dlock_ttl_acquire('lock', '1h')");

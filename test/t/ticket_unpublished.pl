@@ -1,21 +1,20 @@
 # A session is granted a lease's ticket, and fails before the lease adopts it,
-# as without memory for its number.  Another client makes the same request at
-# that moment: it keeps the ticket, which is found by its number.
+# for example for lack of memory.  Another client makes the same request at
+# that moment, and keeps the ticket, which is found by its number.
 #
-# A session waits with a ticket of a ttl, which another client has, too.  That
-# ticket is ended, and the session makes the request anew.  It is granted the
-# lock when the worker has taken the ended ticket out of it and done nothing
-# else yet.  The new lease is like any other.
+# A session waits with a ticket with a ttl, which another client has, too.  The
+# ticket is ended, and the session repeats the request.  It is granted the lock
+# just after the worker has removed the ended ticket.  The new lease is like
+# any other.
 #
-# However many hold a lock, a question about one of them, by the number of its
-# ticket or lease, looks no others up, and an end does not either.  However
-# many tickets a delay lets go, the lease lock is released in between.  However
-# many locks of other databases there are, and are waited for, they are not
-# visited for that.
+# A question about one of many holders, by the number of its ticket or lease,
+# reads no other holder, and neither does an end.  If a delay ends many
+# tickets, the lease lock is released in between.  Locks of other databases are
+# not visited.
 #
 # What would break it: a number that the failed session removes, although its
 # lease has adopted the ticket, which then cannot be released; a lease that
-# begins anew before its end is finished, and that ends then, or cannot be
+# begins again before its end is finished, and that ends then, or cannot be
 # found; a search of the holders, or of all locks while no session can use
 # them; a walk through all tickets of a lease in one step; one count of waiters
 # for all databases.
@@ -111,8 +110,8 @@ my @all = split / /,
 my $many = $admin->query("SELECT dlock_lease_acquire('lock', $lease, "
 	  . "slots => $slots)");
 
-# Does a question return from a function after this many instructions?  To look
-# at each of the others would take several for each.
+# Does a question return from a function after this many instructions? A scan
+# of the others would take several for each.
 sub returns_within
 {
 	my ($instructions, $session, $question, $function) = @_;
@@ -158,8 +157,8 @@ foreach my $number (1, $ticket)
 }
 
 #
-# Many tickets of one lease: a process that ends its delay lets others use leases
-# in between.
+# Many tickets of one lease: a process that ends its delay lets others use
+# leases in between.
 #
 my $tickets = 1000;
 

@@ -4,11 +4,11 @@
 #
 # A cancel is no death: neither the worker nor its current task ends.
 #
-# A worker that is told to end while it starts writes first what is to be written.
+# A worker that is terminated during its start first writes pending changes.
 #
-# What would break it: a worker that is started at once, whatever happened to
-# the one before; a pause that stays, or one after a worker that was told to
-# go; a cancel that ends the process, or a batch that it writes.
+# What would break it: a worker that is started at once after each death; a
+# pause that stays, or that follows a terminated worker; a cancel that ends the
+# process or a batch.
 
 use strict;
 use warnings FATAL => 'all';

@@ -24,7 +24,7 @@ my $client = session($node);
 my $admin = session($node);
 
 #
-# The worker ends, and the next one goes on
+# The worker ends, and the next one continues
 #
 my $lease = $client->query("SELECT dlock_lease_open('10min')");
 my $fence = $client->query("SELECT dlock_lease_acquire('held', $lease)");
@@ -126,7 +126,7 @@ $next->query('SELECT dlock_release_all()');
 is($admin->query(q{SELECT count(*) FROM dlock_queue WHERE name LIKE 'new%'}),
 	'0', 'nothing was written of what failed');
 
-# Taken back during the write: the worker has it in a batch.
+# Undone during the write, while the worker has it in a batch.
 foreach my $call ("dlock_lease_acquire('new', $lease)",
 	"dlock_ttl_acquire('new', '10min')")
 {
@@ -152,7 +152,7 @@ foreach my $call ("dlock_lease_acquire('new', $lease)",
 }
 
 #
-# An interrupted wait for the row takes the request back
+# An interrupted wait for the row undoes the request
 #
 my %calls = (
 	"dlock_lease_open('10min', info => 'new')" => 'open',

@@ -1,11 +1,11 @@
-# A worker stays while a client could notice that it is gone, and exits
-# otherwise, even if leases are left.  So it does not occupy its database and
-# its slot for as long as they live.  A session that waits for a lease starts
-# it again, and so does a call when a lease is due.
+# A worker stays while a client could notice its absence, and exits otherwise,
+# even if leases are left.  So it does not occupy its database and its slot as
+# long as leases live.  A session that waits for a lease starts a worker again,
+# and so does a call when a lease is due.
 #
-# What would break it: a worker that stays for a lease that no session looks
-# at; one that exits while a session waits or listens; a due lease that a call
-# meets without having it ended.
+# What would break it: a worker that stays for a lease that no session uses;
+# one that exits while a session waits or listens; a call that meets a due
+# lease and does not let a worker end it.
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,5 +1,5 @@
-# Heartbeats and expiry wait for nothing: not for a lock on the tables, however
-# many leases are due at once, and however many tickets one has.
+# Heartbeats and expiry never wait for a lock on the tables, even if many
+# leases are due at once, or a lease has many tickets.
 #
 # What would break it: a worker that waits for a lock on a table as long as
 # other sessions may wait, or that ends all that is due before it does anything
@@ -50,7 +50,7 @@ my $listener = session($node);
 		WHERE sync_state = 'sync'});
 	$client->query('SET synchronous_commit = on');
 
-	# A slow machine here proves nothing: then again, with more time
+	# On a slow machine, this is repeated with more time.
 	for ($ttl = ample(0.5);; $ttl *= 2)
 	{
 		my $lease = $client->query("SELECT dlock_lease_open('$ttl s')");
@@ -147,9 +147,9 @@ my $listener = session($node);
 $admin->query("ALTER TABLE $_ SET (vacuum_truncate = off)")
   foreach 'dlock_queue', 'dlock_queue_lease';
 
-# Ttls that begin at the end of a session are over at about one time.  The worker
-# is held up when it ends the first one, for longer than it may take in all
-# before it comes to its tables.
+# Ttls that begin at the end of a session are over at about one time.  The
+# worker is held up when it ends the first one, for longer than it may take in
+# all before it comes to its tables.
 sub end_many
 {
 	my ($what) = @_;

@@ -1,5 +1,5 @@
-# Leases for which standbys count cost nothing but their heartbeats, however
-# many there are: the worker finds the least ttl without a search.
+# Many leases that count on standbys cost only their heartbeats: the worker
+# finds the least ttl without a search.
 #
 # What would break it: a search for the least ttl whenever a lease with that
 # ttl goes; a search although no standby is named; one for an attached lease,

@@ -1,7 +1,6 @@
-# The settings of a database and of a role are for clients, and not for the
-# processes of dlock.  Whatever they are, leases are opened, written, expire
-# and are handed over, announcements are sent, the tables are vacuumed and
-# loaded, and no error ends a process.
+# The settings of a database and of a role do not affect dlock's processes:
+# leases are opened, written, expire and are handed over, announcements are
+# sent, the tables are vacuumed and loaded, and no error ends a process.
 #
 # What would break it: a setting that a process gets with its connection, as
 # all of them get the database's and the superuser's.
@@ -58,7 +57,7 @@ my $admin = session($node);
 $admin->query('CREATE ROLE stranger; CREATE DATABASE test');
 $node->safe_psql('test', 'CREATE EXTENSION dlock; CREATE SCHEMA evil');
 
-# All at once: each that matters would break a step.
+# All at once: each could break a step.
 foreach my $place (@places)
 {
 	foreach my $setting (@settings)

@@ -1,12 +1,11 @@
-# The worker comes late, or more than one comes, or its extension is gone.  Its
-# slot can be taken for a while, and its work can end with its database.  The
-# one worker that stays serves each waiter, or the waiter is told that none
-# comes; and none stays without work.
+# The worker starts late, or two workers start, or the extension is gone, or no
+# slot is free, or the database is dropped.  One worker stays and serves each
+# waiter, or the waiter gets an error.  No worker stays without work.
 #
-# What would break it: a call that waits for ever for a worker; two in office;
-# a waiter that is not granted the lock because no worker could be started when
-# it began to wait; a worker that tries again and again to write to tables that
-# are gone; a release that is lost with the tables.
+# What would break it: a call that waits without limit for a worker; two in
+# office; a waiter that is not granted the lock because no worker could be
+# started when it began to wait; a worker that tries again and again to write
+# to tables that are gone; a release that is lost with the tables.
 
 use strict;
 use warnings FATAL => 'all';
@@ -88,7 +87,7 @@ $next->quit;
 $admin->query('CREATE EXTENSION dlock');
 
 #
-# It is gone when the worker comes, for an earlier ticket.
+# It is gone when the worker starts for an earlier ticket.
 #
 $client->query("SELECT dlock_acquire('lock')");
 my $ticket = $other->query("SELECT dlock_enqueue('lock', 'nobody')");
@@ -131,7 +130,7 @@ SKIP:
 	worker_is_lost($client);
 	$client->quit;
 
-	# which waits for that a few seconds at most
+	# which waits for at most a few seconds
 	my $answer = $other->answer;
 	poll('DROP DATABASE',
 		sub { $node->psql('postgres', 'DROP DATABASE short WITH (FORCE)') == 0 })
