@@ -35,84 +35,84 @@ static const struct
 {
 	const char *name;
 	char		letter;
-	const char *of;
 	Kind		kind;
+	const char *of;
 	void	   *value;
 	const char *help;
 }			table[] = {
-	{"nonblock", 'n', "r", NO_TIME, &opt.wait,
+	{"nonblock", 'n', NO_TIME, "r", &opt.wait,
 		"\nWaiting:\n"
 		"  -n, --nonblock           do not wait if the lock is busy\n"},
-	{"wait", 'w', "r", TIME, &opt.wait,
+	{"wait", 'w', TIME, "r", &opt.wait,
 		"  -w, --wait=TIME          wait for at most this long\n"},
-	{"conflict-exit-code", 'E', "r", CODE, &opt.busy_code,
+	{"conflict-exit-code", 'E', CODE, "r", &opt.busy_code,
 		"  -E, --conflict-exit-code=N\n"
 		"                           exit code if the lock was busy (default: 1)\n"},
-	{"patience", 0, "r", TIME, &opt.patience,
+	{"patience", 0, TIME, "r", &opt.patience,
 		"      --patience=TIME      look for a server for this long, before the\n"
 		"                           command runs (default: 30s)\n"},
-	{"shared", 's', "r", FLAG, &opt.shared,
+	{"shared", 's', FLAG, "r", &opt.shared,
 		"\nThe lock:\n"
 		"  -s, --shared             share it with others that use --shared\n"},
-	{"slots", 0, "r", COUNT, &opt.slots,
+	{"slots", 0, COUNT, "r", &opt.slots,
 		"      --slots=N            let N run at the same time\n"},
-	{"permits", 0, "r", COUNT, &opt.permits,
+	{"permits", 0, COUNT, "r", &opt.permits,
 		"      --permits=N          take N of the slots (default: 1)\n"},
-	{"ttl", 0, "r", TIME, &opt.ttl,
+	{"ttl", 0, TIME, "r", &opt.ttl,
 		"      --ttl=TIME           a lease of this length, which is renewed while the\n"
 		"                           command runs (default: 30s)\n"},
-	{"session", 0, "r", FLAG, &opt.session,
+	{"session", 0, FLAG, "r", &opt.session,
 		"      --session            no lease: the lock ends with the connection\n"},
-	{"at-least", 0, "r", TIME, &opt.at_least,
+	{"at-least", 0, TIME, "r", &opt.at_least,
 		"      --at-least=TIME      keep the lock for this long from its grant, even if\n"
 		"                           the command ends earlier, or fails\n"},
-	{"owner", 0, "r", TEXT, &opt.owner,
+	{"owner", 0, TEXT, "r", &opt.owner,
 		"      --owner=TEXT         take over a lease of this owner, if there is one;\n"
 		"                           not for two runs at a time: one ends the other's\n"},
-	{"info", 0, "r", TEXT, &opt.info,
+	{"info", 0, TEXT, "r", &opt.info,
 		"      --info=TEXT          what others see of this holder (default: command,\n"
 		"                           host and process)\n"},
-	{"every", 0, "r", TIME, &opt.every,
+	{"every", 0, TIME, "r", &opt.every,
 		"\nThe command:\n"
 		"      --every=TIME         run it again and again, this long from start to\n"
 		"                           start, as long as the lock is held\n"},
-	{"grace", 0, "r", TIME, &opt.grace,
+	{"grace", 0, TIME, "r", &opt.grace,
 		"      --grace=TIME         time from SIGTERM to SIGKILL if the lock is about\n"
 		"                           to be lost (default: 5s, or a quarter of the ttl)\n"
 		"\nOther options:\n"
 		"  -q, --quiet              no warnings\n"
 		"  -v, --verbose            tell when the lock is acquired, or busy\n"},
-	{"csv", 0, "l", FLAG, &opt.csv,
+	{"csv", 0, FLAG, "l", &opt.csv,
 		"      --csv                comma-separated values\n"},
-	{"json", 0, "lw", FLAG, &opt.json,
+	{"json", 0, FLAG, "lw", &opt.json,
 		"      --json               JSON\n"},
-	{"filter", 0, "t", TEXT, &opt.filter,
+	{"filter", 0, TEXT, "t", &opt.filter,
 		"      --filter=TEXT        only locks with this text in name, role, owner or info\n"},
-	{"interval", 0, "t", TIME, &opt.pause,
+	{"interval", 0, TIME, "t", &opt.pause,
 		"      --interval=TIME      time between two refreshes (default: 2s)\n"},
-	{"once", 0, "t", FLAG, &opt.once,
+	{"once", 0, FLAG, "t", &opt.once,
 		"      --once               print it once, then exit\n"},
-	{"force", 'f', "e", FLAG, &opt.force,
+	{"force", 'f', FLAG, "e", &opt.force,
 		"  -f, --force              also if it is another role's; for administrators\n"},
-	{"version", 'V', "m", FLAG, &wants_version,
+	{"version", 'V', FLAG, "m", &wants_version,
 		"\nOther options:\n"
 		"  -V, --version            output version information, then exit\n"},
-	{"help", 0, NULL, FLAG, &wants_help,
+	{"help", 0, FLAG, NULL, &wants_help,
 		"  -?, --help               show this help, then exit\n"},
-	{"host", 'h', NULL, TEXT, &opt.host,
+	{"host", 'h', TEXT, NULL, &opt.host,
 		"\nConnection options:\n"
 		"  -h, --host=HOSTNAME      database server hosts or socket directory\n"},
-	{"port", 'p', NULL, TEXT, &opt.port,
+	{"port", 'p', TEXT, NULL, &opt.port,
 		"  -p, --port=PORT          database server port\n"},
-	{"username", 'U', NULL, TEXT, &opt.user,
+	{"username", 'U', TEXT, NULL, &opt.user,
 		"  -U, --username=USERNAME  user name to connect as\n"},
-	{"password", 'W', NULL, FLAG, &opt.ask_password,
+	{"password", 'W', FLAG, NULL, &opt.ask_password,
 		"  -W, --password           ask for a password\n"},
-	{"dbname", 'd', NULL, TEXT, &opt.dbname,
+	{"dbname", 'd', TEXT, NULL, &opt.dbname,
 		"  -d, --dbname=DBNAME      database, or a connection string\n"
 		"\nPGHOST, PGDATABASE and the other variables of libpq count, too.\n"},
-	{"quiet", 'q', NULL, FLAG, &opt.quiet, ""},
-	{"verbose", 'v', NULL, FLAG, &opt.verbose, ""},
+	{"quiet", 'q', FLAG, NULL, &opt.quiet, ""},
+	{"verbose", 'v', FLAG, NULL, &opt.verbose, ""},
 };
 
 /* "30s", "5min", "500ms", "1.5h"; a bare number is seconds */
