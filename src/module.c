@@ -54,10 +54,7 @@ process_utility(PlannedStmt *pstmt, const char *queryString,
 		castNode(DiscardStmt, statement)->target == DISCARD_ALL;
 
 	dlock_lone_call = InvalidOid;
-	if (IsA(statement, TransactionStmt))
-		dlock_cancel_resume();
-	else
-		dlock_cancel_check();
+	dlock_cancel_check(!IsA(statement, TransactionStmt));
 	(previous_process_utility ? previous_process_utility :
 	 standard_ProcessUtility) (pstmt, queryString, readOnlyTree, context,
 							   params, queryEnv, dest, qc);
@@ -76,7 +73,7 @@ executor_run(COMPAT_EXECUTOR_RUN_PARAMETERS)
 	DlockStatement outer;
 
 	dlock_lone_call = InvalidOid;
-	dlock_cancel_check();
+	dlock_cancel_check(true);
 	dlock_xact_begin_statement(&outer, queryDesc->estate->es_query_cxt);
 	PG_TRY();
 	{

@@ -45,8 +45,7 @@ extern void dlock_xact_fail_statement(const DlockStatement *outer,
 
 /* cancel.c */
 extern bool dlock_cancel_lost_guards;
-extern void dlock_cancel_check(void);
-extern void dlock_cancel_resume(void);
+extern void dlock_cancel_check(bool may_fail);
 
 /* lone_call.c */
 extern Oid	dlock_lone_call;

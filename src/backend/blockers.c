@@ -13,13 +13,11 @@
  * A count visits each place once: each lock records, by mode, the first place
  * that was visited.  Roots that have a single place, in the same lock, share
  * their count.  So the time grows with the number of places, unless many roots
- * have several awaited locks.  In a queue of dlock, a holder is in the way of
- * all behind the first request that it blocks.
+ * have several awaited locks.
  *
- * A vertex behind no root is in a cycle or waits for one: a deadlock that is
+ * A vertex behind no root is in a cycle, or waits for one: a deadlock that is
  * not detected yet.  Of each cycle, the view shows the vertex that began to
- * wait last.  The graph is not a snapshot: a vertex may be a root although it
- * has just begun to wait.
+ * wait last.  The graph is not a snapshot: a root may just have begun to wait.
  *
  *-------------------------------------------------------------------------
  */
@@ -28,6 +26,7 @@
 #include "catalog/pg_type.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "port/pg_bitutils.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
 #include "utils/array.h"
@@ -43,8 +42,6 @@
 
 /* Locks to name for a vertex */
 #define MAX_HOLDS	16
-
-/* Counting the vertices behind another */
 
 /* The first request in a queue that a place is in the way of; -1: none */
 static int
@@ -171,8 +168,6 @@ count_all_behind(DlockGraph *graph, int root)
 	return count;
 }
 
-/* Cycles */
-
 /* A vertex that this one waits for; -1: none that could be seen */
 static int
 find_blocker(const DlockGraph *graph, int n)
@@ -201,8 +196,8 @@ find_blocker(const DlockGraph *graph, int n)
 }
 
 /*
- * Find the cycle that a vertex is in or behind, and return its vertex that
- * began to wait last; -1 if a vertex no longer waits.
+ * The vertex that began to wait last, of the cycle that a vertex is in or
+ * behind; -1 if a vertex no longer waits
  */
 static int
 find_in_cycle(DlockGraph *graph, int n)
@@ -226,18 +221,14 @@ find_in_cycle(DlockGraph *graph, int n)
 	return last;
 }
 
-/* Showing */
-
 static void
 describe_heavy(StringInfo text, const LOCKTAG *tag, LOCKMASK modes)
 {
-	int			mode = MAX_LOCKMODES - 1;
 	const char *relation = NULL;
 
-	while (mode > 1 && !(modes & LOCKBIT_ON(mode)))
-		mode--;
 	appendStringInfo(text, "%s on ",
-					 GetLockmodeName(tag->locktag_lockmethodid, mode));
+					 GetLockmodeName(tag->locktag_lockmethodid,
+									 pg_leftmost_one_pos32(modes)));
 	DescribeLockTag(text, tag);
 	if (tag->locktag_type <= LOCKTAG_TUPLE &&
 		tag->locktag_type != LOCKTAG_DATABASE_FROZEN_IDS &&
@@ -247,7 +238,6 @@ describe_heavy(StringInfo text, const LOCKTAG *tag, LOCKMASK modes)
 		appendStringInfo(text, " (%s)", relation);
 }
 
-/* Describe a vertex's place in a lock. */
 static Datum
 describe_place(const DlockGraphLock *lock, const DlockGraphPlace *place)
 {
@@ -262,9 +252,8 @@ describe_place(const DlockGraphLock *lock, const DlockGraphPlace *place)
 						 lock->key.length, lock->key.name);
 	else
 		dlock_describe_ticket(&text,
-							  place->modes & LOCKBIT_ON(DLOCK_SLOTS) ? DLOCK_SLOTS :
-							  place->modes & LOCKBIT_ON(DLOCK_SHARED) ? DLOCK_SHARED :
-							  DLOCK_EXCLUSIVE, place->permits, &lock->key);
+							  (DlockMode) pg_rightmost_one_pos32(place->modes),
+							  place->permits, &lock->key);
 	return PointerGetDatum(cstring_to_text_with_len(text.data, text.len));
 }
 
@@ -346,6 +335,8 @@ show_vertex(ReturnSetInfo *rsinfo, const DlockGraph *graph, DlockSpace *space,
 	Summary		summary;
 	const DlockGraphPlace *place;
 	text	   *info;
+	bool		is_lease = vertex->procno < 0;
+	bool		is_prepared = vertex->procno >= dlock_control->num_backends;
 	Datum		values[lengthof(blocker_columns)] = {0};
 	bool		nulls[lengthof(blocker_columns)] = {0};
 	int			i = 0;
@@ -353,7 +344,7 @@ show_vertex(ReturnSetInfo *rsinfo, const DlockGraph *graph, DlockSpace *space,
 	summarize(graph, vertex, &summary);
 	place = summary.place;
 	info = place ? find_info(space, &summary) : NULL;
-	nulls[i] = vertex->kind != DLOCK_VERTEX_SESSION;
+	nulls[i] = is_lease || is_prepared;
 	values[i++] = Int32GetDatum(vertex->pid);
 	nulls[i] = place == NULL || place->lease == 0;
 	values[i++] = Int64GetDatum(place ? place->lease : 0);
@@ -363,12 +354,11 @@ show_vertex(ReturnSetInfo *rsinfo, const DlockGraph *graph, DlockSpace *space,
 	values[i++] = ObjectIdGetDatum(place ? place->role : InvalidOid);
 	nulls[i] = info == NULL;
 	values[i++] = PointerGetDatum(info);
-	nulls[i] = vertex->kind == DLOCK_VERTEX_SESSION;
-	values[i++] = CStringGetTextDatum(vertex->kind == DLOCK_VERTEX_PREPARED ?
-									  "prepared" :
+	nulls[i] = !is_lease && !is_prepared;
+	values[i++] = CStringGetTextDatum(is_prepared ? "prepared" :
 									  place && place->closed ? "delay" : "lease");
-	nulls[i] = vertex->kind != DLOCK_VERTEX_PREPARED;
-	if (vertex->kind == DLOCK_VERTEX_PREPARED)
+	nulls[i] = !is_prepared;
+	if (is_prepared)
 		values[i] = TransactionIdGetDatum(GetPGProcByNumber(vertex->procno)->xid);
 	i++;
 	values[i++] = PointerGetDatum(construct_array(summary.holds,

@@ -8,10 +8,9 @@
  *
  * No other process notifies the backend: a lease can run out unnoticed, and a
  * notification could arrive in the next transaction.  So the backend itself
- * checks the tickets that its transaction guards with: before each statement,
- * and every 100 ms during a statement, in a timeout's handler.  These tickets
- * are "watched": the handler reads them without a lock, and they are not moved
- * or freed while they are watched.
+ * "watches" the tickets that its transaction guards with: before each
+ * statement, and every 100 ms during a statement, in a timeout's handler.  The
+ * handler takes no lock, so watched tickets are not moved or freed.
  *
  * The handler cancels as pg_cancel_backend() does, but with another value in
  * QueryCancelPending.  So if the guard ends before the cancel takes effect,
@@ -54,7 +53,7 @@ typedef struct Watched
 
 bool		dlock_cancel_lost_guards = true;
 
-/* A statement is executed, so the explanation is on the stack; read by the handler */
+/* A statement is executed, with the explanation on the stack; for the handler */
 volatile bool dlock_cancel_explained = false;
 
 /* Read by the handler.  The latest comes last. */
@@ -111,9 +110,9 @@ exchange_cancel(sig_atomic_t before, sig_atomic_t after)
 
 /*
  * Is there something to cancel?  A statement that is parsed, planned or
- * executed has a snapshot, or waits for a lock; so has a deferred trigger at
- * COMMIT.  Statements that end the transaction, or go back to a savepoint,
- * always work.
+ * executed has a snapshot, or waits for a lock.  So does a deferred trigger at
+ * COMMIT.  Statements that end the transaction, or go back to a savepoint, do
+ * not: they always work.
  */
 static bool
 is_cancelable(void)
@@ -136,8 +135,8 @@ put_explanation(void)
 
 /*
  * Put the explanation in place in the handler; false if that is impossible
- * now.  An executed statement has it.  Before that, the stack can be walked in
- * a wait for a lock only: at other times an error may have freed a part of it.
+ * now.  An executed statement has it.  Before that, the stack can be walked
+ * only in a wait for a lock: at other times an error may have freed a part.
  */
 static bool
 put_explanation_in_handler(void)
@@ -245,15 +244,18 @@ explain(const Watched *lost)
 	return 0;
 }
 
-/* A statement begins.  With many guards, only the handler finds a loss. */
+/*
+ * A statement begins.  "may_fail" is false if it must always work, as ROLLBACK
+ * TO does.  With many guards, only the handler finds a loss.
+ */
 void
-dlock_cancel_check(void)
+dlock_cancel_check(bool may_fail)
 {
 	const Watched *lost;
 
 	if (likely(num_watched == 0) || !dlock_cancel_lost_guards)
 		return;
-	lost = num_watched <= MAX_LOOKED_AT ? find_lost() : NULL;
+	lost = may_fail && num_watched <= MAX_LOOKED_AT ? find_lost() : NULL;
 	if (lost)
 		ereport(ERROR,
 				(errcode(ERRCODE_QUERY_CANCELED),
@@ -261,14 +263,6 @@ dlock_cancel_check(void)
 						lost->key->length, lost->key->name),
 				 explain(lost)));
 	begin_looking();
-}
-
-/* A statement begins that is never canceled, such as ROLLBACK TO. */
-void
-dlock_cancel_resume(void)
-{
-	if (unlikely(num_watched > 0) && dlock_cancel_lost_guards)
-		begin_looking();
 }
 
 /* If the handler has canceled, replace PostgreSQL's "due to user request". */

@@ -5,9 +5,8 @@
  *
  * A waiter looks for a deadlock after deadlock_timeout, and again from time to
  * time.  Most looks end at the first question: does a process wait for
- * something that this backend has?  A backend that has nothing is in no cycle.
- * The question holds each lock for a few instructions only, so a thousand
- * waiters may ask it.
+ * something that this backend has?  If not, this backend is in no cycle.  The
+ * question holds each lock for a few instructions only.
  *
  * Otherwise the waiter collects all that it waits for, directly or not
  * (graph.c), and reduces that graph as Holt did ("Some deadlock properties of
@@ -21,29 +20,27 @@
  * A have a permit each, W wait for another one, and A be in a deadlock with Z.
  * W has a cycle, too, because its own permit is in its way, but only the end
  * of A or Z helps.  So a deadlock is a set of waiters that stays stuck even if
- * all others went on.  A least such set is strongly connected, because a part
+ * all others go on.  A least such set is strongly connected, because a part
  * that waits for nothing in the rest would be such a set by itself.
  *
- * The *knot* of this backend is found by two steps in turn.  The first keeps
- * the stuck processes that wait for this backend and for which this backend
- * waits, directly or not.  The second keeps the processes that stay stuck even
- * if all others go on.  The steps end when neither removes a process.  If this
- * backend was removed, it is in no deadlock.  Otherwise the knot contains
- * every least set that this backend is in, because neither step removes a part
- * of such a set.  All members of a knot find the same knot, because none of
- * them can move.
+ * Two steps in turn find the *knot* of this backend.  The first keeps the
+ * stuck processes that wait for this backend and for which this backend waits,
+ * directly or not.  The second keeps the processes that stay stuck even if all
+ * others go on.  The steps end when neither removes a process.  Neither
+ * removes a part of a least set that this backend is in.  So if this backend
+ * was removed, it is in no deadlock.  Otherwise the knot contains every such
+ * set, and all its members find the same knot, because none of them can move.
  *
- * Deadlocks of heavyweight locks alone are left to PostgreSQL's detector.  The
+ * PostgreSQL's detector resolves deadlocks of heavyweight locks alone.  The
  * victim is the member of the knot whose end lets most others go on; among
- * equals, the one with the youngest ticket.  If a backend finds that another
- * one is the victim, it notifies that backend.
+ * equals, the one with the youngest ticket.  A backend that finds another one
+ * to be the victim notifies it.
  *
  * The victim collects the graph twice, and believes a knot only if each member
  * was in the same wait the first time.  All members were then in these waits
  * at the moment between the two.  Every place that blocks them in the second
  * graph also blocked them at that moment, because no new place can come before
- * a waiter.  So the knot was stuck then, and stays stuck.  All other processes
- * count as going on, even if they were seen to wait (I26).
+ * a waiter.  So the knot was stuck then, and stays stuck (I26).
  *
  *-------------------------------------------------------------------------
  */
@@ -51,6 +48,7 @@
 
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "port/pg_bitutils.h"
 #include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
@@ -75,10 +73,7 @@ is_stuck(const DlockGraph *graph, const DlockGraphPlace *place)
 	return place->vertex >= 0 && graph->vertices[place->vertex].stuck;
 }
 
-/*
- * Grant the requests that wait at a place.  A vertex without another wait goes
- * on.  Returns true if a stuck vertex goes on.
- */
+/* Grant the requests at a place; true if a stuck vertex goes on by that. */
 static bool
 end_waits(DlockGraph *graph, const DlockGraphPlace *place)
 {
@@ -243,10 +238,7 @@ mark_reached(DlockGraph *graph, const DlockGraphLock *lock)
 	return changed;
 }
 
-/*
- * In the other direction: mark each vertex that waits for a vertex from which
- * this backend is reached.
- */
+/* Mark the stuck that wait for a reaching vertex; true if one is new. */
 static bool
 mark_reaching(DlockGraph *graph, const DlockGraphLock *lock)
 {
@@ -273,7 +265,7 @@ mark_reaching(DlockGraph *graph, const DlockGraphLock *lock)
 
 /*
  * Keep the stuck that this backend waits for, directly or not, and that wait
- * for it.  Returns true if any fell out.
+ * for it.  Returns true if any others were stuck.
  */
 static bool
 keep_connected(DlockGraph *graph)
@@ -286,14 +278,11 @@ keep_connected(DlockGraph *graph)
 	do
 	{
 		changed = false;
-		for (int l = 0; l < graph->num_locks; l++)
+		for (int l = 0, last = graph->num_locks - 1; l <= last; l++)
+		{
 			changed |= mark_reached(graph, &graph->locks[l]);
-	} while (changed);
-	do
-	{
-		changed = false;
-		for (int l = graph->num_locks - 1; l >= 0; l--)
-			changed |= mark_reaching(graph, &graph->locks[l]);
+			changed |= mark_reaching(graph, &graph->locks[last - l]);
+		}
 	} while (changed);
 
 	for (int n = 0; n < graph->num_vertices; n++)
@@ -429,7 +418,6 @@ knot_was_waiting(const DlockGraph *graph, const DlockGraph *before)
 	return true;
 }
 
-/* Describe what a ticket has or asks for. */
 void
 dlock_describe_ticket(StringInfo buffer, DlockMode mode, int32 permits,
 					  const DlockKey *key)
@@ -440,17 +428,6 @@ dlock_describe_ticket(StringInfo buffer, DlockMode mode, int32 permits,
 	else
 		appendStringInfo(buffer, "%s hold", dlock_mode_name(mode));
 	appendStringInfo(buffer, " of lock \"%.*s\"", key->length, key->name);
-}
-
-/* The mode that a waiter asks for; its mask has one bit. */
-static int
-mode_of(const DlockGraphPlace *place)
-{
-	int			mode = 0;
-
-	while (!(place->modes & LOCKBIT_ON(mode)))
-		mode++;
-	return mode;
 }
 
 /* A list of processes for a message, cut short after MAX_NAMED */
@@ -496,13 +473,14 @@ append_member(NameList *list, DlockSpace *space, const DlockMember *member)
 	}
 }
 
-/* Describe one wait of the knot, if a member of the knot is in its way. */
+/* Describe a wait, if a member of the knot is in its way. */
 static void
 describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 {
 	const DlockGraphLock *lock = &graph->locks[wait->at.lock];
 	const DlockGraphPlace *place = &lock->places[wait->at.place];
 	const DlockVertex *vertex = &graph->vertices[wait->vertex];
+	int			mode = pg_rightmost_one_pos32(place->modes);
 	NameList	blockers = {.count = 0};
 
 	initStringInfo(&blockers.text);
@@ -529,15 +507,14 @@ describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 		appendStringInfoChar(buffer, '\n');
 	appendStringInfo(buffer, "Process %d waits for ", vertex->pid);
 	if (!lock->heavyweight)
-		dlock_describe_ticket(buffer, mode_of(place), place->permits,
+		dlock_describe_ticket(buffer, (DlockMode) mode, place->permits,
 							  &lock->key);
 	else if (wait->procno != vertex->procno)
 		appendStringInfoString(buffer, "a lock, in a parallel worker");
 	else
 	{
 		appendStringInfo(buffer, "%s on ",
-						 GetLockmodeName(lock->tag.locktag_lockmethodid,
-										 mode_of(place)));
+						 GetLockmodeName(lock->tag.locktag_lockmethodid, mode));
 		DescribeLockTag(buffer, &lock->tag);
 	}
 	appendStringInfo(buffer, blockers.count == 1 ?
@@ -549,33 +526,28 @@ describe_wait(StringInfo buffer, DlockGraph *graph, const DlockGraphWait *wait)
 static void
 report_deadlock(DlockGraph *graph)
 {
-	StringInfoData client;
-	StringInfoData server;
+	StringInfoData waits;
+	StringInfoData queries;		/* for the log alone */
 
-	initStringInfo(&client);
-	initStringInfo(&server);
+	initStringInfo(&waits);
+	initStringInfo(&queries);
 	for (int n = 0; n < graph->num_vertices; n++)
 	{
 		if (!graph->vertices[n].in_knot)
 			continue;
 		for (int w = graph->vertices[n].first_wait; w >= 0;
 			 w = graph->waits[w].next_of_vertex)
-			describe_wait(&client, graph, &graph->waits[w]);
-	}
-	appendStringInfoString(&server, client.data);
-	for (int n = 0; n < graph->num_vertices; n++)
-	{
-		if (graph->vertices[n].in_knot)
-			appendStringInfo(&server, "\nProcess %d: %s", graph->vertices[n].pid,
-							 pgstat_get_backend_current_activity(graph->vertices[n].pid,
-																 false));
+			describe_wait(&waits, graph, &graph->waits[w]);
+		appendStringInfo(&queries, "\nProcess %d: %s", graph->vertices[n].pid,
+						 pgstat_get_backend_current_activity(graph->vertices[n].pid,
+															 false));
 	}
 	pgstat_report_deadlock();
 	ereport(ERROR,
 			(errcode(ERRCODE_T_R_DEADLOCK_DETECTED),
 			 errmsg("deadlock detected"),
-			 errdetail_internal("%s", client.data),
-			 errdetail_log("%s", server.data),
+			 errdetail_internal("%s", waits.data),
+			 errdetail_log("%s%s", waits.data, queries.data),
 			 errhint("See server log for query details.")));
 }
 
@@ -604,18 +576,15 @@ blocks_heavyweight(void)
 
 /*
  * Look for a deadlock; raises 40P01 if this backend is the victim of one.
+ * Returns false if each look showed other waits: the caller must look again.
  *
  * Unless "thorough", look only if another process waits for a heavyweight lock
  * of this backend.  If a wait in dlock closes a cycle, its backend looks
  * thoroughly after deadlock_timeout.  If a wait in the lock manager closes it,
- * a waiter of dlock in the cycle holds such a lock: the first waiter of dlock
- * after a waiter of the lock manager.
+ * a waiter of dlock in the cycle holds such a lock.
  *
- * A backend that was notified that it is the victim ("told") always looks: it
- * may block others only by its place in a queue.
- *
- * Returns false if each look showed other waits, so that the caller looks
- * again.
+ * A backend that another one has found to be the victim ("told") always looks:
+ * it may block others only by its place in a queue.
  */
 bool
 dlock_deadlock_check(DlockSpace *space, bool thorough, bool told)

@@ -16,9 +16,9 @@
  *
  * proc->waitLock changes under the lock of the awaited lock's partition.
  * Which partition that is must be read without the lock, and is verified under
- * it.  If a LOCK is recycled in between, its memory is still that of a LOCK,
- * and stays mapped.  Fast-path locks need no search, because a waiter moves
- * those that block it to the main table.
+ * it.  A recycled LOCK stays mapped, and is still a LOCK.  Fast-path locks
+ * need no search, because a waiter moves those that block it to the main
+ * table.
  *
  * A lease's ticket that has ended keeps its place until the worker has removed
  * its row, so its waiters wait for the worker, too.  If another process has
@@ -30,14 +30,10 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
-#include "postmaster/bgworker_internals.h"
 #include "storage/proc.h"
 #include "storage/spin.h"
 
 #include "backend/graph.h"
-
-/* A leader and its parallel workers */
-#define MAX_GROUP	(1 + MAX_PARALLEL_WORKER_LIMIT)
 
 StaticAssertDecl(DLOCK_SLOTS < MAX_LOCKMODES, "modes are bits of a LOCKMASK");
 
@@ -87,22 +83,19 @@ grow_array(void *array, int count, int *max, Size size)
 {
 	if (count < *max)
 		return array;
-	*max *= 2;
-	return repalloc_huge(array, *max * size);
+	*max = 2 * *max + 16;
+	return array ? repalloc_huge(array, *max * size) : palloc(*max * size);
 }
 
 static int
-add_vertex(DlockGraph *graph, DlockVertexKind kind, int procno, int pid,
-		   int64 lease)
+add_vertex(DlockGraph *graph, int procno, int pid)
 {
 	graph->vertices = grow_array(graph->vertices, graph->num_vertices,
 								&graph->max_vertices, sizeof(DlockVertex));
 	graph->vertices[graph->num_vertices] = (DlockVertex)
 	{
-		.kind = kind,
 		.procno = procno,
 		.pid = pid,
-		.lease = lease,
 		.first_wait = -1,
 		.first_place = {-1, -1}
 	};
@@ -113,8 +106,7 @@ static int
 find_vertex(DlockGraph *graph, int procno, int pid)
 {
 	if (graph->vertex_of[procno] < 0)
-		graph->vertex_of[procno] =
-			add_vertex(graph, DLOCK_VERTEX_SESSION, procno, pid, 0);
+		graph->vertex_of[procno] = add_vertex(graph, procno, pid);
 	return graph->vertex_of[procno];
 }
 
@@ -128,15 +120,13 @@ typedef struct OtherVertex
 } OtherVertex;
 
 static int
-find_other_vertex(DlockGraph *graph, DlockVertexKind kind, int procno,
-				  int64 lease)
+find_other_vertex(DlockGraph *graph, int64 key, int procno)
 {
-	int64		key = kind == DLOCK_VERTEX_LEASE ? lease : -(int64) procno;
 	bool		found;
 	OtherVertex *entry = hash_search(graph->others, &key, HASH_ENTER, &found);
 
 	if (!found)
-		entry->vertex = add_vertex(graph, kind, procno, 0, lease);
+		entry->vertex = add_vertex(graph, procno, 0);
 	return entry->vertex;
 }
 
@@ -199,22 +189,18 @@ add_lock(DlockGraph *graph, uint32 hash)
 
 /* Locks of dlock */
 
-/* Is the owner still there?  A lease's ticket has none: it can always end. */
-static bool
-has_backend(const DlockMember *member)
-{
-	return member->session != 0 &&
-		pg_atomic_read_u64(&dlock_backends[member->procno].session) ==
-		member->session;
-}
-
 static void
 fill_place(const DlockGraph *graph, DlockGraphPlace *place,
 		   const DlockMember *member)
 {
+	/* a lease's ticket has no owner: it can always end */
+	bool		has_owner = member->session != 0 &&
+		pg_atomic_read_u64(&dlock_backends[member->procno].session) ==
+		member->session;
+
 	memset(place, 0, sizeof(DlockGraphPlace));
 	place->procno = member->procno;
-	place->owner = has_backend(member) ? member->procno :
+	place->owner = has_owner ? member->procno :
 		member->leaves ? graph->worker : -1;
 	place->pid = member->leaves ? graph->worker_pid : member->pid;
 	place->vertex = place->first_wait = -1;
@@ -403,65 +389,51 @@ read_heavy_lock(DlockGraph *graph, LOCKTAG tag, PGPROC *waiter)
 	return l;
 }
 
-/* Collect the heavyweight wait of one process of a backend. */
-static void
-collect_heavy_wait(DlockGraph *graph, int n, int procno)
-{
-	PGPROC	   *proc = GetPGProcByNumber(procno);
-	LOCK	   *awaited = *(LOCK *volatile *) &proc->waitLock;
-	DlockGraphRef at;
-
-	/* the worker's was entered before */
-	if (awaited == NULL && procno != graph->worker)
-		return;
-	if (graph->heavy[procno].lock < 0 && awaited != NULL)
-		(void) read_heavy_lock(graph, awaited->tag, proc);
-	at = graph->heavy[procno];
-	if (at.lock < 0)
-		return;
-	add_wait(graph, n, at, procno, dlock_graph_place(graph, at)->since);
-	expand(graph, at);
-}
-
-/* The lock that protects a leader's group depends on the leader. */
-static int
-copy_group(PGPROC *leader, int *procnos)
-{
-	LWLock	   *lock = LockHashPartitionLockByProc(leader);
-	int			count = 0;
-	dlist_iter	iter;
-
-	LWLockAcquire(lock, LW_SHARED);
-	if (leader->lockGroupLeader == leader)
-	{
-		dlist_foreach(iter, &leader->lockGroupMembers)
-		{
-			if (count < MAX_GROUP)
-				procnos[count++] =
-					compat_procno(dlist_container(PGPROC, lockGroupLink,
-												  iter.cur));
-		}
-	}
-	LWLockRelease(lock);
-	return count;
-}
-
+/* Collect the heavyweight waits of a backend and its parallel workers. */
 static void
 collect_heavy_waits(DlockGraph *graph, int n)
 {
-	PGPROC	   *proc = GetPGProcByNumber(graph->vertices[n].procno);
-	int			procnos[MAX_GROUP];
-	int			count;
+	int			owner = graph->vertices[n].procno;
 
-	/* without a lock, because most have no group */
-	if (*(PGPROC *volatile *) &proc->lockGroupLeader == NULL)
+	for (int i = owner; i >= 0; i = graph->next_in_group[i])
 	{
-		collect_heavy_wait(graph, n, graph->vertices[n].procno);
-		return;
+		PGPROC	   *proc = GetPGProcByNumber(i);
+		LOCK	   *awaited = *(LOCK *volatile *) &proc->waitLock;
+		DlockGraphRef at;
+
+		/* the worker's was entered before */
+		if (awaited == NULL && i != graph->worker)
+			continue;
+		if (graph->heavy[i].lock < 0 && awaited != NULL)
+			(void) read_heavy_lock(graph, awaited->tag, proc);
+		at = graph->heavy[i];
+		if (at.lock < 0 || dlock_graph_place(graph, at)->owner != owner)
+			continue;
+		add_wait(graph, n, at, i, dlock_graph_place(graph, at)->since);
+		expand(graph, at);
 	}
-	count = copy_group(proc, procnos);
-	for (int i = 0; i < count; i++)
-		collect_heavy_wait(graph, n, procnos[i]);
+}
+
+/*
+ * Link the parallel workers that wait to their leaders, without a lock.  If a
+ * process is not a leader's any more, its place says so.
+ */
+static void
+link_groups(DlockGraph *graph)
+{
+	for (int i = 0; i < dlock_control->num_backends; i++)
+	{
+		PGPROC	   *proc = GetPGProcByNumber(i);
+		PGPROC	   *leader = *(PGPROC *volatile *) &proc->lockGroupLeader;
+		int		   *first;
+
+		if (leader == NULL || leader == proc ||
+			*(LOCK *volatile *) &proc->waitLock == NULL)
+			continue;
+		first = &graph->next_in_group[compat_procno(leader)];
+		graph->next_in_group[i] = *first;
+		*first = i;
+	}
 }
 
 /*
@@ -512,18 +484,12 @@ make_index(Size size)
 	return memset(palloc(size), -1, size);
 }
 
-/* Make a graph.  It has only the worker, if that cannot lock a table. */
+/* Make a graph, with the worker alone if that cannot lock a table. */
 static DlockGraph *
 make_graph(DlockSpace *space)
 {
 	DlockGraph *graph = palloc0(sizeof(DlockGraph));
 
-	graph->max_vertices = 16;
-	graph->vertices = palloc(graph->max_vertices * sizeof(DlockVertex));
-	graph->max_waits = 16;
-	graph->waits = palloc(graph->max_waits * sizeof(DlockGraphWait));
-	graph->max_locks = 4;
-	graph->locks = palloc(graph->max_locks * sizeof(DlockGraphLock));
 	memset(graph->buckets, -1, sizeof(graph->buckets));
 	graph->vertex_of = make_index(dlock_control->num_backends * sizeof(int));
 	graph->heavy = make_index(dlock_control->num_backends *
@@ -566,7 +532,6 @@ dlock_graph_blocked_worker(DlockSpace *space, Datum **pids, int *count)
 
 /* The whole graph */
 
-/* Note that a vertex has this place. */
 static void
 take_place(DlockGraph *graph, int n, int l, int p)
 {
@@ -582,8 +547,8 @@ take_place(DlockGraph *graph, int n, int l, int p)
  * request that it blocks, so places in the queue get no vertex.
  *
  * If no ticket holds the lock, the worker has still to remove the last
- * holder's row, and counts as the holder, unless the first request asks for
- * more permits than are set: then nothing is in its way.
+ * holder's row, and counts as the holder.  But nothing is in the way of a
+ * first request for more permits than are set.
  */
 static void
 take_places(DlockGraph *graph, int l, DlockSpace *space)
@@ -604,8 +569,7 @@ take_places(DlockGraph *graph, int l, DlockSpace *space)
 			place->modes = LOCKBIT_ON(DLOCK_EXCLUSIVE);
 		take_place(graph, place->owner >= 0 ?
 				   find_vertex(graph, place->owner, place->pid) :
-				   find_other_vertex(graph, DLOCK_VERTEX_LEASE, -1,
-									 place->lease), l, p);
+				   find_other_vertex(graph, place->lease, -1), l, p);
 	}
 	for (first = lock->holders; first < lock->count; first++)
 	{
@@ -641,7 +605,7 @@ take_heavy_places(DlockGraph *graph, int l)
 		PGPROC	   *proc = GetPGProcByNumber(place->procno);
 		int			n = place->owner >= 0 ?
 			find_vertex(graph, place->owner, place->pid) :
-			find_other_vertex(graph, DLOCK_VERTEX_PREPARED, place->procno, 0);
+			find_other_vertex(graph, -(int64) place->procno, place->procno);
 
 		graph->vertices[n].is_ours |= proc->databaseId == MyDatabaseId;
 		take_place(graph, n, l, p);
@@ -705,6 +669,8 @@ dlock_graph_collect(DlockSpace *space)
 	DlockGraph *graph = make_graph(space);
 	int			places = 0;
 
+	graph->next_in_group = make_index(dlock_control->num_backends * sizeof(int));
+	link_groups(graph);
 	(void) find_vertex(graph, compat_my_procno(), MyProcPid);
 	for (int n = 0; n < graph->num_vertices; n++)
 	{

@@ -97,21 +97,14 @@ typedef struct DlockGraphWait
 	bool		blocked;		/* see deadlock.c */
 } DlockGraphWait;
 
-typedef enum DlockVertexKind
-{
-	DLOCK_VERTEX_SESSION,
-	DLOCK_VERTEX_LEASE,			/* these two never wait, and are only in the
-								 * whole graph */
-	DLOCK_VERTEX_PREPARED
-} DlockVertexKind;
-
-/* A backend with its parallel workers, a lease, or a prepared transaction */
+/*
+ * A backend with its parallel workers or, only in the whole graph, a prepared
+ * transaction or a lease, which never wait
+ */
 typedef struct DlockVertex
 {
-	DlockVertexKind kind;
 	int			procno;			/* -1: a lease */
 	int			pid;			/* 0: not a session */
-	int64		lease;			/* its number, or 0 */
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */
 	int64		number;			/* of the ticket waited for, or 0 */
 
@@ -147,6 +140,8 @@ typedef struct DlockGraph
 	int		   *vertex_of;		/* by proc number; -1: none */
 	HTAB	   *others;			/* vertices that are not sessions; NULL if this
 								 * is not the whole graph */
+	int		   *next_in_group;	/* by proc number: of a leader and its parallel
+								 * workers that wait; -1: none */
 	DlockGraphRef *heavy;		/* by proc number: where it waits in the lock
 								 * manager */
 	int			buckets[DLOCK_GRAPH_BUCKETS];	/* of locks; -1: none */

@@ -5,17 +5,14 @@
  *
  * Each ticket of this backend has a DlockHeld, from joining a lock until it
  * has left it.  It counts the acquires of the session and of the transaction:
- * the ticket ends when both counts are zero.
- *
- * All memory is allocated before the shared state changes; after that nothing
- * here can fail (I10).
+ * the ticket ends when both counts are zero.  All memory is allocated before
+ * the shared state changes; after that nothing here can fail (I10).
  *
  * A session can have many tickets under one name: permits, or enqueued
  * requests.  To spare each call a walk, every ticket is in a list by its
- * DlockHeldPlace, and counts under its name until it is gone.  The oldest
- * waiting ticket shows grants by others: the queue is in the order of numbers,
- * so if the oldest waits, all wait.  DlockBackend.lost shows that others have
- * ended a ticket.
+ * DlockHeldPlace, and counts under its name until it is gone.  If the oldest
+ * waiting ticket waits, all wait, because the queue is in the order of
+ * numbers.  DlockBackend.lost shows that others have ended a ticket.
  *
  *-------------------------------------------------------------------------
  */
@@ -92,9 +89,7 @@ dlock_held_initialize(void)
 	names = dlock_held_make_table("dlock names", sizeof(DlockHeldName));
 }
 
-/* A ticket's place under its name */
-
-/* Insert a ticket by age.  Usually it is the latest. */
+/* Insert a ticket by age: usually as the latest. */
 static void
 insert_by_age(dlist_head *list, DlockHeld *held)
 {
@@ -172,10 +167,7 @@ notice_losses(void)
 	lost_seen = lost;
 }
 
-/*
- * See what others have done to the tickets under a name (I10).  Each ticket
- * moves at most twice, whatever the number of calls.
- */
+/* See what others have done to the tickets under a name (I10). */
 static void
 catch_up(DlockHeldName *name)
 {
@@ -212,14 +204,6 @@ find_granted(DlockHeldName *name, DlockHeldPlace place)
 	return NULL;
 }
 
-static bool
-is_forgettable(const DlockHeld *held)
-{
-	/* a ticket adopted by a lease no longer needs this session */
-	return (dlock_held_is_gone(held) || held->ticket->session == 0) &&
-		held->session_depth == 0 && held->marks == 0;
-}
-
 void
 dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 					 uint32 xact_depth)
@@ -235,9 +219,7 @@ dlock_held_set_depth(DlockHeld *held, uint32 session_depth,
 		move_ticket(held, granted_place(held));
 }
 
-/*
- * Make a name the latest.  The name before it is removed if it has no ticket.
- */
+/* Make a name the latest, and remove the one before if it has no ticket. */
 static void
 set_latest_name(DlockHeldName *name)
 {
@@ -340,20 +322,22 @@ prepare_number(void)
 
 /*
  * End and forget a ticket without acquires.  A ticket that was ended by force
- * stays until the session has released each acquire, and hears of its loss.
+ * stays until the session has released each acquire, and was warned each time.
  */
 void
 dlock_held_settle(DlockHeld *held)
 {
 	if (held->session_depth == 0 && held->xact_depth == 0)
 		dlock_queue_leave(&held->name->key, held->ticket, held->lock);
-	if (is_forgettable(held))
+	/* a ticket adopted by a lease no longer needs this session */
+	if ((dlock_held_is_gone(held) || held->ticket->session == 0) &&
+		held->session_depth == 0 && held->marks == 0)
 		dlock_held_forget(held);
 	else if (dlock_held_is_gone(held))
 		move_ticket(held, DLOCK_HELD_LOST);
 }
 
-/* The name's entry if this backend has a ticket under it, NULL if not. */
+/* The name's entry; NULL if this backend has no ticket under it */
 DlockHeldName *
 dlock_held_find_name(const DlockKey *key)
 {
@@ -390,15 +374,14 @@ dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 DlockHeld *
 dlock_held_find_reentrant(DlockHeldName *name)
 {
-	DlockHeld  *by_session;
-	DlockHeld  *by_xact;
 	DlockHeld  *latest;
+	DlockHeld  *by_xact;
 
 	catch_up(name);
-	by_session = find_granted(name, DLOCK_HELD_BY_SESSION);
+	latest = find_granted(name, DLOCK_HELD_BY_SESSION);
 	by_xact = find_granted(name, DLOCK_HELD_BY_XACT);
-	latest = by_session == NULL ||
-		(by_xact && by_xact->number > by_session->number) ? by_xact : by_session;
+	if (latest == NULL || (by_xact && by_xact->number > latest->number))
+		latest = by_xact;
 	return latest && latest->ticket->mode != DLOCK_SLOTS ? latest : NULL;
 }
 
@@ -462,11 +445,9 @@ blocks_before(DlockHeldName *name, const DlockRequest *request, int32 slots,
 
 /*
  * Would a request wait for a ticket of its own backend that it conflicts with?
- * Only tickets before "number", the number of its own ticket, matter.
- *
- * A request without a ticket (PG_INT64_MAX) conflicts with every ticket
- * counted here.  The counts may be too high, never too low.  Only a caller
- * that is about to sleep with a ticket looks at those before it.
+ * Only tickets before "number", the number of its own ticket, matter.  For a
+ * request without a ticket (PG_INT64_MAX) the counts decide, which may be too
+ * high, never too low.
  *
  * False is certain, unless fewer slots are set than the request says.  The
  * slots in dlock_slots are looked up only if they could let the request in.  A
@@ -522,23 +503,17 @@ dlock_held_blocks_others(int64 except)
 	return false;
 }
 
-static void
-raise_no_room(void)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_OUT_OF_MEMORY),
-			 errmsg("too many locks in this session"),
-			 errdetail("The session has reached dlock.max_locks_per_session (%d).",
-					   dlock_max_locks_per_session),
-			 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
-}
-
 /* Raise 53200 if the session has reached its limit. */
 void
 dlock_held_check_room(void)
 {
 	if (unlikely(num_held + dlock_held_watches >= dlock_max_locks_per_session))
-		raise_no_room();
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("too many locks in this session"),
+				 errdetail("The session has reached dlock.max_locks_per_session (%d).",
+						   dlock_max_locks_per_session),
+				 errhint("Release locks that are not needed, or increase dlock.max_locks_per_session.")));
 }
 
 /* Allocate all that entering a ticket under this name will need. */

@@ -131,10 +131,8 @@ extern void dlock_request_check_upgrade(const DlockRequest *request,
 
 /* errors.c */
 extern void dlock_raise_self_wait(const DlockRequest *request);
-extern void dlock_raise_mismatch(const DlockRequest *request,
-										 int32 slots);
-extern void dlock_raise_lost_place(const DlockRequest *request,
-										   int64 number);
+extern void dlock_raise_mismatch(const DlockRequest *request, int32 slots);
+extern void dlock_raise_lost_place(const DlockRequest *request, int64 number);
 extern void dlock_raise_lost(const DlockKey *key, int64 fence);
 extern void dlock_raise_no_ticket(int64 number);
 

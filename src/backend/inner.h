@@ -85,8 +85,7 @@ extern void dlock_wait_check_space(const DlockSpace *space,
 /* deadlock.c */
 extern void dlock_describe_ticket(StringInfo buffer, DlockMode mode,
 								  int32 permits, const DlockKey *key);
-extern bool dlock_deadlock_check(DlockSpace *space, bool thorough,
-								 bool told);
+extern bool dlock_deadlock_check(DlockSpace *space, bool thorough, bool told);
 extern void dlock_deadlock_log(DlockSpace *space, const DlockRequest *request,
 							   int64 waited, bool granted);
 

@@ -22,8 +22,8 @@ bool		dlock_session_attached = false;
 static bool attached_here = false;
 
 /*
- * Make this backend a session of dlock at its first call.  A background
- * process is attached already; a user's trigger can make it a session.
+ * Make this backend a session of dlock.  A background process, which is
+ * attached already, becomes one if a user's trigger calls dlock.
  */
 void
 dlock_session_attach(void)
@@ -47,10 +47,8 @@ dlock_session_attach(void)
 
 /*
  * Join the lock with a new ticket.  Returns NULL if the lock is busy and the
- * request must not queue.
- *
- * If the session's spare ticket and entry fit the request, the memory limit is
- * not checked: nothing is allocated.
+ * request must not queue.  If the session's spare ticket and entry fit the
+ * request, nothing is allocated, so the memory limit is not checked.
  */
 static DlockHeld *
 join(DlockSpace *space, const DlockRequest *request, bool nowait)
@@ -93,8 +91,8 @@ flush_removal(DlockSpace *space, DlockHeld *held)
 }
 
 /*
- * Make sure that this backend may be told of a grant.  If that fails, a new
- * ticket is ended, because no acquire counts yet.
+ * Make sure that this backend may be told of a grant (I15).  If that fails, a
+ * ticket without acquires is ended.
  */
 static inline void
 confirm_grant(DlockSpace *space, DlockHeld *held)
@@ -170,11 +168,8 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
  * in the order that all callers keep.  If a lock cannot be acquired in time,
  * returns false, its index in *failed and the reason in *outcome.  Except in
  * transaction scope, the caller must keep the acquired locks: as many marks as
- * keys.
- *
- * If the call fails, the rollback releases the acquired locks.  No loss is
- * reported: the caller never held the lock, and a warning would take
- * interrupts.
+ * keys.  If the call fails, the rollback releases them.  It reports no loss,
+ * because a warning would take interrupts.
  */
 bool
 dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
@@ -296,20 +291,13 @@ warn_of_loss(const DlockHeld *held)
 {
 	const DlockKey *key = &held->name->key;
 
-	if (held->ticket->granted_at >= 0)
-		ereport(WARNING,
-				(errcode(ERRCODE_DLOCK_LOST),
-				 errmsg("lock \"%.*s\" was lost before this session released it",
-						key->length, key->name),
-				 errdetail("Ticket %lld was released by an administrator.",
-						   (long long) held->number)));
-	else
-		ereport(WARNING,
-				(errcode(ERRCODE_DLOCK_LOST),
-				 errmsg("the place in the queue of lock \"%.*s\" was lost before this session released it",
-						key->length, key->name),
-				 errdetail("Ticket %lld was released by an administrator.",
-						   (long long) held->number)));
+	ereport(WARNING,
+			(errcode(ERRCODE_DLOCK_LOST),
+			 errmsg("%s \"%.*s\" was lost before this session released it",
+					held->ticket->granted_at >= 0 ? "lock" :
+					"the place in the queue of lock", key->length, key->name),
+			 errdetail("Ticket %lld was released by an administrator.",
+					   (long long) held->number)));
 }
 
 /* Undo one acquire; false, with a warning, if it was ended by force before. */
@@ -327,8 +315,8 @@ undo_session_acquire(DlockHeld *held)
 }
 
 /*
- * Undo one acquire of this name if it is the latest name and held in session
- * scope; false if not.  *released is as dlock_session_release() returns.
+ * Call dlock_session_release() if this is the latest name and it is held in
+ * session scope; false if not.
  */
 bool
 dlock_session_release_latest(const DlockSpace *space, const char *name,
@@ -343,10 +331,7 @@ dlock_session_release_latest(const DlockSpace *space, const char *name,
 	return true;
 }
 
-/*
- * Undo the latest session-scoped acquire of this name.  False, with a warning,
- * if there is none or if it was lost.
- */
+/* Undo the latest session-scoped acquire; if none or lost, warn: false. */
 bool
 dlock_session_release(const DlockKey *key)
 {
@@ -435,9 +420,12 @@ dlock_session_check(DlockSpace *space, const DlockKey *key, int64 number)
 	return true;
 }
 
+/* Give everything back at exit, after the open transaction's rollback. */
 static void
-give_back_tickets(void)
+leave_dlock(void)
 {
+	/* while the tickets are there that marks point to */
+	dlock_xact_exit();
 	while (!dlist_is_empty(&dlock_held_tickets))
 	{
 		dlist_node *node = dlist_pop_head_node(&dlock_held_tickets);
@@ -446,15 +434,6 @@ give_back_tickets(void)
 		dlock_queue_leave(&held->name->key, held->ticket, held->lock);
 		dlock_held_free_ticket(held->ticket);
 	}
-}
-
-/* Give everything back at exit, after the open transaction's rollback. */
-static void
-leave_dlock(void)
-{
-	/* while the tickets are there that marks point to */
-	dlock_xact_exit();
-	give_back_tickets();
 	dlock_session_unwatch_all();
 	dlock_lease_detach_all();
 	dlock_record_end_uses(0);

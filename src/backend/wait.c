@@ -3,10 +3,9 @@
  * wait.c
  *	  Sleeping until a ticket is granted.
  *
- * A waiter sleeps on its own latch.  The granter changes the ticket's state
- * first and sets the latch then; the waiter resets the latch first and reads
- * the state then.  So no grant is slept through (I11).  The latch is also set
- * late, or for other reasons: a waiter whose ticket still waits sleeps again.
+ * A waiter sleeps on its own latch.  The order of writes and reads in I11
+ * makes sure that no grant is slept through.  The latch is also set late, or
+ * for other reasons: a waiter whose ticket still waits sleeps again.
  *
  * No latch is set if the extension is dropped, if a slot becomes free for a
  * worker, or if a lease runs out whose worker does not come.  So a waiter
@@ -20,7 +19,6 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
-#include "portability/instr_time.h"
 #include "storage/condition_variable.h"
 #include "storage/latch.h"
 #include "storage/proc.h"
@@ -40,13 +38,9 @@
 #define WAIT_EVENT_DLOCK	(PG_WAIT_LOCK | LOCKTAG_USERLOCK)
 
 static int64
-microseconds_since(instr_time start)
+microseconds_since(uint64 start)
 {
-	instr_time	now;
-
-	INSTR_TIME_SET_CURRENT(now);
-	INSTR_TIME_SUBTRACT(now, start);
-	return (int64) INSTR_TIME_GET_MICROSEC(now);
+	return (int64) (dlock_monotonic_now() - start);
 }
 
 /* Is the request for a lease of many, which can end before the grant? */
@@ -109,7 +103,7 @@ has_run_out(const DlockTicket *ticket)
 	return !dlock_lease_ticket_is_live((const DlockLeaseTicket *) ticket);
 }
 
-/* Is the lease over that the lock is for? */
+/* Is the lease over that the request is for, or that has the ticket? */
 static bool
 lease_is_over(const DlockRequest *request, const DlockTicket *ticket)
 {
@@ -139,14 +133,12 @@ still_waiting(DlockTicket *ticket, bool foreign)
 
 /*
  * Prepare to be woken by a change of the ticket; false if it does not wait.  A
- * foreign ticket broadcasts its condition variable.  An own ticket sets our
- * latch, also when its lease adopts it.
+ * ticket that is not foreign sets our latch, also when its lease adopts it.
  *
  * A broadcast takes us out of the variable, so we enter it before each look at
- * the state.  Not ConditionVariablePrepareToSleep(): before 16, if we were
- * taken out, that takes it for a signal and passes it on to the next waiter,
- * which would do the same.  A sleep of no time only puts us back, and resets
- * the latch.
+ * the state.  ConditionVariablePrepareToSleep() before 16 would take that for
+ * a signal and pass it on to the next waiter, which would do the same.  A
+ * sleep of no time only puts us back, and resets the latch.
  */
 static bool
 prepare_to_sleep(DlockTicket *ticket)
@@ -163,8 +155,8 @@ prepare_to_sleep(DlockTicket *ticket)
 /*
  * Release the snapshots of the CALL that this backend is in, as a COMMIT in a
  * procedure does, so that the wait holds back neither VACUUM nor CREATE INDEX
- * CONCURRENTLY.  The caller has checked that the portal's is active.  The row
- * that it returns is a plain number, and needs no snapshot.
+ * CONCURRENTLY.  The portal's must be the active one.  The row that the CALL
+ * returns is a plain number, and needs no snapshot.
  */
 static void
 drop_snapshot(void)
@@ -204,7 +196,7 @@ dlock_wait_check_space(const DlockSpace *space, const DlockKey *key)
 
 /*
  * Take interrupts, and look for our space and its worker.  False if PostgreSQL
- * may have slept in that, and may have taken our wakeup.
+ * may have slept meanwhile, and may have taken our wakeup.
  */
 static bool
 look_around(const DlockRequest *request, const DlockTicket *ticket)
@@ -223,8 +215,7 @@ look_around(const DlockRequest *request, const DlockTicket *ticket)
 
 /*
  * Sleep until the latch is set, or for "left" microseconds.  Looking around
- * ends that only if it may have slept itself: it must not hide a missed
- * wakeup.
+ * must not hide a missed wakeup, so it ends this only if it may have slept.
  */
 static void
 sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
@@ -271,27 +262,12 @@ typedef struct Looks
 	bool		logged;			/* log_lock_waits: once for each wait */
 } Looks;
 
-/* The interval doubles, up to 64 deadlock_timeouts. */
-static int64
-next_thorough_look(int64 waited)
-{
-	int64		timeout = (int64) DeadlockTimeout * 1000;
-
-	return waited + Min(waited + timeout, 64 * timeout);
-}
-
-static bool
-is_time_to_look(const Looks *looks, int64 waited)
-{
-	return waited >= looks->next ||
-		pg_atomic_read_u32(&dlock_my_backend->check_requested) != 0;
-}
-
 /* Raises 40P01 if this backend is a deadlock's victim. */
 static void
 look_for_deadlocks(Looks *looks, DlockSpace *space,
-				   const DlockRequest *request, instr_time start)
+				   const DlockRequest *request, uint64 start)
 {
+	int64		timeout = (int64) DeadlockTimeout * 1000;
 	int64		waited = microseconds_since(start);
 	bool		told = pg_atomic_exchange_u32(&dlock_my_backend->check_requested,
 											  0) != 0;
@@ -300,7 +276,7 @@ look_for_deadlocks(Looks *looks, DlockSpace *space,
 	if (!dlock_deadlock_check(space, thorough, told))
 		looks->next_thorough = waited;
 	else if (waited >= looks->next_thorough)
-		looks->next_thorough = next_thorough_look(waited);
+		looks->next_thorough = waited + Min(waited + timeout, 64 * timeout);
 	if (waited >= looks->next && log_lock_waits && !looks->logged)
 	{
 		dlock_deadlock_log(space, request, waited, false);
@@ -308,13 +284,13 @@ look_for_deadlocks(Looks *looks, DlockSpace *space,
 	}
 	waited = microseconds_since(start);
 	while (looks->next <= waited)
-		looks->next += (int64) DeadlockTimeout * 2000;
+		looks->next += 2 * timeout;
 }
 
 /* Sleep until the ticket does not wait any more; false after the timeout. */
 static bool
 sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
-					Looks *looks, instr_time start)
+					Looks *looks, uint64 start)
 {
 	while (prepare_to_sleep(ticket))
 	{
@@ -335,7 +311,8 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 				return false;
 			left = Min(left, request->timeout - waited);
 		}
-		if (is_time_to_look(looks, waited))
+		if (waited >= looks->next ||
+			pg_atomic_read_u32(&dlock_my_backend->check_requested) != 0)
 			look_for_deadlocks(looks, dlock_space_at(ticket->space), request,
 							   start);
 		else
@@ -344,10 +321,10 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
-/* Sleep until granted; raises an error after a DROP EXTENSION. */
+/* Sleep until granted; false after the timeout.  Raises 55L01 as (I6) says. */
 static bool
 sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
-					instr_time start)
+					uint64 start)
 {
 	DlockSpace *space = dlock_space_at(ticket->space);
 	int64		timeout = (int64) DeadlockTimeout * 1000;
@@ -368,38 +345,28 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	return true;
 }
 
-/*
- * Count a wait that is over.  For an enqueued ticket, or one that its lease
- * has adopted, the granter has counted the lock's name.
- */
+/* Undo what the wait has begun, however it ends, and count it. */
 static void
-count_ended_wait(const DlockRequest *request, const DlockTicket *ticket,
-				 uint64 waited, DlockWaitEnd how)
+end_wait(const DlockRequest *request, const DlockTicket *ticket, uint64 start,
+		 char *title, DlockCounter counter, DlockWaitEnd how)
 {
-	dlock_count_wait(waited);
-	if (!is_foreign(ticket) && !DsaPointerIsValid(ticket->announcement))
-		dlock_contention_wait(dlock_space_at(ticket->space), &request->key,
-							  waited, ticket->queue_length, how);
-}
+	int64		waited = microseconds_since(start);
 
-/* Undo what the wait has begun, however it ends. */
-static void
-end_wait(const DlockRequest *request, bool has_lock_timeout, char *title)
-{
 	/* keep the indicator: a pending timeout stays a lock timeout */
-	if (has_lock_timeout)
-		disable_timeout(LOCK_TIMEOUT, true);
+	disable_timeout(LOCK_TIMEOUT, true);
 	compat_ps_suffix_remove(title);
 	ConditionVariableCancelSleep();
 	unannounce_wait(request);
-}
+	dlock_count(counter, 1);
+	dlock_count_wait(waited);
 
-static DlockWaitEnd
-end_by_error(int code)
-{
-	return code == ERRCODE_T_R_DEADLOCK_DETECTED ? DLOCK_WAIT_DEADLOCK :
-		code == ERRCODE_LOCK_NOT_AVAILABLE ? DLOCK_WAIT_TIMED_OUT :
-		DLOCK_WAIT_CUT_SHORT;
+	/*
+	 * The granter has counted the name for an enqueued ticket, and for one
+	 * that its lease has adopted.
+	 */
+	if (!is_foreign(ticket) && !DsaPointerIsValid(ticket->announcement))
+		dlock_contention_wait(dlock_space_at(ticket->space), &request->key,
+							  waited, ticket->queue_length, how);
 }
 
 /*
@@ -410,21 +377,16 @@ end_by_error(int code)
 DlockOutcome
 dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 {
-	instr_time	start;
+	uint64		start = dlock_monotonic_now();
 	char	   *volatile title;	/* kept by longjmp() */
 	volatile bool granted = false;	/* set inside PG_TRY */
-	bool		has_lock_timeout = LockTimeout > 0;
-	DlockWaitEnd how;
 
 	dlock_contention_prepare(dlock_space_at(ticket->space));
-	INSTR_TIME_SET_CURRENT(start);
 	title = compat_ps_suffix_set("waiting");
 	announce_wait(request, ticket->number);
 	PG_TRY();
 	{
 		dlock_worker_look(dlock_space_at(ticket->space), true);
-		if (has_lock_timeout)
-			enable_timeout_after(LOCK_TIMEOUT, LockTimeout);
 		if (request->without_snapshot)
 			drop_snapshot();
 		granted = sleep_until_granted(ticket, request, start);
@@ -433,27 +395,32 @@ dlock_wait_for_grant(const DlockRequest *request, DlockTicket *ticket)
 	}
 	PG_CATCH();
 	{
+		int			code = geterrcode();
+
 		/* PostgreSQL can raise an error with LWLocks held */
 		LWLockReleaseAll();
-		end_wait(request, has_lock_timeout, title);
-		how = end_by_error(geterrcode());
-		dlock_count(how == DLOCK_WAIT_DEADLOCK ?
-					DLOCK_COUNT_DEADLOCKS : DLOCK_COUNT_CANCELED, 1);
-		count_ended_wait(request, ticket, microseconds_since(start), how);
+		if (code == ERRCODE_T_R_DEADLOCK_DETECTED)
+			end_wait(request, ticket, start, title, DLOCK_COUNT_DEADLOCKS,
+					 DLOCK_WAIT_DEADLOCK);
+		else
+			end_wait(request, ticket, start, title, DLOCK_COUNT_CANCELED,
+					 code == ERRCODE_LOCK_NOT_AVAILABLE ?
+					 DLOCK_WAIT_TIMED_OUT : DLOCK_WAIT_CUT_SHORT);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	end_wait(request, has_lock_timeout, title);
 
 	if (is_lost(ticket))
 	{
-		dlock_count(DLOCK_COUNT_CANCELED, 1);
-		count_ended_wait(request, ticket, microseconds_since(start),
-						 DLOCK_WAIT_CUT_SHORT);
+		end_wait(request, ticket, start, title, DLOCK_COUNT_CANCELED,
+				 DLOCK_WAIT_CUT_SHORT);
 		return DLOCK_LOST;
 	}
-	dlock_count(granted ? DLOCK_COUNT_WAITED : DLOCK_COUNT_TIMEOUTS, 1);
-	count_ended_wait(request, ticket, microseconds_since(start),
-					 granted ? DLOCK_WAIT_GRANTED : DLOCK_WAIT_TIMED_OUT);
+	if (granted)
+		end_wait(request, ticket, start, title, DLOCK_COUNT_WAITED,
+				 DLOCK_WAIT_GRANTED);
+	else
+		end_wait(request, ticket, start, title, DLOCK_COUNT_TIMEOUTS,
+				 DLOCK_WAIT_TIMED_OUT);
 	return granted ? DLOCK_ACQUIRED : DLOCK_TIMED_OUT;
 }

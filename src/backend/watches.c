@@ -3,12 +3,12 @@
  * watches.c
  *	  The locks that this session watches.
  *
- * A watch is of a name and a channel; a name can have several.  Except for the
- * shared part (shared/watch.c), this is backend-local.
+ * A watch is of a name and a channel; a name can have several.  The shared
+ * part is in shared/watch.c.
  *
- * A watch stays if its transaction is rolled back, as a lock does.  But
- * nothing is told before the commit, because the session listens only then:
- * xact.c arms the watch.  A rollback silences it until the next call.
+ * A watch stays if its transaction is rolled back, as a lock does.  But xact.c
+ * arms the watch at the commit, because the session listens only then.  A
+ * rollback silences the watch until the next call.
  *
  *-------------------------------------------------------------------------
  */
@@ -137,28 +137,24 @@ dlock_session_watch(DlockSpace *space, const DlockKey *key,
 bool
 dlock_session_unwatch(const DlockKey *key)
 {
-	NameWatched *name = names == NULL ? NULL :
-		hash_search(names, key, HASH_FIND, NULL);
-	bool		last;
+	NameWatched *name;
+	bool		found = false;
 
-	if (name == NULL)
+	/* ending the last watch removes the name */
+	while (names && (name = hash_search(names, key, HASH_FIND, NULL)) != NULL)
 	{
+		Watch	   *watch = dlist_head_element(Watch, by_name, &name->watches);
+
+		dlock_xact_unwatch(watch->shared);
+		end_watch(watch);
+		found = true;
+	}
+	if (!found)
 		ereport(WARNING,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this session does not watch lock \"%.*s\"",
 						key->length, key->name)));
-		return false;
-	}
-	/* ending the last watch removes the name */
-	do
-	{
-		Watch	   *watch = dlist_head_element(Watch, by_name, &name->watches);
-
-		last = !dlist_has_next(&name->watches, &watch->by_name);
-		dlock_xact_unwatch(watch->shared);
-		end_watch(watch);
-	} while (!last);
-	return true;
+	return found;
 }
 
 /* End all watches.  Raises no error. */

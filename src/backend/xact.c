@@ -8,10 +8,8 @@
  * announcements.  They run once PostgreSQL has released the transaction's own
  * locks, so that the next holder finds no row lock and sees every write.
  * Announcements and watches are armed later, because PostgreSQL handles LISTEN
- * after all callbacks of a commit.
- *
- * Resources acquired by an unfinished call are marks, too, so an error
- * releases them one by one (I12).
+ * after all callbacks of a commit.  Resources that an unfinished call acquires
+ * are marks, too, so an error releases them one by one (I12).
  *
  *-------------------------------------------------------------------------
  */
@@ -41,7 +39,6 @@ typedef enum MarkKind
 	MARK_DROPPED				/* nothing: about to leave the stack */
 } MarkKind;
 
-/* A pending action */
 typedef struct Mark
 {
 	DlockHeld  *held;			/* this session's ticket, or ... */
@@ -92,15 +89,13 @@ dlock_xact_prepare(void)
 		RegisterResourceReleaseCallback(at_resource_release, NULL);
 		registered = true;
 	}
-	if (marks == NULL)
+	if (num_marks == max_marks)
 	{
-		marks = MemoryContextAlloc(TopMemoryContext, 16 * sizeof(Mark));
-		max_marks = 16;
-	}
-	else if (num_marks == max_marks)
-	{
-		marks = repalloc_huge(marks, (Size) max_marks * 2 * sizeof(Mark));
-		max_marks *= 2;
+		Size		more = Max(16, 2 * max_marks);
+
+		marks = marks ? repalloc_huge(marks, more * sizeof(Mark)) :
+			MemoryContextAlloc(TopMemoryContext, more * sizeof(Mark));
+		max_marks = more;
 	}
 }
 
@@ -124,8 +119,8 @@ find_guarded(const DlockKey *key)
 }
 
 /*
- * Prepare a MARK_GUARD, which must follow.  False if the lock's latest one is
- * of the same ticket: it lasts as long.
+ * Prepare a MARK_GUARD, which must follow.  False if none is needed, because
+ * the lock's latest one is of the same ticket.
  */
 static bool
 prepare_guarded(const DlockKey *key, int64 number)
@@ -137,10 +132,7 @@ prepare_guarded(const DlockKey *key, int64 number)
 		guarded = dlock_held_make_table("dlock guards", sizeof(Guarded));
 	entry = hash_search(guarded, key, HASH_ENTER, &found);
 	if (!found)
-	{
-		entry->marks = 0;
-		entry->latest = 0;
-	}
+		entry->marks = entry->latest = 0;
 	return entry->latest != number;
 }
 
@@ -155,7 +147,7 @@ forget_guarded(const DlockKey *key, int64 number)
 		(void) hash_search(guarded, key, HASH_REMOVE, NULL);
 }
 
-/* Push a mark for one of these.  The caller has called dlock_xact_prepare(). */
+/* Push a mark for one of these, after dlock_xact_prepare(). */
 static void
 push_mark(DlockHeld *held, DlockLeaseTicket *of_lease, DlockWatch *watch,
 		  MarkKind kind)
@@ -214,7 +206,7 @@ dlock_xact_deepen(DlockHeld *held, DlockScope scope)
 
 /*
  * Does a rollback undo the mark's acquire?  A complete call keeps it, unless
- * the session ends amid the statement.  A cancel has changed the mark.
+ * the session ends amid the statement; after a cancel the mark is MARK_TAKEN.
  */
 static bool
 is_undone(const Mark *mark)
@@ -227,7 +219,6 @@ is_undone(const Mark *mark)
 static void
 end_mark_of_lease(const Mark *mark, bool is_commit)
 {
-	Assert(!mark->pinned);
 	if (is_commit && mark->kind == MARK_RELEASE)
 		(void) dlock_queue_end(mark->of_lease, 0);
 	if (mark->claim != 0)
@@ -258,8 +249,8 @@ end_mark(int number)
 	bool		is_commit = mark.level == 0;
 	DlockHeld  *held = mark.held;
 
-	/* each call ends before a commit */
-	Assert(!is_commit || mark.kind != MARK_TAKEN);
+	/* each call ends before a commit, and pins go before marks */
+	Assert(!mark.pinned && (!is_commit || mark.kind != MARK_TAKEN));
 	marks[number].kind = MARK_DROPPED;
 	if (mark.kind == MARK_GUARD)
 	{
@@ -276,42 +267,23 @@ end_mark(int number)
 		return;
 	}
 	held->marks--;
-	switch (mark.kind)
-	{
-		case MARK_UNDO:
-			dlock_held_set_depth(held, held->session_depth,
-								 held->xact_depth - mark.count);
-			break;
-		case MARK_RELEASE:
-			held->releases -= mark.count;
-			if (is_commit)
-				dlock_held_set_depth(held, held->session_depth -
-									 Min(mark.count, held->session_depth),
-									 held->xact_depth);
-			break;
-		case MARK_TAKEN:
-		case MARK_RESULT:
-			if (is_undone(&mark))
-				undo_taken(held, mark.depth);
-			break;
-		case MARK_REDIRECTED:
-		case MARK_DROPPED:
-		case MARK_WATCH:
-		case MARK_GUARD:
-			Assert(!mark.pinned);
-			break;
-		case MARK_ARM:
-			if (!is_commit)
-				dlock_announcement_end_claim(held->ticket, mark.claim, false);
-			/* not if the session has released it since */
-			else if (held->session_depth > 0)
-				dlock_announcement_end_claim(held->ticket, mark.claim, true);
-			break;
-	}
+	if (mark.kind == MARK_UNDO)
+		dlock_held_set_depth(held, held->session_depth,
+							 held->xact_depth - mark.count);
+	if (mark.kind == MARK_RELEASE)
+		held->releases -= mark.count;
+	if (mark.kind == MARK_RELEASE && is_commit)
+		dlock_held_set_depth(held, held->session_depth -
+							 Min(mark.count, held->session_depth),
+							 held->xact_depth);
+	if (is_undone(&mark))
+		undo_taken(held, mark.depth);
+	/* do not arm it if the session has released it since */
+	if (mark.kind == MARK_ARM && (!is_commit || held->session_depth > 0))
+		dlock_announcement_end_claim(held->ticket, mark.claim, is_commit);
 	dlock_held_settle(held);
 }
 
-/* Take the top mark off the stack. */
 static void
 pop_mark(void)
 {
@@ -334,9 +306,9 @@ remove_dropped(int from)
 }
 
 /*
- * The unfinished call has acquired this session's ticket, in session scope, or
- * claimed a lease's ticket and the announcement that it made for it, if any.
- * Undo that if the call fails.  The caller has called dlock_xact_prepare().
+ * If the unfinished call fails, undo its acquire of this session's ticket, in
+ * session scope, or its claim of a lease's ticket and of the announcement that
+ * it made.  The caller has called dlock_xact_prepare().
  */
 void
 dlock_xact_take(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
@@ -402,10 +374,9 @@ dlock_xact_keep_result(const FmgrInfo *function, int count)
 
 /*
  * Begin a statement.  A cancel undoes its own calls; functions that it calls
- * have statements of their own.
- *
- * dlock_xact_end_statement() or dlock_xact_fail_statement() must follow in any
- * case, because another statement can have its memory at the same address.
+ * have statements of their own.  dlock_xact_end_statement() or
+ * dlock_xact_fail_statement() must follow in any case, because another
+ * statement can have its memory at the same address.
  */
 void
 dlock_xact_begin_statement(DlockStatement *outer, MemoryContext memory)
@@ -482,14 +453,8 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 		space = dlock_loaded_space();
 	before = dlock_record_begin_uses();
 	ticket = held ? NULL : dlock_lease_ticket_find(space, number);
-	if (ticket)
-	{
-		push_mark(NULL, ticket, NULL, MARK_RELEASE);
-		dlock_record_end_uses(before);
-		return;
-	}
-	if (held == NULL || dlock_held_is_gone(held) ||
-		held->session_depth <= held->releases)
+	if (ticket == NULL && (held == NULL || dlock_held_is_gone(held) ||
+						   held->session_depth <= held->releases))
 		ereport(ERROR,
 				(errcode(ERRCODE_DLOCK_LOST),
 				 errmsg("neither this session nor a lease holds ticket %lld",
@@ -497,14 +462,11 @@ dlock_xact_release_at_commit(DlockSpace *space, int64 number)
 				 held && !dlock_held_is_gone(held) ?
 				 errdetail("All its session-scoped acquires are released at commit already, or it has none.") :
 				 errdetail("It was never there, or has ended.")));
-	push_mark(held, NULL, NULL, MARK_RELEASE);
+	push_mark(held, ticket, NULL, MARK_RELEASE);
+	dlock_record_end_uses(before);
 }
 
-/* Announcements and watches */
-
-/*
- * PostgreSQL has handled LISTEN: arm the committed announcements and watches.
- */
+/* After PostgreSQL has handled LISTEN: arm what is committed. */
 static void
 at_memory_reset(void *arg)
 {
@@ -547,10 +509,7 @@ dlock_xact_arm(DlockHeld *held, DlockLeaseTicket *of_lease, uint64 claim)
 	marks[num_marks - 1].claim = claim;
 }
 
-/*
- * After the commit, arm a watch.  If the (sub)transaction is rolled back, the
- * watch is silent until the next call about it.
- */
+/* Arm a watch after the commit.  A rollback silences it until called again. */
 void
 dlock_xact_watch(DlockWatch *watch)
 {
@@ -584,8 +543,6 @@ dlock_xact_unwatch(const DlockWatch *watch)
 			marks[i].kind = MARK_DROPPED;
 	}
 }
-
-/* Guards */
 
 /*
  * Let the (sub)transaction commit only while this ticket holds.  It is this
@@ -656,15 +613,12 @@ unpin_guards(void)
 {
 	for (int i = 0; i < num_marks; i++)
 	{
-		bool		pinned = marks[i].pinned;
-
+		if (!marks[i].pinned)
+			continue;
 		marks[i].pinned = false;
-		if (pinned)
-			dlock_queue_unpin(mark_key(&marks[i]), mark_ticket(&marks[i]));
+		dlock_queue_unpin(mark_key(&marks[i]), mark_ticket(&marks[i]));
 	}
 }
-
-/* The end of a transaction */
 
 static void
 commit_marks(void)
@@ -700,10 +654,7 @@ dlock_xact_exit(void)
 		pop_mark();
 }
 
-/*
- * Work off the marks.  This is called for every resource owner; that of the
- * whole (sub)transaction is the current one.
- */
+/* This is called for every resource owner; the one that counts is current. */
 static void
 at_resource_release(ResourceReleasePhase phase, bool isCommit,
 					bool isTopLevel, void *arg)
@@ -737,11 +688,11 @@ static void
 at_xact_end(XactEvent event, void *arg)
 {
 	dlock_lone_call_end(event == XACT_EVENT_PRE_COMMIT);
-	if (event == XACT_EVENT_PRE_PREPARE)
-		remove_dropped(0);
 	/* an exit commits transactions of its own, without guards */
 	if (event == XACT_EVENT_PRE_COMMIT && !proc_exit_inprogress)
 		pin_guards();
+	if (event == XACT_EVENT_PRE_PREPARE)
+		remove_dropped(0);
 	if (event == XACT_EVENT_PRE_PREPARE && num_marks > 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
