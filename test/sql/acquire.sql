@@ -1,5 +1,5 @@
 --
--- Session scope: acquire and release, and the questions that can be asked
+-- Session scope: acquire, release, and queries about locks
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -21,17 +21,17 @@ SELECT dlock_is_held('a'), dlock_fence('a') = :fence AS fence_is_known,
 SELECT * FROM held;
 SELECT dlock_release('a');
 
--- A lock that nobody holds is gone, and its fence with it.
+-- A lock without holders does not exist, and has no fence.
 SELECT dlock_is_held('a'), dlock_fence('a'), dlock_check('a', :fence);
 SELECT count(*) FROM dlock_locks WHERE name = 'a';
 
--- Each new hold has a greater fence, in whatever lock.
+-- Each new hold has a greater fence than all before, of any lock.
 SELECT dlock_acquire('a') > :fence AS greater;
 SELECT dlock_acquire('b') > dlock_fence('a') AS greater;
 SELECT dlock_release('a'), dlock_release('b');
 
--- Asking again for what one holds gives the same fence at once, and releases
--- must match.
+-- Acquiring a held lock again returns the same fence at once.  Each acquire
+-- needs a release.
 SELECT dlock_acquire('a') AS fence \gset
 SELECT dlock_acquire('a') = :fence AS same;
 SELECT dlock_acquire('a', timeout => '0') = :fence AS same;
@@ -45,7 +45,7 @@ SELECT dlock_is_held('a'), dlock_check('a', :fence);
 SELECT dlock_release('a');
 SELECT dlock_is_held('a'), dlock_check('a', :fence);
 
--- False and a warning, where there is nothing to release
+-- If there is nothing to release: false and a warning
 SELECT dlock_release('a');
 SELECT dlock_release('never seen');
 SELECT dlock_release('%s %n "x" ''y''');
@@ -60,13 +60,13 @@ SELECT dlock_acquire('a', NULL, false, NULL, 1, NULL) =
 SELECT * FROM held;
 SELECT dlock_release_all();
 
--- try is the same, where the lock is free
+-- dlock_try_acquire() does the same if the lock is free.
 SELECT dlock_try_acquire('a') AS fence \gset
 SELECT dlock_fence('a') = :fence AS same;
 SELECT * FROM held;
 SELECT dlock_release('a');
 
--- The procedure is the same, too, but for its snapshot.
+-- The procedure does the same.  Only its snapshot differs.
 DO $$
 DECLARE
 	fence bigint;
@@ -105,7 +105,7 @@ SELECT dlock_release_ticket(9223372036854775807);
 SELECT dlock_release_ticket(:b);
 
 --
--- All at once: tickets are counted, not acquires.
+-- Release all: tickets are counted, not acquires.
 --
 SELECT dlock_release_all();
 SELECT count(dlock_acquire('a')) + count(dlock_acquire('b')) AS acquires
@@ -118,7 +118,8 @@ SELECT * FROM held;
 SELECT dlock_release_all();
 
 --
--- Errors.  A null where a value is needed is an error, never a null result.
+-- Errors.  NULL for a required argument is an error.  The result is never
+-- NULL.
 --
 SELECT call, error_of(call)
   FROM unnest(ARRAY[
@@ -183,9 +184,9 @@ SELECT dlock_acquire('a', '1 month -30 days') =
 	dlock_acquire('a', '290000 years') = dlock_try_acquire('a', NULL) AS same;
 SELECT dlock_release_all();
 
--- A bare number is seconds.  30 seconds as lib/pq sends them, in nanoseconds, are
--- no error, as some write "for ever" like this, but a WARNING, in every function
--- that takes a timeout.
+-- A bare number means seconds. lib/pq sends 30 seconds in nanoseconds.  That
+-- is no error, because some programs write "for ever" like this, but a
+-- WARNING, in every function that takes a timeout.
 SELECT dlock_acquire('a', '30000000000') > 0;
 \set VERBOSITY sqlstate
 SELECT dlock_acquire('a', '30000000000') > 0;
@@ -208,9 +209,9 @@ SELECT dlock_try_ttl_acquire('d', '1h', '411 days') AS d \gset
 SELECT dlock_wait(:b, '412 days');
 SELECT dlock_lease_close(:l), dlock_release_ticket(:c), dlock_release_ticket(:d);
 \set VERBOSITY default
--- not of what somebody may mean
+-- no WARNING for a plausible timeout
 SELECT dlock_acquire('a', '1 year') > 0, dlock_acquire('a', '366 days') > 0;
--- nor of one that is refused
+-- no WARNING for a timeout that is refused
 SELECT dlock_acquire('a', '-400 days');
 SELECT dlock_release_all();
 
@@ -240,20 +241,21 @@ SELECT name, info = repeat('é', 512) AS all_of_it, info = '' AS empty
   FROM dlock_locks WHERE pid = pg_backend_pid() ORDER BY name;
 SELECT dlock_release_all();
 
--- A lock that is to be had at once, and is not.  Only slots can be denied to
--- their own holder.
+-- The lock is not free, and the call may not wait.  A session can be refused a
+-- lock that it holds only if the lock has slots.
 SELECT dlock_acquire('s', slots => 1) > 0;
 SELECT dlock_acquire('s', slots => 1, timeout => '0');
 \echo :SQLSTATE
 SELECT dlock_try_acquire('s', slots => 1);
 SELECT dlock_try_acquire('s', slots => 1, timeout => '0');
 
--- An error leaves nothing behind.
+-- An error leaves no hold.
 SELECT * FROM held;
 SELECT dlock_release_all();
 SELECT count(*) FROM dlock_locks;
 
--- Not during a parallel operation, whatever a function says of itself.
+-- Not during a parallel operation, even if a function claims to be parallel
+-- safe.
 CREATE FUNCTION acquire_in_parallel() RETURNS bigint
 LANGUAGE plpgsql PARALLEL SAFE AS $$
 BEGIN
@@ -265,7 +267,7 @@ SELECT count(set_config(name, 'on', true)) FROM pg_settings
  WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
 SELECT acquire_in_parallel();
 ROLLBACK;
--- Nor in its leader
+-- Not in the leader of a parallel operation, either
 ALTER FUNCTION acquire_in_parallel() PARALLEL RESTRICTED;
 BEGIN;
 SELECT count(set_config(name, 'on', true)) FROM pg_settings

@@ -10,14 +10,14 @@ CREATE TEMPORARY VIEW held AS
 SELECT name, mode, scope, depth FROM dlock_locks
  WHERE granted AND pid = pg_backend_pid() ORDER BY name COLLATE "C", ticket;
 
--- Fences come in the order of the names given ...
+-- Fences are returned in the order of the given names ...
 SELECT dlock_acquire_all(ARRAY['b', 'c', 'a']) AS fences \gset
 SELECT ARRAY[dlock_fence('b'), dlock_fence('c'), dlock_fence('a')] = :'fences' AS same;
 SELECT * FROM held;
--- ... and locks are taken in the order of the names' bytes.
+-- ... and locks are acquired in the byte order of the names.
 SELECT name FROM dlock_locks ORDER BY ticket;
 
--- Reentrant, as by themselves
+-- Reentrant, like single locks
 SELECT dlock_acquire_all('{b,c,a}') = :'fences' AS same,
 	dlock_try_acquire_all('{b,c,a}') = :'fences' AS same,
 	dlock_try_acquire_all('{a,d}', '1s') > '{0,0}' AS new_one;
@@ -38,7 +38,7 @@ SELECT * FROM held;
 SELECT dlock_release('a'), dlock_release('b');
 SELECT * FROM held;
 
--- None, one, and another lower bound
+-- No name, one name, and an array with another lower bound
 SELECT dlock_acquire_all('{}'), dlock_try_acquire_all('{}'),
 	dlock_xact_acquire_all('{}'), dlock_try_xact_acquire_all('{}');
 SELECT dlock_acquire_all('{a}') = ARRAY[dlock_fence('a')] AS same;
@@ -80,7 +80,7 @@ COMMIT;
 SELECT * FROM held;
 
 --
--- A failure keeps nothing that this call took, and all that was there.
+-- A failing call releases what it acquired, and keeps what was held before.
 --
 SELECT dlock_acquire('a') AS a, dlock_acquire('c', slots => 2) AS c \gset
 SELECT dlock_acquire_all('{a,b,c,d}');
@@ -92,7 +92,7 @@ SELECT dlock_xact_acquire_all('{a,b,c}');
 SELECT * FROM held;
 SELECT dlock_check('a', :a), dlock_check('c', :c);
 
--- In a transaction that goes on
+-- In a transaction that continues
 BEGIN;
 SELECT dlock_xact_acquire_all('{a,b}') > '{0}';
 DO $$
@@ -124,8 +124,8 @@ SELECT dlock_acquire_all('{a,b,c}') > '{0}';
 SELECT * FROM held;
 SELECT dlock_release_all();
 
--- More names than there can be locks are refused unseen, the same one again
--- and again as well, and for a lease, too.
+-- An array with more names than the limit is refused before the names are
+-- read, even if it repeats one name.  The same holds for a lease.
 SELECT dlock_acquire_all('{a,b,c,d}');
 \echo :SQLSTATE
 SELECT dlock_lease_open('1h') AS lease \gset
@@ -149,8 +149,7 @@ SELECT cardinality(dlock_acquire_all(array_agg('a'::text))) FROM generate_series
 SELECT dlock_release_all();
 
 --
--- What cannot be asked for: nothing is taken before all names are known to be
--- good.
+-- Invalid arguments: no lock is acquired before all names are checked.
 --
 SELECT dlock_acquire_all(NULL);
 \echo :SQLSTATE
@@ -183,16 +182,15 @@ SELECT call, error_of(call)
 	$$dlock_try_xact_acquire_all('{a}', '-1s')$$,
 	$$dlock_try_acquire_all('{{a}}')$$]) AS call;
 
--- An interrupt is taken before the names are looked at, and not behind them
+-- An interrupt is served before the names are read, not after.
 SELECT dlock_acquire_all(CASE WHEN pg_cancel_backend(pg_backend_pid())
 						 THEN ARRAY['a', ''] END);
 \echo :SQLSTATE
 SELECT count(*) FROM dlock_locks;
 
 --
--- A statement that is canceled keeps nothing of what its own calls took, until it
--- has been executed.  Any other error keeps it: locking is no part of the
--- transaction.
+-- A canceled statement releases what its own calls have acquired.  Any other
+-- error keeps it, because locks are not transactional.
 --
 CREATE FUNCTION cancel() RETURNS boolean LANGUAGE sql VOLATILE
 	AS 'SELECT pg_cancel_backend(pg_backend_pid())';
@@ -215,13 +213,13 @@ SELECT dlock_ttl_enqueue('e', '1h', 'nobody'), cancel();
 SELECT count(*) FROM dlock_locks WHERE granted;
 SELECT dlock_lease_acquire_all('{a,b}', :lease), 1 / (0 * random())::integer;
 SELECT count(*) FROM dlock_locks WHERE granted AND lease = :lease;
--- what the lease had before
+-- what the lease held before
 SELECT dlock_lease_acquire_all('{b,c}', :lease), cancel();
 SELECT name FROM dlock_locks WHERE granted AND lease = :lease ORDER BY name;
 SELECT dlock_lease_close(:lease);
 
--- What was there before stays, also where the statement itself has released, or
--- has caught an error
+-- What was held before the statement is kept, even if the statement released
+-- locks or caught an error.
 SELECT dlock_acquire('a') > 0;
 SELECT dlock_acquire_all('{a,b}'), cancel();
 SELECT * FROM held;
@@ -242,8 +240,8 @@ SELECT dlock_acquire_all('{a,b}') > '{0}', dlock_release('a'), dlock_release('b'
 SELECT * FROM held;
 SELECT dlock_release('a');
 
--- A statement that ends keeps it, whatever comes then: locking is no part of the
--- transaction
+-- Once a statement is complete, a later error keeps its locks, because locks
+-- are not transactional.
 BEGIN;
 SELECT dlock_acquire_all('{a,b}') > '{0}', dlock_xact_acquire('c') > 0,
 	dlock_acquire_all('{b,d}') > '{0}';
@@ -273,8 +271,8 @@ SELECT acquire_and_fail('expression'), dlock_acquire_all('{c}');
 SELECT * FROM held;
 SELECT dlock_release_all();
 
--- A call that stands in no statement keeps what it took, whatever had failed before
--- the session's first lock.
+-- A call outside of a statement keeps what it acquires, even if a statement
+-- failed before the session's first lock.
 \c -
 SET client_min_messages = warning;
 SELECT dlock_version() <> '';

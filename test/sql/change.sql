@@ -1,5 +1,5 @@
 --
--- Changing tickets and leases that are there
+-- Changes of existing tickets and leases
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -25,7 +25,7 @@ SELECT name, left(info, 20) AS info FROM dlock_locks ORDER BY ticket;
 ROLLBACK;
 SELECT name, left(info, 20) AS info FROM dlock_locks ORDER BY ticket;
 
--- of a lease, of a ticket that one has, and of one with a lease of its own
+-- of a lease, of a ticket of this lease, and of a ticket with its own lease
 SELECT dlock_lease_open('1h', info => 'lease') AS l \gset
 SELECT dlock_lease_acquire('d', :l, info => 'before') AS d, dlock_ttl_acquire('e', '1h') AS e,
 	dlock_lease_enqueue('a', :l, channel => 'nobody', owner => 'queued') AS q \gset
@@ -33,7 +33,7 @@ SELECT dlock_set_info(:l, 'another lease'), dlock_set_info(:d, 'after'), dlock_s
 	dlock_set_info(:q, 'waits');
 SELECT name, position, info FROM dlock_locks WHERE scope = 'lease' ORDER BY ticket;
 SELECT lease = :l AS same, info FROM dlock_leases ORDER BY lease;
--- what is durable
+-- what the table has
 SELECT name, granted, info, owner FROM dlock_queue ORDER BY ticket;
 SELECT info FROM dlock_queue_lease;
 SELECT dlock_set_info(:l, NULL), dlock_set_info(:d, NULL), dlock_set_info(:e, ''),
@@ -41,13 +41,14 @@ SELECT dlock_set_info(:l, NULL), dlock_set_info(:d, NULL), dlock_set_info(:e, ''
 SELECT name, info IS NULL AS none, length(info) FROM dlock_queue ORDER BY ticket;
 SELECT info IS NULL AS none FROM dlock_queue_lease;
 
--- not by a role that has no right to it
+-- not by a role without the privilege
 CREATE ROLE regress_dlock_other;
 SET ROLE regress_dlock_other;
 SELECT explain_error(format('SELECT dlock_set_info(%s, $$x$$)', id), :l, :d, :e)
   FROM unnest(ARRAY[:l, :d, :e]) AS id;
 RESET ROLE;
--- another session's, see isolation_change; bad arguments; what is gone
+-- another session's ticket, see isolation_change; bad arguments; an ended
+-- ticket
 SELECT dlock_set_info(NULL, 'x');
 SELECT dlock_set_info(:a, repeat('x', 1025));
 SELECT dlock_set_info(0, 'x'), dlock_set_info(-1, 'x'), dlock_set_info(9223372036854775807, 'x');
@@ -55,7 +56,7 @@ SELECT dlock_release_ticket(:e), dlock_lease_close(:l), dlock_release_all();
 SELECT count(*) FROM dlock_locks;
 
 --
--- A renewal with another ttl: of a lease, and of a ticket's own
+-- Renew with another ttl: a lease, and a ticket's own lease
 --
 SELECT dlock_lease_open('1h', delay => '1s') AS l, dlock_ttl_acquire('f', '1h', info => 'f') AS f \gset
 SELECT dlock_lease_acquire('g', :l) AS g, dlock_lease_enqueue('f', :l, 'nobody') > 0 AS queued \gset
@@ -67,28 +68,29 @@ SELECT dlock_renew(:l, '10 min'), dlock_renew(:f, '20 min');
 SELECT lease = :l AS many, ttl, remaining BETWEEN '1 min' AND ttl AS full FROM dlock_leases ORDER BY 1;
 SELECT ttl FROM dlock_queue_lease;
 SELECT name, ttl FROM dlock_queue ORDER BY ticket;
--- from then on, without another one
+-- A renewal without a ttl keeps the changed one.
 SELECT dlock_renew(:l), dlock_renew(:f, NULL), dlock_renew(id => :f);
 SELECT lease = :l AS many, ttl, remaining BETWEEN '1 min' AND ttl AS full FROM dlock_leases ORDER BY 1;
--- as long as it is
+-- the same ttl again
 SELECT dlock_renew(:l, '10 min'), ttl FROM dlock_leases WHERE lease = :l;
--- a ticket of a lease of many, and what was never there
+-- a ticket of a shared lease, and an id that never existed
 SELECT dlock_renew(:g, '1h'), dlock_renew(0, '1h');
 SELECT ttl FROM dlock_leases WHERE lease = :l;
--- one that the session keeps
+-- an attached lease
 SELECT dlock_lease_open('1h', attach => true) AS a \gset
 SELECT dlock_renew(:a, '2h');
 SELECT ttl, remaining, attached_pid = pg_backend_pid() AS attached FROM dlock_leases WHERE lease = :a;
--- so short that it runs out, and its lock goes to the next one, after the delay
+-- A ttl so short that the lease expires.  Its lock is granted to the next
+-- request after the delay.
 SELECT dlock_wait((SELECT ticket FROM dlock_locks WHERE name = 'f' AND lease = :l), '0');
--- (NULL if it has run out before the row was durable)
+-- (NULL if it has expired before the row was durable)
 SELECT coalesce(dlock_renew(:f, '100 ms'), 1);
 SELECT dlock_wait((SELECT ticket FROM dlock_locks WHERE name = 'f' AND lease = :l));
 SELECT dlock_renew(:f), dlock_renew(:f, '1h'), dlock_is_held('f', :f), dlock_is_held('f', :l);
 SELECT coalesce(dlock_renew(:l, '100 ms'), 2);
 SELECT dlock_acquire('g') > :g AS later, dlock_release('g');
 SELECT dlock_renew(:l, '1h');
--- what is no ttl, and who may do this
+-- invalid ttls, and missing privileges
 SELECT dlock_renew(:a, '99 ms');
 SELECT dlock_renew(:a, '25 h');
 SELECT dlock_renew(:a, '1 month');
@@ -100,20 +102,21 @@ SELECT dlock_lease_close(:a);
 SELECT count(*) FROM dlock_leases;
 
 --
--- Downgrade: an exclusive hold becomes a shared one, however often acquired
+-- Downgrade: an exclusive hold becomes shared, no matter how often it was
+-- acquired.
 --
 SELECT dlock_acquire('h') AS h, dlock_acquire('h') > 0 AS again \gset
 BEGIN;
 SELECT dlock_xact_acquire('h') = :h AS same, dlock_guard('h', :h);
 SAVEPOINT one;
 SELECT dlock_downgrade(:h);
--- locking is not transactional, and a guard is of the fence
+-- Locking is not transactional.  A guard depends on the fence alone.
 ROLLBACK TO one;
 SELECT name, mode, granted, depth, ticket = :h AS same FROM dlock_locks;
 SELECT dlock_downgrade(ticket => :h), dlock_fence('h') = :h AS fence, dlock_check('h', :h), dlock_is_held('h');
 COMMIT;
 SELECT mode, depth, scope FROM dlock_locks;
--- an upgrade is refused, as ever; shared it is asked for again
+-- An upgrade is refused, as always.  A shared request is granted again.
 SELECT dlock_acquire('h');
 BEGIN;
 SELECT dlock_xact_acquire('h');
@@ -121,19 +124,19 @@ ROLLBACK;
 SELECT dlock_acquire('h', shared => true) = :h AS same, depth FROM dlock_locks;
 SELECT dlock_release('h'), dlock_release('h'), dlock_release('h'), dlock_is_held('h');
 SELECT dlock_acquire('h') > :h AS later, dlock_release('h');
--- of a transaction, which ends it
+-- of a transaction-scoped hold, which ends with the transaction
 BEGIN;
 SELECT dlock_xact_acquire('h') AS h \gset
 SELECT dlock_downgrade(:h), mode FROM dlock_locks;
 COMMIT;
 SELECT count(*) FROM dlock_locks;
--- enqueued again; shared from the start
+-- enqueued again; a hold that is shared already
 SELECT dlock_acquire('h') AS h, dlock_acquire('s', shared => true) AS s, dlock_acquire('p', slots => 2) AS p \gset
 SELECT dlock_downgrade(:h), dlock_enqueue('h', 'nobody', shared => true) = :h AS same, dlock_downgrade(:s);
 SELECT name, mode, depth FROM dlock_locks ORDER BY ticket;
 SELECT dlock_release_all();
 
--- of a lease: the row says so, too
+-- of a lease: the row changes, too
 SELECT dlock_lease_open('1h') AS l, dlock_ttl_acquire('i', '1h', owner => 'me') AS i \gset
 SELECT dlock_lease_acquire('h', :l) AS h, dlock_lease_enqueue('i', :l, 'nobody') AS w,
 	dlock_lease_acquire('p', :l, slots => 2) AS p \gset
@@ -150,7 +153,8 @@ BEGIN;
 SELECT dlock_guard('h', :h);
 COMMIT;
 
--- what waits, has ended, was never there, takes permits, or is another role's
+-- a waiting ticket, an ended one, an unknown one, one with permits, another
+-- role's
 \set VERBOSITY terse
 SELECT dlock_downgrade(0), dlock_downgrade(-1), dlock_downgrade(NULL);
 SELECT dlock_downgrade(9223372036854775807);
@@ -171,8 +175,9 @@ RESET client_min_messages;
 DROP ROLE regress_dlock_other;
 
 --
--- Durability: the highest synchronous_commit of those who count on a lease; it
--- never falls.  "durable" is what the rows say when a call has returned.
+-- Durability: a lease has the highest synchronous_commit of all calls that
+-- rely on it, and never a lower one.  "durable" shows what the rows contain
+-- when a call has returned.
 --
 SET synchronous_commit = off;
 SELECT dlock_acquire('busy') AS busy, dlock_lease_open('1h') AS l \gset
@@ -183,7 +188,7 @@ CREATE TEMPORARY VIEW durable AS
 	UNION ALL SELECT 'lease', durability FROM dlock_queue_lease ORDER BY name;
 SELECT * FROM durable;
 
--- a ticket's own lease: enqueued and acquired once more, at any level
+-- a ticket's own lease: enqueued and acquired again, at each level
 SET synchronous_commit = local;
 SELECT dlock_ttl_enqueue('busy', '1h', 'another', owner => 'me') = :w AS same,
 	dlock_ttl_acquire('own', '1h', owner => 'me') = :o AS same;
@@ -193,7 +198,8 @@ SELECT dlock_ttl_enqueue('busy', '1h', 'nobody', owner => 'me') = :w AS same,
 	dlock_ttl_enqueue('own', '1h', 'nobody', owner => 'me') = :o AS same,
 	dlock_renew(:o, '2h'), dlock_set_info(:o, 'own');
 SELECT * FROM durable;
--- by another ttl, but not by its info, or a wait, to which nothing is given
+-- Another ttl raises it.  Another info does not, and a wait without a grant
+-- does not.
 SET synchronous_commit = remote_write;
 SELECT dlock_set_info(:w, 'waits'), dlock_wait(:o);
 SELECT * FROM durable;
@@ -205,7 +211,8 @@ SELECT dlock_release('busy'), dlock_wait(:w);
 SELECT * FROM durable;
 SELECT dlock_release_ticket(:w), dlock_release_ticket(:o);
 
--- a lease of many: by what is acquired or enqueued with it
+-- a lease of several tickets: by each ticket that is acquired or enqueued with
+-- it
 SELECT dlock_lease_acquire('a', :l) AS a \gset
 SET synchronous_commit = local;
 SELECT dlock_lease_acquire('a', :l) = :a AS same;

@@ -1,6 +1,6 @@
 --
--- Many tickets of one session under one name: what it would wait for itself
--- behind, what it has, and what a release gives back
+-- Many tickets of one session on one name: when a wait is a deadlock, which
+-- tickets are held, and which one a release ends
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -10,11 +10,11 @@ RESET client_min_messages;
 CREATE TEMPORARY VIEW tickets AS
 SELECT name, mode, slots, permits, granted, position, scope, depth FROM dlock_locks
  WHERE pid = pg_backend_pid() ORDER BY ticket;
--- Nothing of this waits: where it would, that is an error after a moment.
+-- No call here waits.  A call that would wait fails after 10 seconds.
 SET lock_timeout = '10s';
 
 --
--- Permits, as they come and go
+-- Permits, acquired and released in several orders
 --
 SELECT dlock_acquire('s', slots => 5, permits => 2) AS s1,
 	dlock_acquire('s', slots => 5) AS s2,
@@ -29,13 +29,13 @@ SELECT error_of($$dlock_acquire('s', slots => 5, permits => 2)$$),
 SELECT dlock_release_ticket(:s1);
 SELECT error_of($$dlock_acquire('s', slots => 5, permits => 3)$$),
 	dlock_acquire('s', slots => 5, permits => 2) > 0 AS fits;
--- by force, and before that is released
+-- by force, and released before that
 SELECT dlock_force_release(:s3);
 SELECT error_of($$dlock_acquire('s', slots => 5, permits => 3)$$),
 	dlock_acquire('s', slots => 5, permits => 2) > 0 AS fits,
 	error_of($$dlock_acquire('s', slots => 5)$$);
 SELECT * FROM tickets;
--- the latest that is held comes first, and the lost one last
+-- A release ends the latest held ticket first, and the lost one last.
 SELECT dlock_release('s'), dlock_release('s'), dlock_release('s');
 \set VERBOSITY sqlstate
 SELECT dlock_release('s');
@@ -52,7 +52,7 @@ SELECT dlock_try_xact_acquire('s', '0', slots => 3) IS NULL AS busy;
 ROLLBACK TO one;
 SELECT dlock_xact_acquire('s', slots => 3, permits => 2) AS s2 \gset
 SELECT dlock_try_acquire('s', '0', slots => 3) IS NULL AS busy;
--- a guard keeps a ticket in mind that was ended by force
+-- A guard remembers a ticket that was revoked by force.
 SET LOCAL dlock.cancel_lost_guards = off;
 SELECT dlock_guard('s', :s2);
 SELECT dlock_force_release(:s2);
@@ -65,7 +65,7 @@ SELECT dlock_release_all();
 SELECT count(*) FROM tickets;
 
 --
--- Requests that are queued count as those that are granted.
+-- Queued requests count like granted ones.
 --
 SELECT dlock_ttl_acquire('s', '1h', slots => 3, permits => 3) AS lease \gset
 SELECT dlock_enqueue('s', 'nobody', slots => 3) AS s1,
@@ -73,13 +73,13 @@ SELECT dlock_enqueue('s', 'nobody', slots => 3) AS s1,
 	dlock_enqueue('s', 'nobody', slots => 3) AS s3,
 	dlock_enqueue('s', 'nobody', slots => 3) AS s4 \gset
 SELECT error_of($$dlock_acquire('s', slots => 3)$$);
--- only what is before it matters for one that waits
+-- For a waiting ticket, only tickets before it matter.
 SELECT error_of(format('dlock_wait(%s, %L)', :s3, '1h')), error_of(format('dlock_wait(%s)', :s4));
 SELECT dlock_wait(:s1, '1ms'), dlock_wait(:s2, '1ms');
 SELECT dlock_force_release(:s2);
 SELECT dlock_wait(:s3, '1ms'), dlock_wait(:s4, '1ms');
 SELECT dlock_is_held('s');
--- no release of what is not held
+-- A waiting ticket cannot be released by name.
 \set VERBOSITY sqlstate
 SELECT dlock_release('s');
 SELECT dlock_release('s');
@@ -93,8 +93,8 @@ SELECT dlock_acquire('s', slots => 3) > 0 AS fits;
 SELECT dlock_release_all();
 
 --
--- Exclusive and shared requests that are queued, granted while nobody looks, and
--- released by name: always the latest that is granted
+-- Exclusive and shared requests are queued, granted without a call of the
+-- session, and released by name: always the latest granted one.
 --
 SELECT dlock_ttl_acquire('a', '1h') AS lease \gset
 SELECT dlock_enqueue('a', 'nobody') AS a1, dlock_enqueue('a', 'nobody') AS a2,
@@ -104,11 +104,11 @@ SELECT error_of($$dlock_acquire('a')$$), error_of($$dlock_acquire('a', shared =>
 SELECT dlock_wait(:a1, '1ms');
 SELECT dlock_release_ticket(:lease);
 SELECT dlock_wait(:a1), dlock_wait(:a2, '0'), dlock_fence('a') = :a1 AS first;
--- again is the one that is held
+-- Acquiring again returns the held ticket.
 SELECT dlock_acquire('a') = :a1 AS same, dlock_enqueue('a', 'nobody') = :a1 AS same;
 SELECT dlock_release('a'), dlock_release('a'), dlock_fence('a') = :a1 AS first;
 SELECT dlock_release('a'), dlock_fence('a') = :a2 AS second;
--- one that waits goes
+-- A waiting ticket ends.
 SELECT dlock_force_release(:a3);
 SELECT dlock_release('a'), dlock_is_held('a');
 SELECT dlock_acquire('a') > :a3 AS another;
@@ -131,7 +131,7 @@ SELECT dlock_acquire('a', shared => true) = :a3 AS latest,
 BEGIN;
 SELECT dlock_xact_acquire('a', shared => true) = :a3 AS latest;
 SELECT dlock_release_ticket(:a3), dlock_release_ticket(:a3);
--- still held, by the transaction alone
+-- still held, in transaction scope alone
 SELECT dlock_acquire('a', shared => true) = :a3 AS latest;
 SELECT dlock_release('a'), dlock_release('a');
 SELECT * FROM tickets;
@@ -144,7 +144,7 @@ SELECT dlock_release_all();
 SELECT count(*) FROM tickets;
 
 --
--- Releases at commit: as many as there are acquires
+-- Releases at commit: at most as many as acquires
 --
 SELECT dlock_acquire('a') AS a, dlock_acquire('b') AS b, dlock_acquire('a') \gset
 BEGIN;
@@ -169,7 +169,7 @@ COMMIT;
 SELECT * FROM tickets;
 
 --
--- Guards of the same lock, and of others, as they come and go
+-- Guards of the same lock and of others, added and removed
 --
 CREATE TEMPORARY TABLE t (n integer);
 CREATE TRIGGER guard BEFORE INSERT ON t FOR EACH STATEMENT

@@ -17,7 +17,7 @@ SELECT dlock_is_held('b'), dlock_is_held('c');
 ROLLBACK;
 SELECT name, scope, depth FROM dlock_locks ORDER BY name;
 
--- Nor does a rollback bring back what was released.
+-- A rollback does not restore a released lock, either.
 BEGIN;
 SELECT dlock_release('a');
 ROLLBACK;
@@ -43,26 +43,28 @@ SELECT count(*) FROM dlock_locks;
 SELECT dlock_release('a');
 SELECT dlock_release_all();
 
--- and again, where nothing is held
+-- and again, when nothing is held
 DISCARD ALL;
 SELECT dlock_acquire('a') > 0;
 
--- The next client's channel is not one that this one knows.
+-- After DISCARD ALL, the session's channel is another one, unknown to the
+-- previous client.
 SELECT dlock_channel() AS channel \gset
 SELECT dlock_channel() = :'channel';
 DISCARD ALL;
 SELECT dlock_channel() = :'channel';
 SELECT dlock_acquire('a') > 0;
 
--- in a transaction it is refused, and releases nothing
+-- In a transaction, it is refused and releases nothing.
 BEGIN;
 SELECT dlock_xact_acquire('x') > 0;
 DISCARD ALL;
 ROLLBACK;
 SELECT name, scope FROM dlock_locks ORDER BY name;
 
--- It drops a lock of an extension that is no more.  The session of the test
--- before may not have ended yet, and has a view of it.
+-- DISCARD ALL drops locks even if the extension was dropped.  The previous
+-- test's session may still be ending, with a view that depends on the
+-- extension.
 DO $$
 BEGIN
 	WHILE (SELECT count(*) FROM pg_stat_activity
@@ -75,12 +77,12 @@ DISCARD ALL;
 CREATE EXTENSION dlock;
 SELECT dlock_release_all();
 
--- A session of which dlock has not seen anything
+-- A session that has not called dlock
 \c -
 DISCARD ALL;
 SELECT dlock_acquire('a') > 0;
 
--- Its end is the end of its locks: the next one gets them.
+-- When a session ends, its locks are granted to other sessions.
 \c -
 SELECT dlock_acquire('a', timeout => '1min') > 0;
 SELECT count(*) FROM dlock_locks;

@@ -1,13 +1,14 @@
 --
--- CREATE, ALTER and DROP EXTENSION, and what is in it; in a database of its
--- own, as an advanced ticket number does not outlive a DROP
+-- CREATE, ALTER and DROP EXTENSION, and the extension's objects.  The test
+-- uses its own database, because DROP EXTENSION undoes an advance of the
+-- ticket number.
 --
 SELECT current_database() AS before \gset
 CREATE DATABASE regress_dlock_extension;
 \c regress_dlock_extension
 CREATE EXTENSION dlock;
 
--- all that belongs to it, but for types
+-- all member objects except types
 CREATE TEMPORARY VIEW member AS
 SELECT d.classid, d.objid, pg_describe_object(d.classid, d.objid, 0) AS object
   FROM pg_depend d
@@ -25,9 +26,9 @@ SELECT m.object, a.attname
  WHERE c.relkind IN ('r', 'v') AND a.attnum > 0 AND NOT a.attisdropped
    AND col_description(c.oid, a.attnum) IS NULL;
 
--- All functions are volatile, parallel unsafe and not strict, run as their
--- caller, and come from this library; but for one that a generated column
--- needs, which reads a catalog and claims to be immutable.
+-- All functions are volatile, parallel unsafe, not strict, run as the caller,
+-- and are in this library.  The exception is a function for a generated
+-- column: it claims to be immutable, and reads a catalog.
 SELECT m.object, p.provolatile, p.proparallel, p.proisstrict, p.prosecdef,
 	p.probin, l.lanname
   FROM member m
@@ -36,13 +37,13 @@ SELECT m.object, p.provolatile, p.proparallel, p.proisstrict, p.prosecdef,
  WHERE p.provolatile <> 'v' OR p.proparallel <> 'u' OR p.proisstrict
 	OR p.prosecdef OR p.probin <> '$libdir/dlock' OR l.lanname <> 'c';
 
--- Nothing else but functions and relations, and all are called dlock_...
+-- There are only functions and relations, and all names begin with dlock_.
 SELECT object FROM member
  WHERE classid NOT IN ('pg_proc'::regclass, 'pg_class'::regclass,
 					   'pg_rewrite'::regclass)
 	OR object !~ '^(function|procedure|view|sequence|table) dlock_';
 
--- The arguments' names are part of the interface.
+-- The argument names are part of the interface.
 SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments,
 	pg_get_function_result(p.oid) AS result
   FROM member m
@@ -50,12 +51,12 @@ SELECT p.proname, pg_get_function_arguments(p.oid) AS arguments,
  WHERE p.proname NOT IN ('dlock_lock_status', 'dlock_counters')
  ORDER BY p.proname COLLATE "C";
 
--- What goes into dumps: the numbers that have been used, and the versions.
+-- What dumps contain: the numbers used, and the versions
 SELECT unnest(extconfig)::regclass, unnest(extcondition) FROM pg_extension
  WHERE extname = 'dlock';
 
 --
--- A DROP that is rolled back has never been.
+-- A DROP that is rolled back has no effect.
 --
 SELECT dlock_acquire('a') AS a \gset
 BEGIN;
@@ -75,7 +76,7 @@ SELECT dlock_is_held('a'), dlock_is_held('x');
 COMMIT;
 SELECT name, scope, depth, ticket = :a AS same FROM dlock_locks;
 
--- Nor has a new one in its place.
+-- A CREATE after the DROP is rolled back with it.
 BEGIN;
 DROP EXTENSION dlock;
 CREATE EXTENSION dlock;
@@ -87,7 +88,7 @@ SELECT name, scope, depth, ticket = :a AS same FROM dlock_locks;
 SELECT dlock_is_held('a'), dlock_is_held('b'), dlock_is_held('x');
 SELECT dlock_release('b');
 
--- But numbers that were seen there are not drawn again, nor are lower ones.
+-- Numbers that were drawn there are not drawn again, nor are lower ones.
 BEGIN;
 DROP EXTENSION dlock;
 CREATE EXTENSION dlock;
@@ -103,7 +104,7 @@ SELECT dlock_acquire('b') > :here AS greater;
 ROLLBACK;
 SELECT dlock_release('b');
 
--- A lease needs the worker, which does not see what is not committed.
+-- A lease needs the worker, which cannot see an uncommitted extension.
 BEGIN;
 DROP EXTENSION dlock;
 CREATE EXTENSION dlock;
@@ -122,8 +123,8 @@ ROLLBACK;
 SELECT dlock_lease_close(:lease);
 
 --
--- Dropped and re-created, it starts empty, holders or not.  But fences go on:
--- what an outside resource has seen stays behind them.
+-- After DROP and CREATE, the extension starts without holders.  Fences
+-- continue to grow, so outside resources still refuse older fences.
 --
 SELECT dlock_acquire('last') AS last \gset
 DROP EXTENSION dlock;
@@ -139,8 +140,8 @@ SELECT dlock_acquire('a') > :last AS greater;
 SELECT name, scope, depth FROM dlock_locks;
 SELECT dlock_release('a'), dlock_is_held('a');
 
--- A transaction's lock, and one to be released by its commit, over the end of
--- the extension that they belong to
+-- A transaction-scoped lock, and one to release at commit, if the extension is
+-- dropped before the commit
 SELECT dlock_acquire('b') AS b \gset
 BEGIN;
 SELECT dlock_xact_acquire('x') > 0;
@@ -151,7 +152,7 @@ CREATE EXTENSION dlock;
 SELECT dlock_xact_acquire('x') > 0, dlock_acquire('b') > 0, dlock_release('b');
 SELECT count(*) FROM dlock_locks;
 
--- A first lock in a transaction that must not write
+-- A session's first lock in a read-only transaction
 DROP EXTENSION dlock;
 CREATE EXTENSION dlock;
 BEGIN READ ONLY;
@@ -160,7 +161,7 @@ COMMIT;
 SELECT dlock_release('a');
 
 --
--- Another schema.  What is held is kept, and there are more numbers.
+-- Another schema.  Holds are kept, and new numbers can be drawn.
 --
 CREATE SCHEMA regress_dlock;
 SELECT dlock_acquire('a') AS a \gset
@@ -172,13 +173,13 @@ SELECT regress_dlock.dlock_is_held('a'), regress_dlock.dlock_fence('a') = :a AS 
 SELECT regress_dlock.dlock_advance_ticket(:a) > :a AS advanced;
 SELECT regress_dlock.dlock_acquire('b') > :a AS greater;
 SELECT name, scope FROM regress_dlock.dlock_locks ORDER BY name;
--- with no search path to lead there
+-- without the schema in search_path
 SET search_path = '';
 SELECT regress_dlock.dlock_acquire('c', slots => 2) > 0, regress_dlock.dlock_release('c');
 SELECT acquired > 0 AS counts FROM regress_dlock.dlock_stats;
 RESET search_path;
 
--- A new session has no other way to find it.
+-- A new session finds it, too.
 \c -
 SELECT regress_dlock.dlock_advance_ticket(1) > :a AS advanced;
 SELECT regress_dlock.dlock_acquire('a', '1min') > :a AS greater,
@@ -187,7 +188,7 @@ DROP SCHEMA regress_dlock CASCADE;
 CREATE EXTENSION dlock;
 SELECT count(*) FROM dlock_locks;
 
--- What it needs is not where it was, or is something else.
+-- An object that dlock needs has another name, or is of another kind.
 ALTER SEQUENCE dlock_ticket_seq RENAME TO elsewhere;
 SELECT dlock_advance_ticket(1);
 CREATE TABLE dlock_ticket_seq ();
@@ -199,7 +200,7 @@ DROP TABLE dlock_ticket_seq;
 ALTER SEQUENCE elsewhere RENAME TO dlock_ticket_seq;
 SELECT dlock_advance_ticket(1) > 0 AS advanced;
 
--- A reservation that a rollback would undo, while its numbers are drawn
+-- No numbers can be reserved if a rollback could undo the reservation.
 BEGIN;
 ALTER SEQUENCE dlock_ticket_seq RESTART;
 SELECT dlock_advance_ticket(1);
@@ -218,11 +219,11 @@ ROLLBACK TO one;
 SELECT dlock_advance_ticket(1) > 0 AS advanced;
 COMMIT;
 
--- The version of the library, by default that of the extension, too
+-- The library's version, by default also the extension's
 SELECT dlock_version() = extversion AS same FROM pg_extension
  WHERE extname = 'dlock';
 
--- A function of the library without the extension
+-- A library function is called without the extension.
 DROP EXTENSION dlock;
 CREATE FUNCTION is_held(name text) RETURNS boolean
 LANGUAGE c AS '$libdir/dlock', 'dlock_is_held';

@@ -1,5 +1,5 @@
 --
--- Fenced commits: dlock_guard, and the triggers that know of fences
+-- Fenced commits: dlock_guard and the fence triggers
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -10,13 +10,13 @@ CREATE TEMPORARY VIEW held AS
 SELECT name, scope, depth, pinned FROM dlock_locks
  WHERE granted AND pid = pg_backend_pid() ORDER BY name, ticket;
 
--- A commit's error cannot be caught, and its message has a number in it.
+-- The error of a COMMIT cannot be caught, and its message contains a fence.
 \set message 'SELECT replace(:''LAST_ERROR_MESSAGE'', :''fence'', ''F'') AS message;'
 \set VERBOSITY sqlstate
 
 CREATE TABLE journal (entry text);
 
--- Most of this is about what the commit says.
+-- Only the outcome of the commit is tested here, not the cancel at the loss.
 SELECT dlock_version() IS NOT NULL AS loaded;
 SET dlock.cancel_lost_guards = off;
 
@@ -43,14 +43,14 @@ SELECT dlock_release('a');
 ROLLBACK;
 SELECT * FROM held;
 
--- Released inside the transaction, before the guard ...
+-- Released in the transaction, before the guard ...
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 SELECT dlock_release('a');
 SELECT dlock_guard('a', :fence);
 ROLLBACK;
 
--- ... and after it, in each way there is
+-- ... and after it, in each way
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 SELECT dlock_guard('a', :fence);
@@ -81,7 +81,7 @@ COMMIT;
 SELECT dlock_release('a');
 SELECT * FROM held;
 
--- A lock that was given up and taken again is another hold.
+-- A lock that is released and acquired again is another hold.
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 SELECT dlock_guard('a', :fence);
@@ -91,7 +91,7 @@ COMMIT;
 :message
 SELECT dlock_check('a', :newer), dlock_release('a');
 
--- One of two acquires is enough, in whichever scope.
+-- If the lock was acquired twice, one acquire is enough, in either scope.
 SELECT dlock_acquire('a') AS fence, dlock_acquire('a') \gset
 BEGIN;
 SELECT dlock_guard('a', :fence);
@@ -105,7 +105,7 @@ SELECT * FROM held;
 COMMIT;
 SELECT * FROM held;
 
--- Released at commit: that is after the check.
+-- A release at commit happens after the check.
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 SELECT dlock_release_at_commit(:fence);
@@ -151,7 +151,7 @@ SELECT dlock_guard('a', :fence), dlock_guard('a', :fence),
 COMMIT;
 SELECT * FROM held;
 
--- One that is lost is enough, wherever it stands; and none stays pinned.
+-- One lost lock is enough, at any position.  No lock stays pinned.
 BEGIN;
 SELECT dlock_guard('a', :fence), dlock_guard('b', :fence_b), dlock_guard('c', :fence_c);
 SELECT dlock_release('b');
@@ -164,7 +164,7 @@ SELECT dlock_try_acquire('a') > :fence AS free, dlock_try_acquire('b') > :fence_
 SELECT * FROM held;
 SELECT dlock_release_all();
 
--- Not a guard: a lock taken, checked, or guarded in an earlier transaction
+-- No guard: a lock acquired, checked, or guarded in an earlier transaction
 SELECT dlock_acquire('a') AS fence \gset
 SELECT dlock_guard('a', :fence);
 BEGIN;
@@ -172,7 +172,7 @@ SELECT dlock_check('a', :fence), dlock_is_held('a');
 SELECT dlock_release('a');
 COMMIT;
 
--- The next transaction in a chain has no guard of the last one's.
+-- After COMMIT AND CHAIN, the next transaction has no guard.
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 SELECT dlock_guard('a', :fence);
@@ -187,10 +187,10 @@ SELECT dlock_release('a');
 COMMIT;
 
 --
--- The lock is lost in the middle of the transaction: no statement works any
--- more but those that end it, or go back to before the guard.
+-- The lock is lost during the transaction.  Only statements that end the
+-- transaction, or roll it back to before the guard, still work.
 --
--- The loss itself is not to be noticed by the statement that brings it about.
+-- The statement that loses the lock here must not notice the loss itself.
 \set cancel 'SET LOCAL dlock.cancel_lost_guards = on;'
 \set guard_and_lose 'SELECT dlock_guard(:''lock'', dlock_acquire(:''lock'')); SET LOCAL dlock.cancel_lost_guards = off; SELECT dlock_force_release(dlock_fence(:''lock'')); SET LOCAL dlock.cancel_lost_guards = on;'
 \set lock a
@@ -224,7 +224,8 @@ COMMIT;
 \set VERBOSITY terse
 SELECT * FROM journal WHERE entry = 'late';
 
--- A guard that was rolled back counts no more, and no other transaction's does.
+-- A rolled-back guard no longer counts, and a guard of another transaction
+-- never counts.
 BEGIN;
 :cancel
 SAVEPOINT one;
@@ -248,7 +249,7 @@ ROLLBACK AND CHAIN;
 SELECT 'goes on' AS after;
 COMMIT;
 
--- Of several guards, one is enough; more than there is room for at first.
+-- One lost guard is enough.  There are more guards than fit the first array.
 BEGIN;
 :cancel
 SELECT count(dlock_guard('b/' || n, dlock_acquire('b/' || n))) FROM generate_series(1, 50) AS n;
@@ -257,7 +258,7 @@ SELECT dlock_guard('b/1', dlock_fence('b/1'));
 ROLLBACK;
 SELECT dlock_release_all();
 
--- What it says; statements of a function
+-- The message, detail and hint, for a statement in a function
 CREATE FUNCTION explain_loss(name text) RETURNS text LANGUAGE plpgsql
 SET dlock.cancel_lost_guards = on AS $$
 DECLARE
@@ -277,7 +278,8 @@ SELECT explain_loss('a');
 SELECT explain_loss('Lager "Süd" 50%s');
 DROP FUNCTION explain_loss;
 
--- WHEN OTHERS does not catch it; and who catches it gets it again.
+-- WHEN OTHERS does not catch the error.  A handler for it catches it, and the
+-- next statement raises it again.
 CREATE PROCEDURE guard_and_lose(name text) LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM dlock_guard(name, dlock_acquire(name));
@@ -304,7 +306,7 @@ BEGIN
 	PERFORM 2;
 END $$;
 
--- A procedure can roll back, and go on.
+-- A procedure can roll back and continue.
 \set VERBOSITY sqlstate
 DO $$
 BEGIN
@@ -318,7 +320,7 @@ BEGIN
 END $$;
 SELECT count(*) FROM journal WHERE entry = 'by a procedure';
 
--- Where that is not wanted, the transaction goes on, up to its commit.
+-- With cancel_lost_guards = off, the transaction continues until its commit.
 BEGIN;
 CALL guard_and_lose('a');
 SELECT 'goes on' AS after;
@@ -361,7 +363,7 @@ ROLLBACK TO one;
 SELECT dlock_release('a');
 COMMIT;
 
--- What stands before the savepoint stays.
+-- A guard before the savepoint stays.
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 SELECT dlock_guard('a', :fence);
@@ -372,7 +374,7 @@ SELECT dlock_release('a');
 COMMIT;
 :message
 
--- No rollback brings back a lock that a session has released.
+-- No rollback restores a lock that the session has released.
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 SELECT dlock_guard('a', :fence);
@@ -382,7 +384,7 @@ ROLLBACK TO one;
 COMMIT;
 :message
 
--- A lock and its guard go together.
+-- A lock and its guard end together.
 BEGIN;
 SAVEPOINT one;
 SELECT dlock_xact_acquire('a') AS fence \gset
@@ -399,7 +401,7 @@ SELECT * FROM held;
 COMMIT;
 SELECT * FROM held;
 
--- The transaction goes on after a guard that has failed in a savepoint.
+-- If a guard fails in a savepoint, the transaction can continue.
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 SAVEPOINT one;
@@ -430,7 +432,7 @@ BEGIN
 END $$;
 :message
 
--- In a loop, every other one rolled back
+-- In a loop that rolls back every second guard
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 DO $$
@@ -484,7 +486,7 @@ TABLE journal;
 TRUNCATE journal;
 
 --
--- What runs at the commit runs before the check.
+-- Deferred triggers run at the commit, before the check.
 --
 CREATE TABLE deferred (what text);
 CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -507,7 +509,7 @@ COMMIT;
 SELECT * FROM held;
 SELECT count(*) FROM deferred;
 
--- A trigger can guard, too, and what the transaction has done then counts.
+-- A trigger can guard, too.  The guard then covers the whole transaction.
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 INSERT INTO deferred VALUES ('SELECT dlock_guard(''a'', dlock_fence(''a''))');
@@ -519,7 +521,7 @@ COMMIT;
 :message
 SELECT count(*) FROM deferred;
 
--- A cursor that is to outlive the transaction runs its query at the commit.
+-- A WITH HOLD cursor runs its query at the commit.
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 SELECT dlock_guard('a', :fence);
@@ -567,12 +569,13 @@ SELECT dlock_guard('a', 1);
 SELECT dlock_guard('a', 0), dlock_guard('a', -1);
 \echo :SQLSTATE
 
--- The message names the lock, the fence, and the newer one if there is any.
+-- The message contains the lock, the fence, and the newer fence if there is
+-- one.
 SELECT dlock_acquire('orders/42') AS old, dlock_release('orders/42') \gset
 SELECT explain_error(format('SELECT dlock_guard(''orders/42'', %s)', :old), :old);
 SELECT dlock_acquire('orders/42') AS new \gset
 SELECT explain_error(format('SELECT dlock_guard(''orders/42'', %s)', :old), :old, :new);
--- A greater one than there was
+-- A greater fence than the lock has had
 SELECT explain_error(format('SELECT dlock_guard(''orders/42'', %s)', :new + 1), :old, :new + 1);
 -- The fence of another lock
 SELECT dlock_acquire('other') AS other \gset
@@ -580,7 +583,7 @@ SELECT explain_error(format('SELECT dlock_guard(''other'', %s)', :new), :new, :o
 SELECT explain_error(format('SELECT dlock_guard(''ORDERS/42'', %s)', :new), :new);
 SELECT dlock_release_all();
 
--- A ticket that has been enqueued guards as soon as it is granted.
+-- An enqueued ticket can guard as soon as it is granted.
 SELECT dlock_enqueue('s', 'channel', slots => 1) AS one \gset
 SELECT dlock_enqueue('s', 'channel', slots => 1) AS two \gset
 SELECT dlock_guard('s', :one);
@@ -590,7 +593,7 @@ SELECT dlock_guard('s', :two);
 SELECT dlock_release_all();
 
 --
--- Two-phase commit cannot take a guard along.
+-- A transaction with a guard cannot be prepared.
 --
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
@@ -608,7 +611,7 @@ INSERT INTO deferred VALUES ('SELECT dlock_guard(''a'', dlock_fence(''a''))');
 PREPARE TRANSACTION 'one';
 \echo :SQLSTATE
 SELECT * FROM held;
--- Where there is none, nothing stands against it.
+-- Without a guard, it can.
 BEGIN;
 SAVEPOINT one;
 SELECT dlock_guard('a', :fence);
@@ -658,11 +661,11 @@ MERGE INTO stock USING (VALUES ('nail')) AS new ON item = new.column1
 INSERT INTO stock VALUES ('nail', 1) ON CONFLICT DO NOTHING;
 WITH deleted AS (DELETE FROM stock RETURNING item) SELECT * FROM deleted;
 
--- Who only reads needs none.
+-- A transaction that only reads needs no guard.
 SELECT * FROM stock ORDER BY item FOR UPDATE;
 COPY (SELECT count(*) FROM stock) TO stdout;
 
--- The lock is not enough, and neither is the guard of another one.
+-- Holding the lock is not enough, and neither is a guard of another lock.
 SELECT dlock_acquire('stock') AS fence, dlock_acquire('other') AS other \gset
 BEGIN;
 SELECT dlock_guard('other', :other);
@@ -691,7 +694,8 @@ INSERT INTO stock VALUES ('nail', 1);
 COMMIT;
 SELECT * FROM stock;
 
--- It counts until the commit, or the rollback to a savepoint.
+-- A guard counts until the commit, or until the rollback to a savepoint before
+-- it.
 UPDATE stock SET amount = 2;
 BEGIN;
 SAVEPOINT one;
@@ -710,7 +714,7 @@ UPDATE stock SET amount = 5;
 COMMIT;
 SELECT * FROM stock;
 
--- It is the commit that asks whether the guard still holds.
+-- Only the commit checks if the guarded lock is still held.
 BEGIN;
 SELECT dlock_guard('stock', :fence);
 SELECT dlock_release('stock');
@@ -740,8 +744,8 @@ ROLLBACK;
 SELECT * FROM stock;
 DROP TABLE stock, item;
 
--- A partitioned table.  As with all statement triggers in PostgreSQL, those of
--- the table that the statement names are fired, and no others.
+-- A partitioned table.  PostgreSQL fires the statement triggers only of the
+-- table that the statement names.
 CREATE TABLE stock (item text, amount integer) PARTITION BY LIST (amount);
 CREATE TABLE stock_1 PARTITION OF stock FOR VALUES IN (1);
 CREATE TABLE stock_2 PARTITION OF stock FOR VALUES IN (2);
@@ -765,7 +769,7 @@ SELECT tableoid::regclass, * FROM stock ORDER BY item;
 COMMIT;
 DROP TABLE stock;
 
--- Names with other than letters; after the change instead of before it
+-- Names with special characters; an AFTER trigger instead of a BEFORE trigger
 CREATE TABLE stock (item text);
 CREATE TRIGGER guarded AFTER INSERT ON stock
 	FOR EACH STATEMENT EXECUTE FUNCTION dlock_require_guard('Lager "Süd" 50%s');
@@ -777,7 +781,7 @@ INSERT INTO stock VALUES ('nail');
 COMMIT;
 SELECT * FROM stock;
 
--- For whoever changes the table, the owner or not
+-- The trigger applies to every role, including the owner.
 CREATE ROLE regress_dlock_writer;
 GRANT ALL ON stock TO regress_dlock_writer;
 SET ROLE regress_dlock_writer;
@@ -836,11 +840,11 @@ UPDATE job SET fence = 9223372036854775807 WHERE id = 2;
 UPDATE job SET fence = 0 WHERE id = 2;
 SELECT * FROM job ORDER BY id;
 
--- An update that says nothing of the fence leaves it as it is.
+-- An update that does not set the fence leaves it unchanged.
 UPDATE job SET result = 'unfenced' WHERE id = 1;
 SELECT * FROM job WHERE id = 1;
 
--- One row that is refused is enough.
+-- If one row is refused, the statement fails.
 UPDATE job SET fence = 12, result = 'both';
 SELECT * FROM job ORDER BY id;
 
@@ -860,7 +864,7 @@ MERGE INTO job USING (VALUES (1, 13, 'thirteen'), (4, 1, 'new')) AS new (id, fen
 UPDATE job SET fence = new.fence FROM (VALUES (1, 12)) AS new (id, fence) WHERE job.id = new.id;
 SELECT * FROM job ORDER BY id;
 
--- A fence of dlock's
+-- A fence from dlock
 SELECT dlock_acquire('a') AS old, dlock_release('a') \gset
 SELECT dlock_acquire('a') AS new \gset
 UPDATE job SET fence = :new, result = 'new' WHERE id = 1;
@@ -937,8 +941,8 @@ SELECT * FROM wrong;
 DROP TABLE wrong;
 
 --
--- Outside a transaction block, a guard or a transaction-scoped lock that is all
--- of its statement has no effect.
+-- Outside a transaction block, a guard or a transaction-scoped acquire has no
+-- effect if its statement does nothing else.
 --
 \set VERBOSITY default
 SELECT dlock_acquire('a') AS fence \gset
@@ -950,7 +954,7 @@ SELECT fences > '{0}' AS acquired FROM dlock_xact_acquire_all('{b,c}') AS fences
 \set VERBOSITY sqlstate
 SELECT dlock_guard('a', :fence);
 
--- No warning: there is more in the statement ...
+-- No warning: the statement does more ...
 INSERT INTO journal SELECT 'guarded' FROM dlock_guard('a', :fence);
 WITH g AS MATERIALIZED (SELECT dlock_guard('a', :fence))
 INSERT INTO journal SELECT 'guarded' FROM g;
@@ -962,7 +966,7 @@ SELECT count(*) FROM journal, dlock_guard('a', :fence);
 SELECT dlock_xact_acquire('b') > 0 AS acquired, dlock_is_held('b');
 SELECT dlock_is_held('b') FROM dlock_xact_acquire('b');
 SELECT dlock_guard('a', :fence) WHERE dlock_xact_acquire('b') > 0;
--- ... or in the transaction
+-- ... or the transaction does more.
 SELECT dlock_guard('a', :fence) \; SELECT 1;
 SELECT 1 \; SELECT dlock_guard('a', :fence);
 BEGIN;
@@ -987,7 +991,8 @@ BEGIN
 END $$;
 SELECT lock_b() > 0 AS acquired;
 DROP FUNCTION lock_b;
--- The answer of a try says something; an error has rolled back.
+-- A try answers whether the lock is free, so there is no warning.  After an
+-- error, there is nothing to warn about.
 SELECT dlock_try_xact_acquire('b') > 0 AS free;
 SELECT dlock_guard('b', 1);
 SELECT 1;

@@ -1,16 +1,16 @@
 --
 -- Leases: locks that outlive their session
 --
--- Nobody listens on "nobody", see tickets.sql.  A lease's lock is handed on by
--- the worker, some time after its release: so what follows on a release here
--- waits for its turn, or takes another name.
+-- No session listens on "nobody", see tickets.sql.  The worker grants a
+-- lease's lock some time after its release.  So after a release, this test
+-- waits for the grant or uses another name.
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
 \i test/include/errors.sql
 
--- what leases hold and wait for; their owners and info tell them apart
+-- what leases hold and wait for, identified by owner and info
 CREATE VIEW lease_tickets AS
 SELECT q.name, q.mode, q.slots, q.permits, q.granted, q.position, q.scope,
 	q.pid IS NULL AS no_pid, q.lease = q.ticket AS own_lease, l.info AS lease,
@@ -18,7 +18,7 @@ SELECT q.name, q.mode, q.slots, q.permits, q.granted, q.position, q.scope,
   FROM dlock_locks q LEFT JOIN dlock_leases l USING (lease)
  WHERE q.scope = 'lease' ORDER BY q.ticket;
 
--- Wait until the tables have nothing that the views do not show.
+-- Wait until each row of the tables is in the views.
 CREATE FUNCTION await_tables() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -30,7 +30,7 @@ BEGIN
 	END LOOP;
 END $$;
 
--- Wait until a lease, or a ticket's own, has run out.
+-- Wait until a lease, or a ticket's own lease, has expired.
 CREATE FUNCTION await_expiry(id bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -51,7 +51,7 @@ SELECT renewed_at AS before FROM dlock_leases \gset
 SELECT dlock_renew(:l);
 SELECT renewed_at > :'before' AS renewed, remaining BETWEEN '1s' AND '1h' AS remaining
   FROM dlock_leases;
--- what is durable
+-- what the table has
 SELECT lease = :l AS same, ttl, delay, delayed, info,
 	role = quote_ident(current_user)::regrole AS role, role_name = current_user AS name,
 	durability
@@ -60,7 +60,7 @@ SELECT dlock_lease_close(:l);
 SELECT count(*) FROM dlock_leases;
 
 --
--- Does a lease hold a lock?  What waits does not, nor what is gone.
+-- Does a lease hold a lock?  Not if its ticket waits, or has ended.
 --
 SELECT dlock_lease_open('1h') AS l, dlock_lease_open('1h') AS m \gset
 SELECT dlock_lease_acquire('is held', :l) > 0, dlock_lease_acquire('is shared', :l, shared => true) > 0,
@@ -90,23 +90,24 @@ SELECT dlock_lease_close(:l) IS NULL AS gone;
 SELECT dlock_lease_close(1);
 SELECT dlock_renew(1), dlock_renew(0), dlock_renew(-1);
 
--- all of its arguments, by position and by name
+-- all arguments, by position and by name
 SELECT dlock_lease_open('90 s', true, '1 min', 'me') AS l \gset
 SELECT dlock_lease_open(ttl => '1 day', attach => false, delay => '100 ms', info => '') AS l2 \gset
 SELECT dlock_lease_open(ttl => '100 ms', attach => true) AS l3 \gset
 SELECT :l < :l2 AND :l2 < :l3 AS grows;
 SELECT ttl, delay, remaining IS NULL AS forever, attached_pid = pg_backend_pid() AS attached,
 	info FROM dlock_leases ORDER BY lease;
--- an attached one can be renewed, and closed
+-- an attached lease can be renewed and closed
 SELECT dlock_renew(:l), dlock_renew(:l3), dlock_lease_close(:l3);
 SELECT dlock_renew(:l3), dlock_lease_close(:l), dlock_lease_close(:l2);
 
--- The longest and the shortest time
+-- The longest and the shortest ttl
 SELECT dlock_lease_open('24 hours', delay => '24 hours') AS l \gset
 SELECT dlock_lease_close(:l);
 SELECT dlock_lease_open('1 day -1 hour') AS l \gset
 SELECT ttl, dlock_lease_close(lease) FROM dlock_leases;
--- An attached lease runs out after its session: it cannot do so too soon.
+-- The ttl of an attached lease begins with the end of its session, so a short
+-- one is allowed.
 SELECT dlock_lease_open('100 ms', true) AS l \gset
 SELECT dlock_lease_acquire('a', :l) AS a, dlock_lease_enqueue('a', :l, 'nobody', owner => 'me') AS a2 \gset
 \c -
@@ -131,13 +132,13 @@ SELECT ticket = :a AS ticket, lease = :l AS lease, role = current_user AS role,
 	enqueued_at <= granted_at AND granted_at <= clock_timestamp() AS times,
 	remaining BETWEEN '1s' AND '1h' AS remaining, blocked_by
   FROM dlock_locks;
--- what is durable
+-- what the table has
 SELECT ticket = :a AS ticket, name, lease = :l AS lease, granted, mode, slots,
 	permits, owner, info, channel, role_name = current_user AS name,
 	granted_at >= enqueued_at AS times, ttl, durability
   FROM dlock_queue;
 
--- It is no lock of this session's, nor does it have a lease.
+-- The lock belongs neither to this session nor to another lease.
 \set VERBOSITY sqlstate
 SELECT dlock_release('a');
 \set VERBOSITY default
@@ -148,8 +149,8 @@ SELECT dlock_try_acquire('a'), dlock_try_lease_acquire('a', :l2),
 SELECT dlock_acquire('a', '0');
 SELECT dlock_acquire('a', '10ms');
 \set VERBOSITY default
--- Leases cannot know whether they wait for each other: one can be closed.  So
--- this is no deadlock.
+-- A wait for another lease is no deadlock, because the other lease can be
+-- closed at any time.
 SELECT dlock_lease_acquire('a', :l2, '10ms');
 \echo :SQLSTATE
 SELECT dlock_lease_acquire('a', :l2, timeout => '0');
@@ -166,14 +167,14 @@ SELECT dlock_is_held('0', :l2);
 COMMIT;
 SELECT * FROM lease_tickets;
 
--- Asking again gives the ticket that there is, and nothing is counted.
+-- Acquiring again returns the same ticket, and does not count.
 SELECT dlock_lease_acquire('a', :l) = :a AS same, dlock_lease_acquire('a', :l, '0') = :a AS same,
 	dlock_try_lease_acquire('a', :l) = :a AS same,
 	dlock_lease_acquire('a', :l, shared => true) = :a AS same,
 	dlock_lease_enqueue('a', :l, 'nobody') = :a AS same,
 	dlock_wait(:a), dlock_wait(:a, '0');
 SELECT name, mode, granted, channel, depth FROM lease_tickets;
--- another owner queues, NULL being one of them
+-- another owner queues; NULL is an owner of its own
 SELECT dlock_try_lease_acquire('a', :l, owner => 'me');
 SELECT dlock_lease_acquire('b', :l, owner => 'me') AS b \gset
 SELECT dlock_lease_acquire('b', :l, owner => 'me') = :b AS same,
@@ -190,7 +191,7 @@ SELECT await_tables();
 SELECT count(*) FROM dlock_queue;
 SELECT dlock_release_ticket(1);
 
--- what was released can be had again, by anybody, also without waiting
+-- any session or lease can acquire a released lock, even without waiting
 SELECT dlock_lease_acquire('a', :l) AS a \gset
 SELECT dlock_release_ticket(:a), dlock_try_acquire('a') > :a AS greater;
 SELECT dlock_release('a');
@@ -201,7 +202,7 @@ SELECT dlock_try_lease_acquire('a', :l) > :a AS greater;
 SELECT dlock_lease_close(:l);
 
 --
--- The ttl of one ticket
+-- A ttl for one ticket
 --
 SELECT dlock_ttl_acquire('a', '1h') AS a \gset
 SELECT dlock_try_ttl_acquire('b', ttl => '2h', timeout => '1s', shared => true, slots => NULL,
@@ -212,7 +213,8 @@ SELECT lease IN (:a, :b) AS own, ttl, delay, attached_pid, info, held, waiting
 SELECT ticket = lease AS own, ttl, granted, owner, info FROM dlock_queue ORDER BY ticket;
 SELECT count(*) FROM dlock_queue_lease;
 SELECT dlock_renew(:a), dlock_renew(:b);
--- asking again: with the same owner, if there is one
+-- acquiring again returns the same ticket only if an owner was given, the same
+-- one
 SELECT dlock_try_ttl_acquire('a', '1h');
 SELECT dlock_try_ttl_acquire('b', '1h', owner => 'me');
 \echo :SQLSTATE
@@ -222,15 +224,15 @@ SELECT dlock_ttl_acquire('b', '1h', shared => true) > :b AS another,
 	dlock_ttl_acquire('b', '1h', shared => true) > :b AS another,
 	dlock_ttl_acquire('b', '1h', shared => true, owner => 'you') > :b AS another;
 SELECT name, mode, owner, channel FROM lease_tickets;
--- the ttl remains what it was
+-- the ttl is unchanged
 SELECT ttl FROM dlock_leases WHERE lease = :b;
--- A ticket's lease is no lease for others.
+-- A ticket's own lease cannot be used as a lease.
 SELECT dlock_lease_close(lease) FROM dlock_leases WHERE lease > :b;
 SELECT dlock_lease_close(:b), dlock_release_ticket(:a);
 SELECT dlock_renew(:a), dlock_renew(:b);
 SELECT * FROM lease_tickets;
 
--- runs out
+-- the ttl expires
 SELECT dlock_ttl_acquire('a', '2s') AS a \gset
 SELECT await_expiry(:a);
 SELECT dlock_check('a', :a), dlock_fence('a'), dlock_renew(:a);
@@ -242,7 +244,7 @@ SELECT dlock_try_acquire('a') > :a AS greater;
 SELECT dlock_release('a');
 
 --
--- Many at once
+-- Several locks at once
 --
 SELECT dlock_lease_open('1h', info => 'lease') AS l,
 	dlock_lease_open('1h', info => 'other') AS l2 \gset
@@ -252,7 +254,7 @@ SELECT dlock_fence('c') = all_[1] AND dlock_fence('b') = all_[2] AND
 	dlock_fence('a') = all_[3] AND all_[4] = all_[1] AS fences, all_[2] = :b AS same
   FROM (SELECT :'all'::bigint[] AS all_) AS x;
 SELECT name, position, info FROM lease_tickets ORDER BY name;
--- none, where one is not free; what was there before stays
+-- if one lock is not free: none; earlier tickets stay
 SELECT dlock_release_ticket(dlock_fence('a'));
 SELECT dlock_lease_acquire('d', :l2) > 0, dlock_lease_acquire('a', :l2) > 0;
 SELECT dlock_try_lease_acquire_all('{b,d,e}', :l), dlock_try_lease_acquire_all('{0,d}', :l);
@@ -288,7 +290,7 @@ SELECT error_of(format('dlock_lease_acquire(%L, %s, owner => %L)', 'r', :l, 'own
 	error_of(format('dlock_try_lease_acquire(%L, %s)', 'r', :l2)),
 	error_of(format('dlock_lease_acquire_all(%L, %s)', '{r}', :l2)),
 	error_of(format('dlock_lease_enqueue(%L, %s, %L)', 'r', :l2, 'nobody')) \gx
--- one that was asked for by another owner waits
+-- a request of another owner waits
 SELECT dlock_lease_acquire('r', :l, '1ms', owner => 'x');
 SELECT dlock_release_ticket(:r), dlock_release_ticket(:r2);
 -- slots
@@ -299,7 +301,7 @@ SELECT dlock_try_lease_acquire('s', :l2, slots => 4), dlock_try_acquire('s', slo
 SELECT name, mode, slots, permits, position, lease, owner FROM lease_tickets;
 SELECT dlock_release_ticket(:s1);
 SELECT dlock_lease_acquire('s', :l2, '1min', slots => 4, permits => 2) > :s3 AS granted;
--- other slots than those in use, for whomever
+-- another number of slots is refused, for every owner
 SELECT dlock_lease_acquire('s', :l2, slots => 3, owner => 'x');
 \echo :SQLSTATE
 SELECT error_of(format('dlock_try_lease_acquire(%L, %s)', 's', :l)),
@@ -307,13 +309,13 @@ SELECT error_of(format('dlock_try_lease_acquire(%L, %s)', 's', :l)),
 	error_of(format('dlock_lease_enqueue(%L, %s, %L, true)', 's', :l, 'nobody')),
 	error_of(format('dlock_lease_acquire_all(%L, %s)', '{s}', :l)),
 	error_of(format('dlock_acquire(%L)', 's')) \gx
--- also for the lease that has them
+-- also for the lease that holds permits
 SELECT error_of(format('dlock_lease_acquire(%L, %s, slots => 3)', 's', :l2)),
 	error_of(format('dlock_lease_acquire(%L, %s)', 's', :l2)) \gx
 SELECT dlock_lease_close(:l), dlock_lease_close(:l2), dlock_lease_close(:s3);
 
 --
--- A durable place in the queue
+-- A place in the queue that survives a restart
 --
 SELECT dlock_lease_open('1h', info => 'lease') AS l,
 	dlock_lease_open('1h', info => 'other') AS l2 \gset
@@ -330,23 +332,23 @@ SELECT granted, lease = ticket AS own, owner, info, channel, granted_at IS NULL 
   FROM dlock_queue ORDER BY ticket;
 SELECT dlock_wait(:q1), dlock_wait(:q2, '0'), dlock_wait(:q3, '1ms'), dlock_wait(:q4, '0');
 SELECT dlock_check('q', :q1), dlock_check('q', :q2), dlock_fence('q') = :q1 AS fence;
--- asking again, for what is waited for
+-- acquiring again, while the ticket waits
 SELECT dlock_lease_enqueue('q', :l, 'somebody', owner => 'me') = :q2 AS same,
 	dlock_try_lease_acquire('q', :l, owner => 'me'),
 	dlock_try_lease_acquire('q', :l2, '1ms', shared => true);
 SELECT name, position, channel FROM lease_tickets;
--- a queued ticket that goes lets those behind it pass
+-- when a queued ticket leaves, those behind it move up
 SELECT dlock_release_ticket(:q2);
 SELECT name, position, owner FROM lease_tickets;
 SELECT dlock_release_ticket(:q1), dlock_wait(:q3), dlock_wait(:q4, '1min');
 SELECT name, granted, position, owner FROM lease_tickets;
--- and asking again for what is held is no wait
+-- acquiring a held lock again does not count as a wait
 SELECT waited FROM dlock_stats \gset
 SELECT dlock_lease_acquire('q', :l2, shared => true) = :q3 AS same;
 SELECT waited = :waited AS no_wait FROM dlock_stats;
 SELECT granted, owner, granted_at > enqueued_at AS times
   FROM dlock_queue WHERE ticket IN (:q3, :q4) ORDER BY ticket;
--- one that waits goes with its lease
+-- a waiting ticket ends with its lease
 SELECT dlock_lease_enqueue('q', :l, 'nobody') AS q5 \gset
 SELECT dlock_lease_close(:l);
 SELECT explain_error(format('SELECT dlock_wait(%s)', :q5), :q5);
@@ -358,7 +360,7 @@ SELECT await_expiry(:q);
 SELECT error_of(format('dlock_wait(%s, %L)', :q, '0'));
 SELECT dlock_release('q');
 
--- Behind this session's own ticket: a deadlock, at once.
+-- Waiting behind this session's own ticket is a deadlock, detected at once.
 SELECT dlock_lease_open('1h', info => 'lease') AS l \gset
 SELECT dlock_acquire('q') > 0;
 \set VERBOSITY terse
@@ -372,7 +374,7 @@ SELECT error_of(format('dlock_lease_acquire(%L, %s)', 'q', :l)),
 SELECT explain_error(format('SELECT dlock_lease_acquire(%L, %s)', 'q', :l));
 SELECT dlock_try_lease_acquire('q', :l);
 SELECT * FROM lease_tickets;
--- with a ticket that is there already
+-- with a ticket in the queue
 SELECT dlock_lease_enqueue('q', :l, 'nobody') AS q \gset
 SELECT error_of(format('dlock_wait(%s)', :q)),
 	error_of(format('dlock_lease_acquire(%L, %s)', 'q', :l)) \gx
@@ -381,7 +383,7 @@ SELECT dlock_release('q');
 SELECT dlock_lease_acquire('q', :l) = :q AS same, dlock_wait(:q);
 SELECT dlock_lease_close(:l);
 
--- Its own channel, listening included
+-- The session's own channel, with LISTEN
 SELECT dlock_lease_open('1h', info => 'lease') AS l \gset
 SELECT dlock_acquire('q') > 0;
 SELECT dlock_channel() AS own \gset
@@ -421,7 +423,7 @@ SELECT dlock_ttl_acquire('d', '1h', '1min') AS d \gset
 COMMIT;
 SELECT dlock_release_ticket(:d);
 
--- dlock_release_at_commit() ends a lease's ticket, once
+-- dlock_release_at_commit() ends a lease's ticket, one acquire at a time
 BEGIN;
 SELECT dlock_release_at_commit(:b);
 ROLLBACK;
@@ -435,7 +437,7 @@ SELECT dlock_release_at_commit(:e);
 ROLLBACK TO one;
 COMMIT;
 SELECT name, position FROM lease_tickets;
--- one that waits, and one that is gone by the commit
+-- a waiting ticket, and a ticket that ends before the commit
 SELECT dlock_ttl_enqueue('e', '1h', 'nobody') AS e2 \gset
 BEGIN;
 SELECT dlock_release_at_commit(:e), dlock_release_at_commit(:e2);
@@ -446,7 +448,7 @@ SELECT error_of(format('dlock_release_at_commit(%s)', :e));
 SELECT dlock_release_at_commit(1);
 \echo :SQLSTATE
 
--- DISCARD ALL ends the session for its client: an attached lease's time runs.
+-- DISCARD ALL detaches leases, so the ttl begins to run.
 SELECT dlock_lease_open('1h', attach => true, info => 'attached') AS l2,
 	dlock_lease_acquire('a', :l) AS a, dlock_acquire('x') AS x \gset
 SELECT dlock_lease_acquire('f', :l2) > 0, dlock_lease_enqueue('a', :l2, 'nobody') > 0;
@@ -455,7 +457,7 @@ DISCARD ALL;
 SELECT name, position, lease FROM lease_tickets;
 SELECT info, attached_pid = pg_backend_pid() AS attached FROM dlock_leases ORDER BY lease;
 
--- The lease of a single ticket keeps no other.
+-- The lease of a single ticket cannot hold another lock.
 SELECT dlock_ttl_acquire('own', '1h') AS own \gset
 DO $$
 BEGIN
@@ -465,7 +467,7 @@ EXCEPTION WHEN object_not_in_prerequisite_state THEN
 END $$;
 SELECT dlock_renew(:own), dlock_lease_close(:own);
 
--- PREPARE TRANSACTION is refused where something is to be done at its end.
+-- PREPARE TRANSACTION is refused if dlock must act at the transaction's end.
 \set VERBOSITY sqlstate
 BEGIN;
 SELECT dlock_release_at_commit(dlock_fence('a'));
@@ -478,15 +480,15 @@ SELECT dlock_guard('a', dlock_fence('a'));
 PREPARE TRANSACTION 'regress_dlock';
 \set VERBOSITY default
 SELECT dlock_release_ticket(:p), dlock_check('a', dlock_fence('a'));
--- not so where it was done at once
+-- not if everything was done at once
 BEGIN;
 SELECT dlock_lease_acquire('p', :l) > 0;
 PREPARE TRANSACTION 'regress_dlock';
 ROLLBACK PREPARED 'regress_dlock';
 SELECT name FROM lease_tickets WHERE name = 'p';
 
--- The lease and its locks are the same for another session; one that was
--- attached has its full ttl from the end of its session, at the latest now.
+-- Another session can use the lease and its locks.  An attached lease gets its
+-- full ttl from the end of its session.
 \c -
 DO $$
 BEGIN
@@ -513,16 +515,16 @@ BEGIN;
 SELECT dlock_guard('g', :g);
 INSERT INTO guarded VALUES (1);
 COMMIT;
--- not with another name, nor with another fence
+-- not with another name, and not with another fence
 SELECT error_of(format('dlock_guard(%L, %s)', 'h', :g)),
 	error_of(format('dlock_guard(%L, %s)', 'g', :g - 1)),
 	error_of(format('dlock_guard(%L, %s)', 'g', :l)) \gx
 SELECT explain_error(format('SELECT dlock_guard(%L, %s)', 'g', :g - 1), :g - 1, :g);
--- nor with a place in the queue
+-- not with a waiting ticket
 SELECT dlock_ttl_enqueue('g', '1h', 'nobody') AS g2 \gset
 SELECT error_of(format('dlock_guard(%L, %s)', 'g', :g2));
 SELECT dlock_release_ticket(:g2);
--- released, by this very transaction
+-- released in the same transaction
 \set VERBOSITY sqlstate
 BEGIN;
 SELECT dlock_guard('g', :g);
@@ -530,14 +532,14 @@ INSERT INTO guarded VALUES (2);
 SELECT dlock_release_ticket(:g);
 COMMIT;
 \set VERBOSITY default
--- but not when that is to be at its end
+-- a release at commit is allowed
 SELECT dlock_lease_acquire('g', :l) AS g \gset
 BEGIN;
 SELECT dlock_guard('g', :g), dlock_release_at_commit(:g);
 INSERT INTO guarded VALUES (3);
 COMMIT;
 SELECT dlock_fence('g');
--- closed
+-- the lease is closed
 SELECT dlock_lease_acquire('g', :l) AS g \gset
 \set VERBOSITY sqlstate
 BEGIN;
@@ -545,7 +547,7 @@ SELECT dlock_guard('g', :g);
 INSERT INTO guarded VALUES (4);
 SELECT dlock_lease_close(:l);
 COMMIT;
--- ended by force
+-- revoked by force
 SELECT dlock_ttl_acquire('g', '1h') AS g \gset
 BEGIN;
 SELECT dlock_guard('g', :g);
@@ -571,22 +573,22 @@ SET dlock.max_ttl = '2147483647s';
 SELECT dlock_lease_open('24855 days', delay => '24855 days 03:14:07') AS l \gset
 SELECT ttl, delay FROM dlock_leases;
 RESET dlock.max_ttl;
--- what is open stays
+-- open leases stay
 SELECT dlock_renew(:l), dlock_lease_close(:l);
--- the units in the message differ between versions
+-- the units in the message depend on the PostgreSQL version
 \set VERBOSITY sqlstate
 SET dlock.max_ttl = 0;
 \set VERBOSITY default
 SHOW dlock.max_ttl;
 
--- Leases are what dlock.session_locks recommends.
+-- dlock.session_locks does not forbid leases.
 SET dlock.session_locks = 'error';
 SELECT dlock_lease_open('1h', info => 'lease') AS l \gset
 SELECT dlock_lease_acquire('a', :l) > 0, dlock_ttl_acquire('b', '1h') > 0,
 	dlock_lease_acquire_all('{c}', :l) > '{0}', dlock_lease_enqueue('d', :l, 'nobody') > 0;
 RESET dlock.session_locks;
--- They do not count as the session's locks, but a wait for one does, and so do
--- the names of one call.
+-- Lease tickets do not count as the session's locks.  A wait for one counts,
+-- and so do the names in one call.
 SET dlock.max_locks_per_session = 1;
 SELECT dlock_lease_acquire_all('{e,f,g}', :l, '1min');
 SELECT count(dlock_lease_acquire_all(ARRAY[name], :l, '1min'))
@@ -710,12 +712,13 @@ SELECT call, error_of(replace(call, '$1', :'l'))
 	$$dlock_ttl_enqueue('a', '1h', repeat('x', 64))$$,
 	$$dlock_ttl_enqueue('a', '1h', 'nobody', owner => repeat('x', 1025))$$,
 	$$dlock_ttl_enqueue('a', '1h', 'nobody', info => repeat('x', 1025))$$]) AS call;
--- an infinite ttl: an interval since PostgreSQL 17, and an error of its own before
+-- an infinite ttl: PostgreSQL 17 and later accept the interval, earlier
+-- versions do not
 SELECT error_of($$dlock_lease_open('infinity')$$) ~ '^(22023 ttl must be a fixed length|22007)' AS refused,
 	error_of($$dlock_lease_open('1h', delay => '-infinity')$$) ~ '^(22023 delay must be a fixed length|22007)' AS refused,
 	error_of($$dlock_ttl_acquire('a', 'infinity')$$) ~ '^(22023 ttl must be a fixed length|22007)' AS refused,
 	error_of(format('dlock_lease_acquire(%L, %s, %L)', 'a', :l, 'infinity')) ~ '^(22023 timeout must not|22007)' AS refused;
--- a lease that is gone
+-- an unknown lease
 SELECT explain_error($$SELECT dlock_lease_acquire('a', 1)$$);
 SELECT call, error_of(call)
   FROM unnest(ARRAY[
@@ -727,7 +730,7 @@ SELECT call, error_of(call)
 	$$dlock_lease_acquire_all('{}', 1)$$,
 	$$dlock_try_lease_acquire_all('{a}', 1)$$,
 	$$dlock_lease_enqueue('a', 1, 'nobody')$$]) AS call;
--- a ticket is no lease, and a lease no ticket
+-- a ticket is not a lease, and a lease is not a ticket
 SELECT dlock_lease_acquire('a', :l) AS a \gset
 SELECT dlock_renew(:a), error_of(format('dlock_lease_acquire(%L, %s)', 'b', :a)),
 	error_of(format('dlock_wait(%s)', :l)), dlock_check('a', :l);
@@ -737,7 +740,7 @@ SELECT dlock_release_ticket(:l);
 \set VERBOSITY default
 SELECT name, lease FROM lease_tickets;
 
--- the longest that there can be
+-- the longest values
 SELECT dlock_lease_acquire(repeat('x', 255), :l, owner => repeat('y', 1024),
 	info => repeat('z', 1024)) AS x,
 	dlock_lease_enqueue('é', :l, repeat('é', 31), owner => 'é', info => 'è') AS y \gset
@@ -748,7 +751,7 @@ SELECT octet_length(name) AS name, octet_length(owner) AS owner, octet_length(in
 SELECT dlock_lease_open('1h', info => repeat('i', 1024)) AS l2 \gset
 SELECT octet_length(info) FROM dlock_leases WHERE lease = :l2;
 
--- A ticket that is to be released at commit, and has gone before
+-- A ticket with a release at commit that ends before the commit
 BEGIN;
 SELECT dlock_release_at_commit(:x);
 SELECT dlock_release_ticket(:x);
@@ -761,7 +764,7 @@ END $$;
 COMMIT;
 SELECT dlock_fence(repeat('x', 255)), dlock_renew(:l);
 
--- Nothing is left of what is closed.
+-- A closed lease leaves no row.
 SELECT dlock_lease_close(:l), dlock_lease_close(:l2);
 SELECT await_tables();
 SELECT count(*) FROM dlock_leases;

@@ -1,5 +1,5 @@
 --
--- Leases: who may do what
+-- Leases: privileges
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -11,8 +11,9 @@ CREATE ROLE regress_dlock_member IN ROLE regress_dlock_owner;
 CREATE ROLE regress_dlock_noinherit NOINHERIT IN ROLE regress_dlock_owner;
 CREATE ROLE regress_dlock_other;
 
--- All that needs the owner's privileges, of a lease with a held ticket and of
--- one with its own lease.  Each is to fail, and so does no harm.
+-- All calls that need the owner's privileges, for a lease with a held ticket
+-- and for a ticket with its own lease.  Each must fail, so no call changes
+-- anything.
 CREATE FUNCTION refused(lease bigint, held bigint, own bigint)
 RETURNS TABLE (call text, result text)
 LANGUAGE plpgsql AS $$
@@ -36,7 +37,7 @@ BEGIN
 END $$;
 
 --
--- Leases are for everybody.
+-- Every role can use leases.
 --
 SET ROLE regress_dlock_owner;
 SELECT dlock_lease_open('1h', info => 'info') AS l \gset
@@ -54,7 +55,7 @@ SELECT name, position, role, owner, info, channel FROM dlock_locks ORDER BY tick
 SELECT ttl, role, info, held, waiting FROM dlock_leases ORDER BY lease;
 
 --
--- Not so what is somebody else's
+-- A role cannot use another role's lease.
 --
 SET ROLE regress_dlock_other;
 SELECT * FROM refused(:l, :h, :o);
@@ -63,16 +64,17 @@ SELECT dlock_renew(:l);
 SELECT dlock_release_ticket(:q);
 \set VERBOSITY default
 SELECT explain_error(format('SELECT dlock_renew(%s)', :l), :l);
--- what anybody may ask
+-- what every role may ask
 SELECT dlock_check('held', :h), dlock_fence('held') = :h AS fence,
 	dlock_fence('own') = :o AS fence;
--- The same owner of another role is not the same.
+-- The owner string is separate for each role.
 SELECT dlock_try_ttl_acquire('own', '1h'), dlock_try_ttl_acquire('own', '1h', owner => 'owner');
--- All is to be seen, but for the channel, which is for those who know it.
+-- Every role sees all columns except the channel, which is shown only to roles
+-- with the owner's privileges.
 SELECT name, position, role, owner, info, channel FROM dlock_locks ORDER BY ticket;
 SELECT lease IN (:l, :o, :oq) AS lease, ttl, role, info, held, waiting
   FROM dlock_leases ORDER BY lease;
--- The tables are closed, to everybody.
+-- No role can access the tables.
 SELECT count(*) FROM dlock_queue;
 \echo :SQLSTATE
 SELECT count(*) FROM dlock_queue_lease;
@@ -89,14 +91,14 @@ SELECT dlock_force_release(:h);
 \echo :SQLSTATE
 RESET ROLE;
 
--- A name that is not there tells nothing about rights.
+-- For an unknown lease, the error does not depend on privileges.
 SET ROLE regress_dlock_other;
 SELECT error_of('dlock_lease_acquire(''new'', 1)'), error_of('dlock_wait(1)'),
 	error_of('dlock_guard(''held'', 1)') \gx
 RESET ROLE;
 
 --
--- A member has the owner's privileges, if it inherits them.
+-- A member has the owner's privileges if it inherits them.
 --
 SET ROLE regress_dlock_noinherit;
 SELECT DISTINCT result FROM refused(:l, :h, :o);
@@ -109,10 +111,10 @@ BEGIN;
 SELECT dlock_guard('held', :h), dlock_guard('own', :o);
 COMMIT;
 SELECT name, channel FROM dlock_locks WHERE position > 0 ORDER BY ticket;
--- what it acquires is the lease's, though it has asked
+-- what it acquires with the lease belongs to the lease's role
 SELECT dlock_lease_acquire('new', :l) AS n \gset
 SELECT role FROM dlock_locks WHERE ticket = :n;
--- but what it does in its own name is its own
+-- what it acquires without the lease belongs to itself
 SELECT dlock_ttl_acquire('mine', '1h', owner => 'owner') AS m \gset
 SET ROLE regress_dlock_owner;
 SELECT error_of(format('dlock_renew(%s)', :m)), dlock_release_ticket(:n);
@@ -122,7 +124,7 @@ SELECT dlock_ttl_acquire('mine', '1h', owner => 'owner') = :m AS same;
 BEGIN;
 SELECT dlock_release_at_commit(:m);
 COMMIT;
--- who is no member any more has no privileges any more
+-- a former member has no privileges
 RESET ROLE;
 REVOKE regress_dlock_owner FROM regress_dlock_member;
 SET ROLE regress_dlock_member;
@@ -134,7 +136,7 @@ SELECT dlock_renew(:l);
 RESET ROLE;
 
 --
--- Who runs a function with the rights of the owner has the owner's.
+-- A SECURITY DEFINER function of the owner has the owner's privileges.
 --
 CREATE FUNCTION renew(id bigint) RETURNS integer
 LANGUAGE sql SECURITY DEFINER AS 'SELECT dlock_renew($1)';
@@ -151,7 +153,7 @@ DROP FUNCTION renew(bigint), pg_temp.open_lease();
 SELECT dlock_lease_close(:l2);
 
 --
--- A superuser may do all that, and end others' tickets by force, once.
+-- A superuser may do all this, and may end tickets by force, once.
 --
 SELECT dlock_renew(:l), dlock_wait(:q, '0');
 SELECT dlock_force_release(:q), dlock_force_release(:q);
@@ -162,7 +164,7 @@ SELECT dlock_force_release(:oq), dlock_force_release(:o), dlock_force_release(:l
 	dlock_force_release(1);
 SELECT dlock_renew(:o) IS NULL AS gone, dlock_renew(:l);
 SELECT name FROM dlock_locks;
--- and whoever is allowed to
+-- and so may a role with EXECUTE on the function
 GRANT EXECUTE ON FUNCTION dlock_force_release(bigint) TO regress_dlock_other;
 SET ROLE regress_dlock_owner;
 SELECT dlock_lease_acquire('held', :l, owner => 'owner') AS h,
@@ -174,7 +176,7 @@ REVOKE EXECUTE ON FUNCTION dlock_force_release(bigint) FROM regress_dlock_other;
 SELECT name FROM dlock_locks;
 
 --
--- A whole lease by force
+-- Closing a lease by force
 --
 SET ROLE regress_dlock_owner;
 SELECT dlock_lease_open('1h') AS f \gset
@@ -194,7 +196,7 @@ RESET ROLE;
 REVOKE EXECUTE ON FUNCTION dlock_force_close(bigint) FROM regress_dlock_other;
 
 --
--- Who owns the database, and whoever has its owner's privileges
+-- The owner of the database, and roles with the owner's privileges
 --
 SET ROLE regress_dlock_owner;
 SELECT dlock_lease_open('1h') AS f, dlock_ttl_acquire('s', '1h') AS s \gset
@@ -225,7 +227,7 @@ RESET ROLE;
 DROP ROLE regress_dlock_landlord, regress_dlock_caretaker;
 
 --
--- A role that is not what it was: the name has changed, ...
+-- A role has changed: it was renamed, ...
 --
 SET ROLE regress_dlock_owner;
 SELECT dlock_lease_acquire('held', :l, owner => 'owner') AS h,
@@ -235,32 +237,32 @@ ALTER ROLE regress_dlock_owner RENAME TO regress_dlock_renamed;
 SET ROLE regress_dlock_renamed;
 SELECT * FROM refused(:l, :h, :o);
 SELECT explain_error(format('SELECT dlock_renew(%s)', :l), :l);
--- It does not get what it had by asking again for the same owner, either.
+-- The renamed role does not get its former ticket by naming the same owner.
 SELECT dlock_try_ttl_acquire('mine', '1h', owner => 'me');
 SELECT name, role FROM dlock_locks ORDER BY ticket;
 SET ROLE regress_dlock_member;
 SELECT error_of(format('dlock_renew(%s)', :l));
 RESET ROLE;
 SELECT dlock_renew(:l), dlock_lease_acquire('held', :l, owner => 'owner') = :h AS same;
--- ... another role has the name now, ...
+-- ... another role has taken the name, ...
 CREATE ROLE regress_dlock_owner;
 SET ROLE regress_dlock_owner;
 SELECT DISTINCT result FROM refused(:l, :h, :o);
 RESET ROLE;
 DROP ROLE regress_dlock_owner;
--- ... it is what it was, ...
+-- ... the first role has its name again, ...
 ALTER ROLE regress_dlock_renamed RENAME TO regress_dlock_owner;
 SET ROLE regress_dlock_owner;
 SELECT dlock_renew(:l), dlock_wait(:h), dlock_try_ttl_acquire('mine', '1h', owner => 'me') = :m AS same;
 RESET ROLE;
--- ... it is not there any more, which no lease prevents, ...
+-- ... it was dropped, which no lease prevents, ...
 DROP ROLE regress_dlock_owner;
 SET ROLE regress_dlock_member;
 SELECT DISTINCT result FROM refused(:l, :h, :o);
 RESET ROLE;
 SELECT name, regexp_replace(role, '\d+', 'N') AS role FROM dlock_locks ORDER BY ticket;
 SELECT DISTINCT regexp_replace(role, '\d+', 'N') AS role FROM dlock_leases;
--- ... or a new one has its name.
+-- ... or a new role has its name.
 CREATE ROLE regress_dlock_owner;
 SET ROLE regress_dlock_owner;
 SELECT DISTINCT result FROM refused(:l, :h, :o);

@@ -18,7 +18,8 @@ SELECT dlock_acquire('a', shared => true) = :fence AS same,
 	dlock_fence('a') = :fence AS is_fence, dlock_check('a', :fence);
 SELECT * FROM held;
 
--- Exclusive while holding shared is refused: it would overtake those who wait.
+-- Exclusive while holding shared is refused, because it would overtake
+-- waiters.
 SELECT dlock_acquire('a');
 \echo :SQLSTATE
 SELECT dlock_acquire('a', timeout => '0');
@@ -29,7 +30,7 @@ SELECT * FROM held;
 SELECT dlock_release('a'), dlock_release('a');
 SELECT dlock_is_held('a');
 
--- Once it is released, nothing is in the way.
+-- After the release, the lock is free.
 SELECT dlock_acquire('a') > :fence AS greater;
 
 -- Shared while holding exclusive counts as exclusive.
@@ -50,7 +51,7 @@ SELECT dlock_fence('s') = :three AS greatest,
 	dlock_check('s', :one), dlock_check('s', :two), dlock_check('s', :three),
 	dlock_check('s', :three + 1);
 
--- Full.  To wait would be to wait for oneself.
+-- All permits are held.  To wait would be to wait for this session itself.
 SELECT dlock_try_acquire('s', slots => 3);
 SELECT dlock_acquire('s', slots => 3, timeout => '0');
 \echo :SQLSTATE
@@ -58,7 +59,7 @@ SELECT explain_error($$SELECT dlock_acquire('s', slots => 3)$$);
 SELECT explain_error($$SELECT dlock_try_acquire('s', '1h', slots => 3)$$);
 SELECT explain_error($$SELECT dlock_xact_acquire('s', slots => 3)$$);
 
--- Which one is given back can be said; the last one goes if it is not.
+-- A release can name the ticket.  Otherwise it releases the latest one.
 SELECT dlock_release_ticket(:one);
 SELECT dlock_check('s', :one), dlock_check('s', :two), dlock_check('s', :three);
 SELECT dlock_release('s');
@@ -85,7 +86,7 @@ SELECT name, scope, permits FROM dlock_locks ORDER BY ticket;
 SELECT dlock_try_acquire('s', slots => 2) > 0, dlock_try_acquire('s', slots => 2);
 SELECT dlock_release_all();
 
--- All permits there can be
+-- The greatest number of permits
 SELECT dlock_acquire('s', slots => 2147483647, permits => 2147483647) > 0;
 SELECT dlock_try_acquire('s', slots => 2147483647);
 SELECT dlock_release('s');
@@ -121,14 +122,14 @@ SELECT dlock_try_acquire('s', slots => 1);
 \echo :SQLSTATE
 SELECT dlock_release('s');
 
--- One slot is not the same as none.
+-- One slot is not the same as an exclusive lock.
 SELECT dlock_acquire('s', slots => 1) > 0;
 SELECT dlock_try_acquire('s');
 \echo :SQLSTATE
 SELECT dlock_release('s');
 
 --
--- What cannot be asked for
+-- Invalid arguments
 --
 SELECT dlock_acquire('s', shared => true, slots => 2);
 \echo :SQLSTATE

@@ -5,7 +5,7 @@ SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
 
--- Are these two locks, and neither of them the other?
+-- Are these two different locks?
 CREATE FUNCTION pg_temp.different(a text, b text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -22,7 +22,7 @@ BEGIN
 	RETURN result;
 END $$;
 
--- The question is a good one.
+-- The function itself works.
 SELECT pg_temp.different('a', 'b'), pg_temp.different('a', 'a');
 
 SELECT what, pg_temp.different(a, b)
@@ -47,13 +47,13 @@ SELECT what, pg_temp.different(a, b)
   ) AS pairs (number, what, a, b)
  ORDER BY number;
 
--- Names of a thousand locks, differing in little, are a thousand locks.
+-- A thousand names that differ little are a thousand locks.
 SELECT count(DISTINCT dlock_acquire(n::text)) FROM generate_series(1, 1000) AS n;
 SELECT count(*), count(DISTINCT name) FROM dlock_locks;
 SELECT count(*) FROM generate_series(1, 1000) AS n WHERE NOT dlock_is_held(n::text);
 SELECT dlock_release_all();
 
--- Bytes count, not characters.
+-- The limit is in bytes, not characters.
 SELECT dlock_acquire(repeat('x', 255)) > 0,
 	dlock_acquire(repeat(U&'\00E9', 127) || 'x') > 0,
 	dlock_acquire(repeat(U&'\+01F512', 63)) > 0;
@@ -62,7 +62,7 @@ SELECT dlock_acquire(repeat(U&'\00E9', 128));
 SELECT dlock_acquire(repeat(U&'\+01F512', 64));
 \echo :SQLSTATE
 
--- The view gives them back as they came.
+-- The view returns the names unchanged.
 SELECT length(name), octet_length(name),
 	name IN (repeat('x', 255), repeat(U&'\00E9', 127) || 'x',
 			 repeat(U&'\+01F512', 63)) AS same
@@ -71,14 +71,14 @@ SELECT dlock_release(repeat('x', 255)),
 	dlock_release(repeat(U&'\00E9', 127) || 'x'),
 	dlock_release(repeat(U&'\+01F512', 63));
 
--- What is special elsewhere is not special here.
+-- Special characters have no meaning in names.
 SELECT dlock_acquire(name) > 0
   FROM unnest(ARRAY['%', '%s%n', '\', '*', 'a.b', '"A"', '''', 'NULL', E'\t', '{}']) AS name;
 SELECT name FROM dlock_locks ORDER BY ticket;
 SELECT dlock_acquire('%s%n', slots => 1);
 SELECT dlock_release_all();
 
--- An ordinary string type will do; a literal of another type is a text.
+-- Other string types work, too.  A literal is a text.
 SELECT dlock_acquire('a'::varchar(10)) = dlock_acquire('a'::name) AS same;
 SELECT dlock_is_held('a');
 SELECT dlock_release_all();

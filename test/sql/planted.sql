@@ -1,12 +1,13 @@
 --
--- What others have made in the schema of the extension, or in pg_temp, is never
--- run: not by CREATE EXTENSION, not by an update, and not by a call or a look at
--- a view.  In a database of its own, as all that may be caught is planted.
+-- Objects that other roles have created in the extension's schema or in
+-- pg_temp are never run: not by CREATE EXTENSION, an update, a call, or a
+-- query on a view.  This test uses its own database, because it plants all
+-- such objects.
 --
 SELECT current_database() AS before \gset
 CREATE DATABASE regress_dlock_planted;
 \c regress_dlock_planted
--- of calls for what is not there
+-- of calls of missing objects
 SET client_min_messages = error;
 CREATE ROLE regress_dlock_planter;
 CREATE SCHEMA target;
@@ -27,8 +28,8 @@ CREATE TABLE test.call (name text, statement text);
 GRANT SELECT ON ALL TABLES IN SCHEMA test TO PUBLIC;
 
 -- For each pair of types: functions, and operators of all names.  For each
--- type: a domain that looks at its values, in place of the type that has this
--- name.  And a type to which others are cast, where the planter may do so.
+-- type: a domain of the same name that calls a function for each value, and a
+-- type with an implicit cast, if the planter may create one.
 CREATE PROCEDURE test.plant(schema text) LANGUAGE plpgsql AS $$
 DECLARE
 	body text := 'LANGUAGE plpgsql AS $f$ BEGIN RAISE SQLSTATE ''PLANT'' USING MESSAGE = ''planted code was run''; END $f$';
@@ -70,9 +71,9 @@ SET ROLE regress_dlock_planter;
 CALL test.plant('target');
 RESET ROLE;
 
--- All functions of the extension, with arguments that are no nulls, and all its
--- relations; each call of each round has a lock of its own.  Calls may fail, but
--- not by what is planted.
+-- All functions of the extension, with arguments that are not NULL, and all
+-- its relations.  Each call in each round uses a lock of its own.  Calls may
+-- fail, but must not run a planted object.
 CREATE PROCEDURE test.find_calls(round text) LANGUAGE plpgsql AS $$
 BEGIN
 	DELETE FROM test.call;
@@ -105,7 +106,7 @@ BEGIN
 	EXECUTE format('GRANT SELECT ON test.%I TO PUBLIC', round);
 END $$;
 
--- no operator and no conversion in here, as they would be those of its caller
+-- No operator and no cast here: they would be looked up in the caller's path.
 CREATE FUNCTION test.is_caught(statement pg_catalog.text) RETURNS pg_catalog.bool LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE statement;
@@ -115,21 +116,21 @@ EXCEPTION
 	WHEN OTHERS THEN RETURN false;
 END $$;
 
--- It does find what is caught.
+-- The function detects planted code.
 SET search_path = target, pg_catalog;
 SELECT test.is_caught('SELECT 1::pg_catalog.int8 / 1::pg_catalog.float8'),
 	test.is_caught('SELECT ''a''::text');
 RESET search_path;
 
 --
--- CREATE EXTENSION, with the schema where all of this is
+-- CREATE EXTENSION in the schema with the planted objects
 --
 CREATE EXTENSION dlock SCHEMA target;
 CALL test.find_calls('one');
 SELECT count(*) > 45 AS many FROM test.one;
 
--- A superuser reads all views and calls all functions; the first search_path is
--- the worst that there is.
+-- A superuser queries all views and calls all functions.  The first
+-- search_path is the most dangerous one.
 SET search_path = target, pg_catalog;
 BEGIN;
 SELECT name FROM test.one WHERE test.is_caught(statement) ORDER BY name;
@@ -154,8 +155,8 @@ ROLLBACK;
 SELECT target.dlock_release_all() > 0;
 
 --
--- A role that has nothing but pg_temp.  What it calls is read and written as the
--- owner of the tables.
+-- A role that can create only temporary objects.  Its calls access the tables
+-- as the tables' owner.
 --
 CALL test.find_calls('five');
 CALL test.find_calls('six');
@@ -186,7 +187,7 @@ RESET SESSION AUTHORIZATION;
 RESET search_path;
 
 DROP EXTENSION dlock;
--- At the end of the session this might take longer than DROP DATABASE waits.
+-- At session end, this could take longer than DROP DATABASE waits.
 DISCARD TEMP;
 \c :before
 DROP DATABASE regress_dlock_planted WITH (FORCE);

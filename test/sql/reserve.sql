@@ -1,5 +1,5 @@
 --
--- Names that are kept for a role
+-- Names reserved for a role
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -26,7 +26,8 @@ SELECT dlock_unreserve('');
 \set VERBOSITY terse
 SELECT dlock_unreserve('shop');
 
--- The longest prefix counts, byte by byte; the others are free for all.
+-- The longest prefix counts, byte by byte.  Other names are free for every
+-- role.
 SET ROLE regress_dlock_clerk;
 SELECT dlock_acquire('shop/orders/1') > 0, dlock_acquire('shop') > 0, dlock_acquire('Shop/1') > 0;
 SELECT dlock_acquire('shop/1');
@@ -36,7 +37,7 @@ SELECT dlock_acquire('shop/orders/1');
 SET ROLE regress_dlock_other;
 SELECT dlock_acquire('shop/') IS NULL;
 
--- In all calls that take a lock, guard with it, or ask for its version
+-- In all calls that acquire a lock, guard with it, or read its version
 \set VERBOSITY sqlstate
 SELECT dlock_try_acquire('shop/1');
 SELECT dlock_xact_acquire('shop/1');
@@ -54,12 +55,12 @@ SELECT dlock_guard('shop/1', 1);
 SELECT dlock_version_of('shop/1');
 SELECT dlock_version_bump('shop/1', 0);
 SELECT dlock_try_version_bump('shop/1', 0);
--- but not in questions
+-- but not in queries
 SELECT dlock_fence('shop/1') > 0, dlock_check('shop/1', 1), dlock_is_held('shop/2');
 SELECT dlock_watch('shop/1', 'channel'), dlock_unwatch('shop/1');
 \set VERBOSITY terse
 
--- Who may reserve
+-- Roles that may reserve
 SELECT dlock_reserve('mine/', 'regress_dlock_other');
 SELECT dlock_unreserve('shop/');
 RESET ROLE;
@@ -76,7 +77,7 @@ SELECT dlock_reserve('shop/orders/new/', 'regress_dlock_clerk');
 SELECT dlock_unreserve('shop/orders/new/');
 RESET ROLE;
 
--- With the transaction, and for a subtransaction, too
+-- A reservation is transactional, in a subtransaction, too.
 BEGIN;
 SELECT dlock_unreserve('shop/');
 SAVEPOINT s;
@@ -100,7 +101,7 @@ SELECT dlock_acquire('shop/2') > 0;
 RESET ROLE;
 SELECT dlock_acquire('shop/orders/2') > 0;
 
--- Many of them
+-- Many reservations
 SELECT count(dlock_reserve('many' || n || '/', 'regress_dlock_orders'))
   FROM generate_series(1, 100) AS n;
 SET ROLE regress_dlock_other;
@@ -113,8 +114,8 @@ RESET ROLE;
 SELECT count(*) FROM generate_series(1, 100) AS n
  WHERE dlock_unreserve('many' || n || '/');
 
--- Prefixes within each other and beside each other, in all ways: what counts is
--- what SQL says, of which there shall be enough of each kind.
+-- Nested and adjacent prefixes, in all combinations.  The expected result
+-- comes from SQL, and both results must be frequent.
 CREATE FUNCTION lets_in(name text) RETURNS boolean LANGUAGE plpgsql
 	SET role = regress_dlock_other AS $$
 BEGIN
@@ -150,8 +151,8 @@ SELECT count(*) FROM judged WHERE NOT is_in;
 DROP VIEW judged;
 DROP FUNCTION lets_in;
 
--- Rows that come otherwise, as from a dump, count as soon as they are there.
--- The OID of the role is never given.
+-- Rows written directly, for instance by a dump, count at once.  The role's
+-- OID is never given.
 INSERT INTO dlock_reservations VALUES ('by hand/', 'regress_dlock_shop');
 SET ROLE regress_dlock_other;
 SELECT dlock_acquire('by hand/1');
@@ -168,7 +169,7 @@ SELECT prefix, owner, role = (SELECT oid FROM pg_roles WHERE rolname = owner) AS
   FROM dlock_reservations ORDER BY prefix;
 SET ROLE regress_dlock_other;
 SELECT dlock_acquire('by copy/1');
--- a role that there is not
+-- a role that does not exist
 \set VERBOSITY default
 SELECT dlock_acquire('of nobody/1');
 \set VERBOSITY terse
@@ -183,7 +184,7 @@ TRUNCATE dlock_reservations;
 SET LOCAL ROLE regress_dlock_other;
 SELECT dlock_xact_acquire('of nobody/2') > 0;
 ROLLBACK;
--- without triggers the commands around the rows do it
+-- without row triggers, the commands before and after have the effect
 SELECT dlock_unreserve('by hand/');
 ALTER TABLE dlock_reservations DISABLE TRIGGER ALL;
 INSERT INTO dlock_reservations VALUES ('by hand/', 'regress_dlock_shop');
@@ -193,7 +194,7 @@ SET ROLE regress_dlock_other;
 SELECT dlock_acquire('by hand/2');
 RESET ROLE;
 
--- A role is dropped, created again, or renamed: its names are not inherited.
+-- If a role is dropped, created again, or renamed, no role inherits its names.
 CREATE ROLE regress_dlock_gone;
 SELECT dlock_reserve('gone/', 'regress_dlock_gone');
 GRANT EXECUTE ON FUNCTION dlock_unreserve(text) TO regress_dlock_other;
@@ -224,7 +225,7 @@ RESET ROLE;
 SELECT dlock_unreserve('gone/'), dlock_unreserve('of nobody/'), dlock_unreserve('by hand/');
 DROP ROLE regress_dlock_gone;
 
--- What an administrator has made of the table
+-- An administrator has changed the table.
 ALTER TABLE dlock_reservations RENAME owner TO holder;
 \set VERBOSITY default
 SELECT dlock_acquire('x');

@@ -1,6 +1,6 @@
 --
--- Security-restricted operations: what the owner of a table can have done in the
--- session of whoever analyzes it, makes its indexes anew, or refreshes its view
+-- Security-restricted operations: code of a table's owner that runs in another
+-- role's session during ANALYZE, REINDEX, or REFRESH MATERIALIZED VIEW
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -13,7 +13,7 @@ CREATE ROLE regress_dlock_tester SUPERUSER;
 SET SESSION AUTHORIZATION regress_dlock_tester;
 SELECT current_schema() AS dlock_schema \gset
 
--- What this session has, and that it stays
+-- What this session holds, and must keep
 CREATE TABLE mine AS SELECT dlock_acquire('a') AS a, dlock_acquire('s', slots => 2) AS s,
 	dlock_enqueue('a', 'nobody') AS again, dlock_lease_open('1h') AS lease;
 SELECT dlock_lease_acquire('l', lease) > 0 FROM mine;
@@ -23,7 +23,7 @@ SELECT name, mode, scope, depth, granted, channel FROM dlock_locks
 SELECT * FROM had;
 
 --
--- As it is done: a function that was harmless when the index was made
+-- The usual attack: the function was harmless when the index was created.
 --
 SET ROLE regress_dlock_owner;
 CREATE FUNCTION owned.f(n integer) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
@@ -38,7 +38,7 @@ IMMUTABLE SET search_path = :dlock_schema AS $$
 BEGIN
 	RETURN dlock_release_all();
 END $$;
--- nor can the owner
+-- the owner's own session cannot do it, either
 ANALYZE owned.t;
 \echo :SQLSTATE
 RESET ROLE;
@@ -49,7 +49,7 @@ REINDEX INDEX owned.i;
 REFRESH MATERIALIZED VIEW owned.mv;
 \echo :SQLSTATE
 SELECT * FROM had;
--- elsewhere it is a function like others: here, one that ends what it found
+-- outside such an operation, the function works, and here releases all locks
 BEGIN;
 SELECT dlock_xact_acquire('x') > 0;
 SAVEPOINT one;
@@ -123,7 +123,7 @@ INSERT INTO calls VALUES
 	('dlock_version() <> ''''', false),
 	('dlock_reset()', true);
 
--- What is not here, but for the triggers', is to be added, and asked.
+-- Functions missing above, other than trigger functions: add them there.
 SELECT p.oid::regprocedure
   FROM pg_proc AS p
   JOIN pg_depend AS d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
@@ -157,7 +157,7 @@ SELECT count(*) FROM dlock_versions WHERE name = 'a';
 SELECT count(*) FROM pg_listening_channels();
 
 --
--- Triggers change nothing but the row, or refuse it.
+-- Triggers change only the row, or refuse it.
 --
 CREATE TABLE t (id integer, version bigint, fence bigint);
 INSERT INTO t VALUES (1, 1, 1);
@@ -181,8 +181,8 @@ SELECT * FROM updates;
 SELECT * FROM t;
 
 --
--- A function that changes to its owner's rights is no such operation, nor is a
--- trigger of a foreign key.
+-- A SECURITY DEFINER function is not such an operation, and neither is a
+-- foreign key's trigger.
 --
 CREATE FUNCTION as_owner() RETURNS bigint LANGUAGE sql SECURITY DEFINER
 	SET search_path FROM CURRENT AS $$ SELECT dlock_acquire('b') $$;
@@ -203,8 +203,8 @@ DELETE FROM parent;
 SELECT * FROM had;
 
 --
--- What the owner of dlock's tables has put on them is run as the owner, in such an
--- operation: as after REASSIGN OWNED.
+-- Triggers that the owner of dlock's tables has created run as the owner, in
+-- such an operation.  The owner can be any role after REASSIGN OWNED.
 --
 BEGIN;
 ALTER TABLE dlock_versions OWNER TO regress_dlock_owner;

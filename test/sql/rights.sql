@@ -1,5 +1,5 @@
 --
--- Who may do what
+-- Privileges
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -7,7 +7,7 @@ RESET client_min_messages;
 
 CREATE ROLE regress_dlock_user;
 
--- It can be created only by a superuser.
+-- Only a superuser can create the extension.
 BEGIN;
 DROP EXTENSION dlock;
 DO $$
@@ -22,7 +22,7 @@ CREATE EXTENSION dlock;
 ROLLBACK;
 
 --
--- Locks are for everybody, as advisory locks are.
+-- Every role can use locks, as with advisory locks.
 --
 SET ROLE regress_dlock_user;
 SELECT dlock_acquire('a') AS a \gset
@@ -37,18 +37,18 @@ SELECT dlock_is_held('a'), dlock_is_held('b'), dlock_check('b', 1),
 	dlock_fence('b') > 0 AS fence, dlock_blocking_pids(pg_backend_pid());
 SELECT dlock_release('b'), dlock_release_ticket(dlock_fence('c'));
 
--- The views, too
+-- and the views
 SELECT name, role FROM dlock_locks ORDER BY name;
 SELECT acquired > 0 AS counts FROM dlock_stats;
 
--- A transaction that must not write may lock.
+-- A read-only transaction can acquire locks.
 BEGIN READ ONLY;
 SELECT dlock_acquire('a') > 0, dlock_xact_acquire('x') > 0;
 COMMIT;
 SELECT dlock_release_all();
 
 --
--- Not so what touches others
+-- A role without EXECUTE cannot affect other sessions' locks.
 --
 SELECT dlock_force_release(1);
 \echo :SQLSTATE
@@ -63,8 +63,8 @@ SELECT setval('dlock_ticket_seq', 1);
 SELECT currval('dlock_ticket_seq');
 \echo :SQLSTATE
 
--- nor may they read or lock a table, and so keep others from it: all sessions read
--- the reservations at their first call
+-- It cannot read or lock the tables, either.  A lock could block every other
+-- session, because all sessions read the reservations in their first call.
 SELECT count(*) FROM dlock_reservations;
 SELECT count(*) FROM dlock_slots;
 BEGIN;
@@ -74,7 +74,7 @@ BEGIN;
 LOCK TABLE dlock_slots IN ACCESS SHARE MODE;
 ROLLBACK;
 
--- until it is granted
+-- until EXECUTE is granted
 RESET ROLE;
 GRANT EXECUTE ON FUNCTION dlock_force_release(bigint), dlock_advance_ticket(bigint)
 	TO regress_dlock_user;
@@ -84,12 +84,12 @@ SELECT dlock_force_release(:a);
 SELECT dlock_force_release(:a);
 SELECT dlock_advance_ticket(:a) > :a AS advanced;
 RESET ROLE;
--- the holder's details have the number in them
+-- the details contain the ticket number
 \set VERBOSITY terse
 SELECT dlock_release('a');
 \set VERBOSITY default
 
--- The extension's other objects are closed to PUBLIC.
+-- PUBLIC has no privileges on the extension's other objects.
 SELECT c.oid::regclass, acl.privilege_type
   FROM pg_depend d
   JOIN pg_class c ON d.classid = 'pg_class'::regclass AND d.objid = c.oid,
@@ -99,7 +99,7 @@ SELECT c.oid::regclass, acl.privilege_type
    AND acl.grantee <> c.relowner
  ORDER BY 1, 2;
 
--- The functions that not everybody may call
+-- The functions that need a grant
 SELECT p.oid::regprocedure
   FROM pg_depend d
   JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
@@ -108,8 +108,8 @@ SELECT p.oid::regprocedure
    AND NOT has_function_privilege('pg_monitor', p.oid, 'EXECUTE')
  ORDER BY 1;
 
--- and those that everybody may: what users call, what guards their tables, and what
--- stands behind the views
+-- and the functions that every role may call: for users, for triggers on their
+-- tables, and for the views
 SELECT p.oid::regproc::text, p.prorettype = 'trigger'::regtype AS trigger
   FROM pg_depend d
   JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
@@ -118,8 +118,8 @@ SELECT p.oid::regproc::text, p.prorettype = 'trigger'::regtype AS trigger
    AND has_function_privilege('pg_monitor', p.oid, 'EXECUTE')
  ORDER BY 1;
 
--- The trigger functions of dlock's own tables are for no other table, whoever
--- has made the trigger.
+-- The trigger functions of dlock's own tables work on no other table, no
+-- matter which role created the trigger.
 CREATE TABLE regress_dlock_table (name text, slots numeric, version bigint);
 DO $$
 DECLARE
@@ -155,8 +155,9 @@ CREATE TRIGGER t BEFORE INSERT ON own EXECUTE FUNCTION dlock_slots_changed();
 DROP TABLE own;
 RESET ROLE;
 
--- Default privileges open nothing of that, whichever they are; and where they
--- close functions to PUBLIC, those for everybody are for whom they say.
+-- Default privileges grant nothing on these objects.  If they revoke EXECUTE
+-- on functions from PUBLIC, the public functions go to the roles that the
+-- default privileges name.
 BEGIN;
 SET LOCAL client_min_messages = warning;
 DROP EXTENSION dlock;
@@ -178,26 +179,26 @@ SELECT oid::regprocedure FROM pg_proc
    AND NOT has_function_privilege('regress_dlock_user', oid, 'EXECUTE')
    AND NOT has_function_privilege('pg_read_all_data', oid, 'EXECUTE')
  ORDER BY 1;
--- nor is what they give to be taken for what was granted by name
+-- a default privilege does not count as a grant on dlock_set_slots()
 SET LOCAL ROLE regress_dlock_user;
 SELECT dlock_set_slots('a', 1);
 \echo :SQLSTATE
 ROLLBACK;
 
 --
--- What the administrator's functions do
+-- The administrator's functions
 --
--- by force: a held ticket, once
+-- force: ends a held ticket, once
 SELECT dlock_acquire('a') AS a, dlock_acquire('a'), dlock_acquire('b') AS b \gset
 SELECT dlock_force_release(:a), dlock_force_release(:a);
 SELECT dlock_fence('a'), dlock_check('a', :a), dlock_is_held('b');
--- its holder learns of it, once per acquire, whatever he asks before
+-- its holder gets one error for each acquire, at any later release
 \set VERBOSITY terse
 SELECT dlock_is_held('a');
 SELECT dlock_release('a');
 SELECT dlock_release('a');
 SELECT dlock_release('a');
--- or that one was enqueued for it, and never held it
+-- a ticket that was enqueued but never granted
 SELECT dlock_acquire('c', slots => 1) AS c1, dlock_enqueue('c', 'nobody', slots => 1) AS c2 \gset
 SELECT dlock_force_release(:c2);
 SELECT dlock_release_ticket(:c2);
@@ -208,17 +209,17 @@ SELECT dlock_is_held('b');
 SELECT dlock_release_ticket(:b);
 SELECT dlock_release_ticket(:b);
 \set VERBOSITY default
--- and can have it again
+-- the lock can be acquired again
 SELECT dlock_acquire('a') > :a AS greater;
 SELECT dlock_force_release(0), dlock_force_release(-1), dlock_force_release(1);
 SELECT dlock_release_all();
 
--- what was lost is not counted
+-- lost locks are not counted
 SELECT dlock_acquire('a') AS a, dlock_acquire('b') AS b \gset
 SELECT dlock_force_release(:b);
 SELECT dlock_release_all();
 
--- what belongs to a transaction
+-- transaction scope and releases at commit
 BEGIN;
 SELECT dlock_xact_acquire('a') AS a, dlock_acquire('b') AS b \gset
 SELECT dlock_release_at_commit(:b);
@@ -234,7 +235,7 @@ SELECT dlock_is_held('a');
 COMMIT;
 SELECT count(*) FROM dlock_locks;
 
--- numbers: none below, from now on
+-- ticket numbers: from now on, none is lower
 SELECT dlock_acquire('a') AS a \gset
 SELECT dlock_advance_ticket(:a + 1000000) >= :a + 1000000 AS advanced;
 SELECT dlock_acquire('b') >= :a + 1000000 AS advanced;
@@ -250,7 +251,7 @@ SELECT dlock_advance_ticket(9007199254740992);
 \echo :SQLSTATE
 SELECT dlock_advance_ticket(9007199254740991);
 \echo :SQLSTATE
--- which has done no harm
+-- the refused calls changed nothing
 SELECT dlock_acquire('a') < :a + 1000000000000 AS as_before;
 SELECT dlock_release('a');
 

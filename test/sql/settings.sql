@@ -5,7 +5,7 @@ SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
 RESET client_min_messages;
 
--- They come with the library, which comes with the first call.
+-- They come with the library, which is loaded by the first call.
 \c -
 SHOW dlock.session_locks;
 SELECT dlock_is_held('a');
@@ -31,7 +31,7 @@ SELECT dlock_try_acquire('b', '1s') > 0;
 SELECT dlock_acquire_all('{c,d}') > '{0}';
 SELECT dlock_try_acquire_all('{e}') > '{0}';
 \set VERBOSITY default
--- not a word about the other scope
+-- no message for transaction scope
 BEGIN;
 SELECT dlock_xact_acquire('x') > 0, dlock_try_xact_acquire('y') > 0,
 	dlock_xact_acquire_all('{z}') > '{0}', dlock_try_xact_acquire_all('{z}') > '{0}';
@@ -51,7 +51,7 @@ BEGIN;
 SELECT dlock_xact_acquire('x') > 0, dlock_try_xact_acquire('y') > 0,
 	dlock_xact_acquire_all('{z}') > '{0}', dlock_try_xact_acquire_all('{z}') > '{0}';
 COMMIT;
--- what else belongs to the session, and not to one client of a pooler
+-- other state that belongs to the session, not to a client of a pooler
 SELECT dlock_lease_open('1h', attach => true);
 \echo :SQLSTATE
 SELECT dlock_channel();
@@ -61,7 +61,7 @@ SELECT dlock_enqueue('f');
 SELECT dlock_enqueue('f', 'nobody');
 SELECT dlock_lease_open('1h') AS l \gset
 SELECT dlock_lease_enqueue('f', :l);
--- none of that has left anything
+-- none of these calls had an effect
 SELECT count(*) FROM pg_listening_channels();
 SELECT name FROM dlock_locks WHERE name = 'f';
 SELECT count(*) FROM dlock_leases;
@@ -71,13 +71,13 @@ SET dlock.session_locks = 'warn';
 SELECT dlock_lease_open('1h', attach => true) AS l \gset
 SELECT dlock_lease_close(:l);
 SELECT dlock_channel() LIKE 'dlock_%';
--- behind another one, as it would be announced otherwise
+-- while another ticket is ahead, because a grant would be announced
 SELECT dlock_ttl_acquire('f', '1h') AS h \gset
 SELECT dlock_ttl_enqueue('f', '1h') AS f \gset
 SELECT dlock_release_ticket(:f), dlock_release_ticket(:h);
 UNLISTEN *;
 SET dlock.session_locks = 'error';
--- what is held can be given back
+-- held locks can be released
 SELECT dlock_is_held('a'), dlock_release('a'), dlock_release_ticket(dlock_fence('b')),
 	dlock_release_all();
 
@@ -107,13 +107,13 @@ SELECT dlock_try_acquire('b');
 \echo :SQLSTATE
 SELECT dlock_xact_acquire('b');
 \echo :SQLSTATE
--- nothing is lost by that, and what is held can be acquired again
+-- no lock is lost, and a held lock can be acquired again
 SELECT dlock_acquire('a') = dlock_fence('a') AS same, dlock_xact_acquire('a') = dlock_fence('a') AS same;
 SELECT name, depth FROM dlock_locks;
 SELECT dlock_release_all();
 SELECT dlock_acquire('b') > 0;
 SELECT dlock_release('b');
--- less than are held
+-- a limit below the number of locks held
 RESET dlock.max_locks_per_session;
 SELECT dlock_acquire_all('{a,b,c}') > '{0}';
 SET dlock.max_locks_per_session = 2;
@@ -151,8 +151,9 @@ SET dlock.max_memory_per_role = 100;
 RESET dlock.max_memory_per_role;
 
 --
--- Who may set them.  Before the library is there, PostgreSQL takes every value
--- from everybody; the library's coming sorts that out.
+-- The roles that may set them.  Before the library is loaded, PostgreSQL
+-- accepts every value from every role.  Loading the library discards values
+-- that the role may not set.
 --
 CREATE ROLE regress_dlock_user;
 SET ROLE regress_dlock_user;

@@ -1,5 +1,5 @@
 --
--- How many permits a lock has, whatever requests say
+-- The number of permits, set for a lock and independent of requests
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -10,31 +10,31 @@ CREATE FUNCTION try(name text, slots integer, permits integer = 1) RETURNS boole
 $$;
 
 --
--- More, and fewer
+-- More permits, and fewer
 --
 SELECT try('a', 1), try('a', 1);
 SELECT dlock_set_slots('a', 2);
 SELECT * FROM dlock_slots;
--- whatever requests say
+-- the number in the request does not matter
 SELECT try('a', 1), try('a', 7), try('a', 1);
 SELECT mode, slots, permits, granted FROM dlock_locks('a');
--- fewer takes nothing away, and waits until enough have been given back
+-- fewer: no permit is revoked, and new grants wait until enough are released
 SELECT dlock_set_slots(name => 'a', slots => 1);
 SELECT slots, granted FROM dlock_locks('a');
 SELECT try('a', 9), dlock_release('a'), try('a', 9), dlock_release('a'), try('a', 9), try('a', 9);
 SELECT dlock_set_slots('a', 3);
 SELECT try('a', 9, 3), try('a', 9, 2), try('a', 1), dlock_release_all();
 
--- of a lock that nobody holds, which has an entry nevertheless
+-- of a lock without holders
 SELECT dlock_set_slots('b', 2);
 SELECT count(*) FROM dlock_locks;
 SELECT try('b', 1), try('b', 1), try('b', 1), dlock_release_all();
 SELECT try('b', 10, 3), try('b', 10, 2), try('b', 10), dlock_release_all();
--- any number that requests may give
+-- the greatest number
 SELECT dlock_set_slots('b', 2147483647);
 SELECT try('b', 2147483647, 2147483647), try('b', 1), dlock_release_all();
 
--- exclusive and shared requests are as ever
+-- exclusive and shared requests are unaffected
 SELECT dlock_try_acquire('b') > 0 AS exclusive, error_of('dlock_acquire(''b'', slots => 2)'), dlock_release('b');
 SELECT dlock_try_acquire('b', shared => true) > 0 AS shared, try('c', 1), dlock_set_slots('b', 2);
 SELECT error_of('dlock_acquire(''b'', slots => 2)'), mode, slots FROM dlock_locks('b');
@@ -42,24 +42,24 @@ SELECT dlock_release('b'), try('b', 1), error_of('dlock_acquire(''b'')'), dlock_
 SELECT * FROM explain_error('SELECT dlock_acquire(''b''), dlock_acquire(''b'', slots => 1)');
 SELECT dlock_release_all();
 
--- who has permits already, and asks for more
+-- a holder requests more permits
 SELECT dlock_set_slots('b', 3);
 SELECT try('b', 2), try('b', 2), try('b', 2), dlock_set_slots('b', 4);
 SELECT dlock_acquire('b', slots => 2) > 0 AS more;
 SELECT error_of('dlock_acquire(''b'', slots => 2)');
 SET lock_timeout = '10ms';
--- these wait for others to be set
+-- more permits than slots: the request waits until more slots are set
 SELECT error_of('dlock_acquire(''b'', slots => 9, permits => 5)');
 RESET lock_timeout;
 SELECT try('b', 9, 5), dlock_release_all();
--- behind its own permit, as fewer are set than it says
+-- behind its own permit, because fewer slots are set than it requested
 SELECT dlock_set_slots('b', 1);
 SET deadlock_timeout = '1ms';
 SELECT try('b', 2), error_of('dlock_acquire(''b'', slots => 2)'), dlock_release_all();
 RESET deadlock_timeout;
 SELECT error_of('dlock_acquire(''b'', slots => 9, permits => 5, timeout => ''1ms'')'), count(*) FROM dlock_locks;
 
--- in transaction scope, of a lease, and enqueued
+-- in transaction scope, with a lease, and enqueued
 SELECT dlock_set_slots('d', 2), dlock_lease_open('1h') AS l \gset
 BEGIN;
 SELECT dlock_try_xact_acquire('d', slots => 1) > 0 AS first, dlock_try_lease_acquire('d', :l, slots => 1) > 0 AS second,
@@ -71,36 +71,36 @@ SELECT dlock_wait(:s, '0') AS s, dlock_wait(:o, '0') AS o, dlock_wait(:t, '0') A
 SELECT scope, slots, permits, position, cardinality(blocked_by) FROM dlock_locks('d');
 SELECT dlock_set_slots('d', 3);
 SELECT dlock_wait(:o) AS o, dlock_wait(:t, '0') AS t;
--- the rows keep what was asked for
+-- the rows keep the requested number
 SELECT slots, granted FROM dlock_queue ORDER BY ticket;
 SELECT dlock_lease_close(:l), dlock_release_all();
--- three of three
+-- three permits of three
 SELECT dlock_wait(:t), dlock_set_slots('d', NULL);
 SELECT slots, permits, granted FROM dlock_locks('d');
 SELECT dlock_release_ticket(:t);
 
 --
--- As requests say again
+-- Back to the requested number
 --
 SELECT try('e', 2), dlock_set_slots('e', 1);
 SELECT try('e', 2), dlock_set_slots('e', NULL);
 SELECT try('e', 2), try('e', 2), error_of('dlock_acquire(''e'', slots => 3)'), dlock_release_all();
 SELECT dlock_set_slots('e', 3);
 SELECT try('e', 2), try('e', 5), dlock_set_slots('e', NULL);
--- the number of the one who has held longest counts, for as long as somebody holds
+-- the number of the longest holder counts while the lock is held
 SELECT slots FROM dlock_locks('e');
 SELECT try('e', 2), error_of('dlock_acquire(''e'', slots => 5)');
 SELECT dlock_release_ticket(min(ticket)) FROM dlock_locks('e');
 SELECT slots FROM dlock_locks('e');
 SELECT try('e', 2), try('e', 2), dlock_release_all();
--- nobody holds, and one waits: what the head of the queue says
+-- no holder, one waiter: the number of the head of the queue counts
 SELECT dlock_set_slots('e', 1);
 SELECT dlock_enqueue('e', 'nobody', slots => 4, permits => 2) AS q \gset
 SELECT slots, permits, position FROM dlock_locks('e');
 SELECT dlock_set_slots('e', NULL), dlock_set_slots('never', NULL);
 SELECT slots, permits, position FROM dlock_locks('e');
 SELECT dlock_release_all();
--- who waits with another number than the holders' comes in when nobody holds
+-- a waiter that requested another number is granted when no holder is left
 SELECT dlock_set_slots('e', 1);
 SELECT try('e', 2), dlock_enqueue('e', 'nobody', slots => 3) AS q,
 	dlock_enqueue('e', 'nobody', slots => 2) AS r \gset
@@ -111,7 +111,8 @@ SELECT slots, position FROM dlock_locks('e');
 SELECT dlock_release_ticket(:q);
 SELECT slots, position FROM dlock_locks('e');
 SELECT dlock_release_all();
--- a lease that asks again for what it has gets that, whatever was set since
+-- if a lease acquires its lock again, it gets the same ticket, no matter which
+-- number was set meanwhile
 SELECT dlock_set_slots('e', 5);
 SELECT dlock_lease_open('1h') AS other, dlock_lease_open('1h') AS lease \gset
 SELECT dlock_lease_acquire('e', :other, slots => 2) > 0 AS granted;
@@ -123,18 +124,18 @@ SELECT error_of('dlock_lease_acquire(''e'', ' || :lease || ', slots => 4)');
 SELECT dlock_lease_close(:lease), dlock_lease_close(:other);
 
 --
--- With the transaction
+-- Set in a transaction
 --
 TRUNCATE dlock_slots;
 SELECT try('f', 1), dlock_set_slots('f', 2);
 BEGIN;
 SELECT dlock_set_slots('f', 3), dlock_set_slots('g', 1);
 SELECT * FROM dlock_slots ORDER BY name;
--- not yet, in its own session neither
+-- not before the commit, even in the same session
 SELECT try('f', 1), try('f', 1), try('g', 2), try('g', 2);
 ROLLBACK;
 SELECT try('f', 1), try('g', 2), dlock_release_all();
--- savepoints, and what is left of several changes
+-- savepoints, and several changes of one name
 BEGIN;
 SELECT dlock_set_slots('f', 5);
 SAVEPOINT one;
@@ -164,7 +165,7 @@ EXCEPTION WHEN division_by_zero THEN
 END $$;
 SELECT try('f', 9, 2), try('f', 9), dlock_release_all();
 
--- what is written to the table itself counts in the same way
+-- writes to the table have the same effect
 INSERT INTO dlock_slots VALUES ('h', 1), ('i', 2);
 COPY dlock_slots FROM stdin;
 j	1
@@ -179,7 +180,7 @@ SET session_replication_role = replica;
 UPDATE dlock_slots SET slots = 2 WHERE name = 'i';
 RESET session_replication_role;
 SELECT try('i', 1), try('i', 1), try('i', 1), dlock_release_all();
--- all at once, but what the same transaction writes after that
+-- TRUNCATE removes all settings, except those the transaction writes later
 SELECT try('k', 2), try('k', 2), dlock_enqueue('f', 'nobody', slots => 9, permits => 3) > 0 AS queued;
 BEGIN;
 INSERT INTO dlock_slots VALUES ('l', 1);
@@ -197,7 +198,7 @@ TRUNCATE dlock_slots;
 ROLLBACK TO one;
 COMMIT;
 SELECT try('k', 2), try('k', 2), dlock_release_all();
--- also where the same transaction has changed rows, and that was rolled back
+-- also if the transaction has changed rows and rolled the change back
 SELECT dlock_set_slots('m', 3), dlock_set_slots('n', 3);
 BEGIN;
 SAVEPOINT one;
@@ -215,7 +216,7 @@ INSERT INTO dlock_slots VALUES ('', 1);
 INSERT INTO dlock_slots VALUES (repeat('x', 256), 1);
 INSERT INTO dlock_slots VALUES ('z', 0);
 
--- neither in a transaction that is prepared, nor in one that only reads
+-- not in a prepared transaction, and not in a read-only one
 BEGIN;
 SELECT dlock_set_slots('k', 2);
 PREPARE TRANSACTION 'slots';
@@ -225,7 +226,7 @@ SELECT error_of('dlock_set_slots(''k'', 2)');
 ROLLBACK;
 
 --
--- Arguments, and rights
+-- Arguments and privileges
 --
 SELECT * FROM explain_error('SELECT dlock_set_slots(NULL, 1)');
 SELECT * FROM explain_error('SELECT dlock_set_slots(''k'', 0)');
@@ -252,7 +253,7 @@ SELECT try('team/jobs', 2), try('team/jobs', 2), dlock_set_slots('team/jobs', NU
 RESET ROLE;
 REVOKE EXECUTE ON FUNCTION dlock_set_slots(text, integer) FROM regress_dlock_slots;
 SELECT dlock_unreserve('team/'), dlock_release_all();
--- the trigger is for one table alone
+-- the trigger function works on one table only
 CREATE TABLE mine (name text, slots integer);
 CREATE TRIGGER mine AFTER INSERT ON mine FOR EACH ROW EXECUTE FUNCTION dlock_slots_changed();
 INSERT INTO mine VALUES ('other', 1);
@@ -260,14 +261,14 @@ CREATE TRIGGER early BEFORE DELETE ON dlock_slots FOR EACH ROW EXECUTE FUNCTION 
 DELETE FROM dlock_slots;
 DROP TRIGGER early ON dlock_slots;
 DROP TABLE mine;
--- a row that the table's constraints would not let in
+-- a row that the table's constraints would refuse
 ALTER TABLE dlock_slots DROP CONSTRAINT dlock_slots_slots_check;
 INSERT INTO dlock_slots VALUES ('other', 0);
 ALTER TABLE dlock_slots ADD CONSTRAINT dlock_slots_slots_check CHECK (slots OPERATOR(pg_catalog.>=) 1);
 DROP ROLE regress_dlock_slots, regress_dlock_member, regress_dlock_team;
 
 --
--- A transaction that makes the extension, and sets slots
+-- One transaction creates the extension and sets slots.
 --
 DROP EXTENSION dlock;
 BEGIN;
@@ -284,9 +285,9 @@ COMMIT;
 SELECT try('m', 2), try('m', 2), try('m', 2), dlock_release_all();
 
 --
--- What counts is what the row says at the commit
+-- The row at the commit counts.
 --
--- whatever trigger of a site's own has changed it again, before or after dlock's
+-- A site's own trigger changes the row, before or after dlock's trigger.
 CREATE FUNCTION cap() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	IF NEW.slots > 2 THEN
@@ -304,8 +305,8 @@ SELECT dlock_set_slots('capped', 7);
 SELECT try('capped', 9), try('capped', 9), try('capped', 9), dlock_release_all();
 DROP TRIGGER z_cap ON dlock_slots;
 DROP FUNCTION cap();
--- written without triggers, by a transaction that others do not see yet, and by
--- one that writes nothing, because another one has
+-- written without triggers; then an INSERT that writes nothing, because the
+-- row exists
 BEGIN;
 ALTER TABLE dlock_slots DISABLE TRIGGER ALL;
 INSERT INTO dlock_slots VALUES ('unseen', 1), ('undone', 1);
@@ -318,7 +319,7 @@ SELECT try('unseen', 9), try('unseen', 9), try('undone', 9), try('undone', 9), d
 INSERT INTO dlock_slots VALUES ('unseen', 5) ON CONFLICT DO NOTHING;
 SELECT try('unseen', 9), try('unseen', 9), dlock_release_all();
 DELETE FROM dlock_slots WHERE name IN ('unseen', 'undone');
--- set, taken back to a savepoint, and set again
+-- set, rolled back to a savepoint
 BEGIN;
 SELECT dlock_set_slots('capped', 1);
 SAVEPOINT a;
@@ -326,7 +327,7 @@ SELECT dlock_set_slots('capped', 9);
 ROLLBACK TO a;
 COMMIT;
 SELECT try('capped', 9), try('capped', 9), dlock_release_all();
--- emptied in one installation, and in another one that is rolled back
+-- truncated; then the extension is created again, truncated, and rolled back
 BEGIN;
 TRUNCATE dlock_slots;
 SAVEPOINT a;

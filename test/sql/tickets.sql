@@ -1,8 +1,8 @@
 --
 -- Tickets: a place in the queue without waiting
 --
--- What a grant's announcement says, and when it comes, is not for here: psql
--- would show it whenever it arrives.  So nobody listens on "nobody".
+-- Announcements are tested elsewhere, because psql shows each one at the time
+-- of its arrival.  So no session listens on "nobody".
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -21,13 +21,13 @@ SELECT dlock_enqueue('a', 'nobody') AS a \gset
 SELECT * FROM tickets;
 SELECT :a = dlock_fence('a') AS is_fence, dlock_check('a', :a), dlock_is_held('a');
 
--- so there is nothing to wait for
+-- so the wait returns at once
 SELECT dlock_wait(:a), dlock_wait(:a, '0'), dlock_wait(:a, timeout => '1h'),
 	dlock_wait(ticket => :a, timeout => NULL);
 SELECT * FROM tickets;
 
--- Asking again for what one holds gives the same ticket, and releases must
--- match; the channel is that of the last time, info that of the first.
+-- Enqueueing a held lock again returns the same ticket, and each needs a
+-- release.  The last call sets the channel, and the first one sets the info.
 SELECT dlock_enqueue('a', 'somebody', info => 'unused') = :a AS same;
 SELECT * FROM tickets;
 SELECT dlock_acquire('a') = :a AS same;
@@ -40,7 +40,7 @@ SELECT * FROM tickets;
 SELECT dlock_release_ticket(:a);
 SELECT * FROM tickets;
 
--- what was acquired can be enqueued
+-- a ticket that was acquired can be enqueued
 SELECT dlock_acquire('a') AS a \gset
 SELECT channel FROM tickets;
 SELECT dlock_enqueue('a', 'nobody') = :a AS same;
@@ -55,7 +55,7 @@ COMMIT;
 SELECT * FROM tickets;
 SELECT dlock_release_ticket(:a);
 
--- and what was not enqueued can be waited for
+-- a ticket that was not enqueued can be waited for
 SELECT dlock_acquire('a') AS a \gset
 SELECT dlock_wait(:a);
 SELECT dlock_release('a');
@@ -69,7 +69,7 @@ SELECT dlock_release_all();
 --
 -- Modes
 --
--- shared, with an exclusive one behind it
+-- shared, with an exclusive request behind it
 SELECT dlock_enqueue('a', 'nobody', shared => true) AS a \gset
 SELECT dlock_enqueue('a', 'nobody', shared => true) = :a AS same;
 SELECT mode, position, depth FROM tickets;
@@ -77,14 +77,14 @@ SELECT dlock_enqueue('a', 'nobody');
 SELECT explain_error($$SELECT dlock_enqueue('a', 'nobody')$$);
 SELECT dlock_release_all();
 
--- shared while holding exclusive counts as exclusive
+-- a shared request counts as exclusive while the session holds exclusive
 SELECT dlock_enqueue('a', 'nobody') AS a \gset
 SELECT dlock_enqueue('a', 'nobody', shared => true) = :a AS same;
 SELECT mode, position, depth FROM tickets;
 SELECT dlock_release_all();
 
--- Slots are never reentrant: each takes new permits.  One's own tickets may
--- be queued behind each other, but not waited for.
+-- Slots are not reentrant: each request takes new permits.  A session's
+-- tickets may queue behind its own tickets, but it cannot wait for them.
 SELECT dlock_enqueue('s', 'nobody', slots => 3) AS s1 \gset
 SELECT dlock_enqueue('s', 'nobody', slots => 3, permits => 2) AS s2 \gset
 SELECT dlock_enqueue('s', 'nobody', slots => 3, permits => 3) AS s3 \gset
@@ -101,7 +101,7 @@ SELECT dlock_wait(:s3), dlock_wait(:s4, '0');
 SELECT dlock_release_ticket(:s3);
 SELECT dlock_wait(:s4);
 
--- a queued ticket that goes lets those behind it pass
+-- when a queued ticket leaves, those behind it move up
 SELECT dlock_enqueue('s', 'nobody', slots => 3, permits => 3) AS s5 \gset
 SELECT dlock_enqueue('s', 'nobody', slots => 3, permits => 2) AS s6 \gset
 SELECT dlock_wait(:s6, '0');
@@ -109,7 +109,7 @@ SELECT dlock_release_ticket(:s5);
 SELECT dlock_wait(:s6, '0');
 SELECT dlock_release('s'), dlock_release('s');
 
--- A ticket that is queued is not one that is held.
+-- A queued ticket is not a held ticket.
 SELECT dlock_acquire('s', slots => 1) AS s1 \gset
 SELECT dlock_enqueue('s', 'nobody', slots => 1) AS s2 \gset
 SELECT dlock_check('s', :s2), dlock_fence('s') = :s1 AS fence;
@@ -117,24 +117,24 @@ SELECT dlock_release('s'), dlock_wait(:s2, '0');
 SELECT dlock_release('s');
 SELECT * FROM tickets;
 
--- Other slots than those in use
+-- Another number of slots
 SELECT dlock_enqueue('s', 'nobody', slots => 1) > 0;
 SELECT dlock_enqueue('s', 'nobody', slots => 2);
 SELECT dlock_enqueue('s', 'nobody');
 SELECT dlock_release_all();
 
 --
--- To wait behind one's own ticket is a deadlock at once.
+-- Waiting behind the session's own ticket is a deadlock, detected at once.
 --
 SELECT dlock_acquire('s', slots => 1) AS s1 \gset
 SELECT dlock_enqueue('s', 'nobody', slots => 1) AS s2 \gset
 SELECT explain_error(format('SELECT dlock_wait(%s)', :s2));
 SELECT error_of(format('dlock_wait(%s, %L)', :s2, '1h'));
 SELECT error_of($$dlock_acquire('s', slots => 1)$$);
--- it can be asked about, and stays in the queue
+-- its state can be queried, and it stays in the queue
 SELECT dlock_wait(:s2, '0');
 SELECT name, position FROM tickets;
--- with another one behind it
+-- with another ticket behind it
 SELECT dlock_enqueue('s', 'nobody', slots => 1) AS s3 \gset
 SELECT dlock_release_ticket(:s1);
 SELECT dlock_wait(:s2, '0'), error_of(format('dlock_wait(%s)', :s3));
@@ -154,14 +154,14 @@ SELECT name, position FROM tickets;
 ROLLBACK;
 SELECT name, position, channel FROM tickets;
 SELECT dlock_wait(:a), dlock_wait(:b);
--- nor does it bring back what was released
+-- and does not restore a released one
 BEGIN;
 SELECT dlock_release_ticket(:b), dlock_enqueue('c', 'nobody') AS c \gset
 SELECT dlock_release_ticket(:c);
 ROLLBACK;
 SELECT name, position FROM tickets;
 
--- dlock_release_at_commit() undoes one count of an enqueued ticket, too.
+-- dlock_release_at_commit() undoes one enqueue, too.
 BEGIN;
 SELECT dlock_release_at_commit(:a);
 ROLLBACK;
@@ -177,7 +177,7 @@ SELECT dlock_release_at_commit(:a);
 COMMIT;
 SELECT count(*) FROM tickets;
 
--- and of one that waits
+-- also of a waiting ticket
 SELECT dlock_acquire('s', slots => 1) > 0;
 SELECT dlock_enqueue('s', 'nobody', slots => 1) AS s2 \gset
 BEGIN;
@@ -187,7 +187,7 @@ SELECT name, position FROM tickets;
 SELECT dlock_release_all();
 
 --
--- What ends all tickets ends those that wait.
+-- Calls that release all tickets also end waiting ones.
 --
 SELECT dlock_acquire('s', slots => 2, permits => 2) > 0,
 	dlock_enqueue('s', 'nobody', slots => 2) > 0,
@@ -203,13 +203,13 @@ SELECT dlock_wait(:s2);
 SELECT dlock_release_ticket(:s2);
 \set VERBOSITY default
 
--- DISCARD ALL has dropped this, too.
+-- DISCARD ALL has dropped the view.
 CREATE TEMPORARY VIEW tickets AS
 SELECT name, mode, slots, permits, position, scope, channel, depth, info
   FROM dlock_locks WHERE pid = pg_backend_pid() ORDER BY ticket;
 
 --
--- A ticket that is gone
+-- A ticket that has ended
 --
 SELECT dlock_wait(1);
 \echo :SQLSTATE
@@ -220,7 +220,7 @@ SELECT dlock_wait(9223372036854775807, '1h');
 SELECT dlock_enqueue('a', 'nobody') AS a \gset
 SELECT dlock_release_ticket(:a);
 SELECT error_of(format('dlock_wait(%s)', :a), :a);
--- ended by force: what is asked is answered, and then it is to be released
+-- revoked by force: queries still answer, and the ticket must be released
 SELECT dlock_enqueue('a', 'nobody') AS a \gset
 SELECT dlock_force_release(:a);
 SELECT error_of(format('dlock_wait(%s)', :a), :a);
@@ -230,7 +230,7 @@ SELECT dlock_is_held('a'), dlock_check('a', :a);
 SELECT dlock_release_ticket(:a);
 SELECT dlock_release_ticket(:a);
 \set VERBOSITY default
--- a waiting one
+-- a waiting ticket revoked by force
 SELECT dlock_acquire('s', slots => 1) > 0;
 SELECT dlock_enqueue('s', 'nobody', slots => 1) AS s2 \gset
 SELECT dlock_force_release(:s2);
@@ -245,14 +245,14 @@ SELECT dlock_channel() AS own \gset
 SELECT :'own' ~ '^dlock_[0-9a-f]{32}$' AS name, dlock_channel() = :'own' AS same;
 SELECT pg_listening_channels() = :'own' AS listens;
 SELECT count(*) FROM pg_listening_channels();
--- It is the default of dlock_enqueue(), which listens, too.  The ticket waits,
--- so that nothing is announced.
+-- dlock_enqueue() uses it by default, and listens on it.  The ticket waits, so
+-- nothing is announced.
 UNLISTEN *;
 SELECT dlock_acquire('s', slots => 1) > 0;
 SELECT dlock_enqueue('s', slots => 1) AS s2 \gset
 SELECT name, position, channel = :'own' AS own FROM tickets;
 SELECT pg_listening_channels() = :'own' AS listens;
--- so does dlock_wait(), for a ticket that is announced there
+-- dlock_wait() listens, too, for a ticket that is announced there
 UNLISTEN *;
 SELECT dlock_wait(:s2, '0');
 SELECT pg_listening_channels() = :'own' AS listens;
@@ -260,7 +260,7 @@ UNLISTEN *;
 SELECT dlock_enqueue('b', 'nobody') AS b \gset
 SELECT dlock_wait(:b, '0');
 SELECT count(*) FROM pg_listening_channels();
--- effective as LISTEN is: at commit
+-- like LISTEN, effective at the commit
 BEGIN;
 SELECT dlock_channel() = :'own' AS same;
 SELECT count(*) FROM pg_listening_channels();
@@ -286,7 +286,7 @@ ROLLBACK TO one;
 COMMIT;
 SELECT count(*) FROM pg_listening_channels();
 SELECT dlock_release_all();
--- Each session has another one.
+-- Each session has its own channel.
 \c -
 SELECT dlock_channel() <> :'own' AS differs;
 UNLISTEN *;
@@ -294,14 +294,14 @@ CREATE TEMPORARY VIEW tickets AS
 SELECT name, mode, slots, permits, position, scope, channel, depth, info
   FROM dlock_locks WHERE pid = pg_backend_pid() ORDER BY ticket;
 
--- Where LISTEN is not allowed, this is not.
+-- If LISTEN is not allowed, dlock_channel() is refused.
 CREATE MATERIALIZED VIEW mv AS SELECT dlock_channel();
 \echo :SQLSTATE
 CREATE MATERIALIZED VIEW mv AS SELECT dlock_enqueue('a');
 \echo :SQLSTATE
 SELECT count(*) FROM tickets;
 
--- A transaction that must not write may enqueue.
+-- A read-only transaction can enqueue.
 BEGIN READ ONLY;
 SELECT dlock_enqueue('a', 'nobody') > 0;
 COMMIT;
@@ -343,7 +343,7 @@ SELECT call, error_of(call)
 	$$dlock_wait(1, '170000000 years')$$]) AS call;
 SELECT count(*) FROM tickets;
 
--- the longest that there can be
+-- the longest values
 SELECT dlock_enqueue(repeat('x', 255), repeat('y', 63), info => repeat('z', 1024)) > 0,
 	dlock_enqueue('é', repeat('é', 31)) > 0;
 SELECT octet_length(name) AS name, octet_length(channel) AS channel,
@@ -359,7 +359,7 @@ SET dlock.session_locks = 'error';
 SELECT dlock_enqueue('b', 'nobody');
 \echo :SQLSTATE
 SELECT dlock_enqueue('a', 'nobody');
--- what is there can be waited for and given back
+-- existing tickets can be waited for and released
 SELECT dlock_wait(:a), dlock_release_ticket(:a);
 RESET dlock.session_locks;
 
@@ -374,7 +374,7 @@ SELECT dlock_enqueue('a', 'nobody') > 0, dlock_enqueue('a', 'nobody') > 0;
 SELECT name, position, depth FROM tickets;
 RESET dlock.max_locks_per_session;
 
--- PREPARE TRANSACTION would leave the announcement without its transaction.
+-- PREPARE TRANSACTION is refused: the announcement needs the session.
 BEGIN;
 SELECT dlock_enqueue('b', 'nobody') > 0;
 \set VERBOSITY sqlstate

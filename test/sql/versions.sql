@@ -8,7 +8,7 @@ RESET client_min_messages;
 
 \set VERBOSITY terse
 
--- A name that was never bumped has version 0, and no row.
+-- A name that was never bumped has version 0 and no row.
 SELECT dlock_version_of('doc');
 SELECT dlock_version_bump('doc', 0);
 SELECT dlock_version_of('doc');
@@ -28,7 +28,7 @@ SELECT dlock_try_version_bump('doc', 2), dlock_try_version_bump('doc', 4),
 SELECT dlock_version_of('doc'), dlock_version_of('never seen');
 SELECT count(*) FROM dlock_versions;
 
--- One after the other, in one transaction
+-- Several bumps in one transaction
 DO $$
 BEGIN
 	FOR i IN 3 .. 1002 LOOP
@@ -37,7 +37,7 @@ BEGIN
 END $$;
 SELECT dlock_version_of('doc');
 
--- A version goes back with its transaction.
+-- A rollback restores the version.
 BEGIN;
 SELECT dlock_version_bump('doc', 1003), dlock_version_bump('draft', 0);
 ROLLBACK;
@@ -68,7 +68,7 @@ SELECT dlock_version_of('doc');
 SELECT n, dlock_version_bump('list', n) FROM generate_series(0, 2) AS n;
 SELECT dlock_version_of('list');
 
--- Each name by its bytes
+-- Names are compared byte by byte.
 SELECT dlock_version_bump('Doc', 0), dlock_version_bump('doc ', 0),
 	dlock_version_bump(' doc', 0), dlock_version_bump('dóc', 0),
 	dlock_version_bump(U&'do\0301c', 0), dlock_version_bump(repeat('d', 255), 0),
@@ -77,7 +77,7 @@ SELECT dlock_version_of('Doc'), dlock_version_of('DOC'), dlock_version_of('doc')
 	dlock_version_of('doc  ');
 SELECT count(*) FROM dlock_versions WHERE version = 1;
 
--- Names, and arguments that are none
+-- Names, and invalid arguments
 SELECT dlock_version_of(NULL);
 \echo :SQLSTATE
 SELECT dlock_version_bump(NULL, 0);
@@ -104,21 +104,21 @@ SELECT dlock_version_bump('doc', -9223372036854775808);
 \echo :SQLSTATE
 SELECT dlock_try_version_bump('doc', 9223372036854775807);
 
--- At the end of the numbers
+-- At the greatest version
 UPDATE dlock_versions SET version = 9223372036854775806 WHERE name = 'Doc';
 SELECT dlock_version_bump('Doc', 9223372036854775806);
 SELECT dlock_version_bump('Doc', 9223372036854775807);
 \echo :SQLSTATE
 SELECT dlock_version_of('Doc');
 
--- Who only reads, may read.
+-- A read-only transaction can read versions.
 BEGIN READ ONLY;
 SELECT dlock_version_of('doc');
 SELECT dlock_version_bump('doc', 1006);
 \echo :SQLSTATE
 ROLLBACK;
 
--- Two-phase commit keeps a version like any row.
+-- A prepared transaction keeps the version like any row.
 BEGIN;
 SELECT dlock_version_bump('doc', 1006);
 PREPARE TRANSACTION 'one';
@@ -127,7 +127,8 @@ COMMIT PREPARED 'one';
 SELECT dlock_version_of('doc');
 
 --
--- Rights: the functions are for all, the table is for nobody.
+-- Privileges: every role can call the functions, and none can access the
+-- table.
 --
 CREATE ROLE regress_dlock_author;
 SET ROLE regress_dlock_author;
@@ -150,13 +151,13 @@ CREATE TRIGGER mine BEFORE INSERT ON dlock_versions
 	FOR EACH ROW EXECUTE FUNCTION dlock_version_guard();
 RESET ROLE;
 
--- Who bumped last, and who has how many
+-- The last role to bump, and the number of names of each role
 SELECT name, version, bumped_by FROM dlock_versions
  WHERE name IN ('doc', 'hers') ORDER BY name COLLATE "C";
 SET ROLE regress_dlock_author;
 SELECT role, versions, bytes > 0 AS bytes, oldest <= latest AS in_order
   FROM dlock_version_usage WHERE role = current_user;
--- to forget one is not for all
+-- dlock_version_forget() needs a grant
 SELECT dlock_version_forget('hers');
 \echo :SQLSTATE
 RESET ROLE;
@@ -179,7 +180,7 @@ SELECT dlock_version_forget('');
 RESET ROLE;
 REVOKE EXECUTE ON FUNCTION dlock_version_forget(text) FROM regress_dlock_author;
 
--- The role is hers again after an error, too.
+-- After an error, too, the current role is the caller again.
 SET ROLE regress_dlock_author;
 BEGIN;
 SAVEPOINT one;
@@ -191,7 +192,7 @@ ROLLBACK;
 SELECT current_user;
 RESET ROLE;
 
--- Under a search_path in which all is hers, nothing of hers is used.
+-- The role owns every schema in search_path: none of its objects is used.
 CREATE SCHEMA hostile AUTHORIZATION regress_dlock_author;
 SET ROLE regress_dlock_author;
 CREATE TABLE hostile.dlock_versions (name text, version bigint);
@@ -225,7 +226,7 @@ RESET client_min_messages;
 
 DROP ROLE regress_dlock_author;
 
--- The extension may live in any schema.
+-- The extension can be in any schema.
 CREATE SCHEMA "it's ""50%s""";
 ALTER EXTENSION dlock SET SCHEMA "it's ""50%s""";
 SET search_path = "it's ""50%s""";
@@ -236,21 +237,21 @@ DROP SCHEMA "it's ""50%s""";
 SELECT dlock_version_of('doc');
 
 --
--- dlock_version_guard: a version column that every update has to obey
+-- dlock_version_guard: checks a version column on every update
 --
 CREATE TABLE item (id integer PRIMARY KEY, name text, version integer NOT NULL);
 CREATE TRIGGER version BEFORE UPDATE ON item
 	FOR EACH ROW EXECUTE FUNCTION dlock_version_guard();
 INSERT INTO item VALUES (1, 'nail', 0), (2, 'screw', 7);
 
--- The column left alone, or set to what it is: the next version
+-- The column is not set, or set to its current value: next version
 UPDATE item SET name = 'Nail' WHERE id = 1 RETURNING *;
 UPDATE item SET name = 'nail', version = 1 WHERE id = 1 RETURNING *;
 UPDATE item SET version = version WHERE id = 1 RETURNING *;
--- The next version: kept
+-- The column is set to the next version: kept
 UPDATE item SET name = 'Nail', version = 4 WHERE id = 1 RETURNING *;
 UPDATE item SET version = version + 1 WHERE id = 1 RETURNING *;
--- Anything else has seen another row.
+-- Any other value: the writer has seen another row.
 SELECT explain_error('UPDATE item SET name = ''stale'', version = 4 WHERE id = 1');
 SELECT explain_error('UPDATE item SET name = ''stale'', version = 7 WHERE id = 1');
 SELECT explain_error('UPDATE item SET name = ''stale'', version = -5 WHERE id = 1');
@@ -265,7 +266,7 @@ UPDATE item SET name = 'bolt' WHERE id = 1 RETURNING *;
 UPDATE item SET name = 'nut' WHERE id = 1 RETURNING *;
 ROLLBACK;
 SELECT * FROM item ORDER BY id;
--- Other statements that update
+-- Other statements that update rows
 INSERT INTO item VALUES (1, 'stale', 5), (3, 'new', 0)
 	ON CONFLICT (id) DO UPDATE SET name = EXCLUDED.name, version = EXCLUDED.version;
 INSERT INTO item VALUES (1, 'current', 6), (3, 'new', 0)
@@ -279,14 +280,14 @@ MERGE INTO item USING (VALUES (1, 'merged', 7), (2, 'screw', 8)) AS new (id, nam
 	ON item.id = new.id
 	WHEN MATCHED THEN UPDATE SET name = new.name, version = new.version;
 SELECT * FROM item ORDER BY id;
--- For a writer that names the current version by accident, the guard can do
--- nothing without a condition in the statement.
+-- A stale writer that happens to set the current version is not detected,
+-- unless its statement has a condition.
 UPDATE item SET name = 'blind', version = 8 WHERE id = 1 RETURNING *;
 DROP TABLE item;
 
 --
--- The statements that object-relational mappers send.  What does not match
--- the version updates no row, and the mapper makes an error of that.
+-- Statements of object-relational mappers.  If the version does not match, no
+-- row is updated, and the mapper raises an error.
 --
 CREATE TABLE item (id bigint PRIMARY KEY, name text, version integer, "Version" bigint,
 	lock_version integer);
@@ -320,20 +321,20 @@ EXECUTE sequelize('stale', 4, 1, 3);
 \echo :ROW_COUNT
 SELECT name, version FROM item;
 
--- Writers beside them that know nothing of versions don't go unnoticed.
+-- They detect writers that do not know about versions.
 UPDATE item SET name = 'by hand' WHERE id = 1;
 EXECUTE hibernate('stale', 5, 1, 4);
 \echo :ROW_COUNT
 SELECT name, version FROM item;
 
--- EF Core: a concurrency token that the database changes ...
+-- EF Core: the database changes the concurrency token ...
 CREATE OR REPLACE TRIGGER version BEFORE UPDATE ON item
 	FOR EACH ROW EXECUTE FUNCTION dlock_version_guard('Version');
 PREPARE efcore AS UPDATE "item" SET "name" = $1 WHERE "id" = $2 AND "Version" = $3 RETURNING "Version";
 EXECUTE efcore('one', 1, 0);
 EXECUTE efcore('stale', 1, 0);
 EXECUTE efcore('two', 1, 1);
--- ... or the program
+-- ... or the program does.
 PREPARE efcore_set AS UPDATE "item" SET "Version" = $1, "name" = $2 WHERE "id" = $3 AND "Version" = $4;
 EXECUTE efcore_set(3, 'three', 1, 2);
 \echo :ROW_COUNT
@@ -341,7 +342,7 @@ EXECUTE efcore_set(3, 'stale', 1, 2);
 \echo :ROW_COUNT
 SELECT name, "Version" FROM item;
 
--- Rails, where a version may begin as NULL, which is 0
+-- Rails: a version can begin as NULL, which counts as 0
 CREATE OR REPLACE TRIGGER version BEFORE UPDATE ON item
 	FOR EACH ROW EXECUTE FUNCTION dlock_version_guard('lock_version');
 PREPARE rails_null AS UPDATE "item" SET "name" = $1, "lock_version" = $2 WHERE "item"."id" = $3 AND "item"."lock_version" IS NULL;
@@ -381,7 +382,7 @@ UPDATE item SET version = 0 WHERE id = 7;
 SELECT * FROM item ORDER BY id;
 DROP TABLE item;
 
--- Types, and their ends
+-- Types, and their greatest values
 CREATE TABLE item (small smallint, medium integer, big bigint);
 INSERT INTO item VALUES (32766, 2147483646, 9223372036854775806);
 CREATE TRIGGER version BEFORE UPDATE ON item
@@ -423,7 +424,7 @@ UPDATE item SET place = 'b', version = 5 WHERE id = 2;
 SELECT tableoid::regclass, * FROM item ORDER BY id;
 DROP TABLE item;
 
--- Other columns of the row, wide, null and generated, stay as they are.
+-- Other columns of the row stay unchanged: wide, null and generated ones.
 CREATE TABLE item (wide text, nothing text, version bigint,
 	twice bigint GENERATED ALWAYS AS (version * 2) STORED);
 CREATE TRIGGER version BEFORE UPDATE ON item
@@ -470,7 +471,7 @@ SELECT dlock_version_guard();
 SELECT * FROM wrong;
 DROP TABLE wrong;
 
--- A column that somebody has changed is named, and not taken for what it was.
+-- If a column's type was changed, the error names the column.
 ALTER TABLE dlock_versions ALTER version TYPE numeric;
 SELECT explain_error('SELECT dlock_version_of(''doc'')');
 SELECT explain_error('SELECT dlock_version_bump(''doc'', 1011)');
@@ -484,6 +485,6 @@ ROLLBACK;
 ALTER TABLE dlock_versions ALTER version SET NOT NULL;
 SELECT dlock_version_of('doc'), dlock_version_of('first');
 
--- The extension's own table again as it was
+-- Restore the extension's own table.
 DELETE FROM dlock_versions;
 SELECT dlock_version_of('doc');

@@ -1,5 +1,5 @@
 --
--- The views, in a database of their own: nothing else is counted there.
+-- The views, in a database of their own, because they count everything there
 --
 SELECT current_database() AS before \gset
 CREATE DATABASE regress_dlock_views;
@@ -28,7 +28,7 @@ SELECT waiting, oldest_wait, leases, worker_pid, journal_lag,
 --
 -- dlock_locks
 --
--- a holder of each kind
+-- one holder of each kind
 SELECT dlock_acquire('e', info => 'who I am') > 0, dlock_acquire('e') > 0,
 	dlock_acquire('r', shared => true, info => '') > 0,
 	dlock_acquire('s', slots => 4) > 0,
@@ -38,11 +38,11 @@ SELECT dlock_xact_acquire('x') > 0, dlock_xact_acquire('e') > 0;
 SELECT name, mode, slots, permits, granted, position, scope, info, depth
   FROM dlock_locks ORDER BY ticket;
 
--- what a holder has not
+-- columns without a value for holders
 SELECT name, lease, owner, channel, remaining, pinned, blocked_by
   FROM dlock_locks ORDER BY ticket;
 
--- what differs from run to run
+-- columns that differ from run to run
 SELECT name, ticket = dlock_fence(name) AS is_fence, pid = pg_backend_pid() AS pid,
 	role = current_user AS role,
 	enqueued_at <= granted_at AND granted_at <= clock_timestamp() AS times,
@@ -50,7 +50,7 @@ SELECT name, ticket = dlock_fence(name) AS is_fence, pid = pg_backend_pid() AS p
 				   WHERE pid = pg_backend_pid()) AS recent
   FROM dlock_locks ORDER BY ticket;
 
--- The role is the one that asked.
+-- The role is the requesting role.
 CREATE ROLE regress_dlock_user;
 SET ROLE regress_dlock_user;
 SELECT dlock_xact_acquire('u') > 0;
@@ -59,11 +59,12 @@ SELECT name, role FROM dlock_locks WHERE name = 'u';
 COMMIT;
 DROP ROLE regress_dlock_user;
 
--- info is that of the first acquire, whoever asks again.
+-- info is that of the first acquire.  Later ones do not change it.
 SELECT dlock_acquire('e', info => 'somebody else') > 0;
 SELECT name, info, depth FROM dlock_locks WHERE name = 'e';
 
--- A ticket that both scopes hold is the session's: that is how long it lives.
+-- A ticket held in both scopes is shown in session scope, because it lives as
+-- long as the session.
 BEGIN;
 SELECT dlock_xact_acquire('both') > 0;
 SELECT scope, depth FROM dlock_locks WHERE name = 'both';
@@ -77,7 +78,7 @@ SELECT dlock_release_all();
 SELECT * FROM dlock_locks;
 
 --
--- dlock_locks(name): of one lock, what the view shows
+-- dlock_locks(name): the rows that the view shows for one lock
 --
 CREATE FUNCTION pg_temp.as_in_view(lock text) RETURNS boolean
 LANGUAGE sql AS $$
@@ -111,19 +112,19 @@ SELECT * FROM dlock_locks(repeat('x', 256));
 SELECT * FROM dlock_locks(NULL);
 SELECT dlock_release_all();
 
--- Nobody waits for anybody, and not every number is a process.
+-- No session waits here, and some numbers are no process.
 SELECT dlock_blocking_pids(pg_backend_pid()), dlock_blocking_pids(0),
 	dlock_blocking_pids(-1);
 
 --
--- dlock_stats: a new session, a new start
+-- dlock_stats: a new extension starts at zero
 --
 DROP EXTENSION dlock;
 CREATE EXTENSION dlock;
 :stats
 SELECT dlock_acquire('a') > 0, dlock_xact_acquire('x') > 0;
 :stats
--- again what is held: no new lock is granted, and none given back
+-- a held lock is acquired again: neither a grant nor a release
 SELECT dlock_acquire('a') > 0, dlock_release('a');
 :stats
 SELECT dlock_release('a');
@@ -131,18 +132,18 @@ SELECT dlock_release('a');
 SELECT dlock_acquire_all('{a,b,c}') > '{0}';
 SELECT dlock_release_all();
 :stats
--- in vain
+-- without success
 SELECT dlock_acquire('s', slots => 1) > 0;
 SELECT dlock_try_acquire('s', slots => 1);
 SELECT dlock_acquire('s', slots => 1, timeout => '0');
 SELECT acquired, busy FROM dlock_stats;
--- errors count for nothing
+-- failed calls are not counted
 SELECT dlock_acquire('s');
 SELECT dlock_acquire('');
 SELECT dlock_release('no such lock');
 :stats
 
--- counters restart, and locks stay held
+-- the counters restart, and locks stay held
 SELECT dlock_acquire('held') > 0, dlock_acquire('r', shared => true) > 0;
 SELECT dlock_stats_reset();
 :stats
@@ -160,7 +161,7 @@ SELECT name, waits, wait_time = max_wait AS wait_time, timeouts, deadlocks, expi
 SELECT dlock_release_ticket(:ticket);
 SELECT dlock_acquire('a') > 0;
 
--- What an ended session has counted is kept, and its end gives back the rest.
+-- What an ended session has counted stays, and its end releases its locks.
 SELECT pg_backend_pid() AS pid \gset
 \c -
 CREATE FUNCTION pg_temp.await_end(ended integer) RETURNS void
@@ -175,7 +176,7 @@ SELECT acquired, busy, timeouts, held FROM dlock_stats;
 SELECT * FROM dlock_locks;
 
 --
--- A view's row type that has got other columns
+-- A view's row type with other columns
 --
 \i test/include/errors.sql
 SELECT rtrim(pg_get_viewdef('dlock_locks'), ';') AS query \gset

@@ -1,5 +1,5 @@
 --
--- Watching locks: what is told is TAP test notify_watch
+-- Watching locks.  TAP test notify_watch tests the announcements.
 --
 SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS dlock;
@@ -19,21 +19,22 @@ SELECT dlock_watch('', 'c');
 SELECT dlock_watch('a', '');
 \set VERBOSITY terse
 
--- One watch for each name and channel, and all of a name's end at once
+-- One watch for each name and channel; dlock_unwatch() ends all watches of a
+-- name
 SELECT dlock_watch('a', 'c'), dlock_watch('a', 'c'), dlock_watch('a', 'd'), dlock_watch('b', 'c');
 SELECT dlock_unwatch('a');
 SELECT dlock_unwatch('a');
 SELECT dlock_unwatch('b'), dlock_unwatch('b');
 
--- The session's own channel: it listens there from the commit on, and hears of
--- nothing that it watches no more by then
+-- The session's own channel: the session listens from the commit on, and hears
+-- nothing about a watch that has ended by then
 BEGIN;
 SELECT dlock_watch('a');
 SELECT dlock_unwatch('a');
 COMMIT;
 SELECT pg_listening_channels() = dlock_channel();
 
--- No lock is there for it, neither held nor waited for; nor is one to be had.
+-- A watch neither holds a lock nor waits for one, and needs none.
 SELECT dlock_watch('a', 'c');
 SELECT count(*) FROM dlock_locks;
 SELECT dlock_fence('a') IS NULL, dlock_is_held('a');
@@ -42,7 +43,7 @@ SELECT dlock_release('a');
 SELECT dlock_acquire('a') > 0;
 SELECT count(*) FROM dlock_locks('a');
 
--- dlock_release_all() ends watches, and counts tickets.
+-- dlock_release_all() ends watches.  It returns the number of tickets.
 SELECT dlock_release_all();
 SELECT dlock_unwatch('a');
 SELECT dlock_watch('a', 'c');
@@ -67,7 +68,7 @@ ROLLBACK TO s;
 SELECT dlock_unwatch('a'), dlock_unwatch('b');
 COMMIT;
 
--- They count like locks.
+-- Watches count like locks.
 SET dlock.max_locks_per_session = 3;
 SELECT dlock_watch('a', 'c'), dlock_watch('a', 'd'), dlock_acquire('b') > 0;
 SELECT dlock_watch('b', 'c');
@@ -78,7 +79,8 @@ SELECT dlock_watch('c', 'c'), dlock_acquire('c') > 0;
 SELECT dlock_release_all();
 RESET dlock.max_locks_per_session;
 
--- No watch can come with a prepared transaction, which may be of no session.
+-- A transaction with a new watch cannot be prepared, because a watch needs a
+-- session.
 BEGIN;
 SELECT dlock_watch('a', 'c');
 PREPARE TRANSACTION 'watch';
@@ -96,7 +98,7 @@ SELECT dlock_watch('b', 'c');
 SELECT dlock_unwatch('a');
 RESET dlock.session_locks;
 
--- Everybody may watch.
+-- Every role can watch.
 CREATE ROLE regress_dlock_watcher;
 SELECT dlock_acquire('a', info => 'here') > 0;
 SET ROLE regress_dlock_watcher;
@@ -106,14 +108,14 @@ RESET ROLE;
 SELECT dlock_release('a');
 DROP ROLE regress_dlock_watcher;
 
--- Many, and all gone
+-- Many watches, all ended
 SELECT count(dlock_watch('w' || n, 'c')) FROM generate_series(1, 5000) AS n;
 SELECT count(dlock_watch('w', 'c' || n)) FROM generate_series(1, 5000) AS n;
 SELECT bool_and(dlock_unwatch('w' || n)) FROM generate_series(1, 5000) AS n;
 SELECT dlock_release_all();
 SELECT dlock_unwatch('w');
 
--- Watches go with their extension, and are none of the next one.
+-- Watches end with their extension.  A new extension has none.
 SELECT dlock_watch('a', 'c');
 SET client_min_messages = warning;
 DROP EXTENSION dlock CASCADE;
@@ -123,7 +125,7 @@ SELECT dlock_unwatch('a');
 SELECT dlock_watch('a', 'c');
 SELECT dlock_release_all();
 
--- A transaction needs no more memory if it watches and unwatches often.
+-- Watching and unwatching repeatedly in a transaction uses no more memory.
 BEGIN;
 DO $$ BEGIN PERFORM dlock_watch('a', 'c'); PERFORM dlock_unwatch('a'); END $$;
 SELECT total_bytes AS before FROM pg_backend_memory_contexts

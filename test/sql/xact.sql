@@ -82,7 +82,7 @@ SELECT dlock_xact_acquire('one') > 0;
 COMMIT;
 SELECT * FROM held;
 
--- What a released savepoint acquired belongs to the one around it.
+-- Locks acquired in a released savepoint belong to the enclosing level.
 BEGIN;
 SAVEPOINT one;
 SELECT dlock_xact_acquire('one') > 0;
@@ -169,7 +169,7 @@ END $$;
 SELECT * FROM held;
 COMMIT;
 
--- An open query ends without any of it.
+-- An open cursor ends without holding a lock.
 DO $$
 DECLARE
 	number integer;
@@ -203,7 +203,7 @@ END $$;
 SELECT * FROM held;
 SELECT dlock_release_all();
 
--- At the end of the transaction: a deferred trigger
+-- In a deferred trigger, at the end of the transaction
 CREATE TEMPORARY TABLE queue (name text);
 CREATE FUNCTION pg_temp.acquire() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -221,7 +221,7 @@ COMMIT;
 SELECT * FROM held;
 
 --
--- Both scopes are counted apart, on one ticket.
+-- One ticket counts both scopes separately.
 --
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
@@ -237,7 +237,7 @@ SELECT * FROM held;
 SELECT dlock_release('a'), dlock_release('a');
 SELECT * FROM held;
 
--- Here the transaction keeps what the session has released.
+-- The session has released its acquires, and the transaction still holds.
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 SELECT dlock_xact_acquire('a') = :fence AS same;
@@ -248,7 +248,7 @@ SELECT dlock_check('a', :fence);
 COMMIT;
 SELECT * FROM held;
 
--- And here the session keeps what the transaction has begun.
+-- The transaction has ended, and the session still holds.
 BEGIN;
 SELECT dlock_xact_acquire('a') AS fence \gset
 SAVEPOINT one;
@@ -259,7 +259,7 @@ ROLLBACK;
 SELECT * FROM held;
 SELECT dlock_check('a', :fence), dlock_release('a');
 
--- dlock_release_all() leaves the transaction's part.
+-- dlock_release_all() keeps the transaction's acquires.
 BEGIN;
 SELECT dlock_xact_acquire('a') = dlock_acquire('a') AS same;
 SELECT dlock_release_all();
@@ -276,7 +276,7 @@ SELECT name, mode, scope, depth FROM dlock_locks;
 SELECT dlock_release('a');
 
 --
--- Two-phase commit cannot take such a lock along.
+-- A transaction with such a lock cannot be prepared.
 --
 BEGIN;
 SELECT dlock_xact_acquire('a') > 0;
@@ -296,7 +296,7 @@ PREPARE TRANSACTION 'one';
 \echo :SQLSTATE
 SELECT * FROM held;
 
--- Where there is none, nothing stands against it.
+-- Without such a lock, it can.
 BEGIN;
 SELECT dlock_acquire('a') = :fence AS same;
 SAVEPOINT one;
@@ -331,7 +331,7 @@ SELECT 1 / 0;
 COMMIT;
 SELECT * FROM held;
 
--- So does one to a savepoint.
+-- A rollback to a savepoint keeps it, too.
 BEGIN;
 SAVEPOINT one;
 SELECT dlock_release_at_commit(:fence);
@@ -339,7 +339,7 @@ ROLLBACK TO one;
 COMMIT;
 SELECT * FROM held;
 
--- A released savepoint does not.
+-- A released savepoint does not keep it.
 BEGIN;
 SAVEPOINT one;
 SAVEPOINT two;
@@ -351,12 +351,12 @@ COMMIT;
 SELECT * FROM held;
 SELECT dlock_check('a', :fence);
 
--- By itself it is a transaction, and releases at once.
+-- Outside a transaction block, it releases at once.
 SELECT dlock_acquire('a') AS fence \gset
 SELECT dlock_release_at_commit(:fence);
 SELECT * FROM held;
 
--- One acquire, each time
+-- Each call undoes one acquire.
 SELECT dlock_acquire('a') AS fence, dlock_acquire('a'), dlock_acquire('a') \gset
 BEGIN;
 SELECT dlock_release_at_commit(:fence);
@@ -365,7 +365,7 @@ SELECT dlock_release_at_commit(:fence);
 COMMIT;
 SELECT * FROM held;
 
--- More than there are is an error.
+-- More calls than acquires: an error
 BEGIN;
 SELECT dlock_release_at_commit(:fence);
 SELECT explain_error(format('SELECT dlock_release_at_commit(%s)', :fence), :fence);
@@ -376,7 +376,7 @@ SELECT explain_error('SELECT dlock_release_at_commit(0)');
 SELECT dlock_release('a');
 SELECT explain_error(format('SELECT dlock_release_at_commit(%s)', :fence), :fence);
 
--- What belongs to the transaction ends with it anyway.
+-- Transaction-scoped acquires end with the transaction in any case.
 BEGIN;
 SELECT dlock_xact_acquire('a') AS fence \gset
 SELECT explain_error(format('SELECT dlock_release_at_commit(%s)', :fence), :fence);
@@ -386,7 +386,7 @@ SELECT * FROM held;
 COMMIT;
 SELECT * FROM held;
 
--- The session has released it before the commit does.
+-- The session releases the lock before the commit does.
 SELECT dlock_acquire('a') AS fence \gset
 BEGIN;
 SELECT dlock_release_at_commit(:fence);
