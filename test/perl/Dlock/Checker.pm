@@ -3,7 +3,7 @@
 
 =head1 NAME
 
-Dlock::Checker - what the history of dlock's clients allows a server to have
+Dlock::Checker - compares a server's state with the history of dlock's clients
 
 =head1 DESCRIPTION
 
@@ -15,32 +15,33 @@ compared with the history.  These are the rules:
 
 =item *
 
-The state is that of one point of the WAL.  A change that was answered before a
-call began is in the state if that call is.  The latest begin of such a call is
-called the I<horizon> here.  Two kinds of calls are known to be in the state:
-those that were given a new ticket or lease, durably, and those that have made
-one which is found.  A ticket may be older than the call that it was given to:
-then an earlier call requested it, and was not answered.
+The state is that of one position in the WAL.  If the state has a call, it also
+has every change that was answered before the call began.  The latest begin of
+a call in the state is called the I<horizon> here.  Two kinds of calls are
+known to be in the state: calls that durably returned a new ticket or lease,
+and calls that created a ticket or lease found in the state.  A ticket can be
+older than the call that returned it, if an earlier request for it was not
+answered.
 
 =item *
 
-A ticket of a lease is there, and holds if it held, if the client was told so
-durably or before the horizon, unless a call has begun to release it or to
-close its lease, or the lease could run out.  A lock of a lease with a delay is
-closed for that time after the lease has run out.
+A lease's ticket exists if the client was told so durably or before the
+horizon.  It holds if the client was told so.  Exceptions: a call has begun to
+release the ticket or to close its lease, or the lease may have expired.  If an
+expired lease has a delay, its locks stay closed for the delay.
 
 =item *
 
-A ticket is not there if its release was answered before the horizon; or if a
-lock that it would block was granted to a greater ticket, durably or before the
-horizon; or if no client can have requested it.
+A ticket does not exist in three cases: its release was answered before the
+horizon; a lock that it would block was granted to a greater ticket, durably or
+before the horizon; or no client can have requested it.
 
 =item *
 
-A lease has the ttl, and a lease or ticket the info, that it was given last
-before the horizon, or durably, or one that a call has begun to give it since.
-An exclusive hold that was downgraded is shared.  A semaphore has the permits
-that were set last, by the same rule.
+A lease has the ttl, and a lease or ticket the info, that was set last, durably
+or before the horizon, or that a later call has begun to set.  A downgraded
+hold is shared.  A semaphore has the permits that were set last, by the same
+rule.
 
 =item *
 
@@ -49,9 +50,8 @@ and holders have smaller tickets than waiters.
 
 =item *
 
-From the beginning of the history to its end, through all crashes, no two
-clients surely hold a lock at one time that excludes one of them, and tickets
-grow.
+From the beginning of the history to its end, through all crashes, conflicting
+clients never surely hold a lock at the same time.  Tickets grow.
 
 =back
 
@@ -79,12 +79,12 @@ Beside those of a Dlock::History, which this is:
 
 =item $history->check($node, $since, $when, $durable)
 
-Compares the server's state, before any client connects again, with the
-history.  The server was not started before the time $since. $durable is its
-role as seen from the server that the clients used: see is_durable().
+Compares the server's state with the history, before any client connects again.
+The server was not started before the time $since.  $durable is the server's
+role for the server that the clients used, see is_durable().
 
-In the next round, clients keep the tickets and leases found here; the rest is
-forgotten.
+In the next round, clients keep the tickets and leases found here.  All others
+are forgotten.
 
 =cut
 
@@ -114,7 +114,7 @@ sub check
 		@row{qw(name number mode permits granted position scope lease info pid)}
 		  = split /\|/, $line, -1;
 		die "unexpected answer: $line" unless exists $row{pid} && defined $row{pid};
-		# one that a delay keeps closed is among the holders
+		# a ticket whose lock is closed by a delay counts as a holder
 		$row{closed} = !$row{granted} && $row{position} == 0;
 		$row{granted} ||= $row{closed};
 		push @{ $locks{ $row{name} } }, \%row;
@@ -129,7 +129,7 @@ sub check
 			FROM dlock_leases});
 	$self->_check_ttl(\%leases, now() - $since);
 
-	# how far the state reaches
+	# the latest calls in the state
 	foreach my $made (values %{ $self->{tickets} }, values %{ $self->{leases} })
 	{
 		($horizon, $self->{latest}) = ($made->{begin}, $made->{told}{id})
@@ -171,7 +171,7 @@ sub check
 	return;
 }
 
-# Is this known to have happened before the state?
+# Did this surely happen before the state?
 sub _settled
 {
 	my ($self, $call) = @_;
@@ -180,8 +180,8 @@ sub _settled
 	  ($self->{durable}->($call) || $call->{answer} <= $self->{horizon});
 }
 
-# The same for a grant.  A session is told of one only after the removal of the
-# holder before is flushed.
+# The same for a grant.  A session learns of a grant only after the removal of
+# the previous holder is flushed.
 sub _grant_settled
 {
 	my ($self, $ticket, $durable) = @_;
@@ -190,8 +190,8 @@ sub _grant_settled
 	  $ticket->{held} && $durable eq 'here' && $ticket->{scope} ne 'lease';
 }
 
-# The same for a release, which no client waits for.  One that failed, because
-# it was canceled, may have released nothing.
+# The same for a release.  No client waits for its flush.  A canceled release
+# may have had no effect.
 sub _released
 {
 	my ($self, $call) = @_;
@@ -200,7 +200,7 @@ sub _released
 	  $call->{result} !~ /^error/;
 }
 
-# If standbys may count, the ttl and a quarter
+# If standbys may count: the ttl and a quarter of it
 sub _check_ttl
 {
 	my ($self, $leases, $elapsed) = @_;
@@ -265,7 +265,7 @@ sub _check_present
 
 		if ($ticket)
 		{
-			# calls after the lease has run out do not end a delay
+			# a call after the lease's expiry does not end a delay
 			$self->problem($self->tell($ticket) . ' is there again')
 			  if !$ticket->{live} || !$row->{closed} &&
 			  ($self->_released($ticket->{release}) ||
@@ -274,7 +274,7 @@ sub _check_present
 		}
 		else
 		{
-			# the client may not have had its lease's tickets when that ran out
+			# the client may not have got its lease's tickets before the expiry
 			$self->problem("ticket $row->{number} is there, "
 				  . "but $row->{info} asked for none, or has got another, "
 				  . 'before ' . ($self->{latest} // 'nothing'))
@@ -335,7 +335,7 @@ sub _list
 	return join(', ', map { "$_->{number} ($_->{info})" } @_);
 }
 
-# Not exclusive any more, if that was answered, and is settled
+# No longer exclusive, if the downgrade was answered and is in the state
 sub _may_have_mode
 {
 	my ($self, $ticket, $mode) = @_;
@@ -346,8 +346,8 @@ sub _may_have_mode
 	  !($self->_settled($call) && $call->{result} eq 't');
 }
 
-# Of successive calls that changed the same value, those after which it may
-# have its present value; and also $before, if none surely took effect.
+# Of successive calls that changed one value: those that may have set its
+# present value.  $before is included if no call surely took effect.
 sub _may_say
 {
 	my ($self, $field, $before, @calls) = @_;
@@ -362,7 +362,7 @@ sub _may_say
 	return defined $before ? (@values, $before) : ();
 }
 
-# Can it have run out on this server?  A longer ttl may be lost.
+# Can the lease have expired on this server?  A longer ttl may be lost.
 sub _may_run_out
 {
 	my ($self, $lease) = @_;
@@ -371,7 +371,7 @@ sub _may_run_out
 	return $lease->{short} || grep { $_ < $ttl } @ttls;
 }
 
-# Values given to existing tickets and leases
+# Values set for existing tickets and leases
 sub _check_changes
 {
 	my ($self, $there, $leases) = @_;
@@ -407,8 +407,8 @@ sub _check_info
 	return;
 }
 
-# One client alone sets how many permits a semaphore has: its last sure call
-# counts, or one begun since.
+# Only one client sets a semaphore's permits: its last sure call counts, or a
+# call begun later.
 sub _check_slots
 {
 	my ($self, $session) = @_;
@@ -444,7 +444,7 @@ sub _is_set
 	  ($call->{op} eq 'found' || $call->{result} eq 't');
 }
 
-# The present number of permits, after that check
+# The present number of permits
 sub _slots
 {
 	my ($self, $name) = @_;
@@ -453,7 +453,7 @@ sub _slots
 	return $calls && $calls->[-1]{number} || $slots;
 }
 
-# The most permits that there can have been between these two times
+# The greatest number of permits between these two times
 sub _most_slots
 {
 	my ($self, $name, $from, $to) = @_;
@@ -470,8 +470,7 @@ sub _most_slots
 	return $most;
 }
 
-# A ticket that an exclusive grant has excluded, or an exclusive one that
-# another grant has, does not come back.
+# A ticket that conflicts with a later grant does not reappear.
 sub _check_superseded
 {
 	my ($self, $there, $durable) = @_;
@@ -502,8 +501,8 @@ sub _check_superseded
 	return;
 }
 
-# A lease's granted ticket is current once its grant is durable; with
-# synchronous standbys, when they answer, and they may be away.
+# A lease's granted ticket is current once its grant is durable.  With
+# synchronous standbys, that is when they answer, and they may be down.
 sub _becomes_current
 {
 	my ($self, $session, $ticket) = @_;
@@ -518,7 +517,7 @@ sub _becomes_current
 	};
 }
 
-# The answer of dlock_check() for every ticket so far
+# dlock_check()'s answer for every ticket of the history
 sub _check_fences
 {
 	my ($self, $session, $there) = @_;
@@ -552,7 +551,7 @@ sub _check_fences
 	return;
 }
 
-# The tables and memory agree, once all is written.
+# The tables and the memory agree once everything is written.
 sub _check_tables
 {
 	my ($self, $session) = @_;
@@ -568,7 +567,7 @@ sub _check_tables
 		 AND NOT EXISTS ((TABLE c EXCEPT TABLE d) UNION ALL
 						 (TABLE d EXCEPT TABLE c))};
 
-	# the problems found before are worth more than an exit here
+	# report the problems found before, instead of exiting here
 	$self->problem('the tables are not what is in memory')
 	  unless eval { $session->wait_for($is_written) };
 	return;
@@ -601,8 +600,8 @@ sub _check_growth
 	return;
 }
 
-# Tickets and leases are those that were found; earlier knowledge of clients
-# counts no more.
+# Continue with the tickets and leases found.  Earlier knowledge of clients no
+# longer counts.
 sub _go_on_as_changed
 {
 	my ($self, $there, $leases) = @_;
@@ -625,7 +624,7 @@ sub _go_on_as_changed
 		$ticket->{info} = $row->{info};
 		delete $ticket->{infos};
 		next if !$ticket->{lowered} || $row->{mode} eq 'shared';
-		# it is exclusive again, since an unknown time
+		# it is exclusive again, from an unknown time on
 		$_->{end} //= $self->{killed}
 		  foreach grep { $_->{ticket} == $ticket } @{ $self->{holds} };
 		delete @$ticket{ 'lowered', 'held' };
@@ -634,8 +633,8 @@ sub _go_on_as_changed
 	return;
 }
 
-# The lease has another ttl from now on.  If it could run out before, other
-# clients can have had its locks since then, and have lost them again.
+# From now on, the lease has another ttl.  If it could expire before, other
+# clients may have held its locks since then, and lost them again.
 sub _end_holds_of
 {
 	my ($self, $lease) = @_;
@@ -651,12 +650,12 @@ sub _end_holds_of
 	return;
 }
 
-# The history continues with the state found.
+# Continue the history with the state found.
 sub _go_on
 {
 	my ($self, $there, $leases, $durable) = @_;
 
-	# changes that this server does not know have not happened
+	# changes unknown to this server did not happen
 	foreach my $ticket (values %{ $self->{tickets} })
 	{
 		delete $ticket->{held}
@@ -688,7 +687,7 @@ sub _go_on
 			my $end = closed_until($lease);
 			my $row = $there->{ $ticket->{number} };
 
-			# one that waits again has lost its grant
+			# a ticket that waits again has lost its grant
 			$end = $self->{killed}
 			  if !($row && $row->{granted}) && $end > $self->{killed};
 			delete $ticket->{held} if $row && !$row->{granted};
@@ -714,7 +713,7 @@ sub _go_on
 		$ticket->{live} = 1;
 		if ($ticket->{release})
 		{
-			# the release is undone, since an unknown time
+			# the release is undone, from an unknown time on
 			delete $ticket->{release};
 			delete $ticket->{held};
 		}
@@ -732,8 +731,8 @@ sub _go_on
 
 =item $history->check_past
 
-Checks the whole history: no two clients have held together that must not, and
-a later request has a greater ticket.
+Checks the whole history: conflicting clients have never held together, and a
+later request has a greater ticket.
 
 =cut
 
@@ -781,7 +780,7 @@ sub check_past
 			  $self->_most_slots($name, $ticket->{told}{begin}, $hold->{from});
 		}
 
-		# in the order of requests, with the answers that had come before
+		# in the order of requests, with the answers received before each
 		my @by_begin = sort { $a->{told}{begin} <=> $b->{told}{begin} }
 		  grep { $_->{told}{answer} } @tickets;
 		my @by_answer =
@@ -811,7 +810,8 @@ sub check_past
 
 =item $history->close_all($node)
 
-Closes every lease.  Nothing must be left then, in memory or in a table.
+Closes every lease.  No ticket or lease may be left then, in memory or in a
+table.
 
 =back
 
@@ -822,7 +822,7 @@ sub close_all
 	my ($self, $node) = @_;
 	my $session = session($node);
 
-	# another history may follow, on this server
+	# another history can follow on this server
 	$session->query('SELECT dlock_set_slots(name, NULL) FROM dlock_slots');
 	$session->query('SELECT dlock_lease_close(lease) FROM dlock_leases');
 	ok( $session->wait_for(

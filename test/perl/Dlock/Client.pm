@@ -3,20 +3,20 @@
 
 =head1 NAME
 
-Dlock::Client - a client of dlock that asks for all there is, at random
+Dlock::Client - a client that makes all kinds of calls of dlock, at random
 
 =head1 DESCRIPTION
 
 A process with its own session.  It makes all kinds of calls with leases, and
-with locks of the other scopes beside them, until the session ends.  It has a
-file in the history's directory, with a line for each call that it is about to
-make, and one for the answer:
+acquires locks of the other scopes, until the session ends.  Its file in the
+history's directory has one line for each call that it will make, and one for
+the answer:
 
 	asks  time  id  ''      what is asked: names and values
 	told  time  id  result
 
-The result is a value, "null", or "error" with an SQLSTATE.  Any other answer,
-while the session lives, is recorded as "odd".
+The result is a value, "null", or "error" with an SQLSTATE.  If the session
+lives, any other answer is recorded as "odd".
 
 =head1 METHODS
 
@@ -31,10 +31,10 @@ Connects, and runs until the session ends.
 =item $client->call($op, $expression, %call)
 
 Makes a call, and returns the result, or nothing if the session has ended.
-INFO in the expression is the argument that identifies the call in dlock's
-views. %call is for the history.  With sql => $sql, that is the whole
-statement; with block => 1, it is one of a transaction block, and the client
-ends this block if it has failed.
+INFO in the expression stands for the argument that identifies the call in
+dlock's views. %call is for the history. sql => $sql replaces the whole
+statement.  With block => 1, the call is in a transaction block, and the client
+rolls the block back if it failed.
 
 =item $client->step
 
@@ -55,11 +55,11 @@ use Time::HiRes qw(clock_gettime CLOCK_MONOTONIC);
 
 our @EXPORT_OK = qw($slots $ttl choose is_number percent shape);
 
-# The first letter tells how a lock is used: exclusive, shared, slots.
+# The first letter of a lock's name is its mode: exclusive, shared, slots.
 my @locks = ('x1', 'x2', 'x3', 's1', 'n1', 'n2');
 our $slots = 3;
 
-# of leases that live on, and of those that do not
+# for leases that do not expire, and for leases that do
 our $ttl = 3600;
 my $short_ttl = 0.2;
 
@@ -112,7 +112,7 @@ sub connect
 	return $self->surely('SET client_min_messages = error');
 }
 
-# A statement that does its work although it is canceled
+# Statements that take effect even if they are canceled
 sub surely
 {
 	my ($self, $sql) = @_;
@@ -172,21 +172,21 @@ sub call
 	if ($answer =~ /(?:ERROR|FATAL|PANIC):  ([0-9A-Z]{5})/)
 	{
 		return if $1 =~ /^(57P|08)/;
-		# not by a fault, but by dlock, because the guard is lost
+		# dlock canceled the statement because the guarded lock is lost
 		$answer = $answer =~ /57014: canceling statement due to loss of lock/ ?
 		  'error 55L01' : "error $1";
 		$self->surely('ROLLBACK') or return if !$call{block};
 	}
 	elsif ($answer =~ /WARNING:  .*wait(?:ing)? for synchronous replication/)
 	{
-		# committed here, and perhaps elsewhere
+		# committed here; the standbys may not have it
 		return unless $self->is_alive;
 		$answer = 'error 57014';
 	}
 	elsif ($answer =~ /^\s*$/ &&
 		$op =~ /^(?:release_at_commit|guard|write|protect|end_block|set_slots)$/)
 	{
-		# its answer is empty; only whether it came counts
+		# the call returns no value: only the arrival of the answer counts
 		return unless $self->is_alive;
 		$answer = 't';
 	}
@@ -201,13 +201,13 @@ sub call
 	return $self->told($id, $answer, $begin);
 }
 
-# The call that began then is answered.
+# The call that began at this time has been answered.
 sub told
 {
 	my ($self, $id, $answer, $begin) = @_;
 
 	delete $self->{asked};
-	# the answer may have come before the session ended, and be read after
+	# the answer may have been sent before the session ended, and read later
 	$self->{last_alive} = $begin;
 	$self->note_down('told', clock_gettime(CLOCK_MONOTONIC), $id, $answer);
 	syswrite($self->{pipe}, chr $self->{client}) unless $self->{quiet};
@@ -243,8 +243,8 @@ sub is_number
 	return defined $_[0] && $_[0] =~ /^\d+$/;
 }
 
-# The argument for the channel of announcements, which may be recorded in the
-# call
+# The argument for the channel of announcements.  It may be recorded in the
+# call.
 sub channel
 {
 	return ", channel => 'history'";
@@ -320,19 +320,19 @@ sub step
 	return defined $result;
 }
 
-# The seconds after which a lease may run out, or 0 if it never does
+# The seconds after which a lease may expire, or 0 if it never does
 sub short
 {
 	return percent(25) ? $short_ttl : 0;
 }
 
-# The delay of a lease that may run out, in seconds
+# The delay of a lease that may expire, in seconds
 sub delay
 {
 	return 0;
 }
 
-# The lock to request, if $name was chosen, with such a lease
+# The lock to request with such a lease, if $name was chosen
 sub lock_for
 {
 	my ($self, $name, $short) = @_;
@@ -340,7 +340,7 @@ sub lock_for
 	return $name;
 }
 
-# Returns its number, or an error; undefined if the session has ended.
+# Returns its number, or an error; undefined if the session has ended
 sub open_lease
 {
 	my ($self, $short, $delay) = @_;
@@ -402,7 +402,7 @@ sub ask_for_lease
 	  $kind ne 'enqueue' ? ", timeout => '20 ms'" : $self->channel(\%call);
 	if (percent(30) && $function !~ /ttl/)
 	{
-		# no other client makes the same request
+		# no other client can make the same request
 		$call{owner} = "$self->{client}." . choose(1, 2);
 		$arguments .= ", owner => '$call{owner}'";
 	}
@@ -444,7 +444,7 @@ sub use_session
 	return defined $result;
 }
 
-# Change a lease or ticket that stays
+# Change a lease or a ticket
 sub change
 {
 	my ($self, $lease, $ticket) = @_;
@@ -458,7 +458,7 @@ sub change
 
 	if ($what eq 'ttl')
 	{
-		# that of a single lease, or of none
+		# a ticket's own lease, or none
 		my $id = $ticket && percent(30) ? $ticket : $lease;
 
 		return $id ? $self->change_ttl($id) : 1;
@@ -482,7 +482,7 @@ sub another_short
 	return $self->short;
 }
 
-# The shorter of the two counts from the request on.
+# Until the answer, the shorter ttl counts.
 sub change_ttl
 {
 	my ($self, $id) = @_;
@@ -505,7 +505,7 @@ sub change_ttl
 	return defined $result;
 }
 
-# The view's answer about it, too
+# Also compares the info in the view
 sub change_info
 {
 	my ($self, $id, %call) = @_;

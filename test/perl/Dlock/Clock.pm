@@ -3,43 +3,43 @@
 
 =head1 NAME
 
-Dlock::Clock - the clock of leases, in the hands of TAP tests
+Dlock::Clock - control over the clock of leases, for TAP tests
 
 =head1 DESCRIPTION
 
-Leases use CLOCK_BOOTTIME, which goes on while the machine sleeps.  A server
-started here gets it from a library that is loaded before the C library.  With
-it a test advances that clock alone by an hour, for all processes at once, as a
-suspend does, and stops a process just after it reads the clock.
+Leases use CLOCK_BOOTTIME, which runs on while the machine sleeps.  A server
+started here reads this clock from a library that is loaded before the C
+library.  A test can advance the clock for all processes at once, as a suspend
+does, and can stop a process just after a reading of the clock.
 
 =over
 
 =item clock_is_ours()
 
-False if that is impossible: there is no such clock, or no C compiler.
+False if that is impossible: the clock or a C compiler is missing.
 
 =item under_our_clock($sub)
 
-Servers that the sub starts have that clock.
+Servers that the sub starts use that clock.
 
 =item new_server_of_clock($name, $conf)
 
-A new server with that clock, which can have standbys.  It waits for them
-however long its processes are stopped.
+A new server with that clock.  It can have standbys, and it waits for them
+without limit if their processes are stopped.
 
 =item time_passes($seconds)
 
-Advances the clock by this.
+Advances the clock by this time.
 
 =item stop_at_reading($pid, $n)
 
-Stop this process at its nth reading of the clock from now on; only the latest
-call counts.
+Stops this process at its nth reading of the clock from now on.  Only the
+latest call counts.
 
 =item stopped_at_reading($pid, $sub)
 
-Wait until it has stopped there, and return true; or until the sub returns
-true.
+Waits until the process has stopped there, and returns true; or until the sub
+returns true.
 
 =back
 
@@ -109,7 +109,7 @@ END_OF_SOURCE
 my $dir;
 my ($passed, $order, $pid, $stop_at) = (0, 0, 0, 0);
 
-# Readers never see a part of it.
+# Readers never see a part of the new value.
 sub set_clock
 {
 	open(my $file, '>', "$dir/clock.new") or die "cannot write: $!";

@@ -3,7 +3,7 @@
 
 =head1 NAME
 
-Dlock::Command - the command dlock, run by tests
+Dlock::Command - runs the command dlock for tests
 
 =head1 METHODS
 
@@ -11,12 +11,12 @@ Dlock::Command - the command dlock, run by tests
 
 =item Dlock::Command->new($node, @arguments)
 
-Starts the command, with the node's connection string.  A string can be given
-instead of the node.
+Starts the command with the node's connection string.  The first argument can
+be a string instead of a node.
 
 =item $command->exit_code
 
-Waits until it has ended.  A signal that ended it counts as 128 + n.
+Waits until the command has ended.  A signal that ended it counts as 128 + n.
 
 =item $command->out, err
 
@@ -24,7 +24,7 @@ Its output.
 
 =item $command->signal($signal)
 
-Sends it to the process that was started.
+Sends the signal to the process that was started.
 
 =item dlock($node, @arguments)
 
@@ -32,15 +32,15 @@ Runs the command; returns exit code, output, and error output.
 
 =item worker($name, $how)
 
-A program for dlock to run, which ignores SIGTERM.  It starts two copies, one
-of them in a session of its own, and each of the three notes the time again and
-again.  With $how "ends", SIGTERM ends it.
+A program that dlock runs.  It ignores SIGTERM, and starts two copies, one of
+them in a session of its own.  Each of the three notes the time repeatedly.
+With $how "ends", SIGTERM ends it.
 
 =item $worker->{argv}
 
 =item $worker->runs
 
-The number of its processes, without zombies.
+The number of its processes, not counting zombies.
 
 =item $worker->first, last
 

@@ -3,53 +3,53 @@
 
 =head1 NAME
 
-Dlock::Debugger - a debugger in the hands of TAP tests
+Dlock::Debugger - lets TAP tests control processes by a debugger
 
 =head1 DESCRIPTION
 
-Tests stop a process between two of its steps.
+Tests stop a process between two steps of its code.
 
 =over
 
 =item debugger_works($session)
 
-Is there a debugger, and can it be attached to a server's process?
+Is there a debugger, and can it attach to a server's process?
 
 =item call_in($pid, $function, @arguments)
 
-Makes a process call a function, with these numbers.
+Makes a process call a function with these integers.
 
 =item stop_behind($session, $function)
 
-Lets a session's next statement call this function, and stops its process when
-that has returned.  Returns a sub that waits until it is stopped; called again,
-the sub lets it continue.
+Stops the session's process when its next statement has called this function
+and the function has returned.  Returns a sub: the first call waits until the
+process is stopped, the second call lets it continue.
 
 =item stop_at($pid, @functions)
 
-The same for a process, at the beginning of the first of these functions that
-it calls.  Called again, the sub executes the given commands for the debugger,
-before it lets the process continue.
+Stops the process at the beginning of the first of these functions that it
+calls.  Returns such a sub.  The arguments of its second call are debugger
+commands, executed before the process continues.
 
 =item stop_at_last($pid, @functions)
 
-The same at the last of these functions, which it calls one after the other.  A
-number among them is a time in seconds for which it is held up there.
+Stops the process at the last of these functions, which it calls in this order.
+A number among them is a pause in seconds at that point.
 
 =item fail_in($session, $function, $stop)
 
-The same, but the session fails instead of the call, as if canceled there, and
-is stopped when it calls $stop after that.
+Makes the session fail instead of calling the function, as if it was canceled
+there.  The session is stopped at its next call of $stop.  Returns such a sub.
 
 =item commands_in($session, $function, @commands)
 
-Makes the debugger execute commands when a session's next statement reaches
-this function.  Returns a sub that waits for that, and returns the output.
+Executes debugger commands when the session's next statement calls this
+function.  Returns a sub that waits for that, and returns the output.
 
 =item raise_in($session, @functions)
 
-Makes a session's next statement call these functions, one after the other, and
-raise an error instead of the last call.  Returns a sub that waits for that.
+When the session's next statement has called these functions in this order, it
+raises an error instead of the last call.  Returns a sub that waits for that.
 
 =back
 
@@ -77,7 +77,7 @@ sub arguments
 
 	return [
 		qw(gdb -q -batch -nx -ex), 'set pagination off', '-p', $pid,
-		# "all" does not include a cancel
+		# "all" does not include SIGINT
 		map { ('-ex', $_) } 'handle all nostop noprint pass',
 		'handle SIGINT nostop noprint pass', @commands
 	];
@@ -138,7 +138,7 @@ sub stop_at_last
 		  @others);
 }
 
-# At its very beginning, at any function
+# Stops at the function's first instruction.  Works for any function.
 sub fail_in
 {
 	my ($session, $function, $stop) = @_;
@@ -175,7 +175,7 @@ sub commands_in
 	};
 }
 
-# The function called instead raises an error for any argument.
+# The function called instead raises an error for every argument.
 sub raise_in
 {
 	my ($session, $first, @others) = @_;
@@ -186,11 +186,11 @@ sub raise_in
 		'set $pc = &dlock_raise_no_ticket');
 }
 
-# The debuggers whose processes are stopped, or will be, by the files that they
-# wait for
+# Debuggers whose processes are stopped or will be, by the files that they wait
+# for
 my %waiting;
 
-# Stops at one of the places, and after these commands.
+# Stops at one of the places, then executes these commands.
 sub stop
 {
 	my ($pid, $places, @commands) = @_;
@@ -236,7 +236,7 @@ sub stop
 	};
 }
 
-# A server can end only with all its processes.
+# A server can shut down only if none of its processes is stopped.
 END
 {
 	PostgreSQL::Test::Utils::append_to_file($_, '') foreach keys %waiting;

@@ -3,28 +3,29 @@
 
 =head1 NAME
 
-Dlock::Example - the programs of examples/, run by tests
+Dlock::Example - runs the programs of examples/ for tests
 
 =head1 DESCRIPTION
 
-A program is started as a user would, talks to its test by lines, and can be
-stopped and killed.
+A program is started in the same way as by a user.  The test reads and writes
+its lines, and can stop and kill it.
 
 =over
 
 =item example_server()
 
-A running server with dlock, named by the environment, and with the programs'
-role "app", which may create tables.
+A running server with dlock.  The environment names it, and the programs' role
+"app", which may create tables.
 
 =item Dlock::Example->new($title, \%env, @command)
 
-Starts a program, which finds the Python client.  The title is for messages.
+Starts a program, with the Python client in its path.  The title is for
+messages.
 
 =item $program->says($pattern)
 
-Waits until a further line of output matches, and returns the line.  If the
-program ends without, that is an error.
+Waits until another line of output matches, and returns the line.  If the
+program ends before, that is an error.
 
 =item $program->type($line)
 
@@ -32,7 +33,7 @@ A line of input.
 
 =item $program->ends($code, $test)
 
-Closes the input, waits for the end, and tests the exit code; returns the
+Closes the input, waits for the end, tests the exit code, and returns the
 output.
 
 =item $program->err
@@ -41,7 +42,7 @@ Its error output.
 
 =item $program->signal($signal)
 
-With STOP, it does nothing any more once the call has returned.
+After STOP, the process is stopped when the call returns.
 
 =item $program->vanish
 
@@ -76,7 +77,7 @@ sub example_server
 	$node->safe_psql('postgres',
 		'CREATE ROLE app LOGIN; GRANT CREATE ON SCHEMA public TO app');
 	name_server($node);
-	# programs name their connections themselves
+	# programs must name their connections themselves
 	delete $ENV{PGAPPNAME};
 	$ENV{PYTHONPATH} = "$top/clients/python";
 	$ENV{PYTHONDONTWRITEBYTECODE} = 1;

@@ -12,17 +12,17 @@ Dlock::Go - Go, for tests of the Go client
 =item find_go($dir)
 
 The Go command, and the major version of pgx that it finds; nothing if one of
-them is not installed.  Packages in $dir/src are found, too, and nothing is
-downloaded.  DLOCK_GO is another Go, and pgx in DLOCK_GOPATH goes before
-Debian's.
+them is not installed.  Packages in $dir/src are found, too.  Nothing is
+downloaded.  DLOCK_GO names another Go.  DLOCK_GOPATH is searched for pgx
+before Debian's packages.
 
 =item install_go($dir, $version, $name, $text)
 
-Makes a file below $dir/src/dlock.org/dlock, for this version of pgx.
+Creates a file below $dir/src/dlock.org/dlock, for this version of pgx.
 
 =item install_go_client($dir, $version, @directories)
 
-The client, and what it has in these directories
+Installs the client, with the files in these directories
 
 =back
 
@@ -45,7 +45,7 @@ sub find_go
 {
 	my ($dir) = @_;
 
-	# as Debian has them, and without a network; a newer pgx may be before that
+	# use Debian's packages, without a network; DLOCK_GOPATH comes before them
 	$ENV{GO111MODULE} = 'off';
 	$ENV{GOPATH} = join ':', $dir, grep { $_ } $ENV{DLOCK_GOPATH},
 	  '/usr/share/gocode';

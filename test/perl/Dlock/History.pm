@@ -3,17 +3,17 @@
 
 =head1 NAME
 
-Dlock::History - what clients of dlock have asked, and what they were told
+Dlock::History - the calls of dlock's clients, and the answers
 
 =head1 DESCRIPTION
 
-Each client (Dlock::Client) writes each call before it makes it, and then the
-answer, both with the time.  So the history has all that a client can know: a
-call took effect between its two lines, if it has both.
+Each client (Dlock::Client) writes each call before it makes the call, and then
+the answer, both with the time.  So the history has everything that a client
+can know.  A call with an answer took effect between its two lines.
 
-This gathers what follows for each ticket and lease: the clients that were
-given it, when it is sure to be held or open, and the calls that may have ended
-it.  Dlock::Checker compares servers with that.
+This class derives facts for each ticket and lease: the clients that got it,
+the time when it is surely held or open, and the calls that may have ended it.
+Dlock::Checker compares servers with these facts.
 
 =cut
 
@@ -41,9 +41,9 @@ our $infinity = 9**9**9;
 
 =item Dlock::History->new($seed)
 
-An empty history.  Random choices depend on the seed alone, and on the server's
-answers.  With DLOCK_TEST_HISTORY in the environment, the clients' lines are
-kept, in a directory below that one, for docs/pictures/timeline.
+An empty history.  Random choices depend only on the seed and the server's
+answers.  If DLOCK_TEST_HISTORY is set, the clients' lines are kept in a
+directory below that one, for docs/pictures/timeline.
 
 =cut
 
@@ -87,17 +87,17 @@ sub new
 =item $history->load($node, $calls, $end, %options)
 
 Runs clients until $calls calls have been answered, and then calls the sub
-$end, which must end their sessions.  With off => $percent, that part of the
-calls is made with synchronous_commit = off.  With after => $calls2, then =>
-$sub, this sub is called after $calls2 answers.
+$end, which must end their sessions.  With off => $percent, this percentage of
+the calls uses synchronous_commit = off.  With after => $calls2, then => $sub,
+the sub is called after $calls2 answers.
 
 =item $history->start_clients($node, $numbers, %options)
 
-Its first step: returns a Dlock::Load.
+load()'s first step: returns a Dlock::Load.
 
 =item $history->read_calls($load)
 
-Its last step: reads the clients' calls and answers since the last call.
+load()'s last step: reads the clients' calls and answers since the last call.
 
 =cut
 
@@ -133,7 +133,8 @@ sub client
 	return Dlock::Client->new($self, $load, $number);
 }
 
-# The client's tickets and leases when its last session ended, as far as known
+# The client's tickets and leases at the end of its last session, as far as
+# known
 sub belongings
 {
 	my ($self, $client) = @_;
@@ -147,7 +148,7 @@ sub belongings
 		{ map { $_->{number} => $_->{name} } @tickets });
 }
 
-# Their server is about to be killed.
+# The clients' server is about to be killed.
 sub note_end
 {
 	my ($self, $load) = @_;
@@ -156,7 +157,7 @@ sub note_end
 	return;
 }
 
-# In the order of time
+# In order of time
 sub read_calls
 {
 	my ($self, $load) = @_;
@@ -165,7 +166,7 @@ sub read_calls
 	$self->_learn($load, @$_) foreach sort { $a->[1] <=> $b->[1] }
 	  map { $self->_new_lines($_) } @files;
 	unlink @files if $load->{over} && !$ENV{DLOCK_TEST_HISTORY};
-	# their holds have ended with their sessions
+	# their session-scoped holds ended with their sessions
 	foreach my $hold (@{ $self->{holds} })
 	{
 		$hold->{end} //= $self->{killed}
@@ -183,7 +184,7 @@ sub _new_lines
 	seek $handle, $self->{offsets}{$file} // 0, 0 or die "seek: $!";
 	my @lines = <$handle>;
 	close $handle;
-	# one that is not complete
+	# an incomplete line
 	pop @lines if @lines && $lines[-1] !~ /\n\z/;
 	$self->{offsets}{$file} += length $_ foreach @lines;
 	chomp @lines;
@@ -266,7 +267,7 @@ sub _learn_begin
 	return;
 }
 
-# A request for which a lease has one ticket, however often it is made
+# A request for which a lease gets one ticket, even if it is repeated
 sub _request
 {
 	my ($call, $name) = @_;
@@ -294,7 +295,7 @@ sub _changed
 	  $self->{tickets}{ $call->{ticket} };
 }
 
-# A shorter ttl counts from the request on.  Only single leases are known here.
+# Until the answer, the shorter ttl counts.  Only single leases are known here.
 sub _begin_ttl
 {
 	my ($self, $call) = @_;
@@ -328,7 +329,7 @@ sub _begin_downgrade
 	return;
 }
 
-# The mode that a ticket has for sure
+# The mode that a ticket surely has
 sub _mode
 {
 	my ($ticket) = @_;
@@ -344,8 +345,8 @@ sub _alive_until
 	return $lease->{short} ? $lease->{alive_until} : $infinity;
 }
 
-# Its locks are surely not granted to others until then, unless they are
-# released: a delay begins when the lease has run out.
+# Until this time, the lease's locks are surely not granted to others unless
+# they are released.  A delay begins when the lease has expired.
 sub closed_until
 {
 	my ($lease) = @_;
@@ -353,7 +354,7 @@ sub closed_until
 	return _alive_until($lease) + $lease->{delay};
 }
 
-# The lease was open at this call: until when is it surely open?
+# The lease was open at this call: compute until when it is surely open
 sub _alive_from
 {
 	my ($self, $lease, $call) = @_;
@@ -363,8 +364,8 @@ sub _alive_from
 	return;
 }
 
-# The client was told that it is gone: right, if it has expired, or was
-# released.
+# The client was told that the lease or ticket is gone.  That is correct if it
+# has expired or was released.
 sub _gone
 {
 	my ($self, $call, $what, $thing) = @_;
@@ -395,7 +396,7 @@ sub _learn_answer
 	}
 	elsif ($op =~ /^(?:renew|retime)$/ && $result eq 'error 58030')
 	{
-		# standbys do not answer: the lease may exist, or not
+		# standbys do not answer: the lease may exist
 	}
 	elsif ($op eq 'renew')
 	{
@@ -562,7 +563,7 @@ sub _learn_ticket
 	};
 }
 
-# From this answer on, the ticket is known to hold.
+# After this answer, the ticket surely holds.
 sub _hold
 {
 	my ($self, $ticket, $call) = @_;
@@ -588,7 +589,7 @@ Records a problem.
 
 =item $history->report($when)
 
-One test: no problem was recorded since the last report.
+One test: no problem was recorded since the last report
 
 =cut
 
@@ -636,13 +637,13 @@ sub tell
 
 =item now()
 
-The time, as written in the history.
+The time in the history's format
 
 =item is_durable($level, $where)
 
-Does that synchronous_commit make a call's answer durable "here", on the
-client's server; "there", on a synchronous standby; or "nowhere", on an
-asynchronous one?
+Does this synchronous_commit make a call's answer durable "here" (on the
+client's server), "there" (on a synchronous standby), or "nowhere" (on an
+asynchronous standby)?
 
 =back
 

@@ -11,19 +11,19 @@ Dlock::Java - Java, for TAP tests of clients
 
 =item find_java(@jars)
 
-The command that runs Java with these jars of the system, given without .jar,
-if there is also a compiler of version 17 or later; otherwise nothing.
+The command that runs Java with these jars of the system, named without .jar.
+Returns nothing if there is no compiler of version 17 or later.
 
 =item add_jar(\@java, $directory, $name, @stubs)
 
-Compiles the client, or a module of it, with warnings as errors, into a jar of
-this name, with its manifest and the license.  The command uses the jar from
-now on.  Stubs of libraries are compiled with it, but are not in the jar.
-Returns its path.
+Compiles the client, or one of its modules, into a jar of this name, with its
+manifest and the license.  Warnings are errors.  The command uses the jar from
+now on.  Stubs of libraries are compiled, too, but are not in the jar.  Returns
+the jar's path.
 
 =item add_classes(\@java, @files)
 
-Compiles them, so that the command finds them.
+Compiles the files so that the command finds their classes.
 
 =back
 
@@ -40,7 +40,7 @@ use PostgreSQL::Test::Utils;
 
 our @EXPORT = qw(find_java add_jar add_classes);
 
-# For a run of some seconds, with little memory
+# Options for a run of some seconds with little memory
 my @quickly = ('-XX:TieredStopAtLevel=1', '-XX:+UseSerialGC', '-Xmx200m');
 
 sub find_java

@@ -7,15 +7,15 @@ Dlock::JavaScript - Node.js, for tests of clients
 
 =head1 DESCRIPTION
 
-The environment variable DLOCK_JAVASCRIPT is the directory in which npm has
-installed the packages of test/clients/javascript/package.json.  If it is not
-set, Node.js or npm is missing.
+The environment variable DLOCK_JAVASCRIPT names the directory in which npm has
+installed the packages of test/clients/javascript/package.json.  It is not
+set if Node.js or npm is missing.
 
 =over
 
 =item install_javascript($dir)
 
-Lets programs in this directory import these packages, and clients/node.
+Lets programs in this directory import these packages and clients/node.
 
 =back
 

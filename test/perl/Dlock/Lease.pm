@@ -3,13 +3,12 @@
 
 =head1 NAME
 
-Dlock::Lease - what TAP tests of leases and announcements share
+Dlock::Lease - functions shared by TAP tests of leases and announcements
 
 =head1 DESCRIPTION
 
-Expected announcements; processes that are stopped for a while; and commits
-that wait for a standby that does not exist, so that a test can keep a change
-unfinished.
+Expected announcements, processes that are stopped for a while, and commits
+that wait for a missing standby, so that a test can keep a change unfinished.
 
 =over
 
@@ -19,35 +18,39 @@ The payload.
 
 =item enqueue($session, $name, $arguments)
 
-The ticket of a session; the arguments, with a comma first, follow the name.
-On demand.
+Enqueues, and returns the ticket.  The arguments follow the name and begin with
+a comma.  Exported only on request.
 
 =item told($session, $test, @announcements)
 
-These have come next, and no others.
+Tests that the session has received exactly these announcements since the last
+call.
 
 =item is_now($session, $sql, $expected, $test)
 
-Repeats the query until the result is as expected; tests the final result.
+Repeats the query until it returns the expected result, and tests the final
+result.
 
 =item stop_process($pid), continue_process($pid)
 
-By signals.  Once stop_process() has returned, the process does nothing.
+Stop and continue the process by signals.  Once stop_process() has returned,
+the process does nothing.
 
 =item process_state($pid)
 
-Its letter: "T" if it is stopped.  On demand.
+The state as a letter: "T" if the process is stopped.  Exported only on
+request.
 
 =item stop_while($session, $pid, $sql)
 
-Stops the process when the query's result is "t", and stays so: while it
-sleeps, without a lock that others need.
+Stops the process while it sleeps and holds no lock that others need.  This is
+so if the query returns "t" before and after the stop.
 
 =item commits_hang($node, $hang)
 
-Lets commits wait for a standby from now on, or not any more, if their
-synchronous_commit is "on", while the server's is "local".  The server must be
-able to have standbys.
+From now on, a commit with synchronous_commit "on" waits for a standby; if
+$hang is false, it does not wait.  The server's own synchronous_commit must be
+"local".  The server must allow standbys.
 
 =item hangs($node, $session)
 
@@ -112,7 +115,7 @@ sub is_now
 	return is($result, $expected, $test);
 }
 
-# As shown by ps, which may not be installed
+# The state as in ps, which may not be installed
 sub process_state
 {
 	my ($pid) = @_;
@@ -124,14 +127,14 @@ sub process_state
 	return `ps -o state= -p $pid` =~ s/^\s+//r;
 }
 
-# A signal takes effect some time later.
+# A signal takes effect with a delay.
 sub stop_process
 {
 	my ($pid) = @_;
 
 	$stopped{$pid} = 1;
 	kill('STOP', $pid) == 1 or die "no process $pid";
-	# if it was exiting, and its parent is stopped, it stays a zombie
+	# an exiting process whose parent is stopped stays a zombie
 	poll("process $pid is stopped", sub { process_state($pid) =~ /^[TZ]/i });
 	return;
 }
@@ -145,7 +148,7 @@ sub continue_process
 	return;
 }
 
-# It may wake before the signal comes.
+# The process may wake before the signal arrives.
 sub stop_while
 {
 	my ($session, $pid, $sql) = @_;
@@ -161,7 +164,7 @@ sub stop_while
 	return;
 }
 
-# A server can end only with all its processes.
+# A server can shut down only if none of its processes is stopped.
 END
 {
 	kill('CONT', keys %stopped);
@@ -176,7 +179,7 @@ sub hangs
 		  . "WHERE pid = $session->{pid} AND wait_event = 'SyncRep'") eq 't';
 }
 
-# The checkpointer applies it, some time after the setting.
+# The checkpointer applies the setting, with a delay.
 sub commits_hang
 {
 	my ($node, $hang) = @_;

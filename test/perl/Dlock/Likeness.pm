@@ -3,14 +3,14 @@
 
 =head1 NAME
 
-Dlock::Likeness - is what came what a page shows?
+Dlock::Likeness - compares a page with the output of a run
 
 =head1 DESCRIPTION
 
-Tickets, process ids and the like differ from run to run.  But numbers that are
-equal on the page must be equal in the run, and a greater one must be greater.
-So an object of this class is for one page, and remembers which number stands
-for which.
+Tickets, process ids and the like differ from run to run.  But equal numbers on
+the page must be equal in the run, and a greater number must be greater in the
+run.  So each page needs an object of this class, which remembers the number in
+the run for each number on the page.
 
 =head1 METHODS
 
@@ -18,15 +18,15 @@ for which.
 
 =item $like->is_like($shown, $real)
 
-Does this line of the page match that one of the run?
+Does this line of the page match this line of the run?
 
 =item $like->add_pid($pid)
 
-Declares a session's process id, wherever it is printed.
+Declares a session's process id, for all lines.
 
 =item $like->to_real($text)
 
-A statement of the page, with the run's numbers.
+Replaces the page's numbers in a statement by the run's numbers.
 
 =back
 
@@ -60,7 +60,7 @@ sub add_pid
 	return;
 }
 
-# Without layout
+# Ignore the layout
 sub normal
 {
 	my ($line) = @_;
@@ -71,7 +71,7 @@ sub normal
 	return $line;
 }
 
-# bind($kind, $shown, $real): may the one stand for the other?
+# bind($kind, $shown, $real): can $shown stand for $real?
 sub bind_pair
 {
 	my ($self, $kind, $shown, $real) = @_;
@@ -116,7 +116,7 @@ sub is_like
 		elsif ($r =~ /^\d+$/
 			&& $real[ $i - 1 ] =~ /\breceived from server process with PID $/)
 		{
-			# a worker or a sender, which can be another one each time
+			# a worker or a sender, each time perhaps another process
 			return 0 unless $s =~ /^\d+$/;
 		}
 		elsif ($r =~ /^\d+$/
@@ -151,7 +151,7 @@ sub is_like
 	return 1;
 }
 
-# The page's text, with the run's numbers
+# The page's text with the run's numbers
 sub to_real
 {
 	my ($self, $text) = @_;

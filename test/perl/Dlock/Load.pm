@@ -7,8 +7,8 @@ Dlock::Load - clients of dlock, each in a process of its own
 
 =head1 DESCRIPTION
 
-A client reports each answer over a pipe, so that the test knows the number of
-answers, and the clients without any.
+A client reports each answer over a pipe.  So the test knows the number of
+answers, and the clients that have got none.
 
 =head1 METHODS
 
@@ -16,12 +16,12 @@ answers, and the clients without any.
 
 =item Dlock::Load->new($history, $node, $numbers, %options)
 
-Starts these clients.  With off => $percent, that part of their calls is made
-with synchronous_commit = off.
+Starts these clients.  With off => $percent, this percentage of their calls
+uses synchronous_commit = off.
 
 =item $load->{answers}
 
-The number of answers counted so far.
+The number of answers so far.
 
 =item $load->await($count)
 
@@ -34,12 +34,12 @@ Waits until each client has this many answers from now on.
 =item $load->run($hurt)
 
 Calls the sub $hurt repeatedly, with the number of answers so far, until it
-returns false.  Returns once each client has another answer.
+returns false.  Then waits until each client has got another answer.
 
 =item $load->release($end, @numbers)
 
-Ends these clients, or all.  The sub $end must end their sessions, and is
-called until they have ended if only some are meant.
+Ends these clients, or all.  The sub $end must end their sessions.  If clients
+are given, it is called repeatedly until they have ended.
 
 =back
 
@@ -89,8 +89,8 @@ sub new
 	return $self;
 }
 
-# Read which clients were answered: each byte is one.  False if all of them
-# have ended.
+# Read the answers' bytes, one for each answer.  False if all clients have
+# ended.
 sub _count
 {
 	my ($self) = @_;
@@ -117,7 +117,7 @@ sub await
 	return;
 }
 
-# Clients with fewer answers since the count began at 0
+# Clients with fewer answers since the counters were reset
 sub _unanswered
 {
 	my ($self, $count) = @_;

@@ -3,13 +3,13 @@
 
 =head1 NAME
 
-Dlock::Model - what locks must do, told as simply as possible
+Dlock::Model - a simple model of dlock's locks
 
 =head1 DESCRIPTION
 
-A model of dlock's session- and transaction-scoped locks, written from their
-description and not from their code.  Sessions are names.  Each operation is
-completed at once, with all grants that it causes.
+A model of session- and transaction-scoped locks, written from their
+description and not from the code.  Sessions are names.  Each operation is
+completed at once, including all grants that it causes.
 
 A session's operation leaves its result in {result}: [ 'number', tickets ], [
 'text', what psql shows ] or [ 'error', SQLSTATE ].  While the session waits,
@@ -105,7 +105,7 @@ sub level
 	return 1 + $session->{savepoints};
 }
 
-# End a ticket that no request uses any more.
+# End a ticket that no request uses.
 sub settle
 {
 	my ($self, $ticket) = @_;
@@ -179,7 +179,7 @@ sub fail
 	return;
 }
 
-# statement($s, $sub): unless the transaction has failed before
+# statement($s, $sub): calls the sub unless the transaction has failed
 sub statement
 {
 	my ($self, $s, $sub) = @_;
@@ -275,7 +275,7 @@ sub acquire
 		});
 }
 
-# A DO block that tries to acquire, and rolls this back in an exception block
+# A DO block that tries to acquire, and rolls back in an exception block
 sub acquire_and_raise
 {
 	my ($self, $s, %request) = @_;
@@ -296,7 +296,7 @@ sub acquire_and_raise
 		});
 }
 
-# Continue a request, whose ticket may just have been granted.
+# Continue a request whose ticket may just have been granted.
 sub go_on
 {
 	my ($self, $s, $ticket) = @_;
@@ -335,7 +335,7 @@ sub go_on
 	return $self->succeed($s, 'number', map { $taken{$_} } @{ $request->{names} });
 }
 
-# Release a request's tickets, and its place in the queue.
+# Release a request's tickets and its place in the queue.
 sub give_up
 {
 	my ($self, $session) = @_;
@@ -354,7 +354,7 @@ sub give_up
 	return;
 }
 
-# What would a request for this lock meet?
+# What would a request for this lock find?
 sub outlook
 {
 	my ($self, $s, $request, $name) = @_;
@@ -375,7 +375,7 @@ sub outlook
 	return 'free' if !@{ $lock->{queue} } && fits($lock, $mode, $permits);
 	return '55P03' if $request->{nowait};
 
-	# It would wait for itself if its own permits are in its way.
+	# It would wait for itself if its own permits block it.
 	$permits += $_->{permits} foreach @own;
 	return '40P01' if @own && $permits > $lock->{slots};
 	return $request->{timeout} ? '55P03' : 'wait';
@@ -507,7 +507,7 @@ sub release_all
 }
 
 #
-# What happens to a session from outside
+# Events outside of the session's control
 #
 sub cancel
 {
@@ -561,7 +561,8 @@ sub holds
 }
 
 # Would this request close a cycle?  Each holder of its locks, and each waiter
-# for them, counts as in its way, which is the safe side.
+# for them, counts as blocking it.  That can report too many cycles, never too
+# few.
 sub closes_cycle
 {
 	my ($self, $s, %request) = @_;
@@ -577,7 +578,7 @@ sub closes_cycle
 		push @to_visit, map { $self->in_the_way($_) } @{ $request->{left} };
 	}
 
-	# Its own tickets are in its way only through others.
+	# its own tickets block it only through other sessions
 	return grep { $self->waits_behind($_, $s) } grep { $_ ne $s } keys %seen;
 }
 
@@ -618,7 +619,7 @@ sub blockers
 	return sort keys %blockers;
 }
 
-# All tickets, lock by lock, the holders first, as rows of dlock_locks
+# All tickets by lock, holders first, as rows of dlock_locks
 sub tickets
 {
 	my ($self) = @_;
