@@ -77,7 +77,7 @@ dlock_name_word(const char *name, unsigned int length, unsigned int word)
 		memcpy(&result, name + word * 8, 8);
 	else if (length >= 8)
 	{
-		/* the last 8 bytes, less those of the word before */
+		/* the last 8 bytes; those of the word before are shifted out */
 		memcpy(&result, name + length - 8, 8);
 #ifdef WORDS_BIGENDIAN
 		result <<= (8 - rest) * 8;

@@ -37,7 +37,7 @@
 /* Interval of the handler's looks, in milliseconds */
 #define LOOK_EVERY	100
 
-/* Guards to look at before a statement: n guards take n * n looks in a loop */
+/* Guards to check before a statement: taking n in a loop checks n * n times */
 #define MAX_LOOKED_AT	64
 
 /* In QueryCancelPending: only the handler has canceled; others set 1 */
@@ -53,7 +53,7 @@ typedef struct Watched
 
 bool		dlock_cancel_lost_guards = true;
 
-/* A statement is executed, with the explanation on the stack; for the handler */
+/* For the handler: a statement runs, with the explanation on the stack */
 volatile bool dlock_cancel_explained = false;
 
 /* Read by the handler.  The latest comes last. */
@@ -90,9 +90,9 @@ find_lost(void)
 }
 
 /*
- * Change QueryCancelPending from one value to another.  If another process
- * cancels, that sets 1, which stays, and comes by SIGINT, or by a recovery
- * conflict, which no session with a guard can have.
+ * Change QueryCancelPending from one value to another.  A cancel by another
+ * process sets 1, which stays.  It comes by SIGINT, because no session with a
+ * guard can have a recovery conflict.
  */
 static void
 exchange_cancel(sig_atomic_t before, sig_atomic_t after)
@@ -135,8 +135,8 @@ put_explanation(void)
 
 /*
  * Put the explanation in place in the handler; false if that is impossible
- * now.  An executed statement has it.  Before that, the stack can be walked
- * only in a wait for a lock: at other times an error may have freed a part.
+ * now.  An executed statement has it already.  Otherwise the stack can be
+ * walked only in a wait for a lock, as an error may have freed a part.
  */
 static bool
 put_explanation_in_handler(void)
@@ -163,8 +163,8 @@ look_at_guards(void)
 }
 
 /*
- * Look from now on, or again: an error disables timeouts, even if only a
- * savepoint is lost, and the end of a statement restores the stack.
+ * Begin to look, or begin again: an error disables timeouts, even if it loses
+ * only a savepoint, and a statement's end restores the stack.
  */
 static void
 begin_looking(void)
@@ -216,8 +216,8 @@ dlock_cancel_watch(const DlockKey *key, DlockTicket *ticket, DlockLease *lease)
 }
 
 /*
- * Stop watching the latest ticket or, as a commit begins, which looks at the
- * guards itself, all.  Raises no error.
+ * Stop watching the latest ticket, or all: a commit that begins looks at the
+ * guards itself.  Raises no error.
  */
 void
 dlock_cancel_unwatch(bool all)

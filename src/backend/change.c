@@ -164,8 +164,8 @@ undo_ttl(int code, Datum arg)
 }
 
 /*
- * Renew a lease, or a ticket's own, and give it another ttl.  Returns the
- * number of its tickets, or -1 if it is gone.
+ * Renew a lease, or the single lease of a ticket, with another ttl.  Returns
+ * the number of its tickets, or -1 if it is gone.
  *
  * The wait is at the lease's durability, if that is higher than
  * synchronous_commit: a standby that takes over goes by the row.
@@ -181,7 +181,7 @@ dlock_change_ttl(int64 number, int64 ttl)
 	begin_change(&change, number);
 	lease = change.retimed =
 		change.ticket ? dlock_lease_of(change.ticket) : change.lease;
-	/* a ticket of a lease of many does not renew that */
+	/* a lease of many is renewed by its own number only */
 	if (lease && !change.lease && !lease->single)
 		lease = NULL;
 	/* only the first change of a ttl allocates memory */

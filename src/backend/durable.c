@@ -91,9 +91,9 @@ raise_no_worker(const char *detail)
 }
 
 /*
- * Wait until a record's changes so far are durable at synchronous_commit.  The
- * lease's durability stays.  If the wait fails, "outcome" tells in the error
- * what becomes of the changes.
+ * Wait until a record's changes so far are durable at synchronous_commit.
+ * Does not raise the lease's durability.  If the wait fails, "outcome" tells
+ * in the error what becomes of the changes.
  */
 void
 dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
@@ -115,7 +115,7 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 			break;
 		if (record->finished)
 		{
-			/* it ended unwritten: the caller sees that */
+			/* the record ended unwritten: the caller checks that */
 			lsn = InvalidXLogRecPtr;
 			break;
 		}
@@ -146,8 +146,8 @@ dlock_durable_wait_only(DlockSpace *space, DlockRecord *record,
 }
 
 /*
- * Raise the durability of a lease, which the caller counts on, and wait until
- * its changes, or a ticket's and its lease's, are durable.
+ * Raise the durability of the lease, because the caller counts on it.  Wait
+ * until the changes of the record, and of its lease, are durable.
  */
 static void
 wait_for_record(DlockSpace *space, DlockRecord *record, const char *outcome)
@@ -200,7 +200,7 @@ dlock_durable_wait_at(DlockSpace *space, DlockRecord *record, int level,
 		wait_for_record(space, record, outcome);
 		return;
 	}
-	/* PostgreSQL's wait for standbys takes no level; an error undoes this */
+	/* PostgreSQL takes the level from the setting; an error resets it */
 	nest_level = NewGUCNestLevel();
 	(void) set_config_option("synchronous_commit", names[level], PGC_USERSET,
 							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);

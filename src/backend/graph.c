@@ -218,7 +218,7 @@ fill_place(const DlockGraph *graph, DlockGraphPlace *place,
 	place->permits = member->permits;
 }
 
-/* The index of a lock, which is read the first time */
+/* The index of a lock, which the first call for it reads */
 static int
 find_lock(DlockGraph *graph, const DlockKey *key)
 {
@@ -282,7 +282,7 @@ collect_wait(DlockGraph *graph, int n, const DlockWait *wait)
 
 /* Heavyweight locks */
 
-/* Workers go on with their leader; anyone can end a prepared transaction. */
+/* A parallel worker's owner is its leader; a prepared transaction has none. */
 static DlockGraphPlace *
 fill_heavy_place(DlockGraphPlace *place, PROCLOCK *holder, LOCKMASK modes)
 {
@@ -350,8 +350,8 @@ find_heavy_lock(const LOCKTAG *tag, int partition)
 }
 
 /*
- * Read the lock with this tag: the one that "waiter" still waits for or, if
- * that is NULL, whatever process has it.  Without such a lock, it is empty.
+ * Read the lock with this tag.  If "waiter" is not NULL, it must still wait
+ * for the lock.  If there is no such lock, the copy is empty.
  */
 static int
 read_heavy_lock(DlockGraph *graph, LOCKTAG tag, PGPROC *waiter)
@@ -401,7 +401,7 @@ collect_heavy_waits(DlockGraph *graph, int n)
 		LOCK	   *awaited = *(LOCK *volatile *) &proc->waitLock;
 		DlockGraphRef at;
 
-		/* the worker's was entered before */
+		/* the worker's wait was entered before */
 		if (awaited == NULL && i != graph->worker)
 			continue;
 		if (graph->heavy[i].lock < 0 && awaited != NULL)
@@ -416,7 +416,7 @@ collect_heavy_waits(DlockGraph *graph, int n)
 
 /*
  * Link the parallel workers that wait to their leaders, without a lock.  If a
- * process is not a leader's any more, its place says so.
+ * process has another leader by now, its place has that owner.
  */
 static void
 link_groups(DlockGraph *graph)
@@ -547,8 +547,8 @@ take_place(DlockGraph *graph, int n, int l, int p)
  * request that it blocks, so places in the queue get no vertex.
  *
  * If no ticket holds the lock, the worker has still to remove the last
- * holder's row, and counts as the holder.  But nothing is in the way of a
- * first request for more permits than are set.
+ * holder's row, and counts as the holder.  But a first request for more
+ * permits than are set waits for no process.
  */
 static void
 take_places(DlockGraph *graph, int l, DlockSpace *space)
@@ -585,7 +585,7 @@ take_places(DlockGraph *graph, int l, DlockSpace *space)
 		(lock->places[first].modes == LOCKBIT_ON(DLOCK_SLOTS) &&
 		 lock->places[first].permits > lock->places[first].slots))
 		return;
-	/* all places before the first request's are about to be left */
+	/* the tickets before the first request are all leaving */
 	lock->places[0].granted = true;
 	lock->places[0].modes = LOCKBIT_ON(DLOCK_EXCLUSIVE);
 	lock->holders = Max(lock->holders, 1);

@@ -25,7 +25,7 @@ typedef struct DlockWait
 	DlockKey	key;			/* of its lock */
 } DlockWait;
 
-/* A place: the index of its lock, or -1, and its own there */
+/* A place: the index of its lock (-1: none), and its own in the lock */
 typedef struct DlockGraphRef
 {
 	int			lock;
@@ -36,15 +36,15 @@ typedef struct DlockGraphRef
 typedef struct DlockGraphPlace
 {
 	int			procno;			/* possibly a parallel worker's */
-	int			owner;			/* proc number of the process that must go on
-								 * so that this place is left; -1: none that
-								 * waits */
+	int			owner;			/* proc number of the process that leaves this
+								 * place if it goes on; -1: none that can wait
+								 * */
 	int			pid;			/* the owner's */
 	int			vertex;			/* the owner's; -1: not collected */
 	int			first_wait;		/* index in DlockGraph.waits; -1: none */
 	bool		granted;
 	LOCKMASK	modes;			/* held or requested, a bit each */
-	LOCKMASK	conflicts;		/* modes beside which the request cannot be */
+	LOCKMASK	conflicts;		/* modes that it conflicts with */
 	uint64		since;			/* start of the wait; 0: a moment ago */
 
 	/* of a lock of dlock */
@@ -71,16 +71,16 @@ typedef struct DlockGraphLock
 	DlockGraphPlace *places;	/* holders, then the queue in its order */
 	int			count;
 	int			holders;		/* number of holders */
-	int32		slots;			/* what counts for the holders */
-	int			expanded;		/* the owners of so many places are collected */
+	int32		slots;			/* slots for the holders */
+	int			expanded;		/* places whose owners are collected */
 
 	/* blockers.c's */
-	int			first;			/* request of dlock's queue that waits ... */
+	int			first;			/* first request that waits in dlock ... */
 	int			first_exclusive;	/* ... and is not shared; "count": none */
 	int			number;			/* of the latest count that came here */
-	int			done[MAX_LOCKMODES];	/* by mode: it is done from here on */
-	LOCKMASK	shared_modes;	/* of the only place of a counted root ... */
-	int			shared_count;	/* ... its count, unless the modes are 0 ... */
+	int			done[MAX_LOCKMODES];	/* by mode: counted from here on */
+	LOCKMASK	shared_modes;	/* only place of a root counted before ... */
+	int			shared_count;	/* ... and the count (modes 0: none) */
 	bool		shared_is_ours;
 	bool		has_infos;		/* the places have their infos */
 } DlockGraphLock;
@@ -98,8 +98,8 @@ typedef struct DlockGraphWait
 } DlockGraphWait;
 
 /*
- * A backend with its parallel workers or, only in the whole graph, a prepared
- * transaction or a lease, which never wait
+ * A backend with its parallel workers.  The whole graph also has prepared
+ * transactions and leases, which never wait.
  */
 typedef struct DlockVertex
 {
@@ -120,7 +120,7 @@ typedef struct DlockVertex
 	DlockGraphRef first_place;
 	uint64		since;			/* start of its latest wait */
 	bool		is_ours;		/* of this database */
-	bool		explained;		/* a root, or behind one that is shown */
+	bool		explained;		/* a root, or waits behind one */
 	int			visited;		/* number of the latest count or walk */
 } DlockVertex;
 
@@ -140,8 +140,8 @@ typedef struct DlockGraph
 	int		   *vertex_of;		/* by proc number; -1: none */
 	HTAB	   *others;			/* vertices that are not sessions; NULL if this
 								 * is not the whole graph */
-	int		   *next_in_group;	/* by proc number: of a leader and its parallel
-								 * workers that wait; -1: none */
+	int		   *next_in_group;	/* by proc number: links a leader and its
+								 * waiting parallel workers; -1: none */
 	DlockGraphRef *heavy;		/* by proc number: where it waits in the lock
 								 * manager */
 	int			buckets[DLOCK_GRAPH_BUCKETS];	/* of locks; -1: none */
@@ -149,7 +149,7 @@ typedef struct DlockGraph
 	/* the space's worker, if it cannot lock a table */
 	int			worker;			/* its proc number; -1: none */
 	int			worker_pid;
-	uint64		blocked_on;		/* as the space has it; 0: nothing */
+	uint64		blocked_on;		/* copied from the space; 0: nothing */
 
 	/* blockers.c's */
 	int			number;			/* of the latest count or walk */

@@ -146,7 +146,7 @@ granted_place(const DlockHeld *held)
 		DLOCK_HELD_BY_XACT;
 }
 
-/* Find tickets that others have ended.  "lost" follows the state. */
+/* Find tickets that others have ended.  "lost" is counted after the state. */
 static void
 notice_losses(void)
 {
@@ -156,7 +156,7 @@ notice_losses(void)
 	if (likely(lost == lost_seen))
 		return;
 	pg_read_barrier();
-	/* the oldest first, so that each is the latest in its list */
+	/* the oldest first, so that each is inserted as the latest at no cost */
 	dlist_reverse_foreach(iter, &dlock_held_tickets)
 	{
 		DlockHeld  *held = dlist_container(DlockHeld, by_age, iter.cur);
@@ -368,8 +368,8 @@ dlock_held_find_latest(const DlockSpace *space, const char *name, Size length)
 }
 
 /*
- * The latest granted ticket under a name, unless it has slots.  Of a session's
- * live tickets under one name, all have slots or none has.
+ * The latest granted ticket under a name, unless it has slots.  A session's
+ * live tickets under one name either all have slots or none has.
  */
 DlockHeld *
 dlock_held_find_reentrant(DlockHeldName *name)

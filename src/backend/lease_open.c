@@ -13,10 +13,10 @@
 
 #include "backend/inner.h"
 
-/* Leases attached to this session, each referred to */
+/* Leases attached to this session, each with a reference */
 static List *attached_leases = NIL;
 
-/* A lease did not become durable, or its opener exits before. */
+/* The lease did not become durable, or this backend exits before that. */
 static void
 withdraw_lease(int code, Datum arg)
 {
@@ -27,7 +27,7 @@ withdraw_lease(int code, Datum arg)
 	dlock_lease_withdraw(lease);
 }
 
-/* Note a lease, and look at two others, so that ended ones do not pile up. */
+/* Note a lease, and check two others, so that ended ones do not pile up. */
 static void
 attach_to_session(DlockLease *lease)
 {
@@ -72,7 +72,7 @@ dlock_lease_begin(DlockSpace *space, int64 ttl, int64 delay, bool attach,
 
 	PG_ENSURE_ERROR_CLEANUP(withdraw_lease, PointerGetDatum(lease));
 	{
-		/* a lease that can be found is in its space's list */
+		/* only now: a lease that is found by number must be in the list */
 		dlock_id_insert(&lease->record);
 		dlock_durable_wait(space, &lease->record);
 		if (!dlock_lease_is_open(lease))

@@ -63,14 +63,14 @@ calls_only(const PlannedStmt *statement, Oid function)
 
 /*
  * Note a call if the client's own statement, outside a transaction block, is
- * nothing else.
+ * only that call.
  */
 void
 dlock_lone_call_note(const FmgrInfo *function)
 {
 	const QueryDesc *query = ActivePortal ? ActivePortal->queryDesc : NULL;
 
-	/* a function's statements have other receivers and other memory */
+	/* statements within a function have another receiver or context */
 	if (query && !IsTransactionBlock() &&
 		(MyXactFlags & XACT_FLAGS_PIPELINING) == 0 &&
 		(query->dest->mydest == DestRemote ||

@@ -7,12 +7,12 @@
  * the privileges of its owner may use the name.  Reservations are rows of a
  * table.  Each backend keeps a copy, and reads the table again after an
  * invalidation of its relcache entry, which a trigger sends with each change.
- * A call pays for one comparison if nothing is reserved, otherwise for a look
- * at each length that a prefix has.
+ * A call pays for one comparison if nothing is reserved, otherwise for a
+ * lookup at each length of a reserved prefix.
  *
- * A row has the role's name, and its OID when the row was written, or 0.  If
- * these do not agree, the role was dropped or renamed.  Then only superusers
- * may use the names, until they are reserved again.
+ * A row has the role's name, and the OID that the role had when the row was
+ * written, or 0.  If these do not agree, the role was dropped or renamed.
+ * Then only superusers may use the names, until they are reserved again.
  *
  *-------------------------------------------------------------------------
  */
@@ -38,7 +38,7 @@ typedef struct Reservation
 {
 	DlockKey	prefix;			/* hash key, must be first */
 	NameData	owner;
-	Oid			role;			/* 0: none had the owner's name */
+	Oid			role;			/* 0: no role had that name */
 } Reservation;
 
 static HTAB *reservations = NULL;
@@ -149,7 +149,7 @@ find_reservation(DlockSpace *space, const char *name, int length)
 	return reservation;
 }
 
-/* Is the role still there that the row was written for? */
+/* Does the role for which the row was written still exist? */
 static bool
 has_owner(const Reservation *reservation)
 {
@@ -206,7 +206,7 @@ dlock_reserve_check(DlockSpace *space, const DlockKey *key)
 						   "Use another name, or a role that has the privileges of that role.")));
 }
 
-/* Is the name reserved, and for a role of the current user? */
+/* Is the name reserved, and may the current user use it? */
 bool
 dlock_reserve_lets_in(DlockSpace *space, const DlockKey *key)
 {

@@ -38,7 +38,7 @@ dlock_session_attach(void)
 	}
 	if (dlock_my_backend == NULL)
 	{
-		/* first, as an interrupt may come once it is attached */
+		/* set first, because an interrupt can come after attaching */
 		attached_here = true;
 		dlock_attach(false);
 	}
@@ -91,7 +91,7 @@ flush_removal(DlockSpace *space, DlockHeld *held)
 }
 
 /*
- * Make sure that this backend may be told of a grant (I15).  If that fails, a
+ * Make a grant durable before this backend reports it (I15).  If that fails, a
  * ticket without acquires is ended.
  */
 static inline void
@@ -129,7 +129,7 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
 			dlock_request_check_upgrade(request, held->ticket);
 			if (request->scope == DLOCK_TRANSACTION)
 				dlock_xact_prepare();
-			/* it may have been enqueued, and granted since */
+			/* an enqueued ticket may have been granted since */
 			confirm_grant(space, held);
 			dlock_xact_deepen(held, request->scope);
 			return held->number;
@@ -167,9 +167,9 @@ dlock_session_acquire(DlockSpace *space, const DlockRequest *request,
  * Acquire all of several locks, or none.  The keys have no duplicates, and are
  * in the order that all callers keep.  If a lock cannot be acquired in time,
  * returns false, its index in *failed and the reason in *outcome.  Except in
- * transaction scope, the caller must keep the acquired locks: as many marks as
- * keys.  If the call fails, the rollback releases them.  It reports no loss,
- * because a warning would take interrupts.
+ * transaction scope, each acquire leaves a mark, and the caller must keep
+ * these.  If the call fails, the rollback releases the locks.  It reports no
+ * loss, because a warning would take interrupts.
  */
 bool
 dlock_session_acquire_all(DlockSpace *space, DlockRequest *request,
@@ -230,7 +230,7 @@ dlock_session_enqueue(DlockSpace *space, const DlockRequest *request)
 		dlock_request_check_memory(space, dlock_request_role(request));
 		announcement = dlock_announcement_make(space, request);
 		dlock_announcement_replace(held->ticket, announcement, false);
-		/* a waiter that comes after this finds the new one */
+		/* a waiter that joins after this is announced on the new channel */
 		dlock_announcement_event(held->ticket, DLOCK_EVENT_GRANTED |
 								 (held->ticket->wanted ? DLOCK_EVENT_WANTED : 0));
 	}
@@ -316,7 +316,7 @@ undo_session_acquire(DlockHeld *held)
 
 /*
  * Call dlock_session_release() if this is the latest name and it is held in
- * session scope; false if not.
+ * session scope; otherwise returns false.
  */
 bool
 dlock_session_release_latest(const DlockSpace *space, const char *name,
@@ -331,7 +331,7 @@ dlock_session_release_latest(const DlockSpace *space, const char *name,
 	return true;
 }
 
-/* Undo the latest session-scoped acquire; if none or lost, warn: false. */
+/* Undo the latest session acquire; false, with a warning, if none or lost. */
 bool
 dlock_session_release(const DlockKey *key)
 {
@@ -424,7 +424,7 @@ dlock_session_check(DlockSpace *space, const DlockKey *key, int64 number)
 static void
 leave_dlock(void)
 {
-	/* while the tickets are there that marks point to */
+	/* while the tickets that marks point to exist */
 	dlock_xact_exit();
 	while (!dlist_is_empty(&dlock_held_tickets))
 	{

@@ -8,11 +8,12 @@
  * for other reasons: a waiter whose ticket still waits sleeps again.
  *
  * No latch is set if the extension is dropped, if a slot becomes free for a
- * worker, or if a lease runs out whose worker does not come.  So a waiter
- * looks around once a second.
+ * worker, or if a lease runs out while there is no worker.  So a waiter looks
+ * around once a second.
  *
  * If a wait ends without a grant, the ticket is still in the lock, and the
- * caller ends it.  If it was granted just then, that hands the lock on.
+ * caller ends it.  If the ticket was granted just then, ending it hands the
+ * lock on.
  *
  *-------------------------------------------------------------------------
  */
@@ -50,7 +51,7 @@ has_lease(const DlockRequest *request)
 	return request->lease && !request->lease->single;
 }
 
-/* Show what this backend waits for.  The end of a lease wakes its waiters. */
+/* Show what this backend waits for, also so that a lease's end wakes it. */
 static void
 announce_wait(const DlockRequest *request, int64 number)
 {
@@ -98,12 +99,12 @@ has_run_out(const DlockTicket *ticket)
 {
 	if (ticket->scope != DLOCK_LEASE || ticket->session != 0)
 		return false;
-	/* a lease begins before it adopts */
+	/* the lease's fields were written before the adoption */
 	pg_read_barrier();
 	return !dlock_lease_ticket_is_live((const DlockLeaseTicket *) ticket);
 }
 
-/* Is the lease over that the request is for, or that has the ticket? */
+/* Has the request's lease ended or, without one, the ticket's? */
 static bool
 lease_is_over(const DlockRequest *request, const DlockTicket *ticket)
 {
@@ -136,9 +137,10 @@ still_waiting(DlockTicket *ticket, bool foreign)
  * ticket that is not foreign sets our latch, also when its lease adopts it.
  *
  * A broadcast takes us out of the variable, so we enter it before each look at
- * the state.  ConditionVariablePrepareToSleep() before 16 would take that for
- * a signal and pass it on to the next waiter, which would do the same.  A
- * sleep of no time only puts us back, and resets the latch.
+ * the state.  Before 16, ConditionVariablePrepareToSleep() would take the
+ * broadcast for a signal and pass it on to the next waiter, which would do the
+ * same.  So we sleep with a timeout of 0, which enters the variable and resets
+ * the latch.
  */
 static bool
 prepare_to_sleep(DlockTicket *ticket)
@@ -155,8 +157,8 @@ prepare_to_sleep(DlockTicket *ticket)
 /*
  * Release the snapshots of the CALL that this backend is in, as a COMMIT in a
  * procedure does, so that the wait holds back neither VACUUM nor CREATE INDEX
- * CONCURRENTLY.  The portal's must be the active one.  The row that the CALL
- * returns is a plain number, and needs no snapshot.
+ * CONCURRENTLY.  The portal's snapshot must be the active one.  The row that
+ * the CALL returns is a plain number, and needs no snapshot.
  */
 static void
 drop_snapshot(void)
@@ -214,8 +216,9 @@ look_around(const DlockRequest *request, const DlockTicket *ticket)
 }
 
 /*
- * Sleep until the latch is set, or for "left" microseconds.  Looking around
- * must not hide a missed wakeup, so it ends this only if it may have slept.
+ * Sleep until the latch is set, or for "left" microseconds.  Returns early
+ * only if looking around may have taken a wakeup: more would hide a bug that
+ * misses one.
  */
 static void
 sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
@@ -231,7 +234,7 @@ sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
 		events = WaitLatch(MyLatch,
 						   WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						   (piece + 999) / 1000, WAIT_EVENT_DLOCK);
-		/* after a timeout, it may just have been set */
+		/* after a timeout, do not reset a latch that was set just now */
 		if (events & WL_LATCH_SET)
 			ResetLatch(MyLatch);
 		undisturbed = look_around(request, ticket);
@@ -240,7 +243,7 @@ sleep_a_while(const DlockRequest *request, const DlockTicket *ticket,
 			 !lease_is_over(request, ticket));
 }
 
-/* Restart lock_timeout, which a sleep for a lock of PostgreSQL's disables. */
+/* Restart lock_timeout, which a wait for a heavyweight lock disables. */
 static void
 keep_lock_timeout(int64 waited)
 {
@@ -297,7 +300,7 @@ sleep_until_changed(DlockTicket *ticket, const DlockRequest *request,
 		int64		waited = microseconds_since(start);
 		int64		left = looks->next - waited;
 
-		/* a request need not wait for a lease that is over */
+		/* do not wait on once the lease has ended */
 		if (lease_is_over(request, ticket))
 		{
 			if (has_lease(request))
@@ -338,7 +341,7 @@ sleep_until_granted(DlockTicket *ticket, const DlockRequest *request,
 	dlock_wait_check_space(space, &request->key);
 	if (looks.logged && !is_lost(ticket))
 	{
-		/* the log tells of the grant, too */
+		/* the log line makes the grant known */
 		dlock_journal_flush_removal(space, &request->key);
 		dlock_deadlock_log(space, request, microseconds_since(start), true);
 	}

@@ -101,7 +101,7 @@ extern void dlock_close_accounts(void);
 static inline DlockPartition *
 dlock_lock_partition(const DlockKey *key)
 {
-	/* the bucket is in the last bits */
+	/* the low bits select the bucket */
 	return &dlock_control->locks[key->hash >> (32 - DLOCK_PARTITION_BITS)];
 }
 
@@ -180,7 +180,8 @@ extern void dlock_remove_useless_space(const DlockSpaceKey *key);
 /* ticket.c */
 /*
  * Change a ticket's state, after all other changes of the ticket and its
- * links: it is read without the lock, and a session's GONE ticket is freed.
+ * links: others read the state without the lock, and a session may free a GONE
+ * ticket.
  */
 static inline void
 dlock_ticket_set_state(DlockTicket *ticket, DlockState state)

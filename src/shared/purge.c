@@ -103,7 +103,7 @@ remove_space(DlockSpaceEntry *entry)
 	entry->useless = true;
 	dshash_release_lock(dlock_spaces, entry);
 
-	/* if the installation is there after all, its rows are read again (I15) */
+	/* if the installation exists after all, its rows are loaded again (I15) */
 	dlock_journal_flush_removals(space);
 	dlock_queue_purge(&key);
 	purge_leases(space);

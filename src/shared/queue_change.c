@@ -10,7 +10,7 @@
 
 #include "shared/queue.h"
 
-/* False if the ticket has ended: the caller keeps the announcement. */
+/* Exchange the announcement; false if ended: the caller keeps the new one. */
 bool
 dlock_queue_redirect(DlockLeaseTicket *ticket, dsa_pointer announcement)
 {
@@ -116,8 +116,8 @@ describe_forced(DlockForced *forced, const DlockLock *lock, DlockTicket *ticket)
 }
 
 /*
- * End a ticket, or the delay that it keeps its lock closed with.  False if the
- * ticket had ended and neither a pin nor a delay keeps it.
+ * End a ticket, or the delay by which it closes its lock.  Returns false if
+ * the ticket had ended before, and neither a pin nor a delay keeps it.
  */
 static bool
 end_ticket_by_force(DlockLock *lock, DlockTicket *ticket,

@@ -5,9 +5,9 @@
  *	  standbys acknowledge them.
  *
  * An acknowledged heartbeat proves that no standby had been promoted when it
- * was sent.  So the time before it was written counts, never that of the
- * answer (I21).  Any process can send one or look for answers, so a renewal
- * does not depend on the worker.
+ * was sent.  So what counts is the time read before the heartbeat was written,
+ * never the time of the answer (I21).  Any process can send one or look for
+ * answers, so a renewal does not depend on the worker.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,7 +24,7 @@
 
 #include "shared/inner.h"
 
-#define FIRST_RESEND_MS	10		/* without an answer; doubles */
+#define FIRST_RESEND_MS	10		/* wait for an answer; then doubles */
 #define LAST_RESEND_MS	1000
 #define MAX_POLL_MS		10		/* between looks for an answer */
 
@@ -51,7 +51,7 @@ dlock_quorum_is_acknowledged(XLogRecPtr lsn, int durability)
 	if (durability < SYNCHRONOUS_COMMIT_REMOTE_WRITE ||
 		!dlock_quorum_has_standbys())
 		return true;
-	/* under the lock, because waiters are woken before the setting changes */
+	/* locked: PostgreSQL wakes the waiters before it changes the setting */
 	LWLockAcquire(SyncRepLock, LW_SHARED);
 	acknowledged = !dlock_quorum_has_standbys() ||
 		WalSndCtl->lsn[quorum_of(durability)] >= lsn;
@@ -78,7 +78,7 @@ note_answer(DlockSpace *space, int quorum, uint64 moment)
 		;
 }
 
-/* Remove heartbeats up to a position; when the latest was sent, or 0. */
+/* Remove heartbeats up to a position; returns the latest's time, or 0. */
 static uint64
 take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
 {
@@ -100,9 +100,9 @@ take_acknowledged(DlockSpace *space, int quorum, XLogRecPtr position)
 }
 
 /*
- * Note answers of standbys.  If none are named, the present moment counts as
- * an answer, for the time when standbys are named.  Raises nothing; can be
- * called with an entry's lock.
+ * Note answers of standbys.  If no standbys are named, the present moment
+ * counts as an answer, so that leases live on when standbys are named.  Raises
+ * nothing; can be called with an entry's lock.
  */
 void
 dlock_quorum_look(DlockSpace *space)

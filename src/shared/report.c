@@ -49,8 +49,8 @@ add_ticket(DlockExpiry *expiry, const DlockLeaseTicket *ticket)
 }
 
 /*
- * A lease that has run out and still has its tickets.  The info of a single
- * one is its ticket's.  The caller must hold the lease lock.
+ * Describe a lease that has run out and still has its tickets.  A single lease
+ * has its ticket's info.  The caller must hold the lease lock.
  */
 void
 dlock_expiry_fill(DlockExpiry *expiry, DlockLease *lease)
@@ -96,7 +96,7 @@ dlock_lease_name_fill(DlockLeaseName *name, const DlockLeaseTicket *ticket)
 	copy_text(&name->owner, ticket->owner);
 }
 
-/* The same by number; name->lease is 0 if the ticket is gone. */
+/* The owner by the ticket's number; name->lease is 0 if it is gone. */
 void
 dlock_lease_name_find(DlockSpace *space, int64 number, DlockLeaseName *name)
 {

@@ -179,8 +179,8 @@ dlock_find_space(const DlockSpaceKey *key)
 
 /*
  * The space of the extension that is installed in this database now.  The
- * catalog is read again only if pg_proc has changed, because it does when an
- * extension with functions comes or goes.
+ * catalog is read again only if pg_proc has changed, because creating or
+ * dropping an extension with functions changes it.
  */
 DlockSpace *
 dlock_current_space(void)
@@ -218,7 +218,7 @@ dlock_current_space(void)
 	return space;
 }
 
-/* The same, without reading messages or the catalog; NULL if that is needed */
+/* The same if it is cached and valid; otherwise NULL, without reading */
 DlockSpace *
 dlock_known_space(void)
 {

@@ -60,9 +60,9 @@ dlock_owner_check_parsed(const char *text, const List *range_table)
 }
 
 /*
- * The plan of the current statement.  The last one for each format, a constant,
- * is kept, because planning costs more than executing.  A statement that the
- * owner's code runs gets its own, so that it frees no plan in execution.
+ * The plan of the current statement.  For each format, a constant, the last
+ * plan is kept, because planning costs more than executing.  A nested
+ * statement gets a plan of its own, so that no plan in execution is freed.
  */
 static SPIPlanPtr
 find_plan(const char *format, bool is_nested, int num_values, Oid *types)

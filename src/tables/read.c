@@ -35,11 +35,11 @@ compare_numbers(const void *a, const void *b)
 }
 
 /*
- * Open a table to load it, with a snapshot that is active until
- * dlock_close_committed() and sees committed rows only, because changes of
- * this transaction could be rolled back (I22).  Raises 55000 if this
- * transaction may have changed the file, columns or indexes, with ShareLock or
- * more: committed rows could be missed.  A table that it created has none.
+ * Open a table to load it.  Until dlock_close_committed(), the snapshot sees
+ * only committed rows, because this transaction could be rolled back (I22).
+ * Raises 55000 if it holds ShareLock or more: it may have changed the file,
+ * columns or indexes, so that committed rows are missed.  A table that this
+ * transaction created has no committed rows.
  */
 Relation
 dlock_open_committed(DlockSpace *space, const char *name)
@@ -104,10 +104,10 @@ dlock_rows_estimate(DlockSpace *space, DlockTable which)
 }
 
 /*
- * Read at most "max" committed rows with numbers above "behind", or from the
- * first if that is 0, in place of those in "rows".  If the primary key is
- * locked, as by REINDEX, read all.  Values are in the current memory context.
- * Raises 55000 for a row that dlock cannot have written.
+ * Fill "rows" anew with at most "max" committed rows whose numbers are above
+ * "behind"; 0 means from the first.  If the primary key is locked, as by
+ * REINDEX, read all.  Values are in the current memory context.  Raises 55000
+ * for a row that dlock cannot have written.
  */
 void
 dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
@@ -122,7 +122,7 @@ dlock_rows_read(DlockSpace *space, DlockTable which, int64 behind, uint64 max,
 	dlock_shape_check(relation, shape);
 	rows->count = 0;
 	rows->complete = true;
-	/* from the first, so that invalid numbers are refused */
+	/* the first rows may have invalid numbers, which must be refused */
 	ScanKeyInit(&key, 1, BTGreaterStrategyNumber, F_INT8GT,
 				Int64GetDatum(behind > 0 ? behind : PG_INT64_MIN));
 	index = dlock_shape_key_index(relation);

@@ -45,7 +45,7 @@ extern void dlock_shape_check_row(const DlockShape *shape,
 								  const DlockStored *row);
 
 /* load_rows.c */
-#define DLOCK_ROWS_AT_ONCE	500 /* per step, which takes less than a worker's start */
+#define DLOCK_ROWS_AT_ONCE	500 /* faster than a worker's start */
 
 /* In this order */
 typedef enum DlockLoadPart

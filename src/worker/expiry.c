@@ -3,7 +3,7 @@
  * expiry.c
  *	  The worker's log lines about leases that have run out.
  *
- * At most MAX_LINES leases of an interval have a line each, after all other
+ * In each interval, at most MAX_LINES leases get a line each, after all other
  * work that is due.  The number of others is logged when the interval is over.
  * So 100,000 leases that run out at once neither fill the disk nor hold up the
  * worker.  If the worker dies, lines can be lost.
@@ -122,7 +122,7 @@ log_expiry(const DlockExpiry *expiry)
 	pfree(detail.data);
 }
 
-/* Flush earlier removals first: a line that names a lock tells of a grant. */
+/* A line that names a held lock reveals a grant, so flush removals first. */
 static bool
 tell_all(void)
 {

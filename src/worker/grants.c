@@ -24,7 +24,7 @@
 typedef struct Grant
 {
 	DlockLeaseTicket *ticket;	/* referred to; hash key, must be first */
-	int			durability;		/* its level, which is that of its heap */
+	int			durability;		/* level; selects the heap */
 	XLogRecPtr	lsn;
 	pairingheap_node node;
 } Grant;
@@ -91,7 +91,7 @@ announce(Grant *grant)
 	dlock_record_unref(&ticket->record);
 }
 
-/* Announce durable grants for a "step"; returns when to be called again. */
+/* Announce durable grants for "step" us; returns when to be called again. */
 uint64
 dlock_grants_announce(uint64 step)
 {

@@ -20,9 +20,9 @@ static uint32 counts[64];
 static uint64 next_heartbeat = 0;
 
 /*
- * A lease of a class needs a heartbeat in each quarter of 2^class us, and of
- * class -1 none.  With remote_apply it needs twice as many, because an answer
- * reports what was replayed at the previous heartbeat.
+ * A lease of a class needs a heartbeat in each quarter of 2^class us.  A lease
+ * of class -1 needs none.  With remote_apply it needs twice as many, because
+ * an answer reports what was replayed at the previous heartbeat.
  */
 static int
 class_of(const DlockLease *lease)
@@ -57,7 +57,7 @@ dlock_heartbeat_remove(int class)
 
 /*
  * Send a heartbeat if one is due and standbys are named; returns when to be
- * called again.  A lease that is not known yet may have the least ttl.
+ * called again.  Unless "knows_all", an unknown lease may have the least ttl.
  */
 uint64
 dlock_heartbeat_beat(DlockSpace *space, bool knows_all)
