@@ -3,15 +3,15 @@
 
 =head1 NAME
 
-Dlock::Move - clients that are sent from one server to another, and go on
+Dlock::Move - clients that change from one server to another
 
 =head1 DESCRIPTION
 
-Each client connects to the server in its service file, again and again, and
-acquires locks of one kind.  It writes down from when until when it was sure to
-hold each: from the answer until it begins to release the lock, or until the
-begin of its last answered call; with a lease, until its own deadline, or until
-it was told that the lease is lost.  While it holds a lock it makes guarded
+Each client connects repeatedly to the server in its service file, and acquires
+locks of one kind.  It records from when until when it surely held each lock:
+from the answer until it begins to release the lock, or until the begin of its
+last answered call.  With a lease, it records until its own deadline, or until
+it was told that the lease is lost.  While it holds a lock, it makes guarded
 writes into a row that compares fences.
 
 	hold     lock  fence  from  until  client
@@ -20,9 +20,8 @@ writes into a row that compares fences.
 	gone     what
 	odd      what
 
-Whatever the server answers, two of these times must not overlap, and fences
-must not fall.  A Dlock::Load starts the clients, with such an object as its
-history.
+Two recorded times of a lock must not overlap, and fences must not decrease,
+whatever the server answers.
 
 A Dlock::Load starts the clients, with such an object as its history.
 
@@ -32,7 +31,7 @@ A Dlock::Load starts the clients, with such an object as its history.
 
 =item Dlock::Move->new($node)
 
-Makes the service file, which names this node's database "shop".
+Creates the service file, which names this node's database "shop".
 
 =item $move->go_to($node)
 
@@ -44,7 +43,7 @@ The clients' lines so far: a reference to the fields of each.
 
 =item $move->check
 
-Reports and returns the problems.
+Reports the problems and returns them.
 
 =back
 
@@ -59,7 +58,7 @@ use PostgreSQL::Test::Utils;
 
 our @kinds = ('session', 'transaction', 'lease', 'ticket', 'version');
 
-# of leases, in seconds
+# leases' ttl, in seconds
 our $ttl = 3;
 
 sub new
@@ -89,11 +88,11 @@ sub go_to
 	return;
 }
 
-# As of a PostgreSQL::Test::Cluster, for session()
+# Like a PostgreSQL::Test::Cluster, for session()
 sub connstr { return 'service=shop'; }
 sub installed_command { return $_[0]{psql}; }
 
-# As of a Dlock::History, for a Dlock::Load
+# Like a Dlock::History, for a Dlock::Load
 sub client
 {
 	my ($self, $load, $number) = @_;
@@ -144,7 +143,7 @@ sub check
 	return @{ $self->{problems} };
 }
 
-# A bump that began after the answer to another has a greater version.
+# A bump that began after the answer to another bump has a greater version.
 sub _check_versions
 {
 	my ($self) = @_;
@@ -259,7 +258,8 @@ sub ask_for_number
 	return;
 }
 
-# A guarded write into a row that compares fences.  False if it was refused.
+# A guarded write into a row that compares fences.  False if the write was
+# refused.
 sub write
 {
 	my ($self, $fence) = @_;
@@ -291,8 +291,8 @@ sub odd
 	return;
 }
 
-# Writes with its lock, releases it, and notes until when it held it.  Returns
-# whether the session is still there.
+# Writes while it holds its lock, releases the lock, and records until when it
+# held the lock.  Returns whether the session still exists.
 sub use_lock
 {
 	my ($self, $fence, $end) = @_;
@@ -347,7 +347,7 @@ sub step_transaction
 	return defined $end;
 }
 
-# From any connection, as long as the lease may live
+# From any connection, until the lease's deadline
 sub step_lease
 {
 	my ($self) = @_;
@@ -360,7 +360,8 @@ sub step_lease
 	my $deadline = $asked + $ttl;
 	my $until;
 
-	# it may have waited longer: the ttl is sure from a renewal on
+	# the request may have waited longer than the ttl: only a renewal makes the
+	# deadline known
 	for (my $i = 0; !defined $until; $i++)
 	{
 		my $begin = now();
@@ -422,7 +423,7 @@ sub step_ticket
 	return $self->use_lock($ticket, "SELECT dlock_release_ticket($ticket)");
 }
 
-# Without an answer, the version may have been bumped.
+# If there was no answer, the version may have been bumped.
 sub step_version
 {
 	my ($self) = @_;

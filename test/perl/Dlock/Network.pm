@@ -3,19 +3,19 @@
 
 =head1 NAME
 
-Dlock::Network - three servers, each in a network of its own, and the links
-between them
+Dlock::Network - three servers, each in its own network, and links between them
 
 =head1 DESCRIPTION
 
-test/torture/run makes three network namespaces, PREFIX-0 to PREFIX-2, with a
+test/torture/run creates three network namespaces, PREFIX-0 to PREFIX-2, with a
 link between each pair, and removes them at the end.  A server in one of them,
 its I<place>, reaches the others only over these links.  Clients use Unix
-sockets, which are outside networks, so they reach every server at any time.
+sockets, which do not depend on networks, so they reach every server at any
+time.
 
-A link is cut in one direction by giving the other end a wrong hardware
-address: packets are lost without an error, as with a broken switch.
-Connections continue once it is healed, because TCP sends again.
+To cut a link in one direction, the other end gets a wrong hardware address:
+packets are lost without an error, as with a broken switch.  Connections
+continue once the link is healed, because TCP retransmits.
 
 =head1 METHODS
 
@@ -23,33 +23,33 @@ Connections continue once it is healed, because TCP sends again.
 
 =item Dlock::Network->new($prefix, $node)
 
-The node exists and is not started: it is the primary, at place 0.
+The node is not yet started.  It is the primary, at place 0.
 
 =item $network->start($place)
 
-Starts the server there, without this process's rights over networks; false if
-that fails.
+Starts the server there, without this process's privileges over networks.
+False if that fails.
 
 =item $network->place($node), node($place)
 
 =item $network->add_standby($place, $node, $primary)
 
-Makes a standby of the node $primary, and starts it.
+Creates a standby of the node $primary, and starts it.
 
 =item $network->set_quorum($primary, $count, @places)
 
-The primary waits for this number of the standbys there.  This call returns
+The primary waits for this number of the standbys at these places.  Returns
 once all of them have caught up.
 
 =item $network->fail_over($old, $sub)
 
-Acts as an HA tool for an unreachable primary: both standbys stop receiving,
-and the one that has more is promoted and followed by the other one.  The sub
-is called before the promotion.  Returns the new primary's place.
+Acts like an HA tool if the primary is unreachable: both standbys stop
+receiving, the more advanced one is promoted, and the other one follows it.
+The sub is called before the promotion.  Returns the new primary's place.
 
 =item $network->cut($from, $to), is_cut($from, $to), heal($from, $to)
 
-Packets in this direction are lost, or not any more.
+Packets in this direction are lost, or no longer lost.
 
 =back
 
@@ -96,7 +96,7 @@ sub place
 	return (grep { ($self->node($_) // 0) == $node } 0 .. 2)[0];
 }
 
-# A place's address on its link to another one
+# A place's address on its link to another place
 sub _address
 {
 	my ($place, $other) = @_;
@@ -125,7 +125,7 @@ sub start
 	return $started;
 }
 
-# The server that a standby follows, by its place, or none
+# The place of the server that a standby follows, or none
 sub _follow
 {
 	my ($self, $place, $upstream) = @_;

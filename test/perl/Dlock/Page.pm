@@ -3,7 +3,7 @@
 
 =head1 NAME
 
-Dlock::Page - a page of the documentation, as steps that can be run
+Dlock::Page - runs a page of the documentation in steps
 
 =head1 DESCRIPTION
 
@@ -22,8 +22,8 @@ malformed.
 
 =item write_page($page, $file, $like, @steps)
 
-Writes the page into another file, with the real outputs: "real" of each step,
-and the typed text as translated by the Dlock::Likeness object.
+Writes the page into another file, with the real output of each step ("real").
+The typed text is translated by the Dlock::Likeness object.
 
 =item lines_of($page)
 
@@ -48,7 +48,7 @@ my $name = qr/[a-z][a-z0-9_]*/;
 my $prompt = qr/^($name)=[*!]?[>#] ?(.*)$/;
 my $inside = qr/[-('"\$*^]/;
 
-# The use of the next block
+# What the next block is
 my $directive = qr/^(?|(run[ ]as)[ ]($name) | (run[ ]with[ ]bash)() |
 	(file)[ ](\S+) | (config)() | (server[ ]log)() | (not[ ]run:)[ ](\S.*))$/x;
 
@@ -125,7 +125,7 @@ sub parse_block
 	die "$page:$from: a block that is not run, and no reason why\n";
 }
 
-# Each prompt begins a step, and so does each event.
+# Each prompt begins a step, and each event is a step.
 sub parse_transcript
 {
 	my ($page, $from, @lines) = @_;
@@ -250,7 +250,7 @@ sub write_page
 		my @blank;
 
 		while (@old && $old[-1] !~ /\S/) { unshift @blank, pop @old; }
-		# a result is separated from the next prompt
+		# a blank line separates a result from the next prompt
 		@blank = ('')
 		  if !@blank
 		  && @{ $step->{real} } > 1

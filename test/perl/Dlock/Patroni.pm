@@ -3,16 +3,17 @@
 
 =head1 NAME
 
-Dlock::Patroni - three members of a Patroni cluster, each in a network of its
-own, with a member of etcd each
+Dlock::Patroni - a Patroni cluster of three members, each in its own network
+with its own member of etcd
 
 =head1 DESCRIPTION
 
-test/ha/run makes four network namespaces, and removes them at the end:
+test/ha/run creates four network namespaces, and removes them at the end:
 PREFIX-1 to PREFIX-3, one for each member, and PREFIX-0 with a bridge between
-them.  The test and its clients run there, and reach all members at any time.
+them.  The test and its clients run in PREFIX-0, and reach all members at any
+time.
 
-A link between two members is cut in one direction as in Dlock::Network.
+A link between two members can be cut in one direction, as in Dlock::Network.
 
 =head1 METHODS
 
@@ -20,46 +21,47 @@ A link between two members is cut in one direction as in Dlock::Network.
 
 =item Dlock::Patroni->new($prefix, $dir, %options)
 
-Starts all members.  Their data is below the directory $dir: of member 1, in
-"$dir/1".  With asynchronous => 1, commits wait for no standby; with lax => 1,
-not while Patroni has named none (synchronous_mode_strict is off).  With dcs =>
-'etcd' Patroni uses version 2 of etcd's interface, and with 'etcd3' version 3,
-which is the default if it can be used.  With haproxy => its program, that runs
-before them.  With bin and lib => directories of programs and libraries below
-"$dir/1/server", each member has its own server there.
+Starts all members.  Member 1 has its data in "$dir/1", and so on.  With
+asynchronous => 1, commits wait for no standby.  With lax => 1, commits do not
+wait while Patroni has named no standby (synchronous_mode_strict is off).  With
+dcs => 'etcd', Patroni uses version 2 of etcd's interface; with 'etcd3',
+version 3, which is the default if it works.  With haproxy => its program,
+HAProxy runs before the members.  With bin and lib => directories of programs
+and libraries below "$dir/1/server", each member has its own server there.
 
-With clocks => seconds, the members' clocks differ by up to that; it needs
-faketime => the library.
+With clocks => seconds, the members' clocks differ by up to this time.  That
+needs faketime => the library.
 
 =item $patroni->node($place)
 
-A member as a PostgreSQL::Test::Cluster, though Patroni starts and stops it.
+A member as a PostgreSQL::Test::Cluster, although Patroni starts and stops it
 
 =item $patroni->service
 
-All of them as one: the connection string has three hosts, one of which takes
-writes.
+All members as one: the connection string has three hosts, and leads to the
+primary.
 
 =item $patroni->proxy
 
-The same through HAProxy; undef if that is not installed.
+The same through HAProxy; undef if HAProxy is not installed
 
 =item $patroni->leader
 
-The place of the primary with the leader's key; undef while there is none.
+The place of the primary with the leader key; undef if there is none
 
 =item $patroni->await_leader(%options)
 
-Waits until one takes writes; with not => $place, one at another place.  With
-meanwhile => $sub, calls that meanwhile.
+Waits until a member accepts writes.  With not => $place, this must be another
+place.  With meanwhile => $sub, the sub is called repeatedly.
 
 =item $patroni->await_whole
 
-Waits until all three members stream, and one is synchronous if it must be.
+Waits until all three members stream, and one of them is synchronous if that is
+required.
 
 =item $patroni->request($place, $method, $path, $content, $timeout)
 
-Calls the REST API there; returns the answer as HTTP::Tiny has it.
+Calls the REST API there.  Returns the answer in the format of HTTP::Tiny.
 
 =item $patroni->processes($place, $what)
 
@@ -67,25 +69,26 @@ The process ids of "postgres", "patroni" or "etcd" there.
 
 =item $patroni->processes_of($place, $title)
 
-The server's processes there with this title.
+The ids of the server's processes there with this title
 
 =item $patroni->kill($signal, $place, @what)
 
 =item $patroni->start($place, $what)
 
-Starts "patroni" or "etcd" there, if it does not run.
+Starts "patroni" or "etcd" there, if it is not running.
 
 =item $patroni->cut($from, $to), cut_etcd($from, $to), heal_all
 
-Packets from one member to the other, or to the other's etcd alone, are lost.
+Packets from one member to the other, or only to the other's etcd, are lost.
 
 =item $patroni->exchange($place, $library)
 
-Makes that file dlock's library there from the next start of the server on.
+Installs this file as dlock's library there.  The server uses it from its next
+start on.
 
 =item $patroni->rewound
 
-The number of runs of pg_rewind.
+The number of runs of pg_rewind
 
 =item Dlock::Patroni::await($what, $sub)
 
@@ -93,8 +96,8 @@ Waits until the sub returns true, and dies if that takes too long.
 
 =item $patroni->promoted($place)
 
-The time by Dlock::History when that server stopped receiving, before its last
-promotion.
+The time, as in Dlock::History, when this server stopped receiving before its
+last promotion.
 
 =back
 
@@ -145,7 +148,7 @@ sub new
 	$self->_start_proxy if $self->{haproxy};
 	$self->start($_, 'etcd') foreach @places;
 	await('etcd has a leader', sub { defined $self->etcd_leader });
-	# the first must create the cluster
+	# the first member must create the cluster
 	$self->start(1, 'patroni');
 	$self->await_leader;
 	$self->start($_, 'patroni') foreach 2, 3;
@@ -153,8 +156,8 @@ sub new
 	return $self;
 }
 
-# As poll(), but by the clock: a request to a member that does not answer takes
-# seconds.
+# Like poll(), but limited by the clock, because a request to a silent member
+# takes seconds
 sub await
 {
 	my ($what, $sub) = @_;
@@ -173,7 +176,7 @@ sub address
 	return "10.0.0.$place";
 }
 
-# etcd has its own address, so that it can be cut off alone.
+# etcd has its own address, so that it can be cut off separately.
 sub etcd_address
 {
 	my ($place) = @_;
@@ -181,8 +184,8 @@ sub etcd_address
 	return "10.0.0.1$place";
 }
 
-# With etcd3, Patroni before 3.0.3 takes the leader's key from a new primary
-# when the old one is back in the network.
+# With etcd3, Patroni before 3.0.3 takes the leader key from a new primary when
+# the old primary is back in the network.
 sub default_dcs
 {
 	my ($major, $minor, $patch) = `patroni --version` =~ /(\d+)\.(\d+)\.(\d+)/
@@ -209,7 +212,7 @@ sub _write_config
 		DIR => $dir,
 		USER => scalar getpwuid($<),
 		DCS => $self->{dcs},
-		# a lost second of load must not keep a member from being elected
+		# a member that misses one second of the load must still be electable
 		LAG => $self->{asynchronous} ? 64 * 1024**2 : 1024**2,
 		SYNCHRONOUS => $self->{asynchronous} ? 'false' : 'true',
 		STRICT => $self->{lax} || $self->{asynchronous} ? 'false' : 'true');
@@ -238,7 +241,8 @@ my %commands = (
 			'--initial-cluster', join(',',
 				map { "member$_=http://" . etcd_address($_) . ':2380' } @places),
 			'--heartbeat-interval', '200', '--election-timeout', '1500',
-			# as from 3.5 on: a returning member does not call an election
+			# the default from 3.5 on: a returning member does not cause an
+			# election
 			'--pre-vote', '--enable-v2');
 	},
 	patroni => sub {
@@ -247,7 +251,7 @@ my %commands = (
 		return ('patroni', "$self->{dir}/$place/patroni.yml");
 	});
 
-# The error of a member's clock: if clocks may differ by 3 s, 0, -1.5, 1.5
+# The error of a member's clock.  If clocks may differ by 3 s: 0, -1.5, 1.5.
 sub _offset
 {
 	my ($self, $place) = @_;
@@ -255,8 +259,8 @@ sub _offset
 	return ($self->{clocks} || 0) * (0, 0, -0.5, 0.5)[$place];
 }
 
-# The server there, and not Patroni, has another clock, and only
-# CLOCK_REALTIME: the monotonic clock stays monotonic.
+# Only the server there has another clock, not Patroni, and only CLOCK_REALTIME
+# differs.  The monotonic clock stays monotonic.
 sub _set_clock
 {
 	my ($self, $place) = @_;
@@ -317,7 +321,7 @@ sub processes
 	} or return;
 	my $dir = $self->node($place)->data_dir;
 
-	# the file may be old, and its pid another process's
+	# the file may be old, and its pid may belong to another process
 	return
 	  unless (eval { slurp_file("/proc/$postmaster/cmdline") } // '') =~ /\Q$dir\E/;
 	return ($postmaster,
@@ -341,14 +345,14 @@ sub kill
 	{
 		my @pids = $self->processes($place, $what);
 
-		# the postmaster, which comes first, starts no more children then
+		# the postmaster comes first, so that it starts no more children
 		CORE::kill('STOP', $pids[0]) if @pids && $signal eq 'KILL';
 		CORE::kill($signal, reverse $self->processes($place, $what));
 	}
 	return;
 }
 
-# In the network of the clients, not of a member
+# In the clients' network, not in a member's
 sub _start_proxy
 {
 	my ($self) = @_;
@@ -372,8 +376,8 @@ sub exchange
 	my ($self, $place, $library) = @_;
 	my $old = "$self->{dir}/$place/server/$self->{lib}/dlock.so";
 
-	# replaced at once, as by packages: a process that has opened the old one
-	# keeps it
+	# replaced by a rename, as by packages: a process that has opened the old
+	# file keeps it
 	system('cp', $library, "$old.new") == 0 or die 'cp failed';
 	rename("$old.new", $old) or die "rename: $!";
 	return;
@@ -442,7 +446,7 @@ sub asks
 	my ($self, $place, $sql) = @_;
 	my ($out, $err) = ('', '');
 
-	# a stopped server gives none
+	# a stopped server gives no answer
 	eval {
 		$self->node($place)->psql('postgres', $sql, stdout => \$out,
 			stderr => \$err, timeout => 5);
@@ -599,7 +603,7 @@ sub new
 sub data_dir { return "$_[0]{_dlock_dir}/disk/data"; }
 sub logfile { return "$_[0]{_dlock_dir}/log/patroni"; }
 
-# not a standby, unless requested
+# no standby reads, unless requested
 sub connstr
 {
 	my ($self, $dbname) = @_;

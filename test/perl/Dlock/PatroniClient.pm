@@ -3,18 +3,20 @@
 
 =head1 NAME
 
-Dlock::PatroniHistory - the history of clients whose server another one starts
+Dlock::PatroniHistory - the history of clients while Patroni starts their
+server
 
 =head1 DESCRIPTION
 
-A Dlock::Torture whose clients, Dlock::PatroniClient, run as long as one start
-of their server.  Patroni restarts it at any time, perhaps as a standby.  Then
-its state is compared with the history before clients continue.
+A Dlock::Torture with clients of the class Dlock::PatroniClient, which run
+during one start of their server.  Patroni may restart the server at any time,
+perhaps as a standby.  Then the server's state is compared with the history
+before the clients continue.
 
-The file "stop.ROUND.end.CLIENT" makes a client end.
+If the file "stop.ROUND.end.CLIENT" exists, the client ends.
 
-A load, Dlock::PatroniLoad, asks a second sub given to run() whether the server
-is still there; if not, it waits for no answers.
+Its load, Dlock::PatroniLoad, calls a second sub given to run(), which tells if
+the server still exists.  If not, the load does not wait for answers.
 
 =cut
 
@@ -100,7 +102,7 @@ sub run
 	return;
 }
 
-# One answer for each client, from now on
+# Waits for one more answer from each client
 sub _await_one
 {
 	my ($self, $is_there) = @_;

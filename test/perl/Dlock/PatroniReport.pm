@@ -3,11 +3,12 @@
 
 =head1 NAME
 
-Dlock::PatroniReport - how long there was no service, and what was kept
+Dlock::PatroniReport - reports the time without service, and which locks were
+kept
 
 =head1 DESCRIPTION
 
-Starts test/ha/clients.py, and notes the times of faults.
+Starts test/ha/clients.py, and records the times of faults.
 
 =head1 METHODS
 
@@ -15,20 +16,19 @@ Starts test/ha/clients.py, and notes the times of faults.
 
 =item Dlock::PatroniReport->new($dir, $asynchronous, $path => $connstr, ...)
 
-Clients use the paths with these connection strings in turn.  Without
-synchronous standbys, leases of two servers side by side are reported, and are
-no failure.
+Clients use these connection strings in turn.  Without synchronous standbys,
+leases held on two servers at once are reported but do not count as failures.
 
 =item $report->round_begins($name, $beside), fault_begins, fault_ends($is_another), round_ends
 
 =item $report->loaded($leases, $missing, $seconds), lost($tickets)
 
-Notes for the report.
+Records for the report.
 
 =item $report->event($what, $time)
 
-An event for the round's time line, now or at that time.  The time line is in
-clients/round_NUMBER, for docs/pictures/draw.
+Adds an event to the round's time line, with the present time or the given one.
+The time line is in clients/round_NUMBER, for docs/pictures/draw.
 
 =item $report->last_round
 
@@ -92,7 +92,7 @@ sub new
 	return $self;
 }
 
-# Scope and path of calls
+# Scope and path of a client's calls
 sub _kinds
 {
 	my ($self) = @_;
@@ -158,8 +158,8 @@ sub event
 	return;
 }
 
-# From 3 seconds before the fault until the end: events, times of calls of each
-# kind without a gap, and the holders by leases
+# From 3 seconds before the fault until the end: events, calls without a gap by
+# kind, and the holders by their leases
 sub _write_times
 {
 	my ($self, $round) = @_;
@@ -209,8 +209,8 @@ sub _write_times
 	return;
 }
 
-# The longest time between two successful calls of that kind, the second of
-# them in that round
+# The longest time between two successful calls of this kind, if the second one
+# is in this round
 sub _without
 {
 	my ($self, $kind, $round) = @_;
@@ -266,7 +266,7 @@ sub _read_holders
 	return sort { $a->{time} <=> $b->{time} } @lines;
 }
 
-# The round of an event: a lease is lost up to its ttl later.
+# An event's round: a loss is noticed up to a ttl later.
 sub _round_of
 {
 	my ($self, $time) = @_;
@@ -277,7 +277,7 @@ sub _round_of
 	return $round;
 }
 
-# The holders at the begin of a round, and their fates
+# The holders at the begin of a round, and which of them kept their locks
 sub _count_kept
 {
 	my ($self, @holders) = @_;
@@ -296,16 +296,16 @@ sub _count_kept
 	return;
 }
 
-# Why a lease was lost; undef if that was avoidable
+# Why a lease was lost; undef if the loss was avoidable
 sub _reason
 {
 	my ($self, $round, $number) = @_;
 	my $longest = max(values %{ $round->{without} });
 	my $path = $self->{paths}[ $number % @{ $self->{paths} } ];
 
-	# by its ttl, less a third and a margin
+	# after its ttl, less a third and a margin
 	return sprintf('no service for %.1f s', $longest) if $longest > 0.6 * $ttl;
-	# which still takes writes, and is first among the hosts
+	# a primary that still accepts writes, and is first among the hosts
 	return 'its client came back to the old primary'
 	  if $round->{beside} && $path eq 'hosts';
 	return 'it, or its last change, was not on the new primary'
@@ -351,7 +351,7 @@ sub finish
 	return $self->{asynchronous} ? 0 : $wrong;
 }
 
-# The rounds of each fault, and of all
+# The rounds with each fault, and all rounds
 sub _by_fault
 {
 	my ($self) = @_;
@@ -411,7 +411,7 @@ sub _lines_of_leases
 	return @lines;
 }
 
-# Answered calls of all kinds, and failed ones
+# Successful and failed calls of all kinds
 sub _operations
 {
 	my ($self) = @_;

@@ -3,34 +3,36 @@
 
 =head1 NAME
 
-Dlock::Power - servers that lose their power, for TAP tests
+Dlock::Power - servers that lose power, for TAP tests
 
 =head1 DESCRIPTION
 
-After a kill, a restarted server finds all that it has written, because the kernel
-has it.  A server that is started here can lose its unsynced writes, too.  The
-preloaded test/torture/power.c notes these.
+After a kill, a restarted server finds everything that it has written, because
+the kernel has it.  A server started here can also lose its unsynced writes.
+The preloaded test/torture/power.c records these writes.
 
 =over
 
 =item power_is_ours()
 
-False if the test cannot do that: there is no C compiler, or this is not Linux.
+False if the test cannot do that: there is no C compiler, or the system is not
+Linux.
 
 =item with_power($node, $sub)
 
-The sub starts the server, which can lose its power from then on.
+The sub starts the server.  From then on, the server can lose power.
 
 =item lose_power($node, $all)
 
-All processes of the server must be gone.  The server finds the synced data.  If
-$all, it finds nothing of the rest, and otherwise any part: each page of 4,096
-bytes as it was after any of the writes to it since the sync, and each directory as
-it was after any of the changes to it.  Returns how many writes and names were not synced.
+All processes of the server must have ended.  The server then finds its synced
+data.  If $all is true, all unsynced writes are lost.  Otherwise any part of
+them is lost: each page of 4,096 bytes is as it was after any of the writes
+since the sync, and each directory is as it was after any of the changes.
+Returns the number of unsynced writes and names.
 
 =item forget_power($node)
 
-The server was removed.
+Call this when the server was removed.
 
 =back
 
@@ -68,7 +70,7 @@ sub power_is_ours
 sub with_power
 {
 	my ($node, $sub) = @_;
-	# the path as the kernel gives it
+	# the path in the kernel's form
 	my $data = realpath($node->data_dir);
 	local $ENV{LD_PRELOAD} = join ' ', grep { $_ } $ENV{LD_PRELOAD}, $library;
 	local $ENV{DLOCK_POWER} = $data;
@@ -97,7 +99,7 @@ sub lose_power
 	return $lost;
 }
 
-# Undo the writes to a file, by the notes on it
+# Undo the writes to a file, by its records
 sub lose_writes
 {
 	my ($notes, $all) = @_;
@@ -105,7 +107,7 @@ sub lose_writes
 	my (@sizes, %pages);
 	my $at = 0;
 
-	# the last note may have been cut short by the kill
+	# the kill may have cut the last record short
 	while ($at + 32 <= length $bytes)
 	{
 		my ($offset, $length, $size, $saved) = unpack 'q4', substr $bytes, $at, 32;
@@ -116,8 +118,8 @@ sub lose_writes
 		$at += 32 + $saved;
 		if ($length < 0)
 		{
-			# no file system can leave any part of the content from before the
-			# file shrank
+			# if a file shrank, no file system keeps a part of its earlier
+			# content
 			$all ||= $saved > 0;
 			$length = $saved;
 		}
@@ -135,7 +137,7 @@ sub lose_writes
 	}
 	return 0 unless @sizes;
 
-	# the size from before one of the changes, or the present one
+	# the size before one of the changes, or the present size
 	open my $file, '+<:raw', "$notes.data" or die "$notes.data: $!";
 	my $size = ($all ? @sizes : (@sizes, -s $file))
 	  [ $all ? 0 : rand(@sizes + 1) ];
@@ -155,7 +157,7 @@ sub lose_writes
 	return scalar @sizes;
 }
 
-# The changes of names
+# Undo the changes of names
 sub lose_names
 {
 	my ($data, $all) = @_;
@@ -196,7 +198,7 @@ sub lose_names
 	return $lost;
 }
 
-# The kill may have come between the note and the change.
+# The kill may have come between the record and the change.
 sub undo_name
 {
 	my ($data, $what, $path, $to, $saved) = @_;

@@ -3,26 +3,26 @@
 
 =head1 NAME
 
-Dlock::Program - programs that test something themselves
+Dlock::Program - programs that contain tests
 
 =head1 DESCRIPTION
 
-Such a program prints a line for each of its tests, "ok NAME" or "not ok NAME",
-and reasons in other lines.
+Such a program prints "ok NAME" or "not ok NAME" for each test, and reasons on
+other lines.
 
 =over
 
 =item run_program($title, @command)
 
-Runs it, and counts its tests, whose names follow the title.
+Runs the program, and counts its tests.  Their names follow the title.
 
 =item works(@command)
 
-Does a command run, or a program that it is given?
+Can this command be run, or the program that it is given?
 
 =item not_installed($what)
 
-Skips the rest of a block that is labeled SKIP, with a line.
+Prints a line, and skips the rest of a block labeled SKIP.
 
 =back
 
@@ -67,7 +67,7 @@ sub works
 	return eval { run_command($command); $? == 0 };
 }
 
-# A skipped test is not seen if all tests pass.
+# A skipped test is invisible if all tests pass.
 sub not_installed
 {
 	my ($what) = @_;

@@ -11,12 +11,12 @@ Dlock::Python - Python, for TAP tests of clients
 
 =item find_python($condition)
 
-A Python in which this statement raises nothing; undef if there is none.
+A Python in which this statement raises no error; undef if there is none
 
 =item install_packages($python, @directories)
 
-Builds a wheel of each, in a copy, and installs it so that Python finds it
-first.  Nothing is downloaded.
+Builds a wheel of each directory, in a copy, and installs it so that Python
+finds it first.  Nothing is downloaded.
 
 =back
 
@@ -33,7 +33,7 @@ use PostgreSQL::Test::Utils;
 
 our @EXPORT = qw(find_python install_packages);
 
-# The first in the path may be another one than that of the packages.
+# The first Python in the path may not have the packages.
 sub find_python
 {
 	my ($condition) = @_;

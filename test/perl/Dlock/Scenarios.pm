@@ -3,27 +3,28 @@
 
 =head1 NAME
 
-Dlock::Scenarios - what every client must pass
+Dlock::Scenarios - the tests that every client must pass
 
 =head1 DESCRIPTION
 
-clients/scenarios.md has a row for each duty of a client, and clients/README.md
-says how a client's runner talks to the test that has started it.  This is that
-test, for any language: it starts servers, acts on them at the runner's
-request, and checks that each row has its test, and no other.
+clients/scenarios.md has a row for each requirement, and clients/README.md
+describes how a client's runner talks to the test.  This module is the test,
+for every language: it starts servers, acts on them when the runner asks, and
+checks that the runner tests each row and nothing else.
 
 =over
 
 =item start_servers()
 
-The environment names them for the runner; returns the main one.  For tests
-with other uses of it: run_scenarios() calls this if necessary.
+The environment names the servers for the runner.  Returns the main server.
+run_scenarios() calls this itself.  A test calls it to use the server for
+something else, too.
 
 =item run_scenarios($name, @command)
 
-Runs the runner, and counts each row.  The name is that of the directory below
+Runs the runner, and counts each row.  The name is the directory's below
 clients/.  If the environment variable DLOCK_SCENARIOS is set, only the rows
-that it names run.
+named there run.
 
 =back
 
@@ -46,7 +47,7 @@ use Test::More;
 
 our @EXPORT = qw(run_scenarios start_servers);
 
-# The wall clock of a client, ahead of the true one, or behind
+# Sets a client's wall clock ahead or back
 my $clock_source = <<'END_OF_SOURCE';
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -116,7 +117,7 @@ my $dir;
 my ($main, $other, $standby, $admin);
 my @frozen;
 
-# Clients reach it over TCP, which some languages have alone.
+# Clients connect over TCP, because some languages have nothing else.
 my $conf = "listen_addresses = '127.0.0.1'\ndeadlock_timeout = '10ms'\n";
 
 sub address
@@ -179,8 +180,8 @@ sub set_clock
 	return;
 }
 
-# As in Dlock::Clock, but for a client, and the other clock: the prefix of its
-# command
+# The prefix of a client's command that gives it another clock, as in
+# Dlock::Clock, but CLOCK_REALTIME
 sub with_our_clock
 {
 	my $compiler = $ENV{CC} || $Config{cc};
@@ -209,10 +210,10 @@ my %orders = (
 		my ($pid) = @_;
 		my $there = "FROM pg_stat_activity WHERE pid = $pid";
 
-		# a session of the test before may be ending
+		# a session of the previous test may still be ending
 		$admin->wait_for(
 			"SELECT count(*) = 0 OR bool_and(state = 'idle') $there");
-		# while it has no lock that a new connection needs
+		# at a time when it holds no lock that a new connection needs
 		stop_while($admin, $pid, "SELECT state = 'idle' $there")
 		  if $admin->query("SELECT count(*) $there");
 	},
@@ -221,7 +222,7 @@ my %orders = (
 	},
 	clock => \&set_clock,
 	freeze => sub {
-		# the postmaster first, so that it starts no more
+		# first the postmaster, so that it starts no more children
 		stop_process($main->{_pid});
 		@frozen = processes_of($main);
 		stop_process($_) foreach @frozen[ 1 .. $#frozen ];
@@ -266,7 +267,7 @@ sub rows
 	return slurp_file($file) =~ /^### (\w+)$/mg;
 }
 
-# Runs it to its end, and returns its output, without the orders.
+# Runs the runner to its end.  Returns its output without its requests.
 sub run_obeying
 {
 	my (@command) = @_;
@@ -313,7 +314,7 @@ sub run_scenarios
 
 	start_servers() unless $main;
 	$admin = session($main);
-	# its connections must name their purpose themselves
+	# clients must name their connections themselves
 	delete local $ENV{PGAPPNAME};
 
 	my ($status, @lines) = run_obeying(with_our_clock(), @command, @chosen);

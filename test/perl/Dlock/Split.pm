@@ -3,15 +3,15 @@
 
 =head1 NAME
 
-Dlock::Split - a primary that goes on beside its successor, cut off from it
+Dlock::Split - a primary that runs on beside its successor, cut off from it
 
 =head1 DESCRIPTION
 
-Answers of a primary that is cut off from its standbys for good do not count in
-the history, once a standby is about to be promoted.  But they must be right:
-the primary does not honour a lease for which standbys count for longer than
-its ttl and a quarter, nor after its successor has granted the lock to another
-client, and acknowledges nothing that the successor does not have.
+If a primary is cut off from its standbys for good, its answers no longer count
+in the history once a standby is about to be promoted.  But they must be
+correct.  If standbys count for a lease, the primary honours the lease for at
+most its ttl and a quarter, and not after its successor has granted the lock to
+another client.  It acknowledges nothing that the successor does not have.
 
 =head1 METHODS
 
@@ -19,19 +19,19 @@ client, and acknowledges nothing that the successor does not have.
 
 =item Dlock::Split->new($history, $load)
 
-Begins to record answers to this load's clients.
+Begins to record answers to the clients of this load.
 
 =item $split->learn($what, $time, $id, $result, %call)
 
-Reads a line that one of them has written.
+Processes a line that a client has written.
 
 =item $split->found($there)
 
-The state of the new primary: tickets, number => row, and leases.
+The new primary's state: tickets (number => row) and leases
 
 =item $split->check
 
-After the end of both loads: were the old primary's answers right?
+After both loads have ended: were the old primary's answers correct?
 
 =back
 
@@ -85,7 +85,7 @@ sub found
 	return if $self->{there};
 	$self->{there} = $there;
 
-	# Lost changes do not count, and have numbers of their own.
+	# Lost changes do not count.  Their numbers may be reused.
 	foreach my $number (keys %{ $history->{tickets} })
 	{
 		my $told = $history->{tickets}{$number}{told};
@@ -141,7 +141,7 @@ sub check
 				($row ? !$held && $op =~ /acquire|wait/ :
 					!$ticket && !$history->{leases}{$number}))
 			{
-				# Dlock::Checker checks earlier answers
+				# Dlock::Checker checks the earlier answers
 				$history->problem("$call->{id}: $op gave $number, which the new "
 					  . 'primary has ' . ($row ? 'waiting' : 'not'));
 			}
@@ -151,7 +151,7 @@ sub check
 	return;
 }
 
-# Standbys that count for it must have that before.
+# If standbys count for it, the successor must have it.
 sub _check_retimed
 {
 	my ($self, $call, $lease) = @_;
@@ -164,8 +164,9 @@ sub _check_retimed
 	return;
 }
 
-# How long a lease may live there after a standby's last answer, by the ttl
-# known before, or one that it was given then, though the answer came later.
+# How long a lease may live there after a standby's last answer.  The longest
+# ttl counts: the known one, or one requested before the promotion, even if the
+# answer came later.
 sub _honoured_for
 {
 	my ($self, $lease) = @_;
@@ -181,7 +182,7 @@ sub _honoured_for
 	return 1.25 * $longest;
 }
 
-# The old primary has answered that it honours the lease, and the ticket.
+# The old primary has answered that it honours the lease and the ticket.
 sub _check_honoured
 {
 	my ($self, $call, $lease, $ticket) = @_;

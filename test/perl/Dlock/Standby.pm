@@ -11,16 +11,16 @@ Dlock::Standby - standbys of a test's server
 
 =item new_standby($primary, $name, %params)
 
-A standby that has caught up with the primary.  Parameters: conf, its own
-settings; start, a function that starts it in place of the method start.
+Creates a standby that has caught up with the primary.  Parameters: conf, its
+settings; start, a function that starts it instead of the method start.
 
 =item count_on($primary, $name)
 
-Commits of the primary wait for the standby of that name from now on.
+From now on, the primary's commits wait for the standby of this name.
 
 =item take_over($standby)
 
-Promotes the standby.  It waits for no standbys.
+Promotes the standby.  Afterwards it waits for no standbys.
 
 =back
 
@@ -45,7 +45,7 @@ sub new_standby
 	$standby->init_from_backup($primary, $name, has_streaming => 1);
 	$standby->append_conf('postgresql.conf', $params{conf}) if $params{conf};
 	$params{start} ? $params{start}->($standby) : $standby->start;
-	# its primary may be a standby itself
+	# its primary may itself be a standby
 	$primary->wait_for_catchup(
 		$standby, 'replay',
 		$primary->safe_psql('postgres',
@@ -65,7 +65,7 @@ sub count_on
 		q{SELECT count(*) = 1 FROM pg_stat_replication
 			WHERE sync_state = 'sync'})
 	  or die "$name is not synchronous";
-	# commits use the setting as the checkpointer has read it, perhaps later
+	# commits use the setting only after the checkpointer has read it
 	$primary->safe_psql('postgres', 'CHECKPOINT');
 	return;
 }

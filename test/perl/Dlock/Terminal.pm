@@ -8,7 +8,7 @@ Dlock::Terminal - psql, as if at a terminal
 =head1 DESCRIPTION
 
 A psql that stays, and prints tables, command tags, errors and notifications as
-a user sees them; the output of Dlock::Test::Session is for tests to compare.
+a user sees them.  The output of Dlock::Test::Session is easier to compare.
 
 =head1 METHODS
 
@@ -20,17 +20,17 @@ Types the text, without waiting for the answer.
 
 =item $psql->answered
 
-Is the answer there, so that answer() would not wait?
+Has the answer arrived, so that answer() would not wait?
 
 =item $psql->answer
 
-The output, without notifications, which are in @{ $psql->{notes} }.
+The output without notifications, which are in @{ $psql->{notes} }
 
 =item $psql->is_up
 
 =item $psql->end
 
-Is it running; and kill it.
+Is psql running?  Kill it.
 
 =item $psql->{pid}
 
@@ -45,7 +45,7 @@ package Dlock::Terminal;
 use strict;
 use warnings FATAL => 'all';
 
-# which has the reading of answers
+# Dlock::Test::Session reads the answers
 use parent -norequire, 'Dlock::Test::Session';
 
 use Dlock::Test ();
@@ -88,7 +88,7 @@ sub say
 	return;
 }
 
-# Without notifications, which are kept
+# Notifications are removed and kept separately
 sub answer
 {
 	my ($self) = @_;

@@ -8,8 +8,8 @@ Dlock::Test - servers and sessions for dlock's TAP tests
 =head1 DESCRIPTION
 
 PostgreSQL::Test::Cluster has the servers.  Tests of locks also need sessions
-that wait while others continue, and that are killed: Dlock::Test::Session
-here.
+that wait while others continue, or that are killed.  They are
+Dlock::Test::Session, below.
 
 =cut
 
@@ -27,12 +27,12 @@ use Time::HiRes qw(usleep);
 our @EXPORT = qw(new_server next_version_install start_again kill_server answers
   name_server poll ample fence fails_with grows session backends_gone);
 
-# A shell makes background processes ignore these signals, and the test's
+# A shell lets background processes ignore these signals, and the test's
 # processes would inherit that.
 $SIG{$_} = 'DEFAULT' foreach 'HUP', 'INT', 'QUIT';
 
-# All servers of the tests have the same encoding and locale, whatever the
-# caller's: initdb would use these, and SQL_ASCII without any.
+# All servers of the tests have the same encoding and locale.  Otherwise initdb
+# would use those of the environment, or SQL_ASCII if there are none.
 {
 	no warnings 'redefine';
 	my $init = PostgreSQL::Test::Cluster->can('init');
@@ -54,11 +54,11 @@ sub new_server
 		$params{install_path} ? (install_path => $params{install_path}) : ());
 
 	$node->init(%params);
-	# With allows_streaming there would be ten, some of them used by clients
-	# that have just exited.
+	# allows_streaming would set it to ten, and clients that have just exited
+	# still use some of them.
 	$node->append_conf('postgresql.conf', 'max_connections = 100');
-	# Many tests stop the worker, and it must be there then.  A waiter that
-	# looks for deadlocks finds a grant that did not wake it.
+	# Many tests stop the worker, so it must not exit.  A waiter that looks for
+	# deadlocks would find a grant that did not wake it.
 	$node->append_conf('postgresql.conf',
 		"dlock.worker_idle_timeout = 20d\ndeadlock_timeout = 1h");
 	$node->append_conf('postgresql.conf', $params{conf}) if $params{conf};
@@ -67,11 +67,11 @@ sub new_server
 	return $node;
 }
 
-# next_version_install: the directory of another installation, for new_server,
-# which has a made-up next version of the extension, $next_version
+# next_version_install: the directory of another installation, for new_server.
+# It has an invented next version of the extension, $next_version.
 #
 # PostgreSQL finds its files relative to its programs.  So the programs are
-# copied, and all else is links.
+# copied, and everything else is linked.
 our $next_version = 'made up';
 
 sub next_version_install
@@ -84,7 +84,7 @@ sub next_version_install
 		my ($path) = run_command([ 'pg_config', "--$which" ]);
 		$dir{$which} = [ split m{/}, $path ];
 	}
-	# the common part of these paths is above the installation
+	# the common part of these paths is the installation's parent
 	while (!grep { $_->[0] ne $dir{bindir}[0] } values %dir)
 	{
 		shift @$_ foreach values %dir;
@@ -124,8 +124,9 @@ END
 
 # poll($what, $sub): until the sub returns true
 #
-# After an error of a session, the wait could be in vain: so it dies if an
-# error was not read, and is not the awaited one.
+# After an unexpected error of a session, poll() could wait in vain.  So it
+# dies if an error was not read, or if the sub raises a new one and returns
+# false.
 sub poll
 {
 	my ($what, $sub) = @_;
@@ -143,8 +144,8 @@ sub poll
 	die "timed out waiting: $what";
 }
 
-# name_server($node, $user): programs find the server by the environment, and
-# connect as this user, if one is given.
+# name_server($node, $user): sets the environment so that programs find the
+# server, and connect as this user, if one is given.
 sub name_server
 {
 	my ($node, $user) = @_;
@@ -179,7 +180,8 @@ sub start_again
 		});
 }
 
-# The ids of processes for which the sub is true of id, parent and state
+# The ids of processes for which the sub returns true, given id, parent and
+# state
 sub processes
 {
 	my ($condition) = @_;
@@ -195,7 +197,8 @@ sub kill_server
 	my ($node, $alone) = @_;
 	my $postmaster = $node->{_pid};
 
-	# once stopped, some time after the signal, it starts no more children
+	# once stopped, which takes a moment after the signal, it starts no more
+	# children
 	kill('STOP', $postmaster) == 1 or die "no process $postmaster";
 	poll('the postmaster is stopped',
 		sub { processes(sub { $_[0] == $postmaster && $_[2] eq 'T' }) });
@@ -206,14 +209,14 @@ sub kill_server
 
 	poll('processes are gone',
 		sub { !processes(sub { $killed{ $_[0] } && $_[2] ne 'Z' }) });
-	# a starting server takes a zombie for a server
+	# a starting server would take a zombie for a running server
 	unlink $node->data_dir . '/postmaster.pid',
 	  $node->host . '/.s.PGSQL.' . $node->port . '.lock';
 	return;
 }
 
-# Does the server accept clients?  If not, psql ends before it has read its
-# input, and the test may end with it, by a broken pipe.
+# Does the server accept clients?  If not, psql would end before it has read
+# its input, and a broken pipe could end the test.
 sub answers
 {
 	my ($node) = @_;
@@ -279,8 +282,8 @@ sub session
 	return Dlock::Test::Session->new(@_);
 }
 
-# A session's answer with an error: a string like others, but poll() knows of
-# it, and whether it was read.
+# A session's answer with an error: a string like others, but poll() knows
+# about it, and whether the test has read it.
 package Dlock::Test::Error;
 
 use Scalar::Util qw(refaddr);
@@ -343,31 +346,32 @@ use Time::HiRes qw(usleep);
 
 =item session($node, $dbname, $options)
 
-A psql that stays, with its error output, SQLSTATEs included, in its results.
-$options is added to the connection string.
+A psql that stays.  Its results include error output with SQLSTATEs.  $options
+is added to the connection string.
 
 =item $session->may_end
 
-Using the session after its end is no error from now on: the answer is empty.
+From now on, using the session after its end is no error: the answer is empty.
 
 =item $session->start($sql)
 
-Starts a statement without waiting for its result, only for earlier ones.
-While it waits, only the awaited event wakes it: see quiet().
+Starts a statement.  Waits only for results of earlier statements.  While the
+statement waits, only the awaited event wakes it, see quiet().
 
 =item $session->is_next
 
-The backend executes nothing else before the next statement.
+The backend executes nothing else before the next statement, not even
+quiet()'s.
 
 =item $session->answer
 
 Waits for the result of the last statement started.  If the server has closed
-the connection, that is its last message.  If the caller takes no result, an
-error is fatal.
+the connection, the result is its last message.  If the caller ignores the
+result, an error is fatal.
 
 =item $session->answered
 
-Is the answer there, so that answer() would not wait?
+Has the answer arrived, so that answer() would not wait?
 
 =item $session->query($sql)
 
@@ -375,8 +379,8 @@ Starts a statement, and waits for its answer.
 
 =item $session->announcements($count)
 
-Waits until $count notifications have come since the last call, and returns the
-payloads of all that have, in their order.  Answers do not have them.
+Waits until $count notifications have arrived since the last call, and returns
+the payloads of all that have arrived, in order.  Answers do not contain them.
 
 =item $session->{pid}
 
@@ -388,7 +392,7 @@ Repeats the query until the result is "t".
 
 =item $session->until_waits(@sessions)
 
-Queries until these other sessions wait for a lock of dlock.
+Queries until these other sessions wait for a dlock lock.
 
 =item $session->quit
 
@@ -443,17 +447,16 @@ sub start
 
 # An idle backend sets a timer of 10 seconds for unreported statistics.  The
 # timer sets the latch of a backend that waits by then, even if it was disabled
-# meanwhile, which hides a lost wakeup.  So let the backend report, which
-# disables the timer, and let another timer replace it, which expires before
-# the wait begins.  That is awaited only for a short time: the process may be
-# stopped.
+# meanwhile.  That would hide a lost wakeup.  So let the backend report, which
+# disables the timer, and set another timer, which expires before the wait
+# begins.  Wait for that only a short time, because the process may be stopped.
 sub quiet
 {
 	my ($self) = @_;
 	my $end = time + 2;
 
 	$self->{timeout}->start;
-	# in one message, which is a transaction, also if it fails
+	# one message is one transaction, even if it fails
 	$self->{in} .= "SET LOCAL statement_timeout = '10ms'\\; "
 	  . 'SELECT FROM pg_catalog.pg_stat_force_next_flush() \g /dev/null'
 	  . "\n\\! sleep 0.02\n\\echo quiet\n";
@@ -489,7 +492,7 @@ sub is_next
 	return;
 }
 
-# Do these statements leave a transaction block open?
+# Note if these statements leave a transaction block open.
 sub _note_blocks
 {
 	my ($self, $sql) = @_;
@@ -506,7 +509,7 @@ sub _note_blocks
 	return;
 }
 
-# psql's output, up to the end of the answer
+# psql's output up to the end of the answer
 sub read_answer
 {
 	my ($self) = @_;
@@ -518,7 +521,7 @@ sub read_answer
 	$self->{out} = $rest // '';
 	$self->{unanswered}-- if $self->{unanswered};
 	$answer //= '';
-	# notifications can come before it
+	# notifications can precede it
 	if ($answer =~ s/\A(.*?)^quiet\n//ms)
 	{
 		$answer = join('', $1 =~ /^Asynchronous notification .*\n/mg) . $answer;
@@ -538,7 +541,7 @@ sub answer
 	return Dlock::Test::Error->new($answer);
 }
 
-# psql shows notifications after the result that they came with.
+# psql prints notifications after the result with which they arrived.
 sub _take_notifications
 {
 	my ($self, $answer) = @_;
@@ -614,7 +617,7 @@ sub quit
 	return if $self->{finished}++;
 	$self->{timeout}->start;
 	$self->{in} .= "\\q\n";
-	# fails if psql has ended by itself
+	# fails if psql has already ended
 	eval { $self->{psql}->finish; } or $self->{psql}->kill_kill;
 	return;
 }
